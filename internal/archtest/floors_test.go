@@ -1,0 +1,108 @@
+package archtest
+
+import "strings"
+
+// module is the core's path; that of each other module here is its directory below it.
+const module = "github.com/muster-pg/muster"
+
+// A room is one package, named by its directory.
+type room struct {
+	name string
+	may  []string // rooms of ours that it may import; nil: all of the ground floor
+	pure bool     // no I/O, locks, clocks, goroutines or chance: see impure
+}
+
+// floors is the house. A package imports only what its room lists: from floors below, or
+// its parent. "x/..." is x and every package below it, and "..." all.
+var floors = [][]room{
+	{
+		{name: "wire"},
+		{name: "wire/tcpstore"},
+		{name: "wire/pickle"},
+		{name: "trace"},
+		{name: "tensor"},
+		{name: "tensor/safetensors"},
+		{name: "tensor/tree"},
+		{name: "shm"},
+		{name: "internal/archtest"},
+		{name: "internal/core", may: []string{"wire"}, pure: true}, // the state machine
+		{name: "internal/launch"},                                  // starts processes
+		{name: "internal/reduce"},
+		{name: "internal/transport"}, // non-blocking socket I/O
+	},
+	{
+		{name: "store", may: []string{"wire", "trace", "internal/core", "internal/transport"}},
+		{name: "store/durable", may: []string{"store", "wire", "trace", "internal/core"}},
+		{name: "store/torchstore", may: []string{"store", "wire/...", "trace"}},
+		{name: "store/storetest", may: []string{"store", "wire", "trace"}},
+		{name: "nfsws", may: []string{"tensor/..."}},
+	},
+	{
+		{name: "pgroup", may: []string{"store", "wire", "trace"}},
+		{name: "status", may: []string{"store"}},
+	},
+	{
+		{name: "pgroup/pgrouptest", may: []string{"pgroup", "store", "internal/launch"}},
+		{name: "coordinator", may: []string{"pgroup", "store"}},
+		{name: "internal/link", may: []string{"pgroup", "shm"}},
+		{name: "internal/testcluster", may: []string{
+			"pgroup", "store/...", "wire/...", "trace", "internal/core", "internal/launch", "internal/transport",
+		}},
+	},
+	{
+		{name: "collective", may: []string{"internal/link", "internal/reduce", "pgroup", "shm", "tensor", "trace"}},
+		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "tensor/...", "nfsws"}},
+	},
+	{
+		{name: "strategy", may: []string{"collective", "coordinator", "tensor", "trace"}},
+	},
+	{ // modules of their own
+		{name: "cmd/muster/...", may: []string{"..."}},
+		{name: "store/etcdstore/...", may: []string{"..."}},
+		{name: "trace/prom/...", may: []string{"..."}},
+		{name: "trace/otel/...", may: []string{"..."}},
+	},
+}
+
+// impure are the packages of the standard library that a pure room leaves alone.
+var impure = []string{
+	"context", "crypto/rand", "io/fs", "log/...", "math/rand/...", "net/...", "os/...",
+	"runtime/...", "sync/...", "syscall/...",
+}
+
+// clocks are the functions of package time that a pure room leaves alone.
+var clocks = []string{
+	"After", "AfterFunc", "NewTicker", "NewTimer", "Now", "Since", "Sleep", "Tick", "Until",
+}
+
+// maxLines is the most that a file without tests may have.
+const maxLines = 500
+
+// find returns the room of the package in dir, and its floor.
+func find(dir string) (r room, floor int, ok bool) {
+	for floor, rooms := range floors {
+		for _, r := range rooms {
+			if match(dir, r.name) {
+				return r, floor, true
+			}
+		}
+	}
+	return room{}, 0, false
+}
+
+// match reports whether one of the patterns, each a path, "path/..." or "...", covers path.
+func match(path string, patterns ...string) bool {
+	for _, p := range patterns {
+		base, tree := strings.CutSuffix(p, "/...")
+		if p == "..." || path == base || tree && strings.HasPrefix(path, base+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// isTestPackage reports whether the package in dir is made for tests, by its name.
+func isTestPackage(dir string) bool {
+	name := dir[strings.LastIndex(dir, "/")+1:]
+	return strings.HasSuffix(name, "test") || strings.HasPrefix(name, "test")
+}

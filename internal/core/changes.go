@@ -1,0 +1,96 @@
+package core
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// historyBytes bounds the keys and values that the history keeps alive.
+const historyBytes = 16 << 20
+
+// history is the last changes, in order; their revisions are dense.
+type history struct {
+	first uint64 // revision of changes[0], or of the next change
+	list  []change
+	bytes int64
+}
+
+type change struct {
+	key   string
+	value []byte
+	how   wire.Change
+}
+
+// changed records the change that made revision m.rev, and tells those who watch.
+func (m *Machine) changed(key string, value []byte, how wire.Change) {
+	h := &m.history
+	h.list = append(h.list, change{key, value, how})
+	h.bytes += size(key, value)
+	for len(h.list) > m.limits.History || h.bytes > historyBytes {
+		h.bytes -= size(h.list[0].key, h.list[0].value)
+		h.list[0] = change{} // append moves the rest to a new array only now and then
+		h.list = h.list[1:]
+		h.first++
+	}
+	m.watchers = slices.DeleteFunc(m.watchers, func(w *watcher) bool {
+		if !strings.HasPrefix(key, w.prefix) {
+			return false
+		}
+		m.answer(&w.waiter, &wire.Reply{
+			Rev: m.rev, Keys: []string{key}, Values: [][]byte{value}, Nums: []int64{int64(m.rev), int64(how)},
+		})
+		return true
+	})
+}
+
+// watcher waits for the next change below its prefix.
+type watcher struct {
+	waiter
+	prefix string
+}
+
+func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	h := &m.history
+	rep.Rev = m.rev
+	switch {
+	case req.Rev == 0: // from now on
+		return true
+	case req.Rev > m.rev || req.Rev+1 < h.first:
+		return refuse(rep, wire.CodeCompacted, "list again, and watch from the revision of what was listed")
+	}
+	bytes := int64(0)
+	for i, c := range h.list[req.Rev+1-h.first:] {
+		rev := req.Rev + 1 + uint64(i)
+		if !strings.HasPrefix(c.key, req.Key) {
+			continue
+		}
+		if len(rep.Keys) == pageKeys || bytes > pageBytes {
+			rep.Rev = rev - 1
+			return true
+		}
+		rep.Keys = append(rep.Keys, c.key)
+		rep.Values = append(rep.Values, c.value)
+		rep.Nums = append(rep.Nums, int64(rev), int64(c.how))
+		bytes += size(c.key, c.value)
+	}
+	if len(rep.Keys) > 0 {
+		return true
+	}
+	w := &watcher{prefix: strings.Clone(req.Key)}
+	m.park(&w.waiter, t, req, w)
+	m.watchers = append(m.watchers, w)
+	return false
+}
+
+func (w *watcher) drop(m *Machine, _ *waiter, why wire.Code) {
+	m.watchers = slices.DeleteFunc(m.watchers, func(x *watcher) bool { return x == w })
+	if gone(why) {
+		m.forget(&w.waiter)
+		return
+	}
+	m.answer(&w.waiter, &wire.Reply{Code: why})
+}
+
+func (w *watcher) doing(*waiter) (*group, string) { return nil, "watch of " + w.prefix }

@@ -1,0 +1,414 @@
+package core
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+const (
+	// window is how many decided records a channel keeps for ranks that have not passed them;
+	// beyond that the generation is revoked.
+	window = 1024
+	// aheadRecords and aheadBytes are how far a root may run ahead of its slowest reader before it waits.
+	aheadRecords = 128
+	aheadBytes   = 16 << 20
+	// recordBytes bounds the payloads of one record together.
+	recordBytes = 256 << 20
+	// maxChannels bounds the channels of a group.
+	maxChannels = 4096
+)
+
+// channel is one sequence of records of a group.
+type channel struct {
+	g       *group
+	name    string
+	floor   []uint64 // by rank: it has passed every record up to here
+	records map[uint64]*record
+	bytes   int     // of the payloads in records
+	held    *record // the root's yes waits for room
+	spare   []ballot
+}
+
+// record is one group verb: a map from rank to vote, and at last a decision.
+type record struct {
+	ch      *channel
+	seq     uint64
+	cast    wire.Contribution // the first vote's: what all others must equal
+	ballots []ballot          // by rank
+	yes     int
+	pending int // ranks that are there and have not passed it
+	bytes   int
+	born    Time
+	timer   clock
+	done    bool
+	failed  *wire.Reply // decided by a no
+	all     *wire.Reply // what WantAll, or WantFold, brings, made once
+	parts   [][][]byte
+}
+
+// ballot is one rank's vote.
+type ballot struct {
+	waiter  waiter
+	payload []byte
+	want    int32
+	yes     bool
+	waiting bool
+}
+
+func (r *record) open() bool           { return !r.done }
+func (r *record) clock() *clock        { return &r.timer }
+func (r *record) elects(rank int) bool { return !r.cast.RootOnly || rank == r.cast.Root }
+
+// needs reports whether r cannot be decided by a yes without a vote that rank has not cast.
+func (r *record) needs(rank int) bool { return r.elects(rank) && !r.ballots[rank].yes }
+
+func (m *Machine) collect(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	c := &req.Group
+	g, s := m.seatOf(t, c, rep)
+	if g == nil {
+		return true
+	}
+	ch := g.channels[c.Channel]
+	if ch == nil {
+		if len(g.channels) >= maxChannels {
+			return refuse(rep, wire.CodeTooLarge, fmt.Sprintf("more than %d channels", maxChannels))
+		}
+		name := strings.Clone(c.Channel)
+		ch = &channel{g: g, name: name, floor: make([]uint64, len(g.seats)), records: map[uint64]*record{}}
+		g.channels[name] = ch
+	}
+	if c.Seq <= ch.floor[c.Rank] {
+		return refuse(rep, wire.CodeStale, fmt.Sprintf("rank %d has passed sequence %d", c.Rank, c.Seq))
+	}
+	s.called(m, c.Verb, c.Seq)
+	ch.pass(m, c.Rank, c.Seq-1)
+	r := ch.records[c.Seq]
+	if r == nil {
+		if g.revoked != nil {
+			*rep = *g.revoked
+			return true
+		}
+		if len(ch.records) >= window {
+			m.revoke(g, ch.overrun(m), everyRecord)
+			*rep = *g.revoked
+			return true
+		}
+		r = ch.openRecord(m, c)
+	}
+	return m.vote(r, t, req, rep)
+}
+
+// openRecord makes the record that c casts the first vote for.
+func (ch *channel) openRecord(m *Machine, c *wire.Contribution) *record {
+	r := &record{ch: ch, seq: c.Seq, born: m.now, ballots: ch.spare, cast: *c}
+	ch.spare = nil
+	if r.ballots == nil {
+		r.ballots = make([]ballot, len(ch.g.seats))
+	}
+	r.cast.Group, r.cast.Run, r.cast.Reason, r.cast.Channel = "", "", "", ch.name
+	r.cast.Verb, r.cast.Type, r.cast.Label = m.keep(c.Verb), m.keep(c.Type), m.keep(c.Label)
+	for rank, f := range ch.floor {
+		if f < c.Seq && ch.g.seats[rank].gone == wire.CodeOK {
+			r.pending++
+		}
+	}
+	ch.records[c.Seq] = r
+	return r
+}
+
+// vote is what one rank's call does to r, open or decided.
+func (m *Machine) vote(r *record, t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	c := &req.Group
+	b := &r.ballots[c.Rank]
+	switch {
+	case r.done && r.failed == nil && !agree(&r.cast, c):
+		m.revoke(r.ch.g, clash(&r.cast, c), everyRecord)
+		*rep = *r.ch.g.revoked
+		return true
+	case r.done:
+		*rep = *r.result(c.Rank, c.Want)
+		return true
+	}
+	if b.waiting { // the same rank asks again: its vote stands, and the newer call gets the answer
+		m.answer(&b.waiter, &wire.Reply{Code: wire.CodeConflict, Detail: "this rank asked again"})
+	}
+	b.waiting, b.want = true, c.Want
+	m.enlist(&b.waiter, t, req, r) // the record has one deadline, the earliest
+	if at := m.now + req.Timeout; req.Timeout > 0 && (r.timer.pos == 0 || at < r.timer.at) {
+		m.arm(r, at)
+	}
+	m.count(r, b, c, req.Value)
+	return false
+}
+
+// count counts a vote for an open record, and decides it if that is the last one needed.
+func (m *Machine) count(r *record, b *ballot, c *wire.Contribution, payload []byte) {
+	g := r.ch.g
+	switch {
+	case c.No != wire.CodeOK:
+		m.decide(r, failed(m.refusal(r, c.Rank, c.No, c.Reason)))
+	case !agree(&r.cast, c):
+		v := clash(&r.cast, c)
+		v.Waited = m.now - r.born
+		m.decide(r, failed(v))
+		m.revoke(g, v, everyRecord)
+	case b.yes: // said before
+	default:
+		if why := r.malformed(c, payload); why != "" {
+			m.decide(r, failed(m.refusal(r, c.Rank, wire.CodeInvalid, why)))
+			return
+		}
+		if r.cast.Type == "" { // the first one did not tell
+			r.cast.Type = m.keep(c.Type)
+		}
+		b.yes, b.payload = true, payload
+		r.yes++
+		r.bytes += len(payload)
+		r.ch.bytes += len(payload)
+		m.settle(r)
+	}
+}
+
+// settle decides r if it can be decided now.
+func (m *Machine) settle(r *record) {
+	g := r.ch.g
+	if len(g.seats) != g.present {
+		if v := r.hopeless(m); v != nil {
+			m.decide(r, failed(v))
+			return
+		}
+	}
+	switch {
+	case r.bytes > recordBytes:
+		m.decide(r, failed(&wire.Verdict{
+			Code: wire.CodeTooLarge, By: -1, Waited: m.now - r.born,
+			Reason: fmt.Sprintf("%d bytes from all ranks together, the limit is %d", r.bytes, recordBytes),
+		}))
+	case !r.cast.RootOnly && r.yes == len(r.ballots):
+		m.decide(r, nil)
+	case r.cast.RootOnly && r.ballots[r.cast.Root].yes:
+		if r.ch.crowded(r) {
+			r.ch.held = r
+			return
+		}
+		m.decide(r, nil)
+	}
+}
+
+// hopeless is why r can never succeed: somebody that it needs is gone.
+func (r *record) hopeless(m *Machine) *wire.Verdict {
+	v := &wire.Verdict{By: -1, Waited: m.now - r.born}
+	for rank := range r.ballots {
+		switch gone := r.ch.g.seats[rank].gone; {
+		case gone == wire.CodeOK || !r.needs(rank):
+		case gone == wire.CodeLost:
+			v.Lost = append(v.Lost, rank)
+			v.Code = wire.CodeLost
+		default:
+			v.Left = append(v.Left, rank)
+			if v.Code == wire.CodeOK {
+				v.Code = wire.CodeLeft
+			}
+		}
+	}
+	if v.Code == wire.CodeOK {
+		return nil
+	}
+	return v
+}
+
+// decide ends r, irrevocably: by no, or by yes if no is nil. Everybody who waits is told.
+func (m *Machine) decide(r *record, no *wire.Reply) {
+	r.done, r.failed = true, no
+	m.disarm(r)
+	if r.ch.held == r {
+		r.ch.held = nil
+	}
+	if no != nil {
+		r.forgetPayloads()
+	}
+	for rank := range r.ballots {
+		if b := &r.ballots[rank]; b.waiting {
+			b.waiting = false
+			m.answer(&b.waiter, r.result(rank, b.want))
+		}
+	}
+	if r.pending == 0 {
+		r.ch.free(m, r)
+	}
+}
+
+func (r *record) forgetPayloads() {
+	for i := range r.ballots {
+		r.ballots[i].payload = nil
+	}
+	r.ch.bytes -= r.bytes
+	r.bytes = 0
+}
+
+// refusal is the verdict of a rank's no.
+func (m *Machine) refusal(r *record, rank int, code wire.Code, reason string) *wire.Verdict {
+	v := &wire.Verdict{Code: code, By: rank, Reason: strings.Clone(reason), Waited: m.now - r.born}
+	v.Missing = slices.DeleteFunc(r.missing(), func(x int) bool { return x == rank })
+	v.Doing = m.doing(r.ch.g, v.Missing)
+	return v
+}
+
+// missing are the ranks whose yes r still needs; if it has them all, those who keep its root waiting.
+func (r *record) missing() (ranks []int) {
+	for rank := range r.ballots {
+		if r.needs(rank) {
+			ranks = append(ranks, rank)
+		}
+	}
+	if ranks == nil && r.ch.held == r {
+		return r.ch.slowest()
+	}
+	return ranks
+}
+
+// due is the earliest deadline of those who voted.
+func (r *record) due(m *Machine) {
+	v := &wire.Verdict{Code: wire.CodeTimeout, By: -1, Missing: r.missing(), Waited: m.now - r.born}
+	v.Doing = m.doing(r.ch.g, v.Missing)
+	m.decide(r, failed(v))
+}
+
+// drop is the cancel of a voter, which decides for all, or its end, after which its vote stands.
+func (r *record) drop(m *Machine, w *waiter, why wire.Code) {
+	switch {
+	case gone(why):
+		r.ballots[w.rank].waiting = false
+		m.forget(w)
+	case why == wire.CodeClosed:
+		r.ballots[w.rank].waiting = false
+		m.answer(w, &wire.Reply{Code: why})
+	default:
+		m.decide(r, failed(m.refusal(r, w.rank, why, "")))
+	}
+}
+
+func (r *record) doing(w *waiter) (*group, string) {
+	return r.ch.g, fmt.Sprintf("%s #%d", describe(&r.cast), r.seq)
+}
+
+// describe is a verb as its caller would write it.
+func describe(c *wire.Contribution) string {
+	s := c.Verb
+	if c.Root >= 0 {
+		s += fmt.Sprintf("(root %d)", c.Root)
+	}
+	if c.Channel != "" {
+		s += " on channel " + c.Channel
+	}
+	return s
+}
+
+// agree reports whether two ranks called the same verb. Types count only if both told one: not every language has them.
+func agree(a, b *wire.Contribution) bool {
+	return a.Verb == b.Verb && a.Root == b.Root && a.RootOnly == b.RootOnly && a.Label == b.Label && a.Fold == b.Fold &&
+		(a.Want == wire.WantPart) == (b.Want == wire.WantPart) &&
+		(a.Type == b.Type || a.Type == "" || b.Type == "")
+}
+
+// clash is the verdict of two ranks that disagree.
+func clash(a, b *wire.Contribution) *wire.Verdict {
+	own := *b
+	own.Group, own.Run, own.Reason = "", "", ""
+	own.Channel, own.Verb, own.Type, own.Label = a.Channel, strings.Clone(b.Verb), strings.Clone(b.Type), strings.Clone(b.Label)
+	return &wire.Verdict{Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{*a, own}}
+}
+
+// pass moves the floor of rank: it needs nothing up to seq any more. A record that it passes without having voted cannot
+// be decided by a yes any more.
+func (ch *channel) pass(m *Machine, rank int, upTo uint64) {
+	old := ch.floor[rank]
+	if upTo <= old {
+		return
+	}
+	ch.floor[rank] = upTo
+	if upTo == old+1 {
+		ch.passOne(m, rank, ch.records[upTo])
+		return
+	}
+	for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
+		if seq > old && seq <= upTo {
+			ch.passOne(m, rank, ch.records[seq])
+		}
+	}
+}
+
+func (ch *channel) passOne(m *Machine, rank int, r *record) {
+	if r == nil {
+		return
+	}
+	r.pending--
+	if r.open() && r.needs(rank) {
+		m.decide(r, failed(m.refusal(r, rank, wire.CodeAborted, "it went on to a later call")))
+		return
+	}
+	if r.done && r.pending == 0 {
+		ch.free(m, r)
+	}
+}
+
+// fence takes rank out of those who still need records.
+func (ch *channel) fence(m *Machine, rank int) {
+	for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
+		if r := ch.records[seq]; r != nil && ch.floor[rank] < seq {
+			if r.pending--; r.pending == 0 && r.done {
+				ch.free(m, r)
+			}
+		}
+	}
+}
+
+// free forgets a record that nobody needs; a root that waited for room goes on.
+func (ch *channel) free(m *Machine, r *record) {
+	if ch.records[r.seq] != r {
+		return
+	}
+	delete(ch.records, r.seq)
+	ch.bytes -= r.bytes
+	clear(r.ballots)
+	ch.spare = r.ballots
+	r.ballots = nil
+	if h := ch.held; h != nil && !ch.crowded(h) {
+		ch.held = nil
+		m.decide(h, nil)
+	}
+}
+
+// crowded reports whether the readers are too far behind for the root of r to go on.
+func (ch *channel) crowded(r *record) bool {
+	before, bytes := len(ch.records)-1, ch.bytes-r.bytes
+	return before >= aheadRecords || before > 0 && bytes+r.bytes > aheadBytes
+}
+
+// slowest are the ranks that are there and have passed the least.
+func (ch *channel) slowest() (ranks []int) {
+	low := ^uint64(0)
+	for rank, f := range ch.floor {
+		switch {
+		case ch.g.seats[rank].gone != wire.CodeOK || f > low:
+		case f < low:
+			low, ranks = f, []int{rank}
+		default:
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}
+
+// overrun is the verdict of a channel whose slowest ranks are too far behind.
+func (ch *channel) overrun(m *Machine) *wire.Verdict {
+	ranks := ch.slowest()
+	return &wire.Verdict{
+		Code: wire.CodeFull, By: -1, Missing: ranks, Doing: m.doing(ch.g, ranks),
+		Reason: fmt.Sprintf("%d records behind the others", window),
+	}
+}

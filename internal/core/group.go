@@ -1,0 +1,263 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// group is one generation of a group: it exists from the moment at which all ranks were there until the last one is gone.
+type group struct {
+	key      rollKey
+	gen      uint64
+	seats    []seat // by rank
+	present  int    // seats that are not gone
+	revoked  *wire.Reply
+	channels map[string]*channel
+	streams  map[streamKey]*stream
+	follows  []*follow
+	shrink   *roll // of its survivors, once one of them has called
+	born     Time
+}
+
+// seat is a rank's place in a generation. Only calls of its session count.
+type seat struct {
+	session uint64
+	label   string
+	member  []byte
+	gone    wire.Code // CodeOK, CodeLost or CodeLeft
+	verb    string    // of its last call
+	seq     uint64
+	at      Time
+	expired int // messages that nobody fetched in time, since it last asked
+}
+
+// seatOf finds the seat that c speaks for; nil, and why in rep, if it is not the caller's.
+func (m *Machine) seatOf(t Ticket, c *wire.Contribution, rep *wire.Reply) (*group, *seat) {
+	g := m.groups[c.Generation]
+	if g == nil {
+		refuse(rep, wire.CodeStale, fmt.Sprintf("generation %d is over, or never was", c.Generation))
+		return nil, nil
+	}
+	if c.Rank < 0 || c.Rank >= len(g.seats) {
+		refuse(rep, wire.CodeInvalid, fmt.Sprintf("rank %d of %d", c.Rank, len(g.seats)))
+		return nil, nil
+	}
+	s := &g.seats[c.Rank]
+	switch {
+	case s.session != t.Session:
+		refuse(rep, wire.CodeDenied, fmt.Sprintf("rank %d of generation %d is held by %s", c.Rank, g.gen, s.label))
+	case s.gone != wire.CodeOK:
+		refuse(rep, wire.CodeClosed, fmt.Sprintf("rank %d is no longer in generation %d", c.Rank, g.gen))
+	default:
+		return g, s
+	}
+	return nil, nil
+}
+
+// called notes what a rank does, for the errors of those who wait for it.
+func (s *seat) called(m *Machine, verb string, seq uint64) {
+	s.verb, s.seq, s.at = m.keep(verb), seq, m.now
+}
+
+// leave takes a rank out of its group, or aborts the group.
+func (m *Machine) leave(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	c := &req.Group
+	g, _ := m.seatOf(t, c, rep)
+	if g == nil {
+		return true
+	}
+	if c.No != wire.CodeOK {
+		m.revoke(g, &wire.Verdict{Code: wire.CodeAborted, By: c.Rank, Reason: strings.Clone(c.Reason)}, everyRecord)
+		return true
+	}
+	s := m.sessions[t.Session]
+	m.dropAll(s, wire.CodeClosed, func(w *waiter) bool { return w.of(g, c.Rank) })
+	s.seats = slices.DeleteFunc(s.seats, func(id seatID) bool { return id == seatID{g, c.Rank} })
+	m.fence(g, c.Rank, wire.CodeLeft)
+	return true
+}
+
+// fence makes a rank gone: no vote of it counts any more, nobody waits for it, and what only it still
+// needed is freed. If it is lost the generation is revoked; a vote that it has cast stands.
+func (m *Machine) fence(g *group, rank int, how wire.Code) {
+	s := &g.seats[rank]
+	if s.gone != wire.CodeOK {
+		return
+	}
+	s.gone = how
+	g.present--
+	v := &wire.Verdict{Code: how, By: -1}
+	if how == wire.CodeLost {
+		v.Lost = []int{rank}
+		m.revoke(g, v, func(r *record) bool { return r.needs(rank) })
+	} else {
+		v.Left = []int{rank}
+		m.decideAll(g, v, func(r *record) bool { return r.needs(rank) })
+	}
+	for _, ch := range g.inOrder() {
+		ch.fence(m, rank)
+	}
+	m.fenceStreams(g, rank, how)
+	if g.shrink != nil {
+		m.completeRoll(g.shrink)
+	}
+	if g.present == 0 {
+		m.drop(g)
+	}
+}
+
+// drop takes out a group that has no ranks any more.
+func (m *Machine) drop(g *group) {
+	delete(m.groups, g.gen)
+	if m.live[g.key] == g {
+		delete(m.live, g.key)
+	}
+	for _, st := range g.streams {
+		m.disarm(st)
+	}
+	for _, ch := range g.channels {
+		for _, r := range ch.records {
+			m.disarm(r)
+		}
+	}
+	for _, f := range g.follows {
+		m.forget(&f.waiter)
+	}
+}
+
+func everyRecord(*record) bool { return true }
+
+// revoke ends a generation: open records that which says are decided by v, and so is everything that comes later.
+func (m *Machine) revoke(g *group, v *wire.Verdict, which func(*record) bool) {
+	if g.revoked == nil {
+		g.revoked = failed(v)
+		for _, f := range g.follows {
+			m.answer(&f.waiter, g.revoked)
+		}
+		g.follows = nil
+		m.revokeStreams(g)
+	}
+	m.decideAll(g, v, which)
+}
+
+// decideAll decides the open records that which says, in order, by v.
+func (m *Machine) decideAll(g *group, v *wire.Verdict, which func(*record) bool) {
+	for _, ch := range g.inOrder() {
+		for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
+			if r := ch.records[seq]; r != nil && r.open() && which(r) {
+				own := *v
+				own.Waited = m.now - r.born
+				m.decide(r, failed(&own))
+			}
+		}
+	}
+}
+
+// failed is the reply that a verdict makes, one for all.
+func failed(v *wire.Verdict) *wire.Reply { return &wire.Reply{Code: v.Code, Verdict: v} }
+
+// inOrder lists the channels by name: maps have no order, and a replay needs one.
+func (g *group) inOrder() []*channel {
+	chs := slices.Collect(maps.Values(g.channels))
+	slices.SortFunc(chs, func(a, b *channel) int { return cmp.Compare(a.name, b.name) })
+	return chs
+}
+
+// goneRanks are those of the ranks that are not there any more.
+func (g *group) goneRanks(how wire.Code) (ranks []int) {
+	for r := range g.seats {
+		if g.seats[r].gone == how {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// follow waits until its group is revoked.
+type follow struct {
+	waiter
+	g *group
+}
+
+func (m *Machine) follow(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	g, _ := m.seatOf(t, &req.Group, rep)
+	switch {
+	case g == nil:
+		return true
+	case g.revoked != nil:
+		*rep = *g.revoked
+		return true
+	}
+	f := &follow{g: g}
+	m.park(&f.waiter, t, req, f)
+	g.follows = append(g.follows, f)
+	return false
+}
+
+func (f *follow) drop(m *Machine, w *waiter, why wire.Code) {
+	f.g.follows = slices.DeleteFunc(f.g.follows, func(x *follow) bool { return x == f })
+	if gone(why) {
+		m.forget(w)
+		return
+	}
+	m.answer(w, &wire.Reply{Code: why})
+}
+
+func (f *follow) doing(*waiter) (*group, string) { return f.g, "" }
+
+// mostDoing bounds how many missing ranks an error describes; the others are only named.
+const mostDoing = 16
+
+// doing says what ranks do instead of what is asked of them.
+func (m *Machine) doing(g *group, ranks []int) (what []string) {
+	for _, r := range ranks[:min(len(ranks), mostDoing)] {
+		what = append(what, m.doingOf(g, r))
+	}
+	return what
+}
+
+func (m *Machine) doingOf(g *group, rank int) string {
+	s := &g.seats[rank]
+	switch s.gone {
+	case wire.CodeLost:
+		return "lost"
+	case wire.CodeLeft:
+		return "left"
+	}
+	elsewhere := ""
+	for _, w := range m.sessions[s.session].inOrder() {
+		of, what := w.owner.doing(w)
+		switch {
+		case of == nil || what == "":
+		case of == g && w.rank == rank:
+			return fmt.Sprintf("in %s for %s", what, m.since(w.since))
+		case of != g && of.seats[w.rank].label == s.label && s.session != Local:
+			elsewhere = fmt.Sprintf("in %s of group %q for %s", what, of.key.name, m.since(w.since))
+		}
+	}
+	switch {
+	case elsewhere != "":
+		return elsewhere
+	case s.verb == "":
+		return fmt.Sprintf("no call since it joined %s ago", m.since(g.born))
+	case s.seq == 0:
+		return fmt.Sprintf("in no call; its last was %s, %s ago", s.verb, m.since(s.at))
+	}
+	return fmt.Sprintf("in no call; its last was %s #%d, %s ago", s.verb, s.seq, m.since(s.at))
+}
+
+// since is how long ago at was, to two digits that matter.
+func (m *Machine) since(at Time) time.Duration {
+	d := m.now - at
+	for unit := time.Duration(1); ; unit *= 10 {
+		if d/unit < 100 {
+			return d / unit * unit
+		}
+	}
+}

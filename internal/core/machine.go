@@ -1,0 +1,258 @@
+// Package core is the store as a pure state machine: keys, and the records that decide
+// group verbs. It has no locks, I/O, clocks or goroutines: the same requests at the same
+// times give the same answers in the same order, in the live server, in a simulation and in a replay.
+//
+//	answered := m.Apply(now, session, &req, &rep)  // rep is the answer, or it comes later:
+//	for _, e := range m.Effects() { … }            // answers to requests that were waiting
+//	at, armed := m.Next()                          // call Tick then
+//
+// Whoever drives a Machine owns the lock, the clock and the connections. Strings of a
+// request may alias a buffer: the machine clones what it keeps. Values are given up to the machine by
+// the caller (see Keeps), are never changed once they are in, and may be sent without the lock.
+package core
+
+import (
+	"strings"
+	"time"
+
+	"github.com/tidwall/btree"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// Time is running time of the server since it started. It stands still while the server does.
+type Time = time.Duration
+
+// Local is the session of calls from within the process that holds the machine. It is never lost.
+const Local uint64 = 0
+
+// Ticket names a call that waits for its answer.
+type Ticket struct{ Session, ID uint64 }
+
+// Effect is the answer to a request that was waiting. Several effects may share one Reply: it is not to be changed.
+type Effect struct {
+	Ticket
+	Op    wire.Op
+	Reply *wire.Reply
+}
+
+// Limits bound what the machine holds; zero fields have the defaults.
+type Limits struct {
+	Bytes   int64 // of all keys and values together; default 4 GiB
+	Keys    int   // default 16 Mi
+	History int   // changes kept for OpChanges; default 8,192
+}
+
+func (l Limits) withDefaults() Limits {
+	if l.Bytes == 0 {
+		l.Bytes = 4 << 30
+	}
+	if l.Keys == 0 {
+		l.Keys = 16 << 20
+	}
+	if l.History == 0 {
+		l.History = 8192
+	}
+	return l
+}
+
+// Machine is the state. Make one with New.
+type Machine struct {
+	limits Limits
+	now    Time
+
+	// keys
+	rev      uint64 // of the last change; starts at 1, so that 0 is never one
+	entries  map[string]*entry
+	index    btree.Set[string] // the keys of entries, in order
+	bytes    int64             // of keys and values in entries
+	waits    map[string][]*keyWait
+	history  history
+	watchers []*watcher
+
+	// groups
+	sessions    map[uint64]*session
+	lastSession uint64
+	generation  uint64 // the last one issued
+	groups      map[uint64]*group
+	live        map[rollKey]*group // the latest generation of each name that has members
+	rolls       map[rollKey]*roll
+	names       map[string]string // interned: verbs, types and labels repeat
+
+	timers  timers
+	effects []Effect
+}
+
+// session is one caller: a connection, or this process.
+type session struct {
+	waiters map[uint64]*waiter // by call
+	seats   []seatID
+}
+
+type seatID struct {
+	g    *group
+	rank int
+}
+
+// New returns an empty machine.
+func New(l Limits) *Machine {
+	return &Machine{
+		limits:   l.withDefaults(),
+		rev:      1,
+		entries:  map[string]*entry{},
+		waits:    map[string][]*keyWait{},
+		history:  history{first: 2},
+		sessions: map[uint64]*session{Local: newSession()},
+		groups:   map[uint64]*group{},
+		live:     map[rollKey]*group{},
+		rolls:    map[rollKey]*roll{},
+		names:    map[string]string{},
+	}
+}
+
+func newSession() *session { return &session{waiters: map[uint64]*waiter{}} }
+
+// handler carries out one operation: it fills rep and returns true, or parks the call and returns false.
+type handler func(m *Machine, t Ticket, req *wire.Request, rep *wire.Reply) bool
+
+var handlers = [...]handler{
+	wire.OpHello:   (*Machine).hello,
+	wire.OpGoodbye: (*Machine).goodbye,
+	wire.OpLost:    (*Machine).lost,
+	wire.OpCancel:  (*Machine).cancel,
+	wire.OpPing:    (*Machine).ping,
+	wire.OpGet:     (*Machine).get,
+	wire.OpSet:     (*Machine).set,
+	wire.OpWait:    (*Machine).wait,
+	wire.OpAdd:     (*Machine).add,
+	wire.OpSwap:    (*Machine).swap,
+	wire.OpAppend:  (*Machine).append,
+	wire.OpDelete:  (*Machine).delete,
+	wire.OpList:    (*Machine).list,
+	wire.OpChanges: (*Machine).changes,
+	wire.OpJoin:    (*Machine).join,
+	wire.OpLeave:   (*Machine).leave,
+	wire.OpFollow:  (*Machine).follow,
+	wire.OpCollect: (*Machine).collect,
+	wire.OpSend:    (*Machine).send,
+	wire.OpRecv:    (*Machine).recv,
+	wire.OpExpire:  (*Machine).expire,
+}
+
+// Keeps reports whether the machine keeps the Value of a request of this kind: it must not be used again then.
+func Keeps(op wire.Op) bool {
+	switch op {
+	case wire.OpSet, wire.OpSwap, wire.OpJoin, wire.OpCollect, wire.OpSend:
+		return true
+	}
+	return false
+}
+
+// Apply carries out req for session. It reports whether rep is the answer; if not, the
+// answer is an Effect of this step or of a later one, under the ticket {session, req.ID}.
+func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire.Reply) (answered bool) {
+	m.Tick(now)
+	*rep = wire.Reply{}
+	s := m.sessions[sessionID]
+	switch {
+	case s == nil:
+		return refuse(rep, wire.CodeDenied, "no such session")
+	case int(req.Op) >= len(handlers) || handlers[req.Op] == nil:
+		return refuse(rep, wire.CodeUnsupported, req.Op.String())
+	case req.Op.Waits() && s.waiters[req.ID] != nil:
+		return refuse(rep, wire.CodeInvalid, "this call's id is in use by a call that waits")
+	}
+	return handlers[req.Op](m, Ticket{sessionID, req.ID}, req, rep)
+}
+
+// Tick lets happen what is due at now.
+func (m *Machine) Tick(now Time) {
+	m.now = max(m.now, now)
+	for len(m.timers) > 0 && m.timers[0].clock().at <= m.now {
+		d := m.timers[0]
+		m.disarm(d)
+		d.due(m)
+	}
+}
+
+// Next is when Tick has something to do.
+func (m *Machine) Next() (at Time, armed bool) {
+	if len(m.timers) == 0 {
+		return 0, false
+	}
+	return m.timers[0].clock().at, true
+}
+
+// Effects are the answers to waiting requests since it was last called.
+func (m *Machine) Effects() []Effect {
+	e := m.effects
+	m.effects = nil
+	return e
+}
+
+// Keys is the number of entries.
+func (m *Machine) Keys() int { return len(m.entries) }
+
+func (m *Machine) hello(_ Ticket, _ *wire.Request, rep *wire.Reply) bool {
+	m.lastSession++
+	m.sessions[m.lastSession] = newSession()
+	rep.N = int64(m.lastSession)
+	return true
+}
+
+func (m *Machine) goodbye(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
+	m.end(t.Session, wire.CodeLeft)
+	return true
+}
+
+func (m *Machine) lost(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
+	m.end(t.Session, wire.CodeLost)
+	return true
+}
+
+// end takes a session out: nobody is answered any more, and its ranks have left or are lost.
+func (m *Machine) end(id uint64, how wire.Code) {
+	if id == Local {
+		return
+	}
+	s := m.sessions[id]
+	m.dropAll(s, how, func(*waiter) bool { return true })
+	delete(m.sessions, id)
+	for _, seat := range s.seats {
+		m.fence(seat.g, seat.rank, how)
+	}
+}
+
+func (m *Machine) cancel(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
+	if w := m.sessions[t.Session].waiters[t.ID]; w != nil {
+		w.owner.drop(m, w, wire.CodeCancelled)
+	}
+	return true
+}
+
+func (m *Machine) ping(_ Ticket, _ *wire.Request, rep *wire.Reply) bool {
+	rep.Rev = m.rev
+	return true
+}
+
+// refuse is the answer to a request that cannot be carried out.
+func refuse(rep *wire.Reply, code wire.Code, detail string) bool {
+	*rep = wire.Reply{Code: code, Detail: detail}
+	return true
+}
+
+// keep returns s in memory of its own. Names that come again and again are kept once.
+func (m *Machine) keep(s string) string {
+	const most, longest = 4096, 64
+	if s == "" {
+		return ""
+	}
+	if kept, ok := m.names[s]; ok {
+		return kept
+	}
+	s = strings.Clone(s)
+	if len(m.names) < most && len(s) <= longest {
+		m.names[s] = s
+	}
+	return s
+}

@@ -1,0 +1,325 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+const (
+	// streamMessages and streamBytes are what a stream holds before its senders wait.
+	streamMessages = 64
+	streamBytes    = 16 << 20
+	// maxStreams bounds the streams of a group: pairs of ranks, times tags.
+	maxStreams = 1 << 20
+)
+
+type streamKey struct {
+	src, dst int
+	tag      string
+}
+
+// stream is the messages from one rank to another, in positions from 1. A message stays until
+// its reader asks for the next one, so that asking again gives it again.
+type stream struct {
+	g       *group
+	key     streamKey
+	first   uint64 // position of queue[0]
+	given   uint64 // the last position that the reader was given
+	queue   []message
+	bytes   int
+	senders []*sender // that wait for room, in order
+	reader  *reader
+	timer   clock // when queue's first message that can expire does
+}
+
+type message struct {
+	payload []byte
+	typ     string
+	expires Time // 0 is never
+	expired bool
+}
+
+type sender struct {
+	waiter
+	stream  *stream
+	message message
+	ttl     Time
+}
+
+type reader struct {
+	waiter
+	stream *stream
+	pos    uint64
+}
+
+// stream finds a stream, or makes it; nil, and why in rep, if there are too many.
+func (m *Machine) stream(g *group, key streamKey, rep *wire.Reply) *stream {
+	st := g.streams[key]
+	if st == nil {
+		if len(g.streams) >= maxStreams {
+			refuse(rep, wire.CodeTooLarge, fmt.Sprintf("more than %d streams in a group", maxStreams))
+			return nil
+		}
+		key.tag = strings.Clone(key.tag)
+		st = &stream{g: g, key: key, first: 1}
+		g.streams[key] = st
+	}
+	return st
+}
+
+// peer checks the other rank of a send or recv, c.Root.
+func peer(g *group, c *wire.Contribution, rep *wire.Reply) bool {
+	if c.Root < 0 || c.Root >= len(g.seats) {
+		refuse(rep, wire.CodeInvalid, fmt.Sprintf("rank %d of %d", c.Root, len(g.seats)))
+		return false
+	}
+	return true
+}
+
+// absence is the answer to a call that needs rank, if that is gone.
+func (g *group) absence(rank int) *wire.Reply {
+	switch g.seats[rank].gone {
+	case wire.CodeLost:
+		return failed(&wire.Verdict{Code: wire.CodeLost, By: -1, Lost: []int{rank}})
+	case wire.CodeLeft:
+		return failed(&wire.Verdict{Code: wire.CodeLeft, By: -1, Left: []int{rank}})
+	}
+	return g.revoked
+}
+
+func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	c := &req.Group
+	g, s := m.seatOf(t, c, rep)
+	if g == nil || !peer(g, c, rep) {
+		return true
+	}
+	s.called(m, "send", 0)
+	if no := g.absence(c.Root); no != nil {
+		*rep = *no
+		return true
+	}
+	st := m.stream(g, streamKey{c.Rank, c.Root, c.Channel}, rep)
+	if st == nil {
+		return true
+	}
+	msg := message{payload: req.Value, typ: m.keep(c.Type)}
+	if st.full(len(msg.payload)) || len(st.senders) > 0 {
+		w := &sender{stream: st, message: msg, ttl: req.TTL}
+		m.park(&w.waiter, t, req, w)
+		st.senders = append(st.senders, w)
+		return false
+	}
+	rep.N = int64(st.put(m, msg, req.TTL))
+	return true
+}
+
+// full reports whether a message of n bytes has to wait; alone, any is taken.
+func (st *stream) full(n int) bool {
+	return len(st.queue) >= streamMessages || st.bytes > 0 && st.bytes+n > streamBytes
+}
+
+// put appends msg, hands it to a reader who waits for it, and returns its position.
+func (st *stream) put(m *Machine, msg message, ttl Time) uint64 {
+	pos := st.first + uint64(len(st.queue))
+	if ttl > 0 {
+		msg.expires = m.now + ttl
+	}
+	st.queue = append(st.queue, msg)
+	st.bytes += len(msg.payload)
+	if r := st.reader; r != nil && r.pos == pos {
+		st.reader = nil
+		rep := new(wire.Reply)
+		st.read(pos, rep)
+		m.answer(&r.waiter, rep)
+	}
+	st.rearm(m)
+	return pos
+}
+
+func (m *Machine) recv(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	c := &req.Group
+	g, s := m.seatOf(t, c, rep)
+	if g == nil || !peer(g, c, rep) {
+		return true
+	}
+	s.called(m, "recv", 0)
+	st := m.stream(g, streamKey{c.Root, c.Rank, c.Channel}, rep)
+	if st == nil {
+		return true
+	}
+	if c.Seq < st.first {
+		return refuse(rep, wire.CodeStale, fmt.Sprintf("message %d has been acknowledged", c.Seq))
+	}
+	if c.Seq > st.first+uint64(len(st.queue)) {
+		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("message %d is not the next one", c.Seq))
+	}
+	st.acknowledge(m, c.Seq-1)
+	if st.read(c.Seq, rep) {
+		return true
+	}
+	if no := g.absence(c.Root); no != nil {
+		*rep = *no
+		return true
+	}
+	if st.reader != nil {
+		return refuse(rep, wire.CodeConflict, "another call of this rank waits for the same message")
+	}
+	r := &reader{stream: st, pos: c.Seq}
+	m.park(&r.waiter, t, req, r)
+	st.reader = r
+	return false
+}
+
+// read answers message pos, if it is there.
+func (st *stream) read(pos uint64, rep *wire.Reply) bool {
+	i := int(pos - st.first)
+	if i >= len(st.queue) {
+		return false
+	}
+	msg := &st.queue[i]
+	st.given = max(st.given, pos)
+	if msg.expired {
+		return refuse(rep, wire.CodeExpired, fmt.Sprintf("message %d from rank %d", pos, st.key.src))
+	}
+	rep.Value, rep.Type = msg.payload, msg.typ
+	return true
+}
+
+// acknowledge forgets the messages up to pos; senders that waited for room go on.
+func (st *stream) acknowledge(m *Machine, pos uint64) {
+	for st.first <= pos && len(st.queue) > 0 {
+		st.bytes -= len(st.queue[0].payload)
+		st.queue[0] = message{}
+		st.queue = st.queue[1:]
+		st.first++
+	}
+	st.admit(m)
+	st.rearm(m)
+}
+
+func (st *stream) admit(m *Machine) {
+	for len(st.senders) > 0 && !st.full(len(st.senders[0].message.payload)) {
+		w := st.senders[0]
+		st.senders = st.senders[1:]
+		pos := st.put(m, w.message, w.ttl)
+		m.answer(&w.waiter, &wire.Reply{N: int64(pos)})
+	}
+}
+
+func (st *stream) clock() *clock { return &st.timer }
+
+// due expires messages: what they carried is gone, their place is kept, so that the reader hears of each.
+func (st *stream) due(m *Machine) {
+	for i := range st.queue {
+		msg := &st.queue[i]
+		if msg.expires == 0 || msg.expired || msg.expires > m.now {
+			continue
+		}
+		st.bytes -= len(msg.payload)
+		msg.payload, msg.expired = nil, true
+		if st.first+uint64(i) > st.given {
+			st.g.seats[st.key.src].expired++
+		}
+	}
+	st.admit(m)
+	st.rearm(m)
+}
+
+// rearm sets the timer to the first message that can expire. One behind it that expires sooner
+// does so with it: senders give all their messages the same time.
+func (st *stream) rearm(m *Machine) {
+	for i := range st.queue {
+		if msg := &st.queue[i]; msg.expires > 0 && !msg.expired {
+			m.arm(st, msg.expires)
+			return
+		}
+	}
+	m.disarm(st)
+}
+
+// expire answers how many messages of a rank expired since it last asked.
+func (m *Machine) expire(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	if g, s := m.seatOf(t, &req.Group, rep); g != nil {
+		rep.N = int64(s.expired)
+		s.expired = 0
+	}
+	return true
+}
+
+// fenceStreams tells those who wait for rank that it is gone. What it had sent stays for its readers.
+func (m *Machine) fenceStreams(g *group, rank int, how wire.Code) {
+	for _, st := range g.streamsInOrder() {
+		if st.key.src == rank && st.reader != nil {
+			r := st.reader
+			st.reader = nil
+			m.answer(&r.waiter, g.absence(rank))
+		}
+		if st.key.dst == rank {
+			st.refuseSenders(m, g.absence(rank))
+			m.disarm(st)
+			delete(g.streams, st.key)
+		}
+	}
+}
+
+// revokeStreams ends every call that waits in a stream of g.
+func (m *Machine) revokeStreams(g *group) {
+	for _, st := range g.streamsInOrder() {
+		if r := st.reader; r != nil {
+			st.reader = nil
+			m.answer(&r.waiter, g.revoked)
+		}
+		st.refuseSenders(m, g.revoked)
+	}
+}
+
+func (st *stream) refuseSenders(m *Machine, rep *wire.Reply) {
+	for _, w := range st.senders {
+		m.answer(&w.waiter, rep)
+	}
+	st.senders = nil
+}
+
+func (g *group) streamsInOrder() []*stream {
+	return slices.SortedFunc(maps.Values(g.streams), func(a, b *stream) int {
+		return cmp.Or(cmp.Compare(a.key.src, b.key.src), cmp.Compare(a.key.dst, b.key.dst), cmp.Compare(a.key.tag, b.key.tag))
+	})
+}
+
+func (r *reader) drop(m *Machine, w *waiter, why wire.Code) {
+	r.stream.reader = nil
+	if gone(why) {
+		m.forget(w)
+		return
+	}
+	m.answer(w, r.stream.overdue(m, r.stream.key.src, why, m.now-w.since))
+}
+
+func (r *reader) doing(*waiter) (*group, string) {
+	return r.stream.g, fmt.Sprintf("recv from rank %d", r.stream.key.src)
+}
+
+func (s *sender) drop(m *Machine, w *waiter, why wire.Code) {
+	s.stream.senders = slices.DeleteFunc(s.stream.senders, func(x *sender) bool { return x == s })
+	if gone(why) {
+		m.forget(w)
+		return
+	}
+	m.answer(w, s.stream.overdue(m, s.stream.key.dst, why, m.now-w.since))
+}
+
+func (s *sender) doing(*waiter) (*group, string) {
+	return s.stream.g, fmt.Sprintf("send to rank %d", s.stream.key.dst)
+}
+
+// overdue is the answer to a send or recv that waited for rank in vain.
+func (st *stream) overdue(m *Machine, rank int, why wire.Code, waited Time) *wire.Reply {
+	v := &wire.Verdict{Code: why, By: -1, Missing: []int{rank}, Waited: waited}
+	v.Doing = m.doing(st.g, v.Missing)
+	return failed(v)
+}

@@ -1,0 +1,146 @@
+package core
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// waiter is a call that waits for its answer. It belongs to its owner, and is listed in its session
+// until it is answered or forgotten.
+type waiter struct {
+	Ticket
+	op    wire.Op
+	owner owner
+	rank  int // of its group, if it is a rank's call
+	since Time
+	timer clock
+}
+
+// owner is what a waiter waits in: a key, a change, a roll, a record, a stream.
+type owner interface {
+	// drop takes w out for a reason: CodeTimeout and CodeCancelled are answered, CodeLost and CodeLeft
+	// are the end of its session, CodeClosed that of its seat.
+	drop(m *Machine, w *waiter, why wire.Code)
+	// doing says what w.rank of g waits in, for the errors of others; g is nil if it is no rank's call.
+	doing(w *waiter) (g *group, what string)
+}
+
+// of reports whether w is a call of a rank of g.
+func (w *waiter) of(g *group, rank int) bool {
+	of, _ := w.owner.doing(w)
+	return of == g && w.rank == rank
+}
+
+func (w *waiter) clock() *clock  { return &w.timer }
+func (w *waiter) due(m *Machine) { w.owner.drop(m, w, wire.CodeTimeout) }
+
+// enlist makes w the waiting call t.
+func (m *Machine) enlist(w *waiter, t Ticket, req *wire.Request, o owner) {
+	*w = waiter{Ticket: t, op: req.Op, owner: o, rank: req.Group.Rank, since: m.now}
+	m.sessions[t.Session].waiters[t.ID] = w
+}
+
+// park is enlist with the deadline of the call.
+func (m *Machine) park(w *waiter, t Ticket, req *wire.Request, o owner) {
+	m.enlist(w, t, req, o)
+	if req.Timeout > 0 {
+		m.arm(w, m.now+req.Timeout)
+	}
+}
+
+// answer answers w and forgets it.
+func (m *Machine) answer(w *waiter, rep *wire.Reply) {
+	m.effects = append(m.effects, Effect{w.Ticket, w.op, rep})
+	m.forget(w)
+}
+
+// forget takes w out of its session. Its owner does so on its own.
+func (m *Machine) forget(w *waiter) {
+	m.disarm(w)
+	if s := m.sessions[w.Session]; s != nil {
+		delete(s.waiters, w.ID)
+	}
+	w.owner = nil
+}
+
+// gone reports whether why means that nobody is there to be answered.
+func gone(why wire.Code) bool { return why == wire.CodeLost || why == wire.CodeLeft }
+
+// dropAll drops the waiting calls of s that which says.
+func (m *Machine) dropAll(s *session, why wire.Code, which func(*waiter) bool) {
+	for _, w := range s.inOrder() {
+		if w.owner != nil && which(w) { // the drop of one may have answered another
+			w.owner.drop(m, w, why)
+		}
+	}
+}
+
+// inOrder lists the waiting calls in the order of their ids: maps have none, and a replay needs one.
+func (s *session) inOrder() []*waiter {
+	if s == nil || len(s.waiters) == 0 {
+		return nil
+	}
+	ws := make([]*waiter, 0, len(s.waiters))
+	for _, w := range s.waiters {
+		ws = append(ws, w)
+	}
+	slices.SortFunc(ws, func(a, b *waiter) int { return cmp.Compare(a.ID, b.ID) })
+	return ws
+}
+
+// clock is a place in the machine's timers. The zero clock is not armed.
+type clock struct {
+	at  Time
+	pos int // index in timers, plus 1
+}
+
+// timed is what happens at a time.
+type timed interface {
+	clock() *clock
+	due(m *Machine) // called once, not armed any more
+}
+
+// timers is a heap by time.
+type timers []timed
+
+func (t timers) Len() int           { return len(t) }
+func (t timers) Less(i, j int) bool { return t[i].clock().at < t[j].clock().at }
+func (t timers) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].clock().pos, t[j].clock().pos = i+1, j+1
+}
+
+func (t *timers) Push(x any) {
+	d := x.(timed)
+	*t = append(*t, d)
+	d.clock().pos = len(*t)
+}
+
+func (t *timers) Pop() any {
+	last := len(*t) - 1
+	d := (*t)[last]
+	(*t)[last] = nil
+	*t = (*t)[:last]
+	d.clock().pos = 0
+	return d
+}
+
+// arm makes d due at a time, whatever it was before.
+func (m *Machine) arm(d timed, at Time) {
+	c := d.clock()
+	c.at = at
+	if c.pos == 0 {
+		heap.Push(&m.timers, d)
+		return
+	}
+	heap.Fix(&m.timers, c.pos-1)
+}
+
+func (m *Machine) disarm(d timed) {
+	if pos := d.clock().pos; pos > 0 {
+		heap.Remove(&m.timers, pos-1)
+	}
+}

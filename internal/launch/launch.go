@@ -1,0 +1,184 @@
+// Package launch starts the ranks of one node as processes and looks after them
+// until the last has ended.
+//
+//	job, err := launch.Start(ctx, launch.Spec{
+//		N:      4,
+//		Path:   "./train",
+//		Env:    func(rank int) []string { return []string{"RANK=" + strconv.Itoa(rank)} },
+//		Output: os.Stdout,
+//	})
+//	if err != nil {
+//		return err
+//	}
+//	return job.Wait() // "rank 2: exit status 3"
+//
+// # Who ends when
+//
+// The first rank that fails ends the others, and so does the end of the context:
+// SIGTERM, then SIGKILL after Spec.Grace. Each rank leads a process group of its
+// own, and every signal goes to the whole group; what a rank leaves behind in its
+// group is ended too, in the same two steps. Only a process that left the group
+// (setsid) gets away.
+//
+// The ranks also end when this process ends, even by kill -9. On Linux the kernel
+// sees to it (Pdeathsig); elsewhere, and in addition, a program of ours can ask for
+// [Spec.Tether] and call [ExitWithParent]. The kernel tells the ranks only: after a
+// kill -9 of this process, the children of a rank that is not tethered live on.
+//
+// # Who owns which goroutine
+//
+// A job has one goroutine that starts the ranks and decides about them. It keeps
+// its thread from the first start to the last end, because Pdeathsig fires when the
+// *thread* that started the child ends, not when the process does: were ranks
+// started from the caller's goroutine, one that is locked to its thread and returns
+// would take its ranks along. Each rank has one goroutine that waits for its end,
+// and one for each of its two output streams. All have ended when Wait returns; if
+// nobody calls Wait, they end with the ranks all the same.
+package launch
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+)
+
+// DefaultGrace is the time from SIGTERM to SIGKILL unless Spec says otherwise.
+const DefaultGrace = 5 * time.Second
+
+// Spec says what to start. N and Path are required.
+type Spec struct {
+	N    int      // ranks to start here, numbered from 0
+	Path string   // program; looked up in PATH if it has no slash
+	Args []string // arguments, without the program's name
+	Dir  string   // working directory; "" is this process's
+
+	// Env is what each rank gets beside this process's environment; on a clash it
+	// wins. Nil adds nothing.
+	Env func(rank int) []string
+
+	// Output gets what the ranks write to standard output and standard error, each
+	// line behind its rank's prefix; nil discards it. Calls are never concurrent,
+	// and each carries whole lines. The order of lines holds within a stream of a
+	// rank, not between its two streams. A last line without newline gets one, and
+	// a line above 64 KiB comes in pieces of that size, each a line of its own.
+	//
+	// A slow Output slows the ranks down; one that blocks for ever blocks Wait. After
+	// its first error the rest is read and discarded, and Wait returns that error
+	// unless a rank has failed.
+	Output io.Writer
+
+	// ErrOutput takes the ranks' standard error instead; nil is Output. Calls to the
+	// two are never concurrent either: they may be the same terminal.
+	ErrOutput io.Writer
+
+	// Prefix is what each line of a rank begins with; nil is "[rank] ".
+	Prefix func(rank int) string
+
+	// Tether makes the ranks' standard input a pipe that ends with this process, for
+	// programs which call ExitWithParent. Otherwise their standard input is empty.
+	Tether bool
+
+	// Grace is the time from SIGTERM to SIGKILL; 0 is DefaultGrace, and less than 0
+	// kills at once.
+	Grace time.Duration
+
+	// MayFail names ranks whose failure is expected: it does not end the others, and
+	// Wait does not report it. Nil names none.
+	MayFail func(rank int) bool
+}
+
+func (s Spec) check() error {
+	if s.N < 1 {
+		return fmt.Errorf("start %d ranks: there must be at least 1", s.N)
+	}
+	if s.Path == "" {
+		return fmt.Errorf("start %d ranks: no program given", s.N)
+	}
+	return nil
+}
+
+func (s Spec) withDefaults() Spec {
+	if s.Env == nil {
+		s.Env = func(int) []string { return nil }
+	}
+	if s.Prefix == nil {
+		s.Prefix = func(rank int) string { return "[" + strconv.Itoa(rank) + "] " }
+	}
+	if s.Grace == 0 {
+		s.Grace = DefaultGrace
+	}
+	if s.MayFail == nil {
+		s.MayFail = func(int) bool { return false }
+	}
+	return s
+}
+
+// Job is a set of ranks that was started together. Its methods may be called from
+// any goroutine.
+type Job struct {
+	spec   Spec
+	procs  []*Process // by rank
+	out    *output
+	tether tether
+
+	failed chan *ExitError // each rank sends at most once: N fit
+	gone   chan struct{}   // each rank sends once: N fit
+
+	done chan struct{} // closed when all ranks are gone
+	err  error         // what Wait returns; written before done closes
+}
+
+// Start starts the ranks of spec and returns when all run. If one cannot be started,
+// those that were are killed and reaped first. The end of ctx ends the ranks.
+func Start(ctx context.Context, spec Spec) (*Job, error) {
+	if err := spec.check(); err != nil {
+		return nil, err
+	}
+	j := newJob(spec.withDefaults())
+	started := make(chan error, 1)
+	go j.supervise(ctx, started)
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return j, nil
+}
+
+func newJob(spec Spec) *Job {
+	return &Job{
+		spec:   spec,
+		out:    newOutput(spec.Output, spec.ErrOutput),
+		failed: make(chan *ExitError, spec.N),
+		gone:   make(chan struct{}, spec.N),
+		done:   make(chan struct{}),
+	}
+}
+
+// Wait returns when all ranks have ended, what they left behind is gone, and their
+// output is written. Its error is an *ExitError for the first rank that failed, or
+// the cause of the context's end if that came first.
+func (j *Job) Wait() error {
+	<-j.done
+	return j.err
+}
+
+// Done is closed when Wait would return at once.
+func (j *Job) Done() <-chan struct{} { return j.done }
+
+// Signal sends sig to every rank that has not ended, and to its children.
+// SIGKILL ends the job without any grace.
+func (j *Job) Signal(sig os.Signal) {
+	for _, p := range j.procs {
+		_ = p.Signal(sig) // one that has ended needs none
+	}
+}
+
+// Process returns the process of a rank, or nil if there is no such rank.
+func (j *Job) Process(rank int) *Process {
+	if rank < 0 || rank >= len(j.procs) {
+		return nil
+	}
+	return j.procs[rank]
+}

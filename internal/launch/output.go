@@ -1,0 +1,221 @@
+package launch
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	maxLine  = 64 << 10 // a longer line is cut into pieces, or one rank could take all memory
+	readSize = 32 << 10
+	maxDrain = 1 << 20 // the most that a pipe holds, unless root has raised it
+)
+
+// output is where the ranks' lines meet.
+type output struct {
+	stdout, stderr io.Writer // nil: nobody wants it
+
+	mu  sync.Mutex // protects the writers and err
+	err error      // the first write that failed; later ones are not tried
+}
+
+func newOutput(stdout, stderr io.Writer) *output {
+	if stderr == nil {
+		stderr = stdout
+	}
+	return &output{stdout: stdout, stderr: stderr}
+}
+
+// write takes whole lines.
+func (o *output) write(w io.Writer, b []byte) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err != nil {
+		return
+	}
+	if _, err := w.Write(b); err != nil {
+		o.err = fmt.Errorf("write the ranks' output: %w", err)
+	}
+}
+
+func (o *output) failure() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
+
+// connect gives cmd a pipe for each of its streams that somebody wants. Two pipes,
+// because in one the two could mix within a line.
+func (o *output) connect(cmd *exec.Cmd, prefix string) (*streams, error) {
+	s := &streams{}
+	var err error
+	if cmd.Stdout, err = s.open(o, o.stdout, prefix); err != nil {
+		return nil, err
+	}
+	if cmd.Stderr, err = s.open(o, o.stderr, prefix); err != nil {
+		s.abandon()
+		return nil, err
+	}
+	return s, nil
+}
+
+// streams are the two outputs of one rank.
+type streams struct {
+	all     []*stream
+	copiers sync.WaitGroup
+}
+
+type stream struct {
+	read, write *os.File
+	lines       lines
+}
+
+// open returns the end for the rank, or nil if nobody wants the stream.
+func (s *streams) open(o *output, w io.Writer, prefix string) (io.Writer, error) {
+	if w == nil {
+		return nil, nil
+	}
+	r, pw, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	send := func(b []byte) { o.write(w, b) }
+	s.all = append(s.all, &stream{read: r, write: pw, lines: lines{prefix: prefix, send: send}})
+	return pw, nil
+}
+
+// abandon closes the pipes of a rank that was not started.
+func (s *streams) abandon() {
+	for _, st := range s.all {
+		st.read.Close()
+		st.write.Close()
+	}
+}
+
+// copy starts to copy; the rank has its own hold on the write ends by now.
+func (s *streams) copy() {
+	for _, st := range s.all {
+		st.write.Close()
+		s.copiers.Go(st.copy)
+	}
+}
+
+// finish returns when all that the rank wrote is delivered. The rank's group is
+// gone, so that all is in the pipe; whoever else has it open (a process that left
+// the group) is not waited for.
+func (s *streams) finish() {
+	for _, st := range s.all {
+		_ = st.read.SetReadDeadline(time.Unix(1, 0)) // a pipe without deadlines is read to its end
+	}
+	s.copiers.Wait()
+	for _, st := range s.all {
+		st.read.Close()
+	}
+}
+
+func (s *stream) copy() {
+	buf := make([]byte, readSize)
+	for {
+		n, err := s.read.Read(buf)
+		s.lines.add(buf[:n])
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			s.drain(buf)
+		}
+		if err != nil {
+			s.lines.flush()
+			return
+		}
+	}
+}
+
+// drain takes what is in the pipe now, without waiting for more.
+func (s *stream) drain(buf []byte) {
+	raw, err := s.read.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = s.read.SetReadDeadline(time.Time{}) // a passed one would refuse the reads below
+	for taken := 0; taken < maxDrain; {
+		n := readNow(raw, buf)
+		if n <= 0 {
+			return
+		}
+		s.lines.add(buf[:n])
+		taken += n
+	}
+}
+
+func readNow(raw syscall.RawConn, buf []byte) (n int) {
+	read := func(fd uintptr) bool {
+		n, _ = syscall.Read(int(fd), buf)
+		return true // also when there is nothing: never wait
+	}
+	if raw.Read(read) != nil {
+		return 0
+	}
+	return n
+}
+
+// lines puts a prefix before each line, and sends whole lines only. It is owned by
+// one copying goroutine.
+type lines struct {
+	prefix string
+	send   func([]byte) // must not keep what it gets
+
+	part  []byte // the line begun, at most maxLine
+	whole []byte // lines to send
+}
+
+func (l *lines) add(b []byte) {
+	for len(b) > 0 {
+		n := bytes.IndexByte(b, '\n')
+		if n < 0 {
+			l.take(b)
+			break
+		}
+		l.take(b[:n])
+		l.endLine()
+		b = b[n+1:]
+	}
+	l.sendWhole()
+}
+
+// flush ends the line begun: nothing more comes.
+func (l *lines) flush() {
+	if len(l.part) > 0 {
+		l.endLine()
+	}
+	l.sendWhole()
+}
+
+// take adds to the line begun, and ends it each time that it is full.
+func (l *lines) take(b []byte) {
+	for len(l.part)+len(b) > maxLine {
+		n := maxLine - len(l.part)
+		l.part = append(l.part, b[:n]...)
+		l.endLine()
+		b = b[n:]
+	}
+	l.part = append(l.part, b...)
+}
+
+func (l *lines) endLine() {
+	l.whole = append(l.whole, l.prefix...)
+	l.whole = append(l.whole, l.part...)
+	l.whole = append(l.whole, '\n')
+	l.part = l.part[:0]
+}
+
+func (l *lines) sendWhole() {
+	if len(l.whole) > 0 {
+		l.send(l.whole)
+		l.whole = l.whole[:0]
+	}
+}

@@ -1,0 +1,83 @@
+package testcluster
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// lingering is how long what was told to end may take for it.
+const lingering = 2 * time.Second
+
+// Leaks runs the tests, and then fails if a goroutine or a child process is left
+// over, orphans of children included (on Linux). It exits, as goleak.VerifyTestMain
+// does:
+//
+//	func TestMain(m *testing.M) { testcluster.Leaks(m) }
+//
+// Zombies do not count.
+func Leaks(m *testing.M) {
+	if err := adoptOrphans(); err != nil {
+		fmt.Fprintln(os.Stderr, "testcluster: adopt orphans:", err)
+	}
+	code := m.Run()
+	if code == 0 {
+		code = report(leftGoroutines(), leftChildren())
+	}
+	os.Exit(code)
+}
+
+func report(leaks ...error) int {
+	code := 0
+	for _, err := range leaks {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "testcluster: left over after the tests:", err)
+			code = 1
+		}
+	}
+	return code
+}
+
+// leftGoroutines knows the one goroutine that is meant to last: that of a child
+// which listens for its parent's end.
+func leftGoroutines() (left error) {
+	lasting := goleak.IgnoreAnyFunction("github.com/muster-pg/muster/internal/launch.exitAtEOF")
+	holdsWithin(lingering, func() bool {
+		left = goleak.Find(lasting)
+		return left == nil
+	})
+	return left
+}
+
+func leftChildren() error {
+	var left []string
+	holdsWithin(lingering, func() bool {
+		reapZombies()
+		left = left[:0]
+		for _, pid := range children() {
+			if Alive(pid) {
+				left = append(left, fmt.Sprintf("process %d %q", pid, commandLine(pid)))
+			}
+		}
+		return len(left) == 0
+	})
+	if len(left) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s", strings.Join(left, ", "))
+}
+
+// reapZombies may take any child, since the tests are over.
+func reapZombies() {
+	for {
+		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+		if err != nil && err != syscall.EINTR || err == nil && pid <= 0 {
+			return
+		}
+	}
+}

@@ -1,0 +1,41 @@
+package testcluster
+
+import "golang.org/x/sys/unix"
+
+// The states of a process, from sys/proc.h.
+const (
+	stateStopped = 4
+	stateZombie  = 5
+)
+
+func stopped(pid int) bool { return state(pid) == stateStopped }
+
+func alive(pid int) bool {
+	s := state(pid)
+	return s != 0 && s != stateZombie
+}
+
+// state is 0 for a process that does not exist.
+func state(pid int) int8 {
+	p, err := unix.SysctlKinfoProc("kern.proc.pid", pid)
+	if err != nil {
+		return 0
+	}
+	return p.Proc.P_stat
+}
+
+// adoptOrphans cannot be had here: only children are counted.
+func adoptOrphans() error { return nil }
+
+func children() []int {
+	var pids []int
+	procs, _ := unix.SysctlKinfoProcSlice("kern.proc.all")
+	for _, p := range procs {
+		if int(p.Eproc.Ppid) == unix.Getpid() {
+			pids = append(pids, int(p.Proc.P_pid))
+		}
+	}
+	return pids
+}
+
+func commandLine(int) string { return "" }

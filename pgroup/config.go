@@ -1,0 +1,141 @@
+package pgroup
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+const (
+	defaultName    = "world"
+	defaultTimeout = 5 * time.Minute
+	defaultExpiry  = time.Hour
+)
+
+// Config says who this process is and where the group meets.
+type Config struct {
+	Name string // tells groups on one store apart; default "world"
+	Run  string // tells runs of one job apart: another run is another group
+	Rank int    // 0 ≤ Rank < Size
+	Size int    // ≥ 1; 0 is an error, not a group of one
+
+	// Where to meet, one of them; a group of one needs none:
+
+	// Address is host:port, where rank 0 listens and the others connect, as soon as it does; if the port is in
+	// use there, rank 0 connects too. Or it is the URL of a store that is there, as muster://host:port.
+	Address  string
+	Listener net.Listener // on rank 0: it hosts here. Create takes it over, also if it fails
+	Store    *store.Store // a store that is there; it stays open when the group is closed
+
+	Schemes store.Schemes      // for Address; nil: store.Builtin
+	Dial    *store.DialOptions // for Address; Create always waits until somebody listens
+
+	// Insecure lets rank 0 listen beyond loopback. Nothing is encrypted, and whoever can connect can
+	// take part: say so only in a network that you trust.
+	Insecure bool
+
+	Timeout time.Duration // of Create, and of a verb whose ctx has no deadline; default 5 min
+	Expiry  time.Duration // of a message that nobody fetches; default 1 h
+	Host    string        // names this node; default: boot id and mount and ipc namespace
+	Codec   wire.Codec    // of objects; default wire.MsgPack
+	Logger  *slog.Logger  // default: none
+}
+
+// withDefaults checks c and fills in what it leaves out.
+func (c Config) withDefaults() (Config, error) {
+	if err := c.check(); err != nil {
+		return c, err
+	}
+	if c.Name == "" {
+		c.Name = defaultName
+	}
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.Expiry == 0 {
+		c.Expiry = defaultExpiry
+	}
+	if c.Codec == nil {
+		c.Codec = wire.MsgPack
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Size == 0:
+		return invalid("Config.Size is 0: is the environment of the launcher missing? A group of one has Size 1")
+	case c.Size < 0:
+		return invalid("Config.Size is %d", c.Size)
+	case c.Rank < 0 || c.Rank >= c.Size:
+		return invalid("Config.Rank is %d, with a Config.Size of %d", c.Rank, c.Size)
+	case c.Timeout < 0:
+		return invalid("Config.Timeout is %v", c.Timeout)
+	case c.Expiry < 0:
+		return invalid("Config.Expiry is %v", c.Expiry)
+	case len(c.Name) > wire.MaxKey/4:
+		return invalid("Config.Name has %d bytes, the limit is %d", len(c.Name), wire.MaxKey/4)
+	case len(c.Run) > wire.MaxKey/4:
+		return invalid("Config.Run has %d bytes, the limit is %d", len(c.Run), wire.MaxKey/4)
+	}
+	return c.checkPlace()
+}
+
+// checkPlace checks that there is one place to meet, and that it can be one.
+func (c *Config) checkPlace() error {
+	var places []string
+	for _, p := range []struct {
+		field string
+		set   bool
+	}{{"Address", c.Address != ""}, {"Listener", c.Listener != nil}, {"Store", c.Store != nil}} {
+		if p.set {
+			places = append(places, "Config."+p.field)
+		}
+	}
+	switch {
+	case len(places) > 1:
+		return invalid("%s are set: a group meets in one place", strings.Join(places, " and "))
+	case len(places) == 0 && c.Size > 1:
+		return invalid("none of Config.Address, Config.Listener and Config.Store is set: where do the %d ranks meet?", c.Size)
+	case c.Listener != nil && c.Rank != 0:
+		return invalid("Config.Listener on rank %d: only rank 0 hosts; the others have its Config.Address", c.Rank)
+	case c.Address == "" || isURL(c.Address):
+		return nil
+	}
+	return c.checkAddress()
+}
+
+func (c *Config) checkAddress() error {
+	host, port, err := net.SplitHostPort(c.Address)
+	if err != nil {
+		return invalid("Config.Address %q is not host:port: %v", c.Address, err)
+	}
+	n, err := net.LookupPort("tcp", port)
+	switch {
+	case err != nil:
+		return invalid("Config.Address %q: %v", c.Address, err)
+	case n == 0 && c.Size > 1:
+		return invalid("Config.Address %q has port 0, which the other ranks cannot know: listen first, and give rank 0 the Config.Listener", c.Address)
+	case strings.ContainsAny(host, " /"):
+		return invalid("Config.Address %q: no such host can be", c.Address)
+	}
+	return nil
+}
+
+func isURL(address string) bool { return strings.Contains(address, "://") || strings.HasPrefix(address, "mem:") }
+
+// invalid is an error that matches ErrInvalid and says no more than it is told to.
+func invalid(format string, args ...any) error { return invalidError(fmt.Sprintf("pgroup: "+format, args...)) }
+
+type invalidError string
+
+func (e invalidError) Error() string        { return string(e) }
+func (e invalidError) Is(target error) bool { return target == ErrInvalid }

@@ -1,0 +1,147 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// What an *Error wraps.
+var (
+	ErrNotFound    = errors.New("not found")
+	ErrExpired     = errors.New("expired")
+	ErrConflict    = errors.New("conflict")
+	ErrLost        = errors.New("peer lost")
+	ErrLeft        = errors.New("peer left")
+	ErrTimeout     = errors.New("timed out")
+	ErrCancelled   = errors.New("cancelled")
+	ErrMismatch    = errors.New("ranks disagree")
+	ErrAborted     = errors.New("aborted")
+	ErrTooLarge    = errors.New("too large")
+	ErrFull        = errors.New("store full")
+	ErrDenied      = errors.New("denied")
+	ErrInvalid     = errors.New("invalid request")
+	ErrUnavailable = errors.New("store unavailable")
+	ErrUnsupported = errors.New("unsupported by this engine")
+	ErrCompacted   = errors.New("revision compacted")
+	ErrStale       = errors.New("generation over or sequence passed")
+	ErrClosed      = errors.New("closed")
+
+	// ErrUnknown says that it is not known whether the operation took effect.
+	ErrUnknown = errors.New("outcome unknown")
+	// ErrProtocol says that whoever listens there is not a muster store.
+	ErrProtocol = errors.New("not a muster store")
+	// ErrInsecure says that a server would be open to the network without being told so by name.
+	ErrInsecure = errors.New("refusing to serve beyond loopback")
+	// ErrServerClosed is what Serve returns after Close or Shutdown.
+	ErrServerClosed = errors.New("store: server closed")
+)
+
+var codeErrs = map[wire.Code]error{
+	wire.CodeNotFound: ErrNotFound, wire.CodeExpired: ErrExpired, wire.CodeConflict: ErrConflict, wire.CodeLost: ErrLost,
+	wire.CodeLeft: ErrLeft, wire.CodeTimeout: ErrTimeout, wire.CodeCancelled: ErrCancelled, wire.CodeMismatch: ErrMismatch,
+	wire.CodeAborted: ErrAborted, wire.CodeTooLarge: ErrTooLarge, wire.CodeFull: ErrFull, wire.CodeDenied: ErrDenied,
+	wire.CodeInvalid: ErrInvalid, wire.CodeUnavailable: ErrUnavailable, wire.CodeUnsupported: ErrUnsupported,
+	wire.CodeCompacted: ErrCompacted, wire.CodeStale: ErrStale, wire.CodeClosed: ErrClosed,
+}
+
+// CodeError is the error that c stands for; nil for wire.CodeOK.
+func CodeError(c wire.Code) error {
+	if c == wire.CodeOK {
+		return nil
+	}
+	if err, ok := codeErrs[c]; ok {
+		return err
+	}
+	return errors.New(c.String())
+}
+
+// Error is the one typed error of this package. It wraps one of the errors above, and
+// matches context.DeadlineExceeded or context.Canceled where that is the reason.
+type Error struct {
+	Op      string // "get", "collect", …
+	Key     string // or keys, or a group's name
+	Code    wire.Code
+	Detail  string        // what a user needs to know beyond the code
+	Verdict *wire.Verdict // of a group verb
+	Err     error
+}
+
+func (e *Error) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "store: %s", e.Op)
+	if e.Key != "" {
+		b.WriteByte(' ')
+		b.WriteString(strconv.Quote(e.Key))
+	}
+	fmt.Fprintf(&b, ": %v", e.Err)
+	if e.Detail != "" {
+		fmt.Fprintf(&b, ": %s", e.Detail)
+	}
+	return b.String()
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Is makes a deadline that the store noticed first the same error as one noticed here.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case context.DeadlineExceeded:
+		return e.Code == wire.CodeTimeout
+	case context.Canceled:
+		return e.Code == wire.CodeCancelled
+	}
+	return false
+}
+
+// Timeout reports whether a deadline passed, as net.Error does.
+func (e *Error) Timeout() bool { return errors.Is(e, context.DeadlineExceeded) }
+
+// answer is the error that the answer to req means; nil if it is none.
+func answer(req *wire.Request, rep *wire.Reply) error {
+	if rep.Code == wire.CodeOK {
+		return nil
+	}
+	e := &Error{Op: req.Op.String(), Key: subject(req), Code: rep.Code, Detail: rep.Detail, Verdict: rep.Verdict, Err: CodeError(rep.Code)}
+	if e.Detail == "" && rep.Verdict != nil {
+		e.Detail = rep.Verdict.Reason
+	}
+	if req.Op == wire.OpWait && len(rep.Keys) > 0 {
+		e.Key = strings.Join(rep.Keys, " ")
+	}
+	return e
+}
+
+// failure is the error of a call that has no answer.
+func failure(req *wire.Request, err error) error {
+	if e, ok := errors.AsType[*Error](err); ok && e.Op != "" {
+		return err
+	}
+	return &Error{Op: req.Op.String(), Key: subject(req), Code: failureCode(err), Err: err}
+}
+
+func failureCode(err error) wire.Code {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return wire.CodeTimeout
+	case errors.Is(err, context.Canceled):
+		return wire.CodeCancelled
+	case errors.Is(err, ErrClosed):
+		return wire.CodeClosed
+	}
+	return wire.CodeUnavailable
+}
+
+func subject(req *wire.Request) string {
+	switch {
+	case req.Key != "":
+		return req.Key
+	case len(req.Keys) > 0:
+		return strings.Join(req.Keys, " ")
+	}
+	return req.Group.Group
+}

@@ -1,0 +1,294 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// Limits bound what a Memory holds. The zero value has the defaults.
+type Limits = core.Limits
+
+// Memory is the semantics: an Engine whose state is in this process. The zero value is ready.
+//
+// It drives one core.Machine: its lock, its clock, and who is told. It owns no goroutine; one
+// timer runs while something has a deadline. Calls that wait cost a map entry and a channel.
+type Memory struct {
+	Limits Limits // before the first call
+
+	mu      sync.Mutex // protects the fields below; never held during I/O
+	machine *core.Machine
+	start   time.Time
+	stopped time.Duration // of the time since start, how long this process stood still
+	timer   *time.Timer
+	armed   core.Time // what timer is set to; 0 is nothing
+	calls   map[core.Ticket]*call
+	links   map[uint64]link // sessions that are connections of a Server
+	lastID  uint64
+	closed  bool
+}
+
+// call is a Do that waits.
+type call struct {
+	rep  *wire.Reply
+	done chan struct{}
+	err  error
+}
+
+// link is a session's way to its peer.
+type link interface {
+	// deliver queues an answer; encode keeps answers that many share from being encoded for each.
+	deliver(e core.Effect, encode *encoder)
+	flush()
+}
+
+// A process that was stopped finds all deadlines passed when it goes on, though its peers have kept
+// them: time that it did not see does not count. A timer that is late by more than lateness tells
+// of it; then everything gets breath, so that what lies in the sockets is read first.
+const (
+	lateness = 100 * time.Millisecond
+	breath   = 20 * time.Millisecond
+)
+
+// open makes m ready. Called with mu.
+func (m *Memory) open() error {
+	if m.closed {
+		return ErrClosed
+	}
+	if m.machine == nil {
+		m.machine = core.New(m.Limits)
+		m.start = time.Now()
+		m.calls = map[core.Ticket]*call{}
+		m.links = map[uint64]link{}
+		m.timer = time.AfterFunc(time.Hour, m.tick)
+		m.timer.Stop()
+	}
+	return nil
+}
+
+// now is the machine's time. Called with mu.
+func (m *Memory) now() core.Time {
+	now := time.Since(m.start) - m.stopped
+	if m.armed > 0 && now > m.armed+lateness {
+		m.stopped += now - m.armed + breath
+		now = m.armed - breath
+	}
+	return now
+}
+
+// Do implements Engine.
+func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	own := *req
+	if core.Keeps(req.Op) {
+		own.Value = bytes.Clone(req.Value)
+	}
+	m.mu.Lock()
+	if err := m.open(); err != nil {
+		m.mu.Unlock()
+		return err
+	}
+	if own.Session == core.Local {
+		m.lastID++
+		own.ID = m.lastID
+	}
+	answered := m.machine.Apply(m.now(), own.Session, &own, rep)
+	var c *call
+	ticket := core.Ticket{Session: own.Session, ID: own.ID}
+	if !answered {
+		c = &call{rep: rep, done: make(chan struct{})}
+		m.calls[ticket] = c
+	}
+	m.release()
+	if !answered {
+		if err := m.await(ctx, &own, c); err != nil {
+			return err
+		}
+	}
+	clone(rep)
+	return nil
+}
+
+// await waits for c's answer, and withdraws it when ctx ends.
+func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
+	err := await(ctx, req.Op, c.done, func() {
+		m.mu.Lock()
+		if m.closed {
+			m.mu.Unlock()
+			return
+		}
+		withdraw := wire.Request{Op: wire.OpCancel, ID: req.ID}
+		m.machine.Apply(m.now(), req.Session, &withdraw, new(wire.Reply))
+		m.release()
+	})
+	if err != nil {
+		m.mu.Lock()
+		delete(m.calls, core.Ticket{Session: req.Session, ID: req.ID})
+		m.mu.Unlock()
+		select {
+		case <-c.done: // answered meanwhile
+			return c.err
+		default:
+			return err
+		}
+	}
+	return c.err
+}
+
+// release sets the timer, unlocks, and tells those whose calls the last step answered.
+func (m *Memory) release() {
+	effects := m.machine.Effects()
+	if at, ok := m.machine.Next(); ok && (m.armed == 0 || at < m.armed) {
+		m.armed = at
+		m.timer.Reset(at - (time.Since(m.start) - m.stopped))
+	}
+	if len(effects) == 0 {
+		m.mu.Unlock()
+		return
+	}
+	remote, local := m.route(effects)
+	m.mu.Unlock()
+	post(remote)
+	// Those in this process last: the rank that hosts the store may end with its answer.
+	for _, c := range local {
+		close(c.done)
+	}
+}
+
+// route finds out who is told what. Called with mu.
+func (m *Memory) route(effects []core.Effect) (remote []letter, local []*call) {
+	for _, e := range effects {
+		if l := m.links[e.Session]; l != nil {
+			remote = append(remote, letter{l, e})
+			continue
+		}
+		if c := m.calls[e.Ticket]; c != nil {
+			delete(m.calls, e.Ticket)
+			*c.rep = *e.Reply
+			local = append(local, c)
+		}
+	}
+	return remote, local
+}
+
+// tick lets happen what is due.
+func (m *Memory) tick() {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return
+	}
+	now := m.now()
+	m.armed = 0
+	m.machine.Tick(now)
+	m.release()
+}
+
+// attach makes a session whose answers go to l.
+func (m *Memory) attach(l link) (session uint64, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.open(); err != nil {
+		return 0, err
+	}
+	var rep wire.Reply
+	m.machine.Apply(m.now(), core.Local, &wire.Request{Op: wire.OpHello}, &rep)
+	session = uint64(rep.N)
+	m.links[session] = l
+	return session, nil
+}
+
+// detach ends a session: by goodbye, or lost.
+func (m *Memory) detach(session uint64, how wire.Op) {
+	m.mu.Lock()
+	delete(m.links, session)
+	if m.closed {
+		m.mu.Unlock()
+		return
+	}
+	m.machine.Apply(m.now(), session, &wire.Request{Op: how}, new(wire.Reply))
+	m.release()
+}
+
+// Keys is the number of entries.
+func (m *Memory) Keys() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.machine == nil {
+		return 0
+	}
+	return m.machine.Keys()
+}
+
+// Close ends all waiting calls with ErrClosed, and forgets everything.
+func (m *Memory) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil
+	}
+	m.closed = true
+	if m.timer != nil {
+		m.timer.Stop()
+	}
+	for _, c := range m.calls {
+		c.err = ErrClosed
+		close(c.done)
+	}
+	m.machine, m.calls, m.links = nil, nil, nil
+	return nil
+}
+
+// clone makes what rep holds the caller's: the machine's values are shared by all.
+func clone(rep *wire.Reply) {
+	rep.Value = bytes.Clone(rep.Value)
+	rep.Values = slices.Clone(rep.Values)
+	for i, v := range rep.Values {
+		rep.Values[i] = bytes.Clone(v)
+	}
+	rep.Keys = slices.Clone(rep.Keys)
+	rep.Type = strings.Clone(rep.Type)
+}
+
+// await returns nil when done is closed. When ctx ends first, the call is withdrawn. The store then decides it for everybody, so
+// that its answer is waited for, no longer than Grace: a deadline the store knows itself, a cancel it is told.
+func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func()) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	}
+	err := ctx.Err()
+	passed := errors.Is(err, context.DeadlineExceeded)
+	if !passed {
+		withdraw()
+	}
+	if passed && op.Waits() || decides(op) {
+		grace := time.NewTimer(Grace)
+		defer grace.Stop()
+		select {
+		case <-done:
+			return nil
+		case <-grace.C:
+		}
+	}
+	if passed {
+		withdraw()
+	}
+	return err
+}
+
+// decides reports whether the end of a call to op is something that others must agree on.
+func decides(op wire.Op) bool {
+	switch op {
+	case wire.OpJoin, wire.OpCollect, wire.OpSend, wire.OpRecv:
+		return true
+	}
+	return false
+}

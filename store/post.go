@@ -1,0 +1,65 @@
+package store
+
+import (
+	"runtime"
+	"sync"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// letter is an answer on its way to a connection.
+type letter struct {
+	to     link
+	effect core.Effect
+}
+
+// spreadFrom is how many letters are too many for the goroutine that happened to cause them:
+// the last rank of a large barrier would write to all others before it reads on.
+const spreadFrom = 64
+
+// post delivers letters and returns when all are handed to the kernel or to a goroutine that waits for a slow peer.
+func post(letters []letter) {
+	if len(letters) < spreadFrom {
+		send(letters)
+		return
+	}
+	workers := runtime.GOMAXPROCS(0)
+	each := (len(letters) + workers - 1) / workers
+	var wg sync.WaitGroup
+	for len(letters) > each {
+		part := letters[:each]
+		wg.Go(func() { send(part) })
+		letters = letters[each:]
+	}
+	send(letters)
+	wg.Wait()
+}
+
+func send(letters []letter) {
+	var e encoder
+	for i, l := range letters {
+		l.to.deliver(l.effect, &e)
+		if i+1 == len(letters) || letters[i+1].to != l.to {
+			l.to.flush()
+		}
+	}
+}
+
+// encoder encodes a reply once for all who get the same one.
+type encoder struct {
+	reply *wire.Reply
+	frame []byte
+	head  [wire.HeaderLen]byte
+}
+
+// frameOf returns the frame that answers e: a header for e alone, good until the next call, and a body that may be shared.
+func (c *encoder) frameOf(e core.Effect) (head, body []byte) {
+	if c.reply != e.Reply {
+		c.reply = e.Reply
+		c.frame = wire.AppendReply(nil, e.Op, e.ID, e.Reply)
+	}
+	copy(c.head[:], c.frame)
+	wire.Readdress(c.head[:], e.Op, e.ID)
+	return c.head[:], c.frame[wire.HeaderLen:]
+}

@@ -1,0 +1,46 @@
+package store
+
+import (
+	"context"
+	"strings"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// Prefix is the part of s below prefix: keys, and groups by their names. Its Close leaves s open.
+func Prefix(s *Store, prefix string) *Store { return New(&prefixed{s.engine, prefix}) }
+
+// prefixed puts prefix in front of names on their way in, and takes it off on their way out.
+type prefixed struct {
+	engine Engine
+	prefix string
+}
+
+// Do implements Engine.
+func (p *prefixed) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	own := *req
+	switch req.Op {
+	case wire.OpWait, wire.OpDelete, wire.OpList:
+		own.Keys = make([]string, len(req.Keys))
+		for i, k := range req.Keys {
+			own.Keys[i] = p.prefix + k
+		}
+		own.Key = p.prefix + req.Key
+	case wire.OpHello, wire.OpGoodbye, wire.OpCancel, wire.OpPing, wire.OpLost:
+	case wire.OpJoin:
+		own.Group.Group = p.prefix + req.Group.Group
+	default:
+		own.Key = p.prefix + req.Key
+	}
+	if err := check(&own); err != nil {
+		return err
+	}
+	err := p.engine.Do(ctx, &own, rep)
+	for i, k := range rep.Keys {
+		rep.Keys[i] = strings.TrimPrefix(k, p.prefix)
+	}
+	return err
+}
+
+// Close implements Engine. The store below is not its own.
+func (p *prefixed) Close() error { return nil }

@@ -1,0 +1,119 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// serveEngine serves c from any engine: each call has a goroutine, since it may wait.
+func (c *conn) serveEngine(e Engine) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	var rep wire.Reply
+	if err := e.Do(ctx, &wire.Request{Op: wire.OpHello}, &rep); err != nil {
+		cancel()
+		return err
+	}
+	calls := &engineCalls{conn: c, engine: e, session: uint64(rep.N), cancels: map[uint64]context.CancelFunc{}}
+	c.reply(wire.OpHello, c.req.ID, &rep)
+	c.out.Flush()
+	how, err := calls.run(ctx)
+	// The session ends first, so that no call of it is cancelled: its ranks have left or are lost.
+	_ = e.Do(context.Background(), &wire.Request{Op: how, Session: calls.session}, &rep)
+	cancel()
+	calls.running.Wait()
+	return err
+}
+
+// engineCalls are the calls of one connection.
+type engineCalls struct {
+	conn    *conn
+	engine  Engine
+	session uint64
+	running sync.WaitGroup
+
+	mu      sync.Mutex // protects cancels
+	cancels map[uint64]context.CancelFunc
+}
+
+// mostCalls bounds the calls of one connection that run at once.
+const mostCalls = 4096
+
+// run starts calls until the connection ends, and says how.
+func (s *engineCalls) run(ctx context.Context) (how wire.Op, err error) {
+	slots := make(chan struct{}, mostCalls)
+	for {
+		c := s.conn
+		if err := c.next(); err != nil {
+			return wire.OpLost, err
+		}
+		switch c.req.Op {
+		case wire.OpGoodbye:
+			return wire.OpGoodbye, errDone
+		case wire.OpHello:
+			return wire.OpLost, wire.ErrUnknownOp
+		case wire.OpCancel:
+			s.cancel(c.req.ID)
+			continue
+		}
+		req := own(&c.req)
+		req.Session = s.session
+		call, cancel := context.WithCancel(ctx)
+		s.mu.Lock()
+		s.cancels[req.ID] = cancel
+		s.mu.Unlock()
+		slots <- struct{}{}
+		s.running.Go(func() {
+			s.do(call, req)
+			<-slots
+		})
+	}
+}
+
+func (s *engineCalls) cancel(id uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if cancel := s.cancels[id]; cancel != nil {
+		cancel()
+	}
+}
+
+func (s *engineCalls) do(ctx context.Context, req *wire.Request) {
+	var rep wire.Reply
+	if err := s.engine.Do(ctx, req, &rep); err != nil {
+		rep = wire.Reply{Code: failureCode(err), Detail: err.Error()}
+		if e, ok := errors.AsType[*Error](err); ok {
+			rep = wire.Reply{Code: e.Code, Detail: e.Detail, Verdict: e.Verdict}
+		}
+	}
+	s.mu.Lock()
+	cancel := s.cancels[req.ID]
+	delete(s.cancels, req.ID)
+	s.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	}
+	s.conn.reply(req.Op, req.ID, &rep)
+	s.conn.out.Flush()
+}
+
+// own is req in memory of its own: the buffer that it was parsed from is used again.
+func own(req *wire.Request) *wire.Request {
+	r := *req
+	r.Key = strings.Clone(r.Key)
+	r.Keys = slices.Clone(r.Keys)
+	for i, k := range r.Keys {
+		r.Keys[i] = strings.Clone(k)
+	}
+	r.Value, r.Old = bytes.Clone(r.Value), bytes.Clone(r.Old)
+	c := &r.Group
+	for _, s := range []*string{&c.Group, &c.Run, &c.Channel, &c.Verb, &c.Type, &c.Label, &c.Reason} {
+		*s = strings.Clone(*s)
+	}
+	return &r
+}

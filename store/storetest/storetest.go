@@ -1,0 +1,179 @@
+// Package storetest is the contract of a store.Engine, as tests.
+//
+//	func TestMemory(t *testing.T) {
+//		storetest.Run(t, func(*testing.T) func() store.Engine {
+//			m := new(store.Memory)
+//			return func() store.Engine { return m }
+//		}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
+//	}
+//
+// What an engine cannot do it says (Options.Without); all else must hold.
+package storetest
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// Feature is a part of the contract that an engine may be without. It then answers ErrUnsupported to
+// the operations of that part, and the suite asserts that; the last three have no operation of their own.
+type Feature string
+
+const (
+	Add     Feature = "add"
+	Append  Feature = "append"
+	Collect Feature = "collect" // groups: join, leave, follow and collect
+	Delete  Feature = "delete"
+	List    Feature = "list"
+	Reads   Feature = "reads"   // entries that go with their last read
+	Streams Feature = "streams" // send, recv and expire
+	Swap    Feature = "swap"
+	TTL     Feature = "ttl"
+	Wait    Feature = "wait"
+	Watch   Feature = "watch"
+
+	Compaction Feature = "compaction" // a history with an end: watch may say ErrCompacted
+	Sessions   Feature = "sessions"   // what Open's function returns are sessions of their own, not one and the same
+	Loss       Feature = "loss"       // Options.Cut; implied if that is nil
+)
+
+// Options has defaults for nil: everything is supported, but no session can be cut.
+type Options struct {
+	Without []Feature
+	// Cut ends a session as a crash of its process would: without goodbye.
+	Cut func(store.Engine)
+	// TTL is the shortest that the engine keeps; default 50 ms.
+	TTL time.Duration
+}
+
+// Run tests an engine. open makes a store with nothing in it, and returns the function that opens a session on
+// it; open cleans up after itself, sessions are closed by Run before that.
+func Run(t *testing.T, open func(t *testing.T) (session func() store.Engine), o *Options) {
+	s := &suite{open: open}
+	if o != nil {
+		s.Options = *o
+	}
+	if s.Cut == nil {
+		s.Without = append(slices.Clip(s.Without), Loss)
+	}
+	if s.TTL == 0 {
+		s.TTL = 50 * time.Millisecond
+	}
+	for _, p := range parts {
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			for _, c := range p.cases {
+				s.run(t, c)
+			}
+		})
+	}
+	t.Run("Unsupported", s.unsupported)
+}
+
+// part is a chapter of the contract.
+type part struct {
+	name  string
+	cases []check
+}
+
+// check is one sentence of the contract.
+type check struct {
+	name  string
+	run   func(t *testing.T, w *world)
+	needs []Feature
+}
+
+var parts = []part{
+	{"Keys", keyChecks}, {"Counters", counterChecks}, {"Swap", swapChecks}, {"Lists", listChecks}, {"Lifetimes", lifetimeChecks},
+	{"Wait", waitChecks}, {"Watch", watchChecks}, {"Limits", limitChecks}, {"Many", manyChecks}, {"Close", closeChecks},
+	{"Join", joinChecks}, {"Collect", collectChecks}, {"Results", resultChecks}, {"Disagreement", clashChecks},
+	{"Failures", failureChecks}, {"Goodbye", goodbyeChecks}, {"Streams", streamChecks}, {"Loss", lossChecks},
+}
+
+type suite struct {
+	Options
+	open func(t *testing.T) func() store.Engine
+}
+
+// limit is how long a check may take: an engine that hangs fails.
+const limit = 10 * time.Second
+
+func (s *suite) run(t *testing.T, c check) {
+	if slices.ContainsFunc(c.needs, s.lacks) {
+		return
+	}
+	t.Run(c.name, func(t *testing.T) {
+		t.Parallel()
+		c.run(t, s.world(t))
+	})
+}
+
+func (s *suite) lacks(f Feature) bool { return slices.Contains(s.Without, f) }
+
+// world is one store, and the ways to reach it. It is made for one check.
+type world struct {
+	*suite
+	t       *testing.T
+	ctx     context.Context
+	session func() store.Engine
+}
+
+func (s *suite) world(t *testing.T) *world {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return &world{suite: s, t: t, ctx: ctx, session: s.open(t)}
+}
+
+// engine opens a session.
+func (w *world) engine() store.Engine {
+	e := w.session()
+	w.t.Cleanup(func() { _ = e.Close() })
+	return e
+}
+
+// store opens a session, and returns the verbs over it.
+func (w *world) store() *store.Store { return store.New(w.engine()) }
+
+// within is the check's context with a shorter time.
+func (w *world) within(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(w.ctx, d)
+	w.t.Cleanup(cancel)
+	return ctx
+}
+
+// soon is a time that is short, but longer than a busy machine needs for some calls.
+const soon = 100 * time.Millisecond
+
+// unsupported asserts that what an engine is without it refuses by name.
+func (s *suite) unsupported(t *testing.T) {
+	c := wire.Contribution{Group: "g", Generation: 1, Seq: 1, Size: 1, Root: -1, Verb: "barrier", Want: wire.WantNothing}
+	requests := map[Feature][]wire.Request{
+		Add:    {{Op: wire.OpAdd, Key: "k", Delta: 1}},
+		Append: {{Op: wire.OpAppend, Key: "k", Value: []byte("v")}},
+		Collect: {
+			{Op: wire.OpJoin, Group: c, Value: []byte("me")}, {Op: wire.OpLeave, Group: c},
+			{Op: wire.OpFollow, Group: c}, {Op: wire.OpCollect, Group: c, Value: []byte{}},
+		},
+		Delete:  {{Op: wire.OpDelete, Keys: []string{"k"}}},
+		List:    {{Op: wire.OpList, Key: "k", Delta: 1}},
+		Reads:   {{Op: wire.OpSet, Key: "k", Value: []byte("v"), Reads: 1}},
+		Streams: {{Op: wire.OpSend, Group: c, Value: []byte("v")}, {Op: wire.OpRecv, Group: c}, {Op: wire.OpExpire, Group: c}},
+		Swap:    {{Op: wire.OpSwap, Key: "k", Value: []byte("v")}},
+		TTL:     {{Op: wire.OpSet, Key: "k", Value: []byte("v"), TTL: time.Second}},
+		Wait:    {{Op: wire.OpWait, Keys: []string{"k"}}},
+		Watch:   {{Op: wire.OpChanges}},
+	}
+	for _, f := range s.Without {
+		for _, req := range requests[f] {
+			t.Run(string(f)+"/"+req.Op.String(), func(t *testing.T) {
+				w := s.world(t)
+				is(t, w.store().Do(w.ctx, &req, new(wire.Reply)), store.ErrUnsupported)
+			})
+		}
+	}
+}
