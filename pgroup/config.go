@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -118,10 +119,10 @@ func (c *Config) checkAddress() error {
 	if err != nil {
 		return invalid("Config.Address %q is not host:port: %v", c.Address, err)
 	}
-	n, err := net.LookupPort("tcp", port)
+	n, err := strconv.Atoi(port)
 	switch {
-	case err != nil:
-		return invalid("Config.Address %q: %v", c.Address, err)
+	case err != nil || n < 0 || n > 65535:
+		return invalid("Config.Address %q: port %q is not a number from 1 to 65535", c.Address, port)
 	case n == 0 && c.Size > 1:
 		return invalid("Config.Address %q has port 0, which the other ranks cannot know: listen first, and give rank 0 the Config.Listener", c.Address)
 	case strings.ContainsAny(host, " /"):
@@ -130,10 +131,14 @@ func (c *Config) checkAddress() error {
 	return nil
 }
 
-func isURL(address string) bool { return strings.Contains(address, "://") || strings.HasPrefix(address, "mem:") }
+func isURL(address string) bool {
+	return strings.Contains(address, "://") || strings.HasPrefix(address, "mem:")
+}
 
 // invalid is an error that matches ErrInvalid and says no more than it is told to.
-func invalid(format string, args ...any) error { return invalidError(fmt.Sprintf("pgroup: "+format, args...)) }
+func invalid(format string, args ...any) error {
+	return invalidError(fmt.Sprintf("pgroup: "+format, args...))
+}
 
 type invalidError string
 

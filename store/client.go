@@ -32,6 +32,8 @@ const (
 	handshakeTime = 10 * time.Second
 	// goodbyeTime bounds how long Close waits for the server to have heard it.
 	goodbyeTime = time.Second
+	// clientRoom is the size of a client's read buffer; larger replies get memory of their own.
+	clientRoom = 16 << 10
 	// clientQueue bounds what waits for a server that does not read.
 	clientQueue = 256 << 20
 )
@@ -107,8 +109,9 @@ func dialOnce(ctx context.Context, addr string, o *DialOptions) (*client, error)
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	in := newFrames(conn, wire.MaxReply)
-	err = hello(conn, in)
+	in := &frames{limit: wire.MaxReply}
+	buf := make([]byte, clientRoom)
+	err = hello(conn, in, buf)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -117,25 +120,26 @@ func dialOnce(ctx context.Context, addr string, o *DialOptions) (*client, error)
 		return nil, err
 	}
 	c := &client{
-		addr: addr, conn: conn, in: in, out: transport.NewOutbox(conn, clientQueue), logger: logger(o.Logger),
+		addr: addr, conn: conn, in: in, pipe: transport.NewPipe(conn), logger: logger(o.Logger),
 		calls: map[uint64]*clientCall{}, ended: make(chan struct{}),
 	}
-	go c.read()
+	c.out = transport.NewOutbox(c.pipe, clientQueue)
+	go c.read(buf)
 	return c, nil
 }
 
 // hello opens the session.
-func hello(conn net.Conn, in *frames) error {
+func hello(conn net.Conn, in *frames, buf []byte) error {
 	b := append([]byte(nil), wire.Preface...)
 	b = wire.AppendRequest(b, &wire.Request{Op: wire.OpHello, Key: whoami()})
 	if _, err := conn.Write(b); err != nil {
 		return err
 	}
-	h, body, _, err := in.next()
+	h, body, _, err := readFrame(conn, in, buf)
+	if errors.Is(err, wire.ErrTooLarge) || errors.Is(err, wire.ErrUnknownOp) {
+		return fmt.Errorf("%w: it answered %q", ErrProtocol, clip(string(in.buf[in.r:in.w])))
+	}
 	if err != nil {
-		if errors.Is(err, wire.ErrTooLarge) || errors.Is(err, wire.ErrUnknownOp) {
-			return fmt.Errorf("%w: it answered %q", ErrProtocol, clip(string(in.buf[in.r:min(in.w, in.r+16)])))
-		}
 		return err
 	}
 	var rep wire.Reply
@@ -146,6 +150,20 @@ func hello(conn net.Conn, in *frames) error {
 		return fmt.Errorf("%w: %s", CodeError(rep.Code), rep.Detail)
 	}
 	return nil
+}
+
+// readFrame reads until there is a whole frame.
+func readFrame(conn net.Conn, in *frames, buf []byte) (h wire.Header, body []byte, owned bool, err error) {
+	for {
+		h, body, owned, ok, err := in.next()
+		if ok || err != nil {
+			return h, body, owned, err
+		}
+		n, err := conn.Read(in.room(buf))
+		if in.got(n); n == 0 && err != nil {
+			return h, nil, false, err
+		}
+	}
 }
 
 // whoami is how this process is called in the logs of others.
@@ -162,6 +180,7 @@ type client struct {
 	addr   string
 	conn   net.Conn
 	in     *frames // owned by read
+	pipe   transport.NetPipe
 	out    *transport.Outbox
 	logger *slog.Logger
 	ended  chan struct{} // read has ended
@@ -244,10 +263,10 @@ func (c *client) take(id uint64) *clientCall {
 }
 
 // read completes calls until the connection ends.
-func (c *client) read() {
+func (c *client) read(buf []byte) {
 	defer close(c.ended)
 	for {
-		h, body, owned, err := c.in.next()
+		h, body, owned, err := readFrame(c.conn, c.in, buf)
 		if err == nil && h.Op == wire.OpGoodbye && h.ID == 0 {
 			err = errGoodbye
 		}
@@ -319,7 +338,7 @@ func (c *client) Close() error {
 		_ = c.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
 	}
 	<-c.ended
-	c.out.Rest()
+	c.pipe.Done()
 	return nil
 }
 

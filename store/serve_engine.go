@@ -12,7 +12,7 @@ import (
 )
 
 // serveEngine serves c from any engine: each call has a goroutine, since it may wait.
-func (c *conn) serveEngine(e Engine) error {
+func (c *conn) serveEngine(e Engine, buf []byte) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	var rep wire.Reply
 	if err := e.Do(ctx, &wire.Request{Op: wire.OpHello}, &rep); err != nil {
@@ -20,9 +20,9 @@ func (c *conn) serveEngine(e Engine) error {
 		return err
 	}
 	calls := &engineCalls{conn: c, engine: e, session: uint64(rep.N), cancels: map[uint64]context.CancelFunc{}}
-	c.reply(wire.OpHello, c.req.ID, &rep)
+	c.reply(wire.OpHello, c.id, &rep)
 	c.out.Flush()
-	how, err := calls.run(ctx)
+	how, err := calls.run(ctx, buf)
 	// The session ends first, so that no call of it is cancelled: its ranks have left or are lost.
 	_ = e.Do(context.Background(), &wire.Request{Op: how, Session: calls.session}, &rep)
 	cancel()
@@ -45,11 +45,11 @@ type engineCalls struct {
 const mostCalls = 4096
 
 // run starts calls until the connection ends, and says how.
-func (s *engineCalls) run(ctx context.Context) (how wire.Op, err error) {
+func (s *engineCalls) run(ctx context.Context, buf []byte) (how wire.Op, err error) {
 	slots := make(chan struct{}, mostCalls)
 	for {
 		c := s.conn
-		if err := c.next(); err != nil {
+		if err := c.read(buf); err != nil {
 			return wire.OpLost, err
 		}
 		switch c.req.Op {

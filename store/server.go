@@ -7,10 +7,10 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
-	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
@@ -35,9 +35,10 @@ func (l ServerLimits) withDefaults() ServerLimits {
 	return l
 }
 
-// Server serves an Engine: a *Memory from the goroutine that reads, any other with a goroutine for each call.
+// Server serves an Engine: a *Memory without a goroutine for each connection where the system has a
+// way to read many sockets at once, any other engine with a goroutine for each call.
 //
-// It owns the listeners that it was given and a goroutine for each connection. Close ends all of
+// It owns the listeners that it was given, the connections, and all those goroutines. Close ends all of
 // them and waits; it does not close the Engine.
 type Server struct {
 	Engine   Engine
@@ -48,6 +49,8 @@ type Server struct {
 	mu        sync.Mutex // protects the fields below
 	listeners map[net.Listener]struct{}
 	conns     map[*conn]struct{}
+	loops     []*transport.Loop
+	adopted   int // connections that a loop was given; they take turns
 	stopping  bool
 	running   sync.WaitGroup // connections
 }
@@ -115,10 +118,7 @@ func (s *Server) log() *slog.Logger { return logger(s.Logger) }
 // start serves a connection, or refuses it.
 func (s *Server) start(nc net.Conn) {
 	limits := s.Limits.withDefaults()
-	c := &conn{
-		server: s, nc: nc, in: newFrames(nc, wire.MaxBody), out: transport.NewOutbox(nc, limits.Unread),
-		limits: limits, peer: nc.RemoteAddr().String(),
-	}
+	c := newConn(s, nc, limits)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -129,13 +129,43 @@ func (s *Server) start(nc net.Conn) {
 		s.running.Go(func() { c.turnAway(wire.CodeFull, fmt.Sprintf("the limit is %d connections", limits.Conns)) })
 	default:
 		s.conns[c] = struct{}{}
-		s.running.Go(func() {
-			c.serve()
-			s.mu.Lock()
-			delete(s.conns, c)
-			s.mu.Unlock()
-		})
+		s.running.Add(1)
+		go c.serve()
 	}
+}
+
+// ended takes out a connection, and says why it is over.
+func (s *Server) ended(c *conn, err error) {
+	switch {
+	case errors.Is(err, errDone), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+		s.log().Debug("connection ended", "peer", c.peer, "who", c.who, "err", err)
+	default:
+		s.log().Warn("connection ended", "peer", c.peer, "who", c.who, "err", err)
+	}
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+	s.running.Done()
+}
+
+// loop is the loop that reads the next connection; nil if this system has none.
+func (s *Server) loop() *transport.Loop {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return nil
+	}
+	if s.loops == nil {
+		for range max(1, runtime.GOMAXPROCS(0)/4) {
+			l, err := transport.NewLoop()
+			if err != nil {
+				return nil
+			}
+			s.loops = append(s.loops, l)
+		}
+	}
+	s.adopted++
+	return s.loops[s.adopted%len(s.loops)]
 }
 
 // stop stops accepting, and lists the connections that there are.
@@ -156,10 +186,22 @@ func (s *Server) stop() []*conn {
 // Close ends all connections at once, and waits for their goroutines. It may be called twice.
 func (s *Server) Close() error {
 	for _, c := range s.stop() {
-		_ = c.nc.Close()
+		c.close()
 	}
-	s.running.Wait()
+	s.wait()
 	return nil
+}
+
+// wait returns when all connections have ended, and what served them.
+func (s *Server) wait() {
+	s.running.Wait()
+	s.mu.Lock()
+	loops := s.loops
+	s.loops = nil
+	s.mu.Unlock()
+	for _, l := range loops {
+		l.Close()
+	}
 }
 
 // Shutdown says goodbye to every peer behind the last of its answers, and waits until they
@@ -169,7 +211,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		c.goodbye()
 	}
 	done := make(chan struct{})
-	go func() { s.running.Wait(); close(done) }()
+	go func() { s.wait(); close(done) }()
 	select {
 	case <-done:
 		return nil
@@ -177,119 +219,4 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		_ = s.Close()
 		return ctx.Err()
 	}
-}
-
-// conn is one peer. Its goroutine reads, answers in line what need not wait, and writes what it
-// answered once it has nothing more to read; the answers to calls that wait come from elsewhere.
-type conn struct {
-	server  *Server
-	nc      net.Conn
-	in      *frames
-	out     *transport.Outbox
-	limits  ServerLimits
-	peer    string
-	session uint64
-	req     wire.Request
-	rep     wire.Reply
-}
-
-// errDone is the end of a connection whose peer said goodbye.
-var errDone = errors.New("goodbye")
-
-func (c *conn) serve() {
-	defer c.out.Rest()
-	defer func() { _ = c.nc.Close() }()
-	who, err := c.welcome()
-	if err != nil {
-		c.server.log().Warn("handshake", "peer", c.peer, "err", err)
-		return
-	}
-	err = c.serveSession()
-	if cause := c.out.Err(); cause != nil {
-		err = cause
-	}
-	switch {
-	case errors.Is(err, errDone), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
-		c.server.log().Debug("connection ended", "peer", c.peer, "who", who, "err", err)
-	default:
-		c.server.log().Warn("connection ended", "peer", c.peer, "who", who, "err", err)
-	}
-}
-
-// welcome reads the preface and the hello. The session is opened, and the hello answered, by serveSession.
-func (c *conn) welcome() (who string, err error) {
-	_ = c.nc.SetReadDeadline(time.Now().Add(c.limits.Handshake))
-	if err := c.in.fill(len(wire.Preface)); err != nil {
-		return "", err
-	}
-	got := string(c.in.buf[:len(wire.Preface)])
-	if got != wire.Preface {
-		if got[:len(got)-1] == wire.Preface[:len(got)-1] {
-			c.turnAway(wire.CodeUnsupported, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
-		}
-		return "", fmt.Errorf("%w: it began with %q", ErrProtocol, got)
-	}
-	c.in.r = len(wire.Preface)
-	h, body, _, err := c.in.next()
-	if err != nil {
-		return "", err
-	}
-	if err := c.req.Parse(h, body); err != nil || h.Op != wire.OpHello {
-		return "", fmt.Errorf("%w: %s before hello", ErrProtocol, h.Op)
-	}
-	return string([]byte(c.req.Key)), c.nc.SetReadDeadline(time.Time{})
-}
-
-// turnAway answers a hello with no.
-func (c *conn) turnAway(code wire.Code, detail string) {
-	_ = c.nc.SetDeadline(time.Now().Add(time.Second))
-	b := wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Code: code, Detail: detail})
-	if _, err := c.nc.Write(b); err == nil {
-		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
-			_ = half.CloseWrite() // a close at once might take the answer back
-			_, _ = io.Copy(io.Discard, io.LimitReader(c.nc, readRoom))
-		}
-	}
-	_ = c.nc.Close()
-}
-
-// goodbye says that there will be nothing more.
-func (c *conn) goodbye() {
-	c.out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, 0, &wire.Reply{Code: wire.CodeLeft}) })
-	c.out.Flush()
-}
-
-func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) {
-	c.out.Append(func(b []byte) []byte { return wire.AppendReply(b, op, id, rep) })
-}
-
-// deliver implements link.
-func (c *conn) deliver(e core.Effect, encode *encoder) {
-	head, body := encode.frameOf(e)
-	c.out.AppendShared(head, body)
-}
-
-// flush implements link.
-func (c *conn) flush() { c.out.Flush() }
-
-func (c *conn) serveSession() error {
-	if m, ok := c.server.Engine.(*Memory); ok {
-		return c.serveMemory(m)
-	}
-	return c.serveEngine(c.server.Engine)
-}
-
-// next reads a request. Its value is the machine's to keep.
-func (c *conn) next() error {
-	h, body, owned, err := c.in.next()
-	if err != nil {
-		return err
-	}
-	if err := c.req.Parse(h, body); err != nil {
-		return fmt.Errorf("%s: %w", h.Op, err)
-	}
-	if !owned && core.Keeps(h.Op) && c.req.Value != nil {
-		c.req.Value = append(make([]byte, 0, len(c.req.Value)), c.req.Value...)
-	}
-	return nil
 }

@@ -1,6 +1,6 @@
 // The tools that CI runs, pinned outside the library's graph. From the root:
 //
-//	GOWORK=off go tool -modfile=tools/go.mod gofumpt -l .
+//	.ci/tool gofumpt -l .
 module github.com/muster-pg/muster/tools
 
 go 1.26.0

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding"
 	"errors"
 	"fmt"
 	"reflect"
@@ -61,6 +62,9 @@ func (c *coder) release() {
 }
 
 func (msgpack) Append(b []byte, v any) (_ []byte, err error) {
+	if err := encodable(reflect.TypeOf(v)); err != nil {
+		return b, err
+	}
 	c := coders.Get().(*coder)
 	defer rescue(&err, "encoding", v)
 	tail := b[len(b):] // the encoder uses b's room, if that is enough
@@ -94,4 +98,67 @@ func rescue(err *error, what string, v any) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("msgpack: %s a %T: %v", what, v, r)
 	}
+}
+
+// checked has what encodable found out about a reflect.Type: an error, or nil.
+var checked sync.Map
+
+// encodable refuses types with parts that the library would encode as something else: it empties channels into
+// lists, and functions become nil. What is below an interface is not seen.
+func encodable(t reflect.Type) error {
+	if t == nil {
+		return nil
+	}
+	if err, ok := checked.Load(t); ok {
+		err, _ := err.(error)
+		return err
+	}
+	var err error
+	if at, kind := opaque(t, map[reflect.Type]bool{}); kind != reflect.Invalid {
+		err = fmt.Errorf("msgpack: a %v cannot be encoded: %v%s is a %v", t, t, at, kind)
+	}
+	checked.Store(t, err)
+	return err
+}
+
+// opaque finds the first part of t that has no bytes.
+func opaque(t reflect.Type, seen map[reflect.Type]bool) (at string, kind reflect.Kind) {
+	if seen[t] || marshals(t) {
+		return "", reflect.Invalid
+	}
+	seen[t] = true
+	switch t.Kind() {
+	case reflect.Chan, reflect.Func, reflect.UnsafePointer, reflect.Complex64, reflect.Complex128:
+		return "", t.Kind()
+	case reflect.Map:
+		if at, kind := opaque(t.Key(), seen); kind != reflect.Invalid {
+			return "[key]" + at, kind
+		}
+		at, kind := opaque(t.Elem(), seen)
+		return "[]" + at, kind
+	case reflect.Slice, reflect.Array:
+		at, kind := opaque(t.Elem(), seen)
+		return "[]" + at, kind
+	case reflect.Pointer:
+		return opaque(t.Elem(), seen)
+	case reflect.Struct:
+		for f := range t.Fields() {
+			if at, kind := opaque(f.Type, seen); kind != reflect.Invalid && travels(f) {
+				return "." + f.Name + at, kind
+			}
+		}
+	}
+	return "", reflect.Invalid
+}
+
+// travels reports whether a field is encoded.
+func travels(f reflect.StructField) bool {
+	return f.IsExported() && f.Tag.Get("codec") != "-" && f.Tag.Get("json") != "-"
+}
+
+var marshaler = reflect.TypeFor[encoding.BinaryMarshaler]()
+
+// marshals reports whether t makes bytes of itself.
+func marshals(t reflect.Type) bool {
+	return t.Implements(marshaler) || reflect.PointerTo(t).Implements(marshaler)
 }

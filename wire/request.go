@@ -131,7 +131,7 @@ var fields = [opEnd]field{
 	OpChanges: fTimeout | fKey | fRev,
 	OpJoin:    fTimeout | fValue | fSeat | fRoll,
 	OpLeave:   fSeat | fNo,
-	OpFollow:  fSeat,
+	OpFollow:  fTimeout | fSeat,
 	OpCollect: fTimeout | fValue | fSeat | fCast | fVote | fNo,
 	OpSend:    fTimeout | fValue | fTTL | fSeat | fCast,
 	OpRecv:    fTimeout | fSeat | fCast,
@@ -229,11 +229,11 @@ func (c *Contribution) append(b []byte, f field) []byte {
 func (r *Request) Parse(h Header, body []byte) error {
 	keys := r.Keys[:0]
 	*r = Request{Op: h.Op, ID: h.ID}
-	f := fields[h.Op]
-	if h.Op == OpLost {
+	if h.Op == 0 || h.Op >= OpLost {
 		return ErrUnknownOp
 	}
-	if h.Flags&^requestFlags(f) != 0 {
+	f := fields[h.Op]
+	if h.Flags&^requestFlags(f) != 0 || h.Code != CodeOK {
 		return ErrFlags
 	}
 	p := parser{b: body}

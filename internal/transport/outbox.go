@@ -1,15 +1,25 @@
-// Package transport has the bytes on their way to a connection: an Outbox, whose callers never wait for the peer.
+// Package transport is how the bytes of many connections get in and out of a process: Outbox, whose callers
+// never wait for the peer, and Loop, which reads many sockets from one goroutine.
 package transport
 
 import (
 	"errors"
-	"net"
 	"sync"
-	"syscall"
 )
 
 // ErrSlow is the end of a connection whose peer does not read what it asked for.
 var ErrSlow = errors.New("the peer does not read: too much is waiting for it")
+
+// Pipe is the way out of an Outbox.
+type Pipe interface {
+	// TryWrite writes what fits without waiting for the peer.
+	TryWrite(b []byte) (n int, err error)
+	// Room sees to it that resume is called, once and not before Room has returned, when there is
+	// room for more or the connection has ended.
+	Room(resume func())
+	// Close ends the connection. It is called with the outbox locked.
+	Close() error
+}
 
 const (
 	// shareFrom is from where on bytes that several connections get are not copied for each.
@@ -23,42 +33,30 @@ var buffers = sync.Pool{New: func() any { return new([room]byte) }}
 // chunk is some bytes to be written.
 type chunk struct {
 	b      []byte
-	shared bool // with other connections: not ours to reuse, and not counted
+	shared bool // with other connections: not ours to use again, and not counted
 }
 
 // Outbox gathers frames for one connection and writes them, many at once if they come fast.
-// Whoever calls Flush writes, as far as the socket takes it at once; what it does not take is
-// written by a goroutine that Flush starts, and that ends when all is written or the connection is closed.
+// Whoever calls Flush writes, as far as the pipe takes it at once; the rest is written when the pipe has room.
+// It owns no goroutine.
 type Outbox struct {
-	conn  net.Conn
-	raw   syscall.RawConn // nil: conn has no writes that do not wait
+	// Drained, if not nil, is called when what had to wait for the peer is written, or the connection has
+	// ended. It is set before the first Append, and called with the outbox locked.
+	Drained func()
+
+	pipe  Pipe
 	limit int
 
 	mu      sync.Mutex // protects the fields below; not held while writing
 	queue   []chunk    // the last one is open for more if it is not shared
 	bytes   int        // of chunks that are not shared and not written
-	writing bool       // somebody writes: Flush leaves it to them
+	writing bool       // somebody writes, or waits for room: Flush leaves it to them
 	err     error
-	rested  sync.Cond // on mu: writing has become false
-
-	// owned by whoever set writing: a closure for each write would be garbage for each write
-	attempt func(fd uintptr) bool
-	next    []byte
-	wrote   int
-	fault   error
 }
 
-// NewOutbox returns the outbox of conn. When more than limit bytes wait for the peer,
-// it is too slow, and the connection is closed.
-func NewOutbox(conn net.Conn, limit int) *Outbox {
-	o := &Outbox{conn: conn, limit: limit}
-	o.rested.L = &o.mu
-	o.attempt = o.writeOnce
-	if sc, ok := conn.(syscall.Conn); ok {
-		o.raw, _ = sc.SyscallConn()
-	}
-	return o
-}
+// NewOutbox returns the outbox of a connection. When more than limit bytes wait for the peer, it is
+// too slow, and the connection is closed.
+func NewOutbox(p Pipe, limit int) *Outbox { return &Outbox{pipe: p, limit: limit} }
 
 // Append appends what f appends to its argument.
 func (o *Outbox) Append(f func(b []byte) []byte) {
@@ -99,109 +97,66 @@ func (o *Outbox) grow(f func(b []byte) []byte) {
 func (o *Outbox) Flush() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for !o.writing && len(o.queue) > 0 {
+	if !o.writing && len(o.queue) > 0 {
 		o.writing = true
+		o.write()
+	}
+}
+
+// resume goes on writing when there is room.
+func (o *Outbox) resume() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.write(); !o.writing && o.Drained != nil {
+		o.Drained()
+	}
+}
+
+// write writes until the queue is empty or the pipe full. Called with mu and writing; it unlocks meanwhile.
+func (o *Outbox) write() {
+	for len(o.queue) > 0 && o.err == nil {
 		queue := o.queue
 		o.queue = nil
-		if o.raw == nil {
-			go o.drain(queue)
-			return
-		}
 		o.mu.Unlock()
-		rest, err := o.writeNow(queue)
+		rest, freed, err := o.writeAll(queue)
 		o.mu.Lock()
-		if err == nil && len(rest) > 0 {
-			go o.drain(rest)
+		o.bytes -= freed
+		if err != nil {
+			o.fail(err)
+			break
+		}
+		if len(rest) > 0 {
+			o.queue = append(rest, o.queue...)
+			o.pipe.Room(o.resume)
 			return
 		}
-		o.rest(err)
 	}
+	o.writing = false
 }
 
-// writeNow writes as much of queue as the socket takes, and returns what it did not.
-func (o *Outbox) writeNow(queue []chunk) (rest []chunk, err error) {
+// writeAll writes what the pipe takes of queue, and returns what it did not.
+func (o *Outbox) writeAll(queue []chunk) (rest []chunk, freed int, err error) {
 	for i := range queue {
 		c := &queue[i]
-		whole := *c
+		whole := c.b
 		for len(c.b) > 0 {
-			o.next, o.wrote, o.fault = c.b, 0, nil
-			if err := o.raw.Write(o.attempt); err != nil {
-				return nil, err
-			}
-			if o.fault != nil {
-				return nil, o.fault
-			}
-			if o.wrote == 0 {
-				return queue[i:], nil
-			}
-			o.written(c, o.wrote)
-		}
-		whole.recycle()
-	}
-	return nil, nil
-}
-
-// writeOnce is one write that does not wait: it always says that it is done.
-func (o *Outbox) writeOnce(fd uintptr) bool {
-	n, err := syscall.Write(int(fd), o.next)
-	switch {
-	case err == nil:
-		o.wrote = n
-	case !errors.Is(err, syscall.EAGAIN) && !errors.Is(err, syscall.EINTR):
-		o.fault = err
-	}
-	return true
-}
-
-// drain writes queue, and what comes meanwhile, at the peer's pace.
-func (o *Outbox) drain(queue []chunk) {
-	for {
-		for i := range queue {
-			c := &queue[i]
-			whole := *c
-			n, err := o.conn.Write(c.b)
-			o.written(c, n)
+			n, err := o.pipe.TryWrite(c.b)
 			if err != nil {
-				o.mu.Lock()
-				o.rest(err)
-				o.mu.Unlock()
-				return
+				return nil, freed, err
 			}
-			whole.recycle()
+			if n == 0 {
+				return queue[i:], freed, nil
+			}
+			c.b = c.b[n:]
+			if !c.shared {
+				freed += n
+			}
 		}
-		o.mu.Lock()
-		if queue = o.queue; len(queue) == 0 || o.err != nil {
-			o.rest(nil)
-			o.mu.Unlock()
-			return
+		if !c.shared && cap(whole) == room {
+			buffers.Put((*[room]byte)(whole[:room]))
 		}
-		o.queue = nil
-		o.mu.Unlock()
 	}
-}
-
-func (o *Outbox) written(c *chunk, n int) {
-	c.b = c.b[n:]
-	if !c.shared {
-		o.mu.Lock()
-		o.bytes -= n
-		o.mu.Unlock()
-	}
-}
-
-func (c chunk) recycle() {
-	if !c.shared && cap(c.b) == room {
-		buffers.Put((*[room]byte)(c.b[:room]))
-	}
-}
-
-// rest ends a turn of writing. Called with mu.
-func (o *Outbox) rest(err error) {
-	o.writing = false
-	if err != nil {
-		o.fail(err)
-	}
-	o.rested.Broadcast()
+	return nil, freed, nil
 }
 
 // fail closes the connection: its reader notices. Called with mu.
@@ -209,7 +164,10 @@ func (o *Outbox) fail(err error) {
 	if o.err == nil {
 		o.err = err
 		o.queue = nil
-		_ = o.conn.Close()
+		_ = o.pipe.Close()
+		if o.Drained != nil {
+			o.Drained()
+		}
 	}
 }
 
@@ -225,13 +183,4 @@ func (o *Outbox) Err() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.err
-}
-
-// Rest waits until nobody writes: all is written, or the connection is closed.
-func (o *Outbox) Rest() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for o.writing {
-		o.rested.Wait()
-	}
 }

@@ -386,7 +386,7 @@ var limitChecks = []check{
 
 func largestFit(t *testing.T, w *world) {
 	s := w.store()
-	key := string(big(wire.MaxKey))
+	key := string(big(w.Key))
 	good(t, s.Set(w.ctx, key, big(wire.MaxValue), nil))
 	v, err := s.Get(w.ctx, key)
 	good(t, err)
@@ -395,7 +395,7 @@ func largestFit(t *testing.T, w *world) {
 
 func longKey(t *testing.T, w *world) {
 	s := w.store()
-	key := string(big(wire.MaxKey + 1))
+	key := string(big(w.Key + 1))
 	is(t, s.Set(w.ctx, key, nil, nil), store.ErrTooLarge)
 	_, err := s.Get(w.ctx, key)
 	is(t, err, store.ErrTooLarge)

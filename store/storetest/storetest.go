@@ -49,6 +49,8 @@ type Options struct {
 	Cut func(store.Engine)
 	// TTL is the shortest that the engine keeps; default 50 ms.
 	TTL time.Duration
+	// Key is the length of the longest key that the engine takes; default wire.MaxKey.
+	Key int
 }
 
 // Run tests an engine. open makes a store with nothing in it, and returns the function that opens a session on
@@ -64,7 +66,10 @@ func Run(t *testing.T, open func(t *testing.T) (session func() store.Engine), o 
 	if s.TTL == 0 {
 		s.TTL = 50 * time.Millisecond
 	}
-	for _, p := range parts {
+	if s.Key == 0 {
+		s.Key = wire.MaxKey
+	}
+	for _, p := range chapters {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			for _, c := range p.cases {
@@ -75,8 +80,8 @@ func Run(t *testing.T, open func(t *testing.T) (session func() store.Engine), o 
 	t.Run("Unsupported", s.unsupported)
 }
 
-// part is a chapter of the contract.
-type part struct {
+// chapter is a part of the contract.
+type chapter struct {
 	name  string
 	cases []check
 }
@@ -88,7 +93,7 @@ type check struct {
 	needs []Feature
 }
 
-var parts = []part{
+var chapters = []chapter{
 	{"Keys", keyChecks}, {"Counters", counterChecks}, {"Swap", swapChecks}, {"Lists", listChecks}, {"Lifetimes", lifetimeChecks},
 	{"Wait", waitChecks}, {"Watch", watchChecks}, {"Limits", limitChecks}, {"Many", manyChecks}, {"Close", closeChecks},
 	{"Join", joinChecks}, {"Collect", collectChecks}, {"Results", resultChecks}, {"Disagreement", clashChecks},

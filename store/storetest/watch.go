@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"testing"
 
 	"github.com/muster-pg/muster/store"
@@ -81,10 +82,8 @@ func watchNow(t *testing.T, w *world) {
 	}
 	o := <-seen
 	good(t, o.err)
-	var first int
-	if _, err := fmt.Sscan(string(o.values[0]), &first); err != nil {
-		t.Fatalf("the watch began with %q", o.values[0])
-	}
+	first, err := strconv.Atoi(string(o.values[0]))
+	good(t, err)
 	for i, k := range texts(o.values) {
 		same(t, "change", k, fmt.Sprintf("%06d", first+i))
 	}

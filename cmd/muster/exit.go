@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
+)
+
+// What the process exits with; exitCodesTopic tells users.
+const (
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitNotFound    = 3
+	exitTimeout     = 4
+	exitUnavailable = 5
+	exitNotRunnable = 126 // run: as shells have it
+	exitNoProgram   = 127
+)
+
+func exitCodesTopic() *cobra.Command {
+	return &cobra.Command{Use: "exit-codes", Short: "What muster exits with", Long: `What muster exits with:
+
+  0    it went well
+  1    it failed: the line on standard error says why
+  2    it was called in a wrong way: unknown flag, malformed address, missing argument
+  3    get: there is no such key
+  4    the time given by --timeout was over
+  5    the store cannot be reached, or went away
+
+run exits with the exit code of the first rank that failed, or 128 plus the number of the
+signal that killed it (143 is SIGTERM), and with
+
+  126  if the program cannot be executed
+  127  if there is no such program`}
+}
+
+func environmentTopic() *cobra.Command {
+	return &cobra.Command{Use: "environment", Short: "The variables that muster reads and sets", Long: `Variables that muster reads:
+
+  MUSTER_STORE   the store of set, get, wait, add, delete, keys and watch, unless --store is given
+  NO_COLOR       if it is not empty, there is no colour; nor is there when the output is no terminal
+
+Variables that run sets for each rank:
+
+  RANK, LOCAL_RANK               0 to n-1
+  WORLD_SIZE, LOCAL_WORLD_SIZE   n
+  MASTER_ADDR, MASTER_PORT       where the ranks meet
+  MUSTER_STORE                   the store there, as a URL: run hosts it, unless --master-port is given
+  MUSTER_RUN                     a name of this run, so that no rank of another one is taken for one of it
+
+pgroup.FromEnv reads them, and those of torchrun, Open MPI, Slurm and Kubernetes.`}
+}
+
+// exit is an error with the code that it ends the process with. Its text may be empty.
+type exit struct {
+	code int
+	text string
+	err  error // the reason, for errors.Is
+}
+
+func (e *exit) Error() string { return e.text }
+func (e *exit) Unwrap() error { return e.err }
+
+// usagef is the error of a wrong command line.
+func usagef(cmd *cobra.Command, format string, args ...any) error {
+	return &exit{code: exitUsage, text: fmt.Sprintf(format, args...) + fmt.Sprintf("; see %q", cmd.CommandPath()+" --help")}
+}
+
+// explain puts err into one line, and says what to exit with.
+func explain(err error) (line string, code int) {
+	code = exitFailed
+	if e, ok := errors.AsType[*exit](err); ok {
+		code = e.code
+	} else if e, ok := errors.AsType[*storeError](err); ok {
+		code = e.exitCode()
+	}
+	return oneLine(err.Error()), code
+}
+
+// oneLine joins the lines of an error that wraps several.
+func oneLine(s string) string {
+	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), ": ")
+}
+
+// storeError is an error of the store at url, with what to do about it.
+type storeError struct {
+	url string
+	err error
+}
+
+func (e *storeError) Unwrap() error { return e.err }
+
+func (e *storeError) exitCode() int {
+	switch {
+	case errors.Is(e.err, store.ErrNotFound), errors.Is(e.err, store.ErrExpired):
+		return exitNotFound
+	case isUnavailable(e.err):
+		return exitUnavailable
+	case errors.Is(e.err, context.DeadlineExceeded):
+		return exitTimeout
+	}
+	return exitFailed
+}
+
+func (e *storeError) Error() string {
+	inner, _ := errors.AsType[*store.Error](e.err)
+	switch e.exitCode() {
+	case exitNotFound:
+		return fmt.Sprintf("there is no key %q: --wait waits for it, \"muster keys\" lists what is there", inner.Key)
+	case exitUnavailable:
+		return e.unavailable(inner)
+	case exitTimeout:
+		return fmt.Sprintf("timed out: %s; --timeout gives it more time", e.late(inner))
+	}
+	if inner != nil && inner.Detail != "" {
+		return strings.TrimPrefix(e.err.Error(), "store: ")
+	}
+	return strings.TrimPrefix(e.err.Error(), "store: ")
+}
+
+// late says what did not come in time.
+func (e *storeError) late(inner *store.Error) string {
+	if inner != nil && inner.Op == "wait" {
+		return "not there yet: " + inner.Key
+	}
+	return e.err.Error()
+}
+
+// isUnavailable reports whether there is nobody to answer. A dial that took too long is that too.
+func isUnavailable(err error) bool {
+	inner, ok := errors.AsType[*store.Error](err)
+	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrProtocol) || ok && inner.Op == "dial"
+}
+
+func (e *storeError) unavailable(inner *store.Error) string {
+	addr := strings.TrimPrefix(e.url, "muster://")
+	switch {
+	case errors.Is(e.err, store.ErrProtocol):
+		return fmt.Sprintf("whoever listens at %s is no muster store (%v): check --store or MUSTER_STORE", addr, e.err)
+	case inner != nil && inner.Op == "dial":
+		return fmt.Sprintf("no store at %s (%s): start one with \"muster serve --listen %s\", or check --store or MUSTER_STORE", addr, reason(e.err), addr)
+	}
+	return fmt.Sprintf("the store at %s went away (%s): start it again, and then this", addr, reason(e.err))
+}
+
+// reason is the innermost part of an error that ends in the system's own words.
+func reason(err error) string {
+	s := oneLine(err.Error())
+	return strings.TrimSpace(s[strings.LastIndex(s, ": ")+1:])
+}

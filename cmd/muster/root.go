@@ -1,0 +1,127 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+const (
+	groupStart = "start"
+	groupStore = "store"
+	groupOther = "other"
+)
+
+// execute carries out one command line, and returns what the process is to exit with.
+func execute(args []string) int {
+	root := newRoot()
+	root.SetArgs(shieldNumbers(root, args))
+	err := root.Execute()
+	if err == nil {
+		return exitOK
+	}
+	line, code := explain(err)
+	if line != "" {
+		fmt.Fprintln(os.Stderr, inkOf(os.Stderr).red("muster:"), line)
+	}
+	return code
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "muster",
+		Short: "Process groups: start them, host their store, look into it",
+		Long: `muster brings processes together in groups, and keeps what they agree on.
+
+See it work:     muster demo
+Start a group:   muster run -n 4 -- ./train
+Host a store:    muster serve --listen 127.0.0.1:7070
+Look into it:    muster keys --store muster://127.0.0.1:7070`,
+		Version:       version(),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          knownCommand,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.AddGroup(
+		&cobra.Group{ID: groupStart, Title: "Processes:"},
+		&cobra.Group{ID: groupStore, Title: "A store that is there (--store or MUSTER_STORE):"},
+		&cobra.Group{ID: groupOther, Title: "Other:"},
+	)
+	add := func(group string, cmds ...*cobra.Command) {
+		for _, c := range cmds {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add(groupStart, newDemo(), newRun(), newServe(), newBench())
+	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch())
+	add(groupOther, newVersion())
+	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank())
+	root.SetHelpCommandGroupID(groupOther)
+	root.SetCompletionCommandGroupID(groupOther)
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usagef(cmd, "%v", err) })
+	return root
+}
+
+// knownCommand is for what stands where a command should.
+func knownCommand(root *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	hint := ""
+	if near := root.SuggestionsFor(args[0]); len(near) > 0 {
+		hint = fmt.Sprintf(", did you mean %s?", strings.Join(near, " or "))
+	}
+	return usagef(root, "there is no command %q%s", args[0], hint)
+}
+
+// operands checks how many arguments a command has: each name is one, "[NAME]" may be left
+// out, and "NAME…" is one or more.
+func operands(names ...string) cobra.PositionalArgs {
+	least, most := 0, len(names)
+	for _, n := range names {
+		if !strings.HasPrefix(n, "[") {
+			least++
+		}
+		if strings.HasSuffix(n, "…") {
+			most = 1 << 20
+		}
+	}
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < least:
+			return usagef(cmd, "%s is missing", names[len(args)])
+		case len(args) > most:
+			return usagef(cmd, "%q is one argument too many", args[most])
+		}
+		return nil
+	}
+}
+
+var negative = regexp.MustCompile(`^-[0-9]+$`)
+
+// shieldNumbers moves the negative numbers of add behind "--": they are no flags.
+func shieldNumbers(root *cobra.Command, args []string) []string {
+	cmd, _, err := root.Find(args)
+	if err != nil || cmd.Name() != "add" || slices.Contains(args, "--") {
+		return args
+	}
+	var numbers, rest []string
+	for _, a := range args {
+		if negative.MatchString(a) {
+			numbers = append(numbers, a)
+		} else {
+			rest = append(rest, a)
+		}
+	}
+	if numbers == nil {
+		return args
+	}
+	return append(append(rest, "--"), numbers...)
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+)
+
+// ink is colour where a person reads, and nothing everywhere else.
+type ink bool
+
+func inkOf(w io.Writer) ink {
+	f, ok := w.(*os.File)
+	return ink(ok && term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb")
+}
+
+func (k ink) in(code, s string) string {
+	if !k {
+		return s
+	}
+	return "\x1b[" + code + "m" + s + "\x1b[0m"
+}
+
+func (k ink) bold(s string) string  { return k.in("1", s) }
+func (k ink) dim(s string) string   { return k.in("2", s) }
+func (k ink) red(s string) string   { return k.in("1;31", s) }
+func (k ink) green(s string) string { return k.in("1;32", s) }
+
+// rank colours what belongs to a rank.
+func (k ink) rank(rank int, s string) string {
+	colours := []string{"36", "35", "33", "32", "34", "96", "95", "93", "92", "94"}
+	return k.in(colours[rank%len(colours)], s)
+}
+
+// padLeft and padRight count characters, not bytes: there are µs and × in tables.
+func padLeft(s string, width int) string {
+	return strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s))) + s
+}
+
+func padRight(s string, width int) string {
+	return s + strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s)))
+}
+
+// short is a duration with three digits.
+func short(d time.Duration) string {
+	switch {
+	case d < time.Microsecond:
+		return fmt.Sprintf("%d ns", d.Nanoseconds())
+	case d < time.Millisecond:
+		return digits(float64(d)/float64(time.Microsecond)) + " µs"
+	case d < time.Second:
+		return digits(float64(d)/float64(time.Millisecond)) + " ms"
+	}
+	return digits(d.Seconds()) + " s"
+}
+
+func digits(x float64) string {
+	switch {
+	case x < 10:
+		return fmt.Sprintf("%.2f", x)
+	case x < 100:
+		return fmt.Sprintf("%.1f", x)
+	}
+	return fmt.Sprintf("%.0f", x)
+}

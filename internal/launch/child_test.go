@@ -1,0 +1,157 @@
+package launch_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
+)
+
+// What the test binary is told when it is a rank, or a rank's child.
+const (
+	modeVar = "LAUNCH_TEST_MODE"
+	rankVar = "LAUNCH_TEST_RANK"
+	toldVar = "LAUNCH_TEST_TOLD" // set if somebody waits for the end of readyFile
+)
+
+const readyFile = 3
+
+func TestMain(m *testing.M) {
+	mode := os.Getenv(modeVar)
+	if mode == "" {
+		testcluster.Leaks(m)
+	}
+	name, arg, _ := strings.Cut(mode, ":")
+	act, ok := acts[name]
+	if !ok {
+		fmt.Println("no such mode:", mode)
+		os.Exit(99)
+	}
+	act(arg)
+}
+
+// acts are what ranks do.
+var acts = map[string]func(arg string){
+	"exit":     func(code string) { os.Exit(number(code)) },
+	"exitAt":   exitAt,
+	"killed":   func(sig string) { _ = syscall.Kill(os.Getpid(), syscall.Signal(number(sig))); block() },
+	"block":    func(string) { ready(); block() },
+	"stubborn": func(string) { signal.Ignore(syscall.SIGTERM); ready(); block() },
+	"polite":   polite,
+	"count":    count,
+	"long":     func(n string) { fmt.Println(strings.Repeat("x", number(n))) },
+	"environ":  func(string) { fmt.Println(os.Getenv("LAUNCH_TEST_EXTRA"), os.Getenv("HOME")) },
+	"stdin":    stdin,
+	"parent":   parent,
+	"family":   func(child string) { fmt.Println("child", begin(child, false)); block() },
+	"leave":    func(child string) { fmt.Println("child", begin(child, false)) },
+	"escape":   func(child string) { fmt.Println("child", begin(child, true)) },
+	"tethered": func(child string) { launch.ExitWithParent(); fmt.Println("child", begin(child, false)); block() },
+	"free":     func(string) { launch.ExitWithParent(); stdin("") },
+}
+
+// block waits for the end that others bring.
+func block() { <-time.After(time.Hour) }
+
+// ready tells the test and whoever began this process that it is what it is to be.
+func ready() {
+	fmt.Println("ready", os.Getpid())
+	if os.Getenv(toldVar) != "" {
+		_ = os.NewFile(readyFile, "ready").Close()
+	}
+}
+
+func number(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// exitAt lets one rank fail, and the others wait: "2=3" is rank 2, exit status 3.
+func exitAt(arg string) {
+	rank, code, _ := strings.Cut(arg, "=")
+	if os.Getenv(rankVar) == rank {
+		os.Exit(number(code))
+	}
+	block()
+}
+
+// polite takes a moment to end, and says that it could.
+func polite(string) {
+	c := make(chan os.Signal, 2)
+	signal.Notify(c, syscall.SIGTERM, syscall.SIGUSR1)
+	ready()
+	fmt.Println("heard", <-c)
+}
+
+func count(n string) {
+	for i := range number(n) {
+		fmt.Println("out", i)
+		fmt.Fprintln(os.Stderr, "err", i)
+	}
+	fmt.Print("no newline")
+}
+
+func stdin(string) {
+	b, err := io.ReadAll(os.Stdin)
+	fmt.Println("stdin", len(b), err)
+}
+
+// begin starts a child of this rank in its group, or in a session of its own, and
+// returns when it is ready: a rank that ends at once would take it along before that.
+func begin(mode string, escape bool) (pid int) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		panic(err)
+	}
+	cmd := exec.Command(self())
+	cmd.Env = append(os.Environ(), modeVar+"="+mode, toldVar+"=yes")
+	cmd.Stdout = os.Stdout // the rank's pipe stays open as long as the child lives
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: escape}
+	if err := cmd.Start(); err != nil {
+		panic(err)
+	}
+	w.Close()
+	_, _ = io.Copy(io.Discard, r)
+	return cmd.Process.Pid
+}
+
+func self() string {
+	exe, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	return exe
+}
+
+// parent is a launcher that a test can kill.
+func parent(mode string) {
+	s := spec(3, mode)
+	s.Output = os.Stdout
+	job, err := launch.Start(context.Background(), s)
+	if err != nil {
+		panic(err)
+	}
+	_ = job.Wait()
+}
+
+// spec starts the test binary n times in a mode. The race detector would have each wait
+// for a second before it exits.
+func spec(n int, mode string) launch.Spec {
+	return launch.Spec{N: n, Path: self(), Env: func(rank int) []string {
+		return []string{modeVar + "=" + mode, fmt.Sprintf("%s=%d", rankVar, rank), "GORACE=atexit_sleep_ms=0"}
+	}}
+}

@@ -1,0 +1,365 @@
+package launch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
+)
+
+// soon is for what happens at once on a machine that is not stuck. Ranks that are to be
+// outlived block for an hour.
+const soon = 30 * time.Second
+
+func TestAllEndWell(t *testing.T) {
+	job := start(t, spec(4, "exit:0"))
+	if err := wait(t, job); err != nil {
+		t.Fatal(err)
+	}
+	for rank := range 4 {
+		p := job.Process(rank)
+		if p.Rank() != rank || p.Err() != nil {
+			t.Errorf("rank %d says %d, %v", rank, p.Rank(), p.Err())
+		}
+		if err := p.Signal(syscall.SIGKILL); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("signal to a rank that has ended: %v", err)
+		}
+	}
+	if job.Process(-1) != nil || job.Process(4) != nil {
+		t.Error("a rank that does not exist has a process")
+	}
+}
+
+func TestFirstFailureIsNamedAndEndsTheOthers(t *testing.T) {
+	job := start(t, spec(4, "exitAt:2=3"))
+	err := wait(t, job)
+	var exit *launch.ExitError
+	if !errors.As(err, &exit) || exit.Rank != 2 || exit.Code != 3 || exit.Signal != 0 || exit.ExitCode() != 3 {
+		t.Errorf("error %#v", err)
+	}
+	if err.Error() != "rank 2: exit status 3" {
+		t.Errorf("error %q", err)
+	}
+	if got := job.Process(0).Err(); got == nil || got.Error() != "rank 0: killed by signal 15" {
+		t.Errorf("rank 0, which was asked to end: %v", got)
+	}
+}
+
+func TestKilledRankIsNamed(t *testing.T) {
+	var said sayings
+	s := spec(3, "block")
+	s.Output = &said
+	job := start(t, s)
+	said.await(t, "ready", 3)
+	testcluster.Kill(t, job.Process(1))
+	err := wait(t, job)
+	var exit *launch.ExitError
+	if !errors.As(err, &exit) || exit.Rank != 1 || exit.Signal != syscall.SIGKILL || exit.ExitCode() != 137 {
+		t.Errorf("error %#v", err)
+	}
+	if err.Error() != "rank 1: killed by signal 9" {
+		t.Errorf("error %q", err)
+	}
+}
+
+func TestMayFail(t *testing.T) {
+	var said sayings
+	s := spec(3, "polite")
+	s.Output = &said
+	s.MayFail = func(rank int) bool { return rank == 1 }
+	job := start(t, s)
+	said.await(t, "ready", 3)
+	testcluster.Kill(t, job.Process(1))
+	if err := job.Process(1).Err(); err == nil || err.Error() != "rank 1: killed by signal 9" {
+		t.Errorf("rank 1: %v", err)
+	}
+	job.Signal(syscall.SIGUSR1) // the others are there to hear it
+	if err := wait(t, job); err != nil {
+		t.Error(err)
+	}
+	said.await(t, "heard user defined signal 1", 2)
+}
+
+func TestContextEndsRanks(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var said sayings
+	s := spec(3, "polite")
+	s.Output = &said
+	job := startIn(ctx, t, s)
+	said.await(t, "ready", 3)
+	why := errors.New("enough")
+	cancel(why)
+	if err := wait(t, job); !errors.Is(err, why) {
+		t.Errorf("error %v, want the context's cause", err)
+	}
+	said.await(t, "heard terminated", 3) // the grace was theirs
+}
+
+func TestGrace(t *testing.T) {
+	for name, grace := range map[string]time.Duration{"short": 50 * time.Millisecond, "none": -1} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			var said sayings
+			s := spec(2, "stubborn")
+			s.Output, s.Grace = &said, grace
+			job := startIn(ctx, t, s)
+			said.await(t, "ready", 2)
+			asked := time.Now()
+			cancel()
+			if err := wait(t, job); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			if took := time.Since(asked); took < grace {
+				t.Errorf("killed after %v of a grace of %v", took, grace)
+			}
+			if err := job.Process(0).Err(); err == nil || err.Error() != "rank 0: killed by signal 9" {
+				t.Errorf("rank 0: %v", err)
+			}
+		})
+	}
+}
+
+func TestFrozenRankHearsTheEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var said sayings
+	s := spec(1, "polite")
+	s.Output, s.Grace = &said, time.Hour
+	job := startIn(ctx, t, s)
+	said.await(t, "ready", 1)
+	testcluster.Freeze(t, job.Process(0))
+	cancel()
+	_ = wait(t, job)
+	said.await(t, "heard terminated", 1)
+}
+
+func TestSignalKillsWithoutGrace(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var said sayings
+	s := spec(2, "stubborn")
+	s.Output, s.Grace = &said, time.Hour
+	job := startIn(ctx, t, s)
+	said.await(t, "ready", 2)
+	cancel()
+	job.Signal(syscall.SIGKILL)
+	if err := wait(t, job); err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestChildrenOfRanksGoToo(t *testing.T) {
+	for _, mode := range []string{"family", "leave"} {
+		for _, child := range []string{"block", "stubborn"} {
+			t.Run(mode+" "+child, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				var said sayings
+				s := spec(2, mode+":"+child)
+				s.Output, s.Grace = &said, 50*time.Millisecond
+				job := startIn(ctx, t, s)
+				children := append(said.await(t, "child", 2), said.await(t, "ready", 2)...)
+				if mode == "leave" {
+					defer cancel()
+				} else {
+					cancel()
+				}
+				if err := wait(t, job); (err == nil) != (mode == "leave") {
+					t.Error(err)
+				}
+				allGone(t, children)
+			})
+		}
+	}
+}
+
+// TestFailureDoesNotWaitForLeftovers has a rank fail whose child will not go.
+func TestFailureDoesNotWaitForLeftovers(t *testing.T) {
+	var said sayings
+	s := spec(2, "family:stubborn")
+	s.Output, s.Grace = &said, time.Hour
+	job := start(t, s)
+	children := said.await(t, "ready", 2)
+	_ = syscall.Kill(job.Process(0).Pid(), syscall.SIGKILL) // only the rank itself
+	testcluster.Eventually(t, soon, func() bool { return !testcluster.Alive(job.Process(1).Pid()) }, "rank 1 is ended")
+	job.Signal(syscall.SIGKILL) // reaches the children, though both ranks have ended
+	if err := wait(t, job); err == nil || err.Error() != "rank 0: killed by signal 9" {
+		t.Error(err)
+	}
+	allGone(t, children)
+}
+
+// TestEscapedChildHoldsNothingUp leaves a process behind that has the output open.
+func TestEscapedChildHoldsNothingUp(t *testing.T) {
+	var said sayings
+	s := spec(1, "escape:block")
+	s.Output = &said
+	job := start(t, s)
+	pid := said.await(t, "child", 1)[0]
+	defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
+	if err := wait(t, job); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestParentKilled(t *testing.T) {
+	for _, mode := range []string{"block", "stubborn"} {
+		t.Run(mode, func(t *testing.T) {
+			var said sayings
+			s := spec(1, "parent:"+mode)
+			s.Output = &said
+			job := start(t, s)
+			ranks := said.await(t, "ready", 3)
+			// Itself, and not its group, though its ranks lead their own anyway.
+			_ = syscall.Kill(job.Process(0).Pid(), syscall.SIGKILL)
+			allGone(t, ranks)
+			_ = wait(t, job)
+		})
+	}
+}
+
+// TestExitWithParent does without what the kernel does for launched ranks.
+func TestExitWithParent(t *testing.T) {
+	var said sayings
+	cmd := exec.Command(self())
+	cmd.Env = append(os.Environ(), spec(1, "tethered:stubborn").Env(0)...)
+	cmd.Stdout = &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	parent, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said.await(t, "child", 1)
+	child := said.await(t, "ready", 1)
+	parent.Close()
+	if err := cmd.Wait(); err == nil {
+		t.Error("it ended well")
+	}
+	allGone(t, child)
+}
+
+func TestTether(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var said sayings
+	s := spec(2, "tethered:block")
+	s.Output, s.Tether = &said, true
+	job := startIn(ctx, t, s)
+	said.await(t, "ready", 2) // with the parent there, they stay
+	cancel()
+	if err := wait(t, job); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// TestExitWithParentUntethered is a program that is run by hand.
+func TestExitWithParentUntethered(t *testing.T) {
+	if err := wait(t, start(t, spec(1, "free"))); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStartFailure(t *testing.T) {
+	for name, s := range map[string]launch.Spec{
+		"no ranks":     {Path: "true"},
+		"no program":   {N: 2},
+		"not found":    {N: 2, Path: "./no-such-program"},
+		"no directory": {N: 2, Path: "true", Dir: "no-such-directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if job, err := launch.Start(t.Context(), s); err == nil || job != nil {
+				t.Errorf("started: %v", err)
+			}
+		})
+	}
+}
+
+// TestStartFailureKillsThoseStarted has the third of three ranks fail to start.
+func TestStartFailureKillsThoseStarted(t *testing.T) {
+	var said sayings
+	s := spec(3, "stubborn")
+	s.Output, s.Tether = &said, true
+	env := s.Env
+	s.Env = func(rank int) []string {
+		if rank < 2 {
+			return env(rank)
+		}
+		said.find("ready", 2)
+		return []string{"a variable with a \x00 in it"}
+	}
+	_, err := launch.Start(t.Context(), s)
+	if !strings.HasPrefix(fmt.Sprint(err), "start rank 2: ") {
+		t.Errorf("error %v", err)
+	}
+	allGone(t, said.await(t, "ready", 2))
+}
+
+func TestStartAfterContextEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := launch.Start(ctx, spec(2, "block")); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestProgramNotFound(t *testing.T) {
+	_, err := launch.Start(t.Context(), launch.Spec{N: 1, Path: "no-such-program/here"})
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("error %v, want one that says that it does not exist", err)
+	}
+}
+
+func TestStandardInput(t *testing.T) {
+	var said sayings
+	s := spec(2, "stdin")
+	s.Output = &said
+	if err := wait(t, start(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	said.await(t, "stdin 0 <nil>", 2)
+}
+
+func start(t *testing.T, s launch.Spec) *launch.Job {
+	t.Helper()
+	return startIn(t.Context(), t, s)
+}
+
+// startIn starts a job that ends with the test at the latest.
+func startIn(ctx context.Context, t *testing.T, s launch.Spec) *launch.Job {
+	t.Helper()
+	job, err := launch.Start(ctx, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		job.Signal(syscall.SIGKILL)
+		<-job.Done()
+	})
+	return job
+}
+
+func wait(t *testing.T, job *launch.Job) error {
+	t.Helper()
+	select {
+	case <-job.Done():
+		return job.Wait()
+	case <-time.After(soon):
+		t.Fatalf("the job has not ended in %v", soon)
+		return nil
+	}
+}
+
+func allGone(t *testing.T, pids []int) {
+	t.Helper()
+	for _, pid := range pids {
+		testcluster.Eventually(t, soon, func() bool { return !testcluster.Alive(pid) }, fmt.Sprintf("process %d is gone", pid))
+	}
+}

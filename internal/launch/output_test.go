@@ -1,0 +1,225 @@
+package launch_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
+)
+
+func TestOutput(t *testing.T) {
+	const ranks, n = 4, 1000
+	var said sayings
+	s := spec(ranks, "count:1000")
+	s.Output = &said
+	if err := wait(t, start(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	next := map[string]int{}
+	for _, line := range said.lines() {
+		var rank, i int
+		var stream string
+		if strings.HasSuffix(line, "] no newline") {
+			continue
+		}
+		if _, err := fmt.Sscanf(line, "[%d] %s %d", &rank, &stream, &i); err != nil {
+			t.Fatalf("line %q: %v", line, err)
+		}
+		if key := fmt.Sprint(rank, stream); next[key] != i {
+			t.Fatalf("line %q, want number %d", line, next[key])
+		} else {
+			next[key]++
+		}
+	}
+	for key, got := range next {
+		if got != n {
+			t.Errorf("%s: %d lines, want %d", key, got, n)
+		}
+	}
+	said.await(t, "no newline", ranks)
+}
+
+func TestOutputApart(t *testing.T) {
+	var out, errs sayings
+	s := spec(2, "count:10")
+	s.Output, s.ErrOutput = &out, &errs
+	s.Prefix = func(rank int) string { return "rank " + strconv.Itoa(rank) + " says: " }
+	if err := wait(t, start(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	out.await(t, "says: out", 20)
+	errs.await(t, "says: err", 20)
+	if len(out.lines()) != 22 || len(errs.lines()) != 20 {
+		t.Errorf("%d and %d lines", len(out.lines()), len(errs.lines()))
+	}
+}
+
+func TestOutputOfLongLine(t *testing.T) {
+	const size = 3 << 20
+	var said sayings
+	s := spec(1, "long:"+strconv.Itoa(size))
+	s.Output = &said
+	if err := wait(t, start(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	lines := said.lines()
+	if len(lines) != size/launch.MaxLine {
+		t.Errorf("%d lines", len(lines))
+	}
+	for _, line := range lines {
+		if line != "[0] "+strings.Repeat("x", launch.MaxLine) {
+			t.Fatalf("a line of %d bytes: %.40q", len(line), line)
+		}
+	}
+}
+
+func TestOutputNobodyWants(t *testing.T) {
+	if err := wait(t, start(t, spec(2, "count:100000"))); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOutputFails(t *testing.T) {
+	full := errors.New("disk full")
+	s := spec(2, "count:100000") // more than pipes hold: it must be read all the same
+	s.Output = writerFunc(func([]byte) (int, error) { return 0, full })
+	if err := wait(t, start(t, s)); !errors.Is(err, full) {
+		t.Errorf("error %v, want the writer's", err)
+	}
+}
+
+func TestEnviron(t *testing.T) {
+	t.Setenv("HOME", "inherited")
+	t.Setenv("LAUNCH_TEST_EXTRA", "hidden")
+	var said sayings
+	s := spec(2, "environ")
+	env := s.Env
+	s.Env = func(rank int) []string { return append(env(rank), "LAUNCH_TEST_EXTRA=own"+strconv.Itoa(rank)) }
+	s.Output = &said
+	if err := wait(t, start(t, s)); err != nil {
+		t.Fatal(err)
+	}
+	said.await(t, "[0] own0 inherited", 1)
+	said.await(t, "[1] own1 inherited", 1)
+}
+
+// TestPrefixer gives the same text in ever different pieces.
+func TestPrefixer(t *testing.T) {
+	long := strings.Repeat("y", launch.MaxLine)
+	for text, want := range map[string]string{
+		"":                        "",
+		"\n":                      "> \n",
+		"one":                     "> one\n",
+		"one\n":                   "> one\n",
+		"one\n\ntwo\r\nthree":     "> one\n> \n> two\r\n> three\n",
+		long:                      "> " + long + "\n",
+		long + "\n":               "> " + long + "\n",
+		long + "z\n":              "> " + long + "\n> z\n",
+		long + long + "\n" + long: strings.Repeat("> "+long+"\n", 3),
+	} {
+		for seed := range uint64(20) {
+			if got := prefixed(t, text, seed); got != want {
+				t.Fatalf("seed %d: %.60q came out as %.60q, want %.60q", seed, text, got, want)
+			}
+		}
+	}
+}
+
+func prefixed(t *testing.T, text string, seed uint64) string {
+	chance := rand.New(rand.NewPCG(seed, 0))
+	var out bytes.Buffer
+	add, flush := launch.Prefixer("> ", func(b []byte) {
+		if !bytes.HasSuffix(b, []byte("\n")) {
+			t.Errorf("sent half a line: %.60q", b)
+		}
+		out.Write(b)
+	})
+	most := []int{3, 1000, 1 << 20}[seed%3]
+	if len(text) > 1000 {
+		most = max(most, 1000)
+	}
+	for len(text) > 0 {
+		n := min(len(text), 1+chance.IntN(most))
+		add([]byte(text[:n]))
+		text = text[n:]
+	}
+	flush()
+	return out.String()
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+// sayings collects the ranks' lines and lets tests wait for some.
+type sayings struct {
+	mu      sync.Mutex // protects the fields below
+	text    []byte
+	changed chan struct{} // closed at the next write; nil if nobody waits
+}
+
+func (s *sayings) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.text = append(s.text, b...)
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
+	return len(b), nil
+}
+
+func (s *sayings) lines() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Split(strings.TrimSuffix(string(s.text), "\n"), "\n")
+}
+
+// await waits for n lines that contain what, and returns the numbers behind it.
+func (s *sayings) await(t *testing.T, what string, n int) []int {
+	t.Helper()
+	numbers := s.find(what, n)
+	if len(numbers) < n {
+		t.Fatalf("heard %q %d times, want %d, in %v:\n%s", what, len(numbers), n, soon, strings.Join(s.lines(), "\n"))
+	}
+	return numbers
+}
+
+// find is await for other goroutines than the test's own: it may return too few.
+func (s *sayings) find(what string, n int) (numbers []int) {
+	timeout := time.After(soon)
+	for {
+		changed := s.change()
+		numbers = numbers[:0]
+		for _, line := range s.lines() {
+			if _, rest, ok := strings.Cut(line, what); ok {
+				number, _ := strconv.Atoi(strings.TrimSpace(rest))
+				numbers = append(numbers, number)
+			}
+		}
+		if len(numbers) >= n {
+			return numbers
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			return numbers
+		}
+	}
+}
+
+func (s *sayings) change() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	return s.changed
+}

@@ -1,0 +1,454 @@
+package testcluster_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+)
+
+const (
+	silence = 50 * time.Millisecond // how long nothing must come
+	soon    = 20 * time.Second      // for what comes at once on a machine that is not stuck
+)
+
+func TestProxyPassesOn(t *testing.T) {
+	p := testcluster.NewProxy(t, echoServer(t))
+	c := dial(t, p)
+	payload := bytes.Repeat([]byte("0123456789"), 1<<20)
+	go func() {
+		_, _ = c.Write(payload)
+		_ = c.CloseWrite() // the echo's end comes back behind all bytes
+	}()
+	got, err := io.ReadAll(c)
+	if err != nil || !bytes.Equal(got, payload) {
+		t.Fatalf("got %d of %d bytes back: %v", len(got), len(payload), err)
+	}
+	waitGone(t, p)
+}
+
+func TestProxyPassesReset(t *testing.T) {
+	p, accepted := twoEnds(t)
+	c := dial(t, p)
+	s := <-accepted
+	send(t, s, "hello")
+	receive(t, c, "hello")
+	_ = s.SetLinger(0)
+	s.Close()
+	receiveReset(t, c)
+	waitGone(t, p)
+}
+
+func TestProxyTellsSenderThatReceiverIsGone(t *testing.T) {
+	p, accepted := twoEnds(t)
+	c := dial(t, p)
+	s := <-accepted
+	s.Close() // in both directions, but TCP tells only that no more will come
+	receiveEnd(t, c)
+	testcluster.Eventually(t, soon, func() bool {
+		_, err := c.Write([]byte("anybody?"))
+		return err != nil
+	}, "writing to a closed peer fails")
+	waitGone(t, p)
+}
+
+func TestProxyTargetRefuses(t *testing.T) {
+	l := listen(t)
+	l.Close()
+	p := testcluster.NewProxy(t, l.Addr().String())
+	if c, err := net.Dial("tcp", p.Addr()); err == nil { // the reset may come even before
+		receiveReset(t, c)
+		c.Close()
+	} else if !errors.Is(err, syscall.ECONNRESET) {
+		t.Error(err)
+	}
+
+	p.Target(echoServer(t))
+	exchange(t, dial(t, p), "found")
+}
+
+func TestDelay(t *testing.T) {
+	const delay = 30 * time.Millisecond
+	p := testcluster.NewProxy(t, echoServer(t))
+	c := dial(t, p)
+	p.Delay(delay)
+	if took := roundTrip(t, c); took < 2*delay {
+		t.Errorf("round trip took %v, want at least %v", took, 2*delay)
+	}
+	p.Delay(0)
+	p.Up.Delay(delay)
+	if took := roundTrip(t, c); took < delay {
+		t.Errorf("round trip with one way delayed took %v, want at least %v", took, delay)
+	}
+}
+
+// TestDelayPipelines sends so many chunks that one after the other they would take
+// minutes.
+func TestDelayPipelines(t *testing.T) {
+	const delay, chunks = 50 * time.Millisecond, 2000
+	p := testcluster.NewProxy(t, echoServer(t))
+	p.Delay(delay)
+	c := dial(t, p)
+	var sent bytes.Buffer
+	go func() {
+		for range chunks {
+			_, _ = c.Write([]byte("chunk "))
+		}
+		_ = c.CloseWrite()
+	}()
+	start := time.Now()
+	if _, err := io.Copy(&sent, c); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(start); took < 2*delay || took > chunks*delay/5 {
+		t.Errorf("%d chunks took %v", chunks, took)
+	}
+	if sent.String() != strings.Repeat("chunk ", chunks) {
+		t.Errorf("got %d bytes, or in another order", sent.Len())
+	}
+}
+
+// TestDelayChanges takes a delay back that would outlast the test.
+func TestDelayChanges(t *testing.T) {
+	p := testcluster.NewProxy(t, echoServer(t))
+	c := dial(t, p)
+	p.Delay(time.Hour)
+	send(t, c, "late")
+	hearNothing(t, c)
+	p.Delay(0)
+	receive(t, c, "late")
+}
+
+// TestJitterKeepsOrder has chunks overtake each other, if they could.
+func TestJitterKeepsOrder(t *testing.T) {
+	const most, chunks = 5 * time.Millisecond, 500
+	p := testcluster.NewProxy(t, echoServer(t))
+	p.Jitter(most, 7)
+	c := dial(t, p)
+	var want strings.Builder
+	for i := range chunks {
+		fmt.Fprintf(&want, "%d ", i)
+	}
+	go func() {
+		for i := range chunks {
+			send(t, c, fmt.Sprintf("%d ", i))
+		}
+	}()
+	receive(t, c, want.String())
+}
+
+func TestStall(t *testing.T) {
+	p := testcluster.NewProxy(t, echoServer(t))
+	c := dial(t, p)
+	p.Stall(true)
+	send(t, c, "waits")
+	hearNothing(t, c)
+	p.Stall(false)
+	receive(t, c, "waits")
+}
+
+func TestBlackhole(t *testing.T) {
+	p, accepted := twoEnds(t)
+	c := dial(t, p)
+	s := <-accepted
+	c2 := dial(t, p)
+	s2 := <-accepted
+	p.Down.Blackhole(true)
+	send(t, c, "question")
+	receive(t, s, "question")
+	send(t, s, "answer")
+	s.Close()
+	hearNothing(t, c) // nor that it has ended
+
+	p.Down.Blackhole(false)
+	hearNothing(t, c) // what lost something stays silent
+	send(t, s2, "hello")
+	receive(t, c2, "hello") // what lost nothing goes on
+}
+
+func TestBlackholeBothWays(t *testing.T) {
+	p, accepted := twoEnds(t)
+	c := dial(t, p)
+	s := <-accepted
+	p.Blackhole(true)
+	send(t, c, "lost")
+	_ = c.SetLinger(0)
+	c.Close()
+	hearNothing(t, s)
+	p.Cut(testcluster.FIN)
+	receiveEnd(t, s)
+}
+
+func TestCut(t *testing.T) {
+	for how, ended := range map[testcluster.Ending]func(testing.TB, net.Conn){
+		testcluster.FIN: receiveEnd,
+		testcluster.RST: receiveReset,
+	} {
+		p, accepted := twoEnds(t)
+		var conns []net.Conn
+		for range 4 {
+			c := dial(t, p)
+			conns = append(conns, c, <-accepted)
+			send(t, c, "not read by the server: a close would become a reset")
+		}
+		p.Stall(true)
+		p.Cut(how)
+		if n := p.Conns(); n != 0 {
+			t.Errorf("%d connections after Cut returned", n)
+		}
+		for i, c := range conns {
+			if i%2 == 0 || how == testcluster.RST {
+				ended(t, c)
+			}
+		}
+		p.Stall(false)
+		c := dial(t, p) // later ones work
+		send(t, <-accepted, "again")
+		receive(t, c, "again")
+	}
+}
+
+// TestCutFinds cuts connections that may not have been accepted, or not have reached
+// the target, when Cut comes.
+func TestCutFinds(t *testing.T) {
+	p := testcluster.NewProxy(t, echoServer(t))
+	for range 50 {
+		c := dial(t, p)
+		p.Cut(testcluster.RST)
+		receiveReset(t, c)
+	}
+}
+
+func TestRefuse(t *testing.T) {
+	p := testcluster.NewProxy(t, echoServer(t))
+	c := dial(t, p)
+	exchange(t, c, "before")
+	for range 3 {
+		p.Refuse(true)
+		p.Refuse(true) // is already
+		if c, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Fatalf("connected to %v: %v", c, err)
+		}
+		exchange(t, c, "open ones stay")
+		p.Refuse(false)
+		exchange(t, dial(t, p), "back")
+	}
+	p.Refuse(true)
+	p.Cut(testcluster.RST) // does not open it
+	if _, err := net.Dial("tcp", p.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatalf("after Cut: %v", err)
+	}
+}
+
+func TestThrottle(t *testing.T) {
+	const rate, size = 200_000, 30_000
+	p := testcluster.NewProxy(t, echoServer(t))
+	p.Up.Throttle(rate)
+	c := dial(t, p)
+	start := time.Now()
+	exchange(t, c, strings.Repeat("x", size))
+	// 150 ms; the proxy may be ahead by what it makes up for late timers.
+	if took := time.Since(start); took < 120*time.Millisecond {
+		t.Errorf("%d bytes at %d a second took %v", size, rate, took)
+	}
+	p.Up.Throttle(1)
+	send(t, c, "slower than the test's patience")
+	p.Up.Throttle(0)
+	receive(t, c, "slower than the test's patience")
+}
+
+// TestThrottleHoldsSenderUp fills what buffers there are.
+func TestThrottleHoldsSenderUp(t *testing.T) {
+	p := testcluster.NewProxy(t, echoServer(t))
+	p.Up.Throttle(1000)
+	c := dial(t, p)
+	_ = c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
+	n, err := c.Write(make([]byte, 64<<20))
+	if !errors.Is(err, os.ErrDeadlineExceeded) || n > 32<<20 {
+		t.Errorf("wrote %d bytes: %v", n, err)
+	}
+}
+
+func TestSplit(t *testing.T) {
+	const text = "a message that comes in pieces"
+	p, accepted := twoEnds(t)
+	p.Up.Split(3)
+	c := dial(t, p)
+	s := <-accepted
+	send(t, c, text)
+	var got []byte
+	reads := 0
+	for len(got) < len(text) {
+		buf := make([]byte, len(text))
+		n, err := s.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, buf[:n]...)
+		reads++
+	}
+	// A reader that the machine keeps waiting gets several pieces at once.
+	if string(got) != text || reads < 2 {
+		t.Errorf("got %q in %d reads", got, reads)
+	}
+}
+
+// TestChangesUnderLoad sets faults at random while many connections are used. Nothing
+// may be lost or out of order.
+func TestChangesUnderLoad(t *testing.T) {
+	p := testcluster.NewProxy(t, echoServer(t))
+	stop := make(chan struct{})
+	var changer, users sync.WaitGroup
+	changer.Go(func() { changeFaults(p, stop) })
+	for range 8 {
+		c := dial(t, p)
+		users.Go(func() {
+			for i := range 20 {
+				exchange(t, c, strings.Repeat("abcdefgh", 1+i*50))
+			}
+		})
+	}
+	users.Wait()
+	close(stop)
+	changer.Wait()
+}
+
+func changeFaults(p *testcluster.Proxy, stop <-chan struct{}) {
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	for i := 0; ; i++ {
+		p.Delay(time.Duration(i%3) * time.Millisecond)
+		p.Jitter(time.Duration(i%4)*time.Millisecond, uint64(i))
+		p.Split([]int{0, 100, 1000}[i%3])
+		p.Throttle([]int{0, 1_000_000}[i%2])
+		p.Stall(i%5 == 0)
+		select {
+		case <-stop:
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// echoServer returns the address of a server that echoes until the test ends.
+func echoServer(t *testing.T) string {
+	l := listen(t)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(c, c)
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// twoEnds returns a proxy and the connections that reach its target.
+func twoEnds(t *testing.T) (*testcluster.Proxy, <-chan *net.TCPConn) {
+	l := listen(t)
+	accepted := make(chan *net.TCPConn, 100)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { c.Close() })
+			accepted <- c.(*net.TCPConn)
+		}
+	}()
+	return testcluster.NewProxy(t, l.Addr().String()), accepted
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func dial(t *testing.T, p *testcluster.Proxy) *net.TCPConn {
+	t.Helper()
+	c, err := net.Dial("tcp", p.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c.(*net.TCPConn)
+}
+
+func send(t testing.TB, c net.Conn, text string) {
+	t.Helper()
+	if _, err := c.Write([]byte(text)); err != nil {
+		t.Error(err)
+	}
+}
+
+func receive(t testing.TB, c net.Conn, want string) {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(soon))
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != want {
+		t.Errorf("received %.40q, want %.40q: %v", got, want, err)
+	}
+}
+
+func exchange(t testing.TB, c net.Conn, text string) {
+	t.Helper()
+	send(t, c, text)
+	receive(t, c, text)
+}
+
+func roundTrip(t testing.TB, c net.Conn) time.Duration {
+	t.Helper()
+	start := time.Now()
+	exchange(t, c, "ping")
+	return time.Since(start)
+}
+
+func hearNothing(t testing.TB, c net.Conn) {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(silence))
+	n, err := c.Read(make([]byte, 100))
+	if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("heard %d bytes, %v; want nothing", n, err)
+	}
+}
+
+func receiveEnd(t testing.TB, c net.Conn) {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(soon))
+	if _, err := io.Copy(io.Discard, c); err != nil {
+		t.Errorf("%v, want the end of the stream", err)
+	}
+}
+
+func receiveReset(t testing.TB, c net.Conn) {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(soon))
+	if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%v, want connection reset", err)
+	}
+}
+
+func waitGone(t testing.TB, p *testcluster.Proxy) {
+	t.Helper()
+	testcluster.Eventually(t, soon, func() bool { return p.Conns() == 0 }, "no connection is left")
+}

@@ -1,0 +1,321 @@
+package testcluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	readSize  = 32 << 10
+	window    = 128 << 10 // bytes under way in one direction of a connection
+	long      = 4 << 20   // the same on a way with delay, where more is under way at full speed
+	chunkCost = 64        // counted for each chunk, or tiny ones would be unbounded
+)
+
+// pair is a client and its connection to the target. Its goroutine (Proxy.serve) owns
+// the four that move bytes; end stops all of them.
+type pair struct {
+	proxy *Proxy
+	fins  atomic.Int32  // directions that have ended well
+	gone  chan struct{} // closed when the last goroutine has ended
+
+	ctx    context.Context // ends with the pair
+	cancel context.CancelFunc
+
+	mu    sync.Mutex // protects the fields below
+	conns []*net.TCPConn
+	how   Ending
+}
+
+func newPair(p *Proxy, client *net.TCPConn) *pair {
+	pr := &pair{proxy: p, gone: make(chan struct{}), conns: []*net.TCPConn{client}}
+	pr.ctx, pr.cancel = context.WithCancel(context.Background())
+	return pr
+}
+
+// run moves bytes until the pair has ended.
+func (pr *pair) run(target string) {
+	client := pr.conns[0]
+	var d net.Dialer
+	c, err := d.DialContext(pr.ctx, "tcp", target)
+	if err != nil {
+		pr.end(RST)
+		return
+	}
+	server := c.(*net.TCPConn)
+	if !pr.add(server) {
+		return
+	}
+	up := &stream{pair: pr, way: pr.proxy.Up, src: client, dst: server, queue: newQueue()}
+	down := &stream{pair: pr, way: pr.proxy.Down, src: server, dst: client, queue: newQueue()}
+	up.back, down.back = down.queue, up.queue
+
+	var moving sync.WaitGroup
+	for _, s := range []*stream{up, down} {
+		moving.Go(s.take)
+		moving.Go(s.give)
+	}
+	moving.Wait()
+}
+
+// add makes c part of the pair, or closes it if the pair has ended meanwhile.
+func (pr *pair) add(c *net.TCPConn) bool {
+	pr.mu.Lock()
+	defer pr.mu.Unlock()
+	pr.conns = append(pr.conns, c)
+	if pr.ctx.Err() != nil {
+		shut(c, pr.how)
+		return false
+	}
+	return true
+}
+
+// end closes both connections, once.
+func (pr *pair) end(how Ending) {
+	pr.mu.Lock()
+	defer pr.mu.Unlock()
+	if pr.ctx.Err() != nil {
+		return
+	}
+	pr.how = how
+	pr.cancel()
+	for _, c := range pr.conns {
+		shut(c, how)
+	}
+}
+
+func shut(c *net.TCPConn, how Ending) {
+	switch how {
+	case RST:
+		_ = c.SetLinger(0)
+	case FIN:
+		_ = c.CloseWrite() // Close alone would reset if anything is unread
+	}
+	c.Close()
+}
+
+// stream is one direction of a pair: take reads into the queue, give writes from it.
+type stream struct {
+	pair     *pair
+	way      *Way
+	src, dst *net.TCPConn
+	queue    *queue
+	back     *queue // the other direction's
+
+	free  time.Time // owned by give: when the next piece may go out
+	holed bool      // owned by give: something was lost, and nothing may follow it
+}
+
+// chunk is what was read at once, or the end of the stream.
+type chunk struct {
+	data []byte
+	last bool
+	how  Ending // if last
+
+	read   time.Time
+	jitter time.Duration
+}
+
+func (s *stream) chunk(data []byte) chunk {
+	return chunk{data: bytes.Clone(data), read: time.Now(), jitter: s.way.draw()}
+}
+
+func (s *stream) take() {
+	buf := make([]byte, readSize)
+	for {
+		n, err := s.src.Read(buf)
+		if n > 0 && !s.queue.push(s.pair.ctx, s.chunk(buf[:n]), s.window()) {
+			return
+		}
+		if err != nil {
+			s.queue.push(s.pair.ctx, s.end(err), window)
+			return
+		}
+	}
+}
+
+func (s *stream) window() int {
+	if f, _ := s.way.now(); f.delay+f.jitter > 0 {
+		return long
+	}
+	return window
+}
+
+func (s *stream) end(err error) chunk {
+	c := s.chunk(nil)
+	c.last, c.how = true, RST
+	if errors.Is(err, io.EOF) {
+		c.how = FIN
+	}
+	return c
+}
+
+// give delivers until the pair ends: also after the end of the stream, since a reset
+// may follow that.
+func (s *stream) give() {
+	for {
+		c, ok := s.queue.pop(s.pair.ctx)
+		if !ok || !s.deliver(c) {
+			return
+		}
+	}
+}
+
+// deliver returns when c is delivered or lost; false: the pair has ended.
+func (s *stream) deliver(c chunk) bool {
+	for {
+		f, ok := s.await(c)
+		if !ok {
+			return false
+		}
+		s.holed = s.holed || f.blackhole
+		switch {
+		case s.holed:
+			return true
+		case c.last:
+			s.finish(c.how)
+			return true
+		}
+		n := f.piece(len(c.data))
+		if !s.write(c.data[:n], f) {
+			return true
+		}
+		if c.data = c.data[n:]; len(c.data) == 0 {
+			return true
+		}
+	}
+}
+
+// await returns when c is due, with the faults of that moment; false: the pair has
+// ended.
+func (s *stream) await(c chunk) (faults, bool) {
+	for {
+		f, changed := s.way.now()
+		d := time.Until(s.due(c, f))
+		if s.pair.ctx.Err() != nil {
+			return f, false
+		}
+		if f.blackhole || s.holed || !f.stall && d <= 0 {
+			return f, true
+		}
+		var due <-chan time.Time
+		if !f.stall {
+			due = time.After(d)
+		}
+		select {
+		case <-due:
+		case <-changed:
+		case <-s.pair.ctx.Done():
+		}
+	}
+}
+
+func (s *stream) due(c chunk, f faults) time.Time {
+	due := c.read.Add(f.delay + c.jitter)
+	if (f.throttle > 0 || f.split > 0) && due.Before(s.free) {
+		return s.free
+	}
+	return due
+}
+
+// write passes a piece on. If the receiver takes no more, its sender is told so the
+// other way, where that news may be late or get lost like any other.
+func (s *stream) write(b []byte, f faults) bool {
+	s.free = f.free(s.free, time.Now(), len(b))
+	if _, err := s.dst.Write(b); err != nil {
+		s.holed = true
+		s.back.push(s.pair.ctx, s.end(err), window)
+		return false
+	}
+	return true
+}
+
+func (s *stream) finish(how Ending) {
+	if how == RST {
+		s.pair.end(RST)
+		return
+	}
+	_ = s.dst.CloseWrite() // if it was reset meanwhile, the other direction tells
+	if s.pair.fins.Add(1) == 2 {
+		s.pair.end(FIN)
+	}
+}
+
+// queue holds what is under way.
+type queue struct {
+	more, room chan struct{} // hold one token each: look again
+
+	mu     sync.Mutex // protects the fields below
+	chunks []chunk
+	size   int
+}
+
+func newQueue() *queue {
+	return &queue{more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+}
+
+// push waits until there are fewer than limit bytes, except for the last chunk;
+// false: the pair has ended.
+func (q *queue) push(ctx context.Context, c chunk, limit int) bool {
+	for !q.tryPush(c, limit) {
+		select {
+		case <-q.room:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	wake(q.more)
+	return true
+}
+
+func (q *queue) tryPush(c chunk, limit int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.size >= limit && !c.last {
+		return false
+	}
+	q.chunks = append(q.chunks, c)
+	q.size += len(c.data) + chunkCost
+	return true
+}
+
+// pop waits for a chunk; false: the pair has ended.
+func (q *queue) pop(ctx context.Context) (chunk, bool) {
+	for {
+		if c, ok := q.tryPop(); ok {
+			wake(q.room)
+			return c, true
+		}
+		select {
+		case <-q.more:
+		case <-ctx.Done():
+			return chunk{}, false
+		}
+	}
+}
+
+func (q *queue) tryPop() (chunk, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.chunks) == 0 {
+		return chunk{}, false
+	}
+	c := q.chunks[0]
+	q.chunks[0] = chunk{} // the array lives on behind the slice
+	q.chunks = q.chunks[1:]
+	q.size -= len(c.data) + chunkCost
+	return c, true
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,149 @@
+package testcluster_test
+
+import (
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
+)
+
+// These make the test binary a child.
+const (
+	echoTo = "TESTCLUSTER_ECHO_TO" // that echoes to this address
+	leak   = "TESTCLUSTER_LEAK"    // that leaves something over
+)
+
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(echoTo); addr != "" {
+		launch.ExitWithParent()
+		echoChild(addr)
+		return
+	}
+	if os.Getenv(leak) != "" {
+		launch.ExitWithParent() // what listens for the parent's end does not count
+	}
+	testcluster.Leaks(m)
+}
+
+// echoChild keeps all its threads busy, so that there is something to stop.
+func echoChild(addr string) {
+	for range 3 {
+		go func() {
+			for n := 0; ; n++ {
+				_ = n
+			}
+		}()
+	}
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		panic(err)
+	}
+	_, _ = io.Copy(c, c)
+}
+
+// startChild starts a process that echoes what it is sent over the connection.
+func startChild(t *testing.T) (*launch.Process, net.Conn) {
+	l := listen(t)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	job, err := launch.Start(t.Context(), launch.Spec{
+		N: 1, Path: exe, Tether: true, Output: t.Output(), Grace: -1,
+		Env:     func(int) []string { return []string{echoTo + "=" + l.Addr().String(), "GORACE=atexit_sleep_ms=0"} },
+		MayFail: func(int) bool { return true },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = job.Wait() }) // the test's context has ended by then
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return job.Process(0), c
+}
+
+func TestFreezeAndThaw(t *testing.T) {
+	p, c := startChild(t)
+	exchange(t, c, "before")
+	for range 3 {
+		testcluster.Freeze(t, p)
+		send(t, c, "meanwhile")
+		hearNothing(t, c)
+		if !testcluster.Alive(p.Pid()) {
+			t.Fatal("a frozen process is not dead")
+		}
+		testcluster.Thaw(t, p)
+		receive(t, c, "meanwhile")
+	}
+}
+
+func TestKill(t *testing.T) {
+	p, c := startChild(t)
+	exchange(t, c, "before")
+	testcluster.Kill(t, p)
+	if testcluster.Alive(p.Pid()) {
+		t.Error("a killed process lives")
+	}
+	if got := p.Err(); got == nil || got.Error() != "rank 0: killed by signal 9" {
+		t.Errorf("its end: %v", got)
+	}
+	receiveEnd(t, c)
+}
+
+func TestKillFrozen(t *testing.T) {
+	p, _ := startChild(t)
+	testcluster.Freeze(t, p)
+	testcluster.Kill(t, p)
+}
+
+func TestFaultOnEndedProcess(t *testing.T) {
+	p, _ := startChild(t)
+	testcluster.Kill(t, p)
+	for name, fault := range map[string]func(testing.TB, testcluster.Process){
+		"kill": testcluster.Kill, "freeze": testcluster.Freeze, "thaw": testcluster.Thaw,
+	} {
+		if !fails(t, func(tb testing.TB) { fault(tb, p) }) {
+			t.Errorf("%s of a process that has ended did not fail the test", name)
+		}
+	}
+}
+
+func TestEventually(t *testing.T) {
+	looks := 0
+	testcluster.Eventually(t, time.Minute, func() bool { looks++; return looks == 3 }, "never")
+	if looks != 3 {
+		t.Errorf("looked %d times, want 3", looks)
+	}
+	never := func() bool { return false }
+	if !fails(t, func(tb testing.TB) { testcluster.Eventually(tb, time.Millisecond, never, "never") }) {
+		t.Error("what never holds did not fail the test")
+	}
+}
+
+// failing is a test that may fail.
+type failing struct {
+	testing.TB
+	failed bool
+}
+
+func (f *failing) Fatalf(string, ...any) { f.failed = true; panic(f) }
+
+// fails reports whether do fails the test that it is given.
+func fails(t *testing.T, do func(testing.TB)) (failed bool) {
+	f := &failing{TB: t}
+	defer func() {
+		if r := recover(); r != nil && r != any(f) {
+			panic(r)
+		}
+		failed = f.failed
+	}()
+	do(f)
+	return
+}

@@ -1,0 +1,36 @@
+//go:build !linux
+
+package transport
+
+import (
+	"errors"
+	"net"
+)
+
+// Loop reads many sockets from one goroutine. This system has none: NewLoop says so, and
+// each connection is read by a goroutine of its own.
+type Loop struct{}
+
+// Reader is told of a Sock's bytes.
+type Reader interface {
+	Readable(buf []byte) error
+	Ended(err error)
+}
+
+// Sock is a socket of a Loop.
+type Sock struct{ Pipe }
+
+// NewLoop is not supported here.
+func NewLoop() (*Loop, error) { return nil, errors.ErrUnsupported }
+
+// Adopt is not supported here.
+func (l *Loop) Adopt(*net.TCPConn, func(*Sock) (Reader, error)) error { return errors.ErrUnsupported }
+
+// Close does nothing.
+func (l *Loop) Close() {}
+
+// Read is not supported here.
+func (s *Sock) Read([]byte) (int, error) { return 0, errors.ErrUnsupported }
+
+// Pause does nothing.
+func (s *Sock) Pause(bool) {}

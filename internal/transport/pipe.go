@@ -1,0 +1,135 @@
+package transport
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// NewPipe returns the Pipe of conn: of its socket if it has one, otherwise (TLS, net.Pipe) of a
+// buffer that a goroutine writes. Done waits for the goroutines of a pipe, which end with the connection.
+func NewPipe(conn net.Conn) NetPipe {
+	if sc, ok := conn.(syscall.Conn); ok {
+		if raw, err := sc.SyscallConn(); err == nil {
+			p := &socketPipe{conn: conn, raw: raw}
+			p.attempt = p.writeOnce
+			return p
+		}
+	}
+	return &bufferPipe{conn: conn}
+}
+
+// NetPipe is a Pipe that may have goroutines.
+type NetPipe interface {
+	Pipe
+	Done() // waits until its goroutines have ended
+}
+
+// socketPipe writes to a socket that Go's runtime polls.
+type socketPipe struct {
+	conn    net.Conn
+	raw     syscall.RawConn
+	waiting sync.WaitGroup
+
+	// of the write in progress: a closure for each would be garbage for each
+	attempt func(fd uintptr) bool
+	next    []byte
+	wrote   int
+	fault   error
+}
+
+func (p *socketPipe) TryWrite(b []byte) (int, error) {
+	p.next, p.wrote, p.fault = b, 0, nil
+	if err := p.raw.Write(p.attempt); err != nil {
+		return 0, err
+	}
+	return p.wrote, p.fault
+}
+
+// writeOnce says that it is done whatever happened: that keeps the runtime from waiting.
+func (p *socketPipe) writeOnce(fd uintptr) bool {
+	p.wrote, p.fault = tryWrite(int(fd), p.next)
+	return true
+}
+
+// tryWrite is one write that does not wait.
+func tryWrite(fd int, b []byte) (int, error) {
+	n, err := unix.Write(fd, b)
+	if err != nil {
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+			err = nil
+		}
+		return 0, err
+	}
+	return n, nil
+}
+
+func (p *socketPipe) Room(resume func()) {
+	p.waiting.Go(func() {
+		// The runtime may have seen the room before it began to wait: so look, then wait.
+		_ = p.raw.Write(func(fd uintptr) bool {
+			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+			n, err := unix.Poll(fds, 0)
+			return n > 0 || err != nil
+		})
+		resume()
+	})
+}
+
+func (p *socketPipe) Close() error { return p.conn.Close() }
+func (p *socketPipe) Done()        { p.waiting.Wait() }
+
+// bufferPipe copies what is written, and writes it from a goroutine while there is something.
+type bufferPipe struct {
+	conn    net.Conn
+	waiting sync.WaitGroup
+
+	mu     sync.Mutex // protects the fields below
+	busy   bool
+	resume func()
+	err    error
+}
+
+// bufferRoom is how much a bufferPipe takes at once.
+const bufferRoom = 64 << 10
+
+func (p *bufferPipe) TryWrite(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.busy || p.err != nil {
+		return 0, p.err
+	}
+	own := append([]byte(nil), b[:min(len(b), bufferRoom)]...)
+	p.busy = true
+	p.waiting.Go(func() { p.write(own) })
+	return len(own), nil
+}
+
+func (p *bufferPipe) write(b []byte) {
+	_, err := p.conn.Write(b)
+	p.mu.Lock()
+	p.busy = false
+	p.err = err
+	resume := p.resume
+	p.resume = nil
+	p.mu.Unlock()
+	if resume != nil {
+		resume()
+	}
+}
+
+func (p *bufferPipe) Room(resume func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.busy {
+		p.resume = resume
+		return
+	}
+	p.waiting.Go(resume)
+}
+
+func (p *bufferPipe) Close() error { return p.conn.Close() }
+func (p *bufferPipe) Done()        { p.waiting.Wait() }

@@ -1,0 +1,136 @@
+package pgroup
+
+import (
+	"fmt"
+	"reflect"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// Names of types that pass in a way of their own.
+const (
+	bytesType = "[]byte" // every slice of bytes: it passes as it is
+	anyType   = "any"    // encoded as what it holds
+)
+
+// typeName is how ranks tell what they send and want. It is made without allocation.
+func typeName[T any]() string {
+	t := reflect.TypeFor[T]()
+	switch {
+	case isBytes(t):
+		return bytesType
+	case t.Kind() == reflect.Interface && t.NumMethod() == 0:
+		return anyType
+	}
+	name := t.String()
+	return name[:min(len(name), 512)]
+}
+
+func isBytes(t reflect.Type) bool {
+	return t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8
+}
+
+// encode gives the bytes of *v: its own, if it is a slice of bytes, or else some in buf's room. It fails for more than a store takes.
+func encode[T any](codec wire.Codec, buf []byte, v *T) (b []byte, err error) {
+	if p, ok := any(v).(*[]byte); ok {
+		b = *p
+	} else if isBytes(reflect.TypeFor[T]()) {
+		b = reflect.ValueOf(v).Elem().Bytes()
+	} else if b, err = codec.Append(buf[:0], v); err != nil {
+		return nil, err
+	}
+	return b, checkSize(len(b))
+}
+
+// decode makes *v of b, which it may keep.
+func decode[T any](codec wire.Codec, b []byte, v *T) error {
+	if p, ok := any(v).(*[]byte); ok {
+		*p = b
+		return nil
+	}
+	if isBytes(reflect.TypeFor[T]()) {
+		reflect.ValueOf(v).Elem().SetBytes(b)
+		return nil
+	}
+	return codec.Parse(b, v)
+}
+
+func checkSize(n int) error {
+	if n <= wire.MaxValue {
+		return nil
+	}
+	return fmt.Errorf("%w: an object of %.1f MiB, the limit is %d MiB; tensors go through packages gather and collective",
+		ErrTooLarge, float64(n)/(1<<20), wire.MaxValue>>20)
+}
+
+// keptRoom is how large a group's buffer for objects may stay.
+const keptRoom = 64 << 10
+
+// encodeIn is encode for a verb: an object that cannot be encoded makes the vote no.
+func encodeIn[T any](cl *call, v *T) []byte {
+	b, err := encode(cl.cfg.Codec, cl.buf, v)
+	if err != nil {
+		cl.refuse(refusalCode(err), err)
+		return nil
+	}
+	if !isBytes(reflect.TypeFor[T]()) {
+		cl.keep(b)
+	}
+	return b
+}
+
+// keep makes b the group's room for the next object.
+func (cl *call) keep(b []byte) {
+	if cap(b) <= keptRoom {
+		cl.buf = b
+	}
+}
+
+// encodeParts encodes one object for each rank as one payload.
+func encodeParts[T any](cl *call, vs []T) []byte {
+	if len(vs) != cl.size {
+		cl.refuse(wire.CodeInvalid, fmt.Errorf("%d objects for a group of %d", len(vs), cl.size))
+		return nil
+	}
+	parts := make([][]byte, len(vs))
+	size := 4
+	for i := range vs {
+		b, err := encode(cl.cfg.Codec, nil, &vs[i])
+		if err != nil {
+			cl.refuse(refusalCode(err), fmt.Errorf("the object for rank %d: %w", i, err))
+			return nil
+		}
+		parts[i] = b
+		size += 4 + len(b)
+	}
+	if err := checkSize(size); err != nil {
+		cl.refuse(wire.CodeTooLarge, fmt.Errorf("all objects together: %w", err))
+		return nil
+	}
+	return wire.AppendParts(make([]byte, 0, size), parts)
+}
+
+// decodeAll decodes one object of each rank.
+func decodeAll[T any](cl *call, got [][]byte) ([]T, error) {
+	if err := cl.want(cl.size, got); err != nil {
+		return nil, err
+	}
+	vs := make([]T, len(got))
+	for rank, b := range got {
+		if err := decode(cl.cfg.Codec, b, &vs[rank]); err != nil {
+			return nil, cl.undecodable(rank, err)
+		}
+	}
+	return vs, nil
+}
+
+// decodeOne decodes the object of a root.
+func decodeOne[T any](cl *call, got [][]byte) (v T, err error) {
+	if err := cl.want(1, got); err != nil {
+		return v, err
+	}
+	if err := decode(cl.cfg.Codec, got[0], &v); err != nil {
+		return v, cl.undecodable(cl.c.Root, err)
+	}
+	return v, nil
+}

@@ -1,0 +1,167 @@
+package pgroup
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// Create joins the group: it returns when all ranks have, or says who has not. A rank may come before rank 0
+// listens. ctx bounds the joining alone; one without a deadline gets Config.Timeout.
+func Create(ctx context.Context, c Config) (*Group, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		if c.Listener != nil {
+			err = errors.Join(err, c.Listener.Close())
+		}
+		return nil, err
+	}
+	ctx, cancel := (&seat{cfg: c}).bound(ctx)
+	defer cancel()
+	return c.create(ctx)
+}
+
+// create meets and joins. A store that goes away meanwhile may be the last run's, which still ends: it is
+// looked for again, as one that does not listen yet.
+func (c *Config) create(ctx context.Context) (*Group, error) {
+	start := time.Now()
+	var before error
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		g, err := c.createOnce(ctx)
+		if err == nil {
+			return g, nil
+		}
+		if ctx.Err() != nil || !c.connects() || !wentAway(err) {
+			return nil, c.createError(err, before, time.Since(start))
+		}
+		before = err
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (c *Config) createOnce(ctx context.Context) (*Group, error) {
+	at, err := c.meet(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g, err := c.join(ctx, at, admission{name: c.Name, run: c.Run, rank: c.Rank, size: c.Size})
+	if err == nil {
+		return g, nil
+	}
+	at.abandon(c)
+	return nil, err
+}
+
+// connects reports whether this rank goes to a store that rank 0 hosts.
+func (c *Config) connects() bool { return c.Rank != 0 && c.Address != "" && !isURL(c.Address) }
+
+// wentAway reports whether a store was there and is not any more: it gave no verdict.
+func wentAway(err error) bool {
+	e, ok := errors.AsType[*store.Error](err)
+	return ok && e.Op != "dial" && e.Verdict == nil && isGone(code(e))
+}
+
+func isGone(c wire.Code) bool { return c == wire.CodeUnavailable || c == wire.CodeLeft }
+
+// code is the code of what e wraps: a call that a broken connection ended says why that broke.
+func code(e *store.Error) wire.Code {
+	if inner, ok := errors.AsType[*store.Error](e.Err); ok {
+		return code(inner)
+	}
+	return e.Code
+}
+
+// createError says at which step it failed.
+func (c *Config) createError(err, before error, took time.Duration) error {
+	if _, ok := errors.AsType[*RankError](err); ok {
+		return err
+	}
+	step := fmt.Sprintf("pgroup: create of group %q on rank %d of %d", c.Name, c.Rank, c.Size)
+	if e, ok := errors.AsType[*store.Error](err); ok && e.Op == "dial" && (e.Code == wire.CodeTimeout || e.Code == wire.CodeCancelled) {
+		step += fmt.Sprintf(": nobody listens at %s after %.1fs", e.Key, took.Seconds())
+	}
+	if before != nil {
+		return fmt.Errorf("%s: %w; the store that was there before went away: %w", step, err, before)
+	}
+	return fmt.Errorf("%s: %w", step, err)
+}
+
+// admission is the roll that a rank enters.
+type admission struct {
+	name, run  string
+	rank, size int
+	from       uint64 // the generation whose survivors these are, or 0
+	op         string // for errors; "" is create
+}
+
+// join enters the roll, and gives the handle. It does not let go of at if it fails.
+func (c *Config) join(ctx context.Context, at *site, a admission) (*Group, error) {
+	host := c.nodeName()
+	s := &seat{
+		cfg: *c, name: a.name, run: a.run, rank: a.rank, size: a.size, host: -1, site: at, store: at.store,
+		closing: make(chan struct{}), closed: make(chan struct{}), channels: map[string]*Group{}, uses: map[string]int{},
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if at.hosts() {
+		defer context.AfterFunc(at.broken, func() { cancel(context.Cause(at.broken)) })()
+	}
+	roll, err := at.store.Join(ctx, wire.Contribution{
+		Group: a.name, Run: a.run, Rank: a.rank, Size: a.size, Generation: a.from, Label: fmt.Sprintf("pid %d on %s", os.Getpid(), host),
+	}, appendMember(nil, c.self(host, at)))
+	if err != nil {
+		return nil, s.joinError(ctx, a.op, err)
+	}
+	s.generation, s.members, s.size = roll.Generation, roll.Members, len(roll.Members)
+	if a.from != 0 {
+		s.rank = slices.Index(roll.Ranks, a.rank)
+	}
+	if err := s.checkRoll(); err != nil {
+		return nil, err
+	}
+	return s.open(""), nil
+}
+
+// joinError says why the roll was not completed. A cause that ended ctx, other than its own, comes first.
+func (s *seat) joinError(ctx context.Context, op string, err error) error {
+	cause := context.Cause(ctx)
+	if parent, ok := cause.(*RankError); ok {
+		own := *parent
+		own.Op = op
+		return &own
+	}
+	switch {
+	case cause != nil && !errors.Is(cause, ctx.Err()):
+		return cause
+	case op == "" && wentAway(err):
+		return err
+	}
+	return s.fault(cmp.Or(op, "create"), "", 0, err)
+}
+
+// checkRoll looks at what others said of themselves, once: it comes from the network.
+func (s *seat) checkRoll() error {
+	if s.rank < 0 || s.rank >= s.size {
+		return fmt.Errorf("pgroup: group %q: the store answered with a roll of %d without this rank: %w", s.name, s.size, store.ErrProtocol)
+	}
+	for rank, b := range s.members {
+		m, err := parseMember(b)
+		if err != nil {
+			return fmt.Errorf("pgroup: group %q: the entry of rank %d: %w", s.name, rank, err)
+		}
+		if m.hosts {
+			s.host = rank
+		}
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package pgroup
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// Number is what AllReduce can combine.
+type Number interface {
+	~int | ~int32 | ~int64 | ~uint32 | ~uint64 | ~float32 | ~float64
+}
+
+// Op is a reduction.
+type Op uint8
+
+const (
+	Sum Op = iota // integers wrap around, as Go's do
+	Product
+	Min // a NaN anywhere is a NaN
+	Max
+	Avg // Sum divided by Size, as Go divides: that of integers is truncated toward 0
+)
+
+var folds = [...]struct {
+	name string
+	fold wire.FoldOp
+}{
+	Sum: {"sum", wire.FoldSum}, Product: {"product", wire.FoldProduct}, Min: {"min", wire.FoldMin}, Max: {"max", wire.FoldMax}, Avg: {"avg", wire.FoldSum},
+}
+
+// String is the reduction's name.
+func (op Op) String() string {
+	if int(op) < len(folds) {
+		return folds[op].name
+	}
+	return fmt.Sprintf("op(%d)", uint8(op))
+}
+
+// AllReduce returns, on every rank, the numbers of all ranks combined by op: as many as each rank passes, which must
+// be equally many, or none. They are combined in rank order, so that every rank has the same bits. It is meant
+// for a few numbers; tensors go through package collective.
+func AllReduce[T Number](ctx context.Context, g *Group, op Op, vs ...T) ([]T, error) {
+	kind := numberKind[T]()
+	cl := call{Group: g, c: wire.Contribution{Verb: "allreduce", Root: -1, Type: typeName[T](), Want: wire.WantFold}}
+	if err := cl.begin(); err != nil {
+		return nil, err
+	}
+	defer cl.end()
+	cl.c.Label = op.String() + " of " + strconv.Itoa(len(vs))
+	var payload []byte
+	if int(op) < len(folds) {
+		cl.c.Fold = wire.Fold{Op: folds[op].fold, Kind: kind}
+		payload = encodeNumbers(&cl, kind, vs)
+	} else {
+		cl.refuse(wire.CodeInvalid, fmt.Errorf("there is no reduction %d", uint8(op)))
+		cl.c.Want = wire.WantNothing
+	}
+	got, err := cl.cast(ctx, payload)
+	if err != nil {
+		return nil, err
+	}
+	if err := cl.want(1, got); err != nil {
+		return nil, err
+	}
+	sum := parseNumbers[T](got[0], kind)
+	if op == Avg {
+		for i := range sum {
+			sum[i] /= T(g.size)
+		}
+	}
+	return sum, nil
+}
+
+// encodeNumbers gives the bytes of vs, in the group's room.
+func encodeNumbers[T Number](cl *call, kind wire.NumberKind, vs []T) []byte {
+	if err := checkSize(len(vs) * kind.Size()); err != nil {
+		cl.refuse(wire.CodeTooLarge, err)
+		return nil
+	}
+	b := appendNumbers(cl.buf[:0], kind, vs)
+	cl.keep(b)
+	return b
+}
+
+func numberKind[T Number]() wire.NumberKind {
+	switch reflect.TypeFor[T]().Kind() {
+	case reflect.Int32:
+		return wire.Int32
+	case reflect.Uint32:
+		return wire.Uint32
+	case reflect.Uint64:
+		return wire.Uint64
+	case reflect.Float32:
+		return wire.Float32
+	case reflect.Float64:
+		return wire.Float64
+	}
+	return wire.Int64 // int too, so that machines agree
+}
+
+// appendNumbers appends vs in little-endian order.
+func appendNumbers[T Number](b []byte, kind wire.NumberKind, vs []T) []byte {
+	le := binary.LittleEndian
+	for _, v := range vs {
+		switch kind {
+		case wire.Float32:
+			b = le.AppendUint32(b, math.Float32bits(float32(v)))
+		case wire.Float64:
+			b = le.AppendUint64(b, math.Float64bits(float64(v)))
+		case wire.Int32, wire.Uint32:
+			b = le.AppendUint32(b, uint32(v))
+		default:
+			b = le.AppendUint64(b, uint64(v))
+		}
+	}
+	return b
+}
+
+func parseNumbers[T Number](b []byte, kind wire.NumberKind) []T {
+	le := binary.LittleEndian
+	size := kind.Size()
+	vs := make([]T, len(b)/size)
+	for i := range vs {
+		p := b[i*size:]
+		switch kind {
+		case wire.Float32:
+			vs[i] = T(math.Float32frombits(le.Uint32(p)))
+		case wire.Float64:
+			vs[i] = T(math.Float64frombits(le.Uint64(p)))
+		case wire.Int32, wire.Uint32:
+			vs[i] = T(le.Uint32(p))
+		default:
+			vs[i] = T(le.Uint64(p))
+		}
+	}
+	return vs
+}

@@ -1,0 +1,146 @@
+package pgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// inboxes are this rank's streams of one channel, by source.
+type inboxes struct {
+	mu sync.Mutex // protects of
+	of map[int]*inbox
+}
+
+// inbox is where this rank is in the stream from another.
+type inbox struct {
+	mu    sync.Mutex // held for the whole of a Recv: whoever finds it locked is ErrBusy
+	taken uint64     // messages; guarded by mu
+}
+
+func (in *inboxes) from(src int) *inbox {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	box := in.of[src]
+	if box == nil {
+		if in.of == nil {
+			in.of = map[int]*inbox{}
+		}
+		box = new(inbox)
+		in.of[src] = box
+	}
+	return box
+}
+
+// Send sends v to dst, which may be this rank, and returns when the store has it: dst need not have called Recv. Messages
+// from one rank to another on one channel arrive in the order of their sending. While 64 messages or 16 MiB wait for
+// dst, Send waits. A message that is not fetched within Config.Expiry is gone.
+func Send[T any](ctx context.Context, g *Group, dst int, v T) error {
+	op := "send to " + strconv.Itoa(dst)
+	if err := g.checkPeer(ctx, op, dst); err != nil {
+		return err
+	}
+	payload, err := encode(g.cfg.Codec, nil, &v)
+	if err != nil {
+		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, g.name, g.rank, invalidObject(err))
+	}
+	ctx, cancel := g.bound(ctx)
+	defer cancel()
+	c := g.stream(dst, typeName[T]())
+	if err := g.store.Send(ctx, c, payload, g.cfg.Expiry); err != nil {
+		return g.fault(op, g.channel, 0, err)
+	}
+	return nil
+}
+
+// Recv returns the next message from src: each once, in the order of sending. If that is not a T the error is a *[TypeError],
+// and the message waits for a Recv of another type; Recv[any] takes whatever comes. A message that expired is
+// ErrExpired, in its turn. A second Recv from the same rank at the same time is ErrBusy.
+func Recv[T any](ctx context.Context, g *Group, src int) (v T, err error) {
+	op := "recv from " + strconv.Itoa(src)
+	if err := g.checkPeer(ctx, op, src); err != nil {
+		return v, err
+	}
+	box := g.inboxes.from(src)
+	if !box.mu.TryLock() {
+		return v, fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, g.name, g.rank, ErrBusy)
+	}
+	defer box.mu.Unlock()
+	ctx, cancel := g.bound(ctx)
+	defer cancel()
+	c := g.stream(src, typeName[T]())
+	c.Seq = box.taken + 1
+	payload, sent, err := g.store.Recv(ctx, c)
+	if err != nil {
+		if errors.Is(err, ErrExpired) {
+			box.taken++
+		}
+		return v, g.fault(op, g.channel, 0, err)
+	}
+	if err := parse(g, payload, sent, src, &v); err != nil {
+		var none T
+		return none, err
+	}
+	box.taken++
+	return v, nil
+}
+
+// parse makes *v of a message, if it is one that the caller wants.
+func parse[T any](g *Group, payload []byte, sent string, src int, v *T) error {
+	want := typeName[T]()
+	switch {
+	case want == anyType && sent == bytesType: // it was not encoded
+		*any(v).(*any) = payload
+		return nil
+	case want == anyType || sent == "" || sent == want || sent == anyType && want != bytesType:
+	default:
+		return &TypeError{Group: g.name, From: src, To: g.rank, Sent: sent, Want: want}
+	}
+	if err := decode(g.cfg.Codec, payload, v); err != nil {
+		return fmt.Errorf("pgroup: recv from %d of group %q on rank %d: %q that is no %s: %w", src, g.name, g.rank, sent, want, err)
+	}
+	return nil
+}
+
+// stream is what the request of a message says of where it goes, or comes from.
+func (g *Group) stream(peer int, typ string) wire.Contribution {
+	return wire.Contribution{Generation: g.generation, Rank: g.rank, Root: peer, Channel: g.channel, Type: typ}
+}
+
+// checkPeer refuses what needs no round trip to be refused.
+func (g *Group) checkPeer(ctx context.Context, op string, peer int) error {
+	switch err := ctx.Err(); {
+	case peer < 0 || peer >= g.size:
+		return invalid("%s of group %q on rank %d: rank %d of a group of %d: ranks are 0 to %d", op, g.name, g.rank, peer, g.size, g.size-1)
+	case g.isClosed():
+		return g.closedError(op)
+	case err != nil:
+		code := wire.CodeCancelled
+		if errors.Is(err, context.DeadlineExceeded) {
+			code = wire.CodeTimeout
+		}
+		return g.rankError(op, &wire.Verdict{Code: code, By: g.rank, Reason: "before the call"}, err)
+	}
+	return nil
+}
+
+// invalidObject makes an encoding error one of those that can be matched.
+func invalidObject(err error) error {
+	if errors.Is(err, store.ErrTooLarge) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrInvalid, err)
+}
+
+// refusalCode is what a vote of no says of an object that cannot be encoded.
+func refusalCode(err error) wire.Code {
+	if errors.Is(err, store.ErrTooLarge) {
+		return wire.CodeTooLarge
+	}
+	return wire.CodeInvalid
+}

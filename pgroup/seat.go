@@ -1,0 +1,237 @@
+package pgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+const (
+	// leaveWait is how long Close and Abort wait for the store to hear of it.
+	leaveWait = time.Second
+	// drainWait is how long the last Close on the host waits for its peers to hang up.
+	drainWait = 10 * time.Second
+	// shutdownChannel is where Shutdown meets: it must not disturb the order of other verbs.
+	shutdownChannel = "\x00shutdown"
+)
+
+// seat is one rank's place in one generation of a group. Its channels share it.
+type seat struct {
+	cfg        Config // with defaults; Name, Run, Rank and Size are those of the group first created
+	name, run  string
+	rank, size int
+	generation uint64
+	members    [][]byte // by rank, as appendMember made them; checked
+	host       int      // the rank that hosts the store; -1 if none of the group does
+	site       *site
+	store      *store.Store
+
+	closing chan struct{} // closed when Close begins
+	closed  chan struct{} // closed when it has ended
+
+	lock     sync.Mutex // protects the fields below; not held during I/O
+	end      bool       // Close has begun
+	channels map[string]*Group
+	uses     map[string]int // of each Sub, so that the same one again is another group
+	prefixed *store.Store
+	ctx      context.Context // what Context gives; nil until it is asked for
+	cancel   context.CancelCauseFunc
+	wg       sync.WaitGroup
+}
+
+// open returns the channel of a name; there is one Group for each.
+func (s *seat) open(name string) *Group {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	g := s.channels[name]
+	if g == nil {
+		g = &Group{seat: s, channel: name}
+		s.channels[name] = g
+	}
+	return g
+}
+
+// keys is the store below this generation's prefix.
+func (s *seat) keys() *store.Store {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	if s.prefixed == nil {
+		s.prefixed = store.Prefix(s.store, fmt.Sprintf("%s/%d/", s.name, s.generation))
+	}
+	return s.prefixed
+}
+
+// request says which seat calls.
+func (s *seat) request() wire.Contribution {
+	return wire.Contribution{Generation: s.generation, Rank: s.rank}
+}
+
+// follow makes what Context gives: a goroutine waits until the store says that the generation is over.
+func (s *seat) follow() context.Context {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	if s.ctx != nil {
+		return s.ctx
+	}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	if s.end {
+		s.cancel(s.closedError(""))
+		return s.ctx
+	}
+	ctx, cancel := s.ctx, s.cancel
+	s.wg.Go(func() {
+		err := s.store.Follow(ctx, s.request())
+		cancel(s.fault("", "", 0, err))
+	})
+	return ctx
+}
+
+func (s *seat) expire(ctx context.Context) (int, error) {
+	if s.isClosed() {
+		return 0, s.closedError("expire")
+	}
+	ctx, cancel := s.bound(ctx)
+	defer cancel()
+	n, err := s.store.Expire(ctx, s.request())
+	if err != nil {
+		return 0, s.fault("expire", "", 0, err)
+	}
+	return n, nil
+}
+
+func (s *seat) abort(cause error) {
+	c := s.request()
+	c.No, c.Reason = wire.CodeAborted, "no cause given"
+	if cause != nil {
+		c.Reason = clip(cause.Error(), wire.MaxKey)
+	}
+	s.leave(c)
+}
+
+// leave tells the store. If that cannot be reached, it will notice.
+func (s *seat) leave(c wire.Contribution) {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
+	defer cancel()
+	if err := s.store.Leave(ctx, c); err != nil {
+		s.cfg.Logger.Debug("leave", "group", s.name, "rank", s.rank, "err", err)
+	}
+}
+
+func (s *seat) shutdown(ctx context.Context) error {
+	ctx, cancel := s.bound(ctx)
+	defer cancel()
+	cl := call{Group: s.open(shutdownChannel), c: wire.Contribution{Verb: "shutdown", Root: -1, Want: wire.WantNothing}}
+	if err := cl.begin(); err != nil {
+		return err
+	}
+	_, err := cl.cast(ctx, nil)
+	cl.end()
+	// Whoever is late still gets the answers that are under way.
+	drain, stop := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
+	defer stop()
+	if ctx.Err() == nil {
+		drain = ctx
+	}
+	return errors.Join(err, s.closeWithin(drain))
+}
+
+func (s *seat) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainWait)
+	defer cancel()
+	return s.closeWithin(ctx)
+}
+
+// closeWithin leaves the group, and lets go of what it meets through; the last one to do so drains it until ctx ends.
+func (s *seat) closeWithin(ctx context.Context) error {
+	s.lock.Lock()
+	if s.end {
+		s.lock.Unlock()
+		<-s.closed
+		return nil
+	}
+	s.end = true
+	close(s.closing)
+	cancel := s.cancel
+	s.lock.Unlock()
+
+	defer close(s.closed)
+	s.leave(s.request()) // ends this rank's own calls too
+	if cancel != nil {
+		cancel(s.closedError(""))
+	}
+	s.wg.Wait()
+	return s.site.release(ctx)
+}
+
+func (s *seat) isClosed() bool {
+	select {
+	case <-s.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// closedError is the answer to a verb of a closed handle.
+func (s *seat) closedError(op string) error {
+	return s.rankError(op, &wire.Verdict{Code: wire.CodeClosed, By: -1, Reason: "this rank has closed it"}, ErrClosed)
+}
+
+func (s *seat) rankError(op string, v *wire.Verdict, err error) *RankError {
+	return &RankError{Op: op, Group: s.name, Rank: s.rank, Size: s.size, Verdict: v, Err: err}
+}
+
+// fault is what the store's error means to a rank.
+func (s *seat) fault(op, channel string, seq uint64, err error) error {
+	if s.isClosed() {
+		return s.closedError(op)
+	}
+	e, ok := errors.AsType[*store.Error](err)
+	if !ok {
+		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, s.name, s.rank, err)
+	}
+	re := s.rankError(op, e.Verdict, err)
+	if re.Verdict == nil {
+		re.Verdict = s.verdictOf(e)
+	}
+	re.Channel, re.Seq = channel, seq
+	if channel == shutdownChannel {
+		re.Channel, re.Seq = "", 0
+	}
+	return re
+}
+
+// verdictOf is what an error means that is no verdict of the store: who is to blame, if that is known.
+func (s *seat) verdictOf(e *store.Error) *wire.Verdict {
+	v := &wire.Verdict{Code: code(e), By: -1, Reason: e.Detail}
+	gone := isGone(v.Code) // the connection broke, or the server said goodbye
+	switch {
+	case gone && s.host >= 0 && v.Code == wire.CodeLeft:
+		v.Left, v.Reason = []int{s.host}, "it hosted the store at "+s.site.addr
+	case gone && s.host >= 0:
+		v.Code, v.Lost, v.Reason = wire.CodeLost, []int{s.host}, "it hosted the store at "+s.site.addr
+	case gone:
+		v.Code, v.Reason = wire.CodeUnavailable, s.site.addr+" is gone"
+	case v.Code == wire.CodeTimeout || v.Code == wire.CodeCancelled:
+		v.Reason = fmt.Sprintf("no answer from the store at %s: outcome unknown", s.site.addr)
+	}
+	return v
+}
+
+// clip shortens s to n bytes, at the end of a character.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	const more = "…"
+	n -= len(more)
+	for n > 0 && s[n]&0xc0 == 0x80 { // amid a character
+		n--
+	}
+	return s[:n] + more
+}

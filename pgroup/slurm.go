@@ -1,0 +1,83 @@
+package pgroup
+
+import (
+	"fmt"
+	"os"
+	"strings"
+)
+
+// slurmRun is the id of this job step: one allocation may run several at a time.
+func slurmRun() string {
+	job := envRunID("SLURM_JOB_ID", "SLURM_JOBID")()
+	if step := envRunID("SLURM_STEP_ID", "SLURM_STEPID")(); step != "" {
+		return job + "." + step
+	}
+	return job
+}
+
+// slurmAddress is a port of the step's first node, which is where rank 0 runs.
+func slurmAddress(e *env) string {
+	host := os.Getenv("MASTER_ADDR")
+	if host == "" {
+		host = e.firstNode("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+	}
+	run := slurmRun()
+	if run == "" && os.Getenv("MASTER_PORT") == "" {
+		e.missing("SLURM_JOB_ID")
+	}
+	if e.err != nil {
+		return ""
+	}
+	return e.at(host, run)
+}
+
+// firstNode is the first node of the first of the lists that is set.
+func (e *env) firstNode(names ...string) string {
+	for _, name := range names {
+		list := os.Getenv(name)
+		if list == "" {
+			continue
+		}
+		host, err := firstHost(list)
+		if err != nil {
+			e.fail("%s is %q: %v", name, list, err)
+		}
+		return host
+	}
+	e.missing(strings.Join(names, " or "))
+	return ""
+}
+
+// firstHost is the first host of a list as Slurm writes it: "login,node[03-07,9]-ib,…" has ranges in brackets,
+// several of them in a name with several parts, "rack[0-1]n[04-05]".
+func firstHost(list string) (string, error) {
+	var host strings.Builder
+	for rest := list; rest != ""; {
+		end := strings.IndexAny(rest, "[],")
+		if end < 0 {
+			end = len(rest)
+		}
+		host.WriteString(rest[:end])
+		if end == len(rest) || rest[end] == ',' {
+			break
+		}
+		if rest[end] == ']' {
+			return "", fmt.Errorf("a ] without its [")
+		}
+		rest = rest[end+1:]
+		closing := strings.IndexByte(rest, ']')
+		if closing < 0 {
+			return "", fmt.Errorf("a [ without its ]")
+		}
+		first := rest[:strings.IndexAny(rest, ",-]")]
+		if first == "" || strings.Trim(first, "0123456789") != "" {
+			return "", fmt.Errorf("[%s] is no range of numbers", rest[:closing])
+		}
+		host.WriteString(first)
+		rest = rest[closing+1:]
+	}
+	if host.Len() == 0 {
+		return "", fmt.Errorf("it has no host")
+	}
+	return host.String(), nil
+}

@@ -1,0 +1,151 @@
+package pgroup
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// Sub makes a group of some ranks, in the order given: rank i of it is ranks[i] here. Those ranks call it, and no others, each with the same list, and
+// it does not count among the verbs of g. The name is for errors and for Group.Store; the same name and ranks again give another group.
+// It lives on when g is closed, but not when the store goes that g's host hosts.
+func (g *Group) Sub(ctx context.Context, name string, ranks ...int) (*Group, error) {
+	rank, err := g.checkSub(name, ranks)
+	if err != nil {
+		return nil, err
+	}
+	g.lock.Lock()
+	use := subKey(name, ranks)
+	g.uses[use]++
+	nth := g.uses[use]
+	g.lock.Unlock()
+	return g.derive(ctx, admission{
+		op: fmt.Sprintf("sub %q", name), name: g.name + "/" + name, rank: rank, size: len(ranks),
+		run: fmt.Sprintf("sub %d of generation %d, ranks %s", nth, g.generation, use[len(name)+1:]),
+	})
+}
+
+func (g *Group) checkSub(name string, ranks []int) (rank int, err error) {
+	bad := func(format string, args ...any) (int, error) {
+		return 0, invalid("sub %q of group %q on rank %d: %s", name, g.name, g.rank, fmt.Sprintf(format, args...))
+	}
+	seen := make(map[int]bool, len(ranks))
+	for _, r := range ranks {
+		if r < 0 || r >= g.size {
+			return bad("rank %d of a group of %d: ranks are 0 to %d", r, g.size, g.size-1)
+		}
+		if seen[r] {
+			return bad("rank %d is in it twice", r)
+		}
+		seen[r] = true
+	}
+	switch rank = slices.Index(ranks, g.rank); {
+	case rank < 0:
+		return bad("this rank is not in it: only its members call Sub")
+	case len(g.name)+1+len(name) > wire.MaxKey/4:
+		return bad("a name of %d bytes, the limit is %d", len(g.name)+1+len(name), wire.MaxKey/4)
+	}
+	return rank, nil
+}
+
+// subKey names a list of ranks. A long one is named by its hash, since names are bounded.
+func subKey(name string, ranks []int) string {
+	list := strings.Trim(fmt.Sprint(ranks), "[]")
+	if len(list) > 256 {
+		h := fnv.New128a()
+		h.Write([]byte(list))
+		list = fmt.Sprintf("%x", h.Sum(nil))
+	}
+	return name + "\x00" + list
+}
+
+// Split makes groups of the ranks that pass the same color, in the order of their keys, then of their ranks. All ranks of g call it; one
+// whose color is negative gets nil. It is one verb of g, and then one round trip.
+func (g *Group) Split(ctx context.Context, color, key int) (*Group, error) {
+	ctx, cancel := g.bound(ctx)
+	defer cancel()
+	cl := call{Group: g, c: wire.Contribution{Verb: "split", Root: -1, Want: wire.WantAll}}
+	if err := cl.begin(); err != nil {
+		return nil, err
+	}
+	got, err := cl.cast(ctx, appendSplit(nil, color, key))
+	seq := cl.c.Seq
+	if err == nil {
+		err = cl.want(g.size, got)
+	}
+	cl.end()
+	if err != nil || color < 0 {
+		return nil, err
+	}
+	ranks, err := sameColor(got, color)
+	if err != nil {
+		return nil, cl.undecodable(-1, err)
+	}
+	return g.derive(ctx, admission{
+		op: fmt.Sprintf("split(color %d)", color), name: fmt.Sprintf("%s/%d", g.name, color), rank: slices.Index(ranks, g.rank), size: len(ranks),
+		run: fmt.Sprintf("split %d of generation %d, channel %q", seq, g.generation, g.channel),
+	})
+}
+
+// appendSplit is a rank's part of Split: color i64 | key i64.
+func appendSplit(b []byte, color, key int) []byte {
+	b = binary.LittleEndian.AppendUint64(b, uint64(color))
+	return binary.LittleEndian.AppendUint64(b, uint64(key))
+}
+
+// sameColor lists the ranks of a color, in their new order.
+func sameColor(parts [][]byte, color int) ([]int, error) {
+	var ranks []int
+	keys := make([]int64, len(parts))
+	for rank, b := range parts {
+		if len(b) != 16 {
+			return nil, fmt.Errorf("rank %d: %d bytes, not 16: %w", rank, len(b), store.ErrProtocol)
+		}
+		if int64(binary.LittleEndian.Uint64(b)) == int64(color) {
+			ranks = append(ranks, rank)
+		}
+		keys[rank] = int64(binary.LittleEndian.Uint64(b[8:]))
+	}
+	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(keys[a], keys[b]) })
+	return ranks, nil
+}
+
+// Shrink makes the next generation of a group that lost ranks: those who call it, densely ranked in their old order, once every
+// rank has called it or is gone. g is over then, and still to be closed. It cannot help if the rank is gone
+// that hosted the store.
+func (g *Group) Shrink(ctx context.Context) (*Group, error) {
+	ctx, cancel := g.bound(ctx)
+	defer cancel()
+	return g.enter(ctx, admission{op: "shrink", name: g.name, run: g.run, rank: g.rank, size: g.size, from: g.generation})
+}
+
+// derive makes a group of ranks of g. It gives up when g is over: a rank that is lost never comes.
+func (g *Group) derive(ctx context.Context, a admission) (*Group, error) {
+	ctx, cancel := g.bound(ctx)
+	defer cancel()
+	ctx, abandon := context.WithCancelCause(ctx)
+	defer abandon(nil)
+	over := g.Context()
+	defer context.AfterFunc(over, func() { abandon(context.Cause(over)) })()
+	return g.enter(ctx, a)
+}
+
+// enter joins on g's site, and holds it.
+func (g *Group) enter(ctx context.Context, a admission) (*Group, error) {
+	if g.isClosed() || !g.site.hold() {
+		return nil, g.closedError(a.op)
+	}
+	sub, err := g.cfg.join(ctx, g.site, a)
+	if err != nil {
+		g.site.abandon(&g.cfg)
+		return nil, err
+	}
+	return sub, nil
+}

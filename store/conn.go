@@ -1,0 +1,191 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/transport"
+	"github.com/muster-pg/muster/wire"
+)
+
+// conn is one peer of a Server. A goroutine shakes hands; who reads then depends on the engine.
+// What the peer asks is answered in line where it need not wait; other answers come from elsewhere.
+type conn struct {
+	server  *Server
+	limits  ServerLimits
+	peer    string // its address
+	who     string // what it called itself
+	in      frames // owned by who reads
+	req     wire.Request
+	rep     wire.Reply
+	session uint64
+	id      uint64 // of the hello
+
+	mu   sync.Mutex // protects the fields below until the session begins
+	nc   net.Conn   // nil once a loop has the socket
+	pipe transport.Pipe
+	out  *transport.Outbox // nil before the session begins
+}
+
+func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
+	return &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frames{limit: wire.MaxBody}}
+}
+
+// errDone is the end of a connection whose peer said goodbye.
+var errDone = errors.New("goodbye")
+
+// readRoom is the size of the buffer of a connection that a goroutine reads: small, since most
+// connections are idle most of the time.
+const readRoom = 4 << 10
+
+// serve shakes hands and serves the connection, or leaves it to a loop.
+func (c *conn) serve() {
+	buf := make([]byte, readRoom)
+	err := c.welcome(buf)
+	if err != nil {
+		_ = c.nc.Close()
+		c.server.ended(c, err)
+		return
+	}
+	m, isMemory := c.server.Engine.(*Memory)
+	tcp, isTCP := c.nc.(*net.TCPConn)
+	if isMemory && isTCP {
+		if loop := c.server.loop(); loop != nil {
+			c.in.giveBack()
+			if err := loop.Adopt(tcp, func(s *transport.Sock) (transport.Reader, error) { return c.adopted(m, s) }); err != nil {
+				_ = tcp.Close()
+				c.server.ended(c, err)
+			}
+			return
+		}
+	}
+	pipe := transport.NewPipe(c.nc)
+	if err = c.begin(pipe); err == nil {
+		if isMemory {
+			err = c.serveMemory(m, buf)
+		} else {
+			err = c.serveEngine(c.server.Engine, buf)
+		}
+	}
+	_ = c.nc.Close()
+	pipe.Done()
+	c.server.ended(c, err)
+}
+
+// begin makes p the way to the peer, unless the server is ending.
+func (c *conn) begin(p transport.Pipe) error {
+	c.mu.Lock()
+	c.pipe = p
+	c.out = transport.NewOutbox(p, c.limits.Unread)
+	c.mu.Unlock()
+	if c.server.ending() {
+		return net.ErrClosed
+	}
+	return nil
+}
+
+// close ends the connection at once, from any goroutine.
+func (c *conn) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pipe != nil {
+		_ = c.pipe.Close()
+		return
+	}
+	_ = c.nc.Close()
+}
+
+// goodbye says that there will be nothing more. A peer that is still shaking hands hears nothing.
+func (c *conn) goodbye() {
+	c.mu.Lock()
+	out := c.out
+	c.mu.Unlock()
+	if out == nil {
+		c.close()
+		return
+	}
+	out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, 0, &wire.Reply{Code: wire.CodeLeft}) })
+	out.Flush()
+}
+
+// welcome reads the preface and the hello.
+func (c *conn) welcome(buf []byte) error {
+	_ = c.nc.SetReadDeadline(time.Now().Add(c.limits.Handshake))
+	n, err := io.ReadFull(c.nc, buf[:len(wire.Preface)])
+	if got := string(buf[:n]); err == nil && got != wire.Preface {
+		if got[:n-1] == wire.Preface[:n-1] {
+			c.turnAway(wire.CodeUnsupported, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
+		}
+		return fmt.Errorf("%w: it began with %q", ErrProtocol, got)
+	}
+	if err != nil {
+		return fmt.Errorf("handshake: %w", err)
+	}
+	if err := c.read(buf); err != nil {
+		return fmt.Errorf("handshake: %w", err)
+	}
+	if c.req.Op != wire.OpHello {
+		return fmt.Errorf("%w: %s before hello", ErrProtocol, c.req.Op)
+	}
+	c.who, c.id = string([]byte(c.req.Key)), c.req.ID
+	return c.nc.SetReadDeadline(time.Time{})
+}
+
+// turnAway answers a hello with no.
+func (c *conn) turnAway(code wire.Code, detail string) {
+	_ = c.nc.SetDeadline(time.Now().Add(time.Second))
+	b := wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Code: code, Detail: detail})
+	if _, err := c.nc.Write(b); err == nil {
+		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite() // a close at once might take the answer back
+			_, _ = io.Copy(io.Discard, io.LimitReader(c.nc, readRoom))
+		}
+	}
+	_ = c.nc.Close()
+}
+
+func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) {
+	c.out.Append(func(b []byte) []byte { return wire.AppendReply(b, op, id, rep) })
+}
+
+// deliver implements link.
+func (c *conn) deliver(e core.Effect, encode *encoder) {
+	head, body := encode.frameOf(e)
+	c.out.AppendShared(head, body)
+}
+
+// flush implements link.
+func (c *conn) flush() { c.out.Flush() }
+
+// next parses the next request that is whole into c.req, if there is one. Its value is the machine's to keep.
+func (c *conn) next() (ok bool, err error) {
+	h, body, owned, ok, err := c.in.next()
+	if err != nil || !ok {
+		return false, err
+	}
+	if err := c.req.Parse(h, body); err != nil {
+		return false, fmt.Errorf("%s: %w", h.Op, err)
+	}
+	if !owned && core.Keeps(h.Op) && c.req.Value != nil {
+		c.req.Value = append(make([]byte, 0, len(c.req.Value)), c.req.Value...)
+	}
+	return true, nil
+}
+
+// read reads until there is a whole request.
+func (c *conn) read(buf []byte) error {
+	for {
+		if ok, err := c.next(); ok || err != nil {
+			return err
+		}
+		n, err := c.nc.Read(c.in.room(buf))
+		if c.in.got(n); n == 0 && err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package storetest
+
+import (
+	"context"
+	"testing"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+var closeChecks = []check{
+	{"may be called twice", closeTwice, nil},
+	{"every call afterwards is ErrClosed", closedCalls, nil},
+	{"ends a wait", closeWait, []Feature{Wait}},
+	{"ends a watch", closeWatch, []Feature{Watch}},
+	{"ends a join", closeJoin, []Feature{Collect}},
+	{"ends the calls of a group", closeGroup, []Feature{Collect}},
+	{"ends a recv", closeRecv, []Feature{Collect, Streams}},
+	{"leaves other sessions alone", closeAlone, []Feature{Sessions}},
+}
+
+func closeTwice(t *testing.T, w *world) {
+	s := w.store()
+	good(t, s.Close())
+	good(t, s.Close())
+}
+
+func closedCalls(t *testing.T, w *world) {
+	s := w.store()
+	w.set(s, "key")
+	good(t, s.Close())
+	c := wire.Contribution{Group: "g", Generation: 1, Seq: 1, Size: 1, Verb: "barrier", Root: -1, Want: wire.WantNothing}
+	for _, req := range []wire.Request{
+		{Op: wire.OpGet, Key: "key"}, {Op: wire.OpSet, Key: "key", Value: []byte{}}, {Op: wire.OpWait, Keys: []string{"key"}},
+		{Op: wire.OpAdd, Key: "n"}, {Op: wire.OpSwap, Key: "key"}, {Op: wire.OpAppend, Key: "key", Value: []byte{}},
+		{Op: wire.OpDelete, Keys: []string{"key"}}, {Op: wire.OpList}, {Op: wire.OpChanges}, {Op: wire.OpPing},
+		{Op: wire.OpJoin, Group: c, Value: []byte{}}, {Op: wire.OpCollect, Group: c, Value: []byte{}}, {Op: wire.OpFollow, Group: c},
+		{Op: wire.OpLeave, Group: c}, {Op: wire.OpSend, Group: c, Value: []byte{}}, {Op: wire.OpRecv, Group: c}, {Op: wire.OpExpire, Group: c},
+	} {
+		t.Run(req.Op.String(), func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			is(t, s.Do(ctx, &req, new(wire.Reply)), store.ErrClosed)
+		})
+	}
+}
+
+// closeEnds asserts that closing s ends call, which waits for what never comes.
+func closeEnds(t *testing.T, w *world, s *store.Store, call func() error) {
+	t.Helper()
+	waiting := laterErr(t, call)
+	for range 10 { // time for it to get there; it is to be ErrClosed in any case
+		_, err := s.Get(w.ctx, "missing")
+		is(t, err, store.ErrNotFound)
+	}
+	stillWaits(t, "the call", waiting)
+	good(t, s.Close())
+	is(t, (<-waiting).err, store.ErrClosed)
+}
+
+func closeWait(t *testing.T, w *world) {
+	s := w.store()
+	closeEnds(t, w, s, func() error { _, err := s.Wait(w.ctx, "missing"); return err })
+}
+
+func closeWatch(t *testing.T, w *world) {
+	s := w.store()
+	closeEnds(t, w, s, func() (last error) {
+		for _, err := range s.Watch(w.ctx, "", 0) {
+			last = err
+		}
+		return last
+	})
+}
+
+func closeJoin(t *testing.T, w *world) {
+	s := w.store()
+	closeEnds(t, w, s, func() error {
+		_, err := s.Join(w.ctx, applicant("g", 0, 2), nil)
+		return err
+	})
+}
+
+func closeGroup(t *testing.T, w *world) {
+	r := w.group(2)[0]
+	following := laterErr(t, func() error { return r.Follow(w.ctx, r.seat()) })
+	closeEnds(t, w, r.Store, func() error { return r.collect(w.ctx, barrier(1)).err })
+	is(t, (<-following).err, store.ErrClosed)
+}
+
+func closeRecv(t *testing.T, w *world) {
+	r := w.group(2)[0]
+	closeEnds(t, w, r.Store, func() error { return r.recv(w.ctx, 1, "", 1).err })
+}
+
+func closeAlone(t *testing.T, w *world) {
+	a, b := w.store(), w.store()
+	w.set(a, "key")
+	good(t, a.Close())
+	holds(t, w, b, "key", "key")
+}

@@ -1,0 +1,294 @@
+package storetest
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+var goodbyeChecks = []check{
+	{"those who need a rank that left hear it at once", leftHeard, []Feature{Collect}},
+	{"those who wait for a rank hear it when it leaves", leftWaiting, []Feature{Collect}},
+	{"a vote cast before it left stands", leftVoted, []Feature{Collect}},
+	{"who does not need the rank that left goes on", leftNotNeeded, []Feature{Collect}},
+	{"what a rank gave before it left can be read", leftGave, []Feature{Collect}},
+	{"a rank that left has no more calls", leftOver, []Feature{Collect}},
+	{"a session that is closed has left", leftByClose, []Feature{Collect, Sessions}},
+	{"an abort ends what waits, and all that comes, with its reason", abortEnds, []Feature{Collect}},
+	{"an abort is told to those who follow", abortFollowed, []Feature{Collect}},
+	{"a follow ends with its context, and the group goes on", followEnds, []Feature{Collect}},
+}
+
+func leftHeard(t *testing.T, w *world) {
+	ranks := w.group(3)
+	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
+	out := everybody([]*rank{ranks[0], ranks[2]}, barrier(1))
+	v := agreed(t, out...)
+	is(t, out[0].err, store.ErrLeft)
+	same(t, "left", v.Left, []int{1})
+	same(t, "lost", len(v.Lost), 0)
+}
+
+func leftWaiting(t *testing.T, w *world) {
+	ranks := w.group(3)
+	zero := ranks[0].calls(t, ranks[1], barrier(1))
+	two := ranks[2].calls(t, ranks[1], barrier(1))
+	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
+	v := agreed(t, <-zero, <-two)
+	same(t, "code", v.Code, wire.CodeLeft)
+	same(t, "left", v.Left, []int{1})
+}
+
+func leftVoted(t *testing.T, w *world) {
+	ranks := w.group(3)
+	c := allGather(1)
+	own := ranks[1].calls(t, ranks[0], c)
+	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
+	if o := <-own; o.err == nil {
+		t.Fatal("the vote of a rank that left was answered with success")
+	}
+	for _, o := range everybody([]*rank{ranks[0], ranks[2]}, c) {
+		good(t, o.err)
+		same(t, "values", texts(o.values), []string{"rank 0", "rank 1", "rank 2"})
+	}
+}
+
+func leftNotNeeded(t *testing.T, w *world) {
+	ranks := w.group(3)
+	good(t, ranks[2].Leave(w.ctx, ranks[2].seat()))
+	for seq := range uint64(500) { // also where its acknowledgement would be missing
+		good(t, ranks[0].collect(w.ctx, broadcast(seq+1, 0)).err)
+		good(t, ranks[1].collect(w.ctx, broadcast(seq+1, 0)).err)
+	}
+}
+
+func leftGave(t *testing.T, w *world) {
+	ranks := w.group(3)
+	good(t, ranks[0].collect(w.ctx, broadcast(1, 0)).err)
+	good(t, ranks[0].Leave(w.ctx, ranks[0].seat()))
+	for _, r := range ranks[1:] {
+		o := r.collect(w.ctx, broadcast(1, 0))
+		good(t, o.err)
+		same(t, "values", texts(o.values), []string{"rank 0"})
+	}
+	o := ranks[1].collect(w.ctx, broadcast(2, 0))
+	is(t, o.err, store.ErrLeft)
+}
+
+func leftOver(t *testing.T, w *world) {
+	ranks := w.group(2)
+	r := ranks[1]
+	good(t, r.Leave(w.ctx, r.seat()))
+	for _, err := range []error{
+		r.collect(w.ctx, barrier(1)).err, r.Leave(w.ctx, r.seat()), r.Follow(w.ctx, r.seat()), r.send(w.ctx, 0, "", "x"), r.recv(w.ctx, 0, "", 1).err,
+	} {
+		is(t, err, store.ErrClosed)
+	}
+}
+
+func leftByClose(t *testing.T, w *world) {
+	ranks := w.group(3)
+	zero := ranks[0].calls(t, ranks[1], barrier(1))
+	good(t, ranks[2].Close())
+	v := agreed(t, <-zero, ranks[1].collect(w.ctx, barrier(1)))
+	same(t, "left", v.Left, []int{2})
+	same(t, "lost", len(v.Lost), 0)
+}
+
+// abort lets a rank abort its group.
+func (r *rank) abort(t *testing.T, reason string) {
+	t.Helper()
+	c := r.seat()
+	c.No, c.Reason = wire.CodeAborted, reason
+	good(t, r.Leave(r.w.ctx, c))
+}
+
+func abortEnds(t *testing.T, w *world) {
+	ranks := w.group(3)
+	zero := ranks[0].calls(t, ranks[1], barrier(1))
+	recv := later(t, func() ([][]byte, error) { o := ranks[2].recv(w.ctx, 0, "", 1); return o.values, o.err })
+	ranks[1].abort(t, "the disk is full")
+	for _, o := range []outcome{<-zero, <-recv, ranks[1].collect(w.ctx, barrier(1)), ranks[2].collect(w.ctx, barrier(1))} {
+		is(t, o.err, store.ErrAborted)
+		v := verdict(t, o.err)
+		same(t, "by", v.By, 1)
+		same(t, "reason", v.Reason, "the disk is full")
+		names(t, o.err, "the disk is full")
+	}
+	over(t, w, ranks, store.ErrAborted)
+	is(t, ranks[2].send(w.ctx, 0, "", "x"), store.ErrAborted)
+}
+
+func abortFollowed(t *testing.T, w *world) {
+	ranks := w.group(2)
+	following := []<-chan outcome{
+		laterErr(t, func() error { return ranks[0].Follow(w.ctx, ranks[0].seat()) }),
+		laterErr(t, func() error { return ranks[1].Follow(w.ctx, ranks[1].seat()) }),
+	}
+	goesOn(t, ranks, 1)
+	for _, ch := range following {
+		stillWaits(t, "follow", ch)
+	}
+	ranks[0].abort(t, "enough")
+	v := agreed(t, <-following[0], <-following[1])
+	same(t, "by", v.By, 0)
+	same(t, "reason", v.Reason, "enough")
+}
+
+func followEnds(t *testing.T, w *world) {
+	ranks := w.group(2)
+	is(t, ranks[0].Follow(w.within(soon/4), ranks[0].seat()), store.ErrTimeout)
+	goesOn(t, ranks, 1)
+}
+
+var lossChecks = []check{
+	{"is told at once to those who wait, and revokes", lossTold, []Feature{Collect, Loss, Sessions}},
+	{"a vote cast before it stands", lossVoted, []Feature{Collect, Loss, Sessions}},
+	{"what the lost rank gave can be read", lossGave, []Feature{Collect, Loss, Sessions}},
+	{"is told to those who follow", lossFollowed, []Feature{Collect, Loss, Sessions}},
+	{"the survivors can go on among themselves", lossShrink, []Feature{Collect, Loss, Sessions}},
+	{"the seat is free for a new run of the rank", lossRejoin, []Feature{Collect, Loss, Sessions}},
+	{"a rank that waits in the roll is withdrawn", lossJoin, []Feature{Collect, Loss, Sessions}},
+	{"a lost sender's messages come before its loss", lossStream, []Feature{Collect, Loss, Sessions, Streams}},
+	{"ends a send that waits for the lost rank", lossSend, []Feature{Collect, Loss, Sessions, Streams}},
+	{"keys stay", lossKeys, []Feature{Loss, Sessions}},
+}
+
+func lossTold(t *testing.T, w *world) {
+	ranks := w.group(4)
+	zero := ranks[0].calls(t, ranks[1], barrier(1))
+	recv := later(t, func() ([][]byte, error) { o := ranks[1].recv(w.ctx, 3, "", 1); return o.values, o.err })
+	w.Cut(ranks[3].engine)
+	a := <-zero
+	is(t, a.err, store.ErrLost)
+	is(t, (<-recv).err, store.ErrLost)
+	late := ranks[2].collect(w.ctx, barrier(1))
+	same(t, "lost", agreed(t, a, late).Lost, []int{3})
+	over(t, w, ranks[:3], store.ErrLost)
+}
+
+func lossVoted(t *testing.T, w *world) {
+	ranks := w.group(3)
+	ranks[2].calls(t, ranks[0], allGather(1))
+	zero := ranks[0].calls(t, ranks[1], allGather(1))
+	following := laterErr(t, func() error { return ranks[1].Follow(w.ctx, ranks[1].seat()) })
+	w.Cut(ranks[2].engine)
+	is(t, (<-following).err, store.ErrLost)
+	stillWaits(t, "rank 0", zero)
+	for _, o := range []outcome{ranks[1].collect(w.ctx, allGather(1)), <-zero} {
+		good(t, o.err)
+		same(t, "values", texts(o.values), []string{"rank 0", "rank 1", "rank 2"})
+	}
+	is(t, ranks[0].collect(w.ctx, barrier(2)).err, store.ErrLost)
+}
+
+func lossGave(t *testing.T, w *world) {
+	ranks := w.group(3)
+	good(t, ranks[1].collect(w.ctx, broadcast(1, 1)).err)
+	w.lose(ranks[1], ranks[0])
+	o := ranks[0].collect(w.ctx, broadcast(1, 1))
+	good(t, o.err)
+	same(t, "values", texts(o.values), []string{"rank 1"})
+	is(t, ranks[0].collect(w.ctx, broadcast(2, 1)).err, store.ErrLost)
+}
+
+// lose cuts r, and returns when the store has told other.
+func (w *world) lose(r, other *rank) {
+	w.t.Helper()
+	w.Cut(r.engine)
+	is(w.t, other.Follow(w.ctx, other.seat()), store.ErrLost)
+}
+
+func lossFollowed(t *testing.T, w *world) {
+	ranks := w.group(2)
+	following := laterErr(t, func() error { return ranks[0].Follow(w.ctx, ranks[0].seat()) })
+	goesOn(t, ranks, 1)
+	stillWaits(t, "follow", following)
+	w.Cut(ranks[1].engine)
+	o := <-following
+	is(t, o.err, store.ErrLost)
+	same(t, "lost", verdict(t, o.err).Lost, []int{1})
+}
+
+func lossShrink(t *testing.T, w *world) {
+	ranks := w.group(3)
+	w.lose(ranks[0], ranks[1])
+	rolls := make([]store.Roll, 2)
+	now := ranks[1:]
+	allGood(t, together(2, func(i int) (_ [][]byte, err error) {
+		rolls[i], err = now[i].Join(w.ctx, now[i].seat(), nil)
+		return nil, err
+	}))
+	same(t, "old ranks", rolls[0].Ranks, []int{1, 2})
+	same(t, "both rolls", rolls[1], rolls[0])
+	for i, r := range now {
+		r.gen, r.n = rolls[0].Generation, i
+	}
+	goesOn(t, now, 1)
+}
+
+func lossRejoin(t *testing.T, w *world) {
+	ranks := w.group(2)
+	w.lose(ranks[1], ranks[0])
+	old := ranks[0].gen
+	good(t, ranks[0].Leave(w.ctx, ranks[0].seat()))
+	e := w.engine()
+	again := []*rank{ranks[0], {Store: store.New(e), engine: e, w: w, n: 1}}
+	w.join(again, "group")
+	same(t, "generation is new", again[0].gen > old, true)
+	goesOn(t, again, 1)
+}
+
+func lossJoin(t *testing.T, w *world) {
+	e, s := w.engine(), w.store()
+	lost := laterErr(t, func() error { _, err := store.New(e).Join(w.ctx, applicant("g", 0, 3), nil); return err })
+	missing := func(want ...int) func() bool {
+		return func() bool {
+			_, err := s.Join(w.within(soon/4), applicant("g", 1, 3), nil)
+			return slices.Equal(verdict(t, err).Missing, want)
+		}
+	}
+	until(t, w.ctx, "rank 0 is in the roll", missing(2))
+	stillWaits(t, "rank 0", lost)
+	w.Cut(e)
+	until(t, w.ctx, "rank 0 is withdrawn", missing(0, 2))
+}
+
+func lossStream(t *testing.T, w *world) {
+	ranks := w.group(2)
+	for _, m := range []string{"one", "two"} {
+		good(t, ranks[0].send(w.ctx, 1, "", m))
+	}
+	w.lose(ranks[0], ranks[1])
+	ranks[1].gets(t, 0, "", 1, "one")
+	ranks[1].gets(t, 0, "", 2, "two")
+	o := ranks[1].recv(w.ctx, 0, "", 3)
+	is(t, o.err, store.ErrLost)
+	same(t, "lost", verdict(t, o.err).Lost, []int{0})
+}
+
+func lossSend(t *testing.T, w *world) {
+	ranks := w.group(2)
+	sent := 0
+	filling := laterErr(t, func() error {
+		for {
+			if err := ranks[0].send(w.ctx, 1, "", "x"); err != nil {
+				return err
+			}
+			sent++
+		}
+	})
+	ranks[0].seen(t, ranks[1], "send")
+	w.Cut(ranks[1].engine)
+	is(t, (<-filling).err, store.ErrLost)
+	same(t, "sent", sent > 0, true)
+}
+
+func lossKeys(t *testing.T, w *world) {
+	e, s := w.engine(), w.store()
+	w.set(store.New(e), "key")
+	w.Cut(e)
+	holds(t, w, s, "key", "key")
+}

@@ -1,0 +1,234 @@
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+var joinChecks = []check{
+	{"completes when all are there, with what each said of itself", joinCompletes, []Feature{Collect}},
+	{"of one completes at once", joinAlone, []Feature{Collect}},
+	{"that times out names the missing, and the rank may come again", joinTimeout, []Feature{Collect}},
+	{"that is cancelled is withdrawn", joinCancelled, []Feature{Collect}},
+	{"a second one of a rank is ErrConflict with who holds it", joinTwice, []Feature{Collect}},
+	{"while the seat is held is ErrConflict with who holds it", joinHeld, []Feature{Collect}},
+	{"another world size is ErrMismatch for all at once", joinSize, []Feature{Collect}},
+	{"a rank out of range is ErrInvalid", joinRange, []Feature{Collect}},
+	{"another run is another roll", joinRun, []Feature{Collect}},
+	{"two groups in the same sessions do not meet", joinOverlap, []Feature{Collect}},
+	{"generations never repeat", joinGenerations, []Feature{Collect}},
+	{"of the survivors completes when all are there or gone", joinSurvivors, []Feature{Collect}},
+	{"a generation that never was is ErrStale", joinNever, []Feature{Collect}},
+	{"the seat of another session is ErrDenied", joinDenied, []Feature{Collect, Sessions}},
+	{"a session that ends withdraws its ranks", joinWithdrawn, []Feature{Collect, Sessions}},
+}
+
+func joinCompletes(t *testing.T, w *world) {
+	const n = 5
+	rolls := make([]store.Roll, n)
+	allGood(t, together(n, func(i int) (_ [][]byte, err error) {
+		rolls[i], err = w.store().Join(w.ctx, applicant("g", i, n), fmt.Appendf(nil, "member %d", i))
+		return nil, err
+	}))
+	for _, r := range rolls {
+		same(t, "members", texts(r.Members), []string{"member 0", "member 1", "member 2", "member 3", "member 4"})
+		same(t, "generation", r.Generation, rolls[0].Generation)
+		same(t, "old ranks", len(r.Ranks), 0)
+	}
+	same(t, "generation is 0", rolls[0].Generation == 0, false)
+}
+
+func joinAlone(t *testing.T, w *world) {
+	r := w.group(1)
+	goesOn(t, r, 1)
+}
+
+func joinTimeout(t *testing.T, w *world) {
+	a, b := w.store(), w.store()
+	long := later(t, func() ([][]byte, error) { _, err := a.Join(w.ctx, applicant("g", 0, 3), nil); return nil, err })
+	until(t, w.ctx, "rank 0 is in the roll", func() bool {
+		start := time.Now()
+		_, err := b.Join(w.within(soon), applicant("g", 1, 3), nil)
+		is(t, err, store.ErrTimeout)
+		is(t, err, context.DeadlineExceeded)
+		inTime(t, "join", start, soon)
+		v := verdict(t, err)
+		return len(v.Missing) == 1 && v.Missing[0] == 2
+	})
+	stillWaits(t, "rank 0", long)
+	allGood(t, together(2, func(i int) ([][]byte, error) {
+		_, err := []*store.Store{b, w.store()}[i].Join(w.ctx, applicant("g", i+1, 3), nil)
+		return nil, err
+	}))
+	good(t, (<-long).err)
+}
+
+func joinCancelled(t *testing.T, w *world) {
+	a, b := w.store(), w.store()
+	ctx, cancel := context.WithCancel(w.ctx)
+	waiting := laterErr(t, func() error { _, err := a.Join(ctx, applicant("g", 0, 2), nil); return err })
+	lacksKey(t, w, b, "key")
+	cancel()
+	is(t, (<-waiting).err, context.Canceled)
+	_, err := b.Join(w.within(soon), applicant("g", 1, 2), nil)
+	same(t, "missing", verdict(t, err).Missing, []int{0})
+}
+
+// joinTwice does not know which of the two comes first: the other one hears of it.
+func joinTwice(t *testing.T, w *world) {
+	first := make(chan outcome, 2)
+	for _, who := range []string{"alice", "bob"} {
+		c := applicant("g", 0, 2)
+		c.Label = who
+		s := w.store()
+		laterErr(t, func() error {
+			_, err := s.Join(w.ctx, c, nil)
+			first <- outcome{[][]byte{[]byte(who)}, err}
+			return nil
+		})
+	}
+	o := <-first
+	is(t, o.err, store.ErrConflict)
+	names(t, o.err, map[string]string{"alice": "bob", "bob": "alice"}[string(o.values[0])])
+	_, err := w.store().Join(w.ctx, applicant("g", 1, 2), nil)
+	good(t, err)
+	good(t, (<-first).err)
+}
+
+func joinHeld(t *testing.T, w *world) {
+	ranks := w.group(2)
+	_, err := w.store().Join(w.ctx, applicant("group", 1, 2), nil)
+	is(t, err, store.ErrConflict)
+	names(t, err, label(1))
+	goesOn(t, ranks, 1)
+}
+
+// joinSize does not know which of the two comes first: both hear it.
+func joinSize(t *testing.T, w *world) {
+	out := together(2, func(i int) ([][]byte, error) {
+		_, err := w.store().Join(w.ctx, applicant("g", i, 3-i), nil)
+		return nil, err
+	})
+	for _, o := range out {
+		is(t, o.err, store.ErrMismatch)
+		names(t, o.err, label(0), label(1), "3", "2")
+	}
+	agreed(t, out...)
+}
+
+func joinRange(t *testing.T, w *world) {
+	s := w.store()
+	for _, c := range [][2]int{{-1, 2}, {2, 2}, {7, 4}, {0, 0}, {0, -1}, {-1, -1}} {
+		_, err := s.Join(w.ctx, applicant("g", c[0], c[1]), nil)
+		is(t, err, store.ErrInvalid)
+	}
+}
+
+func joinRun(t *testing.T, w *world) {
+	out := make([]uint64, 4)
+	allGood(t, together(4, func(i int) ([][]byte, error) {
+		c := applicant("g", i%2, 2)
+		c.Run = []string{"monday", "tuesday"}[i/2]
+		roll, err := w.store().Join(w.ctx, c, nil)
+		out[i] = roll.Generation
+		return nil, err
+	}))
+	same(t, "first run", out[0], out[1])
+	same(t, "second run", out[2], out[3])
+	same(t, "both are one", out[0] == out[2], false)
+}
+
+func joinOverlap(t *testing.T, w *world) {
+	one := w.group(4)
+	two := make([]*rank, 3)
+	for i := range two {
+		r := *one[3-i] // with other numbers
+		r.n = i
+		two[i] = &r
+	}
+	w.join(two, "other")
+	late := one[3].collectLater(t, w.ctx, allGather(1))
+	out := everybody(two, allGather(1))
+	allGood(t, out)
+	same(t, "of the second group", texts(out[0].values), []string{"rank 0", "rank 1", "rank 2"})
+	allGood(t, everybody(one[:3], allGather(1)))
+	same(t, "of the first group", texts((<-late).values), []string{"rank 0", "rank 1", "rank 2", "rank 3"})
+}
+
+func joinGenerations(t *testing.T, w *world) {
+	var seen []uint64
+	ranks := w.group(2)
+	for range 3 {
+		for _, g := range seen {
+			same(t, "generation is new", ranks[0].gen > g, true)
+		}
+		seen = append(seen, ranks[0].gen)
+		for _, r := range ranks {
+			good(t, r.Leave(w.ctx, r.seat()))
+		}
+		w.join(ranks, "group")
+	}
+}
+
+func joinSurvivors(t *testing.T, w *world) {
+	ranks := w.group(4)
+	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
+	rolls := make([]store.Roll, 4)
+	shrink := func(i int) (_ [][]byte, err error) {
+		rolls[i], err = ranks[i].Join(w.ctx, ranks[i].seat(), fmt.Appendf(nil, "was %d", i))
+		return nil, err
+	}
+	early := []<-chan outcome{later(t, func() ([][]byte, error) { return shrink(0) }), later(t, func() ([][]byte, error) { return shrink(3) })}
+	good(t, ranks[2].Leave(w.ctx, ranks[2].seat()))
+	for i, ch := range early {
+		good(t, (<-ch).err)
+		same(t, "old ranks", rolls[3*i].Ranks, []int{0, 3})
+		same(t, "members", texts(rolls[3*i].Members), []string{"was 0", "was 3"})
+		same(t, "generation is new", rolls[3*i].Generation > ranks[0].gen, true)
+	}
+	old := ranks[0].collect(w.ctx, barrier(1))
+	is(t, old.err, store.ErrStale)
+	now := []*rank{ranks[0], ranks[3]}
+	for i, r := range now {
+		r.gen, r.n = rolls[0].Generation, i
+	}
+	goesOn(t, now, 1)
+}
+
+func joinNever(t *testing.T, w *world) {
+	s := w.store()
+	c := barrier(1)
+	c.Generation = 12345
+	_, err := s.Collect(w.ctx, c, nil)
+	is(t, err, store.ErrStale)
+	is(t, s.Leave(w.ctx, c), store.ErrStale)
+	is(t, s.Follow(w.ctx, c), store.ErrStale)
+	_, err = s.Join(w.ctx, wire.Contribution{Generation: 12345}, nil)
+	is(t, err, store.ErrStale)
+}
+
+func joinDenied(t *testing.T, w *world) {
+	ranks := w.group(2)
+	thief := *ranks[1]
+	thief.n = 0
+	is(t, thief.collect(w.ctx, barrier(1)).err, store.ErrDenied)
+	is(t, thief.Leave(w.ctx, thief.seat()), store.ErrDenied)
+	is(t, thief.send(w.ctx, 1, "", "x"), store.ErrDenied)
+	is(t, thief.recv(w.ctx, 1, "", 1).err, store.ErrDenied)
+	goesOn(t, ranks, 1)
+}
+
+func joinWithdrawn(t *testing.T, w *world) {
+	a, b := w.store(), w.store()
+	waiting := laterErr(t, func() error { _, err := a.Join(w.ctx, applicant("g", 0, 2), nil); return err })
+	lacksKey(t, w, a, "key")
+	good(t, a.Close())
+	is(t, (<-waiting).err, store.ErrClosed)
+	_, err := b.Join(w.within(soon), applicant("g", 1, 2), nil)
+	same(t, "missing", verdict(t, err).Missing, []int{0})
+}

@@ -1,0 +1,160 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// rank is a member of a group, on a session of its own.
+type rank struct {
+	*store.Store
+	engine store.Engine
+	w      *world
+	gen    uint64
+	n      int
+	probes uint64
+}
+
+// label is what a rank says it is.
+func label(n int) string { return fmt.Sprintf("host-%d:%d", n, 1000+n) }
+
+// applicant is what rank n of size joins with.
+func applicant(group string, n, size int) wire.Contribution {
+	return wire.Contribution{Group: group, Run: "run", Rank: n, Size: size, Label: label(n)}
+}
+
+// group makes a group of size ranks.
+func (w *world) group(size int) []*rank {
+	w.t.Helper()
+	ranks := make([]*rank, size)
+	for n := range ranks {
+		e := w.engine()
+		ranks[n] = &rank{Store: store.New(e), engine: e, w: w, n: n}
+	}
+	w.join(ranks, "group")
+	return ranks
+}
+
+// join lets ranks join name together.
+func (w *world) join(ranks []*rank, name string) {
+	w.t.Helper()
+	allGood(w.t, together(len(ranks), func(n int) ([][]byte, error) {
+		roll, err := ranks[n].Join(w.ctx, applicant(name, n, len(ranks)), nil)
+		ranks[n].gen = roll.Generation
+		return nil, err
+	}))
+}
+
+// seat is a contribution with nothing but who casts it.
+func (r *rank) seat() wire.Contribution { return wire.Contribution{Generation: r.gen, Rank: r.n} }
+
+// in is c as this rank casts it.
+func (r *rank) in(c wire.Contribution) wire.Contribution {
+	c.Generation, c.Rank = r.gen, r.n
+	return c
+}
+
+// collect casts a vote, with the rank's own payload "rank n" unless there is another one.
+func (r *rank) collect(ctx context.Context, c wire.Contribution, payload ...byte) outcome {
+	if payload == nil {
+		payload = fmt.Appendf(nil, "rank %d", r.n)
+	}
+	values, err := r.Collect(ctx, r.in(c), payload)
+	return outcome{values, err}
+}
+
+// collectLater casts a vote beside the test.
+func (r *rank) collectLater(t *testing.T, ctx context.Context, c wire.Contribution, payload ...byte) <-chan outcome {
+	return later(t, func() ([][]byte, error) {
+		o := r.collect(ctx, c, payload...)
+		return o.values, o.err
+	})
+}
+
+// everybody casts c, from all ranks at once.
+func everybody(ranks []*rank, c wire.Contribution) []outcome {
+	return together(len(ranks), func(i int) ([][]byte, error) {
+		o := ranks[i].collect(ranks[i].w.ctx, c)
+		return o.values, o.err
+	})
+}
+
+// goesOn asserts that a barrier of ranks works.
+func goesOn(t *testing.T, ranks []*rank, seq uint64) {
+	t.Helper()
+	allGood(t, everybody(ranks, barrier(seq)))
+}
+
+func barrier(seq uint64) wire.Contribution {
+	return wire.Contribution{Seq: seq, Verb: "barrier", Root: -1, Want: wire.WantNothing}
+}
+
+func allGather(seq uint64) wire.Contribution {
+	return wire.Contribution{Seq: seq, Verb: "all-gather", Root: -1, Want: wire.WantAll}
+}
+
+func broadcast(seq uint64, root int) wire.Contribution {
+	return wire.Contribution{Seq: seq, Verb: "broadcast", Root: root, RootOnly: true, Want: int32(root)}
+}
+
+// calls lets rank be in a barrier that it alone has called, and returns when the store has its vote.
+func (r *rank) calls(t *testing.T, other *rank, c wire.Contribution) <-chan outcome {
+	t.Helper()
+	waiting := r.collectLater(t, r.w.ctx, c)
+	r.seen(t, other, c.Verb)
+	return waiting
+}
+
+// seen returns when the store tells other that r is in what: other opens records on a channel of its own, whose verdicts tell it.
+func (r *rank) seen(t *testing.T, other *rank, what string) {
+	t.Helper()
+	until(t, r.w.ctx, fmt.Sprintf("rank %d is in %s", r.n, what), func() bool {
+		other.probes++
+		probe := wire.Contribution{Channel: "probe of " + label(other.n), Seq: other.probes, Verb: "probe", Root: -1, Want: wire.WantNothing}
+		e, ok := errors.AsType[*store.Error](other.collect(r.w.within(10*time.Millisecond), probe).err)
+		if !ok || e.Verdict == nil {
+			return false
+		}
+		i := slices.Index(e.Verdict.Missing, r.n)
+		return i >= 0 && i < len(e.Verdict.Doing) && strings.Contains(e.Verdict.Doing[i], "in "+what)
+	})
+}
+
+// agreed ends the test unless all outcomes are the same verdict, and returns it.
+func agreed(t *testing.T, out ...outcome) *wire.Verdict {
+	t.Helper()
+	first := verdict(t, out[0].err)
+	for i, o := range out[1:] {
+		same(t, fmt.Sprintf("verdict %d", i+1), *verdict(t, o.err), *first)
+		is(t, o.err, store.CodeError(first.Code))
+	}
+	return first
+}
+
+// send puts a message into the stream to dst.
+func (r *rank) send(ctx context.Context, dst int, tag, message string, ttl ...time.Duration) error {
+	c := r.in(wire.Contribution{Root: dst, Channel: tag, Verb: "send", Type: "text"})
+	return r.Send(ctx, c, []byte(message), append(ttl, 0)[0])
+}
+
+// recv takes message pos from the stream from src.
+func (r *rank) recv(ctx context.Context, src int, tag string, pos uint64) outcome {
+	v, _, err := r.Recv(ctx, r.in(wire.Contribution{Root: src, Channel: tag, Seq: pos, Verb: "recv"}))
+	return outcome{[][]byte{v}, err}
+}
+
+// gets ends the test unless message pos from src is want.
+func (r *rank) gets(t *testing.T, src int, tag string, pos uint64, want string) {
+	t.Helper()
+	o := r.recv(r.w.ctx, src, tag, pos)
+	good(t, o.err)
+	same(t, fmt.Sprintf("message %d", pos), texts(o.values), []string{want})
+}

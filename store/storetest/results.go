@@ -1,0 +1,259 @@
+package storetest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+var resultChecks = []check{
+	{"all payloads in rank order", resultAll, []Feature{Collect}},
+	{"empty payloads are there too", resultEmpty, []Feature{Collect}},
+	{"one rank's payload", resultOne, []Feature{Collect}},
+	{"nothing", resultNothing, []Feature{Collect}},
+	{"my part of everybody's payload", resultAllToAll, []Feature{Collect}},
+	{"my part of the root's payload", resultScatter, []Feature{Collect}},
+	{"parts that are no parts fail for all", resultBadParts, []Feature{Collect}},
+	{"each rank gets what it asked for, whatever the others did", resultMixed, []Feature{Collect}},
+	{"parts from a rank that wants none", resultUnasked, []Feature{Collect}},
+	{"of a root that scatters and wants nothing, nobody gets nothing in silence", resultScatterOnly, []Feature{Collect}},
+	{"folds of every kind", resultFolds, []Feature{Collect}},
+	{"folds are in rank order", resultFoldOrder, []Feature{Collect}},
+	{"large payloads", resultLarge, []Feature{Collect}},
+}
+
+func resultAll(t *testing.T, w *world) {
+	ranks := w.group(4)
+	for i, o := range everybody(ranks, allGather(1)) {
+		good(t, o.err)
+		same(t, fmt.Sprint("rank ", i), texts(o.values), []string{"rank 0", "rank 1", "rank 2", "rank 3"})
+	}
+}
+
+func resultEmpty(t *testing.T, w *world) {
+	ranks := w.group(3)
+	for _, o := range together(3, func(i int) ([][]byte, error) {
+		return ranks[i].Collect(w.ctx, ranks[i].in(allGather(1)), make([]byte, i%2))
+	}) {
+		good(t, o.err)
+		same(t, "values", texts(o.values), []string{"", "\x00", ""})
+	}
+}
+
+func resultOne(t *testing.T, w *world) {
+	ranks := w.group(3)
+	for i, o := range together(3, func(i int) ([][]byte, error) {
+		c := barrier(1)
+		c.Want = int32((i + 1) % 3)
+		o := ranks[i].collect(w.ctx, c)
+		return o.values, o.err
+	}) {
+		good(t, o.err)
+		same(t, fmt.Sprint("rank ", i), texts(o.values), []string{fmt.Sprint("rank ", (i+1)%3)})
+	}
+}
+
+func resultNothing(t *testing.T, w *world) {
+	for _, o := range everybody(w.group(3), barrier(1)) {
+		good(t, o.err)
+		same(t, "values", len(o.values), 0)
+	}
+}
+
+// parts is a payload with a part for each of n ranks: "from>to".
+func parts(from, n int) []byte {
+	ps := make([][]byte, n)
+	for to := range ps {
+		ps[to] = fmt.Appendf(nil, "%d>%d", from, to)
+	}
+	return wire.AppendParts(nil, ps)
+}
+
+func resultAllToAll(t *testing.T, w *world) {
+	ranks := w.group(3)
+	c := wire.Contribution{Seq: 1, Verb: "all-to-all", Root: -1, Want: wire.WantPart}
+	for i, o := range together(3, func(i int) ([][]byte, error) {
+		o := ranks[i].collect(w.ctx, c, parts(i, 3)...)
+		return o.values, o.err
+	}) {
+		good(t, o.err)
+		same(t, "values", texts(o.values), []string{fmt.Sprint("0>", i), fmt.Sprint("1>", i), fmt.Sprint("2>", i)})
+	}
+}
+
+func scatter(seq uint64, root int) wire.Contribution {
+	return wire.Contribution{Seq: seq, Verb: "scatter", Root: root, RootOnly: true, Want: wire.WantPart}
+}
+
+func resultScatter(t *testing.T, w *world) {
+	ranks := w.group(3)
+	early := ranks[0].calls(t, ranks[2], scatter(1, 1))
+	root := ranks[1].collect(w.ctx, scatter(1, 1), parts(1, 3)...)
+	late := ranks[2].collect(w.ctx, scatter(1, 1))
+	for i, o := range []outcome{<-early, root, late} {
+		good(t, o.err)
+		same(t, fmt.Sprint("rank ", i), texts(o.values), []string{fmt.Sprint("1>", i)})
+	}
+}
+
+func resultBadParts(t *testing.T, w *world) {
+	ranks := w.group(2)
+	for i, payload := range [][]byte{[]byte("no parts at all"), parts(1, 1), parts(1, 3), append(parts(1, 2), 0)} {
+		c := scatter(uint64(2*i+1), 1)
+		waiting := ranks[0].collectLater(t, w.ctx, c)
+		v := agreed(t, ranks[1].collect(w.ctx, c, payload...), <-waiting)
+		same(t, "code", v.Code, wire.CodeInvalid)
+		same(t, "by", v.By, 1)
+		goesOn(t, ranks, uint64(2*i+2))
+	}
+}
+
+func resultMixed(t *testing.T, w *world) {
+	ranks := w.group(4)
+	out := together(4, func(i int) ([][]byte, error) {
+		c := folding(1, wire.FoldSum, wire.Uint32)
+		c.Want = []int32{wire.WantAll, wire.WantFold, wire.WantNothing, 1}[i]
+		o := ranks[i].collect(w.ctx, c, byte(i+1), 0, 0, 0)
+		return o.values, o.err
+	})
+	allGood(t, out)
+	same(t, "all", out[0].values, [][]byte{{1, 0, 0, 0}, {2, 0, 0, 0}, {3, 0, 0, 0}, {4, 0, 0, 0}})
+	same(t, "fold", out[1].values, [][]byte{{10, 0, 0, 0}})
+	same(t, "nothing", len(out[2].values), 0)
+	same(t, "one", out[3].values, [][]byte{{2, 0, 0, 0}})
+}
+
+// resultUnasked asserts that an all-to-all in which one rank wants nothing either fails for all or gives the others their parts.
+func resultUnasked(t *testing.T, w *world) {
+	ranks := w.group(3)
+	out := together(3, func(i int) ([][]byte, error) {
+		c := wire.Contribution{Seq: 1, Verb: "all-to-all", Root: -1, Want: wire.WantPart}
+		if i == 1 {
+			c.Want = wire.WantNothing
+		}
+		o := ranks[i].collect(w.ctx, c, parts(i, 3)...)
+		return o.values, o.err
+	})
+	if out[0].err != nil {
+		agreed(t, out...)
+		return
+	}
+	allGood(t, out)
+	same(t, "rank 0", texts(out[0].values), []string{"0>0", "1>0", "2>0"})
+	same(t, "rank 2", texts(out[2].values), []string{"0>2", "1>2", "2>2"})
+}
+
+func resultScatterOnly(t *testing.T, w *world) {
+	ranks := w.group(2)
+	c := scatter(1, 0)
+	c.Want = wire.WantNothing
+	ranks[0].collect(w.ctx, c, parts(0, 2)...)
+	reader := ranks[1].collect(w.ctx, scatter(1, 0))
+	if reader.err != nil {
+		verdict(t, reader.err)
+		return
+	}
+	same(t, "rank 1", texts(reader.values), []string{"0>1"})
+}
+
+func folding(seq uint64, op wire.FoldOp, kind wire.NumberKind) wire.Contribution {
+	return wire.Contribution{
+		Seq: seq, Verb: "all-reduce", Root: -1, Want: wire.WantFold,
+		Fold: wire.Fold{Op: op, Kind: kind},
+	}
+}
+
+type number interface {
+	int32 | int64 | uint32 | uint64 | float32 | float64
+}
+
+func resultFolds(t *testing.T, w *world) {
+	ranks := w.group(3)
+	seq := uint64(0)
+	for op := wire.FoldSum; op <= wire.FoldMax; op++ {
+		seq += 6
+		foldsOf(t, ranks, seq, op, wire.Int32, [][]int32{{1, math.MaxInt32, -4}, {2, 1, 5}, {-3, 7, math.MinInt32}})
+		foldsOf(t, ranks, seq+1, op, wire.Int64, [][]int64{{1, math.MaxInt64, -4}, {2, 1, 5}, {-3, 7, math.MinInt64}})
+		foldsOf(t, ranks, seq+2, op, wire.Uint32, [][]uint32{{1, math.MaxUint32}, {2, 1}, {3, 1 << 31}})
+		foldsOf(t, ranks, seq+3, op, wire.Uint64, [][]uint64{{1, math.MaxUint64}, {2, 1}, {3, 1 << 63}})
+		foldsOf(t, ranks, seq+4, op, wire.Float32, [][]float32{{1e8, -0.5, 3e38}, {1, 0.1, 3e38}, {-1e8, 7, -1}})
+		foldsOf(t, ranks, seq+5, op, wire.Float64, [][]float64{{1e16, -0.5, 1e308}, {1, 0.1, 1e308}, {-1e16, 7, -1}})
+	}
+}
+
+// foldsOf asserts that a fold of the ranks' numbers is that of a loop over them.
+func foldsOf[T number](t *testing.T, ranks []*rank, seq uint64, op wire.FoldOp, kind wire.NumberKind, numbers [][]T) {
+	t.Helper()
+	want := append([]T(nil), numbers[0]...)
+	for _, ns := range numbers[1:] {
+		for i, n := range ns {
+			want[i] = folded(op, want[i], n)
+		}
+	}
+	for _, o := range together(len(ranks), func(i int) ([][]byte, error) {
+		o := ranks[i].collect(ranks[i].w.ctx, folding(seq, op, kind), littleEndian(numbers[i])...)
+		return o.values, o.err
+	}) {
+		good(t, o.err)
+		same(t, fmt.Sprintf("fold %d of %T", op, want), o.values, [][]byte{littleEndian(want)})
+	}
+}
+
+func folded[T number](op wire.FoldOp, a, b T) T {
+	switch op {
+	case wire.FoldSum:
+		return a + b
+	case wire.FoldProduct:
+		return a * b
+	case wire.FoldMin:
+		return min(a, b)
+	}
+	return max(a, b)
+}
+
+func littleEndian[T number](ns []T) []byte {
+	b, err := binary.Append(nil, binary.LittleEndian, ns)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// resultFoldOrder lets the ranks come in every order: the sum has the same bits.
+func resultFoldOrder(t *testing.T, w *world) {
+	ranks := w.group(3)
+	numbers := [][]float64{{1e16, 0.1}, {1, 0.2}, {-1e16, 0.3}}
+	want := littleEndian([]float64{numbers[0][0] + numbers[1][0] + numbers[2][0], numbers[0][1] + numbers[1][1] + numbers[2][1]})
+	for i, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {1, 2, 0}} {
+		c := folding(uint64(i+1), wire.FoldSum, wire.Float64)
+		var waiting []<-chan outcome
+		for k, n := range order {
+			waiting = append(waiting, ranks[n].collectLater(t, w.ctx, c, littleEndian(numbers[n])...))
+			if k < 2 {
+				ranks[n].seen(t, ranks[order[2]], c.Verb)
+			}
+		}
+		for _, ch := range waiting {
+			o := <-ch
+			good(t, o.err)
+			same(t, "sum", o.values, [][]byte{want})
+		}
+	}
+}
+
+func resultLarge(t *testing.T, w *world) {
+	ranks := w.group(3)
+	const size = 4 << 20
+	for _, o := range together(3, func(i int) ([][]byte, error) {
+		o := ranks[i].collect(w.ctx, allGather(1), big(size+i)...)
+		return o.values, o.err
+	}) {
+		good(t, o.err)
+		for i, v := range o.values {
+			same(t, "whole", string(v) == string(big(size+i)), true)
+		}
+	}
+}

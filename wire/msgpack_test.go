@@ -1,0 +1,264 @@
+package wire_test
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+type layer struct {
+	Name    string            `codec:"name"`
+	Weights []float32         `codec:"weights,omitempty"`
+	Raw     []byte            `codec:"raw"`
+	Meta    map[string]any    `codec:"meta"`
+	Sub     *layer            `codec:"sub,omitempty"`
+	Tags    map[string]string `codec:"tags"`
+	hidden  int
+}
+
+// roundTrip is v as another rank sees it.
+func roundTrip[T any](t *testing.T, v T) T {
+	t.Helper()
+	b, err := wire.MsgPack.Append([]byte("front"), &v)
+	if err != nil {
+		t.Fatalf("Append(%T): %v", v, err)
+	}
+	if !bytes.HasPrefix(b, []byte("front")) {
+		t.Fatalf("Append(%T) lost what was there: %q", v, b)
+	}
+	var got T
+	b = b[len("front"):]
+	if err := wire.MsgPack.Parse(b, &got); err != nil {
+		t.Fatalf("Parse(%T): %v", v, err)
+	}
+	clear(b) // what was parsed must not alias it
+	return got
+}
+
+func testRoundTrip[T any](t *testing.T, v T) {
+	t.Helper()
+	if got := roundTrip(t, v); !reflect.DeepEqual(got, v) {
+		t.Errorf("%T: got %#v, want %#v", v, got, v)
+	}
+}
+
+func TestMsgPackKeepsValues(t *testing.T) {
+	type uniqueID [128]byte
+	var id uniqueID
+	for i := range id {
+		id[i] = byte(i)
+	}
+	testRoundTrip(t, id)
+	testRoundTrip(t, [128]byte(id))
+	testRoundTrip(t, [3]int{1, 2, 3})
+	testRoundTrip(t, 0)
+	testRoundTrip(t, -7)
+	testRoundTrip(t, uint64(math.MaxUint64))
+	testRoundTrip(t, int64(math.MinInt64))
+	testRoundTrip(t, 3.25)
+	testRoundTrip(t, float32(math.Inf(-1)))
+	testRoundTrip(t, "héllo\x00")
+	testRoundTrip(t, true)
+	testRoundTrip(t, []string{"a", "", "c"})
+	testRoundTrip(t, map[string]int{"a": 1, "b": 2})
+	testRoundTrip(t, map[int][]byte{1: {1}, 2: {}})
+	testRoundTrip(t, struct{}{})
+	testRoundTrip(t, time.Unix(1700000000, 123456789).UTC())
+	testRoundTrip(t, 90*time.Second)
+	testRoundTrip(t, &layer{Name: "p"})
+	testRoundTrip(t, (*layer)(nil))
+	testRoundTrip(t, []any(nil))
+	testRoundTrip(t, layer{
+		Name: "block.0", Weights: []float32{1, 2.5}, Raw: []byte{0, 255}, Tags: map[string]string{"k": "v"},
+		Meta: map[string]any{"text": "s", "bytes": []byte("s"), "n": int64(-3), "list": []any{"x", int64(1), nil, map[string]any{"deep": true}}},
+		Sub:  &layer{Name: "block.1", Raw: []byte{}},
+	})
+}
+
+// Below any, text and bytes stay apart, and numbers keep their sign.
+func TestMsgPackUnderAny(t *testing.T) {
+	for _, v := range []any{"text", []byte("bytes"), int64(-5), 1.5, true, nil, []any{"a", []byte("b")}, map[string]any{"k": []any{}}} {
+		testRoundTrip(t, v)
+	}
+}
+
+func TestMsgPackIsCanonical(t *testing.T) {
+	m := map[string]any{}
+	for _, k := range strings.Split("q w e r t y u i o p a s d f g h j k l", " ") {
+		m[k] = map[string]int{k: 1, "z": 2, "b": 3}
+	}
+	first, err := wire.MsgPack.Append(nil, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		again, err := wire.MsgPack.Append(nil, m)
+		if err != nil || !bytes.Equal(again, first) {
+			t.Fatalf("the same map has other bytes: %v", err)
+		}
+	}
+}
+
+func TestMsgPackIgnoresHiddenFields(t *testing.T) {
+	if got := roundTrip(t, layer{Name: "x", hidden: 3}); got.hidden != 0 {
+		t.Errorf("an unexported field passed: %+v", got)
+	}
+}
+
+// Python's msgpack makes the same bytes.
+func TestMsgPackGolden(t *testing.T) {
+	for _, c := range []struct {
+		v    any
+		want string
+	}{
+		{1, "\x01"},
+		{-1, "\xff"},
+		{"a", "\xa1a"},
+		{[]byte("a"), "\xc4\x01a"},
+		{[2]byte{1, 2}, "\xc4\x02\x01\x02"},
+		{nil, "\xc0"},
+		{[]int{1, 2}, "\x92\x01\x02"},
+		{map[string]int{"b": 1, "a": 2}, "\x82\xa1a\x02\xa1b\x01"},
+		{1.5, "\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"},
+		{strings.Repeat("x", 40), "\xd9\x28" + strings.Repeat("x", 40)},
+	} {
+		b, err := wire.MsgPack.Append(nil, c.v)
+		if err != nil || string(b) != c.want {
+			t.Errorf("%#v: got %q, %v, want %q", c.v, b, err, c.want)
+		}
+	}
+}
+
+func TestMsgPackRefuses(t *testing.T) {
+	parse := func(name string, b string, v any) {
+		t.Helper()
+		if err := wire.MsgPack.Parse([]byte(b), v); err == nil {
+			t.Errorf("%s: no error, got %#v", name, reflect.ValueOf(v).Elem())
+		}
+	}
+	var (
+		i    int
+		s    string
+		a    any
+		arr  [2]int
+		tiny int8
+		l    layer
+	)
+	parse("no bytes", "", &i)
+	parse("trailing bytes", "\x01\x01", &i)
+	parse("a string as a number", "\xa1a", &i)
+	parse("a number as a string", "\x01", &s)
+	parse("too large a number", "\xcd\x01\x00", &tiny)
+	parse("a longer array", "\x93\x01\x02\x03", &arr)
+	parse("a cut string", "\xa5ab", &s)
+	parse("a huge list that is not there", "\xdd\xff\xff\xff\xff", &a)
+	parse("a huge map that is not there", "\xdf\xff\xff\xff\xff", &a)
+	parse("huge bytes that are not there", "\xc6\xff\xff\xff\xff", &a)
+	parse("a huge list of structs that is not there", "\xdd\x7f\xff\xff\xff", &[]layer{})
+	parse("text in a struct's list of numbers", "\x81\xa7weights\x91\xa1a", &l)
+	parse("too deep", strings.Repeat("\x91", 1<<20)+"\xc0", &a)
+	parse("too deep a map", strings.Repeat("\x81\xa1a", 1<<20)+"\xc0", &a)
+	parse("the reserved byte", "\xc1", &a)
+	parse("not a pointer's value", "\x01", (*int)(nil))
+}
+
+func TestMsgPackRefusesToEncode(t *testing.T) {
+	loop := &layer{Name: "loop"}
+	loop.Sub = loop
+	type callback struct{ Then []func() }
+	for name, v := range map[string]any{
+		"a channel": make(chan int), "a function": func() {}, "a cycle": loop, "a map of channels": map[string]chan int{},
+		"a field": &callback{}, "a field below a slice": []callback{}, "a complex number": 1i,
+	} {
+		b, err := wire.MsgPack.Append([]byte("front"), v)
+		if err == nil {
+			t.Errorf("%s: no error, %q", name, b)
+		}
+	}
+	if b, err := wire.MsgPack.Append(nil, 1); err != nil || string(b) != "\x01" {
+		t.Errorf("after failures: %q, %v", b, err)
+	}
+}
+
+// evil would show that what arrives runs code.
+type evil struct{ ran bool }
+
+func (e *evil) UnmarshalBinary([]byte) error { panic("hostile input reached a decoder that panics") }
+
+func (e *evil) MarshalBinary() ([]byte, error) { return []byte("x"), nil }
+
+func TestMsgPackMakesPanicsErrors(t *testing.T) {
+	err := wire.MsgPack.Parse([]byte("\xc4\x01x"), new(evil))
+	if err == nil || !strings.Contains(err.Error(), "panics") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestMsgPackByManyGoroutines(t *testing.T) {
+	done := make(chan bool)
+	for i := range 8 {
+		go func() {
+			ok := true
+			for n := range 200 {
+				v := layer{Name: strings.Repeat("n", n), Raw: []byte{byte(i)}}
+				b, err := wire.MsgPack.Append(nil, &v)
+				var got layer
+				ok = ok && err == nil && wire.MsgPack.Parse(b, &got) == nil && reflect.DeepEqual(got, v)
+			}
+			done <- ok
+		}()
+	}
+	for range 8 {
+		if !<-done {
+			t.Error("a value changed")
+		}
+	}
+}
+
+// Whatever arrives is a value or an error; a value has bytes that give it again.
+func FuzzMsgPack(f *testing.F) {
+	for _, v := range []any{1, "s", []byte{1}, []any{nil, 1.5}, map[string]any{"a": 1}, layer{Name: "x", Sub: &layer{}}, time.Unix(1, 1)} {
+		b, err := wire.MsgPack.Append(nil, v)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte("\xdd\xff\xff\xff\xff"))
+	f.Add([]byte("\xd6\xff\x00\x00\x00\x00"))
+	f.Add([]byte("\xc7\x0c\xff\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var l layer
+		_ = wire.MsgPack.Parse(b, &l)
+		_ = wire.MsgPack.Parse(b, new([]map[int]string))
+		_ = wire.MsgPack.Parse(b, new([4]byte))
+		var v, again any
+		if wire.MsgPack.Parse(b, &v) != nil {
+			return
+		}
+		out, err := wire.MsgPack.Append(nil, v)
+		if err != nil || strings.Contains(fmt.Sprintf("%T %#v", v, v), "codec.RawExt") {
+			return // an extension of somebody else's, which is no value of ours
+		}
+		if err := wire.MsgPack.Parse(out, &again); err != nil {
+			t.Fatalf("%q gave %#v, whose bytes %q are no value: %v", b, v, out, err)
+		}
+	})
+}
+
+func BenchmarkMsgPack(b *testing.B) {
+	v := layer{Name: "block.0", Weights: make([]float32, 16), Tags: map[string]string{"k": "v"}}
+	var room []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		room, _ = wire.MsgPack.Append(room[:0], &v)
+		var got layer
+		_ = wire.MsgPack.Parse(room, &got)
+	}
+}
