@@ -59,8 +59,8 @@ func checkSize(n int) error {
 	if n <= wire.MaxValue {
 		return nil
 	}
-	return fmt.Errorf("%w: an object of %.1f MiB, the limit is %d MiB; tensors go through packages gather and collective",
-		ErrTooLarge, float64(n)/(1<<20), wire.MaxValue>>20)
+	const text = "an object of %.1f MiB, the limit is %d MiB; tensors go through packages gather and collective"
+	return &badArgument{fmt.Sprintf(text, float64(n)/(1<<20), wire.MaxValue>>20), ErrTooLarge}
 }
 
 // keptRoom is how large a group's buffer for objects may stay.

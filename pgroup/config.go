@@ -135,12 +135,15 @@ func isURL(address string) bool {
 	return strings.Contains(address, "://") || strings.HasPrefix(address, "mem:")
 }
 
-// invalid is an error that matches ErrInvalid and says no more than it is told to.
-func invalid(format string, args ...any) error {
-	return invalidError(fmt.Sprintf("pgroup: "+format, args...))
+// badArgument is an error that matches is, and says no more than it is told to.
+type badArgument struct {
+	text string
+	is   error
 }
 
-type invalidError string
+func (e *badArgument) Error() string        { return e.text }
+func (e *badArgument) Is(target error) bool { return target == e.is }
 
-func (e invalidError) Error() string        { return string(e) }
-func (e invalidError) Is(target error) bool { return target == ErrInvalid }
+func invalid(format string, args ...any) error {
+	return &badArgument{"pgroup: " + fmt.Sprintf(format, args...), ErrInvalid}
+}

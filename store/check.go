@@ -10,7 +10,7 @@ import (
 // cost the connection that all calls share.
 func check(req *wire.Request) error {
 	bad := func(code wire.Code, format string, args ...any) error {
-		return &Error{Op: req.Op.String(), Key: clip(subject(req)), Code: code, Err: CodeError(code), Detail: fmt.Sprintf(format, args...)}
+		return &Error{Op: req.Op.String(), Key: subject(req), Code: code, Err: CodeError(code), Detail: fmt.Sprintf(format, args...)}
 	}
 	c := &req.Group
 	for _, s := range [...]string{req.Key, c.Group, c.Run, c.Channel, c.Verb, c.Type, c.Label, c.Reason} {

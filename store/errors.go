@@ -87,7 +87,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is makes a deadline that the store noticed first the same error as one noticed here.
+// Is makes a deadline or a cancel the same error whether the store noticed it first or this side.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case context.DeadlineExceeded:
@@ -95,7 +95,7 @@ func (e *Error) Is(target error) bool {
 	case context.Canceled:
 		return e.Code == wire.CodeCancelled
 	}
-	return false
+	return target == codeErrs[e.Code]
 }
 
 // Timeout reports whether a deadline passed, as net.Error does.
@@ -111,7 +111,7 @@ func answer(req *wire.Request, rep *wire.Reply) error {
 		e.Detail = rep.Verdict.Reason
 	}
 	if req.Op == wire.OpWait && len(rep.Keys) > 0 {
-		e.Key = strings.Join(rep.Keys, " ")
+		e.Key = clip(strings.Join(rep.Keys, " "))
 	}
 	return e
 }
@@ -139,9 +139,9 @@ func failureCode(err error) wire.Code {
 func subject(req *wire.Request) string {
 	switch {
 	case req.Key != "":
-		return req.Key
+		return clip(req.Key)
 	case len(req.Keys) > 0:
-		return strings.Join(req.Keys, " ")
+		return clip(strings.Join(req.Keys, " "))
 	}
-	return req.Group.Group
+	return clip(req.Group.Group)
 }

@@ -41,7 +41,7 @@ func (m Schemes) Open(ctx context.Context, rawurl string) (*Store, error) {
 	}
 	s := New(e)
 	if prefix := strings.TrimPrefix(u.Path, "/"); prefix != "" {
-		return New(&owner{prefixed{e, prefix + "/"}}), nil
+		return New(&owner{newPrefixed(e, prefix+"/")}), nil
 	}
 	return s, nil
 }
@@ -51,10 +51,13 @@ func (m Schemes) examples() string {
 }
 
 // owner is a prefix of an engine that nobody else holds.
-type owner struct{ prefixed }
+type owner struct{ *prefixed }
 
 // Close closes the engine below.
-func (o *owner) Close() error { return o.engine.Close() }
+func (o *owner) Close() error {
+	o.close()
+	return o.engine.Close()
+}
 
 // Open is Builtin().Open.
 func Open(ctx context.Context, rawurl string) (*Store, error) { return Builtin().Open(ctx, rawurl) }

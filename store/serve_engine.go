@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -46,7 +47,6 @@ const mostCalls = 4096
 
 // run starts calls until the connection ends, and says how.
 func (s *engineCalls) run(ctx context.Context, buf []byte) (how wire.Op, err error) {
-	slots := make(chan struct{}, mostCalls)
 	for {
 		c := s.conn
 		if err := c.read(buf); err != nil {
@@ -61,18 +61,32 @@ func (s *engineCalls) run(ctx context.Context, buf []byte) (how wire.Op, err err
 			s.cancel(c.req.ID)
 			continue
 		}
+		call, ok := s.begin(ctx, c.req.ID)
+		if !ok {
+			c.reply(c.req.Op, c.req.ID, &wire.Reply{Code: wire.CodeTooLarge, Detail: fmt.Sprintf("the limit is %d calls at once", mostCalls)})
+			c.out.Flush()
+			continue
+		}
 		req := own(&c.req)
 		req.Session = s.session
-		call, cancel := context.WithCancel(ctx)
-		s.mu.Lock()
-		s.cancels[req.ID] = cancel
-		s.mu.Unlock()
-		slots <- struct{}{}
 		s.running.Go(func() {
 			s.do(call, req)
-			<-slots
+			if ctx.Err() == nil { // otherwise the session is over, and what the engine says of that is not for its peer
+				c.out.Flush()
+			}
 		})
 	}
+}
+
+// begin makes a call's context, unless there are too many.
+func (s *engineCalls) begin(ctx context.Context, id uint64) (call context.Context, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.cancels) >= mostCalls || s.cancels[id] != nil {
+		return nil, false
+	}
+	call, s.cancels[id] = context.WithCancel(ctx)
+	return call, true
 }
 
 func (s *engineCalls) cancel(id uint64) {
@@ -99,7 +113,6 @@ func (s *engineCalls) do(ctx context.Context, req *wire.Request) {
 		cancel()
 	}
 	s.conn.reply(req.Op, req.ID, &rep)
-	s.conn.out.Flush()
 }
 
 // own is req in memory of its own: the buffer that it was parsed from is used again.

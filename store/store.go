@@ -37,6 +37,9 @@ type Store struct{ engine Engine }
 // New returns the verbs over e.
 func New(e Engine) *Store { return &Store{e} }
 
+// Engine returns the engine, to put something in front of it.
+func (s *Store) Engine() Engine { return s.engine }
+
 // Do passes req to the engine with what is left of ctx, and returns the answer's error.
 // It is there for operations that have no verb of their own.
 func (s *Store) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {

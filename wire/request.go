@@ -229,7 +229,7 @@ func (c *Contribution) append(b []byte, f field) []byte {
 func (r *Request) Parse(h Header, body []byte) error {
 	keys := r.Keys[:0]
 	*r = Request{Op: h.Op, ID: h.ID}
-	if h.Op == 0 || h.Op >= OpLost {
+	if h.Op == 0 || h.Op >= opEnd || h.Op == OpLost {
 		return ErrUnknownOp
 	}
 	f := fields[h.Op]

@@ -73,10 +73,11 @@ func usagef(cmd *cobra.Command, format string, args ...any) error {
 
 // explain puts err into one line, and says what to exit with.
 func explain(err error) (line string, code int) {
-	code = exitFailed
 	if e, ok := errors.AsType[*exit](err); ok {
-		code = e.code
-	} else if e, ok := errors.AsType[*storeError](err); ok {
+		return oneLine(e.text), e.code
+	}
+	code = exitFailed
+	if e, ok := errors.AsType[*storeError](err); ok {
 		code = e.exitCode()
 	}
 	return oneLine(err.Error()), code
@@ -117,16 +118,16 @@ func (e *storeError) Error() string {
 	case exitTimeout:
 		return fmt.Sprintf("timed out: %s; --timeout gives it more time", e.late(inner))
 	}
-	if inner != nil && inner.Detail != "" {
-		return strings.TrimPrefix(e.err.Error(), "store: ")
-	}
 	return strings.TrimPrefix(e.err.Error(), "store: ")
 }
 
 // late says what did not come in time.
 func (e *storeError) late(inner *store.Error) string {
-	if inner != nil && inner.Op == "wait" {
+	switch {
+	case inner != nil && inner.Op == "wait":
 		return "not there yet: " + inner.Key
+	case inner != nil && inner.Op == "watch":
+		return "no further change"
 	}
 	return e.err.Error()
 }

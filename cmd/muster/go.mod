@@ -2,14 +2,18 @@ module github.com/muster-pg/muster/cmd/muster
 
 go 1.26.0
 
-require github.com/muster-pg/muster v0.0.0
+require (
+	github.com/muster-pg/muster v0.0.0
+	github.com/spf13/cobra v1.10.2
+	golang.org/x/term v0.47.0
+)
 
 require (
+	github.com/hashicorp/go-msgpack/v2 v2.1.5 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
-	github.com/spf13/cobra v1.10.2 // indirect
 	github.com/spf13/pflag v1.0.9 // indirect
+	github.com/tidwall/btree v1.8.2 // indirect
 	golang.org/x/sys v0.49.0 // indirect
-	golang.org/x/term v0.47.0 // indirect
 )
 
 replace github.com/muster-pg/muster => ../..

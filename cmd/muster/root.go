@@ -62,8 +62,10 @@ Look into it:    muster keys --store muster://127.0.0.1:7070`,
 	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch())
 	add(groupOther, newVersion())
 	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank())
+	root.SetHelpCommand(newHelp(root))
 	root.SetHelpCommandGroupID(groupOther)
 	root.SetCompletionCommandGroupID(groupOther)
+	addCompletion(root)
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usagef(cmd, "%v", err) })
 	return root
@@ -89,7 +91,7 @@ func operands(names ...string) cobra.PositionalArgs {
 		if !strings.HasPrefix(n, "[") {
 			least++
 		}
-		if strings.HasSuffix(n, "…") {
+		if strings.Contains(n, "…") {
 			most = 1 << 20
 		}
 	}

@@ -12,9 +12,30 @@ const historyBytes = 16 << 20
 
 // history is the last changes, in order; their revisions are dense.
 type history struct {
-	first uint64 // revision of changes[0], or of the next change
-	list  []change
+	first uint64   // revision of list[head], or of the next change
+	list  []change // before head: forgotten, room to be used again
+	head  int
 	bytes int64
+}
+
+// last are the changes that are kept, in order.
+func (h *history) last() []change { return h.list[h.head:] }
+
+func (h *history) add(c change, most int) {
+	h.list = append(h.list, c)
+	h.bytes += size(c.key, c.value)
+	for len(h.list)-h.head > most || h.bytes > historyBytes {
+		old := &h.list[h.head]
+		h.bytes -= size(old.key, old.value)
+		*old = change{}
+		h.head++
+		h.first++
+	}
+	if h.head > most { // half of it is room: move to the front, instead of to new memory
+		n := copy(h.list, h.list[h.head:])
+		clear(h.list[n:])
+		h.list, h.head = h.list[:n], 0
+	}
 }
 
 type change struct {
@@ -25,14 +46,9 @@ type change struct {
 
 // changed records the change that made revision m.rev, and tells those who watch.
 func (m *Machine) changed(key string, value []byte, how wire.Change) {
-	h := &m.history
-	h.list = append(h.list, change{key, value, how})
-	h.bytes += size(key, value)
-	for len(h.list) > m.limits.History || h.bytes > historyBytes {
-		h.bytes -= size(h.list[0].key, h.list[0].value)
-		h.list[0] = change{} // append moves the rest to a new array only now and then
-		h.list = h.list[1:]
-		h.first++
+	m.history.add(change{key, value, how}, m.limits.History)
+	if len(m.watchers) == 0 {
+		return
 	}
 	m.watchers = slices.DeleteFunc(m.watchers, func(w *watcher) bool {
 		if !strings.HasPrefix(key, w.prefix) {
@@ -61,7 +77,7 @@ func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return refuse(rep, wire.CodeCompacted, "list again, and watch from the revision of what was listed")
 	}
 	bytes := int64(0)
-	for i, c := range h.list[req.Rev+1-h.first:] {
+	for i, c := range h.last()[req.Rev+1-h.first:] {
 		rev := req.Rev + 1 + uint64(i)
 		if !strings.HasPrefix(c.key, req.Key) {
 			continue

@@ -10,12 +10,6 @@ import (
 )
 
 const (
-	// window is how many decided records a channel keeps for ranks that have not passed them;
-	// beyond that the generation is revoked.
-	window = 1024
-	// aheadRecords and aheadBytes are how far a root may run ahead of its slowest reader before it waits.
-	aheadRecords = 128
-	aheadBytes   = 16 << 20
 	// recordBytes bounds the payloads of one record together.
 	recordBytes = 256 << 20
 	// maxChannels bounds the channels of a group.
@@ -40,13 +34,15 @@ type record struct {
 	cast    wire.Contribution // the first vote's: what all others must equal
 	ballots []ballot          // by rank
 	yes     int
-	pending int // ranks that are there and have not passed it
+	pending int   // ranks that are there and have not passed it
+	skipped []int // ranks that had passed it before it was opened
 	bytes   int
 	born    Time
 	timer   clock
 	done    bool
 	failed  *wire.Reply // decided by a no
-	all     *wire.Reply // what WantAll, or WantFold, brings, made once
+	all     *wire.Reply // what WantAll brings, made once
+	folded  *wire.Reply // and WantFold
 	parts   [][][]byte
 }
 
@@ -92,7 +88,7 @@ func (m *Machine) collect(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 			*rep = *g.revoked
 			return true
 		}
-		if len(ch.records) >= window {
+		if len(ch.records) >= m.bounds.window {
 			m.revoke(g, ch.overrun(m), everyRecord)
 			*rep = *g.revoked
 			return true
@@ -112,8 +108,12 @@ func (ch *channel) openRecord(m *Machine, c *wire.Contribution) *record {
 	r.cast.Group, r.cast.Run, r.cast.Reason, r.cast.Channel = "", "", "", ch.name
 	r.cast.Verb, r.cast.Type, r.cast.Label = m.keep(c.Verb), m.keep(c.Type), m.keep(c.Label)
 	for rank, f := range ch.floor {
-		if f < c.Seq && ch.g.seats[rank].gone == wire.CodeOK {
+		switch {
+		case ch.g.seats[rank].gone != wire.CodeOK:
+		case f < c.Seq:
 			r.pending++
+		default:
+			r.skipped = append(r.skipped, rank)
 		}
 	}
 	ch.records[c.Seq] = r
@@ -182,6 +182,12 @@ func (m *Machine) settle(r *record) {
 			return
 		}
 	}
+	for _, rank := range r.skipped {
+		if r.needs(rank) {
+			m.decide(r, failed(m.refusal(r, rank, wire.CodeAborted, wentOn)))
+			return
+		}
+	}
 	switch {
 	case r.bytes > recordBytes:
 		m.decide(r, failed(&wire.Verdict{
@@ -191,7 +197,7 @@ func (m *Machine) settle(r *record) {
 	case !r.cast.RootOnly && r.yes == len(r.ballots):
 		m.decide(r, nil)
 	case r.cast.RootOnly && r.ballots[r.cast.Root].yes:
-		if r.ch.crowded(r) {
+		if r.ch.crowded(m, r) {
 			r.ch.held = r
 			return
 		}
@@ -323,6 +329,9 @@ func clash(a, b *wire.Contribution) *wire.Verdict {
 	return &wire.Verdict{Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{*a, own}}
 }
 
+// wentOn is why a record fails that a rank has passed without a vote.
+const wentOn = "it went on to a later call"
+
 // pass moves the floor of rank: it needs nothing up to seq any more. A record that it passes without having voted cannot
 // be decided by a yes any more.
 func (ch *channel) pass(m *Machine, rank int, upTo uint64) {
@@ -348,7 +357,7 @@ func (ch *channel) passOne(m *Machine, rank int, r *record) {
 	}
 	r.pending--
 	if r.open() && r.needs(rank) {
-		m.decide(r, failed(m.refusal(r, rank, wire.CodeAborted, "it went on to a later call")))
+		m.decide(r, failed(m.refusal(r, rank, wire.CodeAborted, wentOn)))
 		return
 	}
 	if r.done && r.pending == 0 {
@@ -377,16 +386,16 @@ func (ch *channel) free(m *Machine, r *record) {
 	clear(r.ballots)
 	ch.spare = r.ballots
 	r.ballots = nil
-	if h := ch.held; h != nil && !ch.crowded(h) {
+	if h := ch.held; h != nil && !ch.crowded(m, h) {
 		ch.held = nil
 		m.decide(h, nil)
 	}
 }
 
 // crowded reports whether the readers are too far behind for the root of r to go on.
-func (ch *channel) crowded(r *record) bool {
+func (ch *channel) crowded(m *Machine, r *record) bool {
 	before, bytes := len(ch.records)-1, ch.bytes-r.bytes
-	return before >= aheadRecords || before > 0 && bytes+r.bytes > aheadBytes
+	return before >= m.bounds.aheadRecords || before > 0 && bytes+r.bytes > m.bounds.aheadBytes
 }
 
 // slowest are the ranks that are there and have passed the least.
@@ -409,6 +418,6 @@ func (ch *channel) overrun(m *Machine) *wire.Verdict {
 	ranks := ch.slowest()
 	return &wire.Verdict{
 		Code: wire.CodeFull, By: -1, Missing: ranks, Doing: m.doing(ch.g, ranks),
-		Reason: fmt.Sprintf("%d records behind the others", window),
+		Reason: fmt.Sprintf("%d records behind the others", m.bounds.window),
 	}
 }

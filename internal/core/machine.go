@@ -56,9 +56,23 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
+// bounds are what groups may pile up. They are not configured; a simulation makes them small, so that it meets them.
+type bounds struct {
+	// window is how many decided records a channel keeps for ranks that have not passed them;
+	// beyond that the generation is revoked.
+	window int
+	// aheadRecords and aheadBytes are how far a root may run ahead of its slowest reader before it waits.
+	aheadRecords, aheadBytes int
+	// streamMessages and streamBytes are what a stream holds before its senders wait.
+	streamMessages, streamBytes int
+}
+
+var defaultBounds = bounds{window: 1024, aheadRecords: 128, aheadBytes: 16 << 20, streamMessages: 64, streamBytes: 16 << 20}
+
 // Machine is the state. Make one with New.
 type Machine struct {
 	limits Limits
+	bounds bounds
 	now    Time
 
 	// keys
@@ -98,6 +112,7 @@ type seatID struct {
 func New(l Limits) *Machine {
 	return &Machine{
 		limits:   l.withDefaults(),
+		bounds:   defaultBounds,
 		rev:      1,
 		entries:  map[string]*entry{},
 		waits:    map[string][]*keyWait{},

@@ -70,18 +70,18 @@ func (r *record) result(rank int, want int32) *wire.Reply {
 	case want == wire.WantPart && r.parts != nil:
 		return r.part(rank)
 	case want == wire.WantFold && r.cast.Fold.Valid():
-		return r.once(r.fold)
+		return once(&r.folded, r.fold)
 	case want == wire.WantAll:
-		return r.once(r.everything)
+		return once(&r.all, r.everything)
 	}
 	return done
 }
 
-func (r *record) once(make func() *wire.Reply) *wire.Reply {
-	if r.all == nil {
-		r.all = make()
+func once(rep **wire.Reply, make func() *wire.Reply) *wire.Reply {
+	if *rep == nil {
+		*rep = make()
 	}
-	return r.all
+	return *rep
 }
 
 func (r *record) everything() *wire.Reply {

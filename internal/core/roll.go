@@ -153,11 +153,11 @@ func (m *Machine) completeRoll(r *roll) {
 	}
 	m.groups[g.gen] = g
 	m.live[g.key] = g
-	if r.from != nil {
-		m.retire(r.from)
-	}
 	for _, a := range as {
 		m.answer(&a.waiter, rep)
+	}
+	if r.from != nil {
+		m.retire(r.from)
 	}
 }
 

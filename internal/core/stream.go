@@ -10,13 +10,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-const (
-	// streamMessages and streamBytes are what a stream holds before its senders wait.
-	streamMessages = 64
-	streamBytes    = 16 << 20
-	// maxStreams bounds the streams of a group: pairs of ranks, times tags.
-	maxStreams = 1 << 20
-)
+// maxStreams bounds the streams of a group: pairs of ranks, times tags.
+const maxStreams = 1 << 20
 
 type streamKey struct {
 	src, dst int
@@ -108,7 +103,7 @@ func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return true
 	}
 	msg := message{payload: req.Value, typ: m.keep(c.Type)}
-	if st.full(len(msg.payload)) || len(st.senders) > 0 {
+	if st.full(m, len(msg.payload)) || len(st.senders) > 0 {
 		w := &sender{stream: st, message: msg, ttl: req.TTL}
 		m.park(&w.waiter, t, req, w)
 		st.senders = append(st.senders, w)
@@ -119,8 +114,8 @@ func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 }
 
 // full reports whether a message of n bytes has to wait; alone, any is taken.
-func (st *stream) full(n int) bool {
-	return len(st.queue) >= streamMessages || st.bytes > 0 && st.bytes+n > streamBytes
+func (st *stream) full(m *Machine, n int) bool {
+	return len(st.queue) >= m.bounds.streamMessages || st.bytes > 0 && st.bytes+n > m.bounds.streamBytes
 }
 
 // put appends msg, hands it to a reader who waits for it, and returns its position.
@@ -203,7 +198,7 @@ func (st *stream) acknowledge(m *Machine, pos uint64) {
 }
 
 func (st *stream) admit(m *Machine) {
-	for len(st.senders) > 0 && !st.full(len(st.senders[0].message.payload)) {
+	for len(st.senders) > 0 && !st.full(m, len(st.senders[0].message.payload)) {
 		w := st.senders[0]
 		st.senders = st.senders[1:]
 		pos := st.put(m, w.message, w.ttl)

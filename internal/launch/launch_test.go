@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -221,6 +222,29 @@ func TestParentKilled(t *testing.T) {
 			allGone(t, ranks)
 			_ = wait(t, job)
 		})
+	}
+}
+
+// TestStartingThreadEnds has the thread of the caller end, which is the end of the parent
+// to the kernel if it started the ranks.
+func TestStartingThreadEnds(t *testing.T) {
+	var said sayings
+	s := spec(2, "polite")
+	s.Output = &said
+	jobs := make(chan *launch.Job)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		job, err := launch.Start(t.Context(), s)
+		if err != nil {
+			t.Error(err)
+		}
+		jobs <- job
+	}()
+	job := <-jobs
+	said.await(t, "ready", 2)
+	job.Signal(syscall.SIGUSR1)
+	if err := wait(t, job); err != nil {
+		t.Error(err)
 	}
 }
 

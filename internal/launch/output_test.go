@@ -81,14 +81,14 @@ func TestOutputOfLongLine(t *testing.T) {
 }
 
 func TestOutputNobodyWants(t *testing.T) {
-	if err := wait(t, start(t, spec(2, "count:100000"))); err != nil {
+	if err := wait(t, start(t, spec(2, "count:20000"))); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestOutputFails(t *testing.T) {
 	full := errors.New("disk full")
-	s := spec(2, "count:100000") // more than pipes hold: it must be read all the same
+	s := spec(2, "count:20000") // more than pipes hold: it must be read all the same
 	s.Output = writerFunc(func([]byte) (int, error) { return 0, full })
 	if err := wait(t, start(t, s)); !errors.Is(err, full) {
 		t.Errorf("error %v, want the writer's", err)

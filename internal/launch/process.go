@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"sync"
@@ -56,7 +57,7 @@ func (p *Process) Err() error {
 func (p *Process) Signal(sig os.Signal) error {
 	s, ok := sig.(syscall.Signal)
 	if !ok {
-		return errNotUnix
+		return fmt.Errorf("signal rank %d: %v is no signal here", p.rank, sig)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

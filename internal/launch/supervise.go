@@ -2,7 +2,6 @@ package launch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -188,5 +187,3 @@ func (e *ExitError) ExitCode() int {
 		return e.Code
 	}
 }
-
-var errNotUnix = errors.New("not a signal of this system")

@@ -8,7 +8,10 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -28,9 +31,10 @@ type pair struct {
 	ctx    context.Context // ends with the pair
 	cancel context.CancelFunc
 
-	mu    sync.Mutex // protects the fields below
-	conns []*net.TCPConn
-	how   Ending
+	mu      sync.Mutex // protects the fields below
+	conns   []*net.TCPConn
+	dialing syscall.RawConn // to the target; nil before
+	how     Ending
 }
 
 func newPair(p *Proxy, client *net.TCPConn) *pair {
@@ -42,7 +46,7 @@ func newPair(p *Proxy, client *net.TCPConn) *pair {
 // run moves bytes until the pair has ended.
 func (pr *pair) run(target string) {
 	client := pr.conns[0]
-	var d net.Dialer
+	d := net.Dialer{Control: pr.dials}
 	c, err := d.DialContext(pr.ctx, "tcp", target)
 	if err != nil {
 		pr.end(RST)
@@ -62,6 +66,14 @@ func (pr *pair) run(target string) {
 		moving.Go(s.give)
 	}
 	moving.Wait()
+}
+
+// dials is told of the connection before it is made, for end.
+func (pr *pair) dials(_, _ string, c syscall.RawConn) error {
+	pr.mu.Lock()
+	defer pr.mu.Unlock()
+	pr.dialing = c
+	return nil
 }
 
 // add makes c part of the pair, or closes it if the pair has ended meanwhile.
@@ -84,10 +96,19 @@ func (pr *pair) end(how Ending) {
 		return
 	}
 	pr.how = how
+	if how == RST && pr.dialing != nil {
+		// The target may have accepted what dialing has not returned yet and now
+		// closes, which would not be a reset.
+		_ = pr.dialing.Control(resetOnClose)
+	}
 	pr.cancel()
 	for _, c := range pr.conns {
 		shut(c, how)
 	}
+}
+
+func resetOnClose(fd uintptr) {
+	_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }
 
 func shut(c *net.TCPConn, how Ending) {

@@ -7,7 +7,7 @@
 //	client := dial(proxy.Addr())
 //	proxy.Delay(5 * time.Millisecond) // both ways
 //	proxy.Down.Blackhole(true)        // the client hears nothing any more
-//	proxy.Cut(testcluster.RST)        // what a kill -9 of the server looks like
+//	proxy.Cut(testcluster.RST)        // its host has restarted
 //
 //	testcluster.Freeze(t, job.Process(2)) // alive to the network, silent to its peers
 //	testcluster.Kill(t, job.Process(2))
@@ -45,8 +45,9 @@ func Kill(t testing.TB, p Process) {
 	}
 }
 
-// Freeze stops the process and returns when all its threads stand still. Its
-// connections stay open, as those of a suspended or swapped-out machine do.
+// Freeze stops the process and returns when all its threads stand still (its children,
+// if Signal reaches them, may take a moment longer). Its connections stay open, as those
+// of a suspended or swapped-out machine do.
 func Freeze(t testing.TB, p Process) {
 	t.Helper()
 	signal(t, p, syscall.SIGSTOP)

@@ -17,7 +17,7 @@ import (
 // It owns that goroutine, which ends with Close, and the sockets that it has adopted.
 type Loop struct {
 	ep   int // epoll
-	wake int // eventfd: something is to be resumed, or the loop ended
+	wake int // eventfd: readable once the loop is to end
 	done chan struct{}
 
 	mu      sync.Mutex // protects the fields below
@@ -110,12 +110,8 @@ func (l *Loop) Close() {
 	l.mu.Lock()
 	l.closing = true
 	l.mu.Unlock()
-	l.signal()
-	<-l.done
-}
-
-func (l *Loop) signal() {
 	_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	<-l.done
 }
 
 func (l *Loop) run() {
@@ -183,8 +179,6 @@ func (l *Loop) ended() bool {
 	l.mu.Lock()
 	if !l.closing {
 		l.mu.Unlock()
-		var n [8]byte
-		_, _ = unix.Read(l.wake, n[:])
 		return false
 	}
 	socks := make([]*Sock, 0, len(l.socks))

@@ -29,20 +29,21 @@ func closedCalls(t *testing.T, w *world) {
 	s := w.store()
 	w.set(s, "key")
 	good(t, s.Close())
-	c := wire.Contribution{Group: "g", Generation: 1, Seq: 1, Size: 1, Verb: "barrier", Root: -1, Want: wire.WantNothing}
-	for _, req := range []wire.Request{
-		{Op: wire.OpGet, Key: "key"}, {Op: wire.OpSet, Key: "key", Value: []byte{}}, {Op: wire.OpWait, Keys: []string{"key"}},
-		{Op: wire.OpAdd, Key: "n"}, {Op: wire.OpSwap, Key: "key"}, {Op: wire.OpAppend, Key: "key", Value: []byte{}},
-		{Op: wire.OpDelete, Keys: []string{"key"}}, {Op: wire.OpList}, {Op: wire.OpChanges}, {Op: wire.OpPing},
-		{Op: wire.OpJoin, Group: c, Value: []byte{}}, {Op: wire.OpCollect, Group: c, Value: []byte{}}, {Op: wire.OpFollow, Group: c},
-		{Op: wire.OpLeave, Group: c}, {Op: wire.OpSend, Group: c, Value: []byte{}}, {Op: wire.OpRecv, Group: c}, {Op: wire.OpExpire, Group: c},
-	} {
-		t.Run(req.Op.String(), func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), limit)
-			defer cancel()
-			is(t, s.Do(ctx, &req, new(wire.Reply)), store.ErrClosed)
-		})
+	all := requests()
+	all["keys"] = []wire.Request{{Op: wire.OpGet, Key: "key"}, {Op: wire.OpSet, Key: "key", Value: []byte{}}}
+	for f, reqs := range all {
+		for _, req := range reqs {
+			if !w.lacks(f) {
+				t.Run(string(f)+"/"+req.Op.String(), func(t *testing.T) { closedCall(t, s, req) })
+			}
+		}
 	}
+}
+
+func closedCall(t *testing.T, s *store.Store, req wire.Request) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	is(t, s.Do(ctx, &req, new(wire.Reply)), store.ErrClosed)
 }
 
 // closeEnds asserts that closing s ends call, which waits for what never comes.

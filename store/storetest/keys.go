@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/wire"
 )
 
 var keyChecks = []check{
@@ -194,11 +193,21 @@ func swapTable(t *testing.T, w *world) {
 		there, old, new, now []byte
 		err                  error
 	}{
-		{nil, nil, a, a, nil}, {a, nil, b, a, store.ErrConflict}, {empty, nil, b, empty, store.ErrConflict},
-		{a, a, b, b, nil}, {a, b, b, a, store.ErrConflict}, {nil, a, b, nil, store.ErrConflict},
-		{a, a, nil, nil, nil}, {a, b, nil, a, store.ErrConflict}, {nil, a, nil, nil, store.ErrConflict},
-		{nil, nil, nil, nil, nil}, {a, nil, nil, a, store.ErrConflict},
-		{empty, empty, a, a, nil}, {a, a, empty, empty, nil}, {nil, empty, a, nil, store.ErrConflict}, {a, empty, b, a, store.ErrConflict},
+		{nil, nil, a, a, nil},
+		{a, nil, b, a, store.ErrConflict},
+		{empty, nil, b, empty, store.ErrConflict},
+		{a, a, b, b, nil},
+		{a, b, b, a, store.ErrConflict},
+		{nil, a, b, nil, store.ErrConflict},
+		{a, a, nil, nil, nil},
+		{a, b, nil, a, store.ErrConflict},
+		{nil, a, nil, nil, store.ErrConflict},
+		{nil, nil, nil, nil, nil},
+		{a, nil, nil, a, store.ErrConflict},
+		{empty, empty, a, a, nil},
+		{a, a, empty, empty, nil},
+		{nil, empty, a, nil, store.ErrConflict},
+		{a, empty, b, a, store.ErrConflict},
 	} {
 		name := fmt.Sprintf("%s is there, from %s to %s", show(c.there), show(c.old), show(c.new))
 		t.Run(name, func(t *testing.T) { swapCase(t, w.suite.world(t), c.there, c.old, c.new, c.now, c.err) })
@@ -374,114 +383,4 @@ func listBreak(t *testing.T, w *world) {
 		break
 	}
 	holds(t, w, s, "b", "b")
-}
-
-var limitChecks = []check{
-	{"the longest key and the largest value fit", largestFit, nil},
-	{"a key that is too long is ErrTooLarge, and nothing is harmed", longKey, nil},
-	{"a value that is too large is ErrTooLarge, and nothing is harmed", largeValue, nil},
-	{"append beyond the limit is ErrTooLarge, and the value stays", largeAppend, []Feature{Append}},
-	{"a wait for too many keys is ErrTooLarge", manyKeys, []Feature{Wait}},
-}
-
-func largestFit(t *testing.T, w *world) {
-	s := w.store()
-	key := string(big(w.Key))
-	good(t, s.Set(w.ctx, key, big(wire.MaxValue), nil))
-	v, err := s.Get(w.ctx, key)
-	good(t, err)
-	same(t, "whole", string(v) == string(big(wire.MaxValue)), true)
-}
-
-func longKey(t *testing.T, w *world) {
-	s := w.store()
-	key := string(big(w.Key + 1))
-	is(t, s.Set(w.ctx, key, nil, nil), store.ErrTooLarge)
-	_, err := s.Get(w.ctx, key)
-	is(t, err, store.ErrTooLarge)
-	if len(err.Error()) > 1000 {
-		t.Fatalf("an error of %d bytes", len(err.Error()))
-	}
-	w.set(s, "still here")
-	holds(t, w, s, "still here", "still here")
-}
-
-func largeValue(t *testing.T, w *world) {
-	s := w.store()
-	w.set(s, "key")
-	is(t, s.Set(w.ctx, "key", make([]byte, wire.MaxValue+1), nil), store.ErrTooLarge)
-	holds(t, w, s, "key", "key")
-}
-
-func largeAppend(t *testing.T, w *world) {
-	s := w.store()
-	good(t, s.Set(w.ctx, "key", big(wire.MaxValue-1), nil))
-	_, err := s.Append(w.ctx, "key", []byte("12"))
-	is(t, err, store.ErrTooLarge)
-	n, err := s.Append(w.ctx, "key", []byte("1"))
-	good(t, err)
-	same(t, "length", n, wire.MaxValue)
-}
-
-func manyKeys(t *testing.T, w *world) {
-	s := w.store()
-	_, err := s.Wait(w.ctx, make([]string, wire.MaxKeys+1)...)
-	is(t, err, store.ErrTooLarge)
-	w.set(s, "still here")
-	holds(t, w, s, "still here", "still here")
-}
-
-var manyChecks = []check{
-	{"16 callers add, set and get 1,000 times, and nothing is lost", manyCallers, []Feature{Add}},
-	{"64 sessions that each wait for all 64 keys", manyWaiters, []Feature{Wait}},
-}
-
-func manyCallers(t *testing.T, w *world) {
-	const callers, rounds = 16, 1000
-	s := w.store()
-	allGood(t, together(callers, func(i int) ([][]byte, error) {
-		key := fmt.Sprint("own ", i)
-		for n := range rounds {
-			if err := addSetGet(w, s, key, fmt.Sprint(n)); err != nil {
-				return nil, err
-			}
-		}
-		return nil, nil
-	}))
-	n, err := s.Add(w.ctx, "shared", 0)
-	good(t, err)
-	same(t, "total", n, callers*rounds)
-}
-
-func addSetGet(w *world, s *store.Store, key, value string) error {
-	if _, err := s.Add(w.ctx, "shared", 1); err != nil {
-		return err
-	}
-	if err := s.Set(w.ctx, key, []byte(value), nil); err != nil {
-		return err
-	}
-	v, err := s.Get(w.ctx, key)
-	if err == nil && string(v) != value {
-		err = fmt.Errorf("%s is %q, want %q", key, v, value)
-	}
-	return err
-}
-
-func manyWaiters(t *testing.T, w *world) {
-	const n = 64
-	keys := make([]string, n)
-	stores := make([]*store.Store, n)
-	for i := range n {
-		keys[i], stores[i] = fmt.Sprint("key ", i), w.store()
-	}
-	out := together(n, func(i int) ([][]byte, error) {
-		if err := stores[i].Set(w.ctx, keys[i], []byte(keys[i]), nil); err != nil {
-			return nil, err
-		}
-		return stores[i].Wait(w.ctx, keys...)
-	})
-	allGood(t, out)
-	for _, o := range out {
-		same(t, "values", texts(o.values), keys)
-	}
 }

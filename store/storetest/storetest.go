@@ -94,10 +94,24 @@ type check struct {
 }
 
 var chapters = []chapter{
-	{"Keys", keyChecks}, {"Counters", counterChecks}, {"Swap", swapChecks}, {"Lists", listChecks}, {"Lifetimes", lifetimeChecks},
-	{"Wait", waitChecks}, {"Watch", watchChecks}, {"Limits", limitChecks}, {"Many", manyChecks}, {"Close", closeChecks},
-	{"Join", joinChecks}, {"Collect", collectChecks}, {"Results", resultChecks}, {"Disagreement", clashChecks},
-	{"Failures", failureChecks}, {"Goodbye", goodbyeChecks}, {"Streams", streamChecks}, {"Loss", lossChecks},
+	{"Keys", keyChecks},
+	{"Counters", counterChecks},
+	{"Swap", swapChecks},
+	{"Lists", listChecks},
+	{"Lifetimes", lifetimeChecks},
+	{"Wait", waitChecks},
+	{"Watch", watchChecks},
+	{"Limits", limitChecks},
+	{"Many", manyChecks},
+	{"Close", closeChecks},
+	{"Join", joinChecks},
+	{"Collect", collectChecks},
+	{"Results", resultChecks},
+	{"Disagreement", clashChecks},
+	{"Failures", failureChecks},
+	{"Goodbye", goodbyeChecks},
+	{"Streams", streamChecks},
+	{"Loss", lossChecks},
 }
 
 type suite struct {
@@ -154,27 +168,40 @@ func (w *world) within(d time.Duration) context.Context {
 // soon is a time that is short, but longer than a busy machine needs for some calls.
 const soon = 100 * time.Millisecond
 
-// unsupported asserts that what an engine is without it refuses by name.
-func (s *suite) unsupported(t *testing.T) {
+// requests has those that an engine without a feature does not support.
+func requests() map[Feature][]wire.Request {
 	c := wire.Contribution{Group: "g", Generation: 1, Seq: 1, Size: 1, Root: -1, Verb: "barrier", Want: wire.WantNothing}
-	requests := map[Feature][]wire.Request{
-		Add:    {{Op: wire.OpAdd, Key: "k", Delta: 1}},
+	return map[Feature][]wire.Request{
+		Add:    {{Op: wire.OpAdd, Key: "n", Delta: 1}},
 		Append: {{Op: wire.OpAppend, Key: "k", Value: []byte("v")}},
 		Collect: {
-			{Op: wire.OpJoin, Group: c, Value: []byte("me")}, {Op: wire.OpLeave, Group: c},
-			{Op: wire.OpFollow, Group: c}, {Op: wire.OpCollect, Group: c, Value: []byte{}},
+			{Op: wire.OpJoin, Group: c, Value: []byte("me")},
+			{Op: wire.OpLeave, Group: c},
+			{Op: wire.OpFollow, Group: c},
+			{Op: wire.OpCollect, Group: c, Value: []byte{}},
 		},
-		Delete:  {{Op: wire.OpDelete, Keys: []string{"k"}}},
-		List:    {{Op: wire.OpList, Key: "k", Delta: 1}},
-		Reads:   {{Op: wire.OpSet, Key: "k", Value: []byte("v"), Reads: 1}},
-		Streams: {{Op: wire.OpSend, Group: c, Value: []byte("v")}, {Op: wire.OpRecv, Group: c}, {Op: wire.OpExpire, Group: c}},
-		Swap:    {{Op: wire.OpSwap, Key: "k", Value: []byte("v")}},
-		TTL:     {{Op: wire.OpSet, Key: "k", Value: []byte("v"), TTL: time.Second}},
-		Wait:    {{Op: wire.OpWait, Keys: []string{"k"}}},
-		Watch:   {{Op: wire.OpChanges}},
+		Delete: {{Op: wire.OpDelete, Keys: []string{"k"}}},
+		List:   {{Op: wire.OpList, Key: "k", Delta: 1}},
+		Reads:  {{Op: wire.OpSet, Key: "k", Value: []byte("v"), Reads: 1}},
+		Streams: {
+			{Op: wire.OpSend, Group: c, Value: []byte("v")},
+			{Op: wire.OpRecv, Group: c},
+			{Op: wire.OpExpire, Group: c},
+		},
+		Swap:  {{Op: wire.OpSwap, Key: "k", Value: []byte("v")}},
+		TTL:   {{Op: wire.OpSet, Key: "k", Value: []byte("v"), TTL: time.Second}},
+		Wait:  {{Op: wire.OpWait, Keys: []string{"k"}}},
+		Watch: {{Op: wire.OpChanges}, {Op: wire.OpPing}},
 	}
+}
+
+// unsupported asserts that what an engine is without it refuses by name.
+func (s *suite) unsupported(t *testing.T) {
 	for _, f := range s.Without {
-		for _, req := range requests[f] {
+		for _, req := range requests()[f] {
+			if req.Op == wire.OpPing { // an engine may have revisions, and no watch
+				continue
+			}
 			t.Run(string(f)+"/"+req.Op.String(), func(t *testing.T) {
 				w := s.world(t)
 				is(t, w.store().Do(w.ctx, &req, new(wire.Reply)), store.ErrUnsupported)

@@ -153,10 +153,12 @@ func waitOver(t *testing.T, w *world) {
 	cancel()
 	_, err := s.Wait(ctx, "key")
 	is(t, err, context.Canceled)
+	is(t, err, store.ErrCancelled)
 	ctx, cancel = context.WithDeadline(w.ctx, time.Now().Add(-time.Second))
 	defer cancel()
 	_, err = s.Wait(ctx, "key")
 	is(t, err, context.DeadlineExceeded)
+	is(t, err, store.ErrTimeout)
 }
 
 func waitDelaysNobody(t *testing.T, w *world) {

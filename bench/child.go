@@ -1,0 +1,133 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// roleVar is the environment variable that makes this program a child, and says which one.
+const roleVar = "MUSTER_BENCH_ROLE"
+
+// roles are what a child can be. Each lives until its stdin ends, which it does with its parent.
+var roles map[string]func(args []string) error
+
+func init() { // not a literal: the roles start children in turn
+	roles = map[string]func(args []string) error{
+		"muster": serveMuster,
+		"bare":   serveBare,
+		"echo":   serveEcho,
+		"idle":   holdIdle,
+		"rank":   beRank,
+		"crowd":  beCrowd,
+	}
+}
+
+func isChild() bool { return os.Getenv(roleVar) != "" }
+
+func runChild() (status int) {
+	role := roles[os.Getenv(roleVar)]
+	if role == nil {
+		fmt.Fprintf(os.Stderr, "bench: no role %q\n", os.Getenv(roleVar))
+		return 2
+	}
+	if err := role(os.Args[1:]); err != nil {
+		fmt.Fprintf(os.Stderr, "bench %s: %v\n", os.Getenv(roleVar), err)
+		return 1
+	}
+	return 0
+}
+
+// process is a child. It is told things by lines, and answers with lines.
+type process struct {
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+	stderr bytes.Buffer
+}
+
+// spawn starts this program as role.
+func spawn(ctx context.Context, role string, args ...string) (*process, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, exe, args...)
+	cmd.Env = append(os.Environ(), roleVar+"="+role)
+	return start(cmd)
+}
+
+// start starts cmd, which is killed when its context or this process ends.
+func start(cmd *exec.Cmd) (*process, error) {
+	p := &process{cmd: cmd}
+	cmd.Stderr = &p.stderr
+	cmd.WaitDelay = time.Second
+	bindLife(cmd)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p.in, p.out = in, bufio.NewReaderSize(out, 1<<20)
+	return p, cmd.Start()
+}
+
+// line is the child's next line.
+func (p *process) line() (string, error) {
+	s, err := p.out.ReadString('\n')
+	if err != nil {
+		p.stop()
+		return "", fmt.Errorf("%s ended: %w: %s", p.cmd.Args[0], err, strings.TrimSpace(p.stderr.String()))
+	}
+	return strings.TrimSpace(s), nil
+}
+
+// ask says something to the child, and returns its answer.
+func (p *process) ask(what string) (string, error) {
+	if _, err := io.WriteString(p.in, what+"\n"); err != nil {
+		return "", err
+	}
+	return p.line()
+}
+
+// stop ends the child: gently, and then not.
+func (p *process) stop() {
+	_ = p.in.Close()
+	timer := time.AfterFunc(3*time.Second, func() { _ = p.cmd.Process.Kill() })
+	defer timer.Stop()
+	_, _ = io.Copy(io.Discard, p.out)
+	_ = p.cmd.Wait()
+}
+
+// finish waits for a child that ends by itself.
+func (p *process) finish() error {
+	err := p.cmd.Wait()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return fmt.Errorf("%s: %w: %s", p.cmd.Args[0], exit, strings.TrimSpace(p.stderr.String()))
+	}
+	return err
+}
+
+// tell prints a line to the parent.
+func tell(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+
+// listen answers the parent's lines until there are no more.
+func listen(answer func(line string) error) error {
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		if err := answer(in.Text()); err != nil {
+			return err
+		}
+	}
+	return in.Err()
+}

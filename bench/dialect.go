@@ -1,0 +1,161 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// operation is what a load consists of.
+type operation string
+
+const (
+	opGet operation = "get"
+	opSet operation = "set"
+)
+
+// dialect is how one connection speaks with a server: as cheap for all as it can be, so that the
+// differences are the servers'.
+type dialect interface {
+	open(c net.Conn) error
+	request(b []byte, op operation, key string, value []byte) []byte
+	// reply is the length of the reply at the front of b; 0 if it is not whole.
+	reply(b []byte) (n int, err error)
+}
+
+// wireDialect is muster's. It lives for one connection: its request is used again and again.
+type wireDialect struct{ req wire.Request }
+
+func (d *wireDialect) open(c net.Conn) error {
+	b := wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Key: "bench"})
+	if _, err := c.Write(b); err != nil {
+		return err
+	}
+	head := make([]byte, wire.HeaderLen)
+	if _, err := io.ReadFull(c, head); err != nil {
+		return err
+	}
+	h, err := wire.ParseHeader(head, wire.MaxReply)
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyN(io.Discard, c, int64(h.Len))
+	return err
+}
+
+func (d *wireDialect) request(b []byte, op operation, key string, value []byte) []byte {
+	d.req.Op, d.req.Key, d.req.Value = wire.OpGet, key, nil
+	if op == opSet {
+		d.req.Op, d.req.Value = wire.OpSet, value
+	}
+	d.req.ID++
+	return wire.AppendRequest(b, &d.req)
+}
+
+func (*wireDialect) reply(b []byte) (int, error) {
+	if len(b) < wire.HeaderLen {
+		return 0, nil
+	}
+	h, err := wire.ParseHeader(b, wire.MaxReply)
+	n := wire.HeaderLen + int(h.Len)
+	switch {
+	case err != nil:
+		return 0, err
+	case len(b) < n:
+		return 0, nil
+	case h.Code != wire.CodeOK:
+		return 0, fmt.Errorf("%s: %s", h.Op, h.Code)
+	}
+	return n, nil
+}
+
+// respDialect is Redis's.
+type respDialect struct{}
+
+func (respDialect) open(net.Conn) error { return nil }
+
+func (respDialect) request(b []byte, op operation, key string, value []byte) []byte {
+	if op == opGet {
+		return appendBulk(append(b, "*2\r\n$3\r\nGET\r\n"...), key)
+	}
+	return appendBulk(appendBulk(append(b, "*3\r\n$3\r\nSET\r\n"...), key), value)
+}
+
+func appendBulk[T string | []byte](b []byte, v T) []byte {
+	b = strconv.AppendInt(append(b, '$'), int64(len(v)), 10)
+	b = append(append(b, "\r\n"...), v...)
+	return append(b, "\r\n"...)
+}
+
+func (respDialect) reply(b []byte) (int, error) {
+	end := bytes.IndexByte(b, '\n')
+	if end < 0 {
+		return 0, nil
+	}
+	switch b[0] {
+	case '+', ':':
+		return end + 1, nil
+	case '$':
+		n, err := strconv.Atoi(string(b[1 : end-1]))
+		if err != nil || n < 0 {
+			return 0, fmt.Errorf("redis: no value: %q", b[:end])
+		}
+		if n += end + 3; n > len(b) {
+			return 0, nil
+		}
+		return n, nil
+	}
+	return 0, fmt.Errorf("redis: %q", b[:end])
+}
+
+// bareDialect is that of the bare Go server:
+//
+//	request: op u8 | key length u16 | value length u32 | key | value
+//	reply:   status u8 | value length u32 | value
+type bareDialect struct{}
+
+const (
+	bareGet = 1 + iota
+	bareSet
+)
+
+const (
+	bareRequestLen = 7
+	bareReplyLen   = 5
+)
+
+var errBare = errors.New("bare: no such key")
+
+func (bareDialect) open(net.Conn) error { return nil }
+
+func (bareDialect) request(b []byte, op operation, key string, value []byte) []byte {
+	code := byte(bareGet)
+	if op == opSet {
+		code = bareSet
+	} else {
+		value = nil
+	}
+	b = binary.LittleEndian.AppendUint16(append(b, code), uint16(len(key)))
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(value)))
+	return append(append(b, key...), value...)
+}
+
+func (bareDialect) reply(b []byte) (int, error) {
+	if len(b) < bareReplyLen {
+		return 0, nil
+	}
+	n := bareReplyLen + int(binary.LittleEndian.Uint32(b[1:]))
+	switch {
+	case b[0] != 0:
+		return 0, errBare
+	case len(b) < n:
+		return 0, nil
+	}
+	return n, nil
+}

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// quantile of sorted values; NaN of none.
+func quantile[T int32 | int64 | float64](sorted []T, q float64) float64 {
+	if len(sorted) == 0 {
+		return math.NaN()
+	}
+	return float64(sorted[int(q*float64(len(sorted)-1))])
+}
+
+// median does not change vs.
+func median(vs []float64) float64 {
+	s := slices.Sorted(slices.Values(vs))
+	if n := len(s); n > 0 && n%2 == 0 {
+		return (s[n/2-1] + s[n/2]) / 2
+	}
+	return quantile(s, 0.5)
+}
+
+func mean(vs []float64) float64 {
+	sum := 0.0
+	for _, v := range vs {
+		sum += v
+	}
+	return sum / float64(len(vs))
+}
+
+// ratios are the quotients of what was measured in the same rounds.
+func ratios(a, b []float64) []float64 {
+	rs := make([]float64, min(len(a), len(b)))
+	for i := range rs {
+		rs[i] = a[i] / b[i]
+	}
+	return rs
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// kvOptions are the flags of kv.
+type kvOptions struct {
+	rounds, idle, size int
+	slice              time.Duration
+	redis, asJSON      bool
+	shapes             string
+	profile            string
+}
+
+func runKV(ctx context.Context, args []string, out io.Writer) error {
+	var o kvOptions
+	f := flag.NewFlagSet("kv", flag.ContinueOnError)
+	f.IntVar(&o.rounds, "rounds", 9, "rounds; each peer has one turn in each")
+	f.DurationVar(&o.slice, "slice", 250*time.Millisecond, "length of a turn")
+	f.IntVar(&o.size, "size", 64, "bytes of a value")
+	f.IntVar(&o.idle, "idle", 0, "also measure muster beside so many idle connections")
+	f.BoolVar(&o.redis, "redis", true, "measure redis-server too")
+	f.StringVar(&o.shapes, "shapes", "1x1,50x1,1x16,50x16", "connections x requests under way on each")
+	f.StringVar(&o.profile, "profile", "", "folder for a CPU profile of muster's server (and of the load, to which all contribute)")
+	f.BoolVar(&o.asJSON, "json", false, "print JSON")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	shapes, err := parseShapes(o.shapes)
+	if err != nil {
+		return err
+	}
+	servers, stop, err := o.spawn(ctx)
+	defer stop()
+	if err != nil {
+		return err
+	}
+	if o.profile != "" {
+		stop, err := profileCPU(filepath.Join(o.profile, "load.pprof"))
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	rep := newReport("kv", "ops/s", "p50 µs", "p99 µs", "server µs/op", "client µs/op", "rate ÷ bare", "rate ÷ redis", "p99 ÷ redis", "Δ idle %")
+	rep.note("values of %d B; medians of %d rounds of %v; µs/op is CPU time", o.size, o.rounds, o.slice)
+	if err := o.measure(ctx, servers, shapes, rep); err != nil {
+		return err
+	}
+	return rep.write(out, o.asJSON)
+}
+
+func parseShapes(s string) (shapes []shape, err error) {
+	for part := range strings.SplitSeq(s, ",") {
+		var sh shape
+		if n, _ := fmt.Sscanf(part, "%dx%d", &sh.conns, &sh.depth); n != 2 || sh.conns < 1 || sh.depth < 1 {
+			return nil, fmt.Errorf("shape %q is not like 50x16", part)
+		}
+		shapes = append(shapes, sh)
+	}
+	return shapes, nil
+}
+
+// spawn starts the servers. stop ends those that were started.
+func (o *kvOptions) spawn(ctx context.Context) (servers []*server, stop func(), err error) {
+	stop = func() {
+		for _, s := range servers {
+			s.kill()
+		}
+	}
+	add := func(s *server, err error) error {
+		if err == nil {
+			servers = append(servers, s)
+		}
+		return err
+	}
+	var profile []string
+	if o.profile != "" {
+		profile = []string{filepath.Join(o.profile, "muster.pprof")}
+	}
+	if err := add(spawnServer(ctx, "muster", "muster", newWireDialect, profile...)); err != nil {
+		return servers, stop, err
+	}
+	if err := add(spawnServer(ctx, "bare", "bare", newBareDialect)); err != nil {
+		return servers, stop, err
+	}
+	if o.redis {
+		if err := add(spawnRedis(ctx)); err != nil {
+			return servers, stop, err
+		}
+	}
+	if o.idle > 0 {
+		return servers, stop, o.spawnIdle(ctx, add)
+	}
+	return servers, stop, nil
+}
+
+// spawnIdle starts one more muster server, and somebody who holds idle connections to it.
+func (o *kvOptions) spawnIdle(ctx context.Context, add func(*server, error) error) error {
+	s, err := spawnServer(ctx, "muster+idle", "muster", newWireDialect)
+	if err := add(s, err); err != nil {
+		return err
+	}
+	holder, err := spawn(ctx, "idle", s.addr, fmt.Sprint(o.idle))
+	if err != nil {
+		return err
+	}
+	if _, err := holder.line(); err != nil {
+		return err
+	}
+	return add(&server{name: "", process: holder}, nil)
+}
+
+// measure gives every server its turn, round by round.
+func (o *kvOptions) measure(ctx context.Context, servers []*server, shapes []shape, rep *report) error {
+	value := []byte(strings.Repeat("x", o.size))
+	if o.idle > 0 {
+		servers = servers[:len(servers)-1] // the last one only holds connections
+	}
+	for _, s := range servers {
+		if err := fill(ctx, s, value); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	for _, sh := range shapes {
+		for _, op := range []operation{opGet, opSet} {
+			found := map[string][]sample{}
+			for range o.rounds {
+				for _, s := range servers {
+					x, err := measure(ctx, s, sh, op, value, o.slice)
+					if err != nil {
+						return fmt.Errorf("%s %s %s: %w", s.name, op, sh, err)
+					}
+					found[s.name] = append(found[s.name], x)
+				}
+			}
+			for _, s := range servers {
+				rep.add(kvFigures(found, s.name), string(op), sh.String(), s.name)
+			}
+		}
+	}
+	return nil
+}
+
+func kvFigures(found map[string][]sample, name string) map[string]float64 {
+	of := func(name string, f func(sample) float64) (vs []float64) {
+		for _, s := range found[name] {
+			vs = append(vs, f(s))
+		}
+		return vs
+	}
+	rate := func(s sample) float64 { return s.rate }
+	p99 := func(s sample) float64 { return s.p99 }
+	figures := map[string]float64{
+		"ops/s":        median(of(name, rate)),
+		"p50 µs":       median(of(name, func(s sample) float64 { return s.p50 })),
+		"p99 µs":       median(of(name, p99)),
+		"server µs/op": median(of(name, func(s sample) float64 { return s.serverCPU })),
+		"client µs/op": median(of(name, func(s sample) float64 { return s.clientCPU })),
+	}
+	switch name {
+	case "muster":
+		figures["rate ÷ bare"] = median(ratios(of(name, rate), of("bare", rate)))
+		figures["rate ÷ redis"] = median(ratios(of(name, rate), of("redis", rate)))
+		figures["p99 ÷ redis"] = median(ratios(of(name, p99), of("redis", p99)))
+	case "muster+idle":
+		figures["Δ idle %"] = 100 * (median(ratios(of(name, rate), of("muster", rate))) - 1)
+	}
+	return figures
+}

@@ -1,0 +1,72 @@
+// Bench measures muster side by side with its peers: in one run, in turns, on loopback.
+//
+//	go run ./bench kv        // a key-value server beside redis-server and a bare Go one
+//	go run ./bench echo      // one round trip beside a bare Go echo; a blocking get
+//	go run ./bench groups    // barrier, all-gather, broadcast and messages beside a bare Go star, and Open MPI
+//	go run ./bench ranks     // thousands of ranks on real sockets
+//
+// Machines are noisy: what counts are the ratios within one run, and CPU time per operation. A
+// figure is the median of several rounds, and in each round every peer has its turn under the same conditions.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+)
+
+// command is one measurement.
+type command struct {
+	name, about string
+	run         func(ctx context.Context, args []string, out io.Writer) error
+}
+
+var commands = []command{
+	{"kv", "get and set over 1 or 50 connections, beside redis-server and a bare Go server", runKV},
+	{"echo", "one round trip beside a bare Go echo; a blocking get and a wake-up", runEcho},
+	{"groups", "group verbs of 2 to 16 processes beside a bare Go star and Open MPI", runGroups},
+	{"ranks", "thousands of ranks on real sockets: join, barrier, memory per connection", runRanks},
+}
+
+func main() {
+	if isChild() {
+		os.Exit(runChild())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is main without its process.
+func run(ctx context.Context, args []string, out, errs io.Writer) (status int) {
+	if len(args) == 0 {
+		usage(errs)
+		return 2
+	}
+	i := slices.IndexFunc(commands, func(c command) bool { return c.name == args[0] })
+	if i < 0 {
+		usage(errs)
+		return 2
+	}
+	switch err := commands[i].run(ctx, args[1:], out); {
+	case errors.Is(err, flag.ErrHelp):
+		return 2
+	case err != nil:
+		fmt.Fprintf(errs, "bench %s: %v\n", args[0], err)
+		return 1
+	}
+	return 0
+}
+
+func usage(w io.Writer) {
+	fmt.Fprintln(w, "usage: bench COMMAND [flags]; bench COMMAND -h lists the flags")
+	for _, c := range commands {
+		fmt.Fprintf(w, "  %-8s %s\n", c.name, c.about)
+	}
+}

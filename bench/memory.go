@@ -1,0 +1,39 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+)
+
+// memoryUse is what a process uses, in bytes.
+type memoryUse struct {
+	resident    int64
+	heap, stack uint64 // of Go
+}
+
+// measureMemory collects the garbage first, and gives back what is free.
+func measureMemory() memoryUse {
+	runtime.GC()
+	debug.FreeOSMemory()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return memoryUse{residentBytes(), m.HeapAlloc, m.StackInuse}
+}
+
+// askMemory asks a muster server how much it uses.
+func (s *server) askMemory() (m memoryUse, err error) {
+	answer, err := s.ask("memory")
+	if err != nil {
+		return m, err
+	}
+	_, err = fmt.Sscan(answer, &m.resident, &m.heap, &m.stack)
+	return m, err
+}
+
+// perConn is how much more than before m is, for each of n.
+func (m memoryUse) perConn(before memoryUse, n int) (resident, heapStack float64) {
+	resident = float64(m.resident-before.resident) / float64(n)
+	heapStack = float64(int64(m.heap+m.stack)-int64(before.heap+before.stack)) / float64(n)
+	return resident, heapStack
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime/pprof"
+	"strconv"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+)
+
+// server is a process under load.
+type server struct {
+	name       string
+	addr       string
+	newDialect func() dialect
+	*process
+}
+
+func newWireDialect() dialect { return new(wireDialect) }
+func newRESPDialect() dialect { return respDialect{} }
+func newBareDialect() dialect { return bareDialect{} }
+
+// spawnServer starts one of our own servers, which tells its address.
+func spawnServer(ctx context.Context, name, role string, newDialect func() dialect, args ...string) (*server, error) {
+	p, err := spawn(ctx, role, args...)
+	if err != nil {
+		return nil, err
+	}
+	addr, err := p.line()
+	if err != nil {
+		return nil, err
+	}
+	return &server{name, addr, newDialect, p}, nil
+}
+
+// errNoRedis says what to do.
+var errNoRedis = errors.New("redis-server is not in PATH: install it (apt install redis-server), or leave it out with -redis=false")
+
+// spawnRedis starts a redis-server that keeps nothing.
+func spawnRedis(ctx context.Context) (*server, error) {
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		return nil, errNoRedis
+	}
+	addr, err := freeAddr()
+	if err != nil {
+		return nil, err
+	}
+	_, port, _ := net.SplitHostPort(addr)
+	p, err := start(exec.CommandContext(ctx, path, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir", os.TempDir()))
+	if err != nil {
+		return nil, err
+	}
+	go func() { _, _ = io.Copy(io.Discard, p.out) }() // its log
+	if err := awaitListener(ctx, addr); err != nil {
+		_ = p.cmd.Process.Kill()
+		return nil, fmt.Errorf("redis-server: %w", err)
+	}
+	return &server{"redis", addr, newRESPDialect, p}, nil
+}
+
+// kill ends a server that does not end with its stdin.
+func (s *server) kill() {
+	if s.name == "redis" {
+		_ = s.cmd.Process.Signal(os.Interrupt)
+	}
+	s.stop()
+}
+
+func freeAddr() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+func awaitListener(ctx context.Context, addr string) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+		if err == nil {
+			return c.Close()
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// serveMuster is the role of a muster server. It answers "memory" with its memoryUse; args may name a CPU profile.
+func serveMuster(args []string) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	s := &store.Server{Engine: new(store.Memory)}
+	go func() { _ = s.Serve(l) }()
+	defer s.Close()
+	if len(args) > 0 {
+		stop, err := profileCPU(args[0])
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	tell("%s", l.Addr())
+	return listen(func(string) error {
+		use := measureMemory()
+		tell("%d %d %d", use.resident, use.heap, use.stack)
+		return nil
+	})
+}
+
+// profileCPU writes a profile to path until stop is called.
+func profileCPU(path string) (stop func(), err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, err
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		_ = f.Close()
+	}, nil
+}
+
+// holdIdle is the role of somebody with many connections that do nothing: idle ADDR COUNT.
+func holdIdle(args []string) error {
+	n, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	for range n {
+		c, err := net.Dial("tcp", args[0])
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if err := newWireDialect().open(c); err != nil {
+			return err
+		}
+	}
+	tell("%d", n)
+	return listen(func(string) error { return nil })
+}

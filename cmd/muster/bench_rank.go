@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
+)
+
+const (
+	benchFirst = 20                     // operations of the first round, which does not count
+	benchRound = 100 * time.Millisecond // of one round: between rounds rank 0 decides how long the next is
+)
+
+// benchSpec is what ranks are told.
+type benchSpec struct {
+	Size     int           `json:"size"`
+	Time     time.Duration `json:"time"`
+	Cases    []string      `json:"cases"`
+	Launcher bool          `json:"launcher"` // hosts the group's store; else rank 0 does
+}
+
+// benchReport is what one rank measured in one case.
+type benchReport struct {
+	Rank  int           `json:"rank"`
+	Case  string        `json:"case"`
+	Took  time.Duration `json:"took"`
+	Times histogram     `json:"times"`
+}
+
+func newBenchRank() *cobra.Command {
+	return &cobra.Command{
+		Use: "bench-rank SPEC", Hidden: true, Short: "One of the processes of bench", Args: operands("SPEC"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			launch.ExitWithParent()
+			var spec benchSpec
+			if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
+				return usagef(cmd, "SPEC: %v", err)
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), spec.limit())
+			defer cancel()
+			return benchRank(ctx, spec, cmd.OutOrStdout())
+		},
+	}
+}
+
+// limit is how long all cases may take: far more than they should.
+func (s benchSpec) limit() time.Duration {
+	return 30*time.Second + 5*time.Duration(len(s.Cases))*(s.Time+time.Second)
+}
+
+// benchProcess is one rank of the benchmark.
+type benchProcess struct {
+	spec   benchSpec
+	store  *store.Store // the launcher's
+	group  *pgroup.Group
+	object []byte
+	key    string
+}
+
+func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
+	cfg, err := pgroup.FromEnv()
+	if err != nil {
+		return err
+	}
+	b := &benchProcess{spec: spec, object: bytes.Repeat([]byte{7}, spec.Size), key: fmt.Sprintf("bench/%d", cfg.Rank)}
+	if b.store, err = store.Open(ctx, cfg.Address); err != nil {
+		return err
+	}
+	defer b.store.Close()
+	if err := b.join(ctx, cfg); err != nil {
+		return err
+	}
+	defer b.group.Close()
+	for _, c := range benchCases {
+		if !slices.Contains(spec.Cases, c.name) {
+			continue
+		}
+		r, err := b.measure(ctx, c)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+		if err := report(out, r); err != nil {
+			return err
+		}
+	}
+	return b.group.Shutdown(ctx)
+}
+
+// join forms the group. If rank 0 hosts it, the others learn from the launcher's store where: no
+// port needs to be free by guess.
+func (b *benchProcess) join(ctx context.Context, cfg pgroup.Config) (err error) {
+	const where = "bench/address"
+	switch {
+	case b.spec.Launcher:
+	case cfg.Rank == 0:
+		if cfg.Listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			return err
+		}
+		cfg.Address = ""
+		if err := b.store.Set(ctx, where, []byte(cfg.Listener.Addr().String()), nil); err != nil {
+			return err
+		}
+	default:
+		values, err := b.store.Wait(ctx, where)
+		if err != nil {
+			return err
+		}
+		cfg.Address = string(values[0])
+	}
+	b.group, err = pgroup.Create(ctx, cfg)
+	return err
+}
+
+// measure runs rounds of a case until rank 0 says that its time is over. The first one does not count.
+func (b *benchProcess) measure(ctx context.Context, c benchCase) (benchReport, error) {
+	r := benchReport{Rank: b.group.Rank(), Case: c.name}
+	if err := b.store.Set(ctx, b.key, b.object, nil); err != nil {
+		return r, err
+	}
+	var warm histogram
+	count, took, err := benchFirst, time.Duration(0), error(nil)
+	for times := &warm; ; times = &r.Times {
+		if times == &r.Times {
+			count = b.next(count, took, r.Took)
+			if count, err = pgroup.Broadcast(ctx, b.group, 0, count); err != nil || count == 0 {
+				return r, err
+			}
+		}
+		if took, err = b.round(ctx, c, count, times); err != nil {
+			return r, err
+		}
+		if times == &r.Times {
+			r.Took += took
+		}
+	}
+}
+
+// next is how many operations the next round has; 0 is none.
+func (b *benchProcess) next(count int, took, total time.Duration) int {
+	left := b.spec.Time - total
+	if left <= 0 {
+		return 0
+	}
+	each := max(took/time.Duration(count), 1)
+	return int(min(max(min(left, benchRound)/each, 1), time.Duration(100*count)))
+}
+
+func (b *benchProcess) round(ctx context.Context, c benchCase, count int, times *histogram) (time.Duration, error) {
+	start := time.Now()
+	last := start
+	for range count {
+		if err := c.op(ctx, b); err != nil {
+			return 0, err
+		}
+		now := time.Now()
+		times.add(now.Sub(last))
+		last = now
+	}
+	return last.Sub(start), nil
+}

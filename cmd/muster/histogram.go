@@ -1,0 +1,53 @@
+package main
+
+import (
+	"maps"
+	"math/bits"
+	"slices"
+	"time"
+)
+
+// histogram counts durations in buckets that are less than 1 % wide.
+type histogram struct {
+	Buckets map[int]int   `json:"buckets"`
+	Count   int           `json:"count"`
+	Sum     time.Duration `json:"sum"`
+}
+
+const fine = 8 // bits of a duration that tell its bucket
+
+func (h *histogram) add(d time.Duration) {
+	if h.Buckets == nil {
+		h.Buckets = map[int]int{}
+	}
+	v := uint64(max(d, 0))
+	shift := max(0, bits.Len64(v)-fine)
+	h.Buckets[shift<<fine|int(v>>shift)]++
+	h.Count++
+	h.Sum += d
+}
+
+func (h *histogram) merge(o histogram) {
+	if h.Buckets == nil {
+		h.Buckets = map[int]int{}
+	}
+	for b, n := range o.Buckets {
+		h.Buckets[b] += n
+	}
+	h.Count += o.Count
+	h.Sum += o.Sum
+}
+
+// quantile is the duration that a share q of all do not exceed.
+func (h *histogram) quantile(q float64) time.Duration {
+	left := int(q * float64(h.Count))
+	for _, b := range slices.Sorted(maps.Keys(h.Buckets)) {
+		if left -= h.Buckets[b]; left < 0 {
+			shift := b >> fine
+			return time.Duration(b&(1<<fine-1)<<shift + 1<<shift>>1)
+		}
+	}
+	return 0
+}
+
+func (h *histogram) mean() time.Duration { return h.Sum / time.Duration(max(h.Count, 1)) }

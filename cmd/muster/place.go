@@ -1,0 +1,60 @@
+package main
+
+import (
+	"crypto/rand"
+	"net"
+	"strconv"
+
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// place is where the ranks of one run meet: a store in this process, whose port cannot
+// be anybody else's, or a port that rank 0 is told to listen at.
+type place struct {
+	masterAddr string
+	masterPort int // 0: this process hosts
+	insecure   bool
+
+	host *host
+	id   string // of the run
+}
+
+func (p *place) open() error {
+	p.id = rand.Text()
+	if p.masterPort != 0 {
+		return nil
+	}
+	addr := net.JoinHostPort(p.masterAddr, "0")
+	h, err := startHost(addr, hostOptions{insecure: p.insecure})
+	if err != nil {
+		return listenError("--master-addr", addr, err)
+	}
+	p.host = h
+	if err := h.refused(); err != nil {
+		p.close()
+		return listenError("--master-addr", addr, err)
+	}
+	return nil
+}
+
+func (p *place) close() {
+	if p.host != nil {
+		p.host.close()
+	}
+}
+
+// environ is what makes a process rank number rank of n.
+func (p *place) environ(rank, n int) []string {
+	c := pgroup.Config{Run: p.id, Rank: rank, Size: n, Insecure: p.insecure}
+	if p.host == nil {
+		c.Address = net.JoinHostPort(p.masterAddr, strconv.Itoa(p.masterPort))
+		return p.local(c.Environ(), rank, n)
+	}
+	c.Address = p.host.url()
+	host, port, _ := net.SplitHostPort(p.host.addr.String()) // it is one
+	return p.local(append(c.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port), rank, n)
+}
+
+func (p *place) local(env []string, rank, n int) []string {
+	return append(env, "LOCAL_RANK="+strconv.Itoa(rank), "LOCAL_WORLD_SIZE="+strconv.Itoa(n))
+}

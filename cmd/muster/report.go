@@ -1,0 +1,62 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"sync"
+)
+
+// reports turns what ranks print, a JSON value a line, into values. It is an Output of
+// launch.Spec; ctx ends when nobody takes the values any more.
+type reports[T any] struct {
+	ctx    context.Context
+	values chan T
+}
+
+func newReports[T any](ctx context.Context) reports[T] {
+	return reports[T]{ctx, make(chan T, 64)}
+}
+
+// Write takes whole lines.
+func (r reports[T]) Write(b []byte) (int, error) {
+	for line := range bytes.Lines(b) {
+		var v T
+		if err := json.Unmarshal(line, &v); err != nil {
+			return 0, fmt.Errorf("a rank said %q: %w", line, err)
+		}
+		select {
+		case r.values <- v:
+		case <-r.ctx.Done():
+			return len(b), nil
+		}
+	}
+	return len(b), nil
+}
+
+// report is the other end, in a rank.
+func report(w io.Writer, v any) error { return json.NewEncoder(w).Encode(v) }
+
+// complaints is what ranks write to standard error. They say nothing unless something is wrong.
+type complaints struct {
+	mu  sync.Mutex // protects buf
+	buf bytes.Buffer
+}
+
+func (c *complaints) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.buf.Write(b)
+}
+
+// add appends the complaints to err.
+func (c *complaints) add(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil || c.buf.Len() == 0 {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, bytes.TrimSpace(c.buf.Bytes()))
+}

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/spf13/cobra"
+)
+
+// running is what run was told.
+type running struct {
+	place
+	n        int
+	noPrefix bool
+	env      []string
+	grace    time.Duration
+}
+
+func newRun() *cobra.Command {
+	o := &running{}
+	cmd := &cobra.Command{
+		Use:   "run -n RANKS [flags] -- PROGRAM [ARG…]",
+		Short: "Start a program as the ranks of a group, on this machine",
+		Long: `Start a program as the ranks of a group, on this machine, and wait until they have ended.
+
+Each rank finds in its environment who it is and where the others are (see "muster help
+environment"); pgroup.FromEnv reads it, and so do programs made for torchrun. Lines of output
+begin with their rank. If one rank fails the others get SIGTERM, and after --grace SIGKILL.
+Signals are passed on; a second SIGINT or SIGTERM kills. Exits as the first rank that failed.`,
+		Example: `  muster run -n 4 -- ./train --epochs 3
+  muster run -n 2 --env GOMAXPROCS=1 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
+  muster run -n 4 --master-port 29500 -- python train.py   # rank 0 listens there itself`,
+		Args: operands("PROGRAM", "[ARG…]"),
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
+	}
+	cmd.DisableFlagsInUseLine = true
+	f := cmd.Flags()
+	f.SetInterspersed(false) // what stands behind the program is the program's
+	f.IntVarP(&o.n, "ranks", "n", 0, "how many `ranks` to start; required")
+	f.BoolVar(&o.noPrefix, "no-prefix", false, "lines of output as they are, and standard error apart")
+	f.StringArrayVar(&o.env, "env", nil, "`NAME=VALUE` for every rank; may be repeated")
+	f.DurationVar(&o.grace, "grace", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
+	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "`address` where the ranks meet")
+	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens itself; 0: run hosts a store, at a free one")
+	f.BoolVar(&o.insecure, "insecure", false, "meet beyond loopback, without encryption or password")
+	return cmd
+}
+
+func (o *running) check(cmd *cobra.Command) error {
+	switch {
+	case !cmd.Flags().Changed("ranks"):
+		return usagef(cmd, "how many ranks? Give -n")
+	case o.n < 1:
+		return usagef(cmd, "-n %d: there must be at least 1 rank", o.n)
+	case o.grace < 0:
+		return usagef(cmd, "--grace must not be negative")
+	case o.masterPort < 0 || o.masterPort > 65535:
+		return usagef(cmd, "--master-port %d is no number from 0 to 65535", o.masterPort)
+	case o.masterAddr == "":
+		return usagef(cmd, "--master-addr must not be empty")
+	}
+	for _, e := range o.env {
+		if i := strings.IndexByte(e, '='); i < 1 {
+			return usagef(cmd, "--env %q is not NAME=VALUE", e)
+		}
+	}
+	return nil
+}
+
+func (o *running) run(cmd *cobra.Command, args []string) error {
+	if err := o.check(cmd); err != nil {
+		return err
+	}
+	path, err := exec.LookPath(args[0])
+	if err != nil {
+		return programError(args[0], err)
+	}
+	if err := o.open(); err != nil {
+		return err
+	}
+	defer o.close()
+	sigs := catch()
+	defer sigs.stop()
+	job, err := launch.Start(cmd.Context(), o.spec(path, args[1:]))
+	if err != nil {
+		return programError(args[0], err)
+	}
+	return ended(sigs.passOn(job, o.grace), o.n)
+}
+
+func (o *running) spec(path string, args []string) launch.Spec {
+	k := inkOf(os.Stdout) && inkOf(os.Stderr)
+	width := len(fmt.Sprint(o.n - 1))
+	grace := o.grace
+	if grace == 0 {
+		grace = -1 // at once
+	}
+	return launch.Spec{
+		N: o.n, Path: path, Args: args, Grace: grace, Output: os.Stdout, ErrOutput: os.Stderr,
+		Env: func(rank int) []string { return append(o.environ(rank, o.n), o.env...) },
+		Prefix: func(rank int) string {
+			if o.noPrefix {
+				return ""
+			}
+			return k.rank(rank, "["+padLeft(fmt.Sprint(rank), width)+"]") + " "
+		},
+	}
+}
+
+// programError is about a program that cannot be started; its exit codes are a shell's.
+func programError(name string, err error) error {
+	switch {
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return &exit{code: exitNoProgram, text: fmt.Sprintf("there is no program %q: is its path right, or its directory in PATH?", name), err: err}
+	case errors.Is(err, exec.ErrDot):
+		return &exit{code: exitNoProgram, text: fmt.Sprintf("%q is in this directory only: call it ./%s", name, name), err: err}
+	case errors.Is(err, fs.ErrPermission):
+		return &exit{code: exitNotRunnable, text: fmt.Sprintf("%q may not be executed: is it a program? chmod +x makes it one", name), err: err}
+	}
+	return &exit{code: exitNotRunnable, text: fmt.Sprintf("%q cannot be started: %v", name, err), err: err}
+}
+
+// ended turns what Wait said into what this process says.
+func ended(err error, n int) error {
+	e, ok := errors.AsType[*launch.ExitError](err)
+	if !ok {
+		return err
+	}
+	text := e.Error()
+	if e.Signal != 0 {
+		text += fmt.Sprintf(" (%v)", e.Signal)
+	}
+	if n > 1 {
+		text += "; the other ranks were ended"
+	}
+	return &exit{code: e.ExitCode(), text: text, err: err}
+}

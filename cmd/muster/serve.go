@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// serving is what serve was told.
+type serving struct {
+	hostOptions
+	listen    string
+	drain     time.Duration
+	logLevel  string
+	maxBytes  size
+	maxUnread size
+}
+
+func newServe() *cobra.Command {
+	o := &serving{maxBytes: 4 << 30, maxUnread: 64 << 20}
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Host a store until SIGINT or SIGTERM",
+		Long: `Host a store, in memory, until SIGINT or SIGTERM.
+
+The first line on standard output is the store's address, as --store and MUSTER_STORE take it;
+with port 0 the system chooses the port. Logs go to standard error. The first signal stops it
+gracefully: peers hear that it ends, and get --drain to hang up. A second one stops it at once.`,
+		Example: `  muster serve
+  muster serve --listen 127.0.0.1:0 --log-level debug
+  muster serve --listen 10.0.0.5:7070 --insecure   # whoever reaches it reads and writes`,
+		Args: operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` to listen at, host:port")
+	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback, without encryption or password")
+	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for peers to hang up, after the first signal")
+	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.Var(&o.maxBytes, "max-bytes", "keys and values together")
+	f.IntVar(&o.limits.Keys, "max-keys", 16<<20, "keys")
+	f.IntVar(&o.limits.History, "history", 8192, "changes that watch --from can go back")
+	f.IntVar(&o.serverLimits.Conns, "max-conns", 65536, "connections at once")
+	f.DurationVar(&o.serverLimits.Handshake, "handshake", 10*time.Second, "time for a peer to say hello")
+	f.Var(&o.maxUnread, "max-unread", "answers that wait for one slow peer")
+	return cmd
+}
+
+func (o *serving) run(cmd *cobra.Command) error {
+	if err := o.check(cmd); err != nil {
+		return err
+	}
+	sigs := make(chan os.Signal, 2)
+	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(sigs)
+	h, err := startHost(o.listen, o.hostOptions)
+	if err != nil {
+		return listenError("--listen", o.listen, err)
+	}
+	defer h.close()
+	if err := h.refused(); err != nil {
+		return listenError("--listen", o.listen, err)
+	}
+	if _, err := fmt.Fprintln(cmd.OutOrStdout(), h.url()); err != nil {
+		return err
+	}
+	o.logger.Info("serving", "store", h.url(), "pid", os.Getpid())
+	select {
+	case err := <-h.ended:
+		return err
+	case sig := <-sigs:
+		return o.stop(h, sig, sigs)
+	}
+}
+
+// check looks at what flags cannot check, and puts it where it belongs.
+func (o *serving) check(cmd *cobra.Command) error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+		return usagef(cmd, "--log-level %s is none of debug, info, warn and error", o.logLevel)
+	}
+	if err := checkListen(o.listen); err != nil {
+		return usagef(cmd, "--listen %s: %v", o.listen, err)
+	}
+	for name, n := range map[string]int64{
+		"max-bytes": int64(o.maxBytes), "max-keys": int64(o.limits.Keys), "history": int64(o.limits.History), "handshake": int64(o.serverLimits.Handshake),
+		"max-conns": int64(o.serverLimits.Conns), "max-unread": int64(o.maxUnread), "drain": int64(o.drain) + 1,
+	} {
+		if n < 1 {
+			return usagef(cmd, "--%s must be positive", name)
+		}
+	}
+	o.limits.Bytes, o.serverLimits.Unread = int64(o.maxBytes), int(o.maxUnread)
+	o.logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	return nil
+}
+
+func checkListen(addr string) error {
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return errors.New("it is not host:port, as 127.0.0.1:7070")
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		return fmt.Errorf("port %q is no number from 0 to 65535", port)
+	}
+	return nil
+}
+
+func (o *serving) stop(h *host, sig os.Signal, sigs <-chan os.Signal) error {
+	o.logger.Info("stopping", "signal", sig, "drain", o.drain)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-sigs:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	if err := h.drain(ctx, o.drain); err != nil {
+		o.logger.Warn("stopped with peers connected", "err", err)
+		return nil
+	}
+	o.logger.Info("stopped")
+	return nil
+}

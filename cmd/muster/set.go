@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"io"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+	"github.com/spf13/cobra"
+)
+
+func newSet() *cobra.Command {
+	var r remote
+	var o store.SetOptions
+	cmd := &cobra.Command{
+		Use:   "set KEY VALUE|-",
+		Short: "Give a key a value; - reads it from standard input",
+		Example: `  muster set model/ready yes
+  muster set lease/4 "$HOSTNAME" --ttl 10s
+  muster set weights/index - --reads 4 < index.json   # gone after four reads`,
+		Args: operands("KEY", "VALUE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.TTL < 0 || o.Reads < 0 || o.Reads > 1<<32-1 {
+				return usagef(cmd, "--ttl and --reads must not be negative")
+			}
+			value, err := valueOf(cmd, args[1])
+			if err != nil {
+				return err
+			}
+			return r.do(cmd, func(ctx context.Context, s *store.Store) error { return s.Set(ctx, args[0], value, &o) })
+		},
+	}
+	r.flags(cmd, quick)
+	cmd.Flags().DurationVar(&o.TTL, "ttl", 0, "the key goes after this time; 0 is never")
+	cmd.Flags().IntVar(&o.Reads, "reads", 0, "the key goes after so many reads; 0 is never")
+	return cmd
+}
+
+// valueOf is the argument, or what comes on standard input for -.
+func valueOf(cmd *cobra.Command, arg string) ([]byte, error) {
+	if arg != "-" {
+		return []byte(arg), nil
+	}
+	b, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), wire.MaxValue+1))
+	if err == nil && len(b) > wire.MaxValue {
+		return nil, &exit{code: exitFailed, text: "the value on standard input is over 16 MiB, the limit of a store"}
+	}
+	return b, err
+}

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
+)
+
+// quick is how long a command takes that has nothing to wait for.
+const quick = 10 * time.Second
+
+// remote is the store that a command works on.
+type remote struct {
+	url     string
+	timeout time.Duration
+}
+
+// flags registers --store and --timeout; 0 is as long as it takes.
+func (r *remote) flags(cmd *cobra.Command, timeout time.Duration) {
+	f := cmd.Flags()
+	f.StringVar(&r.url, "store", "", "`URL` of the store, muster://host:port[/prefix]; or set MUSTER_STORE")
+	usage := "give up after this time"
+	if timeout == 0 {
+		usage += "; 0 is never"
+	}
+	f.DurationVar(&r.timeout, "timeout", timeout, usage)
+	if cmd.ValidArgsFunction == nil {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
+}
+
+// do opens the store, and calls f with it.
+func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Store) error) error {
+	if err := r.check(cmd); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	if r.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.timeout)
+		defer cancel()
+	}
+	s, err := store.Open(ctx, r.url)
+	if err != nil {
+		return &storeError{r.url, err}
+	}
+	defer s.Close()
+	err = f(ctx, s)
+	if _, ok := errors.AsType[*store.Error](err); ok {
+		return &storeError{r.url, err}
+	}
+	return err
+}
+
+func (r *remote) check(cmd *cobra.Command) error {
+	from := "--store"
+	if r.url == "" {
+		r.url, from = os.Getenv("MUSTER_STORE"), "MUSTER_STORE"
+	}
+	if r.url == "" {
+		return &exit{code: exitUsage, text: `which store? Give --store muster://host:port or set MUSTER_STORE; "muster serve" starts one`}
+	}
+	if r.timeout < 0 {
+		return usagef(cmd, "--timeout must not be negative")
+	}
+	if err := checkURL(r.url); err != nil {
+		return &exit{code: exitUsage, text: fmt.Sprintf("%s %s: %v", from, r.url, err)}
+	}
+	return nil
+}
+
+// checkURL says what is wrong with the URL of a store.
+func checkURL(raw string) error {
+	u, err := url.Parse(raw)
+	switch {
+	case checkPort(raw) == nil:
+		return fmt.Errorf("it is no URL: muster://%s perhaps?", raw)
+	case err != nil || u.Host == "":
+		return errors.New("it is no URL of the form muster://host:port")
+	case u.Scheme != "muster":
+		return fmt.Errorf("%s:// is not known here, only muster://host:port", u.Scheme)
+	}
+	return checkPort(u.Host)
+}
+
+func checkPort(addr string) error {
+	_, port, err := net.SplitHostPort(addr)
+	if n, bad := strconv.Atoi(port); err != nil || bad != nil || n < 1 || n > 65535 {
+		return errors.New("the port, 1 to 65535, is missing or wrong: muster://host:port")
+	}
+	return nil
+}
+
+// completeKeys completes an argument by the keys of the store, for the shell.
+func (r *remote) completeKeys(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	r.timeout = time.Second
+	var keys []string
+	_ = r.do(cmd, func(ctx context.Context, s *store.Store) error {
+		for e, err := range s.List(ctx, prefix) {
+			if err != nil || len(keys) == 100 {
+				break
+			}
+			keys = append(keys, e.Key)
+		}
+		return nil
+	}) // no store, no suggestions
+	return keys, cobra.ShellCompDirectiveNoFileComp
+}

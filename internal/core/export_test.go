@@ -1,0 +1,95 @@
+package core
+
+// Bounds is what groups may pile up, made small for simulations. Zero fields stay as they are.
+type Bounds struct{ Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes int }
+
+// SetBounds changes the bounds of a Machine that holds nothing yet, and returns all of them.
+func (m *Machine) SetBounds(b Bounds) Bounds {
+	set := func(to *int, n int) int {
+		if n > 0 {
+			*to = n
+		}
+		return *to
+	}
+	return Bounds{
+		set(&m.bounds.window, b.Window), set(&m.bounds.aheadRecords, b.AheadRecords), set(&m.bounds.aheadBytes, b.AheadBytes),
+		set(&m.bounds.streamMessages, b.StreamMessages), set(&m.bounds.streamBytes, b.StreamBytes),
+	}
+}
+
+// Holdings counts what a Machine holds.
+type Holdings struct {
+	Sessions, Waiters, Seats          int // Sessions without Local
+	Groups, Live, Rolls, Shrinks      int
+	Channels, Records, Streams int
+	Messages, Follows                 int
+	Waits, Watchers, Timers, Effects  int
+}
+
+// Holdings is all that m holds but keys.
+func (m *Machine) Holdings() Holdings {
+	h := Holdings{
+		Sessions: len(m.sessions) - 1, Groups: len(m.groups), Live: len(m.live), Rolls: len(m.rolls),
+		Watchers: len(m.watchers), Timers: len(m.timers), Effects: len(m.effects),
+	}
+	for _, s := range m.sessions {
+		h.Waiters += len(s.waiters)
+		h.Seats += len(s.seats)
+	}
+	for _, list := range m.waits {
+		h.Waits += len(list)
+	}
+	for _, g := range m.groups {
+		h.Follows += len(g.follows)
+		h.Channels += len(g.channels)
+		h.Streams += len(g.streams)
+		if g.shrink != nil {
+			h.Shrinks++
+		}
+		for _, ch := range g.channels {
+			h.Records += len(ch.records)
+		}
+		for _, st := range g.streams {
+			h.Messages += len(st.queue)
+		}
+	}
+	return h
+}
+
+// Records counts the records of a channel.
+func (m *Machine) Records(generation uint64, channel string) int {
+	if g := m.groups[generation]; g != nil && g.channels[channel] != nil {
+		return len(g.channels[channel].records)
+	}
+	return 0
+}
+
+// RecordState is what there is to see of a record from outside.
+type RecordState struct {
+	Done, Failed       bool
+	Yes, Pending, Size int
+}
+
+// Record looks at one record.
+func (m *Machine) Record(generation uint64, channel string, seq uint64) (s RecordState, there bool) {
+	g := m.groups[generation]
+	if g == nil || g.channels[channel] == nil {
+		return s, false
+	}
+	r := g.channels[channel].records[seq]
+	if r == nil {
+		return s, false
+	}
+	return RecordState{Done: r.done, Failed: r.failed != nil, Yes: r.yes, Pending: r.pending, Size: r.bytes}, true
+}
+
+// Groups counts the generations that m holds.
+func (m *Machine) Groups() int { return len(m.groups) }
+
+// Queue counts the messages of a stream.
+func (m *Machine) Queue(generation uint64, src, dst int, tag string) int {
+	if g := m.groups[generation]; g != nil && g.streams[streamKey{src, dst, tag}] != nil {
+		return len(g.streams[streamKey{src, dst, tag}].queue)
+	}
+	return 0
+}

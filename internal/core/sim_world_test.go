@@ -1,0 +1,228 @@
+package core_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// world is one schedule: a server, the processes that use it, and the network between them, in one thread and in time
+// of its own. All chance comes from rng.
+type world struct {
+	rng    *rand.Rand
+	now    core.Time
+	events events
+	turn   uint64
+	trace  trace
+
+	m      *core.Machine
+	bounds core.Bounds
+	audit  *audit
+	req    wire.Request // of the request that is being carried out; a server uses it again and again
+	procs  []*proc
+	plans  []*plan
+	odds   odds
+	ending bool
+}
+
+func newWorld(rng *rand.Rand, verbose bool) *world {
+	w := &world{rng: rng, m: core.New(core.Limits{})}
+	w.trace.verbose = verbose
+	w.trace.hash = 14695981039346656037
+	w.audit = newAudit(w)
+	return w
+}
+
+// chance is true with probability p.
+func (w *world) chance(p float64) bool { return p > 0 && w.rng.Float64() < p }
+
+// between is a time in [low, high).
+func (w *world) between(low, high time.Duration) time.Duration {
+	return low + time.Duration(w.rng.Int64N(int64(high-low)))
+}
+
+// upTo is one of 0…n-1.
+func (w *world) upTo(n int) int { return w.rng.IntN(n) }
+
+// after lets do happen when d has passed.
+func (w *world) after(d time.Duration, do func()) { w.at(w.now+d, do) }
+
+func (w *world) at(at core.Time, do func()) {
+	w.turn++
+	w.events.push(event{at, w.turn, do})
+}
+
+// run lets happen what is to happen, until nothing is left.
+func (w *world) run() {
+	for range 200_000 {
+		at, armed := w.m.Next()
+		switch {
+		case len(w.events) > 0 && (!armed || w.events[0].at < at):
+			e := w.events.pop()
+			w.now = e.at
+			e.do()
+		case armed:
+			w.now = max(w.now, at)
+			w.tick()
+		default:
+			return
+		}
+	}
+	breaks("N1 a schedule ends", "there is no end")
+}
+
+// tick is the server's timer.
+func (w *world) tick() {
+	w.trace.mix(1, uint64(w.now))
+	w.audit.ticks()
+	w.m.Tick(w.now)
+	w.effects()
+	w.audit.settled()
+}
+
+// arrive is the server's reader: it parses a frame and has it carried out. Then the frame's bytes are
+// overwritten, as those of a buffer that is read into again.
+func (w *world) arrive(cl *call, frame []byte) {
+	c := cl.conn
+	if c.ended {
+		return
+	}
+	h, err := wire.ParseHeader(frame, wire.MaxBody)
+	if err == nil {
+		err = w.req.Parse(h, frame[wire.HeaderLen:])
+	}
+	if err != nil {
+		breaks("N2 what is encoded parses", "%s: %v", h.Op, err)
+	}
+	if core.Keeps(h.Op) {
+		w.req.Value = bytes.Clone(w.req.Value)
+	}
+	w.apply(cl, &w.req)
+	for i := range frame {
+		frame[i] = 0xAA
+	}
+}
+
+// apply has the machine carry out a request, and gives its answers.
+func (w *world) apply(cl *call, req *wire.Request) {
+	w.trace.mix(2, uint64(w.now), cl.conn.session, req.ID, uint64(req.Op))
+	w.trace.note(w, "%v → %s", cl.conn, cl)
+	w.audit.arrives(cl)
+	var rep wire.Reply
+	switch answered := w.m.Apply(w.now, cl.conn.session, req, &rep); {
+	case req.Op == wire.OpCancel, req.Op == wire.OpGoodbye, req.Op == wire.OpLost:
+	case answered:
+		w.give(cl, &rep)
+	default:
+		w.audit.waits(cl)
+	}
+	w.effects()
+	w.audit.settled()
+}
+
+// effects gives the answers to calls that waited.
+func (w *world) effects() {
+	es := w.m.Effects()
+	cls := make([]*call, len(es))
+	for i, e := range es {
+		cls[i] = w.audit.waiter(e)
+	}
+	for i, e := range es { // what a stream has taken first: its reader may be named before
+		if e.Op == wire.OpSend {
+			w.give(cls[i], e.Reply)
+		}
+	}
+	for i, e := range es {
+		if e.Op != wire.OpSend {
+			w.give(cls[i], e.Reply)
+		}
+	}
+}
+
+// give sends an answer to who called.
+func (w *world) give(cl *call, rep *wire.Reply) {
+	frame := wire.AppendReply(nil, cl.req.Op, cl.req.ID, rep)
+	w.trace.mix(3, cl.conn.session)
+	w.trace.mixBytes(frame)
+	w.trace.note(w, "%v ← %s: %s", cl.conn, cl, say{rep})
+	w.audit.answered(cl, rep)
+	own := *rep
+	c := cl.conn
+	c.arriveClient = max(c.arriveClient, w.now+c.latency())
+	w.at(c.arriveClient, func() { c.deliver(cl, &own, frame) })
+}
+
+// trace is what happened: always as a hash, in words if it is verbose.
+type trace struct {
+	hash    uint64
+	verbose bool
+	lines   []string
+}
+
+// mix adds numbers to the hash (FNV-1a, by words).
+func (t *trace) mix(ns ...uint64) {
+	for _, n := range ns {
+		t.hash = (t.hash ^ n) * 1099511628211
+	}
+}
+
+func (t *trace) mixBytes(b []byte) {
+	for _, c := range b {
+		t.hash = (t.hash ^ uint64(c)) * 1099511628211
+	}
+}
+
+func (t *trace) note(w *world, format string, args ...any) {
+	if t.verbose {
+		t.lines = append(t.lines, fmt.Sprintf("%11.3fms ", float64(w.now)/1e6)+fmt.Sprintf(format, args...))
+	}
+}
+
+// event is something that happens at a time; those of one time in the order in which they were planned.
+type event struct {
+	at   core.Time
+	turn uint64
+	do   func()
+}
+
+func (e *event) before(f *event) bool { return e.at < f.at || e.at == f.at && e.turn < f.turn }
+
+// events is a heap.
+type events []event
+
+func (h *events) push(e event) {
+	q := append(*h, e)
+	i := len(q) - 1
+	for i > 0 && q[i].before(&q[(i-1)/2]) {
+		q[i], q[(i-1)/2] = q[(i-1)/2], q[i]
+		i = (i - 1) / 2
+	}
+	*h = q
+}
+
+func (h *events) pop() event {
+	q := *h
+	top := q[0]
+	last := len(q) - 1
+	q[0], q[last] = q[last], event{}
+	q = q[:last]
+	for i := 0; ; {
+		least := i
+		for _, c := range [2]int{2*i + 1, 2*i + 2} {
+			if c < last && q[c].before(&q[least]) {
+				least = c
+			}
+		}
+		if least == i {
+			break
+		}
+		q[i], q[least] = q[least], q[i]
+		i = least
+	}
+	*h = q
+	return top
+}

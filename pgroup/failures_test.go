@@ -1,0 +1,446 @@
+package pgroup_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// The thirteen failures of vLLM's StatelessProcessGroup: each is a test here.
+
+// 1. Its keys lack the sender: of two messages to one rank, one is lost.
+func TestFailure01PeerToPeerKeepsBoth(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() != 2 {
+			ok(t, g, "send", pgroup.Send(t.Context(), g, 2, g.Rank()))
+			return
+		}
+		for _, src := range []int{3, 1, 0} {
+			got, err := pgroup.Recv[int](t.Context(), g, src)
+			ok(t, g, "recv", err)
+			same(t, g, "recv", got, src)
+		}
+	}, 4)
+}
+
+// 2. Its barrier ignores its timeout. Ours returns when it passes, on every rank, and names who is missing; latecomers hear it too.
+func TestFailure02BarrierKeepsItsTimeout(t *testing.T) {
+	bubble(t, 4, nil, func(t *testing.T, g *pgroup.Group) {
+		start := time.Now()
+		if g.Rank() >= 2 {
+			time.Sleep(5 * time.Second)
+		}
+		err := g.Barrier(within(t, time.Second))
+		re := rankError(t, g, err, pgroup.ErrTimeout, "barrier #1", `group "world"`, fmt.Sprintf("on rank %d of 4", g.Rank()),
+			"timed out after 1.00s: missing ranks 2 and 3")
+		rankError(t, g, err, context.DeadlineExceeded)
+		if re.Verdict != nil {
+			equal(t, g, "missing", re.Missing, []int{2, 3})
+		}
+		if g.Rank() < 2 {
+			same(t, g, "time", time.Since(start), time.Second)
+		} else {
+			same(t, g, "time", time.Since(start), 5*time.Second)
+		}
+		ok(t, g, "the next barrier", g.Barrier(t.Context()))
+	})
+}
+
+// The same over sockets, in real time.
+func TestFailure02OverSockets(t *testing.T) {
+	var timedOut sync.WaitGroup
+	timedOut.Add(2)
+	ranks(t, 4, hosted, func(t *testing.T, g *pgroup.Group) {
+		start := time.Now()
+		if g.Rank() >= 2 {
+			timedOut.Wait()
+		} else {
+			defer timedOut.Done()
+		}
+		re := rankError(t, g, g.Barrier(within(t, time.Second)), pgroup.ErrTimeout, "missing ranks 2 and 3")
+		if took := time.Since(start); took < time.Second || took > 1500*time.Millisecond || re.Verdict == nil {
+			t.Errorf("rank %d: after %v: %v", g.Rank(), took, re)
+		}
+	})
+}
+
+// 3. Two ranks time out, and a late third gets success from the same barrier.
+func TestFailure03OneVerdict(t *testing.T) {
+	bubble(t, 3, nil, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 2 {
+			time.Sleep(1500 * time.Millisecond)
+		}
+		re := rankError(t, g, g.Barrier(within(t, time.Second)), pgroup.ErrTimeout)
+		if re.Verdict != nil {
+			equal(t, g, "missing", re.Missing, []int{2})
+		}
+	})
+}
+
+// 4. One key leaks per barrier.
+func TestFailure04BarriersLeaveNoKeys(t *testing.T) {
+	n := 10000
+	if testing.Short() {
+		n = 1000
+	}
+	memory := new(store.Memory)
+	s := store.New(memory)
+	defer s.Close()
+	at := func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
+	}
+	before := memory.Keys()
+	ranks(t, 4, at, func(t *testing.T, g *pgroup.Group) {
+		for range n {
+			if err := g.Barrier(t.Context()); err != nil {
+				t.Errorf("rank %d: %v", g.Rank(), err)
+				return
+			}
+		}
+		same(t, g, "keys", memory.Keys(), before)
+	})
+}
+
+// 5. Mixing two kinds of collective hangs, with no word on who did what.
+func TestFailure05MixedCollectivesAreNamed(t *testing.T) {
+	type other struct{ N int }
+	allgather := func(ctx context.Context, g *pgroup.Group) error { _, err := pgroup.AllGather(ctx, g, 1); return err }
+	broadcast := func(root int) func(context.Context, *pgroup.Group) error {
+		return func(ctx context.Context, g *pgroup.Group) error { _, err := pgroup.Broadcast(ctx, g, root, 1); return err }
+	}
+	reduce := func(vs ...int) func(context.Context, *pgroup.Group) error {
+		return func(ctx context.Context, g *pgroup.Group) error {
+			_, err := pgroup.AllReduce(ctx, g, pgroup.Sum, vs...)
+			return err
+		}
+	}
+	for name, c := range map[string]struct {
+		one, two func(ctx context.Context, g *pgroup.Group) error
+		words    []string
+	}{
+		"verb":   {broadcast(0), func(ctx context.Context, g *pgroup.Group) error { return g.Barrier(ctx) }, []string{"called broadcast(root 0)", "rank 2 called barrier"}},
+		"root":   {broadcast(0), broadcast(1), []string{"called broadcast(root 0)", "rank 2 called broadcast(root 1)"}},
+		"length": {reduce(1, 2), reduce(1, 2, 3), []string{"called allreduce(sum of 2)", "rank 2 called allreduce(sum of 3)"}},
+		"type": {
+			allgather, func(ctx context.Context, g *pgroup.Group) error { _, err := pgroup.AllGather(ctx, g, other{}); return err },
+			[]string{"called allgather(int)", "rank 2 called allgather(pgroup_test.other)"},
+		},
+	} {
+		for at, place := range places {
+			t.Run(name+"/"+at, func(t *testing.T) {
+				var told sync.WaitGroup // rank 2 calls when the others wait: a root may be through before
+				ranks(t, 4, place, func(t *testing.T, g *pgroup.Group) {
+					told.Wait()
+					verb := c.one
+					if g.Rank() == 2 {
+						verb = c.two
+					}
+					start := time.Now()
+					err := verb(t.Context(), g)
+					if g.Rank() == 0 && err == nil { // the root does not wait for its readers
+						err = g.Barrier(t.Context())
+					}
+					re := rankError(t, g, err, pgroup.ErrMismatch, append([]string{"ranks disagree: rank "}, c.words...)...)
+					if took := time.Since(start); took > 5*time.Second {
+						t.Errorf("rank %d: only after %v", g.Rank(), took)
+					}
+					if re.Verdict != nil {
+						same(t, g, "clash", len(re.Clash), 2)
+					}
+					rankError(t, g, g.Barrier(t.Context()), pgroup.ErrMismatch, c.words...) // the group is over
+				})
+			})
+		}
+	}
+}
+
+// 6. One blocked get blocks every other thread on that store.
+func TestFailure06ABlockedCallBlocksNoOther(t *testing.T) {
+	ranks(t, 2, hosted, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 0 {
+			_, err := g.Store().Wait(t.Context(), "rank 1 has done the rest")
+			ok(t, g, "wait", err)
+			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, "at last"))
+			return
+		}
+		blocked := make(chan error)
+		go func() {
+			_, err := pgroup.Recv[string](t.Context(), g, 0)
+			blocked <- err
+		}()
+		for range 100 {
+			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, 1))
+			_, err := pgroup.Recv[int](t.Context(), g, 1)
+			ok(t, g, "recv", err)
+		}
+		select {
+		case err := <-blocked:
+			t.Errorf("it was to wait: %v", err)
+		default:
+		}
+		ok(t, g, "set", g.Store().Set(t.Context(), "rank 1 has done the rest", nil, nil))
+		ok(t, g, "recv", <-blocked)
+	})
+}
+
+// 7. A negative rank is accepted; an unknown destination gives a bare KeyError.
+func TestFailure07RanksAreChecked(t *testing.T) {
+	_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: -1, Size: 4, Address: "127.0.0.1:1"})
+	if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), "Config.Rank is -1") {
+		t.Errorf("rank -1: %v", err)
+	}
+	ranks(t, 4, hosted, func(t *testing.T, g *pgroup.Group) {
+		err := pgroup.Send(t.Context(), g, 7, 1)
+		if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), "rank 7 of a group of 4") {
+			t.Errorf("dst 7: %v", err)
+		}
+	})
+}
+
+// cutter keeps the connections of ranks, to cut them without a goodbye, as the end of a process does.
+type cutter struct {
+	mu    sync.Mutex
+	conns map[int][]net.Conn
+}
+
+// cut ends the connections of a rank; those of rank 0, who hosts, are everybody's.
+func (c *cutter) cut(rank int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for of, conns := range c.conns {
+		for _, conn := range conns {
+			if rank == of || rank == 0 {
+				_ = conn.Close()
+			}
+		}
+	}
+}
+
+func (c *cutter) keep(rank int, conn net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conns == nil {
+		c.conns = map[int][]net.Conn{}
+	}
+	c.conns[rank] = append(c.conns[rank], conn)
+}
+
+// at is at, with connections that can be cut. When the host dies all of them end.
+func (c *cutter) at(at place) place {
+	return func(t *testing.T) func(int) pgroup.Config {
+		config := at(t)
+		return func(rank int) pgroup.Config {
+			cfg := config(rank)
+			cfg.Dial = &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+				conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+				if err == nil {
+					c.keep(rank, conn)
+				}
+				return conn, err
+			}}
+			return cfg
+		}
+	}
+}
+
+// 8. Rank 0 dies: the others fail with "Broken pipe"; any other rank dies: the rest hang to the timeout.
+func TestFailure08ADeadRankIsNamed(t *testing.T) {
+	for _, dead := range []int{2, 0} {
+		t.Run(fmt.Sprint(dead), func(t *testing.T) {
+			var c cutter
+			var once sync.Once
+			ranks(t, 4, c.at(hosted), func(t *testing.T, g *pgroup.Group) {
+				ok(t, g, "barrier", g.Barrier(t.Context()))
+				if g.Rank() == dead {
+					return
+				}
+				start := time.Now()
+				if g.Rank() == 1 {
+					once.Do(func() { c.cut(dead) })
+				}
+				err := g.Barrier(t.Context())
+				re := rankError(t, g, err, pgroup.ErrLost, "barrier #2", fmt.Sprintf("lost rank %d", dead))
+				if re.Verdict != nil {
+					equal(t, g, "lost", re.Lost, []int{dead})
+				}
+				if took := time.Since(start); took > time.Second {
+					t.Errorf("rank %d: only after %v", g.Rank(), took)
+				}
+				ended(t, g.Context())
+				rankError(t, g, context.Cause(g.Context()), pgroup.ErrLost, fmt.Sprintf("lost rank %d", dead))
+				rankError(t, g, pgroup.Send(t.Context(), g, 3, 1), pgroup.ErrLost)
+				_, err = pgroup.Recv[int](t.Context(), g, dead)
+				rankError(t, g, err, pgroup.ErrLost)
+			})
+		})
+	}
+}
+
+// A store of its own is nobody's fault.
+func TestFailure08AStoreOfItsOwnBlamesNobody(t *testing.T) {
+	var c cutter
+	ranks(t, 2, c.at(served), func(t *testing.T, g *pgroup.Group) {
+		ok(t, g, "barrier", g.Barrier(t.Context()))
+		if g.Rank() == 1 {
+			return
+		}
+		c.cut(0)
+		err := g.Barrier(t.Context())
+		re := rankError(t, g, err, pgroup.ErrUnavailable, "127.0.0.1:")
+		if re.Verdict != nil {
+			same(t, g, "blamed", len(re.Lost)+len(re.Left)+len(re.Missing), 0)
+		}
+	})
+}
+
+// counting is an Engine that counts calls.
+type counting struct {
+	*store.Memory
+	mu    sync.Mutex
+	calls map[wire.Op]int
+}
+
+func (c *counting) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	c.mu.Lock()
+	c.calls[req.Op]++
+	c.mu.Unlock()
+	return c.Memory.Do(ctx, req, rep)
+}
+
+// 9. Costs grow with N². Ours are one round trip for each rank and verb.
+func TestFailure09OneRoundTripAVerb(t *testing.T) {
+	const n = 16
+	c := &counting{Memory: new(store.Memory), calls: map[wire.Op]int{}}
+	s := store.New(c)
+	defer s.Close()
+	at := func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
+	}
+	gs := create(t, n, at)
+	together(n, func(rank int) {
+		g := gs[rank]
+		ok(t, g, "barrier", g.Barrier(t.Context()))
+		_, err := pgroup.AllGather(t.Context(), g, rank)
+		ok(t, g, "allgather", err)
+		_, err = pgroup.AllToAll(t.Context(), g, upTo(n))
+		ok(t, g, "alltoall", err)
+	})
+	if got, all := c.calls[wire.OpCollect], len(c.calls); got != 3*n || all != 2 {
+		t.Errorf("calls: %v, want %d collects, and joins", c.calls, 3*n)
+	}
+	closeAll(gs)
+}
+
+// 10. It binds wildcard addresses, and unpickles what arrives.
+func TestFailure10NothingIsOpenOrRuns(t *testing.T) {
+	for _, addr := range []string{"0.0.0.0:0", "[::]:0", ":0"} {
+		_, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: addr})
+		if !errors.Is(err, store.ErrInsecure) || !strings.Contains(err.Error(), "MUSTER_INSECURE=1") {
+			t.Errorf("%s: %v", addr, err)
+		}
+		g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: addr, Insecure: true})
+		if err != nil {
+			t.Errorf("%s, insecure: %v", addr, err)
+			continue
+		}
+		_ = g.Close()
+	}
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	at := func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
+	}
+	ranks(t, 1, at, func(t *testing.T, g *pgroup.Group) {
+		for _, hostile := range []string{"\x80\x04cos\nsystem\n", "\xdd\xff\xff\xff\xff", "\xc1", "", strings.Repeat("\x91", 1<<16)} {
+			c := wire.Contribution{Generation: g.Generation(), Rank: 0, Root: 0, Type: "pgroup_test.config"}
+			ok(t, g, "send", s.Send(t.Context(), c, []byte(hostile), 0))
+		}
+		if v, err := pgroup.Recv[config](t.Context(), g, 0); err == nil {
+			t.Errorf("got %+v", v)
+		}
+	})
+}
+
+// 11. It probes a free port, closes it, and binds it again; IPv6 was broken in its copies.
+func TestFailure11NoPortIsProbed(t *testing.T) {
+	ranks(t, 3, hosted, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skip("this machine has no IPv6:", err)
+	}
+	six := func(*testing.T) func(int) pgroup.Config {
+		return func(rank int) pgroup.Config {
+			if rank == 0 {
+				return pgroup.Config{Listener: l}
+			}
+			return pgroup.Config{Address: l.Addr().String()}
+		}
+	}
+	ranks(t, 3, six, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
+	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Address: "[::1]:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if addr := g.Members()[0].Addr; !strings.HasPrefix(addr, "[::1]:") || strings.HasSuffix(addr, ":0") {
+		t.Errorf("it listens at %s", addr)
+	}
+	_ = g.Close()
+}
+
+// 12. It has no close: the server goes when rank 0's object is collected.
+func TestFailure12CloseFreesTheAddress(t *testing.T) {
+	addr := freeAddr(t)
+	for range 3 {
+		gs := create(t, 3, func(*testing.T) func(int) pgroup.Config {
+			return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
+		})
+		together(3, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = l.Close()
+	}
+}
+
+// 13. Messages expire only when their rank sends again, and a late reader hangs.
+func TestFailure13ALateReaderHearsExpired(t *testing.T) {
+	edit := func(c *pgroup.Config) { c.Expiry = time.Hour }
+	bubble(t, 2, edit, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 0 {
+			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, "old"))
+			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, "old too"))
+			time.Sleep(2 * time.Hour)
+			n, err := g.Expire(t.Context())
+			ok(t, g, "expire", err)
+			same(t, g, "expired", n, 2)
+			n, err = g.Expire(t.Context())
+			ok(t, g, "expire", err)
+			same(t, g, "expired since", n, 0)
+			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, "new"))
+			return
+		}
+		time.Sleep(3 * time.Hour)
+		synctest.Wait()
+		start := time.Now()
+		for range 2 {
+			if _, err := pgroup.Recv[string](t.Context(), g, 0); !errors.Is(err, pgroup.ErrExpired) {
+				t.Errorf("got %v, want ErrExpired", err)
+			}
+		}
+		got, err := pgroup.Recv[string](t.Context(), g, 0)
+		ok(t, g, "recv", err)
+		same(t, g, "recv", got, "new")
+		same(t, g, "at once", time.Since(start), 0)
+	})
+}

@@ -1,0 +1,214 @@
+package pgroup_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// pg1 of ranks 0–3 and pg2 of ranks 0–2 in the same processes, as in vLLM's own tests.
+func TestOverlappingGroups(t *testing.T) {
+	for name, at := range places {
+		t.Run(name, func(t *testing.T) {
+			one := create(t, 4, at)
+			two := create(t, 3, at)
+			together(4, func(rank int) {
+				ctx, pg1 := t.Context(), one[rank]
+				v, err := pgroup.Broadcast(ctx, pg1, 2, fmt.Sprint("from ", rank))
+				ok(t, pg1, "broadcast", err)
+				same(t, pg1, "broadcast", v, "from 2")
+				if rank < 3 {
+					v, err = pgroup.Broadcast(ctx, two[rank], 2, fmt.Sprint("pg2 from ", rank))
+					ok(t, pg1, "broadcast", err)
+					same(t, pg1, "broadcast", v, "pg2 from 2")
+					ok(t, pg1, "barrier", two[rank].Barrier(ctx))
+				}
+				ok(t, pg1, "barrier", pg1.Barrier(ctx))
+				sum, err := pgroup.AllReduce(ctx, pg1, pgroup.Sum, rank)
+				ok(t, pg1, "allreduce", err)
+				want := 6
+				if rank < 3 {
+					want = 18
+					sum, err = pgroup.AllReduce(ctx, two[rank], pgroup.Sum, sum[0])
+					ok(t, pg1, "allreduce", err)
+				}
+				equal(t, pg1, "allreduce", sum, []int{want})
+			})
+			closeAll(one)
+			closeAll(two)
+		})
+	}
+}
+
+// Two groups of the same processes at one address: the second finds the server of the first, and keeps it.
+func TestTwoGroupsAtOneAddress(t *testing.T) {
+	addr := freeAddr(t)
+	named := func(name string) place {
+		return func(*testing.T) func(int) pgroup.Config {
+			return func(int) pgroup.Config { return pgroup.Config{Name: name, Address: addr} }
+		}
+	}
+	one := create(t, 4, named("one"))
+	two := create(t, 3, named("two"))
+	same(t, two[1], "host", two[1].Members()[0].Addr, addr)
+	together(4, func(rank int) { ok(t, one[rank], "shutdown", one[rank].Shutdown(t.Context())) })
+	together(3, func(rank int) { ok(t, two[rank], "barrier", two[rank].Barrier(t.Context())) })
+	closeAll(two)
+	three := create(t, 2, named("three")) // the address is free again
+	closeAll(three)
+}
+
+// freeAddr is an address where nobody listens.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l := listen(t)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestSub(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		ctx := t.Context()
+		if list := []int{3, 0, 2}; slices.Contains(list, g.Rank()) {
+			for range 3 { // the same again is another group
+				sub, err := g.Sub(ctx, "trainers", list...)
+				if err != nil {
+					t.Errorf("rank %d: %v", g.Rank(), err)
+					return
+				}
+				same(t, g, "rank", sub.Rank(), slices.Index(list, g.Rank()))
+				same(t, g, "name", sub.Name(), "world/trainers")
+				same(t, g, "newer", sub.Generation() > g.Generation(), true)
+				got, err := pgroup.AllGather(ctx, sub, g.Rank())
+				ok(t, g, "allgather", err)
+				equal(t, g, "allgather", got, list)
+				ok(t, g, "shutdown", sub.Shutdown(ctx))
+			}
+		}
+		ok(t, g, "the parent's sequence is as it was", g.Barrier(ctx))
+	}, 4, 7)
+}
+
+func TestSubOutlivesItsParent(t *testing.T) {
+	for name, at := range places {
+		t.Run(name, func(t *testing.T) {
+			parents := create(t, 2, at)
+			subs := make([]*pgroup.Group, 2)
+			together(2, func(rank int) {
+				sub, err := parents[rank].Sub(t.Context(), "sub", 0, 1)
+				ok(t, parents[rank], "sub", err)
+				subs[rank] = sub
+			})
+			closeAll(parents)
+			together(2, func(rank int) { ok(t, subs[rank], "barrier", subs[rank].Barrier(t.Context())) })
+			closeAll(subs)
+		})
+	}
+}
+
+func TestSubRefusesBadLists(t *testing.T) {
+	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+		for word, list := range map[string][]int{
+			"rank 7 of a group of 2": {0, 1, 7}, "rank -1 of a group of 2": {-1}, "twice": {0, 1, 0}, "not in it": {1 - g.Rank()},
+		} {
+			_, err := g.Sub(t.Context(), "s", list...)
+			if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), word) {
+				t.Errorf("%v: got %v", list, err)
+			}
+		}
+		if _, err := g.Sub(t.Context(), strings.Repeat("n", 3000), 0, 1); !errors.Is(err, pgroup.ErrInvalid) {
+			t.Errorf("a long name: %v", err)
+		}
+		if _, err := g.Sub(t.Context(), "none"); !errors.Is(err, pgroup.ErrInvalid) {
+			t.Errorf("no ranks: %v", err)
+		}
+	})
+}
+
+func TestSplit(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		color := g.Rank() % 3
+		if color == 2 {
+			color = -1
+		}
+		for range 2 {
+			half, err := g.Split(t.Context(), color, -g.Rank())
+			ok(t, g, "split", err)
+			if color < 0 {
+				same(t, g, "no color", half, nil)
+				continue
+			}
+			if half == nil {
+				return
+			}
+			got, err := pgroup.AllGather(t.Context(), half, g.Rank())
+			ok(t, g, "allgather", err)
+			var want []int
+			for r := g.Size() - 1; r >= 0; r-- { // by key
+				if r%3 == color {
+					want = append(want, r)
+				}
+			}
+			equal(t, g, "allgather", got, want)
+			same(t, g, "name", half.Name(), fmt.Sprintf("world/%d", color))
+			ok(t, g, "close", half.Close())
+		}
+		ok(t, g, "barrier", g.Barrier(t.Context()))
+	})
+}
+
+func TestMembers(t *testing.T) {
+	onNodes := func(t *testing.T) func(int) pgroup.Config {
+		config := hosted(t)
+		return func(rank int) pgroup.Config {
+			c := config(rank)
+			c.Host = fmt.Sprintf("node-%d", rank%2)
+			return c
+		}
+	}
+	ranks(t, 4, onNodes, func(t *testing.T, g *pgroup.Group) {
+		same(t, g, "nodes", g.NodeCount(), 2)
+		same(t, g, "local rank", g.LocalRank(), g.Rank()/2)
+		for rank, m := range g.Members() {
+			same(t, g, "rank", m.Rank, rank)
+			same(t, g, "local rank", m.LocalRank, rank/2)
+			same(t, g, "host", m.Host, fmt.Sprintf("node-%d", rank%2))
+			same(t, g, "same node", g.SameNode(rank), rank%2 == g.Rank()%2)
+			same(t, g, "hosts", m.Addr != "", rank == 0)
+		}
+		same(t, g, "no rank", g.SameNode(-1) || g.SameNode(4), false)
+	})
+	ranks(t, 4, hosted, func(t *testing.T, g *pgroup.Group) {
+		same(t, g, "nodes", g.NodeCount(), 1)
+		same(t, g, "local rank", g.LocalRank(), g.Rank())
+		same(t, g, "same node", g.SameNode(3), true)
+	})
+}
+
+func TestStoreIsTheGroupsOwn(t *testing.T) {
+	for name, at := range places {
+		t.Run(name, func(t *testing.T) {
+			one, two := create(t, 2, at), create(t, 2, at)
+			together(2, func(rank int) {
+				g := one[rank]
+				if rank == 0 {
+					ok(t, g, "set", g.Store().Set(t.Context(), "key", []byte("one"), nil))
+					ok(t, g, "set", two[rank].Store().Set(t.Context(), "key", []byte("two"), nil))
+				}
+				v, err := g.Store().Wait(t.Context(), "key")
+				ok(t, g, "wait", err)
+				if err == nil {
+					same(t, g, "wait", string(v[0]), "one")
+				}
+				ok(t, g, "close", g.Store().Close())
+				ok(t, g, "barrier", g.Barrier(t.Context()))
+			})
+			closeAll(one)
+			closeAll(two)
+		})
+	}
+}

@@ -1,0 +1,201 @@
+package pgroup_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// place is where the ranks of a test meet.
+type place func(t *testing.T) func(rank int) pgroup.Config
+
+// inMemory is one store that all ranks of this process share.
+func inMemory(t *testing.T) func(int) pgroup.Config {
+	s := store.New(new(store.Memory))
+	t.Cleanup(func() { _ = s.Close() })
+	return func(int) pgroup.Config { return pgroup.Config{Store: s} }
+}
+
+// hosted is a store that rank 0 hosts, and the others connect to.
+func hosted(t *testing.T) func(int) pgroup.Config {
+	l := listen(t)
+	return func(rank int) pgroup.Config {
+		if rank == 0 {
+			return pgroup.Config{Listener: l}
+		}
+		return pgroup.Config{Address: l.Addr().String()}
+	}
+}
+
+// served is a store of its own, that no rank hosts.
+func served(t *testing.T) func(int) pgroup.Config {
+	url := "muster://" + serve(t)
+	return func(int) pgroup.Config { return pgroup.Config{Address: url} }
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// serve serves a store until the end of the test, and returns its address.
+func serve(t *testing.T) string {
+	t.Helper()
+	l := listen(t)
+	memory := new(store.Memory)
+	srv := &store.Server{Engine: memory}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		if err := <-done; !errors.Is(err, store.ErrServerClosed) {
+			t.Errorf("Serve: %v", err)
+		}
+		_ = memory.Close()
+	})
+	return l.Addr().String()
+}
+
+var places = map[string]place{"memory": inMemory, "hosted": hosted}
+
+// everywhere runs body on each rank of groups of each size, in each kind of place.
+func everywhere(t *testing.T, body func(t *testing.T, g *pgroup.Group), sizes ...int) {
+	if sizes == nil {
+		sizes = []int{1, 2, 4, 7}
+	}
+	for name, at := range places {
+		for _, n := range sizes {
+			t.Run(fmt.Sprintf("%s/%d", name, n), func(t *testing.T) { ranks(t, n, at, body) })
+		}
+	}
+}
+
+// ranks runs body on each of n ranks, and closes their groups when all have returned.
+func ranks(t *testing.T, n int, at place, body func(t *testing.T, g *pgroup.Group)) {
+	t.Helper()
+	gs := create(t, n, at)
+	together(n, func(rank int) { body(t, gs[rank]) })
+	closeAll(gs)
+}
+
+// create makes a group of n ranks.
+func create(t *testing.T, n int, at place) []*pgroup.Group {
+	t.Helper()
+	config := at(t)
+	gs := make([]*pgroup.Group, n)
+	together(n, func(rank int) {
+		c := config(rank)
+		c.Rank, c.Size = rank, n
+		if c.Timeout == 0 {
+			c.Timeout = 20 * time.Second
+		}
+		g, err := pgroup.Create(t.Context(), c)
+		if err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+			return
+		}
+		gs[rank] = g
+	})
+	if t.Failed() {
+		closeAll(gs)
+		t.FailNow()
+	}
+	return gs
+}
+
+func closeAll(gs []*pgroup.Group) {
+	together(len(gs), func(rank int) {
+		if gs[rank] != nil {
+			_ = gs[rank].Close()
+		}
+	})
+}
+
+// together calls f for each rank at once, and returns when all have returned.
+func together(n int, f func(rank int)) {
+	var wg sync.WaitGroup
+	for rank := range n {
+		wg.Go(func() { f(rank) })
+	}
+	wg.Wait()
+}
+
+func ok(t *testing.T, g *pgroup.Group, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("rank %d: %s: %v", g.Rank(), what, err)
+	}
+}
+
+func equal[T comparable](t *testing.T, g *pgroup.Group, what string, got, want []T) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("rank %d: %s: got %v, want %v", g.Rank(), what, got, want)
+	}
+}
+
+func same[T comparable](t *testing.T, g *pgroup.Group, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("rank %d: %s: got %v, want %v", g.Rank(), what, got, want)
+	}
+}
+
+// rankError is err as a *RankError that matches target and has all of these words.
+func rankError(t *testing.T, g *pgroup.Group, err, target error, words ...string) *pgroup.RankError {
+	t.Helper()
+	re, is := errors.AsType[*pgroup.RankError](err)
+	if !is || !errors.Is(err, target) {
+		t.Errorf("rank %d: got %v, want a RankError that is %v", g.Rank(), err, target)
+		return &pgroup.RankError{}
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("rank %d: %q does not say %q", g.Rank(), err, w)
+		}
+	}
+	return re
+}
+
+// upTo is 0 … n-1.
+func upTo(n int) []int {
+	vs := make([]int, n)
+	for i := range vs {
+		vs[i] = i
+	}
+	return vs
+}
+
+// within is a context that ends after d.
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// ended waits until ctx has ended.
+func ended(t *testing.T, ctx context.Context) {
+	t.Helper()
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * time.Second):
+		t.Error("the context has not ended")
+	}
+}

@@ -1,0 +1,235 @@
+package pgroup_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+)
+
+func TestSendRecv(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		// Everybody sends three messages to everybody, itself too, before anybody receives.
+		for dst := range g.Size() {
+			for n := range 3 {
+				ok(t, g, "send", pgroup.Send(t.Context(), g, dst, fmt.Sprintf("%d to %d: %d", g.Rank(), dst, n)))
+			}
+		}
+		for src := range g.Size() {
+			for n := range 3 {
+				got, err := pgroup.Recv[string](t.Context(), g, src)
+				ok(t, g, "recv", err)
+				same(t, g, "recv", got, fmt.Sprintf("%d to %d: %d", src, g.Rank(), n))
+			}
+		}
+	})
+}
+
+func TestRecvBeforeSend(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		next, before := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()
+		if g.Rank() == 0 {
+			ok(t, g, "send", pgroup.Send(t.Context(), g, next, 1))
+		}
+		got, err := pgroup.Recv[int](t.Context(), g, before)
+		ok(t, g, "recv", err)
+		if g.Rank() > 0 {
+			ok(t, g, "send", pgroup.Send(t.Context(), g, next, got+1))
+			same(t, g, "recv", got, g.Rank())
+		} else {
+			same(t, g, "once around", got, g.Size())
+		}
+	}, 2, 4, 7)
+}
+
+func TestTagsAreStreamsOfTheirOwn(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		a, b := g.Channel("a"), g.Channel("b")
+		ok(t, g, "a", pgroup.Send(t.Context(), a, g.Rank(), "a1"))
+		ok(t, g, "b", pgroup.Send(t.Context(), b, g.Rank(), "b1"))
+		ok(t, g, "a", pgroup.Send(t.Context(), a, g.Rank(), "a2"))
+		for _, want := range []struct {
+			c    *pgroup.Group
+			text string
+		}{{b, "b1"}, {a, "a1"}, {a, "a2"}} {
+			got, err := pgroup.Recv[string](t.Context(), want.c, g.Rank())
+			ok(t, g, "recv", err)
+			same(t, g, "recv", got, want.text)
+		}
+	}, 1, 2)
+}
+
+func TestTypeMismatchNamesBothAndKeepsTheMessage(t *testing.T) {
+	type blob []byte
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		self := g.Rank()
+		ok(t, g, "send", pgroup.Send(t.Context(), g, self, "text"))
+		ok(t, g, "send", pgroup.Send(t.Context(), g, self, blob("raw")))
+		ok(t, g, "send", pgroup.Send[any](t.Context(), g, self, map[string]any{"k": int64(1)}))
+		_, err := pgroup.Recv[config](t.Context(), g, self)
+		te, is := errors.AsType[*pgroup.TypeError](err)
+		if !is || te.Sent != "string" || te.Want != "pgroup_test.config" || !errors.Is(err, pgroup.ErrMismatch) {
+			t.Errorf("rank %d: got %v", g.Rank(), err)
+		}
+		if _, err := pgroup.Recv[[]byte](t.Context(), g, self); !errors.Is(err, pgroup.ErrMismatch) {
+			t.Errorf("rank %d: text as bytes: %v", g.Rank(), err)
+		}
+		text, err := pgroup.Recv[string](t.Context(), g, self)
+		ok(t, g, "recv", err)
+		same(t, g, "recv", text, "text")
+		raw, err := pgroup.Recv[any](t.Context(), g, self)
+		ok(t, g, "recv any", err)
+		same(t, g, "recv any", string(raw.([]byte)), "raw")
+		if _, err := pgroup.Recv[[]byte](t.Context(), g, self); !errors.Is(err, pgroup.ErrMismatch) {
+			t.Errorf("rank %d: an encoded object as bytes: %v", g.Rank(), err)
+		}
+		m, err := pgroup.Recv[map[string]int](t.Context(), g, self)
+		ok(t, g, "any as a map", err)
+		same(t, g, "any as a map", m["k"], 1)
+	}, 1, 2)
+}
+
+func TestPeerOutOfRange(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		for _, peer := range []int{-1, g.Size(), 7} {
+			err := pgroup.Send(t.Context(), g, peer, 1)
+			word := fmt.Sprintf("rank %d of a group of %d", peer, g.Size())
+			if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), word) {
+				t.Errorf("send to %d: %v", peer, err)
+			}
+			_, err = pgroup.Recv[int](t.Context(), g, peer)
+			if !errors.Is(err, pgroup.ErrInvalid) || !strings.Contains(err.Error(), word) {
+				t.Errorf("recv from %d: %v", peer, err)
+			}
+		}
+	}, 1, 4)
+}
+
+func TestUnsendableObjects(t *testing.T) {
+	ranks(t, 1, inMemory, func(t *testing.T, g *pgroup.Group) {
+		if err := pgroup.Send(t.Context(), g, 0, make(chan int)); !errors.Is(err, pgroup.ErrInvalid) {
+			t.Errorf("a channel: %v", err)
+		}
+		if err := pgroup.Send(t.Context(), g, 0, make([]byte, 16<<20+1)); !errors.Is(err, pgroup.ErrTooLarge) || !strings.Contains(err.Error(), "gather and collective") {
+			t.Errorf("too much: %v", err)
+		}
+		ok(t, g, "just enough", pgroup.Send(t.Context(), g, 0, make([]byte, 16<<20)))
+		got, err := pgroup.Recv[[]byte](t.Context(), g, 0)
+		ok(t, g, "just enough", err)
+		same(t, g, "just enough", len(got), 16<<20)
+	})
+}
+
+// bubble runs body in a bubble of synthetic time, on ranks that share a memory store.
+func bubble(t *testing.T, n int, edit func(*pgroup.Config), body func(t *testing.T, g *pgroup.Group)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		at := func(t *testing.T) func(int) pgroup.Config {
+			config := inMemory(t)
+			return func(rank int) pgroup.Config {
+				c := config(rank)
+				if edit != nil {
+					edit(&c)
+				}
+				return c
+			}
+		}
+		ranks(t, n, at, body)
+	})
+}
+
+func TestSecondRecvIsBusy(t *testing.T) {
+	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 1 {
+			return
+		}
+		first := make(chan error)
+		go func() {
+			_, err := pgroup.Recv[int](t.Context(), g, 0)
+			first <- err
+		}()
+		synctest.Wait()
+		if _, err := pgroup.Recv[int](t.Context(), g, 0); !errors.Is(err, pgroup.ErrBusy) {
+			t.Errorf("got %v, want ErrBusy", err)
+		}
+		ok(t, g, "send", pgroup.Send(t.Context(), g, 0, 1))
+		ok(t, g, "first", <-first)
+	})
+}
+
+func TestRecvTimeoutSaysWhatTheSenderDoes(t *testing.T) {
+	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 1 {
+			err := g.Barrier(within(t, 10*time.Second))
+			rankError(t, g, err, pgroup.ErrTimeout, "missing rank 0", "recv from rank 1")
+			return
+		}
+		start := time.Now()
+		_, err := pgroup.Recv[int](within(t, 4*time.Second), g, 1)
+		re := rankError(t, g, err, context.DeadlineExceeded, "recv from 1", "timed out after 4.00s: missing rank 1", "1: in barrier #1 for 4s")
+		same(t, g, "time", time.Since(start), 4*time.Second)
+		same(t, g, "timeout", re.Timeout(), true)
+		// A receive that failed took nothing.
+		_, err = pgroup.Recv[int](within(t, 10*time.Second), g, 1)
+		rankError(t, g, err, pgroup.ErrTimeout)
+	})
+}
+
+func TestCancelledP2P(t *testing.T) {
+	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		_, err := pgroup.Recv[int](ctx, g, 1-g.Rank())
+		rankError(t, g, err, context.Canceled)
+		rankError(t, g, err, pgroup.ErrCancelled)
+		start := time.Now()
+		rankError(t, g, pgroup.Send(ctx, g, 0, 1), context.Canceled, "cancelled")
+		same(t, g, "at once", time.Since(start), 0)
+	})
+}
+
+func TestSendWaitsForRoom(t *testing.T) {
+	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
+		const room = 64
+		if g.Rank() == 0 {
+			for n := range room {
+				ok(t, g, "send", pgroup.Send(t.Context(), g, 1, n))
+			}
+			start := time.Now()
+			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, room))
+			same(t, g, "waited", time.Since(start), 10*time.Second)
+			return
+		}
+		time.Sleep(10 * time.Second)
+		for n := range room + 1 {
+			got, err := pgroup.Recv[int](t.Context(), g, 0)
+			ok(t, g, "recv", err)
+			same(t, g, "recv", got, n)
+		}
+	})
+}
+
+// What a rank sent before it left is there; then the reader hears that it left.
+func TestMessagesOfOneWhoLeft(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 1 {
+			ok(t, g, "send", pgroup.Send(t.Context(), g, 0, "last words"))
+			ok(t, g, "close", g.Close())
+			return
+		}
+		if g.Rank() > 0 {
+			return
+		}
+		got, err := pgroup.Recv[string](t.Context(), g, 1)
+		ok(t, g, "recv", err)
+		same(t, g, "recv", got, "last words")
+		_, err = pgroup.Recv[string](t.Context(), g, 1)
+		re := rankError(t, g, err, pgroup.ErrLeft, "rank 1 left")
+		equal(t, g, "left", re.Left, []int{1})
+	}, 2, 4)
+}

@@ -1,0 +1,332 @@
+package pgroup_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/muster-pg/muster/pgroup"
+)
+
+type config struct {
+	Layer string
+	Rank  int
+	Shape []int
+	Extra map[string]any
+}
+
+func TestBarrier(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		for range 20 {
+			ok(t, g, "barrier", g.Barrier(t.Context()))
+		}
+	})
+}
+
+func TestBroadcast(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		for root := range g.Size() {
+			v := config{Rank: g.Rank()}
+			if g.Rank() == root {
+				v = config{Layer: "l", Rank: root, Shape: []int{root, 2}, Extra: map[string]any{"b": []byte("x")}}
+			}
+			got, err := pgroup.Broadcast(t.Context(), g, root, v)
+			ok(t, g, "broadcast", err)
+			if got.Rank != root || got.Layer != "l" || !slices.Equal(got.Shape, []int{root, 2}) || string(got.Extra["b"].([]byte)) != "x" {
+				t.Errorf("rank %d: from %d: got %+v", g.Rank(), root, got)
+			}
+		}
+	})
+}
+
+func TestBroadcastOfBytesAndArrays(t *testing.T) {
+	type blob []byte
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		var id [128]byte
+		var raw, none []byte
+		var named blob
+		if g.Rank() == 0 {
+			id[0], id[127] = 1, 2
+			raw, named = []byte("raw"), blob("named")
+		}
+		id, err := pgroup.Broadcast(t.Context(), g, 0, id)
+		ok(t, g, "array", err)
+		raw, err = pgroup.Broadcast(t.Context(), g, 0, raw)
+		ok(t, g, "bytes", err)
+		named, err = pgroup.Broadcast(t.Context(), g, 0, named)
+		ok(t, g, "named bytes", err)
+		none, err = pgroup.Broadcast(t.Context(), g, 0, none)
+		ok(t, g, "no bytes", err)
+		big, err := pgroup.Broadcast(t.Context(), g, 0, make([]byte, 1<<20))
+		ok(t, g, "many bytes", err)
+		if id[0] != 1 || id[127] != 2 || string(raw) != "raw" || string(named) != "named" || len(none) != 0 || len(big) != 1<<20 {
+			t.Errorf("rank %d: got %v, %q, %q, %q, %d", g.Rank(), id, raw, named, none, len(big))
+		}
+	})
+}
+
+func TestAllGather(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		got, err := pgroup.AllGather(t.Context(), g, g.Rank())
+		ok(t, g, "allgather", err)
+		equal(t, g, "allgather", got, upTo(g.Size()))
+		texts, err := pgroup.AllGather(t.Context(), g, strings.Repeat("x", g.Rank()))
+		ok(t, g, "texts", err)
+		for rank, s := range texts {
+			same(t, g, "text", s, strings.Repeat("x", rank))
+		}
+	})
+}
+
+func TestGather(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		for root := range g.Size() {
+			got, err := pgroup.Gather(t.Context(), g, root, fmt.Sprint("layer ", g.Rank()))
+			ok(t, g, "gather", err)
+			if g.Rank() != root {
+				same(t, g, "elsewhere", got == nil, true)
+				continue
+			}
+			for rank, s := range got {
+				same(t, g, "gather", s, fmt.Sprint("layer ", rank))
+			}
+			same(t, g, "ranks", len(got), g.Size())
+		}
+	})
+}
+
+func TestScatter(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		for root := range g.Size() {
+			var vs []int
+			var raw [][]byte
+			if g.Rank() == root {
+				for i := range g.Size() {
+					vs = append(vs, 10*root+i)
+					raw = append(raw, bytes.Repeat([]byte{'r'}, i))
+				}
+			}
+			got, err := pgroup.Scatter(t.Context(), g, root, vs)
+			ok(t, g, "scatter", err)
+			same(t, g, "scatter", got, 10*root+g.Rank())
+			part, err := pgroup.Scatter(t.Context(), g, root, raw)
+			ok(t, g, "scatter bytes", err)
+			same(t, g, "scatter bytes", len(part), g.Rank())
+		}
+	})
+}
+
+func TestAllToAll(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		vs := make([]string, g.Size())
+		for i := range vs {
+			vs[i] = fmt.Sprintf("%d to %d", g.Rank(), i)
+		}
+		got, err := pgroup.AllToAll(t.Context(), g, vs)
+		ok(t, g, "alltoall", err)
+		same(t, g, "ranks", len(got), g.Size())
+		for rank, s := range got {
+			same(t, g, "alltoall", s, fmt.Sprintf("%d to %d", rank, g.Rank()))
+		}
+	})
+}
+
+func TestAllReduce(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		n, r := g.Size(), g.Rank()
+		sum := n * (n - 1) / 2
+		product := 1
+		for i := range n {
+			product *= i + 1
+		}
+		for op := pgroup.Sum; op <= pgroup.Avg; op++ {
+			want := map[pgroup.Op]int{pgroup.Sum: sum + n, pgroup.Product: product, pgroup.Min: 1, pgroup.Max: n, pgroup.Avg: (sum + n) / n}[op]
+			ints, err := pgroup.AllReduce(t.Context(), g, op, r+1, -(r + 1))
+			ok(t, g, op.String(), err)
+			same(t, g, op.String(), ints[0], want)
+			i32, err := pgroup.AllReduce(t.Context(), g, op, int32(r+1))
+			ok(t, g, op.String(), err)
+			same(t, g, op.String(), i32[0], int32(want))
+			u64, err := pgroup.AllReduce(t.Context(), g, op, uint64(r+1))
+			ok(t, g, op.String(), err)
+			same(t, g, op.String(), u64[0], uint64(want))
+			u32, err := pgroup.AllReduce(t.Context(), g, op, uint32(r+1))
+			ok(t, g, op.String(), err)
+			same(t, g, op.String(), u32[0], uint32(want))
+			f32, err := pgroup.AllReduce(t.Context(), g, op, float32(r+1))
+			ok(t, g, op.String(), err)
+			f64, err := pgroup.AllReduce(t.Context(), g, op, float64(r+1), math.Inf(1))
+			ok(t, g, op.String(), err)
+			if op != pgroup.Avg {
+				same(t, g, op.String(), f32[0], float32(want))
+				same(t, g, op.String(), f64[0], float64(want))
+			}
+			same(t, g, op.String(), f64[1], math.Inf(1))
+		}
+		avg, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, float64(r))
+		ok(t, g, "avg", err)
+		same(t, g, "avg", avg[0], float64(sum)/float64(n))
+		none, err := pgroup.AllReduce[float64](t.Context(), g, pgroup.Sum)
+		ok(t, g, "nothing", err)
+		same(t, g, "nothing", len(none), 0)
+	})
+}
+
+func TestAllReduceOfNegativeAverageTruncates(t *testing.T) {
+	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+		got, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, -3*g.Rank())
+		ok(t, g, "avg", err)
+		same(t, g, "avg", got[0], -1)
+	})
+}
+
+// A rank that cannot take part says so, and why, to all.
+func TestWhoCannotTakePartIsNamed(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		bad := g.Rank() == 1
+		for _, call := range []struct {
+			verb func() error
+			is   error
+			word string
+		}{
+			{func() error {
+				var v any = "fine"
+				if bad {
+					v = make(chan int)
+				}
+				_, err := pgroup.AllGather(t.Context(), g, holder{v})
+				return err
+			}, pgroup.ErrInvalid, "a chan int has no bytes"},
+			{func() error {
+				_, err := pgroup.AllGather(t.Context(), g, make([]byte, map[bool]int{true: 17 << 20}[bad]))
+				return err
+			}, pgroup.ErrTooLarge, "17.0 MiB, the limit is 16 MiB"},
+			{func() error {
+				_, err := pgroup.AllToAll(t.Context(), g, make([]int, g.Size()+map[bool]int{true: 1}[bad]))
+				return err
+			}, pgroup.ErrInvalid, "objects for a group of"},
+		} {
+			err := call.verb()
+			re := rankError(t, g, err, call.is, "rank 1", call.word)
+			if re.Verdict != nil {
+				same(t, g, "by", re.By, 1)
+			}
+			ok(t, g, "the group goes on", g.Barrier(t.Context()))
+		}
+	}, 2, 4)
+}
+
+// holder is something of which a part cannot be encoded, which shows only when it is tried.
+type holder struct{ V any }
+
+func (h holder) MarshalBinary() ([]byte, error) {
+	if s, ok := h.V.(string); ok {
+		return []byte(s), nil
+	}
+	return nil, fmt.Errorf("a %T has no bytes", h.V)
+}
+
+func (h *holder) UnmarshalBinary(b []byte) error {
+	h.V = string(b)
+	return nil
+}
+
+func TestRootOutOfRange(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		for _, root := range []int{-1, g.Size(), 99} {
+			word := fmt.Sprintf("root %d of a group of %d", root, g.Size())
+			_, err := pgroup.Broadcast(t.Context(), g, root, 1)
+			rankError(t, g, err, pgroup.ErrInvalid, word)
+			_, err = pgroup.Gather(t.Context(), g, root, 1)
+			rankError(t, g, err, pgroup.ErrInvalid, word)
+			_, err = pgroup.Scatter(t.Context(), g, root, []int{1})
+			rankError(t, g, err, pgroup.ErrInvalid, word)
+		}
+		_, err := pgroup.AllReduce(t.Context(), g, pgroup.Op(9), 1)
+		rankError(t, g, err, pgroup.ErrInvalid, "no reduction 9")
+		ok(t, g, "the group goes on", g.Barrier(t.Context()))
+	})
+}
+
+// slow is an object whose encoding tells that it has begun, and waits.
+type slow struct{ begun, goOn chan struct{} }
+
+func (s slow) MarshalBinary() ([]byte, error) {
+	close(s.begun)
+	<-s.goOn
+	return nil, nil
+}
+
+func (s *slow) UnmarshalBinary([]byte) error { return nil }
+
+func TestSecondCollectiveIsBusy(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		s := slow{make(chan struct{}), make(chan struct{})}
+		first := make(chan error)
+		go func() {
+			_, err := pgroup.AllGather(t.Context(), g, s)
+			first <- err
+		}()
+		<-s.begun
+		err := g.Barrier(t.Context())
+		if !errors.Is(err, pgroup.ErrBusy) || !strings.Contains(err.Error(), "barrier") {
+			t.Errorf("rank %d: got %v, want ErrBusy", g.Rank(), err)
+		}
+		ok(t, g, "another channel", g.Channel("x").Barrier(t.Context()))
+		close(s.goOn)
+		ok(t, g, "first", <-first)
+		ok(t, g, "the next", g.Barrier(t.Context()))
+	})
+}
+
+func TestChannelsAreIndependent(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		a, b := g.Channel("a"), g.Channel("b")
+		same(t, g, "the same name", g.Channel("a"), a)
+		same(t, g, "no name", g.Channel(""), g)
+		done := make(chan error, 2)
+		// Ranks use the channels in other orders, and at the same time.
+		go func() {
+			got, err := pgroup.AllGather(t.Context(), a, g.Rank())
+			equal(t, g, "a", got, upTo(g.Size()))
+			done <- err
+		}()
+		go func() { done <- b.Barrier(t.Context()) }()
+		ok(t, g, "main", g.Barrier(t.Context()))
+		ok(t, g, "one", <-done)
+		ok(t, g, "other", <-done)
+	})
+}
+
+// 10,000 arrays in a row from rank 2, as in vLLM's own tests.
+func TestManyBroadcastsInARow(t *testing.T) {
+	n := 10000
+	if testing.Short() {
+		n = 1000
+	}
+	for name, at := range places {
+		t.Run(name, func(t *testing.T) {
+			ranks(t, 4, at, func(t *testing.T, g *pgroup.Group) {
+				want := make([]float32, 16)
+				for i := range n {
+					for j := range want {
+						want[j] = float32(i * j)
+					}
+					var v []float32
+					if g.Rank() == 2 {
+						v = want
+					}
+					got, err := pgroup.Broadcast(t.Context(), g, 2, v)
+					if err != nil || !slices.Equal(got, want) {
+						t.Errorf("rank %d: array %d: %v, %v", g.Rank(), i, got, err)
+						return
+					}
+				}
+			})
+		})
+	}
+}

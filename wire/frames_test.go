@@ -1,0 +1,397 @@
+package wire_test
+
+import (
+	"encoding/hex"
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// seat, cast and vote are the parts of a contribution that several operations share.
+var (
+	seat = wire.Contribution{Generation: 7, Rank: 2}
+	cast = wire.Contribution{Generation: 7, Rank: 2, Channel: "c", Seq: 9, Root: -1, Verb: "sum", Type: "i"}
+	vote = wire.Contribution{
+		Generation: 7, Rank: 2, Channel: "c", Seq: 9, Root: -1, Verb: "sum", Type: "i", Label: "l",
+		Want: wire.WantFold, RootOnly: true, Fold: wire.Fold{Op: wire.FoldMax, Kind: wire.Float64},
+	}
+)
+
+// goldenRequests has every operation with all its fields, and its bytes as docs/protocol.md has them.
+var goldenRequests = []struct {
+	req   wire.Request
+	bytes string
+}{
+	{wire.Request{Op: wire.OpHello, ID: 1, Key: "me"}, "06000000 01 00 0000 0100000000000000 | 02000000 6d65"},
+	{wire.Request{Op: wire.OpGoodbye, ID: 2}, "00000000 02 00 0000 0200000000000000"},
+	{wire.Request{Op: wire.OpCancel, ID: 3}, "00000000 03 00 0000 0300000000000000"},
+	{wire.Request{Op: wire.OpPing, ID: 4}, "00000000 04 00 0000 0400000000000000"},
+	{wire.Request{Op: wire.OpGet, ID: 0x0102030405060708, Key: "k"}, "05000000 05 00 0000 0807060504030201 | 01000000 6b"},
+	{
+		wire.Request{Op: wire.OpSet, ID: 6, Key: "k", Value: []byte("v"), TTL: time.Second, Reads: 2},
+		"16000000 06 01 0000 0600000000000000 | 01000000 6b  01000000 76  00ca9a3b00000000  02000000",
+	},
+	{
+		wire.Request{Op: wire.OpWait, ID: 7, Timeout: time.Microsecond, Keys: []string{"a", ""}},
+		"15000000 07 00 0000 0700000000000000 | e803000000000000  02000000  01000000 61  00000000",
+	},
+	{
+		wire.Request{Op: wire.OpAdd, ID: 8, Key: "n", Delta: -2},
+		"0d000000 08 00 0000 0800000000000000 | 01000000 6e  feffffffffffffff",
+	},
+	{
+		wire.Request{Op: wire.OpSwap, ID: 9, Key: "k", Value: []byte("new"), Old: []byte{}},
+		"10000000 09 03 0000 0900000000000000 | 01000000 6b  03000000 6e6577  00000000",
+	},
+	{
+		wire.Request{Op: wire.OpAppend, ID: 10, Key: "k", Value: []byte("v")},
+		"0a000000 0a 01 0000 0a00000000000000 | 01000000 6b  01000000 76",
+	},
+	{wire.Request{Op: wire.OpDelete, ID: 11, Keys: []string{"a"}}, "09000000 0b 00 0000 0b00000000000000 | 01000000  01000000 61"},
+	{
+		wire.Request{Op: wire.OpList, ID: 12, Key: "p", Keys: []string{"a"}, Delta: 3},
+		"16000000 0c 00 0000 0c00000000000000 | 01000000 70  01000000  01000000 61  0300000000000000",
+	},
+	{
+		wire.Request{Op: wire.OpChanges, ID: 13, Timeout: 1, Key: "p", Rev: 5},
+		"15000000 0d 00 0000 0d00000000000000 | 0100000000000000  01000000 70  0500000000000000",
+	},
+	{
+		wire.Request{
+			Op: wire.OpJoin, ID: 14, Timeout: 1, Value: []byte("m"),
+			Group: wire.Contribution{Generation: 7, Rank: 2, Group: "g", Run: "r", Size: 4, Label: "l"},
+		},
+		"2c000000 0e 01 0000 0e00000000000000 | 0100000000000000  01000000 6d  0700000000000000 02000000" +
+			"01000000 67  01000000 72  04000000  01000000 6c",
+	},
+	{
+		wire.Request{Op: wire.OpLeave, ID: 15, Group: wire.Contribution{Generation: 7, Rank: 2, No: wire.CodeAborted, Reason: "x"}},
+		"13000000 0f 04 0000 0f00000000000000 | 0700000000000000 02000000  0f00  01000000 78",
+	},
+	{
+		wire.Request{Op: wire.OpFollow, ID: 16, Timeout: 1, Group: seat},
+		"14000000 10 00 0000 1000000000000000 | 0100000000000000  0700000000000000 02000000",
+	},
+	{
+		wire.Request{Op: wire.OpCollect, ID: 17, Timeout: 1, Value: []byte("v"), Group: no(vote, wire.CodeInvalid, "x")},
+		"49000000 11 05 0000 1100000000000000 | 0100000000000000  01000000 76  0700000000000000 02000000" +
+			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69  01000000 6c  fcffffff  01  04 06  0d00  01000000 78",
+	},
+	{
+		wire.Request{Op: wire.OpSend, ID: 18, Timeout: 1, Value: []byte("v"), TTL: 2, Group: cast},
+		"3e000000 12 01 0000 1200000000000000 | 0100000000000000  01000000 76  0200000000000000  0700000000000000 02000000" +
+			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
+	},
+	{
+		wire.Request{Op: wire.OpRecv, ID: 19, Timeout: 1, Group: cast},
+		"31000000 13 00 0000 1300000000000000 | 0100000000000000  0700000000000000 02000000" +
+			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
+	},
+	{wire.Request{Op: wire.OpExpire, ID: 20, Group: seat}, "0c000000 14 00 0000 1400000000000000 | 0700000000000000 02000000"},
+}
+
+func no(c wire.Contribution, code wire.Code, reason string) wire.Contribution {
+	c.No, c.Reason = code, reason
+	return c
+}
+
+// unhex is the bytes of a golden string, whose spaces and bars are for the reader.
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(strings.NewReplacer(" ", "", "|", "").Replace(s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestGoldenRequests(t *testing.T) {
+	for _, g := range goldenRequests {
+		t.Run(g.req.Op.String(), func(t *testing.T) {
+			want := unhex(t, g.bytes)
+			got := wire.AppendRequest([]byte("front"), &g.req)
+			if string(got) != "front"+string(want) {
+				t.Fatalf("got  %x\nwant %x", got[5:], want)
+			}
+			if back := parseRequest(t, want); !reflect.DeepEqual(back, g.req) {
+				t.Fatalf("parsed %+v\nwant   %+v", back, g.req)
+			}
+		})
+	}
+}
+
+// TestGoldenComplete keeps an operation from being forgotten above: those that can be parsed are all there.
+func TestGoldenComplete(t *testing.T) {
+	have := map[wire.Op]bool{wire.OpLost: true}
+	for _, g := range goldenRequests {
+		have[g.req.Op] = true
+	}
+	for op := range wire.Op(255) {
+		_, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 0)
+		if known := err == nil; known != have[op] {
+			t.Errorf("%v: known %v, in the table %v", op, known, have[op])
+		}
+	}
+}
+
+func TestPreface(t *testing.T) {
+	if got, want := hex.EncodeToString([]byte(wire.Preface)), "8d4d555354455201"; got != want {
+		t.Fatalf("got %s, want %s", got, want)
+	}
+	if wire.Preface[len(wire.Preface)-1] != wire.Version {
+		t.Fatal("the last byte is not the version")
+	}
+}
+
+func parseRequest(t testing.TB, frame []byte) wire.Request {
+	t.Helper()
+	h, err := wire.ParseHeader(frame, wire.MaxBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if int(h.Len) != len(frame)-wire.HeaderLen {
+		t.Fatalf("length %d, the body has %d", h.Len, len(frame)-wire.HeaderLen)
+	}
+	var r wire.Request
+	if err := r.Parse(h, frame[wire.HeaderLen:]); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// vary gives every field that is set in v another random value of its kind.
+func vary(r *rand.Rand, v reflect.Value) {
+	if v.IsZero() {
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			vary(r, v.Field(i))
+		}
+	case reflect.Pointer:
+		vary(r, v.Elem())
+	case reflect.String:
+		v.SetString(randomText(r))
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			v.SetBytes([]byte(randomText(r)))
+			return
+		}
+		s := reflect.MakeSlice(v.Type(), 1+r.IntN(5), 8)
+		for i := range s.Len() {
+			s.Index(i).Set(v.Index(i % v.Len()))
+			vary(r, s.Index(i))
+		}
+		v.Set(s)
+	case reflect.Int, reflect.Int32:
+		v.SetInt(int64(int32(r.Uint32())))
+	case reflect.Int64:
+		v.SetInt(r.Int64() - r.Int64())
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		v.SetUint(r.Uint64()>>(64-v.Type().Bits()) | 1)
+	}
+}
+
+func randomText(r *rand.Rand) string {
+	b := make([]byte, 1+r.IntN(20))
+	for i := range b {
+		b[i] = byte(r.UintN(256))
+	}
+	return string(b)
+}
+
+func TestRequestRoundTrip(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	var reused wire.Request
+	for range 200 {
+		for _, g := range goldenRequests {
+			req := g.req
+			op := req.Op
+			vary(r, reflect.ValueOf(&req).Elem())
+			req.Op = op
+			frame := wire.AppendRequest(nil, &req)
+			if back := parseRequest(t, frame); !reflect.DeepEqual(back, req) {
+				t.Fatalf("parsed %+v\nwant   %+v", back, req)
+			}
+			h, _ := wire.ParseHeader(frame, wire.MaxBody)
+			if err := reused.Parse(h, frame[wire.HeaderLen:]); err != nil || !reflect.DeepEqual(reused, req) {
+				t.Fatalf("into a used one: %+v, %v\nwant %+v", reused, err, req)
+			}
+		}
+	}
+}
+
+func TestZeroRequestRoundTrip(t *testing.T) {
+	for _, g := range goldenRequests {
+		req := wire.Request{Op: g.req.Op}
+		back := parseRequest(t, wire.AppendRequest(nil, &req))
+		if len(back.Keys) == 0 {
+			back.Keys = nil
+		}
+		if !reflect.DeepEqual(back, req) {
+			t.Fatalf("parsed %+v\nwant   %+v", back, req)
+		}
+	}
+}
+
+// TestNilIsNotEmpty: "absent" travels, in requests and replies.
+func TestNilIsNotEmpty(t *testing.T) {
+	for _, v := range [][]byte{nil, {}, {0}} {
+		req := wire.Request{Op: wire.OpSwap, Key: "k", Value: v, Old: v}
+		if back := parseRequest(t, wire.AppendRequest(nil, &req)); !reflect.DeepEqual(back, req) {
+			t.Fatalf("request: parsed %#v, want %#v", back, req)
+		}
+		rep := wire.Reply{Value: v, Values: [][]byte{v, v}}
+		if back := parseReply(t, wire.AppendReply(nil, wire.OpGet, 1, &rep)); !reflect.DeepEqual(back, rep) {
+			t.Fatalf("reply: parsed %#v, want %#v", back, rep)
+		}
+	}
+}
+
+func TestRequestTruncated(t *testing.T) {
+	for _, g := range goldenRequests {
+		frame := unhex(t, g.bytes)
+		body := frame[wire.HeaderLen:]
+		h, _ := wire.ParseHeader(frame, wire.MaxBody)
+		for n := range body {
+			var r wire.Request
+			if err := r.Parse(h, body[:n:n]); !errors.Is(err, wire.ErrTruncated) {
+				t.Errorf("%v cut to %d of %d bytes: %v", h.Op, n, len(body), err)
+			}
+		}
+		for n := range wire.HeaderLen {
+			if _, err := wire.ParseHeader(frame[:n:n], wire.MaxBody); !errors.Is(err, wire.ErrTruncated) {
+				t.Errorf("header cut to %d bytes: %v", n, err)
+			}
+		}
+	}
+}
+
+func TestRequestTrailing(t *testing.T) {
+	for _, g := range goldenRequests {
+		frame := append(unhex(t, g.bytes), 0)
+		h, _ := wire.ParseHeader(frame, wire.MaxBody)
+		var r wire.Request
+		if err := r.Parse(h, frame[wire.HeaderLen:]); !errors.Is(err, wire.ErrTrailing) {
+			t.Errorf("%v: %v", h.Op, err)
+		}
+	}
+}
+
+// TestUnknownFlags: a flag that the operation does not have is refused, whatever the body.
+func TestUnknownFlags(t *testing.T) {
+	allowed := map[wire.Op]uint8{
+		wire.OpSet: 1, wire.OpSwap: 3, wire.OpAppend: 1, wire.OpJoin: 1, wire.OpLeave: 4, wire.OpCollect: 5, wire.OpSend: 1,
+	}
+	for _, g := range goldenRequests {
+		frame := unhex(t, g.bytes)
+		h, _ := wire.ParseHeader(frame, wire.MaxBody)
+		for bit := range 8 {
+			h.Flags = 1 << bit
+			var r wire.Request
+			err := r.Parse(h, frame[wire.HeaderLen:])
+			if refused := errors.Is(err, wire.ErrFlags); refused == (allowed[h.Op]&h.Flags != 0) {
+				t.Errorf("%v with flag %#x: %v", h.Op, h.Flags, err)
+			}
+		}
+	}
+}
+
+func TestRequestRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		bytes string
+		err   error
+	}{
+		"a code":             {"05000000 05 00 0100 0100000000000000 | 01000000 6b", wire.ErrFlags},
+		"lost":               {"00000000 15 00 0000 0100000000000000", wire.ErrUnknownOp},
+		"a bool of 2":        {"2a000000 11 00 0000 0100000000000000 |" + strings.Repeat("00", 8+12+4+8+4+4+4+4+4) + "02 00 00", wire.ErrFlags},
+		"a no that is ok":    {"12000000 0f 04 0000 0100000000000000 |" + strings.Repeat("00", 12) + "0000 00000000", wire.ErrFlags},
+		"a key too long":     {"04000000 05 00 0000 0100000000000000 | 01200000", wire.ErrTooLarge},
+		"a value too long":   {"14000000 06 01 0000 0100000000000000 | 00000000 01000001" + strings.Repeat("00", 12), wire.ErrTooLarge},
+		"more keys than fit": {"04000000 0b 00 0000 0100000000000000 | ffffffff", wire.ErrTruncated},
+	} {
+		t.Run(name, func(t *testing.T) {
+			frame := unhex(t, c.bytes)
+			h, err := wire.ParseHeader(frame, wire.MaxBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r wire.Request
+			if err := r.Parse(h, frame[wire.HeaderLen:]); !errors.Is(err, c.err) {
+				t.Fatalf("got %v, want %v", err, c.err)
+			}
+		})
+	}
+}
+
+func TestUnknownOps(t *testing.T) {
+	for _, op := range []wire.Op{0, wire.OpLost + 1, 255} {
+		if _, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 10); !errors.Is(err, wire.ErrUnknownOp) {
+			t.Errorf("ParseHeader: op %d: %v", op, err)
+		}
+		var r wire.Request
+		if err := r.Parse(wire.Header{Op: op}, nil); !errors.Is(err, wire.ErrUnknownOp) {
+			t.Errorf("Parse: op %d: %v", op, err)
+		}
+	}
+}
+
+func TestLimits(t *testing.T) {
+	name, value := strings.Repeat("n", wire.MaxKey), make([]byte, wire.MaxValue)
+	for _, over := range []int{0, 1} {
+		want := []error{nil, wire.ErrTooLarge}[over]
+		for what, req := range map[string]wire.Request{
+			"key":     {Op: wire.OpGet, Key: name + "n"[:over]},
+			"keys":    {Op: wire.OpWait, Keys: []string{name + "n"[:over]}},
+			"count":   {Op: wire.OpDelete, Keys: make([]string, wire.MaxKeys+over)},
+			"value":   {Op: wire.OpSet, Value: append(value, 0)[:wire.MaxValue+over]},
+			"old":     {Op: wire.OpSwap, Old: append(value, 0)[:wire.MaxValue+over]},
+			"group":   {Op: wire.OpJoin, Group: wire.Contribution{Group: name + "n"[:over]}},
+			"run":     {Op: wire.OpJoin, Group: wire.Contribution{Run: name + "n"[:over]}},
+			"channel": {Op: wire.OpCollect, Group: wire.Contribution{Channel: name + "n"[:over]}},
+			"verb":    {Op: wire.OpCollect, Group: wire.Contribution{Verb: name + "n"[:over]}},
+			"type":    {Op: wire.OpSend, Group: wire.Contribution{Type: name + "n"[:over]}},
+			"label":   {Op: wire.OpCollect, Group: wire.Contribution{Label: name + "n"[:over]}},
+			"reason":  {Op: wire.OpLeave, Group: wire.Contribution{No: wire.CodeAborted, Reason: name + "n"[:over]}},
+		} {
+			frame := wire.AppendRequest(nil, &req)
+			h, err := wire.ParseHeader(frame, wire.MaxBody)
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			var r wire.Request
+			if err := r.Parse(h, frame[wire.HeaderLen:]); !errors.Is(err, want) {
+				t.Errorf("%s, %d over the limit: %v", what, over, err)
+			}
+		}
+	}
+}
+
+func TestHeader(t *testing.T) {
+	h := wire.Header{Len: 0x01020304, Op: wire.OpGet, Flags: 0x55, Code: 0x0607, ID: 0x08090a0b0c0d0e0f}
+	b := wire.AppendHeader(nil, h)
+	if got, want := hex.EncodeToString(b), "0403020105550706"+"0f0e0d0c0b0a0908"; got != want {
+		t.Fatalf("got %s, want %s", got, want)
+	}
+	for _, limit := range []uint32{h.Len - 1, h.Len} {
+		got, err := wire.ParseHeader(b, limit)
+		if ok := err == nil; ok != (limit == h.Len) || ok && got != h {
+			t.Errorf("limit %d: %+v, %v", limit, got, err)
+		}
+	}
+	if _, err := wire.ParseHeader(b, h.Len-1); !errors.Is(err, wire.ErrTooLarge) {
+		t.Errorf("got %v, want ErrTooLarge", err)
+	}
+	wire.Readdress(b, wire.OpSet, 77)
+	want := h
+	want.Op, want.ID = wire.OpSet, 77
+	if got, err := wire.ParseHeader(b, h.Len); err != nil || got != want {
+		t.Errorf("readdressed: %+v, %v", got, err)
+	}
+}

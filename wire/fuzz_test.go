@@ -1,0 +1,88 @@
+package wire_test
+
+import (
+	"bytes"
+	"reflect"
+	"testing"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// FuzzHeader: whatever the bytes, a header that parses is written again as it was.
+func FuzzHeader(f *testing.F) {
+	for _, g := range goldenRequests {
+		f.Add(unhex(f, g.bytes), uint32(wire.MaxBody))
+	}
+	f.Add([]byte(wire.Preface), uint32(0))
+	f.Fuzz(func(t *testing.T, b []byte, limit uint32) {
+		h, err := wire.ParseHeader(b, limit)
+		if err != nil {
+			return
+		}
+		if h.Len > limit {
+			t.Fatalf("length %d, the limit is %d", h.Len, limit)
+		}
+		if again := wire.AppendHeader(nil, h); !bytes.Equal(again, b[:wire.HeaderLen]) {
+			t.Fatalf("written again: %x, was %x", again, b[:wire.HeaderLen])
+		}
+	})
+}
+
+// FuzzRequest: what a request parses to is written as the same bytes.
+func FuzzRequest(f *testing.F) {
+	for _, g := range goldenRequests {
+		f.Add(unhex(f, g.bytes))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := wire.ParseHeader(b, uint32(max(0, len(b)-wire.HeaderLen)))
+		if err != nil {
+			return
+		}
+		body := b[wire.HeaderLen : wire.HeaderLen+int(h.Len)]
+		var r wire.Request
+		if r.Parse(h, body) != nil {
+			return
+		}
+		if again := wire.AppendRequest(nil, &r); !bytes.Equal(again, b[:wire.HeaderLen+int(h.Len)]) {
+			t.Fatalf("written again: %x\nwas            %x", again, b)
+		}
+	})
+}
+
+// FuzzReply: what a reply parses to survives another round. Its bytes may differ: parts that are empty are left out.
+func FuzzReply(f *testing.F) {
+	for _, g := range goldenReplies {
+		f.Add(unhex(f, g.bytes))
+	}
+	rep := everyPart()
+	f.Add(wire.AppendReply(nil, wire.OpWait, 1, &rep))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := wire.ParseHeader(b, uint32(max(0, len(b)-wire.HeaderLen)))
+		if err != nil {
+			return
+		}
+		var r wire.Reply
+		if r.Parse(h, b[wire.HeaderLen:wire.HeaderLen+int(h.Len)]) != nil {
+			return
+		}
+		if again := parseReply(t, wire.AppendReply(nil, h.Op, h.ID, &r)); !reflect.DeepEqual(again, r) {
+			t.Fatalf("another round: %+v\nwas            %+v", again, r)
+		}
+	})
+}
+
+// FuzzParts: parts that parse are written as the same bytes.
+func FuzzParts(f *testing.F) {
+	f.Add(wire.AppendParts(nil, [][]byte{[]byte("a"), nil, {}}))
+	f.Add([]byte{0, 0, 0, 0})
+	f.Add([]byte{1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		parts, err := wire.ParseParts(b)
+		if err != nil {
+			return
+		}
+		if again := wire.AppendParts(nil, parts); !bytes.Equal(again, b) {
+			t.Fatalf("written again: %x, was %x", again, b)
+		}
+	})
+}

@@ -1,0 +1,272 @@
+package wire_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+var goldenReplies = []struct {
+	name  string
+	op    wire.Op
+	rep   wire.Reply
+	bytes string
+}{
+	{"nothing", wire.OpSet, wire.Reply{}, "00000000 06 00 0000 0500000000000000"},
+	{"code", wire.OpGet, wire.Reply{Code: wire.CodeNotFound}, "00000000 05 00 0100 0500000000000000"},
+	{"numbers", wire.OpAdd, wire.Reply{Rev: 3, N: -1}, "10000000 08 01 0000 0500000000000000 | 0300000000000000 ffffffffffffffff"},
+	{"detail", wire.OpAdd, wire.Reply{Code: wire.CodeInvalid, Detail: "x"}, "05000000 08 02 0d00 0500000000000000 | 01000000 78"},
+	{"value", wire.OpGet, wire.Reply{Value: []byte("v")}, "05000000 05 04 0000 0500000000000000 | 01000000 76"},
+	{
+		"values", wire.OpWait,
+		wire.Reply{Values: [][]byte{[]byte("v"), nil, {}}},
+		"11000000 07 08 0000 0500000000000000 | 03000000  01000000 76  ffffffff  00000000",
+	},
+	{
+		"missing keys", wire.OpWait,
+		wire.Reply{Code: wire.CodeTimeout, Keys: []string{"a", ""}},
+		"0d000000 07 10 0500 0500000000000000 | 02000000  01000000 61  00000000",
+	},
+	{
+		"changes", wire.OpChanges,
+		wire.Reply{Rev: 9, Values: [][]byte{nil}, Keys: []string{"k"}, Nums: []int64{9, int64(wire.ChangeExpire)}},
+		"35000000 0d 39 0000 0500000000000000 | 0900000000000000 0000000000000000  01000000 ffffffff  01000000 01000000 6b" +
+			"02000000 0900000000000000 0200000000000000",
+	},
+	{
+		"message", wire.OpRecv,
+		wire.Reply{Value: []byte{}, Type: "t"},
+		"09000000 13 44 0000 0500000000000000 | 00000000  01000000 74",
+	},
+	{
+		"verdict", wire.OpCollect,
+		wire.Reply{Code: wire.CodeTimeout, Verdict: &wire.Verdict{
+			Code: wire.CodeTimeout, By: -1, Waited: time.Microsecond, Reason: "r", Missing: []int{1}, Doing: []string{"d"},
+			Lost: []int{2, 3}, Left: []int{4},
+		}},
+		"39000000 11 80 0500 0500000000000000 | 0500 ffffffff e803000000000000  01000000 72" +
+			"01000000 01000000  01000000 01000000 64  02000000 02000000 03000000  01000000 04000000  00",
+	},
+	{
+		"clash", wire.OpCollect,
+		wire.Reply{Code: wire.CodeMismatch, Verdict: &wire.Verdict{
+			Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{vote, seat},
+		}},
+		"87000000 11 80 0e00 0500000000000000 | 0e00 ffffffff 0000000000000000  00000000  00000000 00000000 00000000 00000000  02" +
+			"0700000000000000 02000000  01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69  01000000 6c  fcffffff  01  04 06" +
+			"0700000000000000 02000000  00000000  0000000000000000  00000000  00000000  00000000  00000000  00000000  00  00 00",
+	},
+}
+
+func TestGoldenReplies(t *testing.T) {
+	for _, g := range goldenReplies {
+		t.Run(g.name, func(t *testing.T) {
+			want := unhex(t, g.bytes)
+			got := wire.AppendReply([]byte("front"), g.op, 5, &g.rep)
+			if string(got) != "front"+string(want) {
+				t.Fatalf("got  %x\nwant %x", got[5:], want)
+			}
+			if back := parseReply(t, want); !reflect.DeepEqual(back, g.rep) {
+				t.Fatalf("parsed %+v\nwant   %+v", back, g.rep)
+			}
+		})
+	}
+}
+
+func parseReply(t testing.TB, frame []byte) wire.Reply {
+	t.Helper()
+	h, err := wire.ParseHeader(frame, wire.MaxReply)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r wire.Reply
+	if err := r.Parse(h, frame[wire.HeaderLen:]); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// everyPart is a reply with all the parts there are, for vary.
+func everyPart() wire.Reply {
+	return wire.Reply{
+		Code: 1, Detail: "d", Rev: 1, N: 1, Value: []byte("v"), Values: [][]byte{[]byte("v"), nil}, Keys: []string{"k"}, Nums: []int64{1},
+		Type: "t", Verdict: &wire.Verdict{
+			Code: 1, Missing: []int{1}, Doing: []string{"d"}, Lost: []int{1}, Left: []int{1}, By: 1, Reason: "r",
+			Clash: []wire.Contribution{vote, seat}, Waited: 1,
+		},
+	}
+}
+
+// TestReplyRoundTrip takes replies with each set of parts, and random contents.
+func TestReplyRoundTrip(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for round := range 1 << 10 {
+		rep := everyPart()
+		v := reflect.ValueOf(&rep).Elem()
+		for i := range v.NumField() {
+			if round>>i&1 == 0 {
+				v.Field(i).SetZero()
+			}
+		}
+		vary(r, v)
+		if back := parseReply(t, wire.AppendReply(nil, wire.OpWait, r.Uint64(), &rep)); !reflect.DeepEqual(back, rep) {
+			t.Fatalf("parsed %+v\nwant   %+v", back, rep)
+		}
+	}
+}
+
+func TestReplyTruncated(t *testing.T) {
+	rep := everyPart()
+	frame := wire.AppendReply(nil, wire.OpWait, 1, &rep)
+	h, _ := wire.ParseHeader(frame, wire.MaxReply)
+	body := frame[wire.HeaderLen:]
+	for n := range body {
+		var r wire.Reply
+		if err := r.Parse(h, body[:n:n]); !errors.Is(err, wire.ErrTruncated) {
+			t.Errorf("cut to %d of %d bytes: %v", n, len(body), err)
+		}
+	}
+	var r wire.Reply
+	if err := r.Parse(h, append(body, 0)); !errors.Is(err, wire.ErrTrailing) {
+		t.Errorf("a byte more: %v", err)
+	}
+}
+
+// TestCounts: a count of elements that cannot be there makes no room for them.
+func TestCounts(t *testing.T) {
+	body := []byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0}
+	for name, parse := range map[string]func() error{
+		"keys":     func() error { return new(wire.Request).Parse(wire.Header{Op: wire.OpDelete}, body) },
+		"values":   func() error { return new(wire.Reply).Parse(wire.Header{Op: wire.OpGet, Flags: 8}, body) },
+		"reply":    func() error { return new(wire.Reply).Parse(wire.Header{Op: wire.OpGet, Flags: 16}, body) },
+		"numbers":  func() error { return new(wire.Reply).Parse(wire.Header{Op: wire.OpGet, Flags: 32}, body) },
+		"a value":  func() error { return new(wire.Reply).Parse(wire.Header{Op: wire.OpGet, Flags: 4}, body) },
+		"a detail": func() error { return new(wire.Reply).Parse(wire.Header{Op: wire.OpGet, Flags: 2}, body) },
+		"parts":    func() error { _, err := wire.ParseParts(body); return err },
+	} {
+		if allocs := testing.AllocsPerRun(10, func() {
+			if parse() == nil {
+				t.Errorf("%s: no error", name)
+			}
+		}); allocs > 2 { // the request or reply itself
+			t.Errorf("%s: %v allocations", name, allocs)
+		}
+	}
+	big := wire.AppendHeader(nil, wire.Header{Len: 1<<32 - 1, Op: wire.OpSet})
+	if _, err := wire.ParseHeader(big, wire.MaxBody); !errors.Is(err, wire.ErrTooLarge) {
+		t.Errorf("a body of 4 GiB: %v", err)
+	}
+}
+
+func TestParts(t *testing.T) {
+	for _, parts := range [][][]byte{{}, {nil}, {{}}, {[]byte("a"), nil, {}, []byte(strings.Repeat("b", 300))}} {
+		b := wire.AppendParts([]byte("x"), parts)[1:]
+		back, err := wire.ParseParts(b)
+		if err != nil || !reflect.DeepEqual(back, parts) {
+			t.Errorf("parsed %q, %v, want %q", back, err, parts)
+		}
+		for n := range b {
+			if _, err := wire.ParseParts(b[:n:n]); !errors.Is(err, wire.ErrTruncated) {
+				t.Errorf("cut to %d of %d bytes: %v", n, len(b), err)
+			}
+		}
+		if _, err := wire.ParseParts(append(b, 0)); !errors.Is(err, wire.ErrTrailing) {
+			t.Errorf("a byte more: %v", err)
+		}
+	}
+}
+
+// TestParsedCannotGrowIntoNeighbours: what aliases a buffer must not write into it when it is appended to.
+func TestParsedCannotGrowIntoNeighbours(t *testing.T) {
+	req := wire.Request{Op: wire.OpSwap, Key: "k", Value: []byte("v"), Old: []byte("old")}
+	back := parseRequest(t, wire.AppendRequest(nil, &req))
+	_ = append(back.Value, "xxxxxxxx"...)
+	if !reflect.DeepEqual(back, req) {
+		t.Fatalf("parsed %+v, want %+v", back, req)
+	}
+}
+
+// TestHotPathAllocates nothing, with buffers that are used again.
+func TestHotPathAllocates(t *testing.T) {
+	var (
+		buf  []byte
+		into wire.Request
+		rep  wire.Reply
+	)
+	requests := []wire.Request{
+		{Op: wire.OpGet, Key: "key"},
+		{Op: wire.OpSet, Key: "key", Value: make([]byte, 100), TTL: 1},
+		{Op: wire.OpWait, Keys: []string{"a", "b"}},
+		{Op: wire.OpAdd, Key: "key", Delta: 1},
+		{Op: wire.OpSend, Value: make([]byte, 100), Group: cast},
+		{Op: wire.OpRecv, Group: cast},
+		{Op: wire.OpCollect, Value: make([]byte, 100), Group: vote},
+	}
+	for i := range requests {
+		nothing(t, "request "+requests[i].Op.String(), func() error {
+			buf = wire.AppendRequest(buf[:0], &requests[i])
+			h, err := wire.ParseHeader(buf, wire.MaxBody)
+			return errors.Join(err, into.Parse(h, buf[wire.HeaderLen:]))
+		})
+	}
+	replies := []wire.Reply{{}, {Rev: 1, N: 2}, {Value: make([]byte, 100)}, {Value: make([]byte, 100), Type: "t"}, {Code: wire.CodeNotFound}}
+	for i := range replies {
+		nothing(t, "reply", func() error {
+			buf = wire.AppendReply(buf[:0], wire.OpCollect, 7, &replies[i])
+			h, err := wire.ParseHeader(buf, wire.MaxReply)
+			return errors.Join(err, rep.Parse(h, buf[wire.HeaderLen:]))
+		})
+	}
+}
+
+// nothing asserts that f, which has run once, allocates nothing.
+func nothing(t *testing.T, what string, f func() error) {
+	t.Helper()
+	if err := f(); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	if n := testing.AllocsPerRun(100, func() { _ = f() }); n != 0 {
+		t.Errorf("%s: %v allocations", what, n)
+	}
+}
+
+func TestNames(t *testing.T) {
+	seen := map[string]bool{}
+	for c := wire.CodeOK; c <= wire.CodeStale; c++ {
+		if s := c.String(); s == "" || seen[s] || strings.HasPrefix(s, "code(") {
+			t.Errorf("code %d is %q", c, s)
+		} else {
+			seen[s] = true
+		}
+	}
+	clear(seen)
+	for op := wire.OpHello; op <= wire.OpLost; op++ {
+		if s := op.String(); seen[s] || strings.HasPrefix(s, "op(") {
+			t.Errorf("op %d is %q", op, s)
+		} else {
+			seen[s] = true
+		}
+	}
+	if got := wire.Code(999).String() + wire.Op(99).String(); got != "code(999)op(99)" {
+		t.Errorf("unknown ones are %q", got)
+	}
+}
+
+func TestFold(t *testing.T) {
+	for op := range wire.FoldOp(255) {
+		for kind := range wire.NumberKind(255) {
+			want := op >= wire.FoldSum && op <= wire.FoldMax && kind >= wire.Int32 && kind <= wire.Float64
+			if got := (wire.Fold{Op: op, Kind: kind}).Valid(); got != want {
+				t.Fatalf("fold %d of kind %d: valid is %v", op, kind, got)
+			}
+			if kind.Size() > 0 != (kind >= wire.Int32 && kind <= wire.Float64) {
+				t.Fatalf("kind %d has size %d", kind, kind.Size())
+			}
+		}
+	}
+}
