@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -231,5 +230,3 @@ func (c *crowd) ping(i int) error {
 	_, err := c.stores[i].Revision(ctx)
 	return err
 }
-
-var _ = strings.TrimSpace

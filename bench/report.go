@@ -31,7 +31,9 @@ func newReport(command string, columns ...string) *report {
 	return &report{Command: command, CPUs: runtime.NumCPU(), Go: runtime.Version(), Before: loadAverage(), columns: columns}
 }
 
-func (r *report) note(format string, args ...any) { r.Notes = append(r.Notes, fmt.Sprintf(format, args...)) }
+func (r *report) note(format string, args ...any) {
+	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
+}
 
 func (r *report) add(figures map[string]float64, name ...string) {
 	for k, v := range figures {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -18,10 +19,7 @@ import (
 func Create(ctx context.Context, c Config) (*Group, error) {
 	c, err := c.withDefaults()
 	if err != nil {
-		if c.Listener != nil {
-			err = errors.Join(err, c.Listener.Close())
-		}
-		return nil, err
+		return nil, errors.Join(err, c.closeListener())
 	}
 	ctx, cancel := (&seat{cfg: c}).bound(ctx)
 	defer cancel()
@@ -49,7 +47,18 @@ func (c *Config) create(ctx context.Context) (*Group, error) {
 	}
 }
 
+// closeListener ends the listener of a group that is not to be: Create has taken it over.
+func (c *Config) closeListener() error {
+	if c.Listener == nil {
+		return nil
+	}
+	return c.Listener.Close()
+}
+
 func (c *Config) createOnce(ctx context.Context) (*Group, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, errors.Join(err, c.closeListener())
+	}
 	at, err := c.meet(ctx)
 	if err != nil {
 		return nil, err
@@ -91,10 +100,16 @@ func (c *Config) createError(err, before error, took time.Duration) error {
 		step += fmt.Sprintf(": nobody listens at %s after %.1fs", e.Key, took.Seconds())
 	}
 	if before != nil {
-		return fmt.Errorf("%s: %w; the store that was there before went away: %w", step, err, before)
+		return fmt.Errorf("%s: %w; the store that was there before went away: %w", step, oneLine{err}, oneLine{before})
 	}
-	return fmt.Errorf("%s: %w", step, err)
+	return fmt.Errorf("%s: %w", step, oneLine{err})
 }
+
+// oneLine is an error of several lines, as errors.Join makes them, on one.
+type oneLine struct{ error }
+
+func (e oneLine) Error() string { return strings.ReplaceAll(e.error.Error(), "\n", ": ") }
+func (e oneLine) Unwrap() error { return e.error }
 
 // admission is the roll that a rank enters.
 type admission struct {

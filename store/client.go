@@ -328,10 +328,16 @@ func (c *client) fail(err error) {
 func (c *client) Close() error {
 	c.mu.Lock()
 	first := c.err == nil
+	var calls map[uint64]*clientCall
 	if first {
 		c.err = ErrClosed
+		calls, c.calls = c.calls, map[uint64]*clientCall{}
 	}
 	c.mu.Unlock()
+	for _, call := range calls { // at once: what the server still answers is nobody's
+		call.err = ErrClosed
+		call.done <- struct{}{}
+	}
 	if first {
 		c.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpGoodbye}) })
 		c.out.Flush()

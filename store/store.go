@@ -19,9 +19,10 @@ import (
 
 // Engine carries out requests. Package storetest is its contract.
 type Engine interface {
-	// Do answers req into rep, whatever the answer's code. It waits as req asks, and no
-	// longer than ctx; when ctx ends, OpJoin, OpCollect, OpSend and OpRecv are withdrawn,
-	// and Do waits up to Grace for what the store decided. An error means that there is no answer.
+	// Do answers req into rep, whatever the answer's code. It waits as req asks, and no longer than ctx.
+	// When a deadline passes, an operation that waits is given Grace for the store's own word, which
+	// says who or what is missing; when ctx is cancelled, OpJoin, OpCollect, OpSend and OpRecv are
+	// withdrawn and given Grace for what was decided. An error means that there is no answer.
 	// Do keeps neither req nor rep, and what rep holds is the caller's.
 	Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 	// Close ends every call in progress with ErrClosed. It may be called twice.
@@ -98,7 +99,7 @@ func (s *Store) Set(ctx context.Context, key string, value []byte, o *SetOptions
 }
 
 // Add adds delta to the counter key, which starts at 0, and returns its new value. Counters
-// are decimal text, as PyTorch's TCPStore has them; ErrInvalid if key holds something else.
+// are decimal text, as PyTorch's TCPStore has them; ErrInvalid if key holds something else. TTL and reads stay.
 func (s *Store) Add(ctx context.Context, key string, delta int64) (int64, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpAdd, Key: key, Delta: delta}, &rep)
@@ -114,7 +115,7 @@ func (s *Store) Swap(ctx context.Context, key string, old, new []byte) (now []by
 	return rep.Value, err
 }
 
-// Append appends to the value of key, which starts empty, and returns its new length.
+// Append appends to the value of key, which starts empty, and returns its new length. TTL and reads stay.
 func (s *Store) Append(ctx context.Context, key string, value []byte) (int, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpAppend, Key: key, Value: present(value)}, &rep)

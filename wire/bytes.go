@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"fmt"
 	"time"
 	"unsafe"
 )
@@ -210,8 +211,14 @@ func (p *parser) values() [][]byte {
 // AppendParts appends a payload made of parts, for WantPart: one for each rank.
 func AppendParts(b []byte, parts [][]byte) []byte { return appendValues(b, parts) }
 
-// ParseParts parses what AppendParts made; the parts alias b.
-func ParseParts(b []byte) ([][]byte, error) {
+// ParseParts parses what AppendParts made of n parts, which alias b.
+func ParseParts(b []byte, n int) ([][]byte, error) {
+	if len(b) < 4 {
+		return nil, ErrTruncated
+	}
+	if got := binary.LittleEndian.Uint32(b); int64(got) != int64(n) {
+		return nil, fmt.Errorf("wire: %d parts, not %d", got, n)
+	}
 	p := parser{b: b}
 	parts := p.values()
 	return parts, p.end()

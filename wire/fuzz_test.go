@@ -2,6 +2,7 @@ package wire_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"reflect"
 	"testing"
 
@@ -77,7 +78,10 @@ func FuzzParts(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0})
 	f.Add([]byte{1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		parts, err := wire.ParseParts(b)
+		if len(b) < 4 {
+			return
+		}
+		parts, err := wire.ParseParts(b, int(binary.LittleEndian.Uint32(b)))
 		if err != nil {
 			return
 		}

@@ -147,7 +147,7 @@ func TestCounts(t *testing.T) {
 		"numbers":  func() error { return new(wire.Reply).Parse(wire.Header{Op: wire.OpGet, Flags: 32}, body) },
 		"a value":  func() error { return new(wire.Reply).Parse(wire.Header{Op: wire.OpGet, Flags: 4}, body) },
 		"a detail": func() error { return new(wire.Reply).Parse(wire.Header{Op: wire.OpGet, Flags: 2}, body) },
-		"parts":    func() error { _, err := wire.ParseParts(body); return err },
+		"parts":    func() error { _, err := wire.ParseParts(body, 1<<32-1); return err },
 	} {
 		if allocs := testing.AllocsPerRun(10, func() {
 			if parse() == nil {
@@ -166,17 +166,20 @@ func TestCounts(t *testing.T) {
 func TestParts(t *testing.T) {
 	for _, parts := range [][][]byte{{}, {nil}, {{}}, {[]byte("a"), nil, {}, []byte(strings.Repeat("b", 300))}} {
 		b := wire.AppendParts([]byte("x"), parts)[1:]
-		back, err := wire.ParseParts(b)
+		back, err := wire.ParseParts(b, len(parts))
 		if err != nil || !reflect.DeepEqual(back, parts) {
 			t.Errorf("parsed %q, %v, want %q", back, err, parts)
 		}
 		for n := range b {
-			if _, err := wire.ParseParts(b[:n:n]); !errors.Is(err, wire.ErrTruncated) {
+			if _, err := wire.ParseParts(b[:n:n], len(parts)); !errors.Is(err, wire.ErrTruncated) {
 				t.Errorf("cut to %d of %d bytes: %v", n, len(b), err)
 			}
 		}
-		if _, err := wire.ParseParts(append(b, 0)); !errors.Is(err, wire.ErrTrailing) {
+		if _, err := wire.ParseParts(append(b, 0), len(parts)); !errors.Is(err, wire.ErrTrailing) {
 			t.Errorf("a byte more: %v", err)
+		}
+		if _, err := wire.ParseParts(b, len(parts)+1); err == nil {
+			t.Errorf("%d parts for %d", len(parts), len(parts)+1)
 		}
 	}
 }

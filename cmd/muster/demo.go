@@ -93,7 +93,7 @@ func (d *demo) launch(ctx context.Context) error {
 }
 
 func (d *demo) tell(ctx context.Context) error {
-	d.say("%s\n\n", d.ink.bold("muster: four processes, two groups, one death"))
+	d.say("%s\n\n", d.ink.bold("muster: four processes, two groups, one loss"))
 	for _, chapter := range []func(context.Context) error{d.meet, d.gather, d.barrier, d.kill} {
 		if err := chapter(ctx); err != nil {
 			return err
@@ -109,7 +109,7 @@ func (d *demo) meet(ctx context.Context) error {
 		pids = append(pids, d.ink.rank(rank, fmt.Sprint(d.job.Process(rank).Pid())))
 	}
 	d.item("store", "%s, in this process", d.place.host.url())
-	d.item("processes", "ranks 0–3 are %s", strings.Join(pids, " "))
+	d.item("processes", "ranks 0–3 are pids %s", strings.Join(pids, " "))
 	world, err := d.await(ctx, stepWorld, everybody())
 	if err != nil {
 		return err
@@ -168,7 +168,7 @@ func (d *demo) kill(ctx context.Context) error {
 		return err
 	}
 	victim := d.job.Process(demoVictim)
-	d.say("%s the others wait for rank %d in a barrier, and it gets SIGKILL\n\n", d.ink.bold("Death:"), demoVictim)
+	d.say("%s the others wait for rank %d in a barrier, and it gets SIGKILL\n\n", d.ink.bold("Loss:"), demoVictim)
 	killed := time.Now()
 	if err := victim.Signal(syscall.SIGKILL); err != nil {
 		return err
@@ -206,7 +206,7 @@ func (d *demo) killedToo(ctx context.Context, victim *launch.Process) error {
 		return context.Cause(ctx)
 	}
 	if e, ok := errors.AsType[*launch.ExitError](victim.Err()); !ok || e.Signal != syscall.SIGKILL {
-		return fmt.Errorf("rank %d was to be killed by SIGKILL, and ended so: %v", demoVictim, victim.Err())
+		return fmt.Errorf("rank %d was to be killed by SIGKILL, and ended so: %s", demoVictim, fmt.Sprint(victim.Err()))
 	}
 	return nil
 }

@@ -165,7 +165,7 @@ func (d *demoProcess) lose(ctx context.Context) error {
 func (d *demoProcess) lost(step string, err error) error {
 	re, ok := asRankError(err)
 	if !ok {
-		return fmt.Errorf("rank %d waited for rank %d, which was killed, and got: %v", d.world.Rank(), demoVictim, err)
+		return fmt.Errorf("rank %d waited for rank %d, which was killed, and got: %s", d.world.Rank(), demoVictim, fmt.Sprint(err))
 	}
 	return d.say(demoReport{Step: step, Lost: re.Lost, Text: re.Error()})
 }

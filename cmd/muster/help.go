@@ -28,6 +28,7 @@ func newHelp(root *cobra.Command) *cobra.Command {
 				return usagef(root, "there is no help on %q", rest[0])
 			}
 			cmd.InitDefaultHelpFlag()
+			cmd.InitDefaultVersionFlag()
 			return cmd.Help()
 		},
 	}

@@ -123,7 +123,7 @@ func programError(name string, err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return &exit{code: exitNotRunnable, text: fmt.Sprintf("%q may not be executed: is it a program? chmod +x makes it one", name), err: err}
 	}
-	return &exit{code: exitNotRunnable, text: fmt.Sprintf("%q cannot be started: %v", name, err), err: err}
+	return &exit{code: exitNotRunnable, text: fmt.Sprintf("%q cannot be started: %s", name, reason(err)), err: err}
 }
 
 // ended turns what Wait said into what this process says.

@@ -14,8 +14,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// quick is how long a command takes that has nothing to wait for.
-const quick = 10 * time.Second
+const (
+	dialTime = 5 * time.Second  // to connect; --timeout counts from then on
+	quick    = 10 * time.Second // for a command that has nothing to wait for
+)
 
 // remote is the store that a command works on.
 type remote struct {
@@ -42,22 +44,28 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 	if err := r.check(cmd); err != nil {
 		return err
 	}
-	ctx := context.Background()
+	s, err := r.open()
+	if err != nil {
+		return &storeError{r.url, err}
+	}
+	defer s.Close()
+	ctx := cmd.Context()
 	if r.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.timeout)
 		defer cancel()
 	}
-	s, err := store.Open(ctx, r.url)
-	if err != nil {
-		return &storeError{r.url, err}
-	}
-	defer s.Close()
 	err = f(ctx, s)
 	if _, ok := errors.AsType[*store.Error](err); ok {
 		return &storeError{r.url, err}
 	}
 	return err
+}
+
+func (r *remote) open() (*store.Store, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
+	defer cancel()
+	return store.Open(ctx, r.url)
 }
 
 func (r *remote) check(cmd *cobra.Command) error {

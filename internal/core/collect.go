@@ -23,7 +23,7 @@ type channel struct {
 	floor   []uint64 // by rank: it has passed every record up to here
 	records map[uint64]*record
 	bytes   int     // of the payloads in records
-	held    *record // the root's yes waits for room
+	held    []*record // have their root's yes, which waits for room; in order
 	spare   []ballot
 }
 
@@ -198,7 +198,7 @@ func (m *Machine) settle(r *record) {
 		m.decide(r, nil)
 	case r.cast.RootOnly && r.ballots[r.cast.Root].yes:
 		if r.ch.crowded(m, r) {
-			r.ch.held = r
+			r.ch.held = append(r.ch.held, r)
 			return
 		}
 		m.decide(r, nil)
@@ -231,9 +231,7 @@ func (r *record) hopeless(m *Machine) *wire.Verdict {
 func (m *Machine) decide(r *record, no *wire.Reply) {
 	r.done, r.failed = true, no
 	m.disarm(r)
-	if r.ch.held == r {
-		r.ch.held = nil
-	}
+	r.ch.held = slices.DeleteFunc(r.ch.held, func(x *record) bool { return x == r })
 	if no != nil {
 		r.forgetPayloads()
 	}
@@ -271,7 +269,7 @@ func (r *record) missing() (ranks []int) {
 			ranks = append(ranks, rank)
 		}
 	}
-	if ranks == nil && r.ch.held == r {
+	if ranks == nil && slices.Contains(r.ch.held, r) {
 		return r.ch.slowest()
 	}
 	return ranks
@@ -386,9 +384,8 @@ func (ch *channel) free(m *Machine, r *record) {
 	clear(r.ballots)
 	ch.spare = r.ballots
 	r.ballots = nil
-	if h := ch.held; h != nil && !ch.crowded(m, h) {
-		ch.held = nil
-		m.decide(h, nil)
+	if len(ch.held) > 0 && !ch.crowded(m, ch.held[0]) {
+		m.decide(ch.held[0], nil)
 	}
 }
 

@@ -31,12 +31,9 @@ func (r *record) malformed(c *wire.Contribution, payload []byte) string {
 
 // takeParts keeps the parts of rank's payload, one for each rank.
 func (r *record) takeParts(rank int, payload []byte) string {
-	parts, err := wire.ParseParts(payload)
+	parts, err := wire.ParseParts(payload, len(r.ballots))
 	if err != nil {
 		return err.Error()
-	}
-	if len(parts) != len(r.ballots) {
-		return fmt.Sprintf("%d parts for %d ranks", len(parts), len(r.ballots))
 	}
 	if r.parts == nil {
 		r.parts = make([][][]byte, len(r.ballots))

@@ -74,9 +74,10 @@ type call struct {
 	// the auditor's
 	at       core.Time // when it arrived
 	arrived  bool
+	cancelled bool
 	waiting  bool
 	answered bool
-	refusal  string // why it must be refused; "" is that it need not
+	refusal  wire.Code // how it must be refused
 	vote     *vote
 	record   *record
 	group    *group

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -39,11 +40,20 @@ func (m *Machine) firstMissing(keys []string) (key string, complete bool) {
 	return "", true
 }
 
-// fetch answers the values of keys, all of which exist.
+// fetchBytes bounds the values of one answer.
+const fetchBytes = 256 << 20
+
+// fetch answers the values of keys, all of which exist. If they are too many bytes for one answer, nothing is read.
 func (m *Machine) fetch(keys []string, rep *wire.Reply) {
 	rep.Values = make([][]byte, len(keys))
+	bytes := 0
 	for i, k := range keys {
 		rep.Values[i] = m.entries[k].value
+		bytes += len(rep.Values[i])
+	}
+	if bytes > fetchBytes {
+		refuse(rep, wire.CodeTooLarge, fmt.Sprintf("%d bytes in one answer, the limit is %d", bytes, fetchBytes))
+		return
 	}
 	for _, k := range keys {
 		if e := m.entries[k]; e != nil {

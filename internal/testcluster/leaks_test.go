@@ -52,7 +52,7 @@ func TestLeaks(t *testing.T) {
 				t.Skip("orphans are counted on Linux only")
 			}
 			t.Parallel() // each waits for what might still end
-			err, said := leaking(t, what)
+			said, err := leaking(t, what)
 			if failed := err != nil; failed != (want != "") || !strings.Contains(said, want) {
 				t.Errorf("%v; it said %q, want %q", err, said, want)
 			}
@@ -62,7 +62,7 @@ func TestLeaks(t *testing.T) {
 
 // leaking runs the test binary again, as a rank of its own group: whatever it leaves
 // over goes with it.
-func leaking(t *testing.T, what string) (err error, said string) {
+func leaking(t *testing.T, what string) (said string, err error) {
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -76,5 +76,5 @@ func leaking(t *testing.T, what string) (err error, said string) {
 		t.Fatal(err)
 	}
 	err = job.Wait()
-	return err, out.String()
+	return out.String(), err
 }

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+//go:embed mpi/verbs.c
+var mpiSource []byte
+
+// errNoMPI says what to do.
+var errNoMPI = errors.New("mpicc or mpirun is not in PATH: install Open MPI (apt install openmpi-bin libopenmpi-dev gcc), or leave out -mpi")
+
+// mpiProgram is the verbs in C.
+type mpiProgram struct{ dir, path string }
+
+func buildMPI(ctx context.Context) (*mpiProgram, error) {
+	for _, tool := range []string{"mpicc", "mpirun"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return nil, errNoMPI
+		}
+	}
+	dir, err := os.MkdirTemp("", "muster-bench")
+	if err != nil {
+		return nil, err
+	}
+	p := &mpiProgram{dir, filepath.Join(dir, "verbs")}
+	source := p.path + ".c"
+	if err := os.WriteFile(source, mpiSource, 0o600); err != nil {
+		p.remove()
+		return nil, err
+	}
+	if out, err := exec.CommandContext(ctx, "mpicc", "-O2", "-o", p.path, source).CombinedOutput(); err != nil {
+		p.remove()
+		return nil, fmt.Errorf("mpicc: %w: %s", err, out)
+	}
+	return p, nil
+}
+
+func (p *mpiProgram) remove() { _ = os.RemoveAll(p.dir) }
+
+// run measures n processes over TCP on loopback.
+func (p *mpiProgram) run(ctx context.Context, n int, each time.Duration) (found []finding, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "mpirun", "--oversubscribe", "-np", strconv.Itoa(n),
+		"--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "--mca", "oob_tcp_if_include", "lo",
+		p.path, strconv.FormatFloat(each.Seconds(), 'f', 3, 64))
+	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its processes then
+	cmd.WaitDelay = 5 * time.Second
+	bindLife(cmd)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("mpirun: %w: %s", err, strings.TrimSpace(errs.String()))
+	}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Split(strings.TrimSpace(line), ";")
+		x := finding{Verb: f[0], Way: "mpi"}
+		if len(f) != 4 {
+			continue // mpirun's own words
+		}
+		for i, into := range []*float64{&x.P50, &x.P90, &x.Mean} {
+			if *into, err = strconv.ParseFloat(f[i+1], 64); err != nil {
+				return nil, fmt.Errorf("mpirun said %q: %w", line, err)
+			}
+		}
+		found = append(found, x)
+	}
+	return found, nil
+}

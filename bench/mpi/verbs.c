@@ -1,0 +1,66 @@
+// The verbs of bench groups over MPI: prints "VERB;P50;P90;MEAN" in µs. The argument is the time for each, in seconds.
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int rank, size;
+static char *all, *one;
+
+static void barrier(int n) { MPI_Barrier(MPI_COMM_WORLD); }
+static void allgather(int n) { MPI_Allgather(one, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD); }
+static void broadcast(int n) { MPI_Bcast(one, n, MPI_BYTE, 0, MPI_COMM_WORLD); }
+
+static void pingpong(int n) {
+	if (rank > 1) return;
+	if (rank == 0) MPI_Send(one, n, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
+	MPI_Recv(one, n, MPI_BYTE, 1 - rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+	if (rank == 1) MPI_Send(one, n, MPI_BYTE, 0, 0, MPI_COMM_WORLD);
+}
+
+static int compare(const void *a, const void *b) {
+	double x = *(double *)a, y = *(double *)b;
+	return (x > y) - (x < y);
+}
+
+static void measure(const char *name, void (*verb)(int), int n, int fenced, double budget) {
+	double began = 0, mean = 0;
+	for (int i = 0; i < 10; i++) {
+		if (i == 5) began = MPI_Wtime();
+		verb(n);
+	}
+	int count = budget / ((MPI_Wtime() - began) / 5 + 1e-7);
+	if (count > 20000) count = 20000;
+	if (count < 5) count = 5;
+	MPI_Bcast(&count, 1, MPI_INT, 0, MPI_COMM_WORLD);
+	double *took = calloc(count, sizeof *took);
+	MPI_Barrier(MPI_COMM_WORLD);
+	for (int i = 0; i < count; i++) {
+		if (fenced) MPI_Barrier(MPI_COMM_WORLD);
+		began = MPI_Wtime();
+		verb(n);
+		took[i] = (MPI_Wtime() - began) * 1e6;
+	}
+	MPI_Barrier(MPI_COMM_WORLD);
+	if (fenced) MPI_Allreduce(MPI_IN_PLACE, took, count, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+	for (int i = 0; i < count; i++) mean += took[i] / count;
+	qsort(took, count, sizeof *took, compare);
+	if (rank == 0) printf("%s;%g;%g;%g\n", name, took[count / 2], took[count * 9 / 10], mean);
+	free(took);
+}
+
+int main(int argc, char **argv) {
+	MPI_Init(&argc, &argv);
+	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+	MPI_Comm_size(MPI_COMM_WORLD, &size);
+	double budget = argc > 1 ? atof(argv[1]) : 0.5;
+	one = calloc(1, 1 << 20);
+	all = calloc(size, 1 << 10);
+	measure("barrier", barrier, 0, 0, budget);
+	measure("allgather 1 KiB", allgather, 1 << 10, 0, budget);
+	measure("broadcast 1 KiB", broadcast, 1 << 10, 1, budget);
+	measure("broadcast 1 MiB", broadcast, 1 << 20, 1, budget);
+	measure("pingpong 1 KiB", pingpong, 1 << 10, 0, budget);
+	MPI_Finalize();
+	return 0;
+}

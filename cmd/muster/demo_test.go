@@ -1,0 +1,49 @@
+package main_test
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	r := run(t, "demo")
+	if r.code != 0 || r.stderr != "" {
+		t.Fatalf("%+v", r)
+	}
+	for _, want := range []string{
+		"ranks 0–3 have met", "ranks 0–2 have met again", "layers.0.self_attn     32  4096 × 4096", "1000 of them",
+		`on rank 0 of 4: lost rank 2`, `on rank 1 of 4: lost rank 2`, `on rank 3 of 4: lost rank 2`, "in trainers", "All of it as told",
+	} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	if n := strings.Count(r.stdout, "\n"); n > 35 {
+		t.Errorf("%d lines are too many", n)
+	}
+	if strings.ContainsAny(r.stdout, "\x1b\r") {
+		t.Error("a pipe got terminal codes")
+	}
+	if t.Failed() {
+		t.Log(r.stdout)
+	}
+	pids := regexp.MustCompile(`pids (\d+) (\d+) (\d+) (\d+)`).FindStringSubmatch(r.stdout)
+	if pids == nil {
+		t.Fatal("no pids in", r.stdout)
+	}
+	for _, s := range pids[1:] {
+		if pid, _ := strconv.Atoi(s); !gone(pid) {
+			t.Errorf("process %d is left", pid)
+		}
+	}
+}
+
+func TestRanksOfDemoAndBenchWithoutLauncher(t *testing.T) {
+	t.Parallel()
+	run(t, "demo-rank").wants(t, 1, "", "no launcher's environment")
+	run(t, "bench-rank", "{}").wants(t, 1, "", "no launcher's environment")
+	run(t, "bench-rank", "x").wants(t, 2, "", "SPEC")
+}

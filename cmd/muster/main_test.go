@@ -1,0 +1,218 @@
+package main_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	muster "github.com/muster-pg/muster/cmd/muster"
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// role says what this binary is to be, when the tests start it again.
+const (
+	role       = "MUSTER_TEST_ROLE"
+	roleMuster = "muster"
+	roleRank   = "rank"   // a program of a user
+	roleHolder = "holder" // one that holds a connection until it dies
+)
+
+// limit is for whatever should take no time.
+const limit = 30 * time.Second
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(role) {
+	case roleMuster:
+		os.Exit(muster.Execute(os.Args[1:]))
+	case roleRank:
+		os.Exit(asRank())
+	case roleHolder:
+		os.Exit(asHolder())
+	}
+	for _, name := range []string{"MUSTER_STORE", "MUSTER_NAME", "NO_COLOR", "RANK"} {
+		_ = os.Unsetenv(name)
+	}
+	// Under -race every process sleeps a second before it ends, and here there are hundreds.
+	_ = os.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE"))
+	os.Exit(m.Run())
+}
+
+// asRank forms the group that the environment tells of, and prints what all ranks say.
+func asRank() int {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cfg, err := pgroup.FromEnv()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	g, err := pgroup.Create(ctx, cfg)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	all, err := pgroup.AllGather(ctx, g, g.Rank()*10)
+	fmt.Println(all, err, g.Shutdown(ctx))
+	return 0
+}
+
+func asHolder() int {
+	c, err := net.Dial("tcp", os.Args[1])
+	if err != nil {
+		return 1
+	}
+	fmt.Fprintln(c, "here")
+	_, _ = io.Copy(io.Discard, c)
+	return 0
+}
+
+// result is how a command ended.
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+// wants checks a result: the code, what stdout is, and what stderr has; "" is nothing there.
+func (r result) wants(t *testing.T, code int, stdout, stderr string) {
+	t.Helper()
+	if r.code != code || r.stdout != stdout || (r.stderr == "") != (stderr == "") || !strings.Contains(r.stderr, stderr) {
+		t.Errorf("exit code %d, stdout %q, stderr %q\nwant      %d,        %q,        %q", r.code, r.stdout, r.stderr, code, stdout, stderr)
+	}
+	if code > 0 && (strings.Count(r.stderr, "\n") != 1 || !strings.HasPrefix(r.stderr, "muster: ")) {
+		t.Errorf("stderr is not one line that begins with muster: %q", r.stderr)
+	}
+}
+
+// run carries out one command line of muster.
+func run(t *testing.T, args ...string) result {
+	t.Helper()
+	return start(t, args...).wait(t)
+}
+
+// runIn does so with standard input and more environment.
+func runIn(t *testing.T, stdin io.Reader, env []string, args ...string) result {
+	t.Helper()
+	return startIn(t, stdin, env, args...).wait(t)
+}
+
+// process is a muster that runs.
+type process struct {
+	cmd    *exec.Cmd
+	stdout *bufio.Reader
+	stderr *bufio.Reader
+}
+
+func start(t *testing.T, args ...string) *process {
+	t.Helper()
+	return startIn(t, nil, nil, args...)
+}
+
+func startIn(t *testing.T, stdin io.Reader, env []string, args ...string) *process {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	cmd := exec.CommandContext(ctx, self(t), args...)
+	cmd.Env = append(append(os.Environ(), role+"="+roleMuster), env...)
+	cmd.Stdin = stdin
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		_ = cmd.Wait() // if nobody has
+	})
+	return &process{cmd, bufio.NewReader(stdout), bufio.NewReader(stderr)}
+}
+
+func self(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (p *process) wait(t *testing.T) result {
+	t.Helper()
+	var stderr []byte
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		stderr, _ = io.ReadAll(p.stderr)
+	}()
+	stdout, _ := io.ReadAll(p.stdout)
+	<-done
+	err := p.cmd.Wait()
+	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
+		t.Fatal(err)
+	}
+	return result{p.cmd.ProcessState.ExitCode(), string(stdout), string(stderr)}
+}
+
+// line reads standard output up to a line with text in it, and returns that.
+func (p *process) line(t *testing.T, text string) string {
+	t.Helper()
+	return lineOf(t, p.stdout, text)
+}
+
+// complaint does so for standard error.
+func (p *process) complaint(t *testing.T, text string) string {
+	t.Helper()
+	return lineOf(t, p.stderr, text)
+}
+
+func lineOf(t *testing.T, r *bufio.Reader, text string) string {
+	t.Helper()
+	var before bytes.Buffer
+	for {
+		s, err := r.ReadString('\n')
+		if strings.Contains(s, text) {
+			return strings.TrimSpace(s)
+		}
+		before.WriteString(s)
+		if err != nil {
+			t.Fatalf("no line with %q, but %q: %v", text, &before, err)
+		}
+	}
+}
+
+func (p *process) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serve starts a store, and returns its process and address.
+func serve(t *testing.T, args ...string) (*process, string) {
+	t.Helper()
+	p := start(t, append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
+	return p, p.line(t, "muster://127.0.0.1:")
+}
+
+// gone reports whether a process has ended. Where process 1 reaps nobody, orphans stay zombies.
+func gone(pid int) bool {
+	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+		return true
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && bytes.Contains(stat, []byte(") Z "))
+}

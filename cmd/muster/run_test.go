@@ -1,0 +1,225 @@
+package main_test
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// sh is a rank that a shell plays.
+func sh(script string) []string { return []string{"--", "sh", "-c", script} }
+
+func runSh(n int, flags, script string) []string {
+	return append(append([]string{"run", "-n", strconv.Itoa(n)}, strings.Fields(flags)...), sh(script)...)
+}
+
+func sorted(lines string) []string {
+	return slices.Sorted(strings.SplitSeq(strings.TrimSpace(lines), "\n"))
+}
+
+func TestRunTellsRanksWhoTheyAre(t *testing.T) {
+	t.Parallel()
+	r := run(t, runSh(2, "--env EXTRA=a=b", "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $EXTRA $MASTER_ADDR")...)
+	if got, want := sorted(r.stdout), []string{"[0] 0 2 0 2 a=b 127.0.0.1", "[1] 1 2 1 2 a=b 127.0.0.1"}; r.code != 0 || !slices.Equal(got, want) {
+		t.Errorf("%+v", r)
+	}
+	r = run(t, runSh(1, "--no-prefix", `[ muster://$MASTER_ADDR:$MASTER_PORT = $MUSTER_STORE ] && [ -n "$MUSTER_RUN" ] && echo same; echo err >&2`)...)
+	r.wants(t, 0, "same\n", "err")
+	r = run(t, runSh(1, "--no-prefix --master-addr node7 --master-port 29500", `echo $MASTER_ADDR $MASTER_PORT $MUSTER_STORE.`)...)
+	r.wants(t, 0, "node7 29500 .\n", "")
+}
+
+func TestRunAlignsPrefixes(t *testing.T) {
+	t.Parallel()
+	r := run(t, runSh(11, "", "echo x; echo y >&2")...)
+	if out := sorted(r.stdout); out[0] != "[ 0] x" || out[10] != "[10] x" || strings.Count(r.stderr, "] y\n") != 11 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestRunMakesAGroup(t *testing.T) {
+	t.Parallel()
+	for _, where := range []string{"--master-port 0", "--master-port " + port(closedPort(t))} {
+		args := append([]string{"run", "-n", "3", "--env", role + "=" + roleRank}, strings.Fields(where)...)
+		r := run(t, append(args, "--", self(t))...)
+		want := []string{"[0] [0 10 20] <nil> <nil>", "[1] [0 10 20] <nil> <nil>", "[2] [0 10 20] <nil> <nil>"}
+		if r.code != 0 || !slices.Equal(sorted(r.stdout), want) {
+			t.Errorf("%s: %+v", where, r)
+		}
+	}
+}
+
+func port(addr string) string {
+	_, port, _ := net.SplitHostPort(addr)
+	return port
+}
+
+func TestRunHostsAStore(t *testing.T) {
+	t.Parallel()
+	r := run(t, "run", "-n", "3", "--no-prefix", "--", self(t), "add", "started")
+	if got := sorted(r.stdout); r.code != 0 || !slices.Equal(got, []string{"1", "2", "3"}) {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestRunExitsAsTheFirstRankThatFails(t *testing.T) {
+	t.Parallel()
+	for script, want := range map[string]struct {
+		code   int
+		stderr string
+	}{
+		"[ $RANK = 1 ] && exit 3; exec sleep 60":        {3, "rank 1: exit status 3"},
+		"[ $RANK = 2 ] && kill -9 $$; exec sleep 60":    {137, "rank 2: killed by signal 9"},
+		"[ $RANK = 0 ] && kill -TERM $$; exec sleep 60": {143, "rank 0: killed by signal 15"},
+	} {
+		t.Run(script, func(t *testing.T) {
+			t.Parallel()
+			run(t, runSh(3, "", script)...).wants(t, want.code, "", want.stderr)
+		})
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	t.Parallel()
+	plain := filepath.Join(t.TempDir(), "plain")
+	if err := os.WriteFile(plain, []byte("no program"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for args, want := range map[string]struct {
+		code   int
+		stderr string
+	}{
+		"true":                                 {2, "Give -n"},
+		"-n 0 true":                            {2, "at least 1"},
+		"-n -1 true":                           {2, "at least 1"},
+		"-n x true":                            {2, "invalid argument"},
+		"-n 2":                                 {2, "PROGRAM is missing"},
+		"-n 2 --env X true":                    {2, "NAME=VALUE"},
+		"-n 2 --grace -1s true":                {2, "--grace"},
+		"-n 2 --master-port 70000 true":        {2, "65535"},
+		"-n 2 --master-addr 0.0.0.0 true":      {1, "--insecure"},
+		"-n 2 --master-addr no.invalid true":   {1, "--master-addr"},
+		"-n 2 no-such-program":                 {127, "no-such-program"},
+		"-n 2 " + plain:                        {126, "chmod +x"},
+		"-n 2 " + filepath.Dir(plain):          {126, "cannot be started: is a directory"},
+		"-n 2 " + filepath.Join(plain, "none"): {126, "cannot be started"},
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			run(t, append([]string{"run"}, strings.Fields(args)...)...).wants(t, want.code, "", want.stderr)
+		})
+	}
+}
+
+func TestRunPassesSignalsOn(t *testing.T) {
+	t.Parallel()
+	p := start(t, runSh(2, "", `trap 'echo usr1' USR1; trap 'echo term; exit 0' TERM; echo ready; while :; do sleep 60 & wait $!; done`)...)
+	p.line(t, "ready")
+	p.line(t, "ready")
+	p.signal(t, syscall.SIGUSR1)
+	p.line(t, "usr1")
+	p.line(t, "usr1")
+	p.signal(t, syscall.SIGTERM)
+	p.line(t, "term")
+	p.line(t, "term")
+	if r := p.wait(t); r.code != 0 { // the shell itself has something to say of it
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestRunEndedBySignal(t *testing.T) {
+	t.Parallel()
+	p := start(t, runSh(2, "", "echo ready; exec sleep 60")...)
+	p.line(t, "ready")
+	p.line(t, "ready")
+	p.signal(t, syscall.SIGINT)
+	r := p.wait(t)
+	if r.code != 130 || !strings.Contains(r.stderr, "killed by signal 2 (interrupt)") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// stubborn is a rank that does not end when it is asked to.
+const stubborn = `trap 'echo no' TERM; echo ready; while :; do sleep 60 & wait $!; done`
+
+func TestRunKillsAfterTheGrace(t *testing.T) {
+	t.Parallel()
+	p := start(t, runSh(2, "--grace 50ms", stubborn)...)
+	p.line(t, "ready")
+	p.line(t, "ready")
+	p.signal(t, syscall.SIGTERM)
+	if r := p.wait(t); r.code != 137 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestRunSecondSignalKills(t *testing.T) {
+	t.Parallel()
+	p := start(t, runSh(2, "--grace 1h", stubborn)...)
+	p.line(t, "ready")
+	p.line(t, "ready")
+	p.signal(t, syscall.SIGTERM)
+	p.line(t, "no")
+	p.signal(t, syscall.SIGTERM)
+	if r := p.wait(t); r.code != 137 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestRunLeavesNobodyBehind(t *testing.T) {
+	t.Parallel()
+	r := run(t, runSh(3, "--no-prefix", `sleep 60 & echo $$ $!; [ $RANK = 1 ] && exit 3; wait`)...)
+	pids := strings.Fields(r.stdout)
+	if r.code != 3 || len(pids) < 2 {
+		t.Fatalf("%+v", r)
+	}
+	for _, s := range pids {
+		if pid, err := strconv.Atoi(s); err != nil || !gone(pid) {
+			t.Errorf("process %s is left (%v)", s, err)
+		}
+	}
+}
+
+func TestRunKilledTakesItsRanksAlong(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the kernel does it on Linux only")
+	}
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := start(t, "run", "-n", "2", "--env", role+"="+roleHolder, "--", self(t), l.Addr().String())
+	var ranks []*bufio.Reader
+	for range 2 {
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(limit)); err != nil {
+			t.Fatal(err)
+		}
+		r := bufio.NewReader(c)
+		if s, err := r.ReadString('\n'); err != nil {
+			t.Fatalf("%q, %v", s, err)
+		}
+		ranks = append(ranks, r)
+	}
+	p.signal(t, syscall.SIGKILL)
+	for i, r := range ranks {
+		if _, err := r.ReadByte(); fmt.Sprint(err) != "EOF" {
+			t.Errorf("rank number %d to come: %v, not EOF", i, err)
+		}
+	}
+}

@@ -1,0 +1,316 @@
+package core_test
+
+import (
+	"slices"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// channel is one sequence of records, with those that are not freed.
+type channel struct {
+	g       *group
+	name    string
+	floor   []uint64 // by rank: it has voted beyond
+	records []*record
+}
+
+// record is what is known of one group verb.
+type record struct {
+	ch       *channel
+	seq      uint64
+	cast     wire.Contribution // what the first vote was for
+	yes      []*vote           // by rank: the first
+	no       *vote             // the first, or a cancel
+	clash    *vote             // the first vote for something else, before the decision
+	deadline core.Time         // the earliest; 0 is none
+	asker    []*call           // by rank: its last
+
+	done, ok bool // as the machine says
+	ended    bool // l1 has looked at why
+	freed    bool
+	canon    []byte // how the first was told
+}
+
+// vote is one rank's, with what it was when it came.
+type vote struct {
+	rank    int
+	step    int
+	c       *wire.Contribution
+	payload []byte
+	parts   [][]byte
+	kind    voteKind
+}
+
+type voteKind int
+
+const (
+	yes voteKind = iota
+	repeated
+	said      // no
+	absurd    // a yes that is none
+	cancelled // after a yes
+	other     // for another verb
+	late      // after the decision
+	lateOther // and for another verb
+)
+
+func (g *group) channel(name string) *channel {
+	for _, ch := range g.channels {
+		if ch.name == name {
+			return ch
+		}
+	}
+	ch := &channel{g: g, name: name, floor: make([]uint64, len(g.seats))}
+	g.channels = append(g.channels, ch)
+	return ch
+}
+
+func (ch *channel) record(seq uint64) *record {
+	for _, r := range ch.records {
+		if r.seq == seq {
+			return r
+		}
+	}
+	return nil
+}
+
+// passed reports whether every rank that is there has passed r.
+func (r *record) passed() bool {
+	for rank, f := range r.ch.floor {
+		if f < r.seq && r.ch.g.seats[rank].gone == wire.CodeOK {
+			return false
+		}
+	}
+	return true
+}
+
+func (r *record) elects(rank int) bool { return !r.cast.RootOnly || rank == r.cast.Root }
+
+// votes is a vote that arrives.
+func (a *audit) votes(cl *call) {
+	g := a.seated(cl)
+	if g == nil {
+		return
+	}
+	c := &cl.req.Group
+	cl.group = g
+	ch := g.channel(c.Channel)
+	if c.Seq <= ch.floor[c.Rank] {
+		cl.refusal = wire.CodeStale
+		a.tally.stale++
+		return
+	}
+	ch.floor[c.Rank] = c.Seq - 1
+	ch.records = slices.DeleteFunc(ch.records, func(r *record) bool { return r.passed() && (r.done || r.mustEnd(a) != "") })
+	r := ch.record(c.Seq)
+	if r == nil {
+		if g.over != nil {
+			return // cl.record stays nil: it is told why
+		}
+		if len(ch.records) >= a.w.bounds.Window {
+			g.revoke(a, wire.CodeFull, -1)
+			return
+		}
+		n := len(g.seats)
+		r = &record{ch: ch, seq: c.Seq, cast: *c, yes: make([]*vote, n), asker: make([]*call, n)}
+		ch.records = append(ch.records, r)
+	}
+	v := &vote{rank: c.Rank, step: a.step, c: c, payload: cl.req.Value}
+	v.kind = r.judge(v)
+	r.count(a, v, cl)
+}
+
+// judge says what a vote is to r.
+func (r *record) judge(v *vote) voteKind {
+	switch {
+	case r.done && r.ok && v.c.No == wire.CodeOK && !agree(&r.cast, v.c):
+		return lateOther
+	case r.done:
+		return late
+	case v.c.No != wire.CodeOK:
+		return said
+	case !agree(&r.cast, v.c):
+		return other
+	case r.yes[v.rank] != nil:
+		return repeated
+	case !r.sensible(v):
+		return absurd
+	}
+	return yes
+}
+
+// count notes a vote.
+func (r *record) count(a *audit, v *vote, cl *call) {
+	cl.record, cl.vote, a.touched = r, v, r
+	r.ch.g.votes = append(r.ch.g.votes, v.c)
+	r.asker[v.rank] = cl
+	if !r.done && cl.req.Timeout > 0 {
+		if at := a.w.now + cl.req.Timeout; r.deadline == 0 || at < r.deadline {
+			r.deadline = at
+		}
+	}
+	switch v.kind {
+	case yes:
+		r.yes[v.rank] = v
+		if r.cast.Type == "" {
+			r.cast.Type = v.c.Type
+		}
+	case said, absurd:
+		r.no = v
+	case other:
+		r.clash = v
+		r.ch.g.revoke(a, wire.CodeMismatch, v.rank)
+	case lateOther:
+		r.ch.g.revoke(a, wire.CodeMismatch, v.rank)
+		a.tally.lateMismatch++
+	case repeated:
+		a.tally.repeated++
+	}
+}
+
+// agree reports whether two votes are for the same verb.
+func agree(a, b *wire.Contribution) bool {
+	if a.Type != b.Type && a.Type != "" && b.Type != "" {
+		return false
+	}
+	return a.Verb == b.Verb && a.Root == b.Root && a.RootOnly == b.RootOnly && a.Label == b.Label && a.Fold == b.Fold &&
+		(a.Want == wire.WantPart) == (b.Want == wire.WantPart)
+}
+
+// sensible reports whether a yes can be carried out.
+func (r *record) sensible(v *vote) bool {
+	c, n := v.c, len(r.yes)
+	if c.Root < -1 || c.Root >= n || c.RootOnly && c.Root < 0 || int(c.Want) >= n || c.Want < wire.WantFold {
+		return false
+	}
+	if c.Want == wire.WantPart && (!c.RootOnly || c.Root == v.rank) {
+		parts, err := wire.ParseParts(v.payload)
+		v.parts = parts
+		return err == nil && len(parts) == n
+	}
+	if c.Want == wire.WantFold || c.Fold != (wire.Fold{}) {
+		return len(v.payload) == 16 && !c.RootOnly // two numbers, here
+	}
+	return true
+}
+
+// allYes reports whether everybody that r needs has said yes.
+func (r *record) allYes() bool {
+	for rank, v := range r.yes {
+		if r.elects(rank) && v == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// crowd is how many other records of its channel are not freed, and the bytes of all payloads.
+func (r *record) crowd() (others, bytes int) {
+	for _, x := range r.ch.records {
+		if x != r {
+			others++
+		}
+		if x.done && !x.ok {
+			continue
+		}
+		for _, v := range x.yes {
+			if v != nil {
+				bytes += len(v.payload)
+			}
+		}
+	}
+	return others, bytes
+}
+
+// held reports whether a root has to wait for room, which slack more records would not make.
+func (r *record) held(a *audit, slack int) bool {
+	if !r.cast.RootOnly {
+		return false
+	}
+	others, bytes := r.crowd()
+	return others >= a.w.bounds.AheadRecords+slack || others > 0 && bytes > a.w.bounds.AheadBytes && (slack == 0 || a.touched == r)
+}
+
+// mustEnd is the property by which r is to be decided by now; "" is that it is to wait.
+func (r *record) mustEnd(a *audit) string {
+	g := r.ch.g
+	switch {
+	case r.no != nil:
+		return "L1 the first no decides"
+	case r.clash != nil:
+		return "L1 a mismatch decides"
+	case r.deadline > 0 && r.deadline <= a.w.now:
+		return "L2 a finite deadline decides"
+	case g.all:
+		return "L1 a revocation decides all"
+	case r.allYes() && !r.held(a, 0):
+		return "L1 all yes decide"
+	}
+	for rank := range r.yes {
+		if !r.elects(rank) || r.yes[rank] != nil {
+			continue
+		}
+		switch {
+		case g.seats[rank].gone != wire.CodeOK:
+			return "L3 a lost elector decides"
+		case r.ch.floor[rank] >= r.seq:
+			return "L3 an elector that went on decides"
+		}
+	}
+	return ""
+}
+
+// mayEnd is like mustEnd, but allows for a record that was opened in this step, after a root had gone on.
+func (r *record) mayEnd(a *audit) bool {
+	return r.mustEnd(a) != "" || r.allYes() && !r.held(a, 1)
+}
+
+// settleChannel looks at every record of ch after a step.
+func (a *audit) settleChannel(ch *channel) {
+	for _, r := range ch.records {
+		before := r.done
+		state, there := a.w.m.Record(ch.g.gen, ch.name, r.seq)
+		if r.freed = !there; r.freed {
+			c8FreedWhenPassed(a, r)
+			r.done = true
+			continue
+		}
+		c4DecidedStays(r, state)
+		c5VotesCount(r, state)
+		if r.done, r.ok = state.Done, state.Done && !state.Failed; r.ok && !before {
+			c2SuccessMeans(r)
+		}
+	}
+	ch.records = slices.DeleteFunc(ch.records, func(r *record) bool { return r.freed })
+	for _, r := range ch.records {
+		l1Decides(a, r)
+		l5FreedWhenPassed(r)
+	}
+	c8NothingElse(a, ch)
+}
+
+// decided is the answer to a vote.
+func (a *audit) decided(cl *call, rep *wire.Reply) {
+	r := cl.record
+	if r == nil {
+		g4RevokedForCause(a, cl.group, cl, rep)
+		return
+	}
+	if rep.Code != wire.CodeOK && rep.Verdict == nil {
+		c1Refusals(r, cl, rep)
+		return
+	}
+	if cl.vote.kind == lateOther {
+		c1LateMismatch(a, cl, rep)
+		return
+	}
+	c1SameVerdict(a, r, cl, rep)
+	if rep.Code == wire.CodeOK {
+		a.tally.yes++
+		c7OwnPayloads(r, cl, rep)
+	} else {
+		a.tally.no[rep.Code]++
+		c3FailureNames(a, r, rep.Verdict)
+	}
+}

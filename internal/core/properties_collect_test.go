@@ -1,0 +1,329 @@
+package core_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// The properties of Collect, one function each, as the auditor checks them at every step of every schedule.
+//
+// A verdict of a record is an answer to a vote for it that is a success, or has a Verdict. Three other things may be answered to a
+// vote, and are no verdict of its record:
+//
+//   - A refusal has a code and no Verdict: the seat is not the caller's (Stale, Invalid, Denied, Closed), the sequence is passed
+//     (Stale), the rank asked again (Conflict, to the earlier call), or left while it waited (Closed).
+//   - The end of the generation, told to a vote for a record that was never opened. It is the same for all who ask, and nobody
+//     can have had another verdict of that record, since a record that is revoked unopened stays so.
+//   - A late mismatch: a rank whose call differs from a record that was decided with success. Its own call is not what the others did
+//     together: it is told of the mismatch, which revokes the generation; they keep their success.
+
+// C1: all delivered verdicts of a record are equal. The payloads differ by rank; that those are right is C7's.
+func c1SameVerdict(a *audit, r *record, cl *call, rep *wire.Reply) {
+	told := canonical(rep)
+	if r.canon == nil {
+		r.canon = told
+	}
+	if !bytes.Equal(r.canon, told) {
+		breaks("C1 all delivered verdicts of a record are equal", "%s: one rank was told %q, another %q", cl, r.canon, told)
+	}
+	if rep.Code == wire.CodeOK && r.verbDiffers(cl.vote) {
+		breaks("C1 all delivered verdicts of a record are equal", "%s is not what was decided, and was told success", cl)
+	}
+	if rep.Code != wire.CodeOK && r.done && r.ok {
+		breaks("C1 all delivered verdicts of a record are equal", "%s: a success is told as %s", cl, rep.Code)
+	}
+	_ = a
+}
+
+// canonical is what must be equal of two answers: the code and the verdict.
+func canonical(rep *wire.Reply) []byte {
+	if rep.Code == wire.CodeOK {
+		return []byte{0}
+	}
+	return wire.AppendReply(nil, wire.OpCollect, 0, &wire.Reply{Code: rep.Code, Verdict: rep.Verdict})
+}
+
+func (r *record) verbDiffers(v *vote) bool { return v.c.No == wire.CodeOK && !agree(&r.cast, v.c) }
+
+// C1, its exceptions: a refusal of a valid vote has one of two reasons.
+func c1Refusals(r *record, cl *call, rep *wire.Reply) {
+	switch {
+	case rep.Code == wire.CodeConflict && r.asker[cl.vote.rank] != cl:
+	case rep.Code == wire.CodeClosed && r.ch.g.seats[cl.vote.rank].gone != wire.CodeOK:
+	default:
+		breaks("C1 a vote has a verdict, or a reason why it has none", "%s: %s", cl, say{rep})
+	}
+}
+
+// C1, its exceptions: a late mismatch is told as such, or as what had ended the generation before.
+func c1LateMismatch(a *audit, cl *call, rep *wire.Reply) {
+	if rep.Verdict == nil {
+		breaks("C1 a late mismatch is told", "%s: %s", cl, say{rep})
+	}
+	g4RevokedForCause(a, cl.group, cl, rep)
+}
+
+// C2: success ⇒ every elector voted yes once, with the same fingerprint, from its bound session. (That what was
+// delivered is what was voted is looked at with C7.) Votes from other sessions never get into r.yes.
+func c2SuccessMeans(r *record) {
+	const p = "C2 success ⇒ every elector voted yes, with the same fingerprint"
+	if r.no != nil {
+		breaks(p, "#%d succeeded, rank %d had said no", r.seq, r.no.rank)
+	}
+	if r.clash != nil {
+		breaks(p, "#%d succeeded, rank %d had called %s", r.seq, r.clash.rank, r.clash.c.Verb)
+	}
+	for rank, v := range r.yes {
+		if r.elects(rank) && v == nil {
+			breaks(p, "#%d (%s) succeeded without rank %d", r.seq, r.cast.Verb, rank)
+		}
+		for _, u := range r.yes[:rank] {
+			if v != nil && u != nil && !agree(u.c, v.c) {
+				breaks(p, "#%d succeeded, rank %d called %s, rank %d %s", r.seq, u.rank, u.c.Verb, v.rank, v.c.Verb)
+			}
+		}
+	}
+}
+
+// C3: a failure that names r as missing, lost or gone ⇒ r had no yes at the decision; who said no is in none of these lists, and has
+// said it; a mismatch ⇒ both votes exist, and differ.
+//
+// Exception: the ranks that are too far behind (CodeFull) are named for the channel that they are behind in; the verdict ends records
+// of other channels too, where they may have said yes.
+func c3FailureNames(a *audit, r *record, v *wire.Verdict) {
+	const p = "C3 a failure names those at fault"
+	g := r.ch.g
+	for _, rank := range slices.Concat(v.Missing, v.Lost, v.Left) {
+		switch {
+		case rank < 0 || rank >= len(g.seats):
+			breaks(p, "#%d: rank %d of %d", r.seq, rank, len(g.seats))
+		case rank == v.By:
+			breaks(p, "#%d: rank %d said no (%s), and is missing", r.seq, rank, v.Code)
+		case r.yes[rank] != nil && v.Code != wire.CodeFull:
+			breaks(p, "#%d %s: rank %d had said yes", r.seq, v.Code, rank)
+		}
+	}
+	for _, rank := range v.Lost {
+		if g.seats[rank].gone != wire.CodeLost {
+			breaks(p, "#%d: rank %d is not lost", r.seq, rank)
+		}
+	}
+	for _, rank := range v.Left {
+		if g.seats[rank].gone != wire.CodeLeft {
+			breaks(p, "#%d: rank %d has not left", r.seq, rank)
+		}
+	}
+	if !c3HasCause(a, r, v) {
+		breaks(p, "#%d: nothing that has happened is a reason for %s", r.seq, say{&wire.Reply{Code: v.Code, Verdict: v}})
+	}
+}
+
+// c3HasCause reports whether something that has happened is a reason for v.
+func c3HasCause(a *audit, r *record, v *wire.Verdict) bool {
+	g := r.ch.g
+	switch v.Code {
+	case wire.CodeMismatch:
+		return g.all && len(v.Clash) == 2 && !agree(&v.Clash[0], &v.Clash[1]) && g.hasVote(&v.Clash[0]) && g.hasVote(&v.Clash[1])
+	case wire.CodeLost:
+		return len(v.Lost) > 0
+	case wire.CodeLeft:
+		return len(v.Left) > 0 && len(v.Lost) == 0
+	case wire.CodeFull:
+		return g.all && len(v.Missing) > 0
+	}
+	if v.By >= 0 {
+		return r.refusedBy(v) || v.Code == wire.CodeAborted && (g.all || r.ch.floor[v.By] >= r.seq && r.yes[v.By] == nil)
+	}
+	return v.Code == wire.CodeTimeout && r.deadline == a.w.now
+}
+
+// refusedBy reports whether the rank that v blames has said no to r, in these words.
+func (r *record) refusedBy(v *wire.Verdict) bool {
+	no := r.no
+	if no == nil || no.rank != v.By {
+		return false
+	}
+	switch no.kind {
+	case cancelled:
+		return v.Code == wire.CodeCancelled
+	case absurd:
+		return v.Code == wire.CodeInvalid
+	}
+	return v.Code == no.c.No && v.Reason == no.c.Reason
+}
+
+// hasVote reports whether the rank that c names has voted as c says.
+func (g *group) hasVote(c *wire.Contribution) bool {
+	return slices.ContainsFunc(g.votes, func(v *wire.Contribution) bool {
+		return v.Rank == c.Rank && v.Seq == c.Seq && v.Channel == c.Channel && v.Verb == c.Verb && v.Root == c.Root && v.RootOnly == c.RootOnly &&
+			v.Type == c.Type && v.Label == c.Label && v.Fold == c.Fold && v.No == wire.CodeOK
+	})
+}
+
+// C4: decided never changes. (C1 compares what is told over time too.)
+func c4DecidedStays(r *record, s core.RecordState) {
+	if r.done && (!s.Done || s.Failed == r.ok) {
+		breaks("C4 decided never changes, freed never reopens", "#%d was decided (success: %v), and is not any more", r.seq, r.ok)
+	}
+}
+
+// C5: repeated votes change nothing: a record has as many yes as ranks that said it, and the bytes of the first payload of each.
+// C7: nor do votes from other sessions or generations.
+func c5VotesCount(r *record, s core.RecordState) {
+	n, size := 0, 0
+	for _, v := range r.yes {
+		if v != nil {
+			n++
+			size += len(v.payload)
+		}
+	}
+	if s.Failed {
+		size = 0
+	}
+	if s.Yes != n || s.Size != size {
+		breaks("C5 repeated votes change nothing, and others do not count", "#%d has %d yes of %d bytes; %d ranks have said it, with %d bytes", r.seq, s.Yes, s.Size, n, size)
+	}
+}
+
+// C6: barrier success anywhere ⇒ every rank had called it.
+func c6BarrierMeans(cl *call, rep *wire.Reply) {
+	if rep.Code != wire.CodeOK || cl.req.Group.Verb != "barrier" {
+		return
+	}
+	for rank, v := range cl.record.yes {
+		if v == nil || v.c.Verb != "barrier" {
+			breaks("C6 barrier success anywhere ⇒ every rank had called it", "%s: rank %d had not", cl, rank)
+		}
+	}
+}
+
+// C7: no payload crosses records or ranks: what is delivered is what was voted for this record, by the rank whose place it has.
+func c7OwnPayloads(r *record, cl *call, rep *wire.Reply) {
+	value, values := r.brings(cl.vote)
+	if !bytes.Equal(rep.Value, value) || !slices.EqualFunc(rep.Values, values, bytes.Equal) {
+		breaks("C7 no payload crosses records", "%s brought %q %q, not %q %q", cl, rep.Value, rep.Values, value, values)
+	}
+}
+
+// brings is what a vote for r asked for.
+func (r *record) brings(v *vote) (value []byte, values [][]byte) {
+	switch want := v.c.Want; {
+	case v.c.No != wire.CodeOK && !agree(&r.cast, v.c): // a late no
+	case want >= 0 && int(want) < len(r.yes):
+		if u := r.yes[want]; u != nil {
+			value = u.payload
+		}
+	case want == wire.WantAll:
+		for _, u := range r.yes {
+			values = append(values, u.payloadOf())
+		}
+	case want == wire.WantPart && r.cast.RootOnly:
+		values = [][]byte{r.yes[r.cast.Root].parts[v.rank]}
+	case want == wire.WantPart:
+		for _, u := range r.yes {
+			values = append(values, u.parts[v.rank])
+		}
+	case want == wire.WantFold:
+		sum := [2]uint64{}
+		for _, u := range r.yes {
+			sum[0] += binary.LittleEndian.Uint64(u.payload)
+			sum[1] += binary.LittleEndian.Uint64(u.payload[8:])
+		}
+		value = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, sum[0]), sum[1])
+	}
+	return value, values
+}
+
+func (v *vote) payloadOf() []byte {
+	if v == nil {
+		return nil
+	}
+	return v.payload
+}
+
+// C7: no vote counts that is fenced, of an old generation, or from another session: it is refused, and told how. So is one for a
+// sequence that its rank has passed (the floor), and every other call in a seat that is not the caller's.
+func c7RefusedCounts(cl *call, rep *wire.Reply) {
+	if rep.Code != cl.refusal || rep.Verdict != nil && rep.Code != wire.CodeMismatch && rep.Code != wire.CodeLost && rep.Code != wire.CodeLeft {
+		breaks("C7 no fenced, foreign or passed vote counts", "%s is to be refused as %s, not as %s", cl, cl.refusal, say{rep})
+	}
+}
+
+// C8: freed ⇒ each rank has passed it or is gone.
+func c8FreedWhenPassed(a *audit, r *record) {
+	if !r.passed() {
+		breaks("C8 freed ⇒ each rank passed it or is fenced", "#%d is freed, and not all have passed it: floors %v", r.seq, r.ch.floor)
+	}
+	if !r.done && r.mustEnd(a) == "" && !r.allYes() {
+		breaks("C8 freed ⇒ it was decided", "#%d", r.seq)
+	}
+}
+
+// C8: at most W records, and none but those that are known: freed never reopens (C4).
+func c8NothingElse(a *audit, ch *channel) {
+	n := a.w.m.Records(ch.g.gen, ch.name)
+	if n > a.w.bounds.Window {
+		breaks("C8 at most W records", "%d of %d", n, a.w.bounds.Window)
+	}
+	if n != len(ch.records) {
+		breaks("C4 freed never reopens", "the machine has %d records in channel %q, there are %d", n, ch.name, len(ch.records))
+	}
+}
+
+// L1: all yes ⇒ success; a no, a mismatch, a revocation ⇒ decided. L2: a finite deadline ⇒ decided. L3: a lost elector ⇒ decided.
+// And nothing else decides.
+func l1Decides(a *audit, r *record) {
+	if why := r.mustEnd(a); !r.done && why != "" {
+		breaks(why, "#%d (%s) is open", r.seq, r.cast.Verb)
+	}
+	if r.done && !r.ended {
+		r.ended = true
+		if !r.mayEnd(a) {
+			breaks("L1 nothing else decides", "#%d (%s) is decided (success: %v)", r.seq, r.cast.Verb, r.ok)
+		}
+		if r.ok {
+			a.tally.run(r)
+		}
+	}
+	if !r.done && r.allYes() {
+		a.tally.held++
+	}
+}
+
+// L2: a call with a deadline is answered at its deadline, at the latest.
+func l2DeadlineEnds(a *audit, cl *call) {
+	if t := cl.req.Timeout; t > 0 && cl.at+t <= a.w.now {
+		breaks("L2 a finite deadline ends a call", "%s waits since %v, it is %v", cl, cl.at, a.w.now)
+	}
+}
+
+// L4: every rank that is there learns: nobody waits for a record that is decided, or for a generation that is revoked.
+func l4EverybodyLearns(a *audit, cl *call) {
+	switch {
+	case cl.cancelled:
+		breaks("L4 a cancelled call ends", "%s waits", cl)
+	case cl.record != nil && cl.record.done:
+		breaks("L4 every connected rank learns", "%s waits for a record that is decided", cl)
+	case cl.req.Op == wire.OpFollow && cl.group.over != nil:
+		breaks("L4 every connected rank learns", "%s waits for a generation that is over", cl)
+	case cl.group != nil && cl.group.seats[cl.req.Group.Rank].gone != wire.CodeOK:
+		breaks("L4 every connected rank learns", "%s waits in a seat that it has left", cl)
+	}
+	switch {
+	case cl.stream != nil:
+		p4NobodyWaitsInVain(a, cl)
+	case cl.req.Op == wire.OpWait, cl.req.Op == wire.OpChanges:
+		k2NobodyWaitsInVain(&a.keys, cl)
+	}
+}
+
+// L5: decided and passed by all ⇒ freed.
+func l5FreedWhenPassed(r *record) {
+	if r.done && r.passed() {
+		breaks("L5 passed by all ⇒ freed", "#%d is kept", r.seq)
+	}
+}

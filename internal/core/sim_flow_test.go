@@ -1,0 +1,180 @@
+package core_test
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// outbox sends the messages of a flow.
+type outbox struct {
+	mb   *member
+	gen  uint64
+	flow flow
+	sent int
+}
+
+func (o *outbox) next() {
+	w := o.mb.p.w
+	w.after(w.between(0, time.Millisecond)+w.lateness(), o.send)
+}
+
+func (o *outbox) send() {
+	mb := o.mb
+	w := mb.p.w
+	if !mb.in(o.gen) {
+		return
+	}
+	if o.sent == o.flow.count {
+		mb.laneDone(o.gen)
+		return
+	}
+	o.sent++
+	w.turn++
+	c := mb.contribution()
+	c.Root, c.Channel, c.Type = o.flow.dst, o.flow.tag, "text"
+	req := wire.Request{Op: wire.OpSend, Group: c, TTL: o.flow.ttl, Value: []byte("message " + strconv.FormatUint(w.turn, 10))}
+	cancel := time.Duration(0)
+	req.Timeout, cancel = w.patience()
+	hasty := w.chance(0.3) // the next one does not wait for this one's answer
+	mb.p.call(req, cancel, func(*wire.Reply) {
+		if !hasty {
+			o.next()
+		}
+	})
+	if hasty {
+		o.next()
+	}
+}
+
+// inbox takes the messages of a flow.
+type inbox struct {
+	mb    *member
+	gen   uint64
+	flow  flow
+	taken uint64
+	tries int
+}
+
+func (in *inbox) next() {
+	w := in.mb.p.w
+	think := w.between(0, time.Millisecond)
+	if w.chance(0.2) {
+		think = w.between(0, 10*time.Millisecond)
+	}
+	w.after(think, in.recv)
+}
+
+func (in *inbox) recv() {
+	mb := in.mb
+	w := mb.p.w
+	if !mb.in(in.gen) {
+		return
+	}
+	if in.taken == uint64(in.flow.count) || in.tries > 2 {
+		mb.laneDone(in.gen)
+		return
+	}
+	if w.chance(w.odds.rogue) || w.chance(w.odds.repeat) { // any position, also one that is not the next
+		in.ask(uint64(w.upTo(int(in.taken)+4)), func(*wire.Reply) {})
+	}
+	in.ask(in.taken+1, func(rep *wire.Reply) {
+		switch {
+		case rep != nil && (rep.Code == wire.CodeOK || rep.Code == wire.CodeExpired):
+			in.taken++
+		default:
+			in.tries++
+		}
+		in.next()
+	})
+}
+
+func (in *inbox) ask(pos uint64, done func(*wire.Reply)) {
+	w := in.mb.p.w
+	c := in.mb.contribution()
+	c.Root, c.Channel, c.Seq = in.flow.src, in.flow.tag, pos
+	req := wire.Request{Op: wire.OpRecv, Group: c}
+	cancel := time.Duration(0)
+	if req.Timeout, cancel = w.patience(); req.Timeout == 0 {
+		req.Timeout = w.between(time.Millisecond, 100*time.Millisecond)
+	}
+	in.mb.p.call(req, cancel, done)
+}
+
+// errands are what a process does with keys, one at a time.
+type errands struct {
+	p    *proc
+	left int
+}
+
+func (e *errands) next() {
+	w := e.p.w
+	if e.left--; e.left < 0 {
+		return
+	}
+	conn := e.p.conn
+	w.after(w.between(0, 3*time.Millisecond), func() {
+		if !e.p.dead && !w.ending && conn == e.p.conn && !conn.cut {
+			cancel := time.Duration(0)
+			if w.chance(0.1) {
+				cancel = w.between(0, 5*time.Millisecond) + 1
+			}
+			e.p.call(e.request(), cancel, func(*wire.Reply) { e.next() })
+		}
+	})
+}
+
+func (e *errands) key() string { return "key " + strconv.Itoa(e.p.w.upTo(4)) }
+
+func (e *errands) value() []byte {
+	w := e.p.w
+	if w.chance(0.5) {
+		return strconv.AppendInt(nil, int64(w.upTo(3)), 10)
+	}
+	w.turn++
+	return strconv.AppendUint([]byte("value "), w.turn, 10)
+}
+
+func (e *errands) request() wire.Request {
+	w := e.p.w
+	req := wire.Request{Key: e.key()}
+	switch w.upTo(10) {
+	case 0, 1:
+		req.Op, req.Value = wire.OpSet, e.value()
+		if w.chance(0.4) {
+			req.TTL = w.between(time.Millisecond, 20*time.Millisecond)
+		}
+		if w.chance(0.4) {
+			req.Reads = uint32(w.upTo(4))
+		}
+	case 2, 3:
+		req.Op, req.Keys, req.Timeout = wire.OpWait, []string{e.key(), e.key()}[:1+w.upTo(2)], w.between(0, 30*time.Millisecond)
+	case 4:
+		req.Op, req.Delta = wire.OpAdd, int64(w.upTo(5))-2
+	case 5:
+		req.Op, req.Value, req.Old = wire.OpSwap, e.value(), e.value()
+		switch w.upTo(4) {
+		case 0:
+			req.Value = nil
+		case 1:
+			req.Old = nil
+		}
+	case 6:
+		req.Op, req.Value = wire.OpAppend, e.value()
+	case 7:
+		req.Op, req.Keys = wire.OpDelete, []string{e.key(), e.key()}
+	case 8:
+		req.Op, req.Key, req.Timeout = wire.OpChanges, []string{"", "key", "key 1"}[w.upTo(3)], w.between(0, 30*time.Millisecond)
+		if rev := w.audit.keys.rev; w.chance(0.8) {
+			req.Rev = max(1, rev-min(rev, uint64(w.upTo(6))))
+		}
+	default:
+		req.Op = wire.OpGet
+		if w.chance(0.3) {
+			req.Op, req.Delta = wire.OpList, int64(w.upTo(3))
+			req.Key = "key"
+		}
+	}
+	return req
+}

@@ -1,0 +1,231 @@
+package core_test
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// odds are how likely things go wrong in a schedule.
+type odds struct {
+	spike time.Duration // the longest latency
+
+	die, cut, again      float64 // of a process; again: it connects again
+	late, hurry, cancel  float64 // of a call: it comes late, has a short deadline, is cancelled
+	no, disagree, absurd float64 // of a vote
+	skip, repeat, stale  float64 // of a sequence: it is skipped, voted for again, voted for when it is passed
+	hasty                float64 // the next call does not wait for the answer
+	rogue, abort, leave  float64 // a call in another's name; a rank aborts its group, or leaves early
+	size                 float64 // of a join: another world size
+	keys                 float64 // of a process: it uses keys too
+}
+
+// drawOdds draws the odds: a quarter of all schedules is calm, in the others some things go wrong.
+func (w *world) drawOdds() odds {
+	o := odds{spike: w.between(5*time.Millisecond, 60*time.Millisecond), again: 0.7, keys: 0.2}
+	if w.chance(0.25) {
+		return o
+	}
+	for _, p := range []struct {
+		odds *float64
+		most float64
+	}{
+		{&o.die, 0.5}, {&o.cut, 0.5}, {&o.late, 0.2}, {&o.hurry, 0.3}, {&o.cancel, 0.2}, {&o.no, 0.1}, {&o.disagree, 0.05},
+		{&o.absurd, 0.05}, {&o.skip, 0.05}, {&o.repeat, 0.3}, {&o.stale, 0.3}, {&o.hasty, 0.2}, {&o.rogue, 0.2}, {&o.abort, 0.03},
+		{&o.leave, 0.05}, {&o.size, 0.1},
+	} {
+		if w.chance(0.35) {
+			*p.odds = p.most * w.rng.Float64()
+		}
+	}
+	return o
+}
+
+// begin makes the processes and what they are to do.
+func (w *world) begin() {
+	w.odds = w.drawOdds()
+	w.drawBounds()
+	n := 2 + w.upTo(4)
+	local := w.chance(0.3)
+	for i := range n {
+		w.procs = append(w.procs, &proc{w: w, id: i, local: local && i == 0})
+	}
+	w.makePlans()
+	for _, p := range w.procs {
+		p.start()
+	}
+}
+
+func (w *world) drawBounds() {
+	var b core.Bounds
+	if w.chance(0.5) {
+		b = core.Bounds{AheadRecords: 1 + w.upTo(4), StreamMessages: 1 + w.upTo(4)}
+		if w.chance(0.5) {
+			b.AheadBytes, b.StreamBytes = 40+w.upTo(200), 40+w.upTo(200)
+		}
+		if w.chance(0.3) {
+			b.Window = 1 + w.upTo(6)
+		}
+	}
+	w.bounds = w.m.SetBounds(b)
+}
+
+// plan is a group that is to be, and what its ranks do in it.
+type plan struct {
+	w         *world
+	name, run string
+	parent    *plan   // it is a sub-group of
+	procs     []*proc // by rank
+	channels  []string
+	flows     []flow
+	policy    policy
+	ops       map[string][]op // by generation and channel
+}
+
+// flow is messages from one rank to another.
+type flow struct {
+	src, dst int
+	tag      string
+	count    int
+	ttl      time.Duration
+}
+
+// policy is what ranks do when their group is over.
+type policy int
+
+const (
+	stay policy = iota
+	leave
+	rejoin
+	shrink
+	policies
+)
+
+func (w *world) makePlans() {
+	all := slices.Clone(w.procs)
+	if w.chance(0.1) { // two ranks in one process
+		all = append(all, all[w.upTo(len(all))])
+	}
+	world := w.newPlan("world", "run", all)
+	if w.chance(0.4) {
+		w.newPlan("pair", "run", w.some(w.procs))
+	}
+	if w.chance(0.3) {
+		w.newPlan("world/sub", "", w.some(w.procs)).parent = world
+	}
+}
+
+// some are at least one of procs, in another order.
+func (w *world) some(procs []*proc) []*proc {
+	procs = slices.Clone(procs)
+	w.rng.Shuffle(len(procs), func(i, j int) { procs[i], procs[j] = procs[j], procs[i] })
+	return procs[:1+w.upTo(len(procs))]
+}
+
+func (w *world) newPlan(name, run string, procs []*proc) *plan {
+	pl := &plan{w: w, name: name, run: run, procs: procs, channels: []string{""}, policy: policy(w.upTo(int(policies))), ops: map[string][]op{}}
+	if w.chance(0.3) {
+		pl.channels = append(pl.channels, "loss")
+	}
+	for range w.upTo(3) {
+		f := flow{src: w.upTo(len(procs)), dst: w.upTo(len(procs)), tag: []string{"", "tag"}[w.upTo(2)], count: 1 + w.upTo(8)}
+		if w.chance(0.3) {
+			f.ttl = w.between(time.Millisecond, 20*time.Millisecond)
+		}
+		if !slices.ContainsFunc(pl.flows, func(x flow) bool { return x.src == f.src && x.dst == f.dst && x.tag == f.tag }) {
+			pl.flows = append(pl.flows, f)
+		}
+	}
+	for rank, p := range procs {
+		p.members = append(p.members, &member{plan: pl, p: p, rank: rank})
+	}
+	w.plans = append(w.plans, pl)
+	return pl
+}
+
+// op is one collective verb of a group's program, the same for all of its ranks.
+type op struct {
+	verb string
+	root int
+	typ  string
+}
+
+var verbs = []string{"barrier", "allgather", "broadcast", "broadcast", "gather", "scatter", "alltoall", "allreduce"}
+
+// program is what the ranks of a generation call on a channel.
+func (pl *plan) program(gen uint64, channel string, size int) []op {
+	key := fmt.Sprint(gen, channel)
+	if pl.ops[key] == nil {
+		w := pl.w
+		root := w.upTo(size) // mostly one root, so that it runs ahead
+		for range 2 + w.upTo(7) {
+			o := op{verb: verbs[w.upTo(len(verbs))], root: root, typ: "[]byte"}
+			if w.chance(0.3) {
+				o.root = w.upTo(size)
+			}
+			pl.ops[key] = append(pl.ops[key], o)
+		}
+	}
+	return pl.ops[key]
+}
+
+// start lets a process meet the others, and whatever befalls it.
+func (p *proc) start() {
+	w := p.w
+	w.after(w.between(0, 2*time.Millisecond)+w.lateness(), func() {
+		p.connect()
+		for _, mb := range p.members {
+			if mb.plan.parent == nil {
+				mb.join(0)
+			}
+		}
+		if w.chance(w.odds.keys) {
+			(&errands{p: p, left: 5 + w.upTo(15)}).next()
+		}
+	})
+	fate := w.between(0, 30*time.Millisecond)
+	switch {
+	case w.chance(w.odds.die):
+		w.after(fate, func() {
+			if p.conn != nil {
+				p.die()
+			}
+		})
+	case w.chance(w.odds.cut):
+		w.after(fate, func() {
+			if p.conn != nil {
+				p.conn.cutOff()
+			}
+		})
+	}
+}
+
+func (w *world) lateness() time.Duration {
+	if w.chance(w.odds.late) {
+		return w.between(10*time.Millisecond, 100*time.Millisecond)
+	}
+	return 0
+}
+
+// patience is for how long a call waits, and after which time it is cancelled.
+func (w *world) patience() (timeout, cancel time.Duration) {
+	timeout = 30 * time.Second
+	switch {
+	case w.chance(w.odds.hurry):
+		timeout = w.between(100*time.Microsecond, 20*time.Millisecond)
+	case w.chance(0.1):
+		timeout = 0
+	}
+	if w.chance(w.odds.cancel) {
+		cancel = w.between(0, 5*time.Millisecond) + 1
+	}
+	return timeout, cancel
+}
+
+// contribution is what every call of a rank says of it.
+func (mb *member) contribution() wire.Contribution {
+	return wire.Contribution{Generation: mb.gen, Rank: mb.cur, Root: -1}
+}

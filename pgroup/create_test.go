@@ -1,0 +1,274 @@
+package pgroup_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// says checks that err matches target, if there is one, and has all of these words, on one line.
+func says(t *testing.T, err, target error, words ...string) {
+	t.Helper()
+	if err == nil || target != nil && !errors.Is(err, target) {
+		t.Errorf("got %v, want %v", err, target)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%q does not say %q", err, w)
+		}
+	}
+	if strings.Contains(err.Error(), "\n") {
+		t.Errorf("%q has several lines", err)
+	}
+	t.Log(err)
+}
+
+func TestConfigErrorsNameTheField(t *testing.T) {
+	l := listen(t)
+	defer l.Close()
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	for _, c := range []struct {
+		pgroup.Config
+		words []string
+	}{
+		{pgroup.Config{}, []string{"Config.Size is 0"}},
+		{pgroup.Config{Size: -2}, []string{"Config.Size is -2"}},
+		{pgroup.Config{Rank: -1, Size: 4}, []string{"Config.Rank is -1", "Config.Size of 4"}},
+		{pgroup.Config{Rank: 4, Size: 4, Store: s}, []string{"Config.Rank is 4", "Config.Size of 4"}},
+		{pgroup.Config{Size: 2}, []string{"none of Config.Address, Config.Listener and Config.Store"}},
+		{pgroup.Config{Size: 2, Address: "h:1", Store: s}, []string{"Config.Address and Config.Store"}},
+		{pgroup.Config{Rank: 1, Size: 2, Listener: listen(t)}, []string{"Config.Listener on rank 1"}},
+		{pgroup.Config{Size: 2, Address: "localhost"}, []string{`Config.Address "localhost"`, "host:port"}},
+		{pgroup.Config{Size: 2, Address: "::1:29500"}, []string{"Config.Address", "too many colons"}},
+		{pgroup.Config{Size: 2, Address: "h:99999"}, []string{"Config.Address", `"99999"`}},
+		{pgroup.Config{Size: 2, Address: "h:port"}, []string{"Config.Address", `"port"`}},
+		{pgroup.Config{Size: 2, Address: "127.0.0.1:0"}, []string{"Config.Address", "port 0", "Config.Listener"}},
+		{pgroup.Config{Size: 2, Store: s, Timeout: -1}, []string{"Config.Timeout"}},
+		{pgroup.Config{Size: 2, Store: s, Expiry: -1}, []string{"Config.Expiry"}},
+		{pgroup.Config{Size: 2, Store: s, Name: strings.Repeat("n", 5000)}, []string{"Config.Name", "5000"}},
+		{pgroup.Config{Size: 2, Store: s, Run: strings.Repeat("n", 5000)}, []string{"Config.Run", "5000"}},
+	} {
+		_, err := pgroup.Create(t.Context(), c.Config)
+		says(t, err, pgroup.ErrInvalid, c.words...)
+	}
+}
+
+func TestCreateURLErrors(t *testing.T) {
+	_, err := pgroup.Create(t.Context(), pgroup.Config{Size: 2, Address: "redis://127.0.0.1:1"})
+	says(t, err, pgroup.ErrInvalid, `unknown scheme "redis"`, "muster://")
+	_, err = pgroup.Create(t.Context(), pgroup.Config{Size: 2, Address: "muster://127.0.0.1:1:1"})
+	says(t, err, pgroup.ErrInvalid)
+}
+
+func TestCreateWithSchemes(t *testing.T) {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	var mu sync.Mutex
+	var hosts []string
+	schemes := store.Schemes{"mine": func(_ context.Context, u *url.URL) (store.Engine, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		hosts = append(hosts, u.Host)
+		return kept{s}, nil
+	}}
+	ranks(t, 2, func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Address: "mine://here", Schemes: schemes} }
+	}, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
+	if len(hosts) != 2 || hosts[0] != "here" {
+		t.Errorf("opened %v", hosts)
+	}
+}
+
+// kept is an engine whose Close leaves the store open.
+type kept struct{ *store.Store }
+
+func (kept) Close() error { return nil }
+
+func TestCreateAloneNeedsNoPlace(t *testing.T) {
+	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ok(t, g, "barrier", g.Barrier(t.Context()))
+	ok(t, g, "shutdown", g.Shutdown(t.Context()))
+}
+
+func TestCreateWhenNobodyListens(t *testing.T) {
+	addr := freeAddr(t)
+	start := time.Now()
+	_, err := pgroup.Create(within(t, 300*time.Millisecond), pgroup.Config{Rank: 1, Size: 4, Address: addr})
+	says(t, err, context.DeadlineExceeded, `create of group "world" on rank 1 of 4`, "nobody listens at "+addr+" after 0.3s", "refused")
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("only after %v", took)
+	}
+}
+
+func TestCreateNamesWhoIsMissing(t *testing.T) {
+	l := listen(t)
+	together(2, func(rank int) {
+		c := pgroup.Config{Rank: rank, Size: 4, Address: l.Addr().String()}
+		if rank == 0 {
+			c.Address, c.Listener = "", l
+		}
+		_, err := pgroup.Create(within(t, time.Second), c)
+		if rank == 1 && !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("rank 1: %v", err)
+		}
+		if rank == 0 {
+			says(t, err, pgroup.ErrTimeout, `create of group "world" on rank 0 of 4: timed out after 1.0`, "missing ranks 2 and 3")
+		}
+	})
+	if l, err := net.Listen("tcp", l.Addr().String()); err != nil {
+		t.Errorf("the address is not free: %v", err)
+	} else {
+		_ = l.Close()
+	}
+}
+
+func TestCreateRefusesASecondRank(t *testing.T) {
+	addr := "muster://" + serve(t)
+	gs := create(t, 2, func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
+	})
+	_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 1, Size: 2, Address: addr})
+	says(t, err, pgroup.ErrConflict, `create of group "world" on rank 1 of 2`, "rank 1 is held by pid ")
+	together(2, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
+	// Another run, or another name, is another group.
+	others := create(t, 2, func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Address: addr, Run: "second"} }
+	})
+	closeAll(gs)
+	again := create(t, 2, func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
+	})
+	closeAll(again)
+	closeAll(others)
+}
+
+func TestCreateRefusesAnotherSize(t *testing.T) {
+	addr := "muster://" + serve(t)
+	together(2, func(rank int) {
+		_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Rank: rank, Size: 4 + rank, Address: addr})
+		says(t, err, pgroup.ErrMismatch, "rank 0 (pid ", "a world size of 4", "rank 1 (pid ", "5")
+	})
+}
+
+func TestCreateWhereAStoreIsServed(t *testing.T) {
+	addr := serve(t) // as a launcher's agent does
+	gs := create(t, 3, func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
+	})
+	together(3, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
+	same(t, gs[0], "nobody hosts", gs[0].Members()[0].Addr, "")
+}
+
+// Whoever listens there speaks something else, as PyTorch's TCPStore.
+func TestCreateWhereSomebodyElseListens(t *testing.T) {
+	l := listen(t)
+	defer l.Close()
+	var conns sync.WaitGroup
+	conns.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("SSH-2.0-OpenSSH_9.9 or some such\r\n"))
+			_ = c.Close()
+		}
+	})
+	start := time.Now()
+	_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Rank: 0, Size: 2, Address: l.Addr().String()})
+	says(t, err, store.ErrProtocol, "address already in use", "not a muster store")
+	_, err = pgroup.Create(within(t, 20*time.Second), pgroup.Config{Rank: 1, Size: 2, Address: l.Addr().String()})
+	says(t, err, store.ErrProtocol, "not a muster store")
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("only after %v", took)
+	}
+	_ = l.Close()
+	conns.Wait()
+}
+
+// Ranks may come before rank 0 listens.
+func TestCreateBeforeTheHost(t *testing.T) {
+	addr := freeAddr(t)
+	var dialed sync.WaitGroup // each of the others was refused once
+	dialed.Add(2)
+	gs := create(t, 3, func(*testing.T) func(int) pgroup.Config {
+		return func(rank int) pgroup.Config {
+			if rank == 0 {
+				dialed.Wait()
+				return pgroup.Config{Address: addr}
+			}
+			var once sync.Once
+			return pgroup.Config{Address: addr, Dial: &store.DialOptions{
+				Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+					c, err := new(net.Dialer).DialContext(ctx, network, addr)
+					once.Do(dialed.Done)
+					return c, err
+				},
+			}}
+		}
+	})
+	together(3, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
+	closeAll(gs)
+}
+
+// The last run's rank 0 may still end when the next run's ranks come: they look again.
+func TestCreateWhileTheLastRunEnds(t *testing.T) {
+	addr := freeAddr(t)
+	last, err := pgroup.Create(t.Context(), pgroup.Config{Name: "last run", Size: 1, Address: addr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	connected := make(chan struct{})
+	var once sync.Once
+	gs := create(t, 2, func(*testing.T) func(int) pgroup.Config {
+		return func(rank int) pgroup.Config {
+			if rank == 0 {
+				<-connected
+				ok(t, last, "shutdown", last.Shutdown(t.Context()))
+			}
+			return pgroup.Config{Address: addr, Dial: &store.DialOptions{
+				Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+					c, err := new(net.Dialer).DialContext(ctx, network, addr)
+					if err == nil {
+						once.Do(func() { close(connected) })
+					}
+					return c, err
+				},
+			}}
+		}
+	})
+	together(2, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
+}
+
+func TestCreateWithAClosedListener(t *testing.T) {
+	l := listen(t)
+	_ = l.Close()
+	start := time.Now()
+	_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Size: 2, Listener: l})
+	says(t, err, net.ErrClosed, "serving at")
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("only after %v", took)
+	}
+}
+
+func TestCreateCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, c := range []pgroup.Config{{Size: 2, Listener: listen(t)}, {Rank: 1, Size: 2, Address: freeAddr(t)}} {
+		_, err := pgroup.Create(ctx, c)
+		says(t, err, context.Canceled, "create of group")
+	}
+}

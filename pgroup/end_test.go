@@ -1,0 +1,248 @@
+package pgroup_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+func TestAbortTellsEveryRankWhy(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 1 {
+			over := g.Context()
+			g.Abort(errors.New("the disk is full"))
+			ended(t, over)
+		}
+		words := []string{"rank 1: aborted: the disk is full"}
+		re := rankError(t, g, g.Barrier(t.Context()), pgroup.ErrAborted, words...)
+		if re.Verdict != nil {
+			same(t, g, "by", re.By, 1)
+		}
+		_, err := pgroup.Recv[int](t.Context(), g, 0)
+		rankError(t, g, err, pgroup.ErrAborted, words...)
+		ended(t, g.Context())
+		rankError(t, g, context.Cause(g.Context()), pgroup.ErrAborted, words...)
+		_, err = g.Sub(t.Context(), "sub", upTo(g.Size())...)
+		rankError(t, g, err, pgroup.ErrAborted, append(words, `sub "sub" of group "world"`)...)
+	}, 2, 4)
+}
+
+func TestAbortClipsItsCause(t *testing.T) {
+	ranks(t, 1, inMemory, func(t *testing.T, g *pgroup.Group) {
+		g.Abort(errors.New(string(make([]byte, 20000))))
+		rankError(t, g, g.Barrier(t.Context()), pgroup.ErrAborted)
+		g.Abort(nil)
+	})
+}
+
+func TestShutdownThenClosed(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		over := g.Context()
+		ok(t, g, "shutdown", g.Shutdown(t.Context()))
+		ended(t, over)
+		ended(t, g.Context())
+		for what, err := range map[string]error{
+			"cause":    context.Cause(over),
+			"barrier":  g.Barrier(t.Context()),
+			"send":     pgroup.Send(t.Context(), g, 0, 1),
+			"channel":  g.Channel("c").Barrier(t.Context()),
+			"shutdown": g.Shutdown(t.Context()),
+		} {
+			if !errors.Is(err, pgroup.ErrClosed) {
+				t.Errorf("rank %d: %s: got %v, want ErrClosed", g.Rank(), what, err)
+			}
+		}
+		_, err := g.Sub(t.Context(), "sub", upTo(g.Size())...)
+		same(t, g, "sub", errors.Is(err, pgroup.ErrClosed), true)
+		_, err = g.Expire(t.Context())
+		same(t, g, "expire", errors.Is(err, pgroup.ErrClosed), true)
+		ok(t, g, "close", g.Close())
+		g.Abort(nil)
+	})
+}
+
+func TestShutdownSaysWhoHasNotCome(t *testing.T) {
+	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 0 {
+			re := rankError(t, g, g.Shutdown(within(t, time.Second)), pgroup.ErrTimeout, "shutdown of group", "missing rank 1", "recv from rank 0")
+			if re.Verdict != nil {
+				equal(t, g, "missing", re.Missing, []int{1})
+			}
+			return
+		}
+		_, err := pgroup.Recv[int](t.Context(), g, 0)
+		rankError(t, g, err, pgroup.ErrLeft, "rank 0 left")
+	})
+}
+
+// Close ends what this handle waits for.
+func TestCloseUnblocks(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() != 1 {
+			re := rankError(t, g, g.Barrier(t.Context()), pgroup.ErrLeft, "rank 1 left")
+			if re.Verdict != nil {
+				equal(t, g, "left", re.Left, []int{1})
+			}
+			return
+		}
+		waiting := make(chan error)
+		go func() {
+			_, err := pgroup.Recv[int](t.Context(), g, 0)
+			waiting <- err
+		}()
+		go func() { waiting <- g.Channel("c").Barrier(t.Context()) }()
+		// Both are in when the store has them: what is sent behind them comes later.
+		for range 20 {
+			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, 1))
+		}
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() { ok(t, g, "close", g.Close()) })
+		}
+		all.Wait()
+		for range 2 {
+			if err := <-waiting; !errors.Is(err, pgroup.ErrClosed) {
+				t.Errorf("got %v, want ErrClosed", err)
+			}
+		}
+	}, 2, 4)
+}
+
+// A host that closes is Left, for those who wait for it or for the store.
+func TestHostThatClosesHasLeft(t *testing.T) {
+	ranks(t, 3, hosted, func(t *testing.T, g *pgroup.Group) {
+		ok(t, g, "barrier", g.Barrier(t.Context()))
+		if g.Rank() == 0 {
+			ok(t, g, "close", g.Close())
+			return
+		}
+		for range 3 {
+			re := rankError(t, g, g.Barrier(t.Context()), pgroup.ErrLeft, "rank 0 left")
+			if re.Verdict != nil {
+				equal(t, g, "left", re.Left, []int{0})
+			}
+		}
+	})
+}
+
+func TestCancelDecidesForAll(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		if g.Rank() == 1 {
+			cancel()
+		}
+		re := rankError(t, g, g.Barrier(ctx), context.Canceled)
+		if re.Verdict != nil {
+			same(t, g, "by", re.By, 1)
+		}
+		passed, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		defer stop()
+		if g.Rank() == 1 {
+			passed, stop = context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+			defer stop()
+		}
+		_, err := pgroup.AllGather(passed, g, 1)
+		rankError(t, g, err, context.DeadlineExceeded, "the deadline of rank 1 had passed when it called")
+		ok(t, g, "the group goes on", g.Barrier(t.Context()))
+	}, 2, 4)
+}
+
+func TestCancelWhileWaiting(t *testing.T) {
+	bubble(t, 3, nil, func(t *testing.T, g *pgroup.Group) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		switch g.Rank() {
+		case 1:
+			time.AfterFunc(time.Second, cancel)
+		case 2:
+			time.Sleep(2 * time.Second)
+		}
+		rankError(t, g, g.Barrier(ctx), pgroup.ErrCancelled, "cancelled", "after 1.00s: missing rank 2")
+		ok(t, g, "the group goes on", g.Barrier(t.Context()))
+	})
+}
+
+func TestDefaultTimeout(t *testing.T) {
+	bubble(t, 2, func(c *pgroup.Config) { c.Timeout = 0 }, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 1 {
+			return
+		}
+		start := time.Now()
+		rankError(t, g, g.Barrier(context.Background()), pgroup.ErrTimeout, "timed out after 20.00s", "missing rank 1")
+		same(t, g, "time", time.Since(start), 20*time.Second)
+	})
+}
+
+// frozen is an Engine that stops to answer votes.
+type frozen struct{ *store.Memory }
+
+func (f frozen) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if req.Op == wire.OpCollect {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return f.Memory.Do(ctx, req, rep)
+}
+
+func TestNoAnswerIsUnknown(t *testing.T) {
+	s := store.New(frozen{new(store.Memory)})
+	defer s.Close()
+	at := func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
+	}
+	ranks(t, 2, at, func(t *testing.T, g *pgroup.Group) {
+		err := g.Barrier(within(t, 10*time.Millisecond))
+		rankError(t, g, err, pgroup.ErrUnknown, "no answer from the store", "outcome unknown")
+		rankError(t, g, err, context.DeadlineExceeded)
+	})
+}
+
+func TestShrinkToTheSurvivors(t *testing.T) {
+	var c cutter
+	ranks(t, 4, c.at(hosted), func(t *testing.T, g *pgroup.Group) {
+		ok(t, g, "barrier", g.Barrier(t.Context()))
+		if g.Rank() == 1 {
+			c.cut(1)
+			return
+		}
+		rankError(t, g, g.Barrier(t.Context()), pgroup.ErrLost, "lost rank 1")
+		next, err := g.Shrink(t.Context())
+		if err != nil {
+			t.Errorf("rank %d: %v", g.Rank(), err)
+			return
+		}
+		defer next.Close()
+		same(t, g, "size", next.Size(), 3)
+		same(t, g, "rank", next.Rank(), map[int]int{0: 0, 2: 1, 3: 2}[g.Rank()])
+		same(t, g, "name", next.Name(), "world")
+		same(t, g, "newer", next.Generation() > g.Generation(), true)
+		got, err := pgroup.AllGather(t.Context(), next, g.Rank())
+		ok(t, g, "allgather", err)
+		equal(t, g, "allgather", got, []int{0, 2, 3})
+		if err := g.Barrier(t.Context()); err == nil {
+			t.Error("the old generation goes on")
+		}
+		ok(t, g, "close", g.Close())
+		ok(t, g, "barrier", next.Barrier(t.Context()))
+		ok(t, g, "shutdown", next.Shutdown(t.Context()))
+	})
+}
+
+func TestShrinkWaitsForEverySurvivor(t *testing.T) {
+	bubble(t, 3, nil, func(t *testing.T, g *pgroup.Group) {
+		switch g.Rank() {
+		case 0:
+			_, err := g.Shrink(within(t, time.Second))
+			rankError(t, g, err, pgroup.ErrTimeout, "shrink of group", "missing ranks 1 and 2")
+		case 1:
+			time.Sleep(2 * time.Second)
+		}
+	})
+}

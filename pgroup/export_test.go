@@ -1,0 +1,20 @@
+package pgroup
+
+// For the tests of what has no public face of its own.
+var (
+	FirstHost = firstHost
+	RankList  = ranks
+	Clip      = clip
+)
+
+// MemberRoundTrip encodes and parses a member.
+func MemberRoundTrip(pid uint32, hosts bool, host, addr string) (gotPID uint32, gotHosts bool, gotHost, gotAddr string, err error) {
+	m, err := parseMember(appendMember(nil, member{node: 7, pid: pid, hosts: hosts, host: host, addr: addr}))
+	return m.pid, m.hosts, m.host, m.addr, err
+}
+
+// ParseMember parses what may come from anywhere.
+func ParseMember(b []byte) error {
+	_, err := parseMember(b)
+	return err
+}

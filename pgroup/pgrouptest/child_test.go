@@ -1,0 +1,68 @@
+package pgrouptest_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/pgroup/pgrouptest"
+)
+
+// patience bounds the runs of tests that fail.
+const patience = 30 * time.Second
+
+// wanted is set for the tests of this file, which fail: they run only when a test of the other file asks.
+const wanted = "PGROUPTEST_FAIL"
+
+func command(ctx context.Context, name string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+name+"$", "-test.v")
+	cmd.Env = append(os.Environ(), wanted+"=1")
+	return cmd
+}
+
+func asRankError(err error) (*pgroup.RankError, bool) { return errors.AsType[*pgroup.RankError](err) }
+
+func onlyWanted(t *testing.T) {
+	if os.Getenv(wanted) == "" {
+		t.Skip("fails on purpose: run by the test of what a failure looks like")
+	}
+}
+
+// one makes rank 1 do something instead of coming to the barrier.
+func one(do func(t *testing.T)) func(*testing.T, *pgroup.Group) {
+	return func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 1 {
+			do(t)
+		}
+		if err := g.Barrier(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func fail(t *testing.T) { t.Fatal("rank one has had enough") }
+func panics(*testing.T) { panic("out of my depth") }
+func hang(t *testing.T) { <-t.Context().Done() }
+func TestChildOneFails(t *testing.T) {
+	onlyWanted(t)
+	pgrouptest.Procs(t, 3, one(fail))
+}
+
+func TestChildOnePanics(t *testing.T) {
+	onlyWanted(t)
+	pgrouptest.Procs(t, 3, one(panics))
+}
+
+func TestChildOneHangs(t *testing.T) {
+	onlyWanted(t)
+	pgrouptest.Job{N: 3, Timeout: 2 * time.Second}.Run(t, one(hang))
+}
+
+func TestChildOneFailsInProcess(t *testing.T) {
+	onlyWanted(t)
+	pgrouptest.Run(t, 3, one(fail))
+}

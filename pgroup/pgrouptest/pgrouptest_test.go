@@ -1,0 +1,124 @@
+package pgrouptest_test
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/pgroup/pgrouptest"
+)
+
+func TestMain(m *testing.M) { testcluster.Leaks(m) }
+
+func allGather(t *testing.T, g *pgroup.Group) {
+	got, err := pgroup.AllGather(t.Context(), g, g.Rank())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []int{0, 1, 2, 3}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestRun(t *testing.T) { pgrouptest.Run(t, 4, allGather) }
+
+func TestProcs(t *testing.T) { pgrouptest.Procs(t, 4, allGather) }
+
+func TestSeveralJobsInSubtests(t *testing.T) {
+	for _, name := range []string{"one", "with a space", "with (meta) chars.*"} {
+		t.Run(name, func(t *testing.T) {
+			pgrouptest.Procs(t, 2, func(t *testing.T, g *pgroup.Group) {
+				if err := g.Barrier(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			})
+			pgrouptest.Job{N: 3, Rank0Hosts: true}.Run(t, func(t *testing.T, g *pgroup.Group) {
+				if g.Size() != 3 {
+					t.Errorf("size %d in the second job", g.Size())
+				}
+				if err := g.Barrier(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
+func TestHostsPlaySeveralNodes(t *testing.T) {
+	pgrouptest.Job{N: 4, Hosts: []string{"a", "a", "b", "b"}}.Run(t, func(t *testing.T, g *pgroup.Group) {
+		if g.NodeCount() != 2 || g.LocalRank() != g.Rank()%2 || !g.SameNode(g.Rank()^1) || g.SameNode(g.Rank()^2) {
+			t.Errorf("rank %d: %d nodes, local rank %d", g.Rank(), g.NodeCount(), g.LocalRank())
+		}
+	})
+}
+
+func TestLostRankIsNamed(t *testing.T) {
+	job := pgrouptest.Job{N: 4, MayFail: []int{2}}
+	job.Run(t, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 2 {
+			os.Exit(3)
+		}
+		wantLost(t, g.Barrier(t.Context()), 2)
+	})
+}
+
+func wantLost(t *testing.T, err error, rank int) {
+	t.Helper()
+	re, ok := asRankError(err)
+	if !ok || !slices.Equal(re.Lost, []int{rank}) {
+		t.Fatalf("got %v, want rank %d lost", err, rank)
+	}
+}
+
+// failing runs this test binary again with one of the tests below, which fail, and returns what it printed.
+func failing(t *testing.T, name string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	out, err := command(ctx, name).CombinedOutput()
+	if err == nil {
+		t.Fatalf("%s passed:\n%s", name, out)
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("%s hung:\n%s", name, out)
+	}
+	return string(out)
+}
+
+func TestARankThatFailsEndsTheOthersAndIsNamed(t *testing.T) {
+	out := failing(t, "TestChildOneFails")
+	for _, want := range []string{"[1]", "rank one has had enough", "rank 1 failed first"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+}
+
+func TestARankThatPanicsEndsTheOthersAndIsNamed(t *testing.T) {
+	out := failing(t, "TestChildOnePanics")
+	for _, want := range []string{"[1]", "panic: out of my depth", "rank 1 failed first"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+}
+
+func TestARankThatHangsIsEnded(t *testing.T) {
+	out := failing(t, "TestChildOneHangs")
+	if !strings.Contains(out, "the job did not end in") {
+		t.Errorf("not told why:\n%s", out)
+	}
+}
+
+func TestInProcessARankThatFailsAbortsTheOthers(t *testing.T) {
+	out := failing(t, "TestChildOneFailsInProcess")
+	for _, want := range []string{"rank=1", "rank one has had enough", "aborted"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package pgrouptest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// Job is n ranks that are processes: the test binary again, with -test.run of the test's name. No
+// TestMain is needed. What stands before Run in the test function runs in every rank too; what stands
+// behind it runs in the test alone.
+type Job struct {
+	N          int
+	Env        []string      // added to each rank's environment
+	Hosts      []string      // one a rank: plays several nodes
+	MayFail    []int         // ranks whose death is part of the test
+	Rank0Hosts bool          // the store, as in most jobs; otherwise the test does
+	Timeout    time.Duration // of the whole job; default a minute, and no longer than the test binary lives
+}
+
+// What a rank is told by its environment.
+const (
+	envCall  = "MUSTER_TEST_CALL" // name of the test, and which call of Run in it
+	envRank  = "MUSTER_TEST_RANK"
+	envStore = "MUSTER_TEST_STORE" // where the ranks meet
+	envLeft  = "MUSTER_TEST_PATIENCE"
+)
+
+// calls counts the calls of Run by test: a rank runs the one that it was started for.
+var calls = struct {
+	sync.Mutex
+	made map[string]int
+}{made: map[string]int{}}
+
+// Run runs f on j.N processes, and fails t if one of them fails, with its output. The first rank that fails ends the others.
+func (j Job) Run(t *testing.T, f func(t *testing.T, g *pgroup.Group)) {
+	t.Helper()
+	calls.Lock()
+	calls.made[t.Name()]++
+	call := fmt.Sprintf("%s#%d", t.Name(), calls.made[t.Name()])
+	calls.Unlock()
+	switch os.Getenv(envCall) {
+	case "":
+		j.start(t, call)
+	case call:
+		j.rank(t, f)
+	}
+}
+
+// start is the test's side: it starts the ranks and waits for them.
+func (j Job) start(t *testing.T, call string) {
+	t.Helper()
+	if j.N < 1 || len(j.Hosts) > 0 && len(j.Hosts) != j.N {
+		t.Fatalf("pgrouptest: a job of %d ranks with %d hosts", j.N, len(j.Hosts))
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	meet, addr, stop := serve(t)
+	defer stop()
+	limit := j.Timeout
+	if limit == 0 {
+		limit = patience(t)
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), limit, fmt.Errorf("the job did not end in %v", limit))
+	defer cancel()
+	job, err := launch.Start(ctx, launch.Spec{
+		N: j.N, Path: self, Args: arguments(t, limit), Output: &quiet{t.Output()}, Tether: true, Grace: time.Second,
+		MayFail: func(rank int) bool { return slices.Contains(j.MayFail, rank) },
+		Env: func(rank int) []string {
+			return append(slices.Clone(j.Env), envCall+"="+call, envRank+"="+strconv.Itoa(rank), envStore+"="+addr, envLeft+"="+limit.String())
+		},
+	})
+	if err == nil {
+		err = job.Wait()
+	}
+	if err == nil {
+		return
+	}
+	if first, _ := meet.Get(context.WithoutCancel(ctx), keyFailed); len(first) > 0 {
+		err = fmt.Errorf("rank %s failed first: %w", first[:bytes.IndexByte(first, ' ')], err)
+	}
+	t.Error(err)
+}
+
+// keyFailed has the ranks whose tests failed, in order: those that fail because of the first may end before it does.
+const keyFailed = "failed"
+
+// serve is the store in which the ranks find each other.
+func serve(t *testing.T) (meet *store.Store, addr string, stop func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory := new(store.Memory)
+	srv := &store.Server{Engine: memory}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = srv.Serve(l) })
+	return store.New(memory), l.Addr().String(), func() {
+		_ = srv.Close()
+		_ = memory.Close()
+		serving.Wait()
+	}
+}
+
+// arguments make the test binary run t alone. Coverage is not passed on: the ranks would write over each other's.
+func arguments(t *testing.T, limit time.Duration) []string {
+	parts := strings.Split(t.Name(), "/")
+	for i, p := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(p) + "$"
+	}
+	args := []string{"-test.run=" + strings.Join(parts, "/"), "-test.count=1", "-test.timeout=" + (limit + margin).String()}
+	if testing.Verbose() {
+		args = append(args, "-test.v")
+	}
+	return args
+}
+
+// rank is a rank's side. The test ends with it: what stands behind Run is not the rank's.
+func (j Job) rank(t *testing.T, f func(t *testing.T, g *pgroup.Group)) {
+	t.Helper()
+	launch.ExitWithParent()
+	rank, err := strconv.Atoi(os.Getenv(envRank))
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, err := time.ParseDuration(os.Getenv(envLeft))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := pgroup.Config{Name: t.Name(), Rank: rank, Size: j.N, Timeout: left}
+	if len(j.Hosts) > 0 {
+		c.Host = j.Hosts[rank]
+	}
+	j.join(t, c, f)
+	t.SkipNow()
+}
+
+func (j Job) join(t *testing.T, c pgroup.Config, f func(t *testing.T, g *pgroup.Group)) {
+	t.Helper()
+	meet, err := store.Open(t.Context(), "muster://"+os.Getenv(envStore))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = meet.Close() }()
+	if err := j.place(t.Context(), meet, &c); err != nil {
+		t.Fatal(err)
+	}
+	g, err := pgroup.Create(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = g.Close() }()
+	play(t, g, f, func() {
+		_, _ = meet.Append(context.WithoutCancel(t.Context()), keyFailed, []byte(strconv.Itoa(c.Rank)+" "))
+	})
+	if j.Rank0Hosts && !t.Failed() { // the others still need rank 0
+		ctx, cancel := context.WithTimeout(t.Context(), margin)
+		defer cancel()
+		_ = g.Shutdown(ctx) // fails where a rank's death was the test
+	}
+}
+
+// place is where the group meets. A port that rank 0 has chosen is told through the test's store.
+func (j Job) place(ctx context.Context, meet *store.Store, c *pgroup.Config) error {
+	if !j.Rank0Hosts {
+		c.Address = "muster://" + os.Getenv(envStore)
+		return nil
+	}
+	if c.Rank != 0 {
+		values, err := meet.Wait(ctx, "address")
+		if err == nil {
+			c.Address = string(values[0])
+		}
+		return err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	c.Listener = l
+	return meet.Set(ctx, "address", []byte(l.Addr().String()), nil)
+}
+
+// quiet leaves out what every test binary says when nothing is wrong.
+type quiet struct{ to io.Writer }
+
+var chatter = regexp.MustCompile(`^\[\d+\] +(PASS|=== .*|--- SKIP: .*|\S*pgrouptest\S*: *)\n$`)
+
+// Write gets whole lines.
+func (q *quiet) Write(b []byte) (int, error) {
+	for line := range bytes.Lines(b) {
+		if chatter.Match(line) {
+			continue
+		}
+		if _, err := q.to.Write(line); err != nil {
+			return 0, err
+		}
+	}
+	return len(b), nil
+}
