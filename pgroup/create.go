@@ -71,8 +71,9 @@ func (c *Config) createOnce(ctx context.Context) (*Group, error) {
 	return nil, err
 }
 
-// connects reports whether this rank goes to a store that rank 0 hosts.
-func (c *Config) connects() bool { return c.Rank != 0 && c.Address != "" && !isURL(c.Address) }
+// connects reports whether this rank may meet at a store that a rank of some run hosts. Rank 0 does so too, if it finds
+// its port in use.
+func (c *Config) connects() bool { return c.Address != "" && !isURL(c.Address) }
 
 // wentAway reports whether a store was there and is not any more: it gave no verdict.
 func wentAway(err error) bool {

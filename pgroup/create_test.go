@@ -159,7 +159,7 @@ func TestCreateRefusesAnotherSize(t *testing.T) {
 	addr := "muster://" + serve(t)
 	together(2, func(rank int) {
 		_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Rank: rank, Size: 4 + rank, Address: addr})
-		says(t, err, pgroup.ErrMismatch, "rank 0 (pid ", "a world size of 4", "rank 1 (pid ", "5")
+		says(t, err, pgroup.ErrMismatch, "rank 0 (pid ", "has a world size of ", "rank 1 (pid ")
 	})
 }
 
@@ -250,6 +250,38 @@ func TestCreateWhileTheLastRunEnds(t *testing.T) {
 			}}
 		}
 	})
+	together(2, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
+}
+
+// Rank 0 finds its port in use by the last run of another process. When that has ended, it hosts.
+func TestCreateHostsWhenTheLastHostHasGone(t *testing.T) {
+	l := listen(t)
+	last := &store.Server{Engine: new(store.Memory)}
+	served := make(chan error)
+	go func() { served <- last.Serve(l) }()
+	connected := make(chan struct{})
+	var once sync.Once
+	gs := create(t, 2, func(*testing.T) func(int) pgroup.Config {
+		return func(rank int) pgroup.Config {
+			if rank == 1 {
+				<-connected
+				if err := last.Shutdown(t.Context()); err != nil {
+					t.Error(err)
+				}
+				<-served
+			}
+			return pgroup.Config{Address: l.Addr().String(), Dial: &store.DialOptions{
+				Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+					c, err := new(net.Dialer).DialContext(ctx, network, addr)
+					if err == nil {
+						once.Do(func() { close(connected) })
+					}
+					return c, err
+				},
+			}}
+		}
+	})
+	same(t, gs[1], "rank 0 hosts", gs[1].Members()[0].Addr, l.Addr().String())
 	together(2, func(rank int) { ok(t, gs[rank], "shutdown", gs[rank].Shutdown(t.Context())) })
 }
 

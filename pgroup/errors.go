@@ -246,7 +246,7 @@ type TypeError struct {
 }
 
 func (e *TypeError) Error() string {
-	return fmt.Sprintf("pgroup: group %q: rank %d sent a %s, rank %d wants a %s", e.Group, e.From, e.Sent, e.To, e.Want)
+	return fmt.Sprintf("pgroup: group %q: rank %d sent %s, rank %d wants %s", e.Group, e.From, e.Sent, e.To, e.Want)
 }
 
 // Is makes it a mismatch.

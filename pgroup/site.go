@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/muster-pg/muster/store"
 )
@@ -131,25 +132,37 @@ func (c *Config) dial(ctx context.Context, addr string, wait bool) (*site, error
 	return &site{store: s, addr: addr, refs: 1}, nil
 }
 
+// portWait is how long rank 0 looks for who uses its port, before that is an error: a host that ends has neither
+// freed it nor answers.
+const portWait = 2 * time.Second
+
 // listen hosts at c.Address. If the port is in use, whoever listens there is where the group meets: another group of this
 // process, or the agent of a launcher.
 func (c *Config) listen(ctx context.Context) (*site, error) {
 	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", c.Address)
-	switch {
-	case err == nil:
-		return c.host(l)
-	case !errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("hosting at Config.Address: %w", err)
+	for began := time.Now(); ; {
+		l, err := lc.Listen(ctx, "tcp", c.Address)
+		switch {
+		case err == nil:
+			return c.host(l)
+		case !errors.Is(err, syscall.EADDRINUSE):
+			return nil, fmt.Errorf("hosting at Config.Address: %w", err)
+		}
+		if s := hostedHere(c.Address); s != nil {
+			return s, nil
+		}
+		s, dialErr := c.dial(ctx, c.Address, false)
+		if dialErr == nil {
+			return s, nil
+		}
+		if errors.Is(dialErr, store.ErrProtocol) || ctx.Err() != nil || time.Since(began) > portWait {
+			return nil, fmt.Errorf("hosting at Config.Address: %w; and connecting to whoever uses it: %w", err, dialErr)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(portWait / 40):
+		}
 	}
-	if s := hostedHere(c.Address); s != nil {
-		return s, nil
-	}
-	s, dialErr := c.dial(ctx, c.Address, false)
-	if dialErr != nil {
-		return nil, fmt.Errorf("hosting at Config.Address: %w; and connecting to whoever uses it: %w", err, dialErr)
-	}
-	return s, nil
 }
 
 // hostedHere holds the site that this process serves at an address, if it does.

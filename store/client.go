@@ -59,19 +59,19 @@ func Dial(ctx context.Context, addr string, o *DialOptions) (*Store, error) {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return nil, dialError(addr, errors.Join(err, ctx.Err()), time.Since(began))
+			return nil, dialError(addr, fmt.Errorf("%w: %w", ctx.Err(), err), time.Since(began))
 		}
 	}
 }
 
 func dialError(addr string, err error, waited time.Duration) error {
-	e := &Error{Op: "dial", Key: addr, Code: wire.CodeUnavailable, Err: errors.Join(ErrUnavailable, err)}
-	switch {
-	case errors.Is(err, ErrProtocol) || errors.Is(err, ErrDenied):
+	e := &Error{Op: "dial", Key: addr, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
+	if errors.Is(err, ErrProtocol) || errors.Is(err, ErrDenied) {
 		e.Err = err
-	case waited > 0:
+	}
+	if waited > 0 {
 		e.Code = failureCode(err)
-		e.Detail = fmt.Sprintf("nobody listened there for %v", waited.Round(time.Millisecond))
+		e.Detail = fmt.Sprintf("nobody served there for %v", waited.Round(time.Millisecond))
 	}
 	return e
 }

@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	demoTime = 30 * time.Second // all of it; it takes a fraction of a second
-	demoLate = time.Second      // a loss has to be known by then
+	demoTime     = 30 * time.Second // all of it; it takes a fraction of a second
+	demoRankTime = 20 * time.Second // of one rank, which then says what it waits for
+	demoLate     = time.Second      // a loss has to be known by then
 )
 
 func newDemo() *cobra.Command {

@@ -66,7 +66,7 @@ func newDemoRank() *cobra.Command {
 		Use: "demo-rank", Hidden: true, Short: "One of the processes of demo", Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			launch.ExitWithParent()
-			ctx, cancel := context.WithTimeout(context.Background(), demoTime)
+			ctx, cancel := context.WithTimeout(context.Background(), demoRankTime)
 			defer cancel()
 			return demoRank(ctx, cmd.OutOrStdout())
 		},

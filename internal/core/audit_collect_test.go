@@ -28,6 +28,7 @@ type record struct {
 
 	done, ok bool // as the machine says
 	ended    bool // l1 has looked at why
+	endedAt  core.Time
 	freed    bool
 	canon    []byte // how the first was told
 }
@@ -103,6 +104,11 @@ func (a *audit) votes(cl *call) {
 	}
 	ch.floor[c.Rank] = c.Seq - 1
 	ch.records = slices.DeleteFunc(ch.records, func(r *record) bool { return r.passed() && (r.done || r.mustEnd(a) != "") })
+	for _, r := range ch.records { // that were decided by this rank's going on, before its vote counts
+		if why := r.mustEnd(a); why != "" && !r.done {
+			r.done, r.ok = true, why == allYesDecide
+		}
+	}
 	r := ch.record(c.Seq)
 	if r == nil {
 		if g.over != nil {
@@ -185,7 +191,7 @@ func (r *record) sensible(v *vote) bool {
 		return false
 	}
 	if c.Want == wire.WantPart && (!c.RootOnly || c.Root == v.rank) {
-		parts, err := wire.ParseParts(v.payload)
+		parts, err := wire.ParseParts(v.payload, n)
 		v.parts = parts
 		return err == nil && len(parts) == n
 	}
@@ -205,13 +211,17 @@ func (r *record) allYes() bool {
 	return true
 }
 
-// crowd is how many other records of its channel are not freed, and the bytes of all payloads.
-func (r *record) crowd() (others, bytes int) {
+// held reports whether a root has to wait for room: too many records before r are not freed, or too many bytes.
+func (r *record) held(a *audit) bool {
+	if !r.cast.RootOnly {
+		return false
+	}
+	before, bytes := 0, 0
 	for _, x := range r.ch.records {
-		if x != r {
-			others++
+		if x.seq < r.seq {
+			before++
 		}
-		if x.done && !x.ok {
+		if x.seq > r.seq || x.done && !x.ok {
 			continue
 		}
 		for _, v := range x.yes {
@@ -220,17 +230,10 @@ func (r *record) crowd() (others, bytes int) {
 			}
 		}
 	}
-	return others, bytes
+	return before >= a.w.bounds.AheadRecords || before > 0 && bytes > a.w.bounds.AheadBytes
 }
 
-// held reports whether a root has to wait for room, which slack more records would not make.
-func (r *record) held(a *audit, slack int) bool {
-	if !r.cast.RootOnly {
-		return false
-	}
-	others, bytes := r.crowd()
-	return others >= a.w.bounds.AheadRecords+slack || others > 0 && bytes > a.w.bounds.AheadBytes && (slack == 0 || a.touched == r)
-}
+const allYesDecide = "L1 all yes decide"
 
 // mustEnd is the property by which r is to be decided by now; "" is that it is to wait.
 func (r *record) mustEnd(a *audit) string {
@@ -244,8 +247,8 @@ func (r *record) mustEnd(a *audit) string {
 		return "L2 a finite deadline decides"
 	case g.all:
 		return "L1 a revocation decides all"
-	case r.allYes() && !r.held(a, 0):
-		return "L1 all yes decide"
+	case r.allYes() && !r.held(a):
+		return allYesDecide
 	}
 	for rank := range r.yes {
 		if !r.elects(rank) || r.yes[rank] != nil {
@@ -261,15 +264,9 @@ func (r *record) mustEnd(a *audit) string {
 	return ""
 }
 
-// mayEnd is like mustEnd, but allows for a record that was opened in this step, after a root had gone on.
-func (r *record) mayEnd(a *audit) bool {
-	return r.mustEnd(a) != "" || r.allYes() && !r.held(a, 1)
-}
-
 // settleChannel looks at every record of ch after a step.
 func (a *audit) settleChannel(ch *channel) {
 	for _, r := range ch.records {
-		before := r.done
 		state, there := a.w.m.Record(ch.g.gen, ch.name, r.seq)
 		if r.freed = !there; r.freed {
 			c8FreedWhenPassed(a, r)
@@ -278,9 +275,7 @@ func (a *audit) settleChannel(ch *channel) {
 		}
 		c4DecidedStays(r, state)
 		c5VotesCount(r, state)
-		if r.done, r.ok = state.Done, state.Done && !state.Failed; r.ok && !before {
-			c2SuccessMeans(r)
-		}
+		r.done, r.ok = state.Done, state.Done && !state.Failed
 	}
 	ch.records = slices.DeleteFunc(ch.records, func(r *record) bool { return r.freed })
 	for _, r := range ch.records {

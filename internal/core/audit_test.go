@@ -112,7 +112,7 @@ func (a *audit) ticks() {
 }
 
 func (a *audit) waits(cl *call) {
-	cl.waiting = true
+	cl.waiting, cl.waited = true, true
 	a.waiting = append(a.waiting, cl)
 }
 

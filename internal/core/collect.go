@@ -22,7 +22,7 @@ type channel struct {
 	name    string
 	floor   []uint64 // by rank: it has passed every record up to here
 	records map[uint64]*record
-	bytes   int     // of the payloads in records
+	bytes   int       // of the payloads in records
 	held    []*record // have their root's yes, which waits for room; in order
 	spare   []ballot
 }
@@ -125,7 +125,7 @@ func (m *Machine) vote(r *record, t Ticket, req *wire.Request, rep *wire.Reply) 
 	c := &req.Group
 	b := &r.ballots[c.Rank]
 	switch {
-	case r.done && r.failed == nil && !agree(&r.cast, c):
+	case r.done && r.failed == nil && c.No == wire.CodeOK && !agree(&r.cast, c): // a no is a failure of its caller alone
 		m.revoke(r.ch.g, clash(&r.cast, c), everyRecord)
 		*rep = *r.ch.g.revoked
 		return true
@@ -162,8 +162,8 @@ func (m *Machine) count(r *record, b *ballot, c *wire.Contribution, payload []by
 			m.decide(r, failed(m.refusal(r, c.Rank, wire.CodeInvalid, why)))
 			return
 		}
-		if r.cast.Type == "" { // the first one did not tell
-			r.cast.Type = m.keep(c.Type)
+		if r.cast.Type == "" && c.Type != "" { // the first one did not tell: a clash of types is with this rank
+			r.cast.Type, r.cast.Rank, r.cast.Want = m.keep(c.Type), c.Rank, c.Want
 		}
 		b.yes, b.payload = true, payload
 		r.yes++
@@ -213,7 +213,7 @@ func (r *record) hopeless(m *Machine) *wire.Verdict {
 		case gone == wire.CodeOK || !r.needs(rank):
 		case gone == wire.CodeLost:
 			v.Lost = append(v.Lost, rank)
-			v.Code = wire.CodeLost
+			v.Code, v.Reason = wire.CodeLost, r.ch.g.seats[rank].label
 		default:
 			v.Left = append(v.Left, rank)
 			if v.Code == wire.CodeOK {
@@ -243,6 +243,9 @@ func (m *Machine) decide(r *record, no *wire.Reply) {
 	}
 	if r.pending == 0 {
 		r.ch.free(m, r)
+	}
+	if no != nil {
+		r.ch.admit(m) // the payloads are gone
 	}
 }
 
@@ -384,15 +387,34 @@ func (ch *channel) free(m *Machine, r *record) {
 	clear(r.ballots)
 	ch.spare = r.ballots
 	r.ballots = nil
-	if len(ch.held) > 0 && !ch.crowded(m, ch.held[0]) {
-		m.decide(ch.held[0], nil)
+	ch.admit(m)
+}
+
+// admit lets those roots go on for which there is room now.
+func (ch *channel) admit(m *Machine) {
+	for {
+		i := slices.IndexFunc(ch.held, func(r *record) bool { return !ch.crowded(m, r) })
+		if i < 0 {
+			return
+		}
+		m.decide(ch.held[i], nil)
 	}
 }
 
-// crowded reports whether the readers are too far behind for the root of r to go on.
+// crowded reports whether the readers are too far behind for the root of r to go on. Only what comes before r
+// counts: ranks that do not wait for their answers may have opened later records, which cannot end before r does.
 func (ch *channel) crowded(m *Machine, r *record) bool {
-	before, bytes := len(ch.records)-1, ch.bytes-r.bytes
-	return before >= m.bounds.aheadRecords || before > 0 && bytes+r.bytes > m.bounds.aheadBytes
+	if len(ch.records) <= m.bounds.aheadRecords && ch.bytes <= m.bounds.aheadBytes {
+		return false
+	}
+	before, bytes := 0, r.bytes
+	for seq, x := range ch.records {
+		if seq < r.seq {
+			before++
+			bytes += x.bytes
+		}
+	}
+	return before >= m.bounds.aheadRecords || before > 0 && bytes > m.bounds.aheadBytes
 }
 
 // slowest are the ranks that are there and have passed the least.

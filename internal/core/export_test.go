@@ -19,11 +19,11 @@ func (m *Machine) SetBounds(b Bounds) Bounds {
 
 // Holdings counts what a Machine holds.
 type Holdings struct {
-	Sessions, Waiters, Seats          int // Sessions without Local
-	Groups, Live, Rolls, Shrinks      int
-	Channels, Records, Streams int
-	Messages, Follows                 int
-	Waits, Watchers, Timers, Effects  int
+	Sessions, Waiters, Seats         int // Sessions without Local
+	Groups, Live, Rolls, Shrinks     int
+	Channels, Records, Streams       int
+	Messages, Follows                int
+	Waits, Watchers, Timers, Effects int
 }
 
 // Holdings is all that m holds but keys.

@@ -94,7 +94,7 @@ func (m *Machine) fence(g *group, rank int, how wire.Code) {
 	g.present--
 	v := &wire.Verdict{Code: how, By: -1}
 	if how == wire.CodeLost {
-		v.Lost = []int{rank}
+		v.Lost, v.Reason = []int{rank}, s.label
 		m.revoke(g, v, func(r *record) bool { return r.needs(rank) })
 	} else {
 		v.Left = []int{rank}

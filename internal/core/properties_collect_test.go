@@ -138,7 +138,11 @@ func c3HasCause(a *audit, r *record, v *wire.Verdict) bool {
 	if v.By >= 0 {
 		return r.refusedBy(v) || v.Code == wire.CodeAborted && (g.all || r.ch.floor[v.By] >= r.seq && r.yes[v.By] == nil)
 	}
-	return v.Code == wire.CodeTimeout && r.deadline == a.w.now
+	at := a.w.now
+	if r.ended {
+		at = r.endedAt
+	}
+	return v.Code == wire.CodeTimeout && r.deadline == at
 }
 
 // refusedBy reports whether the rank that v blames has said no to r, in these words.
@@ -248,7 +252,7 @@ func (v *vote) payloadOf() []byte {
 // C7: no vote counts that is fenced, of an old generation, or from another session: it is refused, and told how. So is one for a
 // sequence that its rank has passed (the floor), and every other call in a seat that is not the caller's.
 func c7RefusedCounts(cl *call, rep *wire.Reply) {
-	if rep.Code != cl.refusal || rep.Verdict != nil && rep.Code != wire.CodeMismatch && rep.Code != wire.CodeLost && rep.Code != wire.CodeLeft {
+	if rep.Code != cl.refusal || rep.Verdict != nil && cl.req.Op == wire.OpCollect {
 		breaks("C7 no fenced, foreign or passed vote counts", "%s is to be refused as %s, not as %s", cl, cl.refusal, say{rep})
 	}
 }
@@ -281,11 +285,12 @@ func l1Decides(a *audit, r *record) {
 		breaks(why, "#%d (%s) is open", r.seq, r.cast.Verb)
 	}
 	if r.done && !r.ended {
-		r.ended = true
-		if !r.mayEnd(a) {
+		r.ended, r.endedAt = true, a.w.now
+		if r.mustEnd(a) == "" {
 			breaks("L1 nothing else decides", "#%d (%s) is decided (success: %v)", r.seq, r.cast.Verb, r.ok)
 		}
 		if r.ok {
+			c2SuccessMeans(r)
 			a.tally.run(r)
 		}
 	}

@@ -72,18 +72,19 @@ type call struct {
 	over bool                  // for its caller
 
 	// the auditor's
-	at       core.Time // when it arrived
-	arrived  bool
+	at        core.Time // when it arrived
+	arrived   bool
 	cancelled bool
-	waiting  bool
-	answered bool
-	refusal  wire.Code // how it must be refused
-	vote     *vote
-	record   *record
-	group    *group
-	stream   *stream
-	roll     *roll
-	expect   *wire.Reply // of an operation on keys
+	waiting   bool
+	answered  bool
+	refusal   wire.Code // how it must be refused
+	vote      *vote
+	record    *record
+	group     *group
+	stream    *stream
+	roll      *roll
+	expect    *wire.Reply // of an operation on keys
+	waited    bool
 }
 
 func (cl *call) String() string {

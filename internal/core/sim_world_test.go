@@ -80,7 +80,7 @@ func (w *world) tick() {
 	w.trace.mix(1, uint64(w.now))
 	w.audit.ticks()
 	w.m.Tick(w.now)
-	w.effects()
+	w.effects(nil, nil)
 	w.audit.settled()
 }
 
@@ -113,28 +113,32 @@ func (w *world) apply(cl *call, req *wire.Request) {
 	w.trace.note(w, "%v → %s", cl.conn, cl)
 	w.audit.arrives(cl)
 	var rep wire.Reply
-	switch answered := w.m.Apply(w.now, cl.conn.session, req, &rep); {
+	answered := w.m.Apply(w.now, cl.conn.session, req, &rep)
+	switch {
 	case req.Op == wire.OpCancel, req.Op == wire.OpGoodbye, req.Op == wire.OpLost:
-	case answered:
-		w.give(cl, &rep)
-	default:
+		cl = nil
+	case !answered:
 		w.audit.waits(cl)
+		cl = nil
 	}
-	w.effects()
+	w.effects(cl, &rep)
 	w.audit.settled()
 }
 
-// effects gives the answers to calls that waited.
-func (w *world) effects() {
+// effects gives what a step has answered: cl, if it is not nil, and calls that waited.
+func (w *world) effects(cl *call, rep *wire.Reply) {
 	es := w.m.Effects()
 	cls := make([]*call, len(es))
 	for i, e := range es {
 		cls[i] = w.audit.waiter(e)
 	}
-	for i, e := range es { // what a stream has taken first: its reader may be named before
+	for i, e := range es { // what a stream has taken: its reader may be named before
 		if e.Op == wire.OpSend {
 			w.give(cls[i], e.Reply)
 		}
+	}
+	if cl != nil {
+		w.give(cl, rep)
 	}
 	for i, e := range es {
 		if e.Op != wire.OpSend {

@@ -80,7 +80,7 @@ func peer(g *group, c *wire.Contribution, rep *wire.Reply) bool {
 func (g *group) absence(rank int) *wire.Reply {
 	switch g.seats[rank].gone {
 	case wire.CodeLost:
-		return failed(&wire.Verdict{Code: wire.CodeLost, By: -1, Lost: []int{rank}})
+		return failed(&wire.Verdict{Code: wire.CodeLost, By: -1, Lost: []int{rank}, Reason: g.seats[rank].label})
 	case wire.CodeLeft:
 		return failed(&wire.Verdict{Code: wire.CodeLeft, By: -1, Left: []int{rank}})
 	}

@@ -83,7 +83,8 @@ func (j Job) start(t *testing.T, call string) {
 		N: j.N, Path: self, Args: arguments(t, limit), Output: &quiet{t.Output()}, Tether: true, Grace: time.Second,
 		MayFail: func(rank int) bool { return slices.Contains(j.MayFail, rank) },
 		Env: func(rank int) []string {
-			return append(slices.Clone(j.Env), envCall+"="+call, envRank+"="+strconv.Itoa(rank), envStore+"="+addr, envLeft+"="+limit.String())
+			// The race detector would make each rank linger for a second at its end.
+			return append(slices.Clone(j.Env), "GORACE=atexit_sleep_ms=0", envCall+"="+call, envRank+"="+strconv.Itoa(rank), envStore+"="+addr, envLeft+"="+limit.String())
 		},
 	})
 	if err == nil {

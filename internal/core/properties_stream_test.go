@@ -1,0 +1,229 @@
+package core_test
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// stream is the messages from one rank to another, as the auditor sees them.
+type stream struct {
+	g        *group
+	src, dst int
+	tag      string
+	accepted []message // position i+1
+	acked    uint64
+	senders  []*call // that wait, in order
+	reader   *call
+	closed   bool // its reader is gone, and what was in it
+}
+
+type message struct {
+	payload []byte
+	typ     string
+	expires core.Time
+}
+
+func (g *group) stream(src, dst int, tag string) *stream {
+	for _, st := range g.streams {
+		if st.src == src && st.dst == dst && st.tag == tag {
+			return st
+		}
+	}
+	st := &stream{g: g, src: src, dst: dst, tag: tag}
+	g.streams = append(g.streams, st)
+	return st
+}
+
+// withdraw takes out a call that waits.
+func (st *stream) withdraw(cl *call) {
+	st.senders = slices.DeleteFunc(st.senders, func(x *call) bool { return x == cl })
+	if st.reader == cl {
+		st.reader = nil
+	}
+}
+
+// unread are the messages that are not acknowledged, and their bytes.
+func (st *stream) unread(now core.Time) (n, size int) {
+	for _, m := range st.accepted[st.acked:] {
+		if n++; m.expires == 0 || m.expires > now {
+			size += len(m.payload)
+		}
+	}
+	return n, size
+}
+
+// sends is a message that arrives.
+func (a *audit) sends(cl *call) {
+	g := a.seated(cl)
+	if g == nil {
+		return
+	}
+	c := &cl.req.Group
+	cl.group = g
+	if gone := g.absence(c.Root); gone != wire.CodeOK {
+		cl.refusal = gone
+		return
+	}
+	cl.stream = g.stream(c.Rank, c.Root, c.Channel)
+	cl.stream.senders = append(cl.stream.senders, cl)
+}
+
+// absence is how a call that needs a rank is refused.
+func (g *group) absence(rank int) wire.Code {
+	switch s := &g.seats[rank]; {
+	case s.gone != wire.CodeOK:
+		return s.gone
+	case g.over != nil:
+		return g.over.code
+	}
+	return wire.CodeOK
+}
+
+// receives is a call for a position. It acknowledges all before it.
+func (a *audit) receives(cl *call) {
+	g := a.seated(cl)
+	if g == nil {
+		return
+	}
+	c := &cl.req.Group
+	cl.group = g
+	st := g.stream(c.Root, c.Rank, c.Channel)
+	switch {
+	case c.Seq <= st.acked:
+		cl.refusal = wire.CodeStale
+		return
+	case c.Seq > uint64(len(st.accepted))+1:
+		cl.refusal = wire.CodeInvalid
+		return
+	}
+	st.acked = c.Seq - 1
+	cl.stream = st
+	if c.Seq <= uint64(len(st.accepted)) {
+		return
+	}
+	// Senders that waited for room may fill this position yet.
+	if gone := g.absence(c.Root); len(st.senders) == 0 && gone != wire.CodeOK {
+		cl.refusal = gone
+	} else if st.reader != nil && len(st.senders) == 0 {
+		cl.refusal = wire.CodeConflict
+	} else if st.reader == nil {
+		st.reader = cl
+	}
+}
+
+// sent is the answer to a sender.
+func (a *audit) sent(cl *call, rep *wire.Reply) {
+	st := cl.stream
+	first := len(st.senders) > 0 && st.senders[0] == cl
+	st.withdraw(cl)
+	switch rep.Code {
+	case wire.CodeOK:
+		m := message{payload: cl.req.Value, typ: cl.req.Group.Type}
+		if cl.req.TTL > 0 {
+			m.expires = a.w.now + cl.req.TTL
+		}
+		st.accepted = append(st.accepted, m)
+		p1InOrder(st, cl, rep, first)
+		a.tally.messages++
+	case wire.CodeTimeout, wire.CodeCancelled:
+		a.tally.blocked++
+	default:
+		p2WhyNotSent(st, cl, rep)
+	}
+}
+
+// received is the answer to a reader.
+func (a *audit) received(cl *call, rep *wire.Reply) {
+	st := cl.stream
+	pos := cl.req.Group.Seq
+	if st.reader == cl {
+		st.reader = nil
+	}
+	there := pos <= uint64(len(st.accepted))
+	switch rep.Code {
+	case wire.CodeOK, wire.CodeExpired:
+		if !there {
+			breaks("P1 messages come in order, once each", "%s: message %d, %d were sent", cl, pos, len(st.accepted))
+		}
+		p3WhatWasSent(a, st, cl, rep)
+	case wire.CodeTimeout, wire.CodeCancelled:
+	default:
+		if there {
+			breaks("P2 queued messages come before Lost", "%s: %s; %d were sent", cl, say{rep}, len(st.accepted))
+		}
+		p2WhyNotSent(st, cl, rep)
+	}
+}
+
+// P1: the positions of a stream are dense, in the order in which its sender has sent: none is lost, doubled or overtaken.
+func p1InOrder(st *stream, cl *call, rep *wire.Reply, first bool) {
+	if !first || rep.N != int64(len(st.accepted)) {
+		breaks("P1 messages come in order, once each", "%s has position %d, it should have %d (first of those who wait: %v)", cl, rep.N, len(st.accepted), first)
+	}
+}
+
+// P2: a call of a stream fails for a reason: a rank is gone, the generation is revoked, its own rank has left, or it was asked twice.
+// A message that is there is given first.
+func p2WhyNotSent(st *stream, cl *call, rep *wire.Reply) {
+	c := &cl.req.Group
+	switch {
+	case rep.Code == wire.CodeClosed && st.g.seats[c.Rank].gone != wire.CodeOK:
+	case rep.Verdict != nil && (st.g.seats[c.Root].gone == rep.Code || st.g.over != nil && st.g.over.code == rep.Code):
+	case rep.Code == wire.CodeConflict && cl.req.Op == wire.OpRecv && st.reader != nil:
+	default:
+		breaks("P2 a message fails for a reason", "%s: %s", cl, say{rep})
+	}
+}
+
+// P3: what is given at a position is what was sent there, as often as it is asked for, until its time has passed: then, and not
+// earlier, the position is Expired.
+func p3WhatWasSent(a *audit, st *stream, cl *call, rep *wire.Reply) {
+	m := &st.accepted[cl.req.Group.Seq-1]
+	expired := m.expires > 0 && m.expires <= a.w.now
+	switch {
+	case expired != (rep.Code == wire.CodeExpired):
+		breaks("P3 a message expires in its time", "%s: %s at %v, it was to expire at %v", cl, rep.Code, a.w.now, m.expires)
+	case expired:
+		a.tally.expired++
+	case !bytes.Equal(m.payload, rep.Value) || m.typ != rep.Type:
+		breaks("P1 messages come in order, once each", "%s: %q, %q was sent there", cl, rep.Value, m.payload)
+	}
+}
+
+// P4: a reader whose message is there does not wait, nor does one whose sender is gone, nor a sender for whom there is room.
+func p4NobodyWaitsInVain(a *audit, cl *call) {
+	st := cl.stream
+	const p = "P4 nobody waits in vain"
+	if st.g.absence(cl.req.Group.Root) != wire.CodeOK {
+		breaks(p, "%s waits for a rank that is gone, or in a generation that is revoked", cl)
+	}
+	if cl.req.Op == wire.OpRecv {
+		if cl.req.Group.Seq <= uint64(len(st.accepted)) {
+			breaks(p, "%s waits, %d were sent", cl, len(st.accepted))
+		}
+		return
+	}
+	n, size := st.unread(a.w.now)
+	b := &a.w.bounds
+	if st.senders[0] == cl && n < b.StreamMessages && (size == 0 || size+len(cl.req.Value) <= b.StreamBytes) {
+		breaks(p, "%s waits for room, with %d messages of %d bytes unread", cl, n, size)
+	}
+}
+
+// P5: a stream holds what is not acknowledged, and no more than its bounds: beyond that senders wait.
+func p5StreamBounded(a *audit, g *group, st *stream) {
+	n, size := st.unread(a.w.now)
+	if st.closed {
+		n, size = 0, 0
+	}
+	if have := a.w.m.Queue(g.gen, st.src, st.dst, st.tag); have != n {
+		breaks("P5 a stream holds what is not acknowledged", "%d messages, there are %d", have, n)
+	}
+	b := &a.w.bounds
+	if n > b.StreamMessages || n > 1 && size > b.StreamBytes {
+		breaks("P5 a stream is bounded", "%d messages of %d bytes", n, size)
+	}
+}

@@ -1,0 +1,99 @@
+package core_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// tally counts what schedules have met: a simulation that never gets there would prove nothing.
+type tally struct {
+	schedules, steps  int
+	groups, shrunk    int
+	revoked           int
+	yes               int
+	no                [wire.CodeStale + 1]int
+	verbs             map[string]int // decided with success
+	lateMismatch      int
+	repeated, stale   int
+	held              int // steps in which a root waited for room
+	stood             int // successes with a yes of a rank that is gone
+	messages, expired int
+	blocked           int
+}
+
+// run counts a record that was decided with success.
+func (t *tally) run(r *record) {
+	if t.verbs == nil {
+		t.verbs = map[string]int{}
+	}
+	t.verbs[r.cast.Verb]++
+	for rank, v := range r.yes {
+		if v != nil && r.ch.g.seats[rank].gone != wire.CodeOK {
+			t.stood++
+			break
+		}
+	}
+}
+
+func (t *tally) add(o *tally) {
+	t.schedules++
+	t.steps += o.steps
+	t.groups += o.groups
+	t.shrunk += o.shrunk
+	t.revoked += o.revoked
+	t.yes += o.yes
+	for code, n := range o.no {
+		t.no[code] += n
+	}
+	if t.verbs == nil {
+		t.verbs = map[string]int{}
+	}
+	for verb, n := range o.verbs {
+		t.verbs[verb] += n
+	}
+	t.lateMismatch += o.lateMismatch
+	t.repeated += o.repeated
+	t.stale += o.stale
+	t.held += o.held
+	t.stood += o.stood
+	t.messages += o.messages
+	t.expired += o.expired
+	t.blocked += o.blocked
+}
+
+func (t *tally) String() string {
+	no := map[string]int{}
+	for code, n := range t.no {
+		if n > 0 {
+			no[wire.Code(code).String()] = n
+		}
+	}
+	return fmt.Sprintf("%d schedules of %d steps; %d groups, %d of them shrunk, %d revoked; told of success: %d, of failure: %v; decided with success: %v; "+
+		"late mismatches %d, repeated votes %d, passed votes %d, roots held in %d steps, successes with a rank that is gone %d; messages %d, expired %d, given up %d",
+		t.schedules, t.steps, t.groups, t.shrunk, t.revoked, t.yes, no, t.verbs,
+		t.lateMismatch, t.repeated, t.stale, t.held, t.stood, t.messages, t.expired, t.blocked)
+}
+
+// check fails a simulation that has not met everything.
+func (t *tally) check(tt *testing.T) {
+	tt.Helper()
+	met := map[string]int{
+		"shrunk groups": t.shrunk, "late mismatches": t.lateMismatch, "repeated votes": t.repeated, "passed votes": t.stale, "roots held": t.held,
+		"yes that stand": t.stood, "messages": t.messages, "expired messages": t.expired, "blocked senders": t.blocked,
+	}
+	for _, code := range []wire.Code{
+		wire.CodeLost, wire.CodeLeft, wire.CodeTimeout, wire.CodeCancelled, wire.CodeMismatch, wire.CodeAborted, wire.CodeInvalid, wire.CodeFull,
+	} {
+		met["failures: "+code.String()] = t.no[code]
+	}
+	for _, verb := range verbs {
+		met["successes: "+verb] = t.verbs[verb]
+	}
+	for what, n := range met {
+		if n == 0 {
+			tt.Errorf("no schedule has met this: %s", what)
+		}
+	}
+}
