@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"time"
 )
@@ -39,4 +40,34 @@ func residentBytes() int64 {
 func loadAverage() string {
 	b, _ := os.ReadFile("/proc/loadavg")
 	return string(bytes.TrimSpace(b))
+}
+
+// machineTime is the CPU time that all CPUs have spent on anything, since the start; 0 where there is no /proc.
+func machineTime() (busy time.Duration) {
+	const tick = 10 * time.Millisecond // USER_HZ is 100 everywhere
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	line, _, _ := bytes.Cut(b, []byte("\n"))
+	for i, f := range bytes.Fields(line) { // cpu user nice system idle iowait irq softirq steal guest guest_nice
+		if n, err := strconv.ParseInt(string(f), 10, 64); err == nil && i != 4 && i != 5 && i <= 8 {
+			busy += time.Duration(n) * tick
+		}
+	}
+	return busy
+}
+
+// watch finds out how much of the machine others use while something is measured.
+type watch struct {
+	began time.Time
+	busy  time.Duration
+}
+
+func startWatch() watch { return watch{time.Now(), machineTime()} }
+
+// others is their part of all CPU time since the start, when ours was so much.
+func (w watch) others(ours time.Duration) float64 {
+	all := time.Since(w.began) * time.Duration(runtime.NumCPU())
+	return max(0, float64(machineTime()-w.busy-ours)/float64(all))
 }

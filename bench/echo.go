@@ -22,14 +22,16 @@ type echoOptions struct {
 
 // contender is one way to make a round trip.
 type contender struct {
-	name string
-	trip func(ctx context.Context) (time.Duration, error)
-	stop func()
+	name   string
+	server *server
+	trip   func(ctx context.Context) (time.Duration, error)
+	stop   func()
 }
 
 const (
-	echoKey   = "key:000000000000"
-	echoValue = 64
+	bareEchoName = "bare echo"
+	echoKey      = "key:000000000000"
+	echoValue    = 64
 )
 
 func runEcho(ctx context.Context, args []string, out io.Writer) error {
@@ -58,8 +60,8 @@ func runEcho(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	rep := newReport("echo", "p50 µs", "p99 µs", "mean µs", "client µs/op", "p50 ÷ echo", "p99 ÷ echo", "mean ÷ echo")
-	rep.note("one connection, one deep, %d B; medians of %d rounds of %d", echoValue, o.rounds, o.ops)
+	rep := newReport("echo", "p50 µs", "p99 µs", "mean µs", "client µs/op", "p50 ÷ echo", "p99 ÷ echo", "mean ÷ echo", "others %")
+	rep.note("one connection, one deep, %d B; medians of the calmer half of %d rounds of %d", echoValue, o.rounds, o.ops)
 	trips, err := waitTrips(ctx, s.addr, 100)
 	if err != nil {
 		return err
@@ -72,20 +74,44 @@ func runEcho(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func (o *echoOptions) measure(ctx context.Context, all []contender, rep *report) error {
-	found := map[string][]turn{}
+	var rounds []echoRound
 	for range o.rounds {
+		r := echoRound{of: map[string]turn{}}
+		w, before := startWatch(), o.ours(all)
 		for _, c := range all {
 			t, err := o.turn(ctx, c)
 			if err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)
 			}
-			found[c.name] = append(found[c.name], t)
+			r.of[c.name] = t
 		}
+		r.others = w.others(o.ours(all) - before)
+		rounds = append(rounds, r)
 	}
+	rounds = calmest(rounds, func(r echoRound) float64 { return r.others })
 	for _, c := range all {
-		rep.add(echoFigures(found, c.name), c.name)
+		rep.add(echoFigures(rounds, c.name), c.name)
 	}
 	return nil
+}
+
+// echoRound is a turn of each contender.
+type echoRound struct {
+	others float64
+	of     map[string]turn
+}
+
+// ours is the CPU time of this process and its servers.
+func (o *echoOptions) ours(all []contender) time.Duration {
+	sum := ownCPU()
+	pids := map[int]bool{}
+	for _, c := range all {
+		if pid := c.server.cmd.Process.Pid; !pids[pid] {
+			pids[pid] = true
+			sum += cpuTime(pid)
+		}
+	}
+	return sum
 }
 
 // turn is what a contender's turn found, in µs.
@@ -108,23 +134,24 @@ func (o *echoOptions) turn(ctx context.Context, c contender) (t turn, err error)
 	return t, nil
 }
 
-func echoFigures(found map[string][]turn, name string) map[string]float64 {
-	of := func(name string, f func(turn) float64) (vs []float64) {
-		for _, t := range found[name] {
-			vs = append(vs, f(t))
-		}
-		return vs
+func echoFigures(rounds []echoRound, name string) map[string]float64 {
+	of := func(name string, f func(turn) float64) []float64 {
+		return each(rounds, func(r echoRound) float64 { return f(r.of[name]) })
 	}
-	figures := map[string]float64{}
+	figures := map[string]float64{
+		"client µs/op": median(of(name, func(t turn) float64 { return t.cpu })),
+		"others %":     100 * medianOf(rounds, func(r echoRound) float64 { return r.others }),
+	}
 	for what, f := range map[string]func(turn) float64{
-		"p50": func(t turn) float64 { return t.p50 }, "p99": func(t turn) float64 { return t.p99 }, "mean": func(t turn) float64 { return t.mean },
+		"p50":  func(t turn) float64 { return t.p50 },
+		"p99":  func(t turn) float64 { return t.p99 },
+		"mean": func(t turn) float64 { return t.mean },
 	} {
 		figures[what+" µs"] = median(of(name, f))
-		if name != "bare echo" {
-			figures[what+" ÷ echo"] = median(ratios(of(name, f), of("bare echo", f)))
+		if name != bareEchoName {
+			figures[what+" ÷ echo"] = median(ratios(of(name, f), of(bareEchoName, f)))
 		}
 	}
-	figures["client µs/op"] = median(of(name, func(t turn) float64 { return t.cpu }))
 	return figures
 }
 
@@ -152,7 +179,7 @@ func bareEcho(ctx context.Context, _ *server) (contender, error) {
 		return contender{}, err
 	}
 	out, in := make([]byte, request), make([]byte, reply)
-	return contender{"bare echo", func(context.Context) (time.Duration, error) {
+	return contender{bareEchoName, s, func(context.Context) (time.Duration, error) {
 		began := time.Now()
 		if _, err := c.Write(out); err != nil {
 			return 0, err
@@ -167,7 +194,7 @@ func rawGet(ctx context.Context, s *server) (contender, error) {
 	if err != nil {
 		return contender{}, err
 	}
-	return contender{"get, wire", func(context.Context) (time.Duration, error) {
+	return contender{"get, wire", s, func(context.Context) (time.Duration, error) {
 		began := time.Now()
 		err := c.batch(opGet, 1, nil)
 		return time.Since(began), err
@@ -175,12 +202,12 @@ func rawGet(ctx context.Context, s *server) (contender, error) {
 }
 
 // overClient is a contender that calls muster's client.
-func overClient(ctx context.Context, addr, name string, call func(ctx context.Context, c *store.Store) error) (contender, error) {
-	c, err := store.Dial(ctx, addr, nil)
+func overClient(ctx context.Context, s *server, name string, call func(ctx context.Context, c *store.Store) error) (contender, error) {
+	c, err := store.Dial(ctx, s.addr, nil)
 	if err != nil {
 		return contender{}, err
 	}
-	return contender{name, func(ctx context.Context) (time.Duration, error) {
+	return contender{name, s, func(ctx context.Context) (time.Duration, error) {
 		began := time.Now()
 		err := call(ctx, c)
 		return time.Since(began), err
@@ -188,14 +215,14 @@ func overClient(ctx context.Context, addr, name string, call func(ctx context.Co
 }
 
 func clientGet(ctx context.Context, s *server) (contender, error) {
-	return overClient(ctx, s.addr, "get, client", func(ctx context.Context, c *store.Store) error {
+	return overClient(ctx, s, "get, client", func(ctx context.Context, c *store.Store) error {
 		_, err := c.Get(ctx, echoKey)
 		return err
 	})
 }
 
 func clientWait(ctx context.Context, s *server) (contender, error) {
-	return overClient(ctx, s.addr, "wait, client", func(ctx context.Context, c *store.Store) error {
+	return overClient(ctx, s, "wait, client", func(ctx context.Context, c *store.Store) error {
 		_, err := c.Wait(ctx, echoKey)
 		return err
 	})
@@ -212,7 +239,7 @@ func wakeUp(ctx context.Context, s *server) (contender, error) {
 		return contender{}, err
 	}
 	value, n := make([]byte, echoValue), 0
-	return contender{"wake-up, wire", func(context.Context) (time.Duration, error) {
+	return contender{"wake-up, wire", s, func(context.Context) (time.Duration, error) {
 		n++
 		return wakeOnce(setter, waiter, "wake:"+strconv.Itoa(n), value)
 	}, func() { _ = setter.conn.Close(); _ = waiter.conn.Close() }}, nil

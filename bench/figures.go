@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -41,3 +42,20 @@ func ratios(a, b []float64) []float64 {
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+// calmest keeps the calmer half of the rounds: those in which others used the least of the machine.
+func calmest[T any](rounds []T, others func(T) float64) []T {
+	slices.SortStableFunc(rounds, func(a, b T) int { return cmp.Compare(others(a), others(b)) })
+	return rounds[:len(rounds)/2+len(rounds)%2]
+}
+
+// medianOf is the median of one figure of many.
+func medianOf[T any](vs []T, f func(T) float64) float64 { return median(each(vs, f)) }
+
+func each[T any](vs []T, f func(T) float64) []float64 {
+	fs := make([]float64, len(vs))
+	for i, v := range vs {
+		fs[i] = f(v)
+	}
+	return fs
+}

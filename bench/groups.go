@@ -16,6 +16,7 @@ type groupsOptions struct {
 	rounds      int
 	slice       time.Duration
 	mpi, asJSON bool
+	profile     string
 }
 
 func runGroups(ctx context.Context, args []string, out io.Writer) error {
@@ -25,6 +26,7 @@ func runGroups(ctx context.Context, args []string, out io.Writer) error {
 	f.IntVar(&o.rounds, "rounds", 9, "rounds; each way has one turn in each")
 	f.DurationVar(&o.slice, "slice", 150*time.Millisecond, "length of a turn")
 	f.BoolVar(&o.mpi, "mpi", false, "measure Open MPI over TCP too")
+	f.StringVar(&o.profile, "profile", "", "folder for CPU profiles of ranks 0 and 1")
 	f.BoolVar(&o.asJSON, "json", false, "print JSON")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -40,8 +42,8 @@ func runGroups(ctx context.Context, args []string, out io.Writer) error {
 		}
 		defer mpi.remove()
 	}
-	rep := newReport("groups", "p50 µs", "p90 µs", "mean µs", "rank 0 CPU µs", "p50 ÷ bare", "mean ÷ bare", "CPU ÷ bare", "p50 ÷ MPI")
-	rep.note("medians of %d rounds of %v; broadcast: until the slowest rank has it; pingpong: rank 0 to 1 and back", o.rounds, o.slice)
+	rep := newReport("groups", "p50 µs", "p90 µs", "mean µs", "CPU µs", "p50 ÷ bare", "mean ÷ bare", "CPU ÷ bare", "p50 ÷ MPI", "others %")
+	rep.note("medians of the calmer half of %d rounds of %v; CPU of all ranks together; broadcast: until the slowest rank has it, and CPU with the barrier before; pingpong: rank 0 to 1 and back", o.rounds, o.slice)
 	for _, n := range sizes {
 		if err := o.measure(ctx, n, mpi, rep); err != nil {
 			return fmt.Errorf("%d processes: %w", n, err)
@@ -67,51 +69,58 @@ func (o *groupsOptions) measure(ctx context.Context, n int, mpi *mpiProgram, rep
 	if err != nil {
 		return err
 	}
+	var byMPI map[string]spread
 	if mpi != nil {
-		more, err := mpi.run(ctx, n, o.slice*time.Duration(o.rounds))
-		if err != nil {
+		if byMPI, err = mpi.run(ctx, n, o.slice*time.Duration(o.rounds)); err != nil {
 			return err
 		}
-		found = append(found, more...)
-	}
-	of := func(verb, way string, f func(spread) float64) (vs []float64) {
-		for _, x := range found {
-			if x.Verb == verb && x.Way == way {
-				vs = append(vs, f(x.spread))
-			}
-		}
-		return vs
 	}
 	for _, v := range verbs {
-		for _, way := range []string{"bare", "muster", "mpi"} {
-			if len(of(v.name, way, p50)) > 0 {
-				rep.add(groupFigures(of, v.name, way), strconv.Itoa(n), v.name, way)
+		var rounds []groupRound
+		for i, x := range found {
+			if x.Verb == v.name && x.Way == "muster" { // the one before is the bare one
+				rounds = append(rounds, groupRound{bare: found[i-1].spread, muster: x.spread})
 			}
 		}
+		rounds = calmest(rounds, groupRound.others)
+		peer, ok := byMPI[v.name]
+		rep.add(groupFigures(rounds, groupRound.ofBare), strconv.Itoa(n), v.name, "bare")
+		figures := groupFigures(rounds, groupRound.ofMuster)
+		addRatios(figures, rounds)
+		if ok {
+			figures["p50 ÷ MPI"] = figures["p50 µs"] / peer.P50
+			rep.add(map[string]float64{"p50 µs": peer.P50, "p90 µs": peer.P90, "mean µs": peer.Mean}, strconv.Itoa(n), v.name, "mpi")
+		}
+		rep.add(figures, strconv.Itoa(n), v.name, "muster")
 	}
 	return nil
 }
 
-func p50(s spread) float64       { return s.P50 }
-func meanOf(s spread) float64    { return s.Mean }
-func cpuOfZero(s spread) float64 { return s.CPU }
+// groupRound is one turn of each way.
+type groupRound struct{ bare, muster spread }
 
-func groupFigures(of func(verb, way string, f func(spread) float64) []float64, verb, way string) map[string]float64 {
-	figures := map[string]float64{
-		"p50 µs":  median(of(verb, way, p50)),
-		"p90 µs":  median(of(verb, way, func(s spread) float64 { return s.P90 })),
-		"mean µs": median(of(verb, way, meanOf)),
+func (r groupRound) others() float64  { return max(r.bare.Others, r.muster.Others) }
+func (r groupRound) ofBare() spread   { return r.bare }
+func (r groupRound) ofMuster() spread { return r.muster }
+
+func groupFigures(rounds []groupRound, way func(groupRound) spread) map[string]float64 {
+	return map[string]float64{
+		"p50 µs":   medianOf(rounds, func(r groupRound) float64 { return way(r).P50 }),
+		"p90 µs":   medianOf(rounds, func(r groupRound) float64 { return way(r).P90 }),
+		"mean µs":  medianOf(rounds, func(r groupRound) float64 { return way(r).Mean }),
+		"CPU µs":   medianOf(rounds, func(r groupRound) float64 { return way(r).CPU }),
+		"others %": 100 * medianOf(rounds, groupRound.others),
 	}
-	if way != "mpi" {
-		figures["rank 0 CPU µs"] = median(of(verb, way, cpuOfZero))
+}
+
+func addRatios(figures map[string]float64, rounds []groupRound) {
+	for name, f := range map[string]func(spread) float64{
+		"p50 ÷ bare":  func(s spread) float64 { return s.P50 },
+		"mean ÷ bare": func(s spread) float64 { return s.Mean },
+		"CPU ÷ bare":  func(s spread) float64 { return s.CPU },
+	} {
+		figures[name] = medianOf(rounds, func(r groupRound) float64 { return f(r.muster) / f(r.bare) })
 	}
-	if way == "muster" {
-		figures["p50 ÷ bare"] = median(ratios(of(verb, way, p50), of(verb, "bare", p50)))
-		figures["mean ÷ bare"] = median(ratios(of(verb, way, meanOf), of(verb, "bare", meanOf)))
-		figures["CPU ÷ bare"] = median(ratios(of(verb, way, cpuOfZero), of(verb, "bare", cpuOfZero)))
-		figures["p50 ÷ MPI"] = figures["p50 µs"] / median(of(verb, "mpi", p50))
-	}
-	return figures
 }
 
 // group starts n ranks, and collects what rank 0 tells.
@@ -119,7 +128,7 @@ func (o *groupsOptions) group(ctx context.Context, n int) (found []finding, err 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // kills those who are left
 	args := func(rank int, more ...string) []string {
-		return append([]string{strconv.Itoa(rank), strconv.Itoa(n), strconv.Itoa(o.rounds), o.slice.String()}, more...)
+		return append([]string{strconv.Itoa(rank), strconv.Itoa(n), strconv.Itoa(o.rounds), o.slice.String(), o.profile}, more...)
 	}
 	zero, err := spawn(ctx, "rank", args(0)...)
 	if err != nil {

@@ -49,8 +49,8 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 		}
 		defer stop()
 	}
-	rep := newReport("kv", "ops/s", "p50 µs", "p99 µs", "server µs/op", "client µs/op", "rate ÷ bare", "rate ÷ redis", "p99 ÷ redis", "Δ idle %")
-	rep.note("values of %d B; medians of %d rounds of %v; µs/op is CPU time", o.size, o.rounds, o.slice)
+	rep := newReport("kv", "ops/s", "p50 µs", "p99 µs", "server µs/op", "client µs/op", "rate ÷ bare", "rate ÷ redis", "p99 ÷ redis", "CPU ÷ redis", "Δ idle %", "others %")
+	rep.note("values of %d B; medians of the calmer half of %d rounds of %v; µs/op is CPU time", o.size, o.rounds, o.slice)
 	if err := o.measure(ctx, servers, shapes, rep); err != nil {
 		return err
 	}
@@ -131,45 +131,70 @@ func (o *kvOptions) measure(ctx context.Context, servers []*server, shapes []sha
 	}
 	for _, sh := range shapes {
 		for _, op := range []operation{opGet, opSet} {
-			found := map[string][]sample{}
+			var rounds []kvRound
 			for range o.rounds {
-				for _, s := range servers {
-					x, err := measure(ctx, s, sh, op, value, o.slice)
-					if err != nil {
-						return fmt.Errorf("%s %s %s: %w", s.name, op, sh, err)
-					}
-					found[s.name] = append(found[s.name], x)
+				r, err := o.round(ctx, servers, sh, op, value)
+				if err != nil {
+					return err
 				}
+				rounds = append(rounds, r)
 			}
+			rounds = calmest(rounds, func(r kvRound) float64 { return r.others })
 			for _, s := range servers {
-				rep.add(kvFigures(found, s.name), string(op), sh.String(), s.name)
+				rep.add(kvFigures(rounds, s.name), string(op), sh.String(), s.name)
 			}
 		}
 	}
 	return nil
 }
 
-func kvFigures(found map[string][]sample, name string) map[string]float64 {
-	of := func(name string, f func(sample) float64) (vs []float64) {
-		for _, s := range found[name] {
-			vs = append(vs, f(s))
+// kvRound is a turn of each server.
+type kvRound struct {
+	others float64
+	of     map[string]sample
+}
+
+func (o *kvOptions) round(ctx context.Context, servers []*server, sh shape, op operation, value []byte) (kvRound, error) {
+	r := kvRound{of: map[string]sample{}}
+	ours := func() (sum time.Duration) {
+		for _, s := range servers {
+			sum += cpuTime(s.cmd.Process.Pid)
 		}
-		return vs
+		return sum + ownCPU()
+	}
+	w, before := startWatch(), ours()
+	for _, s := range servers {
+		x, err := measure(ctx, s, sh, op, value, o.slice)
+		if err != nil {
+			return r, fmt.Errorf("%s %s %s: %w", s.name, op, sh, err)
+		}
+		r.of[s.name] = x
+	}
+	r.others = w.others(ours() - before)
+	return r, nil
+}
+
+func kvFigures(rounds []kvRound, name string) map[string]float64 {
+	of := func(name string, f func(sample) float64) []float64 {
+		return each(rounds, func(r kvRound) float64 { return f(r.of[name]) })
 	}
 	rate := func(s sample) float64 { return s.rate }
 	p99 := func(s sample) float64 { return s.p99 }
+	cpu := func(s sample) float64 { return s.serverCPU }
 	figures := map[string]float64{
 		"ops/s":        median(of(name, rate)),
 		"p50 µs":       median(of(name, func(s sample) float64 { return s.p50 })),
 		"p99 µs":       median(of(name, p99)),
-		"server µs/op": median(of(name, func(s sample) float64 { return s.serverCPU })),
+		"server µs/op": median(of(name, cpu)),
 		"client µs/op": median(of(name, func(s sample) float64 { return s.clientCPU })),
+		"others %":     100 * medianOf(rounds, func(r kvRound) float64 { return r.others }),
 	}
 	switch name {
 	case "muster":
 		figures["rate ÷ bare"] = median(ratios(of(name, rate), of("bare", rate)))
 		figures["rate ÷ redis"] = median(ratios(of(name, rate), of("redis", rate)))
 		figures["p99 ÷ redis"] = median(ratios(of(name, p99), of("redis", p99)))
+		figures["CPU ÷ redis"] = median(ratios(of(name, cpu), of("redis", cpu)))
 	case "muster+idle":
 		figures["Δ idle %"] = 100 * (median(ratios(of(name, rate), of("muster", rate))) - 1)
 	}

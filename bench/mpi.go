@@ -49,7 +49,7 @@ func buildMPI(ctx context.Context) (*mpiProgram, error) {
 func (p *mpiProgram) remove() { _ = os.RemoveAll(p.dir) }
 
 // run measures n processes over TCP on loopback.
-func (p *mpiProgram) run(ctx context.Context, n int, each time.Duration) (found []finding, err error) {
+func (p *mpiProgram) run(ctx context.Context, n int, each time.Duration) (found map[string]spread, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "mpirun", "--oversubscribe", "-np", strconv.Itoa(n),
@@ -65,18 +65,19 @@ func (p *mpiProgram) run(ctx context.Context, n int, each time.Duration) (found 
 	if err != nil {
 		return nil, fmt.Errorf("mpirun: %w: %s", err, strings.TrimSpace(errs.String()))
 	}
+	found = map[string]spread{}
 	for line := range strings.Lines(string(out)) {
 		f := strings.Split(strings.TrimSpace(line), ";")
-		x := finding{Verb: f[0], Way: "mpi"}
 		if len(f) != 4 {
 			continue // mpirun's own words
 		}
+		var x spread
 		for i, into := range []*float64{&x.P50, &x.P90, &x.Mean} {
 			if *into, err = strconv.ParseFloat(f[i+1], 64); err != nil {
 				return nil, fmt.Errorf("mpirun said %q: %w", line, err)
 			}
 		}
-		found = append(found, x)
+		found[f[0]] = x
 	}
 	return found, nil
 }

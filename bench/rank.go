@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -114,8 +116,8 @@ func musterPingPong(ctx context.Context, m *member) error {
 // spread is what a series of times came to, in µs.
 type spread struct {
 	P50, P90, Mean float64
-	CPU            float64 // µs of rank 0's process per call
-	N              int
+	CPU            float64 // µs of all ranks together, per call
+	Others         float64 // their part of the machine meanwhile
 }
 
 // finding is what rank 0 tells: one turn of one verb.
@@ -124,7 +126,7 @@ type finding struct {
 	spread
 }
 
-// beRank is the role of a rank: rank RANK SIZE ROUNDS SLICE [STAR GROUP]. Rank 0 hosts, and tells both addresses first.
+// beRank is the role of a rank: rank RANK SIZE ROUNDS SLICE PROFILE [STAR GROUP]. Rank 0 hosts, and tells both addresses first.
 func beRank(args []string) error {
 	var m member
 	var rounds int
@@ -139,13 +141,22 @@ func beRank(args []string) error {
 		return err
 	}
 	go func() { _ = listen(func(string) error { return nil }); os.Exit(1) }() // the parent has ended
-	if err := m.meet(args[4:]); err != nil {
+	if err := m.meet(args[5:]); err != nil {
 		return err
+	}
+	if folder := args[4]; folder != "" && m.rank < 2 {
+		stop, err := profileCPU(filepath.Join(folder, fmt.Sprintf("rank%d.pprof", m.rank)))
+		if err != nil {
+			return err
+		}
+		defer stop()
 	}
 	m.kib, m.mib = make([]byte, 1<<10), make([]byte, 1<<20)
 	m.got, m.all = make([]byte, 1<<20), make([]byte, m.size<<10)
-	if err := m.measure(rounds, slice); err != nil {
-		return err
+	for _, v := range verbs {
+		if err := m.measure(v, rounds, slice); err != nil {
+			return fmt.Errorf("%s: %w", v.name, err)
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -177,35 +188,33 @@ func (m *member) meet(addrs []string) error {
 	return err
 }
 
-// measure does every verb in turns: bare, muster, bare, …
-func (m *member) measure(rounds int, slice time.Duration) error {
+// measure does v in turns: bare, muster, bare, …
+func (m *member) measure(v verb, rounds int, slice time.Duration) error {
 	ctx := context.Background()
-	for _, v := range verbs {
-		ways := []struct {
-			name string
-			call func() error
-		}{
-			{"bare", func() error { return v.bare(m) }},
-			{"muster", func() error { return v.muster(ctx, m) }},
+	ways := []struct {
+		name  string
+		call  func() error
+		count int
+	}{
+		{name: "bare", call: func() error { return v.bare(m) }},
+		{name: "muster", call: func() error { return v.muster(ctx, m) }},
+	}
+	for i := range ways {
+		n, err := m.calibrate(ways[i].call, v.fenced, slice)
+		if err != nil {
+			return fmt.Errorf("%s: %w", ways[i].name, err)
 		}
-		counts := make([]int, len(ways))
-		for round := range rounds {
-			for i, way := range ways {
-				if round == 0 {
-					n, err := m.calibrate(way.call, slice)
-					if err != nil {
-						return fmt.Errorf("%s, %s: %w", v.name, way.name, err)
-					}
-					counts[i] = n
-				}
-				s, err := m.series(way.call, counts[i], v.fenced)
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w", v.name, way.name, err)
-				}
-				if m.rank == 0 {
-					b, _ := json.Marshal(finding{v.name, way.name, s})
-					tell("%s", b)
-				}
+		ways[i].count = n
+	}
+	for range rounds {
+		for _, way := range ways {
+			s, err := m.series(way.call, way.count, v.fenced)
+			if err != nil {
+				return fmt.Errorf("%s: %w", way.name, err)
+			}
+			if m.rank == 0 {
+				b, _ := json.Marshal(finding{v.name, way.name, s})
+				tell("%s", b)
 			}
 		}
 	}
@@ -213,74 +222,94 @@ func (m *member) measure(rounds int, slice time.Duration) error {
 }
 
 // calibrate finds out how many calls fit into a slice; rank 0 decides.
-func (m *member) calibrate(call func() error, slice time.Duration) (n int, err error) {
-	const trial = 5
-	var began time.Time
-	for i := range 2 * trial {
-		if i == trial {
-			began = time.Now()
-		}
-		if err := call(); err != nil {
-			return 0, err
-		}
+func (m *member) calibrate(call func() error, fenced bool, slice time.Duration) (n int, err error) {
+	const trial = 10
+	if _, err := m.times(call, trial, fenced); err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	if _, err := m.times(call, trial, fenced); err != nil {
+		return 0, err
 	}
 	took := time.Since(began) / trial
-	b := make([]byte, 8)
+	var mine []byte
 	if m.rank == 0 {
-		binary.LittleEndian.PutUint64(b, uint64(min(max(slice/max(took, time.Microsecond), 5), 5000)))
-	} else {
-		b = nil
+		mine = binary.LittleEndian.AppendUint64(nil, uint64(min(max(slice/max(took, time.Microsecond), 5), 5000)))
 	}
 	got := make([]byte, 8)
-	err = m.star.call(starBroadcast, 0, b, got)
+	err = m.star.call(starBroadcast, 0, mine, got)
 	return int(binary.LittleEndian.Uint64(got)), err
 }
 
-// series times n calls.
-func (m *member) series(call func() error, n int, fenced bool) (s spread, err error) {
-	if err := m.star.barrier(); err != nil {
-		return s, err
-	}
+// times calls n times, and returns how long each took here, in µs.
+func (m *member) times(call func() error, n int, fenced bool) ([]float64, error) {
 	took := make([]float64, n)
-	cpu := ownCPU()
 	for i := range took {
 		if fenced {
 			if err := m.star.barrier(); err != nil {
-				return s, err
+				return nil, err
 			}
 		}
 		began := time.Now()
 		if err := call(); err != nil {
-			return s, err
+			return nil, err
 		}
 		took[i] = micros(time.Since(began))
 	}
-	cpu = ownCPU() - cpu
+	return took, nil
+}
+
+// series measures n calls.
+func (m *member) series(call func() error, n int, fenced bool) (s spread, err error) {
+	if err := m.star.barrier(); err != nil {
+		return s, err
+	}
+	w, before := startWatch(), ownCPU()
+	took, err := m.times(call, n, fenced)
+	if err != nil {
+		return s, err
+	}
+	cpu, err := m.gather([]float64{micros(ownCPU() - before)})
+	if err != nil {
+		return s, err
+	}
+	sum := 0.0
+	for _, c := range cpu {
+		sum += c[0]
+	}
+	s.Others = w.others(time.Duration(sum * 1e3))
 	if fenced {
-		if took, err = m.slowest(took); err != nil {
+		all, err := m.gather(took)
+		if err != nil {
 			return s, err
 		}
+		for _, other := range all {
+			for i, t := range other {
+				took[i] = max(took[i], t)
+			}
+		}
 	}
-	s = spread{Mean: mean(took), CPU: micros(cpu) / float64(n), N: n}
+	s.CPU, s.Mean = sum/float64(n), mean(took)
 	slices.Sort(took)
 	s.P50, s.P90 = quantile(took, 0.5), quantile(took, 0.9)
 	return s, m.star.barrier()
 }
 
-// slowest is, for each call, the time of the slowest rank.
-func (m *member) slowest(took []float64) ([]float64, error) {
-	mine := make([]byte, 0, 8*len(took))
-	for _, t := range took {
-		mine = binary.LittleEndian.AppendUint64(mine, uint64(t*1e3))
+// gather gives every rank's numbers, as many from each, to all.
+func (m *member) gather(mine []float64) ([][]float64, error) {
+	out := make([]byte, 0, 8*len(mine))
+	for _, v := range mine {
+		out = binary.LittleEndian.AppendUint64(out, math.Float64bits(v))
 	}
-	all := make([]byte, m.size*len(mine))
-	if err := m.star.call(starGather, 0, mine, all); err != nil {
+	in := make([]byte, m.size*len(out))
+	if err := m.star.call(starGather, 0, out, in); err != nil {
 		return nil, err
 	}
-	for i := range took {
-		for rank := range m.size {
-			took[i] = max(took[i], float64(binary.LittleEndian.Uint64(all[rank*len(mine)+8*i:]))/1e3)
+	all := make([][]float64, m.size)
+	for rank := range all {
+		for i := range mine {
+			all[rank] = append(all[rank], math.Float64frombits(binary.LittleEndian.Uint64(in[rank*len(out)+8*i:])))
 		}
 	}
-	return took, nil
+	return all, nil
 }

@@ -31,7 +31,7 @@ func (cl *call) begin() error {
 	return nil
 }
 
-func (cl *call) end() { cl.Group.mu.Unlock() }
+func (cl *call) end() { cl.mu.Unlock() }
 
 // checkRoot refuses a root that is no rank.
 func (cl *call) checkRoot() {

@@ -36,7 +36,10 @@ func (c *Config) create(ctx context.Context) (*Group, error) {
 		if err == nil {
 			return g, nil
 		}
-		if ctx.Err() != nil || !c.connects() || !wentAway(err) {
+		if ended := ctx.Err(); ended != nil || !c.connects() || !wentAway(err) {
+			if ended != nil && !errors.Is(err, ended) {
+				err = fmt.Errorf("%w: %w", ended, err)
+			}
 			return nil, c.createError(err, before, time.Since(start))
 		}
 		before = err
@@ -79,6 +82,12 @@ func (c *Config) connects() bool { return c.Address != "" && !isURL(c.Address) }
 func wentAway(err error) bool {
 	e, ok := errors.AsType[*store.Error](err)
 	return ok && e.Op != "dial" && e.Verdict == nil && isGone(code(e))
+}
+
+// isStores reports whether err is an answer of the store.
+func isStores(err error) bool {
+	_, ok := errors.AsType[*store.Error](err)
+	return ok
 }
 
 func isGone(c wire.Code) bool { return c == wire.CodeUnavailable || c == wire.CodeLeft }
@@ -143,7 +152,8 @@ func (c *Config) join(ctx context.Context, at *site, a admission) (*Group, error
 		s.rank = slices.Index(roll.Ranks, a.rank)
 	}
 	if err := s.checkRoll(); err != nil {
-		return nil, err
+		s.leave(s.request())
+		return nil, s.joinError(ctx, a.op, err)
 	}
 	return s.open(""), nil
 }
@@ -151,15 +161,13 @@ func (c *Config) join(ctx context.Context, at *site, a admission) (*Group, error
 // joinError says why the roll was not completed. A cause that ended ctx, other than its own, comes first.
 func (s *seat) joinError(ctx context.Context, op string, err error) error {
 	cause := context.Cause(ctx)
-	if parent, ok := cause.(*RankError); ok {
-		own := *parent
-		own.Op = op
-		return &own
+	if parent, ok := errors.AsType[*RankError](cause); ok { // of the group that this one is made of
+		return parent.of(op)
 	}
 	switch {
 	case cause != nil && !errors.Is(cause, ctx.Err()):
 		return cause
-	case op == "" && wentAway(err):
+	case op == "" && (wentAway(err) || !isStores(err)): // Create says the rest
 		return err
 	}
 	return s.fault(cmp.Or(op, "create"), "", 0, err)
@@ -168,12 +176,12 @@ func (s *seat) joinError(ctx context.Context, op string, err error) error {
 // checkRoll looks at what others said of themselves, once: it comes from the network.
 func (s *seat) checkRoll() error {
 	if s.rank < 0 || s.rank >= s.size {
-		return fmt.Errorf("pgroup: group %q: the store answered with a roll of %d without this rank: %w", s.name, s.size, store.ErrProtocol)
+		return fmt.Errorf("%w: a roll of %d without this rank", store.ErrProtocol, s.size)
 	}
 	for rank, b := range s.members {
 		m, err := parseMember(b)
 		if err != nil {
-			return fmt.Errorf("pgroup: group %q: the entry of rank %d: %w", s.name, rank, err)
+			return fmt.Errorf("the entry of rank %d: %w", rank, err)
 		}
 		if m.hosts {
 			s.host = rank

@@ -20,10 +20,8 @@ func TestAbortTellsEveryRankWhy(t *testing.T) {
 			ended(t, over)
 		}
 		words := []string{"rank 1: aborted: the disk is full"}
-		re := rankError(t, g, g.Barrier(t.Context()), pgroup.ErrAborted, words...)
-		if re.Verdict != nil {
-			same(t, g, "by", re.By, 1)
-		}
+		v := rankError(t, g, g.Barrier(t.Context()), pgroup.ErrAborted, words...)
+		same(t, g, "by", v.By, 1)
 		_, err := pgroup.Recv[int](t.Context(), g, 0)
 		rankError(t, g, err, pgroup.ErrAborted, words...)
 		ended(t, g.Context())
@@ -70,10 +68,8 @@ func TestShutdownThenClosed(t *testing.T) {
 func TestShutdownSaysWhoHasNotCome(t *testing.T) {
 	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {
-			re := rankError(t, g, g.Shutdown(within(t, time.Second)), pgroup.ErrTimeout, "shutdown of group", "missing rank 1", "recv from rank 0")
-			if re.Verdict != nil {
-				equal(t, g, "missing", re.Missing, []int{1})
-			}
+			v := rankError(t, g, g.Shutdown(within(t, time.Second)), pgroup.ErrTimeout, "shutdown of group", "missing rank 1", "recv from rank 0")
+			equal(t, g, "missing", v.Missing, []int{1})
 			return
 		}
 		_, err := pgroup.Recv[int](t.Context(), g, 0)
@@ -85,10 +81,8 @@ func TestShutdownSaysWhoHasNotCome(t *testing.T) {
 func TestCloseUnblocks(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() != 1 {
-			re := rankError(t, g, g.Barrier(t.Context()), pgroup.ErrLeft, "rank 1 left")
-			if re.Verdict != nil {
-				equal(t, g, "left", re.Left, []int{1})
-			}
+			v := rankError(t, g, g.Barrier(t.Context()), pgroup.ErrLeft, "rank 1 left")
+			equal(t, g, "left", v.Left, []int{1})
 			return
 		}
 		waiting := make(chan error)
@@ -123,10 +117,8 @@ func TestHostThatClosesHasLeft(t *testing.T) {
 			return
 		}
 		for range 3 {
-			re := rankError(t, g, g.Barrier(t.Context()), pgroup.ErrLeft, "rank 0 left")
-			if re.Verdict != nil {
-				equal(t, g, "left", re.Left, []int{0})
-			}
+			v := rankError(t, g, g.Barrier(t.Context()), pgroup.ErrLeft, "rank 0 left")
+			equal(t, g, "left", v.Left, []int{0})
 		}
 	})
 }
@@ -138,10 +130,8 @@ func TestCancelDecidesForAll(t *testing.T) {
 		if g.Rank() == 1 {
 			cancel()
 		}
-		re := rankError(t, g, g.Barrier(ctx), context.Canceled)
-		if re.Verdict != nil {
-			same(t, g, "by", re.By, 1)
-		}
+		v := rankError(t, g, g.Barrier(ctx), context.Canceled)
+		same(t, g, "by", v.By, 1)
 		passed, stop := context.WithTimeout(t.Context(), 20*time.Second)
 		defer stop()
 		if g.Rank() == 1 {

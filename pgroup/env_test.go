@@ -29,7 +29,9 @@ func setenv(t *testing.T, vars ...string) {
 
 var torchrun = []string{"RANK=3", "WORLD_SIZE=8", "LOCAL_RANK=1", "MASTER_ADDR=node-0", "MASTER_PORT=29500", "TORCHELASTIC_RUN_ID=run-7"}
 
-func with(vars []string, more ...string) []string { return append(append([]string(nil), vars...), more...) }
+func with(vars []string, more ...string) []string {
+	return append(append([]string(nil), vars...), more...)
+}
 
 func TestFromEnv(t *testing.T) {
 	openMPI := []string{"OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=4", "PMIX_NAMESPACE=prterun-h-77@1"}

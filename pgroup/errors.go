@@ -95,8 +95,15 @@ func (e *RankError) Is(target error) bool {
 	return e.Code != wire.CodeOK && target == store.CodeError(e.Code)
 }
 
-// Timeout reports whether a deadline passed, as net.Error does.
+// Timeout reports whether a deadline passed.
 func (e *RankError) Timeout() bool { return errors.Is(e, context.DeadlineExceeded) }
+
+// of is e as the failure of another verb, that it made impossible.
+func (e *RankError) of(op string) *RankError {
+	own := *e
+	own.Op, own.Seq, own.Channel = op, 0, ""
+	return &own
+}
 
 // why is the verdict in words.
 func (e *RankError) why() string {
@@ -179,7 +186,8 @@ func clash(cs []wire.Contribution) string {
 	}
 	a, b := &cs[0], &cs[1]
 	say := func(c *wire.Contribution) string {
-		return fmt.Sprintf("rank %d called %s", c.Rank, called(c, a.Root != b.Root || a.Verb != b.Verb, a.Type != b.Type && a.Type != "" && b.Type != "", a.Label != b.Label))
+		typ := a.Type != b.Type && a.Type != "" && b.Type != ""
+		return fmt.Sprintf("rank %d called %s", c.Rank, called(c, a.Root != b.Root || a.Verb != b.Verb, typ, a.Label != b.Label))
 	}
 	return say(a) + ", " + say(b)
 }

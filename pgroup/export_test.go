@@ -7,6 +7,9 @@ var (
 	Clip      = clip
 )
 
+// KillHost ends the server of a group's store without a goodbye, as the end of its process does.
+func KillHost(g *Group) { _ = g.site.server.Close() }
+
 // MemberRoundTrip encodes and parses a member.
 func MemberRoundTrip(pid uint32, hosts bool, host, addr string) (gotPID uint32, gotHosts bool, gotHost, gotAddr string, err error) {
 	m, err := parseMember(appendMember(nil, member{node: 7, pid: pid, hosts: hosts, host: host, addr: addr}))

@@ -93,6 +93,25 @@ func TestSub(t *testing.T) {
 	}, 4, 7)
 }
 
+func TestLargeSub(t *testing.T) {
+	const n = 300
+	ranks(t, n, inMemory, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 0 {
+			return
+		}
+		sub, err := g.Sub(t.Context(), "most", upTo(n)[1:]...)
+		if err != nil {
+			t.Errorf("rank %d: %v", g.Rank(), err)
+			return
+		}
+		defer sub.Close()
+		sum, err := pgroup.AllReduce(t.Context(), sub, pgroup.Sum, 1)
+		ok(t, g, "allreduce", err)
+		equal(t, g, "allreduce", sum, []int{n - 1})
+		ok(t, g, "shutdown", sub.Shutdown(t.Context()))
+	})
+}
+
 func TestSubOutlivesItsParent(t *testing.T) {
 	for name, at := range places {
 		t.Run(name, func(t *testing.T) {

@@ -15,9 +15,13 @@ import (
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// A process that pgrouptest has started watches its parent until it ends.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/muster-pg/muster/internal/launch.exitAtEOF"))
+}
 
 // place is where the ranks of a test meet.
 type place func(t *testing.T) func(rank int) pgroup.Config
@@ -158,20 +162,20 @@ func same[T comparable](t *testing.T, g *pgroup.Group, what string, got, want T)
 	}
 }
 
-// rankError is err as a *RankError that matches target and has all of these words.
-func rankError(t *testing.T, g *pgroup.Group, err, target error, words ...string) *pgroup.RankError {
+// rankError checks that err is a *RankError that matches target and has all of these words, and returns its verdict.
+func rankError(t *testing.T, g *pgroup.Group, err, target error, words ...string) *wire.Verdict {
 	t.Helper()
 	re, is := errors.AsType[*pgroup.RankError](err)
-	if !is || !errors.Is(err, target) {
+	if !is || re.Verdict == nil || !errors.Is(err, target) {
 		t.Errorf("rank %d: got %v, want a RankError that is %v", g.Rank(), err, target)
-		return &pgroup.RankError{}
+		return &wire.Verdict{}
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
 			t.Errorf("rank %d: %q does not say %q", g.Rank(), err, w)
 		}
 	}
-	return re
+	return re.Verdict
 }
 
 // upTo is 0 … n-1.

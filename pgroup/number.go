@@ -31,7 +31,8 @@ var folds = [...]struct {
 	name string
 	fold wire.FoldOp
 }{
-	Sum: {"sum", wire.FoldSum}, Product: {"product", wire.FoldProduct}, Min: {"min", wire.FoldMin}, Max: {"max", wire.FoldMax}, Avg: {"avg", wire.FoldSum},
+	Sum: {"sum", wire.FoldSum}, Avg: {"avg", wire.FoldSum}, Product: {"product", wire.FoldProduct},
+	Min: {"min", wire.FoldMin}, Max: {"max", wire.FoldMax},
 }
 
 // String is the reduction's name.

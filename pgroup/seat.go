@@ -36,6 +36,8 @@ type seat struct {
 
 	lock     sync.Mutex // protects the fields below; not held during I/O
 	end      bool       // Close has begun
+	parting  bool       // Shutdown has begun: that the host goes is as it should be
+	over     *RankError // why the generation is over, as far as this rank has heard
 	channels map[string]*Group
 	uses     map[string]int // of each Sub, so that the same one again is another group
 	prefixed *store.Store
@@ -85,10 +87,35 @@ func (s *seat) follow() context.Context {
 	}
 	ctx, cancel := s.ctx, s.cancel
 	s.wg.Go(func() {
-		err := s.store.Follow(ctx, s.request())
-		cancel(s.fault("", "", 0, err))
+		err := s.fault("", "", 0, s.store.Follow(ctx, s.request()))
+		s.lock.Lock()
+		defer s.lock.Unlock()
+		if !s.parting || !errors.Is(err, ErrLeft) { // Close says that it is over, then
+			cancel(err)
+		}
 	})
 	return ctx
+}
+
+// whyOver is the failure that ended the generation, if this rank has heard of one.
+func (s *seat) whyOver() *RankError {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	return s.over
+}
+
+// remember keeps the verdict that ends a generation for those verbs that the store does not decide.
+func (s *seat) remember(re *RankError) {
+	switch re.Code {
+	case wire.CodeLost, wire.CodeMismatch, wire.CodeAborted, wire.CodeUnavailable:
+	default:
+		return
+	}
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	if s.over == nil {
+		s.over = re
+	}
 }
 
 func (s *seat) expire(ctx context.Context) (int, error) {
@@ -125,6 +152,9 @@ func (s *seat) leave(c wire.Contribution) {
 func (s *seat) shutdown(ctx context.Context) error {
 	ctx, cancel := s.bound(ctx)
 	defer cancel()
+	s.lock.Lock()
+	s.parting = true
+	s.lock.Unlock()
 	cl := call{Group: s.open(shutdownChannel), c: wire.Contribution{Verb: "shutdown", Root: -1, Want: wire.WantNothing}}
 	if err := cl.begin(); err != nil {
 		return err
@@ -203,6 +233,7 @@ func (s *seat) fault(op, channel string, seq uint64, err error) error {
 	if channel == shutdownChannel {
 		re.Channel, re.Seq = "", 0
 	}
+	s.remember(re)
 	return re
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Sub makes a group of some ranks, in the order given: rank i of it is ranks[i] here. Those ranks call it, and no others, each with the same list, and
-// it does not count among the verbs of g. The name is for errors and for Group.Store; the same name and ranks again give another group.
+// Sub makes a group of some ranks, in the order given: rank i of it is ranks[i] here. Those ranks call it, and no
+// others, each with the same list, and it does not count among the verbs of g. The name is for errors and for Group.Store; the same name and ranks again give another group.
 // It lives on when g is closed, but not when the store goes that g's host hosts.
 func (g *Group) Sub(ctx context.Context, name string, ranks ...int) (*Group, error) {
 	rank, err := g.checkSub(name, ranks)
@@ -128,6 +128,9 @@ func (g *Group) Shrink(ctx context.Context) (*Group, error) {
 
 // derive makes a group of ranks of g. It gives up when g is over: a rank that is lost never comes.
 func (g *Group) derive(ctx context.Context, a admission) (*Group, error) {
+	if over := g.whyOver(); over != nil {
+		return nil, over.of(a.op)
+	}
 	ctx, cancel := g.bound(ctx)
 	defer cancel()
 	ctx, abandon := context.WithCancelCause(ctx)

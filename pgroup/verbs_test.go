@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/wire"
 )
 
 type config struct {
@@ -206,15 +207,36 @@ func TestWhoCannotTakePartIsNamed(t *testing.T) {
 				return err
 			}, pgroup.ErrTooLarge, "17.0 MiB, the limit is 16 MiB"},
 			{func() error {
+				_, err := pgroup.AllReduce(t.Context(), g, pgroup.Sum, make([]float32, map[bool]int{true: 5 << 20}[bad])...)
+				return err
+			}, pgroup.ErrTooLarge, "20.0 MiB"},
+			{func() error {
+				vs := make([]holder, g.Size())
+				for i := range vs {
+					vs[i].V = "fine"
+				}
+				if bad {
+					vs[1].V = make(chan int)
+				}
+				_, err := pgroup.AllToAll(t.Context(), g, vs)
+				return err
+			}, pgroup.ErrInvalid, "the object for rank 1: "},
+			{func() error {
+				vs := make([][]byte, g.Size())
+				if bad {
+					vs[0], vs[1] = make([]byte, 9<<20), make([]byte, 9<<20)
+				}
+				_, err := pgroup.AllToAll(t.Context(), g, vs)
+				return err
+			}, pgroup.ErrTooLarge, "all objects together"},
+			{func() error {
 				_, err := pgroup.AllToAll(t.Context(), g, make([]int, g.Size()+map[bool]int{true: 1}[bad]))
 				return err
 			}, pgroup.ErrInvalid, "objects for a group of"},
 		} {
 			err := call.verb()
-			re := rankError(t, g, err, call.is, "rank 1", call.word)
-			if re.Verdict != nil {
-				same(t, g, "by", re.By, 1)
-			}
+			v := rankError(t, g, err, call.is, "rank 1", call.word)
+			same(t, g, "by", v.By, 1)
 			ok(t, g, "the group goes on", g.Barrier(t.Context()))
 		}
 	}, 2, 4)
@@ -233,6 +255,51 @@ func (h holder) MarshalBinary() ([]byte, error) {
 func (h *holder) UnmarshalBinary(b []byte) error {
 	h.V = string(b)
 	return nil
+}
+
+// picky is a codec that cannot read what comes from rank 1.
+type picky struct{ wire.Codec }
+
+func (p picky) Parse(b []byte, v any) error {
+	if err := p.Codec.Parse(b, v); err != nil {
+		return err
+	}
+	if n, is := v.(*int); is && *n == 1 {
+		return errors.New("I do not like it")
+	}
+	return nil
+}
+
+// What one rank cannot read is its own error, and no verdict: the others have theirs.
+func TestUnreadableObjects(t *testing.T) {
+	at := func(t *testing.T) func(int) pgroup.Config {
+		config := inMemory(t)
+		return func(rank int) pgroup.Config {
+			c := config(rank)
+			if rank == 0 {
+				c.Codec = picky{wire.MsgPack}
+			}
+			return c
+		}
+	}
+	ranks(t, 2, at, func(t *testing.T, g *pgroup.Group) {
+		_, all := pgroup.AllGather(t.Context(), g, g.Rank())
+		_, one := pgroup.Broadcast(t.Context(), g, 1, g.Rank())
+		_, part := pgroup.Scatter(t.Context(), g, 1, []int{1, 2})
+		ok(t, g, "send", pgroup.Send(t.Context(), g, 0, g.Rank()))
+		if g.Rank() == 1 {
+			ok(t, g, "others", errors.Join(all, one, part))
+			return
+		}
+		says(t, all, nil, "allgather #1", "the object of rank 1", "I do not like it")
+		says(t, one, nil, "broadcast #2", "the object of rank 1")
+		says(t, part, nil, "scatter #3", "the object of rank 1")
+		_, err := pgroup.Recv[int](t.Context(), g, 1)
+		says(t, err, nil, "recv from 1", "I do not like it")
+		v, err := pgroup.Recv[any](t.Context(), g, 1) // it is still there
+		ok(t, g, "recv any", err)
+		same(t, g, "recv any", v, any(int64(1)))
+	})
 }
 
 func TestRootOutOfRange(t *testing.T) {

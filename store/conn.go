@@ -72,6 +72,9 @@ func (c *conn) serve() {
 			err = c.serveEngine(c.server.Engine, buf)
 		}
 	}
+	if cause := c.out.Err(); cause != nil {
+		err = cause
+	}
 	_ = c.nc.Close()
 	pipe.Done()
 	c.server.ended(c, err)
@@ -149,14 +152,20 @@ func (c *conn) turnAway(code wire.Code, detail string) {
 	_ = c.nc.Close()
 }
 
-func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) {
-	c.out.Append(func(b []byte) []byte { return wire.AppendReply(b, op, id, rep) })
+// reply queues an answer, and returns how many bytes wait for the peer now.
+func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
+	return c.out.Append(func(b []byte) []byte { return wire.AppendReply(b, op, id, rep) })
 }
 
 // deliver implements link.
 func (c *conn) deliver(e core.Effect, encode *encoder) {
 	head, body := encode.frameOf(e)
-	c.out.AppendShared(head, body)
+	switch e.Op {
+	case wire.OpWait, wire.OpChanges, wire.OpRecv: // this peer's alone: it counts against Unread
+		c.out.Append(func(b []byte) []byte { return append(append(b, head...), body...) })
+	default:
+		c.out.AppendShared(head, body)
+	}
 }
 
 // flush implements link.

@@ -116,10 +116,15 @@ func answer(req *wire.Request, rep *wire.Reply) error {
 	return e
 }
 
-// failure is the error of a call that has no answer.
+// failure is the error of a call that has no answer. One without an operation is why the connection that all
+// calls share has ended.
 func failure(req *wire.Request, err error) error {
-	if e, ok := errors.AsType[*Error](err); ok && e.Op != "" {
+	e, ok := errors.AsType[*Error](err)
+	switch {
+	case ok && e.Op != "":
 		return err
+	case ok:
+		return &Error{Op: req.Op.String(), Key: subject(req), Code: e.Code, Err: e.Err, Detail: e.Key + ": " + e.Detail}
 	}
 	return &Error{Op: req.Op.String(), Key: subject(req), Code: failureCode(err), Err: err}
 }

@@ -1,6 +1,53 @@
 package store
 
-import "net"
+import (
+	"net"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
 
 // ConnOf is the connection of a client.
 func ConnOf(e Engine) net.Conn { return e.(*client).conn }
+
+// Breath is what deadlines get that passed while the process stood still.
+const Breath = breath
+
+// StandStill makes m believe that its process was stopped for d, before its next deadline.
+func StandStill(m *Memory, d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.start = m.start.Add(-d)
+}
+
+// Waiting is the number of calls that wait in this process.
+func Waiting(m *Memory) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.calls)
+}
+
+// Cut cuts a stream that comes in pieces into frames, with a buffer of room bytes.
+func Cut(pieces [][]byte, room int) (heads []wire.Header, bodies []string, err error) {
+	f, buf := frames{limit: wire.MaxBody}, make([]byte, room)
+	for _, p := range pieces {
+		for len(p) > 0 {
+			n := copy(f.room(buf), p)
+			f.got(n)
+			p = p[n:]
+			for {
+				h, body, _, ok, err := f.next()
+				if err != nil {
+					return heads, bodies, err
+				}
+				if !ok {
+					break
+				}
+				heads, bodies = append(heads, h), append(bodies, string(body))
+			}
+			f.giveBack()
+			clear(buf)
+		}
+	}
+	return heads, bodies, nil
+}

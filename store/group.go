@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/muster-pg/muster/wire"
@@ -58,7 +59,7 @@ func (s *Store) Collect(ctx context.Context, c wire.Contribution, payload []byte
 func unknown(err error) error {
 	e, ok := errors.AsType[*Error](err)
 	if ok && e.Verdict == nil && (e.Code == wire.CodeTimeout || e.Code == wire.CodeCancelled || e.Code == wire.CodeUnavailable) {
-		e.Err = errors.Join(ErrUnknown, e.Err)
+		e.Err = fmt.Errorf("%w: %w", ErrUnknown, e.Err)
 	}
 	return err
 }
@@ -66,7 +67,7 @@ func unknown(err error) error {
 // Send puts payload into the stream (c.Generation, c.Rank to c.Root, c.Channel) and returns when the
 // store has it. It waits while the stream is full. Nobody hears of it after ttl; 0 is never.
 func (s *Store) Send(ctx context.Context, c wire.Contribution, payload []byte, ttl time.Duration) error {
-	return s.Do(ctx, &wire.Request{Op: wire.OpSend, Group: c, Value: present(payload), TTL: ttl}, new(wire.Reply))
+	return s.Do(ctx, &wire.Request{Op: wire.OpSend, Group: c, Value: present(payload), TTL: min(ttl, ages)}, new(wire.Reply))
 }
 
 // Recv returns message c.Seq of the stream (c.Generation, c.Root to c.Rank, c.Channel), and the type that its

@@ -128,15 +128,15 @@ func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
 		m.release()
 	})
 	if err != nil {
+		ticket := core.Ticket{Session: req.Session, ID: req.ID}
 		m.mu.Lock()
-		delete(m.calls, core.Ticket{Session: req.Session, ID: req.ID})
+		waits := m.calls[ticket] == c
+		delete(m.calls, ticket)
 		m.mu.Unlock()
-		select {
-		case <-c.done: // answered meanwhile
-			return c.err
-		default:
+		if waits {
 			return err
 		}
+		<-c.done // answered meanwhile
 	}
 	return c.err
 }

@@ -42,13 +42,28 @@ type engineCalls struct {
 	cancels map[uint64]context.CancelFunc
 }
 
-// mostCalls bounds the calls of one connection that run at once.
-const mostCalls = 4096
+// mostCalls bounds the calls of one connection that run at once, mostQuick those that need not wait: each
+// has its answer in memory.
+const (
+	mostCalls = 4096
+	mostQuick = 64
+)
 
 // run starts calls until the connection ends, and says how.
 func (s *engineCalls) run(ctx context.Context, buf []byte) (how wire.Op, err error) {
+	c := s.conn
+	drained := make(chan struct{}, 1)
+	c.out.Drained = func() {
+		select {
+		case drained <- struct{}{}:
+		default:
+		}
+	}
+	quick := make(chan struct{}, mostQuick)
 	for {
-		c := s.conn
+		for c.out.Hold(unreadPause) {
+			<-drained
+		}
 		if err := c.read(buf); err != nil {
 			return wire.OpLost, err
 		}
@@ -69,8 +84,15 @@ func (s *engineCalls) run(ctx context.Context, buf []byte) (how wire.Op, err err
 		}
 		req := own(&c.req)
 		req.Session = s.session
+		waits := req.Op.Waits()
+		if !waits {
+			quick <- struct{}{}
+		}
 		s.running.Go(func() {
 			s.do(call, req)
+			if !waits {
+				<-quick
+			}
 			if ctx.Err() == nil { // otherwise the session is over, and what the engine says of that is not for its peer
 				c.out.Flush()
 			}

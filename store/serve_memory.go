@@ -22,16 +22,16 @@ func (c *conn) serveMemory(m *Memory, buf []byte) error {
 		default:
 		}
 	}
-	err := c.open(m)
+	held, err := c.open(m)
 	for err == nil {
-		for c.out.Waiting() > unreadPause && c.out.Err() == nil {
+		if held {
 			<-drained
+		} else if n, fault := c.nc.Read(c.in.room(buf)); n == 0 && fault != nil {
+			return c.end(m, fault)
+		} else {
+			c.in.got(n)
 		}
-		var n int
-		n, err = c.nc.Read(c.in.room(buf))
-		if c.in.got(n); n > 0 {
-			err = c.carryOut(m)
-		}
+		held, err = c.carryOut(m)
 	}
 	return c.end(m, err)
 }
@@ -43,9 +43,11 @@ func (c *conn) adopted(m *Memory, s *transport.Sock) (transport.Reader, error) {
 	}
 	c.out.Drained = func() { s.Pause(false) }
 	r := &loopConn{conn: c, memory: m, sock: s}
-	if err := c.open(m); err != nil {
+	held, err := c.open(m)
+	if err != nil {
 		return nil, c.end(m, err)
 	}
+	r.pauseIf(held)
 	return r, nil
 }
 
@@ -63,31 +65,36 @@ func (c *loopConn) Readable(buf []byte) error {
 		return err
 	}
 	c.in.got(n)
-	err = c.carryOut(c.memory)
+	held, err := c.carryOut(c.memory)
 	c.in.giveBack()
-	if err == nil && c.out.Waiting() > unreadPause {
+	c.pauseIf(held)
+	return err
+}
+
+// pauseIf stops reading until the peer has read. It may have done so already: then there was no pause to end.
+func (c *loopConn) pauseIf(held bool) {
+	if held {
 		c.sock.Pause(true)
-		if c.out.Waiting() == 0 { // drained before the pause
+		if !c.out.Hold(unreadPause) {
 			c.sock.Pause(false)
 		}
 	}
-	return err
 }
 
 // Ended implements transport.Reader.
 func (c *loopConn) Ended(err error) { c.server.ended(c.conn, c.end(c.memory, err)) }
 
 // open opens the session, answers the hello, and carries out what came right behind it.
-func (c *conn) open(m *Memory) error {
+func (c *conn) open(m *Memory) (held bool, err error) {
 	session, err := m.attach(c)
 	if err != nil {
-		return err
+		return false, err
 	}
 	c.session = session
 	c.reply(wire.OpHello, c.id, &wire.Reply{N: int64(session)})
-	err = c.carryOut(m)
+	held, err = c.carryOut(m)
 	c.in.giveBack()
-	return err
+	return held, err
 }
 
 // end ends the session: by goodbye, or lost.
@@ -105,39 +112,50 @@ func (c *conn) end(m *Memory, err error) error {
 	return err
 }
 
-// carryOut carries out the requests that are whole, and answers them with one write.
-func (c *conn) carryOut(m *Memory) error {
+// carryOut carries out the requests that are whole, and answers them with one write. If the peer does not read
+// what it asked for, the others are held: for Drained, and another carryOut.
+func (c *conn) carryOut(m *Memory) (held bool, err error) {
 	for {
-		more, err := c.turn(m)
-		if err != nil || !more {
+		more, full, err := c.turn(m)
+		if err != nil || full || !more {
 			c.out.Flush()
-			return err
+		}
+		if err != nil {
+			return false, err
+		}
+		if c.out.Hold(unreadPause) {
+			return true, nil
+		}
+		if !more {
+			return false, nil
 		}
 	}
 }
 
-// turn carries out a batch of requests under one lock.
-func (c *conn) turn(m *Memory) (more bool, err error) {
+// turn carries out a batch of requests under one lock; full is that the answers should be written first.
+func (c *conn) turn(m *Memory) (more, full bool, err error) {
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
-		return false, net.ErrClosed
+		return false, false, net.ErrClosed
 	}
 	defer m.release()
 	now := m.now()
 	for range batch {
 		if ok, err := c.next(); err != nil || !ok {
-			return false, err
+			return false, false, err
 		}
 		switch c.req.Op {
 		case wire.OpHello:
-			return false, wire.ErrUnknownOp
+			return false, false, wire.ErrUnknownOp
 		case wire.OpGoodbye:
-			return false, errDone
+			return false, false, errDone
 		}
 		if m.machine.Apply(now, c.session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
-			c.reply(c.req.Op, c.req.ID, &c.rep)
+			if c.reply(c.req.Op, c.req.ID, &c.rep) > unreadPause {
+				return true, true, nil
+			}
 		}
 	}
-	return true, nil
+	return true, false, nil
 }

@@ -197,7 +197,6 @@ func (s *Server) wait() {
 	s.running.Wait()
 	s.mu.Lock()
 	loops := s.loops
-	s.loops = nil
 	s.mu.Unlock()
 	for _, l := range loops {
 		l.Close()
@@ -217,6 +216,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		_ = s.Close()
+		<-done
 		return ctx.Err()
 	}
 }

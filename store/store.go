@@ -51,13 +51,16 @@ func (s *Store) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) erro
 		return err
 	}
 	if at, ok := ctx.Deadline(); ok && req.Op.Waits() {
-		req.Timeout = max(time.Until(at), 1)
+		req.Timeout = min(max(time.Until(at), 1), ages)
 	}
 	if err := s.engine.Do(ctx, req, rep); err != nil {
 		return failure(req, err)
 	}
 	return answer(req, rep)
 }
+
+// ages is for ever, and can be added to a time.
+const ages = time.Duration(1 << 62)
 
 // Close closes the engine.
 func (s *Store) Close() error { return s.engine.Close() }
@@ -93,7 +96,7 @@ func (s *Store) Set(ctx context.Context, key string, value []byte, o *SetOptions
 		if o.TTL < 0 || o.Reads < 0 || int64(o.Reads) > 1<<32-1 {
 			return &Error{Op: "set", Key: key, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "a TTL or a number of reads is out of range"}
 		}
-		req.TTL, req.Reads = o.TTL, uint32(o.Reads)
+		req.TTL, req.Reads = min(o.TTL, ages), uint32(o.Reads)
 	}
 	return s.Do(ctx, &req, new(wire.Reply))
 }

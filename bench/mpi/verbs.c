@@ -25,12 +25,13 @@ static int compare(const void *a, const void *b) {
 
 static void measure(const char *name, void (*verb)(int), int n, int fenced, double budget) {
 	double began = 0, mean = 0;
-	for (int i = 0; i < 10; i++) {
-		if (i == 5) began = MPI_Wtime();
+	for (int i = 0; i < 50; i++) {
+		if (i == 10) began = MPI_Wtime();
+		if (fenced) MPI_Barrier(MPI_COMM_WORLD);
 		verb(n);
 	}
-	int count = budget / ((MPI_Wtime() - began) / 5 + 1e-7);
-	if (count > 20000) count = 20000;
+	int count = budget / ((MPI_Wtime() - began) / 40 + 1e-7);
+	if (count > 5000) count = 5000;
 	if (count < 5) count = 5;
 	MPI_Bcast(&count, 1, MPI_INT, 0, MPI_COMM_WORLD);
 	double *took = calloc(count, sizeof *took);

@@ -26,8 +26,9 @@ type record struct {
 	deadline core.Time         // the earliest; 0 is none
 	asker    []*call           // by rank: its last
 
-	done, ok bool // as the machine says
-	ended    bool // l1 has looked at why
+	done, ok bool   // as the machine says
+	why      string // it was decided within a step, before what that step voted
+	ended    bool   // l1 has looked at why
 	endedAt  core.Time
 	freed    bool
 	canon    []byte // how the first was told
@@ -103,12 +104,7 @@ func (a *audit) votes(cl *call) {
 		return
 	}
 	ch.floor[c.Rank] = c.Seq - 1
-	ch.records = slices.DeleteFunc(ch.records, func(r *record) bool { return r.passed() && (r.done || r.mustEnd(a) != "") })
-	for _, r := range ch.records { // that were decided by this rank's going on, before its vote counts
-		if why := r.mustEnd(a); why != "" && !r.done {
-			r.done, r.ok = true, why == allYesDecide
-		}
-	}
+	ch.goOn(a)
 	r := ch.record(c.Seq)
 	if r == nil {
 		if g.over != nil {
@@ -127,10 +123,25 @@ func (a *audit) votes(cl *call) {
 	r.count(a, v, cl)
 }
 
+// goOn notes what is decided and freed because a rank goes on, before its vote counts. What is freed makes room for a root, whose
+// record may be freed in turn.
+func (ch *channel) goOn(a *audit) {
+	for again := true; again; {
+		again = false
+		ch.records = slices.DeleteFunc(ch.records, func(r *record) bool { return r.done && r.passed() })
+		for _, r := range ch.records {
+			if why := r.mustEnd(a); why != "" && !r.done {
+				r.done, r.ok, r.why = true, why == allYesDecide, why
+				again = true
+			}
+		}
+	}
+}
+
 // judge says what a vote is to r.
 func (r *record) judge(v *vote) voteKind {
 	switch {
-	case r.done && r.ok && v.c.No == wire.CodeOK && !agree(&r.cast, v.c):
+	case r.done && r.ok && !agree(&r.cast, v.c):
 		return lateOther
 	case r.done:
 		return late
@@ -148,7 +159,7 @@ func (r *record) judge(v *vote) voteKind {
 
 // count notes a vote.
 func (r *record) count(a *audit, v *vote, cl *call) {
-	cl.record, cl.vote, a.touched = r, v, r
+	cl.record, cl.vote = r, v
 	r.ch.g.votes = append(r.ch.g.votes, v.c)
 	r.asker[v.rank] = cl
 	if !r.done && cl.req.Timeout > 0 {
@@ -168,7 +179,9 @@ func (r *record) count(a *audit, v *vote, cl *call) {
 		r.clash = v
 		r.ch.g.revoke(a, wire.CodeMismatch, v.rank)
 	case lateOther:
-		r.ch.g.revoke(a, wire.CodeMismatch, v.rank)
+		if v.c.No == wire.CodeOK {
+			r.ch.g.revoke(a, wire.CodeMismatch, v.rank)
+		}
 		a.tally.lateMismatch++
 	case repeated:
 		a.tally.repeated++

@@ -21,7 +21,6 @@ type audit struct {
 	live     map[rollKey]*group
 	rolls    []*roll
 	lastGen  uint64
-	touched  *record // whose vote this step is
 	keys     keys
 }
 
@@ -78,7 +77,6 @@ func (a *audit) connected(c *conn) {
 // arrives is called before the machine sees a request.
 func (a *audit) arrives(cl *call) {
 	a.step++
-	a.touched = nil
 	cl.at, cl.arrived = a.w.now, true
 	switch cl.req.Op {
 	case wire.OpGoodbye:
@@ -107,7 +105,6 @@ func (a *audit) arrives(cl *call) {
 // ticks is called before the machine's timer.
 func (a *audit) ticks() {
 	a.step++
-	a.touched = nil
 	a.keys.expire(a.w.now)
 }
 

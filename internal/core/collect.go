@@ -43,6 +43,7 @@ type record struct {
 	failed  *wire.Reply // decided by a no
 	all     *wire.Reply // what WantAll brings, made once
 	folded  *wire.Reply // and WantFold
+	rooted  *wire.Reply // and the payload of the root
 	parts   [][][]byte
 }
 
@@ -125,7 +126,10 @@ func (m *Machine) vote(r *record, t Ticket, req *wire.Request, rep *wire.Reply) 
 	c := &req.Group
 	b := &r.ballots[c.Rank]
 	switch {
-	case r.done && r.failed == nil && c.No == wire.CodeOK && !agree(&r.cast, c): // a no is a failure of its caller alone
+	case r.done && r.failed == nil && c.No != wire.CodeOK && !agree(&r.cast, c):
+		*rep = *failed(m.refusal(r, c.Rank, c.No, c.Reason)) // it fails alone: it has called nothing else, and not this
+		return true
+	case r.done && r.failed == nil && !agree(&r.cast, c):
 		m.revoke(r.ch.g, clash(&r.cast, c), everyRecord)
 		*rep = *r.ch.g.revoked
 		return true
@@ -138,7 +142,7 @@ func (m *Machine) vote(r *record, t Ticket, req *wire.Request, rep *wire.Reply) 
 	}
 	b.waiting, b.want = true, c.Want
 	m.enlist(&b.waiter, t, req, r) // the record has one deadline, the earliest
-	if at := m.now + req.Timeout; req.Timeout > 0 && (r.timer.pos == 0 || at < r.timer.at) {
+	if at := m.after(req.Timeout); req.Timeout > 0 && (r.timer.pos == 0 || at < r.timer.at) {
 		m.arm(r, at)
 	}
 	m.count(r, b, c, req.Value)
@@ -235,6 +239,7 @@ func (m *Machine) decide(r *record, no *wire.Reply) {
 	if no != nil {
 		r.forgetPayloads()
 	}
+	m.effects = slices.Grow(m.effects, r.yes)
 	for rank := range r.ballots {
 		if b := &r.ballots[rank]; b.waiting {
 			b.waiting = false

@@ -57,7 +57,7 @@ func (m *Machine) set(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	e.reads = req.Reads
 	m.disarm(e)
 	if req.TTL > 0 {
-		m.arm(e, m.now+req.TTL)
+		m.arm(e, m.after(req.TTL))
 	}
 	m.wake(e.key)
 	return true

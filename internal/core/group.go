@@ -103,7 +103,7 @@ func (m *Machine) fence(g *group, rank int, how wire.Code) {
 	for _, ch := range g.inOrder() {
 		ch.fence(m, rank)
 	}
-	m.fenceStreams(g, rank, how)
+	m.fenceStreams(g, rank)
 	if g.shrink != nil {
 		m.completeRoll(g.shrink)
 	}
@@ -167,16 +167,6 @@ func (g *group) inOrder() []*channel {
 	chs := slices.Collect(maps.Values(g.channels))
 	slices.SortFunc(chs, func(a, b *channel) int { return cmp.Compare(a.name, b.name) })
 	return chs
-}
-
-// goneRanks are those of the ranks that are not there any more.
-func (g *group) goneRanks(how wire.Code) (ranks []int) {
-	for r := range g.seats {
-		if g.seats[r].gone == how {
-			ranks = append(ranks, r)
-		}
-	}
-	return ranks
 }
 
 // follow waits until its group is revoked.

@@ -19,7 +19,8 @@ import (
 //   - The end of the generation, told to a vote for a record that was never opened. It is the same for all who ask, and nobody
 //     can have had another verdict of that record, since a record that is revoked unopened stays so.
 //   - A late mismatch: a rank whose call differs from a record that was decided with success. Its own call is not what the others did
-//     together: it is told of the mismatch, which revokes the generation; they keep their success.
+//     together: it is told of the mismatch, which revokes the generation; they keep their success. If it had said no, it is told
+//     its own no, and nothing is revoked.
 
 // C1: all delivered verdicts of a record are equal. The payloads differ by rank; that those are right is C7's.
 func c1SameVerdict(a *audit, r *record, cl *call, rep *wire.Reply) {
@@ -61,8 +62,14 @@ func c1Refusals(r *record, cl *call, rep *wire.Reply) {
 
 // C1, its exceptions: a late mismatch is told as such, or as what had ended the generation before.
 func c1LateMismatch(a *audit, cl *call, rep *wire.Reply) {
-	if rep.Verdict == nil {
+	c, v := &cl.req.Group, rep.Verdict
+	switch {
+	case v == nil:
 		breaks("C1 a late mismatch is told", "%s: %s", cl, say{rep})
+	case c.No != wire.CodeOK && (v.Code != c.No || v.By != c.Rank || v.Reason != c.Reason):
+		breaks("C1 a late no is its caller's", "%s: %s", cl, say{rep})
+	case c.No != wire.CodeOK:
+		return
 	}
 	g4RevokedForCause(a, cl.group, cl, rep)
 }
@@ -193,9 +200,9 @@ func c5VotesCount(r *record, s core.RecordState) {
 	}
 }
 
-// C6: barrier success anywhere ⇒ every rank had called it.
+// C6: barrier success anywhere ⇒ every rank had called it. (What elects only a root is no barrier, whatever its name.)
 func c6BarrierMeans(cl *call, rep *wire.Reply) {
-	if rep.Code != wire.CodeOK || cl.req.Group.Verb != "barrier" {
+	if rep.Code != wire.CodeOK || cl.req.Group.Verb != "barrier" || cl.req.Group.RootOnly {
 		return
 	}
 	for rank, v := range cl.record.yes {
@@ -216,7 +223,6 @@ func c7OwnPayloads(r *record, cl *call, rep *wire.Reply) {
 // brings is what a vote for r asked for.
 func (r *record) brings(v *vote) (value []byte, values [][]byte) {
 	switch want := v.c.Want; {
-	case v.c.No != wire.CodeOK && !agree(&r.cast, v.c): // a late no
 	case want >= 0 && int(want) < len(r.yes):
 		if u := r.yes[want]; u != nil {
 			value = u.payload
@@ -225,6 +231,7 @@ func (r *record) brings(v *vote) (value []byte, values [][]byte) {
 		for _, u := range r.yes {
 			values = append(values, u.payloadOf())
 		}
+	case want == wire.WantFold && !r.cast.Fold.Valid(): // the fold of a late no
 	case want == wire.WantPart && r.cast.RootOnly:
 		values = [][]byte{r.yes[r.cast.Root].parts[v.rank]}
 	case want == wire.WantPart:
@@ -286,12 +293,12 @@ func l1Decides(a *audit, r *record) {
 	}
 	if r.done && !r.ended {
 		r.ended, r.endedAt = true, a.w.now
-		if r.mustEnd(a) == "" {
-			breaks("L1 nothing else decides", "#%d (%s) is decided (success: %v)", r.seq, r.cast.Verb, r.ok)
-		}
 		if r.ok {
 			c2SuccessMeans(r)
 			a.tally.run(r)
+		}
+		if r.why == "" && r.mustEnd(a) == "" {
+			breaks("L1 nothing else decides", "#%d (%s) is decided (success: %v)", r.seq, r.cast.Verb, r.ok)
 		}
 	}
 	if !r.done && r.allYes() {

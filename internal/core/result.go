@@ -62,6 +62,8 @@ func (r *record) result(rank int, want int32) *wire.Reply {
 	switch {
 	case r.failed != nil:
 		return r.failed
+	case want >= 0 && int(want) == r.cast.Root:
+		return once(&r.rooted, func() *wire.Reply { return &wire.Reply{Value: r.ballots[want].payload} })
 	case want >= 0 && int(want) < len(r.ballots):
 		return &wire.Reply{Value: r.ballots[want].payload}
 	case want == wire.WantPart && r.parts != nil:

@@ -33,9 +33,22 @@ func (w *world) drawOdds() odds {
 		odds *float64
 		most float64
 	}{
-		{&o.die, 0.5}, {&o.cut, 0.5}, {&o.late, 0.2}, {&o.hurry, 0.3}, {&o.cancel, 0.2}, {&o.no, 0.1}, {&o.disagree, 0.05},
-		{&o.absurd, 0.05}, {&o.skip, 0.05}, {&o.repeat, 0.3}, {&o.stale, 0.3}, {&o.hasty, 0.2}, {&o.rogue, 0.2}, {&o.abort, 0.03},
-		{&o.leave, 0.05}, {&o.size, 0.1},
+		{&o.die, 0.5},
+		{&o.cut, 0.5},
+		{&o.late, 0.2},
+		{&o.hurry, 0.3},
+		{&o.cancel, 0.2},
+		{&o.no, 0.1},
+		{&o.disagree, 0.05},
+		{&o.absurd, 0.05},
+		{&o.skip, 0.05},
+		{&o.repeat, 0.3},
+		{&o.stale, 0.3},
+		{&o.hasty, 0.2},
+		{&o.rogue, 0.2},
+		{&o.abort, 0.03},
+		{&o.leave, 0.05},
+		{&o.size, 0.1},
 	} {
 		if w.chance(0.35) {
 			*p.odds = p.most * w.rng.Float64()

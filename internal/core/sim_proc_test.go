@@ -76,7 +76,6 @@ type call struct {
 	arrived   bool
 	cancelled bool
 	waiting   bool
-	answered  bool
 	refusal   wire.Code // how it must be refused
 	vote      *vote
 	record    *record

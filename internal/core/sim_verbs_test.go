@@ -59,7 +59,7 @@ func (l *lane) cast() {
 		w.after(w.between(0, 3*time.Millisecond), func() {
 			if mb.in(l.gen) && l.seq == seq {
 				again, other := l.vote(o)
-				again.Want = c.Want
+				again.Want, again.Type = c.Want, c.Type
 				if again.Verb == c.Verb && again.Root == c.Root && c.No == wire.CodeOK {
 					l.send(again, other)
 				}

@@ -132,8 +132,9 @@ func (w *world) effects(cl *call, rep *wire.Reply) {
 	for i, e := range es {
 		cls[i] = w.audit.waiter(e)
 	}
-	for i, e := range es { // what a stream has taken: its reader may be named before
-		if e.Op == wire.OpSend {
+	taken := func(e core.Effect) bool { return e.Op == wire.OpSend && e.Reply.Code == wire.CodeOK }
+	for i, e := range es { // what a stream has taken: its reader may be answered before its sender
+		if taken(e) {
 			w.give(cls[i], e.Reply)
 		}
 	}
@@ -141,7 +142,7 @@ func (w *world) effects(cl *call, rep *wire.Reply) {
 		w.give(cl, rep)
 	}
 	for i, e := range es {
-		if e.Op != wire.OpSend {
+		if !taken(e) {
 			w.give(cls[i], e.Reply)
 		}
 	}

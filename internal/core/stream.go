@@ -122,7 +122,7 @@ func (st *stream) full(m *Machine, n int) bool {
 func (st *stream) put(m *Machine, msg message, ttl Time) uint64 {
 	pos := st.first + uint64(len(st.queue))
 	if ttl > 0 {
-		msg.expires = m.now + ttl
+		msg.expires = m.after(ttl)
 	}
 	st.queue = append(st.queue, msg)
 	st.bytes += len(msg.payload)
@@ -247,7 +247,7 @@ func (m *Machine) expire(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 }
 
 // fenceStreams tells those who wait for rank that it is gone. What it had sent stays for its readers.
-func (m *Machine) fenceStreams(g *group, rank int, how wire.Code) {
+func (m *Machine) fenceStreams(g *group, rank int) {
 	for _, st := range g.streamsInOrder() {
 		if st.key.src == rank && st.reader != nil {
 			r := st.reader

@@ -3,6 +3,7 @@ package core
 import (
 	"cmp"
 	"container/heap"
+	"math"
 	"slices"
 
 	"github.com/muster-pg/muster/wire"
@@ -47,7 +48,7 @@ func (m *Machine) enlist(w *waiter, t Ticket, req *wire.Request, o owner) {
 func (m *Machine) park(w *waiter, t Ticket, req *wire.Request, o owner) {
 	m.enlist(w, t, req, o)
 	if req.Timeout > 0 {
-		m.arm(w, m.now+req.Timeout)
+		m.arm(w, m.after(req.Timeout))
 	}
 }
 
@@ -126,6 +127,14 @@ func (t *timers) Pop() any {
 	*t = (*t)[:last]
 	d.clock().pos = 0
 	return d
+}
+
+// after is the time in d; one that no clock reaches stays far away, instead of becoming one that has passed.
+func (m *Machine) after(d Time) Time {
+	if d > math.MaxInt64-m.now {
+		return math.MaxInt64
+	}
+	return m.now + d
 }
 
 // arm makes d due at a time, whatever it was before.

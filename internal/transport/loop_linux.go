@@ -68,7 +68,8 @@ func NewLoop() (*Loop, error) {
 }
 
 // Adopt takes the socket out of c, which is closed, and leaves its reading to the loop. newReader is
-// called with it before the first event; its error is Adopt's, and the end of the connection.
+// called with it before the first event; its error is Adopt's, and the end of the connection. If it
+// has none, Adopt has none either: what ends the connection then is told to Ended.
 func (l *Loop) Adopt(c *net.TCPConn, newReader func(*Sock) (Reader, error)) error {
 	f, err := c.File() // a second descriptor, without Go's poller
 	if err != nil {
@@ -84,13 +85,15 @@ func (l *Loop) Adopt(c *net.TCPConn, newReader func(*Sock) (Reader, error)) erro
 	}
 	_ = c.Close()
 	s := &Sock{loop: l, fd: fd, events: unix.EPOLLIN}
-	if s.reader, err = newReader(s); err == nil {
-		err = l.add(s)
-	}
-	if err != nil {
+	if s.reader, err = newReader(s); err != nil {
 		s.release()
+		return err
 	}
-	return err
+	if err := l.add(s); err != nil {
+		s.release()
+		s.reader.Ended(err)
+	}
+	return nil
 }
 
 func (l *Loop) add(s *Sock) error {
@@ -101,16 +104,21 @@ func (l *Loop) add(s *Sock) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l.socks[int32(s.fd)] = s
-	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(l.ep, unix.EPOLL_CTL_ADD, s.fd, &unix.EpollEvent{Events: s.events, Fd: int32(s.fd)}))
+	if err := unix.EpollCtl(l.ep, unix.EPOLL_CTL_ADD, s.fd, &unix.EpollEvent{Events: s.events, Fd: int32(s.fd)}); err != nil {
+		return os.NewSyscallError("epoll_ctl", err)
+	}
+	l.socks[int32(s.fd)] = s // its first event waits for the lock
+	return nil
 }
 
-// Close ends the loop, and every connection that it still has. It waits for the goroutine.
+// Close ends the loop, and every connection that it still has. It waits for the goroutine. It may be called twice.
 func (l *Loop) Close() {
 	l.mu.Lock()
-	l.closing = true
+	if !l.closing { // with the lock, since the loop closes wake once it has seen closing
+		l.closing = true
+		_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	}
 	l.mu.Unlock()
-	_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	<-l.done
 }
 
@@ -142,10 +150,8 @@ func (l *Loop) handle(e unix.EpollEvent, buf []byte) {
 	if s == nil {
 		return
 	}
-	if e.Events&unix.EPOLLOUT != 0 {
-		s.writable()
-	}
-	if e.Events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+	// A reader that was paused may have requests left, and goes on with them when it has been written to.
+	if e.Events&unix.EPOLLOUT != 0 && s.writable() || e.Events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		if err := s.reader.Readable(buf); err != nil {
 			l.end(s, err)
 		}
@@ -209,13 +215,13 @@ func (s *Sock) Read(b []byte) (int, error) {
 }
 
 // TryWrite implements Pipe.
-func (s *Sock) TryWrite(b []byte) (int, error) {
+func (s *Sock) TryWrite(bufs [][]byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return 0, net.ErrClosed
 	}
-	n, err := tryWrite(s.fd, b)
+	n, err := tryWrite(s.fd, bufs)
 	return n, os.NewSyscallError("write", err)
 }
 
@@ -232,7 +238,7 @@ func (s *Sock) Room(resume func()) {
 	s.want(s.events | unix.EPOLLOUT)
 }
 
-// Pause stops reading, or goes on.
+// Pause stops reading, or goes on: Readable is called then even if nothing has come.
 func (s *Sock) Pause(paused bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,7 +248,7 @@ func (s *Sock) Pause(paused bool) {
 	if paused {
 		s.want(s.events &^ unix.EPOLLIN)
 	} else {
-		s.want(s.events | unix.EPOLLIN)
+		s.want(s.events | unix.EPOLLIN | unix.EPOLLOUT)
 	}
 }
 
@@ -254,7 +260,8 @@ func (s *Sock) want(events uint32) {
 	}
 }
 
-func (s *Sock) writable() {
+// writable lets the writer go on, and reports whether the reader may go on too.
+func (s *Sock) writable() (reads bool) {
 	s.mu.Lock()
 	resume := s.resume
 	s.resume = nil
@@ -263,6 +270,9 @@ func (s *Sock) writable() {
 	if resume != nil {
 		resume()
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.events&unix.EPOLLIN != 0
 }
 
 // Close implements Pipe: it ends the connection. The loop notices, and closes the socket.

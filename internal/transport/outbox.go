@@ -12,8 +12,8 @@ var ErrSlow = errors.New("the peer does not read: too much is waiting for it")
 
 // Pipe is the way out of an Outbox.
 type Pipe interface {
-	// TryWrite writes what fits without waiting for the peer.
-	TryWrite(b []byte) (n int, err error)
+	// TryWrite writes what fits of bufs, one behind the other, without waiting for the peer.
+	TryWrite(bufs [][]byte) (n int, err error)
 	// Room sees to it that resume is called, once and not before Room has returned, when there is
 	// room for more or the connection has ended.
 	Room(resume func())
@@ -24,8 +24,12 @@ type Pipe interface {
 const (
 	// shareFrom is from where on bytes that several connections get are not copied for each.
 	shareFrom = 8 << 10
+	// sharedLimit bounds what is shared and waits for one peer: others may long have theirs.
+	sharedLimit = 1 << 30
 	// room is the size of the buffers in which small frames are gathered.
 	room = 4 << 10
+	// most is how many pieces go into one write.
+	most = 16
 )
 
 var buffers = sync.Pool{New: func() any { return new([room]byte) }}
@@ -40,8 +44,8 @@ type chunk struct {
 // Whoever calls Flush writes, as far as the pipe takes it at once; the rest is written when the pipe has room.
 // It owns no goroutine.
 type Outbox struct {
-	// Drained, if not nil, is called when what had to wait for the peer is written, or the connection has
-	// ended. It is set before the first Append, and called with the outbox locked.
+	// Drained, if not nil, is called once for a Hold that was true, when all is written or the
+	// connection has ended. It is set before the first Append, and called with the outbox locked.
 	Drained func()
 
 	pipe  Pipe
@@ -50,21 +54,26 @@ type Outbox struct {
 	mu      sync.Mutex // protects the fields below; not held while writing
 	queue   []chunk    // the last one is open for more if it is not shared
 	bytes   int        // of chunks that are not shared and not written
+	shared  int        // of those that are shared
 	writing bool       // somebody writes, or waits for room: Flush leaves it to them
+	held    bool       // somebody waits for Drained
 	err     error
+
+	bufs [most][]byte // of whoever set writing
 }
 
-// NewOutbox returns the outbox of a connection. When more than limit bytes wait for the peer, it is
-// too slow, and the connection is closed.
+// NewOutbox returns the outbox of a connection. If there is more for a peer for whom more than limit
+// bytes wait already, it is too slow, and the connection is closed. What is shared has a limit of its own.
 func NewOutbox(p Pipe, limit int) *Outbox { return &Outbox{pipe: p, limit: limit} }
 
-// Append appends what f appends to its argument.
-func (o *Outbox) Append(f func(b []byte) []byte) {
+// Append appends what f appends to its argument, and returns how many bytes wait now.
+func (o *Outbox) Append(f func(b []byte) []byte) (waiting int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.err == nil {
+	if o.open() {
 		o.grow(f)
 	}
+	return o.bytes
 }
 
 // AppendShared appends head, and body, which nobody may change any more: it may go to many connections.
@@ -72,13 +81,23 @@ func (o *Outbox) AppendShared(head, body []byte) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
-	case o.err != nil:
+	case !o.open():
 	case len(body) < shareFrom:
 		o.grow(func(b []byte) []byte { return append(append(b, head...), body...) })
 	default:
 		o.grow(func(b []byte) []byte { return append(b, head...) })
 		o.queue = append(o.queue, chunk{body, true})
+		o.shared += len(body)
 	}
+}
+
+// open reports whether there may be more, and ends the connection if too much waits already: not
+// if this makes it too much, so that one answer may be as large as it has to be.
+func (o *Outbox) open() bool {
+	if o.err == nil && (o.bytes > o.limit || o.shared > sharedLimit) {
+		o.fail(ErrSlow)
+	}
+	return o.err == nil
 }
 
 func (o *Outbox) grow(f func(b []byte) []byte) {
@@ -88,9 +107,7 @@ func (o *Outbox) grow(f func(b []byte) []byte) {
 	last := &o.queue[len(o.queue)-1]
 	before := len(last.b)
 	last.b = f(last.b)
-	if o.bytes += len(last.b) - before; o.bytes > o.limit {
-		o.fail(ErrSlow)
-	}
+	o.bytes += len(last.b) - before
 }
 
 // Flush writes what was appended, without waiting for the peer.
@@ -107,9 +124,7 @@ func (o *Outbox) Flush() {
 func (o *Outbox) resume() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.write(); !o.writing && o.Drained != nil {
-		o.Drained()
-	}
+	o.write()
 }
 
 // write writes until the queue is empty or the pipe full. Called with mu and writing; it unlocks meanwhile.
@@ -118,9 +133,10 @@ func (o *Outbox) write() {
 		queue := o.queue
 		o.queue = nil
 		o.mu.Unlock()
-		rest, freed, err := o.writeAll(queue)
+		rest, freed, shared, err := o.writeAll(queue)
 		o.mu.Lock()
 		o.bytes -= freed
+		o.shared -= shared
 		if err != nil {
 			o.fail(err)
 			break
@@ -132,31 +148,59 @@ func (o *Outbox) write() {
 		}
 	}
 	o.writing = false
+	o.letGo()
+}
+
+// letGo tells who waits for it that nothing waits for the peer any more. Called with mu.
+func (o *Outbox) letGo() {
+	if o.held && o.Drained != nil {
+		o.held = false
+		o.Drained()
+	}
 }
 
 // writeAll writes what the pipe takes of queue, and returns what it did not.
-func (o *Outbox) writeAll(queue []chunk) (rest []chunk, freed int, err error) {
-	for i := range queue {
-		c := &queue[i]
-		whole := c.b
-		for len(c.b) > 0 {
-			n, err := o.pipe.TryWrite(c.b)
-			if err != nil {
-				return nil, freed, err
-			}
-			if n == 0 {
-				return queue[i:], freed, nil
-			}
-			c.b = c.b[n:]
-			if !c.shared {
-				freed += n
-			}
+func (o *Outbox) writeAll(queue []chunk) (rest []chunk, freed, shared int, err error) {
+	for len(queue) > 0 {
+		bufs := o.bufs[:0]
+		for _, c := range queue[:min(len(queue), most)] {
+			bufs = append(bufs, c.b)
 		}
-		if !c.shared && cap(whole) == room {
-			buffers.Put((*[room]byte)(whole[:room]))
+		n, err := o.pipe.TryWrite(bufs)
+		clear(bufs)
+		if err != nil {
+			return nil, freed, shared, err
 		}
+		if n == 0 {
+			return queue, freed, shared, nil
+		}
+		var f int
+		queue, f = written(queue, n)
+		freed += f
+		shared += n - f
 	}
-	return nil, freed, nil
+	return nil, freed, shared, nil
+}
+
+// written takes n bytes off queue, and says how many of them were not shared.
+func written(queue []chunk, n int) (rest []chunk, freed int) {
+	for len(queue) > 0 {
+		c := &queue[0]
+		k := min(n, len(c.b))
+		n -= k
+		if !c.shared {
+			freed += k
+		}
+		if k < len(c.b) {
+			c.b = c.b[k:]
+			break
+		}
+		if !c.shared && cap(c.b) == room {
+			buffers.Put((*[room]byte)(c.b[:room]))
+		}
+		queue = queue[1:]
+	}
+	return queue, freed
 }
 
 // fail closes the connection: its reader notices. Called with mu.
@@ -165,17 +209,16 @@ func (o *Outbox) fail(err error) {
 		o.err = err
 		o.queue = nil
 		_ = o.pipe.Close()
-		if o.Drained != nil {
-			o.Drained()
-		}
+		o.letGo()
 	}
 }
 
-// Waiting is how many bytes wait for the peer.
-func (o *Outbox) Waiting() int {
+// Hold reports whether more than n bytes wait for the peer, after Flush. If so, Drained is called later.
+func (o *Outbox) Hold(n int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.bytes
+	o.held = o.held || o.err == nil && o.bytes > n
+	return o.err == nil && o.bytes > n
 }
 
 // Err is why the connection was closed, if it was the outbox that closed it.

@@ -36,13 +36,13 @@ type socketPipe struct {
 
 	// of the write in progress: a closure for each would be garbage for each
 	attempt func(fd uintptr) bool
-	next    []byte
+	next    [][]byte
 	wrote   int
 	fault   error
 }
 
-func (p *socketPipe) TryWrite(b []byte) (int, error) {
-	p.next, p.wrote, p.fault = b, 0, nil
+func (p *socketPipe) TryWrite(bufs [][]byte) (int, error) {
+	p.next, p.wrote, p.fault = bufs, 0, nil
 	if err := p.raw.Write(p.attempt); err != nil {
 		return 0, err
 	}
@@ -56,8 +56,12 @@ func (p *socketPipe) writeOnce(fd uintptr) bool {
 }
 
 // tryWrite is one write that does not wait.
-func tryWrite(fd int, b []byte) (int, error) {
-	n, err := unix.Write(fd, b)
+func tryWrite(fd int, bufs [][]byte) (n int, err error) {
+	if len(bufs) == 1 {
+		n, err = unix.Write(fd, bufs[0])
+	} else {
+		n, err = unix.Writev(fd, bufs)
+	}
 	if err != nil {
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
 			err = nil
@@ -96,7 +100,8 @@ type bufferPipe struct {
 // bufferRoom is how much a bufferPipe takes at once.
 const bufferRoom = 64 << 10
 
-func (p *bufferPipe) TryWrite(b []byte) (int, error) {
+func (p *bufferPipe) TryWrite(bufs [][]byte) (int, error) {
+	b := bufs[0]
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.busy || p.err != nil {

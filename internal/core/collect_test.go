@@ -1,0 +1,251 @@
+package core_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// ahead lets rank 0 broadcast until it has to wait, and returns that call.
+func (c *crew) ahead(payload string, timeout time.Duration) (seq uint64, held core.Ticket) {
+	c.tb.Helper()
+	for seq = 1; ; seq++ {
+		req := c.voting(0, broadcast(seq, 0), payload)
+		req.Timeout = timeout
+		ticket, rep := c.call(c.sessions[0], req)
+		if rep == nil {
+			return seq, ticket
+		}
+		isCode(c.tb, rep, wire.CodeOK)
+	}
+}
+
+// read lets ranks read the records up to seq; the last may be held.
+func (c *crew) read(seq uint64, ranks ...int) {
+	c.tb.Helper()
+	for s := range seq {
+		for _, rank := range ranks {
+			if _, rep := c.cast(rank, broadcast(s+1, 0), ""); rep != nil || s+1 < seq {
+				isCode(c.tb, rep, wire.CodeOK)
+			}
+		}
+	}
+}
+
+func TestRootRunsAhead(t *testing.T) {
+	for name, c := range map[string]struct {
+		payload string
+		held    uint64
+	}{
+		"128 records":               {"payload", 129},
+		"16 MiB":                    {strings.Repeat("x", 5<<20), 4},
+		"one payload is never held": {strings.Repeat("x", 16<<20), 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newCrew(t, 3)
+			seq, held := w.ahead(c.payload, 0)
+			same(t, "held at", seq, c.held)
+			w.read(2, 1)
+			same(t, "still held, rank 2 has read nothing", w.answers[held] == nil, true)
+			w.read(2, 2) // both ask for the second: the first is freed
+			isCode(t, w.answer(held), wire.CodeOK)
+			same(t, "records", w.m.Records(w.gen, ""), int(c.held)-1)
+		})
+	}
+}
+
+func TestRootThatIsHeldTimesOut(t *testing.T) {
+	w := newCrew(t, 3)
+	seq, held := w.ahead("payload", time.Second)
+	w.read(2, 1)
+	w.pass(time.Second)
+	rep := w.answer(held)
+	isCode(t, rep, wire.CodeTimeout)
+	sameRanks(t, "missing are the slowest", rep.Verdict.Missing, []int{2})
+	contains(t, rep.Verdict.Doing[0], "no call since it joined")
+	w.read(seq-1, 2)
+	_, late := w.cast(2, broadcast(seq, 0), "")
+	same(t, "a late reader hears the same", late.Verdict, rep.Verdict)
+}
+
+// TestRanksThatDoNotWait shows that a root is held for what lies before it alone: ranks that have gone on to later records without
+// waiting for its answer must not keep it from going on, since those records wait for it.
+func TestRanksThatDoNotWait(t *testing.T) {
+	w := newCrew(t, 2)
+	w.m.SetBounds(core.Bounds{AheadRecords: 2})
+	var held []core.Ticket
+	for seq := range uint64(6) {
+		if ticket, rep := w.cast(0, broadcast(seq+1, 0), "payload"); rep == nil {
+			held = append(held, ticket)
+		}
+	}
+	same(t, "held", len(held), 4)
+	for seq := range uint64(6) {
+		if _, rep := w.cast(1, broadcast(seq+1, 0), ""); rep != nil {
+			isCode(t, rep, wire.CodeOK)
+		}
+	}
+	for _, ticket := range held {
+		isCode(t, w.answer(ticket), wire.CodeOK)
+	}
+}
+
+func TestBytesThatAFailureFreesMakeRoom(t *testing.T) {
+	w := newCrew(t, 2)
+	w.m.SetBounds(core.Bounds{AheadBytes: 100})
+	req := w.voting(0, allGather(), strings.Repeat("x", 90))
+	req.Timeout = time.Second
+	w.waits(w.sessions[0], req)
+	held, rep := w.cast(0, broadcast(2, 0), strings.Repeat("x", 90))
+	same(t, "held", rep == nil, true)
+	w.pass(time.Second)
+	isCode(t, w.answer(held), wire.CodeOK)
+}
+
+// TestOverrun shows the end of a generation in which one rank has stopped, while the others fail on.
+func TestOverrun(t *testing.T) {
+	w := newCrew(t, 3)
+	_, other := w.cast(2, wire.Contribution{Verb: "barrier", Seq: 1, Root: -1, Want: wire.WantNothing, Channel: "other"}, "")
+	same(t, "waits", other == nil, true)
+	for seq := range uint64(1024) {
+		no := barrier(seq + 1)
+		no.No, no.Reason = wire.CodeTimeout, "too late"
+		_, rep := w.cast(0, no, "")
+		isCode(t, rep, wire.CodeTimeout)
+	}
+	same(t, "records", w.m.Records(w.gen, ""), 1024)
+	_, rep := w.cast(0, barrier(1025), "")
+	isCode(t, rep, wire.CodeFull)
+	sameRanks(t, "missing", rep.Verdict.Missing, []int{1, 2})
+	contains(t, rep.Verdict.Reason, "1024 records behind")
+	contains(t, rep.Verdict.Doing[1], "in barrier on channel other #1")
+	_, first := w.cast(1, barrier(1), "")
+	isCode(t, first, wire.CodeTimeout) // what was decided is still told
+	_, rep = w.cast(1, barrier(2000), "")
+	isCode(t, rep, wire.CodeFull)
+}
+
+func TestWindowSlides(t *testing.T) {
+	w := newCrew(t, 2)
+	for seq := range uint64(3000) {
+		no := barrier(seq + 1)
+		no.No = wire.CodeTimeout
+		_, rep := w.cast(0, no, "")
+		isCode(t, rep, wire.CodeTimeout)
+		if seq >= 1000 {
+			_, rep = w.cast(1, barrier(seq-999), "")
+			isCode(t, rep, wire.CodeTimeout)
+		}
+	}
+	same(t, "records", w.m.Records(w.gen, ""), 1001)
+}
+
+func TestTooManyBytesTogether(t *testing.T) {
+	w := newCrew(t, 18)
+	payload := make([]byte, wire.MaxValue)
+	var rep *wire.Reply
+	for rank := range 17 {
+		req := w.voting(rank, allGather(), "")
+		req.Value = payload
+		_, rep = w.call(w.sessions[rank], req)
+	}
+	isCode(t, rep, wire.CodeTooLarge)
+	_, late := w.cast(17, allGather(), "payload")
+	same(t, "a late rank hears the same", late.Verdict, rep.Verdict)
+	_, rep = w.cast(17, barrier(2), "")
+	same(t, "the group goes on", rep == nil, true)
+}
+
+func TestTypesAreTheirTellers(t *testing.T) {
+	w := newCrew(t, 3)
+	for rank, typ := range []string{"", "int", "string"} {
+		v := allGather()
+		v.Type = typ
+		_, rep := w.cast(rank, v, "payload")
+		if rank < 2 {
+			continue
+		}
+		isCode(t, rep, wire.CodeMismatch)
+		for _, c := range rep.Verdict.Clash {
+			same(t, fmt.Sprint("type of rank ", c.Rank), c.Type, []string{"", "int", "string"}[c.Rank])
+		}
+		same(t, "rank", rep.Verdict.Clash[0].Rank, 1)
+	}
+}
+
+// TestLateNo shows that a rank which cannot take part in what was decided without it ends nothing for the others.
+func TestLateNo(t *testing.T) {
+	w := newCrew(t, 2)
+	_, rep := w.cast(0, broadcast(1, 0), "payload")
+	isCode(t, rep, wire.CodeOK)
+	no := barrier(1) // pgroup says so of a root that is no rank
+	no.Verb, no.No, no.Reason = "broadcast", wire.CodeInvalid, "root 7 of a group of 2"
+	_, rep = w.cast(1, no, "")
+	isCode(t, rep, wire.CodeInvalid)
+	same(t, "by", rep.Verdict.By, 1)
+	for rank := range 2 {
+		_, rep = w.cast(rank, barrier(2), "")
+	}
+	isCode(t, rep, wire.CodeOK)
+}
+
+func TestOneRecordManyWants(t *testing.T) {
+	w := newCrew(t, 3)
+	tickets := make([]core.Ticket, 3)
+	wants := []int32{wire.WantFold, wire.WantAll, 1}
+	for rank := range 3 {
+		v := wire.Contribution{Verb: "reduce", Seq: 1, Root: -1, Want: wants[rank], Fold: wire.Fold{Op: wire.FoldSum, Kind: wire.Int32}}
+		tickets[rank], _ = w.cast(rank, v, string([]byte{byte(rank + 1), 0, 0, 0}))
+	}
+	same(t, "fold", string(w.answer(tickets[0]).Value), "\x06\x00\x00\x00")
+	same(t, "all", fmt.Sprint(w.answer(tickets[1]).Values), "[[1 0 0 0] [2 0 0 0] [3 0 0 0]]")
+	same(t, "one", string(w.answer(tickets[2]).Value), "\x02\x00\x00\x00")
+}
+
+// TestEqualAnswersAreOne shows that a server can encode once for all.
+func TestEqualAnswersAreOne(t *testing.T) {
+	for name, v := range map[string]wire.Contribution{"barrier": barrier(1), "all-gather": allGather(), "broadcast": broadcast(1, 3)} {
+		t.Run(name, func(t *testing.T) {
+			w := newCrew(t, 4)
+			tickets := make([]core.Ticket, 4)
+			for rank := range 4 {
+				tickets[rank], _ = w.cast(rank, v, "payload")
+			}
+			for _, ticket := range tickets[1:3] {
+				same(t, "answer", w.answer(ticket), w.answer(tickets[0]))
+			}
+		})
+	}
+}
+
+func TestManyChannels(t *testing.T) {
+	w := newCrew(t, 1)
+	for i := range 4096 {
+		v := barrier(1)
+		v.Channel = fmt.Sprint("channel ", i)
+		_, rep := w.cast(0, v, "")
+		isCode(t, rep, wire.CodeOK)
+	}
+	v := barrier(1)
+	v.Channel = "one more"
+	_, rep := w.cast(0, v, "")
+	isCode(t, rep, wire.CodeTooLarge)
+}
+
+func TestCallsInUse(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	s := r.session()
+	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}})
+	isCode(t, r.does(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"b"}}), wire.CodeInvalid)
+	isCode(t, r.does(s, wire.Request{Op: wire.OpPing, ID: 7}), wire.CodeOK)
+	r.does(s, wire.Request{Op: wire.OpGoodbye})
+	isCode(t, r.does(s, wire.Request{Op: wire.OpPing}), wire.CodeDenied)
+	isCode(t, r.does(s+1, wire.Request{Op: wire.OpPing}), wire.CodeDenied)
+	isCode(t, r.does(core.Local, wire.Request{Op: 250}), wire.CodeUnsupported)
+	r.does(core.Local, wire.Request{Op: wire.OpLost}) // this process is never lost
+	isCode(t, r.does(core.Local, wire.Request{Op: wire.OpPing}), wire.CodeOK)
+}

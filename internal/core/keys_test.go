@@ -1,0 +1,329 @@
+package core_test
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+func set(key, value string) wire.Request {
+	return wire.Request{Op: wire.OpSet, Key: key, Value: []byte(value)}
+}
+
+func get(key string) wire.Request { return wire.Request{Op: wire.OpGet, Key: key} }
+
+func waitFor(keys ...string) wire.Request { return wire.Request{Op: wire.OpWait, Keys: keys} }
+
+// TestTimers shows what becomes of a time to live.
+func TestTimers(t *testing.T) {
+	const ttl = 10 * time.Millisecond
+	short := set("key", "1")
+	short.TTL = ttl
+	for name, c := range map[string]struct {
+		then []wire.Request // after half of it
+		gone bool           // when it has passed
+	}{
+		"the entry goes":                   {nil, true},
+		"a new value keeps it forever":     {[]wire.Request{set("key", "2")}, false},
+		"a new value with a TTL starts it": {[]wire.Request{short}, false},
+		"add leaves it":                    {[]wire.Request{{Op: wire.OpAdd, Key: "key", Delta: 1}}, true},
+		"append leaves it":                 {[]wire.Request{{Op: wire.OpAppend, Key: "key", Value: []byte("2")}}, true},
+		"swap ends it":                     {[]wire.Request{{Op: wire.OpSwap, Key: "key", Old: []byte("1"), Value: []byte("2")}}, false},
+		"a swap that fails leaves it":      {[]wire.Request{{Op: wire.OpSwap, Key: "key", Old: []byte("3"), Value: []byte("2")}}, true},
+		"a key that is deleted and set":    {[]wire.Request{{Op: wire.OpDelete, Keys: []string{"key"}}, set("key", "2")}, false},
+		"reading leaves it":                {[]wire.Request{get("key")}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, core.Limits{})
+			isCode(t, r.does(core.Local, short), wire.CodeOK)
+			r.pass(ttl / 2)
+			for _, req := range c.then {
+				r.does(core.Local, req)
+			}
+			r.pass(ttl/2 - 1)
+			isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
+			r.now++ // Apply itself sees that it is time
+			same(t, "it is gone", r.does(core.Local, get("key")).Code == wire.CodeNotFound, c.gone)
+		})
+	}
+}
+
+func TestTimersInOrder(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	for i, ttl := range []time.Duration{30, 10, 20, 50, 40} {
+		req := set(fmt.Sprint("key ", i), "value")
+		req.TTL = ttl * time.Millisecond
+		r.does(core.Local, req)
+	}
+	at, armed := r.m.Next()
+	same(t, "next", at, 10*time.Millisecond)
+	same(t, "armed", armed, true)
+	r.pass(time.Second)
+	rep := r.does(core.Local, wire.Request{Op: wire.OpChanges, Rev: 6})
+	same(t, "order", strings.Join(rep.Keys, ","), "key 1,key 2,key 0,key 4,key 3")
+	if _, armed := r.m.Next(); armed {
+		t.Fatal("a timer is left")
+	}
+}
+
+func TestTimesThatNoClockReaches(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	r.pass(time.Hour)
+	forever := set("key", "value")
+	forever.TTL = math.MaxInt64
+	r.does(core.Local, forever)
+	patient := waitFor("other")
+	patient.Timeout = math.MaxInt64
+	ticket := r.waits(core.Local, patient)
+	r.pass(1000 * time.Hour)
+	isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
+	r.does(core.Local, set("other", "value"))
+	isCode(t, r.answer(ticket), wire.CodeOK)
+	forever.TTL = -1
+	isCode(t, r.does(core.Local, forever), wire.CodeInvalid)
+}
+
+func TestTimeStandsStillAtWorst(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	req := set("key", "value")
+	req.TTL = 2 * time.Millisecond
+	r.now = 10 * time.Millisecond
+	r.does(core.Local, req)
+	r.now = 5 * time.Millisecond // an earlier time than before
+	r.does(core.Local, set("other", "value"))
+	isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
+	at, _ := r.m.Next()
+	same(t, "next", at, 12*time.Millisecond)
+}
+
+// TestWaitReads shows who gets an entry that goes with its last read.
+func TestWaitReads(t *testing.T) {
+	once := func(key string, reads uint32) wire.Request {
+		req := set(key, "value")
+		req.Reads = reads
+		return req
+	}
+	for name, c := range map[string]struct {
+		waits    [][]string
+		sets     []wire.Request
+		answered int
+		left     int // keys
+	}{
+		"one read, two who wait":           {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 1)}, 1, 0},
+		"two reads, two who wait":          {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 2)}, 2, 0},
+		"three reads, two who wait":        {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 3)}, 2, 1},
+		"one read for each":                {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 1), once("a", 1)}, 2, 0},
+		"a key named twice is one wait":    {[][]string{{"a", "a"}}, []wire.Request{once("a", 1)}, 1, 0},
+		"a key named twice, three reads":   {[][]string{{"a", "a"}}, []wire.Request{once("a", 3)}, 1, 1},
+		"both have to be there":            {[][]string{{"a", "b"}}, []wire.Request{once("a", 1)}, 0, 1},
+		"both are there":                   {[][]string{{"a", "b"}}, []wire.Request{once("a", 1), once("b", 1)}, 1, 0},
+		"what one takes another misses":    {[][]string{{"a"}, {"a", "b"}}, []wire.Request{once("a", 1), set("b", "value")}, 1, 1},
+		"without a limit it stays for all": {[][]string{{"a"}, {"a"}, {"a", "b"}}, []wire.Request{set("a", "value"), set("b", "value")}, 3, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, core.Limits{})
+			for _, keys := range c.waits {
+				r.waits(core.Local, waitFor(keys...))
+			}
+			for _, req := range c.sets {
+				r.does(core.Local, req)
+			}
+			same(t, "answered", len(r.answers), c.answered)
+			same(t, "keys", r.m.Keys(), c.left)
+			same(t, "waiting", r.m.Holdings().Waits, len(c.waits)-c.answered)
+			for i, ticket := range r.order {
+				same(t, "who came first is answered first", ticket.ID, uint64(i+1))
+			}
+		})
+	}
+}
+
+func TestWaitSaysWhatIsMissing(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	r.does(core.Local, set("b", "value"))
+	req := waitFor("a", "b", "c", "a")
+	req.Timeout = time.Millisecond
+	ticket := r.waits(core.Local, req)
+	r.pass(time.Second)
+	isCode(t, r.answer(ticket), wire.CodeTimeout)
+	same(t, "missing", strings.Join(r.answer(ticket).Keys, ","), "a,c")
+}
+
+func list(prefix, after string, limit int64) wire.Request {
+	req := wire.Request{Op: wire.OpList, Key: prefix, Delta: limit}
+	if after != "" {
+		req.Keys = []string{after}
+	}
+	return req
+}
+
+func TestListPages(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	const n = 2500
+	for i := range n {
+		r.does(core.Local, set(fmt.Sprintf("dir/%04d", i), "value"))
+	}
+	r.does(core.Local, set("dir", "beside"))
+	r.does(core.Local, set("dis", "behind"))
+	for name, c := range map[string]struct {
+		limit int64
+		pages int
+	}{"default": {0, 3}, "700": {700, 4}, "more than there may be": {5000, 3}, "to the last": {1250, 3}} {
+		t.Run(name, func(t *testing.T) {
+			var keys []string
+			pages, after := 0, ""
+			for more := true; more; {
+				rep := r.does(core.Local, list("dir/", after, c.limit))
+				keys = append(keys, rep.Keys...)
+				same(t, "revision", rep.Rev, uint64(n+3))
+				same(t, "numbers", len(rep.Nums), 2*len(rep.Keys))
+				after, more = keys[len(keys)-1], rep.N == 1
+				pages++
+			}
+			same(t, "keys", len(keys), n)
+			same(t, "sorted", slices.IsSorted(keys), true)
+			same(t, "pages", pages, c.pages)
+		})
+	}
+}
+
+func TestListStopsAtBytes(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	value := string(make([]byte, 300<<10))
+	for i := range 8 {
+		r.does(core.Local, set(fmt.Sprint("key ", i), value))
+	}
+	rep := r.does(core.Local, list("", "", 0))
+	same(t, "more", rep.N, 1)
+	same(t, "keys", len(rep.Keys), 4) // the first that goes beyond 1 MiB is the last
+	rep = r.does(core.Local, list("", "key 3", 0))
+	same(t, "first", rep.Keys[0], "key 4")
+	same(t, "more", rep.N, 0)
+}
+
+func TestListDetails(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	req := set("a", "value")
+	req.TTL, req.Reads = 10*time.Millisecond, 1
+	r.does(core.Local, req)
+	r.does(core.Local, set("b", "value"))
+	r.pass(4 * time.Millisecond)
+	rep := r.does(core.Local, list("", "", 0))
+	same(t, "revisions and times to live", fmt.Sprint(rep.Nums), fmt.Sprint([]int64{2, int64(6 * time.Millisecond), 3, 0}))
+	same(t, "listing is no read", r.m.Keys(), 2)
+	rep = r.does(core.Local, list("", "a", 0))
+	same(t, "after", strings.Join(rep.Keys, ","), "b")
+	rep = r.does(core.Local, list("b", "a", 0))
+	same(t, "after what is before", strings.Join(rep.Keys, ","), "b")
+	rep = r.does(core.Local, list("", "z", 0))
+	same(t, "after all", len(rep.Keys), 0)
+	rep = r.does(core.Local, list("", "", 1))
+	same(t, "more", rep.N, 1)
+}
+
+func changes(prefix string, rev uint64) wire.Request {
+	return wire.Request{Op: wire.OpChanges, Key: prefix, Rev: rev}
+}
+
+// TestHistory shows for how long changes are kept, and that a gap is told.
+func TestHistory(t *testing.T) {
+	r := newRig(t, core.Limits{History: 4})
+	for i := range 10 { // revisions 2 to 11
+		r.does(core.Local, set(fmt.Sprint("key ", i), "value"))
+	}
+	for rev, want := range map[uint64]wire.Code{
+		1: wire.CodeCompacted, 6: wire.CodeCompacted, 7: wire.CodeOK, 10: wire.CodeOK, 12: wire.CodeCompacted, math.MaxUint64: wire.CodeCompacted, 0: wire.CodeOK,
+	} {
+		isCode(t, r.does(core.Local, changes("", rev)), want)
+	}
+	rep := r.does(core.Local, changes("", 7))
+	same(t, "keys", strings.Join(rep.Keys, ","), "key 6,key 7,key 8,key 9")
+	same(t, "revisions", fmt.Sprint(rep.Nums), "[8 0 9 0 10 0 11 0]")
+	same(t, "of now", r.does(core.Local, changes("", 0)).Rev, 11)
+	ticket := r.waits(core.Local, changes("key 3", 7))
+	r.does(core.Local, set("key 4", "again"))
+	r.does(core.Local, wire.Request{Op: wire.OpDelete, Keys: []string{"key 3"}})
+	rep = r.answer(ticket)
+	same(t, "change", fmt.Sprint(rep.Rev, rep.Keys, rep.Nums), fmt.Sprint(13, []string{"key 3"}, []int64{13, int64(wire.ChangeDelete)}))
+}
+
+func TestHistoryInPages(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	for i := range 2500 {
+		r.does(core.Local, set(fmt.Sprint("key ", i%7), fmt.Sprint(i)))
+	}
+	rev, n := uint64(1), 0
+	for rev < 2501 {
+		rep := r.does(core.Local, changes("key 3", rev))
+		n += len(rep.Keys)
+		if rep.Rev <= rev {
+			t.Fatalf("revision %d after %d", rep.Rev, rev)
+		}
+		rev = rep.Rev
+	}
+	same(t, "changes", n, 357)
+}
+
+func TestHistoryIsBoundedInBytes(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	value := string(make([]byte, 1<<20))
+	for range 20 {
+		r.does(core.Local, set("key", value))
+	}
+	isCode(t, r.does(core.Local, changes("", 2)), wire.CodeCompacted)
+	isCode(t, r.does(core.Local, changes("", 20)), wire.CodeOK)
+}
+
+func TestLimits(t *testing.T) {
+	r := newRig(t, core.Limits{Keys: 2, Bytes: 100})
+	isCode(t, r.does(core.Local, set("a", strings.Repeat("x", 49))), wire.CodeOK)
+	isCode(t, r.does(core.Local, set("b", strings.Repeat("x", 50))), wire.CodeFull)
+	isCode(t, r.does(core.Local, set("b", strings.Repeat("x", 49))), wire.CodeOK)
+	isCode(t, r.does(core.Local, wire.Request{Op: wire.OpAppend, Key: "b", Value: []byte("y")}), wire.CodeFull)
+	isCode(t, r.does(core.Local, set("b", "")), wire.CodeOK)
+	isCode(t, r.does(core.Local, set("c", "")), wire.CodeFull)
+	isCode(t, r.does(core.Local, wire.Request{Op: wire.OpAdd, Key: "c", Delta: 1}), wire.CodeFull)
+	same(t, "b is as it was", r.does(core.Local, get("b")).Code, wire.CodeOK)
+	same(t, "keys", r.m.Keys(), 2)
+}
+
+func TestCounters(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	for _, c := range []struct {
+		is    string // "" is absent
+		delta int64
+		want  string // "" is refused
+	}{
+		{"", 5, "5"},
+		{"", 0, "0"},
+		{"7", -9, "-2"},
+		{"9223372036854775806", 1, "9223372036854775807"},
+		{"9223372036854775807", 1, ""},
+		{"-9223372036854775808", -1, ""},
+		{"-9223372036854775808", math.MaxInt64, "-1"},
+		{"x", 1, ""},
+		{" 1", 1, ""},
+		{"1\n", 1, ""},
+		{"+1", 1, "2"},
+	} {
+		r.does(core.Local, wire.Request{Op: wire.OpDelete, Keys: []string{"n"}})
+		if c.is != "" {
+			r.does(core.Local, set("n", c.is))
+		}
+		rep := r.does(core.Local, wire.Request{Op: wire.OpAdd, Key: "n", Delta: c.delta})
+		if c.want == "" {
+			isCode(t, rep, wire.CodeInvalid)
+			c.want = c.is
+		}
+		same(t, fmt.Sprintf("%s%+d", c.is, c.delta), string(r.does(core.Local, get("n")).Value), c.want)
+	}
+	rep := r.does(core.Local, wire.Request{Op: wire.OpAppend, Key: "big", Value: make([]byte, wire.MaxValue)})
+	isCode(t, rep, wire.CodeOK)
+	isCode(t, r.does(core.Local, wire.Request{Op: wire.OpAppend, Key: "big", Value: []byte("x")}), wire.CodeTooLarge)
+}

@@ -1,0 +1,185 @@
+package core_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// mutant is one change that breaks a rule of shared/semantics.md.
+type mutant struct {
+	name     string
+	file     string
+	old, new string // old is there exactly once
+}
+
+var mutants = []mutant{
+	{
+		"no floor: a vote for what its rank has passed opens a record again",
+		"collect.go", `if c.Seq <= ch.floor[c.Rank] {`, `if c.Seq == 0 {`,
+	},
+	{
+		"no fence: votes from any session count",
+		"group.go", `case s.session != t.Session:`, `case false:`,
+	},
+	{
+		"a loss decides records in which the rank has voted",
+		"group.go", `m.revoke(g, v, func(r *record) bool { return r.needs(rank) })`, `m.revoke(g, v, everyRecord)`,
+	},
+	{
+		"a lost elector is waited for",
+		"group.go", `m.revoke(g, v, func(r *record) bool { return r.needs(rank) })`, `m.revoke(g, v, func(*record) bool { return false })`,
+	},
+	{
+		"a mismatch counts as a yes",
+		"collect.go", `case !agree(&r.cast, c):`, `case false:`,
+	},
+	{
+		"a late mismatch is told success",
+		"collect.go", `case r.done && r.failed == nil && !agree(&r.cast, c):`, `case false:`,
+	},
+	{
+		"all but one are enough",
+		"collect.go", `r.yes == len(r.ballots)`, `(r.yes == len(r.ballots) || r.yes > 0 && r.yes == len(r.ballots)-1 && r.cast.Want == wire.WantNothing)`,
+	},
+	{
+		"a no does not decide",
+		"collect.go", `m.decide(r, failed(m.refusal(r, c.Rank, c.No, c.Reason)))`, `_ = b`,
+	},
+	{
+		"a no after the decision changes it",
+		"collect.go", `	case r.done:
+		*rep =`, `	case r.done && c.No == wire.CodeOK:
+		*rep =`,
+	},
+	{
+		"a cancel ends only the call of who cancels",
+		"collect.go", `m.decide(r, failed(m.refusal(r, w.rank, why, "")))`, `r.ballots[w.rank].waiting = false
+		m.answer(w, failed(m.refusal(r, w.rank, why, "")))`,
+	},
+	{
+		"a vote that is repeated counts twice",
+		"collect.go", `case b.yes:`, `case false:`,
+	},
+	{
+		"a record waits for a rank that went on",
+		"collect.go", `for _, rank := range r.skipped {`, `for _, rank := range r.skipped[:0] {`,
+	},
+	{
+		"a deadline is not enforced",
+		"collect.go", `m.arm(r, at)`, `_ = at`,
+	},
+	{
+		"the last deadline counts, not the first",
+		"collect.go", `at < r.timer.at`, `at > r.timer.at`,
+	},
+	{
+		"a rank is given the payload of the next one",
+		"result.go", `rep.Values[i] = r.ballots[i].payload`, `rep.Values[i] = r.ballots[(i+1)%len(r.ballots)].payload`,
+	},
+	{
+		"a record starts with the votes of an earlier one",
+		"collect.go", `clear(r.ballots)`, `_ = r`,
+	},
+	{
+		"records are never freed",
+		"collect.go", `delete(ch.records, r.seq)`, `_ = ch`,
+	},
+	{
+		"records are freed as soon as they are decided",
+		"collect.go", `	if r.pending == 0 {
+		r.ch.free(m, r)`, `	if true {
+		r.ch.free(m, r)`,
+	},
+	{
+		"a root runs ahead without bound",
+		"collect.go", `return before >= m.bounds.aheadRecords ||`, `return false &&`,
+	},
+	{
+		"a roll counts ranks that have given up",
+		"roll.go", `delete(r.applicants, a.rank)`, `if gone(why) {
+		delete(r.applicants, a.rank)
+	}`,
+	},
+	{
+		"a generation number is used again",
+		"roll.go", `m.generation++`, `m.generation = uint64(len(m.groups)) + 1`,
+	},
+	{
+		"a shrink does not wait for everybody",
+		"roll.go", `return len(r.applicants) == r.from.present`, `return len(r.applicants) >= r.from.present-1`,
+	},
+	{
+		"a message is forgotten when it is given",
+		"stream.go", `	if st.read(c.Seq, rep) {
+		return true`, `	if st.read(c.Seq, rep) {
+		st.acknowledge(m, c.Seq)
+		return true`,
+	},
+	{
+		"a lost sender's messages are lost",
+		"stream.go", `if st.key.dst == rank {`, `if st.key.dst == rank || st.key.src == rank {`,
+	},
+	{
+		"an answer goes to a session that has ended",
+		"machine.go", `m.dropAll(s, how, func(*waiter) bool { return true })`, `_ = how`,
+	},
+	{
+		"a name is kept in the buffer that it came in",
+		"roll.go", `key = rollKey{strings.Clone(c.Group), strings.Clone(c.Run)}`, `_ = strings.Clone`,
+	},
+}
+
+// brokenProperty is what a schedule prints that has found one.
+var brokenProperty = regexp.MustCompile(`(?m)([A-Z][0-9] .*) does not hold: (.*)$`)
+
+// TestMutants shows that the simulation can see: for each rule that is broken it finds a counterexample.
+func TestMutants(t *testing.T) {
+	if testing.Short() {
+		t.Skip("each mutant is built: not in a short run")
+	}
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			out, err := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-ldflags=-w", "-overlay", m.overlay(t),
+				"-run", "^TestSimulation$", ".", "-sim.seeds", "3000").CombinedOutput()
+			found := brokenProperty.FindStringSubmatch(string(out))
+			if err == nil || found == nil {
+				t.Fatalf("it has no counterexample (%v):\n%s", err, out)
+			}
+			t.Logf("%s: %.200s", found[1], found[2])
+		})
+	}
+}
+
+// overlay writes the changed file, and the list of changed files for the go command.
+func (m *mutant) overlay(t *testing.T) string {
+	src, err := os.ReadFile(m.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(src), m.old); n != 1 {
+		t.Fatalf("%s has %q %d times, not once: bring the table up to date", m.file, m.old, n)
+	}
+	dir := t.TempDir()
+	changed := filepath.Join(dir, m.file)
+	if err := os.WriteFile(changed, []byte(strings.Replace(string(src), m.old, m.new, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	original, err := filepath.Abs(m.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := json.Marshal(map[string]any{"Replace": map[string]string{original: changed}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(overlay, list, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return overlay
+}

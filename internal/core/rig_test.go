@@ -1,0 +1,218 @@
+package core_test
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// rig is a Machine that a test drives by hand, in time of its own.
+type rig struct {
+	tb      testing.TB
+	m       *core.Machine
+	now     core.Time
+	lastID  uint64
+	answers map[core.Ticket]*wire.Reply // to calls that waited
+	order   []core.Ticket               // in which they were answered
+}
+
+func newRig(tb testing.TB, l core.Limits) *rig {
+	return &rig{tb: tb, m: core.New(l), answers: map[core.Ticket]*wire.Reply{}}
+}
+
+func (r *rig) session() uint64 {
+	return uint64(r.does(core.Local, wire.Request{Op: wire.OpHello}).N)
+}
+
+// call makes a call, and returns its ticket and its answer, which is nil while it waits.
+func (r *rig) call(session uint64, req wire.Request) (core.Ticket, *wire.Reply) {
+	r.tb.Helper()
+	if req.ID == 0 {
+		r.lastID++
+		req.ID = r.lastID
+	}
+	t := core.Ticket{Session: session, ID: req.ID}
+	rep := new(wire.Reply)
+	if !r.m.Apply(r.now, session, &req, rep) {
+		rep = nil
+	}
+	r.collectAnswers()
+	if rep == nil {
+		rep = r.answers[t]
+	}
+	return t, rep
+}
+
+func (r *rig) collectAnswers() {
+	for _, e := range r.m.Effects() {
+		if r.answers[e.Ticket] != nil {
+			r.tb.Fatalf("call %v is answered twice", e.Ticket)
+		}
+		r.answers[e.Ticket] = e.Reply
+		r.order = append(r.order, e.Ticket)
+	}
+}
+
+// does makes a call that is answered at once.
+func (r *rig) does(session uint64, req wire.Request) *wire.Reply {
+	r.tb.Helper()
+	_, rep := r.call(session, req)
+	if rep == nil {
+		r.tb.Fatalf("%s waits", req.Op)
+	}
+	return rep
+}
+
+// waits makes a call that waits.
+func (r *rig) waits(session uint64, req wire.Request) core.Ticket {
+	r.tb.Helper()
+	t, rep := r.call(session, req)
+	if rep != nil {
+		r.tb.Fatalf("%s does not wait: %s", req.Op, say{rep})
+	}
+	return t
+}
+
+// answer is the answer to a call that has waited.
+func (r *rig) answer(t core.Ticket) *wire.Reply {
+	r.tb.Helper()
+	if r.answers[t] == nil {
+		r.tb.Fatalf("call %v waits", t)
+	}
+	return r.answers[t]
+}
+
+// pass lets time pass, as a driver does: Tick at each time that Next names.
+func (r *rig) pass(d time.Duration) {
+	end := r.now + d
+	for {
+		at, armed := r.m.Next()
+		if !armed || at > end {
+			break
+		}
+		r.now = max(r.now, at)
+		r.m.Tick(r.now)
+		r.collectAnswers()
+	}
+	r.now = end
+	r.m.Tick(end)
+	r.collectAnswers()
+}
+
+// crew is the ranks of a group, each with a session of its own.
+type crew struct {
+	*rig
+	sessions []uint64
+	gen      uint64
+}
+
+func newCrew(tb testing.TB, n int) *crew { return newCrewOn(newRig(tb, core.Limits{}), "world", n) }
+
+func newCrewOn(r *rig, name string, n int) *crew {
+	c := &crew{rig: r}
+	for range n {
+		c.sessions = append(c.sessions, r.session())
+	}
+	c.gen = c.join(name)
+	return c
+}
+
+func (c *crew) join(name string) uint64 {
+	var last *wire.Reply
+	for rank := range c.sessions {
+		_, last = c.call(c.sessions[rank], c.joining(name, rank))
+	}
+	if last == nil || last.Code != wire.CodeOK {
+		c.tb.Fatalf("join: %v", last)
+	}
+	return last.Rev
+}
+
+func (c *crew) joining(name string, rank int) wire.Request {
+	return wire.Request{Op: wire.OpJoin, Value: fmt.Appendf(nil, "member %d", rank), Group: wire.Contribution{
+		Group: name, Run: "run", Rank: rank, Size: len(c.sessions), Label: fmt.Sprintf("pid %d", rank),
+	}}
+}
+
+// cast is rank's vote for v.
+func (c *crew) cast(rank int, v wire.Contribution, payload string) (core.Ticket, *wire.Reply) {
+	c.tb.Helper()
+	return c.call(c.sessions[rank], c.voting(rank, v, payload))
+}
+
+func (c *crew) voting(rank int, v wire.Contribution, payload string) wire.Request {
+	v.Generation, v.Rank = c.gen, rank
+	req := wire.Request{Op: wire.OpCollect, Group: v}
+	if payload != "" {
+		req.Value = []byte(payload)
+	}
+	return req
+}
+
+func (c *crew) seat(op wire.Op, rank int) wire.Request {
+	return wire.Request{Op: op, Group: wire.Contribution{Generation: c.gen, Rank: rank}}
+}
+
+func (c *crew) sending(src, dst int, payload string, ttl time.Duration) wire.Request {
+	req := c.seat(wire.OpSend, src)
+	req.Group.Root, req.Value, req.TTL = dst, []byte(payload), ttl
+	return req
+}
+
+func (c *crew) asking(src, dst int, pos uint64) wire.Request {
+	req := c.seat(wire.OpRecv, dst)
+	req.Group.Root, req.Group.Seq = src, pos
+	return req
+}
+
+func barrier(seq uint64) wire.Contribution {
+	return wire.Contribution{Verb: "barrier", Seq: seq, Root: -1, Want: wire.WantNothing}
+}
+
+func allGather() wire.Contribution {
+	return wire.Contribution{Verb: "allgather", Seq: 1, Root: -1, Want: wire.WantAll}
+}
+
+func broadcast(seq uint64, root int) wire.Contribution {
+	return wire.Contribution{Verb: "broadcast", Seq: seq, Root: root, RootOnly: true, Want: int32(root)}
+}
+
+func isCode(tb testing.TB, rep *wire.Reply, want wire.Code) {
+	tb.Helper()
+	switch {
+	case rep == nil:
+		tb.Fatalf("it waits, and should be %s", want)
+	case rep.Code != want:
+		tb.Fatalf("%s, not %s", say{rep}, want)
+	}
+}
+
+func same[T comparable](tb testing.TB, what string, got, want T) {
+	tb.Helper()
+	if got != want {
+		tb.Fatalf("%s: %v, not %v", what, got, want)
+	}
+}
+
+func sameRanks(tb testing.TB, what string, got, want []int) {
+	tb.Helper()
+	if !slices.Equal(got, want) {
+		tb.Fatalf("%s: %v, not %v", what, got, want)
+	}
+}
+
+// texts joins values by commas.
+func texts(values [][]byte) string { return string(bytes.Join(values, []byte(","))) }
+
+func contains(tb testing.TB, text, part string) {
+	tb.Helper()
+	if !strings.Contains(text, part) {
+		tb.Fatalf("%q does not say %q", text, part)
+	}
+}

@@ -1,0 +1,322 @@
+package transport_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/internal/transport"
+)
+
+func TestMain(m *testing.M) { testcluster.Leaks(m) }
+
+const patience = 20 * time.Second
+
+// pipe is a Pipe that takes as much as it is told.
+type pipe struct {
+	mu     sync.Mutex
+	take   int // bytes
+	got    bytes.Buffer
+	resume func()
+	err    error
+	closed bool
+	during func() // called by each TryWrite
+}
+
+func (p *pipe) TryWrite(bufs [][]byte) (n int, err error) {
+	if p.during != nil {
+		p.during()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, b := range bufs {
+		b = b[:min(len(b), p.take)]
+		p.take -= len(b)
+		n += len(b)
+		p.got.Write(b)
+	}
+	return n, p.err
+}
+
+func (p *pipe) Room(resume func()) { p.resume = resume }
+func (p *pipe) Close() error       { p.closed = true; return nil }
+
+// more makes room for n bytes.
+func (p *pipe) more(n int) {
+	p.take = n
+	if r := p.resume; r != nil {
+		p.resume = nil
+		r()
+	}
+}
+
+func add(o *transport.Outbox, s string) int {
+	return o.Append(func(b []byte) []byte { return append(b, s...) })
+}
+
+func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
+	body := bytes.Repeat([]byte("shared"), 2000)
+	whole := "abc" + "head" + string(body) + "headsmall" + "def"
+	for _, step := range []int{1, 2, 3, 1000, 100_000} {
+		p := &pipe{}
+		o := transport.NewOutbox(p, 1<<20)
+		add(o, "abc")
+		o.AppendShared([]byte("head"), body)
+		o.Flush()
+		o.AppendShared([]byte("head"), []byte("small"))
+		add(o, "def")
+		o.Flush()
+		for p.resume != nil {
+			p.more(step)
+		}
+		require.Equal(t, whole, p.got.String())
+		require.False(t, o.Hold(0))
+	}
+	require.Equal(t, bytes.Repeat([]byte("shared"), 2000), body, "what is shared is untouched")
+}
+
+func TestOutboxEndsWithAPeerThatIsTooSlow(t *testing.T) {
+	p := &pipe{}
+	o := transport.NewOutbox(p, 10)
+	o.AppendShared([]byte("h"), make([]byte, 10_000)) // is not counted
+	add(o, "12345678901234567890")                    // one answer may be as large as it likes
+	o.Flush()
+	require.NoError(t, o.Err())
+	add(o, "x")
+	require.ErrorIs(t, o.Err(), transport.ErrSlow)
+	require.True(t, p.closed)
+	require.False(t, o.Hold(0), "its reader hears of the end elsewhere")
+	p.more(100)
+	require.Zero(t, p.got.Len())
+}
+
+func TestOutboxEndsWithTheConnection(t *testing.T) {
+	p := &pipe{err: io.ErrClosedPipe}
+	o := transport.NewOutbox(p, 10)
+	add(o, "x")
+	o.Flush()
+	add(o, "y")
+	o.Flush()
+	require.ErrorIs(t, o.Err(), io.ErrClosedPipe)
+}
+
+func TestDrainedIsCalledOnceForAHold(t *testing.T) {
+	p, drained := &pipe{}, 0
+	o := transport.NewOutbox(p, 100)
+	o.Drained = func() { drained++ }
+	add(o, "1234567890")
+	o.Flush()
+	require.False(t, o.Hold(10))
+	require.True(t, o.Hold(9))
+	p.more(5)
+	require.Zero(t, drained)
+	p.more(5)
+	require.Equal(t, 1, drained)
+	add(o, "12")
+	o.Flush()
+	p.more(2)
+	require.Equal(t, 1, drained, "nobody held")
+}
+
+// Somebody else may be writing, without ever having to wait for the peer.
+func TestDrainedIsCalledByWhoeverWritesTheLast(t *testing.T) {
+	drained, held := 0, false
+	p := &pipe{take: 100}
+	o := transport.NewOutbox(p, 100)
+	o.Drained = func() { drained++ }
+	p.during = func() { held = o.Hold(0) }
+	add(o, "1234567890")
+	o.Flush()
+	require.True(t, held)
+	require.Equal(t, 1, drained)
+}
+
+func TestDrainedIsCalledWhenTheConnectionEnds(t *testing.T) {
+	p, drained := &pipe{}, 0
+	o := transport.NewOutbox(p, 100)
+	o.Drained = func() { drained++ }
+	add(o, "1234567890")
+	o.Flush()
+	require.True(t, o.Hold(0))
+	p.err = io.ErrClosedPipe
+	p.more(0)
+	require.Equal(t, 1, drained)
+}
+
+func TestOutboxOfManyWriters(t *testing.T) {
+	for name, connect := range map[string]func(*testing.T) (net.Conn, net.Conn){"socket": sockets, "pipe": func(*testing.T) (net.Conn, net.Conn) { return net.Pipe() }} {
+		t.Run(name, func(t *testing.T) {
+			ours, theirs := connect(t)
+			p := transport.NewPipe(ours)
+			o := transport.NewOutbox(p, 1<<30)
+			frame := bytes.Repeat([]byte("x"), 999)
+			var writing sync.WaitGroup
+			for range 8 {
+				writing.Go(func() {
+					for range 500 {
+						o.Append(func(b []byte) []byte { return append(append(b, frame...), '\n') })
+						o.Flush()
+					}
+				})
+			}
+			all := make([]byte, 8*500*1000)
+			_, err := io.ReadFull(theirs, all)
+			require.NoError(t, err)
+			require.Equal(t, 4000, bytes.Count(all, append(frame, '\n')))
+			writing.Wait()
+			require.NoError(t, p.Close())
+			p.Done()
+			_ = theirs.Close()
+		})
+	}
+}
+
+func sockets(t *testing.T) (ours, theirs net.Conn) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	theirs, err = net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	ours, err = l.Accept()
+	require.NoError(t, err)
+	require.NoError(t, theirs.SetDeadline(time.Now().Add(patience)))
+	return ours, theirs
+}
+
+// echo reads for a Sock, and sends everything back.
+type echo struct {
+	sock  *transport.Sock
+	out   *transport.Outbox
+	ended chan error
+}
+
+func (e *echo) Readable(buf []byte) error {
+	n, err := e.sock.Read(buf)
+	if err != nil {
+		return err
+	}
+	e.out.Append(func(b []byte) []byte { return append(b, buf[:n]...) })
+	e.out.Flush()
+	if e.out.Hold(1 << 20) {
+		e.sock.Pause(true)
+		if !e.out.Hold(1 << 20) {
+			e.sock.Pause(false)
+		}
+	}
+	return nil
+}
+
+func (e *echo) Ended(err error) { e.ended <- err }
+
+func newLoop(t *testing.T) *transport.Loop {
+	l, err := transport.NewLoop()
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(l.Close)
+	return l
+}
+
+func adopt(t *testing.T, l *transport.Loop) (*echo, net.Conn) {
+	t.Helper()
+	ours, theirs := sockets(t)
+	e := &echo{ended: make(chan error, 1)}
+	require.NoError(t, l.Adopt(ours.(*net.TCPConn), func(s *transport.Sock) (transport.Reader, error) {
+		e.sock, e.out = s, transport.NewOutbox(s, 64<<20)
+		e.out.Drained = func() { s.Pause(false) }
+		return e, nil
+	}))
+	t.Cleanup(func() { _ = theirs.Close() })
+	return e, theirs
+}
+
+func TestLoopReadsAndWrites(t *testing.T) {
+	_, c := adopt(t, newLoop(t))
+	sent := bytes.Repeat([]byte("0123456789"), 2<<20) // it pauses many times
+	go func() { _, _ = c.Write(sent) }()
+	got := make([]byte, len(sent))
+	_, err := io.ReadFull(c, got)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(sent, got))
+}
+
+func TestLoopTellsOfEachEnd(t *testing.T) {
+	l := newLoop(t)
+	e, c := adopt(t, l)
+	_ = c.Close()
+	require.ErrorIs(t, <-e.ended, io.EOF)
+	e, _ = adopt(t, l)
+	require.NoError(t, e.sock.Close())
+	require.ErrorIs(t, <-e.ended, io.EOF)
+	require.NoError(t, e.sock.Close(), "its number may be somebody else's by now")
+	e.sock.Pause(true)
+	_, err := e.sock.TryWrite([][]byte{{1}})
+	require.ErrorIs(t, err, net.ErrClosed)
+	e, _ = adopt(t, l)
+	l.Close()
+	require.ErrorIs(t, <-e.ended, net.ErrClosed)
+	e, c = adopt(t, l)
+	require.ErrorIs(t, <-e.ended, net.ErrClosed, "the loop is closed")
+	_, err = c.Read(make([]byte, 1))
+	require.Error(t, err)
+}
+
+func TestAdoptWithAReaderThatRefuses(t *testing.T) {
+	ours, theirs := sockets(t)
+	refused := errors.New("refused")
+	err := newLoop(t).Adopt(ours.(*net.TCPConn), func(*transport.Sock) (transport.Reader, error) { return nil, refused })
+	require.Equal(t, refused, err)
+	_, err = theirs.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
+	_ = theirs.Close()
+}
+
+func TestLoopKeepsNoDescriptor(t *testing.T) {
+	before := descriptors(t)
+	l := newLoop(t)
+	for i := range 1000 {
+		e, c := adopt(t, l)
+		if i%2 == 0 {
+			_ = e.sock.Close()
+		} else {
+			_ = c.Close()
+		}
+		<-e.ended
+		_ = c.Close()
+	}
+	l.Close()
+	testcluster.Eventually(t, patience, func() bool { return descriptors(t) <= before }, "all descriptors are closed")
+}
+
+func descriptors(t *testing.T) int {
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip(err)
+	}
+	return len(fds)
+}
+
+func TestLoopsThatCloseWhileTheyWork(t *testing.T) {
+	for range 50 {
+		l, err := transport.NewLoop()
+		if err != nil {
+			t.Skip(err)
+		}
+		e, c := adopt(t, l)
+		var closing sync.WaitGroup
+		closing.Go(func() { _, _ = c.Write([]byte("x")) })
+		closing.Go(l.Close)
+		closing.Go(l.Close)
+		closing.Wait()
+		<-e.ended
+	}
+}

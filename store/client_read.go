@@ -1,0 +1,197 @@
+package store
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// Who reads. A goroutine that does nothing but read would cost every call a pass through the
+// scheduler, and where processes outnumber cores that is a good part of a barrier. So whoever waits for a reply reads, for
+// all, until it has its own. If others still wait then, a goroutine reads on until nobody does; it also reads when
+// nobody has called for a while, to hear of the connection's end.
+
+// idleAfter is how long nobody calls before a goroutine listens.
+const idleAfter = 5 * time.Millisecond
+
+// turn is the turn to read. Its fields are protected by client.mu.
+type turn struct {
+	taken       bool
+	leader      uint64 // the call whose caller has it; 0 is the goroutine
+	interrupted bool   // the leader's read has been ended by a deadline
+	idle        *time.Timer
+	armed       bool // idle is set
+	used        bool // there was a call since
+	background  sync.WaitGroup
+}
+
+// longAgo is a deadline that ends a read at once.
+var longAgo = time.Unix(1, 0)
+
+// lead reads, if nobody else does, until call id is answered, ctx ends, or the connection does.
+func (c *client) lead(ctx context.Context, id uint64) {
+	if !c.takeTurn(id) {
+		return
+	}
+	stop := context.AfterFunc(ctx, func() { c.interrupt(id) })
+	defer stop()
+	for {
+		answered, err := c.readOne()
+		switch {
+		case err != nil && c.wasInterrupted():
+			c.passTurn()
+			return
+		case err != nil:
+			c.fail(c.broken(err))
+			return
+		case answered == id:
+			c.passTurn()
+			return
+		}
+	}
+}
+
+// takeTurn makes the caller of id the reader, unless somebody else is, or has read its reply already.
+func (c *client) takeTurn(id uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.turn.taken || c.calls[id] == nil {
+		return false
+	}
+	c.turn.taken, c.turn.leader = true, id
+	return true
+}
+
+// interrupt ends the read of the leader, if that still is the caller of id.
+func (c *client) interrupt(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.turn.taken && c.turn.leader == id {
+		c.stopLeader()
+	}
+}
+
+// stopLeader ends the read of the caller who has the turn, if it is one. Called with mu.
+func (c *client) stopLeader() {
+	if c.turn.leader != 0 {
+		c.turn.interrupted = true
+		_ = c.conn.SetReadDeadline(longAgo)
+	}
+}
+
+func (c *client) wasInterrupted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.turn.interrupted
+}
+
+// passTurn gives the turn to a goroutine if somebody waits, or Close does; otherwise to the next caller.
+func (c *client) passTurn() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := &c.turn
+	t.leader = 0
+	if t.interrupted {
+		t.interrupted = false
+		until := time.Time{}
+		if c.err != nil {
+			until = time.Now().Add(goodbyeTime)
+		}
+		_ = c.conn.SetReadDeadline(until)
+	}
+	if len(c.calls) > 0 || c.err != nil {
+		t.background.Go(c.readOn)
+		return
+	}
+	c.rest()
+}
+
+// rest leaves the turn to the next caller, or to the goroutine that listens when there is none for a while. Called with mu.
+func (c *client) rest() {
+	t := &c.turn
+	t.taken = false
+	if !t.armed {
+		t.armed = true
+		t.idle.Reset(idleAfter)
+	}
+}
+
+// rested is what the idle timer does: it looks again, or listens.
+func (c *client) rested() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := &c.turn
+	t.armed = false
+	switch {
+	case c.err != nil || t.taken:
+	case t.used:
+		t.used = false
+		t.armed = true
+		t.idle.Reset(idleAfter)
+	default:
+		t.taken, t.leader = true, 0
+		t.background.Go(c.readOn)
+	}
+}
+
+// readOn reads until nobody waits, or the connection ends. It has the turn.
+func (c *client) readOn() {
+	for {
+		if _, err := c.readOne(); err != nil {
+			c.fail(c.broken(err))
+			return
+		}
+		if c.quiet() {
+			return
+		}
+	}
+}
+
+// quiet gives up the turn if nobody waits.
+func (c *client) quiet() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.calls) > 0 || c.err != nil {
+		return false
+	}
+	c.rest()
+	return true
+}
+
+// readToEnd sees to it that somebody reads until the connection ends, and no longer than goodbyeTime.
+func (c *client) readToEnd() {
+	_ = c.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
+	c.mu.Lock()
+	c.turn.idle.Stop()
+	mine := !c.turn.taken
+	c.turn.taken = true
+	c.stopLeader()
+	c.mu.Unlock()
+	if mine {
+		c.readOn()
+	}
+}
+
+// readOne reads a frame and completes its call, if somebody still waits for it.
+func (c *client) readOne() (id uint64, err error) {
+	h, body, owned, err := readFrame(c.conn, c.in, c.buf)
+	if err == nil && h.Op == wire.OpGoodbye && h.ID == 0 {
+		err = errGoodbye
+	}
+	if err != nil {
+		return 0, err
+	}
+	call := c.take(h.ID)
+	if call == nil {
+		return h.ID, nil // a cancel's answer, or that of a call that was given up
+	}
+	if len(body) > 0 && !owned {
+		body = append(make([]byte, 0, len(body)), body...)
+	}
+	err = call.rep.Parse(h, body)
+	call.err = err
+	call.done <- struct{}{} // from here on call is somebody else's
+	return h.ID, err
+}

@@ -1,0 +1,281 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// nobody is an address where nobody listens.
+func nobody(t *testing.T) string {
+	l, _ := tcp(t)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestDialWhereNobodyListens(t *testing.T) {
+	addr := nobody(t)
+	_, err := store.Dial(bounded(t), addr, nil)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = store.Dial(ctx, addr, &store.DialOptions{Wait: true})
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Regexp(t, `nobody listened there for [\d.]+ms$`, err.Error())
+}
+
+func TestDialWaitsForAServerThatStartsLater(t *testing.T) {
+	addr := nobody(t)
+	dialed := make(chan struct{})
+	once := sync.OnceFunc(func() { close(dialed) })
+	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		defer once()
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}
+	got := make(chan error, 1)
+	go func() {
+		c, err := store.Dial(bounded(t), addr, &store.DialOptions{Dial: dial, Wait: true})
+		if err == nil {
+			err = c.Close()
+		}
+		got <- err
+	}()
+	<-dialed
+	serve(t, new(store.Server), listening(addr))
+	require.NoError(t, <-got)
+}
+
+func TestDialMalformedAddresses(t *testing.T) {
+	for _, addr := range []string{"", "host", "host:", "host:http", "host:0", "host:65536", "host:-1", "::1:70", "a:b:c"} {
+		_, err := store.Dial(bounded(t), addr, &store.DialOptions{Wait: true})
+		require.ErrorIs(t, err, store.ErrInvalid, addr)
+	}
+}
+
+func TestDialANameThatDoesNotResolve(t *testing.T) {
+	dial := func(context.Context, string, string) (net.Conn, error) { return nil, &net.DNSError{Err: "no such host", Name: "nowhere"} }
+	_, err := store.Dial(bounded(t), "nowhere:1", &store.DialOptions{Dial: dial})
+	require.EqualError(t, err, `store: dial "nowhere:1": store unavailable: lookup nowhere: no such host`)
+}
+
+// stranger is a server of something else.
+func stranger(t *testing.T, serve func(net.Conn)) (addr string) {
+	l, _ := tcp(t)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() { defer c.Close(); serve(c) })
+		}
+	})
+	t.Cleanup(func() { _ = l.Close(); serving.Wait() })
+	return l.Addr().String()
+}
+
+func TestDialSomebodyElse(t *testing.T) {
+	for name, serve := range map[string]func(net.Conn){
+		"HTTP": func(c net.Conn) { _, _ = io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n"); _, _ = io.Copy(io.Discard, c) },
+		"echo": func(c net.Conn) { _, _ = io.Copy(c, c) },
+		"SMTP": func(c net.Conn) { _, _ = io.WriteString(c, "220 mail.example.org ESMTP\r\n"); _, _ = io.Copy(io.Discard, c) },
+		"torn": func(c net.Conn) { _, _ = c.Write(frame(wire.Header{Op: wire.OpHello, Flags: 1}, 1)); _, _ = io.Copy(io.Discard, c) },
+		"ping": func(c net.Conn) { _, _ = c.Write(frame(wire.Header{Op: wire.OpPing})); _, _ = io.Copy(io.Discard, c) },
+	} {
+		_, err := store.Dial(bounded(t), stranger(t, serve), &store.DialOptions{Wait: true})
+		require.ErrorIs(t, err, store.ErrProtocol, name)
+	}
+}
+
+func TestDialSomebodySilentIsBoundedByTheContext(t *testing.T) {
+	addr := stranger(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	for _, wait := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		_, err := store.Dial(ctx, addr, &store.DialOptions{Wait: wait})
+		cancel()
+		require.ErrorIs(t, err, store.ErrUnavailable)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "it has not answered")
+	}
+}
+
+// waiting starts n waits of c for a key that nobody sets, and returns when the server has them.
+func waiting(t *testing.T, c *store.Store, n int) chan error {
+	t.Helper()
+	errs := make(chan error, n)
+	for range n {
+		go func() { _, err := c.Wait(t.Context(), "never"); errs <- err }()
+	}
+	works(t, c)
+	return errs
+}
+
+func TestAServerThatGoesEndsAllCalls(t *testing.T) {
+	for name, end := range map[string]struct {
+		how  func(*store.Server) error
+		code wire.Code
+	}{
+		"Close":    {(*store.Server).Close, wire.CodeUnavailable},
+		"Shutdown": {func(s *store.Server) error { return s.Shutdown(context.Background()) }, wire.CodeLeft},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, s *service) {
+				c := s.client(t)
+				errs := waiting(t, c, 20)
+				require.NoError(t, end.how(s.Server))
+				for range 20 {
+					goneWith(t, <-errs, end.code)
+				}
+				_, err := c.Get(t.Context(), "k")
+				goneWith(t, err, end.code)
+			})
+		})
+	}
+}
+
+func goneWith(t *testing.T, err error, code wire.Code) {
+	t.Helper()
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	e, ok := errors.AsType[*store.Error](err)
+	require.True(t, ok)
+	if e.Code != wire.CodeClosed { // a call that came to the engine while it ended
+		require.Equal(t, code, e.Code, err.Error())
+	}
+}
+
+func TestClientCloseEndsItsCallsAtOnce(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		c := s.client(t)
+		errs := waiting(t, c, 20)
+		together(t, 3, c.Close)
+		for range 20 {
+			require.ErrorIs(t, <-errs, store.ErrClosed)
+		}
+		_, err := c.Get(t.Context(), "k")
+		require.EqualError(t, err, `store: get "k": closed`)
+	})
+}
+
+func TestClientCloseWhileManyCall(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		for range 20 {
+			c := s.client(t)
+			var calling sync.WaitGroup
+			for range 8 {
+				calling.Go(func() {
+					for c.Set(t.Context(), "k", make([]byte, 5000), nil) == nil {
+						_, _ = c.Get(t.Context(), "k")
+					}
+				})
+			}
+			works(t, c)
+			require.NoError(t, c.Close())
+			calling.Wait()
+		}
+	})
+}
+
+func TestAWaitThatIsGivenUpLeavesTheConnectionAsItIs(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		c := s.client(t)
+		for i := range 200 {
+			ctx, cancel := context.WithCancel(t.Context())
+			got := make(chan error, 1)
+			go func() { _, err := c.Wait(ctx, "never"); got <- err }()
+			if i%2 == 0 {
+				works(t, c)
+			}
+			cancel()
+			require.ErrorIs(t, <-got, context.Canceled)
+		}
+		works(t, c)
+	})
+}
+
+func TestABlockedWaitDelaysNobody(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		c := s.client(t)
+		errs := waiting(t, c, 10)
+		for range 1000 {
+			_, err := c.Get(bounded(t), "works")
+			require.NoError(t, err)
+		}
+		require.NoError(t, c.Set(bounded(t), "never", nil, nil))
+		for range 10 {
+			require.NoError(t, <-errs)
+		}
+	})
+}
+
+func TestManyGoroutinesOnOneClient(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		c, ctx := s.client(t), bounded(t)
+		together(t, 64, func() error {
+			for range 50 {
+				if _, err := c.Add(ctx, "n", 1); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		n, err := c.Add(ctx, "n", 0)
+		require.NoError(t, err)
+		require.EqualValues(t, 64*50, n)
+	})
+}
+
+func TestAReplyThatDoesNotParseEndsTheConnection(t *testing.T) {
+	addr := stranger(t, func(c net.Conn) {
+		_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))
+		_, _ = c.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{N: 1}))
+		b := make([]byte, 1000)
+		for id := byte(1); ; id++ { // the hello and each request
+			if _, err := c.Read(b); err != nil {
+				return
+			}
+			_, _ = c.Write(frame(wire.Header{Op: wire.OpGet, Flags: 1, ID: 1}, 1))
+		}
+	})
+	c, err := store.Dial(bounded(t), addr, nil)
+	require.NoError(t, err)
+	_, err = c.Get(bounded(t), "k")
+	require.Error(t, err)
+	_, err = c.Get(bounded(t), "k")
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.NoError(t, c.Close())
+}
+
+func TestDeadlinesFarAway(t *testing.T) {
+	for _, c := range []*store.Store{store.New(new(store.Memory)), serve(t, new(store.Server), tcp).client(t)} {
+		ctx, cancel := context.WithDeadline(t.Context(), time.Unix(1<<40, 0))
+		got := make(chan error, 1)
+		go func() { _, err := c.Wait(ctx, "works"); got <- err }()
+		require.NoError(t, c.Set(ctx, "ttl", nil, &store.SetOptions{TTL: 1<<63 - 1}))
+		works(t, c)
+		_, err := c.Get(ctx, "ttl")
+		require.NoError(t, err)
+		require.NoError(t, <-got)
+		cancel()
+		require.NoError(t, c.Close())
+	}
+}
+
+func TestErrorsOfTheEnd(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	c := s.client(t)
+	require.NoError(t, s.Close())
+	_, err := c.Get(bounded(t), "k")
+	require.Equal(t, fmt.Sprintf(`store: get "k": store unavailable: %s: it closed the connection`, "127.0.0.1:1"), err.Error())
+}

@@ -1,0 +1,239 @@
+package store_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"net"
+	"runtime"
+	"slices"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+var garbage = []struct {
+	name    string
+	greeted bool // it comes behind a hello
+	bytes   []byte
+	reason  string // in the log
+}{
+	{"garbage", false, []byte("\x00\x01\x02\x03\x04\x05\x06\x07\x08"), "not a muster store"},
+	{"HTTP", false, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), `it began with \"GET / HT\"`},
+	{"TLS", false, []byte("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"), "not a muster store"},
+	{"another version", false, []byte(wire.Preface[:7] + "\x02"), "not a muster store"},
+	{"a request before hello", false, append([]byte(wire.Preface), frame(wire.Header{Op: wire.OpPing})...), "ping before hello"},
+	{"an unknown op in the handshake", false, append([]byte(wire.Preface), frame(wire.Header{Op: 99})...), "unknown operation"},
+	{"hello twice", true, wire.AppendRequest(nil, &wire.Request{Op: wire.OpHello}), "unknown operation"},
+	{"an unknown op", true, frame(wire.Header{Op: 99}), "unknown operation: 99"},
+	{"op 0", true, make([]byte, wire.HeaderLen), "unknown operation: 0"},
+	{"lost", true, frame(wire.Header{Op: wire.OpLost}), "lost: wire: unknown operation"},
+	{"unknown flags", true, frame(wire.Header{Op: wire.OpPing, Flags: 0x80}), "ping: wire: unknown flags"},
+	{"a code in a request", true, frame(wire.Header{Op: wire.OpPing, Code: 1}), "ping: wire: unknown flags"},
+	{"trailing bytes", true, frame(wire.Header{Op: wire.OpPing}, 1), "ping: wire: bytes after the end of a body"},
+	{"a body too short", true, frame(wire.Header{Op: wire.OpGet}, 9, 0, 0, 0, 'k'), "get: wire: truncated frame"},
+	{"a key too long", true, frame(wire.Header{Op: wire.OpGet}, append(binary.LittleEndian.AppendUint32(nil, wire.MaxKey+1), make([]byte, wire.MaxKey+1)...)...), "get: wire: frame too large"},
+	{"too large a frame", true, wire.AppendHeader(nil, wire.Header{Op: wire.OpSet, Len: wire.MaxBody + 1}), "set of 17825793 bytes, the limit is 17825792"},
+	{"the largest length", true, wire.AppendHeader(nil, wire.Header{Op: wire.OpSet, Len: 1<<32 - 1}), "frame too large"},
+}
+
+// engines are the ways in which a server reads: a loop, a goroutine, a goroutine for each call.
+var engines = []struct {
+	name   string
+	engine func(*testing.T) store.Engine
+	wires  wires
+}{
+	{"loop", newMemory, tcp},
+	{"goroutine", newMemory, pipes},
+	{"any engine", newPrefix, tcp},
+	{"any engine over pipes", newPrefix, pipes},
+}
+
+// each runs a test for each way in which a server reads.
+func each(t *testing.T, test func(t *testing.T, s *service)) {
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			test(t, serve(t, &store.Server{Engine: e.engine(t)}, e.wires))
+		})
+	}
+}
+
+func TestBadInputClosesOnlyItsConnection(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		other := s.client(t)
+		for _, bad := range garbage {
+			t.Run(bad.name, func(t *testing.T) {
+				c := s.raw(t)
+				if bad.greeted {
+					c = s.greeted(t)
+				}
+				_, _ = c.Write(bad.bytes) // a pipe's reader may end in the middle of it
+				closed(t, c)
+				s.says(t, bad.reason)
+				works(t, other)
+			})
+		}
+	})
+}
+
+func TestTruncatedFrameThenEnd(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		c := s.greeted(t)
+		whole := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, Key: "torn", Value: make([]byte, 100)})
+		send(t, c, whole[:50])
+		require.NoError(t, c.Close())
+		s.says(t, "connection ended")
+		_, err := s.client(t).Get(bounded(t), "torn")
+		require.ErrorIs(t, err, store.ErrNotFound)
+	})
+}
+
+func TestWrongVersionHearsWhichIsSpoken(t *testing.T) {
+	c := serve(t, new(store.Server), tcp).raw(t)
+	send(t, c, []byte(wire.Preface[:7]+"\x07"))
+	h, rep := receiveReply(t, c)
+	require.Equal(t, wire.OpHello, h.Op)
+	require.Equal(t, wire.CodeUnsupported, rep.Code)
+	require.Equal(t, "this server speaks version 1 of the protocol", rep.Detail)
+	closed(t, c)
+}
+
+func TestHalfAHandshakeEnds(t *testing.T) {
+	for _, w := range []wires{tcp, pipes} {
+		s := serve(t, &store.Server{Limits: store.ServerLimits{Handshake: 20 * time.Millisecond}}, w)
+		for _, n := range []int{1, len(wire.Preface), len(wire.Preface) + 10} {
+			c := s.raw(t)
+			send(t, c, greeting()[:n])
+			closed(t, c)
+		}
+		s.says(t, "handshake: ")
+		works(t, s.client(t))
+	}
+}
+
+func TestALengthAloneCostsNothing(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	conns := make([]net.Conn, 32)
+	for i := range conns {
+		conns[i] = s.greeted(t)
+	}
+	before := heap()
+	for _, c := range conns {
+		send(t, c, append(wire.AppendHeader(nil, wire.Header{Op: wire.OpSet, Len: wire.MaxValue}), 1, 2, 3))
+	}
+	works(t, s.client(t))
+	require.Less(t, heap()-before, int64(16<<20), "32 lengths of 16 MiB")
+}
+
+// heap is the memory in use.
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func TestRequestsByteByByte(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		c := s.raw(t)
+		b := greeting()
+		for i := range 3 {
+			b = wire.AppendRequest(b, &wire.Request{Op: wire.OpAdd, ID: uint64(i), Key: "n", Delta: 1})
+		}
+		go func() { _, _ = io.Copy(c, iotest.OneByteReader(bytes.NewReader(b))) }()
+		for range 4 {
+			receive(t, c)
+		}
+		n, err := s.client(t).Add(bounded(t), "n", 0)
+		require.NoError(t, err)
+		require.EqualValues(t, 3, n)
+	})
+}
+
+func TestManyRequestsRightBehindTheHello(t *testing.T) {
+	const many = 5000 // far over a loop's buffer
+	each(t, func(t *testing.T, s *service) {
+		c := s.raw(t)
+		b := greeting()
+		for i := range many {
+			b = wire.AppendRequest(b, &wire.Request{Op: wire.OpAdd, ID: uint64(i + 1), Key: "n", Delta: 1})
+		}
+		go func() { _, _ = c.Write(b) }()
+		ids := make([]uint64, many+1)
+		for i := range ids {
+			ids[i] = receive(t, c).ID
+		}
+		slices.Sort(ids) // any engine answers in any order
+		for i := range ids {
+			require.EqualValues(t, i, ids[i])
+		}
+	})
+}
+
+func TestFramesOfEachLengthAroundTheBuffers(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		c, ctx := s.client(t), bounded(t)
+		for _, room := range []int{4 << 10, 16 << 10, 64 << 10} {
+			for n := room - 60; n <= room+4; n += 3 {
+				require.NoError(t, c.Set(ctx, "k", make([]byte, n), nil))
+				v, err := c.Get(ctx, "k")
+				require.NoError(t, err)
+				require.Len(t, v, n)
+			}
+		}
+	})
+}
+
+func TestLargeFrameInPieces(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	c := s.greeted(t)
+	value := make([]byte, wire.MaxValue)
+	for i := range value {
+		value[i] = byte(i >> 10)
+	}
+	b := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: "large", Value: value})
+	b = wire.AppendRequest(b, &wire.Request{Op: wire.OpPing, ID: 2})
+	for piece := range slices.Chunk(b, 100_001) {
+		send(t, c, piece)
+	}
+	require.EqualValues(t, 1, receive(t, c).ID)
+	require.EqualValues(t, 2, receive(t, c).ID)
+	v, err := s.client(t).Get(bounded(t), "large")
+	require.NoError(t, err)
+	require.True(t, slices.Equal(value, v))
+}
+
+func TestOneConnectionTooMany(t *testing.T) {
+	s := serve(t, &store.Server{Limits: store.ServerLimits{Conns: 2}}, tcp)
+	a, b := s.client(t), s.client(t)
+	_, err := store.Dial(bounded(t), s.addr, &store.DialOptions{Wait: true})
+	require.ErrorIs(t, err, store.ErrFull)
+	require.ErrorContains(t, err, `: store full: the limit is 2 connections`)
+	works(t, a)
+	works(t, b)
+	require.NoError(t, b.Close())
+	c, err := store.Dial(bounded(t), s.addr, nil)
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+}
+
+func TestManyIdleConnections(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	conns := make([]net.Conn, 2000)
+	before := heap()
+	for i := range conns {
+		conns[i] = s.greeted(t)
+	}
+	each := (heap() - before) / int64(len(conns))
+	require.Less(t, each, int64(24<<10), "both sides of a connection")
+	works(t, s.client(t))
+	require.NoError(t, s.Close()) // TestMain sees whether anything is left
+	for _, c := range conns {
+		closed(t, c)
+	}
+}

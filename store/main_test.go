@@ -1,0 +1,174 @@
+package store_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+func TestMain(m *testing.M) { testcluster.Leaks(m) }
+
+// patience is for what comes at once on a machine that is not stuck.
+const patience = 30 * time.Second
+
+// journal is a log that can be read while it is written.
+type journal struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (j *journal) Write(b []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.all.Write(b)
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.all.String()
+}
+
+// says waits until the log has words.
+func (j *journal) says(t *testing.T, words string) {
+	t.Helper()
+	testcluster.Eventually(t, patience, func() bool { return strings.Contains(j.String(), words) }, "the log says "+words)
+}
+
+// service is a Server that runs, and its log.
+type service struct {
+	*store.Server
+	journal
+	addr string
+	dial func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// serve runs a server over w.
+func serve(t *testing.T, srv *store.Server, w wires) *service {
+	t.Helper()
+	l, dial := w(t)
+	s := &service{Server: srv, addr: l.Addr().String(), dial: dial}
+	if srv.Engine == nil {
+		srv.Engine = new(store.Memory)
+	}
+	srv.Logger = slog.New(slog.NewTextHandler(&s.journal, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = srv.Serve(l) })
+	t.Cleanup(func() {
+		_ = srv.Close()
+		_ = srv.Engine.Close()
+		serving.Wait()
+	})
+	return s
+}
+
+// client is a Store on s that is closed with the test.
+func (s *service) client(t *testing.T) *store.Store {
+	t.Helper()
+	c, err := store.Dial(t.Context(), "127.0.0.1:1", &store.DialOptions{Dial: s.dial})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// raw is a bare connection to s.
+func (s *service) raw(t *testing.T) net.Conn {
+	t.Helper()
+	c, err := s.dial(t.Context(), "tcp", "")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+	return c
+}
+
+// greeted is a bare connection that has shaken hands.
+func (s *service) greeted(t *testing.T) net.Conn {
+	t.Helper()
+	c := s.raw(t)
+	send(t, c, greeting())
+	require.Equal(t, wire.OpHello, receive(t, c).Op)
+	return c
+}
+
+func greeting() []byte {
+	return wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Key: "a test"})
+}
+
+func send(t *testing.T, c net.Conn, b []byte) {
+	t.Helper()
+	_, err := c.Write(b)
+	require.NoError(t, err)
+}
+
+// receive reads one frame's header, and its body away.
+func receive(t *testing.T, c net.Conn) wire.Header {
+	t.Helper()
+	h, _ := receiveReply(t, c)
+	return h
+}
+
+func receiveReply(t *testing.T, c net.Conn) (wire.Header, wire.Reply) {
+	t.Helper()
+	head := make([]byte, wire.HeaderLen)
+	_, err := io.ReadFull(c, head)
+	require.NoError(t, err)
+	h, err := wire.ParseHeader(head, wire.MaxReply)
+	require.NoError(t, err)
+	body := make([]byte, h.Len)
+	_, err = io.ReadFull(c, body)
+	require.NoError(t, err)
+	var rep wire.Reply
+	require.NoError(t, rep.Parse(h, body))
+	return h, rep
+}
+
+// closed reads until the server ends the connection.
+func closed(t *testing.T, c net.Conn) {
+	t.Helper()
+	_, err := io.Copy(io.Discard, c)
+	var timeout net.Error
+	if ok := err != nil && asTimeout(err, &timeout); ok {
+		t.Fatal("the server has not closed the connection")
+	}
+}
+
+func asTimeout(err error, to *net.Error) bool {
+	e, ok := err.(net.Error)
+	*to = e
+	return ok && e.Timeout()
+}
+
+// bounded is a context that ends long after what is waited for should have come.
+func bounded(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// works ends the test unless s can set and get.
+func works(t *testing.T, s *store.Store) {
+	t.Helper()
+	ctx := bounded(t)
+	require.NoError(t, s.Set(ctx, "works", []byte("yes"), nil))
+	v, err := s.Get(ctx, "works")
+	require.NoError(t, err)
+	require.Equal(t, "yes", string(v))
+}
+
+func frame(h wire.Header, body ...byte) []byte {
+	h.Len = uint32(len(body))
+	return append(wire.AppendHeader(nil, h), body...)
+}

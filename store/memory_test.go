@@ -1,0 +1,83 @@
+package store_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+)
+
+func TestTTLIsExact(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := store.New(new(store.Memory))
+		defer s.Close()
+		for _, ttl := range []time.Duration{1, time.Microsecond, time.Second, 24 * time.Hour} {
+			require.NoError(t, s.Set(t.Context(), "k", nil, &store.SetOptions{TTL: ttl}))
+			time.Sleep(ttl - 1)
+			_, err := s.Get(t.Context(), "k")
+			require.NoError(t, err, "one nanosecond early")
+			time.Sleep(1)
+			synctest.Wait()
+			_, err = s.Get(t.Context(), "k")
+			require.ErrorIs(t, err, store.ErrNotFound)
+		}
+	})
+}
+
+func TestWaitEndsAtItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := store.New(new(store.Memory))
+		defer s.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began := time.Now()
+		_, err := s.Wait(ctx, "a", "b")
+		require.EqualError(t, err, `store: wait "a b": timed out`)
+		require.Equal(t, time.Minute, time.Since(began))
+	})
+}
+
+// What lies in the sockets of a process that was stopped is read before a deadline that passed meanwhile is decided.
+func TestAProcessThatStoodStillExpiresNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := new(store.Memory)
+		s := store.New(m)
+		defer s.Close()
+		require.NoError(t, s.Set(t.Context(), "k", nil, &store.SetOptions{TTL: time.Second}))
+		store.StandStill(m, time.Hour)
+		_, err := s.Get(t.Context(), "k")
+		require.NoError(t, err)
+		time.Sleep(store.Breath - 1)
+		_, err = s.Get(t.Context(), "k")
+		require.NoError(t, err, "it has breath")
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		_, err = s.Get(t.Context(), "k")
+		require.ErrorIs(t, err, store.ErrNotFound)
+	})
+}
+
+// An answer that comes with the cancel is the caller's, or nobody's: never lost.
+func TestCancelRacesTheAnswer(t *testing.T) {
+	m := new(store.Memory)
+	s := store.New(m)
+	for range 2000 {
+		ctx, cancel := context.WithCancel(t.Context())
+		var racing sync.WaitGroup
+		racing.Go(cancel)
+		racing.Go(func() { _ = s.Set(t.Context(), "once", []byte("v"), &store.SetOptions{Reads: 1}) })
+		_, err := s.Wait(ctx, "once")
+		racing.Wait()
+		_, again := s.Get(t.Context(), "once")
+		require.Equal(t, err == nil, again != nil, "wait: %v, get: %v", err, again)
+	}
+	require.Zero(t, store.Waiting(m))
+	require.NoError(t, s.Close())
+	require.NoError(t, s.Close())
+	require.Zero(t, m.Keys())
+}

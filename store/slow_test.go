@@ -1,0 +1,306 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+const large = 1 << 20
+
+// gets are n requests for key.
+func gets(n int, key string) (b []byte) {
+	for i := range n {
+		b = wire.AppendRequest(b, &wire.Request{Op: wire.OpGet, ID: uint64(i + 1), Key: key})
+	}
+	return b
+}
+
+func TestPeerThatDoesNotRead(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		other, ctx := s.client(t), bounded(t)
+		require.NoError(t, other.Set(ctx, "large", make([]byte, large), nil))
+		before := heap()
+		slow := s.greeted(t)
+		var writing sync.WaitGroup
+		writing.Go(func() { _, _ = slow.Write(gets(5000, "large")) }) // 5 GB of answers
+		began, worst := time.Now(), time.Duration(0)
+		for time.Since(began) < 200*time.Millisecond {
+			at := time.Now()
+			works(t, other)
+			worst = max(worst, time.Since(at))
+		}
+		require.Less(t, worst, 10*time.Second, "others wait")
+		require.Less(t, heap()-before, int64(150<<20), "memory")
+		require.NoError(t, slow.Close())
+		writing.Wait()
+	})
+}
+
+func TestSlowPeerThatReadsInTheEndGetsEverything(t *testing.T) {
+	for _, e := range engines[:2] {
+		t.Run(e.name, func(t *testing.T) {
+			s := serve(t, &store.Server{Limits: store.ServerLimits{Unread: 4 << 20}}, e.wires)
+			require.NoError(t, s.client(t).Set(bounded(t), "large", make([]byte, large), nil))
+			slow := s.greeted(t)
+			go func() { _, _ = slow.Write(gets(200, "large")) }()
+			for i := range 200 {
+				require.EqualValues(t, i+1, receive(t, slow).ID)
+			}
+			send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpPing, ID: 1000}))
+			require.EqualValues(t, 1000, receive(t, slow).ID)
+		})
+	}
+}
+
+// Answers that come later cannot be held back: they are counted, and a peer that does not read them is cut off.
+func TestWaitsOfAPeerThatDoesNotRead(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		s.Limits.Unread = 4 << 20
+		other, ctx := s.client(t), bounded(t)
+		slow := s.greeted(t)
+		for i := range 200 {
+			send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpWait, ID: uint64(i + 1), Keys: []string{"large"}}))
+		}
+		send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1000, Key: "all are in", Value: []byte{}}))
+		_, err := other.Wait(ctx, "all are in")
+		require.NoError(t, err)
+		before := heap()
+		require.NoError(t, other.Set(ctx, "large", make([]byte, large), nil))
+		s.says(t, "the peer does not read")
+		require.Less(t, heap()-before, int64(64<<20), "memory")
+		works(t, other)
+	})
+}
+
+func TestAnAnswerLargerThanUnreadIsNoReasonToCutOff(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		s.Limits.Unread = 1 << 20
+		c, ctx := s.client(t), bounded(t)
+		for i := range 4 {
+			require.NoError(t, c.Set(ctx, fmt.Sprint(i), make([]byte, large), nil))
+		}
+		v, err := c.Wait(ctx, "0", "1", "2", "3")
+		require.NoError(t, err)
+		require.Len(t, v, 4)
+	})
+}
+
+func TestManyLargeGetsAtOnceOnOneClient(t *testing.T) {
+	for _, e := range engines[:2] {
+		t.Run(e.name, func(t *testing.T) {
+			s := serve(t, &store.Server{Limits: store.ServerLimits{Unread: 8 << 20}}, e.wires)
+			c, ctx := s.client(t), bounded(t)
+			require.NoError(t, c.Set(ctx, "large", make([]byte, large), nil))
+			together(t, 64, func() error { _, err := c.Get(ctx, "large"); return err })
+		})
+	}
+}
+
+func TestManyLargeSetsAtOnceOnOneClient(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	c, ctx := s.client(t), bounded(t)
+	value := make([]byte, wire.MaxValue)
+	together(t, 40, func() error { return c.Set(ctx, "large", value, nil) })
+}
+
+// together calls do n times at once.
+func together(t *testing.T, n int, do func() error) {
+	t.Helper()
+	errs := make(chan error, n)
+	for range n {
+		go func() { errs <- do() }()
+	}
+	for range n {
+		require.NoError(t, <-errs)
+	}
+}
+
+// A peer that reads nothing at any point of its life holds up neither Close nor others.
+func TestCloseWithPeersThatHang(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		require.NoError(t, s.client(t).Set(bounded(t), "large", make([]byte, large), nil))
+		silent, half, slow := s.raw(t), s.raw(t), s.greeted(t)
+		send(t, half, greeting()[:12])
+		go func() { _, _ = slow.Write(gets(100, "large")) }()
+		torn := s.greeted(t)
+		send(t, torn, wire.AppendHeader(nil, wire.Header{Op: wire.OpSet, Len: 1000}))
+		require.NoError(t, s.Close())
+		for _, c := range []net.Conn{silent, half, slow, torn} {
+			closed(t, c)
+		}
+	})
+}
+
+func TestShutdownEndsWithItsContext(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		slow := s.greeted(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, s.Shutdown(ctx), context.DeadlineExceeded)
+		closed(t, slow)
+	})
+}
+
+func TestShutdownDeliversWhatIsDecidedBeforeItsGoodbye(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		c := s.greeted(t)
+		send(t, c, wire.AppendRequest(nil, &wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"works"}}))
+		send(t, c, wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 8, Key: "in", Value: []byte{}}))
+		_, err := s.client(t).Wait(bounded(t), "in")
+		require.NoError(t, err)
+		require.EqualValues(t, 8, receive(t, c).ID)
+		works(t, s.client(t)) // it decides 7
+		down := make(chan error, 1)
+		go func() { down <- s.Shutdown(bounded(t)) }()
+		if s.Engine == nil || isMemory(s) { // any engine answers when its goroutine has come to it
+			require.EqualValues(t, 7, receive(t, c).ID)
+			require.Equal(t, wire.OpGoodbye, receive(t, c).Op)
+		}
+		require.NoError(t, c.Close())
+		require.NoError(t, <-down)
+	})
+}
+
+func isMemory(s *service) bool { _, ok := s.Engine.(*store.Memory); return ok }
+
+func TestShutdownWaitsForPeersToHangUp(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	c := s.greeted(t)
+	down := make(chan error, 1)
+	go func() { down <- s.Shutdown(bounded(t)) }()
+	require.Equal(t, wire.OpGoodbye, receive(t, c).Op)
+	require.Empty(t, down)
+	require.NoError(t, c.Close())
+	require.NoError(t, <-down)
+}
+
+func TestServeIsForLoopbackUnlessToldByName(t *testing.T) {
+	for _, addr := range []string{"0.0.0.0:0", "[::]:0"} {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Logf("%s: %v", addr, err)
+			continue
+		}
+		err = new(store.Server).Serve(l)
+		require.ErrorIs(t, err, store.ErrInsecure)
+		require.ErrorContains(t, err, "listen on 127.0.0.1, or set Insecure")
+		_, err = net.Dial("tcp", l.Addr().String())
+		require.Error(t, err, "its listener is closed")
+	}
+}
+
+func TestServeInsecureWhenToldByName(t *testing.T) {
+	s := serve(t, &store.Server{Insecure: true}, listening("0.0.0.0:0"))
+	works(t, s.client(t))
+}
+
+func TestServeOnIPv6(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skip(err)
+	}
+	_ = l.Close()
+	s := serve(t, new(store.Server), listening("[::1]:0"))
+	c, err := store.Open(bounded(t), "muster://"+s.addr)
+	require.NoError(t, err)
+	works(t, c)
+	require.NoError(t, c.Close())
+}
+
+// listening is tcp on another address.
+func listening(addr string) wires {
+	return func(t *testing.T) (net.Listener, func(ctx context.Context, network, addr string) (net.Conn, error)) {
+		l, err := net.Listen("tcp", addr)
+		require.NoError(t, err)
+		return l, func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, l.Addr().String())
+		}
+	}
+}
+
+func TestServeEndsWithErrServerClosed(t *testing.T) {
+	for name, end := range map[string]func(*store.Server) error{
+		"Close":    (*store.Server).Close,
+		"Shutdown": func(s *store.Server) error { return s.Shutdown(context.Background()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, _ := tcp(t)
+			srv := &store.Server{Engine: new(store.Memory)}
+			served := make(chan error, 1)
+			go func() { served <- srv.Serve(l) }()
+			c, err := store.Dial(bounded(t), l.Addr().String(), nil)
+			require.NoError(t, err)
+			require.NoError(t, c.Close())
+			require.NoError(t, end(srv))
+			require.Equal(t, store.ErrServerClosed, <-served)
+			require.NoError(t, srv.Close())
+			again, _ := tcp(t)
+			require.Equal(t, store.ErrServerClosed, srv.Serve(again))
+		})
+	}
+}
+
+func TestCloseDuringHandshakes(t *testing.T) {
+	for _, w := range []wires{tcp, pipes} {
+		for range 60 {
+			l, dial := w(t)
+			srv := &store.Server{Engine: new(store.Memory)}
+			var running sync.WaitGroup
+			running.Go(func() { _ = srv.Serve(l) })
+			shaken := make(chan struct{}, 8)
+			for range cap(shaken) {
+				running.Go(func() {
+					c, err := store.Dial(t.Context(), "127.0.0.1:1", &store.DialOptions{Dial: dial})
+					shaken <- struct{}{}
+					if err == nil {
+						_ = c.Set(t.Context(), "k", nil, nil)
+						_ = c.Close()
+					}
+				})
+			}
+			<-shaken
+			together(t, 2, srv.Close)
+			running.Wait()
+		}
+	}
+}
+
+func TestCloseWhileManyCall(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		var calling sync.WaitGroup
+		for range 8 {
+			c := s.client(t)
+			for range 4 {
+				calling.Go(func() {
+					for c.Set(t.Context(), "k", make([]byte, 10_000), nil) == nil {
+						_, _ = c.Get(t.Context(), "k")
+					}
+				})
+			}
+		}
+		_, err := s.client(t).Wait(bounded(t), "k")
+		require.NoError(t, err)
+		require.NoError(t, s.Close())
+		calling.Wait()
+	})
+}
+
+func TestAClosedEngineEndsItsConnections(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	c := s.client(t)
+	works(t, c)
+	require.NoError(t, s.Engine.Close())
+	_, err := c.Get(bounded(t), "k")
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	_, err = store.Dial(bounded(t), s.addr, nil)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+}
