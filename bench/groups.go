@@ -12,11 +12,11 @@ import (
 )
 
 type groupsOptions struct {
-	sizes       string
-	rounds      int
-	slice       time.Duration
-	mpi, asJSON bool
-	profile     string
+	sizes          string
+	rounds         int
+	slice          time.Duration
+	mpi, asJSON    bool
+	verbs, profile string
 }
 
 func runGroups(ctx context.Context, args []string, out io.Writer) error {
@@ -26,6 +26,7 @@ func runGroups(ctx context.Context, args []string, out io.Writer) error {
 	f.IntVar(&o.rounds, "rounds", 9, "rounds; each way has one turn in each")
 	f.DurationVar(&o.slice, "slice", 150*time.Millisecond, "length of a turn")
 	f.BoolVar(&o.mpi, "mpi", false, "measure Open MPI over TCP too")
+	f.StringVar(&o.verbs, "verbs", "", "measure only verbs whose name contains this")
 	f.StringVar(&o.profile, "profile", "", "folder for CPU profiles of ranks 0 and 1")
 	f.BoolVar(&o.asJSON, "json", false, "print JSON")
 	if err := f.Parse(args); err != nil {
@@ -75,7 +76,7 @@ func (o *groupsOptions) measure(ctx context.Context, n int, mpi *mpiProgram, rep
 			return err
 		}
 	}
-	for _, v := range verbs {
+	for _, v := range chosen(o.verbs) {
 		var rounds []groupRound
 		for i, x := range found {
 			if x.Verb == v.name && x.Way == "muster" { // the one before is the bare one
@@ -128,7 +129,7 @@ func (o *groupsOptions) group(ctx context.Context, n int) (found []finding, err 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // kills those who are left
 	args := func(rank int, more ...string) []string {
-		return append([]string{strconv.Itoa(rank), strconv.Itoa(n), strconv.Itoa(o.rounds), o.slice.String(), o.profile}, more...)
+		return append([]string{strconv.Itoa(rank), strconv.Itoa(n), strconv.Itoa(o.rounds), o.slice.String(), o.profile, o.verbs}, more...)
 	}
 	zero, err := spawn(ctx, "rank", args(0)...)
 	if err != nil {
@@ -146,7 +147,7 @@ func (o *groupsOptions) group(ctx context.Context, n int) (found []finding, err 
 		}
 		ranks = append(ranks, p)
 	}
-	for range 2 * o.rounds * len(verbs) {
+	for range 2 * o.rounds * len(chosen(o.verbs)) {
 		var x finding
 		line, err := zero.line()
 		if err == nil {

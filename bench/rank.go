@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
@@ -41,6 +42,11 @@ var verbs = []verb{
 	{name: "broadcast 1 KiB", fenced: true, bare: bareBroadcastKiB, muster: musterBroadcastKiB},
 	{name: "broadcast 1 MiB", fenced: true, bare: bareBroadcastMiB, muster: musterBroadcastMiB},
 	{name: "pingpong 1 KiB", bare: barePingPong, muster: musterPingPong},
+}
+
+// chosen are the verbs whose name contains what.
+func chosen(what string) []verb {
+	return slices.DeleteFunc(slices.Clone(verbs), func(v verb) bool { return !strings.Contains(v.name, what) })
 }
 
 func bareBarrier(m *member) error { return m.star.barrier() }
@@ -126,7 +132,7 @@ type finding struct {
 	spread
 }
 
-// beRank is the role of a rank: rank RANK SIZE ROUNDS SLICE PROFILE [STAR GROUP]. Rank 0 hosts, and tells both addresses first.
+// beRank is the role of a rank: rank RANK SIZE ROUNDS SLICE PROFILE VERBS [STAR GROUP]. Rank 0 hosts, and tells both addresses first.
 func beRank(args []string) error {
 	var m member
 	var rounds int
@@ -141,7 +147,7 @@ func beRank(args []string) error {
 		return err
 	}
 	go func() { _ = listen(func(string) error { return nil }); os.Exit(1) }() // the parent has ended
-	if err := m.meet(args[5:]); err != nil {
+	if err := m.meet(args[6:]); err != nil {
 		return err
 	}
 	if folder := args[4]; folder != "" && m.rank < 2 {
@@ -153,7 +159,7 @@ func beRank(args []string) error {
 	}
 	m.kib, m.mib = make([]byte, 1<<10), make([]byte, 1<<20)
 	m.got, m.all = make([]byte, 1<<20), make([]byte, m.size<<10)
-	for _, v := range verbs {
+	for _, v := range chosen(args[5]) {
 		if err := m.measure(v, rounds, slice); err != nil {
 			return fmt.Errorf("%s: %w", v.name, err)
 		}

@@ -59,7 +59,7 @@ func checkSize(n int) error {
 	if n <= wire.MaxValue {
 		return nil
 	}
-	const text = "an object of %.1f MiB, the limit is %d MiB; tensors go through packages gather and collective"
+	const text = "an object of %.1f MiB, the limit is %d MiB"
 	return &badArgument{fmt.Sprintf(text, float64(n)/(1<<20), wire.MaxValue>>20), ErrTooLarge}
 }
 

@@ -16,7 +16,7 @@
 // that cancels ends the verb for all. A context without a deadline gets Config.Timeout.
 //
 // Objects are small, at most 16 MiB: any type that Config.Codec (msgpack) can encode. A slice of bytes
-// passes as it is, without a copy by the codec. Tensors go through packages gather and collective.
+// passes as it is, without a copy by the codec.
 // Values passed in may be reused on return; values returned are the caller's, except that the root
 // of a Broadcast gets back the value that it passed.
 package pgroup

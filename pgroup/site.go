@@ -139,9 +139,8 @@ const portWait = 2 * time.Second
 // listen hosts at c.Address. If the port is in use, whoever listens there is where the group meets: another group of this
 // process, or the agent of a launcher.
 func (c *Config) listen(ctx context.Context) (*site, error) {
-	var lc net.ListenConfig
 	for began := time.Now(); ; {
-		l, err := lc.Listen(ctx, "tcp", c.Address)
+		l, err := store.Listen(ctx, c.Address)
 		switch {
 		case err == nil:
 			return c.host(l)

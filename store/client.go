@@ -32,7 +32,11 @@ const (
 	// goodbyeTime bounds how long Close waits for the server to have heard it.
 	goodbyeTime = time.Second
 	// clientRoom is the size of a client's read buffer; larger replies get memory of their own.
-	clientRoom = 16 << 10
+	clientRoom = 32 << 10
+	// largeRequest is from where on a request waits its turn while more than largeQueue bytes
+	// wait for the server to read.
+	largeRequest = 64 << 10
+	largeQueue   = 32 << 20
 	// clientQueue bounds what waits for a server that does not read.
 	clientQueue = 256 << 20
 )

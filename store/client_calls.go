@@ -25,6 +25,9 @@ type client struct {
 	logger *slog.Logger
 	ended  chan struct{} // closed by fail
 
+	large   chan struct{} // holds a token while a large request waits for room
+	drained chan struct{} // gets a token when there is room again
+
 	in  *frames // with buf: of whoever has the turn to read
 	buf []byte
 
@@ -49,7 +52,14 @@ func newClient(addr string, conn net.Conn, in *frames, buf []byte, l *slog.Logge
 		addr: addr, conn: conn, in: in, buf: buf, pipe: transport.NewPipe(conn), logger: l,
 		calls: map[uint64]*clientCall{}, ended: make(chan struct{}),
 	}
+	c.large, c.drained = make(chan struct{}, 1), make(chan struct{}, 1)
 	c.out = transport.NewOutbox(c.pipe, clientQueue)
+	c.out.Drained = func() {
+		select {
+		case c.drained <- struct{}{}:
+		default:
+		}
+	}
 	c.mu.Lock() // the timer may be early
 	defer c.mu.Unlock()
 	c.turn.idle = time.AfterFunc(idleAfter, c.rested)
@@ -65,13 +75,9 @@ func (c *client) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	if err != nil {
 		return err
 	}
-	c.out.Append(func(b []byte) []byte {
-		start := len(b)
-		b = wire.AppendRequest(b, req)
-		wire.Readdress(b[start:], req.Op, id)
-		return b
-	})
-	c.out.Flush()
+	if err := c.send(ctx, req, id); err != nil && c.abandon(id) {
+		return err
+	}
 	c.lead(ctx, id)
 	err = await(ctx, req.Op, call.done, func() { c.withdraw(req.Op, id) })
 	if err != nil && !c.abandon(id) {
@@ -85,6 +91,33 @@ func (c *client) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	call.rep = nil
 	clientCalls.Put(call)
 	return err
+}
+
+// send queues a request and writes what the server takes. A large one waits first while others wait for the server to read.
+func (c *client) send(ctx context.Context, req *wire.Request, id uint64) error {
+	if len(req.Value) > largeRequest {
+		select {
+		case c.large <- struct{}{}:
+			defer func() { <-c.large }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		for c.out.Hold(largeQueue) {
+			select {
+			case <-c.drained:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	c.out.Append(func(b []byte) []byte {
+		start := len(b)
+		b = wire.AppendRequest(b, req)
+		wire.Readdress(b[start:], req.Op, id)
+		return b
+	})
+	c.out.Flush()
+	return nil
 }
 
 func (c *client) register(call *clientCall) (id uint64, err error) {

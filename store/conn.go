@@ -121,7 +121,7 @@ func (c *conn) welcome(buf []byte) error {
 	_ = c.nc.SetReadDeadline(time.Now().Add(c.limits.Handshake))
 	n, err := io.ReadFull(c.nc, buf[:len(wire.Preface)])
 	if got := string(buf[:n]); err == nil && got != wire.Preface {
-		if got[:n-1] == wire.Preface[:n-1] {
+		if got[:wire.VersionAt] == wire.Preface[:wire.VersionAt] {
 			c.turnAway(wire.CodeUnsupported, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
 		}
 		return fmt.Errorf("%w: it began with %q", ErrProtocol, got)

@@ -58,7 +58,7 @@ func (s *Store) Collect(ctx context.Context, c wire.Contribution, payload []byte
 // unknown marks an error that is not the store's word: the record may have been decided either way.
 func unknown(err error) error {
 	e, ok := errors.AsType[*Error](err)
-	if ok && e.Verdict == nil && (e.Code == wire.CodeTimeout || e.Code == wire.CodeCancelled || e.Code == wire.CodeUnavailable) {
+	if ok && e.Verdict == nil && (errors.Is(e, ErrUnavailable) || e.Code == wire.CodeTimeout || e.Code == wire.CodeCancelled) {
 		e.Err = fmt.Errorf("%w: %w", ErrUnknown, e.Err)
 	}
 	return err

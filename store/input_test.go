@@ -23,10 +23,10 @@ var garbage = []struct {
 	bytes   []byte
 	reason  string // in the log
 }{
-	{"garbage", false, []byte("\x00\x01\x02\x03\x04\x05\x06\x07\x08"), "not a muster store"},
-	{"HTTP", false, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), `it began with \"GET / HT\"`},
-	{"TLS", false, []byte("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"), "not a muster store"},
-	{"another version", false, []byte(wire.Preface[:7] + "\x02"), "not a muster store"},
+	{"garbage", false, make([]byte, 64), "not a muster store"},
+	{"HTTP", false, []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), `it began with \"GET / HT`},
+	{"TLS", false, []byte("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 and what follows"), "not a muster store"},
+	{"another version", false, []byte(wire.Preface[:7] + "\x02\r\n\r\n"), "not a muster store"},
 	{"a request before hello", false, append([]byte(wire.Preface), frame(wire.Header{Op: wire.OpPing})...), "ping before hello"},
 	{"an unknown op in the handshake", false, append([]byte(wire.Preface), frame(wire.Header{Op: 99})...), "unknown operation"},
 	{"hello twice", true, wire.AppendRequest(nil, &wire.Request{Op: wire.OpHello}), "unknown operation"},
@@ -56,9 +56,13 @@ var engines = []struct {
 
 // each runs a test for each way in which a server reads.
 func each(t *testing.T, test func(t *testing.T, s *service)) {
+	eachWith(t, store.ServerLimits{}, test)
+}
+
+func eachWith(t *testing.T, limits store.ServerLimits, test func(t *testing.T, s *service)) {
 	for _, e := range engines {
 		t.Run(e.name, func(t *testing.T) {
-			test(t, serve(t, &store.Server{Engine: e.engine(t)}, e.wires))
+			test(t, serve(t, &store.Server{Engine: e.engine(t), Limits: limits}, e.wires))
 		})
 	}
 }
@@ -95,7 +99,7 @@ func TestTruncatedFrameThenEnd(t *testing.T) {
 
 func TestWrongVersionHearsWhichIsSpoken(t *testing.T) {
 	c := serve(t, new(store.Server), tcp).raw(t)
-	send(t, c, []byte(wire.Preface[:7]+"\x07"))
+	send(t, c, []byte(wire.Preface[:7]+"\x07\r\n\r\n"))
 	h, rep := receiveReply(t, c)
 	require.Equal(t, wire.OpHello, h.Op)
 	require.Equal(t, wire.CodeUnsupported, rep.Code)
@@ -236,4 +240,10 @@ func TestManyIdleConnections(t *testing.T) {
 	for _, c := range conns {
 		closed(t, c)
 	}
+}
+
+func otherVersion(v byte) []byte {
+	b := []byte(wire.Preface)
+	b[wire.VersionAt] = v
+	return b
 }

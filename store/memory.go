@@ -248,12 +248,27 @@ func (m *Memory) Close() error {
 // clone makes what rep holds the caller's: the machine's values are shared by all.
 func clone(rep *wire.Reply) {
 	rep.Value = bytes.Clone(rep.Value)
-	rep.Values = slices.Clone(rep.Values)
-	for i, v := range rep.Values {
-		rep.Values[i] = bytes.Clone(v)
-	}
+	rep.Values = cloneAll(rep.Values)
 	rep.Keys = slices.Clone(rep.Keys)
 	rep.Type = strings.Clone(rep.Type)
+}
+
+// cloneAll copies values into one piece of memory: an all-gather has many small ones.
+func cloneAll(values [][]byte) [][]byte {
+	n := 0
+	for _, v := range values {
+		n += len(v)
+	}
+	room := make([]byte, 0, n)
+	own := slices.Clone(values)
+	for i, v := range values {
+		if v != nil {
+			start := len(room)
+			room = append(room, v...)
+			own[i] = room[start:len(room):len(room)]
+		}
+	}
+	return own
 }
 
 // await returns nil when done is closed. When ctx ends first, the call is withdrawn. The store then decides it for everybody, so

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"runtime"
 	"sync"
 	"time"
@@ -53,6 +54,18 @@ type Server struct {
 	adopted   int // connections that a loop was given; they take turns
 	stopping  bool
 	running   sync.WaitGroup // connections
+}
+
+// Listen listens on exactly addr, a host:port: an IPv4 address is not an IPv6 one as well, as it would
+// be with net.Listen and 0.0.0.0.
+func Listen(ctx context.Context, addr string) (net.Listener, error) {
+	network := "tcp"
+	if host, _, err := net.SplitHostPort(addr); err == nil {
+		if ip, err := netip.ParseAddr(host); err == nil && ip.Is4() {
+			network = "tcp4"
+		}
+	}
+	return new(net.ListenConfig).Listen(ctx, network, addr)
 }
 
 // Serve accepts connections on l until Close or Shutdown, and then returns ErrServerClosed. A

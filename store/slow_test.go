@@ -63,8 +63,7 @@ func TestSlowPeerThatReadsInTheEndGetsEverything(t *testing.T) {
 
 // Answers that come later cannot be held back: they are counted, and a peer that does not read them is cut off.
 func TestWaitsOfAPeerThatDoesNotRead(t *testing.T) {
-	each(t, func(t *testing.T, s *service) {
-		s.Limits.Unread = 4 << 20
+	eachWith(t, store.ServerLimits{Unread: 4 << 20}, func(t *testing.T, s *service) {
 		other, ctx := s.client(t), bounded(t)
 		slow := s.greeted(t)
 		for i := range 200 {
@@ -82,8 +81,7 @@ func TestWaitsOfAPeerThatDoesNotRead(t *testing.T) {
 }
 
 func TestAnAnswerLargerThanUnreadIsNoReasonToCutOff(t *testing.T) {
-	each(t, func(t *testing.T, s *service) {
-		s.Limits.Unread = 1 << 20
+	eachWith(t, store.ServerLimits{Unread: 1 << 20}, func(t *testing.T, s *service) {
 		c, ctx := s.client(t), bounded(t)
 		for i := range 4 {
 			require.NoError(t, c.Set(ctx, fmt.Sprint(i), make([]byte, large), nil))
@@ -161,7 +159,7 @@ func TestShutdownDeliversWhatIsDecidedBeforeItsGoodbye(t *testing.T) {
 		works(t, s.client(t)) // it decides 7
 		down := make(chan error, 1)
 		go func() { down <- s.Shutdown(bounded(t)) }()
-		if s.Engine == nil || isMemory(s) { // any engine answers when its goroutine has come to it
+		if isMemory(s) { // any engine answers when its goroutine has come to it
 			require.EqualValues(t, 7, receive(t, c).ID)
 			require.Equal(t, wire.OpGoodbye, receive(t, c).Op)
 		}

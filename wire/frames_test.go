@@ -140,10 +140,10 @@ func TestGoldenComplete(t *testing.T) {
 }
 
 func TestPreface(t *testing.T) {
-	if got, want := hex.EncodeToString([]byte(wire.Preface)), "8d4d555354455201"; got != want {
+	if got, want := hex.EncodeToString([]byte(wire.Preface)), "8d4d5553544552010d0a0d0a"; got != want {
 		t.Fatalf("got %s, want %s", got, want)
 	}
-	if wire.Preface[len(wire.Preface)-1] != wire.Version {
+	if wire.Preface[wire.VersionAt] != wire.Version {
 		t.Fatal("the last byte is not the version")
 	}
 }

@@ -15,12 +15,17 @@ import (
 	"fmt"
 )
 
-// Preface is what a client sends before its first frame. Its first byte is no ASCII and
-// no TLS record, so that other protocols can share the port. The last byte is the version.
-const Preface = "\x8dMUSTER\x01"
+// Preface is what a client sends before its first frame. Its first byte is no ASCII and no TLS record, so that
+// other protocols can share the port. It ends as a line and as a header would, so that a server of another
+// kind answers at once instead of waiting for more.
+const Preface = "\x8dMUSTER\x01\r\n\r\n"
 
-// Version of the protocol: the last byte of Preface.
-const Version = 1
+const (
+	// Version of the protocol.
+	Version = 1
+	// VersionAt is the place of the version's byte in Preface.
+	VersionAt = 7
+)
 
 // HeaderLen is the length of a frame's header:
 // body length u32 | op u8 | flags u8 | code u16 | id u64, little-endian.

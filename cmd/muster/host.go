@@ -30,7 +30,7 @@ type hostOptions struct {
 
 // startHost listens at addr, and serves there until close or drain.
 func startHost(addr string, o hostOptions) (*host, error) {
-	l, err := net.Listen("tcp", addr)
+	l, err := store.Listen(context.Background(), addr)
 	if err != nil {
 		return nil, err
 	}

@@ -120,6 +120,10 @@ func TestRules(t *testing.T) {
 			files: map[string]string{"wire/a.go": wire, "wire/a_test.go": "package wire\nimport \"time\"\nfunc f() { time.Sleep(1) }"},
 			want:  []string{"wire/a_test.go:3: time.Sleep in a test"},
 		},
+		"sleep in a bubble of a function's": {files: map[string]string{
+			"wire/a.go":      wire,
+			"wire/a_test.go": "package wire\nimport (\"time\";\"testing/synctest\")\nfunc b(f func()) { synctest.Test(nil, f) }\nfunc g() { b(func() { time.Sleep(1) }) }",
+		}},
 		"sleep in a bubble": {files: map[string]string{
 			"wire/a.go":      wire,
 			"wire/a_test.go": "package wire\nimport (\"time\";\"testing/synctest\")\nfunc f() { synctest.Test(nil, func() { time.Sleep(1) }) }",

@@ -58,6 +58,7 @@ var floors = [][]room{
 	},
 	{ // modules of their own
 		{name: "cmd/muster/...", may: []string{"..."}},
+		{name: "bench/...", may: []string{"..."}},
 		{name: "store/etcdstore/...", may: []string{"..."}},
 		{name: "trace/prom/...", may: []string{"..."}},
 		{name: "trace/otel/...", may: []string{"..."}},

@@ -109,15 +109,26 @@ func checkTesting(p *pkg) (broken []string) {
 }
 
 // checkSleep wants tests to wait for what they need. In a synctest bubble, where time is
-// not real, sleeping is how time passes.
+// not real, sleeping is how time passes; so is it in what is given to a function that makes one.
 func checkSleep(p *pkg) (broken []string) {
+	makesBubble := map[string]bool{}
+	for _, f := range p.files {
+		for _, d := range f.tree.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && f.test && callsBubble(f, fn) {
+				makesBubble[fn.Name.Name] = true
+			}
+		}
+	}
 	for _, f := range p.files {
 		if !f.test {
 			continue
 		}
 		ast.Inspect(f.tree, func(n ast.Node) bool {
-			if call, ok := n.(*ast.CallExpr); ok && f.selects(call.Fun, "testing/synctest", "Test") {
-				return false
+			if call, ok := n.(*ast.CallExpr); ok {
+				name, _ := call.Fun.(*ast.Ident)
+				if f.selects(call.Fun, "testing/synctest", "Test") || name != nil && makesBubble[name.Name] {
+					return false
+				}
 			}
 			if f.selects(n, "time", "Sleep") {
 				broken = append(broken, p.at(n.Pos())+": time.Sleep in a test: wait for the event")
@@ -126,4 +137,14 @@ func checkSleep(p *pkg) (broken []string) {
 		})
 	}
 	return broken
+}
+
+func callsBubble(f file, fn *ast.FuncDecl) (yes bool) {
+	ast.Inspect(fn, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok && f.selects(call.Fun, "testing/synctest", "Test") {
+			yes = true
+		}
+		return !yes
+	})
+	return yes
 }

@@ -212,7 +212,11 @@ func (m *Machine) settle(r *record) {
 // hopeless is why r can never succeed: somebody that it needs is gone.
 func (r *record) hopeless(m *Machine) *wire.Verdict {
 	v := &wire.Verdict{By: -1, Waited: m.now - r.born}
-	for rank := range r.ballots {
+	first, end := 0, len(r.ballots)
+	if r.cast.RootOnly { // readers may be many, and each of their votes comes here
+		first, end = r.cast.Root, r.cast.Root+1
+	}
+	for rank := first; rank < end; rank++ {
 		switch gone := r.ch.g.seats[rank].gone; {
 		case gone == wire.CodeOK || !r.needs(rank):
 		case gone == wire.CodeLost:

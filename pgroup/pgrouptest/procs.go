@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -39,6 +40,10 @@ const (
 	envStore = "MUSTER_TEST_STORE" // where the ranks meet
 	envLeft  = "MUSTER_TEST_PATIENCE"
 )
+
+// tethered ranks listen for the test's end, with a goroutine that their own checks for leaks would find. On
+// Linux the kernel ends them.
+const tethered = runtime.GOOS != "linux"
 
 // calls counts the calls of Run by test: a rank runs the one that it was started for.
 var calls = struct {
@@ -80,7 +85,7 @@ func (j Job) start(t *testing.T, call string) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), limit, fmt.Errorf("the job did not end in %v", limit))
 	defer cancel()
 	job, err := launch.Start(ctx, launch.Spec{
-		N: j.N, Path: self, Args: arguments(t, limit), Output: &quiet{t.Output()}, Tether: true, Grace: time.Second,
+		N: j.N, Path: self, Args: arguments(t, limit), Output: &quiet{t.Output()}, Tether: tethered, Grace: time.Second,
 		MayFail: func(rank int) bool { return slices.Contains(j.MayFail, rank) },
 		Env: func(rank int) []string {
 			// The race detector would make each rank linger for a second at its end.

@@ -1,0 +1,131 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+func TestErrorTexts(t *testing.T) {
+	s := store.New(new(store.Memory))
+	ctx := bounded(t)
+	require.NoError(t, s.Set(ctx, "text", []byte("x"), nil))
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	for want, do := range map[string]func() error{
+		`store: get "k": not found`:        func() error { _, err := s.Get(ctx, "k"); return err },
+		`store: get "a\nb": not found`:     func() error { _, err := s.Get(ctx, "a\nb"); return err },
+		`store: get "k": context canceled`: func() error { _, err := s.Get(over, "k"); return err },
+		`store: set "k": invalid request: a TTL or a number of reads is out of range`: func() error { return s.Set(ctx, "k", nil, &store.SetOptions{TTL: -1}) },
+		`store: add "text": invalid request: what is there is not a decimal number`:   func() error { _, err := s.Add(ctx, "text", 1); return err },
+		`store: swap "text": conflict`: func() error { _, err := s.Swap(ctx, "text", nil, nil); return err },
+		`store: watch "k": revision compacted: list again, and watch from the revision of what was listed`: func() error {
+			for _, err := range s.Watch(ctx, "k", 1<<40) {
+				return err
+			}
+			return nil
+		},
+		`store: append "k": too large: 16777217 bytes of value, the limit is 16777216`:       func() error { _, err := s.Append(ctx, "k", make([]byte, wire.MaxValue+1)); return err },
+		`store: dial "nowhere": invalid request: address nowhere: missing port in address`:   func() error { _, err := store.Dial(ctx, "nowhere", nil); return err },
+		`store: open "x://": invalid request: unknown scheme "x": use mem://… or muster://…`: func() error { _, err := store.Open(ctx, "x://"); return err },
+		`store: open "%": invalid request: not a URL: use mem://… or muster://…`:             func() error { _, err := store.Open(ctx, "%"); return err },
+	} {
+		if do != nil {
+			require.EqualError(t, do(), want)
+		}
+	}
+}
+
+func TestErrorsAreWhatTheirCodesSay(t *testing.T) {
+	for code, is := range map[wire.Code][]error{
+		wire.CodeTimeout:     {store.ErrTimeout, context.DeadlineExceeded},
+		wire.CodeCancelled:   {store.ErrCancelled, context.Canceled},
+		wire.CodeNotFound:    {store.ErrNotFound},
+		wire.CodeLeft:        {store.ErrLeft},
+		wire.CodeLost:        {store.ErrLost},
+		wire.CodeUnavailable: {store.ErrUnavailable},
+	} {
+		err := error(&store.Error{Op: "get", Code: code, Err: store.CodeError(code)})
+		for _, target := range is {
+			require.ErrorIs(t, err, target)
+		}
+		for other := wire.CodeNotFound; other <= wire.CodeStale; other++ {
+			require.Equal(t, other == code, errors.Is(err, store.CodeError(other)), "%v is %v", code, other)
+		}
+		e, _ := errors.AsType[*store.Error](err)
+		require.Equal(t, code == wire.CodeTimeout, e.Timeout())
+	}
+	require.NoError(t, store.CodeError(wire.CodeOK))
+	require.EqualError(t, store.CodeError(999), "code(999)")
+	for c := wire.CodeNotFound; c <= wire.CodeStale; c++ {
+		require.NotEqual(t, store.CodeError(c), store.CodeError(c+1))
+	}
+}
+
+func TestPrefixesNest(t *testing.T) {
+	all := store.New(new(store.Memory))
+	ctx := bounded(t)
+	outer := store.Prefix(all, "a/")
+	inner := store.Prefix(outer, "b/")
+	works(t, inner)
+	for s, key := range map[*store.Store]string{inner: "works", outer: "b/works", all: "a/b/works"} {
+		for e, err := range s.List(ctx, "") {
+			require.NoError(t, err)
+			require.Equal(t, key, e.Key)
+		}
+	}
+	require.NoError(t, outer.Close())
+	_, err := inner.Get(ctx, "works")
+	require.ErrorIs(t, err, store.ErrClosed)
+	works(t, all)
+}
+
+func TestPrefixKeepsGroupsApart(t *testing.T) {
+	all := store.New(new(store.Memory))
+	roll := wire.Contribution{Group: "g", Size: 1}
+	a, err := store.Prefix(all, "a/").Join(bounded(t), roll, nil)
+	require.NoError(t, err)
+	b, err := store.Prefix(all, "b/").Join(bounded(t), roll, nil)
+	require.NoError(t, err)
+	require.NotEqual(t, a.Generation, b.Generation)
+	_, err = all.Join(bounded(t), wire.Contribution{Group: "a/g", Size: 1}, nil)
+	require.ErrorIs(t, err, store.ErrConflict)
+}
+
+func TestOpen(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	for _, u := range []string{"mem:", "mem://", "mem:///jobs/1", "muster://" + s.addr, "muster://" + s.addr + "/", "muster://" + s.addr + "/jobs/1"} {
+		c, err := store.Open(bounded(t), u)
+		require.NoError(t, err, u)
+		works(t, c)
+		require.NoError(t, c.Close())
+		_, err = c.Get(bounded(t), "works")
+		require.ErrorIs(t, err, store.ErrClosed, u)
+	}
+	v, err := s.client(t).Get(bounded(t), "jobs/1/works")
+	require.NoError(t, err)
+	require.Equal(t, "yes", string(v))
+}
+
+func TestOpenBadURLs(t *testing.T) {
+	for _, u := range []string{"", "mem", "http://x", "muster:", "muster://", "muster://host", "muster:///p", "muster://host:0", "muster://a b:1"} {
+		_, err := store.Open(bounded(t), u)
+		require.ErrorIs(t, err, store.ErrInvalid, u)
+	}
+}
+
+func TestSchemesOfOnesOwn(t *testing.T) {
+	all := store.Builtin()
+	refused := errors.New("refused")
+	all["mine"] = func(context.Context, *url.URL) (store.Engine, error) { return nil, refused }
+	_, err := all.Open(bounded(t), "mine://x")
+	require.Equal(t, refused, err)
+	_, err = all.Open(bounded(t), "x:")
+	require.ErrorContains(t, err, "use mem://… or mine://… or muster://…")
+}

@@ -1,0 +1,173 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// opened is a store in this process, for the examples.
+func opened() (context.Context, *store.Store) {
+	return context.Background(), store.New(new(store.Memory))
+}
+
+func ExampleOpen() {
+	ctx := context.Background()
+	s, err := store.Open(ctx, "mem://") // or muster://127.0.0.1:7070/jobs/1
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer s.Close()
+	_ = s.Set(ctx, "model", []byte("ready"), nil)
+	v, _ := s.Get(ctx, "model")
+	fmt.Printf("%s\n", v)
+	// Output: ready
+}
+
+func ExampleStore_Get() {
+	ctx, s := opened()
+	_, err := s.Get(ctx, "model")
+	fmt.Println(err)
+	// Output: store: get "model": not found
+}
+
+func ExampleStore_Set() {
+	ctx, s := opened()
+	_ = s.Set(ctx, "lease", []byte("rank 0"), &store.SetOptions{TTL: time.Minute})
+	for e := range s.List(ctx, "lease") {
+		fmt.Printf("%s %s, at most %v\n", e.Key, e.Value, e.TTL.Round(time.Second))
+	}
+	// Output: lease rank 0, at most 1m0s
+}
+
+func ExampleStore_Wait() {
+	ctx, s := opened()
+	go func() {
+		_ = s.Set(ctx, "b", []byte("2"), nil)
+		_ = s.Set(ctx, "a", []byte("1"), nil)
+	}()
+	v, _ := s.Wait(ctx, "a", "b")
+	fmt.Printf("%s\n", v)
+	// Output: [1 2]
+}
+
+func ExampleStore_Add() {
+	ctx, s := opened()
+	_, _ = s.Add(ctx, "ranks", 3)
+	n, _ := s.Add(ctx, "ranks", -1)
+	fmt.Println(n)
+	// Output: 2
+}
+
+func ExampleStore_Swap() {
+	ctx, s := opened()
+	_, _ = s.Swap(ctx, "leader", nil, []byte("rank 2")) // the first one leads
+	now, err := s.Swap(ctx, "leader", nil, []byte("rank 3"))
+	fmt.Printf("%s: %v\n", now, err)
+	// Output: rank 2: store: swap "leader": conflict
+}
+
+func ExampleStore_Append() {
+	ctx, s := opened()
+	_, _ = s.Append(ctx, "log", []byte("one "))
+	n, _ := s.Append(ctx, "log", []byte("two"))
+	v, _ := s.Get(ctx, "log")
+	fmt.Printf("%d: %s\n", n, v)
+	// Output: 7: one two
+}
+
+func ExampleStore_Delete() {
+	ctx, s := opened()
+	_ = s.Set(ctx, "a", nil, nil)
+	n, _ := s.Delete(ctx, "a", "b")
+	fmt.Println(n)
+	// Output: 1
+}
+
+func ExampleStore_List() {
+	ctx, s := opened()
+	for _, k := range []string{"rank/1", "rank/0", "other"} {
+		_ = s.Set(ctx, k, []byte("here"), nil)
+	}
+	for e, err := range s.List(ctx, "rank/") {
+		fmt.Println(e.Key, string(e.Value), err)
+	}
+	// Output:
+	// rank/0 here <nil>
+	// rank/1 here <nil>
+}
+
+func ExampleStore_Watch() {
+	ctx, s := opened()
+	now, _ := s.Revision(ctx)
+	_ = s.Set(ctx, "rank/0", []byte("here"), nil)
+	_, _ = s.Delete(ctx, "rank/0")
+	for e, err := range s.Watch(ctx, "rank/", now) {
+		if err != nil || e.Deleted {
+			fmt.Println(e.Key, "is gone", err)
+			break
+		}
+		fmt.Println(e.Key, string(e.Value))
+	}
+	// Output:
+	// rank/0 here
+	// rank/0 is gone <nil>
+}
+
+// Two ranks enter a group, and give each other a payload.
+func ExampleStore_Collect() {
+	ctx, s := opened()
+	var ranks sync.WaitGroup
+	for rank := range 2 {
+		ranks.Go(func() {
+			roll, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: 2}, nil)
+			if err != nil {
+				return
+			}
+			all, err := s.Collect(ctx, wire.Contribution{
+				Generation: roll.Generation, Rank: rank, Seq: 1, Root: -1, Verb: "all-gather", Want: wire.WantAll,
+			}, fmt.Append(nil, "from ", rank))
+			if rank == 0 {
+				fmt.Printf("%s %v\n", all, err)
+			}
+		})
+	}
+	ranks.Wait()
+	// Output: [from 0 from 1] <nil>
+}
+
+func ExampleDial() {
+	ctx := context.Background()
+	l, _ := net.Listen("tcp", "127.0.0.1:0")
+	srv := &store.Server{Engine: new(store.Memory)}
+	done := make(chan error)
+	go func() { done <- srv.Serve(l) }()
+	s, err := store.Dial(ctx, l.Addr().String(), &store.DialOptions{Wait: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	n, err := s.Add(ctx, "hits", 1)
+	fmt.Println(n, err)
+	_ = s.Close()
+	_ = srv.Shutdown(ctx)
+	fmt.Println(<-done)
+	// Output:
+	// 1 <nil>
+	// store: server closed
+}
+
+func ExamplePrefix() {
+	ctx, s := opened()
+	job := store.Prefix(s, "jobs/7/")
+	_ = job.Set(ctx, "state", []byte("running"), nil)
+	v, _ := s.Get(ctx, "jobs/7/state")
+	fmt.Printf("%s\n", v)
+	// Output: running
+}
