@@ -9,30 +9,30 @@ import (
 // check refuses what no engine would take, before anything is sent: a frame that is too large would
 // cost the connection that all calls share.
 func check(req *wire.Request) error {
-	bad := func(code wire.Code, format string, args ...any) error {
-		return &Error{Op: req.Op.String(), Key: subject(req), Code: code, Err: CodeError(code), Detail: fmt.Sprintf(format, args...)}
+	bad := func(format string, args ...any) error {
+		return &Error{Op: req.Op.String(), Key: subject(req), Code: wire.CodeTooLarge, Err: ErrTooLarge, Detail: fmt.Sprintf(format, args...)}
 	}
 	c := &req.Group
 	for _, s := range [...]string{req.Key, c.Group, c.Run, c.Channel, c.Verb, c.Type, c.Label, c.Reason} {
 		if len(s) > wire.MaxKey {
-			return bad(wire.CodeTooLarge, "%d bytes of name, the limit is %d", len(s), wire.MaxKey)
+			return bad("%d bytes of name, the limit is %d", len(s), wire.MaxKey)
 		}
 	}
 	if len(req.Keys) > wire.MaxKeys {
-		return bad(wire.CodeTooLarge, "%d keys, the limit is %d", len(req.Keys), wire.MaxKeys)
+		return bad("%d keys, the limit is %d", len(req.Keys), wire.MaxKeys)
 	}
 	total := len(req.Value) + len(req.Old)
 	for _, k := range req.Keys {
 		if len(k) > wire.MaxKey {
-			return bad(wire.CodeTooLarge, "a key of %d bytes, the limit is %d", len(k), wire.MaxKey)
+			return bad("a key of %d bytes, the limit is %d", len(k), wire.MaxKey)
 		}
 		total += len(k) + 4
 	}
 	if len(req.Value) > wire.MaxValue || len(req.Old) > wire.MaxValue {
-		return bad(wire.CodeTooLarge, "%d bytes of value, the limit is %d", max(len(req.Value), len(req.Old)), wire.MaxValue)
+		return bad("%d bytes of value, the limit is %d", max(len(req.Value), len(req.Old)), wire.MaxValue)
 	}
 	if total > wire.MaxValue {
-		return bad(wire.CodeTooLarge, "%d bytes in one request, the limit is %d", total, wire.MaxValue)
+		return bad("%d bytes in one request, the limit is %d", total, wire.MaxValue)
 	}
 	return nil
 }

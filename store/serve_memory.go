@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"net"
 
 	"github.com/muster-pg/muster/internal/transport"
@@ -101,7 +102,7 @@ func (c *conn) open(m *Memory) (held bool, err error) {
 func (c *conn) end(m *Memory, err error) error {
 	if c.session != 0 {
 		how := wire.OpLost
-		if err == errDone {
+		if errors.Is(err, errDone) {
 			how = wire.OpGoodbye
 		}
 		m.detach(c.session, how)

@@ -239,14 +239,26 @@ func (r *record) brings(v *vote) (value []byte, values [][]byte) {
 			values = append(values, u.parts[v.rank])
 		}
 	case want == wire.WantFold:
-		sum := [2]uint64{}
-		for _, u := range r.yes {
-			sum[0] += binary.LittleEndian.Uint64(u.payload)
-			sum[1] += binary.LittleEndian.Uint64(u.payload[8:])
-		}
-		value = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, sum[0]), sum[1])
+		value = r.folded()
 	}
 	return value, values
+}
+
+// folded is the sum, or the maximum, of the two numbers of every rank.
+func (r *record) folded() (value []byte) {
+	for i := 0; i < 16; i += 8 {
+		var n int64
+		for rank, u := range r.yes {
+			switch x := int64(binary.LittleEndian.Uint64(u.payload[i:])); {
+			case r.cast.Fold.Op == wire.FoldSum:
+				n += x
+			case rank == 0 || x > n:
+				n = x
+			}
+		}
+		value = binary.LittleEndian.AppendUint64(value, uint64(n))
+	}
+	return value
 }
 
 func (v *vote) payloadOf() []byte {

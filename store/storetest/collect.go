@@ -183,7 +183,7 @@ func votePassed(t *testing.T, w *world) {
 func voteSkipped(t *testing.T, w *world) {
 	for name, first := range map[string]int{"the one who waits came first": 0, "the one who skips came first": 1} {
 		t.Run(name, func(t *testing.T) {
-			w := w.suite.world(t)
+			w := w.world(t)
 			ranks := w.group(2)
 			var waiting <-chan outcome
 			if first == 0 {

@@ -150,7 +150,7 @@ func nonsense(t *testing.T, w *world) {
 		"no parts": func(c *wire.Contribution) { c.Want = wire.WantPart },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := w.suite.world(t)
+			w := w.world(t)
 			ranks := w.group(2)
 			c := barrier(1)
 			change(&c)

@@ -179,11 +179,14 @@ func joinSurvivors(t *testing.T, w *world) {
 	ranks := w.group(4)
 	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
 	rolls := make([]store.Roll, 4)
-	shrink := func(i int) (_ [][]byte, err error) {
+	shrink := func(i int) (err error) {
 		rolls[i], err = ranks[i].Join(w.ctx, ranks[i].seat(), fmt.Appendf(nil, "was %d", i))
-		return nil, err
+		return err
 	}
-	early := []<-chan outcome{later(t, func() ([][]byte, error) { return shrink(0) }), later(t, func() ([][]byte, error) { return shrink(3) })}
+	early := []<-chan outcome{
+		later(t, func() ([][]byte, error) { return nil, shrink(0) }),
+		later(t, func() ([][]byte, error) { return nil, shrink(3) }),
+	}
 	good(t, ranks[2].Leave(w.ctx, ranks[2].seat()))
 	for i, ch := range early {
 		good(t, (<-ch).err)

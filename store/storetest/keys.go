@@ -210,7 +210,7 @@ func swapTable(t *testing.T, w *world) {
 		{a, empty, b, a, store.ErrConflict},
 	} {
 		name := fmt.Sprintf("%s is there, from %s to %s", show(c.there), show(c.old), show(c.new))
-		t.Run(name, func(t *testing.T) { swapCase(t, w.suite.world(t), c.there, c.old, c.new, c.now, c.err) })
+		t.Run(name, func(t *testing.T) { swapCase(t, w.world(t), c.there, c.old, c.new, c.now, c.err) })
 	}
 }
 

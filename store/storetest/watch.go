@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/muster-pg/muster/store"
 )
@@ -79,6 +80,7 @@ func watchNow(t *testing.T, w *world) {
 		if err := b.Set(w.ctx, fmt.Sprintf("%06d", i), nil, nil); err != nil {
 			break
 		}
+		<-time.After(time.Millisecond) // no faster than the other side can see
 	}
 	o := <-seen
 	good(t, o.err)
