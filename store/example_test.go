@@ -40,7 +40,10 @@ func ExampleStore_Get() {
 func ExampleStore_Set() {
 	ctx, s := opened()
 	_ = s.Set(ctx, "lease", []byte("rank 0"), &store.SetOptions{TTL: time.Minute})
-	for e := range s.List(ctx, "lease") {
+	for e, err := range s.List(ctx, "lease") {
+		if err != nil {
+			fmt.Println(err)
+		}
 		fmt.Printf("%s %s, at most %v\n", e.Key, e.Value, e.TTL.Round(time.Second))
 	}
 	// Output: lease rank 0, at most 1m0s

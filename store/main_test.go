@@ -3,6 +3,7 @@ package store_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -138,16 +139,9 @@ func receiveReply(t *testing.T, c net.Conn) (wire.Header, wire.Reply) {
 func closed(t *testing.T, c net.Conn) {
 	t.Helper()
 	_, err := io.Copy(io.Discard, c)
-	var timeout net.Error
-	if ok := err != nil && asTimeout(err, &timeout); ok {
+	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
 		t.Fatal("the server has not closed the connection")
 	}
-}
-
-func asTimeout(err error, to *net.Error) bool {
-	e, ok := err.(net.Error)
-	*to = e
-	return ok && e.Timeout()
 }
 
 // bounded is a context that ends long after what is waited for should have come.

@@ -21,7 +21,7 @@ func TestTTLIsExact(t *testing.T) {
 			time.Sleep(ttl - 1)
 			_, err := s.Get(t.Context(), "k")
 			require.NoError(t, err, "one nanosecond early")
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			synctest.Wait()
 			_, err = s.Get(t.Context(), "k")
 			require.ErrorIs(t, err, store.ErrNotFound)

@@ -58,8 +58,8 @@ func (p *pipe) more(n int) {
 	}
 }
 
-func add(o *transport.Outbox, s string) int {
-	return o.Append(func(b []byte) []byte { return append(b, s...) })
+func add(o *transport.Outbox, s string) {
+	o.Append(func(b []byte) []byte { return append(b, s...) })
 }
 
 func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
@@ -290,7 +290,7 @@ func TestLoopKeepsNoDescriptor(t *testing.T) {
 		} else {
 			_ = c.Close()
 		}
-		<-e.ended
+		_ = <-e.ended
 		_ = c.Close()
 	}
 	l.Close()
@@ -317,6 +317,6 @@ func TestLoopsThatCloseWhileTheyWork(t *testing.T) {
 		closing.Go(l.Close)
 		closing.Go(l.Close)
 		closing.Wait()
-		<-e.ended
+		_ = <-e.ended
 	}
 }
