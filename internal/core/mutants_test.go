@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// mutant is one change that breaks a rule of shared/semantics.md.
+// mutant is one change that breaks a rule of docs/guarantees.md.
 type mutant struct {
 	name     string
 	file     string

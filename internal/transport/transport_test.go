@@ -290,7 +290,9 @@ func TestLoopKeepsNoDescriptor(t *testing.T) {
 		} else {
 			_ = c.Close()
 		}
-		_ = <-e.ended
+		if err := <-e.ended; err == nil {
+			t.Error("it ended without a reason")
+		}
 		_ = c.Close()
 	}
 	l.Close()
@@ -317,6 +319,8 @@ func TestLoopsThatCloseWhileTheyWork(t *testing.T) {
 		closing.Go(l.Close)
 		closing.Go(l.Close)
 		closing.Wait()
-		_ = <-e.ended
+		if err := <-e.ended; err == nil {
+			t.Error("it ended without a reason")
+		}
 	}
 }
