@@ -158,14 +158,15 @@ func late(v *wire.Verdict) string {
 		return ""
 	}
 	const most = 8
-	s := "missing " + ranks(v.Missing)
+	var s strings.Builder
+	s.WriteString("missing " + ranks(v.Missing))
 	for i, doing := range v.Doing[:min(len(v.Doing), len(v.Missing), most)] {
-		s += fmt.Sprintf("; %d: %s", v.Missing[i], doing)
+		fmt.Fprintf(&s, "; %d: %s", v.Missing[i], doing)
 	}
 	if n := len(v.Missing) - most; n > 0 && len(v.Doing) > 0 {
-		s += fmt.Sprintf("; and %d more", n)
+		fmt.Fprintf(&s, "; and %d more", n)
 	}
-	return s
+	return s.String()
 }
 
 // join puts the parts that are there behind each other.

@@ -171,8 +171,8 @@ func vary(r *rand.Rand, v reflect.Value) {
 	}
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			vary(r, v.Field(i))
+		for _, field := range v.Fields() {
+			vary(r, field)
 		}
 	case reflect.Pointer:
 		vary(r, v.Elem())

@@ -90,7 +90,7 @@ func TestMsgPackUnderAny(t *testing.T) {
 
 func TestMsgPackIsCanonical(t *testing.T) {
 	m := map[string]any{}
-	for _, k := range strings.Split("q w e r t y u i o p a s d f g h j k l", " ") {
+	for k := range strings.SplitSeq("q w e r t y u i o p a s d f g h j k l", " ") {
 		m[k] = map[string]int{k: 1, "z": 2, "b": 3}
 	}
 	first, err := wire.MsgPack.Append(nil, m)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
@@ -118,26 +119,27 @@ func (cl *call) String() string {
 type say struct{ rep *wire.Reply }
 
 func (s say) String() string {
-	out := s.rep.Code.String()
+	var out strings.Builder
+	out.WriteString(s.rep.Code.String())
 	if s.rep.Detail != "" {
-		out += " (" + s.rep.Detail + ")"
+		out.WriteString(" (" + s.rep.Detail + ")")
 	}
 	if s.rep.N != 0 || s.rep.Rev != 0 {
-		out += fmt.Sprintf(" n=%d rev=%d", s.rep.N, s.rep.Rev)
+		out.WriteString(fmt.Sprintf(" n=%d rev=%d", s.rep.N, s.rep.Rev))
 	}
 	if s.rep.Value != nil {
-		out += fmt.Sprintf(" %.40q", s.rep.Value)
+		out.WriteString(fmt.Sprintf(" %.40q", s.rep.Value))
 	}
 	for _, v := range s.rep.Values {
-		out += fmt.Sprintf(" %.40q", v)
+		out.WriteString(fmt.Sprintf(" %.40q", v))
 	}
 	if v := s.rep.Verdict; v != nil {
-		out += fmt.Sprintf(" by=%d missing=%v %q lost=%v left=%v %s", v.By, v.Missing, v.Doing, v.Lost, v.Left, v.Reason)
+		out.WriteString(fmt.Sprintf(" by=%d missing=%v %q lost=%v left=%v %s", v.By, v.Missing, v.Doing, v.Lost, v.Left, v.Reason))
 		for _, c := range v.Clash {
-			out += fmt.Sprintf(" {rank %d %s root %d}", c.Rank, c.Verb, c.Root)
+			out.WriteString(fmt.Sprintf(" {rank %d %s root %d}", c.Rank, c.Verb, c.Root))
 		}
 	}
-	return out
+	return out.String()
 }
 
 // call sends a request. If cancel is more than 0 the call is cancelled when that has passed.

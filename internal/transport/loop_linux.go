@@ -29,7 +29,7 @@ type Loop struct {
 type Reader interface {
 	// Readable reads once, with buf if it likes; an error ends the connection.
 	Readable(buf []byte) error
-	// Ended is the last call: why the connection ended.
+	// Ended is the last call: why the connection ended. The peer sees its end after that.
 	Ended(err error)
 }
 
@@ -86,12 +86,12 @@ func (l *Loop) Adopt(c *net.TCPConn, newReader func(*Sock) (Reader, error)) erro
 	_ = c.Close()
 	s := &Sock{loop: l, fd: fd, events: unix.EPOLLIN}
 	if s.reader, err = newReader(s); err != nil {
-		s.release()
+		s.retire()
+		_ = unix.Close(fd)
 		return err
 	}
 	if err := l.add(s); err != nil {
-		s.release()
-		s.reader.Ended(err)
+		l.end(s, err)
 	}
 	return nil
 }
@@ -163,15 +163,15 @@ func (l *Loop) end(s *Sock, err error) {
 	l.mu.Lock()
 	delete(l.socks, int32(s.fd))
 	l.mu.Unlock()
-	s.release()
+	s.retire()
 	s.reader.Ended(err)
+	_ = unix.Close(s.fd)
 }
 
-// release closes the socket, when the loop does not know it any more, or not yet.
-func (s *Sock) release() {
+// retire lets nobody use the socket any more.
+func (s *Sock) retire() {
 	s.mu.Lock()
 	s.closed = true
-	_ = unix.Close(s.fd)
 	resume := s.resume
 	s.resume = nil
 	s.mu.Unlock()

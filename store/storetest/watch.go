@@ -31,7 +31,7 @@ func watchOrder(t *testing.T, w *world) {
 	const n = 2500
 	rev := w.revision(s)
 	for i := range n {
-		good(t, s.Set(w.ctx, fmt.Sprint(i%7), []byte(fmt.Sprint(i)), nil))
+		good(t, s.Set(w.ctx, fmt.Sprint(i%7), fmt.Append(nil, i), nil))
 	}
 	events := w.watch(s, "", rev)
 	for i := range n {
