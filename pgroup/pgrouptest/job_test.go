@@ -1,0 +1,160 @@
+package pgrouptest_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/pgroup/pgrouptest"
+)
+
+// The tests of vLLM's StatelessProcessGroup, which upstream skips as "flaky and prone to hang", on real
+// processes, with rank 0 as the host.
+
+func job(n int) pgrouptest.Job { return pgrouptest.Job{N: n, Rank0Hosts: true} }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func reduce(t *testing.T, g *pgroup.Group, v int) int {
+	t.Helper()
+	sum, err := pgroup.AllReduce(t.Context(), g, pgroup.Sum, v)
+	must(t, err)
+	return sum[0]
+}
+
+func secret(t *testing.T, g *pgroup.Group, root int) {
+	t.Helper()
+	word := "none"
+	if g.Rank() == root {
+		word = "secret"
+	}
+	got, err := pgroup.Broadcast(t.Context(), g, root, word)
+	must(t, err)
+	if got != "secret" {
+		t.Errorf("rank %d got %q", g.Rank(), got)
+	}
+	must(t, g.Barrier(t.Context()))
+}
+
+func TestOverlappingGroupsOfProcesses(t *testing.T) {
+	job(4).Run(t, func(t *testing.T, pg1 *pgroup.Group) {
+		var pg2 *pgroup.Group
+		if pg1.Rank() < 3 {
+			var err error
+			pg2, err = pg1.Sub(t.Context(), "pg2", 0, 1, 2)
+			must(t, err)
+			defer func() { _ = pg2.Close() }()
+		}
+		secret(t, pg1, 2)
+		sum, want := reduce(t, pg1, pg1.Rank()), 6
+		if pg2 != nil {
+			secret(t, pg2, 2)
+			sum, want = reduce(t, pg2, sum), 18
+		}
+		if sum != want {
+			t.Errorf("rank %d: %d, want %d", pg1.Rank(), sum, want)
+		}
+		if pg1.NodeCount() != 1 || !pg1.SameNode(3) {
+			t.Errorf("%d nodes", pg1.NodeCount())
+		}
+		allGather(t, pg1)
+	})
+}
+
+func TestTenThousandArraysInARow(t *testing.T) {
+	n := 10_000
+	if testing.Short() {
+		n = 1000
+	}
+	job(4).Run(t, func(t *testing.T, g *pgroup.Group) {
+		for i := range n {
+			var array []int32
+			if g.Rank() == 2 {
+				array = []int32{int32(i), int32(i * i), -int32(i)}
+			}
+			got, err := pgroup.Broadcast(t.Context(), g, 2, array)
+			must(t, err)
+			if want := []int32{int32(i), int32(i * i), -int32(i)}; !slices.Equal(got, want) {
+				t.Fatalf("array %d is %v, want %v", i, got, want)
+			}
+		}
+	})
+}
+
+// A rank that dies by kill -9 is named within a second to everybody who waits for it.
+func TestKilledRankIsNamedWithinASecond(t *testing.T) {
+	j := job(4)
+	j.MayFail = []int{2}
+	j.Run(t, func(t *testing.T, g *pgroup.Group) {
+		must(t, g.Barrier(t.Context()))
+		if g.Rank() == 2 {
+			must(t, syscall.Kill(syscall.Getpid(), syscall.SIGKILL))
+		}
+		start := time.Now()
+		wantLost(t, g.Barrier(t.Context()), 2)
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("told after %v", took)
+		}
+	})
+}
+
+func TestKilledHostIsNamedWithinASecond(t *testing.T) {
+	j := job(4)
+	j.MayFail = []int{0}
+	j.Run(t, func(t *testing.T, g *pgroup.Group) {
+		must(t, g.Barrier(t.Context()))
+		if g.Rank() == 0 {
+			must(t, syscall.Kill(syscall.Getpid(), syscall.SIGKILL))
+		}
+		start := time.Now()
+		wantLost(t, g.Barrier(t.Context()), 0)
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("told after %v", took)
+		}
+	})
+}
+
+// A rank that is stopped is missing, not lost: the others are told when their time is over, and it goes on afterwards.
+func TestFrozenRankIsMissing(t *testing.T) {
+	job(3).Run(t, func(t *testing.T, g *pgroup.Group) {
+		must(t, g.Barrier(t.Context()))
+		switch g.Rank() {
+		case 0:
+			pid := g.Members()[2].PID
+			must(t, syscall.Kill(pid, syscall.SIGSTOP))
+			wantMissing(t, g.Barrier(within(t, 300*time.Millisecond)), 2)
+			must(t, syscall.Kill(pid, syscall.SIGCONT))
+			must(t, pgroup.Send(t.Context(), g, 2, "go on"))
+		case 1:
+			wantMissing(t, g.Barrier(within(t, 300*time.Millisecond)), 2)
+		case 2:
+			_, err := pgroup.Recv[string](t.Context(), g, 0)
+			must(t, err)
+			wantMissing(t, g.Barrier(t.Context()), 2) // decided while it slept
+		}
+		must(t, g.Barrier(t.Context()))
+	})
+}
+
+func wantMissing(t *testing.T, err error, rank int) {
+	t.Helper()
+	re, ok := asRankError(err)
+	if !ok || !errors.Is(err, pgroup.ErrTimeout) || !slices.Equal(re.Missing, []int{rank}) {
+		t.Errorf("got %v, want rank %d missing", err, rank)
+	}
+}
+
+func within(t *testing.T, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
