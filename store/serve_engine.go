@@ -46,7 +46,7 @@ type engineCalls struct {
 // has its answer in memory.
 const (
 	mostCalls = 4096
-	mostQuick = 64
+	mostQuick = 16
 )
 
 // run starts calls until the connection ends, and says how.
