@@ -125,18 +125,18 @@ func (s say) String() string {
 		out.WriteString(" (" + s.rep.Detail + ")")
 	}
 	if s.rep.N != 0 || s.rep.Rev != 0 {
-		out.WriteString(fmt.Sprintf(" n=%d rev=%d", s.rep.N, s.rep.Rev))
+		fmt.Fprintf(&out, " n=%d rev=%d", s.rep.N, s.rep.Rev)
 	}
 	if s.rep.Value != nil {
-		out.WriteString(fmt.Sprintf(" %.40q", s.rep.Value))
+		fmt.Fprintf(&out, " %.40q", s.rep.Value)
 	}
 	for _, v := range s.rep.Values {
-		out.WriteString(fmt.Sprintf(" %.40q", v))
+		fmt.Fprintf(&out, " %.40q", v)
 	}
 	if v := s.rep.Verdict; v != nil {
-		out.WriteString(fmt.Sprintf(" by=%d missing=%v %q lost=%v left=%v %s", v.By, v.Missing, v.Doing, v.Lost, v.Left, v.Reason))
+		fmt.Fprintf(&out, " by=%d missing=%v %q lost=%v left=%v %s", v.By, v.Missing, v.Doing, v.Lost, v.Left, v.Reason)
 		for _, c := range v.Clash {
-			out.WriteString(fmt.Sprintf(" {rank %d %s root %d}", c.Rank, c.Verb, c.Root))
+			fmt.Fprintf(&out, " {rank %d %s root %d}", c.Rank, c.Verb, c.Root)
 		}
 	}
 	return out.String()
