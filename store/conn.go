@@ -24,6 +24,7 @@ type conn struct {
 	req     wire.Request
 	rep     wire.Reply
 	session uint64
+	lazy    bool   // the loop flushes what is answered in line
 	id      uint64 // of the hello
 
 	mu   sync.Mutex // protects the fields below until the session begins

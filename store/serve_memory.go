@@ -66,11 +66,18 @@ func (c *loopConn) Readable(buf []byte) error {
 		return err
 	}
 	c.in.got(n)
+	c.lazy = true
 	held, err := c.carryOut(c.memory)
 	c.in.giveBack()
+	if held {
+		c.out.Flush()
+	}
 	c.pauseIf(held)
 	return err
 }
+
+// Flush implements transport.Reader.
+func (c *loopConn) Flush() { c.out.Flush() }
 
 // pauseIf stops reading until the peer has read. It may have done so already: then there was no pause to end.
 func (c *loopConn) pauseIf(held bool) {
@@ -118,7 +125,7 @@ func (c *conn) end(m *Memory, err error) error {
 func (c *conn) carryOut(m *Memory) (held bool, err error) {
 	for {
 		more, full, err := c.turn(m)
-		if err != nil || full || !more {
+		if err != nil || full || !more && !c.lazy {
 			c.out.Flush()
 		}
 		if err != nil {

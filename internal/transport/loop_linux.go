@@ -29,6 +29,9 @@ type Loop struct {
 type Reader interface {
 	// Readable reads once, with buf if it likes; an error ends the connection.
 	Readable(buf []byte) error
+	// Flush writes what Readable has answered. The loop calls it when all sockets that were readable have been read: to wake each
+	// peer at once would have it run, on a busy machine, before its neighbours are served.
+	Flush()
 	// Ended is the last call: why the connection ended. The peer sees its end after that.
 	Ended(err error)
 }
@@ -126,16 +129,20 @@ func (l *Loop) run() {
 	defer close(l.done)
 	events := make([]unix.EpollEvent, 256)
 	buf := make([]byte, borrowed)
+	read := make([]*Sock, 0, len(events))
 	for {
 		n, err := unix.EpollWait(l.ep, events, -1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			panic(os.NewSyscallError("epoll_wait", err)) // a descriptor that is not ours was closed
 		}
+		read = read[:0]
 		for _, e := range events[:max(n, 0)] {
-			if int(e.Fd) == l.wake {
-				continue
+			if s := l.handle(e, buf); s != nil {
+				read = append(read, s)
 			}
-			l.handle(e, buf)
+		}
+		for _, s := range read {
+			s.reader.Flush()
 		}
 		if l.ended() {
 			return
@@ -143,19 +150,23 @@ func (l *Loop) run() {
 	}
 }
 
-func (l *Loop) handle(e unix.EpollEvent, buf []byte) {
+// handle returns the socket if it has been read.
+func (l *Loop) handle(e unix.EpollEvent, buf []byte) *Sock {
 	l.mu.Lock()
 	s := l.socks[e.Fd]
 	l.mu.Unlock()
-	if s == nil {
-		return
+	if s == nil { // that is wake, or one that has ended
+		return nil
 	}
 	// A reader that was paused may have requests left, and goes on with them when it has been written to.
 	if e.Events&unix.EPOLLOUT != 0 && s.writable() || e.Events&(unix.EPOLLIN|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		if err := s.reader.Readable(buf); err != nil {
 			l.end(s, err)
+			return nil
 		}
+		return s
 	}
+	return nil
 }
 
 // end closes a socket. Nobody uses its number any more when it is free for others.

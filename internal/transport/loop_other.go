@@ -14,6 +14,7 @@ type Loop struct{}
 // Reader is told of a Sock's bytes.
 type Reader interface {
 	Readable(buf []byte) error
+	Flush()
 	Ended(err error)
 }
 

@@ -214,6 +214,8 @@ func (e *echo) Readable(buf []byte) error {
 	return nil
 }
 
+func (e *echo) Flush() {}
+
 func (e *echo) Ended(err error) { e.ended <- err }
 
 func newLoop(t *testing.T) *transport.Loop {
