@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -47,6 +46,7 @@ func runChild() (status int) {
 
 // process is a child. It is told things by lines, and answers with lines.
 type process struct {
+	role   string // for errors
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	out    *bufio.Reader
@@ -61,12 +61,12 @@ func spawn(ctx context.Context, role string, args ...string) (*process, error) {
 	}
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
-	return start(cmd)
+	return start(role, cmd)
 }
 
 // start starts cmd, which is killed when its context or this process ends.
-func start(cmd *exec.Cmd) (*process, error) {
-	p := &process{cmd: cmd}
+func start(role string, cmd *exec.Cmd) (*process, error) {
+	p := &process{role: role, cmd: cmd}
 	cmd.Stderr = &p.stderr
 	cmd.WaitDelay = time.Second
 	bindLife(cmd)
@@ -87,7 +87,7 @@ func (p *process) line() (string, error) {
 	s, err := p.out.ReadString('\n')
 	if err != nil {
 		p.stop()
-		return "", fmt.Errorf("%s ended: %w: %s", p.cmd.Args[0], err, strings.TrimSpace(p.stderr.String()))
+		return "", fmt.Errorf("%s %s: %w, %v: %s", p.role, strings.Join(p.cmd.Args[1:], " "), err, p.cmd.ProcessState, strings.TrimSpace(p.stderr.String()))
 	}
 	return strings.TrimSpace(s), nil
 }
@@ -112,10 +112,10 @@ func (p *process) stop() {
 // finish waits for a child that ends by itself.
 func (p *process) finish() error {
 	err := p.cmd.Wait()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return fmt.Errorf("%s: %w: %s", p.cmd.Args[0], exit, strings.TrimSpace(p.stderr.String()))
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", p.role, err, strings.TrimSpace(p.stderr.String()))
 	}
-	return err
+	return nil
 }
 
 // tell prints a line to the parent.

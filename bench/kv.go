@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -37,8 +38,8 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	servers, stop, err := o.spawn(ctx)
-	defer stop()
+	r, err := o.spawn(ctx)
+	defer r.stop()
 	if err != nil {
 		return err
 	}
@@ -51,7 +52,7 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 	}
 	rep := newReport("kv", "ops/s", "p50 µs", "p99 µs", "server µs/op", "client µs/op", "rate ÷ bare", "rate ÷ redis", "p99 ÷ redis", "CPU ÷ redis", "Δ idle %", "others %")
 	rep.note("values of %d B; medians of the calmer half of %d rounds of %v; µs/op is CPU time", o.size, o.rounds, o.slice)
-	if err := o.measure(ctx, servers, shapes, rep); err != nil {
+	if err := o.measure(ctx, r.servers, shapes, rep); err != nil {
 		return err
 	}
 	return rep.write(out, o.asJSON)
@@ -68,62 +69,68 @@ func parseShapes(s string) (shapes []shape, err error) {
 	return shapes, nil
 }
 
-// spawn starts the servers. stop ends those that were started.
-func (o *kvOptions) spawn(ctx context.Context) (servers []*server, stop func(), err error) {
-	stop = func() {
-		for _, s := range servers {
-			s.kill()
-		}
+// rivals are the servers of a run, and what else is to be stopped when it ends.
+type rivals struct {
+	servers []*server
+	holder  *process // of the idle connections, if there are any
+}
+
+func (r *rivals) stop() {
+	if r.holder != nil {
+		r.holder.stop()
 	}
-	add := func(s *server, err error) error {
-		if err == nil {
-			servers = append(servers, s)
-		}
-		return err
+	for _, s := range r.servers {
+		s.kill()
 	}
+}
+
+func (r *rivals) add(s *server, err error) error {
+	if err == nil {
+		r.servers = append(r.servers, s)
+	}
+	return err
+}
+
+// spawn starts the servers. Those that were started are returned with an error too.
+func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
+	r = new(rivals)
 	var profile []string
 	if o.profile != "" {
 		profile = []string{filepath.Join(o.profile, "muster.pprof")}
 	}
-	if err := add(spawnServer(ctx, "muster", "muster", newWireDialect, profile...)); err != nil {
-		return servers, stop, err
+	if err := r.add(spawnServer(ctx, "muster", "muster", newWireDialect, profile...)); err != nil {
+		return r, err
 	}
-	if err := add(spawnServer(ctx, "bare", "bare", newBareDialect)); err != nil {
-		return servers, stop, err
+	if err := r.add(spawnServer(ctx, "bare", "bare", newBareDialect)); err != nil {
+		return r, err
 	}
 	if o.redis {
-		if err := add(spawnRedis(ctx)); err != nil {
-			return servers, stop, err
+		if err := r.add(spawnRedis(ctx)); err != nil {
+			return r, err
 		}
 	}
 	if o.idle > 0 {
-		return servers, stop, o.spawnIdle(ctx, add)
+		return r, r.addIdle(ctx, o.idle)
 	}
-	return servers, stop, nil
+	return r, nil
 }
 
-// spawnIdle starts one more muster server, and somebody who holds idle connections to it.
-func (o *kvOptions) spawnIdle(ctx context.Context, add func(*server, error) error) error {
+// addIdle starts one more muster server, and somebody who holds n idle connections to it.
+func (r *rivals) addIdle(ctx context.Context, n int) error {
 	s, err := spawnServer(ctx, "muster+idle", "muster", newWireDialect)
-	if err := add(s, err); err != nil {
+	if err := r.add(s, err); err != nil {
 		return err
 	}
-	holder, err := spawn(ctx, "idle", s.addr, fmt.Sprint(o.idle))
-	if err != nil {
+	if r.holder, err = spawn(ctx, "idle", s.addr, strconv.Itoa(n)); err != nil {
 		return err
 	}
-	if _, err := holder.line(); err != nil {
-		return err
-	}
-	return add(&server{name: "", process: holder}, nil)
+	_, err = r.holder.line()
+	return err
 }
 
 // measure gives every server its turn, round by round.
 func (o *kvOptions) measure(ctx context.Context, servers []*server, shapes []shape, rep *report) error {
 	value := []byte(strings.Repeat("x", o.size))
-	if o.idle > 0 {
-		servers = servers[:len(servers)-1] // the last one only holds connections
-	}
 	for _, s := range servers {
 		if err := fill(ctx, s, value); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)

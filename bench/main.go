@@ -19,6 +19,7 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
+	"time"
 )
 
 // command is one measurement.
@@ -33,6 +34,9 @@ var commands = []command{
 	{"groups", "group verbs of 2 to 16 processes beside a bare Go star and Open MPI", runGroups},
 	{"ranks", "thousands of ranks on real sockets: join, barrier, memory per connection", runRanks},
 }
+
+// limit bounds a run: all children end with it.
+const limit = 10 * time.Minute
 
 func main() {
 	if isChild() {
@@ -54,9 +58,14 @@ func run(ctx context.Context, args []string, out, errs io.Writer) (status int) {
 		usage(errs)
 		return 2
 	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	switch err := commands[i].run(ctx, args[1:], out); {
 	case errors.Is(err, flag.ErrHelp):
 		return 2
+	case ctx.Err() != nil: // what came of it is not the reason
+		fmt.Fprintf(errs, "bench %s: %v (%v)\n", args[0], ctx.Err(), err)
+		return 1
 	case err != nil:
 		fmt.Fprintf(errs, "bench %s: %v\n", args[0], err)
 		return 1

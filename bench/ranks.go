@@ -8,6 +8,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -29,6 +30,9 @@ func runRanks(ctx context.Context, args []string, out io.Writer) error {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
+	if err := checkFiles(o.most + o.each/10 + 100); err != nil {
+		return err
+	}
 	rep := newReport("ranks", "connect s", "join s", "barrier ms", "worst ms", "server µs/rank", "RSS KiB/conn", "heap+stack KiB/conn", "in group: RSS", "heap+stack", "broken")
 	rep.note("times until the last rank; a barrier is the median of %d; KiB of the server, after its connections have gone idle", o.barriers)
 	for _, n := range []int{100, 1000, o.most} {
@@ -42,6 +46,18 @@ func runRanks(ctx context.Context, args []string, out io.Writer) error {
 		rep.add(figures, strconv.Itoa(n))
 	}
 	return rep.write(out, o.asJSON)
+}
+
+// checkFiles refuses to begin what the limit on open files would end. Go has raised it as far as it can.
+func checkFiles(n int) error {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	if limit.Max < uint64(n) {
+		return fmt.Errorf("the server needs %d file descriptors, and may have %d: raise ulimit -Hn, or use a smaller -n", n, limit.Max)
+	}
+	return nil
 }
 
 // crowds are the client processes of one measurement.

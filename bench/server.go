@@ -54,7 +54,7 @@ func spawnRedis(ctx context.Context) (*server, error) {
 		return nil, err
 	}
 	_, port, _ := net.SplitHostPort(addr)
-	p, err := start(exec.CommandContext(ctx, path, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir", os.TempDir()))
+	p, err := start("redis", exec.CommandContext(ctx, path, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir", os.TempDir()))
 	if err != nil {
 		return nil, err
 	}
