@@ -42,7 +42,7 @@ func TestKV(t *testing.T) {
 }
 
 func TestEcho(t *testing.T) {
-	smoke(t, []string{"muster", "bare"}, "echo", "-rounds", "2", "-ops", "20")
+	smoke(t, []string{"bare echo", "get, client"}, "echo", "-rounds", "2", "-ops", "20")
 }
 
 func TestGroups(t *testing.T) {

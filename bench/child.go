@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -51,6 +52,7 @@ type process struct {
 	in     io.WriteCloser
 	out    *bufio.Reader
 	stderr bytes.Buffer
+	log    sync.WaitGroup // a goroutine throws away what it prints
 }
 
 // spawn starts this program as role.
@@ -105,6 +107,7 @@ func (p *process) stop() {
 	_ = p.in.Close()
 	timer := time.AfterFunc(3*time.Second, func() { _ = p.cmd.Process.Kill() })
 	defer timer.Stop()
+	p.log.Wait()
 	_, _ = io.Copy(io.Discard, p.out)
 	_ = p.cmd.Wait()
 }

@@ -194,7 +194,7 @@ func rawGet(ctx context.Context, s *server) (contender, error) {
 	if err != nil {
 		return contender{}, err
 	}
-	return contender{"get, wire", s, func(context.Context) (time.Duration, error) {
+	return contender{"muster get, wire", s, func(context.Context) (time.Duration, error) {
 		began := time.Now()
 		err := c.batch(opGet, 1, nil)
 		return time.Since(began), err
@@ -215,14 +215,14 @@ func overClient(ctx context.Context, s *server, name string, call func(ctx conte
 }
 
 func clientGet(ctx context.Context, s *server) (contender, error) {
-	return overClient(ctx, s, "get, client", func(ctx context.Context, c *store.Store) error {
+	return overClient(ctx, s, "muster get, client", func(ctx context.Context, c *store.Store) error {
 		_, err := c.Get(ctx, echoKey)
 		return err
 	})
 }
 
 func clientWait(ctx context.Context, s *server) (contender, error) {
-	return overClient(ctx, s, "wait, client", func(ctx context.Context, c *store.Store) error {
+	return overClient(ctx, s, "muster wait, client", func(ctx context.Context, c *store.Store) error {
 		_, err := c.Wait(ctx, echoKey)
 		return err
 	})
@@ -239,7 +239,7 @@ func wakeUp(ctx context.Context, s *server) (contender, error) {
 		return contender{}, err
 	}
 	value, n := make([]byte, echoValue), 0
-	return contender{"wake-up, wire", s, func(context.Context) (time.Duration, error) {
+	return contender{"muster wake-up, wire", s, func(context.Context) (time.Duration, error) {
 		n++
 		return wakeOnce(setter, waiter, "wake:"+strconv.Itoa(n), value)
 	}, func() { _ = setter.conn.Close(); _ = waiter.conn.Close() }}, nil

@@ -58,7 +58,7 @@ func spawnRedis(ctx context.Context) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	go func() { _, _ = io.Copy(io.Discard, p.out) }() // its log
+	p.log.Go(func() { _, _ = io.Copy(io.Discard, p.out) })
 	if err := awaitListener(ctx, addr); err != nil {
 		_ = p.cmd.Process.Kill()
 		return nil, fmt.Errorf("redis-server: %w", err)

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// measured runs a command, and returns its report.
+func measured(t *testing.T, args ...string) report {
+	t.Helper()
+	var out, errs strings.Builder
+	if status := run(t.Context(), append(args, "-json"), &out, &errs); status != 0 {
+		t.Fatalf("bench %v: status %d: %s", args, status, errs.String())
+	}
+	var r report
+	if err := json.Unmarshal([]byte(out.String()), &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// want fails unless the row of that name has these figures.
+func want(t *testing.T, r report, name string, figures ...string) {
+	t.Helper()
+	for _, row := range r.Rows {
+		if strings.Join(row.Name, " ") != name {
+			continue
+		}
+		for _, f := range figures {
+			if _, ok := row.Figures[f]; !ok {
+				t.Errorf("%s has no %s", name, f)
+			}
+		}
+		return
+	}
+	t.Errorf("no row %q in %v", name, r.Rows)
+}
+
+func TestIdle(t *testing.T) {
+	r := measured(t, "kv", "-rounds", "2", "-slice", "5ms", "-shapes", "3x4", "-idle", "20", "-redis=false")
+	want(t, r, "get 3×4 muster", "rate ÷ bare", "ops/s", "p50 µs", "p99 µs")
+	want(t, r, "set 3×4 muster+idle", "ops/s", "Δ idle %")
+}
+
+func TestRedis(t *testing.T) {
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Skip("NO REDIS: ", errNoRedis)
+	}
+	r := measured(t, "kv", "-rounds", "1", "-slice", "5ms", "-shapes", "3x4")
+	want(t, r, "get 3×4 muster", "rate ÷ redis", "p99 ÷ redis")
+	want(t, r, "set 3×4 redis", "ops/s")
+}
+
+func TestNoRedis(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	var out, errs strings.Builder
+	if status := run(t.Context(), []string{"kv"}, &out, &errs); status != 1 || !strings.Contains(errs.String(), errNoRedis.Error()) {
+		t.Errorf("status %d: %s", status, errs.String())
+	}
+}
+
+func TestBlockingGet(t *testing.T) {
+	r := measured(t, "echo", "-rounds", "1", "-ops", "20")
+	want(t, r, "muster wake-up, wire", "p50 ÷ echo", "p99 ÷ echo")
+	if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, "1.00 round trips") {
+		t.Errorf("a blocking get is not one round trip: %s", notes)
+	}
+}
+
+func TestMPI(t *testing.T) {
+	p, err := buildMPI(t.Context())
+	if errors.Is(err, errNoMPI) {
+		t.Skip("NO OPEN MPI: ", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.remove()
+	r := measured(t, "groups", "-n", "2", "-rounds", "1", "-slice", "5ms", "-mpi")
+	want(t, r, "2 barrier mpi", "p50 µs")
+	want(t, r, "2 barrier muster", "p50 ÷ MPI", "mean ÷ bare")
+}
+
+func TestText(t *testing.T) {
+	r := newReport("kv", "ops/s", "x")
+	r.add(map[string]float64{"ops/s": 1234.4, "x": 0.126}, "get", "muster")
+	var out strings.Builder
+	if err := r.write(&out, false); err != nil || !strings.Contains(out.String(), "get  muster  1234   0.13") {
+		t.Errorf("%v: %s", err, out.String())
+	}
+}
