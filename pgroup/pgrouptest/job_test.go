@@ -90,11 +90,10 @@ func TestTenThousandArraysInARow(t *testing.T) {
 	})
 }
 
-// A rank that dies by kill -9 is named within a second to everybody who waits for it.
+// A rank that dies by kill -9 is named within a second to everybody who waits for it. The test hosts: a rank 0 that did
+// would leave once it has heard, and be what the others hear of if they are late.
 func TestKilledRankIsNamedWithinASecond(t *testing.T) {
-	j := job(4)
-	j.MayFail = []int{2}
-	j.Run(t, func(t *testing.T, g *pgroup.Group) {
+	pgrouptest.Job{N: 4, MayFail: []int{2}}.Run(t, func(t *testing.T, g *pgroup.Group) {
 		must(t, g.Barrier(t.Context()))
 		if g.Rank() == 2 {
 			must(t, syscall.Kill(syscall.Getpid(), syscall.SIGKILL))
