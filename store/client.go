@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,10 +10,10 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -43,6 +44,10 @@ const (
 
 // Dial connects to the Server at addr, a host:port. A malformed address, or somebody else who
 // listens there (ErrProtocol), is an error at once. ctx bounds the dialing alone.
+//
+// The connection mends itself. Calls that have no answer yet are repeated; what changes something takes effect once.
+// If the session could not be taken up again, since its time to come back has passed or the store lost its memory, then changes that
+// were under way are ErrUnknown, and nothing is repeated. A store that has gone for good is ErrUnavailable.
 func Dial(ctx context.Context, addr string, o *DialOptions) (*Store, error) {
 	if o == nil {
 		o = &DialOptions{}
@@ -50,11 +55,12 @@ func Dial(ctx context.Context, addr string, o *DialOptions) (*Store, error) {
 	if err := checkAddr(addr); err != nil {
 		return nil, &Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: err.Error()}
 	}
+	d := &dialer{addr: addr, options: *o}
 	began := time.Now()
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
-		c, err := dialOnce(ctx, addr, o)
+		l, err := d.dial(ctx, &wire.Request{})
 		if err == nil {
-			return New(c), nil
+			return New(newClient(d, l)), nil
 		}
 		if !o.Wait || !nobodyThere(err) {
 			return nil, dialError(addr, err, 0)
@@ -100,21 +106,40 @@ func nobodyThere(err error) bool {
 		errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-func dialOnce(ctx context.Context, addr string, o *DialOptions) (*client, error) {
-	dial := o.Dial
+// isRefused reports whether nobody listens there.
+func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+
+// dialer makes connections to one store.
+type dialer struct {
+	addr    string
+	options DialOptions
+}
+
+// line is one connection of a client, and the session that it was welcomed to.
+type line struct {
+	conn    net.Conn
+	pipe    transport.NetPipe
+	out     *transport.Outbox
+	in      *frames // with buf: of whoever has the turn to read
+	buf     []byte
+	welcome wire.Reply
+}
+
+// dial connects and says hello: for a new session, or to take up the one that resume names.
+func (d *dialer) dial(ctx context.Context, resume *wire.Request) (*line, error) {
+	dial := d.options.Dial
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
-	conn, err := dial(ctx, "tcp", addr)
+	conn, err := dial(ctx, "tcp", d.addr)
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	in := &frames{limit: wire.MaxReply}
-	buf := make([]byte, clientRoom)
-	err = hello(conn, in, buf)
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
+	l := &line{conn: conn, in: &frames{limit: wire.MaxReply}, buf: make([]byte, clientRoom)}
+	err = l.hello(resume)
 	if !stop() {
 		err = fmt.Errorf("it has not answered: %w", ctx.Err())
 	}
@@ -122,32 +147,34 @@ func dialOnce(ctx context.Context, addr string, o *DialOptions) (*client, error)
 		_ = conn.Close()
 		return nil, err
 	}
-	return newClient(addr, conn, in, buf, logger(o.Logger)), nil
+	l.pipe = transport.NewPipe(conn)
+	l.out = transport.NewOutbox(l.pipe, clientQueue)
+	return l, nil
 }
 
 // hello opens the session.
-func hello(conn net.Conn, in *frames, buf []byte) error {
-	b := append([]byte(nil), wire.Preface...)
-	b = wire.AppendRequest(b, &wire.Request{Op: wire.OpHello, Key: whoami()})
-	if _, err := conn.Write(b); err != nil {
+func (l *line) hello(resume *wire.Request) error {
+	req := wire.Request{Op: wire.OpHello, Key: whoami(), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
+	b := wire.AppendRequest([]byte(wire.Preface), &req)
+	if _, err := l.conn.Write(b); err != nil {
 		return err
 	}
-	h, body, _, err := readFrame(conn, in, buf)
+	h, body, _, err := readFrame(l.conn, l.in, l.buf)
 	if errors.Is(err, wire.ErrTooLarge) || errors.Is(err, wire.ErrUnknownOp) {
-		return fmt.Errorf("%w: it answered %q", ErrProtocol, clip(string(in.buf[in.r:in.w])))
+		return fmt.Errorf("%w: it answered %q", ErrProtocol, clip(string(l.in.buf[l.in.r:l.in.w])))
 	}
 	if err != nil {
 		return err
 	}
-	var rep wire.Reply
 	if h.Op == wire.OpGoodbye {
 		return fmt.Errorf("it is shutting down: %w", io.EOF)
 	}
-	if err := rep.Parse(h, body); err != nil || h.Op != wire.OpHello {
+	rep := &l.welcome
+	if err := rep.Parse(h, bytes.Clone(body)); err != nil || h.Op != wire.OpHello {
 		return fmt.Errorf("%w: its answer is no welcome", ErrProtocol)
 	}
 	if rep.Code != wire.CodeOK {
-		return &Error{Code: rep.Code, Err: CodeError(rep.Code), Detail: strings.Clone(rep.Detail)}
+		return &Error{Code: rep.Code, Err: CodeError(rep.Code), Detail: rep.Detail}
 	}
 	return nil
 }

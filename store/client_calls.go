@@ -3,210 +3,367 @@ package store
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"log/slog"
-	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
-// client is an Engine over one connection, which all calls share: a call that waits delays no
-// other, and one that is given up leaves the connection as it is.
+// client is an Engine over one session, which all calls share: a call that waits delays no other, and one that is
+// given up leaves the rest as it is. The session has one connection at a time; see client_mend.go for what happens between two.
 //
-// Somebody reads for all: see client_read.go. What ends the connection ends all calls.
+// Somebody reads for all: see client_read.go. It owns at most one goroutine, which reads or mends, and two timers; Close ends them.
 type client struct {
-	addr   string
-	conn   net.Conn
-	pipe   transport.NetPipe
-	out    *transport.Outbox
+	dialer *dialer
 	logger *slog.Logger
-	ended  chan struct{} // closed by fail
+	ended  chan struct{}      // closed when there will be no connection any more
+	life   context.Context    // until Close
+	stop   context.CancelFunc // ends life
 
 	large   chan struct{} // holds a token while a large request waits for room
 	drained chan struct{} // gets a token when there is room again
+	heard   atomic.Bool   // something came since the silence was last looked at
 
-	in  *frames // with buf: of whoever has the turn to read
-	buf []byte
-
-	mu    sync.Mutex // protects the fields below
-	calls map[uint64]*clientCall
-	last  uint64
-	err   error // why there are no more calls
-	turn  turn
+	mu        sync.Mutex // protects the fields below
+	line      *line      // nil while there is none
+	session   session
+	calls     map[uint64]*clientCall
+	cancelled map[uint64]struct{} // calls that the store was told to give up
+	last      uint64              // id
+	numbers   numbers
+	closed    bool
+	turn      turn
+	mending   bool
+	silence   silence
 }
 
 // clientCall is a call that waits for its reply. done gets one value: calls are used again.
 type clientCall struct {
-	rep  *wire.Reply
-	err  error
-	done chan struct{}
+	id     uint64
+	number uint64 // 0 until it is sent, and for what changes nothing
+	line   *line  // that it was sent on last; nil is none
+	req    *wire.Request
+	rep    *wire.Reply
+	err    error
+	done   chan struct{}
 }
 
 var clientCalls = sync.Pool{New: func() any { return &clientCall{done: make(chan struct{}, 1)} }}
 
-func newClient(addr string, conn net.Conn, in *frames, buf []byte, l *slog.Logger) *client {
+func newClient(d *dialer, l *line) *client {
 	c := &client{
-		addr: addr, conn: conn, in: in, buf: buf, pipe: transport.NewPipe(conn), logger: l,
-		calls: map[uint64]*clientCall{}, ended: make(chan struct{}),
+		dialer: d, logger: logger(d.options.Logger), ended: make(chan struct{}),
+		large: make(chan struct{}, 1), drained: make(chan struct{}, 1),
+		calls: map[uint64]*clientCall{}, cancelled: map[uint64]struct{}{},
 	}
-	c.large, c.drained = make(chan struct{}, 1), make(chan struct{}, 1)
-	c.out = transport.NewOutbox(c.pipe, clientQueue)
-	c.out.Drained = func() {
+	c.life, c.stop = context.WithCancel(context.Background())
+	c.numbers.room = make(chan struct{}, 1)
+	c.mu.Lock() // the timers may be early
+	defer c.mu.Unlock()
+	c.turn.idle = time.AfterFunc(idleAfter, c.rested)
+	c.turn.armed = true
+	c.silence.timer = time.AfterFunc(time.Hour, c.listen)
+	c.silence.timer.Stop()
+	c.session = sessionOf(&l.welcome)
+	c.use(l)
+	return c
+}
+
+// use makes l the connection. Called with mu.
+func (c *client) use(l *line) {
+	c.line = l
+	l.out.Drained = func() {
 		select {
 		case c.drained <- struct{}{}:
 		default:
 		}
 	}
-	c.mu.Lock() // the timer may be early
-	defer c.mu.Unlock()
-	c.turn.idle = time.AfterFunc(idleAfter, c.rested)
-	c.turn.armed = true
-	return c
 }
 
 // Do implements Engine.
 func (c *client) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	call := clientCalls.Get().(*clientCall)
-	call.rep, call.err = rep, nil
-	id, err := c.register(call)
+	call.req, call.rep, call.err = req, rep, nil
+	call.number, call.line = 0, nil
+	if err := c.submit(ctx, call); err != nil {
+		return err
+	}
+	c.lead(ctx, call.id)
+	err := await(ctx, req.Op, call.done, func() { c.withdraw(req.Op, call.id) })
 	if err != nil {
-		return err
-	}
-	if err := c.send(ctx, req, id); err != nil && c.abandon(id) {
-		return err
-	}
-	c.lead(ctx, id)
-	err = await(ctx, req.Op, call.done, func() { c.withdraw(req.Op, id) })
-	if err != nil && !c.abandon(id) {
+		if given, sent := c.abandon(call); given {
+			return c.gaveUp(req.Op, sent, err) // call is not used again
+		}
 		<-call.done // the reader has it: the answer came just now
-		err = nil
-	}
-	if err != nil {
-		return err // call is not used again: nobody will fill it, but its rep is the caller's
 	}
 	err = call.err
-	call.rep = nil
+	call.req, call.rep = nil, nil
 	clientCalls.Put(call)
 	return err
 }
 
-// send queues a request and writes what the server takes. A large one waits first while others wait for the server to read.
-func (c *client) send(ctx context.Context, req *wire.Request, id uint64) error {
-	if len(req.Value) > largeRequest {
+// submit registers a call, and sends it if there is a connection. A large one waits first while others wait for the store to read.
+func (c *client) submit(ctx context.Context, call *clientCall) error {
+	if len(call.req.Value) > largeRequest {
 		select {
 		case c.large <- struct{}{}:
 			defer func() { <-c.large }()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		for c.out.Hold(largeQueue) {
-			select {
-			case <-c.drained:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		if err := c.roomForLarge(ctx); err != nil {
+			return err
 		}
 	}
-	c.out.Append(func(b []byte) []byte {
-		start := len(b)
-		b = wire.AppendRequest(b, req)
-		wire.Readdress(b[start:], req.Op, id)
-		return b
-	})
-	c.out.Flush()
-	return nil
+	l, err := c.register(ctx, call)
+	if l != nil {
+		l.out.Flush()
+	}
+	return err
 }
 
-func (c *client) register(call *clientCall) (id uint64, err error) {
+func (c *client) roomForLarge(ctx context.Context) error {
+	for {
+		c.mu.Lock()
+		l := c.line
+		c.mu.Unlock()
+		if l == nil || !l.out.Hold(largeQueue) {
+			return nil
+		}
+		select {
+		case <-c.drained:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// register gives a call its id, and queues it on the connection, which is returned; nil if there is none: it is sent when there is.
+func (c *client) register(ctx context.Context, call *clientCall) (*line, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil {
-		return 0, c.err
+	numbered := call.req.Op.Numbered()
+	for numbered && c.numbers.full() && !c.closed {
+		c.mu.Unlock()
+		err := c.numbers.wait(ctx)
+		c.mu.Lock()
+		if err != nil {
+			return nil, err
+		}
+	}
+	if c.closed {
+		return nil, ErrClosed
+	}
+	if err := c.session.refuses(call.req); err != nil {
+		return nil, err
 	}
 	c.last++
-	c.calls[c.last] = call
+	call.id = c.last
+	c.calls[call.id] = call
 	c.turn.used = true
-	return c.last, nil
+	c.silence.begin()
+	if numbered {
+		c.numbers.held++
+	}
+	if c.line == nil {
+		c.startMending()
+		return nil, nil
+	}
+	c.transmit(call)
+	return c.line, nil
+}
+
+// transmit queues a call on the connection. What is numbered gets its number here: the store wants them in order. Called with mu.
+func (c *client) transmit(call *clientCall) {
+	if call.number == 0 && call.req.Op.Numbered() {
+		call.number = c.numbers.next(call)
+	}
+	call.line = c.line
+	req := *call.req
+	req.ID, req.Number, req.Acked = call.id, call.number, c.numbers.acked
+	c.line.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &req) })
 }
 
 // withdraw tells the store that nobody waits for a call any more.
 func (c *client) withdraw(op wire.Op, id uint64) {
-	if op.Waits() {
-		c.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpCancel, ID: id}) })
-		c.out.Flush()
+	if !op.Waits() {
+		return
+	}
+	c.mu.Lock()
+	c.cancelled[id] = struct{}{}
+	l := c.line
+	if l != nil {
+		l.cancel(id)
+	}
+	c.mu.Unlock()
+	if l != nil {
+		l.out.Flush()
 	}
 }
 
-// abandon gives up a call; it is too late if a reader has taken it.
-func (c *client) abandon(id uint64) bool {
-	return c.take(id) != nil
+func (l *line) cancel(id uint64) {
+	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpCancel, ID: id}) })
 }
 
+// abandon gives up a call; it is too late if a reader has taken it. What was sent may have been carried out.
+func (c *client) abandon(call *clientCall) (given, sent bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls[call.id] != call {
+		return false, false
+	}
+	delete(c.calls, call.id)
+	c.numbers.abandon(call)
+	return true, call.line != nil
+}
+
+// take takes the call that a reply answers.
 func (c *client) take(id uint64) *clientCall {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	call := c.calls[id]
 	delete(c.calls, id)
+	delete(c.cancelled, id)
+	c.numbers.answered(id, call)
 	return call
 }
 
-// takeAll takes all calls, and leaves err to those that come later.
-func (c *client) takeAll(err error) (calls map[uint64]*clientCall, first bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if first = c.err == nil; first {
-		c.err = err
+// takeAll ends all calls with err. Called with mu.
+func (c *client) endAll(err error) {
+	for id, call := range c.calls {
+		delete(c.calls, id)
+		c.numbers.abandon(call)
+		call.end(c.outcome(call, err))
 	}
-	calls, c.calls = c.calls, map[uint64]*clientCall{}
-	for _, call := range calls {
-		call.err = c.err
-	}
-	return calls, first
 }
 
-var errGoodbye = errors.New("it has shut down")
-
-func (c *client) broken(err error) error {
-	e := &Error{Key: c.addr, Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
-	switch {
-	case errors.Is(err, errGoodbye):
-		e.Code = wire.CodeLeft
-	case errors.Is(err, io.EOF):
-		e.Detail = "it closed the connection"
-	case c.out.Err() != nil:
-		e.Detail = c.out.Err().Error()
+// outcome is what err means for call: if it changes something and was sent, nobody knows.
+func (c *client) outcome(call *clientCall, err error) error {
+	e, ok := errors.AsType[*Error](err)
+	if !ok || call.line == nil || !call.req.Op.Numbered() {
+		return err
 	}
-	return e
+	own := *e
+	own.Err = fmt.Errorf("%w: %w", ErrUnknown, e.Err)
+	return &own
 }
 
-// fail ends the connection, and all calls, now and later, with err. Whoever has the turn to read calls it, once, and keeps the turn.
-func (c *client) fail(err error) {
-	_ = c.conn.Close()
-	calls, _ := c.takeAll(err)
-	for _, call := range calls {
-		call.done <- struct{}{}
-	}
-	c.logger.Debug("store connection ended", "addr", c.addr, "err", err)
-	close(c.ended)
+func (call *clientCall) end(err error) {
+	call.err = err
+	call.done <- struct{}{} // from here on call is somebody else's
 }
 
 // Close says goodbye and waits, shortly, until the server has heard it: its ranks have left then, and are not
 // lost. Calls in progress end at once: what the server still answers is nobody's.
 func (c *client) Close() error {
-	calls, first := c.takeAll(ErrClosed)
-	for _, call := range calls {
-		call.done <- struct{}{}
-	}
+	c.mu.Lock()
+	first := !c.closed
+	c.closed = true
+	c.endAll(ErrClosed)
+	c.silence.timer.Stop()
+	c.turn.idle.Stop()
+	l := c.line
+	c.mu.Unlock()
 	if first {
-		c.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpGoodbye}) })
-		c.out.Flush()
-		c.readToEnd()
+		c.stop()
+		c.numbers.wake()
+		if l == nil {
+			close(c.ended)
+		} else {
+			l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpGoodbye}) })
+			l.out.Flush()
+			c.readToEnd(l)
+		}
 	}
 	<-c.ended
-	c.pipe.Done()
 	c.turn.background.Wait()
+	if l != nil {
+		l.pipe.Done()
+	}
 	return nil
+}
+
+// numbers are those of the requests that change something: 1, 2, 3 … in the order in which they are sent.
+type numbers struct {
+	acked uint64     // the answers to all up to this one have come
+	open  []numbered // from acked+1 on
+	held  int        // requests that have a number, or will get one
+	room  chan struct{}
+	gone  map[uint64]uint64 // numbers of calls that were given up, by id
+}
+
+// numbered is one of them, until its answer has come.
+type numbered struct {
+	id       uint64
+	call     *clientCall // nil if it was given up
+	answered bool
+}
+
+// mostNumbered is how many may be open: the store keeps its answers for so many.
+const mostNumbered = 1000
+
+func (n *numbers) full() bool { return n.held >= mostNumbered }
+
+// wait waits until there may be room.
+func (n *numbers) wait(ctx context.Context) error {
+	select {
+	case <-n.room:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (n *numbers) wake() {
+	select {
+	case n.room <- struct{}{}:
+	default:
+	}
+}
+
+func (n *numbers) next(call *clientCall) uint64 {
+	n.open = append(n.open, numbered{id: call.id, call: call})
+	return n.acked + uint64(len(n.open))
+}
+
+// abandon notes that nobody waits for call any more. If it was sent, its number stays open until it is answered.
+func (n *numbers) abandon(call *clientCall) {
+	switch {
+	case call.number != 0:
+		n.open[call.number-n.acked-1].call = nil
+		if n.gone == nil {
+			n.gone = map[uint64]uint64{}
+		}
+		n.gone[call.id] = call.number
+	case call.req.Op.Numbered():
+		n.held--
+		n.wake()
+	}
+}
+
+// answered notes that the reply to a call has come; call is nil if it was given up.
+func (n *numbers) answered(id uint64, call *clientCall) {
+	var number uint64
+	if call != nil {
+		number = call.number
+	} else if number = n.gone[id]; number != 0 {
+		delete(n.gone, id)
+	}
+	if number == 0 {
+		return
+	}
+	n.open[number-n.acked-1] = numbered{answered: true}
+	k := 0
+	for k < len(n.open) && n.open[k].answered {
+		k++
+	}
+	n.open = n.open[k:]
+	n.acked += uint64(k)
+	n.held -= k
+	if k > 0 {
+		n.wake()
+	}
 }

@@ -32,19 +32,20 @@ var longAgo = time.Unix(1, 0)
 
 // lead reads, if nobody else does, until call id is answered, ctx ends, or the connection does.
 func (c *client) lead(ctx context.Context, id uint64) {
-	if !c.takeTurn(id) {
+	l := c.takeTurn(id)
+	if l == nil {
 		return
 	}
 	stop := context.AfterFunc(ctx, func() { c.interrupt(id) })
 	defer stop()
 	for {
-		answered, err := c.readOne()
+		answered, err := c.readOne(l)
 		switch {
 		case err != nil && c.wasInterrupted():
 			c.passTurn()
 			return
 		case err != nil:
-			c.fail(c.broken(err))
+			c.broke(l, err)
 			return
 		case answered == id:
 			c.passTurn()
@@ -54,14 +55,14 @@ func (c *client) lead(ctx context.Context, id uint64) {
 }
 
 // takeTurn makes the caller of id the reader, unless somebody else is, or has read its reply already.
-func (c *client) takeTurn(id uint64) bool {
+func (c *client) takeTurn(id uint64) *line {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.turn.taken || c.calls[id] == nil {
-		return false
+	if c.turn.taken || c.calls[id] == nil || c.line == nil {
+		return nil
 	}
 	c.turn.taken, c.turn.leader = true, id
-	return true
+	return c.line
 }
 
 // interrupt ends the read of the leader, if that still is the caller of id.
@@ -77,7 +78,7 @@ func (c *client) interrupt(id uint64) {
 func (c *client) stopLeader() {
 	if c.turn.leader != 0 {
 		c.turn.interrupted = true
-		_ = c.conn.SetReadDeadline(longAgo)
+		_ = c.line.conn.SetReadDeadline(longAgo)
 	}
 }
 
@@ -96,13 +97,14 @@ func (c *client) passTurn() {
 	if t.interrupted {
 		t.interrupted = false
 		until := time.Time{}
-		if c.err != nil {
+		if c.closed {
 			until = time.Now().Add(goodbyeTime)
 		}
-		_ = c.conn.SetReadDeadline(until)
+		_ = c.line.conn.SetReadDeadline(until)
 	}
-	if len(c.calls) > 0 || c.err != nil {
-		t.background.Go(c.readOn)
+	if len(c.calls) > 0 || c.closed {
+		l := c.line
+		t.background.Go(func() { c.readOn(l) })
 		return
 	}
 	c.rest()
@@ -125,22 +127,23 @@ func (c *client) rested() {
 	t := &c.turn
 	t.armed = false
 	switch {
-	case c.err != nil || t.taken:
+	case c.closed || t.taken || c.line == nil:
 	case t.used:
 		t.used = false
 		t.armed = true
 		t.idle.Reset(idleAfter)
 	default:
 		t.taken, t.leader = true, 0
-		t.background.Go(c.readOn)
+		l := c.line
+		t.background.Go(func() { c.readOn(l) })
 	}
 }
 
 // readOn reads until nobody waits, or the connection ends. It has the turn.
-func (c *client) readOn() {
+func (c *client) readOn(l *line) {
 	for {
-		if _, err := c.readOne(); err != nil {
-			c.fail(c.broken(err))
+		if _, err := c.readOne(l); err != nil {
+			c.broke(l, err)
 			return
 		}
 		if c.quiet() {
@@ -153,7 +156,7 @@ func (c *client) readOn() {
 func (c *client) quiet() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.calls) > 0 || c.err != nil {
+	if len(c.calls) > 0 || c.closed {
 		return false
 	}
 	c.rest()
@@ -161,27 +164,27 @@ func (c *client) quiet() bool {
 }
 
 // readToEnd sees to it that somebody reads until the connection ends, and no longer than goodbyeTime.
-func (c *client) readToEnd() {
-	_ = c.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
+func (c *client) readToEnd(l *line) {
+	_ = l.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
 	c.mu.Lock()
-	c.turn.idle.Stop()
 	mine := !c.turn.taken
 	c.turn.taken = true
 	c.stopLeader()
 	c.mu.Unlock()
 	if mine {
-		c.readOn()
+		c.readOn(l)
 	}
 }
 
 // readOne reads a frame and completes its call, if somebody still waits for it.
-func (c *client) readOne() (id uint64, err error) {
-	h, body, owned, err := readFrame(c.conn, c.in, c.buf)
-	if err == nil && h.Op == wire.OpGoodbye && h.ID == 0 {
-		err = errGoodbye
-	}
+func (c *client) readOne(l *line) (id uint64, err error) {
+	h, body, owned, err := readFrame(l.conn, l.in, l.buf)
 	if err != nil {
 		return 0, err
+	}
+	c.heard.Store(true)
+	if h.ID == 0 {
+		return 0, c.told(l, h.Op)
 	}
 	call := c.take(h.ID)
 	if call == nil {
@@ -191,7 +194,28 @@ func (c *client) readOne() (id uint64, err error) {
 		body = append(make([]byte, 0, len(body)), body...)
 	}
 	err = call.rep.Parse(h, body)
-	call.err = err
-	call.done <- struct{}{} // from here on call is somebody else's
+	if err == nil && h.Op == wire.OpJoin && h.Code == wire.CodeOK {
+		c.joined(call.rep.Rev)
+	}
+	call.end(err)
 	return h.ID, err
+}
+
+// told is what the store says without having been asked.
+func (c *client) told(l *line, op wire.Op) error {
+	switch op {
+	case wire.OpGoodbye:
+		return errGoodbye
+	case wire.OpProbe:
+		l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpProbe}) })
+		l.out.Flush()
+	}
+	return nil
+}
+
+// joined notes that a rank has joined in this session.
+func (c *client) joined(generation uint64) {
+	c.mu.Lock()
+	c.session.joined[generation] = true
+	c.mu.Unlock()
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
@@ -19,13 +20,15 @@ type conn struct {
 	server  *Server
 	limits  ServerLimits
 	peer    string // its address
-	who     string // what it called itself
+	hello   wire.Request
 	in      frames // owned by who reads
 	req     wire.Request
 	rep     wire.Reply
-	session uint64
-	lazy    bool   // the loop flushes what is answered in line
-	id      uint64 // of the hello
+	session atomic.Uint64 // 0 before it is open
+	lazy    bool          // the loop flushes what is answered in line
+	heard   atomic.Bool   // something came since the server last looked
+	silent  int           // how often it has looked in vain; with taken, it is the server's watch that has them
+	taken   uint64        // bytes, by the peer
 
 	mu   sync.Mutex // protects the fields below until the session begins
 	nc   net.Conn   // nil once a loop has the socket
@@ -117,6 +120,25 @@ func (c *conn) goodbye() {
 	out.Flush()
 }
 
+// probe asks the peer whether it is there.
+func (c *conn) probe() {
+	c.mu.Lock()
+	out := c.out
+	c.mu.Unlock()
+	if out != nil {
+		out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpProbe, 0, new(wire.Reply)) })
+		out.Flush()
+	}
+}
+
+// grace is how long the session may be without a connection once this one has broken.
+func (c *conn) grace() time.Duration {
+	if c.server.ending() {
+		return 0
+	}
+	return c.limits.Grace
+}
+
 // welcome reads the preface and the hello.
 func (c *conn) welcome(buf []byte) error {
 	_ = c.nc.SetReadDeadline(time.Now().Add(c.limits.Handshake))
@@ -136,7 +158,7 @@ func (c *conn) welcome(buf []byte) error {
 	if c.req.Op != wire.OpHello {
 		return fmt.Errorf("%w: %s before hello", ErrProtocol, c.req.Op)
 	}
-	c.who, c.id = string([]byte(c.req.Key)), c.req.ID
+	c.hello = *own(&c.req)
 	return c.nc.SetReadDeadline(time.Time{})
 }
 
@@ -181,10 +203,21 @@ func (c *conn) next() (ok bool, err error) {
 	if err := c.req.Parse(h, body); err != nil {
 		return false, fmt.Errorf("%s: %w", h.Op, err)
 	}
+	if h.Op == wire.OpLost || h.Op == wire.OpHello && c.session.Load() != 0 {
+		return false, fmt.Errorf("%s: %w", h.Op, wire.ErrUnknownOp)
+	}
 	if !owned && core.Keeps(h.Op) && c.req.Value != nil {
 		c.req.Value = append(make([]byte, 0, len(c.req.Value)), c.req.Value...)
 	}
 	return true, nil
+}
+
+// got takes n bytes that have been read.
+func (c *conn) got(n int) {
+	c.in.got(n)
+	if n > 0 {
+		c.heard.Store(true)
+	}
 }
 
 // read reads until there is a whole request.
@@ -194,7 +227,7 @@ func (c *conn) read(buf []byte) error {
 			return err
 		}
 		n, err := c.nc.Read(c.in.room(buf))
-		if c.in.got(n); n == 0 && err != nil {
+		if c.got(n); n == 0 && err != nil {
 			return err
 		}
 	}

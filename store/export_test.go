@@ -8,7 +8,15 @@ import (
 )
 
 // ConnOf is the connection of a client.
-func ConnOf(e Engine) net.Conn { return e.(*client).conn }
+func ConnOf(e Engine) net.Conn {
+	c := e.(*client)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.line == nil {
+		return nil
+	}
+	return c.line.conn
+}
 
 // Breath is what deadlines get that passed while the process stood still.
 const Breath = breath

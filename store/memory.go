@@ -3,7 +3,9 @@ package store
 import (
 	"bytes"
 	"context"
+	crand "crypto/rand"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -33,6 +35,8 @@ type Memory struct {
 	links   map[uint64]link // sessions that are connections of a Server
 	lastID  uint64
 	closed  bool
+
+	incarnation uint64 // of the state: sessions of another one cannot be taken up again
 }
 
 // call is a Do that waits.
@@ -47,6 +51,7 @@ type link interface {
 	// deliver queues an answer; encode keeps answers that many share from being encoded for each.
 	deliver(e core.Effect, encode *encoder)
 	flush()
+	close()
 }
 
 // A process that was stopped finds all deadlines passed when it goes on, though its peers have kept
@@ -64,6 +69,7 @@ func (m *Memory) open() error {
 	}
 	if m.machine == nil {
 		m.machine = core.New(m.Limits)
+		m.incarnation = rand.Uint64() | 1
 		m.start = time.Now()
 		m.calls = map[core.Ticket]*call{}
 		m.links = map[uint64]link{}
@@ -98,10 +104,14 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 		m.lastID++
 		own.ID = m.lastID
 	}
-	answered := m.machine.Apply(m.now(), own.Session, &own, rep)
+	answered := m.apply(own.Session, &own, rep)
 	var c *call
 	ticket := core.Ticket{Session: own.Session, ID: own.ID}
 	if !answered {
+		if before := m.calls[ticket]; before != nil { // the same call came again: it waits on
+			before.err = ErrClosed
+			close(before.done)
+		}
 		c = &call{rep: rep, done: make(chan struct{})}
 		m.calls[ticket] = c
 	}
@@ -113,6 +123,28 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	}
 	clone(rep)
 	return nil
+}
+
+// apply has the machine carry out a request. Called with mu.
+func (m *Memory) apply(session uint64, req *wire.Request, rep *wire.Reply) (answered bool) {
+	if req.Op == wire.OpHello {
+		req.Old = newToken()
+		if req.Rev != m.incarnation {
+			req.Resume = 0
+		}
+	}
+	answered = m.machine.Apply(m.now(), session, req, rep)
+	if req.Op == wire.OpHello {
+		rep.Rev = m.incarnation
+	}
+	return answered
+}
+
+// newToken is what a client has to know to take its session up again.
+func newToken() []byte {
+	token := make([]byte, 16)
+	_, _ = crand.Read(token) // never fails
+	return token
 }
 
 // await waits for c's answer, and withdraws it when ctx ends.
@@ -190,30 +222,47 @@ func (m *Memory) tick() {
 	m.release()
 }
 
-// attach makes a session whose answers go to l.
-func (m *Memory) attach(l link) (session uint64, err error) {
+// attach opens the session that hello asks for, or takes it up again. Its answers go to l from now on, and no request of the
+// link that it had before is carried out any more; that link is returned, to be closed.
+func (m *Memory) attach(l link, hello *wire.Request, welcome *wire.Reply) (session uint64, before link, err error) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	if err := m.open(); err != nil {
-		return 0, err
+		m.mu.Unlock()
+		return 0, nil, err
 	}
-	var rep wire.Reply
-	m.machine.Apply(m.now(), core.Local, &wire.Request{Op: wire.OpHello}, &rep)
-	session = uint64(rep.N)
+	m.apply(core.Local, hello, welcome)
+	session = uint64(welcome.N)
+	before = m.links[session]
 	m.links[session] = l
-	return session, nil
+	m.release()
+	return session, before, nil
 }
 
-// detach ends a session: by goodbye, or lost.
-func (m *Memory) detach(session uint64, how wire.Op) {
+// attached reports whether session's answers still go to l. Called with mu.
+func (m *Memory) attached(session uint64, l link) bool { return !m.closed && m.links[session] == l }
+
+// detach ends a session: by goodbye, or lost, if l is its link. One that is lost may come back until grace has passed.
+func (m *Memory) detach(session uint64, l link, how wire.Op, grace time.Duration) {
 	m.mu.Lock()
-	delete(m.links, session)
-	if m.closed {
+	if !m.attached(session, l) {
 		m.mu.Unlock()
 		return
 	}
-	m.machine.Apply(m.now(), session, &wire.Request{Op: how}, new(wire.Reply))
+	delete(m.links, session)
+	m.machine.Apply(m.now(), session, &wire.Request{Op: how, TTL: grace}, new(wire.Reply))
 	m.release()
+}
+
+// awaited are the sessions that others wait for.
+func (m *Memory) awaited() map[uint64]bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.machine == nil {
+		return nil
+	}
+	sessions := map[uint64]bool{}
+	m.machine.Awaited(func(session uint64) { sessions[session] = true })
+	return sessions
 }
 
 // Keys is the number of entries.
@@ -302,7 +351,7 @@ func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(
 // decides reports whether the end of a call to op is something that others must agree on.
 func decides(op wire.Op) bool {
 	switch op {
-	case wire.OpJoin, wire.OpCollect, wire.OpSend, wire.OpRecv:
+	case wire.OpJoin, wire.OpCollect, wire.OpRecv:
 		return true
 	}
 	return false

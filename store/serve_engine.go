@@ -5,41 +5,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/muster-pg/muster/wire"
 )
 
-// serveEngine serves c from any engine: each call has a goroutine, since it may wait.
-func (c *conn) serveEngine(e Engine, buf []byte) error {
-	ctx, cancel := context.WithCancel(context.Background())
-	var rep wire.Reply
-	if err := e.Do(ctx, &wire.Request{Op: wire.OpHello}, &rep); err != nil {
-		cancel()
-		return err
-	}
-	calls := &engineCalls{conn: c, engine: e, session: uint64(rep.N), cancels: map[uint64]context.CancelFunc{}}
-	c.reply(wire.OpHello, c.id, &rep)
-	c.out.Flush()
-	how, err := calls.run(ctx, buf)
-	// The session ends first, so that no call of it is cancelled: its ranks have left or are lost.
-	_ = e.Do(context.Background(), &wire.Request{Op: how, Session: calls.session}, &rep)
-	cancel()
-	calls.running.Wait()
-	return err
-}
-
-// engineCalls are the calls of one connection.
-type engineCalls struct {
-	conn    *conn
+// engineSession is a session on an engine that is no Memory: each of its calls has a goroutine, since it may wait. It
+// outlives its connections; the server ends it when it is lost.
+type engineSession struct {
 	engine  Engine
-	session uint64
+	id      uint64
+	ctx     context.Context // until the session ends
+	cancel  context.CancelFunc
 	running sync.WaitGroup
 
-	mu      sync.Mutex // protects cancels
+	order sync.Mutex // held while a numbered request is carried out: they have an order
+
+	mu      sync.Mutex // protects the fields below
+	conn    *conn      // nil while it has none
 	cancels map[uint64]context.CancelFunc
+	lost    *time.Timer // runs while it has none
 }
 
 // mostCalls bounds the calls of one connection that run at once, mostQuick those that need not wait: each
@@ -49,9 +38,108 @@ const (
 	mostQuick = 16
 )
 
-// run starts calls until the connection ends, and says how.
-func (s *engineCalls) run(ctx context.Context, buf []byte) (how wire.Op, err error) {
-	c := s.conn
+// serveEngine serves c from any engine.
+func (c *conn) serveEngine(e Engine, buf []byte) error {
+	var welcome wire.Reply
+	if err := e.Do(context.Background(), &c.hello, &welcome); err != nil {
+		return err
+	}
+	if welcome.Code != wire.CodeOK {
+		return CodeError(welcome.Code)
+	}
+	s := c.server.engineSession(e, uint64(welcome.N))
+	s.take(c)
+	c.session.Store(s.id)
+	c.reply(wire.OpHello, c.hello.ID, &welcome)
+	c.out.Flush()
+	err := s.run(c, buf)
+	c.server.letGo(s, c, err)
+	return err
+}
+
+// engineSession finds a session that is taken up again, or makes it.
+func (s *Server) engineSession(e Engine, id uint64) *engineSession {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	es := s.sessions[id]
+	if es == nil {
+		es = &engineSession{engine: e, id: id, cancels: map[uint64]context.CancelFunc{}}
+		es.ctx, es.cancel = context.WithCancel(context.Background())
+		s.sessions[id] = es
+	}
+	return es
+}
+
+// letGo ends a session whose connection is over, at once or when its time to come back has passed.
+func (s *Server) letGo(es *engineSession, c *conn, err error) {
+	es.mu.Lock()
+	defer es.mu.Unlock()
+	if es.conn != c {
+		return
+	}
+	es.conn = nil
+	req := wire.Request{Op: wire.OpLost, Session: es.id, TTL: c.grace()}
+	if errors.Is(err, errDone) {
+		req = wire.Request{Op: wire.OpGoodbye, Session: es.id}
+	}
+	_ = es.engine.Do(context.Background(), &req, new(wire.Reply))
+	if req.TTL == 0 {
+		go s.forgetSession(es)
+		return
+	}
+	es.lost = time.AfterFunc(req.TTL, func() { s.forgetSession(es) })
+}
+
+// forgetSession takes out a session that has ended. That its calls are cancelled after that is nothing the engine hears as a cancel.
+func (s *Server) forgetSession(es *engineSession) {
+	es.mu.Lock()
+	back := es.conn != nil
+	es.mu.Unlock()
+	if back {
+		return
+	}
+	s.mu.Lock()
+	if s.sessions[es.id] == es {
+		delete(s.sessions, es.id)
+	}
+	s.mu.Unlock()
+	es.cancel()
+	es.running.Wait()
+}
+
+// lose tells the engine that the session is lost.
+func (s *engineSession) lose() {
+	_ = s.engine.Do(context.Background(), &wire.Request{Op: wire.OpLost, Session: s.id}, new(wire.Reply))
+	s.mu.Lock()
+	s.conn = nil
+	s.mu.Unlock()
+}
+
+// take makes c the connection of s. No request of the one before it is begun any more.
+func (s *engineSession) take(c *conn) {
+	s.order.Lock()
+	defer s.order.Unlock()
+	s.mu.Lock()
+	before := s.conn
+	s.conn = c
+	if s.lost != nil {
+		s.lost.Stop()
+	}
+	s.mu.Unlock()
+	if before != nil {
+		before.close()
+	}
+}
+
+// has reports whether c still is the connection of s.
+func (s *engineSession) has(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conn == c
+}
+
+// run starts calls until the connection ends.
+func (s *engineSession) run(c *conn, buf []byte) error {
 	drained := make(chan struct{}, 1)
 	c.out.Drained = func() {
 		select {
@@ -65,53 +153,80 @@ func (s *engineCalls) run(ctx context.Context, buf []byte) (how wire.Op, err err
 			<-drained
 		}
 		if err := c.read(buf); err != nil {
-			return wire.OpLost, err
+			return err
 		}
 		switch c.req.Op {
 		case wire.OpGoodbye:
-			return wire.OpGoodbye, errDone
-		case wire.OpHello:
-			return wire.OpLost, wire.ErrUnknownOp
+			return errDone
 		case wire.OpCancel:
-			s.cancel(c.req.ID)
+			s.withdraw(c.req.ID)
+			continue
+		case wire.OpProbe:
 			continue
 		}
-		call, ok := s.begin(ctx, c.req.ID)
-		if !ok {
-			c.reply(c.req.Op, c.req.ID, &wire.Reply{Code: wire.CodeTooLarge, Detail: fmt.Sprintf("the limit is %d calls at once", mostCalls)})
-			c.out.Flush()
-			continue
+		if err := s.start(c, quick); err != nil {
+			return err
 		}
-		req := own(&c.req)
-		req.Session = s.session
-		waits := req.Op.Waits()
-		if !waits {
-			quick <- struct{}{}
-		}
-		s.running.Go(func() {
-			s.do(call, req)
-			if !waits {
-				<-quick
-			}
-			if ctx.Err() == nil { // otherwise the session is over, and what the engine says of that is not for its peer
-				c.out.Flush()
-			}
-		})
 	}
 }
 
-// begin makes a call's context, unless there are too many.
-func (s *engineCalls) begin(ctx context.Context, id uint64) (call context.Context, ok bool) {
+// start starts the call that c has read.
+func (s *engineSession) start(c *conn, quick chan struct{}) error {
+	if c.req.Number != 0 {
+		s.order.Lock()
+		defer s.order.Unlock()
+		if !s.has(c) {
+			return net.ErrClosed
+		}
+		c.req.Session = s.id
+		s.do(s.ctx, &c.req)
+		return nil
+	}
+	call, ok := s.begin(c)
+	if !ok {
+		return nil
+	}
+	req := own(&c.req)
+	req.Session = s.id
+	waits := req.Op.Waits()
+	if !waits {
+		quick <- struct{}{}
+	}
+	s.running.Go(func() {
+		s.do(call, req)
+		s.end(req.ID)
+		if !waits {
+			<-quick
+		}
+	})
+	return nil
+}
+
+// begin makes a call's context, unless it is under way, or there are too many.
+func (s *engineSession) begin(c *conn) (call context.Context, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.cancels) >= mostCalls || s.cancels[id] != nil {
+	id := c.req.ID
+	switch {
+	case s.conn != c || s.cancels[id] != nil: // after a reconnect a call that waits comes again
+		return nil, false
+	case len(s.cancels) >= mostCalls:
+		c.reply(c.req.Op, id, &wire.Reply{Code: wire.CodeFull, Detail: fmt.Sprintf("the limit is %d calls at once", mostCalls)})
+		c.out.Flush()
 		return nil, false
 	}
-	call, s.cancels[id] = context.WithCancel(ctx)
+	call, s.cancels[id] = context.WithCancel(s.ctx)
 	return call, true
 }
 
-func (s *engineCalls) cancel(id uint64) {
+func (s *engineSession) end(id uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancels[id]()
+	delete(s.cancels, id)
+}
+
+func (s *engineSession) withdraw(id uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if cancel := s.cancels[id]; cancel != nil {
@@ -119,7 +234,9 @@ func (s *engineCalls) cancel(id uint64) {
 	}
 }
 
-func (s *engineCalls) do(ctx context.Context, req *wire.Request) {
+// do has the engine carry out a request, and answers it on the connection that the session has then. If it has none, it
+// will be asked again.
+func (s *engineSession) do(ctx context.Context, req *wire.Request) {
 	var rep wire.Reply
 	if err := s.engine.Do(ctx, req, &rep); err != nil {
 		rep = wire.Reply{Code: failureCode(err), Detail: err.Error()}
@@ -128,13 +245,12 @@ func (s *engineCalls) do(ctx context.Context, req *wire.Request) {
 		}
 	}
 	s.mu.Lock()
-	cancel := s.cancels[req.ID]
-	delete(s.cancels, req.ID)
+	c := s.conn
 	s.mu.Unlock()
-	if cancel != nil {
-		cancel()
+	if c != nil && s.ctx.Err() == nil { // otherwise the session is over, and what the engine says of that is not for its peer
+		c.reply(req.Op, req.ID, &rep)
+		c.out.Flush()
 	}
-	s.conn.reply(req.Op, req.ID, &rep)
 }
 
 // own is req in memory of its own: the buffer that it was parsed from is used again.

@@ -30,7 +30,7 @@ func (c *conn) serveMemory(m *Memory, buf []byte) error {
 		} else if n, fault := c.nc.Read(c.in.room(buf)); n == 0 && fault != nil {
 			return c.end(m, fault)
 		} else {
-			c.in.got(n)
+			c.got(n)
 		}
 		held, err = c.carryOut(m)
 	}
@@ -65,7 +65,7 @@ func (c *loopConn) Readable(buf []byte) error {
 	if err != nil {
 		return err
 	}
-	c.in.got(n)
+	c.got(n)
 	c.lazy = true
 	held, err := c.carryOut(c.memory)
 	c.in.giveBack()
@@ -92,27 +92,31 @@ func (c *loopConn) pauseIf(held bool) {
 // Ended implements transport.Reader.
 func (c *loopConn) Ended(err error) { c.server.ended(c.conn, c.end(c.memory, err)) }
 
-// open opens the session, answers the hello, and carries out what came right behind it.
+// open opens the session, or takes it up again, answers the hello, and carries out what came right behind it.
 func (c *conn) open(m *Memory) (held bool, err error) {
-	session, err := m.attach(c)
+	var welcome wire.Reply
+	session, before, err := m.attach(c, &c.hello, &welcome)
 	if err != nil {
 		return false, err
 	}
-	c.session = session
-	c.reply(wire.OpHello, c.id, &wire.Reply{N: int64(session)})
+	if before != nil {
+		before.close()
+	}
+	c.session.Store(session)
+	c.reply(wire.OpHello, c.hello.ID, &welcome)
 	held, err = c.carryOut(m)
 	c.in.giveBack()
 	return held, err
 }
 
-// end ends the session: by goodbye, or lost.
+// end ends the session by goodbye, or lets go of it: it is lost if it is not taken up again in time.
 func (c *conn) end(m *Memory, err error) error {
-	if c.session != 0 {
+	if session := c.session.Load(); session != 0 {
 		how := wire.OpLost
 		if errors.Is(err, errDone) {
 			how = wire.OpGoodbye
 		}
-		m.detach(c.session, how)
+		m.detach(session, c, how, c.grace())
 	}
 	if cause := c.out.Err(); cause != nil {
 		return cause
@@ -142,8 +146,9 @@ func (c *conn) carryOut(m *Memory) (held bool, err error) {
 
 // turn carries out a batch of requests under one lock; full is that the answers should be written first.
 func (c *conn) turn(m *Memory) (more, full bool, err error) {
+	session := c.session.Load()
 	m.mu.Lock()
-	if m.closed {
+	if !m.attached(session, c) {
 		m.mu.Unlock()
 		return false, false, net.ErrClosed
 	}
@@ -154,12 +159,12 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 			return false, false, err
 		}
 		switch c.req.Op {
-		case wire.OpHello:
-			return false, false, wire.ErrUnknownOp
+		case wire.OpProbe:
+			continue
 		case wire.OpGoodbye:
 			return false, false, errDone
 		}
-		if m.machine.Apply(now, c.session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
+		if m.machine.Apply(now, session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
 			if c.reply(c.req.Op, c.req.ID, &c.rep) > unreadPause {
 				return true, true, nil
 			}

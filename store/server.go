@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +23,11 @@ type ServerLimits struct {
 	Conns     int           // connections at once; default 65,536
 	Handshake time.Duration // from accept to hello; default 10 s
 	Unread    int           // bytes of answers that wait for one slow peer; default 64 MiB
+	// Grace is how long a session whose connection has broken may take to come back, before it is lost; default 500 ms.
+	Grace time.Duration
+	// Silence is after how long a peer is lost that does not answer probes; default 15 s. If others wait for one of its
+	// ranks it is a second.
+	Silence time.Duration
 }
 
 func (l ServerLimits) withDefaults() ServerLimits {
@@ -32,6 +39,12 @@ func (l ServerLimits) withDefaults() ServerLimits {
 	}
 	if l.Unread == 0 {
 		l.Unread = 64 << 20
+	}
+	if l.Grace == 0 {
+		l.Grace = 500 * time.Millisecond
+	}
+	if l.Silence == 0 {
+		l.Silence = 15 * time.Second
 	}
 	return l
 }
@@ -50,10 +63,12 @@ type Server struct {
 	mu        sync.Mutex // protects the fields below
 	listeners map[net.Listener]struct{}
 	conns     map[*conn]struct{}
+	sessions  map[uint64]*engineSession // of an Engine that is no Memory
 	loops     []*transport.Loop
 	adopted   int // connections that a loop was given; they take turns
 	stopping  bool
-	running   sync.WaitGroup // connections
+	stopped   chan struct{}  // closed with stopping
+	running   sync.WaitGroup // connections, and watch
 }
 
 // Listen listens on exactly addr, a host:port: an IPv4 address is not an IPv6 one as well, as it would
@@ -108,6 +123,9 @@ func (s *Server) admit(l net.Listener) error {
 	}
 	if s.listeners == nil {
 		s.listeners, s.conns = map[net.Listener]struct{}{}, map[*conn]struct{}{}
+		s.sessions = map[uint64]*engineSession{}
+		s.stopped = make(chan struct{})
+		s.running.Go(s.watch)
 	}
 	s.listeners[l] = struct{}{}
 	return nil
@@ -151,9 +169,9 @@ func (s *Server) start(nc net.Conn) {
 func (s *Server) ended(c *conn, err error) {
 	switch {
 	case errors.Is(err, errDone), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
-		s.log().Debug("connection ended", "peer", c.peer, "who", c.who, "err", err)
+		s.log().Debug("connection ended", "peer", c.peer, "who", c.hello.Key, "err", err)
 	default:
-		s.log().Warn("connection ended", "peer", c.peer, "who", c.who, "err", err)
+		s.log().Warn("connection ended", "peer", c.peer, "who", c.hello.Key, "err", err)
 	}
 	s.mu.Lock()
 	delete(s.conns, c)
@@ -185,6 +203,9 @@ func (s *Server) loop() *transport.Loop {
 func (s *Server) stop() []*conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.stopping && s.stopped != nil {
+		close(s.stopped)
+	}
 	s.stopping = true
 	for l := range s.listeners {
 		_ = l.Close()
@@ -210,7 +231,12 @@ func (s *Server) wait() {
 	s.running.Wait()
 	s.mu.Lock()
 	loops := s.loops
+	sessions := slices.Collect(maps.Values(s.sessions))
 	s.mu.Unlock()
+	for _, es := range sessions { // that waited for their peers to come back
+		es.lose()
+		s.forgetSession(es)
+	}
 	for _, l := range loops {
 		l.Close()
 	}

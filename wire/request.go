@@ -8,6 +8,8 @@ type Request struct {
 	Op      Op
 	ID      uint64        // of the call, chosen by the caller
 	Session uint64        // of the caller; set by the server, never on the wire
+	Number  uint64        // of a request that changes something: 1, 2, 3 … in its session; 0: it is carried out each time it comes
+	Acked   uint64        // with Number: the answers to all up to this one have come
 	Timeout time.Duration // what is left of the caller's deadline; 0 is none
 	Key     string        // or a prefix
 	Keys    []string
@@ -16,7 +18,9 @@ type Request struct {
 	Delta   int64         // OpAdd; OpList: how many at most
 	TTL     time.Duration // the entry, or the message, goes when it has passed; 0 is never
 	Reads   uint32        // the entry goes with its last read; 0 is never
-	Rev     uint64        // OpChanges: after this revision
+	Rev     uint64        // OpChanges: after this revision; OpHello: the incarnation that Resume is of; OpBackup: from this byte on
+	Lease   uint64        // OpSet: the entry goes with it; OpKeep, OpRevoke: this one
+	Resume  uint64        // OpHello: the session to take up again, with its token in Value; 0 is a new one
 	Group   Contribution  // operations of groups
 }
 
@@ -95,7 +99,7 @@ func (f Fold) Valid() bool {
 }
 
 // field is a set of parts of a request's body, in the order in which they travel.
-type field uint16
+type field uint32
 
 const (
 	fTimeout field = 1 << iota
@@ -107,49 +111,68 @@ const (
 	fTTL
 	fReads
 	fRev
-	fSeat // generation and rank
-	fRoll // group, run, size, label
-	fCast // channel, seq, root, verb, type
-	fVote // label, want, root-only, fold
-	fNo   // no, reason
+	fSeat   // generation and rank
+	fRoll   // group, run, size, label
+	fCast   // channel, seq, root, verb, type
+	fVote   // label, want, root-only, fold
+	fNo     // no, reason
+	fNumber // number, acked
+	fLease  // lease
+	fResume // resume, rev
 )
 
 // fields says which parts each operation's body has.
 var fields = [opEnd]field{
-	OpHello:   fKey,
+	OpHello:   fKey | fValue | fOld | fResume,
 	OpGoodbye: 0,
 	OpCancel:  0,
 	OpPing:    0,
 	OpGet:     fKey,
-	OpSet:     fKey | fValue | fTTL | fReads,
+	OpSet:     fNumber | fKey | fValue | fTTL | fReads | fLease,
 	OpWait:    fTimeout | fKeys,
-	OpAdd:     fKey | fDelta,
-	OpSwap:    fKey | fValue | fOld,
-	OpAppend:  fKey | fValue,
-	OpDelete:  fKeys,
+	OpAdd:     fNumber | fKey | fDelta,
+	OpSwap:    fNumber | fKey | fValue | fOld,
+	OpAppend:  fNumber | fKey | fValue,
+	OpDelete:  fNumber | fKeys,
 	OpList:    fKey | fKeys | fDelta,
 	OpChanges: fTimeout | fKey | fRev,
 	OpJoin:    fTimeout | fValue | fSeat | fRoll,
-	OpLeave:   fSeat | fNo,
+	OpLeave:   fNumber | fSeat | fNo,
 	OpFollow:  fTimeout | fSeat,
 	OpCollect: fTimeout | fValue | fSeat | fCast | fVote | fNo,
-	OpSend:    fTimeout | fValue | fTTL | fSeat | fCast,
+	OpSend:    fNumber | fValue | fTTL | fSeat | fCast,
 	OpRecv:    fTimeout | fSeat | fCast,
-	OpExpire:  fSeat,
+	OpExpire:  fNumber | fSeat,
+	OpLost:    fTTL,
+	OpTake:    fNumber | fKeys,
+	OpRoom:    fTimeout | fDelta | fSeat | fCast,
+	OpGrant:   fNumber | fTTL,
+	OpKeep:    fLease,
+	OpRevoke:  fNumber | fLease,
+	OpSkip:    fNumber,
+	OpProof:   fValue,
+	OpBackup:  fRev,
 }
 
 // Flags of a request: which of the optional parts are there.
 const (
-	flagValue uint8 = 1 << iota // Value is not nil
-	flagOld                     // Old is not nil
-	flagNo                      // the vote is no
+	flagValue  uint8 = 1 << iota // Value is not nil
+	flagOld                      // Old is not nil
+	flagNo                       // the vote is no
+	flagNumber                   // Number is not 0
+	flagLease                    // Lease is not 0
+	flagResume                   // Resume is not 0
 )
 
-// AppendRequest appends r as one frame. OpLost has none: it is never on the wire.
+// AppendRequest appends r as one frame.
 func AppendRequest(b []byte, r *Request) []byte {
 	start := len(b)
 	f := fields[r.Op]
 	b = AppendHeader(b, Header{Op: r.Op, Flags: r.flags(f), ID: r.ID})
+	if f&fNumber != 0 && r.Number != 0 {
+		b = appendU64(b, r.Number)
+		b = appendU64(b, r.Acked)
+	}
 	if f&fTimeout != 0 {
 		b = appendDuration(b, r.Timeout)
 	}
@@ -177,20 +200,29 @@ func AppendRequest(b []byte, r *Request) []byte {
 	if f&fRev != 0 {
 		b = appendU64(b, r.Rev)
 	}
+	if f&fLease != 0 && r.Lease != 0 {
+		b = appendU64(b, r.Lease)
+	}
+	if f&fResume != 0 && r.Resume != 0 {
+		b = appendU64(b, r.Resume)
+		b = appendU64(b, r.Rev)
+	}
 	b = r.Group.append(b, f)
 	return finish(b, start)
 }
 
 func (r *Request) flags(f field) (flags uint8) {
-	if f&fValue != 0 && r.Value != nil {
-		flags |= flagValue
+	set := func(part field, there bool, flag uint8) {
+		if f&part != 0 && there {
+			flags |= flag
+		}
 	}
-	if f&fOld != 0 && r.Old != nil {
-		flags |= flagOld
-	}
-	if f&fNo != 0 && r.Group.No != CodeOK {
-		flags |= flagNo
-	}
+	set(fValue, r.Value != nil, flagValue)
+	set(fOld, r.Old != nil, flagOld)
+	set(fNo, r.Group.No != CodeOK, flagNo)
+	set(fNumber, r.Number != 0, flagNumber)
+	set(fLease, r.Lease != 0, flagLease)
+	set(fResume, r.Resume != 0, flagResume)
 	return flags
 }
 
@@ -229,7 +261,7 @@ func (c *Contribution) append(b []byte, f field) []byte {
 func (r *Request) Parse(h Header, body []byte) error {
 	keys := r.Keys[:0]
 	*r = Request{Op: h.Op, ID: h.ID}
-	if h.Op == 0 || h.Op >= opEnd || h.Op == OpLost {
+	if h.Op == 0 || h.Op >= opEnd {
 		return ErrUnknownOp
 	}
 	f := fields[h.Op]
@@ -237,6 +269,9 @@ func (r *Request) Parse(h Header, body []byte) error {
 		return ErrFlags
 	}
 	p := parser{b: body}
+	if h.Flags&flagNumber != 0 {
+		r.Number, r.Acked = p.u64(), p.u64()
+	}
 	if f&fTimeout != 0 {
 		r.Timeout = p.duration()
 	}
@@ -264,6 +299,12 @@ func (r *Request) Parse(h Header, body []byte) error {
 	if f&fRev != 0 {
 		r.Rev = p.u64()
 	}
+	if h.Flags&flagLease != 0 {
+		r.Lease = p.u64()
+	}
+	if h.Flags&flagResume != 0 {
+		r.Resume, r.Rev = p.u64(), p.u64()
+	}
 	r.Group.parse(&p, f, h.Flags)
 	return p.end()
 }
@@ -278,6 +319,15 @@ func requestFlags(f field) (flags uint8) {
 	}
 	if f&fNo != 0 {
 		flags |= flagNo
+	}
+	if f&fNumber != 0 {
+		flags |= flagNumber
+	}
+	if f&fLease != 0 {
+		flags |= flagLease
+	}
+	if f&fResume != 0 {
+		flags |= flagResume
 	}
 	return flags
 }

@@ -64,7 +64,16 @@ const (
 	OpSend    // puts a message into a stream between two ranks
 	OpRecv    // takes one from it
 	OpExpire  // how many of a rank's messages expired unread
-	OpLost    // the session ended without goodbye: said by a server to its engine, refused on the wire
+	OpLost    // the session's connection ended without goodbye: said by a server to its engine, refused from a peer
+	OpTake    // one read of each of its keys, which have a number of reads left
+	OpRoom    // answered when a stream has room
+	OpGrant   // a lease
+	OpKeep    // keeps a lease alive
+	OpRevoke  // ends a lease, and its entries with it
+	OpSkip    // nothing, under a number that was used
+	OpProbe   // is anybody there: asked by a server, and answered with the same
+	OpProof   // the server's question for the secret, and the proof of it
+	OpBackup  // a piece of a copy of all that the store holds
 	opEnd
 )
 
@@ -72,6 +81,8 @@ var opNames = [opEnd]string{
 	OpHello: "hello", OpGoodbye: "goodbye", OpCancel: "cancel", OpPing: "ping", OpGet: "get", OpSet: "set", OpWait: "wait",
 	OpAdd: "add", OpSwap: "swap", OpAppend: "append", OpDelete: "delete", OpList: "list", OpChanges: "watch", OpJoin: "join",
 	OpLeave: "leave", OpFollow: "follow", OpCollect: "collect", OpSend: "send", OpRecv: "recv", OpExpire: "expire", OpLost: "lost",
+	OpTake: "take", OpRoom: "room", OpGrant: "lease", OpKeep: "keep alive", OpRevoke: "revoke", OpSkip: "skip", OpProbe: "probe",
+	OpProof: "proof", OpBackup: "backup",
 }
 
 func (o Op) String() string {
@@ -81,14 +92,19 @@ func (o Op) String() string {
 	return fmt.Sprintf("op(%d)", uint8(o))
 }
 
-// Waits reports whether an answer to o may take as long as its caller lets it.
+// Waits reports whether an answer to o may take as long as its caller lets it. What waits may be asked again
+// after a reconnect, under the same id: it changes nothing, or is a vote, which counts once.
 func (o Op) Waits() bool {
 	switch o {
-	case OpWait, OpChanges, OpJoin, OpFollow, OpCollect, OpSend, OpRecv:
+	case OpWait, OpChanges, OpJoin, OpFollow, OpCollect, OpRecv, OpRoom:
 		return true
 	}
 	return false
 }
+
+// Numbered reports whether o changes something each time it is carried out. It never waits. A session numbers
+// such requests, and the store carries each number out once.
+func (o Op) Numbered() bool { return o < opEnd && fields[o]&fNumber != 0 }
 
 // Code is an error on the wire. Append-only: docs/protocol.md is the table.
 type Code uint16
@@ -113,12 +129,15 @@ const (
 	CodeLeft             // a rank said goodbye
 	CodeCancelled        // a rank's context ended
 	CodeStale            // a generation that is over, or a sequence that is passed
+	CodeCounted          // the entry is for a number of reads: OpTake is one
+	CodeNoRoom           // the stream is full: OpRoom waits
 	codeEnd
 )
 
 var codeNames = [codeEnd]string{
 	"ok", "not found", "expired", "conflict", "lost", "timed out", "too large", "full", "denied", "unavailable", "unsupported",
 	"compacted", "closed", "invalid", "mismatch", "aborted", "left", "cancelled", "stale",
+	"counted", "no room",
 }
 
 func (c Code) String() string {

@@ -25,8 +25,11 @@ var floors = [][]room{
 		{name: "tensor/tree"},
 		{name: "shm"},
 		{name: "internal/archtest", may: []string{}},
+		{name: "internal/certs", may: []string{}},
 		{name: "internal/core", may: []string{"wire"}, pure: true}, // the state machine
-		{name: "internal/launch"},                                  // starts processes
+		{name: "internal/journal", may: []string{}},                // a log on the disk
+		{name: "internal/journal/disk", may: []string{"internal/journal"}},
+		{name: "internal/launch"}, // starts processes
 		{name: "internal/reduce"},
 		{name: "internal/transport"}, // non-blocking socket I/O
 	},

@@ -2,6 +2,7 @@ package core
 
 import (
 	"bytes"
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -9,30 +10,51 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// entry is a key and its value. The value's bytes never change: a new value is a new slice,
-// so that the old one may still be on its way to somebody.
-type entry struct {
-	key   string
-	value []byte
-	rev   uint64
-	reads uint32 // left; 0 is no limit
-	ttl   clock
-}
-
-func (e *entry) clock() *clock  { return &e.ttl }
-func (e *entry) due(m *Machine) { m.remove(e, wire.ChangeExpire) }
-
 // size is what an entry counts for in Limits.Bytes.
 func size(key string, value []byte) int64 { return int64(len(key) + len(value)) }
 
+// lookup finds the entry of key. One whose time is over is not there, also if it has not been taken out yet.
+func (m *Machine) lookup(key string) *entry {
+	e := m.entries.get(key)
+	if e != nil && m.over(e) {
+		m.remove(e, wire.ChangeExpire)
+		return nil
+	}
+	return e
+}
+
+func (m *Machine) over(e *entry) bool {
+	return e.pos > 0 && m.expiries.at(e) <= m.now || e.lease > 0 && m.held[e.lease-1].ended
+}
+
+// get answers with a value. A read that counts is a change: that is for OpTake, which has a number.
 func (m *Machine) get(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
-	e := m.entries[req.Key]
-	if e == nil {
+	switch e := m.lookup(req.Key); {
+	case e == nil:
 		rep.Code = wire.CodeNotFound
+	case e.reads > 0:
+		rep.Code = wire.CodeCounted
+	default:
+		rep.Value, rep.Rev = e.val(), e.rev
+	}
+	return true
+}
+
+// take reads keys, all or none, and counts it where reads are counted.
+func (m *Machine) take(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
+	if missing, complete := m.firstMissing(req.Keys); !complete {
+		rep.Code, rep.Keys = wire.CodeNotFound, []string{strings.Clone(missing)}
 		return true
 	}
-	rep.Value, rep.Rev = e.value, e.rev
-	m.consume(e)
+	m.fetch(req.Keys, rep)
+	if rep.Code != wire.CodeOK {
+		return true
+	}
+	for _, k := range req.Keys {
+		if e := m.entries.get(k); e != nil {
+			m.consume(e)
+		}
+	}
 	return true
 }
 
@@ -46,27 +68,41 @@ func (m *Machine) consume(e *entry) {
 	}
 }
 
-func (m *Machine) set(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
+func (m *Machine) set(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
 		return refuse(rep, wire.CodeInvalid, "negative TTL")
+	}
+	var l *lease
+	if req.Lease != 0 {
+		if l = m.leaseOf(t, req.Lease, rep); l == nil {
+			return true
+		}
 	}
 	e := m.put(req.Key, req.Value, rep)
 	if e == nil {
 		return true
 	}
+	m.renew(e)
+	m.attach(e, l)
 	e.reads = req.Reads
-	m.disarm(e)
 	if req.TTL > 0 {
-		m.arm(e, m.after(req.TTL))
+		m.expiries.arm(e, m.after(req.TTL))
 	}
-	m.wake(e.key)
+	m.wake(req.Key)
 	return true
+}
+
+// renew makes e an entry for ever.
+func (m *Machine) renew(e *entry) {
+	e.reads = 0
+	m.expiries.disarm(e)
+	m.attach(e, nil)
 }
 
 func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	var old int64
-	if e := m.entries[req.Key]; e != nil {
-		n, err := strconv.ParseInt(string(e.value), 10, 64)
+	if e := m.lookup(req.Key); e != nil {
+		n, err := strconv.ParseInt(string(e.val()), 10, 64)
 		if err != nil {
 			return refuse(rep, wire.CodeInvalid, "what is there is not a decimal number")
 		}
@@ -80,18 +116,18 @@ func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return true
 	}
 	rep.N = old + req.Delta
-	m.wake(e.key)
+	m.wake(req.Key)
 	return true
 }
 
 func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
-	e := m.entries[req.Key]
+	e := m.lookup(req.Key)
 	if e == nil && req.Old != nil {
 		rep.Code = wire.CodeConflict
 		return true
 	}
-	if e != nil && (req.Old == nil || !bytes.Equal(e.value, req.Old)) {
-		rep.Code, rep.Value, rep.Rev = wire.CodeConflict, e.value, e.rev
+	if e != nil && (req.Old == nil || !bytes.Equal(e.val(), req.Old)) {
+		rep.Code, rep.Value, rep.Rev = wire.CodeConflict, e.val(), e.rev
 		return true
 	}
 	if req.Value == nil {
@@ -103,35 +139,31 @@ func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if e = m.put(req.Key, req.Value, rep); e == nil {
 		return true
 	}
-	e.reads = 0
-	m.disarm(e)
-	rep.Value = e.value
-	m.wake(e.key)
+	m.renew(e)
+	rep.Value = e.val()
+	m.wake(req.Key)
 	return true
 }
 
 func (m *Machine) append(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	var old []byte
-	if e := m.entries[req.Key]; e != nil {
-		old = e.value
+	if e := m.lookup(req.Key); e != nil {
+		old = e.val()
 	}
 	n := len(old) + len(req.Value)
-	if n > wire.MaxValue {
-		return refuse(rep, wire.CodeTooLarge, "the value would have "+strconv.Itoa(n)+" bytes, the limit is "+strconv.Itoa(wire.MaxValue))
-	}
 	// Room behind old is nobody's but ours, and is written once: those who still read old do not see it.
 	e := m.put(req.Key, append(old, req.Value...), rep)
 	if e == nil {
 		return true
 	}
 	rep.N = int64(n)
-	m.wake(e.key)
+	m.wake(req.Key)
 	return true
 }
 
 func (m *Machine) delete(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	for _, k := range req.Keys {
-		if e := m.entries[k]; e != nil {
+		if e := m.lookup(k); e != nil {
 			m.remove(e, wire.ChangeDelete)
 			rep.N++
 		}
@@ -142,39 +174,54 @@ func (m *Machine) delete(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 // put gives key a value, with a new revision. Nobody hears of it yet: the caller calls wake. It returns nil, and
 // the answer in rep, if there is no room.
 func (m *Machine) put(key string, value []byte, rep *wire.Reply) *entry {
-	e := m.entries[key]
+	if what, over := m.limits.over(key, value); over {
+		refuse(rep, wire.CodeTooLarge, what)
+		return nil
+	}
+	e := m.lookup(key)
 	grow := size(key, value)
 	if e != nil {
-		grow -= size(e.key, e.value)
+		grow -= size(e.key(), e.val())
 	}
 	if m.bytes+grow > m.limits.Bytes && grow > 0 {
 		refuse(rep, wire.CodeFull, "the limit is "+strconv.FormatInt(m.limits.Bytes, 10)+" bytes")
 		return nil
 	}
 	if e == nil {
-		if len(m.entries) >= m.limits.Keys {
+		if m.entries.len() >= m.limits.Keys {
 			refuse(rep, wire.CodeFull, "the limit is "+strconv.Itoa(m.limits.Keys)+" keys")
 			return nil
 		}
-		e = &entry{key: strings.Clone(key)}
-		m.entries[e.key] = e
-		m.index.Insert(e.key)
+		e = m.entries.insert(key)
 	}
 	m.bytes += grow
 	m.rev++
-	e.value, e.rev = value, m.rev
+	e.setVal(value)
+	e.rev = m.rev
 	rep.Rev = m.rev
-	m.changed(e.key, value, wire.ChangeSet)
+	m.changed(e.key(), value, wire.ChangeSet)
 	return e
 }
 
+// over says which limit a key or a value is beyond.
+func (l *Limits) over(key string, value []byte) (what string, over bool) {
+	switch {
+	case len(key) > l.Key:
+		return fmt.Sprintf("a key of %d bytes, the limit is %d", len(key), l.Key), true
+	case len(value) > l.Value:
+		return fmt.Sprintf("the value would have %d bytes, the limit is %d", len(value), l.Value), true
+	}
+	return "", false
+}
+
 func (m *Machine) remove(e *entry, how wire.Change) {
-	m.disarm(e)
-	delete(m.entries, e.key)
-	m.index.Delete(e.key)
-	m.bytes -= size(e.key, e.value)
+	key := e.key()
+	m.expiries.disarm(e)
+	m.attach(e, nil)
+	m.bytes -= size(key, e.val())
+	m.entries.remove(e)
 	m.rev++
-	m.changed(e.key, nil, how)
+	m.changed(key, nil, how)
 }
 
 // What one answer to OpList or OpChanges holds at most.
@@ -194,7 +241,8 @@ func (m *Machine) list(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		from = max(from, req.Keys[0])
 	}
 	bytes := int64(0)
-	m.index.Ascend(from, func(key string) bool {
+	m.entries.ascend(from, func(e *entry) bool {
+		key := e.key()
 		if after && key == req.Keys[0] {
 			return true
 		}
@@ -205,15 +253,17 @@ func (m *Machine) list(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 			rep.N = 1
 			return false
 		}
-		e := m.entries[key]
+		if m.over(e) {
+			return true
+		}
 		left := Time(0)
-		if e.ttl.pos > 0 {
-			left = max(e.ttl.at-m.now, 1)
+		if e.pos > 0 {
+			left = max(m.expiries.at(e)-m.now, 1)
 		}
 		rep.Keys = append(rep.Keys, key)
-		rep.Values = append(rep.Values, e.value)
+		rep.Values = append(rep.Values, e.val())
 		rep.Nums = append(rep.Nums, int64(e.rev), int64(left))
-		bytes += size(key, e.value)
+		bytes += size(key, e.val())
 		return true
 	})
 	rep.Rev = m.rev

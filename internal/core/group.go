@@ -22,12 +22,14 @@ type group struct {
 	streams  map[streamKey]*stream
 	follows  []*follow
 	shrink   *roll // of its survivors, once one of them has called
+	old      []int // of a group of survivors: the rank that each had
 	born     Time
 }
 
 // seat is a rank's place in a generation. Only calls of its session count.
 type seat struct {
 	session uint64
+	join    uint64 // the call that took it
 	label   string
 	member  []byte
 	gone    wire.Code // CodeOK, CodeLost or CodeLeft

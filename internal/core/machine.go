@@ -12,10 +12,10 @@
 package core
 
 import (
+	"cmp"
+	"fmt"
 	"strings"
 	"time"
-
-	"github.com/tidwall/btree"
 
 	"github.com/muster-pg/muster/wire"
 )
@@ -38,22 +38,25 @@ type Effect struct {
 
 // Limits bound what the machine holds; zero fields have the defaults.
 type Limits struct {
+	Key     int   // bytes of a key; default 8 KiB, and not more
+	Value   int   // bytes of a value; default 16 MiB, and not more
 	Bytes   int64 // of all keys and values together; default 4 GiB
 	Keys    int   // default 16 Mi
 	History int   // changes kept for OpChanges; default 8,192
+	Waiting int   // calls of one session that wait; default 65,536
+	Leases  int   // of one session; default 65,536
 }
 
 func (l Limits) withDefaults() Limits {
-	if l.Bytes == 0 {
-		l.Bytes = 4 << 30
+	return Limits{
+		Key:     min(cmp.Or(l.Key, wire.MaxKey), wire.MaxKey),
+		Value:   min(cmp.Or(l.Value, wire.MaxValue), wire.MaxValue),
+		Bytes:   cmp.Or(l.Bytes, 4<<30),
+		Keys:    cmp.Or(l.Keys, 16<<20),
+		History: cmp.Or(l.History, 8192),
+		Waiting: cmp.Or(l.Waiting, 65536),
+		Leases:  cmp.Or(l.Leases, 65536),
 	}
-	if l.Keys == 0 {
-		l.Keys = 16 << 20
-	}
-	if l.History == 0 {
-		l.History = 8192
-	}
-	return l
 }
 
 // bounds are what groups may pile up. They are not configured; a simulation makes them small, so that it meets them.
@@ -65,9 +68,13 @@ type bounds struct {
 	aheadRecords, aheadBytes int
 	// streamMessages and streamBytes are what a stream holds before its senders wait.
 	streamMessages, streamBytes int
+	// unacked is how many answers to numbered requests are kept for a session that has not said that it has them.
+	unacked int
 }
 
-var defaultBounds = bounds{window: 1024, aheadRecords: 128, aheadBytes: 16 << 20, streamMessages: 64, streamBytes: 16 << 20}
+var defaultBounds = bounds{
+	window: 1024, aheadRecords: 128, aheadBytes: 16 << 20, streamMessages: 64, streamBytes: 16 << 20, unacked: 1024,
+}
 
 // Machine is the state. Make one with New.
 type Machine struct {
@@ -77,9 +84,8 @@ type Machine struct {
 
 	// keys
 	rev      uint64 // of the last change; starts at 1, so that 0 is never one
-	entries  map[string]*entry
-	index    btree.Set[string] // the keys of entries, in order
-	bytes    int64             // of keys and values in entries
+	entries  *table
+	bytes    int64 // of keys and values in entries
 	waits    map[string][]*keyWait
 	history  history
 	watchers []*watcher
@@ -87,45 +93,41 @@ type Machine struct {
 	// groups
 	sessions    map[uint64]*session
 	lastSession uint64
-	generation  uint64 // the last one issued
+	leases      map[uint64]*lease
+	lastLease   uint64
+	held        []*lease // that have entries, by the reference that those have; nil is free
+	unheld      []uint32 // references that are free
+	generation  uint64   // the last one issued
 	groups      map[uint64]*group
 	live        map[rollKey]*group // the latest generation of each name that has members
 	rolls       map[rollKey]*roll
 	names       map[string]string // interned: verbs, types and labels repeat
 
-	timers  timers
-	effects []Effect
-}
-
-// session is one caller: a connection, or this process.
-type session struct {
-	waiters map[uint64]*waiter // by call
-	seats   []seatID
-}
-
-type seatID struct {
-	g    *group
-	rank int
+	timers   timers
+	expiries *expiry  // of entries
+	ending   []*lease // have ended, and still have entries
+	effects  []Effect
 }
 
 // New returns an empty machine.
 func New(l Limits) *Machine {
+	entries := newTable()
 	return &Machine{
 		limits:   l.withDefaults(),
 		bounds:   defaultBounds,
 		rev:      1,
-		entries:  map[string]*entry{},
+		entries:  entries,
+		expiries: newExpiry(&entries.slab),
 		waits:    map[string][]*keyWait{},
 		history:  history{first: 2},
-		sessions: map[uint64]*session{Local: newSession()},
+		sessions: map[uint64]*session{Local: {waiters: map[uint64]*waiter{}}},
+		leases:   map[uint64]*lease{},
 		groups:   map[uint64]*group{},
 		live:     map[rollKey]*group{},
 		rolls:    map[rollKey]*roll{},
 		names:    map[string]string{},
 	}
 }
-
-func newSession() *session { return &session{waiters: map[uint64]*waiter{}} }
 
 // handler carries out one operation: it fills rep and returns true, or parks the call and returns false.
 type handler func(m *Machine, t Ticket, req *wire.Request, rep *wire.Reply) bool
@@ -152,12 +154,18 @@ var handlers = [...]handler{
 	wire.OpSend:    (*Machine).send,
 	wire.OpRecv:    (*Machine).recv,
 	wire.OpExpire:  (*Machine).expire,
+	wire.OpTake:    (*Machine).take,
+	wire.OpRoom:    (*Machine).room,
+	wire.OpGrant:   (*Machine).grant,
+	wire.OpKeep:    (*Machine).keepAlive,
+	wire.OpRevoke:  (*Machine).revokeLease,
+	wire.OpSkip:    (*Machine).skip,
 }
 
 // Keeps reports whether the machine keeps the Value of a request of this kind: it must not be used again then.
 func Keeps(op wire.Op) bool {
 	switch op {
-	case wire.OpSet, wire.OpSwap, wire.OpJoin, wire.OpCollect, wire.OpSend:
+	case wire.OpSet, wire.OpSwap, wire.OpJoin, wire.OpCollect, wire.OpSend, wire.OpHello:
 		return true
 	}
 	return false
@@ -166,7 +174,7 @@ func Keeps(op wire.Op) bool {
 // Apply carries out req for session. It reports whether rep is the answer; if not, the
 // answer is an Effect of this step or of a later one, under the ticket {session, req.ID}.
 func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire.Reply) (answered bool) {
-	m.Tick(now)
+	m.advance(now)
 	*rep = wire.Reply{}
 	s := m.sessions[sessionID]
 	switch {
@@ -175,13 +183,31 @@ func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire
 	case int(req.Op) >= len(handlers) || handlers[req.Op] == nil:
 		return refuse(rep, wire.CodeUnsupported, req.Op.String())
 	case req.Op.Waits() && s.waiters[req.ID] != nil:
-		return refuse(rep, wire.CodeInvalid, "this call's id is in use by a call that waits")
+		return s.asksAgain(req, rep)
+	case req.Op.Waits() && len(s.waiters) >= m.limits.Waiting && sessionID != Local:
+		return refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d calls that wait", m.limits.Waiting))
+	case req.Number != 0 && req.Op.Numbered():
+		return m.once(s, Ticket{sessionID, req.ID}, req, rep)
 	}
 	return handlers[req.Op](m, Ticket{sessionID, req.ID}, req, rep)
 }
 
-// Tick lets happen what is due at now.
+// Tick lets happen what is due at now. Of the entries whose time is over it takes out expireAtOnce at most: others are to get
+// their turn meanwhile, and see none of those that are left.
 func (m *Machine) Tick(now Time) {
+	m.advance(now)
+	for range expireAtOnce {
+		if !m.expireOne() {
+			return
+		}
+	}
+}
+
+// expireAtOnce entries take about a tenth of a millisecond.
+const expireAtOnce = 128
+
+// advance lets happen what is due at now, but for entries.
+func (m *Machine) advance(now Time) {
 	m.now = max(m.now, now)
 	for len(m.timers) > 0 && m.timers[0].clock().at <= m.now {
 		d := m.timers[0]
@@ -190,12 +216,32 @@ func (m *Machine) Tick(now Time) {
 	}
 }
 
+// expireOne takes out an entry whose time is over, or whose lease.
+func (m *Machine) expireOne() bool {
+	if n := len(m.ending); n > 0 {
+		l := m.ending[n-1]
+		if m.remove(m.entries.at(l.entries.first), wire.ChangeExpire); l.entries.n == 0 {
+			m.ending = m.ending[:n-1]
+		}
+		return true
+	}
+	e := m.expiries.pop(m.now)
+	if e != nil {
+		m.remove(e, wire.ChangeExpire)
+	}
+	return e != nil
+}
+
 // Next is when Tick has something to do.
 func (m *Machine) Next() (at Time, armed bool) {
-	if len(m.timers) == 0 {
-		return 0, false
+	if len(m.ending) > 0 {
+		return m.now, true
 	}
-	return m.timers[0].clock().at, true
+	at, armed = m.expiries.next()
+	if len(m.timers) > 0 && (!armed || m.timers[0].clock().at < at) {
+		at, armed = m.timers[0].clock().at, true
+	}
+	return at, armed
 }
 
 // Effects are the answers to waiting requests since it was last called.
@@ -206,37 +252,7 @@ func (m *Machine) Effects() []Effect {
 }
 
 // Keys is the number of entries.
-func (m *Machine) Keys() int { return len(m.entries) }
-
-func (m *Machine) hello(_ Ticket, _ *wire.Request, rep *wire.Reply) bool {
-	m.lastSession++
-	m.sessions[m.lastSession] = newSession()
-	rep.N = int64(m.lastSession)
-	return true
-}
-
-func (m *Machine) goodbye(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
-	m.end(t.Session, wire.CodeLeft)
-	return true
-}
-
-func (m *Machine) lost(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
-	m.end(t.Session, wire.CodeLost)
-	return true
-}
-
-// end takes a session out: nobody is answered any more, and its ranks have left or are lost.
-func (m *Machine) end(id uint64, how wire.Code) {
-	if id == Local {
-		return
-	}
-	s := m.sessions[id]
-	m.dropAll(s, how, func(*waiter) bool { return true })
-	delete(m.sessions, id)
-	for _, seat := range s.seats {
-		m.fence(seat.g, seat.rank, how)
-	}
-}
+func (m *Machine) Keys() int { return m.entries.len() }
 
 func (m *Machine) cancel(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
 	if w := m.sessions[t.Session].waiters[t.ID]; w != nil {

@@ -159,6 +159,12 @@ func (c *crew) seat(op wire.Op, rank int) wire.Request {
 	return wire.Request{Op: op, Group: wire.Contribution{Generation: c.gen, Rank: rank}}
 }
 
+func (c *crew) room(src, dst, bytes int) wire.Request {
+	req := c.sending(src, dst, "", 0)
+	req.Op, req.Value, req.Delta = wire.OpRoom, nil, int64(bytes)
+	return req
+}
+
 func (c *crew) sending(src, dst int, payload string, ttl time.Duration) wire.Request {
 	req := c.seat(wire.OpSend, src)
 	req.Group.Root, req.Value, req.TTL = dst, []byte(payload), ttl

@@ -34,6 +34,10 @@ const maxSize = 1 << 20
 
 func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
+	if g := m.joinedBy(t); g != nil {
+		*rep = *g.welcome()
+		return true
+	}
 	if c.Generation != 0 {
 		return m.joinSurvivors(t, req, rep)
 	}
@@ -55,6 +59,28 @@ func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return true
 	}
 	return m.enter(r, t, req, rep)
+}
+
+// joinedBy is the group that a call has joined already: its answer may have been lost on its way.
+func (m *Machine) joinedBy(t Ticket) *group {
+	for _, id := range m.sessions[t.Session].seats {
+		if id.g.seats[id.rank].join == t.ID {
+			return id.g
+		}
+	}
+	return nil
+}
+
+// welcome is what the ranks of g are told of it.
+func (g *group) welcome() *wire.Reply {
+	rep := &wire.Reply{Rev: g.gen, Values: make([][]byte, len(g.seats))}
+	for i := range g.seats {
+		rep.Values[i] = g.seats[i].member
+	}
+	for _, rank := range g.old {
+		rep.Nums = append(rep.Nums, int64(rank))
+	}
+	return rep
 }
 
 // joinSurvivors enters a rank of a group into the roll of those who are left of it.
@@ -141,18 +167,17 @@ func (m *Machine) completeRoll(r *roll) {
 		key: r.key, gen: m.generation, seats: make([]seat, len(as)), present: len(as), born: m.now,
 		channels: map[string]*channel{}, streams: map[streamKey]*stream{},
 	}
-	rep := &wire.Reply{Rev: g.gen, Values: make([][]byte, len(as))}
 	for i, a := range as {
-		g.seats[i] = seat{session: a.Session, label: a.label, member: a.member, at: m.now}
+		g.seats[i] = seat{session: a.Session, join: a.ID, label: a.label, member: a.member, at: m.now}
 		s := m.sessions[a.Session]
 		s.seats = append(s.seats, seatID{g, i})
-		rep.Values[i] = a.member
 		if r.from != nil {
-			rep.Nums = append(rep.Nums, int64(a.rank))
+			g.old = append(g.old, a.rank)
 		}
 	}
 	m.groups[g.gen] = g
 	m.live[g.key] = g
+	rep := g.welcome()
 	for _, a := range as {
 		m.answer(&a.waiter, rep)
 	}

@@ -27,7 +27,7 @@ type stream struct {
 	given   uint64 // the last position that the reader was given
 	queue   []message
 	bytes   int
-	senders []*sender // that wait for room, in order
+	senders []*sender // that wait for room
 	reader  *reader
 	timer   clock // when queue's first message that can expire does
 }
@@ -41,9 +41,8 @@ type message struct {
 
 type sender struct {
 	waiter
-	stream  *stream
-	message message
-	ttl     Time
+	stream *stream
+	bytes  int // of its message
 }
 
 type reader struct {
@@ -102,15 +101,35 @@ func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if st == nil {
 		return true
 	}
-	msg := message{payload: req.Value, typ: m.keep(c.Type)}
-	if st.full(m, len(msg.payload)) || len(st.senders) > 0 {
-		w := &sender{stream: st, message: msg, ttl: req.TTL}
-		m.park(&w.waiter, t, req, w)
-		st.senders = append(st.senders, w)
-		return false
+	if st.full(m, len(req.Value)) {
+		rep.Code = wire.CodeNoRoom
+		return true
 	}
-	rep.N = int64(st.put(m, msg, req.TTL))
+	rep.N = int64(st.put(m, message{payload: req.Value, typ: m.keep(c.Type)}, req.TTL))
 	return true
+}
+
+// room waits until a send of req.Delta bytes can succeed, or cannot any more.
+func (m *Machine) room(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	c := &req.Group
+	g, s := m.seatOf(t, c, rep)
+	if g == nil || !peer(g, c, rep) {
+		return true
+	}
+	s.called(m, "send", 0)
+	if no := g.absence(c.Root); no != nil {
+		*rep = *no
+		return true
+	}
+	st := m.stream(g, streamKey{c.Rank, c.Root, c.Channel}, rep)
+	n := int(min(max(req.Delta, 0), wire.MaxValue))
+	if st == nil || !st.full(m, n) {
+		return true
+	}
+	w := &sender{stream: st, bytes: n}
+	m.park(&w.waiter, t, req, w)
+	st.senders = append(st.senders, w)
+	return false
 }
 
 // full reports whether a message of n bytes has to wait; alone, any is taken.
@@ -197,13 +216,15 @@ func (st *stream) acknowledge(m *Machine, pos uint64) {
 	st.rearm(m)
 }
 
+// admit tells all senders for whom there is room now: one of them may have gone meanwhile.
 func (st *stream) admit(m *Machine) {
-	for len(st.senders) > 0 && !st.full(m, len(st.senders[0].message.payload)) {
-		w := st.senders[0]
-		st.senders = st.senders[1:]
-		pos := st.put(m, w.message, w.ttl)
-		m.answer(&w.waiter, &wire.Reply{N: int64(pos)})
-	}
+	st.senders = slices.DeleteFunc(st.senders, func(w *sender) bool {
+		if st.full(m, w.bytes) {
+			return false
+		}
+		m.answer(&w.waiter, &wire.Reply{})
+		return true
+	})
 }
 
 func (st *stream) clock() *clock { return &st.timer }

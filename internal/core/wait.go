@@ -19,7 +19,7 @@ type keyWait struct {
 func (m *Machine) wait(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	missing, complete := m.firstMissing(req.Keys)
 	if complete {
-		m.fetch(req.Keys, rep)
+		m.show(req.Keys, rep)
 		return true
 	}
 	kw := &keyWait{keys: make([]string, len(req.Keys))}
@@ -33,7 +33,7 @@ func (m *Machine) wait(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 
 func (m *Machine) firstMissing(keys []string) (key string, complete bool) {
 	for _, k := range keys {
-		if m.entries[k] == nil {
+		if m.lookup(k) == nil {
 			return k, false
 		}
 	}
@@ -43,23 +43,28 @@ func (m *Machine) firstMissing(keys []string) (key string, complete bool) {
 // fetchBytes bounds the values of one answer.
 const fetchBytes = 256 << 20
 
-// fetch answers the values of keys, all of which exist. If they are too many bytes for one answer, nothing is read.
+// fetch answers the values of keys, all of which exist.
 func (m *Machine) fetch(keys []string, rep *wire.Reply) {
 	rep.Values = make([][]byte, len(keys))
 	bytes := 0
 	for i, k := range keys {
-		rep.Values[i] = m.entries[k].value
+		rep.Values[i] = m.entries.get(k).val()
 		bytes += len(rep.Values[i])
 	}
 	if bytes > fetchBytes {
 		refuse(rep, wire.CodeTooLarge, fmt.Sprintf("%d bytes in one answer, the limit is %d", bytes, fetchBytes))
-		return
 	}
+}
+
+// show is fetch for those who only look: if reads are counted, they have to take.
+func (m *Machine) show(keys []string, rep *wire.Reply) {
 	for _, k := range keys {
-		if e := m.entries[k]; e != nil {
-			m.consume(e)
+		if m.entries.get(k).reads > 0 {
+			rep.Code = wire.CodeCounted
+			return
 		}
 	}
+	m.fetch(keys, rep)
 }
 
 func (m *Machine) waitFor(kw *keyWait, missing string) {
@@ -67,8 +72,8 @@ func (m *Machine) waitFor(kw *keyWait, missing string) {
 	m.waits[missing] = append(m.waits[missing], kw)
 }
 
-// wake answers those who waited for key, in the order in which they came. An entry for
-// one read has been taken by the first; the others wait on.
+// wake answers those who waited for key, in the order in which they came. Of those who wait for an entry for
+// one read, one will take it; the others will wait again.
 func (m *Machine) wake(key string) {
 	list := m.waits[key]
 	if list == nil {
@@ -81,7 +86,7 @@ func (m *Machine) wake(key string) {
 			continue
 		}
 		rep := new(wire.Reply)
-		m.fetch(kw.keys, rep)
+		m.show(kw.keys, rep)
 		m.answer(&kw.waiter, rep)
 	}
 }
@@ -99,7 +104,7 @@ func (kw *keyWait) drop(m *Machine, w *waiter, why wire.Code) {
 	}
 	rep := &wire.Reply{Code: why}
 	for _, k := range kw.keys {
-		if m.entries[k] == nil && !slices.Contains(rep.Keys, k) && len(rep.Keys) < 100 {
+		if m.entries.get(k) == nil && !slices.Contains(rep.Keys, k) && len(rep.Keys) < 100 {
 			rep.Keys = append(rep.Keys, k)
 		}
 	}

@@ -139,17 +139,23 @@ func (m *Machine) after(d Time) Time {
 
 // arm makes d due at a time, whatever it was before.
 func (m *Machine) arm(d timed, at Time) {
+	m.timers.arm(d, at)
+}
+
+func (m *Machine) disarm(d timed) { m.timers.disarm(d) }
+
+func (t *timers) arm(d timed, at Time) {
 	c := d.clock()
 	c.at = at
 	if c.pos == 0 {
-		heap.Push(&m.timers, d)
+		heap.Push(t, d)
 		return
 	}
-	heap.Fix(&m.timers, c.pos-1)
+	heap.Fix(t, c.pos-1)
 }
 
-func (m *Machine) disarm(d timed) {
+func (t *timers) disarm(d timed) {
 	if pos := d.clock().pos; pos > 0 {
-		heap.Remove(&m.timers, pos-1)
+		heap.Remove(t, pos-1)
 	}
 }

@@ -57,6 +57,7 @@ type Outbox struct {
 	shared  int        // of those that are shared
 	writing bool       // somebody writes, or waits for room: Flush leaves it to them
 	held    bool       // somebody waits for Drained
+	taken   uint64 // bytes, by the pipe
 	err     error
 
 	bufs [most][]byte // of whoever set writing
@@ -137,6 +138,7 @@ func (o *Outbox) write() {
 		o.mu.Lock()
 		o.bytes -= freed
 		o.shared -= shared
+		o.taken += uint64(freed + shared)
 		if err != nil {
 			o.fail(err)
 			break
@@ -219,6 +221,13 @@ func (o *Outbox) Hold(n int) bool {
 	defer o.mu.Unlock()
 	o.held = o.held || o.err == nil && o.bytes > n
 	return o.err == nil && o.bytes > n
+}
+
+// Backlog is how many bytes wait for the peer, and how many it has taken so far.
+func (o *Outbox) Backlog() (waiting int, taken uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.bytes, o.taken
 }
 
 // Err is why the connection was closed, if it was the outbox that closed it.

@@ -1,0 +1,121 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// lease holds entries: they go when it ends, which is when its session ends, when it is revoked, or when
+// nobody has kept it alive for its time. It ends once. Its id is never used again, and grows: it can fence.
+type lease struct {
+	id      uint64
+	session uint64
+	ttl     Time
+	timer   clock
+	ref     uint32 // in Machine.held, while it has entries
+	entries leaseList
+	ended   bool
+}
+
+func (l *lease) clock() *clock { return &l.timer }
+
+// due ends a lease that nobody has kept alive.
+func (l *lease) due(m *Machine) {
+	s := m.sessions[l.session]
+	s.leases = slices.DeleteFunc(s.leases, func(x *lease) bool { return x == l })
+	m.endLease(l)
+}
+
+// grant makes a lease of the caller's.
+func (m *Machine) grant(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	s := m.sessions[t.Session]
+	switch {
+	case req.TTL <= 0:
+		return refuse(rep, wire.CodeInvalid, "a lease needs a time to live")
+	case len(s.leases) >= m.limits.Leases:
+		return refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d leases", m.limits.Leases))
+	}
+	m.lastLease++
+	l := &lease{id: m.lastLease, session: t.Session, ttl: req.TTL}
+	m.leases[l.id] = l
+	s.leases = append(s.leases, l)
+	m.arm(l, m.after(l.ttl))
+	rep.N = int64(l.id)
+	return true
+}
+
+// leaseOf finds a lease of the caller's; nil, and why in rep.
+func (m *Machine) leaseOf(t Ticket, id uint64, rep *wire.Reply) *lease {
+	l := m.leases[id]
+	switch {
+	case l == nil:
+		refuse(rep, wire.CodeNotFound, fmt.Sprintf("lease %d has ended, or never was", id))
+	case l.session != t.Session:
+		refuse(rep, wire.CodeDenied, fmt.Sprintf("lease %d is another session's", id))
+	default:
+		return l
+	}
+	return nil
+}
+
+func (m *Machine) keepAlive(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	if l := m.leaseOf(t, req.Lease, rep); l != nil {
+		m.arm(l, m.after(l.ttl))
+	}
+	return true
+}
+
+func (m *Machine) revokeLease(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	if l := m.leaseOf(t, req.Lease, rep); l != nil {
+		m.disarm(l)
+		l.due(m)
+	}
+	return true
+}
+
+// endLease takes a lease out. Nobody sees its entries any more; they are taken out with those whose time is over, since
+// they may be many.
+func (m *Machine) endLease(l *lease) {
+	m.disarm(l)
+	delete(m.leases, l.id)
+	if l.ended = true; l.entries.n > 0 {
+		m.ending = append(m.ending, l)
+	}
+}
+
+// attach puts e on l, or on no lease if that is nil.
+func (m *Machine) attach(e *entry, l *lease) {
+	if e.lease > 0 {
+		m.detach(e)
+	}
+	if l == nil {
+		return
+	}
+	if l.ref == 0 {
+		m.hold(l)
+	}
+	l.entries.push(&m.entries.slab, e, l.ref)
+}
+
+func (m *Machine) detach(e *entry) {
+	l := m.held[e.lease-1]
+	if l.entries.remove(&m.entries.slab, e); l.entries.n == 0 {
+		m.held[l.ref-1] = nil
+		m.unheld = append(m.unheld, l.ref)
+		l.ref = 0
+	}
+}
+
+// hold gives l a reference: entries have no room for a pointer.
+func (m *Machine) hold(l *lease) {
+	if n := len(m.unheld); n > 0 {
+		l.ref = m.unheld[n-1]
+		m.unheld = m.unheld[:n-1]
+		m.held[l.ref-1] = l
+		return
+	}
+	m.held = append(m.held, l)
+	l.ref = uint32(len(m.held))
+}

@@ -1,0 +1,172 @@
+package core
+
+import (
+	"crypto/subtle"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// session is one caller: a peer over any number of connections, one after the other, or this process.
+type session struct {
+	who     string
+	token   []byte             // whoever knows it may take the session up again
+	waiters map[uint64]*waiter // by call
+	seats   []seatID
+	leases  []*lease // in the order in which they were granted
+	grace   grace
+
+	// What its numbered requests were answered: those from acked+1 on, so that one that comes again gets its answer again.
+	acked   uint64
+	answers []wire.Reply
+}
+
+type seatID struct {
+	g    *group
+	rank int
+}
+
+// last is the number of the last request that was carried out.
+func (s *session) last() uint64 { return s.acked + uint64(len(s.answers)) }
+
+// acknowledge forgets the answers up to n: they have come.
+func (s *session) acknowledge(n uint64) {
+	if n <= s.acked {
+		return
+	}
+	k := min(n-s.acked, uint64(len(s.answers)))
+	rest := copy(s.answers, s.answers[k:])
+	clear(s.answers[rest:])
+	s.answers = s.answers[:rest]
+	s.acked += k
+}
+
+// once carries a numbered request out, unless it has been carried out already: then it has the same answer. Numbers are dense, so
+// that one that was lost on its way cannot be overtaken by the next.
+func (m *Machine) once(s *session, t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	s.acknowledge(req.Acked)
+	switch n := req.Number; {
+	case n <= s.acked:
+		return refuse(rep, wire.CodeStale, fmt.Sprintf("the answer to request %d has been acknowledged", n))
+	case n <= s.last():
+		*rep = s.answers[n-s.acked-1]
+		return true
+	case n != s.last()+1:
+		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("request %d after %d", n, s.last()))
+	case len(s.answers) >= m.bounds.unacked:
+		return refuse(rep, wire.CodeFull, fmt.Sprintf("%d answers are not acknowledged", len(s.answers)))
+	}
+	handlers[req.Op](m, t, req, rep) // what is numbered never waits
+	s.answers = append(s.answers, *rep)
+	return true
+}
+
+func (m *Machine) skip(Ticket, *wire.Request, *wire.Reply) bool { return true }
+
+// asksAgain is a call that waits, and comes again after a reconnect: it waits on.
+func (s *session) asksAgain(req *wire.Request, rep *wire.Reply) bool {
+	if s.waiters[req.ID].op != req.Op {
+		return refuse(rep, wire.CodeInvalid, "this call's id is in use by a call that waits")
+	}
+	return false
+}
+
+// hello opens a session, or takes one up again; if that cannot be, because it is lost or was never here, it opens a new one.
+// Whoever drives the machine puts the token of a new one into Old.
+func (m *Machine) hello(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
+	id := req.Resume
+	s := m.sessions[id]
+	if s == nil || id == Local || subtle.ConstantTimeCompare(s.token, req.Value) != 1 {
+		m.lastSession++
+		id = m.lastSession
+		s = &session{who: strings.Clone(req.Key), token: slices.Clone(req.Old), waiters: map[uint64]*waiter{}}
+		s.grace.id = id
+		m.sessions[id] = s
+	}
+	m.disarm(&s.grace)
+	rep.N, rep.Value = int64(id), s.token
+	return true
+}
+
+func (m *Machine) goodbye(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
+	m.end(t.Session, wire.CodeLeft)
+	return true
+}
+
+// lost ends a session whose connection has broken, now, or in TTL if it is not taken up again until then.
+func (m *Machine) lost(t Ticket, req *wire.Request, _ *wire.Reply) bool {
+	if s := m.sessions[t.Session]; req.TTL > 0 && t.Session != Local {
+		m.arm(&s.grace, m.after(req.TTL))
+		return true
+	}
+	m.end(t.Session, wire.CodeLost)
+	return true
+}
+
+// grace is how long a session may be without a connection.
+type grace struct {
+	id    uint64
+	timer clock
+}
+
+func (g *grace) clock() *clock  { return &g.timer }
+func (g *grace) due(m *Machine) { m.end(g.id, wire.CodeLost) }
+
+// end takes a session out: nobody is answered any more, its leases end, and its ranks have left or are lost.
+func (m *Machine) end(id uint64, how wire.Code) {
+	if id == Local {
+		return
+	}
+	s := m.sessions[id]
+	m.disarm(&s.grace)
+	m.dropAll(s, how, func(*waiter) bool { return true })
+	delete(m.sessions, id)
+	for _, l := range s.leases {
+		m.endLease(l)
+	}
+	for _, seat := range s.seats {
+		m.fence(seat.g, seat.rank, how)
+	}
+}
+
+// Sessions are the ids of all sessions but the local one, in order.
+func (m *Machine) Sessions() []uint64 {
+	ids := make([]uint64, 0, len(m.sessions))
+	for id := range m.sessions {
+		if id != Local {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Awaited calls f with the sessions that somebody waits for: a silent one among them is worth a question.
+func (m *Machine) Awaited(f func(session uint64)) {
+	for _, g := range m.groups {
+		for _, ch := range g.channels {
+			for _, r := range ch.records {
+				for rank := range r.ballots {
+					if r.open() && r.needs(rank) {
+						f(g.seats[rank].session)
+					}
+				}
+			}
+		}
+		for key, st := range g.streams {
+			if st.reader != nil {
+				f(g.seats[key.src].session)
+			}
+			if len(st.senders) > 0 {
+				f(g.seats[key.dst].session)
+			}
+		}
+		if g.shrink != nil {
+			for _, rank := range g.shrink.missing() {
+				f(g.seats[rank].session)
+			}
+		}
+	}
+}

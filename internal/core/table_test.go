@@ -1,0 +1,422 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+)
+
+// sound checks what must hold between the parts of a table.
+func (t *table) sound(tb testing.TB) {
+	tb.Helper()
+	chained, live := 0, 0
+	for h, ref := range t.index {
+		for ; ref != 0; ref = t.at(ref).chain {
+			s := t.at(ref)
+			if s.ref != ref || t.hash(s.key()) != h {
+				tb.Fatalf("slot %d has ref %d, and hash %x below %x", ref, s.ref, t.hash(s.key()), h)
+			}
+			chained++
+		}
+	}
+	empty := 0
+	for n, c := range t.chunks {
+		live += int(c.live)
+		if c.live == 0 && c.slots != nil {
+			empty++
+			if t.spare != n+1 {
+				tb.Fatalf("chunk %d is empty, and the spare is %d", n, t.spare-1)
+			}
+		}
+		if room := t.room[n/64]&(1<<(n%64)) != 0; room != (c.live < chunkSlots) {
+			tb.Fatalf("chunk %d has %d live slots, room is %v", n, c.live, room)
+		}
+	}
+	if chained != t.len() || live != t.len() || empty > 1 {
+		tb.Fatalf("%d entries, %d in chains, %d slots live, %d chunks empty", t.len(), chained, live, empty)
+	}
+}
+
+func (t *table) keysFrom(from string, most int) (keys []string) {
+	t.ascend(from, func(s *entry) bool {
+		keys = append(keys, s.key())
+		return len(keys) < most
+	})
+	return keys
+}
+
+func TestSlot(t *testing.T) {
+	if n := unsafe.Sizeof(entry{}); n != 64 {
+		t.Errorf("a slot has %d bytes", n)
+	}
+	var s slot
+	for _, v := range [][]byte{nil, {}, []byte("v"), make([]byte, 3, 10), make([]byte, 0, 5)} {
+		s.setVal(v)
+		got := s.val()
+		if (got == nil) != (v == nil) || len(got) != len(v) || cap(got) != cap(v) {
+			t.Errorf("%#v of %d comes back as %#v of %d", v, cap(v), got, cap(got))
+		}
+	}
+	room := append(make([]byte, 0, 10), "abc"...)
+	s.setVal(room)
+	s.setVal(append(s.val(), "def"...))
+	if got := string(room[:6]); got != "abcdef" || string(s.val()) != got {
+		t.Errorf("append wrote %q, the value is %q", got, s.val())
+	}
+}
+
+// TestTableModel does the same to a table and to a map.
+func TestTableModel(t *testing.T) {
+	for name, mask := range map[string]uint32{"hashes": 1<<32 - 1, "collisions": 15, "one hash": 0} {
+		for _, keys := range []int{30, 3000} {
+			if mask == 0 && keys > 30 {
+				continue // a chain of thousands takes its time
+			}
+			t.Run(fmt.Sprint(name, "/", keys), func(t *testing.T) { testTableModel(t, mask, keys) })
+		}
+	}
+}
+
+func testTableModel(t *testing.T, mask uint32, keys int) {
+	r := rand.New(rand.NewPCG(uint64(mask), uint64(keys)))
+	b := newTable()
+	b.mask = mask
+	model := map[string]*entry{}
+	for i := range 10 * keys {
+		grows := i/(3*keys)%2 == 0 // then it shrinks, and so on
+		key := fmt.Sprintf("%d/%d", r.IntN(3), r.IntN(keys))
+		if r.IntN(20) == 0 {
+			key = ""
+		}
+		want, s := model[key], b.get(key)
+		switch {
+		case s != want:
+			t.Fatalf("step %d: get %q: %v, want %v", i, key, s, want)
+		case s == nil && (grows || r.IntN(8) == 0):
+			s = b.insert(key)
+			s.setVal([]byte(key))
+			s.rev = uint64(i)
+			model[key] = s
+		case s != nil && (!grows || r.IntN(8) == 0):
+			b.remove(s)
+			delete(model, key)
+		}
+		if i%keys == 0 {
+			sameAsModel(t, b, model, r)
+		}
+	}
+	for _, s := range model {
+		b.remove(s)
+	}
+	b.sound(t)
+	if got := b.keysFrom("", 1); got != nil {
+		t.Fatalf("%q are left", got)
+	}
+}
+
+func sameAsModel(t *testing.T, b *table, model map[string]*entry, r *rand.Rand) {
+	t.Helper()
+	b.sound(t)
+	keys := slices.Sorted(maps.Keys(model))
+	for _, key := range keys {
+		if s := b.get(key); s != model[key] || s.key() != key || string(s.val()) != key || b.at(s.ref) != s {
+			t.Fatalf("%q has %+v", key, s)
+		}
+	}
+	from, most := fmt.Sprintf("%d/%d", r.IntN(4), r.IntN(1000)), 1+r.IntN(50)
+	first, _ := slices.BinarySearch(keys, from)
+	want := keys[first:min(first+most, len(keys))]
+	if got := b.keysFrom(from, most); !slices.Equal(got, want) {
+		t.Fatalf("from %q: %q, want %q", from, got, want)
+	}
+}
+
+func TestTableClonesKeys(t *testing.T) {
+	b := newTable()
+	buf := []byte("key")
+	b.insert(unsafe.String(&buf[0], len(buf)))
+	copy(buf, "xxx")
+	if b.get("key") == nil || b.get("xxx") != nil {
+		t.Error("a key changed with the buffer that it came from")
+	}
+}
+
+func TestTableAscendInAscend(t *testing.T) {
+	b := newTable()
+	for i := range 1000 {
+		b.insert(fmt.Sprintf("%03d", i))
+	}
+	var got []string
+	b.ascend("500", func(s *entry) bool {
+		got = append(got, s.key())
+		got = append(got, b.keysFrom("9", 1)...)
+		return len(got) < 200
+	})
+	if len(got) != 200 || got[198] != "599" || got[199] != "900" || b.probe != "" {
+		t.Errorf("%q, and %q is looked for", got, b.probe)
+	}
+}
+
+func TestTableGetDoesNotAllocate(t *testing.T) {
+	b := newTable()
+	b.insert("there")
+	if n := testing.AllocsPerRun(100, func() { b.get("there"); b.get("not there") }); n != 0 {
+		t.Errorf("get allocates %v times", n)
+	}
+}
+
+// TestSlabMemory shows that slots are used again, the first ones first, and that chunks which are empty go.
+func TestSlabMemory(t *testing.T) {
+	b := newTable()
+	fill := func(n int) (slots []*entry) {
+		for i := range n {
+			slots = append(slots, b.insert(fmt.Sprint(i)))
+		}
+		return slots
+	}
+	memory := func() (n int) {
+		for _, c := range b.chunks {
+			if c.slots != nil {
+				n++
+			}
+		}
+		return n
+	}
+	const chunks = 200
+	slots := fill(chunks * chunkSlots)
+	if got := memory(); got != chunks {
+		t.Fatalf("%d chunks for %d", got, chunks)
+	}
+	b.remove(slots[700])
+	b.remove(slots[100])
+	for _, i := range []int{100, 700} {
+		s := b.insert(fmt.Sprint(i))
+		if s != slots[i] || *s != (entry{keyData: s.keyData, keyLen: s.keyLen, chain: s.chain, ref: uint32(i) + 1}) {
+			t.Fatalf("%+v, want slot %d", s, i+1)
+		}
+	}
+	for _, s := range slots {
+		b.remove(s)
+	}
+	b.sound(t)
+	if got := memory(); got != 1 || b.chunks[0].slots == nil || b.peak != 0 {
+		t.Fatalf("%d chunks are left, the first is %p", got, b.chunks[0].slots)
+	}
+	fill(chunks * chunkSlots)
+	b.sound(t)
+	if got := memory(); got != chunks || len(b.chunks) != chunks {
+		t.Fatalf("%d of %d chunks for %d", got, len(b.chunks), chunks)
+	}
+}
+
+// TestSlabSpare shows that one entry that comes and goes does not have a chunk come and go.
+func TestSlabSpare(t *testing.T) {
+	b := newTable()
+	for i := range chunkSlots {
+		b.insert(fmt.Sprint(i))
+	}
+	b.remove(b.insert("one more"))
+	want := b.chunks[1].slots
+	for range 5 {
+		b.remove(b.insert("one more"))
+	}
+	if b.chunks[1].slots != want || want == nil {
+		t.Error("it is new memory")
+	}
+}
+
+// TestSlabCleared shows that neither keys nor values stay in slots that are free.
+func TestSlabCleared(t *testing.T) {
+	b := newTable()
+	s := b.insert("key")
+	s.setVal([]byte("value"))
+	b.remove(s)
+	if *s != (entry{}) {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestLeaseList(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	b := newTable()
+	var lists [3]leaseList
+	var want [3][]*entry
+	for i := range 5000 {
+		l := r.IntN(len(lists))
+		if r.IntN(2) == 0 || len(want[l]) == 0 {
+			s := b.insert(fmt.Sprint(i))
+			lists[l].push(&b.slab, s, uint32(l)+1)
+			want[l] = append(want[l], s)
+		} else {
+			n := r.IntN(len(want[l]))
+			s := want[l][n]
+			lists[l].remove(&b.slab, s)
+			want[l] = slices.Delete(want[l], n, n+1)
+			if s.lease != 0 || s.leaseNext != 0 || s.leasePrev != 0 {
+				t.Fatalf("out of the list: %+v", s)
+			}
+			b.remove(s)
+		}
+		var got []*entry
+		lists[l].each(&b.slab, func(s *entry) { got = append(got, s) })
+		if !slices.Equal(got, want[l]) || lists[l].n != len(got) {
+			t.Fatalf("step %d: list %d is %v of %d, want %v", i, l, got, lists[l].n, want[l])
+		}
+	}
+	for l := range lists {
+		lists[l].each(&b.slab, func(s *entry) {
+			if s.lease != uint32(l)+1 {
+				t.Errorf("an entry of lease %d has %d", l+1, s.lease)
+			}
+			lists[l].remove(&b.slab, s)
+			b.remove(s)
+		})
+		if lists[l] != (leaseList{}) {
+			t.Errorf("%+v is left", lists[l])
+		}
+	}
+	b.sound(t)
+}
+
+// A million entries with a time to live, as benchmarks have them.
+const (
+	million    = 1_000_000
+	valueBytes = 16
+)
+
+var benchKeys = map[string]func() []string{
+	"sequential": func() []string {
+		keys := make([]string, million)
+		for i := range keys {
+			keys[i] = fmt.Sprintf("key-%07d", i)
+		}
+		return keys
+	},
+	"random": func() []string {
+		r := rand.New(rand.NewPCG(1, 2))
+		keys := make([]string, million)
+		for i := range keys {
+			keys[i] = fmt.Sprintf("%016x", r.Uint64())
+		}
+		return keys
+	},
+}
+
+func eachKeys(b *testing.B, f func(b *testing.B, keys []string)) {
+	for _, name := range slices.Sorted(maps.Keys(benchKeys)) {
+		keys := benchKeys[name]()
+		b.Run(name, func(b *testing.B) { f(b, keys) })
+	}
+}
+
+type benchStore struct {
+	*table
+	*expiry
+}
+
+func newBenchStore() benchStore {
+	t := newTable()
+	return benchStore{t, newExpiry(&t.slab)}
+}
+
+// add makes an entry that expires a minute after it was made, more or less.
+func (b benchStore) add(i int, key string, r *rand.Rand) {
+	s := b.insert(key)
+	s.setVal(make([]byte, valueBytes))
+	b.arm(s, Time(i)*time.Microsecond+time.Minute+Time(r.IntN(int(time.Second))))
+}
+
+func filled(keys []string) benchStore {
+	b, r := newBenchStore(), rand.New(rand.NewPCG(3, 4))
+	for i, key := range keys {
+		b.add(i, key, r)
+	}
+	return b
+}
+
+func heapAlloc() uint64 {
+	runtime.GC()
+	runtime.GC() // the first may have left something to be swept
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// BenchmarkTableMemory measures what an entry costs beyond its key and its value, and what all of them cost a
+// collection.
+func BenchmarkTableMemory(b *testing.B) {
+	eachKeys(b, func(b *testing.B, keys []string) {
+		for b.Loop() {
+			before := heapAlloc()
+			s := filled(keys)
+			after := heapAlloc()
+			payload := len(keys) * (len(keys[0]) + valueBytes)
+			b.ReportMetric(float64(int(after-before)-payload)/float64(len(keys)), "B/entry")
+			start := time.Now()
+			runtime.GC()
+			b.ReportMetric(float64(time.Since(start).Microseconds())/1000, "gc-ms")
+			runtime.KeepAlive(s)
+		}
+		b.ReportMetric(0, "ns/op")
+	})
+}
+
+// BenchmarkTableGrow measures the calls that take longest while a million entries come to be.
+func BenchmarkTableGrow(b *testing.B) {
+	eachKeys(b, func(b *testing.B, keys []string) {
+		took := make([]time.Duration, len(keys))
+		for b.Loop() {
+			s, r := newBenchStore(), rand.New(rand.NewPCG(3, 4))
+			last := time.Now()
+			for i, key := range keys {
+				s.add(i, key, r)
+				now := time.Now()
+				took[i], last = now.Sub(last), now
+			}
+			slices.SortFunc(took, func(a, b time.Duration) int { return cmp.Compare(b, a) })
+			b.ReportMetric(float64(took[0].Microseconds()), "worst-µs")
+			b.ReportMetric(float64(took[9].Microseconds()), "10th-worst-µs")
+			b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "median-ns")
+		}
+	})
+}
+
+// BenchmarkTable measures what is done to one of a million entries.
+func BenchmarkTable(b *testing.B) {
+	eachKeys(b, func(b *testing.B, keys []string) {
+		s := filled(keys)
+		r := rand.New(rand.NewPCG(5, 6))
+		b.Run("get", func(b *testing.B) {
+			for b.Loop() {
+				if s.get(keys[r.IntN(million)]) == nil {
+					b.Fatal("it is not there")
+				}
+			}
+		})
+		b.Run("remove and insert", func(b *testing.B) {
+			for b.Loop() {
+				key := keys[r.IntN(million)]
+				e := s.get(key)
+				v, at := e.val(), s.at(e)
+				s.disarm(e)
+				s.remove(e)
+				e = s.insert(key)
+				e.setVal(v)
+				s.arm(e, at)
+			}
+		})
+		b.Run("page", func(b *testing.B) {
+			for b.Loop() {
+				if n := len(s.keysFrom(keys[r.IntN(million)], 100)); n == 0 {
+					b.Fatal("nothing from there on")
+				}
+			}
+		})
+	})
+}

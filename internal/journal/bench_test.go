@@ -1,0 +1,44 @@
+package journal_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/muster-pg/muster/internal/journal"
+)
+
+// BenchmarkSync appends and syncs records of 100 bytes, each caller one after the other, on the disk of
+// the directory for temporary files.
+func BenchmarkSync(b *testing.B) {
+	for _, callers := range []int{1, 50} {
+		b.Run(fmt.Sprint(callers), func(b *testing.B) {
+			j, err := journal.Open(b.TempDir(), id, 1, nil, nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer j.Close()
+			record := make([]byte, 100)
+			left := make(chan struct{}, b.N)
+			for range b.N {
+				left <- struct{}{}
+			}
+			close(left)
+			b.ReportAllocs()
+			b.ResetTimer()
+			var wg sync.WaitGroup
+			for range callers {
+				wg.Go(func() {
+					for range left {
+						pos := j.Append(func(b []byte) []byte { return append(b, record...) })
+						if err := j.Sync(pos); err != nil {
+							b.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "records/s")
+		})
+	}
+}

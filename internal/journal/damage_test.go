@@ -1,0 +1,197 @@
+package journal_test
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/journal"
+	"github.com/muster-pg/muster/internal/journal/disk"
+)
+
+const (
+	first  = dir + "/log-0000000000000001"
+	second = dir + "/log-0000000000000002"
+	third  = dir + "/log-0000000000000003"
+)
+
+// end is where the batches in a file end.
+func end(d *disk.Disk, name string) int { return len(bytes.TrimRight(d.Files()[name], "\x00")) }
+
+// change gives f a file's content, and puts back what it returns.
+func change(d *disk.Disk, name string, f func(b []byte) []byte) { d.Put(name, f(d.Files()[name])) }
+
+func flip(d *disk.Disk, name string, i int) {
+	change(d, name, func(b []byte) []byte { b[i] ^= 0x40; return b })
+}
+
+// refused opens the log, wants an error, and nothing changed.
+func refused(t *testing.T, d *disk.Disk) error {
+	t.Helper()
+	before := d.Files()
+	_, _, err := open(d, 1)
+	require.Error(t, err)
+	d.Crash()
+	require.Equal(t, before, d.Files())
+	return err
+}
+
+// TestEachByteCounts changes each byte of a log, one at a time.
+func TestEachByteCounts(t *testing.T) {
+	segments := [][]string{{"one", "two three"}, {"four", "5 6", "seven"}}
+	last := end(written(t, segments[0], segments[1][:2]), second) // the last batch begins there
+	check := func(name string, i int) {
+		d := written(t, segments...)
+		flip(d, name, i)
+		if name == second && i >= last {
+			_, records, err := open(d, 1)
+			require.NoError(t, err)
+			want := []string{"one", "two", "three", "four", "5", "6"}
+			if i >= end(written(t, segments...), second) {
+				want = append(want, "seven") // something among the zeros
+			}
+			require.Equal(t, want, records)
+			return
+		}
+		err := refused(t, d)
+		var damage *journal.DamageError
+		switch {
+		case i < 8:
+			require.ErrorIs(t, err, journal.ErrForeign)
+		case i < 12:
+			require.ErrorIs(t, err, journal.ErrNewer)
+		default:
+			require.ErrorAs(t, err, &damage)
+			require.Equal(t, name, damage.File)
+			require.LessOrEqual(t, damage.Offset, int64(i))
+			require.Contains(t, err.Error(), "restore the directory from a backup")
+		}
+	}
+	for _, name := range []string{first, second} {
+		for i := range end(written(t, segments...), name) + 50 {
+			check(name, i)
+		}
+	}
+}
+
+// TestEachCut shortens a log, to each length.
+func TestEachCut(t *testing.T) {
+	batches := []string{"one", "two three", "four"}
+	var ends []int
+	for i := range len(batches) + 1 {
+		ends = append(ends, max(40, end(written(t, batches[:i]), first)))
+	}
+	for n := range ends[3] {
+		d := written(t, batches)
+		change(d, first, func(b []byte) []byte { return b[:n] })
+		_, records, err := open(d, 1)
+		require.NoError(t, err, n)
+		whole := 0
+		for whole < 2 && n >= ends[whole+1] {
+			whole++
+		}
+		require.Equal(t, strings.Join(batches[:whole], " "), strings.Join(records, " "), n)
+		j, records := mustOpen(t, d, 1)
+		require.Equal(t, strings.Join(batches[:whole], " "), strings.Join(records, " "), n)
+		require.NoError(t, j.Sync(add(j, "more")))
+		_, records = mustOpen(t, d, 1)
+		require.Contains(t, records, "more")
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for name, tc := range map[string]struct {
+		spoil func(d *disk.Disk)
+		want  error  // or damage
+		text  string // in the error
+	}{
+		"foreign":        {func(d *disk.Disk) { d.Put(second, bytes.Repeat([]byte("text"), 100)) }, journal.ErrForeign, second + ": not a log of muster"},
+		"short, foreign": {func(d *disk.Disk) { d.Put(third, []byte("text")) }, journal.ErrForeign, third},
+		"newer": {func(d *disk.Disk) {
+			change(d, third, func(b []byte) []byte { b[8] = 2; return b })
+		}, journal.ErrNewer, third + ": written by a newer muster: use that one (format 2, not 1)"},
+		"other store": {func(d *disk.Disk) {
+			j, err := journal.Open(dir+"/other", 7, 3, nil, options(d))
+			must(err, j.Sync(add(j, "x")))
+			d.Put(third, d.Files()[dir+"/other/log-0000000000000003"])
+		}, journal.ErrOtherStore, third + ": the log of another store: its id is 0x7, not 0xabcdef"},
+		"missing":         {func(d *disk.Disk) { d.Delete(second) }, journal.ErrMissing, second + ": a segment of the log is missing"},
+		"first missing":   {func(d *disk.Disk) { d.Delete(first) }, journal.ErrMissing, first},
+		"renamed":         {func(d *disk.Disk) { d.Put(dir+"/log-0000000000000004", d.Files()[second]) }, nil, "it is segment 2"},
+		"header cut":      {func(d *disk.Disk) { change(d, second, func(b []byte) []byte { return b[:20] }) }, nil, "header is incomplete"},
+		"header zeroed":   {func(d *disk.Disk) { change(d, third, func(b []byte) []byte { clear(b[:40]); return b }) }, nil, "header is incomplete"},
+		"end cut":         {func(d *disk.Disk) { change(d, second, func(b []byte) []byte { return b[:40+25] }) }, nil, "it begins with record 5, but the segment before it ends before record 4"},
+		"end torn":        {func(d *disk.Disk) { change(d, second, func(b []byte) []byte { return b[:40+26] }) }, nil, "a segment follows"},
+		"gap before last": {func(d *disk.Disk) { change(d, third, func(b []byte) []byte { clear(b[40:65]); return b }) }, nil, "a sound batch follows at byte 65"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := written(t, []string{"1", "2"}, []string{"3", "4"}, []string{"5", ""}) // ends with zeros
+			tc.spoil(d)
+			err := refused(t, d)
+			require.ErrorContains(t, err, tc.text)
+			var damage *journal.DamageError
+			if tc.want == nil {
+				require.ErrorAs(t, err, &damage)
+			} else {
+				require.ErrorIs(t, err, tc.want)
+			}
+		})
+	}
+}
+
+func must(errs ...error) {
+	for _, err := range errs {
+		if err != nil {
+			panic(err)
+		}
+	}
+}
+
+func TestOnlyOwnSegmentsAreRemoved(t *testing.T) {
+	d := written(t, []string{"1"}, []string{"2"})
+	foreign := []byte("somebody's notes, which have the name of a segment")
+	d.Put(first, foreign)
+	_, _, err := open(d, 2)
+	require.ErrorIs(t, err, journal.ErrForeign)
+	require.Equal(t, foreign, d.Files()[first])
+
+	d.Put(first, nil) // damaged, but of no use any more
+	d.Put(dir+"/log-1", foreign)
+	d.Put(dir+"/notes", foreign)
+	_, records, err := open(d, 2)
+	require.NoError(t, err)
+	require.Equal(t, []string{"2"}, records)
+	require.Len(t, d.Files(), 3)
+}
+
+// TestABatchOfAnotherLog: what is sound, and in its place, may still not be what comes next.
+func TestABatchOfAnotherLog(t *testing.T) {
+	d := written(t, []string{"1234567", "a"}) // the first batch has 11 bytes in one record
+	other := written(t, []string{"12 3", "a"}).Files()[first]
+	change(d, first, func(b []byte) []byte { return append(b[:40+20+11], other[40+20+11:]...) })
+	require.ErrorContains(t, refused(t, d), "its batch begins with record 3, not 2")
+}
+
+// TestAMovedBatch: the checksum knows the place.
+func TestAMovedBatch(t *testing.T) {
+	d := written(t, []string{"a"})
+	change(d, first, func(b []byte) []byte { copy(b[65:], b[40:65]); clear(b[40:65]); return b })
+	_, records := mustOpen(t, d, 1)
+	require.Empty(t, records)
+}
+
+// TestALogInARecord: the records of a log may be logs, and torn off in the middle.
+func TestALogInARecord(t *testing.T) {
+	inner := written(t, []string{"a", "b", "c", "d", "e"}).Files()[first]
+	d := newDisk()
+	j, _ := mustOpen(t, d, 1)
+	add(j, string(inner))
+	require.NoError(t, j.Close())
+	change(d, first, func(b []byte) []byte { return slices.Clone(b[:40+24+len(inner)/2]) })
+	_, records, err := open(d, 1)
+	require.NoError(t, err)
+	require.Empty(t, records)
+}

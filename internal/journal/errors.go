@@ -1,0 +1,46 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+)
+
+// Why Open refuses a log, beside a *DamageError. It has changed nothing then.
+var (
+	ErrForeign    = errors.New("not a log of muster, or its beginning is lost")
+	ErrNewer      = errors.New("written by a newer muster: use that one")
+	ErrOtherStore = errors.New("the log of another store")
+	ErrMissing    = errors.New("a segment of the log is missing: restore it, or the whole directory, from a backup")
+)
+
+// ErrClosed is what Sync returns after Close.
+var ErrClosed = errors.New("journal: closed")
+
+// DamageError says that the log has lost something that was durable. Open has changed nothing.
+type DamageError struct {
+	File   string // its path
+	Offset int64  // where the damage begins
+	Reason string
+}
+
+func (e *DamageError) Error() string {
+	return fmt.Sprintf("journal: %s is damaged at byte %d: %s. What was durable is lost, so nothing was changed: "+
+		"keep a copy of the directory, check the disk, and restore the directory from a backup", e.File, e.Offset, e.Reason)
+}
+
+// refuse wraps one of the errors above with the file that it is about.
+func refuse(name string, err error, detail string, args ...any) error {
+	return fmt.Errorf("journal: %s: %w%s", name, err, fmt.Sprintf(detail, args...))
+}
+
+// named says what was being done to which file, once.
+func named(op, name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		err = e.Err
+	}
+	return fmt.Errorf("journal: %s %s: %w", op, name, err)
+}

@@ -1,0 +1,126 @@
+package journal
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"path/filepath"
+)
+
+// MaxRecord is the most bytes that a record may have.
+const MaxRecord = 1 << 30
+
+const (
+	magic     = "musterJL"
+	version   = 1
+	headerLen = 40
+	batchLen  = 20 // of a batch before its body
+	recordLen = 4  // of a record before its bytes
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// header is the beginning of a segment.
+type header struct {
+	version               uint32
+	store, segment, first uint64
+}
+
+func (h header) append(b []byte) []byte {
+	start := len(b)
+	b = append(b, magic...)
+	b = binary.LittleEndian.AppendUint32(b, h.version)
+	b = binary.LittleEndian.AppendUint64(b, h.store)
+	b = binary.LittleEndian.AppendUint64(b, h.segment)
+	b = binary.LittleEndian.AppendUint64(b, h.first)
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[start:], castagnoli))
+}
+
+// parseHeader takes a header off b, which has its length. sound says that the checksum is right:
+// that of a newer version may be elsewhere.
+func parseHeader(b []byte) (h header, sum uint32, sound bool) {
+	h.version = binary.LittleEndian.Uint32(b[8:])
+	h.store = binary.LittleEndian.Uint64(b[12:])
+	h.segment = binary.LittleEndian.Uint64(b[20:])
+	h.first = binary.LittleEndian.Uint64(b[28:])
+	sum = binary.LittleEndian.Uint32(b[36:])
+	return h, sum, sum == crc32.Checksum(b[:36], castagnoli)
+}
+
+// torn reports whether b may be what a crash has left of the header h: its bytes, or zeros. What
+// comes first in the segment need not be known.
+func (h header) torn(b []byte) bool {
+	whole := h.append(nil)
+	for i, c := range b[:min(len(b), 28)] {
+		if c != 0 && c != whole[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// batchHead is the beginning of a batch.
+type batchHead struct {
+	crc    uint32
+	length uint32
+	first  uint64
+	count  uint32
+}
+
+func parseBatchHead(b []byte) batchHead {
+	return batchHead{
+		crc:    binary.LittleEndian.Uint32(b),
+		length: binary.LittleEndian.Uint32(b[4:]),
+		first:  binary.LittleEndian.Uint64(b[8:]),
+		count:  binary.LittleEndian.Uint32(b[16:]),
+	}
+}
+
+// fits reports whether a batch of such a head may be in room bytes.
+func (h batchHead) fits(room int64) bool {
+	return h.count > 0 && int64(h.length) >= recordLen*int64(h.count) && batchLen+int64(h.length) <= room
+}
+
+// seal writes the head of the batch b, which has room for it, that is to be at offset off of the segment
+// whose header has the checksum sum.
+func seal(b []byte, sum uint32, off int64, first uint64, count uint32) {
+	binary.LittleEndian.PutUint32(b[4:], uint32(len(b)-batchLen))
+	binary.LittleEndian.PutUint64(b[8:], first)
+	binary.LittleEndian.PutUint32(b[16:], count)
+	binary.LittleEndian.PutUint32(b, crc32.Update(seed(sum, off), castagnoli, b[4:]))
+}
+
+// seed is what the checksum of a batch goes on from.
+func seed(sum uint32, off int64) uint32 {
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], uint64(off))
+	return crc32.Update(sum, castagnoli, b[:])
+}
+
+// eachRecord calls f with the records in body, and reports whether body is count of them.
+func eachRecord(body []byte, count uint32, f func([]byte) error) (whole bool, err error) {
+	for ; count > 0 && len(body) >= recordLen; count-- {
+		n := binary.LittleEndian.Uint32(body)
+		body = body[recordLen:]
+		if int64(n) > int64(len(body)) {
+			return false, nil
+		}
+		if err := f(body[:n:n]); err != nil {
+			return true, err
+		}
+		body = body[n:]
+	}
+	return count == 0 && len(body) == 0, nil
+}
+
+func segmentName(dir string, number uint64) string {
+	return filepath.Join(dir, fmt.Sprintf("log-%016x", number))
+}
+
+// segmentNumber returns the number of the segment that a file of this name is, if it is one.
+func segmentNumber(name string) (number uint64, ok bool) {
+	if _, err := fmt.Sscanf(name, "log-%016x", &number); err != nil {
+		return 0, false
+	}
+	return number, name == segmentName("", number)
+}

@@ -1,0 +1,294 @@
+package journal_test
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/muster-pg/muster/internal/journal"
+	"github.com/muster-pg/muster/internal/journal/disk"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	dir = "/log"
+	id  = 0xabcdef
+)
+
+func newDisk() *disk.Disk { return disk.New(rand.New(rand.NewPCG(1, 2))) }
+
+func options(d *disk.Disk) *journal.Options { return &journal.Options{FS: d, Ahead: 2048} }
+
+// open opens the log on d, and returns what is in it.
+func open(d *disk.Disk, from uint64) (j *journal.Journal, records []string, err error) {
+	return openWith(from, options(d))
+}
+
+func openWith(from uint64, o *journal.Options) (j *journal.Journal, records []string, err error) {
+	j, err = journal.Open(dir, id, from, func(r []byte) error {
+		records = append(records, string(r))
+		return nil
+	}, o)
+	return j, records, err
+}
+
+func mustOpen(t testing.TB, d *disk.Disk, from uint64) (*journal.Journal, []string) {
+	t.Helper()
+	j, records, err := open(d, from)
+	require.NoError(t, err)
+	return j, records
+}
+
+func add(j *journal.Journal, record string) (pos uint64) {
+	return j.Append(func(b []byte) []byte { return append(b, record...) })
+}
+
+// written returns a disk with a log of batches, a segment each for the slices of them.
+func written(t *testing.T, segments ...[]string) *disk.Disk {
+	t.Helper()
+	d := newDisk()
+	j, _ := mustOpen(t, d, 1)
+	for _, batches := range segments {
+		j.Rotate()
+		for _, b := range batches {
+			for record := range strings.SplitSeq(b, " ") {
+				add(j, record)
+			}
+			require.NoError(t, j.Sync(math.MaxUint64))
+		}
+	}
+	require.NoError(t, j.Close())
+	return d
+}
+
+func TestRecordsComeBack(t *testing.T) {
+	d := newDisk()
+	j, records := mustOpen(t, d, 1)
+	require.Empty(t, records)
+	require.EqualValues(t, 1, add(j, "a"))
+	require.EqualValues(t, 2, add(j, ""))
+	require.Zero(t, j.Durable())
+	require.NoError(t, j.Sync(1))
+	require.EqualValues(t, 2, j.Durable(), "what was appended goes along")
+	add(j, "never synced")
+	d.Crash()
+
+	j, records = mustOpen(t, d, 1)
+	require.Equal(t, []string{"a", ""}, records)
+	require.EqualValues(t, 1, add(j, "b"), "positions begin anew")
+	require.NoError(t, j.Close())
+	_, records = mustOpen(t, d, 1)
+	require.Equal(t, []string{"a", "", "b"}, records)
+}
+
+func TestFormat(t *testing.T) {
+	d := written(t, []string{"one two", "3"})
+	got := d.Files()[dir+"/log-0000000000000001"]
+	require.Len(t, got, 2048, "with zeros ahead")
+	require.Equal(t, ""+
+		"6d75737465724a4c"+"01000000"+"efcdab0000000000"+"0100000000000000"+"0100000000000000"+"7e8ba69b"+
+		"857b18d2"+"0e000000"+"0100000000000000"+"02000000"+"03000000"+"6f6e65"+"03000000"+"74776f"+
+		"36209d56"+"05000000"+"0300000000000000"+"01000000"+"01000000"+"33",
+		hex.EncodeToString(bytes.TrimRight(got, "\x00")))
+}
+
+func TestRotateAndRemove(t *testing.T) {
+	d := newDisk()
+	j, _ := mustOpen(t, d, 1)
+	empty := j.Size()
+	require.EqualValues(t, 1, j.Rotate(), "nothing is in segment 1")
+	add(j, "a")
+	require.EqualValues(t, 2, j.Rotate())
+	require.EqualValues(t, 2, j.Rotate())
+	add(j, "b")
+	require.EqualValues(t, 3, j.Rotate())
+	require.Len(t, d.Files(), 1, "no I/O before Sync")
+	require.NoError(t, j.Remove(2), "syncs a first")
+	require.EqualValues(t, 1, j.Durable())
+	require.Equal(t, empty, j.Size())
+	require.NoError(t, j.Remove(99), "no more than what Rotate has said")
+	require.Equal(t, empty, j.Size())
+	add(j, "c")
+	require.NoError(t, j.Sync(math.MaxUint64))
+	require.Greater(t, j.Size(), empty)
+	d.Crash()
+	require.Len(t, d.Files(), 1)
+	_, records := mustOpen(t, d, 3)
+	require.Equal(t, []string{"c"}, records)
+}
+
+func TestLeftOversOfACheckpointAreRemoved(t *testing.T) {
+	d := written(t, []string{"a"}, []string{"b"}, []string{"c"})
+	j, records := mustOpen(t, d, 3)
+	require.Equal(t, []string{"c"}, records)
+	require.Len(t, d.Files(), 1)
+	require.NoError(t, j.Close())
+	_, records = mustOpen(t, d, 4)
+	require.Empty(t, records, "the checkpoint may be ahead of the first record in its segment")
+	require.Len(t, d.Files(), 1)
+}
+
+func TestManyBatchesAndLargeRecords(t *testing.T) {
+	d := newDisk()
+	j, _ := mustOpen(t, d, 1)
+	var want []string
+	for _, n := range []int{0, 1 << 10, 5 << 20, 1, 1 << 20, 1 << 20, 3} {
+		want = append(want, strings.Repeat("x", n))
+		add(j, want[len(want)-1])
+	}
+	require.NoError(t, j.Sync(2))
+	require.Less(t, j.Durable(), uint64(len(want)), "not all in one batch")
+	require.NoError(t, j.Close())
+	_, records := mustOpen(t, d, 1)
+	require.True(t, fmt.Sprint(want) == fmt.Sprint(records))
+}
+
+func TestSyncIsShared(t *testing.T) {
+	d := newDisk()
+	j, _ := mustOpen(t, d, 1)
+	before := d.Syncs()
+	var positions []uint64
+	for range 100 {
+		positions = append(positions, add(j, "x"))
+	}
+	var wg sync.WaitGroup
+	for _, pos := range positions {
+		wg.Go(func() {
+			if err := j.Sync(pos); err != nil || j.Durable() < pos {
+				t.Error(err, j.Durable())
+			}
+		})
+	}
+	wg.Wait()
+	require.Equal(t, before+1, d.Syncs())
+}
+
+func TestFailureIsForEver(t *testing.T) {
+	for name, tc := range map[string]struct {
+		fail   func(*disk.Disk)
+		rotate bool
+		want   error
+		text   string
+	}{
+		"write":        {func(d *disk.Disk) { d.FailWrite(0) }, false, syscall.ENOSPC, "journal: write /log/log-0000000000000001: no space left on device"},
+		"sync":         {func(d *disk.Disk) { d.FailSync(0) }, false, syscall.EIO, "journal: sync /log/log-0000000000000001: input/output error"},
+		"header":       {func(d *disk.Disk) { d.FailWrite(0) }, true, syscall.ENOSPC, "journal: write /log/log-0000000000000002"},
+		"zeros":        {func(d *disk.Disk) { d.FailWrite(1) }, true, syscall.ENOSPC, "journal: write /log/log-0000000000000002"},
+		"file's sync":  {func(d *disk.Disk) { d.FailSync(0) }, true, syscall.EIO, "journal: sync /log/log-0000000000000002"},
+		"it is there":  {func(d *disk.Disk) { d.Put("/log/log-0000000000000002", nil) }, true, syscall.EEXIST, "journal: create /log/log-0000000000000002"},
+		"power, write": {func(d *disk.Disk) { d.CutPower(0) }, false, disk.ErrPower, "journal: write /log/log-0000000000000001"},
+		"power, dir":   {func(d *disk.Disk) { d.CutPower(4) }, true, disk.ErrPower, "journal: sync /log:"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk()
+			j, _ := mustOpen(t, d, 1)
+			require.NoError(t, j.Sync(add(j, "a")))
+			if tc.rotate {
+				j.Rotate()
+			}
+			tc.fail(d)
+			pos := add(j, "b")
+			err := j.Sync(pos)
+			require.ErrorIs(t, err, tc.want)
+			require.ErrorContains(t, err, tc.text)
+			require.EqualValues(t, 3, add(j, "c"))
+			for pos := range uint64(4) {
+				require.Equal(t, err, j.Sync(pos))
+			}
+			require.Equal(t, err, j.Remove(j.Rotate()))
+			require.EqualValues(t, 1, j.Durable())
+			require.Equal(t, err, j.Close())
+		})
+	}
+}
+
+func TestFailureReachesAllWhoWait(t *testing.T) {
+	d := newDisk()
+	j, _ := mustOpen(t, d, 1)
+	var wg sync.WaitGroup
+	d.FailSync(0)
+	for range 20 {
+		pos := add(j, "x")
+		wg.Go(func() {
+			if err := j.Sync(pos); !errors.Is(err, syscall.EIO) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestClose(t *testing.T) {
+	d := newDisk()
+	j, _ := mustOpen(t, d, 1)
+	add(j, "a")
+	require.NoError(t, j.Close())
+	require.NoError(t, j.Close())
+	require.ErrorIs(t, j.Sync(add(j, "b")), journal.ErrClosed)
+	require.ErrorIs(t, j.Remove(1), journal.ErrClosed)
+	_, records := mustOpen(t, d, 1)
+	require.Equal(t, []string{"a"}, records)
+}
+
+func TestApplyMayRefuse(t *testing.T) {
+	d := written(t, []string{"a", "b"})
+	before := d.Files()
+	refused := errors.New("refused")
+	_, err := journal.Open(dir, id, 1, func(r []byte) error {
+		if string(r) == "b" {
+			return refused
+		}
+		return nil
+	}, options(d))
+	require.ErrorIs(t, err, refused)
+	require.ErrorContains(t, err, "journal: /log/log-0000000000000001: record 2: refused")
+	require.Equal(t, before, d.Files())
+}
+
+func TestTornTailIsReported(t *testing.T) {
+	d := written(t, []string{"a", "b"})
+	name := dir + "/log-0000000000000001"
+	d.Put(name, d.Files()[name][:40+25+24])
+	var out bytes.Buffer
+	_, records, err := openWith(1, &journal.Options{FS: d, Logger: slog.New(slog.NewTextHandler(&out, nil))})
+	require.NoError(t, err)
+	require.Equal(t, []string{"a"}, records)
+	require.Contains(t, out.String(), "file=/log/log-0000000000000001 offset=65 bytes=21", "up to the last that is not zero")
+}
+
+func TestOnTheDisk(t *testing.T) {
+	dir := t.TempDir()
+	for n := range 4 {
+		var records []string
+		j, err := journal.Open(dir, id, uint64(n), func(r []byte) error {
+			records = append(records, string(r))
+			return nil
+		}, nil)
+		require.NoError(t, err)
+		if n > 0 {
+			require.Equal(t, []string{fmt.Sprint("new", n)}, records)
+		}
+		add(j, fmt.Sprint("old", n))
+		j.Rotate()
+		add(j, fmt.Sprint("new", n+1))
+		require.NoError(t, j.Close())
+		files, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Len(t, files, 2)
+	}
+	_, err := journal.Open(dir+"/absent", id, 1, nil, nil)
+	require.ErrorIs(t, err, os.ErrNotExist)
+}

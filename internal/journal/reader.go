@@ -1,0 +1,92 @@
+package journal
+
+import (
+	"bytes"
+	"hash/crc32"
+	"io"
+	"slices"
+)
+
+// window is how much of a file is read at once.
+const window = 256 << 10
+
+// reader reads a segment piece by piece. It makes room only for what is in the file.
+type reader struct {
+	f    File
+	size int64
+
+	buf   []byte // the bytes from start on
+	start int64
+}
+
+// at returns n bytes at off, which the caller knows to be in the file. They are good until the next call.
+func (r *reader) at(off, n int64) ([]byte, error) {
+	if off < r.start || off+n > r.start+int64(len(r.buf)) {
+		want := int(min(max(n, window), r.size-off))
+		r.start, r.buf = off, slices.Grow(r.buf[:0], want)[:want]
+		if got, err := r.f.ReadAt(r.buf, off); got < want {
+			r.buf = nil
+			return nil, short(err)
+		}
+	}
+	return r.buf[off-r.start:][:n:n], nil
+}
+
+func short(err error) error {
+	if err == nil || err == io.EOF { //nolint:errorlint // what a reader returns is io.EOF itself
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// used returns where the zeros begin that the file ends with, or off if there are only zeros from there on.
+func (r *reader) used(off int64) (end int64, err error) {
+	end = off
+	for off < r.size {
+		n := min(window, r.size-off)
+		b, err := r.at(off, n)
+		if err != nil {
+			return 0, err
+		}
+		if b = bytes.TrimRight(b, "\x00"); len(b) > 0 {
+			end = off + int64(len(b))
+		}
+		off += n
+	}
+	return end, nil
+}
+
+// sound reports whether the batch with the head h at off has the right checksum.
+func (r *reader) sound(h batchHead, sum uint32, off int64) (bool, error) {
+	crc := seed(sum, off)
+	for at, end := off+4, off+batchLen+int64(h.length); at < end; {
+		n := min(window, end-at)
+		b, err := r.at(at, n)
+		if err != nil {
+			return false, err
+		}
+		crc = crc32.Update(crc, castagnoli, b)
+		at += n
+	}
+	return crc == h.crc, nil
+}
+
+// behind looks for a batch between off and end, after a damaged one at off that should have begun with
+// the record next. At least recordLen bytes are lost for each record that is.
+func (r *reader) behind(sum uint32, off, end int64, next uint64) (at int64, found bool, err error) {
+	whole := reader{f: r.f, size: r.size}                       // r stays where the search is
+	for at = off + 1; at < end && at+batchLen <= r.size; at++ { // the end of a head may be zeros
+		b, err := r.at(at, batchLen)
+		if err != nil {
+			return 0, false, err
+		}
+		h := parseBatchHead(b)
+		if h.first <= next || h.first-next > uint64(at-off)/recordLen || !h.fits(r.size-at) {
+			continue
+		}
+		if found, err := whole.sound(h, sum, at); found || err != nil {
+			return at, found, err
+		}
+	}
+	return 0, false, nil
+}

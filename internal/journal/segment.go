@@ -1,0 +1,68 @@
+package journal
+
+// aheadDefault is how many zeros are written ahead, so that fdatasync has a size and a place on the disk to make
+// durable once a MiB, and not each time. On ext4 on a virtual disk (/work, Linux 6.18) the mean of write and
+// fdatasync was AHEAD_FIGURES
+const aheadDefault = 1 << 20
+
+var zeros [64 << 10]byte
+
+// segment is the file that is written. Whoever has the journal's turn owns it.
+type segment struct {
+	file   File
+	name   string
+	number uint64
+	sum    uint32 // of its header
+	off    int64  // behind the last batch
+	end    int64  // of the file: zeros from off on
+	ahead  int64
+}
+
+// begin writes the header.
+func (s *segment) begin(h header) error {
+	b := h.append(nil)
+	_, s.sum, _ = parseHeader(b)
+	return s.write(b)
+}
+
+// write appends b, and returns when it is durable.
+func (s *segment) write(b []byte) error {
+	if _, err := s.file.WriteAt(b, s.off); err != nil {
+		return named("write", s.name, err)
+	}
+	off := s.off + int64(len(b))
+	if err := s.extend(off); err != nil {
+		return named("write", s.name, err)
+	}
+	if err := s.file.Sync(); err != nil {
+		return named("sync", s.name, err)
+	}
+	s.off = off
+	return nil
+}
+
+// extend writes zeros from off on, if the file ends there.
+func (s *segment) extend(off int64) error {
+	if off <= s.end {
+		return nil
+	}
+	end := (off + s.ahead - 1) / s.ahead * s.ahead
+	for at := off; at < end; {
+		n, err := s.file.WriteAt(zeros[:min(int64(len(zeros)), end-at)], at)
+		if err != nil {
+			return err
+		}
+		at += int64(n)
+	}
+	s.end = end
+	return nil
+}
+
+func (s *segment) close() error {
+	if s.file == nil {
+		return nil
+	}
+	err := s.file.Close()
+	s.file = nil
+	return named("close", s.name, err)
+}

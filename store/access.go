@@ -1,0 +1,239 @@
+package store
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// Access is what the holder of a secret, or of a client certificate for a name, may do. Somebody who matches
+// several may do what any of them allows.
+type Access struct {
+	Secret []byte // 16 bytes or more; see ReadSecret. Or:
+	Name   string // of a client certificate: its common name, or one of its DNS names or URIs
+	Prefix string // of keys and of group names, as it is: "a" covers "ab", "a/" does not; "" is everything
+	Write  bool   // and join groups; otherwise read only
+}
+
+// checkAccess refuses what nobody, or anybody, could match.
+func checkAccess(accesses []Access) error {
+	for i, a := range accesses {
+		bad := func(what string) error {
+			return &Error{Op: "access", Key: strconv.Itoa(i), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: what}
+		}
+		switch {
+		case a.Secret == nil && a.Name == "":
+			return bad("neither a secret nor a name: nobody would have it")
+		case a.Secret != nil && a.Name != "":
+			return bad("a secret and a name: make two of it, whoever has either then has it")
+		case a.Secret != nil:
+			if err := checkSecret(a.Secret); err != nil {
+				return bad(err.(*Error).Detail)
+			}
+		}
+	}
+	return nil
+}
+
+// matchCertificate returns the indexes of those accesses that are for one of the names of cert.
+func matchCertificate(accesses []Access, cert *x509.Certificate) (matched []int) {
+	names := append([]string{cert.Subject.CommonName}, cert.DNSNames...)
+	for _, u := range cert.URIs {
+		names = append(names, u.String())
+	}
+	for i, a := range accesses {
+		if a.Name != "" && slices.Contains(names, a.Name) {
+			matched = append(matched, i)
+		}
+	}
+	return matched
+}
+
+// rightsOfCertificate is what the holder of cert, which has been verified, may do; ok if that is anything.
+func rightsOfCertificate(accesses []Access, cert *x509.Certificate) (r rights, ok bool) {
+	matched := matchCertificate(accesses, cert)
+	return rightsOf(accesses, matched), len(matched) > 0
+}
+
+// verifiedCertificate is the certificate of conn's peer; nil if it has none, or nobody has verified it.
+func verifiedCertificate(conn net.Conn) *x509.Certificate {
+	c, ok := conn.(interface{ ConnectionState() tls.ConnectionState })
+	if !ok {
+		return nil
+	}
+	if chains := c.ConnectionState().VerifiedChains; len(chains) > 0 {
+		return chains[0][0]
+	}
+	return nil
+}
+
+// right is to read, or to read and write, what is below a prefix.
+type right struct {
+	prefix string
+	write  bool
+}
+
+// rights are what a peer may do; nil is everything, and rights{} nothing.
+type rights []right
+
+// rightsOf is what those accesses allow together that matched.
+func rightsOf(accesses []Access, matched []int) rights {
+	r := rights{}
+	for _, i := range matched {
+		one := right{accesses[i].Prefix, accesses[i].Write}
+		if one == (right{"", true}) {
+			return nil
+		}
+		if !slices.Contains(r, one) {
+			r = append(r, one)
+		}
+	}
+	return r
+}
+
+// need is what a peer needs the right to, for an operation.
+type need uint8
+
+const (
+	needAll      need = iota // everything: also for operations that the table does not know
+	needNothing              // of its own: about the session, or a seat, which is that of the session which joined
+	needRead                 // its key
+	needReads                // its keys
+	needBelow                // to read all that begins with its key
+	needWrite                // its key
+	needWrites               // its keys
+	needJoin                 // to write below the group's name
+	needAnything             // to write anything
+)
+
+// needs says what each operation needs.
+var needs = [256]need{
+	wire.OpHello:   needNothing,
+	wire.OpGoodbye: needNothing,
+	wire.OpCancel:  needNothing,
+	wire.OpPing:    needNothing,
+	wire.OpGet:     needRead, // also if it is the last one that the entry has
+	wire.OpSet:     needWrite,
+	wire.OpWait:    needReads,
+	wire.OpAdd:     needWrite,
+	wire.OpSwap:    needWrite,
+	wire.OpAppend:  needWrite,
+	wire.OpDelete:  needWrites,
+	wire.OpList:    needBelow,
+	wire.OpChanges: needBelow,
+	wire.OpJoin:    needJoin,
+	wire.OpLeave:   needNothing,
+	wire.OpFollow:  needNothing,
+	wire.OpCollect: needNothing,
+	wire.OpSend:    needNothing,
+	wire.OpRecv:    needNothing,
+	wire.OpExpire:  needNothing,
+	wire.OpLost:    needAll, // no peer says it
+	wire.OpTake:    needWrites,
+	wire.OpRoom:    needNothing,
+	wire.OpGrant:   needAnything,
+	wire.OpKeep:    needAnything,
+	wire.OpRevoke:  needAnything,
+	wire.OpSkip:    needNothing,
+	wire.OpProbe:   needNothing,
+	wire.OpProof:   needNothing,
+	wire.OpBackup:  needAll,
+}
+
+// refuse says why a peer with rights r may not have req carried out; "" if it may.
+func (r rights) refuse(req *wire.Request) string {
+	if r == nil {
+		return ""
+	}
+	switch needs[req.Op] {
+	case needNothing:
+		return ""
+	case needRead:
+		return r.refuseKeys("read", req.Key)
+	case needReads:
+		return r.refuseKeys("read", req.Keys...)
+	case needWrite:
+		return r.refuseKeys("write", req.Key)
+	case needWrites:
+		return r.refuseKeys("write", req.Keys...)
+	case needBelow:
+		if r.cover(req.Key, false) {
+			return ""
+		}
+		return r.no("read below " + quoted(req.Key))
+	case needJoin:
+		if req.Group.Generation != 0 || r.cover(req.Group.Group, true) { // survivors have a seat
+			return ""
+		}
+		return r.no("join the group " + quoted(req.Group.Group))
+	case needAnything:
+		if slices.ContainsFunc(r, func(one right) bool { return one.write }) {
+			return ""
+		}
+	}
+	return r.no(req.Op.String())
+}
+
+// refuseKeys says why a peer may not read, or write, one of keys.
+func (r rights) refuseKeys(verb string, keys ...string) string {
+	for _, k := range keys {
+		if !r.cover(k, verb == "write") {
+			return r.no(verb + " " + quoted(k))
+		}
+	}
+	return ""
+}
+
+// cover reports whether r has the right to name, and all that begins with it.
+func (r rights) cover(name string, write bool) bool {
+	for _, one := range r {
+		if (one.write || !write) && strings.HasPrefix(name, one.prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r rights) no(to string) string {
+	return fmt.Sprintf("no right to %s: this peer may %s", to, r)
+}
+
+// someRights is how many a text names.
+const someRights = 4
+
+func (r rights) String() string {
+	if r == nil {
+		return "read and write everything"
+	}
+	if len(r) == 0 {
+		return "do nothing"
+	}
+	var parts []string
+	for i, one := range r {
+		if i == someRights {
+			parts = append(parts, fmt.Sprintf("%d more", len(r)-i))
+			break
+		}
+		parts = append(parts, one.String())
+	}
+	return strings.Join(parts, ", and ")
+}
+
+func (one right) String() string {
+	verb := "read"
+	if one.write {
+		verb = "write"
+	}
+	if one.prefix == "" {
+		return verb + " everything"
+	}
+	return verb + " below " + quoted(one.prefix)
+}
+
+func quoted(s string) string { return strconv.Quote(clip(s)) }

@@ -1,0 +1,181 @@
+package store_test
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// operations are all that there are.
+func operations() (ops []wire.Op) {
+	for op := wire.Op(1); !strings.HasPrefix(op.String(), "op("); op++ {
+		ops = append(ops, op)
+	}
+	return ops
+}
+
+func TestEveryOperationNeedsSomething(t *testing.T) {
+	ops := operations()
+	require.Contains(t, ops, wire.OpBackup)
+	for _, op := range ops {
+		switch op {
+		case wire.OpLost, wire.OpBackup:
+			require.False(t, store.Known(uint8(op)), "%s takes all rights", op)
+		default:
+			require.True(t, store.Known(uint8(op)), "%s: give it a line in needs (access.go)", op)
+		}
+	}
+	for op := len(ops) + 1; op < 256; op++ {
+		require.False(t, store.Known(uint8(op)))
+	}
+}
+
+func TestRights(t *testing.T) {
+	accesses := []store.Access{
+		{Secret: secretOf("a"), Prefix: "jobs/a/", Write: true},
+		{Secret: secretOf("a"), Prefix: "cfg/"},
+		{Secret: secretOf("b"), Prefix: "cfg/"},
+		{Secret: secretOf("c")},
+		{Secret: secretOf("d"), Write: true},
+	}
+	writer, reader, all, none := store.RightsOf(accesses, []int{0, 1}), store.RightsOf(accesses, []int{2}), store.RightsOf(accesses, []int{3}), store.RightsOf(accesses, nil)
+	keys := func(op wire.Op, keys ...string) wire.Request { return wire.Request{Op: op, Keys: keys} }
+	join := func(group string, generation uint64) wire.Request {
+		return wire.Request{Op: wire.OpJoin, Group: wire.Contribution{Group: group, Generation: generation}}
+	}
+	for _, tc := range []struct {
+		req                       wire.Request
+		writer, reader, all, none bool // who may
+	}{
+		{wire.Request{Op: wire.OpGet, Key: "jobs/a/x"}, true, false, true, false},
+		{wire.Request{Op: wire.OpGet, Key: "jobs/a/"}, true, false, true, false},
+		{wire.Request{Op: wire.OpGet, Key: "jobs/a"}, false, false, true, false},
+		{wire.Request{Op: wire.OpGet, Key: "cfg/x"}, true, true, true, false},
+		{wire.Request{Op: wire.OpGet}, false, false, true, false},
+		{keys(wire.OpWait, "jobs/a/x", "cfg/x"), true, false, true, false},
+		{keys(wire.OpWait, "cfg/x", "cfg/y"), true, true, true, false},
+		{keys(wire.OpWait, "cfg/x", "jobs/b/y"), false, false, true, false},
+		{wire.Request{Op: wire.OpList, Key: "cfg/"}, true, true, true, false},
+		{wire.Request{Op: wire.OpList, Key: "cfg/x", Keys: []string{"cfg/x1"}}, true, true, true, false},
+		{wire.Request{Op: wire.OpList, Key: "cfg"}, false, false, true, false},
+		{wire.Request{Op: wire.OpList}, false, false, true, false},
+		{wire.Request{Op: wire.OpChanges, Key: "jobs/a/"}, true, false, true, false},
+		{wire.Request{Op: wire.OpChanges, Key: "jobs/"}, false, false, true, false},
+		{wire.Request{Op: wire.OpSet, Key: "jobs/a/x"}, true, false, false, false},
+		{wire.Request{Op: wire.OpSet, Key: "cfg/x"}, false, false, false, false},
+		{wire.Request{Op: wire.OpAdd, Key: "jobs/a/x"}, true, false, false, false},
+		{wire.Request{Op: wire.OpSwap, Key: "jobs/a/x"}, true, false, false, false},
+		{wire.Request{Op: wire.OpSwap, Key: "cfg/x"}, false, false, false, false},
+		{wire.Request{Op: wire.OpAppend, Key: "jobs/b/x"}, false, false, false, false},
+		{keys(wire.OpDelete, "jobs/a/x", "jobs/a/y"), true, false, false, false},
+		{keys(wire.OpDelete, "jobs/a/x", "cfg/x"), false, false, false, false},
+		{keys(wire.OpTake, "jobs/a/x"), true, false, false, false},
+		{keys(wire.OpTake, "cfg/x"), false, false, false, false},
+		{join("jobs/a/world", 0), true, false, false, false},
+		{join("world", 0), false, false, false, false},
+		{join("cfg/world", 0), false, false, false, false},
+		{join("world", 7), true, true, true, true}, // who holds a seat of it
+		{wire.Request{Op: wire.OpGrant}, true, false, false, false},
+		{wire.Request{Op: wire.OpKeep}, true, false, false, false},
+		{wire.Request{Op: wire.OpRevoke}, true, false, false, false},
+		{wire.Request{Op: wire.OpBackup}, false, false, false, false},
+		{wire.Request{Op: wire.OpLost}, false, false, false, false},
+		{wire.Request{Op: 255}, false, false, false, false},
+		{wire.Request{}, false, false, false, false},
+		{wire.Request{Op: wire.OpPing}, true, true, true, true},
+		{wire.Request{Op: wire.OpCollect, Key: "not its own"}, true, true, true, true},
+	} {
+		for who, may := range map[*store.Rights]bool{&writer: tc.writer, &reader: tc.reader, &all: tc.all, &none: tc.none, new(store.Rights): true} {
+			why := store.Refuse(*who, &tc.req)
+			require.Equal(t, may, why == "", "%s %q %q %q: %s: %s", tc.req.Op, tc.req.Key, tc.req.Keys, tc.req.Group.Group, *who, why)
+		}
+	}
+	require.Nil(t, store.RightsOf(accesses, []int{0, 4}), "everything")
+	require.NotNil(t, none)
+	require.Equal(t, reader, store.RightsOf(accesses, []int{1, 2}), "the same twice")
+}
+
+func TestRightsTexts(t *testing.T) {
+	long := strings.Repeat("x", 200)
+	var many []store.Access
+	for _, p := range []string{"a/", "b/", "c/", "d/", "e/", "f/"} {
+		many = append(many, store.Access{Prefix: p})
+	}
+	below := []store.Access{{Prefix: "jobs/a/", Write: true}, {Prefix: ""}}
+	for want, tc := range map[string]struct {
+		accesses []store.Access
+		req      wire.Request
+	}{
+		`no right to write "x/y": this peer may write below "jobs/a/", and read everything`:                                                               {below, wire.Request{Op: wire.OpSet, Key: "x/y"}},
+		`no right to write "x/\n": this peer may write below "jobs/a/"`:                                                                                   {below[:1], wire.Request{Op: wire.OpDelete, Keys: []string{"jobs/a/", "x/\n"}}},
+		`no right to read "k": this peer may write below "jobs/a/"`:                                                                                       {below[:1], wire.Request{Op: wire.OpGet, Key: "k"}},
+		`no right to read below "jobs": this peer may write below "jobs/a/"`:                                                                              {below[:1], wire.Request{Op: wire.OpList, Key: "jobs"}},
+		`no right to join the group "world": this peer may read everything`:                                                                               {below[1:], wire.Request{Op: wire.OpJoin, Group: wire.Contribution{Group: "world"}}},
+		`no right to backup: this peer may read everything`:                                                                                               {below[1:], wire.Request{Op: wire.OpBackup}},
+		`no right to ` + wire.OpGrant.String() + `: this peer may do nothing`:                                                                             {nil, wire.Request{Op: wire.OpGrant}},
+		`no right to op(255): this peer may do nothing`:                                                                                                   {nil, wire.Request{Op: 255}},
+		`no right to read "` + long[:97] + `…": this peer may read below "a/", and read below "b/", and read below "c/", and read below "d/", and 2 more`: {many, wire.Request{Op: wire.OpGet, Key: long}},
+	} {
+		var all []int
+		for i := range tc.accesses {
+			all = append(all, i)
+		}
+		require.Equal(t, want, store.Refuse(store.RightsOf(tc.accesses, all), &tc.req))
+	}
+	require.Equal(t, "read and write everything", store.Rights(nil).String())
+}
+
+func TestRightsOfCertificate(t *testing.T) {
+	uri, err := url.Parse("spiffe://example.com/viewer")
+	require.NoError(t, err)
+	cert := &x509.Certificate{Subject: pkix.Name{CommonName: "trainer"}, DNSNames: []string{"node7.example.com"}, URIs: []*url.URL{uri}}
+	accesses := []store.Access{
+		{Name: "trainer", Prefix: "a/"},
+		{Name: "node7.example.com", Prefix: "b/"},
+		{Name: "spiffe://example.com/viewer", Prefix: "c/"},
+		{Name: "other", Prefix: "d/"},
+		{Secret: secretOf("s"), Prefix: "e/"},
+	}
+	r, ok := store.RightsOfCertificate(accesses, cert)
+	require.True(t, ok)
+	for prefix, may := range map[string]bool{"a/": true, "b/": true, "c/": true, "d/": false, "e/": false} {
+		require.Equal(t, may, store.Refuse(r, &wire.Request{Op: wire.OpGet, Key: prefix}) == "", prefix)
+	}
+	r, ok = store.RightsOfCertificate(accesses, &x509.Certificate{}) // one without names is not for everybody's without one
+	require.False(t, ok)
+	require.NotNil(t, r)
+}
+
+func TestCheckAccess(t *testing.T) {
+	require.NoError(t, store.CheckAccess(nil))
+	require.NoError(t, store.CheckAccess([]store.Access{{Secret: secretOf("a")}, {Name: "n", Prefix: "p"}, {Secret: make([]byte, 4096), Write: true}}))
+	for want, bad := range map[string]store.Access{
+		`store: access "1": invalid request: neither a secret nor a name`: {Prefix: "x"},
+		`a secret and a name`:                            {Secret: secretOf("a"), Name: "n"},
+		`0 bytes are too few`:                            {Secret: []byte{}},
+		`15 bytes are too few, it needs 16: "head -c 32`: {Secret: make([]byte, 15)},
+		`more than 4096`:                                 {Secret: make([]byte, 4097)},
+	} {
+		err := store.CheckAccess([]store.Access{{Name: "good"}, bad})
+		require.ErrorIs(t, err, store.ErrInvalid)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func BenchmarkRefuse(b *testing.B) {
+	r := store.RightsOf([]store.Access{{Prefix: "jobs/a/", Write: true}, {Prefix: "cfg/"}}, []int{0, 1})
+	req := wire.Request{Op: wire.OpSet, Key: "jobs/a/x"}
+	b.ReportAllocs()
+	for b.Loop() {
+		if store.Refuse(r, &req) != "" {
+			b.Fatal()
+		}
+	}
+}

@@ -1,0 +1,257 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// When a connection breaks, its session goes on: the store keeps it for a while, with the calls that wait, and with the answers to
+// numbered requests that may not have arrived. The client dials at once, and then less and less often; it takes the session up again, and
+// repeats what has no answer: numbered requests under their numbers, so that each takes effect once, the others under their ids.
+
+// session is what the store calls this client.
+type session struct {
+	id, incarnation uint64
+	token           []byte
+	durable         bool // the store comes back with its state after a crash
+	joined          map[uint64]bool
+	lost            bool          // this one is not the first
+	over            chan struct{} // closed when it is lost
+}
+
+func sessionOf(w *wire.Reply) session {
+	s := session{id: uint64(w.N), incarnation: w.Rev, token: w.Value, joined: map[uint64]bool{}, over: make(chan struct{})}
+	s.durable = len(w.Nums) > 0 && w.Nums[0] != 0
+	return s
+}
+
+// is reports whether w welcomes back to s.
+func (s *session) is(w *wire.Reply) bool { return uint64(w.N) == s.id && w.Rev == s.incarnation }
+
+// refuses is the error of a request in the name of a rank that joined in a session that is lost. The store's new life may
+// have a group of the same number.
+func (s *session) refuses(req *wire.Request) error {
+	if s.lost && ranked(req) && !s.joined[req.Group.Generation] {
+		return errSessionLost
+	}
+	return nil
+}
+
+var errSessionLost = &Error{Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: "the session in which this rank joined is lost"}
+
+// ranked reports whether req is in the name of a rank that has joined.
+func ranked(req *wire.Request) bool {
+	switch req.Op {
+	case wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpire, wire.OpRoom:
+		return true
+	case wire.OpJoin:
+		return req.Group.Generation != 0
+	}
+	return false
+}
+
+const (
+	firstPause = 5 * time.Millisecond
+	mostPause  = 250 * time.Millisecond
+	// mendTime is for how long a client tries to reach a store that keeps nothing: its sessions are lost by then.
+	mendTime = 5 * time.Second
+)
+
+// broke is the end of a connection, seen by whoever has the turn to read, which goes to the goroutine that mends.
+func (c *client) broke(l *line, err error) {
+	_ = l.conn.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.turn.leader, c.turn.interrupted = 0, false
+	if c.closed {
+		close(c.ended)
+		return
+	}
+	c.line = nil
+	why := c.broken(l, err)
+	c.logger.Debug("store connection ended", "addr", c.dialer.addr, "err", why)
+	c.silence.down(why)
+	c.turn.background.Go(l.pipe.Done)
+	if errors.Is(err, errGoodbye) && !c.session.durable {
+		c.endAll(why)
+	}
+	c.turn.taken = false
+	c.startMending()
+}
+
+// broken is why l has ended.
+func (c *client) broken(l *line, err error) error {
+	e := &Error{Key: c.dialer.addr, Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
+	switch {
+	case errors.Is(err, errGoodbye):
+		e.Code = wire.CodeLeft
+	case l.out.Err() != nil:
+		e.Detail = l.out.Err().Error()
+	case c.silence.gaveUp:
+		e.Detail = "it was silent for too long"
+	case errors.Is(err, io.EOF):
+		e.Detail = "it closed the connection"
+	}
+	return e
+}
+
+var errGoodbye = errors.New("it has shut down")
+
+// startMending lets the goroutine mend, if somebody waits, or the session is to be kept. Called with mu.
+func (c *client) startMending() {
+	if c.mending || c.closed || c.line != nil {
+		return
+	}
+	c.mending = true
+	c.turn.taken, c.turn.leader = true, 0
+	c.turn.background.Go(c.mend)
+}
+
+// mend dials until there is a connection, and reads on from it; or ends the calls that wait for one.
+func (c *client) mend() {
+	began := time.Now()
+	for pause := time.Duration(0); ; pause = min(max(2*pause, firstPause), mostPause) {
+		if pause > 0 {
+			pause += rand.N(pause/2 + 1)
+		}
+		select {
+		case <-time.After(pause):
+		case <-c.life.Done():
+			c.giveUp(ErrClosed)
+			return
+		}
+		l, err := c.dialer.dial(c.life, c.resume())
+		if err == nil {
+			if c.adopt(l) {
+				c.readOn(l)
+			}
+			return
+		}
+		if c.hopeless(err, time.Since(began)) {
+			c.giveUp(dialError(c.dialer.addr, err, 0))
+			return
+		}
+	}
+}
+
+// resume is the hello that takes the session up again.
+func (c *client) resume() *wire.Request {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return &wire.Request{Resume: c.session.id, Rev: c.session.incarnation, Value: c.session.token}
+}
+
+// hopeless reports whether a store that could not be reached need not be tried again. One that is durable comes back; whoever
+// calls knows for how long to wait. One that is not, and is not there, took everything with it.
+func (c *client) hopeless(err error, tried time.Duration) bool {
+	switch {
+	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol):
+		return true
+	case c.durable():
+		return false
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, context.DeadlineExceeded):
+		return tried > mendTime
+	}
+	return !nobodyThere(err) || isRefused(err) || tried > mendTime
+}
+
+func (c *client) durable() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.session.durable
+}
+
+// giveUp ends all calls. The next one tries again.
+func (c *client) giveUp(err error) {
+	if e, ok := errors.AsType[*Error](err); ok && e.Op != "" { // each call puts its own name to it
+		err = &Error{Key: e.Key, Code: e.Code, Err: e.Err, Detail: fmt.Sprint(e.Detail)}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mending = false
+	c.turn.taken = false
+	c.endAll(err)
+}
+
+// adopt makes l the connection, and repeats what has no answer.
+func (c *client) adopt(l *line) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mending = false
+	if c.closed {
+		_ = l.conn.Close()
+		c.turn.background.Go(l.pipe.Done)
+		return false
+	}
+	if !c.session.is(&l.welcome) {
+		c.beginAnew(&l.welcome)
+	}
+	c.use(l)
+	c.silence.up()
+	c.repeat()
+	l.out.Flush()
+	return true
+}
+
+// beginAnew is a new session, because the store does not know the old one any more. What was under way in its name is over: nothing of
+// it is ever sent again. Called with mu.
+func (c *client) beginAnew(w *wire.Reply) {
+	c.logger.Warn("store session lost", "addr", c.dialer.addr, "restarted", w.Rev != c.session.incarnation)
+	why := &Error{Key: c.dialer.addr, Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: "the session was not taken up again in time"}
+	if w.Rev != c.session.incarnation {
+		why.Detail = "it has been restarted, and has forgotten everything"
+	}
+	for id, call := range c.calls {
+		if op := call.req.Op; call.line != nil && (op.Numbered() || op == wire.OpJoin || op == wire.OpKeep) || ranked(call.req) {
+			delete(c.calls, id)
+			c.numbers.abandon(call)
+			call.end(c.outcome(call, why))
+		}
+	}
+	unsent := 0
+	for _, call := range c.calls {
+		if call.req.Op.Numbered() {
+			unsent++
+		}
+	}
+	c.numbers.acked, c.numbers.open, c.numbers.gone, c.numbers.held = 0, nil, nil, unsent
+	c.numbers.wake()
+	clear(c.cancelled)
+	close(c.session.over)
+	c.session = sessionOf(w)
+	c.session.lost = true
+}
+
+// repeat sends what has no answer. Called with mu.
+func (c *client) repeat() {
+	out := c.line.out
+	for i, n := range c.numbers.open {
+		switch {
+		case n.answered:
+		case n.call != nil:
+			c.transmit(n.call)
+		default: // given up: it is not to take effect now, if it has not
+			skip := wire.Request{Op: wire.OpSkip, ID: n.id, Number: c.numbers.acked + uint64(i) + 1, Acked: c.numbers.acked}
+			out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &skip) })
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.calls)) {
+		if call := c.calls[id]; call.line != c.line {
+			c.transmit(call)
+		}
+	}
+	for id := range c.cancelled {
+		c.line.cancel(id)
+		if c.calls[id] == nil { // it may never have arrived: then there is no answer to wait for
+			delete(c.cancelled, id)
+		}
+	}
+}

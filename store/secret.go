@@ -1,0 +1,130 @@
+package store
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// How both sides prove that they hold a secret without sending it: each sends a nonce, and then the HMAC of both
+// nonces. The client goes first: a server that does not know the secret gets nothing to answer with.
+const (
+	nonceLen    = 32
+	proofLen    = sha256.Size
+	bindingLen  = 32
+	minSecret   = 16 // whoever pretends to be a server gets a proof, and can try guesses on it at leisure
+	maxSecret   = 4096
+	proofClient = "muster 1 client"
+	proofServer = "muster 1 server" // another one, so that nobody's own proof can be sent back to them
+	makeSecret  = `"head -c 32 /dev/urandom | base64 > secret" makes one`
+)
+
+// newNonce is fresh for each handshake, so that no proof is good for another one.
+func newNonce() []byte {
+	b := make([]byte, nonceLen)
+	_, _ = rand.Read(b) // it never fails
+	return b
+}
+
+// proof is what who, one of the labels above, sends.
+func proof(secret []byte, who string, clientNonce, serverNonce, binding []byte) []byte {
+	h := hmac.New(sha256.New, secret)
+	h.Write([]byte(who))
+	h.Write([]byte{0})
+	h.Write(clientNonce)
+	h.Write(serverNonce)
+	h.Write(binding)
+	return h.Sum(nil)
+}
+
+// proves reports whether given is who's proof. Nonces have one length, so that no two handshakes hash alike.
+func proves(given, secret []byte, who string, clientNonce, serverNonce, binding []byte) bool {
+	same := hmac.Equal(given, proof(secret, who, clientNonce, serverNonce, binding))
+	return same && len(clientNonce) == nonceLen && len(serverNonce) == nonceLen && len(secret) >= minSecret
+}
+
+// matchSecret returns the indexes of those accesses whose secret the client has proved; ok if there are any.
+// It tries all of them, whichever matches: time tells nobody how many there are before it.
+func matchSecret(accesses []Access, given, clientNonce, serverNonce, binding []byte) (matched []int, ok bool) {
+	for i := range accesses {
+		if proves(given, accesses[i].Secret, proofClient, clientNonce, serverNonce, binding) {
+			matched = append(matched, i)
+		}
+	}
+	return matched, len(matched) > 0
+}
+
+// binding is what both ends of one TLS connection know, and nobody else: with it a proof is of no use to somebody
+// in the middle. It is nil without TLS. A connection that hides its TLS has none, so that the proofs will differ.
+func binding(conn net.Conn) ([]byte, error) {
+	c, ok := conn.(interface{ ConnectionState() tls.ConnectionState })
+	if !ok {
+		return nil, nil
+	}
+	state := c.ConnectionState()
+	if !state.HandshakeComplete {
+		return nil, errors.New("the TLS handshake is not over")
+	}
+	return state.ExportKeyingMaterial("EXPORTER-muster-1", nil, bindingLen)
+}
+
+// checkSecret refuses a secret that could be guessed.
+func checkSecret(secret []byte) error {
+	switch n := len(secret); {
+	case n < minSecret:
+		return secretError("", "%d bytes are too few, it needs %d: %s", n, minSecret, makeSecret)
+	case n > maxSecret:
+		return secretError("", "more than %d bytes: %s", maxSecret, makeSecret)
+	}
+	return nil
+}
+
+// ReadSecret reads the secret in file, which nobody but its owner may read, without the end of line that it may end in.
+func ReadSecret(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, &Error{Op: "secret", Key: file, Code: wire.CodeInvalid, Err: err}
+	}
+	defer f.Close()
+	open, err := readByOthers(f)
+	if open {
+		return nil, secretError(file, "others than its owner may read it: \"chmod 600 %s\", and if they have read it, %s", file, makeSecret)
+	}
+	var b []byte
+	if err == nil {
+		b, err = io.ReadAll(io.LimitReader(f, maxSecret+3)) // with an end of line, and one byte too many
+	}
+	if err != nil {
+		return nil, &Error{Op: "secret", Key: file, Code: wire.CodeInvalid, Err: err}
+	}
+	b = bytes.TrimSuffix(bytes.TrimSuffix(b, []byte("\n")), []byte("\r"))
+	if err := checkSecret(b); err != nil {
+		e, _ := errors.AsType[*Error](err)
+		e.Key = file
+		return nil, e
+	}
+	return b, nil
+}
+
+// readByOthers reports whether others than its owner can do anything with f. Windows says nothing of that in modes.
+func readByOthers(f *os.File) (bool, error) {
+	i, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	return runtime.GOOS != "windows" && i.Mode().Perm()&0o077 != 0, nil
+}
+
+func secretError(file, format string, args ...any) error {
+	return &Error{Op: "secret", Key: file, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: fmt.Sprintf(format, args...)}
+}

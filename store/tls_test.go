@@ -1,0 +1,341 @@
+package store_test
+
+import (
+	"context"
+	"crypto/tls"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/store"
+)
+
+// tlsFiles is a directory of certificates, and who logs about them.
+type tlsFiles struct {
+	dir string
+	journal
+}
+
+func newTLSFiles(t *testing.T) *tlsFiles {
+	t.Helper()
+	f := &tlsFiles{dir: t.TempDir()}
+	f.make(t, f.dir)
+	return f
+}
+
+func (f *tlsFiles) make(t *testing.T, dir string) {
+	t.Helper()
+	_, err := certs.Make(dir, certs.Options{Hosts: []string{"node7", "127.0.0.1"}, Names: []string{"trainer"}, Days: 30})
+	require.NoError(t, err)
+}
+
+func (f *tlsFiles) path(name string) string { return filepath.Join(f.dir, name+".pem") }
+
+func (f *tlsFiles) logger() *slog.Logger { return slog.New(slog.NewTextHandler(&f.journal, nil)) }
+
+func (f *tlsFiles) server() *store.TLSFiles {
+	return &store.TLSFiles{Cert: f.path("server"), Key: f.path("server-key"), CA: f.path("ca"), Logger: f.logger()}
+}
+
+func (f *tlsFiles) client() *store.TLSFiles {
+	return &store.TLSFiles{Cert: f.path("trainer"), Key: f.path("trainer-key"), CA: f.path("ca"), ServerName: "node7", Logger: f.logger()}
+}
+
+func (f *tlsFiles) anonymous() *store.TLSFiles {
+	return &store.TLSFiles{CA: f.path("ca"), ServerName: "node7"}
+}
+
+// renew puts another authority's files in the place of f's, as programs do it: each at once.
+func (f *tlsFiles) renew(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	f.make(t, dir)
+	for _, name := range []string{"ca", "ca-key", "server", "server-key", "trainer", "trainer-key"} {
+		require.NoError(t, os.Rename(filepath.Join(dir, name+".pem"), f.path(name)))
+	}
+}
+
+// shaken is how a handshake ended; err is the client's, after the server had its say.
+type shaken struct {
+	client, server *tls.Conn
+	err, serverErr error
+}
+
+func shake(t *testing.T, server, client *store.TLSFiles) shaken {
+	t.Helper()
+	s, err := server.Server()
+	require.NoError(t, err)
+	c, err := client.Client()
+	require.NoError(t, err)
+	return shakeWith(t, s, c)
+}
+
+func shakeWith(t *testing.T, s, c *tls.Config) shaken {
+	t.Helper()
+	a, b := net.Pipe()
+	t.Cleanup(func() { _ = a.Close(); _ = b.Close() })
+	r := shaken{client: tls.Client(a, c), server: tls.Server(b, s)}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if r.serverErr = r.server.HandshakeContext(context.Background()); r.serverErr == nil {
+			_, r.serverErr = r.server.Write([]byte{7})
+		}
+		if r.serverErr != nil {
+			_ = b.Close()
+		}
+	})
+	r.err = r.client.HandshakeContext(context.Background())
+	if r.err == nil {
+		_, r.err = r.client.Read(make([]byte, 1))
+	}
+	if r.err != nil {
+		_ = a.Close()
+	}
+	serving.Wait()
+	return r
+}
+
+func TestTLSBothSidesKnowEachOther(t *testing.T) {
+	f := newTLSFiles(t)
+	r := shake(t, f.server(), f.client())
+	require.NoError(t, r.err)
+	require.NoError(t, r.serverErr)
+	require.EqualValues(t, tls.VersionTLS13, r.client.ConnectionState().Version)
+	require.Equal(t, "trainer", store.VerifiedCertificate(r.server).Subject.CommonName)
+	require.Equal(t, "muster server", store.VerifiedCertificate(r.client).Subject.CommonName)
+	require.Empty(t, f.String(), "nothing to log")
+
+	r = shake(t, f.server(), f.anonymous())
+	require.NoError(t, r.err)
+	require.Nil(t, store.VerifiedCertificate(r.server))
+	a, b := net.Pipe()
+	defer a.Close()
+	defer b.Close()
+	require.Nil(t, store.VerifiedCertificate(a))
+
+	// Of whom nobody has asked who signed it, it is not known who it is.
+	s, err := f.server().Server()
+	require.NoError(t, err)
+	s, err = s.GetConfigForClient(nil)
+	require.NoError(t, err)
+	s = s.Clone()
+	s.ClientAuth = tls.RequireAnyClientCert
+	c, err := f.client().Client()
+	require.NoError(t, err)
+	r = shakeWith(t, s, c)
+	require.NoError(t, r.err)
+	require.Len(t, r.server.ConnectionState().PeerCertificates, 1)
+	require.Nil(t, store.VerifiedCertificate(r.server))
+}
+
+func TestTLSRefuses(t *testing.T) {
+	f, stranger := newTLSFiles(t), newTLSFiles(t)
+	for want, with := range map[string]func(s, c *store.TLSFiles){
+		"signed by unknown authority":     func(_, c *store.TLSFiles) { c.CA = stranger.path("ca") },
+		"not elsewhere":                   func(_, c *store.TLSFiles) { c.ServerName = "elsewhere" },
+		"certificate is valid for 127":    func(_, c *store.TLSFiles) { c.ServerName = "127.0.0.2" },
+		"unknown certificate authority":   func(_, c *store.TLSFiles) { c.Cert, c.Key = stranger.path("trainer"), stranger.path("trainer-key") },
+		"certificate required":            func(s, c *store.TLSFiles) { s.RequireClient, c.Cert, c.Key = true, "", "" },
+		"remote error: tls: bad certific": func(_, c *store.TLSFiles) { c.Cert, c.Key = f.path("server"), f.path("server-key") },
+		"incompatible key usage":          func(s, _ *store.TLSFiles) { s.Cert, s.Key = f.path("trainer"), f.path("trainer-key") },
+	} {
+		server, client := f.server(), f.client()
+		with(server, client)
+		r := shake(t, server, client)
+		require.ErrorContains(t, r.err, want)
+		require.Error(t, r.serverErr)
+	}
+	server, client := f.server(), f.client()
+	server.RequireClient = true
+	require.NoError(t, shake(t, server, client).err)
+	byIP := f.client()
+	byIP.ServerName = "127.0.0.1"
+	require.NoError(t, shake(t, server, byIP).err)
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS11} {
+		s, err := server.Server()
+		require.NoError(t, err)
+		c, err := client.Client()
+		require.NoError(t, err)
+		c.MinVersion, c.MaxVersion = version, version
+		require.ErrorContains(t, shakeWith(t, s, c).err, "protocol version")
+
+		c, err = client.Client()
+		require.NoError(t, err)
+		inner, err := s.GetConfigForClient(nil)
+		require.NoError(t, err)
+		inner = inner.Clone()
+		inner.MinVersion, inner.MaxVersion = version, version
+		require.ErrorContains(t, shakeWith(t, inner, c).err, "protocol version")
+	}
+}
+
+func TestTLSExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTLSFiles(t)
+		server, client := f.server(), f.client()
+		require.NoError(t, shake(t, server, client).err)
+		time.Sleep(31 * 24 * time.Hour)
+		require.ErrorContains(t, shake(t, server, client).err, "expired")
+
+		fresh := newTLSFiles(t) // the server's is good again, the client's is not
+		for name, from := range map[string]string{"server": "server", "server-key": "server-key"} {
+			require.NoError(t, os.Rename(fresh.path(from), f.path(name)))
+		}
+		client.CA = fresh.path("ca")
+		time.Sleep(2 * time.Second)
+		r := shake(t, server, client)
+		require.ErrorContains(t, r.err, "expired certificate")
+		require.ErrorContains(t, r.serverErr, "expired")
+	})
+}
+
+func TestTLSTakesUpChangedFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTLSFiles(t)
+		server, client := f.server(), f.client()
+		config, err := server.Server() // once, as a listener has it
+		require.NoError(t, err)
+		serial := func() string {
+			t.Helper()
+			c, err := client.Client()
+			require.NoError(t, err)
+			r := shakeWith(t, config, c)
+			require.NoError(t, r.err)
+			return store.VerifiedCertificate(r.client).SerialNumber.String() + store.VerifiedCertificate(r.server).SerialNumber.String()
+		}
+		first := serial()
+		f.renew(t) // also the authority
+		require.Equal(t, first, serial(), "it has not looked again yet")
+		time.Sleep(time.Second)
+		second := serial()
+		require.NotEqual(t, first, second)
+		require.Equal(t, 2, strings.Count(f.String(), "changed TLS files taken up"), &f.journal)
+
+		time.Sleep(time.Hour)
+		require.Equal(t, second, serial())
+		require.Equal(t, 2, strings.Count(f.String(), "taken up"), "not read again while they stay")
+	})
+}
+
+func TestTLSKeepsTheLastGoodFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, next := newTLSFiles(t), newTLSFiles(t)
+		server, client := f.server(), f.client()
+		good := func() {
+			t.Helper()
+			time.Sleep(2 * time.Second)
+			require.NoError(t, shake(t, server, client).err)
+			require.NoError(t, shake(t, server, client).err)
+		}
+		good()
+		for _, name := range []string{"server", "server-key", "ca", "trainer", "trainer-key"} {
+			was, err := os.ReadFile(f.path(name))
+			require.NoError(t, err)
+			other, err := os.ReadFile(next.path(name))
+			require.NoError(t, err)
+			if name == "ca" {
+				other = []byte("no certificate\n")
+			}
+			for _, bad := range [][]byte{other, was[:len(was)/2], nil} { // the other half of a pair is to come; half of it; nothing
+				require.NoError(t, os.WriteFile(f.path(name), bad, 0o600))
+				good()
+			}
+			require.NoError(t, os.Remove(f.path(name)))
+			good()
+			require.NoError(t, os.WriteFile(f.path(name), was, 0o600))
+			good()
+			require.Contains(t, f.String(), "old ones stay")
+			require.Contains(t, f.String(), f.path(name))
+		}
+		said := strings.Count(f.String(), "old ones stay")
+		require.NoError(t, os.WriteFile(f.path("ca"), nil, 0o600))
+		for range 10 {
+			good()
+		}
+		require.Equal(t, said+2, strings.Count(f.String(), "old ones stay"), "each side says it once")
+	})
+}
+
+func TestTLSFilesAtFirst(t *testing.T) {
+	f := newTLSFiles(t)
+	write := func(name, text string) string {
+		require.NoError(t, os.WriteFile(f.path(name), []byte(text), 0o600))
+		return f.path(name)
+	}
+	empty := write("empty", "")
+	for want, with := range map[string]func(*store.TLSFiles){
+		f.path("none"): func(o *store.TLSFiles) { o.Cert = f.path("none") },
+		f.path("nkey"): func(o *store.TLSFiles) { o.Key = f.path("nkey") },
+		f.path("nca"):  func(o *store.TLSFiles) { o.CA = f.path("nca") },
+		empty:          func(o *store.TLSFiles) { o.CA = empty },
+		f.path("client") + " " + empty: func(o *store.TLSFiles) {
+			o.Cert, o.Key = write("client", "x"), empty
+		},
+		"private key does not match": func(o *store.TLSFiles) { o.Key = f.path("ca-key") },
+		"a server needs":             func(o *store.TLSFiles) { o.Cert, o.Key = "", "" },
+		"it needs the CA":            func(o *store.TLSFiles) { o.CA, o.RequireClient = "", true },
+		"a certificate and":          func(o *store.TLSFiles) { o.Cert = "" },
+	} {
+		server, client := f.server(), f.client()
+		with(server)
+		with(client)
+		_, serverErr := server.Server()
+		_, clientErr := client.Client()
+		for _, err := range []error{serverErr, clientErr} {
+			forServer, forClient := strings.HasPrefix(want, "a server") || strings.HasPrefix(want, "it needs"), strings.HasPrefix(want, "a certificate")
+			if err == nil || err == serverErr && forClient || err == clientErr && forServer {
+				require.True(t, forServer || forClient, want)
+				continue
+			}
+			require.ErrorIs(t, err, store.ErrInvalid)
+			require.ErrorContains(t, err, want)
+		}
+	}
+	missing := f.server()
+	missing.Cert = f.path("none")
+	_, err := missing.Server()
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	_, err = (&store.TLSFiles{}).Client()
+	require.NoError(t, err, "the system's authorities")
+}
+
+func TestTLSKeyThatOthersMayRead(t *testing.T) {
+	f := newTLSFiles(t)
+	require.NoError(t, os.Chmod(f.path("server-key"), 0o644))
+	require.NoError(t, shake(t, f.server(), f.client()).err)
+	require.Contains(t, f.String(), "chmod 600 "+f.path("server-key"))
+	require.NotContains(t, f.String(), f.path("trainer-key"))
+}
+
+func TestTLSFilesByMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTLSFiles(t)
+		server, client := f.server(), f.client()
+		require.NoError(t, shake(t, server, client).err)
+		for range 3 {
+			f.renew(t)
+			time.Sleep(2 * time.Second)
+			var many sync.WaitGroup
+			for range 8 {
+				many.Go(func() {
+					_, err := server.Server()
+					require.NoError(t, err)
+					_, err = client.Client()
+					require.NoError(t, err)
+				})
+			}
+			many.Wait()
+			require.NoError(t, shake(t, server, client).err)
+		}
+	})
+}
