@@ -32,10 +32,8 @@ func checkAccess(accesses []Access) error {
 			return bad("neither a secret nor a name: nobody would have it")
 		case a.Secret != nil && a.Name != "":
 			return bad("a secret and a name: make two of it, whoever has either then has it")
-		case a.Secret != nil:
-			if err := checkSecret(a.Secret); err != nil {
-				return bad(err.(*Error).Detail)
-			}
+		case a.Secret != nil && badSecret(a.Secret) != "":
+			return bad(badSecret(a.Secret))
 		}
 	}
 	return nil

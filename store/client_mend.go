@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
@@ -80,15 +79,18 @@ func (c *client) broke(l *line, err error) {
 	c.logger.Debug("store connection ended", "addr", c.dialer.addr, "err", why)
 	c.silence.down(why)
 	c.turn.background.Go(l.pipe.Done)
-	if errors.Is(err, errGoodbye) && !c.session.durable {
+	hopeless := malformed(err) || errors.Is(err, errGoodbye) && !c.session.durable
+	if hopeless {
 		c.endAll(why)
 	}
 	c.turn.taken = false
-	c.startMending()
+	if !hopeless { // otherwise the next call tries
+		c.startMending()
+	}
 }
 
 // broken is why l has ended.
-func (c *client) broken(l *line, err error) error {
+func (c *client) broken(l *line, err error) *Error {
 	e := &Error{Key: c.dialer.addr, Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
 	switch {
 	case errors.Is(err, errGoodbye):
@@ -101,6 +103,16 @@ func (c *client) broken(l *line, err error) error {
 		e.Detail = "it closed the connection"
 	}
 	return e
+}
+
+// malformed reports whether err is that of a frame which no store would send: to ask again would bring it again.
+func malformed(err error) bool {
+	for _, e := range [...]error{wire.ErrTooLarge, wire.ErrTruncated, wire.ErrTrailing, wire.ErrUnknownOp, wire.ErrFlags} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 var errGoodbye = errors.New("it has shut down")
@@ -122,9 +134,7 @@ func (c *client) mend() {
 		if pause > 0 {
 			pause += rand.N(pause/2 + 1)
 		}
-		select {
-		case <-time.After(pause):
-		case <-c.life.Done():
+		if !c.rests(pause) {
 			c.giveUp(ErrClosed)
 			return
 		}
@@ -136,10 +146,19 @@ func (c *client) mend() {
 			return
 		}
 		if c.hopeless(err, time.Since(began)) {
-			c.giveUp(dialError(c.dialer.addr, err, 0))
+			c.giveUp(err)
 			return
 		}
 	}
+}
+
+// rests waits, unless the client is closed.
+func (c *client) rests(pause time.Duration) bool {
+	select {
+	case <-time.After(pause):
+	case <-c.life.Done():
+	}
+	return c.life.Err() == nil
 }
 
 // resume is the hello that takes the session up again.
@@ -155,6 +174,8 @@ func (c *client) hopeless(err error, tried time.Duration) bool {
 	switch {
 	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol):
 		return true
+	case c.life.Err() != nil:
+		return true
 	case c.durable():
 		return false
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, context.DeadlineExceeded):
@@ -169,16 +190,24 @@ func (c *client) durable() bool {
 	return c.session.durable
 }
 
-// giveUp ends all calls. The next one tries again.
+// giveUp ends all calls: with why the connection ended, and, if that tells more, why there is no other. The next one tries again.
 func (c *client) giveUp(err error) {
-	if e, ok := errors.AsType[*Error](err); ok && e.Op != "" { // each call puts its own name to it
-		err = &Error{Key: e.Key, Code: e.Code, Err: e.Err, Detail: fmt.Sprint(e.Detail)}
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.mending = false
 	c.turn.taken = false
-	c.endAll(err)
+	if c.closed {
+		c.endAll(ErrClosed)
+		return
+	}
+	why := *c.silence.why
+	switch e, ok := errors.AsType[*Error](err); {
+	case ok:
+		why.Code, why.Err, why.Detail = e.Code, e.Err, e.Detail
+	case !isRefused(err):
+		why.Detail += "; then: " + err.Error()
+	}
+	c.endAll(&why)
 }
 
 // adopt makes l the connection, and repeats what has no answer.

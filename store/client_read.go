@@ -197,8 +197,12 @@ func (c *client) readOne(l *line) (id uint64, err error) {
 	if err == nil && h.Op == wire.OpJoin && h.Code == wire.CodeOK {
 		c.joined(call.rep.Rev)
 	}
-	call.end(err)
-	return h.ID, err
+	if err != nil {
+		call.end(c.broken(l, err))
+		return h.ID, err
+	}
+	call.end(nil)
+	return h.ID, nil
 }
 
 // told is what the store says without having been asked.

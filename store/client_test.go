@@ -252,20 +252,23 @@ func TestAReplyThatDoesNotParseEndsTheConnection(t *testing.T) {
 		_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))
 		_, _ = c.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{N: 1}))
 		b := make([]byte, 1000)
-		for id := byte(1); ; id++ { // the hello and each request
+		for { // the hello and each request
 			if _, err := c.Read(b); err != nil {
 				return
 			}
-			_, _ = c.Write(frame(wire.Header{Op: wire.OpGet, Flags: 1, ID: 1}, 1))
+			for id := range uint64(2) { // whichever was asked
+				_, _ = c.Write(frame(wire.Header{Op: wire.OpGet, Flags: 1, ID: id + 1}, 1))
+			}
 		}
 	})
 	c, err := store.Dial(bounded(t), addr, nil)
 	require.NoError(t, err)
-	_, err = c.Get(bounded(t), "k")
-	require.Error(t, err)
-	_, err = c.Get(bounded(t), "k")
-	require.ErrorIs(t, err, store.ErrUnavailable)
-	require.NoError(t, c.Close())
+	t.Cleanup(func() { _ = c.Close() })
+	for range 2 {
+		_, err = c.Get(bounded(t), "k")
+		require.ErrorIs(t, err, store.ErrUnavailable)
+		require.ErrorContains(t, err, "truncated")
+	}
 }
 
 func TestDeadlinesFarAway(t *testing.T) {

@@ -22,7 +22,7 @@ type silence struct {
 	running bool
 	seconds int       // since something was heard, while calls wait
 	since   time.Time // when the connection ended; zero while there is one
-	why     error
+	why     *Error // it did; kept until there is another
 	gaveUp  bool
 }
 
@@ -34,8 +34,8 @@ func (s *silence) begin() {
 	}
 }
 
-func (s *silence) down(why error) { s.since, s.why, s.gaveUp = time.Now(), why, false }
-func (s *silence) up()            { s.since, s.why, s.seconds = time.Time{}, nil, 0 }
+func (s *silence) down(why *Error) { s.since, s.why, s.gaveUp = time.Now(), why, false }
+func (s *silence) up()            { s.since, s.seconds = time.Time{}, 0 }
 
 // listen is what the timer does.
 func (c *client) listen() {
@@ -69,7 +69,7 @@ func (c *client) gaveUp(op wire.Op, sent bool, err error) error {
 	what := ""
 	switch {
 	case !s.since.IsZero():
-		what = fmt.Sprintf("there is no connection to %s since %v: %v", c.dialer.addr, time.Since(s.since).Round(time.Millisecond), s.why)
+		what = fmt.Sprintf("there is no connection to %s since %v: %v", c.dialer.addr, time.Since(s.since).Round(time.Millisecond), s.why.Detail)
 	case s.seconds > 0:
 		what = fmt.Sprintf("%s has been silent for %d s", c.dialer.addr, s.seconds)
 	}

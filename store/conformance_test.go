@@ -88,8 +88,8 @@ func (l *pipeListener) Close() error {
 
 func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
 
-// cut ends a client's connection without goodbye.
-func cut(e store.Engine) { _ = store.ConnOf(e).Close() }
+// cut ends a client without goodbye, for ever.
+func cut(e store.Engine) { store.Kill(e) }
 
 func newMemory(*testing.T) store.Engine { return new(store.Memory) }
 

@@ -147,6 +147,8 @@ func subject(req *wire.Request) string {
 		return clip(req.Key)
 	case len(req.Keys) > 0:
 		return clip(strings.Join(req.Keys, " "))
+	case req.Lease != 0:
+		return strconv.FormatUint(req.Lease, 10)
 	}
 	return clip(req.Group.Group)
 }

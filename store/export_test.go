@@ -18,6 +18,14 @@ func ConnOf(e Engine) net.Conn {
 	return c.line.conn
 }
 
+// Kill ends a client as the end of its process would: without goodbye, and it does not come back.
+func Kill(e Engine) {
+	e.(*client).stop()
+	if conn := ConnOf(e); conn != nil {
+		_ = conn.Close()
+	}
+}
+
 // Breath is what deadlines get that passed while the process stood still.
 const Breath = breath
 

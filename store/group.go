@@ -67,7 +67,20 @@ func unknown(err error) error {
 // Send puts payload into the stream (c.Generation, c.Rank to c.Root, c.Channel) and returns when the
 // store has it. It waits while the stream is full. Nobody hears of it after ttl; 0 is never.
 func (s *Store) Send(ctx context.Context, c wire.Contribution, payload []byte, ttl time.Duration) error {
-	return s.Do(ctx, &wire.Request{Op: wire.OpSend, Group: c, Value: present(payload), TTL: min(ttl, ages)}, new(wire.Reply))
+	for {
+		var rep wire.Reply
+		err := s.Do(ctx, &wire.Request{Op: wire.OpSend, Group: c, Value: present(payload), TTL: min(ttl, ages)}, &rep)
+		if rep.Code != wire.CodeNoRoom {
+			return err
+		}
+		err = s.Do(ctx, &wire.Request{Op: wire.OpRoom, Group: c, Delta: int64(len(payload))}, new(wire.Reply))
+		if e, ok := errors.AsType[*Error](err); ok {
+			e.Op = wire.OpSend.String()
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // Recv returns message c.Seq of the stream (c.Generation, c.Root to c.Rank, c.Channel), and the type that its

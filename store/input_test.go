@@ -32,7 +32,7 @@ var garbage = []struct {
 	{"hello twice", true, wire.AppendRequest(nil, &wire.Request{Op: wire.OpHello}), "unknown operation"},
 	{"an unknown op", true, frame(wire.Header{Op: 99}), "unknown operation: 99"},
 	{"op 0", true, make([]byte, wire.HeaderLen), "unknown operation: 0"},
-	{"lost", true, frame(wire.Header{Op: wire.OpLost}), "lost: wire: unknown operation"},
+	{"lost", true, frame(wire.Header{Op: wire.OpLost}, make([]byte, 8)...), "lost: wire: unknown operation"},
 	{"unknown flags", true, frame(wire.Header{Op: wire.OpPing, Flags: 0x80}), "ping: wire: unknown flags"},
 	{"a code in a request", true, frame(wire.Header{Op: wire.OpPing, Code: 1}), "ping: wire: unknown flags"},
 	{"trailing bytes", true, frame(wire.Header{Op: wire.OpPing}, 1), "ping: wire: bytes after the end of a body"},

@@ -29,19 +29,23 @@ func newPrefixed(e Engine, prefix string) *prefixed {
 func (p *prefixed) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	own := *req
 	switch req.Op {
-	case wire.OpWait, wire.OpDelete, wire.OpList:
+	case wire.OpWait, wire.OpTake, wire.OpDelete, wire.OpList:
 		own.Keys = make([]string, len(req.Keys))
 		for i, k := range req.Keys {
 			own.Keys[i] = p.prefix + k
 		}
 		own.Key = p.prefix + req.Key
-	case wire.OpHello, wire.OpGoodbye, wire.OpCancel, wire.OpPing, wire.OpLost:
+	case wire.OpHello, wire.OpGoodbye, wire.OpCancel, wire.OpPing, wire.OpLost, wire.OpGrant, wire.OpKeep, wire.OpRevoke, wire.OpSkip:
 	case wire.OpJoin:
 		own.Group.Group = p.prefix + req.Group.Group
 	default:
 		own.Key = p.prefix + req.Key
 	}
 	if err := check(&own); err != nil {
+		if own.Number != 0 { // is used all the same
+			skip := wire.Request{Op: wire.OpSkip, Session: own.Session, ID: own.ID, Number: own.Number, Acked: own.Acked}
+			_ = p.engine.Do(ctx, &skip, rep)
+		}
 		return err
 	}
 	err := p.do(ctx, &own, rep)

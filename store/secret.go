@@ -80,13 +80,20 @@ func binding(conn net.Conn) ([]byte, error) {
 
 // checkSecret refuses a secret that could be guessed.
 func checkSecret(secret []byte) error {
-	switch n := len(secret); {
-	case n < minSecret:
-		return secretError("", "%d bytes are too few, it needs %d: %s", n, minSecret, makeSecret)
-	case n > maxSecret:
-		return secretError("", "more than %d bytes: %s", maxSecret, makeSecret)
+	if bad := badSecret(secret); bad != "" {
+		return secretError("", "%s", bad)
 	}
 	return nil
+}
+
+func badSecret(secret []byte) string {
+	switch n := len(secret); {
+	case n < minSecret:
+		return fmt.Sprintf("%d bytes are too few, it needs %d: %s", n, minSecret, makeSecret)
+	case n > maxSecret:
+		return fmt.Sprintf("more than %d bytes: %s", maxSecret, makeSecret)
+	}
+	return ""
 }
 
 // ReadSecret reads the secret in file, which nobody but its owner may read, without the end of line that it may end in.
@@ -108,10 +115,8 @@ func ReadSecret(file string) ([]byte, error) {
 		return nil, &Error{Op: "secret", Key: file, Code: wire.CodeInvalid, Err: err}
 	}
 	b = bytes.TrimSuffix(bytes.TrimSuffix(b, []byte("\n")), []byte("\r"))
-	if err := checkSecret(b); err != nil {
-		e, _ := errors.AsType[*Error](err)
-		e.Key = file
-		return nil, e
+	if bad := badSecret(b); bad != "" {
+		return nil, secretError(file, "%s", bad)
 	}
 	return b, nil
 }

@@ -143,3 +143,9 @@ func TestReadSecret(t *testing.T) {
 		require.ErrorContains(t, err, "chmod 600 "+file)
 	}
 }
+
+func TestCheckSecret(t *testing.T) {
+	require.NoError(t, store.CheckSecret(secretOf("s")))
+	require.EqualError(t, store.CheckSecret([]byte("short")), `store: secret: invalid request: 5 bytes are too few, it needs 16: "head -c 32 /dev/urandom | base64 > secret" makes one`)
+	require.ErrorIs(t, store.CheckSecret(make([]byte, 4097)), store.ErrInvalid)
+}

@@ -11,6 +11,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"time"
 
@@ -69,24 +70,50 @@ func (s *Store) Close() error { return s.engine.Close() }
 type SetOptions struct {
 	TTL   time.Duration // the entry goes when it has passed, never before; 0 is never
 	Reads int           // the entry goes with its last read (Get or Wait); 0 is never
+	Lease *Lease        // the entry goes when it ends
 }
 
 // Get returns the value of key; ErrNotFound at once if there is none.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpGet, Key: key}, &rep)
+	if rep.Code == wire.CodeCounted {
+		values, err := s.take(ctx, "get", key)
+		if err != nil {
+			return nil, err
+		}
+		return values[0], nil
+	}
 	return rep.Value, err
+}
+
+// take reads entries whose reads are counted: a change, which takes effect once, whatever happens to its answer.
+func (s *Store) take(ctx context.Context, op string, keys ...string) ([][]byte, error) {
+	var rep wire.Reply
+	err := s.Do(ctx, &wire.Request{Op: wire.OpTake, Keys: keys}, &rep)
+	if e, ok := errors.AsType[*Error](err); ok {
+		e.Op = op
+	}
+	return rep.Values, err
 }
 
 // Wait returns the values of all keys, in their order, once all of them exist: one round
 // trip. If ctx ends first, its error names the keys that are missing.
 func (s *Store) Wait(ctx context.Context, keys ...string) ([][]byte, error) {
-	var rep wire.Reply
-	err := s.Do(ctx, &wire.Request{Op: wire.OpWait, Keys: keys}, &rep)
-	if err != nil {
-		return nil, err
+	for {
+		var rep wire.Reply
+		err := s.Do(ctx, &wire.Request{Op: wire.OpWait, Keys: keys}, &rep)
+		switch {
+		case err == nil:
+			return rep.Values, nil
+		case rep.Code != wire.CodeCounted:
+			return nil, err
+		}
+		values, err := s.take(ctx, "wait", keys...)
+		if !errors.Is(err, ErrNotFound) { // otherwise somebody else was faster
+			return values, err
+		}
 	}
-	return rep.Values, nil
 }
 
 // Set gives key a value, and forgets the TTL and the reads that it had.
@@ -97,6 +124,9 @@ func (s *Store) Set(ctx context.Context, key string, value []byte, o *SetOptions
 			return &Error{Op: "set", Key: key, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "a TTL or a number of reads is out of range"}
 		}
 		req.TTL, req.Reads = min(o.TTL, ages), uint32(o.Reads)
+		if o.Lease != nil {
+			req.Lease = o.Lease.id
+		}
 	}
 	return s.Do(ctx, &req, new(wire.Reply))
 }

@@ -73,6 +73,13 @@ type parser struct {
 	err error
 }
 
+// present fails if a part whose flag is set is 0: that is how it is absent.
+func (p *parser) present(v uint64) {
+	if v == 0 {
+		p.fail(ErrFlags)
+	}
+}
+
 func (p *parser) fail(err error) {
 	if p.err == nil {
 		p.err = err

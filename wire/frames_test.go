@@ -1,10 +1,13 @@
 package wire_test
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,12 +25,21 @@ var (
 	}
 )
 
-// goldenRequests has every operation with all its fields, and its bytes as docs/protocol.md has them.
+// goldenRequests has every operation with all its fields, and its bytes as docs/protocol.md has them. Those that may be
+// numbered are there without a number; TestNumbered has the rest.
 var goldenRequests = []struct {
 	req   wire.Request
 	bytes string
 }{
 	{wire.Request{Op: wire.OpHello, ID: 1, Key: "me"}, "06000000 01 00 0000 0100000000000000 | 02000000 6d65"},
+	{
+		wire.Request{Op: wire.OpHello, ID: 1, Key: "me", Old: []byte("nonce")},
+		"0f000000 01 02 0000 0100000000000000 | 02000000 6d65  05000000 6e6f6e6365",
+	},
+	{
+		wire.Request{Op: wire.OpHello, ID: 1, Key: "me", Value: []byte("tok"), Old: []byte("nonce"), Resume: 3, Rev: 0x0102030405060708},
+		"26000000 01 23 0000 0100000000000000 | 02000000 6d65  03000000 746f6b  05000000 6e6f6e6365  0300000000000000 0807060504030201",
+	},
 	{wire.Request{Op: wire.OpGoodbye, ID: 2}, "00000000 02 00 0000 0200000000000000"},
 	{wire.Request{Op: wire.OpCancel, ID: 3}, "00000000 03 00 0000 0300000000000000"},
 	{wire.Request{Op: wire.OpPing, ID: 4}, "00000000 04 00 0000 0400000000000000"},
@@ -37,12 +49,25 @@ var goldenRequests = []struct {
 		"16000000 06 01 0000 0600000000000000 | 01000000 6b  01000000 76  00ca9a3b00000000  02000000",
 	},
 	{
+		wire.Request{Op: wire.OpSet, ID: 6, Key: "k", Value: []byte{}, Lease: 9},
+		"1d000000 06 11 0000 0600000000000000 | 01000000 6b  00000000  0000000000000000  00000000  0900000000000000",
+	},
+	{
+		wire.Request{Op: wire.OpSet, ID: 6, Number: 4, Acked: 3, Key: "k", Value: []byte("v"), TTL: time.Second, Reads: 2, Lease: 9},
+		"2e000000 06 19 0000 0600000000000000 | 0400000000000000 0300000000000000" +
+			"01000000 6b  01000000 76  00ca9a3b00000000  02000000  0900000000000000",
+	},
+	{
 		wire.Request{Op: wire.OpWait, ID: 7, Timeout: time.Microsecond, Keys: []string{"a", ""}},
 		"15000000 07 00 0000 0700000000000000 | e803000000000000  02000000  01000000 61  00000000",
 	},
 	{
 		wire.Request{Op: wire.OpAdd, ID: 8, Key: "n", Delta: -2},
 		"0d000000 08 00 0000 0800000000000000 | 01000000 6e  feffffffffffffff",
+	},
+	{
+		wire.Request{Op: wire.OpAdd, ID: 8, Number: 1, Key: "n", Delta: -2},
+		"1d000000 08 08 0000 0800000000000000 | 0100000000000000 0000000000000000  01000000 6e  feffffffffffffff",
 	},
 	{
 		wire.Request{Op: wire.OpSwap, ID: 9, Key: "k", Value: []byte("new"), Old: []byte{}},
@@ -83,8 +108,8 @@ var goldenRequests = []struct {
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69  01000000 6c  fcffffff  01  04 06  0d00  01000000 78",
 	},
 	{
-		wire.Request{Op: wire.OpSend, ID: 18, Timeout: 1, Value: []byte("v"), TTL: 2, Group: cast},
-		"3e000000 12 01 0000 1200000000000000 | 0100000000000000  01000000 76  0200000000000000  0700000000000000 02000000" +
+		wire.Request{Op: wire.OpSend, ID: 18, Value: []byte("v"), TTL: 2, Group: cast},
+		"36000000 12 01 0000 1200000000000000 | 01000000 76  0200000000000000  0700000000000000 02000000" +
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
 	{
@@ -93,6 +118,27 @@ var goldenRequests = []struct {
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
 	{wire.Request{Op: wire.OpExpire, ID: 20, Group: seat}, "0c000000 14 00 0000 1400000000000000 | 0700000000000000 02000000"},
+	{wire.Request{Op: wire.OpLost, ID: 21, TTL: 500 * time.Millisecond}, "08000000 15 00 0000 1500000000000000 | 0065cd1d00000000"},
+	{wire.Request{Op: wire.OpTake, ID: 22, Keys: []string{"a"}}, "09000000 16 00 0000 1600000000000000 | 01000000  01000000 61"},
+	{
+		wire.Request{Op: wire.OpRoom, ID: 23, Timeout: 1, Delta: 3, Group: cast},
+		"39000000 17 00 0000 1700000000000000 | 0100000000000000  0300000000000000  0700000000000000 02000000" +
+			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
+	},
+	{wire.Request{Op: wire.OpGrant, ID: 24, TTL: time.Second}, "08000000 18 00 0000 1800000000000000 | 00ca9a3b00000000"},
+	{wire.Request{Op: wire.OpKeep, ID: 25, Lease: 9}, "08000000 19 10 0000 1900000000000000 | 0900000000000000"},
+	{wire.Request{Op: wire.OpRevoke, ID: 26, Lease: 9}, "08000000 1a 10 0000 1a00000000000000 | 0900000000000000"},
+	{
+		wire.Request{Op: wire.OpRevoke, ID: 26, Number: 4, Acked: 3, Lease: 9},
+		"18000000 1a 18 0000 1a00000000000000 | 0400000000000000 0300000000000000  0900000000000000",
+	},
+	{
+		wire.Request{Op: wire.OpSkip, ID: 27, Number: 4, Acked: 3},
+		"10000000 1b 08 0000 1b00000000000000 | 0400000000000000 0300000000000000",
+	},
+	{wire.Request{Op: wire.OpProbe}, "00000000 1c 00 0000 0000000000000000"},
+	{wire.Request{Op: wire.OpProof, ID: 29, Value: []byte("p")}, "05000000 1d 01 0000 1d00000000000000 | 01000000 70"},
+	{wire.Request{Op: wire.OpBackup, ID: 30, Rev: 5}, "08000000 1e 00 0000 1e00000000000000 | 0500000000000000"},
 }
 
 func no(c wire.Contribution, code wire.Code, reason string) wire.Contribution {
@@ -125,9 +171,74 @@ func TestGoldenRequests(t *testing.T) {
 	}
 }
 
+// numbered are the requests above that may have a number and have none, with one: it is the first of the body.
+func numbered() (reqs []wire.Request, plain []string) {
+	for _, g := range goldenRequests {
+		if g.req.Op.Numbered() && g.req.Number == 0 {
+			req := g.req
+			req.Number, req.Acked = 0x0102030405060708, 5
+			reqs, plain = append(reqs, req), append(plain, g.bytes)
+		}
+	}
+	return reqs, plain
+}
+
+func TestNumbered(t *testing.T) {
+	reqs, plain := numbered()
+	for i, req := range reqs {
+		want := unhex(t, plain[i])
+		binary.LittleEndian.PutUint32(want, uint32(len(want)-wire.HeaderLen+16))
+		want[5] |= 8
+		want = slices.Insert(want, wire.HeaderLen, 8, 7, 6, 5, 4, 3, 2, 1, 5, 0, 0, 0, 0, 0, 0, 0)
+		if got := wire.AppendRequest(nil, &req); !bytes.Equal(got, want) {
+			t.Errorf("%v: got  %x\nwant %x", req.Op, got, want)
+		}
+		if back := parseRequest(t, want); !reflect.DeepEqual(back, req) {
+			t.Errorf("parsed %+v\nwant   %+v", back, req)
+		}
+	}
+}
+
+// TestWaitsOrChanges: what changes something never waits, and what waits changes nothing or is a vote.
+func TestWaitsOrChanges(t *testing.T) {
+	waits := []wire.Op{wire.OpWait, wire.OpChanges, wire.OpJoin, wire.OpFollow, wire.OpCollect, wire.OpRecv, wire.OpRoom}
+	changes := []wire.Op{
+		wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpDelete, wire.OpLeave, wire.OpSend, wire.OpExpire, wire.OpTake,
+		wire.OpGrant, wire.OpRevoke, wire.OpSkip,
+	}
+	for op := range wire.Op(255) {
+		if got := op.Waits(); got != slices.Contains(waits, op) {
+			t.Errorf("%v waits: %v", op, got)
+		}
+		if got := op.Numbered(); got != slices.Contains(changes, op) {
+			t.Errorf("%v is numbered: %v", op, got)
+		}
+	}
+}
+
+// TestOthersHaveNoNumber: what the table does not give to an operation does not travel.
+func TestOthersHaveNoNumber(t *testing.T) {
+	for op := wire.OpHello; op <= wire.OpBackup; op++ {
+		plain := wire.AppendRequest(nil, &wire.Request{Op: op})
+		if !op.Numbered() && !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Number: 1, Acked: 1}), plain) {
+			t.Errorf("%v has a number", op)
+		}
+		leased := op == wire.OpSet || op == wire.OpKeep || op == wire.OpRevoke
+		if got := !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Lease: 1}), plain); got != leased {
+			t.Errorf("%v has a lease: %v", op, got)
+		}
+		if got := !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Resume: 1}), plain); got != (op == wire.OpHello) {
+			t.Errorf("%v resumes: %v", op, got)
+		}
+		if !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Session: 1}), plain) {
+			t.Errorf("%v has a session, which its connection tells", op)
+		}
+	}
+}
+
 // TestGoldenComplete keeps an operation from being forgotten above: those that can be parsed are all there.
 func TestGoldenComplete(t *testing.T) {
-	have := map[wire.Op]bool{wire.OpLost: true}
+	have := map[wire.Op]bool{}
 	for _, g := range goldenRequests {
 		have[g.req.Op] = true
 	}
@@ -286,8 +397,12 @@ func TestRequestTrailing(t *testing.T) {
 
 // TestUnknownFlags: a flag that the operation does not have is refused, whatever the body.
 func TestUnknownFlags(t *testing.T) {
+	const value, old, no, number, lease, resume = 1, 2, 4, 8, 16, 32
 	allowed := map[wire.Op]uint8{
-		wire.OpSet: 1, wire.OpSwap: 3, wire.OpAppend: 1, wire.OpJoin: 1, wire.OpLeave: 4, wire.OpCollect: 5, wire.OpSend: 1,
+		wire.OpHello: value | old | resume, wire.OpSet: number | value | lease, wire.OpAdd: number, wire.OpSwap: number | value | old,
+		wire.OpAppend: number | value, wire.OpDelete: number, wire.OpJoin: value, wire.OpLeave: number | no, wire.OpCollect: value | no,
+		wire.OpSend: number | value, wire.OpExpire: number, wire.OpTake: number, wire.OpGrant: number, wire.OpKeep: lease,
+		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value,
 	}
 	for _, g := range goldenRequests {
 		frame := unhex(t, g.bytes)
@@ -309,7 +424,11 @@ func TestRequestRefused(t *testing.T) {
 		err   error
 	}{
 		"a code":             {"05000000 05 00 0100 0100000000000000 | 01000000 6b", wire.ErrFlags},
-		"lost":               {"00000000 15 00 0000 0100000000000000", wire.ErrUnknownOp},
+		"a cut number":       {"0f000000 1b 08 0000 0100000000000000 |" + strings.Repeat("01", 15), wire.ErrTruncated},
+		"a number unasked":   {"10000000 1b 00 0000 0100000000000000 |" + strings.Repeat("01", 16), wire.ErrTrailing},
+		"a token too long":   {"08000000 01 01 0000 0100000000000000 | 00000000 01000001", wire.ErrTooLarge},
+		"a nonce too long":   {"08000000 01 02 0000 0100000000000000 | 00000000 01000001", wire.ErrTooLarge},
+		"a proof too long":   {"04000000 1d 01 0000 0100000000000000 | 01000001", wire.ErrTooLarge},
 		"a bool of 2":        {"2a000000 11 00 0000 0100000000000000 |" + strings.Repeat("00", 8+12+4+8+4+4+4+4+4) + "02 00 00", wire.ErrFlags},
 		"a no that is ok":    {"12000000 0f 04 0000 0100000000000000 |" + strings.Repeat("00", 12) + "0000 00000000", wire.ErrFlags},
 		"a key too long":     {"04000000 05 00 0000 0100000000000000 | 01200000", wire.ErrTooLarge},
@@ -331,7 +450,7 @@ func TestRequestRefused(t *testing.T) {
 }
 
 func TestUnknownOps(t *testing.T) {
-	for _, op := range []wire.Op{0, wire.OpLost + 1, 255} {
+	for _, op := range []wire.Op{0, wire.OpBackup + 1, 255} {
 		if _, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 10); !errors.Is(err, wire.ErrUnknownOp) {
 			t.Errorf("ParseHeader: op %d: %v", op, err)
 		}
@@ -351,6 +470,9 @@ func TestLimits(t *testing.T) {
 			"keys":    {Op: wire.OpWait, Keys: []string{name + "n"[:over]}},
 			"count":   {Op: wire.OpDelete, Keys: make([]string, wire.MaxKeys+over)},
 			"value":   {Op: wire.OpSet, Value: append(value, 0)[:wire.MaxValue+over]},
+			"taken":   {Op: wire.OpTake, Keys: []string{name + "n"[:over]}},
+			"who":     {Op: wire.OpHello, Key: name + "n"[:over]},
+			"token":   {Op: wire.OpHello, Value: append(value, 0)[:wire.MaxValue+over]},
 			"old":     {Op: wire.OpSwap, Old: append(value, 0)[:wire.MaxValue+over]},
 			"group":   {Op: wire.OpJoin, Group: wire.Contribution{Group: name + "n"[:over]}},
 			"run":     {Op: wire.OpJoin, Group: wire.Contribution{Run: name + "n"[:over]}},

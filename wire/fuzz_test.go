@@ -34,6 +34,10 @@ func FuzzRequest(f *testing.F) {
 	for _, g := range goldenRequests {
 		f.Add(unhex(f, g.bytes))
 	}
+	reqs, _ := numbered()
+	for i := range reqs {
+		f.Add(wire.AppendRequest(nil, &reqs[i]))
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h, err := wire.ParseHeader(b, uint32(max(0, len(b)-wire.HeaderLen)))
 		if err != nil {

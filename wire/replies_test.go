@@ -28,6 +28,27 @@ var goldenReplies = []struct {
 		"11000000 07 08 0000 0500000000000000 | 03000000  01000000 76  ffffffff  00000000",
 	},
 	{
+		"welcome", wire.OpHello,
+		wire.Reply{Rev: 0x0102030405060708, N: 3, Value: []byte("tok"), Nums: []int64{1, int64(500 * time.Millisecond)}},
+		"2b000000 01 25 0000 0500000000000000 | 0807060504030201 0300000000000000  03000000 746f6b" +
+			"02000000 0100000000000000 0065cd1d00000000",
+	},
+	{
+		"proved welcome", wire.OpHello,
+		wire.Reply{Rev: 1, N: 3, Value: []byte("tok"), Values: [][]byte{[]byte("p")}},
+		"20000000 01 0d 0000 0500000000000000 | 0100000000000000 0300000000000000  03000000 746f6b  01000000  01000000 70",
+	},
+	{"question", wire.OpProof, wire.Reply{Value: []byte("nonce")}, "09000000 1d 04 0000 0500000000000000 | 05000000 6e6f6e6365"},
+	{"probe", wire.OpProbe, wire.Reply{}, "00000000 1c 00 0000 0500000000000000"},
+	{"counted", wire.OpGet, wire.Reply{Code: wire.CodeCounted}, "00000000 05 00 1300 0500000000000000"},
+	{"no room", wire.OpSend, wire.Reply{Code: wire.CodeNoRoom}, "00000000 12 00 1400 0500000000000000"},
+	{"lease", wire.OpGrant, wire.Reply{N: 9}, "10000000 18 01 0000 0500000000000000 | 0000000000000000 0900000000000000"},
+	{
+		"nothing to take", wire.OpTake,
+		wire.Reply{Code: wire.CodeNotFound, Keys: []string{"a"}},
+		"09000000 16 10 0100 0500000000000000 | 01000000  01000000 61",
+	},
+	{
 		"missing keys", wire.OpWait,
 		wire.Reply{Code: wire.CodeTimeout, Keys: []string{"a", ""}},
 		"0d000000 07 10 0500 0500000000000000 | 02000000  01000000 61  00000000",
@@ -206,6 +227,9 @@ func TestHotPathAllocates(t *testing.T) {
 		{Op: wire.OpSet, Key: "key", Value: make([]byte, 100), TTL: 1},
 		{Op: wire.OpWait, Keys: []string{"a", "b"}},
 		{Op: wire.OpAdd, Key: "key", Delta: 1},
+		{Op: wire.OpAdd, Number: 2, Acked: 1, Key: "key", Delta: 1},
+		{Op: wire.OpTake, Number: 2, Acked: 1, Keys: []string{"a", "b"}},
+		{Op: wire.OpKeep, Lease: 1},
 		{Op: wire.OpSend, Value: make([]byte, 100), Group: cast},
 		{Op: wire.OpRecv, Group: cast},
 		{Op: wire.OpCollect, Value: make([]byte, 100), Group: vote},
@@ -240,7 +264,7 @@ func nothing(t *testing.T, what string, f func() error) {
 
 func TestNames(t *testing.T) {
 	seen := map[string]bool{}
-	for c := wire.CodeOK; c <= wire.CodeStale; c++ {
+	for c := wire.CodeOK; c <= wire.CodeNoRoom; c++ {
 		if s := c.String(); s == "" || seen[s] || strings.HasPrefix(s, "code(") {
 			t.Errorf("code %d is %q", c, s)
 		} else {
@@ -248,12 +272,15 @@ func TestNames(t *testing.T) {
 		}
 	}
 	clear(seen)
-	for op := wire.OpHello; op <= wire.OpLost; op++ {
+	for op := wire.OpHello; op <= wire.OpBackup; op++ {
 		if s := op.String(); seen[s] || strings.HasPrefix(s, "op(") {
 			t.Errorf("op %d is %q", op, s)
 		} else {
 			seen[s] = true
 		}
+	}
+	if got := (wire.CodeNoRoom + 1).String() + (wire.OpBackup + 1).String() + wire.Op(0).String(); got != "code(21)op(31)op(0)" {
+		t.Errorf("the next ones are %q", got)
 	}
 	if got := wire.Code(999).String() + wire.Op(99).String(); got != "code(999)op(99)" {
 		t.Errorf("unknown ones are %q", got)

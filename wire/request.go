@@ -271,6 +271,7 @@ func (r *Request) Parse(h Header, body []byte) error {
 	p := parser{b: body}
 	if h.Flags&flagNumber != 0 {
 		r.Number, r.Acked = p.u64(), p.u64()
+		p.present(r.Number)
 	}
 	if f&fTimeout != 0 {
 		r.Timeout = p.duration()
@@ -301,9 +302,11 @@ func (r *Request) Parse(h Header, body []byte) error {
 	}
 	if h.Flags&flagLease != 0 {
 		r.Lease = p.u64()
+		p.present(r.Lease)
 	}
 	if h.Flags&flagResume != 0 {
 		r.Resume, r.Rev = p.u64(), p.u64()
+		p.present(r.Resume)
 	}
 	r.Group.parse(&p, f, h.Flags)
 	return p.end()

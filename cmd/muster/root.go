@@ -60,7 +60,7 @@ Look into it:    muster keys --store muster://127.0.0.1:7070`,
 	}
 	add(groupStart, newDemo(), newRun(), newServe(), newBench())
 	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch())
-	add(groupOther, newVersion())
+	add(groupOther, newCerts(), newVersion())
 	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank())
 	root.SetHelpCommand(newHelp(root))
 	root.SetHelpCommandGroupID(groupOther)

@@ -178,6 +178,7 @@ func TestMakeWhereItCannotWrite(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("root may write anywhere")
 	}
+	dir = t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o500))
 	for _, in := range []string{dir, filepath.Join(dir, "tls")} {
 		_, err := certs.Make(in, certs.Options{})

@@ -100,7 +100,7 @@ func (a *audit) votes(cl *call) {
 	ch := g.channel(c.Channel)
 	if c.Seq <= ch.floor[c.Rank] {
 		cl.refusal = wire.CodeStale
-		a.tally.stale++
+		a.w.tally.stale++
 		return
 	}
 	ch.floor[c.Rank] = c.Seq - 1
@@ -162,8 +162,8 @@ func (r *record) count(a *audit, v *vote, cl *call) {
 	cl.record, cl.vote = r, v
 	r.ch.g.votes = append(r.ch.g.votes, v.c)
 	r.asker[v.rank] = cl
-	if !r.done && cl.req.Timeout > 0 {
-		if at := a.w.now + cl.req.Timeout; r.deadline == 0 || at < r.deadline {
+	if !r.done && cl.timeout > 0 {
+		if at := a.now + cl.timeout; r.deadline == 0 || at < r.deadline {
 			r.deadline = at
 		}
 	}
@@ -182,9 +182,9 @@ func (r *record) count(a *audit, v *vote, cl *call) {
 		if v.c.No == wire.CodeOK {
 			r.ch.g.revoke(a, wire.CodeMismatch, v.rank)
 		}
-		a.tally.lateMismatch++
+		a.w.tally.lateMismatch++
 	case repeated:
-		a.tally.repeated++
+		a.w.tally.repeated++
 	}
 }
 
@@ -256,7 +256,7 @@ func (r *record) mustEnd(a *audit) string {
 		return "L1 the first no decides"
 	case r.clash != nil:
 		return "L1 a mismatch decides"
-	case r.deadline > 0 && r.deadline <= a.w.now:
+	case r.deadline > 0 && r.deadline <= a.now:
 		return "L2 a finite deadline decides"
 	case g.all:
 		return "L1 a revocation decides all"
@@ -315,10 +315,10 @@ func (a *audit) decided(cl *call, rep *wire.Reply) {
 	}
 	c1SameVerdict(a, r, cl, rep)
 	if rep.Code == wire.CodeOK {
-		a.tally.yes++
+		a.w.tally.yes++
 		c7OwnPayloads(r, cl, rep)
 	} else {
-		a.tally.no[rep.Code]++
+		a.w.tally.no[rep.Code]++
 		c3FailureNames(a, r, rep.Verdict)
 	}
 }

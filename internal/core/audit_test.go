@@ -10,11 +10,17 @@ import (
 // audit sees every request before the machine does, every answer, and a few counts inside. It keeps what the properties need: who
 // voted what, who is there, what was promised. It never asks the machine what is right.
 type audit struct {
-	w     *world
-	step  int
-	tally tally
+	w    *world
+	now  core.Time // the machine's
+	step int
+	turn uint64
 
-	sessions map[uint64]*conn
+	due     bool    // a session ends because it is time
+	leaving []*call // of such sessions, in this step: they may have had an answer before
+
+	sessions map[uint64]*known
+	lost     map[uint64]wire.Code // sessions that have ended
+	leases   map[uint64]*lease
 	waiting  []*call // at the server, in the order in which they came
 	groups   map[uint64]*group
 	inOrder  []*group
@@ -28,7 +34,7 @@ type rollKey struct{ name, run string }
 
 func newAudit(w *world) *audit {
 	return &audit{
-		w: w, sessions: map[uint64]*conn{}, groups: map[uint64]*group{}, live: map[rollKey]*group{},
+		w: w, sessions: map[uint64]*known{}, lost: map[uint64]wire.Code{}, leases: map[uint64]*lease{}, groups: map[uint64]*group{}, live: map[rollKey]*group{},
 		keys: keys{rev: 1, entries: map[string]*keyEntry{}},
 	}
 }
@@ -40,6 +46,7 @@ type group struct {
 	seats    []seat
 	present  int
 	over     *cause // why it is revoked
+	roll     *roll
 	all      bool   // and not only records that a lost rank has not voted in
 	told     []byte // how the first who heard of that was told
 	channels []*channel
@@ -49,6 +56,7 @@ type group struct {
 
 type seat struct {
 	session uint64
+	join    uint64 // the call that took it
 	gone    wire.Code
 }
 
@@ -62,27 +70,37 @@ type cause struct {
 func (g *group) revoke(a *audit, code wire.Code, rank int) {
 	if g.over == nil {
 		g.over = &cause{code, rank, a.step}
-		a.tally.revoked++
+		a.w.tally.revoked++
 	}
 	g.all = g.all || code != wire.CodeLost
 }
 
-func (a *audit) connected(c *conn) {
-	if a.sessions[c.session] != nil || c.session == core.Local {
-		breaks("G1 no number is issued twice", "session %d", c.session)
+// arrives is called before the machine sees a request. It reports whether that is a call that waits already.
+func (a *audit) arrives(cl *call, session uint64, req *wire.Request) (waiting bool) {
+	a.starts()
+	if i := a.find(session, req.ID); i >= 0 && req.Op == a.waiting[i].req.Op && req.Op.Waits() {
+		a.w.tally.again++
+		return true
 	}
-	a.sessions[c.session] = c
+	cl.audited = audited{session: session, op: req.Op, number: req.Number, at: a.now, timeout: req.Timeout}
+	switch {
+	case session != core.Local && a.sessions[session] == nil:
+		cl.refusal = wire.CodeDenied
+		return false
+	case req.Number > 0 && !a.counts(cl, req):
+		return false
+	}
+	a.carryOut(cl, req)
+	return false
 }
 
-// arrives is called before the machine sees a request.
-func (a *audit) arrives(cl *call) {
-	a.step++
-	cl.at, cl.arrived = a.w.now, true
-	switch cl.req.Op {
+func (a *audit) carryOut(cl *call, req *wire.Request) {
+	switch req.Op {
+	case wire.OpHello:
 	case wire.OpGoodbye:
-		a.ends(cl.conn, wire.CodeLeft)
+		a.ends(cl.session, wire.CodeLeft)
 	case wire.OpLost:
-		a.ends(cl.conn, wire.CodeLost)
+		a.suspects(cl, req)
 	case wire.OpCancel:
 		a.cancels(cl)
 	case wire.OpJoin:
@@ -95,27 +113,50 @@ func (a *audit) arrives(cl *call) {
 		a.votes(cl)
 	case wire.OpSend:
 		a.sends(cl)
+	case wire.OpRoom:
+		a.asksForRoom(cl, req)
 	case wire.OpRecv:
 		a.receives(cl)
+	case wire.OpGrant, wire.OpKeep, wire.OpRevoke:
+		a.carryOutLease(cl)
+	case wire.OpSkip:
+		cl.expect = &wire.Reply{}
 	default:
-		a.keys.carryOut(cl)
+		a.keys.carryOut(a, cl)
 	}
+}
+
+// starts is the begin of a step: what is due happens.
+func (a *audit) starts() {
+	a.step++
+	a.w.tally.steps++
+	a.advance()
+}
+
+func (a *audit) find(session, id uint64) int {
+	return slices.IndexFunc(a.waiting, func(cl *call) bool { return cl.session == session && cl.req.ID == id })
 }
 
 // ticks is called before the machine's timer.
 func (a *audit) ticks() {
-	a.step++
-	a.keys.expire(a.w.now)
+	a.starts()
+	a.keys.expire(a)
 }
 
 func (a *audit) waits(cl *call) {
 	cl.waiting, cl.waited = true, true
+	if cl.timeout > 0 {
+		cl.ends = a.in(cl.timeout)
+	}
 	a.waiting = append(a.waiting, cl)
 }
 
-// waiter finds the call that an effect answers.
+// waiter finds the call that an effect answers; nil if its session has ended in the same step.
 func (a *audit) waiter(e core.Effect) *call {
-	i := slices.IndexFunc(a.waiting, func(cl *call) bool { return cl.conn.session == e.Session && cl.req.ID == e.ID })
+	i := a.find(e.Session, e.ID)
+	if i < 0 && slices.ContainsFunc(a.leaving, func(cl *call) bool { return cl.session == e.Session && cl.req.ID == e.ID }) {
+		return nil
+	}
 	a1AnsweredOnce(a, i, e)
 	cl := a.waiting[i]
 	cl.waiting = false
@@ -124,13 +165,18 @@ func (a *audit) waiter(e core.Effect) *call {
 }
 
 // ends is the end of a session: none of its calls is answered any more, its ranks are gone.
-func (a *audit) ends(c *conn, how wire.Code) {
-	delete(a.sessions, c.session)
+func (a *audit) ends(session uint64, how wire.Code) {
+	a.endLeasesOf(session)
+	delete(a.sessions, session)
+	a.lost[session] = how
 	a.waiting = slices.DeleteFunc(a.waiting, func(cl *call) bool {
-		if cl.conn != c {
+		if cl.session != session {
 			return false
 		}
 		cl.waiting = false
+		if a.due {
+			a.leaving = append(a.leaving, cl)
+		}
 		if cl.roll != nil {
 			cl.roll.withdraw(a, cl)
 		}
@@ -141,7 +187,7 @@ func (a *audit) ends(c *conn, how wire.Code) {
 	})
 	for _, g := range slices.Clone(a.inOrder) {
 		for rank := range g.seats {
-			if g.seats[rank].session == c.session {
+			if g.seats[rank].session == session {
 				a.fence(g, rank, how)
 			}
 		}
@@ -174,7 +220,7 @@ func (a *audit) fence(g *group, rank int, how wire.Code) {
 
 // cancels is a caller who gives up.
 func (a *audit) cancels(cl *call) {
-	i := slices.IndexFunc(a.waiting, func(x *call) bool { return x.conn == cl.conn && x.req.ID == cl.req.ID })
+	i := a.find(cl.session, cl.req.ID)
 	if i < 0 {
 		return
 	}
@@ -195,7 +241,7 @@ func (a *audit) seated(cl *call) *group {
 		cl.refusal = wire.CodeStale
 	case c.Rank < 0 || c.Rank >= len(g.seats):
 		cl.refusal = wire.CodeInvalid
-	case g.seats[c.Rank].session != cl.conn.session:
+	case g.seats[c.Rank].session != cl.session:
 		cl.refusal = wire.CodeDenied
 	case g.seats[c.Rank].gone != wire.CodeOK:
 		cl.refusal = wire.CodeClosed
@@ -222,11 +268,18 @@ func (a *audit) leaves(cl *call) {
 // answered is called with every answer, at once or later.
 func (a *audit) answered(cl *call, rep *wire.Reply) {
 	a2NoEarlyTimeout(a, cl, rep)
-	if cl.refusal != wire.CodeOK {
+	switch {
+	case cl.number > 0 && !a.numbered(cl, rep):
+		return
+	case cl.refusal != wire.CodeOK:
 		c7RefusedCounts(cl, rep)
 		return
 	}
-	switch cl.req.Op {
+	switch cl.op {
+	case wire.OpHello:
+		a.greeted(cl, rep)
+	case wire.OpRoom:
+		a.told(cl, rep)
 	case wire.OpJoin:
 		a.joined(cl, rep)
 	case wire.OpCollect:
@@ -242,7 +295,7 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 			breaks("G6 a rank that is there may leave", "%s: %s", cl, rep.Code)
 		}
 	default:
-		a.keys.answered(cl, rep)
+		a.keys.answered(a, cl, rep)
 	}
 }
 
@@ -253,13 +306,6 @@ func (a *audit) followed(cl *call, rep *wire.Reply) {
 		return
 	}
 	g4RevokedForCause(a, g, cl, rep)
-}
-
-// delivered is called when a caller has its answer.
-func (a *audit) delivered(cl *call, rep *wire.Reply) {
-	if cl.record != nil {
-		c6BarrierMeans(cl, rep)
-	}
 }
 
 // settled is called after each step: what must have happened by now has.
@@ -279,6 +325,7 @@ func (a *audit) settled() {
 		l2DeadlineEnds(a, cl)
 		l4EverybodyLearns(a, cl)
 	}
+	a.settleSessions()
 	if n := a.w.m.Groups(); n != len(a.groups) {
 		breaks("G7 a generation ends with its last rank", "the machine has %d, there are %d", n, len(a.groups))
 	}
@@ -286,6 +333,5 @@ func (a *audit) settled() {
 
 // end is called when all sessions have ended.
 func (a *audit) end() {
-	a.tally.steps = a.step
 	n1NothingLeaks(a)
 }

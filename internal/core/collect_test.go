@@ -240,7 +240,8 @@ func TestCallsInUse(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	s := r.session()
 	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}})
-	isCode(t, r.does(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"b"}}), wire.CodeInvalid)
+	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}}) // it comes again, and waits on
+	isCode(t, r.does(s, wire.Request{Op: wire.OpChanges, ID: 7, Rev: 1}), wire.CodeInvalid)
 	isCode(t, r.does(s, wire.Request{Op: wire.OpPing, ID: 7}), wire.CodeOK)
 	r.does(s, wire.Request{Op: wire.OpGoodbye})
 	isCode(t, r.does(s, wire.Request{Op: wire.OpPing}), wire.CodeDenied)

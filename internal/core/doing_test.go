@@ -21,7 +21,7 @@ func TestDoing(t *testing.T) {
 			for range 64 {
 				w.does(w.sessions[2], w.sending(2, 1, "message", 0))
 			}
-			w.waits(w.sessions[2], w.sending(2, 1, "message", 0))
+			w.waits(w.sessions[2], w.room(2, 1, 7))
 		}, "in send to rank 1 for 1.5s"},
 		"a send that is done": {func(w *crew) { w.does(w.sessions[2], w.sending(2, 1, "message", 0)) }, "in no call; its last was send, 1.5s ago"},
 		"another verb on a channel": {func(w *crew) {

@@ -13,14 +13,13 @@ import (
 // size is what an entry counts for in Limits.Bytes.
 func size(key string, value []byte) int64 { return int64(len(key) + len(value)) }
 
-// lookup finds the entry of key. One whose time is over is not there, also if it has not been taken out yet.
+// lookup finds the entry of key. One whose time is over is not there, also if it has not been taken out yet. It is left where it
+// is: reads are not logged, so that a replay would not know of the change.
 func (m *Machine) lookup(key string) *entry {
-	e := m.entries.get(key)
-	if e != nil && m.over(e) {
-		m.remove(e, wire.ChangeExpire)
-		return nil
+	if e := m.entries.get(key); e != nil && !m.over(e) {
+		return e
 	}
-	return e
+	return nil
 }
 
 func (m *Machine) over(e *entry) bool {
@@ -178,7 +177,10 @@ func (m *Machine) put(key string, value []byte, rep *wire.Reply) *entry {
 		refuse(rep, wire.CodeTooLarge, what)
 		return nil
 	}
-	e := m.lookup(key)
+	if e := m.entries.get(key); e != nil && m.over(e) {
+		m.remove(e, wire.ChangeExpire)
+	}
+	e := m.entries.get(key)
 	grow := size(key, value)
 	if e != nil {
 		grow -= size(e.key(), e.val())

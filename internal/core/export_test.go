@@ -1,7 +1,7 @@
 package core
 
 // Bounds is what groups may pile up, made small for simulations. Zero fields stay as they are.
-type Bounds struct{ Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes int }
+type Bounds struct{ Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes, Unacked, ExpireAtOnce int }
 
 // SetBounds changes the bounds of a Machine that holds nothing yet, and returns all of them.
 func (m *Machine) SetBounds(b Bounds) Bounds {
@@ -14,6 +14,7 @@ func (m *Machine) SetBounds(b Bounds) Bounds {
 	return Bounds{
 		set(&m.bounds.window, b.Window), set(&m.bounds.aheadRecords, b.AheadRecords), set(&m.bounds.aheadBytes, b.AheadBytes),
 		set(&m.bounds.streamMessages, b.StreamMessages), set(&m.bounds.streamBytes, b.StreamBytes),
+		set(&m.bounds.unacked, b.Unacked), set(&m.bounds.expireAtOnce, b.ExpireAtOnce),
 	}
 }
 
@@ -24,17 +25,19 @@ type Holdings struct {
 	Channels, Records, Streams       int
 	Messages, Follows                int
 	Waits, Watchers, Timers, Effects int
+	Answers, Leases, Held, Ending    int // answers that are kept; leases that have entries; those that have ended
 }
 
 // Holdings is all that m holds but keys.
 func (m *Machine) Holdings() Holdings {
 	h := Holdings{
 		Sessions: len(m.sessions) - 1, Groups: len(m.groups), Live: len(m.live), Rolls: len(m.rolls),
-		Watchers: len(m.watchers), Timers: len(m.timers), Effects: len(m.effects),
+		Watchers: len(m.watchers), Timers: len(m.timers), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.held) - len(m.unheld), Ending: len(m.ending),
 	}
 	for _, s := range m.sessions {
 		h.Waiters += len(s.waiters)
 		h.Seats += len(s.seats)
+		h.Answers += len(s.answers)
 	}
 	for _, list := range m.waits {
 		h.Waits += len(list)
@@ -93,3 +96,17 @@ func (m *Machine) Queue(generation uint64, src, dst int, tag string) int {
 	}
 	return 0
 }
+
+// Kept counts the answers that m keeps for a session.
+func (m *Machine) Kept(session uint64) int {
+	if s := m.sessions[session]; s != nil {
+		return len(s.answers)
+	}
+	return 0
+}
+
+// Leases counts the leases that have not ended.
+func (m *Machine) Leases() int { return len(m.leases) }
+
+// SessionCount counts the sessions but the local one.
+func (m *Machine) SessionCount() int { return len(m.sessions) - 1 }

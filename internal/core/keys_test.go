@@ -102,7 +102,7 @@ func TestTimeStandsStillAtWorst(t *testing.T) {
 	same(t, "next", at, 12*time.Millisecond)
 }
 
-// TestWaitReads shows who gets an entry that goes with its last read.
+// TestWaitReads shows who gets an entry that goes with its last read: who waits hears that it is there, and takes it, or waits again.
 func TestWaitReads(t *testing.T) {
 	once := func(key string, reads uint32) wire.Request {
 		req := set(key, "value")
@@ -110,20 +110,19 @@ func TestWaitReads(t *testing.T) {
 		return req
 	}
 	for name, c := range map[string]struct {
-		waits    [][]string
-		sets     []wire.Request
-		answered int
-		left     int // keys
+		waits [][]string
+		sets  []wire.Request
+		taken int // by those who waited, in their order
+		left  int // keys
 	}{
 		"one read, two who wait":           {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 1)}, 1, 0},
 		"two reads, two who wait":          {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 2)}, 2, 0},
 		"three reads, two who wait":        {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 3)}, 2, 1},
-		"one read for each":                {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 1), once("a", 1)}, 2, 0},
 		"a key named twice is one wait":    {[][]string{{"a", "a"}}, []wire.Request{once("a", 1)}, 1, 0},
 		"a key named twice, three reads":   {[][]string{{"a", "a"}}, []wire.Request{once("a", 3)}, 1, 1},
 		"both have to be there":            {[][]string{{"a", "b"}}, []wire.Request{once("a", 1)}, 0, 1},
 		"both are there":                   {[][]string{{"a", "b"}}, []wire.Request{once("a", 1), once("b", 1)}, 1, 0},
-		"what one takes another misses":    {[][]string{{"a"}, {"a", "b"}}, []wire.Request{once("a", 1), set("b", "value")}, 1, 1},
+		"what one takes another misses":    {[][]string{{"a"}, {"a", "b"}}, []wire.Request{set("b", "value"), once("a", 1)}, 1, 1},
 		"without a limit it stays for all": {[][]string{{"a"}, {"a"}, {"a", "b"}}, []wire.Request{set("a", "value"), set("b", "value")}, 3, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -134,14 +133,43 @@ func TestWaitReads(t *testing.T) {
 			for _, req := range c.sets {
 				r.does(core.Local, req)
 			}
-			same(t, "answered", len(r.answers), c.answered)
-			same(t, "keys", r.m.Keys(), c.left)
-			same(t, "waiting", r.m.Holdings().Waits, len(c.waits)-c.answered)
+			taken := 0
 			for i, ticket := range r.order {
 				same(t, "who came first is answered first", ticket.ID, uint64(i+1))
+				rep := r.answers[ticket]
+				if rep.Code == wire.CodeCounted {
+					same(t, "nothing is read", len(rep.Values), 0)
+					rep = r.does(core.Local, take(c.waits[i]...))
+				}
+				if rep.Code == wire.CodeOK {
+					same(t, "values", len(rep.Values), len(c.waits[i]))
+					taken++
+				}
 			}
+			same(t, "taken", taken, c.taken)
+			same(t, "keys", r.m.Keys(), c.left)
 		})
 	}
+}
+
+func take(keys ...string) wire.Request { return wire.Request{Op: wire.OpTake, Keys: keys} }
+
+// TestTake shows that a read that counts is all or nothing, and that those that do not count see that there is one.
+func TestTake(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	req := set("a", "value")
+	req.Reads = 2
+	r.does(core.Local, req)
+	isCode(t, r.does(core.Local, get("a")), wire.CodeCounted)
+	isCode(t, r.does(core.Local, waitFor("a")), wire.CodeCounted)
+	rep := r.does(core.Local, take("a", "b"))
+	isCode(t, rep, wire.CodeNotFound)
+	same(t, "missing", strings.Join(rep.Keys, ","), "b")
+	r.does(core.Local, set("b", "for ever"))
+	same(t, "values", texts(r.does(core.Local, take("a", "b")).Values), "value,for ever")
+	same(t, "values", texts(r.does(core.Local, take("b", "a")).Values), "for ever,value")
+	isCode(t, r.does(core.Local, take("a")), wire.CodeNotFound)
+	isCode(t, r.does(core.Local, get("b")), wire.CodeOK)
 }
 
 func TestWaitSaysWhatIsMissing(t *testing.T) {

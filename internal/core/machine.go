@@ -70,10 +70,13 @@ type bounds struct {
 	streamMessages, streamBytes int
 	// unacked is how many answers to numbered requests are kept for a session that has not said that it has them.
 	unacked int
+	// expireAtOnce is how many entries one Tick takes out at most: so many take about a tenth of a millisecond.
+	expireAtOnce int
 }
 
 var defaultBounds = bounds{
 	window: 1024, aheadRecords: 128, aheadBytes: 16 << 20, streamMessages: 64, streamBytes: 16 << 20, unacked: 1024,
+	expireAtOnce: 128,
 }
 
 // Machine is the state. Make one with New.
@@ -104,6 +107,7 @@ type Machine struct {
 	names       map[string]string // interned: verbs, types and labels repeat
 
 	timers   timers
+	turn     uint64   // of the last timer that was armed
 	expiries *expiry  // of entries
 	ending   []*lease // have ended, and still have entries
 	effects  []Effect
@@ -192,19 +196,16 @@ func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire
 	return handlers[req.Op](m, Ticket{sessionID, req.ID}, req, rep)
 }
 
-// Tick lets happen what is due at now. Of the entries whose time is over it takes out expireAtOnce at most: others are to get
+// Tick lets happen what is due at now. Of the entries whose time is over it takes out bounds.expireAtOnce at most: others are to get
 // their turn meanwhile, and see none of those that are left.
 func (m *Machine) Tick(now Time) {
 	m.advance(now)
-	for range expireAtOnce {
+	for range m.bounds.expireAtOnce {
 		if !m.expireOne() {
 			return
 		}
 	}
 }
-
-// expireAtOnce entries take about a tenth of a millisecond.
-const expireAtOnce = 128
 
 // advance lets happen what is due at now, but for entries.
 func (m *Machine) advance(now Time) {
@@ -218,12 +219,13 @@ func (m *Machine) advance(now Time) {
 
 // expireOne takes out an entry whose time is over, or whose lease.
 func (m *Machine) expireOne() bool {
-	if n := len(m.ending); n > 0 {
+	for n := len(m.ending); n > 0; n = len(m.ending) {
 		l := m.ending[n-1]
-		if m.remove(m.entries.at(l.entries.first), wire.ChangeExpire); l.entries.n == 0 {
-			m.ending = m.ending[:n-1]
+		if l.entries.n > 0 {
+			m.remove(m.entries.at(l.entries.first), wire.ChangeExpire)
+			return true
 		}
-		return true
+		m.ending = m.ending[:n-1]
 	}
 	e := m.expiries.pop(m.now)
 	if e != nil {

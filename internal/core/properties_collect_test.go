@@ -145,11 +145,11 @@ func c3HasCause(a *audit, r *record, v *wire.Verdict) bool {
 	if v.By >= 0 {
 		return r.refusedBy(v) || v.Code == wire.CodeAborted && (g.all || r.ch.floor[v.By] >= r.seq && r.yes[v.By] == nil)
 	}
-	at := a.w.now
+	at := a.now
 	if r.ended {
 		at = r.endedAt
 	}
-	return v.Code == wire.CodeTimeout && r.deadline == at
+	return v.Code == wire.CodeTimeout && r.deadline > 0 && r.deadline <= at
 }
 
 // refusedBy reports whether the rank that v blames has said no to r, in these words.
@@ -202,7 +202,7 @@ func c5VotesCount(r *record, s core.RecordState) {
 
 // C6: barrier success anywhere ⇒ every rank had called it. (What elects only a root is no barrier, whatever its name.)
 func c6BarrierMeans(cl *call, rep *wire.Reply) {
-	if rep.Code != wire.CodeOK || cl.req.Group.Verb != "barrier" || cl.req.Group.RootOnly {
+	if cl.record == nil || rep.Code != wire.CodeOK || cl.req.Group.Verb != "barrier" || cl.req.Group.RootOnly {
 		return
 	}
 	for rank, v := range cl.record.yes {
@@ -304,24 +304,24 @@ func l1Decides(a *audit, r *record) {
 		breaks(why, "#%d (%s) is open", r.seq, r.cast.Verb)
 	}
 	if r.done && !r.ended {
-		r.ended, r.endedAt = true, a.w.now
+		r.ended, r.endedAt = true, a.now
 		if r.ok {
 			c2SuccessMeans(r)
-			a.tally.run(r)
+			a.w.tally.run(r)
 		}
 		if r.why == "" && r.mustEnd(a) == "" {
 			breaks("L1 nothing else decides", "#%d (%s) is decided (success: %v)", r.seq, r.cast.Verb, r.ok)
 		}
 	}
 	if !r.done && r.allYes() {
-		a.tally.held++
+		a.w.tally.held++
 	}
 }
 
 // L2: a call with a deadline is answered at its deadline, at the latest.
 func l2DeadlineEnds(a *audit, cl *call) {
-	if t := cl.req.Timeout; t > 0 && cl.at+t <= a.w.now {
-		breaks("L2 a finite deadline ends a call", "%s waits since %v, it is %v", cl, cl.at, a.w.now)
+	if t := cl.timeout; t > 0 && cl.at+t <= a.now {
+		breaks("L2 a finite deadline ends a call", "%s waits since %v, it is %v", cl, cl.at, a.now)
 	}
 }
 
@@ -341,7 +341,7 @@ func l4EverybodyLearns(a *audit, cl *call) {
 	case cl.stream != nil:
 		p4NobodyWaitsInVain(a, cl)
 	case cl.req.Op == wire.OpWait, cl.req.Op == wire.OpChanges:
-		k2NobodyWaitsInVain(&a.keys, cl)
+		k2NobodyWaitsInVain(a, cl)
 	}
 }
 

@@ -17,6 +17,9 @@ type keys struct {
 	rev     uint64
 	entries map[string]*keyEntry
 	log     []keyChange // of revision 2 and up
+
+	lastLease uint64
+	ending    []*lease // that have ended, and had entries then
 }
 
 type keyEntry struct {
@@ -24,6 +27,7 @@ type keyEntry struct {
 	rev     uint64
 	reads   uint32
 	expires core.Time
+	lease   *lease
 }
 
 type keyChange struct {
@@ -37,7 +41,22 @@ func (k *keys) changed(key string, value []byte, how wire.Change) {
 	k.log = append(k.log, keyChange{key, value, how})
 }
 
-func (k *keys) put(key string, value []byte) *keyEntry {
+// get is the entry of a key that is there: not one whose time is over, though it is not taken out yet.
+func (k *keys) get(key string, now core.Time) *keyEntry {
+	if e := k.entries[key]; e != nil && !e.over(now) {
+		return e
+	}
+	return nil
+}
+
+func (e *keyEntry) over(now core.Time) bool {
+	return e.expires > 0 && e.expires <= now || e.lease != nil && e.lease.over
+}
+
+func (k *keys) put(key string, value []byte, now core.Time) *keyEntry {
+	if e := k.entries[key]; e != nil && e.over(now) {
+		k.remove(key, wire.ChangeExpire)
+	}
 	e := k.entries[key]
 	if e == nil {
 		e = &keyEntry{}
@@ -48,7 +67,19 @@ func (k *keys) put(key string, value []byte) *keyEntry {
 	return e
 }
 
+// renew makes e an entry of a lease, or of none.
+func (k *keys) renew(key string, e *keyEntry, l *lease) {
+	if e.lease != nil {
+		e.lease.keys = slices.DeleteFunc(e.lease.keys, func(x string) bool { return x == key })
+	}
+	e.reads, e.expires, e.lease = 0, 0, l
+	if l != nil {
+		l.keys = append(l.keys, key)
+	}
+}
+
 func (k *keys) remove(key string, how wire.Change) {
+	k.renew(key, k.entries[key], nil)
 	delete(k.entries, key)
 	k.changed(key, nil, how)
 }
@@ -61,68 +92,114 @@ func (k *keys) consume(key string) {
 	}
 }
 
-// expire takes out what is due, in the order of time.
-func (k *keys) expire(now core.Time) {
+// expire takes out what is over, as much as one Tick may: the entries of leases, then those whose time has passed, in the order of time.
+func (k *keys) expire(a *audit) {
+	left := a.w.bounds.ExpireAtOnce
+	for ; len(k.ending) > 0 && left > 0; k.ending = k.ending[:len(k.ending)-1] {
+		l := k.ending[len(k.ending)-1]
+		for ; len(l.keys) > 0 && left > 0; left-- {
+			k.remove(l.keys[0], wire.ChangeExpire)
+		}
+		if len(l.keys) > 0 {
+			return
+		}
+	}
 	var due []string
 	for key, e := range k.entries {
-		if e.expires > 0 && e.expires <= now {
+		if e.over(a.now) {
 			due = append(due, key)
 		}
 	}
-	slices.SortFunc(due, func(a, b string) int { return cmp.Compare(k.entries[a].expires, k.entries[b].expires) })
-	for _, key := range due {
+	slices.SortFunc(due, func(x, y string) int {
+		return cmp.Or(cmp.Compare(k.entries[x].expires, k.entries[y].expires), cmp.Compare(x, y))
+	})
+	for _, key := range due[:min(left, len(due))] {
 		k.remove(key, wire.ChangeExpire)
 	}
 }
 
 // carryOut does what a request asks for, and notes the answer that is right; nil for those that may wait.
-func (k *keys) carryOut(cl *call) {
+func (k *keys) carryOut(a *audit, cl *call) {
 	req := &cl.req
 	rep := &wire.Reply{}
-	e := k.entries[req.Key]
+	e := k.get(req.Key, a.now)
 	switch req.Op {
 	case wire.OpGet:
-		rep.Code = wire.CodeNotFound
-		if e != nil {
+		switch {
+		case e == nil:
+			rep.Code = wire.CodeNotFound
+		case e.reads > 0:
+			rep.Code = wire.CodeCounted
+		default:
 			*rep = wire.Reply{Value: e.value, Rev: e.rev}
-			k.consume(req.Key)
 		}
+	case wire.OpTake:
+		k.take(a, req, rep)
 	case wire.OpSet:
-		e = k.put(req.Key, req.Value)
-		e.reads, e.expires = req.Reads, 0
-		if req.TTL > 0 {
-			e.expires = cl.at + req.TTL
-		}
-		rep.Rev = e.rev
+		k.set(a, cl, rep)
 	case wire.OpAdd:
-		k.add(req, rep)
+		k.add(a, req, rep)
 	case wire.OpSwap:
-		k.swap(req, rep)
+		k.swap(a, req, rep)
 	case wire.OpAppend:
 		var value []byte
 		if e != nil {
 			value = slices.Clone(e.value)
 		}
-		e = k.put(req.Key, append(value, req.Value...))
+		e = k.put(req.Key, append(value, req.Value...), a.now)
 		rep.Rev, rep.N = e.rev, int64(len(e.value))
 	case wire.OpDelete:
 		for _, key := range req.Keys {
-			if k.entries[key] != nil {
+			if k.get(key, a.now) != nil {
 				k.remove(key, wire.ChangeDelete)
 				rep.N++
 			}
 		}
 	case wire.OpList:
-		k.list(cl, rep)
+		k.list(a, cl, rep)
 	default:
 		return
 	}
 	cl.expect = rep
 }
 
-func (k *keys) add(req *wire.Request, rep *wire.Reply) {
+func (k *keys) set(a *audit, cl *call, rep *wire.Reply) {
+	req := &cl.req
+	var l *lease
+	if req.Lease != 0 {
+		if l, rep.Code = a.leaseOf(cl); l == nil {
+			return
+		}
+		a.w.tally.leased++
+	}
+	e := k.put(req.Key, req.Value, a.now)
+	k.renew(req.Key, e, l)
+	e.reads = req.Reads
+	if req.TTL > 0 {
+		e.expires = a.now + req.TTL
+	}
+	rep.Rev = e.rev
+}
+
+// take reads keys, all or none, and counts it.
+func (k *keys) take(a *audit, req *wire.Request, rep *wire.Reply) {
+	for _, key := range req.Keys {
+		e := k.get(key, a.now)
+		if e == nil {
+			*rep = wire.Reply{Code: wire.CodeNotFound, Keys: []string{key}}
+			return
+		}
+		rep.Values = append(rep.Values, e.value)
+	}
+	for _, key := range req.Keys {
+		k.consume(key)
+	}
+	a.w.tally.takes++
+}
+
+func (k *keys) add(a *audit, req *wire.Request, rep *wire.Reply) {
 	old := int64(0)
-	if e := k.entries[req.Key]; e != nil {
+	if e := k.get(req.Key, a.now); e != nil {
 		n, err := strconv.ParseInt(string(e.value), 10, 64)
 		if err != nil {
 			rep.Code = wire.CodeInvalid
@@ -131,11 +208,11 @@ func (k *keys) add(req *wire.Request, rep *wire.Reply) {
 		old = n
 	}
 	rep.N = old + req.Delta
-	rep.Rev = k.put(req.Key, strconv.AppendInt(nil, rep.N, 10)).rev
+	rep.Rev = k.put(req.Key, strconv.AppendInt(nil, rep.N, 10), a.now).rev
 }
 
-func (k *keys) swap(req *wire.Request, rep *wire.Reply) {
-	e := k.entries[req.Key]
+func (k *keys) swap(a *audit, req *wire.Request, rep *wire.Reply) {
+	e := k.get(req.Key, a.now)
 	same := e == nil && req.Old == nil || e != nil && req.Old != nil && bytes.Equal(e.value, req.Old)
 	switch {
 	case !same && e == nil:
@@ -143,27 +220,30 @@ func (k *keys) swap(req *wire.Request, rep *wire.Reply) {
 	case !same:
 		*rep = wire.Reply{Code: wire.CodeConflict, Value: e.value, Rev: e.rev}
 	case req.Value != nil:
-		e = k.put(req.Key, req.Value)
-		e.reads, e.expires = 0, 0
+		e = k.put(req.Key, req.Value, a.now)
+		k.renew(req.Key, e, nil)
 		rep.Value, rep.Rev = e.value, e.rev
 	case e != nil:
 		k.remove(req.Key, wire.ChangeDelete)
 	}
 }
 
-func (k *keys) list(cl *call, rep *wire.Reply) {
+func (k *keys) list(a *audit, cl *call, rep *wire.Reply) {
 	for _, key := range slices.Sorted(maps.Keys(k.entries)) {
 		if !strings.HasPrefix(key, cl.req.Key) {
 			continue
 		}
+		e := k.get(key, a.now)
 		if cl.req.Delta > 0 && int64(len(rep.Keys)) == cl.req.Delta {
 			rep.N = 1
 			break
 		}
-		e := k.entries[key]
+		if e == nil {
+			continue
+		}
 		left := core.Time(0)
 		if e.expires > 0 {
-			left = e.expires - cl.at
+			left = e.expires - a.now
 		}
 		rep.Keys, rep.Values = append(rep.Keys, key), append(rep.Values, e.value)
 		rep.Nums = append(rep.Nums, int64(e.rev), int64(left))
@@ -172,13 +252,13 @@ func (k *keys) list(cl *call, rep *wire.Reply) {
 }
 
 // answered compares an answer with what is right.
-func (k *keys) answered(cl *call, rep *wire.Reply) {
+func (k *keys) answered(a *audit, cl *call, rep *wire.Reply) {
 	switch {
 	case cl.expect != nil:
 		k1SameAnswer(cl, rep)
 	case rep.Code == wire.CodeTimeout, rep.Code == wire.CodeCancelled:
 	case cl.req.Op == wire.OpWait:
-		k1AllThere(k, cl, rep)
+		k1AllThere(a, cl, rep)
 	case cl.req.Op == wire.OpChanges:
 		k1WhatChanged(k, cl, rep)
 	}
@@ -194,21 +274,24 @@ func k1SameAnswer(cl *call, rep *wire.Reply) {
 	}
 }
 
-// K1, wait: all keys are there at the same time, and each is read once.
-func k1AllThere(k *keys, cl *call, rep *wire.Reply) {
+// K1, wait: all keys are there at the same time; those that count their reads are to be taken.
+func k1AllThere(a *audit, cl *call, rep *wire.Reply) {
+	k := &a.keys
 	values := make([][]byte, 0, 2)
+	counted := false
 	for _, key := range cl.req.Keys {
-		e := k.entries[key]
+		e := k.get(key, a.now)
 		if e == nil {
 			breaks("K1 keys are a map", "%s: %s; there is no %q", cl, say{rep}, key)
 		}
 		values = append(values, e.value)
+		counted = counted || e.reads > 0
 	}
-	if !slices.EqualFunc(values, rep.Values, bytes.Equal) {
+	if counted && rep.Code == wire.CodeCounted && rep.Values == nil {
+		return
+	}
+	if counted || !slices.EqualFunc(values, rep.Values, bytes.Equal) {
 		breaks("K1 keys are a map", "%s: %s, not %q", cl, say{rep}, values)
-	}
-	for _, key := range cl.req.Keys {
-		k.consume(key)
 	}
 }
 
@@ -232,10 +315,11 @@ func k1WhatChanged(k *keys, cl *call, rep *wire.Reply) {
 }
 
 // K2: nobody waits for keys that are all there, or for a change that has happened.
-func k2NobodyWaitsInVain(k *keys, cl *call) {
+func k2NobodyWaitsInVain(a *audit, cl *call) {
+	k := &a.keys
 	const p = "K2 nobody waits for keys in vain"
 	if cl.req.Op == wire.OpWait {
-		if !slices.ContainsFunc(cl.req.Keys, func(key string) bool { return k.entries[key] == nil }) {
+		if !slices.ContainsFunc(cl.req.Keys, func(key string) bool { return k.get(key, a.now) == nil }) {
 			breaks(p, "%s", cl)
 		}
 		return

@@ -15,7 +15,7 @@ type stream struct {
 	tag      string
 	accepted []message // position i+1
 	acked    uint64
-	senders  []*call // that wait, in order
+	senders  []*call // that wait for room
 	reader   *call
 	closed   bool // its reader is gone, and what was in it
 }
@@ -68,7 +68,35 @@ func (a *audit) sends(cl *call) {
 		return
 	}
 	cl.stream = g.stream(c.Rank, c.Root, c.Channel)
+	if cl.stream.full(a, len(cl.req.Value)) {
+		cl.refusal = wire.CodeNoRoom
+		a.w.tally.blocked++
+	}
+}
+
+// asksForRoom is a sender that waits.
+func (a *audit) asksForRoom(cl *call, req *wire.Request) {
+	g := a.seated(cl)
+	if g == nil {
+		return
+	}
+	c := &cl.req.Group
+	cl.group = g
+	if gone := g.absence(c.Root); gone != wire.CodeOK {
+		cl.refusal = gone
+		return
+	}
+	cl.stream = g.stream(c.Rank, c.Root, c.Channel)
+	if !cl.stream.full(a, int(req.Delta)) {
+		return
+	}
 	cl.stream.senders = append(cl.stream.senders, cl)
+}
+
+// full reports whether a message of n bytes has to wait; alone, any is taken.
+func (st *stream) full(a *audit, n int) bool {
+	messages, bytes := st.unread(a.now)
+	return messages >= a.w.bounds.StreamMessages || bytes > 0 && bytes+n > a.w.bounds.StreamBytes
 }
 
 // absence is how a call that needs a rank is refused.
@@ -104,12 +132,11 @@ func (a *audit) receives(cl *call) {
 	if c.Seq <= uint64(len(st.accepted)) {
 		return
 	}
-	// Senders that waited for room may fill this position yet.
-	if gone := g.absence(c.Root); len(st.senders) == 0 && gone != wire.CodeOK {
+	if gone := g.absence(c.Root); gone != wire.CodeOK {
 		cl.refusal = gone
-	} else if st.reader != nil && len(st.senders) == 0 {
+	} else if st.reader != nil {
 		cl.refusal = wire.CodeConflict
-	} else if st.reader == nil {
+	} else {
 		st.reader = cl
 	}
 }
@@ -117,19 +144,27 @@ func (a *audit) receives(cl *call) {
 // sent is the answer to a sender.
 func (a *audit) sent(cl *call, rep *wire.Reply) {
 	st := cl.stream
-	first := len(st.senders) > 0 && st.senders[0] == cl
+	if rep.Code != wire.CodeOK {
+		p2WhyNotSent(st, cl, rep)
+		return
+	}
+	m := message{payload: cl.req.Value, typ: cl.req.Group.Type}
+	if cl.req.TTL > 0 {
+		m.expires = a.now + cl.req.TTL
+	}
+	st.accepted = append(st.accepted, m)
+	p1InOrder(st, cl, rep)
+	a.w.tally.messages++
+}
+
+// told is the answer to one who waits for room.
+func (a *audit) told(cl *call, rep *wire.Reply) {
+	st := cl.stream
 	st.withdraw(cl)
 	switch rep.Code {
 	case wire.CodeOK:
-		m := message{payload: cl.req.Value, typ: cl.req.Group.Type}
-		if cl.req.TTL > 0 {
-			m.expires = a.w.now + cl.req.TTL
-		}
-		st.accepted = append(st.accepted, m)
-		p1InOrder(st, cl, rep, first)
-		a.tally.messages++
+		p4RoomThatIsThere(a, st, cl)
 	case wire.CodeTimeout, wire.CodeCancelled:
-		a.tally.blocked++
 	default:
 		p2WhyNotSent(st, cl, rep)
 	}
@@ -159,9 +194,9 @@ func (a *audit) received(cl *call, rep *wire.Reply) {
 }
 
 // P1: the positions of a stream are dense, in the order in which its sender has sent: none is lost, doubled or overtaken.
-func p1InOrder(st *stream, cl *call, rep *wire.Reply, first bool) {
-	if !first || rep.N != int64(len(st.accepted)) {
-		breaks("P1 messages come in order, once each", "%s has position %d, it should have %d (first of those who wait: %v)", cl, rep.N, len(st.accepted), first)
+func p1InOrder(st *stream, cl *call, rep *wire.Reply) {
+	if rep.N != int64(len(st.accepted)) {
+		breaks("P1 messages come in order, once each", "%s has position %d, it should have %d", cl, rep.N, len(st.accepted))
 	}
 }
 
@@ -182,18 +217,18 @@ func p2WhyNotSent(st *stream, cl *call, rep *wire.Reply) {
 // earlier, the position is Expired.
 func p3WhatWasSent(a *audit, st *stream, cl *call, rep *wire.Reply) {
 	m := &st.accepted[cl.req.Group.Seq-1]
-	expired := m.expires > 0 && m.expires <= a.w.now
+	expired := m.expires > 0 && m.expires <= a.now
 	switch {
 	case expired != (rep.Code == wire.CodeExpired):
-		breaks("P3 a message expires in its time", "%s: %s at %v, it was to expire at %v", cl, rep.Code, a.w.now, m.expires)
+		breaks("P3 a message expires in its time", "%s: %s at %v, it was to expire at %v", cl, rep.Code, a.now, m.expires)
 	case expired:
-		a.tally.expired++
+		a.w.tally.expired++
 	case !bytes.Equal(m.payload, rep.Value) || m.typ != rep.Type:
 		breaks("P1 messages come in order, once each", "%s: %q, %q was sent there", cl, rep.Value, m.payload)
 	}
 }
 
-// P4: a reader whose message is there does not wait, nor does one whose sender is gone, nor a sender for whom there is room.
+// P4: a reader whose message is there does not wait, nor does one whose sender is gone, nor does anybody for room that is there.
 func p4NobodyWaitsInVain(a *audit, cl *call) {
 	st := cl.stream
 	const p = "P4 nobody waits in vain"
@@ -206,16 +241,21 @@ func p4NobodyWaitsInVain(a *audit, cl *call) {
 		}
 		return
 	}
-	n, size := st.unread(a.w.now)
-	b := &a.w.bounds
-	if st.senders[0] == cl && n < b.StreamMessages && (size == 0 || size+len(cl.req.Value) <= b.StreamBytes) {
-		breaks(p, "%s waits for room, with %d messages of %d bytes unread", cl, n, size)
+	if !st.full(a, int(cl.req.Delta)) {
+		breaks(p, "%s waits for room that is there", cl)
 	}
 }
 
-// P5: a stream holds what is not acknowledged, and no more than its bounds: beyond that senders wait.
+// P4, the other way: who is told that there is room can send.
+func p4RoomThatIsThere(a *audit, st *stream, cl *call) {
+	if st.full(a, int(cl.req.Delta)) {
+		breaks("P4 nobody waits in vain", "%s is told of room, and there is none", cl)
+	}
+}
+
+// P5: a stream holds what is not acknowledged, and no more than its bounds: beyond that senders are told that there is no room.
 func p5StreamBounded(a *audit, g *group, st *stream) {
-	n, size := st.unread(a.w.now)
+	n, size := st.unread(a.now)
 	if st.closed {
 		n, size = 0, 0
 	}

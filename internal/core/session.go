@@ -21,6 +21,7 @@ type session struct {
 	// What its numbered requests were answered: those from acked+1 on, so that one that comes again gets its answer again.
 	acked   uint64
 	answers []wire.Reply
+	bytes   int // of values in answers
 }
 
 type seatID struct {
@@ -37,6 +38,9 @@ func (s *session) acknowledge(n uint64) {
 		return
 	}
 	k := min(n-s.acked, uint64(len(s.answers)))
+	for i := range s.answers[:k] {
+		s.bytes -= valueBytes(&s.answers[i])
+	}
 	rest := copy(s.answers, s.answers[k:])
 	clear(s.answers[rest:])
 	s.answers = s.answers[:rest]
@@ -55,12 +59,24 @@ func (m *Machine) once(s *session, t Ticket, req *wire.Request, rep *wire.Reply)
 		return true
 	case n != s.last()+1:
 		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("request %d after %d", n, s.last()))
-	case len(s.answers) >= m.bounds.unacked:
+	case len(s.answers) >= m.bounds.unacked, s.bytes > unackedBytes:
 		return refuse(rep, wire.CodeFull, fmt.Sprintf("%d answers are not acknowledged", len(s.answers)))
 	}
 	handlers[req.Op](m, t, req, rep) // what is numbered never waits
 	s.answers = append(s.answers, *rep)
+	s.bytes += valueBytes(rep)
 	return true
+}
+
+// unackedBytes bounds the values in the answers that are kept for one session, but for the last one.
+const unackedBytes = 64 << 20
+
+func valueBytes(rep *wire.Reply) int {
+	n := len(rep.Value)
+	for _, v := range rep.Values {
+		n += len(v)
+	}
+	return n
 }
 
 func (m *Machine) skip(Ticket, *wire.Request, *wire.Reply) bool { return true }

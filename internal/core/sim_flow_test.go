@@ -32,20 +32,44 @@ func (o *outbox) send() {
 	}
 	o.sent++
 	w.turn++
+	value := []byte("message " + strconv.FormatUint(w.turn, 10))
+	if w.chance(0.3) { // the next one does not wait for this one's answer
+		o.put(value, func() {})
+		o.next()
+		return
+	}
+	o.put(value, o.next)
+}
+
+// put sends a message, and if there is no room waits for it: another may be faster then.
+func (o *outbox) put(value []byte, then func()) {
+	mb := o.mb
+	w := mb.p.w
+	if !mb.in(o.gen) {
+		return
+	}
 	c := mb.contribution()
 	c.Root, c.Channel, c.Type = o.flow.dst, o.flow.tag, "text"
-	req := wire.Request{Op: wire.OpSend, Group: c, TTL: o.flow.ttl, Value: []byte("message " + strconv.FormatUint(w.turn, 10))}
-	cancel := time.Duration(0)
-	req.Timeout, cancel = w.patience()
-	hasty := w.chance(0.3) // the next one does not wait for this one's answer
-	mb.p.call(req, cancel, func(*wire.Reply) {
-		if !hasty {
-			o.next()
+	timeout, cancel := w.patience()
+	mb.p.callWithin(wire.Request{Op: wire.OpSend, Group: c, TTL: o.flow.ttl, Value: value}, timeout, cancel, func(rep *wire.Reply) {
+		if rep == nil || rep.Code != wire.CodeNoRoom || !mb.in(o.gen) {
+			then()
+			return
 		}
+		c := mb.contribution()
+		c.Root, c.Channel = o.flow.dst, o.flow.tag
+		req := wire.Request{Op: wire.OpRoom, Group: c, Delta: int64(len(value))}
+		cancel := time.Duration(0)
+		req.Timeout, cancel = w.patience()
+		mb.p.call(req, cancel, func(rep *wire.Reply) {
+			if rep != nil && rep.Code == wire.CodeOK {
+				w.tally.rooms++
+				o.put(value, then)
+				return
+			}
+			then()
+		})
 	})
-	if hasty {
-		o.next()
-	}
 }
 
 // inbox takes the messages of a flow.
@@ -104,8 +128,10 @@ func (in *inbox) ask(pos uint64, done func(*wire.Reply)) {
 
 // errands are what a process does with keys, one at a time.
 type errands struct {
-	p    *proc
-	left int
+	p      *proc
+	s      *session
+	left   int
+	leases []uint64
 }
 
 func (e *errands) next() {
@@ -113,16 +139,46 @@ func (e *errands) next() {
 	if e.left--; e.left < 0 {
 		return
 	}
-	conn := e.p.conn
 	w.after(w.between(0, 3*time.Millisecond), func() {
-		if !e.p.dead && !w.ending && conn == e.p.conn && !conn.cut {
-			cancel := time.Duration(0)
-			if w.chance(0.1) {
-				cancel = w.between(0, 5*time.Millisecond) + 1
-			}
-			e.p.call(e.request(), cancel, func(*wire.Reply) { e.next() })
+		if e.p.dead || w.ending || e.s != e.p.session {
+			return
+		}
+		cancel := time.Duration(0)
+		if w.chance(0.1) || w.chance(w.odds.cancel) {
+			cancel = w.between(0, 5*time.Millisecond) + 1
+		}
+		e.ask(e.request(), cancel)
+		if w.chance(w.odds.hasty) {
+			e.next()
 		}
 	})
+}
+
+// ask makes a call; what has a number of reads is taken then.
+func (e *errands) ask(req wire.Request, cancel time.Duration) {
+	e.p.call(req, cancel, func(rep *wire.Reply) {
+		switch {
+		case rep == nil:
+		case rep.Code == wire.CodeCounted && req.Op == wire.OpGet:
+			e.ask(wire.Request{Op: wire.OpTake, Keys: []string{req.Key}}, 0)
+			return
+		case rep.Code == wire.CodeCounted:
+			e.ask(wire.Request{Op: wire.OpTake, Keys: req.Keys}, 0)
+			return
+		case rep.Code == wire.CodeOK && req.Op == wire.OpGrant:
+			e.leases = append(e.leases, uint64(rep.N))
+		}
+		e.next()
+	})
+}
+
+// lease is one of the client's, mostly, and mostly one that has not ended.
+func (e *errands) lease() uint64 {
+	w := e.p.w
+	if len(e.leases) == 0 || w.chance(w.odds.rogue) {
+		return uint64(1 + w.upTo(5))
+	}
+	return e.leases[w.upTo(len(e.leases))]
 }
 
 func (e *errands) key() string { return "key " + strconv.Itoa(e.p.w.upTo(4)) }
@@ -139,7 +195,15 @@ func (e *errands) value() []byte {
 func (e *errands) request() wire.Request {
 	w := e.p.w
 	req := wire.Request{Key: e.key()}
-	switch w.upTo(10) {
+	switch w.upTo(15) {
+	case 10, 11:
+		req.Op, req.TTL = wire.OpGrant, w.between(time.Millisecond, 40*time.Millisecond)
+	case 12:
+		req.Op, req.Lease = wire.OpKeep, e.lease()
+	case 13:
+		if req.Op, req.Lease = wire.OpRevoke, e.lease(); w.chance(0.5) {
+			req.Op, req.Value = wire.OpSet, e.value()
+		}
 	case 0, 1:
 		req.Op, req.Value = wire.OpSet, e.value()
 		if w.chance(0.4) {
@@ -147,6 +211,9 @@ func (e *errands) request() wire.Request {
 		}
 		if w.chance(0.4) {
 			req.Reads = uint32(w.upTo(4))
+		}
+		if len(e.leases) > 0 && w.chance(0.7) {
+			req.Lease = e.lease()
 		}
 	case 2, 3:
 		req.Op, req.Keys, req.Timeout = wire.OpWait, []string{e.key(), e.key()}[:1+w.upTo(2)], w.between(0, 30*time.Millisecond)

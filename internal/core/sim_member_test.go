@@ -21,17 +21,10 @@ type member struct {
 	open  int // lanes and flows that still go on
 }
 
-// again is after the process has connected again.
-func (mb *member) again() {
-	if mb.plan.parent == nil {
-		mb.join(0)
-	}
-}
-
 // join enters the roll, or that of the survivors of a generation.
 func (mb *member) join(from uint64) {
 	w, pl := mb.p.w, mb.plan
-	if mb.tries++; mb.tries > 4 {
+	if mb.tries++; mb.tries > 6 {
 		mb.finish()
 		return
 	}
@@ -45,21 +38,21 @@ func (mb *member) join(from uint64) {
 	if w.chance(w.odds.size) {
 		c.Size++
 	}
-	req := wire.Request{Op: wire.OpJoin, Group: c, Value: []byte("member " + strconv.Itoa(c.Rank) + " of session " + strconv.Itoa(int(mb.p.conn.session)))}
+	req := wire.Request{Op: wire.OpJoin, Group: c, Value: []byte("member " + strconv.Itoa(c.Rank) + " of session " + strconv.Itoa(int(mb.p.session.id)))}
 	cancel := time.Duration(0)
 	req.Timeout, cancel = w.patience()
 	if req.Timeout == 0 || w.chance(0.5) {
 		req.Timeout = w.between(20*time.Millisecond, 200*time.Millisecond)
 	}
-	conn := mb.p.conn
+	session := mb.p.session
 	mb.p.call(req, cancel, func(rep *wire.Reply) {
 		switch {
-		case conn != mb.p.conn || mb.gen != 0:
+		case session != mb.p.session || mb.gen != 0:
 		case rep != nil && rep.Code == wire.CodeOK:
 			mb.enter(from, &c, rep)
 		case rep != nil:
 			w.after(w.between(time.Millisecond, 20*time.Millisecond), func() {
-				if conn == mb.p.conn && !mb.p.dead && mb.gen == 0 {
+				if session == mb.p.session && !mb.p.dead && mb.gen == 0 {
 					mb.join(0)
 				}
 			})

@@ -14,6 +14,7 @@ type odds struct {
 	spike time.Duration // the longest latency
 
 	die, cut, again      float64 // of a process; again: it connects again
+	kill, tardy          float64 // of the server; tardy: its timer is late
 	late, hurry, cancel  float64 // of a call: it comes late, has a short deadline, is cancelled
 	no, disagree, absurd float64 // of a vote
 	skip, repeat, stale  float64 // of a sequence: it is skipped, voted for again, voted for when it is passed
@@ -25,7 +26,7 @@ type odds struct {
 
 // drawOdds draws the odds: a quarter of all schedules is calm, in the others some things go wrong.
 func (w *world) drawOdds() odds {
-	o := odds{spike: w.between(5*time.Millisecond, 60*time.Millisecond), again: 0.7, keys: 0.2}
+	o := odds{spike: w.between(5*time.Millisecond, 60*time.Millisecond), again: 0.9, keys: 0.3}
 	if w.chance(0.25) {
 		return o
 	}
@@ -34,7 +35,9 @@ func (w *world) drawOdds() odds {
 		most float64
 	}{
 		{&o.die, 0.5},
-		{&o.cut, 0.5},
+		{&o.cut, 0.8},
+		{&o.kill, 1.5},
+		{&o.tardy, 0.5},
 		{&o.late, 0.2},
 		{&o.hurry, 0.3},
 		{&o.cancel, 0.2},
@@ -61,14 +64,27 @@ func (w *world) drawOdds() odds {
 func (w *world) begin() {
 	w.odds = w.drawOdds()
 	w.drawBounds()
+	w.drawServer()
 	n := 2 + w.upTo(4)
-	local := w.chance(0.3)
+	local := !w.durable && w.chance(0.3)
 	for i := range n {
 		w.procs = append(w.procs, &proc{w: w, id: i, local: local && i == 0})
 	}
 	w.makePlans()
 	for _, p := range w.procs {
 		p.start()
+	}
+}
+
+// drawServer says what kind of server it is, and when it is killed.
+func (w *world) drawServer() {
+	if w.chance(0.8) {
+		w.grace = w.between(5*time.Millisecond, 25*time.Millisecond)
+	}
+	w.durable = w.chance(0.6)
+	for w.durable && w.chance(w.odds.kill) {
+		w.after(w.between(time.Millisecond, 60*time.Millisecond), w.kill)
+		w.odds.kill /= 2
 	}
 }
 
@@ -82,6 +98,12 @@ func (w *world) drawBounds() {
 		if w.chance(0.3) {
 			b.Window = 1 + w.upTo(6)
 		}
+	}
+	if w.chance(0.3) {
+		b.ExpireAtOnce = 1 + w.upTo(2)
+	}
+	if w.chance(0.5) {
+		b.Unacked = 1 + w.upTo(6)
 	}
 	w.bounds = w.m.SetBounds(b)
 }
@@ -185,35 +207,19 @@ func (pl *plan) program(gen uint64, channel string, size int) []op {
 	return pl.ops[key]
 }
 
-// start lets a process meet the others, and whatever befalls it.
+// start lets a process meet the others.
 func (p *proc) start() {
 	w := p.w
+	p.session = p.newSession()
 	w.after(w.between(0, 2*time.Millisecond)+w.lateness(), func() {
-		p.connect()
-		for _, mb := range p.members {
-			if mb.plan.parent == nil {
-				mb.join(0)
-			}
+		if !p.local {
+			p.session.dial()
+			return
 		}
-		if w.chance(w.odds.keys) {
-			(&errands{p: p, left: 5 + w.upTo(15)}).next()
-		}
+		p.session.conn = &conn{s: p.session}
+		w.conns[core.Local] = p.session.conn
+		p.begin()
 	})
-	fate := w.between(0, 30*time.Millisecond)
-	switch {
-	case w.chance(w.odds.die):
-		w.after(fate, func() {
-			if p.conn != nil {
-				p.die()
-			}
-		})
-	case w.chance(w.odds.cut):
-		w.after(fate, func() {
-			if p.conn != nil {
-				p.conn.cutOff()
-			}
-		})
-	}
 }
 
 func (w *world) lateness() time.Duration {

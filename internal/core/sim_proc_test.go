@@ -1,7 +1,6 @@
 package core_test
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
@@ -16,87 +15,76 @@ import (
 // grace is how long a caller waits past its deadline, or its cancel, for the store's answer.
 const grace = 250 * time.Millisecond
 
-// proc is a process: one connection at a time, and the ranks that it is.
+// proc is a process: one session at a time, and the ranks that it is.
 type proc struct {
 	w        *world
 	id       int
 	local    bool // it is the one that holds the machine
-	conn     *conn
+	session  *session
+	links    []*conn // that may still be there
 	lastID   uint64
 	dead     bool
+	begun    bool
 	members  []*member
-	tries    int // to meet again
+	tries    int // to dial again
 	finished int // members that have nothing more to do
-}
-
-// conn is a connection, which is a session. Frames do not overtake each other in it.
-type conn struct {
-	p            *proc
-	session      uint64
-	cut          bool // nothing comes through any more
-	ended        bool // as the server knows
-	arriveServer core.Time
-	arriveClient core.Time
-	calls        map[uint64]*call // that have no answer yet
-}
-
-func (c *conn) String() string { return fmt.Sprintf("proc %d (session %d)", c.p.id, c.session) }
-
-func (c *conn) latency() time.Duration {
-	w := c.p.w
-	switch {
-	case c.p.local:
-		return 0
-	case w.chance(0.02):
-		return w.between(time.Millisecond, w.odds.spike)
-	}
-	return w.between(20*time.Microsecond, 500*time.Microsecond)
-}
-
-// connect opens the session. It is there at once: what comes before is not the machine's.
-func (p *proc) connect() {
-	p.conn = &conn{p: p, calls: map[uint64]*call{}}
-	if !p.local {
-		var rep wire.Reply
-		p.w.m.Apply(p.w.now, core.Local, &wire.Request{Op: wire.OpHello}, &rep)
-		p.conn.session = uint64(rep.N)
-		p.w.audit.connected(p.conn)
-	}
-	p.w.trace.note(p.w, "%v is there", p.conn)
 }
 
 // call is one request and what becomes of it.
 type call struct {
-	conn *conn
-	req  wire.Request
-	done func(rep *wire.Reply) // nil: unknown; the connection is gone, or no answer came in time
-	over bool                  // for its caller
+	s         *session
+	conn      *conn // of a hello
+	req       wire.Request
+	done      func(rep *wire.Reply) // nil: unknown; the session is gone, or no answer came in time
+	until     core.Time             // its deadline, in the world's time
+	over      bool                  // for its caller
+	withdrawn bool                  // its caller has given up, and waits a little for the answer
+	audited
+}
 
-	// the auditor's
+// audited is what the auditor notes on a call, each time that it comes.
+type audited struct {
+	session   uint64
+	op        wire.Op // a skip may come for it
+	number    uint64
 	at        core.Time // when it arrived
-	arrived   bool
+	timeout   time.Duration
 	cancelled bool
 	waiting   bool
+	waited    bool
+	repeated  bool      // a numbered request that was carried out before
 	refusal   wire.Code // how it must be refused
 	vote      *vote
 	record    *record
 	group     *group
 	stream    *stream
 	roll      *roll
+	ends      clock       // its deadline, while it waits
+	absent    []int       // when that passed, of its roll
 	expect    *wire.Reply // of an operation on keys
-	waited    bool
+}
+
+// as is the call under the op that came, which may be a skip.
+func (cl *call) as(req *wire.Request) string {
+	if cl.req.Op != req.Op {
+		return fmt.Sprintf("%s for %s", req.Op, cl)
+	}
+	return cl.String()
 }
 
 func (cl *call) String() string {
 	r := &cl.req
 	c := &r.Group
 	s := fmt.Sprintf("%s/%d", r.Op, r.ID)
+	if r.Number > 0 {
+		s += fmt.Sprintf(" (number %d)", r.Number)
+	}
 	switch r.Op {
 	case wire.OpJoin:
 		s += fmt.Sprintf(" rank %d of %d %s %s from %d", c.Rank, c.Size, c.Group, c.Run, c.Generation)
 	case wire.OpCollect:
 		s += fmt.Sprintf(" g%d %q #%d rank %d %s root %d", c.Generation, c.Channel, c.Seq, c.Rank, c.Verb, c.Root)
-	case wire.OpSend, wire.OpRecv:
+	case wire.OpSend, wire.OpRecv, wire.OpRoom:
 		s += fmt.Sprintf(" g%d %q rank %d peer %d #%d", c.Generation, c.Channel, c.Rank, c.Root, c.Seq)
 	case wire.OpLeave, wire.OpFollow, wire.OpExpire:
 		s += fmt.Sprintf(" g%d rank %d", c.Generation, c.Rank)
@@ -144,54 +132,48 @@ func (s say) String() string {
 
 // call sends a request. If cancel is more than 0 the call is cancelled when that has passed.
 func (p *proc) call(req wire.Request, cancel time.Duration, done func(*wire.Reply)) {
+	p.callWithin(req, req.Timeout, cancel, done)
+}
+
+// callWithin is call for one whose deadline its caller alone keeps, since it does not wait at the store.
+func (p *proc) callWithin(req wire.Request, timeout, cancel time.Duration, done func(*wire.Reply)) {
 	w := p.w
 	p.lastID++
 	req.ID = p.lastID
-	cl := &call{conn: p.conn, req: req, done: done}
-	p.conn.calls[req.ID] = cl
-	p.conn.post(cl)
-	if cancel > 0 && (req.Timeout == 0 || cancel < req.Timeout) {
+	cl := &call{s: p.session, req: req, done: done, until: w.now + timeout}
+	cl.s.send(cl)
+	if cancel > 0 && (timeout == 0 || cancel < timeout) {
 		w.after(cancel, func() { cl.withdraw() })
 	}
-	if req.Timeout > 0 {
-		w.after(req.Timeout+grace, func() { cl.giveUp() })
+	if timeout > 0 {
+		w.after(timeout+grace, func() { cl.giveUp() })
 	}
-}
-
-// post puts a frame on its way.
-func (c *conn) post(cl *call) {
-	w := c.p.w
-	if c.cut || c.p.dead {
-		return
-	}
-	frame := wire.AppendRequest(nil, &cl.req)
-	c.arriveServer = max(c.arriveServer, w.now+c.latency())
-	w.at(c.arriveServer, func() {
-		if !c.cut {
-			w.arrive(cl, frame)
-		}
-	})
 }
 
 // withdraw is the end of the caller's context: the store is told, and may still answer in time.
 func (cl *call) withdraw() {
-	if cl.over || cl.conn.p.dead {
+	if cl.over || cl.s.p.dead {
 		return
 	}
-	cl.conn.cancel(cl)
-	cl.conn.p.w.after(grace, func() { cl.finish(nil) })
+	cl.withdrawn = true
+	cl.s.cancel(cl)
+	cl.s.p.w.after(cl.patience(), func() { cl.finish(nil) })
+}
+
+// patience is for how long a caller whose context has ended waits for the answer: what it changes it may not want to wait for.
+func (cl *call) patience() time.Duration {
+	if cl.req.Op.Numbered() || cl.s.conn == nil {
+		return 0
+	}
+	return grace
 }
 
 func (cl *call) giveUp() {
-	if cl.over || cl.conn.p.dead {
+	if cl.over || cl.s.p.dead {
 		return
 	}
-	cl.conn.cancel(cl)
+	cl.s.cancel(cl)
 	cl.finish(nil)
-}
-
-func (c *conn) cancel(cl *call) {
-	c.post(&call{conn: c, req: wire.Request{Op: wire.OpCancel, ID: cl.req.ID}})
 }
 
 // finish tells the caller. A call ends once.
@@ -200,117 +182,75 @@ func (cl *call) finish(rep *wire.Reply) {
 		return
 	}
 	cl.over = true
-	delete(cl.conn.calls, cl.req.ID)
-	if !cl.conn.p.dead && !cl.conn.p.w.ending {
+	if cl.done != nil && !cl.s.p.dead && !cl.s.p.w.ending {
 		cl.done(rep)
 	}
 }
 
-// deliver is the client's reader.
-func (c *conn) deliver(cl *call, rep *wire.Reply, frame []byte) {
-	if c.cut || c.p.dead {
-		return
-	}
-	if now := wire.AppendReply(nil, cl.req.Op, cl.req.ID, rep); !bytes.Equal(now, frame) {
-		breaks("A3 an answer never changes", "%s: it was %q, and is %q", cl, frame, now)
-	}
-	h, err := wire.ParseHeader(frame, wire.MaxReply)
-	var own wire.Reply
-	if err == nil {
-		err = own.Parse(h, frame[wire.HeaderLen:])
-	}
-	if err != nil {
-		breaks("N2 what is encoded parses", "reply to %s: %v", cl, err)
-	}
-	if !cl.over {
-		c.p.w.trace.note(c.p.w, "%v has %s: %s", c, cl, own.Code)
-		c.p.w.audit.delivered(cl, &own)
-	}
-	cl.finish(&own)
-}
-
-// cutOff is a broken connection: what is on its way is lost, and both sides hear of it, sooner or later.
-func (c *conn) cutOff() {
-	w := c.p.w
-	if c.cut || c.ended || c.p.dead || c.p.local {
-		return
-	}
-	c.cut = true
-	w.trace.note(w, "%v is cut off", c)
-	w.after(w.between(0, 20*time.Millisecond), func() { c.end(wire.OpLost) })
-	w.after(w.between(0, 20*time.Millisecond), c.broken)
-}
-
-// broken is the client's part: all calls end, and it may come again.
-func (c *conn) broken() {
-	if c.p.dead {
-		return
-	}
-	for _, id := range slices.Sorted(maps.Keys(c.calls)) {
-		if cl := c.calls[id]; cl != nil {
-			cl.finish(nil)
-		}
-	}
-	p := c.p
+// begin is what a process does in a session of its own.
+func (p *proc) begin() {
+	w := p.w
 	for _, mb := range p.members {
-		mb.gen = 0
+		mb.gen, mb.open = 0, 0
 	}
-	if p.tries++; p.tries > 2 || !p.w.chance(p.w.odds.again) {
+	for _, mb := range p.members {
+		if mb.plan.parent == nil {
+			mb.join(0)
+		}
+	}
+	if w.chance(w.odds.keys) {
+		(&errands{p: p, s: p.session, left: 5 + w.upTo(15)}).next()
+	}
+	if p.local || p.begun {
 		return
 	}
-	p.w.after(p.w.between(0, 30*time.Millisecond), func() {
-		if !p.dead && !p.w.ending {
-			p.connect()
-			for _, mb := range p.members {
-				mb.again()
-			}
-		}
-	})
+	p.begun = true
+	fate := w.between(0, 30*time.Millisecond)
+	switch {
+	case w.chance(w.odds.die):
+		w.after(fate, p.die)
+	case w.chance(w.odds.cut):
+		w.after(fate, p.cutOff)
+	}
+}
+
+func (p *proc) cutOff() {
+	w := p.w
+	if p.session.conn != nil && !p.dead {
+		p.session.conn.cutOff()
+	}
+	if w.chance(0.5) {
+		w.after(w.between(0, 40*time.Millisecond), p.cutOff)
+	}
 }
 
 // die is a kill: what was sent may still arrive, nothing comes after it.
 func (p *proc) die() {
 	w := p.w
-	c := p.conn
-	if p.dead || c.ended || p.local {
+	if p.dead || p.local {
 		return
 	}
-	w.trace.note(w, "%v dies", c)
+	w.trace.note(w, "proc %d dies", p.id)
 	p.dead = true
-	if w.chance(0.5) {
-		c.cut = true
+	for _, c := range p.links {
+		c.deaf = c.deaf || w.chance(0.5)
+		at := w.now + w.between(0, 5*time.Millisecond)
+		if !c.deaf {
+			at = max(at, c.arriveServer)
+		}
+		w.at(at, c.noticed)
 	}
-	at := w.now + w.between(0, 5*time.Millisecond)
-	if !c.cut {
-		at = max(at, c.arriveServer)
-	}
-	w.at(at, func() { c.end(wire.OpLost) })
-}
-
-// end is the server's part: the session ends, by goodbye or lost.
-func (c *conn) end(how wire.Op) {
-	if c.ended {
-		return
-	}
-	w := c.p.w
-	w.apply(&call{conn: c, req: wire.Request{Op: how}}, &wire.Request{Op: how})
-	c.ended = true
 }
 
 // goodbye ends the session in order: the server hears it after all else.
 func (p *proc) goodbye() {
-	w := p.w
-	c := p.conn
-	if c.cut || c.ended || p.dead || p.local {
+	c := p.session.conn
+	if c == nil || c.cut || p.dead || p.local || len(p.session.queue) > 0 {
 		return
 	}
+	req := wire.Request{Op: wire.OpGoodbye}
+	c.post(&call{s: p.session, req: req}, &req)
 	p.dead = true
-	c.arriveServer = max(c.arriveServer, w.now+c.latency())
-	w.at(c.arriveServer, func() {
-		if !c.cut {
-			c.end(wire.OpGoodbye)
-		}
-	})
 }
 
 // shutdown ends all sessions, and looks at what is left.
@@ -318,14 +258,16 @@ func (w *world) shutdown() {
 	w.ending = true
 	w.trace.note(w, "the end")
 	for _, p := range w.procs {
-		switch {
-		case p.local:
+		if p.local {
 			w.retireLocal(p)
-		case w.chance(0.5):
-			p.conn.end(wire.OpLost)
-		default:
-			p.conn.end(wire.OpGoodbye)
 		}
+	}
+	for _, id := range w.m.Sessions() {
+		how := wire.OpLost
+		if w.chance(0.5) {
+			how = wire.OpGoodbye
+		}
+		w.control(id, wire.Request{Op: how})
 	}
 	w.run()
 	w.audit.end()
@@ -333,17 +275,15 @@ func (w *world) shutdown() {
 
 // retireLocal withdraws the calls of the process that holds the machine, and takes its ranks out.
 func (w *world) retireLocal(p *proc) {
-	for _, id := range slices.Sorted(maps.Keys(p.conn.calls)) {
-		req := wire.Request{Op: wire.OpCancel, ID: id}
-		w.apply(&call{conn: p.conn, req: req}, &req)
+	for _, id := range slices.Sorted(maps.Keys(p.session.calls)) {
+		w.control(core.Local, wire.Request{Op: wire.OpCancel, ID: id})
 	}
 	gs := slices.SortedFunc(maps.Values(w.audit.groups), func(a, b *group) int { return cmp.Compare(a.gen, b.gen) })
 	for _, g := range gs {
 		for rank, s := range g.seats {
 			if s.session == core.Local && s.gone == wire.CodeOK {
 				p.lastID++
-				cl := &call{conn: p.conn, req: wire.Request{Op: wire.OpLeave, ID: p.lastID, Group: wire.Contribution{Generation: g.gen, Rank: rank}}}
-				w.apply(cl, &cl.req)
+				w.control(core.Local, wire.Request{Op: wire.OpLeave, ID: p.lastID, Group: wire.Contribution{Generation: g.gen, Rank: rank}})
 			}
 		}
 	}

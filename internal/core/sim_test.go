@@ -112,7 +112,7 @@ func simulate(seed uint64, verbose bool) (o outcome) {
 		default:
 			o.broken = &broken{"N0 the machine never panics", fmt.Sprintf("%v\n%s", r, debug.Stack())}
 		}
-		o.hash, o.lines, o.steps, o.tally = w.trace.hash, w.trace.lines, w.audit.step, w.audit.tally
+		o.hash, o.lines, o.steps, o.tally = w.trace.hash, w.trace.lines, w.tally.steps, w.tally
 	}()
 	w.begin()
 	w.run()

@@ -1,13 +1,11 @@
 package core_test
 
 import (
-	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
-	"github.com/muster-pg/muster/wire"
 )
 
 // world is one schedule: a server, the processes that use it, and the network between them, in one thread and in time
@@ -19,18 +17,20 @@ type world struct {
 	turn   uint64
 	trace  trace
 
-	m      *core.Machine
-	bounds core.Bounds
-	audit  *audit
-	req    wire.Request // of the request that is being carried out; a server uses it again and again
-	procs  []*proc
-	plans  []*plan
-	odds   odds
-	ending bool
+	server
+	audit    *audit
+	promises promises
+	tally    tally
+	procs    []*proc
+	plans    []*plan
+	odds     odds
+	ending   bool
 }
 
 func newWorld(rng *rand.Rand, verbose bool) *world {
-	w := &world{rng: rng, m: core.New(core.Limits{})}
+	w := &world{rng: rng}
+	w.m, w.conns = core.New(core.Limits{}), map[uint64]*conn{}
+	w.promises.verdicts = map[verdictKey][]byte{}
 	w.trace.verbose = verbose
 	w.trace.hash = 14695981039346656037
 	w.audit = newAudit(w)
@@ -60,6 +60,8 @@ func (w *world) at(at core.Time, do func()) {
 func (w *world) run() {
 	for range 200_000 {
 		at, armed := w.m.Next()
+		at += w.lag + w.tardy
+		armed = armed && !w.down
 		switch {
 		case len(w.events) > 0 && (!armed || w.events[0].at < at):
 			e := w.events.pop()
@@ -68,97 +70,14 @@ func (w *world) run() {
 		case armed:
 			w.now = max(w.now, at)
 			w.tick()
+			if w.tardy = 0; w.chance(w.odds.tardy) {
+				w.tardy = w.between(0, time.Millisecond)
+			}
 		default:
 			return
 		}
 	}
 	breaks("N1 a schedule ends", "there is no end")
-}
-
-// tick is the server's timer.
-func (w *world) tick() {
-	w.trace.mix(1, uint64(w.now))
-	w.audit.ticks()
-	w.m.Tick(w.now)
-	w.effects(nil, nil)
-	w.audit.settled()
-}
-
-// arrive is the server's reader: it parses a frame and has it carried out. Then the frame's bytes are
-// overwritten, as those of a buffer that is read into again.
-func (w *world) arrive(cl *call, frame []byte) {
-	c := cl.conn
-	if c.ended {
-		return
-	}
-	h, err := wire.ParseHeader(frame, wire.MaxBody)
-	if err == nil {
-		err = w.req.Parse(h, frame[wire.HeaderLen:])
-	}
-	if err != nil {
-		breaks("N2 what is encoded parses", "%s: %v", h.Op, err)
-	}
-	if core.Keeps(h.Op) {
-		w.req.Value = bytes.Clone(w.req.Value)
-	}
-	w.apply(cl, &w.req)
-	for i := range frame {
-		frame[i] = 0xAA
-	}
-}
-
-// apply has the machine carry out a request, and gives its answers.
-func (w *world) apply(cl *call, req *wire.Request) {
-	w.trace.mix(2, uint64(w.now), cl.conn.session, req.ID, uint64(req.Op))
-	w.trace.note(w, "%v → %s", cl.conn, cl)
-	w.audit.arrives(cl)
-	var rep wire.Reply
-	answered := w.m.Apply(w.now, cl.conn.session, req, &rep)
-	switch {
-	case req.Op == wire.OpCancel, req.Op == wire.OpGoodbye, req.Op == wire.OpLost:
-		cl = nil
-	case !answered:
-		w.audit.waits(cl)
-		cl = nil
-	}
-	w.effects(cl, &rep)
-	w.audit.settled()
-}
-
-// effects gives what a step has answered: cl, if it is not nil, and calls that waited.
-func (w *world) effects(cl *call, rep *wire.Reply) {
-	es := w.m.Effects()
-	cls := make([]*call, len(es))
-	for i, e := range es {
-		cls[i] = w.audit.waiter(e)
-	}
-	taken := func(e core.Effect) bool { return e.Op == wire.OpSend && e.Reply.Code == wire.CodeOK }
-	for i, e := range es { // what a stream has taken: its reader may be answered before its sender
-		if taken(e) {
-			w.give(cls[i], e.Reply)
-		}
-	}
-	if cl != nil {
-		w.give(cl, rep)
-	}
-	for i, e := range es {
-		if !taken(e) {
-			w.give(cls[i], e.Reply)
-		}
-	}
-}
-
-// give sends an answer to who called.
-func (w *world) give(cl *call, rep *wire.Reply) {
-	frame := wire.AppendReply(nil, cl.req.Op, cl.req.ID, rep)
-	w.trace.mix(3, cl.conn.session)
-	w.trace.mixBytes(frame)
-	w.trace.note(w, "%v ← %s: %s", cl.conn, cl, say{rep})
-	w.audit.answered(cl, rep)
-	own := *rep
-	c := cl.conn
-	c.arriveClient = max(c.arriveClient, w.now+c.latency())
-	w.at(c.arriveClient, func() { c.deliver(cl, &own, frame) })
 }
 
 // trace is what happened: always as a hash, in words if it is verbose.

@@ -55,7 +55,7 @@ func TestSlot(t *testing.T) {
 	if n := unsafe.Sizeof(entry{}); n != 64 {
 		t.Errorf("a slot has %d bytes", n)
 	}
-	var s slot
+	var s entry
 	for _, v := range [][]byte{nil, {}, []byte("v"), make([]byte, 3, 10), make([]byte, 0, 5)} {
 		s.setVal(v)
 		got := s.val()
@@ -287,7 +287,7 @@ func TestLeaseList(t *testing.T) {
 // A million entries with a time to live, as benchmarks have them.
 const (
 	million    = 1_000_000
-	valueBytes = 16
+	entryBytes = 16
 )
 
 var benchKeys = map[string]func() []string{
@@ -328,7 +328,7 @@ func newBenchStore() benchStore {
 // add makes an entry that expires a minute after it was made, more or less.
 func (b benchStore) add(i int, key string, r *rand.Rand) {
 	s := b.insert(key)
-	s.setVal(make([]byte, valueBytes))
+	s.setVal(make([]byte, entryBytes))
 	b.arm(s, Time(i)*time.Microsecond+time.Minute+Time(r.IntN(int(time.Second))))
 }
 
@@ -356,7 +356,7 @@ func BenchmarkTableMemory(b *testing.B) {
 			before := heapAlloc()
 			s := filled(keys)
 			after := heapAlloc()
-			payload := len(keys) * (len(keys[0]) + valueBytes)
+			payload := len(keys) * (len(keys[0]) + entryBytes)
 			b.ReportMetric(float64(int(after-before)-payload)/float64(len(keys)), "B/entry")
 			start := time.Now()
 			runtime.GC()

@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/muster-pg/muster/wire"
@@ -13,14 +14,22 @@ type tally struct {
 	groups, shrunk    int
 	revoked           int
 	yes               int
-	no                [wire.CodeStale + 1]int
+	no                [wire.CodeNoRoom + 1]int
 	verbs             map[string]int // decided with success
 	lateMismatch      int
 	repeated, stale   int
 	held              int // steps in which a root waited for room
 	stood             int // successes with a yes of a rank that is gone
 	messages, expired int
-	blocked           int
+	blocked, rooms    int // senders that heard of no room, and of room
+
+	resumed, lostAfterGrace, rejoined int
+	again, repeats, skips, gaps       int // calls that wait, and numbered ones, that came again; given up ones; numbers that are not the next
+	dropped, late                     int // frames of old connections, and of lost sessions
+	restarts, tails                   int // of servers; that had lost something
+	takes, leases, leased             int
+	leasesByTTL, leasesRevoked        int
+	leasesBySession                   int
 }
 
 // run counts a record that was decided with success.
@@ -61,6 +70,23 @@ func (t *tally) add(o *tally) {
 	t.messages += o.messages
 	t.expired += o.expired
 	t.blocked += o.blocked
+	for i, n := range o.sessions() {
+		*t.sessions()[i] += *n
+	}
+}
+
+// sessions are the counts of what happens to sessions.
+func (t *tally) sessions() []*int {
+	return []*int{
+		&t.rooms, &t.resumed, &t.lostAfterGrace, &t.rejoined, &t.again, &t.repeats, &t.skips, &t.gaps, &t.dropped, &t.late,
+		&t.restarts, &t.tails, &t.takes, &t.leases, &t.leased, &t.leasesByTTL, &t.leasesRevoked, &t.leasesBySession,
+	}
+}
+
+var sessionCounts = []string{
+	"told of room", "resumed", "lost after their grace", "joins repeated", "waits repeated", "repeats answered from memory", "skips", "gaps refused",
+	"frames dropped of old connections", "frames refused of lost sessions", "restarts", "with a lost tail", "takes", "leases", "entries with a lease",
+	"leases ended by their time", "by revoke", "by their session",
 }
 
 func (t *tally) String() string {
@@ -70,10 +96,14 @@ func (t *tally) String() string {
 			no[wire.Code(code).String()] = n
 		}
 	}
+	var more strings.Builder
+	for i, n := range t.sessions() {
+		fmt.Fprintf(&more, "; %s: %d", sessionCounts[i], *n)
+	}
 	return fmt.Sprintf("%d schedules of %d steps; %d groups, %d of them shrunk, %d revoked; told of success: %d, of failure: %v; decided with success: %v; "+
-		"late mismatches %d, repeated votes %d, passed votes %d, roots held in %d steps, successes with a rank that is gone %d; messages %d, expired %d, given up %d",
+		"late mismatches %d, repeated votes %d, passed votes %d, roots held in %d steps, successes with a rank that is gone %d; messages %d, expired %d, no room %d",
 		t.schedules, t.steps, t.groups, t.shrunk, t.revoked, t.yes, no, t.verbs,
-		t.lateMismatch, t.repeated, t.stale, t.held, t.stood, t.messages, t.expired, t.blocked)
+		t.lateMismatch, t.repeated, t.stale, t.held, t.stood, t.messages, t.expired, t.blocked) + more.String()
 }
 
 // check fails a simulation that has not met everything.
@@ -90,6 +120,9 @@ func (t *tally) check(tt *testing.T) {
 	}
 	for _, verb := range verbs {
 		met["successes: "+verb] = t.verbs[verb]
+	}
+	for i, n := range t.sessions() {
+		met[sessionCounts[i]] = *n
 	}
 	for what, n := range met {
 		if n == 0 {

@@ -104,7 +104,7 @@ func (kw *keyWait) drop(m *Machine, w *waiter, why wire.Code) {
 	}
 	rep := &wire.Reply{Code: why}
 	for _, k := range kw.keys {
-		if m.entries.get(k) == nil && !slices.Contains(rep.Keys, k) && len(rep.Keys) < 100 {
+		if m.lookup(k) == nil && !slices.Contains(rep.Keys, k) && len(rep.Keys) < 100 {
 			rep.Keys = append(rep.Keys, k)
 		}
 	}

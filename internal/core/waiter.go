@@ -94,8 +94,9 @@ func (s *session) inOrder() []*waiter {
 
 // clock is a place in the machine's timers. The zero clock is not armed.
 type clock struct {
-	at  Time
-	pos int // index in timers, plus 1
+	at   Time
+	turn uint64 // in which it was armed: what is due at one time happens in this order, in a replay too
+	pos  int    // index in timers, plus 1
 }
 
 // timed is what happens at a time.
@@ -107,8 +108,11 @@ type timed interface {
 // timers is a heap by time.
 type timers []timed
 
-func (t timers) Len() int           { return len(t) }
-func (t timers) Less(i, j int) bool { return t[i].clock().at < t[j].clock().at }
+func (t timers) Len() int { return len(t) }
+func (t timers) Less(i, j int) bool {
+	a, b := t[i].clock(), t[j].clock()
+	return a.at < b.at || a.at == b.at && a.turn < b.turn
+}
 func (t timers) Swap(i, j int) {
 	t[i], t[j] = t[j], t[i]
 	t[i].clock().pos, t[j].clock().pos = i+1, j+1
@@ -139,6 +143,8 @@ func (m *Machine) after(d Time) Time {
 
 // arm makes d due at a time, whatever it was before.
 func (m *Machine) arm(d timed, at Time) {
+	m.turn++
+	d.clock().turn = m.turn
 	m.timers.arm(d, at)
 }
 

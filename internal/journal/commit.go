@@ -16,7 +16,8 @@ func (j *Journal) commit(b *batch) {
 	}
 }
 
-// take closes the first batch, unless b is done, and returns it. It stays in the queue, for those who want to wait for it.
+// take closes the first batch, unless b is done, and returns it. It stays in the queue, for those who
+// want to wait for it.
 func (j *Journal) take(b *batch) *batch {
 	j.mu.Lock()
 	defer j.mu.Unlock()

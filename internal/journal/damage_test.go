@@ -102,30 +102,57 @@ func TestEachCut(t *testing.T) {
 	}
 }
 
+func cut(name string, n int) func(*disk.Disk) {
+	return func(d *disk.Disk) { change(d, name, func(b []byte) []byte { return b[:n] }) }
+}
+
+func zero(name string, from, to int) func(*disk.Disk) {
+	return func(d *disk.Disk) { change(d, name, func(b []byte) []byte { clear(b[from:to]); return b }) }
+}
+
 func TestRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		spoil func(d *disk.Disk)
 		want  error  // or damage
 		text  string // in the error
 	}{
-		"foreign":        {func(d *disk.Disk) { d.Put(second, bytes.Repeat([]byte("text"), 100)) }, journal.ErrForeign, second + ": not a log of muster"},
-		"short, foreign": {func(d *disk.Disk) { d.Put(third, []byte("text")) }, journal.ErrForeign, third},
-		"newer": {func(d *disk.Disk) {
-			change(d, third, func(b []byte) []byte { b[8] = 2; return b })
-		}, journal.ErrNewer, third + ": written by a newer muster: use that one (format 2, not 1)"},
-		"other store": {func(d *disk.Disk) {
-			j, err := journal.Open(dir+"/other", 7, 3, nil, options(d))
-			must(err, j.Sync(add(j, "x")))
-			d.Put(third, d.Files()[dir+"/other/log-0000000000000003"])
-		}, journal.ErrOtherStore, third + ": the log of another store: its id is 0x7, not 0xabcdef"},
-		"missing":         {func(d *disk.Disk) { d.Delete(second) }, journal.ErrMissing, second + ": a segment of the log is missing"},
-		"first missing":   {func(d *disk.Disk) { d.Delete(first) }, journal.ErrMissing, first},
-		"renamed":         {func(d *disk.Disk) { d.Put(dir+"/log-0000000000000004", d.Files()[second]) }, nil, "it is segment 2"},
-		"header cut":      {func(d *disk.Disk) { change(d, second, func(b []byte) []byte { return b[:20] }) }, nil, "header is incomplete"},
-		"header zeroed":   {func(d *disk.Disk) { change(d, third, func(b []byte) []byte { clear(b[:40]); return b }) }, nil, "header is incomplete"},
-		"end cut":         {func(d *disk.Disk) { change(d, second, func(b []byte) []byte { return b[:40+25] }) }, nil, "it begins with record 5, but the segment before it ends before record 4"},
-		"end torn":        {func(d *disk.Disk) { change(d, second, func(b []byte) []byte { return b[:40+26] }) }, nil, "a segment follows"},
-		"gap before last": {func(d *disk.Disk) { change(d, third, func(b []byte) []byte { clear(b[40:65]); return b }) }, nil, "a sound batch follows at byte 65"},
+		"foreign": {
+			func(d *disk.Disk) { d.Put(second, bytes.Repeat([]byte("text"), 100)) },
+			journal.ErrForeign, second + ": not a log of muster",
+		},
+		"short, foreign": {
+			func(d *disk.Disk) { d.Put(third, []byte("text")) },
+			journal.ErrForeign, third,
+		},
+		"newer": {
+			func(d *disk.Disk) { change(d, third, func(b []byte) []byte { b[8] = 2; return b }) },
+			journal.ErrNewer, third + ": written by a newer muster: use that one (format 2, not 1)",
+		},
+		"other store": {
+			func(d *disk.Disk) {
+				j, err := journal.Open(dir+"/other", 7, 3, nil, options(d))
+				must(err, j.Sync(add(j, "x")))
+				d.Put(third, d.Files()[dir+"/other/log-0000000000000003"])
+			},
+			journal.ErrOtherStore, third + ": the log of another store: its id is 0x7, not 0xabcdef",
+		},
+		"missing": {
+			func(d *disk.Disk) { d.Delete(second) },
+			journal.ErrMissing, second + ": a segment of the log is missing",
+		},
+		"first missing": {
+			func(d *disk.Disk) { d.Delete(first) },
+			journal.ErrMissing, first,
+		},
+		"renamed": {
+			func(d *disk.Disk) { d.Put(dir+"/log-0000000000000004", d.Files()[second]) },
+			nil, "it is segment 2",
+		},
+		"header cut":    {cut(second, 20), nil, "header is incomplete"},
+		"header zeroed": {zero(third, 0, 40), nil, "header is incomplete"},
+		"end cut":       {cut(second, 65), nil, "it begins with record 5, but the segment before it ends before record 4"},
+		"end torn":      {cut(second, 66), nil, "a segment follows"},
+		"gap":           {zero(third, 40, 65), nil, "a sound batch follows at byte 65"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := written(t, []string{"1", "2"}, []string{"3", "4"}, []string{"5", ""}) // ends with zeros

@@ -25,7 +25,7 @@ type DamageError struct {
 }
 
 func (e *DamageError) Error() string {
-	return fmt.Sprintf("journal: %s is damaged at byte %d: %s. What was durable is lost, so nothing was changed: "+
+	return fmt.Sprintf("journal: %s is damaged at byte %d: %s. What was durable is lost; nothing was changed: "+
 		"keep a copy of the directory, check the disk, and restore the directory from a backup", e.File, e.Offset, e.Reason)
 }
 

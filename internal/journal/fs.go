@@ -19,8 +19,8 @@ type File interface {
 	io.ReaderAt
 	io.WriterAt
 	io.Closer
-	Sync() error // makes the data, and what is needed to read them, durable
-	Truncate(size int64) error
+	Sync() error               // makes the data, and what is needed to read them, durable
+	Truncate(size int64) error // to less than it has
 	Size() (int64, error)
 }
 

@@ -3,7 +3,6 @@ package journal_test
 import (
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,18 +12,7 @@ import (
 func FuzzOpen(f *testing.F) {
 	segments := [][]string{{"one", "two three"}, {"four", "5 6", "seven"}}
 	all := []string{"one", "two", "three", "four", "5", "6", "seven"}
-	d := newDisk()
-	j, _ := mustOpen(f, d, 1)
-	for _, batches := range segments {
-		j.Rotate()
-		for _, b := range batches {
-			for _, r := range strings.Fields(b) {
-				add(j, r)
-			}
-			must(j.Sync(j.Durable() + 100))
-		}
-	}
-	files := d.Files()
+	files := written(f, segments...).Files()
 	whole := files[second][:200]
 	f.Add(whole)
 	f.Add(files[second])

@@ -22,7 +22,7 @@ const (
 type Options struct {
 	FS     FS           // nil: the operating system's
 	Logger *slog.Logger // told of what Open cuts off; nil: nobody
-	Ahead  int          // bytes of zeros that are written ahead, as said in the format; 0: 1 MiB
+	Ahead  int          // up to so many zeros are written ahead, for faster syncs; 0: 1 MiB; 1: none
 }
 
 // Journal is an open log. It owns no goroutine: who syncs writes, for all who wait.
@@ -107,9 +107,9 @@ func (j *Journal) open() *batch {
 	return b
 }
 
-// Sync returns when the record at pos, and all before it, are durable. One caller writes whatever was appended; those who come meanwhile
-// wait, and one of them goes on. If writing has failed once, or after Close, it returns that error for every
-// position: nobody is to go on.
+// Sync returns when the record at pos, and all before it, are durable. One caller writes whatever was
+// appended; those who come meanwhile wait, and one of them goes on. If writing has failed once, and after
+// Close, it returns that error for every position, the durable ones too: nobody is to go on.
 func (j *Journal) Sync(pos uint64) error {
 	b, err := j.find(pos)
 	if b == nil {
@@ -144,8 +144,8 @@ func (j *Journal) find(pos uint64) (*batch, error) {
 // Durable returns the position up to which all is durable.
 func (j *Journal) Durable() uint64 { return j.durable.Load() }
 
-// Rotate begins a new segment, unless there is no record in this one yet, and returns its number: records appended
-// from now on are in it. It does no I/O: the file is made by the Sync that needs it, or by Remove.
+// Rotate begins a new segment, unless there is no record in this one yet, and returns its number: records
+// appended from now on are in it. It does no I/O: the file is made by the Sync that needs it, or by Remove.
 func (j *Journal) Rotate() (segment uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -156,7 +156,7 @@ func (j *Journal) Rotate() (segment uint64) {
 	return j.number
 }
 
-// Size returns how many bytes are in the segments that have not been removed.
+// Size returns how many bytes are in the segments that have not been removed, without zeros.
 func (j *Journal) Size() (n int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -166,7 +166,8 @@ func (j *Journal) Size() (n int64) {
 	return n
 }
 
-// Remove removes the segments before one that Rotate has returned, when a checkpoint has what is in them.
+// Remove removes the segments before one that Rotate has returned, when a durable checkpoint has what is
+// in them. It syncs what waits for them first, and makes the new one: from then on there always is one.
 func (j *Journal) Remove(before uint64) error {
 	old, err := j.leave(before)
 	if err != nil {

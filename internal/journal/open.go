@@ -7,9 +7,10 @@ import (
 	"slices"
 )
 
-// Open opens the log in the directory dir, which exists, of the store with the id. It calls apply for each record of the segments
-// from number from on, in order; then these records are durable, whatever the crash before. Segments before from
-// are left over from a checkpoint, and are removed then. A log without segments from there on begins with segment from.
+// Open opens the log, of the store with the id, in the directory dir, which exists. It calls apply for
+// each record of the segments from number from on, in order; when it returns, these records are durable,
+// whatever happened before. Segments before from are left over from a checkpoint: it removes them. A log
+// that has no segments from there on begins with segment from.
 //
 // If something is wrong with the log, or apply has returned an error, Open changes nothing.
 func Open(dir string, id uint64, from uint64, apply func(record []byte) error, o *Options) (*Journal, error) {

@@ -1,8 +1,10 @@
 package journal
 
-// aheadDefault is how many zeros are written ahead, so that fdatasync has a size and a place on the disk to make
-// durable once a MiB, and not each time. On ext4 on a virtual disk (/work, Linux 6.18) the mean of write and
-// fdatasync was AHEAD_FIGURES
+// aheadDefault is how many zeros are written ahead, so that fdatasync has a new size and new blocks to
+// make durable once a MiB, and not each time. On ext4 on a virtual disk with Linux 6.18, 100 bytes took one
+// caller 155 µs without and 100 µs with it, and 50 callers had 140,000 and 215,000 of them a second. Each
+// MiB makes one Sync some 4 ms longer; 16 MiB would be no faster, and make it 50. That fallocate does as
+// well is true of small batches alone: of blocks that were never written, the first write is a change too.
 const aheadDefault = 1 << 20
 
 var zeros [64 << 10]byte

@@ -128,7 +128,7 @@ func (d *Disk) Delete(name string) {
 
 func (d *Disk) coin() bool { return d.rng.IntN(2) == 0 }
 
-// step counts a change, and reports whether the power fails during it. The change is made, but nobody learns that.
+// step counts a change, and fails if the power does during it, or has before.
 func (d *Disk) step() (err error) {
 	if d.off || due(&d.power) {
 		d.off = true

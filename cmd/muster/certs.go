@@ -1,0 +1,102 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/spf13/cobra"
+)
+
+func newCerts() *cobra.Command {
+	var o certs.Options
+	cmd := &cobra.Command{
+		Use:   "certs DIR",
+		Short: "Make certificates for serve, and for those who reach it",
+		Long: `Make certificates for serve, and for those who reach it, in the directory DIR.
+
+A first call makes an authority (ca.pem, ca-key.pem), and signs a certificate for the server
+(server.pem) and one for each --name, with its key beside it (NAME.pem, NAME-key.pem). Where
+there is an authority already, it signs what --host and --name ask for. Files that are there
+stay as they are: to renew a certificate, move it and its key away first.
+
+Everybody needs ca.pem, a client its own pair; ca-key.pem is only needed to sign more.`,
+		Example: `  muster certs tls
+  muster certs tls --host node7,10.0.0.7 --name trainer,viewer
+  muster certs tls --name another --days 30`,
+		Args: operands("DIR"),
+		RunE: func(cmd *cobra.Command, args []string) error { return makeCerts(cmd, args[0], o) },
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&o.Hosts, "host", nil, "what the server is reached by: DNS `names`, IP addresses (default localhost, 127.0.0.1, ::1, this host)")
+	f.StringSliceVar(&o.Names, "name", nil, "clients' `names`, each gets a certificate (default client)")
+	f.IntVar(&o.Days, "days", 365, "how many `days` they are valid")
+	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return nil, cobra.ShellCompDirectiveFilterDirs
+	}
+	return cmd
+}
+
+func makeCerts(cmd *cobra.Command, dir string, o certs.Options) error {
+	for name, values := range map[string][]string{"host": o.Hosts, "name": o.Names} {
+		if cmd.Flags().Changed(name) && len(values) == 0 {
+			return usagef(cmd, "--%s is empty", name)
+		}
+	}
+	switch err := o.Check(); {
+	case dir == "":
+		return usagef(cmd, "DIR is empty")
+	case o.Days < 1:
+		return usagef(cmd, "--days %d: it must be positive", o.Days)
+	case err != nil:
+		return usagef(cmd, "%v", err)
+	}
+	made, err := certs.Make(dir, o)
+	if err != nil {
+		return fmt.Errorf("no certificates made: %w", err)
+	}
+	out := cmd.OutOrStdout()
+	ink := inkOf(out)
+	if _, err := fmt.Fprintf(out, "Made in %s, valid until %s:\n", printable(dir), made.Until.Local().Format(time.DateOnly)); err != nil {
+		return err
+	}
+	for _, name := range made.Files {
+		fmt.Fprintf(out, "  %s  %s\n", padRight(name, 16), ink.dim(whoseFile(name)))
+	}
+	if slices.Contains(made.Files, "server.pem") {
+		path := func(name string) string { return shellWord(filepath.Join(dir, name)) }
+		fmt.Fprintf(out, "\nNow start the server:\n  muster serve --tls-cert %s --tls-key %s --tls-ca %s\n", path("server.pem"), path("server-key.pem"), path("ca.pem"))
+	}
+	return nil
+}
+
+// whoseFile says what to do with a file.
+func whoseFile(name string) string {
+	switch base, isKey := strings.CutSuffix(strings.TrimSuffix(name, ".pem"), "-key"); {
+	case base == "ca" && isKey:
+		return "signs more of them; keep it to yourself"
+	case base == "ca":
+		return "for everybody"
+	case base == "server":
+		return "for the server"
+	default:
+		return "for the client " + base
+	}
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// shellWord is s as a shell reads it.
+func shellWord(s string) string {
+	if plainWord.MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

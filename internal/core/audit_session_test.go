@@ -1,0 +1,224 @@
+package core_test
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// known is a session as the auditor knows it.
+type known struct {
+	id          uint64
+	token       []byte
+	grace       clock // it is lost then; zero: it has a connection
+	last, acked uint64
+	answers     map[uint64][]byte // by number, those beyond acked
+	leases      []*lease
+}
+
+// lease is one that has not ended.
+type lease struct {
+	id, session uint64
+	ttl         core.Time
+	ends        clock
+	keys        []string // of its entries, in the order in which they came to it
+	over        bool
+}
+
+// clock is when something happens; what happens at one time does so in the order in which it was said.
+type clock struct {
+	at   core.Time
+	turn uint64
+}
+
+func (a *audit) in(d core.Time) clock {
+	a.turn++
+	return clock{a.now + d, a.turn}
+}
+
+func (c clock) before(d clock) bool { return c.at < d.at || c.at == d.at && c.turn < d.turn }
+
+// advance ends leases, sessions and the wait for a roll whose time has come, in order.
+func (a *audit) advance() {
+	a.leaving = nil
+	for {
+		next := clock{at: a.now + 1}
+		var end func()
+		for _, l := range a.leases {
+			if l.ends.before(next) {
+				next, end = l.ends, func() {
+					a.w.tally.leasesByTTL++
+					a.sessionLeases(l.session, func(x *lease) bool { return x == l })
+					a.endLease(l)
+				}
+			}
+		}
+		for _, s := range a.sessions {
+			if s.grace.at > 0 && s.grace.before(next) {
+				next, end = s.grace, func() {
+					a.w.tally.lostAfterGrace++
+					a.ends(s.id, wire.CodeLost)
+				}
+			}
+		}
+		for _, cl := range a.waiting {
+			if cl.roll != nil && cl.ends.at > 0 && cl.ends.before(next) {
+				next, end = cl.ends, func() { cl.roll.overdue(a, cl) }
+			}
+		}
+		if end == nil {
+			return
+		}
+		a.due = true
+		end()
+		a.due = false
+		a.freeze()
+	}
+}
+
+// suspects is the end of a session's connection.
+func (a *audit) suspects(cl *call, req *wire.Request) {
+	if req.TTL > 0 {
+		a.sessions[cl.session].grace = a.in(req.TTL)
+		return
+	}
+	a.ends(cl.session, wire.CodeLost)
+}
+
+// counts looks at the number of a request, and reports whether it is to be carried out.
+func (a *audit) counts(cl *call, req *wire.Request) bool {
+	s := a.sessions[cl.session]
+	for ; s.acked < min(req.Acked, s.last); s.acked++ {
+		delete(s.answers, s.acked+1)
+	}
+	switch n := req.Number; {
+	case n <= s.acked:
+		cl.refusal = wire.CodeStale
+	case n <= s.last:
+		cl.repeated = true
+		a.w.tally.repeats++
+	case n != s.last+1:
+		cl.refusal, cl.number = wire.CodeInvalid, 0
+		a.w.tally.gaps++
+	default:
+		s.last = n
+		return true
+	}
+	return false
+}
+
+// numbered is the answer to a numbered request. It reports whether that is of its own application.
+func (a *audit) numbered(cl *call, rep *wire.Reply) bool {
+	s := a.sessions[cl.session]
+	if s == nil {
+		return true
+	}
+	said := wire.AppendReply(nil, wire.OpSkip, 0, rep)
+	if cl.repeated {
+		s2RepliesAreKept(s, cl, rep, said)
+		return false
+	}
+	if cl.refusal == wire.CodeStale && cl.number <= s.acked {
+		breaks("S2 each reply for n is that of its application", "%s has been acknowledged, and comes again", cl)
+	}
+	s1AppliedOnce(s, cl, rep)
+	s.answers[cl.number] = said
+	return true
+}
+
+// greeted is the answer to a hello: the session that was asked for, if it is there and its token is right; otherwise a new one.
+func (a *audit) greeted(cl *call, rep *wire.Reply) {
+	id := uint64(rep.N)
+	req := &cl.req
+	s := a.sessions[req.Resume]
+	if s != nil && bytes.Equal(s.token, req.Value) {
+		s6TakenUp(s, cl, rep)
+		s.grace = clock{}
+		return
+	}
+	s6New(a, cl, rep)
+	a.sessions[id] = &known{id: id, token: req.Old, answers: map[uint64][]byte{}}
+}
+
+// carryOutLease does what a request for a lease asks for, and notes the answer that is right.
+func (a *audit) carryOutLease(cl *call) {
+	req := &cl.req
+	rep := &wire.Reply{}
+	cl.expect = rep
+	if req.Op == wire.OpGrant {
+		a.keys.lastLease++
+		l := &lease{id: a.keys.lastLease, session: cl.session, ttl: req.TTL, ends: a.in(req.TTL)}
+		a.leases[l.id] = l
+		if s := a.sessions[cl.session]; s != nil {
+			s.leases = append(s.leases, l)
+		}
+		rep.N = int64(l.id)
+		a.w.tally.leases++
+		return
+	}
+	l, no := a.leaseOf(cl)
+	switch {
+	case l == nil:
+		rep.Code = no
+	case req.Op == wire.OpKeep:
+		l.ends = a.in(l.ttl)
+	default:
+		a.w.tally.leasesRevoked++
+		a.sessionLeases(cl.session, func(x *lease) bool { return x == l })
+		a.endLease(l)
+	}
+}
+
+func (a *audit) leaseOf(cl *call) (*lease, wire.Code) {
+	l := a.leases[cl.req.Lease]
+	switch {
+	case l == nil:
+		return nil, wire.CodeNotFound
+	case l.session != cl.session:
+		return nil, wire.CodeDenied
+	}
+	return l, wire.CodeOK
+}
+
+// sessionLeases takes leases out of the list of their session.
+func (a *audit) sessionLeases(session uint64, which func(*lease) bool) {
+	if s := a.sessions[session]; s != nil {
+		s.leases = slices.DeleteFunc(s.leases, which)
+	}
+}
+
+// endLease ends a lease: from now on nobody sees its entries. They are taken out by the next Tick.
+func (a *audit) endLease(l *lease) {
+	if l.over {
+		breaks("S7 a lease ends once", "lease %d", l.id)
+	}
+	l.over = true
+	delete(a.leases, l.id)
+	if len(l.keys) > 0 {
+		a.keys.ending = append(a.keys.ending, l)
+	}
+}
+
+func (a *audit) endLeasesOf(session uint64) {
+	if s := a.sessions[session]; s != nil {
+		for _, l := range s.leases {
+			a.w.tally.leasesBySession++
+			a.endLease(l)
+		}
+	}
+}
+
+// settleSessions is what is checked of sessions and leases after each step.
+func (a *audit) settleSessions() {
+	s9NoneTooEarlyNorTooLate(a)
+	s7LeasesEnd(a)
+	if e := a.w.step; e.session != core.Local {
+		s5KeptReplies(a, e.session)
+	}
+}
+
+// byID sorts sessions.
+func byID(a, b *known) int { return cmp.Compare(a.id, b.id) }

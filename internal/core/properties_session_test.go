@@ -1,0 +1,174 @@
+package core_test
+
+import (
+	"bytes"
+	"slices"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// The properties of sessions, as the auditor and the clients check them. A restart is the old server's log, carried out again by a new
+// machine: the auditor starts anew too, so that all other properties hold of what is after a restart, and of its way there.
+
+// promises are what clients have been told: it holds over restarts.
+type promises struct {
+	numbered   []promise
+	rev        uint64 // the last that somebody has seen
+	generation uint64
+	verdicts   map[verdictKey][]byte
+}
+
+type promise struct {
+	session, number uint64
+	said            []byte
+}
+
+type verdictKey struct {
+	gen     uint64
+	channel string
+	seq     uint64
+}
+
+// delivered is called when a caller has its answer.
+func (w *world) delivered(cl *call, rep *wire.Reply) {
+	p := &w.promises
+	switch {
+	case cl.number > 0 && cl.refusal == wire.CodeOK && w.durable:
+		p.numbered = append(p.numbered, promise{cl.session, cl.number, wire.AppendReply(nil, wire.OpSkip, 0, rep)})
+	case cl.req.Op == wire.OpJoin && rep.Code == wire.CodeOK:
+		p.generation = max(p.generation, rep.Rev)
+	}
+	switch cl.req.Op {
+	case wire.OpGet, wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpList, wire.OpChanges:
+		p.rev = max(p.rev, rep.Rev)
+	case wire.OpCollect:
+		c1SameVerdictForGood(w, cl, rep)
+		c6BarrierMeans(cl, rep)
+	}
+}
+
+// C1, over restarts: whoever is told of a record is told the same, whichever server it was.
+func c1SameVerdictForGood(w *world, cl *call, rep *wire.Reply) {
+	if cl.record == nil || cl.refusal != wire.CodeOK || cl.vote.kind == lateOther || rep.Code != wire.CodeOK && rep.Verdict == nil {
+		return
+	}
+	c := &cl.req.Group
+	key := verdictKey{c.Generation, c.Channel, c.Seq}
+	told := canonical(rep)
+	if before := w.promises.verdicts[key]; before != nil && !bytes.Equal(before, told) {
+		breaks("C1 all delivered verdicts of a record are equal", "%s: %q, before it was %q", cl, told, before)
+	}
+	w.promises.verdicts[key] = told
+}
+
+// S1: each number is carried out once, in order, without gaps; what else comes is refused.
+func s1AppliedOnce(s *known, cl *call, rep *wire.Reply) {
+	if rep.Code == wire.CodeFull && rep.Verdict == nil || cl.number != s.last {
+		breaks("S1 each number is carried out once, in order", "%s: %s; the last was %d", cl, say{rep}, s.last)
+	}
+}
+
+// S2: the answer to a number is that of its application, as often as it comes.
+func s2RepliesAreKept(s *known, cl *call, rep *wire.Reply, said []byte) {
+	if before := s.answers[cl.number]; !bytes.Equal(before, said) {
+		breaks("S2 each reply for n is that of its application", "%s: %s is %q; it was %q", cl, say{rep}, said, before)
+	}
+}
+
+// S3: what has been acknowledged survives a kill of the server, answer and all.
+func s3AcknowledgedSurvives(w *world) {
+	const p = "S3 acknowledged ⇒ survives"
+	a := w.audit
+	for _, x := range w.promises.numbered {
+		s := a.sessions[x.session]
+		switch {
+		case s == nil && a.lost[x.session] == wire.CodeOK:
+			breaks(p, "session %d, which had request %d acknowledged, was never there", x.session, x.number)
+		case s == nil || x.number <= s.acked:
+		case x.number > s.last:
+			breaks(p, "session %d: request %d was acknowledged, the last one is %d", x.session, x.number, s.last)
+		case !bytes.Equal(s.answers[x.number], x.said):
+			breaks(p, "session %d: request %d was answered %q, now it is %q", x.session, x.number, x.said, s.answers[x.number])
+		}
+	}
+	if a.keys.rev < w.promises.rev || a.lastGen < w.promises.generation {
+		breaks("S8 no reply shows what is not durable", "revision %d, seen was %d; generation %d, seen was %d", a.keys.rev, w.promises.rev, a.lastGen, w.promises.generation)
+	}
+}
+
+// S3: a replay gives the same answers as the first time, to the letter: what was told holds.
+func s3ReplayIsTheSame(i int, e *logged, before []uint64) {
+	if !slices.Equal(before, e.answers) {
+		breaks("S3 a replay is the same", "input %d (%s) had answers %x, and now %x", i, e.cl, before, e.answers)
+	}
+}
+
+// S4: after a resume nothing from an older connection is carried out. (After a loss nothing is: it is refused, as arrives says.)
+func s4NothingFromBefore(w *world, c *conn, cl *call) {
+	if w.conns[c.serves] != c && !broke.fence {
+		breaks("S4 nothing from an older connection is carried out", "%s comes over a connection of session %d that is not its last", cl, c.serves)
+	}
+}
+
+// S4: a call that waits, and comes again, waits on.
+func s4WaitsOn(cl *call, answered bool, rep *wire.Reply) {
+	if answered {
+		breaks("S4 a call that comes again waits on", "%s: %s", cl, say{rep})
+	}
+}
+
+// S5: no more answers are kept than a client may leave unacknowledged, and no fewer than it may ask for.
+func s5KeptReplies(a *audit, session uint64) {
+	n := a.w.m.Kept(session)
+	if n > a.w.bounds.Unacked {
+		breaks("S5 kept replies ≤ window", "%d of %d", n, a.w.bounds.Unacked)
+	}
+	if s := a.sessions[session]; s != nil && n != len(s.answers) {
+		breaks("S5 kept replies are those that are not acknowledged", "session %d: %d, there are %d", session, n, len(s.answers))
+	}
+}
+
+// S6: a session that is there is taken up by whoever has its token: "unknown session" ⇒ it was lost, or never known.
+func s6TakenUp(s *known, cl *call, rep *wire.Reply) {
+	if uint64(rep.N) != s.id || !bytes.Equal(rep.Value, s.token) {
+		breaks("S6 unknown session ⇒ it was lost", "session %d is there, %s has opened %d", s.id, cl, rep.N)
+	}
+}
+
+// S6: and by nobody else. A new session has a number that none had before.
+func s6New(a *audit, cl *call, rep *wire.Reply) {
+	id := uint64(rep.N)
+	if a.sessions[id] != nil || a.lost[id] != wire.CodeOK || id == core.Local {
+		breaks("S6 a session is taken up by its token alone", "%s has session %d", cl, id)
+	}
+	if !bytes.Equal(rep.Value, cl.req.Old) {
+		breaks("S6 a session is taken up by its token alone", "%s has the token %x, not %x", cl, rep.Value, cl.req.Old)
+	}
+}
+
+// S7: a lease ends once, by its time, its session or its owner, and its entries with it: nobody sees them any more, and the next Tick
+// takes them out.
+func s7LeasesEnd(a *audit) {
+	if n := a.w.m.Leases(); n != len(a.leases) {
+		breaks("S7 a lease ends once", "the machine has %d leases, there are %d", n, len(a.leases))
+	}
+	if n := a.w.m.Keys(); n != len(a.keys.entries) {
+		breaks("S7 entries end with their lease", "the machine has %d entries, there are %d", n, len(a.keys.entries))
+	}
+}
+
+// S8: no reply shows state beyond the durable position.
+func s8NothingBeyond(w *world, pos int, cl *call) {
+	if w.durable && pos > w.synced && !broke.hold {
+		breaks("S8 no reply shows what is not durable", "%s shows position %d, %d is durable", cl, pos, w.synced)
+	}
+}
+
+// S9: no session is lost, and no lease ends, before its time of a server that runs; nobody who has come back in time is told lost.
+// Nor does it take longer.
+func s9NoneTooEarlyNorTooLate(a *audit) {
+	if n := a.w.m.SessionCount(); n != len(a.sessions) {
+		breaks("S9 a session is lost when its grace has passed, and not before", "the machine has %d sessions, there are %d", n, len(a.sessions))
+	}
+}

@@ -1,0 +1,191 @@
+package core_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+func numbered(n, acked uint64, req wire.Request) wire.Request {
+	req.Number, req.Acked = n, acked
+	return req
+}
+
+func adding(delta int64) wire.Request { return wire.Request{Op: wire.OpAdd, Key: "n", Delta: delta} }
+
+// TestNumbers shows what a number does: a request is carried out under it once, in order, and its answer is kept until it has come.
+func TestNumbers(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	r.m.SetBounds(core.Bounds{Unacked: 3})
+	s := r.session()
+	add := func(n, acked uint64) *wire.Reply { return r.does(s, numbered(n, acked, adding(1))) }
+	isCode(t, add(2, 0), wire.CodeInvalid) // 1 was lost on its way
+	for n := range int64(3) {
+		same(t, "sum", add(uint64(n+1), 0).N, n+1)
+	}
+	for n := range int64(3) {
+		same(t, "sum of a repeat", add(uint64(n+1), 0).N, n+1)
+	}
+	isCode(t, add(4, 0), wire.CodeFull)
+	same(t, "kept", r.m.Kept(s), 3)
+	same(t, "sum", add(4, 2).N, 4)
+	same(t, "kept", r.m.Kept(s), 2)
+	isCode(t, add(2, 2), wire.CodeStale)
+	same(t, "a skip of what was done", r.does(s, numbered(4, 2, wire.Request{Op: wire.OpSkip})).N, 4)
+	isCode(t, r.does(s, numbered(5, 4, wire.Request{Op: wire.OpSkip})), wire.CodeOK)
+	isCode(t, add(5, 4), wire.CodeOK) // it was skipped
+	same(t, "an answer that nobody can have had", add(6, 99).N, 5)
+	same(t, "without a number it is done each time", r.does(s, adding(1)).N, 6)
+}
+
+// TestResume shows who may take up a session, and what it finds.
+func TestResume(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	hello := func(id uint64, token, next string) *wire.Reply {
+		return r.does(core.Local, wire.Request{Op: wire.OpHello, Resume: id, Value: []byte(token), Old: []byte(next)})
+	}
+	s := uint64(hello(0, "", "secret").N)
+	other := uint64(hello(s, "wrong", "other").N)
+	same(t, "another one with a wrong token", other != s, true)
+	same(t, "this process", hello(core.Local, "", "third").N, 3)
+	ticket := r.waits(s, waitFor("key"))
+	lost := wire.Request{Op: wire.OpLost, TTL: 10 * time.Millisecond}
+	r.does(s, lost)
+	r.pass(9 * time.Millisecond)
+	same(t, "resumed", uint64(hello(s, "secret", "").N), s)
+	r.pass(9 * time.Millisecond)
+	again := waitFor("key")
+	again.ID = ticket.ID
+	r.waits(s, again)
+	r.does(core.Local, set("key", "value"))
+	isCode(t, r.answer(ticket), wire.CodeOK)
+	r.does(s, lost)
+	r.pass(10 * time.Millisecond)
+	isCode(t, r.does(s, get("key")), wire.CodeDenied)
+	same(t, "a new one", hello(s, "secret", "fourth").N, 4)
+	isCode(t, r.does(core.Local, lost), wire.CodeOK)
+	r.pass(time.Second)
+	isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
+}
+
+// TestJoinComesAgain shows that a join whose answer was lost is answered again, and takes no second seat.
+func TestJoinComesAgain(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	w := &crew{rig: r, sessions: []uint64{r.session(), r.session()}}
+	first := w.joining("world", 0)
+	first.ID = 100
+	r.waits(w.sessions[0], first)
+	r.waits(w.sessions[0], first)
+	w.gen = r.does(w.sessions[1], w.joining("world", 1)).Rev
+	same(t, "generation", r.does(w.sessions[0], first).Rev, w.gen)
+	other := w.joining("world", 0)
+	isCode(t, r.does(w.sessions[0], other), wire.CodeConflict)
+	same(t, "seats", r.m.Holdings().Seats, 2)
+}
+
+// TestLeases shows how a lease ends, and what becomes of its entries.
+func TestLeases(t *testing.T) {
+	const ttl = 10 * time.Millisecond
+	for name, end := range map[string]func(r *rig, s, lease uint64){
+		"its time":    func(r *rig, _, _ uint64) { r.now += ttl },
+		"revoked":     func(r *rig, s, lease uint64) { r.does(s, wire.Request{Op: wire.OpRevoke, Lease: lease}) },
+		"its session": func(r *rig, s, _ uint64) { r.does(s, wire.Request{Op: wire.OpGoodbye}) },
+		"kept alive, and then its time": func(r *rig, s, lease uint64) {
+			r.pass(ttl - 1)
+			isCode(r.tb, r.does(s, wire.Request{Op: wire.OpKeep, Lease: lease}), wire.CodeOK)
+			r.pass(ttl - 1)
+			isCode(r.tb, r.does(core.Local, get("key 0")), wire.CodeOK)
+			r.now++
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, core.Limits{})
+			s := r.session()
+			lease := uint64(r.does(s, wire.Request{Op: wire.OpGrant, TTL: ttl}).N)
+			isCode(t, r.does(core.Local, wire.Request{Op: wire.OpRevoke, Lease: lease}), wire.CodeDenied)
+			const n = 300
+			for i := range n {
+				req := set(fmt.Sprint("key ", i), "value")
+				req.Lease = lease
+				isCode(t, r.does(s, req), wire.CodeOK)
+			}
+			isCode(t, r.does(core.Local, set("key 1", "of none")), wire.CodeOK)
+			end(r, s, lease)
+			isCode(t, r.does(core.Local, get("key 0")), wire.CodeNotFound)
+			same(t, "listed", len(r.does(core.Local, list("", "", 0)).Keys), 1)
+			same(t, "there, and not seen", r.m.Keys(), n)
+			isCode(t, r.does(core.Local, set("key 2", "again")), wire.CodeOK)
+			r.m.Tick(r.now)
+			same(t, "after a tick", r.m.Keys(), n-128)
+			r.pass(0)
+			same(t, "left", r.m.Keys(), 2)
+			isCode(t, r.does(core.Local, wire.Request{Op: wire.OpKeep, Lease: lease}), wire.CodeNotFound)
+			req := set("key", "value")
+			req.Lease = lease
+			isCode(t, r.does(core.Local, req), wire.CodeNotFound)
+		})
+	}
+}
+
+// TestLeaseWithoutEntries shows that a lease whose last entry somebody else replaces after its end, and before a tick, is no trouble.
+func TestLeaseWithoutEntries(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	lease := uint64(r.does(core.Local, wire.Request{Op: wire.OpGrant, TTL: time.Second}).N)
+	req := set("key", "value")
+	req.Lease = lease
+	r.does(core.Local, req)
+	r.does(core.Local, wire.Request{Op: wire.OpRevoke, Lease: lease})
+	r.does(core.Local, set("key", "another"))
+	r.pass(time.Millisecond)
+	same(t, "value", string(r.does(core.Local, get("key")).Value), "another")
+	same(t, "holdings", r.m.Holdings(), core.Holdings{})
+}
+
+// TestReadsChangeNothing shows that reads, which are not logged, leave an entry whose time is over: a replay would not know.
+func TestReadsChangeNothing(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	req := set("key", "value")
+	req.TTL = time.Millisecond
+	rev := r.does(core.Local, req).Rev
+	r.now = time.Millisecond
+	isCode(t, r.does(core.Local, get("key")), wire.CodeNotFound)
+	same(t, "listed", len(r.does(core.Local, list("", "", 0)).Keys), 0)
+	waiting := waitFor("key")
+	waiting.Timeout = time.Millisecond
+	ticket := r.waits(core.Local, waiting)
+	same(t, "revision", r.does(core.Local, wire.Request{Op: wire.OpPing}).Rev, rev)
+	r.now++
+	r.m.Tick(r.now)
+	same(t, "revision", r.does(core.Local, wire.Request{Op: wire.OpPing}).Rev, rev+1)
+	r.pass(time.Millisecond)
+	same(t, "missing", len(r.answer(ticket).Keys), 1)
+}
+
+// TestTimersOfOneTime shows that what is due at one time happens in the order in which it was said, whatever else there is: after a
+// restart the calls that only read are not there.
+func TestTimersOfOneTime(t *testing.T) {
+	var want string
+	for others := range 6 {
+		r := newRig(t, core.Limits{})
+		w := newCrewOn(r, "world", 6)
+		reader := r.session()
+		for rank := range 6 {
+			for range others {
+				req := waitFor("key")
+				req.Timeout = time.Millisecond + time.Duration(rank%2)
+				r.waits(reader, req)
+			}
+			r.does(w.sessions[rank], wire.Request{Op: wire.OpLost, TTL: time.Millisecond})
+		}
+		vote := r.waits(w.sessions[5], w.voting(5, barrier(1), ""))
+		r.pass(2 * time.Millisecond)
+		lost := fmt.Sprint(r.answer(vote).Verdict.Lost)
+		if want == "" {
+			want = lost
+		}
+		same(t, fmt.Sprintf("lost first, beside %d", others), lost, want)
+	}
+}

@@ -1,0 +1,300 @@
+package core_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/fnv"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// server is what drives the machine: it has connections, and if it is durable a log of what the machine was told.
+type server struct {
+	m      *core.Machine
+	bounds core.Bounds
+	req    wire.Request     // that is being carried out; a server uses it again and again
+	conns  map[uint64]*conn // by session: frames of any other connection are not read any more
+	grace  time.Duration    // for a session without a connection; 0: it is lost at once
+	lag    core.Time        // the world's time less the machine's, which stands still while there is no server
+	tardy  core.Time        // how late the next Tick is
+
+	durable   bool
+	down      bool
+	replaying bool
+	log       []logged
+	synced    int // so much of log survives for sure
+	syncing   bool
+	held      []held
+	step      *logged // that is being carried out
+	restarts  int
+}
+
+// logged is one input of the machine.
+type logged struct {
+	at      core.Time
+	session uint64
+	cl      *call  // nil: a Tick
+	frame   []byte // as it came
+	answers []uint64
+}
+
+// held is an answer that shows what is not durable yet.
+type held struct {
+	pos  int
+	send func()
+}
+
+// clock is the machine's time.
+func (w *world) clock() core.Time { return w.now - w.lag }
+
+// broke says which rule of the server a test breaks, to see that it is one.
+var broke struct {
+	fence, hold, dueFirst bool
+	forgets               wire.Op // the log has no such requests
+	forgetsTicks          bool
+}
+
+// unlogged reports whether op changes nothing, so that the log has no need of it.
+func unlogged(op wire.Op) bool {
+	if op == broke.forgets {
+		return true
+	}
+	switch op {
+	case wire.OpGet, wire.OpList, wire.OpWait, wire.OpChanges, wire.OpPing, wire.OpFollow:
+		return true
+	}
+	return false
+}
+
+// tick is the server's timer.
+func (w *world) tick() {
+	w.record(logged{at: w.clock()})
+}
+
+// apply has the machine carry out a request. What is due comes first: a request that is not logged must not make it happen.
+func (w *world) apply(cl *call, session uint64, req *wire.Request) {
+	w.applyFrame(cl, session, wire.AppendRequest(nil, req))
+}
+
+func (w *world) applyFrame(cl *call, session uint64, frame []byte) {
+	if at, armed := w.m.Next(); armed && at <= w.clock() && !broke.dueFirst {
+		w.tick()
+	}
+	w.record(logged{at: w.clock(), session: session, cl: cl, frame: frame})
+}
+
+// record carries out an input, and logs it if the machine may not be the same without it.
+func (w *world) record(e logged) {
+	if w.durable && (e.cl == nil && !broke.forgetsTicks || e.cl != nil && !unlogged(wire.Op(e.frame[4]))) {
+		w.log = append(w.log, e)
+		w.play(&w.log[len(w.log)-1])
+		w.sync()
+		return
+	}
+	w.play(&e)
+}
+
+// play has the machine carry out one input, now or again after a restart. The frame's bytes are overwritten then, as those of a
+// buffer that is read into again.
+func (w *world) play(e *logged) {
+	w.audit.now, w.step = e.at, e
+	if e.cl == nil {
+		w.trace.mix(1, uint64(e.at))
+		w.audit.ticks()
+		w.m.Tick(e.at)
+		w.effects(nil, nil)
+		w.audit.settled()
+		return
+	}
+	frame := bytes.Clone(e.frame)
+	h, err := wire.ParseHeader(frame, wire.MaxBody)
+	if err == nil {
+		err = w.req.Parse(h, frame[wire.HeaderLen:])
+	}
+	if err != nil {
+		breaks("N2 what is encoded parses", "%s: %v", h.Op, err)
+	}
+	if core.Keeps(h.Op) {
+		w.req.Value = bytes.Clone(w.req.Value)
+	}
+	w.carryOut(e.cl, e.session)
+	for i := range frame {
+		frame[i] = 0xAA
+	}
+}
+
+func (w *world) carryOut(cl *call, session uint64) {
+	req := &w.req
+	w.trace.mix(2, uint64(w.audit.now), session, req.ID, uint64(req.Op), req.Number)
+	if w.trace.verbose {
+		w.trace.note(w, "session %d → %s", session, cl.as(req))
+	}
+	again := w.audit.arrives(cl, session, req)
+	var rep wire.Reply
+	answered := w.m.Apply(w.audit.now, session, req, &rep)
+	switch {
+	case req.Op == wire.OpCancel, req.Op == wire.OpGoodbye && rep.Code == wire.CodeOK, req.Op == wire.OpLost:
+		cl = nil
+	case again:
+		s4WaitsOn(cl, answered, &rep)
+		cl = nil
+	case !answered:
+		w.audit.waits(cl)
+		cl = nil
+	}
+	w.effects(cl, &rep)
+	w.audit.settled()
+}
+
+// effects gives what a step has answered: cl, if it is not nil, and calls that waited.
+func (w *world) effects(cl *call, rep *wire.Reply) {
+	es := w.m.Effects()
+	cls := make([]*call, len(es))
+	for i, e := range es {
+		cls[i] = w.audit.waiter(e)
+	}
+	if cl != nil {
+		w.give(cl, rep)
+	}
+	for i, e := range es {
+		if cls[i] != nil {
+			w.give(cls[i], e.Reply)
+		}
+	}
+}
+
+// give sends an answer to who called, once what it shows is durable.
+func (w *world) give(cl *call, rep *wire.Reply) {
+	frame := wire.AppendReply(nil, cl.req.Op, cl.req.ID, rep)
+	w.trace.mix(3, cl.session)
+	w.trace.mixBytes(frame)
+	if w.trace.verbose {
+		w.trace.note(w, "session %d ← %s: %s", cl.session, cl, say{rep})
+	}
+	w.audit.answered(cl, rep)
+	if w.durable && !unlogged(cl.req.Op) {
+		w.step.answers = append(w.step.answers, hashOf(cl.session, frame))
+	}
+	if w.replaying {
+		return
+	}
+	c := w.conns[cl.session]
+	if cl.req.Op == wire.OpHello {
+		c = cl.conn
+		w.bind(c, uint64(rep.N))
+	}
+	if c == nil {
+		return // it has none: the client will ask again
+	}
+	own, pos := *rep, len(w.log)
+	send := func() { c.answer(cl, &own, frame, pos) }
+	if w.durable && w.synced < pos && !broke.hold {
+		w.held = append(w.held, held{pos, send})
+		return
+	}
+	send()
+}
+
+func hashOf(session uint64, frame []byte) uint64 {
+	h := fnv.New64a()
+	h.Write(binary.LittleEndian.AppendUint64(nil, session))
+	h.Write(frame)
+	return h.Sum64()
+}
+
+// bind makes c the connection of a session. The one before is not read any more from now on.
+func (w *world) bind(c *conn, session uint64) {
+	if old := w.conns[session]; old != nil {
+		old.fenced = true
+	}
+	c.serves = session
+	w.conns[session] = c
+}
+
+// sync makes what is logged durable, a little later.
+func (w *world) sync() {
+	if w.syncing || w.replaying {
+		return
+	}
+	w.syncing = true
+	d := w.between(0, 300*time.Microsecond)
+	if w.chance(0.3) {
+		d = w.between(0, 5*time.Millisecond)
+	}
+	upTo, log := len(w.log), w.restarts
+	w.after(d, func() {
+		if log != w.restarts || w.down {
+			return
+		}
+		w.syncing, w.synced = false, upTo
+		n := 0
+		for n < len(w.held) && w.held[n].pos <= upTo {
+			w.held[n].send()
+			n++
+		}
+		w.held = w.held[n:]
+		if w.synced < len(w.log) {
+			w.sync()
+		}
+	})
+}
+
+// kill ends the server. What is not durable may be lost, and no connection is left.
+func (w *world) kill() {
+	if w.down || w.ending {
+		return
+	}
+	survives := w.synced + w.upTo(len(w.log)-w.synced+1)
+	w.trace.note(w, "the server is killed; it had done %d, of which %d survive", len(w.log), survives)
+	if survives < len(w.log) {
+		w.tally.tails++
+	}
+	w.down, w.held, w.syncing = true, nil, false
+	w.restarts++
+	w.tally.restarts++
+	clear(w.log[survives:])
+	w.log = w.log[:survives]
+	clear(w.conns)
+	for _, p := range w.procs {
+		for _, c := range p.links {
+			c.kill()
+		}
+		p.links = nil
+	}
+	w.after(w.between(0, 8*time.Millisecond), w.restart)
+}
+
+// restart is a new server with the old one's log.
+func (w *world) restart() {
+	w.trace.note(w, "the server starts again")
+	w.m = core.New(core.Limits{})
+	w.m.SetBounds(w.bounds)
+	w.audit = newAudit(w)
+	kept := w.tally
+	w.replaying = true
+	for i := range w.log {
+		before := w.log[i].answers
+		w.log[i].answers = nil
+		w.play(&w.log[i])
+		s3ReplayIsTheSame(i, &w.log[i], before)
+		w.lag = w.now - w.log[i].at
+	}
+	w.replaying, w.down, w.tally = false, false, kept
+	w.synced = len(w.log)
+	s3AcknowledgedSurvives(w)
+	for _, id := range w.m.Sessions() {
+		w.lose(id, max(w.grace, 5*time.Millisecond))
+	}
+}
+
+// lose tells the machine that a session has no connection any more.
+func (w *world) lose(session uint64, grace time.Duration) {
+	w.control(session, wire.Request{Op: wire.OpLost, TTL: grace})
+}
+
+// control is what the server itself says of a session.
+func (w *world) control(session uint64, req wire.Request) {
+	w.apply(&call{req: req}, session, &req)
+}

@@ -1,0 +1,182 @@
+package core_test
+
+import (
+	"encoding/binary"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// dial opens the session, or takes it up again.
+func (s *session) dial() {
+	p := s.p
+	w := p.w
+	if p.dead || w.ending || s.dialing != nil || p.session != s {
+		return
+	}
+	c := &conn{s: s}
+	s.dialing = c
+	p.links = append(slices.DeleteFunc(p.links, func(c *conn) bool { return c.gone }), c)
+	req := wire.Request{Op: wire.OpHello, Key: "proc", Resume: s.id, Value: s.token}
+	if w.chance(w.odds.rogue) && s.id > 0 { // with another's name
+		req.Resume = uint64(1 + w.upTo(int(s.id)+1))
+	}
+	hello := &call{s: s, conn: c, req: req}
+	w.after(c.latency(), func() {
+		switch {
+		case c.cut || c.ended:
+		case w.down:
+			c.gone, s.dialing = true, nil
+			w.after(w.between(500*time.Microsecond, 3*time.Millisecond), s.dial)
+		default:
+			hello.req.Old = binary.LittleEndian.AppendUint64(nil, w.rng.Uint64())
+			w.apply(hello, 0, &hello.req)
+		}
+	})
+}
+
+// opened is the answer to the client's hello.
+func (s *session) opened(c *conn, rep *wire.Reply) {
+	p := s.p
+	w := p.w
+	if s.dialing != c || p.session != s {
+		return
+	}
+	s.dialing = nil
+	w.trace.note(w, "proc %d has session %d; it had %d", p.id, rep.N, s.id)
+	if uint64(rep.N) == s.id {
+		s.conn = c
+		w.tally.resumed++
+		s.resume()
+		return
+	}
+	next := p.newSession()
+	next.id, next.token, next.conn = uint64(rep.N), rep.Value, c
+	c.s, p.session = next, next
+	p.begin()
+	s.giveUp()
+}
+
+// resume says again what has no answer.
+func (s *session) resume() {
+	for _, id := range slices.Sorted(maps.Keys(s.calls)) {
+		cl := s.calls[id]
+		switch {
+		case cl == nil, cl.req.Number == 0 && cl.req.Op.Numbered() && !cl.over:
+			continue // it waits for its number
+		case cl.req.Number > 0:
+			s.repeat(cl)
+			continue
+		case cl.over:
+			s.cancel(cl)
+			delete(s.calls, id)
+			continue
+		}
+		if cl.req.Timeout > 0 {
+			cl.req.Timeout = max(cl.until-s.p.w.now, time.Microsecond)
+		}
+		s.conn.post(cl, &cl.req)
+		if cl.withdrawn {
+			s.cancel(cl)
+		}
+	}
+	s.flush()
+}
+
+// repeat sends a numbered request again, or if nobody waits for its answer any more, nothing under its number.
+func (s *session) repeat(cl *call) {
+	req := cl.req
+	req.Acked = s.acked
+	if cl.over {
+		req = wire.Request{Op: wire.OpSkip, ID: req.ID, Number: req.Number, Acked: s.acked}
+		s.p.w.tally.skips++
+	}
+	s.conn.post(cl, &req)
+}
+
+// again is after the connection has broken: a client that cares dials again.
+func (s *session) again() {
+	p := s.p
+	w := p.w
+	if p.dead || p.session != s {
+		return
+	}
+	if p.tries++; p.tries > 6 || !w.chance(w.odds.again) {
+		p.dead = true
+		s.giveUp()
+		return
+	}
+	w.after(w.between(0, 15*time.Millisecond), s.dial)
+}
+
+// giveUp ends all calls: nobody will ever know.
+func (s *session) giveUp() {
+	for _, id := range slices.Sorted(maps.Keys(s.calls)) {
+		if cl := s.calls[id]; cl != nil {
+			cl.finish(nil)
+		}
+	}
+	clear(s.calls)
+}
+
+// send sends a call, under the next number if it has to have one.
+func (s *session) send(cl *call) {
+	s.calls[cl.req.ID] = cl
+	if cl.req.Op.Numbered() && !s.p.local {
+		s.queue = append(s.queue, cl)
+		s.flush()
+		return
+	}
+	if s.conn != nil {
+		s.conn.post(cl, &cl.req)
+	}
+}
+
+// flush numbers those that wait for it, as long as there is room for their answers.
+func (s *session) flush() {
+	for len(s.queue) > 0 && s.conn != nil && s.number-s.acked < uint64(s.p.w.bounds.Unacked) {
+		cl := s.queue[0]
+		s.queue = s.queue[1:]
+		if cl.over {
+			delete(s.calls, cl.req.ID)
+			continue
+		}
+		s.number++
+		cl.req.Number, cl.req.Acked = s.number, s.acked
+		s.conn.post(cl, &cl.req)
+		s.rogue(cl)
+	}
+}
+
+// rogue is a request under a number that is not the next one.
+func (s *session) rogue(cl *call) {
+	w := s.p.w
+	if !w.chance(w.odds.rogue) {
+		return
+	}
+	s.p.lastID++
+	req := wire.Request{Op: wire.OpSet, ID: s.p.lastID, Key: "rogue", Value: []byte("rogue"), Number: cl.req.Number + 2 + uint64(w.upTo(2)), Acked: s.acked}
+	s.conn.post(&call{s: s, req: req}, &req)
+}
+
+// heard is an answer.
+func (s *session) heard(cl *call, rep *wire.Reply) {
+	delete(s.calls, cl.req.ID)
+	if n := cl.req.Number; n > 0 {
+		for s.answered[n] = true; s.answered[s.acked+1]; s.acked++ {
+			delete(s.answered, s.acked+1)
+		}
+		s.flush()
+	}
+	cl.finish(rep)
+}
+
+// cancel tells the store that nobody waits any more.
+func (s *session) cancel(cl *call) {
+	if s.conn != nil {
+		req := wire.Request{Op: wire.OpCancel, ID: cl.req.ID}
+		s.conn.post(&call{s: s, req: req}, &req)
+	}
+}
