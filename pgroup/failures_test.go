@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -208,24 +209,31 @@ func TestFailure07RanksAreChecked(t *testing.T) {
 type cutter struct {
 	mu    sync.Mutex
 	conns map[int][]net.Conn
+	ended map[int]bool
 }
 
-// cut ends the connections of a rank.
+// cut ends the connections of a rank, which makes no new ones.
 func (c *cutter) cut(rank int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.ended[rank] = true
 	for _, conn := range c.conns[rank] {
 		_ = conn.Close()
 	}
 }
 
-func (c *cutter) keep(rank int, conn net.Conn) {
+func (c *cutter) keep(rank int, conn net.Conn) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.conns == nil {
-		c.conns = map[int][]net.Conn{}
+		c.conns, c.ended = map[int][]net.Conn{}, map[int]bool{}
+	}
+	if c.ended[rank] {
+		_ = conn.Close()
+		return syscall.ECONNREFUSED
 	}
 	c.conns[rank] = append(c.conns[rank], conn)
+	return nil
 }
 
 // at is at, with connections that can be cut.
@@ -237,7 +245,7 @@ func (c *cutter) at(at place) place {
 			cfg.Dial = &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 				conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 				if err == nil {
-					c.keep(rank, conn)
+					err = c.keep(rank, conn)
 				}
 				return conn, err
 			}}

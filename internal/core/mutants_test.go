@@ -126,11 +126,145 @@ var mutants = []mutant{
 	},
 	{
 		"an answer goes to a session that has ended",
-		"machine.go", `m.dropAll(s, how, func(*waiter) bool { return true })`, `_ = how`,
+		"session.go", `m.dropAll(s, how, func(*waiter) bool { return true })`, `_ = how`,
 	},
 	{
 		"a name is kept in the buffer that it came in",
 		"roll.go", `key = rollKey{strings.Clone(c.Group), strings.Clone(c.Run)}`, `_ = strings.Clone`,
+	},
+	{
+		"numbers need not be dense",
+		"session.go", `case n != s.last()+1:`, `case false:`,
+	},
+	{
+		"a request that comes again is carried out again",
+		"session.go", `		*rep = s.answers[n-s.acked-1]
+		return true`, `		return handlers[req.Op](m, t, req, rep)`,
+	},
+	{
+		"an answer is forgotten before it has come",
+		"session.go", `s.acknowledge(req.Acked)`, `s.acknowledge(req.Number - 1)`,
+	},
+	{
+		"answers are kept for ever",
+		"session.go", `s.acknowledge(req.Acked)`, `s.acknowledge(0)`,
+	},
+	{
+		"a refusal is no answer to keep",
+		"session.go", `	s.answers = append(s.answers, *rep)`, `	if rep.Code == wire.CodeOK {
+		s.answers = append(s.answers, *rep)
+	}`,
+	},
+	{
+		"a session is taken up without its token",
+		"session.go", `subtle.ConstantTimeCompare(s.token, req.Value) != 1`, `subtle.ConstantTimeCompare(s.token, req.Value) > 1`,
+	},
+	{
+		"a session is never taken up",
+		"session.go", `subtle.ConstantTimeCompare(s.token, req.Value) != 1`, `subtle.ConstantTimeCompare(s.token, req.Value) < 2`,
+	},
+	{
+		"a session without a connection is lost at once",
+		"session.go", `req.TTL > 0 && t.Session != Local`, `req.TTL < 0`,
+	},
+	{
+		"a session without a connection is never lost",
+		"session.go", `m.arm(&s.grace, m.after(req.TTL))`, `_ = s`,
+	},
+	{
+		"who has come back in time is lost all the same",
+		"session.go", `	m.disarm(&s.grace)
+	rep.N`, `	rep.N`,
+	},
+	{
+		"calls that wait, and come again, are refused",
+		"session.go", `if s.waiters[req.ID].op != req.Op {`, `if s != nil {`,
+	},
+	{
+		"calls that wait, and come again, wait twice",
+		"machine.go", `case req.Op.Waits() && s.waiters[req.ID] != nil:`, `case false:`,
+	},
+	{
+		"a rank whose join comes again has a conflict with itself",
+		"roll.go", `if g := m.joinedBy(t); g != nil {`, `if g := m.joinedBy(t); g != nil && t.ID == 0 {`,
+	},
+	{
+		"a lease outlives its session",
+		"session.go", `for _, l := range s.leases {`, `for _, l := range s.leases[:0] {`,
+	},
+	{
+		"the entries of a lease outlive it",
+		"lease.go", `m.ending = append(m.ending, l)`, `_ = m`,
+	},
+	{
+		"the entries of a lease that has ended are seen until a Tick takes them out",
+		"entries.go", `|| e.lease > 0 && m.held[e.lease-1].ended`, ``,
+	},
+	{
+		"a lease ends twice",
+		"lease.go", `delete(m.leases, l.id)`, `_ = m`,
+	},
+	{
+		"a lease is anybody's",
+		"lease.go", `case l.session != t.Session:`, `case false:`,
+	},
+	{
+		"a lease is not kept alive",
+		"lease.go", `	if l := m.leaseOf(t, req.Lease, rep); l != nil {
+		m.arm(`, `	if l := m.leaseOf(t, req.Lease, rep); l != nil && false {
+		m.arm(`,
+	},
+	{
+		"an entry stays with the lease that it had",
+		"entries.go", `m.attach(e, l)`, `_ = l`,
+	},
+	{
+		"a lease without entries is taken for one that has some",
+		"machine.go", `if l.entries.n > 0 {`, `if l != nil {`,
+	},
+	{
+		"reads take out what is over, and no log knows",
+		"entries.go", `	if e := m.entries.get(key); e != nil && !m.over(e) {
+		return e
+	}
+	return nil
+}`, `	e := m.entries.get(key)
+	if e != nil && m.over(e) {
+		m.remove(e, wire.ChangeExpire)
+		return nil
+	}
+	return e
+}`,
+	},
+	{
+		"what is due at one time has no order",
+		"waiter.go", `a.at == b.at && a.turn < b.turn`, `false`,
+	},
+	{
+		"a read that counts is a read",
+		"entries.go", `case e.reads > 0:`, `case false:`,
+	},
+	{
+		"who waits reads what counts its reads",
+		"wait.go", `if m.entries.get(k).reads > 0 {`, `if k == "" {`,
+	},
+	{
+		"a take is not counted",
+		"entries.go", `if e.reads--; e.reads == 0 {`, `if e.reads == 0 {`,
+	},
+	{
+		"a stream is never full",
+		"stream.go", `if st.full(m, len(req.Value)) {`, `if st == nil {`,
+	},
+	{
+		"nobody is told of room",
+		"stream.go", `		if st.full(m, w.bytes) {
+			return false`, `		if st != nil {
+			return false`,
+	},
+	{
+		"who waits for room is told that there is some",
+		"stream.go", `if st == nil || !st.full(m, n) {`, `if st == nil || n >= 0 {`,
 	},
 }
 

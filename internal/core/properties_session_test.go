@@ -17,6 +17,7 @@ type promises struct {
 	rev        uint64 // the last that somebody has seen
 	generation uint64
 	verdicts   map[verdictKey][]byte
+	leases     map[uint64]core.Time // until when they do not end by their time
 }
 
 type promise struct {
@@ -40,6 +41,10 @@ func (w *world) delivered(cl *call, rep *wire.Reply) {
 		p.generation = max(p.generation, rep.Rev)
 	}
 	switch cl.req.Op {
+	case wire.OpGrant, wire.OpKeep:
+		if l := w.audit.leases[max(cl.req.Lease, uint64(rep.N))]; l != nil && rep.Code == wire.CodeOK {
+			p.leases[l.id] = max(p.leases[l.id], cl.at+l.ttl)
+		}
 	case wire.OpGet, wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpList, wire.OpChanges:
 		p.rev = max(p.rev, rep.Rev)
 	case wire.OpCollect:
@@ -90,6 +95,11 @@ func s3AcknowledgedSurvives(w *world) {
 			breaks(p, "session %d: request %d was acknowledged, the last one is %d", x.session, x.number, s.last)
 		case !bytes.Equal(s.answers[x.number], x.said):
 			breaks(p, "session %d: request %d was answered %q, now it is %q", x.session, x.number, x.said, s.answers[x.number])
+		}
+	}
+	for id, until := range w.promises.leases {
+		if l := a.leases[id]; l != nil && l.ends.at < until {
+			breaks("S9 no lease ends before its time", "lease %d ends at %v, its holder was told %v", id, l.ends.at, until)
 		}
 	}
 	if a.keys.rev < w.promises.rev || a.lastGen < w.promises.generation {

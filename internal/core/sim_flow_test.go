@@ -195,10 +195,10 @@ func (e *errands) value() []byte {
 func (e *errands) request() wire.Request {
 	w := e.p.w
 	req := wire.Request{Key: e.key()}
-	switch w.upTo(15) {
+	switch w.upTo(17) {
 	case 10, 11:
-		req.Op, req.TTL = wire.OpGrant, w.between(time.Millisecond, 40*time.Millisecond)
-	case 12:
+		req.Op, req.TTL = wire.OpGrant, w.between(time.Millisecond, 15*time.Millisecond)
+	case 12, 14, 15:
 		req.Op, req.Lease = wire.OpKeep, e.lease()
 	case 13:
 		if req.Op, req.Lease = wire.OpRevoke, e.lease(); w.chance(0.5) {

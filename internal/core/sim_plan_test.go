@@ -37,7 +37,7 @@ func (w *world) drawOdds() odds {
 		{&o.die, 0.5},
 		{&o.cut, 0.8},
 		{&o.kill, 1.5},
-		{&o.tardy, 0.5},
+		{&o.tardy, 1},
 		{&o.late, 0.2},
 		{&o.hurry, 0.3},
 		{&o.cancel, 0.2},

@@ -30,7 +30,7 @@ type world struct {
 func newWorld(rng *rand.Rand, verbose bool) *world {
 	w := &world{rng: rng}
 	w.m, w.conns = core.New(core.Limits{}), map[uint64]*conn{}
-	w.promises.verdicts = map[verdictKey][]byte{}
+	w.promises.verdicts, w.promises.leases = map[verdictKey][]byte{}, map[uint64]core.Time{}
 	w.trace.verbose = verbose
 	w.trace.hash = 14695981039346656037
 	w.audit = newAudit(w)
@@ -71,7 +71,7 @@ func (w *world) run() {
 			w.now = max(w.now, at)
 			w.tick()
 			if w.tardy = 0; w.chance(w.odds.tardy) {
-				w.tardy = w.between(0, time.Millisecond)
+				w.tardy = w.between(0, 3*time.Millisecond)
 			}
 		default:
 			return
