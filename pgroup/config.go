@@ -36,8 +36,14 @@ type Config struct {
 	Schemes store.Schemes      // for Address; nil: store.Builtin
 	Dial    *store.DialOptions // for Address; Create always waits until somebody listens
 
-	// Insecure lets rank 0 listen beyond loopback. Nothing is encrypted, and whoever can connect can
-	// take part: say so only in a network that you trust.
+	// Secret is what every rank has to know to take part; see store.ReadSecret. It is never sent. Rank 0 hosts with it.
+	Secret []byte
+	// TLS is how rank 0 hosts, and how the others connect: it needs a certificate for a server there, and none, or one for a client,
+	// elsewhere. The client's part of Dial comes first.
+	TLS *store.TLSFiles
+
+	// Insecure lets rank 0 listen beyond loopback though whoever can connect can take part, since there is neither a Secret nor TLS
+	// that requires certificates of clients: say so only in a network that you trust.
 	Insecure bool
 
 	Timeout time.Duration // of Create, and of a verb whose ctx has no deadline; default 5 min

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/muster-pg/muster/store"
 )
 
 // Variables that are muster's own. Empty is as good as not set.
@@ -19,6 +21,11 @@ const (
 	envExpiry   = "MUSTER_EXPIRY"   // Config.Expiry, as "1h"
 	envHost     = "MUSTER_HOST"     // Config.Host
 	envInsecure = "MUSTER_INSECURE" // Config.Insecure, 1 or 0
+
+	envSecretFile = "MUSTER_SECRET_FILE" // file of Config.Secret
+	envTLSCA      = "MUSTER_TLS_CA"      // these three are PEM files, of Config.TLS
+	envTLSCert    = "MUSTER_TLS_CERT"
+	envTLSKey     = "MUSTER_TLS_KEY"
 )
 
 // agentStore is set by torchrun if its agent serves MASTER_PORT.
@@ -49,7 +56,8 @@ var launchers = []launcher{
 // them counts. The group meets at MASTER_ADDR and MASTER_PORT, or at the store that MUSTER_STORE names. Under Slurm the first node of the step and
 // a port made of the job's id will do, under Open MPI on one node its loopback. Where torchrun's agent listens on MASTER_PORT, the next
 // port is used. MUSTER_NAME, MUSTER_RUN, MUSTER_TIMEOUT, MUSTER_EXPIRY, MUSTER_HOST and MUSTER_INSECURE set the
-// fields of those names. An error says which variable is missing or malformed, and whose it is.
+// fields of those names. MUSTER_SECRET_FILE names the file that Secret is read from, and MUSTER_TLS_CA, MUSTER_TLS_CERT and
+// MUSTER_TLS_KEY those of TLS; with a CA and without a secret, rank 0 requires certificates. An error says which variable is missing or malformed, and whose it is.
 func FromEnv() (Config, error) {
 	for _, l := range launchers {
 		if os.Getenv(l.rank) != "" {
@@ -76,6 +84,7 @@ func (e *env) config(l launcher) Config {
 		Rank: e.number(l.rank), Size: e.number(l.size...), Name: os.Getenv(envName), Host: os.Getenv(envHost),
 		Timeout: e.duration(envTimeout), Expiry: e.duration(envExpiry), Insecure: e.bool(envInsecure),
 	}
+	e.secure(&c)
 	if c.Run = os.Getenv(envRun); c.Run == "" {
 		c.Run = l.run()
 	}
@@ -86,6 +95,25 @@ func (e *env) config(l launcher) Config {
 		return Config{}
 	}
 	return c
+}
+
+// secure is who may take part.
+func (e *env) secure(c *Config) {
+	if file := os.Getenv(envSecretFile); file != "" {
+		secret, err := store.ReadSecret(file)
+		if err != nil {
+			e.fail("%s: %v", envSecretFile, err)
+		}
+		c.Secret = secret
+	}
+	t := &store.TLSFiles{CA: os.Getenv(envTLSCA), Cert: os.Getenv(envTLSCert), Key: os.Getenv(envTLSKey)}
+	switch {
+	case (t.Cert == "") != (t.Key == ""):
+		e.fail("%s and %s go together", envTLSCert, envTLSKey)
+	case t.CA != "" || t.Cert != "":
+		t.RequireClient = t.CA != "" && c.Secret == nil
+		c.TLS = t
+	}
 }
 
 // place is where a group of a size meets.
@@ -211,7 +239,7 @@ func (e *env) bool(name string) bool {
 
 // Environ is FromEnv's inverse, for launchers: what to append to the environment of the process that is to be c.Rank. It has the variables
 // of torchrun, which most programs know, and unsets what an outer launcher may have left. A Listener is given
-// by its address; Store, Schemes, Dial, Codec and Logger cannot be told in an environment. LOCAL_RANK is the launcher's to add.
+// by its address; Store, Schemes, Dial, Secret, TLS, Codec and Logger are not told (MUSTER_SECRET_FILE and the like stay as they are). LOCAL_RANK is the launcher's to add.
 func (c Config) Environ() []string {
 	vars := []string{
 		"RANK=" + strconv.Itoa(c.Rank),

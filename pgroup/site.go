@@ -105,14 +105,16 @@ func (c *Config) openURL(ctx context.Context) (*site, error) {
 	if err != nil {
 		return nil, invalid("Config.Address: %v", err)
 	}
-	if u.Scheme == "muster" && c.Schemes == nil && u.Host != "" && u.Path == "" && u.RawQuery == "" {
-		return c.dial(ctx, u.Host, true)
+	var s *store.Store
+	if u.Scheme == "muster" && c.Schemes == nil {
+		s, err = store.DialURL(ctx, c.Address, c.dialOptions(true))
+	} else {
+		schemes := c.Schemes
+		if schemes == nil {
+			schemes = store.Builtin()
+		}
+		s, err = schemes.Open(ctx, c.Address)
 	}
-	schemes := c.Schemes
-	if schemes == nil {
-		schemes = store.Builtin()
-	}
-	s, err := schemes.Open(ctx, c.Address)
 	if err != nil {
 		return nil, err
 	}
@@ -120,16 +122,27 @@ func (c *Config) openURL(ctx context.Context) (*site, error) {
 }
 
 func (c *Config) dial(ctx context.Context, addr string, wait bool) (*site, error) {
-	o := store.DialOptions{Logger: c.Logger}
-	if c.Dial != nil {
-		o = *c.Dial
-	}
-	o.Wait = wait
-	s, err := store.Dial(ctx, addr, &o)
+	s, err := store.Dial(ctx, addr, c.dialOptions(wait))
 	if err != nil {
 		return nil, err
 	}
 	return &site{store: s, addr: addr, refs: 1}, nil
+}
+
+// dialOptions are those of c.Dial, with what c has of its own.
+func (c *Config) dialOptions(wait bool) *store.DialOptions {
+	o := store.DialOptions{Logger: c.Logger}
+	if c.Dial != nil {
+		o = *c.Dial
+	}
+	if o.TLS == nil && c.TLS != nil {
+		o.TLS = c.TLS.Client
+	}
+	if o.Secret == nil {
+		o.Secret = c.Secret
+	}
+	o.Wait = wait
+	return &o
 }
 
 // portWait is how long rank 0 looks for who uses its port, before that is an error: a host that ends has neither
@@ -154,7 +167,7 @@ func (c *Config) listen(ctx context.Context) (*site, error) {
 		if dialErr == nil {
 			return s, nil
 		}
-		if errors.Is(dialErr, store.ErrProtocol) || ctx.Err() != nil || time.Since(began) > portWait {
+		if errors.Is(dialErr, store.ErrProtocol) || errors.Is(dialErr, store.ErrDenied) || ctx.Err() != nil || time.Since(began) > portWait {
 			return nil, fmt.Errorf("hosting at Config.Address: %w; and connecting to whoever uses it: %w", err, dialErr)
 		}
 		select {
@@ -174,16 +187,33 @@ func hostedHere(addr string) *site {
 	return nil
 }
 
+// newServer is a server of a new store, with what c says of who may come in.
+func (c *Config) newServer() (*store.Server, error) {
+	srv := &store.Server{Engine: new(store.Memory), Insecure: c.Insecure, Logger: c.Logger}
+	if c.Secret != nil {
+		srv.Access = []store.Access{{Secret: c.Secret, Write: true}}
+	}
+	if c.TLS == nil {
+		return srv, nil
+	}
+	var err error
+	srv.TLS, err = c.TLS.Server()
+	return srv, err
+}
+
 // host serves a new store on l. This process uses it without a socket.
 func (c *Config) host(l net.Listener) (*site, error) {
-	if a, ok := l.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() && !c.Insecure {
-		return nil, errors.Join(fmt.Errorf("%w: %s; in a network that you trust, set Config.Insecure (MUSTER_INSECURE=1)", store.ErrInsecure, a), l.Close())
+	srv, err := c.newServer()
+	if err == nil {
+		err = srv.Check(l.Addr())
 	}
-	memory := new(store.Memory)
-	s := &site{
-		store: store.New(memory), addr: l.Addr().String(), refs: 1, served: make(chan struct{}),
-		server: &store.Server{Engine: memory, Insecure: c.Insecure, Logger: c.Logger},
+	if errors.Is(err, store.ErrInsecure) {
+		err = fmt.Errorf("%w: %s; set Config.Secret (MUSTER_SECRET_FILE), or in a network that you trust Config.Insecure (MUSTER_INSECURE=1)", store.ErrInsecure, l.Addr())
 	}
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	s := &site{store: store.New(srv.Engine), addr: l.Addr().String(), refs: 1, served: make(chan struct{}), server: srv}
 	s.broken, s.fail = context.WithCancelCause(context.Background())
 	s.enter(l.Addr().String(), c.Address)
 	go func() {

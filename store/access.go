@@ -53,6 +53,11 @@ func matchCertificate(accesses []Access, cert *x509.Certificate) (matched []int)
 	return matched
 }
 
+// hasSecrets reports whether any of them is for a secret.
+func hasSecrets(accesses []Access) bool {
+	return slices.ContainsFunc(accesses, func(a Access) bool { return a.Secret != nil })
+}
+
 // rightsOfCertificate is what the holder of cert, which has been verified, may do; ok if that is anything.
 func rightsOfCertificate(accesses []Access, cert *x509.Certificate) (r rights, ok bool) {
 	matched := matchCertificate(accesses, cert)

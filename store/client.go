@@ -1,8 +1,8 @@
 package store
 
 import (
-	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -21,6 +20,11 @@ import (
 type DialOptions struct {
 	// Dial makes the connection; nil is a net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+	// TLS is asked for the configuration of each connection, as TLSFiles.Client is made for it; nil is without TLS. Without
+	// a ServerName it gets the host that is dialed.
+	TLS func() (*tls.Config, error)
+	// Secret is what this side proves to know, and the store has to; see ReadSecret. It is never sent. Nil is none.
+	Secret []byte
 	// Wait keeps trying while nobody listens there, or the name does not resolve, until ctx
 	// ends: ranks may start before the store does.
 	Wait   bool
@@ -42,8 +46,8 @@ const (
 	clientQueue = 256 << 20
 )
 
-// Dial connects to the Server at addr, a host:port. A malformed address, or somebody else who
-// listens there (ErrProtocol), is an error at once. ctx bounds the dialing alone.
+// Dial connects to the Server at addr, a host:port. A malformed address, or somebody else who listens there (ErrProtocol), is an
+// error at once, and so is one of both sides that does not let in or trust the other (ErrDenied). ctx bounds the dialing alone.
 //
 // The connection mends itself. Calls that have no answer yet are repeated; what changes something takes effect once.
 // If the session could not be taken up again, since its time to come back has passed or the store lost its memory, then changes that
@@ -54,6 +58,11 @@ func Dial(ctx context.Context, addr string, o *DialOptions) (*Store, error) {
 	}
 	if err := checkAddr(addr); err != nil {
 		return nil, &Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: err.Error()}
+	}
+	if o.Secret != nil {
+		if bad := badSecret(o.Secret); bad != "" {
+			return nil, &Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "the secret: " + bad}
+		}
 	}
 	d := &dialer{addr: addr, options: *o}
 	began := time.Now()
@@ -75,7 +84,14 @@ func Dial(ctx context.Context, addr string, o *DialOptions) (*Store, error) {
 
 func dialError(addr string, err error, waited time.Duration) error {
 	e := &Error{Op: "dial", Key: addr, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
-	if errors.Is(err, ErrProtocol) || errors.Is(err, ErrDenied) {
+	switch told, ok := errors.AsType[*Error](err); {
+	case ok && told.Op != "":
+		return err
+	case ok && errors.Is(told, ErrDenied):
+		e.Code, e.Err, e.Detail = told.Code, told.Err, told.Detail
+	case ok:
+		e.Err, e.Detail = fmt.Errorf("%w: %w", ErrUnavailable, told.Err), told.Detail
+	case errors.Is(err, ErrProtocol):
 		e.Err = err
 	}
 	if waited > 0 {
@@ -108,90 +124,6 @@ func nobodyThere(err error) bool {
 
 // isRefused reports whether nobody listens there.
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
-
-// dialer makes connections to one store.
-type dialer struct {
-	addr    string
-	options DialOptions
-}
-
-// line is one connection of a client, and the session that it was welcomed to.
-type line struct {
-	conn    net.Conn
-	pipe    transport.NetPipe
-	out     *transport.Outbox
-	in      *frames // with buf: of whoever has the turn to read
-	buf     []byte
-	welcome wire.Reply
-}
-
-// dial connects and says hello: for a new session, or to take up the one that resume names.
-func (d *dialer) dial(ctx context.Context, resume *wire.Request) (*line, error) {
-	dial := d.options.Dial
-	if dial == nil {
-		dial = new(net.Dialer).DialContext
-	}
-	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
-	defer cancel()
-	conn, err := dial(ctx, "tcp", d.addr)
-	if err != nil {
-		return nil, err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
-	l := &line{conn: conn, in: &frames{limit: wire.MaxReply}, buf: make([]byte, clientRoom)}
-	err = l.hello(resume)
-	if !stop() {
-		err = fmt.Errorf("it has not answered: %w", ctx.Err())
-	}
-	if err != nil {
-		_ = conn.Close()
-		return nil, err
-	}
-	l.pipe = transport.NewPipe(conn)
-	l.out = transport.NewOutbox(l.pipe, clientQueue)
-	return l, nil
-}
-
-// hello opens the session.
-func (l *line) hello(resume *wire.Request) error {
-	req := wire.Request{Op: wire.OpHello, Key: whoami(), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
-	b := wire.AppendRequest([]byte(wire.Preface), &req)
-	if _, err := l.conn.Write(b); err != nil {
-		return err
-	}
-	h, body, _, err := readFrame(l.conn, l.in, l.buf)
-	if errors.Is(err, wire.ErrTooLarge) || errors.Is(err, wire.ErrUnknownOp) {
-		return fmt.Errorf("%w: it answered %q", ErrProtocol, clip(string(l.in.buf[l.in.r:l.in.w])))
-	}
-	if err != nil {
-		return err
-	}
-	if h.Op == wire.OpGoodbye {
-		return fmt.Errorf("it is shutting down: %w", io.EOF)
-	}
-	rep := &l.welcome
-	if err := rep.Parse(h, bytes.Clone(body)); err != nil || h.Op != wire.OpHello {
-		return fmt.Errorf("%w: its answer is no welcome", ErrProtocol)
-	}
-	if rep.Code != wire.CodeOK {
-		return &Error{Code: rep.Code, Err: CodeError(rep.Code), Detail: rep.Detail}
-	}
-	return nil
-}
-
-// readFrame reads until there is a whole frame.
-func readFrame(conn net.Conn, in *frames, buf []byte) (h wire.Header, body []byte, owned bool, err error) {
-	for {
-		h, body, owned, ok, err := in.next()
-		if ok || err != nil {
-			return h, body, owned, err
-		}
-		n, err := conn.Read(in.room(buf))
-		if in.got(n); n == 0 && err != nil {
-			return h, nil, false, err
-		}
-	}
-}
 
 // whoami is how this process is called in the logs of others.
 func whoami() string {

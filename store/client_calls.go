@@ -146,11 +146,8 @@ func (c *client) register(ctx context.Context, call *clientCall) (*line, error) 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	numbered := call.req.Op.Numbered()
-	for numbered && c.numbers.full() && !c.closed {
-		c.mu.Unlock()
-		err := c.numbers.wait(ctx)
-		c.mu.Lock()
-		if err != nil {
+	if numbered {
+		if err := c.roomForNumber(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -176,6 +173,34 @@ func (c *client) register(ctx context.Context, call *clientCall) (*line, error) 
 	return c.line, nil
 }
 
+// roomForNumber waits while as many numbers are open as may be. Each that goes on wakes the next, whatever the reason. Called with
+// mu; it unlocks meanwhile.
+func (c *client) roomForNumber(ctx context.Context) error {
+	waited := false
+	for c.numbers.full() && !c.closed {
+		switch {
+		case c.line != nil || c.mending:
+		case waited: // and in vain: whoever mended has given up
+			c.numbers.wake()
+			why := *c.silence.why
+			return &why
+		default:
+			c.startMending()
+		}
+		waited = true
+		c.mu.Unlock()
+		err := c.numbers.wait(ctx)
+		c.mu.Lock()
+		if err != nil {
+			return err
+		}
+	}
+	if waited {
+		c.numbers.wake()
+	}
+	return nil
+}
+
 // transmit queues a call on the connection. What is numbered gets its number here: the store wants them in order. Called with mu.
 func (c *client) transmit(call *clientCall) {
 	if call.number == 0 && call.req.Op.Numbered() {
@@ -193,6 +218,10 @@ func (c *client) withdraw(op wire.Op, id uint64) {
 		return
 	}
 	c.mu.Lock()
+	if c.calls[id] == nil { // answered just now: no other answer would end the cancel
+		c.mu.Unlock()
+		return
+	}
 	c.cancelled[id] = struct{}{}
 	l := c.line
 	if l != nil {
@@ -231,13 +260,14 @@ func (c *client) take(id uint64) *clientCall {
 	return call
 }
 
-// takeAll ends all calls with err. Called with mu.
+// endAll ends all calls with err. Called with mu.
 func (c *client) endAll(err error) {
 	for id, call := range c.calls {
 		delete(c.calls, id)
 		c.numbers.abandon(call)
 		call.end(c.outcome(call, err))
 	}
+	c.numbers.wake()
 }
 
 // outcome is what err means for call: if it changes something and was sent, nobody knows.
@@ -269,7 +299,6 @@ func (c *client) Close() error {
 	c.mu.Unlock()
 	if first {
 		c.stop()
-		c.numbers.wake()
 		if l == nil {
 			close(c.ended)
 		} else {

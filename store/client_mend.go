@@ -3,12 +3,14 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
 
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -22,12 +24,13 @@ type session struct {
 	token           []byte
 	durable         bool // the store comes back with its state after a crash
 	joined          map[uint64]bool
+	leases          map[uint64]bool
 	lost            bool          // this one is not the first
 	over            chan struct{} // closed when it is lost
 }
 
 func sessionOf(w *wire.Reply) session {
-	s := session{id: uint64(w.N), incarnation: w.Rev, token: w.Value, joined: map[uint64]bool{}, over: make(chan struct{})}
+	s := session{id: uint64(w.N), incarnation: w.Rev, token: w.Value, joined: map[uint64]bool{}, leases: map[uint64]bool{}, over: make(chan struct{})}
 	s.durable = len(w.Nums) > 0 && w.Nums[0] != 0
 	return s
 }
@@ -35,16 +38,18 @@ func sessionOf(w *wire.Reply) session {
 // is reports whether w welcomes back to s.
 func (s *session) is(w *wire.Reply) bool { return uint64(w.N) == s.id && w.Rev == s.incarnation }
 
-// refuses is the error of a request in the name of a rank that joined in a session that is lost. The store's new life may
-// have a group of the same number.
+// refuses is the error of a request in the name of a rank that joined, or a lease that was granted, in a session that is lost. The
+// store's new life may have a group, or a lease, of the same number.
 func (s *session) refuses(req *wire.Request) error {
-	if s.lost && ranked(req) && !s.joined[req.Group.Generation] {
-		return errSessionLost
+	switch {
+	case !s.lost:
+	case ranked(req) && !s.joined[req.Group.Generation]:
+		return fmt.Errorf("%w: the session in which this rank joined is lost", ErrUnavailable)
+	case req.Lease != 0 && !s.leases[req.Lease]:
+		return &Error{Op: req.Op.String(), Key: subject(req), Code: wire.CodeNotFound, Err: ErrNotFound, Detail: "the session of its lease is lost"}
 	}
 	return nil
 }
-
-var errSessionLost = &Error{Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: "the session in which this rank joined is lost"}
 
 // ranked reports whether req is in the name of a rank that has joined.
 func ranked(req *wire.Request) bool {
@@ -172,7 +177,7 @@ func (c *client) resume() *wire.Request {
 // calls knows for how long to wait. One that is not, and is not there, took everything with it.
 func (c *client) hopeless(err error, tried time.Duration) bool {
 	switch {
-	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol):
+	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol), errors.Is(err, ErrInvalid): // ErrInvalid: its TLS files
 		return true
 	case c.life.Err() != nil:
 		return true
@@ -223,11 +228,20 @@ func (c *client) adopt(l *line) bool {
 	if !c.session.is(&l.welcome) {
 		c.beginAnew(&l.welcome)
 	}
+	l.out = transport.NewOutbox(l.pipe, clientQueue+c.unanswered())
 	c.use(l)
 	c.silence.up()
 	c.repeat()
 	l.out.Flush()
 	return true
+}
+
+// unanswered is about how many bytes are to be repeated: so many may wait at once, however slow the server. Called with mu.
+func (c *client) unanswered() (n int) {
+	for _, call := range c.calls {
+		n += len(call.req.Value)
+	}
+	return n
 }
 
 // beginAnew is a new session, because the store does not know the old one any more. What was under way in its name is over: nothing of
@@ -239,7 +253,7 @@ func (c *client) beginAnew(w *wire.Reply) {
 		why.Detail = "it has been restarted, and has forgotten everything"
 	}
 	for id, call := range c.calls {
-		if op := call.req.Op; call.line != nil && (op.Numbered() || op == wire.OpJoin || op == wire.OpKeep) || ranked(call.req) {
+		if op := call.req.Op; call.line != nil && (op.Numbered() || op == wire.OpJoin || op == wire.OpKeep) || ranked(call.req) || call.req.Lease != 0 {
 			delete(c.calls, id)
 			c.numbers.abandon(call)
 			call.end(c.outcome(call, why))

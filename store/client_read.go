@@ -194,8 +194,8 @@ func (c *client) readOne(l *line) (id uint64, err error) {
 		body = append(make([]byte, 0, len(body)), body...)
 	}
 	err = call.rep.Parse(h, body)
-	if err == nil && h.Op == wire.OpJoin && h.Code == wire.CodeOK {
-		c.joined(call.rep.Rev)
+	if err == nil && h.Code == wire.CodeOK {
+		c.note(call)
 	}
 	if err != nil {
 		call.end(c.broken(l, err))
@@ -217,9 +217,16 @@ func (c *client) told(l *line, op wire.Op) error {
 	return nil
 }
 
-// joined notes that a rank has joined in this session.
-func (c *client) joined(generation uint64) {
+// note notes that a rank has joined in this session, or that a lease is its.
+func (c *client) note(call *clientCall) {
 	c.mu.Lock()
-	c.session.joined[generation] = true
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	switch call.req.Op {
+	case wire.OpJoin:
+		c.session.joined[call.rep.Rev] = true
+	case wire.OpGrant:
+		c.session.leases[uint64(call.rep.N)] = true
+	case wire.OpRevoke:
+		delete(c.session.leases, call.req.Lease)
+	}
 }

@@ -22,7 +22,7 @@ type silence struct {
 	running bool
 	seconds int       // since something was heard, while calls wait
 	since   time.Time // when the connection ended; zero while there is one
-	why     *Error // it did; kept until there is another
+	why     *Error    // it did; kept until there is another
 	gaveUp  bool
 }
 
@@ -35,7 +35,7 @@ func (s *silence) begin() {
 }
 
 func (s *silence) down(why *Error) { s.since, s.why, s.gaveUp = time.Now(), why, false }
-func (s *silence) up()            { s.since, s.seconds = time.Time{}, 0 }
+func (s *silence) up()             { s.since, s.seconds = time.Time{}, 0 }
 
 // listen is what the timer does.
 func (c *client) listen() {
@@ -69,9 +69,9 @@ func (c *client) gaveUp(op wire.Op, sent bool, err error) error {
 	what := ""
 	switch {
 	case !s.since.IsZero():
-		what = fmt.Sprintf("there is no connection to %s since %v: %v", c.dialer.addr, time.Since(s.since).Round(time.Millisecond), s.why.Detail)
+		what = fmt.Sprintf("there is no connection since %v: %v", time.Since(s.since).Round(time.Millisecond), s.why.Detail)
 	case s.seconds > 0:
-		what = fmt.Sprintf("%s has been silent for %d s", c.dialer.addr, s.seconds)
+		what = fmt.Sprintf("it has been silent for %d s", s.seconds)
 	}
 	c.mu.Unlock()
 	if sent && op.Numbered() {
@@ -80,5 +80,5 @@ func (c *client) gaveUp(op wire.Op, sent bool, err error) error {
 	if what == "" {
 		return err
 	}
-	return &Error{Key: "", Code: failureCode(err), Err: err, Detail: what}
+	return &Error{Key: c.dialer.addr, Code: failureCode(err), Err: err, Detail: what}
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -20,12 +21,12 @@ func memory(*testing.T) func() store.Engine {
 	return func() store.Engine { return m }
 }
 
-// served is the same engine behind a Server.
-func served(engine func(*testing.T) store.Engine, w wires) world {
+// served is the same engine behind a Server; grace is how long a session may be without a connection.
+func served(engine func(*testing.T) store.Engine, w wires, grace time.Duration) world {
 	return func(t *testing.T) func() store.Engine {
 		e := engine(t)
 		l, dial := w(t)
-		srv := &store.Server{Engine: e}
+		srv := &store.Server{Engine: e, Limits: store.ServerLimits{Grace: grace}}
 		var serving sync.WaitGroup
 		serving.Go(func() { _ = srv.Serve(l) })
 		t.Cleanup(func() {
@@ -91,6 +92,13 @@ func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0
 // cut ends a client without goodbye, for ever.
 func cut(e store.Engine) { store.Kill(e) }
 
+// breaks ends a client's connection: it comes back.
+func breaks(e store.Engine) {
+	if c := store.ConnOf(e); c != nil {
+		_ = c.Close()
+	}
+}
+
 func newMemory(*testing.T) store.Engine { return new(store.Memory) }
 
 func newPrefix(*testing.T) store.Engine {
@@ -108,16 +116,31 @@ func TestPrefix(t *testing.T) {
 	}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}, Key: 8<<10 - len("jobs/")})
 }
 
+// What is lost is lost soon, so that nobody waits for it; what is to come back has all the time that it needs.
+const (
+	soonLost  = 50 * time.Millisecond
+	comesBack = time.Minute
+)
+
 func TestClientServerMemory(t *testing.T) {
-	storetest.Run(t, served(newMemory, tcp), &storetest.Options{Cut: cut})
+	storetest.Run(t, served(newMemory, tcp, soonLost), &storetest.Options{Cut: cut})
 }
 
 // The server reads connections that are no sockets with a goroutine for each.
 func TestClientServerMemoryOverPipes(t *testing.T) {
-	storetest.Run(t, served(newMemory, pipes), &storetest.Options{Cut: cut})
+	storetest.Run(t, served(newMemory, pipes, soonLost), &storetest.Options{Cut: cut})
 }
 
 // The server gives engines other than a Memory a goroutine for each call.
 func TestClientServerPrefix(t *testing.T) {
-	storetest.Run(t, served(newPrefix, tcp), &storetest.Options{Cut: cut, Key: 8<<10 - len("jobs/")})
+	storetest.Run(t, served(newPrefix, tcp, soonLost), &storetest.Options{Cut: cut, Key: 8<<10 - len("jobs/")})
+}
+
+func TestReconnect(t *testing.T) {
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			storetest.Run(t, served(e.engine, e.wires, comesBack), &storetest.Options{Break: breaks, Only: []string{"Reconnect"}})
+		})
+	}
 }

@@ -1,10 +1,11 @@
 package store
 
 import (
+	"container/list"
 	"errors"
 	"fmt"
-	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,16 +20,24 @@ import (
 type conn struct {
 	server  *Server
 	limits  ServerLimits
-	peer    string // its address
+	peer    string     // its address
+	addr    netip.Addr // that without the port; none if it is no TCP
 	hello   wire.Request
 	in      frames // owned by who reads
 	req     wire.Request
 	rep     wire.Reply
 	session atomic.Uint64 // 0 before it is open
+	rights  rights        // nil is everything; since the handshake
+	proof   [][]byte      // that this side knows the peer's secret; for the welcome
 	lazy    bool          // the loop flushes what is answered in line
+	commit  *committer    // of a durable store
+	staged  []byte        // answers that are for it
 	heard   atomic.Bool   // something came since the server last looked
 	silent  int           // how often it has looked in vain; with taken, it is the server's watch that has them
 	taken   uint64        // bytes, by the peer
+
+	began      time.Time     // these two are protected by the server's mu
+	unfinished *list.Element // among the server's handshakes; nil once this one is over
 
 	mu   sync.Mutex // protects the fields below until the session begins
 	nc   net.Conn   // nil once a loop has the socket
@@ -37,7 +46,11 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
-	return &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frames{limit: wire.MaxBody}}
+	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frames{limit: helloRoom}}
+	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
+		c.addr = a.AddrPort().Addr().Unmap()
+	}
+	return c
 }
 
 // errDone is the end of a connection whose peer said goodbye.
@@ -51,6 +64,7 @@ const readRoom = 4 << 10
 func (c *conn) serve() {
 	buf := make([]byte, readRoom)
 	err := c.welcome(buf)
+	c.server.shaken(c)
 	if err != nil {
 		_ = c.nc.Close()
 		c.server.ended(c, err)
@@ -88,7 +102,7 @@ func (c *conn) serve() {
 func (c *conn) begin(p transport.Pipe) error {
 	c.mu.Lock()
 	c.pipe = p
-	c.out = transport.NewOutbox(p, c.limits.Unread)
+	c.out = transport.NewOutbox(p, c.limits.InFlight)
 	c.mu.Unlock()
 	if c.server.ending() {
 		return net.ErrClosed
@@ -139,52 +153,30 @@ func (c *conn) grace() time.Duration {
 	return c.limits.Grace
 }
 
-// welcome reads the preface and the hello.
-func (c *conn) welcome(buf []byte) error {
-	_ = c.nc.SetReadDeadline(time.Now().Add(c.limits.Handshake))
-	n, err := io.ReadFull(c.nc, buf[:len(wire.Preface)])
-	if got := string(buf[:n]); err == nil && got != wire.Preface {
-		if got[:wire.VersionAt] == wire.Preface[:wire.VersionAt] {
-			c.turnAway(wire.CodeUnsupported, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
-		}
-		return fmt.Errorf("%w: it began with %q", ErrProtocol, got)
-	}
-	if err != nil {
-		return fmt.Errorf("handshake: %w", err)
-	}
-	if err := c.read(buf); err != nil {
-		return fmt.Errorf("handshake: %w", err)
-	}
-	if c.req.Op != wire.OpHello {
-		return fmt.Errorf("%w: %s before hello", ErrProtocol, c.req.Op)
-	}
-	c.hello = *own(&c.req)
-	return c.nc.SetReadDeadline(time.Time{})
-}
-
-// turnAway answers a hello with no.
-func (c *conn) turnAway(code wire.Code, detail string) {
-	_ = c.nc.SetDeadline(time.Now().Add(time.Second))
-	b := wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Code: code, Detail: detail})
-	if _, err := c.nc.Write(b); err == nil {
-		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
-			_ = half.CloseWrite() // a close at once might take the answer back
-			_, _ = io.Copy(io.Discard, io.LimitReader(c.nc, readRoom))
-		}
-	}
-	_ = c.nc.Close()
-}
-
 // reply queues an answer, and returns how many bytes wait for the peer now.
 func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
+	if c.commit != nil {
+		c.staged = wire.AppendReply(c.staged, op, id, rep)
+		return len(c.staged)
+	}
 	return c.out.Append(func(b []byte) []byte { return wire.AppendReply(b, op, id, rep) })
+}
+
+// unstage gives up what is staged; it is for who has the turn.
+func (c *conn) unstage() []byte {
+	if len(c.staged) == 0 {
+		return nil
+	}
+	staged := c.staged
+	c.staged = (*stages.Get().(*[]byte))[:0]
+	return staged
 }
 
 // deliver implements link.
 func (c *conn) deliver(e core.Effect, encode *encoder) {
 	head, body := encode.frameOf(e)
 	switch e.Op {
-	case wire.OpWait, wire.OpChanges, wire.OpRecv: // this peer's alone: it counts against Unread
+	case wire.OpWait, wire.OpChanges, wire.OpRecv: // this peer's alone: it counts against InFlight
 		c.out.Append(func(b []byte) []byte { return append(append(b, head...), body...) })
 	default:
 		c.out.AppendShared(head, body)

@@ -5,13 +5,16 @@ import (
 	"context"
 	crand "crypto/rand"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -23,7 +26,15 @@ type Limits = core.Limits
 // It drives one core.Machine: its lock, its clock, and who is told. It owns no goroutine; one
 // timer runs while something has a deadline. Calls that wait cost a map entry and a channel.
 type Memory struct {
-	Limits Limits // before the first call
+	// Before the first call:
+	Limits Limits
+	// Dir, if it is not empty, is a directory of this store's own, which is made if need be: what was acknowledged then survives
+	// the end of the process at any moment, and of the machine too. The answer to a change waits until it is on the disk, together with
+	// those of others; answers to reads wait for the changes that they show.
+	Dir string
+	// Grace is how long sessions may take to come back after a restart of a durable store; default 10 s.
+	Grace  time.Duration
+	Logger *slog.Logger // nil is silent
 
 	mu      sync.Mutex // protects the fields below; never held during I/O
 	machine *core.Machine
@@ -35,8 +46,16 @@ type Memory struct {
 	links   map[uint64]link // sessions that are connections of a Server
 	lastID  uint64
 	closed  bool
+	shut    bool // Close has been called
 
 	incarnation uint64 // of the state: sessions of another one cannot be taken up again
+
+	disk    *durable.Disk       // nil if nothing is to survive
+	commit  *committer          // with disk
+	pos     uint64              // of the last event in disk's log
+	backups map[uint64]*os.File // by session, that are being read
+	fault   error               // why the store has failed; closed is true then
+	failed  chan struct{}       // closed then
 }
 
 // call is a Do that waits.
@@ -64,18 +83,36 @@ const (
 
 // open makes m ready. Called with mu.
 func (m *Memory) open() error {
+	if m.fault != nil {
+		return m.fault
+	}
 	if m.closed {
 		return ErrClosed
 	}
-	if m.machine == nil {
-		m.machine = core.New(m.Limits)
-		m.incarnation = rand.Uint64() | 1
-		m.start = time.Now()
-		m.calls = map[core.Ticket]*call{}
-		m.links = map[uint64]link{}
-		m.timer = time.AfterFunc(time.Hour, m.tick)
-		m.timer.Stop()
+	if m.machine != nil {
+		return nil
 	}
+	if m.Dir == "" {
+		m.machine, m.incarnation = core.New(m.Limits), rand.Uint64()|1
+	} else if err := m.openDisk(); err != nil {
+		return err
+	}
+	m.start = time.Now().Add(-m.machine.Now())
+	m.calls = map[core.Ticket]*call{}
+	m.links = map[uint64]link{}
+	m.timer = time.AfterFunc(time.Hour, m.tick)
+	m.timer.Stop()
+	return nil
+}
+
+// Open makes m ready, as the first call would: what is wrong with Dir is told here.
+func (m *Memory) Open() error {
+	m.mu.Lock()
+	if err := m.open(); err != nil {
+		m.mu.Unlock()
+		return err
+	}
+	m.release()
 	return nil
 }
 
@@ -92,6 +129,9 @@ func (m *Memory) now() core.Time {
 // Do implements Engine.
 func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	own := *req
+	if req.Op == wire.OpBackup {
+		return m.backup(req.Session, req.Rev, rep)
+	}
 	if core.Keeps(req.Op) {
 		own.Value = bytes.Clone(req.Value)
 	}
@@ -115,11 +155,14 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 		c = &call{rep: rep, done: make(chan struct{})}
 		m.calls[ticket] = c
 	}
+	pos := m.pos
 	m.release()
 	if !answered {
 		if err := m.await(ctx, &own, c); err != nil {
 			return err
 		}
+	} else if err := m.sync(pos); err != nil {
+		return err
 	}
 	clone(rep)
 	return nil
@@ -133,9 +176,12 @@ func (m *Memory) apply(session uint64, req *wire.Request, rep *wire.Reply) (answ
 			req.Resume = 0
 		}
 	}
-	answered = m.machine.Apply(m.now(), session, req, rep)
+	answered = m.applyLogged(m.now(), session, req, rep)
 	if req.Op == wire.OpHello {
-		rep.Rev = m.incarnation
+		rep.Rev, rep.Nums = m.incarnation, []int64{0}
+		if m.disk != nil {
+			rep.Nums[0] = 1
+		}
 	}
 	return answered
 }
@@ -156,7 +202,7 @@ func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
 			return
 		}
 		withdraw := wire.Request{Op: wire.OpCancel, ID: req.ID}
-		m.machine.Apply(m.now(), req.Session, &withdraw, new(wire.Reply))
+		m.applyLogged(m.now(), req.Session, &withdraw, new(wire.Reply))
 		m.release()
 	})
 	if err != nil {
@@ -174,22 +220,26 @@ func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
 }
 
 // release sets the timer, unlocks, and tells those whose calls the last step answered.
-func (m *Memory) release() {
+func (m *Memory) release() { m.releaseTo(nil, nil) }
+
+// releaseTo is release with answers for c, which are staged if the store is durable.
+func (m *Memory) releaseTo(c *conn, staged []byte) {
+	p := parcel{pos: m.pos, to: c, staged: staged}
 	effects := m.machine.Effects()
 	if at, ok := m.machine.Next(); ok && (m.armed == 0 || at < m.armed) {
 		m.armed = at
 		m.timer.Reset(at - (time.Since(m.start) - m.stopped))
 	}
-	if len(effects) == 0 {
-		m.mu.Unlock()
-		return
+	if len(effects) > 0 {
+		p.remote, p.local = m.route(effects)
 	}
-	remote, local := m.route(effects)
+	commit := m.commit
+	if commit != nil && len(p.remote)+len(p.local)+len(staged) > 0 {
+		commit.put(p) // with mu: they are in the order of the log
+	}
 	m.mu.Unlock()
-	post(remote)
-	// Those in this process last: the rank that hosts the store may end with its answer.
-	for _, c := range local {
-		close(c.done)
+	if commit == nil {
+		p.give()
 	}
 }
 
@@ -218,7 +268,7 @@ func (m *Memory) tick() {
 	}
 	now := m.now()
 	m.armed = 0
-	m.machine.Tick(now)
+	m.tickLogged(now)
 	m.release()
 }
 
@@ -249,7 +299,8 @@ func (m *Memory) detach(session uint64, l link, how wire.Op, grace time.Duration
 		return
 	}
 	delete(m.links, session)
-	m.machine.Apply(m.now(), session, &wire.Request{Op: how, TTL: grace}, new(wire.Reply))
+	m.forgetBackup(session)
+	m.applyLogged(m.now(), session, &wire.Request{Op: how, TTL: grace}, new(wire.Reply))
 	m.release()
 }
 
@@ -275,23 +326,36 @@ func (m *Memory) Keys() int {
 	return m.machine.Keys()
 }
 
-// Close ends all waiting calls with ErrClosed, and forgets everything.
+// Close ends all waiting calls with ErrClosed. What is not in Dir is forgotten.
 func (m *Memory) Close() error {
+	m.end(ErrClosed)
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
+	disk, first := m.disk, !m.shut
+	m.shut = true
+	m.mu.Unlock()
+	if disk == nil || !first {
 		return nil
 	}
+	m.commit.close()
+	return disk.Close()
+}
+
+// end ends all calls with err.
+func (m *Memory) end(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.closed = true
 	if m.timer != nil {
 		m.timer.Stop()
 	}
 	for _, c := range m.calls {
-		c.err = ErrClosed
+		c.err = err
 		close(c.done)
 	}
+	for session := range m.backups {
+		m.forgetBackup(session)
+	}
 	m.machine, m.calls, m.links = nil, nil, nil
-	return nil
 }
 
 // clone makes what rep holds the caller's: the machine's values are shared by all.

@@ -48,9 +48,11 @@ func (c *conn) serveEngine(e Engine, buf []byte) error {
 		return CodeError(welcome.Code)
 	}
 	s := c.server.engineSession(e, uint64(welcome.N))
-	s.take(c)
+	if !s.take(c) {
+		return net.ErrClosed // it ended just now: the client comes again
+	}
 	c.session.Store(s.id)
-	c.reply(wire.OpHello, c.hello.ID, &welcome)
+	c.greet(&welcome)
 	c.out.Flush()
 	err := s.run(c, buf)
 	c.server.letGo(s, c, err)
@@ -94,6 +96,9 @@ func (s *Server) letGo(es *engineSession, c *conn, err error) {
 func (s *Server) forgetSession(es *engineSession) {
 	es.mu.Lock()
 	back := es.conn != nil
+	if !back {
+		es.cancel()
+	}
 	es.mu.Unlock()
 	if back {
 		return
@@ -103,7 +108,6 @@ func (s *Server) forgetSession(es *engineSession) {
 		delete(s.sessions, es.id)
 	}
 	s.mu.Unlock()
-	es.cancel()
 	es.running.Wait()
 }
 
@@ -115,11 +119,15 @@ func (s *engineSession) lose() {
 	s.mu.Unlock()
 }
 
-// take makes c the connection of s. No request of the one before it is begun any more.
-func (s *engineSession) take(c *conn) {
+// take makes c the connection of s, unless s has ended. No request of the one before it is begun any more.
+func (s *engineSession) take(c *conn) bool {
 	s.order.Lock()
 	defer s.order.Unlock()
 	s.mu.Lock()
+	if s.ctx.Err() != nil {
+		s.mu.Unlock()
+		return false
+	}
 	before := s.conn
 	s.conn = c
 	if s.lost != nil {
@@ -129,6 +137,7 @@ func (s *engineSession) take(c *conn) {
 	if before != nil {
 		before.close()
 	}
+	return true
 }
 
 // has reports whether c still is the connection of s.
@@ -172,14 +181,18 @@ func (s *engineSession) run(c *conn, buf []byte) error {
 
 // start starts the call that c has read.
 func (s *engineSession) start(c *conn, quick chan struct{}) error {
-	if c.req.Number != 0 {
+	denied := c.refusal()
+	if c.req.Number != 0 || denied != "" {
 		s.order.Lock()
 		defer s.order.Unlock()
 		if !s.has(c) {
 			return net.ErrClosed
 		}
+		if denied != "" {
+			return s.refuse(c, denied)
+		}
 		c.req.Session = s.id
-		s.do(s.ctx, &c.req)
+		s.do(s.ctx, &c.req, func() {})
 		return nil
 	}
 	call, ok := s.begin(c)
@@ -193,13 +206,19 @@ func (s *engineSession) start(c *conn, quick chan struct{}) error {
 		quick <- struct{}{}
 	}
 	s.running.Go(func() {
-		s.do(call, req)
-		s.end(req.ID)
+		s.do(call, req, func() { s.end(req.ID) })
 		if !waits {
 			<-quick
 		}
 	})
 	return nil
+}
+
+// refuse answers a request that the peer has no right to.
+func (s *engineSession) refuse(c *conn, why string) (err error) {
+	c.refuse(why, func(req *wire.Request, rep *wire.Reply) { err = s.engine.Do(s.ctx, req, rep) })
+	c.out.Flush()
+	return err
 }
 
 // begin makes a call's context, unless it is under way, or there are too many.
@@ -219,9 +238,8 @@ func (s *engineSession) begin(c *conn) (call context.Context, ok bool) {
 	return call, true
 }
 
+// end takes out a call. Called with mu.
 func (s *engineSession) end(id uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.cancels[id]()
 	delete(s.cancels, id)
 }
@@ -234,9 +252,9 @@ func (s *engineSession) withdraw(id uint64) {
 	}
 }
 
-// do has the engine carry out a request, and answers it on the connection that the session has then. If it has none, it
-// will be asked again.
-func (s *engineSession) do(ctx context.Context, req *wire.Request) {
+// do has the engine carry out a request, and answers it on the connection that the session has when it ends: whoever asks on a later one
+// begins it again. If it has none, it will be asked again.
+func (s *engineSession) do(ctx context.Context, req *wire.Request, end func()) {
 	var rep wire.Reply
 	if err := s.engine.Do(ctx, req, &rep); err != nil {
 		rep = wire.Reply{Code: failureCode(err), Detail: err.Error()}
@@ -246,6 +264,7 @@ func (s *engineSession) do(ctx context.Context, req *wire.Request) {
 	}
 	s.mu.Lock()
 	c := s.conn
+	end()
 	s.mu.Unlock()
 	if c != nil && s.ctx.Err() == nil { // otherwise the session is over, and what the engine says of that is not for its peer
 		c.reply(req.Op, req.ID, &rep)

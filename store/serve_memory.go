@@ -99,11 +99,12 @@ func (c *conn) open(m *Memory) (held bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	c.commit = m.commit
 	if before != nil {
 		before.close()
 	}
 	c.session.Store(session)
-	c.reply(wire.OpHello, c.hello.ID, &welcome)
+	c.greet(&welcome)
 	held, err = c.carryOut(m)
 	c.in.giveBack()
 	return held, err
@@ -147,12 +148,15 @@ func (c *conn) carryOut(m *Memory) (held bool, err error) {
 // turn carries out a batch of requests under one lock; full is that the answers should be written first.
 func (c *conn) turn(m *Memory) (more, full bool, err error) {
 	session := c.session.Load()
+	if c.commit != nil {
+		c.commit.room()
+	}
 	m.mu.Lock()
 	if !m.attached(session, c) {
 		m.mu.Unlock()
 		return false, false, net.ErrClosed
 	}
-	defer m.release()
+	defer func() { m.releaseTo(c, c.unstage()) }()
 	now := m.now()
 	for range batch {
 		if ok, err := c.next(); err != nil || !ok {
@@ -164,7 +168,15 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 		case wire.OpGoodbye:
 			return false, false, errDone
 		}
-		if m.machine.Apply(now, session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
+		if why := c.refusal(); why != "" {
+			c.refuse(why, func(req *wire.Request, rep *wire.Reply) { m.machine.Apply(now, session, req, rep) })
+			continue
+		}
+		if c.req.Op == wire.OpBackup {
+			c.answerBackup(m, c.req.ID, c.req.Rev)
+			continue
+		}
+		if m.applyLogged(now, session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
 			if c.reply(c.req.Op, c.req.ID, &c.rep) > unreadPause {
 				return true, true, nil
 			}

@@ -1,7 +1,10 @@
 package store
 
 import (
+	"cmp"
+	"container/list"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +14,7 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -18,11 +22,15 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// ServerLimits bound what peers can make a Server hold. Zero fields have the defaults.
+// ServerLimits bound what peers can make a Server hold. Zero fields have the defaults. What a Memory holds has its own Limits.
 type ServerLimits struct {
-	Conns     int           // connections at once; default 65,536
-	Handshake time.Duration // from accept to hello; default 10 s
-	Unread    int           // bytes of answers that wait for one slow peer; default 64 MiB
+	Conns   int // connections at once; default 65,536. One too many is told, and closed
+	PerAddr int // of them from one IP address; default 16,384
+	// Handshakes is how many may be unfinished at once; default 4,096. If there are more, the oldest is dropped, once it has had a tenth
+	// of its time: a burst gets through, and peers that never finish keep nobody out.
+	Handshakes int
+	Handshake  time.Duration // from accept to the answer to hello; default 10 s
+	InFlight   int           // bytes of answers that wait for one slow peer; default 64 MiB. Its requests wait from 1 MiB on
 	// Grace is how long a session whose connection has broken may take to come back, before it is lost; default 500 ms.
 	Grace time.Duration
 	// Silence is after how long a peer is lost that does not answer probes; default 15 s. If others wait for one of its
@@ -31,22 +39,15 @@ type ServerLimits struct {
 }
 
 func (l ServerLimits) withDefaults() ServerLimits {
-	if l.Conns == 0 {
-		l.Conns = 65536
+	return ServerLimits{
+		Conns:      cmp.Or(l.Conns, 65536),
+		PerAddr:    cmp.Or(l.PerAddr, 16384),
+		Handshakes: cmp.Or(l.Handshakes, 4096),
+		Handshake:  cmp.Or(l.Handshake, handshakeTime),
+		InFlight:   cmp.Or(l.InFlight, 64<<20),
+		Grace:      cmp.Or(l.Grace, 500*time.Millisecond),
+		Silence:    cmp.Or(l.Silence, 15*time.Second),
 	}
-	if l.Handshake == 0 {
-		l.Handshake = handshakeTime
-	}
-	if l.Unread == 0 {
-		l.Unread = 64 << 20
-	}
-	if l.Grace == 0 {
-		l.Grace = 500 * time.Millisecond
-	}
-	if l.Silence == 0 {
-		l.Silence = 15 * time.Second
-	}
-	return l
 }
 
 // Server serves an Engine: a *Memory without a goroutine for each connection where the system has a
@@ -55,20 +56,29 @@ func (l ServerLimits) withDefaults() ServerLimits {
 // It owns the listeners that it was given, the connections, and all those goroutines. Close ends all of
 // them and waits; it does not close the Engine.
 type Server struct {
-	Engine   Engine
+	Engine Engine
+	// TLS is how to speak TLS 1.3; see TLSFiles.Server. Nil is plain TCP. Its ClientAuth says what is asked of clients, also if its
+	// GetConfigForClient makes other configurations.
+	TLS *tls.Config
+	// Access is who may come in, and what they may do; others are denied. Empty is everybody, everything.
+	Access   []Access
 	Insecure bool // serve beyond loopback, to whoever comes
 	Limits   ServerLimits
 	Logger   *slog.Logger // nil is silent
 
-	mu        sync.Mutex // protects the fields below
-	listeners map[net.Listener]struct{}
-	conns     map[*conn]struct{}
-	sessions  map[uint64]*engineSession // of an Engine that is no Memory
-	loops     []*transport.Loop
-	adopted   int // connections that a loop was given; they take turns
-	stopping  bool
-	stopped   chan struct{}  // closed with stopping
-	running   sync.WaitGroup // connections, and watch
+	mu         sync.Mutex // protects the fields below
+	listeners  map[net.Listener]struct{}
+	conns      map[*conn]struct{}
+	perAddr    map[netip.Addr]int
+	handshakes list.List                 // conns whose handshake is unfinished, the oldest first
+	freed      chan struct{}             // gets a token when there are fewer of them
+	away       int                       // connections that are being turned away
+	sessions   map[uint64]*engineSession // of an Engine that is no Memory
+	loops      []*transport.Loop
+	adopted    int // connections that a loop was given; they take turns
+	stopping   bool
+	stopped    chan struct{}  // closed with stopping
+	running    sync.WaitGroup // connections, and watch
 }
 
 // Listen listens on exactly addr, a host:port: an IPv4 address is not an IPv6 one as well, as it would
@@ -83,8 +93,7 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, network, addr)
 }
 
-// Serve accepts connections on l until Close or Shutdown, and then returns ErrServerClosed. A
-// listener that others than this machine can reach is ErrInsecure unless s.Insecure.
+// Serve accepts connections on l until Close or Shutdown, and then returns ErrServerClosed. What Check says is an error at once.
 func (s *Server) Serve(l net.Listener) error {
 	if err := s.admit(l); err != nil {
 		_ = l.Close()
@@ -109,22 +118,52 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
+// Check says why s would not serve at addr; nil if it would. An address that others than this machine can reach is ErrInsecure, unless
+// a peer needs a secret (Access) or a certificate (Access, or TLS that requires one) to come in, or s.Insecure says that it need not.
+// TLS alone is not enough: it hides what is said from others, and lets everybody say it.
+func (s *Server) Check(addr net.Addr) error {
+	if err := checkAccess(s.Access); err != nil {
+		return err
+	}
+	if s.TLS == nil || s.TLS.ClientAuth < tls.VerifyClientCertIfGiven {
+		for i, a := range s.Access {
+			if a.Name != "" {
+				return &Error{
+					Op: "access", Key: strconv.Itoa(i), Code: wire.CodeInvalid, Err: ErrInvalid,
+					Detail: "it is for a client certificate, and none is asked for: that takes TLS, with the CA that signs them",
+				}
+			}
+		}
+	}
+	a, ok := addr.(*net.TCPAddr)
+	if !ok || a.IP.IsLoopback() || s.Insecure || len(s.Access) > 0 || s.wantsCertificate() {
+		return nil
+	}
+	return &Error{
+		Op: "serve", Key: a.String(), Code: wire.CodeDenied, Err: ErrInsecure,
+		Detail: "anybody who can reach this address could read and write: want a secret or a client certificate (Access, TLS), " +
+			"listen on 127.0.0.1, or set Insecure if the network is yours",
+	}
+}
+
+// wantsCertificate reports whether nobody comes in without one.
+func (s *Server) wantsCertificate() bool {
+	return s.TLS != nil && s.TLS.ClientAuth == tls.RequireAndVerifyClientCert
+}
+
 func (s *Server) admit(l net.Listener) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopping {
 		return ErrServerClosed
 	}
-	if a, ok := l.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() && !s.Insecure {
-		return &Error{
-			Op: "serve", Key: a.String(), Code: wire.CodeDenied, Err: ErrInsecure,
-			Detail: "anybody who can reach this address could read and write; listen on 127.0.0.1, or set Insecure if the network is yours",
-		}
+	if err := s.Check(l.Addr()); err != nil {
+		return err
 	}
 	if s.listeners == nil {
-		s.listeners, s.conns = map[net.Listener]struct{}{}, map[*conn]struct{}{}
+		s.listeners, s.conns, s.perAddr = map[net.Listener]struct{}{}, map[*conn]struct{}{}, map[netip.Addr]int{}
 		s.sessions = map[uint64]*engineSession{}
-		s.stopped = make(chan struct{})
+		s.stopped, s.freed = make(chan struct{}), make(chan struct{}, 1)
 		s.running.Go(s.watch)
 	}
 	s.listeners[l] = struct{}{}
@@ -152,29 +191,106 @@ func (s *Server) start(nc net.Conn) {
 	c := newConn(s, nc, limits)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.makeRoom(limits)
 	switch {
 	case s.stopping:
 		_ = nc.Close()
 	case len(s.conns) >= limits.Conns:
-		s.log().Warn("connection refused", "peer", c.peer, "reason", "too many connections", "limit", limits.Conns)
-		s.running.Go(func() { c.turnAway(wire.CodeFull, fmt.Sprintf("the limit is %d connections", limits.Conns)) })
+		s.turnAway(c, fmt.Sprintf("the limit is %d connections", limits.Conns))
+	case c.addr.IsValid() && s.perAddr[c.addr] >= limits.PerAddr:
+		s.turnAway(c, fmt.Sprintf("the limit is %d connections from one address", limits.PerAddr))
 	default:
 		s.conns[c] = struct{}{}
+		s.perAddr[c.addr]++
+		c.began, c.unfinished = time.Now(), s.handshakes.PushBack(c)
 		s.running.Add(1)
 		go c.serve()
 	}
+}
+
+// makeRoom sees to it that there is room for one more handshake: it waits a little for one that is unfinished, and then drops the
+// oldest. Called with mu, which it may unlock meanwhile.
+func (s *Server) makeRoom(l ServerLimits) {
+	for !s.stopping && s.handshakes.Len() > 0 && (s.handshakes.Len() >= l.Handshakes || len(s.conns) >= l.Conns) {
+		oldest := s.handshakes.Front().Value.(*conn)
+		rest := l.Handshake/10 - time.Since(oldest.began)
+		if rest <= 0 {
+			s.log().Warn("handshake dropped", "peer", oldest.peer, "reason", "others wait", "limit", l.Handshakes)
+			s.remove(oldest)
+			oldest.close()
+			continue
+		}
+		s.mu.Unlock()
+		select {
+		case <-s.freed:
+		case <-time.After(rest):
+		case <-s.stopped:
+		}
+		s.mu.Lock()
+	}
+}
+
+// turnAway tells a peer that there is no room for it, unless too many are being told. Called with mu.
+func (s *Server) turnAway(c *conn, why string) {
+	s.log().Warn("connection refused", "peer", c.peer, "reason", why)
+	if s.away >= mostAway {
+		_ = c.nc.Close()
+		return
+	}
+	s.away++
+	s.running.Go(func() {
+		c.sendAway(why)
+		s.mu.Lock()
+		s.away--
+		s.mu.Unlock()
+	})
+}
+
+// shaken notes that c's handshake is over.
+func (s *Server) shaken(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.unfinished != nil {
+		s.handshakes.Remove(c.unfinished)
+		c.unfinished = nil
+		s.free()
+	}
+}
+
+// free tells makeRoom. Called with mu.
+func (s *Server) free() {
+	select {
+	case s.freed <- struct{}{}:
+	default:
+	}
+}
+
+// remove takes c out of what is counted, once. Called with mu.
+func (s *Server) remove(c *conn) {
+	if _, ok := s.conns[c]; !ok {
+		return
+	}
+	delete(s.conns, c)
+	if s.perAddr[c.addr]--; s.perAddr[c.addr] == 0 {
+		delete(s.perAddr, c.addr)
+	}
+	if c.unfinished != nil {
+		s.handshakes.Remove(c.unfinished)
+		c.unfinished = nil
+	}
+	s.free()
 }
 
 // ended takes out a connection, and says why it is over.
 func (s *Server) ended(c *conn, err error) {
 	switch {
 	case errors.Is(err, errDone), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
-		s.log().Debug("connection ended", "peer", c.peer, "who", c.hello.Key, "err", err)
+		s.log().Debug("connection ended", "peer", c.peer, "who", clip(c.hello.Key), "err", err)
 	default:
-		s.log().Warn("connection ended", "peer", c.peer, "who", c.hello.Key, "err", err)
+		s.log().Warn("connection ended", "peer", c.peer, "who", clip(c.hello.Key), "err", err)
 	}
 	s.mu.Lock()
-	delete(s.conns, c)
+	s.remove(c)
 	s.mu.Unlock()
 	s.running.Done()
 }

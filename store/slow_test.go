@@ -48,7 +48,7 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 func TestSlowPeerThatReadsInTheEndGetsEverything(t *testing.T) {
 	for _, e := range engines[:2] {
 		t.Run(e.name, func(t *testing.T) {
-			s := serve(t, &store.Server{Limits: store.ServerLimits{Unread: 4 << 20}}, e.wires)
+			s := serve(t, &store.Server{Limits: store.ServerLimits{InFlight: 4 << 20}}, e.wires)
 			require.NoError(t, s.client(t).Set(bounded(t), "large", make([]byte, large), nil))
 			slow := s.greeted(t)
 			go func() { _, _ = slow.Write(gets(200, "large")) }()
@@ -63,7 +63,7 @@ func TestSlowPeerThatReadsInTheEndGetsEverything(t *testing.T) {
 
 // Answers that come later cannot be held back: they are counted, and a peer that does not read them is cut off.
 func TestWaitsOfAPeerThatDoesNotRead(t *testing.T) {
-	eachWith(t, store.ServerLimits{Unread: 4 << 20}, func(t *testing.T, s *service) {
+	eachWith(t, store.ServerLimits{InFlight: 4 << 20}, func(t *testing.T, s *service) {
 		other, ctx := s.client(t), bounded(t)
 		slow := s.greeted(t)
 		for i := range 200 {
@@ -80,8 +80,8 @@ func TestWaitsOfAPeerThatDoesNotRead(t *testing.T) {
 	})
 }
 
-func TestAnAnswerLargerThanUnreadIsNoReasonToCutOff(t *testing.T) {
-	eachWith(t, store.ServerLimits{Unread: 1 << 20}, func(t *testing.T, s *service) {
+func TestAnAnswerLargerThanInFlightIsNoReasonToCutOff(t *testing.T) {
+	eachWith(t, store.ServerLimits{InFlight: 1 << 20}, func(t *testing.T, s *service) {
 		c, ctx := s.client(t), bounded(t)
 		for i := range 4 {
 			require.NoError(t, c.Set(ctx, fmt.Sprint(i), make([]byte, large), nil))
@@ -95,7 +95,7 @@ func TestAnAnswerLargerThanUnreadIsNoReasonToCutOff(t *testing.T) {
 func TestManyLargeGetsAtOnceOnOneClient(t *testing.T) {
 	for _, e := range engines[:2] {
 		t.Run(e.name, func(t *testing.T) {
-			s := serve(t, &store.Server{Limits: store.ServerLimits{Unread: 8 << 20}}, e.wires)
+			s := serve(t, &store.Server{Limits: store.ServerLimits{InFlight: 8 << 20}}, e.wires)
 			c, ctx := s.client(t), bounded(t)
 			require.NoError(t, c.Set(ctx, "large", make([]byte, large), nil))
 			together(t, 64, func() error { _, err := c.Get(ctx, "large"); return err })

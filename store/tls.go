@@ -42,6 +42,7 @@ func (f *TLSFiles) Server() (*tls.Config, error) {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
 		SessionTicketsDisabled: true, // a ticket would outlive the CA that its certificate was checked with
+		ClientAuth:             f.clientAuth(),
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 			return f.server.get(f.Logger, f.files(), f.loadServer)
 		},
@@ -80,12 +81,20 @@ func (f *TLSFiles) loadServer() (*tls.Config, error) {
 	if f.CA == "" {
 		return c, nil
 	}
-	c.ClientAuth = tls.VerifyClientCertIfGiven
-	if f.RequireClient {
-		c.ClientAuth = tls.RequireAndVerifyClientCert
-	}
+	c.ClientAuth = f.clientAuth()
 	c.ClientCAs, err = loadCA(f.CA)
 	return c, err
+}
+
+// clientAuth is what a server asks of clients.
+func (f *TLSFiles) clientAuth() tls.ClientAuthType {
+	switch {
+	case f.CA == "":
+		return tls.NoClientCert
+	case f.RequireClient:
+		return tls.RequireAndVerifyClientCert
+	}
+	return tls.VerifyClientCertIfGiven
 }
 
 func (f *TLSFiles) loadClient() (*tls.Config, error) {

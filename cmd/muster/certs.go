@@ -72,7 +72,14 @@ func makeCerts(cmd *cobra.Command, dir string, o certs.Options) error {
 	}
 	if slices.Contains(made.Files, "server.pem") {
 		path := func(name string) string { return shellWord(filepath.Join(dir, name)) }
-		fmt.Fprintf(out, "\nNow start the server:\n  muster serve --tls-cert %s --tls-key %s --tls-ca %s\n", path("server.pem"), path("server-key.pem"), path("ca.pem"))
+		fmt.Fprintf(out, "\nNow start the server, which lets in who has one of these certificates:\n  muster serve --tls-cert %s --tls-key %s --tls-ca %s --require-client-cert\n",
+			path("server.pem"), path("server-key.pem"), path("ca.pem"))
+		if len(o.Names) == 0 {
+			o.Names = []string{"client"}
+		}
+		client := o.Names[0]
+		fmt.Fprintf(out, "\nAnd reach it:\n  export MUSTER_STORE=muster://127.0.0.1:7070 MUSTER_TLS_CA=%s MUSTER_TLS_CERT=%s MUSTER_TLS_KEY=%s\n  muster set key value\n",
+			path("ca.pem"), path(client+".pem"), path(client+"-key.pem"))
 	}
 	return nil
 }

@@ -42,8 +42,12 @@ signal that killed it (143 is SIGTERM), and with
 func environmentTopic() *cobra.Command {
 	return &cobra.Command{Use: "environment", Short: "The variables that muster reads and sets", Long: `Variables that muster reads:
 
-  MUSTER_STORE   the store of set, get, wait, add, delete, keys and watch, unless --store is given
-  NO_COLOR       if it is not empty, there is no colour; nor is there when the output is no terminal
+  MUSTER_STORE         the store of set, get, wait, add, delete, keys and watch, unless --store is given
+  MUSTER_SECRET_FILE   file with the secret that it wants, unless --secret-file is given; run hosts with it
+  MUSTER_TLS_CA        PEM file of who signs its certificate, unless --tls-ca is given
+  MUSTER_TLS_CERT      PEM file of a certificate for it to see, unless --tls-cert is given
+  MUSTER_TLS_KEY       PEM file of the key of that, unless --tls-key is given
+  NO_COLOR             if it is not empty, there is no colour; nor is there when the output is no terminal
 
 Variables that run sets for each rank:
 
@@ -100,6 +104,8 @@ func (e *storeError) exitCode() int {
 	switch {
 	case errors.Is(e.err, store.ErrNotFound), errors.Is(e.err, store.ErrExpired):
 		return exitNotFound
+	case errors.Is(e.err, store.ErrDenied), errors.Is(e.err, store.ErrInvalid):
+		return exitFailed
 	case isUnavailable(e.err):
 		return exitUnavailable
 	case errors.Is(e.err, context.DeadlineExceeded):
@@ -117,6 +123,9 @@ func (e *storeError) Error() string {
 		return e.unavailable(inner)
 	case exitTimeout:
 		return fmt.Sprintf("timed out: %s; --timeout gives it more time", e.late(inner))
+	}
+	if inner != nil && inner.Op == "dial" && errors.Is(e.err, store.ErrDenied) {
+		return fmt.Sprintf("the store at %s and this do not get together: %s; see --secret-file and --tls-ca", e.addr(), inner.Detail)
 	}
 	return strings.TrimPrefix(e.err.Error(), "store: ")
 }
@@ -139,14 +148,22 @@ func isUnavailable(err error) bool {
 }
 
 func (e *storeError) unavailable(inner *store.Error) string {
-	addr := strings.TrimPrefix(e.url, "muster://")
+	addr := e.addr()
 	switch {
+	case errors.Is(e.err, store.ErrFull) && inner != nil && inner.Op == "dial":
+		return fmt.Sprintf("the store at %s has no room: %s", addr, reason(e.err))
 	case errors.Is(e.err, store.ErrProtocol):
 		return fmt.Sprintf("whoever listens at %s is no muster store (%v): check --store or MUSTER_STORE", addr, e.err)
 	case inner != nil && inner.Op == "dial":
 		return fmt.Sprintf("no store at %s (%s): start one with \"muster serve --listen %s\", or check --store or MUSTER_STORE", addr, reason(e.err), addr)
 	}
 	return fmt.Sprintf("the store at %s went away (%s): start it again, and then this", addr, reason(e.err))
+}
+
+// addr is where the store is, without its parameters, which may be long.
+func (e *storeError) addr() string {
+	addr, _, _ := strings.Cut(strings.TrimPrefix(e.url, "muster://"), "?")
+	return addr
 }
 
 // reason is the innermost part of an error that ends in the system's own words.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"syscall"
 	"time"
 
@@ -25,17 +26,39 @@ type hostOptions struct {
 	limits       store.Limits
 	serverLimits store.ServerLimits
 	insecure     bool
+	tls          *store.TLSFiles // nil is without
+	access       []store.Access
 	logger       *slog.Logger
+}
+
+// server is one of e that does not serve yet.
+func (o *hostOptions) server(e store.Engine) (*store.Server, error) {
+	s := &store.Server{Engine: e, Insecure: o.insecure, Access: o.access, Limits: o.serverLimits, Logger: o.logger}
+	if o.tls == nil {
+		return s, nil
+	}
+	o.tls.Logger = o.logger
+	var err error
+	s.TLS, err = o.tls.Server()
+	return s, err
 }
 
 // startHost listens at addr, and serves there until close or drain.
 func startHost(addr string, o hostOptions) (*host, error) {
+	memory := &store.Memory{Limits: o.limits}
+	server, err := o.server(memory)
+	if err != nil {
+		return nil, err
+	}
 	l, err := store.Listen(context.Background(), addr)
 	if err != nil {
 		return nil, err
 	}
-	h := &host{addr: l.Addr(), memory: &store.Memory{Limits: o.limits}, ended: make(chan error, 1)}
-	h.server = &store.Server{Engine: h.memory, Insecure: o.insecure, Limits: o.serverLimits, Logger: o.logger}
+	if err := server.Check(l.Addr()); err != nil {
+		_ = l.Close()
+		return nil, err
+	}
+	h := &host{addr: l.Addr(), server: server, memory: memory, ended: make(chan error, 1)}
 	go func() { h.ended <- h.server.Serve(l) }()
 	return h, nil
 }
@@ -56,21 +79,18 @@ func (h *host) close() {
 	_ = h.memory.Close()
 }
 
-// refused is what Serve says at once to a listener that it does not take.
-func (h *host) refused() error {
-	if a, ok := h.addr.(*net.TCPAddr); !ok || a.IP.IsLoopback() || h.server.Insecure {
-		return nil
-	}
-	return <-h.ended
-}
-
 // listenError says what to do if an address, which a flag gave, cannot be had.
 func listenError(flag, addr string, err error) error {
-	var text string
+	text, wanting := "", " or a certificate (--secret-file, --access, --require-client-cert)"
+	if flag != "--listen" {
+		wanting = " (MUSTER_SECRET_FILE)"
+	}
 	switch {
 	case errors.Is(err, store.ErrInsecure):
 		text = fmt.Sprintf("refusing to serve beyond loopback, at %s: whoever reaches it could read and write everything; "+
-			"let %s be 127.0.0.1, or add --insecure if the network is yours", addr, flag)
+			"let %s be 127.0.0.1, want a secret%s, or add --insecure if the network is yours", addr, flag, wanting)
+	case errors.Is(err, store.ErrInvalid):
+		text = strings.TrimPrefix(err.Error(), "store: ")
 	case errors.Is(err, syscall.EADDRINUSE):
 		text = fmt.Sprintf("cannot listen at %s: %s: let %s have another port, or 0 for any that is free", addr, reason(err), flag)
 	default:

@@ -3,9 +3,12 @@ package main
 import (
 	"crypto/rand"
 	"net"
+	"os"
 	"strconv"
+	"strings"
 
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
 )
 
 // place is where the ranks of one run meet: a store in this process, whose port cannot
@@ -24,16 +27,20 @@ func (p *place) open() error {
 	if p.masterPort != 0 {
 		return nil
 	}
+	o := hostOptions{insecure: p.insecure}
+	if file := os.Getenv("MUSTER_SECRET_FILE"); file != "" { // the ranks have it too
+		secret, err := store.ReadSecret(file)
+		if err != nil {
+			return &exit{code: exitUsage, text: "MUSTER_SECRET_FILE: " + strings.TrimPrefix(err.Error(), "store: "), err: err}
+		}
+		o.access = []store.Access{{Secret: secret, Write: true}}
+	}
 	addr := net.JoinHostPort(p.masterAddr, "0")
-	h, err := startHost(addr, hostOptions{insecure: p.insecure})
+	h, err := startHost(addr, o)
 	if err != nil {
 		return listenError("--master-addr", addr, err)
 	}
 	p.host = h
-	if err := h.refused(); err != nil {
-		p.close()
-		return listenError("--master-addr", addr, err)
-	}
 	return nil
 }
 
@@ -52,7 +59,8 @@ func (p *place) environ(rank, n int) []string {
 	}
 	c.Address = p.host.url()
 	host, port, _ := net.SplitHostPort(p.host.addr.String()) // it is one
-	return p.local(append(c.Environ(), "MASTER_ADDR="+host, "MASTER_PORT="+port), rank, n)
+	plain := []string{"MASTER_ADDR=" + host, "MASTER_PORT=" + port, "MUSTER_TLS_CA=", "MUSTER_TLS_CERT=", "MUSTER_TLS_KEY="}
+	return p.local(append(c.Environ(), plain...), rank, n)
 }
 
 func (p *place) local(env []string, rank, n int) []string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,12 +24,30 @@ const (
 type remote struct {
 	url     string
 	timeout time.Duration
+	secure  []parameter
+}
+
+// parameter is one of a store's URL that a flag or a variable may give too.
+type parameter struct{ name, flag, env, usage, value string }
+
+func parameters() []parameter {
+	return []parameter{
+		{name: "secret-file", flag: "secret-file", env: "MUSTER_SECRET_FILE", usage: "`file` with the secret that the store wants"},
+		{name: "ca", flag: "tls-ca", env: "MUSTER_TLS_CA", usage: "PEM `file` of who signs the store's certificate; turns TLS on"},
+		{name: "cert", flag: "tls-cert", env: "MUSTER_TLS_CERT", usage: "PEM `file` of a certificate for the store to see; turns TLS on"},
+		{name: "key", flag: "tls-key", env: "MUSTER_TLS_KEY", usage: "PEM `file` of the key of --tls-cert"},
+	}
 }
 
 // flags registers --store and --timeout; 0 is as long as it takes.
 func (r *remote) flags(cmd *cobra.Command, timeout time.Duration) {
 	f := cmd.Flags()
-	f.StringVar(&r.url, "store", "", "`URL` of the store, muster://host:port[/prefix]; or set MUSTER_STORE")
+	f.StringVar(&r.url, "store", "", "`URL` of the store, muster://host:port[/prefix][?secret-file=…]; or set MUSTER_STORE")
+	r.secure = parameters()
+	for i := range r.secure {
+		p := &r.secure[i]
+		f.StringVar(&p.value, p.flag, "", p.usage+"; or set "+p.env)
+	}
 	usage := "give up after this time"
 	if timeout == 0 {
 		usage += "; 0 is never"
@@ -65,7 +84,27 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 func (r *remote) open() (*store.Store, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
 	defer cancel()
-	return store.Open(ctx, r.url)
+	return store.Open(ctx, r.target())
+}
+
+// target is the store's URL with the parameters that flags and variables give. What the URL says itself comes first, then flags.
+func (r *remote) target() string {
+	u, err := url.Parse(r.url)
+	if err != nil {
+		return r.url
+	}
+	q, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return r.url
+	}
+	for _, p := range r.secure {
+		value := cmp.Or(p.value, os.Getenv(p.env))
+		if value != "" && !q.Has(p.name) && (p.name == "secret-file" || q.Get("tls") != "false") {
+			q.Set(p.name, value)
+		}
+	}
+	u.RawQuery = q.Encode()
+	return u.String()
 }
 
 func (r *remote) check(cmd *cobra.Command) error {
@@ -89,6 +128,8 @@ func (r *remote) check(cmd *cobra.Command) error {
 func checkURL(raw string) error {
 	u, err := url.Parse(raw)
 	switch {
+	case err == nil && u.User != nil:
+		return errors.New("there are no users: --secret-file names a file with a secret")
 	case checkPort(raw) == nil:
 		return fmt.Errorf("it is no URL: muster://%s perhaps?", raw)
 	case err != nil || u.Host == "":

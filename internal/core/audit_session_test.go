@@ -3,6 +3,7 @@ package core_test
 import (
 	"bytes"
 	"cmp"
+	"maps"
 	"slices"
 
 	"github.com/muster-pg/muster/internal/core"
@@ -43,7 +44,7 @@ func (c clock) before(d clock) bool { return c.at < d.at || c.at == d.at && c.tu
 
 // advance ends leases, sessions and the wait for a roll whose time has come, in order.
 func (a *audit) advance() {
-	a.leaving = nil
+	a.leaving, a.overdue = nil, nil
 	for {
 		next := clock{at: a.now + 1}
 		var end func()
@@ -60,6 +61,7 @@ func (a *audit) advance() {
 			if s.grace.at > 0 && s.grace.before(next) {
 				next, end = s.grace, func() {
 					a.w.tally.lostAfterGrace++
+					a.overdue = append(a.overdue, s.id)
 					a.ends(s.id, wire.CodeLost)
 				}
 			}
@@ -86,6 +88,13 @@ func (a *audit) suspects(cl *call, req *wire.Request) {
 		return
 	}
 	a.ends(cl.session, wire.CodeLost)
+}
+
+// restarts is a new server: nobody has a connection.
+func (a *audit) restarts(grace core.Time) {
+	for _, s := range slices.SortedFunc(maps.Values(a.sessions), byID) {
+		s.grace = a.in(grace)
+	}
 }
 
 // counts looks at the number of a request, and reports whether it is to be carried out.

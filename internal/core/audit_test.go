@@ -15,8 +15,9 @@ type audit struct {
 	step int
 	turn uint64
 
-	due     bool    // a session ends because it is time
-	leaving []*call // of such sessions, in this step: they may have had an answer before
+	overdue []uint64 // sessions that have ended in this step because it was time, in order
+	due     bool     // a session ends because it is time
+	leaving []*call  // of such sessions, in this step: they may have had an answer before
 
 	sessions map[uint64]*known
 	lost     map[uint64]wire.Code // sessions that have ended
@@ -135,12 +136,6 @@ func (a *audit) starts() {
 
 func (a *audit) find(session, id uint64) int {
 	return slices.IndexFunc(a.waiting, func(cl *call) bool { return cl.session == session && cl.req.ID == id })
-}
-
-// ticks is called before the machine's timer.
-func (a *audit) ticks() {
-	a.starts()
-	a.keys.expire(a)
 }
 
 func (a *audit) waits(cl *call) {

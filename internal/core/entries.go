@@ -62,6 +62,7 @@ func (m *Machine) consume(e *entry) {
 	if e.reads == 0 {
 		return
 	}
+	m.preserve(e.key(), e)
 	if e.reads--; e.reads == 0 {
 		m.remove(e, wire.ChangeExpire)
 	}
@@ -189,6 +190,7 @@ func (m *Machine) put(key string, value []byte, rep *wire.Reply) *entry {
 		refuse(rep, wire.CodeFull, "the limit is "+strconv.FormatInt(m.limits.Bytes, 10)+" bytes")
 		return nil
 	}
+	m.preserve(key, e)
 	if e == nil {
 		if m.entries.len() >= m.limits.Keys {
 			refuse(rep, wire.CodeFull, "the limit is "+strconv.Itoa(m.limits.Keys)+" keys")
@@ -218,6 +220,7 @@ func (l *Limits) over(key string, value []byte) (what string, over bool) {
 
 func (m *Machine) remove(e *entry, how wire.Change) {
 	key := e.key()
+	m.preserve(key, e)
 	m.expiries.disarm(e)
 	m.attach(e, nil)
 	m.bytes -= size(key, e.val())

@@ -1,5 +1,13 @@
 package core
 
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+)
+
 // Bounds is what groups may pile up, made small for simulations. Zero fields stay as they are.
 type Bounds struct{ Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes, Unacked, ExpireAtOnce int }
 
@@ -32,7 +40,7 @@ type Holdings struct {
 func (m *Machine) Holdings() Holdings {
 	h := Holdings{
 		Sessions: len(m.sessions) - 1, Groups: len(m.groups), Live: len(m.live), Rolls: len(m.rolls),
-		Watchers: len(m.watchers), Timers: len(m.timers), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.held) - len(m.unheld), Ending: len(m.ending),
+		Watchers: len(m.watchers), Timers: len(m.timers.heap), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.held) - len(m.unheld), Ending: len(m.ending),
 	}
 	for _, s := range m.sessions {
 		h.Waiters += len(s.waiters)
@@ -110,3 +118,41 @@ func (m *Machine) Leases() int { return len(m.leases) }
 
 // SessionCount counts the sessions but the local one.
 func (m *Machine) SessionCount() int { return len(m.sessions) - 1 }
+
+var turnOf = regexp.MustCompile(`"Turn":\d+`)
+
+// Portrait is all that a log makes of m, in words: two machines with the same one are the same, but for calls that only read, and
+// the history of changes. Of turns only the order counts.
+func (m *Machine) Portrait() string {
+	s := m.state()
+	s.Now, s.Turn = 0, 0
+	var entries []Entry
+	m.entries.ascend("", func(e *entry) bool {
+		entries = append(entries, m.saved(e))
+		return true
+	})
+	b, err := json.Marshal(struct {
+		*State
+		Entries []Entry
+		Bytes   int64
+	}{s, entries, m.bytes})
+	if err != nil {
+		panic(err)
+	}
+	number := func(turn []byte) int {
+		n, err := strconv.Atoi(string(turn[len(`"Turn":`):]))
+		if err != nil {
+			panic(err)
+		}
+		return n
+	}
+	var turns []int
+	for _, turn := range turnOf.FindAll(b, -1) {
+		turns = append(turns, number(turn))
+	}
+	slices.Sort(turns)
+	turns = slices.Compact(turns)
+	return string(turnOf.ReplaceAllFunc(b, func(turn []byte) []byte {
+		return fmt.Appendf(nil, `"Turn":%d`, slices.Index(turns, number(turn)))
+	}))
+}

@@ -107,10 +107,11 @@ type Machine struct {
 	names       map[string]string // interned: verbs, types and labels repeat
 
 	timers   timers
-	turn     uint64   // of the last timer that was armed
 	expiries *expiry  // of entries
 	ending   []*lease // have ended, and still have entries
 	effects  []Effect
+	entered  bool      // the last Apply carried its request out, and did not refuse it at the door
+	snapshot *Snapshot // that is being taken
 }
 
 // New returns an empty machine.
@@ -178,7 +179,8 @@ func Keeps(op wire.Op) bool {
 // Apply carries out req for session. It reports whether rep is the answer; if not, the
 // answer is an Effect of this step or of a later one, under the ticket {session, req.ID}.
 func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire.Reply) (answered bool) {
-	m.advance(now)
+	m.Advance(now)
+	m.entered = false
 	*rep = wire.Reply{}
 	s := m.sessions[sessionID]
 	switch {
@@ -190,7 +192,9 @@ func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire
 		return s.asksAgain(req, rep)
 	case req.Op.Waits() && len(s.waiters) >= m.limits.Waiting && sessionID != Local:
 		return refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d calls that wait", m.limits.Waiting))
-	case req.Number != 0 && req.Op.Numbered():
+	}
+	m.entered = true
+	if req.Number != 0 && req.Op.Numbered() {
 		return m.once(s, Ticket{sessionID, req.ID}, req, rep)
 	}
 	return handlers[req.Op](m, Ticket{sessionID, req.ID}, req, rep)
@@ -199,7 +203,7 @@ func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire
 // Tick lets happen what is due at now. Of the entries whose time is over it takes out bounds.expireAtOnce at most: others are to get
 // their turn meanwhile, and see none of those that are left.
 func (m *Machine) Tick(now Time) {
-	m.advance(now)
+	m.Advance(now)
 	for range m.bounds.expireAtOnce {
 		if !m.expireOne() {
 			return
@@ -207,12 +211,10 @@ func (m *Machine) Tick(now Time) {
 	}
 }
 
-// advance lets happen what is due at now, but for entries.
-func (m *Machine) advance(now Time) {
+// Advance lets happen what is due at now, but for entries. Apply begins with it.
+func (m *Machine) Advance(now Time) {
 	m.now = max(m.now, now)
-	for len(m.timers) > 0 && m.timers[0].clock().at <= m.now {
-		d := m.timers[0]
-		m.disarm(d)
+	for d := m.timers.pop(m.now); d != nil; d = m.timers.pop(m.now) {
 		d.due(m)
 	}
 }
@@ -240,11 +242,20 @@ func (m *Machine) Next() (at Time, armed bool) {
 		return m.now, true
 	}
 	at, armed = m.expiries.next()
-	if len(m.timers) > 0 && (!armed || m.timers[0].clock().at < at) {
-		at, armed = m.timers[0].clock().at, true
+	if first, ok := m.timers.next(); ok && (!armed || first < at) {
+		at, armed = first, true
 	}
 	return at, armed
 }
+
+// Overdue reports whether Advance has something to do.
+func (m *Machine) Overdue(now Time) bool {
+	at, armed := m.timers.next()
+	return armed && at <= now
+}
+
+// Now is the time that the machine has seen last.
+func (m *Machine) Now() Time { return m.now }
 
 // Effects are the answers to waiting requests since it was last called.
 func (m *Machine) Effects() []Effect {

@@ -176,9 +176,11 @@ func (a *audit) complete(r *roll, rep *wire.Reply) {
 		a.w.tally.shrunk++
 		a.retire(r.from)
 	}
-	for rank, s := range g.seats {
-		if how := a.lost[s.session]; how != wire.CodeOK { // since, in the same step
-			a.fence(g, rank, how)
+	for _, session := range a.overdue { // since, in the same step
+		for rank, s := range g.seats {
+			if s.session == session {
+				a.fence(g, rank, wire.CodeLost)
+			}
 		}
 	}
 }

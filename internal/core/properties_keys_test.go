@@ -17,6 +17,7 @@ type keys struct {
 	rev     uint64
 	entries map[string]*keyEntry
 	log     []keyChange // of revision 2 and up
+	first   uint64      // revision of the first that the store still has
 
 	lastLease uint64
 	ending    []*lease // that have ended, and had entries then
@@ -157,6 +158,11 @@ func (k *keys) carryOut(a *audit, cl *call) {
 		}
 	case wire.OpList:
 		k.list(a, cl, rep)
+	case wire.OpChanges:
+		if req.Rev == 0 || req.Rev <= k.rev && req.Rev+1 >= k.first {
+			return
+		}
+		rep.Code = wire.CodeCompacted
 	default:
 		return
 	}

@@ -42,7 +42,7 @@ func (w *world) delivered(cl *call, rep *wire.Reply) {
 	}
 	switch cl.req.Op {
 	case wire.OpGrant, wire.OpKeep:
-		if l := w.audit.leases[max(cl.req.Lease, uint64(rep.N))]; l != nil && rep.Code == wire.CodeOK {
+		if l := w.audit.leases[max(cl.req.Lease, uint64(rep.N))]; l != nil && rep.Code == wire.CodeOK && !cl.repeated {
 			p.leases[l.id] = max(p.leases[l.id], cl.at+l.ttl)
 		}
 	case wire.OpGet, wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpList, wire.OpChanges:

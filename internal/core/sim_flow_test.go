@@ -167,6 +167,9 @@ func (e *errands) ask(req wire.Request, cancel time.Duration) {
 			return
 		case rep.Code == wire.CodeOK && req.Op == wire.OpGrant:
 			e.leases = append(e.leases, uint64(rep.N))
+			for range e.p.w.upTo(4) {
+				e.p.call(wire.Request{Op: wire.OpSet, Key: e.key(), Value: e.value(), Lease: uint64(rep.N)}, 0, func(*wire.Reply) {})
+			}
 		}
 		e.next()
 	})
@@ -195,7 +198,7 @@ func (e *errands) value() []byte {
 func (e *errands) request() wire.Request {
 	w := e.p.w
 	req := wire.Request{Key: e.key()}
-	switch w.upTo(17) {
+	switch w.upTo(18) {
 	case 10, 11:
 		req.Op, req.TTL = wire.OpGrant, w.between(time.Millisecond, 15*time.Millisecond)
 	case 12, 14, 15:
@@ -231,7 +234,7 @@ func (e *errands) request() wire.Request {
 		req.Op, req.Value = wire.OpAppend, e.value()
 	case 7:
 		req.Op, req.Keys = wire.OpDelete, []string{e.key(), e.key()}
-	case 8:
+	case 8, 16:
 		req.Op, req.Key, req.Timeout = wire.OpChanges, []string{"", "key", "key 1"}[w.upTo(3)], w.between(0, 30*time.Millisecond)
 		if rev := w.audit.keys.rev; w.chance(0.8) {
 			req.Rev = max(1, rev-min(rev, uint64(w.upTo(6))))

@@ -82,6 +82,9 @@ func (w *world) drawServer() {
 		w.grace = w.between(5*time.Millisecond, 25*time.Millisecond)
 	}
 	w.durable = w.chance(0.6)
+	if w.durable && w.chance(0.7) {
+		w.checkpoints()
+	}
 	for w.durable && w.chance(w.odds.kill) {
 		w.after(w.between(time.Millisecond, 60*time.Millisecond), w.kill)
 		w.odds.kill /= 2
@@ -99,7 +102,7 @@ func (w *world) drawBounds() {
 			b.Window = 1 + w.upTo(6)
 		}
 	}
-	if w.chance(0.3) {
+	if w.chance(0.5) {
 		b.ExpireAtOnce = 1 + w.upTo(2)
 	}
 	if w.chance(0.5) {

@@ -27,18 +27,35 @@ type server struct {
 	synced    int // so much of log survives for sure
 	syncing   bool
 	held      []held
-	step      *logged // that is being carried out
-	restarts  int
+	last      string // what the machine was when it was killed, if nothing was lost
+
+	checkpoint *checkpoint
+	snapshots  int
+	step       *logged // that is being carried out
+	restarts   int
 }
 
 // logged is one input of the machine.
 type logged struct {
+	kind    eventKind
 	at      core.Time
 	session uint64
-	cl      *call  // nil: a Tick
+	cl      *call  // of a request
 	frame   []byte // as it came
+	grace   core.Time
+	logs    bool   // it belongs into the log
+	event   []byte // as the log has it
 	answers []uint64
 }
+
+type eventKind int
+
+const (
+	request eventKind = iota
+	tick
+	advance
+	restart
+)
 
 // held is an answer that shows what is not durable yet.
 type held struct {
@@ -56,21 +73,21 @@ var broke struct {
 	forgetsTicks          bool
 }
 
-// unlogged reports whether op changes nothing, so that the log has no need of it.
-func unlogged(op wire.Op) bool {
-	if op == broke.forgets {
-		return true
-	}
+// logs reports whether the request that was carried out last belongs into the log.
+func (w *world) logs(op wire.Op) bool { return w.durable && w.m.Logs(op) && op != broke.forgets }
+
+// recalls reports whether the log has what a call of this kind waits for.
+func (w *world) recalls(op wire.Op) bool {
 	switch op {
-	case wire.OpGet, wire.OpList, wire.OpWait, wire.OpChanges, wire.OpPing, wire.OpFollow:
-		return true
+	case wire.OpWait, wire.OpChanges, wire.OpFollow, wire.OpGet, wire.OpList, broke.forgets:
+		return false
 	}
-	return false
+	return w.durable
 }
 
 // tick is the server's timer.
 func (w *world) tick() {
-	w.record(logged{at: w.clock()})
+	w.record(logged{kind: tick, at: w.clock(), logs: w.durable && !broke.forgetsTicks})
 }
 
 // apply has the machine carry out a request. What is due comes first: a request that is not logged must not make it happen.
@@ -79,35 +96,58 @@ func (w *world) apply(cl *call, session uint64, req *wire.Request) {
 }
 
 func (w *world) applyFrame(cl *call, session uint64, frame []byte) {
-	if at, armed := w.m.Next(); armed && at <= w.clock() && !broke.dueFirst {
-		w.tick()
+	if w.m.Overdue(w.clock()) && !broke.dueFirst {
+		w.record(logged{kind: advance, at: w.clock(), logs: w.durable})
 	}
 	w.record(logged{at: w.clock(), session: session, cl: cl, frame: frame})
 }
 
 // record carries out an input, and logs it if the machine may not be the same without it.
 func (w *world) record(e logged) {
-	if w.durable && (e.cl == nil && !broke.forgetsTicks || e.cl != nil && !unlogged(wire.Op(e.frame[4]))) {
-		w.log = append(w.log, e)
-		w.play(&w.log[len(w.log)-1])
-		w.sync()
-		return
-	}
 	w.play(&e)
+	if e.logs {
+		w.log = append(w.log, e)
+		w.sync()
+	}
 }
 
 // play has the machine carry out one input, now or again after a restart. The frame's bytes are overwritten then, as those of a
 // buffer that is read into again.
 func (w *world) play(e *logged) {
 	w.audit.now, w.step = e.at, e
-	if e.cl == nil {
-		w.trace.mix(1, uint64(e.at))
-		w.audit.ticks()
-		w.m.Tick(e.at)
-		w.effects(nil, nil)
-		w.audit.settled()
+	if e.kind == request {
+		w.playRequest(e)
 		return
 	}
+	w.trace.mix(1, uint64(e.kind), uint64(e.at))
+	e.event = e.made()
+	w.audit.starts()
+	switch e.kind {
+	case tick:
+		w.audit.keys.expire(w.audit)
+		w.m.Tick(e.at)
+	case advance:
+		w.m.Advance(e.at)
+	case restart:
+		w.audit.restarts(e.grace)
+		w.m.Restart(e.at, e.grace)
+	}
+	w.effects(nil, nil)
+	w.audit.settled()
+}
+
+// made is an event that is no request.
+func (e *logged) made() []byte {
+	switch e.kind {
+	case tick:
+		return core.AppendTick(nil, e.at)
+	case advance:
+		return core.AppendAdvance(nil, e.at)
+	}
+	return core.AppendRestart(nil, e.at, e.grace)
+}
+
+func (w *world) playRequest(e *logged) {
 	frame := bytes.Clone(e.frame)
 	h, err := wire.ParseHeader(frame, wire.MaxBody)
 	if err == nil {
@@ -119,13 +159,13 @@ func (w *world) play(e *logged) {
 	if core.Keeps(h.Op) {
 		w.req.Value = bytes.Clone(w.req.Value)
 	}
-	w.carryOut(e.cl, e.session)
+	w.carryOut(e, e.cl, e.session)
 	for i := range frame {
 		frame[i] = 0xAA
 	}
 }
 
-func (w *world) carryOut(cl *call, session uint64) {
+func (w *world) carryOut(e *logged, cl *call, session uint64) {
 	req := &w.req
 	w.trace.mix(2, uint64(w.audit.now), session, req.ID, uint64(req.Op), req.Number)
 	if w.trace.verbose {
@@ -134,6 +174,9 @@ func (w *world) carryOut(cl *call, session uint64) {
 	again := w.audit.arrives(cl, session, req)
 	var rep wire.Reply
 	answered := w.m.Apply(w.audit.now, session, req, &rep)
+	if e.logs = w.logs(req.Op); e.logs && !w.replaying {
+		e.event = core.AppendApply(nil, e.at, session, req)
+	}
 	switch {
 	case req.Op == wire.OpCancel, req.Op == wire.OpGoodbye && rep.Code == wire.CodeOK, req.Op == wire.OpLost:
 		cl = nil
@@ -174,7 +217,7 @@ func (w *world) give(cl *call, rep *wire.Reply) {
 		w.trace.note(w, "session %d ← %s: %s", cl.session, cl, say{rep})
 	}
 	w.audit.answered(cl, rep)
-	if w.durable && !unlogged(cl.req.Op) {
+	if w.recalls(cl.req.Op) {
 		w.step.answers = append(w.step.answers, hashOf(cl.session, frame))
 	}
 	if w.replaying {
@@ -189,6 +232,9 @@ func (w *world) give(cl *call, rep *wire.Reply) {
 		return // it has none: the client will ask again
 	}
 	own, pos := *rep, len(w.log)
+	if w.step.logs {
+		pos++
+	}
 	send := func() { c.answer(cl, &own, frame, pos) }
 	if w.durable && w.synced < pos && !broke.hold {
 		w.held = append(w.held, held{pos, send})
@@ -248,8 +294,10 @@ func (w *world) kill() {
 	}
 	survives := w.synced + w.upTo(len(w.log)-w.synced+1)
 	w.trace.note(w, "the server is killed; it had done %d, of which %d survive", len(w.log), survives)
-	if survives < len(w.log) {
+	if w.last = ""; survives < len(w.log) {
 		w.tally.tails++
+	} else {
+		w.last = w.m.Portrait()
 	}
 	w.down, w.held, w.syncing = true, nil, false
 	w.restarts++
@@ -279,14 +327,22 @@ func (w *world) restart() {
 		w.log[i].answers = nil
 		w.play(&w.log[i])
 		s3ReplayIsTheSame(i, &w.log[i], before)
-		w.lag = w.now - w.log[i].at
 	}
 	w.replaying, w.down, w.tally = false, false, kept
 	w.synced = len(w.log)
-	s3AcknowledgedSurvives(w)
-	for _, id := range w.m.Sessions() {
-		w.lose(id, max(w.grace, 5*time.Millisecond))
+	if w.last != "" {
+		s3SameState("a replay", w.m, w.last)
 	}
+	if m := w.restore(); m != nil {
+		s3SameState("a snapshot, and a replay", m, w.m.Portrait())
+		w.m, w.audit.keys.first = m, w.checkpoint.rev+1
+	} else {
+		w.checkpoint = nil
+	}
+	w.lag = w.now - w.m.Now()
+	w.checkpoints()
+	s3AcknowledgedSurvives(w)
+	w.record(logged{kind: restart, at: w.clock(), grace: max(w.grace, 5*time.Millisecond), logs: true})
 }
 
 // lose tells the machine that a session has no connection any more.

@@ -26,6 +26,7 @@ type tally struct {
 	resumed, lostAfterGrace, rejoined int
 	again, repeats, skips, gaps       int // calls that wait, and numbered ones, that came again; given up ones; numbers that are not the next
 	dropped, late                     int // frames of old connections, and of lost sessions
+	restored                          int // restarts from a snapshot
 	restarts, tails                   int // of servers; that had lost something
 	takes, leases, leased             int
 	leasesByTTL, leasesRevoked        int
@@ -79,13 +80,13 @@ func (t *tally) add(o *tally) {
 func (t *tally) sessions() []*int {
 	return []*int{
 		&t.rooms, &t.resumed, &t.lostAfterGrace, &t.rejoined, &t.again, &t.repeats, &t.skips, &t.gaps, &t.dropped, &t.late,
-		&t.restarts, &t.tails, &t.takes, &t.leases, &t.leased, &t.leasesByTTL, &t.leasesRevoked, &t.leasesBySession,
+		&t.restarts, &t.tails, &t.restored, &t.takes, &t.leases, &t.leased, &t.leasesByTTL, &t.leasesRevoked, &t.leasesBySession,
 	}
 }
 
 var sessionCounts = []string{
 	"told of room", "resumed", "lost after their grace", "joins repeated", "waits repeated", "repeats answered from memory", "skips", "gaps refused",
-	"frames dropped of old connections", "frames refused of lost sessions", "restarts", "with a lost tail", "takes", "leases", "entries with a lease",
+	"frames dropped of old connections", "frames refused of lost sessions", "restarts", "with a lost tail", "from a snapshot", "takes", "leases", "entries with a lease",
 	"leases ended by their time", "by revoke", "by their session",
 }
 

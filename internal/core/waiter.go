@@ -95,8 +95,8 @@ func (s *session) inOrder() []*waiter {
 // clock is a place in the machine's timers. The zero clock is not armed.
 type clock struct {
 	at   Time
-	turn uint64 // in which it was armed: what is due at one time happens in this order, in a replay too
-	pos  int    // index in timers, plus 1
+	turn uint64 // those of one time are due in the order in which they were armed
+	pos  int    // in the heap, plus 1
 }
 
 // timed is what happens at a time.
@@ -105,26 +105,81 @@ type timed interface {
 	due(m *Machine) // called once, not armed any more
 }
 
-// timers is a heap by time.
-type timers []timed
+// timers are those that are armed, in the order of time.
+type timers struct {
+	heap timerHeap
+	turn uint64 // the last one given
+}
 
-func (t timers) Len() int { return len(t) }
-func (t timers) Less(i, j int) bool {
+// next is when the first is due.
+func (t *timers) next() (at Time, armed bool) {
+	if len(t.heap) == 0 {
+		return 0, false
+	}
+	return t.heap[0].clock().at, true
+}
+
+// pop disarms the first, if it is due at now.
+func (t *timers) pop(now Time) timed {
+	if at, armed := t.next(); !armed || at > now {
+		return nil
+	}
+	d := t.heap[0]
+	t.disarm(d)
+	return d
+}
+
+// arm makes d due at a time, whatever it was before.
+func (t *timers) arm(d timed, at Time) {
+	t.turn++
+	t.put(d, Due{at, t.turn})
+}
+
+// rearm is arm for what was armed before, if it was.
+func (t *timers) rearm(d timed, as Due) {
+	if as.At > 0 {
+		t.put(d, as)
+	}
+}
+
+func (t *timers) put(d timed, as Due) {
+	c := d.clock()
+	c.at, c.turn = as.At, as.Turn
+	if c.pos == 0 {
+		heap.Push(&t.heap, d)
+		return
+	}
+	heap.Fix(&t.heap, c.pos-1)
+}
+
+func (t *timers) disarm(d timed) {
+	if pos := d.clock().pos; pos > 0 {
+		heap.Remove(&t.heap, pos-1)
+	}
+}
+
+// timerHeap is for container/heap.
+type timerHeap []timed
+
+func (t timerHeap) Len() int { return len(t) }
+
+func (t timerHeap) Less(i, j int) bool {
 	a, b := t[i].clock(), t[j].clock()
 	return a.at < b.at || a.at == b.at && a.turn < b.turn
 }
-func (t timers) Swap(i, j int) {
+
+func (t timerHeap) Swap(i, j int) {
 	t[i], t[j] = t[j], t[i]
 	t[i].clock().pos, t[j].clock().pos = i+1, j+1
 }
 
-func (t *timers) Push(x any) {
+func (t *timerHeap) Push(x any) {
 	d := x.(timed)
 	*t = append(*t, d)
 	d.clock().pos = len(*t)
 }
 
-func (t *timers) Pop() any {
+func (t *timerHeap) Pop() any {
 	last := len(*t) - 1
 	d := (*t)[last]
 	(*t)[last] = nil
@@ -141,27 +196,5 @@ func (m *Machine) after(d Time) Time {
 	return m.now + d
 }
 
-// arm makes d due at a time, whatever it was before.
-func (m *Machine) arm(d timed, at Time) {
-	m.turn++
-	d.clock().turn = m.turn
-	m.timers.arm(d, at)
-}
-
-func (m *Machine) disarm(d timed) { m.timers.disarm(d) }
-
-func (t *timers) arm(d timed, at Time) {
-	c := d.clock()
-	c.at = at
-	if c.pos == 0 {
-		heap.Push(t, d)
-		return
-	}
-	heap.Fix(t, c.pos-1)
-}
-
-func (t *timers) disarm(d timed) {
-	if pos := d.clock().pos; pos > 0 {
-		heap.Remove(t, pos-1)
-	}
-}
+func (m *Machine) arm(d timed, at Time) { m.timers.arm(d, at) }
+func (m *Machine) disarm(d timed)       { m.timers.disarm(d) }

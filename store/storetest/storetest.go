@@ -21,7 +21,7 @@ import (
 )
 
 // Feature is a part of the contract that an engine may be without. It then answers ErrUnsupported to
-// the operations of that part, and the suite asserts that; the last three have no operation of their own.
+// the operations of that part, and the suite asserts that; the last four have no operation of their own.
 type Feature string
 
 const (
@@ -36,17 +36,23 @@ const (
 	TTL     Feature = "ttl"
 	Wait    Feature = "wait"
 	Watch   Feature = "watch"
+	Leases  Feature = "leases" // entries that go with a lease
 
 	Compaction Feature = "compaction" // a history with an end: watch may say ErrCompacted
 	Sessions   Feature = "sessions"   // what Open's function returns are sessions of their own, not one and the same
 	Loss       Feature = "loss"       // Options.Cut; implied if that is nil
+	Breaks     Feature = "breaks"     // Options.Break; implied if that is nil
 )
 
-// Options has defaults for nil: everything is supported, but no session can be cut.
+// Options has defaults for nil: everything is supported, but no session can be cut, nor its connection broken.
 type Options struct {
 	Without []Feature
 	// Cut ends a session as a crash of its process would: without goodbye.
 	Cut func(store.Engine)
+	// Break ends a session's connection alone: the session comes back by itself.
+	Break func(store.Engine)
+	// Only has the names of the chapters to run; default all.
+	Only []string
 	// TTL is the shortest that the engine keeps; default 50 ms.
 	TTL time.Duration
 	// Key is the length of the longest key that the engine takes; default wire.MaxKey.
@@ -63,6 +69,9 @@ func Run(t *testing.T, open func(t *testing.T) (session func() store.Engine), o 
 	if s.Cut == nil {
 		s.Without = append(slices.Clip(s.Without), Loss)
 	}
+	if s.Break == nil {
+		s.Without = append(slices.Clip(s.Without), Breaks)
+	}
 	if s.TTL == 0 {
 		s.TTL = 50 * time.Millisecond
 	}
@@ -70,6 +79,9 @@ func Run(t *testing.T, open func(t *testing.T) (session func() store.Engine), o 
 		s.Key = wire.MaxKey
 	}
 	for _, p := range chapters {
+		if len(s.Only) > 0 && !slices.Contains(s.Only, p.name) {
+			continue
+		}
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			for _, c := range p.cases {
@@ -112,6 +124,8 @@ var chapters = []chapter{
 	{"Goodbye", goodbyeChecks},
 	{"Streams", streamChecks},
 	{"Loss", lossChecks},
+	{"Leases", leaseChecks},
+	{"Reconnect", reconnectChecks},
 }
 
 type suite struct {
@@ -181,8 +195,14 @@ func requests() map[Feature][]wire.Request {
 			{Op: wire.OpCollect, Group: c, Value: []byte{}},
 		},
 		Delete: {{Op: wire.OpDelete, Keys: []string{"k"}}},
-		List:   {{Op: wire.OpList, Key: "k", Delta: 1}},
-		Reads:  {{Op: wire.OpSet, Key: "k", Value: []byte("v"), Reads: 1}},
+		Leases: {
+			{Op: wire.OpGrant, TTL: time.Second},
+			{Op: wire.OpKeep, Lease: 1},
+			{Op: wire.OpRevoke, Lease: 1},
+			{Op: wire.OpSet, Key: "k", Value: []byte("v"), Lease: 1},
+		},
+		List:  {{Op: wire.OpList, Key: "k", Delta: 1}},
+		Reads: {{Op: wire.OpSet, Key: "k", Value: []byte("v"), Reads: 1}},
 		Streams: {
 			{Op: wire.OpSend, Group: c, Value: []byte("v")},
 			{Op: wire.OpRecv, Group: c},

@@ -1,0 +1,236 @@
+package core
+
+import (
+	"fmt"
+	"iter"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// Restore makes a machine of a state and its entries.
+func Restore(l Limits, s *State, entries iter.Seq2[Entry, error]) (*Machine, error) {
+	m := New(l)
+	m.now, m.rev, m.generation, m.lastLease, m.lastSession = s.Now, s.Rev, s.Generation, s.LastLease, s.LastID
+	m.history.first = m.rev + 1
+	m.timers.turn = s.Turn
+	for i := range s.Sessions {
+		m.restoreSession(&s.Sessions[i])
+	}
+	if err := m.restoreEntries(entries); err != nil {
+		return nil, err
+	}
+	if err := m.restoreLeases(s); err != nil {
+		return nil, err
+	}
+	for i := range s.Groups {
+		if err := m.restoreGroup(&s.Groups[i]); err != nil {
+			return nil, err
+		}
+	}
+	for _, gen := range s.Live {
+		if g := m.groups[gen]; g != nil {
+			m.live[g.key] = g
+		}
+	}
+	for i := range s.Rolls {
+		r, err := m.restoreRoll(&s.Rolls[i], nil)
+		if err != nil {
+			return nil, err
+		}
+		m.rolls[r.key] = r
+	}
+	return m, nil
+}
+
+func (m *Machine) restoreSession(s *SavedSession) {
+	x := &session{who: s.Who, token: s.Token, waiters: map[uint64]*waiter{}, acked: s.Acked, answers: s.Answers}
+	x.grace.id = s.ID
+	for i := range x.answers {
+		x.bytes += valueBytes(&x.answers[i])
+	}
+	m.timers.rearm(&x.grace, s.Grace)
+	m.sessions[s.ID] = x
+}
+
+func (m *Machine) restoreEntries(entries iter.Seq2[Entry, error]) error {
+	for own, err := range entries {
+		if err != nil {
+			return err
+		}
+		e := m.entries.insert(own.Key)
+		e.setVal(own.Value)
+		e.rev, e.reads = own.Rev, own.Reads
+		m.bytes += size(own.Key, own.Value)
+		if own.At > 0 {
+			m.expiries.arm(e, own.At)
+		}
+	}
+	return nil
+}
+
+func (m *Machine) restoreLeases(s *State) error {
+	ended := map[uint64]bool{}
+	for _, id := range s.Ending {
+		ended[id] = true
+	}
+	for _, x := range s.Leases {
+		l := &lease{id: x.ID, session: x.Session, ttl: x.TTL, ended: ended[x.ID]}
+		if l.ended {
+			m.ending = append(m.ending, l)
+		} else {
+			owner := m.sessions[x.Session]
+			if owner == nil {
+				return fmt.Errorf("core: lease %d of session %d, which is not there", x.ID, x.Session)
+			}
+			owner.leases = append(owner.leases, l)
+			m.leases[l.id] = l
+			m.timers.rearm(l, x.Due)
+		}
+		for _, key := range x.Keys {
+			e := m.entries.get(key)
+			if e == nil {
+				return fmt.Errorf("core: lease %d has key %q, which is not there", x.ID, key)
+			}
+			m.attach(e, l)
+		}
+	}
+	return nil
+}
+
+// restoreCall makes w the waiting call of a state.
+func (m *Machine) restoreCall(w *waiter, s *SavedCall, o owner) error {
+	of := m.sessions[s.Session]
+	if of == nil {
+		return fmt.Errorf("core: call %d of session %d, which is not there", s.ID, s.Session)
+	}
+	*w = waiter{Ticket: Ticket{s.Session, s.ID}, op: s.Op, owner: o, rank: s.Rank, since: s.Since}
+	of.waiters[s.ID] = w
+	m.timers.rearm(w, s.Due)
+	return nil
+}
+
+func (m *Machine) restoreGroup(s *SavedGroup) error {
+	g := &group{
+		key: rollKey{s.Name, s.Run}, gen: s.Gen, seats: make([]seat, len(s.Seats)), revoked: s.Revoked, old: s.Old, born: s.Born,
+		channels: map[string]*channel{}, streams: map[streamKey]*stream{},
+	}
+	m.groups[g.gen] = g
+	for i, x := range s.Seats {
+		g.seats[i] = seat{x.Session, x.Join, x.Label, x.Member, x.Gone, x.Verb, x.Seq, x.At, x.Expired}
+		if x.Gone != wire.CodeOK {
+			continue
+		}
+		of := m.sessions[x.Session]
+		if of == nil {
+			return fmt.Errorf("core: rank %d of generation %d has session %d, which is not there", i, g.gen, x.Session)
+		}
+		g.present++
+		of.seats = append(of.seats, seatID{g, i})
+	}
+	for i := range s.Channels {
+		if err := m.restoreChannel(g, &s.Channels[i]); err != nil {
+			return err
+		}
+	}
+	for i := range s.Streams {
+		if err := m.restoreStream(g, &s.Streams[i]); err != nil {
+			return err
+		}
+	}
+	if s.Shrink == nil {
+		return nil
+	}
+	var err error
+	g.shrink, err = m.restoreRoll(s.Shrink, g)
+	return err
+}
+
+func (m *Machine) restoreRoll(s *SavedRoll, from *group) (*roll, error) {
+	r := &roll{key: rollKey{s.Name, s.Run}, size: s.Size, from: from, applicants: map[int]*applicant{}}
+	for i := range s.Applicants {
+		x := &s.Applicants[i]
+		a := &applicant{roll: r, label: x.Label, member: x.Member}
+		if err := m.restoreCall(&a.waiter, &x.Call, a); err != nil {
+			return nil, err
+		}
+		r.applicants[a.rank] = a
+	}
+	return r, nil
+}
+
+func (m *Machine) restoreChannel(g *group, s *SavedChannel) error {
+	if len(s.Floor) != len(g.seats) {
+		return fmt.Errorf("core: channel %q has %d floors for %d ranks", s.Name, len(s.Floor), len(g.seats))
+	}
+	ch := &channel{g: g, name: s.Name, floor: s.Floor, records: map[uint64]*record{}}
+	g.channels[ch.name] = ch
+	for i := range s.Records {
+		if err := m.restoreRecord(ch, &s.Records[i]); err != nil {
+			return err
+		}
+	}
+	for _, seq := range s.Held {
+		if r := ch.records[seq]; r != nil {
+			ch.held = append(ch.held, r)
+		}
+	}
+	return nil
+}
+
+func (m *Machine) restoreRecord(ch *channel, s *SavedRecord) error {
+	n := len(ch.g.seats)
+	if len(s.Ballots) != n || s.Cast.Root >= n && s.Failed == nil { // a root that is none is why it failed
+		return fmt.Errorf("core: record %d of channel %q does not fit its group of %d", s.Seq, ch.name, n)
+	}
+	r := &record{ch: ch, seq: s.Seq, cast: s.Cast, ballots: make([]ballot, n), skipped: s.Skipped, born: s.Born, done: s.Done, failed: s.Failed}
+	ch.records[r.seq] = r
+	for rank := range s.Ballots {
+		x, b := &s.Ballots[rank], &r.ballots[rank]
+		b.yes, b.want, b.payload = x.Yes, x.Want, x.Payload
+		if ch.g.seats[rank].gone == wire.CodeOK && ch.floor[rank] < r.seq {
+			r.pending++
+		}
+		if b.yes {
+			r.yes++
+			r.bytes += len(b.payload)
+		}
+		if b.yes && b.want == wire.WantPart && b.payload != nil && (!r.cast.RootOnly || rank == r.cast.Root) {
+			if why := r.takeParts(rank, b.payload); why != "" {
+				return fmt.Errorf("core: record %d of channel %q: %s", s.Seq, ch.name, why)
+			}
+		}
+		if x.Call != nil {
+			b.waiting = true
+			if err := m.restoreCall(&b.waiter, x.Call, r); err != nil {
+				return err
+			}
+		}
+	}
+	ch.bytes += r.bytes
+	m.timers.rearm(r, s.Due)
+	return nil
+}
+
+func (m *Machine) restoreStream(g *group, s *SavedStream) error {
+	st := &stream{g: g, key: streamKey{s.Src, s.Dst, s.Tag}, first: s.First, given: s.Given}
+	g.streams[st.key] = st
+	for _, x := range s.Messages {
+		st.queue = append(st.queue, message{x.Payload, x.Type, x.Expires, x.Expired})
+		st.bytes += len(x.Payload)
+	}
+	for i := range s.Senders {
+		w := &sender{stream: st, bytes: s.Senders[i].Bytes}
+		if err := m.restoreCall(&w.waiter, &s.Senders[i].Call, w); err != nil {
+			return err
+		}
+		st.senders = append(st.senders, w)
+	}
+	if s.Reader != nil {
+		st.reader = &reader{stream: st, pos: s.Pos}
+		if err := m.restoreCall(&st.reader.waiter, s.Reader, st.reader); err != nil {
+			return err
+		}
+	}
+	m.timers.rearm(st, s.Due)
+	return nil
+}

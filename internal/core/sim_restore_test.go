@@ -1,0 +1,97 @@
+package core_test
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+)
+
+// checkpoint is a snapshot that is taken while the server goes on.
+type checkpoint struct {
+	pos     int // of the log: what is before is in it
+	snap    *core.Snapshot
+	rev     uint64
+	state   []byte
+	entries []core.Entry
+}
+
+// checkpoints takes snapshots now and then, in pieces.
+func (w *world) checkpoints() {
+	if w.snapshots++; w.snapshots > 4 {
+		return
+	}
+	restarts := w.restarts
+	w.after(w.between(0, 40*time.Millisecond), func() {
+		if w.down || w.ending || restarts != w.restarts {
+			return
+		}
+		c := &checkpoint{pos: len(w.log), snap: w.m.Snapshot()}
+		c.rev = c.snap.State.Rev
+		w.trace.note(w, "a snapshot after %d", c.pos)
+		w.piece(c)
+	})
+}
+
+func (w *world) piece(c *checkpoint) {
+	entries, more := c.snap.Next(w.upTo(3))
+	c.entries = append(c.entries, entries...)
+	if !more {
+		state, err := json.Marshal(c.snap.State)
+		if err != nil {
+			panic(err)
+		}
+		c.state = state
+		w.checkpoint = c
+		w.checkpoints()
+		return
+	}
+	restarts := w.restarts
+	w.after(w.between(0, 2*time.Millisecond), func() {
+		if !w.down && restarts == w.restarts {
+			w.piece(c)
+		}
+	})
+}
+
+// restore makes a machine of the last snapshot that is durable, and what the log has after it.
+func (w *world) restore() *core.Machine {
+	c := w.checkpoint
+	if c == nil || c.pos > len(w.log) {
+		return nil
+	}
+	var state core.State
+	if err := json.Unmarshal(c.state, &state); err != nil {
+		panic(err)
+	}
+	m, err := core.Restore(core.Limits{}, &state, func(yield func(core.Entry, error) bool) {
+		for _, e := range c.entries {
+			if !yield(e, nil) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		breaks("S3 a snapshot can be restored", "%v", err)
+	}
+	m.SetBounds(w.bounds)
+	for _, e := range w.log[c.pos:] {
+		if err := m.Replay(e.event); err != nil {
+			breaks("S3 an event can be replayed", "%s: %v", e.cl, err)
+		}
+	}
+	w.tally.restored++
+	return m
+}
+
+// s3SameState compares a machine that was made anew with what it is to be.
+func s3SameState(how string, m *core.Machine, want string) {
+	if got := m.Portrait(); got != want {
+		i := 0
+		for i < min(len(got), len(want)) && got[i] == want[i] {
+			i++
+		}
+		from := max(0, i-100)
+		breaks("S3 what is restored is the same", "%s: …%.300s\nand not …%.300s", how, got[from:], want[from:])
+	}
+}

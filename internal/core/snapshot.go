@@ -1,0 +1,82 @@
+package core
+
+// Entry is an entry as a snapshot has it.
+type Entry struct {
+	Key   string
+	Value []byte
+	Rev   uint64
+	Reads uint32
+	At    Time // when it goes; 0 is never
+}
+
+// Snapshot is the state of a moment, which others need not wait for: it is read in pieces, while the machine goes on. What changes
+// before it has been read is put aside as it was.
+type Snapshot struct {
+	State *State
+
+	m      *Machine
+	cursor string // the last key that has been read
+	begun  bool
+	aside  map[string]struct{} // keys behind cursor that have changed, or are new
+	out    []Entry             // those of them that were there
+}
+
+// Snapshot begins a snapshot. There is one at a time; Next ends it.
+func (m *Machine) Snapshot() *Snapshot {
+	m.snapshot = &Snapshot{State: m.state(), m: m, aside: map[string]struct{}{}}
+	return m.snapshot
+}
+
+// Next gives some entries, n or a few more, in no order; more is false with the last ones. Values are not to be changed.
+func (s *Snapshot) Next(n int) (entries []Entry, more bool) {
+	entries, s.out = s.out, nil
+	s.m.entries.ascend(s.cursor, func(e *entry) bool {
+		key := e.key()
+		if s.begun && key == s.cursor {
+			return true
+		}
+		if len(entries) >= n {
+			more = true
+			return false
+		}
+		s.cursor, s.begun = key, true
+		if _, ok := s.aside[key]; ok {
+			delete(s.aside, key)
+			return true
+		}
+		entries = append(entries, s.m.saved(e))
+		return true
+	})
+	if !more {
+		s.m.snapshot = nil
+	}
+	return entries, more
+}
+
+// Stop ends a snapshot that is not read to its end.
+func (s *Snapshot) Stop() {
+	if s.m.snapshot == s {
+		s.m.snapshot = nil
+	}
+}
+
+// preserve puts the entry of key aside, nil if there is none, before it changes.
+func (m *Machine) preserve(key string, e *entry) {
+	s := m.snapshot
+	if s == nil || s.begun && key <= s.cursor {
+		return
+	}
+	if _, ok := s.aside[key]; ok {
+		return
+	}
+	if e == nil {
+		s.aside[string([]byte(key))] = struct{}{}
+		return
+	}
+	s.aside[e.key()] = struct{}{}
+	s.out = append(s.out, m.saved(e))
+}
+
+func (m *Machine) saved(e *entry) Entry {
+	return Entry{Key: e.key(), Value: e.val(), Rev: e.rev, Reads: e.reads, At: m.expiries.at(e)}
+}

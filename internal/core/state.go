@@ -1,0 +1,262 @@
+package core
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// State is all that a machine knows but its entries, and what its log does not have either: calls that wait for keys, changes and
+// the end of a group, and the history of changes. Its values and replies are the machine's, and are not to be changed.
+type State struct {
+	Now        Time
+	Rev        uint64
+	Generation uint64
+	LastLease  uint64
+	LastID     uint64 // of a session
+	Turn       uint64 // of the last timer
+	Sessions   []SavedSession
+	Leases     []SavedLease
+	Ending     []uint64 // leases, in the order of Machine.ending
+	Groups     []SavedGroup
+	Rolls      []SavedRoll
+	Live       []uint64 // generations
+}
+
+// Due is a place among the timers; zero is none.
+type Due struct {
+	At   Time
+	Turn uint64
+}
+
+// SavedSession is a session. Its seats, leases and waiting calls are with their owners.
+type SavedSession struct {
+	ID      uint64
+	Who     string
+	Token   []byte
+	Grace   Due // when it is lost; zero: it has a connection
+	Acked   uint64
+	Answers []wire.Reply
+}
+
+// SavedLease is a lease, and its entries in order.
+type SavedLease struct {
+	ID, Session uint64
+	TTL         Time
+	Due         Due
+	Keys        []string
+}
+
+// SavedGroup is a generation.
+type SavedGroup struct {
+	Name, Run string
+	Gen       uint64
+	Seats     []SavedSeat
+	Revoked   *wire.Reply
+	Channels  []SavedChannel
+	Streams   []SavedStream
+	Shrink    *SavedRoll
+	Old       []int
+	Born      Time
+}
+
+// SavedSeat is a seat.
+type SavedSeat struct {
+	Session, Join uint64
+	Label         string
+	Member        []byte
+	Gone          wire.Code
+	Verb          string
+	Seq           uint64
+	At            Time
+	Expired       int
+}
+
+// SavedCall is a waiting call.
+type SavedCall struct {
+	Session, ID uint64
+	Op          wire.Op
+	Rank        int
+	Since       Time
+	Due         Due // when it times out
+}
+
+// SavedRoll is a roll.
+type SavedRoll struct {
+	Name, Run  string
+	Size       int
+	Applicants []SavedApplicant
+}
+
+// SavedApplicant is a rank in a roll.
+type SavedApplicant struct {
+	Call   SavedCall
+	Label  string
+	Member []byte
+}
+
+// SavedChannel is a channel.
+type SavedChannel struct {
+	Name    string
+	Floor   []uint64
+	Records []SavedRecord
+	Held    []uint64
+}
+
+// SavedRecord is a record.
+type SavedRecord struct {
+	Seq     uint64
+	Cast    wire.Contribution
+	Ballots []SavedBallot
+	Skipped []int
+	Born    Time
+	Due     Due
+	Done    bool
+	Failed  *wire.Reply
+}
+
+// SavedBallot is one rank's vote.
+type SavedBallot struct {
+	Yes     bool
+	Want    int32
+	Payload []byte
+	Call    *SavedCall // if it waits
+}
+
+// SavedStream is a stream.
+type SavedStream struct {
+	Src, Dst     int
+	Tag          string
+	First, Given uint64
+	Messages     []SavedMessage
+	Senders      []SavedSender
+	Reader       *SavedCall
+	Pos          uint64 // that the reader waits for
+	Due          Due    // when its first message expires
+}
+
+// SavedMessage is a message.
+type SavedMessage struct {
+	Payload []byte
+	Type    string
+	Expires Time
+	Expired bool
+}
+
+// SavedSender is a call that waits for room.
+type SavedSender struct {
+	Call  SavedCall
+	Bytes int
+}
+
+// state is the state now.
+func (m *Machine) state() *State {
+	s := &State{Now: m.now, Rev: m.rev, Generation: m.generation, LastLease: m.lastLease, LastID: m.lastSession, Turn: m.timers.turn}
+	for _, id := range append([]uint64{Local}, m.Sessions()...) {
+		x := m.sessions[id]
+		s.Sessions = append(s.Sessions, SavedSession{id, x.who, x.token, x.grace.timer.due(), x.acked, slices.Clone(x.answers)})
+		for _, l := range x.leases {
+			s.Leases = append(s.Leases, m.leaseState(l))
+		}
+	}
+	for _, l := range m.ending {
+		s.Ending = append(s.Ending, l.id)
+		s.Leases = append(s.Leases, m.leaseState(l))
+	}
+	for _, gen := range slices.Sorted(maps.Keys(m.groups)) {
+		s.Groups = append(s.Groups, m.groups[gen].state())
+	}
+	for _, g := range m.live {
+		s.Live = append(s.Live, g.gen)
+	}
+	slices.Sort(s.Live)
+	for _, r := range m.rolls {
+		s.Rolls = append(s.Rolls, *r.state())
+	}
+	slices.SortFunc(s.Rolls, func(a, b SavedRoll) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Run, b.Run)) })
+	return s
+}
+
+func (c *clock) due() Due {
+	if c.pos == 0 {
+		return Due{}
+	}
+	return Due{c.at, c.turn}
+}
+
+func (m *Machine) leaseState(l *lease) SavedLease {
+	s := SavedLease{ID: l.id, Session: l.session, TTL: l.ttl, Due: l.timer.due()}
+	l.entries.each(&m.entries.slab, func(e *entry) { s.Keys = append(s.Keys, e.key()) })
+	return s
+}
+
+func (w *waiter) state() SavedCall {
+	return SavedCall{w.Session, w.ID, w.op, w.rank, w.since, w.timer.due()}
+}
+
+func (g *group) state() SavedGroup {
+	s := SavedGroup{Name: g.key.name, Run: g.key.run, Gen: g.gen, Revoked: g.revoked, Old: g.old, Born: g.born}
+	for i := range g.seats {
+		x := &g.seats[i]
+		s.Seats = append(s.Seats, SavedSeat{x.session, x.join, x.label, x.member, x.gone, x.verb, x.seq, x.at, x.expired})
+	}
+	for _, ch := range g.inOrder() {
+		s.Channels = append(s.Channels, ch.state())
+	}
+	for _, st := range g.streamsInOrder() {
+		s.Streams = append(s.Streams, st.state())
+	}
+	if g.shrink != nil {
+		s.Shrink = g.shrink.state()
+	}
+	return s
+}
+
+func (r *roll) state() *SavedRoll {
+	s := &SavedRoll{Name: r.key.name, Run: r.key.run, Size: r.size}
+	for _, a := range r.inOrder() {
+		s.Applicants = append(s.Applicants, SavedApplicant{a.waiter.state(), a.label, a.member})
+	}
+	return s
+}
+
+func (ch *channel) state() SavedChannel {
+	s := SavedChannel{Name: ch.name, Floor: slices.Clone(ch.floor)}
+	for _, r := range ch.held {
+		s.Held = append(s.Held, r.seq)
+	}
+	for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
+		r := ch.records[seq]
+		x := SavedRecord{
+			Seq: seq, Cast: r.cast, Skipped: slices.Clone(r.skipped), Born: r.born, Due: r.timer.due(), Done: r.done, Failed: r.failed,
+		}
+		for rank := range r.ballots {
+			b := &r.ballots[rank]
+			own := SavedBallot{Yes: b.yes, Want: b.want, Payload: b.payload}
+			if b.waiting {
+				call := b.waiter.state()
+				own.Call = &call
+			}
+			x.Ballots = append(x.Ballots, own)
+		}
+		s.Records = append(s.Records, x)
+	}
+	return s
+}
+
+func (st *stream) state() SavedStream {
+	s := SavedStream{Src: st.key.src, Dst: st.key.dst, Tag: st.key.tag, First: st.first, Given: st.given, Due: st.timer.due()}
+	for _, msg := range st.queue {
+		s.Messages = append(s.Messages, SavedMessage{msg.payload, msg.typ, msg.expires, msg.expired})
+	}
+	for _, w := range st.senders {
+		s.Senders = append(s.Senders, SavedSender{w.waiter.state(), w.bytes})
+	}
+	if st.reader != nil {
+		call := st.reader.waiter.state()
+		s.Reader, s.Pos = &call, st.reader.pos
+	}
+	return s
+}

@@ -1,0 +1,303 @@
+// Package durable keeps a core.Machine in a directory: a log of its events, which is folded into a checkpoint from time to time.
+//
+//	DIR/lock            held by the process that has the directory
+//	DIR/checkpoint.db   the state of a moment (bbolt), and the segment of the log from which on to replay
+//	DIR/log-…           segments of the log, since then (package journal)
+//
+// A checkpoint is written beside the old one, made durable, and renamed over it: there is always one that is whole.
+package durable
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/journal"
+	"github.com/muster-pg/muster/wire"
+)
+
+// What can be wrong with a directory, besides what the system says.
+var (
+	ErrInUse   = errors.New("another process has it")
+	ErrForeign = errors.New("it has files that are not a store's")
+	ErrNewer   = errors.New("it was written by a newer version")
+	ErrDamaged = errors.New("it is damaged")
+)
+
+// Options has defaults for its zero value.
+type Options struct {
+	Grace  time.Duration // what sessions get after a restart to come back; default 10 s
+	Fold   int64         // bytes of log that make a checkpoint worth while; default 64 MiB
+	Logger *slog.Logger  // nil is silent
+	FS     journal.FS    // of the log; nil is the system's
+}
+
+func (o *Options) withDefaults() *Options {
+	own := Options{}
+	if o != nil {
+		own = *o
+	}
+	if own.Grace == 0 {
+		own.Grace = 10 * time.Second
+	}
+	if own.Fold == 0 {
+		own.Fold = 64 << 20
+	}
+	if own.Logger == nil {
+		own.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &own
+}
+
+// Disk is a machine's directory. Whoever drives the machine appends its events in their order, and lets no answer out before Sync has
+// returned for what the answer saw. Disk owns one goroutine, from Fold on, which makes checkpoints; Close ends it.
+type Disk struct {
+	Incarnation uint64 // of the state, for ever
+
+	dir     string
+	options *Options
+	lock    *os.File
+	log     *journal.Journal
+
+	folding sync.Mutex // held while a checkpoint is made
+	size    int64      // of the last one; with folding
+	stop    chan struct{}
+	running sync.WaitGroup
+}
+
+const (
+	lockName       = "lock"
+	checkpointName = "checkpoint.db"
+	temporary      = "checkpoint.tmp"
+	logPrefix      = "log-"
+)
+
+// Open opens dir, which is made if it is not there, and brings its machine back as it was when the last answer left.
+func Open(dir string, limits core.Limits, o *Options) (*Disk, *core.Machine, error) {
+	d := &Disk{dir: dir, options: o.withDefaults(), stop: make(chan struct{})}
+	m, err := d.open(limits)
+	if err != nil {
+		_ = d.release()
+		return nil, nil, fmt.Errorf("durable: %s: %w", dir, err)
+	}
+	return d, m, nil
+}
+
+func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := d.acquire(); err != nil {
+		return nil, err
+	}
+	is, err := d.look()
+	if err != nil {
+		return nil, err
+	}
+	if !is {
+		d.Incarnation = rand.Uint64() | 1
+		first := core.New(limits).Snapshot()
+		if err := d.save(1, first.State, func() ([]core.Entry, bool) { return first.Next(1) }); err != nil {
+			return nil, err
+		}
+	}
+	m, segment, err := d.load(limits)
+	if err != nil {
+		return nil, err
+	}
+	d.log, err = journal.Open(d.dir, d.Incarnation, segment, m.Replay, &journal.Options{Logger: d.options.Logger, FS: d.options.FS})
+	if err != nil {
+		return nil, err
+	}
+	if is {
+		now := m.Now()
+		m.Restart(now, d.options.Grace)
+		m.Effects()
+		pos := d.log.Append(func(b []byte) []byte { return core.AppendRestart(b, now, d.options.Grace) })
+		return m, d.log.Sync(pos)
+	}
+	return m, nil
+}
+
+// look reports whether there is a store in the directory. Anything else that is there is left alone.
+func (d *Disk) look() (is bool, err error) {
+	files, err := os.ReadDir(d.dir)
+	if err != nil {
+		return false, err
+	}
+	logs, others := 0, []string{}
+	for _, f := range files {
+		switch name := f.Name(); {
+		case name == checkpointName:
+			is = true
+		case strings.HasPrefix(name, logPrefix):
+			logs++
+		case name != lockName && name != temporary && name != "lost+found":
+			others = append(others, name)
+		}
+	}
+	switch {
+	case is:
+		return true, nil
+	case len(others) > 0:
+		return false, fmt.Errorf("%w: %s; name an empty directory", ErrForeign, strings.Join(others[:min(len(others), 3)], ", "))
+	case logs > 0:
+		return false, fmt.Errorf("%w: there is a log, and no %s; restore a backup into another directory", ErrDamaged, checkpointName)
+	}
+	return false, nil
+}
+
+// Apply appends the event of an Apply, Tick that of a Tick, Advance that of an Advance. They do no I/O.
+func (d *Disk) Apply(now core.Time, session uint64, req *wire.Request) (pos uint64) {
+	return d.log.Append(func(b []byte) []byte { return core.AppendApply(b, now, session, req) })
+}
+
+func (d *Disk) Tick(now core.Time) (pos uint64) {
+	return d.log.Append(func(b []byte) []byte { return core.AppendTick(b, now) })
+}
+
+func (d *Disk) Advance(now core.Time) (pos uint64) {
+	return d.log.Append(func(b []byte) []byte { return core.AppendAdvance(b, now) })
+}
+
+// Sync returns when everything up to pos is on the disk. An error is for ever: what was acknowledged may not be there.
+func (d *Disk) Sync(pos uint64) error { return d.log.Sync(pos) }
+
+// Durable is up to where everything is on the disk.
+func (d *Disk) Durable() uint64 { return d.log.Durable() }
+
+// Hold calls a function with the machine while nobody else has it, and no event of it is missing in the log.
+type Hold func(func(*core.Machine)) error
+
+// FoldBy makes checkpoints whenever the log has grown, until Close.
+func (d *Disk) FoldBy(hold Hold) {
+	d.running.Go(func() {
+		ticker := time.NewTicker(time.Second)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+			case <-d.stop:
+				return
+			}
+			if d.log.Size() < max(d.options.Fold, d.lastSize()) {
+				continue
+			}
+			if err := d.Checkpoint(hold); err != nil {
+				d.options.Logger.Error("checkpoint", "dir", d.dir, "err", err) // the log has it all
+			}
+		}
+	})
+}
+
+func (d *Disk) lastSize() int64 {
+	d.folding.Lock()
+	defer d.folding.Unlock()
+	return d.size
+}
+
+// Checkpoint folds the log into a new checkpoint.
+func (d *Disk) Checkpoint(hold Hold) error {
+	d.folding.Lock()
+	defer d.folding.Unlock()
+	var s *core.Snapshot
+	var segment uint64
+	began := time.Now()
+	if err := hold(func(m *core.Machine) {
+		segment = d.log.Rotate()
+		s = m.Snapshot()
+	}); err != nil {
+		return err
+	}
+	held := time.Since(began)
+	var fault error
+	err := d.save(segment, s.State, func() (entries []core.Entry, more bool) {
+		fault = hold(func(*core.Machine) { entries, more = s.Next(batch) })
+		return entries, more && fault == nil
+	})
+	if err = errors.Join(err, fault); err != nil {
+		_ = hold(func(*core.Machine) { s.Stop() })
+		return err
+	}
+	d.options.Logger.Debug("checkpoint", "dir", d.dir, "took", time.Since(began), "held", held)
+	return d.log.Remove(segment)
+}
+
+// Backup makes a checkpoint and opens it: a consistent copy of the store, which stays as it is.
+func (d *Disk) Backup(hold Hold) (*os.File, error) {
+	if err := d.Checkpoint(hold); err != nil {
+		return nil, err
+	}
+	return os.Open(filepath.Join(d.dir, checkpointName))
+}
+
+// Close makes what was appended durable, and leaves the directory to others.
+func (d *Disk) Close() error {
+	close(d.stop)
+	d.running.Wait()
+	return errors.Join(d.log.Close(), d.release())
+}
+
+func (d *Disk) acquire() error {
+	f, err := os.OpenFile(filepath.Join(d.dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	d.lock = f
+	if err := lockFile(f); err != nil {
+		return fmt.Errorf("%w (%w)", ErrInUse, err)
+	}
+	return nil
+}
+
+func (d *Disk) release() error {
+	if d.lock == nil {
+		return nil
+	}
+	return d.lock.Close()
+}
+
+// Restore puts a backup into dir, which is made, or is empty. What comes back is another incarnation: it knows no session of the first one,
+// since those may have gone on after the backup.
+func Restore(backup, dir string) error {
+	d := &Disk{dir: dir, options: new(Options).withDefaults(), stop: make(chan struct{})}
+	err := d.restore(backup)
+	if err = errors.Join(err, d.release()); err != nil {
+		return fmt.Errorf("durable: restore %s into %s: %w", backup, dir, err)
+	}
+	return nil
+}
+
+func (d *Disk) restore(backup string) error {
+	if _, err := os.Stat(backup); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		return err
+	}
+	if err := d.acquire(); err != nil {
+		return err
+	}
+	if is, err := d.look(); err != nil || is {
+		return errors.Join(err, fs.ErrExist)
+	}
+	m, _, err := d.read(backup, core.Limits{})
+	if err != nil {
+		return err
+	}
+	d.Incarnation = rand.Uint64() | 1
+	m.Restart(m.Now(), 0)
+	for _, session := range m.Sessions() {
+		m.Apply(m.Now(), session, &wire.Request{Op: wire.OpLost}, new(wire.Reply))
+	}
+	s := m.Snapshot()
+	return d.save(1, s.State, func() ([]core.Entry, bool) { return s.Next(batch) })
+}

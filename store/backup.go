@@ -1,0 +1,117 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/muster-pg/muster/internal/durable"
+	"github.com/muster-pg/muster/wire"
+)
+
+// backupPiece is how much of a backup one answer brings.
+const backupPiece = 1 << 20
+
+// Backup writes a consistent copy of all that a durable store holds, which goes on meanwhile: a file for Restore.
+func (s *Store) Backup(ctx context.Context, w io.Writer) (written int64, err error) {
+	for {
+		var rep wire.Reply
+		if err := s.Do(ctx, &wire.Request{Op: wire.OpBackup, Rev: uint64(written)}, &rep); err != nil {
+			return written, err
+		}
+		n, err := w.Write(rep.Value)
+		written += int64(n)
+		if err != nil || written >= rep.N {
+			return written, err
+		}
+		if n == 0 {
+			return written, &Error{Op: "backup", Code: wire.CodeUnavailable, Err: io.ErrUnexpectedEOF}
+		}
+	}
+}
+
+// Restore makes a store of a backup in dir, which is made, or is empty. Sessions, and what their leases held, are not brought back: who
+// was there may have gone on since.
+func Restore(backup, dir string) error {
+	if err := durable.Restore(backup, dir); err != nil {
+		return &Error{Op: "restore", Key: backup, Code: wire.CodeInvalid, Err: fmt.Errorf("%w: %w", ErrInvalid, err)}
+	}
+	return nil
+}
+
+// backup answers a piece of a copy: the first one makes it, and keeps it open for the others. It takes a while, and is called without mu.
+func (m *Memory) backup(session, from uint64, rep *wire.Reply) error {
+	f, err := m.backupFile(session, from)
+	if err != nil || f == nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	rep.N = info.Size()
+	rep.Value = make([]byte, max(0, min(backupPiece, rep.N-int64(from))))
+	_, err = f.ReadAt(rep.Value, int64(from))
+	if from+uint64(len(rep.Value)) >= uint64(rep.N) || err != nil {
+		m.mu.Lock()
+		m.forgetBackup(session)
+		m.mu.Unlock()
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return err
+}
+
+// backupFile makes a copy, or finds the one that session is reading.
+func (m *Memory) backupFile(session, from uint64) (*os.File, error) {
+	m.mu.Lock()
+	disk, f := m.disk, m.backups[session]
+	m.mu.Unlock()
+	switch {
+	case disk == nil:
+		return nil, &Error{Op: "backup", Code: wire.CodeUnsupported, Err: ErrUnsupported, Detail: "this store keeps nothing on a disk"}
+	case from > 0 && f != nil:
+		return f, nil
+	case from > 0:
+		return nil, &Error{Op: "backup", Code: wire.CodeStale, Err: ErrStale, Detail: "this copy is gone: begin again"}
+	}
+	f, err := disk.Backup(m.hold)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.forgetBackup(session)
+	if m.backups == nil {
+		m.backups = map[uint64]*os.File{}
+	}
+	m.backups[session] = f
+	return f, nil
+}
+
+// forgetBackup closes the copy that session was reading. Called with mu.
+func (m *Memory) forgetBackup(session uint64) {
+	if f := m.backups[session]; f != nil {
+		_ = f.Close()
+		delete(m.backups, session)
+	}
+}
+
+// answerBackup answers a peer's OpBackup, from a goroutine: a copy takes a while.
+func (c *conn) answerBackup(m *Memory, id, from uint64) {
+	session := c.session.Load()
+	c.server.running.Go(func() {
+		var rep wire.Reply
+		if err := m.backup(session, from, &rep); err != nil {
+			rep = wire.Reply{Code: failureCode(err), Detail: err.Error()}
+			if e, ok := errors.AsType[*Error](err); ok {
+				rep = wire.Reply{Code: e.Code, Detail: e.Detail}
+			}
+		}
+		c.out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpBackup, id, &rep) })
+		c.out.Flush()
+	})
+}

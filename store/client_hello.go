@@ -1,0 +1,205 @@
+package store
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"github.com/muster-pg/muster/internal/transport"
+	"github.com/muster-pg/muster/wire"
+)
+
+// dialer makes connections to one store.
+type dialer struct {
+	addr    string
+	options DialOptions
+}
+
+// line is one connection of a client, and the session that it was welcomed to.
+type line struct {
+	conn    net.Conn
+	pipe    transport.NetPipe
+	out     *transport.Outbox
+	in      *frames // with buf: of whoever has the turn to read
+	buf     []byte
+	welcome wire.Reply
+}
+
+// dial connects and says hello: for a new session, or to take up the one that resume names.
+func (d *dialer) dial(ctx context.Context, resume *wire.Request) (*line, error) {
+	dial := d.options.Dial
+	if dial == nil {
+		dial = new(net.Dialer).DialContext
+	}
+	config, err := d.config()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
+	defer cancel()
+	conn, err := dial(ctx, "tcp", d.addr)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
+	l := &line{conn: conn, in: &frames{limit: helloRoom}, buf: make([]byte, clientRoom)}
+	if err = l.secure(config); err == nil {
+		err = l.hello(resume, d.options.Secret)
+	}
+	if !stop() {
+		err = fmt.Errorf("it has not answered: %w", ctx.Err())
+	}
+	if err != nil {
+		_ = l.conn.Close()
+		return nil, err
+	}
+	l.pipe = transport.NewPipe(l.conn)
+	l.out = transport.NewOutbox(l.pipe, clientQueue)
+	return l, nil
+}
+
+// config is that of one dial; nil is without TLS.
+func (d *dialer) config() (*tls.Config, error) {
+	if d.options.TLS == nil {
+		return nil, nil
+	}
+	c, err := d.options.TLS()
+	if err != nil {
+		return nil, &Error{Op: "dial", Key: d.addr, Code: wire.CodeInvalid, Err: fmt.Errorf("%w: %w", ErrInvalid, err)}
+	}
+	if c.ServerName == "" {
+		c = c.Clone()
+		c.ServerName, _, _ = net.SplitHostPort(d.addr) // it is one
+	}
+	return c, nil
+}
+
+// secure is the TLS handshake.
+func (l *line) secure(config *tls.Config) error {
+	if config == nil {
+		return nil
+	}
+	t := tlsConn{tls.Client(l.conn, config), l.conn}
+	l.conn = t
+	err := t.Handshake()
+	if err == nil {
+		err = t.checkVersion()
+	}
+	switch told := refusal(err); {
+	case told != nil:
+		return told
+	case err == nil || nobodyThere(err) || errors.Is(err, net.ErrClosed): // the store is about to end, perhaps
+		return err
+	}
+	return denied("TLS: " + err.Error())
+}
+
+// refusal is what an error of TLS says of either side not trusting the other, or not speaking TLS at all, so that to dial again
+// would bring it again; nil if it is another error. What the server has against a client's certificate comes in the place of the first answer.
+func refusal(err error) error {
+	if plain, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		if speaksPlain(plain.RecordHeader) {
+			return denied(lacksTLS)
+		}
+		return fmt.Errorf("%w: it speaks no TLS", ErrProtocol)
+	}
+	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" {
+		return denied("it refuses TLS: " + alert.Err.Error())
+	}
+	if untrusted, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return denied("its certificate is not trusted: " + untrusted.Err.Error())
+	}
+	return nil
+}
+
+// speaksPlain reports whether head, where a TLS record should be, begins a frame that answers a hello: the upper bytes of its length are
+// 0, and then comes the operation.
+func speaksPlain(head [5]byte) bool {
+	return head[2] == 0 && head[3] == 0 && head[4] == byte(wire.OpHello)
+}
+
+func denied(why string) error { return &Error{Code: wire.CodeDenied, Err: ErrDenied, Detail: why} }
+
+// hello opens the session. With a secret it ends well only if the store has proved that it knows it too.
+func (l *line) hello(resume *wire.Request, secret []byte) error {
+	req := wire.Request{Op: wire.OpHello, Key: whoami(), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
+	if secret != nil {
+		req.Old = newNonce()
+	}
+	_, writeErr := l.conn.Write(wire.AppendRequest([]byte(wire.Preface), &req))
+	h, rep, err := l.answer()
+	if _, told := errors.AsType[*Error](err); writeErr != nil && err != nil && !told {
+		return writeErr
+	}
+	var shown func(rep *wire.Reply) bool
+	if err == nil && h.Op == wire.OpProof && secret != nil {
+		if shown, err = l.prove(secret, req.Old, rep.Value); err != nil {
+			return err
+		}
+		h, rep, err = l.answer()
+	}
+	switch {
+	case err != nil:
+		return err
+	case h.Op != wire.OpHello:
+		return fmt.Errorf("%w: its answer is no welcome", ErrProtocol)
+	case rep.Code != wire.CodeOK:
+		return &Error{Code: rep.Code, Err: CodeError(rep.Code), Detail: rep.Detail}
+	case secret != nil && (shown == nil || !shown(&rep)):
+		return denied("the store did not prove that it knows the secret")
+	}
+	l.welcome = rep
+	l.in.limit = wire.MaxReply
+	return nil
+}
+
+// answer reads one frame of the handshake.
+func (l *line) answer() (h wire.Header, rep wire.Reply, err error) {
+	h, body, _, err := readFrame(l.conn, l.in, l.buf)
+	switch {
+	case errors.Is(err, wire.ErrTooLarge), errors.Is(err, wire.ErrUnknownOp):
+		return h, rep, fmt.Errorf("%w: it answered %q", ErrProtocol, clip(string(l.in.buf[l.in.r:l.in.w])))
+	case err != nil:
+		return h, rep, cmp.Or(refusal(err), err)
+	case h.Op == wire.OpGoodbye:
+		return h, rep, fmt.Errorf("it is shutting down: %w", io.EOF)
+	}
+	if rep.Parse(h, bytes.Clone(body)) != nil {
+		return h, rep, fmt.Errorf("%w: its answer is no welcome", ErrProtocol)
+	}
+	return h, rep, nil
+}
+
+// prove answers the store's question for the secret. shown reports whether the welcome proves that the store knows it too.
+func (l *line) prove(secret, mine, theirs []byte) (shown func(welcome *wire.Reply) bool, err error) {
+	bind, err := binding(l.conn)
+	if err != nil {
+		return nil, err
+	}
+	req := wire.Request{Op: wire.OpProof, Value: proof(secret, proofClient, mine, theirs, bind)}
+	if _, err := l.conn.Write(wire.AppendRequest(nil, &req)); err != nil {
+		return nil, err
+	}
+	return func(welcome *wire.Reply) bool {
+		return len(welcome.Values) == 1 && proves(welcome.Values[0], secret, proofServer, mine, theirs, bind)
+	}, nil
+}
+
+// readFrame reads until there is a whole frame.
+func readFrame(conn net.Conn, in *frames, buf []byte) (h wire.Header, body []byte, owned bool, err error) {
+	for {
+		h, body, owned, ok, err := in.next()
+		if ok || err != nil {
+			return h, body, owned, err
+		}
+		n, err := conn.Read(in.room(buf))
+		if in.got(n); n == 0 && err != nil {
+			return h, nil, false, err
+		}
+	}
+}

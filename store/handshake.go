@@ -1,0 +1,244 @@
+package store
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// How a peer comes in: TLS if the server has it, the preface, hello, and if the server has secrets, the proof of one. All of that
+// within Limits.Handshake; until it is over, nothing is carried out, and nothing large is read.
+
+const (
+	// helloRoom bounds the frames of a handshake: who the peer is, a token, a nonce, a proof.
+	helloRoom = 32 << 10
+	// awayTime is how long a peer that is turned away has to hear why, and mostAway how many may hear it at once.
+	awayTime = time.Second
+	mostAway = 64
+)
+
+// What the two sides of a misunderstanding are told. Neither may look like the head of a TLS record: see speaksPlain.
+const (
+	wantsTLS = "it speaks TLS only: dial it with TLS"
+	lacksTLS = "it speaks no TLS: dial it without"
+)
+
+// tlsConn is a TLS connection whose Close does not wait for the peer to take a close_notify: frames have lengths, and sessions a goodbye.
+type tlsConn struct {
+	*tls.Conn
+	raw net.Conn
+}
+
+func (c tlsConn) Close() error { return c.raw.Close() }
+
+// checkVersion refuses what a configuration that is not ours may have let in: proofs are bound to TLS 1.3.
+func (c tlsConn) checkVersion() error {
+	if v := c.ConnectionState().Version; v < tls.VersionTLS13 {
+		return fmt.Errorf("%s, where TLS 1.3 is the least", tls.VersionName(v))
+	}
+	return nil
+}
+
+// welcome lets the peer in, or says why not.
+func (c *conn) welcome(buf []byte) error {
+	_ = c.nc.SetDeadline(time.Now().Add(c.limits.Handshake))
+	if err := c.secure(); err != nil {
+		return err
+	}
+	if err := c.preface(buf); err != nil {
+		return err
+	}
+	if err := c.read(buf); err != nil {
+		return fmt.Errorf("handshake: %w", err)
+	}
+	if c.req.Op != wire.OpHello {
+		return fmt.Errorf("%w: %s before hello", ErrProtocol, c.req.Op)
+	}
+	c.hello = *own(&c.req)
+	if err := c.authenticate(buf); err != nil {
+		return err
+	}
+	c.in.limit = wire.MaxBody
+	return c.nc.SetDeadline(time.Time{})
+}
+
+// secure is the TLS handshake, if the server has TLS.
+func (c *conn) secure() error {
+	if c.server.TLS == nil {
+		return nil
+	}
+	raw := c.nc
+	t := tlsConn{tls.Server(raw, c.server.TLS), raw}
+	c.mu.Lock()
+	c.nc = t
+	c.mu.Unlock()
+	err := t.Handshake()
+	if plain, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		c.mu.Lock()
+		c.nc = raw
+		c.mu.Unlock()
+		if plain.RecordHeader[0] == wire.Preface[0] {
+			c.turnAway(wire.CodeDenied, wantsTLS)
+		}
+		return fmt.Errorf("%w: this server speaks TLS only, the peer does not: it began with %q", ErrProtocol, plain.RecordHeader)
+	}
+	if err == nil {
+		if err = t.checkVersion(); err == nil && c.server.wantsCertificate() && verifiedCertificate(t) == nil {
+			err = errors.New("no certificate of the peer has been verified") // by a configuration that is not what it says
+		}
+	}
+	if err != nil {
+		linger(raw) // there may be an alert on its way
+		return fmt.Errorf("TLS handshake: %w", err)
+	}
+	return nil
+}
+
+// preface reads what every peer sends first.
+func (c *conn) preface(buf []byte) error {
+	n, err := io.ReadFull(c.nc, buf[:len(wire.Preface)])
+	got := string(buf[:n])
+	switch {
+	case err != nil:
+		return fmt.Errorf("handshake: %w", err)
+	case got == wire.Preface:
+		return nil
+	case got[:wire.VersionAt] == wire.Preface[:wire.VersionAt]:
+		c.turnAway(wire.CodeUnsupported, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
+	case got[0] == 0x16 && got[1] == 3: // a ClientHello
+		c.turnAway(wire.CodeDenied, lacksTLS)
+		return fmt.Errorf("%w: the peer speaks TLS, this server does not", ErrProtocol)
+	}
+	return fmt.Errorf("%w: it began with %q", ErrProtocol, got)
+}
+
+// authenticate finds out what the peer may do. What it may do is this connection's, not its session's: who takes a session up again
+// needs its token, and may do what it has shown itself to be allowed, which is nothing more for having the token.
+func (c *conn) authenticate(buf []byte) error {
+	nonce := c.hello.Old
+	c.hello.Old = nil // an engine has its own use for it
+	accesses := c.server.Access
+	if len(accesses) == 0 {
+		return nil
+	}
+	cert := verifiedCertificate(c.nc)
+	var matched []int
+	if cert != nil {
+		matched = matchCertificate(accesses, cert)
+	}
+	secrets := hasSecrets(accesses)
+	switch {
+	case nonce != nil && secrets:
+		bySecret, err := c.challenge(buf, nonce)
+		if err != nil {
+			return err
+		}
+		matched = append(matched, bySecret...)
+	case len(matched) > 0:
+	case cert != nil && secrets:
+		return c.deny(fmt.Sprintf("the certificate of %s has no rights here, and no secret was given", quoted(cert.Subject.CommonName)))
+	case cert != nil:
+		return c.deny(fmt.Sprintf("the certificate of %s has no rights here", quoted(cert.Subject.CommonName)))
+	case secrets:
+		return c.deny("it wants a secret, and none was given")
+	default:
+		return c.deny("it wants a client certificate, and none was given")
+	}
+	c.rights = rightsOf(accesses, matched)
+	return nil
+}
+
+// challenge has the peer prove a secret, and prepares the proof that this side knows it too. It returns the accesses that have that secret.
+func (c *conn) challenge(buf, nonce []byte) ([]int, error) {
+	mine := newNonce()
+	if _, err := c.nc.Write(wire.AppendReply(nil, wire.OpProof, 0, &wire.Reply{Value: mine})); err != nil {
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	if err := c.read(buf); err != nil {
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	if c.req.Op != wire.OpProof {
+		return nil, fmt.Errorf("%w: %s before the proof", ErrProtocol, c.req.Op)
+	}
+	bind, err := binding(c.nc)
+	if err != nil {
+		return nil, fmt.Errorf("handshake: %w", err)
+	}
+	matched, ok := matchSecret(c.server.Access, c.req.Value, nonce, mine, bind)
+	if !ok {
+		return nil, c.deny("wrong secret")
+	}
+	secret := c.server.Access[matched[0]].Secret // those that match are alike
+	c.proof = [][]byte{proof(secret, proofServer, nonce, mine, bind)}
+	return matched, nil
+}
+
+// deny turns the peer away, and returns why.
+func (c *conn) deny(why string) error {
+	c.turnAway(wire.CodeDenied, why)
+	return fmt.Errorf("%w: %s", ErrDenied, why)
+}
+
+// greet answers the hello.
+func (c *conn) greet(welcome *wire.Reply) {
+	welcome.Values = c.proof
+	c.reply(wire.OpHello, c.hello.ID, welcome)
+}
+
+// refusal says why the peer may not have c.req carried out; "" if it may.
+func (c *conn) refusal() string {
+	if c.rights == nil {
+		return ""
+	}
+	return c.rights.refuse(&c.req)
+}
+
+// refuse answers c.req, which the peer has no right to. Its number, if it has one, is used all the same: do carries out what has no
+// effect under it. If the engine says more about the number, that is the answer.
+func (c *conn) refuse(why string, do func(req *wire.Request, rep *wire.Reply)) {
+	op := c.req.Op
+	c.rep = wire.Reply{}
+	if c.req.Number != 0 {
+		c.req = wire.Request{Op: wire.OpSkip, Session: c.session.Load(), ID: c.req.ID, Number: c.req.Number, Acked: c.req.Acked}
+		do(&c.req, &c.rep)
+	}
+	if c.rep.Code == wire.CodeOK {
+		c.rep = wire.Reply{Code: wire.CodeDenied, Detail: why}
+	}
+	c.reply(op, c.req.ID, &c.rep)
+}
+
+// turnAway answers a hello with no.
+func (c *conn) turnAway(code wire.Code, detail string) {
+	_ = c.nc.SetDeadline(time.Now().Add(awayTime))
+	b := wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Code: code, Detail: detail})
+	if _, err := c.nc.Write(b); err == nil {
+		linger(c.nc)
+	}
+	_ = c.nc.Close()
+}
+
+// sendAway turns away a peer for which there is no room.
+func (c *conn) sendAway(detail string) {
+	_ = c.nc.SetDeadline(time.Now().Add(awayTime))
+	if c.secure() == nil {
+		c.turnAway(wire.CodeFull, detail)
+	}
+	_ = c.nc.Close()
+}
+
+// linger lets the peer take what was written last: a close at once might take it back.
+func linger(nc net.Conn) {
+	half, ok := nc.(interface{ CloseWrite() error })
+	if !ok {
+		return
+	}
+	_ = nc.SetDeadline(time.Now().Add(awayTime))
+	_ = half.CloseWrite()
+	_, _ = io.Copy(io.Discard, io.LimitReader(nc, readRoom))
+}

@@ -1,0 +1,100 @@
+package store
+
+import (
+	"fmt"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/durable"
+	"github.com/muster-pg/muster/wire"
+)
+
+// A durable Memory writes down what its machine does, before anybody hears of it.
+
+// openDisk brings the machine back from Dir. Called with mu.
+func (m *Memory) openDisk() error {
+	disk, machine, err := durable.Open(m.Dir, m.Limits, &durable.Options{Grace: m.Grace, Logger: m.Logger})
+	if err != nil {
+		return &Error{Op: "open", Key: m.Dir, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
+	}
+	m.disk, m.machine, m.incarnation = disk, machine, disk.Incarnation
+	m.failed = make(chan struct{})
+	m.commit = newCommitter(disk, m.fail)
+	disk.FoldBy(m.hold)
+	return nil
+}
+
+// hold implements durable.Hold.
+func (m *Memory) hold(f func(*core.Machine)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.machine == nil {
+		return ErrClosed
+	}
+	f(m.machine)
+	return nil
+}
+
+// sync waits until what the log has up to pos is on the disk.
+func (m *Memory) sync(pos uint64) error {
+	if m.disk == nil || pos <= m.disk.Durable() {
+		return nil
+	}
+	if err := m.disk.Sync(pos); err != nil {
+		m.commit.put(parcel{pos: pos}) // finds out too, and ends the store
+		return &Error{Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
+	}
+	return nil
+}
+
+// fail ends a store that cannot write any more: what it has acknowledged is there, and nothing more is.
+func (m *Memory) fail(err error) {
+	logger(m.Logger).Error("the store cannot go on", "dir", m.Dir, "err", err)
+	m.mu.Lock()
+	m.fault = err
+	links := m.links
+	m.mu.Unlock()
+	m.end(err)
+	for _, l := range links {
+		l.close()
+	}
+	close(m.failed)
+}
+
+// Failed is closed when a durable store cannot write any more; Err says why. It is nil for others.
+func (m *Memory) Failed() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.failed
+}
+
+// Err is why the store has failed.
+func (m *Memory) Err() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.fault
+}
+
+// applyLogged has the machine carry out a request, and writes it down. Called with mu.
+func (m *Memory) applyLogged(now core.Time, session uint64, req *wire.Request, rep *wire.Reply) (answered bool) {
+	if m.disk == nil {
+		return m.machine.Apply(now, session, req, rep)
+	}
+	if m.machine.Overdue(now) {
+		m.machine.Advance(now)
+		m.pos = m.disk.Advance(now)
+	}
+	answered = m.machine.Apply(now, session, req, rep)
+	if m.machine.Logs(req.Op) {
+		m.pos = m.disk.Apply(now, session, req)
+	}
+	return answered
+}
+
+// tickLogged lets happen what is due, and writes it down. Called with mu.
+func (m *Memory) tickLogged(now core.Time) {
+	at, armed := m.machine.Next()
+	m.machine.Tick(now)
+	if m.disk != nil && armed && at <= now {
+		m.pos = m.disk.Tick(now)
+	}
+}

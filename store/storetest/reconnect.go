@@ -1,0 +1,451 @@
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+var reconnectChecks = []check{
+	{"adds take effect once", breakAdds, []Feature{Add, Breaks, Sessions}},
+	{"swaps take effect once, and hear so", breakSwaps, []Feature{Swap, Breaks, Sessions}},
+	{"appends take effect once, in the order of their caller", breakAppends, []Feature{Append, Breaks, Sessions}},
+	{"deletes take effect once, and count right", breakDeletes, []Feature{Delete, Breaks, Sessions}},
+	{"counted reads lose nothing", breakTakes, []Feature{Reads, Wait, Breaks, Sessions}},
+	{"messages arrive once, in order", breakStream, []Feature{Collect, Streams, Breaks, Sessions}},
+	{"what was given up takes effect at most once, and never if its caller was told no", breakGivenUp, []Feature{Add, Breaks, Sessions}},
+	{"what was given up does not overtake what came later", breakOrder, []Feature{Breaks, Sessions}},
+	{"waits go on", breakWaits, []Feature{Wait, Breaks, Sessions}},
+	{"a wait that is cancelled meanwhile is over", breakWaitCancelled, []Feature{Wait, Breaks, Sessions}},
+	{"a watch gives each change once", breakWatch, []Feature{Watch, Breaks, Sessions}},
+	{"a follow goes on", breakFollow, []Feature{Collect, Breaks, Sessions}},
+	{"votes stand, and all ranks hear the values", breakCollect, []Feature{Collect, Breaks, Sessions}},
+	{"all ranks hear the same verdict", breakVerdict, []Feature{Collect, Breaks, Sessions}},
+	{"collects succeed, one after the other", breakCollects, []Feature{Collect, Breaks, Sessions}},
+	{"a join is answered, and answered again", breakJoin, []Feature{Collect, Breaks, Sessions}},
+	{"a rank that leaves meanwhile has left", breakLeave, []Feature{Collect, Breaks, Sessions}},
+	{"a lease lives on", breakLease, []Feature{Leases, Breaks, Sessions}},
+}
+
+// breaks is how many breaks make a check.
+const breaks = 40
+
+// storm breaks the connections of engines, in turn, while callers call. It ends after so many breaks, each of which some calls
+// have survived.
+type storm struct {
+	calls atomic.Int64 // that have succeeded
+	over  atomic.Bool
+}
+
+// call calls do until the storm is over, or do fails.
+func (s *storm) call(do func(n int) error) error {
+	for n := 0; !s.over.Load(); n++ {
+		if err := do(n); err != nil {
+			return fmt.Errorf("call %d: %w", n, err)
+		}
+		s.calls.Add(1)
+	}
+	return nil
+}
+
+// weather begins a storm over engines.
+func (w *world) weather(engines ...store.Engine) *storm {
+	s := new(storm)
+	ended := later(w.t, func() ([][]byte, error) {
+		defer s.over.Store(true)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for i := range breaks {
+			before := s.calls.Load()
+			w.Break(engines[i%len(engines)])
+			for s.calls.Load() < before+int64(2*len(engines)) {
+				select {
+				case <-tick.C:
+				case <-w.ctx.Done():
+					return nil, fmt.Errorf("after break %d: %d calls in all, and no more", i, before)
+				}
+			}
+		}
+		return nil, nil
+	})
+	w.t.Cleanup(func() {
+		if o := <-ended; o.err != nil {
+			w.t.Error(o.err)
+		}
+	})
+	return s
+}
+
+// callers run do in several goroutines on each of two sessions until the storm is over.
+func (w *world) callers(each int, do func(s *store.Store, caller, n int) error) (*store.Store, []outcome) {
+	a, b := w.engine(), w.engine()
+	weather := w.weather(a, b)
+	stores := []*store.Store{store.New(a), store.New(b)}
+	return stores[0], together(2*each, func(i int) ([][]byte, error) {
+		return nil, weather.call(func(n int) error { return do(stores[i%2], i, n) })
+	})
+}
+
+func breakAdds(t *testing.T, w *world) {
+	var calls, sum atomic.Int64
+	s, out := w.callers(8, func(s *store.Store, _, _ int) error {
+		n, err := s.Add(w.ctx, "n", 1)
+		calls.Add(1)
+		sum.Add(n)
+		return err
+	})
+	allGood(t, out)
+	n, err := s.Add(w.ctx, "n", 0)
+	good(t, err)
+	same(t, "counter", n, calls.Load())
+	same(t, "sum of all answers", sum.Load(), n*(n+1)/2)
+}
+
+func breakSwaps(t *testing.T, w *world) {
+	var calls atomic.Int64
+	s, out := w.callers(3, func(s *store.Store, _, _ int) error {
+		old, err := s.Get(w.ctx, "n")
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			return err
+		}
+		_, err = s.Swap(w.ctx, "n", old, append(old, 'x'))
+		if errors.Is(err, store.ErrConflict) {
+			return nil
+		}
+		calls.Add(1)
+		return err
+	})
+	allGood(t, out)
+	v, err := s.Get(w.ctx, "n")
+	good(t, err)
+	same(t, "swaps", int64(len(v)), calls.Load())
+}
+
+func breakAppends(t *testing.T, w *world) {
+	wrote := make([]string, 8)
+	s, out := w.callers(4, func(s *store.Store, caller, n int) error {
+		word := fmt.Sprintf("%d:%d ", caller, n)
+		wrote[caller] += word
+		_, err := s.Append(w.ctx, "log", []byte(word))
+		return err
+	})
+	allGood(t, out)
+	v, err := s.Get(w.ctx, "log")
+	good(t, err)
+	read := make([]string, 8)
+	for word := range bytes.FieldsSeq(v) {
+		read[word[0]-'0'] += string(word) + " "
+	}
+	same(t, "words of each caller", read, wrote)
+}
+
+func breakDeletes(t *testing.T, w *world) {
+	s, out := w.callers(4, func(s *store.Store, caller, n int) error {
+		key := fmt.Sprint(caller, n)
+		if err := s.Set(w.ctx, key, nil, nil); err != nil {
+			return err
+		}
+		deleted, err := s.Delete(w.ctx, key)
+		if err == nil && deleted != 1 {
+			err = fmt.Errorf("%d deleted", deleted)
+		}
+		return err
+	})
+	allGood(t, out)
+	if !w.lacks(List) {
+		same(t, "left over", len(w.list(s, "")), 0)
+	}
+}
+
+// breakTakes has two who want each entry: one gets it.
+func breakTakes(t *testing.T, w *world) {
+	s, out := w.callers(4, func(s *store.Store, caller, n int) error {
+		one := fmt.Sprint("one ", caller, n)
+		two := fmt.Sprint("two ", caller, n)
+		for _, key := range []string{one, two} {
+			if err := s.Set(w.ctx, key, []byte(key), &store.SetOptions{Reads: 1}); err != nil {
+				return err
+			}
+		}
+		v, err := s.Wait(w.ctx, one, two)
+		if err != nil {
+			return err
+		}
+		if string(v[0]) != one || string(v[1]) != two {
+			return fmt.Errorf("%s and %s are %q", one, two, v)
+		}
+		if _, err := s.Get(w.ctx, one); !errors.Is(err, store.ErrNotFound) {
+			return fmt.Errorf("%s was read once, and then: %w", one, err)
+		}
+		return nil
+	})
+	allGood(t, out)
+	if !w.lacks(List) {
+		same(t, "left over", len(w.list(s, "")), 0)
+	}
+}
+
+func breakStream(t *testing.T, w *world) {
+	ranks := w.group(2)
+	weather := w.weather(ranks[0].engine, ranks[1].engine)
+	sent := later(t, func() ([][]byte, error) {
+		n := 0
+		err := weather.call(func(i int) error { n = i + 1; return ranks[0].send(w.ctx, 1, "", fmt.Sprint(n)) })
+		if err != nil {
+			return nil, err
+		}
+		return nil, ranks[0].send(w.ctx, 1, "", "end")
+	})
+	for pos := uint64(1); ; pos++ {
+		o := ranks[1].recv(w.ctx, 0, "", pos)
+		good(t, o.err)
+		if string(o.values[0]) == "end" {
+			break
+		}
+		same(t, "message", string(o.values[0]), fmt.Sprint(pos))
+	}
+	good(t, (<-sent).err)
+}
+
+// breakGivenUp adds with contexts that end at any time: what is told as unknown may count, what failed otherwise may not.
+func breakGivenUp(t *testing.T, w *world) {
+	var yes, unknown atomic.Int64
+	s, out := w.callers(4, func(s *store.Store, caller, n int) error {
+		ctx, cancel := context.WithTimeout(w.ctx, time.Duration((caller+n)%7)*100*time.Microsecond)
+		defer cancel()
+		switch _, err := s.Add(ctx, "n", 1); {
+		case err == nil:
+			yes.Add(1)
+		case errors.Is(err, store.ErrUnknown):
+			unknown.Add(1)
+		case !errors.Is(err, context.DeadlineExceeded):
+			return err
+		}
+		_, err := s.Get(w.ctx, "missing")
+		if errors.Is(err, store.ErrNotFound) {
+			return nil
+		}
+		return err
+	})
+	allGood(t, out)
+	good(t, s.Set(w.ctx, "behind all of them", nil, nil))
+	n, err := w.store().Add(w.ctx, "n", 0)
+	good(t, err)
+	if n < yes.Load() || n > yes.Load()+unknown.Load() {
+		t.Fatalf("%d adds succeeded, of %d it is not known: the counter is %d", yes.Load(), unknown.Load(), n)
+	}
+}
+
+// breakOrder has one writer for each key, who knows what must be there.
+func breakOrder(t *testing.T, w *world) {
+	_, out := w.callers(4, func(s *store.Store, caller, n int) error {
+		key := fmt.Sprint("own ", caller)
+		ctx, cancel := context.WithTimeout(w.ctx, time.Duration((caller+n)%5)*100*time.Microsecond)
+		defer cancel()
+		_ = s.Set(ctx, key, []byte("given up, perhaps"), nil)
+		return addSetGet(w, s, key, fmt.Sprint(n))
+	})
+	allGood(t, out)
+}
+
+// back returns when e is connected again.
+func (w *world) back(e store.Engine) {
+	w.t.Helper()
+	lacksKey(w.t, w, store.New(e), "no such key")
+}
+
+func breakWaits(t *testing.T, w *world) {
+	const n = 50
+	e, other := w.engine(), w.store()
+	s := store.New(e)
+	var waiting []<-chan outcome
+	for i := range n {
+		waiting = append(waiting, later(t, func() ([][]byte, error) { return s.Wait(w.ctx, "both", fmt.Sprint(i)) }))
+	}
+	for i := range n {
+		w.Break(e)
+		if i%2 == 0 {
+			w.back(e)
+		}
+		w.set(other, fmt.Sprint(i))
+	}
+	w.set(other, "both")
+	for i, ch := range waiting {
+		o := <-ch
+		good(t, o.err)
+		same(t, "values", texts(o.values), []string{"both", fmt.Sprint(i)})
+	}
+}
+
+func breakWaitCancelled(t *testing.T, w *world) {
+	e := w.engine()
+	s := store.New(e)
+	for range 10 {
+		ctx, cancel := context.WithCancel(w.ctx)
+		waiting := later(t, func() ([][]byte, error) { return s.Wait(ctx, "missing") })
+		w.back(e)
+		w.Break(e)
+		cancel()
+		is(t, (<-waiting).err, context.Canceled)
+	}
+	w.back(e)
+}
+
+func breakWatch(t *testing.T, w *world) {
+	e, other := w.engine(), w.engine()
+	from := w.revision(store.New(e))
+	weather := w.weather(e, other)
+	wrote := later(t, func() ([][]byte, error) {
+		n := 0
+		err := weather.call(func(i int) error {
+			n = i
+			return store.New(other).Set(w.ctx, "w/key", []byte(fmt.Sprint(i)), nil)
+		})
+		if err != nil {
+			return nil, err
+		}
+		return [][]byte{fmt.Append(nil, n)}, store.New(other).Set(w.ctx, "w/end", nil, nil)
+	})
+	last := -1
+	for ev, err := range store.New(e).Watch(w.ctx, "w/", max(from, 1)) {
+		good(t, err)
+		if ev.Key == "w/end" {
+			break
+		}
+		last++
+		same(t, "change", string(ev.Value), fmt.Sprint(last))
+	}
+	o := <-wrote
+	good(t, o.err)
+	same(t, "last change", fmt.Sprint(last), string(o.values[0]))
+}
+
+func breakFollow(t *testing.T, w *world) {
+	ranks := w.group(2)
+	following := laterErr(t, func() error { return ranks[0].Follow(w.ctx, ranks[0].seat()) })
+	for range 5 {
+		w.Break(ranks[0].engine)
+		w.back(ranks[0].engine)
+	}
+	goesOn(t, ranks, 1)
+	stillWaits(t, "follow", following)
+	w.Break(ranks[0].engine)
+	ranks[1].abort(t, "enough")
+	o := <-following
+	is(t, o.err, store.ErrAborted)
+	same(t, "by", verdict(t, o.err).By, 1)
+}
+
+func breakCollect(t *testing.T, w *world) {
+	ranks := w.group(3)
+	zero := ranks[0].calls(t, ranks[2], allGather(1))
+	one := ranks[1].calls(t, ranks[2], allGather(1))
+	for range 5 {
+		w.Break(ranks[0].engine)
+		w.Break(ranks[1].engine)
+		w.back(ranks[0].engine)
+	}
+	stillWaits(t, "rank 0", zero)
+	w.Break(ranks[0].engine)
+	two := ranks[2].collect(w.ctx, allGather(1))
+	for _, o := range []outcome{<-zero, <-one, two} {
+		good(t, o.err)
+		same(t, "values", texts(o.values), []string{"rank 0", "rank 1", "rank 2"})
+	}
+	goesOn(t, ranks, 2)
+}
+
+func breakVerdict(t *testing.T, w *world) {
+	ranks := w.group(3)
+	zero := ranks[0].calls(t, ranks[2], barrier(1))
+	one := ranks[1].calls(t, ranks[2], barrier(1))
+	no := barrier(1)
+	no.No, no.Reason = wire.CodeInvalid, "it cannot be"
+	w.Break(ranks[0].engine)
+	w.Break(ranks[1].engine)
+	two := ranks[2].collect(w.ctx, no)
+	same(t, "by", agreed(t, two, <-zero, <-one).By, 2)
+	goesOn(t, ranks, 2)
+}
+
+func breakCollects(t *testing.T, w *world) {
+	ranks := w.group(3)
+	weather := w.weather(ranks[0].engine, ranks[1].engine, ranks[2].engine)
+	var rounds atomic.Int64 // as far as anybody has come: all must end with the same one
+	allGood(t, together(3, func(i int) ([][]byte, error) {
+		for seq := int64(1); !weather.over.Load() || seq <= rounds.Load(); seq++ {
+			for now := rounds.Load(); now < seq && !rounds.CompareAndSwap(now, seq); now = rounds.Load() {
+			}
+			o := ranks[i].collect(w.ctx, allGather(uint64(seq)))
+			if o.err != nil {
+				return nil, o.err
+			}
+			if got := strings.Join(texts(o.values), ","); got != "rank 0,rank 1,rank 2" {
+				return nil, fmt.Errorf("round %d gave %s", seq, got)
+			}
+			weather.calls.Add(1)
+		}
+		return nil, nil
+	}))
+}
+
+func breakJoin(t *testing.T, w *world) {
+	ranks := w.group(2)
+	for i := range 10 {
+		name := fmt.Sprint("group ", i)
+		for n, r := range ranks {
+			good(t, r.Leave(w.ctx, r.seat()))
+			ranks[n] = &rank{Store: r.Store, engine: r.engine, w: w, n: n}
+		}
+		joining := later(t, func() ([][]byte, error) {
+			roll, err := ranks[0].Join(w.ctx, applicant(name, 0, 2), nil)
+			ranks[0].gen = roll.Generation
+			return nil, err
+		})
+		if i%2 == 0 {
+			w.back(ranks[0].engine)
+		}
+		breaking := laterErr(t, func() error { w.Break(ranks[0].engine); return nil })
+		roll, err := ranks[1].Join(w.ctx, applicant(name, 1, 2), nil)
+		good(t, err)
+		<-breaking
+		good(t, (<-joining).err)
+		ranks[1].gen = roll.Generation
+		same(t, "generation", ranks[0].gen, ranks[1].gen)
+		goesOn(t, ranks, 1)
+	}
+}
+
+func breakLeave(t *testing.T, w *world) {
+	ranks := w.group(2)
+	leaving := laterErr(t, func() error { return ranks[1].Leave(w.ctx, ranks[1].seat()) })
+	w.Break(ranks[1].engine)
+	good(t, (<-leaving).err)
+	o := ranks[0].collect(w.ctx, barrier(1))
+	is(t, o.err, store.ErrLeft)
+}
+
+func breakLease(t *testing.T, w *world) {
+	e, other := w.engine(), w.store()
+	s := store.New(e)
+	l, err := s.Lease(w.ctx, 20*w.TTL)
+	good(t, err)
+	good(t, s.Set(w.ctx, "held", []byte("held"), &store.SetOptions{Lease: l}))
+	for range 10 {
+		w.Break(e)
+		w.back(e)
+		holds(t, w, other, "held", "held")
+	}
+	good(t, l.Err())
+	w.Break(e)
+	good(t, l.Close(w.ctx))
+	lacksKey(t, w, other, "held")
+}
