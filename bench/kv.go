@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ type kvOptions struct {
 	redis, asJSON      bool
 	shapes             string
 	profile            string
+	data               string
 }
 
 func runKV(ctx context.Context, args []string, out io.Writer) error {
@@ -30,6 +32,7 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 	f.BoolVar(&o.redis, "redis", true, "measure redis-server too")
 	f.StringVar(&o.shapes, "shapes", "1x1,50x1,1x16,50x16", "connections x requests under way on each")
 	f.StringVar(&o.profile, "profile", "", "folder for a CPU profile of muster's server (and of the load, to which all contribute)")
+	f.StringVar(&o.data, "data", "", "also measure a durable muster, and redis with appendfsync always, in folders below this one")
 	f.BoolVar(&o.asJSON, "json", false, "print JSON")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -73,6 +76,7 @@ func parseShapes(s string) (shapes []shape, err error) {
 type rivals struct {
 	servers []*server
 	holder  *process // of the idle connections, if there are any
+	dirs    []string // to be removed
 }
 
 func (r *rivals) stop() {
@@ -81,6 +85,9 @@ func (r *rivals) stop() {
 	}
 	for _, s := range r.servers {
 		s.kill()
+	}
+	for _, dir := range r.dirs {
+		_ = os.RemoveAll(dir)
 	}
 }
 
@@ -105,7 +112,12 @@ func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
 		return r, err
 	}
 	if o.redis {
-		if err := r.add(spawnRedis(ctx)); err != nil {
+		if err := r.add(spawnRedis(ctx, "redis", "--appendonly", "no", "--dir", os.TempDir())); err != nil {
+			return r, err
+		}
+	}
+	if o.data != "" {
+		if err := o.addDurable(ctx, r); err != nil {
 			return r, err
 		}
 	}
@@ -113,6 +125,30 @@ func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
 		return r, r.addIdle(ctx, o.idle)
 	}
 	return r, nil
+}
+
+// addDurable starts servers that write everything down before they answer.
+func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
+	dir, err := os.MkdirTemp(o.data, "durable-*")
+	if err != nil {
+		return err
+	}
+	r.dirs = append(r.dirs, dir)
+	args := []string{"-data", filepath.Join(dir, "muster")}
+	if o.profile != "" {
+		args = append(args, filepath.Join(o.profile, "durable.pprof"))
+	}
+	if err := r.add(spawnServer(ctx, "muster+disk", "muster", newWireDialect, args...)); err != nil {
+		return err
+	}
+	if !o.redis {
+		return nil
+	}
+	aof := filepath.Join(dir, "redis")
+	if err := os.Mkdir(aof, 0o700); err != nil {
+		return err
+	}
+	return r.add(spawnRedis(ctx, "redis+disk", "--appendonly", "yes", "--appendfsync", "always", "--dir", aof))
 }
 
 // addIdle starts one more muster server, and somebody who holds n idle connections to it.
@@ -202,6 +238,10 @@ func kvFigures(rounds []kvRound, name string) map[string]float64 {
 		figures["rate ÷ redis"] = median(ratios(of(name, rate), of("redis", rate)))
 		figures["p99 ÷ redis"] = median(ratios(of(name, p99), of("redis", p99)))
 		figures["CPU ÷ redis"] = median(ratios(of(name, cpu), of("redis", cpu)))
+	case "muster+disk":
+		figures["rate ÷ redis"] = median(ratios(of(name, rate), of("redis+disk", rate)))
+		figures["p99 ÷ redis"] = median(ratios(of(name, p99), of("redis+disk", p99)))
+		figures["CPU ÷ redis"] = median(ratios(of(name, cpu), of("redis+disk", cpu)))
 	case "muster+idle":
 		figures["Δ idle %"] = 100 * (median(ratios(of(name, rate), of("muster", rate))) - 1)
 	}

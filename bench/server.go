@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"runtime/pprof"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -43,8 +44,8 @@ func spawnServer(ctx context.Context, name, role string, newDialect func() diale
 // errNoRedis says what to do.
 var errNoRedis = errors.New("redis-server is not in PATH: install it (apt install redis-server), or leave it out with -redis=false")
 
-// spawnRedis starts a redis-server that keeps nothing.
-func spawnRedis(ctx context.Context) (*server, error) {
+// spawnRedis starts a redis-server.
+func spawnRedis(ctx context.Context, name string, args ...string) (*server, error) {
 	path, err := exec.LookPath("redis-server")
 	if err != nil {
 		return nil, errNoRedis
@@ -54,7 +55,7 @@ func spawnRedis(ctx context.Context) (*server, error) {
 		return nil, err
 	}
 	_, port, _ := net.SplitHostPort(addr)
-	p, err := start("redis", exec.CommandContext(ctx, path, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir", os.TempDir()))
+	p, err := start("redis", exec.CommandContext(ctx, path, append([]string{"--bind", "127.0.0.1", "--port", port, "--save", ""}, args...)...))
 	if err != nil {
 		return nil, err
 	}
@@ -63,12 +64,12 @@ func spawnRedis(ctx context.Context) (*server, error) {
 		_ = p.cmd.Process.Kill()
 		return nil, fmt.Errorf("redis-server: %w", err)
 	}
-	return &server{"redis", addr, newRESPDialect, p}, nil
+	return &server{name, addr, newRESPDialect, p}, nil
 }
 
 // kill ends a server that does not end with its stdin.
 func (s *server) kill() {
-	if s.name == "redis" {
+	if strings.HasPrefix(s.name, "redis") {
 		_ = s.cmd.Process.Signal(os.Interrupt)
 	}
 	s.stop()
@@ -99,13 +100,17 @@ func awaitListener(ctx context.Context, addr string) error {
 	}
 }
 
-// serveMuster is the role of a muster server. It answers "memory" with its memoryUse; args may name a CPU profile.
+// serveMuster is the role of a muster server. It answers "memory" with its memoryUse; args may be -data and a folder, and name a CPU profile.
 func serveMuster(args []string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	s := &store.Server{Engine: new(store.Memory)}
+	m := new(store.Memory)
+	if len(args) > 1 && args[0] == "-data" {
+		m.Dir, args = args[1], args[2:]
+	}
+	s := &store.Server{Engine: m}
 	go func() { _ = s.Serve(l) }()
 	defer s.Close()
 	if len(args) > 0 {

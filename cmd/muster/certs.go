@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -71,17 +73,25 @@ func makeCerts(cmd *cobra.Command, dir string, o certs.Options) error {
 		fmt.Fprintf(out, "  %s  %s\n", padRight(name, 16), ink.dim(whoseFile(name)))
 	}
 	if slices.Contains(made.Files, "server.pem") {
-		path := func(name string) string { return shellWord(filepath.Join(dir, name)) }
-		fmt.Fprintf(out, "\nNow start the server, which lets in who has one of these certificates:\n  muster serve --tls-cert %s --tls-key %s --tls-ca %s --require-client-cert\n",
-			path("server.pem"), path("server-key.pem"), path("ca.pem"))
-		if len(o.Names) == 0 {
-			o.Names = []string{"client"}
-		}
-		client := o.Names[0]
-		fmt.Fprintf(out, "\nAnd reach it:\n  export MUSTER_STORE=muster://127.0.0.1:7070 MUSTER_TLS_CA=%s MUSTER_TLS_CERT=%s MUSTER_TLS_KEY=%s\n  muster set key value\n",
-			path("ca.pem"), path(client+".pem"), path(client+"-key.pem"))
+		whatNext(out, o, func(name string) string { return shellWord(filepath.Join(dir, name)) })
 	}
 	return nil
+}
+
+// whatNext says how to use what was made.
+func whatNext(out io.Writer, o certs.Options, path func(name string) string) {
+	listen, addr, client := "", "127.0.0.1:7070", "client"
+	if len(o.Hosts) > 0 {
+		addr = shellWord(net.JoinHostPort(o.Hosts[0], "7070"))
+		listen = " --listen " + addr
+	}
+	if len(o.Names) > 0 {
+		client = o.Names[0]
+	}
+	fmt.Fprintf(out, "\nNow start the server, which lets in who has a certificate:\n  muster serve%s --tls-cert %s --tls-key %s --tls-ca %s --require-client-cert\n",
+		listen, path("server.pem"), path("server-key.pem"), path("ca.pem"))
+	fmt.Fprintf(out, "\nAnd reach it:\n  export MUSTER_STORE=muster://%s MUSTER_TLS_CA=%s\n  export MUSTER_TLS_CERT=%s MUSTER_TLS_KEY=%s\n  muster set key value\n",
+		addr, path("ca.pem"), path(client+".pem"), path(client+"-key.pem"))
 }
 
 // whoseFile says what to do with a file.

@@ -24,7 +24,8 @@ func TestCerts(t *testing.T) {
 		"  server-key.pem    for the server\n",
 		"  trainer.pem       for the client trainer\n",
 		"  viewer-key.pem    for the client viewer\n",
-		"\n  muster serve --tls-cert '" + quoted + "/server.pem' --tls-key '" + quoted + "/server-key.pem' --tls-ca '" + quoted + "/ca.pem'\n",
+		"\n  muster serve --listen node7:7070 --tls-cert '" + quoted + "/server.pem' --tls-key '" + quoted + "/server-key.pem' --tls-ca '" + quoted + "/ca.pem' --require-client-cert\n",
+		"\n  export MUSTER_STORE=muster://node7:7070 MUSTER_TLS_CA='" + quoted + "/ca.pem'\n  export MUSTER_TLS_CERT='" + quoted + "/trainer.pem' MUSTER_TLS_KEY='" + quoted + "/trainer-key.pem'\n",
 	} {
 		if !strings.Contains(r.stdout, line) {
 			t.Errorf("no %q in:\n%s", line, r.stdout)

@@ -18,15 +18,15 @@ import (
 // serving is what serve was told.
 type serving struct {
 	hostOptions
-	listen    string
-	drain     time.Duration
-	logLevel  string
-	maxBytes  size
-	maxUnread size
+	limit    limitFlags
+	who      accessFlags
+	listen   string
+	drain    time.Duration
+	logLevel string
 }
 
 func newServe() *cobra.Command {
-	o := &serving{maxBytes: 4 << 30, maxUnread: 64 << 20}
+	o := &serving{}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Host a store until SIGINT or SIGTERM",
@@ -34,24 +34,35 @@ func newServe() *cobra.Command {
 
 The first line on standard output is the store's address, as --store and MUSTER_STORE take it;
 with port 0 the system chooses the port. Logs go to standard error. The first signal stops it
-gracefully: peers hear that it ends, and get --drain to hang up. A second one stops it at once.`,
+gracefully: peers hear that it ends, and get --drain to hang up. A second one stops it at once.
+
+Beyond loopback it wants to know who comes: by a secret, which both sides prove to know and
+neither sends (--secret-file), or by a certificate (--tls-ca with --require-client-cert; "muster
+certs" makes them). TLS alone lets everybody in. Changed certificates are taken up as they are.
+
+--access says who may do what, by secret or by name of a certificate, below a prefix of keys and
+of group names; who matches several entries may do what any of them allows. A file of such:
+
+  [{"name": "trainer", "prefix": "jobs/a/", "write": true},
+   {"secret_file": "viewer.secret", "prefix": "jobs/"}]
+
+Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		Example: `  muster serve
   muster serve --listen 127.0.0.1:0 --log-level debug
+  muster serve --listen 10.0.0.5:7070 --secret-file secret
+  muster serve --listen 10.0.0.5:7070 --tls-cert tls/server.pem --tls-key tls/server-key.pem \
+    --tls-ca tls/ca.pem --require-client-cert
   muster serve --listen 10.0.0.5:7070 --insecure   # whoever reaches it reads and writes`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` to listen at, host:port")
-	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback, without encryption or password")
+	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback whoever may come in")
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for peers to hang up, after the first signal")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
-	f.Var(&o.maxBytes, "max-bytes", "keys and values together")
-	f.IntVar(&o.limits.Keys, "max-keys", 16<<20, "keys")
-	f.IntVar(&o.limits.History, "history", 8192, "changes that watch --from can go back")
-	f.IntVar(&o.serverLimits.Conns, "max-conns", 65536, "connections at once")
-	f.DurationVar(&o.serverLimits.Handshake, "handshake", 10*time.Second, "time for a peer to say hello")
-	f.Var(&o.maxUnread, "max-unread", "answers that wait for one slow peer")
+	o.who.register(cmd)
+	o.limit.register(cmd)
 	return cmd
 }
 
@@ -67,9 +78,6 @@ func (o *serving) run(cmd *cobra.Command) error {
 		return listenError("--listen", o.listen, err)
 	}
 	defer h.close()
-	if err := h.refused(); err != nil {
-		return listenError("--listen", o.listen, err)
-	}
 	if _, err := fmt.Fprintln(cmd.OutOrStdout(), h.url()); err != nil {
 		return err
 	}
@@ -91,15 +99,16 @@ func (o *serving) check(cmd *cobra.Command) error {
 	if err := checkListen(o.listen); err != nil {
 		return usagef(cmd, "--listen %s: %v", o.listen, err)
 	}
-	for name, n := range map[string]int64{
-		"max-bytes": int64(o.maxBytes), "max-keys": int64(o.limits.Keys), "history": int64(o.limits.History), "handshake": int64(o.serverLimits.Handshake),
-		"max-conns": int64(o.serverLimits.Conns), "max-unread": int64(o.maxUnread), "drain": int64(o.drain) + 1,
-	} {
-		if n < 1 {
-			return usagef(cmd, "--%s must be positive", name)
-		}
+	if o.drain < 0 {
+		return usagef(cmd, "--drain must not be negative")
 	}
-	o.limits.Bytes, o.serverLimits.Unread = int64(o.maxBytes), int(o.maxUnread)
+	var err error
+	if o.limits, o.serverLimits, err = o.limit.check(cmd); err != nil {
+		return err
+	}
+	if o.tls, o.access, err = o.who.check(cmd); err != nil {
+		return err
+	}
 	o.logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
 	return nil
 }

@@ -26,7 +26,7 @@ func TestServeRefuses(t *testing.T) {
 		"--log-level loud":          {2, "debug, info, warn"},
 		"--max-keys 0":              {2, "--max-keys must be positive"},
 		"--max-bytes 1TB":           {2, "64KiB"},
-		"--handshake -1s":           {2, "--handshake must be positive"},
+		"--handshake-timeout -1s":   {2, "--handshake-timeout must be positive"},
 		"--drain -1s":               {2, "--drain"},
 		"--no-such-flag":            {2, "unknown flag: --no-such-flag"},
 		"127.0.0.1:7070":            {2, "one argument too many"},

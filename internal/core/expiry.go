@@ -71,14 +71,12 @@ func (x *expiry) disarm(s *entry) {
 	}
 }
 
-// pop disarms and returns an entry that is due, or nil.
-func (x *expiry) pop(now Time) *entry {
+// due is an entry that is due, or nil. It stays armed: a snapshot may want to know when it goes.
+func (x *expiry) due(now Time) *entry {
 	if at, armed := x.next(); !armed || at > now {
 		return nil
 	}
-	s := x.slots.at(x.place(heapTop).ref)
-	x.disarm(s)
-	return s
+	return x.slots.at(x.place(heapTop).ref)
 }
 
 // grow makes room for one more, at the end.

@@ -156,3 +156,12 @@ func (m *Machine) Portrait() string {
 		return fmt.Appendf(nil, `"Turn":%d`, slices.Index(turns, number(turn)))
 	}))
 }
+
+// pop disarms and returns an entry that is due, or nil.
+func (x *expiry) pop(now Time) *entry {
+	s := x.due(now)
+	if s != nil {
+		x.disarm(s)
+	}
+	return s
+}

@@ -229,7 +229,7 @@ func (m *Machine) expireOne() bool {
 		}
 		m.ending = m.ending[:n-1]
 	}
-	e := m.expiries.pop(m.now)
+	e := m.expiries.due(m.now)
 	if e != nil {
 		m.remove(e, wire.ChangeExpire)
 	}

@@ -266,6 +266,36 @@ var mutants = []mutant{
 		"who waits for room is told that there is some",
 		"stream.go", `if st == nil || !st.full(m, n) {`, `if st == nil || n >= 0 {`,
 	},
+	{
+		"a snapshot has what was set since it began",
+		"entries.go", `	m.preserve(key, e)
+	if e == nil {`, `	if e == nil {`,
+	},
+	{
+		"a snapshot misses what was taken out since it began",
+		"entries.go", `	m.preserve(key, e)
+	m.expiries.disarm(e)`, `	m.expiries.disarm(e)`,
+	},
+	{
+		"a snapshot has entries without the time at which they go",
+		"machine.go", `m.expiries.due(m.now)`, `m.expiries.pop(m.now)`,
+	},
+	{
+		"a snapshot with a root that is none cannot be restored",
+		"restore.go", ` && s.Failed == nil {`, ` {`,
+	},
+	{
+		"what is restored has its timers in another order",
+		"restore.go", `m.timers.turn = s.Turn`, `_ = s.Turn`,
+	},
+	{
+		"what is restored forgets whose grace runs",
+		"restore.go", `m.timers.rearm(&x.grace, s.Grace)`, `_ = x`,
+	},
+	{
+		"after a restart nobody has to come back",
+		"event.go", `m.arm(&m.sessions[id].grace, m.after(grace))`, `_ = id`,
+	},
 }
 
 // brokenProperty is what a schedule prints that has found one.

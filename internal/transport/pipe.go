@@ -32,7 +32,7 @@ type NetPipe interface {
 type socketPipe struct {
 	conn    net.Conn
 	raw     syscall.RawConn
-	waiting sync.WaitGroup
+	waiting crew
 
 	// of the write in progress: a closure for each would be garbage for each
 	attempt func(fd uintptr) bool
@@ -89,7 +89,7 @@ func (p *socketPipe) Done()        { p.waiting.Wait() }
 // bufferPipe copies what is written, and writes it from a goroutine while there is something.
 type bufferPipe struct {
 	conn    net.Conn
-	waiting sync.WaitGroup
+	waiting crew
 
 	mu     sync.Mutex // protects the fields below
 	busy   bool
@@ -138,3 +138,43 @@ func (p *bufferPipe) Room(resume func()) {
 
 func (p *bufferPipe) Close() error { return p.conn.Close() }
 func (p *bufferPipe) Done()        { p.waiting.Wait() }
+
+// crew is a WaitGroup for goroutines that may begin while somebody waits already: whoever writes does not know that the connection
+// has ended just now.
+type crew struct {
+	mu   sync.Mutex
+	n    int
+	none chan struct{} // closed when n is 0; nil unless somebody waits
+}
+
+func (c *crew) Go(f func()) {
+	c.mu.Lock()
+	c.n++
+	c.mu.Unlock()
+	go func() {
+		defer c.gone()
+		f()
+	}()
+}
+
+func (c *crew) gone() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n--; c.n == 0 && c.none != nil {
+		close(c.none)
+		c.none = nil
+	}
+}
+
+func (c *crew) Wait() {
+	c.mu.Lock()
+	none := c.none
+	if c.n > 0 && none == nil {
+		none = make(chan struct{})
+		c.none = none
+	}
+	c.mu.Unlock()
+	if none != nil {
+		<-none
+	}
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+	"github.com/spf13/cobra"
+)
+
+// limitFlags are the limits that serve has flags for, with their defaults.
+type limitFlags struct {
+	key, value, bytes, inFlight size
+	limits                      store.Limits
+	server                      store.ServerLimits
+}
+
+func (l *limitFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	number := func(p *int, name string, value int, usage string) { f.IntVar(p, name, value, usage) }
+	bytes := func(p *size, name string, value int64, usage string) { *p = size(value); f.Var(p, name, usage) }
+	during := func(p *time.Duration, name string, value time.Duration, usage string) {
+		f.DurationVar(p, name, value, usage)
+	}
+	bytes(&l.key, "max-key", wire.MaxKey, "of a key, and not more than the default")
+	bytes(&l.value, "max-value", wire.MaxValue, "of a value, and not more than the default")
+	bytes(&l.bytes, "max-bytes", 4<<30, "keys and values together: then writes are refused, reads and deletes go on")
+	number(&l.limits.Keys, "max-keys", 16<<20, "keys")
+	number(&l.limits.History, "history", 8192, "changes that watch --from can go back")
+	number(&l.limits.Waiting, "max-waiting", 65536, "calls of one peer that wait")
+	number(&l.limits.Leases, "max-leases", 65536, "leases of one peer")
+	number(&l.server.Conns, "max-conns", 65536, "connections at once")
+	number(&l.server.PerAddr, "max-conns-per-addr", 16384, "connections at once from one IP address")
+	number(&l.server.Handshakes, "max-handshakes", 4096, "unfinished handshakes: then the oldest one is dropped")
+	bytes(&l.inFlight, "max-in-flight", 64<<20, "answers that wait for one slow peer: then it is cut off")
+	during(&l.server.Handshake, "handshake-timeout", 10*time.Second, "time for a peer to come in")
+	during(&l.server.Silence, "idle-timeout", 15*time.Second, "a peer that answers no probe for so long is lost")
+	during(&l.server.Grace, "grace", 500*time.Millisecond, "time for a peer whose connection broke to come back")
+}
+
+// check looks at what flags cannot check, and gives the limits.
+func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits, error) {
+	for name, n := range map[string]int64{
+		"max-key": int64(l.key), "max-value": int64(l.value), "max-bytes": int64(l.bytes), "max-in-flight": int64(l.inFlight),
+		"max-keys": int64(l.limits.Keys), "history": int64(l.limits.History), "max-waiting": int64(l.limits.Waiting), "max-leases": int64(l.limits.Leases),
+		"max-conns": int64(l.server.Conns), "max-conns-per-addr": int64(l.server.PerAddr), "max-handshakes": int64(l.server.Handshakes),
+		"handshake-timeout": int64(l.server.Handshake), "idle-timeout": int64(l.server.Silence), "grace": int64(l.server.Grace),
+	} {
+		if n < 1 {
+			return l.limits, l.server, usagef(cmd, "--%s must be positive", name)
+		}
+	}
+	for name, is := range map[string]struct {
+		size
+		most int64
+	}{"max-key": {l.key, wire.MaxKey}, "max-value": {l.value, wire.MaxValue}} {
+		if int64(is.size) > is.most {
+			most := size(is.most)
+			return l.limits, l.server, usagef(cmd, "--%s %s: the protocol has no room for more than %s", name, &is.size, &most)
+		}
+	}
+	l.limits.Key, l.limits.Value, l.limits.Bytes, l.server.InFlight = int(l.key), int(l.value), int64(l.bytes), int(l.inFlight)
+	return l.limits, l.server, nil
+}
+
+// accessFlags say who may come in.
+type accessFlags struct {
+	files        store.TLSFiles
+	secret, list string // files
+}
+
+func (a *accessFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&a.secret, "secret-file", "", "`file` with a secret: who knows it may read and write everything")
+	f.StringVar(&a.list, "access", "", "JSON `file` of who may do what: see above")
+	f.StringVar(&a.files.Cert, "tls-cert", "", "PEM `file` of the server's certificate; turns TLS 1.3 on")
+	f.StringVar(&a.files.Key, "tls-key", "", "PEM `file` of its key")
+	f.StringVar(&a.files.CA, "tls-ca", "", "PEM `file` of who signs certificates of clients, which may have one")
+	f.BoolVar(&a.files.RequireClient, "require-client-cert", false, "let nobody in without one")
+}
+
+// check reads what the flags name.
+func (a *accessFlags) check(cmd *cobra.Command) (files *store.TLSFiles, access []store.Access, err error) {
+	t := &a.files
+	switch {
+	case (t.Cert == "") != (t.Key == ""):
+		return nil, nil, usagef(cmd, "--tls-cert and --tls-key go together")
+	case t.CA != "" && t.Cert == "":
+		return nil, nil, usagef(cmd, "--tls-ca needs --tls-cert and --tls-key")
+	case t.RequireClient && t.CA == "":
+		return nil, nil, usagef(cmd, "--require-client-cert needs --tls-ca: who signs them?")
+	}
+	if t.Cert != "" {
+		files = t
+	}
+	if a.list != "" {
+		if access, err = readAccess(a.list); err != nil {
+			return nil, nil, &exit{code: exitFailed, text: "--access " + a.list + ": " + strings.TrimPrefix(err.Error(), "store: "), err: err}
+		}
+	}
+	if a.secret != "" {
+		secret, err := store.ReadSecret(a.secret)
+		if err != nil {
+			return nil, nil, &exit{code: exitFailed, text: "--secret-file: " + strings.TrimPrefix(err.Error(), "store: "), err: err}
+		}
+		access = append(access, store.Access{Secret: secret, Write: true})
+	}
+	return files, access, nil
+}
+
+// accessEntry is one of the file that --access names.
+type accessEntry struct {
+	SecretFile string `json:"secret_file"` // from the directory of that file
+	Name       string `json:"name"`
+	Prefix     string `json:"prefix"`
+	Write      bool   `json:"write"`
+}
+
+func readAccess(file string) (access []store.Access, err error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var entries []accessEntry
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&entries); err != nil {
+		return nil, fmt.Errorf("it is no list of {\"secret_file\" or \"name\", \"prefix\", \"write\"}: %w", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("there is something behind the list")
+	}
+	if len(entries) == 0 {
+		return nil, errors.New("it is empty: nobody could come in")
+	}
+	for i, e := range entries {
+		a := store.Access{Name: e.Name, Prefix: e.Prefix, Write: e.Write}
+		switch {
+		case (e.SecretFile == "") == (e.Name == ""):
+			return nil, fmt.Errorf("entry %d needs a secret_file or a name, one of them", i+1)
+		case e.SecretFile != "":
+			path := e.SecretFile
+			if !filepath.IsAbs(path) {
+				path = filepath.Join(filepath.Dir(file), path)
+			}
+			if a.Secret, err = store.ReadSecret(path); err != nil {
+				return nil, fmt.Errorf("entry %d: %w", i+1, err)
+			}
+		}
+		access = append(access, a)
+	}
+	return access, nil
+}
