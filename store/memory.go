@@ -272,20 +272,23 @@ func (m *Memory) tick() {
 	m.release()
 }
 
-// attach opens the session that hello asks for, or takes it up again. Its answers go to l from now on, and no request of the
+// attach opens the session that hello asks for, or takes it up again. Its answers go to c from now on, the welcome first, and no request of the
 // link that it had before is carried out any more; that link is returned, to be closed.
-func (m *Memory) attach(l link, hello *wire.Request, welcome *wire.Reply) (session uint64, before link, err error) {
+func (m *Memory) attach(c *conn, hello *wire.Request, welcome *wire.Reply) (before link, err error) {
 	m.mu.Lock()
 	if err := m.open(); err != nil {
 		m.mu.Unlock()
-		return 0, nil, err
+		return nil, err
 	}
 	m.apply(core.Local, hello, welcome)
-	session = uint64(welcome.N)
+	session := uint64(welcome.N)
 	before = m.links[session]
-	m.links[session] = l
-	m.release()
-	return session, before, nil
+	m.links[session] = c
+	c.commit = m.commit
+	c.session.Store(session)
+	c.greet(welcome) // with mu: no other answer may come before it
+	m.releaseTo(c, c.unstage())
+	return before, nil
 }
 
 // attached reports whether session's answers still go to l. Called with mu.

@@ -48,11 +48,9 @@ func (c *conn) serveEngine(e Engine, buf []byte) error {
 		return CodeError(welcome.Code)
 	}
 	s := c.server.engineSession(e, uint64(welcome.N))
-	if !s.take(c) {
+	if !s.take(c, &welcome) {
 		return net.ErrClosed // it ended just now: the client comes again
 	}
-	c.session.Store(s.id)
-	c.greet(&welcome)
 	c.out.Flush()
 	err := s.run(c, buf)
 	c.server.letGo(s, c, err)
@@ -119,8 +117,9 @@ func (s *engineSession) lose() {
 	s.mu.Unlock()
 }
 
-// take makes c the connection of s, unless s has ended. No request of the one before it is begun any more.
-func (s *engineSession) take(c *conn) bool {
+// take makes c the connection of s, unless s has ended. No request of the one before it is begun any more, and no answer
+// comes before the welcome.
+func (s *engineSession) take(c *conn, welcome *wire.Reply) bool {
 	s.order.Lock()
 	defer s.order.Unlock()
 	s.mu.Lock()
@@ -130,6 +129,8 @@ func (s *engineSession) take(c *conn) bool {
 	}
 	before := s.conn
 	s.conn = c
+	c.session.Store(s.id)
+	c.greet(welcome)
 	if s.lost != nil {
 		s.lost.Stop()
 	}

@@ -95,16 +95,13 @@ func (c *loopConn) Ended(err error) { c.server.ended(c.conn, c.end(c.memory, err
 // open opens the session, or takes it up again, answers the hello, and carries out what came right behind it.
 func (c *conn) open(m *Memory) (held bool, err error) {
 	var welcome wire.Reply
-	session, before, err := m.attach(c, &c.hello, &welcome)
+	before, err := m.attach(c, &c.hello, &welcome)
 	if err != nil {
 		return false, err
 	}
-	c.commit = m.commit
 	if before != nil {
 		before.close()
 	}
-	c.session.Store(session)
-	c.greet(&welcome)
 	held, err = c.carryOut(m)
 	c.in.giveBack()
 	return held, err

@@ -24,6 +24,7 @@ type host struct {
 // hostOptions has defaults for its zero value.
 type hostOptions struct {
 	limits       store.Limits
+	data         string // folder; empty is in memory
 	serverLimits store.ServerLimits
 	insecure     bool
 	tls          *store.TLSFiles // nil is without
@@ -45,11 +46,22 @@ func (o *hostOptions) server(e store.Engine) (*store.Server, error) {
 
 // startHost listens at addr, and serves there until close or drain.
 func startHost(addr string, o hostOptions) (*host, error) {
-	memory := &store.Memory{Limits: o.limits}
+	memory := &store.Memory{Limits: o.limits, Dir: o.data, Logger: o.logger}
 	server, err := o.server(memory)
 	if err != nil {
 		return nil, err
 	}
+	if err := memory.Open(); err != nil {
+		return nil, err
+	}
+	h, err := startServer(addr, server, memory)
+	if err != nil {
+		_ = memory.Close()
+	}
+	return h, err
+}
+
+func startServer(addr string, server *store.Server, memory *store.Memory) (*host, error) {
 	l, err := store.Listen(context.Background(), addr)
 	if err != nil {
 		return nil, err
@@ -89,7 +101,7 @@ func listenError(flag, addr string, err error) error {
 	case errors.Is(err, store.ErrInsecure):
 		text = fmt.Sprintf("refusing to serve beyond loopback, at %s: whoever reaches it could read and write everything; "+
 			"let %s be 127.0.0.1, want a secret%s, or add --insecure if the network is yours", addr, flag, wanting)
-	case errors.Is(err, store.ErrInvalid):
+	case errors.Is(err, store.ErrInvalid), errors.Is(err, store.ErrUnavailable):
 		text = strings.TrimPrefix(err.Error(), "store: ")
 	case errors.Is(err, syscall.EADDRINUSE):
 		text = fmt.Sprintf("cannot listen at %s: %s: let %s have another port, or 0 for any that is free", addr, reason(err), flag)

@@ -59,8 +59,8 @@ Look into it:    muster keys --store muster://127.0.0.1:7070`,
 		}
 	}
 	add(groupStart, newDemo(), newRun(), newServe(), newBench())
-	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch())
-	add(groupOther, newCerts(), newVersion())
+	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newBackup())
+	add(groupOther, newRestore(), newCerts(), newVersion())
 	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank())
 	root.SetHelpCommand(newHelp(root))
 	root.SetHelpCommandGroupID(groupOther)

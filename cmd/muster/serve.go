@@ -30,7 +30,9 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Host a store until SIGINT or SIGTERM",
-		Long: `Host a store, in memory, until SIGINT or SIGTERM.
+		Long: `Host a store until SIGINT or SIGTERM: in memory, or with --data in a folder of its own. What a
+store with --data has acknowledged is there again after a crash, of the process or the machine,
+and its clients go on by themselves when it is back.
 
 The first line on standard output is the store's address, as --store and MUSTER_STORE take it;
 with port 0 the system chooses the port. Logs go to standard error. The first signal stops it
@@ -48,6 +50,7 @@ of group names; who matches several entries may do what any of them allows. A fi
 
 Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		Example: `  muster serve
+  muster serve --data /var/lib/muster
   muster serve --listen 127.0.0.1:0 --log-level debug
   muster serve --listen 10.0.0.5:7070 --secret-file secret
   muster serve --listen 10.0.0.5:7070 --tls-cert tls/server.pem --tls-key tls/server-key.pem \
@@ -58,6 +61,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` to listen at, host:port")
+	f.StringVar(&o.data, "data", "", "`folder` to keep the store in, made if need be; without it, nothing is kept")
 	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback whoever may come in")
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for peers to hang up, after the first signal")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
@@ -85,6 +89,8 @@ func (o *serving) run(cmd *cobra.Command) error {
 	select {
 	case err := <-h.ended:
 		return err
+	case <-h.memory.Failed():
+		return &exit{code: exitFailed, text: "the store cannot go on: " + h.memory.Err().Error(), err: h.memory.Err()}
 	case sig := <-sigs:
 		return o.stop(h, sig, sigs)
 	}

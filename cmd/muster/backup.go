@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
+)
+
+func newBackup() *cobra.Command {
+	var r remote
+	cmd := &cobra.Command{
+		Use:   "backup FILE|-",
+		Short: "Copy a running store to a file",
+		Long: `Copy all that a running store with --data holds to a file, as it is at one moment. The store goes on
+meanwhile. Somebody who comes in by a secret or a certificate needs the right to everything.
+
+FILE is written beside its place and renamed when it is whole; one that is there is not overwritten.`,
+		Example: `  muster backup store-$(date +%F).backup
+  muster backup - --store muster://10.0.0.5:7070 | ssh elsewhere 'cat > store.backup'`,
+		Args: operands("FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
+				if args[0] == "-" {
+					_, err := s.Backup(ctx, cmd.OutOrStdout())
+					return err
+				}
+				return backup(ctx, cmd.ErrOrStderr(), s, args[0])
+			})
+		},
+	}
+	r.flags(cmd, time.Hour)
+	return cmd
+}
+
+// backup writes to a new file, which appears when it is whole.
+func backup(ctx context.Context, log io.Writer, s *store.Store, name string) error {
+	if _, err := os.Stat(name); err == nil {
+		return &exit{code: exitFailed, text: name + " is there already: name another file"}
+	}
+	part := name + ".part"
+	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	n, err := s.Backup(ctx, f)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Link(part, name) // unlike a rename, this overwrites nothing
+	}
+	_ = os.Remove(part)
+	if err == nil {
+		_, _ = fmt.Fprintf(log, "%s: %d bytes\n", name, n)
+	}
+	return err
+}
+
+func newRestore() *cobra.Command {
+	var data string
+	cmd := &cobra.Command{
+		Use:   "restore FILE --data DIR",
+		Short: "Make a store of a backup",
+		Long: `Make a store of a backup, in a folder that is empty or not there. "muster serve --data DIR" serves it then.
+
+Keys, their times to live and generation numbers come back. Sessions do not, nor what was held by their leases, nor groups:
+whoever was there may have gone on after the backup.`,
+		Example: `  muster restore store-2026-11-21.backup --data /var/lib/muster`,
+		Args:    operands("FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if data == "" {
+				return usagef(cmd, "--data DIR is missing: where to put the store")
+			}
+			if err := store.Restore(args[0], data); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "muster serve --data %s\n", data)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&data, "data", "", "`folder` of the new store")
+	return cmd
+}

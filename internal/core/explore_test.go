@@ -1,0 +1,384 @@
+package core_test
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+var exploreDepth = flag.Int("explore.depth", exploreDefault, "how many events long the schedules of TestExplore are; 0 is to their end")
+
+const (
+	exploreRanks   = 3
+	exploreTime    = 20 * time.Second // beyond that it stops, unless a depth is given
+	exploreDefault = 11
+)
+
+// event kinds of the explorer. Each is of one rank, but crash.
+type move struct {
+	what moveKind
+	rank int
+}
+
+type moveKind int
+
+const (
+	deliver      moveKind = iota // the next frame of a rank's connection comes, and those who have one are answered
+	stale                        // the next frame of its broken connection comes
+	cut                          // its connection breaks
+	resume                       // it comes back
+	giveUp                       // its context ends
+	lose                         // it is lost, for good
+	crash                        // the server is killed, and starts again with its log
+	crashAfter                   // a frame comes, and the server is killed before anybody is answered; the log has it
+	crashWithout                 // the log does not
+)
+
+var moveNames = [...]string{"deliver", "stale", "cut", "resume", "give up", "lose", "crash", "crash after", "crash without"}
+
+func (v move) String() string { return fmt.Sprintf("%s %d", moveNames[v.what], v.rank) }
+
+// explored is one state: a server, and the ranks that use it. Each rank joins, adds 1 under a number, and votes twice.
+type explored struct {
+	m       *core.Machine
+	log     [][]byte
+	ranks   [exploreRanks]explorer
+	told    map[uint64][]byte // verdicts, by sequence
+	window  int
+	cuts    int
+	givings int
+	losses  int
+	crashes int
+}
+
+type explorer struct {
+	session   uint64
+	step      int // of its program, from 1 on; one more than that is the end
+	gen       uint64
+	connected bool
+	lost      bool
+	gaveUp    bool // the call under way
+	added     bool // it knows
+	out, old  []wire.Request
+}
+
+const exploreSteps = 4
+
+func explore(window int) *explored {
+	x := &explored{window: window, m: core.New(core.Limits{}), told: map[uint64][]byte{}, cuts: 1, givings: 1, losses: 1, crashes: 1}
+	x.m.SetBounds(core.Bounds{Window: x.window})
+	for rank := range x.ranks {
+		rep := x.apply(core.Local, wire.Request{Op: wire.OpHello, Old: []byte{byte(rank + 1)}})
+		r := &x.ranks[rank]
+		r.session, r.connected = uint64(rep.N), true
+		x.next(rank)
+	}
+	return x
+}
+
+// request is what a rank calls in a step of its program.
+func (x *explored) request(rank int) wire.Request {
+	r := &x.ranks[rank]
+	c := wire.Contribution{Generation: r.gen, Rank: rank, Root: -1}
+	req := wire.Request{ID: uint64(r.step)}
+	switch r.step {
+	case 1:
+		req.Op, c.Group, c.Size, c.Label = wire.OpJoin, "world", exploreRanks, fmt.Sprint("rank ", rank)
+	case 2:
+		req.Op, req.Number, req.Key, req.Delta = wire.OpAdd, 1, "n", 1
+		return req
+	default:
+		req.Op, c.Verb, c.Want, c.Seq = wire.OpCollect, "barrier", wire.WantNothing, uint64(r.step-2)
+	}
+	req.Group = c
+	return req
+}
+
+func (x *explored) next(rank int) {
+	r := &x.ranks[rank]
+	if r.step++; r.step <= exploreSteps {
+		r.out = append(r.out, x.request(rank))
+	}
+}
+
+// apply has the machine carry out a request, and logs it.
+func (x *explored) apply(session uint64, req wire.Request) *wire.Reply {
+	rep := new(wire.Reply)
+	answered := x.m.Apply(0, session, &req, rep)
+	if x.m.Logs(req.Op) {
+		x.log = append(x.log, core.AppendApply(nil, 0, session, &req))
+	}
+	if !answered {
+		return nil
+	}
+	return rep
+}
+
+// frame is a request that comes. Its answers are given, unless the server is killed first.
+func (x *explored) frame(rank int, req wire.Request, answers bool) {
+	session := x.ranks[rank].session
+	rep := x.apply(session, req)
+	es := x.m.Effects()
+	if !answers {
+		return
+	}
+	if rep != nil && req.Op != wire.OpCancel {
+		x.answer(core.Ticket{Session: session, ID: req.ID}, rep)
+	}
+	for _, e := range es {
+		x.answer(e.Ticket, e.Reply)
+	}
+}
+
+func (x *explored) answer(t core.Ticket, rep *wire.Reply) {
+	rank := slices.IndexFunc(x.ranks[:], func(r explorer) bool { return r.session == t.Session })
+	r := &x.ranks[rank]
+	if !r.connected || r.lost || int(t.ID) != r.step {
+		return
+	}
+	switch {
+	case r.step == 1 && rep.Code == wire.CodeOK:
+		r.gen = rep.Rev
+	case r.step == 1 && rep.Code == wire.CodeCancelled:
+		r.step = exploreSteps // it has no group
+	case r.step == 1:
+		breaks("G5 who is not admitted hears why", "rank %d: %s", rank, say{rep})
+	case r.step == 2:
+		if rep.Code != wire.CodeOK || rep.N < 1 || rep.N > exploreRanks {
+			breaks("S1 each number is carried out once, in order", "rank %d: %s", rank, say{rep})
+		}
+		r.added = true
+	default:
+		x.verdict(rank, rep)
+	}
+	r.gaveUp = false
+	x.next(rank)
+}
+
+// verdict is what a rank is told of a record.
+func (x *explored) verdict(rank int, rep *wire.Reply) {
+	seq := uint64(x.ranks[rank].step - 2)
+	if rep.Code != wire.CodeOK && rep.Verdict == nil {
+		breaks("C1 a vote has a verdict", "rank %d: %s", rank, say{rep})
+	}
+	told := canonical(rep)
+	if before := x.told[seq]; before != nil && !bytes.Equal(before, told) {
+		breaks("C1 all delivered verdicts of a record are equal", "#%d: rank %d is told %q, others %q", seq, rank, told, before)
+	}
+	x.told[seq] = told
+	for other := range x.ranks {
+		r := &x.ranks[other]
+		switch {
+		case rep.Code == wire.CodeOK && r.step < int(seq)+2:
+			breaks("C6 barrier success anywhere ⇒ every rank had called it", "#%d: rank %d had not", seq, other)
+		case rep.Code == wire.CodeLost && slices.Contains(rep.Verdict.Lost, other) && !r.lost:
+			breaks("C3 a failure names those at fault", "#%d: rank %d is not lost", seq, other)
+		}
+	}
+	if rep.Code != wire.CodeOK && rep.Code != wire.CodeFull && x.losses > 0 && x.givings > 0 {
+		breaks("C3 every failure has a cause", "#%d: %s", seq, say{rep})
+	}
+}
+
+// moves are the events that can be next.
+func (x *explored) moves() (vs []move) {
+	for rank := range x.ranks {
+		r := &x.ranks[rank]
+		if r.lost {
+			continue
+		}
+		add := func(what moveKind, can bool) {
+			if can {
+				vs = append(vs, move{what, rank})
+			}
+		}
+		busy := r.connected && len(r.out) > 0
+		add(deliver, busy)
+		add(stale, !r.connected && len(r.old) > 0)
+		add(cut, r.connected && x.cuts > 0)
+		add(resume, !r.connected)
+		add(giveUp, r.connected && x.givings > 0 && r.step <= exploreSteps && r.step != 2)
+		add(lose, x.losses > 0)
+		add(crashAfter, busy && x.crashes > 0)
+		add(crashWithout, busy && x.crashes > 0)
+	}
+	if x.crashes > 0 {
+		vs = append(vs, move{crash, 0})
+	}
+	return vs
+}
+
+func (x *explored) do(v move) {
+	r := &x.ranks[v.rank]
+	switch v.what {
+	case deliver, crashAfter, crashWithout:
+		req := r.out[0]
+		r.out = r.out[1:]
+		before := len(x.log)
+		x.frame(v.rank, req, v.what == deliver)
+		if v.what == crashWithout {
+			x.log = x.log[:before]
+		}
+		if v.what != deliver {
+			x.crash()
+		}
+	case stale:
+		req := r.old[0]
+		r.old = r.old[1:]
+		x.frame(v.rank, req, true)
+	case cut:
+		x.cuts--
+		r.connected, r.old, r.out = false, r.out, nil
+	case resume:
+		x.resume(v.rank)
+	case giveUp:
+		x.givings--
+		r.gaveUp = true
+		r.out = append(r.out, wire.Request{Op: wire.OpCancel, ID: uint64(r.step)})
+	case lose:
+		x.losses--
+		r.lost = true
+		x.frame(v.rank, wire.Request{Op: wire.OpLost}, true)
+	case crash:
+		x.crash()
+	}
+}
+
+// crash is a new server with the old one's log. The connections are gone, and what was on its way in them.
+func (x *explored) crash() {
+	x.crashes--
+	x.m = core.New(core.Limits{})
+	x.m.SetBounds(core.Bounds{Window: x.window})
+	for _, e := range x.log {
+		if err := x.m.Replay(e); err != nil {
+			panic(err)
+		}
+	}
+	for rank := range x.ranks {
+		r := &x.ranks[rank]
+		r.connected, r.out, r.old = false, nil, nil
+	}
+}
+
+// resume takes a session up again, and says again what has no answer. What is left in the old connection is not read any more.
+func (x *explored) resume(rank int) {
+	r := &x.ranks[rank]
+	rep := x.apply(core.Local, wire.Request{Op: wire.OpHello, Resume: r.session, Value: []byte{byte(rank + 1)}})
+	if uint64(rep.N) != r.session {
+		breaks("S6 unknown session ⇒ it was lost", "rank %d", rank)
+	}
+	if r.connected = true; !broke.fence {
+		r.old = nil
+	}
+	if r.step > exploreSteps {
+		return
+	}
+	r.out = append(r.out, x.request(rank))
+	if r.gaveUp {
+		r.out = append(r.out, wire.Request{Op: wire.OpCancel, ID: uint64(r.step)})
+	}
+}
+
+// settled checks what holds in each state, and in those in which nothing is on its way.
+func (x *explored) settled() {
+	knows, quiet, lost := 0, true, false
+	for rank := range x.ranks {
+		r := &x.ranks[rank]
+		if r.added {
+			knows++
+		}
+		lost = lost || r.lost
+		quiet = quiet && (r.lost || r.connected && len(r.out) == 0)
+	}
+	var rep wire.Reply
+	x.m.Apply(0, core.Local, &wire.Request{Op: wire.OpGet, Key: "n"}, &rep)
+	n := 0
+	fmt.Sscan(string(rep.Value), &n)
+	if n < knows || n > exploreRanks {
+		breaks("S1 each number is carried out once, in order", "%d ranks know that they have added 1, the sum is %d", knows, n)
+	}
+	for rank := range x.ranks {
+		r := &x.ranks[rank]
+		if n := x.m.Records(r.gen, ""); n > x.window {
+			breaks("C8 at most W records", "%d", n)
+		}
+		if quiet && !r.lost && r.step <= exploreSteps && !(r.step == 1 && (lost || x.givings == 0)) {
+			breaks("L4 every connected rank learns", "rank %d waits in step %d, and nothing is on its way", rank, r.step)
+		}
+	}
+}
+
+var exploreSeed = maphash.MakeSeed()
+
+func (x *explored) hash() uint64 {
+	return maphash.String(exploreSeed, fmt.Sprint(x.m.Portrait(), x.ranks, x.told, x.cuts, x.givings, x.losses, x.crashes))
+}
+
+// run does what a schedule says.
+func run(window int, schedule []move) (x *explored, err error) {
+	defer func() {
+		if b, ok := recover().(*broken); ok {
+			err = b
+		}
+	}()
+	x = explore(window)
+	for _, v := range schedule {
+		x.do(v)
+	}
+	x.settled()
+	return x, nil
+}
+
+// TestExplore looks at all interleavings of a small system, each state once: 3 ranks, 2 barriers, a window of 1 and of 2, and one each of
+// a cut with frames left in the old connection, a context that ends, the loss of a rank, and a kill of the server, before or after the
+// last request is durable.
+func TestExplore(t *testing.T) {
+	depth, limit := *exploreDepth, exploreTime/2
+	switch {
+	case testing.Short():
+		depth = min(depth, 6)
+	case depth != exploreDefault:
+		limit = time.Hour
+	}
+	for window := 1; window <= 2; window++ {
+		t.Run(fmt.Sprint("window ", window), func(t *testing.T) {
+			start := time.Now()
+			states, events := exploreFrom(t, window, depth, limit)
+			t.Logf("%d states, to %d events, in %v", states, events, time.Since(start))
+		})
+	}
+}
+
+// exploreFrom goes breadth first, a state that has been seen only once, until depth or limit. It returns how many states there are, up
+// to how many events.
+func exploreFrom(t *testing.T, window, depth int, limit time.Duration) (states, events int) {
+	start := time.Now()
+	seen := map[uint64]bool{}
+	for level := [][]move{nil}; len(level) > 0 && (depth == 0 || events <= depth); events++ {
+		var next [][]move
+		for _, schedule := range level {
+			x, err := run(window, schedule)
+			if err != nil {
+				t.Fatalf("%v\nafter %v", err, schedule)
+			}
+			if h := x.hash(); !seen[h] {
+				seen[h] = true
+				for _, v := range x.moves() {
+					next = append(next, append(slices.Clip(schedule), v))
+				}
+			}
+			if time.Since(start) > limit {
+				return len(seen), events
+			}
+		}
+		level = next
+	}
+	return len(seen), events - 1
+}
