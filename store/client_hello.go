@@ -69,6 +69,9 @@ func (d *dialer) config() (*tls.Config, error) {
 		return nil, nil
 	}
 	c, err := d.options.TLS()
+	if errors.Is(err, ErrInvalid) { // as TLSFiles has it
+		return nil, err
+	}
 	if err != nil {
 		return nil, &Error{Op: "dial", Key: d.addr, Code: wire.CodeInvalid, Err: fmt.Errorf("%w: %w", ErrInvalid, err)}
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -19,7 +20,13 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-func TestMain(m *testing.M) { testcluster.Leaks(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(serverVar) != "" {
+		beServer()
+		return
+	}
+	testcluster.Leaks(m)
+}
 
 // patience is for what comes at once on a machine that is not stuck.
 const patience = 30 * time.Second

@@ -125,7 +125,7 @@ func (e *storeError) Error() string {
 		return fmt.Sprintf("timed out: %s; --timeout gives it more time", e.late(inner))
 	}
 	if inner != nil && inner.Op == "dial" && errors.Is(e.err, store.ErrDenied) {
-		return fmt.Sprintf("the store at %s and this do not get together: %s; see --secret-file and --tls-ca", e.addr(), inner.Detail)
+		return fmt.Sprintf("no way into the store at %s: %s; see --secret-file and --tls-ca", e.addr(), inner.Detail)
 	}
 	return strings.TrimPrefix(e.err.Error(), "store: ")
 }

@@ -119,9 +119,17 @@ func (r *remote) check(cmd *cobra.Command) error {
 		return usagef(cmd, "--timeout must not be negative")
 	}
 	if err := checkURL(r.url); err != nil {
-		return &exit{code: exitUsage, text: fmt.Sprintf("%s %s: %v", from, r.url, err)}
+		return &exit{code: exitUsage, text: fmt.Sprintf("%s %s: %v", from, redacted(r.url), err)}
 	}
 	return nil
+}
+
+// redacted is a URL without a password that it should not have.
+func redacted(raw string) string {
+	if u, err := url.Parse(raw); err == nil && u.User != nil {
+		return u.Redacted()
+	}
+	return raw
 }
 
 // checkURL says what is wrong with the URL of a store.

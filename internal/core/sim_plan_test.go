@@ -26,7 +26,7 @@ type odds struct {
 
 // drawOdds draws the odds: a quarter of all schedules is calm, in the others some things go wrong.
 func (w *world) drawOdds() odds {
-	o := odds{spike: w.between(5*time.Millisecond, 60*time.Millisecond), again: 0.9, keys: 0.3}
+	o := odds{spike: w.between(5*time.Millisecond, 60*time.Millisecond), again: 0.9, keys: 0.4}
 	if w.chance(0.25) {
 		return o
 	}
@@ -82,8 +82,9 @@ func (w *world) drawServer() {
 		w.grace = w.between(5*time.Millisecond, 25*time.Millisecond)
 	}
 	w.durable = w.chance(0.6)
-	if w.durable && w.chance(0.7) {
+	if w.durable && w.chance(0.5) {
 		w.checkpoints()
+		w.odds.keys, w.odds.kill = 0.8, max(w.odds.kill, 0.5)
 	}
 	for w.durable && w.chance(w.odds.kill) {
 		w.after(w.between(time.Millisecond, 60*time.Millisecond), w.kill)

@@ -22,7 +22,7 @@ func (w *world) checkpoints() {
 		return
 	}
 	restarts := w.restarts
-	w.after(w.between(0, 40*time.Millisecond), func() {
+	w.after(w.between(0, 20*time.Millisecond), func() {
 		if w.down || w.ending || restarts != w.restarts {
 			return
 		}
@@ -34,7 +34,7 @@ func (w *world) checkpoints() {
 }
 
 func (w *world) piece(c *checkpoint) {
-	entries, more := c.snap.Next(w.upTo(3))
+	entries, more := c.snap.Next(w.upTo(2))
 	c.entries = append(c.entries, entries...)
 	if !more {
 		state, err := json.Marshal(c.snap.State)
@@ -47,7 +47,7 @@ func (w *world) piece(c *checkpoint) {
 		return
 	}
 	restarts := w.restarts
-	w.after(w.between(0, 2*time.Millisecond), func() {
+	w.after(w.between(0, 6*time.Millisecond), func() {
 		if !w.down && restarts == w.restarts {
 			w.piece(c)
 		}

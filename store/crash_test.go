@@ -1,0 +1,199 @@
+package store_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// serverVar makes the test binary a durable server: it is the directory and the address.
+const serverVar = "MUSTER_TEST_SERVER"
+
+func beServer() {
+	dir, addr, _ := strings.Cut(os.Getenv(serverVar), "|")
+	err := func() error {
+		m := &store.Memory{Dir: dir}
+		if err := m.Open(); err != nil {
+			return err
+		}
+		l, err := store.Listen(context.Background(), addr)
+		if err != nil {
+			return err
+		}
+		fmt.Println(l.Addr())
+		return (&store.Server{Engine: m}).Serve(l)
+	}()
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// process is a durable server in a process of its own, which can be killed and started again, at the same address.
+type process struct {
+	dir, addr string
+	cmd       *exec.Cmd
+}
+
+func newProcess(t *testing.T) *process {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	p := &process{dir: t.TempDir(), addr: l.Addr().String()}
+	p.start(t)
+	t.Cleanup(p.kill)
+	return p
+}
+
+func (p *process) start(t *testing.T) {
+	t.Helper()
+	p.cmd = exec.CommandContext(t.Context(), os.Args[0])
+	p.cmd.Env = append(os.Environ(), serverVar+"="+p.dir+"|"+p.addr, "GORACE=atexit_sleep_ms=0")
+	p.cmd.Stderr = os.Stderr
+	out, err := p.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, p.cmd.Start())
+	_, err = bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+}
+
+// kill is kill -9.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+func (p *process) client(t *testing.T) *store.Store {
+	t.Helper()
+	s, err := store.Dial(t.Context(), p.addr, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// TestKillNine kills a durable server again and again while clients work: none of them hears of it, what was acknowledged is there, and
+// each change has been made once.
+func TestKillNine(t *testing.T) {
+	const kills, clients = 6, 8
+	p := newProcess(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	var working sync.WaitGroup
+	var adds, rounds atomic.Int64
+	done := make(chan struct{})
+	going := func() bool {
+		select {
+		case <-done:
+			return false
+		default:
+			return true
+		}
+	}
+	for i := range clients {
+		s := p.client(t)
+		working.Go(func() {
+			for n := int64(1); going(); n++ {
+				mine, err := s.Add(ctx, fmt.Sprint("mine/", i), 1)
+				if err != nil || mine != n {
+					t.Errorf("client %d: add %d gave %d, %v", i, n, mine, err)
+					return
+				}
+				if _, err := s.Add(ctx, "all", 1); err != nil {
+					t.Errorf("client %d: %v", i, err)
+					return
+				}
+				adds.Add(1)
+			}
+		})
+	}
+	holder := p.client(t)
+	lease, err := holder.Lease(ctx, time.Second)
+	require.NoError(t, err)
+	require.NoError(t, holder.Set(ctx, "held", []byte("by lease"), &store.SetOptions{Lease: lease}))
+	for rank := range 4 {
+		s := p.client(t)
+		working.Go(func() { gathers(ctx, t, s, rank, 4, going, &rounds) })
+	}
+	for range kills {
+		before := adds.Load()
+		testcluster.Eventually(t, patience, func() bool { return adds.Load() > before+200 }, "some work between two kills")
+		p.kill()
+		p.start(t)
+	}
+	close(done)
+	working.Wait()
+	s := p.client(t)
+	all, err := s.Add(ctx, "all", 0)
+	require.NoError(t, err)
+	require.Equal(t, adds.Load(), all)
+	require.Greater(t, rounds.Load(), int64(kills))
+	held, err := s.Get(ctx, "held")
+	require.NoError(t, err)
+	require.Equal(t, "by lease", string(held))
+	require.NoError(t, lease.Err())
+	require.NoError(t, lease.Close(ctx))
+	_, err = s.Get(ctx, "held")
+	require.ErrorIs(t, err, store.ErrNotFound)
+	t.Logf("%d adds, %d rounds, %d kills", all, rounds.Load(), kills)
+}
+
+// gathers is a rank that gathers from all, round by round, until rank 0 has had enough.
+func gathers(ctx context.Context, t *testing.T, s *store.Store, rank, size int, going func() bool, rounds *atomic.Int64) {
+	c := wire.Contribution{Group: "g", Run: "r", Rank: rank, Size: size, Root: -1, Label: fmt.Sprint("rank ", rank)}
+	roll, err := s.Join(ctx, c, nil)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for seq := uint64(1); ; seq++ {
+		payload := fmt.Sprint(rank, "/", seq)
+		if rank == 0 && !going() {
+			payload = "enough"
+		}
+		v := wire.Contribution{Generation: roll.Generation, Rank: rank, Seq: seq, Root: -1, Verb: "all-gather", Want: wire.WantAll}
+		values, err := s.Collect(ctx, v, []byte(payload))
+		if err != nil {
+			t.Errorf("rank %d, round %d: %v", rank, seq, err)
+			return
+		}
+		if string(values[0]) == "enough" {
+			return
+		}
+		for from, value := range values {
+			if want := fmt.Sprint(from, "/", seq); string(value) != want {
+				t.Errorf("rank %d, round %d: %q from rank %d", rank, seq, value, from)
+			}
+		}
+		if rank == 0 {
+			rounds.Add(1)
+		}
+	}
+}
+
+// TestAStoreThatDoesNotComeBack shows that calls to a durable store end with their contexts, and say what is the matter.
+func TestAStoreThatDoesNotComeBack(t *testing.T) {
+	p := newProcess(t)
+	s := p.client(t)
+	works(t, s)
+	p.kill()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	err := s.Set(ctx, "k", nil, nil)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, p.addr+": there is no connection since")
+	p.start(t)
+	works(t, s)
+}

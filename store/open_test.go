@@ -1,0 +1,96 @@
+package store_test
+
+import (
+	"net/url"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+)
+
+func copyFile(t *testing.T, from, to string) {
+	t.Helper()
+	b, err := os.ReadFile(from)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(to, b, 0o600))
+}
+
+func secretFile(t *testing.T, letter string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "secret")
+	require.NoError(t, os.WriteFile(file, append(secretOf(letter), '\n'), 0o600))
+	return file
+}
+
+func TestOpenByURL(t *testing.T) {
+	f := newTLSFiles(t)
+	required := f.server()
+	required.RequireClient = true
+	plain := serve(t, &store.Server{}, tcp)
+	secret := serve(t, &store.Server{Access: []store.Access{all("s")}}, tcp)
+	mutual := serve(t, &store.Server{TLS: serverTLS(t, required)}, tcp)
+	both := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)
+	ca, cert, key, file := url.QueryEscape(f.path("ca")), url.QueryEscape(f.path("trainer")), url.QueryEscape(f.path("trainer-key")), url.QueryEscape(secretFile(t, "s"))
+	for _, rawurl := range []string{
+		plain.addr, plain.addr + "/jobs", plain.addr + "?tls=false",
+		secret.addr + "?secret-file=" + file, secret.addr + "/jobs?secret-file=" + file,
+		mutual.addr + "?ca=" + ca + "&cert=" + cert + "&key=" + key,
+		mutual.addr + "/jobs?tls=true&server-name=node7&ca=" + ca + "&cert=" + cert + "&key=" + key,
+		both.addr + "?ca=" + ca + "&secret-file=" + file,
+	} {
+		for _, open := range []func() (*store.Store, error){
+			func() (*store.Store, error) { return store.Open(bounded(t), "muster://"+rawurl) },
+			func() (*store.Store, error) { return store.DialURL(bounded(t), "muster://"+rawurl, nil) },
+		} {
+			c, err := open()
+			require.NoError(t, err, rawurl)
+			works(t, c)
+			require.NoError(t, c.Close())
+		}
+	}
+	_, err := plain.client(t).Get(bounded(t), "jobs/works")
+	require.NoError(t, err, "the path is a prefix")
+
+	// What the URL does not say, the options do.
+	c, err := store.DialURL(bounded(t), "muster://"+both.addr, &store.DialOptions{Secret: secretOf("s"), TLS: f.anonymous().Client})
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	_, err = store.DialURL(bounded(t), "muster://"+both.addr+"?tls=false", &store.DialOptions{Secret: secretOf("s"), TLS: f.anonymous().Client})
+	require.ErrorContains(t, err, "it speaks TLS only")
+	_, err = store.Open(bounded(t), "muster://"+mutual.addr+"?tls=true")
+	require.ErrorContains(t, err, "not trusted", "the system's authorities")
+}
+
+func TestOpenRefusesURLs(t *testing.T) {
+	for rawurl, want := range map[string]string{
+		"muster://h:1?secret=x":              `unknown parameter "secret": there are secret-file, ca, cert, key, server-name, tls`,
+		"muster://h:1?ca=x&ca=y":             "the parameter ca is there twice",
+		"muster://h:1?secret-file=":          "the parameter secret-file is empty",
+		"muster://h:1?tls=on":                `the parameter tls is "on"`,
+		"muster://h:1?tls=false&ca=x":        "tls=false, and parameters of TLS",
+		"muster://h:1?server-name=x":         "server-name is of TLS",
+		"muster://h:1?cert=x":                "a certificate and a key go together",
+		"muster://h:1?ca=/none.pem":          "/none.pem",
+		"muster://h:1?secret-file=/none":     "/none",
+		"muster://h:1?%zz":                   "invalid URL escape",
+		"muster://user:password@h:1":         "there are no users: a secret is in a file, ?secret-file=FILE",
+		"muster://h:1#top":                   "#fragment",
+		"muster://h":                         "missing port",
+		"http://h:1":                         "muster://",
+		"\x7f":                               "muster://",
+		"muster://h:1/prefix?secret-file=%2": "invalid URL escape",
+	} {
+		for _, open := range []func() (*store.Store, error){
+			func() (*store.Store, error) { return store.Open(bounded(t), rawurl) },
+			func() (*store.Store, error) { return store.DialURL(bounded(t), rawurl, nil) },
+		} {
+			_, err := open()
+			require.ErrorIs(t, err, store.ErrInvalid, rawurl)
+			require.ErrorContains(t, err, want, rawurl)
+			require.NotContains(t, err.Error(), "password")
+		}
+	}
+}

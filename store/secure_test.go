@@ -1,0 +1,583 @@
+package store_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/storetest"
+	"github.com/muster-pg/muster/wire"
+)
+
+// all is the right to everything, of who knows the secret of a letter.
+func all(letter string) store.Access { return store.Access{Secret: secretOf(letter), Write: true} }
+
+func serverTLS(t *testing.T, files *store.TLSFiles) *tls.Config {
+	t.Helper()
+	c, err := files.Server()
+	require.NoError(t, err)
+	return c
+}
+
+// knowing is how to dial s.
+func (s *service) knowing(secret []byte, files *store.TLSFiles) *store.DialOptions {
+	o := &store.DialOptions{Dial: s.dial, Secret: secret}
+	if files != nil {
+		o.TLS = files.Client
+	}
+	return o
+}
+
+func (s *service) as(t *testing.T, o *store.DialOptions) *store.Store {
+	t.Helper()
+	c, err := store.Dial(bounded(t), "127.0.0.1:1", o)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// door is what a server says of who may come in.
+type door struct {
+	TLS    *tls.Config
+	Access []store.Access
+}
+
+func TestWaysIn(t *testing.T) {
+	f := newTLSFiles(t)
+	required := f.server()
+	required.RequireClient = true
+	for _, e := range engines {
+		for name, way := range map[string]struct {
+			server door
+			secret []byte
+			files  *store.TLSFiles
+		}{
+			"TLS":                   {door{TLS: serverTLS(t, f.server())}, nil, f.anonymous()},
+			"certificates":          {door{TLS: serverTLS(t, required)}, nil, f.client()},
+			"secret":                {door{Access: []store.Access{all("x"), all("s")}}, secretOf("s"), nil},
+			"TLS and secret":        {door{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, secretOf("s"), f.anonymous()},
+			"certificate by name":   {door{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "trainer", Write: true}}}, nil, f.client()},
+			"certificate or secret": {door{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s"), {Name: "trainer", Write: true}}}, nil, f.client()},
+			"secret, not the name":  {door{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s"), {Name: "other"}}}, secretOf("s"), f.client()},
+		} {
+			t.Run(e.name+"/"+name, func(t *testing.T) {
+				s := serve(t, &store.Server{Engine: e.engine(t), TLS: way.server.TLS, Access: way.server.Access}, e.wires)
+				c := s.as(t, s.knowing(way.secret, way.files))
+				works(t, c)
+				require.NoError(t, c.Set(bounded(t), "large", make([]byte, wire.MaxValue), nil))
+				v, err := c.Get(bounded(t), "large")
+				require.NoError(t, err)
+				require.Len(t, v, wire.MaxValue)
+				require.NoError(t, c.Close())
+				require.NotContains(t, s.String(), "level=WARN")
+			})
+		}
+	}
+}
+
+func TestNoWayIn(t *testing.T) {
+	f, stranger := newTLSFiles(t), newTLSFiles(t)
+	required := f.server()
+	required.RequireClient = true
+	elsewhere, unsigned, untrusting := f.client(), f.client(), f.anonymous()
+	elsewhere.ServerName = "elsewhere"
+	unsigned.Cert, unsigned.Key = stranger.path("trainer"), stranger.path("trainer-key")
+	untrusting.CA = stranger.path("ca")
+	plain, encrypted, mutual := &store.Server{}, &store.Server{TLS: serverTLS(t, f.server())}, &store.Server{TLS: serverTLS(t, required)}
+	secret := &store.Server{Access: []store.Access{all("s")}}
+	both := &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s"), {Name: "other"}}}
+	byName := &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "other"}}}
+	for name, no := range map[string]struct {
+		server *store.Server
+		secret []byte
+		files  *store.TLSFiles
+		says   string // the client's error
+		logs   string // the server
+	}{
+		"no secret":            {secret, nil, nil, "it wants a secret, and none was given", "it wants a secret"},
+		"wrong secret":         {secret, secretOf("x"), nil, "wrong secret", "denied: wrong secret"},
+		"wrong secret, TLS":    {both, secretOf("x"), f.client(), "wrong secret", "wrong secret"},
+		"no rights":            {both, nil, f.client(), `the certificate of "trainer" has no rights here, and no secret was given`, "has no rights here"},
+		"no secret, TLS":       {both, nil, f.anonymous(), "it wants a secret", "it wants a secret"},
+		"no name":              {byName, nil, f.client(), `the certificate of "trainer" has no rights here`, "has no rights here"},
+		"no certificate here":  {byName, nil, f.anonymous(), "it wants a client certificate", "it wants a client certificate"},
+		"no certificate":       {mutual, nil, f.anonymous(), "it refuses TLS: tls: certificate required", "TLS handshake: tls: client didn't provide a certificate"},
+		"unknown certificate":  {mutual, nil, unsigned, "it refuses TLS: tls: unknown certificate authority", "unknown authority"},
+		"untrusted":            {mutual, nil, untrusting, "its certificate is not trusted: x509: certificate signed by unknown authority", "bad certificate"},
+		"another host":         {mutual, nil, elsewhere, "its certificate is not trusted: x509: certificate is valid for node7, not elsewhere", "bad certificate"},
+		"secret for nothing":   {plain, secretOf("s"), nil, "the store did not prove that it knows the secret", ""},
+		"secret, not TLS":      {encrypted, secretOf("s"), f.anonymous(), "the store did not prove that it knows the secret", ""},
+		"a secret for a name":  {byName, secretOf("s"), f.anonymous(), "it wants a client certificate", ""},
+		"plain where TLS is":   {encrypted, nil, nil, "it speaks TLS only", "this server speaks TLS only, the peer does not"},
+		"secret where TLS is":  {both, secretOf("s"), nil, "it speaks TLS only", "this server speaks TLS only, the peer does not"},
+		"TLS where plain is":   {plain, nil, f.anonymous(), "it speaks no TLS", "the peer speaks TLS, this server does not"},
+		"TLS where secrets is": {secret, secretOf("s"), f.anonymous(), "it speaks no TLS", "the peer speaks TLS, this server does not"},
+	} {
+		for w, wires := range map[string]wires{"tcp": tcp, "pipes": pipes} {
+			if w == "pipes" && no.files != nil {
+				continue // what is on its way when a pipe is closed is lost
+			}
+			t.Run(name+"/"+w, func(t *testing.T) {
+				s := serve(t, &store.Server{TLS: no.server.TLS, Access: no.server.Access}, wires)
+				o := s.knowing(no.secret, no.files)
+				o.Wait = true
+				_, err := store.Dial(bounded(t), "127.0.0.1:1", o)
+				require.ErrorIs(t, err, store.ErrDenied)
+				require.NotErrorIs(t, err, store.ErrUnavailable)
+				require.ErrorContains(t, err, `store: dial "127.0.0.1:1": denied: `+no.says)
+				if no.logs != "" {
+					s.says(t, no.logs)
+				}
+			})
+		}
+	}
+}
+
+func TestDialWithBadSecretsAndFiles(t *testing.T) {
+	f := newTLSFiles(t)
+	none := f.client()
+	none.CA = f.path("none")
+	for want, o := range map[string]*store.DialOptions{
+		"the secret: 5 bytes are too few": {Secret: []byte("short")},
+		"the secret: 0 bytes are too few": {Secret: []byte{}},
+		"none.pem":                        {TLS: none.Client},
+		"out of certificates":             {TLS: func() (*tls.Config, error) { return nil, errors.New("out of certificates") }},
+	} {
+		o.Wait = true
+		_, err := store.Dial(bounded(t), "127.0.0.1:1", o)
+		require.ErrorIs(t, err, store.ErrInvalid)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// Whoever is let in no more hears so at the next dial, and does not go on dialing.
+func TestNoWayBackIn(t *testing.T) {
+	f, stranger := newTLSFiles(t), newTLSFiles(t)
+	for name, tc := range map[string]struct {
+		first, then *store.Server
+		says        string
+	}{
+		"secret": {&store.Server{Access: []store.Access{all("s")}}, &store.Server{Access: []store.Access{all("x")}}, "wrong secret"},
+		"TLS": {
+			&store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}},
+			&store.Server{TLS: serverTLS(t, stranger.server()), Access: []store.Access{all("s")}}, "its certificate is not trusted",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, then := serve(t, tc.first, tcp), serve(t, tc.then, tcp)
+			var mu sync.Mutex
+			dials := 0
+			o := first.knowing(secretOf("s"), nil)
+			if tc.first.TLS != nil {
+				o.TLS = f.anonymous().Client
+			}
+			o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if dials++; dials == 1 {
+					return first.dial(ctx, network, addr)
+				}
+				return then.dial(ctx, network, addr)
+			}
+			c := first.as(t, o)
+			works(t, c)
+			require.NoError(t, store.ConnOf(c.Engine()).Close())
+			_, err := c.Wait(bounded(t), "never")
+			require.ErrorIs(t, err, store.ErrDenied)
+			require.ErrorContains(t, err, tc.says)
+			mu.Lock()
+			defer mu.Unlock()
+			require.LessOrEqual(t, dials, 3, "it does not go on")
+		})
+	}
+}
+
+// wiretap is a connection that keeps what it carries.
+type wiretap struct {
+	net.Conn
+	mu  *sync.Mutex
+	all *bytes.Buffer
+}
+
+func (w wiretap) Read(b []byte) (int, error) {
+	n, err := w.Conn.Read(b)
+	w.keep(b[:n])
+	return n, err
+}
+
+func (w wiretap) Write(b []byte) (int, error) {
+	w.keep(b)
+	return w.Conn.Write(b)
+}
+
+func (w wiretap) keep(b []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.all.Write(b)
+}
+
+func TestASecretIsNeverSent(t *testing.T) {
+	s := serve(t, &store.Server{Access: []store.Access{all("s")}}, tcp)
+	var mu sync.Mutex
+	var seen [2]bytes.Buffer
+	for i := range seen {
+		o := s.knowing(secretOf("s"), nil)
+		o.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := s.dial(ctx, network, addr)
+			return wiretap{c, &mu, &seen[i]}, err
+		}
+		works(t, s.as(t, o))
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	require.Greater(t, seen[0].Len(), 200)
+	require.NotContains(t, seen[0].String(), string(secretOf("s")[:4]))
+	require.NotEqual(t, seen[0].Bytes()[:100], seen[1].Bytes()[:100], "no two handshakes are alike")
+	require.NotContains(t, s.String(), string(secretOf("s")[:4]))
+}
+
+// A server that does not know the secret gets no further, whatever it says.
+func TestAFalseStoreProvesNothing(t *testing.T) {
+	for name, welcome := range map[string]func(nonce, theirs, given []byte) [][]byte{
+		"no proof":         func(_, _, _ []byte) [][]byte { return nil },
+		"zeros":            func(_, _, _ []byte) [][]byte { return [][]byte{make([]byte, 32)} },
+		"the client's own": func(_, _, given []byte) [][]byte { return [][]byte{given} },
+		"a guess": func(nonce, theirs, _ []byte) [][]byte {
+			return [][]byte{store.Proof(secretOf("x"), store.ProofServer, nonce, theirs, nil)}
+		},
+		"one more": func(nonce, theirs, _ []byte) [][]byte {
+			return [][]byte{store.Proof(secretOf("s"), store.ProofServer, nonce, theirs, nil), nil}
+		},
+	} {
+		addr := stranger(t, func(c net.Conn) {
+			_, _ = io.ReadFull(c, make([]byte, len(wire.Preface)))
+			hello := receiveRequest(t, c)
+			theirs := store.NewNonce()
+			_, _ = c.Write(wire.AppendReply(nil, wire.OpProof, 0, &wire.Reply{Value: theirs}))
+			given := receiveRequest(t, c)
+			_, _ = c.Write(wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{N: 1, Values: welcome(hello.Old, theirs, given.Value)}))
+			_, _ = io.Copy(io.Discard, c)
+		})
+		_, err := store.Dial(bounded(t), addr, &store.DialOptions{Secret: secretOf("s"), Wait: true})
+		require.ErrorIs(t, err, store.ErrDenied, name)
+		require.ErrorContains(t, err, "did not prove", name)
+	}
+}
+
+// receiveRequest reads one request.
+func receiveRequest(t *testing.T, c net.Conn) (req wire.Request) {
+	t.Helper()
+	head := make([]byte, wire.HeaderLen)
+	_, err := io.ReadFull(c, head)
+	require.NoError(t, err)
+	h, err := wire.ParseHeader(head, wire.MaxBody)
+	require.NoError(t, err)
+	body := make([]byte, h.Len)
+	_, err = io.ReadFull(c, body)
+	require.NoError(t, err)
+	require.NoError(t, req.Parse(h, body))
+	return req
+}
+
+// Somebody in the middle whose certificate the client trusts can pass everything on, and gets nowhere: proofs are of one TLS connection.
+func TestAProofIsOfOneConnection(t *testing.T) {
+	f := newTLSFiles(t)
+	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)
+	works(t, s.as(t, s.knowing(secretOf("s"), f.anonymous())))
+	mine := serverTLS(t, f.server())
+	addr := stranger(t, func(c net.Conn) {
+		in := tls.Server(c, mine)
+		config, err := f.anonymous().Client()
+		require.NoError(t, err)
+		raw, err := s.dial(context.Background(), "", "")
+		require.NoError(t, err)
+		out := tls.Client(raw, config)
+		defer out.Close()
+		go func() { _, _ = io.Copy(out, in) }()
+		_, _ = io.Copy(in, out)
+	})
+	_, err := store.Dial(bounded(t), addr, &store.DialOptions{Secret: secretOf("s"), TLS: f.anonymous().Client})
+	require.ErrorIs(t, err, store.ErrDenied)
+	require.ErrorContains(t, err, "wrong secret")
+}
+
+// entered is a bare connection that has proved a secret, and its welcome.
+func (s *service) entered(t *testing.T, secret []byte, hello wire.Request) (net.Conn, wire.Reply) {
+	t.Helper()
+	c := s.raw(t)
+	hello.Op, hello.Key, hello.Old = wire.OpHello, "a test", store.NewNonce()
+	send(t, c, wire.AppendRequest([]byte(wire.Preface), &hello))
+	h, asked := receiveReply(t, c)
+	require.Equal(t, wire.OpProof, h.Op)
+	require.Zero(t, h.ID)
+	require.Len(t, asked.Value, 32)
+	send(t, c, wire.AppendRequest(nil, &wire.Request{Op: wire.OpProof, Value: store.Proof(secret, store.ProofClient, hello.Old, asked.Value, nil)}))
+	h, welcome := receiveReply(t, c)
+	require.Equal(t, wire.OpHello, h.Op)
+	require.Equal(t, wire.CodeOK, welcome.Code)
+	require.Equal(t, [][]byte{store.Proof(secret, store.ProofServer, hello.Old, asked.Value, nil)}, welcome.Values)
+	return c, welcome
+}
+
+func asks(t *testing.T, c net.Conn, req wire.Request) wire.Reply {
+	t.Helper()
+	send(t, c, wire.AppendRequest(nil, &req))
+	h, rep := receiveReply(t, c)
+	require.Equal(t, req.Op, h.Op)
+	require.Equal(t, req.ID, h.ID)
+	return rep
+}
+
+func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			s := serve(t, &store.Server{Engine: e.engine(t), Access: []store.Access{all("s")}}, e.wires)
+			set := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: "in", Value: []byte{}})
+			large := wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Value: make([]byte, 1<<20), Old: store.NewNonce()})
+			for want, b := range map[string][]byte{
+				"it wants a secret":    append(greeting(), set...),
+				"set before the proof": append(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}), set...),
+				"wrong secret":         append(wire.AppendRequest(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: make([]byte, 31)}), &wire.Request{Op: wire.OpProof, Value: make([]byte, 32)}), set...),
+				"proof before hello":   wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpProof}),
+				"hello of 10485":       large,
+			} {
+				c := s.raw(t)
+				go func() { _, _ = c.Write(b) }()
+				closed(t, c)
+				s.says(t, want)
+			}
+			_, err := s.as(t, s.knowing(secretOf("s"), nil)).Get(bounded(t), "in")
+			require.ErrorIs(t, err, store.ErrNotFound)
+		})
+	}
+}
+
+// parts are the rights of those who know p, q, and r.
+var parts = []store.Access{
+	{Secret: secretOf("p"), Prefix: "jobs/a/", Write: true},
+	{Secret: secretOf("p"), Prefix: "cfg/"},
+	{Secret: secretOf("q"), Prefix: "jobs/"},
+	{Secret: secretOf("r"), Write: true},
+}
+
+func TestRightsOfAPeer(t *testing.T) {
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			s := serve(t, &store.Server{Engine: e.engine(t), Access: parts}, e.wires)
+			root, writer, reader := s.as(t, s.knowing(secretOf("r"), nil)), s.as(t, s.knowing(secretOf("p"), nil)), s.as(t, s.knowing(secretOf("q"), nil))
+			ctx := bounded(t)
+			require.NoError(t, root.Set(ctx, "cfg/x", []byte("1"), nil))
+			require.NoError(t, writer.Set(ctx, "jobs/a/x", []byte("2"), nil))
+			for want, do := range map[string]func() error{
+				`no right to write "cfg/x": this peer may write below "jobs/a/", and read below "cfg/"`: func() error { return writer.Set(ctx, "cfg/x", nil, nil) },
+				`no right to write "jobs/b"`:          func() error { _, err := writer.Add(ctx, "jobs/b", 1); return err },
+				`no right to read "jobs/b"`:           func() error { _, err := writer.Get(ctx, "jobs/b"); return err },
+				`no right to read "k"`:                func() error { _, err := writer.Wait(ctx, "cfg/x", "k"); return err },
+				`no right to read below ""`:           func() error { return listed(ctx, writer, "") },
+				`no right to write "jobs/a/x"`:        func() error { _, err := reader.Delete(ctx, "jobs/a/x"); return err },
+				`no right to lease`:                   func() error { _, err := reader.Lease(ctx, time.Second); return err },
+				`no right to join the group "jobs/a"`: func() error { _, err := reader.Join(ctx, wire.Contribution{Group: "jobs/a", Size: 1}, nil); return err },
+			} {
+				err := do()
+				require.ErrorIs(t, err, store.ErrDenied, want)
+				require.ErrorContains(t, err, want)
+				require.NotErrorIs(t, err, store.ErrUnknown)
+			}
+			require.NoError(t, listed(ctx, reader, "jobs/"))
+			v, err := reader.Wait(ctx, "jobs/a/x")
+			require.NoError(t, err)
+			require.Equal(t, "2", string(v[0]))
+			v, err = root.Wait(ctx, "cfg/x")
+			require.NoError(t, err)
+			require.Equal(t, "1", string(v[0]), "what was denied had no effect")
+
+			// Refusals among what is allowed, from many at once: no number is left out.
+			together(t, 32, func() error {
+				for range 20 {
+					if err := writer.Set(ctx, "k", nil, nil); !errors.Is(err, store.ErrDenied) {
+						return fmt.Errorf("want denied: %w", err)
+					}
+					if _, err := writer.Add(ctx, "jobs/a/n", 1); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			n, err := writer.Add(ctx, "jobs/a/n", 0)
+			require.NoError(t, err)
+			require.EqualValues(t, 32*20, n)
+		})
+	}
+}
+
+func listed(ctx context.Context, s *store.Store, prefix string) error {
+	for _, err := range s.List(ctx, prefix) {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestARefusalUsesItsNumberAndComesAgain(t *testing.T) {
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			s := serve(t, &store.Server{Engine: e.engine(t), Access: parts, Limits: store.ServerLimits{Grace: time.Hour}}, e.wires)
+			set := wire.Request{Op: wire.OpSet, ID: 1, Number: 1, Key: "k", Value: []byte{}}
+			add := wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "jobs/a/n", Delta: 1}
+			c, welcome := s.entered(t, secretOf("p"), wire.Request{})
+			for range 2 {
+				rep := asks(t, c, set)
+				require.Equal(t, wire.CodeDenied, rep.Code)
+				require.Contains(t, rep.Detail, `no right to write "k"`)
+			}
+			require.EqualValues(t, 1, asks(t, c, add).N)
+			require.NoError(t, c.Close())
+
+			again := wire.Request{Resume: uint64(welcome.N), Rev: welcome.Rev, Value: welcome.Value}
+			c, back := s.entered(t, secretOf("p"), again)
+			require.Equal(t, welcome.N, back.N, "it is the same session")
+			require.Equal(t, wire.CodeDenied, asks(t, c, set).Code)
+			require.EqualValues(t, 1, asks(t, c, add).N, "it took effect once")
+			add.ID, add.Number, add.Acked = 3, 3, 2
+			require.EqualValues(t, 2, asks(t, c, add).N)
+
+			// Who may only read, and has the session's token, may only read; and an answer that is kept stays what it is.
+			c, back = s.entered(t, secretOf("q"), again)
+			require.Equal(t, welcome.N, back.N)
+			set.ID, set.Number, set.Key = 4, 4, "jobs/a/x"
+			require.Equal(t, wire.CodeDenied, asks(t, c, set).Code)
+			require.Equal(t, wire.CodeOK, asks(t, c, wire.Request{Op: wire.OpGet, ID: 5, Key: "jobs/a/n"}).Code)
+			require.Equal(t, wire.CodeStale, asks(t, c, wire.Request{Op: wire.OpSet, ID: 6, Number: 1, Key: "k"}).Code, "it has been acknowledged")
+			require.Equal(t, wire.CodeInvalid, asks(t, c, wire.Request{Op: wire.OpSet, ID: 7, Number: 9, Key: "k"}).Code, "it is not the next")
+		})
+	}
+}
+
+func TestServeBeyondLoopback(t *testing.T) {
+	f := newTLSFiles(t)
+	required := f.server()
+	required.RequireClient = true
+	noCA := f.server()
+	noCA.CA = ""
+	beyond, here := &net.TCPAddr{IP: net.IPv4zero, Port: 7070}, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7070}
+	for name, tc := range map[string]struct {
+		door
+		insecure bool   // only if told by name
+		bad      string // anywhere
+	}{
+		"nothing":               {door{}, true, ""},
+		"TLS":                   {door{TLS: serverTLS(t, noCA)}, true, ""},
+		"TLS, certificates":     {door{TLS: serverTLS(t, f.server())}, true, ""},
+		"required certificates": {door{TLS: serverTLS(t, required)}, false, ""},
+		"secret":                {door{Access: []store.Access{all("s")}}, false, ""},
+		"TLS and secret":        {door{TLS: serverTLS(t, noCA), Access: []store.Access{all("s")}}, false, ""},
+		"TLS and names":         {door{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "x"}}}, false, ""},
+		"names without TLS":     {door{Access: []store.Access{all("s"), {Name: "x"}}}, false, `access "1": invalid request: it is for a client certificate, and none is asked for`},
+		"names without a CA":    {door{TLS: serverTLS(t, noCA), Access: []store.Access{{Name: "x"}}}, false, "none is asked for"},
+		"a short secret":        {door{Access: []store.Access{{Secret: []byte("short")}}}, false, "5 bytes are too few"},
+	} {
+		for _, addr := range []net.Addr{beyond, here} {
+			for _, insecure := range []bool{false, true} {
+				srv := &store.Server{TLS: tc.TLS, Access: tc.Access, Insecure: insecure}
+				err := srv.Check(addr)
+				switch {
+				case tc.bad != "":
+					require.ErrorIs(t, err, store.ErrInvalid, name)
+					require.ErrorContains(t, err, tc.bad, name)
+				case tc.insecure && addr == beyond && !insecure:
+					require.ErrorIs(t, err, store.ErrInsecure, name)
+				default:
+					require.NoError(t, err, name)
+				}
+			}
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.ErrorIs(t, (&store.Server{Access: []store.Access{{}}}).Serve(l), store.ErrInvalid, "Serve checks too")
+
+	s := serve(t, &store.Server{Engine: new(store.Memory), Access: []store.Access{all("s")}}, listening("0.0.0.0:0"))
+	works(t, s.as(t, s.knowing(secretOf("s"), nil)))
+}
+
+// A configuration that says it requires certificates, and does not, lets nobody in without one.
+func TestTLSThatIsNotWhatItSays(t *testing.T) {
+	f := newTLSFiles(t)
+	lax := serverTLS(t, f.server())
+	lax.ClientAuth = tls.RequireAndVerifyClientCert
+	s := serve(t, &store.Server{TLS: lax}, tcp)
+	works(t, s.as(t, s.knowing(nil, f.client())))
+	_, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, f.anonymous()))
+	require.Error(t, err)
+	s.says(t, "no certificate of the peer has been verified")
+
+	old, err := serverTLS(t, f.server()).GetConfigForClient(nil)
+	require.NoError(t, err)
+	old = old.Clone()
+	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+	s = serve(t, &store.Server{TLS: old}, tcp)
+	o := s.knowing(nil, f.anonymous())
+	o.TLS = func() (*tls.Config, error) {
+		c, err := f.anonymous().Client()
+		c.MinVersion = tls.VersionTLS12
+		return c, err
+	}
+	_, err = store.Dial(bounded(t), "127.0.0.1:1", o)
+	require.ErrorIs(t, err, store.ErrDenied)
+	require.ErrorContains(t, err, "TLS 1.3 is the least")
+}
+
+func TestCertificatesChangeUnderARunningServer(t *testing.T) {
+	f := newTLSFiles(t)
+	required := f.server()
+	required.RequireClient = true
+	s := serve(t, &store.Server{TLS: serverTLS(t, required)}, tcp)
+	files := f.client()
+	before := s.as(t, s.knowing(nil, files))
+	works(t, before)
+	old := newTLSFiles(t)
+	for _, name := range []string{"ca", "trainer", "trainer-key"} {
+		copyFile(t, f.path(name), old.path(name))
+	}
+	works(t, s.as(t, s.knowing(nil, old.client())))
+	f.renew(t)
+	testcluster.Eventually(t, patience, func() bool {
+		c, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, f.client()))
+		if err == nil {
+			works(t, c)
+			_ = c.Close()
+		}
+		return err == nil
+	}, "who trusts the new authority comes in")
+	works(t, before)
+	_, err := store.Dial(bounded(t), "127.0.0.1:1", s.knowing(nil, old.client()))
+	require.ErrorIs(t, err, store.ErrDenied, "who trusts the old one does not")
+	require.NoError(t, store.ConnOf(before.Engine()).Close())
+	testcluster.Eventually(t, patience, func() bool { // its own files are looked at again too
+		return before.Set(bounded(t), "k", nil, nil) == nil
+	}, "who was there comes back")
+}
+
+func TestClientServerMemoryOverTLS(t *testing.T) {
+	f := newTLSFiles(t)
+	storetest.Run(t, func(t *testing.T) func() store.Engine {
+		s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}}, tcp)
+		return func() store.Engine {
+			c, err := store.Dial(t.Context(), "127.0.0.1:1", s.knowing(secretOf("s"), f.client()))
+			require.NoError(t, err)
+			return c.Engine()
+		}
+	}, &storetest.Options{Cut: cut})
+}
