@@ -22,6 +22,8 @@ type server struct {
 	addr       string
 	newDialect func() dialect
 	*process
+
+	keys []string // what a load asks for; nil is the usual ones
 }
 
 func newWireDialect() dialect { return new(wireDialect) }
@@ -38,7 +40,7 @@ func spawnServer(ctx context.Context, name, role string, newDialect func() diale
 	if err != nil {
 		return nil, err
 	}
-	return &server{name, addr, newDialect, p}, nil
+	return &server{name: name, addr: addr, newDialect: newDialect, process: p}, nil
 }
 
 // errNoRedis says what to do.
@@ -64,7 +66,7 @@ func spawnRedis(ctx context.Context, name string, args ...string) (*server, erro
 		_ = p.cmd.Process.Kill()
 		return nil, fmt.Errorf("redis-server: %w", err)
 	}
-	return &server{name, addr, newRESPDialect, p}, nil
+	return &server{name: name, addr: addr, newDialect: newRESPDialect, process: p}, nil
 }
 
 // kill ends a server that does not end with its stdin.
@@ -100,7 +102,8 @@ func awaitListener(ctx context.Context, addr string) error {
 	}
 }
 
-// serveMuster is the role of a muster server. It answers "memory" with its memoryUse; args may be -data and a folder, and name a CPU profile.
+// serveMuster is the role of a muster server. It answers "memory" with its memoryUse, and from "profile PATH" on it writes a CPU profile;
+// args may be -data and a folder, and name a CPU profile.
 func serveMuster(args []string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -113,15 +116,30 @@ func serveMuster(args []string) error {
 	s := &store.Server{Engine: m}
 	go func() { _ = s.Serve(l) }()
 	defer s.Close()
+	var atEnd []func()
+	defer func() {
+		for _, f := range atEnd {
+			f()
+		}
+	}()
 	if len(args) > 0 {
 		stop, err := profileCPU(args[0])
 		if err != nil {
 			return err
 		}
-		defer stop()
+		atEnd = append(atEnd, stop)
 	}
 	tell("%s", l.Addr())
-	return listen(func(string) error {
+	return listen(func(line string) error {
+		if path, ok := strings.CutPrefix(line, "profile "); ok {
+			stop, err := profileCPU(path)
+			if err != nil {
+				return err
+			}
+			atEnd = append(atEnd, stop)
+			tell("on")
+			return nil
+		}
 		use := measureMemory()
 		tell("%d %d %d", use.resident, use.heap, use.stack)
 		return nil

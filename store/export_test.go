@@ -67,3 +67,19 @@ func Cut(pieces [][]byte, room int) (heads []wire.Header, bodies []string, err e
 	}
 	return heads, bodies, nil
 }
+
+// Calls is how many calls of a client have no answer.
+func Calls(e Engine) int {
+	c := e.(*client)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.calls)
+}
+
+// Cancelled is how many cancels of a client wait for their calls' answers.
+func Cancelled(e Engine) int {
+	c := e.(*client)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.cancelled)
+}

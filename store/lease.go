@@ -90,9 +90,18 @@ func (l *Lease) keep(life context.Context) {
 			heard = time.Now()
 		case life.Err() != nil:
 			return
-		case errors.Is(err, ErrNotFound), errors.Is(err, ErrClosed), errors.Is(err, ErrDenied), time.Since(heard) >= l.ttl:
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrClosed), errors.Is(err, ErrDenied), time.Since(heard) >= l.patience(err):
 			l.end(err)
 			return
 		}
 	}
+}
+
+// patience is for how long the store need not be heard until the lease counts as ended. A store that only says nothing may have stood
+// still, and then the lease lives.
+func (l *Lease) patience(err error) time.Duration {
+	if errors.Is(err, ErrUnavailable) {
+		return l.ttl
+	}
+	return max(l.ttl, mostSilence*time.Second)
 }

@@ -21,6 +21,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if runChild() {
+		return
+	}
 	if os.Getenv(serverVar) != "" {
 		beServer()
 		return

@@ -300,7 +300,7 @@ func TestAProofIsOfOneConnection(t *testing.T) {
 		in := tls.Server(c, mine)
 		config, err := f.anonymous().Client()
 		require.NoError(t, err)
-		raw, err := s.dial(context.Background(), "", "")
+		raw, err := s.dial(context.Background(), "tcp", "")
 		require.NoError(t, err)
 		out := tls.Client(raw, config)
 		defer out.Close()
@@ -350,7 +350,7 @@ func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
 				"set before the proof": append(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}), set...),
 				"wrong secret":         append(wire.AppendRequest(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: make([]byte, 31)}), &wire.Request{Op: wire.OpProof, Value: make([]byte, 32)}), set...),
 				"proof before hello":   wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpProof}),
-				"hello of 10485":       large,
+				"hello of 10486":       large,
 			} {
 				c := s.raw(t)
 				go func() { _, _ = c.Write(b) }()

@@ -59,10 +59,13 @@ func (m *Machine) once(s *session, t Ticket, req *wire.Request, rep *wire.Reply)
 		return true
 	case n != s.last()+1:
 		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("request %d after %d", n, s.last()))
-	case len(s.answers) >= m.bounds.unacked, s.bytes > unackedBytes:
+	case len(s.answers) >= m.bounds.unacked:
 		return refuse(rep, wire.CodeFull, fmt.Sprintf("%d answers are not acknowledged", len(s.answers)))
+	case s.bytes > unackedBytes: // no peer knows that before it asks: the number is used, or the next would be a gap
+		refuse(rep, wire.CodeFull, fmt.Sprintf("%d bytes of answers are not acknowledged", s.bytes))
+	default:
+		handlers[req.Op](m, t, req, rep) // what is numbered never waits
 	}
-	handlers[req.Op](m, t, req, rep) // what is numbered never waits
 	s.answers = append(s.answers, *rep)
 	s.bytes += valueBytes(rep)
 	return true

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"iter"
 	"os"
@@ -19,7 +20,7 @@ import (
 
 // A checkpoint is a bbolt file of two buckets.
 //
-//	meta     "format": u32 · "incarnation": u64 · "segment": u64 · "state": core.State, as msgpack; written last
+//	meta     "format": u32 · "incarnation": u64 · "segment": u64 · "state": core.State, as msgpack · "sum": tally; written last
 //	entries  key → revision u64 | when it goes i64 | reads u32 | value
 const (
 	format      = 1
@@ -28,6 +29,20 @@ const (
 	// batch is how many entries are read at once while nobody else has the machine: well below a millisecond.
 	batch = 1000
 )
+
+// tally is what must be the same when a checkpoint is read: how many entries there are, and the sum of their checksums.
+type tally struct{ count, sum uint64 }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func (t *tally) add(k, v []byte) {
+	t.count++
+	t.sum += uint64(crc32.Update(crc32.Checksum(k, castagnoli), castagnoli, v))
+}
+
+func (t *tally) bytes() []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, t.count), t.sum)
+}
 
 // save writes a checkpoint, and puts it in the place of the one before.
 func (d *Disk) save(segment uint64, s *core.State, next func() ([]core.Entry, bool)) error {
@@ -64,10 +79,11 @@ func (d *Disk) write(name string, segment uint64, s *core.State, next func() ([]
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
+	var all tally
 	for more := true; more; {
 		var entries []core.Entry
 		entries, more = next()
-		if err := db.Update(func(tx *bbolt.Tx) error { return putEntries(tx, entries) }); err != nil {
+		if err := db.Update(func(tx *bbolt.Tx) error { return putEntries(tx, entries, &all) }); err != nil {
 			return err
 		}
 	}
@@ -75,13 +91,14 @@ func (d *Disk) write(name string, segment uint64, s *core.State, next func() ([]
 	if err != nil {
 		return err
 	}
-	if err := db.Update(func(tx *bbolt.Tx) error { return d.putMeta(tx, segment, state) }); err != nil {
+	all.add(nil, state)
+	if err := db.Update(func(tx *bbolt.Tx) error { return d.putMeta(tx, segment, state, &all) }); err != nil {
 		return err
 	}
 	return db.Sync()
 }
 
-func putEntries(tx *bbolt.Tx, entries []core.Entry) error {
+func putEntries(tx *bbolt.Tx, entries []core.Entry, all *tally) error {
 	b, err := tx.CreateBucketIfNotExists([]byte(entriesName))
 	if err != nil {
 		return err
@@ -92,15 +109,16 @@ func putEntries(tx *bbolt.Tx, entries []core.Entry) error {
 		v = binary.LittleEndian.AppendUint64(v, e.Rev)
 		v = binary.LittleEndian.AppendUint64(v, uint64(e.At))
 		v = binary.LittleEndian.AppendUint32(v, e.Reads)
-		// bbolt has no empty keys.
-		if err := b.Put([]byte("k"+e.Key), append(v, e.Value...)); err != nil {
+		k, v := []byte("k"+e.Key), append(v, e.Value...) // bbolt has no empty keys
+		if err := b.Put(k, v); err != nil {
 			return err
 		}
+		all.add(k, v)
 	}
 	return nil
 }
 
-func (d *Disk) putMeta(tx *bbolt.Tx, segment uint64, state []byte) error {
+func (d *Disk) putMeta(tx *bbolt.Tx, segment uint64, state []byte, all *tally) error {
 	b, err := tx.CreateBucketIfNotExists([]byte(metaName))
 	if err != nil {
 		return err
@@ -110,6 +128,7 @@ func (d *Disk) putMeta(tx *bbolt.Tx, segment uint64, state []byte) error {
 		b.Put([]byte("incarnation"), binary.LittleEndian.AppendUint64(nil, d.Incarnation)),
 		b.Put([]byte("segment"), binary.LittleEndian.AppendUint64(nil, segment)),
 		b.Put([]byte("state"), state),
+		b.Put([]byte("sum"), all.bytes()),
 	)
 }
 
@@ -120,38 +139,39 @@ func (d *Disk) load(limits core.Limits) (m *core.Machine, segment uint64, err er
 
 // read makes a machine of a checkpoint, which it does not change.
 func (d *Disk) read(name string, limits core.Limits) (m *core.Machine, segment uint64, err error) {
+	defer func() { // bbolt panics over some files that are not its own
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %s: %v", ErrDamaged, filepath.Base(name), r)
+		}
+	}()
 	info, err := os.Stat(name)
 	if err != nil {
 		return nil, 0, err
 	}
 	d.size = info.Size()
-	db, err := openCheckpoint(name)
+	db, err := bbolt.Open(name, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
 	if err != nil {
 		return nil, 0, fmt.Errorf("%w: %s is no checkpoint: %w", ErrForeign, filepath.Base(name), err)
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	err = db.View(func(tx *bbolt.Tx) error {
+		if tx.Size() > info.Size() { // what is not there must not be looked at: the file is mapped
+			return fmt.Errorf("%w: %s has been cut short", ErrDamaged, filepath.Base(name))
+		}
 		var s core.State
 		if segment, err = d.meta(tx, &s); err != nil {
 			return err
 		}
+		if err := sound(tx); err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrDamaged, filepath.Base(name), err)
+		}
 		m, err = core.Restore(limits, &s, entriesOf(tx))
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrDamaged, err)
+			return fmt.Errorf("%w: %s: %w", ErrDamaged, filepath.Base(name), err)
 		}
 		return nil
 	})
 	return m, segment, err
-}
-
-// openCheckpoint opens a file that is there. bbolt panics over some that are not its own.
-func openCheckpoint(name string) (db *bbolt.DB, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%w: %v", ErrDamaged, r)
-		}
-	}()
-	return bbolt.Open(name, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
 }
 
 func (d *Disk) meta(tx *bbolt.Tx, s *core.State) (segment uint64, err error) {
@@ -173,15 +193,28 @@ func (d *Disk) meta(tx *bbolt.Tx, s *core.State) (segment uint64, err error) {
 	return binary.LittleEndian.Uint64(from), nil
 }
 
+// sound compares a checkpoint with its tally.
+func sound(tx *bbolt.Tx) error {
+	meta, b := tx.Bucket([]byte(metaName)), tx.Bucket([]byte(entriesName))
+	if b == nil {
+		return errors.New("it has no entries")
+	}
+	var all tally
+	all.add(nil, meta.Get([]byte("state")))
+	c := b.Cursor()
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		all.add(k, v)
+	}
+	if !bytes.Equal(all.bytes(), meta.Get([]byte("sum"))) {
+		return errors.New("its checksum is wrong")
+	}
+	return nil
+}
+
 // entriesOf gives the entries of a checkpoint, in memory of their own.
 func entriesOf(tx *bbolt.Tx) iter.Seq2[core.Entry, error] {
 	return func(yield func(core.Entry, error) bool) {
-		b := tx.Bucket([]byte(entriesName))
-		if b == nil {
-			yield(core.Entry{}, errors.New("no entries"))
-			return
-		}
-		c := b.Cursor()
+		c := tx.Bucket([]byte(entriesName)).Cursor()
 		for k, v := c.First(); k != nil; k, v = c.Next() {
 			if len(v) < 20 || len(k) < 1 {
 				yield(core.Entry{}, fmt.Errorf("entry %q has %d bytes", k, len(v)))

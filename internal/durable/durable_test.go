@@ -1,0 +1,234 @@
+package durable
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/journal/disk"
+	"github.com/muster-pg/muster/wire"
+)
+
+// rig is a machine on a disk that can lose power, and what its entries were after each event.
+type rig struct {
+	t       *testing.T
+	rng     *rand.Rand
+	disk    *disk.Disk
+	dir     string
+	d       *Disk
+	m       *core.Machine
+	now     core.Time
+	acked   uint64 // position
+	pos     uint64
+	history map[uint64]map[string]string // by position: the entries
+}
+
+func (r *rig) open() error {
+	var err error
+	r.d, r.m, err = Open(r.dir, core.Limits{}, &Options{FS: r.disk})
+	return err
+}
+
+// entries is what m holds.
+func entries(m *core.Machine) map[string]string {
+	var rep wire.Reply
+	m.Apply(m.Now(), core.Local, &wire.Request{Op: wire.OpList}, &rep)
+	all := map[string]string{}
+	for i, k := range rep.Keys {
+		all[k] = string(rep.Values[i])
+	}
+	return all
+}
+
+// step changes something.
+func (r *rig) step() {
+	r.now = max(r.now, r.m.Now()) + core.Time(r.rng.IntN(int(time.Second)))
+	if at, armed := r.m.Next(); armed && at <= r.now {
+		r.m.Tick(r.now)
+		r.note(r.d.Tick(r.now))
+	}
+	req := wire.Request{Op: wire.OpSet, Key: fmt.Sprint("key ", r.rng.IntN(20)), Value: []byte(fmt.Sprint(r.rng.Uint32()))}
+	switch r.rng.IntN(4) {
+	case 0:
+		req.TTL = time.Duration(1 + r.rng.IntN(int(10*time.Second)))
+	case 1:
+		req = wire.Request{Op: wire.OpAdd, Key: fmt.Sprint("counter ", r.rng.IntN(3)), Delta: 1}
+	case 2:
+		req = wire.Request{Op: wire.OpDelete, Keys: []string{req.Key}}
+	}
+	r.m.Apply(r.now, core.Local, &req, new(wire.Reply))
+	require.True(r.t, r.m.Logs(req.Op))
+	r.note(r.d.Apply(r.now, core.Local, &req))
+}
+
+func (r *rig) note(pos uint64) {
+	r.pos = pos
+	r.history[pos] = entries(r.m)
+}
+
+func (r *rig) sync() {
+	require.NoError(r.t, r.d.Sync(r.pos))
+	r.acked = r.pos
+}
+
+func (r *rig) checkpoint() {
+	err := r.d.Checkpoint(func(f func(*core.Machine)) error {
+		f(r.m)
+		if r.rng.IntN(2) == 0 { // others go on meanwhile
+			r.step()
+		}
+		return nil
+	})
+	require.NoError(r.t, err)
+}
+
+// TestPowerLoss shows that what was acknowledged is there after the power was lost, and that what is there was so at one moment.
+func TestPowerLoss(t *testing.T) {
+	for seed := range uint64(150) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		r := &rig{t: t, rng: rng, disk: disk.New(rng), dir: t.TempDir()}
+		for range 3 {
+			require.NoError(t, r.open(), "seed %d", seed)
+			r.history = map[uint64]map[string]string{0: entries(r.m)}
+			r.acked, r.pos = 0, 0
+			for range rng.IntN(60) {
+				switch n := rng.IntN(20); {
+				case n < 15:
+					r.step()
+				case n < 19:
+					r.sync()
+				default:
+					r.checkpoint()
+				}
+			}
+			before := r.d
+			r.disk.Crash()
+			require.NoError(t, before.release())
+			r.afterwards(seed)
+		}
+	}
+}
+
+// afterwards looks at what is left.
+func (r *rig) afterwards(seed uint64) {
+	require.NoError(r.t, r.open(), "seed %d", seed)
+	now := entries(r.m)
+	for pos := range r.history {
+		if pos >= r.acked && maps.Equal(r.history[pos], now) {
+			require.NoError(r.t, r.d.Close())
+			return
+		}
+	}
+	r.t.Fatalf("seed %d: acknowledged up to %d of %v: there is %v, and was %v", seed, r.acked, slices.Sorted(maps.Keys(r.history)), now, r.history[r.acked])
+}
+
+// TestDiskFull shows that a store which cannot write ends, once and for all, and has what it acknowledged.
+func TestDiskFull(t *testing.T) {
+	for _, fault := range []func(*disk.Disk, int){(*disk.Disk).FailWrite, (*disk.Disk).FailSync} {
+		rng := rand.New(rand.NewPCG(1, 1))
+		r := &rig{t: t, rng: rng, disk: disk.New(rng), dir: t.TempDir(), history: map[uint64]map[string]string{}}
+		require.NoError(t, r.open())
+		r.history[0] = entries(r.m)
+		r.step()
+		r.sync()
+		fault(r.disk, 0)
+		r.step()
+		err := r.d.Sync(r.pos)
+		require.Error(t, err)
+		require.ErrorContains(t, err, "log-")
+		r.step()
+		require.Equal(t, err, r.d.Sync(r.pos), "it is not tried again")
+		require.Error(t, r.d.Close())
+		r.disk.Crash()
+		r.afterwards(0)
+	}
+}
+
+func TestNothingIsOverwritten(t *testing.T) {
+	dir := t.TempDir()
+	d, _, err := Open(dir, core.Limits{}, nil)
+	require.NoError(t, err)
+	_, _, err = Open(dir, core.Limits{}, nil)
+	require.ErrorIs(t, err, ErrInUse)
+	require.NoError(t, d.Close())
+
+	name := filepath.Join(dir, checkpointName)
+	whole, err := os.ReadFile(name)
+	require.NoError(t, err)
+	for what, broken := range map[string][]byte{"empty": {}, "cut": whole[:9000], "changed": changed(whole), "foreign": slices.Repeat([]byte("diary "), 5000)} {
+		require.NoError(t, os.WriteFile(name, broken, 0o600))
+		_, _, err := Open(dir, core.Limits{}, nil)
+		require.Error(t, err, what)
+		require.True(t, errors.Is(err, ErrForeign) || errors.Is(err, ErrDamaged), "%s: %v", what, err)
+		now, _ := os.ReadFile(name)
+		require.Equal(t, broken, now, what)
+	}
+	require.NoError(t, os.WriteFile(name, whole, 0o600))
+	d, _, err = Open(dir, core.Limits{}, nil)
+	require.NoError(t, err)
+	require.NoError(t, d.Close())
+}
+
+// changed is a file with one bit of its state another.
+func changed(whole []byte) []byte {
+	own := slices.Clone(whole)
+	own[bytes.Index(own, []byte("LastLease"))] ^= 1
+	return own
+}
+
+// TestAll keeps all kinds of state through a checkpoint: a machine that is restored goes on as the other does.
+func TestAll(t *testing.T) {
+	dir := t.TempDir()
+	d, m, err := Open(dir, core.Limits{}, nil)
+	require.NoError(t, err)
+	do := func(session uint64, req wire.Request) (rep wire.Reply) {
+		m.Apply(time.Second, session, &req, &rep)
+		d.Apply(time.Second, session, &req)
+		return rep
+	}
+	var sessions [2]uint64
+	for i := range sessions {
+		rep := do(core.Local, wire.Request{Op: wire.OpHello, Old: []byte("token of 16 byte"), Key: "a peer"})
+		sessions[i] = uint64(rep.N)
+	}
+	for i, s := range sessions {
+		do(s, wire.Request{Op: wire.OpJoin, ID: 1, Value: []byte("m"), Group: wire.Contribution{Group: "g", Rank: i, Size: 2, Label: "l"}})
+	}
+	lease := do(sessions[0], wire.Request{Op: wire.OpGrant, Number: 1, TTL: time.Minute}).N
+	do(sessions[0], wire.Request{Op: wire.OpSet, Number: 2, Key: "held", Value: []byte{}, Lease: uint64(lease)})
+	add := do(sessions[0], wire.Request{Op: wire.OpAdd, Number: 3, Key: "n", Delta: 5})
+	do(sessions[0], wire.Request{
+		Op: wire.OpCollect, ID: 2, Timeout: time.Minute, Value: []byte("half"),
+		Group: wire.Contribution{Generation: 1, Seq: 1, Root: -1, Verb: "gather", Want: wire.WantAll},
+	})
+	require.NoError(t, d.Checkpoint(func(f func(*core.Machine)) error { f(m); return nil }))
+	require.NoError(t, d.Close())
+
+	d, m, err = Open(dir, core.Limits{}, &Options{Grace: time.Minute})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, d.Close()) }()
+	again := do(core.Local, wire.Request{Op: wire.OpHello, Resume: sessions[0], Value: []byte("token of 16 byte")})
+	require.EqualValues(t, sessions[0], again.N)
+	require.Equal(t, add, do(sessions[0], wire.Request{Op: wire.OpAdd, Number: 3, Key: "n", Delta: 5}))
+	require.Equal(t, "5", entries(m)["n"])
+	do(sessions[1], wire.Request{
+		Op: wire.OpCollect, ID: 2, Value: []byte("other half"),
+		Group: wire.Contribution{Generation: 1, Seq: 1, Rank: 1, Root: -1, Verb: "gather", Want: wire.WantAll},
+	})
+	es := m.Effects()
+	require.Len(t, es, 2)
+	require.Equal(t, "half", string(es[0].Reply.Values[0]))
+	require.Contains(t, entries(m), "held")
+	do(sessions[0], wire.Request{Op: wire.OpGoodbye})
+	require.NotContains(t, entries(m), "held")
+}

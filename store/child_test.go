@@ -1,0 +1,115 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// These make the test binary a child.
+const (
+	childIs = "MUSTER_STORE_CHILD"  // what it is
+	childTo = "MUSTER_STORE_PARENT" // an address: of the store, or of who wants to know the child's
+)
+
+// children is what the test binary can be instead of the tests.
+var children = map[string]func(to string) error{
+	"rank 1": childRank,
+	"server": childServer,
+}
+
+// runChild reports whether this process is a child; then it has done its work.
+func runChild() bool {
+	run := children[os.Getenv(childIs)]
+	if run == nil {
+		return false
+	}
+	launch.ExitWithParent()
+	if err := run(os.Getenv(childTo)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	return true
+}
+
+// child starts the test binary as what, which ends with the test.
+func child(t *testing.T, what, to string) *launch.Process {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	job, err := launch.Start(t.Context(), launch.Spec{
+		N: 1, Path: exe, Tether: true, Output: t.Output(), Grace: -1,
+		Env:     func(int) []string { return []string{childIs + "=" + what, childTo + "=" + to, "GORACE=atexit_sleep_ms=0"} },
+		MayFail: func(int) bool { return true },
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = job.Wait() }) // the test's context has ended by then
+	return job.Process(0)
+}
+
+// childRank is rank 1 of 2: it is in barrier 1, and in barrier 2 when there is the key "go".
+func childRank(to string) error {
+	ctx := context.Background()
+	s, err := store.Dial(ctx, to, nil)
+	if err != nil {
+		return err
+	}
+	roll, err := s.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 1, Size: 2}, nil)
+	if err != nil {
+		return err
+	}
+	if _, err := s.Collect(ctx, barrier(roll.Generation, 1, 1), nil); err != nil {
+		return err
+	}
+	if _, err := s.Wait(ctx, "go"); err != nil {
+		return err
+	}
+	_, err = s.Collect(ctx, barrier(roll.Generation, 1, 2), nil)
+	return errors.Join(err, s.Close())
+}
+
+// barrier is rank's vote.
+func barrier(generation uint64, rank int, seq uint64) wire.Contribution {
+	return wire.Contribution{Generation: generation, Rank: rank, Seq: seq, Verb: "barrier", Root: -1, Want: wire.WantNothing}
+}
+
+// childServer serves a Memory, and says where.
+func childServer(to string) error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	parent, err := net.Dial("tcp", to)
+	if err != nil {
+		return err
+	}
+	if _, err := parent.Write([]byte(l.Addr().String())); err != nil {
+		return err
+	}
+	_ = parent.Close()
+	return (&store.Server{Engine: new(store.Memory)}).Serve(l)
+}
+
+// serverProcess is a server that is a process of its own, and its address.
+func serverProcess(t *testing.T) (*launch.Process, string) {
+	t.Helper()
+	l, _ := tcp(t)
+	defer l.Close()
+	p := child(t, "server", l.Addr().String())
+	c, err := l.Accept()
+	require.NoError(t, err)
+	defer c.Close()
+	addr, err := io.ReadAll(c)
+	require.NoError(t, err)
+	return p, string(addr)
+}

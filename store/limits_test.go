@@ -1,0 +1,318 @@
+package store_test
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+func TestLimitsOfWhatAStoreHolds(t *testing.T) {
+	long := strings.Repeat("k", 65)
+	for _, e := range engines[:2] {
+		for name, tc := range map[string]struct {
+			limits store.Limits
+			breaks func(ctx context.Context, c *store.Store) error // once the limit is reached
+			is     error
+			says   string
+			ends   func(ctx context.Context, c *store.Store) error // what makes room again; nil is nothing
+		}{
+			"a key": {
+				store.Limits{Key: 64}, func(ctx context.Context, c *store.Store) error { return c.Set(ctx, long, nil, nil) },
+				store.ErrTooLarge, "a key of 65 bytes, the limit is 64", nil,
+			},
+			"a value": {
+				store.Limits{Value: 100}, func(ctx context.Context, c *store.Store) error { return c.Set(ctx, "k", make([]byte, 101), nil) },
+				store.ErrTooLarge, "the value would have 101 bytes, the limit is 100", nil,
+			},
+			"a value that grows": {
+				store.Limits{Value: 100}, func(ctx context.Context, c *store.Store) error {
+					if _, err := c.Append(ctx, "k", make([]byte, 100)); err != nil {
+						return err
+					}
+					_, err := c.Append(ctx, "k", []byte{1})
+					return err
+				},
+				store.ErrTooLarge, "the value would have 101 bytes, the limit is 100",
+				func(ctx context.Context, c *store.Store) error { _, err := c.Delete(ctx, "k"); return err },
+			},
+			"keys": {
+				store.Limits{Keys: 3}, func(ctx context.Context, c *store.Store) error {
+					for i := range 2 {
+						if err := c.Set(ctx, fmt.Sprint(i), nil, nil); err != nil {
+							return err
+						}
+					}
+					return c.Set(ctx, "k", nil, nil)
+				},
+				store.ErrFull, "the limit is 3 keys",
+				func(ctx context.Context, c *store.Store) error { _, err := c.Delete(ctx, "0", "1"); return err },
+			},
+			"leases": {
+				store.Limits{Leases: 1}, func(ctx context.Context, c *store.Store) error {
+					if _, err := c.Lease(ctx, time.Hour); err != nil {
+						return err
+					}
+					_, err := c.Lease(ctx, time.Hour)
+					return err
+				},
+				store.ErrFull, "the limit is 1 leases", nil,
+			},
+			"calls that wait": {
+				store.Limits{Waiting: 2}, func(ctx context.Context, c *store.Store) error {
+					ctx, cancel := context.WithCancel(ctx)
+					defer cancel()
+					errs := make(chan error, 3)
+					for range 3 {
+						go func() { _, err := c.Wait(ctx, "never"); errs <- err }()
+					}
+					return <-errs // the other two wait
+				},
+				store.ErrFull, "the limit is 2 calls that wait", nil,
+			},
+		} {
+			t.Run(e.name+"/"+name, func(t *testing.T) {
+				s := serve(t, &store.Server{Engine: &store.Memory{Limits: tc.limits}}, e.wires)
+				c, other, ctx := s.client(t), s.client(t), bounded(t)
+				works(t, other)
+				err := tc.breaks(ctx, c)
+				require.ErrorIs(t, err, tc.is)
+				require.ErrorContains(t, err, tc.says)
+				works(t, c)
+				works(t, other)
+				if tc.ends != nil {
+					require.NoError(t, tc.ends(ctx, c))
+					require.ErrorIs(t, tc.breaks(ctx, c), tc.is, "there was room again, and then not")
+				}
+			})
+		}
+	}
+}
+
+// At its memory's limit a store refuses writes, and goes on with reads and deletes.
+func TestAStoreAtItsMemoryLimit(t *testing.T) {
+	const limit = 1 << 20
+	for _, e := range engines[:2] {
+		t.Run(e.name, func(t *testing.T) {
+			s := serve(t, &store.Server{Engine: &store.Memory{Limits: store.Limits{Bytes: limit}}}, e.wires)
+			c, other, ctx := s.client(t), s.client(t), bounded(t)
+			n := 0
+			var err error
+			for ; err == nil && n < 2000; n++ {
+				err = c.Set(ctx, fmt.Sprintf("k%04d", n), make([]byte, 1000), nil)
+			}
+			require.ErrorIs(t, err, store.ErrFull)
+			require.ErrorContains(t, err, "the limit is 1048576 bytes")
+			require.Equal(t, limit/1005+1, n)
+			for name, write := range map[string]func() error{
+				"set":    func() error { return other.Set(ctx, "other", make([]byte, 1000), nil) },
+				"add":    func() error { _, err := other.Add(ctx, strings.Repeat("n", 1000), 1); return err },
+				"append": func() error { _, err := other.Append(ctx, "k0000", make([]byte, 1000)); return err },
+				"swap":   func() error { _, err := other.CompareAndSwap(ctx, "other", nil, make([]byte, 1000)); return err },
+			} {
+				require.ErrorIs(t, write(), store.ErrFull, name)
+			}
+			v, err := other.Get(ctx, "k0000")
+			require.NoError(t, err)
+			require.Len(t, v, 1000)
+			_, err = c.Wait(ctx, "k0001", "k0002")
+			require.NoError(t, err)
+			require.NoError(t, listed(ctx, other, "k"))
+			require.NoError(t, other.Set(ctx, "k0000", make([]byte, 900), nil), "less than before")
+			removed, err := c.Delete(ctx, "k0001", "k0002")
+			require.NoError(t, err)
+			require.EqualValues(t, 2, removed)
+			require.NoError(t, other.Set(ctx, "other", make([]byte, 1000), nil), "after a delete")
+			works(t, c)
+		})
+	}
+}
+
+func TestTooManyConnections(t *testing.T) {
+	f := newTLSFiles(t)
+	for name, tc := range map[string]struct {
+		tls    *tls.Config
+		access []store.Access
+		secret []byte
+		files  *store.TLSFiles
+	}{
+		"plain":  {},
+		"TLS":    {serverTLS(t, f.server()), nil, nil, f.anonymous()},
+		"secret": {nil, []store.Access{all("s")}, secretOf("s"), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, &store.Server{TLS: tc.tls, Access: tc.access, Limits: store.ServerLimits{Conns: 2}}, tcp)
+			o := s.knowing(tc.secret, tc.files)
+			a, b := s.as(t, o), s.as(t, o)
+			before := runtime.NumGoroutine()
+			for range 500 { // who hears why takes a goroutine, for a second at most
+				_ = s.raw(t)
+			}
+			testcluster.Eventually(t, patience, func() bool { return strings.Count(s.String(), "connection refused") >= 500 }, "all are refused")
+			require.Less(t, runtime.NumGoroutine()-before, 100)
+			works(t, a)
+			testcluster.Eventually(t, patience, func() bool {
+				o.Wait = true
+				_, err := store.Dial(bounded(t), "127.0.0.1:1", o)
+				return strings.Contains(err.Error(), "store full: the limit is 2 connections")
+			}, "somebody is told again")
+			require.Contains(t, s.String(), `reason="the limit is 2 connections"`)
+			works(t, b)
+			require.NoError(t, b.Close())
+			testcluster.Eventually(t, patience, func() bool {
+				c, err := store.Dial(bounded(t), "127.0.0.1:1", o)
+				if err == nil {
+					works(t, c)
+					_ = c.Close()
+				}
+				return err == nil
+			}, "there is room again")
+		})
+	}
+}
+
+// from is s's dial from another address of this machine.
+func from(s *service, ip string) *store.DialOptions {
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
+	return &store.DialOptions{Dial: func(ctx context.Context, network, _ string) (net.Conn, error) { return d.DialContext(ctx, network, s.addr) }}
+}
+
+func TestTooManyConnectionsFromOneAddress(t *testing.T) {
+	s := serve(t, &store.Server{Limits: store.ServerLimits{PerAddr: 2}}, tcp)
+	a, b := s.as(t, from(s, "127.0.0.1")), s.as(t, from(s, "127.0.0.1"))
+	_, err := store.Dial(bounded(t), s.addr, from(s, "127.0.0.1"))
+	require.ErrorIs(t, err, store.ErrFull)
+	require.ErrorContains(t, err, "store full: the limit is 2 connections from one address")
+	if c, err := store.Dial(bounded(t), s.addr, from(s, "127.0.0.2")); err == nil { // some systems have but one
+		works(t, c)
+		require.NoError(t, c.Close())
+	} else {
+		require.NotErrorIs(t, err, store.ErrFull)
+	}
+	works(t, a)
+	require.NoError(t, b.Close())
+	c := s.as(t, from(s, "127.0.0.1"))
+	works(t, c)
+}
+
+// Peers that begin a handshake and never end it keep nobody out: the oldest goes.
+func TestUnfinishedHandshakesKeepNobodyOut(t *testing.T) {
+	f := newTLSFiles(t)
+	for name, tc := range map[string]struct {
+		limits store.ServerLimits
+		tls    bool
+	}{
+		"plain":       {store.ServerLimits{Handshakes: 4, Handshake: time.Second}, false},
+		"TLS":         {store.ServerLimits{Handshakes: 4, Handshake: time.Second}, true},
+		"connections": {store.ServerLimits{Conns: 4, Handshake: time.Second}, false}, // there are as many as there may be
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.limits.Handshake = 3 * time.Second
+			srv := &store.Server{Limits: tc.limits}
+			var files *store.TLSFiles
+			if tc.tls {
+				srv.TLS, files = serverTLS(t, f.server()), f.anonymous()
+			}
+			s := serve(t, srv, tcp)
+			slow := make([]net.Conn, 4)
+			for i := range slow {
+				slow[i] = s.raw(t)
+				send(t, slow[i], []byte{wire.Preface[0]})
+			}
+			began := time.Now()
+			c := s.as(t, s.knowing(nil, files))
+			works(t, c)
+			require.Less(t, time.Since(began), 2500*time.Millisecond, "before their time was over")
+			require.Contains(t, s.String(), "handshake dropped")
+			require.Equal(t, 1, strings.Count(s.String(), "handshake dropped"))
+			closed(t, slow[0])
+			require.NoError(t, slow[1].SetReadDeadline(time.Now().Add(time.Millisecond)))
+			_, err := slow[1].Read(make([]byte, 1))
+			require.ErrorContains(t, err, "timeout", "the others have their time")
+			for _, c := range slow[1:] {
+				require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+				closed(t, c)
+			}
+			s.says(t, "handshake: ")
+			works(t, s.as(t, s.knowing(nil, files)))
+		})
+	}
+}
+
+func TestABurstOfHandshakesGetsThrough(t *testing.T) {
+	f := newTLSFiles(t)
+	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Access: []store.Access{all("s")}, Limits: store.ServerLimits{Handshakes: 2, Handshake: patience}}, tcp)
+	files := f.client()
+	var burst sync.WaitGroup
+	for range 100 {
+		burst.Go(func() { works(t, s.as(t, s.knowing(secretOf("s"), files))) })
+	}
+	burst.Wait()
+	require.NotContains(t, s.String(), "handshake dropped")
+}
+
+func TestHalfATLSHandshakeEnds(t *testing.T) {
+	f := newTLSFiles(t)
+	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Limits: store.ServerLimits{Handshake: 100 * time.Millisecond}}, tcp)
+	hello := s.raw(t)
+	send(t, hello, []byte{0x16, 3, 1, 2, 0})
+	closed(t, s.raw(t))
+	closed(t, hello)
+	shaken := tls.Client(s.raw(t), &tls.Config{InsecureSkipVerify: true})
+	require.NoError(t, shaken.Handshake())
+	closed(t, shaken) // it says no hello
+	s.says(t, "TLS handshake: ")
+	s.says(t, "err=\"handshake: ")
+}
+
+func TestASecretThatIsNotProvedInTime(t *testing.T) {
+	s := serve(t, &store.Server{Access: []store.Access{all("s")}, Limits: store.ServerLimits{Handshake: 100 * time.Millisecond}}, tcp)
+	c := s.raw(t)
+	send(t, c, wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}))
+	require.Equal(t, wire.OpProof, receive(t, c).Op)
+	closed(t, c)
+	s.says(t, "handshake: ")
+}
+
+// A peer over TLS that does not read delays nobody, and does not get more than InFlight.
+func TestATLSPeerThatDoesNotRead(t *testing.T) {
+	f := newTLSFiles(t)
+	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Limits: store.ServerLimits{InFlight: 4 << 20}}, tcp)
+	other, ctx := s.as(t, s.knowing(nil, f.anonymous())), bounded(t)
+	slow := tls.Client(s.raw(t), &tls.Config{InsecureSkipVerify: true})
+	send(t, slow, greeting())
+	require.Equal(t, wire.OpHello, receive(t, slow).Op)
+	for i := range 200 {
+		send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpWait, ID: uint64(i + 1), Keys: []string{"large"}}))
+	}
+	send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1000, Key: "all are in", Value: []byte{}}))
+	_, err := other.Wait(ctx, "all are in")
+	require.NoError(t, err)
+	before, began := heap(), time.Now()
+	require.NoError(t, other.Set(ctx, "large", make([]byte, large), nil))
+	require.Less(t, time.Since(began), 2*time.Second)
+	s.says(t, "the peer does not read")
+	require.Less(t, heap()-before, int64(64<<20), "memory")
+	works(t, other)
+}
+
+func TestAPeerThatAnswersNoProbeIsLost(t *testing.T) {
+	eachWith(t, store.ServerLimits{Silence: time.Second}, func(t *testing.T, s *service) {
+		c := s.client(t)
+		silent := s.greeted(t)
+		closed(t, silent)
+		s.says(t, "peer lost")
+		works(t, c)
+	})
+}

@@ -1,0 +1,536 @@
+package store_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// Frames are cut in their middle, in both directions, hundreds of times.
+func TestCutsInLargeFrames(t *testing.T) {
+	const clients, each, cuts, most = 5, 10, 300, 5 * time.Second
+	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+	proxy := testcluster.NewProxy(t, s.addr)
+	ctx := bounded(t)
+	var over atomic.Bool
+	var calls atomic.Int64
+	var calling sync.WaitGroup
+	for c := range clients {
+		client := dial(t, proxy.Addr())
+		for i := range each {
+			key := fmt.Sprint("own ", c, i)
+			calling.Go(func() {
+				for n := 0; !over.Load(); n++ {
+					if err := largeRound(ctx, client, key, n); err != nil {
+						t.Errorf("%s, round %d: %v", key, n, err)
+						return
+					}
+					calls.Add(1)
+				}
+			})
+		}
+	}
+	start, cut := time.Now(), 0
+	for ; cut < cuts && time.Since(start) < most; cut++ {
+		for before := calls.Load(); calls.Load() < before+3 && !t.Failed() && ctx.Err() == nil; {
+			time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond) // a random place in what is under way
+		}
+		proxy.Cut(testcluster.Ending(cut % 2))
+	}
+	over.Store(true)
+	calling.Wait()
+	t.Logf("%d cuts, %d rounds in %v", cut, calls.Load(), time.Since(start))
+	n, err := s.client(t).Add(ctx, "rounds", 0)
+	require.NoError(t, err)
+	require.Equal(t, calls.Load(), n)
+}
+
+func largeRound(ctx context.Context, s *store.Store, key string, n int) error {
+	value := bytes.Repeat(fmt.Appendf(nil, "%s %d ", key, n), 4000+n%7*1000)
+	if err := s.Set(ctx, key, value, nil); err != nil {
+		return err
+	}
+	got, err := s.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(got, value) {
+		return fmt.Errorf("another value: %d bytes, not %d", len(got), len(value))
+	}
+	_, err = s.Add(ctx, "rounds", 1)
+	return err
+}
+
+// inFlight begins n adds whose answers are held back, and returns when the store at direct has carried them out.
+func inFlight(t *testing.T, s, direct *store.Store, proxy *testcluster.Proxy, n int) <-chan error {
+	t.Helper()
+	proxy.Down.Stall(true)
+	errs := make(chan error, n)
+	for range n {
+		go func() { _, err := s.Add(t.Context(), "n", 1); errs <- err }()
+	}
+	testcluster.Eventually(t, patience, func() bool {
+		v, err := direct.Get(t.Context(), "n")
+		return err == nil && string(v) == fmt.Sprint(n)
+	}, "the adds are carried out")
+	return errs
+}
+
+func TestServerThatIsGoneEndsEveryCallAtOnce(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	c, proxy := s.through(t)
+	waits := waiting(t, c, 20)
+	adds := inFlight(t, c, s.client(t), proxy, 20)
+	proxy.Refuse(true)
+	start := time.Now()
+	proxy.Cut(testcluster.RST)
+	for range 20 {
+		err := <-waits
+		require.ErrorIs(t, err, store.ErrUnavailable)
+		require.ErrorContains(t, err, proxy.Addr())
+		require.NotErrorIs(t, err, store.ErrUnknown)
+		err = <-adds
+		require.ErrorIs(t, err, store.ErrUnavailable)
+		require.ErrorIs(t, err, store.ErrUnknown)
+		require.ErrorContains(t, err, proxy.Addr())
+	}
+	require.Less(t, time.Since(start), 2*time.Second)
+	_, err := c.Add(bounded(t), "n", 1)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, proxy.Addr())
+}
+
+// A server that refuses for a moment, and still has the session: what was given up as unknown has been carried out once, or never.
+func TestServerThatRefusesForAMoment(t *testing.T) {
+	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+	c, proxy := s.through(t)
+	direct := s.client(t)
+	adds := inFlight(t, c, direct, proxy, 20)
+	proxy.Up.Stall(true)
+	lostAdds := make(chan error, 20)
+	for range 20 { // these do not arrive
+		go func() { _, err := c.Add(t.Context(), "n", 1000); lostAdds <- err }()
+	}
+	proxy.Refuse(true)
+	proxy.Cut(testcluster.RST)
+	for range 20 {
+		require.ErrorIs(t, <-adds, store.ErrUnavailable)
+		require.ErrorIs(t, <-lostAdds, store.ErrUnavailable)
+	}
+	proxy.Stall(false)
+	proxy.Refuse(false)
+	n, err := c.Add(bounded(t), "n", 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 21, n)
+}
+
+func TestRestartedServer(t *testing.T) {
+	old := serve(t, new(store.Server), tcp)
+	c, proxy := old.through(t)
+	g := join(t, c, c)
+	ctx := bounded(t)
+	first, err := c.Lease(ctx, time.Minute)
+	require.NoError(t, err)
+	require.NoError(t, first.Close(ctx))
+	lease, err := c.Lease(ctx, time.Minute)
+	require.NoError(t, err)
+	waits := make(chan error, 20)
+	for range 20 {
+		go func() { _, err := c.Wait(ctx, "later"); waits <- err }()
+	}
+	barriers := make(chan error, 1)
+	go func() { barriers <- g.barrier(ctx, 0, 1) }()
+	adds := inFlight(t, c, old.client(t), proxy, 20)
+
+	s := serve(t, new(store.Server), tcp)
+	proxy.Target(s.addr)
+	proxy.Cut(testcluster.RST)
+	proxy.Stall(false)
+	for range 20 {
+		err := <-adds
+		require.ErrorIs(t, err, store.ErrUnknown)
+		require.ErrorContains(t, err, "it has been restarted")
+		require.ErrorContains(t, err, proxy.Addr())
+	}
+	err = <-barriers
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorIs(t, err, store.ErrUnknown)
+	v, err := c.Get(ctx, "n")
+	require.ErrorIs(t, err, store.ErrNotFound, "what was under way was sent to the new one: %s", v)
+
+	// What is of the old one is not mistaken for what is of the new one under the same number.
+	err = g.barrier(ctx, 0, 2)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, "the session in which this rank joined is lost")
+	require.NotContains(t, err.Error(), ": :")
+	again, err := c.Lease(ctx, time.Minute)
+	require.NoError(t, err)
+	require.Less(t, again.ID(), lease.ID())
+	require.ErrorIs(t, c.Set(ctx, "held", nil, &store.SetOptions{Lease: lease}), store.ErrNotFound)
+	require.NoError(t, lease.Close(ctx))
+	require.NoError(t, c.Set(ctx, "held", nil, &store.SetOptions{Lease: again}))
+	require.NoError(t, again.Close(ctx))
+
+	n, err := c.Add(ctx, "n", 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	require.NoError(t, c.Set(ctx, "later", nil, nil))
+	for range 20 {
+		require.NoError(t, <-waits)
+	}
+	g = join(t, c, s.client(t))
+	g.goesOn(t, 1)
+}
+
+func TestSessionThatComesBackTooLate(t *testing.T) {
+	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: 50 * time.Millisecond}}, tcp)
+	c, proxy := s.through(t)
+	direct := s.client(t)
+	g := join(t, direct, c)
+	adds := inFlight(t, c, direct, proxy, 5)
+	proxy.Up.Stall(true)
+	proxy.Cut(testcluster.RST) // it connects again, and its hello waits
+	lost(t, direct.Follow(bounded(t), wire.Contribution{Generation: g.gen}))
+	proxy.Stall(false)
+	for range 5 {
+		err := <-adds
+		require.ErrorIs(t, err, store.ErrUnknown)
+		require.ErrorContains(t, err, "was not taken up again in time")
+	}
+	n, err := c.Add(bounded(t), "n", 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 6, n)
+	require.ErrorIs(t, g.barrier(bounded(t), 1, 1), store.ErrUnavailable)
+}
+
+// An error of a call whose context ends while there is no connection says so, and whether it may have taken effect.
+func TestContextThatEndsWithoutAConnection(t *testing.T) {
+	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+	c, proxy := s.through(t)
+	works(t, c)
+	proxy.Stall(true)
+	sent, cancel := context.WithCancel(t.Context())
+	adding := make(chan error, 1)
+	go func() { _, err := c.Add(sent, "sent", 1); adding <- err }()
+	testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) == 1 }, "it is sent")
+	proxy.Cut(testcluster.RST)
+	testcluster.Eventually(t, patience, func() bool { return store.ConnOf(c.Engine()) == nil }, "the client has seen the end")
+	short, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer stop()
+	_, err := c.Add(short, "unsent", 1)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NotErrorIs(t, err, store.ErrUnknown)
+	require.ErrorContains(t, err, proxy.Addr()+": there is no connection since")
+	cancel()
+	err = <-adding
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, store.ErrUnknown)
+	proxy.Stall(false)
+	works(t, c)
+	_, err = c.Get(bounded(t), "unsent")
+	require.ErrorIs(t, err, store.ErrNotFound)
+	_, err = c.Get(bounded(t), "sent")
+	require.ErrorIs(t, err, store.ErrNotFound, "it had not arrived, and was given up")
+}
+
+func TestCloseDuringMending(t *testing.T) {
+	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+	c, proxy := s.through(t)
+	waits := waiting(t, c, 20)
+	proxy.Stall(true)
+	proxy.Cut(testcluster.RST)
+	testcluster.Eventually(t, patience, func() bool { return store.ConnOf(c.Engine()) == nil }, "the client has seen the end")
+	start := time.Now()
+	require.NoError(t, c.Close())
+	require.Less(t, time.Since(start), time.Second)
+	for range 20 {
+		require.ErrorIs(t, <-waits, store.ErrClosed)
+	}
+	proxy.Stall(false)
+}
+
+// More changes at once than may be without an answer wait for their turn.
+func TestTheWindow(t *testing.T) {
+	const n = 1500
+	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+	for _, cuts := range []int{0, 10} {
+		t.Run(fmt.Sprint(cuts, " cuts"), func(t *testing.T) {
+			c, proxy := s.through(t)
+			key := t.Name()
+			proxy.Delay(5 * time.Millisecond)
+			var breaking sync.WaitGroup
+			breaking.Go(func() {
+				for range cuts {
+					works(t, c)
+					proxy.Cut(testcluster.RST)
+				}
+			})
+			together(t, n, func() error { _, err := c.Add(bounded(t), key, 1); return err })
+			breaking.Wait()
+			sum, err := c.Add(bounded(t), key, 0)
+			require.NoError(t, err)
+			require.EqualValues(t, n, sum)
+		})
+	}
+}
+
+// Those who wait for their turn end like the others.
+func TestTheWindowEnds(t *testing.T) {
+	const n = 1500
+	full := func(t *testing.T) (*store.Store, *testcluster.Proxy, <-chan error) {
+		s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+		c, proxy := s.through(t)
+		works(t, c)
+		proxy.Stall(true)
+		errs := make(chan error, n)
+		for range n {
+			go func() { _, err := c.Add(t.Context(), "n", 1); errs <- err }()
+		}
+		testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) == 1000 }, "the window is full")
+		return c, proxy, errs
+	}
+	ends := func(t *testing.T, errs <-chan error, is error) {
+		t.Helper()
+		late := time.After(patience)
+		for i := range n {
+			select {
+			case err := <-errs:
+				require.ErrorIs(t, err, is)
+			case <-late:
+				t.Fatalf("only %d of %d calls have ended", i, n)
+			}
+		}
+	}
+	t.Run("with Close", func(t *testing.T) {
+		c, _, errs := full(t)
+		require.NoError(t, c.Close())
+		ends(t, errs, store.ErrClosed)
+	})
+	t.Run("with the store", func(t *testing.T) {
+		c, proxy, errs := full(t)
+		proxy.Refuse(true)
+		proxy.Cut(testcluster.RST)
+		ends(t, errs, store.ErrUnavailable)
+		_, err := c.Add(bounded(t), "n", 1) // the window is still full
+		require.ErrorIs(t, err, store.ErrUnavailable)
+		proxy.Stall(false)
+		proxy.Refuse(false)
+		sum, err := c.Add(bounded(t), "n", 1)
+		require.NoError(t, err)
+		require.EqualValues(t, 1, sum)
+	})
+}
+
+// Answers that are kept have a limit in bytes too: the numbers go on behind it.
+func TestTheWindowInBytes(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		if strings.Contains(t.Name(), "pipes") {
+			t.Skip("the same, slower")
+		}
+		c, ctx := s.client(t), bounded(t)
+		require.NoError(t, c.Set(ctx, "large", make([]byte, wire.MaxValue), nil))
+		var out sync.WaitGroup
+		for range 12 {
+			out.Go(func() { _, _ = c.Swap(ctx, "large", nil, nil) })
+		}
+		out.Wait()
+		works(t, c)
+	})
+}
+
+// A large call that waits for the server to read ends with its connection.
+func TestLargeCallsOfAClientThatIsClosed(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	c, proxy := s.through(t)
+	works(t, c)
+	proxy.Up.Stall(true)
+	errs := make(chan error, 6)
+	for range 6 {
+		go func() { errs <- c.Set(t.Context(), "large", make([]byte, wire.MaxValue), nil) }()
+	}
+	testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) >= 3 }, "some are sent")
+	require.NoError(t, c.Close())
+	for range 6 {
+		require.ErrorIs(t, <-errs, store.ErrClosed)
+	}
+}
+
+// A cancel that comes together with its answer leaves nothing behind.
+func TestCancelsLeaveNothing(t *testing.T) {
+	s := serve(t, new(store.Server), tcp)
+	c, other := s.client(t), s.client(t)
+	for i := range 300 {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { _, _ = c.Wait(ctx, fmt.Sprint(i)); close(done) }()
+		require.NoError(t, other.Set(bounded(t), fmt.Sprint(i), nil, nil))
+		cancel()
+		<-done
+	}
+	works(t, c)
+	testcluster.Eventually(t, patience, func() bool { return store.Cancelled(c.Engine()) == 0 }, "no cancel waits for an answer")
+}
+
+// Connections of one session, by hand.
+
+// handshake says hello, for the session of an earlier welcome if there is one.
+func (s *service) handshake(t *testing.T, resume *wire.Reply) (net.Conn, wire.Reply) {
+	t.Helper()
+	c := s.raw(t)
+	hello := wire.Request{Op: wire.OpHello, Key: "a test"}
+	if resume != nil {
+		hello.Resume, hello.Rev, hello.Value = uint64(resume.N), resume.Rev, resume.Value
+	}
+	send(t, c, wire.AppendRequest([]byte(wire.Preface), &hello))
+	h, rep := receiveReply(t, c)
+	require.Equal(t, wire.OpHello, h.Op)
+	return c, rep
+}
+
+// ask sends a request and returns its answer.
+func ask(t *testing.T, c net.Conn, req wire.Request) wire.Reply {
+	t.Helper()
+	send(t, c, wire.AppendRequest(nil, &req))
+	for {
+		h, rep := receiveReply(t, c)
+		if h.Op == wire.OpProbe {
+			continue
+		}
+		require.Equal(t, req.Op, h.Op)
+		require.Equal(t, req.ID, h.ID)
+		return rep
+	}
+}
+
+func TestStaleConnectionAppliesNothing(t *testing.T) {
+	eachWith(t, store.ServerLimits{Grace: comesBack}, func(t *testing.T, s *service) {
+		old, welcome := s.handshake(t, nil)
+		rep := ask(t, old, wire.Request{Op: wire.OpAdd, ID: 1, Number: 1, Key: "n", Delta: 1})
+		require.EqualValues(t, 1, rep.N)
+		now, back := s.handshake(t, &welcome)
+		require.Equal(t, welcome.N, back.N)
+		require.Equal(t, welcome.Rev, back.Rev)
+		require.Equal(t, welcome.Value, back.Value)
+		late := wire.AppendRequest(nil, &wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "n", Delta: 10})
+		late = wire.AppendRequest(late, &wire.Request{Op: wire.OpSet, ID: 3, Key: "stale", Value: []byte{}})
+		_, _ = old.Write(wire.AppendRequest(late, &wire.Request{Op: wire.OpGoodbye}))
+		closed(t, old)
+		rep = ask(t, now, wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "n", Delta: 100})
+		require.EqualValues(t, 101, rep.N)
+		require.Equal(t, wire.CodeNotFound, ask(t, now, wire.Request{Op: wire.OpGet, ID: 4, Key: "stale"}).Code)
+	})
+}
+
+// The old connection's requests come all the time, while the session is taken up by one after the other.
+func TestStaleConnectionsUnderLoad(t *testing.T) {
+	eachWith(t, store.ServerLimits{Grace: comesBack}, func(t *testing.T, s *service) {
+		_, welcome := s.handshake(t, nil)
+		var writing sync.WaitGroup
+		next := uint64(1)
+		for range 30 {
+			c, back := s.handshake(t, &welcome)
+			require.Equal(t, welcome.N, back.N)
+			last := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 40, Key: "n"})
+			n := uint64(0)
+			if last.Code == wire.CodeOK {
+				_, err := fmt.Sscan(string(last.Value), &n)
+				require.NoError(t, err)
+			}
+			require.GreaterOrEqual(t, n+1, next)
+			next = n + 1
+			from := next
+			writing.Go(func() { // each adds 1 under its number, so that the counter is the last number
+				for i := from; ; i++ {
+					if _, err := c.Write(wire.AppendRequest(nil, &wire.Request{Op: wire.OpAdd, ID: i, Number: i, Acked: from - 1, Key: "n", Delta: 1})); err != nil {
+						return
+					}
+				}
+			})
+		}
+		c, _ := s.handshake(t, &welcome)
+		writing.Wait()
+		rep := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 40, Key: "n"})
+		again := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 41, Key: "n"})
+		require.Equal(t, string(rep.Value), string(again.Value))
+		var n uint64
+		_, err := fmt.Sscan(string(rep.Value), &n)
+		require.NoError(t, err)
+		require.Equal(t, wire.CodeInvalid, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 1, Number: n + 2, Key: "n"}).Code)
+		require.Equal(t, wire.CodeOK, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 2, Number: n + 1, Acked: n, Key: "n"}).Code)
+	})
+}
+
+func TestWhatDoesNotResumeOpensASession(t *testing.T) {
+	eachWith(t, store.ServerLimits{Grace: comesBack}, func(t *testing.T, s *service) {
+		mine, welcome := s.handshake(t, nil)
+		require.Len(t, welcome.Values, 0)
+		require.Equal(t, []int64{0, int64(comesBack)}, welcome.Nums)
+		for name, change := range map[string]func(*wire.Reply){
+			"wrong token":         func(r *wire.Reply) { r.Value = bytes.Repeat([]byte{1}, len(r.Value)) },
+			"no token":            func(r *wire.Reply) { r.Value = nil },
+			"half a token":        func(r *wire.Reply) { r.Value = r.Value[:len(r.Value)/2] },
+			"another incarnation": func(r *wire.Reply) { r.Rev++ },
+			"unknown session":     func(r *wire.Reply) { r.N += 1000 },
+			"the store's own":     func(r *wire.Reply) { r.N = 1 << 62 },
+		} {
+			asked := welcome
+			change(&asked)
+			c, rep := s.handshake(t, &asked)
+			require.NotEqual(t, welcome.N, rep.N, name)
+			require.Equal(t, welcome.Rev, rep.Rev, name)
+			require.NotEqual(t, welcome.Value, rep.Value, name)
+			require.EqualValues(t, wire.CodeOK, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 1, Number: 1, Key: "new"}).Code, name)
+		}
+		require.EqualValues(t, 1, ask(t, mine, wire.Request{Op: wire.OpAdd, ID: 1, Number: 1, Key: "n", Delta: 1}).N)
+	})
+}
+
+func TestNumbers(t *testing.T) {
+	each(t, func(t *testing.T, s *service) {
+		c, welcome := s.handshake(t, nil)
+		id := uint64(0)
+		add := func(number, acked uint64, delta int64) wire.Reply {
+			id++
+			return ask(t, c, wire.Request{Op: wire.OpAdd, ID: id, Number: number, Acked: acked, Key: "n", Delta: delta})
+		}
+		require.Equal(t, wire.CodeInvalid, add(2, 0, 1).Code, "a gap")
+		require.EqualValues(t, 1, add(1, 0, 1).N)
+		require.EqualValues(t, 1, add(1, 0, 1).N, "again")
+		require.EqualValues(t, 1, add(1, 0, 50).N, "again, whatever it asks now")
+		require.EqualValues(t, 3, add(2, 0, 2).N)
+		require.EqualValues(t, 1, add(1, 0, 1).N, "again, behind a later one")
+		require.Equal(t, wire.CodeInvalid, add(4, 0, 1).Code, "a gap does not use the number")
+		require.EqualValues(t, 6, add(3, 2, 3).N)
+		require.Equal(t, wire.CodeStale, add(2, 0, 1).Code, "acknowledged")
+		require.EqualValues(t, 6, add(3, 0, 1).N)
+		require.EqualValues(t, wire.CodeOK, ask(t, c, wire.Request{Op: wire.OpSkip, ID: 500, Number: 4, Acked: 3}).Code)
+		require.Equal(t, wire.CodeOK, add(4, 3, 99).Code)
+		require.EqualValues(t, 6, add(0, 0, 0).N, "skipped is skipped")
+		rep := ask(t, c, wire.Request{Op: wire.OpAdd, ID: 501, Number: 5, Key: "works not", Delta: 1})
+		require.EqualValues(t, 1, rep.N)
+		ask(t, c, wire.Request{Op: wire.OpSet, ID: 502, Number: 6, Key: "text", Value: []byte("x")})
+		require.Equal(t, wire.CodeInvalid, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 503, Number: 7, Key: "text"}).Code)
+		require.EqualValues(t, 7, add(8, 3, 1).N, "a refusal uses the number")
+
+		for n := uint64(9); n <= 3+1024; n++ { // until the window is full
+			require.EqualValues(t, n-1, add(n, 3, 1).N)
+		}
+		require.Equal(t, wire.CodeFull, add(3+1024+1, 3, 1).Code)
+		require.EqualValues(t, 1027, add(3+1024+1, 4, 1).N, "and with an acknowledgement it is not")
+		_, rest := s.handshake(t, &welcome)
+		require.Equal(t, welcome.N, rest.N)
+	})
+}

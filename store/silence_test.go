@@ -1,0 +1,264 @@
+package store_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// pair is a group of two, on sessions of their own.
+type pair struct {
+	a, b *store.Store
+	gen  uint64
+}
+
+func join(t *testing.T, a, b *store.Store) *pair {
+	t.Helper()
+	ctx, other := bounded(t), make(chan error, 1)
+	go func() {
+		_, err := b.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 1, Size: 2}, nil)
+		other <- err
+	}()
+	roll, err := a.Join(ctx, wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
+	require.NoError(t, err)
+	require.NoError(t, <-other)
+	return &pair{a, b, roll.Generation}
+}
+
+func (p *pair) barrier(ctx context.Context, rank int, seq uint64) error {
+	s := p.a
+	if rank == 1 {
+		s = p.b
+	}
+	_, err := s.Collect(ctx, barrier(p.gen, rank, seq), nil)
+	return err
+}
+
+// goesOn asserts that both are in barrier seq.
+func (p *pair) goesOn(t *testing.T, seq uint64) {
+	t.Helper()
+	other := make(chan error, 1)
+	go func() { other <- p.barrier(bounded(t), 1, seq) }()
+	require.NoError(t, p.barrier(bounded(t), 0, seq))
+	require.NoError(t, <-other)
+}
+
+// lost asserts that err names rank 1 as lost.
+func lost(t *testing.T, err error) {
+	t.Helper()
+	require.ErrorIs(t, err, store.ErrLost)
+	v := verdictOf(t, err)
+	require.Equal(t, []int{1}, v.Lost)
+}
+
+func verdictOf(t *testing.T, err error) *wire.Verdict {
+	t.Helper()
+	var e *store.Error
+	require.ErrorAs(t, err, &e)
+	require.NotNil(t, e.Verdict)
+	return e.Verdict
+}
+
+// through is a client of s through a proxy.
+func (s *service) through(t *testing.T) (*store.Store, *testcluster.Proxy) {
+	t.Helper()
+	p := testcluster.NewProxy(t, s.addr)
+	return dial(t, p.Addr()), p
+}
+
+func dial(t *testing.T, addr string) *store.Store {
+	t.Helper()
+	c, err := store.Dial(bounded(t), addr, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// A peer that vanishes without an end of its connection is found by probes: soon if a record waits for it.
+func TestSilentPeerThatIsAwaitedIsLostSoon(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	b, proxy := s.through(t)
+	g := join(t, s.client(t), b)
+	g.goesOn(t, 1)
+	proxy.Blackhole(true)
+	start := time.Now()
+	lost(t, g.barrier(bounded(t), 0, 2))
+	took := time.Since(start)
+	require.Greater(t, took, 900*time.Millisecond)
+	require.Less(t, took, 4*time.Second)
+	proxy.Cut(testcluster.RST) // or its Close would wait
+}
+
+func TestSilentPeerThatAStreamWaitsForIsLostSoon(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	b, proxy := s.through(t)
+	g := join(t, s.client(t), b)
+	proxy.Blackhole(true)
+	start := time.Now()
+	_, _, err := g.a.Recv(bounded(t), wire.Contribution{Generation: g.gen, Rank: 0, Root: 1, Seq: 1, Verb: "recv"})
+	lost(t, err)
+	require.Less(t, time.Since(start), 4*time.Second)
+	proxy.Cut(testcluster.RST)
+}
+
+func TestSilentPeerIsLostAfterSilence(t *testing.T) {
+	t.Parallel()
+	for _, e := range engines[:3] {
+		t.Run(e.name, func(t *testing.T) {
+			if e.name == "goroutine" {
+				t.Skip("pipes have no proxy")
+			}
+			t.Parallel()
+			s := serve(t, &store.Server{Engine: e.engine(t), Limits: store.ServerLimits{Silence: time.Second}}, e.wires)
+			b, proxy := s.through(t)
+			g := join(t, s.client(t), b)
+			proxy.Blackhole(true)
+			start := time.Now()
+			lost(t, g.a.Follow(bounded(t), wire.Contribution{Generation: g.gen}))
+			took := time.Since(start)
+			require.Greater(t, took, 600*time.Millisecond)
+			require.Less(t, took, 4*time.Second)
+			s.says(t, "peer lost")
+			proxy.Cut(testcluster.RST)
+		})
+	}
+}
+
+// Who answers probes is not silent, however little it has to say.
+func TestIdlePeersAreNotLost(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, s *service) {
+		t.Parallel()
+		s = serve(t, &store.Server{Engine: s.Engine, Limits: store.ServerLimits{Silence: time.Second}}, tcp)
+		g := join(t, s.client(t), s.client(t))
+		waiting := make(chan error, 1)
+		go func() { waiting <- g.barrier(bounded(t), 0, 1) }() // and waited for, which is asked more often
+		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+		defer cancel()
+		require.ErrorIs(t, g.b.Follow(ctx, wire.Contribution{Generation: g.gen, Rank: 1}), context.DeadlineExceeded)
+		require.NoError(t, g.barrier(bounded(t), 1, 1))
+		require.NoError(t, <-waiting)
+	})
+}
+
+// A wire that is cut for less than that loses nobody.
+func TestAShortSilenceLosesNobody(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	b, proxy := s.through(t)
+	g := join(t, s.client(t), b)
+	following := make(chan error, 1)
+	go func() { following <- g.a.Follow(t.Context(), wire.Contribution{Generation: g.gen}) }()
+	proxy.Stall(true)
+	select {
+	case err := <-following:
+		t.Fatalf("lost, though nobody waits for it: %v", err)
+	case <-time.After(2500 * time.Millisecond):
+	}
+	proxy.Stall(false)
+	g.goesOn(t, 1)
+	waiting := make(chan error, 1)
+	go func() { waiting <- g.barrier(bounded(t), 0, 2) }()
+	proxy.Stall(true)
+	select {
+	case err := <-waiting:
+		t.Fatalf("lost at once: %v", err)
+	case <-time.After(500 * time.Millisecond):
+	}
+	proxy.Stall(false)
+	require.NoError(t, g.barrier(bounded(t), 1, 2))
+	require.NoError(t, <-waiting)
+}
+
+// rank0 joins a group with a child.
+func rank0(t *testing.T, s *service) (*pair, testcluster.Process) {
+	t.Helper()
+	p := child(t, "rank 1", s.addr)
+	a := s.client(t)
+	roll, err := a.Join(bounded(t), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
+	require.NoError(t, err)
+	g := &pair{a: a, gen: roll.Generation}
+	require.NoError(t, g.barrier(bounded(t), 0, 1))
+	return g, p
+}
+
+func TestFrozenClientThatIsAwaitedIsLostSoon(t *testing.T) {
+	t.Parallel()
+	g, p := rank0(t, serve(t, new(store.Server), tcp))
+	testcluster.Freeze(t, p)
+	start := time.Now()
+	lost(t, g.barrier(bounded(t), 0, 2))
+	took := time.Since(start)
+	require.Greater(t, took, 900*time.Millisecond)
+	require.Less(t, took, 4*time.Second)
+	testcluster.Kill(t, p)
+}
+
+func TestFrozenClientThatNobodyWaitsForIsNotLost(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	g, p := rank0(t, s)
+	testcluster.Freeze(t, p)
+	ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, g.a.Follow(ctx, wire.Contribution{Generation: g.gen}), context.DeadlineExceeded)
+	testcluster.Thaw(t, p)
+	require.NoError(t, g.a.Set(bounded(t), "go", nil, nil))
+	require.NoError(t, g.barrier(bounded(t), 0, 2))
+}
+
+// A server that stood still has lost nobody: sessions, leases, TTLs and deadlines have the time that it was not there.
+func TestFrozenServerLosesNobody(t *testing.T) {
+	t.Parallel()
+	p, addr := serverProcess(t)
+	a, b := dial(t, addr), dial(t, addr)
+	g := join(t, a, b)
+	ctx := bounded(t)
+	held, err := b.Lease(ctx, time.Second)
+	require.NoError(t, err)
+	require.NoError(t, b.Set(ctx, "held", nil, &store.SetOptions{Lease: held}))
+	require.NoError(t, b.Set(ctx, "short", nil, &store.SetOptions{TTL: 2 * time.Second}))
+	waiting := make(chan error, 2)
+	go func() { waiting <- g.barrier(ctx, 0, 1) }()
+	short, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	go func() { _, err := a.Wait(short, "later"); waiting <- err }()
+	works(t, b)
+	testcluster.Freeze(t, p)
+	time.Sleep(3 * time.Second) // what is tested is time that passes
+	testcluster.Thaw(t, p)
+	_, err = a.Get(ctx, "short")
+	require.NoError(t, err, "a TTL ended while the server stood still")
+	_, err = a.Get(ctx, "held")
+	require.NoError(t, err, "a lease ended while the server stood still")
+	require.NoError(t, b.Set(ctx, "later", nil, nil))
+	require.NoError(t, g.barrier(ctx, 1, 1))
+	require.NoError(t, <-waiting)
+	require.NoError(t, <-waiting)
+	g.goesOn(t, 2)
+	require.NoError(t, held.Err())
+	require.NoError(t, held.Close(ctx))
+}
+
+// A server that stood still while a connection broke gives its session the grace all the same.
+func TestFrozenServerKeepsGrace(t *testing.T) {
+	t.Parallel()
+	p, addr := serverProcess(t)
+	proxy := testcluster.NewProxy(t, addr)
+	g := join(t, dial(t, addr), dial(t, proxy.Addr()))
+	for seq := range uint64(2) {
+		testcluster.Freeze(t, p)
+		proxy.Cut(testcluster.RST)
+		time.Sleep(800 * time.Millisecond) // longer than the grace
+		testcluster.Thaw(t, p)
+		g.goesOn(t, seq+1)
+	}
+}
