@@ -25,9 +25,9 @@ func cpuTime(pid int) (sum time.Duration) {
 	return sum
 }
 
-// residentBytes is the resident memory of this process; 0 where there is no /proc.
-func residentBytes() int64 {
-	b, err := os.ReadFile("/proc/self/statm")
+// residentBytes is the resident memory of a process; 0 where there is no /proc.
+func residentBytes(pid int) int64 {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if err != nil {
 		return 0
 	}

@@ -190,7 +190,7 @@ func bareEcho(ctx context.Context, _ *server) (contender, error) {
 }
 
 func rawGet(ctx context.Context, s *server) (contender, error) {
-	c, err := dialClient(ctx, s, 0)
+	c, err := dialClient(ctx, s)
 	if err != nil {
 		return contender{}, err
 	}
@@ -230,11 +230,11 @@ func clientWait(ctx context.Context, s *server) (contender, error) {
 
 // wakeUp is the time from a set on one connection until another, which waits for the key, has its value.
 func wakeUp(ctx context.Context, s *server) (contender, error) {
-	setter, err := dialClient(ctx, s, 0)
+	setter, err := dialClient(ctx, s)
 	if err != nil {
 		return contender{}, err
 	}
-	waiter, err := dialClient(ctx, s, 0)
+	waiter, err := dialClient(ctx, s)
 	if err != nil {
 		return contender{}, err
 	}

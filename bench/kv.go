@@ -176,7 +176,7 @@ func (o *kvOptions) measure(ctx context.Context, servers []*server, shapes []sha
 		for _, op := range []operation{opGet, opSet} {
 			var rounds []kvRound
 			for range o.rounds {
-				r, err := o.round(ctx, servers, sh, op, value)
+				r, err := takeTurns(ctx, servers, sh, op, value, o.slice)
 				if err != nil {
 					return err
 				}
@@ -197,17 +197,22 @@ type kvRound struct {
 	of     map[string]sample
 }
 
-func (o *kvOptions) round(ctx context.Context, servers []*server, sh shape, op operation, value []byte) (kvRound, error) {
+// takeTurns puts a load on each server for some time.
+func takeTurns(ctx context.Context, servers []*server, sh shape, op operation, value []byte, slice time.Duration) (kvRound, error) {
 	r := kvRound{of: map[string]sample{}}
+	processes := map[*process]bool{} // a server may have several turns
+	for _, s := range servers {
+		processes[s.process] = true
+	}
 	ours := func() (sum time.Duration) {
-		for _, s := range servers {
-			sum += cpuTime(s.cmd.Process.Pid)
+		for p := range processes {
+			sum += cpuTime(p.cmd.Process.Pid)
 		}
 		return sum + ownCPU()
 	}
 	w, before := startWatch(), ours()
 	for _, s := range servers {
-		x, err := measure(ctx, s, sh, op, value, o.slice)
+		x, err := measure(ctx, s, sh, op, value, slice)
 		if err != nil {
 			return r, fmt.Errorf("%s %s %s: %w", s.name, op, sh, err)
 		}

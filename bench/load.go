@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -47,16 +48,16 @@ type client struct {
 	took    []int32
 }
 
-func dialClient(ctx context.Context, s *server, index int) (*client, error) {
+func dialClient(ctx context.Context, s *server) (*client, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.addr)
 	if err != nil {
 		return nil, err
 	}
-	c := &client{conn: conn, dialect: s.newDialect(), keys: s.keys, in: make([]byte, clientRoom), next: index * 37}
+	c := &client{conn: conn, dialect: s.newDialect(), keys: s.keys, in: make([]byte, clientRoom)}
 	if c.keys == nil {
-		c.keys = keys
+		c.keys = keys[:]
 	}
-	c.next += index * len(c.keys) / 64 // far from the others
+	c.next = rand.IntN(len(c.keys))
 	return c, c.dialect.open(conn)
 }
 
@@ -117,7 +118,7 @@ func (c *client) work(op operation, depth int, value []byte, until time.Time) er
 
 // fill sets every key.
 func fill(ctx context.Context, s *server, value []byte) error {
-	c, err := dialClient(ctx, s, 0)
+	c, err := dialClient(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -135,7 +136,7 @@ func measure(ctx context.Context, s *server, sh shape, op operation, value []byt
 	cs := make([]*client, sh.conns)
 	defer closeAll(cs)
 	for i := range cs {
-		c, err := dialClient(ctx, s, i)
+		c, err := dialClient(ctx, s)
 		if cs[i] = c; err != nil {
 			return sample{}, err
 		}

@@ -1,6 +1,7 @@
 // Bench measures muster side by side with its peers: in one run, in turns, on loopback.
 //
 //	go run ./bench kv        // a key-value server beside redis-server and a bare Go one
+//	go run ./bench ttl       // entries with a time to live: what a million of them costs, and what happens when all are due at once
 //	go run ./bench echo      // one round trip beside a bare Go echo; a blocking get
 //	go run ./bench groups    // barrier, all-gather, broadcast and messages beside a bare Go star, and Open MPI
 //	go run ./bench ranks     // thousands of ranks on real sockets
@@ -30,6 +31,7 @@ type command struct {
 
 var commands = []command{
 	{"kv", "get and set over 1 or 50 connections, beside redis-server and a bare Go server", runKV},
+	{"ttl", "a million entries with a time to live: rates and memory beside them, gets while all expire", runTTL},
 	{"echo", "one round trip beside a bare Go echo; a blocking get and a wake-up", runEcho},
 	{"groups", "group verbs of 2 to 16 processes beside a bare Go star and Open MPI", runGroups},
 	{"ranks", "thousands of ranks on real sockets: join, barrier, memory per connection", runRanks},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"runtime/debug"
 )
@@ -18,7 +19,7 @@ func measureMemory() memoryUse {
 	debug.FreeOSMemory()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return memoryUse{residentBytes(), m.HeapAlloc, m.StackInuse}
+	return memoryUse{residentBytes(os.Getpid()), m.HeapAlloc, m.StackInuse}
 }
 
 // askMemory asks a muster server how much it uses.

@@ -69,9 +69,11 @@ func spawnRedis(ctx context.Context, name string, args ...string) (*server, erro
 	return &server{name: name, addr: addr, newDialect: newRESPDialect, process: p}, nil
 }
 
+func (s *server) isRedis() bool { return strings.HasPrefix(s.name, "redis") }
+
 // kill ends a server that does not end with its stdin.
 func (s *server) kill() {
-	if strings.HasPrefix(s.name, "redis") {
+	if s.isRedis() {
 		_ = s.cmd.Process.Signal(os.Interrupt)
 	}
 	s.stop()

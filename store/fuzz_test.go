@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"crypto/rand"
 	"io"
 	"log/slog"
 	"net"
@@ -33,29 +34,83 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
+// FuzzServer has a peer that sends anything: behind a hello, or instead of one, in pieces of any size.
 func FuzzServer(f *testing.F) {
+	const greeted, engine, step = 1, 2, 4 // bits of how
 	for _, bad := range garbage {
-		f.Add(bad.bytes)
+		f.Add(bad.bytes, uint8(greeted))
+		f.Add(append(greeting(), bad.bytes...), uint8(engine+7*step))
 	}
-	for op := range wire.OpLost {
-		f.Add(wire.AppendRequest(nil, &wire.Request{Op: op, ID: 1, Key: "k", Keys: []string{"a", "b"}, Value: []byte("1"), Timeout: 1, Group: wire.Contribution{Size: 1, Generation: 1}}))
+	for op := range wire.OpBackup + 1 {
+		req := wire.Request{
+			Op: op, ID: 1, Key: "k", Keys: []string{"a", "b"}, Value: []byte("1"), Timeout: 1, TTL: 1, Lease: 1,
+			Group: wire.Contribution{Size: 1, Generation: 1, Seq: 1, Root: -1, Want: wire.WantNothing},
+		}
+		f.Add(wire.AppendRequest(nil, &req), uint8(greeted))
+		if op.Numbered() {
+			req.Number = 1
+		}
+		again := wire.AppendRequest(nil, &req)
+		f.Add(append(again, again...), uint8(greeted+engine+step))
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(f, err)
-	srv := &store.Server{Engine: new(store.Memory), Logger: slog.New(slog.DiscardHandler)}
-	go func() { _ = srv.Serve(l) }()
-	other, err := store.Dial(f.Context(), l.Addr().String(), nil)
-	require.NoError(f, err)
-	f.Cleanup(func() { _ = other.Close(); _ = srv.Close(); _ = srv.Engine.Close() })
-	f.Fuzz(func(t *testing.T, stream []byte) {
-		c, err := net.Dial("tcp", l.Addr().String())
+	f.Add(greeting()[:len(wire.Preface)+5], uint8(0))
+	f.Add(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Resume: 1, Rev: 1, Value: make([]byte, 16)}), uint8(step))
+	bystanders := []*bystander{newBystander(f, new(store.Memory)), newBystander(f, store.Prefix(store.New(new(store.Memory)), "jobs/").Engine())}
+	f.Fuzz(func(t *testing.T, stream []byte, how uint8) {
+		b := bystanders[how/engine%2]
+		c, err := net.Dial("tcp", b.addr)
 		require.NoError(t, err)
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(patience))
-		_, _ = c.Write(append(greeting(), stream...))
+		if how&greeted != 0 {
+			stream = append(greeting(), stream...)
+		}
+		size := max(len(stream)/20, int(how/step)+1)
+		for len(stream) > 0 {
+			n := min(size, len(stream))
+			if _, err := c.Write(stream[:n]); err != nil {
+				break
+			}
+			stream = stream[n:]
+		}
 		_ = c.(*net.TCPConn).CloseWrite()
 		_, _ = io.Copy(io.Discard, c)
-		_, err = other.Revision(bounded(t))
-		require.NoError(t, err)
+		b.undisturbed(t)
 	})
+}
+
+// bystander is a client of a server that others send anything.
+type bystander struct {
+	addr  string
+	key   string
+	count int64
+	*store.Store
+	waiting chan error
+}
+
+func newBystander(f *testing.F, e store.Engine) *bystander {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(f, err)
+	srv := &store.Server{Engine: e, Logger: slog.New(slog.DiscardHandler), Limits: store.ServerLimits{Grace: 10 * time.Millisecond}}
+	go func() { _ = srv.Serve(l) }()
+	other, err := store.Dial(f.Context(), l.Addr().String(), nil)
+	require.NoError(f, err)
+	b := &bystander{addr: l.Addr().String(), key: rand.Text(), Store: other, waiting: make(chan error, 1)}
+	go func() { _, err := other.Wait(f.Context(), b.key+" never"); b.waiting <- err }()
+	f.Cleanup(func() { _ = other.Close(); <-b.waiting; _ = srv.Close(); _ = e.Close() })
+	return b
+}
+
+// undisturbed asserts that all goes on: what changes something once, and what waits.
+func (b *bystander) undisturbed(t *testing.T) {
+	t.Helper()
+	n, err := b.Add(bounded(t), b.key, 1)
+	require.NoError(t, err)
+	b.count++
+	require.Equal(t, b.count, n)
+	select {
+	case err := <-b.waiting:
+		t.Fatalf("a wait has ended: %v", err)
+	default:
+	}
 }

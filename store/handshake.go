@@ -186,11 +186,6 @@ func (c *conn) deny(why string) error {
 
 // greet answers the hello. The engine knows whether it is durable, the server what the grace is.
 func (c *conn) greet(welcome *wire.Reply) {
-	var durable int64
-	if len(welcome.Nums) > 0 {
-		durable = welcome.Nums[0]
-	}
-	welcome.Nums = []int64{durable, int64(c.limits.Grace)}
 	welcome.Values = c.proof
 	welcome.Nums = append(welcome.Nums[:min(len(welcome.Nums), 1)], int64(c.limits.Grace))
 	c.reply(wire.OpHello, c.hello.ID, welcome)

@@ -176,3 +176,10 @@ func frame(h wire.Header, body ...byte) []byte {
 	h.Len = uint32(len(body))
 	return append(wire.AppendHeader(nil, h), body...)
 }
+
+// forget forgets the log so far.
+func (j *journal) forget() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.all.Reset()
+}

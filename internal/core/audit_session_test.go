@@ -18,6 +18,7 @@ type known struct {
 	last, acked uint64
 	answers     map[uint64][]byte // by number, those beyond acked
 	leases      []*lease
+	repeats     map[uint64]bool // calls that waited when it was last taken up again: true once they are answered
 }
 
 // lease is one that has not ended.
@@ -138,6 +139,9 @@ func (a *audit) numbered(cl *call, rep *wire.Reply) bool {
 	return true
 }
 
+// reads reports whether a call that waits changes nothing at all: to begin it anew is no harm.
+func reads(op wire.Op) bool { return op == wire.OpWait || op == wire.OpChanges || op == wire.OpFollow }
+
 // greeted is the answer to a hello: the session that was asked for, if it is there and its token is right; otherwise a new one.
 func (a *audit) greeted(cl *call, rep *wire.Reply) {
 	id := uint64(rep.N)
@@ -146,6 +150,12 @@ func (a *audit) greeted(cl *call, rep *wire.Reply) {
 	if s != nil && bytes.Equal(s.token, req.Value) {
 		s6TakenUp(s, cl, rep)
 		s.grace = clock{}
+		s.repeats = map[uint64]bool{}
+		for _, cl := range a.waiting {
+			if cl.session == s.id && !reads(cl.req.Op) {
+				s.repeats[cl.req.ID] = false
+			}
+		}
 		return
 	}
 	s6New(a, cl, rep)

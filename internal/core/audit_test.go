@@ -79,7 +79,15 @@ func (g *group) revoke(a *audit, code wire.Code, rank int) {
 // arrives is called before the machine sees a request. It reports whether that is a call that waits already.
 func (a *audit) arrives(cl *call, session uint64, req *wire.Request) (waiting bool) {
 	a.starts()
+	if s := a.sessions[session]; s != nil && req.Op.Waits() && s.repeats[req.ID] { // its answer is on its way
+		delete(s.repeats, req.ID)
+		a.w.tally.again++
+		return true
+	}
 	if i := a.find(session, req.ID); i >= 0 && req.Op == a.waiting[i].req.Op && req.Op.Waits() {
+		if s := a.sessions[session]; s != nil {
+			delete(s.repeats, req.ID)
+		}
 		a.w.tally.again++
 		return true
 	}
@@ -155,6 +163,11 @@ func (a *audit) waiter(e core.Effect) *call {
 	a1AnsweredOnce(a, i, e)
 	cl := a.waiting[i]
 	cl.waiting = false
+	if s := a.sessions[e.Session]; s != nil {
+		if _, ok := s.repeats[e.ID]; ok {
+			s.repeats[e.ID] = true
+		}
+	}
 	a.waiting = slices.Delete(a.waiting, i, i+1)
 	return cl
 }

@@ -19,12 +19,14 @@ const (
 )
 
 // Logs reports whether the last Apply, of a request for op, belongs into a log.
-func (m *Machine) Logs(op wire.Op) bool {
+func (m *Machine) Logs(op wire.Op) bool { return m.entered && logged(op) }
+
+func logged(op wire.Op) bool {
 	switch op {
 	case wire.OpGet, wire.OpList, wire.OpWait, wire.OpChanges, wire.OpPing, wire.OpFollow:
 		return false
 	}
-	return m.entered
+	return true
 }
 
 // AppendApply appends the event of an Apply.

@@ -188,8 +188,11 @@ func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire
 		return refuse(rep, wire.CodeDenied, "no such session")
 	case int(req.Op) >= len(handlers) || handlers[req.Op] == nil:
 		return refuse(rep, wire.CodeUnsupported, req.Op.String())
-	case req.Op.Waits() && s.waiters[req.ID] != nil:
-		return s.asksAgain(req, rep)
+	case req.Op.Waits() && s.waiters[req.ID] != nil && s.waiters[req.ID].op != req.Op:
+		return refuse(rep, wire.CodeInvalid, "this call's id is in use by a call that waits")
+	case req.Op.Waits() && s.asksAgain(req):
+		m.entered = true
+		return false
 	case req.Op.Waits() && len(s.waiters) >= m.limits.Waiting && sessionID != Local:
 		return refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d calls that wait", m.limits.Waiting))
 	}

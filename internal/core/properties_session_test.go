@@ -116,7 +116,7 @@ func s3ReplayIsTheSame(i int, e *logged, before []uint64) {
 
 // S4: after a resume nothing from an older connection is carried out. (After a loss nothing is: it is refused, as arrives says.)
 func s4NothingFromBefore(w *world, c *conn, cl *call) {
-	if w.conns[c.serves] != c && !broke.fence {
+	if w.conns[c.serves] != c {
 		breaks("S4 nothing from an older connection is carried out", "%s comes over a connection of session %d that is not its last", cl, c.serves)
 	}
 }

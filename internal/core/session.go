@@ -18,6 +18,9 @@ type session struct {
 	leases  []*lease // in the order in which they were granted
 	grace   grace
 
+	// repeats are the calls that waited when the session was last taken up again, and are to come again: true once they are answered.
+	repeats map[uint64]bool
+
 	// What its numbered requests were answered: those from acked+1 on, so that one that comes again gets its answer again.
 	acked   uint64
 	answers []wire.Reply
@@ -84,12 +87,14 @@ func valueBytes(rep *wire.Reply) int {
 
 func (m *Machine) skip(Ticket, *wire.Request, *wire.Reply) bool { return true }
 
-// asksAgain is a call that waits, and comes again after a reconnect: it waits on.
-func (s *session) asksAgain(req *wire.Request, rep *wire.Reply) bool {
-	if s.waiters[req.ID].op != req.Op {
-		return refuse(rep, wire.CodeInvalid, "this call's id is in use by a call that waits")
+// asksAgain reports whether a call that waits has come again after a reconnect. It waits on, or has been answered meanwhile: then the
+// answer is on its way already, and the call must not begin anew.
+func (s *session) asksAgain(req *wire.Request) bool {
+	if s.waiters[req.ID] == nil && !s.repeats[req.ID] {
+		return false
 	}
-	return false
+	delete(s.repeats, req.ID)
+	return true
 }
 
 // hello opens a session, or takes one up again; if that cannot be, because it is lost or was never here, it opens a new one.
@@ -105,6 +110,12 @@ func (m *Machine) hello(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		m.sessions[id] = s
 	}
 	m.disarm(&s.grace)
+	s.repeats = make(map[uint64]bool, len(s.waiters))
+	for id, w := range s.waiters {
+		if logged(w.op) { // to begin another anew is no harm
+			s.repeats[id] = false
+		}
+	}
 	rep.N, rep.Value = int64(id), s.token
 	return true
 }

@@ -63,6 +63,9 @@ func (m *Machine) forget(w *waiter) {
 	m.disarm(w)
 	if s := m.sessions[w.Session]; s != nil {
 		delete(s.waiters, w.ID)
+		if _, ok := s.repeats[w.ID]; ok {
+			s.repeats[w.ID] = true
+		}
 	}
 	w.owner = nil
 }

@@ -1,0 +1,181 @@
+package pgroup_test
+
+import (
+	"context"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// papers is a directory of certificates, and a secret.
+type papers string
+
+func newPapers(t *testing.T) papers {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1", "localhost"}, Names: []string{"rank"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "secret.pem"), []byte("0123456789abcdef\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return papers(dir)
+}
+
+func (p papers) path(name string) string { return filepath.Join(string(p), name+".pem") }
+
+// files are those of a rank.
+func (p papers) files(rank int) *store.TLSFiles {
+	if rank == 0 {
+		return &store.TLSFiles{Cert: p.path("server"), Key: p.path("server-key"), CA: p.path("ca"), RequireClient: true}
+	}
+	return &store.TLSFiles{Cert: p.path("rank"), Key: p.path("rank-key"), CA: p.path("ca")}
+}
+
+var secret = []byte("0123456789abcdef")
+
+func TestGroupOverTLSWithASecret(t *testing.T) {
+	p := newPapers(t)
+	for name, c := range map[string]struct {
+		secret []byte
+		files  func(int) *store.TLSFiles
+	}{
+		"both":   {secret, p.files},
+		"secret": {secret, func(int) *store.TLSFiles { return nil }},
+		"TLS":    {nil, p.files},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ranks(t, 4, func(t *testing.T) func(int) pgroup.Config {
+				l, err := store.Listen(t.Context(), "0.0.0.0:0") // without Insecure
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, port, _ := strings.Cut(l.Addr().String(), ":")
+				return func(rank int) pgroup.Config {
+					cfg := pgroup.Config{Address: "127.0.0.1:" + port, Secret: c.secret, TLS: c.files(rank)}
+					if rank == 0 {
+						cfg.Address, cfg.Listener = "", l
+					}
+					return cfg
+				}
+			}, func(t *testing.T, g *pgroup.Group) {
+				all, err := pgroup.AllGather(t.Context(), g, g.Rank())
+				ok(t, g, "allgather", err)
+				equal(t, g, "allgather", all, upTo(4))
+			})
+		})
+	}
+}
+
+// Who may not come in hears so at once, though Create waits for who does not listen yet.
+func TestGroupThatARankMayNotJoin(t *testing.T) {
+	p := newPapers(t)
+	l := listen(t)
+	hosting := make(chan error, 1)
+	go func() {
+		_, err := pgroup.Create(within(t, 2*time.Second), pgroup.Config{Listener: l, Size: 2, Secret: secret})
+		hosting <- err
+	}()
+	for want, c := range map[string]pgroup.Config{
+		"it wants a secret":           {},
+		"wrong secret":                {Secret: []byte(strings.Repeat("x", 16))},
+		"it speaks no TLS":            {Secret: secret, TLS: p.files(1)},
+		"the secret: 5 bytes are too": {Secret: []byte("short")},
+	} {
+		c.Address, c.Rank, c.Size = l.Addr().String(), 1, 2
+		began := time.Now()
+		_, err := pgroup.Create(within(t, 20*time.Second), c)
+		says(t, err, nil, want, `create of group "world" on rank 1 of 2`)
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("only after %v", took)
+		}
+	}
+	says(t, <-hosting, pgroup.ErrTimeout, "missing rank 1")
+}
+
+// Rank 0 whose port is in use hears it too, and does not wait for the port.
+func TestHostWhosePortHasAnotherSecret(t *testing.T) {
+	l := listen(t)
+	srv := &store.Server{Engine: new(store.Memory), Access: []store.Access{{Secret: []byte(strings.Repeat("x", 16)), Write: true}}}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Size: 2, Address: l.Addr().String(), Secret: secret})
+	says(t, err, store.ErrDenied, "address already in use", "wrong secret")
+	_ = srv.Close()
+	_ = <-done
+	_ = srv.Engine.Close()
+}
+
+func TestHostWithBadPapers(t *testing.T) {
+	p := newPapers(t)
+	noKey := p.files(0)
+	noKey.Key = ""
+	for want, c := range map[string]pgroup.Config{
+		"5 bytes are too few":                         {Secret: []byte("short")},
+		"a server needs a certificate":                {TLS: noKey},
+		"certificate and its key":                     {TLS: &store.TLSFiles{CA: p.path("ca")}},
+		"none.pem":                                    {TLS: &store.TLSFiles{Cert: p.path("none"), Key: p.path("none")}},
+		"refusing to serve beyond loopback: 0.0.0.0:": {TLS: &store.TLSFiles{Cert: p.path("server"), Key: p.path("server-key")}},
+	} {
+		c.Size, c.Address = 1, "0.0.0.0:0"
+		_, err := pgroup.Create(t.Context(), c)
+		says(t, err, nil, want)
+	}
+}
+
+func TestFromEnvSecrets(t *testing.T) {
+	p := newPapers(t)
+	env := func(vars ...string) (pgroup.Config, error) {
+		setenv(t, append(torchrun, vars...)...)
+		return pgroup.FromEnv()
+	}
+	c, err := env("MUSTER_SECRET_FILE="+p.path("secret"), "MUSTER_TLS_CA="+p.path("ca"), "MUSTER_TLS_CERT="+p.path("server"), "MUSTER_TLS_KEY="+p.path("server-key"))
+	if err != nil || string(c.Secret) != string(secret) || c.TLS == nil || c.TLS.CA != p.path("ca") || c.TLS.Cert != p.path("server") || c.TLS.Key != p.path("server-key") || c.TLS.RequireClient {
+		t.Errorf("%+v, %v", c, err)
+	}
+	setenv(t)
+	c, err = env("MUSTER_TLS_CA=" + p.path("ca"))
+	if err != nil || c.Secret != nil || c.TLS == nil || c.TLS.Cert != "" || !c.TLS.RequireClient {
+		t.Errorf("%+v, %v", c, err)
+	}
+	setenv(t)
+	_, err = env("MUSTER_TLS_CERT=x")
+	says(t, err, pgroup.ErrInvalid, "MUSTER_TLS_CERT and MUSTER_TLS_KEY go together")
+	setenv(t)
+	_, err = env("MUSTER_SECRET_FILE=" + p.path("none"))
+	says(t, err, pgroup.ErrInvalid, "MUSTER_SECRET_FILE: ", "none.pem")
+}
+
+// A group that meets at a URL with a secret and a prefix waits for the store, as others do.
+func TestGroupAtAURLWithASecret(t *testing.T) {
+	p := newPapers(t)
+	l := listen(t)
+	addr := l.Addr().String()
+	_ = l.Close()
+	at := "muster://" + addr + "/jobs?secret-file=" + url.QueryEscape(p.path("secret"))
+	late := make(chan *store.Server, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		defer cancel()
+		<-ctx.Done()
+		l, err := store.Listen(context.Background(), addr)
+		if err != nil {
+			t.Error(err)
+		}
+		srv := &store.Server{Engine: new(store.Memory), Access: []store.Access{{Secret: secret, Prefix: "jobs/", Write: true}}}
+		late <- srv
+		_ = srv.Serve(l)
+		_ = srv.Engine.Close()
+	}()
+	ranks(t, 2, func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Address: at} }
+	}, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
+	_ = (<-late).Close()
+}
