@@ -61,6 +61,11 @@ func spawn(ctx context.Context, role string, args ...string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
+	return spawnFrom(ctx, exe, role, args...)
+}
+
+// spawnFrom starts a build of this program as role.
+func spawnFrom(ctx context.Context, exe, role string, args ...string) (*process, error) {
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
 	return start(role, cmd)

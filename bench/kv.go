@@ -19,7 +19,7 @@ type kvOptions struct {
 	redis, asJSON      bool
 	shapes             string
 	profile            string
-	data               string
+	data, other        string
 }
 
 func runKV(ctx context.Context, args []string, out io.Writer) error {
@@ -33,6 +33,7 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 	f.StringVar(&o.shapes, "shapes", "1x1,50x1,1x16,50x16", "connections x requests under way on each")
 	f.StringVar(&o.profile, "profile", "", "folder for a CPU profile of muster's server (and of the load, to which all contribute)")
 	f.StringVar(&o.data, "data", "", "also measure a durable muster, and redis with appendfsync always, in folders below this one")
+	f.StringVar(&o.other, "other", "", "measure the muster of another build of this program too: this file")
 	f.BoolVar(&o.asJSON, "json", false, "print JSON")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -108,6 +109,11 @@ func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
 	if err := r.add(spawnServer(ctx, "muster", "muster", newWireDialect, profile...)); err != nil {
 		return r, err
 	}
+	if o.other != "" {
+		if err := r.add(spawnOther(ctx, "other", o.other)); err != nil {
+			return r, err
+		}
+	}
 	if err := r.add(spawnServer(ctx, "bare", "bare", newBareDialect)); err != nil {
 		return r, err
 	}
@@ -140,6 +146,11 @@ func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
 	}
 	if err := r.add(spawnServer(ctx, "muster+disk", "muster", newWireDialect, args...)); err != nil {
 		return err
+	}
+	if o.other != "" {
+		if err := r.add(spawnOther(ctx, "other+disk", o.other, "-data", filepath.Join(dir, "other"))); err != nil {
+			return err
+		}
 	}
 	if !o.redis {
 		return nil
@@ -238,12 +249,12 @@ func kvFigures(rounds []kvRound, name string) map[string]float64 {
 		"others %":     100 * medianOf(rounds, func(r kvRound) float64 { return r.others }),
 	}
 	switch name {
-	case "muster":
+	case "muster", "other":
 		figures["rate ÷ bare"] = median(ratios(of(name, rate), of("bare", rate)))
 		figures["rate ÷ redis"] = median(ratios(of(name, rate), of("redis", rate)))
 		figures["p99 ÷ redis"] = median(ratios(of(name, p99), of("redis", p99)))
 		figures["CPU ÷ redis"] = median(ratios(of(name, cpu), of("redis", cpu)))
-	case "muster+disk":
+	case "muster+disk", "other+disk":
 		figures["rate ÷ redis"] = median(ratios(of(name, rate), of("redis+disk", rate)))
 		figures["p99 ÷ redis"] = median(ratios(of(name, p99), of("redis+disk", p99)))
 		figures["CPU ÷ redis"] = median(ratios(of(name, cpu), of("redis+disk", cpu)))

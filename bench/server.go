@@ -33,6 +33,17 @@ func newBareDialect() dialect { return bareDialect{} }
 // spawnServer starts one of our own servers, which tells its address.
 func spawnServer(ctx context.Context, name, role string, newDialect func() dialect, args ...string) (*server, error) {
 	p, err := spawn(ctx, role, args...)
+	return awaitServer(name, newDialect, p, err)
+}
+
+// spawnOther starts a muster server of another build of this program.
+func spawnOther(ctx context.Context, name, exe string, args ...string) (*server, error) {
+	p, err := spawnFrom(ctx, exe, "muster", args...)
+	return awaitServer(name, newWireDialect, p, err)
+}
+
+// awaitServer takes what spawn has returned.
+func awaitServer(name string, newDialect func() dialect, p *process, err error) (*server, error) {
 	if err != nil {
 		return nil, err
 	}

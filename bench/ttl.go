@@ -21,6 +21,7 @@ type ttlOptions struct {
 	slice, lead, window     time.Duration
 	redis, sorted, asJSON   bool
 	shapes, part, profile   string
+	other                   string
 }
 
 func runTTL(ctx context.Context, args []string, out io.Writer) error {
@@ -38,6 +39,7 @@ func runTTL(ctx context.Context, args []string, out io.Writer) error {
 	f.DurationVar(&o.lead, "lead", 7*time.Second, "storm: from the first set until the window begins")
 	f.BoolVar(&o.redis, "redis", true, "measure redis-server too")
 	f.StringVar(&o.profile, "profile", "", "folder for CPU profiles of muster's servers, without the first fill")
+	f.StringVar(&o.other, "other", "", "measure the muster of another build of this program too: this file")
 	f.BoolVar(&o.asJSON, "json", false, "print JSON: a report for each part")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -56,11 +58,19 @@ func runTTL(ctx context.Context, args []string, out io.Writer) error {
 	return fmt.Errorf("there is no part %q: memory, rate or storm", o.part)
 }
 
-// spawn starts a muster and a redis for each of the suffixes.
+// spawn starts a muster, another build's, and a redis for each of the suffixes.
 func (o *ttlOptions) spawn(ctx context.Context, suffixes ...string) (r *rivals, err error) {
 	r = new(rivals)
 	for _, suffix := range suffixes {
 		if err := r.add(spawnServer(ctx, "muster"+suffix, "muster", newWireDialect)); err != nil {
+			return r, err
+		}
+	}
+	for _, suffix := range suffixes {
+		if o.other == "" {
+			break
+		}
+		if err := r.add(spawnOther(ctx, "other"+suffix, o.other)); err != nil {
 			return r, err
 		}
 	}

@@ -19,17 +19,19 @@ type parcel struct {
 	local  []*call
 }
 
-// committer gives parcels out. It owns one goroutine, until close.
+// committer gives parcels out. It owns two goroutines, until close: one waits for the disk, and begins to do so again while the other one
+// gives out what is on it.
 type committer struct {
 	disk   *durable.Disk
 	failed func(error)
-	done   chan struct{}
+	synced chan []parcel
+	done   chan struct{} // closed when all is given out
 
 	mu      sync.Mutex // protects the fields below
 	wake    sync.Cond  // there are parcels, or room, or the end
 	parcels []parcel
 	bytes   int
-	busy    bool // some parcels are on their way
+	under   int // parcels that have been taken, and are not given out yet
 	closed  bool
 	err     error // of the disk: nothing is given out any more
 }
@@ -38,9 +40,10 @@ type committer struct {
 const mostStaged = 64 << 20
 
 func newCommitter(d *durable.Disk, failed func(error)) *committer {
-	c := &committer{disk: d, failed: failed, done: make(chan struct{})}
+	c := &committer{disk: d, failed: failed, synced: make(chan []parcel, 1), done: make(chan struct{})}
 	c.wake.L = &c.mu
-	go c.run()
+	go c.sync()
+	go c.give()
 	return c
 }
 
@@ -52,7 +55,7 @@ func (c *committer) put(p parcel) {
 		p.fail(c.err)
 		return
 	}
-	if !c.busy && len(c.parcels) == 0 && p.pos <= c.disk.Durable() && len(p.remote)+len(p.local) == 0 {
+	if c.under+len(c.parcels) == 0 && p.pos <= c.disk.Durable() && len(p.remote)+len(p.local) == 0 {
 		p.give()
 		return
 	}
@@ -70,37 +73,44 @@ func (c *committer) room() {
 	}
 }
 
-func (c *committer) run() {
-	defer close(c.done)
-	for {
-		ps, ok := c.take()
-		if !ok {
-			return
-		}
+// sync brings to the disk what answers wait for.
+func (c *committer) sync() {
+	defer close(c.synced)
+	for ps := c.take(); ps != nil; ps = c.take() {
 		if err := c.disk.Sync(ps[len(ps)-1].pos); err != nil {
 			c.fail(err, ps)
 			return
 		}
+		c.synced <- ps
+	}
+}
+
+// take waits for parcels, and takes all; nil is the end.
+func (c *committer) take() (ps []parcel) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.parcels) == 0 && !c.closed {
+		c.wake.Wait()
+	}
+	ps, c.parcels, c.bytes = c.parcels, nil, 0
+	c.under += len(ps)
+	c.wake.Broadcast()
+	return ps
+}
+
+// give gives out what is on the disk.
+func (c *committer) give() {
+	defer close(c.done)
+	for ps := range c.synced {
 		for i := range ps {
 			if ps[i].give(); ps[i].to != nil {
 				ps[i].to.out.Flush()
 			}
-			ps[i] = parcel{}
 		}
+		c.mu.Lock()
+		c.under -= len(ps)
+		c.mu.Unlock()
 	}
-}
-
-// take waits for parcels, and takes all.
-func (c *committer) take() (ps []parcel, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.busy = false
-	for len(c.parcels) == 0 && !c.closed {
-		c.wake.Wait()
-	}
-	ps, c.parcels, c.bytes, c.busy = c.parcels, nil, 0, true
-	c.wake.Broadcast()
-	return ps, len(ps) > 0
 }
 
 // fail is the end: nobody is told what may not be on the disk.

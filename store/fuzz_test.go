@@ -96,7 +96,8 @@ func newBystander(f *testing.F, e store.Engine) *bystander {
 	other, err := store.Dial(f.Context(), l.Addr().String(), nil)
 	require.NoError(f, err)
 	b := &bystander{addr: l.Addr().String(), key: rand.Text(), Store: other, waiting: make(chan error, 1)}
-	go func() { _, err := other.Wait(f.Context(), b.key+" never"); b.waiting <- err }()
+	ctx := f.Context()
+	go func() { _, err := other.Wait(ctx, b.key+" never"); b.waiting <- err }()
 	f.Cleanup(func() { _ = other.Close(); <-b.waiting; _ = srv.Close(); _ = e.Close() })
 	return b
 }

@@ -227,8 +227,8 @@ func (m *Memory) releaseTo(c *conn, staged []byte) {
 	p := parcel{pos: m.pos, to: c, staged: staged}
 	effects := m.machine.Effects()
 	if at, ok := m.machine.Next(); ok && (m.armed == 0 || at < m.armed) {
-		m.armed = at
-		m.timer.Reset(at - (time.Since(m.start) - m.stopped))
+		m.armed = max(at, m.machine.Now()) // what is left of many things that were due is not late
+		m.timer.Reset(m.armed - (time.Since(m.start) - m.stopped))
 	}
 	if len(effects) > 0 {
 		p.remote, p.local = m.route(effects)

@@ -35,7 +35,6 @@ func TestSoak(t *testing.T) {
 	var running sync.WaitGroup
 	for i := range proxies {
 		proxies[i] = testcluster.NewProxy(t, s.addr)
-		running.Go(func() { faults(ctx, proxies[i], rand.New(rand.NewPCG(1, uint64(i)))) })
 	}
 	var calls, failed atomic.Int64
 	for i := range clients {
@@ -44,6 +43,9 @@ func TestSoak(t *testing.T) {
 			l := &soaker{s: c, id: i, chance: rand.New(rand.NewPCG(2, uint64(i))), calls: &calls, failed: &failed}
 			l.run(ctx, t)
 		})
+	}
+	for i, p := range proxies {
+		running.Go(func() { faults(ctx, p, rand.New(rand.NewPCG(1, uint64(i)))) })
 	}
 	var heaps, goroutines []int64
 	for ctx.Err() == nil {
