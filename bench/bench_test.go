@@ -41,6 +41,19 @@ func TestKV(t *testing.T) {
 	smoke(t, []string{"muster", "bare", "2×4"}, args...)
 }
 
+// TestTTL wants of its storm that entries go when they are due, and all of them: otherwise it waits in vain.
+func TestTTL(t *testing.T) {
+	args := []string{"ttl", "-n", "300", "-rounds", "2", "-slice", "5ms", "-shapes", "2x4", "-storms", "1", "-window", "50ms", "-lead", "1300ms"}
+	rows := []string{"ttl: memory", "ttl: rate", "ttl: storm", "muster+TTL", "set TTL  2×4  muster+TTL, all", "longest gets of muster"}
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Log("NO REDIS: redis-server is not installed, muster is measured alone")
+		args = append(args, "-redis=false")
+	} else {
+		rows = append(rows, "redis+TTL", "longest gets of redis")
+	}
+	smoke(t, rows, args...)
+}
+
 func TestEcho(t *testing.T) {
 	smoke(t, []string{"bare echo", "get, client"}, "echo", "-rounds", "2", "-ops", "20")
 }
@@ -54,7 +67,7 @@ func TestRanks(t *testing.T) {
 }
 
 func TestWrongUse(t *testing.T) {
-	for _, args := range [][]string{nil, {"nothing"}, {"kv", "-nothing"}, {"groups", "-n", "1"}} {
+	for _, args := range [][]string{nil, {"nothing"}, {"kv", "-nothing"}, {"kv", "-ops", "take"}, {"ttl", "-part", "nothing"}, {"ttl", "-shapes", "1"}, {"groups", "-n", "1"}} {
 		var out, errs strings.Builder
 		if run(t.Context(), args, &out, &errs) == 0 {
 			t.Errorf("%v is taken", args)

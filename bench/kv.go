@@ -17,7 +17,7 @@ type kvOptions struct {
 	rounds, idle, size int
 	slice              time.Duration
 	redis, asJSON      bool
-	shapes             string
+	shapes, ops        string
 	profile            string
 	data, other        string
 }
@@ -31,6 +31,7 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 	f.IntVar(&o.idle, "idle", 0, "also measure muster beside so many idle connections")
 	f.BoolVar(&o.redis, "redis", true, "measure redis-server too")
 	f.StringVar(&o.shapes, "shapes", "1x1,50x1,1x16,50x16", "connections x requests under way on each")
+	f.StringVar(&o.ops, "ops", "get,set", "operations")
 	f.StringVar(&o.profile, "profile", "", "folder for a CPU profile of muster's server (and of the load, to which all contribute)")
 	f.StringVar(&o.data, "data", "", "also measure a durable muster, and redis with appendfsync always, in folders below this one")
 	f.StringVar(&o.other, "other", "", "measure the muster of another build of this program too: this file")
@@ -41,6 +42,11 @@ func runKV(ctx context.Context, args []string, out io.Writer) error {
 	shapes, err := parseShapes(o.shapes)
 	if err != nil {
 		return err
+	}
+	for op := range strings.SplitSeq(o.ops, ",") {
+		if op := operation(op); op != opGet && op != opSet {
+			return fmt.Errorf("there is no operation %q: get or set", op)
+		}
 	}
 	r, err := o.spawn(ctx)
 	defer r.stop()
@@ -184,10 +190,10 @@ func (o *kvOptions) measure(ctx context.Context, servers []*server, shapes []sha
 		}
 	}
 	for _, sh := range shapes {
-		for _, op := range []operation{opGet, opSet} {
+		for op := range strings.SplitSeq(o.ops, ",") {
 			var rounds []kvRound
 			for range o.rounds {
-				r, err := takeTurns(ctx, servers, sh, op, value, o.slice)
+				r, err := takeTurns(ctx, servers, sh, operation(op), value, o.slice)
 				if err != nil {
 					return err
 				}
@@ -195,7 +201,7 @@ func (o *kvOptions) measure(ctx context.Context, servers []*server, shapes []sha
 			}
 			rounds = calmest(rounds, func(r kvRound) float64 { return r.others })
 			for _, s := range servers {
-				rep.add(kvFigures(rounds, s.name), string(op), sh.String(), s.name)
+				rep.add(kvFigures(rounds, s.name), op, sh.String(), s.name)
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -43,6 +44,28 @@ func TestIdle(t *testing.T) {
 	r := measured(t, "kv", "-rounds", "2", "-slice", "5ms", "-shapes", "3x4", "-idle", "20", "-redis=false")
 	want(t, r, "get 3×4 muster", "rate ÷ bare", "ops/s", "p50 µs", "p99 µs")
 	want(t, r, "set 3×4 muster+idle", "ops/s", "Δ idle %")
+}
+
+func TestTTLParts(t *testing.T) {
+	r := measured(t, "ttl", "-part", "memory", "-n", "2000", "-sorted", "-redis=false")
+	want(t, r, "muster+TTL", "B/entry", "RSS B/entry", "sets/s")
+	r = measured(t, "ttl", "-part", "rate", "-n", "200", "-rounds", "1", "-slice", "5ms", "-shapes", "3x4", "-redis=false", "-profile", t.TempDir())
+	want(t, r, "get 3×4 muster", "ops/s")
+	want(t, r, "set 3×4 muster+TTL", "rate ÷ empty", "CPU ÷ empty", "p99 ÷ empty")
+	want(t, r, "get 3×4 muster+TTL, all", "rate ÷ empty")
+	r = measured(t, "ttl", "-part", "storm", "-n", "200", "-storms", "1", "-window", "20ms", "-lead", "1200ms", "-redis=false")
+	want(t, r, "muster", "max ms", "p99.9 µs", "gone after ms")
+}
+
+// TestOther measures this build beside itself.
+func TestOther(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := measured(t, "kv", "-rounds", "1", "-slice", "5ms", "-shapes", "2x1", "-ops", "set", "-redis=false", "-data", t.TempDir(), "-other", exe)
+	want(t, r, "set 2×1 other", "ops/s", "rate ÷ bare")
+	want(t, r, "set 2×1 other+disk", "ops/s")
 }
 
 func TestRedis(t *testing.T) {

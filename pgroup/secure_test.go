@@ -2,6 +2,7 @@ package pgroup_test
 
 import (
 	"context"
+	"errors"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -84,10 +85,10 @@ func TestGroupThatARankMayNotJoin(t *testing.T) {
 		hosting <- err
 	}()
 	for want, c := range map[string]pgroup.Config{
-		"it wants a secret":           {},
-		"wrong secret":                {Secret: []byte(strings.Repeat("x", 16))},
-		"it speaks no TLS":            {Secret: secret, TLS: p.files(1)},
-		"the secret: 5 bytes are too": {Secret: []byte("short")},
+		"it wants a secret":            {},
+		"wrong secret":                 {Secret: []byte(strings.Repeat("x", 16))},
+		"it speaks no TLS":             {Secret: secret, TLS: p.files(1)},
+		"secret: invalid request: 5 b": {Secret: []byte("short")},
 	} {
 		c.Address, c.Rank, c.Size = l.Addr().String(), 1, 2
 		began := time.Now()
@@ -109,7 +110,9 @@ func TestHostWhosePortHasAnotherSecret(t *testing.T) {
 	_, err := pgroup.Create(within(t, 20*time.Second), pgroup.Config{Size: 2, Address: l.Addr().String(), Secret: secret})
 	says(t, err, store.ErrDenied, "address already in use", "wrong secret")
 	_ = srv.Close()
-	_ = <-done
+	if err := <-done; !errors.Is(err, store.ErrServerClosed) {
+		t.Error(err)
+	}
 	_ = srv.Engine.Close()
 }
 

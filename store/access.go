@@ -58,12 +58,6 @@ func hasSecrets(accesses []Access) bool {
 	return slices.ContainsFunc(accesses, func(a Access) bool { return a.Secret != nil })
 }
 
-// rightsOfCertificate is what the holder of cert, which has been verified, may do; ok if that is anything.
-func rightsOfCertificate(accesses []Access, cert *x509.Certificate) (r rights, ok bool) {
-	matched := matchCertificate(accesses, cert)
-	return rightsOf(accesses, matched), len(matched) > 0
-}
-
 // verifiedCertificate is the certificate of conn's peer; nil if it has none, or nobody has verified it.
 func verifiedCertificate(conn net.Conn) *x509.Certificate {
 	c, ok := conn.(interface{ ConnectionState() tls.ConnectionState })

@@ -49,7 +49,9 @@ func child(t *testing.T, what, to string) *launch.Process {
 	require.NoError(t, err)
 	job, err := launch.Start(t.Context(), launch.Spec{
 		N: 1, Path: exe, Tether: true, Output: t.Output(), Grace: -1,
-		Env:     func(int) []string { return []string{childIs + "=" + what, childTo + "=" + to, "GORACE=atexit_sleep_ms=0"} },
+		Env: func(int) []string {
+			return []string{childIs + "=" + what, childTo + "=" + to, "GORACE=atexit_sleep_ms=0"}
+		},
 		MayFail: func(int) bool { return true },
 	})
 	require.NoError(t, err)

@@ -60,8 +60,8 @@ func Dial(ctx context.Context, addr string, o *DialOptions) (*Store, error) {
 		return nil, &Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: err.Error()}
 	}
 	if o.Secret != nil {
-		if bad := badSecret(o.Secret); bad != "" {
-			return nil, &Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "the secret: " + bad}
+		if err := checkSecret(o.Secret); err != nil {
+			return nil, err
 		}
 	}
 	d := &dialer{addr: addr, options: *o}

@@ -42,7 +42,7 @@ const mostStaged = 64 << 20
 func newCommitter(d *durable.Disk, failed func(error)) *committer {
 	c := &committer{disk: d, failed: failed, synced: make(chan []parcel, 1), done: make(chan struct{})}
 	c.wake.L = &c.mu
-	go c.sync()
+	go c.bring()
 	go c.give()
 	return c
 }
@@ -73,8 +73,20 @@ func (c *committer) room() {
 	}
 }
 
-// sync brings to the disk what answers wait for.
-func (c *committer) sync() {
+// sync waits until what the log has up to pos is on the disk.
+func (c *committer) sync(pos uint64) error {
+	if pos <= c.disk.Durable() {
+		return nil
+	}
+	err := c.disk.Sync(pos)
+	if err != nil {
+		c.put(parcel{pos: pos}) // finds out too, and ends the store
+	}
+	return err
+}
+
+// bring brings to the disk what answers wait for.
+func (c *committer) bring() {
 	defer close(c.synced)
 	for ps := c.take(); ps != nil; ps = c.take() {
 		if err := c.disk.Sync(ps[len(ps)-1].pos); err != nil {
@@ -148,6 +160,7 @@ func (c *committer) close() {
 func (p *parcel) give() {
 	if len(p.staged) > 0 {
 		p.to.out.Append(func(b []byte) []byte { return append(b, p.staged...) })
+		p.to.welcomed.Store(true) // a welcome is the first that is staged
 		staged := p.staged
 		stages.Put(&staged)
 	}

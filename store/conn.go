@@ -18,23 +18,25 @@ import (
 // conn is one peer of a Server. A goroutine shakes hands; who reads then depends on the engine.
 // What the peer asks is answered in line where it need not wait; other answers come from elsewhere.
 type conn struct {
-	server  *Server
-	limits  ServerLimits
-	peer    string     // its address
-	addr    netip.Addr // that without the port; none if it is no TCP
-	hello   wire.Request
-	in      frames // owned by who reads
-	req     wire.Request
-	rep     wire.Reply
-	session atomic.Uint64 // 0 before it is open
-	rights  rights        // nil is everything; since the handshake
-	proof   [][]byte      // that this side knows the peer's secret; for the welcome
-	lazy    bool          // the loop flushes what is answered in line
-	commit  *committer    // of a durable store
-	staged  []byte        // answers that are for it
-	heard   atomic.Bool   // something came since the server last looked
-	silent  int           // how often it has looked in vain; with taken, it is the server's watch that has them
-	taken   uint64        // bytes, by the peer
+	server   *Server
+	limits   ServerLimits
+	peer     string     // its address
+	addr     netip.Addr // that without the port; none if it is no TCP
+	hello    wire.Request
+	in       frames // owned by who reads
+	req      wire.Request
+	rep      wire.Reply
+	session  atomic.Uint64 // 0 before it is open
+	rights   rights        // nil is everything; since the handshake
+	proof    [][]byte      // that this side knows the peer's secret; for the welcome
+	lazy     bool          // the loop flushes what is answered in line
+	commit   *committer    // of a durable store
+	staged   []byte        // answers that are for it
+	pos      uint64        // of the log, that staged shows
+	welcomed atomic.Bool   // the welcome has gone through commit
+	heard    atomic.Bool   // something came since the server last looked
+	silent   int           // how often it has looked in vain; with taken, it is the server's watch that has them
+	taken    uint64        // bytes, by the peer
 
 	began      time.Time     // these two are protected by the server's mu
 	unfinished *list.Element // among the server's handshakes; nil once this one is over
@@ -156,6 +158,9 @@ func (c *conn) grace() time.Duration {
 // reply queues an answer, and returns how many bytes wait for the peer now.
 func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
 	if c.commit != nil {
+		if c.staged == nil {
+			c.staged = (*stages.Get().(*[]byte))[:0]
+		}
 		c.staged = wire.AppendReply(c.staged, op, id, rep)
 		return len(c.staged)
 	}
@@ -164,11 +169,8 @@ func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
 
 // unstage gives up what is staged; it is for who has the turn.
 func (c *conn) unstage() []byte {
-	if len(c.staged) == 0 {
-		return nil
-	}
 	staged := c.staged
-	c.staged = (*stages.Get().(*[]byte))[:0]
+	c.staged = nil
 	return staged
 }
 

@@ -1,5 +1,7 @@
 package store
 
+import "crypto/x509"
+
 // What the handshake uses.
 var (
 	NewNonce            = newNonce
@@ -10,9 +12,14 @@ var (
 	CheckSecret         = checkSecret
 	CheckAccess         = checkAccess
 	RightsOf            = rightsOf
-	RightsOfCertificate = rightsOfCertificate
 	VerifiedCertificate = verifiedCertificate
 )
+
+// RightsOfCertificate is what the holder of cert may do; ok if that is anything.
+func RightsOfCertificate(accesses []Access, cert *x509.Certificate) (r Rights, ok bool) {
+	matched := matchCertificate(accesses, cert)
+	return rightsOf(accesses, matched), len(matched) > 0
+}
 
 // The labels of proofs.
 const (

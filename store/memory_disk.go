@@ -36,11 +36,10 @@ func (m *Memory) hold(f func(*core.Machine)) error {
 
 // sync waits until what the log has up to pos is on the disk.
 func (m *Memory) sync(pos uint64) error {
-	if m.disk == nil || pos <= m.disk.Durable() {
+	if m.disk == nil {
 		return nil
 	}
-	if err := m.disk.Sync(pos); err != nil {
-		m.commit.put(parcel{pos: pos}) // finds out too, and ends the store
+	if err := m.commit.sync(pos); err != nil {
 		return &Error{Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
 	}
 	return nil

@@ -70,14 +70,14 @@ func (c *loopConn) Readable(buf []byte) error {
 	held, err := c.carryOut(c.memory)
 	c.in.giveBack()
 	if held {
-		c.out.Flush()
+		c.flushStaged()
 	}
 	c.pauseIf(held)
 	return err
 }
 
-// Flush implements transport.Reader.
-func (c *loopConn) Flush() { c.out.Flush() }
+// Flush implements transport.Reader. The first connection of those that have been read waits for the disk, for all of them.
+func (c *loopConn) Flush() { c.flushStaged() }
 
 // pauseIf stops reading until the peer has read. It may have done so already: then there was no pause to end.
 func (c *loopConn) pauseIf(held bool) {
@@ -128,7 +128,7 @@ func (c *conn) carryOut(m *Memory) (held bool, err error) {
 	for {
 		more, full, err := c.turn(m)
 		if err != nil || full || !more && !c.lazy {
-			c.out.Flush()
+			c.flushStaged()
 		}
 		if err != nil {
 			return false, err
@@ -142,6 +142,31 @@ func (c *conn) carryOut(m *Memory) (held bool, err error) {
 	}
 }
 
+// release ends a turn: m.release. Answers of a durable store stay staged until flushStaged; before the welcome has gone out, which is on
+// its way through the committer, they follow it there.
+func (c *conn) release(m *Memory) {
+	if c.commit != nil && !c.welcomed.Load() {
+		m.releaseTo(c, c.unstage())
+		return
+	}
+	c.pos = m.pos
+	m.release()
+}
+
+// flushStaged writes what has been answered, once all that it shows is on the disk.
+func (c *conn) flushStaged() {
+	if len(c.staged) > 0 && c.welcomed.Load() {
+		if err := c.commit.sync(c.pos); err != nil {
+			return // the store is ending, and the connection with it
+		}
+		c.out.Append(func(b []byte) []byte { return append(b, c.staged...) })
+		staged := c.staged
+		stages.Put(&staged)
+		c.staged = nil
+	}
+	c.out.Flush()
+}
+
 // turn carries out a batch of requests under one lock; full is that the answers should be written first.
 func (c *conn) turn(m *Memory) (more, full bool, err error) {
 	session := c.session.Load()
@@ -153,7 +178,7 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 		m.mu.Unlock()
 		return false, false, net.ErrClosed
 	}
-	defer func() { m.releaseTo(c, c.unstage()) }()
+	defer c.release(m)
 	now := m.now()
 	for range batch {
 		if ok, err := c.next(); err != nil || !ok {
@@ -166,7 +191,7 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 			return false, false, errDone
 		}
 		if why := c.refusal(); why != "" {
-			c.refuse(why, func(req *wire.Request, rep *wire.Reply) { m.machine.Apply(now, session, req, rep) })
+			c.refuse(why, func(req *wire.Request, rep *wire.Reply) { m.applyLogged(now, session, req, rep) })
 			continue
 		}
 		if c.req.Op == wire.OpBackup {

@@ -37,15 +37,26 @@ func TestSoak(t *testing.T) {
 		proxies[i] = testcluster.NewProxy(t, s.addr)
 	}
 	var calls, failed atomic.Int64
-	for i := range clients {
+	stores := make([]*store.Store, clients)
+	for i := range stores {
 		c := dial(t, proxies[i%len(proxies)].Addr())
+		stores[i] = c
 		running.Go(func() {
 			l := &soaker{s: c, id: i, chance: rand.New(rand.NewPCG(2, uint64(i))), calls: &calls, failed: &failed}
 			l.run(ctx, t)
 		})
 	}
 	for i, p := range proxies {
-		running.Go(func() { faults(ctx, p, rand.New(rand.NewPCG(1, uint64(i)))) })
+		chance := rand.New(rand.NewPCG(1, uint64(i)))
+		running.Go(func() {
+			if i == 0 {
+				faults(ctx, p, chance)
+				return
+			}
+			for pause(ctx, time.Duration(10+chance.IntN(90))*time.Millisecond) {
+				p.Cut(testcluster.Ending(chance.IntN(2)))
+			}
+		})
 	}
 	var heaps, goroutines []int64
 	for ctx.Err() == nil {
@@ -59,11 +70,11 @@ func TestSoak(t *testing.T) {
 	flat(t, "heap", heaps, 16<<20)
 	flat(t, "goroutines", goroutines, 200)
 	require.Greater(t, calls.Load(), failed.Load()*10)
-	for _, p := range proxies {
-		p.Cut(testcluster.FIN)
+	for _, c := range stores {
+		require.NoError(t, c.Close())
 	}
 	testcluster.Eventually(t, patience, func() bool { return memory.Keys() == soakCounters }, "what had a TTL or a lease is gone")
-	testcluster.Eventually(t, patience, func() bool { return runtime.NumGoroutine() < before+5*clients }, "goroutines end")
+	testcluster.Eventually(t, patience, func() bool { return runtime.NumGoroutine() < before+clients }, "goroutines end")
 }
 
 // flat asserts that the second half of a run needs no more than the first.
@@ -91,7 +102,6 @@ type soaker struct {
 	chance        *rand.Rand
 	calls, failed *atomic.Int64
 	lease         *store.Lease
-
 }
 
 func (k *soaker) run(ctx context.Context, t *testing.T) {
@@ -133,7 +143,7 @@ func (k *soaker) call(ctx context.Context) error {
 	case 7:
 		short, cancel := context.WithTimeout(ctx, time.Duration(n)*10*time.Microsecond)
 		defer cancel()
-		if _, err := k.s.Wait(short, key, "never"); short.Err() == nil {
+		if _, err := k.s.Wait(short, key); short.Err() == nil {
 			return err
 		}
 		return nil
@@ -162,10 +172,15 @@ func (k *soaker) onLease(ctx context.Context, n int) error {
 }
 
 func (k *soaker) watch(ctx context.Context) error {
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
 	seen := 0
-	for _, err := range k.s.Watch(ctx, "entry", 0) {
-		if seen++; err != nil || seen > 3 {
+	for _, err := range k.s.Watch(short, "entry", 0) {
+		if seen++; err != nil && short.Err() == nil {
 			return err
+		}
+		if seen > 3 {
+			break
 		}
 	}
 	return nil
