@@ -43,7 +43,7 @@ func TestKV(t *testing.T) {
 
 // TestTTL wants of its storm that entries go when they are due, and all of them: otherwise it waits in vain.
 func TestTTL(t *testing.T) {
-	args := []string{"ttl", "-n", "300", "-rounds", "2", "-slice", "5ms", "-shapes", "2x4", "-storms", "1", "-window", "50ms", "-lead", "1300ms"}
+	args := []string{"ttl", "-n", "300", "-rounds", "2", "-slice", "5ms", "-shapes", "2x4", "-storms", "1", "-window", "50ms", "-lead", "2s"}
 	rows := []string{"ttl: memory", "ttl: rate", "ttl: storm", "muster+TTL", "set TTL  2×4  muster+TTL, all", "longest gets of muster"}
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		t.Log("NO REDIS: redis-server is not installed, muster is measured alone")

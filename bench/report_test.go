@@ -53,7 +53,7 @@ func TestTTLParts(t *testing.T) {
 	want(t, r, "get 3×4 muster", "ops/s")
 	want(t, r, "set 3×4 muster+TTL", "rate ÷ empty", "CPU ÷ empty", "p99 ÷ empty")
 	want(t, r, "get 3×4 muster+TTL, all", "rate ÷ empty")
-	r = measured(t, "ttl", "-part", "storm", "-n", "200", "-storms", "1", "-window", "20ms", "-lead", "1200ms", "-redis=false")
+	r = measured(t, "ttl", "-part", "storm", "-n", "200", "-storms", "1", "-window", "20ms", "-lead", "2s", "-redis=false")
 	want(t, r, "muster", "max ms", "p99.9 µs", "gone after ms")
 }
 

@@ -42,7 +42,7 @@ func inProcess(engine func(*testing.T) store.Engine) host {
 }
 
 func TestLinearizable(t *testing.T) {
-	for name, h := range map[string]host{"memory": inProcess(newMemory), "any engine": inProcess(newPrefix)} {
+	for name, h := range map[string]host{"memory": inProcess(newMemory), "any engine": inProcess(newPrefix), "durable, kill -9": killed} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			seed := *linearSeed
@@ -382,4 +382,10 @@ func kvStep(s kvState, in kvInput) (next kvState, out kvOutput) {
 		s = kvState{}
 	}
 	return s, out
+}
+
+// killed is a host of a durable store in a process of its own, which is killed.
+func killed(t *testing.T) (string, func()) {
+	p := newProcess(t)
+	return p.addr, func() { p.kill(); p.start(t) }
 }

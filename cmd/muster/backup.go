@@ -17,8 +17,8 @@ func newBackup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE|-",
 		Short: "Copy a running store to a file",
-		Long: `Copy all that a running store with --data holds to a file, as it is at one moment. The store goes on
-meanwhile. Somebody who comes in by a secret or a certificate needs the right to everything.
+		Long: `Copy all that a running store with --data holds to a file, as it is at one moment. The store
+goes on meanwhile. Who comes in by a secret or a certificate needs the right to everything.
 
 FILE is written beside its place and renamed when it is whole; one that is there is not overwritten.`,
 		Example: `  muster backup store-$(date +%F).backup
@@ -64,10 +64,11 @@ func newRestore() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restore FILE --data DIR",
 		Short: "Make a store of a backup",
-		Long: `Make a store of a backup, in a folder that is empty or not there. "muster serve --data DIR" serves it then.
+		Long: `Make a store of a backup, in a folder that is empty or not there. "muster serve --data DIR"
+serves it then.
 
-Keys, their times to live and generation numbers come back. Sessions do not, nor what was held by their leases, nor groups:
-whoever was there may have gone on after the backup.`,
+Keys, their times to live and generation numbers come back. Sessions do not, nor what was held
+by their leases, nor groups: whoever was there may have gone on after the backup.`,
 		Example: `  muster restore store-2026-11-21.backup --data /var/lib/muster`,
 		Args:    operands("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
