@@ -36,8 +36,10 @@ func AppendApply(b []byte, now Time, session uint64, req *wire.Request) []byte {
 	return wire.AppendRequest(b, req)
 }
 
-// AppendTick appends the event of a Tick that had something to do, AppendAdvance that of an Advance.
-func AppendTick(b []byte, now Time) []byte    { return appendEvent(b, eventTick, now) }
+// AppendTick appends the event of a Tick that had something to do.
+func AppendTick(b []byte, now Time) []byte { return appendEvent(b, eventTick, now) }
+
+// AppendAdvance appends the event of an Advance that had something to do.
 func AppendAdvance(b []byte, now Time) []byte { return appendEvent(b, eventAdvance, now) }
 
 // AppendRestart appends the event of a Restart.

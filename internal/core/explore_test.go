@@ -309,7 +309,7 @@ func (x *explored) settled() {
 		if n := x.m.Records(r.gen, ""); n > x.window {
 			breaks("C8 at most W records", "%d", n)
 		}
-		if quiet && !r.lost && r.step <= exploreSteps && !(r.step == 1 && (lost || x.givings == 0)) {
+		if quiet && !r.lost && r.step <= exploreSteps && (r.step != 1 || !lost && x.givings > 0) {
 			breaks("L4 every connected rank learns", "rank %d waits in step %d, and nothing is on its way", rank, r.step)
 		}
 	}

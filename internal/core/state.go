@@ -193,7 +193,7 @@ func (m *Machine) leaseState(l *lease) SavedLease {
 	return s
 }
 
-func (w *waiter) state() SavedCall {
+func (w *waiter) saved() SavedCall {
 	return SavedCall{w.Session, w.ID, w.op, w.rank, w.since, w.timer.due()}
 }
 
@@ -218,7 +218,7 @@ func (g *group) state() SavedGroup {
 func (r *roll) state() *SavedRoll {
 	s := &SavedRoll{Name: r.key.name, Run: r.key.run, Size: r.size}
 	for _, a := range r.inOrder() {
-		s.Applicants = append(s.Applicants, SavedApplicant{a.waiter.state(), a.label, a.member})
+		s.Applicants = append(s.Applicants, SavedApplicant{a.saved(), a.label, a.member})
 	}
 	return s
 }
@@ -237,7 +237,7 @@ func (ch *channel) state() SavedChannel {
 			b := &r.ballots[rank]
 			own := SavedBallot{Yes: b.yes, Want: b.want, Payload: b.payload}
 			if b.waiting {
-				call := b.waiter.state()
+				call := b.waiter.saved()
 				own.Call = &call
 			}
 			x.Ballots = append(x.Ballots, own)
@@ -253,10 +253,10 @@ func (st *stream) state() SavedStream {
 		s.Messages = append(s.Messages, SavedMessage{msg.payload, msg.typ, msg.expires, msg.expired})
 	}
 	for _, w := range st.senders {
-		s.Senders = append(s.Senders, SavedSender{w.waiter.state(), w.bytes})
+		s.Senders = append(s.Senders, SavedSender{w.saved(), w.bytes})
 	}
 	if st.reader != nil {
-		call := st.reader.waiter.state()
+		call := st.reader.saved()
 		s.Reader, s.Pos = &call, st.reader.pos
 	}
 	return s

@@ -155,15 +155,17 @@ func (d *Disk) look() (is bool, err error) {
 	return false, nil
 }
 
-// Apply appends the event of an Apply, Tick that of a Tick, Advance that of an Advance. They do no I/O.
+// Apply appends the event of an Apply. Like Tick and Advance it does no I/O.
 func (d *Disk) Apply(now core.Time, session uint64, req *wire.Request) (pos uint64) {
 	return d.log.Append(func(b []byte) []byte { return core.AppendApply(b, now, session, req) })
 }
 
+// Tick appends the event of a Tick that had something to do.
 func (d *Disk) Tick(now core.Time) (pos uint64) {
 	return d.log.Append(func(b []byte) []byte { return core.AppendTick(b, now) })
 }
 
+// Advance appends the event of an Advance that had something to do.
 func (d *Disk) Advance(now core.Time) (pos uint64) {
 	return d.log.Append(func(b []byte) []byte { return core.AppendAdvance(b, now) })
 }

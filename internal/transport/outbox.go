@@ -57,7 +57,7 @@ type Outbox struct {
 	shared  int        // of those that are shared
 	writing bool       // somebody writes, or waits for room: Flush leaves it to them
 	held    bool       // somebody waits for Drained
-	taken   uint64 // bytes, by the pipe
+	taken   uint64     // bytes, by the pipe
 	err     error
 
 	bufs [most][]byte // of whoever set writing
