@@ -29,17 +29,13 @@ var floors = [][]room{
 		{name: "internal/core", may: []string{"wire"}, pure: true}, // the state machine
 		{name: "internal/journal", may: []string{}},                // a log on the disk
 		{name: "internal/journal/disk", may: []string{"internal/journal"}},
+		{name: "internal/durable", may: []string{"wire", "internal/core", "internal/journal", "internal/journal/disk"}}, // a machine in a directory
 		{name: "internal/launch"}, // starts processes
 		{name: "internal/reduce"},
 		{name: "internal/transport"}, // non-blocking socket I/O
 	},
 	{
-		{name: "internal/durable", may: []string{"wire", "internal/core", "internal/journal/..."}}, // a machine in a directory
-	},
-	{
 		{name: "store", may: []string{"wire", "trace", "internal/core", "internal/durable", "internal/transport"}},
-	},
-	{
 		{name: "store/torchstore", may: []string{"store", "wire/...", "trace"}},
 		{name: "store/storetest", may: []string{"store", "wire", "trace"}},
 		{name: "nfsws", may: []string{"tensor/..."}},

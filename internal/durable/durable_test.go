@@ -57,7 +57,7 @@ func (r *rig) step() {
 		r.m.Tick(r.now)
 		r.note(r.d.Tick(r.now))
 	}
-	req := wire.Request{Op: wire.OpSet, Key: fmt.Sprint("key ", r.rng.IntN(20)), Value: []byte(fmt.Sprint(r.rng.Uint32()))}
+	req := wire.Request{Op: wire.OpSet, Key: fmt.Sprint("key ", r.rng.IntN(20)), Value: fmt.Append(nil, r.rng.Uint32())}
 	switch r.rng.IntN(4) {
 	case 0:
 		req.TTL = time.Duration(1 + r.rng.IntN(int(10*time.Second)))
