@@ -82,13 +82,13 @@ func parseShapes(s string) (shapes []shape, err error) {
 // rivals are the servers of a run, and what else is to be stopped when it ends.
 type rivals struct {
 	servers []*server
-	holder  *process // of the idle connections, if there are any
-	dirs    []string // to be removed
+	holders []*process // of idle connections
+	dirs    []string   // to be removed
 }
 
 func (r *rivals) stop() {
-	if r.holder != nil {
-		r.holder.stop()
+	for _, h := range r.holders {
+		h.stop()
 	}
 	for _, s := range r.servers {
 		s.kill()
@@ -134,7 +134,7 @@ func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
 		}
 	}
 	if o.idle > 0 {
-		return r, r.addIdle(ctx, o.idle)
+		return r, r.addIdle(ctx, o.idle, "muster+idle")
 	}
 	return r, nil
 }
@@ -158,6 +158,11 @@ func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
 			return err
 		}
 	}
+	if o.idle > 0 {
+		if err := r.addIdle(ctx, o.idle, "muster+disk+idle", "-data", filepath.Join(dir, "idle")); err != nil {
+			return err
+		}
+	}
 	if !o.redis {
 		return nil
 	}
@@ -169,15 +174,17 @@ func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
 }
 
 // addIdle starts one more muster server, and somebody who holds n idle connections to it.
-func (r *rivals) addIdle(ctx context.Context, n int) error {
-	s, err := spawnServer(ctx, "muster+idle", "muster", newWireDialect)
+func (r *rivals) addIdle(ctx context.Context, n int, name string, args ...string) error {
+	s, err := spawnServer(ctx, name, "muster", newWireDialect, args...)
 	if err := r.add(s, err); err != nil {
 		return err
 	}
-	if r.holder, err = spawn(ctx, "idle", s.addr, strconv.Itoa(n)); err != nil {
+	h, err := spawn(ctx, "idle", s.addr, strconv.Itoa(n))
+	if err != nil {
 		return err
 	}
-	_, err = r.holder.line()
+	r.holders = append(r.holders, h)
+	_, err = h.line()
 	return err
 }
 
@@ -264,8 +271,9 @@ func kvFigures(rounds []kvRound, name string) map[string]float64 {
 		figures["rate ÷ redis"] = median(ratios(of(name, rate), of("redis+disk", rate)))
 		figures["p99 ÷ redis"] = median(ratios(of(name, p99), of("redis+disk", p99)))
 		figures["CPU ÷ redis"] = median(ratios(of(name, cpu), of("redis+disk", cpu)))
-	case "muster+idle":
-		figures["Δ idle %"] = 100 * (median(ratios(of(name, rate), of("muster", rate))) - 1)
+	}
+	if busy, idle := strings.CutSuffix(name, "+idle"); idle {
+		figures["Δ idle %"] = 100 * (median(ratios(of(name, rate), of(busy, rate))) - 1)
 	}
 	return figures
 }

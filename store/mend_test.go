@@ -465,9 +465,11 @@ func TestStaleConnectionsUnderLoad(t *testing.T) {
 		rep := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 40, Key: "n"})
 		again := ask(t, c, wire.Request{Op: wire.OpGet, ID: 1 << 41, Key: "n"})
 		require.Equal(t, string(rep.Value), string(again.Value))
-		var n uint64
-		_, err := fmt.Sscan(string(rep.Value), &n)
-		require.NoError(t, err)
+		var n uint64 // none, if all were cut off too soon
+		if rep.Code == wire.CodeOK {
+			_, err := fmt.Sscan(string(rep.Value), &n)
+			require.NoError(t, err)
+		}
 		require.Equal(t, wire.CodeInvalid, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 1, Number: n + 2, Key: "n"}).Code)
 		require.Equal(t, wire.CodeOK, ask(t, c, wire.Request{Op: wire.OpAdd, ID: 2, Number: n + 1, Acked: n, Key: "n"}).Code)
 	})

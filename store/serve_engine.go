@@ -52,7 +52,10 @@ func (c *conn) serveEngine(e Engine, buf []byte) error {
 		return net.ErrClosed // it ended just now: the client comes again
 	}
 	c.out.Flush()
-	err := s.run(c, buf)
+	err := s.stay(&welcome)
+	if err == nil {
+		err = s.run(c, buf)
+	}
 	c.server.letGo(s, c, err)
 	return err
 }
@@ -139,6 +142,21 @@ func (s *engineSession) take(c *conn, welcome *wire.Reply) bool {
 		before.close()
 	}
 	return true
+}
+
+// stay takes the session up once more: the end of its last connection may have come to the engine behind the hello, whose grace would
+// run though there is a connection.
+func (s *engineSession) stay(welcome *wire.Reply) error {
+	again := wire.Request{Op: wire.OpHello, Resume: s.id, Rev: welcome.Rev, Value: welcome.Value}
+	var rep wire.Reply
+	if err := s.engine.Do(context.Background(), &again, &rep); err != nil {
+		return err
+	}
+	if id := uint64(rep.N); id != s.id { // it was lost just now, and this is nobody's
+		_ = s.engine.Do(context.Background(), &wire.Request{Op: wire.OpGoodbye, Session: id}, new(wire.Reply))
+		return net.ErrClosed
+	}
+	return nil
 }
 
 // has reports whether c still is the connection of s.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -379,21 +378,25 @@ func breakVerdict(t *testing.T, w *world) {
 func breakCollects(t *testing.T, w *world) {
 	ranks := w.group(3)
 	weather := w.weather(ranks[0].engine, ranks[1].engine, ranks[2].engine)
-	var rounds atomic.Int64 // as far as anybody has come: all must end with the same one
 	allGood(t, together(3, func(i int) ([][]byte, error) {
-		for seq := int64(1); !weather.over.Load() || seq <= rounds.Load(); seq++ {
-			for now := rounds.Load(); now < seq && !rounds.CompareAndSwap(now, seq); now = rounds.Load() {
+		for seq := uint64(1); ; seq++ {
+			mine := fmt.Sprint(seq, " from ", i)
+			if i == 0 && weather.over.Load() {
+				mine = "the last" // all end with the same one
 			}
-			o := ranks[i].collect(w.ctx, allGather(uint64(seq)))
+			o := ranks[i].collect(w.ctx, allGather(seq), []byte(mine)...)
 			if o.err != nil {
 				return nil, o.err
 			}
-			if got := strings.Join(texts(o.values), ","); got != "rank 0,rank 1,rank 2" {
-				return nil, fmt.Errorf("round %d gave %s", seq, got)
+			got := texts(o.values)
+			if got[1] != fmt.Sprint(seq, " from 1") || got[2] != fmt.Sprint(seq, " from 2") {
+				return nil, fmt.Errorf("round %d gave %q", seq, got)
+			}
+			if got[0] == "the last" {
+				return nil, nil
 			}
 			weather.calls.Add(1)
 		}
-		return nil, nil
 	}))
 }
 
