@@ -236,3 +236,29 @@ func TestShrinkWaitsForEverySurvivor(t *testing.T) {
 		}
 	})
 }
+
+// A rank that was away for too long is told so: the one that hosts the store is there, and is not to blame.
+func TestARankThatWasAwayBlamesNobodyElse(t *testing.T) {
+	var c cutter
+	var through, lost sync.WaitGroup
+	through.Add(3)
+	lost.Add(2)
+	ranks(t, 3, c.at(hosted), func(t *testing.T, g *pgroup.Group) {
+		ok(t, g, "barrier", g.Barrier(t.Context()))
+		through.Done()
+		through.Wait()
+		if g.Rank() != 1 {
+			err := g.Barrier(t.Context())
+			rankError(t, g, err, pgroup.ErrLost, "lost rank 1")
+			lost.Done()
+			lost.Wait()
+			return
+		}
+		c.cut(1)
+		lost.Wait()
+		c.mend(1)
+		err := g.Barrier(t.Context())
+		v := rankError(t, g, err, pgroup.ErrLost, "lost rank 1", "the others went on without it")
+		equal(t, g, "lost", v.Lost, []int{1})
+	})
+}

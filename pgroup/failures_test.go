@@ -222,6 +222,13 @@ func (c *cutter) cut(rank int) {
 	}
 }
 
+// mend lets a rank make connections again.
+func (c *cutter) mend(rank int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended[rank] = false
+}
+
 func (c *cutter) keep(rank int, conn net.Conn) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -242,6 +242,8 @@ func (s *seat) verdictOf(e *store.Error) *wire.Verdict {
 	v := &wire.Verdict{Code: code(e), By: -1, Reason: e.Detail}
 	gone := isGone(v.Code) // the connection broke, or the server said goodbye
 	switch {
+	case errors.Is(e, store.ErrSession): // the others have been told so
+		v.Code, v.Lost, v.Reason = wire.CodeLost, []int{s.rank}, "it was away, or silent, for too long; the others went on without it"
 	case gone && s.host >= 0 && v.Code == wire.CodeLeft:
 		v.Left, v.Reason = []int{s.host}, "it hosted the store at "+s.site.addr
 	case gone && s.host >= 0:

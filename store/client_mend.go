@@ -26,6 +26,7 @@ type session struct {
 	joined          map[uint64]bool
 	leases          map[uint64]bool
 	lost            bool          // this one is not the first
+	why             error         // the one before was lost
 	over            chan struct{} // closed when it is lost
 }
 
@@ -44,7 +45,7 @@ func (s *session) refuses(req *wire.Request) error {
 	switch {
 	case !s.lost:
 	case ranked(req) && !s.joined[req.Group.Generation]:
-		return fmt.Errorf("%w: the session in which this rank joined is lost", ErrUnavailable)
+		return &Error{Code: wire.CodeUnavailable, Err: s.why, Detail: "the session in which this rank joined is lost"}
 	case req.Lease != 0 && !s.leases[req.Lease]:
 		return &Error{Op: req.Op.String(), Key: subject(req), Code: wire.CodeNotFound, Err: ErrNotFound, Detail: "the session of its lease is lost"}
 	}
@@ -248,9 +249,12 @@ func (c *client) unanswered() (n int) {
 // it is ever sent again. Called with mu.
 func (c *client) beginAnew(w *wire.Reply) {
 	c.logger.Warn("store session lost", "addr", c.dialer.addr, "restarted", w.Rev != c.session.incarnation)
-	why := &Error{Key: c.dialer.addr, Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: "the session was not taken up again in time"}
+	why := &Error{
+		Key: c.dialer.addr, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, ErrSession),
+		Detail: "the session was not taken up again in time",
+	}
 	if w.Rev != c.session.incarnation {
-		why.Detail = "it has been restarted, and has forgotten everything"
+		why.Err, why.Detail = ErrUnavailable, "it has been restarted, and has forgotten everything"
 	}
 	for id, call := range c.calls {
 		if op := call.req.Op; call.line != nil && (op.Numbered() || op == wire.OpJoin || op == wire.OpKeep) || ranked(call.req) || call.req.Lease != 0 {
@@ -270,7 +274,7 @@ func (c *client) beginAnew(w *wire.Reply) {
 	clear(c.cancelled)
 	close(c.session.over)
 	c.session = sessionOf(w)
-	c.session.lost = true
+	c.session.lost, c.session.why = true, why.Err
 }
 
 // repeat sends what has no answer. Called with mu.

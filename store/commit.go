@@ -128,7 +128,7 @@ func (c *committer) give() {
 // fail is the end: nobody is told what may not be on the disk.
 func (c *committer) fail(err error, ps []parcel) {
 	c.mu.Lock()
-	c.err = &Error{Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
+	c.err = &Error{Op: "commit", Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
 	ps = append(ps, c.parcels...)
 	c.parcels, c.bytes = nil, 0
 	c.wake.Broadcast()

@@ -33,6 +33,9 @@ var (
 
 	// ErrUnknown says that it is not known whether the operation took effect.
 	ErrUnknown = errors.New("outcome unknown")
+	// ErrSession says that the store went on without this client, which was away, or silent, for too long: for others its ranks
+	// are lost, and its leases have ended. What is called from now on is in a new session. It comes with ErrUnavailable.
+	ErrSession = errors.New("this session is lost")
 	// ErrProtocol says that whoever listens there is not a muster store.
 	ErrProtocol = errors.New("not a muster store")
 	// ErrInsecure says that a server would be open to the network without being told so by name.

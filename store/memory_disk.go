@@ -40,7 +40,7 @@ func (m *Memory) sync(pos uint64) error {
 		return nil
 	}
 	if err := m.commit.sync(pos); err != nil {
-		return &Error{Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
+		return &Error{Op: "commit", Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
 	}
 	return nil
 }

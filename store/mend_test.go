@@ -46,7 +46,7 @@ func TestCutsInLargeFrames(t *testing.T) {
 	start, cut := time.Now(), 0
 	for ; cut < cuts && time.Since(start) < most; cut++ {
 		for before := calls.Load(); calls.Load() < before+3 && !t.Failed() && ctx.Err() == nil; {
-			time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond) // a random place in what is under way
+			<-time.After(time.Duration(rand.IntN(3000)) * time.Microsecond) // a random place in what is under way
 		}
 		proxy.Cut(testcluster.Ending(cut % 2))
 	}

@@ -233,7 +233,7 @@ func TestFrozenServerLosesNobody(t *testing.T) {
 	go func() { _, err := a.Wait(short, "later"); waiting <- err }()
 	works(t, b)
 	testcluster.Freeze(t, p)
-	time.Sleep(3 * time.Second) // what is tested is time that passes
+	<-time.After(3 * time.Second) // what is tested is time that passes
 	testcluster.Thaw(t, p)
 	_, err = a.Get(ctx, "short")
 	require.NoError(t, err, "a TTL ended while the server stood still")
@@ -257,7 +257,7 @@ func TestFrozenServerKeepsGrace(t *testing.T) {
 	for seq := range uint64(2) {
 		testcluster.Freeze(t, p)
 		proxy.Cut(testcluster.RST)
-		time.Sleep(800 * time.Millisecond) // longer than the grace
+		<-time.After(800 * time.Millisecond) // longer than the grace
 		testcluster.Thaw(t, p)
 		g.goesOn(t, seq+1)
 	}

@@ -174,15 +174,19 @@ var mutants = []mutant{
 	{
 		"who has come back in time is lost all the same",
 		"session.go", `	m.disarm(&s.grace)
-	rep.N`, `	rep.N`,
+	s.repeats`, `	s.repeats`,
 	},
 	{
 		"calls that wait, and come again, are refused",
-		"session.go", `if s.waiters[req.ID].op != req.Op {`, `if s != nil {`,
+		"machine.go", `case req.Op.Waits() && s.waiters[req.ID] != nil && s.waiters[req.ID].op != req.Op:`, `case req.Op.Waits() && s.waiters[req.ID] != nil:`,
 	},
 	{
 		"calls that wait, and come again, wait twice",
-		"machine.go", `case req.Op.Waits() && s.waiters[req.ID] != nil:`, `case false:`,
+		"machine.go", `case req.Op.Waits() && s.asksAgain(req):`, `case false:`,
+	},
+	{
+		"a call that was answered before it came again begins anew",
+		"session.go", `if s.waiters[req.ID] == nil && !s.repeats[req.ID] {`, `if s.waiters[req.ID] == nil {`,
 	},
 	{
 		"a rank whose join comes again has a conflict with itself",
