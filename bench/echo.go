@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -255,7 +256,7 @@ func wakeOnce(setter, waiter *client, key string, value []byte) (time.Duration, 
 	if err := waiter.skip(); err != nil {
 		return 0, err
 	}
-	b = wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: key, Value: value, Reads: 1})
+	b = wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: key, Value: value})
 	type woken struct {
 		at  time.Time
 		err error
@@ -273,7 +274,10 @@ func wakeOnce(setter, waiter *client, key string, value []byte) (time.Duration, 
 		return 0, err
 	}
 	w := <-done
-	return w.at.Sub(began), w.err
+	if _, err := setter.conn.Write(wire.AppendRequest(nil, &wire.Request{Op: wire.OpDelete, ID: 2, Keys: []string{key}})); err != nil {
+		return 0, err
+	}
+	return w.at.Sub(began), cmp.Or(w.err, setter.skip())
 }
 
 // skip reads one reply.

@@ -126,6 +126,8 @@ func failure(req *wire.Request, err error) error {
 	switch {
 	case ok && e.Op != "":
 		return err
+	case ok && e.Key == "":
+		return &Error{Op: req.Op.String(), Key: subject(req), Code: e.Code, Err: e.Err, Detail: e.Detail}
 	case ok:
 		return &Error{Op: req.Op.String(), Key: subject(req), Code: e.Code, Err: e.Err, Detail: e.Key + ": " + e.Detail}
 	}

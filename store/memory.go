@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -226,8 +227,10 @@ func (m *Memory) release() { m.releaseTo(nil, nil) }
 func (m *Memory) releaseTo(c *conn, staged []byte) {
 	p := parcel{pos: m.pos, to: c, staged: staged}
 	effects := m.machine.Effects()
-	if at, ok := m.machine.Next(); ok && (m.armed == 0 || at < m.armed) {
-		m.armed = max(at, m.machine.Now()) // what is left of many things that were due is not late
+	at, ok := m.machine.Next()
+	at = max(at, m.machine.Now()) // what is left of many things that were due is not late
+	if ok && (m.armed == 0 || at < m.armed) {
+		m.armed = at
 		m.timer.Reset(m.armed - (time.Since(m.start) - m.stopped))
 	}
 	if len(effects) > 0 {
@@ -259,17 +262,31 @@ func (m *Memory) route(effects []core.Effect) (remote []letter, local []*call) {
 	return remote, local
 }
 
-// tick lets happen what is due.
+// tick lets happen what is due, in small portions. Between two of them it lets others run who wait for the lock: a mutex alone would
+// leave it to whoever has it already.
 func (m *Memory) tick() {
+	for m.tickOnce() {
+		runtime.Gosched()
+	}
+}
+
+// tickOnce reports whether there is more to do.
+func (m *Memory) tickOnce() (more bool) {
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
-		return
+		return false
 	}
 	now := m.now()
-	m.armed = 0
 	m.tickLogged(now)
+	at, armed := m.machine.Next()
+	if more = armed && at <= now; more {
+		m.armed = now // no timer is needed
+	} else {
+		m.armed = 0
+	}
 	m.release()
+	return more
 }
 
 // attach opens the session that hello asks for, or takes it up again. Its answers go to c from now on, the welcome first, and no request of the

@@ -76,7 +76,7 @@ type bounds struct {
 
 var defaultBounds = bounds{
 	window: 1024, aheadRecords: 128, aheadBytes: 16 << 20, streamMessages: 64, streamBytes: 16 << 20, unacked: 1024,
-	expireAtOnce: 128,
+	expireAtOnce: 32,
 }
 
 // Machine is the state. Make one with New.
