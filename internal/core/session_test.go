@@ -119,7 +119,7 @@ func TestLeases(t *testing.T) {
 			same(t, "there, and not seen", r.m.Keys(), n)
 			isCode(t, r.does(core.Local, set("key 2", "again")), wire.CodeOK)
 			r.m.Tick(r.now)
-			same(t, "after a tick", r.m.Keys(), n-128)
+			same(t, "after a tick", r.m.Keys(), n-32)
 			r.pass(0)
 			same(t, "left", r.m.Keys(), 2)
 			isCode(t, r.does(core.Local, wire.Request{Op: wire.OpKeep, Lease: lease}), wire.CodeNotFound)
