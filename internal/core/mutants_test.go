@@ -307,8 +307,8 @@ var brokenProperty = regexp.MustCompile(`(?m)([A-Z][0-9] .*) does not hold: (.*)
 
 // TestMutants shows that the simulation can see: for each rule that is broken it finds a counterexample.
 func TestMutants(t *testing.T) {
-	if testing.Short() {
-		t.Skip("each mutant is built: not in a short run")
+	if testing.Short() || underRace {
+		t.Skip("each mutant is built: not in a short run, nor twice")
 	}
 	for _, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {
