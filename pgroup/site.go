@@ -105,6 +105,9 @@ func (c *Config) openURL(ctx context.Context) (*site, error) {
 	if err != nil {
 		return nil, invalid("Config.Address: %v", err)
 	}
+	if c.Schemes != nil && (c.Secret != nil || c.TLS != nil || c.Dial != nil) {
+		return nil, invalid("Config.Schemes opens %s by itself: put the secret, TLS or the way to dial into what it has for that scheme", u.Redacted())
+	}
 	var s *store.Store
 	if u.Scheme == "muster" && c.Schemes == nil {
 		s, err = store.DialURL(ctx, c.Address, c.dialOptions(true))

@@ -16,11 +16,15 @@ const backupPiece = 1 << 20
 
 // Backup writes a consistent copy of all that a durable store holds, which goes on meanwhile: a file for Restore.
 func (s *Store) Backup(ctx context.Context, w io.Writer) (written int64, err error) {
-	for {
+	for id := uint64(0); ; {
 		var rep wire.Reply
 		if err := s.Do(ctx, &wire.Request{Op: wire.OpBackup, Rev: uint64(written)}, &rep); err != nil {
 			return written, err
 		}
+		if written > 0 && rep.Rev != id {
+			return written, &Error{Op: "backup", Code: wire.CodeStale, Err: ErrStale, Detail: "another backup by this client has begun: make one at a time"}
+		}
+		id = rep.Rev
 		n, err := w.Write(rep.Value)
 		written += int64(n)
 		if err != nil || written >= rep.N {
@@ -44,9 +48,10 @@ func Restore(backup, dir string) error {
 // backup answers a piece of a copy: the first one makes it, and keeps it open for the others. It takes a while, and is called without mu.
 func (m *Memory) backup(session, from uint64, rep *wire.Reply) error {
 	f, err := m.backupFile(session, from)
-	if err != nil || f == nil {
+	if err != nil {
 		return err
 	}
+	rep.Rev = f.id
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -66,11 +71,14 @@ func (m *Memory) backup(session, from uint64, rep *wire.Reply) error {
 }
 
 // backupFile makes a copy, or finds the one that session is reading.
-func (m *Memory) backupFile(session, from uint64) (*os.File, error) {
+func (m *Memory) backupFile(session, from uint64) (*backupCopy, error) {
 	m.mu.Lock()
+	err := m.open()
 	disk, f := m.disk, m.backups[session]
 	m.mu.Unlock()
 	switch {
+	case err != nil:
+		return nil, err
 	case disk == nil:
 		return nil, &Error{Op: "backup", Code: wire.CodeUnsupported, Err: ErrUnsupported, Detail: "this store keeps nothing on a disk"}
 	case from > 0 && f != nil:
@@ -78,18 +86,30 @@ func (m *Memory) backupFile(session, from uint64) (*os.File, error) {
 	case from > 0:
 		return nil, &Error{Op: "backup", Code: wire.CodeStale, Err: ErrStale, Detail: "this copy is gone: begin again"}
 	}
-	f, err := disk.Backup(m.hold)
+	file, err := disk.Backup(m.hold)
 	if err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.machine == nil || !m.machine.Knows(session) { // it has ended meanwhile
+		_ = file.Close()
+		return nil, ErrClosed
+	}
 	m.forgetBackup(session)
 	if m.backups == nil {
-		m.backups = map[uint64]*os.File{}
+		m.backups = map[uint64]*backupCopy{}
 	}
+	m.copies++
+	f = &backupCopy{file, m.copies}
 	m.backups[session] = f
 	return f, nil
+}
+
+// backupCopy is a copy that is being read.
+type backupCopy struct {
+	*os.File
+	id uint64
 }
 
 // forgetBackup closes the copy that session was reading. Called with mu.

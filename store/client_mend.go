@@ -257,6 +257,11 @@ func (c *client) beginAnew(w *wire.Reply) {
 		why.Err, why.Detail = ErrUnavailable, "it has been restarted, and has forgotten everything"
 	}
 	for id, call := range c.calls {
+		if call.req.Op == wire.OpChanges && call.req.Rev != 0 && w.Rev != c.session.incarnation {
+			delete(c.calls, id)
+			call.end(&Error{Key: c.dialer.addr, Code: wire.CodeCompacted, Err: ErrCompacted, Detail: "it has been restarted, and its revisions begin anew"})
+			continue
+		}
 		if op := call.req.Op; call.line != nil && (op.Numbered() || op == wire.OpJoin || op == wire.OpKeep) || ranked(call.req) || call.req.Lease != 0 {
 			delete(c.calls, id)
 			c.numbers.abandon(call)

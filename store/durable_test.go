@@ -2,8 +2,8 @@ package store_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/storetest"
 )
@@ -91,6 +90,81 @@ func TestBackupAndRestore(t *testing.T) {
 	require.Equal(t, 3000, n)
 }
 
+// What was refused stays refused, and what was acknowledged stays, whatever the limits are after a restart.
+func TestDurableUnderOtherLimits(t *testing.T) {
+	dir, ctx := t.TempDir(), bounded(t)
+	life := func(most int64) *store.Store {
+		return store.New(&store.Memory{Dir: dir, Limits: store.Limits{Bytes: most}})
+	}
+	value := make([]byte, 60)
+	s := life(100)
+	require.NoError(t, s.Set(ctx, "a", value, nil))
+	require.ErrorIs(t, s.Set(ctx, "b", value, nil), store.ErrFull)
+	require.NoError(t, s.Close())
+	for _, most := range []int64{1000, 10, 1000} {
+		s = life(most)
+		_, err := s.Get(ctx, "a")
+		require.NoError(t, err, most)
+		_, err = s.Get(ctx, "b")
+		require.ErrorIs(t, err, store.ErrNotFound, most)
+		require.NoError(t, s.Close())
+	}
+}
+
+// Who has been told that an entry is gone does not see it again after a crash.
+func TestDurableExpiryThatWasSeen(t *testing.T) {
+	dir, ctx := t.TempDir(), bounded(t)
+	m := &store.Memory{Dir: dir}
+	s := store.New(m)
+	defer func() { _ = s.Close() }()
+	for i := range 30 {
+		key := fmt.Sprint("key ", i)
+		require.NoError(t, s.Set(ctx, key, nil, &store.SetOptions{TTL: time.Millisecond}))
+		for {
+			if _, err := s.Get(ctx, key); err != nil {
+				require.ErrorIs(t, err, store.ErrNotFound)
+				break
+			}
+		}
+		copied := t.TempDir()
+		for name, b := range snapshotOf(t, dir) {
+			require.NoError(t, os.WriteFile(filepath.Join(copied, name), []byte(b), 0o600))
+		}
+		after := store.New(&store.Memory{Dir: copied})
+		_, err := after.Get(ctx, key)
+		require.ErrorIs(t, err, store.ErrNotFound, key)
+		require.NoError(t, after.Close())
+	}
+}
+
+// A restart in order keeps what a crash keeps.
+func TestDurableRestartInOrder(t *testing.T) {
+	dir, ctx := t.TempDir(), bounded(t)
+	start := func(addr string) (*store.Server, net.Listener) {
+		l, err := store.Listen(ctx, addr)
+		require.NoError(t, err)
+		srv := &store.Server{Engine: &store.Memory{Dir: dir}}
+		go func() { _ = srv.Serve(l) }()
+		return srv, l
+	}
+	srv, l := start("127.0.0.1:0")
+	c, err := store.Dial(ctx, l.Addr().String(), nil)
+	require.NoError(t, err)
+	defer func() { _ = c.Close() }()
+	lease, err := c.Lease(ctx, time.Minute)
+	require.NoError(t, err)
+	require.NoError(t, c.Set(ctx, "held", nil, &store.SetOptions{Lease: lease}))
+	require.NoError(t, srv.Shutdown(ctx))
+	require.NoError(t, srv.Engine.Close())
+	srv, _ = start(l.Addr().String())
+	_, err = c.Get(ctx, "held")
+	require.NoError(t, err)
+	require.NoError(t, lease.Close(ctx))
+	require.NoError(t, c.Close())
+	require.NoError(t, srv.Close())
+	require.NoError(t, srv.Engine.Close())
+}
+
 func TestDurableRefuses(t *testing.T) {
 	inUse := t.TempDir()
 	first := &store.Memory{Dir: inUse}
@@ -136,8 +210,3 @@ func snapshotOf(t *testing.T, dir string) map[string]string {
 	}
 	return all
 }
-
-var (
-	_ = context.Background
-	_ = testcluster.Eventually
-)

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"crypto/rand"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -98,7 +99,7 @@ func newBystander(f *testing.F, e store.Engine) *bystander {
 	b := &bystander{addr: l.Addr().String(), key: rand.Text(), Store: other, waiting: make(chan error, 1)}
 	ctx := f.Context()
 	go func() { _, err := other.Wait(ctx, b.key+" never"); b.waiting <- err }()
-	f.Cleanup(func() { _ = other.Close(); <-b.waiting; _ = srv.Close(); _ = e.Close() })
+	f.Cleanup(func() { _ = errors.Join(other.Close(), <-b.waiting, srv.Close(), e.Close()) })
 	return b
 }
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -51,12 +50,15 @@ type Memory struct {
 
 	incarnation uint64 // of the state: sessions of another one cannot be taken up again
 
-	disk    *durable.Disk       // nil if nothing is to survive
-	commit  *committer          // with disk
-	pos     uint64              // of the last event in disk's log
-	backups map[uint64]*os.File // by session, that are being read
-	fault   error               // why the store has failed; closed is true then
-	failed  chan struct{}       // closed then
+	disk    *durable.Disk          // nil if nothing is to survive
+	commit  *committer             // with disk
+	pos     uint64                 // of the last event in disk's log
+	logged  core.Time              // of that event
+	durable uint64                 // where the disk was when stalled last looked
+	backups map[uint64]*backupCopy // by session, that are being read
+	copies  uint64                 // how many backups were begun
+	fault   error                  // why the store has failed; closed is true then
+	failed  chan struct{}          // closed then
 }
 
 // call is a Do that waits.

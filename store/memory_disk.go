@@ -17,7 +17,9 @@ func (m *Memory) openDisk() error {
 		return &Error{Op: "open", Key: m.Dir, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
 	}
 	m.disk, m.machine, m.incarnation = disk, machine, disk.Incarnation
-	m.failed = make(chan struct{})
+	if m.failed == nil {
+		m.failed = make(chan struct{})
+	}
 	m.commit = newCommitter(disk, m.fail)
 	disk.FoldBy(m.hold)
 	return nil
@@ -34,13 +36,32 @@ func (m *Memory) hold(f func(*core.Machine)) error {
 	return nil
 }
 
+// stalled reports whether the disk has done nothing since this was last asked, though there is something to do. Then nobody is heard, whatever
+// they say: it is as if the process stood still, and the time does not count.
+func (m *Memory) stalled() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.disk == nil {
+		return false
+	}
+	durable := m.disk.Durable()
+	stalled := m.pos > durable && m.durable == durable
+	if m.durable = durable; stalled {
+		m.stopped += look
+	}
+	return stalled
+}
+
 // sync waits until what the log has up to pos is on the disk.
 func (m *Memory) sync(pos uint64) error {
 	if m.disk == nil {
 		return nil
 	}
 	if err := m.commit.sync(pos); err != nil {
-		return &Error{Op: "commit", Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
+		if pos <= m.disk.Durable() { // the store was closed behind it
+			return nil
+		}
+		return &Error{Op: "commit", Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnknown, ErrUnavailable), Detail: err.Error()}
 	}
 	return nil
 }
@@ -59,10 +80,13 @@ func (m *Memory) fail(err error) {
 	close(m.failed)
 }
 
-// Failed is closed when a durable store cannot write any more; Err says why. It is nil for others.
+// Failed is closed when a durable store cannot write any more; Err says why.
 func (m *Memory) Failed() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.failed == nil {
+		m.failed = make(chan struct{})
+	}
 	return m.failed
 }
 
@@ -78,13 +102,14 @@ func (m *Memory) applyLogged(now core.Time, session uint64, req *wire.Request, r
 	if m.disk == nil {
 		return m.machine.Apply(now, session, req, rep)
 	}
-	if m.machine.Overdue(now) {
+	// An entry whose time is over is not seen any more: then that time is to be in the log, or it would be back after a crash.
+	if m.machine.Overdue(now) || m.logged < now && m.machine.Expiring(now) {
 		m.machine.Advance(now)
-		m.pos = m.disk.Advance(now)
+		m.pos, m.logged = m.disk.Advance(now), now
 	}
 	answered = m.machine.Apply(now, session, req, rep)
 	if m.machine.Logs(req.Op) {
-		m.pos = m.disk.Apply(now, session, req)
+		m.pos, m.logged = m.disk.Apply(now, session, req), now
 	}
 	return answered
 }
@@ -94,6 +119,6 @@ func (m *Memory) tickLogged(now core.Time) {
 	at, armed := m.machine.Next()
 	m.machine.Tick(now)
 	if m.disk != nil && armed && at <= now {
-		m.pos = m.disk.Tick(now)
+		m.pos, m.logged = m.disk.Tick(now), now
 	}
 }

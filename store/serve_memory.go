@@ -153,6 +153,9 @@ func (c *conn) release(m *Memory) {
 	m.release()
 }
 
+// mostUnsynced is how many events that nobody waits for may be in memory alone.
+const mostUnsynced = 4096
+
 // flushStaged writes what has been answered, once all that it shows is on the disk.
 func (c *conn) flushStaged() {
 	if len(c.staged) > 0 && c.welcomed.Load() {
@@ -163,6 +166,8 @@ func (c *conn) flushStaged() {
 		staged := c.staged
 		stages.Put(&staged)
 		c.staged = nil
+	} else if c.commit != nil && c.welcomed.Load() && c.pos > c.commit.disk.Durable()+mostUnsynced {
+		_ = c.commit.sync(c.pos) // what is never answered is not to pile up
 	}
 	c.out.Flush()
 }

@@ -36,6 +36,7 @@ func (s *Server) lookAround(late bool) {
 	var awaited map[uint64]bool
 	if m, ok := s.Engine.(*Memory); ok {
 		awaited = m.awaited()
+		late = m.stalled() || late
 	}
 	s.mu.Lock()
 	conns := make([]*conn, 0, len(s.conns))

@@ -16,6 +16,7 @@ const (
 	eventTick
 	eventAdvance
 	eventRestart
+	eventLimits
 )
 
 // Logs reports whether the last Apply, of a request for op, belongs into a log.
@@ -47,6 +48,23 @@ func AppendRestart(b []byte, now, grace Time) []byte {
 	return binary.LittleEndian.AppendUint64(appendEvent(b, eventRestart, now), uint64(grace))
 }
 
+// AppendLimits appends the event of a SetLimits.
+func AppendLimits(b []byte, now Time, l Limits) []byte {
+	b = appendEvent(b, eventLimits, now)
+	for _, n := range [...]int64{int64(l.Key), int64(l.Value), l.Bytes, int64(l.Keys), int64(l.History), int64(l.Waiting), int64(l.Leases)} {
+		b = binary.LittleEndian.AppendUint64(b, uint64(n))
+	}
+	return b
+}
+
+func parseLimits(b []byte) Limits {
+	at := func(i int) int64 { return int64(binary.LittleEndian.Uint64(b[8*i:])) }
+	return Limits{int(at(0)), int(at(1)), at(2), int(at(3)), int(at(4)), int(at(5)), int(at(6))}
+}
+
+// SetLimits changes the limits. What is beyond them already stays.
+func (m *Machine) SetLimits(l Limits) { m.limits = l.withDefaults() }
+
 func appendEvent(b []byte, kind byte, now Time) []byte {
 	return binary.LittleEndian.AppendUint64(append(b, kind), uint64(now))
 }
@@ -65,6 +83,8 @@ func (m *Machine) Replay(event []byte) error {
 		m.Tick(now)
 	case kind == eventAdvance:
 		m.Advance(now)
+	case kind == eventLimits && len(rest) == 7*8:
+		m.SetLimits(parseLimits(rest))
 	case kind == eventRestart && len(rest) == 8:
 		m.Restart(now, Time(binary.LittleEndian.Uint64(rest)))
 	case kind == eventRequest && len(rest) > 8:

@@ -42,6 +42,7 @@ type seat struct {
 // seatOf finds the seat that c speaks for; nil, and why in rep, if it is not the caller's.
 func (m *Machine) seatOf(t Ticket, c *wire.Contribution, rep *wire.Reply) (*group, *seat) {
 	g := m.groups[c.Generation]
+	m.idle = true
 	if g == nil {
 		refuse(rep, wire.CodeStale, fmt.Sprintf("generation %d is over, or never was", c.Generation))
 		return nil, nil
@@ -57,6 +58,7 @@ func (m *Machine) seatOf(t Ticket, c *wire.Contribution, rep *wire.Reply) (*grou
 	case s.gone != wire.CodeOK:
 		refuse(rep, wire.CodeClosed, fmt.Sprintf("rank %d is no longer in generation %d", c.Rank, g.gen))
 	default:
+		m.idle = false
 		return g, s
 	}
 	return nil, nil

@@ -111,6 +111,7 @@ type Machine struct {
 	ending   []*lease // have ended, and still have entries
 	effects  []Effect
 	entered  bool      // the last Apply carried its request out, and did not refuse it at the door
+	idle     bool      // what it carried out has changed nothing: there was nothing to cancel, or no seat
 	snapshot *Snapshot // that is being taken
 }
 
@@ -196,11 +197,13 @@ func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire
 	case req.Op.Waits() && len(s.waiters) >= m.limits.Waiting && sessionID != Local:
 		return refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d calls that wait", m.limits.Waiting))
 	}
-	m.entered = true
+	m.entered, m.idle = true, false
 	if req.Number != 0 && req.Op.Numbered() {
 		return m.once(s, Ticket{sessionID, req.ID}, req, rep)
 	}
-	return handlers[req.Op](m, Ticket{sessionID, req.ID}, req, rep)
+	answered = handlers[req.Op](m, Ticket{sessionID, req.ID}, req, rep)
+	m.entered = !m.idle
+	return answered
 }
 
 // Tick lets happen what is due at now. Of the entries whose time is over it takes out bounds.expireAtOnce at most: others are to get
@@ -257,6 +260,15 @@ func (m *Machine) Overdue(now Time) bool {
 	return armed && at <= now
 }
 
+// Expiring reports whether there is an entry whose time is over.
+func (m *Machine) Expiring(now Time) bool {
+	at, armed := m.expiries.next()
+	return armed && at <= now
+}
+
+// Knows reports whether there is such a session.
+func (m *Machine) Knows(session uint64) bool { return m.sessions[session] != nil }
+
 // Now is the time that the machine has seen last.
 func (m *Machine) Now() Time { return m.now }
 
@@ -271,7 +283,8 @@ func (m *Machine) Effects() []Effect {
 func (m *Machine) Keys() int { return m.entries.len() }
 
 func (m *Machine) cancel(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
-	if w := m.sessions[t.Session].waiters[t.ID]; w != nil {
+	w := m.sessions[t.Session].waiters[t.ID]
+	if m.idle = w == nil; !m.idle {
 		w.owner.drop(m, w, wire.CodeCancelled)
 	}
 	return true

@@ -17,6 +17,7 @@ type State struct {
 	LastLease  uint64
 	LastID     uint64 // of a session
 	Turn       uint64 // of the last timer
+	Limits     Limits
 	Sessions   []SavedSession
 	Leases     []SavedLease
 	Ending     []uint64 // leases, in the order of Machine.ending
@@ -154,7 +155,7 @@ type SavedSender struct {
 
 // state is the state now.
 func (m *Machine) state() *State {
-	s := &State{Now: m.now, Rev: m.rev, Generation: m.generation, LastLease: m.lastLease, LastID: m.lastSession, Turn: m.timers.turn}
+	s := &State{Now: m.now, Rev: m.rev, Generation: m.generation, LastLease: m.lastLease, LastID: m.lastSession, Turn: m.timers.turn, Limits: m.limits}
 	for _, id := range append([]uint64{Local}, m.Sessions()...) {
 		x := m.sessions[id]
 		s.Sessions = append(s.Sessions, SavedSession{id, x.who, x.token, x.grace.timer.due(), x.acked, slices.Clone(x.answers), maps.Clone(x.repeats)})

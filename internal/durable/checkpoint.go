@@ -44,8 +44,19 @@ func (t *tally) bytes() []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, t.count), t.sum)
 }
 
+// pieces gives the entries of a checkpoint, piece by piece.
+type pieces func() (entries []core.Entry, more bool, err error)
+
+// piecesOf are those of a snapshot of a machine that nobody else has.
+func piecesOf(s *core.Snapshot) pieces {
+	return func() ([]core.Entry, bool, error) {
+		entries, more := s.Next(batch)
+		return entries, more, nil
+	}
+}
+
 // save writes a checkpoint, and puts it in the place of the one before.
-func (d *Disk) save(segment uint64, s *core.State, next func() ([]core.Entry, bool)) error {
+func (d *Disk) save(segment uint64, s *core.State, next pieces) error {
 	name := filepath.Join(d.dir, temporary)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -73,7 +84,7 @@ func syncDir(dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-func (d *Disk) write(name string, segment uint64, s *core.State, next func() ([]core.Entry, bool)) (err error) {
+func (d *Disk) write(name string, segment uint64, s *core.State, next pieces) (err error) {
 	db, err := bbolt.Open(name, 0o600, &bbolt.Options{NoSync: true, NoFreelistSync: true, Timeout: time.Second})
 	if err != nil {
 		return err
@@ -82,7 +93,9 @@ func (d *Disk) write(name string, segment uint64, s *core.State, next func() ([]
 	var all tally
 	for more := true; more; {
 		var entries []core.Entry
-		entries, more = next()
+		if entries, more, err = next(); err != nil {
+			return err
+		}
 		if err := db.Update(func(tx *bbolt.Tx) error { return putEntries(tx, entries, &all) }); err != nil {
 			return err
 		}
@@ -133,12 +146,12 @@ func (d *Disk) putMeta(tx *bbolt.Tx, segment uint64, state []byte, all *tally) e
 }
 
 // load reads the checkpoint of the directory.
-func (d *Disk) load(limits core.Limits) (m *core.Machine, segment uint64, err error) {
-	return d.read(filepath.Join(d.dir, checkpointName), limits)
+func (d *Disk) load() (m *core.Machine, segment uint64, err error) {
+	return d.read(filepath.Join(d.dir, checkpointName))
 }
 
 // read makes a machine of a checkpoint, which it does not change.
-func (d *Disk) read(name string, limits core.Limits) (m *core.Machine, segment uint64, err error) {
+func (d *Disk) read(name string) (m *core.Machine, segment uint64, err error) {
 	defer func() { // bbolt panics over some files that are not its own
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: %s: %v", ErrDamaged, filepath.Base(name), r)
@@ -165,7 +178,7 @@ func (d *Disk) read(name string, limits core.Limits) (m *core.Machine, segment u
 		if err := sound(tx); err != nil {
 			return fmt.Errorf("%w: %s: %w", ErrDamaged, filepath.Base(name), err)
 		}
-		m, err = core.Restore(limits, &s, entriesOf(tx))
+		m, err = core.Restore(s.Limits, &s, entriesOf(tx))
 		if err != nil {
 			return fmt.Errorf("%w: %s: %w", ErrDamaged, filepath.Base(name), err)
 		}

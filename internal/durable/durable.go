@@ -69,6 +69,7 @@ type Disk struct {
 
 	folding sync.Mutex // held while a checkpoint is made
 	size    int64      // of the last one; with folding
+	closed  bool       // with folding: the directory may be somebody else's
 	stop    chan struct{}
 	running sync.WaitGroup
 }
@@ -85,6 +86,9 @@ func Open(dir string, limits core.Limits, o *Options) (*Disk, *core.Machine, err
 	d := &Disk{dir: dir, options: o.withDefaults(), stop: make(chan struct{})}
 	m, err := d.open(limits)
 	if err != nil {
+		if d.log != nil {
+			_ = d.log.Close()
+		}
 		_ = d.release()
 		return nil, nil, fmt.Errorf("durable: %s: %w", dir, err)
 	}
@@ -93,6 +97,9 @@ func Open(dir string, limits core.Limits, o *Options) (*Disk, *core.Machine, err
 
 func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := syncDir(filepath.Dir(filepath.Clean(d.dir))); err != nil {
 		return nil, err
 	}
 	if err := d.acquire(); err != nil {
@@ -105,11 +112,11 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 	if !is {
 		d.Incarnation = rand.Uint64() | 1
 		first := core.New(limits).Snapshot()
-		if err := d.save(1, first.State, func() ([]core.Entry, bool) { return first.Next(1) }); err != nil {
+		if err := d.save(1, first.State, piecesOf(first)); err != nil {
 			return nil, err
 		}
 	}
-	m, segment, err := d.load(limits)
+	m, segment, err := d.load()
 	if err != nil {
 		return nil, err
 	}
@@ -117,14 +124,16 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 	if err != nil {
 		return nil, err
 	}
+	// What was refused under other limits stays refused: what is replayed is replayed under those that it had.
+	m.SetLimits(limits)
+	pos := d.log.Append(func(b []byte) []byte { return core.AppendLimits(b, m.Now(), limits) })
 	if is {
 		now := m.Now()
 		m.Restart(now, d.options.Grace)
 		m.Effects()
-		pos := d.log.Append(func(b []byte) []byte { return core.AppendRestart(b, now, d.options.Grace) })
-		return m, d.log.Sync(pos)
+		pos = d.log.Append(func(b []byte) []byte { return core.AppendRestart(b, now, d.options.Grace) })
 	}
-	return m, nil
+	return m, d.log.Sync(pos)
 }
 
 // look reports whether there is a store in the directory. Anything else that is there is left alone.
@@ -210,6 +219,9 @@ func (d *Disk) lastSize() int64 {
 func (d *Disk) Checkpoint(hold Hold) error {
 	d.folding.Lock()
 	defer d.folding.Unlock()
+	if d.closed {
+		return os.ErrClosed
+	}
 	var s *core.Snapshot
 	var segment uint64
 	began := time.Now()
@@ -220,12 +232,11 @@ func (d *Disk) Checkpoint(hold Hold) error {
 		return err
 	}
 	held := time.Since(began)
-	var fault error
-	err := d.save(segment, s.State, func() (entries []core.Entry, more bool) {
-		fault = hold(func(*core.Machine) { entries, more = s.Next(batch) })
-		return entries, more && fault == nil
+	err := d.save(segment, s.State, func() (entries []core.Entry, more bool, err error) {
+		err = hold(func(*core.Machine) { entries, more = s.Next(batch) })
+		return entries, more, err
 	})
-	if err = errors.Join(err, fault); err != nil {
+	if err != nil {
 		_ = hold(func(*core.Machine) { s.Stop() })
 		return err
 	}
@@ -245,6 +256,9 @@ func (d *Disk) Backup(hold Hold) (*os.File, error) {
 func (d *Disk) Close() error {
 	close(d.stop)
 	d.running.Wait()
+	d.folding.Lock()
+	defer d.folding.Unlock()
+	d.closed = true
 	return errors.Join(d.log.Close(), d.release())
 }
 
@@ -291,7 +305,7 @@ func (d *Disk) restore(backup string) error {
 	if is, err := d.look(); err != nil || is {
 		return errors.Join(err, fs.ErrExist)
 	}
-	m, _, err := d.read(backup, core.Limits{})
+	m, _, err := d.read(backup)
 	if err != nil {
 		return err
 	}
@@ -301,5 +315,5 @@ func (d *Disk) restore(backup string) error {
 		m.Apply(m.Now(), session, &wire.Request{Op: wire.OpLost}, new(wire.Reply))
 	}
 	s := m.Snapshot()
-	return d.save(1, s.State, func() ([]core.Entry, bool) { return s.Next(batch) })
+	return d.save(1, s.State, piecesOf(s))
 }

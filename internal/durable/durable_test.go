@@ -154,6 +154,36 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
+// TestACheckpointThatIsInterrupted shows that the one before stays.
+func TestACheckpointThatIsInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	d, m, err := Open(dir, core.Limits{}, nil)
+	require.NoError(t, err)
+	const n = 5 * batch
+	var pos uint64
+	for i := range n {
+		req := wire.Request{Op: wire.OpSet, Key: fmt.Sprint("key ", i), Value: []byte("v")}
+		m.Apply(0, core.Local, &req, new(wire.Reply))
+		pos = d.Apply(0, core.Local, &req)
+	}
+	require.NoError(t, d.Sync(pos))
+	calls := 0
+	err = d.Checkpoint(func(f func(*core.Machine)) error {
+		if calls++; calls > 3 {
+			return os.ErrClosed
+		}
+		f(m)
+		return nil
+	})
+	require.ErrorIs(t, err, os.ErrClosed)
+	require.NoError(t, d.Close())
+	require.ErrorIs(t, d.Checkpoint(func(func(*core.Machine)) error { return nil }), os.ErrClosed)
+	d, m, err = Open(dir, core.Limits{}, nil)
+	require.NoError(t, err)
+	require.Equal(t, n, m.Keys())
+	require.NoError(t, d.Close())
+}
+
 func TestNothingIsOverwritten(t *testing.T) {
 	dir := t.TempDir()
 	d, _, err := Open(dir, core.Limits{}, nil)
