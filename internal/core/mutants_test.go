@@ -186,7 +186,7 @@ var mutants = []mutant{
 	},
 	{
 		"a call that was answered before it came again begins anew",
-		"session.go", `if s.waiters[req.ID] == nil && !(s.repeats[req.ID] && logged(req.Op)) {`, `if s.waiters[req.ID] == nil {`,
+		"session.go", `if s.waiters[req.ID] == nil && (!s.repeats[req.ID] || !logged(req.Op)) {`, `if s.waiters[req.ID] == nil {`,
 	},
 	{
 		"a rank whose join comes again has a conflict with itself",

@@ -90,7 +90,7 @@ func (m *Machine) skip(Ticket, *wire.Request, *wire.Reply) bool { return true }
 // asksAgain reports whether a call that waits has come again after a reconnect. It waits on, or has been answered meanwhile: then the
 // answer is on its way already, and the call must not begin anew.
 func (s *session) asksAgain(req *wire.Request) bool {
-	if s.waiters[req.ID] == nil && !(s.repeats[req.ID] && logged(req.Op)) {
+	if s.waiters[req.ID] == nil && (!s.repeats[req.ID] || !logged(req.Op)) {
 		return false
 	}
 	delete(s.repeats, req.ID)

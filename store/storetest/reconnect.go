@@ -306,7 +306,7 @@ func breakWatch(t *testing.T, w *world) {
 		n := 0
 		err := weather.call(func(i int) error {
 			n = i
-			return store.New(other).Set(w.ctx, "w/key", []byte(fmt.Sprint(i)), nil)
+			return store.New(other).Set(w.ctx, "w/key", fmt.Append(nil, i), nil)
 		})
 		if err != nil {
 			return nil, err
