@@ -300,7 +300,7 @@ func (x *explored) settled() {
 	var rep wire.Reply
 	x.m.Apply(0, core.Local, &wire.Request{Op: wire.OpGet, Key: "n"}, &rep)
 	n := 0
-	fmt.Sscan(string(rep.Value), &n)
+	_, _ = fmt.Sscan(string(rep.Value), &n)
 	if n < knows || n > exploreRanks {
 		breaks("S1 each number is carried out once, in order", "%d ranks know that they have added 1, the sum is %d", knows, n)
 	}
