@@ -2,6 +2,7 @@ package store
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/wire"
@@ -26,6 +27,8 @@ type committer struct {
 	failed func(error)
 	synced chan []parcel
 	done   chan struct{} // closed when all is given out
+
+	waiting atomic.Int32 // goroutines that wait for the disk
 
 	mu      sync.Mutex // protects the fields below
 	wake    sync.Cond  // there are parcels, or room, or the end
@@ -78,18 +81,24 @@ func (c *committer) sync(pos uint64) error {
 	if pos <= c.disk.Durable() {
 		return nil
 	}
-	err := c.disk.Sync(pos)
+	err := c.toDisk(pos)
 	if err != nil {
 		c.put(parcel{pos: pos}) // finds out too, and ends the store
 	}
 	return err
 }
 
+func (c *committer) toDisk(pos uint64) error {
+	c.waiting.Add(1)
+	defer c.waiting.Add(-1)
+	return c.disk.Sync(pos)
+}
+
 // bring brings to the disk what answers wait for.
 func (c *committer) bring() {
 	defer close(c.synced)
 	for ps := c.take(); ps != nil; ps = c.take() {
-		if err := c.disk.Sync(ps[len(ps)-1].pos); err != nil {
+		if err := c.toDisk(ps[len(ps)-1].pos); err != nil {
 			c.fail(err, ps)
 			return
 		}

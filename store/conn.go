@@ -36,6 +36,7 @@ type conn struct {
 	welcomed atomic.Bool   // the welcome has gone through commit
 	heard    atomic.Bool   // something came since the server last looked
 	silent   int           // how often it has looked in vain; with taken, it is the server's watch that has them
+	asked    int           // probes since it was last heard
 	taken    uint64        // bytes, by the peer
 
 	began      time.Time     // these two are protected by the server's mu

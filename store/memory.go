@@ -55,6 +55,7 @@ type Memory struct {
 	pos     uint64                 // of the last event in disk's log
 	logged  core.Time              // of that event
 	durable uint64                 // where the disk was when stalled last looked
+	waited  bool                   // somebody waited for it then
 	backups map[uint64]*backupCopy // by session, that are being read
 	copies  uint64                 // how many backups were begun
 	fault   error                  // why the store has failed; closed is true then

@@ -36,7 +36,7 @@ func (m *Memory) hold(f func(*core.Machine)) error {
 	return nil
 }
 
-// stalled reports whether the disk has done nothing since this was last asked, though there is something to do. Then nobody is heard, whatever
+// stalled reports whether the disk has done nothing since this was last asked, though somebody has waited for it all the time. Then nobody is heard, whatever
 // they say: it is as if the process stood still, and the time does not count.
 func (m *Memory) stalled() bool {
 	m.mu.Lock()
@@ -44,8 +44,9 @@ func (m *Memory) stalled() bool {
 	if m.disk == nil {
 		return false
 	}
-	durable := m.disk.Durable()
-	stalled := m.pos > durable && m.durable == durable
+	durable, waited := m.disk.Durable(), m.waited
+	m.waited = m.commit.waiting.Load() > 0
+	stalled := waited && m.waited && m.durable == durable
 	if m.durable = durable; stalled {
 		m.stopped += look
 	}

@@ -149,6 +149,23 @@ func TestIdlePeersAreNotLost(t *testing.T) {
 	})
 }
 
+// A peer that had nothing to say for a while is asked before it is given up.
+func TestAQuietPeerIsAskedFirst(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	g := join(t, s.client(t), s.client(t))
+	<-time.After(2 * time.Second) // what is tested is time that passes
+	waiting := make(chan error, 1)
+	go func() { waiting <- g.barrier(bounded(t), 0, 1) }()
+	select {
+	case err := <-waiting:
+		t.Fatalf("lost at once: %v", err)
+	case <-time.After(700 * time.Millisecond):
+	}
+	require.NoError(t, g.barrier(bounded(t), 1, 1))
+	require.NoError(t, <-waiting)
+}
+
 // A wire that is cut for less than that loses nobody.
 func TestAShortSilenceLosesNobody(t *testing.T) {
 	t.Parallel()

@@ -9,8 +9,8 @@ import (
 // A peer that vanishes without an end of its connection, or hangs, is found by asking. Who is waited for is asked after a quarter of
 // a second of silence, and lost a second later; others have more time.
 const (
-	look         = 250 * time.Millisecond // how often the server looks who has been silent
-	looksAwaited = 5                      // in vain until a peer is lost that others wait for: one to ask, and a second
+	look        = 250 * time.Millisecond // how often the server looks who has been silent
+	asksAwaited = 4                      // in vain, a look apart, until a peer is lost that others wait for
 )
 
 // watch looks after the peers until the server stops.
@@ -42,7 +42,7 @@ func (s *Server) lookAround(late bool) {
 	conns := make([]*conn, 0, len(s.conns))
 	for c := range s.conns {
 		if c.heard.Swap(false) || c.reads() || late {
-			c.silent = 0
+			c.silent, c.asked = 0, 0
 			continue
 		}
 		if c.silent++; c.session.Load() != 0 {
@@ -54,9 +54,10 @@ func (s *Server) lookAround(late bool) {
 	for _, c := range conns {
 		waited := awaited[c.session.Load()]
 		switch {
-		case c.silent >= most || waited && c.silent >= looksAwaited:
+		case c.silent >= most || waited && c.asked >= asksAwaited:
 			c.lose()
 		case waited || c.silent%max(most/3, 1) == 0:
+			c.asked++ // who has merely said nothing is asked first
 			c.probe()
 		}
 	}
