@@ -26,6 +26,8 @@ var (
 	ErrMismatch = store.ErrMismatch
 	// ErrAborted: a rank called Abort. The group is over.
 	ErrAborted = store.ErrAborted
+	// ErrFailed: a rank could not do its part of what packages gather or collective do. The group goes on.
+	ErrFailed = store.ErrFailed
 	// ErrUnknown: the store did not answer in time, and may have decided either way.
 	ErrUnknown = store.ErrUnknown
 	// ErrUnavailable: the store that nobody of the group hosts is gone.

@@ -53,6 +53,10 @@ func (g *Group) Rank() int { return g.rank }
 // Size is the number of ranks.
 func (g *Group) Size() int { return g.size }
 
+// Config is what the group was created with, its defaults filled in. A Sub, a Split and what Shrink makes have that of the
+// group they were made of: its Name, Rank and Size are of that.
+func (g *Group) Config() Config { return g.cfg }
+
 // Generation is the number of this group on its store. It is never used again there: a group that
 // is created or shrunk later has a higher one.
 func (g *Group) Generation() uint64 { return g.generation }

@@ -30,6 +30,7 @@ var (
 	ErrCompacted   = errors.New("revision compacted")
 	ErrStale       = errors.New("generation over or sequence passed")
 	ErrClosed      = errors.New("closed")
+	ErrFailed      = errors.New("a rank failed")
 
 	// ErrUnknown says that it is not known whether the operation took effect.
 	ErrUnknown = errors.New("outcome unknown")
@@ -50,6 +51,7 @@ var codeErrs = map[wire.Code]error{
 	wire.CodeAborted: ErrAborted, wire.CodeTooLarge: ErrTooLarge, wire.CodeFull: ErrFull, wire.CodeDenied: ErrDenied,
 	wire.CodeInvalid: ErrInvalid, wire.CodeUnavailable: ErrUnavailable, wire.CodeUnsupported: ErrUnsupported,
 	wire.CodeCompacted: ErrCompacted, wire.CodeStale: ErrStale, wire.CodeClosed: ErrClosed,
+	wire.CodeFailed: ErrFailed,
 }
 
 // CodeError is the error that c stands for; nil for wire.CodeOK.

@@ -8,6 +8,6 @@
 // safetensors format. Elements smaller than a byte (F4, F6) are packed, the first in the lowest bits, and a tensor of
 // them is a whole number of bytes.
 //
-// Tensors alias what they are made of: From, Wrap, View and an outermost Slice share memory, as slices do. What
+// Tensors alias what they are made of: From, Wrap, View, Reshape and an outermost Slice share memory, as slices do. What
 // copies says so.
 package tensor

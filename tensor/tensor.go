@@ -1,6 +1,8 @@
 package tensor
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -70,14 +72,17 @@ func New(dt DType, shape ...int) *Tensor {
 	if err != nil {
 		panic(err)
 	}
-	return &Tensor{DType: dt, Shape: slices.Clone(shape), Data: make([]byte, n)}
+	return &Tensor{DType: dt, Shape: slices.Clone(shape), Data: heap(n)}
 }
 
-// NewIn is a tensor in a's memory, with whatever that holds.
+// NewIn is a tensor in a's memory, with whatever that holds; a nil Allocator is the heap.
 func NewIn(a Allocator, dt DType, shape ...int) (*Tensor, error) {
 	n, err := Size(dt, shape...)
 	if err != nil {
 		return nil, err
+	}
+	if a == nil {
+		return Wrap(heap(n), dt, shape...)
 	}
 	data, err := a.Alloc(n)
 	if err != nil {
@@ -101,7 +106,7 @@ func Wrap(data []byte, dt DType, shape ...int) (*Tensor, error) {
 // Check reports what is wrong with a tensor that was put together by hand; nil is wrong too.
 func (t *Tensor) Check() error {
 	if t == nil {
-		return fmt.Errorf("tensor: nil")
+		return errors.New("tensor: nil")
 	}
 	n, err := Size(t.DType, t.Shape...)
 	if err == nil && n != len(t.Data) {
@@ -136,36 +141,31 @@ func (t *Tensor) String() string {
 
 // Clone is a copy that shares nothing with t.
 func (t *Tensor) Clone() *Tensor {
-	return &Tensor{DType: t.DType, Shape: slices.Clone(t.Shape), Data: slices.Clone(t.Data)}
+	data := heap(len(t.Data))
+	copy(data, t.Data)
+	return &Tensor{DType: t.DType, Shape: slices.Clone(t.Shape), Data: data}
 }
 
-// Slice is the elements from ≤ i < to along axis. Along axis 0, or where every axis before it has one element, it
-// shares t's memory; elsewhere it is a copy that owns only its part.
-func (t *Tensor) Slice(axis, from, to int) (*Tensor, error) {
+// Reshape is t with another shape of as many elements, in the same memory.
+func (t *Tensor) Reshape(shape ...int) (*Tensor, error) {
 	if err := t.Check(); err != nil {
 		return nil, err
 	}
-	if axis < 0 || axis >= len(t.Shape) {
-		return nil, fmt.Errorf("tensor: %v has no axis %d", t, axis)
+	n, err := elements(shape)
+	if err != nil {
+		return nil, err
 	}
-	if from < 0 || to < from || to > t.Shape[axis] {
-		return nil, fmt.Errorf("tensor: [%d:%d] is out of range along axis %d of %v", from, to, axis, t)
+	if n != t.Len() {
+		return nil, fmt.Errorf("tensor: %v has %d elements, shape %v has %d", t, t.Len(), shape, n)
 	}
-	shape := slices.Clone(t.Shape)
-	shape[axis] = to - from
-	outer, _ := elements(t.Shape[:axis])
-	inner, _ := elements(t.Shape[axis+1:])
-	bit := inner * t.DType.Bits() // of one step along axis
-	if outer > 1 && (bit*(to-from)%8 != 0 || bit*t.Shape[axis]%8 != 0) || bit*from%8 != 0 || bit*to%8 != 0 {
-		return nil, fmt.Errorf("tensor: [%d:%d] along axis %d of %v does not begin and end on whole bytes", from, to, axis, t)
+	return Wrap(t.Data, t.DType, shape...)
+}
+
+// Equal reports whether a and b have the same dtype, shape and bytes. A NaN thus equals itself, and 0 is not -0. Two
+// nils are equal.
+func Equal(a, b *Tensor) bool {
+	if a == nil || b == nil {
+		return a == b
 	}
-	row, at, n := bit*t.Shape[axis]/8, bit*from/8, bit*(to-from)/8
-	if outer == 1 {
-		return &Tensor{DType: t.DType, Shape: shape, Data: t.Data[at : at+n : at+n]}, nil
-	}
-	part := &Tensor{DType: t.DType, Shape: shape, Data: make([]byte, 0, outer*n)}
-	for i := range outer {
-		part.Data = append(part.Data, t.Data[i*row+at:][:n]...)
-	}
-	return part, nil
+	return a.DType == b.DType && slices.Equal(a.Shape, b.Shape) && bytes.Equal(a.Data, b.Data)
 }

@@ -42,6 +42,7 @@ var goldenReplies = []struct {
 	{"probe", wire.OpProbe, wire.Reply{}, "00000000 1c 00 0000 0500000000000000"},
 	{"counted", wire.OpGet, wire.Reply{Code: wire.CodeCounted}, "00000000 05 00 1300 0500000000000000"},
 	{"no room", wire.OpSend, wire.Reply{Code: wire.CodeNoRoom}, "00000000 12 00 1400 0500000000000000"},
+	{"failed", wire.OpCollect, wire.Reply{Code: wire.CodeFailed}, "00000000 11 00 1500 0500000000000000"},
 	{"lease", wire.OpGrant, wire.Reply{N: 9}, "10000000 18 01 0000 0500000000000000 | 0000000000000000 0900000000000000"},
 	{
 		"nothing to take", wire.OpTake,
@@ -264,7 +265,7 @@ func nothing(t *testing.T, what string, f func() error) {
 
 func TestNames(t *testing.T) {
 	seen := map[string]bool{}
-	for c := wire.CodeOK; c <= wire.CodeNoRoom; c++ {
+	for c := wire.CodeOK; c <= wire.CodeFailed; c++ {
 		if s := c.String(); s == "" || seen[s] || strings.HasPrefix(s, "code(") {
 			t.Errorf("code %d is %q", c, s)
 		} else {
@@ -279,7 +280,7 @@ func TestNames(t *testing.T) {
 			seen[s] = true
 		}
 	}
-	if got := (wire.CodeNoRoom + 1).String() + (wire.OpBackup + 1).String() + wire.Op(0).String(); got != "code(21)op(31)op(0)" {
+	if got := (wire.CodeFailed + 1).String() + (wire.OpBackup + 1).String() + wire.Op(0).String(); got != "code(22)op(31)op(0)" {
 		t.Errorf("the next ones are %q", got)
 	}
 	if got := wire.Code(999).String() + wire.Op(99).String(); got != "code(999)op(99)" {

@@ -131,13 +131,14 @@ const (
 	CodeStale            // a generation that is over, or a sequence that is passed
 	CodeCounted          // the entry is for a number of reads: OpTake is one
 	CodeNoRoom           // the stream is full: OpRoom waits
+	CodeFailed           // a rank could not do its part of what ranks do together; the group goes on
 	codeEnd
 )
 
 var codeNames = [codeEnd]string{
 	"ok", "not found", "expired", "conflict", "lost", "timed out", "too large", "full", "denied", "unavailable", "unsupported",
 	"compacted", "closed", "invalid", "mismatch", "aborted", "left", "cancelled", "stale",
-	"counted", "no room",
+	"counted", "no room", "failed",
 }
 
 func (c Code) String() string {

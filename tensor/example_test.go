@@ -1,0 +1,127 @@
+package tensor_test
+
+import (
+	"fmt"
+	"log"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+func Example() {
+	w := tensor.New(tensor.F32, 2, 3)
+	v, err := tensor.View[float32](w) // the same memory, as a []float32
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range v {
+		v[i] = float32(i)
+	}
+	bottom, err := w.Slice(0, 1, 2) // its second row, the same memory too
+	if err != nil {
+		log.Fatal(err)
+	}
+	vals, err := bottom.AppendFloat32s(nil)
+	fmt.Println(bottom, vals, err)
+	// Output: F32[1,3] [3 4 5] <nil>
+}
+
+func ExampleFrom() {
+	data := []int32{1, 2, 3, 4}
+	t := tensor.From(data, 2, 2)
+	data[0] = 7
+	fmt.Printf("%v %d\n", t, t.Data[:4])
+	// Output: I32[2,2] [7 0 0 0]
+}
+
+func ExampleView() {
+	t := tensor.New(tensor.BF16, 2)
+	v, err := tensor.View[tensor.BFloat16](t)
+	if err != nil {
+		log.Fatal(err)
+	}
+	v[1] = tensor.BFloat16From(0.5)
+	fmt.Printf("%d %v\n", t.Data, v[1].Float32())
+
+	_, err = tensor.View[float32](t)
+	fmt.Println(err)
+	// Output:
+	// [0 0 0 63] 0.5
+	// tensor: BF16[2] cannot be viewed as F32
+}
+
+func ExampleWrap() {
+	t, err := tensor.Wrap([]byte{0x21, 0x43}, tensor.F4, 4) // two elements in a byte, the first in the lower half
+	if err != nil {
+		log.Fatal(err)
+	}
+	vals, err := t.AppendFloat32s(nil)
+	fmt.Println(vals, err)
+	// Output: [0.5 1 1.5 2] <nil>
+}
+
+func ExampleTensor_Slice() {
+	t := tensor.From([]uint8{1, 2, 3, 4, 5, 6}, 2, 3)
+	column, err := t.Slice(1, 2, 3)
+	fmt.Printf("%v %d %v\n", column, column.Data, err)
+	// Output: U8[2,1] [3 6] <nil>
+}
+
+func ExampleTensor_Reshape() {
+	t, err := tensor.From([]uint8{1, 2, 3, 4, 5, 6}, 2, 3).Reshape(3, 2)
+	fmt.Println(t, err)
+	// Output: U8[3,2] <nil>
+}
+
+// Elements of a tensor that may be larger than the memory at hand, block by block.
+func ExampleTensor_Float32sAt() {
+	t := tensor.From([]int16{1, 2, 3, 4, 5})
+	var sum float32
+	var block [2]float32
+	for from := 0; from < t.Len(); from += len(block) {
+		n, err := t.Float32sAt(block[:], from)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, v := range block[:n] {
+			sum += v
+		}
+	}
+	fmt.Println(sum)
+	// Output: 15
+}
+
+func ExampleFromFloat32s() {
+	t, err := tensor.FromFloat32s(tensor.F8E4M3, []float32{1, 0.3, 448, 1000}, 2, 2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	vals, err := t.AppendFloat32s(nil)
+	fmt.Println(t, vals, err)
+	_, err = tensor.FromFloat32s(tensor.I8, []float32{1, 200})
+	fmt.Println(err)
+	// Output:
+	// F8_E4M3[2,2] [1 0.3125 448 NaN] <nil>
+	// tensor: element 1 of I8[2] is 200: the dtype has only integers, and not this one
+}
+
+// The shards of a weight whose columns are spread over ranks.
+func ExampleConcat() {
+	left := tensor.From([]uint8{1, 2, 5, 6}, 2, 2)
+	right := tensor.From([]uint8{3, 4, 7, 8}, 2, 2)
+	t, err := tensor.Concat(nil, 1, left, right)
+	fmt.Printf("%v %d %v\n", t, t.Data, err)
+	// Output: U8[2,4] [1 2 3 4 5 6 7 8] <nil>
+}
+
+func ExampleCopyInto() {
+	whole := tensor.New(tensor.U8, 2, 3)
+	err := tensor.CopyInto(whole, 1, 1, tensor.From([]uint8{8, 9}, 2, 1))
+	fmt.Printf("%d %v\n", whole.Data, err)
+	// Output: [0 8 0 0 9 0] <nil>
+}
+
+func ExampleEqual() {
+	a := tensor.From([]float32{1, 2})
+	fmt.Println(tensor.Equal(a, a.Clone()), tensor.Equal(a, tensor.From([]float32{1, 3})))
+	// Output: true false
+}

@@ -1,0 +1,221 @@
+package tree
+
+import (
+	"encoding"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+var (
+	tensorType  = reflect.TypeFor[tensor.Tensor]()
+	pointerType = reflect.TypeFor[*tensor.Tensor]()
+	numberType  = reflect.TypeFor[json.Number]()
+	ownTypes    = [...]reflect.Type{
+		reflect.TypeFor[json.Marshaler](), reflect.TypeFor[json.Unmarshaler](),
+		reflect.TypeFor[encoding.TextMarshaler](), reflect.TypeFor[encoding.TextUnmarshaler](),
+	}
+)
+
+// hasOwn reports whether encoding/json has to convert t, because t has methods for it.
+func hasOwn(t reflect.Type) bool {
+	if t.Kind() == reflect.Interface || t.Kind() == reflect.Pointer {
+		return false // what they lead to may have
+	}
+	if t == numberType {
+		return true
+	}
+	for _, own := range ownTypes {
+		if t.Implements(own) || reflect.PointerTo(t).Implements(own) {
+			return true
+		}
+	}
+	return false
+}
+
+// isBytes reports whether encoding/json has t as base64.
+func isBytes(t reflect.Type) bool {
+	return t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8 && !hasOwn(t.Elem())
+}
+
+// holdsTensor reports whether a t may hold tensors in its exported fields. What an interface holds nobody knows.
+func holdsTensor(t reflect.Type, seen map[reflect.Type]bool) bool {
+	if t == tensorType {
+		return true
+	}
+	if seen[t] {
+		return false
+	}
+	seen[t] = true
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return holdsTensor(t.Elem(), seen)
+	case reflect.Struct:
+		for f := range t.Fields() {
+			if (f.IsExported() || f.Anonymous) && f.Tag.Get("json") != "-" && holdsTensor(f.Type, seen) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// A field is what a struct has under a name in JSON.
+type field struct {
+	name      string
+	index     []int // a path through embedded structs
+	tagged    bool
+	omitEmpty bool
+	omitZero  bool
+}
+
+// structs has the fields of the types of one walk.
+type structs map[reflect.Type][]field
+
+func (s structs) of(t reflect.Type) ([]field, error) {
+	if fields, ok := s[t]; ok {
+		return fields, nil
+	}
+	found, err := collect(t, nil, map[reflect.Type]bool{})
+	if err != nil {
+		return nil, err
+	}
+	fields, err := dominant(t, found)
+	s[t] = fields
+	return fields, err
+}
+
+// collect has all fields of t, those of embedded structs after their own place.
+func collect(t reflect.Type, index []int, above map[reflect.Type]bool) (all []field, err error) {
+	if above[t] {
+		return nil, nil // embedded in itself: hidden by its own fields
+	}
+	above[t] = true
+	defer delete(above, t)
+	for i := range t.NumField() {
+		sf := t.Field(i)
+		at := append(index[:len(index):len(index)], i)
+		f, err := parseTag(t, sf)
+		if err != nil {
+			return nil, err
+		}
+		inner := sf.Type
+		if inner.Kind() == reflect.Pointer {
+			inner = inner.Elem()
+		}
+		switch flat := sf.Anonymous && !f.tagged && inner.Kind() == reflect.Struct && inner != tensorType && !hasOwn(inner); {
+		case f.name == "-" && !f.tagged, !sf.IsExported() && !flat:
+		case flat && !sf.IsExported() && sf.Type.Kind() == reflect.Pointer:
+			return nil, fmt.Errorf("%v embeds %v, which is not exported and cannot be set", t, sf.Type)
+		case flat:
+			more, err := collect(inner, at, above)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, more...)
+		default:
+			f.index = at
+			all = append(all, f)
+		}
+	}
+	return all, nil
+}
+
+// parseTag reads a field's tag. The name "-" without tagged is to be left out.
+func parseTag(t reflect.Type, sf reflect.StructField) (field, error) {
+	tag := sf.Tag.Get("json")
+	if tag == "-" {
+		return field{name: "-"}, nil
+	}
+	name, options, _ := strings.Cut(tag, ",")
+	f := field{name: name, tagged: validName(name)}
+	if !f.tagged {
+		f.name = sf.Name
+	}
+	for option := range strings.SplitSeq(options, ",") {
+		switch option {
+		case "omitempty":
+			f.omitEmpty = true
+		case "omitzero":
+			f.omitZero = true
+		case "string":
+			return f, fmt.Errorf("field %s of %v: the option string in its tag is not supported", sf.Name, t)
+		}
+	}
+	return f, nil
+}
+
+// validName is encoding/json's rule; a field whose tag breaks it has its own name.
+func validName(name string) bool {
+	for _, c := range name {
+		if !strings.ContainsRune("!#$%&()*+-./:;<=>?@[]^_{|}~ ", c) && !unicode.IsLetter(c) && !unicode.IsDigit(c) {
+			return false
+		}
+	}
+	return name != ""
+}
+
+// dominant leaves of the fields with the same name the one that Go would choose, or else the one with a tag. Where
+// encoding/json drops fields that neither rule tells apart, this is an error.
+func dominant(t reflect.Type, all []field) ([]field, error) {
+	best := map[string]field{}
+	double := map[string]bool{}
+	for _, f := range all {
+		b, ok := best[f.name]
+		switch {
+		case !ok || stronger(f, b):
+			best[f.name] = f
+			double[f.name] = false
+		case !stronger(b, f):
+			double[f.name] = true
+		}
+	}
+	var left []field
+	for _, f := range all {
+		if b := best[f.name]; !slices.Equal(f.index, b.index) {
+			continue
+		}
+		if double[f.name] {
+			return nil, fmt.Errorf("%v has two fields that are %q in JSON", t, f.name)
+		}
+		left = append(left, f)
+	}
+	return left, nil
+}
+
+func stronger(a, b field) bool {
+	if len(a.index) != len(b.index) {
+		return len(a.index) < len(b.index)
+	}
+	return a.tagged && !b.tagged
+}
+
+// omitted reports whether v is left out of the JSON.
+func (f *field) omitted(v reflect.Value) bool {
+	if f.omitEmpty {
+		switch v.Kind() {
+		case reflect.Array, reflect.Map, reflect.Slice, reflect.String:
+			if v.Len() == 0 {
+				return true
+			}
+		case reflect.Struct:
+		default:
+			if v.IsZero() {
+				return true
+			}
+		}
+	}
+	return f.omitZero && isZero(v)
+}
+
+func isZero(v reflect.Value) bool {
+	if z, ok := v.Interface().(interface{ IsZero() bool }); ok {
+		return v.Kind() == reflect.Pointer && v.IsNil() || z.IsZero()
+	}
+	return v.IsZero()
+}

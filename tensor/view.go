@@ -1,0 +1,142 @@
+package tensor
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"unsafe"
+)
+
+// Number is every element that arithmetic is defined on. No tilde: the exact type decides the dtype.
+type Number interface {
+	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64 | Float16 | BFloat16
+}
+
+// Element is every Go type that a tensor can be viewed as. F4, F6E2M3 and F6E3M2, which are packed, have none.
+type Element interface {
+	Number | bool | complex64 | Float8E4M3 | Float8E5M2 | Float8E4M3FNUZ | Float8E5M2FNUZ | Float8E8M0
+}
+
+// DTypeOf is T's dtype.
+func DTypeOf[T Element]() DType {
+	var zero T
+	switch any(zero).(type) {
+	case bool:
+		return Bool
+	case uint8:
+		return U8
+	case int8:
+		return I8
+	case Float8E5M2:
+		return F8E5M2
+	case Float8E4M3:
+		return F8E4M3
+	case Float8E8M0:
+		return F8E8M0
+	case Float8E4M3FNUZ:
+		return F8E4M3FNUZ
+	case Float8E5M2FNUZ:
+		return F8E5M2FNUZ
+	case int16:
+		return I16
+	case uint16:
+		return U16
+	case Float16:
+		return F16
+	case BFloat16:
+		return BF16
+	}
+	return wideDTypeOf(any(zero))
+}
+
+func wideDTypeOf(zero any) DType {
+	switch zero.(type) {
+	case int32:
+		return I32
+	case uint32:
+		return U32
+	case float32:
+		return F32
+	case complex64:
+		return C64
+	case float64:
+		return F64
+	case int64:
+		return I64
+	case uint64:
+		return U64
+	}
+	return Invalid
+}
+
+// From is a tensor that aliases data: a write to one is seen in the other. Without a shape it has one axis. Like make,
+// it panics if data does not have as many elements as the shape; and on a big-endian host, where data has not the bytes
+// of a tensor, if an element has more than one: there, FromFloat32s and Wrap make tensors.
+func From[T Element](data []T, shape ...int) *Tensor {
+	dt := DTypeOf[T]()
+	if len(shape) == 0 {
+		shape = []int{len(data)}
+	}
+	n, err := elements(shape)
+	if err == nil && n != len(data) {
+		err = fmt.Errorf("tensor: %v of shape %v has %d elements, not %d", dt, shape, n, len(data))
+	}
+	if err == nil {
+		err = sameOrder(dt)
+	}
+	if err != nil {
+		panic(err)
+	}
+	size := len(data) * dt.Bits() / 8
+	return &Tensor{DType: dt, Shape: slices.Clone(shape), Data: unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), size)}
+}
+
+// View is t's elements, in t's memory. It is an error if T is not of t's dtype, if the memory is not aligned for T (Clone
+// gives a copy that is), if the host is big-endian and an element has more than one byte, or if T is bool and a byte is
+// neither 0 nor 1.
+func View[T Element](t *Tensor) ([]T, error) {
+	if err := t.Check(); err != nil {
+		return nil, err
+	}
+	if dt := DTypeOf[T](); dt != t.DType {
+		return nil, fmt.Errorf("tensor: %v cannot be viewed as %v", t, dt)
+	}
+	if err := sameOrder(t.DType); err != nil {
+		return nil, err
+	}
+	var zero T
+	p := unsafe.Pointer(unsafe.SliceData(t.Data))
+	if align := unsafe.Alignof(zero); uintptr(p)%align != 0 {
+		return nil, fmt.Errorf("tensor: %v is not aligned to %d bytes: view a Clone", t, align)
+	}
+	if t.DType == Bool {
+		if err := checkBools(t.Data, 0); err != nil {
+			return nil, err
+		}
+	}
+	return unsafe.Slice((*T)(p), t.Len()), nil
+}
+
+// sameOrder is an error if the host does not have dt's elements in the order of bytes that tensors have.
+func sameOrder(dt DType) error {
+	if dt.Bits() > 8 && binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		return fmt.Errorf("tensor: %v is little-endian and this host is not: convert it instead of viewing it", dt)
+	}
+	return nil
+}
+
+// checkBools is an error if a byte is no bool; the first is element from.
+func checkBools(data []byte, from int) error {
+	for i, b := range data {
+		if b > 1 {
+			return fmt.Errorf("tensor: element %d of BOOL is the byte %#x, neither 0 nor 1", from+i, b)
+		}
+	}
+	return nil
+}
+
+// heap is n bytes of zeros that are aligned for every dtype, which make([]byte, n) does not promise.
+func heap(n int) []byte {
+	words := make([]uint64, n/8+(n%8+7)/8)
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), n)
+}
