@@ -1,0 +1,286 @@
+package safetensors_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+// example is a file in a directory of its own.
+func example() (name string, remove func()) {
+	dir, _ := os.MkdirTemp("", "example")
+	w, _ := tensor.Wrap([]byte{1, 2, 3, 4, 5, 6}, tensor.U8, 2, 3)
+	b, _ := tensor.Wrap([]byte{7, 0, 8, 0}, tensor.I16, 2)
+	name = filepath.Join(dir, "model.safetensors")
+	_ = safetensors.WriteFile(name, map[string]*tensor.Tensor{"weight": w, "bias": b}, map[string]string{"format": "pt"})
+	return name, func() { os.RemoveAll(dir) }
+}
+
+func Example() {
+	dir, _ := os.MkdirTemp("", "example")
+	defer os.RemoveAll(dir)
+	name := filepath.Join(dir, "model.safetensors")
+
+	w := tensor.New(tensor.F32, 2, 3)
+	err := safetensors.WriteFile(name, map[string]*tensor.Tensor{"weight": w}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	f, err := safetensors.Open(name)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer f.Close()
+	got, err := f.Tensor("weight")
+	fmt.Println(got, err)
+	// Output: F32[2,3] <nil>
+}
+
+func ExampleOpen() {
+	name, remove := example()
+	defer remove()
+	f, err := safetensors.Open(name)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer f.Close()
+	for name, t := range f.All() {
+		fmt.Printf("%v %v %v\n", name, t, t.Data)
+	}
+	fmt.Println(f.Len(), f.Metadata)
+	// Output:
+	// bias I16[2] [7 0 8 0]
+	// weight U8[2,3] [1 2 3 4 5 6]
+	// 2 map[format:pt]
+}
+
+func ExampleLoad() {
+	name, remove := example()
+	f, err := safetensors.Load(name)
+	remove() // all is in memory
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	bias, err := f.Tensor("bias")
+	bias.Data[0]++ // and may be written
+	fmt.Printf("%v %v\n", bias.Data, err)
+	// Output: [8 0 8 0] <nil>
+}
+
+func ExampleParse() {
+	file := "\x38\x00\x00\x00\x00\x00\x00\x00" +
+		`{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}   ` + "\x05\x06"
+	f, err := safetensors.Parse([]byte(file))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	w, err := f.Tensor("w")
+	fmt.Printf("%v %v %v\n", w, w.Data, err)
+
+	_, err = safetensors.Parse([]byte(file[:len(file)-1]))
+	fmt.Println(err)
+	// Output:
+	// U8[2] [5 6] <nil>
+	// safetensors: tensor "w": the file is cut off: it has 65 of 66 bytes (at byte 65)
+}
+
+func ExampleRead() {
+	r, w := io.Pipe()
+	go func() {
+		err := safetensors.Write(w, map[string]*tensor.Tensor{"w": tensor.New(tensor.F64, 2)}, nil)
+		w.CloseWithError(err)
+	}()
+	f, err := safetensors.Read(r)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(f.Names())
+	// Output: [w]
+}
+
+func ExampleReadHeader() {
+	name, remove := example()
+	defer remove()
+	r, err := os.Open(name)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer r.Close()
+	st, _ := r.Stat()
+	h, err := safetensors.ReadHeader(r, st.Size())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	info, _ := h.Info("weight")
+	row := make([]byte, 3)
+	_, err = r.ReadAt(row, info.Begin+3) // the second row, and nothing else
+	fmt.Printf("%v %v %v\n", info, row, err)
+	// Output: U8[2,3] [4 5 6] <nil>
+}
+
+func ExampleFile_Tensor() {
+	name, remove := example()
+	defer remove()
+	f, err := safetensors.Open(name)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	bias, err := f.Tensor("bias")
+	kept := bias.Clone() // bias itself ends with Close
+	f.Close()
+	fmt.Printf("%v %v %v\n", kept, kept.Data, err)
+	_, err = f.Tensor("bias")
+	fmt.Println(err != nil)
+	// Output:
+	// I16[2] [7 0 8 0] <nil>
+	// true
+}
+
+func ExampleWrite() {
+	var b bytes.Buffer
+	w, _ := tensor.Wrap([]byte("ab"), tensor.U8, 2)
+	err := safetensors.Write(&b, map[string]*tensor.Tensor{"w": w}, map[string]string{"made by": "hand"})
+	fmt.Printf("%q %v\n", b.String()[8:], err)
+	// Output: "{\"__metadata__\":{\"made by\":\"hand\"},\"w\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}} ab" <nil>
+}
+
+func ExampleWriteFile() {
+	name, remove := example()
+	defer remove()
+	err := safetensors.WriteFile(name, map[string]*tensor.Tensor{"w": {DType: tensor.F32, Shape: []int{2}}}, nil)
+	fmt.Println(strings.ReplaceAll(err.Error(), name, "model.safetensors"))
+	_, err = safetensors.Load(name) // is still what it was
+	fmt.Println(err)
+	// Output:
+	// safetensors: write model.safetensors: tensor "w": tensor: F32 of shape [2] has 8 bytes, not 0
+	// <nil>
+}
+
+// Two halves of a tensor become one, without being in memory together.
+func ExampleNewWriter() {
+	halves := map[string][]io.Reader{
+		"w": {strings.NewReader("abc"), strings.NewReader("def")},
+		"b": {strings.NewReader("12"), strings.NewReader("34")},
+	}
+	infos := map[string]safetensors.Info{
+		"w": {DType: tensor.U8, Shape: []int{2, 3}},
+		"b": {DType: tensor.U8, Shape: []int{4}},
+	}
+	var file bytes.Buffer
+	w, err := safetensors.NewWriter(&file, infos, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, name := range w.Names() {
+		if err := w.Begin(name); err != nil {
+			fmt.Println(err)
+			return
+		}
+		for _, half := range halves[name] {
+			if _, err := io.Copy(w, half); err != nil {
+				fmt.Println(err)
+				return
+			}
+		}
+	}
+	if err := w.Close(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	f, err := safetensors.Parse(file.Bytes())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for name, t := range f.All() {
+		fmt.Printf("%s %v %s\n", name, t, t.Data)
+	}
+	// Output:
+	// b U8[4] 1234
+	// w U8[2,3] abcdef
+}
+
+func ExampleWriter_WriteTensor() {
+	infos := map[string]safetensors.Info{"w": {DType: tensor.F32, Shape: []int{2}}}
+	w, err := safetensors.NewWriter(io.Discard, infos, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(w.WriteTensor("w", tensor.New(tensor.F32, 3)))
+	// Output: safetensors: write tensor "w": it is F32[3], but the header says F32[2]
+}
+
+func ExampleWriteSharded() {
+	dir, _ := os.MkdirTemp("", "example")
+	defer os.RemoveAll(dir)
+	ts := map[string]*tensor.Tensor{
+		"a": tensor.New(tensor.F32, 4), "b": tensor.New(tensor.F32, 4), "c": tensor.New(tensor.F32, 4),
+	}
+	if err := safetensors.WriteSharded(dir, "model", 32, ts, nil); err != nil {
+		fmt.Println(err)
+		return
+	}
+	files, _ := os.ReadDir(dir)
+	for _, f := range files {
+		fmt.Println(f.Name())
+	}
+	// Output:
+	// model-00001-of-00002.safetensors
+	// model-00002-of-00002.safetensors
+	// model.safetensors.index.json
+}
+
+func ExampleOpenModel() {
+	name, remove := example()
+	defer remove()
+	m, err := safetensors.OpenModel(filepath.Dir(name)) // of one file, or of shards with an index
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer m.Close()
+	bias, err := m.Tensor("bias")
+	fmt.Println(m.Names(), bias, err)
+	// Output: [bias weight] I16[2] <nil>
+}
+
+func ExampleOpenIndex() {
+	dir, _ := os.MkdirTemp("", "example")
+	defer os.RemoveAll(dir)
+	ts := map[string]*tensor.Tensor{"a": tensor.New(tensor.F32, 4), "b": tensor.New(tensor.F32, 4)}
+	if err := safetensors.WriteSharded(dir, "model", 16, ts, nil); err != nil {
+		fmt.Println(err)
+		return
+	}
+	m, err := safetensors.OpenIndex(filepath.Join(dir, "model.safetensors.index.json"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer m.Close()
+	for name, f := range m.Files() {
+		fmt.Println(name, f.Names())
+	}
+	fmt.Println(m.TotalSize)
+	// Output:
+	// model-00001-of-00002.safetensors [a]
+	// model-00002-of-00002.safetensors [b]
+	// 32
+}

@@ -1,0 +1,193 @@
+package safetensors
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"math"
+	"os"
+	"sync"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// File is a file's header and its tensors. Many goroutines may use it at once.
+type File struct {
+	Header
+
+	name string
+	data []byte // of the tensors
+
+	mu     sync.Mutex // protects the fields below
+	mapped []byte     // what Close unmaps; nil if the data are in memory
+	closed bool
+}
+
+// Parse checks a whole file in memory. The tensors alias b, and may be written if b may.
+func Parse(b []byte) (*File, error) {
+	h, err := ReadHeader(bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		return nil, err
+	}
+	return &File{Header: *h, data: b[h.start:]}, nil
+}
+
+// Read reads a whole file into memory, which it takes only as data arrive. What follows after the last tensor must be
+// the end. The tensors may be written.
+func Read(r io.Reader) (*File, error) {
+	h, err := readHeader(r, math.MaxInt64)
+	if err != nil {
+		return nil, err
+	}
+	f := &File{Header: *h}
+	if f.data, err = readN(r, h.Size()-h.start); err != nil {
+		return nil, readError(err, h, int64(len(f.data)))
+	}
+	var more [1]byte
+	switch _, err := io.ReadFull(r, more[:]); err {
+	case io.EOF:
+		return f, nil
+	case nil:
+		return nil, invalid(h.Size(), "more bytes follow after the last tensor")
+	default:
+		return nil, fmt.Errorf("safetensors: read: %w", err)
+	}
+}
+
+// readError is err, after n bytes of data.
+func readError(err error, h *Header, n int64) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return h.fits(h.start + n)
+	}
+	return fmt.Errorf("safetensors: read: %w", err)
+}
+
+// Load reads a file into memory: for file systems where others may replace or cut off what is there, as on NFS. The
+// tensors may be written.
+func Load(name string) (*File, error) {
+	f, err := loadFile(name)
+	if err != nil {
+		return nil, inFile(name, err)
+	}
+	f.name = name
+	return f, nil
+}
+
+func loadFile(name string) (*File, error) {
+	r, size, err := openFile(name)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	h, err := ReadHeader(r, size)
+	if err != nil {
+		return nil, err
+	}
+	f := &File{Header: *h, data: make([]byte, size-h.start)}
+	if n, err := io.ReadFull(io.NewSectionReader(r, h.start, size), f.data); err != nil && n < len(f.data) {
+		return nil, readError(err, h, int64(n))
+	}
+	return f, nil
+}
+
+// openFile opens a regular file of no more bytes than memory can have.
+func openFile(name string) (r *os.File, size int64, err error) {
+	if r, err = os.Open(name); err != nil {
+		return nil, 0, fmt.Errorf("safetensors: %w", err)
+	}
+	st, err := r.Stat()
+	switch {
+	case err != nil:
+		err = fmt.Errorf("safetensors: %w", err)
+	case !st.Mode().IsRegular():
+		err = fmt.Errorf("safetensors: %s is no regular file", name)
+	case uint64(st.Size()) > maxInt:
+		err = fmt.Errorf("safetensors: %s has %d bytes, more than memory can have", name, st.Size())
+	}
+	if err != nil {
+		r.Close()
+		return nil, 0, err
+	}
+	return r, st.Size(), nil
+}
+
+// Tensor is the tensor called name, ErrNoTensor if there is none, fs.ErrClosed after Close. It shares f's memory.
+func (f *File) Tensor(name string) (*tensor.Tensor, error) {
+	if f.isClosed() {
+		return nil, fmt.Errorf("safetensors: %stensor %s: %w", f.where(), quote(name), fs.ErrClosed)
+	}
+	i, ok := f.index[name]
+	if !ok {
+		return nil, fmt.Errorf("safetensors: %stensor %s: %w", f.where(), quote(name), ErrNoTensor)
+	}
+	return f.at(i), nil
+}
+
+func (f *File) where() string {
+	if f.name == "" {
+		return ""
+	}
+	return f.name + ": "
+}
+
+// at is the tensor i, which the header's check has shown to be whole.
+func (f *File) at(i int) *tensor.Tensor {
+	info := f.infos[i]
+	begin, end := info.Begin-f.start, info.End-f.start
+	shape := append(make([]int, 0, len(info.Shape)), info.Shape...)
+	return &tensor.Tensor{DType: info.DType, Shape: shape, Data: f.data[begin:end:end]}
+}
+
+// All are the tensors, in the order of their data. They share f's memory. It panics after Close, since what it would
+// leave out could pass for not being there.
+func (f *File) All() iter.Seq2[string, *tensor.Tensor] {
+	return func(yield func(string, *tensor.Tensor) bool) {
+		for i, name := range f.names {
+			if f.isClosed() {
+				panic("safetensors: " + f.where() + "All of a closed File")
+			}
+			if !yield(name, f.at(i)) {
+				return
+			}
+		}
+	}
+}
+
+func (f *File) isClosed() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.closed
+}
+
+// Close ends f, and the mapping of Open: a tensor of it that is used later is a fault that no recover catches.
+// Tensors in memory live on. A File that is not closed keeps its mapping as long as the process lives.
+func (f *File) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	mapped := f.mapped
+	f.mapped = nil
+	if mapped == nil {
+		return nil
+	}
+	if err := unmap(mapped); err != nil {
+		return fmt.Errorf("safetensors: unmap %s: %w", f.name, err)
+	}
+	return nil
+}
+
+// Open maps a file, read-only: nothing but the header is read until tensors are. If the file is cut off later, as a
+// file on NFS can be that another host replaces, using what is gone is a fault that ends the process: Load such files.
+// What replaces the file by a rename, as WriteFile does, leaves the mapping as it was. Where files cannot be mapped,
+// Open is Load.
+func Open(name string) (*File, error) {
+	f, err := mapFile(name)
+	if err != nil {
+		return nil, inFile(name, err)
+	}
+	f.name = name
+	return f, nil
+}

@@ -1,0 +1,294 @@
+package safetensors_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+const indexName = "model.safetensors.index.json"
+
+// sharded writes c into a directory, with at most most bytes a file.
+func sharded(t testing.TB, most int64, c contents) (dir string) {
+	dir = t.TempDir()
+	require.NoError(t, safetensors.WriteSharded(dir, "model", most, c.tensors, c.metadata))
+	return dir
+}
+
+// abc is a model of three tensors with 8, 24 and 8 bytes.
+var abc = contents{tensors: map[string]*tensor.Tensor{
+	"a": filled(tensor.F32, 2), "b": filled(tensor.F32, 2, 3), "c": filled(tensor.I64, 1),
+}, metadata: map[string]string{"format": "pt"}}
+
+// TestSharded writes models with shards of each size and reads them in each way.
+func TestSharded(t *testing.T) {
+	for most, files := range map[int64][]string{
+		1:    {"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"},
+		16:   {"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"},
+		32:   {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
+		1000: {"model-00001-of-00001.safetensors"},
+	} {
+		dir := sharded(t, most, abc)
+		for _, path := range []string{dir, filepath.Join(dir, indexName)} {
+			m, err := safetensors.OpenModel(path)
+			require.NoError(t, err)
+			requireSame(t, abc, contents{maps.Collect(m.All()), abc.metadata})
+			for range m.All() {
+				break
+			}
+			assert.Equal(t, 3, m.Len())
+			assert.Equal(t, int64(40), m.TotalSize)
+			assert.Equal(t, []string{"a", "b", "c"}, slices.Sorted(slices.Values(m.Names())))
+			b, err := m.Tensor("b")
+			require.NoError(t, err)
+			assert.Equal(t, abc.tensors["b"].Data, b.Data)
+			_, err = m.Tensor("d")
+			require.ErrorIs(t, err, safetensors.ErrNoTensor)
+			require.ErrorContains(t, err, `tensor "d"`)
+			var got []string
+			for name, f := range m.Files() {
+				got = append(got, name)
+				assert.Equal(t, abc.metadata, f.Metadata)
+			}
+			for range m.Files() {
+				break
+			}
+			assert.Equal(t, files, got)
+			require.NoError(t, m.Close())
+			require.NoError(t, m.Close(), "again")
+			_, err = m.Tensor("b")
+			require.ErrorIs(t, err, fs.ErrClosed)
+		}
+	}
+}
+
+// TestIndexText is how Hugging Face's libraries write it.
+func TestIndexText(t *testing.T) {
+	dir := sharded(t, 32, contents{tensors: map[string]*tensor.Tensor{"<ä>": abc.tensors["b"], "a": abc.tensors["a"], "z": abc.tensors["c"]}})
+	got, err := os.ReadFile(filepath.Join(dir, indexName))
+	require.NoError(t, err)
+	require.Equal(t, `{
+  "metadata": {
+    "total_size": 40
+  },
+  "weight_map": {
+    "<ä>": "model-00001-of-00002.safetensors",
+    "a": "model-00001-of-00002.safetensors",
+    "z": "model-00002-of-00002.safetensors"
+  }
+}
+`, string(got))
+}
+
+func TestShardedNothing(t *testing.T) {
+	m, err := safetensors.OpenModel(sharded(t, 1, contents{}))
+	require.NoError(t, err)
+	require.Zero(t, m.Len())
+	require.NoError(t, m.Close())
+}
+
+// TestWriteShardedFails wants nothing left, and no model overwritten.
+func TestWriteShardedFails(t *testing.T) {
+	dir := t.TempDir()
+	write := func(base string, most int64) error {
+		return safetensors.WriteSharded(dir, base, most, abc.tensors, nil)
+	}
+	for _, base := range []string{"", ".", "..", "a/b", "../a", "/a", "\xff"} {
+		require.ErrorContains(t, write(base, 1), "is not the beginning of a file's name")
+	}
+	require.ErrorContains(t, write("m", 0), "maxShardBytes is 0, not positive")
+	assertEmpty(t, dir)
+
+	blocked := filepath.Join(dir, "m-00003-of-00003.safetensors")
+	require.NoError(t, os.MkdirAll(filepath.Join(blocked, "x"), 0o700))
+	require.ErrorContains(t, write("m", 1), blocked)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1, "shards that were written are gone")
+	require.NoError(t, os.RemoveAll(blocked))
+
+	require.NoError(t, write("m", 1))
+	before, err := os.ReadFile(filepath.Join(dir, "m-00001-of-00003.safetensors"))
+	require.NoError(t, err)
+	require.ErrorIs(t, safetensors.WriteSharded(dir, "m", 1, nil, nil), fs.ErrExist)
+	after, err := os.ReadFile(filepath.Join(dir, "m-00001-of-00003.safetensors"))
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+}
+
+// TestIndexRefused has each rule for an index broken once.
+func TestIndexRefused(t *testing.T) {
+	const file = "model-00001-of-00001.safetensors" // has a, b and c
+	weights := func(entries string) string { return `{"weight_map":{` + entries + `}}` }
+	all := `"a":"` + file + `","b":"` + file + `","c":"` + file + `"`
+	for name, tc := range map[string]struct {
+		index  string
+		tensor string
+		want   string
+	}{
+		"no JSON":             {index: "x", want: "the index should be"},
+		"empty":               {index: "", want: "ends where the index should be"},
+		"array":               {index: "[]", want: "the index should be"},
+		"not UTF-8":           {index: "\xff", want: "is not UTF-8"},
+		"no weight_map":       {index: `{"metadata":{}}`, want: "has no weight_map"},
+		"weight_map null":     {index: `{"weight_map":null}`, want: "weight_map should be"},
+		"weight_map twice":    {index: `{"weight_map":{},"weight_map":{}}`, want: "weight_map is there twice"},
+		"metadata twice":      {index: `{"metadata":{},"metadata":{}}`, want: "metadata is there twice"},
+		"more behind":         {index: weights(all) + "x", want: "the end should be"},
+		"name twice":          {index: weights(`"a":"` + file + `","a":"` + file + `"`), tensor: "a", want: "is there twice"},
+		"file no string":      {index: weights(`"a":1`), tensor: "a", want: "the name of a file"},
+		"file empty":          {index: weights(`"a":""`), tensor: "a", want: "is not the name of a file in the directory"},
+		"file is directory":   {index: weights(`"a":"."`), tensor: "a", want: "is not the name of a file in the directory"},
+		"file above":          {index: weights(`"a":"../x"`), tensor: "a", want: "is not the name of a file in the directory"},
+		"file above, inside":  {index: weights(`"a":"x/../../x"`), tensor: "a", want: "is not the name of a file in the directory"},
+		"file absolute":       {index: weights(`"a":"/etc/passwd"`), tensor: "a", want: "is not the name of a file in the directory"},
+		"file with nul":       {index: weights(`"a":"x\u0000"`), tensor: "a", want: "is not the name of a file in the directory"},
+		"total_size string":   {index: `{"metadata":{"total_size":"40"},"weight_map":{}}`, want: "total_size"},
+		"total_size negative": {index: `{"metadata":{"total_size":-1},"weight_map":{}}`, want: "total_size is -1"},
+		"total_size half":     {index: `{"metadata":{"total_size":1.5},"weight_map":{}}`, want: "total_size is 1.5"},
+		"total_size huge":     {index: `{"metadata":{"total_size":1e300},"weight_map":{}}`, want: "total_size is 1e300"},
+		"deep":                {index: `{"x":` + nested(127) + `,"weight_map":{}}`, want: "nested deeper"},
+		"tensor not there":    {index: weights(all + `,"d":"` + file + `"`), tensor: "d", want: `is said to be in "` + file + `", which does not have it`},
+		"tensor not listed":   {index: weights(`"a":"` + file + `","b":"` + file + `"`), tensor: "c", want: "does not say that it is in this file"},
+		"tensor of another":   {index: weights(`"a":"` + file + `","b":"` + file + `","c":"other.safetensors"`), tensor: "c", want: "does not say that it is in this file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := sharded(t, 1000, abc)
+			index := filepath.Join(dir, indexName)
+			require.NoError(t, os.WriteFile(index, []byte(tc.index), 0o600))
+			_, err := safetensors.OpenIndex(index)
+			var bad *safetensors.FormatError
+			require.ErrorAs(t, err, &bad)
+			assert.Equal(t, tc.tensor, bad.Tensor)
+			assert.ErrorContains(t, err, tc.want)
+			assert.ErrorContains(t, err, index)
+		})
+	}
+}
+
+// TestShardMissing wants the tensor and the file named.
+func TestShardMissing(t *testing.T) {
+	dir := sharded(t, 32, abc)
+	gone := "model-00002-of-00002.safetensors"
+	require.NoError(t, os.Remove(filepath.Join(dir, gone)))
+	_, err := safetensors.OpenModel(dir)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorContains(t, err, `tensor "c" is said to be in "`+gone+`"`)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, gone), []byte("x"), 0o600))
+	_, err = safetensors.OpenModel(dir)
+	require.ErrorIs(t, err, safetensors.ErrFormat)
+	require.ErrorContains(t, err, gone)
+}
+
+// TestIndexOfOthers reads indexes as they are found: without metadata, with more of it, with a float, with directories.
+func TestIndexOfOthers(t *testing.T) {
+	for metadata, want := range map[string]int64{
+		`{}`: 0, `{"total_size":40,"total_parameters":{"x":[]}}`: 40, `{"total_size":4.0e1}`: 40,
+	} {
+		dir := t.TempDir()
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, "sub", "sub"), 0o700))
+		require.NoError(t, safetensors.WriteFile(filepath.Join(dir, "sub", "sub", "x"), abc.tensors, nil))
+		index := filepath.Join(dir, "any.json")
+		text := fmt.Sprintf(`{"x":[],"weight_map":{"a":"sub/sub/x","b":"sub\/sub\/x","c":"sub/sub/x"},"metadata":%s}`, metadata)
+		require.NoError(t, os.WriteFile(index, []byte(text), 0o600))
+		m, err := safetensors.OpenModel(index)
+		require.NoError(t, err)
+		assert.Equal(t, want, m.TotalSize)
+		assert.Equal(t, 3, m.Len())
+		require.NoError(t, m.Close())
+	}
+}
+
+// TestCacheOfLinks is the layout of Hugging Face's cache, whose files are links out of the directory.
+func TestCacheOfLinks(t *testing.T) {
+	root := t.TempDir()
+	blobs, snapshot := filepath.Join(root, "blobs"), filepath.Join(root, "snapshots", "1")
+	require.NoError(t, os.MkdirAll(snapshot, 0o700))
+	require.NoError(t, os.MkdirAll(blobs, 0o700))
+	require.NoError(t, safetensors.WriteSharded(blobs, "model", 1, abc.tensors, nil))
+	entries, err := os.ReadDir(blobs)
+	require.NoError(t, err)
+	for i, e := range entries {
+		blob := fmt.Sprintf("blob%d", i)
+		require.NoError(t, os.Rename(filepath.Join(blobs, e.Name()), filepath.Join(blobs, blob)))
+		require.NoError(t, os.Symlink(filepath.Join("..", "..", "blobs", blob), filepath.Join(snapshot, e.Name())))
+	}
+	m, err := safetensors.OpenModel(snapshot)
+	require.NoError(t, err)
+	assert.Equal(t, 3, m.Len())
+	require.NoError(t, m.Close())
+}
+
+// TestOpenModel finds what a directory has.
+func TestOpenModel(t *testing.T) {
+	for name, tc := range map[string]struct {
+		files []string // in the directory; one that ends in .json is an index of nothing
+		open  string   // what is found
+		err   string
+	}{
+		"a model":              {files: []string{"model.safetensors", "x.safetensors", "config.json", ".y.safetensors"}, open: "model.safetensors"},
+		"another name":         {files: []string{"adapter.safetensors", "config.json"}, open: "adapter.safetensors"},
+		"an index":             {files: []string{indexName, "consolidated.safetensors"}},
+		"index, another name":  {files: []string{"diffusion.safetensors.index.json", "diffusion-00001-of-00001.safetensors"}},
+		"both":                 {files: []string{"model.safetensors", indexName}, err: "has model.safetensors and model.safetensors.index.json: say which"},
+		"two":                  {files: []string{"a.safetensors", "b.safetensors"}, err: "has a.safetensors and b.safetensors: say which"},
+		"nothing":              {files: []string{"config.json"}, err: "has no *.safetensors and no *.safetensors.index.json"},
+		"shards without index": {files: []string{"m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"}, err: "has 2 shards but no index, which is written last: the model is not complete"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for _, file := range tc.files {
+				if filepath.Ext(file) == ".json" {
+					require.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(`{"weight_map":{}}`), 0o600))
+				} else {
+					require.NoError(t, safetensors.WriteFile(filepath.Join(dir, file), abc.tensors, nil))
+				}
+			}
+			m, err := safetensors.OpenModel(dir)
+			if tc.err != "" {
+				require.ErrorContains(t, err, tc.err)
+				return
+			}
+			require.NoError(t, err)
+			defer m.Close()
+			names := []string{}
+			for name := range m.Files() {
+				names = append(names, name)
+			}
+			if tc.open != "" {
+				require.Equal(t, []string{tc.open}, names)
+				require.Equal(t, 3, m.Len())
+			} else {
+				require.Zero(t, m.Len())
+			}
+		})
+	}
+	_, err := safetensors.OpenModel(filepath.Join(t.TempDir(), "missing"))
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	_, err = safetensors.OpenModel(saved(t, []byte("x")))
+	require.ErrorIs(t, err, safetensors.ErrFormat)
+}
+
+// TestIndexIsLast wants a directory to be no model before the index is there.
+func TestIndexIsLast(t *testing.T) {
+	dir := sharded(t, 1, abc)
+	index, err := os.ReadFile(filepath.Join(dir, indexName))
+	require.NoError(t, err)
+	require.True(t, json.Valid(index))
+	require.False(t, bytes.Contains(index, []byte(".tmp")))
+	require.NoError(t, os.Remove(filepath.Join(dir, indexName)))
+	_, err = safetensors.OpenModel(dir)
+	require.ErrorContains(t, err, "the model is not complete")
+}

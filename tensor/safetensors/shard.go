@@ -1,0 +1,104 @@
+package safetensors
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// WriteSharded writes tensors as a model in files base-00001-of-0000N.safetensors in dir, filled in the order of the
+// names, each with at most maxShardBytes of data, or one tensor that is larger; and last base.safetensors.index.json,
+// without which OpenModel does not take the files for a model. Each file is written as by WriteFile and has the
+// metadata. It refuses to write over a model, fs.ErrExist, since until the end nobody could tell the old files from the
+// new. What it has written it removes if it fails.
+func WriteSharded(dir, base string, maxShardBytes int64, ts map[string]*tensor.Tensor, metadata map[string]string) (err error) {
+	index := filepath.Join(dir, base+indexSuffix)
+	switch _, err := os.Lstat(index); {
+	case base == "" || base[0] == '.' || filepath.Base(base) != base || !filepath.IsLocal(base) || !utf8.ValidString(base):
+		return fmt.Errorf("safetensors: base %q is not the beginning of a file's name", base)
+	case maxShardBytes <= 0:
+		return fmt.Errorf("safetensors: maxShardBytes is %d, not positive", maxShardBytes)
+	case err == nil:
+		return fmt.Errorf("safetensors: write %s: %w: remove that model first", index, fs.ErrExist)
+	}
+	if err := checkAll(ts, metadata); err != nil {
+		return err
+	}
+	shards, total := split(ts, maxShardBytes)
+	var written []string
+	defer func() {
+		if err != nil {
+			for _, name := range slices.Backward(written) { // the index first
+				_ = os.Remove(name) // the first error is the one to tell
+			}
+		}
+	}()
+	files := map[string]string{}
+	for i, part := range shards {
+		file := fmt.Sprintf("%s-%05d-of-%05d%s", base, i+1, len(shards), suffix)
+		written = append(written, filepath.Join(dir, file))
+		if err := WriteFile(filepath.Join(dir, file), part, metadata); err != nil {
+			return err
+		}
+		for name := range part {
+			files[name] = file
+		}
+	}
+	written = append(written, index)
+	return writeIndex(index, total, files)
+}
+
+// checkAll tells what no file can hold before one is there.
+func checkAll(ts map[string]*tensor.Tensor, metadata map[string]string) error {
+	infos, err := infosOf(ts)
+	if err != nil {
+		return err
+	}
+	for name, info := range infos {
+		if _, err := checkInfo(name, info); err != nil {
+			return err
+		}
+	}
+	return checkMetadata(metadata)
+}
+
+// split fills shards with tensors, in the order of their names. There is at least one.
+func split(ts map[string]*tensor.Tensor, most int64) (shards []map[string]*tensor.Tensor, total int64) {
+	part, size := map[string]*tensor.Tensor{}, int64(0)
+	for _, name := range slices.Sorted(maps.Keys(ts)) {
+		n := int64(len(ts[name].Data))
+		if len(part) > 0 && size+n > most {
+			shards = append(shards, part)
+			part, size = map[string]*tensor.Tensor{}, 0
+		}
+		part[name] = ts[name]
+		size += n
+		total += n
+	}
+	return append(shards, part), total
+}
+
+// writeIndex writes an index as Hugging Face's libraries do: two spaces to a level, keys sorted.
+func writeIndex(name string, total int64, files map[string]string) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	err := e.Encode(map[string]any{"metadata": map[string]int64{"total_size": total}, "weight_map": files})
+	if err != nil {
+		return &WriteError{File: name, Err: err}
+	}
+	return replace(name, func(w io.Writer) error {
+		_, err := writeAll(w, b.Bytes())
+		return err
+	})
+}

@@ -1,0 +1,77 @@
+package safetensors
+
+import (
+	"bufio"
+	"crypto/rand"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// Write writes tensors as one file, with the bytes of the reference writer. Metadata that are nil are left out. Nothing
+// is written if a tensor or a name cannot be.
+func Write(w io.Writer, ts map[string]*tensor.Tensor, metadata map[string]string) error {
+	infos, err := infosOf(ts)
+	if err != nil {
+		return err
+	}
+	const small = 64 << 10 // what is larger passes the buffer by
+	b := bufio.NewWriterSize(w, small)
+	sw, err := NewWriter(b, infos, metadata)
+	if err != nil {
+		return err
+	}
+	for _, name := range sw.Names() {
+		if err := sw.WriteTensor(name, ts[name]); err != nil {
+			return err
+		}
+	}
+	if err := b.Flush(); err != nil {
+		return &WriteError{Err: err}
+	}
+	return sw.Close()
+}
+
+// WriteFile writes tensors as the file called name, whole or not at all, and durable: under another name in the same
+// directory, .safetensors-*.tmp, that is synced and then renamed. It replaces a file that is there, and leaves nothing
+// behind if it fails. Readers of the old file keep it.
+func WriteFile(name string, ts map[string]*tensor.Tensor, metadata map[string]string) error {
+	return replace(name, func(w io.Writer) error { return Write(w, ts, metadata) })
+}
+
+// replace makes what write writes the file called name.
+func replace(name string, write func(io.Writer) error) error {
+	dir := filepath.Dir(name)
+	temp := filepath.Join(dir, ".safetensors-"+rand.Text()+".tmp")
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return &WriteError{File: name, Err: err}
+	}
+	if err = fill(f, write); err == nil {
+		err = os.Rename(temp, name)
+	}
+	if err != nil {
+		_ = os.Remove(temp) // the first error is the one to tell
+	} else if err = syncDir(dir); err == nil {
+		return nil
+	}
+	if _, ok := errors.AsType[*WriteError](err); ok {
+		return inFile(name, err)
+	}
+	return &WriteError{File: name, Err: err}
+}
+
+// fill makes f what write writes, durable. NFS may tell only at Close that it could not write.
+func fill(f *os.File, write func(io.Writer) error) error {
+	err := write(f)
+	if err == nil {
+		err = f.Sync()
+	}
+	if closing := f.Close(); err == nil {
+		err = closing
+	}
+	return err
+}

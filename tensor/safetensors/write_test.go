@@ -1,0 +1,306 @@
+package safetensors_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+// unwritable are tensors that no file can have.
+var unwritable = map[string]struct {
+	ts       map[string]*tensor.Tensor
+	metadata map[string]string
+	tensor   string
+	reason   string
+}{
+	"nil":            {ts: map[string]*tensor.Tensor{"a": nil}, tensor: "a", reason: "nil"},
+	"no dtype":       {ts: map[string]*tensor.Tensor{"a": {}}, tensor: "a", reason: "not a dtype"},
+	"too few bytes":  {ts: map[string]*tensor.Tensor{"a": {DType: tensor.F32, Shape: []int{1}}}, tensor: "a", reason: "has 4 bytes, not 0"},
+	"negative axis":  {ts: map[string]*tensor.Tensor{"a": {DType: tensor.F32, Shape: []int{-1}}}, tensor: "a", reason: "negative"},
+	"overflow, 0":    {ts: map[string]*tensor.Tensor{"a": {DType: tensor.F32, Shape: []int{1 << 40, 1 << 40, 0}}}, tensor: "a", reason: "more bits than can be counted"},
+	"reserved name":  {ts: map[string]*tensor.Tensor{"__metadata__": tensor.New(tensor.U8, 1)}, tensor: "__metadata__", reason: "the name is reserved"},
+	"name no UTF-8":  {ts: map[string]*tensor.Tensor{"\xff": tensor.New(tensor.U8, 1)}, tensor: "\xff", reason: "the name is not UTF-8"},
+	"key no UTF-8":   {metadata: map[string]string{"\xff": ""}, reason: `metadata "\xff": key or value is not UTF-8`},
+	"value no UTF-8": {metadata: map[string]string{"k": "\xff"}, reason: `metadata "k": key or value is not UTF-8`},
+	"huge header":    {metadata: map[string]string{"k": strings.Repeat("x", 100_000_000)}, reason: "the header would have"},
+}
+
+// TestUnwritable wants an error that names the tensor, and nothing written.
+func TestUnwritable(t *testing.T) {
+	for name, tc := range unwritable {
+		t.Run(name, func(t *testing.T) {
+			var b bytes.Buffer
+			dir := t.TempDir()
+			for _, err := range []error{
+				safetensors.Write(&b, tc.ts, tc.metadata),
+				safetensors.WriteFile(filepath.Join(dir, "m"), tc.ts, tc.metadata),
+				safetensors.WriteSharded(dir, "m", 1, tc.ts, tc.metadata),
+			} {
+				var bad *safetensors.WriteError
+				require.ErrorAs(t, err, &bad)
+				assert.Equal(t, tc.tensor, bad.Tensor)
+				assert.ErrorContains(t, err, tc.reason)
+			}
+			assert.Zero(t, b.Len())
+			assertEmpty(t, dir)
+		})
+	}
+}
+
+func assertEmpty(t *testing.T, dir string) {
+	t.Helper()
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Empty(t, left)
+}
+
+// limited writes n bytes, and then fails: with an error, or by writing less without one.
+type limited struct {
+	n   int
+	err error
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	if n := l.n; n < len(p) {
+		l.n = 0
+		return n, l.err
+	}
+	l.n -= len(p)
+	return len(p), nil
+}
+
+// TestWriteFails has the disk fill up after each byte.
+func TestWriteFails(t *testing.T) {
+	c := golden["shapes"]
+	full := errors.New("full")
+	for n := range len(written(t, c)) {
+		for err, want := range map[error]error{full: full, nil: io.ErrShortWrite} {
+			require.ErrorIs(t, safetensors.Write(&limited{n, err}, c.tensors, c.metadata), want)
+		}
+	}
+}
+
+// addresses remembers where what is written lies.
+type addresses []*byte
+
+func (a *addresses) Write(p []byte) (int, error) {
+	*a = append(*a, unsafe.SliceData(p))
+	return len(p), nil
+}
+
+// TestWriteDoesNotCopy wants large tensors to be written from where they are.
+func TestWriteDoesNotCopy(t *testing.T) {
+	w := tensor.New(tensor.F32, 1<<20)
+	var a addresses
+	require.NoError(t, safetensors.Write(&a, map[string]*tensor.Tensor{"w": w}, nil))
+	last := unsafe.Pointer(a[len(a)-1])
+	begin := unsafe.Pointer(unsafe.SliceData(w.Data))
+	require.GreaterOrEqual(t, uintptr(last), uintptr(begin))
+	require.Less(t, uintptr(last), uintptr(begin)+uintptr(len(w.Data)))
+}
+
+// TestWriteIsDeterministic writes the same maps again and again.
+func TestWriteIsDeterministic(t *testing.T) {
+	c := golden["dtypes"]
+	c.metadata = map[string]string{"a": "", "b": "", "c": "", "d": "", "e": ""}
+	want := written(t, c)
+	require.Contains(t, string(want), `{"__metadata__":{"a":"","b":"","c":"","d":"","e":""},"u64"`)
+	for range 20 {
+		require.Equal(t, want, written(t, c))
+	}
+}
+
+func TestWriteFile(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "m.safetensors")
+	for _, want := range []contents{golden["dtypes"], golden["names"]} { // the second replaces the first
+		require.NoError(t, safetensors.WriteFile(name, want.tensors, want.metadata))
+		file, err := os.ReadFile(name)
+		require.NoError(t, err)
+		require.Equal(t, written(t, want), file)
+		left, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Len(t, left, 1)
+	}
+	plain := filepath.Join(dir, "plain")
+	require.NoError(t, os.WriteFile(plain, nil, 0o666))
+	a, err := os.Stat(name)
+	require.NoError(t, err)
+	b, err := os.Stat(plain)
+	require.NoError(t, err)
+	require.Equal(t, b.Mode(), a.Mode(), "others may read it as they may any new file")
+}
+
+// TestWriteFileFails wants the old file as it was, and nothing beside it.
+func TestWriteFileFails(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "m.safetensors")
+	require.NoError(t, os.WriteFile(name, []byte("old"), 0o600))
+	bad := map[string]*tensor.Tensor{"a": {DType: tensor.F32, Shape: []int{2}, Data: make([]byte, 4)}}
+	err := safetensors.WriteFile(name, bad, nil)
+	require.EqualError(t, err, "safetensors: write "+name+`: tensor "a": tensor: F32 of shape [2] has 8 bytes, not 4`)
+	old, err := os.ReadFile(name)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(old))
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+
+	err = safetensors.WriteFile(filepath.Join(dir, "no", "m"), nil, nil)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	taken := filepath.Join(dir, "taken") // a rename onto it fails, when all is written
+	require.NoError(t, os.MkdirAll(filepath.Join(taken, "x"), 0o700))
+	err = safetensors.WriteFile(taken, nil, nil)
+	require.ErrorContains(t, err, "safetensors: write "+taken)
+	left, err = os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 2)
+}
+
+// infos are the dtypes and shapes of c.
+func infos(c contents) map[string]safetensors.Info {
+	m := map[string]safetensors.Info{}
+	for name, w := range c.tensors {
+		m[name] = safetensors.Info{DType: w.DType, Shape: w.Shape}
+	}
+	return m
+}
+
+// TestWriter streams in each way, in pieces of each size.
+func TestWriter(t *testing.T) {
+	for name, c := range golden {
+		want := written(t, c)
+		for _, piece := range []int{1, 3, 1000} {
+			for way, write := range map[string]func(w *safetensors.Writer){
+				"stream": func(w *safetensors.Writer) {
+					var all []byte
+					for _, name := range w.Names() {
+						all = append(all, c.tensors[name].Data...)
+					}
+					inPieces(t, w, all, piece)
+				},
+				"Begin": func(w *safetensors.Writer) {
+					for _, name := range w.Names() {
+						require.NoError(t, w.Begin(name))
+						inPieces(t, w, c.tensors[name].Data, piece)
+					}
+				},
+				"WriteTensor": func(w *safetensors.Writer) {
+					for _, name := range w.Names() {
+						require.NoError(t, w.WriteTensor(name, c.tensors[name]))
+					}
+				},
+			} {
+				var b bytes.Buffer
+				w, err := safetensors.NewWriter(&b, infos(c), c.metadata)
+				require.NoError(t, err)
+				require.Equal(t, int64(len(want)), w.Header().Size())
+				write(w)
+				require.NoError(t, w.Close())
+				require.NoError(t, w.Close(), "again")
+				require.Equal(t, want, b.Bytes(), "%s by %s", name, way)
+			}
+		}
+	}
+}
+
+func inPieces(t *testing.T, w io.Writer, p []byte, n int) {
+	for len(p) > 0 {
+		k := min(n, len(p))
+		done, err := w.Write(p[:k])
+		require.NoError(t, err)
+		require.Equal(t, k, done)
+		p = p[k:]
+	}
+}
+
+// TestWriterMisused wants each mistake told at once, with the tensor's name, and for good. The order is b, a, z.
+func TestWriterMisused(t *testing.T) {
+	all := map[string]safetensors.Info{
+		"a": {DType: tensor.U8, Shape: []int{4}}, "b": {DType: tensor.F32, Shape: []int{1}}, "z": {DType: tensor.U8, Shape: []int{0}},
+	}
+	write := func(w *safetensors.Writer, n int) error {
+		_, err := w.Write(make([]byte, n))
+		return err
+	}
+	for name, tc := range map[string]struct {
+		misuse func(w *safetensors.Writer) error
+		want   string
+		is     error
+	}{
+		"nothing":            {misuse: (*safetensors.Writer).Close, want: `tensor "b": 4 of its 4 bytes are missing`},
+		"some":               {misuse: func(w *safetensors.Writer) error { return errors.Join(write(w, 5), w.Close()) }, want: `tensor "a": 3 of its 4 bytes are missing`},
+		"too many":           {misuse: func(w *safetensors.Writer) error { return write(w, 9) }, want: `tensor "z": 1 bytes too many`},
+		"too many of one":    {misuse: func(w *safetensors.Writer) error { return errors.Join(w.Begin("b"), write(w, 5)) }, want: `tensor "b": 1 bytes too many`},
+		"more of one":        {misuse: func(w *safetensors.Writer) error { return errors.Join(w.Begin("b"), write(w, 4), write(w, 1)) }, want: `tensor "b": 1 bytes too many`},
+		"too few of one":     {misuse: func(w *safetensors.Writer) error { return errors.Join(w.Begin("b"), write(w, 3), w.Begin("a")) }, want: `tensor "b": 1 of its 4 bytes are missing`},
+		"another's turn":     {misuse: func(w *safetensors.Writer) error { return w.Begin("a") }, want: `tensor "b": 4 of its 4 bytes are missing`},
+		"begun twice":        {misuse: func(w *safetensors.Writer) error { return errors.Join(w.Begin("b"), w.Begin("b")) }, want: `tensor "b": it is written already`},
+		"written twice":      {misuse: func(w *safetensors.Writer) error { return errors.Join(write(w, 4), w.Begin("b")) }, want: `tensor "b": it is written already`},
+		"begun in its midst": {misuse: func(w *safetensors.Writer) error { return errors.Join(write(w, 2), w.Begin("b")) }, want: `tensor "b": it is written already`},
+		"unknown":            {misuse: func(w *safetensors.Writer) error { return w.Begin("c") }, want: `tensor "c": no such tensor`, is: safetensors.ErrNoTensor},
+		"other shape":        {misuse: func(w *safetensors.Writer) error { return w.WriteTensor("b", tensor.New(tensor.F32, 1, 1)) }, want: `tensor "b": it is F32[1,1], but the header says F32[1]`},
+		"other dtype":        {misuse: func(w *safetensors.Writer) error { return w.WriteTensor("b", tensor.New(tensor.I32, 1)) }, want: `tensor "b": it is I32[1], but the header says F32[1]`},
+		"nil":                {misuse: func(w *safetensors.Writer) error { return w.WriteTensor("b", nil) }, want: `tensor "b": tensor: nil`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b bytes.Buffer
+			w, err := safetensors.NewWriter(&b, all, nil)
+			require.NoError(t, err)
+			require.Equal(t, []string{"b", "a", "z"}, w.Names())
+			err = tc.misuse(w)
+			require.EqualError(t, err, "safetensors: write "+tc.want)
+			if tc.is != nil {
+				require.ErrorIs(t, err, tc.is)
+			}
+			n := b.Len()
+			require.EqualError(t, w.Close(), err.Error(), "it stays")
+			require.EqualError(t, w.Begin("z"), err.Error())
+			require.EqualError(t, write(w, 1), err.Error())
+			require.Equal(t, n, b.Len(), "and nothing is written any more")
+		})
+	}
+}
+
+// TestWriterFails wants what is written to fail to be told with the tensor's name.
+func TestWriterFails(t *testing.T) {
+	full := errors.New("full")
+	c := contents{tensors: map[string]*tensor.Tensor{"a": filled(tensor.U8, 4), "b": filled(tensor.F32, 1)}}
+	_, err := safetensors.NewWriter(&limited{n: 7, err: full}, infos(c), nil)
+	require.ErrorIs(t, err, full)
+	w, err := safetensors.NewWriter(&limited{n: len(written(t, c)) - 1, err: full}, infos(c), nil)
+	require.NoError(t, err)
+	n, err := w.Write(make([]byte, 8))
+	require.Equal(t, 7, n)
+	require.EqualError(t, err, `safetensors: write tensor "a": full`)
+	require.ErrorIs(t, w.Close(), full)
+
+	_, err = safetensors.NewWriter(io.Discard, map[string]safetensors.Info{"a": {}}, nil)
+	require.ErrorContains(t, err, `tensor "a": invalid is not a dtype`)
+	_, err = safetensors.NewWriter(io.Discard, map[string]safetensors.Info{"a": {DType: tensor.U8, Shape: []int{-1, 0}}}, nil)
+	require.ErrorContains(t, err, `tensor "a": U8[-1,0] has a negative axis`)
+	huge := safetensors.Info{DType: tensor.U8, Shape: []int{1 << 60}}
+	_, err = safetensors.NewWriter(io.Discard, map[string]safetensors.Info{"a": huge, "b": huge, "c": huge, "d": huge, "e": huge, "f": huge, "g": huge, "h": huge}, nil)
+	require.ErrorContains(t, err, `tensor "h": the file would be larger than files can be`)
+}
+
+// TestWriterOfNothing wants no byte where no tensor is.
+func TestWriterOfNothing(t *testing.T) {
+	var b bytes.Buffer
+	w, err := safetensors.NewWriter(&b, nil, nil)
+	require.NoError(t, err)
+	_, err = w.Write([]byte{1})
+	require.ErrorContains(t, err, "1 bytes too many")
+}

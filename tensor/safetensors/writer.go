@@ -1,0 +1,136 @@
+package safetensors
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// A Writer writes a file whose data come piece by piece, so that it may be larger than memory. After an error it does
+// nothing but return it. It must not be used by two goroutines at once.
+type Writer struct {
+	w    io.Writer
+	h    *Header
+	pos  int64  // in the file, of the next byte
+	next int    // tensors before it are not begun again
+	end  int64  // where a Write must have ended
+	name string // of the tensor that ends there
+	err  error  // what ended it
+}
+
+// NewWriter writes the header for tensors with the dtypes and shapes of infos; their Begin and End do not matter. The
+// data must follow in the order of Names.
+func NewWriter(w io.Writer, infos map[string]Info, metadata map[string]string) (*Writer, error) {
+	h, head, err := plan(infos, metadata)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := writeAll(w, head); err != nil {
+		return nil, &WriteError{Err: err}
+	}
+	sw := &Writer{w: w, h: h, pos: h.start, end: h.Size()}
+	if n := len(h.names); n > 0 {
+		sw.name = h.names[n-1]
+	}
+	return sw, nil
+}
+
+func writeAll(w io.Writer, p []byte) (n int, err error) {
+	n, err = w.Write(p)
+	if err == nil && n < len(p) {
+		err = io.ErrShortWrite
+	}
+	return n, err
+}
+
+// Names are the tensors' names in the order in which their data must come.
+func (w *Writer) Names() []string { return w.h.Names() }
+
+// Header is what has been written before the data: it has where each tensor begins and ends.
+func (w *Writer) Header() *Header { return w.h }
+
+// Begin says that the bytes of the tensor called name come next, and no others until the next Begin. It is an error if
+// they do not, or if bytes of a tensor before it are missing. Without Begin, the data are one stream.
+func (w *Writer) Begin(name string) error {
+	if w.err != nil {
+		return w.err
+	}
+	i, ok := w.h.index[name]
+	switch {
+	case !ok:
+		return w.fail(name, ErrNoTensor)
+	case i < w.next || w.h.infos[i].Begin < w.pos:
+		return w.fail(name, errors.New("it is written already"))
+	case w.h.infos[i].Begin > w.pos:
+		return w.missing()
+	}
+	w.next, w.end, w.name = i+1, w.h.infos[i].End, name
+	return nil
+}
+
+// WriteTensor writes all of the tensor called name, which must come next. It is an error if t is not what the header says.
+func (w *Writer) WriteTensor(name string, t *tensor.Tensor) error {
+	if err := w.Begin(name); err != nil {
+		return err
+	}
+	if err := t.Check(); err != nil {
+		return w.fail(name, err)
+	}
+	if info, _ := w.h.Info(name); t.DType != info.DType || !slices.Equal(t.Shape, info.Shape) {
+		return w.fail(name, fmt.Errorf("it is %v, but the header says %v", t, info))
+	}
+	_, err := w.Write(t.Data)
+	return err
+}
+
+// Write writes the next bytes of the data. If p has more than are left, of the tensor that was begun or of all, it is an
+// error at once, and nothing of p is written.
+func (w *Writer) Write(p []byte) (int, error) {
+	switch over := int64(len(p)) - (w.end - w.pos); {
+	case w.err != nil:
+		return 0, w.err
+	case over > 0:
+		return 0, w.fail(w.name, fmt.Errorf("%d bytes too many", over))
+	case len(p) == 0:
+		return 0, nil
+	}
+	n, err := writeAll(w.w, p)
+	w.pos += int64(n)
+	if err != nil {
+		return n, w.fail(w.current(), err)
+	}
+	return n, nil
+}
+
+// Close is an error if bytes are missing. It does not close what w writes to.
+func (w *Writer) Close() error {
+	if w.err == nil && w.pos < w.h.Size() {
+		return w.missing()
+	}
+	return w.err
+}
+
+// current is the tensor whose byte is next.
+func (w *Writer) current() string {
+	for i, info := range w.h.infos {
+		if info.End > w.pos {
+			return w.h.names[i]
+		}
+	}
+	return w.name
+}
+
+// missing fails for a byte of a tensor that has not come.
+func (w *Writer) missing() error {
+	name := w.current()
+	info, _ := w.h.Info(name)
+	return w.fail(name, fmt.Errorf("%d of its %d bytes are missing", info.End-w.pos, info.End-info.Begin))
+}
+
+func (w *Writer) fail(name string, err error) error {
+	w.err = &WriteError{Tensor: name, Err: err}
+	return w.err
+}
