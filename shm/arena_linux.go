@@ -1,0 +1,406 @@
+package shm
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// grain is the least memory that is taken at a time, so that small allocations seldom look at the limits.
+const grain = 1 << 20
+
+// Arena is memory that peers can be lent. It is a tensor.Allocator, and safe for concurrent use.
+type Arena struct {
+	id      uint64
+	segment int64
+	limit   int64
+	page    int64
+	host    host
+
+	grow sync.Mutex // held while memory is taken, which takes time; before mu
+
+	mu     sync.Mutex // protects what follows, the segments and the blocks
+	closed bool
+	next   uint32
+	segs   []*segment // by their addresses
+	byID   map[uint32]*segment
+	free   index
+	taken  int64 // the sum of all tops
+	inUse  int64
+	lent   int64
+}
+
+// NewArena makes an arena, which takes no memory yet.
+func NewArena(o *Options) (*Arena, error) {
+	if o == nil {
+		o = &Options{}
+	}
+	page := int64(os.Getpagesize())
+	a := &Arena{page: page, limit: o.Limit, segment: o.Segment, host: thisHost(), byID: map[uint32]*segment{}}
+	switch {
+	case o.Segment < 0 || o.Segment > mostMapped:
+		return nil, fmt.Errorf("shm: Options.Segment is %d: give a size in bytes, or 0", o.Segment)
+	case o.Limit < 0:
+		return nil, fmt.Errorf("shm: Options.Limit is %d: give a size in bytes, or 0 for none", o.Limit)
+	case o.Segment == 0:
+		a.segment = DefaultSegment
+	}
+	a.segment = roundUp(a.segment, page)
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // never fails
+	a.id = binary.LittleEndian.Uint64(id[:])
+	s, err := newSegment(a.id, 0, page) // whether that is possible is to be known now
+	if err != nil {
+		return nil, err
+	}
+	_ = unix.Munmap(s.mem)
+	s.unhold()
+	return a, nil
+}
+
+// Alloc gives n bytes that begin at a multiple of 64 and have no more capacity than length. Their contents are whatever they are. The
+// memory is there when Alloc returns: it is ErrFull otherwise. What was freed is reused first; taking new memory is slower by
+// far than that, and one goroutine does it at a time.
+func (a *Arena) Alloc(n int) ([]byte, error) {
+	if n < 0 || n > math.MaxInt-align || int64(n) > mostMapped {
+		return nil, fmt.Errorf("shm: Alloc(%d): no memory has that many bytes", n)
+	}
+	size := roundUp(int64(n), align)
+	if b, err := a.reuse(int64(n), size); b != nil || err != nil {
+		return b, err
+	}
+	a.grow.Lock()
+	defer a.grow.Unlock()
+	if b, err := a.reuse(int64(n), size); b != nil || err != nil { // what whoever had grow left over
+		return b, err
+	}
+	b, err := a.reserve(size)
+	if err != nil {
+		return nil, err
+	}
+	return a.commit(b, int64(n), size, a.extend(b, size))
+}
+
+// reuse gives memory that was taken before; nil if there is none that fits.
+func (a *Arena) reuse(n, size int64) ([]byte, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, ErrClosed
+	}
+	if size == 0 {
+		return []byte{}, nil
+	}
+	b := a.free.first(size)
+	if b == nil {
+		return nil, nil
+	}
+	a.free.remove(b)
+	b.seg.live++
+	b.seg.owned++
+	return a.take(b, n, size), nil
+}
+
+// reserve finds the first segment at whose end size bytes can be, or makes one. The block is the caller's, the last of its
+// segment, and too short as yet. grow is held.
+func (a *Arena) reserve(size int64) (*block, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var first *segment
+	for _, s := range a.segs { // which are by address, not by id
+		if !s.retired && s.spare() >= size && (first == nil || s.id < first.id) {
+			first = s
+		}
+	}
+	if first == nil {
+		s, err := a.open(max(a.segment, roundUp(size, a.page)))
+		if err != nil {
+			return nil, err
+		}
+		first = s
+	}
+	b := first.last()
+	if b != nil {
+		a.free.remove(b)
+	} else {
+		b = &block{seg: first, off: first.top}
+		first.blocks = append(first.blocks, b)
+	}
+	b.used = true
+	first.live++
+	first.owned++
+	return b, nil
+}
+
+// open adds a segment. mu and grow are held; mu is not while the kernel is at work.
+func (a *Arena) open(size int64) (*segment, error) {
+	if a.next == math.MaxUint32 {
+		return nil, fmt.Errorf("shm: the arena has had %d segments, as many as there are names: make a new one", a.next)
+	}
+	id := a.next
+	a.next++
+	a.mu.Unlock()
+	s, err := newSegment(a.id, id, size)
+	if err != nil && a.trim() {
+		s, err = newSegment(a.id, id, size)
+	}
+	a.mu.Lock()
+	if err != nil {
+		return nil, err
+	}
+	i, _ := slices.BinarySearchFunc(a.segs, address(s.mem), func(s *segment, at uintptr) int { return cmp.Compare(address(s.mem), at) })
+	a.segs = slices.Insert(a.segs, i, s)
+	a.byID[id] = s
+	return s, nil
+}
+
+// extend takes memory for b, which reserve gave, until it has size bytes, or what there is. grow is held.
+func (a *Arena) extend(b *block, size int64) error {
+	s, from := b.seg, b.off+b.len // that is top, which nobody else moves
+	least := roundUp(b.off+size, a.page) - from
+	n, err := a.afford(min(max(least, grain), s.size-from), least)
+	if err != nil {
+		return err
+	}
+	to, err := s.populate(from, from+n, a.host.room)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s.top = to
+	b.len = to - b.off
+	a.taken += to - from
+	return err
+}
+
+// afford is how much can be taken: want, or, if that is too much, least.
+func (a *Arena) afford(want, least int64) (int64, error) {
+	if a.room(want) == nil {
+		return want, nil
+	}
+	err := a.room(least)
+	if err != nil && a.trim() {
+		err = a.room(least)
+	}
+	return least, err
+}
+
+// room says whether n more bytes can be taken.
+func (a *Arena) room(n int64) error {
+	a.mu.Lock()
+	left := a.limit - a.taken
+	a.mu.Unlock()
+	if a.limit > 0 && n > left {
+		return full(n, left, fmt.Sprintf("Options.Limit of %s", amount(a.limit)))
+	}
+	return a.host.room(n)
+}
+
+// commit makes b, which was reserved, an allocation, unless err is why it cannot be one. What was taken is free then.
+func (a *Arena) commit(b *block, n, size int64, err error) ([]byte, error) {
+	a.mu.Lock()
+	if a.closed && err == nil {
+		err = ErrClosed
+	}
+	if err == nil {
+		defer a.mu.Unlock()
+		return a.take(b, n, size), nil
+	}
+	b.used = false
+	b.seg.owned--
+	a.release(b)
+	gone := a.sweep(func(s *segment) bool { return s == b.seg && s.top == 0 })
+	a.mu.Unlock()
+	a.giveBack(gone)
+	return nil, err
+}
+
+// Free gives back exactly what Alloc gave. It is reused as soon as no peer holds any of it. A slice that is not of this arena, or
+// only a part, or was freed already, is a mistake that would corrupt somebody's memory: Free panics. (It cannot tell
+// if the same bytes have been allocated again since.)
+func (a *Arena) Free(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	a.mu.Lock()
+	bl, fault := a.freeable(b)
+	if fault != "" {
+		a.mu.Unlock()
+		panic("shm: Free of " + fault)
+	}
+	bl.used = false
+	bl.seg.owned--
+	a.idle(bl)
+	gone := a.sweep(func(*segment) bool { return false })
+	a.mu.Unlock()
+	a.giveBack(gone)
+}
+
+// freeable is b's block, or what is wrong with b. mu is held.
+func (a *Arena) freeable(b []byte) (*block, string) {
+	s, off := a.locate(b)
+	if s == nil {
+		return nil, fmt.Sprintf("%d bytes that are not of this arena", len(b))
+	}
+	if off >= s.top {
+		return nil, fmt.Sprintf("%d bytes that Alloc did not give", len(b))
+	}
+	bl := s.blocks[s.at(off)]
+	switch {
+	case !bl.used:
+		return nil, fmt.Sprintf("%d bytes that were freed already", len(b))
+	case bl.off != off || bl.n != int64(len(b)):
+		return nil, fmt.Sprintf("%d bytes at %d of an allocation of %d: give all of it", len(b), off-bl.off, bl.n)
+	}
+	return bl, ""
+}
+
+// idle makes bl free if nobody uses it any more. mu is held.
+func (a *Arena) idle(bl *block) {
+	if bl.free() && !bl.seg.gone {
+		a.inUse -= bl.len
+		a.release(bl)
+	}
+}
+
+// locate is where b begins; nil if that is elsewhere. mu is held.
+func (a *Arena) locate(b []byte) (*segment, int64) {
+	at := address(b)
+	i, found := slices.BinarySearchFunc(a.segs, at, func(s *segment, at uintptr) int { return cmp.Compare(address(s.mem), at) })
+	if !found {
+		i--
+	}
+	if i < 0 {
+		return nil, 0
+	}
+	off := int64(at - address(a.segs[i].mem))
+	if off >= a.segs[i].size {
+		return nil, 0
+	}
+	return a.segs[i], off
+}
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// Find says where b lives, which is what Alloc gave or a part of it. It is false if b is not of this arena, was freed, or is
+// empty, and after Close.
+func (a *Arena) Find(b []byte) (Ref, bool) {
+	if len(b) == 0 {
+		return Ref{}, false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s, off := a.locate(b)
+	if s == nil || a.closed {
+		return Ref{}, false
+	}
+	r := Ref{Arena: a.id, Segment: s.id, Offset: off, Len: int64(len(b))}
+	_, err := a.allocation(r)
+	return r, err == nil
+}
+
+// allocation is what r is a part of. mu is held.
+func (a *Arena) allocation(r Ref) (*block, error) {
+	s := a.byID[r.Segment]
+	if r.Arena != a.id || s == nil {
+		return nil, fmt.Errorf("shm: %+v is not of this arena", r)
+	}
+	if r.Offset < 0 || r.Len < 1 || r.Offset >= s.top {
+		return nil, fmt.Errorf("shm: %+v is no part of an allocation", r)
+	}
+	b := s.blocks[s.at(r.Offset)]
+	if !b.used || r.Len > b.n-(r.Offset-b.off) {
+		return nil, fmt.Errorf("shm: %+v is no part of one allocation that is in use", r)
+	}
+	return b, nil
+}
+
+// Trim gives segments back that hold nothing. Peers that have them mapped hear of it, and the host has the memory when they do.
+func (a *Arena) Trim() { a.trim() }
+
+// trim reports whether there was something to give back.
+func (a *Arena) trim() bool {
+	a.mu.Lock()
+	gone := a.sweep(func(s *segment) bool { return s.live == 0 })
+	a.mu.Unlock()
+	a.giveBack(gone)
+	return len(gone) > 0
+}
+
+// sweep takes segments out of the arena: those that also says, and those that have no future. mu is held; the caller
+// gives them back without it.
+func (a *Arena) sweep(also func(*segment) bool) (gone []*segment) {
+	leaves := func(s *segment) bool {
+		return s.retired && s.live == 0 || a.closed && s.owned == 0 || also(s)
+	}
+	if !slices.ContainsFunc(a.segs, leaves) {
+		return nil
+	}
+	a.segs = slices.DeleteFunc(a.segs, func(s *segment) bool {
+		if !leaves(s) {
+			return false
+		}
+		a.retire(s)
+		s.gone = true
+		delete(a.byID, s.id)
+		a.taken -= s.top
+		for _, b := range s.blocks { // what is lent of a closed arena
+			if !b.free() {
+				a.inUse -= b.len
+				a.lent -= b.len
+			}
+		}
+		gone = append(gone, s)
+		return true
+	})
+	return gone
+}
+
+// giveBack unmaps segments that are out of the arena, and tells the peers that have them.
+func (a *Arena) giveBack(gone []*segment) {
+	for _, s := range gone {
+		_ = unix.Munmap(s.mem)
+		s.unhold()
+		a.mu.Lock()
+		conns := s.conns
+		s.conns = map[*Conn]struct{}{}
+		a.mu.Unlock()
+		for c := range conns {
+			c.drop(a.id, s.id)
+		}
+	}
+}
+
+// Stats returns what the arena has.
+func (a *Arena) Stats() Stats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	st := Stats{Segments: len(a.segs), Taken: a.taken, InUse: a.inUse, Lent: a.lent}
+	for _, s := range a.segs {
+		st.Mapped += s.size
+		if s.retired {
+			st.Retired++
+		}
+	}
+	return st
+}
+
+// Close ends the arena: Alloc and Lend are ErrClosed. Segments of which all was freed go at once, also if something of them is lent: a
+// peer's mapping is its own and lives as long as its Blocks. A slice that was not freed stays what it is, and its segment with it,
+// until Free; so Close never pulls memory from under somebody. It may be called twice, and always returns nil.
+func (a *Arena) Close() error {
+	a.mu.Lock()
+	a.closed = true
+	gone := a.sweep(func(*segment) bool { return false })
+	a.mu.Unlock()
+	a.giveBack(gone)
+	return nil
+}
+
+func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }

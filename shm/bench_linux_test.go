@@ -1,0 +1,172 @@
+package shm_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/shm"
+)
+
+// BenchmarkCopyIn copies into a block that was used before. "of-memcpy" is its share of the speed of the same copy between two slices of Go's,
+// taken turn by turn.
+func BenchmarkCopyIn(b *testing.B) {
+	for _, size := range []int{1 << 20, 64 << 20} {
+		b.Run(fmt.Sprintf("%dMiB", size>>20), func(b *testing.B) {
+			a := newArena(b, nil)
+			a.Free(alloc(b, a, size))
+			src, dst := make([]byte, size), make([]byte, size)
+			fill(src, 1)
+			copy(dst, src)
+			var plain, ours time.Duration
+			b.SetBytes(int64(size))
+			for b.Loop() {
+				t0 := time.Now()
+				copy(dst, src)
+				t1 := time.Now()
+				block, err := a.Alloc(size)
+				if err != nil {
+					b.Fatal(err)
+				}
+				copy(block, src)
+				a.Free(block)
+				ours += time.Since(t1)
+				plain += t1.Sub(t0)
+			}
+			b.ReportMetric(plain.Seconds()/ours.Seconds(), "of-memcpy")
+			b.ReportMetric(float64(size)*float64(b.N)/ours.Seconds()/(1<<30), "GiB/s")
+		})
+	}
+}
+
+// BenchmarkFirstTake is what memory costs that was never taken.
+func BenchmarkFirstTake(b *testing.B) {
+	const size = 64 << 20
+	a := newArena(b, nil)
+	b.SetBytes(size)
+	for b.Loop() {
+		block, err := a.Alloc(size)
+		if err != nil {
+			b.Fatal(err)
+		}
+		a.Free(block)
+		a.Trim()
+	}
+}
+
+func BenchmarkAllocFree(b *testing.B) {
+	for _, held := range []int{0, 10_000} {
+		b.Run(fmt.Sprintf("held=%d", held), func(b *testing.B) {
+			a := newArena(b, nil)
+			for _, block := range holes(b, a, held) {
+				defer a.Free(block)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				block, err := a.Alloc(4096)
+				if err != nil {
+					b.Fatal(err)
+				}
+				a.Free(block)
+			}
+		})
+	}
+}
+
+// holes gives n blocks with a hole behind each, none of which has 4096 bytes.
+func holes(b *testing.B, a *shm.Arena, n int) (held [][]byte) {
+	b.Helper()
+	var between [][]byte
+	for range n {
+		held = append(held, alloc(b, a, 1024))
+		between = append(between, alloc(b, a, 1024))
+	}
+	for _, block := range between {
+		a.Free(block)
+	}
+	a.Free(alloc(b, a, 4096))
+	return held
+}
+
+func BenchmarkFind(b *testing.B) {
+	a := newArena(b, nil)
+	held := holes(b, a, 10_000)
+	for i := 0; b.Loop(); i++ {
+		if _, ok := a.Find(held[i%len(held)][10:20]); !ok {
+			b.Fatal("not found")
+		}
+	}
+}
+
+func BenchmarkRoom(b *testing.B) {
+	a := newArena(b, nil)
+	for b.Loop() {
+		require.NoError(b, shm.RoomOf(a, 1))
+	}
+}
+
+// BenchmarkRoundTrip lends a block, maps it, releases it and waits until it is returned.
+func BenchmarkRoundTrip(b *testing.B) {
+	b.Run("process", func(b *testing.B) {
+		c, p := start(b, "echo")
+		a := newArena(b, nil)
+		_, ref := filled(b, a, 1<<20, 1)
+		p.tell(b, parcel{Ref: ref})
+		for b.Loop() {
+			if err := c.Lend(b.Context(), a, ref); err != nil {
+				b.Fatal(err)
+			}
+			if err := c.Returned(b.Context(), ref); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("goroutine", func(b *testing.B) {
+		c, d := pair(b)
+		a := newArena(b, nil)
+		_, ref := filled(b, a, 1<<20, 1)
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := c.Lend(b.Context(), a, ref); err != nil {
+				b.Fatal(err)
+			}
+			blocks, err := d.Map(b.Context(), ref)
+			if err != nil {
+				b.Fatal(err)
+			}
+			blocks[0].Release()
+			if err := c.Returned(b.Context(), ref); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// BenchmarkManySmall lends 1000 tensors in one call, and has them back.
+func BenchmarkManySmall(b *testing.B) {
+	c, d := pair(b)
+	a := newArena(b, nil)
+	var refs []shm.Ref
+	for i := range 1000 {
+		_, ref := filled(b, a, 1000, uint64(i))
+		refs = append(refs, ref)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := c.Lend(b.Context(), a, refs...); err != nil {
+			b.Fatal(err)
+		}
+		blocks, err := d.Map(b.Context(), refs...)
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, block := range blocks {
+			block.Release()
+		}
+		if err := c.Returned(b.Context(), refs...); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

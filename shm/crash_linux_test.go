@@ -1,0 +1,504 @@
+package shm_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/shm"
+)
+
+// children are what the test binary can be instead of the tests.
+var children = map[string]func() error{
+	"lender":   beLender,
+	"borrower": beBorrower,
+	"holder":   beHolder,
+	"echo":     beEcho,
+	"group":    fillGroup,
+	"address":  fillAddressSpace,
+	"files":    useUpDescriptors,
+	"size":     exceedFileSize,
+}
+
+// parcel is how a child and its test tell each other what was lent.
+type parcel struct {
+	Ref shm.Ref
+	Sum uint32
+}
+
+// process is a child, with a Conn to it.
+type process struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// start starts the test binary as what; the Conn is this side's.
+func start(t testing.TB, what string) (*shm.Conn, *process) {
+	t.Helper()
+	near, far := sockets(t)
+	f, err := far.File()
+	require.NoError(t, err)
+	far.Close()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), childIs+"="+what, "GORACE=atexit_sleep_ms=0")
+	cmd.ExtraFiles = []*os.File{f}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	f.Close()
+	p := &process{cmd, in, bufio.NewReader(out)}
+	c := shm.NewConn(near)
+	t.Cleanup(func() {
+		p.kill()
+		_ = c.Close()
+	})
+	return c, p
+}
+
+// kill is kill -9.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+// receive reads what a lender says that it has lent.
+func (p *process) receive(t testing.TB) (got parcel) {
+	t.Helper()
+	line, err := p.out.ReadBytes('\n')
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(line, &got))
+	return got
+}
+
+func (p *process) tell(t testing.TB, what any) {
+	t.Helper()
+	require.NoError(t, json.NewEncoder(p.in).Encode(what))
+}
+
+// parent is the child's Conn to the test.
+func parent() (*shm.Conn, error) {
+	f := os.NewFile(3, "parent")
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return shm.NewConn(c.(*net.UnixConn)), nil
+}
+
+// beLender lends one after the other, each of a size and with contents of its own, and frees it at once; a few are out at a time.
+func beLender() error {
+	ctx := context.Background()
+	c, err := parent()
+	if err != nil {
+		return err
+	}
+	a, err := shm.NewArena(&shm.Options{Segment: 1 << 18})
+	if err != nil {
+		return err
+	}
+	out := json.NewEncoder(os.Stdout)
+	var refs []shm.Ref
+	for seed := uint64(os.Getpid()); ; seed++ {
+		b, err := a.Alloc(1 + int(seed*7919%300_000))
+		if err != nil {
+			return err
+		}
+		fill(b, seed)
+		ref, _ := a.Find(b)
+		if err := c.Lend(ctx, a, ref); err != nil {
+			return err
+		}
+		if err := out.Encode(parcel{ref, sum(b)}); err != nil {
+			return err
+		}
+		a.Free(b)
+		if refs = append(refs, ref); len(refs) > 8 {
+			if err := c.Returned(ctx, refs[0]); err != nil {
+				return err
+			}
+			refs = refs[1:]
+		}
+	}
+}
+
+// beBorrower maps what it is told of, checks it, and says so; it releases every other.
+func beBorrower() error {
+	c, err := parent()
+	if err != nil {
+		return err
+	}
+	in := json.NewDecoder(os.Stdin)
+	var held []*shm.Block
+	for i := 0; ; i++ {
+		var p parcel
+		if err := in.Decode(&p); err != nil {
+			return err
+		}
+		blocks, err := c.Map(context.Background(), p.Ref)
+		if err != nil {
+			return err
+		}
+		if sum(blocks[0].Data) != p.Sum {
+			return fmt.Errorf("%+v is not what was lent", p.Ref)
+		}
+		if i%2 == 0 {
+			blocks[0].Release()
+		} else {
+			held = append(held, blocks[0])
+		}
+		fmt.Println(len(held))
+	}
+}
+
+// beHolder maps one, and says what its sum is whenever it is asked.
+func beHolder() error {
+	c, err := parent()
+	if err != nil {
+		return err
+	}
+	var p parcel
+	in := json.NewDecoder(os.Stdin)
+	if err := in.Decode(&p); err != nil {
+		return err
+	}
+	blocks, err := c.Map(context.Background(), p.Ref)
+	if err != nil {
+		return err
+	}
+	for {
+		if err := json.NewEncoder(os.Stdout).Encode(parcel{p.Ref, sum(blocks[0].Data)}); err != nil {
+			return err
+		}
+		var again any
+		if err := in.Decode(&again); err != nil {
+			return err
+		}
+	}
+}
+
+// beEcho maps and releases one ref again and again.
+func beEcho() error {
+	c, err := parent()
+	if err != nil {
+		return err
+	}
+	var p parcel
+	if err := json.NewDecoder(os.Stdin).Decode(&p); err != nil {
+		return err
+	}
+	for {
+		blocks, err := c.Map(context.Background(), p.Ref)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		blocks[0].Release()
+	}
+}
+
+// names are what is in /dev/shm.
+func names(t testing.TB) []string {
+	t.Helper()
+	entries, err := os.ReadDir("/dev/shm")
+	require.NoError(t, err)
+	list := make([]string, len(entries))
+	for i, e := range entries {
+		list[i] = e.Name()
+	}
+	return list
+}
+
+// TestLenderIsKilled kills lenders at many points. What this process has mapped stays what it is, it hears of the end, and when it has
+// released it nothing is left. Two lenders at a time show that jobs do not meet.
+func TestLenderIsKilled(t *testing.T) {
+	ctx := within(t)
+	before, files := segments(os.Getpid()), names(t)
+	for kill := range 12 {
+		c, p := start(t, "lender")
+		other, q := start(t, "lender")
+		held, sums := make([][]*shm.Block, 2), make([][]uint32, 2) // a few of each lender
+		take := func(i int, c *shm.Conn, p *process) {
+			got := p.receive(t)
+			blocks, err := c.Map(ctx, got.Ref)
+			require.NoError(t, err)
+			require.Equal(t, got.Sum, sum(blocks[0].Data))
+			held[i], sums[i] = append(held[i], blocks[0]), append(sums[i], got.Sum)
+			if len(held[i]) > 4 {
+				held[i][0].Release()
+				held[i], sums[i] = held[i][1:], sums[i][1:]
+			}
+		}
+		for range kill {
+			take(0, c, p)
+			take(1, other, q)
+		}
+		last := p.receive(t)
+		p.kill()
+		if blocks, err := c.Map(ctx, last.Ref); err == nil { // the end has not been seen yet
+			require.Equal(t, last.Sum, sum(blocks[0].Data))
+			blocks[0].Release()
+		} else {
+			require.ErrorIs(t, err, io.EOF)
+		}
+		<-c.Done()
+		require.ErrorIs(t, c.Err(), io.EOF)
+		take(1, other, q)
+		q.kill()
+		<-other.Done()
+		for i := range held {
+			for j, b := range held[i] {
+				require.Equal(t, sums[i][j], sum(b.Data))
+				b.Release()
+			}
+		}
+		require.Equal(t, before, segments(os.Getpid()))
+		require.Zero(t, segments(p.cmd.Process.Pid)+segments(q.cmd.Process.Pid))
+	}
+	require.Equal(t, files, names(t))
+}
+
+// TestBorrowerIsKilled kills borrowers at many points, of one arena that goes on.
+func TestBorrowerIsKilled(t *testing.T) {
+	ctx := within(t)
+	before := segments(os.Getpid())
+	a := newArena(t, &shm.Options{Segment: 1 << 20})
+	for kill := range 12 {
+		c, p := start(t, "borrower")
+		var all []shm.Ref
+		for i := range kill {
+			b, ref := filled(t, a, 200_000, uint64(i))
+			require.NoError(t, c.Lend(ctx, a, ref))
+			p.tell(t, parcel{ref, sum(b)})
+			a.Free(b)
+			all = append(all, ref)
+			if i < kill-1 { // the last may be in any state
+				_, err := p.out.ReadString('\n')
+				require.NoError(t, err)
+			}
+		}
+		p.kill()
+		<-c.Done()
+		require.ErrorIs(t, c.Err(), io.EOF)
+		if kill > 2 { // the second was not released
+			require.ErrorIs(t, c.Returned(ctx, all...), io.EOF)
+		}
+		require.Zero(t, a.Stats().InUse)
+		require.Zero(t, a.Stats().Retired, "nothing else of them was in use")
+	}
+	a.Trim()
+	require.Equal(t, before, segments(os.Getpid()))
+}
+
+// TestFrozenIsNotDead stops a borrower, ends the Conn, and uses all memory that can be had: what the borrower has is not touched.
+func TestFrozenIsNotDead(t *testing.T) {
+	ctx := within(t)
+	c, p := start(t, "holder")
+	a := newArena(t, &shm.Options{Segment: 1 << 20, Limit: 3 << 20})
+	b, ref := filled(t, a, 1<<19, 1)
+	kept := alloc(t, a, 100)
+	want := parcel{ref, sum(b)}
+	require.NoError(t, c.Lend(ctx, a, ref))
+	p.tell(t, want)
+	require.Equal(t, want, p.receive(t))
+	a.Free(b)
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGSTOP))
+	_, more := filled(t, a, 100, 1)
+	require.NoError(t, c.Lend(ctx, a, more), "Lend does not wait for the peer")
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, c.Returned(short, ref), context.DeadlineExceeded)
+	require.NoError(t, c.Close())
+	for n := 1 << 18; n > 100; {
+		b, err := a.Alloc(n)
+		if err != nil {
+			require.ErrorIs(t, err, shm.ErrFull)
+			n /= 2
+			continue
+		}
+		fill(b, 2)
+	}
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGCONT))
+	p.tell(t, "again")
+	require.Equal(t, want, p.receive(t))
+	require.Equal(t, 1, a.Stats().Retired)
+	fill(kept, 3)
+}
+
+// TestNobodyIsLeft kills all that have a segment, and finds it nowhere.
+func TestNobodyIsLeft(t *testing.T) {
+	before := segments(os.Getpid())
+	c, p := start(t, "lender")
+	p.receive(t)
+	pid := p.cmd.Process.Pid
+	require.NotZero(t, segments(pid))
+	p.kill()
+	<-c.Done()
+	testcluster.Eventually(t, patience, func() bool {
+		procs, err := os.ReadDir("/proc")
+		require.NoError(t, err)
+		for _, d := range procs {
+			if pid, err := strconv.Atoi(d.Name()); err == nil && parentOf(pid) == os.Getpid() && segments(pid) > 0 {
+				return false
+			}
+		}
+		return segments(os.Getpid()) == before
+	}, "the segments to be gone")
+}
+
+func parentOf(pid int) (ppid int) {
+	status, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	defer status.Close()
+	for s := bufio.NewScanner(status); s.Scan(); {
+		if _, err := fmt.Sscanf(s.Text(), "PPid: %d", &ppid); err == nil {
+			return ppid
+		}
+	}
+	return 0
+}
+
+// TestLimitsOfTheProcess runs into those of the kernel: errors, and no signals.
+func TestLimitsOfTheProcess(t *testing.T) {
+	for _, what := range []string{"address", "files", "size"} {
+		t.Run(what, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0])
+			cmd.Env = append(os.Environ(), childIs+"="+what, "GORACE=atexit_sleep_ms=0")
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			t.Logf("%s", out)
+		})
+	}
+}
+
+// limit sets a limit of this process.
+func limit(resource int, to uint64) error {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(resource, &lim); err != nil {
+		return err
+	}
+	lim.Cur = to
+	return unix.Setrlimit(resource, &lim)
+}
+
+func fillAddressSpace() error {
+	a, err := shm.NewArena(nil)
+	if err != nil {
+		return err
+	}
+	var pages uint64
+	statm, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Sscan(string(statm), &pages); err != nil {
+		return err
+	}
+	if err := limit(unix.RLIMIT_AS, pages*uint64(os.Getpagesize())+256*mib); err != nil {
+		return err
+	}
+	_, err = a.Alloc(1 << 30)
+	return wantFull(err)
+}
+
+func wantFull(err error) error {
+	if !errors.Is(err, shm.ErrFull) {
+		return fmt.Errorf("%w: is not ErrFull", err)
+	}
+	fmt.Print(err)
+	return nil
+}
+
+func exceedFileSize() error {
+	a, err := shm.NewArena(nil)
+	if err != nil {
+		return err
+	}
+	if err := limit(unix.RLIMIT_FSIZE, mib); err != nil {
+		return err
+	}
+	_, err = a.Alloc(1)
+	return wantFull(err)
+}
+
+// useUpDescriptors has no descriptor for a segment, and then none for one of the peer.
+func useUpDescriptors() error {
+	a, err := shm.NewArena(&shm.Options{Segment: 1 << 16})
+	if err != nil {
+		return err
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	var conns [2]*shm.Conn
+	for i, fd := range pair {
+		f := os.NewFile(uintptr(fd), "socket")
+		c, err := net.FileConn(f)
+		if err != nil {
+			return err
+		}
+		conns[i] = shm.NewConn(c.(*net.UnixConn))
+	}
+	b, err := a.Alloc(1 << 16)
+	if err != nil {
+		return err
+	}
+	if err := limit(unix.RLIMIT_NOFILE, 3); err != nil {
+		return err
+	}
+	_, err = a.Alloc(1 << 16)
+	if !errors.Is(err, unix.EMFILE) || errors.Is(err, shm.ErrFull) {
+		return fmt.Errorf("%w: is not about descriptors", err)
+	}
+	fmt.Println(err)
+	ref, _ := a.Find(b)
+	if err := conns[0].Lend(context.Background(), a, ref); err != nil {
+		return err
+	}
+	_, err = conns[1].Map(context.Background(), ref)
+	if err == nil {
+		return errors.New("a descriptor came where there is room for none")
+	}
+	fmt.Print(err)
+	return nil
+}
+
+// fillGroup is in a control group with a limit of 192 MiB.
+func fillGroup() error {
+	a, err := shm.NewArena(&shm.Options{Segment: 16 * mib})
+	if err != nil {
+		return err
+	}
+	for range 100 {
+		b, err := a.Alloc(16 * mib)
+		if err != nil {
+			fmt.Printf("%d MiB: ", a.Stats().Taken/mib)
+			return wantFull(err)
+		}
+		fill(b, 1)
+	}
+	return errors.New("there was no limit")
+}

@@ -1,0 +1,336 @@
+package shm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/muster-pg/muster/shm"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// connect makes two Conns with each other, as two processes would over a socket.
+func connect() (*shm.Conn, *shm.Conn) {
+	dir, err := os.MkdirTemp("", "shm")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	addr := &net.UnixAddr{Name: filepath.Join(dir, "socket"), Net: "unix"}
+	l, err := net.ListenUnix("unix", addr)
+	if err != nil {
+		panic(err)
+	}
+	defer l.Close()
+	near, err := net.DialUnix("unix", nil, addr)
+	if err != nil {
+		panic(err)
+	}
+	far, err := l.AcceptUnix()
+	if err != nil {
+		panic(err)
+	}
+	return shm.NewConn(near), shm.NewConn(far)
+}
+
+func Example() {
+	ctx := context.Background()
+	lender, borrower := connect() // these are in two processes
+	defer lender.Close()
+	defer borrower.Close()
+
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	b, err := arena.Alloc(5)
+	if err != nil {
+		panic(err)
+	}
+	copy(b, "hello")
+	ref, _ := arena.Find(b)
+	if err := lender.Lend(ctx, arena, ref); err != nil { // and send ref to the peer
+		panic(err)
+	}
+
+	blocks, err := borrower.Map(ctx, ref)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Printf("%s\n", blocks[0].Data)
+	blocks[0].Release()
+
+	if err := lender.Returned(ctx, ref); err != nil {
+		panic(err)
+	}
+	arena.Free(b)
+	// Output: hello
+}
+
+func ExampleNewArena() {
+	arena, err := shm.NewArena(&shm.Options{Segment: 1 << 20, Limit: 8 << 20})
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	_, err = arena.Alloc(10 << 20)
+	fmt.Println(errors.Is(err, shm.ErrFull))
+	fmt.Println(err)
+	// Output:
+	// true
+	// shm: not enough memory: 10.0 MiB wanted, 8.0 MiB left: Options.Limit of 8.0 MiB
+}
+
+func ExampleArena_Alloc() {
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	w, err := tensor.NewIn(arena, tensor.F32, 2, 3) // a tensor that is born here need not be copied
+	if err != nil {
+		panic(err)
+	}
+	_, here := arena.Find(w.Data)
+	fmt.Println(w, here)
+	arena.Free(w.Data)
+	// Output: F32[2,3] true
+}
+
+func ExampleArena_Free() {
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	for range 3 { // takes memory once
+		b, err := arena.Alloc(3 << 20)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(arena.Stats().Taken >> 20)
+		arena.Free(b)
+	}
+	// Output:
+	// 3
+	// 3
+	// 3
+}
+
+func ExampleArena_Find() {
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	b, err := arena.Alloc(100)
+	if err != nil {
+		panic(err)
+	}
+	ref, ok := arena.Find(b[10:30])
+	fmt.Println(ref.Offset, ref.Len, ok)
+	_, ok = arena.Find(make([]byte, 30))
+	fmt.Println(ok)
+	// Output:
+	// 10 20 true
+	// false
+}
+
+func ExampleArena_Trim() {
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	b, err := arena.Alloc(100)
+	if err != nil {
+		panic(err)
+	}
+	arena.Free(b)
+	fmt.Println(arena.Stats().Segments)
+	arena.Trim()
+	fmt.Println(arena.Stats().Segments)
+	// Output:
+	// 1
+	// 0
+}
+
+func ExampleArena_Stats() {
+	ctx := context.Background()
+	lender, borrower := connect()
+	defer lender.Close()
+	defer borrower.Close()
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	b, err := arena.Alloc(1000)
+	if err != nil {
+		panic(err)
+	}
+	ref, _ := arena.Find(b[:100])
+	if err := lender.Lend(ctx, arena, ref); err != nil {
+		panic(err)
+	}
+	fmt.Printf("%+v\n", arena.Stats())
+	// Output: {Segments:1 Retired:0 Mapped:67108864 Taken:1048576 InUse:1024 Lent:1024}
+}
+
+func ExampleArena_Close() {
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	b, err := arena.Alloc(5)
+	if err != nil {
+		panic(err)
+	}
+	arena.Close()
+	copy(b, "still") // until it is freed
+	fmt.Printf("%s %d\n", b, arena.Stats().Segments)
+	arena.Free(b)
+	fmt.Println(arena.Stats().Segments)
+	_, err = arena.Alloc(5)
+	fmt.Println(err)
+	// Output:
+	// still 1
+	// 0
+	// shm: closed
+}
+
+func ExampleNewConn() {
+	near, far := connect() // calls NewConn for both ends of a socket
+	near.Close()
+	<-far.Done()
+	fmt.Println(far.Err())
+	far.Close()
+	// Output: shm: the peer has ended the connection: EOF
+}
+
+func ExampleConn_Lend() {
+	ctx := context.Background()
+	lender, borrower := connect()
+	defer lender.Close()
+	defer borrower.Close()
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	b, err := arena.Alloc(100)
+	if err != nil {
+		panic(err)
+	}
+	ref, _ := arena.Find(b)
+	fmt.Println(lender.Lend(ctx, arena, ref))
+	arena.Free(b) // nobody else gets these bytes before the peer has released them
+	fmt.Println(arena.Stats().InUse)
+	// Output:
+	// <nil>
+	// 128
+}
+
+func ExampleConn_Map() {
+	ctx := context.Background()
+	lender, borrower := connect()
+	defer lender.Close()
+	defer borrower.Close()
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	b, err := arena.Alloc(10)
+	if err != nil {
+		panic(err)
+	}
+	copy(b, "0123456789")
+	first, _ := arena.Find(b[:4])
+	rest, _ := arena.Find(b[4:])
+	if err := lender.Lend(ctx, arena, first, rest); err != nil {
+		panic(err)
+	}
+	blocks, err := borrower.Map(ctx, rest, first)
+	if err != nil {
+		panic(err)
+	}
+	for _, block := range blocks {
+		fmt.Printf("%s\n", block.Data)
+		block.Release()
+	}
+	// Output:
+	// 456789
+	// 0123
+}
+
+func ExampleConn_Returned() {
+	ctx := context.Background()
+	lender, borrower := connect()
+	defer lender.Close()
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	b, err := arena.Alloc(10)
+	if err != nil {
+		panic(err)
+	}
+	ref, _ := arena.Find(b)
+	if err := lender.Lend(ctx, arena, ref); err != nil {
+		panic(err)
+	}
+	borrower.Close() // without having released it
+	err = lender.Returned(ctx, ref)
+	fmt.Println(errors.Is(err, io.EOF))
+	<-lender.Done()
+	fmt.Println(arena.Stats().Retired) // the bytes may be read yet
+	// Output:
+	// true
+	// 1
+}
+
+func ExampleConn_Close() {
+	near, far := connect()
+	near.Close()
+	fmt.Println(near.Err())
+	far.Close()
+	// Output: shm: closed
+}
+
+func ExampleBlock_Release() {
+	ctx := context.Background()
+	lender, borrower := connect()
+	defer lender.Close()
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	b, err := arena.Alloc(5)
+	if err != nil {
+		panic(err)
+	}
+	copy(b, "hello")
+	ref, _ := arena.Find(b)
+	if err := lender.Lend(ctx, arena, ref); err != nil {
+		panic(err)
+	}
+	blocks, err := borrower.Map(ctx, ref)
+	if err != nil {
+		panic(err)
+	}
+	borrower.Close()
+	fmt.Printf("%s\n", blocks[0].Data) // until it is released
+	blocks[0].Release()
+	fmt.Println(blocks[0].Data == nil)
+	// Output:
+	// hello
+	// true
+}

@@ -1,0 +1,107 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapping is a segment of the peer. The Conn's mu protects uses.
+type mapping struct {
+	mem  []byte // all of it, read-only
+	uses int    // the Conn's own, unless it has ended or the peer has dropped the segment; and each loan's that is not returned
+
+	mu   sync.Mutex // protects what follows
+	warm []uint64   // a bit for each page that has been brought into the page table
+}
+
+// mapPeer maps the segment of which the peer has sent the descriptor and the size. It refuses whatever could be changed by the peer in a
+// way that makes reading a fault. The descriptor is still the caller's.
+func mapPeer(fd int, size int64) (*mapping, error) {
+	if err := checkSegment(fd, size); err != nil {
+		return nil, err
+	}
+	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map a segment of %s (ulimit -v, RLIMIT_AS; vm.max_map_count): %w", amount(size), err)
+	}
+	pages := (len(mem) + os.Getpagesize() - 1) / os.Getpagesize()
+	return &mapping{mem: mem, uses: 1, warm: make([]uint64, (pages+63)/64)}, nil
+}
+
+// checkSegment wants a memfd whose size is final and that nobody can punch holes into.
+func checkSegment(fd int, size int64) error {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	switch {
+	case err != nil:
+		return fmt.Errorf("its descriptor is of something else than memory that can be sealed: F_GET_SEALS: %w", err)
+	case seals&unix.F_SEAL_SHRINK == 0 || seals&unix.F_SEAL_GROW == 0:
+		return fmt.Errorf("the size of its segment is not sealed (seals %#x)", seals)
+	case seals&(unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_WRITE) == 0:
+		return fmt.Errorf("its segment is not sealed against writers (seals %#x)", seals)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("fstat its descriptor: %w", err)
+	}
+	if size <= 0 || size > mostMapped || int64(int(size)) != size || st.Size != size {
+		return fmt.Errorf("its segment has %d bytes, not %d as it says", st.Size, size)
+	}
+	return nil
+}
+
+// slice is r's bytes.
+func (m *mapping) slice(r Ref) []byte { return m.mem[r.Offset : r.Offset+r.Len : r.Offset+r.Len] }
+
+// prefault brings the pages of r into the page table. It is faster than a fault for each few pages, and a page that cannot be had, as
+// in a segment with holes, is an error here where it would be a signal later.
+func (m *mapping) prefault(r Ref) error {
+	page := int64(os.Getpagesize())
+	from, to := int(r.Offset/page), int((r.Offset+r.Len+page-1)/page)
+	m.mu.Lock()
+	cold := !allSet(m.warm, from, to)
+	m.mu.Unlock()
+	if !cold {
+		return nil
+	}
+	mem := m.mem[int64(from)*page : min(int64(to)*page, int64(len(m.mem)))]
+	err := again(func() error { return unix.Madvise(mem, unix.MADV_POPULATE_READ) })
+	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: before Linux 5.14
+		return fmt.Errorf("read %s of the peer's memory: %w", amount(r.Len), err)
+	}
+	m.mu.Lock()
+	setAll(m.warm, from, to)
+	m.mu.Unlock()
+	return nil
+}
+
+// allSet reports whether the bits from ≤ i < to are set.
+func allSet(set []uint64, from, to int) bool {
+	for i := from; i < to; {
+		n := min(64-i%64, to-i)
+		if bits.TrailingZeros64(^(set[i/64] >> (i % 64))) < n {
+			return false
+		}
+		i += n
+	}
+	return true
+}
+
+func setAll(set []uint64, from, to int) {
+	for i := from; i < to; {
+		n := min(64-i%64, to-i)
+		set[i/64] |= ^uint64(0) >> (64 - n) << (i % 64)
+		i += n
+	}
+}
+
+// unmap ends mappings that nobody uses.
+func unmap(ms []*mapping) {
+	for _, m := range ms {
+		_ = unix.Munmap(m.mem)
+	}
+}
