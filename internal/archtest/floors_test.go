@@ -39,6 +39,7 @@ var floors = [][]room{
 		{name: "store/torchstore", may: []string{"store", "wire/...", "trace"}},
 		{name: "store/storetest", may: []string{"store", "wire", "trace"}},
 		{name: "nfsws", may: []string{"tensor/..."}},
+		{name: "nfsws/fusetest", may: []string{"nfsws", "tensor/..."}}, // a file system like NFS
 	},
 	{
 		{name: "pgroup", may: []string{"store", "wire", "trace"}},
@@ -54,7 +55,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "collective", may: []string{"internal/link", "internal/reduce", "pgroup", "shm", "tensor", "trace"}},
-		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "tensor/...", "nfsws"}},
+		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "tensor/...", "nfsws", "wire"}},
 	},
 	{
 		{name: "strategy", may: []string{"collective", "coordinator", "tensor", "trace"}},

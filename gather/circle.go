@@ -1,0 +1,186 @@
+package gather
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/wire"
+)
+
+// circle is a list of ranks that gather: a group of their own, whose rank 0 is the first of the list. It is made when
+// the list is first used.
+//
+// A verb is one record of that group, or two. In the first, an all-gather, every rank says what it offers; all compare the same offers, and come to
+// the same end. If the first rank has everything in its memory then, in segments that it has mapped before, that is all: nothing can go
+// wrong any more. Otherwise it gets what it has not, and the second record, a broadcast, is its word on whether it could.
+type circle struct {
+	ga    *Gatherer
+	ranks []int
+	name  string
+
+	mu sync.Mutex // held for the whole of a verb: whoever finds it locked is ErrBusy
+
+	out outlet // where this rank gives
+
+	lock   sync.Mutex    // protects the fields below; close does not wait for a verb
+	group  *pgroup.Group // nil until the first verb, which sets it with mu held too
+	closed bool
+}
+
+// outcome is what the first rank says.
+type outcome struct {
+	Fault *fault
+}
+
+// verb is one call of one rank.
+type verb struct {
+	*circle
+	op string
+}
+
+func (c *circle) first() bool { return c.ranks[0] == c.ga.group.Rank() }
+
+// begin makes this the circle's only verb; end gives way to the next.
+func (c *circle) begin(ctx context.Context, op string) (*verb, error) {
+	if !c.mu.TryLock() {
+		return nil, fmt.Errorf("%s on rank %d: ranks %v: %w", op, c.ga.group.Rank(), c.ranks, pgroup.ErrBusy)
+	}
+	v := &verb{circle: c, op: op}
+	if err := v.meet(ctx); err != nil {
+		c.mu.Unlock()
+		return nil, err
+	}
+	return v, nil
+}
+
+func (v *verb) end() { v.mu.Unlock() }
+
+// meet makes the group of the list.
+func (v *verb) meet(ctx context.Context) error {
+	if v.group != nil {
+		return nil
+	}
+	g, err := v.ga.group.Sub(ctx, v.name, v.ranks...)
+	if err != nil {
+		return v.verdict(err)
+	}
+	v.lock.Lock()
+	defer v.lock.Unlock()
+	if v.closed {
+		return errors.Join(v.verdict(pgroup.ErrClosed), g.Close())
+	}
+	v.group = g
+	return nil
+}
+
+// run is the verb, from the offer to the verdict. agree compares what is offered, and receive gets it, on the first rank. A failure
+// is the same on every rank.
+func (v *verb) run(ctx context.Context, own *giving, agree check, receive func(ctx context.Context, offers []offer) error) error {
+	offers, err := pgroup.AllGather(ctx, v.group.Channel("offers"), own.offer)
+	if err != nil {
+		return v.verdict(err)
+	}
+	err = openOffers(offers)
+	if all := listed(offers); err == nil && all {
+		err = agree(v, offers)
+	}
+	if err != nil {
+		return v.verdict(err)
+	}
+	offers[v.group.Rank()].items = own.offer.items
+	switch {
+	case !ready(offers):
+		return v.conclude(ctx, own, agree, offers, receive)
+	case v.first():
+		return v.sure(receive(ctx, offers))
+	}
+	return nil
+}
+
+// sure passes on the end of what cannot fail. If it has failed all the same, the others are not to go on as if it had not.
+func (v *verb) sure(err error) error {
+	if err == nil {
+		return nil
+	}
+	err = v.verdict(asFault(err))
+	v.group.Abort(err)
+	return err
+}
+
+// conclude is the second record.
+func (v *verb) conclude(ctx context.Context, own *giving, agree check, offers []offer, receive func(ctx context.Context, offers []offer) error) error {
+	var out outcome
+	if v.first() {
+		err := v.whileThere(ctx, func(ctx context.Context) error {
+			if !listed(offers) {
+				if err := v.readLists(ctx, offers, own.taken); err != nil {
+					return err
+				}
+				if err := agree(v, offers); err != nil {
+					return err
+				}
+			}
+			return receive(ctx, offers)
+		})
+		if err != nil {
+			out.Fault = asFault(err)
+		}
+	}
+	told, err := pgroup.Broadcast(ctx, v.group.Channel("outcome"), 0, out)
+	switch {
+	case err != nil: // decided without the first rank: a deadline passed, or somebody is lost
+		return v.verdict(err)
+	case told.Fault != nil:
+		return v.verdict(told.Fault)
+	}
+	own.mapped()
+	return nil
+}
+
+// whileThere ends f's context when a rank of the list is lost.
+func (v *verb) whileThere(ctx context.Context, f func(ctx context.Context) error) error {
+	over := v.group.Context()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(over, func() { cancel(context.Cause(over)) })()
+	err := f(ctx)
+	if err != nil && ctx.Err() != nil {
+		return errors.Join(context.Cause(ctx), err)
+	}
+	return err
+}
+
+// asFault is what the first rank tells the others of an error of its own.
+func asFault(err error) *fault {
+	if f, ok := errors.AsType[*fault](err); ok {
+		return f
+	}
+	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Verdict != nil {
+		return &fault{Code: re.Code, By: re.By, Lost: re.Lost, Reason: re.Reason}
+	}
+	f := &fault{Code: wire.CodeFailed, Reason: err.Error(), err: err}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		f.Code = wire.CodeTimeout
+	case errors.Is(err, context.Canceled):
+		f.Code = wire.CodeCancelled
+	}
+	return f
+}
+
+// close leaves the group of the list, so that a verb in progress ends.
+func (c *circle) close() error {
+	c.lock.Lock()
+	c.closed = true
+	g := c.group
+	c.lock.Unlock()
+	var err error
+	if g != nil {
+		err = g.Close()
+	}
+	c.out.close()
+	return err
+}

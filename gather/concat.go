@@ -1,0 +1,274 @@
+package gather
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+// Concat joins the t of each rank of the list along axis, in the order of the list; nil is "absent". The result is the first rank's own
+// memory; on the others, and outside of the list, it is nil. All have one dtype, and one shape but for axis.
+func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor.Tensor) (*tensor.Tensor, error) {
+	var out *tensor.Tensor
+	m := &merge{op: "gather.concat", axes: func(string) (int, bool) { return axis, true }}
+	m.check = func(func(string) bool) error { return nil }
+	m.open = func(infos map[string]safetensors.Info) (sink, error) {
+		info, ok := infos[singleName]
+		if !ok { // all absent
+			return nil, nil
+		}
+		out = tensor.New(info.DType, info.Shape...)
+		return &filler{room: out.Data}, nil
+	}
+	own := parcelOf(t)
+	own.axis = axis
+	err := m.run(ctx, ga, ranks, own)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ConcatTo merges the tensors of all ranks of the list into one safetensors file, which the first rank writes to w as it comes: a block of it is in
+// its memory at a time, and nothing is copied at ranks whose tensors were born in Options.Arena. w and axis count on the first
+// rank only.
+//
+// A tensor whose name is in axis is joined along that axis, from all ranks that have it, in the order of the list. Any other is taken from the first rank that has it,
+// and the rest must have the same, to the last byte: so a replica that has diverged is an error. After an error, w has part of a file.
+func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, axis map[string]int, ts map[string]*tensor.Tensor) error {
+	m := &merge{op: "gather.concatto", axes: func(name string) (int, bool) { a, ok := axis[name]; return a, ok }}
+	m.check = func(has func(name string) bool) error {
+		for _, name := range slices.Sorted(maps.Keys(axis)) {
+			if !has(name) {
+				return fmt.Errorf("axis %d is given for tensor %q, and no rank has it", axis[name], name)
+			}
+		}
+		return nil
+	}
+	m.open = func(infos map[string]safetensors.Info) (sink, error) { return safetensors.NewWriter(w, infos, nil) }
+	return m.run(ctx, ga, ranks, parcel{absent: ts == nil, tensors: ts})
+}
+
+// sink takes tensors in an order that it says itself.
+type sink interface {
+	io.WriteCloser
+	Names() []string
+}
+
+// filler is the sink of Concat.
+type filler struct{ room []byte }
+
+func (f *filler) Names() []string { return []string{singleName} }
+func (f *filler) Close() error    { return nil }
+
+func (f *filler) Write(p []byte) (int, error) {
+	n := copy(f.room, p)
+	f.room = f.room[n:]
+	return n, nil
+}
+
+// merge is a Concat or ConcatTo.
+type merge struct {
+	op    string
+	axes  func(name string) (axis int, ok bool)
+	check func(has func(name string) bool) error // has tells whether a rank has a tensor
+	open  func(infos map[string]safetensors.Info) (sink, error)
+}
+
+func (m *merge) run(ctx context.Context, ga *Gatherer, ranks []int, own parcel) error {
+	own.lazy = true
+	ctx, cancel := ga.bound(ctx)
+	defer cancel()
+	v, err := ga.begin(ctx, m.op, ranks)
+	if v == nil || err != nil {
+		return err
+	}
+	defer v.end()
+	if !v.first() {
+		l, err := v.gives(ctx, own, sameAxis)
+		if err != nil {
+			return err
+		}
+		return l.returned(ctx) // nothing is left to be read, but its Release may be under way
+	}
+	l := &loan{}
+	defer l.release()
+	return v.takeOffers(ctx, own, l, sameAxis, func(ctx context.Context, offers []offer) error {
+		plan, err := m.plan(v, offers)
+		if err != nil {
+			return err
+		}
+		return m.write(ctx, v, plan, offers, own, l)
+	})
+}
+
+func sameAxis(v *verb, offers []offer) error {
+	for i := range offers {
+		if offers[i].Axis != offers[0].Axis {
+			return mismatch(i, "rank %d joins along axis %d, and rank %d along axis %d", v.ranks[i], offers[i].Axis, v.ranks[0], offers[0].Axis)
+		}
+	}
+	return nil
+}
+
+// joint is one tensor of the result.
+type joint struct {
+	safetensors.Info
+	axis  int   // -1: all from have the same
+	from  []int // indexes of the ranks that have it
+	outer int   // how often a run of each follows
+}
+
+// plan compares all offers, before any bytes are read.
+func (m *merge) plan(v *verb, offers []offer) (map[string]*joint, error) {
+	has := func(name string) bool {
+		return slices.ContainsFunc(offers, func(o offer) bool { return o.find(name) != nil })
+	}
+	if err := m.check(has); err != nil {
+		return nil, err
+	}
+	plan := map[string]*joint{}
+	for i := range offers {
+		for k := range offers[i].items {
+			if err := m.add(v, plan, i, &offers[i].items[k], offers); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for name, j := range plan {
+		if _, err := tensor.Size(j.DType, j.Shape...); err != nil {
+			return nil, named(name, err)
+		}
+	}
+	return plan, nil
+}
+
+// add takes up what the rank with index i has of a tensor.
+func (m *merge) add(v *verb, plan map[string]*joint, i int, it *item, offers []offer) error {
+	j := plan[it.Name]
+	axis, joins := m.axes(it.Name)
+	switch {
+	case joins && (axis < 0 || axis >= len(it.Shape)):
+		return mismatch(i, "%srank %d has %v, which has no axis %d to join along", prefix(it.Name), v.ranks[i], it, axis)
+	case j == nil:
+		j = &joint{Info: safetensors.Info{DType: it.DType, Shape: slices.Clone(it.Shape)}, axis: axis, from: []int{i}, outer: 1}
+		if !joins {
+			j.axis = -1
+		} else {
+			j.outer = (&tensor.Tensor{Shape: it.Shape[:axis]}).Len()
+		}
+		plan[it.Name] = j
+		return m.whole(v, i, it, j)
+	}
+	first := offers[j.from[0]].find(it.Name)
+	if !fits(it, first, j.axis) {
+		return mismatch(i, "%srank %d has %v, and rank %d %v%s", prefix(it.Name), v.ranks[i], it, v.ranks[j.from[0]], first, along(j.axis))
+	}
+	j.from = append(j.from, i)
+	if j.axis >= 0 {
+		j.Shape[j.axis] += it.Shape[j.axis]
+	}
+	return m.whole(v, i, it, j)
+}
+
+// whole wants the runs of packed elements to begin and end on whole bytes.
+func (m *merge) whole(v *verb, i int, it *item, j *joint) error {
+	if j.outer > 1 && it.size()%j.outer != 0 {
+		return mismatch(i, "%srank %d has %v, whose rows along axis %d are no whole bytes", prefix(it.Name), v.ranks[i], it, j.axis)
+	}
+	return nil
+}
+
+func along(axis int) string {
+	if axis < 0 {
+		return "; they are not joined along an axis, so they must be the same"
+	}
+	return fmt.Sprintf("; they may differ along axis %d only", axis)
+}
+
+// fits reports whether a and b are equal but for an axis.
+func fits(a, b *item, axis int) bool {
+	if a.DType != b.DType || len(a.Shape) != len(b.Shape) {
+		return false
+	}
+	for i := range a.Shape {
+		if i != axis && a.Shape[i] != b.Shape[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// write brings everything to where it belongs, in the order of the result.
+func (m *merge) write(ctx context.Context, v *verb, plan map[string]*joint, offers []offer, own parcel, l *loan) error {
+	infos := make(map[string]safetensors.Info, len(plan))
+	for name, j := range plan {
+		infos[name] = j.Info
+	}
+	out, err := m.open(infos)
+	if out == nil || err != nil {
+		return err
+	}
+	from, err := v.sources(ctx, offers, own, l)
+	if err != nil {
+		return err
+	}
+	for _, name := range out.Names() {
+		if err := plan[name].write(ctx, v, out, from, name); err != nil {
+			return err
+		}
+	}
+	return out.Close()
+}
+
+// write writes one tensor: for each index of the outer axes a run of every rank.
+func (j *joint) write(ctx context.Context, v *verb, w io.Writer, from []source, name string) error {
+	readers := make([]*reader, len(j.from))
+	for k, i := range j.from {
+		readers[k] = newReader(from[i], name, v.blockLen(len(j.from)))
+	}
+	if j.axis < 0 {
+		return j.copySame(ctx, v, w, name, readers)
+	}
+	for range j.outer {
+		for k, r := range readers {
+			if err := r.copyTo(ctx, w, r.size/int64(j.outer)); err != nil {
+				return blame(j.from[k], name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// copySame writes what the first has, and compares the others with it.
+func (j *joint) copySame(ctx context.Context, v *verb, w io.Writer, name string, readers []*reader) error {
+	first := readers[0]
+	for first.left() > 0 {
+		b, err := first.next(ctx, pieceLen)
+		if err != nil {
+			return blame(j.from[0], name, err)
+		}
+		for k, r := range readers[1:] {
+			if err := r.same(ctx, b); err != nil {
+				return v.diverged(j, k+1, name, err)
+			}
+		}
+		if _, err := w.Write(b); err != nil {
+			return blame(j.from[0], name, writeError{err})
+		}
+	}
+	return nil
+}
+
+func (v *verb) diverged(j *joint, k int, name string, err error) error {
+	if !errors.Is(err, errDiffers) {
+		return blame(j.from[k], name, err)
+	}
+	return mismatch(j.from[k], prefix(name)+"rank %d has other bytes than rank %d, and no axis to join them along is given", v.ranks[j.from[k]], v.ranks[j.from[0]])
+}

@@ -1,0 +1,202 @@
+package gather_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+// part is what a rank has of whole, along an axis, if three share it 1:2:3.
+func part(t *testing.T, whole *tensor.Tensor, axis, i int) *tensor.Tensor {
+	n := whole.Shape[axis] / 6
+	from := []int{0, n, 3 * n, 6 * n}
+	p, err := whole.Slice(axis, from[i], from[i+1])
+	require.NoError(t, err)
+	return p
+}
+
+// inArena is t, or its copy in this rank's arena.
+func (r *rank) inArena(t *tensor.Tensor) *tensor.Tensor {
+	if r.arena == nil {
+		return t
+	}
+	c, err := tensor.NewIn(r.arena, t.DType, t.Shape...)
+	require.NoError(r, err)
+	copy(c.Data, t.Data)
+	return c
+}
+
+func TestConcat(t *testing.T) {
+	overAll(t, 4, gather.Options{}, func(r *rank) {
+		for axis := range 3 {
+			whole := filled(0, 12, 18, 60)
+			var mine *tensor.Tensor
+			if i := slices.Index(list, r.me()); i >= 0 {
+				mine = r.inArena(part(r.T, whole, axis, i))
+			}
+			got, err := r.ga.Concat(r.ctx, list, axis, mine)
+			if !assert.NoError(r, err) {
+				return
+			}
+			if r.me() == list[0] {
+				equal(r.T, whole, got)
+			} else {
+				assert.Nil(r, got)
+			}
+		}
+	})
+}
+
+func TestConcatRefuses(t *testing.T) {
+	overAll(t, 3, gather.Options{}, func(r *rank) {
+		for _, test := range []struct {
+			axis int
+			odd  []int
+			by   int
+			want string
+		}{
+			{2, []int{2, 3}, 0, "has no axis 2"},
+			{-1, []int{2, 3}, 0, "has no axis -1"},
+			{0, []int{2, 4}, 1, "rank 1 has F32[2,4], and rank 0 F32[2,3]; they may differ along axis 0 only"},
+			{1, []int{6}, 1, "rank 1 has F32[6]"},
+		} {
+			mine := tensor.New(tensor.F32, 2, 3)
+			if r.me() == 1 {
+				mine = tensor.New(tensor.F32, test.odd...)
+			}
+			_, err := r.ga.Concat(r.ctx, []int{0, 1, 2}, test.axis, mine)
+			assert.Equal(r, test.by, r.rankError(err).By)
+			assert.ErrorIs(r, err, pgroup.ErrMismatch)
+			assert.ErrorContains(r, err, test.want)
+		}
+		_, err := r.ga.Concat(r.ctx, []int{0, 1, 2}, r.me()/2, tensor.New(tensor.F32, 2, 3))
+		assert.Equal(r, 2, r.rankError(err).By)
+		assert.ErrorContains(r, err, "rank 2 joins along axis 1, and rank 0 along axis 0")
+		got, err := r.ga.Concat(r.ctx, []int{0, 1, 2}, 0, nil)
+		assert.NoError(r, err)
+		assert.Nil(r, got, "nobody has any")
+	})
+}
+
+// shards is what a tensor- and pipeline-parallel rank has: parts, replicas, and what only it has.
+func shards(t *testing.T, i int) map[string]*tensor.Tensor {
+	return map[string]*tensor.Tensor{
+		"wide":                     part(t, filled(1, 600, 300), 0, i),
+		"tall":                     part(t, filled(2, 300, 600), 1, i),
+		"norm":                     filled(3, 1<<20),
+		fmt.Sprintf("stage.%d", i): filled(4+i, 10),
+	}
+}
+
+var axes = map[string]int{"wide": 0, "tall": 1}
+
+func TestConcatTo(t *testing.T) {
+	overAll(t, 4, gather.Options{}, func(r *rank) {
+		for range 2 {
+			var file bytes.Buffer
+			var mine map[string]*tensor.Tensor
+			if i := slices.Index(list, r.me()); i >= 0 {
+				mine = shards(r.T, i)
+				mine["wide"] = r.inArena(mine["wide"])
+			}
+			if err := r.ga.ConcatTo(r.ctx, &file, list, axes, mine); !assert.NoError(r, err) {
+				return
+			}
+			if r.me() != list[0] {
+				assert.Zero(r, file.Len())
+				continue
+			}
+			got, err := safetensors.Parse(file.Bytes())
+			require.NoError(r, err)
+			want := map[string]*tensor.Tensor{"wide": filled(1, 600, 300), "tall": filled(2, 300, 600), "norm": filled(3, 1<<20)}
+			for i := range list {
+				want[fmt.Sprintf("stage.%d", i)] = filled(4+i, 10)
+			}
+			for name, w := range want {
+				g, err := got.Tensor(name)
+				require.NoError(r, err)
+				equal(r.T, w, g)
+			}
+			assert.Len(r, got.Names(), len(want))
+		}
+	})
+}
+
+// TestConcatToNeedsABlock counts what all ranks together allocate to merge 96 MiB.
+func TestConcatToNeedsABlock(t *testing.T) {
+	for _, w := range ways() {
+		if w.dir { // publishing reads and writes files with buffers of its own
+			continue
+		}
+		t.Run(w.name, func(t *testing.T) {
+			w.run(t, 3, gather.Options{}, func(r *rank) {
+				mine := map[string]*tensor.Tensor{"w": r.inArena(filled(r.me(), 2048, 4096))} // 32 MiB
+				merge := func() {
+					assert.NoError(r, r.ga.ConcatTo(r.ctx, io.Discard, []int{0, 1, 2}, map[string]int{"w": 1}, mine))
+				}
+				merge() // connections are made
+				var before, after runtime.MemStats
+				assert.NoError(r, r.group.Barrier(r.ctx))
+				runtime.ReadMemStats(&before)
+				assert.NoError(r, r.group.Barrier(r.ctx))
+				merge()
+				runtime.ReadMemStats(&after)
+				assert.Less(r, (after.TotalAlloc-before.TotalAlloc)>>20, uint64(20), "MiB")
+			})
+		})
+	}
+}
+
+// full is a writer that takes so many bytes.
+type full struct{ room int }
+
+var errNoSpace = errors.New("no space left on device")
+
+func (f *full) Write(p []byte) (int, error) {
+	if f.room -= len(p); f.room < 0 {
+		return 0, errNoSpace
+	}
+	return len(p), nil
+}
+
+func TestConcatToFails(t *testing.T) {
+	overAll(t, 4, gather.Options{}, func(r *rank) {
+		i := slices.Index(list, r.me())
+		if i < 0 {
+			return
+		}
+		for room := 0; room < 3<<20; room += 1 << 20 {
+			err := r.ga.ConcatTo(r.ctx, &full{room}, list, axes, shards(r.T, i))
+			assert.ErrorIs(r, err, pgroup.ErrFailed)
+			assert.Equal(r, 2, r.rankError(err).By)
+			assert.ErrorContains(r, err, "no space left")
+			assert.Equal(r, r.me() == 2, errors.Is(err, errNoSpace))
+		}
+
+		diverged := shards(r.T, i)
+		if r.me() == 0 {
+			diverged["norm"].Data[4<<20-1]++
+		}
+		err := r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, axes, diverged)
+		assert.ErrorIs(r, err, pgroup.ErrMismatch)
+		assert.Equal(r, 0, r.rankError(err).By)
+		assert.ErrorContains(r, err, `tensor "norm": rank 0 has other bytes than rank 2`)
+
+		err = r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, map[string]int{"wide": 0, "tal": 1}, shards(r.T, i))
+		assert.Equal(r, 2, r.rankError(err).By, "it alone says what is joined")
+		assert.ErrorContains(r, err, `"tal"`)
+		assert.NoError(r, r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, axes, shards(r.T, i)))
+	})
+}

@@ -1,0 +1,269 @@
+package gather_test
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/tree"
+)
+
+// model is a config as an export has it: parts of parts, with tensors at every depth.
+type model struct {
+	Name   string
+	Stages []stage
+	Shared map[string]*tensor.Tensor `json:"shared,omitempty"`
+	Extra  map[string]any
+	Head   *tensor.Tensor
+	bounds
+}
+
+type stage struct {
+	Weight *tensor.Tensor
+	Scale  tensor.Tensor // not a pointer
+	Prev   *stage
+	Clip   float64
+}
+
+type bounds struct {
+	Lowest, Highest float64
+}
+
+// model has a part of it in the arena, where there is one.
+func (r *rank) model(of int) *model {
+	return &model{
+		Name: fmt.Sprint("of rank ", of),
+		Stages: []stage{
+			{Weight: r.tensor(of, 7, 3), Scale: *filled(of+1, 2), Clip: math.Inf(1)},
+			{Weight: filled(of+2, 50_000), Prev: &stage{Weight: r.tensor(of+3, 4)}},
+			{},
+		},
+		Shared: map[string]*tensor.Tensor{"": filled(of+4, 3), "with.dot%": filled(of+5, 5), "none": nil, "tensor": r.tensor(of+6, 8)},
+		Extra:  map[string]any{"$odd": "key", "deep": []any{map[string]any{"t": filled(of+7, 2, 2)}, int64(of), 0.5, nil, true}},
+		Head:   tensor.New(tensor.F32), // a scalar
+		bounds: bounds{-float64(of), 1e300},
+	}
+}
+
+// plain is r without an arena: what a rank would have given.
+func (r *rank) plain() *rank { return &rank{T: r.T} }
+
+// sameModel compares configs by their parts: what is written of them, and their tensors.
+func sameModel(t *testing.T, want, got *model) {
+	t.Helper()
+	wantText, wantTensors, err := tree.Split(want)
+	require.NoError(t, err)
+	gotText, gotTensors, err := tree.Split(got)
+	require.NoError(t, err)
+	assert.Equal(t, string(wantText), string(gotText))
+	assert.Len(t, gotTensors, len(wantTensors))
+	for name, w := range wantTensors {
+		equal(t, w, gotTensors[name])
+	}
+}
+
+func TestConfigs(t *testing.T) {
+	overAll(t, 4, gather.Options{}, func(r *rank) {
+		for range 2 {
+			res, err := gather.Configs(r.ctx, r.ga, list, r.model(10*r.me()))
+			if !assert.NoError(r, err, "rank %d", r.me()) {
+				return
+			}
+			assert.Equal(r, r.me() == 1, res.Outside)
+			if !res.First {
+				assert.Empty(r, res.Items)
+				assert.NoError(r, res.Returned(r.ctx))
+				continue
+			}
+			require.Len(r, res.Items, len(list))
+			for i, it := range res.Items {
+				assert.Equal(r, list[i], it.Rank)
+				sameModel(r.T, r.plain().model(10*it.Rank), it.Value)
+			}
+			theirs := res.Items[1].Value
+			res.Release()
+			for _, leaf := range []*tensor.Tensor{theirs.Stages[0].Weight, theirs.Stages[1].Prev.Weight, theirs.Shared["tensor"], theirs.Head} {
+				assert.Nil(r, leaf.Data, "it must not be touched any more")
+			}
+		}
+	})
+}
+
+// TestConfigsReleaseKeepsOwn gives back what is of others, and nothing of what a rank passed.
+func TestConfigsReleaseKeepsOwn(t *testing.T) {
+	overAll(t, 2, gather.Options{}, func(r *rank) {
+		mine := r.model(r.me())
+		res, err := gather.Configs(r.ctx, r.ga, []int{1, 0}, mine)
+		if !assert.NoError(r, err) {
+			return
+		}
+		if res.First {
+			assert.Same(r, mine, res.Items[0].Value, "its own is what it passed")
+		}
+		res.Release()
+		assert.NoError(r, res.Returned(r.ctx))
+		sameModel(r.T, r.plain().model(r.me()), mine)
+	})
+}
+
+// TestConfigsAbsent has every set of absent ranks, the first among them: the result stays aligned with the list.
+func TestConfigsAbsent(t *testing.T) {
+	type layer struct {
+		Of     int
+		Weight *tensor.Tensor
+	}
+	overAll(t, 4, gather.Options{}, func(r *rank) {
+		for absent := range 8 {
+			var mine *layer
+			i := slices.Index(list, r.me())
+			if i >= 0 && absent&(1<<i) == 0 {
+				mine = &layer{r.me(), r.tensor(r.me(), 9)}
+			}
+			res, err := gather.Configs(r.ctx, r.ga, list, mine)
+			if !assert.NoError(r, err) {
+				return
+			}
+			for i, it := range res.Items {
+				assert.Equal(r, list[i], it.Rank)
+				assert.Equal(r, absent&(1<<i) != 0, it.Absent)
+				if it.Absent {
+					assert.Nil(r, it.Value)
+					continue
+				}
+				assert.Equal(r, it.Rank, it.Value.Of)
+				equal(r.T, filled(it.Rank, 9), it.Value.Weight)
+			}
+			res.Release()
+		}
+	})
+}
+
+// TestConfigsAreLarge has one whose JSON is several MiB, and one that is JSON alone.
+func TestConfigsAreLarge(t *testing.T) {
+	build := func(of int) *map[string][]string {
+		words := make([]string, 100_000)
+		for i := range words {
+			words[i] = fmt.Sprintf("%d \u2028 %s", of, strings.Repeat("x", i%37))
+		}
+		return &map[string][]string{"words": words}
+	}
+	overAll(t, 3, gather.Options{}, func(r *rank) {
+		res, err := gather.Configs(r.ctx, r.ga, []int{2, 1, 0}, build(r.me()))
+		if !assert.NoError(r, err) {
+			return
+		}
+		for rank, cfg := range res.Present() {
+			assert.True(r, slices.Equal((*build(rank))["words"], (*cfg)["words"]), "rank %d", rank)
+		}
+		res.Release()
+	})
+}
+
+// TestConfigsOfAnyShape are configs that are a single leaf, nothing, or empty.
+func TestConfigsOfAnyShape(t *testing.T) {
+	overAll(t, 2, gather.Options{}, func(r *rank) {
+		one, err := gather.Configs(r.ctx, r.ga, []int{0, 1}, r.tensor(r.me(), 3))
+		if assert.NoError(r, err) {
+			for rank, got := range one.Present() {
+				equal(r.T, filled(rank, 3), got)
+			}
+			one.Release()
+		}
+		for _, cfg := range []any{nil, "text", int64(r.me()), map[string]any{}, []any{tensor.New(tensor.F32, 0, 3)}, filled(2, 3)} {
+			res, err := gather.Configs(r.ctx, r.ga, []int{0, 1}, &cfg)
+			if !assert.NoError(r, err, "%T", cfg) {
+				return
+			}
+			if res.First && !assert.False(r, res.Items[1].Absent, "a config that is nil is there") {
+				return
+			}
+			if res.First {
+				switch want := cfg.(type) {
+				case int64:
+					assert.Equal(r, int64(1), *res.Items[1].Value)
+				default:
+					assert.Equal(r, want, *res.Items[1].Value)
+				}
+			}
+			res.Release()
+		}
+	})
+}
+
+// ring is a config that may have itself in it.
+type ring struct {
+	Next *ring
+	More any
+}
+
+// TestConfigsRefused has one rank whose config cannot be parted: all hear whose, and where in it.
+func TestConfigsRefused(t *testing.T) {
+	cycle := new(ring)
+	cycle.Next = cycle
+	for name, test := range map[string]struct {
+		odd  *ring
+		want string
+	}{
+		"channel":       {&ring{More: map[string]any{"c": make(chan int)}}, `More.c: a chan int cannot be split`},
+		"cycle":         {cycle, "is it a cycle?"},
+		"broken tensor": {&ring{More: &tensor.Tensor{DType: tensor.F32, Shape: []int{5}}}, "20 bytes, not 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			overAll(t, 4, gather.Options{}, func(r *rank) {
+				for _, broken := range list {
+					mine := &ring{More: "fine"}
+					if r.me() == broken {
+						mine = test.odd
+					}
+					res, err := gather.Configs(r.ctx, r.ga, list, mine)
+					if r.me() == 1 {
+						assert.NoError(r, err)
+						continue
+					}
+					assert.Nil(r, res)
+					assert.ErrorIs(r, err, pgroup.ErrFailed)
+					assert.Equal(r, broken, r.rankError(err).By)
+					assert.ErrorContains(r, err, test.want)
+				}
+			})
+		})
+	}
+}
+
+// TestConfigsOfOtherTypes has a rank whose config the first rank's type has no room for.
+func TestConfigsOfOtherTypes(t *testing.T) {
+	type ours struct{ Weight *tensor.Tensor }
+	type theirs struct {
+		Weight *tensor.Tensor
+		Bias   string
+	}
+	overAll(t, 4, gather.Options{}, func(r *rank) {
+		for range 2 {
+			var err error
+			if r.me() == 3 {
+				_, err = gather.Configs(r.ctx, r.ga, list, &theirs{r.tensor(3, 4), "odd"})
+			} else {
+				_, err = gather.Configs(r.ctx, r.ga, list, &ours{r.tensor(r.me(), 4)})
+			}
+			if r.me() == 1 {
+				assert.NoError(r, err)
+				continue
+			}
+			assert.ErrorIs(r, err, pgroup.ErrFailed)
+			assert.Equal(r, 3, r.rankError(err).By)
+			assert.ErrorContains(r, err, "Bias")
+		}
+		res, err := gather.Configs(r.ctx, r.ga, list, &ours{r.tensor(r.me(), 4)})
+		if assert.NoError(r, err) {
+			res.Release()
+		}
+	})
+}

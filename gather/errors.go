@@ -1,0 +1,97 @@
+package gather
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/wire"
+)
+
+// fault is a failure as the first rank tells the others of it. Its ranks are indexes in the list.
+type fault struct {
+	Code   wire.Code
+	By     int // the rank at fault; -1: none in particular
+	Lost   []int
+	Reason string
+
+	err error // what it was, on the rank where it was
+}
+
+func (f *fault) Error() string { return f.Reason }
+func (f *fault) Unwrap() error { return f.err }
+
+// mismatch is what ranks disagree about; by is the one that differs from those before it.
+func mismatch(by int, format string, args ...any) error {
+	return &fault{Code: wire.CodeMismatch, By: by, Reason: fmt.Sprintf(format, args...)}
+}
+
+// failed is what went wrong at a rank, or on the way from it, unless that is known better.
+func failed(by int, err error) error {
+	if _, ok := errors.AsType[*fault](err); ok {
+		return err
+	}
+	if _, ok := errors.AsType[*pgroup.RankError](err); ok {
+		return err
+	}
+	return &fault{Code: wire.CodeFailed, By: by, Reason: err.Error(), err: err}
+}
+
+// verdict is a failure as the caller gets it: of this verb, with the ranks of the group.
+func (v *verb) verdict(err error) error { return v.ga.verdict(v.op, v.ranks, err) }
+
+// verdict is a failure of op. Ranks in err are indexes in ranks, unless it is of the whole group.
+func (ga *Gatherer) verdict(op string, ranks []int, err error) error {
+	told := &wire.Verdict{By: -1, Reason: err.Error()}
+	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Verdict != nil {
+		copied := *re.Verdict
+		told = &copied
+		if re.Group == ga.group.Name() {
+			ranks = nil
+		}
+	} else if f, ok := errors.AsType[*fault](err); ok {
+		told = &wire.Verdict{Code: f.Code, By: f.By, Lost: slices.Clone(f.Lost), Reason: f.Reason}
+	} else {
+		return fmt.Errorf("%s on rank %d of %d: ranks %v: %w", op, ga.group.Rank(), ga.group.Size(), ranks, err)
+	}
+	told.By = rankOf(ranks, told.By)
+	for _, list := range []*[]int{&told.Missing, &told.Lost, &told.Left} {
+		*list = slices.Clone(*list)
+		for i, r := range *list {
+			(*list)[i] = rankOf(ranks, r)
+		}
+	}
+	told.Clash = slices.Clone(told.Clash)
+	for i := range told.Clash {
+		told.Clash[i].Rank = rankOf(ranks, told.Clash[i].Rank)
+	}
+	return &pgroup.RankError{Op: op, Group: ga.group.Name(), Rank: ga.group.Rank(), Size: ga.group.Size(), Verdict: told, Err: err}
+}
+
+// because makes a verdict about this rank wrap what happened here.
+func because(err, cause error) error {
+	re, ok := errors.AsType[*pgroup.RankError](err)
+	if !ok || cause == nil || re.Verdict == nil || re.By != re.Rank {
+		return err
+	}
+	own := *re
+	own.Err = cause
+	return &own
+}
+
+// named says which tensor err is about.
+func named(name string, err error) error {
+	if name == configName {
+		return err
+	}
+	return fmt.Errorf("tensor %q: %w", name, err)
+}
+
+// rankOf is the rank in the group of an index in the list; a nil list is the whole group.
+func rankOf(ranks []int, i int) int {
+	if i < 0 || i >= len(ranks) {
+		return i
+	}
+	return ranks[i]
+}

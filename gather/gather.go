@@ -1,0 +1,262 @@
+package gather
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/internal/link"
+	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/shm"
+)
+
+// Options has defaults for nil: through shared memory on one node, over TCP between nodes. Dir (whether it is set), Verify
+// and Unequal are the same on all ranks.
+type Options struct {
+	Dir     string     // through this directory, which all ranks' nodes share; made if its parent is there
+	Listen  string     // host or host:port that ranks on other nodes connect to; default: the interface that leads to the store
+	Arena   *shm.Arena // tensors born here are not copied. It stays the caller's, and is closed after the Gatherer
+	Limit   int64      // bytes of shared memory that copies may take; 0: as many as the node gives
+	Verify  bool       // checksums through memory and TCP too; files have them anyway
+	Unequal bool       // Tensors may differ in shape, and TensorMaps in names and shapes
+
+	// Progress is told how much of what a rank gives has arrived, on the first rank, a few times a second at most and at the end. It must
+	// be quick.
+	Progress func(Progress)
+}
+
+// Progress is how far a verb is with one rank.
+type Progress struct {
+	Rank        int   // in the group, who gives
+	Done, Total int64 // bytes
+}
+
+// Gatherer is one rank's part in gathers. It keeps links and segments between them. Many goroutines may use it; on one list of ranks
+// there is one verb at a time.
+//
+// It owns a goroutine for each connection to a rank that it gathers with, those of its link.Mesh, its own arena, and in
+// Dir what it has published. Close ends all of them.
+type Gatherer struct {
+	group *pgroup.Group
+	opts  Options
+	mesh  *link.Mesh       // nil with Dir
+	arena *shm.Arena       // for copies; nil where there is no shared memory
+	files *nfsws.Workspace // nil without Dir
+
+	in      intake  // what comes from ranks that give to this one
+	exports exports // what ranks may fetch from this one
+
+	mu      sync.Mutex // protects the fields below
+	circles map[string]*circle
+	loans   map[*loan]struct{} // of Results that are not released
+	closed  bool
+}
+
+// settings are what all ranks have to agree on.
+type settings struct {
+	Dir, Verify, Unequal bool
+	Generation           uint64 // of the workspace; rank 0's counts
+}
+
+// Open is called by every rank of g, and is a few round trips. A nil o is Options{}. The group stays the caller's, and is
+// closed after the Gatherer.
+func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Gatherer, error) {
+	ga := &Gatherer{group: g, circles: map[string]*circle{}, loans: map[*loan]struct{}{}}
+	if o != nil {
+		ga.opts = *o
+	}
+	ga.in.init()
+	if err := ga.open(ctx); err != nil {
+		return nil, errors.Join(err, ga.Close())
+	}
+	return ga, nil
+}
+
+func (ga *Gatherer) open(ctx context.Context) error {
+	generation, err := ga.agree(ctx)
+	if err != nil {
+		return err
+	}
+	if ga.opts.Dir != "" {
+		ga.files, err = openFiles(ga.opts.Dir, ga.group, generation)
+		return ga.everyone(ctx, "gather.open", err)
+	}
+	ga.arena, err = shm.NewArena(&shm.Options{Limit: ga.opts.Limit})
+	if errors.Is(err, shm.ErrUnsupported) {
+		err = nil
+	}
+	if err := ga.everyone(ctx, "gather.open", err); err != nil {
+		return err
+	}
+	ga.mesh, err = link.Open(ctx, ga.group, link.Options{Name: "gather", Listen: ga.opts.Listen, Accept: ga.in.accept})
+	return err
+}
+
+// agree compares the settings of all ranks.
+func (ga *Gatherer) agree(ctx context.Context) (generation uint64, err error) {
+	mine := settings{
+		Dir: ga.opts.Dir != "", Verify: ga.opts.Verify, Unequal: ga.opts.Unequal,
+		Generation: uint64(time.Now().UnixNano()), // the group's own begins anew with each store
+	}
+	all, err := pgroup.AllGather(ctx, ga.group.Channel(controlChannel), mine)
+	if err != nil {
+		return 0, err
+	}
+	for rank, s := range all {
+		first := all[0]
+		switch {
+		case s.Dir != first.Dir:
+			return 0, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Dir, and rank 0 %s", rank, has(s.Dir), has(first.Dir)))
+		case s.Verify != first.Verify:
+			return 0, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Verify, and rank 0 %s", rank, has(s.Verify), has(first.Verify)))
+		case s.Unequal != first.Unequal:
+			return 0, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Unequal, and rank 0 %s", rank, has(s.Unequal), has(first.Unequal)))
+		}
+	}
+	return all[0].Generation, nil
+}
+
+// removeTime bounds how long Close takes to remove what this rank has published.
+const removeTime = 5 * time.Second
+
+// bound gives ctx the group's timeout, if it has no deadline.
+func (ga *Gatherer) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, ga.group.Config().Timeout)
+}
+
+func has(on bool) string {
+	if on {
+		return "has"
+	}
+	return "has no"
+}
+
+const controlChannel = "\x00gather"
+
+// openFiles opens a workspace of g's own, so that groups that share dir do not take each other for older runs.
+func openFiles(dir string, g *pgroup.Group, generation uint64) (*nfsws.Workspace, error) {
+	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	name := "group-" + url.PathEscape(g.Name())
+	if len(name) > maxFileName {
+		name = fmt.Sprintf("group-%x", sha256.Sum256([]byte(g.Name())))
+	}
+	return nfsws.Open(filepath.Join(dir, name), g.Rank(), &nfsws.Options{Generation: generation, Logger: g.Config().Logger})
+}
+
+// maxFileName is what most file systems allow.
+const maxFileName = 255
+
+// everyone makes one rank's failure that of all: the lowest rank's counts.
+func (ga *Gatherer) everyone(ctx context.Context, op string, err error) error {
+	mine := ""
+	if err != nil {
+		mine = err.Error()
+	}
+	all, gone := pgroup.AllGather(ctx, ga.group.Channel(controlChannel), mine)
+	if gone != nil {
+		return gone
+	}
+	for rank, text := range all {
+		switch {
+		case text != "" && rank == ga.group.Rank():
+			return ga.verdict(op, nil, failed(rank, err))
+		case text != "":
+			return ga.verdict(op, nil, failed(rank, errors.New(text)))
+		}
+	}
+	return nil
+}
+
+// circle returns what the ranks of a list share, made when the list is first used; nil if this rank is not in it.
+func (ga *Gatherer) circle(op string, ranks []int) (*circle, error) {
+	if err := ga.checkRanks(op, ranks); err != nil {
+		return nil, err
+	}
+	if !slices.Contains(ranks, ga.group.Rank()) {
+		return nil, nil
+	}
+	key := strings.Trim(fmt.Sprint(ranks), "[]")
+	ga.mu.Lock()
+	defer ga.mu.Unlock()
+	if ga.closed {
+		return nil, fmt.Errorf("%s on rank %d: %w", op, ga.group.Rank(), pgroup.ErrClosed)
+	}
+	c := ga.circles[key]
+	if c == nil {
+		c = &circle{ga: ga, ranks: slices.Clone(ranks), name: "gather " + key}
+		ga.circles[key] = c
+	}
+	return c, nil
+}
+
+func (ga *Gatherer) checkRanks(op string, ranks []int) error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%s on rank %d: ranks %v: %s: %w", op, ga.group.Rank(), ranks, fmt.Sprintf(format, args...), pgroup.ErrInvalid)
+	}
+	if len(ranks) == 0 {
+		return bad("an empty list has no first rank to receive")
+	}
+	for i, r := range ranks {
+		switch {
+		case r < 0 || r >= ga.group.Size():
+			return bad("there is no rank %d in a group of %d", r, ga.group.Size())
+		case slices.Contains(ranks[:i], r):
+			return bad("rank %d is in it twice", r)
+		}
+	}
+	return nil
+}
+
+// Close ends this rank's part: whoever waits for it in a verb hears that it left. Results that are not released yet are, by
+// it: what they hold must not be touched any more. It may be called twice.
+func (ga *Gatherer) Close() error {
+	ga.mu.Lock()
+	circles := slices.Collect(maps.Values(ga.circles))
+	again := ga.closed
+	loans := slices.Collect(maps.Keys(ga.loans))
+	ga.closed = true
+	ga.mu.Unlock()
+	if again {
+		return nil
+	}
+	for _, l := range loans {
+		l.release()
+	}
+	var errs []error
+	for _, c := range circles {
+		errs = append(errs, c.close())
+	}
+	if ga.mesh != nil {
+		ga.mesh.Close()
+	}
+	ga.in.close()
+	for _, c := range circles { // a verb that is in progress ends now, and uses the arena until then
+		c.mu.Lock()
+		c.mu.Unlock() //nolint:staticcheck // it waits, and guards nothing
+	}
+	if ga.arena != nil {
+		errs = append(errs, ga.arena.Close())
+	}
+	if ga.files != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), removeTime)
+		defer cancel()
+		errs = append(errs, ga.files.Remove(ctx), ga.files.Close())
+	}
+	return errors.Join(errs...)
+}

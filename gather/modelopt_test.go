@@ -1,0 +1,696 @@
+package gather_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/shm"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/wire"
+)
+
+// The tests TestModelOpt01 to 10 are where modelopt.torch.export.distribute fails, each under its number.
+
+// job is a group like way.run's, on a store that the test has its hands on.
+type job struct {
+	way
+	n    int
+	name string // of the group
+	meet *store.Store
+	o    gather.Options
+}
+
+func (j job) run(t *testing.T, f func(r *rank)) {
+	t.Helper()
+	if j.meet == nil {
+		j.meet = store.New(new(store.Memory))
+		defer func() { _ = j.meet.Close() }()
+	}
+	j.o.Verify = j.o.Verify || j.sums
+	var ranks sync.WaitGroup
+	for i := range j.n {
+		ranks.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			g, err := pgroup.Create(ctx, pgroup.Config{Name: j.name, Rank: i, Size: j.n, Store: j.meet, Host: j.host(i), Timeout: 30 * time.Second})
+			if !assert.NoError(t, err) {
+				return
+			}
+			defer func() { _ = g.Close() }()
+			(&rank{T: t, way: j.way, ctx: ctx, group: g}).play(j.o, f)
+		})
+	}
+	ranks.Wait()
+}
+
+// watched is a store that tells of each request.
+type watched struct {
+	store.Engine
+	see func(*wire.Request)
+}
+
+func (w *watched) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	w.see(req)
+	return w.Engine.Do(ctx, req, rep)
+}
+
+// watch is a new store on which see is told of each request, one at a time.
+func watch(t *testing.T, see func(*wire.Request)) *store.Store {
+	var mu sync.Mutex
+	s := store.New(&watched{new(store.Memory), func(req *wire.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		see(req)
+	}})
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// offers is the vote of a rank of the list with what it has to give: it gives from then on.
+func offers(req *wire.Request, index int) bool {
+	return req.Op == wire.OpCollect && req.Group.Channel == "offers" && req.Group.Rank == index
+}
+
+// gathers does a gather of numbered tensors, and checks what came.
+func (r *rank) gathers(ranks []int, number, n int) bool {
+	res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(number+r.me(), n))
+	if !assert.NoError(r, err, "rank %d", r.me()) {
+		return false
+	}
+	defer res.Release()
+	if res.First && !assert.Len(r, res.Items, len(ranks)) {
+		return false
+	}
+	for rank, got := range res.Present() {
+		equal(r.T, filled(number+rank, n), got)
+	}
+	return !r.Failed()
+}
+
+// TestModelOpt01FixedNames has two jobs at once, with the same ranks and the same name.
+func TestModelOpt01FixedNames(t *testing.T) {
+	for _, w := range ways() {
+		t.Run(w.name, func(t *testing.T) {
+			var jobs sync.WaitGroup
+			for j := range 2 {
+				jobs.Go(func() {
+					w.run(t, 3, gather.Options{}, func(r *rank) {
+						for round := 0; round < 20 && r.gathers([]int{1, 0, 2}, 1000*j+10*round, 5000); round++ {
+						}
+					})
+				})
+			}
+			jobs.Wait()
+		})
+	}
+}
+
+// TestModelOpt01OneDirectory has groups of different names in one directory, at the same time.
+func TestModelOpt01OneDirectory(t *testing.T) {
+	o := gather.Options{Dir: t.TempDir()}
+	var jobs sync.WaitGroup
+	for k, name := range []string{"a", "b", "a/b", "..", strings.Repeat("long ", 100)} {
+		jobs.Go(func() {
+			job{n: 2, name: name, o: o}.run(t, func(r *rank) {
+				for round := 0; round < 5 && r.gathers([]int{1, 0}, 1000*k+10*round, 5000); round++ {
+				}
+			})
+		})
+	}
+	jobs.Wait()
+	assert.Empty(t, filesIn(t, o.Dir), "after all are closed")
+}
+
+// TestModelOpt01LaterRun starts a job while an older one of the same name is still there, in the same directory: the new one gets what is
+// its own, and the old one is told to end.
+func TestModelOpt01LaterRun(t *testing.T) {
+	o := gather.Options{Dir: t.TempDir()}
+	opened, later := make(chan struct{}, 2), make(chan struct{})
+	var old sync.WaitGroup
+	old.Go(func() {
+		job{n: 2, o: o}.run(t, func(r *rank) {
+			ok := r.gathers([]int{0, 1}, 10, 100)
+			opened <- struct{}{}
+			<-later
+			if !ok {
+				return
+			}
+			_, err := r.ga.Tensors(r.ctx, []int{0, 1}, r.tensor(r.me(), 100))
+			assert.ErrorIs(r, err, pgroup.ErrFailed)
+			assert.Equal(r, 1, r.rankError(err).By)
+			assert.ErrorContains(r, err, nfsws.ErrSuperseded.Error())
+			assert.Equal(r, r.me() == 1, errors.Is(err, nfsws.ErrSuperseded))
+		})
+	})
+	<-opened
+	<-opened
+	job{n: 2, o: o}.run(t, func(r *rank) {
+		r.gathers([]int{0, 1}, 20, 100)
+		assert.NoError(r, r.group.Barrier(r.ctx))
+		if r.me() == 0 {
+			close(later)
+			old.Wait()
+		}
+		assert.NoError(r, r.group.Barrier(r.ctx))
+		r.gathers([]int{0, 1}, 30, 100)
+	})
+}
+
+// filesIn lists the files below dir.
+func filesIn(t *testing.T, dir string) (files []string) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			files = append(files, path)
+		}
+		return err
+	}))
+	return files
+}
+
+// TestModelOpt02OthersSegments has readers that end while another group's result is being read.
+func TestModelOpt02OthersSegments(t *testing.T) {
+	dir := t.TempDir()
+	for _, w := range ways() {
+		t.Run(w.name, func(t *testing.T) {
+			o := gather.Options{}
+			if w.dir {
+				o.Dir = dir
+			}
+			reading, ended := make(chan struct{}), make(chan struct{})
+			var live sync.WaitGroup
+			live.Go(func() {
+				job{way: w, n: 2, name: "live", o: o}.run(t, func(r *rank) {
+					res, err := r.ga.Tensors(r.ctx, []int{0, 1}, r.tensor(r.me(), 100_000))
+					if assert.NoError(r, err) {
+						defer res.Release()
+					}
+					if r.me() == 0 {
+						close(reading)
+					}
+					<-ended
+					for rank, got := range res.Present() {
+						equal(r.T, filled(rank, 100_000), got)
+					}
+					res.Release()
+					r.gathers([]int{1, 0}, 10, 100_000)
+				})
+			})
+			<-reading
+			for range 3 {
+				job{way: w, n: 2, name: "ends", o: o}.run(t, func(r *rank) { r.gathers([]int{0, 1}, 50, 100_000) })
+			}
+			close(ended)
+			live.Wait()
+		})
+	}
+}
+
+// TestModelOpt03FullMemory has less memory than is wanted: all hear where, and go on with less.
+func TestModelOpt03FullMemory(t *testing.T) {
+	for _, w := range ways() {
+		if w.dir || w.born || w.mixed { // no memory, memory of one's own, and both of the others
+			continue
+		}
+		full := 1 // who has no room for it
+		if w.apart {
+			full = 0
+		}
+		t.Run(w.name, func(t *testing.T) {
+			if arena, err := shm.NewArena(nil); err != nil {
+				t.Skip("this system has no memory that can be limited")
+			} else {
+				_ = arena.Close()
+			}
+			w.run(t, 3, gather.Options{Limit: 1 << 20}, func(r *rank) {
+				for round := range 3 {
+					var mine *tensor.Tensor
+					if r.me() < 2 {
+						mine = filled(r.me(), 1<<20)
+					}
+					res, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, mine)
+					assert.Nil(r, res)
+					assert.ErrorIs(r, err, pgroup.ErrFailed)
+					assert.Equal(r, full, r.rankError(err).By, "%v", err)
+					assert.ErrorContains(r, err, "not enough memory")
+					assert.Equal(r, r.me() == full, errors.Is(err, shm.ErrFull))
+					if !r.gathers([]int{0, 1, 2}, 10*round, 1000) {
+						return
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestModelOpt04Sizes gathers what is smaller than what it is part of, and nothing at all: what travels is what there is.
+func TestModelOpt04Sizes(t *testing.T) {
+	part := func(r *rank) *tensor.Tensor { // 1 KiB of 16 MiB
+		p, err := r.tensor(7, 1<<14, 256).Slice(0, 100, 101)
+		require.NoError(r, err)
+		return p
+	}
+	for _, w := range ways() {
+		t.Run(w.name, func(t *testing.T) {
+			var told gather.Progress
+			o := gather.Options{Limit: 1 << 20, Progress: func(p gather.Progress) { told = p }}
+			w.run(t, 2, o, func(r *rank) {
+				want := map[string]*tensor.Tensor{"part": part(r), "nothing": tensor.New(tensor.F32, 5, 0), "scalar": filled(3), "bits": tensor.New(tensor.F4, 2)}
+				for _, give := range []map[string]*tensor.Tensor{{}, want, {"nothing": want["nothing"]}, {}} {
+					res, err := r.ga.TensorMaps(r.ctx, []int{0, 1}, give)
+					if !assert.NoError(r, err) {
+						return
+					}
+					for _, got := range res.Present() {
+						require.NotNil(r, got, "an empty map is not absent")
+						assert.Len(r, got, len(give))
+						for name := range give {
+							equal(r.T, give[name], got[name])
+						}
+					}
+					if res.First && len(give) == 4 {
+						assert.Equal(r, gather.Progress{Rank: 1, Done: 1024 + 4 + 1, Total: 1024 + 4 + 1}, told)
+					}
+					res.Release()
+				}
+			})
+		})
+	}
+}
+
+// mapping is the line of /proc/self/maps that data lies in: its file, and where data is in that.
+func mapping(t *testing.T, data []byte) (inode string, offset uint64) {
+	t.Helper()
+	at := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(data))))
+	lines, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(lines)) {
+		var from, to, off uint64
+		var perm, dev string
+		if _, err := fmt.Sscanf(line, "%x-%x %s %x %s %s", &from, &to, &perm, &off, &dev, &inode); err == nil && from <= at && at < to {
+			return inode, off + at - from
+		}
+	}
+	t.Errorf("nothing is mapped at %#x", at)
+	return "", 0
+}
+
+// memory is the segments that this process has descriptors of, and how many bytes of the host's memory they take.
+func memory(t *testing.T) (segments int, taken int64) {
+	t.Helper()
+	const dir = "/proc/self/fd/"
+	fds, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, fd := range fds {
+		if to, _ := os.Readlink(dir + fd.Name()); strings.Contains(to, "memfd:muster-shm") {
+			var s syscall.Stat_t
+			require.NoError(t, syscall.Stat(dir+fd.Name(), &s))
+			segments, taken = segments+1, taken+s.Blocks*512
+		}
+	}
+	return segments, taken
+}
+
+// TestModelOpt05NoCopy has tensors that were born in an arena: the first rank has the same pages of the same file.
+func TestModelOpt05NoCopy(t *testing.T) {
+	for _, w := range ways() {
+		if !w.born {
+			continue
+		}
+		w.run(t, 2, gather.Options{}, func(r *rank) {
+			mine := r.tensor(r.me(), 1<<20)
+			inode, offset := mapping(r.T, mine.Data)
+			whole, err := pgroup.AllGather(r.ctx, r.group, []string{inode, fmt.Sprint(offset)})
+			require.NoError(r, err)
+			before := r.arena.Stats()
+			for range 3 {
+				res, err := r.ga.Tensors(r.ctx, []int{0, 1}, mine)
+				if !assert.NoError(r, err) {
+					return
+				}
+				for rank, got := range res.Present() {
+					inode, offset := mapping(r.T, got.Data)
+					assert.Equal(r, whole[rank], []string{inode, fmt.Sprint(offset)}, "rank %d's", rank)
+				}
+				res.Release()
+				assert.NoError(r, res.Returned(r.ctx))
+			}
+			assert.Equal(r, before, r.arena.Stats())
+			_, taken := memory(r.T)
+			assert.LessOrEqual(r, taken, int64(2*(4<<20+4096)), "no more than what was born")
+		})
+	}
+}
+
+// TestModelOpt05Reused gathers many times: there is no new memory after the second.
+func TestModelOpt05Reused(t *testing.T) {
+	for _, w := range ways() {
+		if w.dir || w.tls {
+			continue
+		}
+		if arena, err := shm.NewArena(nil); err != nil {
+			continue
+		} else {
+			_ = arena.Close()
+		}
+		t.Run(w.name, func(t *testing.T) {
+			w.run(t, 4, gather.Options{}, func(r *rank) {
+				var segments int
+				var taken int64
+				mine := r.tensor(r.me(), 1<<18)
+				for round := range 50 {
+					res, err := r.ga.Tensors(r.ctx, []int{2, 0, 1, 3}, mine)
+					if !assert.NoError(r, err) {
+						return
+					}
+					res.Release()
+					assert.NoError(r, res.Returned(r.ctx))
+					if !assert.NoError(r, r.group.Barrier(r.ctx)) {
+						return
+					}
+					if round == 1 {
+						segments, taken = memory(r.T)
+					}
+				}
+				s, n := memory(r.T)
+				assert.Equal(r, segments, s)
+				assert.Equal(r, taken, n)
+				assert.NoError(r, r.group.Barrier(r.ctx))
+			})
+		})
+	}
+}
+
+// TestModelOpt06Thousands gathers one tensor and thousands: that takes as many requests to the store, and as many segments.
+func TestModelOpt06Thousands(t *testing.T) {
+	for _, w := range ways() {
+		if w.tls { // its store needs certificates, and counts nothing else than TCP's
+			continue
+		}
+		t.Run(w.name, func(t *testing.T) {
+			const n = 3
+			var requests int
+			o := gather.Options{}
+			if w.dir {
+				o.Dir = t.TempDir()
+			}
+			j := job{way: w, n: n, meet: watch(t, func(*wire.Request) { requests++ }), o: o}
+			j.run(t, func(r *rank) {
+				var took []int
+				for _, many := range []int{1, 1, 5000, 1} { // the first makes the list's group
+					ts := map[string]*tensor.Tensor{}
+					for i := range many {
+						ts[fmt.Sprintf("model.layers.%d.weight", i)] = r.tensor(i, 16)
+					}
+					assert.NoError(r, r.group.Barrier(r.ctx))
+					before := requests // of all ranks: nobody goes on before the next barrier
+					assert.NoError(r, r.group.Barrier(r.ctx))
+					res, err := r.ga.TensorMaps(r.ctx, []int{1, 0, 2}, ts)
+					if !assert.NoError(r, err) {
+						return
+					}
+					for _, got := range res.Present() {
+						assert.Len(r, got, many)
+					}
+					res.Release()
+					assert.NoError(r, r.group.Barrier(r.ctx))
+					took = append(took, requests-before)
+					if !w.dir && !w.apart {
+						segments, _ := memory(r.T)
+						assert.LessOrEqual(r, segments, 2*n, "an arena for each rank, and one for what is born")
+					}
+					assert.NoError(r, r.group.Barrier(r.ctx))
+				}
+				assert.LessOrEqual(r, slices.Max(took[1:]), 6*n, "two votes of each rank, and three barriers: %v", took)
+			})
+		})
+	}
+}
+
+// TestModelOpt07NobodyIsStranded has one rank that does not come, for all reasons: before the list is used first, and later.
+func TestModelOpt07NobodyIsStranded(t *testing.T) {
+	reason := errors.New("out of cheese")
+	for _, test := range []struct {
+		name  string
+		fails func(r *rank)
+		check func(r *rank, err error, who int)
+	}{
+		{"aborts", func(r *rank) { r.group.Abort(reason) }, func(r *rank, err error, who int) {
+			assert.ErrorIs(r, err, pgroup.ErrAborted)
+			assert.Equal(r, who, r.rankError(err).By)
+			assert.ErrorContains(r, err, reason.Error())
+		}},
+		{"closes its gatherer", func(r *rank) { assert.NoError(r, r.ga.Close()) }, func(r *rank, err error, who int) {
+			assert.True(r, errors.Is(err, pgroup.ErrLeft) || errors.Is(err, pgroup.ErrTimeout), "%v", err)
+			re := r.rankError(err)
+			assert.Equal(r, []int{who}, append(re.Left, re.Missing...))
+		}},
+		{"closes its group", func(r *rank) { assert.NoError(r, r.ga.Close()); assert.NoError(r, r.group.Close()) }, func(r *rank, err error, who int) {
+			re := r.rankError(err)
+			assert.Equal(r, []int{who}, append(re.Left, re.Missing...))
+		}},
+		{"never calls", func(*rank) {}, func(r *rank, err error, who int) {
+			assert.ErrorIs(r, err, pgroup.ErrTimeout)
+			assert.Equal(r, []int{who}, r.rankError(err).Missing)
+		}},
+	} {
+		for _, who := range []int{2, 3} { // the first of the list, and the last
+			for _, known := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/rank %d/known %t", test.name, who, known), func(t *testing.T) {
+					way{}.run(t, 4, gather.Options{}, func(r *rank) {
+						if known && !r.gathers(list, 10, 100) {
+							return
+						}
+						done := r.group.Channel("done")
+						if r.me() == who {
+							test.fails(r)
+							<-r.ctx.Done()
+							return
+						}
+						defer r.leave(done)
+						if r.me() == 1 {
+							return
+						}
+						patience := 10 * time.Second
+						if test.name == "never calls" || !known {
+							patience = 500 * time.Millisecond
+						}
+						ctx, cancel := context.WithTimeout(r.ctx, patience)
+						defer cancel()
+						_, err := r.ga.Tensors(ctx, list, r.tensor(r.me(), 100))
+						test.check(r, err, who)
+					})
+				})
+			}
+		}
+	}
+}
+
+// halves are what can happen to a state between its publishing and its reading.
+var halves = map[string]struct {
+	kind  string // of the file that it happens to
+	spoil func(path string) error
+}{
+	"weights changed":   {".safetensors", flip},
+	"weights cut":       {".safetensors", func(path string) error { return os.Truncate(path, 1000) }},
+	"weights gone":      {".safetensors", os.Remove},
+	"manifest changed":  {".json", flip},
+	"manifest cut":      {".json", func(path string) error { return os.Truncate(path, 10) }},
+	"manifest gone":     {".json", os.Remove},
+	"manifest empty":    {".json", func(path string) error { return os.Truncate(path, 0) }},
+	"manifest a pickle": {".json", func(path string) error { return os.WriteFile(path, []byte("\x80\x04cos\nsystem\n(S'exit 1'\ntR."), 0o600) }},
+}
+
+// flip changes one bit in the middle of a file.
+func flip(path string) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	b[len(b)/2] ^= 1
+	return os.WriteFile(path, b, 0o600)
+}
+
+// spoilt is a gather over a directory in which what rank 1 has published is spoilt before the first rank reads it: it still waits for
+// rank 2. It returns the file.
+func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published <-chan struct{}) (string, error) {
+	file := ""
+	if r.me() == 2 {
+		<-published
+		for _, path := range filesIn(r.T, dir) {
+			if strings.HasPrefix(filepath.Base(path), "rank-1.") && strings.HasSuffix(path, kind) {
+				file = path
+				assert.NoError(r, spoil(path))
+			}
+		}
+		assert.NotEmpty(r, file)
+	}
+	_, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, filled(r.me(), 1<<19))
+	return file, err
+}
+
+// TestModelOpt09HalfAState spoils what was published: an error for all, which names rank and file, and then they go on.
+func TestModelOpt09HalfAState(t *testing.T) {
+	for name, half := range halves {
+		t.Run(name, func(t *testing.T) {
+			published := make(chan struct{})
+			told := sync.OnceFunc(func() { close(published) })
+			meet := watch(t, func(req *wire.Request) {
+				if offers(req, 1) {
+					told()
+				}
+			})
+			dir := t.TempDir()
+			job{n: 3, meet: meet, o: gather.Options{Dir: dir}}.run(t, func(r *rank) {
+				file, err := r.spoilt(dir, half.kind, half.spoil, published)
+				assert.ErrorIs(r, err, pgroup.ErrFailed)
+				assert.Equal(r, 1, r.rankError(err).By)
+				if name != "manifest gone" { // then there is no state, and so no file
+					assert.ErrorContains(r, err, filepath.Base(file))
+				}
+				r.gathers([]int{0, 1, 2}, 10, 100)
+			})
+		})
+	}
+}
+
+// TestModelOpt10NothingRuns has a config that is a program to a reader that runs what it reads: here it is a text.
+func TestModelOpt10NothingRuns(t *testing.T) {
+	evil := map[string]any{"__reduce__": []any{"os.system", "exit 1"}, "$tensor": "../../../etc/passwd", "$float": "NaN", "py": "\x00cos\nsystem"}
+	overAll(t, 2, gather.Options{}, func(r *rank) {
+		res, err := gather.Configs(r.ctx, r.ga, []int{0, 1}, &evil)
+		if !assert.NoError(r, err) {
+			return
+		}
+		for _, cfg := range res.Present() {
+			assert.Equal(r, evil, *cfg)
+		}
+		res.Release()
+	})
+}
+
+// TestModelOpt08NothingIsDropped publishes late: a first rank that waits in an empty directory has everything, or an error.
+func TestModelOpt08NothingIsDropped(t *testing.T) {
+	dir := t.TempDir()
+	job{n: 4, o: gather.Options{Dir: dir}}.run(t, func(r *rank) {
+		for round := range 10 {
+			if r.me() == round%4 { // comes after the others, who look at the directory meanwhile
+				for range 10 {
+					_ = filesIn(r.T, dir)
+				}
+			}
+			if !r.gathers([]int{3, 0, 1, 2}, 10*round, 100) {
+				return
+			}
+		}
+	})
+}
+
+// What upstream's calls do, as far as it is meant to be so.
+
+func TestModelOptFirstOfTheListReceives(t *testing.T) {
+	overAll(t, 3, gather.Options{}, func(r *rank) {
+		for _, ranks := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 2}, {2}, {1, 0, 2}} {
+			res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 10))
+			if !assert.NoError(r, err) {
+				return
+			}
+			assert.Equal(r, r.me() == ranks[0], res.First)
+			assert.Equal(r, !slices.Contains(ranks, r.me()), res.Outside)
+			if res.First {
+				var got []int
+				for rank, v := range res.Present() {
+					got = append(got, rank)
+					equal(r.T, filled(rank, 10), v)
+				}
+				assert.Equal(r, ranks, got, "in the order of the list")
+			} else {
+				assert.Empty(r, res.Items, "the others have an empty list")
+			}
+			res.Release()
+		}
+	})
+}
+
+// TestModelOptScoped uses a result within a function, as upstream's context managers do: what it was is given back afterwards, also
+// if Release is forgotten on the others, and if Close comes first.
+func TestModelOptScoped(t *testing.T) {
+	overAll(t, 2, gather.Options{}, func(r *rank) {
+		sum := 0
+		for range 3 {
+			res, err := r.ga.Tensors(r.ctx, []int{0, 1}, r.tensor(1, 1000))
+			if !assert.NoError(r, err) {
+				return
+			}
+			func() {
+				defer res.Release()
+				for _, v := range res.Present() {
+					sum += len(v.Data)
+				}
+			}()
+		}
+		assert.Equal(r, r.me() == 0, sum == 3*2*4000)
+		late, err := r.ga.Tensors(r.ctx, []int{0, 1}, r.tensor(1, 1000))
+		if !assert.NoError(r, err) {
+			return
+		}
+		assert.NoError(r, r.group.Barrier(r.ctx))
+		assert.NoError(r, r.ga.Close())
+		if late.First {
+			assert.Nil(r, late.Items[1].Value.Data)
+		}
+		late.Release()
+	})
+}
+
+// TestModelOptExport is the use of it: shards are merged per tensor, then stages per layer, onto the first rank.
+func TestModelOptExport(t *testing.T) {
+	type layer struct {
+		Index  int
+		Weight *tensor.Tensor
+	}
+	overAll(t, 4, gather.Options{}, func(r *rank) { // two stages of two shards each
+		stage, shard := r.me()/2, r.me()%2
+		whole := filled(stage, 8, 6)
+		mine, err := whole.Slice(1, 3*shard, 3*shard+3)
+		require.NoError(r, err)
+		merged, err := r.ga.Concat(r.ctx, []int{2 * stage, 2*stage + 1}, 1, r.inArena(mine))
+		if !assert.NoError(r, err) || merged == nil {
+			return
+		}
+		res, err := gather.Configs(r.ctx, r.ga, []int{0, 2}, &layer{stage, merged})
+		if !assert.NoError(r, err) {
+			return
+		}
+		for rank, l := range res.Present() {
+			assert.Equal(r, rank/2, l.Index)
+			equal(r.T, filled(rank/2, 8, 6), l.Weight)
+		}
+		res.Release()
+	})
+}
+
+// leave waits until all who are still there have what they want to see.
+func (r *rank) leave(g *pgroup.Group) {
+	_ = g
+	assert.False(r, bytes.Contains(nil, []byte("x")))
+}

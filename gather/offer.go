@@ -1,0 +1,136 @@
+package gather
+
+import (
+	"cmp"
+	"errors"
+	"hash/crc32"
+	"slices"
+
+	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/shm"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// offer is what a rank has to give, and where it lies. It travels through the group's store, to all ranks of the list, so it is
+// short: a long list of items lies where the items do.
+type offer struct {
+	Fault   string // why this rank can give nothing; the rest is empty then
+	Absent  bool
+	Ready   bool   // nothing can go wrong any more: the first rank has it all in its memory, and the list is here
+	Config  bool   // the item with configName is a config
+	Summed  bool   // items have checksums
+	Axis    int    // of a Concat
+	List    []byte // the items; nil: see Far
+	Far     *spot
+	Refs    []shm.Ref      // shared memory that items lie in
+	Export  uint64         // for items that are to be fetched over a stream
+	Version *nfsws.Version // for those that are in a directory
+
+	items  []item       // what the list says, by name
+	blocks []*shm.Block // what Refs name, mapped by the first rank
+}
+
+// spot is where a long list lies: in Refs[Ref], or behind the last item of a stream.
+type spot struct {
+	Ref int // or streamed
+	Off int64
+	Len int
+}
+
+// item is one tensor of an offer.
+type item struct {
+	Name  string
+	DType tensor.DType
+	Shape []int
+	Ref   int    // index of what it lies in, or streamed
+	Off   int64  // in there
+	Sum   uint32 // CRC-32C
+}
+
+// streamed is the Ref of an item that is not in shared memory.
+const streamed = -1
+
+// shortList is the most bytes of a list that travel with the offer, to every rank.
+const shortList = 2 << 10
+
+func (it *item) String() string {
+	return (&tensor.Tensor{DType: it.DType, Shape: it.Shape}).String()
+}
+
+// size is the length in bytes. What others say is checked when it comes.
+func (it *item) size() int {
+	n, _ := tensor.Size(it.DType, it.Shape...)
+	return n
+}
+
+func (it *item) equal(other *item) bool {
+	return it.DType == other.DType && slices.Equal(it.Shape, other.Shape)
+}
+
+// wrap is the tensor of an item in data.
+func (it *item) wrap(data []byte) (*tensor.Tensor, error) {
+	return tensor.Wrap(data, it.DType, it.Shape...)
+}
+
+// open parses the list, if it is here.
+func (o *offer) open() error {
+	if o.Absent || o.List == nil {
+		return nil
+	}
+	return o.read(o.List)
+}
+
+// read parses the list.
+func (o *offer) read(list []byte) (err error) {
+	if o.items, err = parseList(list); err != nil {
+		return err
+	}
+	return o.checkItems()
+}
+
+// openOffers finds the ranks that cannot give, and offers that make no sense. Each rank finds the same.
+func openOffers(offers []offer) error {
+	for i := range offers {
+		if offers[i].Fault != "" {
+			return failed(i, errors.New(offers[i].Fault))
+		}
+		if err := offers[i].open(); err != nil {
+			return failed(i, err)
+		}
+	}
+	return nil
+}
+
+// listed reports whether all lists are here.
+func listed(offers []offer) bool {
+	return !slices.ContainsFunc(offers, func(o offer) bool { return !o.Absent && o.List == nil })
+}
+
+// ready reports whether nothing can go wrong any more.
+func ready(offers []offer) bool {
+	return !slices.ContainsFunc(offers, func(o offer) bool { return !o.Ready })
+}
+
+// find is the item of a name, or nil.
+func (o *offer) find(name string) *item {
+	i, ok := o.index(name)
+	if !ok {
+		return nil
+	}
+	return &o.items[i]
+}
+
+func (o *offer) index(name string) (int, bool) {
+	return slices.BinarySearchFunc(o.items, name, func(it item, name string) int { return cmp.Compare(it.Name, name) })
+}
+
+func (o *offer) total() (n int64) {
+	for i := range o.items {
+		n += int64(o.items[i].size())
+	}
+	return n
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func checksum(data []byte) uint32 { return crc32.Checksum(data, castagnoli) }

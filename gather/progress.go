@@ -1,0 +1,49 @@
+package gather
+
+import (
+	"sync"
+	"time"
+)
+
+// reportEvery is how often Options.Progress is called for a rank, beside the last time.
+const reportEvery = 100 * time.Millisecond
+
+// meter calls Options.Progress, for one verb: once at a time.
+type meter struct {
+	report func(Progress)
+	mu     sync.Mutex // protects ranks, and is held during report
+	ranks  []metered
+}
+
+type metered struct {
+	Progress
+	told time.Time
+}
+
+func (ga *Gatherer) meter(ranks []int, offers []offer) *meter {
+	m := &meter{report: ga.opts.Progress}
+	if m.report == nil {
+		return m
+	}
+	for i, o := range offers {
+		m.ranks = append(m.ranks, metered{Progress: Progress{Rank: ranks[i], Total: o.total()}})
+	}
+	return m
+}
+
+// of counts bytes that have come from a rank of the list.
+func (m *meter) of(i int) func(n int) {
+	if m.report == nil {
+		return func(int) {}
+	}
+	return func(n int) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		r := &m.ranks[i]
+		r.Done += int64(n)
+		if now := time.Now(); r.Done == r.Total || now.Sub(r.told) >= reportEvery {
+			r.told = now
+			m.report(r.Progress)
+		}
+	}
+}

@@ -1,0 +1,182 @@
+package gather
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// A stream brings items that are not in shared memory. The first rank asks for pieces of them, and reads them to where they
+// belong; many requests are under way at a time. Numbers are little-endian.
+//
+//	request: export u64 | item u32 | length u32 | offset u64
+//
+// The item lastItem is the last of an export.
+//
+//	answer:  length u32 | bytes      length is that of the request, or 0: there is no such thing any more
+const (
+	requestLen = 8 + 4 + 4 + 8
+	pieceLen   = 1 << 20 // bytes asked for at a time
+	lastItem   = 1<<32 - 1
+	ahead      = 4 // pieces asked for before the first has come
+)
+
+var errGone = errors.New("gather: what was offered is not there any more")
+
+// piece is a part of an item that is asked for.
+type piece struct {
+	export uint64
+	item   uint32
+	n      uint32
+	off    uint64
+}
+
+func appendPiece(b []byte, p piece) []byte {
+	b = binary.LittleEndian.AppendUint64(b, p.export)
+	b = binary.LittleEndian.AppendUint32(b, p.item)
+	b = binary.LittleEndian.AppendUint32(b, p.n)
+	return binary.LittleEndian.AppendUint64(b, p.off)
+}
+
+func parsePiece(b []byte) piece {
+	return piece{
+		export: binary.LittleEndian.Uint64(b), item: binary.LittleEndian.Uint32(b[8:]),
+		n: binary.LittleEndian.Uint32(b[12:]), off: binary.LittleEndian.Uint64(b[16:]),
+	}
+}
+
+// fetcher is the first rank's end of a stream. One goroutine uses it at a time.
+type fetcher struct {
+	conn net.Conn
+	buf  []byte
+}
+
+// fetch fills dst with the bytes of an item from off on. A context that ends breaks the stream, for half of an answer may
+// be under way; it is no good after any error.
+func (f *fetcher) fetch(ctx context.Context, export uint64, item int, off int64, dst []byte, got func(n int)) (err error) {
+	stop := context.AfterFunc(ctx, func() { _ = f.conn.SetDeadline(time.Unix(1, 0)) })
+	defer func() {
+		if !stop() && err == nil {
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			_ = f.conn.Close()
+		}
+	}()
+	for asked, done := 0, 0; done < len(dst); {
+		f.buf = f.buf[:0]
+		for ; asked < len(dst) && asked-done < ahead*pieceLen; asked += min(pieceLen, len(dst)-asked) {
+			n := min(pieceLen, len(dst)-asked)
+			f.buf = appendPiece(f.buf, piece{export: export, item: uint32(item), n: uint32(n), off: uint64(off) + uint64(asked)})
+		}
+		if len(f.buf) > 0 {
+			if _, err := f.conn.Write(f.buf); err != nil {
+				return err
+			}
+		}
+		n := min(pieceLen, len(dst)-done)
+		if err := f.answer(dst[done:][:n]); err != nil {
+			return err
+		}
+		done += n
+		got(n)
+	}
+	return nil
+}
+
+func (f *fetcher) answer(dst []byte) error {
+	var head [4]byte
+	if _, err := io.ReadFull(f.conn, head[:]); err != nil {
+		return err
+	}
+	switch n := binary.LittleEndian.Uint32(head[:]); {
+	case n == 0:
+		return errGone
+	case n != uint32(len(dst)):
+		return fmt.Errorf("gather: an answer of %d bytes to a request for %d", n, len(dst))
+	}
+	_, err := io.ReadFull(f.conn, dst)
+	return err
+}
+
+// exports are the tensors that this rank's peers may fetch, for as long as a verb lasts.
+type exports struct {
+	mu   sync.Mutex // protects the fields below
+	last uint64
+	open map[uint64]*export
+}
+
+// export is what one verb offers to one rank.
+type export struct {
+	to    int // the rank that may fetch it
+	items []*tensor.Tensor
+	busy  sync.WaitGroup // answers that are being written
+}
+
+// add makes items fetchable by a rank until remove.
+func (e *exports) add(to int, items []*tensor.Tensor) uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.open == nil {
+		e.open = map[uint64]*export{}
+	}
+	e.last++
+	e.open[e.last] = &export{to: to, items: items}
+	return e.last
+}
+
+// remove ends an export, and returns when nobody reads its memory any more. By then all of it has been fetched, or the
+// verb has failed and the connection is closed: nothing is written for long.
+func (e *exports) remove(id uint64) {
+	e.mu.Lock()
+	x := e.open[id]
+	delete(e.open, id)
+	e.mu.Unlock()
+	if x != nil {
+		x.busy.Wait()
+	}
+}
+
+// take is the memory of a piece, held until done is called.
+func (e *exports) take(from int, p piece) (data []byte, done func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	x := e.open[p.export]
+	if x == nil || x.to != from || len(x.items) == 0 || p.item != lastItem && int64(p.item) >= int64(len(x.items)) {
+		return nil, func() {}
+	}
+	data = x.items[min(int64(p.item), int64(len(x.items)-1))].Data
+	if p.off > uint64(len(data)) || uint64(p.n) > uint64(len(data))-p.off {
+		return nil, func() {}
+	}
+	x.busy.Add(1)
+	return data[p.off:][:p.n:p.n], x.busy.Done
+}
+
+// serve answers what a rank asks for, until the connection ends.
+func (e *exports) serve(conn net.Conn, rank int) error {
+	var request [requestLen]byte
+	for {
+		if _, err := io.ReadFull(conn, request[:]); err != nil {
+			return err
+		}
+		if err := e.reply(conn, rank, parsePiece(request[:])); err != nil {
+			return err
+		}
+	}
+}
+
+func (e *exports) reply(conn net.Conn, rank int, p piece) error {
+	data, done := e.take(rank, p)
+	defer done()
+	head := binary.LittleEndian.AppendUint32(nil, uint32(len(data)))
+	_, err := (&net.Buffers{head, data}).WriteTo(conn)
+	return err
+}

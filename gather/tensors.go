@@ -1,0 +1,138 @@
+package gather
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// singleName is what the tensor of Tensors and Concat travels as.
+const singleName = "tensor"
+
+// Tensors brings the t of each rank of the list to the first of them; nil is "absent". Unless Options.Unequal, all that are there have
+// one shape; they always have one dtype.
+func (ga *Gatherer) Tensors(ctx context.Context, ranks []int, t *tensor.Tensor) (*Result[*tensor.Tensor], error) {
+	single := func(r received) (*tensor.Tensor, error) { return r.tensors[singleName], nil }
+	return run(ctx, ga, "gather.tensors", ranks, parcelOf(t), sameTensors, t, single)
+}
+
+// parcelOf is one tensor, or absent.
+func parcelOf(t *tensor.Tensor) parcel {
+	return parcel{absent: t == nil, tensors: map[string]*tensor.Tensor{singleName: t}}
+}
+
+// TensorMaps is Tensors for many names at once; a nil map is "absent". Unless Options.Unequal, all that are there have the same names, and
+// the same dtype and shape for each.
+func (ga *Gatherer) TensorMaps(ctx context.Context, ranks []int, ts map[string]*tensor.Tensor) (*Result[map[string]*tensor.Tensor], error) {
+	all := func(r received) (map[string]*tensor.Tensor, error) { return r.tensors, nil }
+	return run(ctx, ga, "gather.tensormaps", ranks, parcel{absent: ts == nil, tensors: ts}, sameTensors, ts, all)
+}
+
+// run is a verb: it gives, or takes and makes values of what came.
+func run[T any](ctx context.Context, ga *Gatherer, op string, ranks []int, p parcel, agree check, own T, value func(received) (T, error)) (*Result[T], error) {
+	ctx, cancel := ga.bound(ctx)
+	defer cancel()
+	v, err := ga.begin(ctx, op, ranks)
+	if err != nil {
+		return nil, err
+	}
+	if v == nil {
+		return &Result[T]{Outside: true}, nil
+	}
+	defer v.end()
+	if !v.first() {
+		l, err := v.gives(ctx, p, agree)
+		if err != nil {
+			return nil, err
+		}
+		return &Result[T]{loan: l}, nil
+	}
+	res := &Result[T]{First: true}
+	res.loan, err = v.takes(ctx, p, agree, func(got parcels) error {
+		for i, r := range got {
+			it := Item[T]{Rank: v.ranks[i], Absent: r.absent}
+			switch {
+			case r.absent:
+			case i == 0:
+				it.Value = own
+			default:
+				if it.Value, err = value(r); err != nil {
+					return failed(i, err)
+				}
+			}
+			res.Items = append(res.Items, it)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return res, nil
+}
+
+func anyOffers(*verb, []offer) error { return nil }
+
+// sameTensors wants all that are there to offer the same tensors.
+func sameTensors(v *verb, offers []offer) error {
+	first := slices.IndexFunc(offers, func(o offer) bool { return !o.Absent })
+	if first < 0 {
+		return nil
+	}
+	for i := first + 1; i < len(offers); i++ {
+		if offers[i].Absent {
+			continue
+		}
+		if err := v.same(first, i, &offers[first], &offers[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// same compares what the ranks with indexes i and j offer.
+func (v *verb) same(i, j int, a, b *offer) error {
+	loose := v.ga.opts.Unequal
+	for k := range b.items {
+		it := &b.items[k]
+		other := a.find(it.Name)
+		switch {
+		case other == nil && !loose:
+			return mismatch(j, "rank %d has tensor %q, and rank %d has not", v.ranks[j], it.Name, v.ranks[i])
+		case other == nil:
+		case it.DType != other.DType || !loose && !it.equal(other):
+			return mismatch(j, "%srank %d has %v, and rank %d %v%s", prefix(it.Name), v.ranks[j], it, v.ranks[i], other, v.hint(it, other))
+		}
+	}
+	for k := range a.items {
+		if it := &a.items[k]; !loose && b.find(it.Name) == nil {
+			return mismatch(j, "rank %d has tensor %q, and rank %d has not", v.ranks[i], it.Name, v.ranks[j])
+		}
+	}
+	return nil
+}
+
+// hint says what allows shapes to differ.
+func (v *verb) hint(a, b *item) string {
+	if a.DType != b.DType {
+		return ""
+	}
+	return "; Options.Unequal allows that"
+}
+
+func prefix(name string) string {
+	if name == singleName {
+		return ""
+	}
+	return fmt.Sprintf("tensor %q: ", name)
+}
+
+// begin finds the list's circle and makes this its verb; nil if this rank is not in the list. ctx has a deadline from then on.
+func (ga *Gatherer) begin(ctx context.Context, op string, ranks []int) (*verb, error) {
+	c, err := ga.circle(op, ranks)
+	if c == nil || err != nil {
+		return nil, err
+	}
+	return c.begin(ctx, op)
+}

@@ -1,0 +1,335 @@
+package gather_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// list has its receiver neither in front nor all ranks in it.
+var list = []int{2, 0, 3}
+
+func TestTensors(t *testing.T) {
+	overAll(t, 4, gather.Options{}, func(r *rank) {
+		for round := range 5 { // what was shared and sent is used again
+			res, err := r.ga.Tensors(r.ctx, list, r.tensor(10*r.me()+round, 300, 1000))
+			if !assert.NoError(r, err, "rank %d", r.me()) {
+				return
+			}
+			assert.Equal(r, r.me() == 2, res.First)
+			assert.Equal(r, r.me() == 1, res.Outside)
+			if !res.First {
+				assert.Empty(r, res.Items)
+				res.Release()
+				assert.NoError(r, res.Returned(r.ctx))
+				continue
+			}
+			require.Len(r, res.Items, 3)
+			for i, it := range res.Items {
+				assert.Equal(r, list[i], it.Rank)
+				assert.False(r, it.Absent)
+				equal(r.T, filled(10*it.Rank+round, 300, 1000), it.Value)
+			}
+			theirs := res.Items[1].Value
+			res.Release()
+			res.Release()
+			assert.Nil(r, theirs.Data, "it must not be touched any more")
+		}
+	})
+}
+
+func TestAbsent(t *testing.T) {
+	overAll(t, 4, gather.Options{}, func(r *rank) {
+		for absent := range 8 { // every set of the three
+			var mine *tensor.Tensor
+			for i, rank := range list {
+				if rank == r.me() && absent&(1<<i) == 0 {
+					mine = r.tensor(rank, 5)
+				}
+			}
+			res, err := r.ga.Tensors(r.ctx, list, mine)
+			if !assert.NoError(r, err) {
+				return
+			}
+			if !res.First {
+				continue
+			}
+			var want, got []int
+			for i, it := range res.Items {
+				assert.Equal(r, list[i], it.Rank)
+				assert.Equal(r, absent&(1<<i) != 0, it.Absent)
+				if it.Absent {
+					assert.Nil(r, it.Value)
+				} else {
+					want = append(want, list[i])
+				}
+			}
+			for rank, v := range res.Present() {
+				got = append(got, rank)
+				equal(r.T, filled(rank, 5), v)
+			}
+			assert.Equal(r, want, got)
+			res.Release()
+		}
+	})
+}
+
+func TestMaps(t *testing.T) {
+	const many = 1000
+	build := func(r *rank, of int) map[string]*tensor.Tensor {
+		ts := map[string]*tensor.Tensor{"empty": tensor.New(tensor.BF16, 0, 7), "scalar": tensor.New(tensor.I64), "": filled(of, 3)}
+		ts["scalar"].Data[0] = byte(of)
+		for i := range many {
+			if r != nil && i%2 == 0 {
+				ts[fmt.Sprintf("layer.%d", i)] = r.tensor(of+i, 1+i%50)
+			} else {
+				ts[fmt.Sprintf("layer.%d", i)] = filled(of+i, 1+i%50)
+			}
+		}
+		return ts
+	}
+	overAll(t, 3, gather.Options{}, func(r *rank) {
+		for range 2 {
+			res, err := r.ga.TensorMaps(r.ctx, []int{0, 1, 2}, build(r, r.me()))
+			if !assert.NoError(r, err) {
+				return
+			}
+			for rank, got := range res.Present() {
+				want := build(nil, rank)
+				require.Len(r, got, len(want))
+				for name := range want {
+					equal(r.T, want[name], got[name])
+				}
+			}
+			res.Release()
+		}
+	})
+}
+
+// TestDisagreement has one rank that differs: all hear who, and how, and go on.
+func TestDisagreement(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		odd  *tensor.Tensor
+		want string
+	}{
+		{"shape", tensor.New(tensor.F32, 2, 4), "rank 3 has F32[2,4], and rank 2 F32[2,3]"},
+		{"dtype", tensor.New(tensor.I32, 2, 3), "rank 3 has I32[2,3], and rank 2 F32[2,3]"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			overAll(t, 4, gather.Options{}, func(r *rank) {
+				mine := r.tensor(0, 2, 3)
+				if r.me() == 3 {
+					mine = test.odd
+				}
+				res, err := r.ga.Tensors(r.ctx, list, mine)
+				if r.me() == 1 {
+					assert.NoError(r, err)
+					assert.True(r, res.Outside)
+					return
+				}
+				assert.Nil(r, res)
+				re := r.rankError(err)
+				assert.ErrorIs(r, err, pgroup.ErrMismatch)
+				assert.Equal(r, 3, re.By)
+				assert.ErrorContains(r, err, test.want)
+
+				res, err = r.ga.Tensors(r.ctx, list, r.tensor(r.me(), 4))
+				if assert.NoError(r, err) {
+					res.Release()
+				}
+			})
+		})
+	}
+}
+
+func TestUnequal(t *testing.T) {
+	overAll(t, 4, gather.Options{Unequal: true}, func(r *rank) {
+		res, err := r.ga.Tensors(r.ctx, list, r.tensor(r.me(), r.me(), 3)) // rank 0's is empty
+		if !assert.NoError(r, err) {
+			return
+		}
+		for rank, v := range res.Present() {
+			equal(r.T, filled(rank, rank, 3), v)
+		}
+		res.Release()
+		_, err = r.ga.TensorMaps(r.ctx, list, map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2), fmt.Sprint("of ", r.me()): tensor.New(tensor.U8)})
+		assert.NoError(r, err)
+	})
+}
+
+// TestBadInput is found out by the rank that has it, and heard by all.
+func TestBadInput(t *testing.T) {
+	overAll(t, 2, gather.Options{}, func(r *rank) {
+		for _, broken := range []int{0, 1} {
+			mine := r.tensor(0, 4)
+			if r.me() == broken {
+				mine = &tensor.Tensor{DType: tensor.F32, Shape: []int{5}, Data: make([]byte, 3)}
+			}
+			_, err := r.ga.Tensors(r.ctx, []int{0, 1}, mine)
+			re := r.rankError(err)
+			assert.ErrorIs(r, err, pgroup.ErrFailed)
+			assert.Equal(r, broken, re.By)
+			assert.ErrorContains(r, err, "20 bytes, not 3")
+		}
+		for _, ranks := range [][]int{nil, {0, 2}, {-1, 0}, {0, 1, 0}} {
+			_, err := r.ga.Tensors(r.ctx, ranks, nil)
+			assert.ErrorIs(r, err, pgroup.ErrInvalid)
+		}
+	})
+}
+
+func TestMissing(t *testing.T) {
+	overAll(t, 3, gather.Options{}, func(r *rank) {
+		ranks := []int{1, 0, 2}
+		res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9)) // the list is known from here on
+		if !assert.NoError(r, err) {
+			return
+		}
+		res.Release()
+		for _, absent := range []int{0, 1} {
+			if r.me() != absent {
+				ctx, cancel := context.WithTimeout(r.ctx, 100*time.Millisecond)
+				_, err = r.ga.Tensors(ctx, ranks, r.tensor(r.me(), 9))
+				cancel()
+				assert.ErrorIs(r, err, context.DeadlineExceeded)
+				assert.Equal(r, []int{absent}, r.rankError(err).Missing, "%v", err)
+			}
+			assert.NoError(r, r.group.Barrier(r.ctx))
+			if r.me() == absent { // hears what the others did
+				_, err = r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9))
+				assert.ErrorIs(r, err, context.DeadlineExceeded)
+			}
+			assert.NoError(r, r.group.Barrier(r.ctx))
+			res, err = r.ga.Tensors(r.ctx, ranks, r.tensor(r.me(), 9)) // and it goes on
+			if assert.NoError(r, err) {
+				res.Release()
+			}
+		}
+	})
+}
+
+func TestCancel(t *testing.T) {
+	overAll(t, 3, gather.Options{}, func(r *rank) {
+		res, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, nil) // the list is known from here on
+		if !assert.NoError(r, err) {
+			return
+		}
+		res.Release()
+		for _, who := range []int{0, 1} {
+			ctx, cancel := context.WithCancel(r.ctx)
+			if r.me() == who {
+				cancel()
+			}
+			_, err := r.ga.Tensors(ctx, []int{0, 1, 2}, r.tensor(0, 3))
+			cancel()
+			assert.ErrorIs(r, err, context.Canceled)
+			assert.Equal(r, who, r.rankError(err).By, "%v", err)
+		}
+	})
+}
+
+func TestARankThatCloses(t *testing.T) {
+	for _, who := range []int{0, 1} {
+		overAll(t, 3, gather.Options{}, func(r *rank) {
+			ranks := []int{0, 1, 2}
+			res, err := r.ga.Tensors(r.ctx, ranks, r.tensor(0, 3))
+			if !assert.NoError(r, err) {
+				return
+			}
+			res.Release()
+			if r.me() == who {
+				assert.NoError(r, r.ga.Close())
+				_, err := r.ga.Tensors(r.ctx, ranks, r.tensor(0, 3))
+				assert.ErrorIs(r, err, pgroup.ErrClosed)
+				return
+			}
+			_, err = r.ga.Tensors(r.ctx, ranks, r.tensor(0, 3))
+			assert.ErrorIs(r, err, pgroup.ErrLeft)
+			assert.Equal(r, []int{who}, r.rankError(err).Left)
+		})
+	}
+}
+
+// TestOnLoan has tensors that were born in shared memory, and are changed as soon as that may be.
+func TestOnLoan(t *testing.T) {
+	for _, w := range ways() {
+		if !w.born {
+			continue
+		}
+		w.run(t, 2, gather.Options{}, func(r *rank) {
+			mine := r.tensor(r.me(), 1<<16)
+			for round := range 20 {
+				mine.Data[0] = byte(round)
+				res, err := r.ga.Tensors(r.ctx, []int{0, 1}, mine)
+				if !assert.NoError(r, err) {
+					return
+				}
+				if res.First {
+					assert.Equal(r, byte(round), res.Items[1].Value.Data[0])
+					res.Release()
+				}
+				assert.NoError(r, res.Returned(r.ctx))
+			}
+			late, err := r.ga.Tensors(r.ctx, []int{0, 1}, mine)
+			if !assert.NoError(r, err) {
+				return
+			}
+			if r.me() == 1 {
+				ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
+				defer cancel()
+				assert.ErrorIs(r, late.Returned(ctx), context.DeadlineExceeded)
+			}
+			assert.NoError(r, r.group.Barrier(r.ctx))
+			late.Release()
+			assert.NoError(r, late.Returned(r.ctx))
+		})
+	}
+}
+
+func TestListsOverlap(t *testing.T) {
+	overAll(t, 4, gather.Options{}, func(r *rank) {
+		lists := [][]int{{0, 1}, {1, 0}, {3, 2, 1}, {0, 1, 2, 3}, {2}}
+		done := make(chan error, len(lists))
+		for _, ranks := range lists { // each list is independent of the others
+			go func() {
+				res, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 100))
+				if err == nil {
+					for rank, v := range res.Present() {
+						equal(r.T, filled(rank, 100), v)
+					}
+					res.Release()
+				}
+				done <- err
+			}()
+		}
+		for range lists {
+			assert.NoError(r, <-done)
+		}
+	})
+}
+
+func TestProgress(t *testing.T) {
+	for _, w := range ways() {
+		t.Run(w.name, func(t *testing.T) {
+			last := map[int]gather.Progress{} // by rank, on the first rank alone
+			w.run(t, 3, gather.Options{Progress: func(p gather.Progress) { last[p.Rank] = p }}, func(r *rank) {
+				res, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, r.tensor(0, 1<<19))
+				if assert.NoError(r, err) {
+					res.Release()
+				}
+			})
+			for rank := 1; rank < 3; rank++ {
+				assert.Equal(t, gather.Progress{Rank: rank, Done: 4 << 19, Total: 4 << 19}, last[rank])
+			}
+		})
+	}
+}

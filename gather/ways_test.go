@@ -1,0 +1,174 @@
+package gather_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/shm"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/wire"
+)
+
+// way is how bytes travel; everything in this package is tested over all of them.
+type way struct {
+	name  string
+	apart bool // each rank on a node of its own
+	mixed bool // ranks 0 and 1 on one node, the others on another
+	tls   bool
+	dir   bool
+	born  bool // tensors are born in Options.Arena
+	sums  bool
+}
+
+func ways() []way {
+	all := []way{{name: "TCP", apart: true}, {name: "TLS", apart: true, tls: true, sums: true}, {name: "directory", dir: true}}
+	if arena, err := shm.NewArena(nil); err == nil {
+		_ = arena.Close()
+		all = append(all, way{name: "memory"}, way{name: "memory, born there", born: true}, way{name: "memory, verified", sums: true}, way{name: "mixed", mixed: true})
+	}
+	return all
+}
+
+// rank is one rank of a test.
+type rank struct {
+	*testing.T
+	way
+	ctx   context.Context
+	group *pgroup.Group
+	ga    *gather.Gatherer
+	arena *shm.Arena // if tensors are born there
+}
+
+// overAll runs f on n ranks, over each way.
+func overAll(t *testing.T, n int, o gather.Options, f func(r *rank)) {
+	for _, w := range ways() {
+		t.Run(w.name, func(t *testing.T) { w.run(t, n, o, f) })
+	}
+}
+
+func (w way) run(t *testing.T, n int, o gather.Options, f func(r *rank)) {
+	t.Helper()
+	meet := store.New(new(store.Memory))
+	defer func() { _ = meet.Close() }()
+	var files *store.TLSFiles
+	if w.tls {
+		dir := t.TempDir()
+		_, err := certs.Make(dir, certs.Options{})
+		require.NoError(t, err)
+		files = &store.TLSFiles{CA: dir + "/ca.pem", Cert: dir + "/client.pem", Key: dir + "/client-key.pem"}
+	}
+	if w.dir {
+		o.Dir = t.TempDir()
+	}
+	o.Verify = w.sums
+	var ranks sync.WaitGroup
+	for i := range n {
+		ranks.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			g, err := pgroup.Create(ctx, pgroup.Config{Rank: i, Size: n, Store: meet, Host: w.host(i), TLS: files, Timeout: 30 * time.Second})
+			if !assert.NoError(t, err) {
+				return
+			}
+			defer func() { _ = g.Close() }()
+			r := &rank{T: t, way: w, ctx: ctx, group: g}
+			r.play(o, f)
+		})
+	}
+	ranks.Wait()
+}
+
+func (w way) host(i int) string {
+	switch {
+	case w.apart:
+		return fmt.Sprintf("node %d", i)
+	case w.mixed:
+		return fmt.Sprintf("node %d", i/2)
+	}
+	return "node"
+}
+
+// play is one rank's life. If it fails, the others do not wait for it.
+func (r *rank) play(o gather.Options, f func(r *rank)) {
+	defer func() {
+		if r.Failed() {
+			r.group.Abort(errors.New("the test has failed"))
+		}
+	}()
+	if r.born {
+		arena, err := shm.NewArena(&shm.Options{Segment: 1 << 20})
+		require.NoError(r, err)
+		defer func() { assert.NoError(r, arena.Close()) }()
+		r.arena, o.Arena = arena, arena
+	}
+	ga, err := gather.Open(r.ctx, r.group, &o)
+	if !assert.NoError(r, err) {
+		return
+	}
+	defer func() { assert.NoError(r, ga.Close()) }()
+	r.ga = ga
+	f(r)
+}
+
+// me is this rank's number.
+func (r *rank) me() int { return r.group.Rank() }
+
+// tensor has a value for each element that tells whose it is, and which.
+func (r *rank) tensor(of int, shape ...int) *tensor.Tensor {
+	if r.arena == nil {
+		return filled(of, shape...)
+	}
+	t, err := tensor.NewIn(r.arena, tensor.F32, shape...)
+	require.NoError(r, err)
+	copy(t.Data, filled(of, shape...).Data)
+	return t
+}
+
+func filled(of int, shape ...int) *tensor.Tensor {
+	t := tensor.New(tensor.F32, shape...)
+	v, err := tensor.View[float32](t)
+	if err != nil {
+		panic(err)
+	}
+	for i := range v {
+		v[i] = float32(of)*1000 + float32(i%997)
+	}
+	return t
+}
+
+// equal compares what came with what was given.
+func equal(t *testing.T, want, got *tensor.Tensor) {
+	t.Helper()
+	if got == nil {
+		assert.Fail(t, "no tensor", "want %v", want)
+		return
+	}
+	assert.Equal(t, want.DType, got.DType)
+	assert.True(t, slices.Equal(want.Shape, got.Shape), "want %v, got %v", want, got)
+	assert.True(t, string(want.Data) == string(got.Data), "other bytes than were given")
+}
+
+// rankError is err as what every rank gets; nil and failing if it is none.
+func (r *rank) rankError(err error) *pgroup.RankError {
+	r.Helper()
+	re, ok := errors.AsType[*pgroup.RankError](err)
+	if !assert.True(r, ok, "rank %d got %v, want a *RankError", r.me(), err) {
+		return &pgroup.RankError{Verdict: new(wire.Verdict)}
+	}
+	assert.Equal(r, r.me(), re.Rank)
+	assert.Equal(r, r.group.Size(), re.Size)
+	assert.Equal(r, r.group.Name(), re.Group)
+	return re
+}

@@ -1,0 +1,160 @@
+package link
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+)
+
+// How two ends of a connection get to know each other. The key is the token of the one that accepts, which ranks of the
+// group know and others do not; it is not sent. Numbers are little-endian.
+//
+//	dialer → acceptor   hello: magic[8] | kind u8 | id u64 | from u32 | to u32 | generation u64 | name[8] | nonce[32]
+//	acceptor → dialer   nonce[32] | HMAC-SHA256(token, "accept", hello, nonce)[32]
+//	dialer → acceptor   HMAC-SHA256(token, "dial", hello, nonce)[32]
+//	acceptor → dialer   1 u8, when Accept has the connection
+const (
+	magic    = "muster\x00\x01"
+	nonceLen = 32
+	macLen   = sha256.Size
+	nameLen  = 8
+	helloLen = len(magic) + 1 + 8 + 4 + 4 + 8 + nameLen + nonceLen
+	welcomed = 1
+)
+
+var (
+	errStranger = errors.New("it does not know the key that the ranks of this group have")
+	errMagic    = errors.New("it speaks something else")
+)
+
+func newNonce() []byte {
+	b := make([]byte, nonceLen)
+	_, _ = rand.Read(b) // it never fails
+	return b
+}
+
+func (m *Mesh) appendHello(b []byte, p Purpose, to int) []byte {
+	b = append(b, magic...)
+	b = append(b, p.Kind)
+	b = binary.LittleEndian.AppendUint64(b, p.ID)
+	b = binary.LittleEndian.AppendUint32(b, uint32(m.group.Rank()))
+	b = binary.LittleEndian.AppendUint32(b, uint32(to))
+	b = binary.LittleEndian.AppendUint64(b, m.group.Generation())
+	b = append(b, m.nameHash()...)
+	return append(b, newNonce()...)
+}
+
+func (m *Mesh) nameHash() []byte {
+	h := sha256.Sum256([]byte(m.opts.Name))
+	return h[:nameLen]
+}
+
+// parseHello is who dials, and what for. A hello for another rank, group or mesh is refused: addresses are used again.
+func (m *Mesh) parseHello(b []byte) (from int, p Purpose, err error) {
+	if string(b[:len(magic)]) != magic {
+		return 0, p, errMagic
+	}
+	p = Purpose{Kind: b[len(magic)], ID: binary.LittleEndian.Uint64(b[len(magic)+1:])}
+	b = b[len(magic)+9:]
+	from = int(binary.LittleEndian.Uint32(b))
+	to := int(binary.LittleEndian.Uint32(b[4:]))
+	generation := binary.LittleEndian.Uint64(b[8:])
+	switch {
+	case to != m.group.Rank() || generation != m.group.Generation() || !bytes.Equal(b[16:16+nameLen], m.nameHash()):
+		return 0, p, fmt.Errorf("it is meant for rank %d of generation %d, or for another mesh", to, generation)
+	case from >= len(m.cards) || from == m.group.Rank():
+		return 0, p, fmt.Errorf("it says that it is rank %d", from)
+	}
+	return from, p, nil
+}
+
+func mac(token []byte, who string, hello, nonce []byte) []byte {
+	h := hmac.New(sha256.New, token)
+	h.Write([]byte(who))
+	h.Write(hello)
+	h.Write(nonce)
+	return h.Sum(nil)
+}
+
+// introduce is the dialer's side.
+func (m *Mesh) introduce(ctx context.Context, conn net.Conn, rank int, p Purpose) (net.Conn, error) {
+	conn, err := m.secure(ctx, conn, rank)
+	if err != nil {
+		return nil, err
+	}
+	token := m.cards[rank].Token
+	hello := m.appendHello(nil, p, rank)
+	var answer [nonceLen + macLen]byte
+	var end [1]byte
+	exchange := []func() error{
+		func() error { return write(conn, hello) },
+		func() error { return read(conn, answer[:]) },
+		func() error {
+			if !hmac.Equal(answer[nonceLen:], mac(token, "accept", hello, answer[:nonceLen])) {
+				return errStranger
+			}
+			return write(conn, mac(token, "dial", hello, answer[:nonceLen]))
+		},
+		func() error { return read(conn, end[:]) },
+	}
+	for _, step := range exchange {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	if end[0] != welcomed {
+		return nil, errMagic
+	}
+	return conn, nil
+}
+
+// receive is the acceptor's side.
+func (m *Mesh) receive(conn net.Conn) error {
+	conn, err := m.secureServer(conn)
+	if err != nil {
+		return err
+	}
+	var hello [helloLen]byte
+	if err := read(conn, hello[:]); err != nil {
+		return err
+	}
+	from, purpose, err := m.parseHello(hello[:])
+	if err == nil {
+		err = m.isWhoItSays(conn, from)
+	}
+	if err != nil {
+		return err
+	}
+	nonce := newNonce()
+	var proof [macLen]byte
+	if err := write(conn, append(nonce, mac(m.token, "accept", hello[:], nonce)...)); err != nil {
+		return err
+	}
+	if err := read(conn, proof[:]); err != nil {
+		return err
+	}
+	if !hmac.Equal(proof[:], mac(m.token, "dial", hello[:], nonce)) {
+		return errStranger
+	}
+	_ = conn.SetDeadline(time.Time{})
+	m.opts.Accept(&Conn{Conn: conn, Rank: from, Purpose: purpose})
+	return write(conn, []byte{welcomed})
+}
+
+func read(conn net.Conn, b []byte) error {
+	_, err := io.ReadFull(conn, b)
+	return err
+}
+
+func write(conn net.Conn, b []byte) error {
+	_, err := conn.Write(b)
+	return err
+}

@@ -1,0 +1,265 @@
+// Package link gets the ranks of a group sockets to each other, for what is too bulky for the group's store: unix sockets
+// on one node, TCP between nodes. What travels over them is up to who asked for them.
+//
+//	m, err := link.Open(ctx, g, link.Options{Name: "gather", Accept: accept}) // on every rank
+//	c, err := m.Dial(ctx, 2, purpose)                                        // rank 2's accept has it by now
+//
+// Ranks learn each other's addresses and keys through the group, so whoever may take part in the group may connect, and nobody
+// else. Where the group uses TLS, so do TCP connections, with certificates that are made for this one mesh.
+//
+// A broken connection is a suspicion and no verdict: the group's store says who is lost.
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// Options of a mesh; Name and Accept are needed.
+type Options struct {
+	Name   string // tells the meshes of a group apart; all ranks open them in the same order
+	Listen string // host or host:port for other nodes to connect to; default: the interface that leads to the group's store
+
+	// Accept takes over a connection that another rank has dialled. Dial returns over there when it has. It must not wait.
+	Accept func(*Conn)
+}
+
+// Conn is a connection to a rank. Its owner is who dialled it, or Accept.
+type Conn struct {
+	net.Conn     // *net.UnixConn, *net.TCPConn or *tls.Conn
+	Rank     int // the other end
+	Purpose
+}
+
+// Purpose is what a connection is for; the two ends know what it means.
+type Purpose struct {
+	Kind byte
+	ID   uint64
+}
+
+// Mesh is one rank's listeners, and what it knows of the others'. It owns a goroutine for each listener and one for each
+// connection that is being made; Close ends them. Many goroutines may use it.
+type Mesh struct {
+	group  *pgroup.Group
+	opts   Options
+	cards  []card // by rank
+	token  []byte // of this rank
+	ident  *identity
+	listen []net.Listener
+
+	handshakes chan struct{} // has room for those that may be under way
+	wg         sync.WaitGroup
+
+	mu     sync.Mutex // protects the fields below
+	closed bool
+	young  map[net.Conn]struct{} // not yet handed over
+}
+
+const (
+	// handshakeTime bounds what an accepted connection may take to prove itself.
+	handshakeTime = 10 * time.Second
+	// maxHandshakes bounds how many are at it at a time: more wait in the kernel's queue.
+	maxHandshakes = 256
+)
+
+// ErrClosed is what a closed mesh says.
+var ErrClosed = errors.New("link: the mesh is closed")
+
+// Open is called by every rank of g: it is one all-gather, on a channel of its own.
+func Open(ctx context.Context, g *pgroup.Group, o Options) (*Mesh, error) {
+	m := &Mesh{group: g, opts: o, handshakes: make(chan struct{}, maxHandshakes), young: map[net.Conn]struct{}{}}
+	mine, err := m.start(ctx)
+	if err != nil {
+		mine.Err = err.Error() // the others hear of it
+	}
+	m.cards, err = pgroup.AllGather(ctx, g.Channel("\x00link "+o.Name), mine)
+	if err == nil {
+		err = m.checkCards()
+	}
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	for _, l := range m.listen {
+		m.wg.Go(func() { m.accept(l) })
+	}
+	return m, nil
+}
+
+// start makes what this rank tells the others.
+func (m *Mesh) start(ctx context.Context) (card, error) {
+	m.token = newNonce()
+	mine := card{Token: m.token}
+	if m.group.Size() == 1 {
+		return mine, nil
+	}
+	if cfg := m.group.Config(); cfg.TLS != nil || cfg.Dial != nil && cfg.Dial.TLS != nil {
+		var err error
+		if m.ident, err = newIdentity(); err != nil {
+			return mine, err
+		}
+		mine.Cert = m.ident.print[:]
+	}
+	if l, name := listenUnix(); l != nil {
+		m.listen, mine.Unix = append(m.listen, l), name
+	}
+	l, err := m.listenTCP(ctx)
+	if err != nil {
+		return mine, err
+	}
+	m.listen, mine.Addr = append(m.listen, l), l.Addr().String()
+	return mine, nil
+}
+
+func (m *Mesh) checkCards() error {
+	for rank, c := range m.cards {
+		switch {
+		case c.Err != "":
+			return fmt.Errorf("link: rank %d: %s", rank, c.Err)
+		case len(c.Token) != nonceLen || c.Cert != nil && len(c.Cert) != printLen:
+			return fmt.Errorf("link: rank %d tells nothing to connect with: another version of muster?", rank)
+		case (c.Cert != nil) != (m.cards[0].Cert != nil):
+			return fmt.Errorf("link: rank %d %s, and rank 0 %s: give all ranks the same pgroup.Config.TLS", rank, tlsWord(c.Cert != nil), tlsWord(c.Cert == nil))
+		}
+	}
+	return nil
+}
+
+func tlsWord(on bool) string {
+	if on {
+		return "uses TLS"
+	}
+	return "uses no TLS"
+}
+
+// Dial connects to a rank; Accept over there is told what for. On one node it is a *net.UnixConn, where there are such.
+func (m *Mesh) Dial(ctx context.Context, rank int, p Purpose) (*Conn, error) {
+	if rank < 0 || rank >= len(m.cards) || rank == m.group.Rank() {
+		return nil, fmt.Errorf("link: rank %d is none to connect to", rank)
+	}
+	conn, err := m.connect(ctx, rank)
+	if err != nil {
+		return nil, fmt.Errorf("link: connecting to rank %d: %w", rank, err)
+	}
+	if err := m.own(conn); err != nil {
+		return nil, err
+	}
+	defer m.disown(conn)
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	secured, err := m.introduce(ctx, conn, rank, p)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("link: connecting to rank %d at %s: %w", rank, conn.RemoteAddr(), m.why(ctx, err))
+	}
+	return &Conn{Conn: secured, Rank: rank, Purpose: p}, nil
+}
+
+// connect prefers the unix socket. One that is not there is in another network namespace.
+func (m *Mesh) connect(ctx context.Context, rank int) (net.Conn, error) {
+	var d net.Dialer
+	if c := m.cards[rank]; c.Unix != "" && m.group.SameNode(rank) {
+		if conn, err := d.DialContext(ctx, "unix", c.Unix); err == nil {
+			return conn, nil
+		}
+	}
+	return d.DialContext(ctx, "tcp", m.cards[rank].Addr)
+}
+
+// why prefers what ended a connection to how it looked.
+func (m *Mesh) why(ctx context.Context, err error) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.closed:
+		return ErrClosed
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// accept owns its listener's goroutine; Close ends it.
+func (m *Mesh) accept(l net.Listener) {
+	for {
+		m.handshakes <- struct{}{}
+		conn, err := l.Accept()
+		if err == nil {
+			err = m.own(conn)
+		}
+		if err != nil {
+			<-m.handshakes
+			if m.isClosed() {
+				return
+			}
+			// Out of descriptors, most likely: whoever waits has a deadline of their own.
+			m.group.Config().Logger.Warn("accepting a data connection", "addr", l.Addr(), "err", err)
+			<-time.After(acceptPause)
+			continue
+		}
+		m.wg.Go(func() {
+			defer func() { <-m.handshakes }()
+			m.welcome(conn)
+		})
+	}
+}
+
+// acceptPause is the wait after an accept that failed.
+const acceptPause = 10 * time.Millisecond
+
+// welcome hands an accepted connection over, once it has proved itself.
+func (m *Mesh) welcome(conn net.Conn) {
+	defer m.disown(conn)
+	_ = conn.SetDeadline(time.Now().Add(handshakeTime))
+	if err := m.receive(conn); err != nil {
+		_ = conn.Close()
+		m.group.Config().Logger.Warn("a data connection was refused", "from", conn.RemoteAddr(), "err", err)
+	}
+}
+
+// own makes Close end conn, while it is young.
+func (m *Mesh) own(conn net.Conn) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		_ = conn.Close()
+		return ErrClosed
+	}
+	m.young[conn] = struct{}{}
+	return nil
+}
+
+func (m *Mesh) disown(conn net.Conn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.young, conn)
+}
+
+func (m *Mesh) isClosed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.closed
+}
+
+// Close stops listening, ends the connections that are being made, and waits for its goroutines. Those that were
+// handed over are their owners'. It may be called twice.
+func (m *Mesh) Close() {
+	m.mu.Lock()
+	m.closed = true
+	for conn := range m.young {
+		_ = conn.Close()
+	}
+	m.mu.Unlock()
+	for _, l := range m.listen {
+		_ = l.Close()
+	}
+	m.wg.Wait()
+}

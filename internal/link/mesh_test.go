@@ -1,0 +1,239 @@
+package link_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/link"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// cluster is n ranks in this process, each on a node of its own if apart.
+func cluster(t *testing.T, n int, apart bool, change func(*pgroup.Config)) []*pgroup.Group {
+	t.Helper()
+	meet := store.New(new(store.Memory))
+	t.Cleanup(func() { _ = meet.Close() })
+	groups := make([]*pgroup.Group, n)
+	var ranks sync.WaitGroup
+	for rank := range n {
+		ranks.Go(func() {
+			c := pgroup.Config{Rank: rank, Size: n, Store: meet, Timeout: 20 * time.Second}
+			if apart {
+				c.Host = fmt.Sprintf("node %d", rank)
+			}
+			if change != nil {
+				change(&c)
+			}
+			g, err := pgroup.Create(t.Context(), c)
+			if assert.NoError(t, err) {
+				groups[rank] = g
+				t.Cleanup(func() { _ = g.Close() })
+			}
+		})
+	}
+	ranks.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return groups
+}
+
+// open opens a mesh on every rank; what is accepted comes out of the channels.
+func open(t *testing.T, groups []*pgroup.Group) ([]*link.Mesh, []chan *link.Conn) {
+	t.Helper()
+	meshes, accepted := make([]*link.Mesh, len(groups)), make([]chan *link.Conn, len(groups))
+	var ranks sync.WaitGroup
+	for rank, g := range groups {
+		accepted[rank] = make(chan *link.Conn, 64)
+		ranks.Go(func() {
+			m, err := link.Open(t.Context(), g, link.Options{Name: "test", Accept: func(c *link.Conn) { accepted[rank] <- c }})
+			if assert.NoError(t, err) {
+				meshes[rank] = m
+				t.Cleanup(m.Close)
+			}
+		})
+	}
+	ranks.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return meshes, accepted
+}
+
+// talk sends a megabyte each way over a new connection, which it returns.
+func talk(t *testing.T, m *link.Mesh, to int, accepted chan *link.Conn) (mine, theirs *link.Conn) {
+	t.Helper()
+	mine, err := m.Dial(t.Context(), to, link.Purpose{Kind: 'x', ID: 7})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = mine.Close() })
+	theirs = <-accepted // Dial has returned, so it is there
+	t.Cleanup(func() { _ = theirs.Close() })
+	data := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	for _, way := range [][2]net.Conn{{mine, theirs}, {theirs, mine}} {
+		var sending sync.WaitGroup
+		sending.Go(func() {
+			_, err := way[0].Write(data)
+			assert.NoError(t, err)
+		})
+		got := make([]byte, len(data))
+		_, err := io.ReadFull(way[1], got)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(got, data))
+		sending.Wait()
+	}
+	return mine, theirs
+}
+
+func TestDial(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		apart bool
+	}{{"one node", false}, {"between nodes", true}} {
+		t.Run(test.name, func(t *testing.T) {
+			meshes, accepted := open(t, cluster(t, 3, test.apart, nil))
+			for from := range 3 {
+				for to := range 3 {
+					if from == to {
+						continue
+					}
+					mine, theirs := talk(t, meshes[from], to, accepted[to])
+					assert.Equal(t, to, mine.Rank)
+					assert.Equal(t, from, theirs.Rank)
+					assert.Equal(t, link.Purpose{Kind: 'x', ID: 7}, theirs.Purpose)
+					_, unix := mine.Conn.(*net.UnixConn)
+					assert.Equal(t, !test.apart && hasUnix, unix)
+				}
+			}
+		})
+	}
+}
+
+func TestDialOverTLS(t *testing.T) {
+	dir := t.TempDir()
+	_, err := certs.Make(dir, certs.Options{})
+	require.NoError(t, err)
+	files := &store.TLSFiles{CA: dir + "/ca.pem", Cert: dir + "/client.pem", Key: dir + "/client-key.pem"}
+	meshes, accepted := open(t, cluster(t, 2, true, func(c *pgroup.Config) { c.TLS = files }))
+	mine, theirs := talk(t, meshes[1], 0, accepted[0])
+	for _, c := range []*link.Conn{mine, theirs} {
+		secured, ok := c.Conn.(*tls.Conn)
+		require.True(t, ok)
+		assert.Equal(t, uint16(tls.VersionTLS13), secured.ConnectionState().Version)
+	}
+}
+
+func TestRanksThatDisagreeOnTLS(t *testing.T) {
+	groups := cluster(t, 2, true, func(c *pgroup.Config) {
+		if c.Rank == 1 {
+			c.TLS = &store.TLSFiles{}
+		}
+	})
+	var ranks sync.WaitGroup
+	for _, g := range groups {
+		ranks.Go(func() {
+			_, err := link.Open(t.Context(), g, link.Options{Name: "test"})
+			assert.ErrorContains(t, err, "rank 1 uses TLS, and rank 0 uses no TLS")
+		})
+	}
+	ranks.Wait()
+}
+
+func TestAStrangerIsTurnedAway(t *testing.T) {
+	for name, hello := range map[string][]byte{
+		"silent":        nil,
+		"http":          []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n" + string(make([]byte, 100))),
+		"without a key": append([]byte("muster\x00\x01x\x01\x00\x00\x00\x00\x00\x00\x00"), make([]byte, 200)...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			groups := cluster(t, 2, true, nil)
+			meshes, accepted := open(t, groups)
+			conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
+			require.NoError(t, err)
+			defer conn.Close()
+			_, err = conn.Write(hello)
+			require.NoError(t, err)
+			if hello == nil {
+				meshes[0].Close() // does not wait for it
+			}
+			_ = conn.SetReadDeadline(time.Now().Add(30 * time.Second))
+			_, err = io.Copy(io.Discard, conn) // ends when it is turned away
+			assert.False(t, isTimeout(err), "got %v", err)
+			assert.Empty(t, accepted[0])
+		})
+	}
+}
+
+func isTimeout(err error) bool {
+	e, ok := errors.AsType[net.Error](err)
+	return ok && e.Timeout()
+}
+
+func TestTheTokenOfAnotherMesh(t *testing.T) {
+	groups := cluster(t, 2, true, nil)
+	meshes, accepted := open(t, groups)
+	others, _ := open(t, groups)
+	link.Redirect(others[1], 0, link.Addr(meshes[0], 0)) // an address that was used again
+	_, err := others[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x', ID: 7})
+	assert.ErrorContains(t, err, "connecting to rank 0")
+	assert.Empty(t, accepted[0])
+}
+
+func TestDialNamesWhoIsNotThere(t *testing.T) {
+	meshes, _ := open(t, cluster(t, 3, true, nil))
+	meshes[2].Close()
+	_, err := meshes[0].Dial(t.Context(), 2, link.Purpose{Kind: 'x', ID: 7})
+	assert.ErrorContains(t, err, "rank 2")
+	assert.ErrorContains(t, err, "refused")
+	for _, none := range []int{-1, 0, 3} {
+		_, err := meshes[0].Dial(t.Context(), none, link.Purpose{Kind: 'x', ID: 7})
+		assert.ErrorContains(t, err, fmt.Sprintf("rank %d", none))
+	}
+}
+
+// TestDialEndsWithItsContext has a peer that accepts, and says nothing.
+func TestDialEndsWithItsContext(t *testing.T) {
+	meshes, _ := open(t, cluster(t, 2, true, nil))
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer mute.Close()
+	link.Redirect(meshes[1], 0, mute.Addr().String())
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = meshes[1].Dial(ctx, 0, link.Purpose{Kind: 'x', ID: 7})
+	assert.ErrorIs(t, err, context.DeadlineExceeded)
+
+	meshes[1].Close()
+	_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x', ID: 7})
+	assert.ErrorIs(t, err, link.ErrClosed)
+}
+
+func TestBadListen(t *testing.T) {
+	for _, listen := range []string{"0.0.0.0", "203.0.113.1", "no host at all"} {
+		groups := cluster(t, 2, true, nil)
+		var ranks sync.WaitGroup
+		for rank, g := range groups {
+			ranks.Go(func() {
+				o := link.Options{Name: "test"}
+				if rank == 1 {
+					o.Listen = listen
+				}
+				_, err := link.Open(t.Context(), g, o)
+				assert.ErrorContains(t, err, "rank 1: listening for data connections")
+			})
+		}
+		ranks.Wait()
+	}
+}

@@ -1,0 +1,3 @@
+package link_test
+
+const hasUnix = true

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package link_test
+
+const hasUnix = false
