@@ -58,7 +58,7 @@ func (g *giving) pack(ctx context.Context) error {
 	}
 	if g.ga.files != nil {
 		version, err := g.ga.files.Write(ctx, g.parcel.config, g.parcel.tensors)
-		g.offer.Version, g.offer.List = &version, appendList(nil, g.offer.items)
+		g.offer.Version, g.offer.List = &version, encodeList(g.offer.items)
 		return err
 	}
 	if err := g.share(ctx); err != nil {
@@ -76,7 +76,7 @@ func (g *giving) pack(ctx context.Context) error {
 
 // tell puts the list into the offer, or, if it is long, where the items are.
 func (g *giving) tell(ctx context.Context) error {
-	list := appendList(nil, g.offer.items)
+	list := encodeList(g.offer.items)
 	switch {
 	case len(list) <= shortList:
 		g.offer.List = list

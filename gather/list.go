@@ -21,8 +21,8 @@ const (
 
 var errList = errors.New("a malformed list of tensors: another version of muster?")
 
-func appendList(b []byte, items []item) []byte {
-	b = binary.AppendUvarint(b, uint64(len(items)))
+func encodeList(items []item) []byte {
+	b := binary.AppendUvarint(nil, uint64(len(items)))
 	for i := range items {
 		it := &items[i]
 		b = binary.AppendUvarint(b, uint64(len(it.Name)))

@@ -44,7 +44,7 @@ func (v *verb) takes(ctx context.Context, own parcel, agree check, use func(parc
 func (v *verb) takeOffers(ctx context.Context, own parcel, l *loan, agree check, receive func(ctx context.Context, offers []offer) error) error {
 	g := &giving{verb: v, parcel: own, taken: l}
 	cause := g.list()
-	switch list := appendList(nil, g.offer.items); {
+	switch list := encodeList(g.offer.items); {
 	case cause != nil:
 		g.offer = offer{Fault: cause.Error()}
 	case g.offer.Absent:

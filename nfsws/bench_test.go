@@ -1,0 +1,125 @@
+package nfsws_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// benchBytes is the size of the weights.
+const benchBytes = 64 << 20
+
+func benchWeights() map[string]*tensor.Tensor {
+	ts := map[string]*tensor.Tensor{}
+	for i := range 16 {
+		x := tensor.New(tensor.BF16, benchBytes/16/2)
+		for j := range x.Data {
+			x.Data[j] = byte(i + j*j>>3)
+		}
+		ts[string(rune('a'+i))] = x
+	}
+	return ts
+}
+
+// BenchmarkWrite publishes 64 MiB, and, in turns, writes, syncs and renames a file of the same bytes. Removing the state
+// that was replaced is counted, removing the file is not.
+func BenchmarkWrite(b *testing.B) {
+	dir, ts := b.TempDir(), benchWeights()
+	w := open(b, dir, 0, nil)
+	v := must(w.Write(b.Context(), nil, ts))
+	plain := must(os.ReadFile(filepath.Join(dir, nfsws.WeightsName(0, 0, v))))
+	var ours, theirs time.Duration
+	for i := 0; b.Loop(); i++ {
+		for turn := range 2 {
+			if turn == i%2 {
+				theirs += timed(func() { plainWrite(dir, plain) })
+				must(0, os.Remove(filepath.Join(dir, "plain")))
+			} else {
+				ours += timed(func() { must(w.Write(b.Context(), configOf(1), ts)) })
+			}
+		}
+	}
+	report(b, ours, theirs)
+}
+
+func plainWrite(dir string, data []byte) {
+	f := must(os.Create(filepath.Join(dir, "plain.tmp")))
+	must(f.Write(data))
+	must(0, f.Sync())
+	must(0, f.Close())
+	must(0, os.Rename(filepath.Join(dir, "plain.tmp"), filepath.Join(dir, "plain")))
+}
+
+// BenchmarkRead reads 64 MiB back and verifies them, and, in turns, reads the same file into fresh memory.
+func BenchmarkRead(b *testing.B) {
+	dir := b.TempDir()
+	w := open(b, dir, 0, nil)
+	v := must(w.Write(b.Context(), configOf(1), benchWeights()))
+	name := filepath.Join(dir, nfsws.WeightsName(0, 0, v))
+	var ours, theirs time.Duration
+	for i := 0; b.Loop(); i++ {
+		for turn := range 2 {
+			if turn == i%2 {
+				theirs += timed(func() { must(os.ReadFile(name)) })
+			} else {
+				ours += timed(func() { must(w.Read(b.Context(), 0)) })
+			}
+		}
+	}
+	report(b, ours, theirs)
+}
+
+// BenchmarkView reads all tensors in blocks of 1 MiB, into the same memory each time, as reading the file does.
+func BenchmarkView(b *testing.B) {
+	dir := b.TempDir()
+	w := open(b, dir, 0, nil)
+	v := must(w.Write(b.Context(), configOf(1), benchWeights()))
+	name := filepath.Join(dir, nfsws.WeightsName(0, 0, v))
+	block := make([]byte, 1<<20)
+	var ours, theirs time.Duration
+	for b.Loop() {
+		theirs += timed(func() {
+			f := must(os.Open(name))
+			defer f.Close()
+			for off := int64(0); off < benchBytes; off += int64(len(block)) {
+				must(f.ReadAt(block, off))
+			}
+		})
+		ours += timed(func() {
+			view := must(w.View(b.Context(), 0, v))
+			defer view.Close()
+			for _, name := range view.Header.Names() {
+				for off := int64(0); off < benchBytes/16; off += int64(len(block)) {
+					must(view.ReadAt(name, block, off))
+				}
+			}
+		})
+	}
+	report(b, ours, theirs)
+}
+
+// BenchmarkSmall publishes a config and no weights.
+func BenchmarkSmall(b *testing.B) {
+	w := open(b, b.TempDir(), 0, nil)
+	for b.Loop() {
+		must(w.Write(b.Context(), configOf(1), nil))
+	}
+}
+
+func timed(f func()) time.Duration {
+	begun := time.Now()
+	f()
+	return time.Since(begun)
+}
+
+func report(b *testing.B, ours, theirs time.Duration) {
+	b.ReportMetric(ours.Seconds()/theirs.Seconds(), "×plain")
+	b.ReportMetric(ours.Seconds()*1000/float64(b.N), "ms/ours")
+	b.ReportMetric(theirs.Seconds()*1000/float64(b.N), "ms/plain")
+	b.ReportMetric(float64(benchBytes)*float64(b.N)/ours.Seconds()/(1<<30), "GiB/s")
+	b.ReportMetric(0, "ns/op")
+}

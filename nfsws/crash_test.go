@@ -1,0 +1,200 @@
+package nfsws_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/nfsws"
+)
+
+var errPower = errors.New("no power")
+
+// TestPowerLoss cuts the power before each operation of a publish that replaces a state, of a removal, and of an Open,
+// and looks what is on the disk then: the old state or the new one, and the new one for sure if it was acknowledged.
+func TestPowerLoss(t *testing.T) {
+	acts := map[string]struct {
+		do   func(*nfsws.Workspace) error
+		want []uint32 // what may be there after an error; the last, after none
+	}{
+		"write":  {func(w *nfsws.Workspace) error { return second(write(w, 2, small)) }, []uint32{1, 2}},
+		"remove": {func(w *nfsws.Workspace) error { return w.Remove(context.Background()) }, []uint32{1, 0}},
+	}
+	for name, act := range acts {
+		t.Run(name, func(t *testing.T) {
+			for k, done := 0, false; !done; k++ {
+				for seed := range uint64(40) {
+					synctest.Test(t, func(t *testing.T) {
+						d := newDisk(seed)
+						v := &faulty{Volume: d}
+						w := must(nfsws.Open("/d", 0, nfsws.Options{}.On(v)))
+						require.NoError(t, second(write(w, 1, small)))
+						require.NoError(t, second(write(w, 1, small)), "one that is replaced is there as well")
+						v.arm(after(k))
+						err := act.do(w)
+						d.crash()
+						done = done || err == nil
+						want := act.want
+						if err == nil {
+							want = want[1:]
+						}
+						require.Contains(t, want, survived(t, d), "power lost before operation %d, seed %d: %v", k, seed, err)
+					})
+				}
+			}
+		})
+	}
+}
+
+// after fails everything from operation k on.
+func after(k int) func(string) *fault {
+	return func(string) *fault {
+		k--
+		if k < 0 {
+			return &fault{err: errPower}
+		}
+		return nil
+	}
+}
+
+// survived is the state on a disk, as one sees it who comes back as its rank; 0 is none.
+func survived(t *testing.T, d *disk) uint32 {
+	w, err := nfsws.Open("/d", 0, nfsws.Options{}.On(d))
+	require.NoError(t, err)
+	n, err := read(w, 0)
+	if errors.Is(err, nfsws.ErrNotPublished) {
+		return 0
+	}
+	require.NoError(t, err)
+	(&stage{t: t, disk: d}).tidy("after a crash")
+	return n
+}
+
+// TestPowerLossAfterTakingBack is a state that was taken back, since its directory could not be synced, once or for
+// longer; perhaps the rank comes back before the power goes.
+func TestPowerLossAfterTakingBack(t *testing.T) {
+	for seed := range uint64(400) {
+		d := newDisk(seed)
+		v := &faulty{Volume: d}
+		w := must(nfsws.Open("/d", 0, nfsws.Options{}.On(v)))
+		require.NoError(t, second(write(w, 1, small)))
+		syncs := 0
+		v.arm(func(op string) *fault {
+			if op == "syncdir dir" {
+				syncs++
+			}
+			if op == "syncdir dir" && syncs >= 2 && syncs <= 2+int(seed%2) {
+				return &fault{err: syscall.EIO}
+			}
+			return nil
+		})
+		require.ErrorIs(t, second(write(w, 2, small)), syscall.EIO)
+		if seed%4 > 1 {
+			require.NoError(t, second(nfsws.Open("/d", 0, nfsws.Options{}.On(d))))
+		}
+		d.crash()
+		require.Contains(t, []uint32{1, 2}, survived(t, d), "seed %d", seed)
+	}
+}
+
+// TestLives are many lives of a rank, with faults and losses of power by chance.
+func TestLives(t *testing.T) {
+	for seed := range uint64(300) {
+		if !t.Run("", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { newLife(t, seed).run() })
+		}) {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// life is one rank on a disk, and what is known of its states.
+type life struct {
+	t     *testing.T
+	rng   *rand.Rand
+	disk  *disk
+	v     *faulty
+	w     *nfsws.Workspace
+	n     uint32   // the last that was tried
+	acked uint32   // the last that was acknowledged; 0: none
+	maybe []uint32 // what may be there instead
+}
+
+func newLife(t *testing.T, seed uint64) *life {
+	l := &life{t: t, rng: rand.New(rand.NewPCG(seed, 4)), disk: newDisk(seed)}
+	l.open()
+	return l
+}
+
+func (l *life) run() {
+	for range 30 {
+		switch l.rng.IntN(6) {
+		case 0, 1:
+			l.write(nil)
+		case 2, 3:
+			l.write(l.chance())
+		case 4:
+			l.disk.crash()
+			l.open()
+		case 5:
+			l.open()
+		}
+		l.look()
+	}
+}
+
+// chance is a fault at one of the next operations, or no power from there on.
+func (l *life) chance() func(string) *fault {
+	k, all := l.rng.IntN(20), l.rng.IntN(3) == 0
+	faults := allFaults()
+	name := faults[l.rng.IntN(len(faults))]
+	return func(op string) *fault {
+		k--
+		switch {
+		case k == -1 && !all && faultsOf(op)[name] != nil && !faultsOf(op)[name].stale:
+			return faultsOf(op)[name]
+		case k < 0 && all:
+			return &fault{err: errPower}
+		}
+		return nil
+	}
+}
+
+func (l *life) open() {
+	w, err := nfsws.Open("/d", 0, nfsws.Options{}.On(l.disk))
+	require.NoError(l.t, err)
+	(&stage{t: l.t, disk: l.disk}).tidy("open")
+	require.NoError(l.t, w.Close())
+	l.v = &faulty{Volume: l.disk}
+	l.w, err = nfsws.Open("/d", 0, nfsws.Options{}.On(l.v))
+	require.NoError(l.t, err)
+}
+
+func (l *life) write(on func(string) *fault) {
+	l.n++
+	l.v.arm(on)
+	_, err := write(l.w, l.n, small)
+	l.v.arm(nil)
+	if err == nil {
+		l.acked, l.maybe = l.n, nil
+	} else {
+		l.maybe = append(l.maybe, l.n)
+	}
+}
+
+// look wants what was acknowledged, or what an error has left open.
+func (l *life) look() {
+	w, err := nfsws.Open("/d", 1, nfsws.Options{}.On(l.disk))
+	require.NoError(l.t, err)
+	n, err := read(w, 0)
+	if errors.Is(err, nfsws.ErrNotPublished) {
+		n, err = 0, nil
+	}
+	require.NoError(l.t, err)
+	require.Contains(l.t, append(l.maybe, l.acked), n)
+}

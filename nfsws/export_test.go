@@ -1,0 +1,58 @@
+package nfsws
+
+type (
+	Volume = volume
+	File   = file
+)
+
+const (
+	PartBytes   = partBytes
+	MaxManifest = maxManifest
+	Patience    = patience
+)
+
+// OSVolume is the operating system's, below dir.
+func OSVolume(dir string) (Volume, error) { return openVolume(dir) }
+
+// On is o on another volume than the operating system's.
+func (o Options) On(v Volume) *Options {
+	o.volume = v
+	return &o
+}
+
+// ManifestName and WeightsName are the paths of a state's files below the directory.
+func ManifestName(generation uint64, rank int, v Version) string {
+	return generationName(generation) + "/" + fileName(rank, v, kindManifest)
+}
+
+func WeightsName(generation uint64, rank int, v Version) string {
+	return generationName(generation) + "/" + fileName(rank, v, kindWeights)
+}
+
+// ReadManifest checks raw as a manifest of that name, and returns its config.
+func ReadManifest(raw []byte, generation uint64, rank int, v Version) (config []byte, err error) {
+	m, _, err := parseManifest(raw)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.check(generation, rank, v); err != nil {
+		return nil, err
+	}
+	_, err = m.sums()
+	return m.config(), err
+}
+
+// Dir is the directory that w was opened in.
+func (w *Workspace) Dir() string { return w.dir }
+
+// Forget makes v read again what it has in memory.
+func (v *View) Forget() { v.part = -1 }
+
+// ParseName reports whether name is one of ours, and what is made of it again.
+func ParseName(name string) (again string, ok bool) {
+	if e, ok := parseEntry(name); ok {
+		return e.name(), true
+	}
+	g, ok := parseGeneration(name)
+	return generationName(g), ok
+}

@@ -1,0 +1,443 @@
+package nfsws_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/nfsws"
+)
+
+// small is as many elements as one part has room for: a step less for each fault to be tried at.
+const small = 50
+
+// stage is a rank that publishes on a disk with faults, and one that reads.
+type stage struct {
+	t      *testing.T
+	disk   *disk
+	v      *faulty
+	writer *nfsws.Workspace
+	reader *nfsws.Workspace
+}
+
+// newStage has state 1 published.
+func newStage(t *testing.T) *stage {
+	d := newDisk(1)
+	s := &stage{t: t, disk: d, v: &faulty{Volume: d}}
+	var err error
+	s.writer, err = nfsws.Open("/d", 0, nfsws.Options{}.On(s.v))
+	require.NoError(t, err)
+	s.reader, err = nfsws.Open("/d", 1, nfsws.Options{}.On(d))
+	require.NoError(t, err)
+	_, err = write(s.writer, 1, small)
+	require.NoError(t, err)
+	s.v.old = must(d.ReadDir("gen-00000000000000000000"))
+	return s
+}
+
+// nth makes f happen to the operation number k only.
+func nth(k int, f *fault) func(string) *fault {
+	return func(string) *fault {
+		k--
+		if k == -1 {
+			return f
+		}
+		return nil
+	}
+}
+
+// faultsOf are what can happen to an operation.
+func faultsOf(op string) map[string]*fault {
+	kind, _, _ := strings.Cut(op, " ")
+	all := map[string]map[string]*fault{
+		"create":  {"full": {err: syscall.ENOSPC}, "answer lost": {err: syscall.EIO, done: true}},
+		"write":   {"full": {err: syscall.ENOSPC}, "half": {err: syscall.ENOSPC, short: true}, "short": {short: true}, "nothing": {}},
+		"sync":    {"error": {err: syscall.EIO}, "full": {err: syscall.EDQUOT, done: true}},
+		"close":   {"error": {err: syscall.EIO, done: true}},
+		"release": {"error": {err: syscall.EIO, done: true}},
+		"rename":  {"error": {err: syscall.EIO}, "answer lost": {err: syscall.ENOENT, done: true}},
+		"syncdir": {"error": {err: syscall.EIO}},
+		"readdir": {"error": {err: syscall.EIO}, "stale": {stale: true}, "ESTALE": {err: syscall.ESTALE}},
+		"open":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "cached no": {err: fs.ErrNotExist}},
+		"read":    {"error": {err: syscall.EIO}, "ESTALE": {err: syscall.ESTALE}, "torn": {short: true}, "changed": {change: true}},
+		"size":    {"error": {err: syscall.EIO}, "stale": {stale: true}},
+		"remove":  {"error": {err: syscall.EIO}, "answer lost": {err: syscall.EIO, done: true}},
+		"mkdir":   {"error": {err: syscall.EACCES}, "answer lost": {err: fs.ErrExist, done: true}},
+	}
+	return all[kind]
+}
+
+// everywhere tries every fault at every operation of act. The order of some of them is by chance, their number is not.
+func everywhere(t *testing.T, act func(*stage) error, check func(s *stage, op string, err error)) {
+	s := newStage(t)
+	s.v.arm(func(string) *fault { return nil })
+	require.NoError(t, act(s))
+	ops := len(s.v.operations())
+	tried := map[string]int{}
+	for k := range ops {
+		for _, name := range allFaults() {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStage(t)
+				var f *fault
+				count, at := 0, ""
+				s.v.arm(func(op string) *fault {
+					count++
+					if count-1 != k {
+						return nil
+					}
+					f, at = faultsOf(op)[name], op
+					return f
+				})
+				err := act(s)
+				s.v.arm(nil)
+				if f == nil {
+					require.NoError(t, err)
+					return
+				}
+				tried[at+": "+name]++
+				check(s, at+": "+name, err)
+			})
+		}
+	}
+	for _, what := range slices.Sorted(maps.Keys(tried)) {
+		t.Logf("%s: %d", what, tried[what])
+	}
+}
+
+// allFaults are the names of all faults.
+func allFaults() []string {
+	all := map[string]bool{}
+	for _, op := range []string{"create", "write", "sync", "close", "release", "rename", "syncdir", "readdir", "open", "read", "size", "remove", "mkdir"} {
+		for name := range faultsOf(op) {
+			all[name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// settled requires that readers see the new state if it was published, and otherwise the old one; and that nothing is
+// left behind when the rank has come back.
+func (s *stage) settled(op string, err error) {
+	t := s.t
+	if strings.HasPrefix(op, "sync") || strings.HasPrefix(op, "close") || strings.HasPrefix(op, "write") {
+		require.Error(t, err, "%s: and yet it was acknowledged", op)
+	}
+	n, readErr := read(s.reader, 0)
+	require.NoError(t, readErr, op)
+	switch {
+	case err == nil:
+		require.EqualValues(t, 2, n, "%s: acknowledged, and not to be seen", op)
+	case strings.Contains(err.Error(), "may be published"):
+		require.Contains(t, []uint32{1, 2}, n, op)
+	default:
+		require.EqualValues(t, 1, n, "%s: %v, and yet it is to be seen", op, err)
+	}
+	if err != nil {
+		e, ok := errors.AsType[*nfsws.Error](err)
+		require.True(t, ok)
+		require.Zero(t, e.Rank)
+	}
+	again, openErr := nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk))
+	require.NoError(t, openErr, op)
+	s.tidy(op)
+	back, readErr := read(again, 0)
+	require.NoError(t, readErr, op)
+	require.Equal(t, n, back, op)
+
+	_, writeErr := write(again, 3, small)
+	require.NoError(t, writeErr, op)
+	n, readErr = read(s.reader, 0)
+	require.NoError(t, readErr, op)
+	require.EqualValues(t, 3, n, op)
+	require.LessOrEqual(t, len(s.disk.files()), 4, op)
+}
+
+// tidy requires that there are no files but those of states.
+func (s *stage) tidy(op string) {
+	files := s.disk.files()
+	all := slices.Sorted(maps.Keys(files))
+	for _, name := range all {
+		base, ext, _ := strings.Cut(strings.TrimPrefix(name, "gen-00000000000000000000/rank-0."), ".")
+		other := map[string]string{"json": ".safetensors", "safetensors": ".json"}[ext]
+		require.NotEmpty(s.t, other, "%s: %s is left", op, name)
+		require.Contains(s.t, all, "gen-00000000000000000000/rank-0."+base+other, "%s: %s is half a state", op, name)
+	}
+}
+
+func TestFaultsWhileWriting(t *testing.T) {
+	everywhere(t,
+		func(s *stage) error { return second(write(s.writer, 2, small)) },
+		func(s *stage, op string, err error) { s.settled(op, err) })
+}
+
+// TestFaultsWhileReplacing is a Write that removes an older state, too.
+func TestFaultsWhileReplacing(t *testing.T) {
+	everywhere(t,
+		func(s *stage) error {
+			err := second(write(s.writer, 1, small))
+			if err == nil {
+				err = second(write(s.writer, 2, small))
+			}
+			return err
+		},
+		func(s *stage, op string, err error) { s.settled(op, err) })
+}
+
+func TestFaultsWhileOpening(t *testing.T) {
+	everywhere(t,
+		func(s *stage) error { return second(nfsws.Open("/d", 0, nfsws.Options{}.On(s.v))) },
+		func(s *stage, op string, err error) {
+			require.True(s.t, err == nil || !strings.HasSuffix(op, "dir: stale"), "%s: %v", op, err)
+			n, readErr := read(s.reader, 0)
+			require.NoError(s.t, readErr, op)
+			require.EqualValues(s.t, 1, n, op)
+			require.NoError(s.t, second(nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk))))
+			s.tidy(op)
+		})
+}
+
+// TestFaultsWhileReading wants the newest state, or an error where the disk has told one. What a stale cache may have
+// said is asked again.
+func TestFaultsWhileReading(t *testing.T) {
+	verbs := map[string]func(w *nfsws.Workspace, v nfsws.Version) (*nfsws.State, error){
+		"read": func(w *nfsws.Workspace, _ nfsws.Version) (*nfsws.State, error) {
+			return w.Read(context.Background(), 0)
+		},
+		"version": func(w *nfsws.Workspace, v nfsws.Version) (*nfsws.State, error) {
+			return w.ReadVersion(context.Background(), 0, v)
+		},
+		"wait": func(w *nfsws.Workspace, _ nfsws.Version) (*nfsws.State, error) {
+			return w.Wait(context.Background(), 0)
+		},
+	}
+	for name, verb := range verbs {
+		t.Run(name, func(t *testing.T) {
+			var got *nfsws.State
+			everywhere(t,
+				func(s *stage) error {
+					publisher := must(nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk)))
+					v, err := write(publisher, 2, small)
+					require.NoError(t, err)
+					reader, err := nfsws.Open("/d", 1, nfsws.Options{}.On(s.v))
+					if err == nil {
+						got, err = verb(reader, v)
+					}
+					return err
+				},
+				func(s *stage, op string, err error) {
+					if err != nil {
+						// What the disk has refused is an error, and so is what Open hears: it has no context to wait with.
+						require.True(t, strings.HasSuffix(op, ": error") || strings.Contains(err.Error(), "open rank"), "%s: %v", op, err)
+						return
+					}
+					n, err := whole(got)
+					require.NoError(t, err, op)
+					if strings.HasSuffix(op, "dir: stale") {
+						require.Contains(t, []uint32{1, 2}, n, op)
+					} else {
+						require.EqualValues(t, 2, n, op)
+					}
+				})
+		})
+	}
+}
+
+// TestFullDisk fills the disk at each byte that a publish writes.
+func TestFullDisk(t *testing.T) {
+	for quota := 0; ; quota++ {
+		s := newStage(t)
+		s.disk.quota = quota
+		_, err := write(s.writer, 2, small)
+		s.disk.quota = -1
+		if err == nil {
+			require.Greater(t, quota, 4*small)
+			return
+		}
+		require.ErrorIs(t, err, syscall.ENOSPC)
+		s.tidy("at once, without another Open")
+		s.settled(fmt.Sprint("full after ", quota), err)
+	}
+}
+
+// TestSlowRename is a rename whose answer is lost, and that other clients see only later.
+func TestSlowRename(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		v := &faulty{Volume: s.disk, old: s.v.old}
+		reader, err := nfsws.Open("/d", 1, nfsws.Options{}.On(v))
+		require.NoError(t, err)
+		late := time.Now().Add(time.Minute)
+		v.arm(func(op string) *fault {
+			if op == "readdir dir" && time.Now().Before(late) {
+				return &fault{stale: true}
+			}
+			return nil
+		})
+		version, err := write(s.writer, 2, small)
+		require.NoError(t, err)
+		n, err := read(reader, 0)
+		require.NoError(t, err)
+		require.EqualValues(t, 1, n, "the old one, whole")
+		state, err := reader.ReadVersion(t.Context(), 0, version)
+		require.NoError(t, err, "it is looked up by name")
+		n, err = whole(state)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, n)
+	})
+}
+
+// TestOwnStateIsSeen is the newest state of a rank, which its own client cannot list yet.
+func TestOwnStateIsSeen(t *testing.T) {
+	s := newStage(t)
+	_, err := write(s.writer, 2, small)
+	require.NoError(t, err)
+	s.v.arm(func(op string) *fault {
+		if op == "readdir dir" {
+			return &fault{stale: true}
+		}
+		return nil
+	})
+	n, err := read(s.writer, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, n)
+}
+
+// TestDamage is damage that does not pass.
+func TestDamage(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ops   string
+		fault fault
+		text  string
+	}{
+		"manifest is cut off":   {"read .json", fault{short: true}, ".json: corrupt: it ends at byte"},
+		"manifest has changed":  {"read .json", fault{change: true}, ".json: corrupt: its checksum is"},
+		"weights are cut off":   {"read .safetensors", fault{short: true}, ".safetensors: corrupt: it ends at byte"},
+		"weights have changed":  {"read .safetensors", fault{change: true}, ".safetensors: corrupt: bytes 0 to"},
+		"weights are shorter":   {"size .safetensors", fault{stale: true}, "bytes, not"},
+		"manifest is shorter":   {"size .json", fault{stale: true}, "it does not end as a manifest does"},
+		"weights are not there": {"open .safetensors", fault{err: fs.ErrNotExist}, ".safetensors: corrupt: it is missing"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStage(t)
+				s.v.arm(func(op string) *fault {
+					if op == tc.ops {
+						return &tc.fault
+					}
+					return nil
+				})
+				begun := time.Now()
+				_, err := s.writer.Read(t.Context(), 0)
+				require.ErrorIs(t, err, nfsws.ErrCorrupt)
+				require.ErrorContains(t, err, "nfsws: read rank 0 of generation 0: /d/gen-00000000000000000000/rank-0.0000000001-")
+				require.ErrorContains(t, err, tc.text)
+				require.Less(t, time.Since(begun), 3*nfsws.Patience)
+				require.GreaterOrEqual(t, time.Since(begun), nfsws.Patience)
+				for _, err := range s.writer.List(t.Context()) {
+					require.Equal(t, strings.HasPrefix(tc.ops, "read .s"), err == nil, "a listing does not read weights: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestStaleForEver is what is asked again until the context ends.
+func TestStaleForEver(t *testing.T) {
+	for _, stale := range []error{syscall.ESTALE, fs.ErrNotExist} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newStage(t)
+			s.v.arm(func(op string) *fault {
+				if op == "open .json" {
+					return &fault{err: stale}
+				}
+				return nil
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			_, err := s.writer.Read(ctx, 0)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, err, stale)
+			require.NotErrorIs(t, err, nfsws.ErrNotPublished, "nobody may take it for a rank that has nothing to say")
+		})
+	}
+}
+
+func TestWaitGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		s.v.arm(func(string) *fault { return nil })
+		_, err := s.writer.Wait(ctx, 7)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, nfsws.ErrNotPublished)
+		require.EqualError(t, err, "nfsws: wait for rank 7 of generation 0: not published after 30s: context deadline exceeded: "+
+			"see whether rank 7 runs, and has this directory and generation")
+		require.InDelta(t, 33, len(s.v.operations()), 2, "it looks more seldom with time")
+	})
+}
+
+func TestWaitSees(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		late, err := nfsws.Open("/d", 7, nfsws.Options{}.On(s.disk))
+		require.NoError(t, err)
+		go func() {
+			time.Sleep(time.Minute)
+			_, _ = write(late, 5, small)
+		}()
+		state, err := s.reader.Wait(t.Context(), 7)
+		require.NoError(t, err)
+		n, err := whole(state)
+		require.NoError(t, err)
+		require.EqualValues(t, 5, n)
+		synctest.Wait()
+	})
+}
+
+// TestOpenWithAStaleListing is a manifest that is there already, and not in the listing that a restarted rank gets: its
+// weights are not taken for left over.
+func TestOpenWithAStaleListing(t *testing.T) {
+	s := newStage(t)
+	s.v.old = slices.DeleteFunc(s.v.old, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), ".json") })
+	require.Len(t, s.v.old, 1)
+	s.v.arm(func(op string) *fault {
+		if op == "readdir dir" {
+			return &fault{stale: true}
+		}
+		return nil
+	})
+	require.NoError(t, second(nfsws.Open("/d", 0, nfsws.Options{}.On(s.v))))
+	n, err := read(s.reader, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+}
+
+// TestReplacedManifestStays is one that cannot be removed: its weights stay with it.
+func TestReplacedManifestStays(t *testing.T) {
+	s := newStage(t)
+	first, err := s.reader.Read(t.Context(), 0)
+	require.NoError(t, err)
+	s.v.arm(func(op string) *fault {
+		if op == "remove .json" {
+			return &fault{err: syscall.EACCES}
+		}
+		return nil
+	})
+	for n := range uint32(3) {
+		require.NoError(t, second(write(s.writer, n, small)))
+	}
+	again, err := s.reader.ReadVersion(t.Context(), 0, first.Version)
+	require.NoError(t, err)
+	require.Equal(t, first.Config, again.Config)
+}

@@ -1,0 +1,171 @@
+package nfsws_test
+
+import (
+	"io"
+	"io/fs"
+	"path"
+	"sync"
+
+	"github.com/muster-pg/muster/nfsws"
+)
+
+// A fault is what happens to one operation instead.
+type fault struct {
+	err    error
+	done   bool // it is done all the same
+	short  bool // half of what is to be written or read is
+	stale  bool // a listing, or a size, is that of before
+	change bool // a bit of what is read is another
+	dies   bool // the process ends, after half of what is to be written
+}
+
+// faulty is a volume to whose operations things happen.
+type faulty struct {
+	nfsws.Volume
+
+	mu   sync.Mutex
+	on   func(op string) *fault // by kind and file, as "create .json.tmp"; nil: nothing
+	seen []string               // operations, while on is set
+	old  []fs.DirEntry          // what a stale listing shows
+	die  func()
+}
+
+// arm has on asked about the operations from now on, and forgets those before.
+func (f *faulty) arm(on func(op string) *fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.on, f.seen = on, nil
+}
+
+// operations are those since arm.
+func (f *faulty) operations() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.seen
+}
+
+func (f *faulty) next(op, name string) *fault {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.on == nil {
+		return nil
+	}
+	kind := "dir"
+	if base := path.Base(name); path.Ext(base) != "" && base != "." {
+		kind = path.Ext(base)
+	}
+	if name == "." {
+		kind = "root"
+	}
+	f.seen = append(f.seen, op+" "+kind)
+	x := f.on(op + " " + kind)
+	if x != nil && x.dies && op != "write" {
+		f.die()
+	}
+	return x
+}
+
+// do does an operation, or what happens instead.
+func (f *faulty) do(op, name string, act func() error) error {
+	x := f.next(op, name)
+	if x == nil {
+		return act()
+	}
+	if x.done || x.err == nil {
+		if err := act(); err != nil {
+			return err
+		}
+	}
+	return x.err
+}
+
+func (f *faulty) Mkdir(name string) error {
+	return f.do("mkdir", name, func() error { return f.Volume.Mkdir(name) })
+}
+
+func (f *faulty) Rename(from, to string) error {
+	return f.do("rename", to, func() error { return f.Volume.Rename(from, to) })
+}
+
+func (f *faulty) Remove(name string) error {
+	return f.do("remove", name, func() error { return f.Volume.Remove(name) })
+}
+
+func (f *faulty) SyncDir(name string) error {
+	return f.do("syncdir", name, func() error { return f.Volume.SyncDir(name) })
+}
+
+func (f *faulty) Create(name string) (file nfsws.File, err error) {
+	err = f.do("create", name, func() (err error) { file, err = f.Volume.Create(name); return err })
+	return &faultyFile{file, f, name, "close"}, err
+}
+
+func (f *faulty) Open(name string) (file nfsws.File, err error) {
+	err = f.do("open", name, func() (err error) { file, err = f.Volume.Open(name); return err })
+	return &faultyFile{file, f, name, "release"}, err
+}
+
+func (f *faulty) ReadDir(name string) (all []fs.DirEntry, err error) {
+	x := f.next("readdir", name)
+	if x != nil && x.stale {
+		return f.old, nil
+	}
+	if x != nil && x.err != nil {
+		return nil, x.err
+	}
+	return f.Volume.ReadDir(name)
+}
+
+type faultyFile struct {
+	nfsws.File
+	f    *faulty
+	name string
+	end  string // what Close is
+}
+
+func (h *faultyFile) Sync() error  { return h.f.do("sync", h.name, h.File.Sync) }
+func (h *faultyFile) Close() error { return h.f.do(h.end, h.name, h.File.Close) }
+
+func (h *faultyFile) Size() (n int64, err error) {
+	x := h.f.next("size", h.name)
+	n, err = h.File.Size()
+	if x != nil && x.stale {
+		n /= 2
+	}
+	if x != nil && x.err != nil {
+		err = x.err
+	}
+	return n, err
+}
+
+func (h *faultyFile) Write(p []byte) (n int, err error) {
+	x := h.f.next("write", h.name)
+	if x == nil {
+		return h.File.Write(p)
+	}
+	if x.short {
+		n, _ = h.File.Write(p[:len(p)/2])
+	}
+	if x.dies {
+		h.f.die()
+	}
+	return n, x.err
+}
+
+func (h *faultyFile) ReadAt(p []byte, off int64) (n int, err error) {
+	x := h.f.next("read", h.name)
+	switch {
+	case x == nil:
+		return h.File.ReadAt(p, off)
+	case x.err != nil:
+		return 0, x.err
+	case x.short:
+		n, _ = h.File.ReadAt(p[:len(p)/2], off)
+		return n, io.EOF
+	}
+	n, err = h.File.ReadAt(p, off)
+	if x.change && n > 0 {
+		p[n/2] ^= 1
+	}
+	return n, err
+}

@@ -1,0 +1,181 @@
+package fusetest_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/nfsws/fusetest"
+	"github.com/muster-pg/muster/tensor"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// believe is for how long a client believes a "no": longer than any test takes.
+const believe = time.Minute
+
+// soon ends before a client would ask again by itself.
+func soon(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), believe/2)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func open(t *testing.T, dir string, rank int) *nfsws.Workspace {
+	t.Helper()
+	w, err := nfsws.Open(dir, rank, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w.Close()) })
+	return w
+}
+
+func weights(n int32) map[string]*tensor.Tensor {
+	return map[string]*tensor.Tensor{"w": tensor.From([]int32{n, n, n})}
+}
+
+// absent asks for names, and is believed to have heard "no" for a minute, whatever happens.
+func absent(t *testing.T, paths ...string) {
+	t.Helper()
+	for _, p := range paths {
+		_, err := os.Stat(p)
+		require.ErrorIs(t, err, fs.ErrNotExist)
+	}
+}
+
+// elsewhere publishes a state in a directory of its own, and returns how to bring it to another one, as if published
+// there: so that its names can be asked for before they are there.
+func elsewhere(t *testing.T, rank int) (v nfsws.Version, files []string, bring func(gen string)) {
+	dir := t.TempDir()
+	v, err := open(t, dir, rank).Write(t.Context(), []byte(`{"layer":7}`), weights(7))
+	require.NoError(t, err)
+	found, err := filepath.Glob(dir + "/gen-*/*")
+	require.NoError(t, err)
+	require.Len(t, found, 2)
+	for _, f := range found {
+		files = append(files, filepath.Base(f))
+	}
+	return v, files, func(gen string) {
+		for i := range found {
+			last := len(found) - 1 - i // the manifest is the first by name, and comes last
+			require.NoError(t, os.Rename(found[last], filepath.Join(gen, files[last])))
+		}
+	}
+}
+
+const generation = "gen-00000000000000000000"
+
+// TestModelOptNegativeLookup is failure 8: this client has asked for a file before another client made it, so that it
+// does not exist here for a minute. A rank's state is seen all the same, at once.
+func TestModelOptNegativeLookup(t *testing.T) {
+	t.Run("the trap", func(t *testing.T) {
+		under := t.TempDir()
+		mounted := fusetest.Mount(t, under, believe)
+		absent(t, mounted+"/rank_1_state.pth")
+		require.NoError(t, os.WriteFile(under+"/rank_1_state.pth", nil, 0o600))
+		absent(t, mounted+"/rank_1_state.pth") // and so a layer is lost
+	})
+	t.Run("Wait", func(t *testing.T) {
+		under := t.TempDir()
+		mounted := fusetest.Mount(t, under, believe)
+		w := open(t, mounted, 1)
+		_, err := w.Read(t.Context(), 0)
+		require.ErrorIs(t, err, nfsws.ErrNotPublished)
+		_, files, bring := elsewhere(t, 0)
+		absent(t, filepath.Join(mounted, generation, files[0]), filepath.Join(mounted, generation, files[1]))
+		bring(filepath.Join(under, generation))
+		s, err := w.Wait(soon(t), 0)
+		require.NoError(t, err)
+		require.JSONEq(t, `{"layer":7}`, string(s.Config))
+	})
+	t.Run("ReadVersion", func(t *testing.T) {
+		under := t.TempDir()
+		mounted := fusetest.Mount(t, under, believe)
+		w := open(t, mounted, 1)
+		v, files, bring := elsewhere(t, 0)
+		absent(t, filepath.Join(mounted, generation, files[0]), filepath.Join(mounted, generation, files[1]))
+		bring(filepath.Join(under, generation))
+		s, err := w.ReadVersion(soon(t), 0, v)
+		require.NoError(t, err)
+		x, err := s.Weights.Tensor("w")
+		require.NoError(t, err)
+		require.Equal(t, weights(7)["w"], x)
+		view, err := w.View(soon(t), 0, v)
+		require.NoError(t, err)
+		require.NoError(t, view.Close())
+	})
+	t.Run("ReadVersion comes first", func(t *testing.T) {
+		under := t.TempDir()
+		w := open(t, fusetest.Mount(t, under, believe), 1)
+		v, _, bring := elsewhere(t, 0)
+		got := make(chan error)
+		go func() {
+			_, err := w.ReadVersion(soon(t), 0, v)
+			got <- err
+		}()
+		bring(filepath.Join(under, generation))
+		require.NoError(t, <-got)
+	})
+}
+
+// TestOtherClients are three clients that publish and read at once: two mounts, and the directory itself.
+func TestOtherClients(t *testing.T) {
+	under := t.TempDir()
+	dirs := []string{under, fusetest.Mount(t, under, believe), fusetest.Mount(t, under, believe)}
+	var ranks sync.WaitGroup
+	for rank, dir := range dirs {
+		w := open(t, dir, rank)
+		ranks.Go(func() {
+			for n := range int32(50) {
+				if _, err := w.Write(t.Context(), nil, weights(n)); err != nil {
+					t.Error(err)
+					return
+				}
+				for other := range dirs {
+					s, err := w.Wait(soon(t), other)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					x, err := s.Weights.Tensor("w")
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if v, err := tensor.View[int32](x); err != nil || v[0] != v[2] || other == rank && v[0] != n {
+						t.Error(rank, other, n, v, err)
+					}
+				}
+			}
+		})
+	}
+	ranks.Wait()
+}
+
+// TestAnotherClientRemoves is a state that is taken away while this client remembers it.
+func TestAnotherClientRemoves(t *testing.T) {
+	under := t.TempDir()
+	publisher, w := open(t, under, 0), open(t, fusetest.Mount(t, under, believe), 1)
+	v, err := publisher.Write(t.Context(), nil, weights(1))
+	require.NoError(t, err)
+	_, err = w.Read(t.Context(), 0)
+	require.NoError(t, err)
+	require.NoError(t, publisher.Remove(t.Context()))
+	_, err = w.Read(t.Context(), 0)
+	require.ErrorIs(t, err, nfsws.ErrNotPublished)
+	_, err = publisher.Write(t.Context(), nil, weights(2))
+	require.NoError(t, err)
+	_, err = w.ReadVersion(soon(t), 0, v)
+	require.True(t, err == nil || errors.Is(err, nfsws.ErrNotPublished), "whole, from a cache, or replaced: %v", err)
+	s, err := w.Read(t.Context(), 0)
+	require.NoError(t, err)
+	require.NotEqual(t, v, s.Version)
+}

@@ -1,0 +1,36 @@
+package fusetest
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// Mount mounts the directory called under, as a client does that believes what it was told for a time, and returns
+// where. The test is skipped, and says so, where nothing can be mounted. What is done to under directly is what another
+// client does.
+func Mount(t testing.TB, under string, believe time.Duration) (mounted string) {
+	t.Helper()
+	root, err := fs.NewLoopbackRoot(under)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounted = t.TempDir()
+	server, err := fs.Mount(mounted, root, &fs.Options{
+		EntryTimeout: &believe, AttrTimeout: &believe, NegativeTimeout: &believe,
+		MountOptions: fuse.MountOptions{DirectMount: os.Geteuid() == 0, FsName: "fusetest", Name: "fusetest"},
+	})
+	if err != nil {
+		t.Skipf("SKIPPED: no FUSE here, it needs /dev/fuse and either root or fusermount3 (apt-get install fuse3): %v", err)
+	}
+	t.Cleanup(func() {
+		if err := server.Unmount(); err != nil {
+			t.Error(err)
+		}
+		server.Wait()
+	})
+	return mounted
+}

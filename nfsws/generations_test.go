@@ -1,0 +1,173 @@
+package nfsws_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/nfsws"
+)
+
+// generations are the directories of generations.
+func generations(dir string) (all []string) {
+	for _, d := range must(os.ReadDir(dir)) {
+		all = append(all, strings.TrimPrefix(d.Name(), "gen-0000000000000000000"))
+	}
+	return all
+}
+
+func TestAnotherGenerationDoesNotExist(t *testing.T) {
+	dir := t.TempDir()
+	old := open(t, dir, 0, &nfsws.Options{Generation: 1})
+	v, err := write(old, 1, 10)
+	require.NoError(t, err)
+	w := open(t, dir, 0, &nfsws.Options{Generation: 2, Keep: 1})
+	_, err = w.Read(t.Context(), 0)
+	require.ErrorIs(t, err, nfsws.ErrNotPublished)
+	for e, err := range w.List(t.Context()) {
+		require.Fail(t, "listed", "%v %v", e, err)
+	}
+	n, err := read(old, 0)
+	require.NoError(t, err, "who is left over may still read its own")
+	require.EqualValues(t, 1, n)
+	_, err = old.ReadVersion(t.Context(), 0, v)
+	require.NoError(t, err)
+}
+
+func TestLeftOverOfAnOlderRun(t *testing.T) {
+	dir := t.TempDir()
+	old := open(t, dir, 0, &nfsws.Options{Generation: 1})
+	open(t, dir, 1, &nfsws.Options{Generation: 2})
+
+	_, err := nfsws.Open(dir, 3, &nfsws.Options{Generation: 1})
+	require.ErrorIs(t, err, nfsws.ErrSuperseded)
+	require.EqualError(t, err, "nfsws: open rank 3 of generation 1: "+dir+"/gen-00000000000000000002: "+
+		"superseded by a newer generation: end this process, or begin a generation that is higher")
+	_, err = write(old, 1, 10)
+	require.ErrorIs(t, err, nfsws.ErrSuperseded)
+	_, err = old.Read(t.Context(), 0)
+	require.ErrorIs(t, err, nfsws.ErrSuperseded, "its generation is gone")
+	require.Equal(t, []string{"2"}, generations(dir))
+
+	kept := open(t, dir, 0, &nfsws.Options{Generation: 2})
+	open(t, dir, 1, &nfsws.Options{Generation: 3, Keep: 1})
+	_, err = write(kept, 1, 10)
+	require.ErrorIs(t, err, nfsws.ErrSuperseded, "though its generation is there")
+}
+
+func TestKeep(t *testing.T) {
+	dir := t.TempDir()
+	for g := range uint64(5) {
+		for rank := range 3 {
+			_, err := write(open(t, dir, rank, &nfsws.Options{Generation: g, Keep: 9}), 1, 10)
+			require.NoError(t, err)
+		}
+	}
+	open(t, dir, 0, &nfsws.Options{Generation: 4, Keep: 4})
+	require.Equal(t, []string{"0", "1", "2", "3", "4"}, generations(dir))
+	open(t, dir, 0, &nfsws.Options{Generation: 4, Keep: 2})
+	require.Equal(t, []string{"2", "3", "4"}, generations(dir))
+	open(t, dir, 0, &nfsws.Options{Generation: 5})
+	require.Equal(t, []string{"5"}, generations(dir))
+}
+
+func TestManyCollectors(t *testing.T) {
+	dir := t.TempDir()
+	for g := range uint64(5) {
+		for rank := range 8 {
+			require.NoError(t, second(write(open(t, dir, rank, &nfsws.Options{Generation: g, Keep: 9}), 1, 10)))
+		}
+	}
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	var wg sync.WaitGroup
+	for rank := range 8 {
+		wg.Go(func() {
+			w, err := nfsws.Open(dir, rank, &nfsws.Options{Generation: 9, Logger: logger})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err := write(w, 1, 10); err != nil {
+				t.Error(err)
+			}
+			w.Close()
+		})
+	}
+	wg.Wait()
+	require.Equal(t, []string{"9"}, generations(dir))
+	require.Len(t, names(t, dir), 16)
+	require.Empty(t, log.String())
+}
+
+// TestOnlyOursIsRemoved has a generation with what others have put there, and links that lead out.
+func TestOnlyOursIsRemoved(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	precious := filepath.Join(outside, "rank-0.0000000001-00000001.json")
+	require.NoError(t, os.WriteFile(precious, []byte("{}"), 0o600))
+	require.NoError(t, second(write(open(t, dir, 0, &nfsws.Options{Generation: 1}), 1, 10)))
+	gen := dir + "/gen-00000000000000000001/"
+	require.NoError(t, os.WriteFile(gen+"notes.txt", nil, 0o600))
+	require.NoError(t, os.WriteFile(gen+"rank-00.0000000001-00000001.json", nil, 0o600))
+	require.NoError(t, os.Symlink(precious, gen+"rank-5.0000000001-00000001.json"))
+	require.NoError(t, os.Symlink(outside, dir+"/gen-00000000000000000000"))
+	require.NoError(t, os.Mkdir(dir+"/gen-1", 0o700))
+	require.NoError(t, os.Mkdir(dir+"/other", 0o700))
+
+	open(t, dir, 0, &nfsws.Options{Generation: 2})
+	require.Equal(t, []string{
+		"gen-00000000000000000001/notes.txt", "gen-00000000000000000001/rank-00.0000000001-00000001.json",
+	}, append(names(t, dir)[1:], []string{}...))
+	require.FileExists(t, precious)
+	require.DirExists(t, dir+"/gen-1")
+	require.NoError(t, os.Remove(gen+"notes.txt"))
+	require.NoError(t, os.Remove(gen+"rank-00.0000000001-00000001.json"))
+	open(t, dir, 0, &nfsws.Options{Generation: 2})
+	require.NoDirExists(t, gen)
+}
+
+func TestWhatCannotBeRemovedIsLogged(t *testing.T) {
+	d := newDisk(1)
+	require.NoError(t, second(write(must(nfsws.Open("/d", 0, nfsws.Options{}.On(d))), 1, 10)))
+	v := &faulty{Volume: d}
+	v.arm(func(op string) *fault {
+		if strings.HasPrefix(op, "remove") {
+			return &fault{err: syscall.EACCES}
+		}
+		return nil
+	})
+	var log bytes.Buffer
+	w, err := nfsws.Open("/d", 0, nfsws.Options{Generation: 1, Logger: slog.New(slog.NewTextHandler(&log, nil))}.On(v))
+	require.NoError(t, err, "what is old is in nobody's way")
+	require.NoError(t, second(write(w, 1, 10)))
+	require.Contains(t, log.String(), "path=/d/gen-00000000000000000000/rank-0.0000000001-")
+	require.Contains(t, log.String(), "permission denied")
+}
+
+func TestGenerationIsNoDirectory(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Symlink("/tmp", dir+"/gen-00000000000000000007"))
+	_, err := nfsws.Open(dir, 0, &nfsws.Options{Generation: 7})
+	require.ErrorIs(t, err, nfsws.ErrCorrupt)
+	require.ErrorContains(t, err, "gen-00000000000000000007: corrupt: it is no directory but L")
+}
+
+func TestRemovedDirectory(t *testing.T) {
+	for _, gone := range []string{"", "/gen-00000000000000000000"} {
+		dir := t.TempDir() + "/ws"
+		w := open(t, dir, 0, nil)
+		require.NoError(t, os.RemoveAll(dir+gone))
+		_, err := write(w, 1, 10)
+		require.Error(t, err)
+		_, err = w.Wait(t.Context(), 1)
+		require.ErrorContains(t, err, "it was removed while it was in use: open the workspace again", fmt.Sprint(gone))
+	}
+}

@@ -1,0 +1,185 @@
+package nfsws_test
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+	"github.com/zeebo/xxh3"
+
+	"github.com/muster-pg/muster/nfsws"
+)
+
+// seal gives a manifest the checksum that it needs, as whoever wants to deceive would.
+func seal(body string) []byte {
+	body = strings.TrimSuffix(body, "\n") + "\n"
+	return fmt.Appendf(nil, "%s\"xxh3\":\"%016x\"}\n", body, xxh3.HashString(body))
+}
+
+// TestHostileDirectory has what a broken or evil peer may put there: it is refused by its name, and nothing happens.
+func TestHostileDirectory(t *testing.T) {
+	replace := func(old, by string) func(manifest, _ string) error {
+		return func(manifest, _ string) error {
+			raw, err := os.ReadFile(manifest)
+			if err != nil {
+				return err
+			}
+			body := raw[:bytes.LastIndexByte(raw[:len(raw)-1], '\n')]
+			if !bytes.Contains(body, []byte(old)) {
+				return fmt.Errorf("no %s in %s", old, body)
+			}
+			return os.WriteFile(manifest, seal(strings.Replace(string(body), old, by, 1)), 0o600)
+		}
+	}
+	instead := func(content string) func(string, string) error {
+		return func(manifest, _ string) error { return os.WriteFile(manifest, []byte(content), 0o600) }
+	}
+	link := func(to string) func(string, string) error {
+		return func(manifest, _ string) error { os.Remove(manifest); return os.Symlink(to, manifest) }
+	}
+	for name, tc := range map[string]struct {
+		change func(manifest, weights string) error
+		text   string
+	}{
+		"empty":                {instead(""), ".json: corrupt: it does not end as a manifest does"},
+		"garbage":              {instead(strings.Repeat("garbage", 99)), ".json: corrupt: it does not end as a manifest does"},
+		"garbage in JSON":      {instead(string(seal(`{"format":{{`))), ".json: corrupt: invalid character"},
+		"another JSON":         {instead(string(seal(`{"format":7,`))), ".json: corrupt: json: cannot unmarshal"},
+		"a pickle":             {instead("\x80\x04\x95\x10cos\nsystem\n."), ".json: corrupt: it does not end as a manifest does"},
+		"no checksum":          {instead("{}\n\"xxh3\":\"0123456789abcdeg\"}\n"), `not "0123456789abcdeg" as it says`},
+		"huge":                 {func(m, _ string) error { return os.Truncate(m, 1<<40) }, "has 1099511627776 bytes, more than any manifest"},
+		"huge weights":         {func(_, w string) error { return os.Truncate(w, 1<<40) }, ".safetensors: corrupt: it has 1099511627776 bytes"},
+		"a link":               {link("/etc/passwd"), ".json: corrupt: it is no regular file but L"},
+		"a link to nothing":    {link("nothing"), ".json: corrupt: it is no regular file but L"},
+		"a pipe":               {func(m, _ string) error { os.Remove(m); return syscall.Mkfifo(m, 0o600) }, ".json: corrupt: it is no regular file but p"},
+		"a directory":          {func(m, _ string) error { os.Remove(m); return os.Mkdir(m, 0o700) }, ".json: corrupt: it is no regular file but d"},
+		"weights are a link":   {func(_, w string) error { return cmp.Or(os.Rename(w, w+"x"), os.Symlink(w+"x", w)) }, ".safetensors: corrupt: it is no regular file but L"},
+		"weights are missing":  {func(_, w string) error { return os.Remove(w) }, ".safetensors: corrupt: it is missing"},
+		"weights elsewhere":    {replace(`"file":"rank-0`, `"file":"../../../etc/passwd`), `.json: corrupt: its weights are in "../../../etc/passwd`},
+		"weights of a peer":    {replace(`"file":"rank-0`, `"file":"rank-1`), `.json: corrupt: its weights are in "rank-1.`},
+		"another rank":         {replace(`"rank":0`, `"rank":1`), ".json: corrupt: it is of rank 1,"},
+		"another generation":   {replace(`"generation":0`, `"generation":3`), "generation 3,"},
+		"another sequence":     {replace(`"sequence":1`, `"sequence":9`), "sequence 9,"},
+		"another id":           {replace(`"id":"`, `"id":"0`), "of its name"},
+		"a newer format":       {replace(`nfsws/1`, `nfsws/2`), `its format is "muster-nfsws/2", not "muster-nfsws/1": use the muster that wrote it`},
+		"negative size":        {replace(`"size":`, `"size":-`), "checksums of 1048576 bytes each do not make -"},
+		"size out of bounds":   {replace(`"size":`, `"size":9000000000000000`), "do not make 9000000000000000"},
+		"other parts":          {replace(`"part":1048576`, `"part":1`), "checksums of 1 bytes each do not make"},
+		"no checksums":         {replace(`"xxh3":["`, `"xxh3":[],"x":["`), "0 checksums of 1048576 bytes each do not make"},
+		"a checksum of wishes": {replace(`"xxh3":["`, `"xxh3":["x`), "is none"},
+		"other weights":        {func(_, w string) error { return overwrite(w, "{\"w\"") }, ".safetensors: corrupt: bytes 0 to 340 have the checksum"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { // so that patience costs no time
+				dir := t.TempDir()
+				w, other := open(t, dir, 0, nil), open(t, dir, 1, nil)
+				v, err := write(w, 1, 52)
+				require.NoError(t, err)
+				_, err = write(other, 5, 52)
+				require.NoError(t, err)
+				require.NoError(t, tc.change(filepath.Join(dir, nfsws.ManifestName(0, 0, v)), filepath.Join(dir, nfsws.WeightsName(0, 0, v))))
+				_, err = other.Read(t.Context(), 0)
+				require.ErrorIs(t, err, nfsws.ErrCorrupt)
+				require.ErrorContains(t, err, "nfsws: read rank 0 of generation 0: "+dir+"/gen-00000000000000000000/rank-0.")
+				require.ErrorContains(t, err, tc.text)
+				require.Less(t, len(err.Error()), 1000)
+				n, err := read(other, 1)
+				require.NoError(t, err, "other ranks' states are as they were")
+				require.EqualValues(t, 5, n)
+			})
+		})
+	}
+}
+
+// overwrite replaces the beginning of a file.
+func overwrite(name, by string) error {
+	f, err := os.OpenFile(name, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteString(by)
+	return err
+}
+
+// TestAnotherVersion is a version that a peer names, with a checksum that is not that of the manifest.
+func TestAnotherVersion(t *testing.T) { synctest.Test(t, testAnotherVersion) }
+
+func testAnotherVersion(t *testing.T) {
+	w := open(t, t.TempDir(), 0, nil)
+	v, err := write(w, 1, 10)
+	require.NoError(t, err)
+	v.Sum++
+	_, err = w.ReadVersion(t.Context(), 0, v)
+	require.ErrorIs(t, err, nfsws.ErrCorrupt)
+	require.ErrorContains(t, err, "as that of the version asked for")
+}
+
+// TestModelOptNoCode is failure 10: a peer's state is data, and nothing but data, whatever it holds. It has no pickles
+// in it, and what has is refused.
+func TestModelOptNoCode(t *testing.T) { synctest.Test(t, testNoCode) }
+
+func testNoCode(t *testing.T) {
+	dir := t.TempDir()
+	w := open(t, dir, 0, nil)
+	pickle := "\x80\x04cos\nsystem\n(X\x05\x00\x00\x00falset(R."
+	config, err := json.Marshal(map[string]string{"__reduce__": pickle, "__class__": "os.system"})
+	require.NoError(t, err)
+	v, err := w.Write(t.Context(), config, weightsOf(1, 10))
+	require.NoError(t, err)
+	s, err := w.Read(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, config, s.Config, "as it was, and not looked into")
+	for _, name := range []string{nfsws.ManifestName(0, 0, v), nfsws.WeightsName(0, 0, v)} {
+		good := must(os.ReadFile(filepath.Join(dir, name)))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(pickle), 0o600))
+		_, err = w.Read(t.Context(), 0)
+		require.ErrorIs(t, err, nfsws.ErrCorrupt)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), good, 0o600))
+	}
+}
+
+func FuzzManifest(f *testing.F) {
+	d := newDisk(1)
+	w := must(nfsws.Open("/d", 0, nfsws.Options{}.On(d)))
+	v := must(write(w, 1, 10))
+	good := d.files()[nfsws.ManifestName(0, 0, v)]
+	f.Add(good, false)
+	f.Add(good[:len(good)-30], true)
+	f.Add([]byte(`{"format":"muster-nfsws/1","weights":{"size":-1,"xxh3":[null]},"config":[[[`), true)
+	f.Fuzz(func(t *testing.T, raw []byte, sealed bool) {
+		if sealed {
+			raw = seal(string(raw))
+		}
+		config, err := nfsws.ReadManifest(raw, 0, 0, v)
+		if err == nil && config != nil && !json.Valid(config) {
+			t.Errorf("%q", config)
+		}
+	})
+}
+
+// FuzzNames looks for names that pass for ours and are not, or are paths.
+func FuzzNames(f *testing.F) {
+	for _, name := range []string{
+		"rank-3.0000000001-00000001.json", "rank-3.0000000001-00000001.json.tmp", "rank-3.0000000001-00000001.safetensors",
+		"gen-00000000000000000007", "gen-18446744073709551615", "gen-7", "rank--3.0000000001-00000001.json",
+		"rank-+3.0000000001-00000001.json", "rank-3.0000000001-00000001.jsonx", "rank-3.1-1.json", "rank-3/../4.1-1.json",
+		"rank-3.0000000001-0000000A.json", "rank-9223372036854775808.0000000001-00000001.json",
+	} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		again, ok := nfsws.ParseName(name)
+		if ok && (again != name || !filepath.IsLocal(name) || strings.Contains(name, "/")) {
+			t.Errorf("%q passes for %q", name, again)
+		}
+	})
+}

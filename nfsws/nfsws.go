@@ -1,0 +1,239 @@
+package nfsws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Options has defaults for its zero value.
+type Options struct {
+	// Generation of the job, as pgroup.Group.Generation or a count of restarts. States of another one do not exist.
+	Generation uint64
+	// Keep is how many older generations Open leaves; 0 is none.
+	Keep int
+	// Poll is how long Wait waits before it looks again, at first; then longer, up to ten times as long. 0 is 100 ms.
+	Poll time.Duration
+	// Logger is told what could not be removed; nil: nobody.
+	Logger *slog.Logger
+
+	volume volume // nil: the operating system's
+}
+
+// patience is for how long an answer that cannot be right is taken for one of a stale cache.
+const patience = time.Second
+
+// Workspace is a rank's handle on a directory that it shares with others. Its methods may be called by several goroutines.
+type Workspace struct {
+	volume     volume
+	dir        string // as told to Open
+	rank       int
+	generation uint64
+	poll       time.Duration
+	logger     *slog.Logger
+
+	turn chan struct{} // has one value; who takes it may publish or remove
+
+	mu       sync.Mutex // protects the fields below; not held during I/O
+	last     *Version   // what this handle has published and not removed
+	sequence uint64     // the highest that was seen or used for this rank
+	closed   bool
+	calls    sync.WaitGroup // Add only with mu, and not closed
+	life     context.Context
+	end      context.CancelCauseFunc
+}
+
+// Open opens the workspace in dir, as rank. The directory is made if its parent is there. What this rank has left
+// unfinished in this generation is removed, and so are generations that are older than what is to be kept. It is
+// ErrSuperseded if there is a newer one.
+func Open(dir string, rank int, o *Options) (*Workspace, error) {
+	if o == nil {
+		o = new(Options)
+	}
+	switch {
+	case dir == "":
+		return nil, errors.New("nfsws: open: no directory given")
+	case rank < 0:
+		return nil, fmt.Errorf("nfsws: open %s: rank %d is negative", dir, rank)
+	case o.Keep < 0 || o.Poll < 0:
+		return nil, fmt.Errorf("nfsws: open %s: Keep %d or Poll %v is negative", dir, o.Keep, o.Poll)
+	}
+	w := &Workspace{
+		volume: o.volume, dir: dir, rank: rank, generation: o.Generation,
+		poll: o.Poll, logger: o.Logger, turn: make(chan struct{}, 1),
+	}
+	if w.poll == 0 {
+		w.poll = 100 * time.Millisecond
+	}
+	if w.logger == nil {
+		w.logger = slog.New(slog.DiscardHandler)
+	}
+	if w.volume == nil {
+		v, err := openVolume(dir)
+		if err != nil {
+			return nil, w.wrap("open", rank, fmt.Errorf("%w: is the file system mounted, and may this user write there?", err))
+		}
+		w.volume = v
+	}
+	if err := w.enter(o.Keep); err != nil {
+		w.volume.Close()
+		return nil, w.wrap("open", rank, err)
+	}
+	w.life, w.end = context.WithCancelCause(context.Background())
+	w.turn <- struct{}{}
+	return w, nil
+}
+
+// enter makes the generation's directory, and tidies up.
+func (w *Workspace) enter(keep int) error {
+	older, err := w.current()
+	if err != nil {
+		return err
+	}
+	if err := w.makeGeneration(); err != nil {
+		return err
+	}
+	own, err := w.own()
+	if err != nil {
+		return err
+	}
+	w.sweepUnfinished(own)
+	w.collect(older[:max(0, len(older)-keep)])
+	return nil
+}
+
+func (w *Workspace) makeGeneration() error {
+	name := generationName(w.generation)
+	switch err := w.volume.Mkdir(name); {
+	case errors.Is(err, fs.ErrExist):
+	case err != nil:
+		return at(name, err)
+	}
+	// Also if another rank made it: that one may not have come to this yet.
+	return at(".", w.volume.SyncDir("."))
+}
+
+// current returns the older generations, the oldest first, or ErrSuperseded.
+func (w *Workspace) current() (older []uint64, err error) {
+	all, err := w.volume.ReadDir(".")
+	if err != nil {
+		return nil, at(".", err)
+	}
+	name := generationName(w.generation)
+	for _, d := range all {
+		g, ours := parseGeneration(d.Name())
+		switch {
+		case !ours:
+		case g == w.generation && !d.IsDir():
+			return nil, corrupt(name, "it is no directory but %v: remove it", d.Type())
+		case !d.IsDir():
+		case g > w.generation:
+			return nil, at(d.Name(), fmt.Errorf("%w: end this process, or begin a generation that is higher", ErrSuperseded))
+		case g < w.generation:
+			older = append(older, g)
+		}
+	}
+	slices.Sort(older)
+	return older, nil
+}
+
+// list returns the files of the generation, sorted. Nothing else tells what is there: asking for a name that does
+// not exist yet may be answered with "no" for as long as the answer stays in a cache.
+func (w *Workspace) list() ([]entry, error) {
+	name := generationName(w.generation)
+	all, err := w.volume.ReadDir(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := w.current(); errors.Is(err, ErrSuperseded) {
+			return nil, err
+		}
+		return nil, at(name, errors.New("it was removed while it was in use: open the workspace again"))
+	}
+	if err != nil {
+		return nil, at(name, err)
+	}
+	entries := make([]entry, 0, len(all))
+	for _, d := range all {
+		if e, ok := parseEntry(d.Name()); ok {
+			entries = append(entries, e)
+		}
+	}
+	slices.SortFunc(entries, compareEntries)
+	return entries, nil
+}
+
+// own lists this rank's files, and notes the highest sequence.
+func (w *Workspace) own() ([]entry, error) {
+	all, err := w.list()
+	if err != nil {
+		return nil, err
+	}
+	own := slices.DeleteFunc(all, func(e entry) bool { return e.rank != w.rank })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(own) > 0 {
+		w.sequence = max(w.sequence, own[len(own)-1].version.Sequence)
+	}
+	return own, nil
+}
+
+// Close ends the calls that are under way, with ErrClosed, and waits for them. What is published stays. Views stay
+// open. It may be called twice.
+func (w *Workspace) Close() error {
+	w.mu.Lock()
+	first := !w.closed
+	w.closed = true
+	w.mu.Unlock()
+	w.end(ErrClosed)
+	w.calls.Wait()
+	if !first {
+		return nil
+	}
+	return w.wrap("close", w.rank, w.volume.Close())
+}
+
+// begin is the beginning of every call; done is its end.
+func (w *Workspace) begin(ctx context.Context) (_ context.Context, done func(), err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil, nil, ErrClosed
+	}
+	if err := ended(ctx); err != nil {
+		return nil, nil, err
+	}
+	w.calls.Add(1)
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(w.life, func() { cancel(ErrClosed) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+		w.calls.Done()
+	}, nil
+}
+
+// beginTurn is begin for what changes files.
+func (w *Workspace) beginTurn(ctx context.Context) (_ context.Context, done func(), err error) {
+	ctx, end, err := w.begin(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	select {
+	case <-w.turn:
+		return ctx, func() { w.turn <- struct{}{}; end() }, nil
+	case <-ctx.Done():
+		defer end()
+		return nil, nil, ended(ctx)
+	}
+}
+
+// in is the path of a name in the generation's directory, as a volume has it.
+func (w *Workspace) in(name string) string { return generationName(w.generation) + "/" + name }
+
+// path is a volume's name as users have it.
+func (w *Workspace) path(name string) string { return filepath.Join(w.dir, filepath.FromSlash(name)) }

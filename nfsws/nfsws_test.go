@@ -1,0 +1,433 @@
+package nfsws_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/hashicorp/go-msgpack/v2/codec"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/tensor"
+)
+
+func TestMain(m *testing.M) {
+	if act, ok := acts[os.Getenv(modeVar)]; ok {
+		act()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// elements make weights of more than one part.
+const elements = nfsws.PartBytes/4 + 1000
+
+func weightsOf(n uint32, elements int) map[string]*tensor.Tensor {
+	w := make([]uint32, elements)
+	for i := range w {
+		w[i] = n
+	}
+	return map[string]*tensor.Tensor{"w": tensor.From(w, elements), "scale": tensor.From([]uint32{n})}
+}
+
+func configOf(n uint32) []byte { return fmt.Appendf(nil, `{"n": %d}`, n) }
+
+// write publishes a state of which everything is n.
+func write(w *nfsws.Workspace, n uint32, elements int) (nfsws.Version, error) {
+	return w.Write(context.Background(), configOf(n), weightsOf(n, elements))
+}
+
+// whole returns the n of a state, of which everything must be n.
+func whole(s *nfsws.State) (uint32, error) {
+	var config struct{ N uint32 }
+	if err := json.Unmarshal(s.Config, &config); err != nil {
+		return 0, err
+	}
+	seen := 0
+	for name, t := range s.Weights.All() {
+		seen++
+		data, err := tensor.View[uint32](t)
+		if err != nil {
+			return 0, err
+		}
+		if i := slices.IndexFunc(data, func(x uint32) bool { return x != config.N }); i >= 0 {
+			return 0, fmt.Errorf("half a state: config %d, but %s[%d] is %d", config.N, name, i, data[i])
+		}
+	}
+	if seen != 2 {
+		return 0, fmt.Errorf("%d tensors, not 2", seen)
+	}
+	return config.N, nil
+}
+
+func read(w *nfsws.Workspace, rank int) (uint32, error) {
+	s, err := w.Read(context.Background(), rank)
+	if err != nil {
+		return 0, err
+	}
+	return whole(s)
+}
+
+func open(t testing.TB, dir string, rank int, o *nfsws.Options) *nfsws.Workspace {
+	t.Helper()
+	w, err := nfsws.Open(dir, rank, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w.Close()) })
+	return w
+}
+
+// names are the files of all generations on a disk.
+func names(t testing.TB, dir string) (all []string) {
+	t.Helper()
+	for _, d := range must(os.ReadDir(dir)) {
+		if !d.IsDir() {
+			all = append(all, d.Name())
+			continue
+		}
+		for _, f := range must(os.ReadDir(dir + "/" + d.Name())) {
+			all = append(all, d.Name()+"/"+f.Name())
+		}
+	}
+	return all
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func TestWriteAndRead(t *testing.T) {
+	dir := t.TempDir() + "/made"
+	w, other := open(t, dir, 0, nil), open(t, dir, 12, nil)
+	_, err := other.Read(t.Context(), 0)
+	require.ErrorIs(t, err, nfsws.ErrNotPublished)
+	require.EqualError(t, err, "nfsws: read rank 0 of generation 0: not published")
+
+	v1, err := write(w, 1, elements)
+	require.NoError(t, err)
+	s, err := other.Read(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, v1, s.Version)
+	require.Equal(t, 0, s.Rank)
+	require.Equal(t, `{"n": 1}`, string(s.Config))
+	n, err := whole(s)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+
+	v2, err := write(w, 2, 10)
+	require.NoError(t, err)
+	require.Greater(t, v2.Sequence, v1.Sequence)
+	n, err = read(other, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, n)
+	s, err = other.ReadVersion(t.Context(), 0, v1)
+	require.NoError(t, err, "one that was replaced stays until the next Write")
+	n, err = whole(s)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+
+	_, err = write(w, 3, 10)
+	require.NoError(t, err)
+	_, err = other.ReadVersion(t.Context(), 0, v1)
+	require.ErrorIs(t, err, nfsws.ErrNotPublished)
+	require.ErrorContains(t, err, "was replaced by")
+	require.Len(t, names(t, dir), 4, "two states, two files each")
+	_, err = other.Read(t.Context(), 1)
+	require.ErrorIs(t, err, nfsws.ErrNotPublished, "rank 12 is not rank 1")
+}
+
+func TestConfigs(t *testing.T) {
+	w := open(t, t.TempDir(), 0, nil)
+	for in, want := range map[string]string{
+		"":                                     "",
+		"null":                                 "",
+		" {\"a\" : [1,\n 2]}\n":                "{\"a\" : [1,\n 2]}",
+		`"<&>\u00e9é"`:                         `"<&>\u00e9é"`,
+		"7":                                    "7",
+		`{"xxh3":"0123456789abcdef"}`:          `{"xxh3":"0123456789abcdef"}`,
+		`[` + strings.Repeat("1,", 1e6) + `2]`: `[` + strings.Repeat("1,", 1e6) + `2]`,
+	} {
+		_, err := w.Write(t.Context(), []byte(in), nil)
+		require.NoError(t, err)
+		s, err := w.Read(t.Context(), 0)
+		require.NoError(t, err)
+		require.True(t, want == string(s.Config), "%.100q", s.Config)
+		require.Zero(t, s.Weights.Len())
+	}
+	before := names(t, w.Dir())
+	for _, in := range []string{
+		"{", "a", "\"\xff\"", "{} {}", `1,"xxh3":2`, "\u00a01", strings.Repeat("[", 1e4) + strings.Repeat("]", 1e4),
+	} {
+		_, err := w.Write(t.Context(), []byte(in), nil)
+		require.ErrorContains(t, err, "nfsws: write rank 0 of generation 0: the config is")
+	}
+	_, err := w.Write(t.Context(), []byte(`"`+strings.Repeat("x", nfsws.MaxManifest)+`"`), nil)
+	require.ErrorContains(t, err, "put large data of a config into the weights")
+	require.Equal(t, before[2:], names(t, w.Dir()), "what cannot be published leaves nothing")
+}
+
+func TestBadTensors(t *testing.T) {
+	dir := t.TempDir()
+	w := open(t, dir, 0, nil)
+	_, err := w.Write(t.Context(), nil, map[string]*tensor.Tensor{"decoder": {DType: tensor.F32, Shape: []int{2}, Data: make([]byte, 7)}})
+	require.ErrorContains(t, err, "decoder")
+	_, err = w.Write(t.Context(), nil, map[string]*tensor.Tensor{"none": nil})
+	require.ErrorContains(t, err, "none")
+	require.Empty(t, names(t, dir))
+}
+
+func TestBadOptions(t *testing.T) {
+	dir := t.TempDir()
+	for _, err := range []error{
+		second(nfsws.Open("", 0, nil)),
+		second(nfsws.Open(dir, -1, nil)),
+		second(nfsws.Open(dir, 0, &nfsws.Options{Keep: -1})),
+		second(nfsws.Open(dir, 0, &nfsws.Options{Poll: -1})),
+		second(nfsws.Open(dir+"/no/parent", 0, nil)),
+		second(nfsws.Open("/dev/null", 0, nil)),
+	} {
+		require.ErrorContains(t, err, "nfsws: open")
+	}
+	require.Empty(t, names(t, dir))
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestEveryDTypeAndEmptyTensors(t *testing.T) {
+	w := open(t, t.TempDir(), 0, nil)
+	in := map[string]*tensor.Tensor{"../../etc/passwd": tensor.New(tensor.U8, 3), "": {DType: tensor.F32, Shape: []int{}, Data: make([]byte, 4)}}
+	for d := tensor.Bool; d.Valid(); d++ {
+		in[d.String()] = tensor.New(d, 4, 2)
+		in[d.String()+" empty"] = tensor.New(d, 0, 3)
+	}
+	_, err := w.Write(t.Context(), nil, in)
+	require.NoError(t, err)
+	s, err := w.Read(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, in, maps.Collect(s.Weights.All()))
+	require.Len(t, names(t, w.Dir()), 2, "no name of a tensor is a path")
+}
+
+func TestVersionTravels(t *testing.T) {
+	w := open(t, t.TempDir(), 0, nil)
+	v, err := write(w, 1, 10)
+	require.NoError(t, err)
+	var packed []byte
+	require.NoError(t, codec.NewEncoderBytes(&packed, &codec.MsgpackHandle{}).Encode(v))
+	var got nfsws.Version
+	require.NoError(t, codec.NewDecoderBytes(packed, &codec.MsgpackHandle{}).Decode(&got))
+	require.Equal(t, v, got)
+	_, err = w.ReadVersion(t.Context(), 0, got)
+	require.NoError(t, err)
+}
+
+func TestResume(t *testing.T) {
+	dir := t.TempDir()
+	first, err := nfsws.Open(dir, 3, nil)
+	require.NoError(t, err)
+	v1, err := write(first, 1, 10)
+	require.NoError(t, err)
+	require.NoError(t, first.Close())
+
+	gen := dir + "/gen-00000000000000000000/"
+	for _, left := range []string{
+		"rank-3.0000000009-00000001.json.tmp", "rank-3.0000000009-00000001.safetensors", "rank-4.0000000009-00000001.json.tmp",
+	} {
+		require.NoError(t, os.WriteFile(gen+left, []byte("half"), 0o600))
+	}
+	w := open(t, dir, 3, nil)
+	require.Len(t, names(t, dir), 3, "its own state, and another rank's temporary file")
+	require.FileExists(t, gen+"rank-4.0000000009-00000001.json.tmp")
+	n, err := read(w, 3)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+	v2, err := write(w, 2, 10)
+	require.NoError(t, err)
+	require.Greater(t, v2.Sequence, v1.Sequence)
+	require.Greater(t, v2.Sequence, uint64(9), "higher than what any process has ever begun")
+}
+
+func TestTheLastSequence(t *testing.T) {
+	dir := t.TempDir()
+	w := open(t, dir, 3, nil)
+	require.NoError(t, os.WriteFile(dir+"/gen-00000000000000000000/rank-3.9999999999-00000001.json", nil, 0o600))
+	_, err := write(w, 1, 10)
+	require.ErrorContains(t, err, "begin a new generation")
+}
+
+func TestRemove(t *testing.T) {
+	dir := t.TempDir()
+	w, other := open(t, dir, 0, nil), open(t, dir, 1, nil)
+	for n := range uint32(3) {
+		_, err := write(w, n, 10)
+		require.NoError(t, err)
+		_, err = write(other, n, 10)
+		require.NoError(t, err)
+	}
+	require.NoError(t, w.Remove(t.Context()))
+	require.NoError(t, w.Remove(t.Context()), "nothing is left, and that is no error")
+	for _, reader := range []*nfsws.Workspace{w, other} {
+		_, err := reader.Read(t.Context(), 0)
+		require.ErrorIs(t, err, nfsws.ErrNotPublished)
+		n, err := read(reader, 1)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, n)
+	}
+	require.Len(t, names(t, dir), 4)
+}
+
+func TestClose(t *testing.T) {
+	dir := t.TempDir()
+	v := &faulty{Volume: must(nfsws.OSVolume(dir))}
+	w, err := nfsws.Open(dir, 0, nfsws.Options{}.On(v))
+	require.NoError(t, err)
+	_, err = write(w, 1, 10)
+	require.NoError(t, err)
+	view, err := w.View(t.Context(), 0, nfsws.Version{})
+	require.NoError(t, err)
+	waits := make(chan error)
+	looked := make(chan struct{})
+	v.arm(func(string) *fault { close(looked); v.on = nil; return nil })
+	go func() { waits <- second(w.Wait(context.Background(), 7)) }()
+	<-looked
+	require.NoError(t, w.Close())
+	require.NoError(t, w.Close())
+	require.ErrorIs(t, <-waits, nfsws.ErrClosed)
+
+	for _, err := range []error{
+		second(write(w, 1, 10)), second(w.Read(t.Context(), 0)), second(w.Wait(t.Context(), 0)), w.Remove(t.Context()),
+		second(w.ReadVersion(t.Context(), 0, nfsws.Version{})), second(w.View(t.Context(), 0, nfsws.Version{})),
+	} {
+		require.ErrorIs(t, err, nfsws.ErrClosed)
+	}
+	for _, err := range w.List(t.Context()) {
+		require.ErrorIs(t, err, nfsws.ErrClosed)
+	}
+	_, err = view.ReadAt("w", make([]byte, 8), 0)
+	require.NoError(t, err, "a view stays open")
+	require.NoError(t, view.Close())
+	require.NoError(t, view.Close())
+	_, err = view.ReadAt("w", make([]byte, 8), 0)
+	require.ErrorIs(t, err, nfsws.ErrClosed)
+	require.Len(t, names(t, dir), 2, "what is published stays")
+}
+
+func TestEndedContext(t *testing.T) {
+	w := open(t, t.TempDir(), 0, nil)
+	_, err := write(w, 1, 10)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("no more")
+	cancel(why)
+	for _, err := range []error{
+		second(w.Write(ctx, nil, nil)), second(w.Read(ctx, 0)), second(w.Wait(ctx, 0)), w.Remove(ctx),
+		second(w.ReadVersion(ctx, 0, nfsws.Version{})), second(w.View(ctx, 0, nfsws.Version{})),
+	} {
+		require.ErrorIs(t, err, why)
+	}
+	for _, err := range w.List(ctx) {
+		require.ErrorIs(t, err, why)
+	}
+}
+
+func TestList(t *testing.T) {
+	dir := t.TempDir()
+	for rank := range 12 {
+		w := open(t, dir, rank, nil)
+		for n := range uint32(rank) { // rank 0 publishes nothing
+			_, err := write(w, n, 10)
+			require.NoError(t, err)
+		}
+	}
+	w := open(t, dir, 5, nil)
+	var ranks []int
+	for e, err := range w.List(t.Context()) {
+		require.NoError(t, err)
+		ranks = append(ranks, e.Rank)
+		s, err := w.Read(t.Context(), e.Rank)
+		require.NoError(t, err)
+		require.Equal(t, s.Version, e.Version)
+		require.EqualValues(t, len(s.Config), e.ConfigSize)
+		require.Equal(t, s.Weights.Size(), e.WeightsSize)
+	}
+	require.Equal(t, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, ranks)
+	for e, err := range w.List(t.Context()) {
+		require.NoError(t, err)
+		require.Equal(t, 1, e.Rank)
+		break
+	}
+}
+
+// TestManyGoroutines use one handle.
+func TestManyGoroutines(t *testing.T) {
+	dir := t.TempDir()
+	w := open(t, dir, 0, nil)
+	require.NoError(t, second(write(w, 0, small)))
+	var wg sync.WaitGroup
+	for i := range uint32(4) {
+		wg.Go(func() {
+			for n := range uint32(20) {
+				if _, err := write(w, i*100+n, small); err != nil {
+					t.Error(err)
+				}
+				if _, err := read(w, 0); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Len(t, names(t, dir), 4)
+}
+
+// TestTwoProcessesOfOneRank is a mistake, as a restart of a rank whose process has not ended. Each may replace what the
+// other has published, or remove what it is about to; nobody sees half of a state.
+func TestTwoProcessesOfOneRank(t *testing.T) {
+	dir := t.TempDir()
+	reader := open(t, dir, 1, nil)
+	var wg sync.WaitGroup
+	both := []*nfsws.Workspace{open(t, dir, 0, nil), open(t, dir, 0, nil)}
+	require.NoError(t, second(write(both[0], 0, small)))
+	for i, w := range both {
+		wg.Go(func() {
+			for n := range uint32(50) {
+				if _, err := write(w, uint32(i)*100+n, small); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					t.Error(err)
+				}
+				if _, err := read(reader, 0); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestOpenWhileAnotherWrites is the same mistake: the Open takes what is being written for left over. The Write fails.
+func TestOpenWhileAnotherWrites(t *testing.T) {
+	s := newStage(t)
+	s.v.arm(func(op string) *fault {
+		if op == "sync .safetensors" {
+			require.NoError(t, second(nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk))))
+		}
+		return nil
+	})
+	_, err := write(s.writer, 2, small)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorContains(t, err, "is there another process of this rank and generation?")
+	n, err := read(s.reader, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, n)
+}

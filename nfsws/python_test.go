@@ -1,0 +1,86 @@
+package nfsws_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// python is an interpreter with numpy and safetensors.
+func python(t *testing.T) string {
+	name := os.Getenv("MUSTER_PYTHON")
+	if name == "" {
+		cache := os.Getenv("XDG_CACHE_HOME")
+		if cache == "" {
+			cache = filepath.Join(os.Getenv("HOME"), ".cache")
+		}
+		name = filepath.Join(cache, "muster", "python", "bin", "python")
+	}
+	if out, err := exec.CommandContext(t.Context(), name, "-c", "import numpy, safetensors").CombinedOutput(); err != nil {
+		t.Skipf("SKIPPED: no Python with numpy and safetensors at %s, which MUSTER_PYTHON names: %v %s", name, err, out)
+	}
+	return name
+}
+
+// TestPythonReadsAState runs the two lines of the package comment.
+func TestPythonReadsAState(t *testing.T) {
+	interpreter := python(t)
+	doc, err := os.ReadFile("doc.go")
+	require.NoError(t, err)
+	var lines []string
+	for line := range strings.Lines(string(doc)) {
+		if strings.Contains(line, "json.load(") || strings.Contains(line, "load_file(") {
+			lines = append(lines, strings.TrimPrefix(strings.TrimSpace(line), "//\t"))
+		}
+	}
+	require.Len(t, lines, 2)
+
+	w := open(t, t.TempDir(), 3, &nfsws.Options{Generation: 7})
+	for n := range int32(12) {
+		_, err = w.Write(t.Context(), fmt.Appendf(nil, `{"layers": [%d, "é"]}`, n), map[string]*tensor.Tensor{
+			"a/b": tensor.From([]int32{n, 2, 3, 4, 5, 6}, 2, 3), "half": tensor.New(tensor.F16, 0, 4), "one": tensor.From([]float64{1.5}),
+		})
+		require.NoError(t, err)
+	}
+	script := "import glob, json, safetensors.numpy\n" + strings.Join(lines, "\n") + `
+print(config, weights["a/b"].tolist(), weights["a/b"].dtype, weights["half"].shape, weights["one"].tolist())
+`
+	cmd := exec.CommandContext(t.Context(), interpreter, "-c", script)
+	cmd.Dir = w.Dir()
+	cmd.Env = append(os.Environ(), "PYTHONIOENCODING=utf-8", "PYTHONUTF8=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Equal(t, "{'layers': [11, 'é']} [[11, 2, 3], [4, 5, 6]] int32 (0, 4) [1.5]\n", string(out))
+}
+
+// TestStandardTools runs the checksums of the package comment.
+func TestStandardTools(t *testing.T) {
+	if _, err := exec.LookPath("xxhsum"); err != nil {
+		t.Skip("SKIPPED: no xxhsum here (apt-get install xxhash)")
+	}
+	w := open(t, t.TempDir(), 3, &nfsws.Options{Generation: 7})
+	v, err := w.Write(t.Context(), []byte("{\n  \"a\": 1\n}"), weightsOf(1, elements))
+	require.NoError(t, err)
+	manifest := filepath.Join(w.Dir(), nfsws.ManifestName(7, 3, v))
+	raw, err := os.ReadFile(manifest)
+	require.NoError(t, err)
+	for _, line := range []string{
+		`head -n -1 "$0" | xxhsum -H3`,
+		`dd if="${0%json}safetensors" bs=1M skip=1 count=1 2>/dev/null | xxhsum -H3`,
+	} {
+		out, err := exec.CommandContext(t.Context(), "bash", "-c", line, manifest).Output()
+		require.NoError(t, err)
+		sum := regexp.MustCompile(`\b[0-9a-f]{16}\b`).FindString(strings.ReplaceAll(string(out), "_", " "))
+		require.NotEmpty(t, sum, "%s", out)
+		require.Contains(t, string(raw), `"`+sum+`"`, line)
+	}
+}

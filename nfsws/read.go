@@ -1,0 +1,263 @@
+package nfsws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+// State is what one rank published: whole, and as it was written. It is in memory of its own, which the caller may keep.
+type State struct {
+	Rank       int
+	Generation uint64
+	Version    Version
+	Config     []byte // JSON; nil if there was none
+	Weights    *safetensors.File
+}
+
+// Read returns the newest state of rank. It is ErrNotPublished at once if there is none.
+func (w *Workspace) Read(ctx context.Context, rank int) (*State, error) {
+	ctx, done, err := w.begin(ctx)
+	if err != nil {
+		return nil, w.wrap("read", rank, err)
+	}
+	defer done()
+	s, err := w.read(ctx, rank)
+	return s, w.wrap("read", rank, err)
+}
+
+// read looks for the newest anew whenever what it found may have been replaced, or not have arrived.
+func (w *Workspace) read(ctx context.Context, rank int) (s *State, err error) {
+	err = w.patiently(ctx, func() error {
+		v, err := w.find(rank)
+		if err != nil {
+			return err
+		}
+		s, err = w.load(ctx, rank, v)
+		return err
+	})
+	return s, err
+}
+
+// ReadVersion returns exactly the state v of rank, as its Write returned it. Since v is known to exist, a file that is
+// not to be seen yet is waited for, until ctx ends. It is ErrNotPublished if v was replaced, and its files are gone.
+func (w *Workspace) ReadVersion(ctx context.Context, rank int, v Version) (*State, error) {
+	ctx, done, err := w.begin(ctx)
+	if err != nil {
+		return nil, w.wrap("read", rank, err)
+	}
+	defer done()
+	var s *State
+	err = w.exactly(ctx, rank, v, func() (err error) {
+		s, err = w.load(ctx, rank, v)
+		return err
+	})
+	return s, w.wrap("read", rank, err)
+}
+
+// Wait is Read that waits until rank has published something, or ctx ends.
+func (w *Workspace) Wait(ctx context.Context, rank int) (*State, error) {
+	ctx, done, err := w.begin(ctx)
+	if err != nil {
+		return nil, w.wrap("wait for", rank, err)
+	}
+	defer done()
+	begun := time.Now()
+	for pace := (pace{w.poll, 10 * w.poll}); ; {
+		s, err := w.read(ctx, rank)
+		if !errors.Is(err, ErrNotPublished) {
+			return s, w.wrap("wait for", rank, err)
+		}
+		if e := pace.wait(ctx); e != nil {
+			err = fmt.Errorf("%w after %v: %w: see whether rank %d runs, and has this directory and generation",
+				ErrNotPublished, time.Since(begun).Round(time.Millisecond), e, rank)
+			return nil, w.wrap("wait for", rank, err)
+		}
+	}
+}
+
+// find returns the newest version of rank, by its name only. What this handle has published itself is there, even if
+// this client cannot see it yet.
+func (w *Workspace) find(rank int) (Version, error) {
+	entries, err := w.list()
+	if err != nil {
+		return Version{}, err
+	}
+	v, ok := newest(entries, rank)
+	if last := w.lastPublished(); last != nil && rank == w.rank && (!ok || compareVersions(v, *last) < 0) {
+		return *last, nil
+	}
+	if !ok {
+		return Version{}, ErrNotPublished
+	}
+	return v, nil
+}
+
+// exactly calls look until it succeeds or v is known to be gone. The name is looked up first, as it exists; if this
+// client says no, from a cache, a listing makes it ask.
+func (w *Workspace) exactly(ctx context.Context, rank int, v Version, look func() error) error {
+	return w.patiently(ctx, func() error {
+		err := look()
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		entries, e := w.list()
+		if e != nil {
+			return e
+		}
+		if last, ok := newest(entries, rank); ok && compareVersions(last, v) > 0 && !lists(entries, rank, v) {
+			return fmt.Errorf("%w: version %v was replaced by %v", ErrNotPublished, v, last)
+		}
+		return err
+	})
+}
+
+func lists(entries []entry, rank int, v Version) bool {
+	for _, e := range entries {
+		if e.rank == rank && e.kind == kindManifest && compareVersions(e.version, v) == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// patiently calls look again, until ctx ends, while its answer may come from a stale cache of this client. Corrupt is
+// what stays so for a while.
+func (w *Workspace) patiently(ctx context.Context, look func() error) error {
+	var since time.Time // of the first answer that was corrupt
+	for pace := w.pace(); ; {
+		err := look()
+		switch {
+		case !passing(err):
+			return err
+		case !errors.Is(err, ErrCorrupt):
+		case since.IsZero():
+			since = time.Now()
+		case time.Since(since) >= patience:
+			return err
+		}
+		if e := pace.wait(ctx); e != nil {
+			return fmt.Errorf("%w: %w", err, e)
+		}
+	}
+}
+
+// pace is how long is waited between looks: longer each time.
+type pace struct{ next, most time.Duration }
+
+// pace is for what should be over in a moment.
+func (w *Workspace) pace() pace { return pace{min(w.poll, 5*time.Millisecond), w.poll} }
+
+func (p *pace) wait(ctx context.Context) error {
+	t := time.NewTimer(p.next)
+	defer t.Stop()
+	p.next = min(2*p.next, p.most)
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ended(ctx)
+	}
+}
+
+// load reads a state, once.
+func (w *Workspace) load(ctx context.Context, rank int, v Version) (*State, error) {
+	src, err := w.open(rank, v)
+	if err != nil {
+		return nil, err
+	}
+	defer src.file.Close()
+	data, err := src.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	weights, err := safetensors.Parse(data)
+	if err != nil {
+		return nil, corrupt(src.name, "%w", err)
+	}
+	return &State{rank, w.generation, src.version, src.manifest.config(), weights}, nil
+}
+
+// open opens a state: its manifest, which is read, and its weights. A Sum of 0 is not compared.
+func (w *Workspace) open(rank int, v Version) (*source, error) {
+	name := w.in(fileName(rank, v, kindManifest))
+	raw, err := w.slurp(name)
+	if err != nil {
+		return nil, err
+	}
+	m, sum, err := parseManifest(raw)
+	if err == nil {
+		err = m.check(w.generation, rank, v)
+	}
+	if err == nil && v.Sum != 0 && v.Sum != sum {
+		err = fmt.Errorf("its checksum is %016x, not %016x as that of the version asked for", sum, v.Sum)
+	}
+	if err != nil {
+		return nil, corrupt(name, "%w", err)
+	}
+	v.Sum = sum
+	return w.openWeights(rank, v, m)
+}
+
+func (w *Workspace) openWeights(rank int, v Version, m *manifest) (*source, error) {
+	sums, err := m.sums()
+	if err != nil {
+		return nil, corrupt(w.in(fileName(rank, v, kindManifest)), "%w", err)
+	}
+	src := &source{name: w.in(fileName(rank, v, kindWeights)), version: v, manifest: m, sums: sums}
+	src.file, err = w.volume.Open(src.name)
+	if errors.Is(err, fs.ErrNotExist) {
+		// Either it was replaced in this moment, which looking again shows, or somebody has removed it.
+		return nil, corrupt(src.name, "it is missing, and its manifest is there")
+	}
+	if err != nil {
+		return nil, at(src.name, err)
+	}
+	n, err := src.file.Size()
+	if err == nil && n != m.Weights.Size {
+		err = fmt.Errorf("%w: it has %d bytes, not %d as its manifest says", ErrCorrupt, n, m.Weights.Size)
+	}
+	if err != nil {
+		src.file.Close()
+		return nil, at(src.name, err)
+	}
+	return src, nil
+}
+
+// slurp reads a manifest's bytes.
+func (w *Workspace) slurp(name string) ([]byte, error) {
+	f, err := w.volume.Open(name)
+	if err != nil {
+		return nil, at(name, err)
+	}
+	defer f.Close()
+	n, err := f.Size()
+	if err != nil {
+		return nil, at(name, err)
+	}
+	if n > maxManifest {
+		return nil, corrupt(name, "it has %d bytes, more than any manifest", n)
+	}
+	raw := make([]byte, n)
+	if err := readFull(f, raw, 0); err != nil {
+		return nil, at(name, err)
+	}
+	return raw, nil
+}
+
+// readFull fills p with what is at off. A file that ends before is corrupt.
+func readFull(f file, p []byte, off int64) error {
+	n, err := f.ReadAt(p, off)
+	switch {
+	case n == len(p):
+		return nil
+	case err == nil || errors.Is(err, io.EOF):
+		return fmt.Errorf("%w: it ends at byte %d", ErrCorrupt, off+int64(n))
+	}
+	return err
+}

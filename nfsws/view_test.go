@@ -1,0 +1,167 @@
+package nfsws_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+// counted are n elements, each of another value.
+func counted(n int) *tensor.Tensor {
+	data := make([]uint32, n)
+	for i := range data {
+		data[i] = uint32(i) * 2654435761
+	}
+	return tensor.From(data, n)
+}
+
+// TestViewReadsBlocks reads blocks of all lengths at all places.
+func TestViewReadsBlocks(t *testing.T) {
+	w := open(t, t.TempDir(), 0, nil)
+	want := map[string]*tensor.Tensor{
+		"big": counted(3*nfsws.PartBytes/4 + 77), "small": counted(5), "none": tensor.New(tensor.F32, 0, 2),
+	}
+	version, err := w.Write(t.Context(), configOf(1), want)
+	require.NoError(t, err)
+	for _, asked := range []nfsws.Version{version, {}} {
+		v, err := w.View(t.Context(), 0, asked)
+		require.NoError(t, err)
+		defer v.Close()
+		require.Equal(t, version, v.Version)
+		require.Equal(t, string(configOf(1)), string(v.Config))
+		require.ElementsMatch(t, []string{"big", "small", "none"}, v.Header.Names())
+		rng := rand.New(rand.NewPCG(1, 1))
+		for range 300 {
+			for name, x := range want {
+				off := rng.IntN(len(x.Data) + 1)
+				p := make([]byte, 1+rng.IntN(1<<rng.IntN(22)))
+				n, err := v.ReadAt(name, p, int64(off))
+				end := min(off+len(p), len(x.Data))
+				require.Equal(t, end-off, n)
+				require.True(t, string(x.Data[off:end]) == string(p[:n]))
+				if n < len(p) {
+					require.Equal(t, io.EOF, err)
+				} else {
+					require.NoError(t, err)
+				}
+			}
+		}
+		_, err = v.ReadAt("absent", make([]byte, 1), 0)
+		require.ErrorIs(t, err, safetensors.ErrNoTensor)
+		_, err = v.ReadAt("big", make([]byte, 1), -1)
+		require.ErrorContains(t, err, `tensor "big" has no byte -1`)
+	}
+}
+
+func TestViewOfNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := open(t, t.TempDir(), 0, nil)
+		_, err := w.View(t.Context(), 1, nfsws.Version{})
+		require.ErrorIs(t, err, nfsws.ErrNotPublished)
+		v, err := w.Write(t.Context(), nil, nil)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(w.Dir(), nfsws.WeightsName(0, 0, v)), make([]byte, 3), 0o600))
+		_, err = w.View(t.Context(), 0, v)
+		require.ErrorIs(t, err, nfsws.ErrCorrupt)
+	})
+}
+
+// TestViewOfDamage is damage to one part: the others can be read.
+func TestViewOfDamage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := open(t, t.TempDir(), 0, nil)
+		want := counted(3 * nfsws.PartBytes / 4)
+		version, err := w.Write(t.Context(), nil, map[string]*tensor.Tensor{"w": want})
+		require.NoError(t, err)
+		v, err := w.View(t.Context(), 0, version)
+		require.NoError(t, err)
+		defer v.Close()
+		f := must(os.OpenFile(filepath.Join(w.Dir(), nfsws.WeightsName(0, 0, version)), os.O_WRONLY, 0))
+		must(f.WriteAt([]byte{99}, 3*nfsws.PartBytes/2))
+		require.NoError(t, f.Close())
+
+		p := make([]byte, 10)
+		for _, off := range []int64{0, 3*nfsws.PartBytes - 10} {
+			_, err = v.ReadAt("w", p, off)
+			require.NoError(t, err)
+			require.Equal(t, want.Data[off:][:10], p)
+		}
+		n, err := v.ReadAt("w", make([]byte, len(want.Data)), 0)
+		require.ErrorIs(t, err, nfsws.ErrCorrupt)
+		require.ErrorContains(t, err, "bytes 1048576 to 2097152 have the checksum")
+		require.Less(t, n, nfsws.PartBytes)
+		_, err = v.ReadAt("w", p, nfsws.PartBytes)
+		require.ErrorIs(t, err, nfsws.ErrCorrupt)
+		_, err = v.ReadAt("w", p, 0)
+		require.NoError(t, err, "and the view still is of use")
+	})
+}
+
+// TestViewOfAReplacedState is one whose files are removed, as another client sees it: it has it open, and that is stale.
+func TestViewOfAReplacedState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t)
+		v, err := s.writer.View(t.Context(), 0, nfsws.Version{})
+		require.NoError(t, err)
+		stale := false
+		s.v.arm(func(op string) *fault {
+			if op == "read .safetensors" && stale {
+				return &fault{err: syscall.ESTALE}
+			}
+			return nil
+		})
+		p := make([]byte, 4)
+		for range 2 {
+			require.NoError(t, second(write(must(nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk))), 9, small)))
+		}
+		_, err = v.ReadAt("w", p, 0)
+		require.NoError(t, err, "what is in memory is right")
+		require.EqualValues(t, 1, binary.LittleEndian.Uint32(p))
+		v, err = s.writer.View(t.Context(), 0, nfsws.Version{})
+		require.NoError(t, err)
+		v.Forget()
+		stale = true
+		for range 2 {
+			require.NoError(t, second(write(must(nfsws.Open("/d", 0, nfsws.Options{}.On(s.disk))), 9, small)))
+		}
+		_, err = v.ReadAt("w", p, 0)
+		require.ErrorIs(t, err, nfsws.ErrNotPublished)
+		require.ErrorContains(t, err, "was replaced by")
+	})
+}
+
+// TestFaultsWhileViewing wants what was written, or an error.
+func TestFaultsWhileViewing(t *testing.T) {
+	var got [4]byte
+	everywhere(t,
+		func(s *stage) error {
+			v, err := s.writer.View(t.Context(), 0, nfsws.Version{})
+			if err != nil {
+				return err
+			}
+			v.Forget()
+			_, err = v.ReadAt("w", got[:], 0)
+			return errors.Join(err, v.Close())
+		},
+		func(s *stage, op string, err error) {
+			if err != nil {
+				require.NotErrorIs(s.t, err, fs.ErrNotExist)
+				require.ErrorIs(s.t, err, syscall.EIO, op)
+				return
+			}
+			require.EqualValues(s.t, 1, got[0])
+		})
+}
