@@ -27,6 +27,8 @@ func init() { // not a literal: the roles start children in turn
 		"idle":   holdIdle,
 		"rank":   beRank,
 		"crowd":  beCrowd,
+
+		"gatherer": beGatherer,
 	}
 }
 

@@ -24,6 +24,8 @@ func median(vs []float64) float64 {
 	return quantile(s, 0.5)
 }
 
+func sorted(vs []float64) []float64 { return slices.Sorted(slices.Values(vs)) }
+
 func mean(vs []float64) float64 {
 	sum := 0.0
 	for _, v := range vs {

@@ -5,6 +5,8 @@
 //	go run ./bench echo      // one round trip beside a bare Go echo; a blocking get
 //	go run ./bench groups    // barrier, all-gather, broadcast and messages beside a bare Go star, and Open MPI
 //	go run ./bench ranks     // thousands of ranks on real sockets
+//	go run ./bench gather    // tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI, ModelOpt's way and Gloo
+//	go run ./bench files     // states on disk beside write, fsync and rename; safetensors; torch.save and torch.load
 //
 // Machines are noisy: what counts are the ratios within one run, and CPU time per operation. A
 // figure is the median of several rounds, and in each round every peer has its turn under the same conditions.
@@ -35,6 +37,8 @@ var commands = []command{
 	{"echo", "one round trip beside a bare Go echo; a blocking get and a wake-up", runEcho},
 	{"groups", "group verbs of 2 to 16 processes beside a bare Go star and Open MPI", runGroups},
 	{"ranks", "thousands of ranks on real sockets: join, barrier, memory per connection", runRanks},
+	{"gather", "tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI and torch", runGather},
+	{"files", "publish and verify 64 MiB beside a plain file; safetensors; torch.save and torch.load", runFiles},
 }
 
 // limit bounds a run: all children end with it.

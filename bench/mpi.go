@@ -48,25 +48,17 @@ func buildMPI(ctx context.Context) (*mpiProgram, error) {
 
 func (p *mpiProgram) remove() { _ = os.RemoveAll(p.dir) }
 
+// overTCP has Open MPI use TCP on loopback.
+var overTCP = []string{"--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"}
+
 // run measures n processes over TCP on loopback.
 func (p *mpiProgram) run(ctx context.Context, n int, each time.Duration) (found map[string]spread, err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "mpirun", "--oversubscribe", "-np", strconv.Itoa(n),
-		"--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo", "--mca", "oob_tcp_if_include", "lo",
-		p.path, strconv.FormatFloat(each.Seconds(), 'f', 3, 64))
-	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its processes then
-	cmd.WaitDelay = 5 * time.Second
-	bindLife(cmd)
-	var errs bytes.Buffer
-	cmd.Stderr = &errs
-	out, err := cmd.Output()
+	out, _, err := p.start(ctx, n, overTCP, strconv.FormatFloat(each.Seconds(), 'f', 3, 64))
 	if err != nil {
-		return nil, fmt.Errorf("mpirun: %w: %s", err, strings.TrimSpace(errs.String()))
+		return nil, err
 	}
 	found = map[string]spread{}
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(out) {
 		f := strings.Split(strings.TrimSpace(line), ";")
 		if len(f) != 4 {
 			continue // mpirun's own words
@@ -80,4 +72,57 @@ func (p *mpiProgram) run(ctx context.Context, n int, each time.Duration) (found 
 		found[f[0]] = x
 	}
 	return found, nil
+}
+
+// start runs the program in n processes, and returns what it printed and the CPU time of all.
+func (p *mpiProgram) start(ctx context.Context, n int, way []string, args ...string) (out string, cpu time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	all := []string{"--oversubscribe", "-np", strconv.Itoa(n), "--mca", "pml", "ob1", "--mca", "oob_tcp_if_include", "lo"}
+	all = append(append(all, way...), p.path)
+	cmd := exec.CommandContext(ctx, "mpirun", append(all, args...)...)
+	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its processes then
+	cmd.WaitDelay = 5 * time.Second
+	bindLife(cmd)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	b, err := cmd.Output()
+	if err != nil {
+		return "", 0, fmt.Errorf("mpirun: %w: %s", err, strings.TrimSpace(errs.String()))
+	}
+	return string(b), cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
+}
+
+// mpiGather is MPI_Gather as a party of bench gather. It runs for a turn alone, since processes of MPI that wait use the CPU.
+type mpiGather struct {
+	program *mpiProgram
+	size    int
+	name    string
+	way     []string // for mpirun
+}
+
+func (m *mpiGather) pids() []int { return nil }
+
+func (m *mpiGather) turn(ctx context.Context, _ string, n, count int) ([]lap, time.Duration, error) {
+	out, cpu, err := m.program.start(ctx, m.size, m.way, "gather", strconv.Itoa(n), strconv.Itoa(count))
+	if err != nil {
+		return nil, 0, err
+	}
+	var l lap
+	for line := range strings.Lines(out) {
+		text, ok := strings.CutPrefix(strings.TrimSpace(line), "took;")
+		if !ok {
+			continue // mpirun's own words
+		}
+		took, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return nil, 0, fmt.Errorf("mpirun said %q: %w", line, err)
+		}
+		l.Took = append(l.Took, took)
+	}
+	if len(l.Took) != count {
+		return nil, 0, fmt.Errorf("mpirun told %d times of %d", len(l.Took), count)
+	}
+	return []lap{l}, cpu, nil
 }

@@ -148,7 +148,7 @@ func (v *verb) whileThere(ctx context.Context, f func(ctx context.Context) error
 	defer context.AfterFunc(over, func() { cancel(context.Cause(over)) })()
 	err := f(ctx)
 	if err != nil && ctx.Err() != nil {
-		return errors.Join(context.Cause(ctx), err)
+		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
 	return err
 }

@@ -49,6 +49,7 @@ type Progress struct {
 // Dir what it has published. Close ends all of them.
 type Gatherer struct {
 	group *pgroup.Group
+	name  string // of the groups of its lists: other Gatherers of group have others
 	opts  Options
 	mesh  *link.Mesh       // nil with Dir
 	arena *shm.Arena       // for copies; nil where there is no shared memory
@@ -66,7 +67,8 @@ type Gatherer struct {
 // settings are what all ranks have to agree on.
 type settings struct {
 	Dir, Verify, Unequal bool
-	Generation           uint64 // of the workspace; rank 0's counts
+	// Started is in ns, by rank 0's clock: the generation of the workspace, since the group's own begins anew with each store.
+	Started uint64
 }
 
 // Open is called by every rank of g, and is a few round trips. A nil o is Options{}. The group stays the caller's, and is
@@ -84,12 +86,13 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Gatherer, error) {
 }
 
 func (ga *Gatherer) open(ctx context.Context) error {
-	generation, err := ga.agree(ctx)
+	started, err := ga.agree(ctx)
 	if err != nil {
 		return err
 	}
+	ga.name = fmt.Sprintf("gather %x", started)
 	if ga.opts.Dir != "" {
-		ga.files, err = openFiles(ga.opts.Dir, ga.group, generation)
+		ga.files, err = openFiles(ga.opts.Dir, ga.group, started)
 		return ga.everyone(ctx, "gather.open", err)
 	}
 	ga.arena, err = shm.NewArena(&shm.Options{Limit: ga.opts.Limit})
@@ -104,10 +107,10 @@ func (ga *Gatherer) open(ctx context.Context) error {
 }
 
 // agree compares the settings of all ranks.
-func (ga *Gatherer) agree(ctx context.Context) (generation uint64, err error) {
+func (ga *Gatherer) agree(ctx context.Context) (started uint64, err error) {
 	mine := settings{
 		Dir: ga.opts.Dir != "", Verify: ga.opts.Verify, Unequal: ga.opts.Unequal,
-		Generation: uint64(time.Now().UnixNano()), // the group's own begins anew with each store
+		Started: uint64(time.Now().UnixNano()),
 	}
 	all, err := pgroup.AllGather(ctx, ga.group.Channel(controlChannel), mine)
 	if err != nil {
@@ -124,7 +127,7 @@ func (ga *Gatherer) agree(ctx context.Context) (generation uint64, err error) {
 			return 0, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Unequal, and rank 0 %s", rank, has(s.Unequal), has(first.Unequal)))
 		}
 	}
-	return all[0].Generation, nil
+	return all[0].Started, nil
 }
 
 // removeTime bounds how long Close takes to remove what this rank has published.
@@ -199,7 +202,7 @@ func (ga *Gatherer) circle(op string, ranks []int) (*circle, error) {
 	}
 	c := ga.circles[key]
 	if c == nil {
-		c = &circle{ga: ga, ranks: slices.Clone(ranks), name: "gather " + key}
+		c = &circle{ga: ga, ranks: slices.Clone(ranks), name: ga.name}
 		ga.circles[key] = c
 	}
 	return c, nil

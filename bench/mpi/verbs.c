@@ -1,4 +1,5 @@
 // The verbs of bench groups over MPI: prints "VERB;P50;P90;MEAN" in µs. The argument is the time for each, in seconds.
+// Or, for bench gather, the arguments are gather BYTES COUNT: prints "took;TIME" for each, in µs on the rank that receives.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,10 +51,29 @@ static void measure(const char *name, void (*verb)(int), int n, int fenced, doub
 	free(took);
 }
 
+static void gather(int bytes, int count) {
+	char *mine = malloc(bytes), *got = rank == 0 ? malloc((size_t)bytes * size) : NULL;
+	memset(mine, rank, bytes);
+	for (int i = -3; i < count; i++) {
+		MPI_Barrier(MPI_COMM_WORLD);
+		double began = MPI_Wtime();
+		MPI_Gather(mine, bytes, MPI_BYTE, got, bytes, MPI_BYTE, 0, MPI_COMM_WORLD);
+		double took = MPI_Wtime() - began;
+		if (i >= 0 && rank == 0) printf("took;%g\n", took * 1e6);
+	}
+	free(mine);
+	free(got);
+}
+
 int main(int argc, char **argv) {
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &size);
+	if (argc > 3 && strcmp(argv[1], "gather") == 0) {
+		gather(atoi(argv[2]), atoi(argv[3]));
+		MPI_Finalize();
+		return 0;
+	}
 	double budget = argc > 1 ? atof(argv[1]) : 0.5;
 	one = calloc(1, 1 << 20);
 	all = calloc(size, 1 << 10);

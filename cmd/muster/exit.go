@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
@@ -87,9 +90,27 @@ func explain(err error) (line string, code int) {
 	return oneLine(err.Error()), code
 }
 
-// oneLine joins the lines of an error that wraps several.
+// oneLine joins the lines of an error that wraps several, and shows what would do something to a terminal: files and
+// servers have a say in errors.
 func oneLine(s string) string {
-	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), ": ")
+	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), ": ")
+	if printable(s) == s {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		switch {
+		case r == utf8.RuneError && n == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[0])
+		case !unicode.IsPrint(r):
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		default:
+			b.WriteRune(r)
+		}
+		s = s[n:]
+	}
+	return b.String()
 }
 
 // storeError is an error of the store at url, with what to do about it.

@@ -13,6 +13,7 @@ import (
 const (
 	groupStart = "start"
 	groupStore = "store"
+	groupFiles = "files"
 	groupOther = "other"
 )
 
@@ -40,7 +41,8 @@ func newRoot() *cobra.Command {
 See it work:     muster demo
 Start a group:   muster run -n 4 -- ./train
 Host a store:    muster serve --listen 127.0.0.1:7070
-Look into it:    muster keys --store muster://127.0.0.1:7070`,
+Look into it:    muster keys --store muster://127.0.0.1:7070
+Look at a model: muster tensors model.safetensors`,
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -50,6 +52,7 @@ Look into it:    muster keys --store muster://127.0.0.1:7070`,
 	root.AddGroup(
 		&cobra.Group{ID: groupStart, Title: "Processes:"},
 		&cobra.Group{ID: groupStore, Title: "A store that is there (--store or MUSTER_STORE):"},
+		&cobra.Group{ID: groupFiles, Title: "Tensors in files:"},
 		&cobra.Group{ID: groupOther, Title: "Other:"},
 	)
 	add := func(group string, cmds ...*cobra.Command) {
@@ -60,8 +63,9 @@ Look into it:    muster keys --store muster://127.0.0.1:7070`,
 	}
 	add(groupStart, newDemo(), newRun(), newServe(), newBench())
 	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newBackup())
+	add(groupFiles, newTensors(), newGather())
 	add(groupOther, newRestore(), newCerts(), newVersion())
-	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank())
+	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank(), newGatherRank())
 	root.SetHelpCommand(newHelp(root))
 	root.SetHelpCommandGroupID(groupOther)
 	root.SetCompletionCommandGroupID(groupOther)
