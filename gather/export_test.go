@@ -1,21 +1,24 @@
 package gather
 
-import "github.com/muster-pg/muster/tensor"
+import (
+	"github.com/muster-pg/muster/shm"
+	"github.com/muster-pg/muster/tensor"
+)
 
 // Relist parses a list of tensors, and says what it would be written as again.
 func Relist(b []byte) (again []byte, names []string, err error) {
-	items, err := parseList(b)
+	refs, items, err := parseList(b)
 	if err != nil {
 		return nil, nil, err
 	}
-	o := offer{items: items}
+	o := offer{refs: refs, items: items}
 	if err := o.checkItems(); err != nil {
 		return nil, nil, err
 	}
 	for _, it := range items {
 		names = append(names, it.Name)
 	}
-	return encodeList(items), names, nil
+	return encodeList(refs, items), names, nil
 }
 
 // List is what a rank says of tensors that are streamed.
@@ -24,5 +27,5 @@ func List(names []string, dt tensor.DType, shape ...int) []byte {
 	for _, name := range names {
 		items = append(items, item{Name: name, DType: dt, Shape: shape, Ref: streamed, Sum: 7})
 	}
-	return encodeList(items)
+	return encodeList([]shm.Ref{{Arena: 1 << 60, Segment: 5, Offset: 4096, Len: 64}}, items)
 }

@@ -58,7 +58,10 @@ func (g *giving) pack(ctx context.Context) error {
 	}
 	if g.ga.files != nil {
 		version, err := g.ga.files.Write(ctx, g.parcel.config, g.parcel.tensors)
-		g.offer.Version, g.offer.List = &version, encodeList(g.offer.items)
+		g.offer.Version = &version
+		if list := encodeList(nil, g.offer.items); len(list) <= shortList {
+			g.offer.List = list
+		}
 		return err
 	}
 	if err := g.share(ctx); err != nil {
@@ -70,25 +73,25 @@ func (g *giving) pack(ctx context.Context) error {
 	if err := g.stream(ctx); err != nil {
 		return err
 	}
-	g.offer.Ready = g.offer.Export == 0 && g.offer.List != nil && !g.offer.Summed && !g.offer.Config && !g.parcel.lazy && g.out.knows(g.offer.Refs)
+	g.offer.Ready = g.offer.Export == 0 && g.offer.List != nil && !g.offer.Summed && !g.offer.Config && !g.parcel.lazy && g.out.knows(g.offer.refs)
 	return nil
 }
 
 // tell puts the list into the offer, or, if it is long, where the items are.
 func (g *giving) tell(ctx context.Context) error {
-	list := encodeList(g.offer.items)
+	list := encodeList(g.offer.refs, g.offer.items)
 	switch {
 	case len(list) <= shortList:
 		g.offer.List = list
 		return nil
 	case g.lender == nil:
-		g.offer.Far = &spot{Ref: streamed, Len: len(list)}
+		g.offer.Far = &spot{Len: len(list)}
 		g.data = append(g.data, tensor.From(list))
 		return nil
 	}
-	g.offer.Far = &spot{Ref: len(g.offer.Refs), Len: len(list)}
-	block, err := g.lendBlock(ctx, len(list))
+	block, ref, err := g.lendBlock(ctx, len(list))
 	copy(block, list)
+	g.offer.Far = &spot{Ref: &ref, Len: len(list)}
 	return err
 }
 
@@ -108,7 +111,7 @@ func (g *giving) list() error {
 		g.offer.Config = true
 		tensors[configName] = &tensor.Tensor{DType: tensor.U8, Shape: []int{len(g.parcel.config)}, Data: g.parcel.config}
 	}
-	g.offer.Summed = g.ga.opts.Verify && g.ga.files == nil
+	g.offer.Summed = g.ga.opts.Verify && g.ga.files == nil && g.taken == nil
 	for name, t := range tensors {
 		if err := t.Check(); err != nil {
 			return named(name, err)
@@ -152,11 +155,11 @@ func (g *giving) lendBorn(ctx context.Context) error {
 			continue
 		}
 		if ref, ok := arena.Find(t.Data); ok {
-			g.offer.items[i].Ref = len(g.offer.Refs)
-			g.offer.Refs = append(g.offer.Refs, ref)
+			g.offer.items[i].Ref = len(g.offer.refs)
+			g.offer.refs = append(g.offer.refs, ref)
 		}
 	}
-	return g.lender.Lend(ctx, arena, g.offer.Refs...)
+	return g.lender.Lend(ctx, arena, g.offer.refs...)
 }
 
 // align is where copies begin: on a cache line.
@@ -174,14 +177,14 @@ func (g *giving) lendCopies(ctx context.Context) error {
 	if total == 0 {
 		return nil
 	}
-	ref := len(g.offer.Refs)
-	block, err := g.lendBlock(ctx, total)
+	block, ref, err := g.lendBlock(ctx, total)
 	if err != nil {
 		return err
 	}
+	g.offer.refs = append(g.offer.refs, ref)
 	for i, t := range g.data {
 		if it := &g.offer.items[i]; it.Ref == streamed {
-			it.Ref = ref
+			it.Ref = len(g.offer.refs) - 1
 			copy(block[it.Off:], t.Data)
 		}
 	}
@@ -189,20 +192,19 @@ func (g *giving) lendCopies(ctx context.Context) error {
 }
 
 // lendBlock lends n bytes for the duration of the verb; what is not released by the first rank then is not used again before it is.
-func (g *giving) lendBlock(ctx context.Context, n int) ([]byte, error) {
-	block, err := g.ga.arena.Alloc(n)
+func (g *giving) lendBlock(ctx context.Context, n int) (block []byte, ref shm.Ref, err error) {
+	block, err = g.ga.arena.Alloc(n)
 	if err != nil {
-		return nil, err
+		return nil, ref, err
 	}
 	g.copied = append(g.copied, block)
-	ref, _ := g.ga.arena.Find(block)
-	g.offer.Refs = append(g.offer.Refs, ref)
-	return block, g.lender.Lend(ctx, g.ga.arena, ref)
+	ref, _ = g.ga.arena.Find(block)
+	return block, ref, g.lender.Lend(ctx, g.ga.arena, ref)
 }
 
 // stream makes the rest fetchable.
 func (g *giving) stream(ctx context.Context) error {
-	far := g.offer.Far != nil && g.offer.Far.Ref == streamed
+	far := g.offer.Far != nil && g.offer.Far.Ref == nil
 	if !far && !slices.ContainsFunc(g.offer.items, func(it item) bool { return it.Ref == streamed && it.size() > 0 }) {
 		return nil
 	}
@@ -228,16 +230,16 @@ func (g *giving) end(verdict error) {
 // mapped notes that the first rank has mapped what was lent to it: it cannot fail to have it from the same segments.
 func (g *giving) mapped() {
 	if g.lender != nil {
-		g.out.learn(g.lender, g.offer.Refs)
+		g.out.learn(g.lender, g.offer.refs)
 	}
 }
 
 // returned waits until what was lent is returned.
 func (g *giving) returned(ctx context.Context) error {
-	if g.lender == nil || len(g.offer.Refs) == 0 {
+	if g.lender == nil {
 		return nil
 	}
-	if err := g.lender.Returned(ctx, g.offer.Refs...); err != nil {
+	if err := g.lender.Returned(ctx, g.offer.refs...); err != nil {
 		return g.verdict(err)
 	}
 	return nil

@@ -4,25 +4,36 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 
+	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
 )
 
-// A list is the items of an offer as bytes, in the order of their names. Numbers are uvarints, unless they say otherwise:
+// A list is what an offer has, and where, as bytes. Numbers are uvarints, unless they say otherwise; u32 and u64 are little-endian.
 //
-//	items: count, then for each:
-//	name: length and bytes | dtype u8 | axes, and the length of each | where: 0 is streamed, else 1 + index in Refs | offset there | CRC-32C u32, little-endian
+//	refs:  count, then for each: arena u64 | segment | offset | length
+//	items: count, then for each, in the order of their names:
+//	       name: length and bytes | dtype u8 | axes, and the length of each | where: 0 is streamed, else 1 + index of a ref | offset there | CRC-32C u32
 //
 // What comes is checked as it is parsed.
 const (
 	maxAxes = 64 // more than any library has
+	minRef  = 8 + 1 + 1 + 1
 	minItem = 1 + 1 + 1 + 1 + 1 + 4
 )
 
 var errList = errors.New("a malformed list of tensors: another version of muster?")
 
-func encodeList(items []item) []byte {
-	b := binary.AppendUvarint(nil, uint64(len(items)))
+func encodeList(refs []shm.Ref, items []item) []byte {
+	b := binary.AppendUvarint(nil, uint64(len(refs)))
+	for _, r := range refs {
+		b = binary.LittleEndian.AppendUint64(b, r.Arena)
+		b = binary.AppendUvarint(b, uint64(r.Segment))
+		b = binary.AppendUvarint(b, uint64(r.Offset))
+		b = binary.AppendUvarint(b, uint64(r.Len))
+	}
+	b = binary.AppendUvarint(b, uint64(len(items)))
 	for i := range items {
 		it := &items[i]
 		b = binary.AppendUvarint(b, uint64(len(it.Name)))
@@ -40,23 +51,35 @@ func encodeList(items []item) []byte {
 }
 
 // parseList does not keep b.
-func parseList(b []byte) ([]item, error) {
+func parseList(b []byte) ([]shm.Ref, []item, error) {
 	p := listParser{rest: b}
-	n := p.number(len(b) / minItem)
-	items := make([]item, n)
+	refs := make([]shm.Ref, p.number(len(b)/minRef))
+	for i := range refs {
+		p.ref(&refs[i])
+	}
+	items := make([]item, p.number(len(p.rest)/minItem))
 	for i := range items {
 		p.item(&items[i])
 	}
 	if p.bad || len(p.rest) > 0 {
-		return nil, errList
+		return nil, nil, errList
 	}
-	return items, nil
+	return refs, items, nil
 }
 
 // listParser takes values from the front of rest. After the first that is not there or out of bounds, all are zero.
 type listParser struct {
 	rest []byte
 	bad  bool
+}
+
+func (p *listParser) ref(r *shm.Ref) {
+	if arena := p.take(8); arena != nil {
+		r.Arena = binary.LittleEndian.Uint64(arena)
+	}
+	r.Segment = uint32(p.number(math.MaxUint32))
+	r.Offset = int64(p.number(maxInt))
+	r.Len = int64(p.number(maxInt))
 }
 
 func (p *listParser) item(it *item) {
@@ -121,8 +144,8 @@ func (o *offer) within(ref int, off int64, n int) bool {
 	switch {
 	case ref == streamed:
 		return true
-	case ref < 0 || ref >= len(o.Refs):
+	case ref < 0 || ref >= len(o.refs):
 		return false
 	}
-	return off >= 0 && off <= o.Refs[ref].Len && int64(n) <= o.Refs[ref].Len-off
+	return off >= 0 && off <= o.refs[ref].Len && int64(n) <= o.refs[ref].Len-off
 }

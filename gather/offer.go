@@ -16,24 +16,23 @@ import (
 type offer struct {
 	Fault   string // why this rank can give nothing; the rest is empty then
 	Absent  bool
-	Ready   bool   // nothing can go wrong any more: the first rank has it all in its memory, and the list is here
-	Config  bool   // the item with configName is a config
-	Summed  bool   // items have checksums
-	Axis    int    // of a Concat
-	List    []byte // the items; nil: see Far
-	Far     *spot
-	Refs    []shm.Ref      // shared memory that items lie in
+	Ready   bool           // nothing can go wrong any more: the first rank has it all in its memory, and the list is here
+	Config  bool           // the item with configName is a config
+	Summed  bool           // items have checksums
+	Axis    int            // of a Concat
+	List    []byte         // what there is, and where; nil if it is long
+	Far     *spot          // where a long one lies, unless that is in a directory
 	Export  uint64         // for items that are to be fetched over a stream
 	Version *nfsws.Version // for those that are in a directory
 
-	items  []item       // what the list says, by name
-	blocks []*shm.Block // what Refs name, mapped by the first rank
+	refs   []shm.Ref    // what the list says: shared memory that items lie in,
+	items  []item       // and they, by name
+	blocks []*shm.Block // what refs name, mapped by the first rank
 }
 
-// spot is where a long list lies: in Refs[Ref], or behind the last item of a stream.
+// spot is where a long list lies: in shared memory, or behind the last item of a stream.
 type spot struct {
-	Ref int // or streamed
-	Off int64
+	Ref *shm.Ref // nil: in a stream
 	Len int
 }
 
@@ -42,7 +41,7 @@ type item struct {
 	Name  string
 	DType tensor.DType
 	Shape []int
-	Ref   int    // index of what it lies in, or streamed
+	Ref   int    // index of the ref that it lies in, or streamed
 	Off   int64  // in there
 	Sum   uint32 // CRC-32C
 }
@@ -82,7 +81,7 @@ func (o *offer) open() error {
 
 // read parses the list.
 func (o *offer) read(list []byte) (err error) {
-	if o.items, err = parseList(list); err != nil {
+	if o.refs, o.items, err = parseList(list); err != nil {
 		return err
 	}
 	return o.checkItems()

@@ -1,12 +1,15 @@
 package gather
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
 )
 
@@ -44,14 +47,12 @@ func (v *verb) takes(ctx context.Context, own parcel, agree check, use func(parc
 func (v *verb) takeOffers(ctx context.Context, own parcel, l *loan, agree check, receive func(ctx context.Context, offers []offer) error) error {
 	g := &giving{verb: v, parcel: own, taken: l}
 	cause := g.list()
-	switch list := encodeList(g.offer.items); {
+	switch list := encodeList(nil, g.offer.items); {
 	case cause != nil:
 		g.offer = offer{Fault: cause.Error()}
 	case g.offer.Absent:
-	case len(list) <= shortList || v.ga.files != nil:
+	case len(list) <= shortList:
 		g.offer.List, g.offer.Ready = list, !own.lazy
-	default:
-		g.offer.Far = &spot{Ref: streamed, Len: len(list)} // it is here
 	}
 	return because(v.run(ctx, g, agree, receive), cause)
 }
@@ -74,15 +75,18 @@ func (v *verb) readLists(ctx context.Context, offers []offer, l *loan) error {
 const maxList = 256 << 20
 
 func (v *verb) readList(ctx context.Context, i int, o *offer, l *loan) error {
-	if o.Far == nil || o.Far.Len < 0 || o.Far.Len > maxList || !o.within(o.Far.Ref, o.Far.Off, o.Far.Len) {
-		return errList
-	}
 	r := &receiving{verb: v, from: i, offer: o, loan: l}
-	if o.Far.Ref != streamed {
-		if err := r.reach(ctx); err != nil {
+	switch {
+	case o.Version != nil:
+		return r.readHeader(ctx)
+	case o.Far == nil || o.Far.Len < 0 || o.Far.Len > maxList:
+		return errList
+	case o.Far.Ref != nil:
+		blocks, err := r.lent(ctx, *o.Far.Ref)
+		if err != nil {
 			return err
 		}
-		return o.read(o.blocks[o.Far.Ref].Data[o.Far.Off:][:o.Far.Len])
+		return o.read(blocks[0].Data)
 	}
 	stream, err := v.ga.in.streamOf(r.giver())
 	if err != nil {
@@ -178,24 +182,44 @@ var errCorrupt = errors.New("checksums differ")
 
 // reach maps the shared memory that is offered.
 func (r *receiving) reach(ctx context.Context) error {
-	if len(r.offer.Refs) == 0 || r.offer.blocks != nil {
+	if len(r.offer.refs) == 0 {
 		return nil
 	}
+	blocks, err := r.lent(ctx, r.offer.refs...)
+	r.offer.blocks = blocks
+	return err
+}
+
+// lent is what the giver has lent, until the loan is released.
+func (r *receiving) lent(ctx context.Context, refs ...shm.Ref) ([]*shm.Block, error) {
 	conn, err := r.ga.in.memoryOf(r.giver())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	blocks, err := conn.Map(ctx, r.offer.Refs...)
+	blocks, err := conn.Map(ctx, refs...)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	r.offer.blocks = blocks
 	r.loan.keep(func() {
 		for _, b := range blocks {
 			b.Release()
 		}
 	})
-	return nil
+	return blocks, nil
+}
+
+// readHeader makes the list of what was published.
+func (r *receiving) readHeader(ctx context.Context) error {
+	view, err := r.ga.files.View(ctx, r.rank(), *r.offer.Version)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	for name, info := range view.Header.Infos() {
+		r.offer.items = append(r.offer.items, item{Name: name, DType: info.DType, Shape: info.Shape, Ref: streamed})
+	}
+	slices.SortFunc(r.offer.items, func(a, b item) int { return cmp.Compare(a.Name, b.Name) })
+	return r.offer.checkItems()
 }
 
 // fetch brings the items that are streamed, into memory that is used again after Release. The result is by item.
