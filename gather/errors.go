@@ -82,10 +82,7 @@ func because(err, cause error) error {
 
 // named says which tensor err is about.
 func named(name string, err error) error {
-	if name == configName {
-		return err
-	}
-	return fmt.Errorf("tensor %q: %w", name, err)
+	return fmt.Errorf("%s%w", prefix(name), err)
 }
 
 // rankOf is the rank in the group of an index in the list; a nil list is the whole group.

@@ -121,8 +121,9 @@ func (v *verb) hint(a, b *item) string {
 	return "; Options.Unequal allows that"
 }
 
+// prefix names a tensor that has a name of its caller's.
 func prefix(name string) string {
-	if name == singleName {
+	if name == singleName || name == configName {
 		return ""
 	}
 	return fmt.Sprintf("tensor %q: ", name)
