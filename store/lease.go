@@ -39,6 +39,35 @@ func (s *Store) Lease(ctx context.Context, ttl time.Duration) (*Lease, error) {
 	return l, nil
 }
 
+// foreign reports whether l is of another client, or of another Memory, than s: what has the same number there is another lease.
+func (l *Lease) foreign(s *Store) bool {
+	a, b := base(l.store.engine), base(s.engine)
+	switch a.(type) {
+	case *client, *Memory:
+	default:
+		return false
+	}
+	switch b.(type) {
+	case *client, *Memory:
+		return a != b
+	}
+	return false
+}
+
+// base is the engine below prefixes.
+func base(e Engine) Engine {
+	for {
+		switch p := e.(type) {
+		case *prefixed:
+			e = p.engine
+		case *owner:
+			e = p.engine
+		default:
+			return e
+		}
+	}
+}
+
 // ID is a number that no other lease of the store has; later ones are higher: a fencing token.
 func (l *Lease) ID() uint64 { return l.id }
 

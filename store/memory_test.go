@@ -81,3 +81,20 @@ func TestCancelRacesTheAnswer(t *testing.T) {
 	require.NoError(t, s.Close())
 	require.Zero(t, m.Keys())
 }
+
+// TestALeaseOfAnotherStore has two stores, whose leases have the same numbers.
+func TestALeaseOfAnotherStore(t *testing.T) {
+	a, b := store.New(new(store.Memory)), store.New(new(store.Memory))
+	defer a.Close()
+	defer b.Close()
+	mine, err := a.Lease(bounded(t), time.Minute)
+	require.NoError(t, err)
+	theirs, err := b.Lease(bounded(t), time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, mine.ID(), theirs.ID())
+	require.ErrorIs(t, a.Set(bounded(t), "key", nil, &store.SetOptions{Lease: theirs}), store.ErrDenied)
+	part := store.Prefix(store.Prefix(a, "x/"), "y/")
+	require.NoError(t, part.Set(bounded(t), "key", nil, &store.SetOptions{Lease: mine}), "a part of the same store")
+	require.NoError(t, mine.Close(bounded(t)))
+	require.NoError(t, theirs.Close(bounded(t)))
+}

@@ -25,7 +25,7 @@ func Builtin() Schemes {
 // Open opens rawurl; a scheme that is not there is an error that lists those that are.
 func (m Schemes) Open(ctx context.Context, rawurl string) (*Store, error) {
 	bad := func(format string, args ...any) error {
-		return &Error{Op: "open", Key: rawurl, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: fmt.Sprintf(format, args...)}
+		return &Error{Op: "open", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: fmt.Sprintf(format, args...)}
 	}
 	u, err := url.Parse(rawurl)
 	if err != nil {
@@ -40,6 +40,17 @@ func (m Schemes) Open(ctx context.Context, rawurl string) (*Store, error) {
 		return nil, err
 	}
 	return below(e, u), nil
+}
+
+// redacted is rawurl for errors, without a password, which somebody may have put there: no scheme takes one from a URL.
+func redacted(rawurl string) string {
+	if u, err := url.Parse(rawurl); err == nil {
+		return u.Redacted()
+	}
+	if scheme, rest, ok := strings.Cut(rawurl, "://"); ok {
+		return scheme + "://" + rest[strings.LastIndexByte(rest, '@')+1:]
+	}
+	return rawurl
 }
 
 // below is the part of e that the path of u names.
@@ -92,7 +103,7 @@ func openServer(ctx context.Context, u *url.URL) (Engine, error) {
 func DialURL(ctx context.Context, rawurl string, o *DialOptions) (*Store, error) {
 	u, err := url.Parse(rawurl)
 	if err != nil || u.Scheme != "muster" {
-		return nil, &Error{Op: "dial", Key: rawurl, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "it is no URL of the form muster://host:port"}
+		return nil, &Error{Op: "dial", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "it is no URL of the form muster://host:port"}
 	}
 	addr, options, err := fromURL(u, o)
 	if err != nil {

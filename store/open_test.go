@@ -80,6 +80,8 @@ func TestOpenRefusesURLs(t *testing.T) {
 		"muster://h:1#top":                   "#fragment",
 		"muster://h":                         "missing port",
 		"http://h:1":                         "muster://",
+		"http://user:password@h:1":           "muster://",
+		"muster://user:password@h:1/%zz":     "muster://",
 		"\x7f":                               "muster://",
 		"muster://h:1/prefix?secret-file=%2": "invalid URL escape",
 	} {

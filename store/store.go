@@ -125,6 +125,9 @@ func (s *Store) Set(ctx context.Context, key string, value []byte, o *SetOptions
 		}
 		req.TTL, req.Reads = min(o.TTL, ages), uint32(o.Reads)
 		if o.Lease != nil {
+			if o.Lease.foreign(s) {
+				return &Error{Op: "set", Key: key, Code: wire.CodeDenied, Err: ErrDenied, Detail: "the lease is of another Store: their numbers mean nothing to each other"}
+			}
 			req.Lease = o.Lease.id
 		}
 	}
