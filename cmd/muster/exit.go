@@ -39,7 +39,9 @@ run exits with the exit code of the first rank that failed, or 128 plus the numb
 signal that killed it (143 is SIGTERM), and with
 
   126  if the program cannot be executed
-  127  if there is no such program`}
+  127  if there is no such program
+
+gather exits with 128 plus the number of the signal that ended it.`}
 }
 
 func environmentTopic() *cobra.Command {

@@ -1,6 +1,11 @@
 package main
 
-import "time"
+import (
+	"context"
+	"time"
+
+	"github.com/muster-pg/muster/tensor"
+)
 
 var (
 	Execute = execute
@@ -22,3 +27,31 @@ func (h *histogram) Add(ds ...time.Duration) {
 func (h *histogram) Quantile(q float64) time.Duration { return h.quantile(q) }
 func (h *histogram) Mean() time.Duration              { return h.mean() }
 func (h *histogram) Merge(o histogram)                { h.merge(o) }
+
+// StatsOf is the statistics of a tensor: min, max, mean and standard deviation of its finite elements.
+func StatsOf(ctx context.Context, t *tensor.Tensor) ([4]float64, error) {
+	s, err := statsOf(ctx, new(elements), t)
+	if err != nil || s.spread == nil {
+		return [4]float64{}, err
+	}
+	return [4]float64{s.Min, s.Max, s.Mean, s.Std}, nil
+}
+
+var (
+	Globbed = globbed
+	BarLine = barLine
+)
+
+// WriteNamed writes text to a new file at path where no file can be without a name, and commits it if it is to.
+func WriteNamed(path, part, text string, force, commit bool) error {
+	o := &output{path: path, part: part, force: force}
+	if err := o.createNamed(); err != nil {
+		return err
+	}
+	defer o.discard()
+	_, err := o.Write([]byte(text))
+	if commit && err == nil {
+		err = o.commit()
+	}
+	return err
+}

@@ -32,6 +32,8 @@ func TestHelp(t *testing.T) {
 		"help":             "exit-codes",
 		"--help":           "See it work:     muster demo",
 		"help run":         "--grace",
+		"help gather":      "--axis NAME=AXIS",
+		"help tensors":     "--no-stats",
 		"run --help":       "--grace",
 		"help exit-codes":  "the store cannot be reached",
 		"help environment": "MUSTER_RUN",

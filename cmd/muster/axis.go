@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// axisRule says along which axis tensors are joined.
+type axisRule struct {
+	Name string `json:"name"` // or a glob
+	Axis int    `json:"axis"`
+}
+
+func (r axisRule) String() string { return fmt.Sprintf("%s=%d", printable(r.Name), r.Axis) }
+
+// axisRules is a flag that may be repeated.
+type axisRules []axisRule
+
+// Set implements pflag.Value. A name may have a "=" itself.
+func (rs *axisRules) Set(text string) error {
+	i := strings.LastIndexByte(text, '=')
+	if i < 1 {
+		return fmt.Errorf("it is not NAME=AXIS, as '*.q_proj.weight=0'")
+	}
+	axis, err := strconv.Atoi(text[i+1:])
+	if err != nil || axis < 0 {
+		return fmt.Errorf("the axis %q is no number from 0 on", text[i+1:])
+	}
+	for _, r := range *rs {
+		if r.Name == text[:i] {
+			return fmt.Errorf("%q is there twice", r.Name)
+		}
+	}
+	*rs = append(*rs, axisRule{text[:i], axis})
+	return nil
+}
+
+// String implements pflag.Value.
+func (rs *axisRules) String() string { return "" }
+
+// Type implements pflag.Value.
+func (rs *axisRules) Type() string { return "NAME=AXIS" }
+
+// of is the axis of each tensor that has one: by its name, or else by the first glob that fits.
+func (rs axisRules) of(models []*model) (map[string]int, error) {
+	axes, used := map[string]int{}, map[string]bool{}
+	for _, m := range models {
+		for _, name := range m.Names() {
+			if _, ok := axes[name]; ok {
+				continue
+			}
+			if r, ok := rs.fit(name, used); ok {
+				axes[name] = r.Axis
+			}
+		}
+	}
+	for _, r := range rs {
+		if !used[r.Name] {
+			return nil, fmt.Errorf("--axis %v: no shard has a tensor with such a name: \"muster tensors --no-stats\" lists them", r)
+		}
+	}
+	return axes, nil
+}
+
+// fit finds the rule for a name, and notes all that fit it in used.
+func (rs axisRules) fit(name string, used map[string]bool) (best axisRule, ok bool) {
+	for _, r := range rs {
+		if !globbed(r.Name, name) {
+			continue
+		}
+		used[r.Name] = true
+		if !ok || r.Name == name {
+			best, ok = r, true
+		}
+	}
+	return best, ok
+}
+
+// mergedMetadata is what the files of all models say: keys whose value is the same in all that have
+// them. Those that differ are told apart.
+func mergedMetadata(models []*model) (same map[string]string, differ []string) {
+	odd := map[string]bool{}
+	for _, m := range models {
+		for _, f := range m.Files() {
+			for k, v := range f.Metadata {
+				if old, ok := same[k]; ok && old != v {
+					odd[k] = true
+				}
+				if same == nil {
+					same = map[string]string{}
+				}
+				same[k] = v
+			}
+		}
+	}
+	for k := range odd {
+		delete(same, k)
+	}
+	return same, slices.Sorted(maps.Keys(odd))
+}

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// bar shows on a terminal how far something is. Elsewhere it shows nothing.
+type bar struct {
+	out   io.Writer
+	width func() int // of the terminal now; 0: it is none
+	start time.Time  // of the first bytes
+	shown bool
+}
+
+func newBar(w io.Writer) *bar {
+	b := &bar{out: w, width: func() int { return widthOf(w) }}
+	if os.Getenv("TERM") == "dumb" {
+		b.width = func() int { return 0 }
+	}
+	return b
+}
+
+// show draws it anew.
+func (b *bar) show(done, total int64) {
+	width := b.width()
+	if width == 0 || total <= 0 {
+		return
+	}
+	if b.start.IsZero() {
+		b.start = time.Now()
+	}
+	line := barLine(done, total, time.Since(b.start))
+	const least, most = 10, 40
+	room := min(width-1-utf8.RuneCountInString(line), most)
+	if room >= least {
+		full := int(float64(room) * float64(done) / float64(total))
+		line = strings.Repeat("█", full) + strings.Repeat("░", room-full) + line
+	}
+	if r := []rune(strings.TrimSpace(line)); len(r) >= width {
+		line = string(r[:width-1])
+	}
+	_, _ = fmt.Fprintf(b.out, "\r\x1b[K%s", line)
+	b.shown = true
+}
+
+// clear takes it away.
+func (b *bar) clear() {
+	if b.shown {
+		_, _ = fmt.Fprint(b.out, "\r\x1b[K")
+	}
+}
+
+// barLine is what stands behind the bar: all is on the disk only after the last byte.
+func barLine(done, total int64, took time.Duration) string {
+	line := fmt.Sprintf(" %3d %%  %s of %s", int(100*float64(done)/float64(total)), bytesText(done), bytesText(total))
+	rate := float64(done) / took.Seconds()
+	switch {
+	case done >= total:
+		return line + "  to the disk"
+	case done == 0 || took < time.Second/5:
+		return line
+	}
+	left := time.Duration(float64(total-done) / rate * float64(time.Second))
+	return line + fmt.Sprintf("  %s GB/s  %s left", digits(rate/1e9), left.Round(time.Second))
+}

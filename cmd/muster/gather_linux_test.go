@@ -1,0 +1,250 @@
+package main_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hollow writes a file with one tensor of n zeros, which takes no room on the disk.
+func (d desk) hollow(t *testing.T, name string, n int64) string {
+	t.Helper()
+	head := fmt.Appendf(nil, `{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}`, n, n)
+	d.write(t, name, string(binary.LittleEndian.AppendUint64(nil, uint64(len(head))))+string(head))
+	if err := os.Truncate(d.path(name), int64(8+len(head))+n); err != nil {
+		t.Fatal(err)
+	}
+	return d.path(name)
+}
+
+// half is a gather whose rank 0 has stopped while it wrote.
+type half struct {
+	*process
+	desk  desk
+	ranks map[int]int // their processes
+}
+
+// halfway starts one, and stops it where some has been written and some has not.
+func halfway(t *testing.T) *half {
+	t.Helper()
+	d := emptyDesk(t)
+	const n = 96 << 20
+	args := []string{"gather", "-o", d.path("out"), "--axis", "w=0", d.hollow(t, "a", n), d.hollow(t, "b", n)}
+	for range 10 {
+		h := &half{process: start(t, args...), desk: d, ranks: map[int]int{}}
+		if h.stop(t, n) {
+			return h
+		}
+		h.wait(t) // it was too fast
+		_ = os.Remove(d.path("out"))
+	}
+	t.Fatal("no gather could be stopped while it wrote")
+	return nil
+}
+
+// stop waits until rank 0 has written some, stops it, and reports whether less than most is written.
+func (h *half) stop(t *testing.T, most int64) bool {
+	t.Helper()
+	for gone := false; !gone; gone = h.ended() {
+		if len(h.ranks) < 2 {
+			h.findRanks()
+		} else if n := h.written(); n > 0 {
+			if syscall.Kill(h.ranks[0], syscall.SIGSTOP) != nil {
+				return false
+			}
+			return h.written() < most || syscall.Kill(h.ranks[0], syscall.SIGCONT) != nil
+		}
+		<-time.After(time.Millisecond)
+	}
+	return false
+}
+
+func (h *half) ended() bool { return gone(h.cmd.Process.Pid) }
+
+// findRanks finds the launcher's children.
+func (h *half) findRanks() {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		stat, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(f) < 2 || f[1] != strconv.Itoa(h.cmd.Process.Pid) {
+			continue
+		}
+		env, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "environ"))
+		for v := range bytes.SplitSeq(env, []byte{0}) {
+			if rank, ok := strings.CutPrefix(string(v), "RANK="); ok {
+				n, _ := strconv.Atoi(rank)
+				h.ranks[n], _ = strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			}
+		}
+	}
+}
+
+// written is how much rank 0 has written of its output.
+func (h *half) written() (n int64) {
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", h.ranks[0]))
+	for _, fd := range fds {
+		to, err := os.Readlink(fd)
+		if err != nil || !strings.HasPrefix(to, string(h.desk)) || strings.HasSuffix(to, "/a") || strings.HasSuffix(to, "/b") {
+			continue
+		}
+		info, _ := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(fd)), "fdinfo", filepath.Base(fd)))
+		_, _ = fmt.Sscanf(string(info), "pos: %d", &n)
+	}
+	return n
+}
+
+func (h *half) kill(t *testing.T, rank int, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(h.ranks[rank], sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestGatherWhereARankIsKilled(t *testing.T) {
+	t.Parallel()
+	for rank, shard := range []string{"a", "b"} {
+		h := halfway(t)
+		h.kill(t, rank, syscall.SIGKILL)
+		if rank > 0 {
+			h.kill(t, 0, syscall.SIGCONT)
+		}
+		h.wait(t).wants(t, 1, "", fmt.Sprintf("rank %d (%s): killed by signal 9 (killed)", rank, h.desk.path(shard)))
+		h.desk.has(t, "a", "b")
+	}
+}
+
+func TestGatherInterrupted(t *testing.T) {
+	t.Parallel()
+	for sig, want := range map[syscall.Signal]string{syscall.SIGINT: "ended by signal 2 (interrupt)", syscall.SIGTERM: "ended by signal 15 (terminated)"} {
+		h := halfway(t)
+		h.signal(t, sig)
+		h.kill(t, 0, syscall.SIGCONT)
+		h.wait(t).wants(t, 128+int(sig), "", want+": "+h.desk.path("out")+" is not written")
+		h.desk.has(t, "a", "b")
+	}
+}
+
+func TestGatherKilledLeavesNothing(t *testing.T) {
+	t.Parallel()
+	h := halfway(t)
+	h.signal(t, syscall.SIGKILL)
+	h.wait(t)
+	for _, pid := range h.ranks {
+		for !gone(pid) {
+			<-time.After(time.Millisecond)
+		}
+	}
+	f, err := os.OpenFile(string(h.desk), os.O_WRONLY|unix.O_TMPFILE, 0o600)
+	if err != nil {
+		t.Skip("this file system wants a name for every file:", err)
+	}
+	_ = f.Close()
+	h.desk.has(t, "a", "b")
+}
+
+func TestGatherOfAShardThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	for rank, shard := range []string{"a", "b"} {
+		h := halfway(t)
+		if err := os.Truncate(h.desk.path(shard), 1<<20); err != nil {
+			t.Fatal(err)
+		}
+		h.kill(t, 0, syscall.SIGCONT)
+		h.wait(t).wants(t, 1, "", fmt.Sprintf("rank %d (%[2]s): %[2]s was cut off", rank, h.desk.path(shard)))
+		h.desk.has(t, "a", "b")
+	}
+}
+
+// terminal starts muster on a terminal of a width, and returns what it wrote there.
+func terminal(t *testing.T, width uint16, args ...string) string {
+	t.Helper()
+	ptm, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("no terminals here:", err)
+	}
+	defer ptm.Close()
+	n, err := unix.IoctlGetInt(int(ptm.Fd()), unix.TIOCGPTN)
+	if err = errors.Join(err, unix.IoctlSetPointerInt(int(ptm.Fd()), unix.TIOCSPTLCK, 0)); err != nil {
+		t.Fatal(err)
+	}
+	pts, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip("no terminals here:", err)
+	}
+	if err := unix.IoctlSetWinsize(int(pts.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self(t), args...)
+	cmd.Env = append(os.Environ(), role+"="+roleMuster, "NO_COLOR=1", "TERM=xterm")
+	cmd.Stdout, cmd.Stderr = pts, pts
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = pts.Close()
+	var out bytes.Buffer
+	_, _ = out.ReadFrom(ptm) // ends with EIO
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err, out.String())
+	}
+	return out.String()
+}
+
+func TestTensorsFitTheTerminal(t *testing.T) {
+	t.Parallel()
+	d := emptyDesk(t)
+	path := d.file(t, "m.safetensors", tensors{
+		"model.language_model.layers.0.self_attn.q_proj.weight": normal(1, 64, 128), "x\x1b" + strings.Repeat("y", 300): normal(2, 3),
+		"nan": everyDType(t)["f32"],
+	}, map[string]string{"long": strings.Repeat("z", 500)})
+	for width := uint16(1); width < 200; width += 9 {
+		out := terminal(t, width, "tensors", path)
+		for line := range strings.SplitSeq(strings.TrimSpace(out), "\r\n") {
+			if n := len([]rune(line)); n > int(width) {
+				t.Errorf("%d columns: %d in %q", width, n, line)
+			}
+		}
+		if n := strings.Count(out, "\n"); n != 6 {
+			t.Errorf("%d columns: %d lines\n%s", width, n, out)
+		}
+		if width > 40 && (!strings.Contains(out, "oj.weight") || !strings.Contains(out, "1 NaN")) || strings.Contains(out, "\x1b") {
+			t.Errorf("%d columns:\n%q", width, out)
+		}
+	}
+}
+
+func TestGatherShowsProgress(t *testing.T) {
+	t.Parallel()
+	d := emptyDesk(t)
+	a, b := d.hollow(t, "a", 64<<20), d.hollow(t, "b", 64<<20)
+	for _, width := range []uint16{30, 60, 120} {
+		out := terminal(t, width, "gather", "--force", "-o", d.path("out"), "--axis", "w=0", a, b)
+		shown, last, ok := strings.Cut(out, "\r\x1b[K"+d.path("out"))
+		if !ok || !strings.Contains(shown, "% ") || !strings.Contains(last, "GB/s") || width > 30 && !strings.Contains(shown, "128 MiB") {
+			t.Errorf("%q", out)
+		}
+		for line := range strings.SplitSeq(shown, "\r\x1b[K") {
+			if n := len([]rune(line)); n >= int(width) {
+				t.Errorf("%d columns: %d in %q", width, n, line)
+			}
+		}
+	}
+	dumb := start(t, "gather", "--force", "-o", d.path("out"), "--axis", "w=0", a, b).wait(t)
+	if dumb.code != 0 || dumb.stderr != "" {
+		t.Errorf("%+v", dumb)
+	}
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/safetensors"
+	"github.com/spf13/cobra"
+)
+
+// model is what a file, an index or a directory on the command line has.
+type model struct {
+	*safetensors.Model
+	path string // as it was given
+	dir  string // of its files
+}
+
+func openModel(path string) (*model, error) {
+	m, err := safetensors.OpenModel(path)
+	if err != nil {
+		return nil, err
+	}
+	dir := path
+	if st, err := os.Stat(path); err == nil && !st.IsDir() {
+		dir = filepath.Dir(path)
+	}
+	return &model{m, path, dir}, nil
+}
+
+// pathOf is where a file of the model is.
+func (m *model) pathOf(file string) string { return filepath.Join(m.dir, filepath.FromSlash(file)) }
+
+// cutOffError is that a shard became shorter while it was read: whoever reads what is gone fails, or dies, in many ways.
+type cutOffError struct {
+	rank int
+	path string
+}
+
+func (e *cutOffError) Error() string {
+	return fmt.Sprintf("rank %d: %s was cut off while it was read", e.rank, e.path)
+}
+
+// cutOff is a *cutOffError if one of the files is shorter than when it was opened.
+func (m *model) cutOff(rank int) error {
+	for file, f := range m.Files() {
+		if st, err := os.Stat(m.pathOf(file)); err == nil && st.Size() < f.Size() {
+			return &cutOffError{rank, m.pathOf(file)}
+		}
+	}
+	return nil
+}
+
+// closeModels closes those that were opened.
+func closeModels(models []*model) {
+	for _, m := range models {
+		_ = m.Close() // nothing was written
+	}
+}
+
+func openModels(paths []string) (models []*model, err error) {
+	for _, path := range paths {
+		m, err := openModel(path)
+		if err != nil {
+			closeModels(models)
+			return nil, err
+		}
+		models = append(models, m)
+	}
+	return models, nil
+}
+
+// tensorRow is one tensor of a file, and what is said of it.
+type tensorRow struct {
+	file, name string
+	from       *safetensors.File
+	info       safetensors.Info
+	elements   int64
+
+	stats *tensorStats // nil: there are none
+	err   error
+	done  chan struct{} // closed when the two above are there
+}
+
+func (r *tensorRow) bytes() int64 { return r.info.End - r.info.Begin }
+
+// rowsOf are the tensors of a model that one of the patterns fits, in the order of the files.
+func rowsOf(m *model, patterns []string, used map[string]bool) (rows []*tensorRow) {
+	for file, f := range m.Files() {
+		for name, info := range f.Infos() {
+			if !matches(name, patterns, used) {
+				continue
+			}
+			elements := (&tensor.Tensor{Shape: info.Shape}).Len()
+			rows = append(rows, &tensorRow{file: m.pathOf(file), name: name, from: f, info: info, elements: int64(elements), done: make(chan struct{})})
+		}
+	}
+	return rows
+}
+
+// matches reports whether one of the patterns fits, and notes all that do in used. None at all fit everything.
+func matches(name string, patterns []string, used map[string]bool) bool {
+	fits := len(patterns) == 0
+	for _, p := range patterns {
+		if globbed(p, name) {
+			fits, used[p] = true, true
+		}
+	}
+	return fits
+}
+
+// completeModels completes the names of files and directories that may have tensors.
+func completeModels(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return []string{"safetensors", "json"}, cobra.ShellCompDirectiveFilterFileExt
+}
+
+// bytesText is a number of bytes with three digits.
+func bytesText(n int64) string {
+	for _, u := range units {
+		if u.bytes > 1 && n >= u.bytes {
+			return digits(float64(n)/float64(u.bytes)) + " " + u.name
+		}
+	}
+	return fmt.Sprintf("%d B", n)
+}

@@ -1,0 +1,111 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// output is a file that appears when it is whole. Until then it has no name, where the system can have
+// such files: so nothing is left of it, however its process ends. Elsewhere it has the name part.
+type output struct {
+	*os.File   // but its own Write, whose errors have path
+	path, part string
+	force      bool // replaces a file that is there
+	nameless   bool
+}
+
+func createOutput(path, part string, force bool) (*output, error) {
+	o := &output{path: path, part: part, force: force}
+	if f := openNameless(filepath.Dir(path)); f != nil {
+		o.File, o.nameless = f, true
+		return o, nil
+	}
+	return o, o.createNamed()
+}
+
+func (o *output) createNamed() (err error) {
+	if o.File, err = os.OpenFile(o.part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666); err != nil {
+		return o.wrong("create", err)
+	}
+	return nil
+}
+
+// Write implements io.Writer.
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.File.Write(p)
+	if err != nil {
+		err = o.wrong("write", err)
+	}
+	return n, err
+}
+
+// cause is the system's own error in err.
+func cause(err error) error {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
+		return errno
+	}
+	return err
+}
+
+// commit makes it durable and gives it its name.
+func (o *output) commit() error {
+	if err := o.Sync(); err != nil {
+		return o.wrong("sync", err)
+	}
+	if err := o.name(); err != nil {
+		return o.wrong("name", err)
+	}
+	if err := o.Close(); err != nil { // NFS may tell only now that it could not write
+		return o.wrong("close", err)
+	}
+	return syncDirectory(filepath.Dir(o.path))
+}
+
+// name gives the file its name: by a link where nothing may be overwritten, which refuses that by itself.
+func (o *output) name() error {
+	switch {
+	case o.nameless && !o.force:
+		return linkNameless(o.File, o.path)
+	case o.nameless:
+		if err := linkNameless(o.File, o.part); err != nil {
+			return err
+		}
+		return os.Rename(o.part, o.path)
+	case o.force:
+		return os.Rename(o.part, o.path)
+	}
+	err := os.Link(o.part, o.path)
+	if err == nil {
+		return os.Remove(o.part)
+	}
+	if _, there := os.Lstat(o.path); errors.Is(there, fs.ErrNotExist) {
+		return os.Rename(o.part, o.path) // a file system without links
+	}
+	return err
+}
+
+func (o *output) wrong(op string, err error) error {
+	return &fs.PathError{Op: op, Path: o.path, Err: cause(err)}
+}
+
+// discard leaves nothing of a file that has not been committed.
+func (o *output) discard() {
+	_ = o.Close()
+	_ = os.Remove(o.part) // it may have no name
+}
+
+func syncDirectory(name string) error {
+	d, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	_ = d.Close() // it was only read
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOTSUP) {
+		return nil // some file systems cannot
+	}
+	return err
+}

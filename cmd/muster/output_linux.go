@@ -1,0 +1,27 @@
+package main
+
+import (
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// openNameless opens a file without a name on dir's file system; nil if there is no such thing.
+func openNameless(dir string) *os.File {
+	f, err := os.OpenFile(dir, os.O_WRONLY|unix.O_TMPFILE, 0o666)
+	if err != nil {
+		return nil
+	}
+	if _, err := os.Stat(descriptor(f)); err != nil { // no /proc, through which it gets its name
+		_ = f.Close()
+		return nil
+	}
+	return f
+}
+
+func linkNameless(f *os.File, path string) error {
+	return os.NewSyscallError("link", unix.Linkat(unix.AT_FDCWD, descriptor(f), unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW))
+}
+
+func descriptor(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// codeCounts is how often each code of a dtype of one or two bytes is in a tensor: statistics follow from that, and each element is
+// looked at once, without arithmetic. Most of a model is of such dtypes.
+type codeCounts [1 << 16]int64
+
+// hasCodes reports whether codes can be counted. Of Bool, most make no sense, which the other way tells.
+func hasCodes(dt tensor.DType) bool {
+	return dt != tensor.Bool && (dt.Bits() == 8 || dt.Bits() == 16)
+}
+
+// of counts the codes of t.
+func (c *codeCounts) of(ctx context.Context, t *tensor.Tensor) error {
+	clear(c[:])
+	for data := t.Data; len(data) > 0; {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		block := data[:min(len(data), statsBlock)]
+		data = data[len(block):]
+		if t.DType.Bits() == 8 {
+			for _, code := range block {
+				c[code]++
+			}
+			continue
+		}
+		for i := 0; i+1 < len(block); i += 2 {
+			c[binary.LittleEndian.Uint16(block[i:])]++
+		}
+	}
+	return nil
+}
+
+// codeValues are what the codes of a dtype stand for.
+func codeValues(dt tensor.DType) ([]float32, error) {
+	size := dt.Bits() / 8
+	codes := make([]byte, size<<dt.Bits())
+	for i := range 1 << dt.Bits() {
+		codes[i*size] = byte(i)
+		if size == 2 {
+			codes[i*size+1] = byte(i >> 8)
+		}
+	}
+	all, err := tensor.Wrap(codes, dt, 1<<dt.Bits())
+	if err != nil {
+		return nil, err
+	}
+	return all.AppendFloat32s(nil)
+}
+
+// statsOfCodes is statsOf for a dtype with codes.
+func statsOfCodes(ctx context.Context, c *codeCounts, t *tensor.Tensor) (*tensorStats, error) {
+	values, err := codeValues(t.DType)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.of(ctx, t); err != nil {
+		return nil, err
+	}
+	s := &tensorStats{}
+	var l limits
+	for code, x := range values {
+		if n := c[code]; n > 0 {
+			s.note(&l, float64(x), n)
+		}
+	}
+	if s.spread = l.spread(); s.spread == nil {
+		return s, nil
+	}
+	mid, half := s.frame()
+	var count, sum, squares float64
+	each := func(f func(y, n float64)) {
+		for code, x := range values {
+			if n := c[code]; n > 0 && x-x == 0 {
+				f((float64(x)-mid)/half, float64(n))
+			}
+		}
+	}
+	each(func(y, n float64) { s.Bins[binOf(y)] += int64(n); sum += n * y; count += n })
+	mean := sum / count
+	each(func(y, n float64) { squares += n * (y - mean) * (y - mean) })
+	s.Mean, s.Std = mid+half*mean, half*math.Sqrt(squares/count)
+	return s, nil
+}
