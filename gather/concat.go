@@ -36,12 +36,13 @@ func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor
 }
 
 // ConcatTo merges the tensors of all ranks of the list into one safetensors file, which the first rank writes to w as it comes: a block of it is in
-// its memory at a time, and nothing is copied at ranks whose tensors were born in Options.Arena. w and axis count on the first
-// rank only.
+// its memory at a time, and nothing is copied at ranks whose tensors were born in Options.Arena. w and how count on the first
+// rank only. A nil ts is "absent".
 //
-// A tensor whose name is in axis is joined along that axis, from all ranks that have it, in the order of the list. Any other is taken from the first rank that has it,
+// A tensor whose name is in how.Axis is joined along that axis, from all ranks that have it, in the order of the list. Any other is taken from the first rank that has it,
 // and the rest must have the same, to the last byte: so a replica that has diverged is an error. After an error, w has part of a file.
-func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, axis map[string]int, ts map[string]*tensor.Tensor) error {
+func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, how Merge, ts map[string]*tensor.Tensor) error {
+	axis := how.Axis
 	m := &merge{op: "gather.concatto", axes: func(name string) (int, bool) { a, ok := axis[name]; return a, ok }}
 	m.check = func(has func(name string) bool) error {
 		for _, name := range slices.Sorted(maps.Keys(axis)) {
@@ -51,8 +52,21 @@ func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, axis
 		}
 		return nil
 	}
-	m.open = func(infos map[string]safetensors.Info) (sink, error) { return safetensors.NewWriter(w, infos, nil) }
+	m.open = func(infos map[string]safetensors.Info) (sink, error) {
+		out, err := safetensors.NewWriter(w, infos, how.Metadata)
+		if err == nil && how.Begin != nil {
+			how.Begin(out.Header())
+		}
+		return out, err
+	}
 	return m.run(ctx, ga, ranks, parcel{absent: ts == nil, tensors: ts})
+}
+
+// Merge says how ConcatTo makes one file of what ranks have.
+type Merge struct {
+	Axis     map[string]int            // of each tensor that is in parts
+	Metadata map[string]string         // of the file
+	Begin    func(*safetensors.Header) // if set, is told what the file will have, when all ranks have agreed and nothing is written yet
 }
 
 // sink takes tensors in an order that it says itself.

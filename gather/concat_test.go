@@ -111,7 +111,9 @@ func TestConcatTo(t *testing.T) {
 				mine = shards(r.T, i)
 				mine["wide"] = r.inArena(mine["wide"])
 			}
-			if err := r.ga.ConcatTo(r.ctx, &file, list, axes, mine); !assert.NoError(r, err) {
+			var told int64
+			how := gather.Merge{Axis: axes, Metadata: map[string]string{"format": "pt"}, Begin: func(h *safetensors.Header) { told = h.Size() }}
+			if err := r.ga.ConcatTo(r.ctx, &file, list, how, mine); !assert.NoError(r, err) {
 				return
 			}
 			if r.me() != list[0] {
@@ -120,6 +122,8 @@ func TestConcatTo(t *testing.T) {
 			}
 			got, err := safetensors.Parse(file.Bytes())
 			require.NoError(r, err)
+			assert.Equal(r, how.Metadata, got.Metadata)
+			assert.Equal(r, int64(file.Len()), told)
 			want := map[string]*tensor.Tensor{"wide": filled(1, 600, 300), "tall": filled(2, 300, 600), "norm": filled(3, 1<<20)}
 			for i := range list {
 				want[fmt.Sprintf("stage.%d", i)] = filled(4+i, 10)
@@ -144,7 +148,7 @@ func TestConcatToNeedsABlock(t *testing.T) {
 			w.run(t, 3, gather.Options{}, func(r *rank) {
 				mine := map[string]*tensor.Tensor{"w": r.inArena(filled(r.me(), 2048, 4096))} // 32 MiB
 				merge := func() {
-					assert.NoError(r, r.ga.ConcatTo(r.ctx, io.Discard, []int{0, 1, 2}, map[string]int{"w": 1}, mine))
+					assert.NoError(r, r.ga.ConcatTo(r.ctx, io.Discard, []int{0, 1, 2}, gather.Merge{Axis: map[string]int{"w": 1}}, mine))
 				}
 				merge() // connections are made
 				var before, after runtime.MemStats
@@ -178,7 +182,7 @@ func TestConcatToFails(t *testing.T) {
 			return
 		}
 		for room := 0; room < 3<<20; room += 1 << 20 {
-			err := r.ga.ConcatTo(r.ctx, &full{room}, list, axes, shards(r.T, i))
+			err := r.ga.ConcatTo(r.ctx, &full{room}, list, gather.Merge{Axis: axes}, shards(r.T, i))
 			assert.ErrorIs(r, err, pgroup.ErrFailed)
 			assert.Equal(r, 2, r.rankError(err).By)
 			assert.ErrorContains(r, err, "no space left")
@@ -189,14 +193,14 @@ func TestConcatToFails(t *testing.T) {
 		if r.me() == 0 {
 			diverged["norm"].Data[4<<20-1]++
 		}
-		err := r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, axes, diverged)
+		err := r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, gather.Merge{Axis: axes}, diverged)
 		assert.ErrorIs(r, err, pgroup.ErrMismatch)
 		assert.Equal(r, 0, r.rankError(err).By)
 		assert.ErrorContains(r, err, `tensor "norm": rank 0 has other bytes than rank 2`)
 
-		err = r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, map[string]int{"wide": 0, "tal": 1}, shards(r.T, i))
+		err = r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, gather.Merge{Axis: map[string]int{"wide": 0, "tal": 1}}, shards(r.T, i))
 		assert.Equal(r, 2, r.rankError(err).By, "it alone says what is joined")
 		assert.ErrorContains(r, err, `"tal"`)
-		assert.NoError(r, r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, axes, shards(r.T, i)))
+		assert.NoError(r, r.ga.ConcatTo(r.ctx, new(bytes.Buffer), list, gather.Merge{Axis: axes}, shards(r.T, i)))
 	})
 }

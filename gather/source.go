@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/muster-pg/muster/nfsws"
@@ -204,7 +203,7 @@ func (e writeError) Unwrap() error { return e.error }
 // blame says whose fault an error of reading a tensor from the rank with index i, or of writing it, is.
 func blame(i int, name string, err error) error {
 	if w, ok := errors.AsType[writeError](err); ok {
-		return named(name, fmt.Errorf("writing: %w", w.error))
+		return w.error
 	}
 	return failed(i, named(name, err))
 }

@@ -198,13 +198,13 @@ func (p *gatherProcess) give(ctx context.Context, m *model) error {
 	}
 	ts := maps.Collect(m.All())
 	if p.cfg.Rank == 0 {
-		return p.write(ctx, func(w io.Writer, axes map[string]int) error { return ga.ConcatTo(ctx, w, ranks, axes, ts) })
+		return p.write(ctx, func(w io.Writer, how gather.Merge) error { return ga.ConcatTo(ctx, w, ranks, how, ts) })
 	}
-	return ga.ConcatTo(ctx, nil, ranks, nil, ts)
+	return ga.ConcatTo(ctx, nil, ranks, gather.Merge{}, ts)
 }
 
 // write is what rank 0 does more.
-func (p *gatherProcess) write(ctx context.Context, concat func(w io.Writer, axes map[string]int) error) error {
+func (p *gatherProcess) write(ctx context.Context, concat func(w io.Writer, how gather.Merge) error) error {
 	axes, metadata, err := p.plan()
 	if err != nil {
 		return err
@@ -215,15 +215,12 @@ func (p *gatherProcess) write(ctx context.Context, concat func(w io.Writer, axes
 	}
 	defer out.discard() // unless it is committed
 	meter := &writeMeter{report: func(r gatherReport) { _ = report(p.out, r) }}
-	m := &merged{ctx: ctx, w: out, metadata: metadata, began: meter.begin, wrote: meter.add}
+	m := &merged{ctx: ctx, w: out, meter: meter}
 	const small = 1 << 20 // runs along an inner axis are short
 	buffer := bufio.NewWriterSize(m, small)
-	err = concat(buffer, axes)
+	err = concat(buffer, gather.Merge{Axis: axes, Metadata: metadata, Begin: m.begin})
 	if err == nil {
 		err = buffer.Flush()
-	}
-	if err == nil {
-		err = m.close()
 	}
 	if m.err != nil { // the others' errors follow from it
 		return m.err
