@@ -79,11 +79,11 @@ func (v *verb) meet(ctx context.Context) error {
 // run is the verb, from the offer to the verdict. agree compares what is offered, and receive gets it, on the first rank. A failure
 // is the same on every rank.
 func (v *verb) run(ctx context.Context, own *giving, agree check, receive func(ctx context.Context, offers []offer) error) error {
-	offers, err := pgroup.AllGather(ctx, v.group.Channel("offers"), own.offer)
+	encoded, err := pgroup.AllGather(ctx, v.group.Channel("offers"), own.offer.encode())
 	if err != nil {
 		return v.verdict(err)
 	}
-	err = openOffers(offers)
+	offers, err := openOffers(encoded)
 	if all := listed(offers); err == nil && all {
 		err = agree(v, offers)
 	}

@@ -222,6 +222,11 @@ func (g *giving) end(verdict error) {
 		g.out.reset()
 	}
 	g.ga.exports.remove(g.export)
+	if g.offer.Version != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), removeTime)
+		defer cancel()
+		_ = g.ga.files.Discard(ctx, *g.offer.Version) // Close tries again
+	}
 	for _, b := range g.copied {
 		g.ga.arena.Free(b)
 	}

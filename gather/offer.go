@@ -3,6 +3,7 @@ package gather
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"slices"
 
@@ -88,16 +89,20 @@ func (o *offer) read(list []byte) (err error) {
 }
 
 // openOffers finds the ranks that cannot give, and offers that make no sense. Each rank finds the same.
-func openOffers(offers []offer) error {
+func openOffers(encoded [][]byte) ([]offer, error) {
+	offers := make([]offer, len(encoded))
 	for i := range offers {
+		if err := offers[i].decode(encoded[i]); err != nil {
+			return nil, failed(i, err)
+		}
 		if offers[i].Fault != "" {
-			return failed(i, errors.New(offers[i].Fault))
+			return nil, failed(i, errors.New(offers[i].Fault))
 		}
 		if err := offers[i].open(); err != nil {
-			return failed(i, err)
+			return nil, failed(i, err)
 		}
 	}
-	return nil
+	return offers, nil
 }
 
 // listed reports whether all lists are here.
@@ -133,3 +138,31 @@ func (o *offer) total() (n int64) {
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func checksum(data []byte) uint32 { return crc32.Checksum(data, castagnoli) }
+
+// checkItems refuses items that make no sense: they come from the network.
+func (o *offer) checkItems() error {
+	for i := range o.items {
+		it := &o.items[i]
+		n, err := tensor.Size(it.DType, it.Shape...)
+		switch {
+		case err != nil:
+			return named(it.Name, err)
+		case i > 0 && o.items[i-1].Name >= it.Name:
+			return fmt.Errorf("tensor %q comes twice or out of order", it.Name)
+		case !o.within(it.Ref, it.Off, n):
+			return fmt.Errorf("tensor %q lies outside of the memory that is offered", it.Name)
+		}
+	}
+	return nil
+}
+
+// within reports whether n bytes lie in what is offered.
+func (o *offer) within(ref int, off int64, n int) bool {
+	switch {
+	case ref == streamed:
+		return true
+	case ref < 0 || ref >= len(o.refs):
+		return false
+	}
+	return off >= 0 && off <= o.refs[ref].Len && int64(n) <= o.refs[ref].Len-off
+}

@@ -56,7 +56,7 @@ func (in *intake) accept(c *link.Conn) {
 		if old := in.streams[from]; old != nil {
 			_ = old.conn.Close()
 		}
-		in.streams[from] = &fetcher{conn: c.Conn}
+		in.streams[from] = newFetcher(c.Conn)
 	default:
 		_ = c.Close()
 	}

@@ -95,7 +95,8 @@ func (r *remote) at(ctx context.Context, name string, off int64, n int, buf []by
 		return r.offer.blocks[it.Ref].Data[it.Off+off:][:n], ctx.Err()
 	}
 	i, _ := r.offer.index(name)
-	return buf[:n], r.stream.fetch(ctx, r.offer.Export, i, off, buf[:n], r.got)
+	_, err := r.stream.fetch(ctx, r.offer.Export, []want{{i, off, buf[:n]}}, r.got)
+	return buf[:n], err
 }
 
 // published is another rank's, in files.

@@ -1,6 +1,7 @@
 package gather
 
 import (
+	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -25,7 +26,8 @@ const (
 	requestLen = 8 + 4 + 4 + 8
 	pieceLen   = 1 << 20 // bytes asked for at a time
 	lastItem   = 1<<32 - 1
-	ahead      = 4 // pieces asked for before the first has come
+	ahead      = 4 // pieces of that size asked for before the first has come
+	bufferLen  = 64 << 10
 )
 
 var errGone = errors.New("gather: what was offered is not there any more")
@@ -55,12 +57,24 @@ func parsePiece(b []byte) piece {
 // fetcher is the first rank's end of a stream. One goroutine uses it at a time.
 type fetcher struct {
 	conn net.Conn
+	in   *bufio.Reader
 	buf  []byte
 }
 
-// fetch fills dst with the bytes of an item from off on. A context that ends breaks the stream, for half of an answer may
-// be under way; it is no good after any error.
-func (f *fetcher) fetch(ctx context.Context, export uint64, item int, off int64, dst []byte, got func(n int)) (err error) {
+func newFetcher(conn net.Conn) *fetcher {
+	return &fetcher{conn: conn, in: bufio.NewReaderSize(conn, bufferLen)}
+}
+
+// want is a part of an item, and where it goes.
+type want struct {
+	item int
+	off  int64
+	dst  []byte
+}
+
+// fetch fills what is wanted of an export. A context that ends breaks the stream, for half of an answer may be under way; it
+// is no good after any error. The error is of the item that is returned.
+func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got func(n int)) (item int, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = f.conn.SetDeadline(time.Unix(1, 0)) })
 	defer func() {
 		if !stop() && err == nil {
@@ -70,30 +84,53 @@ func (f *fetcher) fetch(ctx context.Context, export uint64, item int, off int64,
 			_ = f.conn.Close()
 		}
 	}()
-	for asked, done := 0, 0; done < len(dst); {
+	asked, answers := pieces(wants), pieces(wants)
+	under := 0 // bytes that are asked for and have not come
+	next, more := asked()
+	for {
 		f.buf = f.buf[:0]
-		for ; asked < len(dst) && asked-done < ahead*pieceLen; asked += min(pieceLen, len(dst)-asked) {
-			n := min(pieceLen, len(dst)-asked)
-			f.buf = appendPiece(f.buf, piece{export: export, item: uint32(item), n: uint32(n), off: uint64(off) + uint64(asked)})
+		for ; more && under < ahead*pieceLen && len(f.buf) < bufferLen; next, more = asked() {
+			f.buf = appendPiece(f.buf, piece{export: export, item: uint32(next.item), n: uint32(len(next.dst)), off: uint64(next.off)})
+			under += len(next.dst)
 		}
 		if len(f.buf) > 0 {
 			if _, err := f.conn.Write(f.buf); err != nil {
-				return err
+				return next.item, err
 			}
 		}
-		n := min(pieceLen, len(dst)-done)
-		if err := f.answer(dst[done:][:n]); err != nil {
-			return err
+		w, left := answers()
+		if !left {
+			return 0, nil
 		}
-		done += n
-		got(n)
+		if err := f.answer(w.dst); err != nil {
+			return w.item, err
+		}
+		under -= len(w.dst)
+		got(len(w.dst))
 	}
-	return nil
+}
+
+// pieces parts what is wanted into what is asked for at a time.
+func pieces(wants []want) func() (w want, ok bool) {
+	i, done := 0, 0
+	return func() (want, bool) {
+		for i < len(wants) && done == len(wants[i].dst) {
+			i, done = i+1, 0
+		}
+		if i == len(wants) {
+			return want{}, false
+		}
+		w := wants[i]
+		n := min(pieceLen, len(w.dst)-done)
+		w.off, w.dst = w.off+int64(done), w.dst[done:][:n]
+		done += n
+		return w, true
+	}
 }
 
 func (f *fetcher) answer(dst []byte) error {
 	var head [4]byte
-	if _, err := io.ReadFull(f.conn, head[:]); err != nil {
+	if _, err := io.ReadFull(f.in, head[:]); err != nil {
 		return err
 	}
 	switch n := binary.LittleEndian.Uint32(head[:]); {
@@ -102,7 +139,7 @@ func (f *fetcher) answer(dst []byte) error {
 	case n != uint32(len(dst)):
 		return fmt.Errorf("gather: an answer of %d bytes to a request for %d", n, len(dst))
 	}
-	_, err := io.ReadFull(f.conn, dst)
+	_, err := io.ReadFull(f.in, dst)
 	return err
 }
 
@@ -160,23 +197,37 @@ func (e *exports) take(from int, p piece) (data []byte, done func()) {
 	return data[p.off:][:p.n:p.n], x.busy.Done
 }
 
-// serve answers what a rank asks for, until the connection ends.
+// serve answers what a rank asks for, until the connection ends. Small answers are written together, while more requests are
+// there already.
 func (e *exports) serve(conn net.Conn, rank int) error {
+	in, out := bufio.NewReaderSize(conn, bufferLen), bufio.NewWriterSize(conn, bufferLen)
 	var request [requestLen]byte
 	for {
-		if _, err := io.ReadFull(conn, request[:]); err != nil {
+		if _, err := io.ReadFull(in, request[:]); err != nil {
 			return err
 		}
-		if err := e.reply(conn, rank, parsePiece(request[:])); err != nil {
+		if err := e.reply(conn, out, rank, parsePiece(request[:])); err != nil {
 			return err
+		}
+		if in.Buffered() < requestLen {
+			if err := out.Flush(); err != nil {
+				return err
+			}
 		}
 	}
 }
 
-func (e *exports) reply(conn net.Conn, rank int, p piece) error {
+func (e *exports) reply(conn net.Conn, out *bufio.Writer, rank int, p piece) error {
 	data, done := e.take(rank, p)
 	defer done()
-	head := binary.LittleEndian.AppendUint32(nil, uint32(len(data)))
-	_, err := (&net.Buffers{head, data}).WriteTo(conn)
+	head := binary.LittleEndian.AppendUint32(out.AvailableBuffer(), uint32(len(data)))
+	if _, err := out.Write(head); err != nil || len(data) <= bufferLen/2 {
+		_, _ = out.Write(data)
+		return err // an error of a bufio.Writer comes again
+	}
+	if err := out.Flush(); err != nil {
+		return err
+	}
+	_, err := conn.Write(data)
 	return err
 }

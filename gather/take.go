@@ -80,7 +80,7 @@ func (v *verb) readList(ctx context.Context, i int, o *offer, l *loan) error {
 	case o.Version != nil:
 		return r.readHeader(ctx)
 	case o.Far == nil || o.Far.Len < 0 || o.Far.Len > maxList:
-		return errList
+		return errMalformed
 	case o.Far.Ref != nil:
 		blocks, err := r.lent(ctx, *o.Far.Ref)
 		if err != nil {
@@ -93,7 +93,7 @@ func (v *verb) readList(ctx context.Context, i int, o *offer, l *loan) error {
 		return err
 	}
 	list := make([]byte, o.Far.Len)
-	if err := stream.fetch(ctx, o.Export, lastItem, 0, list, func(int) {}); err != nil {
+	if _, err := stream.fetch(ctx, o.Export, []want{{lastItem, 0, list}}, func(int) {}); err != nil {
 		return err
 	}
 	return o.read(list)
@@ -242,6 +242,7 @@ func (r *receiving) fetch(ctx context.Context) ([][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	var wants []want
 	for i := range r.offer.items {
 		it := &r.offer.items[i]
 		if it.Ref != streamed {
@@ -250,9 +251,10 @@ func (r *receiving) fetch(ctx context.Context) ([][]byte, error) {
 		n := it.size()
 		data[i] = room[:n:n]
 		room = room[(n+align-1)/align*align:]
-		if err := stream.fetch(ctx, r.offer.Export, i, 0, data[i], r.got); err != nil {
-			return nil, named(it.Name, err)
-		}
+		wants = append(wants, want{item: i, dst: data[i]})
+	}
+	if i, err := stream.fetch(ctx, r.offer.Export, wants, r.got); err != nil {
+		return nil, named(r.offer.items[i].Name, err)
 	}
 	return data, nil
 }

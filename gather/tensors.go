@@ -1,6 +1,7 @@
 package gather
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -91,30 +92,42 @@ func sameTensors(v *verb, offers []offer) error {
 	return nil
 }
 
-// same compares what the ranks with indexes i and j offer.
+// same compares what the ranks with indexes i and j offer. Both lists are in order.
 func (v *verb) same(i, j int, a, b *offer) error {
 	loose := v.ga.opts.Unequal
-	for k := range b.items {
-		it := &b.items[k]
-		other := a.find(it.Name)
-		switch {
-		case other == nil && !loose:
-			return mismatch(j, "rank %d has tensor %q, and rank %d has not", v.ranks[j], it.Name, v.ranks[i])
-		case other == nil:
-		case it.DType != other.DType || !loose && !it.equal(other):
-			return mismatch(j, "%srank %d has %v, and rank %d %v%s", prefix(it.Name), v.ranks[j], it, v.ranks[i], other, v.hint(it, other))
-		}
-	}
-	for k := range a.items {
-		if it := &a.items[k]; !loose && b.find(it.Name) == nil {
-			return mismatch(j, "rank %d has tensor %q, and rank %d has not", v.ranks[i], it.Name, v.ranks[j])
+	x, y := a.items, b.items
+	for len(x) > 0 || len(y) > 0 {
+		switch c := compareFirst(x, y); {
+		case c < 0 && !loose:
+			return mismatch(j, "rank %d has tensor %q, and rank %d has not", v.ranks[i], x[0].Name, v.ranks[j])
+		case c > 0 && !loose:
+			return mismatch(j, "rank %d has tensor %q, and rank %d has not", v.ranks[j], y[0].Name, v.ranks[i])
+		case c < 0:
+			x = x[1:]
+		case c > 0:
+			y = y[1:]
+		case x[0].DType != y[0].DType || !loose && !x[0].equal(&y[0]):
+			return mismatch(j, "%srank %d has %v, and rank %d %v%s", prefix(y[0].Name), v.ranks[j], &y[0], v.ranks[i], &x[0], hint(&x[0], &y[0]))
+		default:
+			x, y = x[1:], y[1:]
 		}
 	}
 	return nil
 }
 
+// compareFirst says which list has the name that comes first: -1 is x, 1 is y, 0 both.
+func compareFirst(x, y []item) int {
+	switch {
+	case len(x) == 0:
+		return 1
+	case len(y) == 0:
+		return -1
+	}
+	return cmp.Compare(x[0].Name, y[0].Name)
+}
+
 // hint says what allows shapes to differ.
-func (v *verb) hint(a, b *item) string {
+func hint(a, b *item) string {
 	if a.DType != b.DType {
 		return ""
 	}

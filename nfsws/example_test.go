@@ -175,3 +175,22 @@ func ExampleWorkspace_Close() {
 	// <nil> <nil>
 	// true
 }
+
+func ExampleWorkspace_Discard() {
+	ctx := context.Background()
+	dir := must(os.MkdirTemp("", "nfsws"))
+	defer os.RemoveAll(dir)
+	w := must(nfsws.Open(dir, 0, &nfsws.Options{Accumulate: true}))
+	defer w.Close()
+
+	one := must(w.Write(ctx, []byte(`1`), nil))
+	two := must(w.Write(ctx, []byte(`2`), nil))
+	fmt.Printf("%s\n", must(w.ReadVersion(ctx, 0, one)).Config)
+	if err := w.Discard(ctx, two); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Printf("%s\n", must(w.Read(ctx, 0)).Config)
+	// Output:
+	// 1
+	// 1
+}

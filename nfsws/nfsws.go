@@ -16,6 +16,8 @@ import (
 type Options struct {
 	// Generation of the job, as pgroup.Group.Generation or a count of restarts. States of another one do not exist.
 	Generation uint64
+	// Accumulate makes Write leave this rank's earlier states, which stay until Discard. The newest is still what Read gives.
+	Accumulate bool
 	// Keep is how many older generations Open leaves; 0 is none.
 	Keep int
 	// Poll is how long Wait waits before it looks again, at first; then longer, up to ten times as long. 0 is 100 ms.
@@ -36,6 +38,7 @@ type Workspace struct {
 	rank       int
 	generation uint64
 	poll       time.Duration
+	accumulate bool
 	logger     *slog.Logger
 
 	turn chan struct{} // has one value; who takes it may publish or remove
@@ -66,7 +69,7 @@ func Open(dir string, rank int, o *Options) (*Workspace, error) {
 	}
 	w := &Workspace{
 		volume: o.volume, dir: dir, rank: rank, generation: o.Generation,
-		poll: o.Poll, logger: o.Logger, turn: make(chan struct{}, 1),
+		poll: o.Poll, accumulate: o.Accumulate, logger: o.Logger, turn: make(chan struct{}, 1),
 	}
 	if w.poll == 0 {
 		w.poll = 100 * time.Millisecond

@@ -431,3 +431,33 @@ func TestOpenWhileAnotherWrites(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, n)
 }
+
+// TestAccumulate has states beside each other, which go one by one, and leave nothing.
+func TestAccumulate(t *testing.T) {
+	ctx, dir := t.Context(), t.TempDir()
+	w, err := nfsws.Open(dir, 3, &nfsws.Options{Accumulate: true, Generation: 1})
+	require.NoError(t, err)
+	defer w.Close()
+	var versions []nfsws.Version
+	for n := range uint32(5) {
+		v, err := write(w, n, 10)
+		require.NoError(t, err)
+		versions = append(versions, v)
+	}
+	for _, gone := range []int{4, 0, 2, 1, 3} {
+		s, err := w.ReadVersion(ctx, 3, versions[gone])
+		require.NoError(t, err)
+		n, err := whole(s)
+		require.NoError(t, err)
+		require.Equal(t, uint32(gone), n)
+		require.NoError(t, w.Discard(ctx, versions[gone]))
+		require.NoError(t, w.Discard(ctx, versions[gone]), "again")
+	}
+	_, err = w.Read(ctx, 3)
+	require.ErrorIs(t, err, nfsws.ErrNotPublished)
+	files, err := os.ReadDir(dir + "/gen-00000000000000000001")
+	require.NoError(t, err)
+	require.Empty(t, files)
+	require.NoError(t, w.Close())
+	require.ErrorIs(t, w.Discard(ctx, versions[0]), nfsws.ErrClosed)
+}

@@ -19,7 +19,8 @@ import (
 // Write publishes config, a JSON value, and weights as this rank's state; either may be nil. Others see all of it or
 // nothing, and it is durable when Write returns. Neither may change before that.
 //
-// It replaces the state before, whose files stay until the next Write, for those who read them. After an error that one
+// It replaces the state before, whose files stay until the next Write, for those who read them, or, with
+// Options.Accumulate, until Discard. After an error that one
 // is still the newest; only if the file system could not say whether the last step was done, and the error says so, the
 // new one may be. What an error leaves behind, the next Write or Open removes.
 func (w *Workspace) Write(ctx context.Context, config []byte, weights map[string]*tensor.Tensor) (Version, error) {
@@ -44,7 +45,7 @@ func (w *Workspace) write(ctx context.Context, config []byte, weights map[string
 	if err != nil {
 		return Version{}, err
 	}
-	if w.settled(own) {
+	if !w.accumulate && w.settled(own) {
 		w.sweepReplaced(own)
 	}
 	v, err := w.nextVersion()

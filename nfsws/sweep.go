@@ -119,6 +119,34 @@ func (w *Workspace) Remove(ctx context.Context) error {
 	return w.wrap("remove", w.rank, w.removeAll(ctx))
 }
 
+// Discard takes back one state that this rank has published in this generation: v is what its Write returned. Those who
+// read it at the moment may hear ErrNotPublished. One that is not there is no error.
+func (w *Workspace) Discard(ctx context.Context, v Version) error {
+	_, done, err := w.beginTurn(ctx)
+	if err != nil {
+		return w.wrap("discard", w.rank, err)
+	}
+	defer done()
+	return w.wrap("discard", w.rank, w.discard(v))
+}
+
+// discard takes the manifest back for good before the weights.
+func (w *Workspace) discard(v Version) error {
+	for _, k := range []kind{kindManifest, kindWeights} {
+		name := w.in(fileName(w.rank, v, k))
+		if err := w.volume.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return at(name, err)
+		}
+		if err := w.syncGeneration(); err != nil {
+			return err
+		}
+	}
+	if last := w.lastPublished(); last != nil && compareVersions(*last, v) == 0 {
+		w.published(nil)
+	}
+	return nil
+}
+
 // removeAll begins with the oldest manifest, each durably: at no moment is a state that was replaced the newest again, and
 // none loses its weights before its manifest.
 func (w *Workspace) removeAll(ctx context.Context) error {

@@ -1,0 +1,223 @@
+package gather
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+
+	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/shm"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// Offers and lists as bytes. Numbers are uvarints, unless they say otherwise; u32 and u64 are little-endian. Text and bytes have their
+// length in front.
+//
+//	offer: flags u8 | axis varint | fault | list, if that is here | length of a far list, and its ref, if it has one | export | version: sequence | id | sum u64
+//	list:  count of refs, and they | count of items, and for each, in the order of their names:
+//	       name | dtype u8 | axes, and the length of each | where: 0 is streamed, else 1 + index of a ref | offset there | CRC-32C u32
+//	ref:   arena u64 | segment | offset | length
+const (
+	flagAbsent byte = 1 << iota
+	flagReady
+	flagConfig
+	flagSummed
+	flagList
+	flagFar
+	flagFarRef
+	flagVersion
+)
+
+const (
+	maxAxes = 64 // more than any library has
+	minRef  = 8 + 1 + 1 + 1
+	minItem = 1 + 1 + 1 + 1 + 1 + 4
+	maxInt  = int(^uint(0) >> 1)
+)
+
+var errMalformed = errors.New("a malformed offer: another version of muster?")
+
+func (o *offer) flags() (f byte) {
+	for flag, on := range map[byte]bool{
+		flagAbsent: o.Absent, flagReady: o.Ready, flagConfig: o.Config, flagSummed: o.Summed, flagList: o.List != nil,
+		flagFar: o.Far != nil, flagFarRef: o.Far != nil && o.Far.Ref != nil, flagVersion: o.Version != nil,
+	} {
+		if on {
+			f |= flag
+		}
+	}
+	return f
+}
+
+func (o *offer) encode() []byte {
+	b := append(make([]byte, 0, 64+len(o.Fault)+len(o.List)), o.flags())
+	b = binary.AppendVarint(b, int64(o.Axis))
+	b = appendText(b, o.Fault)
+	if o.List != nil {
+		b = appendText(b, o.List)
+	}
+	if o.Far != nil {
+		b = binary.AppendUvarint(b, uint64(o.Far.Len))
+		if o.Far.Ref != nil {
+			b = appendRef(b, *o.Far.Ref)
+		}
+	}
+	b = binary.AppendUvarint(b, o.Export)
+	if o.Version != nil {
+		b = binary.AppendUvarint(b, o.Version.Sequence)
+		b = binary.AppendUvarint(b, uint64(o.Version.ID))
+		b = binary.LittleEndian.AppendUint64(b, o.Version.Sum)
+	}
+	return b
+}
+
+// decode keeps List of b.
+func (o *offer) decode(b []byte) error {
+	p := parser{rest: b}
+	f := p.byte()
+	o.Absent, o.Ready, o.Config, o.Summed = f&flagAbsent != 0, f&flagReady != 0, f&flagConfig != 0, f&flagSummed != 0
+	o.Axis = p.signed()
+	o.Fault = string(p.text())
+	if f&flagList != 0 {
+		o.List = p.text()
+	}
+	if f&flagFar != 0 {
+		o.Far = &spot{Len: p.number(maxInt)}
+		if f&flagFarRef != 0 {
+			r := p.ref()
+			o.Far.Ref = &r
+		}
+	}
+	o.Export = uint64(p.number(maxInt))
+	if f&flagVersion != 0 {
+		o.Version = &nfsws.Version{Sequence: uint64(p.number(maxInt)), ID: uint32(p.number(math.MaxUint32)), Sum: p.uint64()}
+	}
+	return p.end()
+}
+
+func encodeList(refs []shm.Ref, items []item) []byte {
+	b := binary.AppendUvarint(nil, uint64(len(refs)))
+	for _, r := range refs {
+		b = appendRef(b, r)
+	}
+	b = binary.AppendUvarint(b, uint64(len(items)))
+	for i := range items {
+		it := &items[i]
+		b = appendText(b, it.Name)
+		b = append(b, byte(it.DType))
+		b = binary.AppendUvarint(b, uint64(len(it.Shape)))
+		for _, n := range it.Shape {
+			b = binary.AppendUvarint(b, uint64(n))
+		}
+		b = binary.AppendUvarint(b, uint64(it.Ref+1))
+		b = binary.AppendUvarint(b, uint64(it.Off))
+		b = binary.LittleEndian.AppendUint32(b, it.Sum)
+	}
+	return b
+}
+
+// parseList does not keep b.
+func parseList(b []byte) ([]shm.Ref, []item, error) {
+	p := parser{rest: b}
+	refs := make([]shm.Ref, p.number(len(b)/minRef))
+	for i := range refs {
+		refs[i] = p.ref()
+	}
+	items := make([]item, p.number(len(p.rest)/minItem))
+	for i := range items {
+		items[i] = p.item()
+	}
+	return refs, items, p.end()
+}
+
+func appendText[T string | []byte](b []byte, text T) []byte {
+	b = binary.AppendUvarint(b, uint64(len(text)))
+	return append(b, text...)
+}
+
+func appendRef(b []byte, r shm.Ref) []byte {
+	b = binary.LittleEndian.AppendUint64(b, r.Arena)
+	b = binary.AppendUvarint(b, uint64(r.Segment))
+	b = binary.AppendUvarint(b, uint64(r.Offset))
+	return binary.AppendUvarint(b, uint64(r.Len))
+}
+
+// parser takes values from the front of rest. After the first that is not there or out of bounds, all are zero, and end says so.
+type parser struct {
+	rest []byte
+	bad  bool
+}
+
+func (p *parser) end() error {
+	if p.bad || len(p.rest) > 0 {
+		return errMalformed
+	}
+	return nil
+}
+
+func (p *parser) item() (it item) {
+	it.Name = string(p.text())
+	it.DType = tensor.DType(p.byte())
+	it.Shape = make([]int, p.number(maxAxes))
+	for i := range it.Shape {
+		it.Shape[i] = p.number(maxInt)
+	}
+	it.Ref = p.number(maxInt) - 1
+	it.Off = int64(p.number(maxInt))
+	if sum := p.take(4); sum != nil {
+		it.Sum = binary.LittleEndian.Uint32(sum)
+	}
+	return it
+}
+
+func (p *parser) ref() shm.Ref {
+	return shm.Ref{Arena: p.uint64(), Segment: uint32(p.number(math.MaxUint32)), Offset: int64(p.number(maxInt)), Len: int64(p.number(maxInt))}
+}
+
+// number is a uvarint of at most limit.
+func (p *parser) number(limit int) int {
+	v, n := binary.Uvarint(p.rest)
+	if p.bad || n <= 0 || v > uint64(limit) {
+		p.bad = true
+		return 0
+	}
+	p.rest = p.rest[n:]
+	return int(v)
+}
+
+func (p *parser) signed() int {
+	v, n := binary.Varint(p.rest)
+	if p.bad || n <= 0 || int64(int(v)) != v {
+		p.bad = true
+		return 0
+	}
+	p.rest = p.rest[n:]
+	return int(v)
+}
+
+func (p *parser) text() []byte { return p.take(p.number(len(p.rest))) }
+
+func (p *parser) byte() byte {
+	if b := p.take(1); b != nil {
+		return b[0]
+	}
+	return 0
+}
+
+func (p *parser) uint64() uint64 {
+	if b := p.take(8); b != nil {
+		return binary.LittleEndian.Uint64(b)
+	}
+	return 0
+}
+
+// take is the next n bytes; nil if they are not there.
+func (p *parser) take(n int) []byte {
+	if p.bad || n > len(p.rest) {
+		p.bad = true
+		return nil
+	}
+	b := p.rest[:n:n]
+	p.rest = p.rest[n:]
+	return b
+}

@@ -1,0 +1,262 @@
+package gather_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log"
+	"sync"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/shm"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+// inGroup runs body on each of n ranks, here in one process. A program of its own has pgroup.FromEnv and Create instead.
+func inGroup(n int, o *gather.Options, body func(ctx context.Context, rank int, ga *gather.Gatherer) error) {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	var wg sync.WaitGroup
+	for rank := range n {
+		wg.Go(func() {
+			ctx := context.Background()
+			g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: n, Store: s})
+			if err != nil {
+				log.Print(err)
+				return
+			}
+			ga, err := gather.Open(ctx, g, o)
+			if err != nil {
+				log.Print(err)
+				return
+			}
+			if err := body(ctx, rank, ga); err != nil {
+				log.Print(err)
+			}
+			_ = g.Barrier(ctx)
+			_ = ga.Close()
+			_ = g.Close()
+		})
+	}
+	wg.Wait()
+}
+
+// shard is what a rank has: two numbers, which tell whose they are.
+func shard(rank int) *tensor.Tensor {
+	return tensor.From([]float32{float32(rank), float32(rank) + 0.5})
+}
+
+func numbers(t *tensor.Tensor) []float32 {
+	v, err := tensor.View[float32](t)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return v
+}
+
+func ExampleOpen() {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	var wg sync.WaitGroup
+	for rank := range 2 {
+		wg.Go(func() {
+			ctx := context.Background()
+			g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: 2, Store: s})
+			if err != nil {
+				log.Fatal(err)
+			}
+			defer g.Close()
+			ga, err := gather.Open(ctx, g, nil) // on every rank
+			if err != nil {
+				log.Fatal(err)
+			}
+			defer ga.Close()
+			res, err := ga.Tensors(ctx, []int{0, 1}, shard(rank))
+			if err != nil {
+				log.Fatal(err)
+			}
+			defer res.Release()
+			if res.First {
+				fmt.Println("rank", rank, "has", len(res.Items), "tensors")
+			}
+		})
+	}
+	wg.Wait()
+	// Output: rank 0 has 2 tensors
+}
+
+// Of ranks 2 and 0, rank 2 is the first and receives. Rank 1 is not in the list, and need not call.
+func ExampleGatherer_Tensors() {
+	inGroup(3, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
+		res, err := ga.Tensors(ctx, []int{2, 0}, shard(rank))
+		if err != nil {
+			return err
+		}
+		defer res.Release()
+		for from, t := range res.Present() {
+			fmt.Println("rank", rank, "has of rank", from, t, numbers(t))
+		}
+		return nil
+	})
+	// Output:
+	// rank 2 has of rank 2 F32[2] [2 2.5]
+	// rank 2 has of rank 0 F32[2] [0 0.5]
+}
+
+// Thousands of tensors are one gather, and not thousands.
+func ExampleGatherer_TensorMaps() {
+	inGroup(2, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
+		weights := map[string]*tensor.Tensor{}
+		for layer := range 1000 {
+			weights[fmt.Sprintf("layers.%d.weight", layer)] = shard(rank)
+		}
+		res, err := ga.TensorMaps(ctx, []int{0, 1}, weights)
+		if err != nil {
+			return err
+		}
+		defer res.Release()
+		for from, ts := range res.Present() {
+			fmt.Println(from, len(ts), numbers(ts["layers.999.weight"]))
+		}
+		return nil
+	})
+	// Output:
+	// 0 1000 [0 0.5]
+	// 1 1000 [1 1.5]
+}
+
+// A config is any value with tensors in its leaves.
+func ExampleConfigs() {
+	type layer struct {
+		Name   string
+		Weight *tensor.Tensor
+		Bias   *tensor.Tensor `json:",omitempty"`
+	}
+	inGroup(2, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
+		mine := &layer{Name: fmt.Sprint("block.", rank), Weight: shard(rank)}
+		res, err := gather.Configs(ctx, ga, []int{0, 1}, mine)
+		if err != nil {
+			return err
+		}
+		defer res.Release()
+		for _, l := range res.Present() {
+			fmt.Println(l.Name, numbers(l.Weight), l.Bias == nil)
+		}
+		return nil
+	})
+	// Output:
+	// block.0 [0 0.5] true
+	// block.1 [1 1.5] true
+}
+
+func ExampleGatherer_Concat() {
+	inGroup(3, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
+		rows, err := shard(rank).Reshape(1, 2)
+		if err != nil {
+			return err
+		}
+		whole, err := ga.Concat(ctx, []int{0, 1, 2}, 0, rows)
+		if whole != nil { // on rank 0
+			fmt.Println(whole, numbers(whole))
+		}
+		return err
+	})
+	// Output: F32[3,2] [0 0.5 1 1.5 2 2.5]
+}
+
+// Shards are merged into one file, as they come.
+func ExampleGatherer_ConcatTo() {
+	inGroup(2, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
+		var file bytes.Buffer // an *os.File, most likely
+		mine := map[string]*tensor.Tensor{
+			"mlp.weight":                         shard(rank),               // a part of it on each rank
+			"norm.weight":                        tensor.From([]float32{1}), // the same everywhere
+			fmt.Sprint("layers.", rank, ".bias"): tensor.From([]float32{0}), // of this rank alone
+		}
+		err := ga.ConcatTo(ctx, &file, []int{0, 1}, gather.Merge{Axis: map[string]int{"mlp.weight": 0}}, mine)
+		if err != nil || rank != 0 {
+			return err
+		}
+		model, err := safetensors.Parse(file.Bytes())
+		if err != nil {
+			return err
+		}
+		for _, name := range model.Names() {
+			t, err := model.Tensor(name)
+			if err != nil {
+				return err
+			}
+			fmt.Println(name, t, numbers(t))
+		}
+		return nil
+	})
+	// Output:
+	// layers.0.bias F32[1] [0]
+	// layers.1.bias F32[1] [0]
+	// mlp.weight F32[4] [0 0.5 1 1.5]
+	// norm.weight F32[1] [1]
+}
+
+// A rank that has nothing gives nil. The result stays aligned with the list.
+func ExampleResult_Present() {
+	inGroup(3, nil, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
+		var mine *tensor.Tensor
+		if rank != 1 {
+			mine = shard(rank)
+		}
+		res, err := ga.Tensors(ctx, []int{0, 1, 2}, mine)
+		if err != nil {
+			return err
+		}
+		defer res.Release()
+		for _, it := range res.Items {
+			fmt.Println("rank", it.Rank, "absent:", it.Absent)
+		}
+		for from, t := range res.Present() {
+			fmt.Println("rank", from, numbers(t))
+		}
+		return nil
+	})
+	// Output:
+	// rank 0 absent: false
+	// rank 1 absent: true
+	// rank 2 absent: false
+	// rank 0 [0 0.5]
+	// rank 2 [2 2.5]
+}
+
+// A tensor that was born in an arena is not copied: the first rank reads it in place, and its owner waits before it is changed.
+func ExampleResult_Returned() {
+	arena, err := shm.NewArena(nil)
+	if err != nil { // not on this system: tensors are copied
+		fmt.Println("1 2")
+		return
+	}
+	defer arena.Close()
+	inGroup(2, &gather.Options{Arena: arena}, func(ctx context.Context, rank int, ga *gather.Gatherer) error {
+		t, err := tensor.NewIn(arena, tensor.F32, 1)
+		if err != nil {
+			return err
+		}
+		defer arena.Free(t.Data)
+		for step := range 2 {
+			numbers(t)[0] = float32(step + 1)
+			res, err := ga.Tensors(ctx, []int{0, 1}, t)
+			if err != nil {
+				return err
+			}
+			if res.First {
+				fmt.Print(numbers(res.Items[1].Value)[0], " ")
+			}
+			res.Release()
+			if err := res.Returned(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	// Output: 1 2
+}

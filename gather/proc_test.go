@@ -1,0 +1,340 @@
+package gather_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/pgroup/pgrouptest"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// dirVar tells the processes of a job the directory that they share.
+const dirVar = "GATHER_TEST_DIR"
+
+// span bounds what a process waits for; it is told of deaths much sooner.
+const span = 20 * time.Second
+
+// procWays are those for processes: each has its hosts, and whether a directory is shared.
+func procWays(n int) map[string]pgrouptest.Job {
+	nodes := make([]string, n)
+	for i := range nodes {
+		nodes[i] = fmt.Sprint("node ", i)
+	}
+	return map[string]pgrouptest.Job{"memory": {N: n}, "TCP": {N: n, Hosts: nodes}, "directory": {N: n, Env: []string{dirVar + "="}}}
+}
+
+// overProcs runs f as a test for each way. In a process of a job, dir is that of the test.
+func overProcs(t *testing.T, n int, f func(t *testing.T, j pgrouptest.Job)) {
+	for name, j := range procWays(n) {
+		t.Run(name, func(t *testing.T) {
+			if len(j.Env) > 0 {
+				j.Env = []string{dirVar + "=" + shared(t)}
+			}
+			f(t, j)
+		})
+	}
+}
+
+// shared is a directory that the test and its processes have in common.
+func shared(t *testing.T) string {
+	if dir := os.Getenv(dirVar); dir != "" {
+		return dir
+	}
+	return t.TempDir()
+}
+
+// processes runs f on the processes of a job.
+func processes(t *testing.T, j pgrouptest.Job, f func(r *rank)) {
+	t.Helper()
+	j.Run(t, func(t *testing.T, g *pgroup.Group) {
+		ctx, cancel := context.WithTimeout(t.Context(), span)
+		defer cancel()
+		ga, err := gather.Open(ctx, g, &gather.Options{Dir: os.Getenv(dirVar)})
+		require.NoError(t, err)
+		r := &rank{T: t, ctx: ctx, group: g, ga: ga}
+		defer r.closes()
+		f(r)
+	})
+}
+
+// closes ends this process's part, and looks for segments and names that are left.
+func (r *rank) closes() {
+	assert.NoError(r, r.ga.Close())
+	maps, err := os.ReadFile("/proc/self/maps")
+	if errors.Is(err, os.ErrNotExist) {
+		return // not Linux: there are none
+	}
+	require.NoError(r, err)
+	assert.NotContains(r, string(maps), "memfd:")
+	assert.NotContains(r, string(maps), "/dev/shm/")
+	segments, _ := memory(r.T)
+	assert.Zero(r, segments)
+}
+
+// suicide is kill -9.
+func suicide() {
+	_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
+	select {}
+}
+
+func TestProcesses(t *testing.T) {
+	overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
+		processes(t, j, func(r *rank) {
+			for round := 0; round < 10 && r.gathers(list, 10*round, 1<<18); round++ {
+			}
+			res, err := gather.Configs(r.ctx, r.ga, list, r.model(r.me()))
+			require.NoError(t, err)
+			for rank, cfg := range res.Present() {
+				sameModel(t, r.model(rank), cfg)
+			}
+			assert.NoError(t, r.group.Barrier(r.ctx))
+		})
+	})
+}
+
+// roundsVar tells the processes what killRounds is: -test.short is not theirs.
+const roundsVar = "GATHER_TEST_ROUNDS"
+
+// killRounds is how often a rank is killed, each time at another moment.
+func killRounds() int {
+	if n, err := strconv.Atoi(os.Getenv(roundsVar)); err == nil {
+		return n
+	}
+	if testing.Short() {
+		return 3
+	}
+	return 20
+}
+
+// TestKilled kills the first rank, or one that gives, at moments drawn by chance, while they gather back to back: whoever is left hears who
+// is lost, what the first rank has stays as it was, and nothing is left of anything.
+func TestKilled(t *testing.T) {
+	ranks := []int{2, 0, 3, 1}
+	for _, victim := range []int{2, 3} {
+		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {
+			overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
+				scratch := shared(t) // where a process might leave something
+				if len(j.Env) == 0 {
+					j.Env = append(j.Env, "TMPDIR="+scratch)
+				}
+				j.Env = append(j.Env, fmt.Sprint(roundsVar, "=", killRounds()))
+				j.MayFail = []int{victim}
+				for round := range killRounds() {
+					processes(t, j, func(r *rank) {
+						chance := rand.New(rand.NewPCG(uint64(round), uint64(victim)))
+						r.untilKilled(ranks, victim, time.Duration(chance.Int64N(int64(60*time.Millisecond))))
+					})
+					if t.Failed() {
+						return
+					}
+				}
+				j.MayFail = nil
+				processes(t, j, func(r *rank) { // what the killed ones have left goes with the next Open
+					require.NoError(t, r.group.Barrier(r.ctx))
+					if r.me() == 0 {
+						for _, file := range filesIn(t, scratch) {
+							assert.False(t, strings.Contains(filepath.Base(file), "rank-"), "%s is left", file)
+						}
+					}
+					require.NoError(t, r.group.Barrier(r.ctx))
+					r.gathers(ranks, 0, 100)
+					require.NoError(t, r.group.Barrier(r.ctx))
+				})
+				assert.Empty(t, filesIn(t, scratch), "after all are closed")
+			})
+		})
+	}
+}
+
+// untilKilled gathers 4 MiB of each rank, back to back, until the victim is killed after some time.
+func (r *rank) untilKilled(ranks []int, victim int, after time.Duration) {
+	const n = 1 << 20
+	require.NoError(r, r.group.Barrier(r.ctx))
+	if r.me() == victim {
+		time.AfterFunc(after, suicide)
+	}
+	held := new(gather.Result[*tensor.Tensor])
+	for round := 0; ; round++ {
+		res, err := r.ga.Tensors(r.ctx, ranks, filled(10*round+r.me(), n))
+		if err == nil {
+			held.Release()
+			held = res
+			continue
+		}
+		assert.ErrorIs(r, err, pgroup.ErrLost)
+		assert.Equal(r, []int{victim}, r.rankError(err).Lost, "%v", err)
+		for rank, got := range held.Present() {
+			equal(r.T, filled(10*(round-1)+rank, n), got)
+		}
+		break
+	}
+	held.Release()
+}
+
+// TestModelOpt01AfterACrash kills all of a job at once, and starts it again under the same names, on the same host and directory.
+func TestModelOpt01AfterACrash(t *testing.T) {
+	overProcs(t, 2, func(t *testing.T, j pgrouptest.Job) {
+		j.MayFail = []int{0, 1}
+		for range 3 {
+			processes(t, j, func(r *rank) {
+				assert.True(t, r.gathers([]int{0, 1}, 100, 1000))
+				if r.me() == 1 { // it has published, and lent, what nobody will ask for
+					go func() { _, _ = r.ga.Tensors(r.ctx, []int{0, 1}, filled(666, 1000)) }()
+				}
+				require.NoError(t, r.group.Channel("end").Barrier(r.ctx))
+				suicide()
+			})
+		}
+		j.MayFail = nil
+		processes(t, j, func(r *rank) {
+			for round := 0; round < 3 && r.gathers([]int{0, 1}, 10*round, 1000); round++ {
+			}
+			assert.NoError(t, r.group.Barrier(r.ctx))
+		})
+	})
+}
+
+// TestModelOpt02ReaderExits ends the reader of one list while a result of another is being read.
+func TestModelOpt02ReaderExits(t *testing.T) {
+	overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
+		j.MayFail = []int{0}
+		processes(t, j, func(r *rank) {
+			ranks := []int{r.me() &^ 1, r.me() | 1}
+			res, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1<<20))
+			require.NoError(t, err)
+			require.NoError(t, r.group.Barrier(r.ctx))
+			if r.me() == 0 {
+				os.Exit(3)
+			}
+			if ranks[0] == 0 {
+				return
+			}
+			<-r.group.Context().Done() // it is gone
+			for rank, got := range res.Present() {
+				equal(t, filled(rank, 1<<20), got)
+			}
+			res.Release()
+			r.gathers(ranks, 10, 1<<20)
+		})
+	})
+}
+
+// TestFrozen stops a rank that gives: the others hear at their deadline that it is missing. When it goes on, it hears of it, and all
+// gather again.
+func TestFrozen(t *testing.T) {
+	overProcs(t, 3, func(t *testing.T, j pgrouptest.Job) {
+		processes(t, j, func(r *rank) {
+			ranks := []int{0, 1, 2}
+			require.True(t, r.gathers(ranks, 0, 1000))
+			require.NoError(t, r.group.Barrier(r.ctx))
+			pid := r.group.Members()[2].PID
+			switch r.me() {
+			case 0:
+				require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+				r.missing(ranks, 2)
+				require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
+				require.NoError(t, pgroup.Send(r.ctx, r.group, 2, "go on"))
+			case 1:
+				r.missing(ranks, 2)
+			case 2:
+				_, err := pgroup.Recv[string](r.ctx, r.group, 0)
+				require.NoError(t, err)
+				_, err = r.ga.Tensors(r.ctx, ranks, filled(2, 1000)) // decided while it slept
+				assert.Equal(t, []int{2}, r.rankError(err).Missing)
+			}
+			r.gathers(ranks, 10, 1000)
+			assert.NoError(t, r.group.Barrier(r.ctx))
+		})
+	})
+}
+
+func (r *rank) missing(ranks []int, who int) {
+	r.Helper()
+	ctx, cancel := context.WithTimeout(r.ctx, 300*time.Millisecond)
+	defer cancel()
+	_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 1000))
+	assert.ErrorIs(r, err, pgroup.ErrTimeout)
+	assert.Equal(r, []int{who}, r.rankError(err).Missing, "%v", err)
+}
+
+// TestFrozenForLong stops a rank for longer than others wait in silence: it is lost, and hears so when it goes on.
+func TestFrozenForLong(t *testing.T) {
+	processes(t, pgrouptest.Job{N: 3}, func(r *rank) {
+		ranks := []int{0, 1, 2}
+		require.True(t, r.gathers(ranks, 0, 1000))
+		require.NoError(t, r.group.Barrier(r.ctx))
+		if r.me() == 0 {
+			require.NoError(t, syscall.Kill(r.group.Members()[2].PID, syscall.SIGSTOP))
+		}
+		_, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
+		for err == nil { // rank 2 gave before it was stopped, or waits to be
+			_, err = r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
+		}
+		if r.me() == 0 {
+			require.NoError(t, syscall.Kill(r.group.Members()[2].PID, syscall.SIGCONT))
+		}
+		assert.ErrorIs(t, err, pgroup.ErrLost)
+		assert.Equal(t, []int{2}, r.rankError(err).Lost, "%v", err)
+	})
+}
+
+// at is a writer that does something when it has been given n bytes.
+type at struct {
+	n  int
+	do func()
+}
+
+func (a *at) Write(p []byte) (int, error) {
+	if a.n -= len(p); a.n <= 0 && a.do != nil {
+		a.do()
+		a.do = nil
+	}
+	return len(p), nil
+}
+
+// TestKilledWhileItIsWritten kills the first rank, or one that gives, when so many bytes of a file are written.
+func TestKilledWhileItIsWritten(t *testing.T) {
+	for _, victim := range []int{2, 3} {
+		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {
+			overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
+				j.MayFail = []int{victim}
+				for _, n := range []int{1, 1 << 20, 4<<20 + 1, 5 << 20} { // of about 5.5 MiB
+					processes(t, j, func(r *rank) {
+						w := &at{n: n, do: func() { r.kills(victim) }}
+						i := slices.Index(list, r.me())
+						if i < 0 {
+							return
+						}
+						err := r.ga.ConcatTo(r.ctx, w, list, gather.Merge{Axis: axes}, shards(t, i))
+						assert.ErrorIs(t, err, pgroup.ErrLost)
+						assert.Equal(t, []int{victim}, r.rankError(err).Lost, "%v", err)
+					})
+				}
+			})
+		})
+	}
+}
+
+// kills ends another process, or this one. It returns when all know of it.
+func (r *rank) kills(victim int) {
+	if victim == r.me() {
+		suicide()
+	}
+	assert.NoError(r, syscall.Kill(r.group.Members()[victim].PID, syscall.SIGKILL))
+	<-r.group.Context().Done()
+}
