@@ -27,7 +27,7 @@ type Arena struct {
 
 	grow sync.Mutex // held while memory is taken, which takes time; before mu
 
-	mu     sync.Mutex // protects what follows, the segments and the blocks
+	mu     sync.Mutex // protects what follows, the segments and the blocks; after that of a Conn
 	closed bool
 	next   uint32
 	segs   []*segment // by their addresses
@@ -156,6 +156,7 @@ func (a *Arena) open(size int64) (*segment, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.arena = a
 	i, _ := slices.BinarySearchFunc(a.segs, address(s.mem), func(s *segment, at uintptr) int { return cmp.Compare(address(s.mem), at) })
 	a.segs = slices.Insert(a.segs, i, s)
 	a.byID[id] = s
@@ -217,7 +218,7 @@ func (a *Arena) commit(b *block, n, size int64, err error) ([]byte, error) {
 	a.release(b)
 	gone := a.sweep(func(s *segment) bool { return s == b.seg && s.top == 0 })
 	a.mu.Unlock()
-	a.giveBack(gone)
+	giveBack(gone)
 	return nil, err
 }
 
@@ -239,7 +240,7 @@ func (a *Arena) Free(b []byte) {
 	a.idle(bl)
 	gone := a.sweep(func(*segment) bool { return false })
 	a.mu.Unlock()
-	a.giveBack(gone)
+	giveBack(gone)
 }
 
 // freeable is b's block, or what is wrong with b. mu is held.
@@ -309,14 +310,14 @@ func (a *Arena) Find(b []byte) (Ref, bool) {
 func (a *Arena) allocation(r Ref) (*block, error) {
 	s := a.byID[r.Segment]
 	if r.Arena != a.id || s == nil {
-		return nil, fmt.Errorf("shm: %+v is not of this arena", r)
+		return nil, fmt.Errorf("%+v is not of this arena", r)
 	}
 	if r.Offset < 0 || r.Len < 1 || r.Offset >= s.top {
-		return nil, fmt.Errorf("shm: %+v is no part of an allocation", r)
+		return nil, fmt.Errorf("%+v is no part of an allocation", r)
 	}
 	b := s.blocks[s.at(r.Offset)]
 	if !b.used || r.Len > b.n-(r.Offset-b.off) {
-		return nil, fmt.Errorf("shm: %+v is no part of one allocation that is in use", r)
+		return nil, fmt.Errorf("%+v is no part of one allocation that is in use", r)
 	}
 	return b, nil
 }
@@ -329,7 +330,7 @@ func (a *Arena) trim() bool {
 	a.mu.Lock()
 	gone := a.sweep(func(s *segment) bool { return s.live == 0 })
 	a.mu.Unlock()
-	a.giveBack(gone)
+	giveBack(gone)
 	return len(gone) > 0
 }
 
@@ -362,17 +363,17 @@ func (a *Arena) sweep(also func(*segment) bool) (gone []*segment) {
 	return gone
 }
 
-// giveBack unmaps segments that are out of the arena, and tells the peers that have them.
-func (a *Arena) giveBack(gone []*segment) {
+// giveBack unmaps segments that are out of their arenas, and tells the peers that have them. No lock is held.
+func giveBack(gone []*segment) {
 	for _, s := range gone {
 		_ = unix.Munmap(s.mem)
 		s.unhold()
-		a.mu.Lock()
+		s.arena.mu.Lock()
 		conns := s.conns
 		s.conns = map[*Conn]struct{}{}
-		a.mu.Unlock()
+		s.arena.mu.Unlock()
 		for c := range conns {
-			c.drop(a.id, s.id)
+			c.drop(key{s.arena.id, s.id})
 		}
 	}
 }
@@ -399,7 +400,7 @@ func (a *Arena) Close() error {
 	a.closed = true
 	gone := a.sweep(func(*segment) bool { return false })
 	a.mu.Unlock()
-	a.giveBack(gone)
+	giveBack(gone)
 	return nil
 }
 

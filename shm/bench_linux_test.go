@@ -2,6 +2,7 @@ package shm_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -107,15 +108,43 @@ func BenchmarkRoom(b *testing.B) {
 	}
 }
 
-// BenchmarkRoundTrip lends a block, maps it, releases it and waits until it is returned.
+// BenchmarkLend is what a loan costs the lender, of a segment that the peer has.
+func BenchmarkLend(b *testing.B) {
+	near, far := sockets(b)
+	defer far.Close()
+	c := shm.NewConn(near)
+	defer c.Close()
+	a := newArena(b, nil)
+	_, ref := filled(b, a, 1<<20, 1)
+	p := rawPeer{b, far}
+	refs := slices.Repeat([]shm.Ref{ref}, 2000)
+	b.ReportAllocs()
+	for n := 1; b.Loop(); n++ {
+		if err := c.Lend(b.Context(), a, ref); err != nil {
+			b.Fatal(err)
+		}
+		if n%len(refs) == 0 { // so that it does not come to the most
+			b.StopTimer()
+			p.giveBack(refs...)
+			require.NoError(b, c.Returned(b.Context(), ref))
+			b.StartTimer()
+		}
+	}
+}
+
+// BenchmarkRoundTrip lends a block, maps it, releases it and waits until it is returned. A process hears of the loan through a pipe.
 func BenchmarkRoundTrip(b *testing.B) {
 	b.Run("process", func(b *testing.B) {
 		c, p := start(b, "echo")
 		a := newArena(b, nil)
 		_, ref := filled(b, a, 1<<20, 1)
 		p.tell(b, parcel{Ref: ref})
+		b.ReportAllocs()
 		for b.Loop() {
 			if err := c.Lend(b.Context(), a, ref); err != nil {
+				b.Fatal(err)
+			}
+			if _, err := p.in.Write([]byte{0}); err != nil {
 				b.Fatal(err)
 			}
 			if err := c.Returned(b.Context(), ref); err != nil {

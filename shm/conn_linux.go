@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// fullQueue is how many bytes wait to be sent before Lend waits.
-	fullQueue = 256 << 10
+	// fullQueue is how many notices wait to be sent before Lend adds no more. Each that has a segment keeps a descriptor open.
+	fullQueue = 256
 
 	// lastWords is how long Close waits for a peer that does not read.
 	lastWords = 100 * time.Millisecond
@@ -20,7 +20,8 @@ const (
 // Conn passes segments to one peer over one unix socket, each descriptor once. Both sides may lend and map. It is safe for
 // concurrent use.
 //
-// It owns the socket and two goroutines, one that reads and one that writes. They end with Close or with the peer.
+// It owns the socket and two goroutines, one that reads and one that writes, which end with Close or with the peer; and a mapping of
+// each segment that the peer has sent, until Close: a Conn that has ended has to be closed too.
 type Conn struct {
 	sock  *net.UnixConn
 	done  chan struct{}
@@ -29,154 +30,56 @@ type Conn struct {
 	wrote chan struct{} // closed when the writer has ended
 	once  sync.Once
 
-	mu      sync.Mutex    // protects what follows
+	mu      sync.Mutex    // protects what follows; before that of an arena
 	changed chan struct{} // closed when what somebody waits for may have come; nil if nobody waits
 	err     error         // why it has ended, before done is closed
 	broken  error         // why the writer has ended
 	closing bool
 
 	// What is lent to the peer.
-	sent   map[key]sent
-	loans  map[uint64]loan // not returned, by their numbers
-	out    map[Ref]int     // how many of them there are for each, until their arenas know that they are returned
-	number uint64          // the next loan's
-	queue  []message
-	queued int // bytes of queue
+	sent  map[key]*sent
+	loans map[Ref]loan // after the end: what was never returned
+	out   int          // how many loans that is
+	queue []notice
 
 	// What the peer has lent.
 	maps     map[key]*mapping
-	mappings int             // also those that only Blocks use any more
-	mapped   int64           // bytes of them
-	offers   map[Ref][]offer // loans of the peer that Map has not taken
-	offered  uint64          // the number of the peer's next loan
-	open     int             // loans of the peer that are not in a frame of returns
-	returns  []uint64
-}
-
-// sent is a segment that the peer has.
-type sent struct {
-	arena *Arena
-	seg   *segment
-}
-
-// offer is a loan of the peer.
-type offer struct {
-	number uint64
-	m      *mapping
-}
-
-// message is something to send.
-type message struct {
-	b   []byte
-	seg *segment // whose descriptor goes with it, held; or nil
+	mappings int   // also those that only Blocks use any more
+	mapped   int64 // bytes of them
+	open     int   // Blocks, and returns that are in no frame yet
+	returns  []Ref
 }
 
 // NewConn makes a Conn of c, a stream socket ("unix"), on which nothing else may be sent or read any more. Close, or the end of the peer,
-// ends its goroutines. If c is something else, the Conn has ended, and Err says so.
+// ends its goroutines; Close is due in any case. If c is something else, the Conn has ended, and Err says so.
 func NewConn(c *net.UnixConn) *Conn {
 	conn := &Conn{
 		sock: c, done: make(chan struct{}), quit: make(chan struct{}), wake: make(chan struct{}, 1), wrote: make(chan struct{}),
-		sent: map[key]sent{}, loans: map[uint64]loan{}, out: map[Ref]int{},
-		maps: map[key]*mapping{}, offers: map[Ref][]offer{},
+		sent: map[key]*sent{}, loans: map[Ref]loan{}, maps: map[key]*mapping{},
 	}
 	go conn.write()
 	go conn.read()
 	return conn
 }
 
-// Lend lets the peer map what refs name of a, each once: a ref that is lent twice can be mapped twice. It counts as lent until the peer
-// has released it, and is not reused before, also if it is freed. Lend does not wait for the peer, unless the socket is full. It is all
-// or nothing.
+// Lend lets the peer map what refs name of a, each once: a ref that is lent twice can be mapped twice. It is the caller who tells the
+// peer of the refs, once for each loan, after Lend; all that Lend sends is the segments that the peer does not have. These are in
+// the socket when it returns: what the peer is told of it can map, also if this process is killed before. So Lend waits for
+// nobody, unless there are such and the socket is full. A ref counts as lent until the peer has released it, and is not
+// reused before, also if it is freed. Lend is all or nothing.
 func (c *Conn) Lend(ctx context.Context, a *Arena, refs ...Ref) error {
 	if len(refs) == 0 {
 		return nil
 	}
-	loans, err := a.lend(c, refs)
-	if err != nil {
-		return err
-	}
-	var refused error
-	err = c.await(ctx, func() bool {
-		if c.queued >= fullQueue {
-			return false
-		}
-		refused = c.enqueue(a, loans)
-		return true
-	})
-	switch {
-	case err != nil:
-		err = fmt.Errorf("shm: lend %d refs: %w", len(refs), err)
-	case refused != nil:
-		err = refused
-	default:
-		for _, l := range loans { // the arena may have been closed since
-			if !a.has(l.block.seg) {
-				c.drop(a.id, l.block.seg.id)
-			}
-		}
-		return nil
-	}
-	a.settle(loans)
-	if c.Err() != nil {
-		c.leave(a, loans)
-	}
-	return err
-}
-
-// leave ends that arena a tells c of segments: it has ended.
-func (c *Conn) leave(a *Arena, loans []loan) {
-	for _, l := range loans {
-		a.forget(c, l.block.seg)
-	}
-}
-
-// enqueue sends the loans, and before them the segments that the peer does not have. mu is held.
-func (c *Conn) enqueue(a *Arena, loans []loan) error {
-	if n := len(c.loans); n+len(loans) > mostLoans {
-		return fmt.Errorf("shm: lend %d refs: %d are lent over this Conn and not returned, and %d is the most", len(loans), n, mostLoans)
-	}
-	if err := c.introduce(a, loans); err != nil {
-		return err
-	}
-	for _, l := range loans {
-		c.loans[c.number] = l
-		c.number++
-		c.out[l.ref]++
-	}
-	for part := range slices.Chunk(loans, mostRecords(kindLend)) {
-		b := appendHeader(make([]byte, 0, header+len(part)*sizes[kindLend]), kindLend, len(part))
-		for _, l := range part {
-			b = appendRef(b, l.ref)
-		}
-		c.post(message{b: b})
+	if err := c.await(ctx, func() (bool, error) { return c.lend(a, refs) }); err != nil {
+		return fmt.Errorf("shm: lend %d refs: %w", len(refs), err)
 	}
 	return nil
 }
 
-// introduce sends the segments of loans that the peer does not have. mu is held.
-func (c *Conn) introduce(a *Arena, loans []loan) error {
-	for _, l := range loans {
-		s, k := l.block.seg, l.ref.key()
-		if _, ok := c.sent[k]; ok {
-			continue
-		}
-		if len(c.sent) >= mostSegments {
-			return fmt.Errorf("shm: lend: the peer has %d segments, the most there may be: Trim, or set Options.Segment to more than %s",
-				len(c.sent), amount(a.segment))
-		}
-		if !s.hold() {
-			return ErrClosed
-		}
-		c.sent[k] = sent{a, s}
-		c.post(message{b: appendSegment(appendHeader(nil, kindSegment, 1), k, s.size), seg: s})
-	}
-	return nil
-}
-
-// post gives the writer a message. mu is held.
-func (c *Conn) post(m message) {
-	c.queue = append(c.queue, m)
-	c.queued += len(m.b)
+// post gives the writer something to send. mu is held.
+func (c *Conn) post(n notice) {
+	c.queue = append(c.queue, n)
 	c.nudge()
 }
 
@@ -187,29 +90,26 @@ func (c *Conn) nudge() {
 	}
 }
 
-// drop tells the peer that a segment has gone, if it has it.
-func (c *Conn) drop(arena uint64, segment uint32) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	k := key{arena, segment}
-	if _, ok := c.sent[k]; ok && c.err == nil {
-		delete(c.sent, k)
-		c.post(message{b: appendKey(appendHeader(nil, kindDrop, 1), k)})
-	}
-}
-
-// Map gives what the peer has lent, a Block for each ref. It waits until the peer has lent all of them, and takes none before. What the peer
-// has lent once can be mapped once. If the memory cannot be read, which is an error, it is returned to the peer.
+// Map gives what the peer has lent, a Block for each ref, of which the peer must have told the caller: once for each Block. (Memory that
+// was not lent may change while it is read, and its Release is a fault that ends the Conn.) It waits until the segments of all refs
+// have arrived, and takes none before. A ref that is not within its segment is an error at once.
+//
+// What has arrived can be mapped until Close, also after the end of the Conn or of the peer: the memory lives on in this process. If it
+// cannot be read, which is an error, it is returned to the peer.
 func (c *Conn) Map(ctx context.Context, refs ...Ref) ([]*Block, error) {
 	if len(refs) == 0 {
 		return nil, nil
 	}
 	var blocks []*Block
-	err := c.await(ctx, func() bool {
-		blocks = c.accept(refs)
-		return blocks != nil
+	var refused error
+	err := c.await(ctx, func() (bool, error) {
+		blocks, refused = c.accept(refs)
+		return blocks != nil, refused
 	})
-	if err != nil {
+	switch {
+	case refused != nil:
+		return nil, fmt.Errorf("shm: map %d refs: %w", len(refs), refused)
+	case err != nil:
 		return nil, fmt.Errorf("shm: map %d refs%s: %w", len(refs), c.wanting(refs), err)
 	}
 	for i, b := range blocks {
@@ -223,43 +123,44 @@ func (c *Conn) Map(ctx context.Context, refs ...Ref) ([]*Block, error) {
 	return blocks, nil
 }
 
-// accept takes offers for all refs; nil if some are missing. mu is held.
-func (c *Conn) accept(refs []Ref) []*Block {
-	if c.missing(refs) >= 0 {
-		return nil
+// accept makes Blocks of refs; nil if a segment is missing. mu is held.
+func (c *Conn) accept(refs []Ref) ([]*Block, error) {
+	switch {
+	case c.closing:
+		return nil, ErrClosed
+	case c.open+len(refs) > mostLoans:
+		return nil, fmt.Errorf("%d Blocks are not released, or the peer does not read that they are, and %d is the most", c.open, mostLoans)
 	}
-	blocks := make([]*Block, len(refs))
-	for i, r := range refs {
-		o := c.offers[r][0]
-		if c.offers[r] = c.offers[r][1:]; len(c.offers[r]) == 0 {
-			delete(c.offers, r)
+	for _, r := range refs {
+		if err := c.maps[r.key()].check(r); err != nil {
+			return nil, err
 		}
-		blocks[i] = &Block{Data: o.m.slice(r), conn: c, m: o.m, number: o.number}
 	}
-	return blocks
+	if c.missing(refs) >= 0 {
+		return nil, nil
+	}
+	made, blocks := make([]Block, len(refs)), make([]*Block, len(refs))
+	for i, r := range refs {
+		m := c.maps[r.key()]
+		m.uses++
+		made[i] = Block{Data: m.slice(r), conn: c, m: m, ref: r}
+		blocks[i] = &made[i]
+	}
+	c.open += len(refs)
+	return blocks, nil
 }
 
-// missing is the index of the first of refs for which there is no offer left by those before; -1 if there is none. mu is held.
+// missing is the index of the first of refs whose segment is not there; -1 if there is none. mu is held.
 func (c *Conn) missing(refs []Ref) int {
-	if len(refs) == 1 && len(c.offers[refs[0]]) > 0 {
-		return -1
-	}
-	wanted := make(map[Ref]int, len(refs))
-	for i, r := range refs {
-		wanted[r]++
-		if wanted[r] > len(c.offers[r]) {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(refs, func(r Ref) bool { return c.maps[r.key()] == nil })
 }
 
 // wanting says which of refs Map has waited for.
 func (c *Conn) wanting(refs []Ref) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if i := c.missing(refs); i >= 0 && c.err == nil {
-		return fmt.Sprintf(", of which the peer has not lent %+v", refs[i])
+	if i := c.missing(refs); i >= 0 {
+		return fmt.Sprintf(", of which the peer has not sent the segment of %+v", refs[i])
 	}
 	return ""
 }
@@ -267,31 +168,31 @@ func (c *Conn) wanting(refs []Ref) string {
 // Returned waits until the peer has released all that was lent of refs over this Conn: then it can be reused, or written to. A ref counts
 // as it was lent: one for half of it is another ref. It is an error if the Conn ends before.
 func (c *Conn) Returned(ctx context.Context, refs ...Ref) error {
-	back := func() bool {
-		return !slices.ContainsFunc(refs, func(r Ref) bool { return c.out[r] > 0 })
+	var out Ref // one that is not returned
+	err := c.await(ctx, func() (bool, error) {
+		i := slices.IndexFunc(refs, func(r Ref) bool { return c.loans[r].n > 0 })
+		if i >= 0 {
+			out = refs[i]
+		}
+		return i < 0, nil
+	})
+	if err != nil {
+		return fmt.Errorf("shm: wait for %d refs to be returned, of which the peer has %+v: %w", len(refs), out, err)
 	}
-	err := c.await(ctx, back)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err == nil || back() {
-		return nil
-	}
-	out := refs[slices.IndexFunc(refs, func(r Ref) bool { return c.out[r] > 0 })]
-	return fmt.Errorf("shm: wait for %d refs to be returned, of which the peer has %+v: %w", len(refs), out, err)
+	return nil
 }
 
-// await waits until try, which is called with mu held, is true. It is an error if the Conn or ctx ends before.
-func (c *Conn) await(ctx context.Context, try func() bool) error {
+// await waits until try, which is called with mu held, is true or an error. It is an error if the Conn or ctx ends before.
+func (c *Conn) await(ctx context.Context, try func() (bool, error)) error {
 	for {
 		c.mu.Lock()
-		if c.closing || c.err != nil {
-			err := c.why()
+		ok, err := try()
+		if !ok && err == nil && (c.closing || c.err != nil) {
+			err = c.why()
+		}
+		if ok || err != nil {
 			c.mu.Unlock()
 			return err
-		}
-		if try() {
-			c.mu.Unlock()
-			return nil
 		}
 		if c.changed == nil {
 			c.changed = make(chan struct{})
@@ -333,9 +234,9 @@ func (c *Conn) Err() error {
 	return c.err
 }
 
-// Close ends the Conn and waits for its goroutines. What was released before still reaches the peer, if it reads within a tenth of a
-// second. Blocks stay what they are until Release; what was lent and not returned is lost to its arena. It may be called
-// twice, and always returns nil.
+// Close ends the Conn, waits for its goroutines, and ends its mappings. What was released before still reaches the peer, if it reads
+// within a tenth of a second. Blocks stay what they are until Release; what was lent and not returned is lost to its arena. It may be
+// called twice, and always returns nil.
 func (c *Conn) Close() error {
 	c.once.Do(func() {
 		c.mu.Lock()
@@ -348,6 +249,14 @@ func (c *Conn) Close() error {
 	<-c.wrote
 	_ = c.sock.Close()
 	<-c.done
+	c.mu.Lock()
+	var dead []*mapping
+	for _, m := range c.maps {
+		dead = append(dead, c.unuse(m)...)
+	}
+	c.maps = nil
+	c.mu.Unlock()
+	unmap(dead)
 	return nil
 }
 
@@ -356,9 +265,9 @@ func (c *Conn) Close() error {
 type Block struct {
 	Data []byte
 
-	conn   *Conn
-	m      *mapping // nil after Release
-	number uint64
+	conn *Conn
+	m    *mapping // nil after Release
+	ref  Ref
 }
 
 // Release gives the bytes back to the peer, who may overwrite them at once: nobody may read what Data was any more, and it is nil
@@ -377,8 +286,10 @@ func (b *Block) Release() {
 	}
 	b.m, b.Data = nil, nil
 	if c.err == nil {
-		c.returns = append(c.returns, b.number)
+		c.returns = append(c.returns, b.ref)
 		c.nudge()
+	} else {
+		c.open--
 	}
 	dead := c.unuse(m)
 	c.mu.Unlock()

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -49,44 +51,101 @@ func TestLendMapRelease(t *testing.T) {
 	}
 }
 
-// TestAsOftenAsLent shows that a ref can be mapped as often as it was lent, and all or nothing.
+// TestAsOftenAsLent shows that a ref is out until each of its loans is returned.
 func TestAsOftenAsLent(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
 	a := newArena(t, nil)
 	_, ref := filled(t, a, 100, 1)
-	_, late := filled(t, a, 100, 2)
-	require.NoError(t, c.Lend(ctx, a, ref, ref))
+	_, other := filled(t, a, 100, 2)
+	require.NoError(t, c.Lend(ctx, a, ref, other, ref))
+	require.NoError(t, c.Lend(ctx, a, ref))
+	blocks, err := d.Map(ctx, ref, ref)
+	require.NoError(t, err)
+	last, err := d.Map(ctx, other, ref)
+	require.NoError(t, err)
+	for _, b := range append(blocks, last[0]) {
+		b.Release()
+	}
+	require.NoError(t, c.Returned(ctx, other))
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
-	_, err := d.Map(short, ref, ref, ref)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	_, err = d.Map(short, ref, late)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, fmt.Sprintf("map 2 refs, of which the peer has not lent %+v", late))
-	one, err := d.Map(ctx, ref)
+	err = c.Returned(short, other, ref)
+	require.ErrorIs(t, err, context.DeadlineExceeded, "one is still out")
+	require.ErrorContains(t, err, fmt.Sprintf("shm: wait for 2 refs to be returned, of which the peer has %+v", ref))
+	require.EqualValues(t, 128, a.Stats().Lent)
+	last[1].Release()
+	require.NoError(t, c.Returned(ctx, ref, other))
+	require.Zero(t, a.Stats().Lent)
+	nothing, err := d.Map(ctx)
 	require.NoError(t, err)
+	require.Empty(t, nothing)
+	require.NoError(t, c.Lend(ctx, a))
+	require.NoError(t, c.Returned(ctx))
+}
+
+// TestMapWaitsForSegments shows that Map takes nothing before all is there.
+func TestMapWaitsForSegments(t *testing.T) {
+	ctx := within(t)
+	c, d := pair(t)
+	a := newArena(t, &shm.Options{Segment: 1 << 16})
+	b, ref := filled(t, a, 1<<16, 1)
+	later, late := filled(t, a, 1<<16, 2)
+	require.NoError(t, c.Lend(ctx, a, ref))
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	_, err := d.Map(short, ref, late)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, fmt.Sprintf("shm: map 2 refs, of which the peer has not sent the segment of %+v", late))
 	got := make(chan []*shm.Block)
 	go func() {
 		blocks, _ := d.Map(ctx, ref, late)
 		got <- blocks
 	}()
 	require.NoError(t, c.Lend(ctx, a, late))
-	rest := <-got
-	require.Len(t, rest, 2)
-	one[0].Release()
-	err = c.Returned(short, late, ref)
-	require.ErrorIs(t, err, context.DeadlineExceeded, "one is still out")
-	require.ErrorContains(t, err, fmt.Sprintf("of which the peer has %+v", late))
-	rest[0].Release()
-	require.NoError(t, c.Returned(ctx, ref))
-	rest[1].Release()
+	blocks := <-got
+	require.Len(t, blocks, 2)
+	require.Equal(t, b, blocks[0].Data)
+	require.Equal(t, later, blocks[1].Data)
+	blocks[0].Release()
+	blocks[1].Release()
 	require.NoError(t, c.Returned(ctx, ref, late))
-	nothing, err := d.Map(ctx)
+}
+
+// TestMapOutOfBounds shows that a ref that cannot be is an error at once, also beside one whose segment is not there, and takes nothing.
+func TestMapOutOfBounds(t *testing.T) {
+	ctx := within(t)
+	c, d := pair(t)
+	a := newArena(t, &shm.Options{Segment: 1 << 16})
+	_, ref := filled(t, a, 1<<16, 1)
+	require.NoError(t, c.Lend(ctx, a, ref))
+	never := shm.Ref{Arena: ref.Arena, Segment: 77, Len: 1}
+	for name, bad := range map[string]shm.Ref{
+		"beyond":   {Offset: 1<<16 - 1, Len: 2},
+		"behind":   {Offset: 1 << 16, Len: 1},
+		"before":   {Offset: -1, Len: 2},
+		"no bytes": {},
+		"negative": {Offset: 10, Len: -1},
+		"overflow": {Offset: 1 << 16, Len: math.MaxInt64},
+		"too far":  {Offset: math.MaxInt64, Len: math.MaxInt64},
+	} {
+		bad.Arena, bad.Segment = ref.Arena, ref.Segment
+		blocks, err := d.Map(ctx, ref)
+		require.NoError(t, err, "the segment is there")
+		for _, refs := range [][]shm.Ref{{bad}, {ref, bad}, {never, bad}} {
+			_, err := d.Map(ctx, refs...)
+			require.EqualError(t, err, fmt.Sprintf("shm: map %d refs: %+v is not within a segment of 65536 bytes", len(refs), bad), name)
+		}
+		blocks[0].Release()
+		require.NoError(t, c.Returned(ctx, ref))
+		require.NoError(t, c.Lend(ctx, a, ref))
+	}
+	_, err := d.Map(ctx, shm.Ref{Arena: ref.Arena, Segment: 77, Offset: -1, Len: 1})
+	require.ErrorContains(t, err, "not within", "in no segment")
+	blocks, err := d.Map(ctx, ref)
 	require.NoError(t, err)
-	require.Empty(t, nothing)
-	require.NoError(t, c.Lend(ctx, a))
-	require.NoError(t, c.Returned(ctx))
+	blocks[0].Release()
+	require.NoError(t, c.Returned(ctx, ref), "the Conns have not ended")
 }
 
 // TestNotReusedWhileHeld shows that freed memory waits for its peer, and for the last of several.
@@ -147,8 +206,6 @@ func TestConnEnds(t *testing.T) {
 			require.ErrorIs(t, peer.Err(), io.EOF)
 			require.ErrorIs(t, c.Returned(ctx, ref), c.Err())
 			require.ErrorIs(t, c.Lend(ctx, a, ref), c.Err())
-			_, err = d.Map(ctx, ref)
-			require.ErrorIs(t, err, d.Err())
 
 			require.Equal(t, 1, a.Stats().Retired)
 			a.Free(b)
@@ -163,6 +220,46 @@ func TestConnEnds(t *testing.T) {
 			blocks[0].Release()
 		})
 	}
+}
+
+// TestMapAfterTheEnd shows that what the peer has sent before its end can be mapped after it, until Close.
+func TestMapAfterTheEnd(t *testing.T) {
+	ctx := within(t)
+	before := segments(os.Getpid())
+	near, far := sockets(t)
+	c := shm.NewConn(near)
+	a := newArena(t, &shm.Options{Segment: 1 << 16})
+	b, ref := filled(t, a, 1000, 1)
+	other, second := filled(t, a, 1<<16, 2)
+	require.NoError(t, c.Lend(ctx, a, ref, second))
+	require.NoError(t, c.Close()) // what is in the socket nobody has read
+	d := shm.NewConn(far)
+	defer d.Close()
+	never := shm.Ref{Arena: ref.Arena, Segment: 9, Len: 1}
+	_, err := d.Map(ctx, ref, never) // until the end
+	require.ErrorIs(t, err, io.EOF)
+	require.ErrorContains(t, err, fmt.Sprintf("of which the peer has not sent the segment of %+v", never))
+	<-d.Done()
+	require.ErrorIs(t, d.Err(), io.EOF)
+	blocks, err := d.Map(ctx, ref, second)
+	require.NoError(t, err)
+	require.Equal(t, b, blocks[0].Data)
+	require.Equal(t, other, blocks[1].Data)
+	require.ErrorIs(t, d.Lend(ctx, a, ref), io.EOF)
+	_, err = d.Map(ctx, shm.Ref{Arena: ref.Arena, Segment: ref.Segment, Offset: 1 << 16, Len: 1})
+	require.ErrorContains(t, err, "not within a segment")
+	blocks[1].Release()
+	require.NoError(t, d.Close())
+	_, err = d.Map(ctx, ref)
+	require.EqualError(t, err, "shm: map 1 refs: shm: closed")
+	require.ErrorIs(t, d.Err(), io.EOF)
+	require.Equal(t, b, blocks[0].Data, "a Block is open until Release")
+	a.Free(b)
+	a.Free(other)
+	require.NoError(t, a.Close())
+	require.Equal(t, before+1, segments(os.Getpid()))
+	blocks[0].Release()
+	require.Equal(t, before, segments(os.Getpid()))
 }
 
 // TestReleaseThenClose shows that what was released before Close is told, so that nothing is retired.
@@ -249,32 +346,145 @@ func TestReadOnly(t *testing.T) {
 	blocks[0].Release()
 }
 
-// TestFullSocket shows that a peer that does not read keeps nobody longer than they want, and takes no memory without end.
+// TestFullSocket shows that a peer that does not read keeps Lend no longer than its context if there are segments to send, not at all if
+// there are none, and that few descriptors wait.
 func TestFullSocket(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)
 	defer far.Close()
 	c := shm.NewConn(near)
-	a := newArena(t, nil)
-	b := alloc(t, a, 1<<16)
-	refs := make([]shm.Ref, 0, 1000)
-	for i := range 1000 {
-		r, ok := a.Find(b[i:])
-		require.True(t, ok)
-		refs = append(refs, r)
-	}
+	page := os.Getpagesize()
+	a := newArena(t, &shm.Options{Segment: int64(page)})
 	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
-	n := 0
+	var refs []shm.Ref
 	var err error
-	for ; err == nil; n++ {
-		err = c.Lend(short, a, refs...)
+	for {
+		_, ref := filled(t, a, page, 1)
+		if err = c.Lend(short, a, ref); err != nil {
+			break
+		}
+		refs = append(refs, ref)
 	}
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Less(t, n, 100, "32 KiB each")
+	require.Less(t, len(refs), 2000)
+	require.EqualValues(t, len(refs)*page, a.Stats().Lent, "the last is not lent")
+	for range 1000 {
+		require.NoError(t, c.Lend(short, a, refs...), "nothing to send")
+	}
+	many := newArena(t, &shm.Options{Segment: int64(page)})
+	before := open(t)
+	var blocks [][]byte
+	var late []shm.Ref
+	for range 1000 {
+		b, ref := filled(t, many, page, 1)
+		blocks, late = append(blocks, b), append(late, ref)
+	}
+	require.ErrorIs(t, c.Lend(short, many, late...), context.DeadlineExceeded)
+	require.Zero(t, many.Stats().Lent)
+	for _, b := range blocks {
+		many.Free(b)
+	}
+	many.Trim()
+	require.LessOrEqual(t, open(t), before+256, "that wait to be sent")
 	require.NoError(t, c.Close())
+	require.LessOrEqual(t, open(t), before)
 	require.ErrorIs(t, c.Lend(ctx, a, refs...), shm.ErrClosed)
-	require.Equal(t, 1, a.Stats().Retired)
+	require.Equal(t, len(refs), a.Stats().Retired)
+}
+
+// TestLendSendsNothing shows that the peer's socket has nothing to read of a loan of a segment that it has.
+func TestLendSendsNothing(t *testing.T) {
+	ctx := within(t)
+	near, far := sockets(t)
+	defer far.Close()
+	c := shm.NewConn(near)
+	a := newArena(t, nil)
+	_, ref := filled(t, a, 1000, 1)
+	_, other := filled(t, a, 1000, 2)
+	for range 100 {
+		require.NoError(t, c.Lend(ctx, a, ref, other))
+	}
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if err := c.Lend(ctx, a, ref); err != nil {
+			panic(err)
+		}
+	}))
+	require.NoError(t, c.Close()) // all is sent
+	all, err := io.ReadAll(far)
+	require.NoError(t, err)
+	require.Len(t, all, 8+24, "one segment")
+}
+
+// TestMost shows how many loans there may be, for who lends and for who maps.
+func TestMost(t *testing.T) {
+	ctx := within(t)
+	c, d := pair(t)
+	a := newArena(t, nil)
+	_, ref := filled(t, a, 10, 1)
+	const most = 1 << 20
+	refs := slices.Repeat([]shm.Ref{ref}, most)
+	require.NoError(t, c.Lend(ctx, a, refs[1:]...))
+	require.EqualError(t, c.Lend(ctx, a, ref, ref), "shm: lend 2 refs: 1048575 are lent over this Conn and not returned, and 1048576 is the most")
+	require.NoError(t, c.Lend(ctx, a, ref))
+	blocks, err := d.Map(ctx, refs...)
+	require.NoError(t, err)
+	_, err = d.Map(ctx, ref)
+	require.ErrorContains(t, err, "shm: map 1 refs: 1048576 Blocks are not released")
+	for _, b := range blocks {
+		b.Release()
+	}
+	require.NoError(t, c.Returned(ctx, ref))
+	require.NoError(t, c.Lend(ctx, a, ref))
+	one, err := d.Map(ctx, ref)
+	require.NoError(t, err)
+	one[0].Release()
+	require.NoError(t, c.Returned(ctx, ref))
+	require.Zero(t, a.Stats().Lent)
+}
+
+// TestMostSegments shows how many segments a peer may have, and that it has them until all that is lent of them is returned, also if their
+// arenas are closed before the peer has heard of what is lent.
+func TestMostSegments(t *testing.T) {
+	ctx := within(t)
+	before, files := segments(os.Getpid()), open(t)
+	c, d := pair(t)
+	page := os.Getpagesize()
+	var refs []shm.Ref
+	for i := range 8 { // of 512 segments, so that few descriptors are open
+		a := newArena(t, &shm.Options{Segment: int64(page)})
+		for range 512 {
+			b, ref := filled(t, a, page, uint64(i))
+			require.NoError(t, c.Lend(ctx, a, ref))
+			refs = append(refs, ref)
+			a.Free(b)
+		}
+		require.NoError(t, a.Close())
+	}
+	a := newArena(t, nil)
+	b, ref := filled(t, a, 10, 1)
+	require.EqualError(t, c.Lend(ctx, a, ref),
+		"shm: lend 1 refs: the peer has 4096 segments, the most there may be: Trim, or set Options.Segment to more than 64.0 MiB")
+	blocks, err := d.Map(ctx, refs...)
+	require.NoError(t, err)
+	require.LessOrEqual(t, open(t), files+8, "sockets, and a's")
+	want := make([]byte, page)
+	for i, b := range blocks {
+		if i%512 == 0 {
+			fill(want, uint64(i/512))
+		}
+		require.Equal(t, want, b.Data)
+		b.Release()
+	}
+	require.NoError(t, c.Returned(ctx, refs...))
+	require.NoError(t, c.Lend(ctx, a, ref))
+	one, err := d.Map(ctx, ref)
+	require.NoError(t, err)
+	one[0].Release()
+	require.NoError(t, c.Returned(ctx, ref))
+	a.Free(b)
+	a.Trim()
+	testcluster.Eventually(t, patience, func() bool { return segments(os.Getpid()) == before }, "the peer to unmap them")
 }
 
 // TestReleaseDoesNotWait releases more than a socket takes at once to a peer that does not read.
@@ -291,7 +501,6 @@ func TestReleaseDoesNotWait(t *testing.T) {
 		for i := range refs {
 			refs[i] = shm.Ref{Arena: 1, Segment: 1, Offset: int64(i), Len: 1}
 		}
-		lender.lend(refs...)
 		blocks, err := d.Map(ctx, refs...)
 		require.NoError(t, err)
 		for _, b := range blocks {
@@ -316,7 +525,7 @@ func TestWaitersHear(t *testing.T) {
 	var waits sync.WaitGroup
 	for range 4 {
 		waits.Go(func() {
-			_, err := d.Map(ctx, ref)
+			_, err := d.Map(ctx, shm.Ref{Arena: 1, Len: 1})
 			assert.ErrorIs(t, err, shm.ErrClosed)
 		})
 		waits.Go(func() { assert.ErrorIs(t, c.Returned(ctx, ref), io.EOF) })

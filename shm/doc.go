@@ -4,13 +4,17 @@
 //	arena, err := shm.NewArena(nil)
 //	b, err := arena.Alloc(n)                // memory as any other; fill it
 //	ref, _ := arena.Find(b)                 // how to name it to the peer
-//	err = conn.Lend(ctx, arena, ref)        // conn is a Conn over a unix socket
+//	err = conn.Lend(ctx, arena, ref)        // conn is a Conn over a unix socket; now tell the peer of ref
 //	err = conn.Returned(ctx, ref)           // the peer has read it
 //
 // and at the peer, which got ref by a message of yours:
 //
 //	blocks, err := conn.Map(ctx, ref)       // blocks[0].Data are the same pages, read-only
 //	blocks[0].Release()
+//
+// A Conn carries segments, each once, and what was released. A loan itself costs no message, and wakes nobody: Lend counts it, and the
+// lender tells the peer of the ref by whatever else they talk over, after Lend, once for each loan. The peer maps a ref once
+// for each time that it was told of it.
 //
 // # What is shared, and what cannot go wrong
 //
@@ -26,8 +30,14 @@
 //
 // An Arena owns, for each segment, one descriptor and one mapping, and no goroutine. A Conn owns its socket, two
 // goroutines (one reads; one writes, so that neither Lend nor Release waits for the peer), and one mapping for each
-// segment that the peer lent it; it has no descriptors of them. A slice from Alloc is the caller's until Free; Data of a Block
+// segment that the peer has sent; it has no descriptors of them. A slice from Alloc is the caller's until Free; Data of a Block
 // until Release. Neither is memory of Go's: nothing is freed because nobody refers to it any more.
+//
+// # What is left when a peer has ended
+//
+// What it lent. The mappings are this process's, so a ref that the peer told of before it was killed can be mapped after that, with what it
+// wrote, until Close of the Conn. Close is also what ends the mappings, and with the last of them the memory: whoever does
+// not need what a peer has left closes the Conn when it is Done.
 //
 // # Frozen is not dead
 //

@@ -54,7 +54,7 @@ func Example() {
 	}
 	copy(b, "hello")
 	ref, _ := arena.Find(b)
-	if err := lender.Lend(ctx, arena, ref); err != nil { // and send ref to the peer
+	if err := lender.Lend(ctx, arena, ref); err != nil { // then send ref to the peer
 		panic(err)
 	}
 
@@ -267,6 +267,40 @@ func ExampleConn_Map() {
 	// Output:
 	// 456789
 	// 0123
+}
+
+// What a peer has lent can be mapped after its end.
+func ExampleConn_Map_afterTheEnd() {
+	ctx := context.Background()
+	lender, borrower := connect()
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	b, err := arena.Alloc(9)
+	if err != nil {
+		panic(err)
+	}
+	copy(b, "testament")
+	ref, _ := arena.Find(b)
+	if err := lender.Lend(ctx, arena, ref); err != nil { // then send ref to the peer
+		panic(err)
+	}
+	lender.Close() // or kill -9
+	<-borrower.Done()
+	blocks, err := borrower.Map(ctx, ref)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Printf("%s\n", blocks[0].Data)
+	blocks[0].Release()
+	borrower.Close() // the memory of the peer goes with it
+	_, err = borrower.Map(ctx, ref)
+	fmt.Println(err)
+	// Output:
+	// testament
+	// shm: map 1 refs: shm: closed
 }
 
 func ExampleConn_Returned() {

@@ -46,7 +46,7 @@ func Parse(b []byte) (again []byte, n int, err error) {
 	again = appendHeader(nil, f.kind, len(f.body)/size)
 	for body := f.body; len(body) > 0; body = body[size:] {
 		switch f.kind {
-		case kindLend:
+		case kindReturn:
 			r, err := readRef(body)
 			if err != nil {
 				return nil, n, err
@@ -58,8 +58,6 @@ func Parse(b []byte) (again []byte, n int, err error) {
 				return nil, n, err
 			}
 			again = append(appendKey(again, k), body[16:size]...)
-		case kindReturn:
-			again = append(again, body[:size]...)
 		}
 	}
 	return again, n, nil

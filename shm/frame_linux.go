@@ -9,8 +9,8 @@ import (
 //
 //	magic u16 | version u8 | kind u8 | count u32 | count records of the kind's size
 //
-// A segment's frame is sent by one sendmsg of its own with the segment's descriptor. Loans have numbers, from 0, by the order in which
-// their refs are sent; a return is one such number. The peer of a drop unmaps when it has returned what it has of the segment.
+// A segment's frame is sent by one sendmsg of its own with the segment's descriptor. Of a loan nothing is sent but the segment, once: the
+// peer is told of the ref by others. A return ends one loan of exactly its ref. A drop is sent when nothing of the segment is lent.
 const (
 	magic   = 0x4d73 // "sM"
 	version = 1
@@ -19,14 +19,13 @@ const (
 	mostBody = 64 << 10
 
 	kindSegment kind = 1 // arena u64, segment u32, 0 u32, size u64; one, with its descriptor
-	kindLend    kind = 2 // arena u64, segment u32, 0 u32, offset u64, len u64
-	kindReturn  kind = 3 // number u64
-	kindDrop    kind = 4 // arena u64, segment u32, 0 u32
+	kindReturn  kind = 2 // arena u64, segment u32, 0 u32, offset u64, len u64
+	kindDrop    kind = 3 // arena u64, segment u32, 0 u32
 )
 
-// What one side takes from the other.
+// What one side has of the other.
 const (
-	mostLoans    = 1 << 20 // not returned yet
+	mostLoans    = 1 << 20 // over a Conn, that are not returned
 	mostSegments = 4096
 	mostMapped   = 1 << 44 // bytes of address space; also the largest segment
 )
@@ -34,7 +33,7 @@ const (
 type kind uint8
 
 // sizes are those of the records; 0 is no kind.
-var sizes = [...]int{kindSegment: 24, kindLend: 32, kindReturn: 8, kindDrop: 16}
+var sizes = [...]int{kindSegment: 24, kindReturn: 32, kindDrop: 16}
 
 // key names a segment among those that a peer has sent.
 type key struct {

@@ -12,9 +12,8 @@ import (
 // golden are the bytes of the protocol.
 var golden = map[string]string{
 	"segment": "734d0101 01000000 0807060504030201 0a000000 00000000 0000000400000000",
-	"lend":    "734d0102 01000000 0807060504030201 0a000000 00000000 4000000000000000 0001000000000000",
-	"return":  "734d0103 02000000 0000000000000000 0100000000000000",
-	"drop":    "734d0104 01000000 0807060504030201 0a000000 00000000",
+	"return":  "734d0102 01000000 0807060504030201 0a000000 00000000 4000000000000000 0001000000000000",
+	"drop":    "734d0103 01000000 0807060504030201 0a000000 00000000",
 }
 
 func bytesOf(t testing.TB, golden string) []byte {
@@ -59,24 +58,31 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// FuzzConn gives a Conn whatever there is, after a segment that is in order.
+// FuzzConn gives a Conn whatever there is, after a segment that is in order, while something is lent over it.
 func FuzzConn(f *testing.F) {
 	for _, g := range golden {
 		f.Add(bytesOf(f, g))
 	}
+	a := newArena(f, &shm.Options{Segment: 1 << 12})
 	f.Add(message(2, 1, 1, 1, 0, 64))
-	f.Add(message(4, 1, 1, 1))
+	f.Add(message(3, 1, 1, 1))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		near, far := sockets(t)
 		c := shm.NewConn(near)
 		p := rawPeer{t, far}
 		p.segment(p.memfd(1<<12, sealedAll), 1<<12)
+		lent, ref := filled(t, a, 64, 1)
+		require.NoError(t, c.Lend(t.Context(), a, ref))
+		p.giveBack(ref)
 		_, _ = far.Write(b)
 		require.NoError(t, far.CloseWrite())
 		<-c.Done()
 		require.Error(t, c.Err())
+		require.NoError(t, c.Returned(t.Context(), ref))
 		require.NoError(t, c.Close())
 		far.Close()
+		a.Free(lent)
+		require.Zero(t, a.Stats().InUse)
 	})
 }
 

@@ -2,6 +2,7 @@ package shm_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"net"
 	"os"
@@ -55,7 +56,8 @@ func (p rawPeer) segment(fd int, size uint64) {
 	p.send(message(1, 1, 1, 1, size), fd)
 }
 
-func (p rawPeer) lend(refs ...shm.Ref) {
+// giveBack returns a loan of each of refs.
+func (p rawPeer) giveBack(refs ...shm.Ref) {
 	p.t.Helper()
 	b := message(2, uint32(len(refs)))
 	for _, r := range refs {
@@ -92,7 +94,7 @@ func TestHostile(t *testing.T) {
 		"too many records": {func(p rawPeer) { p.send(message(2, math.MaxUint32)) }, "4294967295 records"},
 		"two segments":     {func(p rawPeer) { p.send(message(1, 2)) }, "2 records"},
 		"no descriptor":    {func(p rawPeer) { p.send(message(1, 1, 1, 1, size)) }, "without a descriptor"},
-		"stray descriptor": {func(p rawPeer) { good(p); p.send(message(2, 1, 1, 1, 0, 1), 0) }, "belongs to no segment"},
+		"stray descriptor": {func(p rawPeer) { good(p); p.send(message(3, 1, 1, 1), 0) }, "belongs to no segment"},
 		"two descriptors":  {func(p rawPeer) { fd := p.memfd(size, sealedAll); p.send(message(1, 1, 1, 1, size), fd, fd) }, "belongs to no segment"},
 		"250 descriptors":  {func(p rawPeer) { p.send(message(1, 1, 1, 1, size), make([]int, 250)...) }, "cut off"},
 		"hoard":            {func(p rawPeer) { p.send([]byte{0x73}, 0, 0); p.send([]byte{0x4d}, 0, 0) }, "more descriptors than segments"},
@@ -114,16 +116,11 @@ func TestHostile(t *testing.T) {
 		}, "something else than memory"},
 		"twice":              {func(p rawPeer) { good(p); good(p) }, "there before: true"},
 		"padding":            {func(p rawPeer) { p.send(message(1, 1, 1, 1|1<<32, size), p.memfd(size, sealedAll)) }, "0x1 where 0 is due"},
-		"lends nothing":      {func(p rawPeer) { p.lend(ref) }, "has not sent"},
-		"lends beyond":       {func(p rawPeer) { good(p); p.lend(shm.Ref{Arena: 1, Segment: 1, Offset: size - 1, Len: 2}) }, "not in a segment"},
-		"lends overflow":     {func(p rawPeer) { good(p); p.lend(shm.Ref{Arena: 1, Segment: 1, Offset: size, Len: math.MaxInt64}) }, "not in a segment"},
-		"lends before":       {func(p rawPeer) { good(p); p.lend(shm.Ref{Arena: 1, Segment: 1, Offset: -1, Len: 2}) }, "not in a segment"},
-		"lends no bytes":     {func(p rawPeer) { good(p); p.lend(shm.Ref{Arena: 1, Segment: 1}) }, "not in a segment"},
-		"lends for ever":     {lendsForEver, "more than 1048576 loans"},
 		"segments for ever":  {segmentsForEver, "4096 segments"},
-		"returns the unlent": {func(p rawPeer) { p.send(message(3, 1, 7)) }, "return of 7, which is not lent"},
-		"drops nothing":      {func(p rawPeer) { p.send(message(4, 1, 1, 1)) }, "the end of segment 1"},
-		"drops twice":        {func(p rawPeer) { good(p); p.send(message(4, 2, 1, 1, 1, 1)) }, "the end of segment 1"},
+		"returns the unlent": {func(p rawPeer) { p.giveBack(ref) }, fmt.Sprintf("return of %+v, which is not lent", ref)},
+		"returns padding":    {func(p rawPeer) { p.send(message(2, 1, 1, 1|1<<32, 0, 1)) }, "0x1 where 0 is due"},
+		"drops nothing":      {func(p rawPeer) { p.send(message(3, 1, 1, 1)) }, "the end of segment 1"},
+		"drops twice":        {func(p rawPeer) { good(p); p.send(message(3, 2, 1, 1, 1, 1)) }, "the end of segment 1"},
 		"ends in between":    {func(p rawPeer) { p.send(message(2, 1, 1)); p.sock.Close() }, "ended the connection"},
 	}
 	for name, tc := range cases {
@@ -142,7 +139,7 @@ func TestHostile(t *testing.T) {
 			require.ErrorContains(t, c.Err(), tc.want)
 			require.NoError(t, c.Close())
 			_, err := c.Map(t.Context(), ref)
-			require.ErrorIs(t, err, c.Err())
+			require.ErrorIs(t, err, shm.ErrClosed)
 		})
 	}
 }
@@ -158,22 +155,69 @@ func pipe(t testing.TB) (int, int) {
 	return p[0], p[1]
 }
 
-func lendsForEver(p rawPeer) {
-	p.segment(p.memfd(1<<16, sealedAll), 1<<16)
-	refs := make([]shm.Ref, 2048)
-	for i := range refs {
-		refs[i] = shm.Ref{Arena: 1, Segment: 1, Len: 1}
-	}
-	for range 512 {
-		p.lend(refs...)
-	}
-	p.lend(refs[0])
-}
-
 func segmentsForEver(p rawPeer) {
 	fd := p.memfd(1<<12, sealedAll)
 	for i := range 4097 {
 		p.send(message(1, 1, 1, uint64(i), 1<<12), fd)
+	}
+}
+
+// TestReturnsTooMuch shows that whoever returns more than was lent is not trusted any more: what it has is lost, what it returned before is not.
+func TestReturnsTooMuch(t *testing.T) {
+	for name, extra := range map[string]func(lent shm.Ref) shm.Ref{
+		"once more": func(lent shm.Ref) shm.Ref { return lent },
+		"a part":    func(lent shm.Ref) shm.Ref { lent.Len--; return lent },
+		"another":   func(lent shm.Ref) shm.Ref { lent.Arena++; return lent },
+	} {
+		for _, frames := range []int{1, 2} {
+			t.Run(fmt.Sprintf("%s in %d frames", name, frames), func(t *testing.T) {
+				ctx := within(t)
+				near, far := sockets(t)
+				defer far.Close()
+				c := shm.NewConn(near)
+				defer c.Close()
+				a := newArena(t, nil)
+				_, ref := filled(t, a, 100, 1)
+				_, other := filled(t, a, 100, 2)
+				require.NoError(t, c.Lend(ctx, a, ref, ref, other))
+				p := rawPeer{t, far}
+				if frames == 2 {
+					p.giveBack(ref, ref)
+					require.NoError(t, c.Returned(ctx, ref))
+					p.giveBack(extra(ref))
+				} else {
+					p.giveBack(ref, ref, extra(ref))
+				}
+				<-c.Done()
+				require.ErrorContains(t, c.Err(), fmt.Sprintf("refused what the peer has sent: the return of %+v, which is not lent", extra(ref)))
+				require.NoError(t, c.Returned(ctx, ref))
+				require.ErrorIs(t, c.Returned(ctx, other), c.Err())
+				require.Equal(t, 1, a.Stats().Retired)
+				require.Zero(t, a.Stats().Lent)
+			})
+		}
+	}
+}
+
+// TestHeldTooLong shows that a peer that drops what is mapped takes nothing away from who has it.
+func TestHeldTooLong(t *testing.T) {
+	ctx := within(t)
+	near, far := sockets(t)
+	defer far.Close()
+	c := shm.NewConn(near)
+	defer c.Close()
+	p := rawPeer{t, far}
+	p.segment(p.memfd(1<<16, sealedAll), 1<<16)
+	ref := shm.Ref{Arena: 1, Segment: 1, Len: 1 << 16}
+	blocks, err := c.Map(ctx, ref, ref)
+	require.NoError(t, err)
+	p.send(message(3, 1, 1, 1))
+	p.send(message(1, 1, 1, 2, 1<<12), p.memfd(1<<12, sealedAll))
+	after, err := c.Map(ctx, shm.Ref{Arena: 1, Segment: 2, Len: 1})
+	require.NoError(t, err)
+	for _, b := range append(blocks, after...) {
+		require.Zero(t, sum(b.Data)-sum(make([]byte, len(b.Data))))
+		b.Release()
 	}
 }
 
@@ -222,17 +266,9 @@ func TestSurvivesTruncation(t *testing.T) {
 	fd := p.memfd(1<<16, sealedAll)
 	p.segment(fd, 1<<16)
 	ref := shm.Ref{Arena: 1, Segment: 1, Len: 1 << 16}
-	p.lend(ref)
 	blocks, err := c.Map(ctx, ref)
 	require.NoError(t, err)
 	require.ErrorIs(t, unix.Ftruncate(fd, 0), unix.EPERM)
 	require.Equal(t, make([]byte, 1<<16), blocks[0].Data)
-	p.send(message(4, 1, 1, 1)) // it may drop what is out
-	p.send(message(1, 1, 1, 1, 1<<16), fd)
-	p.lend(ref)
-	again, err := c.Map(ctx, ref)
-	require.NoError(t, err)
-	require.Equal(t, make([]byte, 1<<16), blocks[0].Data)
 	blocks[0].Release()
-	again[0].Release()
 }

@@ -13,6 +13,7 @@ import (
 // write is the writer: it sends what is queued until the Conn ends.
 func (c *Conn) write() {
 	defer close(c.wrote)
+	var b []byte
 	for last := false; !last; {
 		select {
 		case <-c.wake:
@@ -21,7 +22,8 @@ func (c *Conn) write() {
 		case <-c.done:
 			return
 		}
-		if err := c.flush(); err != nil {
+		var err error
+		if b, err = c.flush(b); err != nil {
 			c.fail(err)
 			return
 		}
@@ -39,55 +41,75 @@ func (c *Conn) fail(err error) {
 	_ = c.sock.CloseRead()
 }
 
-// flush sends until nothing is queued.
-func (c *Conn) flush() error {
-	var b []byte
+// flush sends until nothing is queued. It uses b, and returns it, which may have grown.
+func (c *Conn) flush(b []byte) ([]byte, error) {
 	for {
-		queue, returns := c.pending()
-		if len(queue) == 0 && len(returns) == 0 {
-			return nil
+		var queue []notice
+		queue, b = c.pending(b[:0])
+		if len(queue) == 0 && len(b) == 0 {
+			return b, nil
 		}
-		b = b[:0]
-		var err error
-		for _, m := range queue {
-			if err == nil {
-				b, err = c.add(b, m)
-			}
-			if m.seg != nil {
-				m.seg.unhold()
-			}
-		}
+		err := c.notify(queue)
 		if err == nil {
-			b = appendReturns(b, returns)
 			err = c.send(b, nil)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 }
 
-// pending takes what is queued, of the returns a frame full.
-func (c *Conn) pending() (queue []message, returns []uint64) {
+// pending takes what is queued; of the returns, which it appends to b, a frame full.
+func (c *Conn) pending(b []byte) ([]notice, []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	queue, c.queue, c.queued = c.queue, nil, 0
-	n := min(len(c.returns), mostRecords(kindReturn))
-	returns, c.returns = c.returns[:n:n], c.returns[n:]
-	c.open -= n
-	c.change()
-	return queue, returns
+	queue := c.queue
+	c.queue = nil
+	if n := min(len(c.returns), mostRecords(kindReturn)); n > 0 {
+		b = appendHeader(b, kindReturn, n)
+		for _, r := range c.returns[:n] {
+			b = appendRef(b, r)
+		}
+		if n == len(c.returns) {
+			c.returns = c.returns[:0] // to be used again
+		} else {
+			c.returns = c.returns[n:]
+		}
+		c.open -= n
+	}
+	return queue, b
 }
 
-// add gathers in b what has no descriptor, and sends what has.
-func (c *Conn) add(b []byte, m message) ([]byte, error) {
-	if m.seg == nil {
-		return append(b, m.b...), nil
+// notify sends notices, each by itself, ends their hold of segments, and tells who lends of these.
+func (c *Conn) notify(queue []notice) (err error) {
+	for _, n := range queue {
+		switch {
+		case err != nil:
+		case n.seg == nil:
+			err = c.send(appendKey(appendHeader(nil, kindDrop, 1), n.key), nil)
+		default:
+			err = c.send(appendSegment(appendHeader(nil, kindSegment, 1), n.key, n.seg.size), unix.UnixRights(n.seg.fd))
+		}
+		if n.seg != nil {
+			n.seg.unhold()
+		}
 	}
-	if err := c.send(b, nil); err != nil {
-		return nil, err
+	if err == nil && len(queue) > 0 {
+		c.arrived(queue)
 	}
-	return b[:0], c.send(m.b, unix.UnixRights(m.seg.fd))
+	return err
+}
+
+// arrived notes what is in the socket.
+func (c *Conn) arrived(queue []notice) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range queue {
+		if s := c.sent[n.key]; s != nil {
+			s.there = true
+		}
+	}
+	c.change()
 }
 
 // send sends b, with rights at its beginning.
@@ -100,17 +122,6 @@ func (c *Conn) send(b, rights []byte) error {
 		b, rights = b[n:], nil
 	}
 	return nil
-}
-
-func appendReturns(b []byte, numbers []uint64) []byte {
-	if len(numbers) == 0 {
-		return b
-	}
-	b = appendHeader(b, kindReturn, len(numbers))
-	for _, n := range numbers {
-		b = binary.LittleEndian.AppendUint64(b, n)
-	}
-	return b
 }
 
 // reader is what the goroutine that reads owns.
@@ -201,7 +212,7 @@ func (r *reader) handle() error {
 }
 
 var handlers = [...]func(*reader, []byte) error{
-	kindSegment: (*reader).segment, kindLend: (*reader).lend, kindReturn: (*reader).returned, kindDrop: (*reader).drop,
+	kindSegment: (*reader).segment, kindReturn: (*reader).returned, kindDrop: (*reader).drop,
 }
 
 // segment maps one that the peer will lend of.
@@ -233,33 +244,6 @@ func (r *reader) segment(b []byte) error {
 	c.maps[k] = m
 	c.mappings++
 	c.mapped += size
-	return nil
-}
-
-// lend takes what the peer lends.
-func (r *reader) lend(b []byte) error {
-	c := r.c
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for ; len(b) > 0; b = b[sizes[kindLend]:] {
-		ref, err := readRef(b)
-		if err != nil {
-			return err
-		}
-		m := c.maps[ref.key()]
-		if m == nil {
-			return fmt.Errorf("%+v is of a segment that it has not sent", ref)
-		}
-		if size := int64(len(m.mem)); ref.Offset < 0 || ref.Len < 1 || ref.Offset > size || ref.Len > size-ref.Offset {
-			return fmt.Errorf("%+v is not in a segment of %d bytes", ref, size)
-		}
-		if c.open++; c.open > mostLoans {
-			return fmt.Errorf("more than %d loans that are not returned", mostLoans)
-		}
-		m.uses++
-		c.offers[ref] = append(c.offers[ref], offer{c.offered, m})
-		c.offered++
-	}
 	c.change()
 	return nil
 }
@@ -267,34 +251,23 @@ func (r *reader) lend(b []byte) error {
 // returned ends loans.
 func (r *reader) returned(b []byte) error {
 	c := r.c
-	back := map[*Arena][]loan{}
-	c.mu.Lock()
-	var err error
-	for ; len(b) > 0 && err == nil; b = b[sizes[kindReturn]:] {
-		number := binary.LittleEndian.Uint64(b)
-		l, ok := c.loans[number]
-		if !ok {
-			err = fmt.Errorf("the return of %d, which is not lent", number)
-			break
-		}
-		delete(c.loans, number)
-		back[l.arena] = append(back[l.arena], l)
-	}
-	c.mu.Unlock()
-	for a, loans := range back {
-		a.settle(loans)
-	}
+	var gone []*segment
+	defer func() { giveBack(gone) }()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, loans := range back {
-		for _, l := range loans {
-			if c.out[l.ref]--; c.out[l.ref] == 0 {
-				delete(c.out, l.ref)
-			}
+	for ; len(b) > 0; b = b[sizes[kindReturn]:] {
+		ref, err := readRef(b)
+		if err != nil {
+			return err
 		}
+		some, err := c.back(ref)
+		if err != nil {
+			return err
+		}
+		gone = append(gone, some...)
 	}
 	c.change()
-	return err
+	return nil
 }
 
 // drop ends the Conn's use of a segment that the peer has no more.
@@ -330,42 +303,25 @@ func (c *Conn) end(err error) {
 		err = c.broken
 	}
 	c.err = err
-	lost := map[*Arena][]loan{}
+	var gone []*segment
 	for _, l := range c.loans {
-		lost[l.arena] = append(lost[l.arena], l)
+		gone = append(gone, l.block.seg.arena.lose(l)...)
 	}
 	queue, have := c.queue, c.sent
-	dead := c.unmapAll()
-	c.loans, c.queue, c.sent, c.returns = nil, nil, nil, nil
+	c.open -= len(c.returns)
+	c.queue, c.sent, c.returns = nil, nil, nil
 	c.mu.Unlock()
-	unmap(dead)
-	for _, m := range queue {
-		if m.seg != nil {
-			m.seg.unhold()
+	giveBack(gone)
+	for _, n := range queue {
+		if n.seg != nil {
+			n.seg.unhold()
 		}
 	}
-	for a, loans := range lost {
-		a.lose(loans)
-	}
 	for _, s := range have {
-		s.arena.forget(c, s.seg)
+		s.seg.arena.forget(c, s.seg)
 	}
 	close(c.done)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.change()
-}
-
-// unmapAll ends the uses of the peer's segments but those of Blocks, and gives back what nobody uses. mu is held.
-func (c *Conn) unmapAll() (dead []*mapping) {
-	for _, m := range c.maps {
-		dead = append(dead, c.unuse(m)...)
-	}
-	for _, offers := range c.offers {
-		for _, o := range offers {
-			dead = append(dead, c.unuse(o.m)...)
-		}
-	}
-	c.maps, c.offers = nil, nil
-	return dead
 }

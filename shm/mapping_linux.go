@@ -13,7 +13,7 @@ import (
 // mapping is a segment of the peer. The Conn's mu protects uses.
 type mapping struct {
 	mem  []byte // all of it, read-only
-	uses int    // the Conn's own, unless it has ended or the peer has dropped the segment; and each loan's that is not returned
+	uses int    // the Conn's own, until Close or until the peer drops the segment; and each Block's
 
 	mu   sync.Mutex // protects what follows
 	warm []uint64   // a bit for each page that has been brought into the page table
@@ -50,6 +50,18 @@ func checkSegment(fd int, size int64) error {
 	}
 	if size <= 0 || size > mostMapped || int64(int(size)) != size || st.Size != size {
 		return fmt.Errorf("its segment has %d bytes, not %d as it says", st.Size, size)
+	}
+	return nil
+}
+
+// check wants r to be within its segment, of which m is nil as long as it has not arrived.
+func (m *mapping) check(r Ref) error {
+	size := int64(mostMapped)
+	if m != nil {
+		size = int64(len(m.mem))
+	}
+	if r.Offset < 0 || r.Len < 1 || r.Offset > size || r.Len > size-r.Offset {
+		return fmt.Errorf("%+v is not within a segment of %d bytes", r, size)
 	}
 	return nil
 }

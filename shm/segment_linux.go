@@ -22,9 +22,10 @@ const (
 
 // segment is a memfd that the arena has mapped. The arena's mu protects what is below mem, but holds.
 type segment struct {
-	id   uint32
-	size int64
-	mem  []byte // all of it, writable
+	arena *Arena
+	id    uint32
+	size  int64
+	mem   []byte // all of it, writable
 
 	top     int64    // where memory ends that was taken
 	blocks  []*block // [0, top), without holes, in order
@@ -153,15 +154,11 @@ func touch(mem []byte) {
 	}
 }
 
-// hold keeps the descriptor open; it reports false if it is closed.
-func (s *segment) hold() bool {
+// hold keeps the descriptor of a segment that is in its arena open.
+func (s *segment) hold() {
 	s.holds.Lock()
 	defer s.holds.Unlock()
-	if s.held > 0 {
-		s.held++
-		return true
-	}
-	return false
+	s.held++
 }
 
 // unhold ends what hold, or newSegment, began.
