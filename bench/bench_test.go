@@ -67,7 +67,7 @@ func TestRanks(t *testing.T) {
 }
 
 func TestWrongUse(t *testing.T) {
-	for _, args := range [][]string{nil, {"nothing"}, {"kv", "-nothing"}, {"kv", "-ops", "take"}, {"ttl", "-part", "nothing"}, {"ttl", "-shapes", "1"}, {"groups", "-n", "1"}} {
+	for _, args := range [][]string{nil, {"nothing"}, {"kv", "-nothing"}, {"kv", "-ops", "take"}, {"ttl", "-part", "nothing"}, {"ttl", "-shapes", "1"}, {"groups", "-n", "1"}, {"gather", "-n", "1"}, {"gather", "-kib", "0"}, {"gather", "-rounds", "0"}, {"gather", "-ways", "("}, {"gather", "-ways", "nothing", "-mpi=false", "-python", ""}, {"files", "-kib", "0"}} {
 		var out, errs strings.Builder
 		if run(t.Context(), args, &out, &errs) == 0 {
 			t.Errorf("%v is taken", args)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -104,7 +105,8 @@ func (p *process) line() (string, error) {
 // ask says something to the child, and returns its answer.
 func (p *process) ask(what string) (string, error) {
 	if _, err := io.WriteString(p.in, what+"\n"); err != nil {
-		return "", err
+		_, why := p.line() // it has ended, and may have said why
+		return "", errors.Join(err, why)
 	}
 	return p.line()
 }

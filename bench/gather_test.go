@@ -1,0 +1,127 @@
+package main
+
+import (
+	"errors"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/muster-pg/muster/shm"
+)
+
+// sharing skips a test where there is no memory to share.
+func sharing(t *testing.T) {
+	t.Helper()
+	a, err := shm.NewArena(nil)
+	if errors.Is(err, shm.ErrUnsupported) {
+		t.Skip("NO SHARED MEMORY: ", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// little is a run of gather that measures nothing.
+func little(t *testing.T, more ...string) report {
+	t.Helper()
+	return measured(t, append([]string{"gather", "-n", "3", "-rounds", "2", "-slice", "1us", "-kib", "4,1024", "-tensors", "20", "-dir", t.TempDir()}, more...)...)
+}
+
+func TestGather(t *testing.T) {
+	sharing(t)
+	r := little(t, "-mpi=false", "-python", "", "-profile", t.TempDir())
+	for _, w := range gatherWays {
+		switch {
+		case slices.Contains(mapWays, w.name):
+			want(t, r, "20 tensors "+w.name, "p50 µs", "CPU µs")
+		case w.sizes == nil || w.sizes(mib) || slices.Contains(fileWays, w.name):
+			want(t, r, "1 MiB "+w.name, "p50 µs", "p90 µs", "slowest rank")
+		default:
+			want(t, r, "4 KiB "+w.name, "p50 µs", "p90 µs", "slowest rank")
+		}
+	}
+	want(t, r, "1 MiB copied in", "÷ memcpy", "÷ at once", "÷ bare")
+	want(t, r, "1 MiB ConcatTo, tmpfs", "÷ bare")
+}
+
+// TestNobody measures without those who are not installed, and says so.
+func TestNobody(t *testing.T) {
+	sharing(t)
+	t.Setenv("PATH", t.TempDir())
+	notes := strings.Join(little(t, "-ways", "bare barrier").Notes, "\n")
+	for _, part := range []string{"NO OPEN MPI", errNoMPI.Error(), "NO TORCH", "pip install torch"} {
+		if !strings.Contains(notes, part) {
+			t.Errorf("no %q in the notes: %s", part, notes)
+		}
+	}
+}
+
+func TestGatherMPI(t *testing.T) {
+	p, err := buildMPI(t.Context())
+	if errors.Is(err, errNoMPI) {
+		t.Skip("NO OPEN MPI: ", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.remove()
+	r := little(t, "-python", "", "-ways", "Open MPI|bare: copy in")
+	want(t, r, "4 KiB Open MPI, shared memory", "p50 µs", "÷ bare")
+	want(t, r, "1 MiB Open MPI, TCP", "p50 µs", "÷ bare")
+}
+
+func TestTorch(t *testing.T) {
+	rep := newReport("torch")
+	if !hasTorch(t.Context(), "python3", rep) {
+		t.Skip(strings.Join(rep.Notes, "\n"))
+	}
+	sharing(t)
+	r := little(t, "-mpi=false", "-ways", "ModelOpt's way|gloo")
+	want(t, r, "4 KiB ModelOpt's way", "p50 µs", "CPU µs")
+	want(t, r, "1 MiB gloo gather", "p50 µs", "CPU µs")
+	want(t, r, "20 tensors map, ModelOpt's way", "p50 µs")
+	r = measured(t, "files", "-kib", "64", "-rounds", "1", "-slice", "1us", "-dir", t.TempDir())
+	want(t, r, "torch.save, fsync, rename", "p50 µs", "÷ plain")
+	want(t, r, "torch.load", "p50 µs", "÷ plain")
+}
+
+// TestTorchFails has an interpreter that says that it has torch, and ends then.
+func TestTorchFails(t *testing.T) {
+	if _, err := exec.LookPath("true"); err != nil {
+		t.Skip(err)
+	}
+	var out, errs strings.Builder
+	status := run(t.Context(), []string{"files", "-kib", "64", "-rounds", "1", "-slice", "1us", "-dir", t.TempDir(), "-python", "true"}, &out, &errs)
+	if status != 1 || !strings.Contains(errs.String(), "torch.save") {
+		t.Errorf("status %d: %s", status, errs.String())
+	}
+}
+
+func TestFiles(t *testing.T) {
+	r := measured(t, "files", "-kib", "64", "-rounds", "2", "-slice", "1us", "-python", "", "-dir", t.TempDir())
+	for _, w := range fileEvents {
+		want(t, r, w.name, "p50 µs", "p90 µs", "others %")
+		if !w.plain {
+			want(t, r, w.name, "÷ plain")
+		}
+	}
+}
+
+// TestOver compares only what was measured in the same rounds, in the calmer half of them.
+func TestOver(t *testing.T) {
+	slow := &event{way: "slow", rounds: []turned{{p50: 30}, {p50: 900, others: 0.5}, {p50: 20}, {p50: 5, others: 0.4}}}
+	base := &event{way: "base", rounds: []turned{{p50: 10}, {p50: 1}, {p50: 10}, {p50: 1}}}
+	if x := slow.over(base); x != 2.5 {
+		t.Errorf("%v, and 2.5 is the median of 3 and 2", x)
+	}
+	slow.bases = map[string]string{"÷ base": "base", "÷ nobody": "nobody"}
+	rep := newReport("games")
+	(&games{events: []*event{slow, base}}).tell(rep)
+	if got := rep.Rows[0].Figures; got["÷ base"] != 2.5 || got["p50 µs"] != 25 || len(got) != 5 {
+		t.Errorf("%v", got)
+	}
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+//go:embed python/gather.py
+var gatherScript string
+
+//go:embed python/files.py
+var filesScript string
+
+// hasTorch reports whether an interpreter can import torch, and notes it if not.
+func hasTorch(ctx context.Context, python string, rep *report) bool {
+	if python == "" {
+		return false
+	}
+	out, err := exec.CommandContext(ctx, python, "-c", "import torch; print(torch.__version__)").CombinedOutput()
+	if err != nil {
+		rep.note("NO TORCH: %s cannot import torch: install it (apt install python3-torch, or pip install torch), or give -python: %v", python, err)
+		return false
+	}
+	rep.note("torch %s", strings.TrimSpace(string(out)))
+	return true
+}
+
+// spawnTorch starts torch's ranks; nil where there is no torch.
+func spawnTorch(ctx context.Context, python string, size int, rep *report) (*team, error) {
+	if !hasTorch(ctx, python, rep) {
+		return nil, nil
+	}
+	dir, err := os.MkdirTemp("", "muster-bench-")
+	if err != nil {
+		return nil, err
+	}
+	script, err := scriptIn(dir, gatherScript)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	t := &team{cancel: func() { cancel(); _ = os.RemoveAll(dir) }}
+	for rank := range size {
+		if err := t.addPython(ctx, python, script, strconv.Itoa(rank), strconv.Itoa(size), filepath.Join(dir, "meeting")); err != nil {
+			t.cancel()
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// scriptIn puts a script into dir.
+func scriptIn(dir, script string) (name string, err error) {
+	name = filepath.Join(dir, "bench.py")
+	return name, os.WriteFile(name, []byte(script), 0o600)
+}
+
+// addPython starts a script.
+func (t *team) addPython(ctx context.Context, python, script string, args ...string) error {
+	p, err := start("torch", exec.CommandContext(ctx, python, append([]string{script}, args...)...))
+	if err == nil {
+		t.ranks = append(t.ranks, p)
+	}
+	return err
+}
