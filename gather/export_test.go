@@ -43,9 +43,12 @@ func Reoffer(b []byte) ([]byte, error) {
 // Offers are some of every kind.
 func Offers() (encoded [][]byte) {
 	for _, o := range []offer{
-		{}, {Fault: "no memory"}, {Absent: true, Ready: true, Axis: -1},
+		{},
+		{Fault: "no memory"},
+		{Absent: true, Ready: true, Axis: -1},
 		{Ready: true, Config: true, Summed: true, Axis: 3, List: List([]string{"w"}, tensor.F32, 2), Export: 9},
-		{Far: &spot{Len: 1 << 20}}, {Far: &spot{Len: 5, Ref: &shm.Ref{Arena: 1 << 63, Segment: 7, Offset: 64, Len: 5}}},
+		{Far: &spot{Len: 1 << 20}},
+		{Far: &spot{Len: 5, Ref: &shm.Ref{Arena: 1 << 63, Segment: 7, Offset: 64, Len: 5}}},
 		{Version: &nfsws.Version{Sequence: 42, ID: 1 << 31, Sum: 1 << 63}},
 	} {
 		encoded = append(encoded, o.encode())

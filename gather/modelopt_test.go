@@ -1,7 +1,6 @@
 package gather_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -336,6 +335,7 @@ func TestModelOpt05NoCopy(t *testing.T) {
 		if !w.born {
 			continue
 		}
+		_, former := memory(t) // what other tests' tensors were born in, and did not give back
 		w.run(t, 2, gather.Options{}, func(r *rank) {
 			mine := r.tensor(r.me(), 1<<20)
 			inode, offset := mapping(r.T, mine.Data)
@@ -356,7 +356,7 @@ func TestModelOpt05NoCopy(t *testing.T) {
 			}
 			assert.Equal(r, before, r.arena.Stats())
 			_, taken := memory(r.T)
-			assert.LessOrEqual(r, taken, int64(2*(4<<20+4096)), "no more than what was born")
+			assert.LessOrEqual(r, taken-former, int64(2*(4<<20+4096)), "no more than what was born")
 		})
 	}
 }
@@ -373,6 +373,7 @@ func TestModelOpt05Reused(t *testing.T) {
 			_ = arena.Close()
 		}
 		t.Run(w.name, func(t *testing.T) {
+			former, _ := memory(t)
 			w.run(t, 4, gather.Options{}, func(r *rank) {
 				var segments int
 				var taken int64
@@ -396,6 +397,9 @@ func TestModelOpt05Reused(t *testing.T) {
 				assert.Equal(r, taken, n)
 				assert.NoError(r, r.group.Barrier(r.ctx))
 			})
+			if left, _ := memory(t); !w.born {
+				assert.Equal(t, former, left, "after Close")
+			}
 		})
 	}
 }
@@ -408,6 +412,7 @@ func TestModelOpt06Thousands(t *testing.T) {
 		}
 		t.Run(w.name, func(t *testing.T) {
 			const n = 3
+			former, _ := memory(t)
 			var requests int
 			o := gather.Options{}
 			if w.dir {
@@ -436,7 +441,7 @@ func TestModelOpt06Thousands(t *testing.T) {
 					took = append(took, requests-before)
 					if !w.dir && !w.apart {
 						segments, _ := memory(r.T)
-						assert.LessOrEqual(r, segments, 2*n, "an arena for each rank, and one for what is born")
+						assert.LessOrEqual(r, segments-former, 2*n, "an arena for each rank, and one for what is born")
 					}
 					assert.NoError(r, r.group.Barrier(r.ctx))
 				}
@@ -462,31 +467,34 @@ func TestModelOpt07NobodyIsStranded(t *testing.T) {
 		{"closes its gatherer", func(r *rank) { assert.NoError(r, r.ga.Close()) }, func(r *rank, err error, who int) {
 			assert.True(r, errors.Is(err, pgroup.ErrLeft) || errors.Is(err, pgroup.ErrTimeout), "%v", err)
 			re := r.rankError(err)
-			assert.Equal(r, []int{who}, append(re.Left, re.Missing...))
+			assert.Contains(r, append(re.Left, re.Missing...), who)
 		}},
 		{"closes its group", func(r *rank) { assert.NoError(r, r.ga.Close()); assert.NoError(r, r.group.Close()) }, func(r *rank, err error, who int) {
 			re := r.rankError(err)
-			assert.Equal(r, []int{who}, append(re.Left, re.Missing...))
+			assert.Contains(r, append(re.Left, re.Missing...), who)
 		}},
 		{"never calls", func(*rank) {}, func(r *rank, err error, who int) {
 			assert.ErrorIs(r, err, pgroup.ErrTimeout)
-			assert.Equal(r, []int{who}, r.rankError(err).Missing)
+			assert.Contains(r, r.rankError(err).Missing, who)
 		}},
 	} {
 		for _, who := range []int{2, 3} { // the first of the list, and the last
 			for _, known := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/rank %d/known %t", test.name, who, known), func(t *testing.T) {
+					var others sync.WaitGroup // of the list
+					others.Add(2)
 					way{}.run(t, 4, gather.Options{}, func(r *rank) {
+						if r.me() != who && r.me() != 1 {
+							defer others.Done()
+						}
 						if known && !r.gathers(list, 10, 100) {
 							return
 						}
-						done := r.group.Channel("done")
 						if r.me() == who {
 							test.fails(r)
-							<-r.ctx.Done()
+							others.Wait()
 							return
 						}
-						defer r.leave(done)
 						if r.me() == 1 {
 							return
 						}
@@ -510,14 +518,16 @@ var halves = map[string]struct {
 	kind  string // of the file that it happens to
 	spoil func(path string) error
 }{
-	"weights changed":   {".safetensors", flip},
-	"weights cut":       {".safetensors", func(path string) error { return os.Truncate(path, 1000) }},
-	"weights gone":      {".safetensors", os.Remove},
-	"manifest changed":  {".json", flip},
-	"manifest cut":      {".json", func(path string) error { return os.Truncate(path, 10) }},
-	"manifest gone":     {".json", os.Remove},
-	"manifest empty":    {".json", func(path string) error { return os.Truncate(path, 0) }},
-	"manifest a pickle": {".json", func(path string) error { return os.WriteFile(path, []byte("\x80\x04cos\nsystem\n(S'exit 1'\ntR."), 0o600) }},
+	"weights changed":  {".safetensors", flip},
+	"weights cut":      {".safetensors", func(path string) error { return os.Truncate(path, 1000) }},
+	"weights gone":     {".safetensors", os.Remove},
+	"manifest changed": {".json", flip},
+	"manifest cut":     {".json", func(path string) error { return os.Truncate(path, 10) }},
+	"manifest gone":    {".json", os.Remove},
+	"manifest empty":   {".json", func(path string) error { return os.Truncate(path, 0) }},
+	"manifest a pickle": {".json", func(path string) error {
+		return os.WriteFile(path, []byte("\x80\x04cos\nsystem\n(S'exit 1'\ntR."), 0o600)
+	}},
 }
 
 // flip changes one bit in the middle of a file.
@@ -531,7 +541,7 @@ func flip(path string) error {
 }
 
 // spoilt is a gather over a directory in which what rank 1 has published is spoilt before the first rank reads it: it still waits for
-// rank 2. It returns the file.
+// rank 2. Rank 2 returns the file, the last of its kind.
 func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published <-chan struct{}) (string, error) {
 	file := ""
 	if r.me() == 2 {
@@ -544,7 +554,9 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 		}
 		assert.NotEmpty(r, file)
 	}
-	_, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, filled(r.me(), 1<<19))
+	ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second) // what is not there may be on its way
+	defer cancel()
+	_, err := r.ga.Tensors(ctx, []int{0, 1, 2}, filled(r.me(), 1<<19))
 	return file, err
 }
 
@@ -553,20 +565,20 @@ func TestModelOpt09HalfAState(t *testing.T) {
 	for name, half := range halves {
 		t.Run(name, func(t *testing.T) {
 			published := make(chan struct{})
-			told := sync.OnceFunc(func() { close(published) })
 			meet := watch(t, func(req *wire.Request) {
-				if offers(req, 1) {
-					told()
+				if offers(req, 1) && req.Group.Seq == 2 {
+					close(published)
 				}
 			})
 			dir := t.TempDir()
 			job{n: 3, meet: meet, o: gather.Options{Dir: dir}}.run(t, func(r *rank) {
+				if !r.gathers([]int{0, 1, 2}, 0, 100) {
+					return
+				}
 				file, err := r.spoilt(dir, half.kind, half.spoil, published)
 				assert.ErrorIs(r, err, pgroup.ErrFailed)
 				assert.Equal(r, 1, r.rankError(err).By)
-				if name != "manifest gone" { // then there is no state, and so no file
-					assert.ErrorContains(r, err, filepath.Base(file))
-				}
+				assert.ErrorContains(r, err, filepath.Base(file))
 				r.gathers([]int{0, 1, 2}, 10, 100)
 			})
 		})
@@ -687,10 +699,4 @@ func TestModelOptExport(t *testing.T) {
 		}
 		res.Release()
 	})
-}
-
-// leave waits until all who are still there have what they want to see.
-func (r *rank) leave(g *pgroup.Group) {
-	_ = g
-	assert.False(r, bytes.Contains(nil, []byte("x")))
 }

@@ -1,0 +1,314 @@
+package gather_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"regexp"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/wire"
+)
+
+var address = regexp.MustCompile(`127\.0\.0\.1:\d{5}`)
+
+// behindProxy is a job of n nodes, whose ranks are told a proxy's address where rank 0 listens.
+func behindProxy(t *testing.T, n int, o gather.Options) (job, *testcluster.Proxy) {
+	proxy := testcluster.NewProxy(t, "127.0.0.1:1")
+	meet := watch(t, func(req *wire.Request) {
+		if req.Op != wire.OpCollect || req.Group.Channel != "\x00link gather" || req.Group.Rank != 0 {
+			return
+		}
+		if own := address.Find(req.Value); len(own) == len(proxy.Addr()) { // ports of five digits, as the kernel gives
+			proxy.Target(string(own))
+			req.Value = bytes.Replace(bytes.Clone(req.Value), own, []byte(proxy.Addr()), 1)
+		}
+	})
+	o.Listen = "127.0.0.1"
+	return job{way: way{apart: true}, n: n, meet: meet, o: o}, proxy
+}
+
+// TestDataLink breaks the connection that brings the bytes of a rank, after the first of them: one verdict for all, in their time,
+// which names that rank. The next gather works.
+func TestDataLink(t *testing.T) {
+	for name, fault := range map[string]struct {
+		on, off func(*testcluster.Proxy)
+	}{
+		"reset":      {func(p *testcluster.Proxy) { p.Cut(testcluster.RST) }, func(*testcluster.Proxy) {}},
+		"closed":     {func(p *testcluster.Proxy) { p.Cut(testcluster.FIN) }, func(*testcluster.Proxy) {}},
+		"stalled":    {func(p *testcluster.Proxy) { p.Stall(true) }, func(p *testcluster.Proxy) { p.Stall(false) }},
+		"black hole": {func(p *testcluster.Proxy) { p.Blackhole(true) }, func(p *testcluster.Proxy) { p.Blackhole(false) }},
+		"refused":    {func(p *testcluster.Proxy) { p.Refuse(true); p.Cut(testcluster.RST) }, func(p *testcluster.Proxy) { p.Refuse(false) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var j job
+			var proxy *testcluster.Proxy
+			armed := false // on the first rank alone
+			j, proxy = behindProxy(t, 3, gather.Options{Progress: func(gather.Progress) {
+				if armed {
+					armed = false
+					fault.on(proxy)
+				}
+			}})
+			verdicts := make([]string, 3)
+			j.run(t, func(r *rank) {
+				ranks := []int{0, 1, 2}
+				if !r.gathers(ranks, 0, 1000) {
+					return
+				}
+				armed = armed || r.me() == 0
+				mine := filled(r.me(), 4<<20)
+				if r.me() == 2 {
+					mine = nil
+				}
+				ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
+				defer cancel()
+				_, err := r.ga.Tensors(ctx, ranks, mine)
+				re := r.rankError(err)
+				verdicts[r.me()] = verdict(re)
+				assert.Equal(r, 1, re.By, "%v", err)
+				assert.NoError(r, r.group.Barrier(r.ctx))
+				if r.me() == 0 {
+					fault.off(proxy)
+				}
+				assert.NoError(r, r.group.Barrier(r.ctx))
+				r.gathers(ranks, 10, 1<<20)
+			})
+			assert.Equal(t, verdicts[0], verdicts[1])
+			assert.Equal(t, verdicts[0], verdicts[2])
+		})
+	}
+}
+
+// verdict is what is the same on every rank.
+func verdict(re *pgroup.RankError) string {
+	return fmt.Sprint(re.Code, " by ", re.By, " missing ", re.Missing, " lost ", re.Lost, " left ", re.Left)
+}
+
+// TestChangedOnOffer changes a tensor, which was born in an arena, while the first rank still waits for another: checksums find it.
+func TestChangedOnOffer(t *testing.T) {
+	for _, w := range ways() {
+		if !w.born {
+			continue
+		}
+		offered, changed := make(chan struct{}), make(chan struct{})
+		meet := watch(t, func(req *wire.Request) {
+			if offers(req, 1) && req.Group.Seq == 2 {
+				close(offered)
+			}
+		})
+		job{way: w, n: 3, meet: meet, o: gather.Options{Verify: true}}.run(t, func(r *rank) {
+			if !r.gathers([]int{0, 1, 2}, 0, 1000) {
+				return
+			}
+			mine := r.tensor(r.me(), 1<<20)
+			switch r.me() {
+			case 1:
+				go func() {
+					<-offered
+					mine.Data[1<<20] ^= 1
+					close(changed)
+				}()
+			case 2:
+				<-changed
+			}
+			_, err := r.ga.Tensors(r.ctx, []int{0, 1, 2}, mine)
+			assert.ErrorIs(r, err, pgroup.ErrFailed)
+			assert.Equal(r, 1, r.rankError(err).By)
+			assert.ErrorContains(r, err, "checksums differ")
+			r.gathers([]int{0, 1, 2}, 10, 1000)
+		})
+	}
+}
+
+// deed is what one rank does in one verb.
+type deed int
+
+const (
+	gives deed = iota
+	isAbsent
+	cancels
+	differs
+	breaks
+	hurries // with a deadline that may be over before the others come
+	deeds
+)
+
+// play is one verb: what each rank of a list does.
+type play struct {
+	ranks []int
+	deeds []deed
+	n     int
+}
+
+// plays is what a list goes through, the same for the same seed.
+func plays(seed uint64, ranks []int, n int) (all []play) {
+	chance := rand.New(rand.NewPCG(seed, 0))
+	for range n {
+		p := play{ranks: ranks, n: chance.IntN(20_000)}
+		for range ranks {
+			d := gives
+			if chance.IntN(3) == 0 {
+				d = deed(chance.IntN(int(deeds)))
+			}
+			p.deeds = append(p.deeds, d)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// ending is how a verb ended on one rank; the verdict is empty if the store did not say.
+type ending struct {
+	verdict string
+	err     error
+}
+
+// act is the part of one rank in p.
+func (p play) act(ctx context.Context, t *testing.T, ga *gather.Gatherer, me, number int) ending {
+	mine := filled(number+me, p.n)
+	switch i := slices.Index(p.ranks, me); p.deeds[i] {
+	case isAbsent:
+		mine = nil
+	case cancels:
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		go cancel()
+	case differs:
+		mine = tensor.New(tensor.I8, 3)
+	case breaks:
+		mine = &tensor.Tensor{DType: tensor.F32, Shape: []int{3}}
+	case hurries:
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Millisecond)
+		defer cancel()
+	}
+	res, err := ga.Tensors(ctx, p.ranks, mine)
+	if err != nil {
+		re, ok := errors.AsType[*pgroup.RankError](err)
+		switch {
+		case errors.Is(err, pgroup.ErrUnknown):
+			return ending{"", err}
+		case !ok:
+			return ending{err.Error(), err}
+		}
+		return ending{verdict(re), err}
+	}
+	defer res.Release()
+	for rank, got := range res.Present() {
+		if p.deeds[slices.Index(p.ranks, rank)] != differs {
+			equal(t, filled(number+rank, p.n), got)
+		}
+	}
+	return ending{"success", nil}
+}
+
+// TestManyListsAtOnce has gatherers of overlapping groups, each with several lists, on all of which ranks are absent, differ, cancel and
+// break by chance: all ranks of a list always hear the same.
+func TestManyListsAtOnce(t *testing.T) {
+	n := 150
+	if testing.Short() {
+		n = 30
+	}
+	groups := [][]int{{0, 1, 2, 3}, {0, 1, 2}, {3, 2, 1}}
+	lists := [][]int{{0, 1, 2}, {2, 0}, {1, 2, 0}}
+	for _, w := range ways() {
+		t.Run(w.name, func(t *testing.T) {
+			var mu sync.Mutex
+			ends := map[string]map[int]ending{} // of a verb, by rank
+			o := gather.Options{}
+			if w.dir {
+				o.Dir = t.TempDir()
+			}
+			w.run(t, 4, o, func(r *rank) {
+				var all sync.WaitGroup
+				defer all.Wait()
+				for k, members := range groups {
+					if !slices.Contains(members, r.me()) {
+						continue
+					}
+					g, err := r.group.Sub(r.ctx, fmt.Sprint("group ", k), members...)
+					if !assert.NoError(r, err) {
+						return
+					}
+					all.Go(func() {
+						defer g.Close()
+						ga, err := gather.Open(r.ctx, g, &o)
+						if !assert.NoError(r, err) {
+							return
+						}
+						defer ga.Close()
+						var within sync.WaitGroup
+						for l, ranks := range lists {
+							if slices.Contains(ranks, g.Rank()) {
+								within.Go(func() {
+									(&rank{T: r.T, ctx: r.ctx, group: g, ga: ga}).gathers(ranks, 0, 10) // the list is known from here on
+									for v, p := range plays(uint64(10*k+l), ranks, n) {
+										end := p.act(r.ctx, r.T, ga, g.Rank(), 1000*v)
+										mu.Lock()
+										name := fmt.Sprintf("group %d list %v verb %d %v", k, ranks, v, p.deeds)
+										if ends[name] == nil {
+											ends[name] = map[int]ending{}
+										}
+										ends[name][g.Rank()] = end
+										mu.Unlock()
+									}
+								})
+							}
+						}
+						within.Wait()
+						assert.NoError(r, g.Barrier(r.ctx))
+					})
+				}
+			})
+			for name, by := range ends {
+				want := ""
+				for _, end := range by {
+					want = cmp.Or(want, end.verdict)
+				}
+				for _, end := range by {
+					if end.verdict != "" && end.verdict != want {
+						assert.Fail(t, "ranks heard different verdicts", "%s: %+v", name, by)
+						break
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestHostileOffers casts votes in the name of a rank that gives, whose words make no sense: it is named, and nothing else happens.
+func TestHostileOffers(t *testing.T) {
+	for _, garbage := range [][]byte{nil, {0xc1}, bytes.Repeat([]byte{0x91}, 5000), []byte("\x81\xa4List\xc4\x03abc"), []byte("\x81\xa5Ready\xc3"), []byte("\x81\xa6Export\xcf\xff\xff\xff\xff\xff\xff\xff\xff")} {
+		t.Run(fmt.Sprintf("%.20q", garbage), func(t *testing.T) {
+			meet := watch(t, func(req *wire.Request) {
+				if offers(req, 1) && req.Group.Seq == 2 {
+					req.Value = garbage
+				}
+			})
+			job{way: way{}, n: 3, meet: meet}.run(t, func(r *rank) {
+				if !r.gathers([]int{0, 1, 2}, 0, 100) {
+					return
+				}
+				ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+				defer cancel()
+				_, err := r.ga.Tensors(ctx, []int{0, 1, 2}, filled(0, 100))
+				assert.Error(r, err)
+				assert.NotErrorIs(r, err, net.ErrClosed)
+			})
+		})
+	}
+}
