@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/wire"
@@ -25,9 +26,10 @@ type circle struct {
 
 	out outlet // where this rank gives
 
-	lock   sync.Mutex    // protects the fields below; close does not wait for a verb
-	group  *pgroup.Group // nil until the first verb, which sets it with mu held too
-	closed bool
+	lock     sync.Mutex    // protects the fields below; close does not wait for a verb
+	group    *pgroup.Group // nil until the first verb, which sets it with mu held too
+	unfollow func() bool   // ends that an abort of the Gatherer's group is one of this
+	closed   bool
 }
 
 // outcome is what the first rank says.
@@ -73,6 +75,12 @@ func (v *verb) meet(ctx context.Context) error {
 		return errors.Join(v.verdict(pgroup.ErrClosed), g.Close())
 	}
 	v.group = g
+	whole := v.ga.group.Context()
+	v.unfollow = context.AfterFunc(whole, func() {
+		if cause := context.Cause(whole); errors.Is(cause, pgroup.ErrAborted) {
+			g.Abort(cause)
+		}
+	})
 	return nil
 }
 
@@ -140,17 +148,65 @@ func (v *verb) conclude(ctx context.Context, own *giving, agree check, offers []
 	return nil
 }
 
-// whileThere ends f's context when a rank of the list is lost.
+// whileThere runs f for as long as all ranks of the list are there, and there is time to tell them how it went.
 func (v *verb) whileThere(ctx context.Context, f func(ctx context.Context) error) error {
 	over := v.group.Context()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(over, func() { cancel(context.Cause(over)) })()
-	err := f(ctx)
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	if deadline, ok := ctx.Deadline(); ok {
+		var stop context.CancelFunc
+		ctx, stop = context.WithDeadlineCause(ctx, deadline.Add(-tellTime(time.Until(deadline))), errLate)
+		defer stop()
 	}
-	return err
+	err := f(ctx)
+	if err == nil {
+		return nil
+	}
+	cause := context.Cause(ctx)
+	v.heed(ctx, err)
+	switch {
+	case over.Err() != nil:
+		return context.Cause(over)
+	case cause == nil:
+		return err
+	case errors.Is(cause, errLate):
+		return late(err)
+	default:
+		return &fault{Code: wire.CodeCancelled, By: 0, Reason: cause.Error(), err: cause}
+	}
+}
+
+// tellTime is what the first rank keeps, of the time that it has, to tell the others who it has waited for. Those who called before it need
+// to hear of it before their own time is over.
+func tellTime(left time.Duration) time.Duration {
+	return min(max(left/10, 50*time.Millisecond), time.Second)
+}
+
+// lossTime is longer than the store takes to declare a rank lost whose process has ended.
+const lossTime = time.Second
+
+// heed waits, if err is of a connection that broke, for the store's word on the rank at its other end: mostly that is lost, and all
+// are to hear that.
+func (v *verb) heed(ctx context.Context, err error) {
+	if _, broken := errors.AsType[linkError](err); !broken {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lossTime)
+	defer cancel()
+	select {
+	case <-v.group.Context().Done():
+	case <-ctx.Done():
+	}
+}
+
+// why is what a rank tells the others of why it has nothing to give.
+func (v *verb) why(ctx context.Context, err error) *fault {
+	v.heed(ctx, err)
+	if over := v.group.Context(); over.Err() != nil {
+		return asFault(context.Cause(over))
+	}
+	return &fault{Code: wire.CodeFailed, Reason: err.Error()} // By is whose offer it is
 }
 
 // asFault is what the first rank tells the others of an error of its own.
@@ -179,6 +235,7 @@ func (c *circle) close() error {
 	c.lock.Unlock()
 	var err error
 	if g != nil {
+		c.unfollow()
 		err = g.Close()
 	}
 	c.out.close()

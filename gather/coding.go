@@ -8,12 +8,14 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/wire"
 )
 
 // Offers and lists as bytes. Numbers are uvarints, unless they say otherwise; u32 and u64 are little-endian. Text and bytes have their
 // length in front.
 //
-//	offer: flags u8 | axis varint | fault | list, if that is here | length of a far list, and its ref, if it has one | export | version: sequence | id | sum u64
+//	offer: flags u8 | axis varint | fault | list, if that is here | length of a far list, and its ref, if it has one | line | export | version: sequence | id | sum u64
+//	fault: 0, or code | reason | count of ranks that are lost, and they
 //	list:  count of refs, and they | count of items, and for each, in the order of their names:
 //	       name | dtype u8 | axes, and the length of each | where: 0 is streamed, else 1 + index of a ref | offset there | CRC-32C u32
 //	ref:   arena u64 | segment | offset | length
@@ -50,9 +52,9 @@ func (o *offer) flags() (f byte) {
 }
 
 func (o *offer) encode() []byte {
-	b := append(make([]byte, 0, 64+len(o.Fault)+len(o.List)), o.flags())
+	b := append(make([]byte, 0, 64+len(o.List)), o.flags())
 	b = binary.AppendVarint(b, int64(o.Axis))
-	b = appendText(b, o.Fault)
+	b = appendFault(b, o.Fault)
 	if o.List != nil {
 		b = appendText(b, o.List)
 	}
@@ -62,6 +64,7 @@ func (o *offer) encode() []byte {
 			b = appendRef(b, *o.Far.Ref)
 		}
 	}
+	b = binary.AppendUvarint(b, o.Line)
 	b = binary.AppendUvarint(b, o.Export)
 	if o.Version != nil {
 		b = binary.AppendUvarint(b, o.Version.Sequence)
@@ -77,7 +80,7 @@ func (o *offer) decode(b []byte) error {
 	f := p.byte()
 	o.Absent, o.Ready, o.Config, o.Summed = f&flagAbsent != 0, f&flagReady != 0, f&flagConfig != 0, f&flagSummed != 0
 	o.Axis = p.signed()
-	o.Fault = string(p.text())
+	o.Fault = p.fault()
 	if f&flagList != 0 {
 		o.List = p.text()
 	}
@@ -88,6 +91,7 @@ func (o *offer) decode(b []byte) error {
 			o.Far.Ref = &r
 		}
 	}
+	o.Line = uint64(p.number(maxInt))
 	o.Export = uint64(p.number(maxInt))
 	if f&flagVersion != 0 {
 		o.Version = &nfsws.Version{Sequence: uint64(p.number(maxInt)), ID: uint32(p.number(math.MaxUint32)), Sum: p.uint64()}
@@ -133,6 +137,31 @@ func parseList(b []byte) ([]shm.Ref, []item, error) {
 func appendText[T string | []byte](b []byte, text T) []byte {
 	b = binary.AppendUvarint(b, uint64(len(text)))
 	return append(b, text...)
+}
+
+func appendFault(b []byte, f *fault) []byte {
+	if f == nil {
+		return append(b, 0)
+	}
+	b = binary.AppendUvarint(b, uint64(f.Code))
+	b = appendText(b, f.Reason)
+	b = binary.AppendUvarint(b, uint64(len(f.Lost)))
+	for _, r := range f.Lost {
+		b = binary.AppendUvarint(b, uint64(r))
+	}
+	return b
+}
+
+func (p *parser) fault() *fault {
+	code := wire.Code(p.number(math.MaxUint16))
+	if code == 0 {
+		return nil
+	}
+	f := &fault{Code: code, By: -1, Reason: string(p.text())}
+	for n := p.number(len(p.rest)); n > 0; n-- {
+		f.Lost = append(f.Lost, p.number(maxInt))
+	}
+	return f
 }
 
 func appendRef(b []byte, r shm.Ref) []byte {

@@ -1,9 +1,11 @@
 package gather
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/wire"
@@ -11,10 +13,11 @@ import (
 
 // fault is a failure as the first rank tells the others of it. Its ranks are indexes in the list.
 type fault struct {
-	Code   wire.Code
-	By     int // the rank at fault; -1: none in particular
-	Lost   []int
-	Reason string
+	Code    wire.Code
+	By      int // the rank at fault; -1: none in particular
+	Missing []int
+	Lost    []int
+	Reason  string
 
 	err error // what it was, on the rank where it was
 }
@@ -25,6 +28,31 @@ func (f *fault) Unwrap() error { return f.err }
 // mismatch is what ranks disagree about; by is the one that differs from those before it.
 func mismatch(by int, format string, args ...any) error {
 	return &fault{Code: wire.CodeMismatch, By: by, Reason: fmt.Sprintf(format, args...)}
+}
+
+// linkError is of a connection to a rank. That it broke is a suspicion: who is lost, the store says.
+type linkError struct{ error }
+
+func (e linkError) Unwrap() error { return e.error }
+
+// errLate ends what the first rank waits for.
+var errLate = errors.New("it took too long")
+
+// late is what is said of ranks that the first rank has waited for, until err.
+func late(err error) error {
+	return &fault{Code: wire.CodeTimeout, By: -1, Missing: culprits(err), Reason: asFault(err).Reason, err: err}
+}
+
+// culprits are those that err is of.
+func culprits(err error) (all []int) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			all = append(all, culprits(e)...)
+		}
+	} else if f, ok := errors.AsType[*fault](err); ok && f.By > 0 {
+		all = []int{f.By}
+	}
+	return all
 }
 
 // failed is what went wrong at a rank, or on the way from it, unless that is known better.
@@ -39,7 +67,25 @@ func failed(by int, err error) error {
 }
 
 // verdict is a failure as the caller gets it: of this verb, with the ranks of the group.
-func (v *verb) verdict(err error) error { return v.ga.verdict(v.op, v.ranks, err) }
+func (v *verb) verdict(err error) error {
+	if errors.Is(err, pgroup.ErrAborted) {
+		err = v.ga.aborted(err)
+	}
+	return v.ga.verdict(v.op, v.ranks, err)
+}
+
+// aborted is why the Gatherer's group was aborted, if that is why that of a list was: who, and the reason.
+func (ga *Gatherer) aborted(err error) error {
+	whole := ga.group.Context()
+	select {
+	case <-whole.Done():
+	case <-time.After(lossTime): // it is not
+	}
+	if cause := context.Cause(whole); errors.Is(cause, pgroup.ErrAborted) {
+		return cause
+	}
+	return err
+}
 
 // verdict is a failure of op. Ranks in err are indexes in ranks, unless it is of the whole group.
 func (ga *Gatherer) verdict(op string, ranks []int, err error) error {
@@ -51,7 +97,7 @@ func (ga *Gatherer) verdict(op string, ranks []int, err error) error {
 			ranks = nil
 		}
 	} else if f, ok := errors.AsType[*fault](err); ok {
-		told = &wire.Verdict{Code: f.Code, By: f.By, Lost: slices.Clone(f.Lost), Reason: f.Reason}
+		told = &wire.Verdict{Code: f.Code, By: f.By, Missing: f.Missing, Lost: f.Lost, Reason: f.Reason}
 	} else {
 		return fmt.Errorf("%s on rank %d of %d: ranks %v: %w", op, ga.group.Rank(), ga.group.Size(), ranks, err)
 	}

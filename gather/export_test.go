@@ -4,6 +4,7 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/wire"
 )
 
 // Relist parses a list of tensors, and says what it would be written as again.
@@ -44,7 +45,8 @@ func Reoffer(b []byte) ([]byte, error) {
 func Offers() (encoded [][]byte) {
 	for _, o := range []offer{
 		{},
-		{Fault: "no memory"},
+		{Fault: &fault{Code: wire.CodeFailed, By: -1, Reason: "no memory"}},
+		{Fault: &fault{Code: wire.CodeLost, By: -1, Reason: "no goodbye", Lost: []int{3, 300}}},
 		{Absent: true, Ready: true, Axis: -1},
 		{Ready: true, Config: true, Summed: true, Axis: 3, List: List([]string{"w"}, tensor.F32, 2), Export: 9},
 		{Far: &spot{Len: 1 << 20}},

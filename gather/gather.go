@@ -259,7 +259,10 @@ func (ga *Gatherer) Close() error {
 	if ga.files != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 		defer cancel()
-		errs = append(errs, ga.files.Remove(ctx), ga.files.Close())
+		if err := ga.files.Remove(ctx); !errors.Is(err, nfsws.ErrSuperseded) { // a newer job has taken it over, and will
+			errs = append(errs, err)
+		}
+		errs = append(errs, ga.files.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -30,10 +30,10 @@ type giving struct {
 	offer  offer
 	data   []*tensor.Tensor // by item
 
-	lender *shm.Conn // that offer.Refs are lent over
-	copied [][]byte  // in ga.arena: items that were not born in shared memory, and a long list
-	export uint64    // 0: none
-	taken  *loan     // of the first rank, which gives nothing
+	lender *line    // that offer.Refs are lent over
+	copied [][]byte // in ga.arena: items that were not born in shared memory, and a long list
+	export uint64   // 0: none
+	taken  *loan    // of the first rank, which gives nothing
 }
 
 // gives does the part of a rank that gives, from the offer to the verdict.
@@ -41,7 +41,7 @@ func (v *verb) gives(ctx context.Context, p parcel, agree check) (*loan, error) 
 	g := &giving{verb: v, parcel: p}
 	cause := g.pack(ctx)
 	if cause != nil {
-		g.offer = offer{Fault: cause.Error()}
+		g.offer = offer{Fault: v.why(ctx, cause)}
 	}
 	err := v.run(ctx, g, agree, nil)
 	g.end(err)
@@ -73,7 +73,7 @@ func (g *giving) pack(ctx context.Context) error {
 	if err := g.stream(ctx); err != nil {
 		return err
 	}
-	g.offer.Ready = g.offer.Export == 0 && g.offer.List != nil && !g.offer.Summed && !g.offer.Config && !g.parcel.lazy && g.out.knows(g.offer.refs)
+	g.offer.Ready = g.offer.Export == 0 && g.offer.List != nil && !g.offer.Summed && !g.offer.Config && !g.parcel.lazy && (g.lender == nil || g.lender.knows(g.offer.refs))
 	return nil
 }
 
@@ -138,6 +138,7 @@ func (g *giving) share(ctx context.Context) error {
 	if g.lender, err = g.memoryOut(ctx); err != nil || g.lender == nil {
 		return err
 	}
+	g.offer.Line = g.lender.number
 	if err := g.lendBorn(ctx); err != nil || g.parcel.lazy {
 		return err
 	}
@@ -159,7 +160,15 @@ func (g *giving) lendBorn(ctx context.Context) error {
 			g.offer.refs = append(g.offer.refs, ref)
 		}
 	}
-	return g.lender.Lend(ctx, arena, g.offer.refs...)
+	return g.lend(ctx, arena, g.offer.refs...)
+}
+
+func (g *giving) lend(ctx context.Context, arena *shm.Arena, refs ...shm.Ref) error {
+	err := g.lender.Lend(ctx, arena, refs...)
+	if err != nil && g.lender.Err() != nil {
+		return linkError{err}
+	}
+	return err
 }
 
 // align is where copies begin: on a cache line.
@@ -199,7 +208,7 @@ func (g *giving) lendBlock(ctx context.Context, n int) (block []byte, ref shm.Re
 	}
 	g.copied = append(g.copied, block)
 	ref, _ = g.ga.arena.Find(block)
-	return block, ref, g.lender.Lend(ctx, g.ga.arena, ref)
+	return block, ref, g.lend(ctx, g.ga.arena, ref)
 }
 
 // stream makes the rest fetchable.
@@ -235,7 +244,7 @@ func (g *giving) end(verdict error) {
 // mapped notes that the first rank has mapped what was lent to it: it cannot fail to have it from the same segments.
 func (g *giving) mapped() {
 	if g.lender != nil {
-		g.out.learn(g.lender, g.offer.refs)
+		g.lender.learn(g.offer.refs)
 	}
 }
 

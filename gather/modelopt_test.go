@@ -515,19 +515,20 @@ func TestModelOpt07NobodyIsStranded(t *testing.T) {
 
 // halves are what can happen to a state between its publishing and its reading.
 var halves = map[string]struct {
-	kind  string // of the file that it happens to
-	spoil func(path string) error
+	kind    string // of the file that it happens to
+	spoil   func(path string) error
+	awaited bool // it may be on its way still
 }{
-	"weights changed":  {".safetensors", flip},
-	"weights cut":      {".safetensors", func(path string) error { return os.Truncate(path, 1000) }},
-	"weights gone":     {".safetensors", os.Remove},
-	"manifest changed": {".json", flip},
-	"manifest cut":     {".json", func(path string) error { return os.Truncate(path, 10) }},
-	"manifest gone":    {".json", os.Remove},
-	"manifest empty":   {".json", func(path string) error { return os.Truncate(path, 0) }},
+	"weights changed":  {".safetensors", flip, false},
+	"weights cut":      {".safetensors", func(path string) error { return os.Truncate(path, 1000) }, false},
+	"weights gone":     {".safetensors", os.Remove, false},
+	"manifest changed": {".json", flip, false},
+	"manifest cut":     {".json", func(path string) error { return os.Truncate(path, 10) }, false},
+	"manifest gone":    {".json", os.Remove, true},
+	"manifest empty":   {".json", func(path string) error { return os.Truncate(path, 0) }, false},
 	"manifest a pickle": {".json", func(path string) error {
 		return os.WriteFile(path, []byte("\x80\x04cos\nsystem\n(S'exit 1'\ntR."), 0o600)
-	}},
+	}, false},
 }
 
 // flip changes one bit in the middle of a file.
@@ -576,8 +577,14 @@ func TestModelOpt09HalfAState(t *testing.T) {
 					return
 				}
 				file, err := r.spoilt(dir, half.kind, half.spoil, published)
-				assert.ErrorIs(r, err, pgroup.ErrFailed)
-				assert.Equal(r, 1, r.rankError(err).By)
+				re := r.rankError(err)
+				if half.awaited {
+					assert.ErrorIs(r, err, pgroup.ErrTimeout)
+					assert.Equal(r, []int{1}, re.Missing)
+				} else {
+					assert.ErrorIs(r, err, pgroup.ErrFailed)
+					assert.Equal(r, 1, re.By)
+				}
 				assert.ErrorContains(r, err, filepath.Base(file))
 				r.gathers([]int{0, 1, 2}, 10, 100)
 			})

@@ -2,7 +2,6 @@ package gather
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"slices"
@@ -10,12 +9,13 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/wire"
 )
 
 // offer is what a rank has to give, and where it lies. It travels through the group's store, to all ranks of the list, so it is
 // short: a long list of items lies where the items do.
 type offer struct {
-	Fault   string // why this rank can give nothing; the rest is empty then
+	Fault   *fault // why this rank can give nothing; the rest is empty then
 	Absent  bool
 	Ready   bool           // nothing can go wrong any more: the first rank has it all in its memory, and the list is here
 	Config  bool           // the item with configName is a config
@@ -23,6 +23,7 @@ type offer struct {
 	Axis    int            // of a Concat
 	List    []byte         // what there is, and where; nil if it is long
 	Far     *spot          // where a long one lies, unless that is in a directory
+	Line    uint64         // number of the connection that shared memory is lent over
 	Export  uint64         // for items that are to be fetched over a stream
 	Version *nfsws.Version // for those that are in a directory
 
@@ -95,8 +96,11 @@ func openOffers(encoded [][]byte) ([]offer, error) {
 		if err := offers[i].decode(encoded[i]); err != nil {
 			return nil, failed(i, err)
 		}
-		if offers[i].Fault != "" {
-			return nil, failed(i, errors.New(offers[i].Fault))
+		if f := offers[i].Fault; f != nil {
+			if f.Code == wire.CodeFailed {
+				f.By = i
+			}
+			return nil, f
 		}
 		if err := offers[i].open(); err != nil {
 			return nil, failed(i, err)

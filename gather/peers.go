@@ -27,18 +27,29 @@ type giver struct {
 }
 
 // intake is the connections that ranks have dialled which give to this one.
+//
+// A rank that dials again has given up the connection before. But what it has offered over that may still have to be had: a rank whose
+// offer is all there is done with the verb, and may be at the next, while this one is late. So the connection that was used last is kept until
+// the rank offers something over another.
 type intake struct {
 	mu      sync.Mutex // protects the fields below
 	closed  bool
-	memory  map[giver]*shm.Conn
-	streams map[giver]*fetcher
+	memory  map[giver][]*lender // that which was used last, and the newest; their numbers grow
+	streams map[giver]*fetcher  // the newest
+}
+
+// lender is a connection that memory of a rank comes over.
+type lender struct {
+	*shm.Conn
+	number uint64
+	used   bool
 }
 
 func (in *intake) init() {
-	in.memory, in.streams = map[giver]*shm.Conn{}, map[giver]*fetcher{}
+	in.memory, in.streams = map[giver][]*lender{}, map[giver]*fetcher{}
 }
 
-// accept takes a connection over; an older one for the same has failed, and goes.
+// accept takes a connection over.
 func (in *intake) accept(c *link.Conn) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -48,28 +59,55 @@ func (in *intake) accept(c *link.Conn) {
 	case in.closed:
 		_ = c.Close()
 	case c.Kind == forMemory && isUnix:
-		if old := in.memory[from]; old != nil {
-			_ = old.Close()
-		}
-		in.memory[from] = shm.NewConn(unix)
+		in.acceptMemory(from, &lender{Conn: shm.NewConn(unix), number: c.Number})
 	case c.Kind == forStream:
-		if old := in.streams[from]; old != nil {
-			_ = old.conn.Close()
-		}
-		in.streams[from] = newFetcher(c.Conn)
+		in.acceptStream(from, newFetcher(c.Conn, c.Number))
 	default:
 		_ = c.Close()
 	}
 }
 
-// memoryOf is the connection that a rank's shared memory comes over.
-func (in *intake) memoryOf(from giver) (*shm.Conn, error) {
+func (in *intake) acceptMemory(from giver, l *lender) {
+	all := in.memory[from]
+	if n := len(all); n > 0 && all[n-1].number > l.number {
+		_ = l.Close()
+		return
+	}
+	all = slices.DeleteFunc(all, func(old *lender) bool {
+		if !old.used {
+			_ = old.Close()
+		}
+		return !old.used
+	})
+	in.memory[from] = append(all, l)
+}
+
+func (in *intake) acceptStream(from giver, f *fetcher) {
+	old := in.streams[from]
+	if old != nil && old.number > f.number {
+		old, f = f, old
+	}
+	if old != nil {
+		_ = old.conn.Close()
+	}
+	in.streams[from] = f
+}
+
+// memoryOf is the connection that a rank's shared memory comes over. Those before it are not needed any more.
+func (in *intake) memoryOf(from giver, number uint64) (*shm.Conn, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if c := in.memory[from]; c != nil {
-		return c, nil
+	all := in.memory[from]
+	i := slices.IndexFunc(all, func(l *lender) bool { return l.number == number })
+	if i < 0 {
+		return nil, linkError{fmt.Errorf("rank %d offers shared memory over a connection that is not there", from.rank)}
 	}
-	return nil, fmt.Errorf("rank %d offers shared memory, and has not connected for it", from.rank)
+	for _, old := range all[:i] {
+		_ = old.Close()
+	}
+	in.memory[from] = all[i:]
+	all[i].used = true
+	return all[i].Conn, nil
 }
 
 func (in *intake) streamOf(from giver) (*fetcher, error) {
@@ -78,15 +116,17 @@ func (in *intake) streamOf(from giver) (*fetcher, error) {
 	if f := in.streams[from]; f != nil {
 		return f, nil
 	}
-	return nil, fmt.Errorf("rank %d offers a stream, and has not connected for it", from.rank)
+	return nil, linkError{fmt.Errorf("rank %d offers a stream, and has not connected for it", from.rank)}
 }
 
 func (in *intake) close() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.closed = true
-	for c := range maps.Values(in.memory) {
-		_ = c.Close()
+	for _, all := range in.memory {
+		for _, l := range all {
+			_ = l.Close()
+		}
 	}
 	for f := range maps.Values(in.streams) {
 		_ = f.conn.Close()
@@ -99,10 +139,17 @@ type outlet struct {
 
 	mu     sync.Mutex // protects the fields below
 	closed bool
-	alone  bool             // the two can share no memory
-	memory *shm.Conn        // nil: not made, or broken
-	known  map[segment]bool // that the first rank has mapped over memory
-	stream net.Conn         // like memory
+	alone  bool     // the two can share no memory
+	memory *line    // nil: not made, or broken
+	stream net.Conn // like memory
+	dialed uint64   // how often
+}
+
+// line is a connection that memory is lent to the first rank over. One verb at a time uses it.
+type line struct {
+	*shm.Conn
+	number uint64
+	known  map[segment]bool // that the first rank has mapped
 }
 
 // segment names one of those that a rank lends.
@@ -112,32 +159,25 @@ type segment struct {
 }
 
 // knows reports whether the first rank has mapped what all refs are in.
-func (out *outlet) knows(refs []shm.Ref) bool {
-	out.mu.Lock()
-	defer out.mu.Unlock()
-	return !slices.ContainsFunc(refs, func(r shm.Ref) bool { return !out.known[segment{r.Arena, r.Segment}] })
+func (l *line) knows(refs []shm.Ref) bool {
+	return !slices.ContainsFunc(refs, func(r shm.Ref) bool { return !l.known[segment{r.Arena, r.Segment}] })
 }
 
-// learn notes that the first rank has mapped what refs are in, over c.
-func (out *outlet) learn(c *shm.Conn, refs []shm.Ref) {
-	out.mu.Lock()
-	defer out.mu.Unlock()
-	if out.memory != c {
-		return
-	}
+// learn notes that the first rank has mapped what refs are in.
+func (l *line) learn(refs []shm.Ref) {
 	for _, r := range refs {
-		out.known[segment{r.Arena, r.Segment}] = true
+		l.known[segment{r.Arena, r.Segment}] = true
 	}
 }
 
 // memoryOut is a connection to lend the first rank shared memory over; nil without an error if the two cannot share any.
-func (v *verb) memoryOut(ctx context.Context) (*shm.Conn, error) {
+func (v *verb) memoryOut(ctx context.Context) (*line, error) {
 	out := &v.out
 	out.mu.Lock()
-	c, alone := out.memory, out.alone
+	l, alone := out.memory, out.alone
 	out.mu.Unlock()
-	if alone || c != nil && c.Err() == nil {
-		return c, nil
+	if alone || l != nil && l.Err() == nil {
+		return l, nil
 	}
 	conn, err := v.dial(ctx, forMemory)
 	if err != nil {
@@ -158,7 +198,7 @@ func (v *verb) memoryOut(ctx context.Context) (*shm.Conn, error) {
 	if out.memory != nil {
 		_ = out.memory.Close()
 	}
-	out.memory, out.known = shm.NewConn(unix), map[segment]bool{}
+	out.memory = &line{shm.NewConn(unix), conn.Number, map[segment]bool{}}
 	return out.memory, nil
 }
 
@@ -190,7 +230,15 @@ func (v *verb) streamOut(ctx context.Context) error {
 }
 
 func (v *verb) dial(ctx context.Context, kind byte) (*link.Conn, error) {
-	return v.ga.mesh.Dial(ctx, v.ranks[0], link.Purpose{Kind: kind, ID: v.group.Generation()})
+	v.out.mu.Lock()
+	v.out.dialed++
+	p := link.Purpose{Kind: kind, ID: v.group.Generation(), Number: v.out.dialed}
+	v.out.mu.Unlock()
+	c, err := v.ga.mesh.Dial(ctx, v.ranks[0], p)
+	if err != nil {
+		return nil, linkError{err}
+	}
+	return c, nil
 }
 
 // lose forgets a stream that has ended; the next verb dials another.
@@ -210,7 +258,7 @@ func (out *outlet) reset() {
 	defer out.mu.Unlock()
 	if out.memory != nil {
 		_ = out.memory.Close()
-		out.memory, out.known = nil, nil
+		out.memory = nil
 	}
 	if out.stream != nil {
 		_ = out.stream.Close()

@@ -56,13 +56,14 @@ func parsePiece(b []byte) piece {
 
 // fetcher is the first rank's end of a stream. One goroutine uses it at a time.
 type fetcher struct {
-	conn net.Conn
-	in   *bufio.Reader
-	buf  []byte
+	conn   net.Conn
+	number uint64
+	in     *bufio.Reader
+	buf    []byte
 }
 
-func newFetcher(conn net.Conn) *fetcher {
-	return &fetcher{conn: conn, in: bufio.NewReaderSize(conn, bufferLen)}
+func newFetcher(conn net.Conn, number uint64) *fetcher {
+	return &fetcher{conn: conn, number: number, in: bufio.NewReaderSize(conn, bufferLen)}
 }
 
 // want is a part of an item, and where it goes.
@@ -75,13 +76,15 @@ type want struct {
 // fetch fills what is wanted of an export. A context that ends breaks the stream, for half of an answer may be under way; it
 // is no good after any error. The error is of the item that is returned.
 func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got func(n int)) (item int, err error) {
+	come := int64(0)
 	stop := context.AfterFunc(ctx, func() { _ = f.conn.SetDeadline(time.Unix(1, 0)) })
 	defer func() {
-		if !stop() && err == nil {
-			err = context.Cause(ctx)
+		if !stop() { // the connection's own error is that of the deadline
+			err = fmt.Errorf("%d bytes have come: %w", come, context.Cause(ctx))
 		}
 		if err != nil {
 			_ = f.conn.Close()
+			err = linkError{err}
 		}
 	}()
 	asked, answers := pieces(wants), pieces(wants)
@@ -106,6 +109,7 @@ func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got fu
 			return w.item, err
 		}
 		under -= len(w.dst)
+		come += int64(len(w.dst))
 		got(len(w.dst))
 	}
 }

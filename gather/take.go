@@ -49,7 +49,7 @@ func (v *verb) takeOffers(ctx context.Context, own parcel, l *loan, agree check,
 	cause := g.list()
 	switch list := encodeList(nil, g.offer.items); {
 	case cause != nil:
-		g.offer = offer{Fault: cause.Error()}
+		g.offer = offer{Fault: v.why(ctx, cause)}
 	case g.offer.Absent:
 	case len(list) <= shortList:
 		g.offer.List, g.offer.Ready = list, !own.lazy
@@ -120,10 +120,10 @@ func (v *verb) receive(ctx context.Context, offers []offer, l *loan) (parcels, e
 	wg.Wait()
 	for i, err := range errs {
 		if err != nil {
-			return nil, failed(i, err)
+			errs[i] = failed(i, err)
 		}
 	}
-	return got, nil
+	return got, errors.Join(errs...)
 }
 
 // waits reports whether it takes more than a look into memory to have what is offered.
@@ -192,12 +192,15 @@ func (r *receiving) reach(ctx context.Context) error {
 
 // lent is what the giver has lent, until the loan is released.
 func (r *receiving) lent(ctx context.Context, refs ...shm.Ref) ([]*shm.Block, error) {
-	conn, err := r.ga.in.memoryOf(r.giver())
+	conn, err := r.ga.in.memoryOf(r.giver(), r.offer.Line)
 	if err != nil {
 		return nil, err
 	}
 	blocks, err := conn.Map(ctx, refs...)
-	if err != nil {
+	switch {
+	case err != nil && conn.Err() != nil:
+		return nil, linkError{err}
+	case err != nil:
 		return nil, err
 	}
 	r.loan.keep(func() {
@@ -240,7 +243,7 @@ func (r *receiving) fetch(ctx context.Context) ([][]byte, error) {
 	}
 	room, err := r.ga.room(total, r.loan)
 	if err != nil {
-		return nil, err
+		return nil, failed(0, err)
 	}
 	var wants []want
 	for i := range r.offer.items {
@@ -278,6 +281,9 @@ func (r *receiving) fromFiles(ctx context.Context) (received, error) {
 		return received{}, err
 	}
 	out := received{config: state.Config, tensors: make(map[string]*tensor.Tensor, len(r.offer.items))}
+	if r.offer.Config && out.config == nil {
+		out.config = []byte("null") // which is no config, to a workspace
+	}
 	for i := range r.offer.items {
 		it := &r.offer.items[i]
 		if it.Name == configName && r.offer.Config {

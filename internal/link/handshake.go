@@ -17,7 +17,7 @@ import (
 // How two ends of a connection get to know each other. The key is the token of the one that accepts, which ranks of the
 // group know and others do not; it is not sent. Numbers are little-endian.
 //
-//	dialer → acceptor   hello: magic[8] | kind u8 | id u64 | from u32 | to u32 | generation u64 | name[8] | nonce[32]
+//	dialer → acceptor   hello: magic[8] | kind u8 | id u64 | number u64 | from u32 | to u32 | generation u64 | name[8] | nonce[32]
 //	acceptor → dialer   nonce[32] | HMAC-SHA256(token, "accept", hello, nonce)[32]
 //	dialer → acceptor   HMAC-SHA256(token, "dial", hello, nonce)[32]
 //	acceptor → dialer   1 u8, when Accept has the connection
@@ -26,7 +26,7 @@ const (
 	nonceLen = 32
 	macLen   = sha256.Size
 	nameLen  = 8
-	helloLen = len(magic) + 1 + 8 + 4 + 4 + 8 + nameLen + nonceLen
+	helloLen = len(magic) + 1 + 8 + 8 + 4 + 4 + 8 + nameLen + nonceLen
 	welcomed = 1
 )
 
@@ -45,6 +45,7 @@ func (m *Mesh) appendHello(b []byte, p Purpose, to int) []byte {
 	b = append(b, magic...)
 	b = append(b, p.Kind)
 	b = binary.LittleEndian.AppendUint64(b, p.ID)
+	b = binary.LittleEndian.AppendUint64(b, p.Number)
 	b = binary.LittleEndian.AppendUint32(b, uint32(m.group.Rank()))
 	b = binary.LittleEndian.AppendUint32(b, uint32(to))
 	b = binary.LittleEndian.AppendUint64(b, m.group.Generation())
@@ -62,8 +63,9 @@ func (m *Mesh) parseHello(b []byte) (from int, p Purpose, err error) {
 	if string(b[:len(magic)]) != magic {
 		return 0, p, errMagic
 	}
-	p = Purpose{Kind: b[len(magic)], ID: binary.LittleEndian.Uint64(b[len(magic)+1:])}
-	b = b[len(magic)+9:]
+	b = b[len(magic):]
+	p = Purpose{Kind: b[0], ID: binary.LittleEndian.Uint64(b[1:]), Number: binary.LittleEndian.Uint64(b[9:])}
+	b = b[17:]
 	from = int(binary.LittleEndian.Uint32(b))
 	to := int(binary.LittleEndian.Uint32(b[4:]))
 	generation := binary.LittleEndian.Uint64(b[8:])

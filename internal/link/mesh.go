@@ -39,8 +39,9 @@ type Conn struct {
 
 // Purpose is what a connection is for; the two ends know what it means.
 type Purpose struct {
-	Kind byte
-	ID   uint64
+	Kind   byte
+	ID     uint64
+	Number uint64 // tells which came first of those that are for the same: Accept may hear of them in another order
 }
 
 // Mesh is one rank's listeners, and what it knows of the others'. It owns a goroutine for each listener and one for each

@@ -76,7 +76,7 @@ func open(t *testing.T, groups []*pgroup.Group) ([]*link.Mesh, []chan *link.Conn
 // talk sends a megabyte each way over a new connection, which it returns.
 func talk(t *testing.T, m *link.Mesh, to int, accepted chan *link.Conn) (mine, theirs *link.Conn) {
 	t.Helper()
-	mine, err := m.Dial(t.Context(), to, link.Purpose{Kind: 'x', ID: 7})
+	mine, err := m.Dial(t.Context(), to, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = mine.Close() })
 	theirs = <-accepted // Dial has returned, so it is there
@@ -112,7 +112,7 @@ func TestDial(t *testing.T) {
 					mine, theirs := talk(t, meshes[from], to, accepted[to])
 					assert.Equal(t, to, mine.Rank)
 					assert.Equal(t, from, theirs.Rank)
-					assert.Equal(t, link.Purpose{Kind: 'x', ID: 7}, theirs.Purpose)
+					assert.Equal(t, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40}, theirs.Purpose)
 					_, unix := mine.Conn.(*net.UnixConn)
 					assert.Equal(t, !test.apart && hasUnix, unix)
 				}
@@ -186,7 +186,7 @@ func TestTheTokenOfAnotherMesh(t *testing.T) {
 	meshes, accepted := open(t, groups)
 	others, _ := open(t, groups)
 	link.Redirect(others[1], 0, link.Addr(meshes[0], 0)) // an address that was used again
-	_, err := others[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x', ID: 7})
+	_, err := others[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
 	assert.ErrorContains(t, err, "connecting to rank 0")
 	assert.Empty(t, accepted[0])
 }
@@ -194,11 +194,11 @@ func TestTheTokenOfAnotherMesh(t *testing.T) {
 func TestDialNamesWhoIsNotThere(t *testing.T) {
 	meshes, _ := open(t, cluster(t, 3, true, nil))
 	meshes[2].Close()
-	_, err := meshes[0].Dial(t.Context(), 2, link.Purpose{Kind: 'x', ID: 7})
+	_, err := meshes[0].Dial(t.Context(), 2, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
 	assert.ErrorContains(t, err, "rank 2")
 	assert.ErrorContains(t, err, "refused")
 	for _, none := range []int{-1, 0, 3} {
-		_, err := meshes[0].Dial(t.Context(), none, link.Purpose{Kind: 'x', ID: 7})
+		_, err := meshes[0].Dial(t.Context(), none, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
 		assert.ErrorContains(t, err, fmt.Sprintf("rank %d", none))
 	}
 }
@@ -212,11 +212,11 @@ func TestDialEndsWithItsContext(t *testing.T) {
 	link.Redirect(meshes[1], 0, mute.Addr().String())
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	_, err = meshes[1].Dial(ctx, 0, link.Purpose{Kind: 'x', ID: 7})
+	_, err = meshes[1].Dial(ctx, 0, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
 
 	meshes[1].Close()
-	_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x', ID: 7})
+	_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})
 	assert.ErrorIs(t, err, link.ErrClosed)
 }
 
