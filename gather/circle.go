@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -24,7 +25,8 @@ type circle struct {
 
 	mu sync.Mutex // held for the whole of a verb: whoever finds it locked is ErrBusy
 
-	out outlet // where this rank gives
+	out   outlet // where this rank gives
+	calls int    // of verbs that have got to their first record: the same on all ranks, for those that get there
 
 	lock     sync.Mutex    // protects the fields below; close does not wait for a verb
 	group    *pgroup.Group // nil until the first verb, which sets it with mu held too
@@ -87,6 +89,7 @@ func (v *verb) meet(ctx context.Context) error {
 // run is the verb, from the offer to the verdict. agree compares what is offered, and receive gets it, on the first rank. A failure
 // is the same on every rank.
 func (v *verb) run(ctx context.Context, own *giving, agree check, receive func(ctx context.Context, offers []offer) error) error {
+	v.calls++
 	encoded, err := pgroup.AllGather(ctx, v.group.Channel("offers"), own.offer.encode())
 	if err != nil {
 		return v.verdict(err)
@@ -140,6 +143,7 @@ func (v *verb) conclude(ctx context.Context, own *giving, agree check, offers []
 	told, err := pgroup.Broadcast(ctx, v.group.Channel("outcome"), 0, out)
 	switch {
 	case err != nil: // decided without the first rank: a deadline passed, or somebody is lost
+		v.withdraw()
 		return v.verdict(err)
 	case told.Fault != nil:
 		return v.verdict(told.Fault)
@@ -154,6 +158,12 @@ func (v *verb) whileThere(ctx context.Context, f func(ctx context.Context) error
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(over, func() { cancel(context.Cause(over)) })()
+	if v.ga.files != nil { // nothing breaks when a file goes
+		var watch sync.WaitGroup
+		watch.Go(func() { v.awaitWithdrawal(ctx, cancel) })
+		defer watch.Wait()
+		defer cancel(nil)
+	}
 	if deadline, ok := ctx.Deadline(); ok {
 		var stop context.CancelFunc
 		ctx, stop = context.WithDeadlineCause(ctx, deadline.Add(-tellTime(time.Until(deadline))), errLate)
@@ -186,19 +196,46 @@ func tellTime(left time.Duration) time.Duration {
 // lossTime is longer than the store takes to declare a rank lost whose process has ended.
 const lossTime = time.Second
 
-// heed waits, if err is of a connection that broke, for the store's word on the rank at its other end: mostly that is lost, and all
-// are to hear that.
+// heed waits, if err is of a connection that broke, for the store's word on the rank at its other end: mostly that is lost, or has its
+// verdict already, and all are to hear that.
 func (v *verb) heed(ctx context.Context, err error) {
 	if _, broken := errors.AsType[linkError](err); !broken {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, lossTime)
-	defer cancel()
-	select {
-	case <-v.group.Context().Done():
-	case <-ctx.Done():
-	}
+	ctx, stop := context.WithTimeout(ctx, lossTime)
+	defer stop()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	over := v.group.Context()
+	defer context.AfterFunc(over, func() { cancel(context.Cause(over)) })()
+	v.awaitWithdrawal(ctx, cancel)
 }
+
+// A rank that has its verdict before the first rank has given its word takes back what it offered. It says so under a key, for a first rank
+// that waits for that.
+
+func (v *verb) withdrawal() string {
+	return fmt.Sprintf("\x00gather withdrawn/%d/%d", v.group.Generation(), v.calls)
+}
+
+func (v *verb) withdraw() {
+	if v.first() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lossTime)
+	defer cancel()
+	_ = v.ga.group.Store().Set(ctx, v.withdrawal(), nil, &store.SetOptions{TTL: time.Minute}) // without it, the first waits longer
+}
+
+// awaitWithdrawal cancels ctx when a rank has withdrawn. It returns when ctx has ended.
+func (v *verb) awaitWithdrawal(ctx context.Context, cancel context.CancelCauseFunc) {
+	if _, err := v.ga.group.Store().Wait(ctx, v.withdrawal()); err == nil {
+		cancel(errWithdrawn)
+	}
+	<-ctx.Done()
+}
+
+var errWithdrawn = errors.New("a rank has its verdict already")
 
 // why is what a rank tells the others of why it has nothing to give.
 func (v *verb) why(ctx context.Context, err error) *fault {

@@ -19,6 +19,7 @@ import (
 	"github.com/muster-pg/muster/gather"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/wire"
 )
@@ -314,5 +315,73 @@ func TestHostileOffers(t *testing.T) {
 				assert.NotErrorIs(r, err, net.ErrClosed)
 			})
 		})
+	}
+}
+
+// held is a store that keeps replies back.
+type held struct {
+	store.Engine
+	hold func(*wire.Request) <-chan struct{} // nil: the reply is passed on at once
+}
+
+func (h *held) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	err := h.Engine.Do(ctx, req, rep)
+	if until := h.hold(req); until != nil {
+		<-until
+	}
+	return err
+}
+
+// TestLateFirstRank keeps back from the first rank that all have made their offers. The one that gives is done with that verb by then: it closes, or
+// fails in the next, and connects again. The first rank still gets what was offered to it.
+func TestLateFirstRank(t *testing.T) {
+	ranks := []int{0, 1}
+	for name, meanwhile := range map[string]func(r *rank){
+		"it closes": func(r *rank) { assert.NoError(r, r.ga.Close()) },
+		"it fails": func(r *rank) {
+			for range 3 {
+				ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
+				_, err := r.ga.Tensors(ctx, ranks, r.tensor(1, 5000))
+				assert.ErrorIs(r, err, pgroup.ErrTimeout)
+				cancel()
+			}
+		},
+	} {
+		for _, w := range ways() {
+			if w.apart || w.dir || w.sums || w.mixed { // the first rank does its part before the others are done
+				continue
+			}
+			t.Run(name+"/"+w.name, func(t *testing.T) {
+				done := make(chan struct{})
+				meet := store.New(&held{new(store.Memory), func(req *wire.Request) <-chan struct{} {
+					if offers(req, 0) && req.Group.Seq == 3 {
+						return done
+					}
+					return nil
+				}})
+				defer meet.Close()
+				job{way: w, n: 2, meet: meet}.run(t, func(r *rank) {
+					mine := r.tensor(10*r.me(), 5000)
+					for range 2 { // the second shows that what follows needs one record
+						res, err := r.ga.Tensors(r.ctx, ranks, mine)
+						if !assert.NoError(r, err) {
+							return
+						}
+						res.Release()
+					}
+					res, err := r.ga.Tensors(r.ctx, ranks, mine)
+					if !assert.NoError(r, err) {
+						return
+					}
+					if r.me() == 1 {
+						meanwhile(r)
+						close(done)
+					} else {
+						equal(r.T, filled(10, 5000), res.Items[1].Value)
+					}
+					res.Release()
+				})
+			})
+		}
 	}
 }

@@ -118,7 +118,7 @@ func killRounds() int {
 	if testing.Short() {
 		return 3
 	}
-	return 20
+	return 10
 }
 
 // TestKilled kills the first rank, or one that gives, at moments drawn by chance, while they gather back to back: whoever is left hears who
@@ -128,6 +128,7 @@ func TestKilled(t *testing.T) {
 	for _, victim := range []int{2, 3} {
 		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {
 			overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
+				t.Parallel() // most of the time is that until the store gives the killed one up
 				scratch := shared(t) // where a process might leave something
 				if len(j.Env) == 0 {
 					j.Env = append(j.Env, "TMPDIR="+scratch)
@@ -312,6 +313,7 @@ func TestKilledWhileItIsWritten(t *testing.T) {
 	for _, victim := range []int{2, 3} {
 		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {
 			overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
+				t.Parallel()
 				j.MayFail = []int{victim}
 				for _, n := range []int{1, 1 << 20, 4<<20 + 1, 5 << 20} { // of about 5.5 MiB
 					processes(t, j, func(r *rank) {
