@@ -154,6 +154,11 @@ func (v *verb) conclude(ctx context.Context, own *giving, agree check, offers []
 
 // whileThere runs f for as long as all ranks of the list are there, and there is time to tell them how it went.
 func (v *verb) whileThere(ctx context.Context, f func(ctx context.Context) error) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		early, stop := context.WithDeadlineCause(ctx, deadline.Add(-tellTime(time.Until(deadline))), errLate)
+		defer stop()
+		ctx = early
+	}
 	over := v.group.Context()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -163,11 +168,6 @@ func (v *verb) whileThere(ctx context.Context, f func(ctx context.Context) error
 		watch.Go(func() { v.awaitWithdrawal(ctx, cancel) })
 		defer watch.Wait()
 		defer cancel(nil)
-	}
-	if deadline, ok := ctx.Deadline(); ok {
-		var stop context.CancelFunc
-		ctx, stop = context.WithDeadlineCause(ctx, deadline.Add(-tellTime(time.Until(deadline))), errLate)
-		defer stop()
 	}
 	err := f(ctx)
 	if err == nil {

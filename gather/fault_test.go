@@ -70,7 +70,9 @@ func TestDataLink(t *testing.T) {
 				if !r.gathers(ranks, 0, 1000) {
 					return
 				}
-				armed = armed || r.me() == 0
+				if r.me() == 0 {
+					armed = true
+				}
 				mine := filled(r.me(), 4<<20)
 				if r.me() == 2 {
 					mine = nil

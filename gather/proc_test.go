@@ -128,7 +128,7 @@ func TestKilled(t *testing.T) {
 	for _, victim := range []int{2, 3} {
 		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {
 			overProcs(t, 4, func(t *testing.T, j pgrouptest.Job) {
-				t.Parallel() // most of the time is that until the store gives the killed one up
+				t.Parallel()         // most of the time is that until the store gives the killed one up
 				scratch := shared(t) // where a process might leave something
 				if len(j.Env) == 0 {
 					j.Env = append(j.Env, "TMPDIR="+scratch)
