@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -413,12 +414,12 @@ func TestModelOpt06Thousands(t *testing.T) {
 		t.Run(w.name, func(t *testing.T) {
 			const n = 3
 			former, _ := memory(t)
-			var requests int
+			var requests atomic.Int64
 			o := gather.Options{}
 			if w.dir {
 				o.Dir = t.TempDir()
 			}
-			j := job{way: w, n: n, meet: watch(t, func(*wire.Request) { requests++ }), o: o}
+			j := job{way: w, n: n, meet: watch(t, func(*wire.Request) { requests.Add(1) }), o: o}
 			j.run(t, func(r *rank) {
 				var took []int
 				for _, many := range []int{1, 1, 5000, 1} { // the first makes the list's group
@@ -427,7 +428,7 @@ func TestModelOpt06Thousands(t *testing.T) {
 						ts[fmt.Sprintf("model.layers.%d.weight", i)] = r.tensor(i, 16)
 					}
 					assert.NoError(r, r.group.Barrier(r.ctx))
-					before := requests // of all ranks: nobody goes on before the next barrier
+					before := requests.Load() // of all ranks: nobody goes on before the next barrier
 					assert.NoError(r, r.group.Barrier(r.ctx))
 					res, err := r.ga.TensorMaps(r.ctx, []int{1, 0, 2}, ts)
 					if !assert.NoError(r, err) {
@@ -438,7 +439,7 @@ func TestModelOpt06Thousands(t *testing.T) {
 					}
 					res.Release()
 					assert.NoError(r, r.group.Barrier(r.ctx))
-					took = append(took, requests-before)
+					took = append(took, int(requests.Load()-before))
 					if !w.dir && !w.apart {
 						segments, _ := memory(r.T)
 						assert.LessOrEqual(r, segments-former, 2*n, "an arena for each rank, and one for what is born")
