@@ -107,4 +107,3 @@ func (v *verb) why(ctx context.Context, err error) *fault {
 	}
 	return &fault{Code: wire.CodeFailed, Reason: err.Error()} // By is whose offer it is
 }
-
