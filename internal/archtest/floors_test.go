@@ -55,7 +55,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "collective", may: []string{"internal/link", "internal/reduce", "pgroup", "shm", "tensor", "trace"}},
-		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "tensor/...", "nfsws", "wire"}},
+		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "wire"}},
 	},
 	{
 		{name: "strategy", may: []string{"collective", "coordinator", "tensor", "trace"}},
