@@ -45,6 +45,9 @@ func (m Schemes) Open(ctx context.Context, rawurl string) (*Store, error) {
 // redacted is rawurl for errors, without a password, which somebody may have put there: no scheme takes one from a URL.
 func redacted(rawurl string) string {
 	if u, err := url.Parse(rawurl); err == nil {
+		if u.User == nil {
+			return rawurl
+		}
 		return u.Redacted()
 	}
 	if scheme, rest, ok := strings.Cut(rawurl, "://"); ok {
