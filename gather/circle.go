@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/muster-pg/muster/pgroup"
@@ -24,7 +25,7 @@ type circle struct {
 	mu sync.Mutex // held for the whole of a verb: whoever finds it locked is ErrBusy
 
 	out   outlet // where this rank gives
-	calls int    // of verbs that have got to their first record: the same on all ranks, for those that get there
+	calls uint64 // of verbs on this list. Ranks at different ones do not meet: one has given up what another calls now
 
 	lock     sync.Mutex    // protects the fields below; close does not wait for a verb
 	group    *pgroup.Group // nil until the first verb, which sets it with mu held too
@@ -50,6 +51,7 @@ func (c *circle) begin(ctx context.Context, op string) (*verb, error) {
 	if !c.mu.TryLock() {
 		return nil, fmt.Errorf("%s on rank %d: ranks %v: %w", op, c.ga.group.Rank(), c.ranks, pgroup.ErrBusy)
 	}
+	c.calls++
 	v := &verb{circle: c, op: op}
 	if err := v.meet(ctx); err != nil {
 		c.mu.Unlock()
@@ -65,8 +67,17 @@ func (v *verb) meet(ctx context.Context) error {
 	if v.group != nil {
 		return nil
 	}
+	if ctx.Err() != nil { // the others wait until their own time is over
+		return v.verdict(context.Cause(ctx))
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(v.ga.life, cancel)()
 	g, err := v.ga.group.Sub(ctx, v.name, v.ranks...)
-	if err != nil {
+	switch {
+	case err != nil && v.ga.life.Err() != nil:
+		return v.verdict(pgroup.ErrClosed)
+	case err != nil:
 		return v.verdict(err)
 	}
 	v.lock.Lock()
@@ -87,16 +98,18 @@ func (v *verb) meet(ctx context.Context) error {
 // run is the verb, from the offer to the verdict. agree compares what is offered, and receive gets it, on the first rank. A failure
 // is the same on every rank.
 func (v *verb) run(ctx context.Context, own *giving, agree check, receive func(ctx context.Context, offers []offer) error) error {
-	v.calls++
+	own.offer.Verb, own.offer.Call = uint8(slices.Index(verbs, v.op)), v.calls
 	encoded, err := pgroup.AllGather(ctx, v.group.Channel("offers"), own.offer.encode())
 	if err != nil {
+		own.unseen = !errors.Is(err, pgroup.ErrUnknown) && !errors.Is(err, pgroup.ErrUnavailable) && !errors.Is(err, pgroup.ErrClosed)
 		return v.verdict(err)
 	}
-	offers, err := openOffers(encoded)
+	offers, err := v.openOffers(encoded)
 	if all := listed(offers); err == nil && all {
-		err = agree(v, offers)
+		err = v.compare(agree, offers)
 	}
 	if err != nil {
+		own.unseen = true
 		return v.verdict(err)
 	}
 	offers[v.group.Rank()].items = own.offer.items
@@ -128,7 +141,7 @@ func (v *verb) conclude(ctx context.Context, own *giving, agree check, offers []
 				if err := v.readLists(ctx, offers, own.taken); err != nil {
 					return err
 				}
-				if err := agree(v, offers); err != nil {
+				if err := v.compare(agree, offers); err != nil {
 					return err
 				}
 			}

@@ -14,7 +14,7 @@ import (
 // Offers and lists as bytes. Numbers are uvarints, unless they say otherwise; u32 and u64 are little-endian. Text and bytes have their
 // length in front.
 //
-//	offer: flags u8 | axis varint | fault | list, if that is here | length of a far list, and its ref, if it has one | line | export | version: sequence | id | sum u64
+//	offer: flags u8 | verb u8 | call | axis varint | fault | list, if that is here | length of a far list, and its ref, if it has one | line | export | version: sequence | id | sum u64
 //	fault: 0, or code | reason | count of ranks that are lost, and they
 //	list:  count of refs, and they | count of items, and for each, in the order of their names:
 //	       name | dtype u8 | axes, and the length of each | where: 0 is streamed, else 1 + index of a ref | offset there | CRC-32C u32
@@ -52,7 +52,8 @@ func (o *offer) flags() (f byte) {
 }
 
 func (o *offer) encode() []byte {
-	b := append(make([]byte, 0, 64+len(o.List)), o.flags())
+	b := append(make([]byte, 0, 64+len(o.List)), o.flags(), o.Verb)
+	b = binary.AppendUvarint(b, o.Call)
 	b = binary.AppendVarint(b, int64(o.Axis))
 	b = appendFault(b, o.Fault)
 	if o.List != nil {
@@ -78,7 +79,9 @@ func (o *offer) encode() []byte {
 func (o *offer) decode(b []byte) error {
 	p := parser{rest: b}
 	f := p.byte()
+	o.Verb = p.byte()
 	o.Absent, o.Ready, o.Config, o.Summed = f&flagAbsent != 0, f&flagReady != 0, f&flagConfig != 0, f&flagSummed != 0
+	o.Call = uint64(p.number(maxInt))
 	o.Axis = p.signed()
 	o.Fault = p.fault()
 	if f&flagList != 0 {

@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
@@ -16,12 +18,16 @@ import (
 // memory; on the others, and outside of the list, it is nil. All have one dtype, and one shape but for axis.
 func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor.Tensor) (*tensor.Tensor, error) {
 	var out *tensor.Tensor
-	m := &merge{op: "gather.concat", axes: func(string) (int, bool) { return axis, true }}
+	m := &merge{op: opConcat, axes: func(string) (int, bool) { return axis, true }}
 	m.check = func(func(string) bool) error { return nil }
 	m.open = func(infos map[string]safetensors.Info) (sink, error) {
 		info, ok := infos[singleName]
 		if !ok { // all absent
 			return nil, nil
+		}
+		size, _ := tensor.Size(info.DType, info.Shape...) // the plan has looked at it
+		if err := shm.Room(int64(size)); err != nil {
+			return nil, failed(0, err)
 		}
 		out = tensor.New(info.DType, info.Shape...)
 		return &filler{room: out.Data}, nil
@@ -43,7 +49,7 @@ func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor
 // and the rest must have the same, to the last byte: so a replica that has diverged is an error. After an error, w has part of a file.
 func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, how Merge, ts map[string]*tensor.Tensor) error {
 	axis := how.Axis
-	m := &merge{op: "gather.concatto", axes: func(name string) (int, bool) { a, ok := axis[name]; return a, ok }}
+	m := &merge{op: opConcatTo, axes: func(name string) (int, bool) { a, ok := axis[name]; return a, ok }}
 	m.check = func(has func(name string) bool) error {
 		for _, name := range slices.Sorted(maps.Keys(axis)) {
 			if !has(name) {
@@ -59,7 +65,11 @@ func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, how 
 		}
 		return out, err
 	}
-	return m.run(ctx, ga, ranks, parcel{absent: ts == nil, tensors: ts})
+	own := parcel{absent: ts == nil, tensors: ts}
+	if w == nil && len(ranks) > 0 && ranks[0] == ga.group.Rank() {
+		own = parcel{fault: fmt.Errorf("there is nothing to write to: w is nil: %w", pgroup.ErrInvalid)}
+	}
+	return m.run(ctx, ga, ranks, own)
 }
 
 // Merge says how ConcatTo makes one file of what ranks have.
@@ -109,7 +119,11 @@ func (m *merge) run(ctx context.Context, ga *Gatherer, ranks []int, own parcel) 
 		if err != nil {
 			return err
 		}
-		return l.returned(ctx) // nothing is left to be read, but its Release may be under way
+		err = l.returned(ctx) // nothing is left to be read, but its Release may be under way
+		if ctx.Err() == nil {
+			return nil // it is there, or the first rank has gone, and reads nothing
+		}
+		return err
 	}
 	l := &loan{}
 	defer l.release()
@@ -186,6 +200,9 @@ func (m *merge) add(v *verb, plan map[string]*joint, i int, it *item, offers []o
 	}
 	j.from = append(j.from, i)
 	if j.axis >= 0 {
+		if it.Shape[j.axis] > maxInt-j.Shape[j.axis] {
+			return mismatch(i, "%sall ranks' lengths along axis %d are more than there are numbers for", prefix(it.Name), j.axis)
+		}
 		j.Shape[j.axis] += it.Shape[j.axis]
 	}
 	return m.whole(v, i, it, j)
@@ -250,7 +267,13 @@ func (j *joint) write(ctx context.Context, v *verb, w io.Writer, from []source, 
 	if j.axis < 0 {
 		return j.copySame(ctx, v, w, name, readers)
 	}
+	if j.outer > 0 && slices.IndexFunc(readers, func(r *reader) bool { return r.size > 0 }) < 0 {
+		return nil // however many rows of nothing there are
+	}
 	for range j.outer {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		for k, r := range readers {
 			if err := r.copyTo(ctx, w, r.size/int64(j.outer)); err != nil {
 				return blame(j.from[k], name, err)

@@ -17,7 +17,7 @@ func Configs[T any](ctx context.Context, ga *Gatherer, ranks []int, cfg *T) (*Re
 		v := new(T)
 		return v, tree.Join(r.config, r.tensors, v)
 	}
-	return run(ctx, ga, "gather.configs", ranks, p, anyOffers, cfg, join)
+	return run(ctx, ga, opConfigs, ranks, p, anyOffers, cfg, join)
 }
 
 func configParcel[T any](cfg *T) (p parcel, err error) {

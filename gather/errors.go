@@ -79,6 +79,7 @@ func (ga *Gatherer) aborted(err error) error {
 	whole := ga.group.Context()
 	select {
 	case <-whole.Done():
+	case <-ga.life.Done():
 	case <-time.After(lossTime): // it is not
 	}
 	if cause := context.Cause(whole); errors.Is(cause, pgroup.ErrAborted) {

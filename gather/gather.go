@@ -58,6 +58,10 @@ type Gatherer struct {
 	in      intake  // what comes from ranks that give to this one
 	exports exports // what ranks may fetch from this one
 
+	life context.Context // ends with Close
+	die  context.CancelFunc
+	once sync.Once
+
 	mu      sync.Mutex // protects the fields below
 	circles map[string]*circle
 	loans   map[*loan]struct{} // of Results that are not released
@@ -75,6 +79,7 @@ type settings struct {
 // closed after the Gatherer.
 func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Gatherer, error) {
 	ga := &Gatherer{group: g, circles: map[string]*circle{}, loans: map[*loan]struct{}{}}
+	ga.life, ga.die = context.WithCancel(context.Background())
 	if o != nil {
 		ga.opts = *o
 	}
@@ -226,18 +231,20 @@ func (ga *Gatherer) checkRanks(op string, ranks []int) error {
 	return nil
 }
 
-// Close ends this rank's part: whoever waits for it in a verb hears that it left. Results that are not released yet are, by
-// it: what they hold must not be touched any more. It may be called twice.
-func (ga *Gatherer) Close() error {
+// Close ends this rank's part: whoever waits for it in a verb hears that it left (or misses it, on a list that was not used before). Results
+// that are not released yet are, by it: what they hold must not be touched any more. It may be called twice; each call returns when all is over.
+func (ga *Gatherer) Close() (err error) {
+	ga.once.Do(func() { err = ga.close() })
+	return err
+}
+
+func (ga *Gatherer) close() error {
+	ga.die()
 	ga.mu.Lock()
 	circles := slices.Collect(maps.Values(ga.circles))
-	again := ga.closed
 	loans := slices.Collect(maps.Keys(ga.loans))
 	ga.closed = true
 	ga.mu.Unlock()
-	if again {
-		return nil
-	}
 	for _, l := range loans {
 		l.release()
 	}

@@ -3,9 +3,11 @@ package gather
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
 )
@@ -30,10 +32,12 @@ type giving struct {
 	offer  offer
 	data   []*tensor.Tensor // by item
 
-	lender *line    // that offer.Refs are lent over
-	copied [][]byte // in ga.arena: items that were not born in shared memory, and a long list
-	export uint64   // 0: none
-	taken  *loan    // of the first rank, which gives nothing
+	lender *line     // that offer.Refs are lent over
+	lent   []shm.Ref // over lender
+	unseen bool      // the verb has failed before the first rank could touch what is offered
+	copied [][]byte  // in ga.arena: items that were not born in shared memory, and a long list
+	export uint64    // 0: none
+	taken  *loan     // of the first rank, which gives nothing
 }
 
 // gives does the part of a rank that gives, from the offer to the verdict.
@@ -116,6 +120,9 @@ func (g *giving) list() error {
 		if err := t.Check(); err != nil {
 			return named(name, err)
 		}
+		if len(t.Shape) > maxAxes {
+			return named(name, fmt.Errorf("it has %d axes, and %d is the most: %w", len(t.Shape), maxAxes, pgroup.ErrInvalid))
+		}
 		it := item{Name: name, DType: t.DType, Shape: t.Shape, Ref: streamed}
 		if g.offer.Summed {
 			it.Sum = checksum(t.Data)
@@ -165,7 +172,11 @@ func (g *giving) lendBorn(ctx context.Context) error {
 
 func (g *giving) lend(ctx context.Context, arena *shm.Arena, refs ...shm.Ref) error {
 	err := g.lender.Lend(ctx, arena, refs...)
-	if err != nil && g.lender.Err() != nil {
+	switch {
+	case err == nil:
+		g.lent = append(g.lent, refs...)
+		return nil
+	case g.lender.Err() != nil:
 		return linkError{err}
 	}
 	return err
@@ -220,14 +231,14 @@ func (g *giving) stream(ctx context.Context) error {
 	if err := g.streamOut(ctx); err != nil {
 		return err
 	}
-	g.export = g.ga.exports.add(g.ranks[0], g.data)
+	g.export = g.ga.exports.add(g.group.Generation(), g.data)
 	g.offer.Export = g.export
 	return nil
 }
 
 // end takes back what the verdict leaves nobody to need. What was copied is used again once the first rank has returned it.
 func (g *giving) end(verdict error) {
-	if verdict != nil {
+	if verdict != nil && !(g.unseen && g.takeBack()) {
 		g.out.reset()
 	}
 	g.ga.exports.remove(g.export)
@@ -239,6 +250,11 @@ func (g *giving) end(verdict error) {
 	for _, b := range g.copied {
 		g.ga.arena.Free(b)
 	}
+}
+
+// takeBack reports whether all is as if nothing had been offered.
+func (g *giving) takeBack() bool {
+	return g.lender == nil || g.lender.TakeBack(g.lent...) == nil
 }
 
 // mapped notes that the first rank has mapped what was lent to it: it cannot fail to have it from the same segments.
@@ -253,8 +269,12 @@ func (g *giving) returned(ctx context.Context) error {
 	if g.lender == nil {
 		return nil
 	}
-	if err := g.lender.Returned(ctx, g.offer.refs...); err != nil {
-		return g.verdict(err)
+	err := g.lender.Returned(ctx, g.offer.refs...)
+	switch {
+	case err == nil:
+		return nil
+	case g.lender.Err() != nil:
+		err = fmt.Errorf("rank %d has not returned what it got, and never will tell: it is gone, or a gather after this one has failed: %w", g.ranks[0], err)
 	}
-	return nil
+	return g.verdict(err)
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -70,6 +71,7 @@ func (v *verb) heed(ctx context.Context, err error) {
 	defer cancel(nil)
 	over := v.group.Context()
 	defer context.AfterFunc(over, func() { cancel(context.Cause(over)) })()
+	defer context.AfterFunc(v.ga.life, func() { cancel(pgroup.ErrClosed) })()
 	v.awaitWithdrawal(ctx, cancel)
 }
 

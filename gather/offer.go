@@ -15,6 +15,8 @@ import (
 // offer is what a rank has to give, and where it lies. It travels through the group's store, to all ranks of the list, so it is
 // short: a long list of items lies where the items do.
 type offer struct {
+	Verb    uint8  // index in verbs
+	Call    uint64 // the how manyth on this list
 	Fault   *fault // why this rank can give nothing; the rest is empty then
 	Absent  bool
 	Ready   bool           // nothing can go wrong any more: the first rank has it all in its memory, and the list is here
@@ -27,10 +29,22 @@ type offer struct {
 	Export  uint64         // for items that are to be fetched over a stream
 	Version *nfsws.Version // for those that are in a directory
 
+	listed bool         // the list has been read, and what it says is below
 	refs   []shm.Ref    // what the list says: shared memory that items lie in,
 	items  []item       // and they, by name
 	blocks []*shm.Block // what refs name, mapped by the first rank
 }
+
+// verbs are those that there are; ranks that call different ones are told.
+var verbs = []string{opTensors, opTensorMaps, opConfigs, opConcat, opConcatTo}
+
+const (
+	opTensors    = "gather.tensors"
+	opTensorMaps = "gather.tensormaps"
+	opConfigs    = "gather.configs"
+	opConcat     = "gather.concat"
+	opConcatTo   = "gather.concatto"
+)
 
 // spot is where a long list lies: in shared memory, or behind the last item of a stream.
 type spot struct {
@@ -86,15 +100,24 @@ func (o *offer) read(list []byte) (err error) {
 	if o.refs, o.items, err = parseList(list); err != nil {
 		return err
 	}
+	o.listed = true
 	return o.checkItems()
 }
 
 // openOffers finds the ranks that cannot give, and offers that make no sense. Each rank finds the same.
-func openOffers(encoded [][]byte) ([]offer, error) {
+func (v *verb) openOffers(encoded [][]byte) ([]offer, error) {
 	offers := make([]offer, len(encoded))
 	for i := range offers {
 		if err := offers[i].decode(encoded[i]); err != nil {
 			return nil, failed(i, err)
+		}
+	}
+	if err := v.atOneCall(offers); err != nil {
+		return nil, err
+	}
+	for i := range offers {
+		if offers[i].Verb != offers[0].Verb {
+			return nil, mismatch(i, "rank %d calls %s, and rank %d %s", v.ranks[i], offers[i].verb(), v.ranks[0], offers[0].verb())
 		}
 		if f := offers[i].Fault; f != nil {
 			if f.Code == wire.CodeFailed {
@@ -102,11 +125,74 @@ func openOffers(encoded [][]byte) ([]offer, error) {
 			}
 			return nil, f
 		}
+		if !offers[i].possible(i == 0, v.ga.files != nil) {
+			return nil, failed(i, errMalformed)
+		}
 		if err := offers[i].open(); err != nil {
 			return nil, failed(i, err)
 		}
 	}
 	return offers, nil
+}
+
+// atOneCall wants all ranks to be at the same call on this list. One that has given up, while the list's group was not made yet, is ahead, and has
+// not been heard of by those who waited. After this they are together.
+func (v *verb) atOneCall(offers []offer) error {
+	least, most := offers[0].Call, offers[0].Call
+	for _, o := range offers {
+		least, most = min(least, o.Call), max(most, o.Call)
+	}
+	if least == most {
+		return nil
+	}
+	f := &fault{Code: wire.CodeTimeout, By: -1, Reason: "they gave this call up before the others came"}
+	for i, o := range offers {
+		if o.Call > least {
+			f.Missing = append(f.Missing, i)
+		}
+	}
+	v.calls = most
+	return f
+}
+
+func (o *offer) verb() string {
+	if int(o.Verb) < len(verbs) {
+		return verbs[o.Verb]
+	}
+	return "another verb"
+}
+
+// possible reports whether an offer can be had: from a directory if there is one, and not otherwise.
+func (o *offer) possible(first, files bool) bool {
+	switch {
+	case o.Absent:
+		return true
+	case o.Ready && o.List == nil:
+		return false
+	}
+	return (o.Version != nil) == (files && !first)
+}
+
+// suits reports whether what is listed is what the verb brings.
+func (o *offer) suits() bool {
+	switch o.verb() {
+	case opTensors, opConcat:
+		return !o.Config && len(o.items) == 1 && o.items[0].Name == singleName
+	case opConfigs:
+		cfg := o.find(configName)
+		return o.Config && (cfg != nil && cfg.DType == tensor.U8 && len(cfg.Shape) == 1 || o.Version != nil)
+	}
+	return !o.Config
+}
+
+// compare compares offers that are all listed.
+func (v *verb) compare(agree check, offers []offer) error {
+	for i := range offers {
+		if o := &offers[i]; !o.Absent && o.listed && !o.suits() {
+			return failed(i, errMalformed)
+		}
+	}
+	return agree(v, offers)
 }
 
 // listed reports whether all lists are here.
@@ -145,6 +231,7 @@ func checksum(data []byte) uint32 { return crc32.Checksum(data, castagnoli) }
 
 // checkItems refuses items that make no sense: they come from the network.
 func (o *offer) checkItems() error {
+	total := 0
 	for i := range o.items {
 		it := &o.items[i]
 		n, err := tensor.Size(it.DType, it.Shape...)
@@ -153,9 +240,12 @@ func (o *offer) checkItems() error {
 			return named(it.Name, err)
 		case i > 0 && o.items[i-1].Name >= it.Name:
 			return fmt.Errorf("tensor %q comes twice or out of order", it.Name)
+		case n > maxInt-len(o.items)*align-total:
+			return fmt.Errorf("tensor %q: all together are too large", it.Name)
 		case !o.within(it.Ref, it.Off, n):
 			return fmt.Errorf("tensor %q lies outside of the memory that is offered", it.Name)
 		}
+		total += n
 	}
 	return nil
 }

@@ -223,7 +223,7 @@ func (v *verb) streamOut(ctx context.Context) error {
 	}
 	out.stream = conn.Conn
 	out.wg.Go(func() {
-		_ = v.ga.exports.serve(conn, conn.Rank) // whoever reads there says what it lacks
+		_ = v.ga.exports.serve(conn, conn.ID) // whoever reads there says what it lacks
 		out.lose(conn.Conn)
 	})
 	return nil

@@ -156,13 +156,14 @@ type exports struct {
 
 // export is what one verb offers to one rank.
 type export struct {
-	to    int // the rank that may fetch it
+	to    uint64 // the circle whose stream it is fetched over
 	items []*tensor.Tensor
 	busy  sync.WaitGroup // answers that are being written
 }
 
-// add makes items fetchable by a rank until remove.
-func (e *exports) add(to int, items []*tensor.Tensor) uint64 {
+// add makes items fetchable over the stream of a circle until remove. (Over another, which is not closed when the verb fails, whoever does
+// not read would hold up its end.)
+func (e *exports) add(to uint64, items []*tensor.Tensor) uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.open == nil {
@@ -186,11 +187,11 @@ func (e *exports) remove(id uint64) {
 }
 
 // take is the memory of a piece, held until done is called.
-func (e *exports) take(from int, p piece) (data []byte, done func()) {
+func (e *exports) take(circle uint64, p piece) (data []byte, done func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	x := e.open[p.export]
-	if x == nil || x.to != from || len(x.items) == 0 || p.item != lastItem && int64(p.item) >= int64(len(x.items)) {
+	if x == nil || x.to != circle || len(x.items) == 0 || p.item != lastItem && int64(p.item) >= int64(len(x.items)) {
 		return nil, func() {}
 	}
 	data = x.items[min(int64(p.item), int64(len(x.items)-1))].Data
@@ -201,16 +202,16 @@ func (e *exports) take(from int, p piece) (data []byte, done func()) {
 	return data[p.off:][:p.n:p.n], x.busy.Done
 }
 
-// serve answers what a rank asks for, until the connection ends. Small answers are written together, while more requests are
+// serve answers what the first rank of a circle asks for, until the connection ends. Small answers are written together, while more requests are
 // there already.
-func (e *exports) serve(conn net.Conn, rank int) error {
+func (e *exports) serve(conn net.Conn, circle uint64) error {
 	in, out := bufio.NewReaderSize(conn, bufferLen), bufio.NewWriterSize(conn, bufferLen)
 	var request [requestLen]byte
 	for {
 		if _, err := io.ReadFull(in, request[:]); err != nil {
 			return err
 		}
-		if err := e.reply(conn, out, rank, parsePiece(request[:])); err != nil {
+		if err := e.reply(conn, out, circle, parsePiece(request[:])); err != nil {
 			return err
 		}
 		if in.Buffered() < requestLen {
@@ -221,8 +222,8 @@ func (e *exports) serve(conn net.Conn, rank int) error {
 	}
 }
 
-func (e *exports) reply(conn net.Conn, out *bufio.Writer, rank int, p piece) error {
-	data, done := e.take(rank, p)
+func (e *exports) reply(conn net.Conn, out *bufio.Writer, circle uint64, p piece) error {
+	data, done := e.take(circle, p)
 	defer done()
 	head := binary.LittleEndian.AppendUint32(out.AvailableBuffer(), uint32(len(data)))
 	if _, err := out.Write(head); err != nil || len(data) <= bufferLen/2 {

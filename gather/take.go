@@ -307,17 +307,17 @@ func tensorLen(it *item) int { return (&tensor.Tensor{Shape: it.Shape}).Len() }
 
 // lend makes Close release what a Result has not.
 func (ga *Gatherer) lend(l *loan) (*loan, error) {
+	l.keep(func() {
+		ga.mu.Lock()
+		defer ga.mu.Unlock()
+		delete(ga.loans, l)
+	})
 	ga.mu.Lock()
 	closed := ga.closed
 	if !closed {
 		ga.loans[l] = struct{}{}
 	}
 	ga.mu.Unlock()
-	l.keep(func() {
-		ga.mu.Lock()
-		defer ga.mu.Unlock()
-		delete(ga.loans, l)
-	})
 	if closed {
 		l.release()
 		return nil, fmt.Errorf("gather on rank %d: %w", ga.group.Rank(), pgroup.ErrClosed)

@@ -16,7 +16,7 @@ const singleName = "tensor"
 // one shape; they always have one dtype.
 func (ga *Gatherer) Tensors(ctx context.Context, ranks []int, t *tensor.Tensor) (*Result[*tensor.Tensor], error) {
 	single := func(r received) (*tensor.Tensor, error) { return r.tensors[singleName], nil }
-	return run(ctx, ga, "gather.tensors", ranks, parcelOf(t), sameTensors, t, single)
+	return run(ctx, ga, opTensors, ranks, parcelOf(t), sameTensors, t, single)
 }
 
 // parcelOf is one tensor, or absent.
@@ -28,7 +28,7 @@ func parcelOf(t *tensor.Tensor) parcel {
 // the same dtype and shape for each.
 func (ga *Gatherer) TensorMaps(ctx context.Context, ranks []int, ts map[string]*tensor.Tensor) (*Result[map[string]*tensor.Tensor], error) {
 	all := func(r received) (map[string]*tensor.Tensor, error) { return r.tensors, nil }
-	return run(ctx, ga, "gather.tensormaps", ranks, parcel{absent: ts == nil, tensors: ts}, sameTensors, ts, all)
+	return run(ctx, ga, opTensorMaps, ranks, parcel{absent: ts == nil, tensors: ts}, sameTensors, ts, all)
 }
 
 // run is a verb: it gives, or takes and makes values of what came.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -26,10 +27,18 @@ func (g *Group) Sub(ctx context.Context, name string, ranks ...int) (*Group, err
 	g.uses[use]++
 	nth := g.uses[use]
 	g.lock.Unlock()
-	return g.derive(ctx, admission{
+	sub, err := g.derive(ctx, admission{
 		op: fmt.Sprintf("sub %q", name), name: g.name + "/" + name, rank: rank, size: len(ranks),
 		run: fmt.Sprintf("sub %d of generation %d, ranks %s", nth, g.generation, use[len(name)+1:]),
 	})
+	if (errors.Is(err, ErrTimeout) || errors.Is(err, ErrCancelled)) && !errors.Is(err, ErrUnknown) {
+		g.lock.Lock()
+		defer g.lock.Unlock()
+		if g.uses[use] == nth { // this rank was not seen: who was late, or tries again, is to meet those who still wait
+			g.uses[use]--
+		}
+	}
+	return sub, err
 }
 
 func (g *Group) checkSub(name string, ranks []int) (rank int, err error) {

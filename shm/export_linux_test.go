@@ -24,8 +24,8 @@ func Layout(a *Arena) (all, free []Span) {
 	return all, free
 }
 
-// Room is what the limits that are read below root say about n bytes.
-func Room(root fs.FS, n int64) error { return newHost(root).room(n) }
+// RoomBelow is what the limits that are read below root say about n bytes.
+func RoomBelow(root fs.FS, n int64) error { return newHost(root).room(n) }
 
 // RoomOf is Room for what an arena has seen.
 func RoomOf(a *Arena, n int64) error { return a.host.room(n) }

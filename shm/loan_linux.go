@@ -78,6 +78,26 @@ func (c *Conn) introduce(k key, s *segment) (*sent, error) {
 	return c.sent[k], nil
 }
 
+// TakeBack ends loans of refs, one for each, of which the peer was not told, and is not told any more: it has not mapped them.
+func (c *Conn) TakeBack(refs ...Ref) error {
+	var gone []*segment
+	defer func() { giveBack(gone) }()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return c.err
+	}
+	for _, r := range refs {
+		some, err := c.back(r)
+		if err != nil {
+			return fmt.Errorf("shm: take back: %w", err)
+		}
+		gone = append(gone, some...)
+	}
+	c.change()
+	return nil
+}
+
 // back ends one loan of r. What it returns has to be given back without mu, which is held.
 func (c *Conn) back(r Ref) ([]*segment, error) {
 	l, ok := c.loans[r]

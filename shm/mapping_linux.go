@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"os"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -81,6 +82,11 @@ func (m *mapping) prefault(r Ref) error {
 		return nil
 	}
 	mem := m.mem[int64(from)*page : min(int64(to)*page, int64(len(m.mem)))]
+	if n := absent(mem, page); n > 0 { // holes, or swapped out: it is this process that takes the memory now
+		if err := Room(n); err != nil {
+			return err
+		}
+	}
 	err := again(func() error { return unix.Madvise(mem, unix.MADV_POPULATE_READ) })
 	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: before Linux 5.14
 		return fmt.Errorf("read %s of the peer's memory: %w", amount(r.Len), err)
@@ -89,6 +95,24 @@ func (m *mapping) prefault(r Ref) error {
 	setAll(m.warm, from, to)
 	m.mu.Unlock()
 	return nil
+}
+
+// absent is how many bytes of mem are not in the host's memory; 0 if it does not tell.
+func absent(mem []byte, page int64) (n int64) {
+	if len(mem) == 0 {
+		return 0
+	}
+	pages := make([]byte, (int64(len(mem))+page-1)/page)
+	_, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mem[0])), uintptr(len(mem)), uintptr(unsafe.Pointer(&pages[0])))
+	if e != 0 {
+		return 0
+	}
+	for _, p := range pages {
+		if p&1 == 0 {
+			n += page
+		}
+	}
+	return n
 }
 
 // allSet reports whether the bits from ≤ i < to are set.

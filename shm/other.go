@@ -13,6 +13,9 @@ type Arena struct{}
 // NewArena is ErrUnsupported.
 func NewArena(*Options) (*Arena, error) { return nil, ErrUnsupported }
 
+// Room is nil: nothing is known of this system's memory.
+func Room(int64) error { return nil }
+
 // Alloc is ErrUnsupported.
 func (a *Arena) Alloc(int) ([]byte, error) { return nil, ErrUnsupported }
 
@@ -48,6 +51,9 @@ func NewConn(c *net.UnixConn) *Conn {
 
 // Lend is ErrUnsupported.
 func (c *Conn) Lend(context.Context, *Arena, ...Ref) error { return ErrUnsupported }
+
+// TakeBack is ErrUnsupported.
+func (c *Conn) TakeBack(...Ref) error { return ErrUnsupported }
 
 // Map is ErrUnsupported.
 func (c *Conn) Map(context.Context, ...Ref) ([]*Block, error) { return nil, ErrUnsupported }

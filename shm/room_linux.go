@@ -46,6 +46,10 @@ func (h host) room(n int64) error {
 	return nil
 }
 
+// Room says whether this host, and the control groups that this process is in, have memory for n more bytes: ErrFull if not. On systems
+// that do not tell it is nil.
+func Room(n int64) error { return thisHost().room(n) }
+
 // full is ErrFull with its figures.
 func full(wanted, left int64, limit string) error {
 	return fmt.Errorf("%w: %s wanted, %s left: %s", ErrFull, amount(wanted), amount(left), limit)

@@ -54,18 +54,18 @@ type Mesh struct {
 	ident  *identity
 	listen []net.Listener
 
-	handshakes chan struct{} // has room for those that may be under way
-	wg         sync.WaitGroup
+	wg sync.WaitGroup
 
 	mu     sync.Mutex // protects the fields below
 	closed bool
-	young  map[net.Conn]struct{} // not yet handed over
+	young  map[net.Conn]uint64 // not yet handed over; those that were accepted, by when
+	nth    uint64
 }
 
 const (
 	// handshakeTime bounds what an accepted connection may take to prove itself.
 	handshakeTime = 10 * time.Second
-	// maxHandshakes bounds how many are at it at a time: more wait in the kernel's queue.
+	// maxHandshakes bounds how many are at it at a time: one more ends the oldest, so that strangers who say nothing keep nobody out.
 	maxHandshakes = 256
 )
 
@@ -74,7 +74,7 @@ var ErrClosed = errors.New("link: the mesh is closed")
 
 // Open is called by every rank of g: it is one all-gather, on a channel of its own.
 func Open(ctx context.Context, g *pgroup.Group, o Options) (*Mesh, error) {
-	m := &Mesh{group: g, opts: o, handshakes: make(chan struct{}, maxHandshakes), young: map[net.Conn]struct{}{}}
+	m := &Mesh{group: g, opts: o, young: map[net.Conn]uint64{}}
 	mine, err := m.start(ctx)
 	if err != nil {
 		mine.Err = err.Error() // the others hear of it
@@ -191,13 +191,11 @@ func (m *Mesh) why(ctx context.Context, err error) error {
 // accept owns its listener's goroutine; Close ends it.
 func (m *Mesh) accept(l net.Listener) {
 	for {
-		m.handshakes <- struct{}{}
 		conn, err := l.Accept()
 		if err == nil {
-			err = m.own(conn)
+			err = m.accepted(conn)
 		}
 		if err != nil {
-			<-m.handshakes
 			if m.isClosed() {
 				return
 			}
@@ -206,10 +204,7 @@ func (m *Mesh) accept(l net.Listener) {
 			<-time.After(acceptPause)
 			continue
 		}
-		m.wg.Go(func() {
-			defer func() { <-m.handshakes }()
-			m.welcome(conn)
-		})
+		m.wg.Go(func() { m.welcome(conn) })
 	}
 }
 
@@ -234,7 +229,32 @@ func (m *Mesh) own(conn net.Conn) error {
 		_ = conn.Close()
 		return ErrClosed
 	}
-	m.young[conn] = struct{}{}
+	m.young[conn] = 0
+	return nil
+}
+
+// accepted is own for a connection that was accepted. It ends the oldest of those if they are too many.
+func (m *Mesh) accepted(conn net.Conn) error {
+	if err := m.own(conn); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.nth++
+	m.young[conn] = m.nth
+	oldest, accepted := conn, 0
+	for c, nth := range m.young {
+		if nth > 0 {
+			accepted++
+			if nth < m.young[oldest] {
+				oldest = c
+			}
+		}
+	}
+	if accepted > maxHandshakes {
+		delete(m.young, oldest)
+		_ = oldest.Close()
+	}
 	return nil
 }
 

@@ -95,6 +95,9 @@ func loadFile(name string) (*File, error) {
 
 // openFile opens a regular file of no more bytes than memory can have.
 func openFile(name string) (r *os.File, size int64, err error) {
+	if st, err := os.Stat(name); err == nil && !st.Mode().IsRegular() { // opening a pipe would wait
+		return nil, 0, fmt.Errorf("safetensors: %s is no regular file", name)
+	}
 	if r, err = os.Open(name); err != nil {
 		return nil, 0, fmt.Errorf("safetensors: %w", err)
 	}

@@ -213,9 +213,28 @@ func (f *field) omitted(v reflect.Value) bool {
 	return f.omitZero && isZero(v)
 }
 
+type isZeroer interface{ IsZero() bool }
+
+// isZero asks a method IsZero where encoding/json does: by the field's type, not by what is in it.
 func isZero(v reflect.Value) bool {
-	if z, ok := v.Interface().(interface{ IsZero() bool }); ok {
-		return v.Kind() == reflect.Pointer && v.IsNil() || z.IsZero()
+	t, zeroer := v.Type(), reflect.TypeFor[isZeroer]()
+	switch {
+	case t.Implements(zeroer):
+		switch t.Kind() {
+		case reflect.Interface:
+			if v.IsNil() || v.Elem().Kind() == reflect.Pointer && v.Elem().IsNil() {
+				return true
+			}
+		case reflect.Pointer:
+			if v.IsNil() {
+				return true
+			}
+		}
+		return v.Interface().(isZeroer).IsZero()
+	case reflect.PointerTo(t).Implements(zeroer):
+		p := reflect.New(t)
+		p.Elem().Set(v)
+		return p.Interface().(isZeroer).IsZero()
 	}
 	return v.IsZero()
 }
