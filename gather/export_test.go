@@ -1,7 +1,10 @@
 package gather
 
 import (
+	"context"
+
 	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/wire"
@@ -56,4 +59,53 @@ func Offers() (encoded [][]byte) {
 		encoded = append(encoded, o.encode())
 	}
 	return encoded
+}
+
+// Impossible are offers that cannot be, of the nth call of a verb.
+func Impossible(verb uint8, call uint64) map[string][]byte {
+	u8 := func(name string, shape ...int) item {
+		return item{Name: name, DType: tensor.U8, Shape: shape, Ref: streamed}
+	}
+	many := make([]item, 17) // whose sizes add up to 64, if they may wrap around
+	for i := range many {
+		many[i] = u8(string(rune('a'+i)), 1<<60)
+	}
+	many[16] = u8("z", 64)
+	of := func(o offer) []byte {
+		o.Verb, o.Call = verb, call
+		return o.encode()
+	}
+	version := &nfsws.Version{Sequence: 1 << 20, ID: 1, Sum: 1}
+	return map[string][]byte{
+		"a version, and a list": of(offer{Version: version, List: encodeList(nil, []item{u8("tensor", 8)})}),
+		"a version alone":       of(offer{Version: version}),
+		"sizes that overflow":   of(offer{Export: 1, List: encodeList(nil, many)}),
+		"more than there is":    of(offer{Export: 1, List: encodeList(nil, []item{u8("tensor", 1<<46)})}),
+		"no tensor":             of(offer{Ready: true, List: encodeList(nil, nil), Config: true}),
+		"ready without a list":  of(offer{Ready: true}),
+		"neither here nor far":  of(offer{}),
+		"another config":        of(offer{Ready: true, Config: true, List: encodeList(nil, []item{u8(configName, 2, 2)})}),
+		"memory of nobody":      of(offer{Ready: true, List: encodeList([]shm.Ref{{Arena: 1, Segment: 1, Len: 8}}, []item{{Name: "tensor", DType: tensor.U8, Shape: []int{8}}})}),
+	}
+}
+
+// Grab is a first rank that asks for what is offered in list b over the stream of list a, and reads none of it.
+func Grab(ctx context.Context, ga *Gatherer, a, b string, from int) error {
+	ca, cb := ga.circles[a], ga.circles[b]
+	cb.calls++
+	mine := offer{Absent: true, Ready: true, Call: cb.calls}
+	encoded, err := pgroup.AllGather(ctx, cb.group.Channel("offers"), mine.encode())
+	if err != nil {
+		return err
+	}
+	offers, err := (&verb{circle: cb}).openOffers(encoded)
+	if err != nil {
+		return err
+	}
+	var requests []byte
+	for range 64 {
+		requests = appendPiece(requests, piece{export: offers[1].Export, n: pieceLen})
+	}
+	_, err = ga.in.streams[giver{ca.group.Generation(), from}].conn.Write(requests)
+	return err
 }

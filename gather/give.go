@@ -238,7 +238,7 @@ func (g *giving) stream(ctx context.Context) error {
 
 // end takes back what the verdict leaves nobody to need. What was copied is used again once the first rank has returned it.
 func (g *giving) end(verdict error) {
-	if verdict != nil && !(g.unseen && g.takeBack()) {
+	if verdict != nil && (!g.unseen || !g.takeBack()) {
 		g.out.reset()
 	}
 	g.ga.exports.remove(g.export)

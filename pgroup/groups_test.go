@@ -112,6 +112,34 @@ func TestLargeSub(t *testing.T) {
 	})
 }
 
+// TestSubAgain has a rank that is later than another's deadline: that one tries again, and they meet.
+func TestSubAgain(t *testing.T) {
+	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 0 {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			_, err := g.Sub(ctx, "late", 1, 0)
+			cancel()
+			if !errors.Is(err, pgroup.ErrTimeout) {
+				t.Errorf("rank 0 got %v", err)
+			}
+			ok(t, g, "send", pgroup.Send(t.Context(), g, 1, true))
+		} else {
+			_, err := pgroup.Recv[bool](t.Context(), g, 0)
+			ok(t, g, "recv", err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		for range 2 { // the second is another group
+			sub, err := g.Sub(ctx, "late", 1, 0)
+			ok(t, g, "sub", err)
+			if err == nil {
+				ok(t, g, "barrier", sub.Barrier(ctx))
+				defer sub.Close()
+			}
+		}
+	})
+}
+
 func TestSubOutlivesItsParent(t *testing.T) {
 	for name, at := range places {
 		t.Run(name, func(t *testing.T) {

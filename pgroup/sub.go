@@ -15,7 +15,8 @@ import (
 )
 
 // Sub makes a group of some ranks, in the order given: rank i of it is ranks[i] here. Those ranks call it, and no
-// others, each with the same list, and it does not count among the verbs of g. The name is for errors and for Group.Store; the same name and ranks again give another group.
+// others, each with the same list, and it does not count among the verbs of g. The name is for errors and for Group.Store; the same name and ranks again give another group, except after a
+// deadline or a cancel, when a rank may try again and meet those who still wait, or come later.
 // It lives on when g is closed, but not when the store goes that g's host hosts.
 func (g *Group) Sub(ctx context.Context, name string, ranks ...int) (*Group, error) {
 	rank, err := g.checkSub(name, ranks)

@@ -417,6 +417,27 @@ func TestLendSendsNothing(t *testing.T) {
 }
 
 // TestMost shows how many loans there may be, for who lends and for who maps.
+// TestTakeBack ends loans that the peer was not told of: their memory is reused, and what else is lent stays.
+func TestTakeBack(t *testing.T) {
+	c, p := pair(t)
+	a := newArena(t, &shm.Options{Limit: 1 << 20})
+	b, ref := filled(t, a, 600<<10, 1)
+	require.NoError(t, c.Lend(t.Context(), a, ref, ref))
+	require.NoError(t, c.TakeBack(ref))
+	a.Free(b)
+	_, err := a.Alloc(600 << 10)
+	require.ErrorIs(t, err, shm.ErrFull, "one loan is left")
+	blocks, err := p.Map(t.Context(), ref)
+	require.NoError(t, err)
+	blocks[0].Release()
+	require.NoError(t, c.Returned(t.Context(), ref))
+	_, err = a.Alloc(600 << 10)
+	require.NoError(t, err)
+	require.Error(t, c.TakeBack(ref), "it is not lent")
+	require.NoError(t, c.Close())
+	require.ErrorIs(t, c.TakeBack(ref), shm.ErrClosed)
+}
+
 func TestMost(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)

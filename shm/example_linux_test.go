@@ -236,6 +236,37 @@ func ExampleConn_Lend() {
 	// 128
 }
 
+func ExampleConn_TakeBack() {
+	ctx := context.Background()
+	lender, borrower := connect()
+	defer lender.Close()
+	defer borrower.Close()
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		panic(err)
+	}
+	defer arena.Close()
+	b, err := arena.Alloc(100)
+	if err != nil {
+		panic(err)
+	}
+	ref, _ := arena.Find(b)
+	fmt.Println(lender.Lend(ctx, arena, ref))
+	fmt.Println(lender.TakeBack(ref)) // the peer was not told of it after all
+	fmt.Println(lender.Returned(ctx, ref))
+	// Output:
+	// <nil>
+	// <nil>
+	// <nil>
+}
+
+func ExampleRoom() {
+	if err := shm.Room(1 << 60); errors.Is(err, shm.ErrFull) {
+		fmt.Println("this host has not that much")
+	}
+	// Output: this host has not that much
+}
+
 func ExampleConn_Map() {
 	ctx := context.Background()
 	lender, borrower := connect()

@@ -77,6 +77,8 @@ func TestRoom(t *testing.T) {
 	a := newArena(t, nil)
 	require.NoError(t, shm.RoomOf(a, 1))
 	require.ErrorIs(t, shm.RoomOf(a, 1<<60), shm.ErrFull)
+	require.NoError(t, shm.Room(1))
+	require.ErrorIs(t, shm.Room(1<<60), shm.ErrFull)
 }
 
 func merge(trees ...tree) tree {

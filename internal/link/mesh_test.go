@@ -176,6 +176,29 @@ func TestAStrangerIsTurnedAway(t *testing.T) {
 	}
 }
 
+// TestStrangersKeepNobodyOut has more strangers who say nothing than there may be handshakes: the oldest go.
+func TestStrangersKeepNobodyOut(t *testing.T) {
+	groups := cluster(t, 2, true, nil)
+	meshes, accepted := open(t, groups)
+	var strangers []net.Conn
+	for range 300 {
+		conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
+		require.NoError(t, err)
+		defer conn.Close()
+		strangers = append(strangers, conn)
+	}
+	_, err := strangers[0].Read(make([]byte, 1))
+	require.Error(t, err, "the first one is turned away by the last")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	mine, err := meshes[1].Dial(ctx, 0, link.Purpose{Kind: 'x'})
+	require.NoError(t, err)
+	defer mine.Close()
+	theirs := <-accepted[0]
+	assert.Equal(t, 1, theirs.Rank)
+	require.NoError(t, theirs.Close())
+}
+
 func isTimeout(err error) bool {
 	e, ok := errors.AsType[net.Error](err)
 	return ok && e.Timeout()

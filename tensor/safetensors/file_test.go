@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"unsafe"
 
@@ -167,12 +168,16 @@ func TestOdd(t *testing.T) {
 func TestNotAFile(t *testing.T) {
 	dir := t.TempDir()
 	missing := filepath.Join(dir, "missing.safetensors")
+	pipe := filepath.Join(dir, "pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	for _, open := range []func(string) (*safetensors.File, error){safetensors.Open, safetensors.Load} {
 		_, err := open(missing)
 		require.ErrorIs(t, err, fs.ErrNotExist)
 		require.ErrorContains(t, err, missing)
 		_, err = open(dir)
 		require.ErrorContains(t, err, dir+" is no regular file")
+		_, err = open(pipe) // which nobody writes to
+		require.ErrorContains(t, err, pipe+" is no regular file")
 		_, err = open(saved(t, nil))
 		require.ErrorIs(t, err, safetensors.ErrFormat)
 	}

@@ -1,6 +1,7 @@
 package tree_test
 
 import (
+	"encoding/json"
 	"math/big"
 	"testing"
 	"time"
@@ -142,3 +143,27 @@ func TestTypeErrors(t *testing.T) {
 type textKeyTwin struct{ N int }
 
 func (textKeyTwin) MarshalText() ([]byte, error) { return []byte("twin"), nil }
+
+type zeroer struct{ n int }
+
+func (z zeroer) IsZero() bool { return z.n == 7 }
+
+// TestOmitZero asks IsZero where encoding/json does, and not of nothing.
+func TestOmitZero(t *testing.T) {
+	type config struct {
+		Value   zeroer                     `json:"value,omitzero"`
+		Pointer *zeroer                    `json:"pointer,omitzero"`
+		Iface   interface{ IsZero() bool } `json:"iface,omitzero"`
+		Any     any                        `json:"any,omitzero"`
+	}
+	var none *zeroer
+	for _, c := range []config{
+		{}, {Iface: none, Any: none}, {Value: zeroer{7}, Pointer: &zeroer{7}, Iface: zeroer{7}, Any: zeroer{7}}, {Value: zeroer{1}, Pointer: &zeroer{1}, Iface: &zeroer{2}},
+	} {
+		want, err := json.Marshal(c)
+		require.NoError(t, err)
+		got, _, err := tree.Split(&c)
+		require.NoError(t, err)
+		assert.JSONEq(t, string(want), string(got))
+	}
+}

@@ -1,0 +1,253 @@
+package gather_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/shm"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/wire"
+)
+
+// calls are the verbs, by name.
+var calls = map[string]func(r *rank, ctx context.Context, ranks []int) error{
+	"gather.tensors": func(r *rank, ctx context.Context, ranks []int) error {
+		_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 3))
+		return err
+	},
+	"gather.tensormaps": func(r *rank, ctx context.Context, ranks []int) error {
+		_, err := r.ga.TensorMaps(ctx, ranks, map[string]*tensor.Tensor{"tensor": filled(r.me(), 3)})
+		return err
+	},
+	"gather.configs": func(r *rank, ctx context.Context, ranks []int) error {
+		_, err := gather.Configs(ctx, r.ga, ranks, &map[string]int{"rank": r.me()})
+		return err
+	},
+	"gather.concat": func(r *rank, ctx context.Context, ranks []int) error {
+		_, err := r.ga.Concat(ctx, ranks, 0, filled(r.me(), 3))
+		return err
+	},
+	"gather.concatto": func(r *rank, ctx context.Context, ranks []int) error {
+		return r.ga.ConcatTo(ctx, new(at), ranks, gather.Merge{Axis: map[string]int{"tensor": 0}}, map[string]*tensor.Tensor{"tensor": filled(r.me(), 3)})
+	},
+}
+
+// TestRanksCallDifferentVerbs has one rank in another verb: all hear which two, and go on.
+func TestRanksCallDifferentVerbs(t *testing.T) {
+	overAll(t, 3, gather.Options{}, func(r *rank) {
+		for most := range calls {
+			if r.me() == 0 {
+				assert.NoError(r, r.group.Store().Set(r.ctx, "most", []byte(most), nil))
+			}
+			assert.NoError(r, r.group.Barrier(r.ctx))
+			value, err := r.group.Store().Get(r.ctx, "most") // all at the same, though the order of a map is by chance
+			if !assert.NoError(r, err) {
+				return
+			}
+			for _, other := range []string{"gather.tensors", "gather.concat", "gather.configs"} {
+				mine := string(value)
+				if other == mine {
+					continue
+				}
+				if r.me() == 1 {
+					mine = other
+				}
+				err := calls[mine](r, r.ctx, []int{0, 1, 2})
+				assert.ErrorIs(r, err, pgroup.ErrMismatch)
+				assert.ErrorContains(r, err, fmt.Sprintf("rank 1 calls %s, and rank 0 %s", other, value))
+			}
+			assert.NoError(r, r.group.Barrier(r.ctx))
+		}
+		r.gathers([]int{0, 1, 2}, 0, 10)
+	})
+}
+
+// TestFirstUse has a rank that is late, or gives up, when a list is first used: the call that it has missed fails for all, and the next is of all.
+func TestFirstUse(t *testing.T) {
+	for name, gone := range map[string]func(r *rank, ranks []int){
+		"it is late": func(r *rank, _ []int) {
+			_, err := pgroup.Recv[bool](r.ctx, r.group, 0) // rank 0 has given up its first call
+			assert.NoError(r, err)
+		},
+		"its time is over": func(r *rank, ranks []int) {
+			ctx, cancel := context.WithCancel(r.ctx)
+			cancel()
+			_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 3))
+			assert.ErrorIs(r, err, context.Canceled)
+		},
+		"it gives up": func(r *rank, ranks []int) {
+			ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
+			defer cancel()
+			_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 3))
+			assert.ErrorIs(r, err, context.DeadlineExceeded)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			job{n: 2}.run(t, func(r *rank) {
+				ranks := []int{1, 0}
+				if r.me() == 1 {
+					gone(r, ranks)
+					assert.NoError(r, pgroup.Send(r.ctx, r.group, 0, true))
+				} else {
+					if name == "it is late" {
+						ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
+						_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 3))
+						cancel()
+						assert.ErrorIs(r, err, pgroup.ErrTimeout)
+						assert.NoError(r, pgroup.Send(r.ctx, r.group, 1, true))
+					}
+					_, err := pgroup.Recv[bool](r.ctx, r.group, 1)
+					assert.NoError(r, err)
+				}
+				_, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 3))
+				who := 1 // who is ahead, and so has given up
+				if name == "it is late" {
+					who = 0
+				}
+				assert.ErrorIs(r, err, pgroup.ErrTimeout)
+				assert.Equal(r, []int{who}, r.rankError(err).Missing)
+				r.gathers(ranks, 5, 100)
+			})
+		})
+	}
+}
+
+// TestCloseWhileMeeting closes a Gatherer that is the first in a list.
+func TestCloseWhileMeeting(t *testing.T) {
+	job{n: 2}.run(t, func(r *rank) {
+		if r.me() == 1 {
+			return
+		}
+		ended := make(chan error, 1)
+		go func() {
+			_, err := r.ga.Tensors(r.ctx, []int{0, 1}, nil)
+			ended <- err
+		}()
+		<-time.After(10 * time.Millisecond) // it has come to waiting, or is about to
+		assert.NoError(r, r.ga.Close())
+		select {
+		case err := <-ended:
+			assert.ErrorIs(r, err, pgroup.ErrClosed)
+		case <-time.After(5 * time.Second):
+			assert.Fail(r, "the verb does not end")
+		}
+	})
+}
+
+// TestNothingManyTimes joins tensors of very many empty rows.
+func TestNothingManyTimes(t *testing.T) {
+	overAll(t, 2, gather.Options{}, func(r *rank) {
+		out, err := r.ga.Concat(r.ctx, []int{0, 1}, 1, tensor.New(tensor.U8, 1<<40, 0))
+		if assert.NoError(r, err) && r.me() == 0 {
+			assert.Equal(r, []int{1 << 40, 0}, out.Shape)
+		}
+		_, err = r.ga.Concat(r.ctx, []int{0, 1}, 0, tensor.New(tensor.U8, math.MaxInt, 0))
+		assert.ErrorIs(r, err, pgroup.ErrMismatch)
+		assert.ErrorContains(r, err, "more than there are numbers for")
+	})
+}
+
+// TestBadArguments are refused by name, on all ranks.
+func TestBadArguments(t *testing.T) {
+	axes := make([]int, 65)
+	overAll(t, 2, gather.Options{}, func(r *rank) {
+		ranks := []int{0, 1}
+		ts := map[string]*tensor.Tensor{"w": filled(0, 1)}
+		err := r.ga.ConcatTo(r.ctx, nil, ranks, gather.Merge{}, ts)
+		assert.ErrorContains(r, err, "w is nil")
+		assert.Equal(r, 0, r.rankError(err).By)
+		_, err = r.ga.Tensors(r.ctx, ranks, &tensor.Tensor{DType: tensor.U8, Shape: axes})
+		assert.ErrorContains(r, err, "65 axes")
+		r.gathers(ranks, 0, 10)
+	})
+}
+
+// TestImpossibleOffers casts votes in the name of a rank that gives, which promise what cannot be: it is named, and nothing else happens.
+func TestImpossibleOffers(t *testing.T) {
+	verbs := []string{"gather.tensors", "gather.tensormaps", "gather.configs", "gather.concat", "gather.concatto"}
+	for what := range gather.Impossible(0, 0) {
+		for _, w := range []way{{name: "memory"}, {name: "TCP", apart: true}, {name: "directory", dir: true}} {
+			t.Run(what+"/"+w.name, func(t *testing.T) {
+				for number, verb := range verbs {
+					offer := gather.Impossible(uint8(number), 2)[what]
+					meet := watch(t, func(req *wire.Request) {
+						if offers(req, 1) && req.Group.Seq == 2 {
+							req.Value = offer
+						}
+					})
+					j := job{way: w, n: 2, meet: meet}
+					if w.dir {
+						j.o.Dir = t.TempDir()
+					}
+					j.run(t, func(r *rank) {
+						if !r.gathers([]int{0, 1}, 0, 100) {
+							return
+						}
+						ctx, cancel := context.WithTimeout(r.ctx, time.Second)
+						defer cancel()
+						err := calls[verb](r, ctx, []int{0, 1})
+						if assert.Error(r, err, verb) {
+							_ = r.rankError(err)
+						}
+					})
+				}
+			})
+		}
+	}
+}
+
+// TestAnotherListsExport is a first rank that asks over one list's stream for what it is offered on another, and reads none of it: who gives
+// ends in its time all the same.
+func TestAnotherListsExport(t *testing.T) {
+	job{way: way{apart: true}, n: 3}.run(t, func(r *rank) {
+		a, b := []int{0, 1}, []int{0, 1, 2}
+		if r.me() < 2 && !r.gathers(a, 0, 1000) || !r.gathers(b, 0, 1000) {
+			return
+		}
+		if r.me() == 0 {
+			assert.NoError(r, gather.Grab(r.ctx, r.ga, "0 1", "0 1 2", 1))
+		} else {
+			ctx, cancel := context.WithTimeout(r.ctx, 500*time.Millisecond)
+			defer cancel()
+			_, err := r.ga.Tensors(ctx, b, filled(1, 8<<20))
+			assert.ErrorIs(r, err, pgroup.ErrTimeout)
+		}
+		assert.NoError(r, r.group.Barrier(r.ctx))
+	})
+}
+
+// TestDisagreementsTakeNoMemory has ranks that disagree, with tensors that were born in a small arena, and are freed after each time.
+func TestDisagreementsTakeNoMemory(t *testing.T) {
+	if arena, err := shm.NewArena(nil); err != nil {
+		t.Skip("this system has no shared memory")
+	} else {
+		_ = arena.Close()
+	}
+	job{n: 2}.run(t, func(r *rank) {
+		arena, err := shm.NewArena(&shm.Options{Segment: 4 << 20, Limit: 16 << 20})
+		require.NoError(r, err)
+		defer arena.Close()
+		ga, err := gather.Open(r.ctx, r.group, &gather.Options{Arena: arena})
+		require.NoError(r, err)
+		defer ga.Close()
+		for range 30 {
+			x, err := tensor.NewIn(arena, tensor.U8, 1<<20+r.me())
+			if !assert.NoError(r, err) {
+				return
+			}
+			_, err = ga.Tensors(r.ctx, []int{0, 1}, x)
+			assert.ErrorIs(r, err, pgroup.ErrMismatch)
+			arena.Free(x.Data)
+			_, err = arena.Alloc(64) // what stays, in whatever segment is used
+			assert.NoError(r, err)
+		}
+	})
+}
