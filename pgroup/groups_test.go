@@ -1,11 +1,13 @@
 package pgroup_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/muster-pg/muster/pgroup"
 )
