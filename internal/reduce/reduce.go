@@ -1,0 +1,147 @@
+// Package reduce combines slices of numbers, element by element. It is what collectives compute.
+//
+// Sources are combined in the order in which they are given, so the result has the same bits however slices are cut in parts. Integers
+// wrap around, and are divided towards 0. A NaN makes the minimum and the maximum NaN. The 16-bit floats are combined as float32, and
+// rounded once.
+package reduce
+
+import (
+	"unsafe"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// Op is how two elements become one.
+type Op uint8
+
+const (
+	Sum Op = iota
+	Product
+	Min
+	Max
+)
+
+// block is how many elements are combined at a time: they stay in the nearest cache until they are where they belong.
+const block = 1024
+
+// Scratch is memory that one goroutine at a time combines in.
+type Scratch [block]uint64
+
+// Into makes every one of dsts the combination of srcs, divided by div. All have one length, and there is one of each at least. A dst may
+// be one of srcs; otherwise they do not overlap.
+func Into[T tensor.Number](s *Scratch, op Op, div int, dsts, srcs [][]T) {
+	n := len(dsts[0])
+	for at := 0; at < n; at += block {
+		end := min(at+block, n)
+		dst := dsts[0][at:end:end]
+		p := part[T]{srcs, at, end}
+		switch any(dst[0]).(type) {
+		case tensor.Float16:
+			p16 := *(*part[tensor.Float16])(unsafe.Pointer(&p))
+			for i, v := range halves(s, op, div, p16, tensor.Float16.Float32) {
+				dst[i] = T(tensor.Float16From(v))
+			}
+		case tensor.BFloat16:
+			p16 := *(*part[tensor.BFloat16])(unsafe.Pointer(&p))
+			for i, v := range halves(s, op, div, p16, tensor.BFloat16.Float32) {
+				dst[i] = T(tensor.BFloat16From(v))
+			}
+		default:
+			combine(s, op, dst, p)
+			divide(dst, div)
+		}
+		for _, d := range dsts[1:] {
+			copy(d[at:end], dst)
+		}
+	}
+}
+
+// Divide divides by n.
+func Divide[T tensor.Number](x []T, n int) {
+	if len(x) == 0 || n == 1 {
+		return
+	}
+	switch any(x[0]).(type) {
+	case tensor.Float16:
+		for i := range x {
+			x[i] = T(tensor.Float16From(tensor.Float16(x[i]).Float32() / float32(n)))
+		}
+	case tensor.BFloat16:
+		for i := range x {
+			x[i] = T(tensor.BFloat16From(tensor.BFloat16(x[i]).Float32() / float32(n)))
+		}
+	default:
+		divide(x, n)
+	}
+}
+
+// part is a block of several slices.
+type part[T any] struct {
+	of      [][]T
+	at, end int
+}
+
+func (p part[T]) get(i int) []T { return p.of[i][p.at:p.end:p.end] }
+
+// halves is the combination of 16-bit floats.
+func halves[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, p part[T], float func(T) float32) []float32 {
+	all := unsafe.Slice((*float32)(unsafe.Pointer(s)), 2*block)
+	acc, one := all[:p.end-p.at], all[block:][:p.end-p.at]
+	for i, v := range p.get(0) {
+		acc[i] = float(v)
+	}
+	for k := 1; k < len(p.of); k++ {
+		for i, v := range p.get(k) {
+			one[i] = float(v)
+		}
+		combine2(op, acc, acc, one)
+	}
+	divide(acc, div)
+	return acc
+}
+
+// combine is the combination of types that are combined as what they are.
+func combine[T tensor.Number](s *Scratch, op Op, dst []T, p part[T]) {
+	switch len(p.of) {
+	case 1:
+		copy(dst, p.get(0))
+	case 2:
+		combine2(op, dst, p.get(0), p.get(1))
+	case 3:
+		combine3(op, dst, p.get(0), p.get(1), p.get(2))
+	case 4:
+		combine4(op, dst, p.get(0), p.get(1), p.get(2), p.get(3))
+	default: // dst may be a source that is not read yet
+		acc := unsafe.Slice((*T)(unsafe.Pointer(s)), block)[:len(dst)]
+		combine4(op, acc, p.get(0), p.get(1), p.get(2), p.get(3))
+		k := 4
+		for ; k+3 < len(p.of); k += 3 {
+			combine4(op, acc, acc, p.get(k), p.get(k+1), p.get(k+2))
+		}
+		for ; k < len(p.of); k++ {
+			combine2(op, acc, acc, p.get(k))
+		}
+		copy(dst, acc)
+	}
+}
+
+// divide divides by n, as Go does.
+func divide[T tensor.Number](x []T, n int) {
+	switch {
+	case n == 1:
+	case T(1)/T(2) != 0 && n&(n-1) == 0: // a float, and its product with 1/n is the same, and much faster
+		f := 1 / T(n)
+		for i := range x {
+			x[i] *= f
+		}
+	case int(T(n)) != n: // only a narrow integer is
+		for i := range x {
+			x[i] = T(int64(x[i]) / int64(n))
+		}
+	default:
+		d := T(n)
+		for i := range x {
+			x[i] /= d
+		}
+	}
+}
