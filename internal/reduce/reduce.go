@@ -27,61 +27,88 @@ const block = 1024
 // Scratch is memory that one goroutine at a time combines in.
 type Scratch [block]uint64
 
-// Into makes every one of dsts the combination of srcs, divided by div. All have one length, and there is one of each at least. A dst may
-// be one of srcs; otherwise they do not overlap.
-func Into[T tensor.Number](s *Scratch, op Op, div int, dsts, srcs [][]T) {
-	n := len(dsts[0])
+// Into makes every one of dsts, which are elements of dt, the combination of srcs, divided by div. All have one length, and there is one of
+// each at least. A dst may be one of srcs; otherwise they do not overlap. It panics if dt is no dtype that numbers have (Can).
+func Into(s *Scratch, dt tensor.DType, op Op, div int, dsts, srcs [][]byte) {
+	switch dt {
+	case tensor.F32:
+		into[float32](s, op, div, dsts, srcs)
+	case tensor.F64:
+		into[float64](s, op, div, dsts, srcs)
+	case tensor.F16:
+		into16(s, op, div, dsts, srcs, tensor.Float16.Float32, tensor.Float16From)
+	case tensor.BF16:
+		into16(s, op, div, dsts, srcs, tensor.BFloat16.Float32, tensor.BFloat16From)
+	case tensor.I8:
+		into[int8](s, op, div, dsts, srcs)
+	case tensor.I16:
+		into[int16](s, op, div, dsts, srcs)
+	case tensor.I32:
+		into[int32](s, op, div, dsts, srcs)
+	case tensor.I64:
+		into[int64](s, op, div, dsts, srcs)
+	case tensor.U8:
+		into[uint8](s, op, div, dsts, srcs)
+	case tensor.U16:
+		into[uint16](s, op, div, dsts, srcs)
+	case tensor.U32:
+		into[uint32](s, op, div, dsts, srcs)
+	case tensor.U64:
+		into[uint64](s, op, div, dsts, srcs)
+	default:
+		panic("reduce: " + dt.String())
+	}
+}
+
+// Can reports whether elements of dt are numbers that can be combined.
+func Can(dt tensor.DType) bool {
+	switch dt {
+	case tensor.F32, tensor.F64, tensor.F16, tensor.BF16, tensor.I8, tensor.I16, tensor.I32, tensor.I64, tensor.U8, tensor.U16, tensor.U32, tensor.U64:
+		return true
+	}
+	return false
+}
+
+func into[T tensor.Number](s *Scratch, op Op, div int, dsts, srcs [][]byte) {
+	n := len(as[T](dsts[0]))
 	for at := 0; at < n; at += block {
 		end := min(at+block, n)
-		dst := dsts[0][at:end:end]
-		p := part[T]{srcs, at, end}
-		switch any(dst[0]).(type) {
-		case tensor.Float16:
-			p16 := *(*part[tensor.Float16])(unsafe.Pointer(&p))
-			for i, v := range halves(s, op, div, p16, tensor.Float16.Float32) {
-				dst[i] = T(tensor.Float16From(v))
-			}
-		case tensor.BFloat16:
-			p16 := *(*part[tensor.BFloat16])(unsafe.Pointer(&p))
-			for i, v := range halves(s, op, div, p16, tensor.BFloat16.Float32) {
-				dst[i] = T(tensor.BFloat16From(v))
-			}
-		default:
-			combine(s, op, dst, p)
-			divide(dst, div)
+		dst := as[T](dsts[0])[at:end:end]
+		combine(s, op, dst, part[T]{srcs, at, end})
+		divide(dst, div)
+		for _, d := range dsts[1:] {
+			copy(as[T](d)[at:end], dst)
+		}
+	}
+}
+
+func into16[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, dsts, srcs [][]byte, float func(T) float32, from func(float32) T) {
+	n := len(as[T](dsts[0]))
+	for at := 0; at < n; at += block {
+		end := min(at+block, n)
+		dst := as[T](dsts[0])[at:end:end]
+		for i, v := range halves(s, op, div, part[T]{srcs, at, end}, float) {
+			dst[i] = from(v)
 		}
 		for _, d := range dsts[1:] {
-			copy(d[at:end], dst)
+			copy(as[T](d)[at:end], dst)
 		}
 	}
 }
 
-// Divide divides by n.
-func Divide[T tensor.Number](x []T, n int) {
-	if len(x) == 0 || n == 1 {
-		return
-	}
-	switch any(x[0]).(type) {
-	case tensor.Float16:
-		for i := range x {
-			x[i] = T(tensor.Float16From(tensor.Float16(x[i]).Float32() / float32(n)))
-		}
-	case tensor.BFloat16:
-		for i := range x {
-			x[i] = T(tensor.BFloat16From(tensor.BFloat16(x[i]).Float32() / float32(n)))
-		}
-	default:
-		divide(x, n)
-	}
+// as is b as elements.
+func as[T any](b []byte) []T {
+	var zero T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
 }
 
-// part is a block of several slices.
+// part is a block of several slices, of elements from at to end.
 type part[T any] struct {
-	of      [][]T
+	of      [][]byte
 	at, end int
 }
 
-func (p part[T]) get(i int) []T { return p.of[i][p.at:p.end:p.end] }
+func (p part[T]) get(i int) []T { return as[T](p.of[i])[p.at:p.end:p.end] }
 
 // halves is the combination of 16-bit floats.
 func halves[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, p part[T], float func(T) float32) []float32 {

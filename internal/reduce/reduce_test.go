@@ -132,6 +132,19 @@ func same[T tensor.Number](t *testing.T, want, got []T) {
 	}
 }
 
+// bytesOf are slices as bytes.
+func bytesOf[T tensor.Number](all ...[]T) (out [][]byte) {
+	for _, x := range all {
+		out = append(out, tensor.From(x).Data)
+	}
+	return out
+}
+
+// into is Into for slices of T.
+func into[T tensor.Number](s *reduce.Scratch, op reduce.Op, div int, dsts, srcs [][]T) {
+	reduce.Into(s, tensor.DTypeOf[T](), op, div, bytesOf(dsts...), bytesOf(srcs...))
+}
+
 func check[T tensor.Number](t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	s := new(reduce.Scratch)
@@ -146,7 +159,7 @@ func check[T tensor.Number](t *testing.T) {
 					expect := expected(op, div, srcs)
 					what := fmt.Sprint(name, " of ", p, " × ", n, " ÷ ", div)
 					apart := [][]T{make([]T, n), make([]T, n)}
-					reduce.Into(s, op, div, apart, srcs)
+					into(s, op, div, apart, srcs)
 					same(t, expect, apart[0])
 					same(t, expect, apart[1])
 					last := []T(nil)
@@ -154,10 +167,10 @@ func check[T tensor.Number](t *testing.T) {
 						again := slices.Clone(srcs)
 						last = slices.Clone(srcs[p-1])
 						again[p-1] = last
-						reduce.Into(s, op, div, [][]T{last}, again)
+						into(s, op, div, [][]T{last}, again)
 						same(t, expect, last)
 					}
-					reduce.Into(s, op, div, srcs, srcs) // and into all
+					into(s, op, div, srcs, srcs) // and into all
 					for k := range srcs {
 						same(t, expect, srcs[k])
 					}
@@ -183,38 +196,37 @@ func TestInto(t *testing.T) {
 	t.Run("bfloat16", check[tensor.BFloat16])
 }
 
-func TestDivide(t *testing.T) {
-	x := []float32{1, 2, -3}
-	reduce.Divide(x, 3)
-	assert.Equal(t, []float32{1.0 / 3, 2.0 / 3, -1}, x)
-	n := []int8{-128, 127, 5}
-	reduce.Divide(n, 128)
-	assert.Equal(t, []int8{-1, 0, 0}, n)
-	h := []tensor.Float16{tensor.Float16From(3)}
-	reduce.Divide(h, 2)
-	assert.Equal(t, tensor.Float16From(1.5), h[0])
-	b := []tensor.BFloat16{tensor.BFloat16From(3)}
-	reduce.Divide(b, 2)
-	assert.Equal(t, tensor.BFloat16From(1.5), b[0])
-	reduce.Divide([]int32(nil), 0)
+func TestDivisionOfNarrowIntegers(t *testing.T) {
+	n := [][]int8{{-128, 127, 5}}
+	into(new(reduce.Scratch), reduce.Sum, 128, n, n)
+	assert.Equal(t, []int8{-1, 0, 0}, n[0])
+}
+
+func TestCan(t *testing.T) {
+	assert.True(t, reduce.Can(tensor.BF16))
+	assert.False(t, reduce.Can(tensor.Bool))
+	assert.PanicsWithValue(t, "reduce: "+tensor.Bool.String(), func() { reduce.Into(new(reduce.Scratch), tensor.Bool, reduce.Sum, 1, make([][]byte, 1), make([][]byte, 1)) })
 }
 
 func TestNothingIsAllocated(t *testing.T) {
 	s := new(reduce.Scratch)
-	srcs := [][]float32{make([]float32, 5000), make([]float32, 5000), make([]float32, 5000), make([]float32, 5000), make([]float32, 5000)}
-	assert.Zero(t, testing.AllocsPerRun(10, func() { reduce.Into(s, reduce.Sum, 4, srcs, srcs) }))
+	for _, dt := range []tensor.DType{tensor.F32, tensor.F16} {
+		srcs := [][]byte{make([]byte, 20000), make([]byte, 20000), make([]byte, 20000), make([]byte, 20000), make([]byte, 20000)}
+		assert.Zero(t, testing.AllocsPerRun(10, func() { reduce.Into(s, dt, reduce.Sum, 4, srcs, srcs) }))
+	}
 }
 
 func bench[T tensor.Number](b *testing.B, op reduce.Op, p, dsts int) {
 	const n = 1 << 20 / 4 // 1 MiB of float32
-	var srcs [][]T
+	var slices [][]T
 	for range p {
-		srcs = append(srcs, make([]T, n))
+		slices = append(slices, make([]T, n))
 	}
+	srcs := bytesOf(slices...)
 	s := new(reduce.Scratch)
 	b.SetBytes(int64(n * 4))
 	for b.Loop() {
-		reduce.Into(s, op, 1, srcs[:dsts], srcs)
+		reduce.Into(s, tensor.DTypeOf[T](), op, 1, srcs[:dsts], srcs)
 	}
 }
 
