@@ -14,6 +14,7 @@ import (
 type Member struct {
 	Rank      int
 	LocalRank int    // among the ranks of its node, by rank
+	Node      int    // those of ranks that can share memory are the same; they are numbered as they come, by rank
 	PID       int    // in its own namespace
 	Host      string // name of its node, 64 bytes at most
 	Addr      string // where it hosts the group's store; "" if it does not
@@ -121,10 +122,13 @@ var thisNode = sync.OnceValue(func() string {
 // Members lists the ranks, in their order. Like all that follows it is known since the group was made, and costs no round trip.
 func (g *Group) Members() []Member {
 	ms := make([]Member, g.size)
-	local := map[uint64]int{}
+	local, nodes := map[uint64]int{}, map[uint64]int{}
 	for rank, b := range g.members {
 		m, _ := parseMember(b) // checked when it came
-		ms[rank] = Member{Rank: rank, LocalRank: local[m.node], PID: int(m.pid), Host: m.host, Addr: m.addr}
+		if _, ok := nodes[m.node]; !ok {
+			nodes[m.node] = len(nodes)
+		}
+		ms[rank] = Member{Rank: rank, LocalRank: local[m.node], Node: nodes[m.node], PID: int(m.pid), Host: m.host, Addr: m.addr}
 		local[m.node]++
 	}
 	return ms

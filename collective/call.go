@@ -1,0 +1,289 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/muster-pg/muster/internal/reduce"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/trace"
+	"github.com/muster-pg/muster/wire"
+)
+
+// call is one verb of one rank. It has the turn.
+type call struct {
+	*core
+	ctx  context.Context // the Comm's end ends it too
+	head head
+	dt   tensor.DType
+	elem int // bytes of an element
+	op   reduce.Op
+	div  int // by which the sum is divided at the end
+}
+
+// plan is what a verb is to do.
+type plan struct {
+	verb  verb
+	op    Op
+	dt    tensor.DType
+	root  int // -1: none
+	count int // elements that each rank passes
+	x, y  []byte
+}
+
+var reductions = [...]reduce.Op{Sum: reduce.Sum, Avg: reduce.Sum, Product: reduce.Product, Min: reduce.Min, Max: reduce.Max}
+
+// run is a verb, from its turn to its end.
+func (c *Comm) run(ctx context.Context, p plan) (err error) {
+	if err := c.check(&p); err != nil {
+		return err
+	}
+	if !c.inner {
+		done, err := c.turn(ctx)
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
+	if c.over.Err() != nil {
+		return c.ended(p.verb)
+	}
+	ctx, cancel := c.bound(ctx)
+	defer cancel()
+	c.seq++
+	cl := &call{core: c.core, ctx: ctx, dt: p.dt, div: 1}
+	cl.head = head{generation: c.group.Generation(), seq: c.seq, count: uint64(p.count), root: int32(p.root), verb: p.verb, op: p.op, dt: p.dt}
+	cl.elem, _ = tensor.Size(p.dt, 1)
+	if int(p.op) < len(reductions) {
+		cl.op = reductions[p.op]
+	}
+	if p.op == Avg {
+		cl.div = c.size()
+	}
+	var start time.Time
+	if c.opts.Trace != nil {
+		start = time.Now()
+	}
+	defer context.AfterFunc(ctx, cl.cancelled)()
+	if err = cl.do(&p); err != nil {
+		err = cl.verdict(err)
+	}
+	if c.opts.Trace != nil {
+		c.opts.Trace.Record(ctx, trace.Event{
+			Op: "collective." + p.verb.String(), Group: c.name, Generation: c.group.Generation(), Seq: c.seq, Rank: c.rank(), Size: c.size(),
+			Last: -1, Bytes: int64(len(p.x)), Start: start, End: time.Now(), Err: err,
+		})
+	}
+	return err
+}
+
+// check refuses what makes no sense before anybody else hears of it.
+func (c *core) check(p *plan) error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("collective: %v of group %q on rank %d: %s: %w", p.verb, c.name, c.rank(), fmt.Sprintf(format, args...), pgroup.ErrInvalid)
+	}
+	switch {
+	case p.root < -1 || p.root >= c.size():
+		return bad("there is no rank %d in a group of %d", p.root, c.size())
+	case (p.verb == allReduce || p.verb == reduceTo || p.verb == reduceScatter) && int(p.op) >= len(reductions):
+		return bad("%v is no reduction", p.op)
+	}
+	return nil
+}
+
+// bound gives ctx the group's timeout, if it has no deadline.
+func (c *core) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, c.group.Config().Timeout)
+}
+
+// turn waits until all verbs are done that were called before.
+func (c *core) turn(ctx context.Context) (done func(), err error) {
+	mine := make(chan struct{})
+	c.turns.Lock()
+	before := c.tail
+	c.tail = mine
+	c.turns.Unlock()
+	if before != nil {
+		<-before // it has a deadline
+	}
+	return func() { close(mine) }, nil
+}
+
+// cancelled ends the Comm because the caller's context has ended.
+func (c *call) cancelled() {
+	cause := context.Cause(c.ctx)
+	code := wire.CodeCancelled
+	if errors.Is(cause, context.DeadlineExceeded) {
+		code = wire.CodeTimeout
+	}
+	c.fail(&wire.Verdict{Code: code, By: c.rank(), Missing: c.awaited(), Reason: cause.Error()})
+}
+
+// ended is why no verb can be called any more.
+func (c *core) ended(v verb) error {
+	err := context.Cause(c.over)
+	if re, ok := errors.AsType[*pgroup.RankError](err); ok {
+		told := *re
+		told.Op = "collective." + v.String()
+		return &told
+	}
+	return fmt.Errorf("collective: %v of group %q on rank %d: %w", v, c.name, c.rank(), err)
+}
+
+// suspicion is that something is wrong with a rank, until the store says what.
+type suspicion struct {
+	verdict *wire.Verdict
+	wait    bool // it may be lost
+}
+
+func (s *suspicion) Error() string { return s.verdict.Reason }
+
+// lossTime is longer than the store takes to declare a rank lost whose process has ended.
+const lossTime = time.Second
+
+// verdict is what all ranks hear of an error of this one.
+func (c *call) verdict(err error) error {
+	s, ok := errors.AsType[*suspicion](err)
+	if !ok {
+		s = &suspicion{&wire.Verdict{Code: wire.CodeFailed, By: c.rank(), Reason: err.Error()}, false}
+	}
+	if s.wait {
+		select {
+		case <-c.over.Done():
+		case <-time.After(lossTime):
+		}
+	}
+	if c.over.Err() == nil {
+		c.fail(s.verdict)
+	}
+	<-c.over.Done()
+	return c.ended(c.head.verb)
+}
+
+// broken is a connection's end.
+func (c *call) broken(rank int, err error) error {
+	if errors.Is(err, net.ErrClosed) || c.over.Err() != nil {
+		return &suspicion{&wire.Verdict{Code: wire.CodeFailed, By: rank, Reason: "its data connection is closed"}, true}
+	}
+	return &suspicion{&wire.Verdict{Code: wire.CodeFailed, By: rank, Reason: "its data connection broke: " + err.Error()}, true}
+}
+
+func (c *call) left(rank int) error {
+	return &suspicion{&wire.Verdict{Code: wire.CodeLeft, By: -1, Left: []int{rank}, Reason: "in " + c.head.String()}, false}
+}
+
+func (c *call) failed(rank int, err error) error {
+	return &suspicion{&wire.Verdict{Code: wire.CodeFailed, By: rank, Reason: err.Error()}, false}
+}
+
+// disagree is what two ranks hear who do not do the same.
+func (c *call) disagree(rank int, theirs head) error {
+	reason := fmt.Sprintf("rank %d is in %v, and rank %d in %v", rank, theirs, c.rank(), c.head)
+	if theirs.generation != c.head.generation {
+		reason = fmt.Sprintf("rank %d is in generation %d, and rank %d in %d", rank, theirs.generation, c.rank(), c.head.generation)
+	}
+	return &suspicion{&wire.Verdict{Code: wire.CodeMismatch, By: rank, Reason: reason}, false}
+}
+
+// await notes whom this rank waits for, for those who ask when time is over.
+func (c *core) await(rank int) { c.waiting.Store(int64(rank) + 1) }
+
+// awaited are the ranks that this one waits for.
+func (c *core) awaited() []int {
+	if n := c.waiting.Load(); n > 0 {
+		return []int{int(n) - 1}
+	}
+	return nil
+}
+
+// send sends a part of this verb. data has to stay as it is until flush.
+func (c *call) send(to int, part uint32, data []byte) error {
+	out, err := c.lanes.to(c.ctx, laneKey{to, forVerbs})
+	if err != nil {
+		return c.broken(to, err)
+	}
+	h := c.head
+	h.part = part
+	out.send(&h, data)
+	return nil
+}
+
+// flush returns when all that was sent to a rank is written.
+func (c *call) flush(to int) error {
+	out, err := c.lanes.to(c.ctx, laneKey{to, forVerbs})
+	if err == nil {
+		err = out.flush()
+	}
+	if err != nil {
+		return c.broken(to, err)
+	}
+	return nil
+}
+
+// receive reads the next message of a rank, which is that part of this verb, into dst.
+func (c *call) receive(from int, part uint32, dst []byte) error {
+	c.await(from)
+	in, err := c.lanes.from(c.ctx, laneKey{from, forVerbs})
+	if err != nil {
+		return c.broken(from, err)
+	}
+	if err := in.receive(c, from, part, dst); err != nil {
+		return err
+	}
+	c.await(-1)
+	return nil
+}
+
+func (in *inLane) receive(c *call, from int, part uint32, dst []byte) error {
+	if _, err := io.ReadFull(in.r, in.head[:]); err != nil {
+		return c.broken(from, err)
+	}
+	theirs := parseHead(in.head[:])
+	switch {
+	case theirs.verb == goodbye:
+		return c.left(from)
+	case !c.head.agrees(theirs):
+		return c.disagree(from, theirs)
+	case theirs.part != part || int(theirs.length) != len(dst):
+		return c.failed(from, fmt.Errorf("it sends part %d of %d bytes, where part %d of %d bytes is expected: another version of muster?", theirs.part, theirs.length, part, len(dst)))
+	}
+	if _, err := io.ReadFull(in.r, dst); err != nil {
+		return c.broken(from, err)
+	}
+	return nil
+}
+
+// combine makes dst the combination of a and b, which is this rank's own step of an algorithm.
+func (c *call) combine(div int, dst, a, b []byte) {
+	c.dsts = append(c.dsts[:0], dst)
+	c.srcs = append(c.srcs[:0], a, b)
+	reduce.Into(&c.scratch, c.dt, c.op, div, c.dsts, c.srcs)
+}
+
+// into makes dst the combination of srcs, and intoAll each of dsts.
+func (c *call) into(div int, dst []byte, srcs [][]byte) {
+	c.dsts = append(c.dsts[:0], dst)
+	c.intoAll(div, c.dsts, srcs)
+}
+
+func (c *call) intoAll(div int, dsts, srcs [][]byte) {
+	if len(dsts[0]) > 0 {
+		reduce.Into(&c.scratch, c.dt, c.op, div, dsts, srcs)
+	}
+}
+
+// buffer is memory for n bytes that have come and are to be combined; it is used again.
+func (c *call) buffer(n int) []byte {
+	if cap(c.piece) < n {
+		c.piece = make([]byte, n)
+	}
+	return c.piece[:n]
+}

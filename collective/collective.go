@@ -1,0 +1,234 @@
+package collective
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/muster-pg/muster/internal/link"
+	"github.com/muster-pg/muster/internal/reduce"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/trace"
+	"github.com/muster-pg/muster/wire"
+)
+
+// Op is a reduction.
+type Op = pgroup.Op
+
+// The reductions, as of pgroup: integers wrap around, and Avg of integers is truncated toward 0; a NaN anywhere is the Min and the Max.
+// Float16 and BFloat16 are combined as float32.
+const (
+	Sum     = pgroup.Sum
+	Product = pgroup.Product
+	Min     = pgroup.Min
+	Max     = pgroup.Max
+	Avg     = pgroup.Avg
+)
+
+// Algorithm is a way to reduce over connections; which one is best depends on how many bytes and ranks there are.
+type Algorithm uint8
+
+const (
+	// Auto is the best of them, as measured (docs/benchmarks.md), and shared memory where ranks have any.
+	Auto Algorithm = iota
+	// Ring moves each byte 2(p−1)/p times over each link, in 2(p−1) steps.
+	Ring
+	// RecursiveDoubling moves each byte log₂ p times, in as many steps.
+	RecursiveDoubling
+	// HalvingDoubling moves as much as Ring in 2 log₂ p steps; ranks that are no power of two fold into those that are.
+	HalvingDoubling
+	// Hierarchical reduces within each host, among hosts, and spreads within each host.
+	Hierarchical
+)
+
+// Options has defaults for nil. All but Listen and Trace are the same on all ranks.
+type Options struct {
+	Algorithm Algorithm
+	Listen    string     // host or host:port that ranks on other nodes connect to; default: the interface that leads to the store
+	Trace     trace.Sink // is told of every verb
+}
+
+// Comm is a group with connections. Verbs run one at a time, in the order in which they are called; many goroutines may call them, if it is the
+// same order on every rank. After an error it refuses further use.
+//
+// It owns a group of its own with one goroutine that follows it, a link.Mesh, a goroutine for each rank that it sends to over a
+// connection, and the memory that it shares with ranks of its host. Close ends all of them.
+type Comm struct {
+	*core
+	inner bool // has the turn
+}
+
+// core is what a Comm and those that Start makes have in common.
+type core struct {
+	group  *pgroup.Group // of its own, of all ranks of the caller's
+	name   string        // of the caller's group, for errors
+	opts   Options
+	mesh   *link.Mesh
+	lanes  *lanes
+	hosts  [][]int // the ranks of each node, both in order
+	local  *local  // shared memory with the ranks of this one's node; nil: none
+	shared bool    // nodes that have several ranks share memory: the same on all ranks
+
+	over context.Context // ends when no verb can succeed any more; its cause is the error of all
+	end  context.CancelCauseFunc
+	once struct{ fail, close sync.Once }
+
+	turns sync.Mutex
+	tail  chan struct{} // closed when the last verb that was called is done
+
+	// Of the verb that has the turn.
+	seq     uint64
+	scratch reduce.Scratch
+	piece   []byte // what has come over a connection, and is to be combined
+	dsts    [][]byte
+	srcs    [][]byte
+
+	waiting atomic.Int64 // 1 + the rank that this one waits for; 0: none
+}
+
+// Open connects the ranks of g, each of which calls it. The group stays the caller's.
+func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
+	c := &core{name: g.Name()}
+	if o != nil {
+		c.opts = *o
+	}
+	c.over, c.end = context.WithCancelCause(context.Background())
+	all := make([]int, g.Size())
+	for i := range all {
+		all[i] = i
+	}
+	sub, err := g.Sub(ctx, "collective", all...)
+	if err != nil {
+		c.end(err)
+		return nil, err
+	}
+	c.group, c.hosts = sub, hosts(sub)
+	c.lanes = newLanes(c)
+	context.AfterFunc(c.over, c.lanes.close) // so that what waits for others ends
+	if err := c.open(ctx); err != nil {
+		comm := &Comm{core: c}
+		return nil, errors.Join(err, comm.Close())
+	}
+	return &Comm{core: c}, nil
+}
+
+func (c *core) open(ctx context.Context) (err error) {
+	follow := c.group.Context()
+	context.AfterFunc(follow, func() { c.heard(context.Cause(follow)) })
+	if c.mesh, err = link.Open(ctx, c.group, link.Options{Name: "collective", Listen: c.opts.Listen, Accept: c.lanes.accept}); err != nil {
+		return err
+	}
+	mediums, err := pgroup.AllGather(ctx, c.group.Channel("open"), c.card())
+	if err != nil {
+		return err
+	}
+	for rank, m := range mediums {
+		if m.Algorithm != c.opts.Algorithm {
+			return fmt.Errorf("collective: rank %d has Options.Algorithm %d, and rank %d %d: %w", rank, m.Algorithm, c.rank(), c.opts.Algorithm, pgroup.ErrMismatch)
+		}
+	}
+	return c.share(ctx, mediums)
+}
+
+// card is what a rank tells the others as it opens.
+type card struct {
+	Algorithm Algorithm
+	Process   string // the same for ranks of one process
+	Room      string // where ranks of one process meet, if this is rank 0
+}
+
+func (c *core) rank() int { return c.group.Rank() }
+func (c *core) size() int { return c.group.Size() }
+
+// hosts are the ranks by node.
+func hosts(g *pgroup.Group) (all [][]int) {
+	for _, m := range g.Members() {
+		if m.Node == len(all) {
+			all = append(all, nil)
+		}
+		all[m.Node] = append(all[m.Node], m.Rank)
+	}
+	return all
+}
+
+// Group is that of the Comm's own, with the ranks of the one that it was opened on.
+func (c *Comm) Group() *pgroup.Group { return c.group }
+
+// Close ends this rank's part. Ranks that wait for it in a verb hear that it left. It may be called twice.
+func (c *Comm) Close() (err error) {
+	c.once.close.Do(func() {
+		c.lanes.goodbye()
+		if c.local != nil {
+			c.local.leave()
+		}
+		c.end(fmt.Errorf("collective: %w", pgroup.ErrClosed))
+		c.lanes.close()
+		if c.mesh != nil {
+			c.mesh.Close()
+		}
+		err = c.group.Close()
+		c.turns.Lock()
+		tail := c.tail
+		c.turns.Unlock()
+		if tail != nil {
+			<-tail // the verb that is in progress uses the memory until then
+		}
+		if c.local != nil {
+			c.local.close()
+		}
+	})
+	return err
+}
+
+// faultKey has the verdict that ended a Comm: the first that was written.
+const faultKey = "fault"
+
+// tellTime bounds what it takes to agree on a verdict.
+const tellTime = time.Second
+
+// fail ends the Comm on every rank, with a verdict: v, unless another rank was first.
+func (c *core) fail(v *wire.Verdict) {
+	c.once.fail.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), tellTime)
+		defer cancel()
+		b, _ := json.Marshal(v)
+		if now, err := c.group.Store().Swap(ctx, faultKey, nil, b); err == nil || now != nil {
+			v = parseVerdict(now, v)
+		}
+		c.group.Abort(errors.New(v.Reason))
+		c.end(c.rankError(v))
+	})
+}
+
+// heard is told why the Comm's group has ended.
+func (c *core) heard(cause error) {
+	if errors.Is(cause, pgroup.ErrAborted) {
+		ctx, cancel := context.WithTimeout(context.Background(), tellTime)
+		defer cancel()
+		if b, err := c.group.Store().Get(ctx, faultKey); err == nil {
+			c.end(c.rankError(parseVerdict(b, nil)))
+			return
+		}
+	}
+	if re, ok := errors.AsType[*pgroup.RankError](cause); ok && re.Verdict != nil {
+		cause = c.rankError(re.Verdict)
+	}
+	c.end(cause)
+}
+
+func parseVerdict(b []byte, otherwise *wire.Verdict) *wire.Verdict {
+	v := new(wire.Verdict)
+	if json.Unmarshal(b, v) != nil {
+		return otherwise
+	}
+	return v
+}
+
+// rankError is a verdict as this rank tells it.
+func (c *core) rankError(v *wire.Verdict) error {
+	return &pgroup.RankError{Op: "collective", Group: c.name, Rank: c.rank(), Size: c.size(), Verdict: v, Err: errors.New(v.Reason)}
+}

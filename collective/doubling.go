@@ -1,0 +1,185 @@
+package collective
+
+import "math/bits"
+
+// fold is what the algorithms have in common that want a power of two of ranks: the first ranks join in pairs until there is one.
+type fold struct {
+	*call
+	ranks []int
+	me    int
+	p     int // the power of two
+	rest  int // pairs
+	id    int // among those p; -1: another one takes part for this rank
+}
+
+const (
+	foldIn  = 1 << 10 // steps of the messages before and after
+	foldOut = 1<<10 + 1
+)
+
+func (c *call) fold(ranks []int, me int) *fold {
+	f := &fold{call: c, ranks: ranks, me: me, p: 1 << (bits.Len(uint(len(ranks))) - 1)}
+	f.rest = len(ranks) - f.p
+	switch {
+	case me >= 2*f.rest:
+		f.id = me - f.rest
+	case me%2 == 1:
+		f.id = me / 2
+	default:
+		f.id = -1
+	}
+	return f
+}
+
+// rank is the rank with a number among the power of two.
+func (f *fold) rank(id int) int {
+	if id < f.rest {
+		return f.ranks[2*id+1]
+	}
+	return f.ranks[id+f.rest]
+}
+
+// begin joins pairs, and end brings the result to those that took no part.
+func (f *fold) begin(x []byte) error {
+	switch {
+	case f.id < 0:
+		if err := f.sendAll(f.ranks[f.me+1], foldIn, x); err != nil {
+			return err
+		}
+		return f.flush(f.ranks[f.me+1])
+	case f.me < 2*f.rest:
+		return f.combineWith(f.ranks[f.me-1], foldIn, x, 1, true)
+	}
+	return nil
+}
+
+func (f *fold) end(x []byte) error {
+	switch {
+	case f.id < 0:
+		return f.receiveAll(f.ranks[f.me+1], foldOut, x)
+	case f.me < 2*f.rest:
+		if err := f.sendAll(f.ranks[f.me-1], foldOut, x); err != nil {
+			return err
+		}
+		return f.flush(f.ranks[f.me-1])
+	}
+	return nil
+}
+
+func (c *call) sendAll(to, s int, x []byte) error {
+	return pieces(x, func(n uint32, piece []byte) error { return c.send(to, step(s, n), piece) })
+}
+
+func (c *call) receiveAll(from, s int, x []byte) error {
+	return pieces(x, func(n uint32, piece []byte) error { return c.receive(from, step(s, n), piece) })
+}
+
+// combineWith receives what a rank has of x, and combines it with what is here: theirs first, if they are lower. So both ranks of a pair get the
+// same bits.
+func (c *call) combineWith(from, s int, x []byte, div int, lower bool) error {
+	return pieces(x, func(n uint32, piece []byte) error {
+		got := c.buffer(len(piece))
+		if err := c.receive(from, step(s, n), got); err != nil {
+			return err
+		}
+		if lower {
+			c.combine(div, piece, got, piece)
+		} else {
+			c.combine(div, piece, piece, got)
+		}
+		return nil
+	})
+}
+
+// doubling reduces x on all ranks: in each step pairs exchange all of it.
+func (c *call) doubling(ranks []int, me int, x []byte) error {
+	f := c.fold(ranks, me)
+	if err := f.begin(x); err != nil {
+		return err
+	}
+	for mask, s := 1, 0; mask < f.p && f.id >= 0; mask, s = mask<<1, s+1 {
+		partner := f.id ^ mask
+		to, div := f.rank(partner), 1
+		if mask == f.p/2 {
+			div = c.div
+		}
+		if err := c.sendAll(to, s, x); err != nil {
+			return err
+		}
+		if len(x) > smallMessage { // it is on its way in x itself, which is about to change
+			if err := c.exchangeLarge(to, s, x, div, partner < f.id); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := c.flush(to); err != nil {
+			return err
+		}
+		if err := c.combineWith(to, s, x, div, partner < f.id); err != nil {
+			return err
+		}
+	}
+	return f.end(x)
+}
+
+// exchangeLarge receives all of a partner's x before it touches this one's.
+func (c *call) exchangeLarge(with, s int, x []byte, div int, lower bool) error {
+	got := c.buffer(len(x))
+	if err := c.receiveAll(with, s, got); err != nil {
+		return err
+	}
+	if err := c.flush(with); err != nil {
+		return err
+	}
+	if lower {
+		c.combine(div, x, got, x)
+	} else {
+		c.combine(div, x, x, got)
+	}
+	return nil
+}
+
+// halving reduces x on all ranks: pairs exchange halves, then halves of those, until each has a part that is of all; and the same way back.
+func (c *call) halving(ranks []int, me int, x []byte) error {
+	f := c.fold(ranks, me)
+	if err := f.begin(x); err != nil {
+		return err
+	}
+	if f.id >= 0 {
+		if err := f.halve(x, f.p/2, 0); err != nil {
+			return err
+		}
+	}
+	return f.end(x)
+}
+
+func (f *fold) halve(x []byte, mask, s int) error {
+	if mask == 0 {
+		return nil
+	}
+	partner := f.id ^ mask
+	to, div := f.rank(partner), 1
+	if mask == 1 {
+		div = f.div
+	}
+	mine, theirs := f.chunk(x, 0, 2), f.chunk(x, 1, 2)
+	if f.id&mask != 0 {
+		mine, theirs = theirs, mine
+	}
+	if err := f.sendAll(to, 2*s, theirs); err != nil {
+		return err
+	}
+	if err := f.combineWith(to, 2*s, mine, div, partner < f.id); err != nil {
+		return err
+	}
+	if err := f.halve(mine, mask/2, s+1); err != nil {
+		return err
+	}
+	if err := f.sendAll(to, 2*s+1, mine); err != nil {
+		return err
+	}
+	if err := f.receiveAll(to, 2*s+1, theirs); err != nil {
+		return err
+	}
+	return f.flush(to)
+}

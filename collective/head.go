@@ -1,0 +1,94 @@
+package collective
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// verb is what ranks do together.
+type verb uint8
+
+const (
+	allReduce verb = iota + 1
+	reduceTo
+	reduceScatter
+	allGather
+	broadcast
+	allToAll
+	barrier
+	send
+	goodbye // the rank closes, and sends nothing any more
+)
+
+var verbNames = [...]string{
+	allReduce: "allreduce", reduceTo: "reduce", reduceScatter: "reducescatter", allGather: "allgather", broadcast: "broadcast",
+	allToAll: "alltoall", barrier: "barrier", send: "send", goodbye: "close",
+}
+
+func (v verb) String() string {
+	if int(v) < len(verbNames) && verbNames[v] != "" {
+		return verbNames[v]
+	}
+	return fmt.Sprintf("verb %d", uint8(v))
+}
+
+// head is in front of everything that a rank sends: what all ranks must agree on, and which part it is. Little-endian:
+//
+//	generation u64 | seq u64 | count u64 | root i32 | verb u8 | op u8 | dtype u8 | 0 u8 | part u32 | length u32
+type head struct {
+	generation uint64
+	seq        uint64
+	count      uint64 // elements that each rank passes
+	root       int32  // -1: none
+	verb       verb
+	op         Op
+	dt         tensor.DType
+	part       uint32 // of the verb, in the order of sending
+	length     uint32 // bytes that follow
+}
+
+const headLen = 8 + 8 + 8 + 4 + 4 + 4 + 4
+
+func (h *head) put(b []byte) {
+	_ = b[headLen-1]
+	binary.LittleEndian.PutUint64(b, h.generation)
+	binary.LittleEndian.PutUint64(b[8:], h.seq)
+	binary.LittleEndian.PutUint64(b[16:], h.count)
+	binary.LittleEndian.PutUint32(b[24:], uint32(h.root))
+	b[28], b[29], b[30], b[31] = byte(h.verb), byte(h.op), byte(h.dt), 0
+	binary.LittleEndian.PutUint32(b[32:], h.part)
+	binary.LittleEndian.PutUint32(b[36:], h.length)
+}
+
+func parseHead(b []byte) head {
+	_ = b[headLen-1]
+	return head{
+		generation: binary.LittleEndian.Uint64(b), seq: binary.LittleEndian.Uint64(b[8:]), count: binary.LittleEndian.Uint64(b[16:]),
+		root: int32(binary.LittleEndian.Uint32(b[24:])), verb: verb(b[28]), op: Op(b[29]), dt: tensor.DType(b[30]),
+		part: binary.LittleEndian.Uint32(b[32:]), length: binary.LittleEndian.Uint32(b[36:]),
+	}
+}
+
+// agrees reports whether o is of the same call as h.
+func (h head) agrees(o head) bool {
+	o.part, o.length = h.part, h.length
+	return h == o
+}
+
+// String is what a rank does, for whom disagrees.
+func (h head) String() string {
+	s := fmt.Sprintf("%v #%d", h.verb, h.seq)
+	switch h.verb {
+	case barrier, goodbye:
+		return s
+	case allReduce, reduceTo, reduceScatter:
+		s += " " + h.op.String()
+	}
+	s += fmt.Sprintf(" of %d %v", h.count, h.dt)
+	if h.root >= 0 {
+		s += fmt.Sprintf(" with root %d", h.root)
+	}
+	return s
+}

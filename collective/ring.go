@@ -1,0 +1,129 @@
+package collective
+
+// Algorithms over connections. All have x in one order of ranks, those of the list, of which this one has index me; and all ranks do the same
+// steps, so that who receives knows what comes.
+
+// pieceLen is the most bytes of a message: what has come is combined and sent on while the next is under way.
+const pieceLen = 256 << 10
+
+// chunk is the ith of n parts of x, whose lengths differ by an element at most.
+func (c *call) chunk(x []byte, i, n int) []byte {
+	count := len(x) / c.elem
+	return x[i*count/n*c.elem : (i+1)*count/n*c.elem]
+}
+
+// pieces calls f for pieces of x.
+func pieces(x []byte, f func(part uint32, piece []byte) error) error {
+	for part := uint32(0); len(x) > 0; part++ {
+		n := min(len(x), pieceLen)
+		if err := f(part, x[:n:n]); err != nil {
+			return err
+		}
+		x = x[n:]
+	}
+	return nil
+}
+
+// step is the part number of a piece in a step of an algorithm.
+func step(s int, piece uint32) uint32 { return uint32(s)<<20 | piece }
+
+// ring reduces x on all ranks. Each chunk goes round twice: once it is combined with every rank's, beginning after its owner, then it replaces
+// every rank's.
+func (c *call) ring(ranks []int, me int, x []byte) error {
+	p := len(ranks)
+	next, prev := ranks[(me+1)%p], ranks[(me+p-1)%p]
+	err := pieces(c.chunk(x, me, p), func(n uint32, piece []byte) error { return c.send(next, step(0, n), piece) })
+	for s := 0; s < 2*(p-1) && err == nil; s++ {
+		div := 1
+		if s == p-2 {
+			div = c.div
+		}
+		err = pieces(c.chunk(x, (me-s-1+2*p)%p, p), func(n uint32, piece []byte) error {
+			if err := c.ringPiece(prev, step(s, n), piece, s < p-1, div); err != nil || s == 2*(p-1)-1 {
+				return err
+			}
+			return c.send(next, step(s+1, n), piece)
+		})
+	}
+	if err != nil {
+		return err
+	}
+	return c.flush(next)
+}
+
+// ringPiece receives a piece, to be combined with the one here or to replace it.
+func (c *call) ringPiece(from int, part uint32, piece []byte, combine bool, div int) error {
+	if !combine {
+		return c.receive(from, part, piece)
+	}
+	got := c.buffer(len(piece))
+	if err := c.receive(from, part, got); err != nil {
+		return err
+	}
+	c.combine(div, piece, got, piece)
+	return nil
+}
+
+// ringGather has each rank's chunk of x, which is where it belongs already, on all ranks.
+func (c *call) ringGather(ranks []int, me int, chunk func(i int) []byte) error {
+	p := len(ranks)
+	next, prev := ranks[(me+1)%p], ranks[(me+p-1)%p]
+	err := pieces(chunk(me), func(n uint32, piece []byte) error { return c.send(next, step(0, n), piece) })
+	for s := 0; s < p-1 && err == nil; s++ {
+		err = pieces(chunk((me-s-1+p)%p), func(n uint32, piece []byte) error {
+			if err := c.receive(prev, step(s, n), piece); err != nil || s == p-2 {
+				return err
+			}
+			return c.send(next, step(s+1, n), piece)
+		})
+	}
+	if err != nil {
+		return err
+	}
+	return c.flush(next)
+}
+
+// direct sends every rank its part of src, and combines what comes for this one into dst, in the order of the ranks: each element is rounded
+// once. dst may be this rank's own part.
+func (c *call) direct(ranks []int, me int, dst []byte, part func(i int) []byte) error {
+	p := len(ranks)
+	for s := 1; s < p; s++ {
+		to := (me + s) % p
+		err := pieces(part(to), func(n uint32, piece []byte) error { return c.send(ranks[to], step(0, n), piece) })
+		if err != nil {
+			return err
+		}
+	}
+	own := part(me)
+	all := c.buffer(p * min(pieceLen, len(own)))
+	srcs := make([][]byte, p)
+	at := 0
+	err := pieces(own, func(n uint32, piece []byte) error {
+		for i := range ranks {
+			if srcs[i] = piece; i != me {
+				srcs[i] = all[i*len(all)/p:][:len(piece)]
+				if err := c.receive(ranks[i], step(0, n), srcs[i]); err != nil {
+					return err
+				}
+			}
+		}
+		c.into(c.div, dst[at:][:len(piece)], srcs)
+		at += len(piece)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return c.flushAll(ranks, me)
+}
+
+func (c *call) flushAll(ranks []int, me int) error {
+	for i, r := range ranks {
+		if i != me {
+			if err := c.flush(r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

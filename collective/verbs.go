@@ -1,0 +1,221 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+	"unsafe"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// AllReduce combines x of all ranks, element by element, into x on all of them.
+func AllReduce[T tensor.Number](ctx context.Context, c *Comm, op Op, x []T) error {
+	return c.run(ctx, planOf(allReduce, op, -1, x, nil))
+}
+
+// Reduce combines x of all ranks, element by element, into x on root. On the others it stays as it is.
+func Reduce[T tensor.Number](ctx context.Context, c *Comm, root int, op Op, x []T) error {
+	return c.run(ctx, planOf(reduceTo, op, rooted(root), x, nil))
+}
+
+// ReduceScatter combines src of all ranks, element by element, of which each rank gets a part: the first the first. src has Size times as many elements as
+// dst, which may be this rank's part of it.
+func ReduceScatter[T tensor.Number](ctx context.Context, c *Comm, op Op, dst, src []T) error {
+	if err := c.lengths(reduceScatter, len(src), len(dst)); err != nil {
+		return err
+	}
+	return c.run(ctx, planOf(reduceScatter, op, -1, src, dst))
+}
+
+// AllGather gets src of all ranks, in their order. dst has Size times as many elements as src, which may be this rank's part of it.
+func AllGather[T tensor.Number](ctx context.Context, c *Comm, dst, src []T) error {
+	if err := c.lengths(allGather, len(dst), len(src)); err != nil {
+		return err
+	}
+	return c.run(ctx, planOf(allGather, 0, -1, src, dst))
+}
+
+// Broadcast brings x of root to all ranks.
+func Broadcast[T tensor.Number](ctx context.Context, c *Comm, root int, x []T) error {
+	return c.run(ctx, planOf(broadcast, 0, rooted(root), x, nil))
+}
+
+// AllToAll sends the ith of Size equal parts of src to rank i, and gets its own part of everybody's src, in the order of the ranks. dst and
+// src have the same length, and do not overlap.
+func AllToAll[T tensor.Number](ctx context.Context, c *Comm, dst, src []T) error {
+	switch {
+	case len(dst) != len(src):
+		return c.invalid(allToAll, "dst has %d elements, and src %d", len(dst), len(src))
+	case len(src)%c.size() != 0:
+		return c.invalid(allToAll, "%d elements cannot be parted among %d ranks", len(src), c.size())
+	}
+	return c.run(ctx, planOf(allToAll, 0, -1, src, dst))
+}
+
+// Barrier returns when all ranks have called it.
+func (c *Comm) Barrier(ctx context.Context) error {
+	return c.run(ctx, plan{verb: barrier, root: -1, dt: tensor.U8})
+}
+
+// rooted keeps a rank that cannot be from looking like none.
+func rooted(root int) int {
+	if root < 0 {
+		return -2
+	}
+	return root
+}
+
+func planOf[T tensor.Number](v verb, op Op, root int, x, y []T) plan {
+	return plan{verb: v, op: op, dt: tensor.DTypeOf[T](), root: root, count: len(x), x: bytesOf(x), y: bytesOf(y)}
+}
+
+// bytesOf is x as it lies in memory.
+func bytesOf[T tensor.Number](x []T) []byte {
+	var zero T
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(zero)))
+}
+
+// lengths wants all of Size parts.
+func (c *core) lengths(v verb, all, part int) error {
+	if all != part*c.size() {
+		return c.invalid(v, "%d elements in all are not %d times %d", all, c.size(), part)
+	}
+	return nil
+}
+
+func (c *core) invalid(v verb, format string, args ...any) error {
+	return fmt.Errorf("collective: %v of group %q on rank %d: %s: %w", v, c.name, c.rank(), fmt.Sprintf(format, args...), pgroup.ErrInvalid)
+}
+
+// do does a verb: over shared memory if all ranks have some, over connections if not.
+func (c *call) do(p *plan) error {
+	switch {
+	case c.size() == 1:
+		return c.alone(p)
+	case c.shared && len(c.hosts) == 1 && c.opts.Algorithm == Auto:
+		return c.onHost(p)
+	case len(p.x) == 0:
+		return c.meet()
+	}
+	return c.amongHosts(p)
+}
+
+// alone is what a verb of one rank does.
+func (c *call) alone(p *plan) error {
+	copy(p.y, p.x)
+	return nil
+}
+
+func (c *call) onHost(p *plan) error {
+	l := c.local
+	switch p.verb {
+	case allReduce:
+		return l.reduce(c, p.x, -1, c.div)
+	case reduceTo:
+		return l.reduce(c, p.x, p.root, c.div)
+	case reduceScatter:
+		return l.scatter(c, p.y, p.x)
+	case allGather:
+		return l.gather(c, p.y, p.x)
+	case broadcast:
+		return l.spread(c, p.root, p.x)
+	case allToAll:
+		return l.exchange(c, p.y, p.x)
+	}
+	return l.step(c, nil)
+}
+
+func (c *call) amongHosts(p *plan) error {
+	n := c.size()
+	switch p.verb {
+	case allReduce:
+		return c.allReduce(p.x)
+	case reduceTo:
+		return c.collect(p.root, p.x)
+	case reduceScatter:
+		return c.direct(allRanks(n), c.rank(), p.y, func(i int) []byte { return c.chunk(p.x, i, n) })
+	case allGather:
+		copy(c.chunk(p.y, c.rank(), n), p.x)
+		return c.ringGather(allRanks(n), c.rank(), func(i int) []byte { return c.chunk(p.y, i, n) })
+	case broadcast:
+		return c.spread(p.root, p.x)
+	}
+	return c.exchange(p.y, p.x)
+}
+
+// Bytes from which on an algorithm is the best of those that Auto chooses from (docs/benchmarks.md).
+const (
+	largeDoubling = 32 << 10
+	largeHalving  = 512 << 10
+)
+
+// allReduce is AllReduce over connections, and within hosts if they have memory that they share.
+func (c *call) allReduce(x []byte) error {
+	alg := c.opts.Algorithm
+	if c.shared && (alg == Auto || alg == Hierarchical) {
+		return c.hierarchical(x)
+	}
+	return c.flat(alg, allRanks(c.size()), c.rank(), x)
+}
+
+// flat is over connections among ranks that are all alike.
+func (c *call) flat(alg Algorithm, ranks []int, me int, x []byte) error {
+	if alg == Auto || alg == Hierarchical {
+		switch {
+		case len(x) < largeDoubling:
+			alg = RecursiveDoubling
+		case len(x) < largeHalving:
+			alg = HalvingDoubling
+		default:
+			alg = Ring
+		}
+	}
+	switch alg {
+	case RecursiveDoubling:
+		return c.doubling(ranks, me, x)
+	case HalvingDoubling:
+		return c.halving(ranks, me, x)
+	}
+	return c.ring(ranks, me, x)
+}
+
+// hierarchical combines within each host, then a chunk at each of its ranks with those of other hosts, and brings the chunks together. It divides
+// once, by the number of all ranks, so hosts may have different numbers of them.
+func (c *call) hierarchical(x []byte) error {
+	me, mine := 0, c.hosts[0]
+	columns := len(c.hosts[0])
+	for _, h := range c.hosts {
+		columns = min(columns, len(h))
+		for i, rank := range h {
+			if rank == c.rank() {
+				me, mine = i, h
+			}
+		}
+	}
+	if c.local != nil {
+		if err := c.local.reduce(c, x, -1, 1); err != nil {
+			return err
+		}
+	}
+	if me < columns {
+		column, index := make([]int, len(c.hosts)), 0
+		for i, h := range c.hosts {
+			if column[i] = h[me]; h[me] == c.rank() {
+				index = i
+			}
+		}
+		if err := c.flat(Auto, column, index, c.chunk(x, me, columns)); err != nil {
+			return err
+		}
+	}
+	if c.local == nil || len(mine) == 1 {
+		return nil
+	}
+	for i := range columns {
+		if err := c.local.spread(c, i, c.chunk(x, i, columns)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
