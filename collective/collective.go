@@ -50,6 +50,8 @@ type Options struct {
 	Algorithm Algorithm
 	Listen    string     // host or host:port that ranks on other nodes connect to; default: the interface that leads to the store
 	Trace     trace.Sink // is told of every verb
+
+	process string // of tests: what takes ranks of one process for others
 }
 
 // Comm is a group with connections. Verbs run one at a time, in the order in which they are called; many goroutines may call them, if it is the
@@ -122,23 +124,7 @@ func (c *core) open(ctx context.Context) (err error) {
 	if c.mesh, err = link.Open(ctx, c.group, link.Options{Name: "collective", Listen: c.opts.Listen, Accept: c.lanes.accept}); err != nil {
 		return err
 	}
-	mediums, err := pgroup.AllGather(ctx, c.group.Channel("open"), c.card())
-	if err != nil {
-		return err
-	}
-	for rank, m := range mediums {
-		if m.Algorithm != c.opts.Algorithm {
-			return fmt.Errorf("collective: rank %d has Options.Algorithm %d, and rank %d %d: %w", rank, m.Algorithm, c.rank(), c.opts.Algorithm, pgroup.ErrMismatch)
-		}
-	}
-	return c.share(ctx, mediums)
-}
-
-// card is what a rank tells the others as it opens.
-type card struct {
-	Algorithm Algorithm
-	Process   string // the same for ranks of one process
-	Room      string // where ranks of one process meet, if this is rank 0
+	return c.share(ctx)
 }
 
 func (c *core) rank() int { return c.group.Rank() }

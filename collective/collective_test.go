@@ -26,19 +26,22 @@ type way struct {
 	name string
 	host func(rank int) string
 	alg  collective.Algorithm
+	proc bool // as if each rank were a process
 }
 
 func apart(rank int) string { return fmt.Sprint("node ", rank) }
 
 func ways() []way {
 	return []way{
-		{"one process", func(int) string { return "node" }, collective.Auto},
-		{"TCP", apart, collective.Auto},
-		{"ring", apart, collective.Ring},
-		{"doubling", apart, collective.RecursiveDoubling},
-		{"halving", apart, collective.HalvingDoubling},
-		{"hosts", func(rank int) string { return fmt.Sprint("node ", rank/2) }, collective.Auto},
-		{"unequal hosts", func(rank int) string { return fmt.Sprint("node ", min(rank, 1)) }, collective.Auto},
+		{"one process", func(int) string { return "node" }, collective.Auto, false},
+		{"processes", func(int) string { return "node" }, collective.Auto, true},
+		{"hosts of processes", func(rank int) string { return fmt.Sprint("node ", rank/3) }, collective.Auto, true},
+		{"TCP", apart, collective.Auto, false},
+		{"ring", apart, collective.Ring, false},
+		{"doubling", apart, collective.RecursiveDoubling, false},
+		{"halving", apart, collective.HalvingDoubling, false},
+		{"hosts", func(rank int) string { return fmt.Sprint("node ", rank/2) }, collective.Auto, false},
+		{"unequal hosts", func(rank int) string { return fmt.Sprint("node ", min(rank, 1)) }, collective.Auto, false},
 	}
 }
 
@@ -67,7 +70,11 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 				return
 			}
 			defer g.Close()
-			c, err := collective.Open(ctx, g, &collective.Options{Algorithm: w.alg})
+			o := &collective.Options{Algorithm: w.alg}
+			if w.proc {
+				collective.Apart(o, fmt.Sprint(i))
+			}
+			c, err := collective.Open(ctx, g, o)
 			if !assert.NoError(t, err) {
 				return
 			}

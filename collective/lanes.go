@@ -15,8 +15,9 @@ import (
 // What a connection is for. Each brings messages one way, from who dialled it: in the order of the verbs, so that the next one is always what
 // the receiver waits for, and goes straight into its slice.
 const (
-	forVerbs byte = 'c'
-	forPairs byte = 'p' // Send and Recv
+	forVerbs  byte = 'c'
+	forPairs  byte = 'p' // Send and Recv
+	forMemory byte = 'm' // a shm.Conn
 )
 
 // lanes are the connections of one rank to others, made when they are first needed.
@@ -29,6 +30,8 @@ type lanes struct {
 	came   chan struct{} // closed when a connection has come that somebody waits for; nil: nobody does
 	out    map[laneKey]*outLane
 	in     map[laneKey]*inLane
+
+	memory []chan *link.Conn // by rank: has room for the one that is dialled as a Comm opens
 }
 
 type laneKey struct {
@@ -64,13 +67,25 @@ type message struct {
 }
 
 func newLanes(c *core) *lanes {
-	return &lanes{core: c, out: map[laneKey]*outLane{}, in: map[laneKey]*inLane{}}
+	l := &lanes{core: c, out: map[laneKey]*outLane{}, in: map[laneKey]*inLane{}, memory: make([]chan *link.Conn, c.size())}
+	for i := range l.memory {
+		l.memory[i] = make(chan *link.Conn, 1)
+	}
+	return l
 }
 
 // accept takes over what another rank has dialled.
 func (l *lanes) accept(c *link.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if c.Kind == forMemory && !l.closed {
+		select {
+		case l.memory[c.Rank] <- c:
+		default:
+			_ = c.Close()
+		}
+		return
+	}
 	k := laneKey{c.Rank, c.Kind}
 	if l.closed || l.in[k] != nil || c.Kind != forVerbs && c.Kind != forPairs {
 		_ = c.Close()
@@ -148,6 +163,13 @@ func (l *lanes) close() {
 	l.closed = true
 	for _, in := range l.in {
 		_ = in.conn.Close()
+	}
+	for _, m := range l.memory {
+		select {
+		case c := <-m: // nobody has taken it
+			_ = c.Close()
+		default:
+		}
 	}
 	for _, out := range l.out {
 		_ = out.conn.Close() // before stop: somebody may be writing

@@ -1,37 +1,111 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
 	"slices"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/shm"
 )
 
-func (c *core) card() card {
-	mine := card{Algorithm: c.opts.Algorithm, Process: thisProcess()}
-	if c.rank() == 0 {
-		mine.Room = rand.Text()
-	}
-	return mine
+// card is what a rank tells the others as it opens.
+type card struct {
+	Algorithm Algorithm
+	Process   string   // the same for ranks of one process
+	Room      string   // where ranks of one process meet, of rank 0
+	Board     *shm.Ref // what this rank shares with other processes of its node; nil: it cannot
 }
 
-// share makes what the ranks of this node have in common. All ranks come to the same, whether nodes share memory: on all nodes that have several
-// ranks, or on none.
-func (c *core) share(_ context.Context, cards []card) error {
-	c.shared = false
-	for _, ranks := range c.hosts {
-		for _, r := range ranks {
-			if cards[r].Process != cards[ranks[0]].Process {
-				return nil
-			}
-		}
-		c.shared = c.shared || len(ranks) > 1
+// share makes what the ranks of a node have in common. All ranks come to the same, whether nodes share memory: all that have several ranks
+// do, or none.
+func (c *core) share(ctx context.Context) error {
+	mine := card{Algorithm: c.opts.Algorithm, Process: cmp.Or(c.opts.process, thisProcess()), Room: rand.Text()}
+	var board *boards
+	host, ranks := c.host()
+	if len(ranks) > 1 {
+		board, mine.Board = newBoard()
 	}
-	for host, ranks := range c.hosts {
-		if me := slices.Index(ranks, c.rank()); me >= 0 && len(ranks) > 1 {
-			name := fmt.Sprint(cards[0].Room, " ", host)
-			c.local = &local{medium: newInProcess(name, len(ranks), me), ranks: ranks, me: me}
+	cards, err := pgroup.AllGather(ctx, c.group.Channel("open"), mine)
+	if err == nil {
+		err = c.checkCards(cards)
+	}
+	if err != nil || !c.shares(cards) {
+		board.discard()
+		return err
+	}
+	if len(ranks) > 1 {
+		c.local = &local{ranks: ranks, me: slices.Index(ranks, c.rank())}
+		err = c.enter(ctx, board, fmt.Sprint(cards[0].Room, " ", host), cards)
+	}
+	// One that could not is to keep all others from waiting for it there.
+	failed, gone := pgroup.AllGather(ctx, c.group.Channel("open"), errorText(err))
+	if gone != nil {
+		return gone
+	}
+	c.shared = !slices.ContainsFunc(failed, func(text string) bool { return text != "" })
+	if !c.shared && c.local != nil {
+		c.local.close()
+		c.local = nil
+	}
+	return nil
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// host is this rank's node: its number, and its ranks.
+func (c *core) host() (number int, ranks []int) {
+	for i, ranks := range c.hosts {
+		if slices.Contains(ranks, c.rank()) {
+			return i, ranks
+		}
+	}
+	return -1, nil
+}
+
+func (c *core) checkCards(cards []card) error {
+	for rank, m := range cards {
+		if m.Algorithm != cards[0].Algorithm {
+			return fmt.Errorf("collective: rank %d has Options.Algorithm %d, and rank 0 %d: %w", rank, m.Algorithm, cards[0].Algorithm, pgroup.ErrMismatch)
 		}
 	}
 	return nil
+}
+
+// shares reports whether all nodes that have several ranks can share memory, and there are such.
+func (c *core) shares(cards []card) (some bool) {
+	for _, ranks := range c.hosts {
+		for _, r := range ranks[1:] {
+			some = true
+			if cards[r].Process != cards[ranks[0]].Process && (cards[r].Board == nil || cards[ranks[0]].Board == nil) {
+				return false
+			}
+		}
+	}
+	return some
+}
+
+// enter makes the medium: slices if all ranks of the node are in one process, boards if not.
+func (c *core) enter(ctx context.Context, board *boards, room string, cards []card) error {
+	l := c.local
+	refs := make([]*shm.Ref, len(l.ranks))
+	one := true
+	for i, r := range l.ranks {
+		refs[i] = cards[r].Board
+		one = one && cards[r].Process == cards[l.ranks[0]].Process
+	}
+	if one {
+		board.discard()
+		l.medium = newInProcess(room, len(l.ranks), l.me)
+		return nil
+	}
+	l.medium = board
+	return board.connect(ctx, c, l.ranks, l.me, refs)
 }

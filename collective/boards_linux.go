@@ -1,0 +1,84 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"github.com/muster-pg/muster/internal/link"
+	"github.com/muster-pg/muster/shm"
+)
+
+// newBoard is this rank's, and where others find it; nil if there is no shared memory.
+func newBoard() (*boards, *shm.Ref) {
+	arena, err := shm.NewArena(nil)
+	if err != nil {
+		return nil, nil
+	}
+	mine, err := arena.Alloc(boardSize)
+	if err != nil {
+		_ = arena.Close()
+		return nil, nil
+	}
+	clear(mine)
+	ref, _ := arena.Find(mine)
+	return &boards{arena: arena, mine: mine}, &ref
+}
+
+// discard gives back a board that is not needed.
+func (m *boards) discard() {
+	if m != nil {
+		m.close()
+	}
+}
+
+// connect maps the boards of the others of this node. The one with the higher index dials.
+func (m *boards) connect(ctx context.Context, c *core, ranks []int, me int, refs []*shm.Ref) error {
+	m.me, m.all = me, make([][]byte, len(ranks))
+	m.all[me] = m.mine
+	for i, rank := range ranks {
+		if i == me {
+			continue
+		}
+		conn, err := c.memoryTo(ctx, rank, i < me)
+		if err != nil {
+			return err
+		}
+		m.conns = append(m.conns, conn)
+		if err := conn.Lend(ctx, m.arena, *refs[me]); err != nil {
+			return err
+		}
+		blocks, err := conn.Map(ctx, *refs[i])
+		if err != nil {
+			return err
+		}
+		m.lent = append(m.lent, blocks...)
+		if m.all[i] = blocks[0].Data; len(m.all[i]) < boardSize {
+			return fmt.Errorf("rank %d shares %d bytes, where %d are expected: another version of muster?", rank, len(m.all[i]), boardSize)
+		}
+	}
+	return nil
+}
+
+// memoryTo is a connection to pass memory over, which this rank dials or the other one.
+func (c *core) memoryTo(ctx context.Context, rank int, dial bool) (*shm.Conn, error) {
+	conn := (*link.Conn)(nil)
+	if dial {
+		var err error
+		if conn, err = c.mesh.Dial(ctx, rank, link.Purpose{Kind: forMemory, ID: c.group.Generation()}); err != nil {
+			return nil, err
+		}
+	} else {
+		select {
+		case conn = <-c.lanes.memory[rank]:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	unix, ok := conn.Conn.(*net.UnixConn)
+	if !ok {
+		_ = conn.Close()
+		return nil, fmt.Errorf("rank %d cannot be reached over a unix socket", rank)
+	}
+	return shm.NewConn(unix), nil
+}
