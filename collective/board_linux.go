@@ -71,15 +71,16 @@ const (
 	futexWait = 0
 	futexWake = 1
 
-	// yields is how often a rank looks, and lets other processes run, before it sleeps: what others do takes less than to be woken.
-	yields = 200
+	// patience is how long a rank looks, and lets other processes run meanwhile, before it sleeps: what others do may take less than to be
+	// woken. If others keep the processor for longer, it is theirs.
+	patience = 50 * time.Microsecond
 	// nap bounds a sleep, after which it looks whether the Comm is over.
 	nap = 20 * time.Millisecond
 )
 
 func (m *boards) wait(over context.Context, index int, n uint64) bool {
 	posted := word64(m.all[index], atPosted)
-	for range yields {
+	for start := time.Now(); time.Since(start) < patience; {
 		if atomic.LoadUint64(posted) >= n {
 			return true
 		}
