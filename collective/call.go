@@ -38,26 +38,45 @@ type plan struct {
 
 var reductions = [...]reduce.Op{Sum: reduce.Sum, Avg: reduce.Sum, Product: reduce.Product, Min: reduce.Min, Max: reduce.Max}
 
-// run is a verb, from its turn to its end.
-func (c *Comm) run(ctx context.Context, p plan) (err error) {
+// run is a verb of all ranks, from its turn to its end.
+func (c *Comm) run(ctx context.Context, p plan) error {
 	if err := c.check(&p); err != nil {
 		return err
 	}
 	if !c.inner {
-		done, err := c.turn(ctx)
-		if err != nil {
-			return err
-		}
-		defer done()
+		defer close(c.turn())
 	}
+	c.seq++
+	return c.perform(ctx, &p, c.seq, func(cl *call) error { return cl.do(&p) })
+}
+
+// turn waits until all verbs are done that were called before. The next ones wait until what it returns is closed.
+func (c *core) turn() chan struct{} {
+	mine, before := c.queue()
+	if before != nil {
+		<-before // it has a deadline
+	}
+	return mine
+}
+
+// queue puts a verb behind those that were called before.
+func (c *core) queue() (mine, before chan struct{}) {
+	mine = make(chan struct{})
+	c.turns.Lock()
+	defer c.turns.Unlock()
+	before, c.tail = c.tail, mine
+	return mine, before
+}
+
+// perform makes one call of what f does, with a deadline, one verdict for all ranks, and a trace.
+func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call) error) error {
 	if c.over.Err() != nil {
 		return c.ended(p.verb)
 	}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
-	c.seq++
-	cl := &call{core: c.core, ctx: ctx, dt: p.dt, div: 1}
-	cl.head = head{generation: c.group.Generation(), seq: c.seq, count: uint64(p.count), root: int32(p.root), verb: p.verb, op: p.op, dt: p.dt}
+	cl := &call{core: c, ctx: ctx, dt: p.dt, div: 1}
+	cl.head = head{generation: c.group.Generation(), seq: seq, count: uint64(p.count), root: int32(p.root), verb: p.verb, op: p.op, dt: p.dt}
 	cl.elem, _ = tensor.Size(p.dt, 1)
 	if int(p.op) < len(reductions) {
 		cl.op = reductions[p.op]
@@ -65,20 +84,16 @@ func (c *Comm) run(ctx context.Context, p plan) (err error) {
 	if p.op == Avg {
 		cl.div = c.size()
 	}
-	var start time.Time
-	if c.opts.Trace != nil {
-		start = time.Now()
-	}
 	defer context.AfterFunc(ctx, cl.cancelled)()
-	if err = cl.do(&p); err != nil {
-		err = cl.verdict(err)
+	if c.opts.Trace == nil {
+		return cl.verdict(f(cl))
 	}
-	if c.opts.Trace != nil {
-		c.opts.Trace.Record(ctx, trace.Event{
-			Op: "collective." + p.verb.String(), Group: c.name, Generation: c.group.Generation(), Seq: c.seq, Rank: c.rank(), Size: c.size(),
-			Last: -1, Bytes: int64(len(p.x)), Start: start, End: time.Now(), Err: err,
-		})
-	}
+	start := time.Now()
+	err := cl.verdict(f(cl))
+	c.opts.Trace.Record(ctx, trace.Event{
+		Op: "collective." + p.verb.String(), Group: c.name, Generation: cl.head.generation, Seq: seq, Rank: c.rank(), Size: c.size(),
+		Last: -1, Bytes: int64(len(p.x)), Start: start, End: time.Now(), Err: err,
+	})
 	return err
 }
 
@@ -102,19 +117,6 @@ func (c *core) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 		return ctx, func() {}
 	}
 	return context.WithTimeout(ctx, c.group.Config().Timeout)
-}
-
-// turn waits until all verbs are done that were called before.
-func (c *core) turn(ctx context.Context) (done func(), err error) {
-	mine := make(chan struct{})
-	c.turns.Lock()
-	before := c.tail
-	c.tail = mine
-	c.turns.Unlock()
-	if before != nil {
-		<-before // it has a deadline
-	}
-	return func() { close(mine) }, nil
 }
 
 // cancelled ends the Comm because the caller's context has ended.
@@ -151,6 +153,9 @@ const lossTime = time.Second
 
 // verdict is what all ranks hear of an error of this one.
 func (c *call) verdict(err error) error {
+	if err == nil {
+		return nil
+	}
 	s, ok := errors.AsType[*suspicion](err)
 	if !ok {
 		s = &suspicion{&wire.Verdict{Code: wire.CodeFailed, By: c.rank(), Reason: err.Error()}, false}

@@ -89,6 +89,7 @@ type core struct {
 	dsts    [][]byte
 	srcs    [][]byte
 
+	pairs   pairs
 	waiting atomic.Int64 // 1 + the rank that this one waits for; 0: none
 }
 

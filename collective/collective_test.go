@@ -2,6 +2,7 @@ package collective_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -195,4 +196,131 @@ func TestVerbs(t *testing.T) {
 			}
 		})
 	})
+}
+
+func TestSendRecv(t *testing.T) {
+	over(t, []int{2, 3}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			next, prev := (r.me()+1)%n, (r.me()+n-1)%n
+			for _, length := range lengths {
+				var both sync.WaitGroup
+				both.Go(func() { assert.NoError(r, collective.Send(r.ctx, r.c, next, vector[float32](r.me(), length))) })
+				got := make([]float32, length)
+				assert.NoError(r, collective.Recv(r.ctx, r.c, prev, got))
+				both.Wait()
+				assert.True(r, slices.Equal(vector[float32](prev, length), got), "%d elements", length)
+			}
+		})
+	})
+}
+
+// TestStart has several verbs under way, which take their turns in order.
+func TestStart(t *testing.T) {
+	over(t, []int{4}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			var pending []*collective.Pending
+			var xs [][]int64
+			for i := range 20 {
+				x := vector[int64](r.me(), 100*i)
+				xs = append(xs, x)
+				pending = append(pending, r.c.Start(r.ctx, func(ctx context.Context, c *collective.Comm) error {
+					if err := collective.AllReduce(ctx, c, collective.Sum, x); err != nil {
+						return err
+					}
+					return collective.AllReduce(ctx, c, collective.Avg, x)
+				}))
+			}
+			assert.NoError(r, r.c.Barrier(r.ctx))
+			for i, p := range pending {
+				assert.NoError(r, p.Wait(r.ctx))
+				assert.True(r, slices.Equal(sum[int64](n, 100*i, 1), xs[i]), "%d", i)
+			}
+		})
+	})
+}
+
+// TestDisagreement has one rank do something else: all hear what, of which two, and nobody can go on.
+func TestDisagreement(t *testing.T) {
+	for name, odd := range map[string]func(r *rank) error{
+		"length": func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1001)) },
+		"type":   func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, make([]int32, 1000)) },
+		"op":     func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Max, make([]float32, 1000)) },
+		"verb":   func(r *rank) error { return collective.Broadcast(r.ctx, r.c, 0, make([]float32, 1000)) },
+		"empty":  func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, []float32(nil)) },
+		"order":  func(r *rank) error { return r.c.Barrier(r.ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			over(t, []int{2, 4}, func(t *testing.T, w way, n int) {
+				texts := make([]string, n)
+				w.run(t, n, func(r *rank) {
+					require.NoError(r, r.c.Barrier(r.ctx))
+					var err error
+					if r.me() == 1 {
+						err = odd(r)
+					} else {
+						err = collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1000))
+					}
+					assert.ErrorIs(r, err, pgroup.ErrMismatch)
+					assert.ErrorContains(r, err, "rank 1 ")
+					re, ok := errors.AsType[*pgroup.RankError](err)
+					if assert.True(r, ok) {
+						texts[r.me()] = re.Reason
+					}
+					assert.ErrorIs(r, r.c.Barrier(r.ctx), pgroup.ErrMismatch)
+				})
+				for _, text := range texts {
+					assert.Equal(t, texts[0], text)
+				}
+			})
+		})
+	}
+}
+
+// TestOneRankFails has one rank that cancels, times out, leaves or aborts: all have an error that names it, soon, and nobody can go on.
+func TestOneRankFails(t *testing.T) {
+	for name, test := range map[string]struct {
+		fails func(r *rank)
+		is    error
+		who   func(re *pgroup.RankError) []int
+	}{
+		"cancels": {func(r *rank) {
+			ctx, cancel := context.WithCancel(r.ctx)
+			go cancel()
+			assert.ErrorIs(r, collective.AllReduce(ctx, r.c, collective.Sum, make([]float32, 1000)), pgroup.ErrCancelled)
+		}, pgroup.ErrCancelled, func(re *pgroup.RankError) []int { return []int{re.By} }},
+		"leaves": {func(r *rank) { assert.NoError(r, r.c.Close()) }, pgroup.ErrLeft, func(re *pgroup.RankError) []int { return re.Left }},
+		"aborts": {func(r *rank) { r.c.Group().Abort(errors.New("no cheese")) }, pgroup.ErrAborted, func(re *pgroup.RankError) []int { return []int{re.By} }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			over(t, []int{2, 3, 4}, func(t *testing.T, w way, n int) {
+				done := make(chan struct{}) // closed when the others know
+				var others sync.WaitGroup
+				others.Add(n - 1)
+				go func() { others.Wait(); close(done) }()
+				w.run(t, n, func(r *rank) {
+					if r.me() != 1 {
+						defer others.Done()
+					}
+					for range 3 {
+						require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1000)))
+					}
+					if r.me() == 1 {
+						test.fails(r)
+						<-done
+						return
+					}
+					start := time.Now()
+					var err error
+					for err == nil && time.Since(start) < 10*time.Second {
+						err = collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1000))
+					}
+					assert.ErrorIs(r, err, test.is)
+					if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok, "%v", err) {
+						assert.Equal(r, []int{1}, test.who(re), "%v", err)
+					}
+					assert.ErrorIs(r, r.c.Barrier(r.ctx), test.is)
+				})
+			})
+		})
+	}
 }

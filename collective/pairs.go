@@ -1,0 +1,111 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// Send sends x to another rank, which receives as many of the same type. It returns when x may be changed. Messages of one rank to another
+// arrive in their order. They do not count among the verbs of all ranks, and run beside them; one at a time each way between two ranks.
+func Send[T tensor.Number](ctx context.Context, c *Comm, dst int, x []T) error {
+	return c.pair(ctx, planOf(send, 0, rooted(dst), x, nil), dst, true)
+}
+
+// Recv receives what another rank has sent, into x: as many as it sends, of the same type.
+func Recv[T tensor.Number](ctx context.Context, c *Comm, src int, x []T) error {
+	return c.pair(ctx, planOf(send, 0, rooted(src), x, nil), src, false)
+}
+
+// pair is Send or Recv.
+func (c *Comm) pair(ctx context.Context, p plan, peer int, out bool) error {
+	if err := c.check(&p); err != nil {
+		return err
+	}
+	if peer == c.rank() {
+		return c.invalid(send, "rank %d is this one", peer)
+	}
+	k := pairKey{peer, out}
+	seq, ok := c.pairs.take(k)
+	if !ok {
+		return fmt.Errorf("collective: %v of group %q on rank %d: rank %d: %w", p.verb, c.name, c.rank(), peer, pgroup.ErrBusy)
+	}
+	defer c.pairs.free(k)
+	if !out {
+		p.root = c.rank() // whom it is sent to
+	}
+	return c.perform(ctx, &p, seq, func(cl *call) error {
+		if out {
+			return cl.sendPair(peer, p.x)
+		}
+		return cl.receivePair(peer, p.x)
+	})
+}
+
+func (c *call) sendPair(to int, x []byte) error {
+	out, err := c.lanes.to(c.ctx, laneKey{to, forPairs})
+	if err != nil {
+		return c.broken(to, err)
+	}
+	h := c.head
+	if len(x) == 0 {
+		out.send(&h, nil)
+	}
+	_ = pieces(x, func(n uint32, piece []byte) error {
+		h.part = n
+		out.send(&h, piece)
+		return nil
+	})
+	if err := out.flush(); err != nil {
+		return c.broken(to, err)
+	}
+	return nil
+}
+
+func (c *call) receivePair(from int, x []byte) error {
+	c.await(from)
+	in, err := c.lanes.from(c.ctx, laneKey{from, forPairs})
+	switch {
+	case err != nil:
+		return c.broken(from, err)
+	case len(x) == 0:
+		return in.receive(c, from, 0, nil)
+	}
+	return pieces(x, func(n uint32, piece []byte) error { return in.receive(c, from, n, piece) })
+}
+
+// pairs are the messages of one rank to another, each way.
+type pairs struct {
+	mu   sync.Mutex // protects the fields below
+	busy map[pairKey]bool
+	seq  map[pairKey]uint64
+}
+
+type pairKey struct {
+	rank int
+	out  bool
+}
+
+// take begins a message, and tells its number; false if another is under way.
+func (p *pairs) take(k pairKey) (seq uint64, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.busy[k] {
+		return 0, false
+	}
+	if p.busy == nil {
+		p.busy, p.seq = map[pairKey]bool{}, map[pairKey]uint64{}
+	}
+	p.busy[k] = true
+	p.seq[k]++
+	return p.seq[k], true
+}
+
+func (p *pairs) free(k pairKey) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.busy[k] = false
+}

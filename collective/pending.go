@@ -1,0 +1,40 @@
+package collective
+
+import "context"
+
+// Pending is what Start has started.
+type Pending struct {
+	done chan struct{}
+	err  error
+}
+
+// Start runs f after everything that was called or started before it, and lets this goroutine go on. All ranks call Start in the same order as
+// verbs. What f calls on c is its own; c is for f alone. Data that f uses belong to it until Wait.
+func (c *Comm) Start(ctx context.Context, f func(ctx context.Context, c *Comm) error) *Pending {
+	p := &Pending{done: make(chan struct{})}
+	if c.inner {
+		p.err = f(ctx, c)
+		close(p.done)
+		return p
+	}
+	mine, before := c.queue()
+	go func() {
+		defer close(mine)
+		defer close(p.done)
+		if before != nil {
+			<-before
+		}
+		p.err = f(ctx, &Comm{core: c.core, inner: true})
+	}()
+	return p
+}
+
+// Wait returns the error of f, when it has ended, or that of ctx if that ends first: then f still runs.
+func (p *Pending) Wait(ctx context.Context) error {
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
