@@ -24,6 +24,8 @@ type call struct {
 	elem int // bytes of an element
 	op   reduce.Op
 	div  int // by which the sum is divided at the end
+
+	stuck *stuck // nil: a verb of two ranks
 }
 
 // plan is what a verb is to do.
@@ -84,6 +86,9 @@ func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call
 	if p.op == Avg {
 		cl.div = c.size()
 	}
+	if p.verb != send && c.size() > 1 {
+		defer cl.watch()()
+	}
 	defer context.AfterFunc(ctx, cl.cancelled)()
 	if c.opts.Trace == nil {
 		return cl.verdict(f(cl))
@@ -122,11 +127,11 @@ func (c *core) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 // cancelled ends the Comm because the caller's context has ended.
 func (c *call) cancelled() {
 	cause := context.Cause(c.ctx)
-	code := wire.CodeCancelled
 	if errors.Is(cause, context.DeadlineExceeded) {
-		code = wire.CodeTimeout
+		c.fail(&wire.Verdict{Code: wire.CodeTimeout, By: c.rank(), Missing: c.late(), Reason: cause.Error()})
+		return
 	}
-	c.fail(&wire.Verdict{Code: code, By: c.rank(), Missing: c.awaited(), Reason: cause.Error()})
+	c.fail(&wire.Verdict{Code: wire.CodeCancelled, By: c.rank(), Reason: cause.Error()})
 }
 
 // ended is why no verb can be called any more.
@@ -191,11 +196,14 @@ func (c *call) failed(rank int, err error) error {
 
 // disagree is what two ranks hear who do not do the same.
 func (c *call) disagree(rank int, theirs head) error {
-	reason := fmt.Sprintf("rank %d is in %v, and rank %d in %v", rank, theirs, c.rank(), c.head)
-	if theirs.generation != c.head.generation {
-		reason = fmt.Sprintf("rank %d is in generation %d, and rank %d in %d", rank, theirs.generation, c.rank(), c.head.generation)
+	return &suspicion{&wire.Verdict{Code: wire.CodeMismatch, By: rank, Reason: disagreement(rank, theirs, c.rank(), c.head)}, false}
+}
+
+func disagreement(rank int, theirs head, other int, h head) string {
+	if theirs.generation != h.generation {
+		return fmt.Sprintf("rank %d is in generation %d, and rank %d in %d", rank, theirs.generation, other, h.generation)
 	}
-	return &suspicion{&wire.Verdict{Code: wire.CodeMismatch, By: rank, Reason: reason}, false}
+	return fmt.Sprintf("rank %d is in %v, and rank %d in %v", rank, theirs, other, h)
 }
 
 // await notes whom this rank waits for, for those who ask when time is over.

@@ -121,6 +121,8 @@ func (l *lanes) from(ctx context.Context, k laneKey) (*inLane, error) {
 		case <-came:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
+		case <-l.core.over.Done():
+			return nil, net.ErrClosed
 		}
 	}
 }
@@ -133,6 +135,9 @@ func (l *lanes) to(ctx context.Context, k laneKey) (*outLane, error) {
 	if out != nil {
 		return out, nil
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(l.core.over, cancel)()
 	c, err := l.core.mesh.Dial(ctx, k.rank, link.Purpose{Kind: k.kind, ID: l.core.group.Generation()})
 	if err != nil {
 		return nil, err
