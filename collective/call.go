@@ -86,6 +86,10 @@ func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call
 	if p.op == Avg {
 		cl.div = c.size()
 	}
+	if ctx.Err() != nil { // the others wait, and are to hear so
+		cl.cancelled()
+		return c.ended(p.verb)
+	}
 	if p.verb != send && c.size() > 1 {
 		defer cl.watch()()
 	}
