@@ -2,12 +2,11 @@ package coordinator
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
-
-	"crypto/rand"
 
 	"github.com/muster-pg/muster/store"
 )

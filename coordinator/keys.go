@@ -34,7 +34,9 @@ func keysOf(job string) keys {
 
 func (k *keys) view(generation uint64) string { return fmt.Sprintf("%s%020d", k.views, generation) }
 
-func (k *keys) group(generation uint64) string { return fmt.Sprintf("%sgroup/%d/world", k.job, generation) }
+func (k *keys) group(generation uint64) string {
+	return fmt.Sprintf("%sgroup/%d/world", k.job, generation)
+}
 
 func (k *keys) checkpoint(id string) string { return k.checkpoints + url.PathEscape(id) + "/" }
 
@@ -43,8 +45,8 @@ type registration struct {
 	Worker
 	Min, Max int
 
-	key string         `json:"-"`
-	rev store.Revision `json:"-"` // of its only change: the order of registration
+	key string
+	rev store.Revision // of its only change: the order of registration
 }
 
 // agrees reports whether two workers are told the same of their job. Others are refused, and until they have heard of it they do not count.
@@ -80,12 +82,13 @@ func (r *record) holds(rs []*registration) bool {
 type roster struct {
 	workers map[string]*registration // by key
 	view    *record                  // nil if there is none
-	stale   []string                 // keys of views that are not the newest
+	viewKey string
+	stale   map[string]bool // keys of views that are not the newest
 }
 
 // readRoster reads the roster, in the order of its keys: see keys.
 func readRoster(ctx context.Context, s *store.Store, k *keys) (*roster, error) {
-	r := &roster{workers: map[string]*registration{}}
+	r := &roster{workers: map[string]*registration{}, stale: map[string]bool{}}
 	for e, err := range s.List(ctx, k.roster) {
 		if err != nil {
 			return nil, err
@@ -118,14 +121,18 @@ func (r *roster) see(e store.Entry) (*record, error) {
 	if err := decode(e, v); err != nil {
 		return nil, err
 	}
-	if r.view == nil || v.Generation > r.view.Generation {
-		r.view = v
-		return v, nil
+	switch {
+	case r.view == nil:
+	case v.Generation > r.view.Generation:
+		r.stale[r.viewKey] = true
+	case v.Generation < r.view.Generation:
+		r.stale[e.Key] = true
+		return nil, nil
+	default: // its time was renewed
+		return nil, nil
 	}
-	if v.Generation < r.view.Generation {
-		r.stale = append(r.stale, e.Key)
-	}
-	return nil, nil
+	r.view, r.viewKey = v, e.Key
+	return v, nil
 }
 
 func decode(e store.Entry, v any) error {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -24,7 +26,7 @@ func (m *Member) lead() {
 	l := leader{Member: m}
 	for pause := firstPause; m.life.Err() == nil; {
 		wait, err := l.step(m.life)
-		m.note(err)
+		m.note(&m.undecided, err)
 		if err != nil {
 			m.rest(pause)
 			pause = min(2*pause, mostPause)
@@ -73,8 +75,7 @@ func (l *leader) plan() (next []*registration, view *record, stale []string, lea
 	if !leads || view.holds(next) {
 		next = nil
 	}
-	stale, l.roster.stale = l.roster.stale, nil
-	return next, view, stale, leads
+	return next, view, slices.Sorted(maps.Keys(l.roster.stale)), leads
 }
 
 // turn is who ought to be in a view, by r, and whether this member is the first of them.
@@ -106,14 +107,12 @@ func (l *leader) decide(ctx context.Context) error {
 		v.Seats = append(v.Seats, seat{g.Worker, g.key})
 	}
 	l.since = time.Time{}
+	// This member too hears of it from the watch: if it is evicted, and does not know it, it hears that first.
 	_, err = l.store.Swap(ctx, l.keys.view(v.Generation), nil, encode(&v))
-	switch {
-	case errors.Is(err, store.ErrConflict): // another one decided; this one hears of it as the others do
+	if errors.Is(err, store.ErrConflict) { // another one has decided
 		return nil
-	case err != nil:
-		return err
 	}
-	return l.renew(ctx, &v)
+	return err
 }
 
 // tend keeps the newest view alive, and takes away the others.
@@ -126,16 +125,7 @@ func (l *leader) tend(ctx context.Context, view *record, stale []string) error {
 	if view == nil || l.kept == view.Generation && time.Since(l.renewed) < retention/3 {
 		return nil
 	}
-	if view.Generation > 1 {
-		if _, err := l.store.Delete(ctx, l.keys.view(view.Generation-1)); err != nil {
-			return err
-		}
-	}
-	return l.renew(ctx, view)
-}
-
-// renew gives a view its time to live anew. To say again what was decided changes nothing, whoever else does, and however late.
-func (l *leader) renew(ctx context.Context, view *record) error {
+	// To say again what was decided changes nothing, whoever else does, and however late.
 	err := l.store.Set(ctx, l.keys.view(view.Generation), encode(view), &store.SetOptions{TTL: retention})
 	if err == nil {
 		l.kept, l.renewed = view.Generation, time.Now()

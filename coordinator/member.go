@@ -27,13 +27,14 @@ type Member struct {
 	kick  chan struct{} // holds one: the roster has changed
 	bye   sync.Once     // the lease is given back once
 
-	mu      sync.Mutex // protects the fields below; never held during I/O
-	roster  *roster    // as the watch has told, in its order
-	epoch   *epoch     // the newest view; nil if there is none
-	given   *epoch     // what Next gave last
-	over    error      // ErrEvicted or ErrClosed, with the reason, when this worker is out
-	trouble error      // why the last attempt to decide a view failed
-	changed chan struct{}
+	mu      sync.Mutex    // protects the fields below; never held during I/O
+	roster  *roster       // as the watch has told, in its order
+	epoch   *epoch        // the newest view; nil if there is none
+	given   *epoch        // what Next gave last
+	over    error         // ErrEvicted or ErrClosed, with the reason, when this worker is out
+	changed chan struct{} // closed when something above has changed, and another one made
+
+	unheard, undecided error // why nothing is heard of the store, and why the last attempt to decide a view failed
 }
 
 // Join registers this worker in the job, in the order of calls, and returns without waiting for others: that is for Next. It
@@ -91,7 +92,7 @@ func (m *Member) follow() {
 		case errors.Is(err, store.ErrCompacted), time.Since(begun) > mostPause:
 			pause = firstPause
 		default:
-			m.note(err)
+			m.note(&m.unheard, err)
 			pause = min(2*pause, mostPause)
 		}
 		m.rest(pause)
@@ -109,6 +110,7 @@ func (m *Member) watch() error {
 		return err
 	}
 	m.load(r)
+	m.note(&m.unheard, nil)
 	for e, err := range m.store.Watch(m.life, m.keys.roster, after) {
 		if err == nil {
 			err = m.apply(e)
@@ -157,7 +159,9 @@ func (m *Member) apply(e store.Event) error {
 		}
 	case worker:
 		err = m.roster.register(e.Entry)
-	case !e.Deleted:
+	case e.Deleted:
+		delete(m.roster.stale, e.Key)
+	default:
 		var v *record
 		v, err = m.roster.see(e.Entry)
 		m.adopt(v)
@@ -218,10 +222,11 @@ func (m *Member) guard() {
 	}
 }
 
-func (m *Member) note(err error) {
+// note keeps a trouble for those who wait and wonder.
+func (m *Member) note(trouble *error, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.trouble = err
+	*trouble = err
 }
 
 // rest waits, unless the member is over.
@@ -266,8 +271,10 @@ func (m *Member) overdue(ctx context.Context) error {
 	defer m.mu.Unlock()
 	live := m.roster.inOrder(&m.self)
 	switch {
-	case m.trouble != nil:
-		e.Detail = m.trouble.Error()
+	case m.unheard != nil:
+		e.Detail = m.unheard.Error()
+	case m.undecided != nil:
+		e.Detail = m.undecided.Error()
 	case len(live) < m.cfg.Min:
 		e.Detail = fmt.Sprintf("%d of %d workers are registered: %v", len(live), m.cfg.Min, names(live))
 	case m.epoch != nil && m.epoch.rank < 0 && m.epoch.ctx.Err() == nil:
@@ -286,7 +293,7 @@ func names(rs []*registration) string {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		b.WriteString(r.Worker.String())
+		b.WriteString(r.String())
 	}
 	if n := len(rs) - most; n > 0 {
 		fmt.Fprintf(&b, " and %d more", n)
