@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -44,7 +45,9 @@ func childWorker(id, rest string) error {
 		return err
 	}
 	for life := 1; ; life++ {
-		m, err := coordinator.Join(ctx, s, worker(id, least, most))
+		c := worker(id, least, most)
+		c.TTL = 3 * time.Second
+		m, err := coordinator.Join(ctx, s, c)
 		if err != nil {
 			return err
 		}

@@ -156,17 +156,17 @@ func TestElastic(t *testing.T) {
 		require.Equal(t, []int{1}, why.Left)
 		require.ErrorIs(t, why, pgroup.ErrLeft)
 		require.EqualError(t, why, `coordinator: view 2 of job "train" is over on rank 0 of 4, worker "a": left by rank 1, worker "b" at 10.0.0.1:b`)
-		next(t, a, 0, "a", "c", "d", "e")
+		settles(t, a, "a", "c", "d", "e")
 		next(t, e, 3, "a", "c", "d", "e")
 		require.Zero(t, time.Since(start))
 		nothing(t, f, time.Minute)
 
 		start = time.Now()
 		require.NoError(t, a.Leave(bounded(t))) // who decided
-		next(t, c, 0, "c", "d", "e", "f")
+		settles(t, c, "c", "d", "e", "f")
 		require.NoError(t, c.Close())
 		require.NoError(t, d.Leave(bounded(t)))
-		next(t, f, 1, "e", "f")
+		settles(t, f, "e", "f")
 		require.Equal(t, 10*time.Second, time.Since(start), "there is room for more")
 		require.NoError(t, e.Leave(bounded(t)))
 		nothing(t, f, time.Hour)
@@ -324,12 +324,32 @@ func TestStoreThatForgets(t *testing.T) {
 }
 
 func TestKilledAndFrozenProcesses(t *testing.T) {
-	addr := serve(t, &store.Server{Engine: new(store.Memory), Limits: store.ServerLimits{Silence: 2 * time.Second}})
+	addr := serve(t, &store.Server{Engine: new(store.Memory)})
 	s := dial(t, addr)
-	first := process(t, addr, "p0", 2, 4) // who decides
-	_, err := s.Wait(bounded(t), "coordinator/train/roster/view/00000000000000000001")
-	require.Error(t, err)
-	_ = first
+	first := process(t, addr, "p0", 1, 4) // decides
+	_, err := s.Wait(bounded(t), "seen/p0/1")
+	require.NoError(t, err)
+	second := process(t, addr, "p1", 1, 4)
+	_, err = s.Wait(bounded(t), "seen/p1/2")
+	require.NoError(t, err)
+	m := join(t, s, worker("t", 1, 4))
+	v := settles(t, m, "p0", "p1", "t")
+
+	testcluster.Kill(t, first)
+	require.Equal(t, []int{0}, ended(t, v.Context(t.Context())).Lost)
+	v = settles(t, m, "p1", "t")
+	seen, err := s.Wait(bounded(t), fmt.Sprint("seen/p1/", v.Generation))
+	require.NoError(t, err)
+	require.Equal(t, "rank 0 of 2 in life 1", string(seen[0]))
+
+	testcluster.Freeze(t, second)
+	require.Equal(t, []int{0}, ended(t, v.Context(t.Context())).Lost)
+	settles(t, m, "t")
+	testcluster.Thaw(t, second)
+	v = settles(t, m, "t", "p1")
+	seen, err = s.Wait(bounded(t), fmt.Sprint("seen/p1/", v.Generation))
+	require.NoError(t, err)
+	require.Equal(t, "rank 1 of 2 in life 2", string(seen[0]))
 }
 
 func TestTrainingLoop(t *testing.T) {

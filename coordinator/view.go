@@ -61,6 +61,10 @@ func (v View) Config() pgroup.Config {
 // has taken its place, or this worker was evicted or closed.
 func (v View) Context(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
+	if v.epoch.ctx.Err() != nil { // AfterFunc would tell soon, not now
+		cancel(context.Cause(v.epoch.ctx))
+		return ctx
+	}
 	stop := context.AfterFunc(v.epoch.ctx, func() { cancel(context.Cause(v.epoch.ctx)) })
 	context.AfterFunc(ctx, func() { stop() })
 	return ctx
