@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 // history is what the workers of a job were given.
@@ -104,7 +105,7 @@ func TestAllAreGivenTheSameViews(t *testing.T) {
 
 func agree(t *testing.T, seed uint64) int {
 	chance := rand.New(rand.NewPCG(seed, 5))
-	memory := new(store.Memory)
+	memory := &store.Memory{Limits: store.Limits{History: 1 << (2 * chance.IntN(8))}} // who was frozen may have to read everything again
 	t.Cleanup(func() { _ = memory.Close() })
 	h := &history{views: map[string]coordinator.View{}, last: map[string][]string{}, came: map[string]int{}}
 	least := 1 + chance.IntN(3)
@@ -134,7 +135,11 @@ func agree(t *testing.T, seed uint64) int {
 			_ = take(&there).m.Close()
 		case what < 9:
 			l := take(&there)
-			l.way.freeze()
+			if chance.IntN(2) == 0 {
+				l.way.freeze()
+			} else {
+				l.way.freezeAt(wire.OpSwap) // just when it decides, if it is its turn
+			}
 			frozen = append(frozen, l)
 		case len(frozen) > 0:
 			take(&frozen).way.thaw() // evicted or not

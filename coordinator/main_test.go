@@ -159,6 +159,7 @@ type line struct {
 
 	mu     sync.Mutex
 	frozen chan struct{} // closed when it is thawed; nil if it is not frozen
+	at     wire.Op       // what freezes it, when it is asked for
 }
 
 func newLine(e store.Engine) *line { return &line{Engine: e} }
@@ -169,25 +170,38 @@ func (l *line) freeze() {
 	l.frozen = make(chan struct{})
 }
 
+// freezeAt freezes it when the next op comes, which is on its way then.
+func (l *line) freezeAt(op wire.Op) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.at = op
+}
+
 func (l *line) thaw() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	close(l.frozen)
-	l.frozen = nil
+	l.at = 0
+	if l.frozen != nil {
+		close(l.frozen)
+		l.frozen = nil
+	}
 }
 
 func (l *line) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if err := l.pass(ctx); err != nil {
+	if err := l.pass(ctx, req.Op); err != nil {
 		return err
 	}
 	if err := l.Engine.Do(ctx, req, rep); err != nil {
 		return err
 	}
-	return l.pass(ctx)
+	return l.pass(ctx, 0)
 }
 
-func (l *line) pass(ctx context.Context) error {
+func (l *line) pass(ctx context.Context, op wire.Op) error {
 	l.mu.Lock()
+	if op != 0 && op == l.at {
+		l.frozen, l.at = make(chan struct{}), 0
+	}
 	frozen := l.frozen
 	l.mu.Unlock()
 	if frozen == nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 // group meets the others of v.
@@ -195,6 +196,68 @@ func TestDeciderIsFrozen(t *testing.T) {
 		require.ErrorIs(t, err, coordinator.ErrEvicted)
 		nothing(t, b, time.Minute)
 		next(t, c, 1, "b", "c")
+	})
+}
+
+// A decision that was on its way when its maker was evicted comes too late.
+func TestViewIsDecidedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const second = "coordinator/train/roster/view/00000000000000000002"
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		s, way := store.New(memory), newLine(memory)
+		a := join(t, store.New(way), worker("a", 2, 4))
+		b := join(t, s, worker("b", 2, 4))
+		settles(t, a, "a", "b")
+		settles(t, b, "a", "b")
+		way.freezeAt(wire.OpSwap)
+		c := join(t, s, worker("c", 2, 4))
+		v := settles(t, c, "b", "c")
+		require.EqualValues(t, 2, v.Generation)
+		before, err := s.Get(t.Context(), second)
+		require.NoError(t, err)
+		way.thaw()
+		_, err = a.Next(bounded(t))
+		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		time.Sleep(time.Minute)
+		after, err := s.Get(t.Context(), second)
+		require.NoError(t, err)
+		require.Equal(t, string(before), string(after))
+		require.NoError(t, v.Context(t.Context()).Err())
+	})
+}
+
+// What nobody of this package has written is told, and does no harm once it is gone.
+func TestForeignKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := store.New(new(store.Memory))
+		t.Cleanup(func() { _ = s.Close() })
+		a := join(t, s, worker("a", 1, 2))
+		next(t, a, 0, "a")
+		for _, key := range []string{"coordinator/train/roster/worker/x", "coordinator/train/roster/view/x", "coordinator/train/roster/x"} {
+			require.NoError(t, s.Set(t.Context(), key, []byte("not JSON"), nil))
+			_, err := coordinator.Join(t.Context(), s, worker("b", 1, 2))
+			require.ErrorContains(t, err, `what is at key "`+key+`" is not of this package`)
+			require.ErrorContains(t, nothing(t, a, time.Minute), key)
+			_, err = s.Delete(t.Context(), key)
+			require.NoError(t, err)
+		}
+		b := join(t, s, worker("b", 1, 2))
+		next(t, b, 1, "a", "b")
+		next(t, a, 0, "a", "b")
+	})
+}
+
+// A store that has no room for a view is told too.
+func TestStoreThatIsFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := store.New(&store.Memory{Limits: store.Limits{Keys: 2}})
+		t.Cleanup(func() { _ = s.Close() })
+		a := join(t, s, worker("a", 2, 0))
+		b := join(t, s, worker("b", 2, 0))
+		require.ErrorContains(t, nothing(t, a, time.Minute), "store full")
+		require.NoError(t, b.Close())
+		join(t, s, worker("c", 2, 0))
 	})
 }
 
