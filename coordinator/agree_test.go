@@ -22,7 +22,7 @@ type history struct {
 	mu    sync.Mutex
 	views map[string]coordinator.View // by run and generation: when all have left another run begins
 	last  map[string][]string         // the workers of the last view of each worker
-	came  map[string]int // when each worker joined: ids are not used again
+	came  map[string]int              // when each worker joined: ids are not used again
 	wrong []string
 	given int
 }

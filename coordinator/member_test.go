@@ -254,10 +254,10 @@ func TestStoreThatIsFull(t *testing.T) {
 		s := store.New(&store.Memory{Limits: store.Limits{Keys: 2}})
 		t.Cleanup(func() { _ = s.Close() })
 		a := join(t, s, worker("a", 2, 0))
-		b := join(t, s, worker("b", 2, 0))
+		join(t, s, worker("b", 2, 0))
 		require.ErrorContains(t, nothing(t, a, time.Minute), "store full")
-		require.NoError(t, b.Close())
-		join(t, s, worker("c", 2, 0))
+		_, err := coordinator.Join(t.Context(), s, worker("c", 2, 0))
+		require.ErrorIs(t, err, store.ErrFull)
 	})
 }
 
