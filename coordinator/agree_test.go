@@ -145,13 +145,13 @@ func agree(t *testing.T, seed uint64) int {
 			take(&frozen).way.thaw() // evicted or not
 		}
 		if chance.IntN(2) == 0 {
-			time.Sleep(time.Duration(chance.IntN(3000)) * time.Millisecond)
+			<-time.After(time.Duration(chance.IntN(3000)) * time.Millisecond)
 		}
 	}
 	for _, l := range frozen {
 		l.way.thaw()
 	}
-	time.Sleep(time.Minute)
+	<-time.After(time.Minute)
 	synctest.Wait()
 	require.Empty(t, h.wrong)
 	checkQuiet(t, h, all, config)

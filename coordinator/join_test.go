@@ -218,22 +218,22 @@ func TestNextSaysWhatIsMissing(t *testing.T) {
 		t.Cleanup(func() { _ = s.Close() })
 		b := join(t, s, worker("b", 2, 0))
 		start := time.Now()
-		err := nothing(t, b, 3*time.Second)
+		said := nothing(t, b, 3*time.Second)
 		require.Equal(t, 3*time.Second, time.Since(start))
-		require.EqualError(t, err, `coordinator: next of worker "b" in job "train": context deadline exceeded: 1 of 2 workers are registered: "b" at 10.0.0.1:b`)
+		require.Equal(t, `coordinator: next of worker "b" in job "train": context deadline exceeded: 1 of 2 workers are registered: "b" at 10.0.0.1:b`, said)
 
 		a := join(t, s, worker("a", 2, 0))
 		next(t, a, 1, "b", "a")
 		next(t, b, 0, "b", "a")
-		require.ErrorContains(t, nothing(t, a, time.Second), `next of worker "a" (rank 1) in job "train": context deadline exceeded: view 1 still holds`)
+		require.Contains(t, nothing(t, a, time.Second), `next of worker "a" (rank 1) in job "train": context deadline exceeded: view 1 still holds`)
 
 		standby := join(t, s, worker("c", 2, 0))
-		require.ErrorContains(t, nothing(t, standby, time.Second), "it is a standby: view 1 has its 2 workers")
+		require.Contains(t, nothing(t, standby, time.Second), "it is a standby: view 1 has its 2 workers")
 
 		cause := errors.New("the user is tired")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(cause)
-		_, err = a.Next(ctx)
+		_, err := a.Next(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, cause)
 		for _, m := range []*coordinator.Member{a, b, standby} {

@@ -115,21 +115,20 @@ func (r *roster) register(e store.Entry) error {
 	return nil
 }
 
-// see takes up a view's entry, and returns it if it is newer than the one before.
+// see takes up a view's entry, and returns it if it is newer than the one before. Keys sort as generations do.
 func (r *roster) see(e store.Entry) (*record, error) {
+	if r.view != nil && e.Key <= r.viewKey {
+		if e.Key < r.viewKey { // otherwise its time was renewed
+			r.stale[e.Key] = true
+		}
+		return nil, nil
+	}
 	v := new(record)
 	if err := decode(e, v); err != nil {
 		return nil, err
 	}
-	switch {
-	case r.view == nil:
-	case v.Generation > r.view.Generation:
+	if r.view != nil {
 		r.stale[r.viewKey] = true
-	case v.Generation < r.view.Generation:
-		r.stale[e.Key] = true
-		return nil, nil
-	default: // its time was renewed
-		return nil, nil
 	}
 	r.view, r.viewKey = v, e.Key
 	return v, nil

@@ -107,12 +107,36 @@ func (l *leader) decide(ctx context.Context) error {
 		v.Seats = append(v.Seats, seat{g.Worker, g.key})
 	}
 	l.since = time.Time{}
-	// This member too hears of it from the watch: if it is evicted, and does not know it, it hears that first.
-	_, err = l.store.Swap(ctx, l.keys.view(v.Generation), nil, encode(&v))
-	if errors.Is(err, store.ErrConflict) { // another one has decided
+	return l.create(ctx, &v)
+}
+
+// create makes v the view, if no other is. This member too hears of it from the watch: if it is evicted, and does not know it, it hears that
+// first. A swap cannot have a time to live, so that it is given one at once: a view whose maker is killed in between lasts until somebody
+// of that job decides again.
+func (l *leader) create(ctx context.Context, v *record) error {
+	ctx, cancel := lingering(ctx)
+	defer cancel()
+	_, err := l.store.Swap(ctx, l.keys.view(v.Generation), nil, encode(v))
+	switch {
+	case errors.Is(err, store.ErrConflict): // another one has decided
 		return nil
+	case err != nil:
+		return err
 	}
-	return err
+	return l.renew(ctx, v)
+}
+
+// lingering is ctx, and ends a while later.
+func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(goodbyeWait):
+			cancel()
+		case <-longer.Done():
+		}
+	})
+	return longer, cancel
 }
 
 // tend keeps the newest view alive, and takes away the others.
@@ -125,7 +149,11 @@ func (l *leader) tend(ctx context.Context, view *record, stale []string) error {
 	if view == nil || l.kept == view.Generation && time.Since(l.renewed) < retention/3 {
 		return nil
 	}
-	// To say again what was decided changes nothing, whoever else does, and however late.
+	return l.renew(ctx, view)
+}
+
+// renew gives a view its time to live anew. To say again what was decided changes nothing, whoever else does, and however late.
+func (l *leader) renew(ctx context.Context, view *record) error {
 	err := l.store.Set(ctx, l.keys.view(view.Generation), encode(view), &store.SetOptions{TTL: retention})
 	if err == nil {
 		l.kept, l.renewed = view.Generation, time.Now()

@@ -143,14 +143,14 @@ func ended(t testing.TB, ctx context.Context) *coordinator.ViewError {
 	return why
 }
 
-// nothing checks that m gets no view for a while.
-func nothing(t testing.TB, m *coordinator.Member, for_ time.Duration) error {
+// nothing checks that m gets no view for a while, and returns what it is told.
+func nothing(t testing.TB, m *coordinator.Member, for_ time.Duration) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), for_)
 	defer cancel()
 	v, err := m.Next(ctx)
 	require.ErrorIs(t, err, context.DeadlineExceeded, "%v", v)
-	return err
+	return err.Error()
 }
 
 // line is the way to a store that can be frozen: what is under way waits, in both directions, until it is thawed.

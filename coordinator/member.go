@@ -319,7 +319,7 @@ func (m *Member) why() error {
 	return m.over
 }
 
-// Close takes this worker out, and returns when its goroutines have ended and the store has heard of it, or a second has passed: then it
+// Close takes this worker out, and returns when its goroutines have ended and the store has heard of it, or two seconds have passed: then it
 // goes by its TTL. To the others it is lost. It may be called twice, and after Leave.
 func (m *Member) Close() error {
 	m.quit()

@@ -109,7 +109,7 @@ func TestFailure7HeartbeatsAndRanks(t *testing.T) {
 		require.NoError(t, vb.Context(t.Context()).Err())
 
 		way.freeze()
-		ended(t, va.Context(t.Context()))
+		require.Equal(t, []int{1}, ended(t, va.Context(t.Context())).Lost)
 		back := join(t, s, worker("b", 2, 0))
 		require.EqualValues(t, 2, next(t, back, 1, "a", "b").Generation)
 		require.EqualValues(t, 2, next(t, a, 0, "a", "b").Generation)
@@ -238,7 +238,7 @@ func TestForeignKeys(t *testing.T) {
 			require.NoError(t, s.Set(t.Context(), key, []byte("not JSON"), nil))
 			_, err := coordinator.Join(t.Context(), s, worker("b", 1, 2))
 			require.ErrorContains(t, err, `what is at key "`+key+`" is not of this package`)
-			require.ErrorContains(t, nothing(t, a, time.Minute), key)
+			require.Contains(t, nothing(t, a, time.Minute), key)
 			_, err = s.Delete(t.Context(), key)
 			require.NoError(t, err)
 		}
@@ -255,7 +255,7 @@ func TestStoreThatIsFull(t *testing.T) {
 		t.Cleanup(func() { _ = s.Close() })
 		a := join(t, s, worker("a", 2, 0))
 		join(t, s, worker("b", 2, 0))
-		require.ErrorContains(t, nothing(t, a, time.Minute), "store full")
+		require.Contains(t, nothing(t, a, time.Minute), "store full")
 		_, err := coordinator.Join(t.Context(), s, worker("c", 2, 0))
 		require.ErrorIs(t, err, store.ErrFull)
 	})
