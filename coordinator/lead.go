@@ -129,14 +129,17 @@ func (l *leader) create(ctx context.Context, v *record) error {
 // lingering is ctx, and ends a while later.
 func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	context.AfterFunc(ctx, func() {
+	stop := context.AfterFunc(ctx, func() {
 		select {
 		case <-time.After(goodbyeWait):
 			cancel()
 		case <-longer.Done():
 		}
 	})
-	return longer, cancel
+	return longer, func() {
+		stop()
+		cancel()
+	}
 }
 
 // tend keeps the newest view alive, and takes away the others.
