@@ -436,29 +436,29 @@ func trainingLoop(t *testing.T, at func() *store.Store) {
 		quits[id] = cancel
 		go func() { reports <- report{id, train(ctx, s, id, most, reached)} }()
 	}
+	last := "" // what rank 0 reached last
 	until := func(size int) {
-		for want := fmt.Sprint("size ", size); ; {
+		for last != fmt.Sprint("size ", size) {
 			select {
-			case got := <-reached:
-				if got == want {
-					return
-				}
+			case last = <-reached:
 			case r := <-reports:
 				t.Fatal(r.id, r.err)
 			}
 		}
 	}
-	quit := func(id string) {
-		quits[id](errDone)
+	reported := func() report {
 		for {
 			select {
-			case <-reached:
+			case last = <-reached:
 			case r := <-reports:
-				require.Equal(t, id, r.id)
 				require.ErrorIs(t, r.err, errDone)
-				return
+				return r
 			}
 		}
+	}
+	quit := func(id string) {
+		quits[id](errDone)
+		require.Equal(t, id, reported().id)
 	}
 	start("a")
 	start("b")
@@ -476,14 +476,7 @@ func trainingLoop(t *testing.T, at func() *store.Store) {
 		quits[id](errDone)
 	}
 	for range 3 {
-		for got := false; !got; {
-			select {
-			case <-reached:
-			case r := <-reports:
-				require.ErrorIs(t, r.err, errDone)
-				got = true
-			}
-		}
+		reported()
 	}
 }
 
