@@ -62,8 +62,8 @@ const (
 	retention = time.Hour
 	// checkpointTTL is how long checkpoints are kept, if the last worker did not Leave before.
 	checkpointTTL = 24 * time.Hour
-	// goodbyeWait is how long Close waits for the store to hear of it.
-	goodbyeWait = time.Second
+	// closeWait is how long Close waits for the store to hear of it.
+	closeWait = time.Second
 )
 
 // Config says who this worker is, and how many a view has.

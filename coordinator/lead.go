@@ -131,7 +131,7 @@ func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
 		select {
-		case <-time.After(goodbyeWait):
+		case <-time.After(store.Grace):
 			cancel()
 		case <-longer.Done():
 		}

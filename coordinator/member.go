@@ -53,7 +53,7 @@ func Join(ctx context.Context, s *store.Store, c Config) (*Member, error) {
 	}
 	if err != nil {
 		m.stop()
-		m.giveBack()
+		m.giveBack(ctx)
 		return nil, m.fail("join", err)
 	}
 	m.tasks.Go(m.follow)
@@ -89,6 +89,8 @@ func (m *Member) follow() {
 	for pause := firstPause; m.life.Err() == nil; {
 		begun := time.Now()
 		switch err := m.watch(); {
+		case errors.Is(err, store.ErrClosed), errors.Is(err, store.ErrDenied): // for good
+			m.evict(err)
 		case errors.Is(err, store.ErrCompacted), time.Since(begun) > mostPause:
 			pause = firstPause
 		default:
@@ -216,10 +218,15 @@ func (m *Member) guard() {
 	select {
 	case <-m.life.Done():
 	case <-m.lease.Done():
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.finish(fmt.Errorf("%w: %w", ErrEvicted, m.lease.Err()))
+		m.evict(m.lease.Err())
 	}
+}
+
+// evict is finish for a worker that cannot know what the store has of it.
+func (m *Member) evict(why error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.finish(fmt.Errorf("%w: %w", ErrEvicted, why))
 }
 
 // note keeps a trouble for those who wait and wonder.
@@ -319,11 +326,13 @@ func (m *Member) why() error {
 	return m.over
 }
 
-// Close takes this worker out, and returns when its goroutines have ended and the store has heard of it, or two seconds have passed: then it
+// Close takes this worker out, and returns when its goroutines have ended and the store has heard of it, or a moment over a second has passed: then it
 // goes by its TTL. To the others it is lost. It may be called twice, and after Leave.
 func (m *Member) Close() error {
 	m.quit()
-	m.giveBack()
+	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
+	defer cancel()
+	m.giveBack(ctx)
 	return nil
 }
 
@@ -335,15 +344,16 @@ func (m *Member) quit() {
 	m.tasks.Wait()
 }
 
-// giveBack ends the lease, and with it what the store has of this worker.
-func (m *Member) giveBack() {
+// giveBack ends the lease, and with it what the store has of this worker; a store that does not hear of it before ctx has ended, and Grace
+// has passed, ends it by its TTL.
+func (m *Member) giveBack(ctx context.Context) {
 	m.bye.Do(func() {
 		if m.lease == nil {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), goodbyeWait)
+		ctx, cancel := lingering(ctx)
 		defer cancel()
-		_ = m.lease.Close(ctx) // otherwise it ends by itself
+		_ = m.lease.Close(ctx)
 	})
 }
 
@@ -352,12 +362,12 @@ func (m *Member) giveBack() {
 func (m *Member) Leave(ctx context.Context) error {
 	before := m.why()
 	m.quit()
-	defer m.giveBack()
+	defer m.giveBack(ctx)
 	switch {
-	case errors.Is(before, ErrClosed):
-		return nil
-	case before != nil:
+	case errors.Is(before, ErrEvicted):
 		return m.fail("leave", before)
+	case before != nil: // closed
+		return nil
 	}
 	if err := m.goodbye(ctx); err != nil {
 		return m.fail("leave", err)

@@ -261,6 +261,62 @@ func TestStoreThatIsFull(t *testing.T) {
 	})
 }
 
+// Whatever hangs, nothing takes longer than its context, and a moment.
+func TestStoreThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		way := newLine(memory)
+		s := store.New(way)
+		within := func(f func(ctx context.Context) error) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			start := time.Now()
+			require.ErrorIs(t, f(ctx), context.DeadlineExceeded)
+			require.LessOrEqual(t, time.Since(start), time.Second+store.Grace)
+		}
+		for _, op := range []wire.Op{wire.OpGrant, wire.OpSet, wire.OpList} {
+			way.freezeAt(op)
+			within(func(ctx context.Context) error {
+				_, err := coordinator.Join(ctx, s, worker("a", 1, 0))
+				return err
+			})
+			way.thaw()
+			time.Sleep(time.Minute) // what it has begun goes by its time
+		}
+		a := join(t, s, worker("a", 1, 0))
+		next(t, a, 0, "a")
+		c, err := a.StartCheckpoint(t.Context(), 1, "")
+		require.NoError(t, err)
+		way.freeze()
+		within(func(ctx context.Context) error { _, err := a.StartCheckpoint(ctx, 1, ""); return err })
+		within(func(ctx context.Context) error { _, err := a.Checkpoint(ctx, c.ID); return err })
+		within(func(ctx context.Context) error { _, err := c.End(ctx); return err })
+		within(func(ctx context.Context) error { _, err := c.Missing(ctx); return err })
+		within(func(ctx context.Context) error { return c.Wait(ctx) })
+		within(func(ctx context.Context) error { _, err := a.Next(ctx); return err })
+		within(func(ctx context.Context) error { return a.Leave(ctx) })
+		way.thaw()
+		time.Sleep(time.Minute)
+		next(t, join(t, s, worker("a", 1, 0)), 0, "a")
+	})
+}
+
+func TestStoreThatIsClosed(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		s := store.Prefix(at(), "jobs/")
+		a := join(t, s, worker("a", 1, 0))
+		v := next(t, a, 0, "a")
+		require.NoError(t, s.Close())
+		_, err := a.Next(bounded(t))
+		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorIs(t, err, store.ErrClosed)
+		require.ErrorIs(t, ended(t, v.Context(t.Context())), coordinator.ErrEvicted)
+		require.ErrorIs(t, a.Leave(bounded(t)), coordinator.ErrEvicted)
+	})
+}
+
 func TestCloseAndLeave(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		a, b := join(t, at(), worker("a", 1, 2)), join(t, at(), worker("b", 1, 2))
