@@ -1,0 +1,178 @@
+package coordinator_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// history is what the workers of a job were given.
+type history struct {
+	mu    sync.Mutex
+	views map[string]coordinator.View // by run and generation: when all have left another run begins
+	last  map[string][]string         // the workers of the last view of each worker
+	came  map[string]int              // when each worker joined: ids are not used again
+	wrong []string
+	given int
+}
+
+// saw checks a view of worker id, whose last one was of generation before.
+func (h *history) saw(id string, before uint64, v coordinator.View) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.given++
+	no := func(format string, args ...any) { h.wrong = append(h.wrong, fmt.Sprintf(format, args...)) }
+	if v.Generation <= before {
+		no("%s is given generation %d after %d", id, v.Generation, before)
+	}
+	if v.Workers[v.Rank].ID != id {
+		no("%s is rank %d of %v", id, v.Rank, v.Workers)
+	}
+	ids := idsOf(v.Workers)
+	if !slices.IsSortedFunc(ids, func(a, b string) int { return h.came[a] - h.came[b] }) {
+		no("%v are not in the order of registration", ids)
+	}
+	h.last[id] = ids
+	key := fmt.Sprint(v.Config().Run, v.Generation)
+	if other, ok := h.views[key]; ok && !slices.Equal(other.Workers, v.Workers) {
+		no("generation %d is %v to %s, and %v to others", v.Generation, ids, id, idsOf(other.Workers))
+	}
+	h.views[key] = v
+}
+
+// life is a worker that takes whatever view there is.
+type life struct {
+	id   string
+	way  *line
+	m    *coordinator.Member
+	done chan struct{}
+}
+
+func (h *history) live(t *testing.T, memory *store.Memory, c coordinator.Config) *life {
+	l := &life{id: c.ID, way: newLine(memory), done: make(chan struct{})}
+	h.mu.Lock()
+	h.came[c.ID] = len(h.came)
+	h.mu.Unlock()
+	m, err := coordinator.Join(t.Context(), store.New(l.way), c)
+	require.NoError(t, err)
+	l.m = m
+	t.Cleanup(func() {
+		_ = m.Close()
+		<-l.done
+	})
+	go func() {
+		defer close(l.done)
+		for before := uint64(0); ; {
+			v, err := m.Next(context.Background())
+			if err != nil {
+				return
+			}
+			h.saw(c.ID, before, v)
+			before = v.Generation
+		}
+	}()
+	return l
+}
+
+// TestAllAreGivenTheSameViews has workers come, leave, die and freeze at any moment, those who decide too: whatever happens a generation
+// is the same to all, and when it is quiet everybody is in the last one.
+func TestAllAreGivenTheSameViews(t *testing.T) {
+	seeds := uint64(150)
+	if testing.Short() {
+		seeds = 20
+	}
+	given := 0
+	for seed := range seeds {
+		synctest.Test(t, func(t *testing.T) { given += agree(t, seed) })
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+	require.Greater(t, given, int(seeds)*20)
+	t.Logf("%d views in %d histories", given, seeds)
+}
+
+func agree(t *testing.T, seed uint64) int {
+	chance := rand.New(rand.NewPCG(seed, 5))
+	memory := &store.Memory{Limits: store.Limits{History: 1 << (2 * chance.IntN(8))}} // who was frozen may have to read everything again
+	t.Cleanup(func() { _ = memory.Close() })
+	h := &history{views: map[string]coordinator.View{}, last: map[string][]string{}, came: map[string]int{}}
+	least := 1 + chance.IntN(3)
+	config := coordinator.Config{Job: "train", Min: least, Max: least + chance.IntN(4), TTL: 5 * time.Second}
+	if chance.IntN(2) == 0 {
+		config.Settle = 300 * time.Millisecond
+	}
+	var there, frozen, all []*life
+	take := func(ls *[]*life) *life {
+		i := chance.IntN(len(*ls))
+		if chance.IntN(2) == 0 {
+			i = 0 // who decides, or is about to
+		}
+		l := (*ls)[i]
+		*ls = slices.Delete(*ls, i, i+1)
+		return l
+	}
+	for n := range 60 {
+		switch what := chance.IntN(10); {
+		case len(there) == 0 || what < 4:
+			config.ID = fmt.Sprint("w", n)
+			l := h.live(t, memory, config)
+			there, all = append(there, l), append(all, l)
+		case what < 6:
+			_ = take(&there).m.Leave(t.Context())
+		case what < 7:
+			_ = take(&there).m.Close()
+		case what < 9:
+			l := take(&there)
+			if chance.IntN(2) == 0 {
+				l.way.freeze()
+			} else {
+				l.way.freezeAt(wire.OpSwap) // just when it decides, if it is its turn
+			}
+			frozen = append(frozen, l)
+		case len(frozen) > 0:
+			take(&frozen).way.thaw() // evicted or not
+		}
+		if chance.IntN(2) == 0 {
+			<-time.After(time.Duration(chance.IntN(3000)) * time.Millisecond)
+		}
+	}
+	for _, l := range frozen {
+		l.way.thaw()
+	}
+	<-time.After(time.Minute)
+	synctest.Wait()
+	require.Empty(t, h.wrong)
+	checkQuiet(t, h, all, config)
+	return h.given
+}
+
+// checkQuiet checks that the first workers that live are in a view, and have heard of it.
+func checkQuiet(t *testing.T, h *history, all []*life, c coordinator.Config) {
+	var live []string
+	for _, l := range all {
+		select {
+		case <-l.done:
+		default:
+			live = append(live, l.id)
+		}
+	}
+	if len(live) < c.Min {
+		return
+	}
+	view := live[:min(len(live), c.Max)]
+	for _, id := range view {
+		require.Equal(t, view, h.last[id], id)
+	}
+}

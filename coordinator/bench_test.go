@@ -1,0 +1,69 @@
+package coordinator_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/store"
+)
+
+// BenchmarkJoin is the time from the first Join until all of n workers have their view, in one process over one store.
+func BenchmarkJoin(b *testing.B) {
+	for _, n := range []int{2, 10, 50, 200} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				s := store.New(new(store.Memory))
+				ms := make([]*coordinator.Member, n)
+				for i := range ms {
+					ms[i] = join(b, s, worker(fmt.Sprint("w", i), n, 0))
+				}
+				for _, m := range ms {
+					_, err := m.Next(b.Context())
+					require.NoError(b, err)
+				}
+				b.StopTimer()
+				for _, m := range ms {
+					_ = m.Close()
+				}
+				_ = s.Close()
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+// BenchmarkChange is the time from the loss of one of n workers until another that stays has the next view.
+func BenchmarkChange(b *testing.B) {
+	for _, n := range []int{2, 10, 50, 200} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := store.New(new(store.Memory))
+			defer s.Close()
+			ms := make([]*coordinator.Member, n)
+			for i := range ms {
+				ms[i] = join(b, s, worker(fmt.Sprint("w", i), 1, n))
+			}
+			first := ms[0]
+			defer func() {
+				for _, m := range ms {
+					_ = m.Close()
+				}
+			}()
+			for i := 0; b.Loop(); i++ {
+				for v, err := first.Next(b.Context()); v.Size() < n; v, err = first.Next(b.Context()) {
+					require.NoError(b, err)
+				}
+				last := &ms[n-1]
+				require.NoError(b, (*last).Close())
+				for v, err := first.Next(b.Context()); v.Size() == n; v, err = first.Next(b.Context()) {
+					require.NoError(b, err)
+				}
+				b.StopTimer()
+				*last = join(b, s, worker(fmt.Sprint("again", i), 1, n))
+				b.StartTimer()
+			}
+		})
+	}
+}

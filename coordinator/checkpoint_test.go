@@ -1,0 +1,119 @@
+package coordinator_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+func TestCheckpoint(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		var ms []*coordinator.Member
+		for _, id := range []string{"a", "b", "c"} {
+			ms = append(ms, join(t, at(), worker(id, 3, 0)))
+		}
+		_, err := ms[0].StartCheckpoint(bounded(t), 7, "/ckpt/7")
+		require.True(t, err == nil || coordinatorError(t, err).Rank == -1, "only with a view")
+		for rank, m := range ms {
+			next(t, m, rank, "a", "b", "c")
+		}
+		started, err := ms[0].StartCheckpoint(bounded(t), 7, "/ckpt/7")
+		require.NoError(t, err)
+		again, err := ms[0].StartCheckpoint(bounded(t), 7, "/ckpt/7")
+		require.NoError(t, err)
+		require.NotEqual(t, started.ID, again.ID)
+
+		waits := make(chan error, 1)
+		go func() { waits <- started.Wait(bounded(t)) }()
+		for rank, m := range ms {
+			c, err := m.Checkpoint(bounded(t), started.ID)
+			require.NoError(t, err)
+			require.Equal(t, [...]any{started.ID, int64(7), "/ckpt/7", uint64(1)}, [...]any{c.ID, c.Epoch, c.Path, c.Generation})
+			require.Equal(t, []string{"a", "b", "c"}, idsOf(c.Workers))
+			for range 2 { // to end it again changes nothing
+				complete, err := c.End(bounded(t))
+				require.NoError(t, err)
+				require.Equal(t, rank == 2, complete)
+			}
+			missing, err := started.Missing(bounded(t))
+			require.NoError(t, err)
+			require.Equal(t, []string{"a", "b", "c"}[rank+1:], append([]string{}, idsOf(missing)...))
+		}
+		require.NoError(t, <-waits)
+		missing, err := again.Missing(bounded(t))
+		require.NoError(t, err)
+		require.Len(t, missing, 3, "each by itself")
+	})
+}
+
+func coordinatorError(t *testing.T, err error) *coordinator.Error {
+	t.Helper()
+	e, ok := err.(*coordinator.Error) //nolint:errorlint // it is what is returned, not what is wrapped
+	require.True(t, ok, "%v", err)
+	return e
+}
+
+func TestCheckpointOfOthers(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		a := join(t, at(), worker("a", 1, 1))
+		_, err := a.Checkpoint(bounded(t), "no/such")
+		require.ErrorIs(t, err, coordinator.ErrNotFound)
+		require.ErrorContains(t, err, `coordinator: checkpoint "no/such" of worker "a" in job "train": `)
+
+		standby := join(t, at(), worker("b", 1, 1))
+		_, err = standby.StartCheckpoint(bounded(t), 1, "/ckpt")
+		require.ErrorIs(t, err, coordinator.ErrNotInView)
+
+		v := next(t, a, 0, "a")
+		_, err = a.StartCheckpoint(bounded(t), 1, "\xff")
+		require.ErrorIs(t, err, coordinator.ErrInvalid)
+		c, err := a.StartCheckpoint(bounded(t), -1, "")
+		require.NoError(t, err)
+		require.EqualValues(t, -1, c.Epoch)
+
+		of, err := standby.Checkpoint(bounded(t), c.ID)
+		require.NoError(t, err)
+		_, err = of.End(bounded(t))
+		require.ErrorIs(t, err, coordinator.ErrNotInView)
+		require.ErrorContains(t, err, `coordinator: end of checkpoint "`+c.ID+`" of worker "b" in job "train": not in the view: generation 1 has 1 workers, and this is none of them`)
+		missing, err := c.Missing(bounded(t))
+		require.NoError(t, err)
+		require.Equal(t, v.Workers, missing)
+
+		require.NoError(t, a.Close())
+		_, err = c.End(bounded(t))
+		require.ErrorIs(t, err, coordinator.ErrClosed)
+		next(t, standby, 0, "b")
+		back := join(t, at(), worker("a", 1, 1))
+		of, err = back.Checkpoint(bounded(t), c.ID)
+		require.NoError(t, err)
+		_, err = of.End(bounded(t))
+		require.ErrorIs(t, err, coordinator.ErrNotInView, "who came back is another worker")
+	})
+}
+
+// A checkpoint whose worker is lost is never complete, and nobody need wait for it.
+func TestCheckpointOfTheLost(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		a, b := join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))
+		v := next(t, a, 0, "a", "b")
+		c, err := a.StartCheckpoint(bounded(t), 3, "/ckpt/3")
+		require.NoError(t, err)
+		complete, err := c.End(bounded(t))
+		require.NoError(t, err)
+		require.False(t, complete)
+		waits := make(chan error, 1)
+		go func() { waits <- c.Wait(v.Context(bounded(t))) }()
+		require.NoError(t, b.Close())
+		err = <-waits
+		require.ErrorIs(t, err, coordinator.ErrOver)
+		require.ErrorIs(t, err, pgroup.ErrLost)
+		require.True(t, v.Over(err))
+		_, err = a.StartCheckpoint(bounded(t), 4, "/ckpt/4")
+		require.ErrorIs(t, err, coordinator.ErrOver)
+	})
+}

@@ -1,0 +1,217 @@
+package coordinator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// job is a store, in this process, and what workers of a job of two are told.
+func job(id string) coordinator.Config {
+	return coordinator.Config{Job: "train", ID: id, Addr: "host-" + id + ":7000", Min: 2}
+}
+
+// members are workers a and b of a job, and their view. What is left out here is what to do with errors.
+func members(ctx context.Context) (a, b *coordinator.Member, va, vb coordinator.View) {
+	s := store.New(new(store.Memory)) // or store.Open(ctx, "muster://host:7070")
+	a, _ = coordinator.Join(ctx, s, job("a"))
+	b, _ = coordinator.Join(ctx, s, job("b"))
+	va, _ = a.Next(ctx)
+	vb, _ = b.Next(ctx)
+	return a, b, va, vb
+}
+
+func ExampleJoin() {
+	ctx := context.Background()
+	s := store.New(new(store.Memory))
+	m, err := coordinator.Join(ctx, s, job("a"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer m.Close()
+	_, err = coordinator.Join(ctx, s, job("a"))
+	fmt.Println(err)
+	// Output: coordinator: join of worker "a" in job "train": id in use: by worker "a" at host-a:7000
+}
+
+func ExampleMember_Next() {
+	ctx := context.Background()
+	s := store.New(new(store.Memory))
+	a, _ := coordinator.Join(ctx, s, job("a"))
+	defer a.Close()
+
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	_, err := a.Next(short)
+	fmt.Println(err)
+
+	b, _ := coordinator.Join(ctx, s, job("b"))
+	defer b.Close()
+	v, _ := b.Next(ctx)
+	fmt.Println("rank", v.Rank, "of", v.Workers)
+	// Output:
+	// coordinator: next of worker "a" in job "train": context deadline exceeded: 1 of 2 workers are registered: "a" at host-a:7000
+	// rank 1 of ["a" at host-a:7000 "b" at host-b:7000]
+}
+
+func ExampleMember_Leave() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	_ = b.Leave(ctx)
+	over := view.Context(ctx)
+	<-over.Done()
+	fmt.Println(context.Cause(over))
+	// Output: coordinator: view 1 of job "train" is over on rank 0 of 2, worker "a": left by rank 1, worker "b" at host-b:7000
+}
+
+func ExampleMember_Close() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	_ = b.Close() // without goodbye
+	over := view.Context(ctx)
+	<-over.Done()
+	fmt.Println(errors.Is(context.Cause(over), pgroup.ErrLost))
+	_, err := b.Next(ctx)
+	fmt.Println(err)
+	// Output:
+	// true
+	// coordinator: next of worker "b" (rank 1) in job "train": closed
+}
+
+func ExampleView_Config() {
+	ctx := context.Background()
+	a, b, va, vb := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	var ranks sync.WaitGroup
+	for _, v := range []coordinator.View{va, vb} {
+		ranks.Go(func() {
+			g, err := pgroup.Create(v.Context(ctx), v.Config())
+			if err != nil {
+				fmt.Println(err)
+				return
+			}
+			defer g.Close()
+			sum, _ := pgroup.AllReduce(ctx, g, pgroup.Sum, 1)
+			if g.Rank() == 0 {
+				fmt.Println(sum, "of", g.Size())
+			}
+			_ = g.Shutdown(ctx)
+		})
+	}
+	ranks.Wait()
+	// Output: [2] of 2
+}
+
+func ExampleView_Context() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	within := view.Context(ctx)
+	fmt.Println(within.Err())
+	_ = b.Close()
+	<-within.Done()
+	fmt.Println(errors.Is(context.Cause(within), coordinator.ErrOver))
+	// Output:
+	// <nil>
+	// true
+}
+
+func ExampleView_Over() {
+	ctx := context.Background()
+	a, b, va, vb := members(ctx)
+	defer a.Close()
+	go func() { // the other worker, which is killed
+		g, _ := pgroup.Create(ctx, vb.Config())
+		_ = g.Close()
+		_ = b.Close()
+	}()
+	err := func() error {
+		g, err := pgroup.Create(va.Context(ctx), va.Config())
+		if err != nil {
+			return err
+		}
+		defer g.Close()
+		return g.Barrier(va.Context(ctx))
+	}()
+	fmt.Println(va.Over(err), va.Over(errors.New("the loss is NaN")))
+	// Output: true false
+}
+
+func ExampleView_Size() {
+	a, b, view, _ := members(context.Background())
+	defer a.Close()
+	defer b.Close()
+	fmt.Println(view.Size())
+	// Output: 2
+}
+
+func ExampleMember_StartCheckpoint() {
+	ctx := context.Background()
+	a, b, _, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	started, _ := a.StartCheckpoint(ctx, 7, "/ckpt/7")
+	for _, m := range []*coordinator.Member{a, b} {
+		c, _ := m.Checkpoint(ctx, started.ID) // which a has told the others, by Broadcast
+		complete, _ := c.End(ctx)
+		fmt.Println(c.Path, complete)
+	}
+	// Output:
+	// /ckpt/7 false
+	// /ckpt/7 true
+}
+
+func ExampleMember_Checkpoint() {
+	ctx := context.Background()
+	a, b, _, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	_, err := a.Checkpoint(ctx, "7-X")
+	fmt.Println(errors.Is(err, coordinator.ErrNotFound))
+	// Output: true
+}
+
+func ExampleCheckpoint_End() {
+	ctx := context.Background()
+	a, b, _, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	c, _ := a.StartCheckpoint(ctx, 7, "/ckpt/7")
+	complete, err := c.End(ctx)
+	fmt.Println(complete, err)
+	// Output: false <nil>
+}
+
+func ExampleCheckpoint_Missing() {
+	ctx := context.Background()
+	a, b, _, _ := members(ctx)
+	defer a.Close()
+	defer b.Close()
+	c, _ := a.StartCheckpoint(ctx, 7, "/ckpt/7")
+	_, _ = c.End(ctx)
+	missing, _ := c.Missing(ctx)
+	fmt.Println(missing)
+	// Output: ["b" at host-b:7000]
+}
+
+func ExampleCheckpoint_Wait() {
+	ctx := context.Background()
+	a, b, view, _ := members(ctx)
+	defer a.Close()
+	c, _ := a.StartCheckpoint(ctx, 7, "/ckpt/7")
+	_, _ = c.End(ctx)
+	_ = b.Leave(ctx) // before it has saved its part
+	err := c.Wait(view.Context(ctx))
+	fmt.Println(view.Over(err))
+	// Output: true
+}

@@ -1,0 +1,216 @@
+package coordinator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+func TestMain(m *testing.M) {
+	if runChild() {
+		os.Exit(0)
+	}
+	testcluster.Leaks(m)
+}
+
+// soon is how long whatever is expected may take on a machine that is busy.
+const soon = 30 * time.Second
+
+// places are where workers meet: each call gives another worker its store.
+var places = map[string]func(t *testing.T) func() *store.Store{
+	"memory": func(t *testing.T) func() *store.Store {
+		s := store.New(new(store.Memory))
+		t.Cleanup(func() { _ = s.Close() })
+		return func() *store.Store { return s }
+	},
+	"tcp": func(t *testing.T) func() *store.Store {
+		addr := serve(t, &store.Server{Engine: new(store.Memory)})
+		return func() *store.Store { return dial(t, addr) }
+	},
+}
+
+func everywhere(t *testing.T, f func(t *testing.T, at func() *store.Store)) {
+	for name, place := range places {
+		t.Run(name, func(t *testing.T) { f(t, place(t)) })
+	}
+}
+
+// serve serves until the end of the test, and returns the address.
+func serve(t *testing.T, srv *store.Server) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	serveAt(t, srv, l)
+	return l.Addr().String()
+}
+
+// serveAt returns what ends the server, and its engine.
+func serveAt(t *testing.T, srv *store.Server, l net.Listener) (stop func()) {
+	t.Helper()
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = srv.Serve(l) })
+	stop = func() {
+		_ = srv.Close()
+		_ = srv.Engine.Close()
+		serving.Wait()
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+func dial(t *testing.T, addr string) *store.Store {
+	t.Helper()
+	s, err := store.Dial(bounded(t), addr, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// bounded is the test's context, which does not last for ever.
+func bounded(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// worker is a Config of the job of most tests.
+func worker(id string, least, most int) coordinator.Config {
+	return coordinator.Config{Job: "train", ID: id, Addr: "10.0.0.1:" + id, Min: least, Max: most}
+}
+
+// join closes the member when the test ends.
+func join(t testing.TB, s *store.Store, c coordinator.Config) *coordinator.Member {
+	t.Helper()
+	m, err := coordinator.Join(bounded(t), s, c)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = m.Close() })
+	return m
+}
+
+// next is the view that m gets next, which has these workers, and m at this rank.
+func next(t testing.TB, m *coordinator.Member, rank int, ids ...string) coordinator.View {
+	t.Helper()
+	v, err := m.Next(bounded(t))
+	require.NoError(t, err)
+	require.Equal(t, ids, idsOf(v.Workers))
+	require.Equal(t, rank, v.Rank)
+	require.Equal(t, len(ids), v.Size())
+	return v
+}
+
+// settles is a view of these workers, after others that m may see before.
+func settles(t testing.TB, m *coordinator.Member, ids ...string) coordinator.View {
+	t.Helper()
+	for {
+		v, err := m.Next(bounded(t))
+		require.NoError(t, err, ids)
+		if fmt.Sprint(idsOf(v.Workers)) == fmt.Sprint(ids) {
+			return v
+		}
+	}
+}
+
+func idsOf(ws []coordinator.Worker) (ids []string) {
+	for _, w := range ws {
+		ids = append(ids, w.ID)
+	}
+	return ids
+}
+
+// ended waits for the end of ctx, and returns its cause.
+func ended(t testing.TB, ctx context.Context) *coordinator.ViewError {
+	t.Helper()
+	select {
+	case <-ctx.Done():
+	case <-bounded(t).Done():
+		t.Fatal("the view has not ended")
+	}
+	why, ok := errors.AsType[*coordinator.ViewError](context.Cause(ctx))
+	require.True(t, ok, "%v", context.Cause(ctx))
+	require.ErrorIs(t, why, coordinator.ErrOver)
+	return why
+}
+
+// nothing checks that m gets no view for a while, and returns what it is told.
+func nothing(t testing.TB, m *coordinator.Member, for_ time.Duration) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), for_)
+	defer cancel()
+	v, err := m.Next(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded, "%v", v)
+	return err.Error()
+}
+
+// line is the way to a store that can be frozen: what is under way waits, in both directions, until it is thawed.
+type line struct {
+	store.Engine
+
+	mu     sync.Mutex
+	frozen chan struct{} // closed when it is thawed; nil if it is not frozen
+	at     wire.Op       // what freezes it, when it is asked for
+}
+
+func newLine(e store.Engine) *line { return &line{Engine: e} }
+
+func (l *line) freeze() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.frozen = make(chan struct{})
+}
+
+// freezeAt freezes it when the next op comes, which is on its way then.
+func (l *line) freezeAt(op wire.Op) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.at = op
+}
+
+func (l *line) thaw() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.at = 0
+	if l.frozen != nil {
+		close(l.frozen)
+		l.frozen = nil
+	}
+}
+
+func (l *line) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if err := l.pass(ctx, req.Op); err != nil {
+		return err
+	}
+	if err := l.Engine.Do(ctx, req, rep); err != nil {
+		return err
+	}
+	return l.pass(ctx, 0)
+}
+
+func (l *line) pass(ctx context.Context, op wire.Op) error {
+	l.mu.Lock()
+	if op != 0 && op == l.at {
+		l.frozen, l.at = make(chan struct{}), 0
+	}
+	frozen := l.frozen
+	l.mu.Unlock()
+	if frozen == nil {
+		return nil
+	}
+	select {
+	case <-frozen:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,581 @@
+package coordinator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// group meets the others of v.
+func group(t testing.TB, v coordinator.View) *pgroup.Group {
+	t.Helper()
+	g, err := pgroup.Create(bounded(t), v.Config())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = g.Close() })
+	require.Equal(t, v.Rank, g.Rank())
+	require.Equal(t, v.Size(), g.Size())
+	return g
+}
+
+// Zerfoo's coordinator evicts a worker that is silent for 100 ms; so does this one, in the time of a bubble.
+func TestSilentWorkerIsEvicted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		way := newLine(memory)
+		a := join(t, store.New(memory), worker("a", 1, 3))
+		next(t, a, 0, "a")
+		c := worker("b", 1, 3)
+		c.TTL = 100 * time.Millisecond
+		b := join(t, store.New(way), c)
+		v, of := next(t, a, 0, "a", "b"), next(t, b, 1, "a", "b")
+		time.Sleep(time.Hour)
+		require.NoError(t, v.Context(t.Context()).Err(), "heartbeats go by themselves")
+
+		start := time.Now()
+		way.freeze()
+		why := ended(t, v.Context(t.Context()))
+		require.LessOrEqual(t, time.Since(start), 100*time.Millisecond)
+		require.Greater(t, time.Since(start), 60*time.Millisecond)
+		require.Equal(t, []int{1}, why.Lost)
+		require.ErrorIs(t, why, pgroup.ErrLost)
+		require.NotErrorIs(t, why, pgroup.ErrLeft)
+		require.EqualError(t, why, `coordinator: view 2 of job "train" is over on rank 0 of 2, worker "a": lost rank 1, worker "b" at 10.0.0.1:b`)
+		require.EqualValues(t, 3, next(t, a, 0, "a").Generation) // nobody asked for it
+
+		require.NoError(t, of.Context(t.Context()).Err(), "b has not heard of it")
+		way.thaw()
+		_, err := b.Next(bounded(t))
+		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorContains(t, err, `next of worker "b" (rank 1) in job "train": evicted`)
+		why = ended(t, of.Context(t.Context()))
+		require.ErrorIs(t, why, coordinator.ErrEvicted)
+		require.True(t, of.Over(why))
+		_, err = b.StartCheckpoint(bounded(t), 1, "")
+		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorIs(t, b.Leave(bounded(t)), coordinator.ErrEvicted)
+
+		again := join(t, store.New(way), c)
+		next(t, again, 1, "a", "b")
+		require.EqualValues(t, 4, next(t, a, 0, "a", "b").Generation)
+	})
+}
+
+// A worker that hears nothing of its store any more gives up by itself.
+func TestWorkerWithoutStoreGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		way := newLine(memory)
+		a := join(t, store.New(way), worker("a", 1, 0))
+		v := next(t, a, 0, "a")
+		way.freeze()
+		start := time.Now()
+		_, err := a.Next(t.Context())
+		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorIs(t, err, store.ErrTimeout)
+		require.Less(t, time.Since(start), 30*time.Second)
+		require.ErrorIs(t, ended(t, v.Context(t.Context())), coordinator.ErrEvicted)
+		start = time.Now()
+		require.NoError(t, a.Close())
+		require.LessOrEqual(t, time.Since(start), 2*time.Second)
+		way.thaw()
+	})
+}
+
+// Failure 7 of Zerfoo: workers never send heartbeats, so they are evicted; one that comes back gets rank 2 of 2.
+func TestFailure7HeartbeatsAndRanks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		s, way := store.New(memory), newLine(memory)
+		a := join(t, s, worker("a", 2, 0))
+		b := join(t, store.New(way), worker("b", 2, 0))
+		va, vb := next(t, a, 0, "a", "b"), next(t, b, 1, "a", "b")
+		time.Sleep(24 * time.Hour)
+		require.NoError(t, va.Context(t.Context()).Err())
+		require.NoError(t, vb.Context(t.Context()).Err())
+
+		way.freeze()
+		require.Equal(t, []int{1}, ended(t, va.Context(t.Context())).Lost)
+		back := join(t, s, worker("b", 2, 0))
+		require.EqualValues(t, 2, next(t, back, 1, "a", "b").Generation)
+		require.EqualValues(t, 2, next(t, a, 0, "a", "b").Generation)
+
+		require.NoError(t, a.Close()) // rank 0 may go and come as well
+		again := join(t, s, worker("a", 2, 0))
+		next(t, back, 0, "b", "a")
+		next(t, again, 1, "b", "a")
+		way.thaw()
+	})
+}
+
+func TestElastic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := store.New(new(store.Memory))
+		t.Cleanup(func() { _ = s.Close() })
+		with := func(id string) *coordinator.Member {
+			c := worker(id, 2, 4)
+			c.Settle = 10 * time.Second
+			return join(t, s, c)
+		}
+		a := with("a")
+		nothing(t, a, time.Minute)
+		start := time.Now()
+		b := with("b")
+		time.Sleep(6 * time.Second)
+		c := with("c")
+		next(t, c, 2, "a", "b", "c")
+		require.Equal(t, 10*time.Second, time.Since(start), "since Min was reached, not since the last one came")
+		next(t, a, 0, "a", "b", "c")
+		next(t, b, 1, "a", "b", "c")
+
+		start = time.Now()
+		d := with("d")
+		next(t, d, 3, "a", "b", "c", "d")
+		require.Zero(t, time.Since(start), "there are Max: nobody to wait for")
+		view := next(t, a, 0, "a", "b", "c", "d")
+		e, f := with("e"), with("f")
+		nothing(t, e, time.Minute) // a standby
+		nothing(t, a, time.Minute)
+
+		start = time.Now()
+		require.NoError(t, b.Leave(bounded(t)))
+		why := ended(t, view.Context(t.Context()))
+		require.Equal(t, []int{1}, why.Left)
+		require.ErrorIs(t, why, pgroup.ErrLeft)
+		require.EqualError(t, why, `coordinator: view 2 of job "train" is over on rank 0 of 4, worker "a": left by rank 1, worker "b" at 10.0.0.1:b`)
+		settles(t, a, "a", "c", "d", "e")
+		next(t, e, 3, "a", "c", "d", "e")
+		require.Zero(t, time.Since(start))
+		nothing(t, f, time.Minute)
+
+		start = time.Now()
+		require.NoError(t, a.Leave(bounded(t))) // who decided
+		settles(t, c, "c", "d", "e", "f")
+		require.NoError(t, c.Close())
+		require.NoError(t, d.Leave(bounded(t)))
+		settles(t, f, "e", "f")
+		require.Equal(t, 10*time.Second, time.Since(start), "there is room for more")
+		require.NoError(t, e.Leave(bounded(t)))
+		nothing(t, f, time.Hour)
+		next(t, with("g"), 1, "f", "g")
+	})
+}
+
+// Whoever decides may die at any moment: another one takes over. Two who both believe that it is their turn agree all the same.
+func TestDeciderIsFrozen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		s, way := store.New(memory), newLine(memory)
+		a := join(t, store.New(way), worker("a", 2, 4))
+		b := join(t, s, worker("b", 2, 4))
+		settles(t, a, "a", "b")
+		old := settles(t, b, "a", "b")
+		way.freeze()
+		c := join(t, s, worker("c", 2, 4)) // a ought to decide, and cannot
+		nothing(t, c, 5*time.Second)
+		v := settles(t, b, "b", "c")
+		require.Equal(t, []int{0}, ended(t, old.Context(t.Context())).Lost)
+		require.Greater(t, v.Generation, old.Generation)
+		way.thaw()
+		_, err := a.Next(bounded(t)) // and decides nothing that anybody hears of
+		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		nothing(t, b, time.Minute)
+		next(t, c, 1, "b", "c")
+	})
+}
+
+// A decision that was on its way when its maker was evicted comes too late.
+func TestViewIsDecidedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const second = "coordinator/train/roster/view/00000000000000000002"
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		s, way := store.New(memory), newLine(memory)
+		a := join(t, store.New(way), worker("a", 2, 4))
+		b := join(t, s, worker("b", 2, 4))
+		settles(t, a, "a", "b")
+		settles(t, b, "a", "b")
+		way.freezeAt(wire.OpSwap)
+		c := join(t, s, worker("c", 2, 4))
+		v := settles(t, c, "b", "c")
+		require.EqualValues(t, 2, v.Generation)
+		before, err := s.Get(t.Context(), second)
+		require.NoError(t, err)
+		way.thaw()
+		_, err = a.Next(bounded(t))
+		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		time.Sleep(time.Minute)
+		after, err := s.Get(t.Context(), second)
+		require.NoError(t, err)
+		require.Equal(t, string(before), string(after))
+		require.NoError(t, v.Context(t.Context()).Err())
+	})
+}
+
+// What nobody of this package has written is told, and does no harm once it is gone.
+func TestForeignKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := store.New(new(store.Memory))
+		t.Cleanup(func() { _ = s.Close() })
+		a := join(t, s, worker("a", 1, 2))
+		next(t, a, 0, "a")
+		for _, key := range []string{"coordinator/train/roster/worker/x", "coordinator/train/roster/view/x", "coordinator/train/roster/x"} {
+			require.NoError(t, s.Set(t.Context(), key, []byte("not JSON"), nil))
+			_, err := coordinator.Join(t.Context(), s, worker("b", 1, 2))
+			require.ErrorContains(t, err, `what is at key "`+key+`" is not of this package`)
+			require.Contains(t, nothing(t, a, time.Minute), key)
+			_, err = s.Delete(t.Context(), key)
+			require.NoError(t, err)
+		}
+		b := join(t, s, worker("b", 1, 2))
+		next(t, b, 1, "a", "b")
+		next(t, a, 0, "a", "b")
+	})
+}
+
+// A store that has no room for a view is told too.
+func TestStoreThatIsFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := store.New(&store.Memory{Limits: store.Limits{Keys: 2}})
+		t.Cleanup(func() { _ = s.Close() })
+		a := join(t, s, worker("a", 2, 0))
+		join(t, s, worker("b", 2, 0))
+		require.Contains(t, nothing(t, a, time.Minute), "store full")
+		_, err := coordinator.Join(t.Context(), s, worker("c", 2, 0))
+		require.ErrorIs(t, err, store.ErrFull)
+	})
+}
+
+// Whatever hangs, nothing takes longer than its context, and a moment.
+func TestStoreThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		way := newLine(memory)
+		s := store.New(way)
+		within := func(f func(ctx context.Context) error) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			start := time.Now()
+			require.ErrorIs(t, f(ctx), context.DeadlineExceeded)
+			require.LessOrEqual(t, time.Since(start), time.Second+store.Grace)
+		}
+		for _, op := range []wire.Op{wire.OpGrant, wire.OpSet, wire.OpList} {
+			way.freezeAt(op)
+			within(func(ctx context.Context) error {
+				_, err := coordinator.Join(ctx, s, worker("a", 1, 0))
+				return err
+			})
+			way.thaw()
+			time.Sleep(time.Minute) // what it has begun goes by its time
+		}
+		a := join(t, s, worker("a", 1, 0))
+		next(t, a, 0, "a")
+		c, err := a.StartCheckpoint(t.Context(), 1, "")
+		require.NoError(t, err)
+		way.freeze()
+		within(func(ctx context.Context) error { _, err := a.StartCheckpoint(ctx, 1, ""); return err })
+		within(func(ctx context.Context) error { _, err := a.Checkpoint(ctx, c.ID); return err })
+		within(func(ctx context.Context) error { _, err := c.End(ctx); return err })
+		within(func(ctx context.Context) error { _, err := c.Missing(ctx); return err })
+		within(func(ctx context.Context) error { return c.Wait(ctx) })
+		within(func(ctx context.Context) error { _, err := a.Next(ctx); return err })
+		within(func(ctx context.Context) error { return a.Leave(ctx) })
+		way.thaw()
+		time.Sleep(time.Minute)
+		next(t, join(t, s, worker("a", 1, 0)), 0, "a")
+	})
+}
+
+func TestStoreThatIsClosed(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		s := store.Prefix(at(), "jobs/")
+		a := join(t, s, worker("a", 1, 0))
+		v := next(t, a, 0, "a")
+		require.NoError(t, s.Close())
+		_, err := a.Next(bounded(t))
+		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorIs(t, err, store.ErrClosed)
+		require.ErrorIs(t, ended(t, v.Context(t.Context())), coordinator.ErrEvicted)
+		require.ErrorIs(t, a.Leave(bounded(t)), coordinator.ErrEvicted)
+	})
+}
+
+func TestCloseAndLeave(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		a, b := join(t, at(), worker("a", 1, 2)), join(t, at(), worker("b", 1, 2))
+		v := settles(t, a, "a", "b")
+		of := settles(t, b, "a", "b")
+		waits := make(chan error, 1)
+		go func() {
+			_, err := b.Next(t.Context())
+			waits <- err
+		}()
+		require.NoError(t, b.Close())
+		require.NoError(t, b.Close())
+		require.NoError(t, b.Leave(bounded(t)))
+		err := <-waits
+		require.ErrorIs(t, err, coordinator.ErrClosed)
+		require.NotErrorIs(t, err, coordinator.ErrEvicted)
+		why := ended(t, of.Context(t.Context()))
+		require.ErrorIs(t, why, coordinator.ErrClosed)
+		require.ErrorContains(t, why, `view`)
+		require.Equal(t, []int{1}, ended(t, v.Context(t.Context())).Lost)
+		settles(t, a, "a")
+
+		require.NoError(t, a.Leave(bounded(t)))
+		require.NoError(t, a.Leave(bounded(t)))
+		require.NoError(t, a.Close())
+		_, err = a.Next(t.Context())
+		require.ErrorIs(t, err, coordinator.ErrClosed)
+		for e, err := range at().List(bounded(t), "") {
+			require.NoError(t, err)
+			t.Errorf("%s is left", e.Key)
+		}
+	})
+}
+
+// A job whose workers all die is forgotten too; one that lives is not.
+func TestKeysOfADeadJobGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		s := store.New(memory)
+		a := join(t, s, worker("a", 1, 3))
+		next(t, a, 0, "a")
+		time.Sleep(100 * time.Hour)
+		b := join(t, s, worker("b", 1, 3))
+		require.EqualValues(t, 2, next(t, b, 1, "a", "b").Generation, "the job is the same")
+		require.NoError(t, a.Close())
+		require.EqualValues(t, 3, next(t, b, 0, "b").Generation)
+		synctest.Wait()
+		require.Equal(t, 2, memory.Keys(), "a worker and a view")
+		_, err := b.StartCheckpoint(bounded(t), 1, "/ckpt")
+		require.NoError(t, err)
+		require.NoError(t, b.Close())
+		c := join(t, s, worker("c", 1, 3))
+		require.EqualValues(t, 4, next(t, c, 0, "c").Generation)
+		require.NoError(t, c.Close())
+		time.Sleep(25 * time.Hour)
+		require.Zero(t, memory.Keys())
+		require.EqualValues(t, 1, next(t, join(t, s, worker("d", 1, 3)), 0, "d").Generation)
+	})
+}
+
+func TestConnectionThatBreaks(t *testing.T) {
+	addr := serve(t, &store.Server{Engine: new(store.Memory), Limits: store.ServerLimits{Grace: soon}})
+	proxy := testcluster.NewProxy(t, addr)
+	a, b := join(t, dial(t, proxy.Addr()), worker("a", 2, 3)), join(t, dial(t, proxy.Addr()), worker("b", 2, 3))
+	next(t, a, 0, "a", "b")
+	v := next(t, b, 1, "a", "b")
+	for range 5 {
+		proxy.Cut(testcluster.RST)
+	}
+	join(t, dial(t, addr), worker("c", 2, 3))
+	require.EqualValues(t, 2, next(t, a, 0, "a", "b", "c").Generation)
+	require.EqualValues(t, 2, next(t, b, 1, "a", "b", "c").Generation)
+	why := ended(t, v.Context(t.Context()))
+	require.Empty(t, why.Lost)
+	require.EqualError(t, why, `coordinator: view 1 of job "train" is over on rank 1 of 2, worker "b": joined by worker "c" at 10.0.0.1:c`)
+}
+
+func TestStoreThatIsRestarted(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	durable := func() *store.Server { return &store.Server{Engine: &store.Memory{Dir: dir, Grace: soon}} }
+	stop := serveAt(t, durable(), l)
+	addr := l.Addr().String()
+	a, b := join(t, dial(t, addr), worker("a", 2, 3)), join(t, dial(t, addr), worker("b", 2, 3))
+	v := next(t, a, 0, "a", "b")
+	next(t, b, 1, "a", "b")
+	for range 3 {
+		stop()
+		l, err = net.Listen("tcp", addr)
+		require.NoError(t, err)
+		stop = serveAt(t, durable(), l)
+	}
+	join(t, dial(t, addr), worker("c", 2, 3))
+	next(t, a, 0, "a", "b", "c")
+	require.EqualValues(t, 2, next(t, b, 1, "a", "b", "c").Generation)
+	require.Empty(t, ended(t, v.Context(t.Context())).Lost)
+}
+
+// A store that forgets everything evicts everybody, and the job begins anew.
+func TestStoreThatForgets(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := l.Addr().String()
+	stop := serveAt(t, &store.Server{Engine: new(store.Memory)}, l)
+	s := dial(t, addr)
+	c := worker("a", 1, 0)
+	c.TTL = time.Second
+	a := join(t, s, c)
+	v := next(t, a, 0, "a")
+	stop()
+	_, err = a.Next(bounded(t))
+	require.ErrorIs(t, err, coordinator.ErrEvicted)
+	require.True(t, v.Over(ended(t, v.Context(t.Context()))))
+	require.NoError(t, a.Close())
+	_, err = coordinator.Join(bounded(t), s, c)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+
+	l, err = net.Listen("tcp", addr)
+	require.NoError(t, err)
+	serveAt(t, &store.Server{Engine: new(store.Memory)}, l)
+	require.EqualValues(t, 1, next(t, join(t, s, c), 0, "a").Generation)
+}
+
+func TestKilledAndFrozenProcesses(t *testing.T) {
+	addr := serve(t, &store.Server{Engine: new(store.Memory)})
+	s := dial(t, addr)
+	first := process(t, addr, "p0", 1, 4) // decides
+	_, err := s.Wait(bounded(t), "seen/p0/1")
+	require.NoError(t, err)
+	second := process(t, addr, "p1", 1, 4)
+	_, err = s.Wait(bounded(t), "seen/p1/2")
+	require.NoError(t, err)
+	m := join(t, s, worker("t", 1, 4))
+	v := settles(t, m, "p0", "p1", "t")
+
+	testcluster.Kill(t, first)
+	require.Equal(t, []int{0}, ended(t, v.Context(t.Context())).Lost)
+	v = settles(t, m, "p1", "t")
+	seen, err := s.Wait(bounded(t), fmt.Sprint("seen/p1/", v.Generation))
+	require.NoError(t, err)
+	require.Equal(t, "rank 0 of 2 in life 1", string(seen[0]))
+
+	testcluster.Freeze(t, second)
+	require.Equal(t, []int{0}, ended(t, v.Context(t.Context())).Lost)
+	settles(t, m, "t")
+	testcluster.Thaw(t, second)
+	v = settles(t, m, "t", "p1")
+	seen, err = s.Wait(bounded(t), fmt.Sprint("seen/p1/", v.Generation))
+	require.NoError(t, err)
+	require.Equal(t, "rank 1 of 2 in life 2", string(seen[0]))
+}
+
+func TestTrainingLoop(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) { trainingLoop(t, at) })
+}
+
+var errDone = errors.New("done")
+
+// trainingLoop is what a program does: a step of a group, again and again, over views.
+func trainingLoop(t *testing.T, at func() *store.Store) {
+	const most = 4
+	type report struct {
+		id  string
+		err error
+	}
+	reports, quits := make(chan report), map[string]context.CancelCauseFunc{}
+	reached := make(chan string, 1000)
+	start := func(id string) {
+		s := at()
+		ctx, cancel := context.WithCancelCause(bounded(t))
+		quits[id] = cancel
+		go func() { reports <- report{id, train(ctx, s, id, most, reached)} }()
+	}
+	last := "" // what rank 0 reached last
+	until := func(size int) {
+		for last != fmt.Sprint("size ", size) {
+			select {
+			case last = <-reached:
+			case r := <-reports:
+				t.Fatal(r.id, r.err)
+			}
+		}
+	}
+	reported := func() report {
+		for {
+			select {
+			case last = <-reached:
+			case r := <-reports:
+				require.ErrorIs(t, r.err, errDone)
+				return r
+			}
+		}
+	}
+	quit := func(id string) {
+		quits[id](errDone)
+		require.Equal(t, id, reported().id)
+	}
+	start("a")
+	start("b")
+	until(2)
+	start("c")
+	start("d")
+	until(4)
+	quit("a")
+	until(3)
+	quit("c")
+	until(2)
+	start("e")
+	until(3)
+	for _, id := range []string{"b", "d", "e"} {
+		quits[id](errDone)
+	}
+	for range 3 {
+		reported()
+	}
+}
+
+// train reduces over whoever is there, until ctx ends.
+func train(ctx context.Context, s *store.Store, id string, most int, reached chan<- string) error {
+	m, err := coordinator.Join(ctx, s, worker(id, 1, most))
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	for {
+		v, err := m.Next(ctx)
+		if err != nil {
+			return err
+		}
+		err = steps(v.Context(ctx), v, reached)
+		if cause := context.Cause(ctx); cause != nil {
+			return errors.Join(cause, m.Leave(context.WithoutCancel(ctx)))
+		}
+		if !v.Over(err) {
+			return err
+		}
+	}
+}
+
+func steps(ctx context.Context, v coordinator.View, reached chan<- string) error {
+	g, err := pgroup.Create(ctx, v.Config())
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	for range 3 {
+		sum, err := pgroup.AllReduce(ctx, g, pgroup.Sum, 1)
+		if err != nil {
+			return err
+		}
+		if sum[0] != v.Size() {
+			return fmt.Errorf("the sum is %v, of %d ranks", sum, v.Size())
+		}
+	}
+	if v.Rank == 0 {
+		reached <- fmt.Sprint("size ", v.Size())
+	}
+	_, err = pgroup.Recv[int](ctx, g, v.Rank) // until the view ends
+	return err
+}

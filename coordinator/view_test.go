@@ -1,0 +1,145 @@
+package coordinator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// pair is two workers of a job, and the groups of their view.
+func pair(t *testing.T, at func() *store.Store) (ms []*coordinator.Member, vs []coordinator.View, gs []*pgroup.Group) {
+	t.Helper()
+	ms = []*coordinator.Member{join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))}
+	vs = []coordinator.View{next(t, ms[0], 0, "a", "b"), next(t, ms[1], 1, "a", "b")}
+	gs = make([]*pgroup.Group, 2)
+	first := make(chan error, 1)
+	go func() {
+		g, err := pgroup.Create(bounded(t), vs[0].Config())
+		gs[0] = g
+		first <- err
+	}()
+	gs[1] = group(t, vs[1])
+	require.NoError(t, <-first)
+	t.Cleanup(func() { _ = gs[0].Close() })
+	return ms, vs, gs
+}
+
+func TestOver(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		ms, vs, gs := pair(t, at)
+		ctx, cancel := context.WithCancel(vs[0].Context(bounded(t)))
+		cancel()
+		own := gs[0].Barrier(ctx)
+		require.ErrorIs(t, own, context.Canceled)
+		require.False(t, vs[0].Over(own), "the caller's own")
+		require.False(t, vs[1].Over(gs[1].Barrier(bounded(t))), "another rank's, and the view goes on")
+		require.False(t, vs[0].Over(nil))
+		require.False(t, vs[0].Over(errors.New("the loss is NaN")))
+
+		later := gs[0].Channel("later")
+		waits := make(chan error, 1)
+		go func() { waits <- later.Barrier(vs[0].Context(bounded(t))) }()
+		require.NoError(t, gs[1].Close())
+		require.NoError(t, ms[1].Leave(bounded(t)))
+		err := <-waits
+		require.Error(t, err)
+		require.True(t, vs[0].Over(err), "%v", err)
+		require.True(t, vs[0].Over(fmt.Errorf("step 3: %w", err)))
+		require.True(t, vs[0].Over(context.Cause(vs[0].Context(t.Context()))) || vs[0].Context(t.Context()).Err() == nil)
+		require.False(t, vs[0].Over(errors.New("the loss is NaN")))
+		why := ended(t, vs[0].Context(bounded(t)))
+		require.False(t, vs[0].Over(&coordinator.ViewError{Job: "train", Generation: 2}), "another view's")
+		require.True(t, vs[0].Over(why))
+		require.True(t, vs[0].Over(own), "it can no longer be told from the end")
+	})
+}
+
+// A rank that hears of the end first cancels, and the others hear of that before they hear of the end.
+func TestOverWaitsForTheNews(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		ms, vs, gs := pair(t, at)
+		ctx, cancel := context.WithCancel(bounded(t))
+		cancel()
+		_ = gs[1].Barrier(ctx)
+		err := gs[0].Barrier(bounded(t))
+		require.ErrorIs(t, err, pgroup.ErrCancelled)
+		over := make(chan bool, 1)
+		go func() { over <- vs[0].Over(err) }()
+		assert.NoError(t, ms[1].Close())
+		require.True(t, <-over)
+	})
+}
+
+func TestOverOfACreate(t *testing.T) {
+	everywhere(t, func(t *testing.T, at func() *store.Store) {
+		a, b := join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))
+		v := next(t, a, 0, "a", "b")
+		failed := make(chan error, 1)
+		go func() {
+			_, err := pgroup.Create(v.Context(bounded(t)), v.Config()) // b never comes
+			failed <- err
+		}()
+		require.NoError(t, b.Close())
+		err := <-failed
+		require.Error(t, err)
+		require.True(t, v.Over(err), "%v", err)
+	})
+}
+
+func TestViewContext(t *testing.T) {
+	s := places["memory"](t)()
+	a := join(t, s, worker("a", 1, 2))
+	v := next(t, a, 0, "a")
+	type key struct{}
+	parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, 1))
+	ctx := v.Context(parent)
+	require.Equal(t, 1, ctx.Value(key{}))
+	cause := errors.New("enough")
+	cancel(cause)
+	<-ctx.Done()
+	require.Equal(t, cause, context.Cause(ctx))
+	require.False(t, v.Over(ctx.Err()))
+
+	with, stop := context.WithTimeout(t.Context(), time.Hour)
+	defer stop()
+	ctx = v.Context(with)
+	_, bounded := ctx.Deadline()
+	require.True(t, bounded)
+	require.NoError(t, ctx.Err())
+	join(t, s, worker("b", 1, 2))
+	require.Equal(t, "b", ended(t, ctx).Joined[0].ID)
+	require.True(t, v.Over(ctx.Err()))
+	require.ErrorIs(t, context.Cause(v.Context(t.Context())), coordinator.ErrOver, "it is over already")
+}
+
+// The groups of two views never meet, nor those of two jobs of one name.
+func TestConfigOfAView(t *testing.T) {
+	s := places["memory"](t)()
+	seen := map[string]bool{}
+	for range 2 {
+		a := join(t, s, worker("a", 1, 2))
+		first := next(t, a, 0, "a")
+		b := join(t, s, worker("b", 1, 2))
+		second := settles(t, a, "a", "b")
+		of := settles(t, b, "a", "b")
+		require.Equal(t, second.Config().Name, of.Config().Name)
+		require.Equal(t, second.Config().Run, of.Config().Run)
+		require.Equal(t, 1, of.Config().Rank)
+		require.Same(t, s, of.Config().Store)
+		for _, v := range []coordinator.View{first, second} {
+			seen[v.Config().Name+" "+v.Config().Run] = true
+		}
+		require.NoError(t, b.Leave(bounded(t)))
+		require.NoError(t, a.Leave(bounded(t)))
+	}
+	require.Len(t, seen, 4)
+}
