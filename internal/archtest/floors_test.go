@@ -54,13 +54,14 @@ var floors = [][]room{
 		}},
 	},
 	{
-		{name: "collective", may: []string{"internal/link", "internal/reduce", "pgroup", "shm", "tensor", "trace"}},
+		{name: "collective", may: []string{"internal/link", "internal/reduce", "pgroup", "shm", "tensor", "trace", "wire"}},
 		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "wire"}},
 	},
 	{
-		{name: "strategy", may: []string{"collective", "coordinator", "tensor", "trace"}},
+		{name: "strategy", may: []string{"collective", "coordinator", "pgroup", "store", "tensor", "trace"}},
 	},
 	{ // modules of their own
+		{name: "examples/...", may: []string{"..."}},
 		{name: "cmd/muster/...", may: []string{"..."}},
 		{name: "bench/...", may: []string{"..."}},
 		{name: "store/etcdstore/...", may: []string{"..."}},

@@ -205,7 +205,9 @@ func TestDivisionOfNarrowIntegers(t *testing.T) {
 func TestCan(t *testing.T) {
 	assert.True(t, reduce.Can(tensor.BF16))
 	assert.False(t, reduce.Can(tensor.Bool))
-	assert.PanicsWithValue(t, "reduce: "+tensor.Bool.String(), func() { reduce.Into(new(reduce.Scratch), tensor.Bool, reduce.Sum, 1, make([][]byte, 1), make([][]byte, 1)) })
+	assert.PanicsWithValue(t, "reduce: "+tensor.Bool.String(), func() {
+		reduce.Into(new(reduce.Scratch), tensor.Bool, reduce.Sum, 1, make([][]byte, 1), make([][]byte, 1))
+	})
 }
 
 func TestNothingIsAllocated(t *testing.T) {
