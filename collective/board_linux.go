@@ -102,11 +102,10 @@ func (m *boards) wait(over context.Context, index int, n uint64) bool {
 	}
 }
 
-func (m *boards) look(index int, n uint64) (head, []byte) {
+func (m *boards) look(index int, n uint64, length int) (head, []byte) {
 	b := m.all[index]
-	h := parseHead(b[headStride*(1+n%2):])
 	at := boardHead + int(n%2)*boardSlot
-	return h, b[at:][:min(int(h.length), boardSlot)]
+	return parseHead(b[headStride*(1+n%2):]), b[at:][:length]
 }
 
 func (m *boards) leave() {

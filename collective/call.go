@@ -20,8 +20,9 @@ type call struct {
 	*core
 	ctx  context.Context // the Comm's end ends it too
 	head head
-	dt   tensor.DType
-	elem int // bytes of an element
+	dt   tensor.DType // that numbers are combined as
+	dt16 tensor.DType // of the caller's, if they are made wider
+	elem int          // bytes of an element
 	op   reduce.Op
 	div  int // by which the sum is divided at the end
 
@@ -260,7 +261,11 @@ func (c *call) receive(from int, part uint32, dst []byte) error {
 }
 
 func (in *inLane) receive(c *call, from int, part uint32, dst []byte) error {
-	if _, err := io.ReadFull(in.r, in.head[:]); err != nil {
+	r := io.Reader(in.r)
+	if in.r.Buffered() == 0 && len(dst) > smallMessage {
+		r = in.conn // what is large goes straight to where it belongs
+	}
+	if _, err := io.ReadFull(r, in.head[:]); err != nil {
 		return c.broken(from, err)
 	}
 	theirs := parseHead(in.head[:])

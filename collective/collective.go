@@ -71,9 +71,9 @@ type core struct {
 	opts   Options
 	mesh   *link.Mesh
 	lanes  *lanes
-	hosts  [][]int // the ranks of each node, both in order
-	local  *local  // shared memory with the ranks of this one's node; nil: none
-	shared bool    // nodes that have several ranks share memory: the same on all ranks
+	sites  sites
+	local  *local // shared memory with the ranks of this one's node; nil: none
+	shared bool   // nodes that have several ranks share memory: the same on all ranks
 
 	over context.Context // ends when no verb can succeed any more; its cause is the error of all
 	end  context.CancelCauseFunc
@@ -86,6 +86,8 @@ type core struct {
 	seq     uint64
 	scratch reduce.Scratch
 	piece   []byte // what has come over a connection, and is to be combined
+	result  []byte // of this rank's, for another one
+	wide    []byte // 16-bit floats as float32
 	dsts    [][]byte
 	srcs    [][]byte
 
@@ -101,16 +103,12 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 		c.opts = *o
 	}
 	c.over, c.end = context.WithCancelCause(context.Background())
-	all := make([]int, g.Size())
-	for i := range all {
-		all[i] = i
-	}
-	sub, err := g.Sub(ctx, "collective", all...)
+	sub, err := g.Sub(ctx, "collective", allRanks(g.Size())...)
 	if err != nil {
 		c.end(err)
 		return nil, err
 	}
-	c.group, c.hosts = sub, hosts(sub)
+	c.group, c.sites = sub, newSites(hosts(sub), sub.Rank())
 	c.lanes = newLanes(c)
 	context.AfterFunc(c.over, c.lanes.close) // so that what waits for others ends
 	if err := c.open(ctx); err != nil {
@@ -131,6 +129,14 @@ func (c *core) open(ctx context.Context) (err error) {
 
 func (c *core) rank() int { return c.group.Rank() }
 func (c *core) size() int { return c.group.Size() }
+
+func allRanks(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
 
 // hosts are the ranks by node.
 func hosts(g *pgroup.Group) (all [][]int) {

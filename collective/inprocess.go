@@ -121,9 +121,9 @@ func (m *inProcess) wait(over context.Context, index int, n uint64) bool {
 	}
 }
 
-func (m *inProcess) look(index int, n uint64) (head, []byte) {
+func (m *inProcess) look(index int, n uint64, length int) (head, []byte) {
 	shown := &m.seats[index].shown[n%2]
-	return shown.head, shown.data
+	return shown.head, shown.data[:length]
 }
 
 func (m *inProcess) leave() {

@@ -1,16 +1,12 @@
 package collective
 
+import "slices"
+
 // Algorithms over connections. All have x in one order of ranks, those of the list, of which this one has index me; and all ranks do the same
 // steps, so that who receives knows what comes.
 
 // pieceLen is the most bytes of a message: what has come is combined and sent on while the next is under way.
 const pieceLen = 256 << 10
-
-// chunk is the ith of n parts of x, whose lengths differ by an element at most.
-func (c *call) chunk(x []byte, i, n int) []byte {
-	count := len(x) / c.elem
-	return x[i*count/n*c.elem : (i+1)*count/n*c.elem]
-}
 
 // pieces calls f for pieces of x.
 func pieces(x []byte, f func(part uint32, piece []byte) error) error {
@@ -96,7 +92,8 @@ func (c *call) direct(ranks []int, me int, dst []byte, part func(i int) []byte) 
 	}
 	own := part(me)
 	all := c.buffer(p * min(pieceLen, len(own)))
-	srcs := make([][]byte, p)
+	srcs := slices.Grow(c.srcs[:0], p)[:p]
+	c.srcs = srcs
 	at := 0
 	err := pieces(own, func(n uint32, piece []byte) error {
 		for i := range ranks {

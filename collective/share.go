@@ -24,7 +24,7 @@ type card struct {
 func (c *core) share(ctx context.Context) error {
 	mine := card{Algorithm: c.opts.Algorithm, Process: cmp.Or(c.opts.process, thisProcess()), Room: rand.Text()}
 	var board *boards
-	host, ranks := c.host()
+	ranks := c.sites.neighbours()
 	if len(ranks) > 1 {
 		board, mine.Board = newBoard()
 	}
@@ -37,8 +37,8 @@ func (c *core) share(ctx context.Context) error {
 		return err
 	}
 	if len(ranks) > 1 {
-		c.local = &local{ranks: ranks, me: slices.Index(ranks, c.rank())}
-		err = c.enter(ctx, board, fmt.Sprint(cards[0].Room, " ", host), cards)
+		c.local = &local{ranks: ranks, me: c.sites.place}
+		err = c.enter(ctx, board, fmt.Sprint(cards[0].Room, " ", c.sites.node), cards)
 	}
 	// One that could not is to keep all others from waiting for it there.
 	failed, gone := pgroup.AllGather(ctx, c.group.Channel("open"), errorText(err))
@@ -60,16 +60,6 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// host is this rank's node: its number, and its ranks.
-func (c *core) host() (number int, ranks []int) {
-	for i, ranks := range c.hosts {
-		if slices.Contains(ranks, c.rank()) {
-			return i, ranks
-		}
-	}
-	return -1, nil
-}
-
 func (c *core) checkCards(cards []card) error {
 	for rank, m := range cards {
 		if m.Algorithm != cards[0].Algorithm {
@@ -81,7 +71,7 @@ func (c *core) checkCards(cards []card) error {
 
 // shares reports whether all nodes that have several ranks can share memory, and there are such.
 func (c *core) shares(cards []card) (some bool) {
-	for _, ranks := range c.hosts {
+	for _, ranks := range c.sites.hosts {
 		for _, r := range ranks[1:] {
 			some = true
 			if cards[r].Process != cards[ranks[0]].Process && (cards[r].Board == nil || cards[ranks[0]].Board == nil) {

@@ -1,5 +1,7 @@
 package collective
 
+import "slices"
+
 // largeTree is the fewest bytes for which a chain of ranks, each of which passes on what it gets, is faster than a tree.
 const largeTree = 128 << 10
 
@@ -53,13 +55,13 @@ func (c *call) chain(root int, x []byte) error {
 // collect combines all ranks' x on root. Each rank combines a part, in the order of the ranks, and root gets the parts.
 func (c *call) collect(root int, x []byte) error {
 	p := c.size()
-	all := allRanks(p)
 	own := c.chunk(x, c.rank(), p)
 	dst := own
 	if c.rank() != root {
-		dst = make([]byte, len(own)) // x is not to change
+		c.result = slices.Grow(c.result[:0], len(own)) // x is not to change
+		dst = c.result[:len(own)]
 	}
-	if err := c.direct(all, c.rank(), dst, func(i int) []byte { return c.chunk(x, i, p) }); err != nil {
+	if err := c.direct(c.sites.all, c.rank(), dst, func(i int) []byte { return c.chunk(x, i, p) }); err != nil {
 		return err
 	}
 	if c.rank() != root {
@@ -94,7 +96,7 @@ func (c *call) exchange(dst, src []byte) error {
 			return err
 		}
 	}
-	return c.flushAll(allRanks(p), me)
+	return c.flushAll(c.sites.all, me)
 }
 
 // meet returns when all ranks have come: in each of log₂ p steps a rank hears of twice as many.
@@ -121,12 +123,4 @@ func (c *call) flushOpen() error {
 		}
 	}
 	return nil
-}
-
-func allRanks(n int) []int {
-	all := make([]int, n)
-	for i := range all {
-		all[i] = i
-	}
-	return all
 }

@@ -93,7 +93,7 @@ func (c *call) do(p *plan) error {
 	switch {
 	case c.size() == 1:
 		return c.alone(p)
-	case c.shared && len(c.hosts) == 1 && c.opts.Algorithm == Auto:
+	case c.shared && len(c.sites.hosts) == 1 && (c.opts.Algorithm == Auto || c.opts.Algorithm == Hierarchical):
 		return c.onHost(p)
 	case len(p.x) == 0:
 		return c.meet()
@@ -107,25 +107,6 @@ func (c *call) alone(p *plan) error {
 	return nil
 }
 
-func (c *call) onHost(p *plan) error {
-	l := c.local
-	switch p.verb {
-	case allReduce:
-		return l.reduce(c, p.x, -1, c.div)
-	case reduceTo:
-		return l.reduce(c, p.x, p.root, c.div)
-	case reduceScatter:
-		return l.scatter(c, p.y, p.x)
-	case allGather:
-		return l.gather(c, p.y, p.x)
-	case broadcast:
-		return l.spread(c, p.root, p.x)
-	case allToAll:
-		return l.exchange(c, p.y, p.x)
-	}
-	return l.step(c, nil)
-}
-
 func (c *call) amongHosts(p *plan) error {
 	n := c.size()
 	switch p.verb {
@@ -134,88 +115,12 @@ func (c *call) amongHosts(p *plan) error {
 	case reduceTo:
 		return c.collect(p.root, p.x)
 	case reduceScatter:
-		return c.direct(allRanks(n), c.rank(), p.y, func(i int) []byte { return c.chunk(p.x, i, n) })
+		return c.direct(c.sites.all, c.rank(), p.y, func(i int) []byte { return c.chunk(p.x, i, n) })
 	case allGather:
 		copy(c.chunk(p.y, c.rank(), n), p.x)
-		return c.ringGather(allRanks(n), c.rank(), func(i int) []byte { return c.chunk(p.y, i, n) })
+		return c.ringGather(c.sites.all, c.rank(), func(i int) []byte { return c.chunk(p.y, i, n) })
 	case broadcast:
 		return c.spread(p.root, p.x)
 	}
 	return c.exchange(p.y, p.x)
-}
-
-// Bytes from which on an algorithm is the best of those that Auto chooses from (docs/benchmarks.md).
-const (
-	largeDoubling = 32 << 10
-	largeHalving  = 512 << 10
-)
-
-// allReduce is AllReduce over connections, and within hosts if they have memory that they share.
-func (c *call) allReduce(x []byte) error {
-	alg := c.opts.Algorithm
-	if c.shared && (alg == Auto || alg == Hierarchical) {
-		return c.hierarchical(x)
-	}
-	return c.flat(alg, allRanks(c.size()), c.rank(), x)
-}
-
-// flat is over connections among ranks that are all alike.
-func (c *call) flat(alg Algorithm, ranks []int, me int, x []byte) error {
-	if alg == Auto || alg == Hierarchical {
-		switch {
-		case len(x) < largeDoubling:
-			alg = RecursiveDoubling
-		case len(x) < largeHalving:
-			alg = HalvingDoubling
-		default:
-			alg = Ring
-		}
-	}
-	switch alg {
-	case RecursiveDoubling:
-		return c.doubling(ranks, me, x)
-	case HalvingDoubling:
-		return c.halving(ranks, me, x)
-	}
-	return c.ring(ranks, me, x)
-}
-
-// hierarchical combines within each host, then a chunk at each of its ranks with those of other hosts, and brings the chunks together. It divides
-// once, by the number of all ranks, so hosts may have different numbers of them.
-func (c *call) hierarchical(x []byte) error {
-	me, mine := 0, c.hosts[0]
-	columns := len(c.hosts[0])
-	for _, h := range c.hosts {
-		columns = min(columns, len(h))
-		for i, rank := range h {
-			if rank == c.rank() {
-				me, mine = i, h
-			}
-		}
-	}
-	if c.local != nil {
-		if err := c.local.reduce(c, x, -1, 1); err != nil {
-			return err
-		}
-	}
-	if me < columns {
-		column, index := make([]int, len(c.hosts)), 0
-		for i, h := range c.hosts {
-			if column[i] = h[me]; h[me] == c.rank() {
-				index = i
-			}
-		}
-		if err := c.flat(Auto, column, index, c.chunk(x, me, columns)); err != nil {
-			return err
-		}
-	}
-	if c.local == nil || len(mine) == 1 {
-		return nil
-	}
-	for i := range columns {
-		if err := c.local.spread(c, i, c.chunk(x, i, columns)); err != nil {
-			return err
-		}
-	}
-	return nil
 }

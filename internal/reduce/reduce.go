@@ -96,6 +96,30 @@ func into16[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, dsts
 	}
 }
 
+// Widen makes dst the float32s of src, which are 16-bit floats of dt; Narrow rounds back.
+func Widen(dt tensor.DType, dst, src []byte) {
+	if dt == tensor.F16 {
+		widen(as[float32](dst), as[tensor.Float16](src), tensor.Float16.Float32)
+		return
+	}
+	widen(as[float32](dst), as[tensor.BFloat16](src), tensor.BFloat16.Float32)
+}
+
+// Narrow makes dst, which are 16-bit floats of dt, src rounded.
+func Narrow(dt tensor.DType, dst, src []byte) {
+	if dt == tensor.F16 {
+		widen(as[tensor.Float16](dst), as[float32](src), tensor.Float16From)
+		return
+	}
+	widen(as[tensor.BFloat16](dst), as[float32](src), tensor.BFloat16From)
+}
+
+func widen[D, S any](dst []D, src []S, as func(S) D) {
+	for i, v := range src {
+		dst[i] = as(v)
+	}
+}
+
 // as is b as elements.
 func as[T any](b []byte) []T {
 	var zero T

@@ -1,0 +1,137 @@
+package collective
+
+import (
+	"slices"
+
+	"github.com/muster-pg/muster/internal/reduce"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// Bytes from which on an algorithm is the best of those that Auto chooses from (docs/benchmarks.md).
+const (
+	largeDoubling = 32 << 10
+	largeHalving  = 512 << 10
+)
+
+// sites is where ranks are, as one of them sees it.
+type sites struct {
+	hosts   [][]int // the ranks of each node, both in order
+	columns int     // how many ranks each node has at least
+	place   int     // of this rank on its node
+	node    int     // this rank's
+	column  []int   // the rank of each node at this one's place, if all have one
+	all     []int
+}
+
+func newSites(hosts [][]int, rank int) (s sites) {
+	s.hosts, s.columns = hosts, len(hosts[0])
+	for i, ranks := range hosts {
+		s.columns = min(s.columns, len(ranks))
+		s.all = append(s.all, ranks...)
+		if at := slices.Index(ranks, rank); at >= 0 {
+			s.node, s.place = i, at
+		}
+	}
+	slices.Sort(s.all)
+	for _, ranks := range hosts {
+		if s.place < s.columns {
+			s.column = append(s.column, ranks[s.place])
+		}
+	}
+	return s
+}
+
+// neighbours are the ranks of this one's node, itself among them.
+func (s *sites) neighbours() []int { return s.hosts[s.node] }
+
+// allReduce is AllReduce over connections, and within hosts if they have memory that they share.
+func (c *call) allReduce(x []byte) error {
+	alg := c.opts.Algorithm
+	hierarchical := c.shared && (alg == Auto || alg == Hierarchical)
+	if c.dt != tensor.F16 && c.dt != tensor.BF16 {
+		return c.reduceWith(alg, hierarchical, x)
+	}
+	if len(x) >= largeDoubling && alg == Auto && !hierarchical {
+		return c.reduceOnce(x)
+	}
+	wide := c.widened(x)
+	if err := c.reduceWith(alg, hierarchical, wide); err != nil {
+		return err
+	}
+	reduce.Narrow(c.dt16, x, wide)
+	return nil
+}
+
+func (c *call) reduceWith(alg Algorithm, hierarchical bool, x []byte) error {
+	if hierarchical {
+		return c.hierarchical(x)
+	}
+	return c.flat(alg, c.sites.all, c.rank(), x)
+}
+
+// reduceOnce has every rank combine a chunk of all ranks' x in one step: 16-bit floats are rounded once, and nothing between is too large for them.
+func (c *call) reduceOnce(x []byte) error {
+	p, me := c.size(), c.rank()
+	chunk := func(i int) []byte { return c.chunk(x, i, p) }
+	if err := c.direct(c.sites.all, me, chunk(me), chunk); err != nil {
+		return err
+	}
+	return c.ringGather(c.sites.all, me, chunk)
+}
+
+// widened is x as float32, which the call goes on with.
+func (c *call) widened(x []byte) []byte {
+	c.dt16, c.dt, c.elem = c.dt, tensor.F32, 4
+	if cap(c.wide) < 2*len(x) {
+		c.wide = make([]byte, 2*len(x))
+	}
+	wide := c.wide[:2*len(x)]
+	reduce.Widen(c.dt16, wide, x)
+	return wide
+}
+
+// flat is over connections among ranks that are all alike.
+func (c *call) flat(alg Algorithm, ranks []int, me int, x []byte) error {
+	if alg == Auto || alg == Hierarchical {
+		switch {
+		case len(x) < largeDoubling:
+			alg = RecursiveDoubling
+		case len(x) < largeHalving:
+			alg = HalvingDoubling
+		default:
+			alg = Ring
+		}
+	}
+	switch alg {
+	case RecursiveDoubling:
+		return c.doubling(ranks, me, x)
+	case HalvingDoubling:
+		return c.halving(ranks, me, x)
+	}
+	return c.ring(ranks, me, x)
+}
+
+// hierarchical parts x in chunks, one for each of the first ranks of every node, as many as all nodes have. They combine theirs within the node,
+// then with the ranks at their place on other nodes, and bring them to all. It divides once, by the number of all ranks, so nodes may have
+// different numbers of them.
+func (c *call) hierarchical(x []byte) error {
+	s := &c.sites
+	var mine []byte
+	if s.place < s.columns {
+		mine = c.chunk(x, s.place, s.columns)
+	}
+	if c.local != nil {
+		if err := c.local.scatter(c, x, s.columns, 1, mine); err != nil {
+			return err
+		}
+	}
+	if len(mine) > 0 {
+		if err := c.flat(Auto, s.column, s.node, mine); err != nil {
+			return err
+		}
+	}
+	if c.local == nil {
+		return nil
+	}
+	return c.local.gather(c, x, s.columns)
+}
