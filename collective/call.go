@@ -25,8 +25,6 @@ type call struct {
 	elem int          // bytes of an element
 	op   reduce.Op
 	div  int // by which the sum is divided at the end
-
-	stuck *stuck // nil: a verb of two ranks
 }
 
 // plan is what a verb is to do.
@@ -92,7 +90,8 @@ func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call
 		return c.ended(p.verb)
 	}
 	if p.verb != send && c.size() > 1 {
-		defer cl.watch()()
+		c.watch.begin(cl)
+		defer c.watch.end()
 	}
 	defer context.AfterFunc(ctx, cl.cancelled)()
 	if c.opts.Trace == nil {
@@ -133,7 +132,7 @@ func (c *core) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 func (c *call) cancelled() {
 	cause := context.Cause(c.ctx)
 	if errors.Is(cause, context.DeadlineExceeded) {
-		c.fail(&wire.Verdict{Code: wire.CodeTimeout, By: c.rank(), Missing: c.late(), Reason: cause.Error()})
+		c.fail(&wire.Verdict{Code: wire.CodeTimeout, By: c.rank(), Missing: c.awaited(), Reason: cause.Error()})
 		return
 	}
 	c.fail(&wire.Verdict{Code: wire.CodeCancelled, By: c.rank(), Reason: cause.Error()})
@@ -214,8 +213,11 @@ func disagreement(rank int, theirs head, other int, h head) string {
 // await notes whom this rank waits for, for those who ask when time is over.
 func (c *core) await(rank int) { c.waiting.Store(int64(rank) + 1) }
 
-// awaited are the ranks that this one waits for.
+// awaited are the ranks that this one waits for, or better: those that are in no verb.
 func (c *core) awaited() []int {
+	if missing := c.watch.missing(); len(missing) > 0 {
+		return missing
+	}
 	if n := c.waiting.Load(); n > 0 {
 		return []int{int(n) - 1}
 	}

@@ -91,9 +91,9 @@ type core struct {
 	dsts    [][]byte
 	srcs    [][]byte
 
-	pairs    pairs
-	watchers sync.WaitGroup // of verbs that are stuck
-	waiting  atomic.Int64   // 1 + the rank that this one waits for; 0: none
+	pairs   pairs
+	watch   watch
+	waiting atomic.Int64 // 1 + the rank that this one waits for; 0: none
 }
 
 // Open connects the ranks of g, each of which calls it. The group stays the caller's.
@@ -165,7 +165,7 @@ func (c *Comm) Close() (err error) {
 			c.mesh.Close()
 		}
 		err = c.group.Close()
-		c.watchers.Wait()
+		c.watch.asking.Wait()
 		c.turns.Lock()
 		tail := c.tail
 		c.turns.Unlock()

@@ -3,6 +3,8 @@ package collective
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
@@ -12,32 +14,78 @@ import (
 // stuckTime is how long a verb takes before a rank asks what the others do. Messages say so only to those that get some.
 const stuckTime = 250 * time.Millisecond
 
+// watch looks after the verb that has the turn. When that has taken long, a goroutine of the watch asks the others what they do, until it ends.
+type watch struct {
+	asking sync.WaitGroup
+
+	mu    sync.Mutex // protects the fields below
+	timer *time.Timer
+	call  *call  // nil: no verb has the turn
+	stuck *stuck // of call; nil: it is not that late
+}
+
+// begin watches a verb, and end ends that.
+func (w *watch) begin(c *call) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.call = c
+	if w.timer == nil {
+		w.timer = time.AfterFunc(stuckTime, w.late)
+	} else {
+		w.timer.Reset(stuckTime)
+	}
+}
+
+func (w *watch) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.timer.Stop()
+	if w.stuck != nil {
+		w.stuck.cancel()
+	}
+	w.call, w.stuck = nil, nil
+}
+
+// late is called by the timer.
+func (w *watch) late() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.call == nil || w.stuck != nil {
+		return
+	}
+	s := &stuck{call: w.call, done: make(chan struct{})}
+	s.ctx, s.cancel = context.WithCancel(s.call.ctx)
+	w.stuck = s
+	w.asking.Go(s.run)
+}
+
+// missing are the ranks that a verb has waited for whose time is over: those that are in no verb, if they are found in time.
+func (w *watch) missing() []int {
+	w.mu.Lock()
+	s := w.stuck
+	w.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	select {
+	case <-s.done:
+		return s.missing
+	case <-time.After(stuckTime):
+		return nil
+	}
+}
+
 // stuck is a verb that takes long. Through the store it finds ranks that do something else, and that wait for each other; and since it waits for
 // everybody's word there, the store asks ranks that say nothing whether they are still alive.
 type stuck struct {
 	call    *call
 	ctx     context.Context // ends with the verb, or its deadline
+	cancel  context.CancelFunc
 	done    chan struct{}
-	missing []int // at the deadline: those that are in no verb; after done
-}
-
-// watch begins when the verb has taken long. What it returns ends it.
-func (c *call) watch() (stop func()) {
-	ctx, cancel := context.WithCancel(c.ctx)
-	s := &stuck{call: c, ctx: ctx, done: make(chan struct{})}
-	c.stuck = s
-	c.watchers.Add(1)
-	timer := time.AfterFunc(stuckTime, s.run)
-	return func() {
-		cancel()
-		if timer.Stop() {
-			c.watchers.Done()
-		}
-	}
+	missing []int // after done
 }
 
 func (s *stuck) run() {
-	defer s.call.watchers.Done()
 	defer close(s.done)
 	mine := make([]byte, headLen)
 	s.call.head.put(mine)
@@ -45,7 +93,6 @@ func (s *stuck) run() {
 		heads, err := pgroup.AllGather(s.ctx, s.call.group.Channel("stuck"), mine)
 		if err == nil {
 			s.compare(heads)
-			err = errSlow
 		}
 		if re, ok := errors.AsType[*pgroup.RankError](err); ok && errors.Is(err, pgroup.ErrTimeout) && s.ctx.Err() != nil {
 			s.missing = re.Missing
@@ -59,10 +106,14 @@ func (s *stuck) run() {
 	}
 }
 
-var errSlow = errors.New("all ranks are in the same verb")
-
 // compare ends the Comm if ranks do different things. All that compare have the same heads.
 func (s *stuck) compare(heads [][]byte) {
+	for rank, b := range heads {
+		if len(b) != headLen {
+			s.call.fail(&wire.Verdict{Code: wire.CodeMismatch, By: rank, Reason: fmt.Sprintf("rank %d says what it does in another way: another version of muster?", rank)})
+			return
+		}
+	}
 	first := parseHead(heads[0])
 	for rank, b := range heads {
 		if theirs := parseHead(b); !first.agrees(theirs) {
@@ -70,18 +121,4 @@ func (s *stuck) compare(heads [][]byte) {
 			return
 		}
 	}
-}
-
-// late are the ranks that a verb has waited for whose time is over, as far as is known.
-func (c *call) late() []int {
-	if c.stuck != nil {
-		select {
-		case <-c.stuck.done:
-			if len(c.stuck.missing) > 0 {
-				return c.stuck.missing
-			}
-		case <-time.After(stuckTime): // it is not over, or has not begun
-		}
-	}
-	return c.awaited()
 }
