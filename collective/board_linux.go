@@ -45,6 +45,9 @@ func word32(b []byte, at int) *uint32 { return (*uint32)(unsafe.Pointer(&b[at]))
 func word64(b []byte, at int) *uint64 { return (*uint64)(unsafe.Pointer(&b[at])) }
 
 func (m *boards) direct() bool { return false }
+func (m *boards) hold() bool   { return true }
+func (m *boards) let()         {}
+func (m *boards) retreat()     {} // what others look at is the board
 
 func (m *boards) slot(n uint64) []byte {
 	at := boardHead + int(n%2)*boardSlot

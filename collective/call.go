@@ -48,7 +48,13 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 		defer close(c.turn())
 	}
 	c.seq++
-	return c.perform(ctx, &p, c.seq, func(cl *call) error { return cl.do(&p) })
+	return c.perform(ctx, &p, c.seq, func(cl *call) error {
+		err := cl.do(&p)
+		if err == nil && c.local != nil {
+			c.local.let()
+		}
+		return err
+	})
 }
 
 // turn waits until all verbs are done that were called before. The next ones wait until what it returns is closed.
@@ -179,6 +185,10 @@ func (c *call) verdict(err error) error {
 		c.fail(s.verdict)
 	}
 	<-c.over.Done()
+	c.lanes.close() // from here on nobody uses the caller's slices
+	if c.local != nil && c.head.verb != send {
+		c.local.retreat()
+	}
 	return c.ended(c.head.verb)
 }
 

@@ -155,9 +155,11 @@ func (c *Comm) Group() *pgroup.Group { return c.group }
 // Close ends this rank's part. Ranks that wait for it in a verb hear that it left. It may be called twice.
 func (c *Comm) Close() (err error) {
 	c.once.close.Do(func() {
-		c.lanes.goodbye()
-		if c.local != nil {
-			c.local.leave()
+		if c.over.Err() == nil { // otherwise the others hear why
+			c.lanes.goodbye()
+			if c.local != nil {
+				c.local.leave()
+			}
 		}
 		c.end(fmt.Errorf("collective: %w", pgroup.ErrClosed))
 		c.lanes.close()
@@ -191,9 +193,14 @@ func (c *core) fail(v *wire.Verdict) {
 		ctx, cancel := context.WithTimeout(context.Background(), tellTime)
 		defer cancel()
 		b, _ := json.Marshal(v)
-		if now, err := c.group.Store().Swap(ctx, faultKey, nil, b); err == nil || now != nil {
-			v = parseVerdict(now, v)
+		now, err := c.group.Store().Swap(ctx, faultKey, nil, b)
+		if err != nil && now == nil { // this rank may be the one that is lost: the group knows
+			select {
+			case <-c.over.Done():
+			case <-ctx.Done():
+			}
 		}
+		v = parseVerdict(now, v)
 		c.group.Abort(errors.New(v.Reason))
 		c.end(c.rankError(v))
 	})

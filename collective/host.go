@@ -68,7 +68,7 @@ func (l *local) reduceDirect(c *call, x []byte, root, div int) error {
 		dsts = srcs[root : root+1]
 	}
 	c.intoAll(div, dsts, srcs)
-	return l.step(c, nil)
+	return l.end(c)
 }
 
 // reduceBlock shows a block, combines a chunk of everybody's, and shows that.
@@ -100,7 +100,7 @@ func (l *local) parts(c *call, src []byte, k int, f func(at, n int, view func(in
 			at, n := c.span(src, l.me, k)
 			f(0, n, func(i int) []byte { return l.shown(i, at, n) })
 		}
-		return l.step(c, nil)
+		return l.end(c)
 	}
 	each := l.room(c) / k / c.elem * c.elem
 	for at := 0; at < c.longest(src, k); at += each {
@@ -163,7 +163,7 @@ func (l *local) gather(c *call, x []byte, k int) error {
 				copy(x[at:], l.shown(i, at, n))
 			}
 		}
-		return l.step(c, nil)
+		return l.end(c)
 	}
 	room := l.room(c)
 	for at := 0; at < c.longest(x, k); at += room {
@@ -194,7 +194,7 @@ func (l *local) spread(c *call, root int, x []byte) error {
 		if l.me != root {
 			copy(x, l.shown(root, 0, len(x)))
 		}
-		return l.step(c, nil)
+		return l.end(c)
 	}
 	return l.blocks(c, x, func(block []byte) error {
 		if err := l.put(c, show(block)); err != nil {

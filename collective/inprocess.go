@@ -22,6 +22,7 @@ var rooms = struct {
 type room struct {
 	here  int
 	seats []seat
+	over  atomic.Bool // somebody has retreated
 }
 
 // seat is where a rank shows others what is in its memory.
@@ -29,6 +30,7 @@ type seat struct {
 	posted atomic.Uint64 // the number under which it has posted last
 	left   atomic.Bool
 	asleep atomic.Bool
+	using  atomic.Bool   // what others have shown
 	bell   chan struct{} // has room for one: somebody has posted while it was asleep
 	shown  [2]struct {
 		head head
@@ -124,6 +126,27 @@ func (m *inProcess) wait(over context.Context, index int, n uint64) bool {
 func (m *inProcess) look(index int, n uint64, length int) (head, []byte) {
 	shown := &m.seats[index].shown[n%2]
 	return shown.head, shown.data[:length]
+}
+
+func (m *inProcess) hold() bool {
+	m.seats[m.me].using.Store(true)
+	if m.over.Load() {
+		m.let()
+		return false
+	}
+	return true
+}
+
+func (m *inProcess) let() { m.seats[m.me].using.Store(false) }
+
+func (m *inProcess) retreat() {
+	m.let()
+	m.over.Store(true)
+	for i := range m.seats {
+		for m.seats[i].using.Load() { // no longer than it computes: it lets go before it waits for anybody
+			runtime.Gosched()
+		}
+	}
 }
 
 func (m *inProcess) leave() {

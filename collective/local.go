@@ -2,6 +2,7 @@ package collective
 
 import (
 	"context"
+	"errors"
 )
 
 // medium is memory that the ranks of one node see of each other. Each rank posts, under numbers that grow, what the others may look at.
@@ -15,8 +16,13 @@ type medium interface {
 	// look is what a rank has posted under a number, from wait until this rank posts under the next. Of the data it shows as much as is asked for,
 	// whatever the rank says: it may have gone wrong.
 	look(index int, n uint64, length int) (head, []byte)
-	// direct reports whether ranks may also write to what others have posted.
+	// direct reports whether ranks may also write to what others have posted, which is theirs.
 	direct() bool
+	// hold begins to use what others have posted, and let ends that; it is false if one of them has retreated. Who retreats waits until nobody
+	// uses what it has posted, and nobody will.
+	hold() bool
+	let()
+	retreat()
 	leave()
 	close()
 }
@@ -37,6 +43,7 @@ func (l *local) room(c *call) int { return len(l.slot(0)) / c.elem * c.elem }
 
 // step shows data, and returns when all others have shown theirs.
 func (l *local) step(c *call, data []byte) error {
+	l.let()
 	l.n++
 	h := c.head
 	h.length = uint32(len(data))
@@ -57,7 +64,19 @@ func (l *local) step(c *call, data []byte) error {
 		}
 	}
 	c.await(-1)
+	if !l.hold() {
+		return c.broken(l.ranks[0], errRetreat)
+	}
 	return nil
+}
+
+var errRetreat = errors.New("another rank has failed")
+
+// end returns when all others have used what this one has shown, as this one has what they have.
+func (l *local) end(c *call) error {
+	err := l.step(c, nil)
+	l.let()
+	return err
 }
 
 // put is step with a copy of data.

@@ -1,0 +1,165 @@
+package collective_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/pgroup/pgrouptest"
+)
+
+// span bounds what a process waits for; it is told of what goes wrong much sooner.
+const span = 20 * time.Second
+
+// overProcs runs f as a test for each way to place four processes on hosts.
+func overProcs(t *testing.T, f func(t *testing.T, j pgrouptest.Job)) {
+	for name, host := range map[string]func(rank int) string{
+		"memory":        func(int) string { return "node" },
+		"TCP":           apart,
+		"hosts":         func(rank int) string { return fmt.Sprint("node ", rank/2) },
+		"unequal hosts": func(rank int) string { return fmt.Sprint("node ", min(rank, 1)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := pgrouptest.Job{N: 4}
+			for i := range j.N {
+				j.Hosts = append(j.Hosts, host(i))
+			}
+			f(t, j)
+		})
+	}
+}
+
+// processes runs f on the processes of a job.
+func processes(t *testing.T, j pgrouptest.Job, f func(r *rank)) {
+	t.Helper()
+	j.Run(t, func(t *testing.T, g *pgroup.Group) {
+		ctx, cancel := context.WithTimeout(t.Context(), span)
+		defer cancel()
+		c, err := collective.Open(ctx, g, nil)
+		require.NoError(t, err)
+		defer c.Close()
+		f(&rank{T: t, ctx: ctx, g: g, c: c})
+	})
+}
+
+// reduces does one all-reduce, and checks its sum.
+func (r *rank) reduces(length int) error {
+	x := vector[float32](r.me(), length)
+	err := collective.AllReduce(r.ctx, r.c, collective.Sum, x)
+	if err == nil {
+		assert.True(r, slices.Equal(sum[float32](r.g.Size(), length, 1), x), "%d elements", length)
+	}
+	return err
+}
+
+// until does all-reduces until one fails, and returns how.
+func (r *rank) until() (re *pgroup.RankError) {
+	r.Helper()
+	for r.ctx.Err() == nil {
+		if err := r.reduces(10_000); err != nil {
+			re, _ = errors.AsType[*pgroup.RankError](err)
+			require.NotNil(r, re, "%v", err)
+			return re
+		}
+	}
+	require.FailNow(r, "no all-reduce has failed")
+	return nil
+}
+
+// goOn shrinks the group to those who are left, and works with them.
+func (r *rank) goOn() {
+	assert.NoError(r, r.c.Close())
+	g, err := r.g.Shrink(r.ctx)
+	require.NoError(r, err)
+	defer g.Close()
+	assert.Greater(r, g.Generation(), r.g.Generation())
+	c, err := collective.Open(r.ctx, g, nil)
+	require.NoError(r, err)
+	defer c.Close()
+	next := &rank{T: r.T, ctx: r.ctx, g: g, c: c}
+	for range 10 {
+		require.NoError(r, next.reduces(50_000))
+	}
+	assert.NoError(r, c.Barrier(r.ctx))
+}
+
+const roundVar = "COLLECTIVE_TEST_ROUND"
+
+// TestKilled kills a rank at moments drawn by chance: all others hear which is lost, and go on without it.
+func TestKilled(t *testing.T) {
+	rounds := 5
+	if testing.Short() {
+		rounds = 1
+	}
+	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
+		for round := range rounds {
+			if text := os.Getenv(roundVar); text != "" { // in a process
+				round, _ = strconv.Atoi(text)
+			}
+			j := j
+			victim := 1 + round%3
+			j.MayFail = []int{victim}
+			j.Env = []string{fmt.Sprint(roundVar, "=", round)}
+			processes(t, j, func(r *rank) {
+				if r.me() == victim {
+					time.AfterFunc(time.Duration(round)*7*time.Millisecond, func() { _ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL) })
+				}
+				re := r.until()
+				assert.Equal(r, []int{victim}, re.Lost, "%v", re)
+				assert.ErrorIs(r, re, pgroup.ErrLost)
+				r.goOn()
+			})
+		}
+	})
+}
+
+// TestFrozen stops a rank, which neither reads nor closes anything: it is lost for all, and for itself when it goes on.
+func TestFrozen(t *testing.T) {
+	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
+		const victim = 2
+		processes(t, j, func(r *rank) {
+			require.NoError(r, r.reduces(1000))
+			pid := r.g.Members()[victim].PID
+			if r.me() == 0 {
+				require.NoError(r, syscall.Kill(pid, syscall.SIGSTOP))
+			}
+			re := r.until()
+			assert.Equal(r, []int{victim}, re.Lost, "%v", re)
+			if r.me() == 0 {
+				require.NoError(r, syscall.Kill(pid, syscall.SIGCONT))
+			}
+			if r.me() != victim {
+				r.goOn()
+			}
+		})
+	})
+}
+
+// TestProcesses has processes do verbs back to back.
+func TestProcesses(t *testing.T) {
+	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
+		processes(t, j, func(r *rank) {
+			for i := range 200 {
+				require.NoError(r, r.reduces(i*i))
+			}
+			x := vector[float64](0, 300_000)
+			if r.me() > 0 {
+				clear(x)
+			}
+			require.NoError(r, collective.Broadcast(r.ctx, r.c, 0, x))
+			assert.True(r, slices.Equal(vector[float64](0, 300_000), x))
+			require.NoError(r, r.c.Barrier(r.ctx))
+		})
+	})
+}
