@@ -40,7 +40,7 @@ func TestAllocations(t *testing.T) {
 				assert.NoError(r, r.c.Barrier(r.ctx))
 				if r.me() == 0 {
 					runtime.ReadMemStats(&after)
-					
+
 					assert.Less(r, (after.TotalAlloc-before.TotalAlloc)/uint64(steps*5*n), uint64(mostAllocated), "%d elements", length)
 				}
 			})

@@ -28,21 +28,27 @@ type way struct {
 	host func(rank int) string
 	alg  collective.Algorithm
 	proc bool // as if each rank were a process
+
+	set    func(c *pgroup.Config) // nil: nothing else
+	listen string
 }
 
 func apart(rank int) string { return fmt.Sprint("node ", rank) }
 
 func ways() []way {
+	node := func(int) string { return "node" }
+	pairs := func(rank int) string { return fmt.Sprint("node ", rank/2) }
+	unequal := func(rank int) string { return fmt.Sprint("node ", min(rank, 1)) }
 	return []way{
-		{"one process", func(int) string { return "node" }, collective.Auto, false},
-		{"processes", func(int) string { return "node" }, collective.Auto, true},
-		{"hosts of processes", func(rank int) string { return fmt.Sprint("node ", rank/3) }, collective.Auto, true},
-		{"TCP", apart, collective.Auto, false},
-		{"ring", apart, collective.Ring, false},
-		{"doubling", apart, collective.RecursiveDoubling, false},
-		{"halving", apart, collective.HalvingDoubling, false},
-		{"hosts", func(rank int) string { return fmt.Sprint("node ", rank/2) }, collective.Auto, false},
-		{"unequal hosts", func(rank int) string { return fmt.Sprint("node ", min(rank, 1)) }, collective.Auto, false},
+		{name: "one process", host: node},
+		{name: "processes", host: node, proc: true},
+		{name: "hosts of processes", host: func(rank int) string { return fmt.Sprint("node ", rank/3) }, proc: true},
+		{name: "TCP", host: apart},
+		{name: "ring", host: apart, alg: collective.Ring},
+		{name: "doubling", host: apart, alg: collective.RecursiveDoubling},
+		{name: "halving", host: apart, alg: collective.HalvingDoubling},
+		{name: "hosts", host: pairs},
+		{name: "unequal hosts", host: unequal},
 	}
 }
 
@@ -66,12 +72,16 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 		all.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			g, err := pgroup.Create(ctx, pgroup.Config{Rank: i, Size: n, Store: meet, Host: w.host(i)})
+			cfg := pgroup.Config{Rank: i, Size: n, Store: meet, Host: w.host(i)}
+			if w.set != nil {
+				w.set(&cfg)
+			}
+			g, err := pgroup.Create(ctx, cfg)
 			if !assert.NoError(t, err) {
 				return
 			}
 			defer g.Close()
-			o := &collective.Options{Algorithm: w.alg}
+			o := &collective.Options{Algorithm: w.alg, Listen: w.listen}
 			if w.proc {
 				collective.Apart(o, fmt.Sprint(i))
 			}
@@ -131,10 +141,10 @@ func sum[T tensor.Number](ranks, n, div int) []T {
 	return out
 }
 
-var lengths = []int{0, 1, 3, 1000, 5000, 300_001}
+var lengths = []int{0, 1, 3, 5000, 150_001}
 
 func TestAllReduce(t *testing.T) {
-	over(t, []int{1, 2, 3, 4, 5, 7, 8}, func(t *testing.T, w way, n int) {
+	over(t, []int{1, 2, 3, 5, 8}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
 			for _, length := range lengths {
 				x := vector[float32](r.me(), length)
@@ -158,7 +168,7 @@ func TestAllReduce(t *testing.T) {
 }
 
 func TestVerbs(t *testing.T) {
-	over(t, []int{1, 2, 3, 4, 6}, func(t *testing.T, w way, n int) {
+	over(t, []int{1, 3, 4}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
 			for _, length := range lengths {
 				for _, root := range []int{0, n - 1} {

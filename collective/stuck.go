@@ -12,7 +12,7 @@ import (
 )
 
 // stuckTime is how long a verb takes before a rank asks what the others do. Messages say so only to those that get some.
-const stuckTime = 250 * time.Millisecond
+const stuckTime = 100 * time.Millisecond
 
 // watch looks after the verb that has the turn. When that has taken long, a goroutine of the watch asks the others what they do, until it ends.
 type watch struct {
@@ -101,7 +101,7 @@ func (s *stuck) run() {
 		select {
 		case <-s.ctx.Done():
 		case <-s.call.over.Done():
-		case <-time.After(stuckTime / 5):
+		case <-time.After(stuckTime):
 		}
 	}
 }

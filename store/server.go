@@ -34,7 +34,7 @@ type ServerLimits struct {
 	// Grace is how long a session whose connection has broken may take to come back, before it is lost; default 500 ms.
 	Grace time.Duration
 	// Silence is after how long a peer is lost that does not answer probes; default 15 s. If others wait for one of its
-	// ranks it is a second.
+	// ranks it is 0.6 to 0.8 seconds.
 	Silence time.Duration
 }
 
