@@ -2,8 +2,10 @@ package collective
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/shm"
@@ -32,30 +34,46 @@ func (m *boards) discard() {
 	}
 }
 
-// connect maps the boards of the others of this node. The one with the higher index dials.
-func (m *boards) connect(ctx context.Context, c *core, ranks []int, me int, refs []*shm.Ref) error {
+// connect maps the boards of the others of this node. It tries all, so that nobody waits for this rank if one fails.
+func (m *boards) connect(ctx context.Context, c *core, ranks []int, me int, refs []*shm.Ref) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
 	m.me, m.all = me, make([][]byte, len(ranks))
 	m.all[me] = m.mine
 	for i, rank := range ranks {
-		if i == me {
-			continue
+		if i != me {
+			err = errors.Join(err, m.exchange(ctx, c, i, rank, refs))
 		}
-		conn, err := c.memoryTo(ctx, rank, i < me)
-		if err != nil {
+	}
+	return err
+}
+
+// connectTime bounds how long ranks of a host take to show each other their boards; without them they use connections.
+const connectTime = 10 * time.Second
+
+// exchange maps the board of the rank with index i, which maps this one's. The one with the higher index dials, and speaks first.
+func (m *boards) exchange(ctx context.Context, c *core, i, rank int, refs []*shm.Ref) error {
+	conn, err := c.memoryTo(ctx, rank, i < m.me)
+	if err != nil {
+		return err
+	}
+	m.conns = append(m.conns, conn)
+	lend := func() error { return conn.Lend(ctx, m.arena, *refs[m.me]) }
+	if i < m.me {
+		if err := lend(); err != nil {
 			return err
 		}
-		m.conns = append(m.conns, conn)
-		if err := conn.Lend(ctx, m.arena, *refs[me]); err != nil {
-			return err
-		}
-		blocks, err := conn.Map(ctx, *refs[i])
-		if err != nil {
-			return err
-		}
-		m.lent = append(m.lent, blocks...)
-		if m.all[i] = blocks[0].Data; len(m.all[i]) < boardSize {
-			return fmt.Errorf("rank %d shares %d bytes, where %d are expected: another version of muster?", rank, len(m.all[i]), boardSize)
-		}
+	}
+	blocks, err := conn.Map(ctx, *refs[i])
+	if err != nil {
+		return err
+	}
+	m.lent = append(m.lent, blocks...)
+	if m.all[i] = blocks[0].Data; len(m.all[i]) < boardSize {
+		return fmt.Errorf("rank %d shares %d bytes, where %d are expected: another version of muster?", rank, len(m.all[i]), boardSize)
+	}
+	if i > m.me {
+		return lend()
 	}
 	return nil
 }
@@ -73,6 +91,8 @@ func (c *core) memoryTo(ctx context.Context, rank int, dial bool) (*shm.Conn, er
 		case conn = <-c.lanes.memory[rank]:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
+		case <-c.over.Done():
+			return nil, context.Cause(c.over)
 		}
 	}
 	unix, ok := conn.Conn.(*net.UnixConn)

@@ -198,6 +198,7 @@ func (c *core) fail(v *wire.Verdict) {
 			select {
 			case <-c.over.Done():
 			case <-ctx.Done():
+				c.end(c.rankError(v)) // nobody can be told soon
 			}
 		}
 		v = parseVerdict(now, v)

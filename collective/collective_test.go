@@ -62,6 +62,14 @@ type rank struct {
 
 func (r *rank) me() int { return r.g.Rank() }
 
+func (w way) options(rank int) *collective.Options {
+	o := &collective.Options{Algorithm: w.alg, Listen: w.listen}
+	if w.proc {
+		collective.Apart(o, fmt.Sprint(rank))
+	}
+	return o
+}
+
 // run has n ranks do f.
 func (w way) run(t *testing.T, n int, f func(r *rank)) {
 	t.Helper()
@@ -81,11 +89,7 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 				return
 			}
 			defer g.Close()
-			o := &collective.Options{Algorithm: w.alg, Listen: w.listen}
-			if w.proc {
-				collective.Apart(o, fmt.Sprint(i))
-			}
-			c, err := collective.Open(ctx, g, o)
+			c, err := collective.Open(ctx, g, w.options(i))
 			if !assert.NoError(t, err) {
 				return
 			}
@@ -142,6 +146,21 @@ func sum[T tensor.Number](ranks, n, div int) []T {
 }
 
 var lengths = []int{0, 1, 3, 5000, 150_001}
+
+// TestOpen opens many, one after the other and at the same time, on the same groups.
+func TestOpen(t *testing.T) {
+	over(t, []int{3}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			for range 20 {
+				c, err := collective.Open(r.ctx, r.g, w.options(r.me()))
+				require.NoError(r, err)
+				assert.NoError(r, (&rank{r.T, r.ctx, r.g, c}).reduces(100))
+				assert.NoError(r, c.Barrier(r.ctx))
+				assert.NoError(r, c.Close())
+			}
+		})
+	})
+}
 
 func TestAllReduce(t *testing.T) {
 	over(t, []int{1, 2, 3, 5, 8}, func(t *testing.T, w way, n int) {

@@ -36,21 +36,23 @@ func (c *core) share(ctx context.Context) error {
 		board.discard()
 		return err
 	}
+	var l *local
 	if len(ranks) > 1 {
-		c.local = &local{ranks: ranks, me: c.sites.place}
-		err = c.enter(ctx, board, fmt.Sprint(cards[0].Room, " ", c.sites.node), cards)
+		l = &local{ranks: ranks, me: c.sites.place}
+		if err = c.enter(ctx, l, board, fmt.Sprint(cards[0].Room, " ", c.sites.node), cards); err != nil {
+			l.close() // and so those who try it with this rank fail too
+		}
 	}
 	// One that could not is to keep all others from waiting for it there.
 	failed, gone := pgroup.AllGather(ctx, c.group.Channel("open"), errorText(err))
-	if gone != nil {
-		return gone
+	c.shared = gone == nil && !slices.ContainsFunc(failed, func(text string) bool { return text != "" })
+	switch {
+	case c.shared:
+		c.local = l
+	case l != nil && err == nil:
+		l.close()
 	}
-	c.shared = !slices.ContainsFunc(failed, func(text string) bool { return text != "" })
-	if !c.shared && c.local != nil {
-		c.local.close()
-		c.local = nil
-	}
-	return nil
+	return gone
 }
 
 func errorText(err error) string {
@@ -83,8 +85,7 @@ func (c *core) shares(cards []card) (some bool) {
 }
 
 // enter makes the medium: slices if all ranks of the node are in one process, boards if not.
-func (c *core) enter(ctx context.Context, board *boards, room string, cards []card) error {
-	l := c.local
+func (c *core) enter(ctx context.Context, l *local, board *boards, room string, cards []card) error {
 	refs := make([]*shm.Ref, len(l.ranks))
 	one := true
 	for i, r := range l.ranks {

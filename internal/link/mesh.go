@@ -26,7 +26,8 @@ type Options struct {
 	Name   string // tells the meshes of a group apart; all ranks open them in the same order
 	Listen string // host or host:port for other nodes to connect to; default: the interface that leads to the group's store
 
-	// Accept takes over a connection that another rank has dialled. Dial returns over there when it has. It must not wait.
+	// Accept takes over a connection that another rank has dialled. Dial returns over there when it has. It must not wait. Who has dialled
+	// speaks first: what the other side says before it hears anything may come before Dial knows that it is accepted.
 	Accept func(*Conn)
 }
 
