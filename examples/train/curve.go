@@ -75,10 +75,12 @@ func readCurve(file string) (*curve, error) {
 	}
 	for {
 		row, err := rows.Read()
-		if errors.Is(err, io.EOF) && len(c.losses) > 0 {
+		switch {
+		case errors.Is(err, io.EOF) && len(c.losses) == 0:
+			return nil, fmt.Errorf("%s has no steps", file)
+		case errors.Is(err, io.EOF):
 			return c, nil
-		}
-		if err != nil {
+		case err != nil:
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
 		loss, err := strconv.ParseFloat(row[1], 64)

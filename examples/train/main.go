@@ -57,6 +57,9 @@ func (o *options) run(ctx context.Context, out io.Writer) error {
 		out = io.Discard
 	}
 	if err := o.train(ctx, g, out); err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", context.Cause(ctx), err) // which signal it was
+		}
 		g.Abort(err) // the others need not wait for this rank, and hear why
 		return fmt.Errorf("rank %d: %w", g.Rank(), err)
 	}

@@ -37,23 +37,23 @@ func drawCurves(file string, curves []*curve) error {
 	}
 	loss, diff := plot.New(), plot.New()
 	loss.Y.Label.Text = "loss of the batch, nats"
-	loss.Y.Min = 0
 	loss.Legend.Top = true
 	diff.X.Label.Text = "step"
 	diff.Y.Label.Text = "difference from " + curves[0].name
-	diff.Y.Tick.Marker = plot.DefaultTicks{}
+	const thin, step = vg.Length(0.8), vg.Length(0.6) // what is drawn first is thicker: it is seen beside what lies on it
 	for i, c := range curves {
-		width := vg.Points(0.7 + 1.2*float64(len(curves)-1-i)) // what lies below others is seen beside them
-		line, err := addLine(loss, c.losses, i, width)
+		line, err := addLine(loss, c.losses, i, thin+step*vg.Length(len(curves)-1-i))
 		if err != nil {
 			return err
 		}
 		loss.Legend.Add(c.name, line)
-		if _, err := addLine(diff, minus(c.losses, curves[0].losses), i, width); err != nil {
+	}
+	for i, c := range slices.Backward(curves) { // so those that are like the first one lie above those that are not
+		if _, err := addLine(diff, minus(c.losses, curves[0].losses), i, thin+step*vg.Length(i)); err != nil {
 			return err
 		}
 	}
-	loss.Y.Min = 0
+	loss.X.Min, loss.Y.Min, diff.X.Min = 0, 0, 0
 	return save(file, format, loss, diff)
 }
 

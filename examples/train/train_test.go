@@ -151,6 +151,7 @@ func TestTerminated(t *testing.T) {
 		assertExit(t, j, rank, 1)
 		assert.Contains(t, said(j, rank), "rank 1")
 	}
+	assert.Contains(t, said(j, 1), "train: rank 1: terminated signal received: step ")
 }
 
 func assertExit(t *testing.T, j *job, rank, code int) {
