@@ -43,9 +43,9 @@ func read(t *testing.T, file string) []byte {
 // The loss of every step and the weights at the end have the same bits, however many processes there are.
 func TestDeterministic(t *testing.T) {
 	for _, flags := range []string{
-		"-deterministic -steps 60",
+		"-deterministic -steps 40",
 		"-deterministic -steps 20 -batch 3", // less than one for each of four ranks
-		"-deterministic -steps 20 -batch 61 -hidden 7",
+		"-deterministic -steps 40 -batch 61 -hidden 7",
 	} {
 		t.Run(flags, func(t *testing.T) {
 			one := trained(t, 1, flags)
@@ -60,12 +60,12 @@ func TestDeterministic(t *testing.T) {
 
 // Floats give the same bits in every run of as many ranks, and others with another number of them.
 func TestDefault(t *testing.T) {
-	one, four, again := trained(t, 1, "-steps 60"), trained(t, 4, "-steps 60"), trained(t, 4, "-steps 60")
+	one, four, again := trained(t, 1, "-steps 30"), trained(t, 4, "-steps 30"), trained(t, 4, "-steps 30")
 	assert.Equal(t, string(four.csv), string(again.csv))
 	assert.True(t, string(four.model) == string(again.model))
 	assert.NotEqual(t, string(one.csv), string(four.csv))
 	assert.False(t, string(one.model) == string(four.model))
-	exact := trained(t, 2, "-steps 60 -deterministic")
+	exact := trained(t, 2, "-steps 30 -deterministic")
 	for _, other := range []left{four, exact} {
 		assert.InDeltaSlice(t, losses(t, one.csv), losses(t, other.csv), 1e-3)
 	}
@@ -129,7 +129,7 @@ func TestKilled(t *testing.T) {
 		"rank 0, which hosts":   {0, "", hosted},
 	} {
 		t.Run(name, func(t *testing.T) {
-			j := start(t, 4, func(int) string { return tc.flags + " -steps 10000000" }, tc.place(t))
+			j := start(t, 4, func(int) string { return tc.flags + " -batch 4 -steps 10000000" }, tc.place(t))
 			j.wait(t, "step 500 of")
 			require.NoError(t, j.Process(tc.victim).Signal(syscall.SIGKILL))
 			require.NoError(t, j.Wait())
@@ -143,7 +143,7 @@ func TestKilled(t *testing.T) {
 
 // A rank that is asked to end tells the others.
 func TestTerminated(t *testing.T) {
-	j := start(t, 3, func(int) string { return "-steps 10000000" }, served(t))
+	j := start(t, 3, func(int) string { return "-batch 4 -steps 10000000" }, served(t))
 	j.wait(t, "step 500 of")
 	require.NoError(t, j.Process(1).Signal(syscall.SIGTERM))
 	require.NoError(t, j.Wait())
