@@ -49,7 +49,7 @@ func load(file string) (dataset, error) {
 	return split(all), nil
 }
 
-// split holds every fifth example out. Those who wrote them wrote others too, from which the model learns: a stranger's digits are harder.
+// split holds every fifth example out. The file does not say who wrote which, so the same people's digits are in both parts.
 func split(all []example) (d dataset) {
 	for i, e := range all {
 		if i%5 == 4 {
