@@ -1,0 +1,60 @@
+package main
+
+var (
+	Run       = run
+	ReadCurve = readCurve
+	Digits    = digits
+)
+
+func (c *curve) Losses() []float64 { return c.losses }
+
+// Count is how many digits there are to learn from, how many held out, and of each label.
+func Count(file string) (train, heldOut int, labels [classes]int, err error) {
+	d, err := load(file)
+	for _, part := range [][]example{d.train, d.heldOut} {
+		for _, e := range part {
+			labels[e.label]++
+		}
+	}
+	return len(d.train), len(d.heldOut), labels, err
+}
+
+// Gradient is that of the loss of an example of the built-in data, and a function of the weights that is the loss.
+func Gradient(hidden, nth int) (weights, grad []float32, loss func() float64, err error) {
+	d, err := load("")
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	n, g := newNetwork(hidden), newLayers(hidden)
+	n.draw(seed)
+	n.backward(g, &d.train[nth])
+	return n.all, g.all, func() float64 { return n.backward(newLayers(hidden), &d.train[nth]) }, nil
+}
+
+// ExactMean is the mean of gradients, and of losses, each of which a rank has.
+func ExactMean(ranks [][][]float32, losses [][]float64) (grad []float32, loss float64, err error) {
+	var total exactSum
+	count := 0
+	for rank, grads := range ranks {
+		for i, g := range grads {
+			if total == nil {
+				total = make(exactSum, len(g)+1)
+				grad = make([]float32, len(g))
+			}
+			count++
+			if err := total.add(g, losses[rank][i]); err != nil {
+				return nil, 0, err
+			}
+		}
+	}
+	return grad, total.mean(grad, count), nil
+}
+
+// Batches are the first batches of examples.
+func Batches(n, size, count int) (all [][]int) {
+	b := batches{n: n, size: size}
+	for range count {
+		all = append(all, b.next())
+	}
+	return all
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"crypto/sha256"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+)
+
+// options are the flags.
+type options struct {
+	steps, batch, hidden   int
+	rate                   float64
+	deterministic          bool
+	data, csv, plot, model string
+	others                 []string // curves of other runs, to draw beside this one's
+}
+
+// parseFlags writes help to out if it is asked for; the error is flag.ErrHelp then.
+func parseFlags(args []string, out io.Writer) (*options, error) {
+	o := &options{}
+	f := flag.NewFlagSet("train", flag.ContinueOnError)
+	f.SetOutput(io.Discard) // errors are told in one line
+	f.Usage = func() {}
+	f.IntVar(&o.steps, "steps", 400, "how many batches to learn from")
+	f.IntVar(&o.batch, "batch", 64, "how many digits all ranks together learn from in a step")
+	f.IntVar(&o.hidden, "hidden", 64, "how many units the hidden layer has")
+	f.Float64Var(&o.rate, "lr", 0.05, "how far a step goes down the gradient")
+	f.BoolVar(&o.deterministic, "deterministic", false, "the same bits whatever the number of ranks")
+	f.StringVar(&o.data, "data", "", "`file` of gzipped CSV, a row for each digit: 64 pixels from 0 to 16, and the label; default: the data that come with the program")
+	f.StringVar(&o.csv, "csv", "", "`file` for the loss of each step, with all its bits")
+	f.StringVar(&o.plot, "plot", "", "`file`.svg, .png or .pdf for a picture of it, with the curves of the CSV files that are named behind the flags")
+	f.StringVar(&o.model, "model", "", "`file` for the weights, in the safetensors format")
+	switch err := f.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprint(out, "train [flags] [CSV…]\n\n")
+		f.SetOutput(out)
+		f.PrintDefaults()
+		return nil, err
+	case err != nil:
+		return nil, err
+	}
+	o.others = f.Args()
+	return o, o.check()
+}
+
+func (o *options) check() error {
+	switch {
+	case o.steps < 1:
+		return fmt.Errorf("-steps %d: at least 1", o.steps)
+	case o.batch < 1 || o.batch > maxBatch:
+		return fmt.Errorf("-batch %d: from 1 to %d", o.batch, maxBatch)
+	case o.hidden < 1 || o.hidden > 1<<16:
+		return fmt.Errorf("-hidden %d: from 1 to %d", o.hidden, 1<<16)
+	case !(o.rate > 0 && o.rate < 1e9): // not NaN either
+		return fmt.Errorf("-lr %v: above 0, and finite", o.rate)
+	case o.plot == "" && len(o.others) > 0:
+		return fmt.Errorf("%q is for -plot, which is not given", o.others[0])
+	case o.plot != "":
+		_, err := plotFormat(o.plot)
+		if err != nil {
+			return fmt.Errorf("-plot %w", err)
+		}
+	}
+	return nil
+}
+
+// common is what all ranks must have alike, or their replicas would part without a word.
+func (o *options) common(data dataset) string {
+	h := sha256.New()
+	for _, part := range [][]example{data.train, data.heldOut} {
+		fmt.Fprintln(h, part)
+	}
+	return fmt.Sprintf("-steps %d -batch %d -hidden %d -lr %v -deterministic=%t data %.6x", o.steps, o.batch, o.hidden, o.rate, o.deterministic, h.Sum(nil))
+}

@@ -1,0 +1,142 @@
+// Train learns to read handwritten digits, on as many processes as it is started as.
+//
+//	muster run -n 4 -- go run ./examples/train
+//	muster run -n 4 -- go run ./examples/train -deterministic -csv four.csv
+//
+// Every rank has the whole model, and learns from its share of each batch; the gradients are averaged over all ranks. README.md shows
+// what it prints and draws.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// run returns what the process exits with: 2 if it was called in a wrong way, 1 if it failed.
+func run(args []string, out, errs io.Writer) int {
+	o, err := parseFlags(args, out)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(errs, "train: %v; -h lists the flags\n", err)
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := o.run(ctx, out); err != nil {
+		fmt.Fprintln(errs, "train:", err)
+		return 1
+	}
+	return 0
+}
+
+// run is one rank's life.
+func (o *options) run(ctx context.Context, out io.Writer) error {
+	cfg, err := pgroup.FromEnv()
+	if err != nil {
+		return fmt.Errorf("%w; start it with: muster run -n 4 -- go run ./examples/train", err)
+	}
+	g, err := pgroup.Create(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	if g.Rank() != 0 {
+		out = io.Discard
+	}
+	if err := o.train(ctx, g, out); err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", context.Cause(ctx), err) // which signal it was
+		}
+		g.Abort(err) // the others need not wait for this rank, and hear why
+		return fmt.Errorf("rank %d: %w", g.Rank(), err)
+	}
+	return g.Shutdown(ctx)
+}
+
+func (o *options) train(ctx context.Context, g *pgroup.Group, out io.Writer) (err error) {
+	data, err := load(o.data)
+	if err != nil {
+		return err
+	}
+	if o.batch > len(data.train) {
+		return fmt.Errorf("-batch %d is more than the %d examples that there are to learn from", o.batch, len(data.train))
+	}
+	if err := alike(ctx, g, "flags or data", o.common(data)); err != nil {
+		return err
+	}
+	files, err := o.prepare(g.Rank())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, files.mine.close()) }()
+	t, err := open(ctx, g, o, data)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = t.comm.Close() }() // does nothing after Shutdown
+	fmt.Fprintf(out, "%d ranks; %d digits to learn from, %d held out; %d weights\n", g.Size(), len(data.train), len(data.heldOut), len(t.net.all))
+	r := &report{out: out, every: max(1, min(o.steps/10, 500)), steps: o.steps, curve: files.mine}
+	if err := t.run(ctx, r.tell); err != nil {
+		return err
+	}
+	sum, err := t.same(ctx, g)
+	if err != nil {
+		return err
+	}
+	right, of := t.net.right(data.heldOut), len(data.heldOut)
+	fmt.Fprintf(out, "held out: %d of %d right, %.1f %%\nweights: sha256 %s, on every rank\n", right, of, 100*float64(right)/float64(of), sum)
+	if err := files.write(t.net.layers); err != nil {
+		return err
+	}
+	return t.dp.Shutdown(ctx)
+}
+
+// files are what a run leaves. Rank 0 writes them, and the others none.
+type files struct {
+	plot, model string
+	others      []*curve // to draw
+	mine        *curve
+}
+
+// prepare fails before the training if it would after it.
+func (o *options) prepare(rank int) (f files, err error) {
+	if rank != 0 {
+		f.mine, err = newCurve("")
+		return f, err
+	}
+	f.plot, f.model = o.plot, o.model
+	for _, name := range o.others {
+		c, err := readCurve(name)
+		if err != nil {
+			return f, err
+		}
+		f.others = append(f.others, c)
+	}
+	f.mine, err = newCurve(o.csv)
+	return f, err
+}
+
+func (f *files) write(weights layers) error {
+	if f.model != "" {
+		if err := safetensors.WriteFile(f.model, weights.tensors(), nil); err != nil {
+			return err
+		}
+	}
+	if f.plot != "" {
+		return drawCurves(f.plot, append(f.others, f.mine))
+	}
+	return nil
+}

@@ -1,0 +1,166 @@
+package main_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	train "github.com/muster-pg/muster/examples/train"
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// arguments are what this binary is called with, a line each, when a test starts it again as a rank.
+const arguments = "MUSTER_TRAIN_TEST"
+
+// limit is for whatever should take little time, also on a busy machine under the race detector.
+const limit = 2 * time.Minute
+
+func TestMain(m *testing.M) {
+	if args, ok := os.LookupEnv(arguments); ok {
+		launch.ExitWithParent()
+		os.Exit(train.Run(strings.Fields(args), os.Stdout, os.Stderr))
+	}
+	for _, name := range []string{"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"} {
+		_ = os.Unsetenv(name)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// job is ranks that are processes.
+type job struct {
+	*launch.Job
+	out, errs *text
+}
+
+// start starts n ranks; args is what each of them is called with.
+func start(t *testing.T, n int, args func(rank int) string, place func(rank int) pgroup.Config) *job {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	j := &job{out: newText(), errs: newText()}
+	j.Job, err = launch.Start(ctx, launch.Spec{
+		N: n, Path: self, Output: j.out, ErrOutput: j.errs, Tether: true, Grace: -1,
+		MayFail: func(int) bool { return true }, // as if each were started by hand: nobody ends the others
+		Env: func(rank int) []string {
+			c := place(rank)
+			c.Rank, c.Size = rank, n
+			// The race detector would make each rank linger for a second at its end.
+			return append(c.Environ(), "GORACE=atexit_sleep_ms=0", arguments+"="+args(rank))
+		},
+	})
+	require.NoError(t, err)
+	return j
+}
+
+// served is a store that the test hosts.
+func served(t *testing.T) func(int) pgroup.Config {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	memory := new(store.Memory)
+	srv := &store.Server{Engine: memory}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = srv.Serve(l) })
+	t.Cleanup(func() {
+		_ = srv.Close()
+		_ = memory.Close()
+		serving.Wait()
+	})
+	return func(int) pgroup.Config { return pgroup.Config{Address: "muster://" + l.Addr().String()} }
+}
+
+// hosted is a store that rank 0 hosts, at a port that was free.
+func hosted(t *testing.T) func(int) pgroup.Config {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return func(int) pgroup.Config { return pgroup.Config{Address: l.Addr().String()} }
+}
+
+// run runs n ranks, all of which are to end well, and returns what they print.
+func run(t *testing.T, n int, args string) string {
+	t.Helper()
+	j := start(t, n, func(int) string { return args }, served(t))
+	err := j.Wait()
+	require.NoError(t, err, j.errs)
+	for rank := range n {
+		require.NoError(t, j.Process(rank).Err(), "rank %d\n%v", rank, j.errs)
+	}
+	require.Empty(t, j.errs.String())
+	return j.out.String()
+}
+
+// said is what a rank has printed to standard error.
+func said(j *job, rank int) string {
+	var mine []string
+	for line := range strings.Lines(j.errs.String()) {
+		if own, ok := strings.CutPrefix(line, fmt.Sprintf("[%d] ", rank)); ok {
+			mine = append(mine, own)
+		}
+	}
+	return strings.Join(mine, "")
+}
+
+// text keeps what is written, and tells who waits for some of it.
+type text struct {
+	mu     sync.Mutex // protects the fields below
+	b      bytes.Buffer
+	change chan struct{} // closed when something is written
+}
+
+func newText() *text { return &text{change: make(chan struct{})} }
+
+func (w *text) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	close(w.change)
+	w.change = make(chan struct{})
+	return w.b.Write(b)
+}
+
+func (w *text) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.b.String()
+}
+
+// wait returns when s has been written, or the job has ended.
+func (j *job) wait(t *testing.T, s string) {
+	t.Helper()
+	for {
+		j.out.mu.Lock()
+		there, change := strings.Contains(j.out.b.String(), s), j.out.change
+		j.out.mu.Unlock()
+		if there {
+			return
+		}
+		select {
+		case <-change:
+		case <-j.Done():
+			require.Contains(t, j.out.String(), s, "the job has ended; %v", j.errs)
+		}
+	}
+}
+
+// others are the ranks below n but one.
+func others(n, but int) (ranks []int) {
+	for rank := range n {
+		ranks = append(ranks, rank)
+	}
+	return slices.Delete(ranks, but, but+1)
+}

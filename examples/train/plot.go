@@ -1,0 +1,99 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+)
+
+const (
+	plotWidth  = 16 * vg.Centimeter
+	plotHeight = 14 * vg.Centimeter
+)
+
+// plotFormat is that of a file, by its name.
+func plotFormat(file string) (string, error) {
+	format := strings.ToLower(strings.TrimPrefix(filepath.Ext(file), "."))
+	if !slices.Contains([]string{"svg", "png", "pdf"}, format) {
+		return "", fmt.Errorf("%q should end in .svg, .png or .pdf", file)
+	}
+	return format, nil
+}
+
+// drawCurves writes a picture of the curves, and below of what each differs from the first.
+func drawCurves(file string, curves []*curve) error {
+	format, err := plotFormat(file)
+	if err != nil {
+		return err
+	}
+	loss, diff := plot.New(), plot.New()
+	loss.Y.Label.Text = "loss of the batch, nats"
+	loss.Legend.Top = true
+	diff.X.Label.Text = "step"
+	diff.Y.Label.Text = "difference from " + curves[0].name
+	const thin, step = vg.Length(0.8), vg.Length(0.6) // what is drawn first is thicker: it is seen beside what lies on it
+	for i, c := range curves {
+		line, err := addLine(loss, c.losses, i, thin+step*vg.Length(len(curves)-1-i))
+		if err != nil {
+			return err
+		}
+		loss.Legend.Add(c.name, line)
+	}
+	for i, c := range slices.Backward(curves) { // so those that are like the first one lie above those that are not
+		if _, err := addLine(diff, minus(c.losses, curves[0].losses), i, thin+step*vg.Length(i)); err != nil {
+			return err
+		}
+	}
+	loss.X.Min, loss.Y.Min, diff.X.Min = 0, 0, 0
+	return save(file, format, loss, diff)
+}
+
+func addLine(p *plot.Plot, ys []float64, color int, width vg.Length) (*plotter.Line, error) {
+	points := make(plotter.XYs, len(ys))
+	for i, y := range ys {
+		points[i] = plotter.XY{X: float64(i + 1), Y: y}
+	}
+	line, err := plotter.NewLine(points)
+	if err != nil {
+		return nil, err
+	}
+	line.Color, line.Width = plotutil.Color(color), width
+	p.Add(line)
+	return line, nil
+}
+
+// minus is as long as the shorter one.
+func minus(a, b []float64) []float64 {
+	d := make([]float64, min(len(a), len(b)))
+	for i := range d {
+		d[i] = a[i] - b[i]
+	}
+	return d
+}
+
+// save draws one plot above the other.
+func save(file, format string, above, below *plot.Plot) error {
+	c, err := draw.NewFormattedCanvas(plotWidth, plotHeight, format)
+	if err != nil {
+		return err
+	}
+	tiles := draw.Tiles{Cols: 1, Rows: 2, PadTop: vg.Points(6), PadBottom: vg.Points(6), PadRight: vg.Points(12), PadLeft: vg.Points(6), PadY: vg.Points(12)}
+	for i, part := range plot.Align([][]*plot.Plot{{above}, {below}}, tiles, draw.New(c)) {
+		[]*plot.Plot{above, below}[i].Draw(part[0])
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	_, err = c.WriteTo(f)
+	return errors.Join(err, f.Close())
+}

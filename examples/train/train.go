@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/strategy"
+	"github.com/muster-pg/muster/tensor"
+)
+
+const seed = 1 // of the first weights and of the order of examples
+
+// trainer is one rank's replica of the model, and its share of the work.
+type trainer struct {
+	*options
+	comm *collective.Comm
+	dp   *strategy.AllReduce
+	data dataset
+	net  *network
+	grad layers
+	sums exactSum // with -deterministic
+	sgd  sgd
+}
+
+// open connects the ranks and gives all of them the weights of rank 0.
+func open(ctx context.Context, g *pgroup.Group, o *options, data dataset) (*trainer, error) {
+	comm, err := collective.Open(ctx, g, nil)
+	if err != nil {
+		return nil, err
+	}
+	t := &trainer{options: o, comm: comm, dp: strategy.New(comm, nil), data: data, net: newNetwork(o.hidden), grad: newLayers(o.hidden)}
+	t.sgd.velocity = make([]float32, len(t.grad.all))
+	t.sums = make(exactSum, len(t.grad.all)+1)
+	if t.dp.Rank() == 0 {
+		t.net.draw(seed)
+	}
+	if err := t.dp.BroadcastTensors(ctx, 0, t.net.tensors()); err != nil {
+		return nil, errors.Join(err, comm.Close())
+	}
+	return t, nil
+}
+
+// run takes all steps. It tells each of them, with its loss, which is the same on all ranks.
+func (t *trainer) run(ctx context.Context, tell func(step int, loss float64) error) error {
+	b := batches{n: len(t.data.train), size: t.batch}
+	for step := 1; step <= t.steps; step++ {
+		loss, err := t.step(ctx, b.next())
+		if err == nil {
+			err = tell(step, loss)
+		}
+		if err != nil {
+			return fmt.Errorf("step %d: %w", step, err)
+		}
+	}
+	return nil
+}
+
+// step learns from one batch, of which every rank takes its share, and returns its mean loss before.
+func (t *trainer) step(ctx context.Context, batch []int) (loss float64, err error) {
+	rank, size := t.dp.Rank(), t.dp.Size()
+	mine := batch[len(batch)*rank/size : len(batch)*(rank+1)/size]
+	if t.deterministic {
+		loss, err = t.exact(ctx, mine, len(batch))
+	} else {
+		loss, err = t.average(ctx, mine, len(batch))
+	}
+	if err != nil {
+		return loss, err
+	}
+	if math.IsNaN(loss) || math.IsInf(loss, 0) { // on all ranks alike
+		return loss, fmt.Errorf("the loss is %v: a smaller -lr may help", loss)
+	}
+	t.sgd.update(t.net.all, t.grad.all, float32(t.rate))
+	return loss, nil
+}
+
+// average is how data parallelism is mostly done: each rank sums its own gradients, and the ranks average their sums, in floats.
+func (t *trainer) average(ctx context.Context, mine []int, n int) (float64, error) {
+	clear(t.grad.all)
+	loss := []float64{0}
+	for _, i := range mine {
+		loss[0] += t.net.backward(t.grad, &t.data.train[i])
+	}
+	scale := float32(t.dp.Size()) / float32(n) // shares may differ by one: the average over ranks is to be that over examples
+	for i := range t.grad.all {
+		t.grad.all[i] *= scale
+	}
+	if err := t.dp.AllReduceGradients(ctx, t.grad.tensors()); err != nil {
+		return 0, err
+	}
+	err := collective.AllReduce(ctx, t.comm, collective.Sum, loss)
+	return loss[0] / float64(n), err
+}
+
+// exact is the same mean, with bits that do not depend on how many ranks there are.
+func (t *trainer) exact(ctx context.Context, mine []int, n int) (float64, error) {
+	clear(t.sums)
+	for _, i := range mine {
+		clear(t.grad.all)
+		loss := t.net.backward(t.grad, &t.data.train[i])
+		if err := t.sums.add(t.grad.all, loss); err != nil {
+			return 0, err
+		}
+	}
+	if err := collective.AllReduce(ctx, t.comm, collective.Sum, t.sums); err != nil {
+		return 0, err
+	}
+	return t.sums.mean(t.grad.all, n), nil
+}
+
+// same returns a checksum of the weights. It is an error if ranks have different ones.
+func (t *trainer) same(ctx context.Context, g *pgroup.Group) (string, error) {
+	sum := fmt.Sprintf("%x", sha256.Sum256(tensor.From(t.net.all).Data))
+	return sum, alike(ctx, g, "weights", sum)
+}
+
+// alike is an error, on all ranks, if they have different values of what.
+func alike(ctx context.Context, g *pgroup.Group, what, mine string) error {
+	all, err := pgroup.AllGather(ctx, g, mine)
+	if err != nil {
+		return err
+	}
+	for rank, v := range all {
+		if v != all[0] {
+			return fmt.Errorf("ranks have different %s: rank 0 %s, and rank %d %s", what, all[0], rank, v)
+		}
+	}
+	return nil
+}
+
+// batches deals out examples: in every epoch all of them, in another order, the same on every rank. What does not fill a batch at the
+// end of an epoch is left out.
+type batches struct {
+	n, size int
+	epoch   uint64
+	left    []int
+}
+
+func (b *batches) next() []int {
+	if len(b.left) < b.size {
+		b.epoch++
+		b.left = rand.New(rand.NewPCG(seed, b.epoch)).Perm(b.n)
+	}
+	batch := b.left[:b.size]
+	b.left = b.left[b.size:]
+	return batch
+}
+
+// report is what rank 0 prints and keeps of a run.
+type report struct {
+	out   io.Writer
+	every int // steps between two lines
+	steps int
+	curve *curve
+}
+
+func (r *report) tell(step int, loss float64) error {
+	if step%r.every == 0 || step == r.steps {
+		fmt.Fprintf(r.out, "step %d of %d: loss %.4f\n", step, r.steps, loss)
+	}
+	return r.curve.add(step, loss)
+}

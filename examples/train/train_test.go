@@ -1,0 +1,276 @@
+package main_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	train "github.com/muster-pg/muster/examples/train"
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor/safetensors"
+)
+
+// left are the files that a run leaves.
+type left struct{ csv, model []byte }
+
+func trained(t *testing.T, n int, flags string) left {
+	t.Helper()
+	dir := t.TempDir()
+	csv, model := filepath.Join(dir, "curve.csv"), filepath.Join(dir, "model.safetensors")
+	run(t, n, fmt.Sprintf("%s -csv %s -model %s", flags, csv, model))
+	return left{read(t, csv), read(t, model)}
+}
+
+func read(t *testing.T, file string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.NotEmpty(t, b)
+	return b
+}
+
+// The loss of every step and the weights at the end have the same bits, however many processes there are.
+func TestDeterministic(t *testing.T) {
+	for _, flags := range []string{
+		"-deterministic -steps 40",
+		"-deterministic -steps 20 -batch 3", // less than one for each of four ranks
+		"-deterministic -steps 40 -batch 61 -hidden 7",
+	} {
+		t.Run(flags, func(t *testing.T) {
+			one := trained(t, 1, flags)
+			for _, n := range []int{2, 3, 4} {
+				many := trained(t, n, flags)
+				assert.Equal(t, string(one.csv), string(many.csv), "loss, %d processes", n)
+				assert.True(t, string(one.model) == string(many.model), "weights, %d processes", n)
+			}
+		})
+	}
+}
+
+// Floats give the same bits in every run of as many ranks, and others with another number of them.
+func TestDefault(t *testing.T) {
+	one, four, again := trained(t, 1, "-steps 30"), trained(t, 4, "-steps 30"), trained(t, 4, "-steps 30")
+	assert.Equal(t, string(four.csv), string(again.csv))
+	assert.True(t, string(four.model) == string(again.model))
+	assert.NotEqual(t, string(one.csv), string(four.csv))
+	assert.False(t, string(one.model) == string(four.model))
+	exact := trained(t, 2, "-steps 30 -deterministic")
+	for _, other := range []left{four, exact} {
+		assert.InDeltaSlice(t, losses(t, one.csv), losses(t, other.csv), 1e-3)
+	}
+}
+
+func losses(t *testing.T, csv []byte) []float64 {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "c.csv")
+	require.NoError(t, os.WriteFile(file, csv, 0o600))
+	c, err := train.ReadCurve(file)
+	require.NoError(t, err)
+	return c.Losses()
+}
+
+var accuracy = regexp.MustCompile(`held out: (\d+) of 359 right`)
+
+func TestLearns(t *testing.T) {
+	for _, flags := range []string{"", "-deterministic"} {
+		t.Run("flags="+flags, func(t *testing.T) {
+			dir := t.TempDir()
+			first, csv, plot, model := filepath.Join(dir, "first.csv"), filepath.Join(dir, "one.csv"), filepath.Join(dir, "two.svg"), filepath.Join(dir, "m.safetensors")
+			run(t, 1, flags+" -steps 10 -csv "+first)
+			out := run(t, 2, fmt.Sprintf("%s -csv %s -plot %s -model %s %s", flags, csv, plot, model, first))
+
+			m := accuracy.FindStringSubmatch(out)
+			require.NotNil(t, m, out)
+			right, err := strconv.Atoi(m[1])
+			require.NoError(t, err)
+			assert.Greater(t, float64(right)/359, 0.95)
+
+			ls := losses(t, read(t, csv))
+			require.Len(t, ls, 400)
+			assert.Greater(t, ls[0], 2.0) // ln 10 and more: it knows nothing
+			assert.Less(t, ls[399], 0.2)
+			assert.Contains(t, out, fmt.Sprintf("step 400 of 400: loss %.4f\n", ls[399]))
+
+			f, err := safetensors.Load(model)
+			require.NoError(t, err)
+			for name, shape := range map[string][]int{"hidden.weight": {64, 64}, "hidden.bias": {64}, "output.weight": {10, 64}, "output.bias": {10}} {
+				w, err := f.Tensor(name)
+				require.NoError(t, err)
+				assert.Equal(t, shape, w.Shape)
+			}
+			picture := string(read(t, plot))
+			for _, s := range []string{"<svg", ">first<", ">one<", ">difference from first<"} {
+				assert.Contains(t, picture, s)
+			}
+		})
+	}
+}
+
+// A rank that is killed ends the others: each says who is lost, and has an exit status of 1.
+func TestKilled(t *testing.T) {
+	for name, tc := range map[string]struct {
+		victim int
+		flags  string
+		place  func(*testing.T) func(int) pgroup.Config
+	}{
+		"rank 2":                {2, "", served},
+		"rank 2, deterministic": {2, "-deterministic", served},
+		"rank 0, which hosts":   {0, "", hosted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := start(t, 4, func(int) string { return tc.flags + " -batch 4 -steps 10000000" }, tc.place(t))
+			j.wait(t, "step 500 of")
+			require.NoError(t, j.Process(tc.victim).Signal(syscall.SIGKILL))
+			require.NoError(t, j.Wait())
+			for _, rank := range others(4, tc.victim) {
+				assertExit(t, j, rank, 1)
+				assert.Regexp(t, fmt.Sprintf(`^train: rank %d: step \d+: .*lost rank %d`, rank, tc.victim), said(j, rank))
+			}
+		})
+	}
+}
+
+// A rank that is asked to end tells the others.
+func TestTerminated(t *testing.T) {
+	j := start(t, 3, func(int) string { return "-batch 4 -steps 10000000" }, served(t))
+	j.wait(t, "step 500 of")
+	require.NoError(t, j.Process(1).Signal(syscall.SIGTERM))
+	require.NoError(t, j.Wait())
+	for rank := range 3 {
+		assertExit(t, j, rank, 1)
+		assert.Contains(t, said(j, rank), "rank 1")
+	}
+	assert.Contains(t, said(j, 1), "train: rank 1: terminated signal received: step ")
+}
+
+func assertExit(t *testing.T, j *job, rank, code int) {
+	t.Helper()
+	e, ok := errors.AsType[*launch.ExitError](j.Process(rank).Err())
+	require.True(t, ok, "rank %d has not failed", rank)
+	assert.Equal(t, code, e.Code, "rank %d: %s", rank, said(j, rank))
+}
+
+// What one rank finds wrong, all hear.
+func TestOneRankFails(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing.csv.gz")
+	for name, tc := range map[string]struct {
+		flags string // of rank 1; on the others only those in common
+		same  string
+		mine  string // what rank 1 says
+		all   string // what all say
+	}{
+		"no data":         {flags: "-data " + missing, mine: "no data: open " + missing, all: "no data"},
+		"other flags":     {flags: "-lr 0.5", mine: "rank 1 -steps 400 -batch 64 -hidden 64 -lr 0.5", all: "ranks have different flags or data: rank 0 -steps 400 -batch 64 -hidden 64 -lr 0.05"},
+		"batch too large": {same: "-batch 2000", mine: "-batch 2000 is more than the 1438 examples", all: "-batch 2000"},
+		"diverges":        {same: "-lr 1e8", mine: "a smaller -lr may help", all: "step "},
+		"diverges, exact": {same: "-lr 1e8 -deterministic", mine: "a smaller -lr may help", all: "a smaller -lr may help"},
+		"nowhere to draw": {same: "-csv " + filepath.Join(missing, "a.csv"), mine: "no such file or directory", all: "no such file or directory"},
+		"no such curve":   {same: "-plot a.svg " + missing, mine: missing, all: "no such file or directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			j := start(t, 2, func(rank int) string {
+				if rank == 1 {
+					return tc.same + " " + tc.flags
+				}
+				return tc.same
+			}, served(t))
+			require.NoError(t, j.Wait())
+			assert.Contains(t, said(j, 1), tc.mine)
+			for rank := range 2 {
+				assertExit(t, j, rank, 1)
+				assert.True(t, strings.HasPrefix(said(j, rank), fmt.Sprintf("train: rank %d: ", rank)), said(j, rank))
+				assert.Contains(t, said(j, rank), tc.all)
+			}
+		})
+	}
+}
+
+func TestFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"-nope":             "flag provided but not defined: -nope",
+		"-steps":            "flag needs an argument: -steps",
+		"-steps many":       `invalid value "many" for flag -steps`,
+		"-steps 0":          "-steps 0: at least 1",
+		"-batch 0":          "-batch 0: from 1 to 4096",
+		"-batch 5000":       "-batch 5000: from 1 to 4096",
+		"-hidden -1":        "-hidden -1: from 1",
+		"-lr 0":             "-lr 0: above 0",
+		"-lr NaN":           "-lr NaN: above 0",
+		"-plot a.txt":       `-plot "a.txt" should end in .svg, .png or .pdf`,
+		"other.csv":         `"other.csv" is for -plot`,
+		"-csv a.csv b -lr1": `"b" is for -plot`,
+	} {
+		t.Run(args, func(t *testing.T) {
+			var out, errs strings.Builder
+			assert.Equal(t, 2, train.Run(strings.Fields(args), &out, &errs))
+			assert.Regexp(t, "^train: .*; -h lists the flags\n$", errs.String())
+			assert.Contains(t, errs.String(), want)
+			assert.Empty(t, out.String())
+		})
+	}
+}
+
+func TestHelp(t *testing.T) {
+	var out, errs strings.Builder
+	assert.Equal(t, 0, train.Run([]string{"-h"}, &out, &errs))
+	for _, name := range []string{"steps", "batch", "hidden", "lr", "deterministic", "data", "csv", "plot", "model"} {
+		assert.Contains(t, out.String(), "  -"+name)
+	}
+	assert.Empty(t, errs.String())
+}
+
+func TestNoLauncher(t *testing.T) {
+	var out, errs strings.Builder
+	assert.Equal(t, 1, train.Run(nil, &out, &errs))
+	assert.Contains(t, errs.String(), "no launcher's environment")
+	assert.Contains(t, errs.String(), "muster run -n 4 -- go run ./examples/train")
+}
+
+func TestBatches(t *testing.T) {
+	all := train.Batches(10, 3, 6) // two epochs, of each of which one example is left out
+	assert.Equal(t, all, train.Batches(10, 3, 6))
+	assert.NotEqual(t, all[:3], all[3:])
+	for _, epoch := range [][][]int{all[:3], all[3:]} {
+		seen := map[int]bool{}
+		for _, batch := range epoch {
+			require.Len(t, batch, 3)
+			for _, i := range batch {
+				assert.False(t, seen[i])
+				assert.True(t, i >= 0 && i < 10)
+				seen[i] = true
+			}
+		}
+	}
+}
+
+// The gradient is the slope of the loss.
+func TestGradient(t *testing.T) {
+	weights, grad, loss, err := train.Gradient(12, 345)
+	require.NoError(t, err)
+	const h = 1.0 / 256
+	moved := 0
+	for i := range weights {
+		w := weights[i]
+		weights[i] = w + h
+		up := loss()
+		weights[i] = w - h
+		down := loss()
+		weights[i] = w
+		assert.InDelta(t, (up-down)/(2*h), grad[i], 2e-3, "weight %d", i)
+		if math.Abs(float64(grad[i])) > 0.01 {
+			moved++
+		}
+	}
+	assert.Greater(t, moved, 100)
+}
