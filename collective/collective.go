@@ -90,6 +90,7 @@ type core struct {
 	wide    []byte // 16-bit floats as float32
 	dsts    [][]byte
 	srcs    [][]byte
+	next    []int
 
 	pairs   pairs
 	watch   watch

@@ -84,8 +84,7 @@ func TestCutOff(t *testing.T) {
 	w := between(t, 4)
 	const victim = 2
 	w.run(t, 4, func(r *rank) {
-		require.NoError(r, r.reduces(1000))
-		require.NoError(r, r.c.Barrier(r.ctx))
+		r.allReduce(1000)
 		if r.me() == victim {
 			w.store[victim].Blackhole(true)
 			w.data[victim].Blackhole(true)

@@ -155,13 +155,6 @@ func (l *lanes) to(ctx context.Context, k laneKey) (*outLane, error) {
 	return out, nil
 }
 
-// has reports whether there is a connection to a rank.
-func (l *lanes) has(rank int) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.out[laneKey{rank, forVerbs}] != nil
-}
-
 // close ends all connections, and so whatever waits for them.
 func (l *lanes) close() {
 	l.mu.Lock()

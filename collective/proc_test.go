@@ -63,6 +63,13 @@ func (r *rank) reduces(length int) error {
 	return err
 }
 
+// allReduce does one that succeeds, and returns when all ranks have done it: they may fail now.
+func (r *rank) allReduce(length int) {
+	r.Helper()
+	require.NoError(r, r.reduces(length))
+	require.NoError(r, r.g.Barrier(r.ctx))
+}
+
 // until does all-reduces until one fails, and returns how.
 func (r *rank) until() (re *pgroup.RankError) {
 	r.Helper()
@@ -129,7 +136,7 @@ func TestFrozen(t *testing.T) {
 	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
 		const victim = 2
 		processes(t, j, func(r *rank) {
-			require.NoError(r, r.reduces(1000))
+			r.allReduce(1000)
 			pid := r.g.Members()[victim].PID
 			if r.me() == 0 {
 				require.NoError(r, syscall.Kill(pid, syscall.SIGSTOP))

@@ -1,55 +1,58 @@
 package collective
 
-import "slices"
+import (
+	"math/bits"
+	"slices"
+)
 
 // largeTree is the fewest bytes for which a chain of ranks, each of which passes on what it gets, is faster than a tree.
 const largeTree = 128 << 10
 
 // spread brings root's x to all ranks: by a binomial tree, or along a chain if it is large.
 func (c *call) spread(root int, x []byte) error {
-	if len(x) >= largeTree {
-		return c.chain(root, x)
-	}
 	p := c.size()
-	me := (c.rank() - root + p) % p
-	mask := 1
-	for ; mask < p; mask <<= 1 {
-		if me&mask != 0 {
-			if err := c.receiveAll((me-mask+root)%p, 0, x); err != nil {
-				return err
-			}
-			break
+	me := (c.rank() - root + p) % p // place behind root
+	reach := me & -me               // as many places behind this one are its own to bring x to
+	if me == 0 {
+		reach = 1 << bits.Len(uint(p-1))
+	}
+	step := reach // to the rank that x comes from
+	if len(x) >= largeTree {
+		step, reach = 1, 2
+	}
+	c.next = c.next[:0]
+	for reach >>= 1; reach > 0; reach >>= 1 {
+		if me+reach < p {
+			c.next = append(c.next, (c.rank()+reach)%p)
 		}
 	}
-	for mask >>= 1; mask > 0; mask >>= 1 {
-		if me+mask < p {
-			if err := c.sendAll((me+mask+root)%p, 0, x); err != nil {
-				return err
-			}
-		}
+	from := -1
+	if me > 0 {
+		from = (c.rank() - step + p) % p
 	}
-	return c.flushOpen()
+	return c.pass(from, c.next, x)
 }
 
-func (c *call) chain(root int, x []byte) error {
-	p := c.size()
-	me := (c.rank() - root + p) % p
-	next, prev := (c.rank()+1)%p, (c.rank()+p-1)%p
-	err := pieces(x, func(n uint32, piece []byte) error {
-		if me > 0 {
-			if err := c.receive(prev, n, piece); err != nil {
-				return err
-			}
+const received = 1 // the step of a message back that x has come
+
+// pass brings x on from a rank, or none, to others, who say when they have it, and those behind them: the root hears of it if they have another one.
+func (c *call) pass(from int, to []int, x []byte) error {
+	err := pieces(x, func(n uint32, piece []byte) (err error) {
+		if from >= 0 {
+			err = c.receive(from, step(0, n), piece)
 		}
-		if me == p-1 {
-			return nil
+		for i := 0; i < len(to) && err == nil; i++ {
+			err = c.send(to[i], step(0, n), piece)
 		}
-		return c.send(next, n, piece)
+		return err
 	})
-	if err != nil {
+	for i := 0; i < len(to) && err == nil; i++ {
+		err = c.receive(to[i], step(received, 0), nil)
+	}
+	if err != nil || from < 0 {
 		return err
 	}
-	return c.flushOpen()
+	return c.send(from, step(received, 0), nil)
 }
 
 // collect combines all ranks' x on root. Each rank combines a part, in the order of the ranks, and root gets the parts.
@@ -108,18 +111,6 @@ func (c *call) meet() error {
 		}
 		if err := c.receive((me-mask+p)%p, step(s, 0), nil); err != nil {
 			return err
-		}
-	}
-	return nil
-}
-
-// flushOpen returns when all that was sent is written.
-func (c *call) flushOpen() error {
-	for rank := range c.size() {
-		if c.lanes.has(rank) {
-			if err := c.flush(rank); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

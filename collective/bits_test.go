@@ -1,0 +1,140 @@
+package collective_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// uneven are numbers of very different sizes, whose sum depends on the order.
+func uneven(rank, n int) []float32 {
+	r := rand.New(rand.NewPCG(uint64(rank), 1))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(r.NormFloat64() * math.Exp2(float64(r.IntN(40)-20)))
+	}
+	return x
+}
+
+// TestBits has the same bits on every rank, and in every run, whoever comes first.
+func TestBits(t *testing.T) {
+	over(t, []int{2, 3, 4, 5}, func(t *testing.T, w way, n int) {
+		var before []uint64
+		for run := range 3 {
+			bits := make([]uint64, n)
+			w.run(t, n, func(r *rank) {
+				h := fnv.New64a()
+				for _, length := range []int{1, 7, 3000, 20_000, 140_000} {
+					x := uneven(r.me(), length)
+					require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Avg, x))
+					assert.NoError(r, binary.Write(h, binary.LittleEndian, x))
+					y := make([]tensor.BFloat16, length)
+					for i, v := range uneven(r.me(), length) {
+						y[i] = tensor.BFloat16From(v)
+					}
+					require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Sum, y))
+					assert.NoError(r, binary.Write(h, binary.LittleEndian, y))
+				}
+				bits[r.me()] = h.Sum64()
+			})
+			for rank, sum := range bits {
+				assert.Equal(t, bits[0], sum, "rank %d", rank)
+			}
+			if run > 0 {
+				assert.Equal(t, before, bits, "run %d", run)
+			}
+			before = bits
+		}
+	})
+}
+
+// TestHalves has 16-bit floats whose sum is beyond them, though their average is not, and such as would be lost one by one in a sum of their kind.
+func TestHalves(t *testing.T) {
+	over(t, []int{4, 5}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			for _, length := range []int{1, 3000, 150_000} {
+				x := make([]tensor.Float16, length)
+				y := make([]tensor.BFloat16, length)
+				for i := range x {
+					x[i], y[i] = tensor.Float16From(60000), tensor.BFloat16From(0.5)
+					if r.me() == 0 {
+						y[i] = tensor.BFloat16From(256)
+					}
+				}
+				require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Avg, x))
+				assert.InDelta(r, 60000, x[length-1].Float32(), 16, "%d", length)
+				require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Sum, y))
+				assert.Equal(r, tensor.BFloat16From(256+0.5*float32(n-1)).Float32(), y[length/2].Float32(), "%d", length)
+				root := make([]tensor.Float16, length)
+				for i := range root {
+					root[i] = tensor.Float16From(60000)
+				}
+				require.NoError(r, collective.Reduce(r.ctx, r.c, 1, collective.Avg, root))
+				assert.InDelta(r, 60000, root[0].Float32(), 16, "%d", length)
+			}
+		})
+	})
+}
+
+// everyType reduces each type of numbers, by each operation.
+func everyType[T tensor.Number](r *rank, n int) {
+	for op, want := range map[collective.Op]int{
+		collective.Sum: n * (n + 1) / 2, collective.Min: 1, collective.Max: n, collective.Product: product(n), collective.Avg: (n + 1) / 2,
+	} {
+		for _, length := range []int{1, 10_000} {
+			x := make([]T, length)
+			for i := range x {
+				x[i] = of[T](r.me() + 1)
+			}
+			require.NoError(r, collective.AllReduce(r.ctx, r.c, op, x))
+			assert.Equal(r, of[T](want), x[length-1], "%v of %T", op, x)
+		}
+	}
+}
+
+func product(n int) int {
+	if n == 0 {
+		return 1
+	}
+	return n * product(n-1)
+}
+
+func TestEveryType(t *testing.T) {
+	over(t, []int{3}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			everyType[int8](r, n)
+			everyType[int16](r, n)
+			everyType[int32](r, n)
+			everyType[int64](r, n)
+			everyType[uint8](r, n)
+			everyType[uint16](r, n)
+			everyType[uint32](r, n)
+			everyType[uint64](r, n)
+			everyType[float32](r, n)
+			everyType[float64](r, n)
+			everyType[tensor.Float16](r, n)
+			everyType[tensor.BFloat16](r, n)
+			wide := []uint64{math.MaxUint64, 1<<63 + uint64(r.me())}
+			require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Max, wide))
+			assert.Equal(r, []uint64{math.MaxUint64, 1<<63 + uint64(n-1)}, wide)
+			exact := []float64{1 + 0x1p-40}
+			require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Sum, exact))
+			assert.Equal(r, []float64{float64(n) + float64(n)*0x1p-40}, exact, fmt.Sprint(n))
+			nan := []float32{float32(r.me()), 1}
+			if r.me() == 1 {
+				nan[0] = float32(math.NaN())
+			}
+			require.NoError(r, collective.AllReduce(r.ctx, r.c, collective.Max, nan))
+			assert.True(r, math.IsNaN(float64(nan[0])))
+		})
+	})
+}

@@ -1,0 +1,219 @@
+package collective_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace"
+)
+
+// TestInvalid has arguments that make no sense: an error at once, on the rank that passes them, and the Comm goes on.
+func TestInvalid(t *testing.T) {
+	way{host: apart}.run(t, 3, func(r *rank) {
+		x := make([]float32, 7)
+		for _, root := range []int{-1, 3, 100} {
+			assert.ErrorIs(r, collective.Broadcast(r.ctx, r.c, root, x), pgroup.ErrInvalid)
+			assert.ErrorContains(r, collective.Reduce(r.ctx, r.c, root, collective.Sum, x), "in a group of 3")
+			assert.ErrorIs(r, collective.Send(r.ctx, r.c, root, x), pgroup.ErrInvalid)
+			assert.ErrorIs(r, collective.Recv(r.ctx, r.c, root, x), pgroup.ErrInvalid)
+		}
+		assert.ErrorIs(r, collective.Send(r.ctx, r.c, r.me(), x), pgroup.ErrInvalid)
+		assert.ErrorIs(r, collective.AllReduce(r.ctx, r.c, collective.Op(77), x), pgroup.ErrInvalid)
+		assert.ErrorContains(r, collective.AllToAll(r.ctx, r.c, x, x), "7 elements cannot be parted among 3 ranks")
+		assert.ErrorIs(r, collective.AllToAll(r.ctx, r.c, x[:6], x[:3]), pgroup.ErrInvalid)
+		assert.ErrorContains(r, collective.AllGather(r.ctx, r.c, x, x[:2]), "7 elements in all are not 3 times 2")
+		assert.ErrorIs(r, collective.ReduceScatter(r.ctx, r.c, collective.Sum, x[:2], x), pgroup.ErrInvalid)
+		assert.NoError(r, r.reduces(7))
+	})
+}
+
+// TestEmptyDisagreement has verbs that bring no data, which is no reason not to notice that they differ.
+func TestEmptyDisagreement(t *testing.T) {
+	over(t, []int{3}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			var err error
+			if r.me() == 2 {
+				err = collective.AllReduce(r.ctx, r.c, collective.Max, []float32{})
+			} else {
+				err = collective.AllReduce(r.ctx, r.c, collective.Sum, []float32{})
+			}
+			assert.ErrorIs(r, err, pgroup.ErrMismatch)
+			assert.ErrorContains(r, err, "rank 2 ")
+		})
+	})
+}
+
+// TestRoots has two ranks that name different roots: neither waits for the other for ever.
+func TestRoots(t *testing.T) {
+	over(t, []int{2, 4}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			err := collective.Broadcast(r.ctx, r.c, r.me()%2, make([]int16, 50_000))
+			assert.ErrorIs(r, err, pgroup.ErrMismatch)
+			assert.ErrorContains(r, err, "with root 0")
+			assert.ErrorContains(r, err, "with root 1")
+		})
+	})
+}
+
+// TestDeadline has a rank that does not come: the others hear at their deadline, whom they have waited for.
+func TestDeadline(t *testing.T) {
+	over(t, []int{3}, func(t *testing.T, w way, n int) {
+		var others sync.WaitGroup
+		others.Add(n - 1)
+		w.run(t, n, func(r *rank) {
+			r.allReduce(10)
+			if r.me() == 1 {
+				others.Wait()
+				assert.ErrorIs(r, r.c.Barrier(r.ctx), pgroup.ErrTimeout)
+				return
+			}
+			defer others.Done()
+			ctx, cancel := context.WithTimeout(r.ctx, 400*time.Millisecond)
+			defer cancel()
+			err := collective.AllReduce(ctx, r.c, collective.Sum, make([]float32, 1000))
+			assert.ErrorIs(r, err, pgroup.ErrTimeout)
+			if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok) {
+				assert.Equal(r, []int{1}, re.Missing, "%v", err)
+			}
+		})
+	})
+}
+
+// TestSlicesAreTheCallersAfterAnError writes to a slice as soon as a verb has failed, at moments drawn by chance: the race detector tells if others
+// still use it.
+func TestSlicesAreTheCallersAfterAnError(t *testing.T) {
+	over(t, []int{4}, func(t *testing.T, w way, n int) {
+		for round := range 5 {
+			w.run(t, n, func(r *rank) {
+				x := make([]float32, 200_000)
+				ctx, cancel := context.WithCancel(r.ctx)
+				defer cancel()
+				if r.me() == round%n {
+					time.AfterFunc(time.Duration(round)*time.Millisecond, cancel)
+				}
+				for {
+					if err := collective.AllReduce(ctx, r.c, collective.Sum, x); err != nil {
+						assert.ErrorIs(r, err, pgroup.ErrCancelled)
+						clear(x)
+						return
+					}
+				}
+			})
+		}
+	})
+}
+
+// TestOpenAgain goes on with the same group after a verb has failed of which no rank was lost.
+func TestOpenAgain(t *testing.T) {
+	over(t, []int{3}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			r.allReduce(100)
+			assert.ErrorIs(r, collective.AllReduce(r.ctx, r.c, collective.Sum, make([]int32, r.me())), pgroup.ErrMismatch)
+			require.NoError(r, r.c.Close())
+			c, err := collective.Open(r.ctx, r.g, w.options(r.me()))
+			require.NoError(r, err)
+			defer c.Close()
+			assert.Greater(r, c.Group().Generation(), r.c.Group().Generation())
+			again := &rank{r.T, r.ctx, r.g, c}
+			assert.NoError(r, again.reduces(100))
+			assert.NoError(r, c.Barrier(r.ctx))
+		})
+	})
+}
+
+// TestRejoin has a rank that comes again: all meet in a new generation, and what is left of the old one is over.
+func TestRejoin(t *testing.T) {
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	const n = 3
+	again := func(t *testing.T, i int, last uint64) uint64 {
+		g, err := pgroup.Create(t.Context(), pgroup.Config{Rank: i, Size: n, Store: meet, Host: apart(i)})
+		require.NoError(t, err)
+		defer g.Close()
+		c, err := collective.Open(t.Context(), g, nil)
+		require.NoError(t, err)
+		defer c.Close()
+		assert.Greater(t, g.Generation(), last)
+		r := &rank{t, t.Context(), g, c}
+		r.allReduce(5000)
+		if i == 1 { // it goes, without a word
+			return g.Generation()
+		}
+		var re *pgroup.RankError
+		for re == nil {
+			re, _ = errors.AsType[*pgroup.RankError](r.reduces(5000))
+		}
+		assert.Equal(t, []int{1}, re.Left, "%v", re)
+		return g.Generation()
+	}
+	var ranks sync.WaitGroup
+	for i := range n {
+		ranks.Go(func() {
+			var last uint64
+			for range 3 {
+				last = again(t, i, last)
+			}
+		})
+	}
+	ranks.Wait()
+}
+
+// TestBusy has two messages to one rank at the same time.
+func TestBusy(t *testing.T) {
+	way{host: apart}.run(t, 2, func(r *rank) {
+		if r.me() == 0 {
+			x := make([]byte, 64<<20) // more than connections hold
+			var ends [2]error
+			var both sync.WaitGroup
+			for i := range ends {
+				both.Go(func() { ends[i] = collective.Send(r.ctx, r.c, 1, x) })
+			}
+			both.Wait()
+			busy := errors.Join(ends[:]...)
+			assert.ErrorIs(r, busy, pgroup.ErrBusy)
+			assert.True(r, ends[0] == nil || ends[1] == nil)
+		} else {
+			<-time.After(100 * time.Millisecond) // for both to begin
+			assert.NoError(r, collective.Recv(r.ctx, r.c, 0, make([]byte, 64<<20)))
+		}
+		assert.NoError(r, r.c.Barrier(r.ctx))
+	})
+}
+
+func TestTrace(t *testing.T) {
+	sinks := make([]trace.Memory, 2)
+	for i := range sinks {
+		sinks[i].Keep = 10
+	}
+	w := way{host: apart}
+	w.trace = func(rank int) trace.Sink { return &sinks[rank] }
+	w.run(t, 2, func(r *rank) {
+		r.allReduce(100)
+		require.NoError(r, r.c.Barrier(r.ctx))
+		require.NoError(r, r.g.Barrier(r.ctx))
+		assert.Error(r, collective.AllReduce(r.ctx, r.c, collective.Sum, make([]int32, r.me())))
+	})
+	for rank := range sinks {
+		events := sinks[rank].Events()
+		require.Len(t, events, 3)
+		assert.Equal(t, "collective.allreduce", events[0].Op)
+		assert.EqualValues(t, 400, events[0].Bytes)
+		assert.Equal(t, rank, events[0].Rank)
+		assert.Equal(t, 2, events[0].Size)
+		assert.EqualValues(t, 1, events[0].Seq)
+		assert.NoError(t, events[0].Err)
+		assert.Positive(t, events[0].End.Sub(events[0].Start))
+		assert.Equal(t, "collective.barrier", events[1].Op)
+		assert.ErrorIs(t, events[2].Err, pgroup.ErrMismatch, fmt.Sprint(rank))
+	}
+}
