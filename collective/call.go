@@ -25,6 +25,8 @@ type call struct {
 	elem int          // bytes of an element
 	op   reduce.Op
 	div  int // by which the sum is divided at the end
+
+	start time.Time // zero: it did not begin
 }
 
 // plan is what a verb is to do.
@@ -76,12 +78,28 @@ func (c *core) queue() (mine, before chan struct{}) {
 }
 
 // perform makes one call of what f does, with a deadline, one verdict for all ranks, and a trace.
-func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call) error) error {
+func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call) error) (err error) {
 	if c.over.Err() != nil {
 		return c.ended(p.verb)
 	}
 	ctx, cancel := c.bound(ctx)
 	defer cancel()
+	cl := c.newCall(ctx, p, seq)
+	if ctx.Err() != nil { // the others wait, and are to hear so
+		cl.cancelled()
+		return c.ended(p.verb)
+	}
+	cl.start = time.Now()
+	defer func() { cl.trace(len(p.x), err) }()
+	if p.verb != send && c.size() > 1 {
+		c.watch.begin(cl)
+		defer c.watch.end()
+	}
+	defer context.AfterFunc(ctx, cl.cancelled)()
+	return cl.verdict(f(cl))
+}
+
+func (c *core) newCall(ctx context.Context, p *plan, seq uint64) *call {
 	cl := &call{core: c, ctx: ctx, dt: p.dt, div: 1}
 	cl.head = head{generation: c.group.Generation(), seq: seq, count: uint64(p.count), root: int32(p.root), verb: p.verb, op: p.op, dt: p.dt}
 	cl.elem, _ = tensor.Size(p.dt, 1)
@@ -91,25 +109,16 @@ func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call
 	if p.op == Avg {
 		cl.div = c.size()
 	}
-	if ctx.Err() != nil { // the others wait, and are to hear so
-		cl.cancelled()
-		return c.ended(p.verb)
+	return cl
+}
+
+func (c *call) trace(bytes int, err error) {
+	if c.opts.Trace != nil {
+		c.opts.Trace.Record(c.ctx, trace.Event{
+			Op: "collective." + c.head.verb.String(), Group: c.name, Generation: c.head.generation, Seq: c.head.seq, Rank: c.rank(), Size: c.size(),
+			Last: -1, Bytes: int64(bytes), Start: c.start, End: time.Now(), Err: err,
+		})
 	}
-	if p.verb != send && c.size() > 1 {
-		c.watch.begin(cl)
-		defer c.watch.end()
-	}
-	defer context.AfterFunc(ctx, cl.cancelled)()
-	if c.opts.Trace == nil {
-		return cl.verdict(f(cl))
-	}
-	start := time.Now()
-	err := cl.verdict(f(cl))
-	c.opts.Trace.Record(ctx, trace.Event{
-		Op: "collective." + p.verb.String(), Group: c.name, Generation: cl.head.generation, Seq: seq, Rank: c.rank(), Size: c.size(),
-		Last: -1, Bytes: int64(len(p.x)), Start: start, End: time.Now(), Err: err,
-	})
-	return err
 }
 
 // check refuses what makes no sense before anybody else hears of it.
@@ -138,7 +147,13 @@ func (c *core) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 func (c *call) cancelled() {
 	cause := context.Cause(c.ctx)
 	if errors.Is(cause, context.DeadlineExceeded) {
-		c.fail(&wire.Verdict{Code: wire.CodeTimeout, By: c.rank(), Missing: c.awaited(), Reason: cause.Error()})
+		v := &wire.Verdict{Code: wire.CodeTimeout, By: -1, Waited: time.Since(c.start)}
+		if c.start.IsZero() {
+			v.By = c.rank()
+		} else {
+			v.Missing, v.Doing = c.awaited()
+		}
+		c.fail(v)
 		return
 	}
 	c.fail(&wire.Verdict{Code: wire.CodeCancelled, By: c.rank(), Reason: cause.Error()})
@@ -223,15 +238,15 @@ func disagreement(rank int, theirs head, other int, h head) string {
 // await notes whom this rank waits for, for those who ask when time is over.
 func (c *core) await(rank int) { c.waiting.Store(int64(rank) + 1) }
 
-// awaited are the ranks that this one waits for, or better: those that are in no verb.
-func (c *core) awaited() []int {
-	if missing := c.watch.missing(); len(missing) > 0 {
-		return missing
+// awaited are the ranks that this one waits for, or better: those that are in no verb, and what they do.
+func (c *core) awaited() (ranks []int, doing []string) {
+	if ranks, doing = c.watch.missing(); len(ranks) > 0 {
+		return ranks, doing
 	}
 	if n := c.waiting.Load(); n > 0 {
-		return []int{int(n) - 1}
+		return []int{int(n) - 1}, nil
 	}
-	return nil
+	return nil, nil
 }
 
 // send sends a part of this verb. data has to stay as it is until flush.

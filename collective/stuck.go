@@ -59,19 +59,19 @@ func (w *watch) late() {
 	w.asking.Go(s.run)
 }
 
-// missing are the ranks that a verb has waited for whose time is over: those that are in no verb, if they are found in time.
-func (w *watch) missing() []int {
+// missing are the ranks that a verb has waited for whose time is over, and what they do: those that are in no verb, if they are found in time.
+func (w *watch) missing() (ranks []int, doing []string) {
 	w.mu.Lock()
 	s := w.stuck
 	w.mu.Unlock()
 	if s == nil {
-		return nil
+		return nil, nil
 	}
 	select {
 	case <-s.done:
-		return s.missing
+		return s.missing, s.doing
 	case <-time.After(stuckTime):
-		return nil
+		return nil, nil
 	}
 }
 
@@ -82,7 +82,8 @@ type stuck struct {
 	ctx     context.Context // ends with the verb, or its deadline
 	cancel  context.CancelFunc
 	done    chan struct{}
-	missing []int // after done
+	missing []int // with doing: after done
+	doing   []string
 }
 
 func (s *stuck) run() {
@@ -94,8 +95,8 @@ func (s *stuck) run() {
 		if err == nil {
 			s.compare(heads)
 		}
-		if re, ok := errors.AsType[*pgroup.RankError](err); ok && errors.Is(err, pgroup.ErrTimeout) && s.ctx.Err() != nil {
-			s.missing = re.Missing
+		if re, ok := errors.AsType[*pgroup.RankError](err); ok && errors.Is(err, pgroup.ErrTimeout) {
+			s.missing, s.doing = re.Missing, re.Doing // when the time of the first was over, which ends the verb for all
 			return
 		}
 		select {
