@@ -153,7 +153,15 @@ func hosts(g *pgroup.Group) (all [][]int) {
 // Group is that of the Comm's own, with the ranks of the one that it was opened on.
 func (c *Comm) Group() *pgroup.Group { return c.group }
 
-// Close ends this rank's part. Ranks that wait for it in a verb hear that it left. It may be called twice.
+// Shutdown returns when all ranks have called it, and closes: nobody waits for this rank any more. It closes too if it fails.
+func (c *Comm) Shutdown(ctx context.Context) error {
+	if c.over.Err() != nil {
+		return c.Close()
+	}
+	return errors.Join(c.Barrier(ctx), c.Close())
+}
+
+// Close ends this rank's part, at once. Ranks that wait for it in a verb hear that it left. It may be called twice.
 func (c *Comm) Close() (err error) {
 	c.once.close.Do(func() {
 		if c.over.Err() == nil { // otherwise the others hear why

@@ -162,10 +162,10 @@ func TestSteps(t *testing.T) {
 		w     way
 		steps int
 	}{
-		"one process": {way{host: func(int) string { return "node" }}, 100_000},
-		"processes":   {way{host: func(int) string { return "node" }, proc: true}, 10_000},
-		"TCP":         {jittery(t, 4), 2_000},
-		"hosts":       {way{host: func(rank int) string { return fmt.Sprint("node ", rank/2) }}, 10_000},
+		"one process": {way{host: func(int) string { return "node" }}, steps},
+		"processes":   {way{host: func(int) string { return "node" }, proc: true}, steps / 10},
+		"TCP":         {jittery(t, 4), steps / 50},
+		"hosts":       {way{host: func(rank int) string { return fmt.Sprint("node ", rank/2) }}, steps / 10},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.w.run(t, 4, func(r *rank) {

@@ -107,18 +107,23 @@ func (s *stuck) run() {
 	}
 }
 
-// compare ends the Comm if ranks do different things. All that compare have the same heads.
+// compare ends the Comm if ranks do different things in the same call. One that is in another call may be about to follow, or to go on: who waits for
+// a message of a call has it in time, since all messages of a call are sent before the next begins. All that compare have the same heads.
 func (s *stuck) compare(heads [][]byte) {
+	first := map[uint64]int{} // of each call, the first rank
 	for rank, b := range heads {
 		if len(b) != headLen {
 			s.call.fail(&wire.Verdict{Code: wire.CodeMismatch, By: rank, Reason: fmt.Sprintf("rank %d says what it does in another way: another version of muster?", rank)})
 			return
 		}
-	}
-	first := parseHead(heads[0])
-	for rank, b := range heads {
-		if theirs := parseHead(b); !first.agrees(theirs) {
-			s.call.fail(&wire.Verdict{Code: wire.CodeMismatch, By: rank, Reason: disagreement(rank, theirs, 0, first)})
+		h := parseHead(b)
+		other, ok := first[h.seq]
+		if !ok {
+			first[h.seq] = rank
+			continue
+		}
+		if theirs := parseHead(heads[other]); !theirs.agrees(h) {
+			s.call.fail(&wire.Verdict{Code: wire.CodeMismatch, By: rank, Reason: disagreement(rank, h, other, theirs)})
 			return
 		}
 	}
