@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -126,6 +125,16 @@ func over(t *testing.T, n int, f func(r *rank)) {
 	}
 }
 
+// overAtOnce is for tests that wait.
+func overAtOnce(t *testing.T, n int, f func(r *rank)) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			w.run(t, n, nil, f)
+		})
+	}
+}
+
 // papers is a directory of certificates.
 type papers string
 
@@ -205,11 +214,4 @@ func each(nodes []*strategy.WorkerNode, f func(n *strategy.WorkerNode)) {
 		all.Go(func() { f(n) })
 	}
 	all.Wait()
-}
-
-// readFile keeps os in one place.
-func readFile(t *testing.T, name string) []byte {
-	b, err := os.ReadFile(name)
-	require.NoError(t, err)
-	return b
 }

@@ -282,7 +282,7 @@ func TestShutdown(t *testing.T) {
 
 // TestShutdownWithoutTheOthers closes the Comm nevertheless.
 func TestShutdownWithoutTheOthers(t *testing.T) {
-	over(t, 2, func(r *rank) {
+	overAtOnce(t, 2, func(r *rank) {
 		if r.Rank() == 1 {
 			<-r.comm.Group().Context().Done()
 			return
