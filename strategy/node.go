@@ -40,8 +40,8 @@ import (
 // worker that has been there for longest; the others, new ones among them, have their weights from it. A rank may have finished a step whose verb
 // failed on another.
 //
-// The node has no goroutine that runs: heartbeats and the watch for views are the coordinator.Member's, connections are the collective.Comm's, and both
-// end with Close. When a view is over, one goroutine tells the Comm so; Next and Close wait for it. Many goroutines may use a node.
+// The node has no goroutine of its own: those that send heartbeats and watch for views are its coordinator.Member's, from Start to Close, and
+// those of the connections are the collective.Comm's, from one view to the next. Many goroutines may use a node.
 type WorkerNode struct {
 	Coordinator string       // URL of the store, as muster://host:port; whoever serves it may come later
 	Store       *store.Store // one that is open, instead; Close leaves it open
@@ -65,8 +65,9 @@ type WorkerNode struct {
 	steps sync.Mutex   // keeps Start, Next and Close apart
 	open  *store.Store // that Start has opened; guarded by steps
 
-	mu     sync.Mutex         // protects the fields below; not held during I/O
-	stop   context.CancelFunc // ends a Start or Next that is in progress; nil: not started
+	mu     sync.Mutex              // protects the fields below; not held during I/O
+	life   context.Context         // from Start until Close begins; nil: not started
+	stop   context.CancelCauseFunc // ends it
 	member *coordinator.Member
 	round  *round // nil: between views
 }
@@ -86,7 +87,6 @@ const (
 	defaultTTL     = 10 * time.Second // the coordinator's
 	duplicatePause = 100 * time.Millisecond
 	leaveTime      = time.Second // that Close waits for the store to hear of it
-	doubt          = time.Second // that others may hear of the end of a view before this worker
 )
 
 // Start registers the worker, and returns when it is in a view and connected to the others. A worker that was killed may
@@ -96,12 +96,12 @@ func (w *WorkerNode) Start(ctx context.Context) error {
 	if err := w.check(); err != nil {
 		return w.fail("start", err)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if !w.begin(cancel) {
+	if !w.begin() {
 		return w.fail("start", ErrStarted)
 	}
 	defer w.steps.Unlock()
+	ctx, cancel := w.untilClose(ctx)
+	defer cancel()
 	err := w.enter(ctx)
 	if err == nil {
 		_, err = w.next(ctx)
@@ -114,38 +114,45 @@ func (w *WorkerNode) Start(ctx context.Context) error {
 }
 
 // begin takes the lock, and makes the node a started one.
-func (w *WorkerNode) begin(stop context.CancelFunc) bool {
+func (w *WorkerNode) begin() bool {
 	if !w.steps.TryLock() {
 		return false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.stop != nil {
+	if w.life != nil {
 		w.steps.Unlock()
 		return false
 	}
-	w.stop = stop
+	w.life, w.stop = context.WithCancelCause(context.Background())
 	return true
+}
+
+// untilClose is ctx, and ends when Close begins.
+func (w *WorkerNode) untilClose(ctx context.Context) (context.Context, context.CancelFunc) {
+	w.mu.Lock()
+	life := w.life
+	w.mu.Unlock()
+	ctx, cancel := context.WithCancelCause(ctx)
+	unhook := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
+	return ctx, func() {
+		unhook()
+		cancel(nil)
+	}
 }
 
 // Next waits for a view that is newer than that of Strategy, closes that, and returns the strategy of the new one, when all of its workers
 // have come to it. A worker that was evicted, since it was away for too long, registers again. Call it when Over says so: while the view holds, it waits.
 func (w *WorkerNode) Next(ctx context.Context) (*AllReduce, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	if !w.steps.TryLock() {
 		return nil, w.fail("next", pgroup.ErrBusy)
 	}
 	defer w.steps.Unlock()
-	w.mu.Lock()
-	started := w.stop != nil
-	if started {
-		w.stop = cancel
-	}
-	w.mu.Unlock()
-	if !started {
+	if !w.started() {
 		return nil, w.fail("next", ErrNotStarted)
 	}
+	ctx, cancel := w.untilClose(ctx)
+	defer cancel()
 	s, err := w.next(ctx)
 	if err != nil {
 		return nil, w.fail("next", err)
@@ -160,7 +167,7 @@ func (w *WorkerNode) Close() error {
 	stop := w.stop
 	w.mu.Unlock()
 	if stop != nil {
-		stop()
+		stop(pgroup.ErrClosed)
 	}
 	w.steps.Lock()
 	defer w.steps.Unlock()
@@ -169,23 +176,11 @@ func (w *WorkerNode) Close() error {
 }
 
 // Over reports whether err, of a strategy, is the end of its view, after which Next has another one, and not the caller's own. A verb that
-// another rank has ended may be either, until this one hears of the view's end too: then Over waits for that, for a second at most.
+// another rank has ended may be either, until this one hears of the view's end too: then Over waits for that, for a second at most. What
+// has heard of it is a *coordinator.ViewError too, which says who came or went.
 func (w *WorkerNode) Over(err error) bool {
 	r := w.current()
-	switch {
-	case r == nil || err == nil:
-		return false
-	case r.view.Over(err):
-		return true
-	case !errors.Is(err, pgroup.ErrAborted):
-		return false
-	}
-	select {
-	case <-r.over.Done():
-		return true
-	case <-time.After(doubt):
-		return false
-	}
+	return r != nil && r.view.Over(err)
 }
 
 // Strategy is that of the view that the worker is in; nil before Start, after Close, and while Next changes it.
@@ -233,11 +228,9 @@ func (w *WorkerNode) Ready() http.Handler {
 }
 
 func (w *WorkerNode) ready() (string, error) {
-	w.mu.Lock()
-	started, r := w.stop != nil, w.round
-	w.mu.Unlock()
+	r := w.current()
 	switch {
-	case !started:
+	case !w.started():
 		return "", w.fail("ready", ErrNotStarted)
 	case r == nil:
 		return "", w.fail("ready", errors.New("it waits for the workers of its view"))
@@ -248,6 +241,12 @@ func (w *WorkerNode) ready() (string, error) {
 		return "", w.fail("ready", context.Cause(over))
 	}
 	return fmt.Sprintf("rank %d of %d in view %d", r.view.Rank, r.view.Size(), r.view.Generation), nil
+}
+
+func (w *WorkerNode) started() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.life != nil
 }
 
 func (w *WorkerNode) current() *round {

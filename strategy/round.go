@@ -47,15 +47,21 @@ func (w *WorkerNode) dial(ctx context.Context) (*store.Store, error) {
 func (w *WorkerNode) join(ctx context.Context, s *store.Store) (*coordinator.Member, error) {
 	c := w.Worker
 	c.Addr = cmp.Or(c.Addr, w.Listen)
+	var duplicate error // of an attempt before this one
 	for end := time.Now().Add(cmp.Or(c.TTL, defaultTTL) + leaveTime); ; {
 		m, err := coordinator.Join(ctx, s, c)
-		if err == nil || !errors.Is(err, coordinator.ErrDuplicate) || time.Now().After(end) {
-			return m, err
+		switch {
+		case err == nil:
+			return m, nil
+		case ctx.Err() != nil && duplicate != nil:
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), duplicate)
+		case !errors.Is(err, coordinator.ErrDuplicate) || time.Now().After(end):
+			return nil, err
 		}
+		duplicate = err
 		select {
 		case <-time.After(duplicatePause):
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		case <-ctx.Done(): // which Join says
 		}
 	}
 }
@@ -125,7 +131,10 @@ func (w *WorkerNode) end() {
 	w.leave()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.stop = nil
+	if w.stop != nil {
+		w.stop(nil)
+	}
+	w.life, w.stop = nil, nil
 }
 
 // round is a view with connections.
@@ -135,9 +144,6 @@ type round struct {
 	group    *pgroup.Group
 	comm     *collective.Comm
 	strategy *AllReduce
-
-	unhook func() bool
-	told   chan struct{} // closed when the Comm has been told of the view's end
 }
 
 // connect makes the group of v, and the Comm, which every worker of v does.
@@ -158,13 +164,9 @@ func (w *WorkerNode) connect(ctx context.Context, v coordinator.View) (*round, e
 	if err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
-	r := &round{view: v, group: g, comm: c, over: v.Context(context.Background()), told: make(chan struct{})}
+	r := &round{view: v, group: g, comm: c, over: v.Context(context.Background())}
 	r.strategy = New(c, &Options{BucketBytes: w.BucketBytes, Trace: w.Trace})
-	r.unhook = context.AfterFunc(r.over, func() {
-		defer close(r.told)
-		w.log().Info("the view is over", "worker", w.Worker.ID, "why", context.Cause(r.over))
-		c.Group().Abort(context.Cause(r.over)) // so that who is in a verb does not wait for whom nobody hears
-	})
+	r.strategy.view = r.over
 	return r, nil
 }
 
@@ -176,9 +178,6 @@ func (w *WorkerNode) openComm(ctx context.Context, g *pgroup.Group) (*collective
 }
 
 func (r *round) close() {
-	if !r.unhook() {
-		<-r.told
-	}
 	_ = r.comm.Close()
 	_ = r.group.Close()
 }

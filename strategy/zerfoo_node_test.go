@@ -2,11 +2,9 @@ package strategy_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,14 +13,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
-	"github.com/muster-pg/muster/trace"
 )
 
 // step averages the ranks of a node's view, and returns what comes of it.
@@ -83,17 +79,18 @@ func TestZerfooRanksFromTheCoordinator(t *testing.T) {
 }
 
 func TestZerfooIDs(t *testing.T) {
+	t.Parallel()
 	at := url(t)
 	a := newNode(t, at, "a", 1, 2)
 	require.NoError(t, a.Start(bounded(t)))
 
 	second := newNode(t, at, "a", 1, 2)
-	second.Worker.TTL = 300 * time.Millisecond // after which it cannot be its own former life
+	second.Worker.TTL = time.Second // after which it cannot be its own former life
 	err := second.Start(bounded(t))
 	require.ErrorIs(t, err, coordinator.ErrDuplicate)
 	require.ErrorContains(t, err, `strategy: start of worker "a": `)
 	second.Worker.TTL = 0
-	err = second.Start(within(t, 100*time.Millisecond))
+	err = second.Start(within(t, time.Second))
 	require.ErrorIs(t, err, coordinator.ErrDuplicate)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 
@@ -216,12 +213,14 @@ func ready(n *strategy.WorkerNode) (code int, text string) {
 	return rec.Code, rec.Body.String()
 }
 
-// TestZerfooEviction: a worker that is silent for longer than 100 ms is out. It comes back by itself, with a rank of its own: 1 of 2.
+// TestZerfooEviction: a worker that is silent for longer than its TTL is out. It comes back by itself, with a rank of its own: 1 of 2. That
+// 100 ms are enough, and how much they are: coordinator's TestSilentWorkerIsEvicted.
 func TestZerfooEviction(t *testing.T) {
+	t.Parallel()
 	addr := serve(t, &store.Server{Engine: new(store.Memory)})
 	wire := testcluster.NewProxy(t, addr)
 	a, b := newNode(t, "muster://"+addr, "a", 1, 2), newNode(t, "muster://"+wire.Addr(), "b", 1, 2)
-	b.Worker.TTL = 100 * time.Millisecond
+	b.Worker.TTL = 500 * time.Millisecond
 	require.NoError(t, a.Start(bounded(t)))
 	var both sync.WaitGroup
 	both.Go(func() { untilOver(t, a) })
@@ -245,14 +244,15 @@ func TestZerfooEviction(t *testing.T) {
 
 // TestZerfoo7Heartbeats: workers that do nothing for long are not out, and one that is killed and comes back has a rank of its own.
 func TestZerfoo7Heartbeats(t *testing.T) {
+	t.Parallel()
 	addr := serve(t, &store.Server{Engine: new(store.Memory)})
 	wire := testcluster.NewProxy(t, addr)
 	nodes := []*strategy.WorkerNode{newNode(t, "muster://"+addr, "a", 2, 0), newNode(t, "muster://"+wire.Addr(), "b", 2, 0)}
 	for _, n := range nodes {
-		n.Worker.TTL = 150 * time.Millisecond
+		n.Worker.TTL = time.Second
 	}
 	start(t, nodes...)
-	<-time.After(time.Second)
+	<-time.After(1500 * time.Millisecond)
 	steps(t, nodes...)
 
 	// What is left of a process that was killed are connections that have ended.
@@ -266,10 +266,3 @@ func TestZerfoo7Heartbeats(t *testing.T) {
 	require.Equal(t, [...]int{0, 1}, [...]int{nodes[0].Rank(), again.Rank()})
 	steps(t, nodes[0], again)
 }
-
-var (
-	_ = errors.New
-	_ = slices.Sort[[]int]
-	_ = collective.Auto
-	_ trace.Sink
-)
