@@ -274,7 +274,7 @@ func (w *WorkerNode) check() error {
 	case w.Timeout < 0:
 		return fmt.Errorf("%w: Timeout is %v", pgroup.ErrInvalid, w.Timeout)
 	case w.Listen != "" && !w.secure() && !isLoopback(w.Listen):
-		return fmt.Errorf("%w: Listen %q is beyond loopback: set TLS, or listen on 127.0.0.1, or set Insecure", ErrInsecure, w.Listen)
+		return fmt.Errorf("%w: Listen is %q: set TLS, or listen on 127.0.0.1, or set Insecure", ErrInsecure, w.Listen)
 	}
 	return nil
 }

@@ -188,7 +188,7 @@ func TestDisagreementOnTheCall(t *testing.T) {
 		"BucketBytes is 99 on rank 2, and 4194304 on rank 0": func(r *rank) error {
 			return strategy.New(r.comm, &strategy.Options{BucketBytes: 99}).AllReduceGradients(r.ctx, w())
 		},
-		"rank 2 is in barrier #1": func(r *rank) error { return r.Barrier(r.ctx) }, // which ends the Comm
+		"in barrier #1": func(r *rank) error { return r.Barrier(r.ctx) }, // which ends the Comm
 	} {
 		ways[1].run(t, 3, nil, func(r *rank) {
 			var err error

@@ -76,7 +76,7 @@ func TestZerfooTwoOfThreeAtABarrier(t *testing.T) {
 			<-r.comm.Group().Context().Done()
 			return
 		}
-		err := r.Barrier(within(r.T, time.Second))
+		err := r.Barrier(within(r.T, 600*time.Millisecond))
 		assert.ErrorIs(r, err, context.DeadlineExceeded)
 		assert.ErrorContains(r, err, "missing rank 2")
 	})
