@@ -23,7 +23,12 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-func TestMain(m *testing.M) { testcluster.Leaks(m) }
+func TestMain(m *testing.M) {
+	if runChild() {
+		return
+	}
+	testcluster.Leaks(m)
+}
 
 // soon is how long whatever is expected may take on a machine that is busy.
 const soon = 30 * time.Second

@@ -71,7 +71,7 @@ func changes(t *testing.T, do func(), nodes ...*strategy.WorkerNode) (verdicts [
 	all.Go(do)
 	for _, n := range nodes {
 		all.Go(func() {
-			why := untilOver(t, n)
+			why := verdict(t, n)
 			re, ok := errors.AsType[*pgroup.RankError](why)
 			if !assert.True(t, ok, "%v", why) {
 				return

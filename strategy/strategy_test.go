@@ -210,13 +210,12 @@ func TestGoroutinesAtOnce(t *testing.T) {
 		for i := range 10 {
 			all.Go(func() {
 				x := repeat(100+i, float32(r.Rank()+i))
-				switch err := r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{fmt.Sprint(i): tensor.From(x)}); {
-				case err == nil:
-					assert.Equal(r, repeat(100+i, float32(1+i)), x)
-				default:
+				want := float32(1 + i)
+				if err := r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{fmt.Sprint(i): tensor.From(x)}); err != nil {
 					assert.ErrorIs(r, err, pgroup.ErrMismatch)
-					assert.Equal(r, repeat(100+i, float32(r.Rank()+i)), x)
+					want = float32(r.Rank() + i)
 				}
+				assert.Equal(r, repeat(100+i, want), x)
 			})
 		}
 		all.Wait()
@@ -245,12 +244,12 @@ func TestGoroutinesAtOnce(t *testing.T) {
 func TestCallThatGetsNoTurn(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
-			busy := make(chan struct{}) // closed when rank 0 is in a call
+			busy, told := make(chan struct{}), make(chan struct{}) // closed when rank 0 is in a call, and when rank 1 has heard of its end
 			w.run(t, 2, nil, func(r *rank) {
 				if r.Rank() == 1 { // it answers what rank 0 begins with, and then nothing
 					r.ok(collective.AllGather(r.ctx, r.comm, make([]uint64, 4), []uint64{0, 1}))
 					close(busy)
-					<-r.comm.Group().Context().Done()
+					defer close(told)
 					assert.ErrorIs(r, r.Barrier(r.ctx), pgroup.ErrAborted)
 					return
 				}
@@ -261,6 +260,7 @@ func TestCallThatGetsNoTurn(t *testing.T) {
 				assert.ErrorIs(r, err, context.DeadlineExceeded)
 				assert.ErrorContains(r, err, "strategy: barrier of group \"world\" on rank 0 of 2: another call was in progress: context deadline exceeded")
 				assert.ErrorIs(r, <-first, pgroup.ErrAborted)
+				<-told
 			})
 		})
 	}

@@ -45,8 +45,14 @@ func steps(t *testing.T, nodes ...*strategy.WorkerNode) {
 	require.Equal(t, repeat(len(nodes), 1), ranks)
 }
 
-// untilOver steps until the view is over, and goes to the next one; its error is returned.
-func untilOver(t *testing.T, n *strategy.WorkerNode) (why error) {
+// untilOver steps until the view is over, and goes to the next one.
+func untilOver(t *testing.T, n *strategy.WorkerNode) {
+	t.Helper()
+	assert.Error(t, verdict(t, n))
+}
+
+// verdict is untilOver, and returns how it ended.
+func verdict(t *testing.T, n *strategy.WorkerNode) (why error) {
 	t.Helper()
 	for s := n.Strategy(); why == nil; {
 		_, why = step(bounded(t), s)
@@ -229,7 +235,7 @@ func TestZerfooEviction(t *testing.T) {
 	steps(t, a, b)
 
 	wire.Blackhole(true)
-	why := untilOver(t, a)
+	why := verdict(t, a)
 	require.ErrorContains(t, why, `worker "b"`)
 	steps(t, a)
 
