@@ -77,7 +77,7 @@ func TestKilledProcesses(t *testing.T) {
 	b, c := process(t, at, "b"), process(t, at, "c")
 	size := func(n int) {
 		t.Helper()
-		for a.Size() != n {
+		for a.Size() != n && !t.Failed() {
 			untilOver(t, a)
 		}
 	}

@@ -104,6 +104,11 @@ func TestTraining(t *testing.T) {
 		if err := s.BroadcastTensors(ctx, 0, map[string]*tensor.Tensor{"w": tensor.From(w)}); err != nil {
 			return err
 		}
+		for w[0] == 0 && s.Size() < 4 { // until all have come
+			if err := s.Barrier(ctx); err != nil {
+				return err
+			}
+		}
 		for int(w[0]) < goal {
 			if int(w[0]) >= leaves {
 				return n.Close()
@@ -120,6 +125,7 @@ func TestTraining(t *testing.T) {
 	for i, leaves := range []int{100, goal, 200, goal} {
 		n := newNode(t, at, fmt.Sprint(i), 2, 4)
 		all.Go(func() {
+			defer n.Close()
 			w := []float64{0}
 			if !assert.NoError(t, n.Start(ctx)) {
 				return

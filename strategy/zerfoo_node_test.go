@@ -54,7 +54,11 @@ func untilOver(t *testing.T, n *strategy.WorkerNode) {
 // verdict is untilOver, and returns how it ended.
 func verdict(t *testing.T, n *strategy.WorkerNode) (why error) {
 	t.Helper()
-	for s := n.Strategy(); why == nil; {
+	s := n.Strategy()
+	if s == nil {
+		return strategy.ErrNotStarted
+	}
+	for why == nil {
 		_, why = step(bounded(t), s)
 	}
 	assert.True(t, n.Over(why), "%v", why)
