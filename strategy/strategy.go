@@ -1,45 +1,68 @@
-// Package strategy keeps the replicas of a model together: it averages gradients over all ranks, and spreads weights from one.
-//
-//	s := strategy.New(comm, nil)
-//	err := s.AllReduceGradients(ctx, grads) // in place; the same bits on every rank
 package strategy
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"slices"
-	"sync"
-	"sync/atomic"
+	"strings"
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/trace"
 )
 
 // Options has defaults for nil.
 type Options struct {
-	// BucketBytes is how much of small tensors is reduced at once; default 4 MiB. A tensor of that size or more is reduced where it is.
+	// BucketBytes is how much of small tensors is moved at once, the same on all ranks; default 4 MiB. A larger tensor is reduced where it is.
 	BucketBytes int
-}
-
-// AllReduce is data parallelism over a Comm, which says how: flat, or by host. Many goroutines may use it, one at a time is served.
-type AllReduce struct {
-	comm    *collective.Comm
-	bucket  int
-	mu      sync.Mutex // protects room, and keeps verbs apart
-	room    map[tensor.DType][]byte
-	closed  atomic.Bool
-	closing sync.Once
+	// Trace is told of every operation: strategy.allreduce_gradients, strategy.broadcast_tensor, strategy.broadcast_tensors,
+	// strategy.barrier and strategy.shutdown. Bytes are those of this rank's tensors.
+	Trace trace.Sink
 }
 
 const defaultBucket = 4 << 20
 
-// New makes a strategy of c, which it owns: Shutdown closes it.
+// AllReduce is data parallelism over a Comm, whose Algorithm says how: flat, or by host. It has no goroutine of its own.
+//
+// Many goroutines may use it. Their calls are served one at a time, and every rank makes the same calls in the same order: if two goroutines
+// race, so that ranks differ in who came first, that is ErrMismatch on all ranks, and no tensor is changed.
+//
+// After any other error of a verb the Comm is over, on every rank with the same verdict, a *pgroup.RankError; what the tensors hold is not defined.
+type AllReduce struct {
+	comm   *collective.Comm
+	group  string // its name
+	bucket int
+	trace  trace.Sink
+	view   context.Context // its end is that of all calls; nil: none
+	turn   chan struct{}   // is full while a call has it
+
+	// Of the call that has the turn.
+	seq       uint64
+	closed    bool
+	last      *plan    // of the newest set of tensors
+	room      []byte   // of buckets
+	mine, all []uint64 // what ranks compare
+}
+
+// The operations.
+const (
+	allReduceGradients = "allreduce_gradients"
+	broadcastTensor    = "broadcast_tensor"
+	broadcastTensors   = "broadcast_tensors"
+	barrier            = "barrier"
+	shutdown           = "shutdown"
+)
+
+// New makes a strategy of c. Shutdown closes c, and so may the caller.
 func New(c *collective.Comm, o *Options) *AllReduce {
-	s := &AllReduce{comm: c, bucket: defaultBucket, room: map[tensor.DType][]byte{}}
-	if o != nil && o.BucketBytes > 0 {
+	s := &AllReduce{comm: c, group: strings.TrimSuffix(c.Group().Name(), "/collective"), bucket: defaultBucket, turn: make(chan struct{}, 1)}
+	s.mine, s.all = make([]uint64, words), make([]uint64, words*s.Size())
+	if o == nil {
+		return s
+	}
+	s.trace = o.Trace
+	if o.BucketBytes > 0 {
 		s.bucket = o.BucketBytes
 	}
 	return s
@@ -51,183 +74,192 @@ func (s *AllReduce) Rank() int { return s.comm.Group().Rank() }
 // Size is the number of ranks.
 func (s *AllReduce) Size() int { return s.comm.Group().Size() }
 
-// Barrier returns when all ranks have called it.
-func (s *AllReduce) Barrier(ctx context.Context) error { return s.comm.Barrier(ctx) }
-
-// Shutdown waits until all ranks have called it, and closes the Comm. It may be called twice.
-func (s *AllReduce) Shutdown(ctx context.Context) (err error) {
-	s.closing.Do(func() {
-		s.closed.Store(true)
-		err = errors.Join(s.comm.Barrier(ctx), s.comm.Close())
-	})
-	return err
-}
-
-// AllReduceGradients replaces each gradient by its average over all ranks. All ranks pass the same names, with the same dtypes and shapes; it is
-// an error on all of them, which says what differs, if they do not.
+// AllReduceGradients replaces each gradient by its average over all ranks, in place, with the same bits on every rank and in every run. The
+// sum is divided once, by Size, however many ranks a host has. Each dtype is averaged as itself: integers toward 0, Float16 and
+// BFloat16 by way of float32. Tensors that share memory are averaged twice: pass one of them.
+//
+// All ranks pass the same names, with the same dtypes and shapes. If they do not (ErrMismatch), or a tensor makes no sense (ErrInvalid), all ranks
+// have the same error, which says of which tensor and which ranks; nothing is changed, and the next call may do better. The map may be empty on all
+// ranks.
 func (s *AllReduce) AllReduceGradients(ctx context.Context, grads map[string]*tensor.Tensor) error {
-	return s.each(ctx, "AllReduceGradients", grads, func(ctx context.Context, dt tensor.DType, data []byte) error {
-		return reduceBytes(ctx, s.comm, dt, data)
-	})
+	return s.tensors(ctx, allReduceGradients, -1, grads)
 }
 
-// BroadcastTensor brings t of root to all ranks.
+// BroadcastTensor brings t of root to all ranks, which have the same dtype and shape.
 func (s *AllReduce) BroadcastTensor(ctx context.Context, root int, t *tensor.Tensor) error {
-	return s.BroadcastTensors(ctx, root, map[string]*tensor.Tensor{"tensor": t})
+	return s.tensors(ctx, broadcastTensor, root, map[string]*tensor.Tensor{"tensor": t})
 }
 
-// BroadcastTensors brings ts of root to all ranks, which have the same names, dtypes and shapes.
+// BroadcastTensors brings ts of root to all ranks, which have the same names, dtypes and shapes. The dtypes may be any.
 func (s *AllReduce) BroadcastTensors(ctx context.Context, root int, ts map[string]*tensor.Tensor) error {
-	if root < 0 || root >= s.Size() {
-		return fmt.Errorf("strategy: BroadcastTensors on rank %d: there is no rank %d in a group of %d: %w", s.Rank(), root, s.Size(), pgroup.ErrInvalid)
-	}
-	return s.each(ctx, fmt.Sprint("BroadcastTensors from ", root), ts, func(ctx context.Context, _ tensor.DType, data []byte) error {
-		return collective.Broadcast(ctx, s.comm, root, data)
-	})
+	return s.tensors(ctx, broadcastTensors, root, ts)
 }
 
-// each calls f with the data of all tensors: of large ones where they are, of small ones many at once.
-func (s *AllReduce) each(ctx context.Context, op string, ts map[string]*tensor.Tensor, f func(ctx context.Context, dt tensor.DType, data []byte) error) error {
-	if s.closed.Load() {
-		return fmt.Errorf("strategy: %s on rank %d: %w", op, s.Rank(), pgroup.ErrClosed)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	names, err := s.agree(ctx, op, ts)
-	if err != nil {
-		return err
-	}
-	var small []*tensor.Tensor // of one dtype, that fit into a bucket
-	size := 0
-	flush := func() error {
-		if len(small) == 0 {
-			return nil
+// Barrier returns when all ranks have called it.
+func (s *AllReduce) Barrier(ctx context.Context) error {
+	return s.do(ctx, barrier, func(ctx context.Context) (int64, error) { return 0, s.comm.Barrier(ctx) })
+}
+
+// Shutdown waits until all ranks have called it, and closes the Comm, also if they do not before ctx ends. It may be called twice.
+func (s *AllReduce) Shutdown(ctx context.Context) error {
+	err := s.do(ctx, shutdown, func(ctx context.Context) (int64, error) {
+		if s.closed {
+			return 0, nil
 		}
-		b := s.roomFor(small[0].DType, size)
-		at := 0
-		for _, t := range small {
-			at += copy(b[at:], t.Data)
-		}
-		if err := f(ctx, small[0].DType, b); err != nil {
+		s.closed = true
+		return 0, s.comm.Barrier(ctx)
+	})
+	return errors.Join(err, s.comm.Close())
+}
+
+// do has f take its turn. f returns how many bytes it is about.
+func (s *AllReduce) do(ctx context.Context, op string, f func(ctx context.Context) (int64, error)) error {
+	e := trace.Event{
+		Op: "strategy." + op, Group: s.group, Generation: s.comm.Group().Generation(), Rank: s.Rank(), Size: s.Size(), Last: -1, Start: trace.Now(s.trace),
+	}
+	bounded, cancel := s.bound(ctx)
+	defer cancel()
+	if e.Err = s.begin(bounded, op); e.Err == nil {
+		s.seq++
+		e.Seq = s.seq
+		e.Bytes, e.Err = f(bounded)
+		<-s.turn
+	}
+	e.Err = s.ofView(e.Err)
+	trace.Record(ctx, s.trace, e)
+	return e.Err
+}
+
+// begin waits for the turn. A call that does not get it in time ends the Comm for all: the other ranks wait for this one in it.
+func (s *AllReduce) begin(ctx context.Context, op string) error {
+	select {
+	case s.turn <- struct{}{}: // also if ctx has ended, which the Comm tells all
+	default:
+		select {
+		case s.turn <- struct{}{}:
+		case <-ctx.Done():
+			err := s.fail(op, fmt.Errorf("another call was in progress: %w", context.Cause(ctx)))
+			if !s.viewOver() { // which ends that other call too, for everybody
+				s.comm.Group().Abort(err)
+			}
 			return err
 		}
-		at = 0
-		for _, t := range small {
-			at += copy(t.Data, b[at:])
-		}
-		small, size = small[:0], 0
-		return nil
 	}
-	for _, name := range names {
-		t := ts[name]
-		if len(t.Data) >= s.bucket {
-			if err := f(ctx, t.DType, t.Data); err != nil {
-				return err
-			}
-			continue
-		}
-		if len(small) > 0 && (small[0].DType != t.DType || size+len(t.Data) > s.bucket) {
-			if err := flush(); err != nil {
-				return err
-			}
-		}
-		small, size = append(small, t), size+len(t.Data)
+	if s.closed && op != shutdown {
+		<-s.turn
+		return s.fail(op, pgroup.ErrClosed)
 	}
-	return flush()
+	return nil
 }
 
-// roomFor is a bucket's memory, which is used again.
-func (s *AllReduce) roomFor(dt tensor.DType, n int) []byte {
-	if len(s.room[dt]) < n {
-		s.room[dt] = tensor.New(tensor.U64, (max(n, s.bucket)+7)/8).Data // aligned for all
+// bound gives ctx the group's timeout, if it has no deadline: one for all that a call does. The end of the view ends it too.
+func (s *AllReduce) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	cancel := func() {}
+	if _, ok := ctx.Deadline(); !ok {
+		ctx, cancel = context.WithTimeout(ctx, s.comm.Group().Config().Timeout)
 	}
-	return s.room[dt][:n]
+	if s.view == nil {
+		return ctx, cancel
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	unhook := context.AfterFunc(s.view, func() { end(context.Cause(s.view)) })
+	return ctx, func() {
+		unhook()
+		end(nil)
+		cancel()
+	}
 }
 
-// agree returns the names in the order in which all ranks take them: by dtype, then by name.
-func (s *AllReduce) agree(ctx context.Context, op string, ts map[string]*tensor.Tensor) ([]string, error) {
-	names, bad := inOrder(ts)
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%s %v\n", op, bad)
-	for _, name := range names {
-		fmt.Fprintf(h, "%q %v\n", name, ts[name])
-	}
-	all := make([]uint64, s.Size())
-	if err := collective.AllGather(ctx, s.comm, all, []uint64{h.Sum64()}); err != nil {
-		return nil, err
-	}
-	if bad == nil && !slices.ContainsFunc(all, func(sum uint64) bool { return sum != all[0] }) {
-		return names, nil
-	}
-	return nil, s.explain(ctx, op, ts, names, bad)
-}
+func (s *AllReduce) viewOver() bool { return s.view != nil && s.view.Err() != nil }
 
-// inOrder are the names by dtype, then by name; or what is wrong with a tensor.
-func inOrder(ts map[string]*tensor.Tensor) ([]string, error) {
-	names := make([]string, 0, len(ts))
-	for name, t := range ts {
-		if t == nil {
-			return nil, fmt.Errorf("%q is nil", name)
-		}
-		if err := t.Check(); err != nil {
-			return nil, fmt.Errorf("%q: %w", name, err)
-		}
-		if !reducible(t.DType) {
-			return nil, fmt.Errorf("%q is of %v, which cannot be averaged", name, t.DType)
-		}
-		names = append(names, name)
-	}
-	slices.SortFunc(names, func(a, b string) int {
-		if d := int(ts[a].DType) - int(ts[b].DType); d != 0 {
-			return d
-		}
-		if a < b {
-			return -1
-		}
-		return 1
-	})
-	return names, nil
-}
-
-// explain says what differs, on all ranks alike.
-func (s *AllReduce) explain(ctx context.Context, op string, ts map[string]*tensor.Tensor, names []string, bad error) error {
-	mine := []string{op}
-	if bad != nil {
-		mine = append(mine, "! "+bad.Error())
-	}
-	for _, name := range names {
-		mine = append(mine, fmt.Sprintf("%q %v", name, ts[name]))
-	}
-	all, err := pgroup.AllGather(ctx, s.comm.Group().Channel("strategy"), mine)
-	if err != nil {
+// ofView adds to an error that the end of the view has brought what that was, which the verdict does not say.
+func (s *AllReduce) ofView(err error) error {
+	if !s.viewOver() || !errors.Is(err, pgroup.ErrCancelled) && !errors.Is(err, pgroup.ErrLost) && !errors.Is(err, pgroup.ErrLeft) {
 		return err
 	}
-	return fmt.Errorf("strategy: %s on rank %d: %s: %w", op, s.Rank(), difference(all), pgroup.ErrMismatch)
+	return fmt.Errorf("%w: %w", err, context.Cause(s.view))
 }
 
-// difference is the first thing in which a rank differs from rank 0.
-func difference(all [][]string) string {
-	for rank, list := range all {
-		for _, line := range list[1:] {
-			if line[0] == '!' {
-				return fmt.Sprintf("rank %d: %s", rank, line[2:])
+func (s *AllReduce) fail(op string, err error) error {
+	return fmt.Errorf("strategy: %s of group %q on rank %d of %d: %w", op, s.group, s.Rank(), s.Size(), err)
+}
+
+// tensors moves tensors: from root, or, if that is -1, to their averages.
+func (s *AllReduce) tensors(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) error {
+	return s.do(ctx, op, func(ctx context.Context) (int64, error) {
+		p, err := s.agree(ctx, op, root, ts)
+		if err != nil {
+			return 0, err
+		}
+		for i := range p.steps {
+			if err := s.step(ctx, p, &p.steps[i], root, ts); err != nil {
+				return p.bytes, err
 			}
 		}
+		return p.bytes, nil
+	})
+}
+
+// step moves the tensors of a step: one where it is, several in a bucket.
+func (s *AllReduce) step(ctx context.Context, p *plan, st *step, root int, ts map[string]*tensor.Tensor) error {
+	parts := p.parts[st.from:st.to]
+	if st.bucket == nil {
+		return s.move(ctx, root, ts[parts[0].name])
 	}
-	for rank, list := range all {
-		if list[0] != all[0][0] {
-			return fmt.Sprintf("rank %d calls %s, and rank 0 %s", rank, list[0], all[0][0])
-		}
-		for _, line := range list[1:] {
-			if !slices.Contains(all[0], line) {
-				return fmt.Sprintf("rank %d has %s, and rank 0 has not", rank, line)
-			}
-		}
-		for _, line := range all[0][1:] {
-			if !slices.Contains(list, line) {
-				return fmt.Sprintf("rank 0 has %s, and rank %d has not", line, rank)
-			}
-		}
+	at := 0
+	for i := range parts {
+		at += copy(st.bucket.Data[at:], ts[parts[i].name].Data)
 	}
-	return "ranks pass different tensors"
+	if err := s.move(ctx, root, st.bucket); err != nil {
+		return err
+	}
+	at = 0
+	for i := range parts {
+		at += copy(ts[parts[i].name].Data, st.bucket.Data[at:])
+	}
+	return nil
+}
+
+func (s *AllReduce) move(ctx context.Context, root int, t *tensor.Tensor) error {
+	switch {
+	case len(t.Data) == 0:
+		return nil
+	case root >= 0:
+		return collective.Broadcast(ctx, s.comm, root, t.Data)
+	}
+	return averages[t.DType](ctx, s, t)
+}
+
+// averages are what can be averaged.
+var averages = map[tensor.DType]func(ctx context.Context, s *AllReduce, t *tensor.Tensor) error{
+	tensor.F16: average[tensor.Float16], tensor.BF16: average[tensor.BFloat16], tensor.F32: average[float32], tensor.F64: average[float64],
+	tensor.I8: average[int8], tensor.I16: average[int16], tensor.I32: average[int32], tensor.I64: average[int64],
+	tensor.U8: average[uint8], tensor.U16: average[uint16], tensor.U32: average[uint32], tensor.U64: average[uint64],
+}
+
+// average averages t where it is, or, if it is not aligned, a copy.
+func average[T tensor.Number](ctx context.Context, s *AllReduce, t *tensor.Tensor) error {
+	if x, err := tensor.View[T](t); err == nil {
+		return collective.AllReduce(ctx, s.comm, collective.Avg, x)
+	}
+	aligned := &tensor.Tensor{DType: t.DType, Shape: t.Shape, Data: s.roomFor(len(t.Data))}
+	x, err := tensor.View[T](aligned)
+	if err != nil { // a big-endian host
+		s.comm.Group().Abort(err) // the others are in the verb already
+		return s.fail(allReduceGradients, err)
+	}
+	copy(aligned.Data, t.Data)
+	if err := collective.AllReduce(ctx, s.comm, collective.Avg, x); err != nil {
+		return err
+	}
+	copy(t.Data, aligned.Data)
+	return nil
+}
+
+// roomFor is memory of n bytes that is used again, aligned for every dtype.
+func (s *AllReduce) roomFor(n int) []byte {
+	if len(s.room) < n {
+		s.room = tensor.New(tensor.U64, (n+7)/8).Data
+	}
+	return s.room[:n]
 }

@@ -1,0 +1,103 @@
+package strategy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/strategy"
+)
+
+// childVar makes the test binary a worker: it is its id, and the URL of the store.
+const childVar = "MUSTER_STRATEGY_CHILD"
+
+func runChild() bool {
+	id, at, ok := strings.Cut(os.Getenv(childVar), "|")
+	if !ok {
+		return false
+	}
+	launch.ExitWithParent()
+	fmt.Fprintln(os.Stderr, childWorker(context.Background(), &strategy.WorkerNode{Coordinator: at, Worker: worker(id, 1, 3)}))
+	return true
+}
+
+// childWorker takes part in steps, until it is killed.
+func childWorker(ctx context.Context, n *strategy.WorkerNode) error {
+	if err := n.Start(ctx); err != nil {
+		return err
+	}
+	for s := n.Strategy(); ; {
+		_, err := step(ctx, s)
+		for err == nil {
+			_, err = step(ctx, s)
+		}
+		if !n.Over(err) {
+			return err
+		}
+		if s, err = n.Next(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// process starts a worker that is a process, and ends with the test.
+func process(t *testing.T, at, id string) *launch.Process {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	job, err := launch.Start(t.Context(), launch.Spec{
+		N: 1, Path: exe, Tether: true, Output: t.Output(), Grace: -1,
+		Env: func(int) []string {
+			return []string{fmt.Sprintf("%s=%s|%s", childVar, id, at), "GORACE=atexit_sleep_ms=0"}
+		},
+		MayFail: func(int) bool { return true },
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = job.Wait() }) // the test's context has ended by then
+	return job.Process(0)
+}
+
+// TestKilledProcesses: those who wait for a worker that is killed in the middle of a step hear who it was, and go on; it comes back at
+// once, with the rank behind them.
+func TestKilledProcesses(t *testing.T) {
+	at := url(t)
+	a := newNode(t, at, "a", 1, 3)
+	start(t, a)
+	b, c := process(t, at, "b"), process(t, at, "c")
+	size := func(n int) {
+		t.Helper()
+		for a.Size() != n && !t.Failed() {
+			untilOver(t, a)
+		}
+	}
+	size(3)
+	for range 2 {
+		testcluster.Kill(t, b)
+		var again sync.WaitGroup
+		var next *launch.Process
+		again.Go(func() { next = process(t, at, "b") })
+		why := verdict(t, a)
+		assert.True(t, errors.Is(why, pgroup.ErrLost) || errors.Is(why, coordinator.ErrOver), "%v", why)
+		again.Wait()
+		size(3)
+		require.Equal(t, 0, a.Rank())
+		b = next
+		mean, err := step(bounded(t), a.Strategy())
+		require.NoError(t, err)
+		require.InDelta(t, 1, mean, 1e-9)
+	}
+	testcluster.Kill(t, b)
+	testcluster.Kill(t, c)
+	size(1)
+}

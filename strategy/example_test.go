@@ -1,0 +1,226 @@
+package strategy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"sync"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/strategy"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// world has two ranks of this process do f. What is left out is what to do with errors.
+func world(f func(ctx context.Context, s *strategy.AllReduce)) {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	var ranks sync.WaitGroup
+	for rank := range 2 {
+		ranks.Go(func() {
+			g, _ := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: 2, Store: meet})
+			defer g.Close()
+			c, _ := collective.Open(ctx, g, nil)
+			defer c.Close()
+			f(ctx, strategy.New(c, nil))
+		})
+	}
+	ranks.Wait()
+}
+
+func ExampleNew() {
+	world(func(ctx context.Context, s *strategy.AllReduce) {
+		if s.Rank() == 0 {
+			fmt.Println("one of", s.Size())
+		}
+	})
+	// Output: one of 2
+}
+
+func ExampleAllReduce_AllReduceGradients() {
+	world(func(ctx context.Context, s *strategy.AllReduce) {
+		w, loss := []float32{2, 4, 6}, []float64{0.5}
+		if s.Rank() == 1 {
+			w, loss = []float32{4, 6, 8}, []float64{0.25}
+		}
+		err := s.AllReduceGradients(ctx, map[string]*tensor.Tensor{"w": tensor.From(w), "loss": tensor.From(loss)})
+		if s.Rank() == 1 {
+			fmt.Println(w, loss, err)
+		}
+	})
+	// Output: [3 5 7] [0.375] <nil>
+}
+
+func ExampleAllReduce_AllReduceGradients_mismatch() {
+	world(func(ctx context.Context, s *strategy.AllReduce) {
+		grads := map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2, 3)}
+		if s.Rank() == 1 {
+			grads["w"] = tensor.New(tensor.F32, 3, 2)
+		}
+		err := s.AllReduceGradients(ctx, grads)
+		if s.Rank() == 0 {
+			fmt.Println(err)
+		}
+	})
+	// Output: strategy: allreduce_gradients of group "world" on rank 0 of 2: ranks disagree: tensor "w" is F32[3,2] on rank 1, and F32[2,3] on rank 0
+}
+
+func ExampleAllReduce_BroadcastTensor() {
+	world(func(ctx context.Context, s *strategy.AllReduce) {
+		x := []int64{int64(s.Rank())}
+		_ = s.BroadcastTensor(ctx, 1, tensor.From(x))
+		if s.Rank() == 0 {
+			fmt.Println(x)
+		}
+	})
+	// Output: [1]
+}
+
+func ExampleAllReduce_BroadcastTensors() {
+	world(func(ctx context.Context, s *strategy.AllReduce) {
+		w, b := make([]float32, 2), make([]float64, 1)
+		if s.Rank() == 0 {
+			w, b = []float32{1, 2}, []float64{3}
+		}
+		_ = s.BroadcastTensors(ctx, 0, map[string]*tensor.Tensor{"w": tensor.From(w), "b": tensor.From(b)})
+		if s.Rank() == 1 {
+			fmt.Println(w, b)
+		}
+	})
+	// Output: [1 2] [3]
+}
+
+func ExampleAllReduce_Barrier() {
+	var mu sync.Mutex
+	ready := 0
+	world(func(ctx context.Context, s *strategy.AllReduce) {
+		mu.Lock()
+		ready++
+		mu.Unlock()
+		_ = s.Barrier(ctx)
+		if s.Rank() == 0 {
+			fmt.Println(ready, "are ready")
+		}
+	})
+	// Output: 2 are ready
+}
+
+func ExampleAllReduce_Shutdown() {
+	world(func(ctx context.Context, s *strategy.AllReduce) {
+		first, second := s.Shutdown(ctx), s.Shutdown(ctx)
+		if s.Rank() == 0 {
+			fmt.Println(first, second, errors.Is(s.Barrier(ctx), pgroup.ErrClosed))
+		}
+	})
+	// Output: <nil> <nil> true
+}
+
+// workers are nodes of a job of as many, started.
+func workers(ctx context.Context, meet *store.Store, ids ...string) (nodes []*strategy.WorkerNode) {
+	var all sync.WaitGroup
+	for _, id := range ids {
+		n := &strategy.WorkerNode{
+			Store:  meet, // or Coordinator: "muster://store:7070"
+			Worker: coordinator.Config{Job: "train", ID: id, Min: len(ids), Max: 8},
+		}
+		nodes = append(nodes, n)
+		all.Go(func() { _ = n.Start(ctx) })
+	}
+	all.Wait()
+	return nodes
+}
+
+func ExampleWorkerNode() {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	var all sync.WaitGroup
+	for _, n := range workers(ctx, meet, "a", "b", "c") {
+		all.Go(func() {
+			defer n.Close()
+			x := []float32{float32(n.Rank())}
+			_ = n.Strategy().AllReduceGradients(ctx, map[string]*tensor.Tensor{"x": tensor.From(x)})
+			if n.Rank() == 0 {
+				fmt.Println("the mean of", n.Size(), "ranks is", x[0])
+			}
+			_ = n.Strategy().Shutdown(ctx) // so that nobody leaves while others are at work
+		})
+	}
+	all.Wait()
+	// Output: the mean of 3 ranks is 1
+}
+
+func ExampleWorkerNode_Start() {
+	n := &strategy.WorkerNode{Coordinator: "muster://store:7070", Worker: coordinator.Config{Job: "train", ID: "a", Min: 2}, Listen: "0.0.0.0:7000"}
+	fmt.Println(n.Rank(), n.Size(), n.Start(context.Background()))
+	// Output: -1 0 strategy: start of worker "a": refusing to serve beyond loopback: Listen is "0.0.0.0:7000": set TLS, or listen on 127.0.0.1, or set Insecure
+}
+
+func ExampleWorkerNode_Next() {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	nodes := workers(ctx, meet, "a")
+	a, b := nodes[0], &strategy.WorkerNode{Store: meet, Worker: coordinator.Config{Job: "train", ID: "b", Min: 1, Max: 8}}
+	defer a.Close()
+	defer b.Close()
+	go func() { _ = b.Start(ctx) }() // while a trains
+	var err error
+	for s := a.Strategy(); err == nil; {
+		err = s.Barrier(ctx)
+	}
+	fmt.Println(a.Over(err))
+	s, _ := a.Next(ctx)
+	fmt.Println("rank", s.Rank(), "of", s.Size())
+	// Output:
+	// true
+	// rank 0 of 2
+}
+
+func ExampleWorkerNode_Over() {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	nodes := workers(ctx, meet, "a", "b")
+	a, b := nodes[0], nodes[1]
+	defer a.Close()
+	_ = b.Close()
+	err := a.Strategy().Barrier(ctx)
+	fmt.Println(a.Over(err), a.Over(errors.New("the loss is NaN")))
+	// Output: true false
+}
+
+func ExampleWorkerNode_Ready() {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	n := workers(ctx, meet, "a")[0]
+	ask := func() {
+		rec := httptest.NewRecorder()
+		n.Ready().ServeHTTP(rec, httptest.NewRequest("GET", "/readyz", nil))
+		fmt.Print(rec.Code, " ", rec.Body)
+	}
+	ask()
+	_ = n.Close()
+	ask()
+	// Output:
+	// 200 rank 0 of 1 in view 1
+	// 503 strategy: ready of worker "a": not started
+}
+
+func ExampleWorkerNode_Member() {
+	ctx := context.Background()
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	n := workers(ctx, meet, "a")[0]
+	defer n.Close()
+	c, _ := n.Member().StartCheckpoint(ctx, 7, "/ckpt/7")
+	complete, _ := c.End(ctx)
+	fmt.Println(c.Path, complete)
+	// Output: /ckpt/7 true
+}

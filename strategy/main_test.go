@@ -1,0 +1,222 @@
+package strategy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/strategy"
+	"github.com/muster-pg/muster/tensor"
+)
+
+func TestMain(m *testing.M) {
+	if runChild() {
+		return
+	}
+	testcluster.Leaks(m)
+}
+
+// soon is how long whatever is expected may take on a machine that is busy.
+const soon = 30 * time.Second
+
+func bounded(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// within is a context that ends earlier than the test is willing to wait.
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// way is where ranks are, and how they reduce.
+type way struct {
+	name string
+	host func(rank int) string
+	alg  collective.Algorithm
+	tls  bool // with certificates on both sides, of the store and between ranks
+}
+
+func together(int) string   { return "node" }
+func apart(rank int) string { return fmt.Sprint("node ", rank) }
+
+// unequal has hosts of one rank, two ranks, and all that are left.
+func unequal(rank int) string { return fmt.Sprint("node ", min((rank+1)/2, 2)) }
+
+var ways = []way{
+	{"one process", together, collective.Auto, false},
+	{"TCP", apart, collective.Auto, false},
+	{"ring", apart, collective.Ring, false},
+	{"unequal hosts", unequal, collective.Hierarchical, false},
+	{"TLS", apart, collective.Auto, true},
+}
+
+// rank is one rank of a test.
+type rank struct {
+	*testing.T
+	*strategy.AllReduce
+	ctx  context.Context
+	comm *collective.Comm
+}
+
+// ok reports an error; the rank goes on, so that nobody waits for it.
+func (r *rank) ok(err error) bool { return assert.NoError(r.T, err, "rank %d", r.Rank()) }
+
+// average averages one gradient.
+func average[T tensor.Number](r *rank, name string, x ...T) []T {
+	r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{name: tensor.From(x)}))
+	return x
+}
+
+// run has n ranks do f.
+func (w way) run(t *testing.T, n int, o *strategy.Options, f func(r *rank)) {
+	t.Helper()
+	meet := w.meet(t)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
+			ctx := bounded(t)
+			cfg := meet(i)
+			cfg.Rank, cfg.Size, cfg.Host, cfg.Timeout = i, n, w.host(i), soon
+			g, err := pgroup.Create(ctx, cfg)
+			if !assert.NoError(t, err) {
+				return
+			}
+			defer g.Close()
+			c, err := collective.Open(ctx, g, &collective.Options{Algorithm: w.alg, Listen: "127.0.0.1"})
+			if !assert.NoError(t, err) {
+				return
+			}
+			defer c.Close()
+			f(&rank{t, strategy.New(c, o), ctx, c})
+		})
+	}
+	all.Wait()
+}
+
+// meet is where the ranks meet: a store in this process, or one that is served with TLS.
+func (w way) meet(t *testing.T) func(rank int) pgroup.Config {
+	if !w.tls {
+		s := store.New(new(store.Memory))
+		t.Cleanup(func() { _ = s.Close() })
+		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
+	}
+	p := newPapers(t)
+	addr := serve(t, p.server(t))
+	return func(int) pgroup.Config { return pgroup.Config{Address: "muster://" + addr, TLS: p.client()} }
+}
+
+// over runs a test in every way.
+func over(t *testing.T, n int, f func(r *rank)) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) { w.run(t, n, nil, f) })
+	}
+}
+
+// overAtOnce is for tests that wait.
+func overAtOnce(t *testing.T, n int, f func(r *rank)) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			w.run(t, n, nil, f)
+		})
+	}
+}
+
+// papers is a directory of certificates.
+type papers string
+
+func newPapers(t *testing.T) papers {
+	t.Helper()
+	dir := t.TempDir()
+	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1"}, Names: []string{"worker"}})
+	require.NoError(t, err)
+	return papers(dir)
+}
+
+func (p papers) path(name string) string { return filepath.Join(string(p), name+".pem") }
+
+func (p papers) client() *store.TLSFiles {
+	return &store.TLSFiles{Cert: p.path("worker"), Key: p.path("worker-key"), CA: p.path("ca")}
+}
+
+// server is a store that turns away who has no certificate.
+func (p papers) server(t *testing.T) *store.Server {
+	c, err := (&store.TLSFiles{Cert: p.path("server"), Key: p.path("server-key"), CA: p.path("ca"), RequireClient: true}).Server()
+	require.NoError(t, err)
+	return &store.Server{Engine: new(store.Memory), TLS: c}
+}
+
+// serve serves until the end of the test, and returns the address.
+func serve(t *testing.T, srv *store.Server) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := srv.Serve(l); !errors.Is(err, store.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		_ = srv.Close()
+		_ = srv.Engine.Close()
+		serving.Wait()
+	})
+	return l.Addr().String()
+}
+
+// url is that of a store for the test.
+func url(t *testing.T) string {
+	return "muster://" + serve(t, &store.Server{Engine: new(store.Memory)})
+}
+
+// worker is of a job of that many.
+func worker(id string, least, most int) coordinator.Config {
+	return coordinator.Config{Job: "train", ID: id, Min: least, Max: most}
+}
+
+// newNode is closed when the test ends.
+func newNode(t *testing.T, at, id string, least, most int) *strategy.WorkerNode {
+	n := &strategy.WorkerNode{Coordinator: at, Worker: worker(id, least, most), Timeout: soon}
+	t.Cleanup(func() { assert.NoError(t, n.Close()) })
+	return n
+}
+
+// start starts all nodes at once.
+func start(t *testing.T, nodes ...*strategy.WorkerNode) {
+	t.Helper()
+	errs := make([]error, len(nodes))
+	var all sync.WaitGroup
+	for i, n := range nodes {
+		all.Go(func() { errs[i] = n.Start(bounded(t)) })
+	}
+	all.Wait()
+	require.NoError(t, errors.Join(errs...))
+}
+
+// each calls f for all nodes at once.
+func each(nodes []*strategy.WorkerNode, f func(n *strategy.WorkerNode)) {
+	var all sync.WaitGroup
+	for _, n := range nodes {
+		all.Go(func() { f(n) })
+	}
+	all.Wait()
+}

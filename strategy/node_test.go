@@ -1,0 +1,305 @@
+package strategy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/strategy"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/trace"
+)
+
+// TestViews has workers join, leave and come back while the others train. Ranks are dense in each view, and all ranks of a view have the
+// same verdict when it ends.
+func TestViews(t *testing.T) {
+	for _, tls := range []bool{false, true} {
+		t.Run(fmt.Sprint("TLS ", tls), func(t *testing.T) {
+			at, files := "", (*store.TLSFiles)(nil)
+			if tls {
+				p := newPapers(t)
+				at, files = "muster://"+serve(t, p.server(t)), p.client()
+			} else {
+				at = url(t)
+			}
+			var nodes []*strategy.WorkerNode
+			for i, id := range []string{"a", "b", "c", "d"} {
+				n := newNode(t, at, id, 2, 3)
+				n.TLS, n.Host, n.Listen = files, apart(i/2), "127.0.0.1"
+				nodes = append(nodes, n)
+			}
+			a, b, c, d := nodes[0], nodes[1], nodes[2], nodes[3]
+			start(t, a, b)
+			steps(t, a, b)
+
+			same(t, changes(t, func() { start(t, c) }, a, b), `joined by worker "c"`)
+			require.Equal(t, 2, c.Rank())
+			steps(t, a, b, c)
+
+			first, second := a, b // who registered first is rank 0
+			if b.Rank() == 0 {
+				first, second = b, a
+			}
+			verdicts := changes(t, func() { require.NoError(t, first.Close()) }, second, c)
+			same(t, verdicts, "rank 0")
+			require.Equal(t, [...]int{-1, 0, 1}, [...]int{first.Rank(), second.Rank(), c.Rank()})
+			steps(t, second, c)
+
+			same(t, changes(t, func() { start(t, d) }, second, c), `joined by worker "d"`)
+			steps(t, second, c, d)
+			require.Equal(t, 2, d.Rank())
+		})
+	}
+}
+
+// changes does what ends the view of nodes, which train until then and go on to the next one. It returns what they heard.
+func changes(t *testing.T, do func(), nodes ...*strategy.WorkerNode) (verdicts []*pgroup.RankError) {
+	t.Helper()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	all.Go(do)
+	for _, n := range nodes {
+		all.Go(func() {
+			why := verdict(t, n)
+			re, ok := errors.AsType[*pgroup.RankError](why)
+			if !assert.True(t, ok, "%v", why) {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			verdicts = append(verdicts, re)
+		})
+	}
+	all.Wait()
+	require.Len(t, verdicts, len(nodes))
+	return verdicts
+}
+
+// same checks that all ranks heard the same, and what.
+func same(t *testing.T, verdicts []*pgroup.RankError, says string) {
+	t.Helper()
+	for _, re := range verdicts {
+		require.Equal(t, verdicts[0].Verdict, re.Verdict)
+		require.Contains(t, re.Error()+": "+re.Reason, says)
+	}
+}
+
+// TestTraining is the loop of WorkerNode's comment: what is left of three workers has the weights of who trained from the beginning.
+func TestTraining(t *testing.T) {
+	at := url(t)
+	ctx := bounded(t)
+	const goal = 300
+	train := func(ctx context.Context, n *strategy.WorkerNode, s *strategy.AllReduce, w []float64, leaves int) error {
+		if err := s.BroadcastTensors(ctx, 0, map[string]*tensor.Tensor{"w": tensor.From(w)}); err != nil {
+			return err
+		}
+		for w[0] == 0 && s.Size() < 4 { // until all have come
+			if err := s.Barrier(ctx); err != nil {
+				return err
+			}
+		}
+		for int(w[0]) < goal {
+			if int(w[0]) >= leaves {
+				return n.Close()
+			}
+			grad := []float64{1}
+			if err := s.AllReduceGradients(ctx, map[string]*tensor.Tensor{"w": tensor.From(grad)}); err != nil {
+				return err
+			}
+			w[0] += grad[0]
+		}
+		return s.Shutdown(ctx)
+	}
+	var all sync.WaitGroup
+	for i, leaves := range []int{100, goal, 200, goal} {
+		n := newNode(t, at, fmt.Sprint(i), 2, 4)
+		all.Go(func() {
+			defer n.Close()
+			w := []float64{0}
+			if !assert.NoError(t, n.Start(ctx)) {
+				return
+			}
+			for s := n.Strategy(); ; {
+				err := train(ctx, n, s, w, leaves)
+				if !n.Over(err) {
+					assert.NoError(t, err)
+					assert.GreaterOrEqual(t, int(w[0]), leaves)
+					return
+				}
+				if s, err = n.Next(ctx); !assert.NoError(t, err) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestReady(t *testing.T) {
+	at := url(t)
+	a, b := newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)
+	starting := make(chan error, 1)
+	go func() { starting <- a.Start(bounded(t)) }()
+	testcluster.Eventually(t, soon, func() bool { return a.Member() != nil }, "it registers")
+	is := func(n *strategy.WorkerNode, code int, says string) {
+		t.Helper()
+		got, text := ready(n)
+		require.Equal(t, code, got, text)
+		require.Contains(t, text, says)
+	}
+	is(a, http.StatusServiceUnavailable, `worker "a": it waits for the workers of its view`)
+	require.NoError(t, b.Start(bounded(t)))
+	require.NoError(t, <-starting)
+	is(a, http.StatusOK, "rank 0 of 2 in view 1")
+	is(b, http.StatusOK, "rank 1 of 2 in view 1")
+	require.NoError(t, b.Close())
+	is(b, http.StatusServiceUnavailable, "not started")
+	testcluster.Eventually(t, soon, func() bool { code, _ := ready(a); return code != http.StatusOK }, "it hears of it")
+	is(a, http.StatusServiceUnavailable, "rank 1")
+
+	each([]*strategy.WorkerNode{a, b}, func(n *strategy.WorkerNode) {
+		if n == b {
+			assert.NoError(t, b.Start(bounded(t)))
+			return
+		}
+		untilOver(t, a)
+	})
+	is(a, http.StatusOK, "rank 0 of 2 in view")
+}
+
+// TestReadyAfterAVerdict: the view holds, but nothing can be done in it.
+func TestReadyAfterAVerdict(t *testing.T) {
+	at := url(t)
+	nodes := []*strategy.WorkerNode{newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)}
+	start(t, nodes...)
+	err := nodes[0].Strategy().Barrier(within(t, 20*time.Millisecond))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.False(t, nodes[0].Over(err), "it was the caller's own")
+	for _, n := range nodes {
+		testcluster.Eventually(t, soon, func() bool { code, _ := ready(n); return code != http.StatusOK }, "it hears of it")
+	}
+	_, err = nodes[0].Next(within(t, 50*time.Millisecond))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "view 1 still holds")
+	each(nodes, func(n *strategy.WorkerNode) { assert.NoError(t, n.Close()) })
+	start(t, nodes...)
+	steps(t, nodes...)
+}
+
+func TestOverIsOfTheView(t *testing.T) {
+	at := url(t)
+	n := newNode(t, at, "a", 1, 0)
+	start(t, n)
+	require.False(t, n.Over(nil))
+	require.False(t, n.Over(errors.New("the loss is NaN")))
+	require.False(t, n.Over(n.Strategy().BroadcastTensor(t.Context(), 3, tensor.New(tensor.F32))))
+}
+
+// TestWhatCloseEnds: a Start, a Next and a verb that wait.
+func TestWhatCloseEnds(t *testing.T) {
+	at := url(t)
+	a := newNode(t, at, "a", 2, 0)
+	ended := make(chan error, 1)
+	go func() { ended <- a.Start(t.Context()) }()
+	testcluster.Eventually(t, soon, func() bool { return a.Member() != nil }, "it registers")
+	require.ErrorIs(t, a.Start(bounded(t)), strategy.ErrStarted)
+	_, err := a.Next(bounded(t))
+	require.ErrorIs(t, err, pgroup.ErrBusy)
+	require.NoError(t, a.Close())
+	require.ErrorIs(t, <-ended, pgroup.ErrClosed)
+
+	b := newNode(t, at, "b", 2, 0)
+	start(t, a, b)
+	go func() {
+		err := pgroup.ErrBusy
+		for errors.Is(err, pgroup.ErrBusy) {
+			_, err = a.Next(t.Context())
+		}
+		ended <- err
+	}()
+	testcluster.Eventually(t, soon, func() bool { _, err := a.Next(within(t, time.Millisecond)); return errors.Is(err, pgroup.ErrBusy) }, "it waits")
+	require.NoError(t, a.Close())
+	require.ErrorIs(t, <-ended, pgroup.ErrClosed)
+	require.NoError(t, b.Close())
+
+	start(t, a, b)
+	s := a.Strategy()
+	go func() { ended <- s.Barrier(t.Context()) }()
+	require.NoError(t, a.Close())
+	require.ErrorIs(t, <-ended, pgroup.ErrClosed)
+}
+
+func TestStartWithinItsContext(t *testing.T) {
+	at := url(t)
+	a := newNode(t, at, "a", 2, 0)
+	err := a.Start(within(t, 300*time.Millisecond))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, `1 of 2 workers are registered: "a"`)
+	require.Nil(t, a.Member())
+
+	nobody := newNode(t, "muster://127.0.0.1:1", "a", 2, 0)
+	err = nobody.Start(within(t, 50*time.Millisecond))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "127.0.0.1:1")
+	nobody.Timeout = 50 * time.Millisecond
+	require.ErrorIs(t, nobody.Start(t.Context()), context.DeadlineExceeded)
+
+	// The other one has registered, and does not come.
+	s, err := store.Open(bounded(t), at)
+	require.NoError(t, err)
+	defer s.Close()
+	m, err := coordinator.Join(bounded(t), s, worker("b", 2, 0))
+	require.NoError(t, err)
+	defer m.Close()
+	err = a.Start(within(t, 300*time.Millisecond))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "missing rank 0")
+}
+
+func TestNodesThatMakeNoSense(t *testing.T) {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	for says, n := range map[string]*strategy.WorkerNode{
+		"one of Coordinator and Store":   {Worker: worker("a", 1, 0)},
+		"one of Coordinator and Store s": {Worker: worker("a", 1, 0), Store: s, Coordinator: "muster://127.0.0.1:1"},
+		"Timeout is -1s":                 {Worker: worker("a", 1, 0), Store: s, Timeout: -time.Second},
+		"no URL of the form":             {Worker: worker("a", 1, 0), Coordinator: "127.0.0.1:1"},
+		"Config.Min is 0":                {Worker: worker("a", 0, 0), Store: s},
+	} {
+		err := n.Start(bounded(t))
+		require.ErrorIs(t, err, pgroup.ErrInvalid)
+		require.ErrorContains(t, err, says)
+		require.NoError(t, n.Close())
+	}
+}
+
+// TestNodesOfOneProcess share a store, and tell of what they do.
+func TestNodesOfOneProcess(t *testing.T) {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	var nodes []*strategy.WorkerNode
+	var seen trace.Memory
+	for _, id := range []string{"a", "b", "c"} {
+		n := &strategy.WorkerNode{Store: s, Worker: worker(id, 3, 0), Trace: &seen}
+		t.Cleanup(func() { _ = n.Close() })
+		nodes = append(nodes, n)
+	}
+	start(t, nodes...)
+	steps(t, nodes...)
+	require.EqualValues(t, 3, seen.Total("strategy.allreduce_gradients").Count)
+	require.EqualValues(t, 3, seen.Total("collective.allreduce").Count)
+	each(nodes, func(n *strategy.WorkerNode) { assert.NoError(t, n.Close()) })
+	_, err := s.Revision(bounded(t))
+	require.NoError(t, err, "it is the caller's")
+}

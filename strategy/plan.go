@@ -1,0 +1,219 @@
+package strategy
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// plan is how a set of tensors is moved: in which order, and which of them together. It follows from names, dtypes and shapes alone, so that it is
+// the same on all ranks, and is kept for the next call.
+type plan struct {
+	parts []part
+	steps []step
+	bytes int64
+	hash  uint64
+	odd   *part // one that cannot be averaged, if there is any
+}
+
+// part is a tensor. They are ordered by dtype, then by name.
+type part struct {
+	name  string
+	dtype tensor.DType
+	shape []int
+	bytes int
+}
+
+// step is what is moved at once: one part, or several of a dtype in a bucket.
+type step struct {
+	from, to int
+	bucket   *tensor.Tensor
+}
+
+// is reports whether the plan is for ts.
+func (p *plan) is(ts map[string]*tensor.Tensor) bool {
+	if p == nil || len(ts) != len(p.parts) {
+		return false
+	}
+	for i := range p.parts {
+		part := &p.parts[i]
+		t := ts[part.name]
+		if t == nil || t.DType != part.dtype || len(t.Data) != part.bytes || !slices.Equal(t.Shape, part.shape) {
+			return false
+		}
+	}
+	return true
+}
+
+// planFor is the plan of ts, or what is wrong with a tensor.
+func (s *AllReduce) planFor(ts map[string]*tensor.Tensor) (*plan, error) {
+	if s.last.is(ts) {
+		return s.last, nil
+	}
+	p := &plan{parts: make([]part, 0, len(ts))}
+	for _, name := range slices.Sorted(maps.Keys(ts)) {
+		t := ts[name]
+		if t == nil {
+			return nil, fmt.Errorf("tensor %q is nil", name)
+		}
+		if err := t.Check(); err != nil {
+			return nil, fmt.Errorf("tensor %q: %w", name, err)
+		}
+		p.parts = append(p.parts, part{name, t.DType, slices.Clone(t.Shape), len(t.Data)})
+		p.bytes += int64(len(t.Data))
+	}
+	slices.SortStableFunc(p.parts, func(a, b part) int { return cmp.Compare(a.dtype, b.dtype) })
+	p.sum(s.bucket)
+	p.divide(s.bucket)
+	s.furnish(p)
+	s.last = p
+	return p, nil
+}
+
+// sum sets what ranks compare, and finds the odd one.
+func (p *plan) sum(bucket int) {
+	h := fnv.New64a()
+	fmt.Fprintln(h, bucket)
+	for i := range p.parts {
+		part := &p.parts[i]
+		fmt.Fprintf(h, "%q %v %v\n", part.name, part.dtype, part.shape)
+		if averages[part.dtype] == nil && p.odd == nil {
+			p.odd = part
+		}
+	}
+	p.hash = h.Sum64()
+}
+
+// divide makes steps of the parts: a large one alone, small ones of a dtype together.
+func (p *plan) divide(bucket int) {
+	from, size := 0, 0
+	for i := range p.parts {
+		part := &p.parts[i]
+		if i > from && (part.dtype != p.parts[from].dtype || size+part.bytes > bucket) {
+			p.steps = append(p.steps, step{from: from, to: i})
+			from, size = i, 0
+		}
+		size += part.bytes
+	}
+	if from < len(p.parts) {
+		p.steps = append(p.steps, step{from: from, to: len(p.parts)})
+	}
+}
+
+// furnish gives buckets to the steps that need one: the same memory, one after the other.
+func (s *AllReduce) furnish(p *plan) {
+	for i := range p.steps {
+		st := &p.steps[i]
+		parts := p.parts[st.from:st.to]
+		if len(parts) == 1 {
+			continue
+		}
+		n := 0
+		for _, part := range parts {
+			n += part.bytes
+		}
+		dt := parts[0].dtype
+		st.bucket = &tensor.Tensor{DType: dt, Shape: []int{n * 8 / dt.Bits()}, Data: s.roomFor(n)}
+	}
+}
+
+// words are what each rank shows the others: the operation, and the plan's hash.
+const words = 2
+
+// wrong marks the operation of a rank that cannot take part.
+const wrong = 1 << 63
+
+// agree returns the plan if all ranks have the same one, for the same operation. If not, all of them say the same of it.
+func (s *AllReduce) agree(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) (*plan, error) {
+	p, bad := s.planFor(ts)
+	switch {
+	case root >= s.Size() || root < 0 && op != allReduceGradients:
+		bad = fmt.Errorf("there is no rank %d in a group of %d", root, s.Size())
+	case bad == nil && op == allReduceGradients && p.odd != nil:
+		bad = fmt.Errorf("tensor %q is %v, which cannot be averaged", p.odd.name, p.odd.dtype)
+	}
+	s.mine[0], s.mine[1] = uint64(root+1), 0
+	if bad != nil {
+		s.mine[0] |= wrong
+	} else {
+		s.mine[1] = p.hash
+	}
+	if err := collective.AllGather(ctx, s.comm, s.all, s.mine); err != nil {
+		return nil, err
+	}
+	for i, w := range s.all {
+		if w != s.all[i%words] || w&wrong != 0 && i%words == 0 {
+			return nil, s.explain(ctx, op, root, ts, bad)
+		}
+	}
+	return p, nil
+}
+
+// claim is what a rank says of its call when ranks do not agree.
+type claim struct {
+	Op      string
+	Bad     string // what is wrong with it
+	Bucket  int
+	Tensors map[string]string // dtype and shape by name
+}
+
+// explain asks all ranks what they do, and says what differs.
+func (s *AllReduce) explain(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor, bad error) error {
+	mine := claim{Op: op, Bucket: s.bucket, Tensors: map[string]string{}}
+	if root >= 0 {
+		mine.Op = fmt.Sprintf("%s from rank %d", op, root)
+	}
+	if bad != nil {
+		mine.Bad = bad.Error()
+	}
+	for name, t := range ts {
+		mine.Tensors[name] = t.String()
+	}
+	all, err := pgroup.AllGather(ctx, s.comm.Group().Channel("strategy"), mine)
+	if err != nil {
+		return err
+	}
+	for rank := range all {
+		if all[rank].Bad != "" {
+			return s.fail(op, fmt.Errorf("%w: rank %d: %s", pgroup.ErrInvalid, rank, all[rank].Bad))
+		}
+	}
+	for rank := range all {
+		if what := all[rank].differs(rank, &all[0]); what != "" {
+			return s.fail(op, fmt.Errorf("%w: %s", pgroup.ErrMismatch, what))
+		}
+	}
+	return s.fail(op, pgroup.ErrMismatch)
+}
+
+// differs is what c, of a rank, has that rank 0 has not, or the other way around.
+func (c *claim) differs(rank int, zero *claim) string {
+	switch {
+	case c.Op != zero.Op:
+		return fmt.Sprintf("rank %d called %s, rank 0 called %s", rank, c.Op, zero.Op)
+	case c.Bucket != zero.Bucket:
+		return fmt.Sprintf("BucketBytes is %d on rank %d, and %d on rank 0", c.Bucket, rank, zero.Bucket)
+	}
+	both := maps.Clone(zero.Tensors)
+	maps.Copy(both, c.Tensors)
+	for _, name := range slices.Sorted(maps.Keys(both)) {
+		here, ok := c.Tensors[name]
+		there, known := zero.Tensors[name]
+		switch {
+		case !known:
+			return fmt.Sprintf("rank %d has a tensor %q, rank 0 has none", rank, name)
+		case !ok:
+			return fmt.Sprintf("rank 0 has a tensor %q, rank %d has none", name, rank)
+		case here != there:
+			return fmt.Sprintf("tensor %q is %s on rank %d, and %s on rank 0", name, here, rank, there)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,183 @@
+package strategy
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// enter finds the store, and registers there.
+func (w *WorkerNode) enter(ctx context.Context) error {
+	s := w.Store
+	if s == nil {
+		var err error
+		if s, err = w.dial(ctx); err != nil {
+			return err
+		}
+		w.open = s
+	}
+	m, err := w.join(ctx, s)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.member = m
+	return nil
+}
+
+func (w *WorkerNode) dial(ctx context.Context) (*store.Store, error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(w.Timeout, defaultTimeout))
+	defer cancel()
+	o := &store.DialOptions{Wait: true, Logger: w.Logger}
+	if w.TLS != nil {
+		o.TLS = w.TLS.Client
+	}
+	return store.DialURL(ctx, w.Coordinator, o)
+}
+
+// join tries again while the id may be that of this worker's former life.
+func (w *WorkerNode) join(ctx context.Context, s *store.Store) (*coordinator.Member, error) {
+	c := w.Worker
+	c.Addr = cmp.Or(c.Addr, w.Listen)
+	var duplicate error // of an attempt before this one
+	for end := time.Now().Add(cmp.Or(c.TTL, defaultTTL) + leaveTime); ; {
+		m, err := coordinator.Join(ctx, s, c)
+		switch {
+		case err == nil:
+			return m, nil
+		case ctx.Err() != nil && duplicate != nil:
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), duplicate)
+		case !errors.Is(err, coordinator.ErrDuplicate) || time.Now().After(end):
+			return nil, err
+		}
+		duplicate = err
+		select {
+		case <-time.After(duplicatePause):
+		case <-ctx.Done(): // which Join says
+		}
+	}
+}
+
+// next gets into the next view. One that is over before all have come to it is none.
+func (w *WorkerNode) next(ctx context.Context) (*AllReduce, error) {
+	for {
+		v, err := w.member.Next(ctx)
+		if errors.Is(err, coordinator.ErrEvicted) {
+			w.log().Warn("evicted: registers again", "worker", w.Worker.ID, "err", err)
+			w.leave()
+			if err := w.enter(ctx); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		w.swap(nil)
+		r, err := w.connect(ctx, v)
+		switch {
+		case err == nil:
+			w.swap(r)
+			w.log().Info("in a view", "worker", w.Worker.ID, "view", v.Generation, "rank", v.Rank, "size", v.Size())
+			return r.strategy, nil
+		case ctx.Err() != nil || !v.Over(err):
+			return nil, err
+		}
+		w.log().Info("a view is over before it began", "worker", w.Worker.ID, "view", v.Generation, "err", err)
+	}
+}
+
+// swap makes r the round, and closes the one before.
+func (w *WorkerNode) swap(r *round) {
+	w.mu.Lock()
+	before := w.round
+	w.round = r
+	w.mu.Unlock()
+	if before != nil {
+		before.close()
+	}
+}
+
+// leave undoes enter, and what came of it.
+func (w *WorkerNode) leave() {
+	w.swap(nil)
+	w.mu.Lock()
+	m := w.member
+	w.member = nil
+	w.mu.Unlock()
+	if m != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+		defer cancel()
+		if err := m.Leave(ctx); err != nil {
+			w.log().Debug("leave", "worker", w.Worker.ID, "err", err)
+		}
+	}
+	if w.open != nil {
+		_ = w.open.Close()
+		w.open = nil
+	}
+}
+
+// end makes the node one that is not started.
+func (w *WorkerNode) end() {
+	w.leave()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stop != nil {
+		w.stop(nil)
+	}
+	w.life, w.stop = nil, nil
+}
+
+// round is a view with connections.
+type round struct {
+	view     coordinator.View
+	over     context.Context // ends with the view
+	group    *pgroup.Group
+	comm     *collective.Comm
+	strategy *AllReduce
+}
+
+// connect makes the group of v, and the Comm, which every worker of v does.
+func (w *WorkerNode) connect(ctx context.Context, v coordinator.View) (*round, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ctx = v.Context(ctx)
+	cfg := v.Config()
+	cfg.Host, cfg.Timeout, cfg.Logger, cfg.TLS = w.Host, w.Timeout, w.Logger, w.TLS
+	if cfg.TLS == nil && w.encrypts() {
+		cfg.TLS = &store.TLSFiles{} // there is a store already: this is for data connections alone
+	}
+	g, err := pgroup.Create(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	c, err := w.openComm(ctx, g)
+	if err != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	r := &round{view: v, group: g, comm: c, over: v.Context(context.Background())}
+	r.strategy = New(c, &Options{BucketBytes: w.BucketBytes, Trace: w.Trace})
+	r.strategy.view = r.over
+	return r, nil
+}
+
+func (w *WorkerNode) openComm(ctx context.Context, g *pgroup.Group) (*collective.Comm, error) {
+	if w.Listen == "" && g.NodeCount() > 1 && !w.secure() {
+		return nil, fmt.Errorf("%w: its view has workers on %d nodes: set TLS, or Listen to 127.0.0.1 if they are one machine, or Insecure", ErrInsecure, g.NodeCount())
+	}
+	return collective.Open(ctx, g, &collective.Options{Algorithm: w.Algorithm, Listen: w.Listen, Trace: w.Trace})
+}
+
+func (r *round) close() {
+	_ = r.comm.Close()
+	_ = r.group.Close()
+}

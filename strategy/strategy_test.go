@@ -1,0 +1,327 @@
+package strategy_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/strategy"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// TestBuckets has sets of tensors of many dtypes and sizes, over and under a bucket's: each is averaged as if it were alone.
+func TestBuckets(t *testing.T) {
+	for _, bucket := range []int{0, 1, 64, 1000, 1 << 20} {
+		t.Run(fmt.Sprint(bucket), func(t *testing.T) {
+			ways[0].run(t, 3, &strategy.Options{BucketBytes: bucket}, func(r *rank) {
+				same := rand.New(rand.NewPCG(1, uint64(bucket))) // on all ranks
+				for range 20 {
+					grads, want := map[string]*tensor.Tensor{}, map[string]string{}
+					for i := range same.IntN(12) {
+						name, n, k := fmt.Sprint("t", i), same.IntN(200), same.IntN(50)
+						grads[name], want[name] = filled(same.IntN(4), n, k, r.Rank())
+					}
+					if !r.ok(r.AllReduceGradients(r.ctx, grads)) {
+						return
+					}
+					for name, g := range grads {
+						assert.Equal(r, want[name], elements(g), name)
+					}
+				}
+			})
+		})
+	}
+}
+
+// filled is a tensor of a kind, and what its elements are when it is averaged over 3 ranks.
+func filled(kind, n, k, rank int) (*tensor.Tensor, string) {
+	is := func(x any) string { return fmt.Sprint(x, error(nil)) }
+	switch kind {
+	case 0:
+		return tensor.From(repeat(n, float32(k+rank))), is(repeat(n, float32(k+1)))
+	case 1:
+		return tensor.From(repeat(n, float64(k*rank))), is(repeat(n, float64(k)))
+	case 2:
+		return tensor.From(repeat(n, int16(k-rank))), is(repeat(n, int16(k)-1))
+	}
+	return tensor.From(repeat(n, tensor.Float16From(float32(k+rank)))), is(repeat(n, tensor.Float16From(float32(k+1))))
+}
+
+func repeat[T any](n int, x T) []T {
+	xs := make([]T, n)
+	for i := range xs {
+		xs[i] = x
+	}
+	return xs
+}
+
+// elements are those of a tensor, as text.
+func elements(g *tensor.Tensor) string {
+	switch g.DType {
+	case tensor.F32:
+		return fmt.Sprint(tensor.View[float32](g))
+	case tensor.F64:
+		return fmt.Sprint(tensor.View[float64](g))
+	case tensor.I16:
+		return fmt.Sprint(tensor.View[int16](g))
+	}
+	return fmt.Sprint(tensor.View[tensor.Float16](g))
+}
+
+// TestShapes: scalars, empty tensors, an empty map, and memory that is not aligned on some of the ranks.
+func TestShapes(t *testing.T) {
+	for _, bucket := range []int{1, 1 << 10} {
+		ways[0].run(t, 3, &strategy.Options{BucketBytes: bucket}, func(r *rank) {
+			r.ok(r.AllReduceGradients(r.ctx, nil))
+			r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{}))
+			r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"nothing": tensor.New(tensor.F32, 3, 0)}))
+			odd := make([]byte, 1+8*300)[1:]
+			if r.Rank() == 1 {
+				odd = make([]byte, 8*300)
+			}
+			misaligned, err := tensor.Wrap(odd, tensor.F64, 300)
+			r.ok(err)
+			copy(misaligned.Data, tensor.From(repeat(300, float64(r.Rank()))).Data)
+			scalar := []int32{int32(3 * r.Rank())}
+			for range 2 {
+				r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{
+					"misaligned": misaligned, "scalar": {DType: tensor.I32, Data: tensor.From(scalar).Data},
+					"none": tensor.New(tensor.F64, 0), "no": tensor.New(tensor.I32, 4, 0, 2), "i8": tensor.From([]int8{1}),
+				}))
+			}
+			assert.Equal(r, int32(3), scalar[0])
+			assert.Equal(r, tensor.From(repeat(300, 1.0)).Data, misaligned.Data)
+		})
+	}
+}
+
+// TestBroadcastOfAnyDType brings weights that nobody can calculate with, as one and as many, from each root.
+func TestBroadcastOfAnyDType(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		for root := range 3 {
+			ts := map[string]*tensor.Tensor{}
+			for _, dt := range []tensor.DType{tensor.Bool, tensor.F8E4M3, tensor.F4, tensor.C64, tensor.BF16, tensor.F64} {
+				for _, n := range []int{0, 2, 100_000} {
+					g := tensor.New(dt, n)
+					for i := range g.Data {
+						if r.Rank() == root {
+							g.Data[i] = byte(i+root) % 2
+						}
+					}
+					ts[fmt.Sprint(dt, n)] = g
+				}
+			}
+			if !r.ok(r.BroadcastTensors(r.ctx, root, ts)) {
+				return
+			}
+			for name, g := range ts {
+				for i := range g.Data {
+					if g.Data[i] != byte(i+root)%2 {
+						assert.Failf(r, "wrong", "%s of root %d on rank %d", name, root, r.Rank())
+						break
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestDisagreement has rank 1 of 3 pass something else: all ranks have the same error, which says of which tensor and which ranks. Nothing
+// is changed, and the strategy goes on.
+func TestDisagreement(t *testing.T) {
+	type tensors = map[string]*tensor.Tensor
+	scalar := tensor.New(tensor.F32)
+	for name, odd := range map[string]struct {
+		change func(ts tensors)
+		is     error
+		says   string
+	}{
+		"dtype":       {func(ts tensors) { ts["w"] = tensor.New(tensor.F64, 2) }, pgroup.ErrMismatch, `tensor "w" is F64[2] on rank 1, and F32[2,2] on rank 0`},
+		"shape":       {func(ts tensors) { ts["w"] = tensor.New(tensor.F32, 4) }, pgroup.ErrMismatch, `tensor "w" is F32[4] on rank 1, and F32[2,2] on rank 0`},
+		"one more":    {func(ts tensors) { ts["x"] = scalar }, pgroup.ErrMismatch, `rank 1 has a tensor "x", rank 0 has none`},
+		"one missing": {func(ts tensors) { delete(ts, "w") }, pgroup.ErrMismatch, `rank 0 has a tensor "w", rank 1 has none`},
+		"other name":  {func(ts tensors) { ts["v"] = ts["w"]; delete(ts, "w") }, pgroup.ErrMismatch, `rank 1 has a tensor "v", rank 0 has none`},
+		"none at all": {func(ts tensors) { clear(ts) }, pgroup.ErrMismatch, `rank 0 has a tensor "b", rank 1 has none`},
+		"nil":         {func(ts tensors) { ts["w"] = nil }, pgroup.ErrInvalid, `rank 1: tensor "w" is nil`},
+		"bool":        {func(ts tensors) { ts["w"] = tensor.New(tensor.Bool, 4) }, pgroup.ErrInvalid, `rank 1: tensor "w" is BOOL, which cannot be averaged`},
+		"float 8":     {func(ts tensors) { ts["w"] = tensor.New(tensor.F8E5M2, 4) }, pgroup.ErrInvalid, `rank 1: tensor "w" is F8_E5M2, which cannot be averaged`},
+		"float 4":     {func(ts tensors) { ts["w"] = tensor.New(tensor.F4, 4) }, pgroup.ErrInvalid, `rank 1: tensor "w" is F4, which cannot be averaged`},
+		"by hand":     {func(ts tensors) { ts["w"] = &tensor.Tensor{DType: tensor.F32, Shape: []int{3}} }, pgroup.ErrInvalid, `rank 1: tensor "w": tensor: F32 of shape [3] has 12 bytes, not 0`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			texts := make([]string, 3)
+			ways[1].run(t, 3, nil, func(r *rank) {
+				ts := tensors{"w": tensor.From(repeat(4, float32(r.Rank())), 2, 2), "b": tensor.From([]int64{int64(r.Rank())})}
+				passed := tensors{"w": ts["w"], "b": ts["b"]}
+				if r.Rank() == 1 {
+					odd.change(passed)
+				}
+				err := r.AllReduceGradients(r.ctx, passed)
+				assert.ErrorIs(r, err, odd.is)
+				assert.ErrorContains(r, err, odd.says)
+				assert.ErrorContains(r, err, fmt.Sprintf(`strategy: allreduce_gradients of group "world" on rank %d of 3: `, r.Rank()))
+				_, texts[r.Rank()], _ = strings.Cut(fmt.Sprint(err), "of 3: ")
+				assert.True(r, tensor.Equal(tensor.From(repeat(4, float32(r.Rank())), 2, 2), ts["w"]))
+				r.ok(r.AllReduceGradients(r.ctx, ts))
+				assert.True(r, tensor.Equal(tensor.From(repeat(4, float32(1)), 2, 2), ts["w"]))
+			})
+			require.Equal(t, []string{texts[0], texts[0], texts[0]}, texts)
+		})
+	}
+}
+
+// TestDisagreementOnTheCall has rank 2 call something else.
+func TestDisagreementOnTheCall(t *testing.T) {
+	w := func() map[string]*tensor.Tensor { return map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2)} }
+	for says, call := range map[string]func(r *rank) error{
+		"rank 2 called broadcast_tensors from rank 0, rank 0 called allreduce_gradients": func(r *rank) error { return r.BroadcastTensors(r.ctx, 0, w()) },
+		"rank 2: there is no rank 7 in a group of 3":                                     func(r *rank) error { return r.BroadcastTensors(r.ctx, 7, w()) },
+		"BucketBytes is 99 on rank 2, and 4194304 on rank 0": func(r *rank) error {
+			return strategy.New(r.comm, &strategy.Options{BucketBytes: 99}).AllReduceGradients(r.ctx, w())
+		},
+		"in barrier #1": func(r *rank) error { return r.Barrier(r.ctx) }, // which ends the Comm
+	} {
+		ways[1].run(t, 3, nil, func(r *rank) {
+			var err error
+			if r.Rank() == 2 {
+				err = call(r)
+			} else {
+				err = r.AllReduceGradients(r.ctx, w())
+			}
+			assert.ErrorContains(r, err, says)
+		})
+	}
+}
+
+// TestGoroutinesAtOnce: those of a rank are served one at a time. In the same order on all ranks it is right; in another, all hear of it, and no
+// tensor has a sum that nobody asked for.
+func TestGoroutinesAtOnce(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		var all sync.WaitGroup
+		for i := range 10 {
+			all.Go(func() {
+				x := repeat(100+i, float32(r.Rank()+i))
+				want := float32(1 + i)
+				if err := r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{fmt.Sprint(i): tensor.From(x)}); err != nil {
+					assert.ErrorIs(r, err, pgroup.ErrMismatch)
+					want = float32(r.Rank() + i)
+				}
+				assert.Equal(r, repeat(100+i, want), x)
+			})
+		}
+		all.Wait()
+		r.ok(r.Barrier(r.ctx)) // all have called as often
+		assert.Equal(r, []float32{1}, average(r, "w", float32(r.Rank())))
+	})
+	over(t, 3, func(r *rank) { // with an order
+		turns := make([]chan struct{}, 11)
+		for i := range turns {
+			turns[i] = make(chan struct{})
+		}
+		close(turns[0])
+		var all sync.WaitGroup
+		for i := range 10 {
+			all.Go(func() {
+				<-turns[i]
+				assert.Equal(r, repeat(i, float32(1)), average(r, fmt.Sprint(i), repeat(i, float32(r.Rank()))...))
+				close(turns[i+1])
+			})
+		}
+		all.Wait()
+	})
+}
+
+// TestCallThatGetsNoTurn: it does not outlive its context, and the others, who would wait for it, hear of it.
+func TestCallThatGetsNoTurn(t *testing.T) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			busy, told := make(chan struct{}), make(chan struct{}) // closed when rank 0 is in a call, and when rank 1 has heard of its end
+			w.run(t, 2, nil, func(r *rank) {
+				if r.Rank() == 1 { // it answers what rank 0 begins with, and then nothing
+					r.ok(collective.AllGather(r.ctx, r.comm, make([]uint64, 4), []uint64{0, 1}))
+					close(busy)
+					defer close(told)
+					assert.ErrorIs(r, r.Barrier(r.ctx), pgroup.ErrAborted)
+					return
+				}
+				first := make(chan error, 1)
+				go func() { first <- r.AllReduceGradients(r.ctx, nil) }()
+				<-busy
+				err := r.Barrier(within(r.T, 20*time.Millisecond))
+				assert.ErrorIs(r, err, context.DeadlineExceeded)
+				assert.ErrorContains(r, err, "strategy: barrier of group \"world\" on rank 0 of 2: another call was in progress: context deadline exceeded")
+				assert.ErrorIs(r, <-first, pgroup.ErrAborted)
+				<-told
+			})
+		})
+	}
+}
+
+func TestShutdown(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		for range 3 {
+			average(r, "w", float32(1))
+		}
+		r.ok(r.Shutdown(r.ctx))
+		r.ok(r.Shutdown(r.ctx))
+		assert.ErrorIs(r, r.Barrier(r.ctx), pgroup.ErrClosed)
+		assert.ErrorIs(r, r.AllReduceGradients(r.ctx, nil), pgroup.ErrClosed)
+		assert.ErrorIs(r, r.BroadcastTensor(r.ctx, 0, tensor.New(tensor.F32)), pgroup.ErrClosed)
+		assert.Equal(r, 3, r.Size())
+	})
+}
+
+// TestShutdownWithoutTheOthers closes the Comm nevertheless.
+func TestShutdownWithoutTheOthers(t *testing.T) {
+	overAtOnce(t, 2, func(r *rank) {
+		if r.Rank() == 1 {
+			<-r.comm.Group().Context().Done()
+			return
+		}
+		assert.ErrorIs(r, r.Shutdown(within(r.T, 50*time.Millisecond)), context.DeadlineExceeded)
+		r.ok(r.Shutdown(r.ctx))
+		assert.Error(r, collective.Broadcast(r.ctx, r.comm, 0, []byte{1}))
+	})
+}
+
+// TestSetsThatTakeTurns: what is kept of a set of tensors is not taken for another one's.
+func TestSetsThatTakeTurns(t *testing.T) {
+	ways[0].run(t, 2, nil, func(r *rank) {
+		sets := []func(x []float32) map[string]*tensor.Tensor{
+			func(x []float32) map[string]*tensor.Tensor {
+				return map[string]*tensor.Tensor{"a": tensor.From(x[:2]), "b": tensor.From(x[2:])}
+			},
+			func(x []float32) map[string]*tensor.Tensor {
+				return map[string]*tensor.Tensor{"a": tensor.From(x[:3]), "b": tensor.From(x[3:])}
+			},
+			func(x []float32) map[string]*tensor.Tensor {
+				return map[string]*tensor.Tensor{"a": tensor.From(x[:3]), "c": tensor.From(x[3:])}
+			},
+			func(x []float32) map[string]*tensor.Tensor {
+				return map[string]*tensor.Tensor{"a": tensor.From(x, 2, 3)}
+			},
+			func(x []float32) map[string]*tensor.Tensor {
+				return map[string]*tensor.Tensor{"a": tensor.From(x, 3, 2)}
+			},
+		}
+		for i := range 30 {
+			x := []float32{0, 1, 2, 3, 4, 5}
+			for j := range x {
+				x[j] += float32(2*r.Rank() + i)
+			}
+			r.ok(r.AllReduceGradients(r.ctx, sets[i%len(sets)](x)))
+			for j := range x {
+				assert.Equal(r, float32(j+1+i), x[j])
+			}
+		}
+	})
+}

@@ -1,0 +1,278 @@
+package strategy_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/strategy"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// step averages the ranks of a node's view, and returns what comes of it.
+func step(ctx context.Context, s *strategy.AllReduce) (float64, error) {
+	x := []float64{float64(s.Rank())}
+	err := s.AllReduceGradients(ctx, map[string]*tensor.Tensor{"rank": tensor.From(x)})
+	return x[0], err
+}
+
+// steps checks that nodes are one world, with dense ranks.
+func steps(t *testing.T, nodes ...*strategy.WorkerNode) {
+	t.Helper()
+	ranks := make([]int, len(nodes))
+	var mu sync.Mutex
+	each(nodes, func(n *strategy.WorkerNode) {
+		mean, err := step(bounded(t), n.Strategy())
+		assert.NoError(t, err)
+		assert.InDelta(t, float64(len(nodes)-1)/2, mean, 1e-9)
+		assert.Equal(t, len(nodes), n.Size())
+		mu.Lock()
+		defer mu.Unlock()
+		ranks[n.Rank()]++
+	})
+	require.Equal(t, repeat(len(nodes), 1), ranks)
+}
+
+// untilOver steps until the view is over, and goes to the next one.
+func untilOver(t *testing.T, n *strategy.WorkerNode) {
+	t.Helper()
+	assert.Error(t, verdict(t, n))
+}
+
+// verdict is untilOver, and returns how it ended.
+func verdict(t *testing.T, n *strategy.WorkerNode) (why error) {
+	t.Helper()
+	s := n.Strategy()
+	if s == nil {
+		return strategy.ErrNotStarted
+	}
+	for why == nil {
+		_, why = step(bounded(t), s)
+	}
+	assert.True(t, n.Over(why), "%v", why)
+	s, err := n.Next(bounded(t))
+	if assert.NoError(t, err) {
+		assert.Same(t, s, n.Strategy())
+	}
+	return why
+}
+
+func TestZerfooRanksFromTheCoordinator(t *testing.T) {
+	at := url(t)
+	var nodes []*strategy.WorkerNode
+	var all sync.WaitGroup
+	for i, id := range []string{"c", "a", "b"} {
+		n := newNode(t, at, id, 3, 0)
+		nodes = append(nodes, n)
+		all.Go(func() { assert.NoError(t, n.Start(bounded(t))) })
+		if i < 2 { // in this order
+			testcluster.Eventually(t, soon, func() bool { return n.Member() != nil }, "it registers")
+		}
+	}
+	all.Wait()
+	for i, n := range nodes {
+		require.Equal(t, i, n.Rank())
+	}
+	steps(t, nodes...)
+}
+
+func TestZerfooIDs(t *testing.T) {
+	t.Parallel()
+	at := url(t)
+	a := newNode(t, at, "a", 1, 2)
+	require.NoError(t, a.Start(bounded(t)))
+
+	second := newNode(t, at, "a", 1, 2)
+	second.Worker.TTL = 500 * time.Millisecond // after which it cannot be its own former life
+	err := second.Start(bounded(t))
+	require.ErrorIs(t, err, coordinator.ErrDuplicate)
+	require.ErrorContains(t, err, `strategy: start of worker "a": `)
+	second.Worker.TTL = 0
+	err = second.Start(within(t, 500*time.Millisecond))
+	require.ErrorIs(t, err, coordinator.ErrDuplicate)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+
+	empty := newNode(t, at, "", 1, 2)
+	require.ErrorIs(t, empty.Start(bounded(t)), coordinator.ErrInvalid)
+	steps(t, a)
+}
+
+func TestZerfooFiftyAtOnce(t *testing.T) {
+	at := url(t)
+	var nodes []*strategy.WorkerNode
+	for i := range 50 {
+		nodes = append(nodes, newNode(t, at, fmt.Sprint("worker ", i), 50, 0))
+	}
+	start(t, nodes...)
+	steps(t, nodes...)
+}
+
+// TestZerfooCheckpoints: one is complete when all have ended it. More of them: coordinator's TestCheckpoint….
+func TestZerfooCheckpoints(t *testing.T) {
+	at := url(t)
+	nodes := []*strategy.WorkerNode{newNode(t, at, "a", 3, 0), newNode(t, at, "b", 3, 0), newNode(t, at, "c", 3, 0)}
+	start(t, nodes...)
+	c, err := nodes[0].Member().StartCheckpoint(bounded(t), 7, "/ckpt/7")
+	require.NoError(t, err)
+	for i, n := range nodes {
+		mine, err := n.Member().Checkpoint(bounded(t), c.ID)
+		require.NoError(t, err)
+		complete, err := mine.End(bounded(t))
+		require.NoError(t, err)
+		require.Equal(t, i == 2, complete)
+	}
+}
+
+func TestZerfooCertificates(t *testing.T) {
+	p := newPapers(t)
+	at := "muster://" + serve(t, p.server(t))
+
+	for name, files := range map[string]*store.TLSFiles{
+		"no TLS": nil, "no certificate": {CA: p.path("ca")}, "stranger": {CA: p.path("ca"), Cert: newPapers(t).path("worker")},
+	} {
+		n := newNode(t, at, name, 2, 0)
+		if n.TLS = files; files != nil && files.Cert != "" {
+			files.Key = strings.Replace(files.Cert, "worker", "worker-key", 1)
+		}
+		err := n.Start(within(t, 5*time.Second))
+		require.ErrorIs(t, err, store.ErrDenied, name)
+		require.Equal(t, -1, n.Rank())
+	}
+
+	nodes := []*strategy.WorkerNode{newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)}
+	for i, n := range nodes {
+		n.TLS, n.Host, n.Listen = p.client(), apart(i), "127.0.0.1:0"
+	}
+	start(t, nodes...)
+	steps(t, nodes...)
+}
+
+func TestZerfooRefusesToListenInTheOpen(t *testing.T) {
+	for _, listen := range []string{"0.0.0.0:0", "10.0.0.1", ":9001", "[::]:0", "node7:9001", "192.168.1.1:1"} {
+		n := newNode(t, "muster://127.0.0.1:1", "a", 1, 0) // nobody is asked
+		n.Listen = listen
+		err := n.Start(bounded(t))
+		require.ErrorIs(t, err, strategy.ErrInsecure)
+		require.ErrorContains(t, err, fmt.Sprintf("Listen is %q: set TLS", listen))
+		require.Equal(t, -1, n.Rank())
+	}
+	at := url(t)
+	for _, listen := range []string{"127.0.0.1:0", "localhost", "127.0.0.1", "[::1]:0"} {
+		n := newNode(t, at, "a", 1, 0)
+		n.Listen = listen
+		require.NoError(t, n.Start(bounded(t)))
+		require.Equal(t, 0, n.Rank())
+		require.NoError(t, n.Close())
+	}
+	// Nobody has said where to listen, and there are two machines.
+	a, b := newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)
+	a.Host, b.Host = "one", "two"
+	each([]*strategy.WorkerNode{a, b}, func(n *strategy.WorkerNode) {
+		assert.ErrorIs(t, n.Start(within(t, 5*time.Second)), strategy.ErrInsecure)
+	})
+	a.Insecure, b.Insecure = true, true
+	start(t, a, b)
+	steps(t, a, b)
+}
+
+func TestZerfooLifecycle(t *testing.T) {
+	at := url(t)
+	a, b := newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)
+	unstarted := func(n *strategy.WorkerNode) {
+		require.Equal(t, -1, n.Rank())
+		require.Zero(t, n.Size())
+		require.Nil(t, n.Strategy())
+		require.Nil(t, n.Member())
+		_, err := n.Next(bounded(t))
+		require.ErrorIs(t, err, strategy.ErrNotStarted)
+		require.False(t, n.Over(pgroup.ErrLost))
+		code, text := ready(n)
+		require.Equal(t, http.StatusServiceUnavailable, code)
+		require.Contains(t, text, "not started")
+	}
+	unstarted(a)
+	require.NoError(t, a.Close())
+	for range 3 { // restarts
+		start(t, a, b)
+		require.ErrorIs(t, a.Start(bounded(t)), strategy.ErrStarted)
+		steps(t, a, b)
+		each([]*strategy.WorkerNode{a, b}, func(n *strategy.WorkerNode) { assert.NoError(t, n.Strategy().Shutdown(bounded(t))) })
+		require.NoError(t, a.Close())
+		require.NoError(t, a.Close())
+		require.NoError(t, b.Close())
+		unstarted(a)
+	}
+}
+
+// ready asks for the node's health.
+func ready(n *strategy.WorkerNode) (code int, text string) {
+	rec := httptest.NewRecorder()
+	n.Ready().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	return rec.Code, rec.Body.String()
+}
+
+// TestZerfooEviction: a worker that is silent for longer than its TTL is out. It comes back by itself, with a rank of its own: 1 of 2. That
+// 100 ms are enough, and how much they are: coordinator's TestSilentWorkerIsEvicted.
+func TestZerfooEviction(t *testing.T) {
+	t.Parallel()
+	addr := serve(t, &store.Server{Engine: new(store.Memory)})
+	wire := testcluster.NewProxy(t, addr)
+	a, b := newNode(t, "muster://"+addr, "a", 1, 2), newNode(t, "muster://"+wire.Addr(), "b", 1, 2)
+	b.Worker.TTL = 500 * time.Millisecond
+	require.NoError(t, a.Start(bounded(t)))
+	var both sync.WaitGroup
+	both.Go(func() { untilOver(t, a) })
+	require.NoError(t, b.Start(bounded(t)))
+	both.Wait()
+	steps(t, a, b)
+
+	wire.Blackhole(true)
+	why := verdict(t, a)
+	require.ErrorContains(t, why, `worker "b"`)
+	steps(t, a)
+
+	wire.Blackhole(false)
+	wire.Cut(testcluster.RST) // what was lost meanwhile does not come
+	both.Go(func() { untilOver(t, a) })
+	both.Go(func() { untilOver(t, b) })
+	both.Wait()
+	require.Equal(t, [...]int{0, 1}, [...]int{a.Rank(), b.Rank()})
+	steps(t, a, b)
+}
+
+// TestZerfoo7Heartbeats: workers that do nothing for long are not out, and one that is killed and comes back has a rank of its own.
+func TestZerfoo7Heartbeats(t *testing.T) {
+	t.Parallel()
+	addr := serve(t, &store.Server{Engine: new(store.Memory)})
+	wire := testcluster.NewProxy(t, addr)
+	nodes := []*strategy.WorkerNode{newNode(t, "muster://"+addr, "a", 2, 0), newNode(t, "muster://"+wire.Addr(), "b", 2, 0)}
+	for _, n := range nodes {
+		n.Worker.TTL = time.Second
+	}
+	start(t, nodes...)
+	<-time.After(1500 * time.Millisecond)
+	steps(t, nodes...)
+
+	// What is left of a process that was killed are connections that have ended.
+	wire.Refuse(true)
+	wire.Cut(testcluster.FIN)
+	again := newNode(t, "muster://"+addr, "b", 2, 0) // the store still has its former life
+	var both sync.WaitGroup
+	both.Go(func() { untilOver(t, nodes[0]) })
+	both.Go(func() { assert.NoError(t, again.Start(bounded(t))) })
+	both.Wait()
+	require.Equal(t, [...]int{0, 1}, [...]int{nodes[0].Rank(), again.Rank()})
+	steps(t, nodes[0], again)
+}

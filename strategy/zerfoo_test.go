@@ -1,0 +1,415 @@
+package strategy_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/strategy"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/trace"
+)
+
+// The tests of this file and zerfoo_node_test.go are of what Zerfoo's package distributed promises, and, those with a number, of where it fails.
+
+func TestZerfooAverages(t *testing.T) {
+	over(t, 2, func(r *rank) {
+		x := [][]float32{{2, 4, 6}, {4, 6, 8}}[r.Rank()]
+		assert.Equal(r, []float32{3, 5, 7}, average(r, "grad", x...))
+	})
+	over(t, 3, func(r *rank) {
+		x := [][]float32{{1, 2, 3}, {4, 5, 6}, {7, 8, 9}}[r.Rank()]
+		assert.Equal(r, []float32{4, 5, 6}, average(r, "grad", x...))
+	})
+	over(t, 1, func(r *rank) { assert.Equal(r, []float32{10, 20, 30}, average(r, "grad", 10, 20, float32(30))) })
+}
+
+func TestZerfooSeveralNames(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		k := float32(3 * r.Rank())
+		w1, b1 := []float32{3 + k, 6 + k}, []float32{9 + k}
+		r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"w1": tensor.From(w1), "b1": tensor.From(b1)}))
+		assert.Equal(r, []float32{6, 9}, w1)
+		assert.Equal(r, []float32{12}, b1)
+	})
+}
+
+func TestZerfooTenSubmittersAtOnce(t *testing.T) {
+	over(t, 10, func(r *rank) {
+		x := average(r, "grad", float32(r.Rank()), float32(2*r.Rank()))
+		assert.Equal(r, []float32{4.5, 9}, x)
+	})
+}
+
+func TestZerfooBarrierOfThree(t *testing.T) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			var came atomic.Int64
+			w.run(t, 3, nil, func(r *rank) {
+				for round := range int64(3) {
+					came.Add(1)
+					r.ok(r.Barrier(r.ctx))
+					assert.GreaterOrEqual(r, came.Load(), 3*(round+1), "nobody is through before all have come")
+				}
+			})
+		})
+	}
+}
+
+func TestZerfooTwoOfThreeAtABarrier(t *testing.T) {
+	overAtOnce(t, 3, func(r *rank) {
+		r.ok(r.Barrier(r.ctx))
+		if r.Rank() == 2 { // it is there, and does not come
+			<-r.comm.Group().Context().Done()
+			return
+		}
+		err := r.Barrier(within(r.T, 600*time.Millisecond))
+		assert.ErrorIs(r, err, context.DeadlineExceeded)
+		assert.ErrorContains(r, err, "missing rank 2")
+	})
+}
+
+func TestZerfooRanksThatAreNone(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		for _, root := range []int{-1, 3, 100} {
+			err := r.BroadcastTensor(r.ctx, root, tensor.New(tensor.F32, 2))
+			assert.ErrorIs(r, err, pgroup.ErrInvalid)
+			assert.ErrorContains(r, err, fmt.Sprintf("there is no rank %d in a group of 3", root))
+		}
+		assert.Equal(r, []float32{1}, average(r, "w", float32(r.Rank())), "nothing is broken")
+	})
+	for _, rank := range []int{-1, 3, 100} {
+		_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: rank, Size: 3, Address: "127.0.0.1:1"})
+		require.ErrorIs(t, err, pgroup.ErrInvalid)
+	}
+}
+
+func TestZerfooBroadcastWaitsForTheRoot(t *testing.T) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			var given atomic.Bool
+			w.run(t, 3, nil, func(r *rank) {
+				x := []float32{0, 0, 0}
+				if r.Rank() == 1 {
+					x = []float32{10, 20, 30}
+					<-time.After(50 * time.Millisecond) // the others wait meanwhile
+					given.Store(true)
+				}
+				r.ok(r.BroadcastTensor(r.ctx, 1, tensor.From(x)))
+				assert.True(r, given.Load())
+				assert.Equal(r, []float32{10, 20, 30}, x)
+			})
+		})
+	}
+}
+
+func TestZerfooMetrics(t *testing.T) {
+	seen := make([]*trace.Memory, 3)
+	var all sync.WaitGroup
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	for i := range seen {
+		seen[i] = &trace.Memory{Keep: 10}
+		all.Go(func() {
+			g, err := pgroup.Create(bounded(t), pgroup.Config{Name: "world", Rank: i, Size: 3, Store: s})
+			if !assert.NoError(t, err) {
+				return
+			}
+			defer g.Close()
+			c, err := collective.Open(bounded(t), g, nil)
+			if !assert.NoError(t, err) {
+				return
+			}
+			a := strategy.New(c, &strategy.Options{Trace: seen[i]})
+			grads := map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 100), "b": tensor.New(tensor.F64)}
+			for range 3 {
+				assert.NoError(t, a.AllReduceGradients(bounded(t), grads))
+			}
+			assert.NoError(t, a.BroadcastTensors(bounded(t), 2, grads))
+			assert.NoError(t, a.BroadcastTensor(bounded(t), 2, grads["b"]))
+			assert.NoError(t, a.Barrier(bounded(t)))
+			assert.Error(t, a.BroadcastTensor(bounded(t), 3, grads["b"]))
+			assert.NoError(t, a.Shutdown(bounded(t)))
+		})
+	}
+	all.Wait()
+	for i, m := range seen {
+		sum := m.Total("strategy.allreduce_gradients")
+		require.Equal(t, [...]int64{3, 0, 3 * 408}, [...]int64{sum.Count, sum.Failed, sum.Bytes})
+		require.Positive(t, sum.Seconds())
+		require.EqualValues(t, 408, m.Total("strategy.broadcast_tensors").Bytes)
+		require.Equal(t, [...]int64{2, 1}, [...]int64{m.Total("strategy.broadcast_tensor").Count, m.Total("strategy.broadcast_tensor").Failed})
+		require.EqualValues(t, 1, m.Total("strategy.barrier").Count)
+		require.EqualValues(t, 1, m.Total("strategy.shutdown").Count)
+		es := m.Events()
+		require.Len(t, es, 8)
+		for nth, e := range es {
+			require.Equal(t, [...]any{"world", i, 3, uint64(nth + 1), -1}, [...]any{e.Group, e.Rank, e.Size, e.Seq, e.Last})
+			require.Positive(t, e.Generation)
+			require.False(t, e.End.Before(e.Start))
+		}
+		require.ErrorIs(t, es[6].Err, pgroup.ErrInvalid)
+	}
+}
+
+// TestZerfoo1ConsecutiveSteps: an early worker does not land in the step before.
+func TestZerfoo1ConsecutiveSteps(t *testing.T) {
+	over(t, 4, func(r *rank) {
+		for step := range 200 {
+			k := float32(4*step + r.Rank())
+			want := float32(4*step) + 1.5
+			w, b := []float32{k, 2 * k}, []float32{-k}
+			if !r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"w": tensor.From(w), "b": tensor.From(b)})) {
+				return
+			}
+			if !assert.Equal(r, []float32{want, 2 * want, -want}, append(w, b...), "step %d", step) {
+				return
+			}
+		}
+	})
+}
+
+// TestZerfoo2ConsecutiveBroadcasts: each brings its own value, from whichever root.
+func TestZerfoo2ConsecutiveBroadcasts(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		for step := range 100 {
+			root := step % 3
+			x := []int64{int64(1000*r.Rank() + step)}
+			if !r.ok(r.BroadcastTensor(r.ctx, root, tensor.From(x))) {
+				return
+			}
+			assert.EqualValues(r, 1000*root+step, x[0])
+		}
+	})
+}
+
+// TestZerfoo3Hierarchical: every parameter is its own, on every rank, and hosts with few ranks do not count for more.
+func TestZerfoo3Hierarchical(t *testing.T) {
+	for name, host := range map[string]func(int) string{
+		"2 and 2":     func(rank int) string { return fmt.Sprint(rank / 2) },
+		"1 and 3":     func(rank int) string { return fmt.Sprint(min(rank, 1)) },
+		"1, 2 and 1":  unequal,
+		"interleaved": func(rank int) string { return fmt.Sprint(rank % 2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			way{"", host, collective.Hierarchical, false}.run(t, 4, &strategy.Options{BucketBytes: 1 << 16}, func(r *rank) {
+				grads, want := map[string]*tensor.Tensor{}, map[string][]float64{}
+				for p, n := range []int{1, 7, 5000, 100_000} {
+					x := make([]float64, n)
+					for i := range x {
+						x[i] = float64(100*p + i%10 + 1<<(4*r.Rank()))
+						want[fmt.Sprint(p)] = append(want[fmt.Sprint(p)], float64(100*p+i%10)+(1+16+256+4096)/4.)
+					}
+					grads[fmt.Sprint(p)] = tensor.From(x)
+				}
+				r.ok(r.AllReduceGradients(r.ctx, grads))
+				for name, g := range grads {
+					x, err := tensor.View[float64](g)
+					r.ok(err)
+					assert.Equal(r, want[name], x)
+				}
+				r.ok(r.Barrier(r.ctx))
+				r.ok(r.BroadcastTensors(r.ctx, 3, grads))
+			})
+		})
+	}
+}
+
+// TestZerfoo4LargeTensors: there is no limit to a message.
+func TestZerfoo4LargeTensors(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		x := make([]float32, 2<<20+1) // 8 MiB
+		for i := range x {
+			x[i] = float32(i%1000 + r.Rank())
+		}
+		average(r, "large", x...)
+		for i := range x {
+			if x[i] != float32(i%1000+1) {
+				assert.Failf(r, "wrong", "element %d of rank %d is %v", i, r.Rank(), x[i])
+				return
+			}
+		}
+	})
+}
+
+// TestZerfoo5 has what hangs for 30 s there: here it is an error on all ranks at once, or it works.
+func TestZerfoo5DeadWorker(t *testing.T) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			var stepped sync.WaitGroup
+			stepped.Add(3)
+			w.run(t, 3, nil, func(r *rank) {
+				average(r, "w", float32(1))
+				stepped.Done()
+				if r.Rank() == 1 {
+					stepped.Wait()
+					r.ok(r.comm.Close())
+					return
+				}
+				err := r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 1000)})
+				assert.ErrorIs(r, err, pgroup.ErrLeft)
+				if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok, "%v", err) {
+					assert.Equal(r, []int{1}, re.Left)
+				}
+			})
+		})
+	}
+}
+
+func TestZerfoo5Scalar(t *testing.T) {
+	over(t, 4, func(r *rank) {
+		x := tensor.New(tensor.F64)
+		binary.LittleEndian.PutUint64(x.Data, math.Float64bits(float64(r.Rank())))
+		r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"loss": x}))
+		assert.Equal(r, 1.5, math.Float64frombits(binary.LittleEndian.Uint64(x.Data)))
+		assert.Empty(r, x.Shape)
+	})
+}
+
+func TestZerfoo5MissingKey(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		x, b := []float32{float32(r.Rank())}, []float32{float32(r.Rank())}
+		grads := map[string]*tensor.Tensor{"w": tensor.From(x), "b": tensor.From(b)}
+		if r.Rank() == 1 {
+			delete(grads, "b")
+		}
+		err := r.AllReduceGradients(r.ctx, grads)
+		assert.ErrorIs(r, err, pgroup.ErrMismatch)
+		assert.ErrorContains(r, err, `rank 0 has a tensor "b", rank 1 has none`)
+		assert.Equal(r, []float32{float32(r.Rank()), float32(r.Rank())}, append(x, b...), "nothing has changed")
+		grads["b"] = tensor.From(b)
+		r.ok(r.AllReduceGradients(r.ctx, grads))
+		assert.Equal(r, []float32{1, 1}, append(x, b...))
+	})
+}
+
+// TestZerfoo5Contexts: a rank that gives up ends the verb for all, who hear who it was.
+func TestZerfoo5Contexts(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		ctx := r.ctx
+		if r.Rank() == 1 {
+			cancelled, cancel := context.WithCancel(ctx)
+			cancel()
+			ctx = cancelled
+		}
+		err := r.AllReduceGradients(ctx, map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 10)})
+		assert.ErrorIs(r, err, context.Canceled)
+		if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok, "%v", err) {
+			assert.Equal(r, 1, re.By)
+		}
+		assert.ErrorIs(r, r.Barrier(r.ctx), context.Canceled, "it is over")
+	})
+}
+
+// TestZerfoo6Types: each dtype is averaged as what it is.
+func TestZerfoo6Types(t *testing.T) {
+	half := func(x ...float32) (hs []tensor.Float16) {
+		for _, f := range x {
+			hs = append(hs, tensor.Float16From(f))
+		}
+		return hs
+	}
+	over(t, 2, func(r *rank) {
+		first := r.Rank() == 0
+		pick := func(a, b float64) float64 {
+			if first {
+				return a
+			}
+			return b
+		}
+		f64 := []float64{pick(1e300, 3e300), pick(1, 1+1e-15)}
+		i64 := []int64{1<<53 + 1, -(1<<53 + 1), int64(pick(1, 2)), int64(pick(-1, -2))}
+		f16 := half(float32(pick(1.5, 2.5)), 40000, float32(pick(-0.25, 0.5)))
+		bf16 := []tensor.BFloat16{tensor.BFloat16From(float32(pick(1, 2)))}
+		u8 := []uint8{uint8(pick(10, 20))}
+		r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{
+			"f64": tensor.From(f64), "i64": tensor.From(i64), "f16": tensor.From(f16), "bf16": tensor.From(bf16), "u8": tensor.From(u8),
+		}))
+		assert.Equal(r, []float64{2e300, 1 + 1e-15/2}, f64)
+		assert.Equal(r, []int64{1<<53 + 1, -(1<<53 + 1), 1, -1}, i64, "toward 0")
+		assert.Equal(r, half(2, 40000, 0.125), f16, "40000 twice is more than a Float16 has")
+		assert.Equal(r, []tensor.BFloat16{tensor.BFloat16From(1.5)}, bf16)
+		assert.Equal(r, []uint8{15}, u8)
+	})
+}
+
+// TestZerfoo8SameBits: sums are in one order, in every run and on every rank.
+func TestZerfoo8SameBits(t *testing.T) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			var first []byte
+			for run := range 3 {
+				got := make([][]byte, 4)
+				w.run(t, 4, &strategy.Options{BucketBytes: 4096}, func(r *rank) {
+					if run > 0 { // arrivals in another order
+						<-time.After(time.Duration((r.Rank()*run)%4) * time.Millisecond)
+					}
+					got[r.Rank()] = addsUpDifferently(r)
+				})
+				if first == nil {
+					first = got[0]
+				}
+				for _, b := range got {
+					require.Equal(t, first, b)
+				}
+			}
+		})
+	}
+}
+
+// addsUpDifferently averages numbers whose sum depends on the order, and returns the bits.
+func addsUpDifferently(r *rank) (bits []byte) {
+	grads := map[string]*tensor.Tensor{}
+	for _, n := range []int{3, 100, 700, 20_000} {
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(math.Sin(float64(i*(r.Rank()+1)))) * float32(math.Pow(10, float64((i+r.Rank())%7)))
+		}
+		grads[fmt.Sprint(n)] = tensor.From(x)
+	}
+	r.ok(r.AllReduceGradients(r.ctx, grads))
+	for _, n := range []int{3, 100, 700, 20_000} {
+		bits = append(bits, grads[fmt.Sprint(n)].Data...)
+	}
+	return bits
+}
+
+// TestZerfoo8Allocations: a 16 MiB all-reduce of 4 ranks takes 179 MiB there.
+func TestZerfoo8Allocations(t *testing.T) {
+	const rounds = 5
+	ways[0].run(t, 4, nil, func(r *rank) {
+		grads := map[string]*tensor.Tensor{"large": tensor.New(tensor.F32, 4<<20-300)}
+		for i := range 100 {
+			grads[fmt.Sprint("small ", i)] = tensor.New(tensor.F32, 3)
+		}
+		r.ok(r.AllReduceGradients(r.ctx, grads)) // the first one makes the plan and the bucket
+		r.ok(r.Barrier(r.ctx))
+		var before, after runtime.MemStats
+		if r.Rank() == 0 {
+			runtime.ReadMemStats(&before)
+		}
+		for range rounds {
+			r.ok(r.AllReduceGradients(r.ctx, grads))
+		}
+		r.ok(r.Barrier(r.ctx))
+		if r.Rank() == 0 {
+			runtime.ReadMemStats(&after)
+			each := (after.TotalAlloc - before.TotalAlloc) / rounds / 4
+			t.Log(each, "bytes for each call of a rank")
+			assert.Less(t, each, uint64(16<<10))
+		}
+	})
+}
