@@ -27,6 +27,7 @@ type call struct {
 	div  int // by which the sum is divided at the end
 
 	start time.Time // zero: it did not begin
+	limit time.Time // zero: that of ctx
 }
 
 // plan is what a verb is to do.
@@ -82,8 +83,6 @@ func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call
 	if c.over.Err() != nil {
 		return c.ended(p.verb)
 	}
-	ctx, cancel := c.bound(ctx)
-	defer cancel()
 	cl := c.newCall(ctx, p, seq)
 	if ctx.Err() != nil { // the others wait, and are to hear so
 		cl.cancelled()
@@ -91,11 +90,17 @@ func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call
 	}
 	cl.start = time.Now()
 	defer func() { cl.trace(len(p.x), err) }()
+	if _, ok := ctx.Deadline(); !ok { // a timer costs less than a context
+		cl.limit = cl.start.Add(c.group.Config().Timeout)
+		defer time.AfterFunc(time.Until(cl.limit), cl.overdue).Stop()
+	}
 	if p.verb != send && c.size() > 1 {
 		c.watch.begin(cl)
 		defer c.watch.end()
 	}
-	defer context.AfterFunc(ctx, cl.cancelled)()
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, cl.cancelled)()
+	}
 	return cl.verdict(f(cl))
 }
 
@@ -135,28 +140,25 @@ func (c *core) check(p *plan) error {
 	return nil
 }
 
-// bound gives ctx the group's timeout, if it has no deadline.
-func (c *core) bound(ctx context.Context) (context.Context, context.CancelFunc) {
-	if _, ok := ctx.Deadline(); ok {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, c.group.Config().Timeout)
-}
-
 // cancelled ends the Comm because the caller's context has ended.
 func (c *call) cancelled() {
 	cause := context.Cause(c.ctx)
 	if errors.Is(cause, context.DeadlineExceeded) {
-		v := &wire.Verdict{Code: wire.CodeTimeout, By: -1, Waited: time.Since(c.start)}
-		if c.start.IsZero() {
-			v.By = c.rank()
-		} else {
-			v.Missing, v.Doing = c.awaited()
-		}
-		c.fail(v)
+		c.overdue()
 		return
 	}
 	c.fail(&wire.Verdict{Code: wire.CodeCancelled, By: c.rank(), Reason: cause.Error()})
+}
+
+// overdue ends the Comm because the time is over.
+func (c *call) overdue() {
+	v := &wire.Verdict{Code: wire.CodeTimeout, By: -1, Waited: time.Since(c.start)}
+	if c.start.IsZero() {
+		v.By = c.rank()
+	} else {
+		v.Missing, v.Doing = c.awaited()
+	}
+	c.fail(v)
 }
 
 // ended is why no verb can be called any more.

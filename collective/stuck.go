@@ -54,7 +54,9 @@ func (w *watch) late() {
 		return
 	}
 	s := &stuck{call: w.call, done: make(chan struct{})}
-	s.ctx, s.cancel = context.WithCancel(s.call.ctx)
+	if s.ctx, s.cancel = context.WithCancel(s.call.ctx); !s.call.limit.IsZero() {
+		s.ctx, s.cancel = context.WithDeadline(s.call.ctx, s.call.limit)
+	}
 	w.stuck = s
 	w.asking.Go(s.run)
 }
