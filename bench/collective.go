@@ -87,6 +87,9 @@ func (o *collectiveOptions) parse() (all []course, err error) {
 			all = append(all, course{allReduceVerb + chainedSuffix, n})
 		}
 	}
+	if o.verbSize == "" {
+		return append(all, course{barrierVerb + chainedSuffix, 0}), nil
+	}
 	others, err := parseBytes("-verbs", o.verbSize)
 	if err != nil {
 		return nil, err
@@ -100,9 +103,6 @@ func (o *collectiveOptions) parse() (all []course, err error) {
 }
 
 func parseBytes(name, text string) (sizes []int, err error) {
-	if text == "" {
-		return nil, nil
-	}
 	for part := range strings.SplitSeq(text, ",") {
 		n, err := strconv.Atoi(part)
 		if err != nil || n < 4 || n > 1<<30 || n%4 != 0 {

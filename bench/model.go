@@ -27,8 +27,8 @@ type place struct {
 	speed
 	hosts, each int
 	cores       float64 // of a host
-	latency     float64 // of the network, one way, in seconds; 0 on one machine
-	link        float64 // bytes a second, each way, of a host's link; 0: no limit but the work
+	latency     float64 // of the network, one way, in seconds
+	link        float64 // bytes a second, each way, of a host's link; 0: there is no network
 	shared      bool    // hosts are names only: all ranks share one machine's cores
 }
 
@@ -57,19 +57,18 @@ func (c cost) plus(o cost) cost {
 	return cost{c.steps + o.steps, c.bytes + o.bytes, c.cross + o.cross, c.meets + o.meets, c.combine + o.combine, c.copy + o.copy}
 }
 
-// time is how long a cost takes, in seconds. Work is divided among cores; what waits for others is not.
+// time is how long a cost takes, in seconds. Messages of a step wait for each other. Bytes flow in pieces: a link brings the next one while a
+// core works on the one before.
 func (pl place) time(c cost) float64 {
 	crowd := pl.crowd()
-	share := func(alone, work float64) float64 { return max(alone, work*crowd) }
-	step := share(pl.Message, pl.MessageWork)
-	moved := c.bytes * share(pl.Byte, pl.ByteWork)
-	if pl.latency > 0 {
-		step = pl.latency + pl.MessageWork*crowd
-	}
+	step := max(pl.Message, pl.MessageWork*crowd)
+	flow := c.bytes * pl.Byte
 	if pl.link > 0 {
-		moved = max(c.bytes*pl.ByteWork*crowd, c.cross/pl.link)
+		step = pl.latency + pl.MessageWork*crowd
+		flow = c.cross / pl.link
 	}
-	return c.steps*step + moved + c.meets*share(pl.Meet, pl.MeetWork) + (c.combine*pl.Combine+c.copy*pl.Copy)*crowd
+	work := (c.bytes*pl.ByteWork + c.combine*pl.Combine + c.copy*pl.Copy) * crowd
+	return c.steps*step + max(flow, work) + c.meets*max(pl.Meet, pl.MeetWork*crowd)
 }
 
 // costOf is what an algorithm makes ranks do with s bytes.

@@ -38,10 +38,10 @@ func runScale(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if o.rounds < 1 || len(sizes) == 0 {
-		return errors.New("-rounds, -bytes: one at least")
+	if o.rounds < 1 {
+		return errors.New("-rounds: one at least")
 	}
-	rep := newReport("scale", "predicted µs", "measured µs", "predicted ÷ measured", "others %")
+	rep := newReport("scale", "predicted µs", "measured µs", "predicted ÷ measured", "others %", "hierarchical ms", "ring ms", "halving-doubling ms", "recursive doubling ms", "star ms", "halving from", "ring from")
 	rep.note("medians of the calmer half of %d rounds of %v; mean of a turn, in which calls follow each other; what the model knows of the machine is measured on 2 ranks, in the same rounds", o.rounds, o.slice)
 	var all []speed
 	for _, n := range ranks {
@@ -65,7 +65,7 @@ type probe struct {
 
 const (
 	littleProbe = 8
-	largeProbe  = 32 * mib
+	largeProbe  = 16 * mib
 )
 
 // A step of the algorithms is an all-gather of two ranks: each sends, and receives.
@@ -222,20 +222,31 @@ var networks = []network{{10, 50 * time.Microsecond}, {25, 30 * time.Microsecond
 
 const extrapolatedEach = 8 // ranks of a host, each with a core
 
-// extrapolate adds what the model says of clusters that are not here.
+var extrapolatedBytes = []int{64 * kib, mib, 16 * mib, 256 * mib}
+
+// extrapolate adds what the model says of clusters that are not here, and where Auto's thresholds would be there.
 func extrapolate(s speed, rep *report) {
-	rep.note("extrapolated: hosts of %d ranks, each of which has a core as fast as one here", extrapolatedEach)
+	rep.note("extrapolated: hosts of %d ranks, or of one, each of which has a core as fast as one here; from: bytes from which on halving-doubling and the ring are best", extrapolatedEach)
 	for _, net := range networks {
 		for _, hosts := range []int{8, 64, 1024} {
 			pl := net.place(s, hosts, extrapolatedEach)
-			where := fmt.Sprintf("%d × %d, %v", hosts, extrapolatedEach, net)
-			for _, bytes := range []int{64 * kib, mib, 16 * mib, 256 * mib} {
+			for _, bytes := range extrapolatedBytes {
+				figures := map[string]float64{}
 				for _, name := range []string{hierarchicalName, ringName, halvingName, doublingName, starName} {
-					rep.add(map[string]float64{"predicted µs": 1e6 * pl.time(costOf(name, pl, float64(bytes)))}, where, bytesText(bytes), name)
+					figures[name+" ms"] = 1e3 * pl.time(costOf(name, pl, float64(bytes)))
+				}
+				rep.add(figures, fmt.Sprint(hosts, " × ", extrapolatedEach), bytesText(bytes), net.String())
+			}
+		}
+		for _, hosts := range []int{8, 12, 64, 100, 1024} {
+			figures := map[string]float64{}
+			halving, ring := thresholds(net.place(s, hosts, 1))
+			for name, bytes := range map[string]float64{"halving from": halving, "ring from": ring} {
+				if bytes > 0 {
+					figures[name] = bytes
 				}
 			}
-			halving, ring := thresholds(net.place(s, hosts, 1))
-			rep.note("%d hosts of one rank, %v: halving-doubling is best from %s, the ring from %s", hosts, net, thresholdText(halving), thresholdText(ring))
+			rep.add(figures, fmt.Sprint(hosts, " × 1"), "thresholds", net.String())
 		}
 	}
 }
@@ -244,11 +255,4 @@ func (n network) String() string { return fmt.Sprintf("%g Gb/s, %v", n.gigabits,
 
 func (n network) place(s speed, hosts, each int) place {
 	return place{speed: s, hosts: hosts, each: each, cores: float64(each), latency: n.latency.Seconds(), link: n.gigabits * 1e9 / 8}
-}
-
-func thresholdText(bytes float64) string {
-	if bytes == 0 {
-		return "no size"
-	}
-	return bytesText(int(bytes))
 }
