@@ -95,11 +95,11 @@ func ringCost(pl place, s float64) cost {
 	return cost{steps: 2 * (p - 1), bytes: moved, cross: moved, combine: (p - 1) / p * s}
 }
 
-// foldCost is of ranks that are no power of two: some give all to another one before, and get it back.
+// foldCost is of ranks that are no power of two: some give all to another one before, and get it back after, while each link goes one way.
 func foldCost(p int, s float64) (power int, c cost) {
 	power = 1 << (bits.Len(uint(p)) - 1)
 	if power < p {
-		c = cost{steps: 2, bytes: s, cross: s, combine: s}
+		c = cost{steps: 2, bytes: 2 * s, cross: 2 * s, combine: s}
 	}
 	return power, c
 }
@@ -189,9 +189,6 @@ func thresholds(pl place) (halving, ring float64) {
 		switch best(pl, s, doublingName, halvingName, ringName) {
 		case ringName:
 			ring = s
-			if halving == 0 {
-				continue
-			}
 		case halvingName:
 			halving = s
 		}

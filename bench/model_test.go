@@ -46,7 +46,7 @@ func TestFold(t *testing.T) {
 		for _, name := range []string{doublingName, halvingName} {
 			c, whole := costOf(name, place{hosts: p, each: 1}, s), costOf(name, place{hosts: power, each: 1}, s)
 			same(t, name+": steps", c.steps, whole.steps+2)
-			same(t, name+": bytes", c.bytes, whole.bytes+s)
+			same(t, name+": bytes", c.bytes, whole.bytes+2*s)
 		}
 	}
 }
