@@ -30,6 +30,7 @@ func init() { // not a literal: the roles start children in turn
 		"crowd":  beCrowd,
 
 		"gatherer": beGatherer,
+		"reducer":  beReducer,
 	}
 }
 

@@ -99,7 +99,7 @@ func (o *gatherOptions) invite(ctx context.Context, g *games, rep *report, sizes
 	if err != nil {
 		return stop, err
 	}
-	torch, err := spawnTorch(ctx, o.python, o.size, rep)
+	torch, err := spawnTorch(ctx, o.python, gatherScript, o.size, rep)
 	if err != nil {
 		return stop, err
 	}
@@ -181,8 +181,11 @@ func (m *matcher) String() string {
 func (m *matcher) is(s string) bool { return m.Regexp == nil || m.MatchString(s) }
 
 func bytesText(n int) string {
-	if n >= mib {
+	switch {
+	case n >= mib:
 		return fmt.Sprintf("%d MiB", n/mib)
+	case n < kib:
+		return fmt.Sprintf("%d B", n)
 	}
 	return fmt.Sprintf("%d KiB", n/kib)
 }

@@ -31,8 +31,9 @@ const warmUps = 3
 
 // lap is what one rank tells of a turn.
 type lap struct {
-	Took []float64 // µs, of each call
-	CPU  float64   // µs, of all calls and what is around them
+	Took  []float64 // µs, of each call
+	CPU   float64   // µs, of all calls and what is around them
+	Alloc float64   // bytes that a rank allocated in all calls, if it is known
 }
 
 // drill is something that is measured: call, by all ranks at the same time.

@@ -6,6 +6,8 @@
 //	go run ./bench groups    // barrier, all-gather, broadcast and messages beside a bare Go star, and Open MPI
 //	go run ./bench ranks     // thousands of ranks on real sockets
 //	go run ./bench gather    // tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI, ModelOpt's way and Gloo
+//	go run ./bench collective // large slices, all-reduced and more, beside Open MPI, gloo, Zerfoo and bare Go
+//	go run ./bench scale     // a model of the algorithms, checked against 2 to 16 ranks, and what it says of clusters
 //	go run ./bench files     // states on disk beside write, fsync and rename; safetensors; torch.save and torch.load
 //
 // Machines are noisy: what counts are the ratios within one run, and CPU time per operation. A
@@ -38,6 +40,8 @@ var commands = []command{
 	{"groups", "group verbs of 2 to 16 processes beside a bare Go star and Open MPI", runGroups},
 	{"ranks", "thousands of ranks on real sockets: join, barrier, memory per connection", runRanks},
 	{"gather", "tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI and torch", runGather},
+	{"collective", "all-reduce and other verbs of 4 ranks beside Open MPI, gloo, Zerfoo and bare Go", runCollective},
+	{"scale", "a model of the algorithms beside measurements of 2 to 16 ranks, and what it says of clusters", runScale},
 	{"files", "publish and verify 64 MiB beside a plain file; safetensors; torch.save and torch.load", runFiles},
 }
 
@@ -82,6 +86,6 @@ func run(ctx context.Context, args []string, out, errs io.Writer) (status int) {
 func usage(w io.Writer) {
 	fmt.Fprintln(w, "usage: bench COMMAND [flags]; bench COMMAND -h lists the flags")
 	for _, c := range commands {
-		fmt.Fprintf(w, "  %-8s %s\n", c.name, c.about)
+		fmt.Fprintf(w, "  %-10s %s\n", c.name, c.about)
 	}
 }

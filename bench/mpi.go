@@ -105,7 +105,12 @@ type mpiGather struct {
 func (m *mpiGather) pids() []int { return nil }
 
 func (m *mpiGather) turn(ctx context.Context, _ string, n, count int) ([]lap, time.Duration, error) {
-	out, cpu, err := m.program.start(ctx, m.size, m.way, "gather", strconv.Itoa(n), strconv.Itoa(count))
+	return m.program.laps(ctx, m.size, m.way, count, "gather", strconv.Itoa(n), strconv.Itoa(count))
+}
+
+// laps runs the program for count calls of which it tells the times, in one lap.
+func (p *mpiProgram) laps(ctx context.Context, size int, way []string, count int, args ...string) ([]lap, time.Duration, error) {
+	out, cpu, err := p.start(ctx, size, way, args...)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -81,7 +81,9 @@ type event struct {
 type turned struct {
 	p50, p90 float64 // µs, on the first rank
 	slowest  float64 // p50 of the slowest rank
+	mean     float64 // µs, on the first rank
 	cpu      float64 // µs of all ranks together, per call; 0: unknown
+	alloc    float64 // bytes that a rank allocates, per call, where most are; 0: unknown
 	others   float64
 }
 
@@ -109,8 +111,9 @@ func (e *event) take(ctx context.Context, all []party, count int) (turned, error
 		x.cpu += l.CPU / float64(count)
 		p50 := median(l.Took)
 		x.slowest = max(x.slowest, p50)
+		x.alloc = max(x.alloc, l.Alloc/float64(count))
 		if i == 0 {
-			x.p50, x.p90 = p50, quantile(sorted(l.Took), 0.9)
+			x.p50, x.p90, x.mean = p50, quantile(sorted(l.Took), 0.9), mean(l.Took)
 		}
 	}
 	return x, nil
@@ -175,8 +178,14 @@ func (g *games) tell(rep *report) {
 			"p50 µs": medianOf(calm, func(x turned) float64 { return x.p50 }), "p90 µs": medianOf(calm, func(x turned) float64 { return x.p90 }),
 			"slowest rank": medianOf(calm, func(x turned) float64 { return x.slowest }), "others %": 100 * medianOf(calm, func(x turned) float64 { return x.others }),
 		}
-		if cpu := medianOf(calm, func(x turned) float64 { return x.cpu }); cpu > 0 {
-			figures["CPU µs"] = cpu
+		for column, f := range map[string]func(turned) float64{
+			"CPU µs":  func(x turned) float64 { return x.cpu },
+			"mean µs": func(x turned) float64 { return x.mean },
+			"alloc B": func(x turned) float64 { return x.alloc },
+		} {
+			if v := medianOf(calm, f); v > 0 {
+				figures[column] = v
+			}
 		}
 		for column, way := range e.bases {
 			if base := byKey[(&event{way: way, bytes: e.bytes}).key()]; base != nil && base != e {

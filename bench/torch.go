@@ -31,8 +31,11 @@ func hasTorch(ctx context.Context, python string, rep *report) bool {
 	return true
 }
 
-// spawnTorch starts torch's ranks; nil where there is no torch.
-func spawnTorch(ctx context.Context, python string, size int, rep *report) (*team, error) {
+//go:embed python/collective.py
+var collectiveScript string
+
+// spawnTorch starts torch's ranks, which run a script; nil where there is no torch.
+func spawnTorch(ctx context.Context, python, text string, size int, rep *report) (*team, error) {
 	if !hasTorch(ctx, python, rep) {
 		return nil, nil
 	}
@@ -40,7 +43,7 @@ func spawnTorch(ctx context.Context, python string, size int, rep *report) (*tea
 	if err != nil {
 		return nil, err
 	}
-	script, err := scriptIn(dir, gatherScript)
+	script, err := scriptIn(dir, text)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}

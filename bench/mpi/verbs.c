@@ -1,5 +1,7 @@
 // The verbs of bench groups over MPI: prints "VERB;P50;P90;MEAN" in µs. The argument is the time for each, in seconds.
 // Or, for bench gather, the arguments are gather BYTES COUNT: prints "took;TIME" for each, in µs on the rank that receives.
+// Or, for bench collective, they are collective VERB BYTES COUNT CHAINED, of float32: the same on the slowest rank, behind a barrier, or on
+// the first rank of calls that follow each other.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,6 +67,42 @@ static void gather(int bytes, int count) {
 	free(got);
 }
 
+static float *x, *y; // the larger and the smaller slice of a verb, or two of a size
+static int count, part; // elements of x, and of a rank's part
+
+static void allreduce(int n) { MPI_Allreduce(MPI_IN_PLACE, x, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); }
+static void spread(int n) { MPI_Bcast(x, n, MPI_FLOAT, 0, MPI_COMM_WORLD); }
+static void collect(int n) { MPI_Allgather(y, part, MPI_FLOAT, x, part, MPI_FLOAT, MPI_COMM_WORLD); }
+static void scatter(int n) { MPI_Reduce_scatter_block(x, y, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); }
+static void exchange(int n) { MPI_Alltoall(x, part, MPI_FLOAT, y, part, MPI_FLOAT, MPI_COMM_WORLD); }
+
+static const struct { const char *name; void (*verb)(int); } collectives[] = {
+	{"all-reduce", allreduce}, {"broadcast", spread}, {"all-gather", collect}, {"reduce-scatter", scatter}, {"all-to-all", exchange}, {"barrier", barrier},
+};
+
+static int collective(const char *name, int bytes, int calls, int chained) {
+	void (*verb)(int) = NULL;
+	for (size_t i = 0; i < sizeof collectives / sizeof *collectives; i++)
+		if (strcmp(name, collectives[i].name) == 0) verb = collectives[i].verb;
+	if (!verb) return 2;
+	count = bytes / sizeof *x;
+	part = count / size;
+	x = calloc(count + 1, sizeof *x);
+	y = calloc(count + 1, sizeof *y);
+	memset(x, 0, bytes);
+	memset(y, 0, bytes);
+	double *took = calloc(calls, sizeof *took);
+	for (int i = -3; i < calls; i++) {
+		if (!chained || i == 0) MPI_Barrier(MPI_COMM_WORLD);
+		double began = MPI_Wtime();
+		verb(count);
+		if (i >= 0) took[i] = (MPI_Wtime() - began) * 1e6;
+	}
+	if (!chained) MPI_Allreduce(MPI_IN_PLACE, took, calls, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+	for (int i = 0; i < calls && rank == 0; i++) printf("took;%g\n", took[i]);
+	return 0;
+}
+
 int main(int argc, char **argv) {
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -73,6 +111,11 @@ int main(int argc, char **argv) {
 		gather(atoi(argv[2]), atoi(argv[3]));
 		MPI_Finalize();
 		return 0;
+	}
+	if (argc > 5 && strcmp(argv[1], "collective") == 0) {
+		int status = collective(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
+		MPI_Finalize();
+		return status;
 	}
 	double budget = argc > 1 ? atof(argv[1]) : 0.5;
 	one = calloc(1, 1 << 20);

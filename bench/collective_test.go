@@ -1,0 +1,207 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// littleCollective is a run that measures nothing.
+func littleCollective(t *testing.T, more ...string) report {
+	t.Helper()
+	return measured(t, append([]string{"collective", "-n", "3", "-rounds", "2", "-slice", "1us", "-bytes", "4,65540", "-verbs", "12288"}, more...)...)
+}
+
+func TestCollective(t *testing.T) {
+	sharing(t)
+	r := littleCollective(t, "-mpi=false", "-python", "", "-profile", t.TempDir())
+	for _, who := range []string{byMemory, byTCP, inOne} {
+		for _, row := range []string{"4 B all-reduce", "4 B all-reduce, chained", "64 KiB all-reduce", "12 KiB broadcast", "12 KiB all-gather", "12 KiB reduce-scatter", "12 KiB all-to-all", "0 B barrier, chained"} {
+			want(t, r, row+" "+who, "p50 µs", "p90 µs", "mean µs", "CPU µs", "alloc B")
+		}
+		want(t, r, "64 KiB all-reduce "+who, "÷ bare", "÷ copied")
+	}
+	want(t, r, "4 B all-reduce "+byBare, "p50 µs")
+	want(t, r, "4 B all-reduce "+byCopies, "p50 µs")
+	notes := strings.Join(r.Notes, "\n")
+	for _, part := range []string{"NO ZERFOO", "target at most 1024 B allocated per call"} {
+		if !strings.Contains(notes, part) {
+			t.Errorf("no %q in the notes: %s", part, notes)
+		}
+	}
+}
+
+// TestCollectiveNobody measures without those who are not installed, and says so.
+func TestCollectiveNobody(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	notes := strings.Join(littleCollective(t, "-ways", "all-reduce@(bare, in place|Open MPI|gloo)").Notes, "\n")
+	for _, part := range []string{"NO OPEN MPI", "NO TORCH", "NO ZERFOO"} {
+		if !strings.Contains(notes, part) {
+			t.Errorf("no %q in the notes: %s", part, notes)
+		}
+	}
+}
+
+func TestCollectiveMPI(t *testing.T) {
+	p, err := buildMPI(t.Context())
+	if errors.Is(err, errNoMPI) {
+		t.Skip("NO OPEN MPI: ", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.remove()
+	r := littleCollective(t, "-n", "2", "-python", "", "-rounds", "1", "-ways", "(all-reduce|broadcast|all-gather|reduce-scatter|all-to-all)@(Open MPI, TCP|muster, TCP)|chained@Open MPI, shared")
+	for _, row := range []string{"4 B all-reduce", "12 KiB broadcast", "12 KiB all-gather", "12 KiB reduce-scatter", "12 KiB all-to-all"} {
+		want(t, r, row+" "+byMPITCP, "p50 µs")
+		want(t, r, row+" "+byTCP, "÷ MPI TCP")
+	}
+	want(t, r, "0 B barrier, chained "+byMPI, "p50 µs")
+}
+
+func TestCollectiveTorch(t *testing.T) {
+	rep := newReport("torch")
+	if !hasTorch(t.Context(), "python3", rep) {
+		t.Skip(strings.Join(rep.Notes, "\n"))
+	}
+	r := littleCollective(t, "-mpi=false", "-ways", "gloo|^all-reduce@bare")
+	for _, row := range []string{"4 B all-reduce", "4 B all-reduce, chained", "12 KiB broadcast", "12 KiB all-gather", "0 B barrier, chained"} {
+		want(t, r, row+" "+byGloo, "p50 µs", "CPU µs")
+	}
+}
+
+// zerfooStandIn takes turns of 1 ms each.
+const zerfooStandIn = `#!/bin/sh
+while IFS=';' read -r way bytes count; do
+	took=1000 i=1
+	while [ $i -lt $count ]; do took=$took,1000 i=$((i+1)); done
+	echo "{\"Took\":[$took]}"
+done
+`
+
+func TestCollectiveZerfoo(t *testing.T) {
+	if _, err := exec.LookPath("sh"); err != nil {
+		t.Skip(err)
+	}
+	program := filepath.Join(t.TempDir(), "zerfoo")
+	if err := os.WriteFile(program, []byte(zerfooStandIn), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r := littleCollective(t, "-bytes", "16777216", "-zerfoo", program, "-ways", "^all-reduce@(Zerfoo|muster, TCP)")
+	want(t, r, "16 MiB all-reduce Zerfoo", "p50 µs")
+	want(t, r, "16 MiB all-reduce "+byTCP, "÷ Zerfoo")
+	if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, "target 16 MiB over TCP, 4 times as fast as Zerfoo") {
+		t.Errorf("no target in %s", notes)
+	}
+	var out, errs strings.Builder
+	if run(t.Context(), []string{"collective", "-n", "2", "-zerfoo", filepath.Join(t.TempDir(), "nobody"), "-ways", "Zerfoo"}, &out, &errs) != 1 || !strings.Contains(errs.String(), "-zerfoo") {
+		t.Errorf("a program that is not there: %s", errs.String())
+	}
+}
+
+// TestMerged takes the slowest rank of each call, or the first one's calls if they follow each other.
+func TestMerged(t *testing.T) {
+	laps := []lap{{Took: []float64{1, 5}, CPU: 3, Alloc: 10}, {Took: []float64{4, 2}, CPU: 4, Alloc: 20}}
+	if l := merged(laps, false); !slices.Equal(l.Took, []float64{4, 5}) || l.CPU != 7 || l.Alloc != 20 {
+		t.Errorf("%+v", l)
+	}
+	if l := merged(laps, true); !slices.Equal(l.Took, []float64{1, 5}) || l.CPU != 7 {
+		t.Errorf("chained: %+v", l)
+	}
+	if l := laps[0]; !slices.Equal(l.Took, []float64{1, 5}) {
+		t.Errorf("what was merged has changed: %+v", l)
+	}
+}
+
+func TestTargets(t *testing.T) {
+	turns := func(p50 float64) []turned { return []turned{{p50: p50, alloc: p50}} }
+	g := &games{events: []*event{
+		{way: allReduceVerb + atWhom + byTCP, bytes: 16 * mib, rounds: turns(20_000), name: []string{"a"}},
+		{way: allReduceVerb + atWhom + byMPITCP, bytes: 16 * mib, rounds: turns(40_000)},
+		{way: allReduceVerb + atWhom + byZerfoo, bytes: 16 * mib, rounds: turns(60_000)},
+		{way: allReduceVerb + atWhom + inOne, bytes: 16 * mib, rounds: turns(5_000), name: []string{"b"}},
+	}}
+	rep := newReport("targets")
+	for _, x := range collectiveTargets {
+		x.note(g, rep)
+	}
+	noteAlloc(g, rep)
+	want := []string{
+		"target 16 MiB over TCP, no slower than Open MPI's TCP: 0.50 times, met",
+		"target 16 MiB over TCP, 4 times as fast as Zerfoo: 0.33 times, NOT MET",
+		"target 16 MiB in one process, under 6 ms: 5000 µs, met",
+		"target at most 1024 B allocated per call: at most 20000 B (a), NOT MET",
+	}
+	if !slices.Equal(rep.Notes, want) {
+		t.Errorf("%q", rep.Notes)
+	}
+}
+
+// TestBareRanks wants the bare reductions to be some.
+func TestBareRanks(t *testing.T) {
+	const p, n = 3, 5000
+	for _, copied := range []bool{false, true} {
+		b := newBareRanks(p)
+		calls := make([]func() error, p)
+		for i := range p {
+			calls[i] = b.open(i, 4*n, copied)
+			for j := range b.own[i] {
+				b.own[i][j] = float32(i + j)
+			}
+		}
+		done := make(chan error)
+		for _, call := range calls {
+			go func() { done <- call() }()
+		}
+		for range p {
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i, x := range b.own {
+			for j, v := range x {
+				if v != float32(3*j+3) {
+					t.Fatalf("copied %v: element %d of rank %d is %v", copied, j, i, v)
+				}
+			}
+		}
+	}
+}
+
+func TestScale(t *testing.T) {
+	sharing(t)
+	r := measured(t, "scale", "-n", "2,4", "-bytes", "1024,65536", "-rounds", "1", "-slice", "1us")
+	for _, row := range []string{"2 1 KiB ring", "2 64 KiB shared memory", "4 1 KiB recursive doubling", "4 64 KiB halving-doubling", "4 1 KiB hierarchical"} {
+		want(t, r, row, "predicted µs", "measured µs", "predicted ÷ measured")
+	}
+	want(t, r, "1024 × 8 256 MiB 25 Gb/s, 30µs", "hierarchical ms", "ring ms", "halving-doubling ms", "recursive doubling ms", "star ms")
+	want(t, r, "12 × 1 thresholds 10 Gb/s, 50µs", "halving from")
+	if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, "4 ranks: a message ") {
+		t.Errorf("the notes do not say what was measured: %s", notes)
+	}
+}
+
+func TestWrongUseOfCollective(t *testing.T) {
+	for _, args := range [][]string{
+		{"collective", "-n", "1"},
+		{"collective", "-bytes", "5"},
+		{"collective", "-bytes", ""},
+		{"collective", "-verbs", "x"},
+		{"collective", "-rounds", "0"},
+		{"collective", "-ways", "("},
+		{"collective", "-ways", "nothing"},
+		{"scale", "-n", "1"},
+		{"scale", "-bytes", ""},
+		{"scale", "-bytes", "2"},
+		{"scale", "-rounds", "0"},
+	} {
+		var out, errs strings.Builder
+		if run(t.Context(), args, &out, &errs) == 0 {
+			t.Errorf("%v is taken", args)
+		}
+	}
+}

@@ -1,0 +1,297 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// Where the ranks of bench collective take each other to be.
+const (
+	ranksNear = "near" // on one node
+	ranksFar  = "far"  // on as many nodes as ranks
+	ranksBare = "bare" // in one process, without muster
+)
+
+// reducers are the ranks of one process.
+type reducers struct {
+	first, size int
+	ranks       []*reducer
+}
+
+// reducer is one rank.
+type reducer struct {
+	rank, size int
+	group      *pgroup.Group
+	comms      map[string]*collective.Comm // by algorithm
+	bare       *bareRanks                  // instead of them
+}
+
+// reducersOptions say how ranks are to be started.
+type reducersOptions struct {
+	size, each int // ranks in all, and of a process
+	how        string
+	profile    string
+}
+
+// startReducers starts ranks.
+func startReducers(ctx context.Context, o reducersOptions) (*team, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	t := &team{cancel: cancel}
+	addr := ""
+	for first := 0; first < o.size; first += o.each {
+		p, err := spawn(ctx, "reducer", strconv.Itoa(first), strconv.Itoa(first+o.each), strconv.Itoa(o.size), o.how, o.profile, addr)
+		if err == nil {
+			t.ranks = append(t.ranks, p)
+			if first == 0 {
+				addr, err = p.line()
+			}
+		}
+		if err != nil {
+			cancel()
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// beReducer is the role of ranks FIRST to END (without it) of SIZE: reducer FIRST END SIZE HOW PROFILE ADDR. Who has rank 0 tells
+// its address first. From then on a line is WAY BYTES COUNT, and answered with a lap.
+func beReducer(args []string) (err error) {
+	var first, end, size int
+	for i, into := range []*int{&first, &end, &size} {
+		if *into, err = strconv.Atoi(args[i]); err != nil {
+			return err
+		}
+	}
+	m := &reducers{first: first, size: size}
+	for rank := first; rank < end; rank++ {
+		m.ranks = append(m.ranks, &reducer{rank: rank, size: size, comms: map[string]*collective.Comm{}})
+	}
+	if err := m.meet(args[3], args[5]); err != nil {
+		return err
+	}
+	if folder := args[4]; folder != "" && first == 0 {
+		stop, err := profileCPU(filepath.Join(folder, fmt.Sprintf("%s%d.pprof", args[3], end)))
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	return errors.Join(listen(m.answer), m.close())
+}
+
+// meet makes the group.
+func (m *reducers) meet(how, addr string) error {
+	if how == ranksBare {
+		tell("nowhere")
+		shared := newBareRanks(m.size)
+		return m.each(func(r *reducer) error { r.bare = shared; return nil })
+	}
+	var listener net.Listener
+	if m.first == 0 {
+		var err error
+		if listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			return err
+		}
+		addr = listener.Addr().String()
+		tell("%s", addr)
+	}
+	return m.each(func(r *reducer) (err error) {
+		cfg := pgroup.Config{Rank: r.rank, Size: r.size, Timeout: time.Minute}
+		if how == ranksFar {
+			cfg.Host = "node-" + strconv.Itoa(r.rank)
+		} else if per, ok := strings.CutPrefix(how, ranksNear); ok && per != "" { // near2: two ranks on a node
+			n, err := strconv.Atoi(per)
+			if err != nil {
+				return err
+			}
+			cfg.Host = "node-" + strconv.Itoa(r.rank/n)
+		}
+		if r.rank == 0 {
+			cfg.Listener = listener
+		} else {
+			cfg.Address = addr
+		}
+		r.group, err = pgroup.Create(context.Background(), cfg)
+		return err
+	})
+}
+
+// comm is that of an algorithm, or Auto's; it is opened when it is first needed.
+func (r *reducer) comm(algorithm string) (*collective.Comm, error) {
+	if c := r.comms[algorithm]; c != nil {
+		return c, nil
+	}
+	c, err := collective.Open(context.Background(), r.group, &collective.Options{Algorithm: algorithms[algorithm], Listen: "127.0.0.1"})
+	if err == nil {
+		r.comms[algorithm] = c
+	}
+	return c, err
+}
+
+// algorithms are the names of bench scale.
+var algorithms = map[string]collective.Algorithm{
+	ringName: collective.Ring, doublingName: collective.RecursiveDoubling, halvingName: collective.HalvingDoubling,
+	hierarchicalName: collective.Hierarchical,
+}
+
+func (m *reducers) close() error {
+	return m.each(func(r *reducer) error {
+		if r.group == nil {
+			return nil
+		}
+		var err error
+		for _, c := range r.comms {
+			err = errors.Join(err, c.Close())
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		return errors.Join(err, r.group.Shutdown(ctx))
+	})
+}
+
+// each runs f for all ranks at once.
+func (m *reducers) each(f func(r *reducer) error) error {
+	errs := make([]error, len(m.ranks))
+	var wg sync.WaitGroup
+	for i, r := range m.ranks {
+		wg.Go(func() { errs[i] = f(r) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (m *reducers) answer(line string) error {
+	f := strings.Split(line, ";")
+	if len(f) != 3 {
+		return fmt.Errorf("%q is no turn", line)
+	}
+	bytes, err1 := strconv.Atoi(f[1])
+	count, err2 := strconv.Atoi(f[2])
+	if err := errors.Join(err1, err2); err != nil {
+		return fmt.Errorf("%q is no turn: %w", line, err)
+	}
+	l, err := m.turn(f[0], bytes, count)
+	if err != nil {
+		return fmt.Errorf("%s, %d B: %w", f[0], bytes, err)
+	}
+	b, err := json.Marshal(l)
+	if err == nil {
+		tell("%s", b)
+	}
+	return err
+}
+
+// turn measures count calls of all ranks here.
+func (m *reducers) turn(way string, bytes, count int) (all lap, err error) {
+	drills := make([]*drill, len(m.ranks))
+	took := make([][]float64, len(m.ranks))
+	for i := range took {
+		took[i] = make([]float64, count)
+	}
+	at := func(r *reducer) int { return r.rank - m.first }
+	if err := m.each(func(r *reducer) (err error) { drills[at(r)], err = r.open(way, bytes); return err }); err != nil {
+		return all, err
+	}
+	if err := m.each(func(r *reducer) error { return drills[at(r)].times(make([]float64, warmUps)) }); err != nil {
+		return all, err
+	}
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	cpu := ownCPU()
+	if err := m.each(func(r *reducer) error { return drills[at(r)].times(took[at(r)]) }); err != nil {
+		return all, err
+	}
+	cpu = ownCPU() - cpu
+	runtime.ReadMemStats(&after)
+	laps := make([]lap, len(m.ranks))
+	for i := range laps {
+		laps[i].Took = took[i]
+	}
+	all = merged(laps, isChained(way))
+	all.CPU, all.Alloc = micros(cpu), float64(after.TotalAlloc-before.TotalAlloc)/float64(len(m.ranks))
+	if !isChained(way) {
+		all.Alloc /= 2 // the barrier is a verb too
+	}
+	return all, nil
+}
+
+// times fills took. before is a barrier: in front of each call, or of the first one if they follow each other.
+func (d *drill) times(took []float64) error {
+	for i := range took {
+		if i == 0 || !d.chain {
+			if err := d.before(); err != nil {
+				return err
+			}
+		}
+		began := time.Now()
+		if err := d.call(); err != nil {
+			return err
+		}
+		took[i] = micros(time.Since(began))
+	}
+	return nil
+}
+
+// open makes what a way needs.
+func (r *reducer) open(way string, bytes int) (d *drill, err error) {
+	name, who, _ := strings.Cut(way, atWhom)
+	name, chained := strings.CutSuffix(name, chainedSuffix)
+	d = &drill{chain: chained}
+	if r.bare != nil {
+		d.before = func() error { r.bare.gate.wait(); return nil }
+		switch name {
+		case combineProbe, copyProbe:
+			d.call = openProbe(name, bytes)
+		default:
+			d.call = r.bare.open(r.rank, bytes, who == byCopies)
+		}
+		return d, nil
+	}
+	v := verbOf(name)
+	if v == nil {
+		return nil, errors.New("no such verb")
+	}
+	c, err := r.comm(who)
+	if err != nil {
+		return nil, err
+	}
+	ctx := context.Background()
+	d.before = func() error { return c.Barrier(ctx) }
+	d.call = v.open(ctx, c, bytes)
+	if name == allReduceVerb {
+		return d, check(ctx, c, bytes)
+	}
+	return d, nil
+}
+
+// check is one all-reduce whose result is known.
+func check(ctx context.Context, c *collective.Comm, bytes int) error {
+	rank, size := c.Group().Rank(), c.Group().Size()
+	x := make([]float32, bytes/4)
+	for i := range x {
+		x[i] = float32(rank + 1)
+	}
+	if err := collective.AllReduce(ctx, c, collective.Sum, x); err != nil {
+		return err
+	}
+	for i, v := range x {
+		if v != float32(size*(size+1)/2) {
+			return fmt.Errorf("element %d of the sum is %v", i, v)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"sync"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/internal/reduce"
+	"github.com/muster-pg/muster/tensor"
+)
+
+const (
+	allReduceVerb = "all-reduce"
+	barrierVerb   = "barrier"
+	chainedSuffix = ", chained" // calls follow each other, without a barrier in between
+)
+
+// collectiveVerb is a verb of collective; bytes are those of the larger slice.
+type collectiveVerb struct {
+	name string
+	open func(ctx context.Context, c *collective.Comm, bytes int) func() error
+}
+
+var collectiveVerbs = []collectiveVerb{
+	{allReduceVerb, func(ctx context.Context, c *collective.Comm, n int) func() error {
+		x := floats(n)
+		return func() error { return collective.AllReduce(ctx, c, collective.Sum, x) }
+	}},
+	{"broadcast", func(ctx context.Context, c *collective.Comm, n int) func() error {
+		x := floats(n)
+		return func() error { return collective.Broadcast(ctx, c, 0, x) }
+	}},
+	{"all-gather", func(ctx context.Context, c *collective.Comm, n int) func() error {
+		part := floats(n / c.Group().Size())
+		all := floats(len(part) * 4 * c.Group().Size())
+		return func() error { return collective.AllGather(ctx, c, all, part) }
+	}},
+	{"reduce-scatter", func(ctx context.Context, c *collective.Comm, n int) func() error {
+		part := floats(n / c.Group().Size())
+		all := floats(len(part) * 4 * c.Group().Size())
+		return func() error { return collective.ReduceScatter(ctx, c, collective.Sum, part, all) }
+	}},
+	{"all-to-all", func(ctx context.Context, c *collective.Comm, n int) func() error {
+		count := n / 4 / c.Group().Size() * c.Group().Size()
+		src, dst := floats(4*count), floats(4*count)
+		return func() error { return collective.AllToAll(ctx, c, dst, src) }
+	}},
+}
+
+func verbOf(name string) *collectiveVerb {
+	if name == barrierVerb {
+		return &collectiveVerb{name, func(ctx context.Context, c *collective.Comm, _ int) func() error {
+			return func() error { return c.Barrier(ctx) }
+		}}
+	}
+	for i := range collectiveVerbs {
+		if collectiveVerbs[i].name == name {
+			return &collectiveVerbs[i]
+		}
+	}
+	return nil
+}
+
+// floats are so many bytes of zeros that have been written to: sums of them stay what they are.
+func floats(bytes int) []float32 {
+	x := make([]float32, bytes/4)
+	for i := range x {
+		x[i] = 0
+	}
+	return x
+}
+
+// bareRanks is the least that an all-reduce of goroutines can be: they see each other's slices, each combines a part of them, and gates are
+// between.
+type bareRanks struct {
+	gate *gate
+	own  [][]float32 // of each rank
+	room [][]float32 // where others see a copy of it
+}
+
+func newBareRanks(size int) *bareRanks {
+	return &bareRanks{gate: newGate(size), own: make([][]float32, size), room: make([][]float32, size)}
+}
+
+func (b *bareRanks) open(rank, bytes int, copied bool) func() error {
+	x := floats(bytes)
+	b.own[rank] = x
+	p := len(b.own)
+	begin, end := rank*len(x)/p, (rank+1)*len(x)/p
+	if !copied {
+		return func() error {
+			b.gate.wait()
+			sum(b.own, begin, end, b.own)
+			b.gate.wait()
+			return nil
+		}
+	}
+	b.room[rank] = floats(bytes)
+	return func() error {
+		copy(b.room[rank], x)
+		b.gate.wait()
+		sum(b.room, begin, end, b.room[:1])
+		b.gate.wait()
+		copy(x, b.room[0])
+		b.gate.wait() // nobody replaces what others copy
+		return nil
+	}
+}
+
+// sum makes a part of all tos the sum of those of xs, a block that stays in the cache at a time.
+func sum(xs [][]float32, begin, end int, tos [][]float32) {
+	const block = 1024
+	var room [block]float32
+	for at := begin; at < end; at += block {
+		n := min(block, end-at)
+		acc := room[:n]
+		copy(acc, xs[0][at:])
+		for _, x := range xs[1:] {
+			for i, v := range x[at:][:n] {
+				acc[i] += v
+			}
+		}
+		for _, to := range tos {
+			copy(to[at:], acc)
+		}
+	}
+}
+
+// What bench scale measures of a core: while all others do the same.
+const (
+	combineProbe = "combine"
+	copyProbe    = "copy"
+)
+
+// openProbe combines or copies so many bytes, a piece of a message at a time, as the algorithms do.
+func openProbe(name string, bytes int) func() error {
+	const piece = 256 << 10
+	x, got := make([]byte, bytes), make([]byte, piece)
+	var scratch reduce.Scratch
+	dsts, srcs := make([][]byte, 1), make([][]byte, 2)
+	return func() error {
+		for at := 0; at < bytes; at += piece {
+			part := x[at:][:min(piece, bytes-at)]
+			if name == copyProbe {
+				copy(part, got)
+				continue
+			}
+			dsts[0], srcs[0], srcs[1] = part, got[:len(part)], part
+			reduce.Into(&scratch, tensor.F32, reduce.Sum, 1, dsts, srcs)
+		}
+		return nil
+	}
+}
+
+// gate lets goroutines through when all have come.
+type gate struct {
+	size  int
+	mu    sync.Mutex // protects the fields below
+	all   *sync.Cond
+	came  int
+	round int
+}
+
+func newGate(size int) *gate {
+	g := &gate{size: size}
+	g.all = sync.NewCond(&g.mu)
+	return g
+}
+
+func (g *gate) wait() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.came++; g.came == g.size {
+		g.came = 0
+		g.round++
+		g.all.Broadcast()
+		return
+	}
+	for round := g.round; round == g.round; {
+		g.all.Wait()
+	}
+}
