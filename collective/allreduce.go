@@ -7,10 +7,10 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Bytes from which on an algorithm is the best of those that Auto chooses from (docs/benchmarks.md).
+// Where an algorithm is better than the one before, of those that Auto chooses from (docs/benchmarks.md, docs/scale.md).
 const (
-	largeDoubling = 32 << 10
-	largeHalving  = 512 << 10
+	leastHalving = 128 << 10 // bytes
+	leastRing    = 128 << 10 // bytes of each rank's chunk
 )
 
 // sites is where ranks are, as one of them sees it.
@@ -51,7 +51,7 @@ func (c *call) allReduce(x []byte) error {
 	if c.dt != tensor.F16 && c.dt != tensor.BF16 {
 		return c.reduceWith(alg, hierarchical, x)
 	}
-	if len(x) >= largeDoubling && alg == Auto && !hierarchical {
+	if len(x) >= leastHalving && alg == Auto && !hierarchical {
 		return c.reduceOnce(x)
 	}
 	wide := c.widened(x)
@@ -94,9 +94,9 @@ func (c *call) widened(x []byte) []byte {
 func (c *call) flat(alg Algorithm, ranks []int, me int, x []byte) error {
 	if alg == Auto || alg == Hierarchical {
 		switch {
-		case len(x) < largeDoubling:
+		case len(x) < leastHalving:
 			alg = RecursiveDoubling
-		case len(x) < largeHalving:
+		case len(x)/len(ranks) < leastRing:
 			alg = HalvingDoubling
 		default:
 			alg = Ring

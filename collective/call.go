@@ -27,7 +27,11 @@ type call struct {
 	div  int // by which the sum is divided at the end
 
 	start time.Time // zero: it did not begin
-	limit time.Time // zero: that of ctx
+	limit time.Time
+
+	// Of the watch, under its lock.
+	ending bool
+	stuck  *stuck // nil: it has not taken long
 }
 
 // plan is what a verb is to do.
@@ -79,7 +83,7 @@ func (c *core) queue() (mine, before chan struct{}) {
 }
 
 // perform makes one call of what f does, with a deadline, one verdict for all ranks, and a trace.
-func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call) error) (err error) {
+func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call) error) error {
 	if c.over.Err() != nil {
 		return c.ended(p.verb)
 	}
@@ -89,19 +93,15 @@ func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call
 		return c.ended(p.verb)
 	}
 	cl.start = time.Now()
-	defer func() { cl.trace(len(p.x), err) }()
-	if _, ok := ctx.Deadline(); !ok { // a timer costs less than a context
-		cl.limit = cl.start.Add(c.group.Config().Timeout)
-		defer time.AfterFunc(time.Until(cl.limit), cl.overdue).Stop()
+	var ok bool
+	if cl.limit, ok = ctx.Deadline(); !ok {
+		cl.limit = cl.start.Add(c.timeout)
 	}
-	if p.verb != send && c.size() > 1 {
-		c.watch.begin(cl)
-		defer c.watch.end()
-	}
-	if ctx.Done() != nil {
-		defer context.AfterFunc(ctx, cl.cancelled)()
-	}
-	return cl.verdict(f(cl))
+	c.watch.begin(cl)
+	err := cl.verdict(f(cl))
+	c.watch.end(cl)
+	cl.trace(len(p.x), err)
+	return err
 }
 
 func (c *core) newCall(ctx context.Context, p *plan, seq uint64) *call {
@@ -241,8 +241,8 @@ func disagreement(rank int, theirs head, other int, h head) string {
 func (c *core) await(rank int) { c.waiting.Store(int64(rank) + 1) }
 
 // awaited are the ranks that this one waits for, or better: those that are in no verb, and what they do.
-func (c *core) awaited() (ranks []int, doing []string) {
-	if ranks, doing = c.watch.missing(); len(ranks) > 0 {
+func (c *call) awaited() (ranks []int, doing []string) {
+	if ranks, doing = c.watch.missing(c); len(ranks) > 0 {
 		return ranks, doing
 	}
 	if n := c.waiting.Load(); n > 0 {

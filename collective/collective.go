@@ -66,14 +66,15 @@ type Comm struct {
 
 // core is what a Comm and those that Start makes have in common.
 type core struct {
-	group  *pgroup.Group // of its own, of all ranks of the caller's
-	name   string        // of the caller's group, for errors
-	opts   Options
-	mesh   *link.Mesh
-	lanes  *lanes
-	sites  sites
-	local  *local // shared memory with the ranks of this one's node; nil: none
-	shared bool   // nodes that have several ranks share memory: the same on all ranks
+	group   *pgroup.Group // of its own, of all ranks of the caller's
+	name    string        // of the caller's group, for errors
+	opts    Options
+	mesh    *link.Mesh
+	lanes   *lanes
+	sites   sites
+	timeout time.Duration // of calls whose context has no deadline
+	local   *local        // shared memory with the ranks of this one's node; nil: none
+	shared  bool          // nodes that have several ranks share memory: the same on all ranks
 
 	over context.Context // ends when no verb can succeed any more; its cause is the error of all
 	end  context.CancelCauseFunc
@@ -109,7 +110,7 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 		c.end(err)
 		return nil, err
 	}
-	c.group, c.sites = sub, newSites(hosts(sub), sub.Rank())
+	c.group, c.sites, c.timeout = sub, newSites(hosts(sub), sub.Rank()), sub.Config().Timeout
 	c.lanes = newLanes(c)
 	context.AfterFunc(c.over, c.lanes.close) // so that what waits for others ends
 	if err := c.open(ctx); err != nil {
@@ -176,7 +177,7 @@ func (c *Comm) Close() (err error) {
 			c.mesh.Close()
 		}
 		err = c.group.Close()
-		c.watch.asking.Wait()
+		c.watch.stop()
 		c.turns.Lock()
 		tail := c.tail
 		c.turns.Unlock()

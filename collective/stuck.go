@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,60 +12,94 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// stuckTime is how long a verb takes before a rank asks what the others do. Messages say so only to those that get some.
-const stuckTime = 100 * time.Millisecond
+const (
+	// tick is how often calls that are in progress are looked at: a timer and a context for each would cost more than a small verb does.
+	tick = 10 * time.Millisecond
+	// stuckTime is how long a verb takes before a rank asks what the others do. Messages say so only to those that get some.
+	stuckTime = 100 * time.Millisecond
+	// idleTicks is how many looks that find nothing it takes until nobody looks any more, before the next call.
+	idleTicks = 100
+)
 
-// watch looks after the verb that has the turn. When that has taken long, a goroutine of the watch asks the others what they do, until it ends.
+// watch looks after the calls of a Comm: it ends those whose time is over or whose context has ended, and asks the other ranks what they do
+// when one has taken long.
 type watch struct {
 	asking sync.WaitGroup
 
-	mu    sync.Mutex // protects the fields below
-	timer *time.Timer
-	call  *call  // nil: no verb has the turn
-	stuck *stuck // of call; nil: it is not that late
+	mu      sync.Mutex // protects the fields below
+	calls   []*call    // in progress
+	timer   *time.Timer
+	running bool
+	idle    int
+	stopped bool
 }
 
-// begin watches a verb, and end ends that.
+// begin watches a call, and end ends that.
 func (w *watch) begin(c *call) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.call = c
-	if w.timer == nil {
-		w.timer = time.AfterFunc(stuckTime, w.late)
-	} else {
-		w.timer.Reset(stuckTime)
+	w.calls = append(w.calls, c)
+	switch {
+	case w.running || w.stopped:
+	case w.timer == nil:
+		w.timer = time.AfterFunc(tick, w.look)
+	default:
+		w.timer.Reset(tick)
+	}
+	w.running, w.idle = true, 0
+}
+
+func (w *watch) end(c *call) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.calls = slices.DeleteFunc(w.calls, func(other *call) bool { return other == c })
+	if c.stuck != nil {
+		c.stuck.cancel()
 	}
 }
 
-func (w *watch) end() {
+// stop ends the watch, and returns when nobody asks anything any more.
+func (w *watch) stop() {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.timer.Stop()
-	if w.stuck != nil {
-		w.stuck.cancel()
+	w.stopped = true
+	if w.timer != nil {
+		w.timer.Stop()
 	}
-	w.call, w.stuck = nil, nil
+	w.mu.Unlock()
+	w.asking.Wait()
 }
 
-// late is called by the timer.
-func (w *watch) late() {
+// look is what the timer does.
+func (w *watch) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.call == nil || w.stuck != nil {
+	if w.idle++; w.idle > idleTicks || w.stopped {
+		w.running = false
 		return
 	}
-	s := &stuck{call: w.call, done: make(chan struct{})}
-	if s.ctx, s.cancel = context.WithCancel(s.call.ctx); !s.call.limit.IsZero() {
-		s.ctx, s.cancel = context.WithDeadline(s.call.ctx, s.call.limit)
+	w.timer.Reset(tick)
+	now := time.Now()
+	for _, c := range w.calls {
+		w.idle = 0
+		switch {
+		case c.ending:
+		case c.ctx.Err() != nil:
+			c.ending = true
+			w.asking.Go(c.cancelled)
+		case now.After(c.limit):
+			c.ending = true
+			w.asking.Go(c.overdue)
+		case c.stuck == nil && c.head.verb != send && now.Sub(c.start) > stuckTime:
+			c.stuck = newStuck(c)
+			w.asking.Go(c.stuck.run)
+		}
 	}
-	w.stuck = s
-	w.asking.Go(s.run)
 }
 
 // missing are the ranks that a verb has waited for whose time is over, and what they do: those that are in no verb, if they are found in time.
-func (w *watch) missing() (ranks []int, doing []string) {
+func (w *watch) missing(c *call) (ranks []int, doing []string) {
 	w.mu.Lock()
-	s := w.stuck
+	s := c.stuck
 	w.mu.Unlock()
 	if s == nil {
 		return nil, nil
@@ -86,6 +121,12 @@ type stuck struct {
 	done    chan struct{}
 	missing []int // with doing: after done
 	doing   []string
+}
+
+func newStuck(c *call) *stuck {
+	s := &stuck{call: c, done: make(chan struct{})}
+	s.ctx, s.cancel = context.WithDeadline(c.ctx, c.limit)
+	return s
 }
 
 func (s *stuck) run() {
