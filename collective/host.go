@@ -113,7 +113,7 @@ func (l *local) parts(c *call, src []byte, k int, f func(at, n int, view func(in
 				before += len(piece)
 			}
 		}
-		if err := l.put(c, l.pieces...); err != nil {
+		if err := l.putAll(c, l.pieces); err != nil {
 			return err
 		}
 		if l.me < k {

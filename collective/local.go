@@ -34,6 +34,7 @@ type local struct {
 	ranks []int
 	me    int // index
 	n     uint64
+	head  head // of what is posted
 
 	srcs, pieces [][]byte // used again
 }
@@ -45,9 +46,9 @@ func (l *local) room(c *call) int { return len(l.slot(0)) / c.elem * c.elem }
 func (l *local) step(c *call, data []byte) error {
 	l.let()
 	l.n++
-	h := c.head
-	h.length = uint32(len(data))
-	l.post(l.n, &h, data)
+	l.head = c.head
+	l.head.length = uint32(len(data))
+	l.post(l.n, &l.head, data)
 	for i, rank := range l.ranks {
 		if i == l.me {
 			continue
@@ -80,7 +81,13 @@ func (l *local) end(c *call) error {
 }
 
 // put is step with a copy of data.
-func (l *local) put(c *call, parts ...[]byte) error {
+func (l *local) put(c *call, data []byte) error {
+	slot := l.slot(l.n + 1)
+	return l.step(c, slot[:copy(slot, data)])
+}
+
+// putAll is put of several slices, one behind the other.
+func (l *local) putAll(c *call, parts [][]byte) error {
 	slot := l.slot(l.n + 1)
 	n := 0
 	for _, p := range parts {
