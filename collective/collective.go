@@ -151,6 +151,9 @@ func hosts(g *pgroup.Group) (all [][]int) {
 	return all
 }
 
+// Name is that of the group that the Comm was opened on.
+func (c *Comm) Name() string { return c.name }
+
 // Group is that of the Comm's own, with the ranks of the one that it was opened on.
 func (c *Comm) Group() *pgroup.Group { return c.group }
 

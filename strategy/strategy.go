@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/pgroup"
@@ -56,7 +55,7 @@ const (
 
 // New makes a strategy of c. Shutdown closes c, and so may the caller.
 func New(c *collective.Comm, o *Options) *AllReduce {
-	s := &AllReduce{comm: c, group: strings.TrimSuffix(c.Group().Name(), "/collective"), bucket: defaultBucket, turn: make(chan struct{}, 1)}
+	s := &AllReduce{comm: c, group: c.Name(), bucket: defaultBucket, turn: make(chan struct{}, 1)}
 	s.mine, s.all = make([]uint64, words), make([]uint64, words*s.Size())
 	if o == nil {
 		return s
