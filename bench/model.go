@@ -123,18 +123,18 @@ func halvingCost(pl place, s float64) cost {
 
 // What Auto goes by, and how collective parts what is shared: as in its source.
 const (
-	autoHalving = 32 << 10
-	autoRing    = 512 << 10
+	autoHalving = 128 << 10
+	autoRing    = 128 << 10 // of each rank's part
 	smallShared = 8 << 10
 	sharedSlot  = 512 << 10
 )
 
 // autoName is what Auto takes among ranks that share no memory.
-func autoName(s float64) string {
+func autoName(p, s float64) string {
 	switch {
 	case s < autoHalving:
 		return doublingName
-	case s < autoRing:
+	case s/p < autoRing:
 		return halvingName
 	}
 	return ringName
@@ -155,15 +155,19 @@ func blocks(s float64) float64 { return max(1, float64(int((s+sharedSlot-1)/shar
 
 // hierarchicalCost is within hosts, then among those with the same place on each, of which each has its part, then within hosts again.
 func hierarchicalCost(pl place, s float64) cost {
+	if pl.hosts == 1 {
+		return memoryCost(float64(pl.each), s)
+	}
 	k := float64(pl.each)
 	column := place{hosts: pl.hosts, each: 1}
-	among := costOf(autoName(s/k), column, s/k)
+	among := costOf(autoName(float64(pl.hosts), s/k), column, s/k)
 	among.cross *= k
-	c := memoryCost(k, s).plus(among)
-	if pl.each > 1 {
-		c = c.plus(cost{meets: k * blocks(s/k), copy: s}) // each rank brings its part to the others
+	if pl.each == 1 {
+		return among
 	}
-	return c
+	scatter := cost{meets: blocks(s), copy: s, combine: (k - 1) / k * s}
+	gather := cost{meets: blocks(s / k), copy: s/k + s}
+	return scatter.plus(among).plus(gather)
 }
 
 // starCost is of a root that gets everything of everybody, and gives it to everybody.

@@ -80,7 +80,7 @@ func TestMemoryCost(t *testing.T) {
 
 // TestHierarchicalOfOneRankEach is what is among the hosts alone.
 func TestHierarchicalOfOneRankEach(t *testing.T) {
-	for s, name := range map[float64]string{kib: doublingName, 64 * kib: halvingName, mib: ringName} {
+	for s, name := range map[float64]string{kib: doublingName, 128 * kib: halvingName, mib: ringName} {
 		pl := place{hosts: 8, each: 1}
 		if a, b := costOf(hierarchicalName, pl, s), costOf(name, pl, s); a != b {
 			t.Errorf("%v bytes: %v is not %v", s, a, b)
@@ -137,8 +137,8 @@ func TestThresholds(t *testing.T) {
 }
 
 func TestAutoName(t *testing.T) {
-	for s, name := range map[float64]string{8: doublingName, autoHalving: halvingName, autoRing: ringName} {
-		if got := autoName(s); got != name {
+	for s, name := range map[float64]string{8: doublingName, autoHalving: halvingName, 4 * autoRing: ringName} {
+		if got := autoName(4, s); got != name {
 			t.Errorf("%v bytes: %s", s, got)
 		}
 	}
