@@ -52,7 +52,9 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 		return err
 	}
 	if !c.inner {
-		defer close(c.turn())
+		mine, before := c.queue()
+		defer close(mine)
+		c.wait(ctx, before, &p)
 	}
 	c.seq++
 	return c.perform(ctx, &p, c.seq, func(cl *call) error {
@@ -64,22 +66,26 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 	})
 }
 
-// turn waits until all verbs are done that were called before. The next ones wait until what it returns is closed.
-func (c *core) turn() chan struct{} {
-	mine, before := c.queue()
-	if before != nil {
-		<-before // it has a deadline
-	}
-	return mine
-}
-
-// queue puts a verb behind those that were called before.
+// queue puts a verb behind those that were called before: it waits for one channel, and the next one for the other, which it closes.
 func (c *core) queue() (mine, before chan struct{}) {
 	mine = make(chan struct{})
 	c.turns.Lock()
 	defer c.turns.Unlock()
 	before, c.tail = c.tail, mine
 	return mine, before
+}
+
+// wait returns when it is a verb's turn. One whose context ends before ends the Comm: the other ranks are to do it too.
+func (c *core) wait(ctx context.Context, before chan struct{}, p *plan) {
+	if before == nil {
+		return
+	}
+	select {
+	case <-before:
+	case <-ctx.Done():
+		c.newCall(ctx, p, 0).cancelled()
+		<-before
+	}
 }
 
 // perform makes one call of what f does, with a deadline, one verdict for all ranks, and a trace.

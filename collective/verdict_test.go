@@ -89,6 +89,22 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
+// TestTurn has a verb whose context ends while another one is under way, for which it would have to wait.
+func TestTurn(t *testing.T) {
+	way{host: apart}.run(t, 2, func(r *rank) {
+		r.allReduce(10)
+		if r.me() == 1 { // it comes to nothing
+			<-r.c.Group().Context().Done()
+			return
+		}
+		first := r.c.Start(r.ctx, func(ctx context.Context, c *collective.Comm) error { return c.Barrier(ctx) })
+		ctx, cancel := context.WithCancel(r.ctx)
+		time.AfterFunc(10*time.Millisecond, cancel)
+		assert.ErrorIs(r, collective.AllReduce(ctx, r.c, collective.Sum, []int8{1}), pgroup.ErrCancelled)
+		assert.ErrorIs(r, first.Wait(r.ctx), pgroup.ErrCancelled)
+	})
+}
+
 // TestSlicesAreTheCallersAfterAnError writes to a slice as soon as a verb has failed, at moments drawn by chance: the race detector tells if others
 // still use it.
 func TestSlicesAreTheCallersAfterAnError(t *testing.T) {
