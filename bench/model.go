@@ -124,17 +124,22 @@ func halvingCost(pl place, s float64) cost {
 // What Auto goes by, and how collective parts what is shared: as in its source.
 const (
 	autoHalving = 128 << 10
-	autoRing    = 128 << 10 // of each rank's part
+	autoRing    = 2 << 20   // of each rank's part
+	autoRingOdd = 128 << 10 // the same, of ranks that are no power of two
 	smallShared = 8 << 10
 	sharedSlot  = 512 << 10
 )
 
 // autoName is what Auto takes among ranks that share no memory.
 func autoName(p, s float64) string {
+	ring := float64(autoRing)
+	if n := int(p); n&(n-1) != 0 {
+		ring = autoRingOdd
+	}
 	switch {
 	case s < autoHalving:
 		return doublingName
-	case s/p < autoRing:
+	case s/p < ring:
 		return halvingName
 	}
 	return ringName

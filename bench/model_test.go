@@ -80,7 +80,7 @@ func TestMemoryCost(t *testing.T) {
 
 // TestHierarchicalOfOneRankEach is what is among the hosts alone.
 func TestHierarchicalOfOneRankEach(t *testing.T) {
-	for s, name := range map[float64]string{kib: doublingName, 128 * kib: halvingName, mib: ringName} {
+	for s, name := range map[float64]string{kib: doublingName, 128 * kib: halvingName, 16 * mib: ringName} {
 		pl := place{hosts: 8, each: 1}
 		if a, b := costOf(hierarchicalName, pl, s), costOf(name, pl, s); a != b {
 			t.Errorf("%v bytes: %v is not %v", s, a, b)
@@ -137,9 +137,15 @@ func TestThresholds(t *testing.T) {
 }
 
 func TestAutoName(t *testing.T) {
-	for s, name := range map[float64]string{8: doublingName, autoHalving: halvingName, 4 * autoRing: ringName} {
-		if got := autoName(4, s); got != name {
-			t.Errorf("%v bytes: %s", s, got)
+	for name, ps := range map[string][][2]float64{
+		doublingName: {{4, 8}, {3, 8}},
+		halvingName:  {{4, autoHalving}, {4, autoRing}, {3, autoHalving}},
+		ringName:     {{4, 4 * autoRing}, {3, 3 * autoRingOdd}},
+	} {
+		for _, c := range ps {
+			if got := autoName(c[0], c[1]); got != name {
+				t.Errorf("%v ranks, %v bytes: %s", c[0], c[1], got)
+			}
 		}
 	}
 }

@@ -10,7 +10,8 @@ import (
 // Where an algorithm is better than the one before, of those that Auto chooses from (docs/benchmarks.md, docs/scale.md).
 const (
 	leastHalving = 128 << 10 // bytes
-	leastRing    = 128 << 10 // bytes of each rank's chunk
+	leastRing    = 2 << 20   // bytes of each rank's chunk
+	leastRingOdd = 128 << 10 // the same, of ranks that are no power of two, of which some wait for others in halving
 )
 
 // sites is where ranks are, as one of them sees it.
@@ -93,14 +94,7 @@ func (c *call) widened(x []byte) []byte {
 // flat is over connections among ranks that are all alike.
 func (c *call) flat(alg Algorithm, ranks []int, me int, x []byte) error {
 	if alg == Auto || alg == Hierarchical {
-		switch {
-		case len(x) < leastHalving:
-			alg = RecursiveDoubling
-		case len(x)/len(ranks) < leastRing:
-			alg = HalvingDoubling
-		default:
-			alg = Ring
-		}
+		alg = best(len(ranks), len(x))
 	}
 	switch alg {
 	case RecursiveDoubling:
@@ -109,6 +103,21 @@ func (c *call) flat(alg Algorithm, ranks []int, me int, x []byte) error {
 		return c.halving(ranks, me, x)
 	}
 	return c.ring(ranks, me, x)
+}
+
+// best is what Auto takes among p ranks that share no memory, for n bytes.
+func best(p, n int) Algorithm {
+	ring := leastRing
+	if p&(p-1) != 0 {
+		ring = leastRingOdd
+	}
+	switch {
+	case n < leastHalving:
+		return RecursiveDoubling
+	case n/p < ring:
+		return HalvingDoubling
+	}
+	return Ring
 }
 
 // hierarchical parts x in chunks, one for each of the first ranks of every node, as many as all nodes have. They combine theirs within the node,
