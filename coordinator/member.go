@@ -64,7 +64,12 @@ func Join(ctx context.Context, s *store.Store, c Config) (*Member, error) {
 
 // register enters the worker, and sees who was there before: it is the store's revisions that tell who was first.
 func (m *Member) register(ctx context.Context) error {
-	if err := m.store.Set(ctx, m.self.key, encode(&m.self), &store.SetOptions{Lease: m.lease}); err != nil {
+	late := fmt.Errorf("%w: its lease of %v ended while it registered", ErrEvicted, m.cfg.TTL)
+	err := m.store.Set(ctx, m.self.key, encode(&m.self), &store.SetOptions{Lease: m.lease})
+	switch {
+	case errors.Is(err, store.ErrNotFound): // the lease
+		return late
+	case err != nil:
 		return err
 	}
 	r, err := readRoster(ctx, m.store, &m.keys)
@@ -73,7 +78,7 @@ func (m *Member) register(ctx context.Context) error {
 	}
 	self := r.workers[m.self.key]
 	if self == nil {
-		return fmt.Errorf("%w: its lease of %v ended while it registered", ErrEvicted, m.cfg.TTL)
+		return late
 	}
 	if err := r.refuses(self); err != nil {
 		return err
