@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -174,7 +173,7 @@ func (c *Comm) Close() (err error) {
 				c.local.leave()
 			}
 		}
-		c.end(fmt.Errorf("collective: %w", pgroup.ErrClosed))
+		c.end(pgroup.ErrClosed)
 		c.lanes.close()
 		if c.mesh != nil {
 			c.mesh.Close()
