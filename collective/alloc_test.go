@@ -16,6 +16,9 @@ const mostAllocated = 1 << 10
 // TestAllocations counts what verbs allocate in steady state, where contexts have no deadline, which costs most. Of several counts the
 // least is that of steady state: a verb that took long, as on a busy machine, has asked what the others do.
 func TestAllocations(t *testing.T) {
+	if underRace {
+		t.Skip("the race detector allocates too")
+	}
 	const rounds = 20
 	over(t, []int{4}, func(t *testing.T, w way, n int) {
 		for _, length := range []int{1, 20_000, 150_000} {

@@ -2,5 +2,8 @@
 
 package collective_test
 
-// steps is how many TestSteps does.
-const steps = 100_000
+const (
+	underRace = false
+	steps     = 100_000 // of TestSteps
+	long      = 150_001 // elements, of which there are many: several pieces and blocks
+)

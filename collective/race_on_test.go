@@ -2,5 +2,9 @@
 
 package collective_test
 
-// steps is how many TestSteps does: the race detector makes each ten times as long.
-const steps = 10_000
+// What takes long takes ten times as long under the race detector, which allocates too.
+const (
+	underRace = true
+	steps     = 10_000 // of TestSteps
+	long      = 40_001 // elements, of which there are many
+)

@@ -215,7 +215,7 @@ func TestAnotherListsExport(t *testing.T) {
 		if r.me() == 0 {
 			assert.NoError(r, gather.Grab(r.ctx, r.ga, "0 1", "0 1 2", 1))
 		} else {
-			ctx, cancel := context.WithTimeout(r.ctx, 500*time.Millisecond)
+			ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
 			defer cancel()
 			_, err := r.ga.Tensors(ctx, b, filled(1, 8<<20))
 			assert.ErrorIs(r, err, pgroup.ErrTimeout)
