@@ -52,8 +52,14 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 		return err
 	}
 	if !c.inner {
-		defer close(c.turn())
+		mine, err := c.turn(ctx, &p)
+		if err != nil {
+			return err
+		}
+		defer close(mine)
 	}
+	c.using.Lock()
+	defer c.using.Unlock()
 	c.seq++
 	return c.perform(ctx, &p, c.seq, func(cl *call) error {
 		err := cl.do(&p)
@@ -64,13 +70,42 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 	})
 }
 
-// turn waits until all verbs are done that were called before. The next ones wait until what it returns is closed.
-func (c *core) turn() chan struct{} {
+// turn waits until all verbs are done that were called before. The next ones wait until what it returns is closed. If ctx ends first, or the time
+// of a verb, then so does the Comm: the other ranks wait for this one in a verb that it does not come to.
+func (c *core) turn(ctx context.Context, p *plan) (chan struct{}, error) {
 	mine, before := c.queue()
-	if before != nil {
-		<-before // it has a deadline
+	if before == nil || done(before) {
+		return mine, nil
 	}
-	return mine
+	timeout := time.NewTimer(c.timeout)
+	defer timeout.Stop()
+	late := timeout.C
+	if _, ok := ctx.Deadline(); ok {
+		late = nil
+	}
+	select {
+	case <-before:
+		return mine, nil
+	case <-ctx.Done():
+		c.newCall(ctx, p, 0).cancelled()
+	case <-late:
+		c.newCall(ctx, p, 0).overdue()
+	case <-c.over.Done():
+	}
+	go func() {
+		<-before
+		close(mine)
+	}()
+	return nil, c.ended(p.verb)
+}
+
+func done(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // queue puts a verb behind those that were called before.

@@ -82,6 +82,7 @@ type core struct {
 
 	turns sync.Mutex
 	tail  chan struct{} // closed when the last verb that was called is done
+	using sync.Mutex    // held while a verb of all ranks uses the memory: Close frees it
 
 	// Of the verb that has the turn.
 	seq     uint64
@@ -181,12 +182,8 @@ func (c *Comm) Close() (err error) {
 		}
 		err = c.group.Close()
 		c.watch.stop()
-		c.turns.Lock()
-		tail := c.tail
-		c.turns.Unlock()
-		if tail != nil {
-			<-tail // the verb that is in progress uses the memory until then
-		}
+		c.using.Lock() // the verb that is in progress uses the memory until then
+		defer c.using.Unlock()
 		if c.local != nil {
 			c.local.close()
 		}
