@@ -74,25 +74,26 @@ func (c *core) checkCards(cards []card) error {
 // shares reports whether all nodes that have several ranks can share memory, and there are such.
 func (c *core) shares(cards []card) (some bool) {
 	for _, ranks := range c.sites.hosts {
-		for _, r := range ranks[1:] {
-			some = true
-			if cards[r].Process != cards[ranks[0]].Process && (cards[r].Board == nil || cards[ranks[0]].Board == nil) {
-				return false
-			}
+		some = some || len(ranks) > 1
+		if !oneProcess(cards, ranks) && slices.ContainsFunc(ranks, func(r int) bool { return cards[r].Board == nil }) {
+			return false
 		}
 	}
 	return some
 }
 
+// oneProcess reports whether ranks are of the same process.
+func oneProcess(cards []card, ranks []int) bool {
+	return !slices.ContainsFunc(ranks, func(r int) bool { return cards[r].Process != cards[ranks[0]].Process })
+}
+
 // enter makes the medium: slices if all ranks of the node are in one process, boards if not.
 func (c *core) enter(ctx context.Context, l *local, board *boards, room string, cards []card) error {
 	refs := make([]*shm.Ref, len(l.ranks))
-	one := true
 	for i, r := range l.ranks {
 		refs[i] = cards[r].Board
-		one = one && cards[r].Process == cards[l.ranks[0]].Process
 	}
-	if one {
+	if oneProcess(cards, l.ranks) {
 		board.discard()
 		l.medium = newInProcess(room, len(l.ranks), l.me)
 		return nil
