@@ -171,6 +171,10 @@ func (c *core) check(p *plan) error {
 		return bad("there is no rank %d in a group of %d", p.root, c.size())
 	case (p.verb == allReduce || p.verb == reduceTo || p.verb == reduceScatter) && int(p.op) >= len(reductions):
 		return bad("%v is no reduction", p.op)
+	case p.verb == allToAll && overlap(p.x, p.y),
+		p.verb == reduceScatter && overlap(p.x, p.y) && !isPart(p.y, p.x, c.rank()),
+		p.verb == allGather && overlap(p.x, p.y) && !isPart(p.x, p.y, c.rank()):
+		return bad("dst and src overlap")
 	}
 	return nil
 }
@@ -187,10 +191,9 @@ func (c *call) cancelled() {
 
 // overdue ends the Comm because the time is over.
 func (c *call) overdue() {
-	v := &wire.Verdict{Code: wire.CodeTimeout, By: -1, Waited: time.Since(c.start)}
-	if c.start.IsZero() {
-		v.By = c.rank()
-	} else {
+	v := &wire.Verdict{Code: wire.CodeTimeout, By: c.rank()}
+	if !c.start.IsZero() {
+		v.By, v.Waited = -1, time.Since(c.start)
 		v.Missing, v.Doing = c.awaited()
 	}
 	c.fail(v)
