@@ -134,7 +134,7 @@ func (c *call) hierarchical(x []byte) error {
 			return err
 		}
 	}
-	if len(mine) > 0 {
+	if s.place < s.columns {
 		if err := c.flat(Auto, s.column, s.node, mine); err != nil {
 			return err
 		}

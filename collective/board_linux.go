@@ -93,11 +93,12 @@ func (m *boards) wait(over context.Context, index int, n uint64) bool {
 	atomic.StoreUint32(asleep, uint32(index)+1)
 	defer atomic.StoreUint32(asleep, 0)
 	for {
+		left := atomic.LoadUint32(word32(m.all[index], atLeft)) != 0 // before the number: who has posted may leave then
 		now := atomic.LoadUint64(posted)
 		switch {
 		case now >= n:
 			return true
-		case atomic.LoadUint32(word32(m.all[index], atLeft)) != 0, over.Err() != nil:
+		case left, over.Err() != nil:
 			return false
 		}
 		timeout := unix.NsecToTimespec(int64(nap))

@@ -69,6 +69,9 @@ func (m *boards) exchange(ctx context.Context, c *core, i, rank int, refs []*shm
 		return err
 	}
 	m.lent = append(m.lent, blocks...)
+	if refs[i].Offset%headStride != 0 { // numbers in it would not be aligned
+		return fmt.Errorf("rank %d shares memory at %d: another version of muster?", rank, refs[i].Offset)
+	}
 	if m.all[i] = blocks[0].Data; len(m.all[i]) < boardSize {
 		return fmt.Errorf("rank %d shares %d bytes, where %d are expected: another version of muster?", rank, len(m.all[i]), boardSize)
 	}

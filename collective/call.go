@@ -51,10 +51,14 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 		return err
 	}
 	if !c.inner {
-		mine, before := c.queue()
+		mine, err := c.turn(ctx, &p)
+		if err != nil {
+			return err
+		}
 		defer close(mine)
-		c.wait(ctx, before, &p)
 	}
+	c.using.Lock()
+	defer c.using.Unlock()
 	c.seq++
 	return c.perform(ctx, &p, c.seq, func(cl *call) error {
 		err := cl.do(&p)
@@ -65,26 +69,51 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 	})
 }
 
-// queue puts a verb behind those that were called before: it waits for one channel, and the next one for the other, which it closes.
+// turn waits until all verbs are done that were called before. The next ones wait until what it returns is closed. If ctx ends first, or the time
+// of a verb, then so does the Comm: the other ranks wait for this one in a verb that it does not come to.
+func (c *core) turn(ctx context.Context, p *plan) (chan struct{}, error) {
+	mine, before := c.queue()
+	if before == nil || done(before) {
+		return mine, nil
+	}
+	timeout := time.NewTimer(c.timeout)
+	defer timeout.Stop()
+	late := timeout.C
+	if _, ok := ctx.Deadline(); ok {
+		late = nil
+	}
+	select {
+	case <-before:
+		return mine, nil
+	case <-ctx.Done():
+		c.newCall(ctx, p, 0).cancelled()
+	case <-late:
+		c.newCall(ctx, p, 0).overdue()
+	case <-c.over.Done():
+	}
+	go func() {
+		<-before
+		close(mine)
+	}()
+	return nil, c.ended(p.verb)
+}
+
+func done(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// queue puts a verb behind those that were called before.
 func (c *core) queue() (mine, before chan struct{}) {
 	mine = make(chan struct{})
 	c.turns.Lock()
 	defer c.turns.Unlock()
 	before, c.tail = c.tail, mine
 	return mine, before
-}
-
-// wait returns when it is a verb's turn. One whose context ends before ends the Comm: the other ranks are to do it too.
-func (c *core) wait(ctx context.Context, before chan struct{}, p *plan) {
-	if before == nil {
-		return
-	}
-	select {
-	case <-before:
-	case <-ctx.Done():
-		c.newCall(ctx, p, 0).cancelled()
-		<-before
-	}
 }
 
 // perform makes one call of what f does, with a deadline, one verdict for all ranks, and a trace.
@@ -141,6 +170,10 @@ func (c *core) check(p *plan) error {
 		return bad("there is no rank %d in a group of %d", p.root, c.size())
 	case (p.verb == allReduce || p.verb == reduceTo || p.verb == reduceScatter) && int(p.op) >= len(reductions):
 		return bad("%v is no reduction", p.op)
+	case p.verb == allToAll && overlap(p.x, p.y),
+		p.verb == reduceScatter && overlap(p.x, p.y) && !isPart(p.y, p.x, c.rank()),
+		p.verb == allGather && overlap(p.x, p.y) && !isPart(p.x, p.y, c.rank()):
+		return bad("dst and src overlap")
 	}
 	return nil
 }
@@ -157,10 +190,9 @@ func (c *call) cancelled() {
 
 // overdue ends the Comm because the time is over.
 func (c *call) overdue() {
-	v := &wire.Verdict{Code: wire.CodeTimeout, By: -1, Waited: time.Since(c.start)}
-	if c.start.IsZero() {
-		v.By = c.rank()
-	} else {
+	v := &wire.Verdict{Code: wire.CodeTimeout, By: c.rank()}
+	if !c.start.IsZero() {
+		v.By, v.Waited = -1, time.Since(c.start)
 		v.Missing, v.Doing = c.awaited()
 	}
 	c.fail(v)

@@ -1,9 +1,11 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,6 +83,7 @@ type core struct {
 
 	turns sync.Mutex
 	tail  chan struct{} // closed when the last verb that was called is done
+	using sync.Mutex    // held while a verb of all ranks uses the memory: Close frees it
 
 	// Of the verb that has the turn.
 	seq     uint64
@@ -180,12 +183,8 @@ func (c *Comm) Close() (err error) {
 		}
 		err = c.group.Close()
 		c.watch.stop()
-		c.turns.Lock()
-		tail := c.tail
-		c.turns.Unlock()
-		if tail != nil {
-			<-tail // the verb that is in progress uses the memory until then
-		}
+		c.using.Lock() // the verb that is in progress uses the memory until then
+		defer c.using.Unlock()
 		if c.local != nil {
 			c.local.close()
 		}
@@ -195,6 +194,9 @@ func (c *Comm) Close() (err error) {
 
 // faultKey has the verdict that ended a Comm: the first that was written.
 const faultKey = "fault"
+
+// failed is what a Comm's abort of its group begins with: the verdict is at faultKey then.
+const failed = "a verb failed: "
 
 // tellTime bounds what it takes to agree on a verdict.
 const tellTime = time.Second
@@ -213,32 +215,46 @@ func (c *core) fail(v *wire.Verdict) {
 				c.end(c.rankError(v)) // nobody can be told soon
 			}
 		}
-		v = parseVerdict(now, v)
-		c.group.Abort(errors.New(v.Reason))
-		c.end(c.rankError(v))
+		if told := parseVerdict(now); told != nil {
+			v = told
+		}
+		c.group.Abort(errors.New(failed + v.Reason))
+		select {
+		case <-c.over.Done(): // the group knows what came first: this, or a loss, or another's abort
+		case <-ctx.Done():
+			c.end(c.rankError(v))
+		}
 	})
 }
 
 // heard is told why the Comm's group has ended.
 func (c *core) heard(cause error) {
-	if errors.Is(cause, pgroup.ErrAborted) {
-		ctx, cancel := context.WithTimeout(context.Background(), tellTime)
-		defer cancel()
-		if b, err := c.group.Store().Get(ctx, faultKey); err == nil {
-			c.end(c.rankError(parseVerdict(b, nil)))
-			return
-		}
-	}
 	if re, ok := errors.AsType[*pgroup.RankError](cause); ok && re.Verdict != nil {
-		cause = c.rankError(re.Verdict)
+		v := re.Verdict
+		if re.Code == wire.CodeAborted && strings.HasPrefix(re.Reason, failed) {
+			v = cmp.Or(c.fault(), v)
+		}
+		cause = c.rankError(v)
 	}
 	c.end(cause)
 }
 
-func parseVerdict(b []byte, otherwise *wire.Verdict) *wire.Verdict {
+// fault is the verdict that is written; nil if there is none.
+func (c *core) fault() *wire.Verdict {
+	ctx, cancel := context.WithTimeout(context.Background(), tellTime)
+	defer cancel()
+	b, err := c.group.Store().Get(ctx, faultKey)
+	if err != nil {
+		return nil
+	}
+	return parseVerdict(b)
+}
+
+// parseVerdict is nil of what is none.
+func parseVerdict(b []byte) *wire.Verdict {
 	v := new(wire.Verdict)
-	if json.Unmarshal(b, v) != nil {
-		return otherwise
+	if json.Unmarshal(b, v) != nil || v.Code == wire.CodeOK {
+		return nil
 	}
 	return v
 }

@@ -191,9 +191,14 @@ func ExampleRecv() {
 }
 
 func ExampleComm_Barrier() {
-	connected(4, func(ctx context.Context, _ int, c *collective.Comm) error {
-		return c.Barrier(ctx) // returns when all four have called it
+	connected(4, func(ctx context.Context, rank int, c *collective.Comm) error {
+		err := c.Barrier(ctx) // returns when all four have called it
+		if rank == 0 && err == nil {
+			fmt.Println("all are here")
+		}
+		return err
 	})
+	// Output: all are here
 }
 
 // Gradients of one layer are reduced while those of the next are computed.

@@ -1,4 +1,19 @@
 package collective
 
+import (
+	"context"
+
+	"github.com/muster-pg/muster/pgroup"
+)
+
 // Apart makes a rank share memory as if it were a process of its own.
 func Apart(o *Options, process string) { o.process = process }
+
+// Tell has a rank say as it opens that it is of a process, and has no memory to share.
+func Tell(ctx context.Context, g *pgroup.Group, process string) error {
+	_, err := pgroup.AllGather(ctx, g.Channel("open"), card{Process: process})
+	return err
+}
+
+// ForMemory is what connections are for that memory is passed over.
+const ForMemory = forMemory

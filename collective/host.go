@@ -10,6 +10,9 @@ const smallLocal = 8 << 10
 func (c *call) onHost(p *plan) error {
 	l := c.local
 	n := len(l.ranks)
+	if len(p.x) == 0 {
+		return l.step(c, nil)
+	}
 	switch p.verb {
 	case allReduce:
 		return l.reduce(c, p.x, -1, c.div)
@@ -22,10 +25,8 @@ func (c *call) onHost(p *plan) error {
 		return l.gather(c, p.y, n)
 	case broadcast:
 		return l.spread(c, p.root, p.x)
-	case allToAll:
-		return l.exchange(c, p.y, p.x)
 	}
-	return l.step(c, nil)
+	return l.exchange(c, p.y, p.x)
 }
 
 // blocks calls f for parts of x that fit into a step.

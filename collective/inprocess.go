@@ -109,10 +109,11 @@ func (m *inProcess) wait(over context.Context, index int, n uint64) bool {
 	me.asleep.Store(true)
 	defer me.asleep.Store(false)
 	for {
+		left := s.left.Load() // before the number: who has posted may leave then
 		switch {
 		case s.posted.Load() >= n:
 			return true
-		case s.left.Load():
+		case left:
 			return false
 		}
 		select {

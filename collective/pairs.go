@@ -51,9 +51,6 @@ func (c *call) sendPair(to int, x []byte) error {
 		return c.broken(to, err)
 	}
 	h := c.head
-	if len(x) == 0 {
-		out.send(&h, nil)
-	}
 	_ = pieces(x, func(n uint32, piece []byte) error {
 		h.part = n
 		out.send(&h, piece)
@@ -68,11 +65,8 @@ func (c *call) sendPair(to int, x []byte) error {
 func (c *call) receivePair(from int, x []byte) error {
 	c.await(from)
 	in, err := c.lanes.from(c.ctx, laneKey{from, forPairs})
-	switch {
-	case err != nil:
+	if err != nil {
 		return c.broken(from, err)
-	case len(x) == 0:
-		return in.receive(c, from, 0, nil)
 	}
 	return pieces(x, func(n uint32, piece []byte) error { return in.receive(c, from, n, piece) })
 }

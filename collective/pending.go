@@ -33,8 +33,10 @@ func (c *Comm) Start(ctx context.Context, f func(ctx context.Context, c *Comm) e
 func (p *Pending) Wait(ctx context.Context) error {
 	select {
 	case <-p.done:
-		return p.err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		if !done(p.done) {
+			return context.Cause(ctx)
+		}
 	}
+	return p.err
 }

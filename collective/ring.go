@@ -8,16 +8,17 @@ import "slices"
 // pieceLen is the most bytes of a message: what has come is combined and sent on while the next is under way.
 const pieceLen = 256 << 10
 
-// pieces calls f for pieces of x.
+// pieces calls f for pieces of x. Of nothing there is one, which is empty: who has nothing to send says so, and with it what it does.
 func pieces(x []byte, f func(part uint32, piece []byte) error) error {
-	for part := uint32(0); len(x) > 0; part++ {
+	for part := uint32(0); ; part++ {
 		n := min(len(x), pieceLen)
 		if err := f(part, x[:n:n]); err != nil {
 			return err
 		}
-		x = x[n:]
+		if x = x[n:]; len(x) == 0 {
+			return nil
+		}
 	}
-	return nil
 }
 
 // step is the part number of a piece in a step of an algorithm.
@@ -85,7 +86,7 @@ func (c *call) direct(ranks []int, me int, dst []byte, part func(i int) []byte) 
 	p := len(ranks)
 	for s := 1; s < p; s++ {
 		to := (me + s) % p
-		err := pieces(part(to), func(n uint32, piece []byte) error { return c.send(ranks[to], step(0, n), piece) })
+		err := c.sendAll(ranks[to], 0, part(to))
 		if err != nil {
 			return err
 		}

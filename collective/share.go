@@ -63,6 +63,9 @@ func errorText(err error) string {
 }
 
 func (c *core) checkCards(cards []card) error {
+	if a := cards[0].Algorithm; a > Hierarchical {
+		return fmt.Errorf("collective: Options.Algorithm is %d, which is none: %w", a, pgroup.ErrInvalid)
+	}
 	for rank, m := range cards {
 		if m.Algorithm != cards[0].Algorithm {
 			return fmt.Errorf("collective: rank %d has Options.Algorithm %d, and rank 0 %d: %w", rank, m.Algorithm, cards[0].Algorithm, pgroup.ErrMismatch)

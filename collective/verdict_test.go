@@ -53,6 +53,24 @@ func TestEmptyDisagreement(t *testing.T) {
 	})
 }
 
+// TestFewElements has fewer elements than ranks, some of which have none to combine: they notice all the same that one passes more.
+func TestFewElements(t *testing.T) {
+	over(t, []int{4}, func(t *testing.T, w way, n int) {
+		for name, f := range map[string]func(r *rank, x []int16) error{
+			"reduce":    func(r *rank, x []int16) error { return collective.Reduce(r.ctx, r.c, 0, collective.Sum, x) },
+			"allreduce": func(r *rank, x []int16) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, x) },
+		} {
+			w.run(t, n, func(r *rank) {
+				elements := 1
+				if r.me() == 2 {
+					elements = 2
+				}
+				assert.ErrorIs(r, f(r, make([]int16, elements)), pgroup.ErrMismatch, name)
+			})
+		}
+	})
+}
+
 // TestRoots has two ranks that name different roots: neither waits for the other for ever.
 func TestRoots(t *testing.T) {
 	over(t, []int{2, 4}, func(t *testing.T, w way, n int) {

@@ -201,7 +201,8 @@ func (c *claim) differs(rank int, zero *claim) string {
 	case c.Bucket != zero.Bucket:
 		return fmt.Sprintf("BucketBytes is %d on rank %d, and %d on rank 0", c.Bucket, rank, zero.Bucket)
 	}
-	both := maps.Clone(zero.Tensors)
+	both := map[string]string{} // what they say may be nil
+	maps.Copy(both, zero.Tensors)
 	maps.Copy(both, c.Tensors)
 	for _, name := range slices.Sorted(maps.Keys(both)) {
 		here, ok := c.Tensors[name]

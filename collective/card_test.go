@@ -1,0 +1,66 @@
+package collective_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/internal/link"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// TestNoBoard has a rank that is of the process of another one and has no memory that a third could map: all use connections, so Open succeeds
+// without it.
+func TestNoBoard(t *testing.T) {
+	const n = 3
+	meet := store.New(new(store.Memory))
+	defer meet.Close()
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			g, err := pgroup.Create(ctx, pgroup.Config{Rank: i, Size: n, Store: meet, Host: "node"})
+			if !assert.NoError(t, err) {
+				return
+			}
+			defer g.Close()
+			if i == 1 {
+				withoutBoard(ctx, t, g)
+				return
+			}
+			o := new(collective.Options)
+			collective.Apart(o, fmt.Sprint(i))
+			c, err := collective.Open(ctx, g, o)
+			if assert.NoError(t, err) {
+				assert.NoError(t, c.Close())
+			}
+		})
+	}
+	all.Wait()
+}
+
+// withoutBoard opens as a Comm does, by hand.
+func withoutBoard(ctx context.Context, t *testing.T, g *pgroup.Group) {
+	sub, err := g.Sub(ctx, "collective", 0, 1, 2)
+	if !assert.NoError(t, err) {
+		return
+	}
+	defer sub.Close()
+	m, err := link.Open(ctx, sub, link.Options{Name: "collective", Accept: func(c *link.Conn) { _ = c.Close() }})
+	if !assert.NoError(t, err) {
+		return
+	}
+	defer m.Close()
+	assert.NoError(t, collective.Tell(ctx, sub, "0"))
+	if conn, err := m.Dial(ctx, 0, link.Purpose{Kind: collective.ForMemory, ID: sub.Generation()}); err == nil {
+		_ = conn.Close()
+	}
+	_ = sub.Barrier(ctx) // until the others have opened, and closed
+}

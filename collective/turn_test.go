@@ -1,0 +1,49 @@
+package collective_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// TestTurnHasADeadline has a verb behind something that takes long: its context ends it, for all ranks.
+func TestTurnHasADeadline(t *testing.T) {
+	over(t, []int{2}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			release := make(chan struct{})
+			p := r.c.Start(r.ctx, func(context.Context, *collective.Comm) error { <-release; return nil })
+			ctx, cancel := context.WithTimeout(r.ctx, 50*time.Millisecond)
+			defer cancel()
+			assert.ErrorIs(r, r.c.Barrier(ctx), pgroup.ErrTimeout)
+			close(release)
+			assert.NoError(r, p.Wait(r.ctx))
+		})
+	})
+}
+
+// TestStartUsesTheOuterComm calls a verb on the Comm that f itself is in the way of: that cannot end well, but it ends.
+func TestStartUsesTheOuterComm(t *testing.T) {
+	way{host: apart}.run(t, 2, func(r *rank) {
+		err := r.c.Start(r.ctx, func(ctx context.Context, _ *collective.Comm) error {
+			ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+			defer cancel()
+			return r.c.Barrier(ctx)
+		}).Wait(r.ctx)
+		assert.ErrorIs(r, err, pgroup.ErrTimeout)
+	})
+}
+
+// TestCloseInStart closes the Comm in what Start has started.
+func TestCloseInStart(t *testing.T) {
+	over(t, []int{2}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			assert.NoError(r, r.c.Start(r.ctx, func(ctx context.Context, c *collective.Comm) error { return c.Shutdown(ctx) }).Wait(r.ctx))
+			assert.ErrorIs(r, r.c.Barrier(r.ctx), pgroup.ErrClosed)
+		})
+	})
+}
