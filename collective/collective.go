@@ -50,7 +50,7 @@ const (
 type Options struct {
 	Algorithm Algorithm
 	Listen    string     // host or host:port that ranks on other nodes connect to; default: the interface that leads to the store
-	Trace     trace.Sink // is told of every verb
+	Trace     trace.Sink // is told of every verb that has begun
 
 	process string // of tests: what takes ranks of one process for others
 }
