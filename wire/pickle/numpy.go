@@ -187,11 +187,14 @@ func (m *machine) transposed(args []any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(axes) != len(shape) {
+		return nil, m.malformed("axes %v of shape %v", axes, shape)
+	}
 	before := rowMajor(shape)
 	l := layout{shape: make([]int, len(axes)), strides: make([]int, len(axes))}
 	seen := make([]bool, len(shape))
 	for i, axis := range axes {
-		if len(axes) != len(shape) || axis >= len(shape) || seen[axis] {
+		if axis >= len(shape) || seen[axis] {
 			return nil, m.malformed("axes %v of shape %v", axes, shape)
 		}
 		l.shape[i], l.strides[i], seen[axis] = shape[axis], before[axis], true
