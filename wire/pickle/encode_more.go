@@ -121,8 +121,8 @@ func (e *encoder) tensor(t *tensor.Tensor) error {
 	}
 	name, class, elements := "", torchTypes[i].storage, t.Len()
 	rebuild := "_rebuild_tensor_v2"
-	if class == "" {
-		rebuild, name, class, elements = "_rebuild_tensor_v3", torchTypes[i].name, "UntypedStorage", len(t.Data)
+	if class == "" { // its storage is bytes: torch 2.15 writes an UntypedStorage, which it cannot read
+		rebuild, name, class, elements = "_rebuild_tensor_v3", torchTypes[i].name, "ByteStorage", len(t.Data)
 	}
 	e.global("torch._utils", rebuild)
 	e.raw('(')

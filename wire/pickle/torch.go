@@ -247,13 +247,9 @@ var torchPreamble = func() []byte {
 // torchBytes is t's storage as torch.save writes it.
 func torchBytes(t *tensor.Tensor, class string, elements int) []byte {
 	e := encoder{b: append(make([]byte, 0, len(torchPreamble)+len(t.Data)+128), torchPreamble...)}
-	module := "torch"
-	if class == "UntypedStorage" {
-		module = "torch.storage"
-	}
 	e.raw(0x80, 2, '(')
 	e.oldText("storage")
-	e.b = append(e.b, "c"+module+"\n"+class+"\n"...)
+	e.b = append(e.b, "ctorch\n"+class+"\n"...)
 	e.oldText("0")
 	e.oldText("cpu")
 	e.int(int64(elements))
