@@ -1,6 +1,7 @@
 package pickle_test
 
 import (
+	"errors"
 	"math/big"
 	"reflect"
 	"testing"
@@ -90,8 +91,8 @@ func TestDoesNotFit(t *testing.T) {
 	refuse("s", new(float64), "into a float64")
 	refuse("s", new(uint), "into a uint")
 	refuse(0.1, new(float32), "the float 0.1 does not fit into a float32")
-	refuse(1<<53+1, new(float64), "a int does not fit")
-	refuse(1<<62+1, new(float32), "a int does not fit")
+	refuse(int64(1<<53+1), new(float64), "a int does not fit")
+	refuse(int64(1<<62+1), new(float32), "a int does not fit")
 	refuse(nil, new(int), "a None does not fit into a int")
 	refuse("s", new(*big.Int), "into a *big.Int")
 	refuse("s", new(*tensor.Tensor), "into a *tensor.Tensor")
@@ -148,6 +149,9 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%q gave %#v, which cannot be written: %v", b, v, err)
 		}
 		again, err := pickle.Parse(out)
+		if errors.Is(err, pickle.ErrTooLarge) {
+			return // written out, shared values are more
+		}
 		if err != nil {
 			t.Fatalf("%q gave %#v, whose bytes %q cannot be read: %v", b, v, out, err)
 		}
@@ -182,7 +186,7 @@ func FuzzTensors(f *testing.F) {
 		if a, ok := got.(pickle.Array); ok {
 			got = a.Tensor
 		}
-		if !tensor.Equal(w, got.(*tensor.Tensor)) || reflect.TypeOf(v) == reflect.TypeOf(w) == numpy {
+		if !tensor.Equal(w, got.(*tensor.Tensor)) || reflect.TypeOf(v) == reflect.TypeFor[*tensor.Tensor]() == numpy {
 			t.Fatalf("%v came as %v", v, got)
 		}
 	})

@@ -38,9 +38,9 @@
 //
 // # Limits
 //
-// Whatever the bytes, what Parse holds is bounded by 64 MiB and 8 times their number. Values nest 1,000 deep. A list
+// Whatever the bytes, what Parse holds is bounded by 64 MiB and 32 times their number, and so is its work. Values nest 1,000 deep. A list
 // may be in several places, as in Python, and is then the same slice in each; one that holds itself is refused, and so
-// is one that would be more than 16 million values if it were written out.
+// is one that would be millions of values if each were written out.
 //
 // # Why not og-rek
 //

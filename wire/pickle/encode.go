@@ -248,7 +248,8 @@ func (e *encoder) key(v any, seen map[string]bool, depth int) error {
 	if err != nil {
 		return err
 	}
-	text, err := appendKey(nil, arrives, math.MaxInt)
+	k := keyer{math.MaxInt}
+	text, err := k.append(nil, arrives)
 	if err != nil {
 		return err
 	}

@@ -13,8 +13,10 @@ func (m *machine) finish(v any) (any, error) {
 	return done, err
 }
 
-// size is how much a finished value is, if what is in several places is counted in each.
+// size is how much a finished value is, if what is in several places is counted in each; 64 bytes are a value.
 type size struct{ values, depth int }
+
+func sizeOf(n int) size { return size{1 + n/64, 1} }
 
 // finishAt finishes v, which is so deep.
 func (m *machine) finishAt(v any, depth int) (any, size, error) {
@@ -37,12 +39,20 @@ func (m *machine) finishAt(v any, depth int) (any, size, error) {
 		})
 	case *blob:
 		done, err := m.finishBlob(v)
-		return done, size{1, 1}, err
-	case nil, bool, int64, *big.Int, float64, string, Array, *tensor.Tensor, NcclUniqueID:
-		return v, size{1, 1}, nil
+		return done, sizeOf(len(v.b)), err
+	case nil, bool, int64, float64, NcclUniqueID:
+		return v, sizeOf(0), nil
+	case string:
+		return v, sizeOf(len(v)), nil
+	case *big.Int:
+		return v, sizeOf(v.BitLen() / 8), nil
+	case *tensor.Tensor:
+		return v, sizeOf(len(v.Data)), nil
+	case Array:
+		return v, sizeOf(len(v.Data)), nil
 	case *array:
 		if v.done != nil {
-			return *v.done, size{1, 1}, nil
+			return *v.done, sizeOf(len(v.done.Data)), nil
 		}
 	case *global:
 		return nil, size{}, m.refuse(v.name, "a class or a function is no plain value")
@@ -105,7 +115,7 @@ func (m *machine) enter(n *node, depth int) (done bool, err error) {
 	case open:
 		return false, m.fail(ErrRefused, "a value that holds itself")
 	}
-	n.state, n.size = open, size{1, 1}
+	n.state, n.size = open, sizeOf(0)
 	return false, nil
 }
 
@@ -117,8 +127,8 @@ func (m *machine) finishChild(n *node, v any, depth int) (any, error) {
 	}
 	n.depth = max(n.depth, s.depth+1)
 	n.values += s.values
-	if n.values > maxValues {
-		return nil, m.fail(ErrTooLarge, "more than %d values, with each as often as it is there", maxValues)
+	if n.values > maxShared+len(m.b) {
+		return nil, m.fail(ErrTooLarge, "it has few values, but in so many places that there are more than %d", maxShared+len(m.b))
 	}
 	return done, nil
 }

@@ -15,43 +15,54 @@ func (m *machine) key(v any) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	b, err := appendKey(nil, key, *m.room)
+	k := keyer{*m.room}
+	b, err := k.append(nil, key)
+	*m.room = k.room
 	if errors.Is(err, ErrTooLarge) {
 		return "", m.fail(ErrTooLarge, "%v", err)
 	}
 	if err != nil {
 		return "", m.malformed("%v", err)
 	}
-	return string(b), m.spend(2 * len(b))
+	return string(b), m.spend(len(b))
 }
 
-// appendKey appends what identifies a key of a dict or a member of a set: b may become room bytes.
-func appendKey(b []byte, v any, room int) ([]byte, error) {
-	if len(b) > room {
-		return b, fmt.Errorf("a key of more than %d bytes: %w", room, ErrTooLarge)
+// keyer makes keys into texts. Room is for their bytes: those of sets within sets are sorted, and count each time.
+type keyer struct{ room int }
+
+func (k *keyer) spend(n int) error {
+	if n > k.room {
+		return fmt.Errorf("a key needs too many bytes: %w", ErrTooLarge)
 	}
+	k.room -= n
+	return nil
+}
+
+// append appends what identifies a key of a dict or a member of a set.
+func (k *keyer) append(b []byte, v any) ([]byte, error) {
 	switch v := v.(type) {
 	case nil:
-		return append(b, 'n'), nil
+		return append(b, 'n'), k.spend(1)
 	case bool:
+		n := int64(0)
 		if v {
-			return appendIntKey(b, 1), nil
+			n = 1
 		}
-		return appendIntKey(b, 0), nil
+		return appendIntKey(b, n), k.spend(9)
 	case int64:
-		return appendIntKey(b, v), nil
+		return appendIntKey(b, v), k.spend(9)
 	case *big.Int:
-		return appendSizedKey(append(b, 'l', byte(v.Sign()+1)), string(v.Bytes())), nil
+		return k.sized(append(b, 'l', byte(v.Sign()+1)), string(v.Bytes()))
 	case float64:
-		return appendFloatKey(b, v)
+		return k.float(b, v)
 	case string:
-		return appendSizedKey(append(b, 's'), v), nil
+		return k.sized(append(b, 's'), v)
 	case []byte:
-		return appendSizedKey(append(b, 'b'), string(v)), nil
+		return k.sized(append(b, 'b'), string(v))
 	case Tuple:
-		return appendKeys(append(b, 't'), v, room)
+		return k.tuple(b, v)
 	case FrozenSet:
-		return appendSetKey(append(b, 'f'), v, room)
+		return k.set(b, v)
 	}
 	return b, fmt.Errorf("a %s cannot be a key", kind(v))
 }
@@ -60,47 +71,52 @@ func appendIntKey(b []byte, v int64) []byte {
 	return binary.BigEndian.AppendUint64(append(b, 'i'), uint64(v))
 }
 
-func appendSizedKey(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+func (k *keyer) sized(b []byte, s string) ([]byte, error) {
+	if err := k.spend(len(s) + 1); err != nil {
+		return b, err
+	}
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...), nil
 }
 
-// appendFloatKey makes whole floats the keys that ints of their value are.
-func appendFloatKey(b []byte, v float64) ([]byte, error) {
+// float makes whole floats the keys that ints of their value are.
+func (k *keyer) float(b []byte, v float64) ([]byte, error) {
 	switch {
 	case math.IsNaN(v):
 		return b, errors.New("NaN cannot be a key: it does not equal itself")
 	case v != math.Trunc(v) || math.IsInf(v, 0):
-		return binary.BigEndian.AppendUint64(append(b, 'd'), math.Float64bits(v)), nil
+		return binary.BigEndian.AppendUint64(append(b, 'd'), math.Float64bits(v)), k.spend(9)
 	}
 	whole, _ := big.NewFloat(v).Int(nil)
-	return appendKey(b, integer(whole), math.MaxInt)
+	return k.append(b, integer(whole))
 }
 
-func appendKeys(b []byte, items []any, room int) (_ []byte, err error) {
-	b = binary.AppendUvarint(b, uint64(len(items)))
+func (k *keyer) tuple(b []byte, items []any) (_ []byte, err error) {
+	b = binary.AppendUvarint(append(b, 't'), uint64(len(items)))
 	for _, item := range items {
-		if b, err = appendKey(b, item, room); err != nil {
+		if b, err = k.append(b, item); err != nil {
 			return b, err
 		}
 	}
-	return b, nil
+	return b, k.spend(2)
 }
 
-// appendSetKey does not depend on the order.
-func appendSetKey(b []byte, items []any, room int) ([]byte, error) {
+// set does not depend on the order.
+func (k *keyer) set(b []byte, items []any) ([]byte, error) {
 	keys := make([]string, 0, len(items))
 	for _, item := range items {
-		key, err := appendKey(nil, item, room)
+		key, err := k.append(nil, item)
 		if err != nil {
 			return b, err
 		}
 		keys = append(keys, string(key))
-		room -= len(key)
 	}
 	slices.Sort(keys)
-	b = binary.AppendUvarint(b, uint64(len(keys)))
+	b = binary.AppendUvarint(append(b, 'f'), uint64(len(keys)))
 	for _, key := range keys {
-		b = appendSizedKey(b, key)
+		var err error
+		if b, err = k.sized(b, key); err != nil {
+			return b, err
+		}
 	}
-	return b, nil
+	return b, k.spend(2)
 }

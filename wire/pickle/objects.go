@@ -32,8 +32,8 @@ type (
 
 // What they take besides their items, about.
 const (
-	blobSize = 64
-	listSize = 96
+	blobSize = 48
+	listSize = 64
 	dictSize = 112
 	keySize  = 80 // of an entry in an index
 )

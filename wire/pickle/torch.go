@@ -62,6 +62,9 @@ func callLoad(m *machine, args []any) (any, error) {
 	if len(b.b) >= len(zipMagic) && string(b.b[:len(zipMagic)]) == zipMagic {
 		return nil, m.refuse("torch.save", "a zip file in a pickle")
 	}
+	if err := m.spend(len(b.b)); err != nil { // it may be read again and again
+		return nil, err
+	}
 	in := &machine{b: b.b, outer: m, ops: m.ops, room: m.room}
 	return in.loadStorage()
 }
@@ -129,7 +132,7 @@ func (m *machine) preamble() error {
 }
 
 // littleEndianKey is the text of a key.
-var littleEndianKey = string(appendSizedKey([]byte{'s'}, "little_endian"))
+var littleEndianKey = "s" + string(rune(len("little_endian"))) + "little_endian"
 
 // storageOf is a storage without its bytes, and how many elements it has: ("storage", class, name, device, elements,
 // None).

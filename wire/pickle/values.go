@@ -36,9 +36,9 @@ func (d Dict) Get(name string) (any, bool) {
 // What bounds a pickle.
 const (
 	maxDepth  = 1000     // how deep values nest
-	maxValues = 16 << 20 // values, if those in several places are written out
+	maxShared = 1 << 20  // values more than bytes of the pickle, if those in several places are written out
 	minRoom   = 64 << 20 // bytes that may be held
-	roomEach  = 8        // bytes more for each byte of the pickle
+	roomEach  = 32       // bytes more for each byte of the pickle
 	maxDigits = 4300     // of an int in decimal, as in CPython
 	maxRank   = 64       // axes of an array, as in numpy
 )

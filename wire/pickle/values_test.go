@@ -2,6 +2,7 @@ package pickle_test
 
 import (
 	"encoding/hex"
+	"maps"
 	"math"
 	"math/big"
 	"os"
@@ -18,12 +19,8 @@ import (
 // values are those of testdata/reference.py, by the same names, as Parse gives them.
 func values() map[string]any {
 	all := plainValues()
-	for name, v := range numpyValues() {
-		all[name] = v
-	}
-	for name, v := range torchValues() {
-		all[name] = v
-	}
+	maps.Copy(all, numpyValues())
+	maps.Copy(all, torchValues())
 	return all
 }
 
@@ -74,14 +71,20 @@ func plainValues() map[string]any {
 		"bytearray": []any{pickle.ByteArray{}, pickle.ByteArray("ab\xff")},
 		"list":      []any{},
 		"nested": []any{
-			[]any{[]any{}}, []any{int64(1), []any{int64(2), ints(3)}},
+			[]any{[]any{}},
+			[]any{int64(1), []any{int64(2), ints(3)}},
 			pickle.Dict{{"a", []any{pickle.Tuple{}, pickle.Tuple{int64(1)}}}},
 		},
 		"tuples": []any{
 			pickle.Tuple{}, pickle.Tuple(ints(1)), pickle.Tuple(ints(1, 2)), pickle.Tuple(ints(1, 2, 3)), pickle.Tuple(ints(1, 2, 3, 4)),
 		},
 		"dict": pickle.Dict{
-			{"b", int64(1)}, {"a", int64(2)}, {int64(3), nil}, {pickle.Tuple{int64(1), "x"}, []byte("y")}, {nil, true}, {1.5, []any{}},
+			{"b", int64(1)},
+			{"a", int64(2)},
+			{int64(3), nil},
+			{pickle.Tuple{int64(1), "x"}, []byte("y")},
+			{nil, true},
+			{1.5, []any{}},
 			{pickle.FrozenSet(ints(1)), pickle.Dict{}},
 		},
 		"same_keys":  pickle.Dict{{int64(1), "a"}, {2.0, "b"}, {power(70, 0), "c"}},
