@@ -244,9 +244,12 @@ func (e *encoder) key(v any, seen map[string]bool, depth int) error {
 	if err := e.value(v, depth+1); err != nil {
 		return err
 	}
-	arrives, err := Parse(append(slices.Clip(e.b[at:]), opStop))
-	if err != nil {
-		return err
+	arrives := v
+	if _, ok := v.(string); !ok {
+		var err error
+		if arrives, err = Parse(append(slices.Clip(e.b[at:]), opStop)); err != nil {
+			return err
+		}
 	}
 	k := keyer{math.MaxInt}
 	text, err := k.append(nil, arrives)

@@ -17,9 +17,10 @@ func TestTooLarge(t *testing.T) {
 	for i := range 30 {
 		laughs.WriteString("]q" + string(byte(i+1)) + "(" + strings.Repeat("h"+string(byte(i)), 10) + "e0")
 	}
-	keys := "K\x00\x85q\x000"
+	var keys strings.Builder
+	keys.WriteString("K\x00\x85q\x000")
 	for i := range 60 {
-		keys += "h" + string(byte(i)) + "h" + string(byte(i)) + "\x86q" + string(byte(i+1)) + "0"
+		keys.WriteString("h" + string(byte(i)) + "h" + string(byte(i)) + "\x86q" + string(byte(i+1)) + "0")
 	}
 	saved := torchSaved(strings.Repeat("\x80\x02", 1<<19)+floatStorage, "].\x02\x00\x00\x00\x00\x00\x00\x0012345678")
 	load := strings.Index(saved, "B")
@@ -34,9 +35,9 @@ func TestTooLarge(t *testing.T) {
 		"a deep key":                "}" + ")" + strings.Repeat("\x85", 100_000) + "Ns.",
 		"deep, in two parts":        ")" + strings.Repeat("\x85", 600) + "q\x000}h\x00Ns0h\x00" + strings.Repeat("\x85", 600) + ".",
 		"ten times ten times ten":   laughs.String() + "h\x1e.",
-		"a key of pairs of pairs":   keys + "}h\x3cNs.",
-		"a set of pairs of pairs":   keys + "\x8f(h\x3c\x90.",
-		"a frozenset of such pairs": keys + "(h\x3c\x91(" + "h\x3c\x91.",
+		"a key of pairs of pairs":   keys.String() + "}h\x3cNs.",
+		"a set of pairs of pairs":   keys.String() + "\x8f(h\x3c\x90.",
+		"a frozenset of such pairs": keys.String() + "(h\x3c\x91(" + "h\x3c\x91.",
 		"a billion floats of one":   expanded,
 		"an int of many digits":     "I" + strings.Repeat("9", 4301) + "\n.",
 		"a long of many digits":     "L-" + strings.Repeat("9", 4301) + "L\n.",
@@ -75,8 +76,8 @@ func TestHugeLengths(t *testing.T) {
 
 // What is large because it is large is read.
 func TestLarge(t *testing.T) {
-	long := []byte(strings.Repeat("x", 20<<20))
-	list := make([]any, 1<<20)
+	long := []byte(strings.Repeat("x", 3<<20))
+	list := make([]any, 1<<18)
 	for i := range list {
 		list[i] = int64(i)
 	}
