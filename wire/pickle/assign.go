@@ -39,7 +39,7 @@ var (
 
 // misfit is the error of a value that would lose something.
 func misfit(to reflect.Value, v any) error {
-	return fmt.Errorf("a %s does not fit into a %v", kind(v), to.Type())
+	return fmt.Errorf("%s does not fit into %v", kind(v), to.Type())
 }
 
 // assign sets to to v.
@@ -127,7 +127,7 @@ func assignFloat(to reflect.Value, v any) error {
 	switch v := v.(type) {
 	case float64:
 		if to.Kind() == reflect.Float32 && v == v && float64(float32(v)) != v {
-			return fmt.Errorf("the float %v does not fit into a %v", v, to.Type())
+			return fmt.Errorf("float %v does not fit into %v", v, to.Type())
 		}
 		to.SetFloat(v)
 		return nil
@@ -190,7 +190,7 @@ func assignList(to reflect.Value, items []any) error {
 func makeRoom(to reflect.Value, n int) error {
 	if to.Kind() == reflect.Array {
 		if to.Len() != n {
-			return fmt.Errorf("%d items do not fit into a %v", n, to.Type())
+			return fmt.Errorf("%d items do not fit into %v", n, to.Type())
 		}
 		return nil
 	}

@@ -313,3 +313,45 @@ func TestShared(t *testing.T) {
 	both[0].([]any)[0] = "changed"
 	require.Equal(t, []any{"changed"}, both[1])
 }
+
+// Any opcode may come at any time: the worst is an error that says where.
+func TestEachOpcode(t *testing.T) {
+	arguments := []string{"", "(", "N", "NN", "NNN", "(N", "]", "](", "}", "}(", "\x8f(", ")", "cbuiltins\nset\n", "cbuiltins\nset\n)", "cnumpy\ndtype\n)"}
+	for code := range 256 {
+		for _, before := range arguments {
+			for _, after := range []string{"", "\xff", "1", "1\n", "1\n.", "\x00\x00.", "\x01."} {
+				p := before + string([]byte{byte(code)}) + after
+				_, err := pickle.Parse([]byte(p))
+				if err == nil {
+					continue
+				}
+				e, ok := errors.AsType[*pickle.Error](err)
+				require.True(t, ok, "%q: %v", p, err)
+				require.LessOrEqual(t, e.Offset, len(p))
+				require.NotEmpty(t, e.Op)
+			}
+		}
+	}
+}
+
+// A scalar of numpy is the number that it is, whatever its dtype.
+func TestScalars(t *testing.T) {
+	for dtype, c := range map[string]struct {
+		bytes string
+		want  any
+	}{
+		"|b1": {"\x01", true}, "|i1": {"\xff", int64(-1)}, "|u1": {"\xff", int64(255)}, "<i2": {"\xfe\xff", int64(-2)},
+		">i2": {"\x00\x02", int64(2)}, "<u2": {"\xfe\xff", int64(65534)}, "<i4": {"\xfe\xff\xff\xff", int64(-2)},
+		"<u4": {"\xfe\xff\xff\xff", int64(1<<32 - 2)}, "<i8": {u64(1<<64 - 3), int64(-3)}, "<u8": {u64(3), int64(3)},
+		"=u8": {u64(1<<64 - 1), power(64, -1)}, "<f2": {"\x00\x3c", 1.0}, "<f4": {"\x00\x00\x80\x3f", 1.0}, ">f8": {"\x3f\xf0\x00\x00\x00\x00\x00\x00", 1.0},
+	} {
+		p := global("numpy._core.multiarray", "scalar") + global("numpy", "dtype") + text(dtype) + "\x85R" +
+			"C" + string([]byte{byte(len(c.bytes))}) + c.bytes + "\x86R."
+		got, err := pickle.Parse([]byte(p))
+		require.NoError(t, err, dtype)
+		require.Equal(t, c.want, got, dtype)
+	}
+	_, err := pickle.Parse([]byte(global("numpy._core.multiarray", "scalar") + global("numpy", "dtype") + text("<c8") + "\x85RC\x0812345678\x86R."))
+	require.ErrorIs(t, err, pickle.ErrRefused)
+	require.ErrorContains(t, err, "numpy.complex64")
+}
