@@ -38,6 +38,8 @@ class Expired(Error):
 class Conflict(Error):
     """Somebody else was first, or holds this rank."""
 
+    value: Optional[bytes] = None  # of a swap: what is there
+
 
 class Lost(Error):
     """A rank's process or connection ended without goodbye. The group is over."""
