@@ -279,14 +279,18 @@ class Group:
     def shrink(self, *, timeout: Optional[float] = None) -> "Group":
         """Makes the next generation of a group that lost ranks: those who call it, densely ranked in their old order.
 
-        This group is over then, and still to be closed, after the new one if it was joined by an address.
+        This group is over then, and still to be closed. It cannot help if the rank is gone that hosted the store.
         """
         old = self._seat
-        if old.closed:
+        if old.closed or not old.site.hold():
             raise old.closed_error("shrink")
-        new = Seat(old.config, old.store, False, old.name, old.run)
+        new = Seat(old.config, old.site, old.name, old.run)
         new.rank, new.size, new.host = old.rank, old.size, old.host
-        new.enter(old.until(timeout), "shrink", old.generation, old.rank)
+        try:
+            new.enter(old.until(timeout), "shrink", old.generation, old.rank)
+        except BaseException:
+            old.site.release()
+            raise
         return Group(new)
 
     def shutdown(self, *, timeout: Optional[float] = None) -> None:

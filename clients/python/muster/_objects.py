@@ -6,6 +6,8 @@ from typing import Any
 
 import msgpack
 
+from . import _wire
+
 
 def pack(v: object) -> bytes:
     """Returns the bytes of v: None, bool, int, float, str, bytes, an aware datetime, and lists, tuples and dicts of them."""
@@ -21,15 +23,9 @@ def unpack(b: bytes) -> Any:
 def _sorted(v: object) -> object:
     """Gives dicts whose keys are text the order that Go has, without which equal ones had other bytes."""
     if isinstance(v, dict):
-        items = v.items()
-        if all(isinstance(k, str) for k in v):
-            items = sorted(items, key=_key)
-        return {k: _sorted(x) for k, x in items}
+        keys = sorted(v, key=_wire.text) if all(isinstance(k, str) for k in v) else list(v)
+        return {k: _sorted(v[k]) for k in keys}
     if isinstance(v, (list, tuple)):
         return [_sorted(x) for x in v]
     return v
 
-
-def _key(item: Any) -> bytes:
-    key: str = item[0]
-    return key.encode("utf-8", "surrogateescape")

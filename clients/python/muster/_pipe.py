@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from typing import Optional
+from typing import List, Optional, Union
 
 from ._errors import Denied, Error, ProtocolError, make
 from ._wire import Op
@@ -66,7 +66,7 @@ class Pipe:
         self._tls = tls
         self.send(b"")  # the end of the handshake is still in there
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: Union[bytes, bytearray]) -> None:
         """Sends data, behind all that was sent before."""
         with self._mu:
             if self._tls is not None:
@@ -175,7 +175,7 @@ class Pipe:
 
 def _readable(tls: ssl.SSLObject) -> bytes:
     """Takes what has been decrypted."""
-    parts = []
+    parts: List[bytes] = []
     while True:
         try:
             b = tls.read(_ROOM)

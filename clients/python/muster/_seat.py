@@ -55,11 +55,35 @@ class Config:
             raise invalid(f"there is no store: where do the {self.size} ranks meet?")
 
 
+class Site:
+    """Where groups meet. Every group holds it; a store that was connected to for them goes with the last one."""
+
+    def __init__(self, store: Store, own: bool) -> None:
+        self.store = store
+        self._own = own
+        self._lock = threading.Lock()  # protects refs
+        self._refs = 1
+
+    def hold(self) -> bool:
+        """Counts one more group; False if the last one is gone."""
+        with self._lock:
+            self._refs += self._refs > 0
+            return self._refs > 0
+
+    def release(self) -> None:
+        """Counts one group less."""
+        with self._lock:
+            self._refs -= 1
+            last = self._refs == 0
+        if last and self._own:
+            self.store.close()
+
+
 class Seat:
     """One rank's place. The channels of its group share it."""
 
-    def __init__(self, config: Config, store: Store, own: bool, name: str, run: str) -> None:
-        self.config, self.store, self.own, self.name, self.run = config, store, own, name, run
+    def __init__(self, config: Config, site: Site, name: str, run: str) -> None:
+        self.config, self.site, self.store, self.name, self.run = config, site, site.store, name, run
         self.rank, self.size = config.rank, config.size
         self.generation = 0
         self.members: List[Member] = []
@@ -123,8 +147,7 @@ class Seat:
                 return
             self.closed = True
         self.leave()  # ends this rank's own calls too
-        if self.own:
-            self.store.close()
+        self.site.release()
 
     def error(self, op: str, verdict: Verdict, channel: str = "", seq: int = 0, also: Kinds = (), cause: str = "") -> RankError:
         return rank_error(op, self.name, channel, self.rank, self.size, seq, verdict, also, cause)
@@ -189,17 +212,16 @@ def join(config: Config) -> Seat:
 
 
 def _join_once(config: Config, until: float) -> Seat:
-    own = isinstance(config.store, str)
     store = config.store
+    own = isinstance(store, str)
     if isinstance(store, str):
         left = max(until - time.monotonic(), 0.001)
         store = Store.connect(store, tls=config.tls, secret=config.secret, timeout=left, wait=True)
-    seat = Seat(config, store, own, config.name, config.run)
+    seat = Seat(config, Site(store, own), config.name, config.run)
     try:
         seat.enter(until, "")
     except BaseException:
-        if own:
-            store.close()
+        seat.site.release()
         raise
     return seat
 

@@ -50,11 +50,12 @@ class Store:
     Every verb waits for at most timeout seconds, or those that connect was given; math.inf is for ever.
     """
 
-    def __init__(self, session: Session, timeout: float, prefix: str = "") -> None:
+    def __init__(self, session: Session, timeout: float, prefix: str = "", own: bool = True) -> None:
         """Not called by users: see connect."""
         self._session = session
         self._timeout = timeout
         self._prefix = prefix
+        self._own = own
 
     @classmethod
     def connect(
@@ -91,8 +92,8 @@ class Store:
         return self._session.target.addr
 
     def below(self, prefix: str) -> "Store":
-        """Returns the part of the store below prefix. Closing one closes both."""
-        return Store(self._session, self._timeout, self._prefix + prefix)
+        """Returns the part of the store below prefix. Its close does nothing."""
+        return Store(self._session, self._timeout, self._prefix + prefix, own=False)
 
     def get(self, key: str, *, timeout: Optional[float] = None) -> bytes:
         """Returns the value of key; NotFound at once if there is none."""
@@ -184,7 +185,8 @@ class Store:
 
     def close(self) -> None:
         """Ends the session: its ranks have left, they are not lost. It may be called twice."""
-        self._session.close()
+        if self._own:
+            self._session.close()
 
     def __enter__(self: _S) -> _S:
         return self

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass, field
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Union
 
 PREFACE = b"\x8dMUSTER\x01\r\n\r\n"
 HEADER_LEN = 16
@@ -326,7 +326,7 @@ def address(frame: bytearray, call: int, number: int = 0, acked: int = 0) -> Non
         _NUMBERS.pack_into(frame, NUMBER_AT, number, acked)
 
 
-def parse_header(b: bytes, limit: int = MAX_REPLY) -> Header:
+def parse_header(b: Union[bytes, bytearray], limit: int = MAX_REPLY) -> Header:
     """Parses the header at the front of b."""
     if len(b) < HEADER_LEN:
         raise Malformed("truncated frame")
