@@ -25,7 +25,13 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-func TestMain(m *testing.M) { testcluster.Leaks(m) }
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(asRank); addr != "" {
+		beRank(addr)
+		return
+	}
+	testcluster.Leaks(m)
+}
 
 // interpreter is a Python that has msgpack: MUSTER_PYTHON, what .ci/python made, or python3. Without one the test is skipped.
 func interpreter(t *testing.T) string {
@@ -187,8 +193,7 @@ func raw(s string) map[string]any {
 // serve serves a store until the end of the test, and returns its address.
 func serve(t *testing.T, srv *store.Server) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listen(t)
 	memory := new(store.Memory)
 	srv.Engine = memory
 	done := make(chan error, 1)
@@ -199,6 +204,13 @@ func serve(t *testing.T, srv *store.Server) string {
 		_ = memory.Close()
 	})
 	return l.Addr().String()
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	return l
 }
 
 // mixed is a group whose even ranks are Go's, and whose odd ranks are Python's.

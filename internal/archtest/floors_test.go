@@ -60,6 +60,9 @@ var floors = [][]room{
 	{
 		{name: "strategy", may: []string{"collective", "coordinator", "pgroup", "store", "tensor", "trace"}},
 	},
+	{
+		{name: "clients/python", may: []string{}}, // Python, and tests of it
+	},
 	{ // modules of their own
 		{name: "examples/...", may: []string{"..."}},
 		{name: "cmd/muster/...", may: []string{"..."}},
