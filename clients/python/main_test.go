@@ -132,7 +132,7 @@ func (r *rank) kill() {
 }
 
 // kw are keyword arguments.
-type kw = map[string]any
+type kw map[string]any
 
 // do makes a call; kw as the last argument are keyword arguments. An exception is a *failure.
 func (r *rank) do(on, verb string, args ...any) (any, error) {

@@ -57,7 +57,7 @@ class Keys(Case):
         s.set("k", b"v", reads=3)
         self.assertTrue(s.exists("k"))
         self.assertEqual([s.get("k"), s.wait("k")[0], s.get("k")], [b"v"] * 3)
-        self.fails(muster.NotFound, "", s.get, "k")
+        self.fails(muster.NotFound, "not found", s.get, "k")
 
     def test_add(self) -> None:
         s = self.store
@@ -302,8 +302,8 @@ class Groups(Case):
 
     def test_errors_can_be_pickled(self) -> None:
         with self.alone() as g:
-            rank = self.fails(muster.Timeout, "", g.barrier, timeout=0)
-        store = self.fails(muster.NotFound, "", self.store.get, "k")
+            rank = self.fails(muster.Timeout, "deadline", g.barrier, timeout=0)
+        store = self.fails(muster.NotFound, "not found", self.store.get, "k")
         for e in (rank, store):
             again = pickle.loads(pickle.dumps(e))
             self.assertEqual((type(again), str(again), again.code), (type(e), str(e), e.code))
