@@ -61,7 +61,7 @@ func TestADeadlineNamesTheMissingRankInBoth(t *testing.T) {
 	require.Equal(t, []int{2, 3}, f.Missing)
 	require.Greater(t, f.Waited, 0.0)
 	sameWords(t, errs[0], 0, errs[1], 1)
-	require.Regexp(t, `^pgroup: barrier #1 of group "world" on rank 1 of 4: timed out after 0\.\d\ds: missing ranks 2 and 3: `, f.Text)
+	require.Regexp(t, `^pgroup: barrier #1 of group "world" on rank 1 of 4: timed out after 0\.\d\ds: missing ranks 2 and 3; 2: no call since it joined .* ago; 3: `, f.Text)
 }
 
 func TestRanksThatDisagreeHearSoAlike(t *testing.T) {
@@ -266,7 +266,7 @@ func TestASilentStoreIsNamed(t *testing.T) {
 	p := start(t)
 	p.must("new", "join", 0, 1, proxy.Addr(), kw{"timeout": 30})
 	p.must("new", "connect", proxy.Addr())
-	proxy.Blackhole(true)
+	proxy.Stall(true)
 	f := p.fails("Unknown", "group", "barrier", kw{"timeout": 0.1})
 	require.True(t, f.is("Timeout") && f.is("RankError"), f.Kinds)
 	require.Contains(t, f.Text, "timed out: no answer from the store at "+proxy.Addr()+": outcome unknown")
@@ -274,7 +274,7 @@ func TestASilentStoreIsNamed(t *testing.T) {
 	require.Contains(t, f.Text, `store: add "n": outcome unknown: timed out`)
 	f = p.fails("Timeout", "store", "get", "n", kw{"timeout": 0.1})
 	require.False(t, f.is("Unknown"), f.Text)
-	proxy.Blackhole(false)
+	proxy.Stall(false)
 	require.EqualValues(t, 2, p.must("store", "add", "n")) // late is not never
 }
 

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,25 +34,32 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-// interpreter is a Python that has msgpack: MUSTER_PYTHON, what .ci/python made, or python3. Without one the test is skipped.
+// interpreter is a Python that has msgpack. Without one the test is skipped.
 func interpreter(t *testing.T) string {
 	t.Helper()
-	var tried []string
+	exe, tried := findPython()
+	if exe == "" {
+		t.Skipf("SKIPPED: no Python ≥ 3.9 with msgpack; run .ci/python, or set MUSTER_PYTHON: %s", strings.Join(tried, "; "))
+	}
+	return exe
+}
+
+// findPython looks at MUSTER_PYTHON, what .ci/python made, and python3.
+var findPython = sync.OnceValues(func() (found string, tried []string) {
 	cache, _ := os.UserCacheDir()
 	cached := filepath.Join(cmp.Or(os.Getenv("XDG_CACHE_HOME"), cache), "muster", "python", "bin", "python")
 	for _, exe := range []string{os.Getenv("MUSTER_PYTHON"), cached, "python3"} {
 		if exe == "" {
 			continue
 		}
-		out, err := exec.CommandContext(t.Context(), exe, "-c", "import sys, msgpack; assert sys.version_info >= (3, 9)").CombinedOutput()
+		out, err := exec.Command(exe, "-c", "import sys, msgpack; assert sys.version_info >= (3, 9)").CombinedOutput()
 		if err == nil {
-			return exe
+			return exe, nil
 		}
 		tried = append(tried, exe+": "+cmp.Or(lastLine(out), err.Error()))
 	}
-	t.Skipf("SKIPPED: no Python ≥ 3.9 with msgpack; run .ci/python, or set MUSTER_PYTHON: %s", strings.Join(tried, "; "))
-	return ""
-}
+	return "", tried
+})
 
 func lastLine(out []byte) string {
 	out = bytes.TrimSpace(out)

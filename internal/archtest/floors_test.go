@@ -24,6 +24,7 @@ var floors = [][]room{
 		{name: "tensor/safetensors"},
 		{name: "tensor/tree"},
 		{name: "shm"},
+		{name: "clients/python", may: []string{}}, // Python, and tests of it in Go
 		{name: "internal/archtest", may: []string{}},
 		{name: "internal/certs", may: []string{}},
 		{name: "internal/core", may: []string{"wire"}, pure: true}, // the state machine
@@ -59,9 +60,6 @@ var floors = [][]room{
 	},
 	{
 		{name: "strategy", may: []string{"collective", "coordinator", "pgroup", "store", "tensor", "trace"}},
-	},
-	{
-		{name: "clients/python", may: []string{}}, // Python, and tests of it
 	},
 	{ // modules of their own
 		{name: "examples/...", may: []string{"..."}},
