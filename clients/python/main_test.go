@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -243,9 +244,7 @@ func create(t *testing.T, n int, addr string, options kw, config pgroup.Config) 
 		return err
 	}, func(r int, p *rank) error {
 		k := kw{"timeout": 30}
-		for name, v := range options {
-			k[name] = v
-		}
+		maps.Copy(k, options)
 		_, err := p.do("new", "join", r, n, addr, k)
 		return err
 	})
@@ -288,8 +287,8 @@ func (m *mixed) outcomes(inGo func(r int) error, inPython func(r int, p *rank) e
 }
 
 // bounded is a context for the whole of a test.
-func bounded(t *testing.T, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), d)
+func bounded(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -34,14 +34,16 @@ func TestReadme(t *testing.T) {
 	require.Greater(t, len(regexp.MustCompile(`(?m)^ok$`).FindAllString(out, -1)), 5, out)
 }
 
-// TestTypes has mypy check the package as strictly as it can.
+// TestTypes has mypy check the package, and its tests, as strictly as it can.
 func TestTypes(t *testing.T) {
 	exe := interpreter(t)
 	if out, err := exec.CommandContext(t.Context(), exe, "-m", "mypy", "--version").CombinedOutput(); err != nil {
 		t.Skipf("SKIPPED: no mypy for %s: pip install mypy==1.18.2: %s", exe, lastLine(out))
 	}
-	out := script(t, nil, "-m", "mypy", "--cache-dir", t.TempDir())
-	require.Contains(t, out, "Success")
+	for _, what := range [][]string{nil, {"tests"}} {
+		out := script(t, nil, append([]string{"-m", "mypy", "--cache-dir", t.TempDir()}, what...)...)
+		require.Contains(t, out, "Success")
+	}
 }
 
 // TestSyntax: Python 3.9 can read every file.

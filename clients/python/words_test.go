@@ -2,6 +2,7 @@ package python_test
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -113,9 +114,7 @@ func TestTheEnvironmentIsReadAsInGo(t *testing.T) {
 	}
 	with := func(env kw, more ...string) kw {
 		out := kw{}
-		for k, v := range env {
-			out[k] = v
-		}
+		maps.Copy(out, env)
 		for i := 0; i < len(more); i += 2 {
 			out[more[i]] = more[i+1]
 		}
@@ -123,7 +122,8 @@ func TestTheEnvironmentIsReadAsInGo(t *testing.T) {
 	}
 	k := makeKeys(t)
 	envs := []kw{
-		{}, torchrun, slurm, mpi,
+		{},
+		torchrun, slurm, mpi,
 		with(torchrun, "TORCHELASTIC_USE_AGENT_STORE", "True"), with(torchrun, "MASTER_ADDR", "[fd00::1]"),
 		with(torchrun, "MUSTER_STORE", "muster://store:7070/p"), with(torchrun, "MUSTER_STORE", "store:7070"),
 		with(torchrun, "MUSTER_NAME", "n", "MUSTER_RUN", "r", "MUSTER_TIMEOUT", "1m30.5s", "MUSTER_EXPIRY", "2h", "MUSTER_HOST", "h"),

@@ -232,13 +232,20 @@ def _distinct(kinds: Kinds) -> Kinds:
 
 
 def store_error(
-    op: str, key: str, code: Code, detail: str = "", verdict: Optional[Verdict] = None, also: Kinds = (), what: str = ""
+    op: str,
+    key: str,
+    code: Code,
+    detail: str = "",
+    verdict: Optional[Verdict] = None,
+    also: Kinds = (),
+    what: str = "",
+    says: str = "",
 ) -> StoreError:
     """Makes the error of a verb of a store: what is wrong, if not what code says, and the kinds that it also is."""
-    says = f"store: {op}" + (f" {quote(key)}" if key else "") + f": {what or words_of(code)}" + (f": {detail}" if detail else "")
+    says = says or f"store: {op}" + (f" {quote(key)}" if key else "") + f": {what or words_of(code)}" + (f": {detail}" if detail else "")
     e = cast(StoreError, _class(StoreError, _distinct(kind_of(code) + also))(says))
     e.op, e.key, e.code, e.detail, e.verdict = op, key, code, detail, verdict
-    e._parts = (op, key, code, detail, verdict, also, what)
+    e._parts = (op, key, code, detail, verdict, also, what, says)
     return e
 
 

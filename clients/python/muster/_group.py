@@ -13,7 +13,7 @@ from ._member import Member
 from ._seat import Config, Seat, invalid
 from ._secure import TLS
 from ._session import GRACE
-from ._store import Store, bytes_of, nanoseconds
+from ._store import Store, Value, bytes_of, nanoseconds
 from ._wire import WANT_ALL, WANT_FOLD, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request, Verdict
 
 _BYTES = "[]byte"  # the type of what passes as it is
@@ -141,7 +141,7 @@ class Group:
         """Returns root's obj on every rank; what the others pass does not count. The root does not wait for its readers."""
         return self._broadcast(_objects.pack, _objects.unpack, "", obj, root, timeout)
 
-    def broadcast_bytes(self, data: bytes = b"", root: int = 0, *, timeout: Optional[float] = None) -> bytes:
+    def broadcast_bytes(self, data: Value = b"", root: int = 0, *, timeout: Optional[float] = None) -> bytes:
         """Is broadcast of bytes that pass as they are, as Go's Broadcast of []byte."""
         got: bytes = self._broadcast(bytes_of, bytes, _BYTES, data, root, timeout)
         return got
@@ -164,7 +164,7 @@ class Group:
             v.encode(_objects.pack, obj)
             return v.decode(_objects.unpack, v.cast(), self.size)
 
-    def all_gather_bytes(self, data: bytes, *, timeout: Optional[float] = None) -> List[bytes]:
+    def all_gather_bytes(self, data: Value, *, timeout: Optional[float] = None) -> List[bytes]:
         """Is all_gather of bytes that pass as they are, as Go's AllGather of []byte."""
         with _Verb(self, "allgather", timeout, want=WANT_ALL, kind=_BYTES) as v:
             v.encode(bytes_of, data)

@@ -8,7 +8,7 @@ import time
 from typing import List, Optional, Union
 
 from . import _member
-from ._errors import Error, Invalid, Kinds, ProtocolError, RankError, SessionLost, StoreError, Unavailable, Unknown, make, quote, rank_error
+from ._errors import Error, Invalid, Kinds, ProtocolError, RankError, SessionLost, StoreError, Unavailable, Unknown, make, quote, rank_error, store_error
 from ._member import Member
 from ._secure import TLS
 from ._store import Store

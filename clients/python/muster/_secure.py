@@ -117,7 +117,7 @@ def exporting(context: ssl.SSLContext) -> Iterator[Callable[[], bytes]]:
         context.keylog_filename = pipe
         yield lambda: _binding(os.read(reader, 1 << 16))
     finally:
-        context.keylog_filename = None  # type: ignore[assignment]
+        setattr(context, "keylog_filename", None)
         if reader >= 0:
             os.close(reader)
         shutil.rmtree(folder, ignore_errors=True)

@@ -40,7 +40,6 @@ _FIRST_PAUSE, _MOST_PAUSE = 0.005, 0.25
 _MEND = 5.0  # seconds for which a store that keeps nothing is looked for: its sessions are lost by then
 _GOODBYE = 1.0  # seconds that close waits for the store to have heard it
 _ASK_AFTER, _ASK_EVERY, _MOST_SILENCE = 2, 5, 15  # seconds
-_AGES = 10.0 * 365 * 86400  # a timeout that a lock takes
 
 
 class NoAnswer(Exception):
@@ -82,7 +81,7 @@ class Call:
 
     def wait(self, until: float) -> bool:
         """Reports whether it has ended by then."""
-        return self._done.acquire(timeout=min(max(until - time.monotonic(), 0), _AGES))
+        return self._done.acquire(timeout=min(max(until - time.monotonic(), 0), threading.TIMEOUT_MAX))
 
     def outcome(self, e: NoAnswer) -> NoAnswer:
         """Is what e means for it: if it changes something and was sent, nobody knows."""
@@ -185,7 +184,7 @@ class Session:
         if os.getpid() != self._pid:
             raise NoAnswer(Code.CLOSED, detail="it was opened in another process, of which this is a fork")
         with self._cond:
-            if call.numbered and not self._cond.wait_for(self._room, min(max(until - time.monotonic(), 0), _AGES)):
+            if call.numbered and not self._cond.wait_for(self._room, min(max(until - time.monotonic(), 0), threading.TIMEOUT_MAX)):
                 raise self._late(call, False)
             if self._closed:
                 raise NoAnswer(Code.CLOSED)

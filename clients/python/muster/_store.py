@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Iterator, List, Optional, Sequence, Type, TypeVar
+from typing import Iterator, List, Optional, Sequence, Type, TypeVar, Union
 
 from . import _dial, _wire
 from ._errors import Conflict, NotFound, StoreError, Unavailable, Unknown, clip, store_error, words_of
@@ -19,6 +19,7 @@ _I64 = range(-(1 << 63), 1 << 63)
 
 
 _S = TypeVar("_S", bound="Store")
+Value = Union[bytes, bytearray, memoryview]
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Store:
                 pass  # somebody else was faster
 
     def set(
-        self, key: str, value: bytes, *, ttl: Optional[float] = None, reads: Optional[int] = None, timeout: Optional[float] = None
+        self, key: str, value: Value, *, ttl: Optional[float] = None, reads: Optional[int] = None, timeout: Optional[float] = None
     ) -> None:
         """Gives key a value. It goes after ttl seconds, or with the last of a number of reads; otherwise it stays."""
         if ttl is not None and ttl <= 0 or reads is not None and not 0 < reads < 1 << 32:
@@ -137,7 +138,7 @@ class Store:
             raise store_error("add", key, Code.INVALID, f"{delta} is no number of 64 bits")
         return self._do(Request(Op.ADD, key=key, delta=delta), timeout).n
 
-    def swap(self, key: str, old: Optional[bytes], new: Optional[bytes], *, timeout: Optional[float] = None) -> None:
+    def swap(self, key: str, old: Optional[Value], new: Optional[Value], *, timeout: Optional[float] = None) -> None:
         """Replaces the value of key by new if it is old; otherwise that is a Conflict, whose value is what is there.
 
         None is "absent": swap(key, None, v) creates, swap(key, v, None) deletes.
@@ -145,7 +146,7 @@ class Store:
         req = Request(Op.SWAP, key=key, value=None if new is None else bytes_of(new), old=None if old is None else bytes_of(old))
         self._do(req, timeout)
 
-    def append(self, key: str, value: bytes, *, timeout: Optional[float] = None) -> int:
+    def append(self, key: str, value: Value, *, timeout: Optional[float] = None) -> int:
         """Appends to the value of key, which starts empty, and returns its new length."""
         return self._do(Request(Op.APPEND, key=key, value=bytes_of(value)), timeout).n
 
@@ -274,12 +275,12 @@ _NO_KEY = frozenset(
 def unknown(e: StoreError) -> StoreError:
     """Marks an error that is not the store's word: the record may have been decided either way."""
     if e.verdict is None and not isinstance(e, Unknown) and (isinstance(e, Unavailable) or e.code in (Code.TIMEOUT, Code.CANCELLED)):
-        op, key, code, detail, _, also, what = e._parts
+        op, key, code, detail, _, also, what, _ = e._parts
         return store_error(op, key, code, detail, None, (*also, Unknown), "outcome unknown: " + (what or words_of(code)))
     return e
 
 
-def bytes_of(value: bytes) -> bytes:
+def bytes_of(value: Value) -> bytes:
     """Returns a value's bytes; what is no bytes, as a str or a number, is a TypeError."""
     if not isinstance(value, (bytes, bytearray, memoryview)):
         raise TypeError(f"muster: a value is bytes, not {type(value).__name__}")

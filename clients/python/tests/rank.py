@@ -72,7 +72,7 @@ class Rank:
         return more
 
     def shrink(self) -> int:
-        old = self.on["group"]
+        old: muster.Group = self.on["group"]
         g = self.on["group"] = old.shrink()
         old.close()
         return g.rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import signal
 import threading
 import unittest
 from typing import Any, Callable, List, Optional
@@ -295,6 +296,35 @@ class Groups(Case):
         ):
             args: Any = {"store": ADDRESS, **more}
             self.fails(muster.Invalid, says, muster.Group.join, rank, size, **args)
+
+    def test_an_interrupt_is_a_no_for_all(self) -> None:
+        """Has what Ctrl-C does, where the verb runs in the main thread."""
+        others: List[muster.Cancelled] = []
+        interrupted = threading.Event()
+
+        def other() -> None:
+            with muster.Group.join(1, 2, ADDRESS, name=self.id(), timeout=30) as g:
+                interrupted.wait()
+                try:
+                    g.barrier()
+                except muster.Cancelled as e:
+                    others.append(e)
+                g.barrier()
+                g.shutdown()
+
+        t = threading.Thread(target=other)
+        t.start()
+        with muster.Group.join(0, 2, ADDRESS, name=self.id(), timeout=30) as g:
+            before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+            self.addCleanup(signal.signal, signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with self.assertRaises(KeyboardInterrupt):
+                g.barrier()
+            interrupted.set()
+            g.barrier()
+            g.shutdown()
+        t.join()
+        self.assertRegex(str(others), r"barrier #1 of group .* on rank 1 of 2: cancelled by rank 0")
 
     def test_a_rank_that_is_held(self) -> None:
         with self.alone():

@@ -54,6 +54,8 @@ def reply(go: Dict[str, Any]) -> Reply:
 
 
 class Golden(unittest.TestCase):
+    golden: Dict[str, Any]
+
     @classmethod
     def setUpClass(cls) -> None:
         cls.golden = json.loads(GOLDEN.read_text())
@@ -116,6 +118,7 @@ class Golden(unittest.TestCase):
 class Objects(unittest.TestCase):
     def test_golden(self) -> None:
         """Has what wire's TestMsgPackGolden has."""
+        v: object
         for v, want in (
             (1, b"\x01"),
             (-1, b"\xff"),
@@ -131,12 +134,14 @@ class Objects(unittest.TestCase):
             self.assertEqual(_objects.pack(v), want)
 
     def test_round_trips(self) -> None:
+        v: object
         for v in (None, True, 0, -(1 << 63), (1 << 64) - 1, 1.5, "é\0", "\udcff", b"\xff", [], {"a": [{"b": b""}]}, {1: "one"}):
             self.assertEqual(_objects.unpack(_objects.pack(v)), v)
 
     def test_refused(self) -> None:
         loop: Any = []
         loop.append(loop)
+        v: object
         for v in ({1, 2}, object(), 1j, 1 << 64, loop):
             with self.assertRaises(Exception):
                 _objects.pack(v)
