@@ -358,6 +358,8 @@ func TestWhoIsNotThereWhenJoining(t *testing.T) {
 	f = p.fails("Timeout", "new", "join", 1, 3, nobody, kw{"timeout": 0.2})
 	require.Contains(t, f.Text, `pgroup: create of group "world" on rank 1 of 3: nobody listens at `+nobody+" after 0.2s: ")
 	require.True(t, f.is("Unavailable"), f.Kinds)
+	f = p.fails("Timeout", "new", "join", 0, 3, nobody, kw{"timeout": 0.2})
+	require.Contains(t, f.Text, `(a Python rank 0 does not host the store: "muster serve" does)`)
 	f = p.fails("Unavailable", "new", "connect", nobody)
 	require.Equal(t, fmt.Sprintf("store: dial %q: store unavailable: connection refused", nobody), f.Text)
 }

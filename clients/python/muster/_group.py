@@ -287,7 +287,7 @@ class Group:
         new = Seat(old.config, old.site, old.name, old.run)
         new.rank, new.size, new.host = old.rank, old.size, old.host
         try:
-            new.enter(old.until(timeout), "shrink", old.generation, old.rank)
+            new.enter(old.until(timeout), "shrink", old.generation)
         except BaseException:
             old.site.release()
             raise
@@ -350,7 +350,15 @@ class _Verb:
     """
 
     def __init__(
-        self, g: Group, verb: str, timeout: Optional[float], *, root: int = -1, kind: str = "", want: int = WANT_NOTHING, root_only: bool = False
+        self,
+        g: Group,
+        verb: str,
+        timeout: Optional[float],
+        *,
+        root: int = -1,
+        kind: str = "",
+        want: int = WANT_NOTHING,
+        root_only: bool = False,
     ) -> None:
         self.g, self.seat = g, g._seat
         self.c = Contribution(verb=verb, root=root, type=kind, want=want, root_only=root_only, channel=g._channel)

@@ -8,15 +8,28 @@ import time
 from typing import List, Optional, Union
 
 from . import _member
-from ._errors import Error, Invalid, Kinds, ProtocolError, RankError, SessionLost, StoreError, Unavailable, Unknown, make, quote, rank_error, store_error
+from ._errors import (
+    Error,
+    Invalid,
+    Kinds,
+    ProtocolError,
+    RankError,
+    SessionLost,
+    StoreError,
+    Unavailable,
+    Unknown,
+    make,
+    quote,
+    rank_error,
+    store_error,
+)
 from ._member import Member
 from ._secure import TLS
 from ._store import Store
 from ._wire import Code, Contribution, Op, Request, Verdict
 
 LEAVE_WAIT = 1.0  # seconds that a close or an abort waits for the store to hear of it
-_OVER = (Code.LOST, Code.MISMATCH, Code.ABORTED, Code.UNAVAILABLE)
-_CODE_GONE = (Code.UNAVAILABLE, Code.LEFT)
+_GONE = (Code.UNAVAILABLE, Code.LEFT)
 
 
 class Config:
@@ -90,7 +103,6 @@ class Seat:
         self.host = -1  # the rank that hosts the store; -1 if none does
         self.lock = threading.Lock()  # protects the fields below
         self.closed = False
-        self.over: Optional[RankError] = None  # why the generation is over, as far as this rank has heard
 
     def seat(self) -> Contribution:
         """Says who calls."""
@@ -100,11 +112,10 @@ class Seat:
         """Returns the deadline of a verb."""
         return time.monotonic() + (self.config.timeout if timeout is None else timeout)
 
-    def enter(self, until: float, op: str, old: int = 0, old_rank: int = 0) -> None:
+    def enter(self, until: float, op: str, old: int = 0) -> None:
         """Joins the roll: of the group, or with a generation that of its survivors."""
         label = f"pid {os.getpid()} on {_member.host_name(self.config.host)}"
-        rank = old_rank if old else self.rank
-        c = Contribution(group=self.name, run=self.run, rank=rank, size=self.size, generation=old, label=label)
+        c = Contribution(group=self.name, run=self.run, rank=self.rank, size=self.size, generation=old, label=label)
         req = Request(Op.JOIN, value=_member.encode(self.config.host), group=c)
         try:
             rep = self.store.request(req, until)
@@ -116,7 +127,7 @@ class Seat:
         self.generation, self.size = rep.rev, len(members)
         if old:
             ranks = rep.nums or []
-            self.rank = ranks.index(old_rank) if old_rank in ranks else -1
+            self.rank = ranks.index(self.rank) if self.rank in ranks else -1
         try:
             self._check_roll([m or b"" for m in members])
         except Error:
@@ -161,11 +172,7 @@ class Seat:
         if self.closed:
             return self.closed_error(op)
         also = tuple(k for k in (Unknown, Unavailable, SessionLost) if isinstance(e, k))
-        re = self.error(op, e.verdict or self._verdict(e), channel, seq, also, str(e))
-        if re.code in _OVER:
-            with self.lock:
-                self.over = self.over or re
-        return re
+        return self.error(op, e.verdict or self._verdict(e), channel, seq, also, str(e))
 
     def _verdict(self, e: StoreError) -> Verdict:
         """Is what an error means that is no verdict of the store: who is to blame, if that is known."""
@@ -175,24 +182,18 @@ class Seat:
             v.code, v.lost, v.reason = Code.LOST, [self.rank], "it was away, or silent, for too long; the others went on without it"
         elif e.code == Code.LEFT and self.host >= 0:
             v.left, v.reason = [self.host], hosted
-        elif e.code in _CODE_GONE and self.host >= 0:
+        elif e.code in _GONE and self.host >= 0:
             v.code, v.lost, v.reason = Code.LOST, [self.host], hosted
-        elif e.code in _CODE_GONE:
+        elif e.code in _GONE:
             v.code, v.reason = Code.UNAVAILABLE, f"{self.store.address} is gone"
         elif e.code in (Code.TIMEOUT, Code.CANCELLED):
             v.reason = f"no answer from the store at {self.store.address}: outcome unknown"
         return v
 
-    def over_error(self, op: str) -> Optional[RankError]:
-        """Is why the generation is over, as the failure of another verb."""
-        with self.lock:
-            over = self.over
-        return over and self.error(op, over.verdict, cause=str(over))
-
 
 def went_away(e: Error) -> bool:
     """Reports whether a store was there and is not any more: it gave no verdict."""
-    return isinstance(e, StoreError) and e.op != "dial" and e.verdict is None and e.code in _CODE_GONE
+    return isinstance(e, StoreError) and e.op != "dial" and e.verdict is None and e.code in _GONE
 
 
 def join(config: Config) -> Seat:
@@ -216,7 +217,7 @@ def _join_once(config: Config, until: float) -> Seat:
     own = isinstance(store, str)
     if isinstance(store, str):
         left = max(until - time.monotonic(), 0.001)
-        store = Store.connect(store, tls=config.tls, secret=config.secret, timeout=left, wait=True)
+        store = Store.connect(store, tls=config.tls, secret=config.secret, timeout=left, wait=True).within(config.timeout)
     seat = Seat(config, Site(store, own), config.name, config.run)
     try:
         seat.enter(until, "")
@@ -236,8 +237,8 @@ def _create_error(config: Config, e: StoreError, before: Optional[Error], took: 
     says += f": {e}"
     if before is not None:
         says += f"; the store that was there before went away: {before}"
-    e.args = (says,)
-    return e
+    op, key, code, detail, verdict, also, what, _ = e._parts
+    return store_error(op, key, code, detail, verdict, also, what, says)
 
 
 def invalid(why: str) -> Error:

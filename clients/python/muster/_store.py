@@ -68,9 +68,9 @@ class Store:
         timeout: float = DEFAULT_TIMEOUT,
         wait: bool = False,
     ) -> _S:
-        """Connects to the store at address: host:port, or muster://host:port/prefix with the parameters secret-file, ca, cert, key, server-name and tls.
+        """Connects to the store at address: host:port, or muster://host:port/prefix?name=value&…
 
-        With wait it keeps trying while nobody listens there: ranks may start before the store does.
+        The names are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. With wait it keeps trying while nobody listens there: ranks may start before the store does.
         """
         target = _dial.parse(address, tls, secret)
         began = time.monotonic()
@@ -95,6 +95,11 @@ class Store:
     def below(self, prefix: str) -> "Store":
         """Returns the part of the store below prefix. Its close does nothing."""
         return Store(self._session, self._timeout, self._prefix + prefix, own=False)
+
+    def within(self: _S, timeout: float) -> _S:
+        """Gives the verbs that say no timeout another one, and returns the store."""
+        self._timeout = timeout
+        return self
 
     def get(self, key: str, *, timeout: Optional[float] = None) -> bytes:
         """Returns the value of key; NotFound at once if there is none."""
