@@ -24,6 +24,7 @@ var floors = [][]room{
 		{name: "tensor/safetensors"},
 		{name: "tensor/tree"},
 		{name: "shm"},
+		{name: "clients/python", may: []string{}}, // Python, and tests of it in Go
 		{name: "internal/archtest", may: []string{}},
 		{name: "internal/certs", may: []string{}},
 		{name: "internal/core", may: []string{"wire"}, pure: true}, // the state machine

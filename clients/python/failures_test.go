@@ -1,0 +1,365 @@
+package python_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// sameWords wants the errors of a Go and a Python rank to differ in nothing but who tells.
+func sameWords(t *testing.T, inGo error, goRank int, inPython error, pyRank int) {
+	t.Helper()
+	teller := func(err error, rank int) string {
+		return strings.Replace(err.Error(), fmt.Sprintf("on rank %d of", rank), "on rank R of", 1)
+	}
+	require.Equal(t, teller(inGo, goRank), teller(inPython, pyRank))
+}
+
+// outcome is what a rank of Python made of a verb, as an exception of a class.
+func outcome(t *testing.T, err error, kind string) *failure {
+	t.Helper()
+	f, ok := errors.AsType[*failure](err)
+	require.True(t, ok, "%v", err)
+	require.Contains(t, f.Kinds, kind, f.Text)
+	return f
+}
+
+func TestADeadlineNamesTheMissingRankInBoth(t *testing.T) {
+	m := create(t, 4, serve(t, new(store.Server)), nil, pgroup.Config{})
+	barrier := func(inGo, inPython []int) []error {
+		return m.outcomes(func(r int) error {
+			if r != inGo[0] {
+				return nil
+			}
+			return m.gs[r].Barrier(bounded(t))
+		}, func(r int, p *rank) error {
+			if r != inPython[0] {
+				return nil
+			}
+			_, err := p.do("group", "barrier", kw{"timeout": 0.3})
+			return err
+		})
+	}
+	errs := barrier([]int{0}, []int{1}) // neither 2, of Go, nor 3, of Python
+	require.ErrorIs(t, errs[0], pgroup.ErrTimeout)
+	re, ok := errors.AsType[*pgroup.RankError](errs[0])
+	require.True(t, ok)
+	require.Equal(t, []int{2, 3}, re.Missing)
+	f := outcome(t, errs[1], "RankError")
+	require.True(t, f.is("Timeout") && f.is("TimeoutError"))
+	require.Equal(t, []int{2, 3}, f.Missing)
+	require.Greater(t, f.Waited, 0.0)
+	sameWords(t, errs[0], 0, errs[1], 1)
+	require.Regexp(t, `^pgroup: barrier #1 of group "world" on rank 1 of 4: timed out after 0\.\d\ds: missing ranks 2 and 3; 2: no call since it joined .* ago; 3: `, f.Text)
+}
+
+func TestRanksThatDisagreeHearSoAlike(t *testing.T) {
+	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
+	errs := m.outcomes(func(r int) error {
+		_, err := pgroup.Gather(bounded(t), m.gs[r], 0, 1)
+		return err
+	}, func(_ int, p *rank) error {
+		_, err := p.do("group", "gather", 1, 1)
+		return err
+	})
+	require.ErrorIs(t, errs[0], pgroup.ErrMismatch)
+	require.True(t, outcome(t, errs[1], "Mismatch").is("RankError"))
+	sameWords(t, errs[0], 0, errs[1], 1)
+	require.ErrorContains(t, errs[1], "ranks disagree: rank ")
+	require.ErrorContains(t, errs[1], "called gather(root 1)")
+	require.ErrorContains(t, m.ps[1].fails("Mismatch", "group", "barrier"), "ranks disagree") // the generation is over
+}
+
+func TestAnObjectThatCannotBeSentIsANoForAll(t *testing.T) {
+	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
+	errs := m.outcomes(func(r int) error {
+		_, err := pgroup.AllToAll(bounded(t), m.gs[r], []int{1, 2})
+		return err
+	}, func(_ int, p *rank) error {
+		_, err := p.do("group", "all_to_all", []int{1, 2, 3})
+		return err
+	})
+	require.ErrorIs(t, errs[0], pgroup.ErrInvalid)
+	require.True(t, outcome(t, errs[1], "Invalid").is("ValueError"))
+	sameWords(t, errs[0], 0, errs[1], 1)
+	require.ErrorContains(t, errs[0], "rank 1: invalid: 3 objects for a group of 2")
+	m.each(func(r int) error { return m.gs[r].Barrier(bounded(t)) }, func(_ int, p *rank) error {
+		_, err := p.do("group", "barrier") // the group goes on
+		return err
+	})
+}
+
+func TestAbortAndLeavingTravelBothWays(t *testing.T) {
+	addr := serve(t, new(store.Server))
+	pair := func(name string) *mixed { return create(t, 2, addr, kw{"name": name}, pgroup.Config{Name: name}) }
+	ctx := bounded(t)
+	barrier := func(_ int, p *rank) error {
+		_, err := p.do("group", "barrier")
+		return err
+	}
+
+	m := pair("aborted by Python")
+	errs := m.outcomes(func(int) error { return m.gs[0].Barrier(ctx) }, func(_ int, p *rank) error {
+		_, err := p.do("group", "abort", "no such file")
+		return err
+	})
+	require.ErrorIs(t, errs[0], pgroup.ErrAborted)
+	require.ErrorContains(t, errs[0], "rank 1: aborted: no such file")
+
+	m = pair("aborted by Go")
+	errs = m.outcomes(func(int) error { m.gs[0].Abort(errors.New("no such file")); return nil }, barrier)
+	require.ErrorContains(t, outcome(t, errs[1], "Aborted"), "rank 0: aborted: no such file")
+
+	m = pair("left by Python")
+	errs = m.outcomes(func(int) error { return m.gs[0].Barrier(ctx) }, func(_ int, p *rank) error {
+		_, err := p.do("group", "close")
+		return err
+	})
+	require.ErrorIs(t, errs[0], pgroup.ErrLeft)
+	require.ErrorContains(t, m.ps[1].fails("Closed", "group", "barrier"), "closed: this rank has closed it")
+
+	m = pair("left by Go")
+	errs = m.outcomes(func(int) error { return m.gs[0].Close() }, barrier)
+	require.Equal(t, []int{0}, outcome(t, errs[1], "Left").Left)
+}
+
+func TestAKilledPythonRankIsLostToGo(t *testing.T) {
+	m := create(t, 3, serve(t, new(store.Server)), nil, pgroup.Config{})
+	m.ps[1].kill()
+	errs := make(chan error, 2)
+	for _, r := range []int{0, 2} {
+		go func() { errs <- m.gs[r].Barrier(bounded(t)) }()
+	}
+	for range 2 {
+		re, ok := errors.AsType[*pgroup.RankError](<-errs)
+		require.True(t, ok)
+		require.ErrorIs(t, re, pgroup.ErrLost)
+		require.Equal(t, []int{1}, re.Lost)
+	}
+}
+
+// asRank is the address at which this test binary is rank 0 of two until it is killed.
+const asRank = "MUSTER_TEST_RANK_AT"
+
+func beRank(addr string) {
+	g, err := pgroup.Create(context.Background(), pgroup.Config{Size: 2, Address: "muster://" + addr, Timeout: 30 * time.Second})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	<-g.Context().Done()
+}
+
+func TestAKilledGoRankIsLostToPython(t *testing.T) {
+	addr := serve(t, new(store.Server))
+	p := start(t)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), asRank+"="+addr)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	p.must("new", "join", 1, 2, addr)
+	require.NoError(t, cmd.Process.Kill())
+	f := p.fails("Lost", "group", "barrier")
+	require.Equal(t, []int{0}, f.Lost)
+	require.Contains(t, f.Text, `pgroup: barrier #1 of group "world" on rank 1 of 2: lost rank 0`)
+	require.EqualValues(t, 0, p.must("new", "shrink"))
+	p.must("group", "barrier")
+	require.EqualValues(t, []any{0., 1.}, p.must("new", "facts").([]any)[:2])
+}
+
+// TestPythonThatHoldsItsLockIsLost: no thread of a process answers while one holds the interpreter's lock. The README says so.
+func TestPythonThatHoldsItsLockIsLost(t *testing.T) {
+	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
+	errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
+		if _, err := p.do("new", "hold", 2500); err != nil {
+			return err
+		}
+		_, err := p.do("group", "barrier")
+		return err
+	})
+	require.ErrorIs(t, errs[0], pgroup.ErrLost)
+	f := outcome(t, errs[1], "Lost")
+	require.Equal(t, []int{1}, f.Lost)
+	require.True(t, f.is("SessionLost"))
+	require.Contains(t, f.Text, "lost rank 1: it was away, or silent, for too long; the others went on without it")
+}
+
+func TestACutConnectionMends(t *testing.T) {
+	k := makeKeys(t)
+	long := store.ServerLimits{Grace: time.Minute} // however slow the machine
+	for name, c := range map[string]struct {
+		srv  *store.Server
+		with kw
+	}{
+		"plain": {&store.Server{Limits: long}, kw{}},
+		"TLS and a secret": {
+			&store.Server{Limits: long, TLS: k.server(t, false), Access: []store.Access{{Secret: k.secret, Write: true}}},
+			kw{"tls": kw{"ca": k.path("ca.pem")}, "secret_file": k.secretFile},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := pgroup.Config{}
+			if c.srv.TLS != nil {
+				config = pgroup.Config{Secret: k.secret, TLS: &store.TLSFiles{CA: k.path("ca.pem")}}
+			}
+			proxy := testcluster.NewProxy(t, serve(t, c.srv))
+			m := create(t, 2, proxy.Addr(), c.with, config)
+			cutBarrier(t, proxy, m)
+			m.ps[1].must("new", "connect", proxy.Addr(), c.with)
+			cutAdds(t, proxy, m.ps[1])
+		})
+	}
+}
+
+// cutBarrier: a barrier that waits goes on waiting.
+func cutBarrier(t *testing.T, proxy *testcluster.Proxy, m *mixed) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() {
+		_, err := m.ps[1].do("group", "barrier")
+		done <- err
+	}()
+	for range 3 {
+		proxy.Cut(testcluster.RST)
+	}
+	require.NoError(t, m.gs[0].Barrier(bounded(t)))
+	require.NoError(t, <-done)
+}
+
+// cutAdds: what changes something takes effect once.
+func cutAdds(t *testing.T, proxy *testcluster.Proxy, p *rank) {
+	t.Helper()
+	const n, each = 300, 15
+	done, cut := make(chan error, 1), make(chan struct{}, n)
+	go func() {
+		defer close(done)
+		for i := range n {
+			if i%each == 0 {
+				cut <- struct{}{}
+			}
+			if _, err := p.do("store", "add", "n"); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case err := <-done:
+			require.NoError(t, err)
+			require.EqualValues(t, n, p.must("store", "add", "n", 0))
+			return
+		case <-cut:
+			proxy.Cut(testcluster.FIN)
+		}
+	}
+}
+
+func TestAwayForLongerThanTheGrace(t *testing.T) {
+	srv := &store.Server{Limits: store.ServerLimits{Grace: time.Millisecond}}
+	addr := serve(t, srv)
+	proxy := testcluster.NewProxy(t, addr)
+	p, q := start(t), start(t)
+	joined := make(chan error, 1)
+	go func() {
+		_, err := q.do("new", "join", 1, 2, addr, kw{"timeout": 30})
+		joined <- err
+	}()
+	p.must("new", "join", 0, 2, proxy.Addr(), kw{"timeout": 30})
+	require.NoError(t, <-joined)
+	p.must("new", "connect", proxy.Addr())
+
+	proxy.Blackhole(true) // it learns nothing of the end of its connections until the store has lost it
+	require.Equal(t, []int{0}, q.fails("Lost", "group", "barrier").Lost)
+	proxy.Blackhole(false) // for connections to come
+	proxy.Cut(testcluster.RST)
+	f := p.fails("SessionLost", "group", "barrier")
+	require.True(t, f.is("Lost") && f.is("RankError") && f.is("Unavailable"), f.Kinds)
+	require.Equal(t, []int{0}, f.Lost)
+	require.EqualValues(t, 1, p.must("store", "add", "k")) // in a new session
+}
+
+func TestASilentStoreIsNamed(t *testing.T) {
+	proxy := testcluster.NewProxy(t, serve(t, new(store.Server)))
+	p := start(t)
+	p.must("new", "join", 0, 1, proxy.Addr(), kw{"timeout": 30})
+	p.must("new", "connect", proxy.Addr())
+	proxy.Stall(true)
+	f := p.fails("Unknown", "group", "barrier", kw{"timeout": 0.1})
+	require.True(t, f.is("Timeout") && f.is("RankError"), f.Kinds)
+	require.Contains(t, f.Text, "timed out: no answer from the store at "+proxy.Addr()+": outcome unknown")
+	f = p.fails("Unknown", "store", "add", "n", kw{"timeout": 0.1})
+	require.Contains(t, f.Text, `store: add "n": outcome unknown: timed out`)
+	f = p.fails("Timeout", "store", "get", "n", kw{"timeout": 0.1})
+	require.False(t, f.is("Unknown"), f.Text)
+	proxy.Stall(false)
+	require.EqualValues(t, 2, p.must("store", "add", "n")) // late is not never
+}
+
+func TestAStoreThatGoes(t *testing.T) {
+	srv := new(store.Server)
+	addr := serve(t, srv)
+	m := create(t, 2, addr, nil, pgroup.Config{})
+	m.ps[1].must("new", "connect", addr)
+	done := make(chan error, 1)
+	go func() {
+		_, err := m.ps[1].do("group", "barrier")
+		done <- err
+	}()
+	require.NoError(t, srv.Close())
+	f := outcome(t, <-done, "Unavailable")
+	require.Contains(t, f.Text, `barrier #1 of group "world" on rank 1 of 2: unavailable: `+addr+" is gone")
+	f = m.ps[1].fails("Unavailable", "store", "get", "k")
+	require.Regexp(t, `^store: get "k": store unavailable: `+addr+`: `, f.Text)
+}
+
+func TestTheHostIsNamedWhenItGoes(t *testing.T) {
+	l := listen(t)
+	p := start(t)
+	joined := make(chan error, 1)
+	go func() {
+		host, port, _ := net.SplitHostPort(l.Addr().String())
+		_, err := p.do("new", "from_env", kw{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port, "MUSTER_RUN": "r"})
+		joined <- err
+	}()
+	g, err := pgroup.Create(bounded(t), pgroup.Config{Size: 2, Listener: l, Run: "r"})
+	require.NoError(t, err)
+	require.NoError(t, <-joined)
+	go func() {
+		_, err := p.do("group", "barrier")
+		joined <- err
+	}()
+	require.NoError(t, g.Close())
+	f := outcome(t, <-joined, "Left")
+	require.Equal(t, []int{0}, f.Left)
+}
+
+func TestWhoIsNotThereWhenJoining(t *testing.T) {
+	addr := serve(t, new(store.Server))
+	p := start(t)
+	f := p.fails("Timeout", "new", "join", 1, 3, addr, kw{"timeout": 0.2})
+	require.Equal(t, []int{0, 2}, f.Missing)
+	require.Regexp(t, `^pgroup: create of group "world" on rank 1 of 3: timed out after 0\.\d\ds: missing ranks 0 and 2$`, f.Text)
+	l := listen(t)
+	nobody := l.Addr().String()
+	require.NoError(t, l.Close())
+	f = p.fails("Timeout", "new", "join", 1, 3, nobody, kw{"timeout": 0.2})
+	require.Contains(t, f.Text, `pgroup: create of group "world" on rank 1 of 3: nobody listens at `+nobody+" after 0.2s: ")
+	require.True(t, f.is("Unavailable"), f.Kinds)
+	f = p.fails("Timeout", "new", "join", 0, 3, nobody, kw{"timeout": 0.2})
+	require.Contains(t, f.Text, `(a Python rank 0 does not host the store: "muster serve" does)`)
+	f = p.fails("Unavailable", "new", "connect", nobody)
+	require.Equal(t, fmt.Sprintf("store: dial %q: store unavailable: connection refused", nobody), f.Text)
+}

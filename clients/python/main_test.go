@@ -1,0 +1,294 @@
+package python_test
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(asRank); addr != "" {
+		beRank(addr)
+		return
+	}
+	testcluster.Leaks(m)
+}
+
+// interpreter is a Python that has msgpack. Without one the test is skipped.
+func interpreter(t *testing.T) string {
+	t.Helper()
+	exe, tried := findPython()
+	if exe == "" {
+		t.Skipf("SKIPPED: no Python ≥ 3.9 with msgpack; run .ci/python, or set MUSTER_PYTHON: %s", strings.Join(tried, "; "))
+	}
+	return exe
+}
+
+// findPython looks at MUSTER_PYTHON, what .ci/python made, and python3.
+var findPython = sync.OnceValues(func() (found string, tried []string) {
+	cache, _ := os.UserCacheDir()
+	cached := filepath.Join(cmp.Or(os.Getenv("XDG_CACHE_HOME"), cache), "muster", "python", "bin", "python")
+	for _, exe := range []string{os.Getenv("MUSTER_PYTHON"), cached, "python3"} {
+		if exe == "" {
+			continue
+		}
+		out, err := exec.Command(exe, "-c", "import sys, msgpack; assert sys.version_info >= (3, 9)").CombinedOutput()
+		if err == nil {
+			return exe, nil
+		}
+		tried = append(tried, exe+": "+cmp.Or(lastLine(out), err.Error()))
+	}
+	return "", tried
+})
+
+func lastLine(out []byte) string {
+	out = bytes.TrimSpace(out)
+	return string(out[bytes.LastIndexByte(out, '\n')+1:])
+}
+
+// environment is that of a Python which finds the package.
+func environment(t *testing.T, more ...string) []string {
+	t.Helper()
+	here, err := os.Getwd()
+	require.NoError(t, err)
+	return append(os.Environ(), append([]string{"PYTHONPATH=" + here, "PYTHONDONTWRITEBYTECODE=1", "PYTHONUTF8=1"}, more...)...)
+}
+
+// script runs Python to its end, and fails the test if it does.
+func script(t *testing.T, env []string, args ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, interpreter(t), args...)
+	cmd.Env = environment(t, env...)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return string(out)
+}
+
+// rank is a process of tests/rank.py.
+type rank struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	in   io.WriteCloser
+	out  *bufio.Reader
+	errs bytes.Buffer
+}
+
+// failure is an exception of Python.
+type failure struct {
+	Text                string
+	Kinds               []string // its classes
+	Missing, Lost, Left []int
+	By                  int
+	Waited              float64
+}
+
+func (f *failure) Error() string { return f.Text }
+
+// is reports whether it is of a class.
+func (f *failure) is(kind string) bool { return slices.Contains(f.Kinds, kind) }
+
+// start starts a Python process; it ends with the test.
+func start(t *testing.T) *rank {
+	t.Helper()
+	r := &rank{t: t}
+	r.cmd = exec.Command(interpreter(t), "tests/rank.py")
+	r.cmd.Env = environment(t)
+	r.cmd.Stderr = &r.errs
+	var err error
+	r.in, err = r.cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := r.cmd.StdoutPipe()
+	require.NoError(t, err)
+	r.out = bufio.NewReader(out)
+	require.NoError(t, r.cmd.Start())
+	t.Cleanup(func() {
+		_ = r.in.Close()
+		_ = r.cmd.Process.Kill()
+		_ = r.cmd.Wait()
+		if r.errs.Len() > 0 {
+			t.Logf("Python said: %s", r.errs.Bytes())
+		}
+	})
+	return r
+}
+
+// kill is kill -9.
+func (r *rank) kill() {
+	require.NoError(r.t, r.cmd.Process.Kill())
+}
+
+// kw are keyword arguments.
+type kw map[string]any
+
+// do makes a call; kw as the last argument are keyword arguments. An exception is a *failure.
+func (r *rank) do(on, verb string, args ...any) (any, error) {
+	call := map[string]any{"on": on, "do": verb}
+	if n := len(args); n > 0 {
+		if k, ok := args[n-1].(kw); ok {
+			call["kwargs"], args = k, args[:n-1]
+		}
+	}
+	call["args"] = args
+	line, err := json.Marshal(call)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := r.in.Write(append(line, '\n')); err != nil {
+		return nil, err
+	}
+	line, err = r.out.ReadBytes('\n')
+	if err != nil {
+		return nil, err
+	}
+	var outcome struct {
+		Value any
+		Error *failure
+	}
+	if err := json.Unmarshal(line, &outcome); err != nil {
+		return nil, err
+	}
+	if outcome.Error != nil {
+		return nil, outcome.Error
+	}
+	return outcome.Value, nil
+}
+
+// must is do that does not fail.
+func (r *rank) must(on, verb string, args ...any) any {
+	r.t.Helper()
+	v, err := r.do(on, verb, args...)
+	require.NoError(r.t, err)
+	return v
+}
+
+// fails is do that fails as one of a class.
+func (r *rank) fails(kind, on, verb string, args ...any) *failure {
+	r.t.Helper()
+	v, err := r.do(on, verb, args...)
+	f, ok := errors.AsType[*failure](err)
+	require.True(r.t, ok, "%v, %v", v, err)
+	require.Contains(r.t, f.Kinds, kind, f.Text)
+	return f
+}
+
+// raw is bytes as tests/rank.py has them.
+func raw(s string) map[string]any {
+	return map[string]any{"bytes": base64.StdEncoding.EncodeToString([]byte(s))}
+}
+
+// serve serves a store until the end of the test, and returns its address.
+func serve(t *testing.T, srv *store.Server) string {
+	t.Helper()
+	l := listen(t)
+	memory := new(store.Memory)
+	srv.Engine = memory
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		require.ErrorIs(t, <-done, store.ErrServerClosed)
+		_ = memory.Close()
+	})
+	return l.Addr().String()
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	return l
+}
+
+// mixed is a group whose even ranks are Go's, and whose odd ranks are Python's.
+type mixed struct {
+	t  *testing.T
+	gs []*pgroup.Group // nil where Python is
+	ps []*rank
+}
+
+// create makes a mixed group of n ranks at an address.
+func create(t *testing.T, n int, addr string, options kw, config pgroup.Config) *mixed {
+	t.Helper()
+	m := &mixed{t: t, gs: make([]*pgroup.Group, n), ps: make([]*rank, n)}
+	for r := 1; r < n; r += 2 {
+		m.ps[r] = start(t)
+	}
+	m.each(func(r int) error {
+		c := config
+		c.Rank, c.Size, c.Address, c.Timeout = r, n, "muster://"+addr, cmp.Or(c.Timeout, 30*time.Second)
+		g, err := pgroup.Create(t.Context(), c)
+		m.gs[r] = g
+		return err
+	}, func(r int, p *rank) error {
+		k := kw{"timeout": 30}
+		maps.Copy(k, options)
+		_, err := p.do("new", "join", r, n, addr, k)
+		return err
+	})
+	t.Cleanup(func() {
+		for _, g := range m.gs {
+			if g != nil {
+				_ = g.Close()
+			}
+		}
+	})
+	return m
+}
+
+// each runs something on all ranks at once, and wants it to go well.
+func (m *mixed) each(inGo func(r int) error, inPython func(r int, p *rank) error) {
+	m.t.Helper()
+	for r, err := range m.outcomes(inGo, inPython) {
+		require.NoError(m.t, err, "rank %d", r)
+	}
+}
+
+// outcomes runs something on all ranks at once.
+func (m *mixed) outcomes(inGo func(r int) error, inPython func(r int, p *rank) error) []error {
+	errs := make([]error, len(m.gs))
+	done := make(chan struct{})
+	for r := range m.gs {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			if p := m.ps[r]; p != nil {
+				errs[r] = inPython(r, p)
+			} else {
+				errs[r] = inGo(r)
+			}
+		}()
+	}
+	for range m.gs {
+		<-done
+	}
+	return errs
+}
+
+// bounded is a context for the whole of a test.
+func bounded(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}

@@ -1,0 +1,191 @@
+package python_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// TestEveryVerbAcrossLanguages: two ranks of Go and two of Python, in each verb.
+func TestEveryVerbAcrossLanguages(t *testing.T) {
+	type config struct {
+		Name   string
+		Layers []int
+		Raw    []byte
+		Rate   float64
+	}
+	ctx := bounded(t)
+	m := create(t, 4, serve(t, new(store.Server)), nil, pgroup.Config{})
+	is := func(t *testing.T, want any, verb string, args ...any) func(int, *rank) error {
+		return func(r int, p *rank) error {
+			got, err := p.do("group", verb, args...)
+			if err == nil {
+				assert.EqualValues(t, want, got, "rank %d: %s", r, verb)
+			}
+			return err
+		}
+	}
+
+	t.Run("barrier", func(t *testing.T) {
+		m.each(func(r int) error { return m.gs[r].Barrier(ctx) }, is(t, nil, "barrier"))
+	})
+	t.Run("broadcast of a struct from Go", func(t *testing.T) {
+		sent := config{"block.0", []int{1, 200, -70000}, []byte("raw\x00"), 0.5}
+		want := map[string]any{"Name": "block.0", "Layers": []any{1., 200., -70000.}, "Raw": raw("raw\x00"), "Rate": 0.5}
+		m.each(func(r int) error {
+			got, err := pgroup.Broadcast(ctx, m.gs[r], 0, sent)
+			assert.Equal(t, sent, got)
+			return err
+		}, is(t, want, "broadcast", kw{"root": 0}))
+	})
+	t.Run("broadcast of a dict from Python", func(t *testing.T) {
+		sent := kw{"Name": "é", "Layers": []int{3}, "Raw": raw("x"), "Rate": 2}
+		m.each(func(r int) error {
+			got, err := pgroup.Broadcast(ctx, m.gs[r], 3, config{})
+			assert.Equal(t, config{"é", []int{3}, []byte("x"), 2}, got)
+			return err
+		}, func(r int, p *rank) error {
+			_, err := p.do("group", "broadcast", sent, 3)
+			return err
+		})
+	})
+	t.Run("broadcast of bytes", func(t *testing.T) {
+		for root := range 4 {
+			m.each(func(r int) error {
+				got, err := pgroup.Broadcast(ctx, m.gs[r], root, []byte("id"))
+				assert.Equal(t, []byte("id"), got)
+				return err
+			}, is(t, raw("id"), "broadcast_bytes", raw("id"), root))
+		}
+	})
+	t.Run("all_gather", func(t *testing.T) {
+		m.each(func(r int) error {
+			got, err := pgroup.AllGather(ctx, m.gs[r], fmt.Sprint("rank ", r))
+			assert.Equal(t, []string{"rank 0", "rank 1", "rank 2", "rank 3"}, got)
+			return err
+		}, func(r int, p *rank) error {
+			return is(t, []any{"rank 0", "rank 1", "rank 2", "rank 3"}, "all_gather", fmt.Sprint("rank ", r))(r, p)
+		})
+		m.each(func(r int) error {
+			got, err := pgroup.AllGather[any](ctx, m.gs[r], []any{int64(r), nil})
+			assert.EqualValues(t, []any{[]any{int64(0), nil}, []any{int64(1), nil}, []any{int64(2), nil}, []any{int64(3), nil}}, got)
+			return err
+		}, func(r int, p *rank) error {
+			return is(t, []any{[]any{0., nil}, []any{1., nil}, []any{2., nil}, []any{3., nil}}, "all_gather", []any{r, nil})(r, p)
+		})
+	})
+	t.Run("all_gather of bytes", func(t *testing.T) {
+		m.each(func(r int) error {
+			got, err := pgroup.AllGather(ctx, m.gs[r], []byte{byte('a' + r)})
+			assert.Equal(t, [][]byte{[]byte("a"), []byte("b"), []byte("c"), []byte("d")}, got)
+			return err
+		}, func(r int, p *rank) error {
+			return is(t, []any{raw("a"), raw("b"), raw("c"), raw("d")}, "all_gather_bytes", raw(string(rune('a'+r))))(r, p)
+		})
+	})
+	t.Run("gather", func(t *testing.T) {
+		for root := range 4 {
+			m.each(func(r int) error {
+				got, err := pgroup.Gather(ctx, m.gs[r], root, r*100)
+				if r == root {
+					assert.Equal(t, []int{0, 100, 200, 300}, got)
+				}
+				return err
+			}, func(r int, p *rank) error {
+				var want any
+				if r == root {
+					want = []any{0., 100., 200., 300.}
+				}
+				return is(t, want, "gather", r*100, root)(r, p)
+			})
+		}
+	})
+	t.Run("scatter", func(t *testing.T) {
+		for root := range 4 {
+			m.each(func(r int) error {
+				got, err := pgroup.Scatter(ctx, m.gs[r], root, []string{"a", "b", "c", "d"})
+				assert.Equal(t, string(rune('a'+r)), got)
+				return err
+			}, func(r int, p *rank) error {
+				return is(t, string(rune('a'+r)), "scatter", []string{"a", "b", "c", "d"}, root)(r, p)
+			})
+		}
+	})
+	t.Run("all_to_all", func(t *testing.T) {
+		m.each(func(r int) error {
+			got, err := pgroup.AllToAll(ctx, m.gs[r], []int{10 * r, 10*r + 1, 10*r + 2, 10*r + 3})
+			assert.Equal(t, []int{r, 10 + r, 20 + r, 30 + r}, got)
+			return err
+		}, func(r int, p *rank) error {
+			want := []any{float64(r), float64(10 + r), float64(20 + r), float64(30 + r)}
+			return is(t, want, "all_to_all", []int{10 * r, 10*r + 1, 10*r + 2, 10*r + 3})(r, p)
+		})
+	})
+	t.Run("all_reduce", func(t *testing.T) {
+		for op, want := range map[pgroup.Op][]int64{pgroup.Sum: {-10, 6}, pgroup.Min: {-4, 0}, pgroup.Max: {-1, 3}, pgroup.Product: {24, 0}, pgroup.Avg: {-2, 1}} {
+			m.each(func(r int) error {
+				got, err := pgroup.AllReduce(ctx, m.gs[r], op, int64(-r-1), int64(r))
+				assert.Equal(t, want, got, op)
+				return err
+			}, func(r int, p *rank) error {
+				return is(t, []any{float64(want[0]), float64(want[1])}, "all_reduce", []int{-r - 1, r}, op.String())(r, p)
+			})
+		}
+	})
+	t.Run("send and recv", func(t *testing.T) {
+		m.each(func(r int) error {
+			if err := pgroup.Send(ctx, m.gs[r], r+1, config{Name: "from Go"}); err != nil {
+				return err
+			}
+			if err := pgroup.Send(ctx, m.gs[r], r+1, []byte("bytes of Go")); err != nil {
+				return err
+			}
+			got, err := pgroup.Recv[config](ctx, m.gs[r], r+1)
+			assert.Equal(t, config{Name: "from Python"}, got)
+			if err != nil {
+				return err
+			}
+			b, err := pgroup.Recv[[]byte](ctx, m.gs[r], r+1)
+			assert.Equal(t, "bytes of Python", string(b))
+			return err
+		}, func(r int, p *rank) error {
+			if err := is(t, nil, "send", kw{"obj": kw{"Name": "from Python"}, "dst": r - 1})(r, p); err != nil {
+				return err
+			}
+			if err := is(t, nil, "send", raw("bytes of Python"), r-1)(r, p); err != nil {
+				return err
+			}
+			if err := is(t, map[string]any{"Name": "from Go", "Layers": nil, "Raw": nil, "Rate": 0.}, "recv", r-1)(r, p); err != nil {
+				return err
+			}
+			return is(t, raw("bytes of Go"), "recv", r-1)(r, p)
+		})
+	})
+	t.Run("facts", func(t *testing.T) {
+		for r, g := range m.gs {
+			if g != nil {
+				members := g.Members()
+				require.Equal(t, 1, g.NodeCount())
+				require.Equal(t, m.ps[1].cmd.Process.Pid, members[1].PID)
+				require.Equal(t, 3, members[3].LocalRank)
+				continue
+			}
+			facts := m.ps[r].must("new", "facts").([]any)
+			require.Equal(t, []any{float64(r), 4., "world"}, facts[:3])
+			require.EqualValues(t, r, facts[4])
+			require.EqualValues(t, m.ps[3].cmd.Process.Pid, facts[3].([]any)[3])
+		}
+		m.ps[1].must("new", "key", "k", raw("the group's own key"))
+		v, err := m.gs[2].Store().Get(ctx, "k")
+		require.NoError(t, err)
+		assert.Equal(t, "the group's own key", string(v))
+	})
+	t.Run("shutdown", func(t *testing.T) {
+		m.each(func(r int) error { return m.gs[r].Shutdown(ctx) }, is(t, nil, "shutdown"))
+	})
+}

@@ -1,0 +1,254 @@
+"""How a connection to a store is made: addresses, TLS, hello, and the proof of a secret."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+import time
+import urllib.parse
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, Optional, Tuple
+
+from . import _secure, _wire
+from ._errors import Denied, Error, ProtocolError, StoreError, kind_of, make, quote, store_error, words_of
+from ._pipe import Pipe, refusal
+from ._secure import TLS
+from ._wire import Code, Op, Reply, Request
+
+_HANDSHAKE = 10.0  # seconds, for a handshake whose deadline is later
+_HELLO_ROOM = 32 << 10
+_NO_WELCOME = "not a muster store: its answer is no welcome"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A store, and how to come in."""
+
+    addr: str
+    tls: Optional[TLS] = None
+    secret: Optional[bytes] = None
+    prefix: str = ""
+
+    def split(self) -> Tuple[str, int]:
+        """Returns host and port."""
+        host, _, port = self.addr.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def parse(address: str, tls: Optional[TLS], secret: Optional[bytes]) -> Target:
+    """Returns the store at an address, host:port or muster://host:port/prefix?name=value&…"""
+    t = Target(address, tls, secret)
+    if "://" in address or address.startswith("mem:"):
+        t = _parse_url(address, t)
+    _check_addr(t.addr)
+    if t.secret is not None:
+        _secure.check_secret(t.secret)
+    return t
+
+
+def _check_addr(addr: str) -> None:
+    host, colon, port = addr.rpartition(":")
+    why = ""
+    if not colon:
+        why = "missing port in address"
+    elif ":" in host and not (host.startswith("[") and host.endswith("]")):
+        why = "too many colons in address"
+    elif not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        why = f"port {quote(port)} is not a number from 1 to 65535"
+    if why:
+        raise store_error("dial", addr, Code.INVALID, why)
+
+
+_PARAMETERS = ("secret-file", "ca", "cert", "key", "server-name", "tls")
+
+
+def _parse_url(url: str, t: Target) -> Target:
+    u = urllib.parse.urlsplit(url)
+
+    def bad(why: str) -> StoreError:
+        return store_error("dial", _redacted(url), Code.INVALID, why)
+
+    if u.scheme != "muster":
+        raise bad("it is no URL of the form muster://host:port")
+    if "@" in u.netloc:
+        raise bad("there are no users: a secret is in a file, ?secret-file=FILE")
+    if u.fragment:
+        raise bad("it has a #fragment, which means nothing here")
+    values: Dict[str, str] = {}
+    for name, value in urllib.parse.parse_qsl(u.query, keep_blank_values=True):
+        if name not in _PARAMETERS:
+            raise bad(f"unknown parameter {quote(name)}: there are {', '.join(_PARAMETERS)}")
+        if name in values:
+            raise bad(f"the parameter {name} is there twice")
+        if not value:
+            raise bad(f"the parameter {name} is empty")
+        values[name] = value
+    prefix = urllib.parse.unquote(u.path).lstrip("/")
+    t = replace(t, addr=u.netloc, tls=_tls_of(values, t.tls, bad), prefix=prefix + "/" if prefix else "")
+    if "secret-file" in values:
+        t = replace(t, secret=_secure.read_secret(values["secret-file"]))
+    return t
+
+
+def _tls_of(values: Dict[str, str], tls: Optional[TLS], bad: Callable[[str], StoreError]) -> Optional[TLS]:
+    """Returns the TLS that a URL's parameters turn on or off; what it had if they say nothing of it."""
+    on = any(name in values for name in ("ca", "cert", "key"))
+    said = values.get("tls")
+    if said not in (None, "true", "false"):
+        raise bad(f"the parameter tls is {quote(said or '')}, which is neither true nor false")
+    if said == "false":
+        if on or "server-name" in values:
+            raise bad("tls=false, and parameters of TLS")
+        return None
+    if on or said == "true":
+        return TLS(values.get("ca"), values.get("cert"), values.get("key"), values.get("server-name", ""))
+    if "server-name" in values:
+        raise bad("server-name is of TLS: say tls=true, or ca")
+    return tls
+
+
+def _redacted(url: str) -> str:
+    scheme, sep, rest = url.partition("://")
+    return scheme + sep + rest.rpartition("@")[2] if sep else url
+
+
+class Told(Exception):
+    """What the store said instead of a welcome."""
+
+    def __init__(self, code: Code, detail: str) -> None:
+        super().__init__(f"{words_of(code)}: {detail}" if detail else words_of(code))
+        self.code, self.detail = code, detail
+
+
+class Line:
+    """One connection of a session, and the frames that come on it."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+        self.limit = _HELLO_ROOM
+        self.welcome = Reply()
+        self._in = bytearray()
+
+    def read(self, timeout: float) -> Tuple[_wire.Header, bytes]:
+        """Returns the next frame. Nothing in that time is socket.timeout, the end EOFError."""
+        while True:
+            if len(self._in) >= _wire.HEADER_LEN:
+                h = _wire.parse_header(self._in, self.limit)
+                end = _wire.HEADER_LEN + h.length
+                if len(self._in) >= end:
+                    body = bytes(memoryview(self._in)[_wire.HEADER_LEN : end])
+                    del self._in[:end]
+                    return h, body
+            b = self.pipe.receive(timeout)
+            if not b:
+                raise EOFError("EOF")
+            self._in += b
+
+    def began(self) -> bytes:
+        """Is what has come and is no frame."""
+        return bytes(self._in[:100])
+
+
+def dial(t: Target, until: float, resume: Optional[Request] = None) -> Line:
+    """Connects and says hello: for a new session, or to take up the one that resume names."""
+    until = min(until, time.monotonic() + _HANDSHAKE)
+    context = t.tls.context() if t.tls is not None else None
+    host, port = t.split()
+    sock = socket.create_connection((host, port), timeout=max(until - time.monotonic(), 0.001))
+    pipe = Pipe(sock)
+    try:
+        return _enter(Line(pipe), t, context, until, resume)
+    except BaseException as e:
+        pipe.close()
+        if isinstance(e, socket.timeout):
+            raise socket.timeout("it has not answered") from None
+        raise
+
+
+def _enter(line: Line, t: Target, context: Optional[ssl.SSLContext], until: float, resume: Optional[Request]) -> Line:
+    binding = b""
+    if context is not None:
+        name = (t.tls.server_name if t.tls is not None else "") or t.split()[0]
+        if t.secret is None:
+            line.pipe.secure(context, name, until)
+        else:
+            with _secure.exporting(context) as export:
+                line.pipe.secure(context, name, until)
+                binding = export()
+    _hello(line, t.secret, binding, until, resume or Request(Op.HELLO))
+    line.limit = _wire.MAX_REPLY
+    return line
+
+
+def _hello(line: Line, secret: Optional[bytes], binding: bytes, until: float, req: Request) -> None:
+    """Opens the session. With a secret it ends well only if the store has proved that it knows it too."""
+    nonce = None if secret is None else os.urandom(_secure.NONCE_LEN)
+    req = replace(req, key=f"pid {os.getpid()} on {socket.gethostname()}", old=nonce)
+    line.pipe.send(_wire.PREFACE + _wire.encode(req))
+    h, rep = _answer(line, until)
+    theirs = b""
+    if secret is not None and nonce is not None and h.op == Op.PROOF:
+        theirs = rep.value or b""
+        line.pipe.send(_wire.encode(Request(Op.PROOF, value=_secure.prove(secret, nonce, theirs, binding))))
+        h, rep = _answer(line, until)
+    if h.op != Op.HELLO:
+        raise make(ProtocolError, _NO_WELCOME)
+    if rep.code != Code.OK:
+        raise Told(rep.code, rep.detail)
+    if secret is not None and nonce is not None:
+        shown = rep.values[0] if rep.values is not None and len(rep.values) == 1 else None
+        if shown is None or not _secure.proves(shown, secret, nonce, theirs, binding):
+            raise make(Denied, "the store did not prove that it knows the secret")
+    line.welcome = rep
+
+
+def _answer(line: Line, until: float) -> Tuple[_wire.Header, Reply]:
+    """Reads one frame of the handshake."""
+    try:
+        h, body = line.read(until - time.monotonic())
+    except ssl.SSLError as e:
+        raise refusal(e) from e
+    except _wire.Malformed:
+        raise make(ProtocolError, f"not a muster store: it answered {quote(line.began().decode('utf-8', 'surrogateescape'))}") from None
+    if h.op == Op.GOODBYE:
+        raise EOFError("it is shutting down: EOF")
+    try:
+        return h, _wire.parse_reply(h, body)
+    except _wire.Malformed:
+        raise make(ProtocolError, _NO_WELCOME) from None
+
+
+def nobody_there(e: BaseException) -> bool:
+    """Reports whether e may go away when the server has started."""
+    if isinstance(e, (socket.gaierror, socket.timeout, EOFError, ConnectionError)):
+        return not isinstance(e, Error)
+    return isinstance(e, OSError) and e.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+def words(e: BaseException) -> str:
+    """Is e in words, without the number of an error of the system."""
+    if isinstance(e, OSError) and not isinstance(e, Error) and e.strerror:
+        return e.strerror.lower()
+    return str(e)
+
+
+def dial_error(addr: str, e: BaseException, waited: Optional[float] = None) -> Error:
+    """Is the error of the dialing that e ended; waited seconds if nobody served there all the time."""
+    if isinstance(e, StoreError):
+        return e
+    if isinstance(e, ProtocolError):
+        return store_error("dial", addr, Code.UNAVAILABLE, also=(ProtocolError,), what=str(e))
+    if isinstance(e, Denied):
+        return store_error("dial", addr, Code.DENIED, str(e))
+    if isinstance(e, Told):
+        if e.code == Code.DENIED:
+            return store_error("dial", addr, Code.DENIED, e.detail)
+        what = f"{words_of(Code.UNAVAILABLE)}: {words_of(e.code)}"
+        return store_error("dial", addr, Code.UNAVAILABLE, e.detail, also=kind_of(e.code), what=what)
+    what = f"{words_of(Code.UNAVAILABLE)}: {words(e)}"
+    if waited is None:
+        return store_error("dial", addr, Code.UNAVAILABLE, what=what)
+    detail = f"nobody served there for {waited:.2f}s"
+    return store_error("dial", addr, Code.TIMEOUT, detail, also=kind_of(Code.UNAVAILABLE), what=what)

@@ -1,0 +1,393 @@
+"""What can go wrong, with the words that Go has for it.
+
+An error is where it comes from, a StoreError or a RankError, and what it is, such as Timeout or Lost:
+
+    try:
+        group.barrier(timeout=30)
+    except muster.Lost as e:          # whatever the verb
+        print(e.code, e)
+    except muster.RankError as e:     # any other verdict on a verb
+        print(e.missing, e.doing)
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, cast
+
+from ._wire import Code, Contribution, Verdict
+
+
+class Error(Exception):
+    """Everything that this package raises."""
+
+    code: Code = Code.INVALID
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class NotFound(Error):
+    """There is no such key."""
+
+
+class Expired(Error):
+    """It was there, and its time is over."""
+
+
+class Conflict(Error):
+    """Somebody else was first, or holds this rank."""
+
+    value: Optional[bytes] = None  # of a swap: what is there
+
+
+class Lost(Error):
+    """A rank's process or connection ended without goodbye. The group is over."""
+
+
+class Timeout(Error, TimeoutError):
+    """A deadline passed."""
+
+
+class TooLarge(Error):
+    """Beyond the limit on one thing."""
+
+
+class Full(Error):
+    """Beyond the store's limit on all things together."""
+
+
+class Denied(Error):
+    """The store does not let this in, or this does not trust the store."""
+
+
+class Unavailable(Error, ConnectionError):
+    """The store cannot be reached."""
+
+
+class Unsupported(Error):
+    """The store does not have it."""
+
+
+class Compacted(Error):
+    """The store has forgotten the changes that were asked for: list again."""
+
+
+class Closed(Error):
+    """This side has closed it."""
+
+
+class Invalid(Error, ValueError):
+    """It makes no sense."""
+
+
+class Mismatch(Error):
+    """Ranks called different verbs, or the same with another root, type or length. The group is over."""
+
+
+class Aborted(Error):
+    """A rank called abort. The group is over."""
+
+
+class Left(Error):
+    """A rank closed the group."""
+
+
+class Cancelled(Error):
+    """A rank gave the verb up."""
+
+
+class Stale(Error):
+    """The generation is over."""
+
+
+class Failed(Error):
+    """A rank could not do its part. The group goes on."""
+
+
+class Unknown(Error):
+    """The store did not answer in time: it may have taken effect or not. Comes with another kind."""
+
+
+class SessionLost(Error):
+    """The store went on without this client, which was away, or silent, for too long. Comes with Unavailable."""
+
+
+class ProtocolError(Error):
+    """Whoever listens there is not a muster store."""
+
+
+class Busy(Error):
+    """Another thread is in a collective verb of this group, or waits for the same rank's messages."""
+
+
+Kinds = Tuple[Type[Error], ...]
+
+# What each code is, and what an error says of it.
+_CODES = {
+    Code.NOT_FOUND: (NotFound, "not found"),
+    Code.EXPIRED: (Expired, "expired"),
+    Code.CONFLICT: (Conflict, "conflict"),
+    Code.LOST: (Lost, "peer lost"),
+    Code.TIMEOUT: (Timeout, "timed out"),
+    Code.TOO_LARGE: (TooLarge, "too large"),
+    Code.FULL: (Full, "store full"),
+    Code.DENIED: (Denied, "denied"),
+    Code.UNAVAILABLE: (Unavailable, "store unavailable"),
+    Code.UNSUPPORTED: (Unsupported, "unsupported by this engine"),
+    Code.COMPACTED: (Compacted, "revision compacted"),
+    Code.CLOSED: (Closed, "closed"),
+    Code.INVALID: (Invalid, "invalid request"),
+    Code.MISMATCH: (Mismatch, "ranks disagree"),
+    Code.ABORTED: (Aborted, "aborted"),
+    Code.LEFT: (Left, "peer left"),
+    Code.CANCELLED: (Cancelled, "cancelled"),
+    Code.STALE: (Stale, "generation over or sequence passed"),
+    Code.FAILED: (Failed, "a rank failed"),
+}
+
+
+def kind_of(code: Code) -> Kinds:
+    """Returns the class that a code stands for, if there is one."""
+    return (_CODES[code][0],) if code in _CODES else ()
+
+
+def words_of(code: Code) -> str:
+    """Returns what an error says of a code."""
+    return _CODES[code][1] if code in _CODES else code.text
+
+
+class StoreError(Error):
+    """A verb of a store failed."""
+
+    op: str
+    key: str
+    detail: str
+    verdict: Optional[Verdict]
+    _parts: Tuple[Any, ...]
+
+    def __reduce__(self) -> Tuple[Callable[..., Error], Tuple[Any, ...]]:
+        return store_error, self._parts
+
+
+class RankError(Error):
+    """The verdict on a verb of a group that failed, the same on every rank."""
+
+    op: str
+    group: str
+    channel: str
+    rank: int
+    size: int
+    seq: int
+    verdict: Verdict
+    _parts: Tuple[Any, ...]
+
+    @property
+    def missing(self) -> List[int]:
+        """The ranks that had not come."""
+        return self.verdict.missing
+
+    @property
+    def doing(self) -> List[str]:
+        """What each of the first missing ranks is doing instead."""
+        return self.verdict.doing
+
+    @property
+    def lost(self) -> List[int]:
+        """The ranks whose session ended without goodbye."""
+        return self.verdict.lost
+
+    @property
+    def left(self) -> List[int]:
+        """The ranks that said goodbye."""
+        return self.verdict.left
+
+    @property
+    def by(self) -> int:
+        """The rank that said no; -1 is the store."""
+        return self.verdict.by
+
+    @property
+    def reason(self) -> str:
+        """What it said."""
+        return self.verdict.reason
+
+    @property
+    def waited(self) -> float:
+        """Seconds from the first vote to the decision."""
+        return self.verdict.waited / 1e9
+
+    def __reduce__(self) -> Tuple[Callable[..., Error], Tuple[Any, ...]]:
+        return rank_error, self._parts
+
+
+@functools.lru_cache(maxsize=None)
+def _class(base: Type[Error], kinds: Kinds) -> Type[Error]:
+    """Returns the class of the errors that are a base and of some kinds."""
+    return cast(Type[Error], type(base.__name__, (base, *kinds), {"__module__": "muster", "__doc__": base.__doc__}))
+
+
+def _distinct(kinds: Kinds) -> Kinds:
+    return tuple(dict.fromkeys(kinds))
+
+
+def store_error(
+    op: str,
+    key: str,
+    code: Code,
+    detail: str = "",
+    verdict: Optional[Verdict] = None,
+    also: Kinds = (),
+    what: str = "",
+    says: str = "",
+) -> StoreError:
+    """Makes the error of a verb of a store: what is wrong, if not what code says, and the kinds that it also is."""
+    says = says or f"store: {op}" + (f" {quote(key)}" if key else "") + f": {what or words_of(code)}" + (f": {detail}" if detail else "")
+    e = cast(StoreError, _class(StoreError, _distinct(kind_of(code) + also))(says))
+    e.op, e.key, e.code, e.detail, e.verdict = op, key, code, detail, verdict
+    e._parts = (op, key, code, detail, verdict, also, what, says)
+    return e
+
+
+def rank_error(
+    op: str, group: str, channel: str, rank: int, size: int, seq: int, verdict: Verdict, also: Kinds = (), cause: str = ""
+) -> RankError:
+    """Makes the error of a verb of a group. The cause is said if the verdict has no reason."""
+    says = "" if "." in op else "pgroup: "
+    if op:
+        says += op + (f" #{seq}" if seq else "") + " of "
+    says += f"group {quote(group)}" + (f" channel {quote(channel)}" if channel else "")
+    says += f" on rank {rank} of {size}: {_why(verdict, rank, cause)}"
+    e = cast(RankError, _class(RankError, _distinct(kind_of(verdict.code) + also))(says))
+    e.op, e.group, e.channel, e.rank, e.size, e.seq, e.verdict, e.code = op, group, channel, rank, size, seq, verdict, verdict.code
+    e._parts = (op, group, channel, rank, size, seq, verdict, also, cause)
+    return e
+
+
+def make(kind: Type[Error], says: str) -> Error:
+    """Makes an error that is neither a store's word nor a verdict."""
+    e = kind(says)
+    e.code = next((code for code, (k, _) in _CODES.items() if k is kind), Code.INVALID)
+    return e
+
+
+def _why(v: Verdict, rank: int, cause: str) -> str:
+    if v.code in (Code.TIMEOUT, Code.CANCELLED):
+        return _overdue(v, rank)
+    if v.code == Code.LOST:
+        return _join("lost " + ranks(v.lost), v.reason)
+    if v.code == Code.LEFT:
+        return _join(ranks(v.left) + " left", v.reason)
+    if v.code == Code.MISMATCH:
+        return _join("ranks disagree", _clash(v.clash), v.reason)
+    if v.by >= 0:
+        return f"rank {v.by}: " + _join(v.code.text, v.reason)
+    if not v.reason and cause:
+        return _join(cause, _late(v))
+    return _join(v.code.text, v.reason, _late(v))
+
+
+def _overdue(v: Verdict, rank: int) -> str:
+    what, reason = v.code.text, v.reason
+    if v.by >= 0:
+        reason = ""  # the words of that rank's own deadline, which what says
+        if v.code == Code.TIMEOUT:
+            what = f"the deadline of rank {v.by} had passed when it called"
+        else:
+            what = "cancelled here" if v.by == rank else f"cancelled by rank {v.by}"
+    if v.waited > 0:
+        what += f" after {(v.waited + 5_000_000) // 10_000_000 / 100:.2f}s"
+    return _join(what, _late(v), reason)
+
+
+def _late(v: Verdict) -> str:
+    """Names the ranks that others wait for, and what they do instead."""
+    if not v.missing:
+        return ""
+    most = 8
+    says = "missing " + ranks(v.missing)
+    for rank, doing in list(zip(v.missing, v.doing))[:most]:
+        says += f"; {rank}: {doing}"
+    if len(v.missing) > most and v.doing:
+        says += f"; and {len(v.missing) - most} more"
+    return says
+
+
+def _join(*parts: str) -> str:
+    return ": ".join(p for p in parts if p)
+
+
+def _clash(cs: Sequence[Contribution]) -> str:
+    """Says who called what: only that in which they differ, beside the verb."""
+    if len(cs) != 2:
+        return ""
+    a, b = cs
+    root = a.root != b.root or a.verb != b.verb
+    kind = a.type != b.type and bool(a.type) and bool(b.type)
+    return ", ".join(f"rank {c.rank} called {_called(c, root, kind, a.label != b.label)}" for c in cs)
+
+
+def _called(c: Contribution, root: bool, kind: bool, label: bool) -> str:
+    args = []
+    if root and c.root >= 0:
+        args.append(f"root {c.root}")
+    if kind and c.type:
+        args.append(c.type)
+    if label and c.label:
+        args.append(c.label)
+    return f"{c.verb}({', '.join(args)})" if args else c.verb
+
+
+def ranks(rs: Sequence[int]) -> str:
+    """Returns a list of ranks in words: "rank 2", "ranks 2 and 3", "ranks 3–17, 20"."""
+    most = 16
+    parts: List[str] = []
+    i = 0
+    while i < len(rs):
+        n = 1
+        while i + n < len(rs) and rs[i + n] == rs[i + n - 1] + 1:
+            n += 1
+        if len(parts) == most:
+            return f"ranks {', '.join(parts)} and {len(rs) - i} more"
+        if n > 2:
+            parts.append(f"{rs[i]}–{rs[i + n - 1]}")
+        else:
+            n = 1
+            parts.append(str(rs[i]))
+        i += n
+    if not rs:
+        return "no rank"
+    if len(rs) == 1:
+        return "rank " + parts[0]
+    if len(rs) == 2:
+        return f"ranks {parts[0]} and {parts[1]}"
+    return "ranks " + ", ".join(parts)
+
+
+_ESCAPES = {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"'}
+
+
+def quote(s: str) -> str:
+    """Returns s in double quotes, as Go has it."""
+    return '"' + "".join(_quoted(c) for c in s) + '"'
+
+
+def _quoted(c: str) -> str:
+    n = ord(c)
+    if c in _ESCAPES:
+        return _ESCAPES[c]
+    if c.isprintable():
+        return c
+    if 0xDC80 <= n <= 0xDCFF:  # a byte that is no text
+        return f"\\x{n - 0xDC00:02x}"
+    if n < 0x20 or n == 0x7F:
+        return f"\\x{n:02x}"
+    return f"\\u{n:04x}" if n < 0x10000 else f"\\U{n:08x}"
+
+
+def clip(s: str, n: int) -> str:
+    """Shortens s to n bytes, at the end of a character."""
+    b = s.encode("utf-8", "surrogateescape")
+    if len(b) <= n:
+        return s
+    return b[: n - 3].decode("utf-8", "ignore") + "…"

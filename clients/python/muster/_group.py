@@ -1,0 +1,460 @@
+"""Groups: ranks, and what they do together."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, Union
+
+from . import _env, _objects, _seat, _wire
+from ._errors import Busy, Error, Expired, Invalid, ProtocolError, RankError, StoreError, TooLarge, clip, kind_of, make, quote
+from ._member import Member
+from ._seat import Config, Seat, invalid
+from ._secure import TLS
+from ._session import GRACE
+from ._store import Store, Value, bytes_of, nanoseconds
+from ._wire import WANT_ALL, WANT_FOLD, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request, Verdict
+
+_BYTES = "[]byte"  # the type of what passes as it is
+_ANY = "any"  # the type of a message that is msgpack
+_SHUTDOWN = "\0shutdown"  # the channel where shutdown meets
+_FOLDS = {"sum": 1, "product": 2, "min": 3, "max": 4, "avg": 1}
+_INT64, _FLOAT64 = 2, 6
+
+_G = TypeVar("_G", bound="Group")
+_N = TypeVar("_N", int, float)
+
+
+class Group:
+    """One rank's handle of a group. Many threads may use it.
+
+    Every rank, in Go or in Python, calls the collective verbs (barrier, broadcast, gather, all_gather, scatter, all_to_all,
+    all_reduce) in the same order, one at a time; a second one at the same time is Busy. send and recv are free of that, and a
+    channel has a sequence of its own. A verb is decided once, for all: every rank hears the same verdict, and if it is
+    a failure, a RankError says why, and who.
+
+    timeout, in seconds, bounds a verb for every rank: the earliest deadline decides. Without it the group's counts.
+
+    Objects are small, at most 16 MiB, and what msgpack has: None, bool, int, float, str, bytes, lists and dicts (a tuple
+    arrives as a list). To Go they are values of any type that msgpack can decode into. What Go's verbs of []byte
+    pass goes by the verbs that end in _bytes.
+    """
+
+    def __init__(self, seat: Seat, channel: str = "") -> None:
+        """Not called by users: see join and from_env."""
+        self._seat = seat
+        self._channel = channel
+        self._channels: Dict[str, Group] = {"": self}
+        self._busy = threading.Lock()  # held for the whole of a collective verb
+        self._seq = 0
+        self._boxes: Dict[int, _Box] = {}
+
+    @classmethod
+    def join(
+        cls: Type[_G],
+        rank: int,
+        size: int,
+        store: Union[str, Store],
+        *,
+        name: str = "world",
+        run: str = "",
+        timeout: float = 300.0,
+        expiry: float = 3600.0,
+        host: str = "",
+        tls: Optional[TLS] = None,
+        secret: Optional[bytes] = None,
+    ) -> _G:
+        """Joins a group: returns when all ranks have, or says who has not.
+
+        store is where the ranks meet: host:port, where a Go rank 0 or "muster serve" listens, now or a little later; a
+        URL, as for Store.connect; or a Store, which stays open when the group is closed. name tells groups on
+        one store apart, and run those of one job's runs. timeout bounds joining, and each verb that does not say otherwise;
+        a message that nobody fetches within expiry seconds is gone.
+        """
+        config = Config(rank, size, store, name=name, run=run, timeout=timeout, expiry=expiry, host=host, tls=tls, secret=secret)
+        return cls(_seat.join(config))
+
+    @classmethod
+    def from_env(cls: Type[_G]) -> _G:
+        """Joins the group that a launcher has set in the environment, as Go's FromEnv reads it.
+
+        The launchers are torchrun or muster run, Open MPI, Slurm, and indexed jobs of Kubernetes. The group meets at
+        MASTER_ADDR and MASTER_PORT, or at the store that MUSTER_STORE names.
+        """
+        return cls(_seat.join(_env.config()))
+
+    @property
+    def rank(self) -> int:
+        """This process's rank: 0 ≤ rank < size."""
+        return self._seat.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._seat.size
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return self._seat.name
+
+    @property
+    def generation(self) -> int:
+        """The number of this group on its store, never used again there."""
+        return self._seat.generation
+
+    @property
+    def members(self) -> List[Member]:
+        """The ranks, in their order."""
+        return list(self._seat.members)
+
+    @property
+    def local_rank(self) -> int:
+        """The number of lower ranks on this rank's node."""
+        return self._seat.members[self.rank].local_rank
+
+    @property
+    def store(self) -> Store:
+        """The store that the group meets on, below a prefix that is this generation's alone."""
+        return self._seat.store.below(f"{self.name}/{self.generation}/")
+
+    def channel(self, name: str) -> "Group":
+        """Returns this group with a sequence of verbs of its own, at no round trip: the same name gives the same channel.
+
+        Closing one closes all.
+        """
+        with self._seat.lock:
+            g = self._channels.get(name)
+            if g is None:
+                g = Group(self._seat, name)
+                g._channels = self._channels
+                self._channels[name] = g
+            return g
+
+    def barrier(self, *, timeout: Optional[float] = None) -> None:
+        """Returns when every rank has called it: one round trip."""
+        with _Verb(self, "barrier", timeout) as v:
+            v.cast()
+
+    def broadcast(self, obj: Any = None, root: int = 0, *, timeout: Optional[float] = None) -> Any:
+        """Returns root's obj on every rank; what the others pass does not count. The root does not wait for its readers."""
+        return self._broadcast(_objects.pack, _objects.unpack, "", obj, root, timeout)
+
+    def broadcast_bytes(self, data: Value = b"", root: int = 0, *, timeout: Optional[float] = None) -> bytes:
+        """Is broadcast of bytes that pass as they are, as Go's Broadcast of []byte."""
+        got: bytes = self._broadcast(bytes_of, bytes, _BYTES, data, root, timeout)
+        return got
+
+    def _broadcast(
+        self, pack: Callable[[Any], bytes], unpack: Callable[[bytes], Any], kind: str, obj: Any, root: int, timeout: Optional[float]
+    ) -> Any:
+        with _Verb(self, "broadcast", timeout, root=root, kind=kind, root_only=True) as v:
+            v.check_root()
+            if self.rank != root:
+                v.c.want = root if v.cause is None else WANT_NOTHING
+                return v.decode(unpack, v.cast(), 1)[0]
+            v.encode(pack, obj)
+            v.cast()
+            return obj
+
+    def all_gather(self, obj: Any, *, timeout: Optional[float] = None) -> List[Any]:
+        """Returns the obj of every rank, in rank order, on every rank."""
+        with _Verb(self, "allgather", timeout, want=WANT_ALL) as v:
+            v.encode(_objects.pack, obj)
+            return v.decode(_objects.unpack, v.cast(), self.size)
+
+    def all_gather_bytes(self, data: Value, *, timeout: Optional[float] = None) -> List[bytes]:
+        """Is all_gather of bytes that pass as they are, as Go's AllGather of []byte."""
+        with _Verb(self, "allgather", timeout, want=WANT_ALL, kind=_BYTES) as v:
+            v.encode(bytes_of, data)
+            return v.decode(bytes, v.cast(), self.size)
+
+    def gather(self, obj: Any, root: int = 0, *, timeout: Optional[float] = None) -> Optional[List[Any]]:
+        """Returns the obj of every rank, in rank order, on root, and None on the others, who wait for it too."""
+        with _Verb(self, "gather", timeout, root=root, want=WANT_ALL if self.rank == root else WANT_NOTHING) as v:
+            v.check_root()
+            v.encode(_objects.pack, obj)
+            got = v.cast()
+            return v.decode(_objects.unpack, got, self.size) if self.rank == root else None
+
+    def scatter(self, objs: Optional[Sequence[Any]] = None, root: int = 0, *, timeout: Optional[float] = None) -> Any:
+        """Returns root's objs[i] on rank i. What the others pass does not count. The root does not wait for the others."""
+        with _Verb(self, "scatter", timeout, root=root, root_only=True, want=WANT_PART) as v:
+            v.check_root()
+            if self.rank == root:
+                v.encode_parts(objs)
+            return v.decode(_objects.unpack, v.cast(), 1)[0]
+
+    def all_to_all(self, objs: Sequence[Any], *, timeout: Optional[float] = None) -> List[Any]:
+        """Returns on rank i the objs[i] of every rank, in rank order."""
+        with _Verb(self, "alltoall", timeout, want=WANT_PART) as v:
+            v.encode_parts(objs)
+            return v.decode(_objects.unpack, v.cast(), self.size)
+
+    def all_reduce(self, numbers: Sequence[_N], op: str = "sum", *, timeout: Optional[float] = None) -> List[_N]:
+        """Returns, on every rank, the numbers of all ranks combined by op: sum, product, min, max or avg.
+
+        Each rank passes equally many, all of them int (64 bits, which wrap) or all of them float. They are combined in rank
+        order, so that every rank has the same bits.
+        """
+        with _Verb(self, "allreduce", timeout, want=WANT_FOLD) as v:
+            kind, form = (_INT64, "q") if all(isinstance(n, int) for n in numbers) else (_FLOAT64, "d")
+            v.c.label = f"{op} of {len(numbers)}"
+            v.c.fold_op, v.c.fold_kind = _FOLDS.get(op, 0), kind
+            if op not in _FOLDS:
+                v.refuse(Code.INVALID, f"there is no reduction {op}")
+                v.c.want = WANT_NOTHING
+            v.encode(lambda ns: struct.pack(f"<{len(ns)}{form}", *ns), numbers)
+            [got] = v.decode(bytes, v.cast(), 1)
+            out: List[Any] = list(struct.unpack(f"<{len(got) // 8}{form}", got))
+            if op == "avg":
+                out = [_quotient(n, self.size) if kind == _INT64 else n / self.size for n in out]
+            return out
+
+    def send(self, obj: Any, dst: int, *, timeout: Optional[float] = None) -> None:
+        """Sends obj to dst, and returns when the store has it: dst need not have called recv.
+
+        Messages from one rank to another on one channel arrive in the order of their sending. While 64 of them, or
+        16 MiB, wait for dst, it waits. bytes pass as they are.
+        """
+        op = f"send to {dst}"
+        self._check_peer(op, dst)
+        raw = isinstance(obj, (bytes, bytearray, memoryview))
+        try:
+            payload = bytes(obj) if raw else _objects.pack(obj)
+            check_size(len(payload))
+        except Exception as e:
+            kind = TooLarge if isinstance(e, TooLarge) else Invalid
+            raise make(kind, f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {e}") from None
+        c = self._stream(dst, _BYTES if raw else _ANY)
+        req = Request(Op.SEND, value=payload, ttl=nanoseconds(self._seat.config.expiry), group=c)
+        try:
+            self._seat.store.send(req, self._seat.until(timeout))
+        except StoreError as e:
+            raise self._seat.fault(op, self._channel, 0, e) from None
+
+    def recv(self, src: int, *, timeout: Optional[float] = None) -> Any:
+        """Returns the next message from src: each once, in the order of sending. One that expired is Expired, in its turn."""
+        op = f"recv from {src}"
+        self._check_peer(op, src)
+        with self._seat.lock:
+            box = self._boxes.setdefault(src, _Box())
+        if not box.busy.acquire(blocking=False):
+            raise self._busy_error(op)
+        try:
+            c = self._stream(src, "")
+            c.seq = box.taken + 1
+            try:
+                rep = self._seat.store.request(Request(Op.RECV, group=c), self._seat.until(timeout))
+            except StoreError as e:
+                if isinstance(e, Expired):
+                    box.taken += 1
+                raise self._seat.fault(op, self._channel, 0, e) from None
+            payload = rep.value or b""
+            obj = payload if rep.type == _BYTES else self._message(op, rep.type, payload)
+            box.taken += 1
+            return obj
+        finally:
+            box.busy.release()
+
+    def _message(self, op: str, kind: str, payload: bytes) -> Any:
+        try:
+            return _objects.unpack(payload)
+        except Exception as e:
+            says = f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {quote(kind)} that is no object: {e}"
+            raise make(Invalid, says) from None
+
+    def expired(self, *, timeout: Optional[float] = None) -> int:
+        """Returns how many messages that this rank has sent have expired unread since it last asked."""
+        try:
+            return self._seat.store.request(Request(Op.EXPIRE, group=self._seat.seat()), self._seat.until(timeout)).n
+        except StoreError as e:
+            raise self._seat.fault("expire", self._channel, 0, e) from None
+
+    def abort(self, cause: object) -> None:
+        """Ends the group for every rank: all pending and later verbs are Aborted, with the text of cause, and this rank named."""
+        self._seat.leave(Code.ABORTED, clip(str(cause), _wire.MAX_KEY) or "no cause given")
+
+    def shrink(self, *, timeout: Optional[float] = None) -> "Group":
+        """Makes the next generation of a group that lost ranks: those who call it, densely ranked in their old order.
+
+        This group is over then, and still to be closed. It cannot help if the rank is gone that hosted the store.
+        """
+        old = self._seat
+        if old.closed or not old.site.hold():
+            raise old.closed_error("shrink")
+        new = Seat(old.config, old.site, old.name, old.run)
+        new.rank, new.size, new.host = old.rank, old.size, old.host
+        try:
+            new.enter(old.until(timeout), "shrink", old.generation)
+        except BaseException:
+            old.site.release()
+            raise
+        return Group(new)
+
+    def shutdown(self, *, timeout: Optional[float] = None) -> None:
+        """Waits until every rank has called it, so that nobody waits for anybody any more, and closes the group, also if it fails."""
+        try:
+            with _Verb(self.channel(_SHUTDOWN), "shutdown", timeout) as v:
+                v.cast()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Takes this rank out of the group, at once, whatever the others do: those who wait for it hear that it left.
+
+        It ends every verb of this rank. It may be called twice.
+        """
+        self._seat.close()
+
+    def __enter__(self: _G) -> _G:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        channel = f" channel {quote(self._channel)}" if self._channel else ""
+        return f"<muster.Group {quote(self.name)}{channel} rank {self.rank} of {self.size}>"
+
+    def _stream(self, peer: int, kind: str) -> Contribution:
+        c = self._seat.seat()
+        c.root, c.channel, c.type = peer, self._channel, kind
+        return c
+
+    def _check_peer(self, op: str, peer: int) -> None:
+        if not 0 <= peer < self.size:
+            says = f"rank {peer} of a group of {self.size}: ranks are 0 to {self.size - 1}"
+            raise invalid(f"{op} of group {quote(self.name)} on rank {self.rank}: {says}")
+        if self._seat.closed:
+            raise self._seat.closed_error(op)
+
+    def _busy_error(self, op: str) -> Error:
+        says = "another verb of this group is in progress"
+        return make(Busy, f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {says}")
+
+
+class _Box:
+    """Where this rank is in the stream from another."""
+
+    def __init__(self) -> None:
+        self.busy = threading.Lock()  # held for the whole of a recv
+        self.taken = 0  # messages
+
+
+class _Verb:
+    """One collective verb of one rank: it takes one sequence number and casts one vote, whatever happens.
+
+    A rank that cannot take part votes no, so that nobody waits for it.
+    """
+
+    def __init__(
+        self,
+        g: Group,
+        verb: str,
+        timeout: Optional[float],
+        *,
+        root: int = -1,
+        kind: str = "",
+        want: int = WANT_NOTHING,
+        root_only: bool = False,
+    ) -> None:
+        self.g, self.seat = g, g._seat
+        self.c = Contribution(verb=verb, root=root, type=kind, want=want, root_only=root_only, channel=g._channel)
+        self.until = self.seat.until(timeout)
+        self.payload = b""
+        self.cause: Optional[str] = None  # why this rank votes no
+
+    def __enter__(self) -> "_Verb":
+        if self.seat.closed:
+            raise self.seat.closed_error(self.c.verb)
+        if not self.g._busy.acquire(blocking=False):
+            raise self.g._busy_error(self.c.verb)
+        self.g._seq += 1
+        self.c.generation, self.c.rank, self.c.seq = self.seat.generation, self.seat.rank, self.g._seq
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.g._busy.release()
+
+    def refuse(self, code: Code, cause: str) -> None:
+        """Makes the vote no. The first reason counts."""
+        if self.cause is None:
+            self.cause = cause
+            self.c.no, self.c.reason = code, clip(cause, 512)
+
+    def check_root(self) -> None:
+        """Refuses a root that is no rank."""
+        if not 0 <= self.c.root < self.seat.size:
+            self.refuse(Code.INVALID, f"root {self.c.root} of a group of {self.seat.size}: ranks are 0 to {self.seat.size - 1}")
+            self.c.root, self.c.root_only, self.c.want = -1, False, WANT_NOTHING
+
+    def encode(self, pack: Callable[[Any], bytes], obj: Any) -> None:
+        """Makes obj what this rank brings, or its vote no."""
+        try:
+            self.payload = pack(obj)
+            check_size(len(self.payload))
+        except TooLarge as e:
+            self.refuse(Code.TOO_LARGE, str(e))
+        except Exception as e:  # whatever an object does when it is looked at
+            self.refuse(Code.INVALID, f"msgpack: {e}")
+
+    def encode_parts(self, objs: Optional[Sequence[Any]]) -> None:
+        """Makes one object for each rank what this rank brings."""
+        n = 0 if objs is None else len(objs)
+        if objs is None or n != self.seat.size:
+            self.refuse(Code.INVALID, f"{n} objects for a group of {self.seat.size}")
+            return
+        self.encode(lambda vs: _wire.encode_parts([_objects.pack(v) for v in vs]), objs)
+
+    def cast(self) -> List[bytes]:
+        """Votes, and returns what the decided record brings."""
+        if self.cause is None and self.until <= time.monotonic():
+            self.refuse(Code.TIMEOUT, "the deadline had passed")
+        until = self.until
+        if self.c.no:
+            self.payload, until = b"", time.monotonic() + GRACE
+        error: Optional[StoreError] = None
+        try:
+            got = self.seat.store.collect(Request(Op.COLLECT, value=self.payload, group=self.c), until)
+        except StoreError as e:
+            error = e
+        if self.cause is not None:
+            raise self._refused(error)
+        if error is not None:
+            shut = self.c.channel == _SHUTDOWN
+            raise self.seat.fault(self.c.verb, "" if shut else self.c.channel, 0 if shut else self.c.seq, error)
+        return got
+
+    def _refused(self, error: Optional[StoreError]) -> RankError:
+        """Is the error of a verb that this rank did not take part in: its own reason, unless the verb had failed before."""
+        v = Verdict(Code(self.c.no), by=self.seat.rank, reason=self.c.reason)
+        if error is not None and error.verdict is not None and error.verdict.by != self.seat.rank:
+            v = error.verdict
+        return self.seat.error(self.c.verb, v, self.c.channel, self.c.seq, kind_of(Code(self.c.no)))
+
+    def decode(self, unpack: Callable[[bytes], Any], got: List[bytes], n: int) -> List[Any]:
+        """Makes objects of n payloads."""
+        at = f"pgroup: {self.c.verb} #{self.c.seq} of group {quote(self.seat.name)} on rank {self.seat.rank}"
+        if len(got) != n:
+            raise make(ProtocolError, f"{at}: the store answered with {len(got)} payloads, not {n}: not a muster store")
+        out = []
+        for rank, b in enumerate(got):
+            try:
+                out.append(unpack(b))
+            except Exception as e:
+                whose = rank if n == self.seat.size else self.c.root
+                raise make(Invalid, f"{at}: the object of rank {whose}: msgpack: {e}") from None
+        return out
+
+
+def check_size(n: int) -> None:
+    """Refuses an object that no store takes."""
+    if n > _wire.MAX_VALUE:
+        raise make(TooLarge, f"an object of {n / (1 << 20):.1f} MiB, the limit is {_wire.MAX_VALUE >> 20} MiB")
+
+
+def _quotient(n: int, by: int) -> int:
+    """Divides as Go does: truncated toward 0."""
+    return n // by if n >= 0 else -(-n // by)

@@ -1,0 +1,209 @@
+"""One connection: bytes both ways, with TLS or without."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import ssl
+import threading
+import time
+from typing import List, Optional, Union
+
+from ._errors import Denied, Error, ProtocolError, make
+from ._wire import Op
+
+_ROOM = 64 << 10
+_PLAIN = "it speaks no TLS: dial it without"
+
+
+class Pipe:
+    """Carries bytes. One thread receives, and any may send.
+
+    Sending never waits for the peer to read: what it does not take at once, a thread of the pipe's own
+    sends on. So whoever receives can answer, and a caller's deadline counts whatever the peer does.
+
+    TLS goes through memory, because an ssl.SSLSocket cannot send in one thread while another receives.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._out = sock.dup()
+        self._out.setblocking(False)
+        self._tls: Optional[ssl.SSLObject] = None
+        self._from = ssl.MemoryBIO()
+        self._to = ssl.MemoryBIO()
+        self._mu = threading.Lock()  # protects the fields below, and the TLS
+        self._queue = bytearray()
+        self._sending = False
+        self._drain: Optional[threading.Thread] = None
+        self._dead = False
+
+    def secure(self, context: ssl.SSLContext, name: str, until: float) -> None:
+        """Does the TLS handshake."""
+        tls = context.wrap_bio(self._from, self._to, server_hostname=name)
+        began = b""
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError as e:
+                self._push(self._to.read())  # the alert that says why
+                raise refusal(e) from e
+            self._push(self._to.read())
+            b = self._receive(until - time.monotonic())
+            if not b:
+                raise EOFError("EOF")
+            if len(began) < 5:
+                began += b
+                if len(began) < 5:
+                    continue
+                b = began
+                _check_record(b)
+            self._from.write(b)
+        self._tls = tls
+        self.send(b"")  # the end of the handshake is still in there
+
+    def send(self, data: Union[bytes, bytearray]) -> None:
+        """Sends data, behind all that was sent before."""
+        with self._mu:
+            if self._tls is not None:
+                if data:
+                    self._tls.write(data)
+                data = self._to.read()
+            self._queue += data
+            if self._sending or self._dead:
+                return
+            self._sending = True
+        self._flush()
+
+    def _push(self, data: bytes) -> None:
+        """Sends data as it is."""
+        with self._mu:
+            self._queue += data
+            if self._sending or self._dead:
+                return
+            self._sending = True
+        self._flush()
+
+    def _flush(self) -> None:
+        """Sends what is queued, as far as that does not wait. Called by who has set _sending."""
+        while True:
+            with self._mu:
+                if not self._queue or self._dead:
+                    self._sending = False
+                    return
+                data, self._queue = self._queue, bytearray()
+            sent = 0
+            try:
+                while sent < len(data):
+                    sent += self._out.send(memoryview(data)[sent:])
+            except BlockingIOError:
+                with self._mu:
+                    self._queue[:0] = data[sent:]
+                    self._drain = threading.Thread(target=self._send_on, name="muster sender", daemon=True)
+                    self._drain.start()
+                return
+            except OSError:
+                self.kill()  # who receives says why
+
+    def _send_on(self) -> None:
+        """Sends until nothing is queued, as the peer takes it."""
+        with selectors.DefaultSelector() as ready:
+            try:
+                ready.register(self._out, selectors.EVENT_WRITE)
+            except (OSError, ValueError):
+                self.kill()
+            while True:
+                with self._mu:
+                    if not self._queue or self._dead:
+                        self._sending = False
+                        return
+                    data = bytes(self._queue[:_ROOM])
+                ready.select()
+                try:
+                    n = self._out.send(data)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self.kill()
+                    continue
+                with self._mu:
+                    del self._queue[:n]
+
+    def receive(self, timeout: float) -> bytes:
+        """Returns what comes next, and b"" at the end. Nothing in that time is socket.timeout."""
+        if self._tls is None:
+            return self._receive(timeout)
+        while True:
+            with self._mu:
+                b = _readable(self._tls)
+            if b:
+                return b
+            b = self._receive(timeout)
+            if not b:
+                return b
+            with self._mu:
+                self._from.write(b)
+
+    def _receive(self, timeout: float) -> bytes:
+        if timeout <= 0:
+            raise socket.timeout("timed out")
+        self._sock.settimeout(timeout)
+        return self._sock.recv(_ROOM)
+
+    def kill(self) -> None:
+        """Ends the connection, from any thread: receive gives b"", or an error."""
+        with self._mu:
+            self._dead = True
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the peer was first
+
+    def close(self) -> None:
+        """Ends the connection. Called by who receives."""
+        self.kill()
+        drain = self._drain
+        if drain is not None:
+            drain.join()
+        self._sock.close()
+        self._out.close()
+
+
+def _readable(tls: ssl.SSLObject) -> bytes:
+    """Takes what has been decrypted."""
+    parts: List[bytes] = []
+    while True:
+        try:
+            b = tls.read(_ROOM)
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            break
+        except ssl.SSLError:
+            if parts:
+                break  # it comes again
+            raise
+        if not b:
+            break
+        parts.append(b)
+    return b"".join(parts)
+
+
+def _check_record(b: bytes) -> None:
+    """Refuses what is no TLS record: a store without TLS says so in a frame, whose length's upper bytes are 0."""
+    if b[0] in (20, 21, 22, 23) and b[1] == 3:
+        return
+    if b[2] == 0 and b[3] == 0 and b[4] == Op.HELLO:
+        raise make(Denied, _PLAIN)
+    raise make(ProtocolError, "not a muster store: it speaks no TLS")
+
+
+def refusal(e: ssl.SSLError) -> Error:
+    """Is what an error of TLS says of either side not trusting the other."""
+    if isinstance(e, ssl.SSLCertVerificationError):
+        return make(Denied, f"its certificate is not trusted: {e.verify_message}")
+    if e.reason and "ALERT" in e.reason:
+        return make(Denied, f"it refuses TLS: {e.reason.split('ALERT_')[-1].replace('_', ' ').lower()}")
+    return make(Denied, f"TLS: {e.reason or e}")

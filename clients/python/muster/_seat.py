@@ -1,0 +1,246 @@
+"""One rank's place in one generation of a group, and how it gets there."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import List, Optional, Union
+
+from . import _member
+from ._errors import (
+    Error,
+    Invalid,
+    Kinds,
+    ProtocolError,
+    RankError,
+    SessionLost,
+    StoreError,
+    Unavailable,
+    Unknown,
+    make,
+    quote,
+    rank_error,
+    store_error,
+)
+from ._member import Member
+from ._secure import TLS
+from ._store import Store
+from ._wire import Code, Contribution, Op, Request, Verdict
+
+LEAVE_WAIT = 1.0  # seconds that a close or an abort waits for the store to hear of it
+_GONE = (Code.UNAVAILABLE, Code.LEFT)
+
+
+class Config:
+    """Who this process is, and where the group meets."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: Union[str, Store],
+        *,
+        name: str = "world",
+        run: str = "",
+        timeout: float = 300.0,
+        expiry: float = 3600.0,
+        host: str = "",
+        tls: Optional[TLS] = None,
+        secret: Optional[bytes] = None,
+    ) -> None:
+        self.rank, self.size, self.store, self.name, self.run = rank, size, store, name, run
+        self.timeout, self.expiry, self.host, self.tls, self.secret = timeout, expiry, host, tls, secret
+        self._check()
+
+    def _check(self) -> None:
+        if self.size == 0:
+            raise invalid("size is 0: is the environment of the launcher missing? A group of one has size 1")
+        if self.size < 0:
+            raise invalid(f"size is {self.size}")
+        if not 0 <= self.rank < self.size:
+            raise invalid(f"rank is {self.rank}, with a size of {self.size}")
+        if self.timeout <= 0:
+            raise invalid(f"timeout is {self.timeout}")
+        if self.expiry <= 0:
+            raise invalid(f"expiry is {self.expiry}")
+        if not self.store:
+            raise invalid(f"there is no store: where do the {self.size} ranks meet?")
+
+
+class Site:
+    """Where groups meet. Every group holds it; a store that was connected to for them goes with the last one."""
+
+    def __init__(self, store: Store, own: bool) -> None:
+        self.store = store
+        self._own = own
+        self._lock = threading.Lock()  # protects refs
+        self._refs = 1
+
+    def hold(self) -> bool:
+        """Counts one more group; False if the last one is gone."""
+        with self._lock:
+            self._refs += self._refs > 0
+            return self._refs > 0
+
+    def release(self) -> None:
+        """Counts one group less."""
+        with self._lock:
+            self._refs -= 1
+            last = self._refs == 0
+        if last and self._own:
+            self.store.close()
+
+
+class Seat:
+    """One rank's place. The channels of its group share it."""
+
+    def __init__(self, config: Config, site: Site, name: str, run: str) -> None:
+        self.config, self.site, self.store, self.name, self.run = config, site, site.store, name, run
+        self.rank, self.size = config.rank, config.size
+        self.generation = 0
+        self.members: List[Member] = []
+        self.host = -1  # the rank that hosts the store; -1 if none does
+        self.lock = threading.Lock()  # protects the fields below
+        self.closed = False
+
+    def seat(self) -> Contribution:
+        """Says who calls."""
+        return Contribution(generation=self.generation, rank=self.rank)
+
+    def until(self, timeout: Optional[float]) -> float:
+        """Returns the deadline of a verb."""
+        return time.monotonic() + (self.config.timeout if timeout is None else timeout)
+
+    def enter(self, until: float, op: str, old: int = 0) -> None:
+        """Joins the roll: of the group, or with a generation that of its survivors."""
+        label = f"pid {os.getpid()} on {_member.host_name(self.config.host)}"
+        c = Contribution(group=self.name, run=self.run, rank=self.rank, size=self.size, generation=old, label=label)
+        req = Request(Op.JOIN, value=_member.encode(self.config.host), group=c)
+        try:
+            rep = self.store.request(req, until)
+        except StoreError as e:
+            if op == "" and went_away(e):
+                raise
+            raise self.fault(op or "create", "", 0, e) from None
+        members = rep.values or []
+        self.generation, self.size = rep.rev, len(members)
+        if old:
+            ranks = rep.nums or []
+            self.rank = ranks.index(self.rank) if self.rank in ranks else -1
+        try:
+            self._check_roll([m or b"" for m in members])
+        except Error:
+            self.leave()
+            raise
+
+    def _check_roll(self, members: List[bytes]) -> None:
+        if not 0 <= self.rank < self.size:
+            raise make(ProtocolError, f"not a muster store: a roll of {self.size} without this rank")
+        self.members = _member.parse(members)
+        for m in self.members:
+            if m.addr:
+                self.host = m.rank
+
+    def leave(self, no: Code = Code.OK, reason: str = "") -> None:
+        """Tells the store. If that cannot be reached, it will notice."""
+        c = self.seat()
+        c.no, c.reason = no, reason
+        try:
+            self.store.request(Request(Op.LEAVE, group=c), time.monotonic() + LEAVE_WAIT)
+        except Error:
+            pass
+
+    def close(self) -> None:
+        """Leaves the group, and lets go of the store if it was made for it."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+        self.leave()  # ends this rank's own calls too
+        self.site.release()
+
+    def error(self, op: str, verdict: Verdict, channel: str = "", seq: int = 0, also: Kinds = (), cause: str = "") -> RankError:
+        return rank_error(op, self.name, channel, self.rank, self.size, seq, verdict, also, cause)
+
+    def closed_error(self, op: str) -> RankError:
+        """Is the answer to a verb of a handle that was closed."""
+        return self.error(op, Verdict(Code.CLOSED, reason="this rank has closed it"))
+
+    def fault(self, op: str, channel: str, seq: int, e: StoreError) -> RankError:
+        """Is what the store's error means to a rank."""
+        if self.closed:
+            return self.closed_error(op)
+        also = tuple(k for k in (Unknown, Unavailable, SessionLost) if isinstance(e, k))
+        return self.error(op, e.verdict or self._verdict(e), channel, seq, also, str(e))
+
+    def _verdict(self, e: StoreError) -> Verdict:
+        """Is what an error means that is no verdict of the store: who is to blame, if that is known."""
+        v = Verdict(e.code, reason=e.detail)
+        hosted = f"it hosted the store at {self.store.address}"
+        if isinstance(e, SessionLost):  # the others have been told so
+            v.code, v.lost, v.reason = Code.LOST, [self.rank], "it was away, or silent, for too long; the others went on without it"
+        elif e.code == Code.LEFT and self.host >= 0:
+            v.left, v.reason = [self.host], hosted
+        elif e.code in _GONE and self.host >= 0:
+            v.code, v.lost, v.reason = Code.LOST, [self.host], hosted
+        elif e.code in _GONE:
+            v.code, v.reason = Code.UNAVAILABLE, f"{self.store.address} is gone"
+        elif e.code in (Code.TIMEOUT, Code.CANCELLED):
+            v.reason = f"no answer from the store at {self.store.address}: outcome unknown"
+        return v
+
+
+def went_away(e: Error) -> bool:
+    """Reports whether a store was there and is not any more: it gave no verdict."""
+    return isinstance(e, StoreError) and e.op != "dial" and e.verdict is None and e.code in _GONE
+
+
+def join(config: Config) -> Seat:
+    """Joins a group. A store that goes away meanwhile may be the last run's, which still ends: it is looked for again."""
+    began = time.monotonic()
+    until, pause = began + config.timeout, 0.01
+    before: Optional[Error] = None
+    while True:
+        try:
+            return _join_once(config, until)
+        except StoreError as e:
+            if not (isinstance(config.store, str) and "://" not in config.store and went_away(e)) or time.monotonic() + pause > until:
+                raise _create_error(config, e, before, time.monotonic() - began) from None
+            before = e
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+
+
+def _join_once(config: Config, until: float) -> Seat:
+    store = config.store
+    own = isinstance(store, str)
+    if isinstance(store, str):
+        left = max(until - time.monotonic(), 0.001)
+        store = Store.connect(store, tls=config.tls, secret=config.secret, timeout=left, wait=True).within(config.timeout)
+    seat = Seat(config, Site(store, own), config.name, config.run)
+    try:
+        seat.enter(until, "")
+    except BaseException:
+        seat.site.release()
+        raise
+    return seat
+
+
+def _create_error(config: Config, e: StoreError, before: Optional[Error], took: float) -> Error:
+    """Says at which step it failed."""
+    says = f"pgroup: create of group {quote(config.name)} on rank {config.rank} of {config.size}"
+    if e.op == "dial" and e.code in (Code.TIMEOUT, Code.CANCELLED):
+        says += f": nobody listens at {e.key} after {took:.1f}s"
+        if config.rank == 0:
+            says += ' (a Python rank 0 does not host the store: "muster serve" does)'
+    says += f": {e}"
+    if before is not None:
+        says += f"; the store that was there before went away: {before}"
+    op, key, code, detail, verdict, also, what, _ = e._parts
+    return store_error(op, key, code, detail, verdict, also, what, says)
+
+
+def invalid(why: str) -> Error:
+    """Is an argument that makes no sense."""
+    return make(Invalid, "pgroup: " + why)

@@ -1,0 +1,332 @@
+"""Keys, and what the store decides for groups."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Iterator, List, Optional, Sequence, Type, TypeVar, Union
+
+from . import _dial, _wire
+from ._errors import Conflict, NotFound, StoreError, Unavailable, Unknown, clip, store_error, words_of
+from ._secure import TLS
+from ._session import NoAnswer, Session
+from ._wire import Code, Op, Reply, Request
+
+DEFAULT_TIMEOUT = 300.0
+_PAGE = 1000  # entries that one round trip of list brings
+_I64 = range(-(1 << 63), 1 << 63)
+
+
+_S = TypeVar("_S", bound="Store")
+Value = Union[bytes, bytearray, memoryview]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key, and what the store knows of it."""
+
+    key: str
+    value: bytes
+    revision: int  # of its last change
+    ttl: Optional[float]  # seconds that are left of it; None is for ever
+
+
+@dataclass(frozen=True)
+class Event:
+    """A change of an entry."""
+
+    key: str
+    value: Optional[bytes]  # None if it is gone
+    revision: int
+    deleted: bool
+    expired: bool  # deleted, because its time was over, or its reads
+
+
+class Store:
+    """A store: keys with values, which are bytes. Many threads may use it.
+
+    The connection mends itself. Calls that have no answer yet are repeated; what changes something takes effect once. If the
+    session could not be taken up again, what was under way is Unknown.
+    Every verb waits for at most timeout seconds, or those that connect was given; math.inf is for ever.
+    """
+
+    def __init__(self, session: Session, timeout: float, prefix: str = "", own: bool = True) -> None:
+        """Not called by users: see connect."""
+        self._session = session
+        self._timeout = timeout
+        self._prefix = prefix
+        self._own = own
+
+    @classmethod
+    def connect(
+        cls: Type[_S],
+        address: str,
+        *,
+        tls: Optional[TLS] = None,
+        secret: Optional[bytes] = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        wait: bool = False,
+    ) -> _S:
+        """Connects to the store at address: host:port, or muster://host:port/prefix?name=value&…
+
+        The names are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. With wait it keeps trying while nobody listens there: ranks may start before the store does.
+        """
+        target = _dial.parse(address, tls, secret)
+        began = time.monotonic()
+        until, pause = began + timeout, 0.005
+        while True:
+            try:
+                return cls(Session(target, _dial.dial(target, until)), timeout, target.prefix)
+            except (Exception, _dial.Told) as e:
+                now = time.monotonic()
+                if not wait or not _dial.nobody_there(e):
+                    raise _dial.dial_error(target.addr, e) from None
+                if now >= until:
+                    raise _dial.dial_error(target.addr, e, now - began) from None
+                time.sleep(min(pause, until - now))
+                pause = min(2 * pause, 0.25)
+
+    @property
+    def address(self) -> str:
+        """Where the store is, as host:port."""
+        return self._session.target.addr
+
+    def below(self, prefix: str) -> "Store":
+        """Returns the part of the store below prefix. Its close does nothing."""
+        return Store(self._session, self._timeout, self._prefix + prefix, own=False)
+
+    def within(self: _S, timeout: float) -> _S:
+        """Gives the verbs that say no timeout another one, and returns the store."""
+        self._timeout = timeout
+        return self
+
+    def get(self, key: str, *, timeout: Optional[float] = None) -> bytes:
+        """Returns the value of key; NotFound at once if there is none."""
+        rep = self._do(Request(Op.GET, key=key), timeout, also_ok=Code.COUNTED)
+        if rep.code == Code.COUNTED:
+            return self._take("get", [key], timeout)[0]
+        return rep.value or b""
+
+    def exists(self, key: str, *, timeout: Optional[float] = None) -> bool:
+        """Reports whether key is there. It is no read of a key whose reads are counted."""
+        try:
+            self._do(Request(Op.GET, key=key), timeout, also_ok=Code.COUNTED)
+        except NotFound:
+            return False
+        return True
+
+    def wait(self, *keys: str, timeout: Optional[float] = None) -> List[bytes]:
+        """Returns the values of all keys, in their order, once all of them exist. A Timeout names those that are missing."""
+        until = self._until(timeout)
+        while True:
+            left = until - time.monotonic()
+            rep = self._do(Request(Op.WAIT, keys=keys), left, also_ok=Code.COUNTED)
+            if rep.code == Code.OK:
+                return [v or b"" for v in rep.values or []]
+            try:
+                return self._take("wait", keys, left)
+            except NotFound:
+                pass  # somebody else was faster
+
+    def set(
+        self, key: str, value: Value, *, ttl: Optional[float] = None, reads: Optional[int] = None, timeout: Optional[float] = None
+    ) -> None:
+        """Gives key a value. It goes after ttl seconds, or with the last of a number of reads; otherwise it stays."""
+        if ttl is not None and ttl <= 0 or reads is not None and not 0 < reads < 1 << 32:
+            raise store_error("set", key, Code.INVALID, "a TTL or a number of reads is out of range")
+        self._do(Request(Op.SET, key=key, value=bytes_of(value), ttl=nanoseconds(ttl), reads=reads or 0), timeout)
+
+    def add(self, key: str, delta: int = 1, *, timeout: Optional[float] = None) -> int:
+        """Adds delta to the counter key, which starts at 0, and returns its new value. Counters are decimal text."""
+        if delta not in _I64:
+            raise store_error("add", key, Code.INVALID, f"{delta} is no number of 64 bits")
+        return self._do(Request(Op.ADD, key=key, delta=delta), timeout).n
+
+    def swap(self, key: str, old: Optional[Value], new: Optional[Value], *, timeout: Optional[float] = None) -> None:
+        """Replaces the value of key by new if it is old; otherwise that is a Conflict, whose value is what is there.
+
+        None is "absent": swap(key, None, v) creates, swap(key, v, None) deletes.
+        """
+        req = Request(Op.SWAP, key=key, value=None if new is None else bytes_of(new), old=None if old is None else bytes_of(old))
+        self._do(req, timeout)
+
+    def append(self, key: str, value: Value, *, timeout: Optional[float] = None) -> int:
+        """Appends to the value of key, which starts empty, and returns its new length."""
+        return self._do(Request(Op.APPEND, key=key, value=bytes_of(value)), timeout).n
+
+    def delete(self, *keys: str, timeout: Optional[float] = None) -> int:
+        """Deletes keys and returns how many were there."""
+        return self._do(Request(Op.DELETE, keys=keys), timeout).n
+
+    def revision(self, *, timeout: Optional[float] = None) -> int:
+        """Returns the number of the store's last change."""
+        return self._do(Request(Op.PING), timeout).rev
+
+    def list(self, prefix: str = "", *, timeout: Optional[float] = None) -> Iterator[Entry]:
+        """Gives the entries whose keys start with prefix, in the order of their keys."""
+        after: Sequence[str] = ()
+        while True:
+            rep = self._do(Request(Op.LIST, key=prefix, keys=after, delta=_PAGE), timeout)
+            keys, values, nums = rep.keys or [], rep.values or [], rep.nums or []
+            for i, key in enumerate(keys):
+                yield Entry(key, values[i] or b"", nums[2 * i], nums[2 * i + 1] / 1e9 or None)
+            if rep.n == 0 or not keys:
+                return
+            after = keys[-1:]
+
+    def watch(self, prefix: str = "", after: int = 0, *, timeout: Optional[float] = None) -> Iterator[Event]:
+        """Gives the changes below prefix after a revision, in their order, each once; after 0 those from now on.
+
+        When nothing has changed for timeout seconds, that is a Timeout; Compacted says that the store has forgotten
+        changes that came after the revision: list again.
+        """
+        while True:
+            rep = self._do(Request(Op.CHANGES, key=prefix, rev=after), timeout)
+            values, nums = rep.values or [], rep.nums or []
+            for i, key in enumerate(rep.keys or []):
+                what = nums[2 * i + 1]
+                yield Event(key, values[i], nums[2 * i], deleted=what != 0, expired=what == 2)
+            after = rep.rev
+
+    def close(self) -> None:
+        """Ends the session: its ranks have left, they are not lost. It may be called twice."""
+        if self._own:
+            self._session.close()
+
+    def __enter__(self: _S) -> _S:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<muster.Store {self.address}{'/' + self._prefix if self._prefix else ''}>"
+
+    def _take(self, op: str, keys: Sequence[str], timeout: Optional[float]) -> List[bytes]:
+        """Reads entries whose reads are counted: a change, which takes effect once."""
+        rep = self._do(Request(Op.TAKE, keys=keys), timeout, op=op)
+        return [v or b"" for v in rep.values or []]
+
+    def _until(self, timeout: Optional[float]) -> float:
+        return time.monotonic() + (self._timeout if timeout is None else timeout)
+
+    def _do(self, req: Request, timeout: Optional[float], *, op: str = "", also_ok: Code = Code.OK) -> Reply:
+        """Has the store answer req, with the prefix in front of its keys; an answer with another code is an error."""
+        op = op or req.op.text
+        shown = _subject(req)
+        req.key = self._prefix + req.key if req.op not in _NO_KEY else req.key
+        req.keys = [self._prefix + k for k in req.keys]
+        if req.op == Op.JOIN:
+            req.group.group = self._prefix + req.group.group
+        try:
+            rep = self._call(req, shown, self._until(timeout))
+        except NoAnswer as e:
+            detail = f"{e.addr}: {e.detail}" if e.addr else e.detail
+            raise store_error(op, shown, e.code, detail, also=e.also, what=e.what) from None
+        n = len(self._prefix)
+        rep.keys = rep.keys and [k[n:] for k in rep.keys]
+        if rep.code in (Code.OK, also_ok):
+            return rep
+        if req.op == Op.WAIT and rep.keys:
+            shown = _clip(" ".join(rep.keys))
+        error = store_error(op, shown, rep.code, rep.detail or (rep.verdict.reason if rep.verdict else ""), rep.verdict)
+        if isinstance(error, Conflict):
+            error.value = rep.value
+        raise error
+
+    def _call(self, req: Request, shown: str, until: float) -> Reply:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise NoAnswer(Code.TIMEOUT)
+        _check(req, shown)
+        if req.op in _wire.WAITS and left < math.inf:
+            req.timeout = nanoseconds(left)
+        return self._session.do(req, until)
+
+    def collect(self, req: Request, until: float) -> List[bytes]:
+        """Casts a vote, and returns what of the record it wants, once that is decided. Of groups, not of users."""
+        try:
+            rep = self._do(req, until - time.monotonic())
+        except StoreError as e:
+            raise unknown(e) from None
+        if rep.value is not None:
+            return [rep.value]
+        return [v or b"" for v in rep.values or []]
+
+    def send(self, req: Request, until: float) -> None:
+        """Puts a message into a stream, and waits while that is full. Of groups, not of users."""
+        value = req.value or b""
+        while True:
+            rep = self._do(req, until - time.monotonic(), also_ok=Code.NO_ROOM)
+            if rep.code == Code.OK:
+                return
+            room = Request(Op.ROOM, delta=len(value), group=req.group)
+            self._do(room, until - time.monotonic(), op=Op.SEND.text)
+
+    def request(self, req: Request, until: float) -> Reply:
+        """Has the store answer a request of a group. Of groups, not of users."""
+        return self._do(req, until - time.monotonic())
+
+
+# Operations whose key, if they have one, is none of the store's.
+_NO_KEY = frozenset(
+    {
+        Op.PING, Op.WAIT, Op.TAKE, Op.DELETE, Op.JOIN, Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.ROOM, Op.EXPIRE,
+    }
+)  # fmt: skip
+
+
+def unknown(e: StoreError) -> StoreError:
+    """Marks an error that is not the store's word: the record may have been decided either way."""
+    if e.verdict is None and not isinstance(e, Unknown) and (isinstance(e, Unavailable) or e.code in (Code.TIMEOUT, Code.CANCELLED)):
+        op, key, code, detail, _, also, what, _ = e._parts
+        return store_error(op, key, code, detail, None, (*also, Unknown), "outcome unknown: " + (what or words_of(code)))
+    return e
+
+
+def bytes_of(value: Value) -> bytes:
+    """Returns a value's bytes; what is no bytes, as a str or a number, is a TypeError."""
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError(f"muster: a value is bytes, not {type(value).__name__}")
+    return bytes(value)
+
+
+def nanoseconds(seconds: Optional[float]) -> int:
+    """Returns a duration for the wire: at least 1, since 0 is for ever."""
+    if seconds is None or seconds == math.inf:
+        return 0
+    return min(max(int(seconds * 1e9), 1), _wire.AGES)
+
+
+def _check(req: Request, shown: str) -> None:
+    """Refuses what no store takes, before anything is sent: a frame that is too large would cost the connection."""
+
+    def bad(what: str) -> StoreError:
+        return store_error(req.op.text, shown, Code.TOO_LARGE, what)
+
+    c = req.group
+    for name in (req.key, c.group, c.run, c.channel, c.verb, c.type, c.label, c.reason):
+        if len(_wire.text(name)) > _wire.MAX_KEY:
+            raise bad(f"{len(_wire.text(name))} bytes of name, the limit is {_wire.MAX_KEY}")
+    if len(req.keys) > _wire.MAX_KEYS:
+        raise bad(f"{len(req.keys)} keys, the limit is {_wire.MAX_KEYS}")
+    largest = max(len(req.value or b""), len(req.old or b""))
+    if largest > _wire.MAX_VALUE:
+        raise bad(f"{largest} bytes of value, the limit is {_wire.MAX_VALUE}")
+    total = len(req.value or b"") + len(req.old or b"")
+    for k in req.keys:
+        n = len(_wire.text(k))
+        if n > _wire.MAX_KEY:
+            raise bad(f"a key of {n} bytes, the limit is {_wire.MAX_KEY}")
+        total += n + 4
+    if total > _wire.MAX_VALUE:
+        raise bad(f"{total} bytes in one request, the limit is {_wire.MAX_VALUE}")
+
+
+def _subject(req: Request) -> str:
+    return _clip(req.key or " ".join(req.keys) or req.group.group)
+
+
+def _clip(s: str) -> str:
+    return clip(s, 100)

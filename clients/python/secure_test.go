@@ -1,0 +1,147 @@
+package python_test
+
+import (
+	"crypto/tls"
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// keys are the files of an authority, and a secret.
+type keys struct {
+	dir, secretFile string
+	secret          []byte
+}
+
+func makeKeys(t *testing.T) keys {
+	t.Helper()
+	k := keys{dir: t.TempDir(), secret: []byte("sixteen bytes and some more")}
+	_, err := certs.Make(k.dir, certs.Options{})
+	require.NoError(t, err)
+	k.secretFile = filepath.Join(k.dir, "secret")
+	require.NoError(t, os.WriteFile(k.secretFile, append(k.secret, '\n'), 0o600))
+	return k
+}
+
+func (k keys) path(name string) string { return filepath.Join(k.dir, name) }
+
+// server is what a store needs to serve with TLS.
+func (k keys) server(t *testing.T, requireClient bool) *tls.Config {
+	t.Helper()
+	f := &store.TLSFiles{Cert: k.path("server.pem"), Key: k.path("server-key.pem"), CA: k.path("ca.pem"), RequireClient: requireClient}
+	c, err := f.Server()
+	require.NoError(t, err)
+	return c
+}
+
+// TestWhoComesIn: TLS, certificates and secrets, and what is said to who lacks them.
+func TestWhoComesIn(t *testing.T) {
+	k, stranger := makeKeys(t), makeKeys(t)
+	secret := []store.Access{{Secret: k.secret, Write: true}}
+	servers := map[string]string{
+		"open":           serve(t, new(store.Server)),
+		"secret":         serve(t, &store.Server{Access: secret}),
+		"TLS":            serve(t, &store.Server{TLS: k.server(t, false)}),
+		"TLS and secret": serve(t, &store.Server{TLS: k.server(t, false), Access: secret}),
+		"certificates":   serve(t, &store.Server{TLS: k.server(t, true)}),
+	}
+	ca := kw{"ca": k.path("ca.pem")}
+	client := kw{"ca": k.path("ca.pem"), "cert": k.path("client.pem"), "key": k.path("client-key.pem")}
+	other := filepath.Join(t.TempDir(), "other")
+	require.NoError(t, os.WriteFile(other, []byte("another secret of some length"), 0o600))
+
+	p := start(t)
+	for _, c := range []struct {
+		server string
+		with   kw
+		kind   string // "": it comes in
+		says   string
+	}{
+		{server: "open"},
+		{server: "open", with: kw{"secret_file": k.secretFile}, kind: "Denied", says: "the store did not prove that it knows the secret"},
+		{server: "open", with: kw{"tls": ca}, kind: "Denied", says: "it speaks no TLS: dial it without"},
+		{server: "secret", with: kw{"secret_file": k.secretFile}},
+		{server: "secret", kind: "Denied", says: "it wants a secret, and none was given"},
+		{server: "secret", with: kw{"secret_file": other}, kind: "Denied", says: "wrong secret"},
+		{server: "TLS", with: kw{"tls": ca}},
+		{server: "TLS", kind: "Denied", says: "it speaks TLS only: dial it with TLS"},
+		{server: "TLS", with: kw{"tls": kw{"ca": stranger.path("ca.pem")}}, kind: "Denied", says: "its certificate is not trusted: "},
+		{server: "TLS", with: kw{"tls": kw{"ca": k.path("ca.pem"), "server_name": "elsewhere"}}, kind: "Denied", says: "its certificate is not trusted: "},
+		{server: "TLS and secret", with: kw{"tls": ca, "secret_file": k.secretFile}},
+		{server: "TLS and secret", with: kw{"tls": ca, "secret_file": other}, kind: "Denied", says: "wrong secret"},
+		{server: "TLS and secret", with: kw{"tls": ca}, kind: "Denied", says: "it wants a secret, and none was given"},
+		{server: "certificates", with: kw{"tls": client}},
+		{server: "certificates", with: kw{"tls": ca}, kind: "Denied", says: "it refuses TLS: "},
+	} {
+		addr := servers[c.server]
+		with := kw{"timeout": 10}
+		maps.Copy(with, c.with)
+		if c.kind != "" {
+			f := p.fails(c.kind, "new", "connect", addr, with)
+			require.Contains(t, f.Text, `store: dial "`+addr+`": denied: `+c.says, "%s with %v", c.server, c.with)
+			continue
+		}
+		_, err := p.do("new", "connect", addr, with)
+		require.NoError(t, err, "%s with %v", c.server, c.with)
+		large := raw(string(make([]byte, 3<<20)))
+		p.must("store", "set", "k", large)
+		require.Equal(t, large, p.must("store", "get", "k"))
+		p.must("store", "close")
+	}
+}
+
+// TestAGroupWithTLSAndASecret: the Go rank hosts, as with every way to have both.
+func TestAGroupWithTLSAndASecret(t *testing.T) {
+	k := makeKeys(t)
+	l := listen(t)
+	p := start(t)
+	joined := make(chan error, 1)
+	go func() {
+		url := "muster://" + l.Addr().String() + "?ca=" + k.path("ca.pem") + "&secret-file=" + k.secretFile
+		_, err := p.do("new", "join", 1, 2, url, kw{"timeout": 30})
+		joined <- err
+	}()
+	ctx := bounded(t)
+	g, err := pgroup.Create(ctx, pgroup.Config{
+		Size: 2, Listener: l, Secret: k.secret,
+		TLS: &store.TLSFiles{Cert: k.path("server.pem"), Key: k.path("server-key.pem")},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = g.Close() })
+	require.NoError(t, <-joined)
+	go func() {
+		_, err := p.do("group", "all_gather", "Python")
+		joined <- err
+	}()
+	got, err := pgroup.AllGather(ctx, g, "Go")
+	require.NoError(t, err)
+	require.NoError(t, <-joined)
+	require.Equal(t, []string{"Go", "Python"}, got)
+	go func() {
+		_, err := p.do("group", "shutdown")
+		joined <- err
+	}()
+	require.NoError(t, g.Shutdown(ctx))
+	require.NoError(t, <-joined)
+}
+
+// TestTheRightsOfASecret: what somebody may not do is said, and the session goes on.
+func TestTheRightsOfASecret(t *testing.T) {
+	k := makeKeys(t)
+	addr := serve(t, &store.Server{Access: []store.Access{{Secret: k.secret, Prefix: "a/", Write: true}}})
+	p := start(t)
+	p.must("new", "connect", "muster://"+addr+"/a?secret-file="+k.secretFile)
+	p.must("store", "set", "k", raw("v"))
+	require.Equal(t, []any{raw("v")}, p.must("store", "wait", "k"))
+	p.must("new", "connect", addr, kw{"secret_file": k.secretFile})
+	require.Equal(t, raw("v"), p.must("store", "get", "a/k"))
+	require.ErrorContains(t, p.fails("Denied", "store", "set", "b", raw("v")), `store: set "b": denied: `)
+	require.EqualValues(t, 1, p.must("store", "add", "a/n"))
+}

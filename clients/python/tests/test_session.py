@@ -1,0 +1,313 @@
+"""What a session says on the wire, to a store that is played here: what Go's store does is tested with Go's store."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import unittest
+from typing import Any, Callable, Iterator, List, Tuple
+from unittest import mock
+
+import muster
+from muster import _session, _wire
+from muster._wire import Code, Op
+
+_HEADER = struct.Struct("<IBBHQ")
+
+
+class Peer:
+    """The store's end of one connection."""
+
+    def __init__(self, conn: socket.socket) -> None:
+        self.conn = conn
+        conn.settimeout(10)
+
+    def take(self, n: int) -> bytes:
+        b = b""
+        while len(b) < n:
+            got = self.conn.recv(n - len(b))
+            if not got:
+                raise EOFError
+            b += got
+        return b
+
+    def frame(self) -> Tuple[Op, int, int, bytes]:
+        """Returns the next request: operation, flags, id, body."""
+        length, op, flags, _, call = _HEADER.unpack(self.take(16))
+        return Op(op), flags, call, self.take(length)
+
+    def numbered(self) -> Tuple[Op, int, int, int]:
+        """Returns the next request, which is numbered: operation, id, number, acknowledged."""
+        op, flags, call, body = self.frame()
+        assert flags & 8, op
+        number, acked = struct.unpack_from("<QQ", body)
+        return op, call, number, acked
+
+    def say(self, op: Op, call: int = 0, *, flags: int = 0, code: Code = Code.OK, body: bytes = b"") -> None:
+        self.conn.sendall(_HEADER.pack(len(body), op, flags, code, call) + body)
+
+    def number(self, op: Op, call: int, n: int) -> None:
+        self.say(op, call, flags=1, body=struct.pack("<Qq", 1, n))
+
+    def values(self, call: int, *values: bytes) -> None:
+        self.say(Op.WAIT, call, flags=8, body=_wire.encode_parts(values))
+
+
+class Fake:
+    """A store that is played."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(10)
+        self.addr = "127.0.0.1:%d" % self.listener.getsockname()[1]
+        self._conns: List[socket.socket] = []
+
+    def close(self) -> None:
+        self.listener.close()
+        for conn in self._conns:
+            conn.close()
+
+    def connection(self) -> Peer:
+        conn, _ = self.listener.accept()
+        self._conns.append(conn)
+        return Peer(conn)
+
+    def accept(self) -> Tuple[Peer, Tuple[int, int]]:
+        """Returns a connection whose hello is not answered yet, and the session and incarnation that it resumes, or zeros."""
+        p = self.connection()
+        assert p.take(12) == _wire.PREFACE
+        op, flags, _, body = p.frame()
+        assert op == Op.HELLO
+        return p, struct.unpack_from("<QQ", body, len(body) - 16) if flags & 32 else (0, 0)
+
+    def welcome(self, session: int = 7, incarnation: int = 3, durable: int = 0) -> Tuple[Peer, Tuple[int, int]]:
+        p, resumes = self.accept()
+        nums = struct.pack("<Iqq", 2, durable, 500_000_000)
+        p.say(Op.HELLO, flags=1 | 4 | 32, body=struct.pack("<Qq", incarnation, session) + b"\x03\0\0\0tok" + nums)
+        return p, resumes
+
+
+class Outcome:
+    """A call in a thread of its own."""
+
+    def __init__(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.value: Any = None
+
+        def run() -> None:
+            try:
+                self.value = f(*args, **kwargs)
+            except Exception as e:
+                self.value = e
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def __call__(self) -> Any:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        return self.value
+
+
+class Sessions(unittest.TestCase):
+    def setUp(self) -> None:
+        self.fake = Fake()
+        self.addCleanup(self.fake.close)
+
+    def fresh(self) -> None:
+        self.fake.close()
+        self.fake = Fake()
+        self.addCleanup(self.fake.close)
+
+    @contextlib.contextmanager
+    def connected(self, **welcome: int) -> Iterator[Tuple[muster.Store, Peer]]:
+        got = Outcome(muster.Store.connect, self.fake.addr, timeout=10)
+        peer, resumes = self.fake.welcome(**welcome)
+        self.assertEqual(resumes, (0, 0))
+        store: muster.Store = got()
+        try:
+            yield store, peer
+        finally:
+            self.fake.close()
+            store.close()
+
+    def test_probes_are_answered(self) -> None:
+        with self.connected() as (_, peer):
+            peer.say(Op.PROBE)
+            self.assertEqual(peer.frame(), (Op.PROBE, 0, 0, b""))
+
+    def test_goodbye(self) -> None:
+        with self.connected() as (store, peer):
+            closing = Outcome(store.close)
+            self.assertEqual(peer.frame()[0], Op.GOODBYE)
+            peer.conn.close()
+            self.assertIsNone(closing())
+
+    def test_numbers_are_dense_and_acknowledged(self) -> None:
+        with self.connected() as (store, peer):
+            for n in range(1, 4):
+                got = Outcome(store.add, "k")
+                op, call, number, acked = peer.numbered()
+                self.assertEqual((op, number, acked), (Op.ADD, n, n - 1))
+                peer.number(op, call, 10 * n)
+                self.assertEqual(got(), 10 * n)
+
+    def test_what_has_no_answer_is_repeated(self) -> None:
+        with self.connected() as (store, peer):
+            adding = Outcome(store.add, "k", 5)
+            add = peer.numbered()
+            waiting = Outcome(store.wait, "w")
+            wait = peer.frame()
+            peer.conn.close()
+            peer, resumes = self.fake.welcome()
+            self.assertEqual(resumes, (7, 3))
+            self.assertEqual(peer.numbered(), add)  # under its number
+            self.assertEqual(peer.frame(), wait)  # under its id
+            peer.values(wait[2], b"v")
+            peer.number(*add[:2], 5)
+            self.assertEqual((adding(), waiting()), (5, [b"v"]))
+
+    def test_what_was_given_up_does_not_take_effect_later(self) -> None:
+        with self.connected() as (store, peer):
+            late = Outcome(store.add, "k", timeout=0.01)
+            _, call, number, _ = peer.numbered()
+            e = late()
+            self.assertIsInstance(e, muster.Unknown)
+            self.assertEqual(str(e), 'store: add "k": outcome unknown: timed out')
+            waiting = Outcome(store.wait, "w", timeout=0.01)
+            wait = peer.frame()
+            self.assertEqual(peer.frame(), (Op.CANCEL, 0, wait[2], b""))
+            self.assertIsInstance(waiting(), muster.Timeout)
+            peer.conn.close()
+            peer, _ = self.fake.welcome()
+            self.assertEqual(peer.numbered(), (Op.SKIP, call, number, 0))
+            self.assertEqual(peer.frame(), (Op.CANCEL, 0, wait[2], b""))
+            peer.say(Op.SKIP, call)
+            peer.say(Op.PROBE)
+            self.assertEqual(peer.frame()[0], Op.PROBE)  # it has the answer
+            more = Outcome(store.add, "k")
+            op, call, number, acked = peer.numbered()
+            self.assertEqual((op, number, acked), (Op.ADD, 2, 1))
+            peer.number(op, call, 1)
+            self.assertEqual(more(), 1)
+
+    def test_a_new_session(self) -> None:
+        lost, forgotten = "the session was not taken up again in time", "it has been restarted, and has forgotten everything"
+        for incarnation, says in ((3, lost), (4, forgotten)):
+            with self.subTest(says):
+                self.fresh()
+                with self.connected() as (store, peer):
+                    adding = Outcome(store.add, "k")
+                    peer.numbered()
+                    waiting = Outcome(store.wait, "w")
+                    wait = peer.frame()
+                    following = Outcome(lambda: list(store.watch("p", 5)))
+                    watch = peer.frame()
+                    peer.conn.close()
+                    peer, _ = self.fake.welcome(session=8, incarnation=incarnation)
+                    self.assertEqual(peer.frame(), wait)  # it changes nothing: it is asked again
+                    if incarnation == 3:
+                        self.assertEqual(peer.frame(), watch)
+                        peer.say(Op.CHANGES, watch[2], code=Code.COMPACTED)
+                    self.assertIsInstance(following(), muster.Compacted)
+                    peer.values(wait[2], b"v")
+                    self.assertEqual(waiting(), [b"v"])
+                    e = adding()
+                    self.assertIsInstance(e, muster.Unknown)
+                    self.assertEqual(isinstance(e, muster.SessionLost), incarnation == 3)
+                    self.assertIn(says, str(e))
+                    more = Outcome(store.add, "k")
+                    op, call, number, acked = peer.numbered()
+                    self.assertEqual((number, acked), (1, 0))  # numbers begin anew
+                    peer.number(op, call, 1)
+                    self.assertEqual(more(), 1)
+
+    def test_a_silent_store_is_asked_and_given_up(self) -> None:
+        with mock.patch.multiple(_session, _ASK_AFTER=1, _MOST_SILENCE=2), self.connected() as (store, peer):
+            waiting = Outcome(store.wait, "w")
+            wait = peer.frame()
+            self.assertEqual(peer.frame(), (Op.PING, 0, 0, b""))
+            peer, resumes = self.fake.welcome()
+            self.assertEqual(resumes, (7, 3))
+            self.assertEqual(peer.frame(), wait)
+            peer.values(wait[2], b"v")
+            self.assertEqual(waiting(), [b"v"])
+
+    def test_a_store_that_shuts_down(self) -> None:
+        with self.connected() as (store, peer):
+            waiting = Outcome(store.wait, "w")
+            peer.frame()
+            peer.say(Op.GOODBYE, code=Code.LEFT)
+            e = waiting()
+            self.assertEqual((e.code, str(e)), (Code.LEFT, f'store: wait "w": store unavailable: {self.fake.addr}: it has shut down'))
+            self.assertIsInstance(e, muster.Unavailable)
+
+    def test_a_durable_store_is_waited_for(self) -> None:
+        with self.connected(durable=1) as (store, peer):
+            waiting = Outcome(store.wait, "w")
+            wait = peer.frame()
+            peer.say(Op.GOODBYE, code=Code.LEFT)
+            peer.conn.close()
+            host, _, port = self.fake.addr.rpartition(":")
+            self.fake.listener.close()  # refused for a while
+            self.assertIsInstance(Outcome(store.add, "k", timeout=0.2)(), muster.Timeout)
+            self.fake.listener = socket.create_server((host, int(port)))
+            self.fake.listener.settimeout(10)
+            peer, _ = self.fake.welcome()
+            frame = peer.frame()
+            if frame[0] == Op.SKIP:  # the add had been sent just before the end
+                frame = peer.frame()
+            self.assertEqual(frame, wait)
+            peer.values(wait[2], b"v")
+            self.assertEqual(waiting(), [b"v"])
+
+    def test_a_reply_that_is_none(self) -> None:
+        for body in (b"\1", b""):
+            with self.subTest(body=body):
+                self.fresh()
+                with self.connected() as (store, peer):
+                    getting, waiting = Outcome(store.get, "k"), Outcome(store.wait, "w")
+                    calls = [peer.frame()[2] for _ in range(2)]
+                    peer.say(Op.GET, calls[0], flags=1, body=body)
+                    for got in (getting, waiting):
+                        self.assertIsInstance(got(), muster.Unavailable)
+                        self.assertIn("truncated frame", str(got()))
+
+    def test_strangers(self) -> None:
+        for says in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 mail.example.org ESMTP\r\n", _HEADER.pack(0, Op.PING, 0, 0, 0)):
+            got = Outcome(muster.Store.connect, self.fake.addr, timeout=10, wait=True)
+            self.fake.connection().conn.sendall(says)
+            self.assertIsInstance(got(), muster.ProtocolError)
+            self.assertIn("not a muster store: ", str(got()))
+
+    def test_a_store_that_refuses(self) -> None:
+        got = Outcome(muster.Store.connect, self.fake.addr, timeout=10)
+        peer, _ = self.fake.accept()
+        peer.say(Op.HELLO, code=Code.FULL, flags=2, body=b"\x04\0\0\0room")
+        self.assertIsInstance(got(), muster.Full)
+        self.assertEqual(str(got()), f'store: dial "{self.fake.addr}": store unavailable: store full: room')
+
+    def test_a_false_store_learns_nothing_of_a_secret(self) -> None:
+        got = Outcome(muster.Store.connect, self.fake.addr, timeout=10, secret=b"x" * 16)
+        peer, _ = self.fake.accept()
+        peer.say(Op.PROOF, flags=4, body=b"\x20\0\0\0" + b"n" * 32)
+        op, _, _, body = peer.frame()
+        self.assertEqual((op, len(body)), (Op.PROOF, 4 + 32))
+        peer.say(Op.HELLO, flags=1 | 8, body=struct.pack("<Qq", 1, 1) + _wire.encode_parts([body[4:]]))  # its own proof
+        self.assertIsInstance(got(), muster.Denied)
+        self.assertIn("the store did not prove that it knows the secret", str(got()))
+
+    def test_a_peer_that_does_not_read_delays_nobody_beyond_a_deadline(self) -> None:
+        with self.connected() as (store, peer):
+            large: List[Outcome] = [Outcome(store.set, "k", bytes(8 << 20), timeout=0.3) for _ in range(4)]
+            for got in large:
+                self.assertIsInstance(got(), muster.Unknown)
+            peer.say(Op.PROBE)  # the reader still answers, when the peer reads
+            for n in range(1, 5):
+                self.assertEqual(peer.numbered()[2], n)
+            self.assertEqual(peer.frame()[0], Op.PROBE)
+
+
+if __name__ == "__main__":
+    unittest.main()
