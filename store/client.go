@@ -27,8 +27,11 @@ type DialOptions struct {
 	Secret []byte
 	// Wait keeps trying while nobody listens there, or the name does not resolve, until ctx
 	// ends: ranks may start before the store does.
-	Wait   bool
-	Logger *slog.Logger // nil is silent
+	Wait bool
+	// Silence is for how long this process may say nothing while others wait for its ranks, and not be lost: as long as something keeps
+	// all of it from running. Default, and least: 0.6 s; most: ServerLimits.Silence.
+	Silence time.Duration
+	Logger  *slog.Logger // nil is silent
 }
 
 const (

@@ -49,7 +49,7 @@ func (d *dialer) dial(ctx context.Context, resume *wire.Request) (*line, error) 
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
 	l := &line{conn: conn, in: &frames{limit: helloRoom}, buf: make([]byte, clientRoom)}
 	if err = l.secure(config); err == nil {
-		err = l.hello(resume, d.options.Secret)
+		err = l.hello(resume, &d.options)
 	}
 	if !stop() {
 		err = fmt.Errorf("it has not answered: %w", ctx.Err())
@@ -129,8 +129,9 @@ func speaksPlain(head [5]byte) bool {
 func denied(why string) error { return &Error{Code: wire.CodeDenied, Err: ErrDenied, Detail: why} }
 
 // hello opens the session. With a secret it ends well only if the store has proved that it knows it too.
-func (l *line) hello(resume *wire.Request, secret []byte) error {
-	req := wire.Request{Op: wire.OpHello, Key: whoami(), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
+func (l *line) hello(resume *wire.Request, o *DialOptions) error {
+	secret := o.Secret
+	req := wire.Request{Op: wire.OpHello, Timeout: o.Silence, Key: whoami(), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
 	if secret != nil {
 		req.Old = newNonce()
 	}

@@ -54,7 +54,7 @@ func (s *Server) lookAround(late bool) {
 	for _, c := range conns {
 		waited := awaited[c.session.Load()]
 		switch {
-		case c.silent >= most || waited && c.asked >= asksAwaited:
+		case c.silent >= most || waited && c.asked >= max(asksAwaited, int(c.hello.Timeout/look)):
 			c.lose()
 		case waited || c.silent%max(most/3, 1) == 0:
 			c.asked++ // who has merely said nothing is asked first

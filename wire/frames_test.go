@@ -31,14 +31,14 @@ var goldenRequests = []struct {
 	req   wire.Request
 	bytes string
 }{
-	{wire.Request{Op: wire.OpHello, ID: 1, Key: "me"}, "06000000 01 00 0000 0100000000000000 | 02000000 6d65"},
+	{wire.Request{Op: wire.OpHello, ID: 1, Key: "me"}, "0e000000 01 00 0000 0100000000000000 | 0000000000000000 02000000 6d65"},
 	{
-		wire.Request{Op: wire.OpHello, ID: 1, Key: "me", Old: []byte("nonce")},
-		"0f000000 01 02 0000 0100000000000000 | 02000000 6d65  05000000 6e6f6e6365",
+		wire.Request{Op: wire.OpHello, ID: 1, Key: "me", Old: []byte("nonce"), Timeout: time.Second},
+		"17000000 01 02 0000 0100000000000000 | 00ca9a3b00000000 02000000 6d65  05000000 6e6f6e6365",
 	},
 	{
 		wire.Request{Op: wire.OpHello, ID: 1, Key: "me", Value: []byte("tok"), Old: []byte("nonce"), Resume: 3, Rev: 0x0102030405060708},
-		"26000000 01 23 0000 0100000000000000 | 02000000 6d65  03000000 746f6b  05000000 6e6f6e6365  0300000000000000 0807060504030201",
+		"2e000000 01 23 0000 0100000000000000 | 0000000000000000 02000000 6d65  03000000 746f6b  05000000 6e6f6e6365  0300000000000000 0807060504030201",
 	},
 	{wire.Request{Op: wire.OpGoodbye, ID: 2}, "00000000 02 00 0000 0200000000000000"},
 	{wire.Request{Op: wire.OpCancel, ID: 3}, "00000000 03 00 0000 0300000000000000"},
@@ -426,8 +426,8 @@ func TestRequestRefused(t *testing.T) {
 		"a code":             {"05000000 05 00 0100 0100000000000000 | 01000000 6b", wire.ErrFlags},
 		"a cut number":       {"0f000000 1b 08 0000 0100000000000000 |" + strings.Repeat("01", 15), wire.ErrTruncated},
 		"a number unasked":   {"10000000 1b 00 0000 0100000000000000 |" + strings.Repeat("01", 16), wire.ErrTrailing},
-		"a token too long":   {"08000000 01 01 0000 0100000000000000 | 00000000 01000001", wire.ErrTooLarge},
-		"a nonce too long":   {"08000000 01 02 0000 0100000000000000 | 00000000 01000001", wire.ErrTooLarge},
+		"a token too long":   {"10000000 01 01 0000 0100000000000000 | 0000000000000000 00000000 01000001", wire.ErrTooLarge},
+		"a nonce too long":   {"10000000 01 02 0000 0100000000000000 | 0000000000000000 00000000 01000001", wire.ErrTooLarge},
 		"a proof too long":   {"04000000 1d 01 0000 0100000000000000 | 01000001", wire.ErrTooLarge},
 		"a bool of 2":        {"2a000000 11 00 0000 0100000000000000 |" + strings.Repeat("00", 8+12+4+8+4+4+4+4+4) + "02 00 00", wire.ErrFlags},
 		"a no that is ok":    {"12000000 0f 04 0000 0100000000000000 |" + strings.Repeat("00", 12) + "0000 00000000", wire.ErrFlags},

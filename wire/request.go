@@ -10,7 +10,7 @@ type Request struct {
 	Session uint64        // of the caller; set by the server, never on the wire
 	Number  uint64        // of a request that changes something: 1, 2, 3 … in its session; 0: it is carried out each time it comes
 	Acked   uint64        // with Number: the answers to all up to this one have come
-	Timeout time.Duration // what is left of the caller's deadline; 0 is none
+	Timeout time.Duration // what is left of the caller's deadline, 0 is none; OpHello: for how long it may be silent while others wait
 	Key     string        // or a prefix
 	Keys    []string
 	Value   []byte        // a value, a payload, a member; OpSwap: nil is "absent"
@@ -123,7 +123,7 @@ const (
 
 // fields says which parts each operation's body has.
 var fields = [opEnd]field{
-	OpHello:   fKey | fValue | fOld | fResume,
+	OpHello:   fTimeout | fKey | fValue | fOld | fResume,
 	OpGoodbye: 0,
 	OpCancel:  0,
 	OpPing:    0,

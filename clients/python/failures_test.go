@@ -179,9 +179,22 @@ func TestAKilledGoRankIsLostToPython(t *testing.T) {
 	require.EqualValues(t, []any{0., 1.}, p.must("new", "facts").([]any)[:2])
 }
 
-// TestPythonThatHoldsItsLockIsLost: no thread of a process answers while one holds the interpreter's lock. The README says so.
-func TestPythonThatHoldsItsLockIsLost(t *testing.T) {
+// TestPythonThatHoldsItsLock: no thread of a process answers while one holds the interpreter's lock. It says beforehand for how long it may.
+func TestPythonThatHoldsItsLock(t *testing.T) {
 	m := create(t, 2, serve(t, new(store.Server)), nil, pgroup.Config{})
+	errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
+		if _, err := p.do("new", "hold", 2500); err != nil {
+			return err
+		}
+		_, err := p.do("group", "barrier")
+		return err
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestPythonThatHoldsItsLockForTooLong: then the rank is lost. The README says so.
+func TestPythonThatHoldsItsLockForTooLong(t *testing.T) {
+	m := create(t, 2, serve(t, new(store.Server)), kw{"silence": 0.5}, pgroup.Config{})
 	errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
 		if _, err := p.do("new", "hold", 2500); err != nil {
 			return err

@@ -17,6 +17,8 @@ from ._pipe import Pipe, refusal
 from ._secure import TLS
 from ._wire import Code, Op, Reply, Request
 
+# DEFAULT_SILENCE is long enough for most calls that hold the interpreter's lock; a process that ends is noticed without it.
+DEFAULT_SILENCE = 10.0
 _HANDSHAKE = 10.0  # seconds, for a handshake whose deadline is later
 _HELLO_ROOM = 32 << 10
 _NO_WELCOME = "not a muster store: its answer is no welcome"
@@ -30,6 +32,7 @@ class Target:
     tls: Optional[TLS] = None
     secret: Optional[bytes] = None
     prefix: str = ""
+    silence: float = DEFAULT_SILENCE
 
     def split(self) -> Tuple[str, int]:
         """Returns host and port."""
@@ -37,9 +40,9 @@ class Target:
         return host.strip("[]"), int(port)
 
 
-def parse(address: str, tls: Optional[TLS], secret: Optional[bytes]) -> Target:
+def parse(address: str, tls: Optional[TLS], secret: Optional[bytes], silence: float = DEFAULT_SILENCE) -> Target:
     """Returns the store at an address, host:port or muster://host:port/prefix?name=value&…"""
-    t = Target(address, tls, secret)
+    t = Target(address, tls, secret, silence=silence)
     if "://" in address or address.startswith("mem:"):
         t = _parse_url(address, t)
     _check_addr(t.addr)
@@ -177,7 +180,7 @@ def _enter(line: Line, t: Target, context: Optional[ssl.SSLContext], until: floa
             with _secure.exporting(context) as export:
                 line.pipe.secure(context, name, until)
                 binding = export()
-    _hello(line, t.secret, binding, until, resume or Request(Op.HELLO))
+    _hello(line, t.secret, binding, until, replace(resume or Request(Op.HELLO), timeout=int(t.silence * 1e9)))
     line.limit = _wire.MAX_REPLY
     return line
 

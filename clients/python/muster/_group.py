@@ -8,6 +8,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, Union
 
 from . import _env, _objects, _seat, _wire
+from ._dial import DEFAULT_SILENCE
 from ._errors import Busy, Error, Expired, Invalid, ProtocolError, RankError, StoreError, TooLarge, clip, kind_of, make, quote
 from ._member import Member
 from ._seat import Config, Seat, invalid
@@ -64,15 +65,16 @@ class Group:
         host: str = "",
         tls: Optional[TLS] = None,
         secret: Optional[bytes] = None,
+        silence: float = DEFAULT_SILENCE,
     ) -> _G:
         """Joins a group: returns when all ranks have, or says who has not.
 
         store is where the ranks meet: host:port, where a Go rank 0 or "muster serve" listens, now or a little later; a
         URL, as for Store.connect; or a Store, which stays open when the group is closed. name tells groups on
         one store apart, and run those of one job's runs. timeout bounds joining, and each verb that does not say otherwise;
-        a message that nobody fetches within expiry seconds is gone.
+        a message that nobody fetches within expiry seconds is gone. silence: see Store.connect.
         """
-        config = Config(rank, size, store, name=name, run=run, timeout=timeout, expiry=expiry, host=host, tls=tls, secret=secret)
+        config = Config(rank, size, store, name=name, run=run, timeout=timeout, expiry=expiry, host=host, tls=tls, secret=secret, silence=silence)
         return cls(_seat.join(config))
 
     @classmethod

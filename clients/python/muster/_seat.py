@@ -8,6 +8,7 @@ import time
 from typing import List, Optional, Union
 
 from . import _member
+from ._dial import DEFAULT_SILENCE
 from ._errors import (
     Error,
     Invalid,
@@ -48,9 +49,10 @@ class Config:
         host: str = "",
         tls: Optional[TLS] = None,
         secret: Optional[bytes] = None,
+        silence: float = DEFAULT_SILENCE,
     ) -> None:
         self.rank, self.size, self.store, self.name, self.run = rank, size, store, name, run
-        self.timeout, self.expiry, self.host, self.tls, self.secret = timeout, expiry, host, tls, secret
+        self.timeout, self.expiry, self.host, self.tls, self.secret, self.silence = timeout, expiry, host, tls, secret, silence
         self._check()
 
     def _check(self) -> None:
@@ -217,7 +219,7 @@ def _join_once(config: Config, until: float) -> Seat:
     own = isinstance(store, str)
     if isinstance(store, str):
         left = max(until - time.monotonic(), 0.001)
-        store = Store.connect(store, tls=config.tls, secret=config.secret, timeout=left, wait=True).within(config.timeout)
+        store = Store.connect(store, tls=config.tls, secret=config.secret, silence=config.silence, timeout=left, wait=True).within(config.timeout)
     seat = Seat(config, Site(store, own), config.name, config.run)
     try:
         seat.enter(until, "")

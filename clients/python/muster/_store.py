@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Iterator, List, Optional, Sequence, Type, TypeVar, Union
 
 from . import _dial, _wire
+from ._dial import DEFAULT_SILENCE
 from ._errors import Conflict, NotFound, StoreError, Unavailable, Unknown, clip, store_error, words_of
 from ._secure import TLS
 from ._session import NoAnswer, Session
@@ -67,12 +68,15 @@ class Store:
         secret: Optional[bytes] = None,
         timeout: float = DEFAULT_TIMEOUT,
         wait: bool = False,
+        silence: float = DEFAULT_SILENCE,
     ) -> _S:
         """Connects to the store at address: host:port, or muster://host:port/prefix?name=value&…
 
         The names are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. With wait it keeps trying while nobody listens there: ranks may start before the store does.
+        silence is for how many seconds this process may answer nothing while others wait for its ranks, and not be lost: no thread of it runs while one holds the interpreter's lock. The store has a
+        limit of its own (15 s).
         """
-        target = _dial.parse(address, tls, secret)
+        target = _dial.parse(address, tls, secret, silence)
         began = time.monotonic()
         until, pause = began + timeout, 0.005
         while True:

@@ -220,7 +220,7 @@ _TIMEOUT, _KEY, _KEYS, _VALUE, _OLD, _DELTA, _TTL, _READS, _REV = (1 << i for i 
 _SEAT, _ROLL, _CAST, _BALLOT, _NO, _NUMBER, _LEASE, _RESUME = (1 << i for i in range(9, 17))
 
 _FIELDS = {
-    Op.HELLO: _KEY | _VALUE | _OLD | _RESUME,
+    Op.HELLO: _TIMEOUT | _KEY | _VALUE | _OLD | _RESUME,
     Op.GET: _KEY,
     Op.SET: _NUMBER | _KEY | _VALUE | _TTL | _READS | _LEASE,
     Op.WAIT: _TIMEOUT | _KEYS,
