@@ -188,7 +188,7 @@ func TestAShortSilenceLosesNobody(t *testing.T) {
 	select {
 	case err := <-waiting:
 		t.Fatalf("lost at once: %v", err)
-	case <-time.After(500 * time.Millisecond):
+	case <-time.After(300 * time.Millisecond):
 	}
 	proxy.Stall(false)
 	require.NoError(t, g.barrier(bounded(t), 1, 2))
