@@ -195,6 +195,28 @@ func TestAShortSilenceLosesNobody(t *testing.T) {
 	require.NoError(t, <-waiting)
 }
 
+// A peer that has asked for silence may be away for as long, while others wait for it.
+func TestASilenceThatWasAskedForLosesNobody(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	proxy := testcluster.NewProxy(t, s.addr)
+	b, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{Silence: 10 * time.Second})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	g := join(t, s.client(t), b)
+	waiting := make(chan error, 1)
+	go func() { waiting <- g.barrier(bounded(t), 0, 1) }()
+	proxy.Stall(true)
+	select {
+	case err := <-waiting:
+		t.Fatalf("lost, though it has asked for time: %v", err)
+	case <-time.After(2 * time.Second):
+	}
+	proxy.Stall(false)
+	require.NoError(t, g.barrier(bounded(t), 1, 1))
+	require.NoError(t, <-waiting)
+}
+
 // rank0 joins a group with a child.
 func rank0(t *testing.T, s *service) (*pair, testcluster.Process) {
 	t.Helper()
