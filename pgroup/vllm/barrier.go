@@ -67,7 +67,6 @@ func (b *barrier) open(ctx context.Context) error {
 	v, err := pickle.Parse(values[0])
 	name, ok := v.(string)
 	if err != nil || !ok || !isBarrierID(name) {
-		b.say(ctx, "failed in "+b.name())
 		return b.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf("this rank called barrier, rank 0 did not: what it broadcast is a %T", v)}, err)
 	}
 	b.id = name
@@ -196,9 +195,6 @@ func (b *barrier) leave(ctx context.Context, arrivals [][]byte) {
 		return
 	}
 	if _, err := b.await(ctx, b.needs(b.departure)); err != nil {
-		last, cancel := b.grace()
-		defer cancel()
-		_ = b.quiet(last)
 		return
 	}
 	ctx, cancel := b.last(ctx)

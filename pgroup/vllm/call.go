@@ -18,8 +18,9 @@ type call struct {
 	op  string // as errors have it
 	seq uint64 // its number, from 1; 0 if it has none
 	// over, if it is not nil, tells whether ranks of Go have decided that the verb has failed.
-	over  func(ctx context.Context) error
-	noted bool // this rank has told what it waits for
+	over   func(ctx context.Context) error
+	waits  string // for whom, once it has waited for long
+	failed bool   // it ended so, and has said it; guarded by mu
 }
 
 // need is a key that this rank waits for.
@@ -53,18 +54,19 @@ func (c *call) await(ctx context.Context, needs []need) ([][]byte, error) {
 		values, missing, err := c.wait(ctx, look, needs)
 		switch {
 		case err == nil:
-			return values, c.quiet(ctx)
+			c.waits = ""
+			return values, nil
 		case ctx.Err() != nil:
 			return c.overdue(ctx, needs, began)
 		case !errors.Is(err, store.ErrTimeout):
 			return nil, c.fault(err)
 		}
 		if _, err := c.lookAround(ctx, missing); err != nil {
-			c.say(ctx, "failed in "+c.name())
 			return nil, err
 		}
-		if !c.noted {
-			c.say(ctx, "in "+c.name()+", waiting for "+ranks(missing))
+		if c.waits == "" {
+			c.waits = ", waiting for " + ranks(missing)
+			c.say(ctx, "in")
 		}
 	}
 }
@@ -112,10 +114,10 @@ func (c *call) overdue(ctx context.Context, needs []need, began time.Time) ([][]
 	defer cancel()
 	values, missing, err := c.wait(last, time.Millisecond, needs)
 	if err == nil {
-		return values, c.quiet(last)
+		return values, nil
 	}
+	c.waits = ", waiting for " + ranks(missing)
 	told, err := c.lookAround(last, missing)
-	defer c.say(last, "failed in "+c.name())
 	if err != nil {
 		return nil, err
 	}
@@ -148,30 +150,40 @@ func (c *call) canceller(ctx context.Context) int {
 	return -1
 }
 
-// name is the verb and its number, as other ranks are told.
-func (c *call) name() string {
-	if c.seq == 0 {
-		return c.op
-	}
-	return fmt.Sprintf("%s #%d", c.op, c.seq)
-}
-
-// say tells the other ranks what this one does; it is worth no error.
+// say tells the other ranks of Go what this one does with the verb. It is worth no error.
 func (c *call) say(ctx context.Context, what string) {
-	c.noted = true
-	_ = c.store.Set(ctx, note(doing, c.cfg.Rank), []byte(what), nil)
+	what += " " + c.op
+	if c.seq > 0 {
+		what += fmt.Sprintf(" #%d", c.seq)
+	}
+	c.mu.Lock()
+	c.said = c
+	c.mu.Unlock()
+	_ = c.store.Set(ctx, note(doing, c.cfg.Rank), []byte(what+c.waits), nil)
 }
 
-// quiet takes back what was said.
-func (c *call) quiet(ctx context.Context) error {
-	if !c.noted {
-		return nil
+// report tells the other ranks of Go that the verb has failed, or takes back what it said, and what one before it did that failed.
+func (c *call) report(err error) {
+	ctx, cancel := c.grace()
+	defer cancel()
+	if e, ok := errors.AsType[*pgroup.RankError](err); ok {
+		if e.Code != wire.CodeClosed && e.Code != wire.CodeUnavailable {
+			c.mu.Lock()
+			c.failed = true
+			c.mu.Unlock()
+			c.say(ctx, "failed in")
+		}
+		return
 	}
-	c.noted = false
-	if _, err := c.store.Delete(ctx, note(doing, c.cfg.Rank)); err != nil && ctx.Err() == nil {
-		return c.fault(err)
+	c.mu.Lock()
+	stale := c.said == c || c.said != nil && c.said.failed
+	if stale {
+		c.said = nil
 	}
-	return nil
+	c.mu.Unlock()
+	if stale {
+		_, _ = c.store.Delete(ctx, note(doing, c.cfg.Rank))
+	}
 }
 
 // parse makes *v of an object of rank from.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +34,7 @@ type Group struct {
 	out []outbox // by destination
 
 	mu      sync.Mutex // protects the fields below; never held during I/O
+	said    *call      // what of this rank's verbs has told the others of itself last; nil if that is taken back
 	plain   bool       // the store has no times to live
 	entries []entry    // then: what this rank has set, the oldest first
 }
@@ -175,17 +177,17 @@ func (g *Group) muster(ctx context.Context, c *call, n int64) error {
 func (c *call) present() string {
 	ctx, cancel := c.grace()
 	defer cancel()
-	told := c.listen(ctx)
+	told := c.listen(ctx, nil)
 	var there []string
 	for rank := range c.cfg.Size {
 		if told[note(joined, rank)] != "" {
-			there = append(there, fmt.Sprint(rank))
+			there = append(there, strconv.Itoa(rank))
 		}
 	}
-	if told == nil {
+	if there == nil {
 		return ""
 	}
-	return ", of those of Go " + strings.Join(there, ", ")
+	return "; of those of Go " + strings.Join(there, ", ")
 }
 
 // check refuses what needs no store to be refused.
@@ -207,7 +209,9 @@ func (c *call) alone(ctx context.Context, lock *sync.Mutex, verb func(ctx contex
 	defer lock.Unlock()
 	ctx, done := c.bound(ctx)
 	defer done()
-	return verb(ctx)
+	err := verb(ctx)
+	c.report(err)
+	return err
 }
 
 // set sets a key that goes after DataExpiration, and reports whether the store keeps to that.

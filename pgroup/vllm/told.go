@@ -11,16 +11,32 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// told is what ranks of Go have told: their notes by key. It is nil if the store cannot list keys.
+// told is what ranks of Go have told: their notes by key.
 type told map[string]string
 
-func (c *call) listen(ctx context.Context) told {
+// listen returns what has been told by everybody, or, if the store cannot list keys, by those who owe missing, as far as they are few.
+func (c *call) listen(ctx context.Context, missing []need) told {
 	t := told{}
 	for e, err := range c.store.List(ctx, notes) {
-		if err != nil {
-			return nil
+		if errors.Is(err, store.ErrUnsupported) {
+			return c.ask(ctx, missing)
 		}
 		t[e.Key] = string(e.Value)
+	}
+	return t
+}
+
+func (c *call) ask(ctx context.Context, missing []need) told {
+	const most = 8
+	t := told{}
+	keys := []string{note(sent, c.cfg.Rank)}
+	for _, n := range missing[:min(len(missing), most)] {
+		keys = append(keys, note(joined, n.from), note(doing, n.from), note(cast, n.from))
+	}
+	for _, key := range keys {
+		if v, err := c.store.Get(ctx, key); err == nil {
+			t[key] = string(v)
+		}
 	}
 	return t
 }
@@ -60,7 +76,7 @@ func number(s string) uint64 {
 
 // lookAround returns an error if one of missing will never come, or the verb is over; otherwise what the other ranks told.
 func (c *call) lookAround(ctx context.Context, missing []need) (told, error) {
-	t := c.listen(ctx)
+	t := c.listen(ctx, missing)
 	if c.over != nil {
 		if err := c.over(ctx); err != nil {
 			return t, err
