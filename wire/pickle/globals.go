@@ -1,0 +1,238 @@
+package pickle
+
+import (
+	"strings"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// A global is a name that a pickle may import, and what stands for it here: code of ours that makes a value.
+type global struct {
+	name  string
+	call  func(m *machine, args []any) (any, error) // nil: it cannot be called
+	dtype tensor.DType                              // of a dtype or a storage of torch
+}
+
+const nccl = "vllm.distributed.device_communicators.pynccl_wrapper"
+
+// globals are all names that are not refused, by module and name.
+var globals = tableOf(map[string]*global{
+	"builtins set":       {call: callSet},
+	"builtins frozenset": {call: callFrozenSet},
+	"builtins bytes":     {call: callBytes},
+	"builtins bytearray": {call: callByteArray},
+
+	"__builtin__ set":       {call: callSet},
+	"__builtin__ frozenset": {call: callFrozenSet},
+	"__builtin__ bytes":     {call: callBytes},
+	"__builtin__ bytearray": {call: callByteArray},
+
+	"_codecs encode":          {call: callEncode},
+	"collections OrderedDict": {call: callOrderedDict},
+
+	"numpy ndarray":                       {call: callArray},
+	"numpy dtype":                         {call: callDType},
+	"numpy.core.multiarray _reconstruct":  {call: callReconstruct},
+	"numpy._core.multiarray _reconstruct": {call: callReconstruct},
+	"numpy.core.multiarray scalar":        {call: callScalar},
+	"numpy._core.multiarray scalar":       {call: callScalar},
+	"numpy.core.numeric _frombuffer":      {call: callFromBuffer},
+	"numpy._core.numeric _frombuffer":     {call: callFromBuffer},
+
+	"torch Size":                      {call: callSize},
+	"torch.storage _load_from_bytes":  {call: callLoad},
+	"torch.storage UntypedStorage":    {},
+	"torch._utils _rebuild_tensor_v2": {call: callTensor},
+	"torch._utils _rebuild_tensor_v3": {call: callTensorV3},
+	"torch._utils _rebuild_parameter": {call: callParameter},
+
+	"_ctypes _unpickle":    {call: callStructure},
+	nccl + " ncclUniqueId": {},
+})
+
+// tableOf adds torch's dtypes and storages, and names.
+func tableOf(table map[string]*global) map[string]*global {
+	for _, t := range torchTypes {
+		table["torch "+t.name] = &global{dtype: t.dtype}
+		if t.storage != "" {
+			table["torch "+t.storage] = &global{dtype: t.dtype}
+		}
+	}
+	for key, g := range table {
+		g.name = strings.Replace(key, " ", ".", 1)
+	}
+	return table
+}
+
+// find is the global with that name, or its refusal.
+func (m *machine) find(module, name string) (*global, error) {
+	if g, ok := globals[module+" "+name]; ok {
+		return g, nil
+	}
+	return nil, m.refuse(module+"."+name, "it would be imported")
+}
+
+func opGlobal(m *machine) error {
+	module, name, err := m.lines()
+	if err != nil {
+		return err
+	}
+	g, err := m.find(module, name)
+	if err != nil {
+		return err
+	}
+	return m.push(g, 0)
+}
+
+func (m *machine) lines() (module, name string, err error) {
+	if module, err = m.line(); err == nil {
+		name, err = m.line()
+	}
+	return module, name, err
+}
+
+func opStackGlobal(m *machine) error {
+	words, err := m.popN(2)
+	if err != nil {
+		return err
+	}
+	module, ok := words[0].(string)
+	name, also := words[1].(string)
+	if !ok || !also {
+		return m.malformed("the name of a global is a %s and a %s", kind(words[0]), kind(words[1]))
+	}
+	g, err := m.find(module, name)
+	if err != nil {
+		return err
+	}
+	return m.push(g, 0)
+}
+
+// opReduce makes the value that a call would give.
+func opReduce(m *machine) error {
+	words, err := m.popN(2)
+	if err != nil {
+		return err
+	}
+	g, ok := words[0].(*global)
+	args, also := words[1].(*tuple)
+	switch {
+	case !ok:
+		return m.fail(ErrRefused, "a %s would be called", kind(words[0]))
+	case g.call == nil:
+		return m.refuse(g.name, "it would be called")
+	case !also:
+		return m.malformed("%s is called with a %s", g.name, kind(words[1]))
+	}
+	v, err := g.call(m, args.items)
+	if err != nil {
+		return err
+	}
+	return m.push(v, listSize)
+}
+
+// opBuild gives an object its state: dtypes and arrays of numpy have one.
+func opBuild(m *machine) error {
+	words, err := m.popN(1)
+	if err != nil {
+		return err
+	}
+	state := words[0]
+	v, err := m.pop()
+	if err != nil {
+		return err
+	}
+	switch v := v.(type) {
+	case *dtype:
+		err = m.buildDType(v, state)
+	case *array:
+		err = m.buildArray(v, state)
+	case *global:
+		return m.refuse(v.name, "its state would be set")
+	default:
+		return m.fail(ErrRefused, "the state of a %s would be set", kind(v))
+	}
+	if err != nil {
+		return err
+	}
+	return m.push(v, 0)
+}
+
+// opInst is protocol 0's class and call in one.
+func opInst(m *machine) error {
+	module, name, err := m.lines()
+	if err != nil {
+		return err
+	}
+	return m.refuse(module+"."+name, "an object of it would be made")
+}
+
+func opObj(m *machine) error {
+	items, err := m.popMark()
+	if err != nil {
+		return err
+	}
+	if len(items) == 0 {
+		return m.malformed("there is no class")
+	}
+	return m.refuseObject(items[0])
+}
+
+// opNewObj has the class below its arguments: one value, or two.
+func opNewObj(m *machine) error {
+	n := 2
+	if m.b[m.op] == 0x92 {
+		n = 3
+	}
+	words, err := m.popN(n)
+	if err != nil {
+		return err
+	}
+	return m.refuseObject(words[0])
+}
+
+func (m *machine) refuseObject(class any) error {
+	if g, ok := class.(*global); ok {
+		return m.refuse(g.name, "an object of it would be made")
+	}
+	return m.fail(ErrRefused, "an object of a %s would be made", kind(class))
+}
+
+func opPersID(m *machine) error {
+	id, err := m.line()
+	if err != nil {
+		return err
+	}
+	return m.load(id)
+}
+
+func opBinPersID(m *machine) error {
+	id, err := m.pop()
+	if err != nil {
+		return err
+	}
+	return m.load(id)
+}
+
+func (m *machine) load(id any) error {
+	if m.persistent == nil {
+		return m.fail(ErrRefused, "a persistent id, whose value is elsewhere")
+	}
+	v, err := m.persistent(id)
+	if err != nil {
+		return err
+	}
+	return m.push(v, blobSize)
+}
+
+func (m *machine) opExt(size int) error {
+	code, err := m.uint(size)
+	if err != nil {
+		return err
+	}
+	return m.fail(ErrRefused, "extension code %d, whose class is registered elsewhere", code)
+}
+
+func opBuffer(m *machine) error {
+	return m.fail(ErrRefused, "a buffer that travels apart")
+}

@@ -1,0 +1,122 @@
+package pickle
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+)
+
+// key is the text that is the same for values that are one key in Python.
+func (m *machine) key(v any) (string, error) {
+	key, err := m.finish(v)
+	if err != nil {
+		return "", err
+	}
+	k := keyer{*m.room}
+	b, err := k.append(nil, key)
+	*m.room = k.room
+	if errors.Is(err, ErrTooLarge) {
+		return "", m.fail(ErrTooLarge, "%v", err)
+	}
+	if err != nil {
+		return "", m.malformed("%v", err)
+	}
+	return string(b), m.spend(len(b))
+}
+
+// keyer makes keys into texts. Room is for their bytes: those of sets within sets are sorted, and count each time.
+type keyer struct{ room int }
+
+func (k *keyer) spend(n int) error {
+	if n > k.room {
+		return fmt.Errorf("a key needs too many bytes: %w", ErrTooLarge)
+	}
+	k.room -= n
+	return nil
+}
+
+// append appends what identifies a key of a dict or a member of a set.
+func (k *keyer) append(b []byte, v any) ([]byte, error) {
+	switch v := v.(type) {
+	case nil:
+		return append(b, 'n'), k.spend(1)
+	case bool:
+		n := int64(0)
+		if v {
+			n = 1
+		}
+		return appendIntKey(b, n), k.spend(9)
+	case int64:
+		return appendIntKey(b, v), k.spend(9)
+	case *big.Int:
+		return k.sized(append(b, 'l', byte(v.Sign()+1)), string(v.Bytes()))
+	case float64:
+		return k.float(b, v)
+	case string:
+		return k.sized(append(b, 's'), v)
+	case []byte:
+		return k.sized(append(b, 'b'), string(v))
+	case Tuple:
+		return k.tuple(b, v)
+	case FrozenSet:
+		return k.set(b, v)
+	}
+	return b, fmt.Errorf("a %s cannot be a key", kind(v))
+}
+
+func appendIntKey(b []byte, v int64) []byte {
+	return binary.BigEndian.AppendUint64(append(b, 'i'), uint64(v))
+}
+
+func (k *keyer) sized(b []byte, s string) ([]byte, error) {
+	if err := k.spend(len(s) + 1); err != nil {
+		return b, err
+	}
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...), nil
+}
+
+// float makes whole floats the keys that ints of their value are.
+func (k *keyer) float(b []byte, v float64) ([]byte, error) {
+	switch {
+	case math.IsNaN(v):
+		return b, errors.New("NaN cannot be a key: it does not equal itself")
+	case v != math.Trunc(v) || math.IsInf(v, 0):
+		return binary.BigEndian.AppendUint64(append(b, 'd'), math.Float64bits(v)), k.spend(9)
+	}
+	whole, _ := big.NewFloat(v).Int(nil)
+	return k.append(b, integer(whole))
+}
+
+func (k *keyer) tuple(b []byte, items []any) (_ []byte, err error) {
+	b = binary.AppendUvarint(append(b, 't'), uint64(len(items)))
+	for _, item := range items {
+		if b, err = k.append(b, item); err != nil {
+			return b, err
+		}
+	}
+	return b, k.spend(2)
+}
+
+// set does not depend on the order.
+func (k *keyer) set(b []byte, items []any) ([]byte, error) {
+	keys := make([]string, 0, len(items))
+	for _, item := range items {
+		key, err := k.append(nil, item)
+		if err != nil {
+			return b, err
+		}
+		keys = append(keys, string(key))
+	}
+	slices.Sort(keys)
+	b = binary.AppendUvarint(append(b, 'f'), uint64(len(keys)))
+	for _, key := range keys {
+		var err error
+		if b, err = k.sized(b, key); err != nil {
+			return b, err
+		}
+	}
+	return b, k.spend(2)
+}

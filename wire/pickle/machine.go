@@ -1,0 +1,222 @@
+package pickle
+
+import (
+	"encoding/binary"
+	"slices"
+)
+
+// Parse is the value that b, one whole pickle, has. It does not alias b.
+func Parse(b []byte) (any, error) {
+	room := minRoom + roomEach*len(b)
+	m := machine{b: b, ops: &opcodes, room: &room}
+	v, err := m.run()
+	if err != nil {
+		return nil, err
+	}
+	if m.at != len(b) {
+		return nil, m.malformed("%d bytes after the end", len(b)-m.at)
+	}
+	return m.finish(v)
+}
+
+// machine runs a pickle: a stack, marks in it, and a memo of what may be needed again. What it makes are values of Go that
+// cannot change any more, and pointers to the types in object.go, which can.
+type machine struct {
+	b     []byte
+	at    int // of the next byte
+	op    int // of the opcode that runs
+	stack []any
+	marks []int // where the stack was, the last is a floor for pop
+	memo  []any
+	room  *int // bytes that may still be made
+	ops   *[256]opcode
+	outer *machine // whose value this is a pickle in
+
+	// persistent is the value of a persistent id. Without it they are refused.
+	persistent func(id any) (any, error)
+}
+
+// An opcode is one instruction.
+type opcode struct {
+	name string
+	run  func(*machine) error
+}
+
+// unset is in the memo where nothing was put.
+type unset struct{}
+
+const (
+	opStop = '.'
+	// word is what a place on the stack, in a list or in the memo takes.
+	word = 16
+)
+
+// run carries out one pickle, up to its STOP.
+func (m *machine) run() (any, error) {
+	for {
+		m.op = m.at
+		code, err := m.u8()
+		if err != nil {
+			return nil, err
+		}
+		if code == opStop {
+			return m.stop()
+		}
+		run := m.ops[code].run
+		if run == nil {
+			return nil, m.malformed("no opcode of pickle")
+		}
+		if err := run(m); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (m *machine) stop() (any, error) {
+	if len(m.marks) > 0 || len(m.stack) != 1 {
+		return nil, m.malformed("%d values and %d marks are left at the end, not one value", len(m.stack), len(m.marks))
+	}
+	return m.pop()
+}
+
+// spend takes n bytes of room, before they are made.
+func (m *machine) spend(n int) error {
+	if n > *m.room {
+		return m.fail(ErrTooLarge, "more than %d MiB and %d bytes for each of the pickle's are needed", minRoom>>20, roomEach)
+	}
+	*m.room -= n
+	return nil
+}
+
+// take is the next n bytes, which alias the pickle.
+func (m *machine) take(n uint64) ([]byte, error) {
+	if n > uint64(len(m.b)-m.at) {
+		return nil, m.malformed("it ends %d bytes early", n-uint64(len(m.b)-m.at))
+	}
+	v := m.b[m.at:][:n:n]
+	m.at += int(n)
+	return v, nil
+}
+
+func (m *machine) u8() (byte, error) {
+	b, err := m.take(1)
+	if err != nil {
+		return 0, err
+	}
+	return b[0], nil
+}
+
+// uint is an unsigned integer of so many bytes.
+func (m *machine) uint(size int) (uint64, error) {
+	var word [8]byte
+	b, err := m.take(uint64(size))
+	copy(word[:], b)
+	return binary.LittleEndian.Uint64(word[:]), err
+}
+
+// sized is the bytes after a length of so many bytes.
+func (m *machine) sized(size int) ([]byte, error) {
+	n, err := m.uint(size)
+	if err != nil {
+		return nil, err
+	}
+	return m.take(n)
+}
+
+// line is what comes before the next line feed.
+func (m *machine) line() (string, error) {
+	n := slices.Index(m.b[m.at:], '\n')
+	if n < 0 {
+		return "", m.malformed("a line does not end")
+	}
+	b := m.b[m.at:][:n]
+	m.at += n + 1
+	return string(b), m.spend(n)
+}
+
+// push puts v on the stack; it has made so many bytes.
+func (m *machine) push(v any, made int) error {
+	if err := m.spend(word + made); err != nil {
+		return err
+	}
+	m.stack = append(m.stack, v)
+	return nil
+}
+
+// floor is where the values after the last mark begin.
+func (m *machine) floor() int {
+	if n := len(m.marks); n > 0 {
+		return m.marks[n-1]
+	}
+	return 0
+}
+
+func (m *machine) pop() (any, error) {
+	n := len(m.stack)
+	if n <= m.floor() {
+		return nil, m.malformed("the stack is empty")
+	}
+	v := m.stack[n-1]
+	m.stack = m.stack[:n-1]
+	return v, nil
+}
+
+// top is the last value, which stays.
+func (m *machine) top() (any, error) {
+	n := len(m.stack)
+	if n <= m.floor() {
+		return nil, m.malformed("the stack is empty")
+	}
+	return m.stack[n-1], nil
+}
+
+// popN is the last n values. They are good until the next push.
+func (m *machine) popN(n int) ([]any, error) {
+	from := len(m.stack) - n
+	if from < m.floor() {
+		return nil, m.malformed("the stack has fewer than %d values", n)
+	}
+	vs := m.stack[from:]
+	m.stack = m.stack[:from]
+	return vs, nil
+}
+
+// popMark is the values after the last mark, which goes. They are good until the next push.
+func (m *machine) popMark() ([]any, error) {
+	n := len(m.marks)
+	if n == 0 {
+		return nil, m.malformed("there is no mark")
+	}
+	from := m.marks[n-1]
+	m.marks = m.marks[:n-1]
+	return m.popN(len(m.stack) - from)
+}
+
+// put remembers the last value. Picklers number from 0 or 1 without gaps, so that a number is never larger than the place
+// it is at: more is no reason to make room.
+func (m *machine) put(i uint64) error {
+	v, err := m.top()
+	if err != nil {
+		return err
+	}
+	if i > uint64(m.at) {
+		return m.malformed("memo number %d after %d bytes", i, m.at)
+	}
+	if more := int(i) + 1 - len(m.memo); more > 0 {
+		if err := m.spend(word * more); err != nil {
+			return err
+		}
+		for range more {
+			m.memo = append(m.memo, unset{})
+		}
+	}
+	m.memo[i] = v
+	return nil
+}
+
+func (m *machine) get(i uint64) error {
+	if i >= uint64(len(m.memo)) || m.memo[i] == (unset{}) {
+		return m.malformed("nothing has memo number %d", i)
+	}
+	return m.push(m.memo[i], 0)
+}

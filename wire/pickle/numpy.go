@@ -1,0 +1,250 @@
+package pickle
+
+import (
+	"math"
+	"math/big"
+	"strings"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// numpyTypes are the dtypes that numpy has, by its names without the order of bytes.
+var numpyTypes = map[string]tensor.DType{
+	"b1": tensor.Bool, "i1": tensor.I8, "i2": tensor.I16, "i4": tensor.I32, "i8": tensor.I64, "u1": tensor.U8, "u2": tensor.U16,
+	"u4": tensor.U32, "u8": tensor.U64, "f2": tensor.F16, "f4": tensor.F32, "f8": tensor.F64, "c8": tensor.C64,
+}
+
+// numpyName is numpy's name for a dtype, with the order of bytes; "" if it has none.
+func numpyName(dt tensor.DType) string {
+	for name, t := range numpyTypes {
+		switch {
+		case t != dt:
+		case dt.Bits() == 8:
+			return "|" + name
+		default:
+			return "<" + name
+		}
+	}
+	return ""
+}
+
+// dtype is a numpy.dtype.
+type dtype struct {
+	tensor.DType
+	big   bool // endian
+	built bool
+}
+
+// array is a numpy.ndarray that gets its elements by BUILD.
+type array struct {
+	done *Array
+}
+
+func unsigned(n uint64) any {
+	if n <= math.MaxInt64 {
+		return int64(n)
+	}
+	return new(big.Int).SetUint64(n)
+}
+
+func float(dt tensor.DType, n uint64) (any, bool) {
+	switch dt {
+	case tensor.F16:
+		return float64(tensor.Float16(n).Float32()), true
+	case tensor.F32:
+		return float64(math.Float32frombits(uint32(n))), true
+	case tensor.F64:
+		return math.Float64frombits(n), true
+	}
+	return nil, false
+}
+
+// newDType is the dtype with a name as "f4" or "<f4".
+func (m *machine) newDType(name string) (*dtype, error) {
+	bare := strings.TrimLeft(name, "<>|=")
+	dt, ok := numpyTypes[bare]
+	if !ok || len(name)-len(bare) > 1 {
+		return nil, m.refuse("numpy.dtype("+name+")", "its elements are no plain numbers")
+	}
+	return &dtype{DType: dt, big: strings.HasPrefix(name, ">")}, nil
+}
+
+// callDType is a dtype of a name, and whether to align and to copy.
+func callDType(m *machine, args []any) (any, error) {
+	if len(args) != 1 && len(args) != 3 {
+		return nil, m.badCall("numpy.dtype", args)
+	}
+	name, ok := args[0].(string)
+	if !ok {
+		return nil, m.badCall("numpy.dtype", args)
+	}
+	return m.newDType(name)
+}
+
+// buildDType sets the order of bytes. What else there is belongs to dtypes that are refused, or to their metadata.
+func (m *machine) buildDType(dt *dtype, state any) error {
+	t, ok := state.(*tuple)
+	if !ok || len(t.items) < 5 || dt.built {
+		return m.malformed("the state of a numpy.dtype is a %s", kind(state))
+	}
+	order, ok := t.items[1].(string)
+	if !ok || !strings.Contains("<>|=", order) || len(order) != 1 {
+		return m.malformed("a numpy.dtype with the order of bytes %v", t.items[1])
+	}
+	for _, item := range t.items[2:5] {
+		if item != nil {
+			return m.refuse("numpy.dtype", "its elements have parts")
+		}
+	}
+	dt.big, dt.built = order == ">", true
+	return nil
+}
+
+// dtypeOf is what an argument says about elements.
+func (m *machine) dtypeOf(v any) (*dtype, error) {
+	switch v := v.(type) {
+	case *dtype:
+		return v, nil
+	case string:
+		return m.newDType(v)
+	}
+	return nil, m.malformed("a numpy.dtype that is a %s", kind(v))
+}
+
+// callReconstruct is an array that has no elements yet.
+func callReconstruct(m *machine, args []any) (any, error) {
+	if len(args) != 3 {
+		return nil, m.badCall("numpy._reconstruct", args)
+	}
+	if g, ok := args[0].(*global); !ok || g.name != "numpy.ndarray" {
+		return nil, m.refuse(kind(args[0]), "a kind of array")
+	}
+	return &array{}, nil
+}
+
+// buildArray has version, shape, dtype, whether it is column-major, and bytes.
+func (m *machine) buildArray(a *array, state any) error {
+	t, ok := state.(*tuple)
+	if !ok || len(t.items) != 5 || a.done != nil {
+		return m.malformed("the state of a numpy.ndarray is a %s", kind(state))
+	}
+	order := "C"
+	if t.items[3] == true {
+		order = "F"
+	}
+	done, err := m.newArray(t.items[4], t.items[2], t.items[1], order)
+	if err != nil {
+		return err
+	}
+	a.done = &done
+	return nil
+}
+
+// callFromBuffer has bytes, dtype, shape, and the order of axes.
+func callFromBuffer(m *machine, args []any) (any, error) {
+	if len(args) != 4 && len(args) != 5 {
+		return nil, m.badCall("numpy._frombuffer", args)
+	}
+	order, _ := args[3].(string)
+	if order == "K" && len(args) == 5 {
+		return m.transposed(args)
+	}
+	return m.newArray(args[0], args[1], args[2], order)
+}
+
+// callArray is numpy.ndarray(shape, dtype, buffer), which is what Append writes.
+func callArray(m *machine, args []any) (any, error) {
+	if len(args) != 3 {
+		return nil, m.badCall("numpy.ndarray", args)
+	}
+	return m.newArray(args[2], args[1], args[0], "C")
+}
+
+func (m *machine) newArray(data, elements, axes any, order string) (Array, error) {
+	shape, err := m.shape(axes)
+	if err != nil {
+		return Array{}, err
+	}
+	l := layout{shape: shape}
+	switch order {
+	case "C":
+		l.strides = rowMajor(shape)
+	case "F":
+		l.strides = columnMajor(shape)
+	default:
+		return Array{}, m.malformed("an array in the order %q", order)
+	}
+	return m.arrayOf(data, elements, l)
+}
+
+// transposed is an array whose axes were exchanged: its bytes are those of shape, in row-major order.
+func (m *machine) transposed(args []any) (any, error) {
+	shape, err := m.shape(args[2])
+	if err != nil {
+		return nil, err
+	}
+	axes, err := m.shape(args[4])
+	if err != nil {
+		return nil, err
+	}
+	if len(axes) != len(shape) {
+		return nil, m.malformed("axes %v of shape %v", axes, shape)
+	}
+	before := rowMajor(shape)
+	l := layout{shape: make([]int, len(axes)), strides: make([]int, len(axes))}
+	seen := make([]bool, len(shape))
+	for i, axis := range axes {
+		if axis >= len(shape) || seen[axis] {
+			return nil, m.malformed("axes %v of shape %v", axes, shape)
+		}
+		l.shape[i], l.strides[i], seen[axis] = shape[axis], before[axis], true
+	}
+	return m.arrayOf(args[0], args[1], l)
+}
+
+// arrayOf has all of its bytes, and no others.
+func (m *machine) arrayOf(data, elements any, l layout) (Array, error) {
+	dt, err := m.dtypeOf(elements)
+	if err != nil {
+		return Array{}, err
+	}
+	b, ok := data.(*blob)
+	if !ok {
+		return Array{}, m.malformed("the elements of an array are a %s", kind(data))
+	}
+	if size, err := tensor.Size(dt.DType, l.shape...); err != nil || size != len(b.b) {
+		return Array{}, m.malformed("an array of %v of shape %v in %d bytes", dt.DType, l.shape, len(b.b))
+	}
+	t, err := m.gather(dt.DType, b.b, l)
+	if err != nil {
+		return Array{}, err
+	}
+	if dt.big {
+		swap(t.Data, swapWidth(dt.DType))
+	}
+	return Array{t}, nil
+}
+
+// swapWidth is the size of a word: a complex number has two.
+func swapWidth(dt tensor.DType) int {
+	if dt == tensor.C64 {
+		return 4
+	}
+	return dt.Bits() / 8
+}
+
+// callScalar has a dtype and bytes.
+func callScalar(m *machine, args []any) (any, error) {
+	if len(args) != 2 {
+		return nil, m.badCall("numpy.scalar", args)
+	}
+	a, err := m.arrayOf(args[1], args[0], layout{})
+	if err != nil {
+		return nil, err
+	}
+	v, ok := number(a.DType, a.Data)
+	if !ok {
+		return nil, m.refuse("numpy.complex64", "it is no plain number")
+	}
+	return v, nil
+}

@@ -1,0 +1,248 @@
+package pickle
+
+import "slices"
+
+// These are values that may still change, or that are copied only when it is known what for.
+type (
+	blob struct {
+		b       []byte // aliases the pickle
+		mutable bool
+		done    any
+	}
+	list struct {
+		items []any
+		node
+	}
+	tuple struct {
+		items []any
+		node
+	}
+	dict struct {
+		items []Item
+		index map[string]int
+		node
+	}
+	set struct {
+		items  []any
+		index  map[string]int
+		frozen bool
+		node
+	}
+)
+
+// What they take besides their items, about.
+const (
+	blobSize = 48
+	listSize = 64
+	dictSize = 112
+	keySize  = 80 // of an entry in an index
+)
+
+// node is how far finish is with an object.
+type node struct {
+	state state
+	done  any
+	size
+}
+
+type state int8
+
+const (
+	open state = iota + 1
+	finished
+)
+
+func (m *machine) pushTuple(items []any) error {
+	if err := m.spend(word * len(items)); err != nil {
+		return err
+	}
+	return m.push(&tuple{items: slices.Clone(items)}, listSize)
+}
+
+func opTuple(m *machine) error {
+	items, err := m.popMark()
+	if err != nil {
+		return err
+	}
+	return m.pushTuple(items)
+}
+
+func (m *machine) opTupleN(n int) error {
+	items, err := m.popN(n)
+	if err != nil {
+		return err
+	}
+	return m.pushTuple(items)
+}
+
+func opList(m *machine) error {
+	items, err := m.popMark()
+	if err != nil {
+		return err
+	}
+	l := &list{}
+	if err := m.extend(l, items); err != nil {
+		return err
+	}
+	return m.push(l, listSize)
+}
+
+// extend appends items to a list. Twice their size is what growing may take.
+func (m *machine) extend(v any, items []any) error {
+	l, ok := v.(*list)
+	if !ok {
+		return m.refuseInto(v, "items")
+	}
+	if err := m.spend(2 * word * len(items)); err != nil {
+		return err
+	}
+	l.items = append(l.items, items...)
+	return nil
+}
+
+// refuseInto refuses to change a value as only another kind is.
+func (m *machine) refuseInto(v any, what string) error {
+	if g, ok := v.(*global); ok {
+		return m.refuse(g.name, "a class cannot be given %s", what)
+	}
+	return m.malformed("a %s cannot be given %s", kind(v), what)
+}
+
+func opAppend(m *machine) error {
+	items, err := m.popN(1)
+	if err != nil {
+		return err
+	}
+	l, err := m.top()
+	if err != nil {
+		return err
+	}
+	return m.extend(l, items)
+}
+
+func opAppends(m *machine) error {
+	items, err := m.popMark()
+	if err != nil {
+		return err
+	}
+	l, err := m.top()
+	if err != nil {
+		return err
+	}
+	return m.extend(l, items)
+}
+
+func opDict(m *machine) error {
+	items, err := m.popMark()
+	if err != nil {
+		return err
+	}
+	d := &dict{}
+	if err := m.setItems(d, items); err != nil {
+		return err
+	}
+	return m.push(d, dictSize)
+}
+
+func opSetItem(m *machine) error {
+	items, err := m.popN(2)
+	if err != nil {
+		return err
+	}
+	d, err := m.top()
+	if err != nil {
+		return err
+	}
+	return m.setItems(d, items)
+}
+
+func opSetItems(m *machine) error {
+	items, err := m.popMark()
+	if err != nil {
+		return err
+	}
+	d, err := m.top()
+	if err != nil {
+		return err
+	}
+	return m.setItems(d, items)
+}
+
+// setItems puts keys and values, by turns, into a dict.
+func (m *machine) setItems(v any, items []any) error {
+	d, ok := v.(*dict)
+	if !ok {
+		return m.refuseInto(v, "keys")
+	}
+	if len(items)%2 != 0 {
+		return m.malformed("a key without a value")
+	}
+	for i := 0; i < len(items); i += 2 {
+		text, err := m.key(items[i])
+		if err != nil {
+			return err
+		}
+		if at, ok := d.index[text]; ok {
+			d.items[at].Value = items[i+1]
+			continue
+		}
+		if err := m.spend(keySize + 4*word); err != nil {
+			return err
+		}
+		if d.index == nil {
+			d.index = map[string]int{}
+		}
+		d.index[text] = len(d.items)
+		d.items = append(d.items, Item{items[i], items[i+1]})
+	}
+	return nil
+}
+
+func opAddItems(m *machine) error {
+	items, err := m.popMark()
+	if err != nil {
+		return err
+	}
+	v, err := m.top()
+	if err != nil {
+		return err
+	}
+	s, ok := v.(*set)
+	if !ok || s.frozen {
+		return m.refuseInto(v, "members")
+	}
+	return m.addItems(s, items)
+}
+
+func (m *machine) addItems(s *set, items []any) error {
+	for _, item := range items {
+		text, err := m.key(item)
+		if err != nil {
+			return err
+		}
+		if _, ok := s.index[text]; ok {
+			continue
+		}
+		if err := m.spend(keySize + 2*word); err != nil {
+			return err
+		}
+		if s.index == nil {
+			s.index = map[string]int{}
+		}
+		s.index[text] = len(s.items)
+		s.items = append(s.items, item)
+	}
+	return nil
+}
+
+func opFrozenSet(m *machine) error {
+	items, err := m.popMark()
+	if err != nil {
+		return err
+	}
+	s := &set{frozen: true}
+	if err := m.addItems(s, items); err != nil {
+		return err
+	}
+	return m.push(s, dictSize)
+}

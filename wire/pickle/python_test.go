@@ -1,0 +1,79 @@
+package pickle_test
+
+import (
+	"cmp"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/wire/pickle"
+)
+
+// python is an interpreter with numpy; and with torch, if torch's values are to be compared too.
+func python(t *testing.T) string {
+	t.Helper()
+	cache := cmp.Or(os.Getenv("XDG_CACHE_HOME"), filepath.Join(os.Getenv("HOME"), ".cache"))
+	exe := cmp.Or(os.Getenv("MUSTER_PYTHON"), filepath.Join(cache, "muster", "python", "bin", "python"))
+	if out, err := exec.CommandContext(t.Context(), exe, "-c", "import numpy").CombinedOutput(); err != nil {
+		t.Skipf("NOT COMPARED with Python's pickle: no Python with numpy at %s; run .ci/python, or set MUSTER_PYTHON: %v %s", exe, err, out)
+	}
+	return exe
+}
+
+// ask runs testdata/reference.py.
+func ask(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), python(t), append([]string{"testdata/reference.py"}, args...)...)
+	cmd.Stdin = strings.NewReader(stdin)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, stderr.String())
+	return string(out)
+}
+
+// A real Python reads what Append writes as the very values that it has itself: in their types, order and bits.
+func TestPythonReadsIt(t *testing.T) {
+	var lines strings.Builder
+	for name, v := range values() {
+		b, err := pickle.Append(nil, v)
+		require.NoError(t, err)
+		fmt.Fprintf(&lines, "%s %s\n", name, hex.EncodeToString(b))
+	}
+	versions := ask(t, "", "versions")
+	absent := 0
+	for line := range strings.Lines(ask(t, lines.String(), "check")) {
+		name, verdict, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if verdict == "absent" && strings.HasPrefix(name, "torch_") {
+			absent++
+			continue
+		}
+		require.Equal(t, "same", verdict, name)
+	}
+	t.Logf("compared with %s", strings.TrimSpace(versions))
+	if absent > 0 {
+		t.Logf("NOT COMPARED: %d values of torch, which this Python does not have", absent)
+	}
+}
+
+// What a real Python of today pickles is read, whatever made the golden files.
+func TestPythonWritesIt(t *testing.T) {
+	want := values()
+	kinds := []string{"plain", "numpy"}
+	if strings.Contains(ask(t, "", "versions"), "torch") {
+		kinds = append(kinds, "torch")
+	}
+	for _, kind := range kinds {
+		for _, g := range parseGoldens(t, ask(t, "", "golden", kind)) {
+			got, err := pickle.Parse(g.b)
+			require.NoError(t, err, "%s %d", g.name, g.protocol)
+			requireSame(t, want[g.name], got, g.name)
+		}
+	}
+}

@@ -1,0 +1,264 @@
+package pickle
+
+import (
+	"encoding/binary"
+	"math/big"
+
+	"github.com/muster-pg/muster/tensor"
+)
+
+// torchTypes are the dtypes that torch has too. Those with a storage are older than the others.
+var torchTypes = []torchType{
+	{tensor.Bool, "bool", "BoolStorage"},
+	{tensor.U8, "uint8", "ByteStorage"},
+	{tensor.I8, "int8", "CharStorage"},
+	{tensor.I16, "int16", "ShortStorage"},
+	{tensor.I32, "int32", "IntStorage"},
+	{tensor.I64, "int64", "LongStorage"},
+	{tensor.F16, "float16", "HalfStorage"},
+	{tensor.BF16, "bfloat16", "BFloat16Storage"},
+	{tensor.F32, "float32", "FloatStorage"},
+	{tensor.F64, "float64", "DoubleStorage"},
+	{tensor.C64, "complex64", "ComplexFloatStorage"},
+	{tensor.U16, "uint16", ""},
+	{tensor.U32, "uint32", ""},
+	{tensor.U64, "uint64", ""},
+	{tensor.F8E4M3, "float8_e4m3fn", ""},
+	{tensor.F8E5M2, "float8_e5m2", ""},
+	{tensor.F8E4M3FNUZ, "float8_e4m3fnuz", ""},
+	{tensor.F8E5M2FNUZ, "float8_e5m2fnuz", ""},
+	{tensor.F8E8M0, "float8_e8m0fnu", ""},
+}
+
+type torchType struct {
+	dtype         tensor.DType
+	name, storage string
+}
+
+// storage is the bytes of a tensor, which alias the pickle.
+type storage struct {
+	dtype tensor.DType // Invalid: untyped
+	b     []byte
+}
+
+// What torch.save writes before a storage, each a pickle of its own.
+const (
+	torchProtocol = 1001
+	zipMagic      = "PK\x03\x04"
+)
+
+var torchMagic, _ = new(big.Int).SetString("1950a86a20f9469cfc6c", 16)
+
+// callLoad is a storage in the format that torch.save had before 1.6, which is what torch pickles to this day:
+// five pickles, the number of elements, and their bytes.
+func callLoad(m *machine, args []any) (any, error) {
+	if len(args) != 1 {
+		return nil, m.badCall("torch.storage._load_from_bytes", args)
+	}
+	b, ok := args[0].(*blob)
+	if !ok {
+		return nil, m.badCall("torch.storage._load_from_bytes", args)
+	}
+	if len(b.b) >= len(zipMagic) && string(b.b[:len(zipMagic)]) == zipMagic {
+		return nil, m.refuse("torch.save", "a zip file in a pickle")
+	}
+	if err := m.spend(len(b.b)); err != nil { // it may be read again and again
+		return nil, err
+	}
+	in := &machine{b: b.b, outer: m, ops: m.ops, room: m.room}
+	return in.loadStorage()
+}
+
+func (m *machine) loadStorage() (any, error) {
+	if err := m.preamble(); err != nil {
+		return nil, err
+	}
+	count := 0
+	m.persistent = func(id any) (v any, err error) {
+		v, count, err = m.storageOf(id)
+		return v, err
+	}
+	v, err := m.next()
+	if err != nil {
+		return nil, err
+	}
+	s, ok := v.(*storage)
+	if !ok {
+		return nil, m.malformed("torch.save has a %s, not a storage", kind(v))
+	}
+	m.persistent = nil
+	if _, err := m.next(); err != nil { // the names of storages, of which there is one
+		return nil, err
+	}
+	n, err := m.uint(8)
+	if err != nil {
+		return nil, err
+	}
+	s.b = m.b[m.at:]
+	if n != uint64(count) || len(s.b)/s.width() != count || len(s.b)%s.width() != 0 {
+		return nil, m.malformed("a storage of %d elements in %d bytes, and it said %d", n, len(s.b), count)
+	}
+	return s, nil
+}
+
+// next runs the next of several pickles.
+func (m *machine) next() (any, error) {
+	m.memo, m.stack, m.marks = m.memo[:0], m.stack[:0], m.marks[:0]
+	return m.run()
+}
+
+// preamble is what says that this is torch's format, and little-endian.
+func (m *machine) preamble() error {
+	magic, err := m.next()
+	if err != nil {
+		return err
+	}
+	if n, ok := magic.(*big.Int); !ok || n.Cmp(torchMagic) != 0 {
+		return m.malformed("not the format of torch.save")
+	}
+	if version, err := m.next(); err != nil || version != any(int64(torchProtocol)) {
+		return m.malformed("version %v of the format of torch.save: %v", version, err)
+	}
+	system, err := m.next()
+	if err != nil {
+		return err
+	}
+	if d, ok := system.(*dict); ok {
+		if at, ok := d.index[littleEndianKey]; ok && d.items[at].Value == true {
+			return nil
+		}
+	}
+	return m.fail(ErrRefused, "a storage of a host that is not little-endian")
+}
+
+// littleEndianKey is the text of a key.
+var littleEndianKey = "s" + string(rune(len("little_endian"))) + "little_endian"
+
+// storageOf is a storage without its bytes, and how many elements it has: ("storage", class, name, device, elements,
+// None).
+func (m *machine) storageOf(id any) (*storage, int, error) {
+	t, ok := id.(*tuple)
+	if !ok || len(t.items) != 6 || t.items[0] != any("storage") {
+		return nil, 0, m.fail(ErrRefused, "a persistent id that is no storage")
+	}
+	class, ok := t.items[1].(*global)
+	if !ok {
+		return nil, 0, m.malformed("a storage whose class is a %s", kind(t.items[1]))
+	}
+	if !class.dtype.Valid() && class.name != "torch.storage.UntypedStorage" {
+		return nil, 0, m.refuse(class.name, "it is no storage")
+	}
+	n, ok := t.items[4].(int64)
+	if !ok || n < 0 || n > int64(len(m.b)) {
+		return nil, 0, m.malformed("a storage of %v elements in %d bytes", t.items[4], len(m.b))
+	}
+	if t.items[5] != nil {
+		return nil, 0, m.fail(ErrRefused, "a view of a storage")
+	}
+	return &storage{dtype: class.dtype}, int(n), nil
+}
+
+// width is the bytes of an element.
+func (s *storage) width() int { return max(1, s.dtype.Bits()/8) }
+
+// callTensor is a tensor: storage, offset, shape, strides, whether it has a gradient, hooks; and metadata.
+func callTensor(m *machine, args []any) (any, error) {
+	if len(args) != 6 && len(args) != 7 {
+		return nil, m.badCall("torch._utils._rebuild_tensor_v2", args)
+	}
+	s, ok := args[0].(*storage)
+	if !ok || !s.dtype.Valid() {
+		return nil, m.badCall("torch._utils._rebuild_tensor_v2", args)
+	}
+	return m.newTensor(s.dtype, s, args[1:6], args[6:])
+}
+
+// callTensorV3 has a dtype before the metadata; its storage has none.
+func callTensorV3(m *machine, args []any) (any, error) {
+	if len(args) != 7 && len(args) != 8 {
+		return nil, m.badCall("torch._utils._rebuild_tensor_v3", args)
+	}
+	s, ok := args[0].(*storage)
+	g, also := args[6].(*global)
+	if !ok || !also || !g.dtype.Valid() {
+		return nil, m.badCall("torch._utils._rebuild_tensor_v3", args)
+	}
+	return m.newTensor(g.dtype, s, args[1:6], args[7:])
+}
+
+func (m *machine) newTensor(dt tensor.DType, s *storage, args, metadata []any) (any, error) {
+	for _, v := range metadata {
+		if d, ok := v.(*dict); v != nil && (!ok || len(d.items) > 0) {
+			return nil, m.refuse("torch.Tensor", "it has metadata: its numbers are not those of its storage")
+		}
+	}
+	if hooks, ok := args[4].(*dict); !ok || len(hooks.items) > 0 {
+		return nil, m.refuse("torch.Tensor", "it has hooks")
+	}
+	offset, ok := args[0].(int64)
+	if !ok || offset < 0 || offset > int64(len(s.b)) {
+		return nil, m.malformed("a tensor from element %v of %d bytes", args[0], len(s.b))
+	}
+	shape, err := m.shape(args[1])
+	if err != nil {
+		return nil, err
+	}
+	strides, err := m.shape(args[2])
+	if err != nil {
+		return nil, err
+	}
+	if len(strides) != len(shape) {
+		return nil, m.malformed("shape %v with strides %v", shape, strides)
+	}
+	return m.gather(dt, s.b, layout{shape, strides, int(offset)})
+}
+
+// callParameter is the tensor of a parameter.
+func callParameter(m *machine, args []any) (any, error) {
+	if len(args) == 3 {
+		if t, ok := args[0].(*tensor.Tensor); ok {
+			return t, nil
+		}
+	}
+	return nil, m.badCall("torch._utils._rebuild_parameter", args)
+}
+
+// torchPreamble is what torch.save writes before a storage.
+var torchPreamble = func() []byte {
+	e := encoder{}
+	e.raw(0x80, 2, 0x8a, 10)
+	magic := torchMagic.FillBytes(make([]byte, 10))
+	for i := range magic {
+		e.raw(magic[9-i])
+	}
+	e.raw('.', 0x80, 2, 'M', torchProtocol&0xff, torchProtocol>>8, '.', 0x80, 2, '}', '(')
+	e.oldText("protocol_version")
+	e.raw('M', torchProtocol&0xff, torchProtocol>>8)
+	e.oldText("little_endian")
+	e.raw(0x88)
+	e.oldText("type_sizes")
+	e.raw('}', '(')
+	e.oldText("short")
+	e.raw('K', 2)
+	e.oldText("int")
+	e.raw('K', 4)
+	e.oldText("long")
+	e.raw('K', 4, 'u', 'u', '.')
+	return e.b
+}()
+
+// torchBytes is t's storage as torch.save writes it.
+func torchBytes(t *tensor.Tensor, class string, elements int) []byte {
+	e := encoder{b: append(make([]byte, 0, len(torchPreamble)+len(t.Data)+128), torchPreamble...)}
+	e.raw(0x80, 2, '(')
+	e.oldText("storage")
+	e.b = append(e.b, "ctorch\n"+class+"\n"...)
+	e.oldText("0")
+	e.oldText("cpu")
+	e.int(int64(elements))
+	e.raw('N', 't', 'Q', '.', 0x80, 2, ']')
+	e.oldText("0")
+	e.raw('a', '.')
+	e.b = binary.LittleEndian.AppendUint64(e.b, uint64(elements))
+	return append(e.b, t.Data...)
+}

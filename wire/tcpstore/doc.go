@@ -1,0 +1,53 @@
+// Package tcpstore is the protocol of PyTorch's TCPStore as bytes: pure functions, no sockets, and no store. It says
+// what was asked and answered, not what that means.
+//
+//	n, whole, err := tcpstore.C.NextRequest(b, &cursor, limits) // how long is the message at the front of b?
+//	if whole {
+//		err = req.Parse(tcpstore.C, b[:n])
+//	}
+//
+// The protocol has no frames, no version and no request ids: a message ends where its last part does, and a connection
+// has one request outstanding. A peer flushes when it likes, so that a message may come in any pieces. Next functions
+// find its end: they check each length as soon as it is there, before its bytes are, and a Cursor remembers how far they
+// came, so that each byte is looked at once. Parse functions take one whole message and alias it, strings included:
+// whoever keeps a part of what they gave clones it.
+//
+// # Layout
+//
+// Integers are those of the host that PyTorch runs on, which is little-endian.
+//
+//	str, vec   length u64 | bytes
+//	strs       count u64 | count × str
+//	pairs      count u64 | count × (str | vec)
+//
+// A request is its operation's number, one byte, and these parts. The names are those of the fields that have them.
+//
+//	C   B   A   operation     request                         reply
+//	0           VALIDATE      0x3C85F7CE u32                  nothing
+//	1   0   0   SET           Key str | Value vec             nothing
+//	2   1   1   COMPARE_SET   Key str | Old vec | Value vec   Value vec
+//	3   2   2   GET           Key str                         Value vec
+//	4   3   3   ADD           Key str | N i64                 N i64
+//	5   4   4   CHECK         Keys strs                       N u8: Ready, NotReady
+//	6   5   5   WAIT          Keys strs                       N u8: StopWaiting
+//	7   6   6   GETNUMKEYS                                    N i64
+//	8   7   8   DELETE_KEY    Key str                         N i64
+//	9   8       APPEND        Key str | Value vec             nothing
+//	10  9       MULTI_GET     Keys strs                       Values, as many vec as keys
+//	11  10      MULTI_SET     Keys, Values pairs              nothing
+//	12  11      CANCEL_WAIT                                   N u8: WaitCanceled
+//	13          PING          N u32                           N u32
+//	14          QUEUE_PUSH    Key str | Value vec             nothing
+//	15          QUEUE_POP     Key str                         N i64 | Value vec, if N > 0
+//	16          QUEUE_LEN     Key str                         N i64
+//	17          LIST_KEYS                                     Keys strs
+//	18          BARRIER       Key str | N i64                 N u8: StopWaiting
+//	        7   WATCH_KEY     Key str                         N u8: Registered, or an event
+//
+// An event is what a server of generation A sends when a watched key has changed:
+//
+//	N u8: Updated, Created, Deleted | Key str | Old vec | Value vec
+//
+// Generation A is torch 1.9 to 2.0, B is 2.1, and C is 2.2 and later, which opens a connection with Preface. A and B
+// cannot be told apart by what they send.
+package tcpstore

@@ -1,0 +1,91 @@
+package tcpstore_test
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// FuzzRequests: whatever the bytes and however they come, the end that is found is the same, and a request that parses is
+// written again as it was.
+func FuzzRequests(f *testing.F) {
+	for _, golden := range goldenRequests {
+		for _, g := range []tcpstore.Generation{tcpstore.A, tcpstore.B, tcpstore.C} {
+			if b, err := tcpstore.AppendRequest(nil, g, &golden.req); err == nil {
+				f.Add(uint8(g), b, uint64(1))
+			}
+		}
+	}
+	for _, c := range recorded(f, "torch-2.15.txt") {
+		f.Add(uint8(tcpstore.C), []byte(c.sent), uint64(2))
+	}
+	lim := tcpstore.Limits{Key: 100, Value: 1000, Keys: 50, Message: 10_000}
+	f.Fuzz(func(t *testing.T, generation uint8, b []byte, seed uint64) {
+		g := tcpstore.Generation(generation)
+		n, whole, err := g.NextRequest(b, new(tcpstore.Cursor), lim)
+		inPieces(t, b, n, whole, err, seed, func(b []byte, c *tcpstore.Cursor) (int, bool, error) {
+			return g.NextRequest(b, c, lim)
+		})
+		var r tcpstore.Request
+		_ = r.Parse(g, b)
+		if !whole || err != nil {
+			return
+		}
+		if err := r.Parse(g, b[:n]); err != nil {
+			t.Fatalf("%x is whole, but: %v", b[:n], err)
+		}
+		again, err := tcpstore.AppendRequest(nil, g, &r)
+		if err != nil || !bytes.Equal(again, b[:n]) {
+			t.Fatalf("written again: %x, %v\nwas            %x", again, err, b[:n])
+		}
+	})
+}
+
+// FuzzReplies is the same for replies.
+func FuzzReplies(f *testing.F) {
+	for _, golden := range goldenReplies {
+		f.Add(uint8(golden.op), uint8(golden.keys), unhex(f, golden.bytes), uint64(1))
+	}
+	lim := tcpstore.Limits{Key: 100, Value: 1000, Keys: 50, Message: 10_000}
+	f.Fuzz(func(t *testing.T, number, keys uint8, b []byte, seed uint64) {
+		op := tcpstore.Op(number)
+		n, whole, err := tcpstore.NextReply(b, op, int(keys), new(tcpstore.Cursor), lim)
+		inPieces(t, b, n, whole, err, seed, func(b []byte, c *tcpstore.Cursor) (int, bool, error) {
+			return tcpstore.NextReply(b, op, int(keys), c, lim)
+		})
+		var r tcpstore.Reply
+		_ = r.Parse(op, int(keys), b)
+		if !whole || err != nil {
+			return
+		}
+		if err := r.Parse(op, int(keys), b[:n]); err != nil {
+			t.Fatalf("%x is whole, but: %v", b[:n], err)
+		}
+		if again := tcpstore.AppendReply(nil, op, &r); !bytes.Equal(again, b[:n]) {
+			t.Fatalf("written again: %x\nwas            %x", again, b[:n])
+		}
+	})
+}
+
+// inPieces wants the result that next had for all bytes at once.
+func inPieces(
+	t *testing.T, b []byte, n int, whole bool, err error, seed uint64, next func([]byte, *tcpstore.Cursor) (int, bool, error),
+) {
+	chance := rand.New(rand.NewPCG(seed, 0))
+	var c tcpstore.Cursor
+	for at := 0; ; at = min(len(b), at+1+chance.IntN(20)) {
+		gotN, gotWhole, gotErr := next(b[:at], &c)
+		if gotErr == nil && !gotWhole && gotN <= at {
+			t.Fatalf("%d bytes are there, and %d are wanted", at, gotN)
+		}
+		if at < len(b) && gotErr == nil && !gotWhole {
+			continue
+		}
+		if gotWhole != whole || (gotErr == nil) != (err == nil) || whole && gotN != n {
+			t.Fatalf("in pieces: %d %v %v, at once: %d %v %v", gotN, gotWhole, gotErr, n, whole, err)
+		}
+		return
+	}
+}

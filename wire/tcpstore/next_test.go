@@ -1,0 +1,278 @@
+package tcpstore_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// feed gives b to next piece by piece and wants its end found with the last byte, and not before.
+func feed(t testing.TB, b []byte, next func(b []byte) (int, bool, error)) {
+	t.Helper()
+	asked := 0
+	for n := range len(b) {
+		need, whole, err := next(b[:n])
+		require.NoError(t, err)
+		require.False(t, whole, "of %d bytes %d are there", len(b), n)
+		require.Greater(t, need, n)
+		require.LessOrEqual(t, need, len(b))
+		require.GreaterOrEqual(t, need, asked)
+		asked = need
+	}
+	more := append(bytes.Clone(b), "more"...)
+	n, whole, err := next(more)
+	require.NoError(t, err)
+	require.True(t, whole)
+	require.Equal(t, len(b), n)
+}
+
+func TestByteByByte(t *testing.T) {
+	for _, golden := range goldenRequests {
+		for _, g := range []tcpstore.Generation{tcpstore.A, tcpstore.B, tcpstore.C} {
+			b, err := tcpstore.AppendRequest(nil, g, &golden.req)
+			if err != nil {
+				continue
+			}
+			var c tcpstore.Cursor
+			feed(t, b, func(b []byte) (int, bool, error) { return g.NextRequest(b, &c, tcpstore.Limits{}) })
+		}
+	}
+	for _, golden := range goldenReplies {
+		var c tcpstore.Cursor
+		feed(t, unhex(t, golden.bytes), func(b []byte) (int, bool, error) {
+			return tcpstore.NextReply(b, golden.op, golden.keys, &c, tcpstore.Limits{})
+		})
+	}
+}
+
+// The cursor may not depend on where the bytes lie, only on how many there are.
+func TestPiecesOfAnySize(t *testing.T) {
+	req := tcpstore.Request{Op: tcpstore.OpMultiSet}
+	for i := range 50 {
+		req.Keys = append(req.Keys, strings.Repeat("k", i))
+		req.Values = append(req.Values, bytes.Repeat([]byte("v"), 3*i))
+	}
+	b, err := tcpstore.AppendRequest(nil, tcpstore.C, &req)
+	require.NoError(t, err)
+	for size := 1; size < 200; size++ {
+		var c tcpstore.Cursor
+		for n := 0; ; n = min(n+size, len(b)) {
+			end, whole, err := tcpstore.C.NextRequest(bytes.Clone(b[:n]), &c, tcpstore.Limits{})
+			require.NoError(t, err)
+			if whole {
+				require.Equal(t, len(b), end)
+				break
+			}
+			require.Less(t, n, len(b))
+		}
+	}
+}
+
+// A reader that waits for as many bytes as it is told to looks at a message a few times, not once for each piece.
+func TestSaysHowManyBytesItNeeds(t *testing.T) {
+	b, err := tcpstore.AppendRequest(nil, tcpstore.C, &tcpstore.Request{Op: tcpstore.OpSet, Key: "/k", Value: make([]byte, 1<<20)})
+	require.NoError(t, err)
+	var c tcpstore.Cursor
+	var needs []int
+	for n := 0; n < len(b); {
+		need, whole, err := tcpstore.C.NextRequest(b[:n], &c, tcpstore.Limits{})
+		require.NoError(t, err)
+		require.False(t, whole)
+		needs, n = append(needs, need), need
+	}
+	require.Equal(t, []int{1, 9, 11, 19, len(b)}, needs)
+}
+
+// What is too large is refused by its length, before it has come.
+func TestLimits(t *testing.T) {
+	u64 := func(n uint64) string { return string(binary.LittleEndian.AppendUint64(nil, n)) }
+	lim := tcpstore.Limits{Key: 4, Value: 6, Keys: 2, Message: 60}
+	for name, c := range map[string]struct {
+		bytes string
+		ok    bool
+	}{
+		"key":             {"\x03" + u64(5), false},
+		"key at limit":    {"\x03" + u64(4), true},
+		"key of 2^64-1":   {"\x03" + u64(math.MaxUint64), false},
+		"key of 2^63":     {"\x03" + u64(1<<63), false},
+		"value":           {"\x01" + u64(1) + "k" + u64(7), false},
+		"value at limit":  {"\x01" + u64(1) + "k" + u64(6), true},
+		"expected value":  {"\x02" + u64(1) + "k" + u64(7), false},
+		"keys":            {"\x06" + u64(3), false},
+		"keys at limit":   {"\x06" + u64(2), true},
+		"keys of 2^64-1":  {"\x05" + u64(math.MaxUint64), false},
+		"keys of 2^63":    {"\x0b" + u64(1<<63), false},
+		"a key of keys":   {"\x06" + u64(2) + u64(0) + u64(5), false},
+		"a key of pairs":  {"\x0b" + u64(2) + u64(5), false},
+		"a value of pair": {"\x0b" + u64(2) + u64(0) + u64(7), false},
+		"value of a pair": {"\x0b" + u64(2) + u64(0) + u64(6), true},
+		"second key":      {"\x0b" + u64(2) + u64(0) + u64(0) + u64(5), false},
+		"message":         {"\x0b" + u64(2) + u64(4) + "kkkk" + u64(6) + "vvvvvv" + u64(4) + "kkkk" + u64(6), false},
+		"message at once": {"\x0b" + u64(2) + u64(4) + "kkkk" + u64(6) + "vvvvvv" + u64(4) + "kkkk" + u64(6) + "vvvvvv", false},
+	} {
+		var cursor tcpstore.Cursor
+		_, whole, err := tcpstore.C.NextRequest([]byte(c.bytes), &cursor, lim)
+		if c.ok {
+			require.NoError(t, err, name)
+			require.False(t, whole, name)
+			continue
+		}
+		require.ErrorIs(t, err, tcpstore.ErrTooLarge, name)
+	}
+}
+
+func TestLimitsOfReplies(t *testing.T) {
+	lim := tcpstore.Limits{Key: 4, Value: 6, Keys: 2}
+	long := binary.LittleEndian.AppendUint64(nil, 7)
+	for op, front := range map[tcpstore.Op]string{
+		tcpstore.OpGet: "", tcpstore.OpMultiGet: "", tcpstore.OpListKeys: "", tcpstore.OpQueuePop: string(long), tcpstore.OpWatchKey: "\x00",
+	} {
+		var c tcpstore.Cursor
+		_, _, err := tcpstore.NextReply(append([]byte(front), long...), op, 1, &c, lim)
+		require.ErrorIs(t, err, tcpstore.ErrTooLarge, op)
+		require.ErrorContains(t, err, op.String())
+	}
+}
+
+func TestDefaultLimits(t *testing.T) {
+	u64 := func(n uint64) string { return string(binary.LittleEndian.AppendUint64(nil, n)) }
+	for front, most := range map[string]uint64{
+		"\x03": 8 << 10, "\x01" + u64(0): 8 << 20, "\x06": 131_072,
+	} {
+		var c tcpstore.Cursor
+		_, _, err := tcpstore.C.NextRequest([]byte(front+u64(most)), &c, tcpstore.Limits{})
+		require.NoError(t, err)
+		_, _, err = tcpstore.C.NextRequest([]byte(front+u64(most+1)), new(tcpstore.Cursor), tcpstore.Limits{})
+		require.ErrorIs(t, err, tcpstore.ErrTooLarge)
+	}
+}
+
+func TestNotOurProtocol(t *testing.T) {
+	for _, c := range []struct {
+		g     tcpstore.Generation
+		bytes string
+		want  error
+	}{
+		{tcpstore.C, "GET / HTTP/1.1\r\n", tcpstore.ErrUnknownOp},
+		{tcpstore.C, "\x13", tcpstore.ErrUnknownOp},
+		{tcpstore.B, "\x0c", tcpstore.ErrUnknownOp},
+		{tcpstore.A, "\x09", tcpstore.ErrUnknownOp},
+		{0, "\x00", tcpstore.ErrUnknownOp},
+		{77, "\x00", tcpstore.ErrUnknownOp},
+		{tcpstore.C, "\x00\xcf", tcpstore.ErrMagic}, // before the rest has come
+		{tcpstore.C, "\x00\xce\xf7\x85\x3d", tcpstore.ErrMagic},
+	} {
+		_, whole, err := c.g.NextRequest([]byte(c.bytes), new(tcpstore.Cursor), tcpstore.Limits{})
+		require.ErrorIs(t, err, c.want, "%v %q", c.g, c.bytes)
+		require.False(t, whole)
+		require.Error(t, new(tcpstore.Request).Parse(c.g, []byte(c.bytes)))
+	}
+	_, _, err := tcpstore.NextReply(nil, 0, 0, new(tcpstore.Cursor), tcpstore.Limits{})
+	require.ErrorIs(t, err, tcpstore.ErrUnknownOp)
+}
+
+func TestParseWantsOneWholeMessage(t *testing.T) {
+	var req tcpstore.Request
+	require.ErrorIs(t, req.Parse(tcpstore.C, nil), tcpstore.ErrTruncated)
+	for _, golden := range goldenRequests {
+		b, err := tcpstore.AppendRequest(nil, tcpstore.C, &golden.req)
+		if err != nil {
+			continue
+		}
+		for n := range len(b) {
+			require.ErrorIs(t, req.Parse(tcpstore.C, b[:n]), tcpstore.ErrTruncated, "%v: %d of %d", golden.req.Op, n, len(b))
+		}
+		require.ErrorIs(t, req.Parse(tcpstore.C, append(b, 0)), tcpstore.ErrTrailing)
+	}
+	var rep tcpstore.Reply
+	for _, golden := range goldenReplies {
+		b := unhex(t, golden.bytes)
+		for n := range len(b) {
+			require.ErrorIs(t, rep.Parse(golden.op, golden.keys, b[:n]), tcpstore.ErrTruncated, "%v: %d of %d", golden.op, n, len(b))
+		}
+		require.ErrorIs(t, rep.Parse(golden.op, golden.keys, append(b, 0)), tcpstore.ErrTrailing)
+	}
+}
+
+// A count that cannot be true makes no room.
+func TestParseOfHugeCounts(t *testing.T) {
+	huge := binary.LittleEndian.AppendUint64(nil, math.MaxUint64)
+	for _, number := range []byte{0x05, 0x06, 0x0a, 0x0b} {
+		var r tcpstore.Request
+		require.ErrorIs(t, r.Parse(tcpstore.C, append([]byte{number}, huge...)), tcpstore.ErrTruncated)
+		assert.Zero(t, cap(r.Keys))
+	}
+	var r tcpstore.Reply
+	require.ErrorIs(t, r.Parse(tcpstore.OpListKeys, 0, huge), tcpstore.ErrTruncated)
+	require.ErrorIs(t, r.Parse(tcpstore.OpMultiGet, math.MaxInt, huge), tcpstore.ErrTruncated)
+	require.ErrorIs(t, r.Parse(tcpstore.OpMultiGet, math.MaxInt, nil), tcpstore.ErrTruncated)
+}
+
+func TestMultiSetNeedsPairs(t *testing.T) {
+	_, err := tcpstore.AppendRequest(nil, tcpstore.C, &tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: []string{"a"}})
+	require.ErrorIs(t, err, tcpstore.ErrMismatch)
+}
+
+func TestNames(t *testing.T) {
+	require.Equal(t, "QUEUE_POP", tcpstore.OpQueuePop.String())
+	require.Equal(t, "op(0) op(200)", fmt.Sprint(tcpstore.Op(0), tcpstore.Op(200)))
+	require.Equal(t, "A B C generation(0) generation(9)", fmt.Sprint(tcpstore.A, tcpstore.B, tcpstore.C, tcpstore.Generation(0), tcpstore.Generation(9)))
+	require.False(t, tcpstore.Op(200).Answered())
+}
+
+// A connection that goes on allocates nothing for a message.
+func TestAllocatesNothing(t *testing.T) {
+	var (
+		room, answer []byte
+		c            tcpstore.Cursor
+		req          tcpstore.Request
+		rep          tcpstore.Reply
+	)
+	for _, golden := range goldenRequests {
+		if !tcpstore.C.Has(golden.req.Op) {
+			continue
+		}
+		allocs := testing.AllocsPerRun(100, func() {
+			room, _ = tcpstore.AppendRequest(room[:0], tcpstore.C, &golden.req)
+			n, whole, err := tcpstore.C.NextRequest(room, &c, tcpstore.Limits{})
+			if err != nil || !whole || req.Parse(tcpstore.C, room[:n]) != nil {
+				t.Fatal("a message is lost")
+			}
+		})
+		require.Zero(t, allocs, golden.req.Op)
+	}
+	for _, golden := range goldenReplies {
+		allocs := testing.AllocsPerRun(100, func() {
+			answer = tcpstore.AppendReply(answer[:0], golden.op, &golden.rep)
+			n, whole, err := tcpstore.NextReply(answer, golden.op, golden.keys, &c, tcpstore.Limits{})
+			if err != nil || !whole || rep.Parse(golden.op, golden.keys, answer[:n]) != nil {
+				t.Fatal("a reply is lost")
+			}
+		})
+		require.Zero(t, allocs, golden.op)
+	}
+}
+
+func BenchmarkAdd(b *testing.B) {
+	req := tcpstore.Request{Op: tcpstore.OpAdd, Key: "/counter", N: 1}
+	var (
+		room []byte
+		c    tcpstore.Cursor
+		got  tcpstore.Request
+	)
+	b.ReportAllocs()
+	for b.Loop() {
+		room, _ = tcpstore.AppendRequest(room[:0], tcpstore.C, &req)
+		n, _, _ := tcpstore.C.NextRequest(room, &c, tcpstore.Limits{})
+		_ = got.Parse(tcpstore.C, room[:n])
+		room = tcpstore.AppendReply(room[:0], tcpstore.OpAdd, &tcpstore.Reply{N: 1})
+	}
+}
