@@ -49,7 +49,7 @@ func passedKey(barrier string, u use) string {
 
 // barrier answers when as many have come as N says.
 func (p *peer) barrier(ctx context.Context, req *tcpstore.Request) error {
-	if p.waiting != nil && !p.waiting.over() {
+	if !p.waiting.over() {
 		return errWaits
 	}
 	key, size := strings.Clone(keyOf(req.Key)), req.N

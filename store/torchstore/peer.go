@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -107,34 +108,30 @@ func (p *peer) answer(op tcpstore.Op, rep tcpstore.Reply) error {
 
 // waiting is a call that waits.
 type waiting struct {
-	cancel context.CancelFunc
-	done   chan struct{} // closed when it is answered, or given up
+	cancel   context.CancelFunc
+	answered atomic.Bool   // before the client can see it: it may ask the next thing at once
+	done     chan struct{} // closed when the answer is queued, or there will be none
 }
 
-func (w *waiting) over() bool {
-	select {
-	case <-w.done:
-		return true
-	default:
-		return false
-	}
-}
+// over reports whether the client may wait for something else.
+func (w *waiting) over() bool { return w == nil || w.answered.Load() }
 
 var errWaits = errors.New("the one before still waits")
 
 // later answers op with what wait returns, and meanwhile goes on reading. A wait that ends with its context is not answered.
 func (p *peer) later(op tcpstore.Op, wait func(ctx context.Context) (answer int64, err error)) error {
-	if p.waiting != nil && !p.waiting.over() {
+	if !p.waiting.over() {
 		return errWaits
 	}
 	ctx, cancel := context.WithCancel(p.life)
-	w := &waiting{cancel, make(chan struct{})}
+	w := &waiting{cancel: cancel, done: make(chan struct{})}
 	p.waiting = w
 	p.running.Go(func() {
 		defer close(w.done)
 		defer cancel()
 		answer, err := wait(ctx)
 		if err == nil {
+			w.answered.Store(true)
 			if err = p.answer(op, tcpstore.Reply{N: answer}); err == nil {
 				err = p.out.flush()
 			}
