@@ -206,6 +206,12 @@ func (c *call) parse(b []byte, from int, v any) error {
 	return c.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf("rank %d sent what this rank does not take: %v", from, err)}, err)
 }
 
+// unreadable reports whether err is of a pickle that fits into nothing.
+func unreadable(err error) bool {
+	_, is := errors.AsType[*pickle.Error](err)
+	return is
+}
+
 // checkObject refuses the ID of a barrier, which is broadcast too.
 func (c *call) checkObject(v any, from int) error {
 	if id, ok := v.(string); ok && isBarrierID(id) {

@@ -12,7 +12,8 @@ import (
 )
 
 // BroadcastObj returns src's v on every rank; what the others pass counts for nothing. src does not wait for the others, and gets back v
-// itself. If it does not fit into a T the error is pgroup.ErrMismatch, and the object stays for a BroadcastObj of another type.
+// itself. If it does not fit into a T the error is pgroup.ErrMismatch, and the object stays for a BroadcastObj of another type;
+// what is no plain value is refused, as in RecvObj.
 func BroadcastObj[T any](ctx context.Context, g *Group, src int, v T) (T, error) {
 	got := v
 	if err := g.broadcast(ctx, src, object, v, &got); err != nil {
@@ -108,11 +109,11 @@ func (g *Group) broadcast(ctx context.Context, src int, m medium, v, into any) e
 		if err != nil {
 			return err
 		}
-		if err := c.parse(values[0], src, into); err != nil {
-			return err
+		err = c.parse(values[0], src, into)
+		if err == nil || unreadable(err) {
+			g.casts[src]++
 		}
-		g.casts[src]++
-		return nil
+		return err
 	})
 }
 

@@ -42,5 +42,5 @@
 //
 // AllGatherObj, AllReduce and Barrier take their numbers whether they succeed or not, so that ranks of Go stay in step after a
 // failure. Python's counts then depend on where it was: after a failure, make another group with it. RecvObj and
-// BroadcastObj that fail leave the object where it is, as vLLM's do, and may be repeated.
+// BroadcastObj that time out leave the object where it is, as vLLM's do, and may be repeated.
 package vllm

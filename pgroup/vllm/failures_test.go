@@ -330,6 +330,7 @@ func TestVLLM10Unsafe(t *testing.T) {
 	gs := join(t, s, 2, vllm.Config{})
 	evil := []byte("cos\nsystem\n(S'touch /tmp/muster-was-here'\ntR.")
 	require.NoError(t, s.Set(ctx, "broadcast_from/0/0", evil, nil))
+	require.NoError(t, s.Set(ctx, "broadcast_from/0/1", evil, nil))
 	require.NoError(t, s.Set(ctx, "send_to/1/0", evil, nil))
 	for _, verb := range []func() error{
 		func() error { _, err := vllm.BroadcastObj[any](ctx, gs[1], 0, nil); return err },

@@ -35,7 +35,8 @@ func SendObj[T any](ctx context.Context, g *Group, dst int, v T) error {
 }
 
 // RecvObj returns the next object that src has sent to this rank. If it does not fit into a T the error is pgroup.ErrMismatch,
-// and the object stays for a RecvObj of another type; RecvObj[any] takes whatever is a plain value. Once it has received from
+// and the object stays for a RecvObj of another type; RecvObj[any] takes whatever is a plain value. One that is none, because it would
+// import or call something, is pickle.ErrRefused with its name, and passed over. Once it has received from
 // one rank, it is pgroup.ErrConflict to receive from another.
 func RecvObj[T any](ctx context.Context, g *Group, src int) (T, error) {
 	var v, none T
@@ -145,11 +146,11 @@ func (g *Group) recv(ctx context.Context, src int, m medium, v any) error {
 		if err != nil {
 			return err
 		}
-		if err := c.parse(values[0], src, v); err != nil {
-			return err
+		err = c.parse(values[0], src, v)
+		if err == nil || unreadable(err) {
+			in.from = src
+			in.n++
 		}
-		in.from = src
-		in.n++
-		return nil
+		return err
 	})
 }
