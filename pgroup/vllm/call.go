@@ -206,10 +206,13 @@ func (c *call) parse(b []byte, from int, v any) error {
 	return c.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf("rank %d sent what this rank does not take: %v", from, err)}, err)
 }
 
-// unreadable reports whether err is of a pickle that fits into nothing.
-func unreadable(err error) bool {
-	_, is := errors.AsType[*pickle.Error](err)
-	return is
+// passes reports whether what was waited for is done with: it was read, or it never can be.
+func passes(err error) bool {
+	if err == nil || errors.Is(err, store.ErrExpired) {
+		return true
+	}
+	_, unreadable := errors.AsType[*pickle.Error](err)
+	return unreadable
 }
 
 // checkObject refuses the ID of a barrier, which is broadcast too.

@@ -13,7 +13,7 @@ import (
 
 // BroadcastObj returns src's v on every rank; what the others pass counts for nothing. src does not wait for the others, and gets back v
 // itself. If it does not fit into a T the error is pgroup.ErrMismatch, and the object stays for a BroadcastObj of another type;
-// what is no plain value is refused, as in RecvObj.
+// what is no plain value, or has expired, is passed over, as in RecvObj.
 func BroadcastObj[T any](ctx context.Context, g *Group, src int, v T) (T, error) {
 	got := v
 	if err := g.broadcast(ctx, src, object, v, &got); err != nil {
@@ -105,12 +105,8 @@ func (g *Group) broadcast(ctx context.Context, src int, m medium, v, into any) e
 		if src == g.cfg.Rank {
 			return c.publish(ctx, m, b)
 		}
-		values, err := c.await(ctx, []need{c.castNeed(src, m)})
-		if err != nil {
-			return err
-		}
-		err = c.parse(values[0], src, into)
-		if err == nil || unreadable(err) {
+		err := c.take(ctx, c.castNeed(src, m), into)
+		if passes(err) {
 			g.casts[src]++
 		}
 		return err

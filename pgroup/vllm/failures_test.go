@@ -425,6 +425,12 @@ func TestVLLM13Expiry(t *testing.T) {
 			_, err = s.Get(t.Context(), "broadcast_from/0/0")
 			require.ErrorIs(t, err, store.ErrNotFound)
 			late(t, gs[1], 5*time.Second)
+			got, err := vllm.BroadcastObj[any](t.Context(), gs[1], 0, nil) // it goes on with the next
+			require.NoError(t, err)
+			require.Equal(t, "news", got)
+			got, err = vllm.RecvObj[any](t.Context(), gs[1], 0)
+			require.NoError(t, err)
+			require.Equal(t, "news", got)
 		})
 	})
 }

@@ -36,11 +36,11 @@ type Group struct {
 	mu      sync.Mutex // protects the fields below; never held during I/O
 	said    *call      // what of this rank's verbs has told the others of itself last; nil if that is taken back
 	plain   bool       // the store has no times to live
-	entries []entry    // then: what this rank has set, the oldest first
+	entries []aging    // then: what this rank has set, the oldest first
 }
 
-// entry is a key that goes when it is too old.
-type entry struct {
+// aging is a key that goes when it is too old.
+type aging struct {
 	key string
 	at  time.Time
 }
@@ -56,11 +56,10 @@ func Join(ctx context.Context, c Config) (*Group, error) {
 	g.life, g.close = context.WithCancel(context.Background())
 	ctx, done := g.bound(ctx)
 	defer done()
-	if err := g.enter(ctx); err != nil {
+	join := &entering{call: &call{Group: g, op: "join"}}
+	if err := join.enter(ctx); err != nil {
+		g.bye(join.retreat)
 		g.close()
-		if g.lease != nil {
-			g.bye(func(ctx context.Context) { _ = g.lease.Close(ctx) })
-		}
 		return nil, err
 	}
 	return g, nil
@@ -113,28 +112,52 @@ func (g *Group) bound(ctx context.Context) (context.Context, func()) {
 	}
 }
 
+// entering is a Join, and how far it has come.
+type entering struct {
+	*call
+	claimed, counted bool
+}
+
 // enter takes this rank's place.
-func (g *Group) enter(ctx context.Context) error {
-	c := &call{Group: g, op: "join"}
-	if _, err := g.store.Swap(ctx, note(joined, g.cfg.Rank), nil, []byte(isHere)); err != nil {
-		if errors.Is(err, store.ErrConflict) {
-			return c.rankError(&wire.Verdict{Code: wire.CodeConflict, By: -1, Reason: "another process has joined as this rank, or had in an earlier run: a group needs a store of its own"}, err)
-		}
+func (c *entering) enter(ctx context.Context) error {
+	if _, err := c.store.Swap(ctx, note(joined, c.cfg.Rank), nil, []byte(isHere)); errors.Is(err, store.ErrConflict) {
+		return c.conflict("another process has joined as this rank", err)
+	} else if err != nil {
 		return c.fault(err)
 	}
-	if err := g.live(ctx); err != nil {
+	c.claimed = true
+	if err := c.live(ctx); err != nil {
 		return c.fault(err)
 	}
-	n, err := g.store.Add(ctx, comers, 1)
+	n, err := c.store.Add(ctx, comers, 1)
+	if err != nil {
+		return c.fault(err)
+	}
+	c.counted = true
 	switch {
-	case err != nil:
-		return c.fault(err)
-	case n > int64(g.cfg.Size):
-		return c.rankError(&wire.Verdict{Code: wire.CodeConflict, By: -1, Reason: fmt.Sprintf("this is number %d to join %d ranks: a group needs a store of its own", n, g.cfg.Size)}, nil)
-	case g.cfg.Rank == 0:
-		return g.muster(ctx, c, n)
+	case n > int64(c.cfg.Size):
+		return c.conflict(fmt.Sprintf("this is number %d to join %d ranks", n, c.cfg.Size), nil)
+	case c.cfg.Rank == 0:
+		return c.muster(ctx, n)
 	}
 	return nil
+}
+
+func (c *call) conflict(why string, err error) error {
+	return c.rankError(&wire.Verdict{Code: wire.CodeConflict, By: -1, Reason: why + ", or had in an earlier run: a group needs a store of its own"}, err)
+}
+
+// retreat takes back what enter did.
+func (c *entering) retreat(ctx context.Context) {
+	if c.counted {
+		_, _ = c.store.Add(ctx, comers, -1)
+	}
+	if c.lease != nil {
+		_ = c.lease.Close(ctx)
+	}
+	if c.claimed {
+		_, _ = c.store.Delete(ctx, note(joined, c.cfg.Rank))
+	}
 }
 
 // live makes the end of this process known to ranks of Go, if the store can.
@@ -154,17 +177,17 @@ func (g *Group) live(ctx context.Context) error {
 }
 
 // muster waits until all ranks have come, n of whom are there. Python only counts itself, so there is nothing that one could wait for.
-func (g *Group) muster(ctx context.Context, c *call, n int64) error {
+func (c *call) muster(ctx context.Context, n int64) error {
 	began := time.Now()
-	for pause := time.Millisecond; n < int64(g.cfg.Size); pause = min(2*pause, 50*time.Millisecond) {
+	for pause := time.Millisecond; n < int64(c.cfg.Size); pause = min(2*pause, 50*time.Millisecond) {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return c.rankError(&wire.Verdict{
-				Code: c.ended(ctx), By: -1, Waited: time.Since(began), Reason: fmt.Sprintf("%d of %d ranks have joined%s", n, g.cfg.Size, c.present()),
+				Code: c.ended(ctx), By: -1, Waited: time.Since(began), Reason: fmt.Sprintf("%d of %d ranks have joined%s", n, c.cfg.Size, c.present()),
 			}, ctx.Err())
 		}
-		now, err := g.store.Add(ctx, comers, 0)
+		now, err := c.store.Add(ctx, comers, 0)
 		if err != nil && ctx.Err() == nil {
 			return c.fault(err)
 		}
@@ -242,7 +265,7 @@ func (g *Group) put(ctx context.Context, key string, value []byte) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.entries = append(g.entries, entry{key, time.Now()})
+	g.entries = append(g.entries, aging{key, time.Now()})
 	return nil
 }
 

@@ -36,7 +36,7 @@ func SendObj[T any](ctx context.Context, g *Group, dst int, v T) error {
 
 // RecvObj returns the next object that src has sent to this rank. If it does not fit into a T the error is pgroup.ErrMismatch,
 // and the object stays for a RecvObj of another type; RecvObj[any] takes whatever is a plain value. One that is none, because it would
-// import or call something, is pickle.ErrRefused with its name, and passed over. Once it has received from
+// import or call something, is pickle.ErrRefused with its name, and passed over; so is one that has expired, pgroup.ErrExpired. Once it has received from
 // one rank, it is pgroup.ErrConflict to receive from another.
 func RecvObj[T any](ctx context.Context, g *Group, src int) (T, error) {
 	var v, none T
@@ -142,15 +142,20 @@ func (g *Group) recv(ctx context.Context, src int, m medium, v any) error {
 		if in.n > 0 && in.from != src {
 			return c.second(fmt.Sprintf("rank %d has sent to this rank", in.from), nil)
 		}
-		values, err := c.await(ctx, []need{{key: m.sent(g.cfg.Rank, in.n), from: src, n: in.n, m: m, sent: true}})
-		if err != nil {
-			return err
-		}
-		err = c.parse(values[0], src, v)
-		if err == nil || unreadable(err) {
+		err := c.take(ctx, need{key: m.sent(g.cfg.Rank, in.n), from: src, n: in.n, m: m, sent: true}, v)
+		if passes(err) {
 			in.from = src
 			in.n++
 		}
 		return err
 	})
+}
+
+// take makes *v of what n is for, when it comes.
+func (c *call) take(ctx context.Context, n need, v any) error {
+	values, err := c.await(ctx, []need{n})
+	if err != nil {
+		return err
+	}
+	return c.parse(values[0], n.from, v)
 }
