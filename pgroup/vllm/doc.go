@@ -26,7 +26,7 @@
 // N counts from 0: per destination what a rank has sent, objects and tensors together, and per source what was broadcast.
 // Ranks of Go tell each other more, below muster/, where vLLM's never look:
 //
-//	muster/joined/RANK         here, leased, left       Join, Close
+//	muster/joined/RANK         here ID, leased, left    Join, Close
 //	muster/alive/RANK          nothing                  goes with the process, if the store has leases
 //	muster/sent/DST            SRC COUNT                the one rank that sends to DST, and how often it has
 //	muster/cast/SRC            COUNT                    how often it has broadcast

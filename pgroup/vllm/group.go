@@ -120,7 +120,7 @@ type entering struct {
 
 // enter takes this rank's place.
 func (c *entering) enter(ctx context.Context) error {
-	if _, err := c.store.Swap(ctx, note(joined, c.cfg.Rank), nil, []byte(isHere)); errors.Is(err, store.ErrConflict) {
+	if _, err := c.store.Swap(ctx, note(joined, c.cfg.Rank), nil, []byte(isHere+uuid())); errors.Is(err, store.ErrConflict) {
 		return c.conflict("another process has joined as this rank", err)
 	} else if err != nil {
 		return c.fault(err)

@@ -55,7 +55,7 @@ const (
 
 // What joined says.
 const (
-	isHere   = "here"
+	isHere   = "here "  // and what no other process says
 	isLeased = "leased" // and alive goes when this rank does
 	hasLeft  = "left"
 )
