@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -93,6 +94,25 @@ func TestPythonClients(t *testing.T) {
 			v, err := s.Get(s.ctx, "\x00torch/init/")
 			require.NoError(t, err)
 			require.Equal(t, "3", string(v), "clients of the case with a world size")
+		})
+	}
+}
+
+// Four Python ranks in a group of their own, whose store is a Go process that does nothing else.
+func TestProcessGroup(t *testing.T) {
+	const size = 4
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
+			host, port, err := net.SplitHostPort(s.addr)
+			require.NoError(t, err)
+			ok := 0
+			lines(t, p.command(t, "group.py", host, port, fmt.Sprint(size)), func(line string) {
+				if strings.HasPrefix(line, "ok ") {
+					ok++
+				}
+			})
+			require.Equal(t, 2*size, ok, "each rank, twice")
 		})
 	}
 }
