@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/big"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,14 +34,29 @@ func TestMixed(t *testing.T) {
 					"barriers":          mixedBarriers,
 					"ncclUniqueId":      mixedNccl,
 					"refused":           mixedRefused,
+					"two senders":       mixedSenders,
+					"other verbs":       mixedVerbs,
 				} {
-					t.Run(name, func(t *testing.T) { body(t, mix(t, host(t, p), peers, vllm.Config{})) })
+					t.Run(name, func(t *testing.T) { body(t, mix(t, host(t, p), peers, world{})) })
 				}
+				t.Run("many broadcasts", func(t *testing.T) {
+					n := 500
+					if p.name == "current" && name == "rank 0 of Go" {
+						n = 10_000 // as in vLLM's own suite
+					}
+					mixedMany(t, mix(t, host(t, p), peers, world{}), n)
+				})
+				t.Run("two groups", func(t *testing.T) {
+					mixedGroups(t, mix(t, host(t, p), peers, world{}), mix(t, host(t, p), peers, world{name: "too", size: 3}))
+				})
 				t.Run("expired", func(t *testing.T) {
-					mixedExpiry(t, mix(t, host(t, p), peers, vllm.Config{DataExpiration: time.Second}))
+					mixedExpiry(t, mix(t, host(t, p), peers, world{expiration: time.Second}))
 				})
 			})
 		}
+		t.Run("late", func(t *testing.T) {
+			mixedLate(t, mix(t, hostedByGo(t, p), peers, world{patience: 2 * time.Second}))
+		})
 	})
 }
 
@@ -166,16 +182,21 @@ func mixedAllReduce(t *testing.T, m *mixed) {
 	}
 }
 
+// mixedBarriers leave nothing in the store.
 func mixedBarriers(t *testing.T, m *mixed) {
-	for range 5 {
-		m.step(t, "g['it'].barrier()", "None", func(g *vllm.Group) (bool, any, error) { return true, nil, g.Barrier(m.ctx) })
-	}
-	for e, err := range m.store.List(t.Context(), "") {
+	keys := func() string {
+		n, err := m.peers[3].do("g['it'].store.num_keys()")
 		require.NoError(t, err)
-		require.NotContains(t, e.Key, "arrival_")
-		require.NotContains(t, e.Key, "departure_")
-		require.NotContains(t, e.Key, "broadcast_from/")
+		return n
 	}
+	var before string
+	for i := range 6 {
+		m.step(t, "g['it'].barrier()", "None", func(g *vllm.Group) (bool, any, error) { return true, nil, g.Barrier(m.ctx) })
+		if i == 0 {
+			before = keys()
+		}
+	}
+	require.Equal(t, before, keys())
 }
 
 func mixedNccl(t *testing.T, m *mixed) {
@@ -215,4 +236,88 @@ func mixedExpiry(t *testing.T, m *mixed) {
 			verdict(t, err, pgroup.ErrExpired, `"broadcast_from/3/0"`)
 		}
 	}
+}
+
+// mixedSenders: a rank of Go sees that one of Python sends to the same rank, and keeps from overwriting its message.
+func mixedSenders(t *testing.T, m *mixed) {
+	_, err := m.peers[3].do("(g['it'].send_obj('from 3', 2), g['it'].store.num_keys())")
+	require.NoError(t, err)
+	for rank, g := range m.ranks {
+		if g != nil && rank != 2 {
+			verdict(t, vllm.SendObj(m.ctx, g, 2, "mine"), pgroup.ErrConflict, "a rank of Python sends to rank 2")
+		}
+	}
+	got, err := vllm.RecvObj[string](m.ctx, m.ranks[2], 3)
+	require.NoError(t, err)
+	require.Equal(t, "from 3", got)
+}
+
+// mixedVerbs: a rank of Go hears that one of Python has called another verb.
+func mixedVerbs(t *testing.T, m *mixed) {
+	_, err := m.peers[3].do("(g['it'].broadcast(torch.tensor([1]), 3), g['it'].store.num_keys())")
+	require.NoError(t, err)
+	for _, g := range m.ranks {
+		if g != nil {
+			_, err := vllm.BroadcastObj[any](m.ctx, g, 3, nil)
+			verdict(t, err, pgroup.ErrMismatch, "rank 3 sent a tensor, this rank waits for an object")
+			got, err := g.Broadcast(m.ctx, 3, nil)
+			require.NoError(t, err)
+			require.True(t, tensor.Equal(got, tensor.From([]int64{1}, 1)))
+		}
+	}
+}
+
+// mixedMany are n arrays in a row, the same on all ranks.
+func mixedMany(t *testing.T, m *mixed, n int) {
+	m.step(t, fmt.Sprintf("all(g['it'].broadcast_obj(None, 2).tolist() == [i, 3 * i, -i] for i in range(%d))", n), "True", func(g *vllm.Group) (bool, any, error) {
+		for i := range n {
+			var mine pickle.Array
+			if g.Rank() == 2 {
+				mine.Tensor = tensor.From([]int32{int32(i), int32(3 * i), -int32(i)}, 3)
+			}
+			got, err := vllm.BroadcastObj(m.ctx, g, 2, mine)
+			if err != nil || !tensor.Equal(got.Tensor, tensor.From([]int32{int32(i), int32(3 * i), -int32(i)}, 3)) {
+				return false, i, err
+			}
+		}
+		return true, nil, nil
+	})
+}
+
+// mixedGroups: one of ranks 0 to 3 and one of ranks 0 to 2 in the same processes.
+func mixedGroups(t *testing.T, it, too *mixed) {
+	it.step(t, "[p.broadcast_obj('secret' if RANK == 2 else None, 2) for p in [g['it'], g.get('too')][:1 + (RANK < 3)]] == ['secret'] * (1 + (RANK < 3))", "True",
+		func(g *vllm.Group) (bool, any, error) {
+			one, err := vllm.BroadcastObj(it.ctx, g, 2, "secret")
+			two, err2 := vllm.BroadcastObj(too.ctx, too.ranks[g.Rank()], 2, "secret") // ranks of Go are in both
+			return one == "secret" && two == "secret", one + two, errors.Join(err, err2)
+		})
+	it.step(t, "[p.barrier() for p in [g['it'], g.get('too')][:1 + (RANK < 3)]] and None", "None", func(g *vllm.Group) (bool, any, error) {
+		return true, nil, errors.Join(g.Barrier(it.ctx), too.ranks[g.Rank()].Barrier(too.ctx))
+	})
+	it.step(t, "(lambda x: g['too'].all_reduce(x) if RANK < 3 else x)(g['it'].all_reduce(torch.tensor([RANK]))).item() == (18 if RANK < 3 else 6)", "True",
+		func(g *vllm.Group) (bool, any, error) {
+			sum, err := g.AllReduce(it.ctx, tensor.From([]int64{int64(g.Rank())}, 1), vllm.Sum)
+			if err != nil {
+				return false, nil, err
+			}
+			sum, err = too.ranks[g.Rank()].AllReduce(too.ctx, sum, vllm.Sum)
+			return tensor.Equal(sum, tensor.From([]int64{18}, 1)), sum, err
+		})
+}
+
+// mixedLate: a rank of Python that is late does not pass a barrier that ranks of Go have given up.
+func mixedLate(t *testing.T, m *mixed) {
+	const late = 3
+	together(late, func(rank int) {
+		if g := m.ranks[rank]; g != nil {
+			re, _ := errors.AsType[*pgroup.RankError](g.Barrier(within(t, time.Second)))
+			check(t, nil, re != nil && slices.Equal(re.Missing, []int{late}) && strings.Contains(re.Error(), "or of Python"), re)
+			return
+		}
+		_, err := m.peers[rank].do("g['it'].barrier(1.0)")
+		check(t, nil, err != nil && strings.Contains(err.Error(), "timed out"), err)
+	})
+	_, err := m.peers[late].do("g['it'].barrier(1.0)")
+	require.ErrorContains(t, err, "timed out")
 }

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -126,7 +127,6 @@ func (p *peer) do(expression string) (string, error) {
 // mixed is a group of ranks of Go and of Python.
 type mixed struct {
 	ctx   context.Context
-	store *store.Store  // what a rank of Go has
 	ranks []*vllm.Group // nil for those of Python
 	peers []*peer       // nil for those of Go
 }
@@ -140,7 +140,8 @@ type place struct {
 
 // hosts say who hosts: the other ranks are two of Go and two of Python.
 var hosts = map[string]func(t *testing.T, p python) place{
-	"rank 0 of Go": hostedByGo,
+	"rank 0 of Go":     hostedByGo,
+	"rank 0 of Python": hostedByPython,
 }
 
 func hostedByGo(t *testing.T, p python) place {
@@ -162,28 +163,58 @@ func hostedByGo(t *testing.T, p python) place {
 	return place{l.Addr().String(), []int{0, 2}, func(rank int) *store.Store { return at[rank] }}
 }
 
+// hostedByPython has the port probed, closed and bound again, as is the way of those who use vLLM.
+func hostedByPython(t *testing.T, p python) place {
+	l := listen(t, "127.0.0.1:0")
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	var mu sync.Mutex
+	at := map[int]*store.Store{}
+	return place{addr, []int{1, 2}, func(rank int) *store.Store {
+		mu.Lock()
+		defer mu.Unlock()
+		if at[rank] == nil {
+			c, err := torchstore.Dial(within(t, time.Minute), addr, &torchstore.Options{Generation: p.g})
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+				return nil
+			}
+			at[rank] = store.New(c)
+			t.Cleanup(func() { _ = c.Close() })
+		}
+		return at[rank]
+	}}
+}
+
+// world is how a mixed group differs from others.
+type world struct {
+	name       string        // by which its peers know it; default "it"
+	size       int           // default 4
+	expiration time.Duration // default 1 h
+	patience   time.Duration // of its peers; default 1 min
+}
+
 // mix makes a mixed group. Its peers are used again and again: they know it as g['it'].
-func mix(t *testing.T, at place, peers []*peer, c vllm.Config) *mixed {
+func mix(t *testing.T, at place, peers []*peer, w world) *mixed {
 	t.Helper()
-	m := &mixed{ctx: within(t, time.Minute), ranks: make([]*vllm.Group, 4), peers: make([]*peer, 4)}
+	w = world{cmp.Or(w.name, "it"), cmp.Or(w.size, 4), cmp.Or(w.expiration, time.Hour), cmp.Or(w.patience, time.Minute)}
+	m := &mixed{ctx: within(t, time.Minute), ranks: make([]*vllm.Group, w.size), peers: make([]*peer, w.size)}
 	ip, port, err := net.SplitHostPort(at.addr)
 	require.NoError(t, err)
 	free := slices.Clone(peers)
-	for rank := range 4 {
+	for rank := range w.size {
 		if !slices.Contains(at.ofGo, rank) {
 			m.peers[rank], free = free[0], free[1:]
 		}
 	}
-	together(4, func(rank int) {
+	together(w.size, func(rank int) {
 		if p := m.peers[rank]; p != nil {
-			_, err := p.do(fmt.Sprintf("g.update(it=create(%q, %s, %d, 4, %d))", ip, port, rank, cmp.Or(int(c.DataExpiration.Seconds()), 3600)))
+			_, err := p.do(fmt.Sprintf("g.update(%s=create(%q, %s, %d, %d, %v, %v))", w.name, ip, port, rank, w.size, w.expiration.Seconds(), w.patience.Seconds()))
 			check(t, err, true, nil)
 			return
 		}
-		c := c
-		c.Rank, c.Size, c.Store = rank, 4, at.reach(rank)
 		var err error
-		m.ranks[rank], err = vllm.Join(m.ctx, c)
+		m.ranks[rank], err = vllm.Join(m.ctx, vllm.Config{Rank: rank, Size: w.size, Store: at.reach(rank), DataExpiration: w.expiration})
 		check(t, err, true, nil)
 	})
 	for _, g := range m.ranks {
@@ -192,14 +223,13 @@ func mix(t *testing.T, at place, peers []*peer, c vllm.Config) *mixed {
 		}
 	}
 	require.False(t, t.Failed())
-	m.store = at.reach(at.ofGo[0])
 	return m
 }
 
 // step has every rank do its part at once: those of Python an expression that has to give want, in the words of repr, with RANK for the rank.
 func (m *mixed) step(t *testing.T, expression, want string, part func(g *vllm.Group) (ok bool, got any, err error)) {
 	t.Helper()
-	together(4, func(rank int) {
+	together(len(m.ranks), func(rank int) {
 		if g := m.ranks[rank]; g != nil {
 			ok, got, err := part(g)
 			if err != nil || !ok {
