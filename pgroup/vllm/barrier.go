@@ -19,7 +19,7 @@ import (
 type barrier struct {
 	*call
 	id string
-	n  uint64 // of rank 0's broadcast that has the ID
+	n  uint64 // of rank 0's broadcast that has the ID; it is taken whether the barrier succeeds or not
 }
 
 // What arrivals and departures hold: vLLM never looks.
@@ -40,6 +40,7 @@ func (g *Group) Barrier(ctx context.Context) error {
 		g.barriers++
 		c.seq = g.barriers
 		b := &barrier{call: c, n: g.casts[0]}
+		g.casts[0]++
 		if err := b.open(ctx); err != nil {
 			return err
 		}
@@ -48,7 +49,7 @@ func (g *Group) Barrier(ctx context.Context) error {
 	})
 }
 
-// open learns the ID of the barrier, or makes it. It takes the number of rank 0's broadcast whether it succeeds or not.
+// open learns the ID of the barrier, or makes it.
 func (b *barrier) open(ctx context.Context) error {
 	if b.cfg.Rank == 0 {
 		b.id = barrierID + uuid()
@@ -56,11 +57,9 @@ func (b *barrier) open(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return b.publish(ctx, object, pickled)
+		return b.publish(ctx, object, b.n, pickled)
 	}
-	id := b.castNeed(0, object)
-	b.casts[0]++
-	values, err := b.await(ctx, []need{id})
+	values, err := b.await(ctx, []need{{key: object.cast(0, b.n), from: 0, n: b.n, m: object, cast: true}})
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,9 @@ func (g *Group) Broadcast(ctx context.Context, src int, t *tensor.Tensor) (*tens
 func AllGatherObj[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 	vs := make([]T, g.cfg.Size)
 	vs[g.cfg.Rank] = v
-	if err := g.allGather(ctx, "allgather", v, func(rank int) any { return &vs[rank] }); err != nil {
+	c := &call{Group: g, op: "allgather"}
+	own := func() ([]byte, error) { return c.encode(object, v) }
+	if err := c.allGather(ctx, own, func(rank int) any { return &vs[rank] }); err != nil {
 		return nil, err
 	}
 	return vs, nil
@@ -59,20 +61,16 @@ var reductions = map[Op]reduce.Op{Sum: reduce.Sum, Product: reduce.Product, Min:
 // AllReduce returns the tensors of all ranks combined, the same bits on every rank, those of Python included. All have one dtype and one
 // shape; if not, the error is pgroup.ErrMismatch. t stays as it is.
 func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op Op) (*tensor.Tensor, error) {
-	how, ok := reductions[op]
-	if !ok {
-		return nil, invalid("allreduce of group %q on rank %d: vLLM has Sum, Product, Min and Max, not %v", g.cfg.Name, g.cfg.Rank, op)
-	}
-	if err := t.Check(); err != nil {
-		return nil, invalid("allreduce of group %q on rank %d: %v", g.cfg.Name, g.cfg.Rank, err)
-	}
-	if !reduce.Can(t.DType) {
-		return nil, invalid("allreduce of group %q on rank %d: elements of %v cannot be combined", g.cfg.Name, g.cfg.Rank, t.DType)
-	}
 	all := make([]*tensor.Tensor, g.cfg.Size)
-	all[g.cfg.Rank] = t.Clone() // aligned, whatever t is
 	c := &call{Group: g, op: "allreduce"}
-	if err := g.allGather(ctx, c.op, t, func(rank int) any { return &all[rank] }); err != nil {
+	own := func() ([]byte, error) {
+		if err := c.checkReduce(t, op); err != nil {
+			return nil, err
+		}
+		all[g.cfg.Rank] = t.Clone() // aligned, whatever t is
+		return c.encode(array, t)
+	}
+	if err := c.allGather(ctx, own, func(rank int) any { return &all[rank] }); err != nil {
 		return nil, err
 	}
 	for rank, other := range all {
@@ -83,14 +81,28 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op Op) (*tensor
 	sum := all[0].Clone()
 	var scratch reduce.Scratch
 	for _, next := range all[1:] { // one at a time, as torch does: rounding is part of the result
-		reduce.Into(&scratch, t.DType, how, 1, [][]byte{sum.Data}, [][]byte{sum.Data, next.Data})
+		reduce.Into(&scratch, t.DType, reductions[op], 1, [][]byte{sum.Data}, [][]byte{sum.Data, next.Data})
 	}
 	return sum, nil
 }
 
+// checkReduce refuses what cannot be reduced.
+func (c *call) checkReduce(t *tensor.Tensor, op Op) error {
+	_, ok := reductions[op]
+	switch err := t.Check(); {
+	case !ok:
+		return c.invalid("vLLM has Sum, Product, Min and Max, not %v", op)
+	case err != nil:
+		return c.invalid("%v", err)
+	case !reduce.Can(t.DType):
+		return c.invalid("elements of %v cannot be combined", t.DType)
+	}
+	return nil
+}
+
 func (g *Group) broadcast(ctx context.Context, src int, m medium, v, into any) error {
 	c := &call{Group: g, op: "broadcast from " + strconv.Itoa(src)}
-	if err := g.check(c.op, src); err != nil {
+	if err := c.check(src); err != nil {
 		return err
 	}
 	var b []byte
@@ -103,7 +115,11 @@ func (g *Group) broadcast(ctx context.Context, src int, m medium, v, into any) e
 	return c.alone(ctx, &g.together, func(ctx context.Context) error {
 		c.seq = g.casts[src] + 1
 		if src == g.cfg.Rank {
-			return c.publish(ctx, m, b)
+			err := c.publish(ctx, m, g.casts[src], b)
+			if err == nil {
+				g.casts[src]++
+			}
+			return err
 		}
 		err := c.take(ctx, c.castNeed(src, m), into)
 		if passes(err) {
@@ -119,32 +135,30 @@ func (c *call) castNeed(src int, m medium) need {
 	return need{key: m.cast(src, n), from: src, n: n, m: m, cast: true}
 }
 
-// publish broadcasts b.
-func (c *call) publish(ctx context.Context, m medium, b []byte) error {
-	n := &c.casts[c.cfg.Rank]
-	if err := c.put(ctx, m.cast(c.cfg.Rank, *n), b); err != nil {
+// publish broadcasts b, as this rank's number n.
+func (c *call) publish(ctx context.Context, m medium, n uint64, b []byte) error {
+	if err := c.put(ctx, m.cast(c.cfg.Rank, n), b); err != nil {
 		return c.fault(err)
 	}
-	*n++
-	if err := c.store.Set(ctx, note(cast, c.cfg.Rank), strconv.AppendUint(nil, *n, 10), nil); err != nil {
+	if err := c.store.Set(ctx, note(cast, c.cfg.Rank), strconv.AppendUint(nil, n+1, 10), nil); err != nil {
 		return c.fault(err)
 	}
 	return nil
 }
 
-// allGather broadcasts v, and reads what every other rank has broadcast. vLLM goes rank by rank; the keys are the same if this rank
-// begins with its own, and waits for all others at once.
-func (g *Group) allGather(ctx context.Context, op string, v any, into func(rank int) any) error {
-	c := &call{Group: g, op: op}
-	b, err := c.encode(object, v)
-	if err != nil {
-		return err
-	}
-	return c.alone(ctx, &g.together, func(ctx context.Context) error {
-		g.gathers++
-		c.seq = g.gathers
-		needs := c.takeOthers()
-		if err := c.publish(ctx, object, b); err != nil {
+// allGather broadcasts what own is, and reads what every other rank has broadcast. vLLM goes rank by rank; the keys are the same if
+// this rank begins with its own, and waits for all others at once. It takes its numbers whether it succeeds or not.
+func (c *call) allGather(ctx context.Context, own func() ([]byte, error), into func(rank int) any) error {
+	return c.alone(ctx, &c.together, func(ctx context.Context) error {
+		c.gathers++
+		c.seq = c.gathers
+		n := c.casts[c.cfg.Rank]
+		needs := c.takeAll()
+		b, err := own()
+		if err != nil {
+			return err
+		}
+		if err := c.publish(ctx, object, n, b); err != nil {
 			return err
 		}
 		values, err := c.await(ctx, needs)
@@ -160,14 +174,14 @@ func (g *Group) allGather(ctx context.Context, op string, v any, into func(rank 
 	})
 }
 
-// takeOthers is the next broadcast of every other rank. They count as taken from now on.
-func (c *call) takeOthers() []need {
+// takeAll takes the next number of every rank, and is what those of the others stand for.
+func (c *call) takeAll() []need {
 	var needs []need
 	for rank := range c.casts {
 		if rank != c.cfg.Rank {
 			needs = append(needs, c.castNeed(rank, object))
-			c.casts[rank]++
 		}
+		c.casts[rank]++
 	}
 	return needs
 }

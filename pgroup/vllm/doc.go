@@ -6,7 +6,7 @@
 //	err = g.Barrier(ctx)
 //
 // The store is one that Python reaches as a TCPStore: this process's own, served with torchstore.Protocol, or the one that
-// rank 0 of Python hosts, reached with torchstore. A group needs a store of its own, as vLLM's does: its keys do not say
+// rank 0 of Python hosts, reached with torchstore.Dial (without its Join: this package's counts the rank). A group needs a store of its own, as vLLM's does: its keys do not say
 // which group they are of.
 //
 // Objects travel as pickles; package wire/pickle says which values can. Reading one makes values and runs nothing.

@@ -213,12 +213,17 @@ func (c *call) present() string {
 	return "; of those of Go " + strings.Join(there, ", ")
 }
 
-// check refuses what needs no store to be refused.
-func (g *Group) check(op string, rank int) error {
-	if rank < 0 || rank >= g.cfg.Size {
-		return invalid("%s of group %q on rank %d: rank %d of a group of %d: ranks are 0 to %d", op, g.cfg.Name, g.cfg.Rank, rank, g.cfg.Size, g.cfg.Size-1)
+// check refuses a rank that is none.
+func (c *call) check(rank int) error {
+	if rank < 0 || rank >= c.cfg.Size {
+		return c.invalid("rank %d of a group of %d: ranks are 0 to %d", rank, c.cfg.Size, c.cfg.Size-1)
 	}
 	return nil
+}
+
+// invalid is the error of an argument that makes no sense.
+func (c *call) invalid(format string, args ...any) error {
+	return invalid("%s of group %q on rank %d: %s", c.op, c.cfg.Name, c.cfg.Rank, fmt.Sprintf(format, args...))
 }
 
 // alone runs a verb, with lock held, unless another one has it.

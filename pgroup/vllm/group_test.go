@@ -234,3 +234,31 @@ func TestBareStore(t *testing.T) {
 		verdict(t, err, pgroup.ErrLeft)
 	})
 }
+
+// A rank that cannot take part in an all-gather takes its number all the same, and is in step with the others at the next.
+func TestGatherInStep(t *testing.T) {
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	for name, bad := range map[string]func(g *vllm.Group) error{
+		"an object that cannot be sent": func(g *vllm.Group) error { _, err := vllm.AllGatherObj(context.Background(), g, func() {}); return err },
+		"a context that is over":        func(g *vllm.Group) error { _, err := vllm.AllGatherObj(over, g, 1); return err },
+		"a tensor that is none":         func(g *vllm.Group) error { _, err := g.AllReduce(context.Background(), nil, vllm.Sum); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				gs := join(t, memory(t), 2, vllm.Config{Timeout: time.Second})
+				_, errs := tryEach(gs, func(g *vllm.Group) (any, error) {
+					if g.Rank() == 1 {
+						return nil, bad(g)
+					}
+					return vllm.AllGatherObj(t.Context(), g, 1)
+				})
+				require.Equal(t, []int{1}, verdict(t, errs[0], pgroup.ErrTimeout).Missing)
+				require.Error(t, errs[1])
+				for _, got := range each(t, gs, func(g *vllm.Group) ([]int, error) { return vllm.AllGatherObj(t.Context(), g, 2) }) {
+					require.Equal(t, []int{2, 2}, got)
+				}
+			})
+		})
+	}
+}

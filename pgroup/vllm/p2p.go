@@ -30,7 +30,7 @@ type outbox struct {
 
 // SendObj sends v to dst, and returns when the store has it. Messages arrive in the order of their sending. If another rank has
 // sent to dst the error is pgroup.ErrConflict, and dst gets what that one sent: see the package's comment.
-func SendObj[T any](ctx context.Context, g *Group, dst int, v T) error {
+func SendObj(ctx context.Context, g *Group, dst int, v any) error {
 	return g.send(ctx, dst, object, v)
 }
 
@@ -63,7 +63,7 @@ func (g *Group) Recv(ctx context.Context, src int) (*tensor.Tensor, error) {
 
 func (g *Group) send(ctx context.Context, dst int, m medium, v any) error {
 	c := &call{Group: g, op: "send to " + strconv.Itoa(dst)}
-	if err := g.check(c.op, dst); err != nil {
+	if err := c.check(dst); err != nil {
 		return err
 	}
 	b, err := c.encode(m, v)
@@ -92,12 +92,12 @@ func (g *Group) send(ctx context.Context, dst int, m medium, v any) error {
 func (c *call) encode(m medium, v any) ([]byte, error) {
 	if t, ok := v.(*tensor.Tensor); ok && m == array {
 		if err := t.Check(); err != nil {
-			return nil, invalid("%s of group %q on rank %d: %v", c.op, c.cfg.Name, c.cfg.Rank, err)
+			return nil, c.invalid("%v", err)
 		}
 	}
 	b, err := pickle.Append(nil, v)
 	if err != nil {
-		return nil, invalid("%s of group %q on rank %d: %v", c.op, c.cfg.Name, c.cfg.Rank, err)
+		return nil, c.invalid("%v", err)
 	}
 	return b, nil
 }
@@ -133,7 +133,7 @@ func (c *call) second(why string, err error) error {
 
 func (g *Group) recv(ctx context.Context, src int, m medium, v any) error {
 	c := &call{Group: g, op: "recv from " + strconv.Itoa(src)}
-	if err := g.check(c.op, src); err != nil {
+	if err := c.check(src); err != nil {
 		return err
 	}
 	in := &g.in

@@ -27,10 +27,9 @@ func (c *call) listen(ctx context.Context, missing []need) told {
 }
 
 func (c *call) ask(ctx context.Context, missing []need) told {
-	const most = 8
 	t := told{}
 	keys := []string{note(sent, c.cfg.Rank)}
-	for _, n := range missing[:min(len(missing), most)] {
+	for _, n := range missing[:min(len(missing), mostProbes)] {
 		keys = append(keys, note(joined, n.from), note(doing, n.from), note(cast, n.from))
 	}
 	for _, key := range keys {
@@ -74,6 +73,9 @@ func number(s string) uint64 {
 	return n
 }
 
+// mostProbes is how many ranks of Python a look is for, when many are missing.
+const mostProbes = 8
+
 // lookAround returns an error if one of missing will never come, or the verb is over; otherwise what the other ranks told.
 func (c *call) lookAround(ctx context.Context, missing []need) (told, error) {
 	t := c.listen(ctx, missing)
@@ -83,8 +85,8 @@ func (c *call) lookAround(ctx context.Context, missing []need) (told, error) {
 		}
 	}
 	var all *wire.Verdict
-	for _, n := range missing {
-		v := c.hopeless(ctx, t, n)
+	for i, n := range missing {
+		v := c.hopeless(ctx, t, n, i < mostProbes)
 		if v == nil || all != nil && all.Code != v.Code {
 			continue
 		}
@@ -104,16 +106,18 @@ func (c *call) lookAround(ctx context.Context, missing []need) (told, error) {
 	return t, nil
 }
 
-// hopeless says why what is missing will never come, if that is so.
-func (c *call) hopeless(ctx context.Context, t told, n need) *wire.Verdict {
+// hopeless says why what is missing will never come, if that is so. Ranks of Go tell it themselves; for the others it takes probe to
+// look what is in the store instead.
+func (c *call) hopeless(ctx context.Context, t told, n need, probe bool) *wire.Verdict {
+	probe = probe && n.cast && t[note(joined, n.from)] == ""
 	counted := n.cast && t.casts(n.from) > n.n || n.sent && t.sends(n.from, c.cfg.Rank) > n.n
 	switch {
-	case (n.cast || counted) && c.has(ctx, n.other(c.cfg.Rank)):
+	case (counted || probe) && c.has(ctx, n.other(c.cfg.Rank)):
 		return &wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf(
 			"rank %d sent %v, this rank waits for %v: its key is %q, not %q", n.from, n.m.other(), n.m, n.other(c.cfg.Rank), n.key)}
-	case counted || n.cast && c.hasLater(ctx, n):
+	case counted || probe && c.hasLater(ctx, n):
 		return &wire.Verdict{Code: wire.CodeExpired, By: -1, Reason: fmt.Sprintf(
-			"rank %d set the key %q, and its time was over before this rank read it", n.from, n.key)}
+			"rank %d is past the key %q, whose time was over before this rank read it", n.from, n.key)}
 	}
 	switch t[note(joined, n.from)] {
 	case hasLeft:
