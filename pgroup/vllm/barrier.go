@@ -81,26 +81,31 @@ func (b *barrier) pass(ctx context.Context) error {
 	if err != nil {
 		return b.giveUp(ctx, err)
 	}
-	ctx, cancel := b.last(ctx)
-	defer cancel()
 	decided, err := b.decide(ctx, passed)
 	if err != nil {
 		return b.unknown(err)
 	}
-	if err := b.verdict(decided); err != nil {
-		b.withdraw(ctx)
-		return err
-	}
-	b.leave(ctx, arrivals)
-	return nil
+	return b.end(ctx, decided, arrivals)
 }
 
-// last is ctx, or a moment more if it has ended.
-func (b *barrier) last(ctx context.Context) (context.Context, context.CancelFunc) {
-	if ctx.Err() != nil {
-		return b.grace()
+// end does what a rank has to do after the decision, and returns what that is.
+func (b *barrier) end(ctx context.Context, decided string, arrivals [][]byte) error {
+	last, cancel := b.linger(ctx)
+	defer cancel()
+	if err := b.verdict(decided); err != nil {
+		_, _ = b.store.Delete(last, b.arrival(b.cfg.Rank)) // so that ranks of Python that are late do not pass; at worst they do
+		return err
 	}
-	return ctx, func() {}
+	// It has passed: what goes wrong from here on is not its failure.
+	if b.cfg.Rank == 0 {
+		b.cleanUp(ctx)
+		return nil
+	}
+	_, _ = b.set(last, b.departure(b.cfg.Rank), []byte(passed))
+	if b.cleansID(arrivals) {
+		_, _ = b.store.Delete(last, object.cast(0, b.n))
+	}
+	return nil
 }
 
 func (b *barrier) needs(key func(rank int) string) []need {
@@ -113,6 +118,8 @@ func (b *barrier) needs(key func(rank int) string) []need {
 
 // decide makes outcome that of the barrier, unless another rank was faster, and returns what it is.
 func (b *barrier) decide(ctx context.Context, outcome string) (string, error) {
+	ctx, cancel := b.linger(ctx)
+	defer cancel()
 	now, err := b.store.Swap(ctx, b.departure(0), nil, []byte(outcome))
 	if errors.Is(err, store.ErrConflict) {
 		return string(now), nil
@@ -152,27 +159,17 @@ func (b *barrier) giveUp(ctx context.Context, err error) error {
 	if jsonErr != nil {
 		return errors.Join(err, jsonErr)
 	}
-	ctx, cancel := b.last(ctx)
-	defer cancel()
 	mine := failed + string(text)
 	decided, swapErr := b.decide(ctx, mine)
 	if swapErr != nil {
 		return b.unknown(errors.Join(err, swapErr))
 	}
-	if decided == mine {
-		_ = b.put(ctx, b.departure(0), []byte(mine)) // it goes with time; it is no matter if it stays
+	if decided == mine { // now it goes with time
+		last, cancel := b.linger(ctx)
+		defer cancel()
+		_ = b.put(last, b.departure(0), []byte(mine))
 	}
-	if err := b.verdict(decided); err != nil {
-		b.withdraw(ctx)
-		return err
-	}
-	b.leave(ctx, nil)
-	return nil
-}
-
-// withdraw keeps ranks of Python that are late from passing a barrier that has failed.
-func (b *barrier) withdraw(ctx context.Context) {
-	_, _ = b.store.Delete(ctx, b.arrival(b.cfg.Rank)) // at worst they pass
+	return b.end(ctx, decided, nil)
 }
 
 // unknown is the error of a rank that could not learn what was decided.
@@ -183,26 +180,18 @@ func (b *barrier) unknown(err error) error {
 	return b.rankError(&wire.Verdict{Code: wire.CodeUnavailable, By: -1, Reason: "the store did not say what became of the barrier"}, fmt.Errorf("%w: %w", store.ErrUnknown, err))
 }
 
-// leave tells rank 0 that this rank will look for nothing any more, and there cleans up when all have told. The barrier has passed:
-// what goes wrong here is not its failure.
-func (b *barrier) leave(ctx context.Context, arrivals [][]byte) {
-	if b.cfg.Rank != 0 {
-		_, _ = b.set(ctx, b.departure(b.cfg.Rank), []byte(passed))
-		if b.cleansID(arrivals) {
-			_, _ = b.store.Delete(ctx, object.cast(0, b.n))
-		}
-		return
-	}
+// cleanUp is rank 0's: when all others have told that they will look for nothing any more, it deletes what the barrier has set.
+func (b *barrier) cleanUp(ctx context.Context) {
 	if _, err := b.await(ctx, b.needs(b.departure)); err != nil {
 		return
 	}
-	ctx, cancel := b.last(ctx)
-	defer cancel()
 	keys := []string{object.cast(0, b.n)}
 	for rank := range b.cfg.Size {
 		keys = append(keys, b.arrival(rank), b.departure(rank))
 	}
-	_, _ = b.store.Delete(ctx, keys...)
+	last, cancel := b.linger(ctx)
+	defer cancel()
+	_, _ = b.store.Delete(last, keys...)
 }
 
 // cleansID reports whether this is the rank that deletes the ID, which vLLM leaves behind: everybody has read it. Rank 0 does if it is

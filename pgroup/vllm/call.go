@@ -134,6 +134,16 @@ func (c *call) grace() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(c.life, store.Grace)
 }
 
+// linger is a context that ends a moment after ctx, for what must not be left undecided.
+func (c *call) linger(ctx context.Context) (context.Context, func()) {
+	long, cancel := context.WithCancel(c.life)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(store.Grace, cancel) })
+	return long, func() {
+		stop()
+		cancel()
+	}
+}
+
 // ended is why ctx has.
 func (c *call) ended(ctx context.Context) wire.Code {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {

@@ -32,6 +32,8 @@ func TestVLLM01TwoSenders(t *testing.T) {
 	verdict(t, gs[1].Send(ctx, 2, tensor.New(tensor.U8, 1)), pgroup.ErrConflict, "rank 0 sends to rank 2")
 	require.NoError(t, vllm.SendObj(ctx, gs[1], 3, "to another"))
 
+	_, err := vllm.RecvObj[string](ctx, gs[2], 3)
+	verdict(t, err, pgroup.ErrConflict, "rank 0 sends to this rank")
 	got, err := vllm.RecvObj[string](ctx, gs[2], 0)
 	require.NoError(t, err)
 	require.Equal(t, "from 0", got)

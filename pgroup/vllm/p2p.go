@@ -35,9 +35,9 @@ func SendObj(ctx context.Context, g *Group, dst int, v any) error {
 }
 
 // RecvObj returns the next object that src has sent to this rank. If it does not fit into a T the error is pgroup.ErrMismatch,
-// and the object stays for a RecvObj of another type; RecvObj[any] takes whatever is a plain value. One that is none, because it would
-// import or call something, is pickle.ErrRefused with its name, and passed over; so is one that has expired, pgroup.ErrExpired. Once it has received from
-// one rank, it is pgroup.ErrConflict to receive from another.
+// and the object stays for a RecvObj of another type; RecvObj[any] takes whatever is a plain value. One that is none, because
+// it would import or call something, is pickle.ErrRefused with its name, and passed over; so is one that has expired,
+// pgroup.ErrExpired. To receive from another rank than the one that sends to this one is pgroup.ErrConflict.
 func RecvObj[T any](ctx context.Context, g *Group, src int) (T, error) {
 	var v, none T
 	if err := g.recv(ctx, src, object, &v); err != nil {
@@ -143,12 +143,32 @@ func (g *Group) recv(ctx context.Context, src int, m medium, v any) error {
 			return c.second(fmt.Sprintf("rank %d has sent to this rank", in.from), nil)
 		}
 		err := c.take(ctx, need{key: m.sent(g.cfg.Rank, in.n), from: src, n: in.n, m: m, sent: true}, v)
+		if passes(err) && in.n == 0 {
+			if wrong := c.checkSender(ctx, src); wrong != nil {
+				return wrong
+			}
+		}
 		if passes(err) {
 			in.from = src
 			in.n++
 		}
 		return err
 	})
+}
+
+// checkSender asks, with the first message, whether it is src's. Ranks of Python do not tell.
+func (c *call) checkSender(ctx context.Context, src int) error {
+	tells, err := c.store.Get(ctx, note(sent, c.cfg.Rank))
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return c.fault(err)
+	}
+	if who, _, _ := strings.Cut(string(tells), " "); who != strconv.Itoa(src) {
+		return c.second(fmt.Sprintf("rank %s sends to this rank", who), nil)
+	}
+	return nil
 }
 
 // take makes *v of what n is for, when it comes.
