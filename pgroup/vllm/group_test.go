@@ -3,6 +3,7 @@ package vllm_test
 import (
 	"context"
 	"math"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/muster-pg/muster/pgroup/vllm"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/wire"
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
@@ -261,4 +263,68 @@ func TestGatherInStep(t *testing.T) {
 			})
 		})
 	}
+}
+
+// listening calls hear before each list of keys.
+type listening struct {
+	store.Engine
+	hear func()
+}
+
+func (e *listening) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if req.Op == wire.OpList {
+		e.hear()
+	}
+	return e.Engine.Do(ctx, req, rep)
+}
+
+// What comes while a rank looks around, from one that then leaves, is received.
+func TestLastWord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory(t)
+		e := &listening{Engine: s.Engine()}
+		gs := joinAt(t, []*store.Store{s, store.New(e)}, vllm.Config{})
+		var once sync.Once
+		e.hear = func() {
+			once.Do(func() {
+				_, err := vllm.BroadcastObj(t.Context(), gs[0], 0, "goodbye")
+				check(t, err, true, nil)
+				check(t, gs[0].Close(), true, nil)
+			})
+		}
+		got, err := vllm.BroadcastObj(within(t, time.Minute), gs[1], 0, "")
+		require.NoError(t, err)
+		require.Equal(t, "goodbye", got)
+		_, err = vllm.BroadcastObj(within(t, time.Minute), gs[1], 0, "")
+		verdict(t, err, pgroup.ErrLeft)
+	})
+}
+
+// What a rank says of what it waits for, and of what it failed in, is taken back when that is no longer so.
+func TestTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory(t)
+		gs := join(t, s, 2, vllm.Config{Timeout: 10 * time.Second})
+		says := func() string {
+			v, err := s.Get(t.Context(), "muster/doing/1")
+			if err != nil {
+				require.ErrorIs(t, err, store.ErrNotFound)
+			}
+			return string(v)
+		}
+		require.Empty(t, says())
+		done := make(chan error)
+		go func() { _, err := vllm.RecvObj[any](t.Context(), gs[1], 0); done <- err }()
+		time.Sleep(time.Second)
+		require.Equal(t, "in recv from 0 #1, waiting for rank 0", says())
+		require.NoError(t, vllm.SendObj(t.Context(), gs[0], 1, "x"))
+		require.NoError(t, <-done)
+		require.Empty(t, says())
+
+		require.Error(t, gs[1].Barrier(t.Context()))
+		require.Equal(t, "failed in barrier #1, waiting for rank 0", says())
+		_, err := vllm.BroadcastObj(t.Context(), gs[1], 1, "x")
+		require.NoError(t, err)
+		require.Empty(t, says())
+	})
 }
