@@ -43,7 +43,7 @@ func benchGroup(b *testing.B, n int) []*vllm.Group {
 	go func() { done <- srv.Serve(l) }()
 	b.Cleanup(func() {
 		_ = srv.Close()
-		<-done
+		_ = <-done
 		_ = engine.Close()
 	})
 	gs := make([]*vllm.Group, n)
