@@ -58,8 +58,7 @@ func (c *Client) get(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 	return err
 }
 
-// value is a key's value, and whether there is one. The server gives an empty one for a key that is missing; a torch before
-// 2.1 ends the connection.
+// value is a key's value, and whether there is one. For a key that is missing a server gives an empty one, or ends the connection.
 func (c *Client) value(ctx context.Context, key string) (v []byte, ok bool, err error) {
 	k := sent(key)
 	get := tcpstore.Request{Op: tcpstore.OpGet, Key: k[0]}
@@ -68,14 +67,9 @@ func (c *Client) value(ctx context.Context, key string) (v []byte, ok bool, err 
 		if err != nil || replies[0].N != tcpstore.Ready {
 			return nil, false, err
 		}
-		reqs := []tcpstore.Request{get, checkOf(k...)}
-		if c.o.Generation == tcpstore.A { // it may be deleted just now: that is told by the end of the connection
-			replies, err = c.send(ctx, c.calls, reqs...)
-			if _, broken := errors.AsType[brokenError](err); broken {
-				continue
-			}
-		} else {
-			replies, err = c.ask(ctx, reqs...)
+		replies, err = c.send(ctx, c.calls, get, checkOf(k...))
+		if _, broken := errors.AsType[brokenError](err); broken { // it may have been deleted just now
+			continue
 		}
 		if err != nil {
 			return nil, false, err
