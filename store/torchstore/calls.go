@@ -81,13 +81,7 @@ func (c *Client) value(ctx context.Context, key string) (v []byte, ok bool, err 
 	return nil, false, nil // it comes and goes
 }
 
-func (c *Client) set(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	switch {
-	case req.TTL < 0:
-		return refuse(rep, wire.CodeInvalid, "negative TTL")
-	case req.TTL > 0 || req.Reads > 0 || req.Lease > 0:
-		return refuse(rep, wire.CodeUnsupported, "entries of a TCPStore stay: they have no TTL, no number of reads and no lease")
-	}
+func (c *Client) set(ctx context.Context, req *wire.Request, _ *wire.Reply) error {
 	k := sent(req.Key)
 	// The check is what tells that the server has seen it: SET has no answer.
 	_, err := c.change(ctx, tcpstore.Request{Op: tcpstore.OpSet, Key: k[0], Value: req.Value}, checkOf(k...))
@@ -194,10 +188,17 @@ func (c *Client) list(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 		}
 	}
 	slices.Sort(keys)
-	if most := int(max(1, min(req.Delta, mostListed))); len(keys) > most {
+	most := int(mostListed)
+	if n := req.Delta; n != 0 {
+		most = int(min(max(n, -max(n, -mostListed)), mostListed))
+	}
+	if len(keys) > most {
 		keys, rep.N = keys[:most], 1
 	}
-	if len(keys) == 0 {
+	if req.Delta < 0 {
+		rep.Keys, rep.Nums = keys, make([]int64, 2*len(keys))
+	}
+	if len(keys) == 0 || req.Delta < 0 {
 		return nil
 	}
 	replies, err := c.ask(ctx, tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: sent(keys...)})
@@ -221,7 +222,7 @@ func (c *Client) list(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 }
 
 // mostListed is how many entries a page has.
-const mostListed = 1000
+const mostListed int64 = 1000
 
 // keys are all that the server has, if it can tell.
 func (c *Client) keys(ctx context.Context) (keys []string, supported bool, err error) {

@@ -207,12 +207,12 @@ func (p *peer) listKeys(ctx context.Context, req *tcpstore.Request) error {
 
 // keys are those that Python is shown.
 func (p *peer) keys(ctx context.Context) (keys []string, err error) {
-	for e, err := range p.store.List(ctx, "") {
+	for k, err := range p.store.Keys(ctx, "") {
 		if err != nil {
 			return nil, err
 		}
-		if k, ok := sentOf(e.Key); ok {
-			keys = append(keys, k)
+		if sent, ok := sentOf(k); ok {
+			keys = append(keys, sent)
 		}
 	}
 	return keys, nil

@@ -32,8 +32,8 @@ type peer struct {
 	soon       context.Context // for what need not wait; one serves many calls, since it costs more than they do
 	forget     context.CancelFunc
 	began      time.Time // of soon
-	waiting    *waiting // WAIT or BARRIER, the last that there was
-	watched    int      // keys
+	waiting    *waiting  // WAIT or BARRIER, the last that there was
+	watched    int       // keys
 }
 
 // serve serves the connection until it ends, or ctx.
