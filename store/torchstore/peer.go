@@ -31,9 +31,10 @@ type peer struct {
 	req        tcpstore.Request
 	soon       context.Context // for what need not wait; one serves many calls, since it costs more than they do
 	forget     context.CancelFunc
-	began      time.Time // of soon
-	waiting    *waiting  // WAIT or BARRIER, the last that there was
-	watched    int       // keys
+	began      time.Time    // of soon
+	waiting    *waiting     // WAIT or BARRIER, the last that there was
+	watched    int          // keys
+	ranks      map[int]bool // that the client has shown to be
 }
 
 // serve serves the connection until it ends, or ctx.
@@ -46,6 +47,7 @@ func (p *peer) serve(ctx context.Context) error {
 		p.forget()
 	}
 	p.running.Wait()
+	p.disown()
 	if flushed := p.out.flush(); err == nil {
 		err = flushed
 	}
