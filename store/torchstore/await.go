@@ -71,13 +71,14 @@ const (
 
 // block waits on a connection.
 func (c *Client) block(ctx context.Context, sent []string) error {
-	for tries := 1; ; tries++ {
+	for r := c.retry(); ; {
+		began := time.Now()
 		_, err := c.send(ctx, c.waits, tcpstore.Request{Op: tcpstore.OpWait, Keys: sent})
-		if _, broken := errors.AsType[brokenError](err); !broken {
-			return err
+		if time.Since(began) > c.o.Mend {
+			r = c.retry()
 		}
-		if tries == mostTries {
-			return c.unavailable(err)
+		if !isBroken(err) || !r.again(ctx) {
+			return c.told(err)
 		}
 	}
 }
@@ -93,7 +94,7 @@ func (c *Client) values(ctx context.Context, keys []string) (values [][]byte, er
 		return nil, err
 	}
 	replies, err = c.send(ctx, c.calls, tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: k}, checkOf(k...))
-	if _, broken := errors.AsType[brokenError](err); broken {
+	if isBroken(err) {
 		return nil, nil
 	}
 	if err != nil || replies[1].N != tcpstore.Ready {
