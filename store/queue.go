@@ -17,7 +17,9 @@ func QueueKey(queue string) string { return queue + "\x00queue" }
 // numberLen is the length of a value's number.
 const numberLen = 8
 
-func queuedKey(queue string, number []byte) string { return fmt.Sprintf("%s/%x", QueueKey(queue), number) }
+func queuedKey(queue string, number []byte) string {
+	return fmt.Sprintf("%s/%x", QueueKey(queue), number)
+}
 
 // Push puts value at the end of queue. The names of queues are no keys: there may be a queue and a key of the same name.
 func (s *Store) Push(ctx context.Context, queue string, value []byte) error {

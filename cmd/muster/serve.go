@@ -20,7 +20,7 @@ type serving struct {
 	hostOptions
 	limit    limitFlags
 	who      accessFlags
-	torch    string
+	torch    torchFlags
 	listen   string
 	drain    time.Duration
 	logLevel string
@@ -69,10 +69,10 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` to listen at, host:port")
 	f.StringVar(&o.data, "data", "", "`folder` to keep the store in, made if need be; without it, nothing is kept")
-	f.StringVar(&o.torch, "torch", torchNow, "PyTorch `version` whose processes may use this store as their TCPStore: 2.2 and later, or 1.9 or 2.1 as well, or off")
 	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback whoever may come in")
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for peers to hang up, after the first signal")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	o.torch.register(cmd)
 	o.who.register(cmd)
 	o.limit.register(cmd)
 	return cmd
@@ -123,7 +123,7 @@ func (o *serving) check(cmd *cobra.Command) error {
 	if o.tls, o.access, err = o.who.check(cmd); err != nil {
 		return err
 	}
-	if o.protocols, err = torchProtocol(cmd, o.torch); err != nil {
+	if o.protocols, err = o.torch.check(cmd); err != nil {
 		return err
 	}
 	o.logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))

@@ -12,9 +12,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/muster-pg/muster/wire"
-	"github.com/muster-pg/muster/wire/tcpstore"
 	"github.com/spf13/cobra"
 )
 
@@ -172,24 +170,4 @@ func oneOf(texts ...string) bool {
 		}
 	}
 	return n == 1
-}
-
-// torchNow is the first version of PyTorch whose clients say who they are.
-const torchNow = "2.2"
-
-// torchProtocol is what --torch says.
-func torchProtocol(cmd *cobra.Command, version string) ([]store.Protocol, error) {
-	p := new(torchstore.Protocol)
-	switch version {
-	case "off":
-		return nil, nil
-	case torchNow:
-	case "2.1":
-		p.Older = tcpstore.B
-	case "1.9":
-		p.Older = tcpstore.A
-	default:
-		return nil, usagef(cmd, "--torch %s is none of 2.2 (and later), 2.1 (and those), 1.9 (to 2.0, and those from 2.2 on) and off", version)
-	}
-	return []store.Protocol{p}, nil
 }

@@ -36,58 +36,77 @@ func (c *Client) wait(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	return nil
 }
 
-// await waits until all keys have been there.
+// await waits until all keys have been there: on a connection, and by looking now and then, since some servers do not tell those who wait
+// of a COMPARE_SET. If too many wait already it only looks, and more often.
 func (c *Client) await(ctx context.Context, sent []string) error {
-	for tries := 1; ; tries++ {
-		_, err := c.send(ctx, c.waits, tcpstore.Request{Op: tcpstore.OpWait, Keys: sent})
-		if errors.Is(err, errNoSlot) {
-			return c.poll(ctx, sent)
-		}
-		if _, broken := errors.AsType[brokenError](err); !broken {
-			return err
-		}
-		if tries == mostTries {
-			return c.unavailable(err)
-		}
-	}
-}
-
-// How often those ask who have no connection to wait on.
-const (
-	pollFirst = 2 * time.Millisecond
-	pollMost  = 100 * time.Millisecond
-)
-
-// poll asks again and again whether all keys are there.
-func (c *Client) poll(ctx context.Context, sent []string) error {
-	for pause := pollFirst; ; pause = min(2*pause, pollMost) {
-		replies, err := c.ask(ctx, checkOf(sent...))
-		if err != nil || replies[0].N == tcpstore.Ready {
-			return err
-		}
+	blocking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	told := make(chan error, 1)
+	go func() { told <- c.block(blocking, sent) }()
+	pause, most := lookFirst, lookMost
+	for {
 		select {
+		case err := <-told:
+			if !errors.Is(err, errNoSlot) {
+				return err
+			}
+			pause, most = pollFirst, pollMost
 		case <-time.After(pause):
+			pause = min(2*pause, most)
+			replies, err := c.ask(ctx, checkOf(sent...))
+			if err != nil || replies[0].N == tcpstore.Ready {
+				return err
+			}
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-c.life.Done():
-			return store.ErrClosed
 		}
 	}
 }
 
-// values are those of keys; none if one of them is gone again.
-func (c *Client) values(ctx context.Context, keys []string) (values [][]byte, err error) {
-	if c.o.Generation.Has(tcpstore.OpMultiGet) {
-		k := sent(keys...)
-		replies, err := c.ask(ctx, tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: k}, checkOf(k...))
-		if err != nil || replies[1].N != tcpstore.Ready {
-			return nil, err
+// How often those look who wait on a connection, and those who have none.
+const (
+	lookFirst, lookMost = 100 * time.Millisecond, time.Second
+	pollFirst, pollMost = 2 * time.Millisecond, 100 * time.Millisecond
+)
+
+// block waits on a connection.
+func (c *Client) block(ctx context.Context, sent []string) error {
+	for r := c.retry(); ; {
+		began := time.Now()
+		_, err := c.send(ctx, c.waits, tcpstore.Request{Op: tcpstore.OpWait, Keys: sent})
+		if time.Since(began) > c.o.Mend {
+			r = c.retry()
 		}
-		for _, v := range replies[0].Values {
-			values = append(values, present(v))
+		if !isBroken(err) || !r.again(ctx) {
+			return c.told(err)
 		}
-		return values, nil
 	}
+}
+
+// values are those of keys; none if one of them is gone again. Some servers end the connection for a key that is missing.
+func (c *Client) values(ctx context.Context, keys []string) (values [][]byte, err error) {
+	if !c.o.Generation.Has(tcpstore.OpMultiGet) {
+		return c.valuesOneByOne(ctx, keys)
+	}
+	k := sent(keys...)
+	replies, err := c.ask(ctx, checkOf(k...))
+	if err != nil || replies[0].N != tcpstore.Ready {
+		return nil, err
+	}
+	replies, err = c.send(ctx, c.calls, tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: k}, checkOf(k...))
+	if isBroken(err) {
+		return nil, nil
+	}
+	if err != nil || replies[1].N != tcpstore.Ready {
+		return nil, err
+	}
+	for _, v := range replies[0].Values {
+		values = append(values, present(v))
+	}
+	return values, nil
+}
+
+func (c *Client) valuesOneByOne(ctx context.Context, keys []string) (values [][]byte, err error) {
 	for _, k := range keys {
 		v, there, err := c.value(ctx, k)
 		if err != nil || !there {

@@ -53,7 +53,7 @@ func (p *peer) barrier(ctx context.Context, req *tcpstore.Request) error {
 		return errWaits
 	}
 	key, size := strings.Clone(keyOf(req.Key)), req.N
-	u, err := p.change(ctx, key, func(u use) (use, bool) {
+	u, err := p.count(ctx, key, func(u use) (use, bool) {
 		if u.come++; u.come >= size {
 			u.come = 0
 		}
@@ -81,7 +81,7 @@ func (p *peer) barrier(ctx context.Context, req *tcpstore.Request) error {
 func (p *peer) leave(key string, u use) (left bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.life), patience)
 	defer cancel()
-	_, err := p.change(ctx, key, func(now use) (use, bool) {
+	_, err := p.count(ctx, key, func(now use) (use, bool) {
 		if left = now.id == u.id; left {
 			now.come--
 		}
@@ -90,8 +90,8 @@ func (p *peer) leave(key string, u use) (left bool) {
 	return left || err != nil
 }
 
-// change changes a barrier, unless how says that it should not.
-func (p *peer) change(ctx context.Context, barrier string, how func(use) (use, bool)) (use, error) {
+// count changes a barrier, unless how says that it should not.
+func (p *peer) count(ctx context.Context, barrier string, how func(use) (use, bool)) (use, error) {
 	key := barrier + barrierSuffix
 	old, err := p.store.Get(ctx, key)
 	if errors.Is(err, store.ErrNotFound) {

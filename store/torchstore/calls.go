@@ -7,33 +7,65 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// mostTries is how often what only looks is asked again after a broken connection.
-const mostTries = 3
-
 // ask carries out requests that only look.
-func (c *Client) ask(ctx context.Context, reqs ...tcpstore.Request) (replies []tcpstore.Reply, err error) {
-	for range mostTries {
-		replies, err = c.send(ctx, c.calls, reqs...)
-		if _, broken := errors.AsType[brokenError](err); !broken {
-			return replies, err
+func (c *Client) ask(ctx context.Context, reqs ...tcpstore.Request) ([]tcpstore.Reply, error) {
+	for r := c.retry(); ; {
+		replies, err := c.send(ctx, c.calls, reqs...)
+		if !isBroken(err) || !r.again(ctx) {
+			return replies, c.told(err)
 		}
 	}
-	return nil, c.unavailable(err)
 }
 
 // change carries out requests that change something.
 func (c *Client) change(ctx context.Context, reqs ...tcpstore.Request) ([]tcpstore.Reply, error) {
 	replies, err := c.send(ctx, c.calls, reqs...)
-	if _, broken := errors.AsType[brokenError](err); broken {
-		return nil, fmt.Errorf("%w: %w", store.ErrUnknown, c.unavailable(err))
+	if isBroken(err) {
+		return nil, c.unavailable(fmt.Errorf("%w: %w", store.ErrUnknown, err))
 	}
 	return replies, err
+}
+
+func isBroken(err error) bool {
+	_, is := errors.AsType[brokenError](err)
+	return is
+}
+
+// told is err as the caller hears it.
+func (c *Client) told(err error) error {
+	if isBroken(err) {
+		return c.unavailable(err)
+	}
+	return err
+}
+
+// retry is for calls that are made again after their connection broke.
+type retry struct {
+	until time.Time
+	pause time.Duration
+}
+
+func (c *Client) retry() retry { return retry{time.Now().Add(c.o.Mend), time.Millisecond} }
+
+// again waits a little, and reports whether there is time for another try.
+func (r *retry) again(ctx context.Context) bool {
+	if !time.Now().Add(r.pause).Before(r.until) {
+		return false
+	}
+	select {
+	case <-time.After(r.pause):
+	case <-ctx.Done():
+		return false
+	}
+	r.pause = min(2*r.pause, 250*time.Millisecond)
+	return true
 }
 
 func checkOf(sent ...string) tcpstore.Request {
@@ -58,42 +90,25 @@ func (c *Client) get(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 	return err
 }
 
-// value is a key's value, and whether there is one. The server gives an empty one for a key that is missing; a torch before
-// 2.1 ends the connection.
+// value is a key's value, and whether there is one. For a key that is missing a server gives an empty one, or ends the connection.
 func (c *Client) value(ctx context.Context, key string) (v []byte, ok bool, err error) {
 	k := sent(key)
-	get := tcpstore.Request{Op: tcpstore.OpGet, Key: k[0]}
-	for range mostTries {
+	for r := c.retry(); ; {
 		replies, err := c.ask(ctx, checkOf(k...))
 		if err != nil || replies[0].N != tcpstore.Ready {
 			return nil, false, err
 		}
-		reqs := []tcpstore.Request{get, checkOf(k...)}
-		if c.o.Generation == tcpstore.A { // it may be deleted just now: that is told by the end of the connection
-			replies, err = c.send(ctx, c.calls, reqs...)
-			if _, broken := errors.AsType[brokenError](err); broken {
-				continue
-			}
-		} else {
-			replies, err = c.ask(ctx, reqs...)
+		replies, err = c.send(ctx, c.calls, tcpstore.Request{Op: tcpstore.OpGet, Key: k[0]}, checkOf(k...))
+		if err == nil && (len(replies[0].Value) > 0 || replies[1].N == tcpstore.Ready) {
+			return present(replies[0].Value), true, nil
 		}
-		if err != nil {
-			return nil, false, err
-		}
-		if v := replies[0].Value; len(v) > 0 || replies[1].N == tcpstore.Ready {
-			return present(v), true, nil
+		if err != nil && !isBroken(err) || !r.again(ctx) { // otherwise it has been deleted just now
+			return nil, false, c.told(err)
 		}
 	}
-	return nil, false, nil // it comes and goes
 }
 
-func (c *Client) set(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	switch {
-	case req.TTL < 0:
-		return refuse(rep, wire.CodeInvalid, "negative TTL")
-	case req.TTL > 0 || req.Reads > 0 || req.Lease > 0:
-		return refuse(rep, wire.CodeUnsupported, "entries of a TCPStore stay: they have no TTL, no number of reads and no lease")
-	}
+func (c *Client) set(ctx context.Context, req *wire.Request, _ *wire.Reply) error {
 	k := sent(req.Key)
 	// The check is what tells that the server has seen it: SET has no answer.
 	_, err := c.change(ctx, tcpstore.Request{Op: tcpstore.OpSet, Key: k[0], Value: req.Value}, checkOf(k...))
@@ -200,10 +215,17 @@ func (c *Client) list(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 		}
 	}
 	slices.Sort(keys)
-	if most := int(max(1, min(req.Delta, mostListed))); len(keys) > most {
+	most := int(mostListed)
+	if n := req.Delta; n != 0 {
+		most = int(min(max(n, -max(n, -mostListed)), mostListed))
+	}
+	if len(keys) > most {
 		keys, rep.N = keys[:most], 1
 	}
-	if len(keys) == 0 {
+	if req.Delta < 0 {
+		rep.Keys, rep.Nums = keys, make([]int64, 2*len(keys))
+	}
+	if len(keys) == 0 || req.Delta < 0 {
 		return nil
 	}
 	replies, err := c.ask(ctx, tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: sent(keys...)})
@@ -227,7 +249,7 @@ func (c *Client) list(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 }
 
 // mostListed is how many entries a page has.
-const mostListed = 1000
+const mostListed int64 = 1000
 
 // keys are all that the server has, if it can tell.
 func (c *Client) keys(ctx context.Context) (keys []string, supported bool, err error) {
@@ -235,7 +257,7 @@ func (c *Client) keys(ctx context.Context) (keys []string, supported bool, err e
 		return nil, false, nil
 	}
 	replies, err := c.send(ctx, c.calls, tcpstore.Request{Op: tcpstore.OpListKeys})
-	if _, broken := errors.AsType[brokenError](err); broken {
+	if isBroken(err) {
 		if _, err := c.ask(ctx, checkOf()); err != nil { // it is not there at all
 			return nil, true, err
 		}

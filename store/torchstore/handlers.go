@@ -47,7 +47,15 @@ func (p *peer) set(ctx context.Context, req *tcpstore.Request) error {
 }
 
 func (p *peer) put(ctx context.Context, key string, value []byte) error {
-	return p.store.Set(ctx, keyOf(key), value, nil)
+	return p.change(ctx, &wire.Request{Op: wire.OpSet, Key: key, Value: present(value)}, new(wire.Reply))
+}
+
+// change changes an entry, by its key as it was sent.
+func (p *peer) change(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	req.TTL = p.protocol.ttl(req.Key)
+	req.Key = keyOf(req.Key)
+	p.own(req.Key)
+	return p.store.Do(ctx, req, rep)
 }
 
 // multiSet sets one after the other.
@@ -67,7 +75,9 @@ func (p *peer) compareSet(ctx context.Context, req *tcpstore.Request) error {
 		old = nil // empty is absent,
 	}
 	for {
-		now, err := p.store.Swap(ctx, keyOf(req.Key), old, present(req.Value))
+		var rep wire.Reply
+		err := p.change(ctx, &wire.Request{Op: wire.OpSwap, Key: req.Key, Old: old, Value: present(req.Value)}, &rep)
+		now := rep.Value
 		switch {
 		case err == nil:
 			now = req.Value
@@ -118,16 +128,15 @@ func (p *peer) value(ctx context.Context, key string) error {
 }
 
 func (p *peer) add(ctx context.Context, req *tcpstore.Request) error {
-	n, err := p.store.Add(ctx, keyOf(req.Key), req.N)
-	if err != nil {
+	var rep wire.Reply
+	if err := p.change(ctx, &wire.Request{Op: wire.OpAdd, Key: req.Key, Delta: req.N}, &rep); err != nil {
 		return err
 	}
-	return p.answer(req.Op, tcpstore.Reply{N: n})
+	return p.answer(req.Op, tcpstore.Reply{N: rep.N})
 }
 
 func (p *peer) append(ctx context.Context, req *tcpstore.Request) error {
-	_, err := p.store.Append(ctx, keyOf(req.Key), req.Value)
-	return err
+	return p.change(ctx, &wire.Request{Op: wire.OpAppend, Key: req.Key, Value: present(req.Value)}, new(wire.Reply))
 }
 
 func (p *peer) deleteKey(ctx context.Context, req *tcpstore.Request) error {
@@ -207,12 +216,12 @@ func (p *peer) listKeys(ctx context.Context, req *tcpstore.Request) error {
 
 // keys are those that Python is shown.
 func (p *peer) keys(ctx context.Context) (keys []string, err error) {
-	for e, err := range p.store.List(ctx, "") {
+	for k, err := range p.store.Keys(ctx, "") {
 		if err != nil {
 			return nil, err
 		}
-		if k, ok := sentOf(e.Key); ok {
-			keys = append(keys, k)
+		if sent, ok := sentOf(k); ok {
+			keys = append(keys, sent)
 		}
 	}
 	return keys, nil

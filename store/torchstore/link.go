@@ -75,8 +75,8 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// greetTime is how long a server may take for its first answer.
-const greetTime = 10 * time.Second
+// greetTime is how long a server may take for its first answer. PyTorch's looks up names first, one after the other.
+const greetTime = 30 * time.Second
 
 // greet says who this is, and wants an answer.
 func (l *link) greet(ctx context.Context) error {

@@ -9,8 +9,8 @@ import (
 const (
 	// piece is how much of an answer is written at once.
 	piece = 1 << 20
-	// stall is how long a peer may take for a piece.
-	stall = 15 * time.Second
+	// stall is how long a peer may take for a piece, and half as long again if a deadline is used again.
+	stall = 10 * time.Second
 )
 
 // outbox is the way back to a client.
@@ -20,6 +20,7 @@ type outbox struct {
 	mu  sync.Mutex // protects the fields below, and is held while they are written: who waits for it is of the same connection
 	b   []byte
 	err error
+	set time.Time // when the deadline was
 }
 
 // add appends to what is to be sent, and sends it if it is a lot.
@@ -43,7 +44,10 @@ func (o *outbox) flush() error {
 // send is called with mu.
 func (o *outbox) send() error {
 	for b := o.b; len(b) > 0 && o.err == nil; {
-		_ = o.conn.SetWriteDeadline(time.Now().Add(stall))
+		if now := time.Now(); now.Sub(o.set) > stall/2 {
+			o.set = now
+			_ = o.conn.SetWriteDeadline(now.Add(stall * 3 / 2))
+		}
 		n, err := o.conn.Write(b[:min(len(b), piece)])
 		b, o.err = b[n:], err
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// patience is how long the store may take for what need not wait.
-const patience = 30 * time.Second
+// patience is how long the store may take for what need not wait, and half as long again if a context is used again.
+const patience = 20 * time.Second
 
 // peer is a connection of a client. One goroutine reads, and carries out what need not wait; what waits has one of its own.
 type peer struct {
@@ -29,8 +29,12 @@ type peer struct {
 	// Of the goroutine that reads:
 	generation tcpstore.Generation
 	req        tcpstore.Request
-	waiting    *waiting // WAIT or BARRIER, the last that there was
-	watched    int      // keys
+	soon       context.Context // for what need not wait; one serves many calls, since it costs more than they do
+	forget     context.CancelFunc
+	began      time.Time    // of soon
+	waiting    *waiting     // WAIT or BARRIER, the last that there was
+	watched    int          // keys
+	ranks      map[int]bool // that the client has shown to be
 }
 
 // serve serves the connection until it ends, or ctx.
@@ -39,7 +43,11 @@ func (p *peer) serve(ctx context.Context) error {
 	defer context.AfterFunc(p.life, func() { _ = p.in.conn.SetReadDeadline(time.Unix(1, 0)) })()
 	err := p.run()
 	p.fail(err)
+	if p.forget != nil {
+		p.forget()
+	}
 	p.running.Wait()
+	p.disown()
 	if flushed := p.out.flush(); err == nil {
 		err = flushed
 	}
@@ -93,9 +101,14 @@ func (p *peer) carryOut(message []byte) error {
 	if err := p.req.Parse(p.generation, message); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(p.life, patience)
-	defer cancel()
-	if err := handlers[p.req.Op](p, ctx, &p.req); err != nil {
+	if now := time.Now(); now.Sub(p.began) > patience/2 {
+		if p.forget != nil {
+			p.forget()
+		}
+		p.began = now
+		p.soon, p.forget = context.WithTimeout(p.life, patience*3/2)
+	}
+	if err := handlers[p.req.Op](p, p.soon, &p.req); err != nil {
 		return fmt.Errorf("%v: %w", p.req.Op, err)
 	}
 	return nil

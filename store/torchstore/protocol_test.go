@@ -3,6 +3,7 @@ package torchstore_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"slices"
@@ -432,4 +433,43 @@ func TestOurProtocolOnTheSamePort(t *testing.T) {
 	require.NoError(t, err)
 	(&client{Conn: http, t: t}).closed()
 	s.says(t, "not a muster store")
+}
+
+// As many as a large job has come at the same moment, and nobody is turned away.
+func TestManyJoinAtOnce(t *testing.T) {
+	const n = 4000
+	s := current(t)
+	join := new(client).with(t, of(tcpstore.OpValidate), tcpstore.Request{Op: tcpstore.OpPing, N: 7}, add("init/", 1))
+	var all sync.WaitGroup
+	begin := make(chan struct{})
+	errs := make(chan error, n)
+	for range n {
+		all.Go(func() {
+			<-begin
+			errs <- func() error {
+				c, err := net.Dial("tcp", s.addr)
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+					return err
+				}
+				if _, err := c.Write(join); err != nil {
+					return err
+				}
+				_, err = io.ReadFull(c, make([]byte, 4+8))
+				return err
+			}()
+		})
+	}
+	close(begin)
+	all.Wait()
+	close(errs)
+	for err := range errs {
+		require.NoError(t, err)
+	}
+	v, err := s.Get(s.ctx, "\x00torch/init/")
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprint(n), string(v))
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -36,13 +37,14 @@ func pythons() []python {
 }
 
 // command runs a script of testdata.
-func (p python) command(t testing.TB, script string, args ...string) *exec.Cmd {
+func (p python) command(ctx context.Context, t testing.TB, script string, args ...string) *exec.Cmd {
 	t.Helper()
 	if out, err := exec.Command(p.exe, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))").CombinedOutput(); err != nil {
 		t.Skipf("NOT TESTED with the %s torch: there is none at %s; %s: %v %s", p.name, p.exe, p.from, err, out)
 	}
-	cmd := exec.CommandContext(t.Context(), p.exe, append([]string{filepath.Join("testdata", script)}, args...)...)
-	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1", "PYTHONUNBUFFERED=1")
+	cmd := exec.CommandContext(ctx, p.exe, append([]string{filepath.Join("testdata", script)}, args...)...)
+	// PyTorch's server looks up the name of each client, in its only thread: without a name server that can take five seconds.
+	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1", "PYTHONUNBUFFERED=1", "RES_OPTIONS=timeout:1 attempts:1")
 	return cmd
 }
 
@@ -65,7 +67,7 @@ func (p python) cases(t *testing.T, addr string) {
 	host, port, err := net.SplitHostPort(addr)
 	require.NoError(t, err)
 	ran := 0
-	lines(t, p.command(t, "cases.py", host, port), func(line string) {
+	lines(t, p.command(t.Context(), t, "cases.py", host, port), func(line string) {
 		what, why, _ := strings.Cut(line, ": ")
 		if name, ok := strings.CutPrefix(what, "torch "); ok {
 			t.Log("torch", name)
@@ -107,7 +109,7 @@ func TestProcessGroup(t *testing.T) {
 			host, port, err := net.SplitHostPort(s.addr)
 			require.NoError(t, err)
 			ok := 0
-			lines(t, p.command(t, "group.py", host, port, fmt.Sprint(size)), func(line string) {
+			lines(t, p.command(t.Context(), t, "group.py", host, port, fmt.Sprint(size)), func(line string) {
 				if strings.HasPrefix(line, "ok ") {
 					ok++
 				}

@@ -107,8 +107,8 @@ func TestAPrefixToRead(t *testing.T) {
 func TestAccessForAProtocol(t *testing.T) {
 	for says, access := range map[string][]store.Access{
 		`does not speak "tensorflow": it speaks ["torch"]`: {{Protocol: "tensorflow"}},
-		"there is another prefix":                         {{Protocol: "torch", Prefix: "a"}, {Protocol: "torch", Prefix: "b"}},
-		"a protocol, and a secret":                        {{Protocol: "torch", Secret: secret}},
+		"there is another prefix":                          {{Protocol: "torch", Prefix: "a"}, {Protocol: "torch", Prefix: "b"}},
+		"a protocol, and a secret":                         {{Protocol: "torch", Secret: secret}},
 	} {
 		srv := &store.Server{Access: access, Protocols: []store.Protocol{&torchstore.Protocol{}}}
 		err := srv.Check(nil)

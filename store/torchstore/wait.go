@@ -2,6 +2,7 @@ package torchstore
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 
@@ -21,7 +22,27 @@ func (p *peer) wait(ctx context.Context, req *tcpstore.Request) error {
 	for i, k := range req.Keys {
 		keys[i] = strings.Clone(keyOf(k))
 	}
-	return p.later(req.Op, func(ctx context.Context) (int64, error) { return tcpstore.StopWaiting, p.await(ctx, keys) })
+	return p.later(req.Op, func(ctx context.Context) (int64, error) { return p.awaitOrMourn(ctx, keys) })
+}
+
+// awaitOrMourn waits for keys, or for the loss of a rank that was to set one: the answer is then one at which PyTorch raises an error.
+func (p *peer) awaitOrMourn(ctx context.Context, keys []string) (answer int64, err error) {
+	if len(p.protocol.Ranks) == 0 {
+		return tcpstore.StopWaiting, p.await(ctx, keys)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mourning sync.WaitGroup
+	mourning.Go(func() { cancel(p.mourn(ctx, keys)) })
+	err = p.await(ctx, keys)
+	lost, isLost := errors.AsType[*lostError](context.Cause(ctx))
+	cancel(nil)
+	mourning.Wait()
+	if err == nil || !isLost {
+		return tcpstore.StopWaiting, err
+	}
+	p.protocol.log().Warn("a wait has failed", "peer", p.in.conn.RemoteAddr(), "reason", lost)
+	return tcpstore.WaitCanceled, nil
 }
 
 // await waits for one key after the other, as PyTorch's server does: one that is deleted again has been there.
