@@ -39,11 +39,14 @@ func benchGroup(b *testing.B, n int) []*vllm.Group {
 	}
 	engine := new(store.Memory)
 	srv := &store.Server{Engine: engine}
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(l)
+	}()
 	b.Cleanup(func() {
 		_ = srv.Close()
-		_ = <-done
+		<-done
 		_ = engine.Close()
 	})
 	gs := make([]*vllm.Group, n)

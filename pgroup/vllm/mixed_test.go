@@ -57,6 +57,9 @@ func TestMixed(t *testing.T) {
 		t.Run("late", func(t *testing.T) {
 			mixedLate(t, mix(t, hostedByGo(t, p), peers, world{patience: 2 * time.Second}))
 		})
+		t.Run("death", func(t *testing.T) { // the last: it is of a peer
+			mixedDeath(t, mix(t, hostedByGo(t, p), peers, world{patience: time.Hour}))
+		})
 	})
 }
 
@@ -320,4 +323,24 @@ func mixedLate(t *testing.T, m *mixed) {
 	})
 	_, err := m.peers[late].do("g['it'].barrier(1.0)")
 	require.ErrorContains(t, err, "timed out")
+}
+
+// mixedDeath: when a rank of Python is killed, those of Python that wait for what it would broadcast hear it at once, if the server was told what is
+// whose; those of Go name it.
+func mixedDeath(t *testing.T, m *mixed) {
+	m.step(t, "g['it'].all_gather_obj(RANK)", "[0, 1, 2, 3]", func(g *vllm.Group) (bool, any, error) {
+		got, err := vllm.AllGatherObj(m.ctx, g, g.Rank())
+		return slices.Equal(got, []int{0, 1, 2, 3}), got, err
+	})
+	m.peers[3].kill()
+	together(3, func(rank int) {
+		if g := m.ranks[rank]; g != nil {
+			_, err := vllm.AllGatherObj(within(t, 2*time.Second), g, rank)
+			re, _ := errors.AsType[*pgroup.RankError](err)
+			check(t, nil, re != nil && slices.Equal(re.Missing, []int{3}), err)
+			return
+		}
+		got, err := m.peers[rank].do("g['it'].all_gather_obj(0)") // its patience is an hour
+		check(t, nil, err != nil, got)
+	})
 }

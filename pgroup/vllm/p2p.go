@@ -107,19 +107,21 @@ func (c *call) claim(ctx context.Context, box *outbox, dst int) error {
 	if box.claimed {
 		return nil
 	}
-	now, err := c.store.Swap(ctx, note(sent, dst), nil, fmt.Appendf(nil, "%d 0", c.cfg.Rank))
-	if errors.Is(err, store.ErrConflict) {
-		who, _, _ := strings.Cut(string(now), " ")
-		if who != strconv.Itoa(c.cfg.Rank) { // otherwise it was this call, and its answer was lost
-			return c.second(fmt.Sprintf("rank %s sends to rank %d", who, dst), err)
+	mine := strconv.Itoa(c.cfg.Rank)
+	tells, err := c.store.Get(ctx, note(sent, dst))
+	if errors.Is(err, store.ErrNotFound) {
+		for _, m := range []medium{object, array} {
+			if c.has(ctx, m.sent(dst, 0)) {
+				return c.second(fmt.Sprintf("a rank of Python sends to rank %d: there is a key %q", dst, m.sent(dst, 0)), nil)
+			}
 		}
-	} else if err != nil {
+		tells, err = c.store.Swap(ctx, note(sent, dst), nil, []byte(mine+" 0"))
+	}
+	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return c.fault(err)
 	}
-	for _, m := range []medium{object, array} {
-		if c.has(ctx, m.sent(dst, 0)) {
-			return c.second(fmt.Sprintf("a rank of Python sends to rank %d: there is a key %q", dst, m.sent(dst, 0)), nil)
-		}
+	if who, _, _ := strings.Cut(string(tells), " "); who != mine { // if it is, that was this call before its answer was lost
+		return c.second(fmt.Sprintf("rank %s sends to rank %d", who, dst), err)
 	}
 	box.claimed = true
 	return nil

@@ -71,6 +71,7 @@ type peer struct {
 	in      io.Writer
 	answers *bufio.Scanner
 	stderr  *bytes.Buffer
+	kill    func() // kill -9
 }
 
 // start starts n peers, which takes some seconds in which they load torch.
@@ -88,12 +89,12 @@ func (p python) start(t *testing.T, n int) []*peer {
 		stderr := new(bytes.Buffer)
 		cmd.Stderr = stderr
 		require.NoError(t, cmd.Start())
-		t.Cleanup(func() {
-			_ = in.Close()
+		kill := sync.OnceFunc(func() {
 			_ = cmd.Process.Kill()
 			_ = cmd.Wait()
 		})
-		peers[i] = &peer{in, bufio.NewScanner(out), stderr}
+		t.Cleanup(kill)
+		peers[i] = &peer{in, bufio.NewScanner(out), stderr, kill}
 	}
 	for _, peer := range peers {
 		require.True(t, peer.answers.Scan(), "%s", peer.stderr)
@@ -147,7 +148,7 @@ var hosts = map[string]func(t *testing.T, p python) place{
 func hostedByGo(t *testing.T, p python) place {
 	l := listen(t, "127.0.0.1:0")
 	engine := new(store.Memory)
-	protocol := &torchstore.Protocol{}
+	protocol := &torchstore.Protocol{Ranks: []string{"broadcast_from/{rank}/*"}}
 	if p.g != tcpstore.C {
 		protocol.Older = p.g
 	}
