@@ -2,8 +2,9 @@ package vllm_test
 
 import (
 	"context"
+	"errors"
 	"math"
-	"sync"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -265,15 +266,15 @@ func TestGatherInStep(t *testing.T) {
 	}
 }
 
-// listening calls hear before each list of keys.
-type listening struct {
+// hooked calls before with each request, and fails as it does.
+type hooked struct {
 	store.Engine
-	hear func()
+	before func(req *wire.Request) error
 }
 
-func (e *listening) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if req.Op == wire.OpList {
-		e.hear()
+func (e *hooked) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if err := e.before(req); err != nil {
+		return err
 	}
 	return e.Engine.Do(ctx, req, rep)
 }
@@ -282,16 +283,17 @@ func (e *listening) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 func TestLastWord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memory(t)
-		e := &listening{Engine: s.Engine()}
-		gs := joinAt(t, []*store.Store{s, store.New(e)}, vllm.Config{})
-		var once sync.Once
-		e.hear = func() {
-			once.Do(func() {
+		var gs []*vllm.Group
+		said := false
+		e := &hooked{s.Engine(), func(req *wire.Request) error {
+			if req.Op == wire.OpList && !said {
+				said = true
 				_, err := vllm.BroadcastObj(t.Context(), gs[0], 0, "goodbye")
-				check(t, err, true, nil)
-				check(t, gs[0].Close(), true, nil)
-			})
-		}
+				return errors.Join(err, gs[0].Close())
+			}
+			return nil
+		}}
+		gs = joinAt(t, []*store.Store{s, store.New(e)}, vllm.Config{})
 		got, err := vllm.BroadcastObj(within(t, time.Minute), gs[1], 0, "")
 		require.NoError(t, err)
 		require.Equal(t, "goodbye", got)
@@ -327,4 +329,32 @@ func TestTakenBack(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, says())
 	})
+}
+
+// A rank that cannot learn what was decided says so, whether the others passed or not.
+func TestUnknown(t *testing.T) {
+	for _, name := range []string{"passed", "failed"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memory(t)
+				e := &hooked{s.Engine(), func(req *wire.Request) error {
+					if strings.HasPrefix(req.Key, "departure_") {
+						return store.ErrUnavailable
+					}
+					return nil
+				}}
+				all := joinAt(t, []*store.Store{s, store.New(e), s}, vllm.Config{})
+				gs := []*vllm.Group{all[0]}
+				if name == "passed" {
+					gs = append(gs, all[2])
+				}
+				_, errs := tryEach(append(gs, all[1]), barrier(within(t, time.Second)))
+				for i, err := range errs[:len(gs)] {
+					require.Equal(t, name == "passed", err == nil, "%d: %v", i, err)
+				}
+				require.ErrorIs(t, errs[len(gs)], pgroup.ErrUnknown)
+				verdict(t, errs[len(gs)], pgroup.ErrUnavailable, "did not say what became of the barrier")
+			})
+		})
+	}
 }
