@@ -12,13 +12,16 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Access is what the holder of a secret, or of a client certificate for a name, may do. Somebody who matches
+// Access is what the holder of a secret, or of a client certificate for a name, may do, or the peers of another protocol. Somebody who matches
 // several may do what any of them allows.
 type Access struct {
 	Secret []byte // 16 bytes or more; see ReadSecret. Or:
-	Name   string // of a client certificate: its common name, or one of its DNS names or URIs
-	Prefix string // of keys and of group names, as it is: "a" covers "ab", "a/" does not; "" is everything
-	Write  bool   // and join groups; otherwise read only
+	Name   string // of a client certificate: its common name, or one of its DNS names or URIs. Or:
+	// Protocol is the name of one of Server.Protocols. Who speaks it comes in without any proof, and sees what is below Prefix as if that
+	// were the whole store.
+	Protocol string
+	Prefix   string // of keys and of group names, as it is: "a" covers "ab", "a/" does not; "" is everything
+	Write    bool   // and join groups; otherwise read only
 }
 
 // checkAccess refuses what nobody, or anybody, could match.
@@ -28,10 +31,12 @@ func checkAccess(accesses []Access) error {
 			return &Error{Op: "access", Key: strconv.Itoa(i), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: what}
 		}
 		switch {
-		case a.Secret == nil && a.Name == "":
+		case a.Secret == nil && a.Name == "" && a.Protocol == "":
 			return bad("neither a secret nor a name: nobody would have it")
 		case a.Secret != nil && a.Name != "":
 			return bad("a secret and a name: make two of it, whoever has either then has it")
+		case a.Protocol != "" && (a.Secret != nil || a.Name != ""):
+			return bad("a protocol, and a secret or a name, which nobody is asked for there: make two of it")
 		case a.Secret != nil && badSecret(a.Secret) != "":
 			return bad(badSecret(a.Secret))
 		}
@@ -56,6 +61,11 @@ func matchCertificate(accesses []Access, cert *x509.Certificate) (matched []int)
 // hasSecrets reports whether any of them is for a secret.
 func hasSecrets(accesses []Access) bool {
 	return slices.ContainsFunc(accesses, func(a Access) bool { return a.Secret != nil })
+}
+
+// hasNames reports whether any of them is for a certificate.
+func hasNames(accesses []Access) bool {
+	return slices.ContainsFunc(accesses, func(a Access) bool { return a.Name != "" })
 }
 
 // verifiedCertificate is the certificate of conn's peer; nil if it has none, or nobody has verified it.

@@ -42,10 +42,11 @@ type conn struct {
 	began      time.Time     // these two are protected by the server's mu
 	unfinished *list.Element // among the server's handshakes; nil once this one is over
 
-	mu   sync.Mutex // protects the fields below until the session begins
-	nc   net.Conn   // nil once a loop has the socket
-	pipe transport.Pipe
-	out  *transport.Outbox // nil before the session begins
+	mu    sync.Mutex // protects the fields below until the session begins
+	nc    net.Conn   // nil once a loop has the socket
+	guest *guest     // of another protocol; nil is of this one
+	pipe  transport.Pipe
+	out   *transport.Outbox // nil before the session begins
 }
 
 func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
@@ -69,6 +70,12 @@ func (c *conn) serve() {
 	err := c.welcome(buf)
 	c.server.shaken(c)
 	if err != nil {
+		_ = c.nc.Close()
+		c.server.ended(c, err)
+		return
+	}
+	if c.guest != nil {
+		err = c.guest.serve(c)
 		_ = c.nc.Close()
 		c.server.ended(c, err)
 		return
@@ -121,14 +128,21 @@ func (c *conn) close() {
 		_ = c.pipe.Close()
 		return
 	}
+	if c.guest != nil {
+		c.guest.leave()
+	}
 	_ = c.nc.Close()
 }
 
 // goodbye says that there will be nothing more. A peer that is still shaking hands hears nothing.
 func (c *conn) goodbye() {
 	c.mu.Lock()
-	out := c.out
+	out, guest := c.out, c.guest
 	c.mu.Unlock()
+	if guest != nil {
+		guest.leave()
+		return
+	}
 	if out == nil {
 		c.close()
 		return

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -21,6 +22,9 @@ const (
 	awayTime = time.Second
 	mostAway = 64
 )
+
+// tlsRecord is the first byte of a TLS handshake.
+const tlsRecord = 0x16
 
 // What the two sides of a misunderstanding are told. Neither may look like the head of a TLS record: see speaksPlain.
 const (
@@ -44,14 +48,19 @@ func (c tlsConn) checkVersion() error {
 	return nil
 }
 
-// welcome lets the peer in, or says why not.
+// welcome lets the peer in, or says why not. If it speaks another protocol, it is a guest then.
 func (c *conn) welcome(buf []byte) error {
 	_ = c.nc.SetDeadline(time.Now().Add(c.limits.Handshake))
-	if err := c.secure(); err != nil {
+	if err := c.secure(buf); err != nil {
 		return err
 	}
-	if err := c.preface(buf); err != nil {
-		return err
+	if c.guest == nil {
+		if err := c.preface(buf); err != nil {
+			return err
+		}
+	}
+	if c.guest != nil {
+		return c.nc.SetDeadline(time.Time{})
 	}
 	if err := c.read(buf); err != nil {
 		return fmt.Errorf("handshake: %w", err)
@@ -68,16 +77,23 @@ func (c *conn) welcome(buf []byte) error {
 }
 
 // secure is the TLS handshake, if the server has TLS.
-func (c *conn) secure() error {
+func (c *conn) secure(buf []byte) error {
 	if c.server.TLS == nil {
 		return nil
 	}
 	raw := c.nc
-	t := tlsConn{tls.Server(raw, c.server.TLS), raw}
+	first, p, err := c.look(buf)
+	switch {
+	case err != nil:
+		return fmt.Errorf("handshake: %w", err)
+	case p != nil:
+		return c.invite(p, first)
+	}
+	t := tlsConn{tls.Server(&replayed{raw, bytes.Clone(first)}, c.server.TLS), raw}
 	c.mu.Lock()
 	c.nc = t
 	c.mu.Unlock()
-	err := t.Handshake()
+	err = t.Handshake()
 	if plain, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		c.mu.Lock()
 		c.nc = raw
@@ -99,9 +115,17 @@ func (c *conn) secure() error {
 	return nil
 }
 
-// preface reads what every peer sends first.
+// preface reads what every peer sends first, of this protocol or of another.
 func (c *conn) preface(buf []byte) error {
-	n, err := io.ReadFull(c.nc, buf[:len(wire.Preface)])
+	first, p, err := c.look(buf)
+	if p != nil {
+		return c.invite(p, first)
+	}
+	n := len(first)
+	if err == nil {
+		n, err = io.ReadFull(c.nc, buf[n:len(wire.Preface)])
+		n += len(first)
+	}
 	got := string(buf[:n])
 	switch {
 	case err != nil:
@@ -110,7 +134,7 @@ func (c *conn) preface(buf []byte) error {
 		return nil
 	case got[:wire.VersionAt] == wire.Preface[:wire.VersionAt]:
 		c.turnAway(wire.CodeUnsupported, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
-	case got[0] == 0x16 && got[1] == 3: // a ClientHello
+	case got[0] == tlsRecord && got[1] == 3: // a ClientHello
 		c.turnAway(wire.CodeDenied, lacksTLS)
 		return fmt.Errorf("%w: the peer speaks TLS, this server does not", ErrProtocol)
 	}
@@ -146,8 +170,10 @@ func (c *conn) authenticate(buf []byte) error {
 		return c.deny(fmt.Sprintf("the certificate of %s has no rights here", quoted(cert.Subject.CommonName)))
 	case secrets:
 		return c.deny("it wants a secret, and none was given")
-	default:
+	case hasNames(accesses):
 		return c.deny("it wants a client certificate, and none was given")
+	default:
+		return c.deny("it is open to peers of other protocols only")
 	}
 	c.rights = rightsOf(accesses, matched)
 	return nil
@@ -227,7 +253,7 @@ func (c *conn) turnAway(code wire.Code, detail string) {
 // sendAway turns away a peer for which there is no room.
 func (c *conn) sendAway(detail string) {
 	_ = c.nc.SetDeadline(time.Now().Add(awayTime))
-	if c.secure() == nil {
+	if c.secure(make([]byte, len(wire.Preface))) == nil && c.guest == nil {
 		c.turnAway(wire.CodeFull, detail)
 	}
 	_ = c.nc.Close()

@@ -63,8 +63,10 @@ type Server struct {
 	// Access is who may come in, and what they may do; others are denied. Empty is everybody, everything.
 	Access   []Access
 	Insecure bool // serve beyond loopback, to whoever comes
-	Limits   ServerLimits
-	Logger   *slog.Logger // nil is silent
+	// Protocols are others that are spoken on the same port, as those of package torchstore.
+	Protocols []Protocol
+	Limits    ServerLimits
+	Logger    *slog.Logger // nil is silent
 
 	mu         sync.Mutex // protects the fields below
 	listeners  map[net.Listener]struct{}
@@ -122,7 +124,7 @@ func (s *Server) Serve(l net.Listener) error {
 // a peer needs a secret (Access) or a certificate (Access, or TLS that requires one) to come in, or s.Insecure says that it need not.
 // TLS alone is not enough: it hides what is said from others, and lets everybody say it.
 func (s *Server) Check(addr net.Addr) error {
-	if err := checkAccess(s.Access); err != nil {
+	if err := cmp.Or(checkAccess(s.Access), s.checkProtocols()); err != nil {
 		return err
 	}
 	if s.TLS == nil || s.TLS.ClientAuth < tls.VerifyClientCertIfGiven {

@@ -212,6 +212,28 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[Entry, error]
 	}
 }
 
+// Keys gives the keys that start with prefix, as List does, without what they hold.
+func (s *Store) Keys(ctx context.Context, prefix string) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for after := []string(nil); ; {
+			var rep wire.Reply
+			if err := s.Do(ctx, &wire.Request{Op: wire.OpList, Key: prefix, Keys: after, Delta: -listPage}, &rep); err != nil {
+				yield("", err)
+				return
+			}
+			for _, k := range rep.Keys {
+				if !yield(k, nil) {
+					return
+				}
+			}
+			if rep.N == 0 { // nothing left
+				return
+			}
+			after = rep.Keys[len(rep.Keys)-1:]
+		}
+	}
+}
+
 // Event is a change of an entry.
 type Event struct {
 	Entry

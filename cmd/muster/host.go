@@ -29,12 +29,13 @@ type hostOptions struct {
 	insecure     bool
 	tls          *store.TLSFiles // nil is without
 	access       []store.Access
+	protocols    []store.Protocol
 	logger       *slog.Logger
 }
 
 // server is one of e that does not serve yet.
 func (o *hostOptions) server(e store.Engine) (*store.Server, error) {
-	s := &store.Server{Engine: e, Insecure: o.insecure, Access: o.access, Limits: o.serverLimits, Logger: o.logger}
+	s := &store.Server{Engine: e, Insecure: o.insecure, Access: o.access, Protocols: o.protocols, Limits: o.serverLimits, Logger: o.logger}
 	if o.tls == nil {
 		return s, nil
 	}

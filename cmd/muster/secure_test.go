@@ -150,7 +150,7 @@ func TestServeRefusesWrongPapers(t *testing.T) {
 		"--access DIR/text.json":             {1, "it is no list of"},
 		"--access DIR/object.json":           {1, "it is no list of"},
 		"--access DIR/unknown.json":          {1, `unknown field "rights"`},
-		"--access DIR/both.json":             {1, "entry 1 needs a secret_file or a name, one of them"},
+		"--access DIR/both.json":             {1, "entry 1 needs a secret_file, a name or a protocol, one of them"},
 		"--access DIR/more.json":             {1, "something behind the list"},
 		"--access DIR/missing.json":          {1, d.path("nowhere")},
 		"--access DIR/name.json":             {1, "none is asked for: that takes TLS"},

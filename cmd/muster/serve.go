@@ -20,6 +20,7 @@ type serving struct {
 	hostOptions
 	limit    limitFlags
 	who      accessFlags
+	torch    torchFlags
 	listen   string
 	drain    time.Duration
 	logLevel string
@@ -48,6 +49,12 @@ of group names; who matches several entries may do what any of them allows. A fi
   [{"name": "trainer", "prefix": "jobs/a/", "write": true},
    {"secret_file": "viewer.secret", "prefix": "jobs/"}]
 
+Python processes that use PyTorch find a TCPStore on the same port (--torch): torchrun with
+--rdzv-endpoint, init_process_group, vLLM. They prove nothing, so that a store which wants a secret,
+a certificate or TLS lets them in only below a prefix that is opened by name:
+
+  [{"protocol": "torch", "prefix": "python/", "write": true}]
+
 Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		Example: `  muster serve
   muster serve --data /var/lib/muster
@@ -65,6 +72,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback whoever may come in")
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for peers to hang up, after the first signal")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	o.torch.register(cmd)
 	o.who.register(cmd)
 	o.limit.register(cmd)
 	return cmd
@@ -113,6 +121,9 @@ func (o *serving) check(cmd *cobra.Command) error {
 		return err
 	}
 	if o.tls, o.access, err = o.who.check(cmd); err != nil {
+		return err
+	}
+	if o.protocols, err = o.torch.check(cmd); err != nil {
 		return err
 	}
 	o.logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))

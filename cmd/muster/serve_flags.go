@@ -120,6 +120,7 @@ func (a *accessFlags) check(cmd *cobra.Command) (files *store.TLSFiles, access [
 type accessEntry struct {
 	SecretFile string `json:"secret_file"` // from the directory of that file
 	Name       string `json:"name"`
+	Protocol   string `json:"protocol"`
 	Prefix     string `json:"prefix"`
 	Write      bool   `json:"write"`
 }
@@ -133,7 +134,7 @@ func readAccess(file string) (access []store.Access, err error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&entries); err != nil {
-		return nil, fmt.Errorf("it is no list of {\"secret_file\" or \"name\", \"prefix\", \"write\"}: %w", err)
+		return nil, fmt.Errorf("it is no list of {\"secret_file\", \"name\" or \"protocol\", \"prefix\", \"write\"}: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("there is something behind the list")
@@ -142,10 +143,10 @@ func readAccess(file string) (access []store.Access, err error) {
 		return nil, errors.New("it is empty: nobody could come in")
 	}
 	for i, e := range entries {
-		a := store.Access{Name: e.Name, Prefix: e.Prefix, Write: e.Write}
+		a := store.Access{Name: e.Name, Protocol: e.Protocol, Prefix: e.Prefix, Write: e.Write}
 		switch {
-		case (e.SecretFile == "") == (e.Name == ""):
-			return nil, fmt.Errorf("entry %d needs a secret_file or a name, one of them", i+1)
+		case !oneOf(e.SecretFile, e.Name, e.Protocol):
+			return nil, fmt.Errorf("entry %d needs a secret_file, a name or a protocol, one of them", i+1)
 		case e.SecretFile != "":
 			path := e.SecretFile
 			if !filepath.IsAbs(path) {
@@ -158,4 +159,15 @@ func readAccess(file string) (access []store.Access, err error) {
 		access = append(access, a)
 	}
 	return access, nil
+}
+
+// oneOf reports whether exactly one of them is not empty.
+func oneOf(texts ...string) bool {
+	n := 0
+	for _, s := range texts {
+		if s != "" {
+			n++
+		}
+	}
+	return n == 1
 }

@@ -19,10 +19,10 @@ var limitChecks = []check{
 func largestFit(t *testing.T, w *world) {
 	s := w.store()
 	key := string(big(w.Key))
-	good(t, s.Set(w.ctx, key, big(wire.MaxValue), nil))
+	good(t, s.Set(w.ctx, key, big(w.Value), nil))
 	v, err := s.Get(w.ctx, key)
 	good(t, err)
-	same(t, "whole", string(v) == string(big(wire.MaxValue)), true)
+	same(t, "whole", string(v) == string(big(w.Value)), true)
 }
 
 func longKey(t *testing.T, w *world) {
@@ -41,18 +41,18 @@ func longKey(t *testing.T, w *world) {
 func largeValue(t *testing.T, w *world) {
 	s := w.store()
 	w.set(s, "key")
-	is(t, s.Set(w.ctx, "key", make([]byte, wire.MaxValue+1), nil), store.ErrTooLarge)
+	is(t, s.Set(w.ctx, "key", make([]byte, w.Value+1), nil), store.ErrTooLarge)
 	holds(t, w, s, "key", "key")
 }
 
 func largeAppend(t *testing.T, w *world) {
 	s := w.store()
-	good(t, s.Set(w.ctx, "key", big(wire.MaxValue-1), nil))
+	good(t, s.Set(w.ctx, "key", big(w.Value-1), nil))
 	_, err := s.Append(w.ctx, "key", []byte("12"))
 	is(t, err, store.ErrTooLarge)
 	n, err := s.Append(w.ctx, "key", []byte("1"))
 	good(t, err)
-	same(t, "length", n, wire.MaxValue)
+	same(t, "length", n, w.Value)
 }
 
 func manyKeys(t *testing.T, w *world) {

@@ -11,6 +11,7 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"testing"
@@ -21,7 +22,7 @@ import (
 )
 
 // Feature is a part of the contract that an engine may be without. It then answers ErrUnsupported to
-// the operations of that part, and the suite asserts that; the last four have no operation of their own.
+// the operations of that part, and the suite asserts that; the last five have no operation of their own.
 type Feature string
 
 const (
@@ -37,7 +38,9 @@ const (
 	Wait    Feature = "wait"
 	Watch   Feature = "watch"
 	Leases  Feature = "leases" // entries that go with a lease
+	Remove  Feature = "remove" // swap of a value for nothing
 
+	Checked    Feature = "checked"    // counters that do not overflow, and are not added to what is no number
 	Compaction Feature = "compaction" // a history with an end: watch may say ErrCompacted
 	Sessions   Feature = "sessions"   // what Open's function returns are sessions of their own, not one and the same
 	Loss       Feature = "loss"       // Options.Cut; implied if that is nil
@@ -57,6 +60,8 @@ type Options struct {
 	TTL time.Duration
 	// Key is the length of the longest key that the engine takes; default wire.MaxKey.
 	Key int
+	// Value is the length of the largest value that the engine takes; default wire.MaxValue.
+	Value int
 }
 
 // Run tests an engine. open makes a store with nothing in it, and returns the function that opens a session on
@@ -75,9 +80,7 @@ func Run(t *testing.T, open func(t *testing.T) (session func() store.Engine), o 
 	if s.TTL == 0 {
 		s.TTL = 50 * time.Millisecond
 	}
-	if s.Key == 0 {
-		s.Key = wire.MaxKey
-	}
+	s.Key, s.Value = cmp.Or(s.Key, wire.MaxKey), cmp.Or(s.Value, wire.MaxValue)
 	for _, p := range chapters {
 		if len(s.Only) > 0 && !slices.Contains(s.Only, p.name) {
 			continue
@@ -208,10 +211,11 @@ func requests() map[Feature][]wire.Request {
 			{Op: wire.OpRecv, Group: c},
 			{Op: wire.OpExpire, Group: c},
 		},
-		Swap:  {{Op: wire.OpSwap, Key: "k", Value: []byte("v")}},
-		TTL:   {{Op: wire.OpSet, Key: "k", Value: []byte("v"), TTL: time.Second}},
-		Wait:  {{Op: wire.OpWait, Keys: []string{"k"}}},
-		Watch: {{Op: wire.OpChanges}, {Op: wire.OpPing}},
+		Remove: {{Op: wire.OpSwap, Key: "k", Old: []byte("v")}},
+		Swap:   {{Op: wire.OpSwap, Key: "k", Value: []byte("v")}},
+		TTL:    {{Op: wire.OpSet, Key: "k", Value: []byte("v"), TTL: time.Second}},
+		Wait:   {{Op: wire.OpWait, Keys: []string{"k"}}},
+		Watch:  {{Op: wire.OpChanges}, {Op: wire.OpPing}},
 	}
 }
 

@@ -1,0 +1,114 @@
+package main_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// asTorch says what a client of PyTorch says first, and returns what it hears.
+func asTorch(t *testing.T, url string) string {
+	t.Helper()
+	c, err := net.Dial("tcp", strings.TrimPrefix(url, "muster://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(limit))
+	b, err := tcpstore.AppendRequest([]byte(tcpstore.Preface), tcpstore.C, &tcpstore.Request{Op: tcpstore.OpAdd, Key: "/n", N: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	answer := make([]byte, 8)
+	n, _ := io.ReadFull(c, answer)
+	return string(answer[:n])
+}
+
+func TestServeTorch(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	d.write(t, "torch.json", `[{"protocol": "torch", "prefix": "python/", "write": true}]`)
+	d.write(t, "other.json", `[{"protocol": "other", "prefix": "python/"}]`)
+	d.write(t, "two.json", `[{"protocol": "torch", "name": "x"}]`)
+	const yes, no = "\x07\x00\x00\x00\x00\x00\x00\x00", ""
+	for args, want := range map[string]string{
+		"":                         yes,
+		"--torch 2.2":              yes,
+		"--torch 1.9":              yes,
+		"--torch off":              no,
+		"--secret-file DIR/secret": no,
+		"--access DIR/torch.json":  yes,
+	} {
+		_, url := serve(t, strings.Fields(strings.ReplaceAll(args, "DIR", string(d)))...)
+		if got := asTorch(t, url); got != want {
+			t.Errorf("%q: %q, want %q", args, got, want)
+		}
+	}
+	for args, want := range map[string]struct {
+		code   int
+		stderr string
+	}{
+		"--torch 3":                           {2, "--torch 3 is none of 2.2"},
+		"--access DIR/other.json":             {1, `does not speak "other"`},
+		"--access DIR/two.json":               {1, "entry 1 needs a secret_file, a name or a protocol, one of them"},
+		"--torch off --access DIR/torch.json": {1, `does not speak "torch"`},
+	} {
+		run(t, append([]string{"serve", "--listen", "127.0.0.1:0"}, strings.Fields(strings.ReplaceAll(args, "DIR", string(d)))...)...).wants(t, want.code, "", want.stderr)
+	}
+}
+
+// Two agents of torchrun, with two ranks each, meet in a store that we host.
+func TestTorchrun(t *testing.T) {
+	cache, _ := os.UserCacheDir()
+	exe := cmp.Or(os.Getenv("MUSTER_TORCH"), filepath.Join(cache, "muster", "torch", "bin", "python"))
+	if out, err := exec.Command(exe, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))").CombinedOutput(); err != nil {
+		t.Skipf("NOT TESTED with torchrun: no Python with torch at %s; run .ci/python torch, or set MUSTER_TORCH: %v %s", exe, err, out)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	server := exec.CommandContext(ctx, self(t), "serve", "--listen", "127.0.0.1:0")
+	server.Env = append(os.Environ(), role+"="+roleMuster)
+	first, written := io.Pipe()
+	server.Stdout = written
+	running.Go(func() { _ = server.Run(); _ = written.Close() })
+	var url string
+	if _, err := fmt.Fscanln(first, &url); err != nil {
+		t.Fatal(err)
+	}
+	var outs [2][]byte
+	var agents sync.WaitGroup
+	for i := range outs {
+		agents.Go(func() {
+			cmd := exec.CommandContext(ctx, exe, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d",
+				"--rdzv-endpoint="+strings.TrimPrefix(url, "muster://"), "--rdzv-id=job", "--local-addr=127.0.0.1", "testdata/rank.py")
+			cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
+			var err error
+			if outs[i], err = cmd.CombinedOutput(); err != nil {
+				t.Errorf("agent: %v\n%s", err, outs[i])
+			}
+		})
+	}
+	agents.Wait()
+	all := string(outs[0]) + string(outs[1])
+	for rank := range 4 {
+		if line := fmt.Sprintf("rank %d of 4 sum 6.0", rank); !strings.Contains(all, line) {
+			t.Errorf("no %q in:\n%s", line, all)
+		}
+	}
+}

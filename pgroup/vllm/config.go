@@ -1,0 +1,67 @@
+package vllm
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+const (
+	defaultName       = "vllm"
+	defaultTimeout    = 5 * time.Minute // as vLLM's store_timeout
+	defaultExpiration = time.Hour       // as vLLM's data_expiration_seconds
+	lease             = 10 * time.Second
+)
+
+// Config says who this process is and where the group meets.
+type Config struct {
+	Name  string       // in errors; default "vllm"
+	Rank  int          // 0 ≤ Rank < Size
+	Size  int          // ≥ 1: vLLM's world_size
+	Store *store.Store // of this group alone; it stays open when the group is closed
+
+	Timeout time.Duration // of Join, and of a verb whose ctx has no deadline; default 5 min
+	// DataExpiration is how long what this rank sends stays there; default 1 h. A store that has times to live keeps to it by
+	// itself; in others, what is older goes when this rank sends again, as in vLLM.
+	DataExpiration time.Duration
+}
+
+// withDefaults checks c and fills in what it leaves out.
+func (c Config) withDefaults() (Config, error) {
+	switch {
+	case c.Size == 0:
+		return c, invalid("Config.Size is 0: a group of one has Size 1")
+	case c.Size < 0:
+		return c, invalid("Config.Size is %d", c.Size)
+	case c.Rank < 0 || c.Rank >= c.Size:
+		return c, invalid("Config.Rank is %d, with a Config.Size of %d: ranks are 0 to %d", c.Rank, c.Size, c.Size-1)
+	case c.Store == nil:
+		return c, invalid("Config.Store is nil: where do the %d ranks meet?", c.Size)
+	case c.Timeout < 0:
+		return c, invalid("Config.Timeout is %v", c.Timeout)
+	case c.DataExpiration < 0:
+		return c, invalid("Config.DataExpiration is %v", c.DataExpiration)
+	}
+	if c.Name == "" {
+		c.Name = defaultName
+	}
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.DataExpiration == 0 {
+		c.DataExpiration = defaultExpiration
+	}
+	return c, nil
+}
+
+// badArgument is an error that matches pgroup.ErrInvalid, and says no more than it is told to.
+type badArgument string
+
+func (e badArgument) Error() string        { return string(e) }
+func (e badArgument) Is(target error) bool { return target == pgroup.ErrInvalid }
+
+func invalid(format string, args ...any) error {
+	return badArgument("vllm: " + fmt.Sprintf(format, args...))
+}

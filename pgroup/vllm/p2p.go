@@ -1,0 +1,183 @@
+package vllm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/wire"
+	"github.com/muster-pg/muster/wire/pickle"
+)
+
+// inbox is what this rank has received. Keys do not name senders, so it has one.
+type inbox struct {
+	sync.Mutex        // held for the whole of a receive
+	from       int    // if n > 0
+	n          uint64 // how many
+}
+
+// outbox is what this rank has sent to another.
+type outbox struct {
+	sync.Mutex // held for the whole of a send
+	claimed    bool
+	n          uint64 // how many
+}
+
+// SendObj sends v to dst, and returns when the store has it. Messages arrive in the order of their sending. If another rank has
+// sent to dst the error is pgroup.ErrConflict, and dst gets what that one sent: see the package's comment.
+func SendObj(ctx context.Context, g *Group, dst int, v any) error {
+	return g.send(ctx, dst, object, v)
+}
+
+// RecvObj returns the next object that src has sent to this rank. If it does not fit into a T the error is pgroup.ErrMismatch,
+// and the object stays for a RecvObj of another type; RecvObj[any] takes whatever is a plain value. One that is none, because
+// it would import or call something, is pickle.ErrRefused with its name, and passed over; so is one that has expired,
+// pgroup.ErrExpired. To receive from another rank than the one that sends to this one is pgroup.ErrConflict.
+func RecvObj[T any](ctx context.Context, g *Group, src int) (T, error) {
+	var v, none T
+	if err := g.recv(ctx, src, object, &v); err != nil {
+		return none, err
+	}
+	return v, nil
+}
+
+// Send sends a tensor to dst, as SendObj does. dst receives it with Recv, or vLLM's recv.
+func (g *Group) Send(ctx context.Context, dst int, t *tensor.Tensor) error {
+	return g.send(ctx, dst, array, t)
+}
+
+// Recv returns the next tensor that src has sent to this rank with Send, or vLLM's send. Objects and tensors are counted
+// together: they are received in the order in which they were sent, each with its verb.
+func (g *Group) Recv(ctx context.Context, src int) (*tensor.Tensor, error) {
+	var t *tensor.Tensor
+	if err := g.recv(ctx, src, array, &t); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func (g *Group) send(ctx context.Context, dst int, m medium, v any) error {
+	c := &call{Group: g, op: "send to " + strconv.Itoa(dst)}
+	if err := c.check(dst); err != nil {
+		return err
+	}
+	b, err := c.encode(m, v)
+	if err != nil {
+		return err
+	}
+	box := &g.out[dst]
+	return c.alone(ctx, &box.Mutex, func(ctx context.Context) error {
+		c.seq = box.n + 1
+		if err := c.claim(ctx, box, dst); err != nil {
+			return err
+		}
+		if err := g.put(ctx, m.sent(dst, box.n), b); err != nil {
+			return c.fault(err)
+		}
+		box.n++
+		tell := fmt.Sprintf("%d %d", g.cfg.Rank, box.n)
+		if err := g.store.Set(ctx, note(sent, dst), []byte(tell), nil); err != nil {
+			return c.fault(err)
+		}
+		return nil
+	})
+}
+
+// encode is v as a pickle.
+func (c *call) encode(m medium, v any) ([]byte, error) {
+	if t, ok := v.(*tensor.Tensor); ok && m == array {
+		if err := t.Check(); err != nil {
+			return nil, c.invalid("%v", err)
+		}
+	}
+	b, err := pickle.Append(nil, v)
+	if err != nil {
+		return nil, c.invalid("%v", err)
+	}
+	return b, nil
+}
+
+// claim makes this rank the one that sends to dst, before its first message.
+func (c *call) claim(ctx context.Context, box *outbox, dst int) error {
+	if box.claimed {
+		return nil
+	}
+	mine := strconv.Itoa(c.cfg.Rank)
+	tells, err := c.store.Get(ctx, note(sent, dst))
+	if errors.Is(err, store.ErrNotFound) {
+		for _, m := range []medium{object, array} {
+			if c.has(ctx, m.sent(dst, 0)) {
+				return c.second(fmt.Sprintf("a rank of Python sends to rank %d: there is a key %q", dst, m.sent(dst, 0)), nil)
+			}
+		}
+		tells, err = c.store.Swap(ctx, note(sent, dst), nil, []byte(mine+" 0"))
+	}
+	if err != nil && !errors.Is(err, store.ErrConflict) {
+		return c.fault(err)
+	}
+	if who, _, _ := strings.Cut(string(tells), " "); who != mine { // if it is, that was this call before its answer was lost
+		return c.second(fmt.Sprintf("rank %s sends to rank %d", who, dst), err)
+	}
+	box.claimed = true
+	return nil
+}
+
+// second is the error of a second sender, or of a second source.
+func (c *call) second(why string, err error) error {
+	const hint = ", and vLLM's keys do not name the sender: one of two messages would be lost, or taken for the other; broadcast instead"
+	return c.rankError(&wire.Verdict{Code: wire.CodeConflict, By: -1, Reason: why + hint}, err)
+}
+
+func (g *Group) recv(ctx context.Context, src int, m medium, v any) error {
+	c := &call{Group: g, op: "recv from " + strconv.Itoa(src)}
+	if err := c.check(src); err != nil {
+		return err
+	}
+	in := &g.in
+	return c.alone(ctx, &in.Mutex, func(ctx context.Context) error {
+		c.seq = in.n + 1
+		if in.n > 0 && in.from != src {
+			return c.second(fmt.Sprintf("rank %d has sent to this rank", in.from), nil)
+		}
+		err := c.take(ctx, need{key: m.sent(g.cfg.Rank, in.n), from: src, n: in.n, m: m, sent: true}, v)
+		if passes(err) && in.n == 0 {
+			if wrong := c.checkSender(ctx, src); wrong != nil {
+				return wrong
+			}
+		}
+		if passes(err) {
+			in.from = src
+			in.n++
+		}
+		return err
+	})
+}
+
+// checkSender asks, with the first message, whether it is src's. Ranks of Python do not tell.
+func (c *call) checkSender(ctx context.Context, src int) error {
+	tells, err := c.store.Get(ctx, note(sent, c.cfg.Rank))
+	if errors.Is(err, store.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return c.fault(err)
+	}
+	if who, _, _ := strings.Cut(string(tells), " "); who != strconv.Itoa(src) {
+		return c.second(fmt.Sprintf("rank %s sends to this rank", who), nil)
+	}
+	return nil
+}
+
+// take makes *v of what n is for, when it comes.
+func (c *call) take(ctx context.Context, n need, v any) error {
+	values, err := c.await(ctx, []need{n})
+	if err != nil {
+		return err
+	}
+	return c.parse(values[0], n.from, v)
+}

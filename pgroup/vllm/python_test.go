@@ -1,0 +1,248 @@
+package vllm_test
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/pgroup/vllm"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/torchstore"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// python is one that has torch, and a class of vLLM's kind.
+type python struct {
+	name  string
+	exe   string
+	from  string // how to get it
+	class string // "standin" or "vllm": see testdata/peer.py
+	g     tcpstore.Generation
+}
+
+// pythons are Debian's, the one that .ci/python makes, and the same with vLLM itself.
+func pythons() []python {
+	cache, _ := os.UserCacheDir()
+	current := cmp.Or(os.Getenv("MUSTER_TORCH"), filepath.Join(cache, "muster", "torch", "bin", "python"))
+	const get = "run .ci/python torch, or set MUSTER_TORCH"
+	return []python{
+		{"Debian", "/usr/bin/python3", "apt-get install python3-torch", "standin", tcpstore.A},
+		{"current", current, get, "standin", tcpstore.C},
+		{"vLLM", current, get + ", and PYTHONPATH to where vllm is", "vllm", tcpstore.C},
+	}
+}
+
+// everyPython runs a case with each of them.
+func everyPython(t *testing.T, body func(t *testing.T, p python)) {
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			needs := []string{"torch", "numpy"}
+			if p.class == "vllm" {
+				needs = append(needs, "vllm")
+			}
+			script := fmt.Sprintf("import importlib.util as u, sys; sys.exit(not all(u.find_spec(m) for m in %q.split()))", strings.Join(needs, " "))
+			if out, err := exec.CommandContext(t.Context(), p.exe, "-c", script).CombinedOutput(); err != nil {
+				t.Skipf("NOT TESTED with %s: %s does not have all of %v; %s: %v %s", p.name, p.exe, needs, p.from, err, out)
+			}
+			body(t, p)
+		})
+	}
+}
+
+// peer is a process of Python that does what it is told.
+type peer struct {
+	in      io.Writer
+	answers *bufio.Scanner
+	stderr  *bytes.Buffer
+	kill    func() // kill -9
+}
+
+// start starts n peers, which takes some seconds in which they load torch.
+func (p python) start(t *testing.T, n int) []*peer {
+	t.Helper()
+	peers := make([]*peer, n)
+	for i := range peers {
+		cmd := exec.CommandContext(within(t, 2*time.Minute), p.exe, "testdata/peer.py", p.class)
+		cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
+		cmd.WaitDelay = 10 * time.Second
+		in, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		stderr := new(bytes.Buffer)
+		cmd.Stderr = stderr
+		require.NoError(t, cmd.Start())
+		kill := sync.OnceFunc(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		t.Cleanup(kill)
+		peers[i] = &peer{in, bufio.NewScanner(out), stderr, kill}
+	}
+	for _, peer := range peers {
+		require.True(t, peer.answers.Scan(), "%s", peer.stderr)
+	}
+	t.Logf("torch %s", peers[0].answers.Text())
+	return peers
+}
+
+// do has the peer do something, and returns what that is, as repr gives it.
+func (p *peer) do(expression string) (string, error) {
+	line, err := json.Marshal(expression)
+	if err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintf(p.in, "%s\n", line); err != nil {
+		return "", err
+	}
+	if !p.answers.Scan() {
+		return "", fmt.Errorf("no answer: %s", p.stderr)
+	}
+	var answer struct{ Value, Error string }
+	if err := json.Unmarshal(p.answers.Bytes(), &answer); err != nil {
+		return "", err
+	}
+	if answer.Error != "" {
+		return "", errors.New(answer.Error)
+	}
+	return answer.Value, nil
+}
+
+// mixed is a group of ranks of Go and of Python.
+type mixed struct {
+	ctx   context.Context
+	ranks []*vllm.Group // nil for those of Python
+	peers []*peer       // nil for those of Go
+}
+
+// place is where a mixed group of 4 meets.
+type place struct {
+	addr  string
+	ofGo  []int
+	reach func(rank int) *store.Store // for a rank of Go
+}
+
+// hosts say who hosts: the other ranks are two of Go and two of Python.
+var hosts = map[string]func(t *testing.T, p python) place{
+	"rank 0 of Go":     hostedByGo,
+	"rank 0 of Python": hostedByPython,
+}
+
+func hostedByGo(t *testing.T, p python) place {
+	l := listen(t, "127.0.0.1:0")
+	engine := new(store.Memory)
+	protocol := &torchstore.Protocol{Ranks: []string{"broadcast_from/{rank}/*"}}
+	if p.g != tcpstore.C {
+		protocol.Older = p.g
+	}
+	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{protocol}}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		assert.ErrorIs(t, <-done, store.ErrServerClosed)
+		_ = engine.Close()
+	})
+	at := map[int]*store.Store{0: store.New(engine), 2: dial(t, l)}
+	return place{l.Addr().String(), []int{0, 2}, func(rank int) *store.Store { return at[rank] }}
+}
+
+// hostedByPython has the port probed, closed and bound again, as is the way of those who use vLLM.
+func hostedByPython(t *testing.T, p python) place {
+	l := listen(t, "127.0.0.1:0")
+	addr := l.Addr().String()
+	require.NoError(t, l.Close())
+	var mu sync.Mutex
+	at := map[int]*store.Store{}
+	return place{addr, []int{1, 2}, func(rank int) *store.Store {
+		mu.Lock()
+		defer mu.Unlock()
+		if at[rank] == nil {
+			c, err := torchstore.Dial(within(t, time.Minute), addr, &torchstore.Options{Generation: p.g})
+			if err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+				return nil
+			}
+			at[rank] = store.New(c)
+			t.Cleanup(func() { _ = c.Close() })
+		}
+		return at[rank]
+	}}
+}
+
+// world is how a mixed group differs from others.
+type world struct {
+	name       string        // by which its peers know it; default "it"
+	size       int           // default 4
+	expiration time.Duration // default 1 h
+	patience   time.Duration // of its peers; default 1 min
+}
+
+// mix makes a mixed group. Its peers are used again and again: they know it as g['it'].
+func mix(t *testing.T, at place, peers []*peer, w world) *mixed {
+	t.Helper()
+	w = world{cmp.Or(w.name, "it"), cmp.Or(w.size, 4), cmp.Or(w.expiration, time.Hour), cmp.Or(w.patience, time.Minute)}
+	m := &mixed{ctx: within(t, time.Minute), ranks: make([]*vllm.Group, w.size), peers: make([]*peer, w.size)}
+	ip, port, err := net.SplitHostPort(at.addr)
+	require.NoError(t, err)
+	free := slices.Clone(peers)
+	for rank := range w.size {
+		if !slices.Contains(at.ofGo, rank) {
+			m.peers[rank], free = free[0], free[1:]
+		}
+	}
+	together(w.size, func(rank int) {
+		if p := m.peers[rank]; p != nil {
+			_, err := p.do(fmt.Sprintf("g.update(%s=create(%q, %s, %d, %d, %v, %v))", w.name, ip, port, rank, w.size, w.expiration.Seconds(), w.patience.Seconds()))
+			check(t, err, true, nil)
+			return
+		}
+		var err error
+		m.ranks[rank], err = vllm.Join(m.ctx, vllm.Config{Rank: rank, Size: w.size, Store: at.reach(rank), DataExpiration: w.expiration})
+		check(t, err, true, nil)
+	})
+	for _, g := range m.ranks {
+		if g != nil {
+			t.Cleanup(func() { _ = g.Close() })
+		}
+	}
+	require.False(t, t.Failed())
+	return m
+}
+
+// step has every rank do its part at once: those of Python an expression that has to give want, in the words of repr, with RANK for the rank.
+func (m *mixed) step(t *testing.T, expression, want string, part func(g *vllm.Group) (ok bool, got any, err error)) {
+	t.Helper()
+	together(len(m.ranks), func(rank int) {
+		if g := m.ranks[rank]; g != nil {
+			ok, got, err := part(g)
+			if err != nil || !ok {
+				t.Errorf("rank %d, of Go: got %#v, %v", rank, got, err)
+			}
+			return
+		}
+		own := strings.NewReplacer("RANK", fmt.Sprint(rank))
+		got, err := m.peers[rank].do(own.Replace(expression))
+		if err != nil || got != own.Replace(want) {
+			t.Errorf("rank %d, of Python: %s: got %s, %v, want %s", rank, own.Replace(expression), got, err, own.Replace(want))
+		}
+	})
+	require.False(t, t.Failed())
+}

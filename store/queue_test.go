@@ -1,0 +1,111 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+)
+
+func ExampleStore_Push() {
+	ctx := context.Background()
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	_ = s.Push(ctx, "work", []byte("first"))
+	_ = s.Push(ctx, "work", []byte("second"))
+	n, _ := s.QueueLen(ctx, "work")
+	v, _ := s.Pop(ctx, "work")
+	fmt.Printf("%d, and the first is %q\n", n, v)
+	// Output: 2, and the first is "first"
+}
+
+func ExampleStore_TryPop() {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	_, n, err := s.TryPop(context.Background(), "work")
+	fmt.Println(n, err)
+	// Output: 0 <nil>
+}
+
+func ExampleStore_Keys() {
+	ctx := context.Background()
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	for _, k := range []string{"b/1", "a/2", "a/1"} {
+		_ = s.Set(ctx, k, []byte("large"), nil)
+	}
+	for k, err := range s.Keys(ctx, "a/") {
+		fmt.Println(k, err)
+	}
+	// Output:
+	// a/1 <nil>
+	// a/2 <nil>
+}
+
+// What several push, several pop: each value once, and those of one in their order.
+func TestQueue(t *testing.T) {
+	const pushers, poppers, each = 4, 3, 60
+	s := serve(t, &store.Server{}, tcp)
+	ctx := bounded(t)
+	got := make(chan string, pushers*each)
+	var all sync.WaitGroup
+	for i := range pushers {
+		c := s.client(t)
+		all.Go(func() {
+			for k := range each {
+				assert.NoError(t, c.Push(ctx, "q", fmt.Appendf(nil, "%d %d", i, k)))
+			}
+		})
+	}
+	for range poppers {
+		c := s.client(t)
+		all.Go(func() {
+			for range pushers * each / poppers {
+				v, err := c.Pop(ctx, "q")
+				assert.NoError(t, err)
+				got <- string(v)
+			}
+		})
+	}
+	all.Wait()
+	close(got)
+	seen := map[string]bool{}
+	for v := range got {
+		seen[v] = true
+	}
+	require.Len(t, seen, pushers*each)
+	for k, err := range s.client(t).Keys(ctx, "") {
+		require.NoError(t, err)
+		t.Errorf("%q is left", k)
+	}
+}
+
+func TestQueueIsFIFO(t *testing.T) {
+	m := new(store.Memory)
+	defer m.Close()
+	s, ctx := store.New(m), bounded(t)
+	require.NoError(t, s.Set(ctx, "q", []byte("a key is no queue"), nil))
+	for round := range 3 {
+		for i := range 20 {
+			require.NoError(t, s.Push(ctx, "q", fmt.Appendf(nil, "%d", i)))
+		}
+		for i := range 20 {
+			v, n, err := s.TryPop(ctx, "q")
+			require.NoError(t, err)
+			require.Equal(t, fmt.Sprint(i), string(v), "round %d", round)
+			require.Equal(t, 20-i, n)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
+	_, err := s.Pop(ctx, "q")
+	require.ErrorIs(t, err, context.Canceled)
+	v, err := s.Get(bounded(t), "q")
+	require.NoError(t, err)
+	require.Equal(t, "a key is no queue", string(v))
+}

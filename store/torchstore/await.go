@@ -1,0 +1,147 @@
+package torchstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// wait returns the values of keys once all are there.
+func (c *Client) wait(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	limited := ctx
+	if req.Timeout > 0 {
+		var cancel context.CancelFunc
+		limited, cancel = context.WithTimeout(ctx, req.Timeout)
+		defer cancel()
+	}
+	for rep.Values = nil; len(rep.Values) < len(req.Keys); {
+		err := c.await(limited, sent(req.Keys...))
+		if err == nil {
+			rep.Values, err = c.values(limited, req.Keys)
+		}
+		switch {
+		case err == nil:
+		case limited.Err() == nil:
+			return err
+		case errors.Is(limited.Err(), context.DeadlineExceeded):
+			return c.missing(ctx, req.Keys, rep)
+		default:
+			return limited.Err()
+		}
+	}
+	return nil
+}
+
+// await waits until all keys have been there: on a connection, and by looking now and then, since some servers do not tell those who wait
+// of a COMPARE_SET. If too many wait already it only looks, and more often.
+func (c *Client) await(ctx context.Context, sent []string) error {
+	blocking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	told := make(chan error, 1)
+	go func() { told <- c.block(blocking, sent) }()
+	pause, most := lookFirst, lookMost
+	for {
+		select {
+		case err := <-told:
+			if !errors.Is(err, errNoSlot) {
+				return err
+			}
+			pause, most = pollFirst, pollMost
+		case <-time.After(pause):
+			pause = min(2*pause, most)
+			replies, err := c.ask(ctx, checkOf(sent...))
+			if err != nil || replies[0].N == tcpstore.Ready {
+				return err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// How often those look who wait on a connection, and those who have none.
+const (
+	lookFirst, lookMost = 100 * time.Millisecond, time.Second
+	pollFirst, pollMost = 2 * time.Millisecond, 100 * time.Millisecond
+)
+
+// block waits on a connection.
+func (c *Client) block(ctx context.Context, sent []string) error {
+	for r := c.retry(); ; {
+		began := time.Now()
+		_, err := c.send(ctx, c.waits, tcpstore.Request{Op: tcpstore.OpWait, Keys: sent})
+		if time.Since(began) > c.o.Mend {
+			r = c.retry()
+		}
+		if !isBroken(err) || !r.again(ctx) {
+			return c.told(err)
+		}
+	}
+}
+
+// values are those of keys; none if one of them is gone again. Some servers end the connection for a key that is missing.
+func (c *Client) values(ctx context.Context, keys []string) (values [][]byte, err error) {
+	if !c.o.Generation.Has(tcpstore.OpMultiGet) {
+		return c.valuesOneByOne(ctx, keys)
+	}
+	k := sent(keys...)
+	replies, err := c.ask(ctx, checkOf(k...))
+	if err != nil || replies[0].N != tcpstore.Ready {
+		return nil, err
+	}
+	replies, err = c.send(ctx, c.calls, tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: k}, checkOf(k...))
+	if isBroken(err) {
+		return nil, nil
+	}
+	if err != nil || replies[1].N != tcpstore.Ready {
+		return nil, err
+	}
+	for _, v := range replies[0].Values {
+		values = append(values, present(v))
+	}
+	return values, nil
+}
+
+func (c *Client) valuesOneByOne(ctx context.Context, keys []string) (values [][]byte, err error) {
+	for _, k := range keys {
+		v, there, err := c.value(ctx, k)
+		if err != nil || !there {
+			return nil, err
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
+
+// mostMissing is how many missing keys an error names.
+const mostMissing = 100
+
+// missing answers a wait whose time is over with the keys that are missing.
+func (c *Client) missing(ctx context.Context, keys []string, rep *wire.Reply) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
+	defer cancel()
+	rep.Code, rep.Values = wire.CodeTimeout, nil
+	seen := map[string]bool{}
+	var reqs []tcpstore.Request
+	var asked []string
+	for _, k := range keys {
+		if !seen[k] && len(asked) < mostMissing {
+			seen[k] = true
+			asked, reqs = append(asked, k), append(reqs, checkOf(sent(k)...))
+		}
+	}
+	replies, err := c.ask(ctx, reqs...)
+	if err != nil {
+		return context.DeadlineExceeded
+	}
+	for i, k := range asked {
+		if replies[i].N != tcpstore.Ready {
+			rep.Keys = append(rep.Keys, k)
+		}
+	}
+	return nil
+}

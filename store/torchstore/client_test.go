@@ -1,0 +1,181 @@
+package torchstore_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/storetest"
+	"github.com/muster-pg/muster/store/torchstore"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// never is what no TCPStore can do.
+var never = []storetest.Feature{
+	storetest.Collect, storetest.Streams, storetest.TTL, storetest.Reads, storetest.Leases, storetest.Watch, storetest.Compaction, storetest.Remove, storetest.Checked,
+}
+
+func dial(t *testing.T, addr string, o *torchstore.Options) *torchstore.Client {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := torchstore.Dial(ctx, addr, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Our client over our server, each generation.
+func TestClientOfOurServer(t *testing.T) {
+	for _, g := range []tcpstore.Generation{tcpstore.A, tcpstore.B, tcpstore.C} {
+		t.Run(g.String(), func(t *testing.T) {
+			without := never
+			var only []string
+			switch g {
+			case tcpstore.A:
+				without = append(without[:len(without):len(without)], storetest.Append, storetest.List)
+			case tcpstore.B:
+				without = append(without[:len(without):len(without)], storetest.List)
+			default: // all but Lists: its keys with a zero byte are not for Python
+				only = []string{"Keys", "Counters", "Swap", "Lifetimes", "Wait", "Limits", "Many", "Close"}
+			}
+			storetest.Run(t, func(t *testing.T) func() store.Engine {
+				older := g
+				if g == tcpstore.C {
+					older = 0
+				}
+				s := serve(t, &torchstore.Protocol{Older: older}, nil)
+				return func() store.Engine { return dial(t, s.addr, &torchstore.Options{Generation: g}) }
+			}, &storetest.Options{Without: without, Only: only, Key: 8<<10 - 1, Value: 8 << 20})
+		})
+	}
+}
+
+// host is a Python process that hosts TCPStores.
+type host struct {
+	python
+	mu  sync.Mutex
+	in  io.Writer
+	out *bufio.Scanner
+}
+
+func (p python) host(t *testing.T) *host {
+	t.Helper()
+	cmd := p.command(context.Background(), t, "host.py") // which ends after what is hosted
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	cmd.Stderr = t.Output()
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait() })
+	h := &host{python: p, in: in, out: bufio.NewScanner(out)}
+	require.True(t, h.out.Scan())
+	t.Log(h.out.Text())
+	return h
+}
+
+// do has it evaluate an expression, and returns what it says.
+func (h *host) do(t *testing.T, format string, args ...any) string {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, err := fmt.Fprintf(h.in, format+"\n", args...)
+	require.NoError(t, err)
+	require.True(t, h.out.Scan())
+	require.NotContains(t, h.out.Text(), "error ")
+	return h.out.Text()
+}
+
+// server makes a TCPStore that ends with the test, and returns its address.
+func (h *host) server(t *testing.T, args string) (port, addr string) {
+	t.Helper()
+	port = h.do(t, "new(%s)", args)
+	t.Cleanup(func() { h.do(t, "stores.pop(%s, None) and None", port) })
+	return port, "127.0.0.1:" + port
+}
+
+// hosts runs a test with each server that there is: the one before 2.4, and the one since.
+func hosts(t *testing.T, run func(t *testing.T, h *host, args string)) {
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			h := p.host(t)
+			if p.g == tcpstore.A {
+				run(t, h, "")
+				return
+			}
+			for name, args := range map[string]string{"libuv": "", "without libuv": "use_libuv=False"} {
+				t.Run(name, func(t *testing.T) { run(t, h, args) })
+			}
+		})
+	}
+}
+
+// Our client over PyTorch's own server.
+func TestClientOfPythonsServer(t *testing.T) {
+	hosts(t, func(t *testing.T, h *host, args string) {
+		without := never
+		if h.g == tcpstore.A {
+			without = append(without[:len(without):len(without)], storetest.Append, storetest.List)
+		}
+		storetest.Run(t, func(t *testing.T) func() store.Engine {
+			_, addr := h.server(t, args)
+			return func() store.Engine { return dial(t, addr, &torchstore.Options{Generation: h.g}) }
+		}, &storetest.Options{Without: without, Key: 8<<10 - 1, Value: 8 << 20})
+	})
+}
+
+func TestPythonSeesWhatGoDoes(t *testing.T) {
+	hosts(t, func(t *testing.T, h *host, args string) {
+		port, addr := h.server(t, args)
+		s := store.New(dial(t, addr, &torchstore.Options{Generation: h.g}))
+		ctx := t.Context()
+		require.NoError(t, s.Set(ctx, "from Go", []byte("1"), nil))
+		require.Equal(t, "b'1'", h.do(t, "stores[%s].get('from Go')", port))
+		require.Equal(t, "None", h.do(t, "stores[%s].set('from Python', '2')", port))
+		v, err := s.Wait(ctx, "from Python")
+		require.NoError(t, err)
+		require.Equal(t, "2", string(v[0]))
+		require.Equal(t, "5", h.do(t, "stores[%s].add('n', 5)", port))
+		n, err := s.Add(ctx, "n", -7)
+		require.NoError(t, err)
+		require.EqualValues(t, -2, n)
+		now, err := s.Swap(ctx, "from Python", []byte("2"), []byte("3"))
+		require.NoError(t, err)
+		require.Equal(t, "3", string(now))
+		require.Equal(t, "b'4'", h.do(t, "stores[%s].compare_set('from Python', '3', '4')", port))
+		require.Equal(t, "True", h.do(t, "stores[%s].delete_key('from Python')", port))
+		_, err = s.Get(ctx, "from Python")
+		require.ErrorIs(t, err, store.ErrNotFound)
+		require.Equal(t, "None", h.do(t, "dist.PrefixStore('p', stores[%s]).set('k', 'v')", port))
+		v, err = store.Prefix(s, "p/").Wait(ctx, "k")
+		require.NoError(t, err)
+		require.Equal(t, "v", string(v[0]))
+	})
+}
+
+// A host that waits for its world counts us, if we say so; and says how many have come.
+func TestJoinTheWorldOfAHost(t *testing.T) {
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			h := p.host(t)
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			addr := l.Addr().String()
+			require.NoError(t, l.Close())
+			_, port, _ := strings.Cut(addr, ":")
+			var joining sync.WaitGroup
+			defer joining.Wait()
+			joining.Go(func() { dial(t, addr, &torchstore.Options{Generation: h.g, Join: true}) }) // which retries until somebody listens
+			require.Equal(t, port, h.do(t, "dist.TCPStore('127.0.0.1', %s, 2, True, timedelta(seconds=30)).port", port))
+		})
+	}
+}

@@ -1,0 +1,70 @@
+package torchstore_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/torchstore"
+)
+
+// A store that Python finds at its port: torch.distributed.TCPStore(host, port, is_master=False).
+func ExampleProtocol() {
+	engine := new(store.Memory)
+	defer engine.Close()
+	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{&torchstore.Protocol{}}}
+	defer srv.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	go srv.Serve(l)
+
+	// What Python would do is done by our own client here.
+	ctx := context.Background()
+	c, err := torchstore.Dial(ctx, l.Addr().String(), nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	python := store.New(c)
+	defer python.Close()
+	if err := python.Set(ctx, "model", []byte("llama"), nil); err != nil {
+		log.Fatal(err)
+	}
+	v, err := store.New(engine).Wait(ctx, "model")
+	fmt.Printf("%s %v\n", v, err)
+	// Output: [llama] <nil>
+}
+
+// A store that a Python process hosts, by its URL.
+func ExampleOpen() {
+	schemes := store.Builtin()
+	schemes["tcp"] = torchstore.Open
+	_, err := schemes.Open(context.Background(), "tcp://10.0.0.1:29500?torch=1.8")
+	fmt.Println(err)
+	// Output: store: open "tcp://10.0.0.1:29500?torch=1.8": invalid request: torch=1.8: it is no version from 1.9 on
+}
+
+func ExampleDial() {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	srv := &store.Server{Engine: new(store.Memory), Protocols: []store.Protocol{&torchstore.Protocol{}}}
+	go srv.Serve(l)
+	defer srv.Close()
+	defer srv.Engine.Close()
+
+	ctx := context.Background()
+	c, err := torchstore.Dial(ctx, l.Addr().String(), &torchstore.Options{Join: true}) // one of those that the host waits for
+	if err != nil {
+		log.Fatal(err)
+	}
+	s := store.New(c)
+	defer s.Close()
+	n, err := s.Add(ctx, "arrived", 1)
+	fmt.Println(n, err)
+	// Output: 1 <nil>
+}

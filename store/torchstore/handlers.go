@@ -1,0 +1,248 @@
+package torchstore
+
+import (
+	"context"
+	"errors"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// handler carries out a request. What it does not clone of req is good until it returns. An error ends the connection: the protocol
+// has no other way to say no.
+type handler func(p *peer, ctx context.Context, req *tcpstore.Request) error
+
+var handlers = [...]handler{
+	tcpstore.OpValidate:   (*peer).validate,
+	tcpstore.OpSet:        (*peer).set,
+	tcpstore.OpCompareSet: (*peer).compareSet,
+	tcpstore.OpGet:        (*peer).get,
+	tcpstore.OpAdd:        (*peer).add,
+	tcpstore.OpCheck:      (*peer).check,
+	tcpstore.OpWait:       (*peer).wait,
+	tcpstore.OpGetNumKeys: (*peer).numKeys,
+	tcpstore.OpDeleteKey:  (*peer).deleteKey,
+	tcpstore.OpAppend:     (*peer).append,
+	tcpstore.OpMultiGet:   (*peer).multiGet,
+	tcpstore.OpMultiSet:   (*peer).multiSet,
+	tcpstore.OpCancelWait: (*peer).cancelWait,
+	tcpstore.OpPing:       (*peer).ping,
+	tcpstore.OpQueuePush:  (*peer).queuePush,
+	tcpstore.OpQueuePop:   (*peer).queuePop,
+	tcpstore.OpQueueLen:   (*peer).queueLen,
+	tcpstore.OpListKeys:   (*peer).listKeys,
+	tcpstore.OpBarrier:    (*peer).barrier,
+	tcpstore.OpWatchKey:   (*peer).watchKey,
+}
+
+func (p *peer) validate(context.Context, *tcpstore.Request) error { return nil }
+
+func (p *peer) ping(_ context.Context, req *tcpstore.Request) error {
+	return p.answer(req.Op, tcpstore.Reply{N: req.N})
+}
+
+func (p *peer) set(ctx context.Context, req *tcpstore.Request) error {
+	return p.put(ctx, req.Key, req.Value)
+}
+
+func (p *peer) put(ctx context.Context, key string, value []byte) error {
+	return p.change(ctx, &wire.Request{Op: wire.OpSet, Key: key, Value: present(value)}, new(wire.Reply))
+}
+
+// change changes an entry, by its key as it was sent.
+func (p *peer) change(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	req.TTL = p.protocol.ttl(req.Key)
+	req.Key = keyOf(req.Key)
+	p.own(req.Key)
+	return p.store.Do(ctx, req, rep)
+}
+
+// multiSet sets one after the other.
+func (p *peer) multiSet(ctx context.Context, req *tcpstore.Request) error {
+	for i, k := range req.Keys {
+		if err := p.put(ctx, k, req.Values[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareSet answers with what is there now. That nothing was there, where something was expected, is told by what was expected.
+func (p *peer) compareSet(ctx context.Context, req *tcpstore.Request) error {
+	old := req.Old
+	if len(old) == 0 {
+		old = nil // empty is absent,
+	}
+	for {
+		var rep wire.Reply
+		err := p.change(ctx, &wire.Request{Op: wire.OpSwap, Key: req.Key, Old: old, Value: present(req.Value)}, &rep)
+		now := rep.Value
+		switch {
+		case err == nil:
+			now = req.Value
+		case !errors.Is(err, store.ErrConflict):
+			return err
+		case now == nil && len(req.Old) == 0: // and was there a moment ago
+			old = nil
+			continue
+		case now == nil:
+			now = req.Old
+		case old == nil && len(now) == 0: // or empty
+			old = now
+			continue
+		}
+		return p.answer(req.Op, tcpstore.Reply{Value: now})
+	}
+}
+
+// present is v, but never nil, which would be "absent".
+func present(v []byte) []byte {
+	if v == nil {
+		return []byte{}
+	}
+	return v
+}
+
+func (p *peer) get(ctx context.Context, req *tcpstore.Request) error {
+	return p.value(ctx, req.Key)
+}
+
+// multiGet answers with one value after the other, so that they need not be held together.
+func (p *peer) multiGet(ctx context.Context, req *tcpstore.Request) error {
+	for _, k := range req.Keys {
+		if err := p.value(ctx, k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// value answers with the value of a key; one that is missing is empty.
+func (p *peer) value(ctx context.Context, key string) error {
+	v, err := p.store.Get(ctx, keyOf(key))
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return err
+	}
+	return p.answer(tcpstore.OpGet, tcpstore.Reply{Value: v})
+}
+
+func (p *peer) add(ctx context.Context, req *tcpstore.Request) error {
+	var rep wire.Reply
+	if err := p.change(ctx, &wire.Request{Op: wire.OpAdd, Key: req.Key, Delta: req.N}, &rep); err != nil {
+		return err
+	}
+	return p.answer(req.Op, tcpstore.Reply{N: rep.N})
+}
+
+func (p *peer) append(ctx context.Context, req *tcpstore.Request) error {
+	return p.change(ctx, &wire.Request{Op: wire.OpAppend, Key: req.Key, Value: present(req.Value)}, new(wire.Reply))
+}
+
+func (p *peer) deleteKey(ctx context.Context, req *tcpstore.Request) error {
+	n, err := p.store.Delete(ctx, keyOf(req.Key))
+	if err != nil {
+		return err
+	}
+	return p.answer(req.Op, tcpstore.Reply{N: int64(n)})
+}
+
+func (p *peer) check(ctx context.Context, req *tcpstore.Request) error {
+	all, err := p.all(ctx, req.Keys)
+	if err != nil {
+		return err
+	}
+	rep := tcpstore.Reply{N: tcpstore.NotReady}
+	if all {
+		rep.N = tcpstore.Ready
+	}
+	return p.answer(req.Op, rep)
+}
+
+// all reports whether all keys exist.
+func (p *peer) all(ctx context.Context, keys []string) (bool, error) {
+	for _, k := range keys {
+		if is, err := p.exists(ctx, keyOf(k)); !is || err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// exists reports whether there is a key, or a queue with something in it.
+func (p *peer) exists(ctx context.Context, key string) (bool, error) {
+	is, err := p.isThere(ctx, key)
+	if is || err != nil {
+		return is, err
+	}
+	is, err = p.isThere(ctx, store.QueueKey(key))
+	if errors.Is(err, store.ErrTooLarge) { // there can be no queue of this name
+		return false, nil
+	}
+	return is, err
+}
+
+func (p *peer) isThere(ctx context.Context, key string) (bool, error) {
+	return there(p.store.Do(ctx, &wire.Request{Op: wire.OpGet, Key: key}, new(wire.Reply)))
+}
+
+// there is what the error of a read says of a key.
+func there(err error) (bool, error) {
+	e, ok := errors.AsType[*store.Error](err)
+	switch {
+	case err == nil, ok && e.Code == wire.CodeCounted:
+		return true, nil
+	case errors.Is(err, store.ErrNotFound):
+		return false, nil
+	}
+	return false, err
+}
+
+func (p *peer) numKeys(ctx context.Context, req *tcpstore.Request) error {
+	keys, err := p.keys(ctx)
+	if err != nil {
+		return err
+	}
+	return p.answer(req.Op, tcpstore.Reply{N: int64(len(keys))})
+}
+
+func (p *peer) listKeys(ctx context.Context, req *tcpstore.Request) error {
+	keys, err := p.keys(ctx)
+	if err != nil {
+		return err
+	}
+	return p.answer(req.Op, tcpstore.Reply{Keys: keys})
+}
+
+// keys are those that Python is shown.
+func (p *peer) keys(ctx context.Context) (keys []string, err error) {
+	for k, err := range p.store.Keys(ctx, "") {
+		if err != nil {
+			return nil, err
+		}
+		if sent, ok := sentOf(k); ok {
+			keys = append(keys, sent)
+		}
+	}
+	return keys, nil
+}
+
+func (p *peer) queuePush(ctx context.Context, req *tcpstore.Request) error {
+	return p.store.Push(ctx, keyOf(req.Key), req.Value)
+}
+
+func (p *peer) queuePop(ctx context.Context, req *tcpstore.Request) error {
+	v, n, err := p.store.TryPop(ctx, keyOf(req.Key))
+	if err != nil {
+		return err
+	}
+	return p.answer(req.Op, tcpstore.Reply{N: int64(n), Value: v})
+}
+
+func (p *peer) queueLen(ctx context.Context, req *tcpstore.Request) error {
+	n, err := p.store.QueueLen(ctx, keyOf(req.Key))
+	if err != nil {
+		return err
+	}
+	return p.answer(req.Op, tcpstore.Reply{N: int64(n)})
+}

@@ -1,0 +1,220 @@
+package torchstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/torchstore"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+func TestMain(m *testing.M) { testcluster.Leaks(m) }
+
+// patience is for what comes at once on a machine that is not stuck.
+const patience = 30 * time.Second
+
+// journal is a log that can be read while it is written.
+type journal struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (j *journal) Write(b []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.all.Write(b)
+}
+
+// says waits until the log has words.
+func (j *journal) says(t *testing.T, words string) {
+	t.Helper()
+	testcluster.Eventually(t, patience, func() bool { return j.count(words) > 0 }, "the log says "+words)
+}
+
+func (j *journal) count(words string) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Count(j.all.String(), words)
+}
+
+// service is a Server that Python may use, and the store behind it.
+type service struct {
+	*store.Server
+	*store.Store // as Go sees it
+	journal
+	addr string
+	ctx  context.Context
+}
+
+// Close is the Server's, and not the Store's.
+func (s *service) Close() error { return s.Server.Close() }
+
+// serve runs a server that speaks p; srv is nil for a Memory on a port of the loopback.
+func serve(t testing.TB, p *torchstore.Protocol, srv *store.Server) *service {
+	t.Helper()
+	if srv == nil {
+		srv = new(store.Server)
+	}
+	if srv.Engine == nil {
+		srv.Engine = new(store.Memory)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := &service{Server: srv, Store: store.New(srv.Engine), addr: l.Addr().String()}
+	var cancel context.CancelFunc
+	s.ctx, cancel = context.WithTimeout(t.Context(), 2*patience)
+	srv.Protocols = []store.Protocol{p}
+	srv.Logger = slog.New(slog.NewTextHandler(&s.journal, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = srv.Serve(l) })
+	t.Cleanup(func() {
+		cancel()
+		_ = srv.Close()
+		_ = srv.Engine.Close()
+		serving.Wait()
+	})
+	return s
+}
+
+// current is a server for torch 2.2 and later.
+func current(t testing.TB) *service { return serve(t, &torchstore.Protocol{}, nil) }
+
+// client is a bare connection that speaks the protocol.
+type client struct {
+	net.Conn
+	t      testing.TB
+	g      tcpstore.Generation
+	buf    []byte
+	cursor tcpstore.Cursor
+}
+
+// raw connects, and says nothing.
+func (s *service) raw(t testing.TB, g tcpstore.Generation) *client {
+	t.Helper()
+	c, err := net.Dial("tcp", s.addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+	return &client{Conn: c, t: t, g: g}
+}
+
+// client connects as torch does.
+func (s *service) client(t testing.TB) *client {
+	t.Helper()
+	c := s.raw(t, tcpstore.C)
+	c.send(tcpstore.Request{Op: tcpstore.OpValidate}, tcpstore.Request{Op: tcpstore.OpPing, N: 4711})
+	require.EqualValues(t, 4711, c.reply(tcpstore.OpPing, 0).N)
+	return c
+}
+
+func (c *client) bytes(reqs ...tcpstore.Request) (b []byte) {
+	c.t.Helper()
+	for i := range reqs {
+		var err error
+		b, err = tcpstore.AppendRequest(b, c.g, &reqs[i])
+		require.NoError(c.t, err)
+	}
+	return b
+}
+
+func (c *client) write(b []byte) {
+	c.t.Helper()
+	_, err := c.Write(b)
+	require.NoError(c.t, err)
+}
+
+// send sends requests, all at once.
+func (c *client) send(reqs ...tcpstore.Request) {
+	c.t.Helper()
+	c.write(c.bytes(reqs...))
+}
+
+// reply reads one answer.
+func (c *client) reply(op tcpstore.Op, keys int) (rep tcpstore.Reply) {
+	c.t.Helper()
+	for {
+		n, whole, err := tcpstore.NextReply(c.buf, op, keys, &c.cursor, tcpstore.Limits{Value: 1 << 30, Message: 1 << 31})
+		require.NoError(c.t, err)
+		if whole {
+			require.NoError(c.t, rep.Parse(op, keys, bytes.Clone(c.buf[:n])))
+			c.buf = c.buf[n:]
+			return rep
+		}
+		more := make([]byte, 64<<10)
+		m, err := c.Read(more)
+		require.NoError(c.t, err)
+		c.buf = append(c.buf, more[:m]...)
+	}
+}
+
+// call is send and reply.
+func (c *client) call(req tcpstore.Request) tcpstore.Reply {
+	c.t.Helper()
+	c.send(req)
+	if !req.Op.Answered() {
+		return tcpstore.Reply{}
+	}
+	return c.reply(req.Op, len(req.Keys))
+}
+
+// closed reads until the server ends the connection, and wants nothing before that.
+func (c *client) closed() {
+	c.t.Helper()
+	n, err := io.Copy(io.Discard, c)
+	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
+		c.t.Fatal("the server has not closed the connection")
+	}
+	require.Zero(c.t, n)
+}
+
+// silent wants no answer to come for a moment, and the connection to be open.
+func (c *client) silent() {
+	c.t.Helper()
+	require.NoError(c.t, c.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err := c.Read(make([]byte, 1))
+	e, ok := errors.AsType[net.Error](err)
+	require.True(c.t, ok && e.Timeout(), "%v", err)
+	require.NoError(c.t, c.SetReadDeadline(time.Now().Add(patience)))
+}
+
+// works ends the test unless the client is served, and its stream is in step.
+func (c *client) works() {
+	c.t.Helper()
+	if c.g == tcpstore.C {
+		require.EqualValues(c.t, 99, c.call(tcpstore.Request{Op: tcpstore.OpPing, N: 99}).N)
+	}
+	c.send(set("/works", "yes"))
+	require.Equal(c.t, "yes", string(c.call(get("/works")).Value))
+}
+
+func set(key, value string) tcpstore.Request {
+	return tcpstore.Request{Op: tcpstore.OpSet, Key: key, Value: []byte(value)}
+}
+
+func get(key string) tcpstore.Request { return tcpstore.Request{Op: tcpstore.OpGet, Key: key} }
+
+func wait(keys ...string) tcpstore.Request {
+	return tcpstore.Request{Op: tcpstore.OpWait, Keys: keys}
+}
+
+func check(keys ...string) tcpstore.Request {
+	return tcpstore.Request{Op: tcpstore.OpCheck, Keys: keys}
+}
+
+func add(key string, n int64) tcpstore.Request {
+	return tcpstore.Request{Op: tcpstore.OpAdd, Key: key, N: n}
+}
+
+func of(op tcpstore.Op) tcpstore.Request { return tcpstore.Request{Op: op} }

@@ -1,0 +1,204 @@
+package torchstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/torchstore"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// behind is a Store over a client of s, with a proxy between them.
+func (s *service) behind(t *testing.T, o *torchstore.Options) (*store.Store, *testcluster.Proxy) {
+	t.Helper()
+	p := testcluster.NewProxy(t, s.addr)
+	return store.New(dial(t, p.Addr(), o)), p
+}
+
+func TestConnectionsAreMadeAnew(t *testing.T) {
+	s := current(t)
+	c, p := s.behind(t, nil)
+	require.NoError(t, s.Set(s.ctx, "k", []byte("1"), nil))
+	var waiting sync.WaitGroup
+	for range 5 {
+		waiting.Go(func() {
+			v, err := c.Wait(s.ctx, "late")
+			assert.NoError(t, err)
+			assert.Len(t, v, 1)
+		})
+	}
+	for _, how := range []testcluster.Ending{testcluster.FIN, testcluster.RST} {
+		testcluster.Eventually(t, patience, func() bool { return p.Conns() >= 5 }, "five wait")
+		p.Cut(how)
+		v, err := c.Get(s.ctx, "k")
+		require.NoError(t, err)
+		require.Equal(t, "1", string(v))
+	}
+	require.NoError(t, s.Set(s.ctx, "late", []byte("2"), nil))
+	waiting.Wait()
+}
+
+func TestAChangeWhoseAnswerIsLost(t *testing.T) {
+	s := current(t)
+	c, p := s.behind(t, nil)
+	_, err := c.Add(s.ctx, "n", 1)
+	require.NoError(t, err)
+	p.Down.Stall(true)
+	adding := make(chan error, 1)
+	go func() { _, err := c.Add(s.ctx, "n", 1); adding <- err }()
+	_, err = s.Wait(s.ctx, "n")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { v, err := s.Get(s.ctx, "n"); return err == nil && string(v) == "2" }, patience, time.Millisecond)
+	p.Down.Stall(false)
+	p.Cut(testcluster.RST)
+	if err := <-adding; err != nil { // the answer may have come through just before
+		require.ErrorIs(t, err, store.ErrUnknown)
+		require.ErrorIs(t, err, store.ErrUnavailable)
+	}
+	n, err := c.Add(s.ctx, "n", 1)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, n, "and it was not repeated")
+}
+
+func TestNobodyThere(t *testing.T) {
+	s := current(t)
+	c, p := s.behind(t, &torchstore.Options{Mend: 100 * time.Millisecond})
+	p.Refuse(true)
+	p.Cut(testcluster.FIN)
+	_, err := c.Get(s.ctx, "k")
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, p.Addr())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = c.Wait(ctx, "k")
+	require.Error(t, err)
+	p.Refuse(false)
+	require.NoError(t, c.Set(s.ctx, "k", nil, nil), "it is back")
+}
+
+// A server that does not answer holds nobody longer than its context, and goes on later.
+func TestAStalledServer(t *testing.T) {
+	s := current(t)
+	c, p := s.behind(t, &torchstore.Options{Conns: 2})
+	require.NoError(t, c.Set(s.ctx, "k", []byte("1"), nil))
+	p.Stall(true)
+	for range 5 { // more than there are connections
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		_, err := c.Get(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, c.Set(ctx, "k", nil, nil), store.ErrTimeout)
+		_, err = c.Wait(ctx, "k", "other")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		cancel()
+	}
+	p.Stall(false)
+	v, err := c.Get(s.ctx, "k")
+	require.NoError(t, err)
+	require.Equal(t, "1", string(v))
+}
+
+// There may be any number of calls that wait; they use no more connections than they may, and delay no others.
+func TestMoreWaitsThanConnections(t *testing.T) {
+	s := current(t)
+	c, p := s.behind(t, &torchstore.Options{Conns: 3, Waits: 2})
+	var waiting sync.WaitGroup
+	for i := range 20 {
+		waiting.Go(func() {
+			v, err := c.Wait(s.ctx, fmt.Sprint(i))
+			assert.NoError(t, err)
+			assert.Len(t, v, 1)
+		})
+	}
+	for range 50 {
+		_, err := c.Add(s.ctx, "n", 1)
+		require.NoError(t, err)
+		require.LessOrEqual(t, p.Conns(), 5)
+	}
+	for i := range 20 {
+		require.NoError(t, s.Set(s.ctx, fmt.Sprint(i), nil, nil))
+	}
+	waiting.Wait()
+}
+
+func TestWhatIsNoTCPStore(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("220 mail.example.com ready\r\n"))
+			_ = c.Close()
+		}
+	})
+	defer serving.Wait()
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err = torchstore.Dial(ctx, l.Addr().String(), nil)
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, `no TCPStore of torch 2.2 or later: it answered "220 "`)
+	none := serve(t, &torchstore.Protocol{}, &store.Server{Access: []store.Access{{Secret: secret}}})
+	_, err = torchstore.Dial(ctx, none.addr, &torchstore.Options{Mend: 50 * time.Millisecond})
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	_, err = torchstore.Dial(ctx, "nowhere", nil)
+	require.ErrorIs(t, err, store.ErrInvalid)
+}
+
+func TestOpen(t *testing.T) {
+	s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
+	schemes := store.Builtin()
+	schemes["tcp"] = torchstore.Open
+	for _, query := range []string{"", "?torch=2.9.1", "?torch=1.13&join=true", "/job?torch=2.0"} {
+		c, err := schemes.Open(s.ctx, "tcp://"+s.addr+query)
+		require.NoError(t, err, query)
+		require.NoError(t, c.Set(s.ctx, "k"+query, []byte(query), nil))
+		require.NoError(t, c.Close())
+	}
+	v, err := s.Wait(s.ctx, "k?torch=2.9.1", "job/k/job?torch=2.0", "\x00torch/init/")
+	require.NoError(t, err)
+	require.Equal(t, "1", string(v[2]), "one has joined")
+	for _, bad := range []string{
+		"tcp://h:1?torch=1.8", "tcp://h:1?torch=new", "tcp://h:1?join=1", "tcp://h:1?other=1", "tcp://u@h:1", "tcp://h:1#f", "tcp://h", "tcp://h:1?join=true&join=true",
+	} {
+		_, err := schemes.Open(s.ctx, bad)
+		require.ErrorIs(t, err, store.ErrInvalid, bad)
+	}
+	_, err = torchstore.Open(s.ctx, &url.URL{Host: "h:1", RawQuery: "%"})
+	require.ErrorIs(t, err, store.ErrInvalid)
+}
+
+// What the protocol has no words for is refused by name, and costs no connection.
+func TestUnsupported(t *testing.T) {
+	s := current(t)
+	c, _ := s.behind(t, nil)
+	_, err := c.Revision(s.ctx)
+	require.ErrorIs(t, err, store.ErrUnsupported)
+	require.ErrorContains(t, err, "a TCPStore has no ping")
+	err = c.Set(s.ctx, "k", nil, &store.SetOptions{TTL: time.Second})
+	require.ErrorIs(t, err, store.ErrUnsupported)
+	require.ErrorContains(t, err, "no TTL")
+	_, err = c.Swap(s.ctx, "k", []byte("v"), nil)
+	require.ErrorIs(t, err, store.ErrUnsupported)
+	require.ErrorContains(t, err, "cannot delete")
+	require.NoError(t, c.Set(s.ctx, "word", []byte("1x"), nil))
+	_, err = c.Add(s.ctx, "word", 1)
+	require.ErrorIs(t, err, store.ErrInvalid)
+	e, ok := errors.AsType[*store.Error](err)
+	require.True(t, ok)
+	require.Equal(t, "word", e.Key)
+}

@@ -1,0 +1,103 @@
+package torchstore
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// Protocol lets processes that use PyTorch's TCPStore into a store.Server. Its zero value is for torch 2.2 and later.
+//
+// A client sees the entries of the store, and its changes are everybody's. What it waits for costs no one else anything, and ends with its
+// connection. MULTI_SET and MULTI_GET are so many single operations; others may see them half done.
+type Protocol struct {
+	// Older is a generation whose clients are let in too, A or B: those two cannot be told from each other.
+	Older tcpstore.Generation
+	// Limits bound what a client may send. Value is 16 MiB if it is zero; the store has its own limits too.
+	Limits tcpstore.Limits
+	// TTL gives entries that clients make by names of their own a time to live, which they cannot ask for: by the first rule whose
+	// prefix a name has. SET and COMPARE_SET begin it anew.
+	TTL []Rule
+	// Ranks are patterns of names with {rank} in the place of a number, as "ready/{rank}"; with a * at the end, more may follow. Who
+	// changes such a key is that rank. Once its last connection has ended, all who wait for a missing key of that rank hear it: PyTorch
+	// raises an error at once, instead of at its timeout. Its clients say no goodbye, so that one that was done counts as lost too.
+	Ranks  []string
+	Logger *slog.Logger // nil is silent
+
+	ranks ranks
+}
+
+// Rule is for the names that begin with Prefix: "" is all.
+type Rule struct {
+	Prefix string
+	TTL    time.Duration
+}
+
+// Check says what is wrong with p; nil if it can be used.
+func (p *Protocol) Check() error {
+	if p.Older > tcpstore.B {
+		return fmt.Errorf("torchstore: generation %v is not older", p.Older)
+	}
+	for _, r := range p.TTL {
+		if r.TTL <= 0 {
+			return fmt.Errorf("torchstore: the TTL of %q is %v", r.Prefix, r.TTL)
+		}
+	}
+	return checkPatterns(p.Ranks)
+}
+
+// ttl is that of an entry which a client makes.
+func (p *Protocol) ttl(sent string) time.Duration {
+	name, users := strings.CutPrefix(sent, tcpstore.KeyPrefix)
+	for _, r := range p.TTL {
+		if users && strings.HasPrefix(name, r.Prefix) {
+			return r.TTL
+		}
+	}
+	return 0
+}
+
+func (p *Protocol) log() *slog.Logger {
+	if p.Logger == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return p.Logger
+}
+
+// Name implements store.Protocol: it is "torch".
+func (p *Protocol) Name() string { return "torch" }
+
+// Match implements store.Protocol.
+func (p *Protocol) Match(first []byte) (yes, more bool) {
+	n := min(len(first), len(tcpstore.Preface))
+	switch {
+	case n == 0: // the second connection of such a client says nothing unless it watches a key
+		return p.Older == tcpstore.A, true
+	case string(first[:n]) == tcpstore.Preface[:n]:
+		return n == len(tcpstore.Preface), n < len(tcpstore.Preface)
+	}
+	_, _, err := p.Older.NextRequest(first[:1], new(tcpstore.Cursor), p.Limits)
+	return p.Older != 0 && err == nil, false
+}
+
+// ServeConn implements store.Protocol.
+func (p *Protocol) ServeConn(ctx context.Context, c net.Conn, s *store.Store) error {
+	if err := p.Check(); err != nil {
+		return err
+	}
+	limits := p.Limits
+	if limits.Value == 0 {
+		limits.Value = wire.MaxValue
+	}
+	peer := &peer{protocol: p, store: s, in: inbox{conn: c, limits: limits}, out: outbox{conn: c}}
+	return peer.serve(ctx)
+}
+
+var _ store.Protocol = (*Protocol)(nil)

@@ -1,0 +1,475 @@
+package torchstore_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/torchstore"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+func TestValues(t *testing.T) {
+	c := current(t).client(t)
+	require.Empty(t, c.call(get("/missing")).Value)
+	require.EqualValues(t, tcpstore.NotReady, c.call(check("/a", "/b")).N)
+	c.send(set("/a", "1"), set("/b", ""), set("/a", "2"))
+	require.Equal(t, "2", string(c.call(get("/a")).Value))
+	require.Empty(t, c.call(get("/b")).Value)
+	require.EqualValues(t, tcpstore.Ready, c.call(check("/a", "/b")).N)
+	require.EqualValues(t, tcpstore.Ready, c.call(check()).N)
+	c.send(
+		tcpstore.Request{Op: tcpstore.OpAppend, Key: "/a", Value: []byte("34")},
+		tcpstore.Request{Op: tcpstore.OpAppend, Key: "/new", Value: []byte("56")},
+		tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: []string{"/x", "/y", "/x"}, Values: [][]byte{[]byte("7"), {}, []byte("8")}},
+	)
+	rep := c.call(tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: []string{"/a", "/new", "/x", "/y", "/missing"}})
+	require.Equal(t, [][]byte{[]byte("234"), []byte("56"), []byte("8"), {}, {}}, rep.Values)
+	require.EqualValues(t, 1, c.call(tcpstore.Request{Op: tcpstore.OpDeleteKey, Key: "/a"}).N)
+	require.EqualValues(t, 0, c.call(tcpstore.Request{Op: tcpstore.OpDeleteKey, Key: "/a"}).N)
+	require.EqualValues(t, 4, c.call(of(tcpstore.OpGetNumKeys)).N)
+	require.Equal(t, []string{"/b", "/new", "/x", "/y"}, c.call(of(tcpstore.OpListKeys)).Keys)
+	require.EqualValues(t, 1, c.call(add("init/", 1)).N)
+	require.EqualValues(t, 5, c.call(of(tcpstore.OpGetNumKeys)).N)
+	require.Contains(t, c.call(of(tcpstore.OpListKeys)).Keys, "init/")
+}
+
+func TestCompareSet(t *testing.T) {
+	for _, tc := range []struct {
+		there         string
+		is            bool
+		old, new, now string
+	}{
+		{"", false, "", "new", "new"},
+		{"", false, "old", "new", "old"}, // what was expected, though nothing is there
+		{"old", true, "old", "new", "new"},
+		{"other", true, "old", "new", "other"},
+		{"other", true, "", "new", "other"},
+		{"", true, "", "new", "new"},
+		{"", true, "old", "new", ""},
+		{"old", true, "old", "", ""},
+	} {
+		t.Run(fmt.Sprintf("%+v", tc), func(t *testing.T) {
+			s := current(t)
+			c := s.client(t)
+			if tc.is {
+				c.send(set("/k", tc.there))
+			}
+			rep := c.call(tcpstore.Request{Op: tcpstore.OpCompareSet, Key: "/k", Old: []byte(tc.old), Value: []byte(tc.new)})
+			require.Equal(t, tc.now, string(rep.Value))
+			v, err := s.Get(s.ctx, "k")
+			if !tc.is && tc.old != "" {
+				require.ErrorIs(t, err, store.ErrNotFound)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, tc.now, string(v))
+		})
+	}
+}
+
+func TestAdd(t *testing.T) {
+	s := current(t)
+	c := s.client(t)
+	require.EqualValues(t, 5, c.call(add("/n", 5)).N)
+	require.EqualValues(t, -2, c.call(add("/n", -7)).N)
+	require.Equal(t, "-2", string(c.call(get("/n")).Value))
+	n, err := s.Add(s.ctx, "n", 12)
+	require.NoError(t, err)
+	require.EqualValues(t, 10, n)
+	require.EqualValues(t, 10, c.call(add("/n", 0)).N)
+}
+
+func TestWhatEndsAConnection(t *testing.T) {
+	str := func(n uint64) []byte { return []byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24), 0, 0, 0, 0} }
+	for name, tc := range map[string]struct {
+		sent []byte
+		says string
+	}{
+		"a counter that is no number": {new(client).with(t, set("/n", "12x"), add("/n", 1)), "not a decimal number"},
+		"a counter that overflows":    {new(client).with(t, set("/n", fmt.Sprint(math.MaxInt64)), add("/n", 1)), "would overflow"},
+		"a key that is too long":      {append([]byte{1}, str(8<<10+1)...), "8193 bytes"},
+		"a value that is too large":   {append(append([]byte{1}, str(0)...), str(16<<20+1)...), "16777217 bytes"},
+		"too many keys":               {append([]byte{6}, str(128<<10+1)...), "131073 keys"},
+		"no such operation":           {[]byte{19}, "number 19"},
+		"another magic number":        {[]byte{0, 1}, "not a client of PyTorch"},
+		"two that wait":               {new(client).with(t, wait("/never"), wait("/never either")), "still waits"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := current(t)
+			c, other := s.client(t), s.client(t)
+			c.write(tc.sent)
+			c.closed()
+			s.says(t, tc.says)
+			other.works()
+		})
+	}
+}
+
+// with is what requests look like.
+func (c *client) with(t *testing.T, reqs ...tcpstore.Request) []byte {
+	return (&client{t: t, g: tcpstore.C}).bytes(reqs...)
+}
+
+func TestWait(t *testing.T) {
+	s := current(t)
+	c, other := s.client(t), s.client(t)
+	require.EqualValues(t, tcpstore.StopWaiting, c.call(wait()).N)
+	other.send(set("/a", "1"))
+	other.works()
+	require.EqualValues(t, tcpstore.StopWaiting, c.call(wait("/a")).N)
+	c.send(wait("/a", "/b", "/c", "/b"))
+	other.send(set("/c", "3"))
+	other.works()
+	c.silent()
+	require.NoError(t, s.Set(s.ctx, "b", nil, nil), "by Go")
+	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 4).N)
+	c.works()
+}
+
+// What is set while a client waits on the same connection is carried out: PyTorch's server does so too.
+func TestSetBehindWait(t *testing.T) {
+	c := current(t).client(t)
+	c.send(wait("/a"), set("/a", "1"))
+	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 1).N)
+	c.works()
+}
+
+func TestCancelWait(t *testing.T) {
+	s := current(t)
+	c := s.client(t)
+	cancel := of(tcpstore.OpCancelWait)
+	require.EqualValues(t, tcpstore.WaitCanceled, c.call(cancel).N, "nothing waits")
+	c.send(wait("/never"))
+	require.EqualValues(t, tcpstore.WaitCanceled, c.call(cancel).N)
+	c.send(set("/a", "1"), wait("/a"), cancel) // the answer is there already
+	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 1).N)
+	require.EqualValues(t, tcpstore.WaitCanceled, c.reply(cancel.Op, 0).N)
+	c.works()
+}
+
+// A cancel and the key come at the same time: there is one 01, and at most one 00 before it.
+func TestCancelRacesTheAnswer(t *testing.T) {
+	s := current(t)
+	c, other := s.client(t), s.client(t)
+	both := [2]int{}
+	for i := range 200 {
+		key := fmt.Sprint("/", i)
+		c.send(wait(key))
+		var sending sync.WaitGroup
+		sending.Go(func() { other.write(other.bytes(set(key, "1"))) })
+		c.send(of(tcpstore.OpCancelWait))
+		first := c.reply(tcpstore.OpCancelWait, 0).N
+		if first == tcpstore.StopWaiting {
+			require.EqualValues(t, tcpstore.WaitCanceled, c.reply(tcpstore.OpCancelWait, 0).N)
+		}
+		both[first]++
+		sending.Wait()
+	}
+	t.Logf("answered %d times, cancelled first %d times", both[0], both[1])
+	c.works()
+}
+
+func TestManyWaitForAll(t *testing.T) {
+	const n = 128
+	s := current(t)
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprint("/key/", i)
+	}
+	var all sync.WaitGroup
+	for _, k := range keys {
+		c := s.client(t)
+		all.Go(func() {
+			c.write(c.bytes(set(k, k), wait(keys...)))
+			one := make([]byte, 1)
+			_, err := c.Read(one)
+			assert.NoError(t, err)
+			assert.Equal(t, []byte{tcpstore.StopWaiting}, one)
+		})
+	}
+	all.Wait()
+}
+
+func TestQueues(t *testing.T) {
+	s := current(t)
+	c, other := s.client(t), s.client(t)
+	push := func(v string) tcpstore.Request {
+		return tcpstore.Request{Op: tcpstore.OpQueuePush, Key: "/q", Value: []byte(v)}
+	}
+	pop, length := tcpstore.Request{Op: tcpstore.OpQueuePop, Key: "/q"}, tcpstore.Request{Op: tcpstore.OpQueueLen, Key: "/q"}
+	require.EqualValues(t, 0, c.call(pop).N)
+	require.EqualValues(t, 0, c.call(length).N)
+	c.send(push("a"), push(""), push("c"))
+	require.EqualValues(t, 3, c.call(length).N)
+	require.EqualValues(t, tcpstore.Ready, other.call(check("/q")).N)
+	require.EqualValues(t, 0, c.call(of(tcpstore.OpGetNumKeys)).N)
+	require.Empty(t, c.call(of(tcpstore.OpListKeys)).Keys)
+	require.EqualValues(t, 0, c.call(tcpstore.Request{Op: tcpstore.OpDeleteKey, Key: "/q"}).N)
+	for i, v := range []string{"a", "", "c"} {
+		rep := other.call(pop)
+		require.EqualValues(t, 3-i, rep.N)
+		require.Equal(t, v, string(rep.Value))
+	}
+	require.EqualValues(t, tcpstore.NotReady, other.call(check("/q")).N)
+	c.send(wait("/q"))
+	require.NoError(t, s.Push(s.ctx, "q", []byte("by Go")))
+	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 1).N)
+	require.Equal(t, "by Go", string(c.call(pop).Value))
+	c.send(push("by Python"))
+	v, err := s.Pop(s.ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, "by Python", string(v))
+	left := 0
+	for _, err := range s.List(s.ctx, "") {
+		require.NoError(t, err)
+		left++
+	}
+	require.Zero(t, left)
+}
+
+func TestBarrier(t *testing.T) {
+	s := current(t)
+	b := tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/b", N: 3}
+	one, two, three := s.client(t), s.client(t), s.client(t)
+	for range 3 { // the same name again and again
+		one.send(b)
+		one.silent()
+		two.send(b)
+		require.EqualValues(t, tcpstore.StopWaiting, three.call(b).N)
+		for _, c := range []*client{one, two} {
+			require.EqualValues(t, tcpstore.StopWaiting, c.reply(b.Op, 0).N)
+		}
+	}
+	require.EqualValues(t, tcpstore.StopWaiting, one.call(tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/alone", N: 1}).N)
+	require.EqualValues(t, 0, one.call(of(tcpstore.OpGetNumKeys)).N)
+}
+
+// Who gives up, or is gone, does not count.
+func TestBarrierWithoutThoseWhoLeft(t *testing.T) {
+	s := current(t)
+	b := tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/b", N: 2}
+	one, two, gone := s.client(t), s.client(t), s.client(t)
+	one.send(b)
+	require.EqualValues(t, tcpstore.WaitCanceled, one.call(of(tcpstore.OpCancelWait)).N)
+	gone.send(b)
+	came := func() int { return s.prefixed(t, "b\x00barrier") }
+	require.Eventually(t, func() bool { return came() == 1 }, patience, time.Millisecond)
+	_ = gone.Close()
+	require.Eventually(t, func() bool { return came() == 0 }, patience, time.Millisecond)
+	two.send(b)
+	two.silent()
+	require.EqualValues(t, tcpstore.StopWaiting, one.call(b).N)
+	require.EqualValues(t, tcpstore.StopWaiting, two.reply(b.Op, 0).N)
+}
+
+func (s *service) prefixed(t *testing.T, prefix string) (n int) {
+	for _, err := range s.List(s.ctx, prefix) {
+		require.NoError(t, err)
+		n++
+	}
+	return n
+}
+
+func TestInPiecesOfAnySize(t *testing.T) {
+	s := current(t)
+	all := new(client).with(t,
+		of(tcpstore.OpValidate), tcpstore.Request{Op: tcpstore.OpPing, N: 7}, set("/a", strings.Repeat("a", 100)),
+		tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: []string{"/b", "/c"}, Values: [][]byte{[]byte("b"), []byte("c")}},
+		wait("/a", "/b", "/c"), get("/a"))
+	for _, size := range []int{1, 2, 3, 4, 5, 7, 64, len(all)} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			c := s.raw(t, tcpstore.C)
+			for part := range slices.Chunk(all, size) {
+				c.write(part)
+			}
+			require.EqualValues(t, 7, c.reply(tcpstore.OpPing, 0).N)
+			require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 3).N)
+			require.Len(t, c.reply(tcpstore.OpGet, 0).Value, 100)
+		})
+	}
+}
+
+// The preface comes as 1 and 4 bytes, a request with a gap in it: nobody else waits.
+func TestGaps(t *testing.T) {
+	s := current(t)
+	c, other := s.raw(t, tcpstore.C), s.client(t)
+	c.write([]byte(tcpstore.Preface[:1]))
+	c.silent()
+	other.works()
+	c.write([]byte(tcpstore.Preface[1:]))
+	b := c.bytes(set("/a", "value"))
+	c.write(b[:len(b)/2])
+	c.silent()
+	other.works()
+	c.write(b[len(b)/2:])
+	require.Equal(t, "value", string(c.call(get("/a")).Value))
+}
+
+func TestLargeValues(t *testing.T) {
+	s := current(t)
+	c := s.client(t)
+	large := strings.Repeat("0123456789abcdef", 16<<20/16)
+	c.send(set("/large", large))
+	require.True(t, large == string(c.call(get("/large")).Value))
+	rep := c.call(tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: []string{"/large", "/none", "/large", "/large"}})
+	require.True(t, large == string(rep.Values[3]))
+	c.works()
+}
+
+// A client that asks for a lot and reads nothing, and one that sends half a message, delay nobody.
+func TestStalledClients(t *testing.T) {
+	s := current(t)
+	mute, half, other := s.client(t), s.client(t), s.client(t)
+	require.NoError(t, s.Set(s.ctx, "large", make([]byte, 4<<20), nil))
+	half.write(half.bytes(set("/half", "value"))[:12])
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for range 1000 {
+			if _, err := mute.Write(new(client).with(t, get("/large"))); err != nil {
+				return
+			}
+		}
+	})
+	for range 100 {
+		other.works()
+	}
+	_ = mute.Close()
+	asking.Wait()
+}
+
+// What a server keeps for a name ends with the connection, and with the server.
+func TestWaitsEndWithTheirConnection(t *testing.T) {
+	m := new(store.Memory)
+	s := serve(t, &torchstore.Protocol{}, &store.Server{Engine: m})
+	for range 3 {
+		c := s.client(t)
+		c.send(wait("/never"))
+		c.silent()
+		_ = c.Close()
+	}
+	testcluster.Eventually(t, patience, func() bool { return s.count("connection ended") == 3 }, "three connections have ended")
+	c := s.client(t)
+	c.send(wait("/never"))
+	c.silent()
+	require.NoError(t, s.Server.Close())
+	c.closed()
+}
+
+func TestShutdownAnswersWhatWasAsked(t *testing.T) {
+	s := current(t)
+	c, waits := s.client(t), s.client(t)
+	waits.send(wait("/never"))
+	c.works()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	require.NoError(t, s.Shutdown(ctx))
+	c.closed()
+	waits.closed()
+}
+
+func TestGoSeesWhatPythonDoes(t *testing.T) {
+	s := current(t)
+	c := s.client(t)
+	require.NoError(t, s.Set(s.ctx, "from Go", []byte("1"), nil))
+	require.Equal(t, "1", string(c.call(get("/from Go")).Value))
+	c.send(set("/p/from Python", "2"))
+	c.works()
+	v, err := store.Prefix(s.Store, "p/").Get(s.ctx, "from Python")
+	require.NoError(t, err)
+	require.Equal(t, "2", string(v))
+	now, err := s.Swap(s.ctx, "p/from Python", []byte("2"), []byte("3"))
+	require.NoError(t, err)
+	require.Equal(t, "3", string(now))
+	require.Equal(t, "3", string(c.call(get("/p/from Python")).Value))
+}
+
+// Between its WAIT and its GET an entry may expire: the value is empty then, as that of a deleted one.
+func TestExpiry(t *testing.T) {
+	s := current(t)
+	c := s.client(t)
+	require.NoError(t, s.Set(s.ctx, "short", []byte("1"), &store.SetOptions{TTL: 100 * time.Millisecond}))
+	require.EqualValues(t, tcpstore.StopWaiting, c.call(wait("/short")).N)
+	require.Eventually(t, func() bool { return len(c.call(get("/short")).Value) == 0 }, patience, 5*time.Millisecond)
+	require.EqualValues(t, tcpstore.NotReady, c.call(check("/short")).N)
+}
+
+func TestOtherEngines(t *testing.T) {
+	m := new(store.Memory)
+	s := serve(t, &torchstore.Protocol{}, &store.Server{Engine: store.Prefix(store.New(m), "jobs/").Engine()})
+	c := s.client(t)
+	c.send(wait("/a"))
+	require.NoError(t, store.New(m).Set(s.ctx, "jobs/a", []byte("1"), nil))
+	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 1).N)
+	require.Equal(t, []string{"/a"}, c.call(of(tcpstore.OpListKeys)).Keys)
+	require.NoError(t, m.Close())
+}
+
+func TestOurProtocolOnTheSamePort(t *testing.T) {
+	s := current(t)
+	c := s.client(t)
+	ours, err := store.Dial(s.ctx, s.addr, nil)
+	require.NoError(t, err)
+	defer ours.Close()
+	c.send(set("/a", "1"))
+	v, err := ours.Wait(s.ctx, "a")
+	require.NoError(t, err)
+	require.Equal(t, "1", string(v[0]))
+	http, err := net.Dial("tcp", s.addr)
+	require.NoError(t, err)
+	_, err = http.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+	require.NoError(t, err)
+	(&client{Conn: http, t: t}).closed()
+	s.says(t, "not a muster store")
+}
+
+// As many as a large job has come at the same moment, and nobody is turned away.
+func TestManyJoinAtOnce(t *testing.T) {
+	const n = 4000
+	s := current(t)
+	join := new(client).with(t, of(tcpstore.OpValidate), tcpstore.Request{Op: tcpstore.OpPing, N: 7}, add("init/", 1))
+	var all sync.WaitGroup
+	begin := make(chan struct{})
+	errs := make(chan error, n)
+	for range n {
+		all.Go(func() {
+			<-begin
+			errs <- func() error {
+				c, err := net.Dial("tcp", s.addr)
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+					return err
+				}
+				if _, err := c.Write(join); err != nil {
+					return err
+				}
+				_, err = io.ReadFull(c, make([]byte, 4+8))
+				return err
+			}()
+		})
+	}
+	close(begin)
+	all.Wait()
+	close(errs)
+	for err := range errs {
+		require.NoError(t, err)
+	}
+	v, err := s.Get(s.ctx, "\x00torch/init/")
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprint(n), string(v))
+}

@@ -1,0 +1,120 @@
+package torchstore_test
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store/torchstore"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// python is one that has torch.
+type python struct {
+	name string
+	exe  string
+	from string // how to get it
+	g    tcpstore.Generation
+}
+
+// pythons are Debian's, and the one that .ci/python makes.
+func pythons() []python {
+	cache, _ := os.UserCacheDir()
+	return []python{
+		{"Debian", "/usr/bin/python3", "apt-get install python3-torch", tcpstore.A},
+		{"current", cmp.Or(os.Getenv("MUSTER_TORCH"), filepath.Join(cache, "muster", "torch", "bin", "python")), "run .ci/python torch, or set MUSTER_TORCH", tcpstore.C},
+	}
+}
+
+// command runs a script of testdata.
+func (p python) command(ctx context.Context, t testing.TB, script string, args ...string) *exec.Cmd {
+	t.Helper()
+	if out, err := exec.Command(p.exe, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))").CombinedOutput(); err != nil {
+		t.Skipf("NOT TESTED with the %s torch: there is none at %s; %s: %v %s", p.name, p.exe, p.from, err, out)
+	}
+	cmd := exec.CommandContext(ctx, p.exe, append([]string{filepath.Join("testdata", script)}, args...)...)
+	// PyTorch's server looks up the name of each client, in its only thread: without a name server that can take five seconds.
+	cmd.Env = append(os.Environ(), "OMP_NUM_THREADS=1", "PYTHONUNBUFFERED=1", "RES_OPTIONS=timeout:1 attempts:1")
+	return cmd
+}
+
+// lines runs cmd, and gives each line that it prints, as it comes.
+func lines(t *testing.T, cmd *exec.Cmd, each func(line string)) {
+	t.Helper()
+	var complaints bytes.Buffer
+	cmd.Stderr = &complaints
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	for s := bufio.NewScanner(out); s.Scan(); {
+		each(s.Text())
+	}
+	require.NoError(t, cmd.Wait(), "%s", &complaints)
+}
+
+// cases runs testdata/cases.py against the server at addr, each case as a test.
+func (p python) cases(t *testing.T, addr string) {
+	host, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	ran := 0
+	lines(t, p.command(t.Context(), t, "cases.py", host, port), func(line string) {
+		what, why, _ := strings.Cut(line, ": ")
+		if name, ok := strings.CutPrefix(what, "torch "); ok {
+			t.Log("torch", name)
+			return
+		}
+		name := what[strings.LastIndexByte(what, ' ')+1:]
+		t.Run(name, func(t *testing.T) {
+			switch {
+			case strings.HasPrefix(what, "skip "):
+				t.Skip(why)
+			case !strings.HasPrefix(what, "ok "):
+				t.Error(strings.ReplaceAll(line, `\n`, "\n"))
+			}
+			ran++
+		})
+	})
+	require.Greater(t, ran, 5)
+}
+
+// Python's own client against our server.
+func TestPythonClients(t *testing.T) {
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
+			p.cases(t, s.addr)
+			v, err := s.Get(s.ctx, "\x00torch/init/")
+			require.NoError(t, err)
+			require.Equal(t, "3", string(v), "clients of the case with a world size")
+		})
+	}
+}
+
+// Four Python ranks in a group of their own, whose store is a Go process that does nothing else.
+func TestProcessGroup(t *testing.T) {
+	const size = 4
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
+			host, port, err := net.SplitHostPort(s.addr)
+			require.NoError(t, err)
+			ok := 0
+			lines(t, p.command(t.Context(), t, "group.py", host, port, fmt.Sprint(size)), func(line string) {
+				if strings.HasPrefix(line, "ok ") {
+					ok++
+				}
+			})
+			require.Equal(t, 2*size, ok, "each rank, twice")
+		})
+	}
+}

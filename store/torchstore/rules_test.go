@@ -1,0 +1,97 @@
+package torchstore_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store/torchstore"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+func TestTTLByPrefix(t *testing.T) {
+	s := serve(t, &torchstore.Protocol{TTL: []torchstore.Rule{{"job/keep/", time.Hour}, {"job/", time.Minute}}}, nil)
+	c := s.client(t)
+	c.send(
+		set("/job/set", "1"), set("/other", "1"), set("/job/keep/set", "1"),
+		tcpstore.Request{Op: tcpstore.OpAppend, Key: "/job/append", Value: []byte("v")},
+		tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: []string{"/job/multi"}, Values: [][]byte{nil}},
+	)
+	c.call(add("/job/add", 1))
+	c.call(add("init/", 1))
+	c.call(tcpstore.Request{Op: tcpstore.OpCompareSet, Key: "/job/swap", Value: []byte("1")})
+	c.call(tcpstore.Request{Op: tcpstore.OpCompareSet, Key: "/job/swap", Old: []byte("1"), Value: []byte("2")})
+	got := map[string]time.Duration{}
+	for e, err := range s.List(s.ctx, "") {
+		require.NoError(t, err)
+		got[e.Key] = e.TTL.Round(10 * time.Minute)
+		if e.TTL > 0 {
+			got[e.Key] = e.TTL.Round(time.Minute)
+		}
+	}
+	require.Equal(t, map[string]time.Duration{
+		"job/set": time.Minute, "job/append": time.Minute, "job/multi": time.Minute, "job/add": time.Minute, "job/swap": time.Minute,
+		"job/keep/set": time.Hour, "other": 0, "\x00torch/init/": 0,
+	}, got)
+}
+
+func TestWhatHasATTLGoes(t *testing.T) {
+	s := serve(t, &torchstore.Protocol{TTL: []torchstore.Rule{{"", 50 * time.Millisecond}}}, nil)
+	c := s.client(t)
+	rev, err := s.Revision(s.ctx)
+	require.NoError(t, err)
+	c.call(add("/n", 1))
+	for e, err := range s.Watch(s.ctx, "n", rev) {
+		require.NoError(t, err)
+		if e.Expired {
+			break
+		}
+	}
+	require.EqualValues(t, tcpstore.NotReady, c.call(check("/n")).N)
+}
+
+// Who waits for a key of a rank that is gone hears so at once, and goes on.
+func TestLostRanks(t *testing.T) {
+	s := serve(t, &torchstore.Protocol{Ranks: []string{"ready/{rank}", "{rank}/*"}}, nil)
+	one, two, c := s.client(t), s.client(t), s.client(t)
+	one.send(set("/ready/1", ""))
+	one.works()
+	two.send(set("/2/address", ""))
+	two.works()
+	c.send(wait("/ready/1", "/never", "/1/more", "/2/more"))
+	c.silent()
+	_ = two.Close()
+	require.EqualValues(t, tcpstore.WaitCanceled, c.reply(tcpstore.OpWait, 4).N)
+	c.works()
+	require.EqualValues(t, tcpstore.StopWaiting, c.call(wait("/2/address")).N, "what it has said is there")
+	require.EqualValues(t, tcpstore.WaitCanceled, c.call(wait("/ready/2")).N, "it is still lost")
+	c.send(wait("/1/more"))
+	c.silent()
+	again := s.client(t)
+	again.send(set("/ready/2", "")) // somebody else is that rank now
+	again.works()
+	require.EqualValues(t, tcpstore.WaitCanceled, c.call(of(tcpstore.OpCancelWait)).N)
+	c.send(wait("/2/more"))
+	c.silent()
+	again.send(set("/2/more", ""))
+	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 1).N)
+}
+
+func TestCheckOfAProtocol(t *testing.T) {
+	for says, p := range map[string]*torchstore.Protocol{
+		"generation C is not older":              {Older: tcpstore.C},
+		`the TTL of "a" is 0s`:                   {TTL: []torchstore.Rule{{Prefix: "a"}}},
+		`the pattern "a" is to have {rank} once`: {Ranks: []string{"a"}},
+		`the pattern "{rank}{rank}"`:             {Ranks: []string{"{rank}{rank}"}},
+		`the pattern "*/{rank}"`:                 {Ranks: []string{"*/{rank}"}},
+	} {
+		require.ErrorContains(t, p.Check(), says)
+		s := serve(t, p, nil)
+		c := s.raw(t, tcpstore.C)
+		c.send(of(tcpstore.OpValidate))
+		c.closed()
+		s.says(t, "torchstore: ")
+	}
+	require.NoError(t, (&torchstore.Protocol{Older: tcpstore.B, Ranks: []string{"a/{rank}/*"}}).Check())
+}

@@ -1,0 +1,187 @@
+package torchstore_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/torchstore"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+var secret = []byte("sixteen bytes or more")
+
+func withTLS(t *testing.T) (server, client *tls.Config) {
+	t.Helper()
+	dir := t.TempDir()
+	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1"}, Days: 1})
+	require.NoError(t, err)
+	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "server.pem"), filepath.Join(dir, "server-key.pem"))
+	require.NoError(t, err)
+	pem, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	require.NoError(t, err)
+	pool := x509.NewCertPool()
+	require.True(t, pool.AppendCertsFromPEM(pem))
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}, &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, ServerName: "127.0.0.1"}
+}
+
+// refused wants a client to be turned away, without an answer.
+func (s *service) refused(t *testing.T, why string) {
+	t.Helper()
+	c := s.raw(t, tcpstore.C)
+	c.send(of(tcpstore.OpValidate), set("/a", "1"))
+	c.closed()
+	s.says(t, why)
+	_, err := s.Get(s.ctx, "a")
+	require.ErrorIs(t, err, store.ErrNotFound)
+}
+
+func TestRefusedWhereASecretIsWanted(t *testing.T) {
+	s := serve(t, &torchstore.Protocol{}, &store.Server{Access: []store.Access{{Secret: secret, Write: true}}})
+	s.refused(t, "wants a secret or a certificate: open a prefix")
+	ours, err := store.Dial(s.ctx, s.addr, &store.DialOptions{Secret: secret})
+	require.NoError(t, err)
+	defer ours.Close()
+	require.NoError(t, ours.Set(s.ctx, "a", nil, nil))
+}
+
+func TestRefusedWhereTLSIsWanted(t *testing.T) {
+	server, client := withTLS(t)
+	s := serve(t, &torchstore.Protocol{}, &store.Server{TLS: server})
+	s.refused(t, "wants TLS: open a prefix")
+	ours, err := store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: func() (*tls.Config, error) { return client, nil }})
+	require.NoError(t, err)
+	defer ours.Close()
+	require.NoError(t, ours.Set(s.ctx, "works", nil, nil))
+	_, err = store.Dial(s.ctx, s.addr, nil)
+	require.ErrorContains(t, err, "TLS", "a client of ours without it hears why, as ever")
+	c := s.raw(t, tcpstore.C) // and what speaks TLS around the protocol has what was wanted
+	c.Conn = tls.Client(c.Conn, client)
+	c.send(of(tcpstore.OpValidate))
+	c.works()
+}
+
+func TestAPrefixOpenedByName(t *testing.T) {
+	server, client := withTLS(t)
+	s := serve(t, &torchstore.Protocol{}, &store.Server{TLS: server, Access: []store.Access{
+		{Protocol: "torch", Prefix: "python/", Write: true}, {Secret: secret, Write: true},
+	}})
+	require.NoError(t, s.Set(s.ctx, "mine", nil, nil))
+	c := s.client(t)
+	c.works()
+	require.Equal(t, []string{"/works"}, c.call(of(tcpstore.OpListKeys)).Keys)
+	require.EqualValues(t, tcpstore.NotReady, c.call(check("/mine")).N)
+	c.send(tcpstore.Request{Op: tcpstore.OpQueuePush, Key: "/q", Value: []byte("v")})
+	ours, err := store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: func() (*tls.Config, error) { return client, nil }, Secret: secret})
+	require.NoError(t, err)
+	defer ours.Close()
+	v, err := store.Prefix(ours, "python/").Pop(s.ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, "v", string(v))
+	_, err = store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: func() (*tls.Config, error) { return client, nil }})
+	require.ErrorIs(t, err, store.ErrDenied, "others have to know the secret")
+}
+
+func TestAPrefixToRead(t *testing.T) {
+	s := serve(t, &torchstore.Protocol{}, &store.Server{Access: []store.Access{{Protocol: "torch", Prefix: "p/"}}})
+	require.NoError(t, s.Set(s.ctx, "p/a", []byte("1"), nil))
+	c := s.client(t)
+	require.EqualValues(t, tcpstore.StopWaiting, c.call(wait("/a")).N)
+	require.Equal(t, "1", string(c.call(get("/a")).Value))
+	c.send(set("/a", "2"))
+	c.closed()
+	s.says(t, "no right to write")
+	_, err := store.Dial(s.ctx, s.addr, nil)
+	require.ErrorIs(t, err, store.ErrDenied)
+	require.ErrorContains(t, err, "other protocols only")
+}
+
+func TestAccessForAProtocol(t *testing.T) {
+	for says, access := range map[string][]store.Access{
+		`does not speak "tensorflow": it speaks ["torch"]`: {{Protocol: "tensorflow"}},
+		"there is another prefix":                          {{Protocol: "torch", Prefix: "a"}, {Protocol: "torch", Prefix: "b"}},
+		"a protocol, and a secret":                         {{Protocol: "torch", Secret: secret}},
+	} {
+		srv := &store.Server{Access: access, Protocols: []store.Protocol{&torchstore.Protocol{}}}
+		err := srv.Check(nil)
+		require.ErrorIs(t, err, store.ErrInvalid, says)
+		require.ErrorContains(t, err, says)
+	}
+}
+
+// The limits of a server hold for all its protocols.
+func TestServerLimits(t *testing.T) {
+	s := serve(t, &torchstore.Protocol{}, &store.Server{Limits: store.ServerLimits{PerAddr: 2, Handshake: 200 * time.Millisecond}})
+	one, half := s.client(t), s.raw(t, tcpstore.C)
+	half.write([]byte(tcpstore.Preface[:3]))
+	third := s.raw(t, tcpstore.C)
+	third.send(of(tcpstore.OpValidate))
+	_, _ = third.Read(make([]byte, 1))
+	s.says(t, "the limit is 2 connections from one address")
+	half.closed()
+	s.says(t, "i/o timeout")
+	one.works() // it has said nothing for longer than a handshake may take
+	s.client(t).works()
+}
+
+// The second connection of an old client says nothing: it may stay.
+func TestIdleFromTheStart(t *testing.T) {
+	short := store.ServerLimits{Handshake: 100 * time.Millisecond}
+	s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, &store.Server{Limits: short})
+	idle := s.raw(t, tcpstore.A)
+	s.raw(t, tcpstore.A).write([]byte(tcpstore.Preface[:3])) // its time is over later than idle's
+	s.says(t, "i/o timeout")
+	idle.works()
+	s = serve(t, &torchstore.Protocol{}, &store.Server{Limits: short})
+	s.raw(t, tcpstore.C).closed()
+}
+
+func TestOlderGenerations(t *testing.T) {
+	for _, g := range []tcpstore.Generation{tcpstore.A, tcpstore.B} {
+		t.Run(g.String(), func(t *testing.T) {
+			s := serve(t, &torchstore.Protocol{Older: g}, nil)
+			c, now := s.raw(t, g), s.client(t)
+			c.send(set("/a", strings.Repeat("a", 200)))
+			require.EqualValues(t, tcpstore.StopWaiting, c.call(wait("/a")).N)
+			require.EqualValues(t, 3, c.call(add("/n", 3)).N)
+			require.EqualValues(t, 4, now.call(add("/n", 1)).N)
+			require.EqualValues(t, 2, c.call(of(tcpstore.OpGetNumKeys)).N)
+			if g == tcpstore.B {
+				c.send(wait("/never"))
+				require.EqualValues(t, tcpstore.WaitCanceled, c.call(of(tcpstore.OpCancelWait)).N)
+			}
+			c.works()
+			none := serve(t, &torchstore.Protocol{}, nil)
+			c = none.raw(t, g)
+			c.send(set("/a", "1"))
+			c.closed()
+		})
+	}
+}
+
+func TestWatchKey(t *testing.T) {
+	s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
+	c, watcher := s.raw(t, tcpstore.A), s.raw(t, tcpstore.A)
+	require.EqualValues(t, tcpstore.Registered, watcher.call(tcpstore.Request{Op: tcpstore.OpWatchKey, Key: "/k"}).N)
+	event := func(what int64, old, now string) {
+		t.Helper()
+		rep := watcher.reply(tcpstore.OpWatchKey, 0)
+		require.Equal(t, tcpstore.Reply{N: what, Key: "/k", Old: []byte(old), Value: []byte(now), Keys: rep.Keys, Values: rep.Values}, rep)
+	}
+	c.send(set("/other", "0"), set("/k1", "0"), set("/k", "1"))
+	event(tcpstore.Created, "", "1")
+	c.call(add("/k", 4))
+	event(tcpstore.Updated, "1", "5")
+	_, err := s.Delete(s.ctx, "k")
+	require.NoError(t, err)
+	event(tcpstore.Deleted, "5", "")
+	c.works()
+}

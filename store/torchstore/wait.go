@@ -1,0 +1,86 @@
+package torchstore
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// wait answers when all keys exist, or queues of their names have something in them.
+func (p *peer) wait(ctx context.Context, req *tcpstore.Request) error {
+	if all, err := p.all(ctx, req.Keys); err != nil {
+		return err
+	} else if all {
+		return p.answer(req.Op, tcpstore.Reply{N: tcpstore.StopWaiting})
+	}
+	keys := make([]string, len(req.Keys))
+	for i, k := range req.Keys {
+		keys[i] = strings.Clone(keyOf(k))
+	}
+	return p.later(req.Op, func(ctx context.Context) (int64, error) { return p.awaitOrMourn(ctx, keys) })
+}
+
+// awaitOrMourn waits for keys, or for the loss of a rank that was to set one: the answer is then one at which PyTorch raises an error.
+func (p *peer) awaitOrMourn(ctx context.Context, keys []string) (answer int64, err error) {
+	if len(p.protocol.Ranks) == 0 {
+		return tcpstore.StopWaiting, p.await(ctx, keys)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mourning sync.WaitGroup
+	mourning.Go(func() { cancel(p.mourn(ctx, keys)) })
+	err = p.await(ctx, keys)
+	lost, isLost := errors.AsType[*lostError](context.Cause(ctx))
+	cancel(nil)
+	mourning.Wait()
+	if err == nil || !isLost {
+		return tcpstore.StopWaiting, err
+	}
+	p.protocol.log().Warn("a wait has failed", "peer", p.in.conn.RemoteAddr(), "reason", lost)
+	return tcpstore.WaitCanceled, nil
+}
+
+// await waits for one key after the other, as PyTorch's server does: one that is deleted again has been there.
+func (p *peer) await(ctx context.Context, keys []string) error {
+	for _, k := range keys {
+		is, err := p.exists(ctx, k)
+		if err == nil && !is {
+			err = p.awaitOne(ctx, k)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitOne waits for a key or a queue.
+func (p *peer) awaitOne(ctx context.Context, key string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var queue, entry error
+	var both sync.WaitGroup
+	both.Go(func() {
+		if queue = p.awaitEntry(ctx, store.QueueKey(key)); queue == nil {
+			cancel()
+		}
+	})
+	if entry = p.awaitEntry(ctx, key); entry == nil {
+		cancel()
+	}
+	both.Wait()
+	if queue == nil {
+		return nil
+	}
+	return entry
+}
+
+func (p *peer) awaitEntry(ctx context.Context, key string) error {
+	_, err := there(p.store.Do(ctx, &wire.Request{Op: wire.OpWait, Keys: []string{key}}, new(wire.Reply)))
+	return err
+}

@@ -1,0 +1,96 @@
+package torchstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// mostWatched bounds the keys that one connection watches.
+const mostWatched = 1024
+
+// watchKey tells the client of all changes of a key from now on.
+func (p *peer) watchKey(ctx context.Context, req *tcpstore.Request) error {
+	if p.watched++; p.watched > mostWatched {
+		return fmt.Errorf("more than %d keys", mostWatched)
+	}
+	sent := strings.Clone(req.Key)
+	rev, value, err := p.snapshot(ctx, keyOf(sent))
+	if err != nil {
+		return err
+	}
+	if err := p.answer(req.Op, tcpstore.Reply{N: tcpstore.Registered}); err != nil {
+		return err
+	}
+	p.running.Go(func() {
+		if err := p.follow(sent, rev, value); p.life.Err() == nil {
+			p.fail(fmt.Errorf("%v: %w", tcpstore.OpWatchKey, err))
+		}
+	})
+	return nil
+}
+
+// snapshot is the value of key after a revision, nil if there is none. All changes of the key up to then are in it.
+func (p *peer) snapshot(ctx context.Context, key string) (store.Revision, []byte, error) {
+	rev, err := p.store.Revision(ctx)
+	if err != nil {
+		return 0, nil, err
+	}
+	var rep wire.Reply
+	err = p.store.Do(ctx, &wire.Request{Op: wire.OpGet, Key: key}, &rep)
+	if errors.Is(err, store.ErrNotFound) {
+		return rev, nil, nil
+	}
+	return max(rev, store.Revision(rep.Rev)), rep.Value, err
+}
+
+// follow tells of what changes after rev, when the key had a value.
+func (p *peer) follow(sent string, rev store.Revision, value []byte) error {
+	key := keyOf(sent)
+	for {
+		for e, err := range p.store.Watch(p.life, key, rev) {
+			if err == nil && e.Key == key {
+				err = p.tell(sent, value, e.Value, e.Deleted)
+				value = e.Value
+			}
+			if errors.Is(err, store.ErrCompacted) {
+				break
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if p.life.Err() != nil {
+			return p.life.Err()
+		}
+		now, v, err := p.snapshot(p.life, key) // more has changed than the store keeps: what it was is lost, what it is now is not
+		if err == nil && !bytes.Equal(value, v) {
+			err = p.tell(sent, value, v, v == nil)
+		}
+		if err != nil {
+			return err
+		}
+		rev, value = now, v
+	}
+}
+
+// tell sends one change.
+func (p *peer) tell(sent string, old, now []byte, deleted bool) error {
+	rep := tcpstore.Reply{N: tcpstore.Updated, Key: sent, Old: old, Value: now}
+	switch {
+	case deleted:
+		rep.N = tcpstore.Deleted
+	case old == nil:
+		rep.N = tcpstore.Created
+	}
+	if err := p.answer(tcpstore.OpWatchKey, rep); err != nil {
+		return err
+	}
+	return p.out.flush()
+}
