@@ -86,12 +86,19 @@ func (p python) host(t *testing.T) *host {
 // do has it evaluate an expression, and returns what it says.
 func (h *host) do(t *testing.T, format string, args ...any) string {
 	t.Helper()
+	said := h.try(t, format, args...)
+	require.NotContains(t, said, "error ")
+	return said
+}
+
+// try is do for what may fail.
+func (h *host) try(t *testing.T, format string, args ...any) string {
+	t.Helper()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	_, err := fmt.Fprintf(h.in, format+"\n", args...)
 	require.NoError(t, err)
 	require.True(t, h.out.Scan())
-	require.NotContains(t, h.out.Text(), "error ")
 	return h.out.Text()
 }
 
@@ -176,6 +183,45 @@ func TestJoinTheWorldOfAHost(t *testing.T) {
 			defer joining.Wait()
 			joining.Go(func() { dial(t, addr, &torchstore.Options{Generation: h.g, Join: true}) }) // which retries until somebody listens
 			require.Equal(t, port, h.do(t, "dist.TCPStore('127.0.0.1', %s, 2, True, timedelta(seconds=30)).port", port))
+		})
+	}
+}
+
+// A host says how many have come, and that its port is taken: by us as by anybody.
+func TestWhatHostsSay(t *testing.T) {
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			s := serve(t, &torchstore.Protocol{}, nil)
+			_, port, _ := strings.Cut(s.addr, ":")
+			h := p.host(t)
+			said := h.try(t, "new(port=%s)", port)
+			require.Contains(t, said, "error ")
+			require.Contains(t, said, port)
+			if p.g == tcpstore.C { // older ones go on without the others
+				require.Contains(t, h.try(t, "dist.TCPStore('127.0.0.1', 0, 3, True, timedelta(seconds=1))"), "1/3 clients joined")
+			}
+		})
+	}
+}
+
+// An unmodified client that waits for a lost rank raises an error at once, not at its timeout, and can go on.
+func TestPythonHearsOfALoss(t *testing.T) {
+	for _, p := range pythons() {
+		t.Run(p.name, func(t *testing.T) {
+			s := serve(t, &torchstore.Protocol{Older: tcpstore.A, Ranks: []string{"ready/{rank}", "part/{rank}/*"}}, nil)
+			h := p.host(t)
+			_, port, _ := strings.Cut(s.addr, ":")
+			h.do(t, "stores.update(c=dist.TCPStore('127.0.0.1', %s, None, False, timedelta(seconds=300)))", port)
+			peer := s.client(t)
+			peer.send(set("/ready/1", "yes"))
+			require.Equal(t, "b'yes'", h.do(t, "stores['c'].get('ready/1')"))
+			said := make(chan string, 1)
+			go func() { said <- h.try(t, "stores['c'].get('part/1/x')") }()
+			peer.silent()
+			_ = peer.Close()
+			require.Contains(t, <-said, "error ")
+			require.Equal(t, "None", h.do(t, "stores['c'].set('k', 'v')"))
+			require.Equal(t, "b'v'", h.do(t, "stores['c'].get('k')"))
 		})
 	}
 }

@@ -20,7 +20,7 @@ func ExampleProtocol() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	go srv.Serve(l)
+	go func() { _ = srv.Serve(l) }()
 
 	// What Python would do is done by our own client here.
 	ctx := context.Background()
@@ -53,7 +53,7 @@ func ExampleDial() {
 		log.Fatal(err)
 	}
 	srv := &store.Server{Engine: new(store.Memory), Protocols: []store.Protocol{&torchstore.Protocol{}}}
-	go srv.Serve(l)
+	go func() { _ = srv.Serve(l) }()
 	defer srv.Close()
 	defer srv.Engine.Close()
 

@@ -58,9 +58,6 @@ type service struct {
 	ctx  context.Context
 }
 
-// Close is the Server's, and not the Store's.
-func (s *service) Close() error { return s.Server.Close() }
-
 // serve runs a server that speaks p; srv is nil for a Memory on a port of the loopback.
 func serve(t testing.TB, p *torchstore.Protocol, srv *store.Server) *service {
 	t.Helper()
