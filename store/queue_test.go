@@ -121,9 +121,8 @@ func TestAddWithATTLIsKept(t *testing.T) {
 	require.NoError(t, m.Close())
 	m = &store.Memory{Dir: dir}
 	defer m.Close()
-	for e, err := range store.New(m).List(ctx, "") {
-		require.NoError(t, err)
-		require.Equal(t, "1", string(e.Value))
-		require.InDelta(t, time.Hour, e.TTL, float64(time.Minute))
-	}
+	var rep wire.Reply
+	require.NoError(t, store.New(m).Do(ctx, &wire.Request{Op: wire.OpList}, &rep))
+	require.Equal(t, []string{"n"}, rep.Keys)
+	require.InDelta(t, time.Hour, rep.Nums[1], float64(time.Minute))
 }
