@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 func ExampleStore_Push() {
@@ -108,4 +110,19 @@ func TestQueueIsFIFO(t *testing.T) {
 	v, err := s.Get(bounded(t), "q")
 	require.NoError(t, err)
 	require.Equal(t, "a key is no queue", string(v))
+}
+
+// The TTL that Add gives to what it makes is kept on the disk with it.
+func TestAddWithATTLIsKept(t *testing.T) {
+	dir, ctx := t.TempDir(), bounded(t)
+	m := &store.Memory{Dir: dir}
+	err := store.New(m).Do(ctx, &wire.Request{Op: wire.OpAdd, Key: "n", Delta: 1, TTL: time.Hour}, new(wire.Reply))
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	m = &store.Memory{Dir: dir}
+	defer m.Close()
+	var rep wire.Reply
+	require.NoError(t, store.New(m).Do(ctx, &wire.Request{Op: wire.OpList}, &rep))
+	require.Equal(t, []string{"n"}, rep.Keys)
+	require.InDelta(t, time.Hour, rep.Nums[1], float64(time.Minute))
 }

@@ -120,11 +120,31 @@ func (p *peer) multiGet(ctx context.Context, req *tcpstore.Request) error {
 
 // value answers with the value of a key; one that is missing is empty.
 func (p *peer) value(ctx context.Context, key string) error {
-	v, err := p.store.Get(ctx, keyOf(key))
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
+	q := &p.question
+	switch err := q.ask(ctx, p.store, keyOf(key)); {
+	case q.rep.Code == wire.CodeCounted: // to read it is a change
+		v, err := p.store.Get(ctx, keyOf(key))
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			return err
+		}
+		q.rep.Value = v
+	case err != nil && !errors.Is(err, store.ErrNotFound):
 		return err
 	}
-	return p.answer(tcpstore.OpGet, tcpstore.Reply{Value: v})
+	err := p.answer(tcpstore.OpGet, tcpstore.Reply{Value: q.rep.Value})
+	*q = question{} // it may have been a large one
+	return err
+}
+
+// question is room for a read, which is used again and again: reads are most of what clients do.
+type question struct {
+	req wire.Request
+	rep wire.Reply
+}
+
+func (q *question) ask(ctx context.Context, s *store.Store, key string) error {
+	q.req, q.rep = wire.Request{Op: wire.OpGet, Key: key}, wire.Reply{}
+	return s.Do(ctx, &q.req, &q.rep)
 }
 
 func (p *peer) add(ctx context.Context, req *tcpstore.Request) error {
@@ -162,7 +182,7 @@ func (p *peer) check(ctx context.Context, req *tcpstore.Request) error {
 // all reports whether all keys exist.
 func (p *peer) all(ctx context.Context, keys []string) (bool, error) {
 	for _, k := range keys {
-		if is, err := p.exists(ctx, keyOf(k)); !is || err != nil {
+		if is, err := p.exists(ctx, &p.question, keyOf(k)); !is || err != nil {
 			return false, err
 		}
 	}
@@ -170,20 +190,16 @@ func (p *peer) all(ctx context.Context, keys []string) (bool, error) {
 }
 
 // exists reports whether there is a key, or a queue with something in it.
-func (p *peer) exists(ctx context.Context, key string) (bool, error) {
-	is, err := p.isThere(ctx, key)
+func (p *peer) exists(ctx context.Context, q *question, key string) (bool, error) {
+	is, err := there(q.ask(ctx, p.store, key))
 	if is || err != nil {
 		return is, err
 	}
-	is, err = p.isThere(ctx, store.QueueKey(key))
+	is, err = there(q.ask(ctx, p.store, store.QueueKey(key)))
 	if errors.Is(err, store.ErrTooLarge) { // there can be no queue of this name
 		return false, nil
 	}
 	return is, err
-}
-
-func (p *peer) isThere(ctx context.Context, key string) (bool, error) {
-	return there(p.store.Do(ctx, &wire.Request{Op: wire.OpGet, Key: key}, new(wire.Reply)))
 }
 
 // there is what the error of a read says of a key.

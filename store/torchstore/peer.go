@@ -35,6 +35,7 @@ type peer struct {
 	waiting    *waiting     // WAIT or BARRIER, the last that there was
 	watched    int          // keys
 	ranks      map[int]bool // that the client has shown to be
+	question   question
 }
 
 // serve serves the connection until it ends, or ctx.

@@ -124,6 +124,7 @@ func (e *lostError) Error() string {
 
 // mourn returns when one of keys is missing whose rank is lost, or with ctx.
 func (p *peer) mourn(ctx context.Context, keys []string) error {
+	var q question
 	for {
 		event := p.protocol.ranks.next()
 		for _, k := range keys {
@@ -131,7 +132,7 @@ func (p *peer) mourn(ctx context.Context, keys []string) error {
 			if !ok || !p.protocol.ranks.isLost(rank) {
 				continue
 			}
-			if is, err := p.exists(ctx, k); err != nil {
+			if is, err := p.exists(ctx, &q, k); err != nil {
 				return err
 			} else if !is {
 				return &lostError{rank, k}

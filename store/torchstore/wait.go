@@ -47,8 +47,9 @@ func (p *peer) awaitOrMourn(ctx context.Context, keys []string) (answer int64, e
 
 // await waits for one key after the other, as PyTorch's server does: one that is deleted again has been there.
 func (p *peer) await(ctx context.Context, keys []string) error {
+	var q question
 	for _, k := range keys {
-		is, err := p.exists(ctx, k)
+		is, err := p.exists(ctx, &q, k)
 		if err == nil && !is {
 			err = p.awaitOne(ctx, k)
 		}
