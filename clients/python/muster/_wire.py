@@ -217,16 +217,16 @@ _VOTE = struct.Struct("<iBBB")
 
 # Parts of a request's body.
 _TIMEOUT, _KEY, _KEYS, _VALUE, _OLD, _DELTA, _TTL, _READS, _REV = (1 << i for i in range(9))
-_SEAT, _ROLL, _CAST, _BALLOT, _NO, _NUMBER, _LEASE, _RESUME = (1 << i for i in range(9, 17))
+_SEAT, _ROLL, _CAST, _BALLOT, _NO, _NUMBER, _LEASE, _RESUME, _LIFE = (1 << i for i in range(9, 18))
 
 _FIELDS = {
     Op.HELLO: _TIMEOUT | _KEY | _VALUE | _OLD | _RESUME,
     Op.GET: _KEY,
     Op.SET: _NUMBER | _KEY | _VALUE | _TTL | _READS | _LEASE,
     Op.WAIT: _TIMEOUT | _KEYS,
-    Op.ADD: _NUMBER | _KEY | _DELTA,
-    Op.SWAP: _NUMBER | _KEY | _VALUE | _OLD,
-    Op.APPEND: _NUMBER | _KEY | _VALUE,
+    Op.ADD: _NUMBER | _KEY | _DELTA | _LIFE,
+    Op.SWAP: _NUMBER | _KEY | _VALUE | _OLD | _LIFE,
+    Op.APPEND: _NUMBER | _KEY | _VALUE | _LIFE,
     Op.DELETE: _NUMBER | _KEYS,
     Op.LIST: _KEY | _KEYS | _DELTA,
     Op.CHANGES: _TIMEOUT | _KEY | _REV,
@@ -249,7 +249,7 @@ _FIELDS = {
 }
 
 # Which optional parts a request's body has.
-_FLAG_VALUE, _FLAG_OLD, _FLAG_NO, _FLAG_NUMBER, _FLAG_LEASE, _FLAG_RESUME = (1 << i for i in range(6))
+_FLAG_VALUE, _FLAG_OLD, _FLAG_NO, _FLAG_NUMBER, _FLAG_LEASE, _FLAG_RESUME, _FLAG_LIFE = (1 << i for i in range(7))
 
 
 def text(s: str) -> bytes:
@@ -288,6 +288,9 @@ def encode(r: Request) -> bytearray:
     if f & _DELTA:
         out += _I64.pack(r.delta)
     if f & _TTL:
+        out += _I64.pack(r.ttl)
+    if f & _LIFE and r.ttl:
+        flags |= _FLAG_LIFE
         out += _I64.pack(r.ttl)
     if f & _READS:
         out += _U32.pack(r.reads)
