@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/spf13/cobra"
 )
 
@@ -42,7 +43,7 @@ func parameters() []parameter {
 // flags registers --store and --timeout; 0 is as long as it takes.
 func (r *remote) flags(cmd *cobra.Command, timeout time.Duration) {
 	f := cmd.Flags()
-	f.StringVar(&r.url, "store", "", "`URL` of the store, muster://host:port[/prefix][?secret-file=…]; or set MUSTER_STORE")
+	f.StringVar(&r.url, "store", "", "`URL` of the store, muster://host:port[/prefix][?secret-file=…], or tcp://host:port that PyTorch hosts; or set MUSTER_STORE")
 	r.secure = parameters()
 	for i := range r.secure {
 		p := &r.secure[i]
@@ -84,13 +85,15 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 func (r *remote) open() (*store.Store, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
 	defer cancel()
-	return store.Open(ctx, r.target())
+	schemes := store.Builtin()
+	schemes["tcp"] = torchstore.Open
+	return schemes.Open(ctx, r.target())
 }
 
 // target is the store's URL with the parameters that flags and variables give. What the URL says itself comes first, then flags.
 func (r *remote) target() string {
 	u, err := url.Parse(r.url)
-	if err != nil {
+	if err != nil || u.Scheme == "tcp" { // PyTorch has neither secrets nor TLS
 		return r.url
 	}
 	q, err := url.ParseQuery(u.RawQuery)
@@ -142,8 +145,8 @@ func checkURL(raw string) error {
 		return fmt.Errorf("it is no URL: muster://%s perhaps?", raw)
 	case err != nil || u.Host == "":
 		return errors.New("it is no URL of the form muster://host:port")
-	case u.Scheme != "muster":
-		return fmt.Errorf("%s:// is not known here, only muster://host:port", u.Scheme)
+	case u.Scheme != "muster" && u.Scheme != "tcp":
+		return fmt.Errorf("%s:// is not known here, only muster://host:port, and tcp://host:port that PyTorch hosts", u.Scheme)
 	}
 	return checkPort(u.Host)
 }

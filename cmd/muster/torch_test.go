@@ -71,6 +71,18 @@ func TestServeTorch(t *testing.T) {
 	}
 }
 
+// A store that PyTorch hosts can be looked into: here it is ours, which speaks as PyTorch's does.
+func TestStoreOfTorch(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	tcp := strings.Replace(url, "muster://", "tcp://", 1)
+	run(t, "set", "--store", tcp, "key", "value").wants(t, 0, "", "")
+	run(t, "get", "--store", tcp, "key").wants(t, 0, "value\n", "")
+	run(t, "get", "--store", url, "key").wants(t, 0, "value\n", "")
+	run(t, "add", "--store", tcp, "n", "5").wants(t, 0, "5\n", "")
+	run(t, "set", "--store", tcp, "key", "value", "--ttl", "1m").wants(t, 1, "", "unsupported")
+}
+
 // Two agents of torchrun, with two ranks each, meet in a store that we host.
 func TestTorchrun(t *testing.T) {
 	cache, _ := os.UserCacheDir()
