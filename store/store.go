@@ -151,6 +151,13 @@ func (s *Store) Swap(ctx context.Context, key string, old, new []byte) (now []by
 	return rep.Value, err
 }
 
+// SwapFor is Swap, and gives the entry that it makes a time to live. SwapFor(v, v) gives one that is still the same its time anew.
+func (s *Store) SwapFor(ctx context.Context, key string, old, new []byte, ttl time.Duration) (now []byte, err error) {
+	var rep wire.Reply
+	err = s.Do(ctx, &wire.Request{Op: wire.OpSwap, Key: key, Old: old, Value: new, TTL: ttl}, &rep)
+	return rep.Value, err
+}
+
 // Append appends to the value of key, which starts empty, and returns its new length. TTL and reads stay.
 func (s *Store) Append(ctx context.Context, key string, value []byte) (int, error) {
 	var rep wire.Reply
@@ -201,6 +208,28 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[Entry, error]
 			for i, k := range rep.Keys {
 				e := Entry{k, rep.Values[i], Revision(rep.Nums[2*i]), time.Duration(rep.Nums[2*i+1])}
 				if !yield(e, nil) {
+					return
+				}
+			}
+			if rep.N == 0 { // nothing left
+				return
+			}
+			after = rep.Keys[len(rep.Keys)-1:]
+		}
+	}
+}
+
+// Keys gives the keys that start with prefix, as List does, without what they hold.
+func (s *Store) Keys(ctx context.Context, prefix string) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for after := []string(nil); ; {
+			var rep wire.Reply
+			if err := s.Do(ctx, &wire.Request{Op: wire.OpList, Key: prefix, Keys: after, Delta: -listPage}, &rep); err != nil {
+				yield("", err)
+				return
+			}
+			for _, k := range rep.Keys {
+				if !yield(k, nil) {
 					return
 				}
 			}

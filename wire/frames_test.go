@@ -77,6 +77,18 @@ var goldenRequests = []struct {
 		wire.Request{Op: wire.OpAppend, ID: 10, Key: "k", Value: []byte("v")},
 		"0a000000 0a 01 0000 0a00000000000000 | 01000000 6b  01000000 76",
 	},
+	{
+		wire.Request{Op: wire.OpAdd, ID: 8, Key: "n", Delta: -2, TTL: 2},
+		"15000000 08 40 0000 0800000000000000 | 01000000 6e  feffffffffffffff  0200000000000000",
+	},
+	{
+		wire.Request{Op: wire.OpSwap, ID: 9, Key: "k", Value: []byte("new"), Old: []byte{}, TTL: 2},
+		"18000000 09 43 0000 0900000000000000 | 01000000 6b  03000000 6e6577  00000000  0200000000000000",
+	},
+	{
+		wire.Request{Op: wire.OpAppend, ID: 10, Key: "k", Value: []byte("v"), TTL: 2},
+		"12000000 0a 41 0000 0a00000000000000 | 01000000 6b  01000000 76  0200000000000000",
+	},
 	{wire.Request{Op: wire.OpDelete, ID: 11, Keys: []string{"a"}}, "09000000 0b 00 0000 0b00000000000000 | 01000000  01000000 61"},
 	{
 		wire.Request{Op: wire.OpList, ID: 12, Key: "p", Keys: []string{"a"}, Delta: 3},
@@ -397,10 +409,10 @@ func TestRequestTrailing(t *testing.T) {
 
 // TestUnknownFlags: a flag that the operation does not have is refused, whatever the body.
 func TestUnknownFlags(t *testing.T) {
-	const value, old, no, number, lease, resume = 1, 2, 4, 8, 16, 32
+	const value, old, no, number, lease, resume, ttl = 1, 2, 4, 8, 16, 32, 64
 	allowed := map[wire.Op]uint8{
-		wire.OpHello: value | old | resume, wire.OpSet: number | value | lease, wire.OpAdd: number, wire.OpSwap: number | value | old,
-		wire.OpAppend: number | value, wire.OpDelete: number, wire.OpJoin: value, wire.OpLeave: number | no, wire.OpCollect: value | no,
+		wire.OpHello: value | old | resume, wire.OpSet: number | value | lease, wire.OpAdd: number | ttl, wire.OpSwap: number | value | old | ttl,
+		wire.OpAppend: number | value | ttl, wire.OpDelete: number, wire.OpJoin: value, wire.OpLeave: number | no, wire.OpCollect: value | no,
 		wire.OpSend: number | value, wire.OpExpire: number, wire.OpTake: number, wire.OpGrant: number, wire.OpKeep: lease,
 		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value,
 	}

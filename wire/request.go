@@ -15,8 +15,8 @@ type Request struct {
 	Keys    []string
 	Value   []byte        // a value, a payload, a member; OpSwap: nil is "absent"
 	Old     []byte        // OpSwap: nil is "absent"
-	Delta   int64         // OpAdd; OpList: how many at most
-	TTL     time.Duration // the entry, or the message, goes when it has passed; 0 is never
+	Delta   int64         // OpAdd; OpList: how many at most; below 0 it is so many keys without their values
+	TTL     time.Duration // the entry, or the message, goes when it has passed; 0 is never; OpAdd, OpAppend: if they make it
 	Reads   uint32        // the entry goes with its last read; 0 is never
 	Rev     uint64        // OpChanges: after this revision; OpHello: the incarnation that Resume is of; OpBackup: from this byte on
 	Lease   uint64        // OpSet: the entry goes with it; OpKeep, OpRevoke: this one
@@ -119,6 +119,7 @@ const (
 	fNumber // number, acked
 	fLease  // lease
 	fResume // resume, rev
+	fLife   // ttl, if it is not 0
 )
 
 // fields says which parts each operation's body has.
@@ -130,9 +131,9 @@ var fields = [opEnd]field{
 	OpGet:     fKey,
 	OpSet:     fNumber | fKey | fValue | fTTL | fReads | fLease,
 	OpWait:    fTimeout | fKeys,
-	OpAdd:     fNumber | fKey | fDelta,
-	OpSwap:    fNumber | fKey | fValue | fOld,
-	OpAppend:  fNumber | fKey | fValue,
+	OpAdd:     fNumber | fKey | fDelta | fLife,
+	OpSwap:    fNumber | fKey | fValue | fOld | fLife,
+	OpAppend:  fNumber | fKey | fValue | fLife,
 	OpDelete:  fNumber | fKeys,
 	OpList:    fKey | fKeys | fDelta,
 	OpChanges: fTimeout | fKey | fRev,
@@ -162,6 +163,7 @@ const (
 	flagNumber                   // Number is not 0
 	flagLease                    // Lease is not 0
 	flagResume                   // Resume is not 0
+	flagLife                     // TTL is not 0, where it may be left out
 )
 
 // AppendRequest appends r as one frame.
@@ -194,6 +196,9 @@ func AppendRequest(b []byte, r *Request) []byte {
 	if f&fTTL != 0 {
 		b = appendDuration(b, r.TTL)
 	}
+	if f&fLife != 0 && r.TTL != 0 {
+		b = appendDuration(b, r.TTL)
+	}
 	if f&fReads != 0 {
 		b = appendU32(b, r.Reads)
 	}
@@ -223,6 +228,7 @@ func (r *Request) flags(f field) (flags uint8) {
 	set(fNumber, r.Number != 0, flagNumber)
 	set(fLease, r.Lease != 0, flagLease)
 	set(fResume, r.Resume != 0, flagResume)
+	set(fLife, r.TTL != 0, flagLife)
 	return flags
 }
 
@@ -294,6 +300,10 @@ func (r *Request) Parse(h Header, body []byte) error {
 	if f&fTTL != 0 {
 		r.TTL = p.duration()
 	}
+	if h.Flags&flagLife != 0 {
+		r.TTL = p.duration()
+		p.present(uint64(r.TTL))
+	}
 	if f&fReads != 0 {
 		r.Reads = p.u32()
 	}
@@ -331,6 +341,9 @@ func requestFlags(f field) (flags uint8) {
 	}
 	if f&fResume != 0 {
 		flags |= flagResume
+	}
+	if f&fLife != 0 {
+		flags |= flagLife
 	}
 	return flags
 }

@@ -68,9 +68,11 @@ func (m *Machine) consume(e *entry) {
 	}
 }
 
+const negativeTTL = "negative TTL"
+
 func (m *Machine) set(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
-		return refuse(rep, wire.CodeInvalid, "negative TTL")
+		return refuse(rep, wire.CodeInvalid, negativeTTL)
 	}
 	var l *lease
 	if req.Lease != 0 {
@@ -85,11 +87,16 @@ func (m *Machine) set(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	m.renew(e)
 	m.attach(e, l)
 	e.reads = req.Reads
-	if req.TTL > 0 {
-		m.expiries.arm(e, m.after(req.TTL))
-	}
+	m.endIn(e, req.TTL)
 	m.wake(req.Key)
 	return true
+}
+
+// endIn has e go when ttl has passed, if it is not 0.
+func (m *Machine) endIn(e *entry, ttl Time) {
+	if ttl > 0 {
+		m.expiries.arm(e, m.after(ttl))
+	}
 }
 
 // renew makes e an entry for ever.
@@ -100,8 +107,12 @@ func (m *Machine) renew(e *entry) {
 }
 
 func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
+	if req.TTL < 0 {
+		return refuse(rep, wire.CodeInvalid, negativeTTL)
+	}
 	var old int64
-	if e := m.lookup(req.Key); e != nil {
+	before := m.lookup(req.Key)
+	if e := before; e != nil {
 		n, err := strconv.ParseInt(string(e.val()), 10, 64)
 		if err != nil {
 			return refuse(rep, wire.CodeInvalid, "what is there is not a decimal number")
@@ -115,12 +126,18 @@ func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if e == nil {
 		return true
 	}
+	if before == nil {
+		m.endIn(e, req.TTL)
+	}
 	rep.N = old + req.Delta
 	m.wake(req.Key)
 	return true
 }
 
 func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
+	if req.TTL < 0 {
+		return refuse(rep, wire.CodeInvalid, negativeTTL)
+	}
 	e := m.lookup(req.Key)
 	if e == nil && req.Old != nil {
 		rep.Code = wire.CodeConflict
@@ -140,21 +157,29 @@ func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return true
 	}
 	m.renew(e)
+	m.endIn(e, req.TTL)
 	rep.Value = e.val()
 	m.wake(req.Key)
 	return true
 }
 
 func (m *Machine) append(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
+	if req.TTL < 0 {
+		return refuse(rep, wire.CodeInvalid, negativeTTL)
+	}
 	var old []byte
-	if e := m.lookup(req.Key); e != nil {
-		old = e.val()
+	before := m.lookup(req.Key)
+	if before != nil {
+		old = before.val()
 	}
 	n := len(old) + len(req.Value)
 	// Room behind old is nobody's but ours, and is written once: those who still read old do not see it.
 	e := m.put(req.Key, append(old, req.Value...), rep)
 	if e == nil {
 		return true
+	}
+	if before == nil {
+		m.endIn(e, req.TTL)
 	}
 	rep.N = int64(n)
 	m.wake(req.Key)
@@ -237,9 +262,12 @@ const (
 
 // list answers a page; N is 1 if there is more.
 func (m *Machine) list(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
-	limit := int64(pageKeys)
-	if req.Delta > 0 {
+	limit, values := int64(pageKeys), req.Delta >= 0
+	switch {
+	case req.Delta > 0:
 		limit = min(limit, req.Delta)
+	case req.Delta < 0:
+		limit = min(limit, -max(req.Delta, -limit))
 	}
 	from, after := req.Key, len(req.Keys) > 0
 	if after {
@@ -266,9 +294,12 @@ func (m *Machine) list(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 			left = max(m.expiries.at(e)-m.now, 1)
 		}
 		rep.Keys = append(rep.Keys, key)
-		rep.Values = append(rep.Values, e.val())
 		rep.Nums = append(rep.Nums, int64(e.rev), int64(left))
-		bytes += size(key, e.val())
+		bytes += int64(len(key))
+		if values {
+			rep.Values = append(rep.Values, e.val())
+			bytes += int64(len(e.val()))
+		}
 		return true
 	})
 	rep.Rev = m.rev

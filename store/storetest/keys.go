@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
 )
 
 var keyChecks = []check{
@@ -268,6 +269,7 @@ var listChecks = []check{
 	{"tells the revision of the last change", listRevision, []Feature{List, Watch}},
 	{"has the empty key too", listEmptyKey, []Feature{List}},
 	{"may be left early", listBreak, []Feature{List}},
+	{"of keys alone has all of them", keysAlone, []Feature{List}},
 }
 
 func (w *world) list(s *store.Store, prefix string) (entries []store.Entry) {
@@ -341,6 +343,27 @@ func listLarge(t *testing.T, w *world) {
 	for i, e := range entries {
 		same(t, "length", len(e.Value), 600<<10+i)
 	}
+}
+
+func keysAlone(t *testing.T, w *world) {
+	s := w.store()
+	var want []string
+	for i := range 1500 {
+		want = append(want, fmt.Sprintf("many/%04d", i))
+	}
+	w.set(s, want...)
+	w.set(s, "other")
+	var got []string
+	for k, err := range s.Keys(w.ctx, "many/") {
+		good(t, err)
+		got = append(got, k)
+	}
+	same(t, "keys", got, want)
+	var rep wire.Reply
+	good(t, s.Do(w.ctx, &wire.Request{Op: wire.OpList, Key: "many/", Delta: -3}, &rep))
+	same(t, "keys", rep.Keys, want[:3])
+	same(t, "values", len(rep.Values), 0)
+	same(t, "more", rep.N, 1)
 }
 
 func listTTL(t *testing.T, w *world) {

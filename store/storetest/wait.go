@@ -199,6 +199,7 @@ var lifetimeChecks = []check{
 	{"a deleted entry's TTL does not end its successor", ttlDeleted, []Feature{TTL, Watch, Delete}},
 	{"a wait ends neither early nor late for what has a TTL", ttlWait, []Feature{TTL, Wait, Watch}},
 	{"a negative TTL is ErrInvalid", ttlNegative, []Feature{TTL}},
+	{"add, append and swap may give one to what they make", ttlMade, []Feature{TTL, List, Add, Append, Swap}},
 	{"reads by get", readsByGet, []Feature{Reads}},
 	{"reads by wait", readsByWait, []Feature{Reads, Wait}},
 	{"of two who wait for one read, one gets it", readsOnce, []Feature{Reads, Wait}},
@@ -288,6 +289,29 @@ func ttlWait(t *testing.T, w *world) {
 	o := <-waiting
 	good(t, o.err)
 	same(t, "values", texts(o.values), []string{"2", "lasting"})
+}
+
+// ttlMade leaves the TTL alone that an entry has, or has not; but swap makes it anew.
+func ttlMade(t *testing.T, w *world) {
+	s := w.store()
+	w.set(s, "stays")
+	do := func(req wire.Request) { good(t, s.Do(w.ctx, &req, new(wire.Reply))) }
+	do(wire.Request{Op: wire.OpAdd, Key: "added", Delta: 1, TTL: time.Hour})
+	do(wire.Request{Op: wire.OpAdd, Key: "added", Delta: 1})
+	do(wire.Request{Op: wire.OpAppend, Key: "appended", Value: []byte("v"), TTL: time.Hour})
+	do(wire.Request{Op: wire.OpAppend, Key: "appended", Value: []byte("v"), TTL: time.Minute})
+	do(wire.Request{Op: wire.OpAppend, Key: "stays", Value: []byte("v"), TTL: time.Hour})
+	do(wire.Request{Op: wire.OpSwap, Key: "swapped", Value: []byte("v"), TTL: time.Minute})
+	do(wire.Request{Op: wire.OpSwap, Key: "swapped", Old: []byte("v"), Value: []byte("w"), TTL: time.Hour})
+	for _, e := range w.list(s, "") {
+		if long := e.TTL > time.Minute && e.TTL <= time.Hour; long == (e.Key == "stays") {
+			t.Fatalf("TTL of %s: %v", e.Key, e.TTL)
+		}
+	}
+	for _, op := range []wire.Op{wire.OpAdd, wire.OpAppend, wire.OpSwap} {
+		is(t, s.Do(w.ctx, &wire.Request{Op: op, Key: "new", Value: []byte("v"), TTL: -1}, new(wire.Reply)), store.ErrInvalid)
+	}
+	lacksKey(t, w, s, "new")
 }
 
 func ttlNegative(t *testing.T, w *world) {
