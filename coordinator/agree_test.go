@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -175,4 +176,44 @@ func checkQuiet(t *testing.T, h *history, all []*life, c coordinator.Config) {
 	for _, id := range view {
 		require.Equal(t, view, h.last[id], id)
 	}
+}
+
+// late holds swaps and sets back, whatever becomes of those who wait for them.
+type late struct {
+	store.Engine
+	holds atomic.Bool
+	freed chan struct{}
+}
+
+func (l *late) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if (req.Op == wire.OpSwap || req.Op == wire.OpSet) && l.holds.Load() {
+		<-l.freed
+	}
+	return l.Engine.Do(context.WithoutCancel(ctx), req, rep)
+}
+
+// TestLateRenewal has a leader renew a view so late that it is evicted, and that all others have left: the view is not there again.
+func TestLateRenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory := new(store.Memory)
+		t.Cleanup(func() { _ = memory.Close() })
+		slow, s := &late{Engine: memory, freed: make(chan struct{})}, store.New(memory)
+		a := join(t, store.New(slow), worker("a", 1, 1))
+		next(t, a, 0, "a")
+		synctest.Wait()
+		slow.holds.Store(true)
+		time.Sleep(30 * time.Minute) // it is on its way
+		for e, err := range s.List(t.Context(), "coordinator/train/roster/worker/") {
+			require.NoError(t, err)
+			_, err = s.Delete(t.Context(), e.Key)
+			require.NoError(t, err)
+		}
+		b := join(t, s, worker("b", 1, 1))
+		require.EqualValues(t, 2, next(t, b, 0, "b").Generation)
+		require.NoError(t, b.Leave(bounded(t)))
+		require.Zero(t, memory.Keys())
+		close(slow.freed)
+		synctest.Wait()
+		require.Zero(t, memory.Keys(), "the view is back")
+	})
 }

@@ -111,19 +111,23 @@ func (l *leader) decide(ctx context.Context) error {
 }
 
 // create makes v the view, if no other is. This member too hears of it from the watch: if it is evicted, and does not know it, it hears that
-// first. A swap cannot have a time to live, so that it is given one at once: a view whose maker is killed in between lasts until somebody
-// of that job decides again.
+// first.
 func (l *leader) create(ctx context.Context, v *record) error {
 	ctx, cancel := lingering(ctx)
 	defer cancel()
-	_, err := l.store.Swap(ctx, l.keys.view(v.Generation), nil, encode(v))
+	return l.swap(ctx, v, nil)
+}
+
+// swap makes v the view of its generation if that is old, for a while; if not, another one has decided.
+func (l *leader) swap(ctx context.Context, v *record, old []byte) error {
+	_, err := l.store.SwapFor(ctx, l.keys.view(v.Generation), old, encode(v), retention)
 	switch {
-	case errors.Is(err, store.ErrConflict): // another one has decided
+	case errors.Is(err, store.ErrConflict):
 		return nil
-	case err != nil:
-		return err
+	case err == nil:
+		l.kept, l.renewed = v.Generation, time.Now()
 	}
-	return l.renew(ctx, v)
+	return err
 }
 
 // lingering is ctx, and ends a while later.
@@ -155,11 +159,8 @@ func (l *leader) tend(ctx context.Context, view *record, stale []string) error {
 	return l.renew(ctx, view)
 }
 
-// renew gives a view its time to live anew. To say again what was decided changes nothing, whoever else does, and however late.
+// renew gives a view its time to live anew, if it is still there: a leader who is late, and does not know that it is evicted, must not bring a view
+// back that a later one has taken away. The generation after that would be decided twice.
 func (l *leader) renew(ctx context.Context, view *record) error {
-	err := l.store.Set(ctx, l.keys.view(view.Generation), encode(view), &store.SetOptions{TTL: retention})
-	if err == nil {
-		l.kept, l.renewed = view.Generation, time.Now()
-	}
-	return err
+	return l.swap(ctx, view, encode(view))
 }

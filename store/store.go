@@ -151,6 +151,13 @@ func (s *Store) Swap(ctx context.Context, key string, old, new []byte) (now []by
 	return rep.Value, err
 }
 
+// SwapFor is Swap, and gives the entry that it makes a time to live. SwapFor(v, v) gives one that is still the same its time anew.
+func (s *Store) SwapFor(ctx context.Context, key string, old, new []byte, ttl time.Duration) (now []byte, err error) {
+	var rep wire.Reply
+	err = s.Do(ctx, &wire.Request{Op: wire.OpSwap, Key: key, Old: old, Value: new, TTL: ttl}, &rep)
+	return rep.Value, err
+}
+
 // Append appends to the value of key, which starts empty, and returns its new length. TTL and reads stay.
 func (s *Store) Append(ctx context.Context, key string, value []byte) (int, error) {
 	var rep wire.Reply
