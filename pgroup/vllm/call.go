@@ -201,7 +201,7 @@ func (c *call) report(err error) {
 func (c *call) parse(b []byte, from int, v any) error {
 	err := pickle.Codec.Parse(b, v)
 	if t, ok := v.(**tensor.Tensor); ok && err == nil && *t == nil {
-		err = errors.New("None is no tensor")
+		err = errors.New("it is None, and no tensor")
 	}
 	if err == nil {
 		if id, ok := v.(*any); ok {
