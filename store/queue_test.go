@@ -112,6 +112,65 @@ func TestQueueIsFIFO(t *testing.T) {
 	require.Equal(t, "a key is no queue", string(v))
 }
 
+// onSwap cancels a call that has just swapped.
+type onSwap struct {
+	store.Engine
+	cancel context.CancelFunc
+}
+
+func (e *onSwap) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	err := e.Engine.Do(ctx, req, rep)
+	if req.Op == wire.OpSwap {
+		e.cancel()
+	}
+	return err
+}
+
+// A ctx that ends in the middle of a Pop loses nothing.
+func TestPopThatIsCancelled(t *testing.T) {
+	m := new(store.Memory)
+	defer m.Close()
+	ctx, cancel := context.WithCancel(bounded(t))
+	s := store.New(&onSwap{m, cancel})
+	require.NoError(t, s.Push(ctx, "q", []byte("first")))
+	v, err := s.Pop(ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, "first", string(v))
+	require.ErrorIs(t, ctx.Err(), context.Canceled)
+	require.Zero(t, m.Keys())
+}
+
+// What somebody has set in the place of a queue is an error, not a queue that is there and has nothing in it.
+func TestNoQueue(t *testing.T) {
+	m := new(store.Memory)
+	defer m.Close()
+	s, ctx := store.New(m), bounded(t)
+	for _, v := range []string{"", "x", "123456789"} {
+		require.NoError(t, s.Set(ctx, store.QueueKey("q"), []byte(v), nil))
+		_, err := s.Pop(ctx, "q")
+		require.ErrorIs(t, err, store.ErrInvalid)
+		_, err = s.QueueLen(ctx, "q")
+		require.ErrorContains(t, err, `"q"`)
+	}
+}
+
+// A queue does not become longer than what can be popped.
+func TestFullQueue(t *testing.T) {
+	m := new(store.Memory)
+	defer m.Close()
+	s, ctx := store.New(m), bounded(t)
+	require.NoError(t, s.Push(ctx, "q", []byte("first")))
+	_, err := s.Append(ctx, store.QueueKey("q"), make([]byte, wire.MaxValue/4-8))
+	require.NoError(t, err)
+	require.ErrorIs(t, s.Push(ctx, "q", []byte("one too many")), store.ErrFull)
+	require.Equal(t, 2, m.Keys(), "it has left nothing")
+	v, n, err := s.TryPop(ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, wire.MaxValue/4/8, n)
+	require.Equal(t, "first", string(v))
+	require.NoError(t, s.Push(ctx, "q", []byte("there is room again")))
+}
+
 // The TTL that Add gives to what it makes is kept on the disk with it.
 func TestAddWithATTLIsKept(t *testing.T) {
 	dir, ctx := t.TempDir(), bounded(t)

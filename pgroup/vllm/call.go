@@ -8,6 +8,7 @@ import (
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/wire"
 	"github.com/muster-pg/muster/wire/pickle"
 )
@@ -199,6 +200,9 @@ func (c *call) report(err error) {
 // parse makes *v of an object of rank from.
 func (c *call) parse(b []byte, from int, v any) error {
 	err := pickle.Codec.Parse(b, v)
+	if t, ok := v.(**tensor.Tensor); ok && err == nil && *t == nil {
+		err = errors.New("it is None, and no tensor")
+	}
 	if err == nil {
 		if id, ok := v.(*any); ok {
 			return c.checkObject(*id, from)

@@ -194,6 +194,21 @@ func TestBadArguments(t *testing.T) {
 }
 
 // One verb of a kind at a time; what is set for vLLM has its time to live.
+// None, where a tensor was to come, is an error, and no tensor that is nil.
+func TestNoneIsNoTensor(t *testing.T) {
+	s := memory(t)
+	gs, ctx := join(t, s, 2, vllm.Config{}), t.Context()
+	none, err := pickle.Append(nil, nil)
+	require.NoError(t, err)
+	for _, key := range []string{"send_tensor/1/0", "broadcast_tensor/0/0"} {
+		require.NoError(t, s.Set(ctx, key, none, nil))
+	}
+	_, err = gs[1].Recv(ctx, 0)
+	verdict(t, err, pgroup.ErrMismatch, "None")
+	_, err = gs[1].Broadcast(ctx, 0, nil)
+	verdict(t, err, pgroup.ErrMismatch, "None")
+}
+
 func TestBusyAndTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()

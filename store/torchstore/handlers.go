@@ -186,6 +186,7 @@ func (p *peer) all(ctx context.Context, keys []string) (bool, error) {
 			return false, err
 		}
 	}
+	p.question = question{} // as in value
 	return true, nil
 }
 

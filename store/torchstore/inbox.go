@@ -51,18 +51,15 @@ func (in *inbox) receive(find finder) ([]byte, error) {
 
 // fill reads, given that there must be need bytes to go on.
 func (in *inbox) fill(need int) error {
-	if have := in.w - in.r; have == 0 && len(in.buf) > mostRoom {
-		in.buf, in.r, in.w = nil, 0, 0
-	} else if in.w == len(in.buf) || have == 0 {
+	have := in.w - in.r
+	left := len(in.buf) > mostRoom && have < len(in.buf)/8 // by a large message, before a small one, or a piece of one
+	if left || in.w == len(in.buf) || have == 0 {
 		buf := in.buf
-		if have == len(buf) {
+		if left || have == len(buf) {
 			buf = make([]byte, max(firstRoom, min(need, 4*have)))
 		}
 		in.r, in.w = 0, copy(buf, in.buf[in.r:in.w])
 		in.buf = buf
-	}
-	if len(in.buf) == 0 {
-		in.buf = make([]byte, firstRoom)
 	}
 	n, err := in.conn.Read(in.buf[in.w:])
 	in.w += n

@@ -309,6 +309,8 @@ func (c *Client) send(ctx context.Context, slots chan struct{}, reqs ...tcpstore
 	case <-ctx.Done():
 		if slots == c.waits { // the server forgets the wait with its connection
 			l.giveUp(k)
+		} else { // it may have no end that anybody sees, and the call has a slot
+			time.AfterFunc(c.o.Mend, func() { l.giveUp(k) })
 		}
 		return nil, ctx.Err()
 	}

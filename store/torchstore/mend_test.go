@@ -202,3 +202,38 @@ func TestUnsupported(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, "word", e.Key)
 }
+
+// deaf is a connection whose requests get lost from some time on, without an end.
+type deaf struct {
+	net.Conn
+	from <-chan struct{}
+}
+
+func (d *deaf) Write(b []byte) (int, error) {
+	select {
+	case <-d.from:
+		return len(b), nil
+	default:
+		return d.Conn.Write(b)
+	}
+}
+
+// Calls whose callers have left do not keep others out for ever.
+func TestAConnectionThatSaysNothingMoreIsGivenUp(t *testing.T) {
+	s := current(t)
+	from, first := make(chan struct{}), true
+	dialer := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err == nil && first {
+			c, first = &deaf{c, from}, false
+		}
+		return c, err
+	}
+	c := store.New(dial(t, s.addr, &torchstore.Options{Dial: dialer, Conns: 1, Mend: 50 * time.Millisecond}))
+	require.NoError(t, c.Set(s.ctx, "k", []byte("1"), nil))
+	close(from)
+	ctx, cancel := context.WithTimeout(s.ctx, 10*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, c.Set(ctx, "k", []byte("2"), nil), context.DeadlineExceeded)
+	require.NoError(t, c.Set(s.ctx, "k", []byte("3"), nil))
+}

@@ -110,6 +110,9 @@ func (p *peer) carryOut(message []byte) error {
 	if err := handlers[p.req.Op](p, p.soon, &p.req); err != nil {
 		return fmt.Errorf("%v: %w", p.req.Op, err)
 	}
+	if len(message) > mostRoom { // which the request, and the room for the next one, would keep
+		p.req = tcpstore.Request{}
+	}
 	return nil
 }
 

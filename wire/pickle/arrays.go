@@ -55,9 +55,21 @@ func (m *machine) gather(dt tensor.DType, data []byte, l layout) (*tensor.Tensor
 	}
 	t := tensor.New(dt, l.shape...)
 	if size > 0 {
+		l = l.bare()
 		copyStrided(t.Data, data[l.offset*width:], l.shape, l.strides, width)
 	}
 	return t, nil
+}
+
+// bare is l without its axes of one element: a pickle may have many of them, and each would be looked at for each element.
+func (l layout) bare() layout {
+	b := layout{offset: l.offset}
+	for i, d := range l.shape {
+		if d != 1 {
+			b.shape, b.strides = append(b.shape, d), append(b.strides, l.strides[i])
+		}
+	}
+	return b
 }
 
 // last is the index of the last element; not ok if it is more than can be counted. No axis is empty.
@@ -115,7 +127,7 @@ func (m *machine) shape(v any) ([]int, error) {
 	for i, item := range t.items {
 		d, ok := item.(int64)
 		if !ok || d < 0 || int64(int(d)) != d {
-			return nil, m.malformed("axis %d of a shape or its stride is %v", i, item)
+			return nil, m.malformed("axis %d of a shape or its stride is %s", i, brief(item))
 		}
 		shape[i] = int(d)
 	}

@@ -24,7 +24,7 @@ type Error struct {
 func (e *Error) Error() string {
 	what := e.Reason
 	if e.Name != "" {
-		what = fmt.Sprintf("%q: %s", e.Name, e.Reason)
+		what = fmt.Sprintf("%.200q: %s", e.Name, e.Reason)
 	}
 	return fmt.Sprintf("pickle: %v: %s (%s at offset %d)", e.Err, what, e.Op, e.Offset)
 }

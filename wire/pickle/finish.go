@@ -3,6 +3,7 @@ package pickle
 import (
 	"fmt"
 	"math/big"
+	"strconv"
 
 	"github.com/muster-pg/muster/tensor"
 )
@@ -146,6 +147,17 @@ func (m *machine) finishBlob(v *blob) (any, error) {
 		v.done = ByteArray(b)
 	}
 	return v.done, nil
+}
+
+// brief is v in an error, if it is a small number, and otherwise what it is: the digits of a large one take longer than all the rest.
+func brief(v any) string {
+	switch v := v.(type) {
+	case int64:
+		return strconv.FormatInt(v, 10)
+	case float64:
+		return strconv.FormatFloat(v, 'g', -1, 64)
+	}
+	return kind(v)
 }
 
 // kind is what Python calls a value.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
@@ -71,6 +72,33 @@ func TestHugeLengths(t *testing.T) {
 			require.ErrorContains(t, err, "bytes early")
 		})
 		require.Less(t, allocated, 200.0)
+	}
+}
+
+// A pickle of a few bytes is little work: axes of one element cost nothing for each of the others.
+func TestManyAxesOfOne(t *testing.T) {
+	p := global("torch._utils", "_rebuild_tensor_v2") + "(" + torchSaved(floatStorage, "].\x02\x00\x00\x00\x00\x00\x00\x0012345678") +
+		"K\x00(M\xe8\x03" + strings.Repeat("K\x01", 63) + "t(K\x00" + strings.Repeat("K\x03", 63) + "t\x89}tR."
+	allocated := testing.AllocsPerRun(1, func() {
+		v, err := pickle.Parse([]byte(p))
+		require.NoError(t, err)
+		require.Equal(t, strings.Repeat("1234", 1000), string(v.(*tensor.Tensor).Data))
+	})
+	require.Less(t, allocated, 1000.0)
+}
+
+// What an error says of a pickle is short, and large numbers are not made into decimals for it.
+func TestShortErrors(t *testing.T) {
+	huge := "\x8b" + u32(1<<20) + strings.Repeat("\x7f", 1<<20)
+	for _, p := range []string{
+		global("numpy", "ndarray") + "(" + huge + "t" + text("<f4") + "C\x041234\x87R.",
+		global("torch._utils", "_rebuild_tensor_v2") + "(" + torchSaved(floatStorage, "].\x02\x00\x00\x00\x00\x00\x00\x0012345678") +
+			huge + "))\x89}tR.",
+		"c" + strings.Repeat("x", 1<<20) + "\ny\n.",
+	} {
+		_, err := pickle.Parse([]byte(p))
+		require.Error(t, err)
+		require.Less(t, len(err.Error()), 400)
 	}
 }
 

@@ -89,7 +89,7 @@ func (m *machine) buildDType(dt *dtype, state any) error {
 	}
 	order, ok := t.items[1].(string)
 	if !ok || !strings.Contains("<>|=", order) || len(order) != 1 {
-		return m.malformed("a numpy.dtype with the order of bytes %v", t.items[1])
+		return m.malformed("a numpy.dtype with the order of bytes %s", brief(t.items[1]))
 	}
 	for _, item := range t.items[2:5] {
 		if item != nil {
@@ -172,7 +172,7 @@ func (m *machine) newArray(data, elements, axes any, order string) (Array, error
 	case "F":
 		l.strides = columnMajor(shape)
 	default:
-		return Array{}, m.malformed("an array in the order %q", order)
+		return Array{}, m.malformed("an array in the order %.40q", order)
 	}
 	return m.arrayOf(data, elements, l)
 }

@@ -117,7 +117,7 @@ func (m *machine) preamble() error {
 		return m.malformed("not the format of torch.save")
 	}
 	if version, err := m.next(); err != nil || version != any(int64(torchProtocol)) {
-		return m.malformed("version %v of the format of torch.save: %v", version, err)
+		return m.malformed("version %s of the format of torch.save: %v", brief(version), err)
 	}
 	system, err := m.next()
 	if err != nil {
@@ -150,7 +150,7 @@ func (m *machine) storageOf(id any) (*storage, int, error) {
 	}
 	n, ok := t.items[4].(int64)
 	if !ok || n < 0 || n > int64(len(m.b)) {
-		return nil, 0, m.malformed("a storage of %v elements in %d bytes", t.items[4], len(m.b))
+		return nil, 0, m.malformed("a storage of %s elements in %d bytes", brief(t.items[4]), len(m.b))
 	}
 	if t.items[5] != nil {
 		return nil, 0, m.fail(ErrRefused, "a view of a storage")
@@ -197,7 +197,7 @@ func (m *machine) newTensor(dt tensor.DType, s *storage, args, metadata []any) (
 	}
 	offset, ok := args[0].(int64)
 	if !ok || offset < 0 || offset > int64(len(s.b)) {
-		return nil, m.malformed("a tensor from element %v of %d bytes", args[0], len(s.b))
+		return nil, m.malformed("a tensor from element %s of %d bytes", brief(args[0]), len(s.b))
 	}
 	shape, err := m.shape(args[1])
 	if err != nil {

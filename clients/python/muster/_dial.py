@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import ssl
 import time
 import urllib.parse
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, Optional, Tuple
 
 from . import _secure, _wire
@@ -30,7 +31,7 @@ class Target:
 
     addr: str
     tls: Optional[TLS] = None
-    secret: Optional[bytes] = None
+    secret: Optional[bytes] = field(default=None, repr=False)
     prefix: str = ""
     silence: float = DEFAULT_SILENCE
 
@@ -68,10 +69,14 @@ _PARAMETERS = ("secret-file", "ca", "cert", "key", "server-name", "tls")
 
 
 def _parse_url(url: str, t: Target) -> Target:
-    u = urllib.parse.urlsplit(url)
 
     def bad(why: str) -> StoreError:
         return store_error("dial", _redacted(url), Code.INVALID, why)
+
+    try:
+        u = urllib.parse.urlsplit(url)
+    except ValueError as e:
+        raise bad(str(e)) from None
 
     if u.scheme != "muster":
         raise bad("it is no URL of the form muster://host:port")
@@ -134,8 +139,8 @@ class Line:
         self.welcome = Reply()
         self._in = bytearray()
 
-    def read(self, timeout: float) -> Tuple[_wire.Header, bytes]:
-        """Returns the next frame. Nothing in that time is socket.timeout, the end EOFError."""
+    def read(self, timeout: float, until: float = math.inf) -> Tuple[_wire.Header, bytes]:
+        """Returns the next frame. Nothing in that time, or not all of it until then, is socket.timeout, the end EOFError."""
         while True:
             if len(self._in) >= _wire.HEADER_LEN:
                 h = _wire.parse_header(self._in, self.limit)
@@ -144,7 +149,7 @@ class Line:
                     body = bytes(memoryview(self._in)[_wire.HEADER_LEN : end])
                     del self._in[:end]
                     return h, body
-            b = self.pipe.receive(timeout)
+            b = self.pipe.receive(timeout, until)
             if not b:
                 raise EOFError("EOF")
             self._in += b
@@ -210,7 +215,7 @@ def _hello(line: Line, secret: Optional[bytes], binding: bytes, until: float, re
 def _answer(line: Line, until: float) -> Tuple[_wire.Header, Reply]:
     """Reads one frame of the handshake."""
     try:
-        h, body = line.read(until - time.monotonic())
+        h, body = line.read(math.inf, until)
     except ssl.SSLError as e:
         raise refusal(e) from e
     except _wire.Malformed:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
 import selectors
 import socket
 import ssl
 import threading
 import time
+import weakref
 from typing import List, Optional, Union
 
 from ._errors import Denied, Error, ProtocolError, make
@@ -38,6 +41,7 @@ class Pipe:
         self._sending = False
         self._drain: Optional[threading.Thread] = None
         self._dead = False
+        _pipes.add(self)
 
     def secure(self, context: ssl.SSLContext, name: str, until: float) -> None:
         """Does the TLS handshake."""
@@ -67,7 +71,14 @@ class Pipe:
         self.send(b"")  # the end of the handshake is still in there
 
     def send(self, data: Union[bytes, bytearray]) -> None:
-        """Sends data, behind all that was sent before."""
+        """Sends data, behind all that was sent before. A signal that ends it ends the connection: half of data may be on its way."""
+        try:
+            self._send(data)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _send(self, data: Union[bytes, bytearray]) -> None:
         with self._mu:
             if self._tls is not None:
                 if data:
@@ -133,16 +144,16 @@ class Pipe:
                 with self._mu:
                     del self._queue[:n]
 
-    def receive(self, timeout: float) -> bytes:
-        """Returns what comes next, and b"" at the end. Nothing in that time is socket.timeout."""
+    def receive(self, timeout: float, until: float = math.inf) -> bytes:
+        """Returns what comes next, and b"" at the end. Nothing in that time, or until then, is socket.timeout."""
         if self._tls is None:
-            return self._receive(timeout)
+            return self._receive(min(timeout, until - time.monotonic()))
         while True:
             with self._mu:
                 b = _readable(self._tls)
             if b:
                 return b
-            b = self._receive(timeout)
+            b = self._receive(min(timeout, until - time.monotonic()))
             if not b:
                 return b
             with self._mu:
@@ -171,6 +182,20 @@ class Pipe:
             drain.join()
         self._sock.close()
         self._out.close()
+
+
+_pipes: "weakref.WeakSet[Pipe]" = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """Closes what a forked child has of its parent's connections: while it lives, the store would not see the parent end."""
+    for pipe in list(_pipes):
+        pipe._sock.close()
+        pipe._out.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def _readable(tls: ssl.SSLObject) -> bytes:

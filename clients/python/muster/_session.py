@@ -166,8 +166,8 @@ class Session:
     def do(self, req: Request, until: float) -> Reply:
         """Returns the store's answer, or raises NoAnswer. A call that waits is given a little more than until, for the store's word."""
         call = Call(req)
-        self._register(call, until)
         try:
+            self._register(call, until)
             if call.wait(until) or call.op in _wire.WAITS and call.wait(time.monotonic() + GRACE):
                 return _result(call)
         except BaseException:  # a signal: nobody waits for it any more
@@ -217,11 +217,15 @@ class Session:
 
     def _transmit(self, call: Call, line: Line) -> None:
         """Sends a call. Called with the lock, which keeps numbers in their order."""
-        if call.numbered and call.number == 0:
-            call.number = self._numbers.next(call)
-        call.line = line
-        _wire.address(call.frame, call.id, call.number, self._numbers.acked)
-        line.pipe.send(call.frame)
+        try:
+            if call.numbered and call.number == 0:
+                call.number = self._numbers.next(call)
+            call.line = line
+            _wire.address(call.frame, call.id, call.number, self._numbers.acked)
+            line.pipe.send(call.frame)
+        except BaseException:  # a signal: without its number, those behind it would wait
+            line.pipe.kill()
+            raise
 
     def _give_up(self, call: Call) -> Optional[bool]:
         """Gives a call up, and returns whether it had been sent; None if it is answered."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import threading
 import unittest
+import warnings
 from typing import Any, Callable, Iterator, List, Tuple
 from unittest import mock
 
@@ -297,6 +299,50 @@ class Sessions(unittest.TestCase):
         peer.say(Op.HELLO, flags=1 | 8, body=struct.pack("<Qq", 1, 1) + _wire.encode_parts([body[4:]]))  # its own proof
         self.assertIsInstance(got(), muster.Denied)
         self.assertIn("the store did not prove that it knows the secret", str(got()))
+
+    def test_a_store_that_answers_byte_by_byte_keeps_nobody(self) -> None:
+        got = Outcome(muster.Store.connect, self.fake.addr, timeout=0.5)
+        p, _ = self.fake.accept()
+        with self.assertRaises(OSError):  # the client has left
+            for _ in range(200):
+                p.conn.sendall(b"\0" if _ else _HEADER.pack(30000, Op.HELLO, 0, 0, 0))
+                threading.Event().wait(0.05)
+        self.assertIsInstance(got(), muster.Unavailable)
+
+    def test_a_signal_in_the_middle_of_a_request(self) -> None:
+        with self.connected() as (store, peer):
+            pipe = store._session._line.pipe  # type: ignore[union-attr]
+            self.addCleanup(pipe._out.close)
+            with mock.patch.object(pipe, "_out") as out, self.assertRaises(KeyboardInterrupt):
+                out.send.side_effect = KeyboardInterrupt
+                store.set("cut", b"short")
+            again, resumes = self.fake.welcome()
+            self.assertEqual(resumes, (7, 3))
+            op, _, number, _ = again.numbered()
+            self.assertEqual((op, number), (Op.SKIP, 1))  # it is not to take effect any more
+            got = Outcome(store.set, "next", b"1")
+            op, call, number, _ = again.numbered()
+            self.assertEqual((op, number), (Op.SET, 2))
+            again.say(Op.SET, call)
+            self.assertIsNone(got())
+
+    @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
+    def test_the_end_of_a_process_is_seen_though_its_child_lives(self) -> None:
+        with self.connected() as (store, peer), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a process with threads is forked
+            here, there = socket.socketpair()
+            child = os.fork()
+            if child == 0:
+                here.close()
+                there.recv(1)  # until the parent says so, or is gone
+                os._exit(0)
+            self.addCleanup(os.waitpid, child, 0)
+            self.addCleanup(here.close)
+            there.close()
+            pipe = store._session._line.pipe  # type: ignore[union-attr]
+            pipe._sock.close()  # as the system does for a process that is killed
+            pipe._out.close()
+            self.assertEqual(peer.conn.recv(1), b"")
 
     def test_a_peer_that_does_not_read_delays_nobody_beyond_a_deadline(self) -> None:
         with self.connected() as (store, peer):
