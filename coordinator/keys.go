@@ -60,7 +60,7 @@ type seat struct {
 
 // record is a view as it is in the store.
 type record struct {
-	Run        string // drawn by chance when the job began: another job of this name never meets its groups
+	Run        string // drawn by chance when the job began, or had lost all its workers: another job of this name never meets its groups
 	Generation uint64
 	Seats      []seat // by rank
 }

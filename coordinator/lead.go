@@ -101,7 +101,11 @@ func (l *leader) decide(ctx context.Context) error {
 	}
 	v := record{Run: rand.Text(), Generation: 1}
 	if r.view != nil {
-		v.Run, v.Generation = r.view.Run, r.view.Generation+1
+		v.Generation = r.view.Generation + 1
+		// A view of which nobody lives may be one that a leader made too late, after all had left: that run has gone further already.
+		if slices.ContainsFunc(r.view.Seats, func(s seat) bool { return r.workers[s.Key] != nil }) {
+			v.Run = r.view.Run
+		}
 	}
 	for _, g := range next {
 		v.Seats = append(v.Seats, seat{g.Worker, g.key})
