@@ -192,28 +192,43 @@ func (l *late) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 	return l.Engine.Do(context.WithoutCancel(ctx), req, rep)
 }
 
-// TestLateRenewal has a leader renew a view so late that it is evicted, and that all others have left: the view is not there again.
-func TestLateRenewal(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		memory := new(store.Memory)
-		t.Cleanup(func() { _ = memory.Close() })
-		slow, s := &late{Engine: memory, freed: make(chan struct{})}, store.New(memory)
-		a := join(t, store.New(slow), worker("a", 1, 1))
-		next(t, a, 0, "a")
-		synctest.Wait()
-		slow.holds.Store(true)
-		time.Sleep(30 * time.Minute) // it is on its way
-		for e, err := range s.List(t.Context(), "coordinator/train/roster/worker/") {
-			require.NoError(t, err)
-			_, err = s.Delete(t.Context(), e.Key)
-			require.NoError(t, err)
-		}
-		b := join(t, s, worker("b", 1, 1))
-		require.EqualValues(t, 2, next(t, b, 0, "b").Generation)
-		require.NoError(t, b.Leave(bounded(t)))
-		require.Zero(t, memory.Keys())
-		close(slow.freed)
-		synctest.Wait()
-		require.Zero(t, memory.Keys(), "the view is back")
-	})
+// TestLateLeader has a leader renew a view, or decide the next one, so late that it is evicted, and that all others have gone further, and left: nothing
+// of it reaches the store, where the next job of the name begins.
+func TestLateLeader(t *testing.T) {
+	for name, act := range map[string]func(t *testing.T, s *store.Store){
+		"renews":  func(*testing.T, *store.Store) { time.Sleep(30 * time.Minute) },
+		"decides": func(t *testing.T, s *store.Store) { join(t, s, worker("other", 1, 2)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				memory := new(store.Memory)
+				t.Cleanup(func() { _ = memory.Close() })
+				slow, s := &late{Engine: memory, freed: make(chan struct{})}, store.New(memory)
+				a := join(t, store.New(slow), worker("a", 1, 2))
+				next(t, a, 0, "a")
+				synctest.Wait()
+				slow.holds.Store(true)
+				act(t, s)
+				synctest.Wait() // what it does is on its way
+				for e, err := range s.List(t.Context(), "coordinator/train/roster/worker/") {
+					require.NoError(t, err)
+					_, err = s.Delete(t.Context(), e.Key)
+					require.NoError(t, err)
+				}
+				b := join(t, s, worker("b", 1, 2))
+				require.EqualValues(t, 2, next(t, b, 0, "b").Generation)
+				c := join(t, s, worker("c", 1, 2))
+				require.EqualValues(t, 3, next(t, c, 1, "b", "c").Generation)
+				require.NoError(t, b.Leave(bounded(t)))
+				require.EqualValues(t, 4, next(t, c, 0, "c").Generation)
+				require.NoError(t, c.Leave(bounded(t)))
+				require.Zero(t, memory.Keys())
+				close(slow.freed)
+				synctest.Wait()
+				require.Zero(t, memory.Keys())
+				d := join(t, s, worker("d", 1, 2))
+				require.EqualValues(t, 1, next(t, d, 0, "d").Generation)
+			})
+		})
+	}
 }

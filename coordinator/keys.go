@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -15,24 +16,22 @@ import (
 
 // What a job has in its store, all of it below coordinator/JOB/, where JOB is escaped:
 //
-//	roster/view/GENERATION      a record: created once, never changed. Only the newest counts, the others are deleted
+//	roster/view                 a record: the newest view. Each takes the place of the one before, by a swap, and of no other
 //	roster/worker/NAME          a registration, as long as its lease lives; NAME is drawn by chance
 //	checkpoint/ID/is            a Checkpoint
 //	checkpoint/ID/ended/NAME    that worker has ended it
 //	group/GENERATION/world      the name of the view's pgroup
 //
-// Views sort before workers: whoever lists the roster and finds its own registration was a worker when it read the views.
-type keys struct{ job, roster, views, workers, checkpoints string }
+// The view sorts before workers: whoever lists the roster and finds its own registration was a worker when it read the view.
+type keys struct{ job, roster, view, workers, checkpoints string }
 
 func keysOf(job string) keys {
 	base := "coordinator/" + url.PathEscape(job) + "/"
 	return keys{
-		job: base, roster: base + "roster/", views: base + "roster/view/", workers: base + "roster/worker/",
+		job: base, roster: base + "roster/", view: base + "roster/view", workers: base + "roster/worker/",
 		checkpoints: base + "checkpoint/",
 	}
 }
-
-func (k *keys) view(generation uint64) string { return fmt.Sprintf("%s%020d", k.views, generation) }
 
 func (k *keys) group(generation uint64) string {
 	return fmt.Sprintf("%sgroup/%d/world", k.job, generation)
@@ -60,9 +59,11 @@ type seat struct {
 
 // record is a view as it is in the store.
 type record struct {
-	Run        string // drawn by chance when the job began, or had lost all its workers: another job of this name never meets its groups
+	Run        string // drawn by chance when the job began: another job of this name never meets its groups
 	Generation uint64
 	Seats      []seat // by rank
+
+	raw []byte // it, as it is in the store
 }
 
 // rank is that of the worker with this key, -1 if it is not in r.
@@ -82,27 +83,31 @@ func (r *record) holds(rs []*registration) bool {
 type roster struct {
 	workers map[string]*registration // by key
 	view    *record                  // nil if there is none
-	viewKey string
-	stale   map[string]bool // keys of views that are not the newest
 }
 
 // readRoster reads the roster, in the order of its keys: see keys.
 func readRoster(ctx context.Context, s *store.Store, k *keys) (*roster, error) {
-	r := &roster{workers: map[string]*registration{}, stale: map[string]bool{}}
+	r := &roster{workers: map[string]*registration{}}
 	for e, err := range s.List(ctx, k.roster) {
 		if err != nil {
 			return nil, err
 		}
-		if strings.HasPrefix(e.Key, k.workers) {
-			err = r.register(e)
-		} else {
-			_, err = r.see(e)
-		}
-		if err != nil {
+		if err := r.take(e, k); err != nil {
 			return nil, err
 		}
 	}
 	return r, nil
+}
+
+// take takes up an entry: the view, or a worker.
+func (r *roster) take(e store.Entry, k *keys) error {
+	switch {
+	case strings.HasPrefix(e.Key, k.workers):
+		return r.register(e)
+	case e.Key == k.view:
+		return r.see(e)
+	}
+	return foreign(e, errors.New("it is none of its keys"))
 }
 
 // register takes up a worker's entry.
@@ -115,30 +120,26 @@ func (r *roster) register(e store.Entry) error {
 	return nil
 }
 
-// see takes up a view's entry, and returns it if it is newer than the one before. Keys sort as generations do.
-func (r *roster) see(e store.Entry) (*record, error) {
-	if r.view != nil && e.Key <= r.viewKey {
-		if e.Key < r.viewKey { // otherwise its time was renewed
-			r.stale[e.Key] = true
-		}
-		return nil, nil
-	}
-	v := new(record)
+// see takes up the view.
+func (r *roster) see(e store.Entry) error {
+	v := &record{raw: e.Value}
 	if err := decode(e, v); err != nil {
-		return nil, err
+		return err
 	}
-	if r.view != nil {
-		r.stale[r.viewKey] = true
-	}
-	r.view, r.viewKey = v, e.Key
-	return v, nil
+	r.view = v
+	return nil
 }
 
 func decode(e store.Entry, v any) error {
 	if err := json.Unmarshal(e.Value, v); err != nil {
-		return fmt.Errorf("what is at key %q is not of this package: %w", e.Key, err)
+		return foreign(e, err)
 	}
 	return nil
+}
+
+// foreign is that somebody else has written there.
+func foreign(e store.Entry, why error) error {
+	return fmt.Errorf("what is at key %q is not of this package: %w", e.Key, why)
 }
 
 func encode(v any) []byte {

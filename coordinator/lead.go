@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -43,14 +41,14 @@ func (m *Member) lead() {
 
 // step does what is to be done now, and says when to look again though nothing has changed.
 func (l *leader) step(ctx context.Context) (wait time.Duration, err error) {
-	next, view, stale, leads := l.plan()
+	next, view, leads := l.plan()
 	switch {
 	case !leads:
 		l.since, l.kept = time.Time{}, 0
 		return retention, nil
 	case next == nil:
 		l.since = time.Time{}
-		return retention / 3, l.tend(ctx, view, stale)
+		return retention / 3, l.tend(ctx, view)
 	case len(next) < l.cfg.Min:
 		l.since = time.Time{}
 		return retention / 3, nil
@@ -65,7 +63,7 @@ func (l *leader) step(ctx context.Context) (wait time.Duration, err error) {
 }
 
 // plan is who ought to be in the next view, nil if that is as it is; and whether this member is the one to see to it.
-func (l *leader) plan() (next []*registration, view *record, stale []string, leads bool) {
+func (l *leader) plan() (next []*registration, view *record, leads bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	next, leads = l.turn(l.roster)
@@ -75,7 +73,7 @@ func (l *leader) plan() (next []*registration, view *record, stale []string, lea
 	if !leads || view.holds(next) {
 		next = nil
 	}
-	return next, view, slices.Sorted(maps.Keys(l.roster.stale)), leads
+	return next, view, leads
 }
 
 // turn is who ought to be in a view, by r, and whether this member is the first of them.
@@ -90,46 +88,57 @@ func (l *leader) decide(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	if known := l.epoch; known != nil && (r.view == nil || r.view.Generation < known.Generation) {
-		r.view = &known.record // whoever left last took it away, since this worker was not there yet
-	}
-	l.mu.Unlock()
-	next, leads := l.turn(r)
-	if !leads || len(next) < l.cfg.Min || r.view.holds(next) {
-		return nil // the watch is about to tell
-	}
+	before := l.known()
 	v := record{Run: rand.Text(), Generation: 1}
+	var old []byte
 	if r.view != nil {
-		v.Generation = r.view.Generation + 1
-		// A view of which nobody lives may be one that a leader made too late, after all had left: that run has gone further already.
-		if slices.ContainsFunc(r.view.Seats, func(s seat) bool { return r.workers[s.Key] != nil }) {
-			v.Run = r.view.Run
-		}
+		before, v.Run, old = r.view, r.view.Run, r.view.raw
+	}
+	if before != nil { // without r.view whoever left last took it away, since this worker was not there yet: another run begins
+		v.Generation = before.Generation + 1
+	}
+	next, leads := l.turn(r)
+	if !leads || len(next) < l.cfg.Min || before.holds(next) {
+		return nil // the watch is about to tell
 	}
 	for _, g := range next {
 		v.Seats = append(v.Seats, seat{g.Worker, g.key})
 	}
 	l.since = time.Time{}
-	return l.create(ctx, &v)
+	return l.create(ctx, &v, old)
 }
 
-// create makes v the view, if no other is. This member too hears of it from the watch: if it is evicted, and does not know it, it hears that
-// first.
-func (l *leader) create(ctx context.Context, v *record) error {
+// known is the newest view that the watch has told of, or nil.
+func (l *leader) known() *record {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.epoch == nil {
+		return nil
+	}
+	return &l.epoch.record
+}
+
+// create makes v the view, in the place of the one that it follows, and of no other: so a generation of a run is decided once, however late a
+// leader is who does not know that it is evicted. This member too hears of it from the watch, and of its eviction before, if there was one.
+func (l *leader) create(ctx context.Context, v *record, old []byte) error {
 	ctx, cancel := lingering(ctx)
 	defer cancel()
-	return l.swap(ctx, v, nil)
+	return l.swap(ctx, v.Generation, old, encode(v))
 }
 
-// swap makes v the view of its generation if that is old, for a while; if not, another one has decided.
-func (l *leader) swap(ctx context.Context, v *record, old []byte) error {
-	_, err := l.store.SwapFor(ctx, l.keys.view(v.Generation), old, encode(v), retention)
-	switch {
-	case errors.Is(err, store.ErrConflict):
+// swap makes a view, or the one that is there, live from now on for a while; if it is another one, somebody else has decided.
+func (l *leader) swap(ctx context.Context, generation uint64, old, view []byte) error {
+	_, err := l.store.SwapFor(ctx, l.keys.view, old, view, retention)
+	if err == nil {
+		l.kept, l.renewed = generation, time.Now()
+	}
+	return ignore(err, store.ErrConflict)
+}
+
+// ignore is err, if it is not that.
+func ignore(err, that error) error {
+	if errors.Is(err, that) {
 		return nil
-	case err == nil:
-		l.kept, l.renewed = v.Generation, time.Now()
 	}
 	return err
 }
@@ -150,21 +159,10 @@ func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// tend keeps the newest view alive, and takes away the others.
-func (l *leader) tend(ctx context.Context, view *record, stale []string) error {
-	if len(stale) > 0 {
-		if _, err := l.store.Delete(ctx, stale...); err != nil {
-			return err
-		}
-	}
+// tend keeps the view alive.
+func (l *leader) tend(ctx context.Context, view *record) error {
 	if view == nil || l.kept == view.Generation && time.Since(l.renewed) < retention/3 {
 		return nil
 	}
-	return l.renew(ctx, view)
-}
-
-// renew gives a view its time to live anew, if it is still there: a leader who is late, and does not know that it is evicted, must not bring a view
-// back that a later one has taken away. The generation after that would be decided twice.
-func (l *leader) renew(ctx context.Context, view *record) error {
-	return l.swap(ctx, view, encode(view))
+	return l.swap(ctx, view.Generation, view.raw, view.raw)
 }

@@ -164,20 +164,19 @@ func (m *Member) apply(e store.Event) error {
 		if m.epoch != nil {
 			m.epoch.without(e.Key, !e.Expired)
 		}
-	case worker:
-		err = m.roster.register(e.Entry)
+	case e.Deleted && e.Key == m.keys.view:
+		m.roster.view = nil
 	case e.Deleted:
-		delete(m.roster.stale, e.Key)
 	default:
-		var v *record
-		v, err = m.roster.see(e.Entry)
-		m.adopt(v)
+		if err = m.roster.take(e.Entry, &m.keys); err == nil && !worker {
+			m.adopt(m.roster.view)
+		}
 	}
 	m.tell()
 	return err
 }
 
-// adopt makes v the view, if it is newer. Called with mu.
+// adopt makes v the view, if it is newer: its time may have been renewed. Called with mu.
 func (m *Member) adopt(v *record) {
 	if v == nil || m.epoch != nil && v.Generation <= m.epoch.Generation {
 		return
@@ -385,21 +384,20 @@ func (m *Member) goodbye(ctx context.Context) error {
 		return err
 	}
 	r, err := readRoster(ctx, m.store, &m.keys)
-	if err != nil || len(r.workers) > 0 {
+	if err != nil || len(r.workers) > 0 || r.view == nil {
 		return err
 	}
 	var left []string
-	for _, below := range []string{m.keys.views, m.keys.checkpoints} {
-		for e, err := range m.store.List(ctx, below) {
-			if err != nil {
-				return err
-			}
-			left = append(left, e.Key)
+	for key, err := range m.store.Keys(ctx, m.keys.checkpoints) {
+		if err != nil {
+			return err
 		}
+		left = append(left, key)
 	}
-	if len(left) == 0 {
-		return nil
+	// Another job of this name may have begun: what it has is not there before its view is, and then this swap fails.
+	if _, err := m.store.Swap(ctx, m.keys.view, r.view.raw, nil); err != nil || len(left) == 0 {
+		return ignore(err, store.ErrConflict)
 	}
-	_, err = m.store.Delete(ctx, left...) // by name: another job of this name may have begun
+	_, err = m.store.Delete(ctx, left...)
 	return err
 }

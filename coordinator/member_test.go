@@ -202,7 +202,7 @@ func TestDeciderIsFrozen(t *testing.T) {
 // A decision that was on its way when its maker was evicted comes too late.
 func TestViewIsDecidedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const second = "coordinator/train/roster/view/00000000000000000002"
+		const second = "coordinator/train/roster/view"
 		memory := new(store.Memory)
 		t.Cleanup(func() { _ = memory.Close() })
 		s, way := store.New(memory), newLine(memory)
