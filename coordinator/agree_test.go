@@ -196,7 +196,7 @@ func (l *late) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 // of it reaches the store, where the next job of the name begins.
 func TestLateLeader(t *testing.T) {
 	for name, act := range map[string]func(t *testing.T, s *store.Store){
-		"renews":  func(*testing.T, *store.Store) { time.Sleep(30 * time.Minute) },
+		"renews":  func(*testing.T, *store.Store) { <-time.After(30 * time.Minute) },
 		"decides": func(t *testing.T, s *store.Store) { join(t, s, worker("other", 1, 2)) },
 	} {
 		t.Run(name, func(t *testing.T) {
