@@ -64,11 +64,7 @@ func TestCollectiveMPI(t *testing.T) {
 }
 
 func TestCollectiveTorch(t *testing.T) {
-	rep := newReport("torch")
-	if !hasTorch(t.Context(), "python3", rep) {
-		t.Skip(strings.Join(rep.Notes, "\n"))
-	}
-	r := littleCollective(t, "-mpi=false", "-ways", "gloo|^all-reduce@bare")
+	r := littleCollective(t, "-python", torchPython(t), "-mpi=false", "-ways", "gloo|^all-reduce@bare")
 	for _, row := range []string{"4 B all-reduce", "4 B all-reduce, chained", "12 KiB broadcast", "12 KiB all-gather", "0 B barrier, chained"} {
 		want(t, r, row+" "+byGloo, "p50 µs", "CPU µs")
 	}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"errors"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -74,17 +76,25 @@ func TestGatherMPI(t *testing.T) {
 	want(t, r, "1 MiB Open MPI, TCP", "p50 µs", "÷ bare")
 }
 
-func TestTorch(t *testing.T) {
+// torchPython is a Python with torch: MUSTER_TORCH, if that is set.
+func torchPython(t *testing.T) string {
+	t.Helper()
+	python := cmp.Or(os.Getenv("MUSTER_TORCH"), "python3")
 	rep := newReport("torch")
-	if !hasTorch(t.Context(), "python3", rep) {
+	if !hasTorch(t.Context(), python, rep) {
 		t.Skip(strings.Join(rep.Notes, "\n"))
 	}
+	return python
+}
+
+func TestTorch(t *testing.T) {
+	python := torchPython(t)
 	sharing(t)
-	r := little(t, "-mpi=false", "-ways", "ModelOpt's way|gloo")
+	r := little(t, "-python", python, "-mpi=false", "-ways", "ModelOpt's way|gloo")
 	want(t, r, "4 KiB ModelOpt's way", "p50 µs", "CPU µs")
 	want(t, r, "1 MiB gloo gather", "p50 µs", "CPU µs")
 	want(t, r, "20 tensors map, ModelOpt's way", "p50 µs")
-	r = measured(t, "files", "-kib", "64", "-rounds", "1", "-slice", "1us", "-dir", t.TempDir())
+	r = measured(t, "files", "-python", python, "-kib", "64", "-rounds", "1", "-slice", "1us", "-dir", t.TempDir())
 	want(t, r, "torch.save, fsync, rename", "p50 µs", "÷ plain")
 	want(t, r, "torch.load", "p50 µs", "÷ plain")
 }

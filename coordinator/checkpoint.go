@@ -99,11 +99,11 @@ func (c *Checkpoint) End(ctx context.Context) (complete bool, err error) {
 // Missing are the workers that have not ended it, by rank: none if it is complete.
 func (c *Checkpoint) Missing(ctx context.Context) ([]Worker, error) {
 	ended := map[string]bool{}
-	for e, err := range c.member.store.List(ctx, c.key("")) {
+	for key, err := range c.member.store.Keys(ctx, c.key("")) {
 		if err != nil {
 			return nil, c.fail("state", err)
 		}
-		ended[e.Key] = true
+		ended[key] = true
 	}
 	var missing []Worker
 	for _, s := range c.seats {

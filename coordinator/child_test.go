@@ -4,40 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 )
 
-// childVar makes the test binary a worker: it is its id, how many a view has, and the address of the store.
-const childVar = "MUSTER_COORDINATOR_CHILD"
+// children is what the test binary can be instead of the tests: a worker.
+var children = testcluster.Children{"worker": childWorker}
 
-func runChild() bool {
-	id, rest, ok := strings.Cut(os.Getenv(childVar), "|")
-	if !ok {
-		return false
-	}
-	launch.ExitWithParent()
-	if err := childWorker(id, rest); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	return true
-}
-
-// childWorker tells the store what it hears: the generation and the rank of each view, and that it was evicted, and is back.
-func childWorker(id, rest string) error {
-	ctx := context.Background()
+// childWorker is given its id, how many a view has, and the address of the store. It tells the store what it hears: the generation and the rank of
+// each view, and that it was evicted, and is back.
+func childWorker(ctx context.Context, arg string) error {
+	var id, addr string
 	var least, most int
-	var addr string
-	if _, err := fmt.Sscanf(rest, "%d|%d|%s", &least, &most, &addr); err != nil {
+	if _, err := fmt.Sscan(arg, &id, &least, &most, &addr); err != nil {
 		return err
 	}
 	s, err := store.Dial(ctx, addr, nil)
@@ -67,19 +51,8 @@ func childWorker(id, rest string) error {
 	}
 }
 
-// process starts a worker that is a process, and ends with the test.
+// process starts a worker that is a process.
 func process(t *testing.T, addr, id string, least, most int) *launch.Process {
 	t.Helper()
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	job, err := launch.Start(t.Context(), launch.Spec{
-		N: 1, Path: exe, Tether: true, Output: t.Output(), Grace: -1,
-		Env: func(int) []string {
-			return []string{fmt.Sprintf("%s=%s|%d|%d|%s", childVar, id, least, most, addr), "GORACE=atexit_sleep_ms=0"}
-		},
-		MayFail: func(int) bool { return true },
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = job.Wait() }) // the test's context has ended by then
-	return job.Process(0)
+	return testcluster.Start(t, "worker", fmt.Sprintln(id, least, most, addr))
 }

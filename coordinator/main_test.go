@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -19,9 +18,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if runChild() {
-		os.Exit(0)
-	}
+	children.Run()
 	testcluster.Leaks(m)
 }
 

@@ -3,65 +3,26 @@ package store_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
-// These make the test binary a child.
-const (
-	childIs = "MUSTER_STORE_CHILD"  // what it is
-	childTo = "MUSTER_STORE_PARENT" // an address: of the store, or of who wants to know the child's
-)
-
-// children is what the test binary can be instead of the tests.
-var children = map[string]func(to string) error{
+// children are what the test binary can be instead of the tests; they are given an address: of the store, or of who wants to know the child's.
+var children = testcluster.Children{
 	"rank 1": childRank,
 	"server": childServer,
 }
 
-// runChild reports whether this process is a child; then it has done its work.
-func runChild() bool {
-	run := children[os.Getenv(childIs)]
-	if run == nil {
-		return false
-	}
-	launch.ExitWithParent()
-	if err := run(os.Getenv(childTo)); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	return true
-}
-
-// child starts the test binary as what, which ends with the test.
-func child(t *testing.T, what, to string) *launch.Process {
-	t.Helper()
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	job, err := launch.Start(t.Context(), launch.Spec{
-		N: 1, Path: exe, Tether: true, Output: t.Output(), Grace: -1,
-		Env: func(int) []string {
-			return []string{childIs + "=" + what, childTo + "=" + to, "GORACE=atexit_sleep_ms=0"}
-		},
-		MayFail: func(int) bool { return true },
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = job.Wait() }) // the test's context has ended by then
-	return job.Process(0)
-}
-
 // childRank is rank 1 of 2: it is in barrier 1, and in barrier 2 when there is the key "go".
-func childRank(to string) error {
-	ctx := context.Background()
+func childRank(ctx context.Context, to string) error {
 	s, err := store.Dial(ctx, to, nil)
 	if err != nil {
 		return err
@@ -86,7 +47,7 @@ func barrier(generation uint64, rank int, seq uint64) wire.Contribution {
 }
 
 // childServer serves a Memory, and says where.
-func childServer(to string) error {
+func childServer(_ context.Context, to string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -107,7 +68,7 @@ func serverProcess(t *testing.T) (*launch.Process, string) {
 	t.Helper()
 	l, _ := tcp(t)
 	defer l.Close()
-	p := child(t, "server", l.Addr().String())
+	p := testcluster.Start(t, "server", l.Addr().String())
 	c, err := l.Accept()
 	require.NoError(t, err)
 	defer c.Close()

@@ -76,6 +76,14 @@ func ExampleStore_Swap() {
 	// Output: rank 2: store: swap "leader": conflict
 }
 
+func ExampleStore_SwapFor() {
+	ctx, s := opened()
+	_, _ = s.SwapFor(ctx, "leader", nil, []byte("rank 2"), time.Minute)                 // it leads for a minute,
+	now, _ := s.SwapFor(ctx, "leader", []byte("rank 2"), []byte("rank 2"), time.Minute) // and for one more
+	fmt.Printf("%s\n", now)
+	// Output: rank 2
+}
+
 func ExampleStore_Append() {
 	ctx, s := opened()
 	_, _ = s.Append(ctx, "log", []byte("one "))
@@ -104,6 +112,18 @@ func ExampleStore_List() {
 	// Output:
 	// rank/0 here <nil>
 	// rank/1 here <nil>
+}
+
+func ExampleStore_Keys() {
+	ctx, s := opened()
+	_ = s.Set(ctx, "weights/0", make([]byte, 1<<20), nil)
+	_ = s.Set(ctx, "weights/1", make([]byte, 1<<20), nil)
+	for key, err := range s.Keys(ctx, "weights/") { // a million bytes each that need not travel
+		fmt.Println(key, err)
+	}
+	// Output:
+	// weights/0 <nil>
+	// weights/1 <nil>
 }
 
 func ExampleStore_Watch() {

@@ -21,9 +21,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if runChild() {
-		return
-	}
+	children.Run()
 	if os.Getenv(serverVar) != "" {
 		beServer()
 		return

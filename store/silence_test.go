@@ -220,7 +220,7 @@ func TestASilenceThatWasAskedForLosesNobody(t *testing.T) {
 // rank0 joins a group with a child.
 func rank0(t *testing.T, s *service) (*pair, testcluster.Process) {
 	t.Helper()
-	p := child(t, "rank 1", s.addr)
+	p := testcluster.Start(t, "rank 1", s.addr)
 	a := s.client(t)
 	roll, err := a.Join(bounded(t), wire.Contribution{Group: "g", Run: "r", Rank: 0, Size: 2}, nil)
 	require.NoError(t, err)

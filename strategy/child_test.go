@@ -3,8 +3,6 @@ package strategy_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -19,21 +17,13 @@ import (
 	"github.com/muster-pg/muster/strategy"
 )
 
-// childVar makes the test binary a worker: it is its id, and the URL of the store.
-const childVar = "MUSTER_STRATEGY_CHILD"
+// children is what the test binary can be instead of the tests: a worker.
+var children = testcluster.Children{"worker": childWorker}
 
-func runChild() bool {
-	id, at, ok := strings.Cut(os.Getenv(childVar), "|")
-	if !ok {
-		return false
-	}
-	launch.ExitWithParent()
-	fmt.Fprintln(os.Stderr, childWorker(context.Background(), &strategy.WorkerNode{Coordinator: at, Worker: worker(id, 1, 3)}))
-	return true
-}
-
-// childWorker takes part in steps, until it is killed.
-func childWorker(ctx context.Context, n *strategy.WorkerNode) error {
+// childWorker is given its id, and the URL of the store. It takes part in steps, until it is killed.
+func childWorker(ctx context.Context, arg string) error {
+	id, at, _ := strings.Cut(arg, " ")
+	n := &strategy.WorkerNode{Coordinator: at, Worker: worker(id, 1, 3)}
 	if err := n.Start(ctx); err != nil {
 		return err
 	}
@@ -51,21 +41,10 @@ func childWorker(ctx context.Context, n *strategy.WorkerNode) error {
 	}
 }
 
-// process starts a worker that is a process, and ends with the test.
+// process starts a worker that is a process.
 func process(t *testing.T, at, id string) *launch.Process {
 	t.Helper()
-	exe, err := os.Executable()
-	require.NoError(t, err)
-	job, err := launch.Start(t.Context(), launch.Spec{
-		N: 1, Path: exe, Tether: true, Output: t.Output(), Grace: -1,
-		Env: func(int) []string {
-			return []string{fmt.Sprintf("%s=%s|%s", childVar, id, at), "GORACE=atexit_sleep_ms=0"}
-		},
-		MayFail: func(int) bool { return true },
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = job.Wait() }) // the test's context has ended by then
-	return job.Process(0)
+	return testcluster.Start(t, "worker", id+" "+at)
 }
 
 // TestKilledProcesses: those who wait for a worker that is killed in the middle of a step hear who it was, and go on; it comes back at

@@ -24,9 +24,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if runChild() {
-		return
-	}
+	children.Run()
 	testcluster.Leaks(m)
 }
 

@@ -1,6 +1,7 @@
 package testcluster_test
 
 import (
+	"context"
 	"io"
 	"net"
 	"os"
@@ -11,18 +12,11 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 )
 
-// These make the test binary a child.
-const (
-	echoTo = "TESTCLUSTER_ECHO_TO" // that echoes to this address
-	leak   = "TESTCLUSTER_LEAK"    // that leaves something over
-)
+// leak makes the test binary a child that leaves something over.
+const leak = "TESTCLUSTER_LEAK"
 
 func TestMain(m *testing.M) {
-	if addr := os.Getenv(echoTo); addr != "" {
-		launch.ExitWithParent()
-		echoChild(addr)
-		return
-	}
+	testcluster.Children{"echo": echoChild}.Run()
 	if os.Getenv(leak) != "" {
 		launch.ExitWithParent() // what listens for the parent's end does not count
 	}
@@ -30,7 +24,7 @@ func TestMain(m *testing.M) {
 }
 
 // echoChild keeps all its threads busy, so that there is something to stop.
-func echoChild(addr string) {
+func echoChild(_ context.Context, addr string) error {
 	for range 3 {
 		go func() {
 			for n := 0; ; n++ {
@@ -40,33 +34,22 @@ func echoChild(addr string) {
 	}
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
-		panic(err)
+		return err
 	}
-	_, _ = io.Copy(c, c)
+	_, err = io.Copy(c, c)
+	return err
 }
 
 // startChild starts a process that echoes what it is sent over the connection.
 func startChild(t *testing.T) (*launch.Process, net.Conn) {
 	l := listen(t)
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	job, err := launch.Start(t.Context(), launch.Spec{
-		N: 1, Path: exe, Tether: true, Output: t.Output(), Grace: -1,
-		Env:     func(int) []string { return []string{echoTo + "=" + l.Addr().String(), "GORACE=atexit_sleep_ms=0"} },
-		MayFail: func(int) bool { return true },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = job.Wait() }) // the test's context has ended by then
+	p := testcluster.Start(t, "echo", l.Addr().String())
 	c, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	return job.Process(0), c
+	return p, c
 }
 
 func TestFreezeAndThaw(t *testing.T) {
