@@ -60,6 +60,15 @@ func Into(s *Scratch, dt tensor.DType, op Op, div int, dsts, srcs [][]byte) {
 	}
 }
 
+// Can reports whether elements of dt are numbers that can be combined.
+func Can(dt tensor.DType) bool {
+	switch dt {
+	case tensor.F32, tensor.F64, tensor.F16, tensor.BF16, tensor.I8, tensor.I16, tensor.I32, tensor.I64, tensor.U8, tensor.U16, tensor.U32, tensor.U64:
+		return true
+	}
+	return false
+}
+
 func into[T tensor.Number](s *Scratch, op Op, div int, dsts, srcs [][]byte) {
 	n := len(as[T](dsts[0]))
 	for at := 0; at < n; at += block {

@@ -202,7 +202,9 @@ func TestDivisionOfNarrowIntegers(t *testing.T) {
 	assert.Equal(t, []int8{-1, 0, 0}, n[0])
 }
 
-func TestWhatIsNoNumber(t *testing.T) {
+func TestCan(t *testing.T) {
+	assert.True(t, reduce.Can(tensor.BF16))
+	assert.False(t, reduce.Can(tensor.Bool))
 	assert.PanicsWithValue(t, "reduce: "+tensor.Bool.String(), func() {
 		reduce.Into(new(reduce.Scratch), tensor.Bool, reduce.Sum, 1, make([][]byte, 1), make([][]byte, 1))
 	})
