@@ -34,21 +34,6 @@ func ExampleStore_TryPop() {
 	// Output: 0 <nil>
 }
 
-func ExampleStore_Keys() {
-	ctx := context.Background()
-	s := store.New(new(store.Memory))
-	defer s.Close()
-	for _, k := range []string{"b/1", "a/2", "a/1"} {
-		_ = s.Set(ctx, k, []byte("large"), nil)
-	}
-	for k, err := range s.Keys(ctx, "a/") {
-		fmt.Println(k, err)
-	}
-	// Output:
-	// a/1 <nil>
-	// a/2 <nil>
-}
-
 // What several push, several pop: each value once, and those of one in their order.
 func TestQueue(t *testing.T) {
 	const pushers, poppers, each = 4, 3, 60

@@ -108,28 +108,26 @@ func (m *machine) refuseInto(v any, what string) error {
 	return m.malformed("a %s cannot be given %s", kind(v), what)
 }
 
+// intoTop puts items into the value on top.
+func (m *machine) intoTop(put func(v any, items []any) error, items []any, err error) error {
+	if err != nil {
+		return err
+	}
+	v, err := m.top()
+	if err != nil {
+		return err
+	}
+	return put(v, items)
+}
+
 func opAppend(m *machine) error {
 	items, err := m.popN(1)
-	if err != nil {
-		return err
-	}
-	l, err := m.top()
-	if err != nil {
-		return err
-	}
-	return m.extend(l, items)
+	return m.intoTop(m.extend, items, err)
 }
 
 func opAppends(m *machine) error {
 	items, err := m.popMark()
-	if err != nil {
-		return err
-	}
-	l, err := m.top()
-	if err != nil {
-		return err
-	}
-	return m.extend(l, items)
+	return m.intoTop(m.extend, items, err)
 }
 
 func opDict(m *machine) error {
@@ -146,26 +144,12 @@ func opDict(m *machine) error {
 
 func opSetItem(m *machine) error {
 	items, err := m.popN(2)
-	if err != nil {
-		return err
-	}
-	d, err := m.top()
-	if err != nil {
-		return err
-	}
-	return m.setItems(d, items)
+	return m.intoTop(m.setItems, items, err)
 }
 
 func opSetItems(m *machine) error {
 	items, err := m.popMark()
-	if err != nil {
-		return err
-	}
-	d, err := m.top()
-	if err != nil {
-		return err
-	}
-	return m.setItems(d, items)
+	return m.intoTop(m.setItems, items, err)
 }
 
 // setItems puts keys and values, by turns, into a dict.
@@ -200,21 +184,19 @@ func (m *machine) setItems(v any, items []any) error {
 
 func opAddItems(m *machine) error {
 	items, err := m.popMark()
-	if err != nil {
-		return err
-	}
-	v, err := m.top()
-	if err != nil {
-		return err
-	}
+	return m.intoTop(m.addItems, items, err)
+}
+
+// addItems puts members into a set that may be changed.
+func (m *machine) addItems(v any, items []any) error {
 	s, ok := v.(*set)
 	if !ok || s.frozen {
 		return m.refuseInto(v, "members")
 	}
-	return m.addItems(s, items)
+	return m.fill(s, items)
 }
 
-func (m *machine) addItems(s *set, items []any) error {
+func (m *machine) fill(s *set, items []any) error {
 	for _, item := range items {
 		text, err := m.key(item)
 		if err != nil {
@@ -241,7 +223,7 @@ func opFrozenSet(m *machine) error {
 		return err
 	}
 	s := &set{frozen: true}
-	if err := m.addItems(s, items); err != nil {
+	if err := m.fill(s, items); err != nil {
 		return err
 	}
 	return m.push(s, dictSize)
