@@ -28,9 +28,9 @@ func (m *machine) newSet(name string, args []any, frozen bool) (any, error) {
 	if len(args) == 1 {
 		switch items := args[0].(type) {
 		case *list:
-			return s, m.addItems(s, items.items)
+			return s, m.fill(s, items.items)
 		case *tuple:
-			return s, m.addItems(s, items.items)
+			return s, m.fill(s, items.items)
 		}
 	}
 	return nil, m.badCall(name, args)
