@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, Optional, Tuple
 
 from . import _secure, _wire
+from ._connect import Attempt, connect
 from ._errors import Denied, Error, ProtocolError, StoreError, kind_of, make, quote, store_error, words_of
 from ._pipe import Pipe, refusal
 from ._secure import TLS
@@ -159,14 +160,14 @@ class Line:
         return bytes(self._in[:100])
 
 
-def dial(t: Target, until: float, resume: Optional[Request] = None) -> Line:
-    """Connects and says hello: for a new session, or to take up the one that resume names."""
+def dial(t: Target, until: float, resume: Optional[Request] = None, attempt: Optional[Attempt] = None) -> Line:
+    """Connects and says hello: for a new session, or to take up the one that resume names. Who has the attempt may end it."""
     until = min(until, time.monotonic() + _HANDSHAKE)
+    attempt = attempt or Attempt()
     context = t.tls.context() if t.tls is not None else None
-    host, port = t.split()
-    sock = socket.create_connection((host, port), timeout=max(until - time.monotonic(), 0.001))
-    pipe = Pipe(sock)
+    pipe = Pipe(connect(*t.split(), until, attempt))
     try:
+        attempt.has(pipe)
         return _enter(Line(pipe), t, context, until, resume)
     except BaseException as e:
         pipe.close()
@@ -230,7 +231,7 @@ def _answer(line: Line, until: float) -> Tuple[_wire.Header, Reply]:
 
 def nobody_there(e: BaseException) -> bool:
     """Reports whether e may go away when the server has started."""
-    if isinstance(e, (socket.gaierror, socket.timeout, EOFError, ConnectionError)):
+    if isinstance(e, (socket.gaierror, socket.timeout, TimeoutError, EOFError, ConnectionError)):
         return not isinstance(e, Error)
     return isinstance(e, OSError) and e.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
 

@@ -16,6 +16,7 @@ import time
 from typing import Dict, List, Optional, Set
 
 from . import _dial, _wire
+from ._connect import Attempt
 from ._dial import Line, Target, Told
 from ._errors import (
     Compacted,
@@ -141,6 +142,7 @@ class Session:
     def __init__(self, target: Target, line: Line) -> None:
         self.target = target
         self._pid = os.getpid()
+        self._attempt = Attempt()  # to take the session up again
         self._cond = threading.Condition(threading.Lock())  # its lock protects the fields below
         self._line: Optional[Line] = line
         self._calls: Dict[int, Call] = {}
@@ -259,7 +261,9 @@ class Session:
             self._end_all(NoAnswer(Code.CLOSED))
             line = self._line
             self._cond.notify_all()
-        if first and line is not None:
+        if line is None:
+            self._attempt.end()
+        elif first:
             line.pipe.send(_wire.encode(Request(Op.GOODBYE)))
         self._thread.join(_GOODBYE)
         if self._thread.is_alive() and line is not None:
@@ -371,7 +375,7 @@ class Session:
             began, pause = time.monotonic(), 0.0
             while not self._pause(pause):
                 try:
-                    line = _dial.dial(self.target, math.inf, self._resume())
+                    line = _dial.dial(self.target, math.inf, self._resume(), self._attempt)
                 except Exception as e:  # whatever ends the dialing ends the calls that wait for it
                     if self._hopeless(e, time.monotonic() - began):
                         self._fail(e)
