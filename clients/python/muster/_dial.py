@@ -12,9 +12,9 @@ import urllib.parse
 from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, Optional, Tuple
 
-from . import _secure, _wire
+from . import _arguments, _secure, _wire
 from ._connect import Attempt, connect
-from ._errors import Denied, Error, ProtocolError, StoreError, kind_of, make, quote, store_error, words_of
+from ._errors import Denied, Error, Kinds, ProtocolError, StoreError, kind_of, make, quote, store_error, words_of
 from ._pipe import Pipe, refusal
 from ._secure import TLS
 from ._wire import Code, Op, Reply, Request
@@ -44,7 +44,14 @@ class Target:
 
 def parse(address: str, tls: Optional[TLS], secret: Optional[bytes], silence: float = DEFAULT_SILENCE) -> Target:
     """Returns the store at an address, host:port or muster://host:port/prefix?name=value&…"""
-    t = Target(address, tls, secret, silence=silence)
+
+    def bad(why: str, also: Kinds) -> StoreError:
+        return store_error("dial", _redacted(address), Code.INVALID, why, also=also)
+
+    if tls is not None and not isinstance(tls, TLS):
+        raise _arguments.of_type(bad, "tls", "a muster.TLS", tls)
+    silence = _arguments.seconds(bad, "silence", silence, zero=False, forever=False)
+    t = Target(address, tls, _arguments.secret(bad, secret), silence=silence)
     if "://" in address or address.startswith("mem:"):
         t = _parse_url(address, t)
     _check_addr(t.addr)
@@ -186,7 +193,7 @@ def _enter(line: Line, t: Target, context: Optional[ssl.SSLContext], until: floa
             with _secure.exporting(context) as export:
                 line.pipe.secure(context, name, until)
                 binding = export()
-    _hello(line, t.secret, binding, until, replace(resume or Request(Op.HELLO), timeout=int(t.silence * 1e9)))
+    _hello(line, t.secret, binding, until, replace(resume or Request(Op.HELLO), timeout=min(max(int(t.silence * 1e9), 1), _wire.AGES)))
     line.limit = _wire.MAX_REPLY
     return line
 
