@@ -74,6 +74,8 @@ class Pipe:
         """Sends data, behind all that was sent before. A signal that ends it ends the connection: half of data may be on its way."""
         try:
             self._send(data)
+        except ssl.SSLError:
+            self.kill()  # who receives says why
         except BaseException:
             self.kill()
             raise
@@ -112,13 +114,23 @@ class Pipe:
                 while sent < len(data):
                     sent += self._out.send(memoryview(data)[sent:])
             except BlockingIOError:
-                with self._mu:
-                    self._queue[:0] = data[sent:]
-                    self._drain = threading.Thread(target=self._send_on, name="muster sender", daemon=True)
-                    self._drain.start()
+                if not self._hand_over(data[sent:]):
+                    self.kill()
                 return
             except OSError:
                 self.kill()  # who receives says why
+
+    def _hand_over(self, rest: bytearray) -> bool:
+        """Has a thread send the rest; False if there can be none, as at the end of the interpreter."""
+        drain = threading.Thread(target=self._send_on, name="muster sender", daemon=True)
+        with self._mu:
+            self._queue[:0] = rest
+            try:
+                drain.start()
+            except RuntimeError:
+                return False
+            self._drain = drain  # that it has been started is what close relies on
+            return True
 
     def _send_on(self) -> None:
         """Sends until nothing is queued, as the peer takes it."""

@@ -165,9 +165,9 @@ class Session:
         self._joined: Set[int] = set()
         self._leases: Set[int] = set()
 
-    def do(self, req: Request, until: float) -> Reply:
+    def do(self, call: Call, until: float) -> Reply:
         """Returns the store's answer, or raises NoAnswer. A call that waits is given a little more than until, for the store's word."""
-        call = Call(req)
+        self._check_process()
         try:
             self._register(call, until)
             if call.wait(until) or call.op in _wire.WAITS and call.wait(time.monotonic() + GRACE):
@@ -181,10 +181,13 @@ class Session:
             return _result(call)
         raise self._late(call, sent)
 
-    def _register(self, call: Call, until: float) -> None:
-        """Gives a call its id, and sends it if there is a connection."""
+    def _check_process(self) -> None:
+        """Refuses a fork of the process, before it touches a lock: a thread that the fork does not have may have held it."""
         if os.getpid() != self._pid:
             raise NoAnswer(Code.CLOSED, detail="it was opened in another process, of which this is a fork")
+
+    def _register(self, call: Call, until: float) -> None:
+        """Gives a call its id, and sends it if there is a connection."""
         with self._cond:
             if call.numbered and not self._cond.wait_for(self._room, min(max(until - time.monotonic(), 0), threading.TIMEOUT_MAX)):
                 raise self._late(call, False)
@@ -275,25 +278,23 @@ class Session:
     def _run(self, first: Line) -> None:
         line: Optional[Line] = first
         while line is not None:
-            self._read_on(line)
+            try:
+                self._read_on(line)
+            except Exception as e:  # whatever ends the connection is told to those who wait for it
+                line.pipe.close()
+                self._broke(e)
             line = self._mend()
 
     def _read_on(self, line: Line) -> None:
-        """Reads until the connection ends."""
-        error: Exception
+        """Reads until the connection ends, and raises why."""
         while True:
             try:
-                self._received(line, *line.read(1.0))
+                h, body = line.read(1.0)
             except socket.timeout:
-                if self._tick(line):
-                    continue
-                error = socket.timeout("it was silent for too long")
-                break
-            except (OSError, EOFError, _wire.Malformed, _Goodbye) as e:
-                error = e
-                break
-        line.pipe.close()
-        self._broke(error)
+                if not self._tick(line):
+                    raise socket.timeout("it was silent for too long") from None
+            else:
+                self._received(line, h, body)
 
     def _received(self, line: Line, h: _wire.Header, body: bytes) -> None:
         self._silent = 0
@@ -314,7 +315,7 @@ class Session:
             return  # a cancel's answer, or that of a call that was given up
         try:
             call.reply = _wire.parse_reply(h, body)
-        except _wire.Malformed as e:
+        except Exception as e:
             call.end(self._broken(e))
             raise
         if h.code == Code.OK:

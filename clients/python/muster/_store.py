@@ -12,7 +12,7 @@ from ._arguments import Bad, Value
 from ._dial import DEFAULT_SILENCE
 from ._errors import Conflict, NotFound, StoreError, Unavailable, Unknown, clip, store_error, words_of
 from ._secure import TLS
-from ._session import NoAnswer, Session
+from ._session import Call, NoAnswer, Session
 from ._wire import Code, Op, Reply, Request
 
 DEFAULT_TIMEOUT = 300.0
@@ -271,10 +271,12 @@ class Store:
         left = until - time.monotonic()
         if left <= 0:
             raise NoAnswer(Code.TIMEOUT)
-        _check(req, shown)
         if req.op in _wire.WAITS and left < math.inf:
             req.timeout = nanoseconds(left)
-        return self._session.do(req, until)
+        call = Call(req)
+        if len(call.frame) > _wire.MAX_KEY:  # nothing is beyond a limit in a shorter one
+            _check(req, shown)
+        return self._session.do(call, until)
 
     def collect(self, req: Request, until: float) -> List[bytes]:
         """Casts a vote, and returns what of the record it wants, once that is decided. Of groups, not of users."""
