@@ -28,7 +28,7 @@ from ._errors import (
 from ._member import Member
 from ._secure import TLS
 from ._store import Store
-from ._wire import Code, Contribution, Op, Request, Verdict
+from ._wire import MAX_KEY, Code, Contribution, Op, Request, Verdict, text
 
 LEAVE_WAIT = 1.0  # seconds that a close or an abort waits for the store to hear of it
 _GONE = (Code.UNAVAILABLE, Code.LEFT)
@@ -73,6 +73,9 @@ class Config:
             raise invalid(f"size is {self.size}")
         if not 0 <= self.rank < self.size:
             raise invalid(f"rank is {self.rank}, with a size of {self.size}")
+        for what, v in (("name", self.name), ("run", self.run)):
+            if len(text(v)) > MAX_KEY // 4:
+                raise invalid(f"{what} has {len(text(v))} bytes, the limit is {MAX_KEY // 4}")
         if not self.store:
             raise invalid(f"there is no store: where do the {self.size} ranks meet?")
 

@@ -299,6 +299,7 @@ class Groups(Case):
             (0, 2.0, {}, "^pgroup: join: size is an int, not float$"),
             (0, 1 << 31, {}, "size is 2147483648"),
             (0, 1, {"name": b"n"}, "join: name is a str, not bytes"),
+            (0, 1, {"name": "n" * 2049}, "name has 2049 bytes, the limit is 2048"),
             (0, 1, {"run": 1}, "join: run is a str, not int"),
             (0, 1, {"host": None}, "join: host is a str, not NoneType"),
             (0, 1, {"expiry": math.nan}, "join: expiry is nan"),
