@@ -33,7 +33,12 @@ class Group:
     channel has a sequence of its own. A verb is decided once, for all: every rank hears the same verdict, and if it is
     a failure, a RankError says why, and who.
 
-    timeout, in seconds, bounds a verb for every rank: the earliest deadline decides. Without it the group's counts.
+    timeout, in seconds (int or float; math.inf is for ever), bounds a verb for every rank: the earliest deadline decides. Without
+    it the group's counts.
+
+    What a group decides is a RankError, and of the class that says what: Timeout (with the missing ranks), Lost, Left, Mismatch, Aborted,
+    Cancelled, Failed, Invalid or TooLarge (what a rank brought), Stale; Closed, Unavailable and Unknown as for a Store. Lost,
+    Mismatch and Aborted end the group; after the others it goes on.
 
     Objects are small, at most 16 MiB, and what msgpack has: None, bool, int, float, str, bytes, lists and dicts (a tuple
     arrives as a list). To Go they are values of any type that msgpack can decode into. What Go's verbs of []byte
@@ -233,7 +238,7 @@ class Group:
         c = self._stream(dst, _BYTES if raw else _ANY)
         req = Request(Op.SEND, value=payload, ttl=nanoseconds(self._seat.config.expiry), group=c)
         try:
-            self._seat.store.send(req, until)
+            self._seat.store._send(req, until)
         except StoreError as e:
             raise self._seat.fault(op, self._channel, 0, e) from None
 
@@ -250,7 +255,7 @@ class Group:
             c = self._stream(src, "")
             c.seq = box.taken + 1
             try:
-                rep = self._seat.store.request(Request(Op.RECV, group=c), until)
+                rep = self._seat.store._request(Request(Op.RECV, group=c), until)
             except StoreError as e:
                 if isinstance(e, Expired):
                     box.taken += 1
@@ -272,7 +277,7 @@ class Group:
     def expired(self, *, timeout: Optional[float] = None) -> int:
         """Returns how many messages that this rank has sent have expired unread since it last asked."""
         try:
-            return self._seat.store.request(Request(Op.EXPIRE, group=self._seat.seat()), self._seat.until("expired", timeout)).n
+            return self._seat.store._request(Request(Op.EXPIRE, group=self._seat.seat()), self._seat.until("expired", timeout)).n
         except StoreError as e:
             raise self._seat.fault("expire", self._channel, 0, e) from None
 

@@ -134,7 +134,7 @@ class Seat:
         c = Contribution(group=self.name, run=self.run, rank=self.rank, size=self.size, generation=old, label=label)
         req = Request(Op.JOIN, value=_member.encode(self.config.host), group=c)
         try:
-            rep = self.store.request(req, until)
+            rep = self.store._request(req, until)
         except StoreError as e:
             if op == "" and went_away(e):
                 raise
@@ -163,7 +163,7 @@ class Seat:
         c = self.seat()
         c.no, c.reason = no, reason
         try:
-            self.store.request(Request(Op.LEAVE, group=c), time.monotonic() + LEAVE_WAIT)
+            self.store._request(Request(Op.LEAVE, group=c), time.monotonic() + LEAVE_WAIT)
         except Error:
             pass
 

@@ -48,7 +48,11 @@ class Store:
 
     The connection mends itself. Calls that have no answer yet are repeated; what changes something takes effect once. If the
     session could not be taken up again, what was under way is Unknown.
-    Every verb waits for at most timeout seconds, or those that connect was given; math.inf is for ever.
+    Every verb waits for at most timeout seconds, or those that connect was given (300); math.inf is for ever.
+
+    Keys are str of at most 8 KiB, values are bytes (or bytearray, or memoryview) of at most 16 MiB, times are seconds, int or float.
+    Any verb may raise, beside what it says itself: Timeout; Unavailable, if the store is gone; Unknown too, if it may have
+    taken effect; Denied, TooLarge or Full, if the store does not take it; Closed; and Invalid, before anything is sent.
     """
 
     def __init__(self, session: Session, timeout: float, prefix: str = "", own: bool = True) -> None:
@@ -71,7 +75,9 @@ class Store:
     ) -> _S:
         """Connects to the store at address: host:port, or muster://host:port/prefix?name=value&…
 
-        The names are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. With wait it keeps trying while nobody listens there: ranks may start before the store does.
+        The parameters of such a URL are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. With wait it keeps trying while nobody listens there: ranks may start before the store does.
+        timeout is in seconds, for connecting and for each verb that says none. Whom the store does not let in is Denied, who listens
+        there and is none is ProtocolError, and otherwise that nobody does is Unavailable.
         silence is for how many seconds this process may answer nothing while others wait for its ranks, and not be lost: no thread of it runs while one holds the interpreter's lock. The store has a
         limit of its own (15 s).
         """
@@ -152,7 +158,9 @@ class Store:
         self._do(req, self._until(bad, timeout))
 
     def add(self, key: str, delta: int = 1, *, timeout: Optional[float] = None) -> int:
-        """Adds delta to the counter key, which starts at 0, and returns its new value. Counters are decimal text of 64 bits."""
+        """Adds delta to the counter key, which starts at 0, and returns its new value. Counters are decimal text of 64 bits;
+        what is none, or would overflow, is Invalid.
+        """
         bad = _bad("add", key)
         req = Request(Op.ADD, key=_arguments.text(bad, "key", key), delta=_arguments.between(bad, "delta", delta, _LEAST, _MOST))
         return self._do(req, self._until(bad, timeout)).n
@@ -278,8 +286,8 @@ class Store:
             _check(req, shown)
         return self._session.do(call, until)
 
-    def collect(self, req: Request, until: float) -> List[bytes]:
-        """Casts a vote, and returns what of the record it wants, once that is decided. Of groups, not of users."""
+    def _collect(self, req: Request, until: float) -> List[bytes]:
+        """Casts a vote, and returns what of the record it wants, once that is decided.."""
         try:
             rep = self._do(req, until)
         except StoreError as e:
@@ -288,8 +296,8 @@ class Store:
             return [rep.value]
         return [v or b"" for v in rep.values or []]
 
-    def send(self, req: Request, until: float) -> None:
-        """Puts a message into a stream, and waits while that is full. Of groups, not of users."""
+    def _send(self, req: Request, until: float) -> None:
+        """Puts a message into a stream, and waits while that is full.."""
         value = req.value or b""
         while True:
             rep = self._do(req, until, also_ok=Code.NO_ROOM)
@@ -298,8 +306,8 @@ class Store:
             room = Request(Op.ROOM, delta=len(value), group=req.group)
             self._do(room, until, op=Op.SEND.text)
 
-    def request(self, req: Request, until: float) -> Reply:
-        """Has the store answer a request of a group. Of groups, not of users."""
+    def _request(self, req: Request, until: float) -> Reply:
+        """Has the store answer a request of a group.."""
         return self._do(req, until)
 
 

@@ -115,7 +115,7 @@ class Verb:
             self.payload, until = b"", time.monotonic() + GRACE
         error: Optional[StoreError] = None
         try:
-            got = self.seat.store.collect(Request(Op.COLLECT, value=self.payload, group=self.c), until)
+            got = self.seat.store._collect(Request(Op.COLLECT, value=self.payload, group=self.c), until)
         except StoreError as e:
             error = e
         if self.cause is not None:
