@@ -151,7 +151,7 @@ func TestTheVerbsInTheProtocol(t *testing.T) {
 	both(func(g *pgroup.Group) error { return g.Shutdown(ctx) }, "shutdown")
 	split(t, addr)
 	m.ps[1].kill() // its connection is closed already: what it has said is known
-	require.Eventually(t, func() bool { return len(w.votes()) == 2*len(docs) }, 10*time.Second, time.Millisecond, "%v", w.votes)
+	require.Eventually(t, func() bool { return len(w.votes()) == 2*len(docs) }, 30*time.Second, time.Millisecond, "%v", w.votes)
 
 	seq := map[string]uint64{}
 	for at, req := range w.votes() {

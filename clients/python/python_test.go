@@ -52,12 +52,13 @@ func TestReadmeWhoMayComeIn(t *testing.T) {
 		serve(t, &store.Server{TLS: k.server(t, false), Access: secret}),
 	}
 	require.Len(t, lines, len(servers))
-	program := "import muster, os, sys\nos.chdir(sys.argv[1])\n"
+	var program strings.Builder
+	program.WriteString("import muster, os, sys\nos.chdir(sys.argv[1])\n")
 	for i, line := range lines {
 		require.Contains(t, line, "node0:7070")
-		program += "with " + strings.ReplaceAll(line, "node0:7070", servers[i]) + " as x: print(x)\n"
+		program.WriteString("with " + strings.ReplaceAll(line, "node0:7070", servers[i]) + " as x: print(x)\n")
 	}
-	out := script(t, nil, "-c", program, k.dir)
+	out := script(t, nil, "-c", program.String(), k.dir)
 	require.Equal(t, 2, strings.Count(out, "<muster.Store "), out)
 	require.Contains(t, out, `<muster.Group "world" rank 0 of 1>`)
 }

@@ -157,7 +157,11 @@ class Session:
         self._lost: Optional[NoAnswer] = None  # why the first session is not this one
         self._welcome(line.welcome)
         self._thread = threading.Thread(target=self._run, args=(line,), name="muster reader", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # there is no room for a thread
+            line.pipe.close()
+            raise
 
     def _welcome(self, w: Reply) -> None:
         self._id, self._incarnation, self._token = w.n, w.rev, w.value
