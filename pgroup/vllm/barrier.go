@@ -66,7 +66,11 @@ func (b *barrier) open(ctx context.Context) error {
 	v, err := pickle.Parse(values[0])
 	name, ok := v.(string)
 	if err != nil || !ok || !isBarrierID(name) {
-		return b.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf("this rank called barrier, rank 0 did not: what it broadcast is a %T", v)}, err)
+		what := fmt.Sprintf("what it broadcast is a %T", v)
+		if err != nil {
+			what = err.Error()
+		}
+		return b.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: "this rank called barrier, rank 0 did not: " + what}, err)
 	}
 	b.id = name
 	return nil

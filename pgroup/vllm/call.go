@@ -197,28 +197,30 @@ func (c *call) report(err error) {
 	}
 }
 
-// parse makes *v of an object of rank from.
-func (c *call) parse(b []byte, from int, v any) error {
+// parse makes *v of what n is for.
+func (c *call) parse(b []byte, n need, v any) error {
+	if err := c.checkObject(b, n); err != nil {
+		return err
+	}
 	err := pickle.Codec.Parse(b, v)
 	if t, ok := v.(**tensor.Tensor); ok && err == nil && *t == nil {
-		err = errors.New("it is None, and no tensor")
+		err = errors.New("pickle: it is None")
 	}
 	if err == nil {
-		if id, ok := v.(*any); ok {
-			return c.checkObject(*id, from)
-		}
-		if id, ok := v.(*string); ok {
-			return c.checkObject(*id, from)
-		}
 		return nil
 	}
-	if id, idErr := pickle.Parse(b); idErr == nil {
-		if err := c.checkObject(id, from); err != nil {
-			return err
-		}
+	reason := fmt.Sprintf("rank %d sent what this rank does not take: %v", n.from, err)
+	if n.m == array {
+		reason = fmt.Sprintf("rank %d set %q to what is no tensor, and is passed over: %v", n.from, n.key, err)
+		err = noTensor{err}
 	}
-	return c.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf("rank %d sent what this rank does not take: %v", from, err)}, err)
+	return c.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: reason}, err)
 }
+
+// noTensor is the error of a pickle under the key of a tensor which is none: no verb could ever take it.
+type noTensor struct{ error }
+
+func (e noTensor) Unwrap() error { return e.error }
 
 // passes reports whether what was waited for is done with: it was read, or it never can be.
 func passes(err error) bool {
@@ -226,13 +228,21 @@ func passes(err error) bool {
 		return true
 	}
 	_, unreadable := errors.AsType[*pickle.Error](err)
-	return unreadable
+	_, misplaced := errors.AsType[noTensor](err)
+	return unreadable || misplaced
 }
 
-// checkObject refuses the ID of a barrier, which is broadcast too.
-func (c *call) checkObject(v any, from int) error {
-	if id, ok := v.(string); ok && isBarrierID(id) {
-		return c.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf("rank %d called barrier, this rank %s", from, c.op)}, nil)
+// mostID is more bytes than a barrier's ID has as a pickle, whatever the protocol.
+const mostID = 256
+
+// checkObject refuses the ID of a barrier, which is broadcast too, and waits for this rank's Barrier.
+func (c *call) checkObject(b []byte, n need) error {
+	if !n.cast || n.m != object || len(b) > mostID {
+		return nil
+	}
+	v, err := pickle.Parse(b)
+	if id, ok := v.(string); err == nil && ok && isBarrierID(id) {
+		return c.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf("rank %d called barrier, this rank %s", n.from, c.op)}, nil)
 	}
 	return nil
 }

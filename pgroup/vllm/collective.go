@@ -24,6 +24,7 @@ func BroadcastObj[T any](ctx context.Context, g *Group, src int, v T) (T, error)
 }
 
 // Broadcast returns src's tensor on every rank, as BroadcastObj does; t counts for nothing on the others, and may be nil there.
+// What is no tensor, though its key is a tensor's, is passed over, as in Recv.
 func (g *Group) Broadcast(ctx context.Context, src int, t *tensor.Tensor) (*tensor.Tensor, error) {
 	got := t
 	if err := g.broadcast(ctx, src, array, t, &got); err != nil {
@@ -166,7 +167,7 @@ func (c *call) allGather(ctx context.Context, own func() ([]byte, error), into f
 			return err
 		}
 		for i, n := range needs {
-			if err := c.parse(values[i], n.from, into(n.from)); err != nil {
+			if err := c.parse(values[i], n, into(n.from)); err != nil {
 				return err
 			}
 		}

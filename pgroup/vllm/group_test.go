@@ -3,7 +3,10 @@ package vllm_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -193,22 +196,58 @@ func TestBadArguments(t *testing.T) {
 	require.Equal(t, before, keys(t, s))
 }
 
-// One verb of a kind at a time; what is set for vLLM has its time to live.
-// None, where a tensor was to come, is an error, and no tensor that is nil.
-func TestNoneIsNoTensor(t *testing.T) {
+// TestWhatIsNoTensorIsPassedOver: whatever is under a tensor's key, it is an error, and the next one comes after it.
+func TestWhatIsNoTensorIsPassedOver(t *testing.T) {
 	s := memory(t)
 	gs, ctx := join(t, s, 2, vllm.Config{}), t.Context()
-	none, err := pickle.Append(nil, nil)
-	require.NoError(t, err)
-	for _, key := range []string{"send_tensor/1/0", "broadcast_tensor/0/0"} {
-		require.NoError(t, s.Set(ctx, key, none, nil))
+	want := tensor.New(tensor.U8, 3)
+	var values [][]byte
+	add := func(v any) {
+		b, err := pickle.Append(nil, v)
+		require.NoError(t, err)
+		values = append(values, b)
 	}
-	_, err = gs[1].Recv(ctx, 0)
-	verdict(t, err, pgroup.ErrMismatch, "None")
-	_, err = gs[1].Broadcast(ctx, 0, nil)
-	verdict(t, err, pgroup.ErrMismatch, "None")
+	for _, v := range []any{nil, 1, "text", []any{want}, pickle.Dict{}, want} {
+		add(v)
+	}
+	values = slices.Insert(values, 0, []byte(nil), []byte("no pickle"), []byte("cos\nsystem\n."))
+	for i, b := range values {
+		for _, key := range []string{"send_tensor/1/", "broadcast_tensor/0/"} {
+			require.NoError(t, s.Set(ctx, key+strconv.Itoa(i), b, nil))
+		}
+	}
+	for key, verb := range map[string]func() (*tensor.Tensor, error){
+		"send_tensor/1/":      func() (*tensor.Tensor, error) { return gs[1].Recv(ctx, 0) },
+		"broadcast_tensor/0/": func() (*tensor.Tensor, error) { return gs[1].Broadcast(ctx, 0, nil) },
+	} {
+		for i := range values[:len(values)-1] {
+			got, err := verb()
+			require.Nil(t, got)
+			verdict(t, err, pgroup.ErrMismatch, fmt.Sprintf("rank 0 set %q to what is no tensor, and is passed over: pickle: ", key+strconv.Itoa(i)))
+		}
+		got, err := verb()
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
 }
 
+// TestTextLikeABarrier: only what is broadcast can be a barrier's ID. A message that looks like one is text.
+func TestTextLikeABarrier(t *testing.T) {
+	gs, ctx := join(t, memory(t), 2, vllm.Config{}), t.Context()
+	const text = "barrier_01234567-89ab-cdef-0123-456789abcdef"
+	require.NoError(t, vllm.SendObj(ctx, gs[0], 1, text))
+	got, err := vllm.RecvObj[string](ctx, gs[1], 0)
+	require.NoError(t, err)
+	require.Equal(t, text, got)
+
+	_, err = vllm.BroadcastObj(ctx, gs[0], 0, text)
+	require.NoError(t, err)
+	type named string
+	_, err = vllm.BroadcastObj[named](ctx, gs[1], 0, "")
+	verdict(t, err, pgroup.ErrMismatch, "rank 0 called barrier, this rank broadcast from 0")
+}
+
+// One verb of a kind at a time; what is set for vLLM has its time to live.
 func TestBusyAndTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()

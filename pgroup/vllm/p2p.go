@@ -52,7 +52,8 @@ func (g *Group) Send(ctx context.Context, dst int, t *tensor.Tensor) error {
 }
 
 // Recv returns the next tensor that src has sent to this rank with Send, or vLLM's send. Objects and tensors are counted
-// together: they are received in the order in which they were sent, each with its verb.
+// together: they are received in the order in which they were sent, each with its verb. What is no tensor, though its key is a
+// tensor's, is pgroup.ErrMismatch, and passed over.
 func (g *Group) Recv(ctx context.Context, src int) (*tensor.Tensor, error) {
 	var t *tensor.Tensor
 	if err := g.recv(ctx, src, array, &t); err != nil {
@@ -179,5 +180,5 @@ func (c *call) take(ctx context.Context, n need, v any) error {
 	if err != nil {
 		return err
 	}
-	return c.parse(values[0], n.from, v)
+	return c.parse(values[0], n, v)
 }

@@ -12,8 +12,9 @@ import urllib.parse
 from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, Optional, Tuple
 
-from . import _secure, _wire
-from ._errors import Denied, Error, ProtocolError, StoreError, kind_of, make, quote, store_error, words_of
+from . import _arguments, _secure, _wire
+from ._connect import Attempt, connect
+from ._errors import Denied, Error, Kinds, ProtocolError, StoreError, kind_of, make, quote, store_error, words_of
 from ._pipe import Pipe, refusal
 from ._secure import TLS
 from ._wire import Code, Op, Reply, Request
@@ -43,7 +44,14 @@ class Target:
 
 def parse(address: str, tls: Optional[TLS], secret: Optional[bytes], silence: float = DEFAULT_SILENCE) -> Target:
     """Returns the store at an address, host:port or muster://host:port/prefix?name=value&…"""
-    t = Target(address, tls, secret, silence=silence)
+
+    def bad(why: str, also: Kinds) -> StoreError:
+        return store_error("dial", _redacted(address), Code.INVALID, why, also=also)
+
+    if tls is not None and not isinstance(tls, TLS):
+        raise _arguments.of_type(bad, "tls", "a muster.TLS", tls)
+    silence = _arguments.seconds(bad, "silence", silence, zero=False, forever=False)
+    t = Target(address, tls, _arguments.secret(bad, secret), silence=silence)
     if "://" in address or address.startswith("mem:"):
         t = _parse_url(address, t)
     _check_addr(t.addr)
@@ -159,14 +167,14 @@ class Line:
         return bytes(self._in[:100])
 
 
-def dial(t: Target, until: float, resume: Optional[Request] = None) -> Line:
-    """Connects and says hello: for a new session, or to take up the one that resume names."""
+def dial(t: Target, until: float, resume: Optional[Request] = None, attempt: Optional[Attempt] = None) -> Line:
+    """Connects and says hello: for a new session, or to take up the one that resume names. Who has the attempt may end it."""
     until = min(until, time.monotonic() + _HANDSHAKE)
+    attempt = attempt or Attempt()
     context = t.tls.context() if t.tls is not None else None
-    host, port = t.split()
-    sock = socket.create_connection((host, port), timeout=max(until - time.monotonic(), 0.001))
-    pipe = Pipe(sock)
+    pipe = Pipe(connect(*t.split(), until, attempt))
     try:
+        attempt.has(pipe)
         return _enter(Line(pipe), t, context, until, resume)
     except BaseException as e:
         pipe.close()
@@ -185,7 +193,7 @@ def _enter(line: Line, t: Target, context: Optional[ssl.SSLContext], until: floa
             with _secure.exporting(context) as export:
                 line.pipe.secure(context, name, until)
                 binding = export()
-    _hello(line, t.secret, binding, until, replace(resume or Request(Op.HELLO), timeout=int(t.silence * 1e9)))
+    _hello(line, t.secret, binding, until, replace(resume or Request(Op.HELLO), timeout=min(max(int(t.silence * 1e9), 1), _wire.AGES)))
     line.limit = _wire.MAX_REPLY
     return line
 
@@ -230,7 +238,7 @@ def _answer(line: Line, until: float) -> Tuple[_wire.Header, Reply]:
 
 def nobody_there(e: BaseException) -> bool:
     """Reports whether e may go away when the server has started."""
-    if isinstance(e, (socket.gaierror, socket.timeout, EOFError, ConnectionError)):
+    if isinstance(e, (socket.gaierror, socket.timeout, TimeoutError, EOFError, ConnectionError)):
         return not isinstance(e, Error)
     return isinstance(e, OSError) and e.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
 

@@ -81,6 +81,10 @@ class Invalid(Error, ValueError):
     """It makes no sense."""
 
 
+class InvalidType(Invalid, TypeError):
+    """An argument is not of the type that it has to be."""
+
+
 class Mismatch(Error):
     """Ranks called different verbs, or the same with another root, type or length. The group is over."""
 
@@ -228,7 +232,8 @@ def _class(base: Type[Error], kinds: Kinds) -> Type[Error]:
 
 
 def _distinct(kinds: Kinds) -> Kinds:
-    return tuple(dict.fromkeys(kinds))
+    """Leaves out what another one is anyway."""
+    return tuple(k for k in dict.fromkeys(kinds) if not any(other is not k and issubclass(other, k) for other in kinds))
 
 
 def store_error(
@@ -267,7 +272,7 @@ def rank_error(
 def make(kind: Type[Error], says: str) -> Error:
     """Makes an error that is neither a store's word nor a verdict."""
     e = kind(says)
-    e.code = next((code for code, (k, _) in _CODES.items() if k is kind), Code.INVALID)
+    e.code = next((code for code, (k, _) in _CODES.items() if issubclass(kind, k)), Code.INVALID)
     return e
 
 
@@ -387,7 +392,11 @@ def _quoted(c: str) -> str:
 
 def clip(s: str, n: int) -> str:
     """Shortens s to n bytes, at the end of a character."""
-    b = s.encode("utf-8", "surrogateescape")
+    try:
+        b = s.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        b = s.encode("utf-8", "backslashreplace")
+        s = b.decode()
     if len(b) <= n:
         return s
     return b[: n - 3].decode("utf-8", "ignore") + "…"

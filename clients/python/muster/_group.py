@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import struct
 import threading
-import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, Union
 
-from . import _env, _objects, _seat, _wire
+from . import _arguments, _env, _objects, _seat, _wire
+from ._arguments import Value
 from ._dial import DEFAULT_SILENCE
-from ._errors import Busy, Error, Expired, Invalid, ProtocolError, RankError, StoreError, TooLarge, clip, kind_of, make, quote
+from ._errors import Busy, Error, Expired, Invalid, StoreError, TooLarge, clip, make, quote
 from ._member import Member
 from ._seat import Config, Seat, invalid
 from ._secure import TLS
-from ._session import GRACE
-from ._store import Store, Value, bytes_of, nanoseconds
-from ._wire import WANT_ALL, WANT_FOLD, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request, Verdict
+from ._store import Store, nanoseconds
+from ._verb import INT64, SHUTDOWN, Verb, check_size, data_of
+from ._wire import WANT_ALL, WANT_FOLD, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request
 
 _BYTES = "[]byte"  # the type of what passes as it is
 _ANY = "any"  # the type of a message that is msgpack
-_SHUTDOWN = "\0shutdown"  # the channel where shutdown meets
 _FOLDS = {"sum": 1, "product": 2, "min": 3, "max": 4, "avg": 1}
-_INT64, _FLOAT64 = 2, 6
 
 _G = TypeVar("_G", bound="Group")
 _N = TypeVar("_N", int, float)
@@ -35,7 +33,12 @@ class Group:
     channel has a sequence of its own. A verb is decided once, for all: every rank hears the same verdict, and if it is
     a failure, a RankError says why, and who.
 
-    timeout, in seconds, bounds a verb for every rank: the earliest deadline decides. Without it the group's counts.
+    timeout, in seconds (int or float; math.inf is for ever), bounds a verb for every rank: the earliest deadline decides. Without
+    it the group's counts.
+
+    What a group decides is a RankError, and of the class that says what: Timeout (with the missing ranks), Lost, Left, Mismatch, Aborted,
+    Cancelled, Failed, Invalid or TooLarge (what a rank brought), Stale; Closed, Unavailable and Unknown as for a Store. Lost,
+    Mismatch and Aborted end the group; after the others it goes on.
 
     Objects are small, at most 16 MiB, and what msgpack has: None, bool, int, float, str, bytes, lists and dicts (a tuple
     arrives as a list). To Go they are values of any type that msgpack can decode into. What Go's verbs of []byte
@@ -126,6 +129,7 @@ class Group:
 
         Closing one closes all.
         """
+        _arguments.text(self._seat.bad("channel"), "name", name)
         with self._seat.lock:
             g = self._channels.get(name)
             if g is None:
@@ -136,7 +140,7 @@ class Group:
 
     def barrier(self, *, timeout: Optional[float] = None) -> None:
         """Returns when every rank has called it: one round trip."""
-        with _Verb(self, "barrier", timeout) as v:
+        with Verb(self, "barrier", timeout) as v:
             v.cast()
 
     def broadcast(self, obj: Any = None, root: int = 0, *, timeout: Optional[float] = None) -> Any:
@@ -145,13 +149,13 @@ class Group:
 
     def broadcast_bytes(self, data: Value = b"", root: int = 0, *, timeout: Optional[float] = None) -> bytes:
         """Is broadcast of bytes that pass as they are, as Go's Broadcast of []byte."""
-        got: bytes = self._broadcast(bytes_of, bytes, _BYTES, data, root, timeout)
+        got: bytes = self._broadcast(data_of, bytes, _BYTES, data, root, timeout)
         return got
 
     def _broadcast(
         self, pack: Callable[[Any], bytes], unpack: Callable[[bytes], Any], kind: str, obj: Any, root: int, timeout: Optional[float]
     ) -> Any:
-        with _Verb(self, "broadcast", timeout, root=root, kind=kind, root_only=True) as v:
+        with Verb(self, "broadcast", timeout, root=root, kind=kind, root_only=True) as v:
             v.check_root()
             if self.rank != root:
                 v.c.want = root if v.cause is None else WANT_NOTHING
@@ -162,19 +166,19 @@ class Group:
 
     def all_gather(self, obj: Any, *, timeout: Optional[float] = None) -> List[Any]:
         """Returns the obj of every rank, in rank order, on every rank."""
-        with _Verb(self, "allgather", timeout, want=WANT_ALL) as v:
+        with Verb(self, "allgather", timeout, want=WANT_ALL) as v:
             v.encode(_objects.pack, obj)
             return v.decode(_objects.unpack, v.cast(), self.size)
 
     def all_gather_bytes(self, data: Value, *, timeout: Optional[float] = None) -> List[bytes]:
         """Is all_gather of bytes that pass as they are, as Go's AllGather of []byte."""
-        with _Verb(self, "allgather", timeout, want=WANT_ALL, kind=_BYTES) as v:
-            v.encode(bytes_of, data)
+        with Verb(self, "allgather", timeout, want=WANT_ALL, kind=_BYTES) as v:
+            v.encode(data_of, data)
             return v.decode(bytes, v.cast(), self.size)
 
     def gather(self, obj: Any, root: int = 0, *, timeout: Optional[float] = None) -> Optional[List[Any]]:
         """Returns the obj of every rank, in rank order, on root, and None on the others, who wait for it too."""
-        with _Verb(self, "gather", timeout, root=root, want=WANT_ALL if self.rank == root else WANT_NOTHING) as v:
+        with Verb(self, "gather", timeout, root=root, want=WANT_ALL if self.rank == root else WANT_NOTHING) as v:
             v.check_root()
             v.encode(_objects.pack, obj)
             got = v.cast()
@@ -182,7 +186,7 @@ class Group:
 
     def scatter(self, objs: Optional[Sequence[Any]] = None, root: int = 0, *, timeout: Optional[float] = None) -> Any:
         """Returns root's objs[i] on rank i. What the others pass does not count. The root does not wait for the others."""
-        with _Verb(self, "scatter", timeout, root=root, root_only=True, want=WANT_PART) as v:
+        with Verb(self, "scatter", timeout, root=root, root_only=True, want=WANT_PART) as v:
             v.check_root()
             if self.rank == root:
                 v.encode_parts(objs)
@@ -190,7 +194,7 @@ class Group:
 
     def all_to_all(self, objs: Sequence[Any], *, timeout: Optional[float] = None) -> List[Any]:
         """Returns on rank i the objs[i] of every rank, in rank order."""
-        with _Verb(self, "alltoall", timeout, want=WANT_PART) as v:
+        with Verb(self, "alltoall", timeout, want=WANT_PART) as v:
             v.encode_parts(objs)
             return v.decode(_objects.unpack, v.cast(), self.size)
 
@@ -200,18 +204,19 @@ class Group:
         Each rank passes equally many, all of them int (64 bits, which wrap) or all of them float. They are combined in rank
         order, so that every rank has the same bits.
         """
-        with _Verb(self, "allreduce", timeout, want=WANT_FOLD) as v:
-            kind, form = (_INT64, "q") if all(isinstance(n, int) for n in numbers) else (_FLOAT64, "d")
-            v.c.label = f"{op} of {len(numbers)}"
+        _arguments.text(self._seat.bad("allreduce"), "op", op)
+        with Verb(self, "allreduce", timeout, want=WANT_FOLD) as v:
+            ns, kind, form = v.numbers(numbers)
+            v.c.label = f"{op} of {len(ns)}"
             v.c.fold_op, v.c.fold_kind = _FOLDS.get(op, 0), kind
             if op not in _FOLDS:
-                v.refuse(Code.INVALID, f"there is no reduction {op}")
+                v.refuse(Code.INVALID, f"there is no reduction {op}: there are {', '.join(_FOLDS)}")
                 v.c.want = WANT_NOTHING
-            v.encode(lambda ns: struct.pack(f"<{len(ns)}{form}", *ns), numbers)
+            v.encode(lambda ns: struct.pack(f"<{len(ns)}{form}", *ns), ns)
             [got] = v.decode(bytes, v.cast(), 1)
             out: List[Any] = list(struct.unpack(f"<{len(got) // 8}{form}", got))
             if op == "avg":
-                out = [_quotient(n, self.size) if kind == _INT64 else n / self.size for n in out]
+                out = [_quotient(n, self.size) if kind == INT64 else n / self.size for n in out]
             return out
 
     def send(self, obj: Any, dst: int, *, timeout: Optional[float] = None) -> None:
@@ -221,7 +226,8 @@ class Group:
         16 MiB, wait for dst, it waits. bytes pass as they are.
         """
         op = f"send to {dst}"
-        self._check_peer(op, dst)
+        dst = self._check_peer(op, "dst", dst)
+        until = self._seat.until(op, timeout)
         raw = isinstance(obj, (bytes, bytearray, memoryview))
         try:
             payload = bytes(obj) if raw else _objects.pack(obj)
@@ -232,14 +238,15 @@ class Group:
         c = self._stream(dst, _BYTES if raw else _ANY)
         req = Request(Op.SEND, value=payload, ttl=nanoseconds(self._seat.config.expiry), group=c)
         try:
-            self._seat.store.send(req, self._seat.until(timeout))
+            self._seat.store._send(req, until)
         except StoreError as e:
             raise self._seat.fault(op, self._channel, 0, e) from None
 
     def recv(self, src: int, *, timeout: Optional[float] = None) -> Any:
         """Returns the next message from src: each once, in the order of sending. One that expired is Expired, in its turn."""
         op = f"recv from {src}"
-        self._check_peer(op, src)
+        src = self._check_peer(op, "src", src)
+        until = self._seat.until(op, timeout)
         with self._seat.lock:
             box = self._boxes.setdefault(src, _Box())
         if not box.busy.acquire(blocking=False):
@@ -248,7 +255,7 @@ class Group:
             c = self._stream(src, "")
             c.seq = box.taken + 1
             try:
-                rep = self._seat.store.request(Request(Op.RECV, group=c), self._seat.until(timeout))
+                rep = self._seat.store._request(Request(Op.RECV, group=c), until)
             except StoreError as e:
                 if isinstance(e, Expired):
                     box.taken += 1
@@ -270,7 +277,7 @@ class Group:
     def expired(self, *, timeout: Optional[float] = None) -> int:
         """Returns how many messages that this rank has sent have expired unread since it last asked."""
         try:
-            return self._seat.store.request(Request(Op.EXPIRE, group=self._seat.seat()), self._seat.until(timeout)).n
+            return self._seat.store._request(Request(Op.EXPIRE, group=self._seat.seat()), self._seat.until("expired", timeout)).n
         except StoreError as e:
             raise self._seat.fault("expire", self._channel, 0, e) from None
 
@@ -284,12 +291,13 @@ class Group:
         This group is over then, and still to be closed. It cannot help if the rank is gone that hosted the store.
         """
         old = self._seat
+        until = old.until("shrink", timeout)
         if old.closed or not old.site.hold():
             raise old.closed_error("shrink")
         new = Seat(old.config, old.site, old.name, old.run)
         new.rank, new.size, new.host = old.rank, old.size, old.host
         try:
-            new.enter(old.until(timeout), "shrink", old.generation)
+            new.enter(until, "shrink", old.generation)
         except BaseException:
             old.site.release()
             raise
@@ -297,8 +305,9 @@ class Group:
 
     def shutdown(self, *, timeout: Optional[float] = None) -> None:
         """Waits until every rank has called it, so that nobody waits for anybody any more, and closes the group, also if it fails."""
+        self._seat.until("shutdown", timeout)  # refuses a wrong one before anything ends
         try:
-            with _Verb(self.channel(_SHUTDOWN), "shutdown", timeout) as v:
+            with Verb(self.channel(SHUTDOWN), "shutdown", timeout) as v:
                 v.cast()
         finally:
             self.close()
@@ -325,12 +334,14 @@ class Group:
         c.root, c.channel, c.type = peer, self._channel, kind
         return c
 
-    def _check_peer(self, op: str, peer: int) -> None:
+    def _check_peer(self, op: str, name: str, peer: int) -> int:
+        peer = _arguments.whole(self._seat.bad(op), name, peer)
         if not 0 <= peer < self.size:
             says = f"rank {peer} of a group of {self.size}: ranks are 0 to {self.size - 1}"
             raise invalid(f"{op} of group {quote(self.name)} on rank {self.rank}: {says}")
         if self._seat.closed:
             raise self._seat.closed_error(op)
+        return peer
 
     def _busy_error(self, op: str) -> Error:
         says = "another verb of this group is in progress"
@@ -343,118 +354,6 @@ class _Box:
     def __init__(self) -> None:
         self.busy = threading.Lock()  # held for the whole of a recv
         self.taken = 0  # messages
-
-
-class _Verb:
-    """One collective verb of one rank: it takes one sequence number and casts one vote, whatever happens.
-
-    A rank that cannot take part votes no, so that nobody waits for it.
-    """
-
-    def __init__(
-        self,
-        g: Group,
-        verb: str,
-        timeout: Optional[float],
-        *,
-        root: int = -1,
-        kind: str = "",
-        want: int = WANT_NOTHING,
-        root_only: bool = False,
-    ) -> None:
-        self.g, self.seat = g, g._seat
-        self.c = Contribution(verb=verb, root=root, type=kind, want=want, root_only=root_only, channel=g._channel)
-        self.until = self.seat.until(timeout)
-        self.payload = b""
-        self.cause: Optional[str] = None  # why this rank votes no
-
-    def __enter__(self) -> "_Verb":
-        if self.seat.closed:
-            raise self.seat.closed_error(self.c.verb)
-        if not self.g._busy.acquire(blocking=False):
-            raise self.g._busy_error(self.c.verb)
-        self.g._seq += 1
-        self.c.generation, self.c.rank, self.c.seq = self.seat.generation, self.seat.rank, self.g._seq
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.g._busy.release()
-
-    def refuse(self, code: Code, cause: str) -> None:
-        """Makes the vote no. The first reason counts."""
-        if self.cause is None:
-            self.cause = cause
-            self.c.no, self.c.reason = code, clip(cause, 512)
-
-    def check_root(self) -> None:
-        """Refuses a root that is no rank."""
-        if not 0 <= self.c.root < self.seat.size:
-            self.refuse(Code.INVALID, f"root {self.c.root} of a group of {self.seat.size}: ranks are 0 to {self.seat.size - 1}")
-            self.c.root, self.c.root_only, self.c.want = -1, False, WANT_NOTHING
-
-    def encode(self, pack: Callable[[Any], bytes], obj: Any) -> None:
-        """Makes obj what this rank brings, or its vote no."""
-        try:
-            self.payload = pack(obj)
-            check_size(len(self.payload))
-        except TooLarge as e:
-            self.refuse(Code.TOO_LARGE, str(e))
-        except Exception as e:  # whatever an object does when it is looked at
-            self.refuse(Code.INVALID, f"msgpack: {e}")
-
-    def encode_parts(self, objs: Optional[Sequence[Any]]) -> None:
-        """Makes one object for each rank what this rank brings."""
-        n = 0 if objs is None else len(objs)
-        if objs is None or n != self.seat.size:
-            self.refuse(Code.INVALID, f"{n} objects for a group of {self.seat.size}")
-            return
-        self.encode(lambda vs: _wire.encode_parts([_objects.pack(v) for v in vs]), objs)
-
-    def cast(self) -> List[bytes]:
-        """Votes, and returns what the decided record brings."""
-        if self.cause is None and self.until <= time.monotonic():
-            self.refuse(Code.TIMEOUT, "the deadline had passed")
-        until = self.until
-        if self.c.no:
-            self.payload, until = b"", time.monotonic() + GRACE
-        error: Optional[StoreError] = None
-        try:
-            got = self.seat.store.collect(Request(Op.COLLECT, value=self.payload, group=self.c), until)
-        except StoreError as e:
-            error = e
-        if self.cause is not None:
-            raise self._refused(error)
-        if error is not None:
-            shut = self.c.channel == _SHUTDOWN
-            raise self.seat.fault(self.c.verb, "" if shut else self.c.channel, 0 if shut else self.c.seq, error)
-        return got
-
-    def _refused(self, error: Optional[StoreError]) -> RankError:
-        """Is the error of a verb that this rank did not take part in: its own reason, unless the verb had failed before."""
-        v = Verdict(Code(self.c.no), by=self.seat.rank, reason=self.c.reason)
-        if error is not None and error.verdict is not None and error.verdict.by != self.seat.rank:
-            v = error.verdict
-        return self.seat.error(self.c.verb, v, self.c.channel, self.c.seq, kind_of(Code(self.c.no)))
-
-    def decode(self, unpack: Callable[[bytes], Any], got: List[bytes], n: int) -> List[Any]:
-        """Makes objects of n payloads."""
-        at = f"pgroup: {self.c.verb} #{self.c.seq} of group {quote(self.seat.name)} on rank {self.seat.rank}"
-        if len(got) != n:
-            raise make(ProtocolError, f"{at}: the store answered with {len(got)} payloads, not {n}: not a muster store")
-        out = []
-        for rank, b in enumerate(got):
-            try:
-                out.append(unpack(b))
-            except Exception as e:
-                whose = rank if n == self.seat.size else self.c.root
-                raise make(Invalid, f"{at}: the object of rank {whose}: msgpack: {e}") from None
-        return out
-
-
-def check_size(n: int) -> None:
-    """Refuses an object that no store takes."""
-    if n > _wire.MAX_VALUE:
-        raise make(TooLarge, f"an object of {n / (1 << 20):.1f} MiB, the limit is {_wire.MAX_VALUE >> 20} MiB")
 
 
 def _quotient(n: int, by: int) -> int:

@@ -31,14 +31,14 @@ class Pipe:
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
+        self._timeout: Optional[float] = None  # of receive; it is the receiver's alone
         self._out = sock.dup()
         self._out.setblocking(False)
         self._tls: Optional[ssl.SSLObject] = None
         self._from = ssl.MemoryBIO()
         self._to = ssl.MemoryBIO()
         self._mu = threading.Lock()  # protects the fields below, and the TLS
-        self._queue = bytearray()
-        self._sending = False
+        self._queue = bytearray()  # what the peer has not taken yet: while there is any, a thread sends it
         self._drain: Optional[threading.Thread] = None
         self._dead = False
         _pipes.add(self)
@@ -73,52 +73,48 @@ class Pipe:
     def send(self, data: Union[bytes, bytearray]) -> None:
         """Sends data, behind all that was sent before. A signal that ends it ends the connection: half of data may be on its way."""
         try:
-            self._send(data)
+            with self._mu:
+                if self._tls is not None:
+                    if data:
+                        self._tls.write(data)
+                    data = self._to.read()
+                self._send(data)
+        except OSError:
+            self.kill()  # who receives says why
         except BaseException:
             self.kill()
             raise
 
-    def _send(self, data: Union[bytes, bytearray]) -> None:
-        with self._mu:
-            if self._tls is not None:
-                if data:
-                    self._tls.write(data)
-                data = self._to.read()
-            self._queue += data
-            if self._sending or self._dead:
-                return
-            self._sending = True
-        self._flush()
-
     def _push(self, data: bytes) -> None:
         """Sends data as it is."""
-        with self._mu:
-            self._queue += data
-            if self._sending or self._dead:
-                return
-            self._sending = True
-        self._flush()
-
-    def _flush(self) -> None:
-        """Sends what is queued, as far as that does not wait. Called by who has set _sending."""
-        while True:
+        try:
             with self._mu:
-                if not self._queue or self._dead:
-                    self._sending = False
-                    return
-                data, self._queue = self._queue, bytearray()
-            sent = 0
-            try:
-                while sent < len(data):
-                    sent += self._out.send(memoryview(data)[sent:])
-            except BlockingIOError:
-                with self._mu:
-                    self._queue[:0] = data[sent:]
-                    self._drain = threading.Thread(target=self._send_on, name="muster sender", daemon=True)
-                    self._drain.start()
-                return
-            except OSError:
-                self.kill()  # who receives says why
+                self._send(data)
+        except OSError:
+            self.kill()
+
+    def _send(self, data: Union[bytes, bytearray]) -> None:
+        """Sends what the peer takes now; a thread sends the rest. Called with the lock."""
+        if self._dead:
+            return
+        if self._queue:
+            self._queue += data
+            return
+        sent = 0
+        try:
+            while sent < len(data):
+                sent += self._out.send(memoryview(data)[sent:] if sent else data)
+        except BlockingIOError:
+            self._hand_over(data[sent:] if sent else data)
+
+    def _hand_over(self, rest: Union[bytes, bytearray]) -> None:
+        drain = threading.Thread(target=self._send_on, name="muster sender", daemon=True)
+        try:
+            drain.start()
+        except RuntimeError as e:  # the interpreter ends, or has no room for a thread
+            raise OSError(str(e)) from e
+        self._queue += rest
+        self._drain = drain  # that it has been started is what close relies on
 
     def _send_on(self) -> None:
         """Sends until nothing is queued, as the peer takes it."""
@@ -130,7 +126,6 @@ class Pipe:
             while True:
                 with self._mu:
                     if not self._queue or self._dead:
-                        self._sending = False
                         return
                     data = bytes(self._queue[:_ROOM])
                 ready.select()
@@ -162,7 +157,9 @@ class Pipe:
     def _receive(self, timeout: float) -> bytes:
         if timeout <= 0:
             raise socket.timeout("timed out")
-        self._sock.settimeout(timeout)
+        if timeout != self._timeout:  # it is a call of the system
+            self._timeout = timeout
+            self._sock.settimeout(timeout)
         return self._sock.recv(_ROOM)
 
     def kill(self) -> None:

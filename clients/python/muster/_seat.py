@@ -7,7 +7,8 @@ import threading
 import time
 from typing import List, Optional, Union
 
-from . import _member
+from . import _arguments, _member
+from ._arguments import Bad
 from ._dial import DEFAULT_SILENCE
 from ._errors import (
     Error,
@@ -27,7 +28,7 @@ from ._errors import (
 from ._member import Member
 from ._secure import TLS
 from ._store import Store
-from ._wire import Code, Contribution, Op, Request, Verdict
+from ._wire import MAX_KEY, Code, Contribution, Op, Request, Verdict, text
 
 LEAVE_WAIT = 1.0  # seconds that a close or an abort waits for the store to hear of it
 _GONE = (Code.UNAVAILABLE, Code.LEFT)
@@ -51,21 +52,30 @@ class Config:
         secret: Optional[bytes] = None,
         silence: float = DEFAULT_SILENCE,
     ) -> None:
-        self.rank, self.size, self.store, self.name, self.run = rank, size, store, name, run
-        self.timeout, self.expiry, self.host, self.tls, self.secret, self.silence = timeout, expiry, host, tls, secret, silence
+        self.rank, self.size = _arguments.whole(_bad, "rank", rank), _arguments.whole(_bad, "size", size)
+        self.name, self.run, self.host = (
+            _arguments.text(_bad, what, v) for what, v in (("name", name), ("run", run), ("host", host))
+        )  # fmt: skip
+        self.timeout = _arguments.seconds(_bad, "timeout", timeout, zero=False)
+        self.expiry = _arguments.seconds(_bad, "expiry", expiry, zero=False)
+        self.silence = _arguments.seconds(_bad, "silence", silence, zero=False, forever=False)
+        if tls is not None and not isinstance(tls, TLS):
+            raise _arguments.of_type(_bad, "tls", "a muster.TLS", tls)
+        if not isinstance(store, (str, Store)):
+            raise _arguments.of_type(_bad, "store", "an address or a muster.Store", store)
+        self.store, self.tls, self.secret = store, tls, _arguments.secret(_bad, secret)
         self._check()
 
     def _check(self) -> None:
         if self.size == 0:
             raise invalid("size is 0: is the environment of the launcher missing? A group of one has size 1")
-        if self.size < 0:
+        if not 0 < self.size < 1 << 31:
             raise invalid(f"size is {self.size}")
         if not 0 <= self.rank < self.size:
             raise invalid(f"rank is {self.rank}, with a size of {self.size}")
-        if self.timeout <= 0:
-            raise invalid(f"timeout is {self.timeout}")
-        if self.expiry <= 0:
-            raise invalid(f"expiry is {self.expiry}")
+        for what, v in (("name", self.name), ("run", self.run)):
+            if len(text(v)) > MAX_KEY // 4:
+                raise invalid(f"{what} has {len(text(v))} bytes, the limit is {MAX_KEY // 4}")
         if not self.store:
             raise invalid(f"there is no store: where do the {self.size} ranks meet?")
 
@@ -110,9 +120,13 @@ class Seat:
         """Says who calls."""
         return Contribution(generation=self.generation, rank=self.rank)
 
-    def until(self, timeout: Optional[float]) -> float:
+    def bad(self, op: str) -> Bad:
+        """Makes the errors of a verb's arguments."""
+        return lambda why, also: make((*also, Invalid)[0], f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {why}")
+
+    def until(self, op: str, timeout: Optional[float]) -> float:
         """Returns the deadline of a verb."""
-        return time.monotonic() + (self.config.timeout if timeout is None else timeout)
+        return time.monotonic() + (self.config.timeout if timeout is None else _arguments.seconds(self.bad(op), "timeout", timeout))
 
     def enter(self, until: float, op: str, old: int = 0) -> None:
         """Joins the roll: of the group, or with a generation that of its survivors."""
@@ -120,7 +134,7 @@ class Seat:
         c = Contribution(group=self.name, run=self.run, rank=self.rank, size=self.size, generation=old, label=label)
         req = Request(Op.JOIN, value=_member.encode(self.config.host), group=c)
         try:
-            rep = self.store.request(req, until)
+            rep = self.store._request(req, until)
         except StoreError as e:
             if op == "" and went_away(e):
                 raise
@@ -149,7 +163,7 @@ class Seat:
         c = self.seat()
         c.no, c.reason = no, reason
         try:
-            self.store.request(Request(Op.LEAVE, group=c), time.monotonic() + LEAVE_WAIT)
+            self.store._request(Request(Op.LEAVE, group=c), time.monotonic() + LEAVE_WAIT)
         except Error:
             pass
 
@@ -241,6 +255,10 @@ def _create_error(config: Config, e: StoreError, before: Optional[Error], took: 
         says += f"; the store that was there before went away: {before}"
     op, key, code, detail, verdict, also, what, _ = e._parts
     return store_error(op, key, code, detail, verdict, also, what, says)
+
+
+def _bad(why: str, also: Kinds) -> Error:
+    return make((*also, Invalid)[0], "pgroup: join: " + why)
 
 
 def invalid(why: str) -> Error:

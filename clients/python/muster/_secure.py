@@ -13,6 +13,8 @@ import tempfile
 from dataclasses import dataclass
 from typing import Callable, Iterator, Optional, Union
 
+from . import _arguments
+from ._arguments import Bad
 from ._errors import StoreError, store_error
 from ._wire import Code
 
@@ -34,10 +36,16 @@ class TLS:
     key: Optional[File] = None
     server_name: str = ""  # who the store has to be; "": the host that is dialed
 
-    def context(self) -> ssl.SSLContext:
-        """Reads the files, for one connection."""
+    def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key"):
+            if getattr(self, name) is not None:
+                _arguments.file(_wrong("tls"), name, getattr(self, name))
+        _arguments.text(_wrong("tls"), "server_name", self.server_name)
         if (self.cert is None) != (self.key is None):
             raise store_error("tls", "", Code.INVALID, what="a certificate and a key go together")
+
+    def context(self) -> ssl.SSLContext:
+        """Reads the files, for one connection."""
         c = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         c.minimum_version = ssl.TLSVersion.TLSv1_3
         at: object = ""
@@ -57,6 +65,7 @@ class TLS:
 
 def read_secret(file: File) -> bytes:
     """Reads the secret in a file, which nobody but its owner may read, without the end of line that it may end in."""
+    _arguments.file(_wrong("secret"), "file", file)
     try:
         with open(file, "rb") as f:
             mode = stat.S_IMODE(os.fstat(f.fileno()).st_mode)
@@ -78,6 +87,10 @@ def check_secret(secret: bytes, file: File = "") -> None:
         raise _bad(file, f"{len(secret)} bytes are too few, it needs {_MIN_SECRET}: {_MAKE}")
     if len(secret) > _MAX_SECRET:
         raise _bad(file, f"more than {_MAX_SECRET} bytes: {_MAKE}")
+
+
+def _wrong(op: str) -> Bad:
+    return lambda why, also: store_error(op, "", Code.INVALID, why, also=also)
 
 
 def _bad(file: File, why: str) -> StoreError:

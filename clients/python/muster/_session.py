@@ -16,6 +16,7 @@ import time
 from typing import Dict, List, Optional, Set
 
 from . import _dial, _wire
+from ._connect import Attempt
 from ._dial import Line, Target, Told
 from ._errors import (
     Compacted,
@@ -141,6 +142,7 @@ class Session:
     def __init__(self, target: Target, line: Line) -> None:
         self.target = target
         self._pid = os.getpid()
+        self._attempt = Attempt()  # to take the session up again
         self._cond = threading.Condition(threading.Lock())  # its lock protects the fields below
         self._line: Optional[Line] = line
         self._calls: Dict[int, Call] = {}
@@ -155,7 +157,11 @@ class Session:
         self._lost: Optional[NoAnswer] = None  # why the first session is not this one
         self._welcome(line.welcome)
         self._thread = threading.Thread(target=self._run, args=(line,), name="muster reader", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # there is no room for a thread
+            line.pipe.close()
+            raise
 
     def _welcome(self, w: Reply) -> None:
         self._id, self._incarnation, self._token = w.n, w.rev, w.value
@@ -163,9 +169,9 @@ class Session:
         self._joined: Set[int] = set()
         self._leases: Set[int] = set()
 
-    def do(self, req: Request, until: float) -> Reply:
+    def do(self, call: Call, until: float) -> Reply:
         """Returns the store's answer, or raises NoAnswer. A call that waits is given a little more than until, for the store's word."""
-        call = Call(req)
+        self._check_process()
         try:
             self._register(call, until)
             if call.wait(until) or call.op in _wire.WAITS and call.wait(time.monotonic() + GRACE):
@@ -179,10 +185,13 @@ class Session:
             return _result(call)
         raise self._late(call, sent)
 
-    def _register(self, call: Call, until: float) -> None:
-        """Gives a call its id, and sends it if there is a connection."""
+    def _check_process(self) -> None:
+        """Refuses a fork of the process, before it touches a lock: a thread that the fork does not have may have held it."""
         if os.getpid() != self._pid:
             raise NoAnswer(Code.CLOSED, detail="it was opened in another process, of which this is a fork")
+
+    def _register(self, call: Call, until: float) -> None:
+        """Gives a call its id, and sends it if there is a connection."""
         with self._cond:
             if call.numbered and not self._cond.wait_for(self._room, min(max(until - time.monotonic(), 0), threading.TIMEOUT_MAX)):
                 raise self._late(call, False)
@@ -259,7 +268,9 @@ class Session:
             self._end_all(NoAnswer(Code.CLOSED))
             line = self._line
             self._cond.notify_all()
-        if first and line is not None:
+        if line is None:
+            self._attempt.end()
+        elif first:
             line.pipe.send(_wire.encode(Request(Op.GOODBYE)))
         self._thread.join(_GOODBYE)
         if self._thread.is_alive() and line is not None:
@@ -271,25 +282,23 @@ class Session:
     def _run(self, first: Line) -> None:
         line: Optional[Line] = first
         while line is not None:
-            self._read_on(line)
+            try:
+                self._read_on(line)
+            except Exception as e:  # whatever ends the connection is told to those who wait for it
+                line.pipe.close()
+                self._broke(e)
             line = self._mend()
 
     def _read_on(self, line: Line) -> None:
-        """Reads until the connection ends."""
-        error: Exception
+        """Reads until the connection ends, and raises why."""
         while True:
             try:
-                self._received(line, *line.read(1.0))
+                h, body = line.read(1.0)
             except socket.timeout:
-                if self._tick(line):
-                    continue
-                error = socket.timeout("it was silent for too long")
-                break
-            except (OSError, EOFError, _wire.Malformed, _Goodbye) as e:
-                error = e
-                break
-        line.pipe.close()
-        self._broke(error)
+                if not self._tick(line):
+                    raise socket.timeout("it was silent for too long") from None
+            else:
+                self._received(line, h, body)
 
     def _received(self, line: Line, h: _wire.Header, body: bytes) -> None:
         self._silent = 0
@@ -310,7 +319,7 @@ class Session:
             return  # a cancel's answer, or that of a call that was given up
         try:
             call.reply = _wire.parse_reply(h, body)
-        except _wire.Malformed as e:
+        except Exception as e:
             call.end(self._broken(e))
             raise
         if h.code == Code.OK:
@@ -371,7 +380,7 @@ class Session:
             began, pause = time.monotonic(), 0.0
             while not self._pause(pause):
                 try:
-                    line = _dial.dial(self.target, math.inf, self._resume())
+                    line = _dial.dial(self.target, math.inf, self._resume(), self._attempt)
                 except Exception as e:  # whatever ends the dialing ends the calls that wait for it
                     if self._hopeless(e, time.monotonic() - began):
                         self._fail(e)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Iterator, List, Optional, Sequence, Type, TypeVar, Union
+from typing import Iterator, List, Optional, Sequence, Type, TypeVar
 
-from . import _dial, _wire
+from . import _arguments, _dial, _wire
+from ._arguments import Bad, Value
 from ._dial import DEFAULT_SILENCE
 from ._errors import Conflict, NotFound, StoreError, Unavailable, Unknown, clip, store_error, words_of
 from ._secure import TLS
-from ._session import NoAnswer, Session
+from ._session import Call, NoAnswer, Session
 from ._wire import Code, Op, Reply, Request
 
 DEFAULT_TIMEOUT = 300.0
 _PAGE = 1000  # entries that one round trip of list brings
-_I64 = range(-(1 << 63), 1 << 63)
-
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 _S = TypeVar("_S", bound="Store")
-Value = Union[bytes, bytearray, memoryview]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,11 @@ class Store:
 
     The connection mends itself. Calls that have no answer yet are repeated; what changes something takes effect once. If the
     session could not be taken up again, what was under way is Unknown.
-    Every verb waits for at most timeout seconds, or those that connect was given; math.inf is for ever.
+    Every verb waits for at most timeout seconds, or those that connect was given (300); math.inf is for ever.
+
+    Keys are str of at most 8 KiB, values are bytes (or bytearray, or memoryview) of at most 16 MiB, times are seconds, int or float.
+    Any verb may raise, beside what it says itself: Timeout; Unavailable, if the store is gone; Unknown too, if it may have
+    taken effect; Denied, TooLarge or Full, if the store does not take it; Closed; and Invalid, before anything is sent.
     """
 
     def __init__(self, session: Session, timeout: float, prefix: str = "", own: bool = True) -> None:
@@ -72,10 +75,15 @@ class Store:
     ) -> _S:
         """Connects to the store at address: host:port, or muster://host:port/prefix?name=value&…
 
-        The names are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. With wait it keeps trying while nobody listens there: ranks may start before the store does.
+        The parameters of such a URL are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. With wait it keeps trying while nobody listens there: ranks may start before the store does.
+        timeout is in seconds, for connecting and for each verb that says none. Whom the store does not let in is Denied, who listens
+        there and is none is ProtocolError, and otherwise that nobody does is Unavailable.
         silence is for how many seconds this process may answer nothing while others wait for its ranks, and not be lost: no thread of it runs while one holds the interpreter's lock. The store has a
         limit of its own (15 s).
         """
+        bad = _bad("dial", address)
+        _arguments.text(bad, "address", address)
+        _arguments.seconds(bad, "timeout", timeout)
         target = _dial.parse(address, tls, secret, silence)
         began = time.monotonic()
         until, pause = began + timeout, 0.005
@@ -98,38 +106,42 @@ class Store:
 
     def below(self, prefix: str) -> "Store":
         """Returns the part of the store below prefix. Its close does nothing."""
-        return Store(self._session, self._timeout, self._prefix + prefix, own=False)
+        prefix = self._prefix + _arguments.text(_bad("below"), "prefix", prefix)
+        return Store(self._session, self._timeout, prefix, own=False)
 
     def within(self: _S, timeout: float) -> _S:
         """Gives the verbs that say no timeout another one, and returns the store."""
-        self._timeout = timeout
+        self._timeout = _arguments.seconds(_bad("within"), "timeout", timeout)
         return self
 
     def get(self, key: str, *, timeout: Optional[float] = None) -> bytes:
         """Returns the value of key; NotFound at once if there is none."""
-        rep = self._do(Request(Op.GET, key=key), timeout, also_ok=Code.COUNTED)
+        bad = _bad("get", key)
+        req, until = Request(Op.GET, key=_arguments.text(bad, "key", key)), self._until(bad, timeout)
+        rep = self._do(req, until, also_ok=Code.COUNTED)
         if rep.code == Code.COUNTED:
-            return self._take("get", [key], timeout)[0]
+            return self._take("get", [key], until)[0]
         return rep.value or b""
 
     def exists(self, key: str, *, timeout: Optional[float] = None) -> bool:
         """Reports whether key is there. It is no read of a key whose reads are counted."""
+        bad = _bad("exists", key)
         try:
-            self._do(Request(Op.GET, key=key), timeout, also_ok=Code.COUNTED)
+            self._do(Request(Op.GET, key=_arguments.text(bad, "key", key)), self._until(bad, timeout), also_ok=Code.COUNTED)
         except NotFound:
             return False
         return True
 
     def wait(self, *keys: str, timeout: Optional[float] = None) -> List[bytes]:
         """Returns the values of all keys, in their order, once all of them exist. A Timeout names those that are missing."""
-        until = self._until(timeout)
+        bad = _bad("wait")
+        asked, until = _keys(bad, keys), self._until(bad, timeout)
         while True:
-            left = until - time.monotonic()
-            rep = self._do(Request(Op.WAIT, keys=keys), left, also_ok=Code.COUNTED)
+            rep = self._do(Request(Op.WAIT, keys=asked), until, also_ok=Code.COUNTED)
             if rep.code == Code.OK:
                 return [v or b"" for v in rep.values or []]
             try:
-                return self._take("wait", keys, left)
+                return self._take("wait", asked, until)
             except NotFound:
                 pass  # somebody else was faster
 
@@ -137,41 +149,57 @@ class Store:
         self, key: str, value: Value, *, ttl: Optional[float] = None, reads: Optional[int] = None, timeout: Optional[float] = None
     ) -> None:
         """Gives key a value. It goes after ttl seconds, or with the last of a number of reads; otherwise it stays."""
-        if ttl is not None and ttl <= 0 or reads is not None and not 0 < reads < 1 << 32:
-            raise store_error("set", key, Code.INVALID, "a TTL or a number of reads is out of range")
-        self._do(Request(Op.SET, key=key, value=bytes_of(value), ttl=nanoseconds(ttl), reads=reads or 0), timeout)
+        bad = _bad("set", key)
+        req = Request(Op.SET, key=_arguments.text(bad, "key", key), value=_arguments.value(bad, "value", value))
+        if ttl is not None:
+            req.ttl = nanoseconds(_arguments.seconds(bad, "ttl", ttl, zero=False))
+        if reads is not None:
+            req.reads = _arguments.between(bad, "reads", reads, 1, (1 << 32) - 1)
+        self._do(req, self._until(bad, timeout))
 
     def add(self, key: str, delta: int = 1, *, timeout: Optional[float] = None) -> int:
-        """Adds delta to the counter key, which starts at 0, and returns its new value. Counters are decimal text."""
-        if delta not in _I64:
-            raise store_error("add", key, Code.INVALID, f"{delta} is no number of 64 bits")
-        return self._do(Request(Op.ADD, key=key, delta=delta), timeout).n
+        """Adds delta to the counter key, which starts at 0, and returns its new value. Counters are decimal text of 64 bits;
+        what is none, or would overflow, is Invalid.
+        """
+        bad = _bad("add", key)
+        req = Request(Op.ADD, key=_arguments.text(bad, "key", key), delta=_arguments.between(bad, "delta", delta, _LEAST, _MOST))
+        return self._do(req, self._until(bad, timeout)).n
 
     def swap(self, key: str, old: Optional[Value], new: Optional[Value], *, timeout: Optional[float] = None) -> None:
         """Replaces the value of key by new if it is old; otherwise that is a Conflict, whose value is what is there.
 
         None is "absent": swap(key, None, v) creates, swap(key, v, None) deletes.
         """
-        req = Request(Op.SWAP, key=key, value=None if new is None else bytes_of(new), old=None if old is None else bytes_of(old))
-        self._do(req, timeout)
+        bad = _bad("swap", key)
+        req = Request(Op.SWAP, key=_arguments.text(bad, "key", key))
+        req.value = None if new is None else _arguments.value(bad, "new", new)
+        req.old = None if old is None else _arguments.value(bad, "old", old)
+        self._do(req, self._until(bad, timeout))
 
     def append(self, key: str, value: Value, *, timeout: Optional[float] = None) -> int:
-        """Appends to the value of key, which starts empty, and returns its new length."""
-        return self._do(Request(Op.APPEND, key=key, value=bytes_of(value)), timeout).n
+        """Appends to the value of key, which starts empty, and returns its new length in bytes."""
+        bad = _bad("append", key)
+        req = Request(Op.APPEND, key=_arguments.text(bad, "key", key), value=_arguments.value(bad, "value", value))
+        return self._do(req, self._until(bad, timeout)).n
 
     def delete(self, *keys: str, timeout: Optional[float] = None) -> int:
         """Deletes keys and returns how many were there."""
-        return self._do(Request(Op.DELETE, keys=keys), timeout).n
+        bad = _bad("delete")
+        return self._do(Request(Op.DELETE, keys=_keys(bad, keys)), self._until(bad, timeout)).n
 
     def revision(self, *, timeout: Optional[float] = None) -> int:
         """Returns the number of the store's last change."""
-        return self._do(Request(Op.PING), timeout).rev
+        return self._do(Request(Op.PING), self._until(_bad("revision"), timeout)).rev
 
     def list(self, prefix: str = "", *, timeout: Optional[float] = None) -> Iterator[Entry]:
-        """Gives the entries whose keys start with prefix, in the order of their keys."""
+        """Gives the entries whose keys start with prefix, in the order of their keys, a page at a time; timeout is for each page."""
+        bad = _bad("list", prefix)
+        return self._list(_arguments.text(bad, "prefix", prefix), self._seconds(bad, timeout))
+
+    def _list(self, prefix: str, timeout: float) -> Iterator[Entry]:
         after: Sequence[str] = ()
         while True:
-            rep = self._do(Request(Op.LIST, key=prefix, keys=after, delta=_PAGE), timeout)
+            rep = self._do(Request(Op.LIST, key=prefix, keys=after, delta=_PAGE), time.monotonic() + timeout)
             keys, values, nums = rep.keys or [], rep.values or [], rep.nums or []
             for i, key in enumerate(keys):
                 yield Entry(key, values[i] or b"", nums[2 * i], nums[2 * i + 1] / 1e9 or None)
@@ -185,8 +213,13 @@ class Store:
         When nothing has changed for timeout seconds, that is a Timeout; Compacted says that the store has forgotten
         changes that came after the revision: list again.
         """
+        bad = _bad("watch", prefix)
+        rev = _arguments.between(bad, "after", after, 0, (1 << 64) - 1)
+        return self._watch(_arguments.text(bad, "prefix", prefix), rev, self._seconds(bad, timeout))
+
+    def _watch(self, prefix: str, after: int, timeout: float) -> Iterator[Event]:
         while True:
-            rep = self._do(Request(Op.CHANGES, key=prefix, rev=after), timeout)
+            rep = self._do(Request(Op.CHANGES, key=prefix, rev=after), time.monotonic() + timeout)
             values, nums = rep.values or [], rep.nums or []
             for i, key in enumerate(rep.keys or []):
                 what = nums[2 * i + 1]
@@ -207,15 +240,18 @@ class Store:
     def __repr__(self) -> str:
         return f"<muster.Store {self.address}{'/' + self._prefix if self._prefix else ''}>"
 
-    def _take(self, op: str, keys: Sequence[str], timeout: Optional[float]) -> List[bytes]:
+    def _take(self, op: str, keys: Sequence[str], until: float) -> List[bytes]:
         """Reads entries whose reads are counted: a change, which takes effect once."""
-        rep = self._do(Request(Op.TAKE, keys=keys), timeout, op=op)
+        rep = self._do(Request(Op.TAKE, keys=keys), until, op=op)
         return [v or b"" for v in rep.values or []]
 
-    def _until(self, timeout: Optional[float]) -> float:
-        return time.monotonic() + (self._timeout if timeout is None else timeout)
+    def _seconds(self, bad: Bad, timeout: Optional[float]) -> float:
+        return self._timeout if timeout is None else _arguments.seconds(bad, "timeout", timeout)
 
-    def _do(self, req: Request, timeout: Optional[float], *, op: str = "", also_ok: Code = Code.OK) -> Reply:
+    def _until(self, bad: Bad, timeout: Optional[float]) -> float:
+        return time.monotonic() + self._seconds(bad, timeout)
+
+    def _do(self, req: Request, until: float, *, op: str = "", also_ok: Code = Code.OK) -> Reply:
         """Has the store answer req, with the prefix in front of its keys; an answer with another code is an error."""
         op = op or req.op.text
         shown = _subject(req)
@@ -224,7 +260,7 @@ class Store:
         if req.op == Op.JOIN:
             req.group.group = self._prefix + req.group.group
         try:
-            rep = self._call(req, shown, self._until(timeout))
+            rep = self._call(req, shown, until)
         except NoAnswer as e:
             detail = f"{e.addr}: {e.detail}" if e.addr else e.detail
             raise store_error(op, shown, e.code, detail, also=e.also, what=e.what) from None
@@ -243,34 +279,36 @@ class Store:
         left = until - time.monotonic()
         if left <= 0:
             raise NoAnswer(Code.TIMEOUT)
-        _check(req, shown)
         if req.op in _wire.WAITS and left < math.inf:
             req.timeout = nanoseconds(left)
-        return self._session.do(req, until)
+        call = Call(req)
+        if len(call.frame) > _wire.MAX_KEY:  # nothing is beyond a limit in a shorter one
+            _check(req, shown)
+        return self._session.do(call, until)
 
-    def collect(self, req: Request, until: float) -> List[bytes]:
-        """Casts a vote, and returns what of the record it wants, once that is decided. Of groups, not of users."""
+    def _collect(self, req: Request, until: float) -> List[bytes]:
+        """Casts a vote, and returns what of the record it wants, once that is decided.."""
         try:
-            rep = self._do(req, until - time.monotonic())
+            rep = self._do(req, until)
         except StoreError as e:
             raise unknown(e) from None
         if rep.value is not None:
             return [rep.value]
         return [v or b"" for v in rep.values or []]
 
-    def send(self, req: Request, until: float) -> None:
-        """Puts a message into a stream, and waits while that is full. Of groups, not of users."""
+    def _send(self, req: Request, until: float) -> None:
+        """Puts a message into a stream, and waits while that is full.."""
         value = req.value or b""
         while True:
-            rep = self._do(req, until - time.monotonic(), also_ok=Code.NO_ROOM)
+            rep = self._do(req, until, also_ok=Code.NO_ROOM)
             if rep.code == Code.OK:
                 return
             room = Request(Op.ROOM, delta=len(value), group=req.group)
-            self._do(room, until - time.monotonic(), op=Op.SEND.text)
+            self._do(room, until, op=Op.SEND.text)
 
-    def request(self, req: Request, until: float) -> Reply:
-        """Has the store answer a request of a group. Of groups, not of users."""
-        return self._do(req, until - time.monotonic())
+    def _request(self, req: Request, until: float) -> Reply:
+        """Has the store answer a request of a group.."""
+        return self._do(req, until)
 
 
 # Operations whose key, if they have one, is none of the store's.
@@ -281,19 +319,21 @@ _NO_KEY = frozenset(
 )  # fmt: skip
 
 
+def _bad(op: str, key: object = "") -> Bad:
+    """Makes the errors of a verb's arguments."""
+    return lambda why, also: store_error(op, _clip(key) if isinstance(key, str) else "", Code.INVALID, why, also=also)
+
+
+def _keys(bad: Bad, keys: Sequence[str]) -> List[str]:
+    return [_arguments.text(bad, f"key {i}", k) for i, k in enumerate(keys)]
+
+
 def unknown(e: StoreError) -> StoreError:
     """Marks an error that is not the store's word: the record may have been decided either way."""
     if e.verdict is None and not isinstance(e, Unknown) and (isinstance(e, Unavailable) or e.code in (Code.TIMEOUT, Code.CANCELLED)):
         op, key, code, detail, _, also, what, _ = e._parts
         return store_error(op, key, code, detail, None, (*also, Unknown), "outcome unknown: " + (what or words_of(code)))
     return e
-
-
-def bytes_of(value: Value) -> bytes:
-    """Returns a value's bytes; what is no bytes, as a str or a number, is a TypeError."""
-    if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise TypeError(f"muster: a value is bytes, not {type(value).__name__}")
-    return bytes(value)
 
 
 def nanoseconds(seconds: Optional[float]) -> int:

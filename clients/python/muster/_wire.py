@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass, field
-from typing import List, Optional, Sequence, Union
+from typing import List, NamedTuple, Optional, Sequence, Union
 
 PREFACE = b"\x8dMUSTER\x01\r\n\r\n"
 HEADER_LEN = 16
@@ -194,8 +194,7 @@ class Reply:
     verdict: Optional[Verdict] = None
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """The first bytes of a frame."""
 
     length: int

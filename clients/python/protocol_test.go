@@ -1,0 +1,236 @@
+package python_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// tap passes connections on to a store, and keeps the requests that come on them.
+type tap struct {
+	t    *testing.T
+	mu   sync.Mutex // protects reqs
+	reqs []wire.Request
+}
+
+// listenIn returns an address at which a tap stands before a store.
+func listenIn(t *testing.T) (addr string, w *tap) {
+	w = &tap{t: t}
+	target := serve(t, new(store.Server))
+	l := listen(t)
+	var all sync.WaitGroup
+	t.Cleanup(func() {
+		_ = l.Close()
+		all.Wait()
+	})
+	all.Go(func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			to, err := net.Dial("tcp", target)
+			if err != nil {
+				_ = from.Close()
+				continue
+			}
+			all.Go(func() { w.pass(from, to) })
+		}
+	})
+	return l.Addr().String(), w
+}
+
+// pass returns when both directions have ended.
+func (w *tap) pass(from, to net.Conn) {
+	var back sync.WaitGroup
+	back.Go(func() {
+		_, _ = io.Copy(from, to)
+		_ = from.Close()
+	})
+	var seen bytes.Buffer
+	_, _ = io.Copy(to, io.TeeReader(from, &seen))
+	_ = to.Close()
+	back.Wait()
+	b := seen.Bytes()
+	for b = b[min(len(b), len(wire.Preface)):]; len(b) >= wire.HeaderLen; {
+		h, err := wire.ParseHeader(b, wire.MaxBody)
+		end := wire.HeaderLen + int(h.Len)
+		if err != nil || end > len(b) {
+			break
+		}
+		var req wire.Request
+		if err := req.Parse(h, bytes.Clone(b[wire.HeaderLen:end])); err != nil {
+			w.t.Errorf("%v: %v", h.Op, err)
+		}
+		w.mu.Lock()
+		w.reqs = append(w.reqs, req)
+		w.mu.Unlock()
+		b = b[end:]
+	}
+}
+
+// verbsInDocs is the table of verbs in docs/protocol.md: what each rank's vote says, for root 0 of two ranks.
+func verbsInDocs(t *testing.T) map[string][2]string {
+	t.Helper()
+	doc, err := os.ReadFile("../../docs/protocol.md")
+	require.NoError(t, err)
+	_, table, ok := strings.Cut(string(doc), "| `verb` | root | root-only | want: root | want: others | payload: root | payload: others |\n|---|---|---|---|---|---|---|\n")
+	require.True(t, ok)
+	table, _, _ = strings.Cut(table, "\n\n")
+	verbs := map[string][2]string{}
+	for line := range strings.Lines(table) {
+		f := strings.Split(strings.NewReplacer("−", "-", "`", "").Replace(strings.Trim(strings.TrimSpace(line), "|")), "|")
+		require.Len(t, f, 7, line)
+		for i := range f {
+			f[i] = strings.TrimSpace(f[i])
+			if f[i] == "r" {
+				f[i] = "0"
+			}
+		}
+		verbs[f[0]] = [2]string{
+			fmt.Sprintf("root %s, only %s, want %s: %s", f[1], f[2], f[3], f[5]),
+			fmt.Sprintf("root %s, only %s, want %s: %s", f[1], f[2], f[4], f[6]),
+		}
+	}
+	return verbs
+}
+
+// kindOf is what a payload is, in the words of the table. Numbers are the four of these tests, objects the text "x", parts two of those.
+func kindOf(req *wire.Request) string {
+	b := req.Value
+	switch {
+	case len(b) == 0:
+		return ""
+	case string(b) == "\xa1x":
+		return "object"
+	case string(b) == "\x02\x00\x00\x00\x02\x00\x00\x00\xa1x\x02\x00\x00\x00\xa1x":
+		return "objects"
+	case len(b) == 16 && req.Group.Verb == "split":
+		return "color i64, key i64"
+	case len(b) == 16 && binary.LittleEndian.Uint64(b) == 7:
+		return "numbers"
+	}
+	return fmt.Sprintf("%q", b)
+}
+
+// TestTheVerbsInTheProtocol: docs/protocol.md says of every verb what ranks of Go and of Python vote.
+func TestTheVerbsInTheProtocol(t *testing.T) {
+	docs := verbsInDocs(t)
+	ctx := bounded(t)
+	addr, w := listenIn(t)
+	m := create(t, 2, addr, nil, pgroup.Config{})
+	both := func(inGo func(g *pgroup.Group) error, verb string, args ...any) {
+		m.each(func(r int) error { return inGo(m.gs[r]) }, func(_ int, p *rank) error {
+			_, err := p.do("group", verb, args...)
+			return err
+		})
+	}
+	two := []string{"x", "x"}
+	both(func(g *pgroup.Group) error { return g.Barrier(ctx) }, "barrier")
+	both(func(g *pgroup.Group) error { _, err := pgroup.Broadcast(ctx, g, 0, "x"); return err }, "broadcast")
+	both(func(g *pgroup.Group) error { _, err := pgroup.AllGather(ctx, g, "x"); return err }, "all_gather", "x")
+	both(func(g *pgroup.Group) error { _, err := pgroup.Gather(ctx, g, 0, "x"); return err }, "gather", "x")
+	both(func(g *pgroup.Group) error { _, err := pgroup.Scatter(ctx, g, 0, two); return err }, "scatter")
+	both(func(g *pgroup.Group) error { _, err := pgroup.AllToAll(ctx, g, two); return err }, "all_to_all", two)
+	both(func(g *pgroup.Group) error { _, err := pgroup.AllReduce(ctx, g, pgroup.Avg, 7, 9); return err }, "all_reduce", []int{7, 9}, "avg")
+	both(func(g *pgroup.Group) error { return pgroup.Send(ctx, g, 1-g.Rank(), "x") }, "send", "x", 0)
+	both(func(g *pgroup.Group) error { _, err := pgroup.Recv[any](ctx, g, 1-g.Rank()); return err }, "recv", 0)
+	both(func(g *pgroup.Group) error { return g.Shutdown(ctx) }, "shutdown")
+	split(t, addr)
+	m.ps[1].kill() // its connection is closed already: what it has said is known
+	require.Eventually(t, func() bool { return len(w.votes()) == 2*len(docs) }, 30*time.Second, time.Millisecond, "%v", w.votes)
+
+	seq := map[string]uint64{}
+	for at, req := range w.votes() {
+		verb, c := req.Group.Verb, &req.Group
+		require.Contains(t, docs, verb, "docs/protocol.md does not have it")
+		got := fmt.Sprintf("root %d, only %d, want %d: %s", c.Root, map[bool]int{true: 1}[c.RootOnly], c.Want, kindOf(&req))
+		require.Equal(t, docs[verb][c.Rank], got, "%s of rank %d", verb, c.Rank)
+		require.Equal(t, map[bool]string{true: "\x00shutdown"}[verb == "shutdown"], c.Channel)
+		if verb != "split" {
+			require.Equal(t, map[bool]string{true: "avg of 2"}[verb == "allreduce"], c.Label)
+		}
+		key := fmt.Sprintf("%d/%s/%d", c.Generation, c.Channel, c.Rank)
+		seq[key]++
+		require.Equal(t, seq[key], c.Seq, at)
+	}
+	runs := map[string]string{ // docs/protocol.md has them
+		"world": `^$`, "to be split": `^$`, "to be split/pair": `^sub 1 of generation \d+, ranks 1 0$`,
+		"to be split/0": `^split 1 of generation \d+, channel ""$`, "to be split/1": `^split 1 of generation \d+, channel ""$`,
+	}
+	for _, req := range w.of(wire.OpJoin) {
+		c := &req.Group
+		require.Contains(t, runs, c.Group)
+		require.Regexp(t, runs[c.Group], c.Run)
+		require.Regexp(t, `^pid \d+ on .+$`, c.Label)
+		member := req.Value
+		require.Equal(t, fmt.Sprintf("pid %d on %s", binary.LittleEndian.Uint32(member[8:]), member[14:]), c.Label)
+		require.Equal(t, []byte{0, byte(len(member) - 14)}, member[12:14])
+	}
+	for _, req := range w.of(wire.OpSend, wire.OpRecv) {
+		c := &req.Group
+		require.Equal(t, []any{1 - c.Rank, "", ""}, []any{c.Root, c.Channel, c.Verb})
+		require.Equal(t, map[bool]uint64{true: 1}[req.Op == wire.OpRecv], c.Seq)
+	}
+	for _, req := range w.of(wire.OpSend) {
+		require.Equal(t, []string{"string", "any"}[req.Group.Rank], req.Group.Type)
+	}
+}
+
+// split has two ranks of Go split a group, and looks at what the halves are called.
+func split(t *testing.T, addr string) {
+	t.Helper()
+	var all sync.WaitGroup
+	defer all.Wait()
+	for r := range 2 {
+		all.Go(func() {
+			g, err := pgroup.Create(t.Context(), pgroup.Config{Name: "to be split", Rank: r, Size: 2, Address: "muster://" + addr})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() { _ = g.Close() }()
+			half, err := g.Split(t.Context(), r, 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = half.Close()
+			pair, err := g.Sub(t.Context(), "pair", 1, 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = pair.Close()
+		})
+	}
+}
+
+// of are the requests of some operations.
+func (w *tap) of(ops ...wire.Op) (reqs []wire.Request) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, req := range w.reqs {
+		for _, op := range ops {
+			if req.Op == op {
+				reqs = append(reqs, req)
+			}
+		}
+	}
+	return reqs
+}
+
+func (w *tap) votes() []wire.Request { return w.of(wire.OpCollect) }
