@@ -37,7 +37,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "store", may: []string{"wire", "trace", "internal/core", "internal/durable", "internal/transport"}},
-		{name: "store/torchstore", may: []string{"store", "wire/...", "trace"}},
+		{name: "store/torchstore", may: []string{"store", "wire/...", "trace", "internal/transport"}},
 		{name: "store/storetest", may: []string{"store", "wire", "trace"}},
 		{name: "nfsws", may: []string{"tensor/..."}},
 		{name: "nfsws/fusetest", may: []string{"nfsws", "tensor/..."}}, // a file system like NFS

@@ -32,6 +32,7 @@ type Protocol struct {
 	Logger *slog.Logger // nil is silent
 
 	ranks ranks
+	loops loops
 }
 
 // Rule is for the names that begin with Prefix: "" is all.
@@ -88,7 +89,7 @@ func (p *Protocol) Match(first []byte) (yes, more bool) {
 }
 
 // ServeConn implements store.Protocol.
-func (p *Protocol) ServeConn(ctx context.Context, c net.Conn, s *store.Store) error {
+func (p *Protocol) ServeConn(ctx context.Context, v *store.Visit) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
@@ -96,8 +97,14 @@ func (p *Protocol) ServeConn(ctx context.Context, c net.Conn, s *store.Store) er
 	if limits.Value == 0 {
 		limits.Value = wire.MaxValue
 	}
-	peer := &peer{protocol: p, store: s, in: inbox{conn: c, limits: limits}, out: outbox{conn: c}}
-	return peer.serve(ctx)
+	peer := newPeer(ctx, p, v, limits)
+	if tcp, ok := v.Conn.(*net.TCPConn); ok && v.Prompt {
+		if loop := p.loops.borrow(); loop != nil {
+			defer p.loops.giveBack()
+			return peer.serveBy(ctx, loop, tcp)
+		}
+	}
+	return peer.serve(ctx, v.Conn)
 }
 
 var _ store.Protocol = (*Protocol)(nil)
