@@ -111,7 +111,7 @@ func (p *peer) carryOut(message []byte) error {
 	if err := p.req.Parse(p.generation, message); err != nil {
 		return err
 	}
-	ctx := p.life
+	ctx := context.Background() // nothing waits
 	if !p.quick {
 		ctx = p.hasten()
 	}
