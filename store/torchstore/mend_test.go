@@ -169,7 +169,7 @@ func TestOpen(t *testing.T) {
 		require.NoError(t, c.Set(s.ctx, "k"+query, []byte(query), nil))
 		require.NoError(t, c.Close())
 	}
-	v, err := s.Wait(s.ctx, "k?torch=2.9.1", "job/k/job?torch=2.0", "\x00torch/init/")
+	v, err := s.Wait(s.ctx, "k?torch=2.9.1", "job/k/job?torch=2.0", torchstore.InitKey)
 	require.NoError(t, err)
 	require.Equal(t, "1", string(v[2]), "one has joined")
 	for _, bad := range []string{
