@@ -286,11 +286,19 @@ func (p *peer) queuePush(ctx context.Context, req *tcpstore.Request) error {
 	return p.store.Push(ctx, keyOf(req.Key), req.Value)
 }
 
+// mostQueued is how many values of a queue are not many: it takes the longer to pop one the more there are.
+const mostQueued = 4096
+
 func (p *peer) queuePop(ctx context.Context, req *tcpstore.Request) error {
+	if p.quick && p.queued > mostQueued {
+		p.queued = 0
+		return errLong
+	}
 	v, n, err := p.store.TryPop(ctx, keyOf(req.Key))
 	if err != nil {
 		return err
 	}
+	p.queued = n
 	return p.answer(req.Op, tcpstore.Reply{N: int64(n), Value: v})
 }
 

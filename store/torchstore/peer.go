@@ -42,6 +42,7 @@ type peer struct {
 	waiting    *waiting     // WAIT or BARRIER, the last that there was
 	watched    int          // keys
 	sent       int          // values of a MULTI_GET that is not finished
+	queued     int          // values there were at the last QUEUE_POP
 	ranks      map[int]bool // that the client has shown to be
 	question   question
 }
