@@ -70,8 +70,9 @@ func (p *peer) run(c net.Conn) error {
 		need, _, err := p.carryOutAll()
 		if err == nil {
 			p.flush()
-			err = p.in.fill(c, need)
 			p.noteHeld()
+			err = p.in.fill(c, need)
+			p.stall.held.Store(0)
 		}
 		if err != nil {
 			return err
@@ -153,6 +154,7 @@ func (r *reader) goOn() error {
 	case !long:
 		r.noteHeld()
 	default:
+		r.stall.held.Store(0)
 		r.away.Store(true)
 		r.sock.Pause(true)
 		r.long <- struct{}{}

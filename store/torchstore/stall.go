@@ -26,15 +26,15 @@ type stall struct {
 	had    uint64 // and came was this
 }
 
-// noteHeld looks at what is there of a message that is not whole.
+// noteHeld looks at what is there of a message that is not whole, before more of it is read.
 func (p *peer) noteHeld() {
 	held := int64(p.in.w - p.in.r)
 	if held <= mostRoom {
 		held = 0
 	}
-	if held > 0 || p.stall.held.Load() > 0 {
+	p.stall.held.Store(held)
+	if held > 0 {
 		p.stall.came.Add(1)
-		p.stall.held.Store(held)
 		p.watch()
 	}
 }
