@@ -3,6 +3,7 @@ package torchstore
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -223,10 +224,18 @@ func (p *peer) exists(ctx context.Context, q *question, key string) (bool, error
 	return is, err
 }
 
-// exists looks at the first key that begins with this one: that says whether it is there, and does not read what may be large.
+// exists does not want the value, which may be large. It has no use for an error that says what is missing either.
 func (q *question) exists(ctx context.Context, s *store.Store, key string) (bool, error) {
-	err := q.do(ctx, s, wire.Request{Op: wire.OpList, Key: key, Delta: -1})
-	return err == nil && len(q.rep.Keys) == 1 && q.rep.Keys[0] == key, err
+	q.req, q.rep = wire.Request{Op: wire.OpGet, Key: key, Delta: -1}, wire.Reply{}
+	if err := s.Engine().Do(ctx, &q.req, &q.rep); err != nil {
+		return false, err
+	}
+	is := q.rep.Code == wire.CodeOK || q.rep.Code == wire.CodeCounted
+	q.rep.Value = nil // some engines have it all the same
+	if !is && q.rep.Code != wire.CodeNotFound {
+		return false, fmt.Errorf("%q: %w: %s", key, store.CodeError(q.rep.Code), q.rep.Detail)
+	}
+	return is, nil
 }
 
 // there is what the error of a read says of a key.
