@@ -487,3 +487,24 @@ func TestManyJoinAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprint(n), string(v))
 }
+
+// What takes long is left to the connection's own goroutine, and the requests behind it wait for it.
+func TestMuchAtOnce(t *testing.T) {
+	const n = 3000
+	s := current(t)
+	c := s.client(t)
+	var keys []string
+	var values [][]byte
+	for i := range n {
+		keys, values = append(keys, fmt.Sprintf("/%04d", i)), append(values, []byte(fmt.Sprint(i)))
+	}
+	c.send(tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: keys, Values: values}, of(tcpstore.OpGetNumKeys), of(tcpstore.OpListKeys),
+		check(keys...), wait(keys...), tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: keys}, get(keys[n-1]))
+	require.EqualValues(t, n, c.reply(tcpstore.OpGetNumKeys, 0).N)
+	require.Equal(t, keys, c.reply(tcpstore.OpListKeys, 0).Keys)
+	require.EqualValues(t, tcpstore.Ready, c.reply(tcpstore.OpCheck, n).N)
+	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, n).N)
+	require.Equal(t, values, c.reply(tcpstore.OpMultiGet, n).Values)
+	require.Equal(t, values[n-1], c.reply(tcpstore.OpGet, 0).Value)
+	c.works()
+}
