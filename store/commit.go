@@ -173,7 +173,9 @@ func (p *parcel) give() {
 		staged := p.staged
 		stages.Put(&staged)
 	}
-	post(p.remote)
+	if len(p.remote) > 0 {
+		post(p.remote)
+	}
 	for _, c := range p.local {
 		close(c.done)
 	}

@@ -130,12 +130,17 @@ func (m *Memory) now() core.Time {
 	return now
 }
 
+// requests are used again: the machine keeps none.
+var requests = sync.Pool{New: func() any { return new(wire.Request) }}
+
 // Do implements Engine.
 func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	own := *req
 	if req.Op == wire.OpBackup {
 		return m.backup(req.Session, req.Rev, rep)
 	}
+	own := requests.Get().(*wire.Request)
+	*own = *req
+	defer func() { *own = wire.Request{}; requests.Put(own) }()
 	if core.Keeps(req.Op) {
 		own.Value = bytes.Clone(req.Value)
 	}
@@ -148,7 +153,7 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 		m.lastID++
 		own.ID = m.lastID
 	}
-	answered := m.apply(own.Session, &own, rep)
+	answered := m.apply(own.Session, own, rep)
 	var c *call
 	ticket := core.Ticket{Session: own.Session, ID: own.ID}
 	if !answered {
@@ -162,7 +167,7 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	pos := m.pos
 	m.release()
 	if !answered {
-		if err := m.await(ctx, &own, c); err != nil {
+		if err := m.await(ctx, own, c); err != nil {
 			return err
 		}
 	} else if err := m.sync(pos); err != nil {

@@ -24,16 +24,25 @@ type Protocol interface {
 	// Match looks at the first bytes of a connection, of which there are at most 12. It says yes, no, or that it takes more
 	// of them to tell. There are none if the peer has said nothing in all the time for a handshake.
 	Match(first []byte) (yes, more bool)
-	// ServeConn serves a connection, from its first byte, until it ends; the server then closes it. When ctx ends, what has
-	// been asked is answered, and that is all: waiting, in the store and for the peer, is over. Whatever it started has
-	// ended when it returns. s is what the peer reaches.
-	ServeConn(ctx context.Context, c net.Conn, s *Store) error
+	// ServeConn serves a connection until it ends; the server then closes it. When ctx ends, what has been asked is answered,
+	// and that is all: waiting, in the store and for the peer, is over. Whatever it started has ended when it returns.
+	ServeConn(ctx context.Context, v *Visit) error
+}
+
+// Visit is a connection of a Protocol.
+type Visit struct {
+	Conn  net.Conn
+	First []byte // what has been read of it already
+	Store *Store // what the peer reaches
+	// Prompt is that Store answers at once what need not wait: it is in this process, and not on a disk. Then one goroutine may serve
+	// many connections.
+	Prompt bool
 }
 
 // guest is a connection of a Protocol.
 type guest struct {
 	protocol Protocol
-	store    *Store
+	visit    Visit
 	ctx      context.Context // until the server stops
 	leave    context.CancelFunc
 }
@@ -46,10 +55,10 @@ func (c *conn) invite(p Protocol, first []byte) error {
 	if err != nil {
 		return err
 	}
-	g := &guest{protocol: p, store: s}
+	m, isMemory := c.server.Engine.(*Memory)
+	g := &guest{protocol: p, visit: Visit{Conn: c.nc, First: bytes.Clone(first), Store: s, Prompt: isMemory && m.Dir == ""}}
 	g.ctx, g.leave = context.WithCancel(context.Background())
 	c.mu.Lock()
-	c.nc = &replayed{c.nc, bytes.Clone(first)}
 	c.guest = g
 	c.mu.Unlock()
 	return nil
@@ -61,7 +70,7 @@ func (g *guest) serve(c *conn) error {
 	if c.server.ending() {
 		return net.ErrClosed
 	}
-	return g.protocol.ServeConn(g.ctx, c.nc, g.store)
+	return g.protocol.ServeConn(g.ctx, &g.visit)
 }
 
 // openTo is what the peers of p reach.

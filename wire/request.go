@@ -15,7 +15,7 @@ type Request struct {
 	Keys    []string
 	Value   []byte        // a value, a payload, a member; OpSwap: nil is "absent"
 	Old     []byte        // OpSwap: nil is "absent"
-	Delta   int64         // OpAdd; OpList: how many at most; below 0 it is so many keys without their values
+	Delta   int64         // OpAdd; OpList: how many at most; below 0 it is so many keys without their values; OpGet: so too, but not on the wire
 	TTL     time.Duration // the entry, or the message, goes when it has passed; 0 is never; OpAdd, OpAppend: if they make it
 	Reads   uint32        // the entry goes with its last read; 0 is never
 	Rev     uint64        // OpChanges: after this revision; OpHello: the incarnation that Resume is of; OpBackup: from this byte on

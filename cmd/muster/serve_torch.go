@@ -22,8 +22,8 @@ type torchFlags struct {
 func (o *torchFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.version, "torch", torchNow, "`version` of PyTorch whose processes may use this store as a TCPStore: 2.2 and later; 1.9 or 2.1, as well as those; off")
-	f.StringArrayVar(&o.ttl, "torch-ttl", nil, "`prefix=time`: what they set below prefix goes after time; the first that fits counts")
-	f.StringArrayVar(&o.ranks, "torch-rank", nil, "`pattern` of keys, with {rank} for a number: when who sets one is gone, those who wait for it hear so")
+	f.StringArrayVar(&o.ttl, "torch-ttl", nil, "`prefix=time`: what they set below prefix, but for queues, goes after time; the first that fits counts")
+	f.StringArrayVar(&o.ranks, "torch-rank", nil, "`pattern` of keys, with {rank} for a decimal number, and maybe a * at its end for anything or nothing, slashes too: when who sets one is gone, those who wait for it hear so")
 }
 
 // check is what the flags say.

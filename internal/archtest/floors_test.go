@@ -37,7 +37,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "store", may: []string{"wire", "trace", "internal/core", "internal/durable", "internal/transport"}},
-		{name: "store/torchstore", may: []string{"store", "wire/...", "trace"}},
+		{name: "store/torchstore", may: []string{"store", "wire/...", "trace", "internal/transport"}},
 		{name: "store/storetest", may: []string{"store", "wire", "trace"}},
 		{name: "nfsws", may: []string{"tensor/..."}},
 		{name: "nfsws/fusetest", may: []string{"nfsws", "tensor/..."}}, // a file system like NFS
@@ -48,7 +48,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "pgroup/pgrouptest", may: []string{"pgroup", "store", "internal/launch"}},
-		{name: "pgroup/vllm", may: []string{"pgroup", "store", "wire/...", "tensor", "internal/reduce"}},
+		{name: "pgroup/vllm", may: []string{"pgroup", "store/...", "wire/...", "tensor", "internal/reduce"}},
 		{name: "coordinator", may: []string{"pgroup", "store"}},
 		{name: "internal/link", may: []string{"pgroup", "shm"}},
 		{name: "internal/testcluster", may: []string{

@@ -34,7 +34,10 @@ func (m *Machine) get(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	case e.reads > 0:
 		rep.Code = wire.CodeCounted
 	default:
-		rep.Value, rep.Rev = e.val(), e.rev
+		rep.Rev = e.rev
+		if req.Delta >= 0 {
+			rep.Value = e.val()
+		}
 	}
 	return true
 }

@@ -46,7 +46,7 @@ func TestJoinAgain(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func(*testing.T) *store.Store) {
 		s := at(t)
 		for range 3 {
-			_, err := vllm.Join(t.Context(), vllm.Config{Rank: 0, Size: 2, Store: s, Timeout: 20 * time.Millisecond})
+			_, err := vllm.Join(t.Context(), vllm.Config{Rank: 0, Size: 2, Store: s, Timeout: 300 * time.Millisecond})
 			verdict(t, err, pgroup.ErrTimeout, "1 of 2 ranks have joined")
 		}
 		each(t, join(t, s, 2, vllm.Config{}), barrier(within(t, time.Minute)))

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/muster-pg/muster/wire/tcpstore"
+	"github.com/muster-pg/muster/store/torchstore"
 )
 
 // medium is what travels. vLLM has keys of its own for tensors, and counts both together.
@@ -40,7 +40,7 @@ func isBarrierID(s string) bool {
 }
 
 // comers counts the ranks that have joined: what PyTorch calls init/, as package torchstore keeps it.
-const comers = "\x00torch/" + tcpstore.InitKey
+const comers = torchstore.InitKey
 
 // notes is what the keys begin with by which ranks of Go tell each other more than vLLM does.
 const notes = "muster/"

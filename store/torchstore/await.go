@@ -114,6 +114,10 @@ func (c *Client) valuesOneByOne(ctx context.Context, keys []string) (values [][]
 		}
 		values = append(values, v)
 	}
+	replies, err := c.ask(ctx, checkOf(sent(keys...)...)) // each has been there: were they at the same time?
+	if err != nil || replies[0].N != tcpstore.Ready {
+		return nil, err
+	}
 	return values, nil
 }
 

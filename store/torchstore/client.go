@@ -20,7 +20,8 @@ import (
 type Options struct {
 	// Generation is that of the torch which hosts the store; 0 is C, torch 2.2 and later.
 	Generation tcpstore.Generation
-	// Join counts this process among those that the host waits for, as every Python process with a world size does, once.
+	// Join counts this process among those that the host waits for, as every Python process with a world size does, once. Leave it false
+	// below vllm.Join, which counts the rank itself.
 	Join bool
 	// Dial makes a connection; nil is a net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)

@@ -15,17 +15,17 @@ const (
 
 // inbox cuts what a connection brings into messages. A large one gets room as it comes: a length alone makes nobody pay.
 type inbox struct {
-	conn   net.Conn
-	limits tcpstore.Limits
-	buf    []byte
-	r, w   int // what is in buf
-	cursor tcpstore.Cursor
+	limits   tcpstore.Limits
+	buf      []byte
+	r, w     int // what is in buf
+	borrowed bool
+	cursor   tcpstore.Cursor
 }
 
 // finder finds the end of a message at the front of b.
 type finder func(b []byte, c *tcpstore.Cursor, limits tcpstore.Limits) (n int, whole bool, err error)
 
-// next is the next message that is whole. It is good until next or fill is called.
+// next is the next message that is whole. It is good until next, room or giveBack is called.
 func (in *inbox) next(find finder) (message []byte, need int, err error) {
 	b := in.buf[in.r:in.w]
 	n, whole, err := find(b, &in.cursor, in.limits)
@@ -36,21 +36,31 @@ func (in *inbox) next(find finder) (message []byte, need int, err error) {
 	return b[:n:n], n, nil
 }
 
-// receive reads until there is a whole message.
-func (in *inbox) receive(find finder) ([]byte, error) {
+// receive reads from c until there is a whole message.
+func (in *inbox) receive(c net.Conn, find finder) ([]byte, error) {
 	for {
 		message, need, err := in.next(find)
 		if message != nil || err != nil {
 			return message, err
 		}
-		if err := in.fill(need); err != nil {
+		if err := in.fill(c, need); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// fill reads, given that there must be need bytes to go on.
-func (in *inbox) fill(need int) error {
+// fill reads from c, given that there must be need bytes to go on.
+func (in *inbox) fill(c net.Conn, need int) error {
+	n, err := c.Read(in.room(need))
+	in.w += n
+	if n > 0 {
+		return nil
+	}
+	return err
+}
+
+// room is where to read to, given that there must be need bytes to go on. Who has read n bytes adds them to w.
+func (in *inbox) room(need int) []byte {
 	have := in.w - in.r
 	left := len(in.buf) > mostRoom && have < len(in.buf)/8 // by a large message, before a small one, or a piece of one
 	if left || in.w == len(in.buf) || have == 0 {
@@ -61,10 +71,25 @@ func (in *inbox) fill(need int) error {
 		in.r, in.w = 0, copy(buf, in.buf[in.r:in.w])
 		in.buf = buf
 	}
-	n, err := in.conn.Read(in.buf[in.w:])
-	in.w += n
-	if n > 0 {
-		return nil
+	return in.buf[in.w:]
+}
+
+// borrow makes buf the room, if there is nothing to go on with: most messages come whole, and then need none of their own.
+func (in *inbox) borrow(buf []byte) {
+	if in.r == in.w {
+		in.buf, in.r, in.w, in.borrowed = buf, 0, 0, true
 	}
-	return err
+}
+
+// giveBack keeps what is left in what was borrowed, and no room if nothing is left.
+func (in *inbox) giveBack() {
+	rest := in.buf[in.r:in.w]
+	if !in.borrowed && len(rest) > 0 {
+		return
+	}
+	in.buf, in.r, in.w, in.borrowed = nil, 0, 0, false
+	if len(rest) > 0 {
+		in.buf = make([]byte, max(firstRoom, len(rest)))
+		in.w = copy(in.buf, rest)
+	}
 }

@@ -9,10 +9,10 @@ import (
 const (
 	// hidden is in all names that Python is not shown.
 	hidden = "\x00"
-	// ownPrefix is in front of what is not a user's: "init/", the number of clients that have joined.
+	// InitKey is what Go calls "init/", the number of clients with a world size that have come.
+	InitKey = ownPrefix + tcpstore.InitKey
+	// ownPrefix is in front of what is not a user's.
 	ownPrefix = hidden + "torch/"
-	// barrierSuffix is behind the name of a barrier.
-	barrierSuffix = hidden + "barrier"
 )
 
 // keyOf is the store's key for one of the protocol.

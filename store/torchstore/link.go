@@ -57,7 +57,7 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{client: c, conn: conn, in: inbox{conn: conn, limits: replyLimits}}
+	l := &link{client: c, conn: conn, in: inbox{limits: replyLimits}}
 	if c.o.Generation == tcpstore.C {
 		if err := l.greet(ctx); err != nil {
 			_ = conn.Close()
@@ -90,7 +90,7 @@ func (l *link) greet(ctx context.Context) error {
 	if _, err := l.conn.Write(hello); err != nil {
 		return err
 	}
-	message, err := l.in.receive(expected{op: tcpstore.OpPing}.find)
+	message, err := l.in.receive(l.conn, expected{op: tcpstore.OpPing}.find)
 	if err != nil {
 		return fmt.Errorf("no answer of a TCPStore: %w", err)
 	}
@@ -149,7 +149,7 @@ func (l *link) read() {
 
 func (l *link) readAll() error {
 	for need := 1; ; {
-		if err := l.in.fill(need); err != nil {
+		if err := l.in.fill(l.conn, need); err != nil {
 			return err
 		}
 		for {

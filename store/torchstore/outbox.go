@@ -1,58 +1,57 @@
 package torchstore
 
 import (
-	"net"
+	"context"
 	"sync"
-	"time"
+
+	"github.com/muster-pg/muster/internal/transport"
 )
 
 const (
-	// piece is how much of an answer is written at once.
+	// piece is how much of what a client has asked for may wait for it before its requests do.
 	piece = 1 << 20
-	// stall is how long a peer may take for a piece, and half as long again if a deadline is used again.
-	stall = 10 * time.Second
+	// mostWaiting is how much may do so in any case.
+	mostWaiting = 1 << 30
 )
 
-// outbox is the way back to a client.
+// outbox is the way back to a client. Nobody waits for the client but in room.
 type outbox struct {
-	conn net.Conn
+	*transport.Outbox
 
-	mu  sync.Mutex // protects the fields below, and is held while they are written: who waits for it is of the same connection
-	b   []byte
-	err error
-	set time.Time // when the deadline was
+	mu      sync.Mutex    // protects the fields below
+	drained chan struct{} // closed when all is written; nil if nobody waits for it
 }
 
-// add appends to what is to be sent, and sends it if it is a lot.
-func (o *outbox) add(appendTo func(b []byte) []byte) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.b = appendTo(o.b)
-	if len(o.b) < piece {
-		return o.err
-	}
-	return o.send()
-}
-
-// flush sends what there is.
-func (o *outbox) flush() error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.send()
-}
-
-// send is called with mu.
-func (o *outbox) send() error {
-	for b := o.b; len(b) > 0 && o.err == nil; {
-		if now := time.Now(); now.Sub(o.set) > stall/2 {
-			o.set = now
-			_ = o.conn.SetWriteDeadline(now.Add(stall * 3 / 2))
+// open makes pipe the way.
+func (o *outbox) open(pipe transport.Pipe) {
+	o.Outbox = transport.NewOutbox(pipe, mostWaiting)
+	o.Drained = func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.drained != nil {
+			close(o.drained)
+			o.drained = nil
 		}
-		n, err := o.conn.Write(b[:min(len(b), piece)])
-		b, o.err = b[n:], err
 	}
-	if o.b = o.b[:0]; cap(o.b) > mostRoom {
-		o.b = nil
+}
+
+// room writes what there is, and waits until no more than most bytes wait for the client.
+func (o *outbox) room(ctx context.Context, most int) error {
+	o.Flush()
+	for {
+		o.mu.Lock()
+		if o.drained == nil {
+			o.drained = make(chan struct{})
+		}
+		drained := o.drained
+		o.mu.Unlock()
+		if !o.Hold(most) {
+			return o.Err()
+		}
+		select {
+		case <-drained:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	return o.err
 }

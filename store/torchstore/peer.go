@@ -16,109 +16,137 @@ import (
 // patience is how long the store may take for what need not wait, and half as long again if a context is used again.
 const patience = 20 * time.Second
 
-// peer is a connection of a client. One goroutine reads, and carries out what need not wait; what waits has one of its own.
+// peer is a connection of a client. What need not wait is carried out by who reads: one loop for many connections, or a goroutine of its
+// own; see serve.go. What waits has a goroutine.
 type peer struct {
 	protocol *Protocol
 	store    *store.Store
-	in       inbox
+	addr     net.Addr
 	out      outbox
+	stall    stall
 	life     context.Context // until the connection ends
 	fail     context.CancelCauseFunc
 	running  sync.WaitGroup
 
-	// Of the goroutine that reads:
+	// Of who reads, or does what takes long meanwhile:
+	in         inbox
+	quick      bool // others wait: what takes long is errLong
 	generation tcpstore.Generation
 	req        tcpstore.Request
-	soon       context.Context // for what need not wait; one serves many calls, since it costs more than they do
+	answered   tcpstore.Op
+	rep        tcpstore.Reply
+	encode     func(b []byte) []byte // appends the answer rep to answered
+	soon       context.Context       // for what need not wait
 	forget     context.CancelFunc
 	began      time.Time    // of soon
 	waiting    *waiting     // WAIT or BARRIER, the last that there was
 	watched    int          // keys
+	sent       int          // values of a MULTI_GET that is not finished
+	queued     int          // values there were at the last QUEUE_POP
 	ranks      map[int]bool // that the client has shown to be
 	question   question
 }
 
-// serve serves the connection until it ends, or ctx.
-func (p *peer) serve(ctx context.Context) error {
-	p.life, p.fail = context.WithCancelCause(ctx)
-	defer context.AfterFunc(p.life, func() { _ = p.in.conn.SetReadDeadline(time.Unix(1, 0)) })()
-	err := p.run()
-	p.fail(err)
-	if p.forget != nil {
-		p.forget()
-	}
-	p.running.Wait()
-	p.disown()
-	_ = p.out.flush() // what was answered before the end
-	if ctx.Err() != nil {
-		return net.ErrClosed
-	}
-	return context.Cause(p.life)
+func newPeer(ctx context.Context, p *Protocol, v *store.Visit, limits tcpstore.Limits) *peer {
+	peer := &peer{protocol: p, store: v.Store, addr: v.Conn.RemoteAddr(), in: inbox{limits: limits, buf: v.First, w: len(v.First)}}
+	peer.life, peer.fail = context.WithCancelCause(ctx)
+	peer.forget = func() {}
+	peer.encode = func(b []byte) []byte { return tcpstore.AppendReply(b, peer.answered, &peer.rep) }
+	return peer
 }
 
-// run carries out what the client asks.
-func (p *peer) run() error {
-	if err := p.detect(); err != nil {
-		return err
+// next is the next request that is whole.
+func (p *peer) next() (message []byte, need int, err error) {
+	if p.generation == 0 {
+		if need := p.detect(); need > 0 {
+			return nil, need, nil
+		}
 	}
+	return p.in.next(p.generation.NextRequest)
+}
+
+// detect finds out which generation the client is of, or how many bytes that takes.
+func (p *peer) detect() (need int) {
+	first := p.in.buf[p.in.r:p.in.w]
+	n := min(len(first), len(tcpstore.Preface))
+	switch {
+	case string(first[:n]) != tcpstore.Preface[:n]:
+		p.generation = p.protocol.Older
+	case n == len(tcpstore.Preface):
+		p.generation = tcpstore.C
+	default:
+		return n + 1
+	}
+	return 0
+}
+
+// carryOutAll carries out the requests that are whole; need is how many bytes it takes to go on. If others wait, it stops before what takes
+// long, and when the client is to read first.
+func (p *peer) carryOutAll() (need int, long bool, err error) {
 	for {
-		message, need, err := p.in.next(p.generation.NextRequest)
-		if err == nil && message == nil {
-			if err = p.out.flush(); err == nil {
-				err = p.in.fill(need)
-			}
-		} else if err == nil {
-			err = p.carryOut(message)
+		message, need, err := p.next()
+		if err != nil || message == nil {
+			return need, false, err
+		}
+		if err = p.carryOut(message); errors.Is(err, errLong) {
+			p.in.r -= len(message)
+			return 0, true, nil
+		}
+		if err == nil {
+			err = p.roomy()
+		}
+		if errors.Is(err, errLong) {
+			return 0, true, nil
 		}
 		if err != nil {
-			return err
+			return 0, false, err
 		}
 	}
 }
 
-// detect finds out which generation the client is of.
-func (p *peer) detect() error {
-	for {
-		first := p.in.buf[p.in.r:p.in.w]
-		n := min(len(first), len(tcpstore.Preface))
-		switch {
-		case string(first[:n]) != tcpstore.Preface[:n]:
-			p.generation = p.protocol.Older
-			return nil
-		case n == len(tcpstore.Preface):
-			p.generation = tcpstore.C
-			return nil
-		}
-		if err := p.in.fill(n + 1); err != nil {
-			return err
-		}
-	}
-}
+// errLong is what a handler returns that would keep others waiting: it is called again, and goes on, when they need not wait.
+var errLong = errors.New("this takes long")
 
 // carryOut carries out one request.
 func (p *peer) carryOut(message []byte) error {
 	if err := p.req.Parse(p.generation, message); err != nil {
 		return err
 	}
-	if now := time.Now(); now.Sub(p.began) > patience/2 {
-		if p.forget != nil {
-			p.forget()
-		}
-		p.began = now
-		p.soon, p.forget = context.WithTimeout(p.life, patience*3/2)
+	ctx := context.Background() // nothing waits
+	if !p.quick {
+		ctx = p.hasten()
 	}
-	if err := handlers[p.req.Op](p, p.soon, &p.req); err != nil {
+	if err := handlers[p.req.Op](p, ctx, &p.req); err != nil {
 		return fmt.Errorf("%v: %w", p.req.Op, err)
 	}
 	if len(message) > mostRoom { // which the request, and the room for the next one, would keep
-		p.req = tcpstore.Request{}
+		p.req, p.question = tcpstore.Request{}, question{}
 	}
 	return nil
 }
 
-// answer queues the answer to a request.
+// hasten is for what the store is to answer soon. One context serves many calls, since it costs more than they do.
+func (p *peer) hasten() context.Context {
+	if now := time.Now(); now.Sub(p.began) > patience/2 {
+		p.forget()
+		p.began = now
+		p.soon, p.forget = context.WithTimeout(p.life, patience*3/2)
+	}
+	return p.soon
+}
+
+// answer queues the answer to a request, by who reads.
 func (p *peer) answer(op tcpstore.Op, rep tcpstore.Reply) error {
-	return p.out.add(func(b []byte) []byte { return tcpstore.AppendReply(b, op, &rep) })
+	p.answered, p.rep = op, rep
+	p.out.Append(p.encode)
+	p.rep = tcpstore.Reply{} // it may have been a large one
+	return nil
+}
+
+// tell queues something for the client, by anybody, and sends it.
+func (p *peer) tell(op tcpstore.Op, rep *tcpstore.Reply) {
+	p.out.Append(func(b []byte) []byte { return tcpstore.AppendReply(b, op, rep) })
+	p.flush()
 }
 
 // waiting is a call that waits.
@@ -145,15 +173,11 @@ func (p *peer) later(op tcpstore.Op, wait func(ctx context.Context) (answer int6
 		defer close(w.done)
 		defer cancel()
 		answer, err := wait(ctx)
-		if err == nil {
+		switch {
+		case err == nil:
 			w.answered.Store(true)
-			if err = p.answer(op, tcpstore.Reply{N: answer}); err == nil {
-				err = p.out.flush()
-			}
-		} else if ctx.Err() != nil {
-			return
-		}
-		if err != nil {
+			p.tell(op, &tcpstore.Reply{N: answer})
+		case ctx.Err() == nil:
 			p.fail(fmt.Errorf("%v: %w", op, err))
 		}
 	})
@@ -164,7 +188,14 @@ func (p *peer) later(op tcpstore.Op, wait func(ctx context.Context) (answer int6
 func (p *peer) cancelWait(context.Context, *tcpstore.Request) error {
 	if w := p.waiting; w != nil {
 		w.cancel()
-		<-w.done
+		select {
+		case <-w.done:
+		default:
+			if p.quick {
+				return errLong
+			}
+			<-w.done
+		}
 		p.waiting = nil
 	}
 	return p.answer(tcpstore.OpCancelWait, tcpstore.Reply{N: tcpstore.WaitCanceled})

@@ -254,7 +254,22 @@ func TestBarrier(t *testing.T) {
 		}
 	}
 	require.EqualValues(t, tcpstore.StopWaiting, one.call(tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/alone", N: 1}).N)
-	require.EqualValues(t, 0, one.call(of(tcpstore.OpGetNumKeys)).N)
+	require.Zero(t, s.prefixed(t, ""), "nothing is left of it, whoever looks")
+}
+
+// Who has come is gone when the server is, also if the store is not.
+func TestBarrierOfARestartedServer(t *testing.T) {
+	dir := t.TempDir()
+	b := tcpstore.Request{Op: tcpstore.OpBarrier, Key: "/b", N: 2}
+	for range 3 {
+		s := serve(t, &torchstore.Protocol{}, &store.Server{Engine: &store.Memory{Dir: dir}})
+		c := s.client(t)
+		c.send(b)
+		c.silent()
+		require.NoError(t, s.Server.Close())
+		c.closed()
+		require.NoError(t, s.Server.Engine.Close())
+	}
 }
 
 // Who gives up, or is gone, does not count.
@@ -265,10 +280,9 @@ func TestBarrierWithoutThoseWhoLeft(t *testing.T) {
 	one.send(b)
 	require.EqualValues(t, tcpstore.WaitCanceled, one.call(of(tcpstore.OpCancelWait)).N)
 	gone.send(b)
-	came := func() int { return s.prefixed(t, "b\x00barrier") }
-	require.Eventually(t, func() bool { return came() == 1 }, patience, time.Millisecond)
+	gone.silent()
 	_ = gone.Close()
-	require.Eventually(t, func() bool { return came() == 0 }, patience, time.Millisecond)
+	s.says(t, "connection ended")
 	two.send(b)
 	two.silent()
 	require.EqualValues(t, tcpstore.StopWaiting, one.call(b).N)
@@ -469,7 +483,28 @@ func TestManyJoinAtOnce(t *testing.T) {
 	for err := range errs {
 		require.NoError(t, err)
 	}
-	v, err := s.Get(s.ctx, "\x00torch/init/")
+	v, err := s.Get(s.ctx, torchstore.InitKey)
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprint(n), string(v))
+}
+
+// What takes long is left to the connection's own goroutine, and the requests behind it wait for it.
+func TestMuchAtOnce(t *testing.T) {
+	const n = 3000
+	s := current(t)
+	c := s.client(t)
+	var keys []string
+	var values [][]byte
+	for i := range n {
+		keys, values = append(keys, fmt.Sprintf("/%04d", i)), append(values, []byte(fmt.Sprint(i)))
+	}
+	c.send(tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: keys, Values: values}, of(tcpstore.OpGetNumKeys), of(tcpstore.OpListKeys),
+		check(keys...), wait(keys...), tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: keys}, get(keys[n-1]))
+	require.EqualValues(t, n, c.reply(tcpstore.OpGetNumKeys, 0).N)
+	require.Equal(t, keys, c.reply(tcpstore.OpListKeys, 0).Keys)
+	require.EqualValues(t, tcpstore.Ready, c.reply(tcpstore.OpCheck, n).N)
+	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, n).N)
+	require.Equal(t, values, c.reply(tcpstore.OpMultiGet, n).Values)
+	require.Equal(t, values[n-1], c.reply(tcpstore.OpGet, 0).Value)
+	c.works()
 }

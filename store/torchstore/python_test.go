@@ -93,7 +93,7 @@ func TestPythonClients(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
 			p.cases(t, s.addr)
-			v, err := s.Get(s.ctx, "\x00torch/init/")
+			v, err := s.Get(s.ctx, torchstore.InitKey)
 			require.NoError(t, err)
 			require.Equal(t, "3", string(v), "clients of the case with a world size")
 		})

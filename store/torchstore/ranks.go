@@ -47,15 +47,22 @@ type ranks struct {
 	event chan struct{}
 }
 
-// joined notes that a connection is of a rank.
-func (r *ranks) joined(rank int) {
+// mostRanks bounds those that are there, those that are lost, and those of one connection: more are not noted.
+const mostRanks = 1 << 16
+
+// joined notes that a connection is of a rank. The first that comes when there was nobody begins another run.
+func (r *ranks) joined(rank int) (noted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.conns == nil {
+	if len(r.conns) == 0 {
 		r.conns, r.lost = map[int]int{}, map[int]bool{}
+	}
+	if len(r.conns) >= mostRanks && r.conns[rank] == 0 {
+		return false
 	}
 	r.conns[rank]++
 	delete(r.lost, rank)
+	return true
 }
 
 // left notes that it has ended.
@@ -66,7 +73,9 @@ func (r *ranks) left(rank int) {
 		return
 	}
 	delete(r.conns, rank)
-	r.lost[rank] = true
+	if len(r.lost) < mostRanks {
+		r.lost[rank] = true
+	}
 	if r.event != nil {
 		close(r.event)
 		r.event = nil
@@ -98,11 +107,12 @@ func (p *peer) own(key string) {
 	if !ok || p.ranks[rank] {
 		return
 	}
-	if p.ranks == nil {
-		p.ranks = map[int]bool{}
+	if p.protocol.ranks.joined(rank) {
+		if p.ranks == nil {
+			p.ranks = map[int]bool{}
+		}
+		p.ranks[rank] = true
 	}
-	p.ranks[rank] = true
-	p.protocol.ranks.joined(rank)
 }
 
 // disown notes that the client is gone.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
@@ -32,7 +33,7 @@ func TestTTLByPrefix(t *testing.T) {
 	}
 	require.Equal(t, map[string]time.Duration{
 		"job/set": time.Minute, "job/append": time.Minute, "job/multi": time.Minute, "job/add": time.Minute, "job/swap": time.Minute,
-		"job/keep/set": time.Hour, "other": 0, "\x00torch/init/": 0,
+		"job/keep/set": time.Hour, "other": 0, torchstore.InitKey: 0,
 	}, got)
 }
 
@@ -76,6 +77,25 @@ func TestLostRanks(t *testing.T) {
 	c.silent()
 	again.send(set("/2/more", ""))
 	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 1).N)
+}
+
+// The next run of a job does not hear of the last one's losses.
+func TestRanksOfAnotherRun(t *testing.T) {
+	s := serve(t, &torchstore.Protocol{Ranks: []string{"ready/{rank}"}}, nil)
+	for run := range 3 {
+		one, two := s.client(t), s.client(t)
+		one.send(set("/ready/1", ""))
+		one.works()
+		one.send(wait("/ready/2"))
+		one.silent()
+		two.send(set("/ready/2", ""))
+		require.EqualValues(t, tcpstore.StopWaiting, one.reply(tcpstore.OpWait, 1).N)
+		_ = one.Close()
+		_ = two.Close()
+		testcluster.Eventually(t, patience, func() bool { return s.count("connection ended") == 2*(run+1) }, "both have ended")
+		_, err := s.Delete(s.ctx, "ready/1", "ready/2")
+		require.NoError(t, err)
+	}
 }
 
 func TestCheckOfAProtocol(t *testing.T) {

@@ -41,7 +41,7 @@ func (p *peer) awaitOrMourn(ctx context.Context, keys []string) (answer int64, e
 	if err == nil || !isLost {
 		return tcpstore.StopWaiting, err
 	}
-	p.protocol.log().Warn("a wait has failed", "peer", p.in.conn.RemoteAddr(), "reason", lost)
+	p.protocol.log().Warn("a wait has failed", "peer", p.addr, "reason", lost)
 	return tcpstore.WaitCanceled, nil
 }
 

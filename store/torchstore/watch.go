@@ -56,7 +56,7 @@ func (p *peer) follow(sent string, rev store.Revision, value []byte) error {
 	for {
 		for e, err := range p.store.Watch(p.life, key, rev) {
 			if err == nil && e.Key == key {
-				err = p.tell(sent, value, e.Value, e.Deleted)
+				err = p.tellOf(sent, value, e.Value, e.Deleted)
 				value = e.Value
 			}
 			if errors.Is(err, store.ErrCompacted) {
@@ -71,7 +71,7 @@ func (p *peer) follow(sent string, rev store.Revision, value []byte) error {
 		}
 		now, v, err := p.snapshot(p.life, key) // more has changed than the store keeps: what it was is lost, what it is now is not
 		if err == nil && !bytes.Equal(value, v) {
-			err = p.tell(sent, value, v, v == nil)
+			err = p.tellOf(sent, value, v, v == nil)
 		}
 		if err != nil {
 			return err
@@ -80,8 +80,8 @@ func (p *peer) follow(sent string, rev store.Revision, value []byte) error {
 	}
 }
 
-// tell sends one change.
-func (p *peer) tell(sent string, old, now []byte, deleted bool) error {
+// tellOf sends one change.
+func (p *peer) tellOf(sent string, old, now []byte, deleted bool) error {
 	rep := tcpstore.Reply{N: tcpstore.Updated, Key: sent, Old: old, Value: now}
 	switch {
 	case deleted:
@@ -89,8 +89,6 @@ func (p *peer) tell(sent string, old, now []byte, deleted bool) error {
 	case old == nil:
 		rep.N = tcpstore.Created
 	}
-	if err := p.answer(tcpstore.OpWatchKey, rep); err != nil {
-		return err
-	}
-	return p.out.flush()
+	p.tell(tcpstore.OpWatchKey, &rep)
+	return p.room()
 }
