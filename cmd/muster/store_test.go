@@ -148,6 +148,7 @@ func TestWrongStores(t *testing.T) {
 		"this process":    {"mem:", 2, "muster://host:port"},
 		"nobody listens":  {"muster://" + nobody, 5, "muster serve --listen " + nobody},
 		"no such host":    {"muster://nobody.invalid:1", 5, "no store at nobody.invalid:1"},
+		"no TCPStore":     {"tcp://127.0.0.1:1", 5, "PyTorch hosts no store at 127.0.0.1:1 (connection refused)"},
 		"another service": {"muster://" + stranger(t), 5, "no muster store"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -85,10 +85,12 @@ func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 	}
 	if _, err := c.change(ctx, req); err != nil {
 		_ = c.Close()
-		if e, ok := errors.AsType[*store.Error](err); ok {
-			e.Op, e.Key = "dial", addr
+		e, ok := errors.AsType[*store.Error](err)
+		if !ok { // ctx has ended
+			e = c.unavailable(err)
 		}
-		return nil, err
+		e.Op, e.Key = "dial", addr
+		return nil, e
 	}
 	return c, nil
 }

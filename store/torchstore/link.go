@@ -246,14 +246,14 @@ func (c *Client) free(ctx context.Context) (*link, error) {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), err)
 		case <-c.life.Done():
 			return nil, store.ErrClosed
 		}
 	}
 }
 
-func (c *Client) unavailable(err error) error {
+func (c *Client) unavailable(err error) *store.Error {
 	return &store.Error{Key: c.addr, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", store.ErrUnavailable, err)}
 }
 
