@@ -212,12 +212,14 @@ func TestAnotherListsExport(t *testing.T) {
 		if r.me() < 2 && !r.gathers(a, 0, 1000) || !r.gathers(b, 0, 1000) {
 			return
 		}
+		large := filled(1, 8<<20)
+		assert.NoError(r, r.group.Barrier(r.ctx)) // all have it: who is late would be missing, and not robbed
 		if r.me() == 0 {
 			assert.NoError(r, gather.Grab(r.ctx, r.ga, "0 1", "0 1 2", 1))
 		} else {
-			ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
+			ctx, cancel := context.WithTimeout(r.ctx, 4*time.Second)
 			defer cancel()
-			_, err := r.ga.Tensors(ctx, b, filled(1, 8<<20))
+			_, err := r.ga.Tensors(ctx, b, large)
 			assert.ErrorIs(r, err, pgroup.ErrTimeout)
 		}
 		assert.NoError(r, r.group.Barrier(r.ctx))
