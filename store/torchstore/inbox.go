@@ -66,7 +66,7 @@ func (in *inbox) room(need int) []byte {
 	if left || in.w == len(in.buf) || have == 0 {
 		buf := in.buf
 		if left || have == len(buf) {
-			buf = make([]byte, max(firstRoom, min(need, 4*have)))
+			buf = make([]byte, max(firstRoom, min(max(need, 2*have), 4*have))) // of a list, need is no more than the next item
 		}
 		in.r, in.w = 0, copy(buf, in.buf[in.r:in.w])
 		in.buf = buf
