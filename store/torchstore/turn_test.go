@@ -2,7 +2,9 @@ package torchstore_test
 
 import (
 	"fmt"
+	"io"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -30,4 +32,24 @@ func TestManyShortKeys(t *testing.T) {
 		require.Equal(t, "000000", key)
 		break
 	}
+}
+
+// A client that asks much at once, each of which takes little, does not keep the others waiting for all of it.
+func TestMuchThatTakesLittle(t *testing.T) {
+	const asked = 60000
+	s := current(t)
+	for i := range 400 {
+		require.NoError(t, s.Set(s.ctx, fmt.Sprint(i), nil, nil))
+	}
+	greedy, other := s.client(t), s.client(t)
+	reqs := make([]tcpstore.Request, asked)
+	for i := range reqs {
+		reqs[i].Op = tcpstore.OpGetNumKeys
+	}
+	greedy.send(reqs...)
+	greedy.reply(tcpstore.OpGetNumKeys, 0)
+	other.works()
+	require.NoError(t, greedy.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	rest, _ := io.ReadAll(greedy)
+	require.Less(t, len(greedy.buf)+len(rest), 8*asked/2)
 }
