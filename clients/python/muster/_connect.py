@@ -140,8 +140,11 @@ class _Race:
 def _outcome(sock: socket.socket) -> Optional[OSError]:
     """Returns why a connection that is ready has failed; None if it is there."""
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if not code and sock.getsockname() == sock.getpeername():
-        code = errno.ECONNREFUSED  # nobody listens at a port of the range from which both ends got theirs: it is connected to itself
+    try:
+        if not code and sock.getsockname() == sock.getpeername():
+            code = errno.ECONNREFUSED  # nobody listens at a port of the range from which both ends got theirs: it is connected to itself
+    except OSError:
+        code = errno.ECONNRESET  # it was there, and has ended just now
     return OSError(code, os.strerror(code)) if code else None
 
 

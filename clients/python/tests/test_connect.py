@@ -93,6 +93,11 @@ class Connecting(unittest.TestCase):
         with self.assertRaisesRegex(muster.Unavailable, "(?i)label"):
             muster.Store.connect("a..b:7070", timeout=30)
 
+    def test_a_connection_that_ends_at_once(self) -> None:
+        with socket.socket() as ended:  # it has no peer any more
+            e = _connect._outcome(ended)
+        self.assertIsInstance(e, ConnectionResetError)
+
     def test_close_ends_the_dialing(self) -> None:
         fake = Fake()
         self.addCleanup(fake.close)
