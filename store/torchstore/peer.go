@@ -130,7 +130,7 @@ func (p *peer) carryOut(message []byte) error {
 	if err := handlers[p.req.Op](p, ctx, &p.req); err != nil {
 		return fmt.Errorf("%v: %w", p.req.Op, err)
 	}
-	if len(message) > mostRoom { // which the request, and the room for the next one, would keep
+	if len(p.in.buf) > mostRoom { // which the request, and the room for the next one, would keep
 		p.req, p.question = tcpstore.Request{}, question{}
 	}
 	return nil
