@@ -27,6 +27,7 @@ type peer struct {
 	life     context.Context // until the connection ends
 	fail     context.CancelCauseFunc
 	running  sync.WaitGroup
+	kept     atomic.Int64 // bytes that watched keys hold
 
 	// Of who reads, or does what takes long meanwhile:
 	in         inbox
