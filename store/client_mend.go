@@ -113,7 +113,7 @@ func (c *client) broken(l *line, err error) *Error {
 
 // malformed reports whether err is that of a frame which no store would send: to ask again would bring it again.
 func malformed(err error) bool {
-	for _, e := range [...]error{wire.ErrTooLarge, wire.ErrTruncated, wire.ErrTrailing, wire.ErrUnknownOp, wire.ErrFlags} {
+	for _, e := range [...]error{wire.ErrTooLarge, wire.ErrTruncated, wire.ErrTrailing, wire.ErrUnknownOp, wire.ErrFlags, errUnfit} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -194,6 +196,9 @@ func (c *client) readOne(l *line) (id uint64, err error) {
 		body = append(make([]byte, 0, len(body)), body...)
 	}
 	err = call.rep.Parse(h, body)
+	if err == nil && !fits(call.req, call.rep) {
+		err = fmt.Errorf("%w (%v)", errUnfit, call.req.Op)
+	}
 	if err == nil && h.Code == wire.CodeOK {
 		c.note(call)
 	}
@@ -204,6 +209,24 @@ func (c *client) readOne(l *line) (id uint64, err error) {
 	call.end(nil)
 	return h.ID, nil
 }
+
+// fits reports whether an answer has as much as its request asks for, which its users count on.
+func fits(req *wire.Request, rep *wire.Reply) bool {
+	keys, values, nums := len(rep.Keys), len(rep.Values), len(rep.Nums)
+	switch {
+	case rep.Code != wire.CodeOK:
+		return true
+	case req.Op == wire.OpWait, req.Op == wire.OpTake:
+		return values == len(req.Keys)
+	case req.Op == wire.OpList:
+		return (values == keys || req.Delta < 0) && nums == 2*keys && (keys > 0 || rep.N == 0)
+	case req.Op == wire.OpChanges:
+		return values == keys && nums == 2*keys
+	}
+	return true
+}
+
+var errUnfit = errors.New("an answer without all that was asked for")
 
 // told is what the store says without having been asked.
 func (c *client) told(l *line, op wire.Op) error {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"io"
+	"iter"
 	"net"
 	"runtime"
 	"slices"
@@ -83,6 +84,49 @@ func TestBadInputClosesOnlyItsConnection(t *testing.T) {
 			})
 		}
 	})
+}
+
+// A store that answers less than was asked for is an error, whatever it leaves out.
+func TestAnswersThatLackSomething(t *testing.T) {
+	wait := func(s *store.Store) error { _, err := s.Wait(bounded(t), "a", "b"); return err }
+	list := func(s *store.Store) error { return last(s.List(bounded(t), "")) }
+	keys := func(s *store.Store) error { return last(s.Keys(bounded(t), "")) }
+	watch := func(s *store.Store) error { return last(s.Watch(bounded(t), "", 1)) }
+	for name, c := range map[string]struct {
+		ask func(*store.Store) error
+		rep wire.Reply
+	}{
+		"the values":    {wait, wire.Reply{}},
+		"a value":       {wait, wire.Reply{Values: [][]byte{nil}}},
+		"its values":    {list, wire.Reply{Keys: []string{"a"}, Nums: make([]int64, 2)}},
+		"its numbers":   {list, wire.Reply{Keys: []string{"a"}, Values: [][]byte{nil}}},
+		"a page":        {keys, wire.Reply{N: 1}},
+		"what happened": {watch, wire.Reply{Keys: []string{"a"}, Values: [][]byte{nil}, Nums: make([]int64, 1)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := stranger(t, func(conn net.Conn) {
+				_, err := io.ReadFull(conn, make([]byte, len(wire.Preface)))
+				require.NoError(t, err)
+				send(t, conn, wire.AppendReply(nil, wire.OpHello, receiveRequest(t, conn).ID, &wire.Reply{N: 1, Rev: 1}))
+				req := receiveRequest(t, conn)
+				send(t, conn, wire.AppendReply(nil, req.Op, req.ID, &c.rep))
+				_, _ = io.Copy(io.Discard, conn)
+			})
+			s, err := store.Dial(bounded(t), addr, nil)
+			require.NoError(t, err)
+			defer s.Close()
+			err = c.ask(s)
+			require.ErrorIs(t, err, store.ErrUnavailable)
+			require.ErrorContains(t, err, "without all that was asked for")
+		})
+	}
+}
+
+// last is the last error of what is listed.
+func last[T any](all iter.Seq2[T, error]) (err error) {
+	for _, err = range all {
+	}
+	return err
 }
 
 func TestTruncatedFrameThenEnd(t *testing.T) {

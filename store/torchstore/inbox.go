@@ -62,17 +62,20 @@ func (in *inbox) fill(c net.Conn, need int) error {
 // room is where to read to, given that there must be need bytes to go on. Who has read n bytes adds them to w.
 func (in *inbox) room(need int) []byte {
 	have := in.w - in.r
-	left := len(in.buf) > mostRoom && have < len(in.buf)/8 // by a large message, before a small one, or a piece of one
+	left := in.left()
 	if left || in.w == len(in.buf) || have == 0 {
 		buf := in.buf
 		if left || have == len(buf) {
-			buf = make([]byte, max(firstRoom, min(need, 4*have)))
+			buf = make([]byte, max(firstRoom, min(max(need, have+have/4), 4*have))) // of a list, need is no more than the next item
 		}
 		in.r, in.w = 0, copy(buf, in.buf[in.r:in.w])
 		in.buf = buf
 	}
 	return in.buf[in.w:]
 }
+
+// left reports whether buf is there for a large message, before a small one, or a piece of one.
+func (in *inbox) left() bool { return len(in.buf) > mostRoom && in.w-in.r < len(in.buf)/8 }
 
 // borrow makes buf the room, if there is nothing to go on with: most messages come whole, and then need none of their own.
 func (in *inbox) borrow(buf []byte) {
@@ -81,10 +84,10 @@ func (in *inbox) borrow(buf []byte) {
 	}
 }
 
-// giveBack keeps what is left in what was borrowed, and no room if nothing is left.
+// giveBack keeps what is left in what was borrowed, or was for a large message, and no room if nothing is left.
 func (in *inbox) giveBack() {
 	rest := in.buf[in.r:in.w]
-	if !in.borrowed && len(rest) > 0 {
+	if !in.borrowed && !in.left() && len(rest) > 0 {
 		return
 	}
 	in.buf, in.r, in.w, in.borrowed = nil, 0, 0, false

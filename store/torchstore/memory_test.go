@@ -5,7 +5,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
@@ -43,4 +46,23 @@ func inUse() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
+}
+
+// A client that watches much does not have the server keep all of it, whether it was there before or comes later.
+func TestWatchesHoldLittle(t *testing.T) {
+	const each = 1 << 20
+	watch := tcpstore.Request{Op: tcpstore.OpWatchKey, Key: "/k"}
+	s := serve(t, &torchstore.Protocol{Older: tcpstore.A}, nil)
+	c, grows := s.raw(t, tcpstore.A), s.raw(t, tcpstore.A)
+	for range 65 {
+		require.EqualValues(t, tcpstore.Registered, grows.call(watch).N)
+	}
+	c.send(set("/k", strings.Repeat("x", each)))
+	s.says(t, "what the watched keys hold is more than")
+	for range 64 {
+		require.EqualValues(t, tcpstore.Registered, c.call(watch).N)
+	}
+	c.works()
+	c.send(watch)
+	c.closed()
 }

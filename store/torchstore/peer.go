@@ -27,6 +27,7 @@ type peer struct {
 	life     context.Context // until the connection ends
 	fail     context.CancelCauseFunc
 	running  sync.WaitGroup
+	kept     atomic.Int64 // bytes that watched keys hold
 
 	// Of who reads, or does what takes long meanwhile:
 	in         inbox
@@ -42,7 +43,7 @@ type peer struct {
 	waiting    *waiting     // WAIT or BARRIER, the last that there was
 	watched    int          // keys
 	sent       int          // values of a MULTI_GET that is not finished
-	queued     int          // values there were at the last QUEUE_POP
+	queued     int          // values there were at the last QUEUE_POP or QUEUE_LEN
 	ranks      map[int]bool // that the client has shown to be
 	question   question
 }
@@ -80,13 +81,24 @@ func (p *peer) detect() (need int) {
 	return 0
 }
 
+// mostTurn is how long a client that asks one thing after the other, and waits for no answer, may keep others waiting.
+const mostTurn = time.Millisecond
+
 // carryOutAll carries out the requests that are whole; need is how many bytes it takes to go on. If others wait, it stops before what takes
-// long, and when the client is to read first.
+// long, when many of them have, and when the client is to read first.
 func (p *peer) carryOutAll() (need int, long bool, err error) {
-	for {
+	var began time.Time // of the second one: there is seldom any
+	for n := 0; ; n++ {
 		message, need, err := p.next()
 		if err != nil || message == nil {
 			return need, false, err
+		}
+		switch {
+		case n == 1:
+			began = time.Now()
+		case n > 1 && p.quick && time.Since(began) > mostTurn:
+			p.in.r -= len(message)
+			return 0, true, nil
 		}
 		if err = p.carryOut(message); errors.Is(err, errLong) {
 			p.in.r -= len(message)
@@ -119,7 +131,7 @@ func (p *peer) carryOut(message []byte) error {
 	if err := handlers[p.req.Op](p, ctx, &p.req); err != nil {
 		return fmt.Errorf("%v: %w", p.req.Op, err)
 	}
-	if len(message) > mostRoom { // which the request, and the room for the next one, would keep
+	if len(p.in.buf) > mostRoom { // which the request, and the room for the next one, would keep
 		p.req, p.question = tcpstore.Request{}, question{}
 	}
 	return nil

@@ -12,8 +12,19 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// mostWatched bounds the keys that one connection watches.
-const mostWatched = 1024
+// mostWatched bounds the keys that one connection watches, and mostKept what they hold, of which each watch has a copy: it tells the old value too.
+const (
+	mostWatched = 1024
+	mostKept    = 64 << 20
+)
+
+// keep notes that a watch has a copy of now instead of old.
+func (p *peer) keep(old, now []byte) error {
+	if p.kept.Add(int64(len(now)-len(old))) > mostKept {
+		return fmt.Errorf("what the watched keys hold is more than %d bytes", mostKept)
+	}
+	return nil
+}
 
 // watchKey tells the client of all changes of a key from now on.
 func (p *peer) watchKey(ctx context.Context, req *tcpstore.Request) error {
@@ -23,6 +34,9 @@ func (p *peer) watchKey(ctx context.Context, req *tcpstore.Request) error {
 	sent := strings.Clone(req.Key)
 	rev, value, err := p.snapshot(ctx, keyOf(sent))
 	if err != nil {
+		return err
+	}
+	if err := p.keep(nil, value); err != nil {
 		return err
 	}
 	if err := p.answer(req.Op, tcpstore.Reply{N: tcpstore.Registered}); err != nil {
@@ -56,7 +70,9 @@ func (p *peer) follow(sent string, rev store.Revision, value []byte) error {
 	for {
 		for e, err := range p.store.Watch(p.life, key, rev) {
 			if err == nil && e.Key == key {
-				err = p.tellOf(sent, value, e.Value, e.Deleted)
+				if err = p.keep(value, e.Value); err == nil {
+					err = p.tellOf(sent, value, e.Value, e.Deleted)
+				}
 				value = e.Value
 			}
 			if errors.Is(err, store.ErrCompacted) {
@@ -70,6 +86,9 @@ func (p *peer) follow(sent string, rev store.Revision, value []byte) error {
 			return p.life.Err()
 		}
 		now, v, err := p.snapshot(p.life, key) // more has changed than the store keeps: what it was is lost, what it is now is not
+		if err == nil {
+			err = p.keep(value, v)
+		}
 		if err == nil && !bytes.Equal(value, v) {
 			err = p.tellOf(sent, value, v, v == nil)
 		}

@@ -12,7 +12,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ._errors import quote
-from ._pipe import Pipe
+from ._pipe import Pipe, own
 
 _STAGGER = 0.25  # seconds after which the next address is tried too, as RFC 8305 has it
 _GLANCE = 0.25  # seconds between one look whether this is to end, and the next
@@ -98,7 +98,7 @@ class _Race:
     def _begin(self, family: int, address: Tuple[Any, ...]) -> None:
         name = _name(address)
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = own(socket.socket(family, socket.SOCK_STREAM))
         except OSError as e:
             self._failed[name] = e
             return
@@ -140,8 +140,11 @@ class _Race:
 def _outcome(sock: socket.socket) -> Optional[OSError]:
     """Returns why a connection that is ready has failed; None if it is there."""
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if not code and sock.getsockname() == sock.getpeername():
-        code = errno.ECONNREFUSED  # nobody listens at a port of the range from which both ends got theirs: it is connected to itself
+    try:
+        if not code and sock.getsockname() == sock.getpeername():
+            code = errno.ECONNREFUSED  # nobody listens at a port of the range from which both ends got theirs: it is connected to itself
+    except OSError:
+        code = errno.ECONNRESET  # it was there, and has ended just now
     return OSError(code, os.strerror(code)) if code else None
 
 

@@ -32,7 +32,7 @@ class Pipe:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._timeout: Optional[float] = None  # of receive; it is the receiver's alone
-        self._out = sock.dup()
+        self._out = own(sock.dup())
         self._out.setblocking(False)
         self._tls: Optional[ssl.SSLObject] = None
         self._from = ssl.MemoryBIO()
@@ -41,7 +41,6 @@ class Pipe:
         self._queue = bytearray()  # what the peer has not taken yet: while there is any, a thread sends it
         self._drain: Optional[threading.Thread] = None
         self._dead = False
-        _pipes.add(self)
 
     def secure(self, context: ssl.SSLContext, name: str, until: float) -> None:
         """Does the TLS handshake."""
@@ -181,14 +180,19 @@ class Pipe:
         self._out.close()
 
 
-_pipes: "weakref.WeakSet[Pipe]" = weakref.WeakSet()
+_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+def own(sock: socket.socket) -> socket.socket:
+    """Notes a socket, from its beginning on, that is to be this process's alone."""
+    _sockets.add(sock)
+    return sock
 
 
 def _let_go() -> None:
     """Closes what a forked child has of its parent's connections: while it lives, the store would not see the parent end."""
-    for pipe in list(_pipes):
-        pipe._sock.close()
-        pipe._out.close()
+    for sock in list(_sockets):
+        sock.close()
 
 
 if hasattr(os, "register_at_fork"):

@@ -65,6 +65,7 @@ class Call:
         self.generation = req.group.generation
         self.lease = req.lease
         self.rev = req.rev
+        self._keys = len(req.keys)
         if self.numbered:
             req.number = 1  # its place: the number is given when it is sent
         self.frame = _wire.encode(req)
@@ -75,6 +76,17 @@ class Call:
         self.error: Optional[NoAnswer] = None
         self._done = threading.Lock()
         self._done.acquire()
+
+    def answer(self, rep: Reply) -> None:
+        """Notes the answer. One that has less than the call asks for is none."""
+        keys, values, nums = len(rep.keys or ()), len(rep.values or ()), len(rep.nums or ())
+        if self.op in (Op.WAIT, Op.TAKE):
+            fits = values == self._keys
+        else:
+            fits = self.op not in (Op.LIST, Op.CHANGES) or values == keys and nums == 2 * keys
+        if rep.code == Code.OK and not fits:
+            raise _wire.Malformed("an answer without all that was asked for")
+        self.reply = rep
 
     def end(self, error: Optional[NoAnswer] = None) -> None:
         self.error = error
@@ -318,7 +330,7 @@ class Session:
         if call is None:
             return  # a cancel's answer, or that of a call that was given up
         try:
-            call.reply = _wire.parse_reply(h, body)
+            call.answer(_wire.parse_reply(h, body))
         except Exception as e:
             call.end(self._broken(e))
             raise

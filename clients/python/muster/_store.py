@@ -83,7 +83,7 @@ class Store:
         """
         bad = _bad("dial", address)
         _arguments.text(bad, "address", address)
-        _arguments.seconds(bad, "timeout", timeout)
+        timeout = _arguments.seconds(bad, "timeout", timeout)
         target = _dial.parse(address, tls, secret, silence)
         began = time.monotonic()
         until, pause = began + timeout, 0.005

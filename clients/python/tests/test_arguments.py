@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
 import unittest
 from decimal import Decimal
@@ -110,6 +111,10 @@ class Wrong(unittest.TestCase):
         for bad in BAD_TIMES:
             self.refused('store: dial "127.0.0.1:1": invalid request: timeout is ', connect, "127.0.0.1:1", timeout=bad)
             self.refused('store: dial "127.0.0.1:1": invalid request: silence is ', connect, "127.0.0.1:1", silence=bad)
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            addr = "127.0.0.1:%d" % nobody.getsockname()[1]
+        with self.assertRaises(muster.Unavailable):
+            connect(addr, timeout=10**400)  # that is for ever
         for silence in (0, math.inf):
             self.refused("silence is ", connect, "127.0.0.1:1", silence=silence)
         for bad in ("sixteen characters", bytearray(32), 1):

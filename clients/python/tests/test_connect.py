@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 import unittest
-from typing import Any, Callable, List, Tuple
+import warnings
+from typing import Any, Callable, List, Optional, Tuple
 from unittest import mock
 
 import muster
@@ -92,6 +94,39 @@ class Connecting(unittest.TestCase):
     def test_a_name_that_is_none(self) -> None:
         with self.assertRaisesRegex(muster.Unavailable, "(?i)label"):
             muster.Store.connect("a..b:7070", timeout=30)
+
+    def test_a_connection_that_ends_at_once(self) -> None:
+        with socket.socket() as ended:  # it has no peer any more
+            e = _connect._outcome(ended)
+        self.assertIsInstance(e, ConnectionResetError)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
+    def test_a_child_that_is_forked_meanwhile_does_not_keep_the_connection(self) -> None:
+        here, there = socket.socketpair()
+        outcome = _connect._outcome
+
+        def forks(sock: socket.socket) -> Optional[OSError]:
+            child = os.fork()
+            if child == 0:
+                here.close()
+                there.recv(1)  # until the parent says so, or is gone
+                os._exit(0)
+            self.addCleanup(os.waitpid, child, 0)
+            self.addCleanup(here.close)
+            there.close()
+            return outcome(sock)
+
+        fake = Fake()
+        self.addCleanup(fake.close)
+        with warnings.catch_warnings(), mock.patch.object(_connect, "_outcome", forks):
+            warnings.simplefilter("ignore")  # a process with threads is forked
+            got = Outcome(muster.Store.connect, fake.addr, timeout=30)
+            peer, _ = fake.welcome()
+            store = got()
+        pipe = store._session._line.pipe
+        pipe._sock.close()  # as the system does for a process that is killed
+        pipe._out.close()
+        self.assertEqual(peer.conn.recv(1), b"")
 
     def test_close_ends_the_dialing(self) -> None:
         fake = Fake()

@@ -326,6 +326,20 @@ class Sessions(unittest.TestCase):
             again.say(Op.SET, call)
             self.assertIsNone(got())
 
+    def test_an_answer_that_lacks_something(self) -> None:
+        one = b"\x01\0\0\0"
+        for verb, flags, body in (
+            ("wait", 0, b""), ("wait", 8, one + bytes(4)), ("list", 16, one + one + b"a"), ("watch", 16 | 8, one + one + b"a" + one + bytes(4)),
+        ):  # fmt: skip
+            self.fresh()
+            with self.subTest(verb=verb, flags=flags), self.connected() as (store, peer):
+                asks = {"wait": lambda: store.wait("a", "b"), "list": lambda: list(store.list()), "watch": lambda: list(store.watch())}
+                got = Outcome(asks[verb])
+                op, _, call, _ = peer.frame()
+                peer.say(op, call, flags=flags, body=body)
+                self.assertIsInstance(got(), muster.Unavailable)
+                self.assertIn("without all that was asked for", str(got()))
+
     @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
     def test_the_end_of_a_process_is_seen_though_its_child_lives(self) -> None:
         with self.connected() as (store, peer), warnings.catch_warnings():

@@ -1,0 +1,55 @@
+package torchstore_test
+
+import (
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/torchstore"
+	"github.com/muster-pg/muster/wire/tcpstore"
+)
+
+// A list of many short keys is read as one long value is, by a server and by a client: not copied for each key.
+func TestManyShortKeys(t *testing.T) {
+	const n = 100000
+	s := current(t)
+	c := s.client(t)
+	keys, values := make([]string, n), make([][]byte, n)
+	for i := range n {
+		keys[i] = fmt.Sprintf("/%06d", i)
+	}
+	c.send(tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: keys, Values: values}, check(keys...))
+	require.EqualValues(t, tcpstore.Ready, c.reply(tcpstore.OpCheck, n).N)
+	engine, err := torchstore.Dial(s.ctx, s.addr, nil)
+	require.NoError(t, err)
+	defer engine.Close()
+	for key, err := range store.New(engine).Keys(s.ctx, "") {
+		require.NoError(t, err)
+		require.Equal(t, "000000", key)
+		break
+	}
+}
+
+// A client that asks much at once, each of which takes little, does not keep the others waiting for all of it.
+func TestMuchThatTakesLittle(t *testing.T) {
+	const asked = 60000
+	s := current(t)
+	for i := range 400 {
+		require.NoError(t, s.Set(s.ctx, fmt.Sprint(i), nil, nil))
+	}
+	greedy, other := s.client(t), s.client(t)
+	reqs := make([]tcpstore.Request, asked)
+	for i := range reqs {
+		reqs[i].Op = tcpstore.OpGetNumKeys
+	}
+	greedy.send(reqs...)
+	greedy.reply(tcpstore.OpGetNumKeys, 0)
+	other.works()
+	require.NoError(t, greedy.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	rest, _ := io.ReadAll(greedy)
+	require.Less(t, len(greedy.buf)+len(rest), 8*asked/2)
+}
