@@ -496,7 +496,7 @@ func TestMuchAtOnce(t *testing.T) {
 	var keys []string
 	var values [][]byte
 	for i := range n {
-		keys, values = append(keys, fmt.Sprintf("/%04d", i)), append(values, []byte(fmt.Sprint(i)))
+		keys, values = append(keys, fmt.Sprintf("/%04d", i)), append(values, fmt.Append(nil, i))
 	}
 	c.send(tcpstore.Request{Op: tcpstore.OpMultiSet, Keys: keys, Values: values}, of(tcpstore.OpGetNumKeys), of(tcpstore.OpListKeys),
 		check(keys...), wait(keys...), tcpstore.Request{Op: tcpstore.OpMultiGet, Keys: keys}, get(keys[n-1]))
