@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"net"
 	"time"
 
+	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
 )
 
@@ -55,3 +57,17 @@ func WriteNamed(path, part, text string, force, commit bool) error {
 	}
 	return err
 }
+
+// StartHealth is what serve --health starts.
+func StartHealth(addr string) (*Health, error) {
+	h, err := startHealth(addr)
+	return &Health{h}, err
+}
+
+// Health is a health.
+type Health struct{ *health }
+
+func (h *Health) Addr() net.Addr        { return h.addr }
+func (h *Health) Serves(e store.Engine) { h.serves(e) }
+func (h *Health) Ends()                 { h.ends() }
+func (h *Health) Close()                { h.close() }

@@ -3,6 +3,7 @@ module github.com/muster-pg/muster/cmd/muster
 go 1.26.0
 
 require (
+	github.com/coreos/go-systemd/v22 v22.7.0
 	github.com/muster-pg/muster v0.0.0
 	github.com/spf13/cobra v1.10.2
 	golang.org/x/sys v0.49.0

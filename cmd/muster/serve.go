@@ -22,6 +22,7 @@ type serving struct {
 	who      accessFlags
 	torch    torchFlags
 	listen   string
+	health   string
 	drain    time.Duration
 	logLevel string
 }
@@ -38,6 +39,9 @@ and its clients go on by themselves when it is back.
 The first line on standard output is the store's address, as --store and MUSTER_STORE take it;
 with port 0 the system chooses the port. Logs go to standard error. The first signal stops it
 gracefully: peers hear that it ends, and get --drain to hang up. A second one stops it at once.
+
+--health is for those who start it anew or send it clients: HTTP, where /healthz says whether it
+lives, and /readyz whether clients should come. It tells systemd as well (Type=notify).
 
 Beyond loopback it wants to know who comes: by a secret, which both sides prove to know and
 neither sends (--secret-file), or by a certificate (--tls-ca with --require-client-cert; "muster
@@ -71,6 +75,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.StringVar(&o.data, "data", "", "`folder` to keep the store in, made if need be; without it, nothing is kept")
 	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback whoever may come in")
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for peers to hang up, after the first signal")
+	f.StringVar(&o.health, "health", "", "`address` to tell at over HTTP how it does, host:port; nothing else is told there, to anybody")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 	o.torch.register(cmd)
 	o.who.register(cmd)
@@ -85,11 +90,17 @@ func (o *serving) run(cmd *cobra.Command) error {
 	sigs := make(chan os.Signal, 2)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(sigs)
+	told, err := o.tellHealth()
+	if err != nil {
+		return err
+	}
+	defer told.close()
 	h, err := startHost(o.listen, o.hostOptions)
 	if err != nil {
 		return listenError("--listen", o.listen, err)
 	}
 	defer h.close()
+	told.serves(h.memory)
 	if _, err := fmt.Fprintln(cmd.OutOrStdout(), h.url()); err != nil {
 		return err
 	}
@@ -100,8 +111,22 @@ func (o *serving) run(cmd *cobra.Command) error {
 	case <-h.memory.Failed():
 		return &exit{code: exitFailed, text: "the store cannot go on: " + h.memory.Err().Error(), err: h.memory.Err()}
 	case sig := <-sigs:
+		told.ends()
 		return o.stop(h, sig, sigs)
 	}
+}
+
+// tellHealth starts what --health wants: nil is nothing.
+func (o *serving) tellHealth() (*health, error) {
+	if o.health == "" {
+		return nil, nil
+	}
+	h, err := startHealth(o.health)
+	if err != nil {
+		return nil, listenError("--health", o.health, err)
+	}
+	o.logger.Info("telling", "health", "http://"+h.addr.String()+"/healthz")
+	return h, nil
 }
 
 // check looks at what flags cannot check, and puts it where it belongs.
@@ -112,6 +137,11 @@ func (o *serving) check(cmd *cobra.Command) error {
 	}
 	if err := checkListen(o.listen); err != nil {
 		return usagef(cmd, "--listen %s: %v", o.listen, err)
+	}
+	if o.health != "" {
+		if err := checkListen(o.health); err != nil {
+			return usagef(cmd, "--health %s: %v", o.health, err)
+		}
 	}
 	if o.drain < 0 {
 		return usagef(cmd, "--drain must not be negative")

@@ -66,6 +66,7 @@ var floors = [][]room{
 		{name: "examples/...", may: []string{"..."}},
 		{name: "cmd/muster/...", may: []string{"..."}},
 		{name: "bench/...", may: []string{"..."}},
+		{name: "deploy/...", may: []string{"..."}},
 		{name: "store/etcdstore/...", may: []string{"..."}},
 		{name: "trace/prom/...", may: []string{"..."}},
 		{name: "trace/otel/...", may: []string{"..."}},

@@ -34,6 +34,11 @@ func (c Children) Run() {
 	os.Exit(0)
 }
 
+// Env makes the test binary the child of that name. The race detector would sleep for a second at its end.
+func Env(name, arg string) []string {
+	return []string{childVar + "=" + name + "|" + arg, "GORACE=atexit_sleep_ms=0"}
+}
+
 // Start starts the test binary as the child of that name. It ends with the test, if not before, and may fail.
 func Start(t testing.TB, name, arg string) *launch.Process {
 	t.Helper()
@@ -43,8 +48,7 @@ func Start(t testing.TB, name, arg string) *launch.Process {
 	}
 	job, err := launch.Start(t.Context(), launch.Spec{
 		N: 1, Path: exe, Tether: true, Output: t.Output(), Grace: -1,
-		// The race detector would sleep for a second at the child's end.
-		Env:     func(int) []string { return []string{childVar + "=" + name + "|" + arg, "GORACE=atexit_sleep_ms=0"} },
+		Env:     func(int) []string { return Env(name, arg) },
 		MayFail: func(int) bool { return true },
 	})
 	if err != nil {

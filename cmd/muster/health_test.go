@@ -1,0 +1,142 @@
+package main_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	muster "github.com/muster-pg/muster/cmd/muster"
+	"github.com/muster-pg/muster/store"
+)
+
+// told is what is told at a URL.
+func told(t *testing.T, url string) (status int, text string) {
+	t.Helper()
+	rep, err := (&http.Client{Timeout: limit}).Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rep.Body.Close()
+	body, err := io.ReadAll(rep.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rep.StatusCode, strings.TrimSpace(string(body))
+}
+
+func tells(t *testing.T, url string, status int, text string) {
+	t.Helper()
+	if got, said := told(t, url); got != status || !strings.Contains(said, text) {
+		t.Errorf("%s is %d %q, want %d %q", url, got, said, status, text)
+	}
+}
+
+func TestHealth(t *testing.T) {
+	t.Parallel()
+	h, err := muster.StartHealth("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	base := "http://" + h.Addr().String()
+	tells(t, base+"/healthz", 200, "ok") // while it reads what it has kept, which may take long
+	tells(t, base+"/readyz", 503, "kept")
+	m := new(store.Memory)
+	h.Serves(m)
+	tells(t, base+"/healthz", 200, "ok")
+	tells(t, base+"/readyz", 200, "ok")
+	h.Ends()
+	tells(t, base+"/healthz", 200, "ok")
+	tells(t, base+"/readyz", 503, "ends")
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	tells(t, base+"/healthz", 503, "store")
+	tells(t, base+"/keys", 404, "")
+}
+
+func TestServeTellsHowItDoes(t *testing.T) {
+	t.Parallel()
+	p := start(t, "serve", "--listen", "127.0.0.1:0", "--health", "127.0.0.1:0", "--drain", "1h")
+	_, base, _ := strings.Cut(p.complaint(t, "msg=telling"), "health=")
+	base = strings.TrimSuffix(base, "/healthz")
+	url := p.line(t, "muster://")
+	tells(t, base+"/healthz", 200, "ok")
+	holdOn(t, url)
+	p.signal(t, syscall.SIGTERM)
+	p.complaint(t, "msg=stopping")
+	tells(t, base+"/healthz", 200, "ok")
+	tells(t, base+"/readyz", 503, "ends")
+	p.signal(t, syscall.SIGTERM)
+	if r := p.wait(t); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestServeTellsSystemd(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "muster") // t.TempDir() may be too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	at := filepath.Join(dir, "notify")
+	l, err := net.ListenPacket("unixgram", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	hears := func(want string) {
+		t.Helper()
+		b := make([]byte, 100)
+		if err := l.SetReadDeadline(time.Now().Add(limit)); err != nil {
+			t.Fatal(err)
+		}
+		n, _, err := l.ReadFrom(b)
+		if err != nil || string(b[:n]) != want {
+			t.Errorf("systemd hears %q, %v, want %q", b[:n], err, want)
+		}
+	}
+	p := startIn(t, nil, []string{"NOTIFY_SOCKET=" + at}, "serve", "--listen", "127.0.0.1:0")
+	hears("READY=1")
+	p.signal(t, syscall.SIGTERM)
+	hears("STOPPING=1")
+	if r := p.wait(t); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestHealthRefuses(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := muster.StartHealth(l.Addr().String()); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("%v", err)
+	}
+	run(t, "serve", "--health", l.Addr().String(), "--listen", "127.0.0.1:0").wants(t, 1, "", "let --health have another port")
+	run(t, "serve", "--health", "8080").wants(t, 2, "", "--health 8080: it is not host:port")
+}
+
+func TestPing(t *testing.T) {
+	t.Parallel()
+	p, url := serve(t)
+	r := run(t, "ping", "--store", url)
+	if r.code != 0 || r.stderr != "" || !strings.HasPrefix(r.stdout, "connected in ") || !strings.Contains(r.stdout, ", answered in ") {
+		t.Errorf("%+v", r)
+	}
+	p.signal(t, syscall.SIGTERM)
+	p.wait(t)
+	run(t, "ping", "--store", url).wants(t, 5, "", "no store at "+strings.TrimPrefix(url, "muster://"))
+	run(t, "ping", "--store", url, "now").wants(t, 2, "", "one argument too many")
+	run(t, "ping").wants(t, 2, "", "which store?")
+}

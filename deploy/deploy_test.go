@@ -1,0 +1,293 @@
+// Package deploy_test tries what is in this directory as far as one machine without a cluster can: what is said to an orchestrator is read as it
+// would, strictly, and carried out with processes.
+package deploy_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apps "k8s.io/api/apps/v1"
+	batch "k8s.io/api/batch/v1"
+	core "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// patience is for what comes at once on a machine that is not stuck.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) {
+	testcluster.Children{"rank": rank}.Run()
+	testcluster.Leaks(m)
+}
+
+// rank is the program in the job's image: it prints what all ranks say.
+func rank(ctx context.Context, _ string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	cfg, err := pgroup.FromEnv()
+	if err != nil {
+		return err
+	}
+	g, err := pgroup.Create(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	all, err := pgroup.AllGather(ctx, g, g.Rank())
+	if err != nil {
+		return err
+	}
+	fmt.Println(cfg.Run, cfg.Host, all)
+	return g.Shutdown(ctx)
+}
+
+// muster is the command, built as the image's is.
+func muster(t *testing.T) string {
+	t.Helper()
+	line := regexp.MustCompile(`RUN (CGO_ENABLED=0) (go build .*) -o \S+ \./(\S+)`).FindStringSubmatch(read(t, "Containerfile"))
+	require.NotNil(t, line)
+	exe := filepath.Join(t.TempDir(), "muster")
+	args := append(strings.Fields(line[2])[1:], "-o", exe, "../"+line[3])
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Env = append(os.Environ(), line[1])
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return exe
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	return string(b)
+}
+
+// documents are those of a YAML file, into their types: a field that a type has not is an error.
+func documents(t *testing.T, file string, into ...any) {
+	t.Helper()
+	parts := strings.Split(read(t, file), "\n---\n")
+	require.Len(t, parts, len(into))
+	for i, part := range parts {
+		require.NoError(t, yaml.UnmarshalStrict([]byte(part), into[i]))
+	}
+}
+
+// server is a muster serve that runs.
+type server struct {
+	cmd         *exec.Cmd
+	url, health string
+}
+
+// serve starts cmd, with arguments that may listen anywhere: here at a free port of loopback.
+func serve(t *testing.T, cmd *exec.Cmd) *server {
+	t.Helper()
+	listens := regexp.MustCompile(`:(7070|8080)$`)
+	for i, a := range cmd.Args {
+		cmd.Args[i] = listens.ReplaceAllString(a, "127.0.0.1:0")
+	}
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	s := &server{cmd: cmd}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	said := bufio.NewReader(stderr)
+	for s.health == "" && slices.ContainsFunc(cmd.Args, func(a string) bool { return strings.HasPrefix(a, "--health") }) {
+		line, err := said.ReadString('\n')
+		require.NoError(t, err, line)
+		if _, url, ok := strings.Cut(strings.TrimSpace(line), "health="); ok {
+			s.health = strings.TrimSuffix(url, "/healthz")
+		}
+	}
+	go func() { _, _ = io.Copy(io.Discard, said) }()
+	s.url, err = bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	s.url = strings.TrimSpace(s.url)
+	return s
+}
+
+// probe is what a kubelet gets.
+func (s *server) probe(t *testing.T, p *core.Probe) int {
+	t.Helper()
+	client := http.Client{Timeout: time.Duration(p.TimeoutSeconds) * time.Second}
+	defer client.CloseIdleConnections()
+	rep, err := client.Get(s.health + p.HTTPGet.Path)
+	require.NoError(t, err)
+	defer rep.Body.Close()
+	return rep.StatusCode
+}
+
+// stop is what an orchestrator does: SIGTERM, and no patience beyond grace.
+func (s *server) stop(t *testing.T, grace time.Duration) {
+	t.Helper()
+	require.NoError(t, s.cmd.Process.Signal(syscall.SIGTERM))
+	timer := time.AfterFunc(grace, func() { _ = s.cmd.Process.Kill() })
+	defer timer.Stop()
+	assert.NoError(t, s.cmd.Wait())
+}
+
+// call runs a muster on the store.
+func (s *server) call(t *testing.T, exe, secret string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), exe, args...)
+	cmd.Env = append(os.Environ(), "MUSTER_STORE="+s.url, "MUSTER_SECRET_FILE="+secret)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return strings.TrimSpace(string(out))
+}
+
+// secretFile has a secret.
+func secretFile(t *testing.T, dir string) string {
+	t.Helper()
+	file := filepath.Join(dir, "secret")
+	require.NoError(t, os.WriteFile(file, bytes.Repeat([]byte("5e"), 32), 0o600))
+	return file
+}
+
+// TestKubernetes has the stateful set's container serve, be stopped, and come back with its volume, and the job's pods meet there.
+func TestKubernetes(t *testing.T) {
+	var service core.Service
+	var set apps.StatefulSet
+	var job batch.Job
+	documents(t, "kubernetes/store.yaml", &service, &set)
+	documents(t, "kubernetes/job.yaml", &job)
+
+	exe := muster(t)
+	pod := set.Spec.Template.Spec
+	c := pod.Containers[0]
+	volume, mounts := t.TempDir(), map[string]string{}
+	secret := secretFile(t, t.TempDir())
+	for _, m := range c.VolumeMounts {
+		mounts[m.Name] = m.MountPath
+	}
+	args := slices.Clone(c.Args)
+	for i := range args {
+		args[i] = strings.NewReplacer(mounts["data"], volume, mounts["secret"], filepath.Dir(secret)).Replace(args[i])
+	}
+	start := func() *server { return serve(t, exec.Command(exe, args...)) }
+	s := start()
+	assert.Equal(t, 200, s.probe(t, c.LivenessProbe))
+	assert.Equal(t, 200, s.probe(t, c.ReadinessProbe))
+	s.call(t, exe, secret, "set", "kept", "yes")
+	s.stop(t, time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second)
+	s = start()
+	assert.Equal(t, "yes", s.call(t, exe, secret, "get", "kept"))
+
+	assert.Equal(t, service.Name, set.Spec.ServiceName)
+	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Labels)
+	assert.EqualValues(t, 7070, service.Spec.Ports[0].Port)
+	assert.EqualValues(t, 1, *set.Spec.Replicas)
+	checkJob(t, &job, s, secret, fmt.Sprintf("muster://%s-0.%s:7070", set.Name, service.Name))
+}
+
+// checkJob starts the pods of a job as processes; url is where the store is in the cluster.
+func checkJob(t *testing.T, job *batch.Job, s *server, secret, url string) {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	c := job.Spec.Template.Spec.Containers[0]
+	assert.Equal(t, job.Spec.Completions, job.Spec.Parallelism)
+	assert.Equal(t, batch.IndexedCompletion, *job.Spec.CompletionMode)
+	replaced := strings.NewReplacer(url, s.url, c.VolumeMounts[0].MountPath, filepath.Dir(secret))
+	var env []string
+	for _, v := range c.Env {
+		value := replaced.Replace(v.Value)
+		if v.ValueFrom != nil {
+			value = "of-" + strings.ToLower(v.Name)
+		}
+		env = append(env, v.Name+"="+value)
+	}
+	said := make([]bytes.Buffer, *job.Spec.Completions)
+	pods := make([]*exec.Cmd, *job.Spec.Completions)
+	for i := range pods {
+		pods[i] = exec.CommandContext(t.Context(), exe)
+		pods[i].Env = slices.Concat(env, testcluster.Env("rank", ""), []string{"JOB_COMPLETION_INDEX=" + strconv.Itoa(i)})
+		pods[i].Stdout, pods[i].Stderr = &said[i], &said[i]
+		require.NoError(t, pods[i].Start())
+	}
+	for i, pod := range pods {
+		assert.NoError(t, pod.Wait(), "%s", &said[i])
+		assert.Equal(t, "of-muster_run of-muster_host [0 1 2 3]\n", said[i].String())
+	}
+}
+
+// TestImage runs the image's command where nothing else is, as its user. Only root may.
+func TestImage(t *testing.T) {
+	file := read(t, "Containerfile")
+	word := func(name string) (args []string) {
+		m := regexp.MustCompile(`(?m)^` + name + ` (\[.*\])$`).FindStringSubmatch(file)
+		require.NotNil(t, m, name)
+		require.NoError(t, json.Unmarshal([]byte(m[1]), &args))
+		return args
+	}
+	user := regexp.MustCompile(`(?m)^USER (\d+):(\d+)$`).FindStringSubmatch(file)
+	require.NotNil(t, user)
+	uid, err := strconv.Atoi(user[1])
+	require.NoError(t, err)
+	require.NotZero(t, uid)
+	require.Equal(t, user[1], user[2])
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: it takes root to be another user in a directory of its own")
+	}
+	root := t.TempDir()
+	for dir := root; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755))
+	}
+	exe := muster(t)
+	inside := filepath.Join(root, word("ENTRYPOINT")[0])
+	require.NoError(t, os.Rename(exe, inside))
+	require.NoError(t, os.MkdirAll(filepath.Join(root, "etc/muster"), 0o755))
+	secret := secretFile(t, filepath.Join(root, "etc/muster"))
+	require.NoError(t, os.Chown(secret, uid, uid))
+	cmd := exec.Command(word("ENTRYPOINT")[0], word("CMD")...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}} //nolint:gosec // it has been a small number
+	s := serve(t, cmd)
+	assert.Contains(t, s.call(t, inside, secret, "ping"), "answered in")
+	s.stop(t, patience)
+}
+
+// TestSystemd has the unit's command serve, and systemd, where there is one, look at the unit.
+func TestSystemd(t *testing.T) {
+	exe := muster(t)
+	unit := strings.ReplaceAll(read(t, "systemd/muster.service"), "/usr/local/bin/muster", exe)
+	line := regexp.MustCompile(`(?m)^ExecStart=(.*)$`).FindStringSubmatch(unit)
+	require.NotNil(t, line)
+	args := strings.Fields(strings.NewReplacer("%S", t.TempDir(), "$MUSTER_SERVE_ARGS", "--listen 127.0.0.1:0").Replace(line[1]))
+	s := serve(t, exec.Command(args[0], args[1:]...))
+	assert.Contains(t, s.call(t, exe, "", "ping"), "answered in")
+	s.stop(t, patience)
+
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("NOT VERIFIED: no systemd-analyze here (apt-get install systemd)")
+	}
+	file := filepath.Join(t.TempDir(), "muster.service")
+	require.NoError(t, os.WriteFile(file, []byte(unit), 0o600))
+	out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()
+	assert.NoError(t, err, "%s", out)
+	assert.Empty(t, string(out))
+}
