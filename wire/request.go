@@ -144,7 +144,7 @@ var fields = [opEnd]field{
 	OpSend:    fNumber | fValue | fTTL | fSeat | fCast,
 	OpRecv:    fTimeout | fSeat | fCast,
 	OpExpire:  fNumber | fSeat,
-	OpLost:    fTTL,
+	OpLost:    fTTL | fValue,
 	OpTake:    fNumber | fKeys,
 	OpRoom:    fTimeout | fDelta | fSeat | fCast,
 	OpGrant:   fNumber | fTTL,
