@@ -1,9 +1,6 @@
 package store_test
 
 import (
-	"context"
-	"net"
-	"sync"
 	"testing"
 	"time"
 
@@ -45,10 +42,7 @@ func TestRelayOverPipes(t *testing.T) {
 }
 
 func TestReconnectThroughARelay(t *testing.T) {
-	for _, e := range engines {
-		if e.name == "engine" {
-			continue
-		}
+	for _, e := range engines[:2] {
 		t.Run(e.name, func(t *testing.T) {
 			t.Parallel()
 			storetest.Run(t, relayed(e.engine, e.wires, comesBack), &storetest.Options{Break: breaks, Only: []string{"Reconnect"}})
@@ -56,6 +50,3 @@ func TestReconnectThroughARelay(t *testing.T) {
 	}
 }
 
-var _ = context.Background
-var _ net.Conn
-var _ sync.Mutex

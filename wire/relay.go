@@ -20,6 +20,9 @@ const (
 	voteLen = callLen + 4 + 4 + 8 + 4 // without its payload
 )
 
+// ofRelay reports whether o is no request: see ParseBranch and ParseVotes.
+func ofRelay(o Op) bool { return o == OpBranch || o == OpVotes }
+
 // BranchCall is a call on a branch; with ID 0 it is what nobody waits for.
 type BranchCall struct {
 	Branch uint32
@@ -81,7 +84,7 @@ func ParseBranch(outer Header, body []byte, calls []BranchCall, limit uint32) (_
 		return calls, h, nil, ErrTruncated
 	case n > int(h.Len):
 		return calls, h, nil, ErrTrailing
-	case h.Op == OpBranch || h.Op == OpVotes:
+	case ofRelay(h.Op):
 		return calls, h, nil, fmt.Errorf("%w: %s on a branch", ErrUnknownOp, h.Op)
 	}
 	return calls, h, frame[HeaderLen:], nil

@@ -267,7 +267,7 @@ func (c *Contribution) append(b []byte, f field) []byte {
 func (r *Request) Parse(h Header, body []byte) error {
 	keys := r.Keys[:0]
 	*r = Request{Op: h.Op, ID: h.ID}
-	if h.Op == 0 || h.Op >= opEnd {
+	if h.Op == 0 || h.Op >= opEnd || ofRelay(h.Op) {
 		return ErrUnknownOp
 	}
 	f := fields[h.Op]
