@@ -152,6 +152,8 @@ var needs = [256]need{
 	wire.OpProbe:   needNothing,
 	wire.OpProof:   needNothing,
 	wire.OpBackup:  needAll,
+	wire.OpBranch:  needNothing, // what comes in it needs something
+	wire.OpVotes:   needNothing,
 }
 
 // refuse says why a peer with rights r may not have req carried out; "" if it may.

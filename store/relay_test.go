@@ -49,4 +49,3 @@ func TestReconnectThroughARelay(t *testing.T) {
 		})
 	}
 }
-
