@@ -206,14 +206,14 @@ func (p *passage) heardHere() bool {
 // tell gives the peer an answer.
 func (p *passage) tell(h wire.Header, id uint64, body []byte) {
 	h.ID = id
-	switch {
-	case h.Op == wire.OpProbe:
-		p.wanted.Store(true)
-		fallthrough
-	case alone(h.Op): // it counts against InFlight
-		p.out.Append(func(b []byte) []byte { return append(wire.AppendHeader(b, h), body...) })
-	default:
+	switch h.Op {
+	case wire.OpCollect, wire.OpJoin: // others may have the same
 		p.out.AppendShared(wire.AppendHeader(make([]byte, 0, wire.HeaderLen), h), body)
+	default: // it counts against InFlight
+		p.out.Append(func(b []byte) []byte { return append(wire.AppendHeader(b, h), body...) })
+	}
+	if h.Op == wire.OpProbe {
+		p.wanted.Store(true)
 	}
 	p.out.Flush()
 }
