@@ -41,7 +41,7 @@ that their URL has: muster://127.0.0.1:7070,store:7070. Else they are lost, and 
 relay.
 
 Who may connect to the relay is said as for serve: --secret-file, --access, --tls-…. What the
-relay shows the store is in the URL: muster://store:7070?secret-file=FILE&ca=FILE&cert=FILE&key=FILE.
+relay shows the store is in its URL: muster://store:7070?secret-file=FILE&ca=FILE&cert=FILE&key=FILE
 Its ranks may do what that allows the relay, and of that what --access leaves them. So a relay
 with a secret or a certificate of its own wants one of its ranks too, or --insecure.
 
