@@ -214,6 +214,9 @@ func (c *conn) deny(why string) error {
 func (c *conn) greet(welcome *wire.Reply) {
 	welcome.Values = c.proof
 	welcome.Nums = append(welcome.Nums[:min(len(welcome.Nums), 1)], int64(c.limits.Grace))
+	if _, ok := c.server.Engine.(*Memory); ok {
+		welcome.Nums = append(welcome.Nums, takesRelays)
+	}
 	c.reply(wire.OpHello, c.hello.ID, welcome)
 }
 

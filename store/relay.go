@@ -78,9 +78,8 @@ func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error
 	r.shows = options.Secret != nil || config != nil && showsCertificate(config)
 	r.life, r.stop = context.WithCancel(context.Background())
 	l, err := r.dialer.dialUntil(ctx, &wire.Request{Key: r.name})
-	if err == nil && relayed(&l.welcome) {
-		l.end()
-		err = bad("that is a relay itself: name the store")
+	if err == nil {
+		err = r.accept(l)
 	}
 	if err != nil {
 		r.stop()
@@ -96,7 +95,22 @@ func showsCertificate(c *tls.Config) bool {
 }
 
 // relayed reports whether a welcome has come through a relay.
-func relayed(welcome *wire.Reply) bool { return len(welcome.Nums) > 2 && welcome.Nums[2] != 0 }
+func relayed(welcome *wire.Reply) bool {
+	return len(welcome.Nums) > 2 && welcome.Nums[2] == cameByRelay
+}
+
+// accept refuses, and ends, a connection that a relay can do nothing with.
+func (r *Relay) accept(l *line) error {
+	nums, why := l.welcome.Nums, "it takes no relays: it is of another version, or has another engine"
+	switch {
+	case len(nums) > 2 && nums[2] == takesRelays:
+		return nil
+	case relayed(&l.welcome):
+		why = "that is a relay itself: name the store"
+	}
+	l.end()
+	return &Error{Op: "relay", Key: r.dialer.addr, Code: wire.CodeUnsupported, Err: ErrUnsupported, Detail: why}
+}
 
 // Do implements Engine: calls of this process have a connection of their own.
 func (r *Relay) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
@@ -192,6 +206,9 @@ func (r *Relay) dial() {
 	for tries := 1; err != nil && tries < len(r.dialer.ways); tries++ {
 		l, err = r.dialer.dial(r.life, &wire.Request{Key: r.name})
 	}
+	if err == nil {
+		err = r.accept(l)
+	}
 	r.mu.Lock()
 	done := r.dialing
 	r.dialing, r.why = nil, err
@@ -236,7 +253,7 @@ func (r *Relay) excuse(err error) (code wire.Code, detail string) {
 	switch {
 	case isRefused(err):
 		code = wire.CodeLost
-	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol), errors.Is(err, ErrInvalid):
+	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol), errors.Is(err, ErrInvalid), errors.Is(err, ErrUnsupported):
 		code = wire.CodeDenied
 	}
 	return code, fmt.Sprintf("the relay cannot reach the store at %s: %v", r.dialer.addr, err)

@@ -41,8 +41,12 @@ func TestRelayOverPipes(t *testing.T) {
 	storetest.Run(t, relayed(newMemory, pipes, soonLost), &storetest.Options{Cut: cut})
 }
 
+func TestRelayDurable(t *testing.T) {
+	storetest.Run(t, relayed(onDisk, tcp, soonLost), &storetest.Options{Cut: cut})
+}
+
 func TestReconnectThroughARelay(t *testing.T) {
-	for _, e := range engines[:2] {
+	for _, e := range append(engines[:2:2], way{"durable", onDisk, tcp}) {
 		t.Run(e.name, func(t *testing.T) {
 			t.Parallel()
 			storetest.Run(t, relayed(e.engine, e.wires, comesBack), &storetest.Options{Break: breaks, Only: []string{"Reconnect"}})

@@ -17,6 +17,12 @@ import (
 // The store's end of a relay's connection: a trunk, which is a connection with a session of its own, and has branches. A branch is what a
 // connection of its own would be to its session: it may be replaced by another one, which may be a branch of another relay, or no branch.
 
+// What a welcome says of relays, as the third of its Nums.
+const (
+	cameByRelay = 1 // it has come through one
+	takesRelays = 2 // the peer may be one
+)
+
 // trunk is what a connection has that is a relay's. The Memory's mu protects it.
 type trunk struct {
 	branches map[uint32]*branch
@@ -159,7 +165,7 @@ func (c *conn) openBranch(m *Memory, number uint32) error {
 		t.replaced = append(t.replaced, before)
 	}
 	m.links[b.session] = b
-	welcome.Nums = append(welcome.Nums[:1], int64(c.limits.Grace), 1)
+	welcome.Nums = append(welcome.Nums[:1], int64(c.limits.Grace), cameByRelay)
 	c.reply(wire.OpHello, id, &welcome)
 	t.welcome = true
 	return nil
