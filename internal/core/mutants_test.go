@@ -172,6 +172,18 @@ var mutants = []mutant{
 		"session.go", `m.arm(&s.grace, m.after(req.TTL))`, `_ = s`,
 	},
 	{
+		"who lost their connections together are lost one by one",
+		"session.go", `if why == "" {`, `if why != "?" {`,
+	},
+	{
+		"of several who are lost together those are named who have voted",
+		"group.go", `if len(v.Lost) > 1 {`, `if len(v.Lost) > 99 {`,
+	},
+	{
+		"what is restored forgets who lost their connections together",
+		"restore.go", `why: s.Why`, `why: ""`,
+	},
+	{
 		"who has come back in time is lost all the same",
 		"session.go", `	m.disarm(&s.grace)
 	s.why = ""`, `	s.why = ""`,
