@@ -56,7 +56,7 @@ func runRelay(ctx context.Context, args []string, out io.Writer) error {
 	}
 	for range o.rounds {
 		for _, w := range ways {
-			if err := w.turn(ctx, o.laps); err != nil {
+			if err := w.turn(o.laps); err != nil {
 				return fmt.Errorf("%s: %w", w.name, err)
 			}
 		}
@@ -146,7 +146,7 @@ func (w *topology) stop() {
 }
 
 // turn is some barriers, one behind the other.
-func (w *topology) turn(ctx context.Context, laps int) error {
+func (w *topology) turn(laps int) error {
 	cpu := func(ps []*process) (sum time.Duration) {
 		for _, p := range ps {
 			sum += cpuTime(p.cmd.Process.Pid)

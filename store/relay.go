@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -171,6 +172,8 @@ func (r *Relay) Close() error {
 	return nil
 }
 
+var errCutAgain = errors.New("the connection has ended as soon as it was there")
+
 // uplink is the connection to the store. Without one it is dialed, once for all who ask meanwhile; stopped is the end of asking.
 func (r *Relay) uplink(stopped <-chan struct{}) (*uplink, error) {
 	r.mu.Lock()
@@ -180,7 +183,7 @@ func (r *Relay) uplink(stopped <-chan struct{}) (*uplink, error) {
 		case r.closed:
 			return nil, ErrClosed
 		case tried && r.dialing == nil:
-			return nil, r.why
+			return nil, cmp.Or(r.why, errCutAgain)
 		case r.dialing == nil:
 			r.dialing = make(chan struct{})
 			r.running.Go(r.dial)

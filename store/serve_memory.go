@@ -188,7 +188,7 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 	}
 	defer c.release(m)
 	now := m.now()
-	for range batch {
+	for done := 0; done < batch; done += c.trunk.weight() {
 		if ok, err := c.next(); err != nil || !ok {
 			return false, false, err
 		}

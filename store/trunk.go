@@ -229,6 +229,14 @@ func (t *trunk) welcomes() bool {
 	return w
 }
 
+// weight is how many requests the frame was that has been carried out.
+func (t *trunk) weight() int {
+	if t == nil || t.op != wire.OpVotes {
+		return 1
+	}
+	return max(1, len(t.votes))
+}
+
 // closeReplaced closes the ways that sessions had before. Called without the Memory's mu, by who reads.
 func (t *trunk) closeReplaced() {
 	if t == nil {
@@ -311,17 +319,19 @@ func alone(op wire.Op) bool {
 
 // fanOut gives those of letters that go through relays, and returns the others.
 func fanOut(letters []letter) (others []letter) {
-	var fans map[*conn][]letter
-	for _, l := range letters {
-		b, ok := l.to.(*branch)
-		if !ok {
+	isBranch := func(l letter) bool { _, ok := l.to.(*branch); return ok }
+	first := slices.IndexFunc(letters, isBranch)
+	if first < 0 {
+		return letters
+	}
+	others = slices.Clone(letters[:first])
+	fans := map[*conn][]letter{}
+	for _, l := range letters[first:] {
+		if b, ok := l.to.(*branch); ok {
+			fans[b.trunk] = append(fans[b.trunk], l)
+		} else {
 			others = append(others, l)
-			continue
 		}
-		if fans == nil {
-			fans = map[*conn][]letter{}
-		}
-		fans[b.trunk] = append(fans[b.trunk], l)
 	}
 	var e encoder
 	for c, ls := range fans {
