@@ -52,6 +52,9 @@ type Relay struct {
 	running sync.WaitGroup
 }
 
+// relayName begins the name of a relay, for logs.
+const relayName = "relay, "
+
 // NewRelay connects to the store that rawurl names, as DialURL does. ctx bounds that alone; later the relay dials when a peer comes.
 func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error) {
 	bad := func(detail string) error {
@@ -68,7 +71,7 @@ func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error
 	if err != nil {
 		return nil, err
 	}
-	r := &Relay{name: "relay, " + whoami(), logger: logger(options.Logger)}
+	r := &Relay{name: relayName + whoami(), logger: logger(options.Logger)}
 	if r.dialer, err = newDialer(addr, options); err != nil {
 		return nil, err
 	}

@@ -201,7 +201,7 @@ func TestARelayThatDoesNotComeBack(t *testing.T) {
 		require.ErrorIs(t, err, store.ErrLost)
 		v := verdictOf(t, err)
 		require.Equal(t, []int{0, 2}, v.Lost)
-		require.Contains(t, v.Reason, "the relay relay, pid")
+		require.Contains(t, v.Reason, "their relay (pid ")
 		require.Contains(t, v.Reason, "was cut off")
 	}
 	require.Error(t, <-voted)

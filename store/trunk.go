@@ -216,7 +216,7 @@ func (c *conn) whyCut(err error) string {
 	case errors.Is(err, errDone), errors.Is(err, net.ErrClosed):
 		what = "has ended"
 	}
-	return fmt.Sprintf("the relay %s (%s) %s", clip(c.hello.Key), c.peer, what)
+	return fmt.Sprintf("their relay (%s, %s) %s", strings.TrimPrefix(clip(c.hello.Key), relayName), c.peer, what)
 }
 
 // welcomes reports whether a welcome is among the answers, so that what follows has to go the way that it goes.
