@@ -398,3 +398,70 @@ func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	require.Less(t, counts.frames[wire.OpVotes], 6*rounds, "16 ranks have voted %d times", rounds) // a busy machine is late by 2 ms sometimes
 	require.Less(t, counts.frames[wire.OpBranch], rounds)
 }
+
+// A store that shuts down says so to the ranks behind its relays; one that is gone is told as gone, at once.
+func TestTheStoreBehindARelayEnds(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(s *service) error{
+		"in order": func(s *service) error { return s.Shutdown(bounded(t)) },
+		"at once":  func(s *service) error { return s.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, new(store.Server), tcp)
+			r := relay(t, s.addr, new(store.Server), tcp)
+			c := dial(t, r.addr)
+			waiting := make(chan error, 1)
+			go func() { _, err := c.Wait(bounded(t), "never"); waiting <- err }()
+			testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) == 1 }, "it waits")
+			works(t, c)
+			began := time.Now()
+			require.NoError(t, end(s))
+			require.ErrorIs(t, <-waiting, store.ErrUnavailable)
+			require.Less(t, time.Since(began), 4*time.Second, "a store that keeps nothing does not come back")
+			_, err := store.Dial(bounded(t), r.addr, nil)
+			require.ErrorIs(t, err, store.ErrUnavailable)
+			require.ErrorContains(t, err, "the relay cannot reach the store at "+s.addr)
+		})
+	}
+}
+
+// Calls of the relay's own process have a connection of their own; Close ends everything, and may be called twice.
+func TestARelaysOwnCalls(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	e, err := store.NewRelay(bounded(t), "muster://"+s.addr, nil)
+	require.NoError(t, err)
+	own := store.New(e)
+	works(t, own)
+	waiting := make(chan error, 1)
+	go func() { _, err := own.Wait(bounded(t), "never"); waiting <- err }()
+	srv := serve(t, &store.Server{Engine: e}, tcp)
+	rank := dial(t, srv.addr)
+	works(t, rank)
+	require.NoError(t, own.Close())
+	require.ErrorIs(t, <-waiting, store.ErrClosed)
+	require.ErrorIs(t, own.Set(bounded(t), "k", nil, nil), store.ErrClosed)
+	require.NoError(t, e.Close())
+	_, err = rank.Get(bounded(t), "works")
+	require.ErrorIs(t, err, store.ErrUnavailable, "its relay is closed")
+}
+
+func TestRelaysOfNothing(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]error{
+		"tcp://127.0.0.1:1":                         store.ErrInvalid,
+		"muster://127.0.0.1:1/prefix":               store.ErrInvalid,
+		"muster://127.0.0.1":                        store.ErrInvalid,
+		"muster://127.0.0.1:1,nobody":               store.ErrInvalid,
+		"muster://127.0.0.1:1?secret-file=/nowhere": nil,
+		"muster://127.0.0.1:1":                      store.ErrUnavailable,
+		"%":                                         store.ErrInvalid,
+	} {
+		_, err := store.NewRelay(bounded(t), url, nil)
+		require.Error(t, err, url)
+		if want != nil {
+			require.ErrorIs(t, err, want, url)
+		}
+	}
+}

@@ -67,16 +67,19 @@ func TestRelayWithSecrets(t *testing.T) {
 	d.write(t, "access.json", `[{"secret_file": "secret", "prefix": "job/", "write": true}]`)
 	d.write(t, "viewers.json", `[{"secret_file": "host", "prefix": "job/a/"}, {"secret_file": "other", "write": true}]`)
 	_, url := serve(t, append(d.serverFlags(), "--access", d.path("access.json"))...)
-	_, at := relay(t, "--store", url+"?ca="+d.path("tls/ca.pem")+"&secret-file="+d.path("secret"), "--access", d.path("viewers.json"))
-	steps(t, at+"?secret-file="+d.path("other"), []step{
+	ca := "?ca=" + d.path("tls/ca.pem")
+	_, at := relay(t, append(d.serverFlags(), "--store", url+ca+"&secret-file="+d.path("secret"), "--access", d.path("viewers.json"))...)
+	steps(t, at, []step{{args: "get job/a/x", code: 1, stderr: "it speaks TLS only"}})
+	at += ca
+	steps(t, at+"&secret-file="+d.path("other"), []step{
 		{args: "set job/a/x 1"},
 		{args: "set else/x 1", code: 1, stderr: `may write below "job/"`},
 	})
-	steps(t, at+"?secret-file="+d.path("host"), []step{
+	steps(t, at+"&secret-file="+d.path("host"), []step{
 		{args: "get job/a/x", stdout: "1\n"},
 		{args: "set job/a/x 2", code: 1, stderr: `may read below "job/a/"`},
 		{args: "get job/b", code: 1, stderr: `no right to read "job/b"`},
 	})
-	steps(t, at+"?secret-file="+d.path("secret"), []step{{args: "get job/a/x", code: 1, stderr: "wrong secret"}})
+	steps(t, at+"&secret-file="+d.path("secret"), []step{{args: "get job/a/x", code: 1, stderr: "wrong secret"}})
 	steps(t, at, []step{{args: "get job/a/x", code: 1, stderr: "it wants a secret"}})
 }
