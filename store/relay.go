@@ -89,6 +89,8 @@ func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error
 		r.stop()
 		return nil, err
 	}
+	r.mu.Lock() // its reader may be early
+	defer r.mu.Unlock()
 	r.use(l)
 	return r, nil
 }
@@ -132,12 +134,12 @@ func (r *Relay) direct(ctx context.Context) (*Store, error) {
 	if own != nil || closed {
 		return own, closedIf(closed)
 	}
-	d := *r.dialer // who dials has its own
+	d := &dialer{addr: r.dialer.addr, ways: r.dialer.ways, options: r.dialer.options} // who dials has its own
 	l, err := d.dialUntil(ctx, &wire.Request{})
 	if err != nil {
 		return nil, err
 	}
-	s := New(newClient(&d, l))
+	s := New(newClient(d, l))
 	r.mu.Lock()
 	if own, closed = r.own, r.closed; own == nil && !closed {
 		own, r.own = s, s
@@ -215,29 +217,28 @@ func (r *Relay) dial() {
 	if err == nil {
 		err = r.accept(l)
 	}
+	if err != nil {
+		r.logger.Warn("the store cannot be reached", "addr", r.dialer.addr, "err", err)
+	}
 	r.mu.Lock()
 	done := r.dialing
 	r.dialing, r.why = nil, err
-	closed := r.closed
-	r.mu.Unlock()
-	switch {
-	case err != nil:
-		r.logger.Warn("the store cannot be reached", "addr", r.dialer.addr, "err", err)
-	case closed:
-		l.end()
-	default:
+	used := err == nil && !r.closed
+	if used {
 		r.use(l)
+	}
+	r.mu.Unlock()
+	if err == nil && !used {
+		l.end()
 	}
 	close(done)
 }
 
-// use makes l the connection to the store.
+// use makes l the connection to the store. Called with mu.
 func (r *Relay) use(l *line) {
 	u := newUplink(r, l)
-	r.mu.Lock()
 	r.up = u
 	r.running.Go(u.read)
-	r.mu.Unlock()
 }
 
 // gone notes that u has ended.

@@ -294,10 +294,12 @@ func TestASlowRankBehindARelay(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	r := relay(t, s.addr, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, r.addr)
-	slow := dial(t, proxy.Addr())
+	slow, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{Silence: 2 * time.Second}) // on a busy machine all is slow
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = slow.Close() })
 	g := teamOf(t, append(behind(t, s, r.addr, 3, 0), slow)...)
 	require.NoError(t, g.stores[0].Set(bounded(t), "large", make([]byte, 16<<20), nil))
-	proxy.Throttle(8 << 20) // so that what is awaited below takes two seconds, both ways; what sockets hold of it, half a one
+	proxy.Throttle(4 << 20) // so that what is awaited below takes four seconds, both ways
 	var busy sync.WaitGroup
 	defer busy.Wait()
 	busy.Go(func() {
