@@ -57,20 +57,15 @@ type seat struct {
 
 func seatOf(c *wire.Contribution) seat { return seat{c.Generation, c.Rank} }
 
-// record is what votes agree on.
+// record names one, of which a relay sees some votes.
 type record struct {
-	generation, seq           uint64
-	channel, verb, typ, label string
-	root                      int
-	rootOnly                  bool
-	fold                      wire.Fold
+	generation, seq uint64
+	channel         string
 }
 
-func recordOf(c *wire.Contribution) record {
-	return record{c.Generation, c.Seq, c.Channel, c.Verb, c.Type, c.Label, c.Root, c.RootOnly, c.Fold}
-}
+func recordOf(c *wire.Contribution) record { return record{c.Generation, c.Seq, c.Channel} }
 
-// ballot is the votes for one record that are held back.
+// ballot is the votes for one record that are held back, all of them for the same verb, type, root, label and fold.
 type ballot struct {
 	cast  wire.Contribution
 	votes []byte
@@ -157,8 +152,12 @@ func (u *uplink) vote(p *passage) bool {
 	}
 	of := recordOf(c)
 	b := u.ballots[of]
-	if b == nil {
+	switch {
+	case b == nil:
 		b = u.newBallot(c)
+	case !b.says(c): // a rank that does not tell its type, say
+		u.send(b)
+		b.cast = ownCast(c)
 	}
 	if p.held != b {
 		u.send(p.held)
@@ -196,13 +195,24 @@ func (u *uplink) newBallot(c *wire.Contribution) *ballot {
 			}
 		}
 	}
+	b := &ballot{cast: ownCast(c)}
+	u.ballots[recordOf(&b.cast)] = b
+	return b
+}
+
+// ownCast is c in memory of its own.
+func ownCast(c *wire.Contribution) wire.Contribution {
 	own := *c
 	for _, s := range []*string{&own.Channel, &own.Verb, &own.Type, &own.Label} {
 		*s = strings.Clone(*s)
 	}
-	b := &ballot{cast: own}
-	u.ballots[recordOf(&own)] = b
-	return b
+	return own
+}
+
+// says reports whether b's votes say what c does, but for what is each vote's.
+func (b *ballot) says(c *wire.Contribution) bool {
+	d := &b.cast
+	return c.Verb == d.Verb && c.Type == d.Type && c.Label == d.Label && c.Root == d.Root && c.RootOnly == d.RootOnly && c.Fold == d.Fold
 }
 
 // send passes on what a ballot has. Called with mu.
