@@ -66,8 +66,12 @@ func TestRanks(t *testing.T) {
 	smoke(t, []string{"20"}, "ranks", "-n", "20", "-each", "10", "-barriers", "2")
 }
 
+func TestRelay(t *testing.T) {
+	smoke(t, []string{"direct, 1 real host", "relays, 1 real host"}, "relay", "-n", "12", "-hosts", "3", "-rounds", "1", "-laps", "3")
+}
+
 func TestWrongUse(t *testing.T) {
-	for _, args := range [][]string{nil, {"nothing"}, {"kv", "-nothing"}, {"kv", "-ops", "take"}, {"ttl", "-part", "nothing"}, {"ttl", "-shapes", "1"}, {"groups", "-n", "1"}, {"gather", "-n", "1"}, {"gather", "-kib", "0"}, {"gather", "-rounds", "0"}, {"gather", "-ways", "("}, {"gather", "-ways", "nothing", "-mpi=false", "-python", ""}, {"files", "-kib", "0"}} {
+	for _, args := range [][]string{nil, {"nothing"}, {"kv", "-nothing"}, {"kv", "-ops", "take"}, {"ttl", "-part", "nothing"}, {"ttl", "-shapes", "1"}, {"groups", "-n", "1"}, {"gather", "-n", "1"}, {"gather", "-kib", "0"}, {"gather", "-rounds", "0"}, {"gather", "-ways", "("}, {"gather", "-ways", "nothing", "-mpi=false", "-python", ""}, {"files", "-kib", "0"}, {"relay", "-hosts", "0"}} {
 		var out, errs strings.Builder
 		if run(t.Context(), args, &out, &errs) == 0 {
 			t.Errorf("%v is taken", args)

@@ -29,6 +29,9 @@ func init() { // not a literal: the roles start children in turn
 		"rank":   beRank,
 		"crowd":  beCrowd,
 
+		"relay":    beRelay,
+		"lappers":  beLappers,
+		"played":   bePlayed,
 		"gatherer": beGatherer,
 		"reducer":  beReducer,
 	}

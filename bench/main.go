@@ -5,6 +5,7 @@
 //	go run ./bench echo      // one round trip beside a bare Go echo; a blocking get
 //	go run ./bench groups    // barrier, all-gather, broadcast and messages beside a bare Go star, and Open MPI
 //	go run ./bench ranks     // thousands of ranks on real sockets
+//	go run ./bench relay     // barriers of 1,000 ranks on 10 hosts, with a relay for each host and without
 //	go run ./bench gather    // tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI, ModelOpt's way and Gloo
 //	go run ./bench collective // large slices, all-reduced and more, beside Open MPI, gloo, Zerfoo and bare Go
 //	go run ./bench scale     // a model of the algorithms, checked against 2 to 16 ranks, and what it says of clusters
@@ -39,6 +40,7 @@ var commands = []command{
 	{"echo", "one round trip beside a bare Go echo; a blocking get and a wake-up", runEcho},
 	{"groups", "group verbs of 2 to 16 processes beside a bare Go star and Open MPI", runGroups},
 	{"ranks", "thousands of ranks on real sockets: join, barrier, memory per connection", runRanks},
+	{"relay", "barriers of 1,000 ranks on 10 hosts, with a relay for each host and without", runRelay},
 	{"gather", "tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI and torch", runGather},
 	{"collective", "all-reduce and other verbs of 4 ranks beside Open MPI, gloo, Zerfoo and bare Go", runCollective},
 	{"scale", "a model of the algorithms beside measurements of 2 to 16 ranks, and what it says of clusters", runScale},

@@ -62,9 +62,13 @@ func listen(t *testing.T) net.Listener {
 // serve serves a store until the end of the test, and returns its address.
 func serve(t *testing.T) string {
 	t.Helper()
+	return serveEngine(t, new(store.Memory))
+}
+
+func serveEngine(t *testing.T, e store.Engine) string {
+	t.Helper()
 	l := listen(t)
-	memory := new(store.Memory)
-	srv := &store.Server{Engine: memory}
+	srv := &store.Server{Engine: e}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	t.Cleanup(func() {
@@ -72,12 +76,29 @@ func serve(t *testing.T) string {
 		if err := <-done; !errors.Is(err, store.ErrServerClosed) {
 			t.Errorf("Serve: %v", err)
 		}
-		_ = memory.Close()
+		_ = e.Close()
 	})
 	return l.Addr().String()
 }
 
-var places = map[string]place{"memory": inMemory, "hosted": hosted}
+// relayed is a store of its own, which two relays pass on to the ranks.
+func relayed(t *testing.T) func(int) pgroup.Config {
+	url := "muster://" + serve(t)
+	relays := []string{relay(t, url), relay(t, url)}
+	return func(rank int) pgroup.Config { return pgroup.Config{Address: "muster://" + relays[rank%2]} }
+}
+
+// relay passes the store at url on until the end of the test, and returns its address.
+func relay(t *testing.T, url string) string {
+	t.Helper()
+	r, err := store.NewRelay(t.Context(), url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return serveEngine(t, r)
+}
+
+var places = map[string]place{"memory": inMemory, "hosted": hosted, "relayed": relayed}
 
 // everywhere runs body on each rank of groups of each size, in each kind of place.
 func everywhere(t *testing.T, body func(t *testing.T, g *pgroup.Group), sizes ...int) {

@@ -3,6 +3,7 @@ package store
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"slices"
@@ -151,6 +152,8 @@ var needs = [256]need{
 	wire.OpProbe:   needNothing,
 	wire.OpProof:   needNothing,
 	wire.OpBackup:  needAll,
+	wire.OpBranch:  needNothing, // what comes in it needs something
+	wire.OpVotes:   needNothing,
 }
 
 // refuse says why a peer with rights r may not have req carried out; "" if it may.
@@ -244,3 +247,42 @@ func (one right) String() string {
 }
 
 func quoted(s string) string { return strconv.Quote(clip(s)) }
+
+// encode is r for another process; nil is everything.
+func (r rights) encode() []byte {
+	if r == nil {
+		return nil
+	}
+	parts := [][]byte{}
+	for _, one := range r {
+		verb := "r"
+		if one.write {
+			verb = "w"
+		}
+		parts = append(parts, []byte(verb+one.prefix))
+	}
+	return wire.AppendParts(nil, parts)
+}
+
+// parseRights is what encode was told.
+func parseRights(b []byte) (rights, error) {
+	if b == nil {
+		return nil, nil
+	}
+	bad := fmt.Errorf("%w: these are no rights", ErrProtocol)
+	if len(b) < 4 {
+		return nil, bad
+	}
+	parts, err := wire.ParseParts(b, int(binary.LittleEndian.Uint32(b)))
+	if err != nil {
+		return nil, bad
+	}
+	r := rights{}
+	for _, p := range parts {
+		if len(p) == 0 || p[0] != 'r' && p[0] != 'w' {
+			return nil, bad
+		}
+		r = append(r, right{string(p[1:]), p[0] == 'w'})
+	}
+	return r, nil
+}

@@ -121,8 +121,11 @@ func (m *Memory) forgetBackup(session uint64) {
 }
 
 // answerBackup answers a peer's OpBackup, from a goroutine: a copy takes a while.
-func (c *conn) answerBackup(m *Memory, id, from uint64) {
-	session := c.session.Load()
+func (c *conn) answerBackup(m *Memory, session, id, from uint64) {
+	var of *branch
+	if c.trunk != nil {
+		of = c.trunk.branch
+	}
 	c.server.running.Go(func() {
 		var rep wire.Reply
 		if err := m.backup(session, from, &rep); err != nil {
@@ -131,7 +134,7 @@ func (c *conn) answerBackup(m *Memory, id, from uint64) {
 				rep = wire.Reply{Code: e.Code, Detail: e.Detail}
 			}
 		}
-		c.out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpBackup, id, &rep) })
+		c.out.Append(func(b []byte) []byte { return of.encode(b, wire.OpBackup, id, &rep) })
 		c.out.Flush()
 	})
 }

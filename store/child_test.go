@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,6 +20,7 @@ import (
 var children = testcluster.Children{
 	"rank 1": childRank,
 	"server": childServer,
+	"relay":  childRelay,
 }
 
 // childRank is rank 1 of 2: it is in barrier 1, and in barrier 2 when there is the key "go".
@@ -52,6 +54,31 @@ func childServer(_ context.Context, to string) error {
 	if err != nil {
 		return err
 	}
+	if err := tellAddr(to, l); err != nil {
+		return err
+	}
+	return (&store.Server{Engine: new(store.Memory)}).Serve(l)
+}
+
+// childRelay is a relay: of the store, at the address, which it tells another one, that arg has.
+func childRelay(ctx context.Context, arg string) error {
+	to := strings.Fields(arg)
+	r, err := store.NewRelay(ctx, "muster://"+to[0], nil)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", to[1])
+	if err != nil {
+		return err
+	}
+	if err := tellAddr(to[2], l); err != nil {
+		return err
+	}
+	return (&store.Server{Engine: r}).Serve(l)
+}
+
+// tellAddr tells where l listens.
+func tellAddr(to string, l net.Listener) error {
 	parent, err := net.Dial("tcp", to)
 	if err != nil {
 		return err
@@ -59,16 +86,27 @@ func childServer(_ context.Context, to string) error {
 	if _, err := parent.Write([]byte(l.Addr().String())); err != nil {
 		return err
 	}
-	_ = parent.Close()
-	return (&store.Server{Engine: new(store.Memory)}).Serve(l)
+	return parent.Close()
+}
+
+// relayProcess is a relay of s that is a process of its own, at an address, and that address.
+func relayProcess(t *testing.T, s *service, at string) (*launch.Process, string) {
+	t.Helper()
+	return addressed(t, "relay", s.addr+" "+at+" ")
 }
 
 // serverProcess is a server that is a process of its own, and its address.
 func serverProcess(t *testing.T) (*launch.Process, string) {
 	t.Helper()
+	return addressed(t, "server", "")
+}
+
+// addressed is a child of that name that tells its address. Behind arg it is told to whom.
+func addressed(t *testing.T, name, arg string) (*launch.Process, string) {
+	t.Helper()
 	l, _ := tcp(t)
 	defer l.Close()
-	p := testcluster.Start(t, "server", l.Addr().String())
+	p := testcluster.Start(t, name, arg+l.Addr().String())
 	c, err := l.Accept()
 	require.NoError(t, err)
 	defer c.Close()

@@ -49,7 +49,8 @@ const (
 	clientQueue = 256 << 20
 )
 
-// Dial connects to the Server at addr, a host:port. A malformed address, or somebody else who listens there (ErrProtocol), is an
+// Dial connects to the Server at addr, a host:port, or several with commas: ways to one and the same store, through relays or to itself. They
+// are tried in turn, from the first on, also when a connection breaks. A malformed address, or somebody else who listens there (ErrProtocol), is an
 // error at once, and so is one of both sides that does not let in or trust the other (ErrDenied). ctx bounds the dialing alone.
 //
 // The connection mends itself. Calls that have no answer yet are repeated; what changes something takes effect once.
@@ -59,30 +60,15 @@ func Dial(ctx context.Context, addr string, o *DialOptions) (*Store, error) {
 	if o == nil {
 		o = &DialOptions{}
 	}
-	if err := checkAddr(addr); err != nil {
-		return nil, &Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: err.Error()}
+	d, err := newDialer(addr, *o)
+	if err != nil {
+		return nil, err
 	}
-	if o.Secret != nil {
-		if err := checkSecret(o.Secret); err != nil {
-			return nil, err
-		}
+	l, err := d.dialUntil(ctx, &wire.Request{})
+	if err != nil {
+		return nil, err
 	}
-	d := &dialer{addr: addr, options: *o}
-	began := time.Now()
-	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
-		l, err := d.dial(ctx, &wire.Request{})
-		if err == nil {
-			return New(newClient(d, l)), nil
-		}
-		if !o.Wait || !nobodyThere(err) {
-			return nil, dialError(addr, err, 0)
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, dialError(addr, fmt.Errorf("%w: %w", ctx.Err(), err), time.Since(began))
-		}
-	}
+	return New(newClient(d, l)), nil
 }
 
 func dialError(addr string, err error, waited time.Duration) error {
@@ -92,6 +78,8 @@ func dialError(addr string, err error, waited time.Duration) error {
 		return err
 	case ok && errors.Is(told, ErrDenied):
 		e.Code, e.Err, e.Detail = told.Code, told.Err, told.Detail
+	case ok && nobodyThere(told): // a relay says so
+		e.Detail = told.Detail
 	case ok:
 		e.Err, e.Detail = fmt.Errorf("%w: %w", ErrUnavailable, told.Err), told.Detail
 	case errors.Is(err, ErrProtocol):
@@ -120,13 +108,19 @@ func checkAddr(addr string) error {
 func nobodyThere(err error) bool {
 	var dns *net.DNSError
 	var timeout net.Error
+	if told, ok := errors.AsType[*Error](err); ok && (told.Code == wire.CodeUnavailable || told.Code == wire.CodeLost) {
+		return true // by a relay, of the store
+	}
 	return errors.As(err, &dns) || errors.As(err, &timeout) && timeout.Timeout() ||
 		errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EHOSTUNREACH) ||
 		errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// isRefused reports whether nobody listens there.
-func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+// isRefused reports whether nobody listens there, or, as a relay says, where the store is.
+func isRefused(err error) bool {
+	told, ok := errors.AsType[*Error](err)
+	return errors.Is(err, syscall.ECONNREFUSED) || ok && told.Code == wire.CodeLost
+}
 
 // whoami is how this process is called in the logs of others.
 func whoami() string {

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
+	"time"
 
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
@@ -16,8 +18,47 @@ import (
 
 // dialer makes connections to one store.
 type dialer struct {
-	addr    string
+	addr    string   // as it was given
+	ways    []string // the addresses in it
+	next    int      // that is tried next; of who dials, which is one at a time
 	options DialOptions
+}
+
+func newDialer(addr string, o DialOptions) (*dialer, error) {
+	d := &dialer{addr: addr, ways: strings.Split(addr, ","), options: o}
+	for _, way := range d.ways {
+		if err := checkAddr(way); err != nil {
+			return nil, &Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: err.Error()}
+		}
+	}
+	if o.Secret != nil {
+		if err := checkSecret(o.Secret); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// dialUntil tries every way once, and with Wait until ctx ends.
+func (d *dialer) dialUntil(ctx context.Context, hello *wire.Request) (*line, error) {
+	began := time.Now()
+	for tries, pause := 1, 5*time.Millisecond; ; tries++ {
+		l, err := d.dial(ctx, hello)
+		switch {
+		case err == nil:
+			return l, nil
+		case tries < len(d.ways) && ctx.Err() == nil:
+			continue
+		case !d.options.Wait || !nobodyThere(err):
+			return nil, dialError(d.addr, err, 0)
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(2*pause, 250*time.Millisecond)
+		case <-ctx.Done():
+			return nil, dialError(d.addr, fmt.Errorf("%w: %w", ctx.Err(), err), time.Since(began))
+		}
+	}
 }
 
 // line is one connection of a client, and the session that it was welcomed to.
@@ -30,26 +71,36 @@ type line struct {
 	welcome wire.Reply
 }
 
-// dial connects and says hello: for a new session, or to take up the one that resume names.
-func (d *dialer) dial(ctx context.Context, resume *wire.Request) (*line, error) {
+// dial connects and says hello: for a new session, or to take up the one that hello names. Whatever is wrong with this way, the next time is
+// another one's.
+func (d *dialer) dial(ctx context.Context, hello *wire.Request) (*line, error) {
+	way := d.ways[d.next]
+	l, err := d.dialWay(ctx, way, hello)
+	if err != nil {
+		d.next = (d.next + 1) % len(d.ways)
+	}
+	return l, err
+}
+
+func (d *dialer) dialWay(ctx context.Context, way string, hello *wire.Request) (*line, error) {
 	dial := d.options.Dial
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}
-	config, err := d.config()
+	config, err := d.config(way)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
-	conn, err := dial(ctx, "tcp", d.addr)
+	conn, err := dial(ctx, "tcp", way)
 	if err != nil {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
 	l := &line{conn: conn, in: &frames{limit: helloRoom}, buf: make([]byte, clientRoom)}
 	if err = l.secure(config); err == nil {
-		err = l.hello(resume, &d.options)
+		err = l.hello(hello, &d.options)
 	}
 	if !stop() {
 		err = fmt.Errorf("it has not answered: %w", ctx.Err())
@@ -63,8 +114,14 @@ func (d *dialer) dial(ctx context.Context, resume *wire.Request) (*line, error) 
 	return l, nil
 }
 
+// end ends a connection that nobody uses any more.
+func (l *line) end() {
+	_ = l.conn.Close()
+	l.pipe.Done()
+}
+
 // config is that of one dial; nil is without TLS.
-func (d *dialer) config() (*tls.Config, error) {
+func (d *dialer) config(way string) (*tls.Config, error) {
 	if d.options.TLS == nil {
 		return nil, nil
 	}
@@ -77,7 +134,7 @@ func (d *dialer) config() (*tls.Config, error) {
 	}
 	if c.ServerName == "" {
 		c = c.Clone()
-		c.ServerName, _, _ = net.SplitHostPort(d.addr) // it is one
+		c.ServerName, _, _ = net.SplitHostPort(way) // it is one
 	}
 	return c, nil
 }
@@ -131,7 +188,7 @@ func denied(why string) error { return &Error{Code: wire.CodeDenied, Err: ErrDen
 // hello opens the session. With a secret it ends well only if the store has proved that it knows it too.
 func (l *line) hello(resume *wire.Request, o *DialOptions) error {
 	secret := o.Secret
-	req := wire.Request{Op: wire.OpHello, Timeout: o.Silence, Key: whoami(), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
+	req := wire.Request{Op: wire.OpHello, Timeout: o.Silence, Key: cmp.Or(resume.Key, whoami()), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
 	if secret != nil {
 		req.Old = newNonce()
 	}

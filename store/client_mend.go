@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/internal/transport"
@@ -23,6 +24,7 @@ type session struct {
 	id, incarnation uint64
 	token           []byte
 	durable         bool // the store comes back with its state after a crash
+	relayed         bool // through a relay: that nobody is there says nothing of the store
 	joined          map[uint64]bool
 	leases          map[uint64]bool
 	lost            bool          // this one is not the first
@@ -32,7 +34,7 @@ type session struct {
 
 func sessionOf(w *wire.Reply) session {
 	s := session{id: uint64(w.N), incarnation: w.Rev, token: w.Value, joined: map[uint64]bool{}, leases: map[uint64]bool{}, over: make(chan struct{})}
-	s.durable = len(w.Nums) > 0 && w.Nums[0] != 0
+	s.durable, s.relayed = len(w.Nums) > 0 && w.Nums[0] != 0, relayed(w)
 	return s
 }
 
@@ -187,7 +189,15 @@ func (c *client) hopeless(err error, tried time.Duration) bool {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, context.DeadlineExceeded):
 		return tried > mendTime
 	}
-	return !nobodyThere(err) || isRefused(err) || tried > mendTime
+	return !nobodyThere(err) || isRefused(err) && !c.elsewhere(err) || tried > mendTime
+}
+
+// elsewhere reports whether the store may be there though a connection was refused: it was a relay that has ended, and there may soon
+// be another, or there are other ways.
+func (c *client) elsewhere(err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return (c.session.relayed || len(c.dialer.ways) > 1) && errors.Is(err, syscall.ECONNREFUSED)
 }
 
 func (c *client) durable() bool {
@@ -208,9 +218,9 @@ func (c *client) giveUp(err error) {
 	}
 	why := *c.silence.why
 	switch e, ok := errors.AsType[*Error](err); {
-	case ok:
+	case ok && !nobodyThere(err):
 		why.Code, why.Err, why.Detail = e.Code, e.Err, e.Detail
-	case !isRefused(err):
+	case ok || !isRefused(err):
 		why.Detail += "; then: " + err.Error()
 	}
 	c.endAll(&why)
@@ -229,6 +239,7 @@ func (c *client) adopt(l *line) bool {
 	if !c.session.is(&l.welcome) {
 		c.beginAnew(&l.welcome)
 	}
+	c.session.relayed = relayed(&l.welcome)
 	l.out = transport.NewOutbox(l.pipe, clientQueue+c.unanswered())
 	c.use(l)
 	c.silence.up()

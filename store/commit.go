@@ -169,7 +169,7 @@ func (c *committer) close() {
 func (p *parcel) give() {
 	if len(p.staged) > 0 {
 		p.to.out.Append(func(b []byte) []byte { return append(b, p.staged...) })
-		p.to.welcomed.Store(true) // a welcome is the first that is staged
+		p.to.parcels.Add(-1)
 		staged := p.staged
 		stages.Put(&staged)
 	}

@@ -18,26 +18,28 @@ import (
 // conn is one peer of a Server. A goroutine shakes hands; who reads then depends on the engine.
 // What the peer asks is answered in line where it need not wait; other answers come from elsewhere.
 type conn struct {
-	server   *Server
-	limits   ServerLimits
-	peer     string     // its address
-	addr     netip.Addr // that without the port; none if it is no TCP
-	hello    wire.Request
-	in       frames // owned by who reads
-	req      wire.Request
-	rep      wire.Reply
-	session  atomic.Uint64 // 0 before it is open
-	rights   rights        // nil is everything; since the handshake
-	proof    [][]byte      // that this side knows the peer's secret; for the welcome
-	lazy     bool          // the loop flushes what is answered in line
-	commit   *committer    // of a durable store
-	staged   []byte        // answers that are for it
-	pos      uint64        // of the log, that staged shows
-	welcomed atomic.Bool   // the welcome has gone through commit
-	heard    atomic.Bool   // something came since the server last looked
-	silent   int           // how often it has looked in vain; with taken, it is the server's watch that has them
-	asked    int           // probes since it was last heard
-	taken    uint64        // bytes, by the peer
+	server  *Server
+	limits  ServerLimits
+	peer    string     // its address
+	addr    netip.Addr // that without the port; none if it is no TCP
+	hello   wire.Request
+	in      frames // owned by who reads
+	req     wire.Request
+	rep     wire.Reply
+	session atomic.Uint64 // 0 before it is open
+	rights  rights        // nil is everything; since the handshake
+	proof   [][]byte      // that this side knows the peer's secret; for the welcome
+	lazy    bool          // the loop flushes what is answered in line
+	commit  *committer    // of a durable store
+	staged  []byte        // answers that are for it
+	pos     uint64        // of the log, that staged shows
+	parcels atomic.Int32  // on their way through commit: the rest has to follow them there
+	trunk   *trunk        // of a relay: its branches; the Memory's mu protects it
+	heard   atomic.Bool   // something came since the server last looked
+	silent  int           // how often it has looked in vain; with taken, it is the server's watch that has them
+	asked   int           // probes since it was last heard
+	taken   uint64        // bytes, by the peer
+	gaveUp  bool          // its server has, since it was silent; set before it is closed
 
 	began      time.Time     // these two are protected by the server's mu
 	unfinished *list.Element // among the server's handshakes; nil once this one is over
@@ -78,6 +80,10 @@ func (c *conn) serve() {
 		err = c.guest.serve(c)
 		_ = c.nc.Close()
 		c.server.ended(c, err)
+		return
+	}
+	if r, ok := c.server.Engine.(*Relay); ok {
+		c.serveRelay(r, buf)
 		return
 	}
 	m, isMemory := c.server.Engine.(*Memory)
@@ -143,7 +149,7 @@ func (c *conn) goodbye() {
 		guest.leave()
 		return
 	}
-	if out == nil {
+	if _, ok := c.server.Engine.(*Relay); ok || out == nil { // the store goes on without this relay
 		c.close()
 		return
 	}
@@ -176,10 +182,18 @@ func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
 		if c.staged == nil {
 			c.staged = (*stages.Get().(*[]byte))[:0]
 		}
-		c.staged = wire.AppendReply(c.staged, op, id, rep)
+		c.staged = c.encode(c.staged, op, id, rep)
 		return len(c.staged)
 	}
-	return c.out.Append(func(b []byte) []byte { return wire.AppendReply(b, op, id, rep) })
+	return c.out.Append(func(b []byte) []byte { return c.encode(b, op, id, rep) })
+}
+
+// encode appends an answer to what is being carried out.
+func (c *conn) encode(b []byte, op wire.Op, id uint64, rep *wire.Reply) []byte {
+	if c.trunk != nil {
+		return c.trunk.branch.encode(b, op, id, rep)
+	}
+	return wire.AppendReply(b, op, id, rep)
 }
 
 // unstage gives up what is staged; it is for who has the turn.
@@ -192,12 +206,11 @@ func (c *conn) unstage() []byte {
 // deliver implements link.
 func (c *conn) deliver(e core.Effect, encode *encoder) {
 	head, body := encode.frameOf(e)
-	switch e.Op {
-	case wire.OpWait, wire.OpChanges, wire.OpRecv: // this peer's alone: it counts against InFlight
+	if alone(e.Op) { // it counts against InFlight
 		c.out.Append(func(b []byte) []byte { return append(append(b, head...), body...) })
-	default:
-		c.out.AppendShared(head, body)
+		return
 	}
+	c.out.AppendShared(head, body)
 }
 
 // flush implements link.
@@ -209,16 +222,27 @@ func (c *conn) next() (ok bool, err error) {
 	if err != nil || !ok {
 		return false, err
 	}
+	if h.Op == wire.OpBranch || h.Op == wire.OpVotes {
+		return true, c.nextOfBranches(h, body, owned)
+	}
+	if c.trunk != nil {
+		c.trunk.op = 0
+	}
 	if err := c.req.Parse(h, body); err != nil {
 		return false, fmt.Errorf("%s: %w", h.Op, err)
 	}
 	if h.Op == wire.OpLost || h.Op == wire.OpHello && c.session.Load() != 0 {
 		return false, fmt.Errorf("%s: %w", h.Op, wire.ErrUnknownOp)
 	}
-	if !owned && core.Keeps(h.Op) && c.req.Value != nil {
+	c.ownValue(owned)
+	return true, nil
+}
+
+// ownValue makes the value of what was parsed the machine's to keep.
+func (c *conn) ownValue(owned bool) {
+	if !owned && core.Keeps(c.req.Op) && c.req.Value != nil {
 		c.req.Value = append(make([]byte, 0, len(c.req.Value)), c.req.Value...)
 	}
-	return true, nil
 }
 
 // got takes n bytes that have been read.

@@ -194,3 +194,31 @@ func ExamplePrefix() {
 	fmt.Printf("%s\n", v)
 	// Output: running
 }
+
+// A relay is a Server whose Engine reaches the store: ranks of a host connect to it.
+func ExampleNewRelay() {
+	ctx := context.Background()
+	memory := new(store.Memory)
+	host := &store.Server{Engine: memory}
+	l, _ := net.Listen("tcp", "127.0.0.1:0")
+	go func() { _ = host.Serve(l) }()
+
+	r, err := store.NewRelay(ctx, "muster://"+l.Addr().String(), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	relay := &store.Server{Engine: r}
+	at, _ := net.Listen("tcp", "127.0.0.1:0")
+	go func() { _ = relay.Serve(at) }()
+
+	rank, _ := store.Dial(ctx, at.Addr().String(), nil)
+	_ = rank.Set(ctx, "model", []byte("ready"), nil)
+	v, _ := store.New(memory).Get(ctx, "model")
+	fmt.Printf("%s\n", v)
+	_ = rank.Close()
+	_ = relay.Close()
+	_ = r.Close()
+	_ = host.Close()
+	// Output: ready
+}

@@ -35,9 +35,9 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// FuzzServer has a peer that sends anything: behind a hello, or instead of one, in pieces of any size.
+// FuzzServer has a peer that sends anything, to a store or a relay: behind a hello, or instead of one, in pieces of any size.
 func FuzzServer(f *testing.F) {
-	const greeted, engine, step = 1, 2, 4 // bits of how
+	const greeted, engine, step = 1, 2, 8 // bits of how
 	for _, bad := range garbage {
 		f.Add(bad.bytes, uint8(greeted))
 		f.Add(append(greeting(), bad.bytes...), uint8(engine+7*step))
@@ -53,12 +53,22 @@ func FuzzServer(f *testing.F) {
 		}
 		again := wire.AppendRequest(nil, &req)
 		f.Add(append(again, again...), uint8(greeted+engine+step))
+		f.Add(append(again, again...), uint8(greeted+2*engine+step))
+		if op != wire.OpBackup {
+			f.Add(wire.AppendBranchRequest(branches(1, 2), 2, &req), uint8(greeted))
+		}
 	}
+	vote := wire.AppendVote(nil, &wire.Vote{BranchCall: wire.BranchCall{Branch: 2, ID: 5}, Want: wire.WantNothing})
+	f.Add(wire.AppendVotes(branches(1, 2), &wire.Contribution{Generation: 1, Seq: 1, Root: -1}, 1, vote), uint8(greeted))
+	f.Add(append(branches(1), branches(1)...), uint8(greeted))
 	f.Add(greeting()[:len(wire.Preface)+5], uint8(0))
 	f.Add(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Resume: 1, Rev: 1, Value: make([]byte, 16)}), uint8(step))
 	bystanders := []*bystander{newBystander(f, new(store.Memory)), newBystander(f, store.Prefix(store.New(new(store.Memory)), "jobs/").Engine())}
+	r, err := store.NewRelay(f.Context(), "muster://"+bystanders[0].addr, nil)
+	require.NoError(f, err)
+	bystanders = append(bystanders, newBystander(f, r))
 	f.Fuzz(func(t *testing.T, stream []byte, how uint8) {
-		b := bystanders[how/engine%2]
+		b := bystanders[how/engine%4%3]
 		c, err := net.Dial("tcp", b.addr)
 		require.NoError(t, err)
 		defer c.Close()

@@ -214,24 +214,27 @@ func (c *conn) deny(why string) error {
 func (c *conn) greet(welcome *wire.Reply) {
 	welcome.Values = c.proof
 	welcome.Nums = append(welcome.Nums[:min(len(welcome.Nums), 1)], int64(c.limits.Grace))
+	if _, ok := c.server.Engine.(*Memory); ok {
+		welcome.Nums = append(welcome.Nums, takesRelays)
+	}
 	c.reply(wire.OpHello, c.hello.ID, welcome)
 }
 
 // refusal says why the peer may not have c.req carried out; "" if it may.
 func (c *conn) refusal() string {
-	if c.rights == nil {
-		return ""
+	if why := c.rights.refuse(&c.req); why != "" || c.trunk == nil || c.trunk.branch == nil {
+		return why
 	}
-	return c.rights.refuse(&c.req)
+	return c.trunk.branch.rights.refuse(&c.req)
 }
 
 // refuse answers c.req, which the peer has no right to. Its number, if it has one, is used all the same: do carries out what has no
 // effect under it. If the engine says more about the number, that is the answer.
-func (c *conn) refuse(why string, do func(req *wire.Request, rep *wire.Reply)) {
+func (c *conn) refuse(why string, session uint64, do func(req *wire.Request, rep *wire.Reply)) {
 	op := c.req.Op
 	c.rep = wire.Reply{}
 	if c.req.Number != 0 {
-		c.req = wire.Request{Op: wire.OpSkip, Session: c.session.Load(), ID: c.req.ID, Number: c.req.Number, Acked: c.req.Acked}
+		c.req = wire.Request{Op: wire.OpSkip, Session: session, ID: c.req.ID, Number: c.req.Number, Acked: c.req.Acked}
 		do(&c.req, &c.rep)
 	}
 	if c.rep.Code == wire.CodeOK {

@@ -44,11 +44,13 @@ var garbage = []struct {
 }
 
 // engines are the ways in which a server reads: a loop, a goroutine, a goroutine for each call.
-var engines = []struct {
+type way struct {
 	name   string
 	engine func(*testing.T) store.Engine
 	wires  wires
-}{
+}
+
+var engines = []way{
 	{"loop", newMemory, tcp},
 	{"goroutine", newMemory, pipes},
 	{"any engine", newPrefix, tcp},

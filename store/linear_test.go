@@ -41,8 +41,20 @@ func inProcess(engine func(*testing.T) store.Engine) host {
 	}
 }
 
+// killedRelay is a relay that is killed, and starts again, of a store that is not.
+func killedRelay(t *testing.T) (string, func()) {
+	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: time.Second}}, tcp)
+	p, addr := relayProcess(t, s, "127.0.0.1:0")
+	return addr, func() {
+		testcluster.Kill(t, p)
+		p, _ = relayProcess(t, s, addr)
+	}
+}
+
 func TestLinearizable(t *testing.T) {
-	for name, h := range map[string]host{"memory": inProcess(newMemory), "any engine": inProcess(newPrefix), "durable, kill -9": killed} {
+	for name, h := range map[string]host{
+		"memory": inProcess(newMemory), "any engine": inProcess(newPrefix), "durable, kill -9": killed, "relay, kill -9": killedRelay,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			seed := *linearSeed

@@ -130,6 +130,14 @@ func receive(t *testing.T, c net.Conn) wire.Header {
 
 func receiveReply(t *testing.T, c net.Conn) (wire.Header, wire.Reply) {
 	t.Helper()
+	h, body := receiveBody(t, c)
+	var rep wire.Reply
+	require.NoError(t, rep.Parse(h, body))
+	return h, rep
+}
+
+func receiveBody(t *testing.T, c net.Conn) (wire.Header, []byte) {
+	t.Helper()
 	head := make([]byte, wire.HeaderLen)
 	_, err := io.ReadFull(c, head)
 	require.NoError(t, err)
@@ -138,9 +146,7 @@ func receiveReply(t *testing.T, c net.Conn) (wire.Header, wire.Reply) {
 	body := make([]byte, h.Len)
 	_, err = io.ReadFull(c, body)
 	require.NoError(t, err)
-	var rep wire.Reply
-	require.NoError(t, rep.Parse(h, body))
-	return h, rep
+	return h, body
 }
 
 // closed reads until the server ends the connection.

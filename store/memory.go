@@ -234,6 +234,9 @@ func (m *Memory) release() { m.releaseTo(nil, nil) }
 // releaseTo is release with answers for c, which are staged if the store is durable.
 func (m *Memory) releaseTo(c *conn, staged []byte) {
 	p := parcel{pos: m.pos, to: c, staged: staged}
+	if len(staged) > 0 {
+		c.parcels.Add(1)
+	}
 	effects := m.machine.Effects()
 	at, ok := m.machine.Next()
 	at = max(at, m.machine.Now()) // what is left of many things that were due is not late
@@ -322,14 +325,21 @@ func (m *Memory) attached(session uint64, l link) bool { return !m.closed && m.l
 // detach ends a session: by goodbye, or lost, if l is its link. One that is lost may come back until grace has passed.
 func (m *Memory) detach(session uint64, l link, how wire.Op, grace time.Duration) {
 	m.mu.Lock()
-	if !m.attached(session, l) {
+	if m.closed {
 		m.mu.Unlock()
 		return
 	}
-	delete(m.links, session)
-	m.forgetBackup(session)
-	m.applyLogged(m.now(), session, &wire.Request{Op: how, TTL: grace}, new(wire.Reply))
+	m.part(m.now(), session, l, &wire.Request{Op: how, TTL: grace})
 	m.release()
+}
+
+// part is how a session ends, or loses its link, if that is l. Called with mu, of a store that is not closed.
+func (m *Memory) part(now core.Time, session uint64, l link, how *wire.Request) {
+	if m.attached(session, l) {
+		delete(m.links, session)
+		m.forgetBackup(session)
+		m.applyLogged(now, session, how, new(wire.Reply))
+	}
 }
 
 // awaited are the sessions that others wait for.

@@ -20,19 +20,25 @@ const spreadFrom = 64
 
 // post delivers letters and returns when all are handed to the kernel or to a goroutine that waits for a slow peer.
 func post(letters []letter) {
+	letters = fanOut(letters)
 	if len(letters) < spreadFrom {
 		send(letters)
 		return
 	}
+	spread(len(letters), func(from, to int) { send(letters[from:to]) })
+}
+
+// spread does n things on all processors, and returns when they are done.
+func spread(n int, do func(from, to int)) {
 	workers := runtime.GOMAXPROCS(0)
-	each := (len(letters) + workers - 1) / workers
+	each := (n + workers - 1) / workers
 	var wg sync.WaitGroup
-	for len(letters) > each {
-		part := letters[:each]
-		wg.Go(func() { send(part) })
-		letters = letters[each:]
+	from := 0
+	for ; from+each < n; from += each {
+		first := from
+		wg.Go(func() { do(first, first+each) })
 	}
-	send(letters)
+	do(from, n)
 	wg.Wait()
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 
+	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
@@ -114,6 +115,7 @@ func (c *conn) end(m *Memory, err error) error {
 		if errors.Is(err, errDone) {
 			how = wire.OpGoodbye
 		}
+		m.detachBranches(c, err)
 		m.detach(session, c, how, c.grace())
 	}
 	if cause := c.out.Err(); cause != nil {
@@ -127,6 +129,7 @@ func (c *conn) end(m *Memory, err error) error {
 func (c *conn) carryOut(m *Memory) (held bool, err error) {
 	for {
 		more, full, err := c.turn(m)
+		c.trunk.closeReplaced()
 		if err != nil || full || !more && !c.lazy {
 			c.flushStaged()
 		}
@@ -145,7 +148,7 @@ func (c *conn) carryOut(m *Memory) (held bool, err error) {
 // release ends a turn: m.release. Answers of a durable store stay staged until flushStaged; before the welcome has gone out, which is on
 // its way through the committer, they follow it there.
 func (c *conn) release(m *Memory) {
-	if c.commit != nil && !c.welcomed.Load() {
+	if c.commit != nil && (c.parcels.Load() > 0 || c.trunk.welcomes()) {
 		m.releaseTo(c, c.unstage())
 		return
 	}
@@ -158,7 +161,7 @@ const mostUnsynced = 4096
 
 // flushStaged writes what has been answered, once all that it shows is on the disk.
 func (c *conn) flushStaged() {
-	if len(c.staged) > 0 && c.welcomed.Load() {
+	if len(c.staged) > 0 && c.parcels.Load() == 0 {
 		if err := c.commit.sync(c.pos); err != nil {
 			return // the store is ending, and the connection with it
 		}
@@ -166,7 +169,7 @@ func (c *conn) flushStaged() {
 		staged := c.staged
 		stages.Put(&staged)
 		c.staged = nil
-	} else if c.commit != nil && c.welcomed.Load() && c.pos > c.commit.disk.Durable()+mostUnsynced {
+	} else if c.commit != nil && c.parcels.Load() == 0 && c.pos > c.commit.disk.Durable()+mostUnsynced {
 		_ = c.commit.sync(c.pos) // what is never answered is not to pile up
 	}
 	c.out.Flush()
@@ -185,29 +188,43 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 	}
 	defer c.release(m)
 	now := m.now()
-	for range batch {
+	for done := 0; done < batch; done += c.trunk.weight() {
 		if ok, err := c.next(); err != nil || !ok {
 			return false, false, err
 		}
-		switch c.req.Op {
-		case wire.OpProbe:
-			continue
-		case wire.OpGoodbye:
-			return false, false, errDone
-		}
-		if why := c.refusal(); why != "" {
-			c.refuse(why, func(req *wire.Request, rep *wire.Reply) { m.applyLogged(now, session, req, rep) })
-			continue
-		}
-		if c.req.Op == wire.OpBackup {
-			c.answerBackup(m, c.req.ID, c.req.Rev)
-			continue
-		}
-		if m.applyLogged(now, session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
-			if c.reply(c.req.Op, c.req.ID, &c.rep) > unreadPause {
-				return true, true, nil
-			}
+		if full, err := c.step(m, now); err != nil || full {
+			return full, full, err
 		}
 	}
 	return true, false, nil
+}
+
+// step carries out what has been read; full is that many bytes of answers wait.
+func (c *conn) step(m *Memory, now core.Time) (full bool, err error) {
+	if c.trunk != nil && c.trunk.op != 0 {
+		return c.stepBranches(m, now)
+	}
+	switch c.req.Op {
+	case wire.OpProbe:
+		return false, nil
+	case wire.OpGoodbye:
+		return false, errDone
+	}
+	return c.carry(m, now, c.session.Load()), nil
+}
+
+// carry carries out c.req for a session, this connection's or that of the branch which it is of.
+func (c *conn) carry(m *Memory, now core.Time, session uint64) (full bool) {
+	if why := c.refusal(); why != "" {
+		c.refuse(why, session, func(req *wire.Request, rep *wire.Reply) { m.applyLogged(now, session, req, rep) })
+		return false
+	}
+	if c.req.Op == wire.OpBackup {
+		c.answerBackup(m, session, c.req.ID, c.req.Rev)
+		return false
+	}
+	if m.applyLogged(now, session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
+		return c.reply(c.req.Op, c.req.ID, &c.rep) > unreadPause
+	}
+	return false
 }

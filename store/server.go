@@ -74,6 +74,7 @@ type Server struct {
 	perAddr    map[netip.Addr]int
 	handshakes list.List                 // conns whose handshake is unfinished, the oldest first
 	freed      chan struct{}             // gets a token when there are fewer of them
+	branches   int                       // of relays: they count as connections
 	away       int                       // connections that are being turned away
 	sessions   map[uint64]*engineSession // of an Engine that is no Memory
 	loops      []*transport.Loop
@@ -137,6 +138,11 @@ func (s *Server) Check(addr net.Addr) error {
 			}
 		}
 	}
+	if r, ok := s.Engine.(*Relay); ok {
+		if why := r.check(s); why != "" {
+			return &Error{Op: "relay", Key: addr.String(), Code: wire.CodeDenied, Err: ErrInsecure, Detail: why}
+		}
+	}
 	a, ok := addr.(*net.TCPAddr)
 	if !ok || a.IP.IsLoopback() || s.Insecure || len(s.Access) > 0 || s.wantsCertificate() {
 		return nil
@@ -197,7 +203,7 @@ func (s *Server) start(nc net.Conn) {
 	switch {
 	case s.stopping:
 		_ = nc.Close()
-	case len(s.conns) >= limits.Conns:
+	case len(s.conns)+s.branches >= limits.Conns:
 		s.turnAway(c, fmt.Sprintf("the limit is %d connections", limits.Conns))
 	case c.addr.IsValid() && s.perAddr[c.addr] >= limits.PerAddr:
 		s.turnAway(c, fmt.Sprintf("the limit is %d connections from one address", limits.PerAddr))

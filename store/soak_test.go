@@ -33,13 +33,20 @@ func TestSoak(t *testing.T) {
 	before := runtime.NumGoroutine()
 	proxies := make([]*testcluster.Proxy, 5)
 	var running sync.WaitGroup
+	upstream := testcluster.NewProxy(t, s.addr)
+	through := relay(t, upstream.Addr(), new(store.Server), tcp)
 	for i := range proxies {
-		proxies[i] = testcluster.NewProxy(t, s.addr)
+		to := s.addr
+		if i%2 == 1 {
+			to = through.addr
+		}
+		proxies[i] = testcluster.NewProxy(t, to)
 	}
+	proxies = append(proxies, upstream)
 	var calls, failed atomic.Int64
 	stores := make([]*store.Store, clients)
 	for i := range stores {
-		c := dial(t, proxies[i%len(proxies)].Addr())
+		c := dial(t, proxies[i%5].Addr())
 		stores[i] = c
 		running.Go(func() {
 			l := &soaker{s: c, id: i, chance: rand.New(rand.NewPCG(2, uint64(i))), calls: &calls, failed: &failed}

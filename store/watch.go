@@ -33,33 +33,114 @@ func (s *Server) watch() {
 // lookAround asks those who are silent, and gives up those who have been so for too long. If this process itself stood still, nobody
 // was silent: what they have sent is still to be read.
 func (s *Server) lookAround(late bool) {
+	if r, ok := s.Engine.(*Relay); ok { // the store looks after its peers
+		r.lookAround(late)
+		return
+	}
 	var awaited map[uint64]bool
-	if m, ok := s.Engine.(*Memory); ok {
+	m, isMemory := s.Engine.(*Memory)
+	if isMemory {
 		awaited = m.awaited()
 		late = m.stalled() || late
 	}
+	var quiet, relays []*conn
 	s.mu.Lock()
-	conns := make([]*conn, 0, len(s.conns))
 	for c := range s.conns {
 		if c.heard.Swap(false) || c.reads() || late {
 			c.silent, c.asked = 0, 0
+			relays = append(relays, c)
 			continue
 		}
 		if c.silent++; c.session.Load() != 0 {
-			conns = append(conns, c)
+			quiet = append(quiet, c)
 		}
 	}
+	isMemory = isMemory && s.branches > 0
 	s.mu.Unlock()
 	most := int(s.Limits.withDefaults().Silence / look)
-	for _, c := range conns {
-		waited := awaited[c.session.Load()]
-		switch {
-		case c.silent >= most || waited && c.asked >= max(asksAwaited, int(c.hello.Timeout/look)):
+	for _, c := range quiet {
+		waited := awaited[c.session.Load()] || isMemory && m.awaitedThrough(c, awaited)
+		switch judge(c.silent, &c.asked, most, waited, c.hello.Timeout) {
+		case giveUp:
 			c.lose()
-		case waited || c.silent%max(most/3, 1) == 0:
-			c.asked++ // who has merely said nothing is asked first
+		case ask:
 			c.probe()
 		}
+	}
+	if isMemory {
+		for _, c := range relays { // while a relay itself is silent, its branches cannot be heard
+			c.lookAtBranches(m, awaited, most, late)
+		}
+	}
+}
+
+// judgement is what becomes of a peer that is silent.
+type judgement int
+
+const (
+	leave judgement = iota
+	ask
+	giveUp
+)
+
+// judge judges a peer by how often it has not been heard, and been asked.
+func judge(silent int, asked *int, most int, waited bool, patience time.Duration) judgement {
+	switch {
+	case silent >= most || waited && *asked >= max(asksAwaited, int(patience/look)):
+		return giveUp
+	case waited || silent%max(most/3, 1) == 0:
+		*asked++ // who has merely said nothing is asked first
+		return ask
+	}
+	return leave
+}
+
+// awaitedThrough reports whether somebody waits for a session that comes through c.
+func (m *Memory) awaitedThrough(c *conn, awaited map[uint64]bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if c.trunk == nil {
+		return false
+	}
+	for _, b := range c.trunk.branches {
+		if awaited[b.session] {
+			return true
+		}
+	}
+	return false
+}
+
+// lookAtBranches is lookAround for the branches of a relay that has been heard.
+func (c *conn) lookAtBranches(m *Memory, awaited map[uint64]bool, most int, late bool) {
+	var asks []wire.BranchCall
+	var lost []*branch
+	m.mu.Lock()
+	if c.trunk != nil {
+		for _, b := range c.trunk.branches {
+			if b.heard || late {
+				b.heard, b.silent, b.asked = false, 0, 0
+				continue
+			}
+			b.silent++
+			switch judge(b.silent, &b.asked, most, awaited[b.session], b.patience) {
+			case giveUp:
+				lost = append(lost, b)
+			case ask:
+				asks = append(asks, wire.BranchCall{Branch: b.number})
+			}
+		}
+	}
+	m.mu.Unlock()
+	if len(asks) > 0 {
+		c.out.Append(func(to []byte) []byte {
+			return wire.AppendReply(wire.AppendBranch(to, 0, asks...), wire.OpProbe, 0, new(wire.Reply))
+		})
+		c.out.Flush()
+	}
+	for _, b := range lost {
+		c.server.log().Warn("peer lost", "peer", c.peer, "who", clip(b.who), "branch", b.number, "silent", time.Duration(b.silent)*look)
+		m.detach(b.session, b, wire.OpLost, 0)
+		b.close()
 	}
 }
 
@@ -82,6 +163,7 @@ func (c *conn) reads() bool {
 func (c *conn) lose() {
 	c.server.log().Warn("peer lost", "peer", c.peer, "who", c.hello.Key, "silent", time.Duration(c.silent)*look)
 	session := c.session.Load()
+	c.gaveUp = true
 	if m, ok := c.server.Engine.(*Memory); ok {
 		m.detach(session, c, wire.OpLost, 0)
 	} else {

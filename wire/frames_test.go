@@ -248,9 +248,9 @@ func TestOthersHaveNoNumber(t *testing.T) {
 	}
 }
 
-// TestGoldenComplete keeps an operation from being forgotten above: those that can be parsed are all there.
+// TestGoldenComplete keeps an operation from being forgotten above: those that can be parsed are all there, but for a relay's (relay_test.go).
 func TestGoldenComplete(t *testing.T) {
-	have := map[wire.Op]bool{}
+	have := map[wire.Op]bool{wire.OpBranch: true, wire.OpVotes: true}
 	for _, g := range goldenRequests {
 		have[g.req.Op] = true
 	}
@@ -414,7 +414,7 @@ func TestUnknownFlags(t *testing.T) {
 		wire.OpHello: value | old | resume, wire.OpSet: number | value | lease, wire.OpAdd: number | ttl, wire.OpSwap: number | value | old | ttl,
 		wire.OpAppend: number | value | ttl, wire.OpDelete: number, wire.OpJoin: value, wire.OpLeave: number | no, wire.OpCollect: value | no,
 		wire.OpSend: number | value, wire.OpExpire: number, wire.OpTake: number, wire.OpGrant: number, wire.OpKeep: lease,
-		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value,
+		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value, wire.OpLost: value,
 	}
 	for _, g := range goldenRequests {
 		frame := unhex(t, g.bytes)
@@ -462,7 +462,7 @@ func TestRequestRefused(t *testing.T) {
 }
 
 func TestUnknownOps(t *testing.T) {
-	for _, op := range []wire.Op{0, wire.OpBackup + 1, 255} {
+	for _, op := range []wire.Op{0, wire.OpVotes + 1, 255} {
 		if _, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 10); !errors.Is(err, wire.ErrUnknownOp) {
 			t.Errorf("ParseHeader: op %d: %v", op, err)
 		}

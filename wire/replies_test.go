@@ -273,14 +273,14 @@ func TestNames(t *testing.T) {
 		}
 	}
 	clear(seen)
-	for op := wire.OpHello; op <= wire.OpBackup; op++ {
+	for op := wire.OpHello; op <= wire.OpVotes; op++ {
 		if s := op.String(); seen[s] || strings.HasPrefix(s, "op(") {
 			t.Errorf("op %d is %q", op, s)
 		} else {
 			seen[s] = true
 		}
 	}
-	if got := (wire.CodeFailed + 1).String() + (wire.OpBackup + 1).String() + wire.Op(0).String(); got != "code(22)op(31)op(0)" {
+	if got := (wire.CodeFailed + 1).String() + (wire.OpVotes + 1).String() + wire.Op(0).String(); got != "code(22)op(33)op(0)" {
 		t.Errorf("the next ones are %q", got)
 	}
 	if got := wire.Code(999).String() + wire.Op(99).String(); got != "code(999)op(99)" {

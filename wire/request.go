@@ -144,7 +144,7 @@ var fields = [opEnd]field{
 	OpSend:    fNumber | fValue | fTTL | fSeat | fCast,
 	OpRecv:    fTimeout | fSeat | fCast,
 	OpExpire:  fNumber | fSeat,
-	OpLost:    fTTL,
+	OpLost:    fTTL | fValue,
 	OpTake:    fNumber | fKeys,
 	OpRoom:    fTimeout | fDelta | fSeat | fCast,
 	OpGrant:   fNumber | fTTL,
@@ -267,7 +267,7 @@ func (c *Contribution) append(b []byte, f field) []byte {
 func (r *Request) Parse(h Header, body []byte) error {
 	keys := r.Keys[:0]
 	*r = Request{Op: h.Op, ID: h.ID}
-	if h.Op == 0 || h.Op >= opEnd {
+	if h.Op == 0 || h.Op >= opEnd || ofRelay(h.Op) {
 		return ErrUnknownOp
 	}
 	f := fields[h.Op]

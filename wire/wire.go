@@ -74,6 +74,8 @@ const (
 	OpProbe   // is anybody there: asked by a server, and answered with the same
 	OpProof   // the server's question for the secret, and the proof of it
 	OpBackup  // a piece of a copy of all that the store holds
+	OpBranch  // of a relay: a frame of one of its branches, or one for many
+	OpVotes   // of a relay: votes for one record, of many branches
 	opEnd
 )
 
@@ -82,7 +84,7 @@ var opNames = [opEnd]string{
 	OpAdd: "add", OpSwap: "swap", OpAppend: "append", OpDelete: "delete", OpList: "list", OpChanges: "watch", OpJoin: "join",
 	OpLeave: "leave", OpFollow: "follow", OpCollect: "collect", OpSend: "send", OpRecv: "recv", OpExpire: "expire", OpLost: "lost",
 	OpTake: "take", OpRoom: "room", OpGrant: "lease", OpKeep: "keep alive", OpRevoke: "revoke", OpSkip: "skip", OpProbe: "probe",
-	OpProof: "proof", OpBackup: "backup",
+	OpProof: "proof", OpBackup: "backup", OpBranch: "branch", OpVotes: "votes",
 }
 
 func (o Op) String() string {

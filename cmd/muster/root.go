@@ -61,7 +61,7 @@ Look at a model: muster tensors model.safetensors`,
 			root.AddCommand(c)
 		}
 	}
-	add(groupStart, newDemo(), newRun(), newServe(), newBench())
+	add(groupStart, newDemo(), newRun(), newServe(), newRelay(), newBench())
 	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup())
 	add(groupFiles, newTensors(), newGather())
 	add(groupOther, newRestore(), newCerts(), newVersion())

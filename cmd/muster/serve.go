@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"os/signal"
@@ -131,10 +130,11 @@ func (o *serving) tellHealth() (*health, error) {
 
 // check looks at what flags cannot check, and puts it where it belongs.
 func (o *serving) check(cmd *cobra.Command) error {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-		return usagef(cmd, "--log-level %s is none of debug, info, warn and error", o.logLevel)
+	logger, err := newLogger(cmd, o.logLevel)
+	if err != nil {
+		return err
 	}
+	o.logger = logger
 	if err := checkListen(o.listen); err != nil {
 		return usagef(cmd, "--listen %s: %v", o.listen, err)
 	}
@@ -146,7 +146,6 @@ func (o *serving) check(cmd *cobra.Command) error {
 	if o.drain < 0 {
 		return usagef(cmd, "--drain must not be negative")
 	}
-	var err error
 	if o.limits, o.serverLimits, err = o.limit.check(cmd); err != nil {
 		return err
 	}
@@ -156,7 +155,6 @@ func (o *serving) check(cmd *cobra.Command) error {
 	if o.protocols, err = o.torch.check(cmd); err != nil {
 		return err
 	}
-	o.logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
 	return nil
 }
 

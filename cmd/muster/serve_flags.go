@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,11 +18,45 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// connFlags are the limits of connections that serve and relay have flags for, with their defaults.
+type connFlags struct {
+	inFlight size
+	server   store.ServerLimits
+}
+
+func (c *connFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.IntVar(&c.server.Conns, "max-conns", 65536, "connections at once")
+	f.IntVar(&c.server.PerAddr, "max-conns-per-addr", 16384, "connections at once from one IP address")
+	f.IntVar(&c.server.Handshakes, "max-handshakes", 4096, "unfinished handshakes: then the oldest one is dropped")
+	c.inFlight = 64 << 20
+	f.Var(&c.inFlight, "max-in-flight", "answers that wait for one slow peer: then it is cut off")
+	f.DurationVar(&c.server.Handshake, "handshake-timeout", 10*time.Second, "time for a peer to come in")
+}
+
+// check looks at what flags cannot check, and gives the limits.
+func (c *connFlags) check(cmd *cobra.Command) (store.ServerLimits, error) {
+	c.server.InFlight = int(c.inFlight)
+	return c.server, checkPositive(cmd, map[string]int64{
+		"max-conns": int64(c.server.Conns), "max-conns-per-addr": int64(c.server.PerAddr), "max-handshakes": int64(c.server.Handshakes),
+		"max-in-flight": int64(c.inFlight), "handshake-timeout": int64(c.server.Handshake),
+	})
+}
+
+func checkPositive(cmd *cobra.Command, flags map[string]int64) error {
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		if flags[name] < 1 {
+			return usagef(cmd, "--%s must be positive", name)
+		}
+	}
+	return nil
+}
+
 // limitFlags are the limits that serve has flags for, with their defaults.
 type limitFlags struct {
-	key, value, bytes, inFlight size
-	limits                      store.Limits
-	server                      store.ServerLimits
+	connFlags
+	key, value, bytes size
+	limits            store.Limits
 }
 
 func (l *limitFlags) register(cmd *cobra.Command) {
@@ -37,26 +73,22 @@ func (l *limitFlags) register(cmd *cobra.Command) {
 	number(&l.limits.History, "history", 8192, "changes that watch --from can go back")
 	number(&l.limits.Waiting, "max-waiting", 65536, "calls of one peer that wait")
 	number(&l.limits.Leases, "max-leases", 65536, "leases of one peer")
-	number(&l.server.Conns, "max-conns", 65536, "connections at once")
-	number(&l.server.PerAddr, "max-conns-per-addr", 16384, "connections at once from one IP address")
-	number(&l.server.Handshakes, "max-handshakes", 4096, "unfinished handshakes: then the oldest one is dropped")
-	bytes(&l.inFlight, "max-in-flight", 64<<20, "answers that wait for one slow peer: then it is cut off")
-	during(&l.server.Handshake, "handshake-timeout", 10*time.Second, "time for a peer to come in")
+	l.connFlags.register(cmd)
 	during(&l.server.Silence, "idle-timeout", 15*time.Second, "a peer that answers no probe for so long is lost")
 	during(&l.server.Grace, "grace", 500*time.Millisecond, "time for a peer whose connection broke to come back")
 }
 
 // check looks at what flags cannot check, and gives the limits.
 func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits, error) {
-	for name, n := range map[string]int64{
-		"max-key": int64(l.key), "max-value": int64(l.value), "max-bytes": int64(l.bytes), "max-in-flight": int64(l.inFlight),
+	if _, err := l.connFlags.check(cmd); err != nil {
+		return l.limits, l.server, err
+	}
+	if err := checkPositive(cmd, map[string]int64{
+		"max-key": int64(l.key), "max-value": int64(l.value), "max-bytes": int64(l.bytes),
 		"max-keys": int64(l.limits.Keys), "history": int64(l.limits.History), "max-waiting": int64(l.limits.Waiting), "max-leases": int64(l.limits.Leases),
-		"max-conns": int64(l.server.Conns), "max-conns-per-addr": int64(l.server.PerAddr), "max-handshakes": int64(l.server.Handshakes),
-		"handshake-timeout": int64(l.server.Handshake), "idle-timeout": int64(l.server.Silence), "grace": int64(l.server.Grace),
-	} {
-		if n < 1 {
-			return l.limits, l.server, usagef(cmd, "--%s must be positive", name)
-		}
+		"idle-timeout": int64(l.server.Silence), "grace": int64(l.server.Grace),
+	}); err != nil {
+		return l.limits, l.server, err
 	}
 	for name, is := range map[string]struct {
 		size
@@ -67,7 +99,7 @@ func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits
 			return l.limits, l.server, usagef(cmd, "--%s %s: the protocol has no room for more than %s", name, &is.size, &most)
 		}
 	}
-	l.limits.Key, l.limits.Value, l.limits.Bytes, l.server.InFlight = int(l.key), int(l.value), int64(l.bytes), int(l.inFlight)
+	l.limits.Key, l.limits.Value, l.limits.Bytes = int(l.key), int(l.value), int64(l.bytes)
 	return l.limits, l.server, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -148,7 +149,12 @@ func checkURL(raw string) error {
 	case u.Scheme != "muster" && u.Scheme != "tcp":
 		return fmt.Errorf("%s:// is not known here, only muster://host:port, and tcp://host:port that PyTorch hosts", u.Scheme)
 	}
-	return checkPort(u.Host)
+	for way := range strings.SplitSeq(u.Host, ",") {
+		if err := checkPort(way); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func checkPort(addr string) error {

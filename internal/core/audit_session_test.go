@@ -14,7 +14,8 @@ import (
 type known struct {
 	id          uint64
 	token       []byte
-	grace       clock // it is lost then; zero: it has a connection
+	grace       clock  // it is lost then; zero: it has a connection
+	why         string // it has none: others may have lost theirs for the same
 	last, acked uint64
 	answers     map[uint64][]byte // by number, those beyond acked
 	leases      []*lease
@@ -60,11 +61,7 @@ func (a *audit) advance() {
 		}
 		for _, s := range a.sessions {
 			if s.grace.at > 0 && s.grace.before(next) {
-				next, end = s.grace, func() {
-					a.w.tally.lostAfterGrace++
-					a.overdue = append(a.overdue, s.id)
-					a.ends(s.id, wire.CodeLost)
-				}
+				next, end = s.grace, func() { a.loses(s) }
 			}
 		}
 		for _, cl := range a.waiting {
@@ -82,10 +79,42 @@ func (a *audit) advance() {
 	}
 }
 
+// loses is the end of a session whose grace has passed, and of those that lost their connections for the same and whose grace has passed too.
+func (a *audit) loses(first *known) {
+	var ids []uint64
+	for _, s := range slices.SortedFunc(maps.Values(a.sessions), byID) {
+		if s == first || first.why != "" && s.why == first.why && s.grace.at > 0 && s.grace.at <= a.now {
+			ids = append(ids, s.id)
+		}
+	}
+	if len(ids) > 1 {
+		a.w.tally.lostTogether++
+	}
+	for _, g := range slices.Clone(a.inOrder) { // one verdict for all of its ranks
+		var ranks []int
+		for rank, s := range g.seats {
+			if slices.Contains(ids, s.session) && s.gone == wire.CodeOK {
+				ranks = append(ranks, rank)
+			}
+		}
+		if first.why != "" && len(ranks) > 0 {
+			g.revoke(a, wire.CodeLost, ranks[0])
+			if g.over.step == a.step && g.over.why == "" && g.over.rank == ranks[0] {
+				g.over.ranks, g.over.why = ranks, first.why
+			}
+		}
+	}
+	for _, id := range ids {
+		a.w.tally.lostAfterGrace++
+		a.overdue = append(a.overdue, id)
+		a.ends(id, wire.CodeLost)
+	}
+}
+
 // suspects is the end of a session's connection.
 func (a *audit) suspects(cl *call, req *wire.Request) {
 	if req.TTL > 0 {
-		a.sessions[cl.session].grace = a.in(req.TTL)
+		a.sessions[cl.session].grace, a.sessions[cl.session].why = a.in(req.TTL), string(req.Value)
 		return
 	}
 	a.ends(cl.session, wire.CodeLost)
@@ -149,7 +178,7 @@ func (a *audit) greeted(cl *call, rep *wire.Reply) {
 	s := a.sessions[req.Resume]
 	if s != nil && bytes.Equal(s.token, req.Value) {
 		s6TakenUp(s, cl, rep)
-		s.grace = clock{}
+		s.grace, s.why = clock{}, ""
 		s.repeats = map[uint64]bool{}
 		for _, cl := range a.waiting {
 			if cl.session == s.id && !reads(cl.req.Op) {

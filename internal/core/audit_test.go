@@ -66,11 +66,14 @@ type cause struct {
 	code wire.Code
 	rank int
 	step int
+
+	ranks []int // that were lost together, since
+	why   string
 }
 
 func (g *group) revoke(a *audit, code wire.Code, rank int) {
 	if g.over == nil {
-		g.over = &cause{code, rank, a.step}
+		g.over = &cause{code: code, rank: rank, step: a.step}
 		a.w.tally.revoked++
 	}
 	g.all = g.all || code != wire.CodeLost

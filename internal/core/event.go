@@ -122,7 +122,7 @@ func (m *Machine) Restart(now, grace Time) {
 		m.endLease(l)
 	}
 	for _, seat := range local.seats {
-		m.fence(seat.g, seat.rank, wire.CodeLost)
+		m.fence(seat.g, wire.CodeLost, "", seat.rank)
 	}
 	for _, id := range m.Sessions() {
 		m.arm(&m.sessions[id].grace, m.after(grace))

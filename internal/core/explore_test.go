@@ -39,9 +39,10 @@ const (
 	crash                        // the server is killed, and starts again with its log
 	crashAfter                   // a frame comes, and the server is killed before anybody is answered; the log has it
 	crashWithout                 // the log does not
+	relayEnds                    // the connections of all but the last rank break at once, which have come through it
 )
 
-var moveNames = [...]string{"deliver", "stale", "cut", "resume", "give up", "lose", "crash", "crash after", "crash without"}
+var moveNames = [...]string{"deliver", "stale", "cut", "resume", "give up", "lose", "crash", "crash after", "crash without", "relay ends"}
 
 func (v move) String() string { return fmt.Sprintf("%s %d", moveNames[v.what], v.rank) }
 
@@ -56,6 +57,7 @@ type explored struct {
 	givings int
 	losses  int
 	crashes int
+	relays  int
 }
 
 type explorer struct {
@@ -72,7 +74,7 @@ type explorer struct {
 const exploreSteps = 4
 
 func explore(window int) *explored {
-	x := &explored{window: window, m: core.New(core.Limits{}), told: map[uint64][]byte{}, cuts: 1, givings: 1, losses: 1, crashes: 1}
+	x := &explored{window: window, m: core.New(core.Limits{}), told: map[uint64][]byte{}, cuts: 1, givings: 1, losses: 1, crashes: 1, relays: 1}
 	x.m.SetBounds(core.Bounds{Window: x.window})
 	for rank := range x.ranks {
 		rep := x.apply(core.Local, wire.Request{Op: wire.OpHello, Old: []byte{byte(rank + 1)}})
@@ -212,6 +214,9 @@ func (x *explored) moves() (vs []move) {
 	if x.crashes > 0 {
 		vs = append(vs, move{crash, 0})
 	}
+	if x.relays > 0 {
+		vs = append(vs, move{relayEnds, 0})
+	}
 	return vs
 }
 
@@ -248,6 +253,13 @@ func (x *explored) do(v move) {
 		x.frame(v.rank, wire.Request{Op: wire.OpLost}, true)
 	case crash:
 		x.crash()
+	case relayEnds:
+		x.relays--
+		for rank := range x.ranks[:exploreRanks-1] {
+			if r := &x.ranks[rank]; r.connected && !r.lost {
+				r.connected, r.old, r.out = false, r.out, nil
+			}
+		}
 	}
 }
 
@@ -318,7 +330,7 @@ func (x *explored) settled() {
 var exploreSeed = maphash.MakeSeed()
 
 func (x *explored) hash() uint64 {
-	return maphash.String(exploreSeed, fmt.Sprint(x.m.Portrait(), x.ranks, x.told, x.cuts, x.givings, x.losses, x.crashes))
+	return maphash.String(exploreSeed, fmt.Sprint(x.m.Portrait(), x.ranks, x.told, x.cuts, x.givings, x.losses, x.crashes, x.relays))
 }
 
 // run does what a schedule says.
@@ -337,8 +349,8 @@ func run(window int, schedule []move) (x *explored, err error) {
 }
 
 // TestExplore looks at all interleavings of a small system, each state once: 3 ranks, 2 barriers, a window of 1 and of 2, and one each of
-// a cut with frames left in the old connection, a context that ends, the loss of a rank, and a kill of the server, before or after the
-// last request is durable.
+// a cut with frames left in the old connection, a context that ends, the loss of a rank, the end of a relay of two ranks, and a kill of the
+// server, before or after the last request is durable.
 func TestExplore(t *testing.T) {
 	depth, limit := *exploreDepth, exploreTime/2
 	switch {

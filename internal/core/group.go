@@ -83,31 +83,36 @@ func (m *Machine) leave(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	s := m.sessions[t.Session]
 	m.dropAll(s, wire.CodeClosed, func(w *waiter) bool { return w.of(g, c.Rank) })
 	s.seats = slices.DeleteFunc(s.seats, func(id seatID) bool { return id == seatID{g, c.Rank} })
-	m.fence(g, c.Rank, wire.CodeLeft)
+	m.fence(g, wire.CodeLeft, "", c.Rank)
 	return true
 }
 
-// fence makes a rank gone: no vote of it counts any more, nobody waits for it, and what only it still
-// needed is freed. If it is lost the generation is revoked; a vote that it has cast stands.
-func (m *Machine) fence(g *group, rank int, how wire.Code) {
-	s := &g.seats[rank]
-	if s.gone != wire.CodeOK {
+// fence makes ranks gone: no vote of them counts any more, nobody waits for them, and what only they still
+// needed is freed. If they are lost the generation is revoked, for why, or the name of the first; a vote that one has cast stands.
+func (m *Machine) fence(g *group, how wire.Code, why string, ranks ...int) {
+	ranks = slices.DeleteFunc(ranks, func(rank int) bool { return g.seats[rank].gone != wire.CodeOK })
+	if len(ranks) == 0 {
 		return
 	}
-	s.gone = how
-	g.present--
+	for _, rank := range ranks {
+		g.seats[rank].gone = how
+		g.present--
+	}
 	v := &wire.Verdict{Code: how, By: -1}
+	needed := func(r *record) bool { return slices.ContainsFunc(ranks, r.needs) }
 	if how == wire.CodeLost {
-		v.Lost, v.Reason = []int{rank}, s.label
-		m.revoke(g, v, func(r *record) bool { return r.needs(rank) })
+		v.Lost, v.Reason = ranks, cmp.Or(why, g.seats[ranks[0]].label)
+		m.revoke(g, v, needed)
 	} else {
-		v.Left = []int{rank}
-		m.decideAll(g, v, func(r *record) bool { return r.needs(rank) })
+		v.Left = ranks
+		m.decideAll(g, v, needed)
 	}
-	for _, ch := range g.inOrder() {
-		ch.fence(m, rank)
+	for _, rank := range ranks {
+		for _, ch := range g.inOrder() {
+			ch.fence(m, rank)
+		}
+		m.fenceStreams(g, rank)
 	}
-	m.fenceStreams(g, rank)
 	if g.shrink != nil {
 		m.completeRoll(g.shrink)
 	}
@@ -157,6 +162,9 @@ func (m *Machine) decideAll(g *group, v *wire.Verdict, which func(*record) bool)
 			if r := ch.records[seq]; r != nil && r.open() && which(r) {
 				own := *v
 				own.Waited = m.now - r.born
+				if len(v.Lost) > 1 { // a vote that is cast stands: a record names those alone that it needed
+					own.Lost = slices.DeleteFunc(slices.Clone(v.Lost), func(rank int) bool { return !r.needs(rank) })
+				}
 				m.decide(r, failed(&own))
 			}
 		}

@@ -28,11 +28,11 @@ var mutants = []mutant{
 	},
 	{
 		"a loss decides records in which the rank has voted",
-		"group.go", `m.revoke(g, v, func(r *record) bool { return r.needs(rank) })`, `m.revoke(g, v, everyRecord)`,
+		"group.go", `m.revoke(g, v, needed)`, `m.revoke(g, v, everyRecord)`,
 	},
 	{
 		"a lost elector is waited for",
-		"group.go", `m.revoke(g, v, func(r *record) bool { return r.needs(rank) })`, `m.revoke(g, v, func(*record) bool { return false })`,
+		"group.go", `m.revoke(g, v, needed)`, `m.revoke(g, v, func(*record) bool { return false })`,
 	},
 	{
 		"a mismatch counts as a yes",
@@ -172,9 +172,21 @@ var mutants = []mutant{
 		"session.go", `m.arm(&s.grace, m.after(req.TTL))`, `_ = s`,
 	},
 	{
+		"who lost their connections together are lost one by one",
+		"session.go", `if why == "" {`, `if why != "?" {`,
+	},
+	{
+		"of several who are lost together those are named who have voted",
+		"group.go", `if len(v.Lost) > 1 {`, `if len(v.Lost) > 99 {`,
+	},
+	{
+		"what is restored forgets who lost their connections together",
+		"restore.go", `why: s.Why`, `why: ""`,
+	},
+	{
 		"who has come back in time is lost all the same",
 		"session.go", `	m.disarm(&s.grace)
-	s.repeats`, `	s.repeats`,
+	s.why = ""`, `	s.why = ""`,
 	},
 	{
 		"calls that wait, and come again, are refused",

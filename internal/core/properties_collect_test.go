@@ -119,6 +119,13 @@ func c3FailureNames(a *audit, r *record, v *wire.Verdict) {
 			breaks(p, "#%d: rank %d is not lost", r.seq, rank)
 		}
 	}
+	if g.over != nil && v.Code == wire.CodeLost {
+		for _, rank := range g.over.ranks {
+			if r.elects(rank) && r.yes[rank] == nil && !slices.Contains(v.Lost, rank) {
+				breaks(p, "#%d: rank %d was lost with others, and is not named with %v", r.seq, rank, v.Lost)
+			}
+		}
+	}
 	for _, rank := range v.Left {
 		if g.seats[rank].gone != wire.CodeLeft {
 			breaks(p, "#%d: rank %d has not left", r.seq, rank)

@@ -227,7 +227,7 @@ func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
 	right := v.Code == g.over.code && rep.Code == v.Code
 	switch g.over.code {
 	case wire.CodeLost:
-		right = right && slices.Contains(v.Lost, g.over.rank)
+		right = right && slices.Contains(v.Lost, g.over.rank) && (g.over.why == "" || slices.Equal(v.Lost, g.over.ranks) && v.Reason == g.over.why)
 	case wire.CodeAborted:
 		right = right && v.By == g.over.rank
 	case wire.CodeMismatch:

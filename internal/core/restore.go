@@ -43,7 +43,7 @@ func Restore(l Limits, s *State, entries iter.Seq2[Entry, error]) (*Machine, err
 }
 
 func (m *Machine) restoreSession(s *SavedSession) {
-	x := &session{who: s.Who, token: s.Token, waiters: map[uint64]*waiter{}, acked: s.Acked, answers: s.Answers, repeats: s.Repeats}
+	x := &session{who: s.Who, token: s.Token, waiters: map[uint64]*waiter{}, acked: s.Acked, answers: s.Answers, repeats: s.Repeats, why: s.Why}
 	x.grace.id = s.ID
 	for i := range x.answers {
 		x.bytes += valueBytes(&x.answers[i])

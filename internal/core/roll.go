@@ -196,7 +196,7 @@ func (m *Machine) retire(g *group) {
 		of := m.sessions[s.session]
 		of.seats = slices.DeleteFunc(of.seats, func(id seatID) bool { return id == seatID{g, rank} })
 		m.dropAll(of, wire.CodeClosed, func(w *waiter) bool { return w.of(g, rank) })
-		m.fence(g, rank, wire.CodeLeft)
+		m.fence(g, wire.CodeLeft, "", rank)
 	}
 }
 

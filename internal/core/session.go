@@ -17,6 +17,7 @@ type session struct {
 	seats   []seatID
 	leases  []*lease // in the order in which they were granted
 	grace   grace
+	why     string // it has no connection: what others lost theirs by, too; empty is of its own
 
 	// repeats are the calls that waited when the session was last taken up again, and are to come again: true once they are answered.
 	repeats map[uint64]bool
@@ -110,6 +111,7 @@ func (m *Machine) hello(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		m.sessions[id] = s
 	}
 	m.disarm(&s.grace)
+	s.why = ""
 	s.repeats = make(map[uint64]bool, len(s.waiters))
 	for id, w := range s.waiters {
 		if logged(w.op) { // to begin another anew is no harm
@@ -125,9 +127,11 @@ func (m *Machine) goodbye(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
 	return true
 }
 
-// lost ends a session whose connection has broken, now, or in TTL if it is not taken up again until then.
+// lost ends a session whose connection has broken, now, or in TTL if it is not taken up again until then. Value is why, if that took the
+// connections of others too.
 func (m *Machine) lost(t Ticket, req *wire.Request, _ *wire.Reply) bool {
 	if s := m.sessions[t.Session]; req.TTL > 0 && t.Session != Local {
+		s.why = string(req.Value)
 		m.arm(&s.grace, m.after(req.TTL))
 		return true
 	}
@@ -141,13 +145,48 @@ type grace struct {
 	timer clock
 }
 
-func (g *grace) clock() *clock  { return &g.timer }
-func (g *grace) due(m *Machine) { m.end(g.id, wire.CodeLost) }
+func (g *grace) clock() *clock { return &g.timer }
 
-// end takes a session out: nobody is answered any more, its leases end, and its ranks have left or are lost.
-func (m *Machine) end(id uint64, how wire.Code) {
-	if id == Local {
+// due ends the session, and those that lost their connections with it and have not come back either: one verdict names all of
+// their ranks, and why.
+func (g *grace) due(m *Machine) {
+	why := m.sessions[g.id].why
+	if why == "" {
+		m.end(g.id, wire.CodeLost)
 		return
+	}
+	var seats []seatID
+	for _, id := range m.Sessions() {
+		s := m.sessions[id]
+		if id == g.id || s.why == why && s.grace.timer.pos > 0 && s.grace.timer.at <= m.now {
+			seats = append(seats, m.takeOut(id, wire.CodeLost)...)
+		}
+	}
+	for len(seats) > 0 {
+		first := seats[0].g
+		var ranks []int
+		seats = slices.DeleteFunc(seats, func(s seatID) bool {
+			if s.g == first {
+				ranks = append(ranks, s.rank)
+			}
+			return s.g == first
+		})
+		slices.Sort(ranks)
+		m.fence(first, wire.CodeLost, why, ranks...)
+	}
+}
+
+// end takes a session out, and its ranks have left or are lost.
+func (m *Machine) end(id uint64, how wire.Code) {
+	for _, seat := range m.takeOut(id, how) {
+		m.fence(seat.g, how, "", seat.rank)
+	}
+}
+
+// takeOut takes a session out: nobody is answered any more, and its leases end. Its seats are to be fenced.
+func (m *Machine) takeOut(id uint64, how wire.Code) (seats []seatID) {
+	if id == Local {
+		return nil
 	}
 	s := m.sessions[id]
 	m.disarm(&s.grace)
@@ -156,9 +195,7 @@ func (m *Machine) end(id uint64, how wire.Code) {
 	for _, l := range s.leases {
 		m.endLease(l)
 	}
-	for _, seat := range s.seats {
-		m.fence(seat.g, seat.rank, how)
-	}
+	return s.seats
 }
 
 // Sessions are the ids of all sessions but the local one, in order.

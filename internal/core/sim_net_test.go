@@ -20,6 +20,9 @@ type conn struct {
 	ended  bool     // as the server knows
 	stall  core.Time
 
+	relay        *relay // nil: it is to the server itself
+	lostRelay    bool   // that has ended
+	arriveRelay  core.Time
 	arriveServer core.Time
 	arriveClient core.Time
 }
@@ -42,6 +45,11 @@ func (c *conn) post(cl *call, req *wire.Request) {
 		return
 	}
 	frame := wire.AppendRequest(nil, req)
+	if c.relay != nil {
+		c.arriveRelay = max(c.arriveRelay, w.now+c.latency())
+		w.at(c.arriveRelay, func() { c.relay.takes(c, cl, frame) })
+		return
+	}
 	c.arriveServer = max(c.arriveServer, w.now+c.latency())
 	w.at(c.arriveServer, func() { c.comes(cl, frame) })
 }
@@ -137,7 +145,10 @@ func (c *conn) kill() {
 }
 
 // noticed is the server's part of a broken connection. If it has a newer one for the session that is all.
-func (c *conn) noticed() {
+func (c *conn) noticed() { c.noticedBy("") }
+
+// noticedBy is noticed, for a reason that others have too.
+func (c *conn) noticedBy(why string) {
 	w := c.s.p.w
 	if c.ended {
 		return
@@ -145,7 +156,7 @@ func (c *conn) noticed() {
 	c.ended = true
 	if w.conns[c.serves] == c {
 		delete(w.conns, c.serves)
-		w.lose(c.serves, w.grace)
+		w.lose(c.serves, w.grace, why)
 	}
 }
 

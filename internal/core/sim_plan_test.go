@@ -70,6 +70,7 @@ func (w *world) begin() {
 	for i := range n {
 		w.procs = append(w.procs, &proc{w: w, id: i, local: local && i == 0})
 	}
+	w.makeRelays()
 	w.makePlans()
 	for _, p := range w.procs {
 		p.start()

@@ -22,6 +22,7 @@ type proc struct {
 	local    bool // it is the one that holds the machine
 	session  *session
 	links    []*conn // that may still be there
+	relay    *relay  // nil: it connects to the server
 	lastID   uint64
 	dead     bool
 	begun    bool

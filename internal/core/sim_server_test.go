@@ -345,9 +345,13 @@ func (w *world) restart() {
 	w.record(logged{kind: restart, at: w.clock(), grace: max(w.grace, 5*time.Millisecond), logs: true})
 }
 
-// lose tells the machine that a session has no connection any more.
-func (w *world) lose(session uint64, grace time.Duration) {
-	w.control(session, wire.Request{Op: wire.OpLost, TTL: grace})
+// lose tells the machine that a session has no connection any more, and why, if others have none for that too.
+func (w *world) lose(session uint64, grace time.Duration, why string) {
+	req := wire.Request{Op: wire.OpLost, TTL: grace}
+	if why != "" {
+		req.Value = []byte(why)
+	}
+	w.control(session, req)
 }
 
 // control is what the server itself says of a session.

@@ -17,6 +17,7 @@ func (s *session) dial() {
 		return
 	}
 	c := &conn{s: s}
+	p.relay.opens(c)
 	s.dialing = c
 	p.links = append(slices.DeleteFunc(p.links, func(c *conn) bool { return c.gone }), c)
 	req := wire.Request{Op: wire.OpHello, Key: "proc", Resume: s.id, Value: s.token}

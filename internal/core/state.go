@@ -41,6 +41,7 @@ type SavedSession struct {
 	Acked   uint64
 	Answers []wire.Reply
 	Repeats map[uint64]bool // calls that are to come again, and whether they have been answered
+	Why     string          // with Grace: what others lost their connections by, too
 }
 
 // SavedLease is a lease, and its entries in order.
@@ -158,7 +159,7 @@ func (m *Machine) state() *State {
 	s := &State{Now: m.now, Rev: m.rev, Generation: m.generation, LastLease: m.lastLease, LastID: m.lastSession, Turn: m.timers.turn, Limits: m.limits}
 	for _, id := range append([]uint64{Local}, m.Sessions()...) {
 		x := m.sessions[id]
-		s.Sessions = append(s.Sessions, SavedSession{id, x.who, x.token, x.grace.timer.due(), x.acked, slices.Clone(x.answers), maps.Clone(x.repeats)})
+		s.Sessions = append(s.Sessions, SavedSession{id, x.who, x.token, x.grace.timer.due(), x.acked, slices.Clone(x.answers), maps.Clone(x.repeats), x.why})
 		for _, l := range x.leases {
 			s.Leases = append(s.Leases, m.leaseState(l))
 		}

@@ -24,6 +24,7 @@ type tally struct {
 	blocked, rooms    int // senders that heard of no room, and of room
 
 	resumed, lostAfterGrace, rejoined int
+	relays, heldBack, lostTogether    int // relays that ended, votes that one held back, sessions that were lost with one, at once
 	again, repeats, skips, gaps       int // calls that wait, and numbered ones, that came again; given up ones; numbers that are not the next
 	dropped, late                     int // frames of old connections, and of lost sessions
 	restored                          int // restarts from a snapshot
@@ -81,13 +82,14 @@ func (t *tally) sessions() []*int {
 	return []*int{
 		&t.rooms, &t.resumed, &t.lostAfterGrace, &t.rejoined, &t.again, &t.repeats, &t.skips, &t.gaps, &t.dropped, &t.late,
 		&t.restarts, &t.tails, &t.restored, &t.takes, &t.leases, &t.leased, &t.leasesByTTL, &t.leasesRevoked, &t.leasesBySession,
+		&t.relays, &t.heldBack, &t.lostTogether,
 	}
 }
 
 var sessionCounts = []string{
 	"told of room", "resumed", "lost after their grace", "joins repeated", "waits repeated", "repeats answered from memory", "skips", "gaps refused",
 	"frames dropped of old connections", "frames refused of lost sessions", "restarts", "with a lost tail", "from a snapshot", "takes", "leases", "entries with a lease",
-	"leases ended by their time", "by revoke", "by their session",
+	"leases ended by their time", "by revoke", "by their session", "relays ended", "votes held back", "losses of several at once",
 }
 
 func (t *tally) String() string {

@@ -22,8 +22,8 @@ type Pipe interface {
 }
 
 const (
-	// shareFrom is from where on bytes that several connections get are not copied for each.
-	shareFrom = 8 << 10
+	// ShareFrom is from where on bytes that several connections get are not copied for each.
+	ShareFrom = 8 << 10
 	// sharedLimit bounds what is shared and waits for one peer: others may long have theirs.
 	sharedLimit = 1 << 30
 	// room is the size of the buffers in which small frames are gathered.
@@ -48,16 +48,16 @@ type Outbox struct {
 	// connection has ended. It is set before the first Append, and called with the outbox locked.
 	Drained func()
 
-	pipe  Pipe
-	limit int
+	pipe Pipe
 
 	mu      sync.Mutex // protects the fields below; not held while writing
-	queue   []chunk    // the last one is open for more if it is not shared
-	bytes   int        // of chunks that are not shared and not written
-	shared  int        // of those that are shared
-	writing bool       // somebody writes, or waits for room: Flush leaves it to them
-	held    bool       // somebody waits for Drained
-	taken   uint64     // bytes, by the pipe
+	limit   int
+	queue   []chunk // the last one is open for more if it is not shared
+	bytes   int     // of chunks that are not shared and not written
+	shared  int     // of those that are shared
+	writing bool    // somebody writes, or waits for room: Flush leaves it to them
+	held    bool    // somebody waits for Drained
+	taken   uint64  // bytes, by the pipe
 	err     error
 
 	bufs [most][]byte // of whoever set writing
@@ -66,6 +66,13 @@ type Outbox struct {
 // NewOutbox returns the outbox of a connection. If there is more for a peer for whom more than limit
 // bytes wait already, it is too slow, and the connection is closed. What is shared has a limit of its own.
 func NewOutbox(p Pipe, limit int) *Outbox { return &Outbox{pipe: p, limit: limit} }
+
+// Widen lets n bytes more wait, or with n below 0 fewer.
+func (o *Outbox) Widen(n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.limit += n
+}
 
 // Append appends what f appends to its argument, and returns how many bytes wait now.
 func (o *Outbox) Append(f func(b []byte) []byte) (waiting int) {
@@ -83,7 +90,7 @@ func (o *Outbox) AppendShared(head, body []byte) {
 	defer o.mu.Unlock()
 	switch {
 	case !o.open():
-	case len(body) < shareFrom:
+	case len(body) < ShareFrom:
 		o.grow(func(b []byte) []byte { return append(append(b, head...), body...) })
 	default:
 		o.grow(func(b []byte) []byte { return append(b, head...) })

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
+)
+
+// relaying is what relay was told.
+type relaying struct {
+	hostOptions
+	limit    connFlags
+	who      accessFlags
+	listen   string
+	store    string
+	timeout  time.Duration
+	logLevel string
+}
+
+func newRelay() *cobra.Command {
+	o := &relaying{}
+	cmd := &cobra.Command{
+		Use:   "relay",
+		Short: "Bring all ranks of a host to a store over one connection, until SIGINT or SIGTERM",
+		Long: `Bring all ranks of a host to a store over one connection, until SIGINT or SIGTERM. The store then
+has a connection, and of each barrier a message, for each host, and not for each rank. Ranks
+connect to the relay as if it were the store. The first line on standard output is its address.
+
+All that is kept is kept by the store: a relay can be stopped, and started again. Its ranks go on
+if they are back within the grace of the store (serve --grace), by this relay or by another way
+that their URL has: muster://127.0.0.1:7070,store:7070. Else they are lost, and errors name the
+relay.
+
+Who may connect to the relay is said as for serve: --secret-file, --access, --tls-…. What the
+relay shows the store is in its URL: muster://store:7070?secret-file=FILE&ca=FILE&cert=FILE&key=FILE
+Its ranks may do what that allows the relay, and of that what --access leaves them. So a relay
+with a secret or a certificate of its own wants one of its ranks too, or --insecure.
+
+Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
+		Example: `  muster relay --store muster://10.0.0.5:7070
+  muster relay --listen 127.0.0.1:0 --store 'muster://10.0.0.5:7070?secret-file=job.secret' \
+    --secret-file host.secret`,
+		Args:              operands(),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` to listen at, host:port")
+	f.StringVar(&o.store, "store", "", "`URL` of the store, muster://host:port[?secret-file=…]; or set MUSTER_STORE")
+	f.DurationVar(&o.timeout, "timeout", time.Minute, "time for the store to be there, at the start")
+	f.BoolVar(&o.insecure, "insecure", false, "listen whoever may come in: beyond loopback, or with a secret or a certificate of the relay's own")
+	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	o.who.register(cmd)
+	o.limit.register(cmd)
+	return cmd
+}
+
+// check looks at what flags cannot check, and puts it where it belongs.
+func (o *relaying) check(cmd *cobra.Command) error {
+	if err := checkListen(o.listen); err != nil {
+		return usagef(cmd, "--listen %s: %v", o.listen, err)
+	}
+	if o.timeout <= 0 {
+		return usagef(cmd, "--timeout must be positive")
+	}
+	at := &remote{url: o.store}
+	if err := at.check(cmd); err != nil {
+		return err
+	}
+	o.store = at.url
+	if u, err := url.Parse(o.store); err != nil || u.Scheme != "muster" {
+		return usagef(cmd, "--store %s: a relay is of muster://host:port", redacted(o.store))
+	}
+	var err error
+	if o.logger, err = newLogger(cmd, o.logLevel); err != nil {
+		return err
+	}
+	if o.serverLimits, err = o.limit.check(cmd); err != nil {
+		return err
+	}
+	o.tls, o.access, err = o.who.check(cmd)
+	return err
+}
+
+func (o *relaying) run(cmd *cobra.Command) error {
+	if err := o.check(cmd); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	r, err := o.open(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	defer r.Close()
+	server, err := o.server(r)
+	if err != nil {
+		return listenError("--listen", o.listen, err)
+	}
+	h, err := startServer(o.listen, server, nil)
+	if e, ok := errors.AsType[*store.Error](err); ok && e.Op == "relay" {
+		return &exit{code: exitFailed, text: "refusing to relay at " + o.listen + ": " + e.Detail + " (--secret-file, --access, --require-client-cert, --insecure)", err: err}
+	}
+	if err != nil {
+		return listenError("--listen", o.listen, err)
+	}
+	defer h.server.Close()
+	if _, err := fmt.Fprintln(cmd.OutOrStdout(), h.url()); err != nil {
+		return err
+	}
+	o.logger.Info("relaying", "store", redacted(o.store), "at", h.url(), "pid", os.Getpid())
+	select {
+	case err := <-h.ended:
+		return err
+	case <-ctx.Done():
+		o.logger.Info("stopped")
+		return nil
+	}
+}
+
+// open connects to the store, once it is there.
+func (o *relaying) open(ctx context.Context) (*store.Relay, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	r, err := store.NewRelay(ctx, o.store, &store.DialOptions{Wait: true, Logger: o.logger})
+	if e, ok := errors.AsType[*store.Error](err); ok {
+		return nil, &storeError{o.store, e}
+	}
+	return r, err
+}
+
+// newLogger is one for standard error.
+func newLogger(cmd *cobra.Command, name string) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(name)); err != nil {
+		return nil, usagef(cmd, "--log-level %s is none of debug, info, warn and error", name)
+	}
+	return slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level})), nil
+}

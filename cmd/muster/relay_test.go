@@ -1,0 +1,85 @@
+package main_test
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// relay starts a relay, and returns its process and address.
+func relay(t *testing.T, args ...string) (*process, string) {
+	t.Helper()
+	p := start(t, append([]string{"relay", "--listen", "127.0.0.1:0"}, args...)...)
+	return p, p.line(t, "muster://127.0.0.1:")
+}
+
+func TestRelayRefuses(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	_, url := serve(t)
+	_, safe := serve(t, "--secret-file", d.path("secret"))
+	for args, want := range map[string]struct {
+		code   int
+		stderr string
+	}{
+		"--listen 127.0.0.1:0":                                                      {2, "--store muster://host:port"},
+		"--store " + url + " --listen nonsense":                                     {2, "host:port"},
+		"--store " + url + " --log-level loud":                                      {2, "debug, info, warn"},
+		"--store " + url + " --max-conns 0":                                         {2, "--max-conns must be positive"},
+		"--store " + url + " --timeout 0s":                                          {2, "--timeout must be positive"},
+		"--store tcp://127.0.0.1:1":                                                 {2, "a relay is of muster://"},
+		"--store " + url + "/prefix":                                                {1, "let those who connect to it name a prefix"},
+		"--store muster://127.0.0.1:1 --timeout 50ms":                               {5, "no store at 127.0.0.1:1"},
+		"--store " + url + " --listen 0.0.0.0:0":                                    {1, "--insecure"},
+		"--store " + safe:                                                           {1, "it wants a secret"},
+		"--store " + safe + "?secret-file=" + d.path("other"):                       {1, "wrong secret"},
+		"--listen 127.0.0.1:0 --store " + safe + "?secret-file=" + d.path("secret"): {1, "would have its rights"},
+		"--store " + url + " --tls-cert x":                                          {2, "--tls-cert and --tls-key go together"},
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			run(t, append([]string{"relay"}, strings.Fields(args)...)...).wants(t, want.code, "", want.stderr)
+		})
+	}
+}
+
+func TestRelay(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	p, at := relay(t, "--store", url)
+	steps(t, at, []step{{args: "set a 1"}, {args: "add n 2", stdout: "2\n"}})
+	steps(t, url, []step{{args: "get a", stdout: "1\n"}})
+	run(t, "relay", "--store", at).wants(t, 1, "", "that is a relay itself")
+	_, again := relay(t, "--store", url)
+	steps(t, again+","+strings.TrimPrefix(url, "muster://"), []step{{args: "get n", stdout: "2\n"}})
+	p.signal(t, syscall.SIGTERM)
+	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "stopped") {
+		t.Errorf("%+v", r)
+	}
+	steps(t, at+","+strings.TrimPrefix(url, "muster://"), []step{{args: "get n", stdout: "2\n"}}) // another way is there
+}
+
+// What the relay shows the store, and what it wants itself, are apart; the less of both is what may be done.
+func TestRelayWithSecrets(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	d.write(t, "host", "0000111122223333\n")
+	d.write(t, "access.json", `[{"secret_file": "secret", "prefix": "job/", "write": true}]`)
+	d.write(t, "viewers.json", `[{"secret_file": "host", "prefix": "job/a/"}, {"secret_file": "other", "write": true}]`)
+	_, url := serve(t, append(d.serverFlags(), "--access", d.path("access.json"))...)
+	ca := "?ca=" + d.path("tls/ca.pem")
+	_, at := relay(t, append(d.serverFlags(), "--store", url+ca+"&secret-file="+d.path("secret"), "--access", d.path("viewers.json"))...)
+	steps(t, at, []step{{args: "get job/a/x", code: 1, stderr: "it speaks TLS only"}})
+	at += ca
+	steps(t, at+"&secret-file="+d.path("other"), []step{
+		{args: "set job/a/x 1"},
+		{args: "set else/x 1", code: 1, stderr: `may write below "job/"`},
+	})
+	steps(t, at+"&secret-file="+d.path("host"), []step{
+		{args: "get job/a/x", stdout: "1\n"},
+		{args: "set job/a/x 2", code: 1, stderr: `may read below "job/a/"`},
+		{args: "get job/b", code: 1, stderr: `no right to read "job/b"`},
+	})
+	steps(t, at+"&secret-file="+d.path("secret"), []step{{args: "get job/a/x", code: 1, stderr: "wrong secret"}})
+	steps(t, at, []step{{args: "get job/a/x", code: 1, stderr: "it wants a secret"}})
+}

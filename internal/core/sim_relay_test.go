@@ -1,0 +1,191 @@
+package core_test
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// relay is one as package store has it: what its processes say comes to the server over one connection, in its order; a yes is held back until those
+// of all ranks of its group have come here, for 2 ms at most, and comes before all else that its process says later. When the relay ends, so do
+// all connections through it, and the server hears of that at once.
+type relay struct {
+	w      *world
+	id     int
+	lives  int
+	conns  []*conn
+	arrive time.Duration // of the last frame, at the server
+	seats  map[uint64]map[int]bool
+	held   []*heldVotes
+	timed  bool
+}
+
+// heldVotes are those for one record.
+type heldVotes struct {
+	generation, seq uint64
+	channel         string
+	votes           []heldVote
+	sent            int
+}
+
+type heldVote struct {
+	c     *conn
+	cl    *call
+	frame []byte
+}
+
+// makeRelays puts some processes behind relays.
+func (w *world) makeRelays() {
+	if !w.chance(0.5) {
+		return
+	}
+	var relays []*relay
+	for i := range 1 + w.upTo(2) {
+		relays = append(relays, &relay{w: w, id: i, seats: map[uint64]map[int]bool{}})
+	}
+	for _, p := range w.procs {
+		if !p.local && w.chance(0.8) {
+			p.relay = relays[w.upTo(len(relays))]
+		}
+	}
+	if w.odds.cut > 0 || w.chance(0.3) {
+		for _, r := range relays {
+			w.after(w.between(0, 40*time.Millisecond), r.end)
+		}
+	}
+}
+
+// opens is a connection through the relay, if it is there.
+func (r *relay) opens(c *conn) {
+	if r != nil && !r.w.chance(0.1) { // or without it
+		c.relay = r
+		r.conns = append(r.conns, c)
+	}
+}
+
+// takes is a frame that comes to the relay.
+func (r *relay) takes(c *conn, cl *call, frame []byte) {
+	w := r.w
+	if c.deaf || c.lostRelay {
+		return
+	}
+	h, err := wire.ParseHeader(frame, wire.MaxBody)
+	var req wire.Request
+	if err == nil {
+		err = req.Parse(h, frame[wire.HeaderLen:])
+	}
+	if err != nil {
+		breaks("N2 what is encoded parses", "%s: %v", h.Op, err)
+	}
+	g := &req.Group
+	if h.Op != wire.OpCollect || g.No != wire.CodeOK || g.RootOnly && g.Rank == g.Root {
+		r.send(r.of(c))
+		r.pass(heldVote{c, cl, frame})
+		return
+	}
+	if r.seats[g.Generation] == nil {
+		r.seats[g.Generation] = map[int]bool{}
+	}
+	r.seats[g.Generation][g.Rank] = true
+	b := r.ballot(g)
+	if before := r.of(c); before != b {
+		r.send(before)
+	}
+	b.votes = append(b.votes, heldVote{c, cl, frame})
+	w.tally.heldBack++
+	if b.sent+len(b.votes) >= len(r.seats[g.Generation]) {
+		r.send(b)
+	} else if !r.timed {
+		r.timed = true
+		life := r.lives
+		w.after(2*time.Millisecond, func() {
+			if life == r.lives {
+				r.sendAll()
+			}
+		})
+	}
+}
+
+func (r *relay) ballot(g *wire.Contribution) *heldVotes {
+	for _, b := range r.held {
+		if b.generation == g.Generation && b.seq == g.Seq && b.channel == g.Channel {
+			return b
+		}
+	}
+	b := &heldVotes{generation: g.Generation, seq: g.Seq, channel: g.Channel}
+	r.held = append(r.held, b)
+	return b
+}
+
+// of is the ballot that has votes of c.
+func (r *relay) of(c *conn) *heldVotes {
+	for _, b := range r.held {
+		for _, v := range b.votes {
+			if v.c == c {
+				return b
+			}
+		}
+	}
+	return nil
+}
+
+func (r *relay) sendAll() {
+	r.timed = false
+	for _, b := range r.held {
+		r.send(b)
+	}
+}
+
+// send passes on what a ballot has, all at the same time.
+func (r *relay) send(b *heldVotes) {
+	if b == nil || len(b.votes) == 0 {
+		return
+	}
+	votes := b.votes
+	b.votes, b.sent = nil, b.sent+len(votes)
+	r.pass(votes...)
+}
+
+func (r *relay) pass(frames ...heldVote) {
+	w := r.w
+	r.arrive = max(r.arrive, w.now+w.between(20*time.Microsecond, 500*time.Microsecond))
+	w.at(r.arrive, func() {
+		for _, v := range frames {
+			v.c.comes(v.cl, v.frame)
+		}
+	})
+}
+
+// end is the end of the relay's process; the next one begins at once. What it held is lost, what is on its way may be, or comes late.
+func (r *relay) end() {
+	w := r.w
+	if w.ending {
+		return
+	}
+	r.lives++
+	conns, why := r.conns, fmt.Sprintf("relay %d has ended (%d)", r.id, r.lives)
+	w.trace.note(w, "%s", why)
+	w.tally.relays++
+	r.conns, r.held, r.timed = nil, nil, false
+	clear(r.seats)
+	deaf, stall := w.chance(0.4), w.now+w.between(0, 40*time.Millisecond)
+	for _, c := range conns {
+		if c.cut || c.ended || c.s.p.dead {
+			continue
+		}
+		c.cut, c.lostRelay = true, true
+		c.deaf, c.stall = c.deaf || deaf, stall
+		w.after(w.between(0, 20*time.Millisecond), c.broken)
+	}
+	w.after(w.between(0, 20*time.Millisecond), func() {
+		for _, c := range conns {
+			if c.lostRelay {
+				c.noticedBy(why)
+			}
+		}
+	})
+	if w.chance(0.5) {
+		w.after(w.between(0, 40*time.Millisecond), r.end)
+	}
+}

@@ -1,0 +1,55 @@
+package store_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/storetest"
+)
+
+// relayed is the same engine behind a Server, behind a relay.
+func relayed(engine func(*testing.T) store.Engine, w wires, grace time.Duration) world {
+	return func(t *testing.T) func() store.Engine {
+		s := serve(t, &store.Server{Engine: engine(t), Limits: store.ServerLimits{Grace: grace}}, tcp)
+		r := relay(t, s.addr, &store.Server{}, w)
+		return func() store.Engine {
+			c, err := store.Dial(t.Context(), "127.0.0.1:1", &store.DialOptions{Dial: r.dial})
+			require.NoError(t, err)
+			return c.Engine()
+		}
+	}
+}
+
+// relay runs a relay of the store at addr, as srv says, over w.
+func relay(t *testing.T, addr string, srv *store.Server, w wires) *service {
+	t.Helper()
+	r, err := store.NewRelay(bounded(t), "muster://"+addr, nil)
+	require.NoError(t, err)
+	srv.Engine = r
+	return serve(t, srv, w)
+}
+
+func TestRelay(t *testing.T) {
+	storetest.Run(t, relayed(newMemory, tcp, soonLost), &storetest.Options{Cut: cut})
+}
+
+// The relay reads connections that are no sockets with a goroutine for each.
+func TestRelayOverPipes(t *testing.T) {
+	storetest.Run(t, relayed(newMemory, pipes, soonLost), &storetest.Options{Cut: cut})
+}
+
+func TestRelayDurable(t *testing.T) {
+	storetest.Run(t, relayed(onDisk, tcp, soonLost), &storetest.Options{Cut: cut})
+}
+
+func TestReconnectThroughARelay(t *testing.T) {
+	for _, e := range append(engines[:2:2], way{"durable", onDisk, tcp}) {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			storetest.Run(t, relayed(e.engine, e.wires, comesBack), &storetest.Options{Break: breaks, Only: []string{"Reconnect"}})
+		})
+	}
+}

@@ -1,0 +1,180 @@
+package store_test
+
+import (
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// branches are the hellos of branches.
+func branches(numbers ...uint32) (b []byte) {
+	for _, n := range numbers {
+		b = wire.AppendBranchRequest(b, n, &wire.Request{Op: wire.OpHello, Key: "a rank"})
+	}
+	return b
+}
+
+// ofBranch reads the next frame, which is one of a branch.
+func ofBranch(t *testing.T, c net.Conn) (call wire.BranchCall, h wire.Header, rep wire.Reply) {
+	t.Helper()
+	calls, h, rep := ofBranches(t, c)
+	require.Len(t, calls, 1)
+	return calls[0], h, rep
+}
+
+func ofBranches(t *testing.T, c net.Conn) (calls []wire.BranchCall, h wire.Header, rep wire.Reply) {
+	t.Helper()
+	outer, body := receiveBody(t, c)
+	require.Equal(t, wire.OpBranch, outer.Op)
+	calls, h, body, err := wire.ParseBranch(outer, body, nil, wire.MaxReply)
+	require.NoError(t, err)
+	require.NoError(t, rep.Parse(h, body))
+	return calls, h, rep
+}
+
+// trunkTo is a bare connection that has branches.
+func trunkTo(t *testing.T, s *service, numbers ...uint32) net.Conn {
+	t.Helper()
+	c := s.greeted(t)
+	send(t, c, branches(numbers...))
+	for _, n := range numbers {
+		call, h, _ := ofBranch(t, c)
+		require.Equal(t, n, call.Branch)
+		require.Equal(t, wire.OpHello, h.Op)
+		require.Equal(t, wire.CodeOK, h.Code)
+	}
+	return c
+}
+
+func askOn(branch uint32, id uint64, key string) []byte {
+	return wire.AppendBranchRequest(nil, branch, &wire.Request{Op: wire.OpGet, ID: id, Key: key})
+}
+
+// What is wrong on a branch ends that branch, as it would end a connection; the others go on.
+func TestWhatIsWrongOnABranch(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	bad := frame(wire.Header{Op: wire.OpGet}, 1, 2, 3)
+	for name, b := range map[string][]byte{
+		"a body that does not parse": append(wire.AppendBranch(nil, 3, wire.BranchCall{Branch: 7}), bad...),
+		"a flag":                     wire.AppendHeader(wire.AppendBranch(nil, 0, wire.BranchCall{Branch: 7}), wire.Header{Op: wire.OpPing, Flags: 64}),
+	} {
+		c := trunkTo(t, s, 7, 8)
+		send(t, c, b)
+		call, h, _ := ofBranch(t, c)
+		require.Equal(t, wire.BranchCall{Branch: 7}, call, name)
+		require.Equal(t, wire.OpLost, h.Op, name)
+		send(t, c, append(askOn(7, 1, "k"), askOn(8, 2, "k")...)) // nobody answers on 7
+		call, h, _ = ofBranch(t, c)
+		require.Equal(t, wire.BranchCall{Branch: 8, ID: 2}, call, name)
+		require.Equal(t, wire.CodeNotFound, h.Code, name)
+	}
+}
+
+// A relay that makes no sense is cut off.
+func TestARelayThatMakesNoSense(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	for name, b := range map[string][]byte{
+		"a branch that is there":  branches(7),
+		"a hello of two branches": wire.AppendRequest(wire.AppendBranch(nil, 16, wire.BranchCall{Branch: 8}, wire.BranchCall{Branch: 9}), &wire.Request{Op: wire.OpHello, Key: "abcd"})[:],
+		"no frame":                frame(wire.Header{Op: wire.OpBranch}, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+		"no votes":                frame(wire.Header{Op: wire.OpVotes}, 1),
+		"rights that are none":    wire.AppendBranchRequest(nil, 8, &wire.Request{Op: wire.OpHello, Old: []byte("everything")}),
+	} {
+		c := trunkTo(t, s, 7)
+		send(t, c, b)
+		closed(t, c)
+		s.says(t, "connection ended")
+		t.Log(name)
+	}
+	s = serve(t, &store.Server{Engine: newPrefix(t)}, tcp) // which has no branches
+	c := s.greeted(t)
+	send(t, c, branches(1))
+	closed(t, c)
+	_, err := store.NewRelay(bounded(t), "muster://"+s.addr, nil)
+	require.ErrorIs(t, err, store.ErrUnsupported)
+	require.ErrorContains(t, err, "it takes no relays")
+}
+
+// One answer for many branches is one frame; votes for branches that have ended count for nothing.
+func TestAnswersForManyBranches(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	c := trunkTo(t, s, 1, 2, 3)
+	var joins []byte
+	for n := range uint32(2) {
+		joins = wire.AppendBranchRequest(joins, n+1, &wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Rank: int(n), Size: 2}})
+	}
+	send(t, c, joins)
+	calls, _, rep := ofBranches(t, c)
+	require.Equal(t, []wire.BranchCall{{Branch: 1, ID: 1}, {Branch: 2, ID: 1}}, calls)
+	send(t, c, wire.AppendBranchRequest(nil, 3, &wire.Request{Op: wire.OpLost}))
+	var votes []byte
+	for n := range uint32(3) {
+		votes = wire.AppendVote(votes, &wire.Vote{BranchCall: wire.BranchCall{Branch: n + 1, ID: uint64(10 + n)}, Rank: int(n), Want: wire.WantAll, Value: []byte{byte(n)}})
+	}
+	send(t, c, wire.AppendVotes(nil, &wire.Contribution{Generation: rep.Rev, Seq: 1, Root: -1, Verb: "all-gather"}, 3, votes))
+	calls, h, rep := ofBranches(t, c)
+	require.Equal(t, []wire.BranchCall{{Branch: 1, ID: 10}, {Branch: 2, ID: 11}}, calls)
+	require.Equal(t, wire.OpCollect, h.Op)
+	require.Equal(t, [][]byte{{0}, {1}}, rep.Values)
+}
+
+// Branches count as the connections that they stand for.
+func TestBranchesCountAsConnections(t *testing.T) {
+	t.Parallel()
+	for _, limits := range []store.ServerLimits{{Conns: 3}, {PerAddr: 3}} {
+		s := serve(t, &store.Server{Limits: limits}, tcp)
+		c := trunkTo(t, s, 1, 2)
+		send(t, c, branches(3))
+		call, h, rep := ofBranch(t, c)
+		require.EqualValues(t, 3, call.Branch)
+		require.Equal(t, wire.CodeFull, h.Code)
+		require.Contains(t, rep.Detail, "the limit is 3 connections")
+		send(t, c, append(wire.AppendBranchRequest(nil, 1, &wire.Request{Op: wire.OpGoodbye}), branches(4)...))
+		for range 2 { // the end of one, the welcome of the other
+			call, _, _ = ofBranch(t, c)
+		}
+		require.EqualValues(t, 4, call.Branch)
+	}
+}
+
+// A relay has no more rights for its branches than it has itself, and they may have fewer.
+func TestRightsOfBranches(t *testing.T) {
+	t.Parallel()
+	secret := secretOf("a")
+	s := serve(t, &store.Server{Access: []store.Access{{Secret: secret, Prefix: "job/", Write: true}}}, tcp)
+	r, err := store.NewRelay(bounded(t), "muster://"+s.addr, &store.DialOptions{Secret: secret})
+	require.NoError(t, err)
+	_, err = store.NewRelay(bounded(t), "muster://"+s.addr, nil)
+	require.ErrorIs(t, err, store.ErrDenied)
+
+	open := &store.Server{Engine: r}
+	require.ErrorIs(t, open.Check(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}), store.ErrInsecure, "whoever comes would have its rights")
+	viewers := serve(t, &store.Server{Engine: r, Access: []store.Access{{Secret: secretOf("b"), Prefix: "job/a/"}, {Secret: secretOf("c"), Write: true}}}, tcp)
+	of := func(secret []byte) *store.Store {
+		c, err := store.Dial(bounded(t), viewers.addr, &store.DialOptions{Secret: secret})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	viewer, writer := of(secretOf("b")), of(secretOf("c"))
+	require.NoError(t, writer.Set(bounded(t), "job/a/k", []byte("v"), nil))
+	require.ErrorIs(t, writer.Set(bounded(t), "else", []byte("v"), nil), store.ErrDenied)
+	v, err := viewer.Get(bounded(t), "job/a/k")
+	require.NoError(t, err)
+	require.Equal(t, "v", string(v))
+	require.ErrorIs(t, viewer.Set(bounded(t), "job/a/k", nil, nil), store.ErrDenied)
+	require.ErrorIs(t, viewer.Set(bounded(t), "job/a/k", nil, nil), store.ErrDenied, "its number is used")
+	_, err = viewer.Get(bounded(t), "job/b")
+	require.ErrorIs(t, err, store.ErrDenied)
+	_, err = viewer.Get(bounded(t), "else")
+	require.ErrorIs(t, err, store.ErrDenied)
+	_, err = store.Dial(bounded(t), viewers.addr, &store.DialOptions{Secret: secret})
+	require.ErrorIs(t, err, store.ErrDenied, "the store's secret is not the relay's")
+}

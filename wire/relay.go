@@ -1,0 +1,157 @@
+package wire
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+)
+
+// A relay has one connection for many sessions, which are its branches: numbers of the relay's choice, each of which is used once. What a
+// branch sends and hears is what it would on a connection of its own, in an OpBranch. Two frames say at once what many have in common:
+// an OpBranch for several calls, and OpVotes.
+
+const (
+	// BranchRoom is how much longer than its frame an OpBranch for one call is.
+	BranchRoom = HeaderLen + 4 + callLen
+	// MaxVotes is how many votes one OpVotes has at most: all of them are carried out at once.
+	MaxVotes = 1024
+
+	callLen = 4 + 8
+	voteLen = callLen + 4 + 4 + 8 + 4 // without its payload
+)
+
+// ofRelay reports whether o is no request: see ParseBranch and ParseVotes.
+func ofRelay(o Op) bool { return o == OpBranch || o == OpVotes }
+
+// BranchCall is a call on a branch; with ID 0 it is what nobody waits for.
+type BranchCall struct {
+	Branch uint32
+	ID     uint64
+}
+
+func (c BranchCall) append(b []byte) []byte { return appendU64(appendU32(b, c.Branch), c.ID) }
+
+func (p *parser) call() BranchCall { return BranchCall{p.u32(), p.u64()} }
+
+// AppendBranch appends an OpBranch up to its frame, which has so many bytes of body and an ID that means nothing: it is for each of calls, under
+// theirs.
+func AppendBranch(b []byte, body int, calls ...BranchCall) []byte {
+	b = AppendHeader(b, Header{Op: OpBranch, Len: uint32(4 + callLen*len(calls) + HeaderLen + body)})
+	b = appendU32(b, uint32(len(calls)))
+	for _, c := range calls {
+		b = c.append(b)
+	}
+	return b
+}
+
+// AppendBranchRequest appends r as an OpBranch of one branch.
+func AppendBranchRequest(b []byte, branch uint32, r *Request) []byte {
+	start := len(b)
+	b = AppendBranch(b, 0, BranchCall{branch, r.ID})
+	return finish(AppendRequest(b, r), start)
+}
+
+// AppendBranchReply appends r as an OpBranch for one branch.
+func AppendBranchReply(b []byte, branch uint32, op Op, id uint64, r *Reply) []byte {
+	start := len(b)
+	b = AppendBranch(b, 0, BranchCall{branch, id})
+	return finish(AppendReply(b, op, id, r), start)
+}
+
+// ParseBranch parses the body of an OpBranch, which frame aliases. The room of calls is used again; there is at least one. The
+// frame's body may have limit bytes.
+func ParseBranch(outer Header, body []byte, calls []BranchCall, limit uint32) (_ []BranchCall, h Header, frame []byte, err error) {
+	p := parser{b: body}
+	calls = calls[:0]
+	if outer.Flags != 0 || outer.Code != CodeOK || outer.ID != 0 {
+		return calls, h, nil, ErrFlags
+	}
+	for range p.count(callLen) {
+		calls = append(calls, p.call())
+	}
+	frame = p.b
+	switch {
+	case p.err != nil:
+		return calls, h, nil, p.err
+	case len(calls) == 0:
+		return calls, h, nil, ErrTruncated
+	}
+	if h, err = ParseHeader(frame, limit); err != nil {
+		return calls, h, nil, err
+	}
+	switch n := len(frame) - HeaderLen; {
+	case n < int(h.Len):
+		return calls, h, nil, ErrTruncated
+	case n > int(h.Len):
+		return calls, h, nil, ErrTrailing
+	case ofRelay(h.Op):
+		return calls, h, nil, fmt.Errorf("%w: %s on a branch", ErrUnknownOp, h.Op)
+	}
+	return calls, h, frame[HeaderLen:], nil
+}
+
+// Vote is one branch's yes for a record, whose Contribution has the rest.
+type Vote struct {
+	BranchCall
+	Rank    int
+	Want    int32
+	Timeout time.Duration
+	Value   []byte
+}
+
+// AppendVote appends a vote, for AppendVotes.
+func AppendVote(b []byte, v *Vote) []byte {
+	b = v.append(b)
+	b = appendInt(b, v.Rank)
+	b = appendU32(b, uint32(v.Want))
+	b = appendDuration(b, v.Timeout)
+	if v.Value == nil {
+		return appendU32(b, absent)
+	}
+	return appendBytes(b, v.Value)
+}
+
+// AppendVotes appends an OpVotes: n votes, as AppendVote has made them, for the record that c names, without c's Rank and Want.
+func AppendVotes(b []byte, c *Contribution, n int, votes []byte) []byte {
+	start := len(b)
+	b = AppendHeader(b, Header{Op: OpVotes})
+	b = appendU64(b, c.Generation)
+	b = c.append(b, fCast)
+	b = appendString(b, c.Label)
+	b = append(b, boolByte(c.RootOnly), byte(c.Fold.Op), byte(c.Fold.Kind))
+	b = appendU32(b, uint32(n))
+	return finish(append(b, votes...), start)
+}
+
+// ParseVotes parses the body of an OpVotes, which c and the votes alias. The room of votes is used again.
+func ParseVotes(h Header, body []byte, c *Contribution, votes []Vote) ([]Vote, error) {
+	if h.Flags != 0 || h.Code != CodeOK || h.ID != 0 {
+		return votes[:0], ErrFlags
+	}
+	p := parser{b: body}
+	*c = Contribution{Generation: p.u64()}
+	c.parse(&p, fCast, 0)
+	c.Label = p.string(MaxKey)
+	c.RootOnly = p.bool()
+	c.Fold = Fold{FoldOp(p.u8()), NumberKind(p.u8())}
+	n := p.count(voteLen)
+	if n > MaxVotes {
+		p.fail(ErrTooLarge)
+		n = 0
+	}
+	votes = votes[:0]
+	for range n {
+		votes = append(votes, p.vote())
+	}
+	return votes, p.end()
+}
+
+func (p *parser) vote() Vote {
+	v := Vote{BranchCall: p.call(), Rank: p.int(), Want: int32(p.u32()), Timeout: p.duration()}
+	if len(p.b) >= 4 && binary.LittleEndian.Uint32(p.b) == absent {
+		p.u32()
+		return v
+	}
+	v.Value = p.bytes(MaxValue)
+	return v
+}

@@ -1,0 +1,197 @@
+package wire_test
+
+import (
+	"bytes"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// goldenBranches are frames of a relay's connection, with what they are made of.
+var goldenBranches = []struct {
+	name  string
+	frame []byte
+	bytes string
+}{
+	{
+		"a request of one branch",
+		wire.AppendBranchRequest(nil, 7, &wire.Request{Op: wire.OpGet, ID: 5, Key: "k"}),
+		"25000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000 | 05000000 05 00 0000 0500000000000000 | 01000000 6b",
+	},
+	{
+		"a reply to one branch",
+		wire.AppendBranchReply(nil, 7, wire.OpGet, 5, &wire.Reply{Code: wire.CodeNotFound}),
+		"20000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000 | 00000000 05 00 0100 0500000000000000",
+	},
+	{
+		"a reply to two branches",
+		wire.AppendReply(wire.AppendBranch(nil, 0, wire.BranchCall{Branch: 7, ID: 5}, wire.BranchCall{Branch: 8, ID: 6}), wire.OpCollect, 5, new(wire.Reply)),
+		"2c000000 1f 00 0000 0000000000000000 | 02000000 07000000 0500000000000000 08000000 0600000000000000 | 00000000 11 00 0000 0500000000000000",
+	},
+	{
+		"the end of a branch, which the store does not hear of why",
+		wire.AppendBranchRequest(nil, 7, &wire.Request{Op: wire.OpLost}),
+		"28000000 1f 00 0000 0000000000000000 | 01000000 07000000 0000000000000000 | 08000000 15 00 0000 0000000000000000 | 0000000000000000",
+	},
+	{
+		"two votes",
+		wire.AppendVotes(nil, &vote, 2, wire.AppendVote(wire.AppendVote(nil, &goldenVotes[0]), &goldenVotes[1])),
+		"73000000 20 00 0000 0000000000000000 | 0700000000000000 | 01000000 63 0900000000000000 ffffffff 03000000 73756d 01000000 69" +
+			"| 01000000 6c 01 04 06 | 02000000" +
+			"| 07000000 0500000000000000 02000000 fcffffff 00ca9a3b00000000 02000000 6869" +
+			"| 08000000 0600000000000000 03000000 ffffffff 0000000000000000 ffffffff",
+	},
+}
+
+var goldenVotes = []wire.Vote{
+	{BranchCall: wire.BranchCall{Branch: 7, ID: 5}, Rank: 2, Want: wire.WantFold, Timeout: time.Second, Value: []byte("hi")},
+	{BranchCall: wire.BranchCall{Branch: 8, ID: 6}, Rank: 3, Want: wire.WantNothing},
+}
+
+func TestGoldenBranches(t *testing.T) {
+	for _, g := range goldenBranches {
+		require.Equal(t, unhex(t, g.bytes), g.frame, g.name)
+	}
+}
+
+// parseBranch parses a whole OpBranch.
+func parseBranch(b []byte) (calls []wire.BranchCall, of wire.Header, frame []byte, err error) {
+	h, err := wire.ParseHeader(b, wire.MaxBody)
+	if err != nil {
+		return nil, of, nil, err
+	}
+	return wire.ParseBranch(h, b[wire.HeaderLen:], nil, wire.MaxBody)
+}
+
+func TestBranch(t *testing.T) {
+	calls, h, body, err := parseBranch(goldenBranches[0].frame)
+	require.NoError(t, err)
+	require.Equal(t, []wire.BranchCall{{Branch: 7, ID: 5}}, calls)
+	var req wire.Request
+	require.NoError(t, req.Parse(h, body))
+	require.Equal(t, wire.Request{Op: wire.OpGet, ID: 5, Key: "k"}, req)
+	require.Equal(t, wire.BranchRoom+wire.HeaderLen+len(body), len(goldenBranches[0].frame))
+	calls, _, _, err = parseBranch(goldenBranches[2].frame)
+	require.NoError(t, err)
+	require.Equal(t, []wire.BranchCall{{Branch: 7, ID: 5}, {Branch: 8, ID: 6}}, calls)
+}
+
+func TestVotes(t *testing.T) {
+	frame := goldenBranches[4].frame
+	h, err := wire.ParseHeader(frame, wire.MaxBody)
+	require.NoError(t, err)
+	var c wire.Contribution
+	votes, err := wire.ParseVotes(h, frame[wire.HeaderLen:], &c, nil)
+	require.NoError(t, err)
+	require.Equal(t, goldenVotes, votes)
+	want := vote
+	want.Rank, want.Want = 0, 0 // those are each vote's
+	require.Equal(t, want, c)
+}
+
+func TestBranchRefused(t *testing.T) {
+	inner := "00000000 04 00 0000 0500000000000000"
+	for name, c := range map[string]struct {
+		bytes string
+		err   error
+	}{
+		"a flag":             {"20000000 1f 01 0000 0000000000000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
+		"a code":             {"20000000 1f 00 0100 0000000000000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
+		"an id":              {"20000000 1f 00 0000 0100000000000000 | 01000000 07000000 0500000000000000" + inner, wire.ErrFlags},
+		"nobody's":           {"14000000 1f 00 0000 0000000000000000 | 00000000" + inner, wire.ErrTruncated},
+		"more than fit":      {"14000000 1f 00 0000 0000000000000000 | ffffffff" + inner, wire.ErrTruncated},
+		"no frame":           {"10000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000", wire.ErrTruncated},
+		"a frame too short":  {"20000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000 | 01000000 04 00 0000 0500000000000000", wire.ErrTruncated},
+		"a frame too long":   {"21000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000" + inner + "00", wire.ErrTrailing},
+		"a body too large":   {"20000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000 | 01001001 04 00 0000 0500000000000000", wire.ErrTooLarge},
+		"an unknown one":     {"20000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000 | 00000000 ff 00 0000 0500000000000000", wire.ErrUnknownOp},
+		"a branch in it":     {"20000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000 | 00000000 1f 00 0000 0000000000000000", wire.ErrUnknownOp},
+		"votes in it":        {"20000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000 | 00000000 20 00 0000 0000000000000000", wire.ErrUnknownOp},
+		"which is a request": {"00000000 1f 00 0000 0000000000000000", wire.ErrTruncated},
+	} {
+		_, _, _, err := parseBranch(unhex(t, c.bytes))
+		require.ErrorIs(t, err, c.err, name)
+	}
+	var req wire.Request
+	require.ErrorIs(t, req.Parse(wire.Header{Op: wire.OpBranch}, nil), wire.ErrUnknownOp)
+	require.ErrorIs(t, req.Parse(wire.Header{Op: wire.OpVotes}, nil), wire.ErrUnknownOp)
+}
+
+func TestVotesRefused(t *testing.T) {
+	good := goldenBranches[4].frame[wire.HeaderLen:]
+	var c wire.Contribution
+	parse := func(h wire.Header, body []byte) error {
+		_, err := wire.ParseVotes(h, body, &c, nil)
+		return err
+	}
+	require.NoError(t, parse(wire.Header{}, good))
+	require.ErrorIs(t, parse(wire.Header{Flags: 1}, good), wire.ErrFlags)
+	require.ErrorIs(t, parse(wire.Header{ID: 1}, good), wire.ErrFlags)
+	require.ErrorIs(t, parse(wire.Header{Code: 1}, good), wire.ErrFlags)
+	require.ErrorIs(t, parse(wire.Header{}, append(bytes.Clone(good), 0)), wire.ErrTrailing)
+	for n := range good {
+		require.ErrorIs(t, parse(wire.Header{}, good[:n]), wire.ErrTruncated, n)
+	}
+	var many []byte
+	for range wire.MaxVotes + 1 {
+		many = wire.AppendVote(many, &goldenVotes[1])
+	}
+	body := wire.AppendVotes(nil, &vote, wire.MaxVotes+1, many)[wire.HeaderLen:]
+	require.ErrorIs(t, parse(wire.Header{}, body), wire.ErrTooLarge)
+}
+
+// A server tells its engine by whom others lost their connections, too; a log has that.
+func TestLostWithAReason(t *testing.T) {
+	want := wire.Request{Op: wire.OpLost, TTL: time.Second, Value: []byte("why")}
+	frame := wire.AppendRequest(nil, &want)
+	require.Equal(t, unhex(t, "0f000000 15 01 0000 0000000000000000 | 03000000 776879 00ca9a3b00000000"), frame)
+	h, err := wire.ParseHeader(frame, wire.MaxBody)
+	require.NoError(t, err)
+	var req wire.Request
+	require.NoError(t, req.Parse(h, frame[wire.HeaderLen:]))
+	require.Equal(t, want, req)
+}
+
+// FuzzBranch: what an OpBranch parses to is written as the same bytes.
+func FuzzBranch(f *testing.F) {
+	for _, g := range goldenBranches {
+		f.Add(g.frame)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		calls, h, body, err := parseBranch(b)
+		if err != nil || b[4] != byte(wire.OpBranch) {
+			return
+		}
+		again := append(wire.AppendHeader(wire.AppendBranch(nil, len(body), calls...), h), body...)
+		if outer, _ := wire.ParseHeader(b, wire.MaxBody); int(outer.Len)+wire.HeaderLen == len(b) && !bytes.Equal(again, b) {
+			t.Fatalf("written again: %x\nwas            %x", again, b)
+		}
+	})
+}
+
+// FuzzVotes: what an OpVotes parses to is written as the same bytes.
+func FuzzVotes(f *testing.F) {
+	f.Add(goldenBranches[4].frame[wire.HeaderLen:])
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var c wire.Contribution
+		votes, err := wire.ParseVotes(wire.Header{}, body, &c, nil)
+		if err != nil {
+			return
+		}
+		var b []byte
+		for i := range votes {
+			b = wire.AppendVote(b, &votes[i])
+		}
+		if again := wire.AppendVotes(nil, &c, len(votes), b)[wire.HeaderLen:]; !bytes.Equal(again, body) {
+			t.Fatalf("written again: %x\nwas            %x", again, body)
+		}
+		var twice wire.Contribution
+		if same, err := wire.ParseVotes(wire.Header{}, body, &twice, votes); err != nil || !reflect.DeepEqual(c, twice) || len(same) != len(votes) {
+			t.Fatalf("parsed twice: %+v, %v", twice, err)
+		}
+	})
+}
