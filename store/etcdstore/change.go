@@ -6,9 +6,9 @@ import (
 	"strconv"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/store"
@@ -22,10 +22,10 @@ import (
 type plan struct {
 	when   []clientv3.Cmp // what it needs to be so
 	then   []clientv3.Op
-	orElse []clientv3.Op // what to look at if it is not so
-	how    string        // for the mark; "" leaves that alone
+	orElse []clientv3.Op    // what to look at if it is not so
+	how    string           // for the mark; "" leaves that alone
 	left   *mvccpb.KeyValue // the entry that it leaves; nil if that is not to be known
-	rep    wire.Reply    // the answer, once it is made; with neither when nor then it is the answer already
+	rep    wire.Reply       // the answer, once it is made; with neither when nor then it is the answer already
 	// count completes the answer with what was made; nil if it is complete. Without a response the change was found made, at a revision.
 	count func(ctx context.Context, rep *wire.Reply, resp *clientv3.TxnResponse, rev int64) error
 }

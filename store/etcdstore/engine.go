@@ -100,13 +100,13 @@ var operations = [256]func(e *Engine, ctx context.Context, req *wire.Request, re
 	wire.OpKeep:    (*Engine).keep,
 	wire.OpRevoke:  (*Engine).revoke,
 	wire.OpJoin:    (*Engine).join,
-	wire.OpLeave:   (*Engine).leave,
-	wire.OpFollow:  (*Engine).follow,
-	wire.OpCollect: (*Engine).collect,
-	wire.OpSend:    (*Engine).send,
-	wire.OpRoom:    (*Engine).room,
-	wire.OpRecv:    (*Engine).recv,
-	wire.OpExpire:  (*Engine).expire,
+	wire.OpLeave:   onSeat((*seat).leaveGroup),
+	wire.OpFollow:  onSeat((*seat).followGroup),
+	wire.OpCollect: onSeat((*seat).collectVotes),
+	wire.OpSend:    onSeat((*seat).sendMessage),
+	wire.OpRoom:    onSeat((*seat).awaitRoom),
+	wire.OpRecv:    onSeat((*seat).recvMessage),
+	wire.OpExpire:  onSeat((*seat).countExpired),
 }
 
 // Do implements store.Engine.

@@ -132,6 +132,8 @@ func (e *Engine) endLease(ctx context.Context, id clientv3.LeaseID) error {
 	return err
 }
 
+func isLeaseGone(err error) bool { return is2(err, rpctypes.ErrGRPCLeaseNotFound) }
+
 func is2(err, target error) bool { return err != nil && is(err, target) }
 
 // lost ends a session: its calls hear it, and the next one opens another.

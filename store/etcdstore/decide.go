@@ -1,0 +1,292 @@
+package etcdstore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// A verdict is a key that is created once: whoever loses that race takes what is there. A no is created on the condition that no vote has
+// come since the votes were read that it is about, so that it names nobody who has voted.
+
+// succeed decides the record by everybody's yes, or the root's. With everybody's, all have passed what came before: that is freed.
+func (r *record) succeed(ctx context.Context) (*wire.Reply, error) {
+	cast := r.c
+	cast.Group, cast.Run, cast.Reason = "", "", ""
+	yes := wire.Reply{Verdict: &wire.Verdict{By: -1, Clash: []wire.Contribution{cast}}}
+	if r.c.Fold.Valid() {
+		folded, err := r.fold(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if len(folded) <= mostFolded {
+			yes.Value = folded
+		}
+	}
+	then := []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(yes))}
+	if !r.c.RootOnly {
+		then = append(then, r.ch.free(r.c.Seq)...)
+	}
+	verdict, err := r.create(ctx, nil, then)
+	if err == nil && verdict == nil {
+		verdict = &yes
+	}
+	return verdict, err
+}
+
+// mostFolded is the size of a fold that a verdict brings to all. Of a larger one each makes its own.
+const mostFolded = 64 << 10
+
+// free deletes what is left of records before seq.
+func (ch *channel) free(seq uint64) []clientv3.Op {
+	if seq <= 1 {
+		return nil
+	}
+	k := ch.keys
+	at := fmt.Sprintf("%016x", seq)
+	return []clientv3.Op{
+		clientv3.OpDelete(k.votes, clientv3.WithRange(k.votes+at)),
+		clientv3.OpDelete(k.payloads, clientv3.WithRange(k.payloads+at)),
+		clientv3.OpDelete(k.verdicts, clientv3.WithRange(k.verdicts+at)),
+	}
+}
+
+// create creates the verdict, if when is so. It returns the verdict that is there instead; nil without an error is that it was created.
+func (r *record) create(ctx context.Context, when []clientv3.Cmp, then []clientv3.Op) (*wire.Reply, error) {
+	when = append([]clientv3.Cmp{absent(r.verdict()), absent(r.g.keys.all())}, when...)
+	resp, err := r.g.e.txn(ctx, when, then, []clientv3.Op{clientv3.OpGet(r.verdict()), clientv3.OpGet(r.g.keys.all())})
+	if err != nil || resp.Succeeded {
+		return nil, err
+	}
+	for _, x := range resp.Responses {
+		if kv := found(x); kv != nil {
+			return parseReply(kv.Value)
+		}
+	}
+	return nil, errVoted
+}
+
+// errVoted is that somebody has voted meanwhile.
+var errVoted = fmt.Errorf("etcdstore: somebody has voted meanwhile")
+
+// settle looks at all votes, and decides the record if they do, or if why does: a no, or a time that is over. nil is that it stays open.
+func (r *record) settle(ctx context.Context, why *wire.Verdict) (*wire.Reply, error) {
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		gets := []clientv3.Op{clientv3.OpGet(r.prefix(), clientv3.WithPrefix()), clientv3.OpGet(r.verdict()), clientv3.OpGet(r.g.keys.all()), clientv3.OpGet(r.key)}
+		resp, err := r.g.e.txn(ctx, nil, gets, nil)
+		if err != nil {
+			return nil, err
+		}
+		for _, x := range resp.Responses[1:3] {
+			if kv := found(x); kv != nil {
+				verdict, err := parseReply(kv.Value)
+				if err != nil {
+					return nil, err
+				}
+				return r.late(ctx, verdict)
+			}
+		}
+		votes, err := readVotes(resp.Responses[0].GetResponseRange().Kvs, len(r.g.roll.ids))
+		if err != nil {
+			return nil, err
+		}
+		verdict, err := r.judged(ctx, votes, why, resp.Header.Revision)
+		if err != errVoted { //nolint:errorlint // it is nobody else's
+			return verdict, err
+		}
+		if err := rest(ctx, jitter(pause)); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// judged decides the record by its votes, as they were at a revision.
+func (r *record) judged(ctx context.Context, votes *votes, why *wire.Verdict, rev int64) (*wire.Reply, error) {
+	v, yes := r.judge(votes, why)
+	switch {
+	case yes:
+		return r.succeed(ctx)
+	case v == nil:
+		return nil, nil
+	}
+	v.Waited = max(time.Since(r.began), votes.waited)
+	r.describe(ctx, v)
+	rep := failed(v)
+	when, then := []clientv3.Cmp{unchanged(r.prefix(), rev)}, []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(rep))}
+	if why != nil && why.By == r.rank {
+		when = append(when, r.held())
+	}
+	if v.Code == wire.CodeMismatch {
+		k, value := r.g.keys, encodeVerdict(rep)
+		then = append(then, clientv3.OpPut(k.all(), value))
+		then = append(then, clientv3.OpTxn([]clientv3.Cmp{absent(k.over())}, []clientv3.Op{clientv3.OpPut(k.over(), value)}, nil))
+	}
+	verdict, err := r.create(ctx, when, then)
+	if verdict == nil && err == nil {
+		verdict = &rep
+	}
+	return verdict, err
+}
+
+// votes are those of a record, in the order in which they came.
+type votes struct {
+	casts   []wire.Contribution
+	sizes   []int  // of their payloads
+	yes     []bool // by rank
+	skipped []int
+	waited  time.Duration // since the first of them, by the clock of its rank
+}
+
+// skipMark is where a vote has its hash that says: this rank went on to a later call.
+const skipMark = "skipped"
+
+func readVotes(kvs []*mvccpb.KeyValue, n int) (*votes, error) {
+	v := &votes{yes: make([]bool, n)}
+	slices.SortFunc(kvs, func(a, b *mvccpb.KeyValue) int { return int(a.CreateRevision - b.CreateRevision) })
+	for _, kv := range kvs {
+		rank := int(lastNumber(kv.Key))
+		if strings.Contains(string(kv.Key), "/"+skipMark+"/") {
+			v.skipped = append(v.skipped, rank)
+			continue
+		}
+		req, err := parseRequest(kv.Value)
+		if err != nil || rank >= n {
+			return nil, fmt.Errorf("etcdstore: %q is no vote: %w", kv.Key, err)
+		}
+		if len(v.casts) == 0 {
+			v.waited = max(0, time.Since(time.Unix(0, int64(req.ID))))
+		}
+		v.casts, v.sizes = append(v.casts, req.Group), append(v.sizes, int(req.Timeout))
+		v.yes[rank] = true
+	}
+	return v, nil
+}
+
+// judge says how votes decide: by everybody's yes, or by a no with its reason. Neither is that they do not.
+func (r *record) judge(v *votes, why *wire.Verdict) (no *wire.Verdict, yes bool) {
+	cast := r.c
+	if len(v.casts) > 0 {
+		cast = v.casts[0]
+	}
+	for i, c := range v.casts {
+		if !agree(&cast, &c) {
+			return clash(&cast, &c), false
+		}
+		if size := cast.Fold.Kind.Size(); size > 0 && v.sizes[i] != v.sizes[0] {
+			reason := fmt.Sprintf("%d numbers to fold, rank %d has %d", v.sizes[i]/size, v.casts[0].Rank, v.sizes[0]/size)
+			return &wire.Verdict{Code: wire.CodeInvalid, By: c.Rank, Reason: reason}, false
+		}
+		if cast.Type == "" && c.Type != "" {
+			cast = c
+		}
+	}
+	elects := func(rank int) bool { return !cast.RootOnly || rank == cast.Root }
+	var missing []int
+	gone := &wire.Verdict{By: -1}
+	for rank, voted := range v.yes {
+		if !elects(rank) || voted {
+			continue
+		}
+		missing = append(missing, rank)
+		switch r.g.goneness(rank) {
+		case wire.CodeLost:
+			gone.Lost, gone.Code, gone.Reason = append(gone.Lost, rank), wire.CodeLost, r.g.roll.labels[rank]
+		case wire.CodeLeft:
+			if gone.Left = append(gone.Left, rank); gone.Code == wire.CodeOK {
+				gone.Code = wire.CodeLeft
+			}
+		}
+	}
+	switch {
+	case why != nil && why.By >= 0:
+		return refusing(why, missing), false
+	case len(v.casts) > 0 && gone.Code != wire.CodeOK:
+		return gone, false
+	}
+	for _, rank := range v.skipped {
+		if len(v.casts) > 0 && elects(rank) && !v.yes[rank] {
+			return refusing(&wire.Verdict{Code: wire.CodeAborted, By: rank, Reason: "it went on to a later call"}, missing), false
+		}
+	}
+	return r.complete(v, &cast, missing, why)
+}
+
+// complete is judge when nobody stands against a yes.
+func (r *record) complete(v *votes, cast *wire.Contribution, missing []int, why *wire.Verdict) (no *wire.Verdict, yes bool) {
+	held := cast.RootOnly && r.g.goneness(cast.Root) == wire.CodeOK // its root may be waiting for room
+	if len(v.casts) > 0 && len(missing) == 0 && !held {
+		return nil, true
+	}
+	if why == nil {
+		return nil, false
+	}
+	own := *why
+	if own.Missing = missing; len(missing) == 0 && held {
+		own.Missing = r.slowest()
+	}
+	return &own, false
+}
+
+// refusing is the verdict of a rank's no.
+func refusing(why *wire.Verdict, missing []int) *wire.Verdict {
+	v := *why
+	v.Missing = slices.DeleteFunc(missing, func(rank int) bool { return rank == v.By })
+	if len(v.Missing) == 0 {
+		v.Missing = nil
+	}
+	return &v
+}
+
+// agree reports whether two ranks called the same verb. Types count only if both told one: not every language has them.
+func agree(a, b *wire.Contribution) bool {
+	return a.Verb == b.Verb && a.Root == b.Root && a.RootOnly == b.RootOnly && a.Label == b.Label && a.Fold == b.Fold &&
+		(a.Want == wire.WantPart) == (b.Want == wire.WantPart) &&
+		(a.Type == b.Type || a.Type == "" || b.Type == "")
+}
+
+// clash is the verdict of two ranks that disagree.
+func clash(a, b *wire.Contribution) *wire.Verdict {
+	return &wire.Verdict{Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{*a, *b}}
+}
+
+// castOf is what ranks have agreed on in a record that has succeeded; nil if it has not.
+func castOf(verdict *wire.Reply) *wire.Contribution {
+	if verdict.Code != wire.CodeOK || verdict.Verdict == nil || len(verdict.Verdict.Clash) == 0 {
+		return nil
+	}
+	return &verdict.Verdict.Clash[0]
+}
+
+// skip marks the records that the rank has not voted in, so that nobody waits for its vote.
+func (r *record) skip(ctx context.Context, voted uint64) error {
+	if r.g.state().over != nil {
+		return nil
+	}
+	for seq := max(voted+1, r.c.Seq-min(r.c.Seq, mostSkipped)); seq < r.c.Seq; seq++ {
+		x := *r
+		x.c.Seq = seq
+		mark := fmt.Sprintf("%s%s/%s/%08x", x.prefix(), skipMark, noType, r.rank)
+		when := []clientv3.Cmp{r.held(), absent(x.verdict()), absent(r.g.keys.all())}
+		then := []clientv3.Op{clientv3.OpPut(mark, ""), clientv3.OpGet(x.prefix(), clientv3.WithPrefix(), clientv3.WithCountOnly())}
+		resp, err := r.g.e.txn(ctx, when, then, nil)
+		if err != nil {
+			return err
+		}
+		if resp.Succeeded && resp.Responses[1].GetResponseRange().Count > 1 {
+			if _, err := x.settle(ctx, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// mostSkipped bounds how many records a rank marks that it has skipped: others are not that far behind.
+const mostSkipped = 1024
