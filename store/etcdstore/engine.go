@@ -20,7 +20,7 @@ type Engine struct {
 	client *clientv3.Client
 	root   keys
 	life   context.Context // until Close
-	end    context.CancelFunc
+	end    context.CancelCauseFunc
 	turn   chan struct{} // has one while a session is being opened
 	count  atomic.Uint64 // numbers changes
 
@@ -45,7 +45,7 @@ func Dial(ctx context.Context, endpoints []string, o *Options) (*Engine, error) 
 	if len(endpoints) == 0 {
 		return nil, &store.Error{Op: "dial", Code: wire.CodeInvalid, Err: store.ErrInvalid, Detail: "no endpoints: each is a host:port"}
 	}
-	e.life, e.end = context.WithCancel(context.Background())
+	e.life, e.end = context.WithCancelCause(context.Background())
 	config := e.o.config(endpoints)
 	config.Context = e.life
 	err := e.again(ctx, func(context.Context) (err error) { // it asks for a token, if there is a user
@@ -58,7 +58,7 @@ func Dial(ctx context.Context, endpoints []string, o *Options) (*Engine, error) 
 	if err == nil {
 		return e, nil
 	}
-	e.end()
+	e.end(store.ErrClosed)
 	if e.client != nil {
 		_ = e.client.Close()
 	}
@@ -175,7 +175,7 @@ func (e *Engine) stop() *session {
 	s := e.session
 	e.session = nil
 	e.mu.Unlock()
-	e.end()
+	e.end(store.ErrClosed)
 	e.running.Wait()
 	return s
 }

@@ -37,6 +37,40 @@ func (r *record) result(ctx context.Context, verdict *wire.Reply, rep *wire.Repl
 			rep.Value, err = r.fold(ctx)
 		}
 	}
+	if err == nil && r.c.RootOnly && r.c.Root != r.rank {
+		err = r.tell(ctx, rep)
+	}
+	return err
+}
+
+// How much a reader reads until it tells the root how far it is. With a vote that waits it does so in any case.
+const (
+	quietRecords = 16
+	quietBytes   = 1 << 20
+)
+
+// tell tells the root now and then how far this reader is.
+func (r *record) tell(ctx context.Context, rep *wire.Reply) error {
+	own := led{seq: r.c.Seq, bytes: len(rep.Value)}
+	for _, v := range rep.Values {
+		own.bytes += len(v)
+	}
+	bytes := 0
+	r.mu.Lock()
+	r.ch.quiet = append(r.ch.quiet, own)
+	for _, l := range r.ch.quiet {
+		bytes += l.bytes
+	}
+	silent := len(r.ch.quiet) < quietRecords && bytes < quietBytes
+	if !silent {
+		r.ch.quiet = nil
+	}
+	r.mu.Unlock()
+	if silent {
+		return nil
+	}
+	put := clientv3.OpPut(r.ch.keys.floor(r.rank), strconv.FormatUint(r.c.Seq-1, 10))
+	_, err := r.g.e.txn(ctx, []clientv3.Cmp{r.held()}, []clientv3.Op{put}, nil)
 	return err
 }
 

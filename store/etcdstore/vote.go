@@ -25,6 +25,7 @@ type channel struct {
 	name  string // as it is in keys
 	voted uint64 // the last record that the rank has voted in
 	ahead []led  // records that the rank has led as their root, and others may not have passed
+	quiet []led  // records of others' that it has read since it last told them how far it is
 }
 
 // led is a record that a root has decided.
@@ -208,10 +209,11 @@ func countsOf(rs []*pb.ResponseOp) counts {
 	return counts{n(0), n(1), n(2), n(3)}
 }
 
-// agree reports whether all who voted agree, as far as their types can be told from this rank's.
-func (n counts) agree(typ string) bool {
+// agree reports whether all who voted agree, as far as this rank can tell: one that told no type does not know those of others, and
+// leaves it to them to find that they differ, unless it is the last of size.
+func (n counts) agree(typ string, size int) bool {
 	if typ == noType {
-		return n.all == n.agreeing
+		return n.all == n.untyped || n.all == n.agreeing && int(n.all) < size
 	}
 	return n.all == n.typed+n.untyped
 }
@@ -243,6 +245,9 @@ func (r *record) put(ctx context.Context) (verdict *wire.Reply, n counts, err er
 		if resp.Succeeded {
 			n.add(r.typ)
 			r.passed()
+			r.mu.Lock()
+			r.ch.quiet = nil
+			r.mu.Unlock()
 			return nil, n, nil
 		}
 		verdict, again, err := r.refused(resp.Responses[4:], n, revoked)
@@ -311,7 +316,7 @@ func (r *record) late(ctx context.Context, verdict *wire.Reply) (*wire.Reply, er
 // counted does what the counts of votes ask for; nil is that there is no verdict yet.
 func (r *record) counted(ctx context.Context, n counts) (*wire.Reply, error) {
 	switch {
-	case !n.agree(r.typ):
+	case !n.agree(r.typ, len(r.g.roll.ids)):
 		return r.settle(ctx, nil)
 	case r.c.RootOnly && r.c.Root == r.rank:
 		if err := r.makeRoom(ctx); err != nil {
