@@ -177,6 +177,8 @@ func (e *storeError) unavailable(inner *store.Error) string {
 		return fmt.Sprintf("the store at %s has no room: %s", addr, reason(e.err))
 	case errors.Is(e.err, store.ErrProtocol):
 		return fmt.Sprintf("whoever listens at %s is no muster store (%v): check --store or MUSTER_STORE", addr, e.err)
+	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "etcd"):
+		return fmt.Sprintf("no etcd at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
 	case inner != nil && inner.Op == "dial":
 		return fmt.Sprintf("no store at %s (%s): start one with \"muster serve --listen %s\", or check --store or MUSTER_STORE", addr, reason(e.err), addr)
 	}
@@ -186,6 +188,9 @@ func (e *storeError) unavailable(inner *store.Error) string {
 // addr is where the store is, without its parameters, which may be long.
 func (e *storeError) addr() string {
 	addr, _, _ := strings.Cut(strings.TrimPrefix(e.url, "muster://"), "?")
+	if u, err := url.Parse(e.url); err == nil && u.Scheme != "muster" && u.Host != "" {
+		return u.Host
+	}
 	return addr
 }
 
