@@ -16,29 +16,36 @@ import (
 // A verdict is a key that is created once: whoever loses that race takes what is there. A no is created on the condition that no vote has
 // come since the votes were read that it is about, so that it names nobody who has voted.
 
-// succeed decides the record by everybody's yes, or the root's. With everybody's, all have passed what came before: that is freed.
+// succeed decides the record by everybody's yes, or the root's.
 func (r *record) succeed(ctx context.Context) (*wire.Reply, error) {
-	cast := r.c
-	cast.Group, cast.Run, cast.Reason = "", "", ""
-	yes := wire.Reply{Verdict: &wire.Verdict{By: -1, Clash: []wire.Contribution{cast}}}
+	var folded []byte
 	if r.c.Fold.Valid() {
-		folded, err := r.fold(ctx)
-		if err != nil {
+		var err error
+		if folded, err = r.fold(ctx); err != nil {
 			return nil, err
 		}
-		if len(folded) <= mostFolded {
-			yes.Value = folded
+		if len(folded) > mostFolded {
+			folded = nil
 		}
 	}
-	then := []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(yes))}
+	yes, then := r.yes(folded)
+	verdict, err := r.create(ctx, nil, then)
+	if err == nil && verdict == nil {
+		verdict = yes
+	}
+	return verdict, err
+}
+
+// yes is the verdict of success, and what puts it there. With everybody's yes, all have passed what came before: that is freed.
+func (r *record) yes(folded []byte) (*wire.Reply, []clientv3.Op) {
+	cast := r.c
+	cast.Reason = ""
+	yes := &wire.Reply{Value: folded, Verdict: &wire.Verdict{By: -1, Clash: []wire.Contribution{cast}}}
+	then := []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(*yes))}
 	if !r.c.RootOnly {
 		then = append(then, r.ch.free(r.c.Seq)...)
 	}
-	verdict, err := r.create(ctx, nil, then)
-	if err == nil && verdict == nil {
-		verdict = &yes
-	}
-	return verdict, err
+	return yes, then
 }
 
 // mostFolded is the size of a fold that a verdict brings to all. Of a larger one each makes its own.

@@ -22,6 +22,7 @@ import (
 //	g/GEN/v/c/CHANNEL/SEQ                the verdict of a record
 //	g/GEN/b/CHANNEL/SEQ/CAST/TYPE/RANK   a vote; CAST and TYPE are hashes of what ranks must agree on
 //	g/GEN/p/CHANNEL/SEQ/RANK             what a rank gave with its vote
+//	g/GEN/n/CHANNEL/RANK                 a rank's last vote: SEQ/CAST/TYPE
 //	g/GEN/f/CHANNEL/RANK                 how far a reader has come along behind a root
 //	g/GEN/t/DST/SRC/TAG/m/POS, h         a message; the position of the last one
 //	g/GEN/u/SRC/DST/TAG                  the positions that the reader has acknowledged and seen
@@ -59,14 +60,18 @@ func (g generationKeys) doing(rank int) string {
 // channel are the keys of a channel's records: their verdicts, their votes, and how far readers are.
 func (g generationKeys) channel(name string) channelKeys {
 	name = url.PathEscape(name) + "/"
-	return channelKeys{string(g) + "v/c/" + name, string(g) + "b/" + name, string(g) + "p/" + name, string(g) + "f/" + name}
+	return channelKeys{
+		verdicts: string(g) + "v/c/" + name, votes: string(g) + "b/" + name, payloads: string(g) + "p/" + name,
+		floors: string(g) + "f/" + name, lasts: string(g) + "n/" + name,
+	}
 }
 
-type channelKeys struct{ verdicts, votes, payloads, floors string }
+type channelKeys struct{ verdicts, votes, payloads, floors, lasts string }
 
 func (c channelKeys) verdict(seq uint64) string { return fmt.Sprintf("%s%016x", c.verdicts, seq) }
 func (c channelKeys) record(seq uint64) string  { return fmt.Sprintf("%s%016x/", c.votes, seq) }
 func (c channelKeys) floor(rank int) string     { return fmt.Sprintf("%s%08x", c.floors, rank) }
+func (c channelKeys) last(rank int) string      { return fmt.Sprintf("%s%08x", c.lasts, rank) }
 
 func (g generationKeys) stream(src, dst int, tag string) streamKeys {
 	tag = url.PathEscape(tag)

@@ -21,7 +21,7 @@ func (r *record) result(ctx context.Context, verdict *wire.Reply, rep *wire.Repl
 	}
 	if !r.c.RootOnly {
 		r.mu.Lock()
-		r.ch.ahead = nil // all have passed what came before
+		r.ch.ahead, r.ch.whole = nil, true // all have passed what came before
 		r.mu.Unlock()
 	}
 	var err error
@@ -153,14 +153,6 @@ const (
 
 // makeRoom waits until the record of a root is not too far ahead, and frees what all readers have passed.
 func (r *record) makeRoom(ctx context.Context) error {
-	own := led{r.c.Seq, len(r.payload)}
-	defer func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if !slices.Contains(r.ch.ahead, own) {
-			r.ch.ahead = append(r.ch.ahead, own)
-		}
-	}()
 	for r.crowded() {
 		low, _, rev, err := r.floors(ctx)
 		if err != nil {
@@ -186,11 +178,13 @@ func (r *record) makeRoom(ctx context.Context) error {
 func (r *record) crowded() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	bytes := len(r.payload)
+	records, bytes := 0, len(r.payload)
 	for _, l := range r.ch.ahead {
-		bytes += l.bytes
+		if l.seq < r.c.Seq {
+			records, bytes = records+1, bytes+l.bytes
+		}
 	}
-	return len(r.ch.ahead) >= aheadRecords || len(r.ch.ahead) > 0 && bytes > aheadBytes
+	return records >= aheadRecords || records > 0 && bytes > aheadBytes
 }
 
 // floors are how far the slowest readers are, and who they are.

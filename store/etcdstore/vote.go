@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"strconv"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -24,6 +25,7 @@ type channel struct {
 	keys  channelKeys
 	name  string // as it is in keys
 	voted uint64 // the last record that the rank has voted in
+	whole bool   // every rank has voted in a record of all before this one: each has a last vote
 	ahead []led  // records that the rank has led as their root, and others may not have passed
 	quiet []led  // records of others' that it has read since it last told them how far it is
 }
@@ -192,107 +194,148 @@ func (r *record) told() *wire.Reply {
 	return r.g.all
 }
 
-// counts are what a vote has found.
-type counts struct {
-	all, agreeing, typed, untyped int64
-}
+// counts are the votes of a record: all, and those of ranks that called the same, with the same type. Types may differ if one is not
+// told: that takes a look at the votes.
+type counts struct{ all, same int64 }
 
 func (r *record) counting() []clientv3.Op {
 	count := func(prefix string) clientv3.Op {
 		return clientv3.OpGet(prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
 	}
-	return []clientv3.Op{count(r.prefix()), count(r.prefix() + r.cast + "/"), count(r.prefix() + r.cast + "/" + r.typ + "/"), count(r.prefix() + r.cast + "/" + noType + "/")}
+	return []clientv3.Op{count(r.prefix()), count(r.prefix() + r.cast + "/" + r.typ + "/")}
 }
 
 func countsOf(rs []*pb.ResponseOp) counts {
-	n := func(i int) int64 { return rs[i].GetResponseRange().Count }
-	return counts{n(0), n(1), n(2), n(3)}
+	return counts{rs[0].GetResponseRange().Count, rs[1].GetResponseRange().Count}
 }
 
-// agree reports whether all who voted agree, as far as this rank can tell: one that told no type does not know those of others, and
-// leaves it to them to find that they differ, unless it is the last of size.
-func (n counts) agree(typ string, size int) bool {
-	if typ == noType {
-		return n.all == n.untyped || n.all == n.agreeing && int(n.all) < size
-	}
-	return n.all == n.typed+n.untyped
-}
-
-// put puts the vote there, once: with what it is for, when it came, and how large its payload is. A generation that is revoked takes votes for records that are open, and opens none.
+// put puts the vote there, once: with what it is for, when it came, and how large its payload is. The last one brings the verdict along,
+// if that can be seen. A generation that is revoked takes votes for records that are open, and opens none.
 func (r *record) put(ctx context.Context) (verdict *wire.Reply, n counts, err error) {
 	k := r.g.keys
-	meta := wire.Request{Op: wire.OpCollect, ID: uint64(time.Now().UnixNano()), Timeout: time.Duration(len(r.payload)), Group: r.c}
 	when := []clientv3.Cmp{r.held(), absent(r.verdict()), absent(k.all()), absent(r.vote())}
-	then := append(r.counting(), clientv3.OpPut(r.vote(), string(wire.AppendRequest(nil, &meta))))
-	if len(r.payload) > 0 {
-		then = append(then, clientv3.OpPut(r.payloadOf(r.rank), string(r.payload)))
-	}
-	if r.c.RootOnly && r.c.Root != r.rank {
-		then = append(then, clientv3.OpPut(r.ch.keys.floor(r.rank), fmt.Sprint(r.c.Seq-1)))
-	}
-	orElse := append(r.counting(), clientv3.OpGet(r.verdict()), clientv3.OpGet(k.all()), clientv3.OpGet(k.over()), clientv3.OpGet(r.vote()), clientv3.OpGet(r.key))
-	revoked := false
-	for {
+	last, yes := r.last()
+	then := append([]clientv3.Op{last}, r.ballot()...)
+	for revoked := false; ; revoked = true {
 		first := when
 		if !revoked {
 			first = append(slices.Clip(when), absent(k.over()))
 		}
-		resp, err := r.g.e.txn(ctx, first, then, orElse)
+		resp, err := r.g.e.txn(ctx, first, then, nil)
 		if err != nil {
 			return nil, n, err
 		}
-		n = countsOf(resp.Responses)
-		if resp.Succeeded {
-			n.add(r.typ)
-			r.passed()
-			r.mu.Lock()
-			r.ch.quiet = nil
-			r.mu.Unlock()
-			return nil, n, nil
+		if !resp.Succeeded {
+			verdict, n, again, err := r.refused(ctx)
+			if !again || err != nil {
+				return verdict, n, err
+			}
+			continue
 		}
-		verdict, again, err := r.refused(resp.Responses[4:], n, revoked)
-		if !again || err != nil {
-			return verdict, n, err
+		r.counts()
+		own := resp.Responses[0].GetResponseTxn()
+		if own.Succeeded {
+			return yes, n, nil
 		}
-		revoked = true
+		n = countsOf(own.Responses)
+		return nil, counts{n.all + 1, n.same + 1}, nil
 	}
 }
 
-// add counts the vote that was put beside the counting.
-func (n *counts) add(typ string) {
-	n.all, n.agreeing, n.typed = n.all+1, n.agreeing+1, n.typed+1
-	if typ == noType {
-		n.untyped++
+// counts notes that the vote is there.
+func (r *record) counts() {
+	r.passed()
+	r.mu.Lock()
+	r.ch.quiet = nil
+	if own := (led{r.c.Seq, len(r.payload)}); r.leads() && !slices.Contains(r.ch.ahead, own) {
+		r.ch.ahead = append(r.ch.ahead, own)
 	}
+	r.mu.Unlock()
+}
+
+// leads reports whether the record is decided by this rank alone.
+func (r *record) leads() bool { return r.c.RootOnly && r.c.Root == r.rank }
+
+// ballot are the keys of a vote.
+func (r *record) ballot() []clientv3.Op {
+	meta := wire.Request{Op: wire.OpCollect, ID: uint64(time.Now().UnixNano()), Timeout: time.Duration(len(r.payload)), Group: r.c}
+	ops := []clientv3.Op{clientv3.OpPut(r.vote(), string(wire.AppendRequest(nil, &meta)))}
+	if len(r.payload) > 0 {
+		ops = append(ops, clientv3.OpPut(r.payloadOf(r.rank), string(r.payload)))
+	}
+	switch {
+	case !r.c.RootOnly:
+		ops = append(ops, clientv3.OpPut(r.ch.keys.last(r.rank), r.call()))
+	case !r.leads():
+		ops = append(ops, clientv3.OpPut(r.ch.keys.floor(r.rank), strconv.FormatUint(r.c.Seq-1, 10)))
+	}
+	return ops
+}
+
+// call is what all ranks that agree put for their last vote.
+func (r *record) call() string { return fmt.Sprintf("%016x/%s/%s", r.c.Seq, r.cast, r.typ) }
+
+// last decides the record together with a vote that is the last one needed, and counts the votes before it if it is not. It is the last
+// if each other rank's last vote is for the same call, or if it is a root's and nobody can have called anything else.
+func (r *record) last() (op clientv3.Op, yes *wire.Reply) {
+	verdict, then := r.yes(nil)
+	own, lasts := r.ch.keys.last(r.rank), r.ch.keys.lasts
+	r.mu.Lock()
+	whole := r.ch.whole
+	r.mu.Unlock()
+	never := clientv3.Compare(clientv3.CreateRevision(r.key), "=", 0) // the seat is there
+	when := []clientv3.Cmp{never}
+	switch {
+	case r.leads() && !r.crowded():
+		when = []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(r.prefix()).WithPrefix(), "=", 0)}
+	case !r.c.RootOnly && len(r.g.roll.ids) == 1:
+		when = nil
+	case !r.c.RootOnly && whole && !r.c.Fold.Valid():
+		when = nil // of an empty range etcd says that its values are not equal
+		if r.rank > 0 {
+			when = append(when, clientv3.Compare(clientv3.Value(lasts).WithRange(own), "=", r.call()))
+		}
+		if r.rank < len(r.g.roll.ids)-1 {
+			when = append(when, clientv3.Compare(clientv3.Value(own+"\x00").WithRange(end(lasts)), "=", r.call()))
+		}
+	}
+	return clientv3.OpTxn(when, then, r.counting()), verdict
 }
 
 // refused is why a vote was not taken: the verdict, or it is there already, or the generation is revoked and the record open: then again.
-func (r *record) refused(rs []*pb.ResponseOp, n counts, revoked bool) (verdict *wire.Reply, again bool, err error) {
+func (r *record) refused(ctx context.Context) (verdict *wire.Reply, n counts, again bool, err error) {
+	k := r.g.keys
+	gets := append(r.counting(), clientv3.OpGet(r.verdict()), clientv3.OpGet(k.all()), clientv3.OpGet(k.over()), clientv3.OpGet(r.vote()), clientv3.OpGet(r.key))
+	resp, err := r.g.e.txn(ctx, nil, gets, nil)
+	if err != nil {
+		return nil, n, false, err
+	}
+	n = countsOf(resp.Responses)
+	rs := resp.Responses[2:]
 	if kv := found(rs[0]); kv != nil {
 		if verdict, err = parseReply(kv.Value); err == nil {
 			r.passed()
-			verdict, err = r.late(r.ctx, verdict)
+			verdict, err = r.late(ctx, verdict)
 		}
-		return verdict, false, err
+		return verdict, n, false, err
 	}
 	if kv := found(rs[1]); kv != nil {
 		verdict, err = parseReply(kv.Value)
-		return verdict, false, err
+		return verdict, n, false, err
 	}
 	if kv := found(rs[3]); kv != nil { // an attempt before this one
 		r.passed()
-		return nil, false, nil
+		return nil, n, false, nil
 	}
 	if kv := found(rs[4]); kv == nil || kv.CreateRevision != r.rev || string(kv.Value) == leftSeat {
 		r.s.lost()
-		return nil, false, errSession
+		return nil, n, false, errSession
 	}
-	kv := found(rs[2])
-	if kv != nil && n.all == 0 {
+	if kv := found(rs[2]); kv != nil && n.all == 0 {
 		verdict, err = parseReply(kv.Value)
-		return verdict, false, err
+		return verdict, n, false, err
 	}
-	return nil, true, nil
+	return nil, n, true, nil
 }
 
 // late is the verdict for a rank that votes after the decision. If it called something else that is told to it, and revokes the generation.
@@ -316,9 +359,9 @@ func (r *record) late(ctx context.Context, verdict *wire.Reply) (*wire.Reply, er
 // counted does what the counts of votes ask for; nil is that there is no verdict yet.
 func (r *record) counted(ctx context.Context, n counts) (*wire.Reply, error) {
 	switch {
-	case !n.agree(r.typ, len(r.g.roll.ids)):
+	case n.all != n.same:
 		return r.settle(ctx, nil)
-	case r.c.RootOnly && r.c.Root == r.rank:
+	case r.leads():
 		if err := r.makeRoom(ctx); err != nil {
 			return nil, err
 		}
@@ -366,13 +409,13 @@ func (r *record) recount(ctx context.Context) (*wire.Reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, x := range resp.Responses[4:6] {
+	for _, x := range resp.Responses[2:4] {
 		if kv := found(x); kv != nil {
 			r.g.learn(kv)
 			return r.told(), nil
 		}
 	}
-	if kv := found(resp.Responses[6]); kv != nil { // nobody may have heard who is lost
+	if kv := found(resp.Responses[4]); kv != nil { // nobody may have heard who is lost
 		r.g.learn(kv)
 		if _, err := r.g.lookAtSeats(ctx); err != nil {
 			return nil, err
