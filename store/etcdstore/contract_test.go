@@ -23,7 +23,7 @@ func TestContract(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
 		root := newRoot()
 		return func() store.Engine {
-			return dial(t, addrs, &etcdstore.Options{Root: root, Session: shortest})
+			return dial(t, addrs, &etcdstore.Options{Root: root, Session: 3 * time.Second})
 		}
 	}, &storetest.Options{Without: without, TTL: shortest, Cut: func(e store.Engine) { etcdstore.Kill(e.(*etcdstore.Engine)) }})
 }

@@ -1,6 +1,7 @@
 package etcdstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -16,8 +17,8 @@ import (
 // A verdict is a key that is created once: whoever loses that race takes what is there. A no is created on the condition that no vote has
 // come since the votes were read that it is about, so that it names nobody who has voted.
 
-// succeed decides the record by everybody's yes, or the root's.
-func (r *record) succeed(ctx context.Context) (*wire.Reply, error) {
+// succeed decides the record by everybody's yes, or the root's, if when is so too.
+func (r *record) succeed(ctx context.Context, when []clientv3.Cmp, by string) (*wire.Reply, error) {
 	var folded []byte
 	if r.c.Fold.Valid() {
 		var err error
@@ -28,28 +29,48 @@ func (r *record) succeed(ctx context.Context) (*wire.Reply, error) {
 			folded = nil
 		}
 	}
-	yes, then := r.yes(folded)
-	verdict, err := r.create(ctx, nil, then)
+	yes, then := r.yes(folded, by)
+	verdict, err := r.create(ctx, when, then)
 	if err == nil && verdict == nil {
 		verdict = yes
 	}
 	return verdict, err
 }
 
+// mostFolded is the size of a fold that a verdict brings to all. Of a larger one each makes its own.
+const mostFolded = 64 << 10
+
+// The type of a verdict says how it came to everybody's yes.
+const (
+	byAll   = "all"   // every rank has a key for the call
+	byPurge = "purge" // the same, and the keys for other calls were taken out
+)
+
+// mostCalls is for how many calls of a channel ranks have keys, before those of others are taken out.
+const mostCalls = 8
+
 // yes is the verdict of success, and what puts it there. With everybody's yes, all have passed what came before: that is freed.
-func (r *record) yes(folded []byte) (*wire.Reply, []clientv3.Op) {
+func (r *record) yes(folded []byte, by string) (*wire.Reply, []clientv3.Op) {
 	cast := r.c
 	cast.Reason = ""
 	yes := &wire.Reply{Value: folded, Verdict: &wire.Verdict{By: -1, Clash: []wire.Contribution{cast}}}
-	then := []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(*yes))}
-	if !r.c.RootOnly {
-		then = append(then, r.ch.free(r.c.Seq)...)
+	if r.c.RootOnly {
+		return yes, []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(*yes))}
 	}
-	return yes, then
+	then := r.ch.free(r.c.Seq)
+	yes.Type = by
+	r.mu.Lock()
+	crowd := len(r.ch.whole) >= mostCalls && !r.ch.whole[r.call]
+	r.mu.Unlock()
+	if crowd && by == byAll {
+		yes.Type = byPurge
+		k, own := r.ch.keys, r.votes()
+		then = append(then,
+			clientv3.OpDelete(k.votes+"c", clientv3.WithRange(own)), clientv3.OpDelete(end(own), clientv3.WithRange(k.votes+rootsCall)),
+			clientv3.OpDelete(k.calls, clientv3.WithRange(k.calls+r.call)), clientv3.OpDelete(k.calls+r.call+"\x00", clientv3.WithRange(end(k.calls))))
+	}
+	return yes, append(then, clientv3.OpPut(r.verdict(), encodeVerdict(*yes)))
 }
-
-// mostFolded is the size of a fold that a verdict brings to all. Of a larger one each makes its own.
-const mostFolded = 64 << 10
 
 // free deletes what is left of records before seq.
 func (ch *channel) free(seq uint64) []clientv3.Op {
@@ -57,11 +78,9 @@ func (ch *channel) free(seq uint64) []clientv3.Op {
 		return nil
 	}
 	k := ch.keys
-	at := fmt.Sprintf("%016x", seq)
 	return []clientv3.Op{
-		clientv3.OpDelete(k.votes, clientv3.WithRange(k.votes+at)),
-		clientv3.OpDelete(k.payloads, clientv3.WithRange(k.payloads+at)),
-		clientv3.OpDelete(k.verdicts, clientv3.WithRange(k.verdicts+at)),
+		clientv3.OpDelete(k.payloads, clientv3.WithRange(k.payloads+hex(seq))),
+		clientv3.OpDelete(k.verdicts, clientv3.WithRange(k.verdicts+hex(seq))),
 	}
 }
 
@@ -86,21 +105,20 @@ var errVoted = fmt.Errorf("etcdstore: somebody has voted meanwhile")
 // settle looks at all votes, and decides the record if they do, or if why does: a no, or a time that is over. nil is that it stays open.
 func (r *record) settle(ctx context.Context, why *wire.Verdict) (*wire.Reply, error) {
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		gets := []clientv3.Op{clientv3.OpGet(r.prefix(), clientv3.WithPrefix()), clientv3.OpGet(r.verdict()), clientv3.OpGet(r.g.keys.all()), clientv3.OpGet(r.key)}
+		gets := []clientv3.Op{
+			clientv3.OpGet(r.ch.keys.votes, clientv3.WithPrefix()), clientv3.OpGet(r.verdict()), clientv3.OpGet(r.g.keys.all()),
+			clientv3.OpGet(r.ch.keys.calls, clientv3.WithPrefix()),
+		}
 		resp, err := r.g.e.txn(ctx, nil, gets, nil)
 		if err != nil {
 			return nil, err
 		}
 		for _, x := range resp.Responses[1:3] {
 			if kv := found(x); kv != nil {
-				verdict, err := parseReply(kv.Value)
-				if err != nil {
-					return nil, err
-				}
-				return r.late(ctx, verdict)
+				return parseReply(kv.Value)
 			}
 		}
-		votes, err := readVotes(resp.Responses[0].GetResponseRange().Kvs, len(r.g.roll.ids))
+		votes, err := r.read(resp.Responses[0].GetResponseRange().Kvs, resp.Responses[3].GetResponseRange().Kvs)
 		if err != nil {
 			return nil, err
 		}
@@ -119,14 +137,14 @@ func (r *record) judged(ctx context.Context, votes *votes, why *wire.Verdict, re
 	v, yes := r.judge(votes, why)
 	switch {
 	case yes:
-		return r.succeed(ctx)
+		return r.succeed(ctx, nil, "")
 	case v == nil:
 		return nil, nil
 	}
-	v.Waited = max(time.Since(r.began), votes.waited)
+	v.Waited = time.Since(r.began)
 	r.describe(ctx, v)
 	rep := failed(v)
-	when, then := []clientv3.Cmp{unchanged(r.prefix(), rev)}, []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(rep))}
+	when, then := []clientv3.Cmp{unchanged(r.ch.keys.votes, rev)}, []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(rep))}
 	if why != nil && why.By == r.rank {
 		when = append(when, r.held())
 	}
@@ -147,33 +165,62 @@ type votes struct {
 	casts   []wire.Contribution
 	sizes   []int  // of their payloads
 	yes     []bool // by rank
-	skipped []int
-	waited  time.Duration // since the first of them, by the clock of its rank
+	skipped []int  // ranks that have gone on without a vote
 }
 
-// skipMark is where a vote has its hash that says: this rank went on to a later call.
-const skipMark = "skipped"
-
-func readVotes(kvs []*mvccpb.KeyValue, n int) (*votes, error) {
-	v := &votes{yes: make([]bool, n)}
-	slices.SortFunc(kvs, func(a, b *mvccpb.KeyValue) int { return int(a.CreateRevision - b.CreateRevision) })
-	for _, kv := range kvs {
-		rank := int(lastNumber(kv.Key))
-		if strings.Contains(string(kv.Key), "/"+skipMark+"/") {
-			v.skipped = append(v.skipped, rank)
-			continue
-		}
+// read finds the votes of the record among those of its channel.
+func (r *record) read(kvs, calls []*mvccpb.KeyValue) (*votes, error) {
+	names := map[string]*wire.Request{}
+	for _, kv := range calls {
 		req, err := parseRequest(kv.Value)
-		if err != nil || rank >= n {
-			return nil, fmt.Errorf("etcdstore: %q is no vote: %w", kv.Key, err)
+		if err != nil {
+			return nil, fmt.Errorf("etcdstore: %q is no call: %w", kv.Key, err)
 		}
-		if len(v.casts) == 0 {
-			v.waited = max(0, time.Since(time.Unix(0, int64(req.ID))))
+		names[strings.TrimPrefix(string(kv.Key), r.ch.keys.calls)] = req
+	}
+	v := &votes{yes: make([]bool, r.size())}
+	beyond := make([]bool, r.size())
+	slices.SortFunc(kvs, func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.ModRevision, b.ModRevision) })
+	for _, kv := range kvs {
+		b, ok := r.ch.parseBallot(kv)
+		switch {
+		case !ok || b.rank >= len(beyond):
+		case b.seq > r.c.Seq:
+			beyond[b.rank] = true
+		case b.seq == r.c.Seq && names[b.call] != nil:
+			c := names[b.call].Group
+			c.Rank, c.Seq, c.Generation = b.rank, b.seq, r.c.Generation
+			v.casts, v.sizes = append(v.casts, c), append(v.sizes, int(names[b.call].Timeout))
+			v.yes[b.rank] = true
 		}
-		v.casts, v.sizes = append(v.casts, req.Group), append(v.sizes, int(req.Timeout))
-		v.yes[rank] = true
+	}
+	for rank, on := range beyond {
+		if on && !v.yes[rank] {
+			v.skipped = append(v.skipped, rank)
+		}
 	}
 	return v, nil
+}
+
+// ballot is a vote, as it is kept.
+type ballot struct {
+	rank int
+	seq  uint64
+	call string
+}
+
+func (ch *channel) parseBallot(kv *mvccpb.KeyValue) (b ballot, ok bool) {
+	call, _, ok := strings.Cut(strings.TrimPrefix(string(kv.Key), ch.keys.votes), "/")
+	if !ok {
+		return b, false
+	}
+	b.rank, b.call = int(lastNumber(kv.Key)), call
+	seq, own, _ := strings.Cut(string(kv.Value), "/")
+	if call == rootsCall {
+		b.call = own
+	}
+	b.seq = lastNumber([]byte("/" + seq))
+	return b, true
 }
 
 // judge says how votes decide: by everybody's yes, or by a no with its reason. Neither is that they do not.
@@ -271,29 +318,32 @@ func castOf(verdict *wire.Reply) *wire.Contribution {
 	return &verdict.Verdict.Clash[0]
 }
 
-// skip marks the records that the rank has not voted in, so that nobody waits for its vote.
+// skip has the records fail that the rank has not voted in and that others wait in: nobody is to wait for its vote. Who comes to one of
+// them later sees that this rank has gone on.
 func (r *record) skip(ctx context.Context, voted uint64) error {
-	if r.g.state().over != nil {
+	resp, err := r.g.e.get(ctx, r.ch.keys.votes, clientv3.WithPrefix())
+	if err != nil {
+		return err
+	}
+	open := map[uint64]bool{}
+	for _, kv := range resp.Kvs {
+		if b, ok := r.ch.parseBallot(kv); ok && b.seq > voted && b.seq < r.c.Seq {
+			open[b.seq] = true
+		}
+	}
+	if len(open) == 0 {
 		return nil
 	}
-	for seq := max(voted+1, r.c.Seq-min(r.c.Seq, mostSkipped)); seq < r.c.Seq; seq++ {
-		x := *r
+	x := *r
+	on := clientv3.OpPut(fmt.Sprintf("%s%s/%08x", r.ch.keys.votes, rootsCall, r.rank), hex(r.c.Seq)+"/on")
+	if _, err := r.g.e.txn(ctx, []clientv3.Cmp{r.held()}, []clientv3.Op{on}, nil); err != nil {
+		return err
+	}
+	for seq := range open {
 		x.c.Seq = seq
-		mark := fmt.Sprintf("%s%s/%s/%08x", x.prefix(), skipMark, noType, r.rank)
-		when := []clientv3.Cmp{r.held(), absent(x.verdict()), absent(r.g.keys.all())}
-		then := []clientv3.Op{clientv3.OpPut(mark, ""), clientv3.OpGet(x.prefix(), clientv3.WithPrefix(), clientv3.WithCountOnly())}
-		resp, err := r.g.e.txn(ctx, when, then, nil)
-		if err != nil {
+		if _, err := x.settle(ctx, nil); err != nil {
 			return err
-		}
-		if resp.Succeeded && resp.Responses[1].GetResponseRange().Count > 1 {
-			if _, err := x.settle(ctx, nil); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
 }
-
-// mostSkipped bounds how many records a rank marks that it has skipped: others are not that far behind.
-const mostSkipped = 1024

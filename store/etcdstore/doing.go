@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/wire"
@@ -29,76 +30,72 @@ func (g *group) doing(ctx context.Context, ranks []int) (what []string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	ranks = ranks[:min(len(ranks), mostDoing)]
-	opts := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(mostLooked), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortDescend)}
-	gets := []clientv3.Op{clientv3.OpGet(g.keys.votes(), opts...), clientv3.OpGet(g.keys.verdicts()+"c/", clientv3.WithPrefix(), clientv3.WithKeysOnly())}
+	gets := []clientv3.Op{
+		clientv3.OpGet(g.keys.votes(), clientv3.WithPrefix(), clientv3.WithLimit(mostLooked), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortDescend)),
+		clientv3.OpGet(g.keys.verdicts()+"c/", clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(mostLooked)),
+		clientv3.OpGet(g.keys.calls(), clientv3.WithPrefix()),
+	}
 	for _, rank := range ranks {
 		gets = append(gets, clientv3.OpGet(g.keys.doing(rank)))
 	}
 	resp, err := g.e.txn(ctx, nil, gets, nil)
 	if err != nil {
-		for range ranks {
-			what = append(what, "unknown")
-		}
-		return what
+		return nil
 	}
-	decided := map[string]bool{}
-	for _, kv := range resp.Responses[1].GetResponseRange().Kvs {
-		decided[strings.TrimPrefix(string(kv.Key), g.keys.verdicts()+"c/")] = true
-	}
-	open, last := map[int]string{}, map[int]string{}
-	for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
-		key := string(kv.Key)
-		record := recordOf(strings.TrimPrefix(key, g.keys.votes()))
-		rank := int(lastNumber(kv.Key))
-		switch {
-		case strings.Contains(key, "/"+skipMark+"/"):
-		case decided[record] && last[rank] == "":
-			last[rank] = key
-		case !decided[record] && open[rank] == "":
-			open[rank] = key
-		}
-	}
+	lasts := g.lasts(resp.Responses[:3])
 	for i, rank := range ranks {
 		said := ""
-		if kv := found(resp.Responses[2+i]); kv != nil {
+		if kv := found(resp.Responses[3+i]); kv != nil {
 			said = string(kv.Value)
 		}
-		what = append(what, g.doingOf(ctx, rank, said, open[rank], last[rank]))
+		what = append(what, g.doingOf(rank, said, lasts[rank]))
 	}
 	return what
 }
 
-// recordOf is the channel and the sequence of a vote's key, without what all votes begin with.
-func recordOf(key string) string {
-	parts := strings.SplitN(key, "/", 3)
-	return strings.Join(parts[:min(2, len(parts))], "/")
+// lasts says of each rank what it waits in, or was in last: of all channels, the last that is open, or else the last.
+func (g *group) lasts(rs []*pb.ResponseOp) map[int]string {
+	decided, calls, lasts := map[string]bool{}, map[string]*wire.Request{}, map[int]string{}
+	for _, kv := range rs[1].GetResponseRange().Kvs {
+		decided[strings.TrimPrefix(string(kv.Key), g.keys.verdicts()+"c/")] = true
+	}
+	for _, kv := range rs[2].GetResponseRange().Kvs {
+		if req, err := parseRequest(kv.Value); err == nil {
+			calls[strings.TrimPrefix(string(kv.Key), g.keys.calls())] = req
+		}
+	}
+	waiting := map[int]bool{}
+	for _, kv := range rs[0].GetResponseRange().Kvs {
+		name, _, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), g.keys.votes()), "/")
+		ch := &channel{keys: channelKeys{votes: g.keys.votes() + name + "/"}}
+		b, ok := ch.parseBallot(kv)
+		call := calls[name+"/"+b.call]
+		open := !decided[name+"/"+hex(b.seq)]
+		if !ok || call == nil || waiting[b.rank] || !open && lasts[b.rank] != "" {
+			continue
+		}
+		waiting[b.rank] = open
+		if lasts[b.rank] = fmt.Sprintf("in no call; its last was %s #%d", describe(&call.Group), b.seq); open {
+			lasts[b.rank] = fmt.Sprintf("in %s #%d", describe(&call.Group), b.seq)
+		}
+	}
+	return lasts
 }
 
-func (g *group) doingOf(ctx context.Context, rank int, said, open, last string) string {
+func (g *group) doingOf(rank int, said, last string) string {
 	switch g.goneness(rank) {
 	case wire.CodeLost:
 		return "lost"
 	case wire.CodeLeft:
 		return "left"
 	}
-	for _, x := range []struct{ key, format string }{{open, "in %s #%d for %s"}, {last, "in no call; its last was %s #%d, %s ago"}} {
-		if said != "" {
-			break
-		}
-		if x.key == "" {
-			continue
-		}
-		kv, err := g.e.entry(ctx, x.key)
-		if err != nil || kv == nil {
-			continue
-		}
-		if req, err := parseRequest(kv.Value); err == nil {
-			return fmt.Sprintf(x.format, describe(&req.Group), req.Group.Seq, since(time.Unix(0, int64(req.ID))))
+	if what, at, ok := strings.Cut(said, "|"); ok {
+		if began, err := time.Parse(time.RFC3339Nano, at); err == nil {
+			return fmt.Sprintf("in %s for %s", what, since(began))
 		}
 	}
-	if what, at, ok := strings.Cut(said, "|"); ok {
-		began, _ := time.Parse(time.RFC3339Nano, at)
-		return fmt.Sprintf("in %s for %s", what, since(began))
+	if last != "" {
+		return last
 	}
 	return "in no call"
 }
@@ -125,31 +122,15 @@ func since(at time.Time) time.Duration {
 	}
 }
 
-// says tells others what a rank waits in, once it has waited for a moment: most do not. The result takes that back.
-func (st *seat) says(what string) (done func()) {
-	began := time.Now().Format(time.RFC3339Nano)
+// says tells others what a rank waits in, and since when. The result takes that back.
+func (st *seat) says(what string, began time.Time) (done func()) {
 	key := st.g.keys.doing(st.rank)
-	ctx, cancel := context.WithCancel(st.ctx)
-	ended := make(chan struct{})
-	st.g.e.run(func() {
-		defer close(ended)
-		if rest(ctx, saysAfter) != nil {
-			return
-		}
-		put := clientv3.OpPut(key, what+"|"+began, clientv3.WithLease(st.s.lease))
-		if _, err := st.g.e.txn(st.ctx, []clientv3.Cmp{st.held()}, []clientv3.Op{put}, nil); err != nil {
-			return
-		}
-		<-ctx.Done()
-		_, _ = st.g.e.txn(st.ctx, nil, []clientv3.Op{clientv3.OpDelete(key)}, nil)
-	})
-	return func() {
-		cancel()
-		select {
-		case <-ended:
-		case <-st.g.e.life.Done():
-		}
+	put := clientv3.OpPut(key, what+"|"+began.Format(time.RFC3339Nano), clientv3.WithLease(st.s.lease))
+	if _, err := st.g.e.txn(st.ctx, []clientv3.Cmp{st.held()}, []clientv3.Op{put}, nil); err != nil {
+		return func() {}
 	}
+	return func() { _, _ = st.g.e.txn(st.ctx, nil, []clientv3.Op{clientv3.OpDelete(key)}, nil) }
 }
 
+// saysAfter is how long a rank waits in a send or a recv until it says so: most are shorter.
 const saysAfter = 50 * time.Millisecond

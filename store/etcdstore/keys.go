@@ -20,10 +20,11 @@ import (
 //	g/GEN/s/SEAT                         a rank's seat; goes with its session; "left" once it has said goodbye
 //	g/GEN/v/!roll, !over, !all, !shrink  the roll; why the generation is revoked, for later calls and for open records; its survivors' generation
 //	g/GEN/v/c/CHANNEL/SEQ                the verdict of a record
-//	g/GEN/b/CHANNEL/SEQ/CAST/TYPE/RANK   a vote; CAST and TYPE are hashes of what ranks must agree on
+//	g/GEN/n/CHANNEL/CALL/RANK            a rank's last vote for a call: SEQ; CALL is a hash of what ranks agree on
+//	g/GEN/n/CHANNEL/r/RANK               a rank's last vote in a root's verb: SEQ/CALL
+//	g/GEN/n/CHANNEL/!, ~                 nothing: the ends of that
+//	g/GEN/c/CHANNEL/CALL                 what a CALL is
 //	g/GEN/p/CHANNEL/SEQ/RANK             what a rank gave with its vote
-//	g/GEN/n/CHANNEL/RANK                 a rank's last vote: SEQ/CAST/TYPE
-//	g/GEN/f/CHANNEL/RANK                 how far a reader has come along behind a root
 //	g/GEN/t/DST/SRC/TAG/m/POS, h         a message; the position of the last one
 //	g/GEN/u/SRC/DST/TAG                  the positions that the reader has acknowledged and seen
 //	g/GEN/w/RANK                         what a rank waits in, if that can be seen nowhere else
@@ -52,7 +53,8 @@ func (g generationKeys) rolled() string       { return string(g) + "v/!roll" }
 func (g generationKeys) over() string         { return string(g) + "v/!over" }
 func (g generationKeys) all() string          { return string(g) + "v/!all" }
 func (g generationKeys) shrink() string       { return string(g) + "v/!shrink" }
-func (g generationKeys) votes() string        { return string(g) + "b/" }
+func (g generationKeys) votes() string        { return string(g) + "n/" }
+func (g generationKeys) calls() string        { return string(g) + "c/" }
 func (g generationKeys) doing(rank int) string {
 	return fmt.Sprintf("%sw/%08x", string(g), rank)
 }
@@ -60,18 +62,15 @@ func (g generationKeys) doing(rank int) string {
 // channel are the keys of a channel's records: their verdicts, their votes, and how far readers are.
 func (g generationKeys) channel(name string) channelKeys {
 	name = url.PathEscape(name) + "/"
-	return channelKeys{
-		verdicts: string(g) + "v/c/" + name, votes: string(g) + "b/" + name, payloads: string(g) + "p/" + name,
-		floors: string(g) + "f/" + name, lasts: string(g) + "n/" + name,
-	}
+	return channelKeys{verdicts: string(g) + "v/c/" + name, payloads: string(g) + "p/" + name, votes: string(g) + "n/" + name, calls: string(g) + "c/" + name}
 }
 
-type channelKeys struct{ verdicts, votes, payloads, floors, lasts string }
+type channelKeys struct{ verdicts, payloads, votes, calls string }
 
-func (c channelKeys) verdict(seq uint64) string { return fmt.Sprintf("%s%016x", c.verdicts, seq) }
-func (c channelKeys) record(seq uint64) string  { return fmt.Sprintf("%s%016x/", c.votes, seq) }
-func (c channelKeys) floor(rank int) string     { return fmt.Sprintf("%s%08x", c.floors, rank) }
-func (c channelKeys) last(rank int) string      { return fmt.Sprintf("%s%08x", c.lasts, rank) }
+func (c channelKeys) verdict(seq uint64) string { return c.verdicts + hex(seq) }
+
+// hex is n in sixteen digits, whose order is that of numbers.
+func hex(n uint64) string { return fmt.Sprintf("%016x", n) }
 
 func (g generationKeys) stream(src, dst int, tag string) streamKeys {
 	tag = url.PathEscape(tag)

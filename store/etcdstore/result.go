@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -18,11 +17,6 @@ func (r *record) result(ctx context.Context, verdict *wire.Reply, rep *wire.Repl
 	if verdict.Code != wire.CodeOK {
 		*rep = copyReply(verdict)
 		return nil
-	}
-	if !r.c.RootOnly {
-		r.mu.Lock()
-		r.ch.ahead, r.ch.whole = nil, true // all have passed what came before
-		r.mu.Unlock()
 	}
 	var err error
 	switch want := r.c.Want; {
@@ -69,8 +63,7 @@ func (r *record) tell(ctx context.Context, rep *wire.Reply) error {
 	if silent {
 		return nil
 	}
-	put := clientv3.OpPut(r.ch.keys.floor(r.rank), strconv.FormatUint(r.c.Seq-1, 10))
-	_, err := r.g.e.txn(ctx, []clientv3.Cmp{r.held()}, []clientv3.Op{put}, nil)
+	_, err := r.g.e.txn(ctx, []clientv3.Cmp{r.held()}, []clientv3.Op{clientv3.OpPut(r.vote(), r.ballot())}, nil)
 	return err
 }
 
@@ -89,7 +82,7 @@ func (r *record) everything(ctx context.Context) ([][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	values := make([][]byte, len(r.g.roll.ids))
+	values := make([][]byte, r.size())
 	for _, kv := range resp.Kvs {
 		values[lastNumber(kv.Key)] = kv.Value
 	}
@@ -103,7 +96,7 @@ func (r *record) everything(ctx context.Context) ([][]byte, error) {
 
 // parts are the rank's parts of what the root gave, or everybody.
 func (r *record) parts(ctx context.Context) ([][]byte, error) {
-	n := len(r.g.roll.ids)
+	n := r.size()
 	if r.c.RootOnly {
 		payload, err := r.given(ctx, r.c.Root)
 		if err != nil {
@@ -167,7 +160,7 @@ func (r *record) makeRoom(ctx context.Context) error {
 		if s := r.g.state(); s.all != nil {
 			return nil
 		}
-		if err := r.g.e.await(ctx, r.ch.keys.floors, rev, lookFirst, clientv3.WithPrefix()); err != nil {
+		if err := r.g.e.await(ctx, r.ch.keys.votes, rev, lookFirst, clientv3.WithPrefix()); err != nil {
 			return err
 		}
 	}
@@ -189,13 +182,15 @@ func (r *record) crowded() bool {
 
 // floors are how far the slowest readers are, and who they are.
 func (r *record) floors(ctx context.Context) (low uint64, slowest []int, rev int64, err error) {
-	resp, err := r.g.e.get(ctx, r.ch.keys.floors, clientv3.WithPrefix())
+	resp, err := r.g.e.get(ctx, r.ch.keys.votes, clientv3.WithPrefix())
 	if err != nil {
 		return 0, nil, 0, err
 	}
-	floor := make([]uint64, len(r.g.roll.ids))
+	floor := make([]uint64, r.size())
 	for _, kv := range resp.Kvs {
-		floor[lastNumber(kv.Key)], _ = strconv.ParseUint(string(kv.Value), 10, 64)
+		if b, ok := r.ch.parseBallot(kv); ok && b.rank < len(floor) && b.seq > 0 {
+			floor[b.rank] = max(floor[b.rank], b.seq-1)
+		}
 	}
 	low = r.c.Seq - 1
 	for rank, f := range floor {

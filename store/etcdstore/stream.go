@@ -187,8 +187,8 @@ func (st *seat) awaitRoom(ctx context.Context, req *wire.Request, rep *wire.Repl
 		return nil
 	}
 	s := st.out(c)
-	began, done := time.Now(), st.says(fmt.Sprintf("send to rank %d", c.Root))
-	defer done()
+	began, look, done := time.Now(), saysAfter, func() {}
+	defer func() { done() }()
 	for {
 		g := st.g.state()
 		if no := st.g.absence(c.Root); no != nil {
@@ -200,7 +200,10 @@ func (st *seat) awaitRoom(ctx context.Context, req *wire.Request, rep *wire.Repl
 		full := s.full(int(min(max(req.Delta, 0), wire.MaxValue)))
 		s.turn.Unlock()
 		if err == nil && full {
-			err = st.stirred(ctx, g.changed, s.keys.seen, rev, lookFirst/4)
+			err = st.stirred(ctx, g.changed, s.keys.seen, rev, look)
+			if err == nil && look < lookFirst/4 && time.Since(began) >= saysAfter/2 {
+				done, look = st.says(fmt.Sprintf("send to rank %d", c.Root), began), lookFirst/4
+			}
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -296,17 +299,15 @@ func (st *seat) acknowledge(ctx context.Context, s *inStream, pos uint64) error 
 
 // awaitMessage waits for message c.Seq.
 func (st *seat) awaitMessage(ctx context.Context, s *inStream, c *wire.Contribution, rep *wire.Reply) error {
-	began := time.Now()
-	done := func() {}
+	began, look, done := time.Now(), saysAfter, func() {}
 	defer func() { done() }()
-	for first := true; ; first = false {
+	for {
 		g, no := st.g.state(), st.g.absence(c.Root)
 		rev, there, err := st.look(ctx, s, c.Seq, rep)
 		if err == nil && !there && no == nil {
-			if first {
-				done = st.says(fmt.Sprintf("recv from rank %d", c.Root))
+			if err = st.stirred(ctx, g.changed, s.keys.head(), rev, look); err == nil && look < lookFirst && time.Since(began) >= saysAfter/2 {
+				done, look = st.says(fmt.Sprintf("recv from rank %d", c.Root), began), lookFirst
 			}
-			err = st.stirred(ctx, g.changed, s.keys.head(), rev, lookFirst)
 		}
 		switch {
 		case there && err == nil:

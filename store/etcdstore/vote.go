@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"slices"
-	"strconv"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -16,18 +14,24 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// A vote is a key of the record, put there by a transaction that also counts the votes. Ranks that agree have the same hashes in their keys,
-// so that one count tells how many have come, and the others whether they agree. Who sees that all have, creates the verdict; all wait
-// for that key alone.
+// A vote is one put: a rank has a key for each call that it makes on a channel, and puts the record's number there. In the same transaction
+// etcd compares the keys of the others for that call: if all have the same number this vote is the last, and puts the verdict there too.
+// All wait for that key alone. etcd also compares that no rank has that number, or a later one, at another call; if one has, the
+// ranks disagree, or one has skipped this record, and all votes are looked at.
+//
+// A comparison of keys that are not there is true, or false, but does not tell that they are not. So the first record of a call counts its
+// keys first; they stay from then on. A rank puts its next vote only when it knows the verdict of this one: what it has put over stands.
 
 // channel is what a rank knows of one sequence of its records.
 type channel struct {
 	keys  channelKeys
-	name  string // as it is in keys
-	voted uint64 // the last record that the rank has voted in
-	whole bool   // every rank has voted in a record of all before this one: each has a last vote
-	ahead []led  // records that the rank has led as their root, and others may not have passed
-	quiet []led  // records of others' that it has read since it last told them how far it is
+	name  string          // as it is in keys
+	voted uint64          // the last record that the rank has voted in
+	open  *record         // that one, while the rank does not know its verdict
+	known uint64          // the last record whose verdict it knows
+	whole map[string]bool // calls for which every rank has a key, as far as all verdicts say that the rank has seen
+	ahead []led           // records that the rank has led as their root, and others may not have passed
+	quiet []led           // records of others' that it has read since it last told them how far it is
 }
 
 // led is a record that a root has decided.
@@ -42,13 +46,9 @@ type record struct {
 	ch      *channel
 	c       wire.Contribution
 	payload []byte
-	cast    string // the hash of what ranks agree on, and of the type
-	typ     string
+	call    string // what ranks agree on
 	began   time.Time
 }
-
-// noType is the hash of a type that is not told.
-const noType = "0000000000000000"
 
 func (st *seat) channel(name string) *channel {
 	st.mu.Lock()
@@ -56,7 +56,7 @@ func (st *seat) channel(name string) *channel {
 	ch := st.channels[name]
 	if ch == nil {
 		keys := st.g.keys.channel(name)
-		ch = &channel{keys: keys, name: keys.verdicts[len(st.g.keys.verdicts()+"c/") : len(keys.verdicts)-1]}
+		ch = &channel{keys: keys, name: keys.verdicts[len(st.g.keys.verdicts()+"c/") : len(keys.verdicts)-1], whole: map[string]bool{}}
 		st.channels[name] = ch
 	}
 	return ch
@@ -75,29 +75,28 @@ func (st *seat) collectVotes(ctx context.Context, req *wire.Request, rep *wire.R
 	if why := malformed(&r.c, r.payload, len(st.g.roll.ids)); why != "" && r.c.No == wire.CodeOK {
 		r.c.No, r.c.Reason = wire.CodeInvalid, why
 	}
-	r.cast, r.typ = hashes(&r.c, len(r.payload))
+	r.call = callOf(&r.c, len(r.payload))
 	verdict, err := r.decide(ctx, voted)
 	if err != nil {
+		return err
+	}
+	r.knows(verdict)
+	if verdict, err = r.late(ctx, verdict); err != nil {
 		return err
 	}
 	return r.result(ctx, verdict, rep)
 }
 
-// hashes are those of what ranks must agree on: all but the type, and the type.
-func hashes(c *wire.Contribution, payload int) (cast, typ string) {
+// callOf is the hash of what ranks must agree on, and of the type, which may not be told.
+func callOf(c *wire.Contribution, payload int) string {
 	h := fnv.New64a()
-	length := 0
-	if c.Want == wire.WantFold || c.Fold != (wire.Fold{}) {
-		length = payload
+	if c.Fold == (wire.Fold{}) && c.Want != wire.WantFold {
+		payload = 0
 	}
-	fmt.Fprintf(h, "%q %d %t %q %d %d %t %d", c.Verb, c.Root, c.RootOnly, c.Label, c.Fold.Op, c.Fold.Kind, c.Want == wire.WantPart, length)
-	cast, typ = fmt.Sprintf("%016x", h.Sum64()), noType
-	if c.Type != "" {
-		t := fnv.New64a()
-		_, _ = t.Write([]byte(c.Type))
-		typ = fmt.Sprintf("%016x", t.Sum64()|1)
-	}
-	return cast, typ
+	fmt.Fprintf(h, "%q %d %t %q %d %d %t %d", c.Verb, c.Root, c.RootOnly, c.Label, c.Fold.Op, c.Fold.Kind, c.Want == wire.WantPart, payload)
+	t := fnv.New64a()
+	_, _ = t.Write([]byte(c.Type))
+	return "c" + hex(h.Sum64()) + hex(t.Sum64())
 }
 
 // malformed is why a vote cannot be part of a record of n ranks, in words; "" if it can.
@@ -124,32 +123,52 @@ func malformed(c *wire.Contribution, payload []byte, n int) string {
 	return ""
 }
 
-func (r *record) prefix() string  { return r.ch.keys.record(r.c.Seq) }
+func (r *record) size() int       { return len(r.g.roll.ids) }
 func (r *record) verdict() string { return r.ch.keys.verdict(r.c.Seq) }
-func (r *record) vote() string {
-	return fmt.Sprintf("%s%s/%s/%08x", r.prefix(), r.cast, r.typ, r.rank)
+
+// rootsCall is where all votes in roots' verbs are: those are decided by one rank alone, and compared with its verdict.
+const rootsCall = "r"
+
+// votes is what the keys of this call's votes begin with.
+func (r *record) votes() string {
+	if r.c.RootOnly {
+		return r.ch.keys.votes + rootsCall + "/"
+	}
+	return r.ch.keys.votes + r.call + "/"
 }
-func (r *record) payloadOf(rank int) string {
-	return fmt.Sprintf("%s%08x", r.payloads(), rank)
+
+func (r *record) vote() string                  { return fmt.Sprintf("%s%08x", r.votes(), r.rank) }
+func (r *record) payloads() string              { return r.ch.keys.payloads + hex(r.c.Seq) + "/" }
+func (r *record) payloadOf(rank int) string     { return fmt.Sprintf("%s%08x", r.payloads(), rank) }
+func (ch *channel) edges() (first, last string) { return ch.keys.votes + "!", ch.keys.votes + "~" }
+
+// leads reports whether the record is decided by this rank alone.
+func (r *record) leads() bool { return r.c.RootOnly && r.c.Root == r.rank }
+
+// ballot is the value of a vote.
+func (r *record) ballot() string {
+	if r.c.RootOnly {
+		return hex(r.c.Seq) + "/" + r.call
+	}
+	return hex(r.c.Seq)
 }
-func (r *record) payloads() string { return fmt.Sprintf("%s%016x/", r.ch.keys.payloads, r.c.Seq) }
 
 // decide brings the record to its verdict, as far as this rank can.
 func (r *record) decide(ctx context.Context, voted uint64) (*wire.Reply, error) {
+	if err := r.prepare(ctx, voted); err != nil {
+		return nil, err
+	}
 	if verdict := r.told(); verdict != nil {
 		r.passed()
-		return r.late(ctx, verdict)
-	}
-	if err := r.skip(ctx, voted); err != nil {
-		return nil, err
+		return verdict, nil
 	}
 	if r.c.No != wire.CodeOK {
 		r.passed()
 		return r.settle(ctx, &wire.Verdict{Code: r.c.No, By: r.rank, Reason: r.c.Reason})
 	}
-	verdict, counts, err := r.put(ctx)
+	verdict, n, err := r.put(ctx)
 	if verdict == nil && err == nil {
-		if verdict, err = r.counted(ctx, counts); verdict == nil && err == nil {
+		if verdict, err = r.counted(ctx, n); verdict == nil && err == nil {
 			return r.await(ctx)
 		}
 	}
@@ -157,6 +176,49 @@ func (r *record) decide(ctx context.Context, voted uint64) (*wire.Reply, error) 
 		return r.giveUp(ctx, err)
 	}
 	return verdict, err
+}
+
+// prepare does what must be done before a vote: the record before has a verdict, and those that the rank skipped cannot succeed any more.
+func (r *record) prepare(ctx context.Context, voted uint64) error {
+	r.mu.Lock()
+	before := r.ch.open
+	if r.ch.known+1 != r.c.Seq { // what it has not heard may have been that keys were taken out
+		clear(r.ch.whole)
+	}
+	r.mu.Unlock()
+	if before != nil && before.c.Seq < r.c.Seq {
+		verdict, err := before.settle(ctx, &wire.Verdict{Code: wire.CodeCancelled, By: r.rank, Reason: "it went on without the verdict"})
+		if err != nil {
+			return err
+		}
+		before.knows(verdict)
+	}
+	if voted+1 < r.c.Seq && r.g.state().over == nil {
+		return r.skip(ctx, voted)
+	}
+	return nil
+}
+
+// knows notes the verdict: that of the channel's records so far is known to this rank.
+func (r *record) knows(verdict *wire.Reply) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ch.open != nil && r.ch.open.c.Seq <= r.c.Seq {
+		r.ch.open = nil
+	}
+	r.ch.known = max(r.ch.known, r.c.Seq)
+	cast := castOf(verdict)
+	if cast == nil || cast.RootOnly {
+		return
+	}
+	r.ch.ahead = nil // all have passed what came before
+	switch verdict.Type {
+	case byPurge:
+		clear(r.ch.whole)
+		fallthrough
+	case byAll:
+		r.ch.whole[r.call] = true
+	}
 }
 
 // passed notes that the rank has voted here: it needs nothing that came before.
@@ -169,13 +231,11 @@ func (r *record) passed() {
 
 // forget forgets verdicts that come before seq, unless another rank of this process may need them.
 func (g *group) forget(channel string, seq uint64) {
+	const spare = 64
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.users > 1 {
-		if seq < 64 {
-			return
-		}
-		seq -= 64
+		seq -= min(seq, spare)
 	}
 	for s := range g.decided[channel] {
 		if s < seq {
@@ -194,148 +254,155 @@ func (r *record) told() *wire.Reply {
 	return r.g.all
 }
 
-// counts are the votes of a record: all, and those of ranks that called the same, with the same type. Types may differ if one is not
-// told: that takes a look at the votes.
-type counts struct{ all, same int64 }
-
-func (r *record) counting() []clientv3.Op {
-	count := func(prefix string) clientv3.Op {
-		return clientv3.OpGet(prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
-	}
-	return []clientv3.Op{count(r.prefix()), count(r.prefix() + r.cast + "/" + r.typ + "/")}
+// finding is what a vote has found.
+type finding struct {
+	last  bool // all others have voted
+	odd   bool // a rank is at another call, or a later record
+	count int  // how many ranks have a key for this call, if it is not known that all have
 }
 
-func countsOf(rs []*pb.ResponseOp) counts {
-	return counts{rs[0].GetResponseRange().Count, rs[1].GetResponseRange().Count}
-}
-
-// put puts the vote there, once: with what it is for, when it came, and how large its payload is. The last one brings the verdict along,
-// if that can be seen. A generation that is revoked takes votes for records that are open, and opens none.
-func (r *record) put(ctx context.Context) (verdict *wire.Reply, n counts, err error) {
+// put puts the vote there, once. A generation that is revoked takes votes for records that are open, and opens none.
+func (r *record) put(ctx context.Context) (*wire.Reply, finding, error) {
 	k := r.g.keys
-	when := []clientv3.Cmp{r.held(), absent(r.verdict()), absent(k.all()), absent(r.vote())}
-	last, yes := r.last()
-	then := append([]clientv3.Op{last}, r.ballot()...)
-	for revoked := false; ; revoked = true {
-		first := when
-		if !revoked {
-			first = append(slices.Clip(when), absent(k.over()))
+	when := []clientv3.Cmp{r.held(), absent(r.verdict()), absent(k.all()), absent(k.over())}
+	verdict, then := r.ballotOps()
+	resp, err := r.g.e.txn(ctx, when, then, nil)
+	if err == nil && !resp.Succeeded {
+		if refused, again, err := r.refused(ctx); !again || err != nil {
+			return refused, finding{}, err
 		}
-		resp, err := r.g.e.txn(ctx, first, then, nil)
-		if err != nil {
-			return nil, n, err
-		}
-		if !resp.Succeeded {
-			verdict, n, again, err := r.refused(ctx)
-			if !again || err != nil {
-				return verdict, n, err
-			}
-			continue
-		}
-		r.counts()
-		own := resp.Responses[0].GetResponseTxn()
-		if own.Succeeded {
-			return yes, n, nil
-		}
-		n = countsOf(own.Responses)
-		return nil, counts{n.all + 1, n.same + 1}, nil
+		resp, err = r.g.e.txn(ctx, when[:3], then, nil)
 	}
-}
-
-// counts notes that the vote is there.
-func (r *record) counts() {
+	if err != nil {
+		return nil, finding{}, err
+	}
+	if !resp.Succeeded {
+		refused, _, err := r.refused(ctx)
+		return refused, finding{}, err
+	}
 	r.passed()
 	r.mu.Lock()
-	r.ch.quiet = nil
-	if own := (led{r.c.Seq, len(r.payload)}); r.leads() && !slices.Contains(r.ch.ahead, own) {
-		r.ch.ahead = append(r.ch.ahead, own)
+	r.ch.open, r.ch.quiet = r, nil
+	if r.leads() {
+		r.ch.ahead = append(r.ch.ahead, led{r.c.Seq, len(r.payload)})
 	}
 	r.mu.Unlock()
+	n := r.findings(resp.Responses)
+	if n.last && !r.c.Fold.Valid() {
+		return verdict, n, nil
+	}
+	return nil, n, nil
 }
 
-// leads reports whether the record is decided by this rank alone.
-func (r *record) leads() bool { return r.c.RootOnly && r.c.Root == r.rank }
-
-// ballot are the keys of a vote.
-func (r *record) ballot() []clientv3.Op {
-	meta := wire.Request{Op: wire.OpCollect, ID: uint64(time.Now().UnixNano()), Timeout: time.Duration(len(r.payload)), Group: r.c}
-	ops := []clientv3.Op{clientv3.OpPut(r.vote(), string(wire.AppendRequest(nil, &meta)))}
+// ballotOps are the operations of a vote: first those that look, then those that put. verdict is that which the first of them puts, if
+// it comes to that.
+func (r *record) ballotOps() (verdict *wire.Reply, ops []clientv3.Op) {
+	r.mu.Lock()
+	whole := r.ch.whole[r.call]
+	r.mu.Unlock()
+	verdict, yes := r.yes(nil, byAll)
+	if r.c.Fold.Valid() {
+		yes = nil // the verdict brings the fold, which is to be made first
+	}
+	ops = []clientv3.Op{clientv3.OpTxn(r.isLast(whole), yes, nil), clientv3.OpTxn(r.isPlain(whole), nil, nil)}
+	if !whole {
+		first, last := r.ch.edges()
+		meta := wire.Request{Op: wire.OpCollect, Timeout: time.Duration(len(r.payload)), Group: r.c}
+		meta.Group.Rank, meta.Group.Seq = 0, 0
+		ops = append(ops,
+			clientv3.OpGet(r.votes(), clientv3.WithPrefix(), clientv3.WithCountOnly()),
+			clientv3.OpGet(r.votes(), clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByValue, clientv3.SortDescend), clientv3.WithLimit(1)),
+			clientv3.OpPut(first, ""), clientv3.OpPut(last, ""),
+			clientv3.OpPut(r.ch.keys.calls+r.call, string(wire.AppendRequest(nil, &meta))))
+	}
 	if len(r.payload) > 0 {
 		ops = append(ops, clientv3.OpPut(r.payloadOf(r.rank), string(r.payload)))
 	}
-	switch {
-	case !r.c.RootOnly:
-		ops = append(ops, clientv3.OpPut(r.ch.keys.last(r.rank), r.call()))
-	case !r.leads():
-		ops = append(ops, clientv3.OpPut(r.ch.keys.floor(r.rank), strconv.FormatUint(r.c.Seq-1, 10)))
-	}
-	return ops
+	return verdict, append(ops, clientv3.OpPut(r.vote(), r.ballot()))
 }
 
-// call is what all ranks that agree put for their last vote.
-func (r *record) call() string { return fmt.Sprintf("%016x/%s/%s", r.c.Seq, r.cast, r.typ) }
+// never is a condition that is not so: the seat is there.
+func (r *record) never() clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(r.key), "=", 0)
+}
 
-// last decides the record together with a vote that is the last one needed, and counts the votes before it if it is not. It is the last
-// if each other rank's last vote is for the same call, or if it is a root's and nobody can have called anything else.
-func (r *record) last() (op clientv3.Op, yes *wire.Reply) {
-	verdict, then := r.yes(nil)
-	own, lasts := r.ch.keys.last(r.rank), r.ch.keys.lasts
-	r.mu.Lock()
-	whole := r.ch.whole
-	r.mu.Unlock()
-	never := clientv3.Compare(clientv3.CreateRevision(r.key), "=", 0) // the seat is there
-	when := []clientv3.Cmp{never}
+// isLast is the condition that this vote decides the record.
+func (r *record) isLast(whole bool) (when []clientv3.Cmp) {
 	switch {
 	case r.leads() && !r.crowded():
-		when = []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(r.prefix()).WithPrefix(), "=", 0)}
-	case !r.c.RootOnly && len(r.g.roll.ids) == 1:
-		when = nil
-	case !r.c.RootOnly && whole && !r.c.Fold.Valid():
-		when = nil // of an empty range etcd says that its values are not equal
-		if r.rank > 0 {
-			when = append(when, clientv3.Compare(clientv3.Value(lasts).WithRange(own), "=", r.call()))
-		}
-		if r.rank < len(r.g.roll.ids)-1 {
-			when = append(when, clientv3.Compare(clientv3.Value(own+"\x00").WithRange(end(lasts)), "=", r.call()))
-		}
+		return r.isPlain(false)
+	case r.c.RootOnly || !whole && r.size() > 1:
+		return []clientv3.Cmp{r.never()}
 	}
-	return clientv3.OpTxn(when, then, r.counting()), verdict
+	own := r.vote()
+	if r.rank > 0 {
+		when = append(when, clientv3.Compare(clientv3.Value(r.votes()).WithRange(own), "=", r.ballot()))
+	}
+	if r.rank < r.size()-1 {
+		when = append(when, clientv3.Compare(clientv3.Value(own+"\x00").WithRange(end(r.votes())), "=", r.ballot()))
+	}
+	return when
 }
 
-// refused is why a vote was not taken: the verdict, or it is there already, or the generation is revoked and the record open: then again.
-func (r *record) refused(ctx context.Context) (verdict *wire.Reply, n counts, again bool, err error) {
+// isPlain is the condition that no rank is at this record with another call, or at a later one. Votes for this call are in that only if
+// there are any.
+func (r *record) isPlain(whole bool) []clientv3.Cmp {
+	first, last := r.ch.edges()
+	at, after := hex(r.c.Seq), hex(r.c.Seq+1)
+	when := []clientv3.Cmp{
+		clientv3.Compare(clientv3.Value(first).WithRange(r.votes()), "<", at),
+		clientv3.Compare(clientv3.Value(end(r.votes())).WithRange(last+"\x00"), "<", at),
+	}
+	if whole && !r.c.RootOnly {
+		when = append(when, clientv3.Compare(clientv3.Value(r.votes()).WithPrefix(), "<", after))
+	}
+	return when
+}
+
+// findings are what the first operations of a vote have found.
+func (r *record) findings(rs []*pb.ResponseOp) finding {
+	n := finding{last: rs[0].GetResponseTxn().Succeeded, odd: !rs[1].GetResponseTxn().Succeeded}
+	if len(rs) < 5 {
+		return n
+	}
+	n.count = int(rs[2].GetResponseRange().Count)
+	if kv := found(rs[3]); kv != nil && string(kv.Value) >= hex(r.c.Seq+1) {
+		n.odd = true
+	}
+	return n
+}
+
+// refused is why a vote was not taken: there is a verdict, or the generation is revoked. If that is so, and the record is open: again.
+func (r *record) refused(ctx context.Context) (verdict *wire.Reply, again bool, err error) {
 	k := r.g.keys
-	gets := append(r.counting(), clientv3.OpGet(r.verdict()), clientv3.OpGet(k.all()), clientv3.OpGet(k.over()), clientv3.OpGet(r.vote()), clientv3.OpGet(r.key))
+	gets := []clientv3.Op{clientv3.OpGet(r.verdict()), clientv3.OpGet(k.all()), clientv3.OpGet(k.over()), clientv3.OpGet(r.key), clientv3.OpGet(r.ch.keys.votes, clientv3.WithPrefix())}
 	resp, err := r.g.e.txn(ctx, nil, gets, nil)
 	if err != nil {
-		return nil, n, false, err
+		return nil, false, err
 	}
-	n = countsOf(resp.Responses)
-	rs := resp.Responses[2:]
+	rs := resp.Responses
 	if kv := found(rs[0]); kv != nil {
-		if verdict, err = parseReply(kv.Value); err == nil {
-			r.passed()
-			verdict, err = r.late(ctx, verdict)
-		}
-		return verdict, n, false, err
+		r.passed()
+		verdict, err = parseReply(kv.Value)
+		return verdict, false, err
 	}
 	if kv := found(rs[1]); kv != nil {
 		verdict, err = parseReply(kv.Value)
-		return verdict, n, false, err
+		return verdict, false, err
 	}
-	if kv := found(rs[3]); kv != nil { // an attempt before this one
-		r.passed()
-		return nil, n, false, nil
-	}
-	if kv := found(rs[4]); kv == nil || kv.CreateRevision != r.rev || string(kv.Value) == leftSeat {
+	if kv := found(rs[3]); kv == nil || kv.CreateRevision != r.rev || string(kv.Value) == leftSeat {
 		r.s.lost()
-		return nil, n, false, errSession
+		return nil, false, errSession
 	}
-	if kv := found(rs[2]); kv != nil && n.all == 0 {
+	for _, kv := range rs[4].GetResponseRange().Kvs {
+		if len(kv.Value) >= 16 && string(kv.Value[:16]) == hex(r.c.Seq) {
+			return nil, true, nil
+		}
+	}
+	if kv := found(rs[2]); kv != nil {
 		verdict, err = parseReply(kv.Value)
-		return verdict, n, false, err
 	}
-	return nil, n, true, nil
+	return verdict, verdict == nil && err == nil, err
 }
 
 // late is the verdict for a rank that votes after the decision. If it called something else that is told to it, and revokes the generation.
@@ -356,101 +423,40 @@ func (r *record) late(ctx context.Context, verdict *wire.Reply) (*wire.Reply, er
 	return &rep, nil
 }
 
-// counted does what the counts of votes ask for; nil is that there is no verdict yet.
-func (r *record) counted(ctx context.Context, n counts) (*wire.Reply, error) {
+// counted does what a vote has found asks for; nil is that there is no verdict yet.
+func (r *record) counted(ctx context.Context, n finding) (*wire.Reply, error) {
+	if n.odd {
+		if verdict, err := r.settle(ctx, nil); verdict != nil || err != nil {
+			return verdict, err
+		}
+	}
 	switch {
-	case n.all != n.same:
-		return r.settle(ctx, nil)
 	case r.leads():
 		if err := r.makeRoom(ctx); err != nil {
 			return nil, err
 		}
-		return r.succeed(ctx)
-	case !r.c.RootOnly && int(n.all) == len(r.g.roll.ids):
-		return r.succeed(ctx)
+		return r.succeed(ctx, nil, "")
+	case n.last:
+		return r.succeed(ctx, nil, byAll)
+	case !r.c.RootOnly && n.count >= r.size()-1:
+		return r.succeedIfAll(ctx)
 	}
 	return nil, nil
 }
 
-// await waits for the verdict. Now and then it counts again: who was to create it may be gone.
-func (r *record) await(ctx context.Context) (*wire.Reply, error) {
-	pause := lookFirst
-	look := time.NewTimer(jitter(pause))
-	defer look.Stop()
-	for {
-		s := r.g.state()
-		if verdict := r.told(); verdict != nil {
-			return verdict, nil
-		}
-		if r.hopeless() {
-			if verdict, err := r.inTurn(ctx, nil); verdict != nil || err != nil && ctx.Err() == nil {
-				return verdict, err
-			}
-		}
-		select {
-		case <-s.changed:
-		case <-look.C:
-			verdict, err := r.recount(ctx)
-			if verdict != nil || err != nil && ctx.Err() == nil {
-				return verdict, err
-			}
-			pause = min(2*pause, lookMost)
-			look.Reset(jitter(pause))
-		case <-ctx.Done():
-			return r.giveUp(ctx, context.Cause(ctx))
-		}
-	}
-}
-
-// recount looks at the record again.
-func (r *record) recount(ctx context.Context) (*wire.Reply, error) {
-	gets := append(r.counting(), clientv3.OpGet(r.verdict()), clientv3.OpGet(r.g.keys.all()), clientv3.OpGet(r.g.keys.over()))
-	resp, err := r.g.e.txn(ctx, nil, gets, nil)
-	if err != nil {
+// succeedIfAll decides a record for whose call every rank has a key, if all keys have its number.
+func (r *record) succeedIfAll(ctx context.Context) (*wire.Reply, error) {
+	all := []clientv3.Cmp{clientv3.Compare(clientv3.Value(r.votes()).WithPrefix(), "=", r.ballot())}
+	gets := []clientv3.Op{clientv3.OpGet(r.votes(), clientv3.WithPrefix(), clientv3.WithCountOnly())}
+	resp, err := r.g.e.txn(ctx, all, gets, nil)
+	if err != nil || !resp.Succeeded || int(resp.Responses[0].GetResponseRange().Count) < r.size() {
 		return nil, err
 	}
-	for _, x := range resp.Responses[2:4] {
-		if kv := found(x); kv != nil {
-			r.g.learn(kv)
-			return r.told(), nil
-		}
-	}
-	if kv := found(resp.Responses[4]); kv != nil { // nobody may have heard who is lost
-		r.g.learn(kv)
-		if _, err := r.g.lookAtSeats(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if r.c.RootOnly {
+	verdict, err := r.succeed(ctx, all, byAll)
+	if errors.Is(err, errVoted) {
 		return nil, nil
 	}
-	return r.counted(ctx, countsOf(resp.Responses))
-}
-
-// hopeless reports whether somebody is gone, so that the record may not be decided by a yes any more.
-func (r *record) hopeless() bool {
-	r.g.mu.Lock()
-	defer r.g.mu.Unlock()
-	return len(r.g.gone) > 0 && (!r.c.RootOnly || r.g.gone[r.c.Root] != wire.CodeOK)
-}
-
-// inTurn settles the record, unless somebody else does so first.
-func (r *record) inTurn(ctx context.Context, why *wire.Verdict) (*wire.Reply, error) {
-	turn := time.NewTimer(r.g.turn())
-	defer turn.Stop()
-	for {
-		s := r.g.state()
-		if verdict := r.told(); verdict != nil {
-			return verdict, nil
-		}
-		select {
-		case <-s.changed:
-		case <-turn.C:
-			return r.settle(ctx, why)
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
+	return verdict, err
 }
 
 // giveUp is the end of a rank's time: it decides the record, if that is open, and waits a moment for its verdict.
