@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,13 +17,13 @@ import (
 
 // Engine is a store.Engine over etcd. It is one session: what it holds in groups and by leases is lost with it.
 type Engine struct {
-	o      Options
-	client *clientv3.Client
-	root   keys
-	life   context.Context // until Close
-	end    context.CancelCauseFunc
-	turn   chan struct{} // has one while a session is being opened
-	count  atomic.Uint64 // numbers changes
+	o       Options
+	members *members
+	root    keys
+	life    context.Context // until Close
+	end     context.CancelCauseFunc
+	turn    chan struct{} // has one while a session is being opened
+	count   atomic.Uint64 // numbers changes
 
 	running sync.WaitGroup // calls, and what they left behind
 
@@ -46,23 +47,13 @@ func Dial(ctx context.Context, endpoints []string, o *Options) (*Engine, error) 
 		return nil, &store.Error{Op: "dial", Code: wire.CodeInvalid, Err: store.ErrInvalid, Detail: "no endpoints: each is a host:port"}
 	}
 	e.life, e.end = context.WithCancelCause(context.Background())
-	config := e.o.config(endpoints)
-	config.Context = e.life
-	err := e.again(ctx, func(context.Context) (err error) { // it asks for a token, if there is a user
-		e.client, err = clientv3.New(config)
-		return err
-	})
-	if err == nil {
-		_, err = e.get(ctx, e.root.mark())
+	e.members = newMembers(e.life, endpoints, &e.o)
+	if _, err := e.get(ctx, e.root.mark()); err != nil {
+		e.end(store.ErrClosed)
+		e.members.close()
+		return nil, dialError(strings.Join(endpoints, ","), err)
 	}
-	if err == nil {
-		return e, nil
-	}
-	e.end(store.ErrClosed)
-	if e.client != nil {
-		_ = e.client.Close()
-	}
-	return nil, dialError(endpoints[0], err)
+	return e, nil
 }
 
 func dialError(addr string, err error) error {
@@ -164,7 +155,7 @@ func (e *Engine) Close() error {
 		defer cancel()
 		s.goodbye(ctx)
 	}
-	_ = e.client.Close()
+	e.members.close()
 	return nil
 }
 
@@ -195,8 +186,8 @@ func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }
 
 // get reads keys, or ranges of them, at one moment.
 func (e *Engine) get(ctx context.Context, key string, opts ...clientv3.OpOption) (resp *clientv3.GetResponse, err error) {
-	err = e.again(ctx, func(ctx context.Context) error {
-		resp, err = e.client.Get(ctx, key, opts...)
+	err = e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		resp, err = c.Get(ctx, key, opts...)
 		return err
 	})
 	return resp, err
@@ -204,8 +195,8 @@ func (e *Engine) get(ctx context.Context, key string, opts ...clientv3.OpOption)
 
 // txn carries out a transaction that may be carried out twice.
 func (e *Engine) txn(ctx context.Context, when []clientv3.Cmp, then, orElse []clientv3.Op) (resp *clientv3.TxnResponse, err error) {
-	err = e.again(ctx, func(ctx context.Context) error {
-		resp, err = e.client.Txn(ctx).If(when...).Then(then...).Else(orElse...).Commit()
+	err = e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		resp, err = c.Txn(ctx).If(when...).Then(then...).Else(orElse...).Commit()
 		return err
 	})
 	return resp, err

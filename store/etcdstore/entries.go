@@ -76,8 +76,7 @@ func (e *Engine) putFor(ctx context.Context, req *wire.Request, rep *wire.Reply,
 	}
 	err = e.change(ctx, rep, next(int64(id)))
 	if err == nil && rep.Code == wire.CodeOK && granted-req.TTL < time.Since(began) { // it has lived a little before the entry was there
-		_, err := e.client.KeepAliveOnce(ctx, id)
-		_ = err // that it has ended already is what a TTL is for
+		_ = e.renew(ctx, id) // that it has ended already is what a TTL is for
 	}
 	if rep.Code != wire.CodeOK {
 		_ = e.endLease(ctx, id)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -91,28 +90,4 @@ func unknown(err error) error {
 		return &own
 	}
 	return fmt.Errorf("%w: %w", store.ErrUnknown, err)
-}
-
-// again calls try until it has an answer, ctx ends, or etcd has not been reached for the time that mending may take. Each attempt
-// has a time of its own, since a member that hangs does not say so.
-func (e *Engine) again(ctx context.Context, try func(ctx context.Context) error) error {
-	for began, pause := time.Now(), time.Millisecond; ; {
-		attempt, cancel := context.WithTimeout(ctx, e.o.Attempt)
-		err := try(attempt)
-		cancel()
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case !transient(err):
-			return err
-		case time.Since(began) > e.o.Mend:
-			return unavailable(err)
-		}
-		if err := rest(ctx, jitter(pause)); err != nil {
-			return err
-		}
-		pause = min(2*pause, 100*time.Millisecond)
-	}
 }

@@ -3,5 +3,5 @@ package etcdstore
 // Kill ends e as a crash of its process would: etcd is told nothing.
 func Kill(e *Engine) {
 	e.stop()
-	_ = e.client.Close()
+	e.members.close()
 }

@@ -62,8 +62,8 @@ func (e *Engine) grant(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 func (s *session) newLease(ctx context.Context, id clientv3.LeaseID, ttl time.Duration) (*lease, error) {
 	e, at := s.e, min(seconds(ttl), s.e.o.Session)
 	var granted time.Duration
-	err := e.again(ctx, func(ctx context.Context) error {
-		resp, err := pb.NewLeaseClient(e.client.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: int64(id), TTL: int64(at / time.Second)})
+	err := e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		resp, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: int64(id), TTL: int64(at / time.Second)})
 		if id != 0 && is2(err, rpctypes.ErrGRPCLeaseExist) { // an attempt before this one
 			granted = at
 			return nil

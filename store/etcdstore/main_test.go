@@ -31,6 +31,7 @@ const patience = 30 * time.Second
 type member struct {
 	name         string
 	client, peer string // host:port
+	front        string // where the others reach peer
 	dir          string
 	args         []string
 	cmd          *exec.Cmd
@@ -40,6 +41,12 @@ type member struct {
 // etcd starts a cluster of n members, with flags more, which ends with the test. Its leases last for whole seconds, the shortest for one.
 func etcd(t testing.TB, n int, flags ...string) []*member {
 	t.Helper()
+	return etcdBehind(t, n, func(peer string) string { return peer }, flags...)
+}
+
+// etcdBehind is etcd whose members reach each other's address by that which front returns.
+func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...string) []*member {
+	t.Helper()
 	if _, err := exec.LookPath("etcd"); err != nil {
 		t.Skip("there is no etcd: apt-get install etcd-server")
 	}
@@ -47,13 +54,14 @@ func etcd(t testing.TB, n int, flags ...string) []*member {
 	var peers []string
 	for i := range members {
 		members[i] = &member{name: fmt.Sprint("m", i), client: freePort(t), peer: freePort(t), dir: scratch(t)}
-		peers = append(peers, members[i].name+"=http://"+members[i].peer)
+		members[i].front = front(members[i].peer)
+		peers = append(peers, members[i].name+"=http://"+members[i].front)
 	}
 	for _, m := range members {
 		m.args = append([]string{
 			"--name", m.name, "--data-dir", filepath.Join(m.dir, "data"), "--log-level", "error", "--logger", "zap",
 			"--listen-client-urls", "http://" + m.client, "--advertise-client-urls", "http://" + m.client,
-			"--listen-peer-urls", "http://" + m.peer, "--initial-advertise-peer-urls", "http://" + m.peer,
+			"--listen-peer-urls", "http://" + m.peer, "--initial-advertise-peer-urls", "http://" + m.front,
 			"--initial-cluster", strings.Join(peers, ","), "--initial-cluster-state", "new",
 			"--heartbeat-interval", "50", "--election-timeout", "500", "--max-request-bytes", fmt.Sprint(40 << 20), "--quota-backend-bytes", fmt.Sprint(8 << 30),
 		}, flags...)

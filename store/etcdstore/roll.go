@@ -397,7 +397,7 @@ func (a *applicant) withdraw(ctx context.Context, rep *wire.Reply) error {
 }
 
 func (a *applicant) unsit(ctx context.Context) error {
-	_, err := a.e.client.Delete(ctx, a.g.keys.seat(a.c.Rank))
+	_, err := a.e.txn(ctx, nil, []clientv3.Op{clientv3.OpDelete(a.g.keys.seat(a.c.Rank))}, nil)
 	return err
 }
 

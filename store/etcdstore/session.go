@@ -74,8 +74,8 @@ func (e *Engine) current() *session {
 
 // newLease makes a lease of etcd's own, which lives for at least ttl.
 func (e *Engine) newLease(ctx context.Context, ttl time.Duration) (id clientv3.LeaseID, granted time.Duration, err error) {
-	err = e.again(ctx, func(ctx context.Context) error {
-		resp, err := e.client.Grant(ctx, int64(seconds(ttl)/time.Second))
+	err = e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		resp, err := c.Grant(ctx, int64(seconds(ttl)/time.Second))
 		if err == nil {
 			id, granted = resp.ID, time.Duration(resp.TTL)*time.Second
 		}
@@ -87,9 +87,7 @@ func (e *Engine) newLease(ctx context.Context, ttl time.Duration) (id clientv3.L
 // keepAlive keeps a lease alive until ctx ends, and calls over if etcd says that it has ended. While etcd says nothing nobody knows.
 func (e *Engine) keepAlive(ctx context.Context, id clientv3.LeaseID, ttl time.Duration, over func()) {
 	for pause := ttl / 3; rest(ctx, pause) == nil; {
-		attempt, cancel := context.WithTimeout(ctx, ttl/3)
-		_, err := e.client.KeepAliveOnce(attempt, id)
-		cancel()
+		err := e.renew(ctx, id)
 		switch {
 		case err == nil:
 			pause = ttl / 3
@@ -102,6 +100,14 @@ func (e *Engine) keepAlive(ctx context.Context, id clientv3.LeaseID, ttl time.Du
 	}
 }
 
+// renew begins the time of a lease anew.
+func (e *Engine) renew(ctx context.Context, id clientv3.LeaseID) error {
+	return e.once(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		_, err := c.KeepAliveOnce(ctx, id)
+		return err
+	})
+}
+
 // ended asks whether a lease has ended.
 func (e *Engine) ended(ctx context.Context, id clientv3.LeaseID) (bool, error) {
 	left, err := e.timeToLive(ctx, id)
@@ -110,8 +116,8 @@ func (e *Engine) ended(ctx context.Context, id clientv3.LeaseID) (bool, error) {
 
 // timeToLive is what is left of a lease; below 0 if it has ended.
 func (e *Engine) timeToLive(ctx context.Context, id clientv3.LeaseID) (left time.Duration, err error) {
-	err = e.again(ctx, func(ctx context.Context) error {
-		resp, err := e.client.TimeToLive(ctx, id)
+	err = e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		resp, err := c.TimeToLive(ctx, id)
 		if err == nil {
 			left = time.Duration(resp.TTL) * time.Second
 		}
@@ -122,8 +128,8 @@ func (e *Engine) timeToLive(ctx context.Context, id clientv3.LeaseID) (left time
 
 // endLease ends a lease of etcd's own, with what is under it.
 func (e *Engine) endLease(ctx context.Context, id clientv3.LeaseID) error {
-	err := e.again(ctx, func(ctx context.Context) error {
-		_, err := e.client.Revoke(ctx, id)
+	err := e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
+		_, err := c.Revoke(ctx, id)
 		return err
 	})
 	if is2(err, rpctypes.ErrGRPCLeaseNotFound) {

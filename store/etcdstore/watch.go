@@ -20,7 +20,7 @@ import (
 // How often those who wait look again.
 const (
 	lookFirst = time.Second
-	lookMost  = 10 * time.Second
+	lookMost  = 5 * time.Second
 )
 
 var errCompacted = &store.Error{Code: wire.CodeCompacted, Err: store.ErrCompacted}
@@ -52,10 +52,18 @@ var errWatchEnded = errors.New("the watch has ended")
 
 // watchOnce returns nil when found said so. last is the last revision that was told.
 func (e *Engine) watchOnce(ctx context.Context, key string, from int64, found stir, opts []clientv3.OpOption) (last int64, err error) {
+	t, err := e.members.now(ctx)
+	if err != nil {
+		return last, err
+	}
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	for resp := range e.client.Watch(ctx, key, append(slices.Clip(opts), clientv3.WithRev(from))...) {
+	defer context.AfterFunc(t.ctx, cancel)()
+	for resp := range t.client.Watch(ctx, key, append(slices.Clip(opts), clientv3.WithRev(from))...) {
 		if err := resp.Err(); err != nil {
+			if transient(err) {
+				e.members.leave(t, err)
+			}
 			return last, err
 		}
 		if len(resp.Events) > 0 {
