@@ -111,4 +111,4 @@ func (s suite) overlay(t *testing.T, dir string) string {
 }
 
 // suiteTime is how long the tests of one package may take.
-const suiteTime = "90s"
+const suiteTime = "8m"
