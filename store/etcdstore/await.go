@@ -2,11 +2,13 @@ package etcdstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -48,7 +50,7 @@ func (r *record) await(ctx context.Context) (*wire.Reply, error) {
 // recount looks at the record again, and brings little along while nothing has happened.
 func (r *record) recount(ctx context.Context) (*wire.Reply, error) {
 	k := r.g.keys
-	all := clientv3.Compare(clientv3.Value(r.votes()).WithPrefix(), "=", r.ballot())
+	all := clientv3.Compare(clientv3.Value(r.votes).WithPrefix(), "=", r.ballot())
 	gets := []clientv3.Op{
 		clientv3.OpGet(r.verdict()), clientv3.OpGet(k.all()), clientv3.OpGet(k.over()),
 		clientv3.OpTxn(r.isPlain(true), nil, nil), clientv3.OpTxn([]clientv3.Cmp{all}, nil, nil),
@@ -102,4 +104,31 @@ func (r *record) inTurn(ctx context.Context, why *wire.Verdict) (*wire.Reply, er
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// giveUp is the end of a rank's time: it decides the record, if that is open, and waits a moment for its verdict.
+func (r *record) giveUp(ctx context.Context, cause error) (*wire.Reply, error) {
+	why := &wire.Verdict{Code: wire.CodeTimeout, By: -1}
+	switch {
+	case r.ctx.Err() != nil, errors.Is(cause, store.ErrClosed), errors.Is(cause, store.ErrSession):
+		return nil, cause
+	case errors.Is(cause, context.DeadlineExceeded):
+	case errors.Is(cause, context.Canceled):
+		why = &wire.Verdict{Code: wire.CodeCancelled, By: r.rank}
+	default:
+		return nil, cause
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
+	defer cancel()
+	last, stop := r.within(last)
+	defer stop()
+	settle := r.settle
+	if why.By < 0 {
+		settle = r.inTurn
+	}
+	verdict, err := settle(last, why)
+	if err != nil || verdict == nil {
+		return nil, cause
+	}
+	return verdict, nil
 }

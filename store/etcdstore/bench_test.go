@@ -26,7 +26,7 @@ func median(ds []time.Duration) time.Duration {
 // BenchmarkBarrier has 8 ranks, each an engine of its own, in barriers one after the other, and after each of those one put of etcd's own
 // client: the medians of both, on the same member and its disk, and what one is in terms of the other.
 func BenchmarkBarrier(b *testing.B) {
-	members := etcd(b, 1, "--data-dir", b.TempDir())
+	members := etcd(b, "--data-dir", b.TempDir())
 	plain, err := clientv3.New(clientv3.Config{Endpoints: addresses(members), Logger: zap.NewNop()})
 	if err != nil {
 		b.Fatal(err)

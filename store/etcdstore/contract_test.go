@@ -19,7 +19,7 @@ var without = []storetest.Feature{storetest.Compaction}
 
 // TestContract runs the contract of all engines: each session is an engine of its own.
 func TestContract(t *testing.T) {
-	addrs := addresses(etcd(t, 1))
+	addrs := addresses(etcd(t))
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
 		root := newRoot()
 		return func() store.Engine {
@@ -30,7 +30,7 @@ func TestContract(t *testing.T) {
 
 // TestReconnect runs what must survive the end of connections.
 func TestReconnect(t *testing.T) {
-	addrs := addresses(etcd(t, 1))
+	addrs := addresses(etcd(t))
 	var of sync.Map
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
 		root := newRoot()

@@ -64,7 +64,7 @@ func (r *record) yes(folded []byte, by string) (*wire.Reply, []clientv3.Op) {
 	r.mu.Unlock()
 	if crowd && by == byAll {
 		yes.Type = byPurge
-		k, own := r.ch.keys, r.votes()
+		k, own := r.ch.keys, r.votes
 		then = append(then,
 			clientv3.OpDelete(k.votes+"c", clientv3.WithRange(own)), clientv3.OpDelete(end(own), clientv3.WithRange(k.votes+rootsCall)),
 			clientv3.OpDelete(k.calls, clientv3.WithRange(k.calls+r.call)), clientv3.OpDelete(k.calls+r.call+"\x00", clientv3.WithRange(end(k.calls))))
@@ -335,12 +335,13 @@ func (r *record) skip(ctx context.Context, voted uint64) error {
 		return nil
 	}
 	x := *r
-	on := clientv3.OpPut(fmt.Sprintf("%s%s/%08x", r.ch.keys.votes, rootsCall, r.rank), hex(r.c.Seq)+"/on")
+	on := clientv3.OpPut(r.ch.keys.votes+rootsCall+"/"+short(r.rank), r.at+"/on")
 	if _, err := r.g.e.txn(ctx, []clientv3.Cmp{r.held()}, []clientv3.Op{on}, nil); err != nil {
 		return err
 	}
 	for seq := range open {
 		x.c.Seq = seq
+		x.name()
 		if _, err := x.settle(ctx, nil); err != nil {
 			return err
 		}

@@ -50,11 +50,7 @@ func (e *Engine) followed(gen uint64, from int64) *group {
 	g.ctx, g.end = context.WithCancel(e.life)
 	e.groups[gen] = g
 	if !e.closed {
-		e.running.Add(1)
-		go func() {
-			defer e.running.Done()
-			g.watchVerdicts(from)
-		}()
+		e.running.Go(func() { g.watchVerdicts(from) })
 	}
 	return g
 }

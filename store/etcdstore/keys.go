@@ -39,6 +39,7 @@ func (k keys) rolls() string { return string(k) + "j/" }
 func (k keys) roll(c *wire.Contribution) string {
 	return k.rolls() + url.PathEscape(c.Group) + "/" + url.PathEscape(c.Run)
 }
+
 func (k keys) generation(gen uint64) generationKeys {
 	return generationKeys(fmt.Sprintf("%sg/%016x/", string(k), gen))
 }
@@ -70,7 +71,24 @@ type channelKeys struct{ verdicts, payloads, votes, calls string }
 func (c channelKeys) verdict(seq uint64) string { return c.verdicts + hex(seq) }
 
 // hex is n in sixteen digits, whose order is that of numbers.
-func hex(n uint64) string { return fmt.Sprintf("%016x", n) }
+func hex(n uint64) string { return digits(n, 16) }
+
+// short is the number of a rank or a seat, in eight digits.
+func short(n int) string { return digits(uint64(n), 8) }
+
+func digits(n uint64, width int) string {
+	var b [16]byte
+	for i := width - 1; i >= 0; i-- {
+		b[i] = "0123456789abcdef"[n&15]
+		n >>= 4
+	}
+	return string(b[:width])
+}
+
+// notRevoked is the condition that the generation is not: of both keys that say so.
+func (g generationKeys) notRevoked() clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(string(g)+"v/!a").WithRange(string(g)+"v/!p"), "=", 0)
+}
 
 func (g generationKeys) stream(src, dst int, tag string) streamKeys {
 	tag = url.PathEscape(tag)

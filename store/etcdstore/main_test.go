@@ -38,13 +38,13 @@ type member struct {
 	ended        chan struct{}
 }
 
-// etcd starts a cluster of n members, with flags more, which ends with the test. Its leases last for whole seconds, the shortest for one.
-func etcd(t testing.TB, n int, flags ...string) []*member {
+// etcd starts a cluster of one member, with flags more, which ends with the test. Its leases last for whole seconds, the shortest for one.
+func etcd(t testing.TB, flags ...string) []*member {
 	t.Helper()
-	return etcdBehind(t, n, func(peer string) string { return peer }, flags...)
+	return etcdBehind(t, 1, func(peer string) string { return peer }, flags...)
 }
 
-// etcdBehind is etcd whose members reach each other's address by that which front returns.
+// etcdBehind is etcd with n members, which reach each other's address by that which front returns.
 func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...string) []*member {
 	t.Helper()
 	if _, err := exec.LookPath("etcd"); err != nil {

@@ -134,7 +134,7 @@ func (e *Engine) again(ctx context.Context, try func(ctx context.Context, c *cli
 
 // once is one attempt. A member that has not answered it is left.
 func (e *Engine) once(ctx context.Context, try func(ctx context.Context, c *clientv3.Client) error) error {
-	attempt, cancel := context.WithTimeout(ctx, e.o.Attempt)
+	attempt, cancel := context.WithTimeout(ctx, min(e.o.Attempt, max(e.o.Mend, time.Millisecond)))
 	defer cancel()
 	t, err := e.members.now(attempt)
 	if err != nil {

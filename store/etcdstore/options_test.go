@@ -37,7 +37,7 @@ func open(t *testing.T, rawurl string) *store.Store {
 
 // What a URL's path names is a root of etcd's keys: others see nothing of it, and it nothing of theirs.
 func TestOpenURL(t *testing.T) {
-	members := etcd(t, 1)
+	members := etcd(t)
 	at := "etcd://" + members[0].client + "," + freePort(t)
 	a, again, b := open(t, at+"/jobs/a"), open(t, at+"/jobs/a/"), open(t, at+"/jobs/b?session=2s&mend=5s")
 	require.NoError(t, a.Set(bounded(t), "key", []byte("value"), nil))
@@ -107,7 +107,7 @@ func TestNobodyThere(t *testing.T) {
 
 // With authentication only who has a name and a password is let in, and sees only what it may.
 func TestUsers(t *testing.T) {
-	members := etcd(t, 1)
+	members := etcd(t)
 	for _, args := range []string{
 		"user add root:secret", "user grant-role root root", "user add worker:hidden", "role add jobs",
 		"role grant-permission jobs readwrite jobs/ --prefix=true", "user grant-role worker jobs", "auth enable",
@@ -149,7 +149,7 @@ func TestTLS(t *testing.T) {
 	require.NoError(t, err)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	addr := freePort(t)
-	etcd(t, 1, "--listen-client-urls", "https://"+addr, "--advertise-client-urls", "https://"+addr,
+	etcd(t, "--listen-client-urls", "https://"+addr, "--advertise-client-urls", "https://"+addr,
 		"--cert-file", at("server.pem"), "--key-file", at("server-key.pem"), "--trusted-ca-file", at("ca.pem"), "--client-cert-auth")
 	s := open(t, "etcds://"+addr+"/p?ca="+at("ca.pem")+"&cert="+at("worker.pem")+"&key="+at("worker-key.pem"))
 	require.NoError(t, s.Set(bounded(t), "key", nil, nil))
@@ -161,7 +161,7 @@ func TestTLS(t *testing.T) {
 
 // Limits of etcd's are told by the errors of every store.
 func TestLimits(t *testing.T) {
-	members := etcd(t, 1, "--max-request-bytes", "100000", "--quota-backend-bytes", "400000")
+	members := etcd(t, "--max-request-bytes", "100000", "--quota-backend-bytes", "400000")
 	s := open(t, "etcd://"+members[0].client)
 	err := s.Set(bounded(t), "large", make([]byte, 200_000), nil)
 	require.ErrorIs(t, err, store.ErrTooLarge)
@@ -182,7 +182,7 @@ func TestLimits(t *testing.T) {
 
 // A watch from before a compaction hears so; one that is open goes on.
 func TestCompaction(t *testing.T) {
-	members := etcd(t, 1)
+	members := etcd(t)
 	s, c := open(t, "etcd://"+members[0].client), plain(t, members)
 	first, err := s.Revision(bounded(t))
 	require.NoError(t, err)
@@ -208,7 +208,7 @@ func TestCompaction(t *testing.T) {
 
 // Of a group, what ranks wait for is found though history has been forgotten meanwhile.
 func TestGroupOverACompaction(t *testing.T) {
-	members := etcd(t, 1)
+	members := etcd(t)
 	c := plain(t, members)
 	o := &etcdstore.Options{Root: newRoot()}
 	ranks := []*store.Store{store.New(dial(t, addresses(members), o)), store.New(dial(t, addresses(members), o))}

@@ -122,9 +122,9 @@ func (e *Engine) taking(keys []string, entries map[string]*mvccpb.KeyValue, gets
 func (e *Engine) takeOne(p *plan, key string, kv *mvccpb.KeyValue, n uint32) {
 	v, left, _ := decodeValue(kv.Value)
 	p.when = append(p.when, clientv3.Compare(clientv3.ModRevision(key), "=", kv.ModRevision))
-	switch {
-	case left == 0:
-	case left == n:
+	switch left {
+	case 0:
+	case n:
 		p.then, p.how = append(p.then, clientv3.OpDelete(key)), howTaken
 	default:
 		p.then = append(p.then, clientv3.OpPut(key, encodeValue(v, left-n, true), clientv3.WithLease(clientv3.LeaseID(kv.Lease))))

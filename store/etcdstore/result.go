@@ -63,7 +63,7 @@ func (r *record) tell(ctx context.Context, rep *wire.Reply) error {
 	if silent {
 		return nil
 	}
-	_, err := r.g.e.txn(ctx, []clientv3.Cmp{r.held()}, []clientv3.Op{clientv3.OpPut(r.vote(), r.ballot())}, nil)
+	_, err := r.g.e.txn(ctx, []clientv3.Cmp{r.held()}, []clientv3.Op{clientv3.OpPut(r.vote, r.ballot())}, nil)
 	return err
 }
 

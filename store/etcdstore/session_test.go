@@ -25,7 +25,7 @@ func endLeases(t *testing.T, c *clientv3.Client) {
 
 // Whoever was away for too long hears so, and can do nothing any more in its old name. What it calls then is in a new session.
 func TestLostSession(t *testing.T) {
-	members := etcd(t, 1)
+	members := etcd(t)
 	o := &etcdstore.Options{Root: newRoot(), Session: 2 * time.Second}
 	ranks := []*store.Store{store.New(dial(t, addresses(members), o)), store.New(dial(t, addresses(members), &etcdstore.Options{Root: o.Root}))}
 	gens := make([]uint64, 2)
@@ -34,7 +34,7 @@ func TestLostSession(t *testing.T) {
 		require.NoError(t, err)
 		gens[i] = roll.Generation
 	})
-	lease, err := ranks[0].Lease(bounded(t), time.Minute)
+	lease, err := ranks[0].Lease(bounded(t), 3*time.Second)
 	require.NoError(t, err)
 	require.NoError(t, ranks[0].Set(bounded(t), "held", nil, &store.SetOptions{Lease: lease}))
 	endLeases(t, plain(t, members))
@@ -53,7 +53,7 @@ func TestLostSession(t *testing.T) {
 
 // A change that was under way when its session was lost is unknown, or was refused; it is not made twice, or later.
 func TestChangeOfALostSession(t *testing.T) {
-	members := etcd(t, 1)
+	members := etcd(t)
 	s, other := store.New(dial(t, addresses(members), &etcdstore.Options{Root: "a/"})), plain(t, members)
 	_, err := s.Add(bounded(t), "n", 1)
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func TestChangeOfALostSession(t *testing.T) {
 
 // What ranks leave behind is gone with the last of them.
 func TestGroupsLeaveNothing(t *testing.T) {
-	members := etcd(t, 1)
+	members := etcd(t)
 	c := plain(t, members)
 	o := &etcdstore.Options{Root: newRoot()}
 	ranks := []*store.Store{store.New(dial(t, addresses(members), o)), store.New(dial(t, addresses(members), o))}
@@ -92,7 +92,7 @@ func TestGroupsLeaveNothing(t *testing.T) {
 
 // The number of keys that a channel's records leave does not grow with them, whatever ranks call.
 func TestRecordsLeaveLittle(t *testing.T) {
-	members := etcd(t, 1)
+	members := etcd(t)
 	o := &etcdstore.Options{Root: newRoot()}
 	const n = 3
 	ranks := make([]*store.Store, n)

@@ -46,7 +46,7 @@ func TestSuites(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it builds the tests of other packages")
 	}
-	addr := etcd(t, 1)[0].client
+	addr := etcd(t)[0].client
 	root, err := filepath.Abs("../..")
 	require.NoError(t, err)
 	for _, s := range suites {

@@ -10,7 +10,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -47,6 +46,9 @@ type record struct {
 	c       wire.Contribution
 	payload []byte
 	call    string // what ranks agree on
+	votes   string // what the keys of this call's votes begin with
+	vote    string // this rank's
+	at      string // the record's number
 	began   time.Time
 }
 
@@ -75,7 +77,7 @@ func (st *seat) collectVotes(ctx context.Context, req *wire.Request, rep *wire.R
 	if why := malformed(&r.c, r.payload, len(st.g.roll.ids)); why != "" && r.c.No == wire.CodeOK {
 		r.c.No, r.c.Reason = wire.CodeInvalid, why
 	}
-	r.call = callOf(&r.c, len(r.payload))
+	r.name()
 	verdict, err := r.decide(ctx, voted)
 	if err != nil {
 		return err
@@ -129,17 +131,17 @@ func (r *record) verdict() string { return r.ch.keys.verdict(r.c.Seq) }
 // rootsCall is where all votes in roots' verbs are: those are decided by one rank alone, and compared with its verdict.
 const rootsCall = "r"
 
-// votes is what the keys of this call's votes begin with.
-func (r *record) votes() string {
-	if r.c.RootOnly {
-		return r.ch.keys.votes + rootsCall + "/"
+// name makes the names that come again and again.
+func (r *record) name() {
+	r.call, r.at = callOf(&r.c, len(r.payload)), hex(r.c.Seq)
+	if r.votes = r.ch.keys.votes + r.call + "/"; r.c.RootOnly {
+		r.votes = r.ch.keys.votes + rootsCall + "/"
 	}
-	return r.ch.keys.votes + r.call + "/"
+	r.vote = r.votes + short(r.rank)
 }
 
-func (r *record) vote() string                  { return fmt.Sprintf("%s%08x", r.votes(), r.rank) }
 func (r *record) payloads() string              { return r.ch.keys.payloads + hex(r.c.Seq) + "/" }
-func (r *record) payloadOf(rank int) string     { return fmt.Sprintf("%s%08x", r.payloads(), rank) }
+func (r *record) payloadOf(rank int) string     { return r.payloads() + short(rank) }
 func (ch *channel) edges() (first, last string) { return ch.keys.votes + "!", ch.keys.votes + "~" }
 
 // leads reports whether the record is decided by this rank alone.
@@ -148,9 +150,9 @@ func (r *record) leads() bool { return r.c.RootOnly && r.c.Root == r.rank }
 // ballot is the value of a vote.
 func (r *record) ballot() string {
 	if r.c.RootOnly {
-		return hex(r.c.Seq) + "/" + r.call
+		return r.at + "/" + r.call
 	}
-	return hex(r.c.Seq)
+	return r.at
 }
 
 // decide brings the record to its verdict, as far as this rank can.
@@ -208,7 +210,13 @@ func (r *record) knows(verdict *wire.Reply) {
 	}
 	r.ch.known = max(r.ch.known, r.c.Seq)
 	cast := castOf(verdict)
-	if cast == nil || cast.RootOnly {
+	if cast == nil {
+		return
+	}
+	if cast.RootOnly {
+		if r.c.RootOnly { // what it is has been told
+			r.ch.whole[r.call] = true
+		}
 		return
 	}
 	r.ch.ahead = nil // all have passed what came before
@@ -264,14 +272,15 @@ type finding struct {
 // put puts the vote there, once. A generation that is revoked takes votes for records that are open, and opens none.
 func (r *record) put(ctx context.Context) (*wire.Reply, finding, error) {
 	k := r.g.keys
-	when := []clientv3.Cmp{r.held(), absent(r.verdict()), absent(k.all()), absent(k.over())}
+	when := []clientv3.Cmp{r.held(), absent(r.verdict()), k.notRevoked()}
 	verdict, then := r.ballotOps()
 	resp, err := r.g.e.txn(ctx, when, then, nil)
 	if err == nil && !resp.Succeeded {
 		if refused, again, err := r.refused(ctx); !again || err != nil {
 			return refused, finding{}, err
 		}
-		resp, err = r.g.e.txn(ctx, when[:3], then, nil)
+		when[2] = absent(k.all())
+		resp, err = r.g.e.txn(ctx, when, then, nil)
 	}
 	if err != nil {
 		return nil, finding{}, err
@@ -304,21 +313,22 @@ func (r *record) ballotOps() (verdict *wire.Reply, ops []clientv3.Op) {
 	if r.c.Fold.Valid() {
 		yes = nil // the verdict brings the fold, which is to be made first
 	}
-	ops = []clientv3.Op{clientv3.OpTxn(r.isLast(whole), yes, nil), clientv3.OpTxn(r.isPlain(whole), nil, nil)}
+	plain := clientv3.OpTxn(r.isPlain(whole), nil, nil)
+	ops = []clientv3.Op{clientv3.OpTxn(r.isLast(whole), yes, []clientv3.Op{plain})}
 	if !whole {
 		first, last := r.ch.edges()
 		meta := wire.Request{Op: wire.OpCollect, Timeout: time.Duration(len(r.payload)), Group: r.c}
 		meta.Group.Rank, meta.Group.Seq = 0, 0
 		ops = append(ops,
-			clientv3.OpGet(r.votes(), clientv3.WithPrefix(), clientv3.WithCountOnly()),
-			clientv3.OpGet(r.votes(), clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByValue, clientv3.SortDescend), clientv3.WithLimit(1)),
+			clientv3.OpGet(r.votes, clientv3.WithPrefix(), clientv3.WithCountOnly()),
+			clientv3.OpGet(r.votes, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByValue, clientv3.SortDescend), clientv3.WithLimit(1)),
 			clientv3.OpPut(first, ""), clientv3.OpPut(last, ""),
 			clientv3.OpPut(r.ch.keys.calls+r.call, string(wire.AppendRequest(nil, &meta))))
 	}
 	if len(r.payload) > 0 {
 		ops = append(ops, clientv3.OpPut(r.payloadOf(r.rank), string(r.payload)))
 	}
-	return verdict, append(ops, clientv3.OpPut(r.vote(), r.ballot()))
+	return verdict, append(ops, clientv3.OpPut(r.vote, r.ballot()))
 }
 
 // never is a condition that is not so: the seat is there.
@@ -334,12 +344,12 @@ func (r *record) isLast(whole bool) (when []clientv3.Cmp) {
 	case r.c.RootOnly || !whole && r.size() > 1:
 		return []clientv3.Cmp{r.never()}
 	}
-	own := r.vote()
+	own := r.vote
 	if r.rank > 0 {
-		when = append(when, clientv3.Compare(clientv3.Value(r.votes()).WithRange(own), "=", r.ballot()))
+		when = append(when, clientv3.Compare(clientv3.Value(r.votes).WithRange(own), "=", r.ballot()))
 	}
 	if r.rank < r.size()-1 {
-		when = append(when, clientv3.Compare(clientv3.Value(own+"\x00").WithRange(end(r.votes())), "=", r.ballot()))
+		when = append(when, clientv3.Compare(clientv3.Value(own+"\x00").WithRange(end(r.votes)), "=", r.ballot()))
 	}
 	return when
 }
@@ -348,25 +358,25 @@ func (r *record) isLast(whole bool) (when []clientv3.Cmp) {
 // there are any.
 func (r *record) isPlain(whole bool) []clientv3.Cmp {
 	first, last := r.ch.edges()
-	at, after := hex(r.c.Seq), hex(r.c.Seq+1)
 	when := []clientv3.Cmp{
-		clientv3.Compare(clientv3.Value(first).WithRange(r.votes()), "<", at),
-		clientv3.Compare(clientv3.Value(end(r.votes())).WithRange(last+"\x00"), "<", at),
+		clientv3.Compare(clientv3.Value(first).WithRange(r.votes), "<", r.at),
+		clientv3.Compare(clientv3.Value(end(r.votes)).WithRange(last+"\x00"), "<", r.at),
 	}
 	if whole && !r.c.RootOnly {
-		when = append(when, clientv3.Compare(clientv3.Value(r.votes()).WithPrefix(), "<", after))
+		when = append(when, clientv3.Compare(clientv3.Value(r.votes).WithPrefix(), "<", hex(r.c.Seq+1)))
 	}
 	return when
 }
 
 // findings are what the first operations of a vote have found.
 func (r *record) findings(rs []*pb.ResponseOp) finding {
-	n := finding{last: rs[0].GetResponseTxn().Succeeded, odd: !rs[1].GetResponseTxn().Succeeded}
-	if len(rs) < 5 {
+	own := rs[0].GetResponseTxn()
+	n := finding{last: own.Succeeded}
+	if n.odd = !n.last && !own.Responses[0].GetResponseTxn().Succeeded; len(rs) < 5 {
 		return n
 	}
-	n.count = int(rs[2].GetResponseRange().Count)
-	if kv := found(rs[3]); kv != nil && string(kv.Value) >= hex(r.c.Seq+1) {
+	n.count = int(rs[1].GetResponseRange().Count)
+	if kv := found(rs[2]); kv != nil && string(kv.Value) >= hex(r.c.Seq+1) {
 		n.odd = true
 	}
 	return n
@@ -395,7 +405,7 @@ func (r *record) refused(ctx context.Context) (verdict *wire.Reply, again bool, 
 		return nil, false, errSession
 	}
 	for _, kv := range rs[4].GetResponseRange().Kvs {
-		if len(kv.Value) >= 16 && string(kv.Value[:16]) == hex(r.c.Seq) {
+		if len(kv.Value) >= 16 && string(kv.Value[:16]) == r.at {
 			return nil, true, nil
 		}
 	}
@@ -438,7 +448,7 @@ func (r *record) counted(ctx context.Context, n finding) (*wire.Reply, error) {
 		return r.succeed(ctx, nil, "")
 	case n.last:
 		return r.succeed(ctx, nil, byAll)
-	case !r.c.RootOnly && n.count >= r.size()-1:
+	case !r.c.RootOnly && n.count >= r.size()-1 && n.count > 0:
 		return r.succeedIfAll(ctx)
 	}
 	return nil, nil
@@ -446,8 +456,8 @@ func (r *record) counted(ctx context.Context, n finding) (*wire.Reply, error) {
 
 // succeedIfAll decides a record for whose call every rank has a key, if all keys have its number.
 func (r *record) succeedIfAll(ctx context.Context) (*wire.Reply, error) {
-	all := []clientv3.Cmp{clientv3.Compare(clientv3.Value(r.votes()).WithPrefix(), "=", r.ballot())}
-	gets := []clientv3.Op{clientv3.OpGet(r.votes(), clientv3.WithPrefix(), clientv3.WithCountOnly())}
+	all := []clientv3.Cmp{clientv3.Compare(clientv3.Value(r.votes).WithPrefix(), "=", r.ballot())}
+	gets := []clientv3.Op{clientv3.OpGet(r.votes, clientv3.WithPrefix(), clientv3.WithCountOnly())}
 	resp, err := r.g.e.txn(ctx, all, gets, nil)
 	if err != nil || !resp.Succeeded || int(resp.Responses[0].GetResponseRange().Count) < r.size() {
 		return nil, err
@@ -457,31 +467,4 @@ func (r *record) succeedIfAll(ctx context.Context) (*wire.Reply, error) {
 		return nil, nil
 	}
 	return verdict, err
-}
-
-// giveUp is the end of a rank's time: it decides the record, if that is open, and waits a moment for its verdict.
-func (r *record) giveUp(ctx context.Context, cause error) (*wire.Reply, error) {
-	why := &wire.Verdict{Code: wire.CodeTimeout, By: -1}
-	switch {
-	case r.seat.ctx.Err() != nil, errors.Is(cause, store.ErrClosed), errors.Is(cause, store.ErrSession):
-		return nil, cause
-	case errors.Is(cause, context.DeadlineExceeded):
-	case errors.Is(cause, context.Canceled):
-		why = &wire.Verdict{Code: wire.CodeCancelled, By: r.rank}
-	default:
-		return nil, cause
-	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
-	defer cancel()
-	last, stop := r.within(last)
-	defer stop()
-	settle := r.settle
-	if why.By < 0 {
-		settle = r.inTurn
-	}
-	verdict, err := settle(last, why)
-	if err != nil || verdict == nil {
-		return nil, cause
-	}
-	return verdict, nil
 }
