@@ -29,6 +29,9 @@ func (r *record) succeed(ctx context.Context, when []clientv3.Cmp, by string) (*
 			folded = nil
 		}
 	}
+	if !r.c.RootOnly { // it takes out what is of other records
+		when = append(slices.Clip(when), r.ch.keys.undecided(r.c.Seq))
+	}
 	yes, then := r.yes(folded, by)
 	verdict, err := r.create(ctx, when, then)
 	if err == nil && verdict == nil {

@@ -70,6 +70,12 @@ type channelKeys struct{ verdicts, payloads, votes, calls string }
 
 func (c channelKeys) verdict(seq uint64) string { return c.verdicts + hex(seq) }
 
+// undecided is the condition that neither record seq nor one behind it is: a request that comes again, and late, may find that it has been
+// decided, and freed.
+func (c channelKeys) undecided(seq uint64) clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(c.verdict(seq)).WithRange(end(c.verdicts)), "=", 0)
+}
+
 // hex is n in sixteen digits, whose order is that of numbers.
 func hex(n uint64) string { return digits(n, 16) }
 

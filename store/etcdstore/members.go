@@ -2,7 +2,7 @@ package etcdstore
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -140,7 +140,13 @@ func (e *Engine) once(ctx context.Context, try func(ctx context.Context, c *clie
 	if err != nil {
 		return err
 	}
-	if err = try(attempt, t.client); err != nil && ctx.Err() == nil && (transient(err) || errors.Is(attempt.Err(), context.DeadlineExceeded)) {
+	if err = try(attempt, t.client); err == nil || ctx.Err() != nil {
+		return err
+	}
+	if attempt.Err() != nil { // which servers tell in words of their own
+		err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
+	if transient(err) {
 		e.members.leave(t, err)
 	}
 	return err

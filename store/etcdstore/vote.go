@@ -272,14 +272,14 @@ type finding struct {
 // put puts the vote there, once. A generation that is revoked takes votes for records that are open, and opens none.
 func (r *record) put(ctx context.Context) (*wire.Reply, finding, error) {
 	k := r.g.keys
-	when := []clientv3.Cmp{r.held(), absent(r.verdict()), k.notRevoked()}
+	when := []clientv3.Cmp{r.held(), k.notRevoked(), r.ch.keys.undecided(r.c.Seq)}
 	verdict, then := r.ballotOps()
 	resp, err := r.g.e.txn(ctx, when, then, nil)
 	if err == nil && !resp.Succeeded {
 		if refused, again, err := r.refused(ctx); !again || err != nil {
 			return refused, finding{}, err
 		}
-		when[2] = absent(k.all())
+		when[1], when[2] = absent(k.all()), absent(r.verdict())
 		resp, err = r.g.e.txn(ctx, when, then, nil)
 	}
 	if err != nil {
