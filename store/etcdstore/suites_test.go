@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +20,9 @@ type suite struct {
 	// one, by its place in the file; otherwise all of a process share one.
 	at   map[string]string
 	run  string
-	skip []string // tests of what etcd cannot do as fast, or that have another store anyway
+	skip []string // tests of what etcd cannot do as fast
+	// short has tests with thousands of verbs, whose time is that of a store in memory, make fewer of them.
+	short bool
 }
 
 // memory is how those tests make a store, and what makes one over etcd instead.
@@ -32,13 +35,13 @@ var suites = []suite{
 	{"pgroup", map[string]string{
 		"main_test.go": "	s := " + memory + "\n	t.Cleanup(func() { _ = s.Close() })\n	return func(int) pgroup.Config { return pgroup.Config{Store: s} }\n" +
 			"=>	open := rootOverEtcd()\n	return func(int) pgroup.Config { return pgroup.Config{Store: open(t)} }\n",
-	}, "", nil},
-	{"gather", map[string]string{"ways_test.go": memory + "=>" + etcds, "modelopt_test.go": memory + "=>" + etcds}, "", nil},
+	}, "", nil, false},
+	{"gather", map[string]string{"ways_test.go": memory + "=>" + etcds, "modelopt_test.go": memory + "=>" + etcds}, "", nil, true},
 	{"coordinator", map[string]string{
 		"main_test.go": "		s := " + memory + "\n		t.Cleanup(func() { _ = s.Close() })\n		return func() *store.Store { return s }\n" +
 			"=>		open := rootOverEtcd()\n		return func() *store.Store { return open(t) }\n",
-	}, "", nil},
-	{"strategy", map[string]string{"main_test.go": memory + "=>" + etcds}, "", nil},
+	}, "", nil, false},
+	{"strategy", map[string]string{"main_test.go": memory + "=>" + etcds}, "", nil, false},
 }
 
 // TestSuites runs the tests of the packages above over etcd, unchanged but for where their store is.
@@ -52,7 +55,7 @@ func TestSuites(t *testing.T) {
 	for _, s := range suites {
 		t.Run(s.pkg, func(t *testing.T) {
 			overlay := s.overlay(t, filepath.Join(root, s.pkg))
-			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-timeout="+suiteTime, "-overlay="+overlay, "-run="+s.run, "-skip="+s.timeless(t, filepath.Join(root, s.pkg)), "./"+s.pkg)
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-timeout="+suiteTime, "-overlay="+overlay, "-short="+strconv.FormatBool(s.short), "-run="+s.run, "-skip="+s.timeless(t, filepath.Join(root, s.pkg)), "./"+s.pkg)
 			cmd.Dir = root
 			cmd.Env = append(os.Environ(), "MUSTER_TEST_ETCD="+addr)
 			cmd.WaitDelay = time.Second
