@@ -36,7 +36,7 @@ type Options struct {
 	Session time.Duration
 	// Mend is how long a call tries to reach etcd, and no longer than its context; default 10 s.
 	Mend time.Duration
-	// Attempt is how long one member has to answer before another one is asked; default 2 s.
+	// Attempt is how long one member has to answer before another one is asked; default 1 s.
 	Attempt time.Duration
 	// Dial makes a connection; nil is a net.Dialer.
 	Dial   func(ctx context.Context, addr string) (net.Conn, error)
@@ -51,7 +51,7 @@ func (o *Options) withDefaults() Options {
 	own.Root = cmp.Or(own.Root, "muster/")
 	own.Session = seconds(cmp.Or(own.Session, 5*time.Second))
 	own.Mend = cmp.Or(own.Mend, 10*time.Second)
-	own.Attempt = cmp.Or(own.Attempt, 2*time.Second)
+	own.Attempt = cmp.Or(own.Attempt, time.Second)
 	if own.Logger == nil {
 		own.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -118,17 +118,20 @@ func (e *Engine) join(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	if c.Size < 1 || c.Size > maxSize || c.Rank < 0 || c.Rank >= c.Size {
 		return refuse(rep, wire.CodeInvalid, "rank %d of %d", c.Rank, c.Size)
 	}
-	s, err := e.open(ctx)
-	if err != nil {
-		return err
+	a := &applicant{e: e, c: c, name: e.root.roll(c), value: e.seatValue(req), began: time.Now()}
+	var err error
+	if a.s, err = e.open(ctx); err != nil {
+		return a.outside(ctx, err, rep)
 	}
-	ctx, cancel := s.within(ctx)
+	ctx, cancel := a.s.within(ctx)
 	defer cancel()
-	a := &applicant{e: e, s: s, c: c, name: e.root.roll(c), value: e.seatValue(req), began: time.Now()}
 	for {
 		entered, err := a.enter(ctx, rep)
-		if err != nil || rep.Code != wire.CodeOK {
-			return err
+		if err != nil {
+			return a.outside(ctx, err, rep)
+		}
+		if rep.Code != wire.CodeOK {
+			return nil
 		}
 		if entered {
 			break
@@ -136,6 +139,39 @@ func (e *Engine) join(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	}
 	defer a.g.letGo()
 	return a.await(ctx, rep)
+}
+
+// outside is the end of a rank that has not come into the roll, as far as it knows: its time was over before.
+func (a *applicant) outside(ctx context.Context, err error, rep *wire.Reply) error {
+	cause := context.Cause(ctx)
+	if !errors.Is(cause, context.DeadlineExceeded) && !errors.Is(cause, context.Canceled) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
+	defer cancel()
+	kv, err := a.e.entry(ctx, a.name)
+	if err != nil {
+		return cause
+	}
+	var o entrance
+	if kv != nil {
+		if o, _, err = parseEntrance(kv); err != nil {
+			return err
+		}
+	}
+	a.o = o
+	k := a.e.root.generation(o.gen)
+	seat := k.seat(a.c.Rank)
+	mine := []clientv3.Cmp{clientv3.Compare(clientv3.Value(seat), "=", a.value), absent(k.rolled())}
+	out := []clientv3.Op{clientv3.OpDelete(seat)}
+	if kv != nil && o.gen != 0 {
+		mine = append(mine, clientv3.Compare(clientv3.ModRevision(a.name), "=", kv.ModRevision))
+		out = append(out, clientv3.OpPut(a.name, o.encode()))
+	}
+	if _, err := a.e.txn(ctx, mine, out, nil); err != nil {
+		return cause
+	}
+	return a.overdue(ctx, k, cause, rep)
 }
 
 // seatValue is what a seat says of its rank. The number in it is another one for each call.
@@ -382,7 +418,7 @@ func (a *applicant) withdraw(ctx context.Context, rep *wire.Reply) error {
 		case err != nil:
 			return cause
 		case out:
-			return a.overdue(ctx, cause, rep)
+			return a.overdue(ctx, a.g.keys, cause, rep)
 		}
 		if err := a.lookAgain(ctx); err != nil {
 			return cause
@@ -419,8 +455,8 @@ func (a *applicant) unsitAt(ctx context.Context, kv *mvccpb.KeyValue) (bool, err
 }
 
 // overdue is the verdict for a rank that has withdrawn.
-func (a *applicant) overdue(ctx context.Context, cause error, rep *wire.Reply) error {
-	resp, err := a.e.get(ctx, a.g.keys.seats(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
+func (a *applicant) overdue(ctx context.Context, k generationKeys, cause error, rep *wire.Reply) error {
+	resp, err := a.e.get(ctx, k.seats(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
 		return cause
 	}
