@@ -11,7 +11,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Opener opens the engine that a URL names.
+// Opener opens the engine that a URL names. The path of the URL is a prefix within that engine; an opener that makes
+// something else of it takes it out of u.
 type Opener func(ctx context.Context, u *url.URL) (Engine, error)
 
 // Schemes is what a program can open by URL. It is a value: there is no registry.

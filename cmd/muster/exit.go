@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 	"unicode"
@@ -177,8 +178,10 @@ func (e *storeError) unavailable(inner *store.Error) string {
 		return fmt.Sprintf("the store at %s has no room: %s", addr, reason(e.err))
 	case errors.Is(e.err, store.ErrProtocol):
 		return fmt.Sprintf("whoever listens at %s is no muster store (%v): check --store or MUSTER_STORE", addr, e.err)
-	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "tcp://"):
+	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "tcp"):
 		return fmt.Sprintf("PyTorch hosts no store at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
+	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "etcd"):
+		return fmt.Sprintf("no etcd at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
 	case inner != nil && inner.Op == "dial":
 		return fmt.Sprintf("no store at %s (%s): start one with \"muster serve --listen %s\", or check --store or MUSTER_STORE", addr, reason(e.err), addr)
 	}
@@ -187,9 +190,10 @@ func (e *storeError) unavailable(inner *store.Error) string {
 
 // addr is where the store is, without its parameters, which may be long.
 func (e *storeError) addr() string {
-	_, addr, _ := strings.Cut(e.url, "://")
-	addr, _, _ = strings.Cut(addr, "?")
-	return addr
+	if u, err := url.Parse(e.url); err == nil && u.Host != "" {
+		return u.Host
+	}
+	return e.url
 }
 
 // reason is the innermost part of an error that ends in the system's own words.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdstore"
 	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/spf13/cobra"
 )
@@ -44,7 +45,7 @@ func parameters() []parameter {
 // flags registers --store and --timeout; 0 is as long as it takes.
 func (r *remote) flags(cmd *cobra.Command, timeout time.Duration) {
 	f := cmd.Flags()
-	f.StringVar(&r.url, "store", "", "`URL` of the store, muster://host:port[/prefix][?secret-file=…], or tcp://host:port that PyTorch hosts; or set MUSTER_STORE")
+	f.StringVar(&r.url, "store", "", "`URL` of the store, muster://host:port[/prefix][?secret-file=…], etcd://host:port,host:port[/prefix], or tcp://host:port that PyTorch hosts; or set MUSTER_STORE")
 	r.secure = parameters()
 	for i := range r.secure {
 		p := &r.secure[i]
@@ -67,7 +68,7 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 	}
 	s, err := r.open()
 	if err != nil {
-		return &storeError{r.url, err}
+		return &storeError{redacted(r.url), err}
 	}
 	defer s.Close()
 	ctx := cmd.Context()
@@ -78,7 +79,7 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 	}
 	err = f(ctx, s)
 	if _, ok := errors.AsType[*store.Error](err); ok {
-		return &storeError{r.url, err}
+		return &storeError{redacted(r.url), err}
 	}
 	return err
 }
@@ -86,15 +87,21 @@ func (r *remote) do(cmd *cobra.Command, f func(ctx context.Context, s *store.Sto
 func (r *remote) open() (*store.Store, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
 	defer cancel()
-	schemes := store.Builtin()
-	schemes["tcp"] = torchstore.Open
-	return schemes.Open(ctx, r.target())
+	return schemes().Open(ctx, r.target())
+}
+
+// schemes are the engines that a URL may name.
+func schemes() store.Schemes {
+	all := store.Builtin()
+	all["tcp"], all["tcpstore"] = torchstore.Open, torchstore.Open
+	all["etcd"], all["etcds"] = etcdstore.Open, etcdstore.Open
+	return all
 }
 
 // target is the store's URL with the parameters that flags and variables give. What the URL says itself comes first, then flags.
 func (r *remote) target() string {
 	u, err := url.Parse(r.url)
-	if err != nil || u.Scheme == "tcp" { // PyTorch has neither secrets nor TLS
+	if err != nil || u.Scheme != "muster" && u.Scheme != "etcds" { // the others have neither secrets nor TLS
 		return r.url
 	}
 	q, err := url.ParseQuery(u.RawQuery)
@@ -103,6 +110,9 @@ func (r *remote) target() string {
 	}
 	for _, p := range r.secure {
 		value := cmp.Or(p.value, os.Getenv(p.env))
+		if p.name == "secret-file" && u.Scheme != "muster" {
+			continue
+		}
 		if value != "" && !q.Has(p.name) && (p.name == "secret-file" || q.Get("tls") != "false") {
 			q.Set(p.name, value)
 		}
@@ -139,15 +149,20 @@ func redacted(raw string) string {
 // checkURL says what is wrong with the URL of a store.
 func checkURL(raw string) error {
 	u, err := url.Parse(raw)
+	etcd := err == nil && (u.Scheme == "etcd" || u.Scheme == "etcds")
 	switch {
-	case err == nil && u.User != nil:
+	case err == nil && u.Scheme == "mem" && u.Host == "":
+		return nil
+	case err == nil && u.User != nil && !etcd:
 		return errors.New("there are no users: --secret-file names a file with a secret")
 	case checkPort(raw) == nil:
 		return fmt.Errorf("it is no URL: muster://%s perhaps?", raw)
 	case err != nil || u.Host == "":
 		return errors.New("it is no URL of the form muster://host:port")
-	case u.Scheme != "muster" && u.Scheme != "tcp":
-		return fmt.Errorf("%s:// is not known here, only muster://host:port, and tcp://host:port that PyTorch hosts", u.Scheme)
+	case schemes()[u.Scheme] == nil || u.Scheme == "mem":
+		return fmt.Errorf("%s:// is not known here, only muster://host:port, etcd://host:port,host:port, and tcp://host:port that PyTorch hosts", u.Scheme)
+	case etcd: // hosts may be many, and are looked at when they are opened
+		return nil
 	}
 	for way := range strings.SplitSeq(u.Host, ",") {
 		if err := checkPort(way); err != nil {

@@ -12,8 +12,8 @@ type number interface {
 	int32 | int64 | uint32 | uint64 | float32 | float64
 }
 
-// fold makes a[i] = a[i] op b[i] for little-endian numbers of equal count.
-func fold(f wire.Fold, a, b []byte) {
+// Fold makes a[i] = a[i] op b[i] for little-endian numbers of equal count.
+func Fold(f wire.Fold, a, b []byte) {
 	switch f.Kind {
 	case wire.Int32:
 		fold32(f.Op, a, b, func(u uint32) int32 { return int32(u) }, func(v int32) uint32 { return uint32(v) })

@@ -107,7 +107,7 @@ func (r *record) part(rank int) *wire.Reply {
 func (r *record) fold() *wire.Reply {
 	sum := slices.Clone(r.ballots[0].payload)
 	for i := range r.ballots[1:] {
-		fold(r.cast.Fold, sum, r.ballots[i+1].payload)
+		Fold(r.cast.Fold, sum, r.ballots[i+1].payload)
 	}
 	return &wire.Reply{Value: sum}
 }

@@ -1,0 +1,136 @@
+package etcdstore
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// mostDoing bounds how many missing ranks an error describes; the others are only named.
+const mostDoing = 16
+
+// mostLooked bounds how many votes are looked at for that.
+const mostLooked = 10_000
+
+// describe adds to v what each of its missing ranks does instead.
+func (r *record) describe(ctx context.Context, v *wire.Verdict) {
+	if len(v.Missing) > 0 {
+		v.Doing = r.g.doing(ctx, v.Missing)
+	}
+}
+
+// doing says what ranks do instead of what is asked of them: which open record they wait in, or what they said.
+func (g *group) doing(ctx context.Context, ranks []int) (what []string) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	ranks = ranks[:min(len(ranks), mostDoing)]
+	gets := []clientv3.Op{
+		clientv3.OpGet(g.keys.votes(), clientv3.WithPrefix(), clientv3.WithLimit(mostLooked), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortDescend)),
+		clientv3.OpGet(g.keys.verdicts()+"c/", clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(mostLooked)),
+		clientv3.OpGet(g.keys.calls(), clientv3.WithPrefix()),
+	}
+	for _, rank := range ranks {
+		gets = append(gets, clientv3.OpGet(g.keys.doing(rank)))
+	}
+	resp, err := g.e.txn(ctx, nil, gets, nil)
+	if err != nil {
+		return nil
+	}
+	lasts := g.lasts(resp.Responses[:3])
+	for i, rank := range ranks {
+		said := ""
+		if kv := found(resp.Responses[3+i]); kv != nil {
+			said = string(kv.Value)
+		}
+		what = append(what, g.doingOf(rank, said, lasts[rank]))
+	}
+	return what
+}
+
+// lasts says of each rank what it waits in, or was in last: of all channels, the last that is open, or else the last.
+func (g *group) lasts(rs []*pb.ResponseOp) map[int]string {
+	decided, calls, lasts := map[string]bool{}, map[string]*wire.Request{}, map[int]string{}
+	for _, kv := range rs[1].GetResponseRange().Kvs {
+		decided[strings.TrimPrefix(string(kv.Key), g.keys.verdicts()+"c/")] = true
+	}
+	for _, kv := range rs[2].GetResponseRange().Kvs {
+		if req, err := parseRequest(kv.Value); err == nil {
+			calls[strings.TrimPrefix(string(kv.Key), g.keys.calls())] = req
+		}
+	}
+	waiting := map[int]bool{}
+	for _, kv := range rs[0].GetResponseRange().Kvs {
+		name, _, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), g.keys.votes()), "/")
+		ch := &channel{keys: channelKeys{votes: g.keys.votes() + name + "/"}}
+		b, ok := ch.parseBallot(kv)
+		call := calls[name+"/"+b.call]
+		open := !decided[name+"/"+hex(b.seq)]
+		if !ok || call == nil || waiting[b.rank] || !open && lasts[b.rank] != "" {
+			continue
+		}
+		waiting[b.rank] = open
+		if lasts[b.rank] = fmt.Sprintf("in no call; its last was %s #%d", describe(&call.Group), b.seq); open {
+			lasts[b.rank] = fmt.Sprintf("in %s #%d", describe(&call.Group), b.seq)
+		}
+	}
+	return lasts
+}
+
+func (g *group) doingOf(rank int, said, last string) string {
+	switch g.goneness(rank) {
+	case wire.CodeLost:
+		return "lost"
+	case wire.CodeLeft:
+		return "left"
+	}
+	if what, at, ok := strings.Cut(said, "|"); ok {
+		if began, err := time.Parse(time.RFC3339Nano, at); err == nil {
+			return fmt.Sprintf("in %s for %s", what, since(began))
+		}
+	}
+	if last != "" {
+		return last
+	}
+	return "in no call"
+}
+
+// describe is a verb as its caller would write it.
+func describe(c *wire.Contribution) string {
+	s := c.Verb
+	if c.Root >= 0 {
+		s += fmt.Sprintf("(root %d)", c.Root)
+	}
+	if c.Channel != "" {
+		s += " on channel " + c.Channel
+	}
+	return s
+}
+
+// since is how long ago a time of another process's clock was, to two digits that matter.
+func since(at time.Time) time.Duration {
+	d := max(0, time.Since(at))
+	for unit := time.Duration(1); ; unit *= 10 {
+		if d/unit < 100 {
+			return d / unit * unit
+		}
+	}
+}
+
+// says tells others what a rank waits in, and since when. The result takes that back.
+func (st *seat) says(what string, began time.Time) (done func()) {
+	key := st.g.keys.doing(st.rank)
+	put := clientv3.OpPut(key, what+"|"+began.Format(time.RFC3339Nano), clientv3.WithLease(st.s.lease))
+	if _, err := st.g.e.txn(st.ctx, []clientv3.Cmp{st.held()}, []clientv3.Op{put}, nil); err != nil {
+		return func() {}
+	}
+	return func() { _, _ = st.g.e.txn(st.ctx, nil, []clientv3.Op{clientv3.OpDelete(key)}, nil) }
+}
+
+// saysAfter is how long a rank waits in a send or a recv until it says so: most are shorter.
+const saysAfter = 50 * time.Millisecond

@@ -1,0 +1,160 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// survivor is a rank of a generation that joins the one of its survivors. That is opened by a key of the old one; its seats have the old
+// ranks for their numbers.
+type survivor struct {
+	*applicant
+	from *seat
+}
+
+func (e *Engine) joinSurvivors(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	return onSeat((*seat).shrink)(e, ctx, req, rep)
+}
+
+func (st *seat) shrink(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	own := *req
+	own.Group.Label = st.g.roll.labels[st.rank]
+	own.Group.Rank = st.g.roll.ids[st.rank] // the number of the seat
+	name := st.g.keys.shrink()
+	a := &applicant{e: st.g.e, s: st.s, c: &own.Group, name: name, value: st.g.e.seatValue(&own), began: time.Now()}
+	a.c.Size = maxSize + 1 // never that many: it is complete when all who are there have come
+	if _, err := a.e.txn(ctx, []clientv3.Cmp{absent(name), st.held()}, []clientv3.Op{clientv3.OpPut(name, "")}, nil); err != nil {
+		return err
+	}
+	kv, err := a.e.entry(ctx, name)
+	if err != nil || kv == nil {
+		return err
+	}
+	a.o.gen, a.nameRev = uint64(kv.ModRevision), kv.ModRevision
+	entered, err := a.sit(ctx, rep)
+	if !entered || err != nil {
+		return err
+	}
+	defer a.g.letGo()
+	return (&survivor{a, st}).await(ctx, rep)
+}
+
+// await waits until all who are left have come.
+func (v *survivor) await(ctx context.Context, rep *wire.Reply) error {
+	for look := true; ; look = true {
+		s, old := v.g.state(), v.from.g.state()
+		if s.roll != nil {
+			return v.succeed(s.roll, rep)
+		}
+		if look {
+			if err := v.complete(ctx); err != nil && ctx.Err() == nil {
+				return err
+			}
+			if v.g.state().roll != nil {
+				continue
+			}
+		}
+		select {
+		case <-s.changed:
+		case <-old.changed:
+		case <-time.After(jitter(lookFirst)):
+			if kv, err := v.e.entry(ctx, v.g.keys.rolled()); err == nil && kv != nil {
+				v.g.learn(kv)
+			}
+		case <-ctx.Done():
+			return v.withdraw(ctx, rep)
+		}
+	}
+}
+
+// complete completes the generation of survivors, if every rank of the old one has come, or is gone.
+func (v *survivor) complete(ctx context.Context) error {
+	from, to := v.from.g.keys, v.g.keys
+	gets := []clientv3.Op{clientv3.OpGet(from.seats(), clientv3.WithPrefix()), clientv3.OpGet(to.seats(), clientv3.WithPrefix())}
+	resp, err := v.e.txn(ctx, nil, gets, nil)
+	if err != nil {
+		return err
+	}
+	seats := resp.Responses[1].GetResponseRange().Kvs
+	missing := missingSeats(resp.Responses[0].GetResponseRange().Kvs, seats)
+	if len(seats) == 0 || len(missing) > 0 {
+		return nil
+	}
+	old := v.from.g.roll
+	r := roll{gen: v.o.gen, rev: resp.Header.Revision, name: old.name}
+	if err := r.read(seats); err != nil {
+		return err
+	}
+	for _, kv := range seats {
+		r.old = append(r.old, int64(old.rankOf(int(lastNumber(kv.Key)))))
+	}
+	when := []clientv3.Cmp{absent(to.rolled()), unchanged(from.seats(), resp.Header.Revision), present(v.from.key)}
+	live := clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.Value(old.name), "=", complete(v.from.g.gen))}, []clientv3.Op{clientv3.OpPut(old.name, complete(v.o.gen))}, nil)
+	_, err = v.e.txn(ctx, when, []clientv3.Op{clientv3.OpPut(to.rolled(), r.encode()), live}, nil)
+	return err
+}
+
+// missingSeats are those of who is there in the old generation, and has not come to the new one.
+func missingSeats(old, seats []*mvccpb.KeyValue) (missing []int) {
+	come := map[uint64]bool{}
+	for _, kv := range seats {
+		come[lastNumber(kv.Key)] = true
+	}
+	for _, kv := range old {
+		if id := lastNumber(kv.Key); !come[id] && string(kv.Value) != leftSeat {
+			missing = append(missing, int(id))
+		}
+	}
+	return missing
+}
+
+// succeed is the answer to a rank of the new generation. The old one is over for it.
+func (v *survivor) succeed(r *roll, rep *wire.Reply) error {
+	if err := v.joined(r, rep); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(v.s.ctx, v.e.o.Mend)
+	defer cancel()
+	return v.from.vacate(ctx, errRetired)
+}
+
+// withdraw takes the rank out of the survivors that are coming together.
+func (v *survivor) withdraw(ctx context.Context, rep *wire.Reply) error {
+	cause := context.Cause(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
+	defer cancel()
+	late := errors.Is(cause, context.DeadlineExceeded)
+	if !late && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	when := []clientv3.Cmp{absent(v.g.keys.rolled())}
+	gets := []clientv3.Op{clientv3.OpGet(v.from.g.keys.seats(), clientv3.WithPrefix()), clientv3.OpGet(v.g.keys.seats(), clientv3.WithPrefix())}
+	then := append([]clientv3.Op{clientv3.OpDelete(v.g.keys.seat(v.c.Rank))}, gets...)
+	resp, err := v.e.txn(ctx, when, then, []clientv3.Op{clientv3.OpGet(v.g.keys.rolled())})
+	if err != nil {
+		return cause
+	}
+	if !resp.Succeeded {
+		v.g.learn(found(resp.Responses[0]))
+		return v.succeed(v.g.state().roll, rep)
+	}
+	verdict := &wire.Verdict{Code: wire.CodeTimeout, By: -1, Waited: time.Since(v.began)}
+	if !late {
+		verdict.Code, verdict.By = wire.CodeCancelled, v.from.rank
+	}
+	for _, id := range missingSeats(resp.Responses[1].GetResponseRange().Kvs, resp.Responses[2].GetResponseRange().Kvs) {
+		if rank := v.from.g.roll.rankOf(id); rank != v.from.rank {
+			verdict.Missing = append(verdict.Missing, rank)
+		}
+	}
+	verdict.Doing = v.from.g.doing(ctx, verdict.Missing)
+	*rep = failed(verdict)
+	return nil
+}
