@@ -151,6 +151,7 @@ var needs = [256]need{
 	wire.OpProbe:   needNothing,
 	wire.OpProof:   needNothing,
 	wire.OpBackup:  needAll,
+	wire.OpStatus:  needBelow,
 }
 
 // refuse says why a peer with rights r may not have req carried out; "" if it may.

@@ -178,6 +178,7 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 	if c.commit != nil {
 		c.commit.room()
 	}
+	began := m.meter.begin()
 	m.mu.Lock()
 	if !m.attached(session, c) {
 		m.mu.Unlock()
@@ -185,6 +186,8 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 	}
 	defer c.release(m)
 	now := m.now()
+	answers := 0
+	defer func() { m.meter.end(began, answers) }()
 	for range batch {
 		if ok, err := c.next(); err != nil || !ok {
 			return false, false, err
@@ -204,6 +207,7 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 			continue
 		}
 		if m.applyLogged(now, session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
+			answers++
 			if c.reply(c.req.Op, c.req.ID, &c.rep) > unreadPause {
 				return true, true, nil
 			}

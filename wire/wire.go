@@ -74,6 +74,7 @@ const (
 	OpProbe   // is anybody there: asked by a server, and answered with the same
 	OpProof   // the server's question for the secret, and the proof of it
 	OpBackup  // a piece of a copy of all that the store holds
+	OpStatus  // a page of what the store sees of itself: groups, who waits for whom
 	opEnd
 )
 
@@ -82,7 +83,7 @@ var opNames = [opEnd]string{
 	OpAdd: "add", OpSwap: "swap", OpAppend: "append", OpDelete: "delete", OpList: "list", OpChanges: "watch", OpJoin: "join",
 	OpLeave: "leave", OpFollow: "follow", OpCollect: "collect", OpSend: "send", OpRecv: "recv", OpExpire: "expire", OpLost: "lost",
 	OpTake: "take", OpRoom: "room", OpGrant: "lease", OpKeep: "keep alive", OpRevoke: "revoke", OpSkip: "skip", OpProbe: "probe",
-	OpProof: "proof", OpBackup: "backup",
+	OpProof: "proof", OpBackup: "backup", OpStatus: "status",
 }
 
 func (o Op) String() string {
