@@ -106,6 +106,7 @@ type Machine struct {
 	rolls       map[rollKey]*roll
 	order       order
 	past        []pastGroup       // the oldest first
+	calls       int               // that wait
 	names       map[string]string // interned: verbs, types and labels repeat
 
 	timers   timers

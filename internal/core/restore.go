@@ -105,6 +105,7 @@ func (m *Machine) restoreCall(w *waiter, s *SavedCall, o owner) error {
 	}
 	*w = waiter{Ticket: Ticket{s.Session, s.ID}, op: s.Op, owner: o, rank: s.Rank, since: s.Since}
 	of.waiters[s.ID] = w
+	m.calls++
 	m.timers.rearm(w, s.Due)
 	return nil
 }

@@ -73,11 +73,8 @@ func (v *viewer) server() {
 		return
 	}
 	s := &wire.ServerStatus{
-		Up: v.now, Sessions: int64(len(v.m.sessions) - 1), Groups: int64(len(v.m.groups)),
+		Up: v.now, Sessions: int64(len(v.m.sessions) - 1), Calls: int64(v.m.calls), Groups: int64(len(v.m.groups)),
 		Keys: int64(v.m.entries.len()), Bytes: v.m.bytes,
-	}
-	for _, x := range v.m.sessions {
-		s.Calls += int64(len(x.waiters))
 	}
 	v.Status.Server = s
 }
@@ -158,6 +155,7 @@ func (v *viewer) group(g *group, from int) (next int) {
 	end := min(len(g.seats), from+max(v.room, 1))
 	v.room -= end - from
 	waits := v.waits(g, from, end)
+	s.Ranks = make([]wire.RankStatus, 0, end-from)
 	for rank := from; rank < end; rank++ {
 		x := &g.seats[rank]
 		s.Ranks = append(s.Ranks, wire.RankStatus{
