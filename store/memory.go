@@ -50,12 +50,12 @@ type Memory struct {
 
 	incarnation uint64 // of the state: sessions of another one cannot be taken up again
 
-	disk    *durable.Disk          // nil if nothing is to survive
-	commit  *committer             // with disk
-	pos     uint64                 // of the last event in disk's log
-	logged  core.Time              // of that event
-	durable uint64                 // where the disk was when stalled last looked
-	waited  bool                   // somebody waited for it then
+	disk    *durable.Disk // nil if nothing is to survive
+	commit  *committer    // with disk
+	pos     uint64        // of the last event in disk's log
+	logged  core.Time     // of that event
+	durable uint64        // where the disk was when stalled last looked
+	waited  bool          // somebody waited for it then
 	meter   meter
 	backups map[uint64]*backupCopy // by session, that are being read
 	copies  uint64                 // how many backups were begun

@@ -9,7 +9,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// What Status gives. Durations are those at the time of the answer.
+// Status and what it is made of. Durations are those at the time of the answer.
 type (
 	Status        = wire.Status
 	ServerStatus  = wire.ServerStatus
@@ -75,7 +75,7 @@ func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 			r.Heard = m.heard(r)
 		}
 	}
-	if s := page.Status.Server; s != nil {
+	if s := page.Server; s != nil {
 		s.Durable = m.disk != nil
 		m.meter.status(s)
 	}

@@ -76,7 +76,7 @@ func (v *viewer) server() {
 		Up: v.now, Sessions: int64(len(v.m.sessions) - 1), Calls: int64(v.m.calls), Groups: int64(len(v.m.groups)),
 		Keys: int64(v.m.entries.len()), Bytes: v.m.bytes,
 	}
-	v.Status.Server = s
+	v.Server = s
 }
 
 // rolls tells of groups that come together.
@@ -91,7 +91,9 @@ func (v *viewer) rolls() {
 			found = append(found, r)
 		}
 	}
-	slices.SortFunc(found, func(a, b *roll) int { return cmp.Or(cmp.Compare(a.key.name, b.key.name), cmp.Compare(a.key.run, b.key.run)) })
+	slices.SortFunc(found, func(a, b *roll) int {
+		return cmp.Or(cmp.Compare(a.key.name, b.key.name), cmp.Compare(a.key.run, b.key.run))
+	})
 	for _, r := range found[:min(len(found), statusRolls)] {
 		v.roll(r)
 	}

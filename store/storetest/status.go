@@ -23,23 +23,23 @@ var statusChecks = []check{
 	{"it changes nothing", statusPure, []Feature{Status, Watch}},
 }
 
-// sees is the group of a name, as the store tells of it; nil if there is none.
-func sees(t *testing.T, w *world, s *store.Store, name string) *store.GroupStatus {
+// sees is the group of the test, as the store tells of it; nil if there is none.
+func sees(t *testing.T, w *world, s *store.Store) *store.GroupStatus {
 	t.Helper()
 	all, err := s.Status(w.ctx, "")
 	good(t, err)
-	i := slices.IndexFunc(all.Groups, func(g store.GroupStatus) bool { return g.Name == name })
+	i := slices.IndexFunc(all.Groups, func(g store.GroupStatus) bool { return g.Name == "group" })
 	if i < 0 {
 		return nil
 	}
 	return &all.Groups[i]
 }
 
-// comes returns the group of a name once it is as is says.
-func comes(t *testing.T, w *world, s *store.Store, name, what string, is func(*store.GroupStatus) bool) (g *store.GroupStatus) {
+// comes returns the group once it is as is says.
+func comes(t *testing.T, w *world, s *store.Store, what string, is func(*store.GroupStatus) bool) (g *store.GroupStatus) {
 	t.Helper()
 	until(t, w.ctx, what, func() bool {
-		g = sees(t, w, s, name)
+		g = sees(t, w, s)
 		return g != nil && is(g)
 	})
 	return g
@@ -58,7 +58,7 @@ func statusBarrier(t *testing.T, w *world) {
 	for _, n := range []int{0, 1, 3} {
 		waiting = append(waiting, ranks[n].collectLater(t, w.ctx, barrier(2)))
 	}
-	g := comes(t, w, w.store(), "group", "three of four have come", func(g *store.GroupStatus) bool { return len(g.Records) == 1 && g.Records[0].Came.Count == 3 })
+	g := comes(t, w, w.store(), "three of four have come", func(g *store.GroupStatus) bool { return len(g.Records) == 1 && g.Records[0].Came.Count == 3 })
 	r := g.Records[0]
 	same(t, "verb", r.Verb, "barrier")
 	same(t, "number", r.Seq, 2)
@@ -70,7 +70,7 @@ func statusBarrier(t *testing.T, w *world) {
 	same(t, "its last call", []any{g.Ranks[2].Verb, g.Ranks[2].Seq}, []any{"barrier", uint64(1)})
 	same(t, "generation", g.Generation, ranks[0].gen)
 	allGood(t, []outcome{ranks[2].collect(w.ctx, barrier(2)), <-waiting[0], <-waiting[1], <-waiting[2]})
-	comes(t, w, w.store(), "group", "it is decided", func(g *store.GroupStatus) bool { return g.Open == 0 && len(g.Records) == 0 })
+	comes(t, w, w.store(), "it is decided", func(g *store.GroupStatus) bool { return g.Open == 0 && len(g.Records) == 0 })
 }
 
 func statusJoin(t *testing.T, w *world) {
@@ -82,20 +82,20 @@ func statusJoin(t *testing.T, w *world) {
 		})
 	}
 	first := joins(1)
-	g := comes(t, w, w.store(), "group", "one has come", func(g *store.GroupStatus) bool { return g.Present == 1 })
+	g := comes(t, w, w.store(), "one has come", func(g *store.GroupStatus) bool { return g.Present == 1 })
 	same(t, "generation", g.Generation, 0)
 	same(t, "size", g.Size, 3)
 	same(t, "who is missing", g.Records[0].Missing.First(9), []int{0, 2})
 	same(t, "who has come", g.Ranks[0].Label, label(1))
 	second, third := joins(0), joins(2)
 	allGood(t, []outcome{<-first, <-second, <-third})
-	comes(t, w, w.store(), "group", "all have come", func(g *store.GroupStatus) bool { return g.Generation > 0 && g.Present == 3 })
+	comes(t, w, w.store(), "all have come", func(g *store.GroupStatus) bool { return g.Generation > 0 && g.Present == 3 })
 }
 
 func statusRecv(t *testing.T, w *world) {
 	ranks := w.group(2)
 	waiting := later(t, func() ([][]byte, error) { o := ranks[1].recv(w.ctx, 0, "tag", 1); return o.values, o.err })
-	g := comes(t, w, w.store(), "group", "it waits", func(g *store.GroupStatus) bool { return len(g.Ranks[1].Waits) == 1 })
+	g := comes(t, w, w.store(), "it waits", func(g *store.GroupStatus) bool { return len(g.Ranks[1].Waits) == 1 })
 	r := g.Ranks[1].Waits[0]
 	r.For = 0
 	same(t, "what it waits in", r, store.WaitStatus{Verb: "recv", Peer: 0, Tag: "tag"})
@@ -106,7 +106,7 @@ func statusRecv(t *testing.T, w *world) {
 func statusVerdict(t *testing.T, w *world) {
 	ranks := w.group(2)
 	is(t, ranks[0].collect(w.within(soon), barrier(1)).err, store.ErrTimeout)
-	g := sees(t, w, w.store(), "group")
+	g := sees(t, w, w.store())
 	same(t, "verdicts", len(g.Verdicts), 1)
 	v := g.Verdicts[0]
 	same(t, "of", []any{v.Verb, v.Seq}, []any{"barrier", uint64(1)})
@@ -115,7 +115,7 @@ func statusVerdict(t *testing.T, w *world) {
 	c := ranks[1].seat()
 	c.No, c.Reason = wire.CodeAborted, "no more data"
 	good(t, ranks[1].Leave(w.ctx, c))
-	g = sees(t, w, w.store(), "group")
+	g = sees(t, w, w.store())
 	if g.Over == nil {
 		t.Fatal("an aborted group is not over")
 	}
@@ -125,7 +125,7 @@ func statusVerdict(t *testing.T, w *world) {
 func statusLeft(t *testing.T, w *world) {
 	ranks := w.group(2)
 	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
-	g := sees(t, w, w.store(), "group")
+	g := sees(t, w, w.store())
 	same(t, "present", g.Present, 1)
 	same(t, "the one that left", g.Ranks[1].Gone, wire.CodeLeft)
 	same(t, "the other one", g.Ranks[0].Gone, wire.CodeOK)
@@ -134,12 +134,12 @@ func statusLeft(t *testing.T, w *world) {
 func statusLost(t *testing.T, w *world) {
 	ranks := w.group(3)
 	w.Cut(ranks[1].engine)
-	g := comes(t, w, ranks[0].Store, "group", "it is lost", func(g *store.GroupStatus) bool { return g.Ranks[1].Gone == wire.CodeLost })
+	g := comes(t, w, ranks[0].Store, "it is lost", func(g *store.GroupStatus) bool { return g.Ranks[1].Gone == wire.CodeLost })
 	same(t, "over", g.Over.Verdict.Lost, []int{1})
 	for _, n := range []int{0, 2} {
 		w.Cut(ranks[n].engine)
 	}
-	g = comes(t, w, w.store(), "group", "the group is over", func(g *store.GroupStatus) bool { return g.Ended >= 0 })
+	g = comes(t, w, w.store(), "the group is over", func(g *store.GroupStatus) bool { return g.Ended >= 0 })
 	same(t, "over", g.Over.Verdict.Code, wire.CodeLost)
 }
 
@@ -186,7 +186,7 @@ func statusMany(t *testing.T, w *world) {
 		_, err := s.Join(w.ctx, applicant("group", n, size), nil)
 		return nil, err
 	}))
-	g := sees(t, w, w.store(), "group")
+	g := sees(t, w, w.store())
 	same(t, "ranks", len(g.Ranks), size)
 	for n := range size {
 		same(t, "rank", g.Ranks[n].Rank, n)
