@@ -80,3 +80,6 @@ func bucketEnd(i int) time.Duration {
 	exp := i/4 - 1
 	return time.Duration(uint64(i%4+5)<<exp - 1)
 }
+
+// OpName is the name of ServerStatus.Ops[op].
+func OpName(op int) string { return wire.Op(op).String() }

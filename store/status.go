@@ -9,16 +9,24 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Status and what it is made of. Durations are those at the time of the answer.
+// What Status gives. Durations are those at the time of the answer.
 type (
-	Status        = wire.Status
-	ServerStatus  = wire.ServerStatus
-	GroupStatus   = wire.GroupStatus
-	RankStatus    = wire.RankStatus
-	RecordStatus  = wire.RecordStatus
-	WaitStatus    = wire.WaitStatus
+	// Status is what a store tells of itself.
+	Status = wire.Status
+	// ServerStatus is about the store as a whole.
+	ServerStatus = wire.ServerStatus
+	// GroupStatus is one generation of a group, or one that comes together.
+	GroupStatus = wire.GroupStatus
+	// RankStatus is a rank.
+	RankStatus = wire.RankStatus
+	// RecordStatus is a verb that is not decided yet.
+	RecordStatus = wire.RecordStatus
+	// WaitStatus is a send or a receive that waits.
+	WaitStatus = wire.WaitStatus
+	// VerdictStatus is why something failed.
 	VerdictStatus = wire.VerdictStatus
-	KeyStatus     = wire.KeyStatus
+	// KeyStatus is a key that calls wait for.
+	KeyStatus = wire.KeyStatus
 )
 
 // Status returns what the store sees: the groups whose names begin with prefix and their ranks, which verbs are not decided yet, who has
