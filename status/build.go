@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 
 // builder knows of each rank what it waits in.
 type builder struct {
+	in map[*store.GroupStatus]map[int]call
 	// elsewhere is what a process waits in, of whatever group: the one of its ranks that waits longest. Ranks of this process share a
 	// session, so that it tells nothing of them.
 	elsewhere map[process]call
@@ -31,10 +33,11 @@ type call struct {
 }
 
 func newBuilder(s *store.Status) *builder {
-	b := &builder{elsewhere: map[process]call{}}
+	b := &builder{in: map[*store.GroupStatus]map[int]call{}, elsewhere: map[process]call{}}
 	for i := range s.Groups {
 		g := &s.Groups[i]
 		in := callsOf(g)
+		b.in[g] = in
 		for j := range g.Ranks {
 			r := &g.Ranks[j]
 			if c, ok := in[r.Rank]; ok && r.Session != 0 && c.time >= b.elsewhere[process{r.Session, r.Label}].time {
@@ -114,7 +117,6 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 			gone = append(gone, Span{r.Rank, r.Rank})
 		}
 	}
-	in := callsOf(g)
 	for i := range g.Records {
 		r := &g.Records[i]
 		w := Wait{
@@ -125,7 +127,7 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 			w.Here = append(w.Here, Span{s.First, s.Last})
 		}
 		for _, rank := range r.Missing.First(someRanks) {
-			w.Ranks = append(w.Ranks, b.who(g, in, rank))
+			w.Ranks = append(w.Ranks, b.who(g, rank))
 		}
 		list = append(list, w)
 	}
@@ -133,7 +135,7 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 		for _, x := range g.Ranks[i].Waits {
 			list = append(list, Wait{
 				Kind: "message", Group: g.Name, Run: g.Run, Generation: g.Generation, What: fmt.Sprintf("rank %d: %s", g.Ranks[i].Rank, waitText(&x)),
-				For: seconds(x.For), Size: g.Size, Came: 1, Missing: 1, Ranks: []Who{b.who(g, in, x.Peer)}, Here: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}}, Gone: gone,
+				For: seconds(x.For), Size: g.Size, Came: 1, Missing: 1, Ranks: []Who{b.who(g, x.Peer)}, Here: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}}, Gone: gone,
 			})
 		}
 	}
@@ -150,39 +152,49 @@ func rankOf(g *store.GroupStatus, rank int) *store.RankStatus {
 }
 
 // who is a rank that others wait for.
-func (b *builder) who(g *store.GroupStatus, in map[int]call, rank int) Who {
+func (b *builder) who(g *store.GroupStatus, rank int) Who {
 	r := rankOf(g, rank)
 	if r == nil {
 		return Who{Rank: rank, Doing: "has not come", Heard: -1}
 	}
-	doing, waits := b.doing(g, in, r)
-	return Who{Rank: rank, Label: r.Label, Doing: doing, Waits: waits, Heard: heard(r.Heard)}
+	_, waits := b.waitsIn(g, r)
+	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, Heard: heard(r.Heard)}
 }
 
-// doing is what a rank does, in words, and whether it waits in something.
-func (b *builder) doing(g *store.GroupStatus, in map[int]call, r *store.RankStatus) (doing string, waits bool) {
+// waitsIn is what a rank of g waits in, there or elsewhere, if it does.
+func (b *builder) waitsIn(g *store.GroupStatus, r *store.RankStatus) (c call, waits bool) {
 	if r.Gone != 0 {
-		return r.Gone.String(), false
+		return c, false
 	}
-	if c, ok := in[r.Rank]; ok {
-		return fmt.Sprintf("in %s for %s", c.what, Short(c.time)), true
+	if c, waits = b.in[g][r.Rank]; waits {
+		return c, true
 	}
-	if c, ok := b.elsewhere[process{r.Session, r.Label}]; ok && c.group != g {
-		return fmt.Sprintf("in %s of group %q for %s", c.what, c.group.Name, Short(c.time)), true
-	}
-	switch {
-	case r.Verb == "":
-		return fmt.Sprintf("no call since it joined %s ago", Short(r.Ago)), false
-	case r.Seq == 0:
-		return fmt.Sprintf("in no call; its last was %s, %s ago", r.Verb, Short(r.Ago)), false
-	}
-	return fmt.Sprintf("in no call; its last was %s #%d, %s ago", r.Verb, r.Seq, Short(r.Ago)), false
+	c, waits = b.elsewhere[process{r.Session, r.Label}]
+	return c, waits && c.group != g
 }
 
-// group is g as it is shown.
-func (b *builder) group(g *store.GroupStatus) Group {
+// doing is what a rank does, in words.
+func (b *builder) doing(g *store.GroupStatus, r *store.RankStatus) string {
+	c, waits := b.waitsIn(g, r)
+	switch {
+	case r.Gone != 0:
+		return r.Gone.String()
+	case waits && c.group == g:
+		return fmt.Sprintf("in %s for %s", c.what, Short(c.time))
+	case waits:
+		return fmt.Sprintf("in %s of group %q for %s", c.what, c.group.Name, Short(c.time))
+	case r.Verb == "":
+		return fmt.Sprintf("no call since it joined %s ago", Short(r.Ago))
+	case r.Seq == 0:
+		return fmt.Sprintf("in no call; its last was %s, %s ago", r.Verb, Short(r.Ago))
+	}
+	return fmt.Sprintf("in no call; its last was %s #%d, %s ago", r.Verb, r.Seq, Short(r.Ago))
+}
+
+// group is g as it is shown, with most ranks at most, if that is not 0.
+func (b *builder) group(g *store.GroupStatus, most int) Group {
 	v := Group{
-		Name: g.Name, Run: g.Run, Generation: g.Generation, Size: g.Size, Present: g.Present, Age: seconds(g.Age), State: stateOf(g), Ranks: []Rank{},
+		Name: g.Name, Run: g.Run, Generation: g.Generation, Size: g.Size, Present: g.Present, Age: seconds(g.Age), State: stateOf(g),
 	}
 	if g.Ended >= 0 {
 		v.Ended = max(seconds(g.Ended), 0.001)
@@ -192,23 +204,38 @@ func (b *builder) group(g *store.GroupStatus) Group {
 	} else if n := len(g.Verdicts); n > 0 && g.Ended >= 0 {
 		v.Why = why(&g.Verdicts[n-1])
 	}
-	in := callsOf(g)
+	v.Ranks = make([]Rank, len(g.Ranks))
 	awaited := awaitedIn(g)
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
-		doing, waits := b.doing(g, in, r)
-		state := "idle"
-		switch {
-		case r.Gone != 0:
-			state = r.Gone.String()
-		case awaited[r.Rank] && !waits:
-			state = "awaited"
-		case waits:
-			state = "waits"
+		v.Ranks[i] = Rank{
+			Rank: r.Rank, Label: r.Label, State: b.state(g, r, awaited[r.Rank]), Since: seconds(r.Ago), Heard: heard(r.Heard), Session: r.Session, of: r,
 		}
-		v.Ranks = append(v.Ranks, Rank{Rank: r.Rank, Label: r.Label, State: state, Doing: doing, Since: seconds(r.Ago), Heard: heard(r.Heard), Session: r.Session})
+	}
+	if most > 0 && len(v.Ranks) > most {
+		slices.SortStableFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(calm(a.State), calm(b.State)) })
+		v.More = len(v.Ranks) - most
+		v.Ranks = v.Ranks[:most]
+		slices.SortFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(a.Rank, b.Rank) })
+	}
+	for i := range v.Ranks {
+		v.Ranks[i].Doing = b.doing(g, v.Ranks[i].of)
 	}
 	return v
+}
+
+// state is one of Rank.State.
+func (b *builder) state(g *store.GroupStatus, r *store.RankStatus, awaited bool) string {
+	_, waits := b.waitsIn(g, r)
+	switch {
+	case r.Gone != 0:
+		return r.Gone.String()
+	case waits:
+		return "waits"
+	case awaited:
+		return "awaited"
+	}
+	return "idle"
 }
 
 // awaitedIn are the ranks of g that others of it wait for.

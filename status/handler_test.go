@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -231,6 +232,33 @@ func BenchmarkPage(b *testing.B) {
 				}
 			}
 			srv.CloseClientConnections()
+		})
+	}
+}
+
+// BenchmarkView is what a page that is open costs the process that shows it, each second: the store's lock, and the rest.
+func BenchmarkView(b *testing.B) {
+	for _, size := range []int{8, 1000, 10_000} {
+		b.Run(strconv.Itoa(size)+" ranks", func(b *testing.B) {
+			s := store.New(new(store.Memory))
+			defer s.Close()
+			joined := make(chan error, size)
+			for rank := range size {
+				go func() {
+					_, err := s.Join(context.Background(), wire.Contribution{Group: "train", Rank: rank, Size: size, Label: "pid 4711 on node-a"}, nil)
+					joined <- err
+				}()
+			}
+			for range size {
+				require.NoError(b, <-joined)
+			}
+			w := status.NewWatch(s, 0, &status.Options{Ranks: 256, Groups: 100})
+			for b.Loop() {
+				v, err := w.View(b.Context())
+				require.NoError(b, err)
+				_, err = json.Marshal(v)
+				require.NoError(b, err)
+			}
 		})
 	}
 }

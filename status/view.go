@@ -102,6 +102,8 @@ type Rank struct {
 	Since   float64 `json:"since_seconds"` // its last call
 	Heard   float64 `json:"heard_seconds"`
 	Session uint64  `json:"session"`
+
+	of *store.RankStatus
 }
 
 // Failure is a verdict that was no success.
@@ -138,7 +140,7 @@ func Of(now, before *store.Status, o *Options) *View {
 		g := &now.Groups[i]
 		v.Waiting = append(v.Waiting, b.waits(g)...)
 		v.Failures = append(v.Failures, failures(g)...)
-		v.Groups = append(v.Groups, b.group(g))
+		v.Groups = append(v.Groups, b.group(g, o.Ranks))
 	}
 	for _, k := range now.Keys {
 		v.Waiting = append(v.Waiting, Wait{Kind: "key", What: "key " + k.Key, For: seconds(k.For), Came: k.Calls, Ranks: []Who{}, Here: []Span{}})
@@ -184,15 +186,6 @@ func (v *View) trim(o *Options) {
 		slices.SortStableFunc(v.Groups, func(a, b Group) int { return cmp.Compare(dull(a.State), dull(b.State)) })
 		v.More = len(v.Groups) - o.Groups
 		v.Groups = v.Groups[:o.Groups]
-	}
-	for i := range v.Groups {
-		g := &v.Groups[i]
-		if o.Ranks > 0 && len(g.Ranks) > o.Ranks {
-			slices.SortStableFunc(g.Ranks, func(a, b Rank) int { return cmp.Compare(calm(a.State), calm(b.State)) })
-			g.More = len(g.Ranks) - o.Ranks
-			g.Ranks = g.Ranks[:o.Ranks]
-			slices.SortFunc(g.Ranks, func(a, b Rank) int { return cmp.Compare(a.Rank, b.Rank) })
-		}
 	}
 }
 

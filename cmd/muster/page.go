@@ -162,7 +162,7 @@ The first line on standard output is its address. Beyond loopback it wants a pas
 does a store that wants a secret or a certificate.`,
 		Example: `  muster page --store muster://10.0.0.5:7070
   muster page --store muster://$MASTER_ADDR:$MASTER_PORT --http 127.0.0.1:0
-  muster page --store muster://10.0.0.5:7070/jobs/a/   # only what is below a prefix`,
+  muster page --store muster://10.0.0.5:7070/jobs/a   # only what is below a prefix`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := r.check(cmd); err != nil {
