@@ -29,7 +29,7 @@ type Watch struct {
 
 const (
 	askTime = 5 * time.Second // for one answer
-	stale   = 20
+	stale   = time.Minute
 )
 
 // NewWatch returns a Watch of s. A view is good for as long as every says.
@@ -54,7 +54,7 @@ func (w *Watch) View(ctx context.Context) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	if time.Since(w.at) > stale*w.every { // a rate of so long ago says nothing
+	if time.Since(w.at) > stale { // a rate of so long ago says nothing
 		w.last = nil
 	}
 	w.view, w.last, w.at = Of(now, w.last, &w.options), now, time.Now()

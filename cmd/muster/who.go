@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
@@ -94,7 +93,7 @@ func (p *whoPrinter) print(v *status.View) {
 }
 
 // ago is a number of seconds as people read it.
-func ago(seconds float64) string { return status.Short(time.Duration(seconds * float64(time.Second))) }
+func ago(seconds float64) string { return status.Short(duration(seconds)) }
 
 // wait is one line of what waits, and one for each rank that it waits for.
 func (p *whoPrinter) wait(w *status.Wait) {

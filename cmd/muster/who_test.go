@@ -2,6 +2,8 @@ package main_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"net/http"
 	"os"
@@ -208,8 +210,28 @@ func TestPageOverTLS(t *testing.T) {
 	p := start(t, "serve", "--listen", "127.0.0.1:0", "--tls-cert", dir+"/server.pem", "--tls-key", dir+"/server-key.pem",
 		"--http", "0.0.0.0:0", "--http-secret-file", secretIn(t, "a password of the page"))
 	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
-	if !strings.HasPrefix(page, "https://") {
-		t.Errorf("%q", page)
+	_, port, _ := strings.Cut(strings.TrimPrefix(page, "https://"), ":")
+	ca, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	over := &http.Client{Timeout: limit, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
+	for password, want := range map[string]int{"": 401, "a password of the page": 200} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://127.0.0.1:"+port, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.SetBasicAuth("me", password)
+		rep, err := over.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = rep.Body.Close()
+		if rep.StatusCode != want {
+			t.Errorf("with %q it is %d", password, rep.StatusCode)
+		}
 	}
 }
 
