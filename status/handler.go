@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"sync/atomic"
@@ -97,10 +98,14 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for {
-		if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil || h.tell(w, r) != nil || out.Flush() != nil {
-			return
+	for last := (*View)(nil); ; {
+		v, err := h.watch.View(r.Context())
+		if v == nil || v != last {
+			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil || tell(w, v, err) != nil || out.Flush() != nil {
+				return
+			}
 		}
+		last = v
 		select {
 		case <-tick.C:
 		case <-r.Context().Done():
@@ -109,12 +114,11 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// tell writes one event.
-func (h *handler) tell(w http.ResponseWriter, r *http.Request) error {
-	name, data := "status", any(nil)
-	v, err := h.watch.View(r.Context())
-	if data = v; err != nil {
-		name, data = "away", err.Error()
+// tell writes one event: what there is to see, or why there is nothing.
+func tell(w io.Writer, v *View, away error) error {
+	name, data := "status", any(v)
+	if away != nil {
+		name, data = "away", away.Error()
 	}
 	b, err := json.Marshal(data)
 	if err != nil {

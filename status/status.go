@@ -14,8 +14,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Watch asks a store for its status again and again, for any number of viewers: no more often than they want it, and not at all
-// while there are none. The zero value is not ready; use NewWatch.
+// Watch asks a store for its status again and again, for any number of viewers: no more often than they want it, not at all
+// while there are none, and never for more than a hundredth of the time. The zero value is not ready; use NewWatch.
 type Watch struct {
 	store   *store.Store
 	every   time.Duration
@@ -25,14 +25,17 @@ type Watch struct {
 	last *store.Status
 	view *View
 	at   time.Time
+	good time.Duration // that view is, from at on
 }
 
 const (
 	askTime = 5 * time.Second // for one answer
 	stale   = time.Minute
+	share   = 100              // of what asking takes, a view is good for at least so many times that
+	longest = 10 * time.Second // but not longer
 )
 
-// NewWatch returns a Watch of s. A view is good for as long as every says.
+// NewWatch returns a Watch of s. A view is good for as long as every says, or longer if it took long; 0 is not at all.
 func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
 	w := &Watch{store: s, every: every}
 	if o != nil {
@@ -41,13 +44,14 @@ func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
 	return w
 }
 
-// View returns what there is to see now, or was less than every ago. It is shared: do not change it.
+// View returns what there is to see now, or was a short time ago. It is shared: do not change it.
 func (w *Watch) View(ctx context.Context) (*View, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.view != nil && time.Since(w.at) < w.every {
+	if w.view != nil && time.Since(w.at) < w.good {
 		return w.view, nil
 	}
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	now, err := w.store.Status(ctx, "")
@@ -58,5 +62,9 @@ func (w *Watch) View(ctx context.Context) (*View, error) {
 		w.last = nil
 	}
 	w.view, w.last, w.at = Of(now, w.last, &w.options), now, time.Now()
+	w.good = w.every
+	if w.every > 0 {
+		w.good = max(w.every, min(time.Since(began)*share, longest))
+	}
 	return w.view, nil
 }
