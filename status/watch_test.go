@@ -20,7 +20,7 @@ type slow struct {
 }
 
 func (s *slow) Do(_ context.Context, _ *wire.Request, rep *wire.Reply) error {
-	time.Sleep(s.takes)
+	<-time.After(s.takes)
 	s.asked++
 	*rep = wire.Reply{}
 	return nil
