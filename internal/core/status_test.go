@@ -13,24 +13,29 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// status is all of it, page by page.
-func (r *rig) status(prefix string) *wire.Status {
-	r.tb.Helper()
+// statusOf is all of a status, page by page.
+func statusOf(m *core.Machine, now core.Time, prefix string) (*wire.Status, error) {
 	all, gen, rank := new(wire.Status), uint64(0), 0
 	for {
-		page := r.m.Status(r.now, prefix, gen, rank)
+		page := m.Status(now, prefix, gen, rank)
 		names, rows := wire.AppendStatus(nil, nil, &page.Status)
-		if err := all.Parse(names, rows); err != nil {
-			r.tb.Fatal(err)
-		}
-		if !page.More {
-			return all
+		if err := all.Parse(names, rows); err != nil || !page.More {
+			return all, err
 		}
 		if page.Generation < gen || page.Generation == gen && page.Rank <= rank {
-			r.tb.Fatalf("after (%d, %d) comes (%d, %d)", gen, rank, page.Generation, page.Rank)
+			return nil, fmt.Errorf("after (%d, %d) comes (%d, %d)", gen, rank, page.Generation, page.Rank)
 		}
 		gen, rank = page.Generation, page.Rank
 	}
+}
+
+func (r *rig) status(prefix string) *wire.Status {
+	r.tb.Helper()
+	s, err := statusOf(r.m, r.now, prefix)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	return s
 }
 
 func ranksOf(spans ...int) wire.Ranks {
