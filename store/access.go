@@ -154,6 +154,7 @@ var needs = [256]need{
 	wire.OpBackup:  needAll,
 	wire.OpBranch:  needNothing, // what comes in it needs something
 	wire.OpVotes:   needNothing,
+	wire.OpStatus:  needBelow,
 }
 
 // refuse says why a peer with rights r may not have req carried out; "" if it may.

@@ -86,6 +86,8 @@ func TestRights(t *testing.T) {
 		{wire.Request{Op: wire.OpKeep}, true, false, false, false},
 		{wire.Request{Op: wire.OpRevoke}, true, false, false, false},
 		{wire.Request{Op: wire.OpBackup}, false, false, false, false},
+		{wire.Request{Op: wire.OpStatus, Key: "jobs/a/"}, true, false, true, false},
+		{wire.Request{Op: wire.OpStatus}, false, false, true, false},
 		{wire.Request{Op: wire.OpLost}, false, false, false, false},
 		{wire.Request{Op: 255}, false, false, false, false},
 		{wire.Request{}, false, false, false, false},

@@ -36,6 +36,8 @@ type conn struct {
 	parcels atomic.Int32  // on their way through commit: the rest has to follow them there
 	trunk   *trunk        // of a relay: its branches; the Memory's mu protects it
 	heard   atomic.Bool   // something came since the server last looked
+	unheard atomic.Int64  // how often it has looked in vain; for others than its watch
+	meter   *meter        // nil is none
 	silent  int           // how often it has looked in vain; with taken, it is the server's watch that has them
 	asked   int           // probes since it was last heard
 	taken   uint64        // bytes, by the peer
@@ -55,6 +57,9 @@ func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
 	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frames{limit: helloRoom}}
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.addr = a.AddrPort().Addr().Unmap()
+	}
+	if m, ok := s.Engine.(*Memory); ok {
+		c.meter = &m.meter
 	}
 	return c
 }
@@ -119,6 +124,9 @@ func (c *conn) begin(p transport.Pipe) error {
 	c.mu.Lock()
 	c.pipe = p
 	c.out = transport.NewOutbox(p, c.limits.InFlight)
+	if c.meter != nil {
+		c.out.Taken = &c.meter.out
+	}
 	c.mu.Unlock()
 	if c.server.ending() {
 		return net.ErrClosed
@@ -250,6 +258,9 @@ func (c *conn) got(n int) {
 	c.in.got(n)
 	if n > 0 {
 		c.heard.Store(true)
+		if c.meter != nil {
+			c.meter.in.Add(uint64(n))
+		}
 	}
 }
 

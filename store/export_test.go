@@ -83,3 +83,7 @@ func Cancelled(e Engine) int {
 	defer c.mu.Unlock()
 	return len(c.cancelled)
 }
+
+// BucketOf and BucketEnd are those of latencies.
+func BucketOf(d time.Duration) int  { return bucketOf(d) }
+func BucketEnd(i int) time.Duration { return bucketEnd(i) }

@@ -42,7 +42,7 @@ func FuzzServer(f *testing.F) {
 		f.Add(bad.bytes, uint8(greeted))
 		f.Add(append(greeting(), bad.bytes...), uint8(engine+7*step))
 	}
-	for op := range wire.OpBackup + 1 {
+	for op := range wire.OpStatus + 1 {
 		req := wire.Request{
 			Op: op, ID: 1, Key: "k", Keys: []string{"a", "b"}, Value: []byte("1"), Timeout: 1, TTL: 1, Lease: 1,
 			Group: wire.Contribution{Size: 1, Generation: 1, Seq: 1, Root: -1, Want: wire.WantNothing},

@@ -50,12 +50,13 @@ type Memory struct {
 
 	incarnation uint64 // of the state: sessions of another one cannot be taken up again
 
-	disk    *durable.Disk          // nil if nothing is to survive
-	commit  *committer             // with disk
-	pos     uint64                 // of the last event in disk's log
-	logged  core.Time              // of that event
-	durable uint64                 // where the disk was when stalled last looked
-	waited  bool                   // somebody waited for it then
+	disk    *durable.Disk // nil if nothing is to survive
+	commit  *committer    // with disk
+	pos     uint64        // of the last event in disk's log
+	logged  core.Time     // of that event
+	durable uint64        // where the disk was when stalled last looked
+	waited  bool          // somebody waited for it then
+	meter   meter
 	backups map[uint64]*backupCopy // by session, that are being read
 	copies  uint64                 // how many backups were begun
 	fault   error                  // why the store has failed; closed is true then
@@ -75,6 +76,7 @@ type link interface {
 	deliver(e core.Effect, encode *encoder)
 	flush()
 	close()
+	quiet() time.Duration // since the peer was last heard of
 }
 
 // A process that was stopped finds all deadlines passed when it goes on, though its peers have kept

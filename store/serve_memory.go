@@ -181,6 +181,7 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 	if c.commit != nil {
 		c.commit.room()
 	}
+	began := m.meter.begin()
 	m.mu.Lock()
 	if !m.attached(session, c) {
 		m.mu.Unlock()
@@ -188,6 +189,8 @@ func (c *conn) turn(m *Memory) (more, full bool, err error) {
 	}
 	defer c.release(m)
 	now := m.now()
+	m.meter.answered = 0
+	defer func() { m.meter.end(began, m.meter.answered) }()
 	for done := 0; done < batch; done += c.trunk.weight() {
 		if ok, err := c.next(); err != nil || !ok {
 			return false, false, err
@@ -224,6 +227,7 @@ func (c *conn) carry(m *Memory, now core.Time, session uint64) (full bool) {
 		return false
 	}
 	if m.applyLogged(now, session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
+		m.meter.answered++
 		return c.reply(c.req.Op, c.req.ID, &c.rep) > unreadPause
 	}
 	return false

@@ -52,6 +52,9 @@ type branch struct {
 	silent, asked int
 }
 
+// quiet implements link. What a relay has not heard of a branch, its trunk has not either. Called with the Memory's mu.
+func (b *branch) quiet() time.Duration { return max(time.Duration(b.silent)*look, b.trunk.quiet()) }
+
 // nextOfBranches parses a frame of a relay's. What is wrong in a frame of a branch is that branch's alone.
 func (c *conn) nextOfBranches(h wire.Header, body []byte, owned bool) (err error) {
 	if _, ok := c.server.Engine.(*Memory); !ok || c.session.Load() == 0 {

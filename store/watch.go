@@ -48,10 +48,13 @@ func (s *Server) lookAround(late bool) {
 	for c := range s.conns {
 		if c.heard.Swap(false) || c.reads() || late {
 			c.silent, c.asked = 0, 0
+			c.unheard.Store(0)
 			relays = append(relays, c)
 			continue
 		}
-		if c.silent++; c.session.Load() != 0 {
+		c.silent++
+		c.unheard.Store(int64(c.silent))
+		if c.session.Load() != 0 {
 			quiet = append(quiet, c)
 		}
 	}

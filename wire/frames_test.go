@@ -151,6 +151,10 @@ var goldenRequests = []struct {
 	{wire.Request{Op: wire.OpProbe}, "00000000 1c 00 0000 0000000000000000"},
 	{wire.Request{Op: wire.OpProof, ID: 29, Value: []byte("p")}, "05000000 1d 01 0000 1d00000000000000 | 01000000 70"},
 	{wire.Request{Op: wire.OpBackup, ID: 30, Rev: 5}, "08000000 1e 00 0000 1e00000000000000 | 0500000000000000"},
+	{
+		wire.Request{Op: wire.OpStatus, ID: 31, Key: "jobs/", Rev: 7, Delta: 2},
+		"19000000 1f 00 0000 1f00000000000000 | 05000000 6a6f62732f  0200000000000000  0700000000000000",
+	},
 }
 
 func no(c wire.Contribution, code wire.Code, reason string) wire.Contribution {
@@ -230,7 +234,7 @@ func TestWaitsOrChanges(t *testing.T) {
 
 // TestOthersHaveNoNumber: what the table does not give to an operation does not travel.
 func TestOthersHaveNoNumber(t *testing.T) {
-	for op := wire.OpHello; op <= wire.OpBackup; op++ {
+	for op := wire.OpHello; op <= wire.OpStatus; op++ {
 		plain := wire.AppendRequest(nil, &wire.Request{Op: op})
 		if !op.Numbered() && !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Number: 1, Acked: 1}), plain) {
 			t.Errorf("%v has a number", op)
@@ -462,7 +466,7 @@ func TestRequestRefused(t *testing.T) {
 }
 
 func TestUnknownOps(t *testing.T) {
-	for _, op := range []wire.Op{0, wire.OpVotes + 1, 255} {
+	for _, op := range []wire.Op{0, wire.OpStatus + 1, 255} {
 		if _, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 10); !errors.Is(err, wire.ErrUnknownOp) {
 			t.Errorf("ParseHeader: op %d: %v", op, err)
 		}

@@ -13,8 +13,8 @@ type Reply struct {
 	N       int64  // OpAdd: the counter; OpDelete: how many; OpHello: the session
 	Value   []byte
 	Values  [][]byte // OpWait, OpList, OpChanges, WantAll, WantPart; OpJoin: the members
-	Keys    []string // OpList, OpChanges; of an OpWait that timed out: those missing
-	Nums    []int64  // OpList: revision and TTL of each key; OpChanges: revision and Change of each
+	Keys    []string // OpList, OpChanges; of an OpWait that timed out: those missing; OpStatus: names
+	Nums    []int64  // OpList: revision and TTL of each key; OpChanges: revision and Change of each; OpStatus: generation and rank to go on from
 	Type    string   // OpRecv: of the object
 	Verdict *Verdict // of a group verb that failed
 }

@@ -15,10 +15,10 @@ type Request struct {
 	Keys    []string
 	Value   []byte        // a value, a payload, a member; OpSwap: nil is "absent"
 	Old     []byte        // OpSwap: nil is "absent"
-	Delta   int64         // OpAdd; OpList: how many at most; below 0 it is so many keys without their values; OpGet: so too, but not on the wire
+	Delta   int64         // OpAdd; OpList: how many at most; below 0 it is so many keys without their values; OpGet: so too, but not on the wire; OpStatus: from this rank on
 	TTL     time.Duration // the entry, or the message, goes when it has passed; 0 is never; OpAdd, OpAppend: if they make it
 	Reads   uint32        // the entry goes with its last read; 0 is never
-	Rev     uint64        // OpChanges: after this revision; OpHello: the incarnation that Resume is of; OpBackup: from this byte on
+	Rev     uint64        // OpChanges: after this revision; OpHello: the incarnation that Resume is of; OpBackup: from this byte on; OpStatus: from this generation on
 	Lease   uint64        // OpSet: the entry goes with it; OpKeep, OpRevoke: this one
 	Resume  uint64        // OpHello: the session to take up again, with its token in Value; 0 is a new one
 	Group   Contribution  // operations of groups
@@ -153,6 +153,7 @@ var fields = [opEnd]field{
 	OpSkip:    fNumber,
 	OpProof:   fValue,
 	OpBackup:  fRev,
+	OpStatus:  fKey | fDelta | fRev,
 }
 
 // Flags of a request: which of the optional parts are there.

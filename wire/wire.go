@@ -76,6 +76,7 @@ const (
 	OpBackup  // a piece of a copy of all that the store holds
 	OpBranch  // of a relay: a frame of one of its branches, or one for many
 	OpVotes   // of a relay: votes for one record, of many branches
+	OpStatus  // a page of what the store sees of itself: groups, who waits for whom
 	opEnd
 )
 
@@ -84,7 +85,7 @@ var opNames = [opEnd]string{
 	OpAdd: "add", OpSwap: "swap", OpAppend: "append", OpDelete: "delete", OpList: "list", OpChanges: "watch", OpJoin: "join",
 	OpLeave: "leave", OpFollow: "follow", OpCollect: "collect", OpSend: "send", OpRecv: "recv", OpExpire: "expire", OpLost: "lost",
 	OpTake: "take", OpRoom: "room", OpGrant: "lease", OpKeep: "keep alive", OpRevoke: "revoke", OpSkip: "skip", OpProbe: "probe",
-	OpProof: "proof", OpBackup: "backup", OpBranch: "branch", OpVotes: "votes",
+	OpProof: "proof", OpBackup: "backup", OpBranch: "branch", OpVotes: "votes", OpStatus: "status",
 }
 
 func (o Op) String() string {

@@ -48,7 +48,7 @@ gather exits with 128 plus the number of the signal that ended it.`}
 func environmentTopic() *cobra.Command {
 	return &cobra.Command{Use: "environment", Short: "The variables that muster reads and sets", Long: `Variables that muster reads:
 
-  MUSTER_STORE         the store of set, get, wait, add, delete, keys and watch, unless --store is given
+  MUSTER_STORE         the store of the commands that work on one, unless --store is given
   MUSTER_SECRET_FILE   file with the secret that it wants, unless --secret-file is given; run hosts with it
   MUSTER_TLS_CA        PEM file of who signs its certificate, unless --tls-ca is given
   MUSTER_TLS_CERT      PEM file of a certificate for it to see, unless --tls-cert is given

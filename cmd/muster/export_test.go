@@ -5,6 +5,7 @@ import (
 	"net"
 	"time"
 
+	tea "charm.land/bubbletea/v2"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
 )
@@ -71,3 +72,8 @@ func (h *Health) Addr() net.Addr        { return h.addr }
 func (h *Health) Serves(e store.Engine) { h.serves(e) }
 func (h *Health) Ends()                 { h.ends() }
 func (h *Health) Close()                { h.close() }
+
+// NewTop is what muster top shows of a store.
+func NewTop(ctx context.Context, s *store.Store, url string, every time.Duration) tea.Model {
+	return newTopModel(ctx, s, url, every, false)
+}

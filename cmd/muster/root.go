@@ -62,7 +62,7 @@ Look at a model: muster tensors model.safetensors`,
 		}
 	}
 	add(groupStart, newDemo(), newRun(), newServe(), newRelay(), newBench())
-	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup())
+	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup(), newWho(), newTop(), newPage())
 	add(groupFiles, newTensors(), newGather())
 	add(groupOther, newRestore(), newCerts(), newVersion())
 	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank(), newGatherRank())

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
 )
 
@@ -18,6 +19,7 @@ type running struct {
 	place
 	n        int
 	noPrefix bool
+	page     pageFlags
 	env      []string
 	grace    time.Duration
 }
@@ -35,6 +37,7 @@ begin with their rank. If one rank fails the others get SIGTERM, and after --gra
 Signals are passed on; a second SIGINT or SIGTERM kills. Exits as the first rank that failed.`,
 		Example: `  muster run -n 4 -- ./train --epochs 3
   muster run -n 2 --env GOMAXPROCS=1 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
+  muster run -n 4 --http 127.0.0.1:8080 -- ./train         # a page: who waits for whom
   muster run -n 4 --master-port 29500 -- python train.py   # rank 0 listens there itself`,
 		Args: operands("PROGRAM", "[ARG…]"),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
@@ -48,6 +51,7 @@ Signals are passed on; a second SIGINT or SIGTERM kills. Exits as the first rank
 	f.DurationVar(&o.grace, "grace", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
 	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "`address` where the ranks meet")
 	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens itself; 0: run hosts a store, at a free one")
+	o.page.register(cmd, "")
 	f.BoolVar(&o.insecure, "insecure", false, "meet beyond loopback, without encryption or password")
 	return cmd
 }
@@ -62,6 +66,8 @@ func (o *running) check(cmd *cobra.Command) error {
 		return usagef(cmd, "--grace must not be negative")
 	case o.masterPort < 0 || o.masterPort > 65535:
 		return usagef(cmd, "--master-port %d is no number from 0 to 65535", o.masterPort)
+	case o.masterPort != 0 && o.page.addr != "":
+		return usagef(cmd, "--http shows the store that run hosts, and with --master-port rank 0 does: \"muster page --store muster://%s:%d\" shows that", o.masterAddr, o.masterPort)
 	case o.masterAddr == "":
 		return usagef(cmd, "--master-addr must not be empty")
 	}
@@ -70,7 +76,7 @@ func (o *running) check(cmd *cobra.Command) error {
 			return usagef(cmd, "--env %q is not NAME=VALUE", e)
 		}
 	}
-	return nil
+	return o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, o.insecure)
 }
 
 func (o *running) run(cmd *cobra.Command, args []string) error {
@@ -85,6 +91,16 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer o.close()
+	if o.host != nil {
+		shown, err := o.page.start(store.New(o.host.memory), nil)
+		if err != nil {
+			return err
+		}
+		defer shown.close()
+		if shown != nil {
+			fmt.Fprintln(cmd.ErrOrStderr(), "muster: who waits for whom is at", shown.url())
+		}
+	}
 	sigs := catch()
 	defer sigs.stop()
 	job, err := launch.Start(cmd.Context(), o.spec(path, args[1:]))

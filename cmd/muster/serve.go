@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
 )
 
@@ -20,6 +21,7 @@ type serving struct {
 	limit    limitFlags
 	who      accessFlags
 	torch    torchFlags
+	page     pageFlags
 	listen   string
 	health   string
 	drain    time.Duration
@@ -42,6 +44,10 @@ gracefully: peers hear that it ends, and get --drain to hang up. A second one st
 --health is for those who start it anew or send it clients: HTTP, where /healthz says whether it
 lives, and /readyz whether clients should come. It tells systemd as well (Type=notify).
 
+--http is a page for people: groups and ranks, who waits for whom and for how long, the last
+failures, keys. It changes nothing. If the store wants to know who comes, or the page is beyond
+loopback, it wants a password (--http-secret-file), and beyond loopback TLS (--tls-cert).
+
 Beyond loopback it wants to know who comes: by a secret, which both sides prove to know and
 neither sends (--secret-file), or by a certificate (--tls-ca with --require-client-cert; "muster
 certs" makes them). TLS alone lets everybody in. Changed certificates are taken up as they are.
@@ -61,6 +67,7 @@ a certificate or TLS lets them in only below a prefix that is opened by name:
 Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		Example: `  muster serve
   muster serve --data /var/lib/muster
+  muster serve --http 127.0.0.1:8080   # a page: who waits for whom
   muster serve --listen 127.0.0.1:0 --log-level debug
   muster serve --listen 10.0.0.5:7070 --secret-file secret
   muster serve --listen 10.0.0.5:7070 --tls-cert tls/server.pem --tls-key tls/server-key.pem \
@@ -76,6 +83,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for peers to hang up, after the first signal")
 	f.StringVar(&o.health, "health", "", "`address` to tell at over HTTP how it does, host:port; nothing else is told there, to anybody")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	o.page.register(cmd, "")
 	o.torch.register(cmd)
 	o.who.register(cmd)
 	o.limit.register(cmd)
@@ -99,6 +107,14 @@ func (o *serving) run(cmd *cobra.Command) error {
 		return listenError("--listen", o.listen, err)
 	}
 	defer h.close()
+	shown, err := o.page.start(store.New(h.memory), o.tls)
+	if err != nil {
+		return err
+	}
+	defer shown.close()
+	if shown != nil {
+		o.logger.Info("showing", "page", shown.url())
+	}
 	told.serves(h.memory)
 	if _, err := fmt.Fprintln(cmd.OutOrStdout(), h.url()); err != nil {
 		return err
@@ -153,6 +169,9 @@ func (o *serving) check(cmd *cobra.Command) error {
 		return err
 	}
 	if o.protocols, err = o.torch.check(cmd); err != nil {
+		return err
+	}
+	if err := o.page.check(cmd, len(o.access) > 0 || o.who.files.RequireClient, o.tls != nil, o.insecure); err != nil {
 		return err
 	}
 	return nil

@@ -121,6 +121,12 @@ func (r *remote) target() string {
 	return u.String()
 }
 
+// proves reports whether the store is told who comes.
+func (r *remote) proves() bool {
+	u, err := url.Parse(r.target())
+	return err == nil && (u.Query().Has("secret-file") || u.Query().Has("cert"))
+}
+
 func (r *remote) check(cmd *cobra.Command) error {
 	from := "--store"
 	if r.url == "" {

@@ -68,6 +68,7 @@ var floors = [][]room{
 		{name: "bench/...", may: []string{"..."}},
 		{name: "deploy/...", may: []string{"..."}},
 		{name: "store/etcdstore/...", may: []string{"..."}},
+		{name: "status/browser/...", may: []string{"..."}},
 		{name: "trace/prom/...", may: []string{"..."}},
 		{name: "trace/otel/...", may: []string{"..."}},
 	},

@@ -340,6 +340,7 @@ func (a *audit) settled() {
 	if n := a.w.m.Groups(); n != len(a.groups) {
 		breaks("G7 a generation ends with its last rank", "the machine has %d, there are %d", n, len(a.groups))
 	}
+	q1StatusIsTrue(a)
 }
 
 // end is called when all sessions have ended.

@@ -242,6 +242,7 @@ func (m *Machine) decide(r *record, no *wire.Reply) {
 	r.ch.held = slices.DeleteFunc(r.ch.held, func(x *record) bool { return x == r })
 	if no != nil {
 		r.forgetPayloads()
+		note(&r.ch.g.failures, m.failure(r.ch.name, r.cast.Verb, r.seq, no.Verdict))
 	}
 	m.effects = slices.Grow(m.effects, r.yes)
 	for rank := range r.ballots {

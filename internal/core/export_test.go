@@ -34,12 +34,14 @@ type Holdings struct {
 	Messages, Follows                int
 	Waits, Watchers, Timers, Effects int
 	Answers, Leases, Held, Ending    int // answers that are kept; leases that have entries; those that have ended
+	Calls, Ordered                   int // waiters as they are counted, and groups as they are listed
 }
 
 // Holdings is all that m holds but keys.
 func (m *Machine) Holdings() Holdings {
 	h := Holdings{
 		Sessions: len(m.sessions) - 1, Groups: len(m.groups), Live: len(m.live), Rolls: len(m.rolls),
+		Calls: m.calls, Ordered: len(m.order.list) - m.order.holes,
 		Watchers: len(m.watchers), Timers: len(m.timers.heap), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.held) - len(m.unheld), Ending: len(m.ending),
 	}
 	for _, s := range m.sessions {

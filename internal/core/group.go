@@ -24,6 +24,8 @@ type group struct {
 	shrink   *roll // of its survivors, once one of them has called
 	old      []int // of a group of survivors: the rank that each had
 	born     Time
+	over     failure   // since it is revoked
+	failures []failure // the last ones, the oldest first
 }
 
 // seat is a rank's place in a generation. Only calls of its session count.
@@ -124,6 +126,8 @@ func (m *Machine) fence(g *group, how wire.Code, why string, ranks ...int) {
 // drop takes out a group that has no ranks any more.
 func (m *Machine) drop(g *group) {
 	delete(m.groups, g.gen)
+	m.order.remove(g)
+	m.notePast(g.pastGroup(m.now))
 	if m.live[g.key] == g {
 		delete(m.live, g.key)
 	}
@@ -146,6 +150,7 @@ func everyRecord(*record) bool { return true }
 func (m *Machine) revoke(g *group, v *wire.Verdict, which func(*record) bool) {
 	if g.revoked == nil {
 		g.revoked = failed(v)
+		g.over = m.failure("", "", 0, v)
 		for _, f := range g.follows {
 			m.answer(&f.waiter, g.revoked)
 		}

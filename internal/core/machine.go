@@ -104,6 +104,9 @@ type Machine struct {
 	groups      map[uint64]*group
 	live        map[rollKey]*group // the latest generation of each name that has members
 	rolls       map[rollKey]*roll
+	order       order
+	past        []pastGroup       // the oldest first
+	calls       int               // that wait
 	names       map[string]string // interned: verbs, types and labels repeat
 
 	timers   timers

@@ -105,6 +105,7 @@ func (m *Machine) restoreCall(w *waiter, s *SavedCall, o owner) error {
 	}
 	*w = waiter{Ticket: Ticket{s.Session, s.ID}, op: s.Op, owner: o, rank: s.Rank, since: s.Since}
 	of.waiters[s.ID] = w
+	m.calls++
 	m.timers.rearm(w, s.Due)
 	return nil
 }
@@ -115,6 +116,7 @@ func (m *Machine) restoreGroup(s *SavedGroup) error {
 		channels: map[string]*channel{}, streams: map[streamKey]*stream{},
 	}
 	m.groups[g.gen] = g
+	m.order.add(g)
 	for i, x := range s.Seats {
 		g.seats[i] = seat{x.Session, x.Join, x.Label, x.Member, x.Gone, x.Verb, x.Seq, x.At, x.Expired}
 		if x.Gone != wire.CodeOK {
@@ -126,6 +128,9 @@ func (m *Machine) restoreGroup(s *SavedGroup) error {
 		}
 		g.present++
 		of.seats = append(of.seats, seatID{g, i})
+	}
+	if g.revoked != nil && g.revoked.Verdict != nil {
+		g.over = m.failure("", "", 0, g.revoked.Verdict)
 	}
 	for i := range s.Channels {
 		if err := m.restoreChannel(g, &s.Channels[i]); err != nil {

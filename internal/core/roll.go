@@ -19,6 +19,7 @@ type roll struct {
 	size       int
 	from       *group // whose survivors these are; nil for a group of its own
 	applicants map[int]*applicant
+	noted      bool // that somebody withdrew, since the last one came
 }
 
 // applicant is a rank that has joined, and waits for the others.
@@ -103,7 +104,7 @@ func (m *Machine) enter(r *roll, t Ticket, req *wire.Request, rep *wire.Reply) b
 	}
 	a := &applicant{roll: r, label: strings.Clone(c.Label), member: req.Value}
 	m.park(&a.waiter, t, req, a)
-	r.applicants[c.Rank] = a
+	r.applicants[c.Rank], r.noted = a, false
 	m.completeRoll(r)
 	return false
 }
@@ -115,6 +116,7 @@ func (m *Machine) disagree(r *roll, c *wire.Contribution) *wire.Reply {
 		Code: wire.CodeMismatch, By: -1,
 		Reason: fmt.Sprintf("rank %d (%s) has a world size of %d, rank %d (%s) has %d", first.rank, first.label, r.size, c.Rank, c.Label, c.Size),
 	}
+	m.noteRoll(r, v)
 	rep := failed(v)
 	for _, a := range r.inOrder() {
 		m.answer(&a.waiter, rep)
@@ -176,6 +178,7 @@ func (m *Machine) completeRoll(r *roll) {
 		}
 	}
 	m.groups[g.gen] = g
+	m.order.add(g)
 	m.live[g.key] = g
 	rep := g.welcome()
 	for _, a := range as {
@@ -222,6 +225,7 @@ func (a *applicant) drop(m *Machine, w *waiter, why wire.Code) {
 	if r.from != nil {
 		v.Doing = m.doing(r.from, v.Missing)
 	}
+	m.noteRoll(r, v)
 	m.answer(w, failed(v))
 }
 

@@ -313,7 +313,7 @@ func (r *reader) drop(m *Machine, w *waiter, why wire.Code) {
 		m.forget(w)
 		return
 	}
-	m.answer(w, r.stream.overdue(m, r.stream.key.src, why, m.now-w.since))
+	m.answer(w, r.stream.overdue(m, w, r.stream.key.src, why))
 }
 
 func (r *reader) doing(*waiter) (*group, string) {
@@ -326,7 +326,7 @@ func (s *sender) drop(m *Machine, w *waiter, why wire.Code) {
 		m.forget(w)
 		return
 	}
-	m.answer(w, s.stream.overdue(m, s.stream.key.dst, why, m.now-w.since))
+	m.answer(w, s.stream.overdue(m, w, s.stream.key.dst, why))
 }
 
 func (s *sender) doing(*waiter) (*group, string) {
@@ -334,8 +334,12 @@ func (s *sender) doing(*waiter) (*group, string) {
 }
 
 // overdue is the answer to a send or recv that waited for rank in vain.
-func (st *stream) overdue(m *Machine, rank int, why wire.Code, waited Time) *wire.Reply {
-	v := &wire.Verdict{Code: why, By: -1, Missing: []int{rank}, Waited: waited}
+func (st *stream) overdue(m *Machine, w *waiter, rank int, why wire.Code) *wire.Reply {
+	v := &wire.Verdict{Code: why, By: -1, Missing: []int{rank}, Waited: m.now - w.since}
 	v.Doing = m.doing(st.g, v.Missing)
+	if why != wire.CodeClosed {
+		verb := map[wire.Op]string{wire.OpRecv: "recv", wire.OpRoom: "send"}[w.op]
+		note(&st.g.failures, m.failure(st.key.tag, fmt.Sprintf("%s of rank %d", verb, w.rank), 0, v))
+	}
 	return failed(v)
 }

@@ -42,6 +42,7 @@ func (w *waiter) due(m *Machine) { w.owner.drop(m, w, wire.CodeTimeout) }
 func (m *Machine) enlist(w *waiter, t Ticket, req *wire.Request, o owner) {
 	*w = waiter{Ticket: t, op: req.Op, owner: o, rank: req.Group.Rank, since: m.now}
 	m.sessions[t.Session].waiters[t.ID] = w
+	m.calls++
 }
 
 // park is enlist with the deadline of the call.
@@ -62,6 +63,9 @@ func (m *Machine) answer(w *waiter, rep *wire.Reply) {
 func (m *Machine) forget(w *waiter) {
 	m.disarm(w)
 	if s := m.sessions[w.Session]; s != nil {
+		if s.waiters[w.ID] != nil {
+			m.calls--
+		}
 		delete(s.waiters, w.ID)
 		if _, ok := s.repeats[w.ID]; ok {
 			s.repeats[w.ID] = true

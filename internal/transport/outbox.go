@@ -5,6 +5,7 @@ package transport
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 )
 
 // ErrSlow is the end of a connection whose peer does not read what it asked for.
@@ -47,6 +48,8 @@ type Outbox struct {
 	// Drained, if not nil, is called once for a Hold that was true, when all is written or the
 	// connection has ended. It is set before the first Append, and called with the outbox locked.
 	Drained func()
+	// Taken, if not nil, counts the bytes that the pipe takes. It is set before the first Append.
+	Taken *atomic.Uint64
 
 	pipe Pipe
 
@@ -146,6 +149,9 @@ func (o *Outbox) write() {
 		o.bytes -= freed
 		o.shared -= shared
 		o.taken += uint64(freed + shared)
+		if o.Taken != nil {
+			o.Taken.Add(uint64(freed + shared))
+		}
 		if err != nil {
 			o.fail(err)
 			break

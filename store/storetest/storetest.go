@@ -39,6 +39,7 @@ const (
 	Watch   Feature = "watch"
 	Leases  Feature = "leases" // entries that go with a lease
 	Remove  Feature = "remove" // swap of a value for nothing
+	Status  Feature = "status"
 
 	Checked    Feature = "checked"    // counters that do not overflow, and are not added to what is no number
 	Compaction Feature = "compaction" // a history with an end: watch may say ErrCompacted
@@ -129,6 +130,7 @@ var chapters = []chapter{
 	{"Loss", lossChecks},
 	{"Leases", leaseChecks},
 	{"Reconnect", reconnectChecks},
+	{"Status", statusChecks},
 }
 
 type suite struct {
@@ -212,6 +214,7 @@ func requests() map[Feature][]wire.Request {
 			{Op: wire.OpExpire, Group: c},
 		},
 		Remove: {{Op: wire.OpSwap, Key: "k", Old: []byte("v")}},
+		Status: {{Op: wire.OpStatus}},
 		Swap:   {{Op: wire.OpSwap, Key: "k", Value: []byte("v")}},
 		TTL:    {{Op: wire.OpSet, Key: "k", Value: []byte("v"), TTL: time.Second}},
 		Wait:   {{Op: wire.OpWait, Keys: []string{"k"}}},

@@ -55,6 +55,7 @@ class Op(enum.IntEnum):
     PROBE = 28
     PROOF = 29
     BACKUP = 30
+    STATUS = 33
 
     @property
     def text(self) -> str:
@@ -245,6 +246,7 @@ _FIELDS = {
     Op.SKIP: _NUMBER,
     Op.PROOF: _VALUE,
     Op.BACKUP: _REV,
+    Op.STATUS: _KEY | _DELTA | _REV,
 }
 
 # Which optional parts a request's body has.

@@ -96,7 +96,7 @@ class Golden(unittest.TestCase):
             self.assertRaises(_wire.Malformed, _wire.parse_reply, h, body + b"\0")
 
     def test_headers(self) -> None:
-        for bad in ("", "00" * 15, "00000000 00 00 0000" + "00" * 8, "00000000 1f 00 0000" + "00" * 8, "00000000 05 00 1600" + "00" * 8):
+        for bad in ("", "00" * 15, "00000000 00 00 0000" + "00" * 8, "00000000 ff 00 0000" + "00" * 8, "00000000 05 00 1600" + "00" * 8):
             self.assertRaises(_wire.Malformed, _wire.parse_header, bytes.fromhex(bad))
         with self.assertRaises(_wire.TooLong):
             _wire.parse_header(bytes.fromhex("01000000 05 00 0000" + "00" * 8), limit=0)

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
+)
+
+// pageFlags say where the page is, and who may see it.
+type pageFlags struct {
+	addr, secretFile string
+	secret           []byte
+}
+
+func (p *pageFlags) register(cmd *cobra.Command, addr string) {
+	f := cmd.Flags()
+	f.StringVar(&p.addr, "http", addr, "`address` of a page that shows who waits for whom, host:port")
+	f.StringVar(&p.secretFile, "http-secret-file", "", "`file` with the password of the page; any user name does")
+}
+
+// check reads what the flags name. A store that wants to know who comes wants it at its page too, and so does whoever is not alone with it.
+func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool) error {
+	if p.addr == "" {
+		if p.secretFile != "" {
+			return usagef(cmd, "--http-secret-file is for --http")
+		}
+		return nil
+	}
+	if err := checkListen(p.addr); err != nil {
+		return usagef(cmd, "--http %s: %v", p.addr, err)
+	}
+	if p.secretFile != "" {
+		secret, err := store.ReadSecret(p.secretFile)
+		if err != nil {
+			return &exit{code: exitFailed, text: "--http-secret-file: " + strings.TrimPrefix(err.Error(), "store: "), err: err}
+		}
+		p.secret = secret
+	}
+	local := isLoopback(p.addr)
+	switch {
+	case insecure:
+		return nil
+	case guarded && p.secret == nil:
+		return p.refusal("this store wants to know who comes, and its page would show it to everybody: want a password (--http-secret-file)")
+	case !local && p.secret == nil:
+		return p.refusal("whoever reaches it would see keys and values: let --http be 127.0.0.1, or want a password (--http-secret-file) over TLS")
+	case !local && !encrypted:
+		return p.refusal("its password could be read on the way: let it have TLS (--tls-cert), or let --http be 127.0.0.1, for ssh -L or a proxy")
+	}
+	return nil
+}
+
+func (p *pageFlags) refusal(why string) error {
+	return &exit{code: exitFailed, text: fmt.Sprintf("refusing to show a page at %s: %s; or add --insecure if the network is yours", p.addr, why)}
+}
+
+// isLoopback reports whether addr is one that only this machine reaches.
+func isLoopback(addr string) bool {
+	host, _, _ := net.SplitHostPort(addr) // has been checked
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
+}
+
+// page shows a store over HTTP, until close.
+type page struct {
+	http http.Server
+	addr net.Addr
+	tls  bool
+}
+
+// startPage listens at p.addr, and shows s there. Without an address it does nothing, and gives nil.
+func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) {
+	if p.addr == "" {
+		return nil, nil
+	}
+	l, err := store.Listen(context.Background(), p.addr)
+	if err != nil {
+		return nil, listenError("--http", p.addr, err)
+	}
+	g := &page{addr: l.Addr()}
+	if files != nil {
+		own := store.TLSFiles{Cert: files.Cert, Key: files.Key, Logger: files.Logger} // whoever has the password needs no certificate
+		config, err := own.Server()
+		if err != nil {
+			_ = l.Close()
+			return nil, err
+		}
+		l, g.tls = tls.NewListener(l, config), true
+	}
+	g.http = http.Server{Handler: p.guard(status.Handler(s)), ReadTimeout: askTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	go func() { _ = g.http.Serve(l) }()
+	return g, nil
+}
+
+func (g *page) url() string {
+	if g.tls {
+		return "https://" + g.addr.String() + "/"
+	}
+	return "http://" + g.addr.String() + "/"
+}
+
+func (g *page) close() {
+	if g != nil {
+		_ = g.http.Close()
+	}
+}
+
+// guard asks for the password. Without one it serves only who calls this machine by its number, or localhost: a page from elsewhere, whose
+// own name is said to be 127.0.0.1, gets nothing.
+func (p *pageFlags) guard(next http.Handler) http.Handler {
+	want := sha256.Sum256(p.secret)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, password, _ := r.BasicAuth()
+		got := sha256.Sum256([]byte(password))
+		switch {
+		case p.secret != nil && subtle.ConstantTimeCompare(got[:], want[:]) != 1:
+			w.Header().Set("WWW-Authenticate", `Basic realm="muster", charset="UTF-8"`)
+			http.Error(w, "a password is wanted: that of --http-secret-file", http.StatusUnauthorized)
+		case p.secret == nil && !isNumber(r.Host):
+			http.Error(w, "call it by its address", http.StatusMisdirectedRequest)
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+// isNumber reports whether host, perhaps with a port, is an address or localhost.
+func isNumber(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	_, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil || host == "localhost"
+}
+
+func newPage() *cobra.Command {
+	var r remote
+	var p pageFlags
+	var insecure bool
+	cmd := &cobra.Command{
+		Use:   "page",
+		Short: "Show in a browser who waits for whom",
+		Long: `Show in a browser who waits for whom in a store that is there: groups, ranks, verbs that wait,
+who has come and who is missing, the last failures, keys. The store may be one that rank 0 hosts.
+It shows what this process may read, and changes nothing. Ends by Ctrl-C.
+
+The first line on standard output is its address. Beyond loopback it wants a password, and so
+does a store that wants a secret or a certificate.`,
+		Example: `  muster page --store muster://10.0.0.5:7070
+  muster page --store muster://$MASTER_ADDR:$MASTER_PORT --http 127.0.0.1:0
+  muster page --store muster://10.0.0.5:7070/jobs/a   # only what is below a prefix`,
+		Args: operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := r.check(cmd); err != nil {
+				return err
+			}
+			if err := p.check(cmd, r.proves(), false, insecure); err != nil {
+				return err
+			}
+			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
+				g, err := p.start(s, nil)
+				if err != nil {
+					return err
+				}
+				defer g.close()
+				if _, err := fmt.Fprintln(cmd.OutOrStdout(), g.url()); err != nil {
+					return err
+				}
+				ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+				defer stop()
+				<-ctx.Done()
+				return nil
+			})
+		},
+	}
+	r.flags(cmd, 0)
+	p.register(cmd, "127.0.0.1:8080")
+	cmd.Flags().BoolVar(&insecure, "insecure", false, "show it whoever may come, and without TLS")
+	return cmd
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
+	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
+)
+
+func newTop() *cobra.Command {
+	var r remote
+	var every time.Duration
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show who waits for whom, as it changes",
+		Long: `Show who waits for whom, as it changes: the same as "muster who" prints once, and what the store
+does a second. Arrows and Page keys scroll, r shows every rank, space stops and goes on, q ends.`,
+		Example: `  muster top
+  muster top --store muster://$MASTER_ADDR:$MASTER_PORT --every 5s`,
+		Args: operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if every < 100*time.Millisecond {
+				return usagef(cmd, "--every must be 100ms or more")
+			}
+			if widthOf(os.Stdout) == 0 {
+				return &exit{code: exitUsage, text: `top wants a terminal; "muster who" prints the same once`}
+			}
+			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
+				m := newTopModel(ctx, s, r.url, every, inkOf(os.Stdout))
+				_, err := tea.NewProgram(m, tea.WithContext(ctx)).Run()
+				return err
+			})
+		},
+	}
+	r.flags(cmd, 0)
+	cmd.Flags().DurationVar(&every, "every", time.Second, "`time` from one look to the next")
+	return cmd
+}
+
+// topModel is what top shows, and what its keys do.
+type topModel struct {
+	ctx   context.Context
+	watch *status.Watch
+	url   string
+	every time.Duration
+	ink   ink
+
+	view          *status.View
+	err           error
+	width, height int
+	from          int // first line that is shown
+	ranks, paused bool
+}
+
+func newTopModel(ctx context.Context, s *store.Store, url string, every time.Duration, k ink) *topModel {
+	return &topModel{
+		ctx: ctx, watch: status.NewWatch(s, 0, &status.Options{Ranks: 256, Groups: 200}), url: redacted(url), every: every, ink: k,
+		width: 80, height: 24,
+	}
+}
+
+// seen is what a look at the store gave.
+type seen struct {
+	view *status.View
+	err  error
+}
+
+// look asks the store.
+func (m *topModel) look() tea.Msg {
+	v, err := m.watch.View(m.ctx)
+	return seen{v, err}
+}
+
+// again is that it is time for the next look.
+type again struct{}
+
+// Init implements tea.Model.
+func (m *topModel) Init() tea.Cmd { return m.look }
+
+// Update implements tea.Model.
+func (m *topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		m.width, m.height = msg.Width, msg.Height
+	case seen:
+		if m.err = msg.err; m.err == nil {
+			m.view = msg.view
+		}
+		return m, tea.Tick(m.every, func(time.Time) tea.Msg { return again{} })
+	case again:
+		if m.paused {
+			return m, tea.Tick(m.every, func(time.Time) tea.Msg { return again{} })
+		}
+		return m, m.look
+	case tea.KeyPressMsg:
+		return m, m.press(msg.String())
+	}
+	return m, nil
+}
+
+func (m *topModel) press(key string) tea.Cmd {
+	page := max(m.height-2, 1)
+	switch key {
+	case "q", "esc", "ctrl+c":
+		return tea.Quit
+	case "space":
+		m.paused = !m.paused
+	case "r":
+		m.ranks = !m.ranks
+	case "down", "j":
+		m.from++
+	case "up", "k":
+		m.from--
+	case "pgdown":
+		m.from += page
+	case "pgup":
+		m.from -= page
+	case "home", "g":
+		m.from = 0
+	case "end", "G":
+		m.from = len(m.lines())
+	}
+	m.from = max(0, min(m.from, len(m.lines())-page))
+	return nil
+}
+
+// lines are all there are, of which the screen shows a part.
+func (m *topModel) lines() []string {
+	if m.view == nil {
+		return nil
+	}
+	var b strings.Builder
+	(&whoPrinter{&b, m.ink, m.ranks}).print(m.view)
+	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+}
+
+// View implements tea.Model.
+func (m *topModel) View() tea.View {
+	lines := m.lines()
+	from := max(0, min(m.from, len(lines)-1))
+	room := max(m.height-2, 1)
+	shown := append([]string{m.head()}, lines[from:min(len(lines), from+room)]...)
+	for len(shown) < room+1 {
+		shown = append(shown, "")
+	}
+	foot := "q ends · ↑↓ scroll · r ranks · space stops"
+	if rest := len(lines) - from - room; rest > 0 {
+		foot += fmt.Sprintf(" · %d more below", rest)
+	}
+	shown = append(shown, m.ink.dim(foot))
+	for i := range shown {
+		shown[i] = ansi.Truncate(shown[i], m.width, "…")
+	}
+	v := tea.NewView(strings.Join(shown, "\n"))
+	v.AltScreen = true
+	return v
+}
+
+// head is the first line: of which store, and what it does.
+func (m *topModel) head() string {
+	parts := []string{m.ink.bold("muster") + " " + m.url}
+	switch {
+	case m.err != nil:
+		parts = append(parts, m.ink.red("the store does not answer: "+oneLine(m.err.Error())))
+	case m.paused:
+		parts = append(parts, m.ink.red("stopped"))
+	case m.view == nil:
+		parts = append(parts, "asking…")
+	}
+	if m.err == nil && m.view != nil && m.view.Server != nil && m.view.Server.Rates != nil {
+		r := m.view.Server.Rates
+		parts = append(parts, fmt.Sprintf("%.0f ops/s · in %s/s · out %s/s", r.Ops, bytesText(int64(r.In)), bytesText(int64(r.Out))))
+		if r.P99 > 0 {
+			parts = append(parts, fmt.Sprintf("half in %s, 99 %% in %s", short(duration(r.P50)), short(duration(r.P99))))
+		}
+	}
+	return strings.Join(parts, " · ")
+}
+
+// duration is a number of seconds.
+func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

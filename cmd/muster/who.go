@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
+)
+
+func newWho() *cobra.Command {
+	var r remote
+	var asJSON, ranks bool
+	cmd := &cobra.Command{
+		Use:   "who",
+		Short: "Print who waits for whom, and for how long",
+		Long: `Print who waits for whom, and for how long: groups whose verbs are not decided, who has come and
+who is missing and what they do instead, groups that come together, sends, receives and calls
+that wait for keys; then the groups, and what failed last. The longest wait is first.
+
+It works on any store, also on the one that rank 0 hosts, and shows what this process may read.
+"muster top" shows the same as it changes, "muster page" in a browser.`,
+		Example: `  muster who
+  muster who --store muster://$MASTER_ADDR:$MASTER_PORT --ranks   # and every rank
+  muster who --json | jq -r '.blame[] | "\(.group) \(.rank) \(.label)"'`,
+		Args: operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
+				now, err := s.Status(ctx, "")
+				if err != nil {
+					return err
+				}
+				v := status.Of(now, nil, nil)
+				if asJSON {
+					e := json.NewEncoder(cmd.OutOrStdout())
+					e.SetIndent("", "  ")
+					return e.Encode(v)
+				}
+				out := bufio.NewWriter(cmd.OutOrStdout())
+				(&whoPrinter{out, inkOf(cmd.OutOrStdout()), ranks}).print(v)
+				return out.Flush()
+			})
+		},
+	}
+	r.flags(cmd, quick)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "as one JSON object, for programs")
+	cmd.Flags().BoolVar(&ranks, "ranks", false, "with every rank of every group")
+	return cmd
+}
+
+// whoPrinter prints a view once.
+type whoPrinter struct {
+	io.Writer
+	ink
+	ranks bool
+}
+
+func (p *whoPrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) } // a bufio.Writer remembers
+
+func (p *whoPrinter) print(v *status.View) {
+	if len(v.Waiting) == 0 {
+		p.line("%s", p.green("nothing waits"))
+	}
+	if len(v.Blame) > 0 { // at the end of a chain of those who wait for one another
+		b := &v.Blame[0]
+		p.line("%s\n", p.bold(fmt.Sprintf("%s waits for rank %d%s", printable(b.Group), b.Rank, whoText(b.Who))))
+	}
+	for i := range v.Waiting {
+		p.wait(&v.Waiting[i])
+	}
+	if len(v.Groups) > 0 {
+		p.line("\n%s", p.bold("groups"))
+	}
+	for i := range v.Groups {
+		p.group(&v.Groups[i])
+	}
+	if len(v.Failures) > 0 {
+		p.line("\n%s", p.bold("last failures"))
+	}
+	for i := range v.Failures[:min(len(v.Failures), 20)] {
+		f := &v.Failures[i]
+		p.line("  %s ago  %s · %s: %s", padLeft(ago(f.Ago), 11), printable(f.Group), f.What, p.red(f.Code))
+		p.line("               %s", printable(f.Why))
+	}
+	if s := v.Server; s != nil {
+		p.line("\n%s", p.dim(fmt.Sprintf("%d clients, %d calls that wait, %d groups, %d keys (%s)", s.Sessions, s.Calls, s.Groups, s.Keys, bytesText(s.Bytes))))
+	}
+}
+
+// ago is a number of seconds as people read it.
+func ago(seconds float64) string { return status.Short(duration(seconds)) }
+
+// wait is one line of what waits, and one for each rank that it waits for.
+func (p *whoPrinter) wait(w *status.Wait) {
+	what := printable(w.What)
+	if w.Kind != "key" {
+		what = printable(w.Group) + " · " + what
+	}
+	var more []string
+	switch w.Kind {
+	case "verb":
+		more = append(more, fmt.Sprintf("%d of %d have come", w.Came, w.Size))
+	case "key":
+		more = append(more, fmt.Sprintf("%d waiting", w.Came))
+	}
+	if w.Left > 0 {
+		more = append(more, "gives up in "+ago(w.Left))
+	}
+	note := ""
+	if len(more) > 0 {
+		note = p.dim("  (" + strings.Join(more, ", ") + ")")
+	}
+	p.line("%s  %s%s", p.red(padLeft(ago(w.For), 11)), p.bold(what), note)
+	for _, r := range w.Ranks {
+		p.line("             %s rank %d%s", p.dim("waits for"), r.Rank, whoText(r))
+	}
+	if n := w.Missing - len(w.Ranks); n > 0 && len(w.Ranks) > 0 {
+		p.line("             and for %d more", n)
+	}
+}
+
+// whoText is what is known of a rank, behind its number.
+func whoText(r status.Who) string {
+	s := ""
+	if r.Label != "" {
+		s = " (" + printable(r.Label) + ")"
+	}
+	if r.Doing != "" {
+		s += ": " + printable(r.Doing)
+	}
+	if r.Heard >= 1 {
+		s += ", heard of " + ago(r.Heard) + " ago"
+	}
+	return s
+}
+
+func (p *whoPrinter) group(g *status.Group) {
+	name := printable(g.Name)
+	if g.Generation > 0 {
+		name += fmt.Sprintf(" (generation %d)", g.Generation)
+	}
+	when := "for " + ago(g.Age)
+	if g.Ended > 0 {
+		when = "ended " + ago(g.Ended) + " ago"
+	}
+	text := fmt.Sprintf("  %s  %d of %d ranks, %s, %s", p.bold(name), g.Present, g.Size, stateText(g.State), when)
+	if g.Why != "" {
+		text += ": " + printable(g.Why)
+	}
+	p.line("%s", text)
+	if !p.ranks {
+		return
+	}
+	for _, r := range g.Ranks {
+		heard := ""
+		if r.Heard >= 1 {
+			heard = ", heard of " + ago(r.Heard) + " ago"
+		}
+		p.line("    rank %-5d %s  %s%s", r.Rank, printable(r.Label), printable(r.Doing), heard)
+	}
+}
+
+// stateText is a state of a group in words.
+func stateText(state string) string {
+	return map[string]string{"forming": "comes together", "idle": "at work", "waiting": "waits", "revoked": "has failed", "over": "is over"}[state]
+}

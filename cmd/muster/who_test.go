@@ -1,0 +1,261 @@
+package main_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// stuck makes rank 0 of 2 wait in a barrier at a store.
+func stuck(t *testing.T, s *store.Store, name string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{}, 2)
+	gens := make(chan uint64, 2)
+	for rank := range 2 {
+		go func() {
+			roll, err := s.Join(ctx, wire.Contribution{Group: name, Run: "r", Rank: rank, Size: 2, Label: "pid 7 on node-" + string(rune('a'+rank))}, nil)
+			if err != nil {
+				t.Error(err)
+			}
+			gens <- roll.Generation
+			if rank == 0 {
+				_, _ = s.Collect(ctx, wire.Contribution{Generation: roll.Generation, Rank: 0, Seq: 1, Verb: "barrier", Root: -1, Want: wire.WantNothing}, nil)
+			}
+			done <- struct{}{}
+		}()
+	}
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		<-done
+	})
+	<-gens
+	<-gens
+	for deadline := time.Now().Add(limit); ; {
+		all, err := s.Status(ctx, "")
+		if err != nil || time.Now().After(deadline) {
+			t.Fatal("nobody waits", err)
+		}
+		if len(all.Groups) == 1 && len(all.Groups[0].Records) == 1 {
+			return
+		}
+	}
+}
+
+func dial(t *testing.T, url string) *store.Store {
+	t.Helper()
+	s, err := store.Dial(t.Context(), strings.TrimPrefix(url, "muster://"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestWho(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	if r := run(t, "who", "--store", url); r.code != 0 || !strings.HasPrefix(r.stdout, "nothing waits\n") {
+		t.Errorf("%+v", r)
+	}
+	stuck(t, dial(t, url), "jobs/train")
+	r := run(t, "who", "--store", url, "--ranks")
+	want := regexp.MustCompile(`^jobs/train waits for rank 1 \(pid 7 on node-b\): no call since it joined [0-9.]+ s ago.*
+
+ +[0-9.]+ s  jobs/train · barrier #1  \(1 of 2 have come\)
+ +waits for rank 1 \(pid 7 on node-b\): no call since it joined [0-9.]+ s ago.*
+
+groups
+  jobs/train \(generation 1\)  2 of 2 ranks, waits, for [0-9.]+ s
+    rank 0 +pid 7 on node-a  in barrier #1 for [0-9.]+ s.*
+    rank 1 +pid 7 on node-b  no call since it joined [0-9.]+ s ago.*
+
+2 clients, 1 calls that wait, 1 groups, 0 keys \(0 B\)
+$`)
+	if r.code != 0 || !want.MatchString(r.stdout) {
+		t.Errorf("%+v", r)
+	}
+	r = run(t, "who", "--store", url+"/jobs", "--json")
+	var v status.View
+	if err := json.Unmarshal([]byte(r.stdout), &v); err != nil || r.code != 0 {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	if len(v.Blame) != 1 || v.Blame[0].Group != "train" || v.Blame[0].Rank != 1 || v.Blame[0].What != "barrier #1" || v.Server != nil {
+		t.Errorf("%s", r.stdout)
+	}
+	run(t, "who", "--store", "tcp://"+strings.TrimPrefix(url, "muster://")).wants(t, 1, "", "unsupported by this engine")
+	run(t, "who", "now").wants(t, 2, "", "one argument too many")
+}
+
+// fetch is what there is at a URL, for a user with a password, by a name of the host.
+func fetch(t *testing.T, url, password, host string) (code int) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if password != "" {
+		req.SetBasicAuth("", password)
+	}
+	if host != "" {
+		req.Host = host
+	}
+	rep, err := (&http.Client{Timeout: limit}).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = rep.Body.Close()
+	return rep.StatusCode
+}
+
+func TestServeShowsAPage(t *testing.T) {
+	t.Parallel()
+	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
+	url := p.line(t, "muster://")
+	stuck(t, dial(t, url), "train")
+	tells(t, page, 200, "<!doctype html>")
+	tells(t, page+"status", 200, `"what":"barrier #1"`)
+	for host, want := range map[string]int{"": 200, "localhost:1": 200, "[::1]:1": 200, "evil.example": 421, "evil.example:80": 421} {
+		if code := fetch(t, page, "", host); code != want {
+			t.Errorf("for host %q it is %d", host, code)
+		}
+	}
+	p.signal(t, syscall.SIGTERM)
+	p.signal(t, syscall.SIGTERM)
+	if r := p.wait(t); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// secretIn makes a file with a secret.
+func secretIn(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// TestPageWantsAPassword where the store wants to know who comes.
+func TestPageWantsAPassword(t *testing.T) {
+	t.Parallel()
+	const password = "a password of the page"
+	p := start(t, "serve", "--listen", "127.0.0.1:0", "--secret-file", secretIn(t, "a secret of the store"), "--http", "127.0.0.1:0", "--http-secret-file", secretIn(t, password))
+	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
+	for given, want := range map[string]int{"": 401, "a secret of the store": 401, password + "x": 401, password: 200} {
+		for _, path := range []string{"", "status", "keys", "value?key=k"} {
+			code := fetch(t, page+path, given, "")
+			if path == "value?key=k" && given == password {
+				want = 404
+			}
+			if code != want {
+				t.Errorf("/%s with %q is %d, want %d", path, given, code, want)
+			}
+		}
+	}
+}
+
+func TestPageRefuses(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	secret := secretIn(t, "a secret of the store")
+	for args, want := range map[string]struct {
+		code   int
+		stderr string
+	}{
+		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0":                               {1, "want a password (--http-secret-file) over TLS"},
+		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0 --http-secret-file " + secret:  {1, "could be read on the way"},
+		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --secret-file " + secret:     {1, "wants to know who comes"},
+		"serve --listen 127.0.0.1:0 --http nonsense":                                {2, "it is not host:port"},
+		"serve --listen 127.0.0.1:0 --http-secret-file " + secret:                   {2, "is for --http"},
+		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --http-secret-file /nothing": {1, "--http-secret-file: "},
+		"serve --listen 127.0.0.1:0 --http " + strings.TrimPrefix(url, "muster://"): {1, "let --http have another port"},
+		"run -n 1 --http 127.0.0.1:0 --master-port 1234 -- true":                    {2, "muster page --store muster://127.0.0.1:1234"},
+		"page --store " + url + " --http 0.0.0.0:0":                                 {1, "let --http be 127.0.0.1"},
+		"page --http 127.0.0.1:0 --store " + url + "?secret-file=" + secret:         {1, "wants to know who comes"},
+		"page --http 127.0.0.1:0":                                                   {2, "which store?"},
+		"page --http 127.0.0.1:0 --store muster://127.0.0.1:1":                      {5, "no store at 127.0.0.1:1"},
+		"page --http " + strings.TrimPrefix(url, "muster://") + " --store " + url:   {1, "let --http have another port"},
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			run(t, strings.Fields(args)...).wants(t, want.code, "", want.stderr)
+		})
+	}
+}
+
+// TestPageOverTLS: beyond loopback, with a password and the store's certificate.
+func TestPageOverTLS(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "tls")
+	if r := run(t, "certs", dir, "--host", "127.0.0.1"); r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	p := start(t, "serve", "--listen", "127.0.0.1:0", "--tls-cert", dir+"/server.pem", "--tls-key", dir+"/server-key.pem",
+		"--http", "0.0.0.0:0", "--http-secret-file", secretIn(t, "a password of the page"))
+	_, page, _ := strings.Cut(p.complaint(t, "msg=showing"), "page=")
+	_, port, _ := strings.Cut(strings.TrimPrefix(page, "https://"), ":")
+	ca, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	over := &http.Client{Timeout: limit, Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
+	for password, want := range map[string]int{"": 401, "a password of the page": 200} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://127.0.0.1:"+port, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.SetBasicAuth("me", password)
+		rep, err := over.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = rep.Body.Close()
+		if rep.StatusCode != want {
+			t.Errorf("with %q it is %d", password, rep.StatusCode)
+		}
+	}
+}
+
+// TestPageOfAStoreThatIsThere: also of one that rank 0 hosts.
+func TestPageOfAStoreThatIsThere(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	stuck(t, dial(t, url), "train")
+	p := start(t, "page", "--store", url, "--http", "127.0.0.1:0")
+	page := p.line(t, "http://127.0.0.1:")
+	tells(t, page+"status", 200, `"what":"barrier #1"`)
+	p.signal(t, syscall.SIGINT)
+	if r := p.wait(t); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestRunShowsAPage of the store that it hosts.
+func TestRunShowsAPage(t *testing.T) {
+	t.Parallel()
+	p := start(t, "run", "-n", "1", "--http", "127.0.0.1:0", "--", "sh", "-c", "echo here; cat")
+	_, page, _ := strings.Cut(p.complaint(t, "who waits for whom"), "is at ")
+	tells(t, page+"status", 200, `"waiting":[]`)
+	p.line(t, "here")
+	p.signal(t, syscall.SIGINT)
+	p.wait(t)
+}

@@ -1,0 +1,96 @@
+package core_test
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// statusEach is how many steps are between two looks: each takes as long as several steps.
+const statusEach = 32
+
+// Q1: a status is what the auditor knows: generations, who is there, the records that are not decided, whose vote they have and whose they
+// still need.
+func q1StatusIsTrue(a *audit) {
+	if a.step%statusEach != 0 {
+		return
+	}
+	all, err := statusOf(a.w.m, a.now, "")
+	if err != nil {
+		breaks("Q1 a status is true", "%v", err)
+	}
+	if got, want := int(all.Server.Calls), a.w.m.Holdings().Waiters; got != want {
+		breaks("Q1 a status is true", "%d calls wait, there are %d", got, want)
+	}
+	seen := map[uint64]*wire.GroupStatus{}
+	rolls := 0
+	for i := range all.Groups {
+		switch g := &all.Groups[i]; {
+		case g.Ended >= 0:
+		case g.Generation == 0:
+			rolls++
+		default:
+			seen[g.Generation] = g
+		}
+	}
+	if len(seen) != len(a.groups) || rolls != a.w.m.Holdings().Rolls {
+		breaks("Q1 a status is true", "%d groups and %d rolls, there are %d and %d", len(seen), rolls, len(a.groups), a.w.m.Holdings().Rolls)
+	}
+	for gen, g := range a.groups {
+		if seen[gen] == nil {
+			breaks("Q1 a status is true", "generation %d is not there", gen)
+		}
+		q1GroupIsTrue(g, seen[gen])
+	}
+}
+
+func q1GroupIsTrue(g *group, s *wire.GroupStatus) {
+	if s.Name != g.key.name || s.Run != g.key.run || s.Present != g.present || len(s.Ranks) != len(g.seats) || (s.Over != nil) != (g.over != nil) {
+		breaks("Q1 a status is true", "generation %d is %q %q with %d of %d, over: %v", g.gen, s.Name, s.Run, s.Present, len(s.Ranks), s.Over != nil)
+	}
+	for rank := range g.seats {
+		if got, want := s.Ranks[rank].Gone, g.seats[rank].gone; got != want {
+			breaks("Q1 a status is true", "rank %d of generation %d is %s, not %s", rank, g.gen, got, want)
+		}
+	}
+	want := map[string]*record{}
+	for _, ch := range g.channels {
+		for _, r := range ch.records {
+			if !r.done {
+				want[fmt.Sprint(ch.name, " ", r.seq)] = r
+			}
+		}
+	}
+	open := 0
+	for i := range s.Records {
+		got := &s.Records[i]
+		if got.Verb == "shrink" {
+			continue
+		}
+		open++
+		r := want[fmt.Sprint(got.Channel, " ", got.Seq)]
+		if r == nil {
+			breaks("Q1 a status is true", "%s #%d of generation %d is not open", got.Verb, got.Seq, g.gen)
+		}
+		q1RecordIsTrue(r, got)
+	}
+	if open != min(len(want), wire.StatusRecords) {
+		breaks("Q1 a status is true", "%d records of generation %d are open, there are %d", open, g.gen, len(want))
+	}
+}
+
+func q1RecordIsTrue(r *record, s *wire.RecordStatus) {
+	came, missing := s.Came.First(len(r.yes)), s.Missing.First(len(r.yes))
+	for rank := range r.yes {
+		voted := r.yes[rank] != nil
+		if slices.Contains(came, rank) != voted {
+			breaks("Q1 a status is true", "rank %d has come to %s #%d: %v", rank, s.Verb, s.Seq, !voted)
+		}
+		elects := !r.cast.RootOnly || rank == r.cast.Root
+		held := r.cast.RootOnly && r.yes[r.cast.Root] != nil // waits for room: for its slowest readers
+		if !held && slices.Contains(missing, rank) != (elects && !voted) {
+			breaks("Q1 a status is true", "rank %d is missing in %s #%d: %v", rank, s.Verb, s.Seq, voted)
+		}
+	}
+}

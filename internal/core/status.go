@@ -1,0 +1,308 @@
+package core
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// What one page of a status costs at most: others wait for the lock meanwhile. A rank is a row; so is what is merely looked at.
+const (
+	statusRows  = 1024
+	statusRolls = 256
+	statusLooks = 4096 // records of a group, or keys and rolls, that are looked at
+	statusCalls = 1 << 14
+)
+
+// Page is a piece of a status. The next one begins with the rank Rank of the generation Generation, or with one behind it, if there is more.
+type Page struct {
+	wire.Status
+	More       bool
+	Generation uint64
+	Rank       int
+}
+
+// Status tells of the groups whose names begin with prefix, and of the keys that are waited for, from a rank of a generation on. It changes
+// nothing, and is no event. A page by itself is true; the next one may be of a later moment.
+func (m *Machine) Status(now Time, prefix string, generation uint64, rank int) *Page {
+	v := &viewer{m: m, now: max(m.now, now), prefix: prefix, room: statusRows}
+	if generation == 0 {
+		v.server()
+		v.rolls()
+	}
+	i := sort.Search(len(m.order.list), func(i int) bool { return m.order.list[i].gen >= generation })
+	for ; i < len(m.order.list); i++ {
+		at := m.order.list[i]
+		if at.gen != generation {
+			rank = 0
+		}
+		if v.room <= 0 {
+			v.More, v.Generation, v.Rank = true, at.gen, rank
+			return &v.Page
+		}
+		v.room--
+		if at.g == nil || !strings.HasPrefix(at.g.key.name, prefix) {
+			continue
+		}
+		if next := v.group(at.g, rank); next > 0 {
+			v.More, v.Generation, v.Rank = true, at.gen, next
+			return &v.Page
+		}
+	}
+	v.ended()
+	v.keys()
+	return &v.Page
+}
+
+// viewer makes one page.
+type viewer struct {
+	Page
+	m      *Machine
+	now    Time
+	prefix string
+	room   int // rows that are left
+}
+
+func (v *viewer) ago(at Time) Time { return max(v.now-at, 0) }
+
+func (v *viewer) server() {
+	if v.prefix != "" {
+		return
+	}
+	s := &wire.ServerStatus{
+		Up: v.now, Sessions: int64(len(v.m.sessions) - 1), Calls: int64(v.m.calls), Groups: int64(len(v.m.groups)),
+		Keys: int64(v.m.entries.len()), Bytes: v.m.bytes,
+	}
+	v.Server = s
+}
+
+// rolls tells of groups that come together.
+func (v *viewer) rolls() {
+	var found []*roll
+	looks := statusLooks
+	for key, r := range v.m.rolls {
+		if looks--; looks < 0 {
+			break
+		}
+		if strings.HasPrefix(key.name, v.prefix) {
+			found = append(found, r)
+		}
+	}
+	slices.SortFunc(found, func(a, b *roll) int {
+		return cmp.Or(cmp.Compare(a.key.name, b.key.name), cmp.Compare(a.key.run, b.key.run))
+	})
+	for _, r := range found[:min(len(found), statusRolls)] {
+		v.roll(r)
+	}
+}
+
+func (v *viewer) roll(r *roll) {
+	g := wire.GroupStatus{Name: r.key.name, Run: r.key.run, Size: r.size, Present: len(r.applicants), Ended: -1, Open: 1}
+	rec := v.coming(r, "create")
+	g.Age = rec.For
+	for _, rank := range rec.Came.First(wire.StatusSpans) {
+		a := r.applicants[rank]
+		g.Ranks = append(g.Ranks, wire.RankStatus{Rank: rank, Label: a.label, Session: a.Session, Verb: "create", Ago: v.ago(a.since), Heard: -1})
+	}
+	v.room -= 1 + len(g.Ranks) + len(r.applicants)/64
+	g.Records = []wire.RecordStatus{rec}
+	v.Groups = append(v.Groups, g)
+}
+
+// coming is a roll as a record.
+func (v *viewer) coming(r *roll, verb string) wire.RecordStatus {
+	rec := wire.RecordStatus{Verb: verb, Root: -1}
+	next := 0
+	for _, a := range r.inOrder() {
+		rec.For = max(rec.For, v.ago(a.since))
+		if left := a.timer.at - v.now; a.timer.pos > 0 && (rec.Left == 0 || left < rec.Left) {
+			rec.Left = max(left, 1)
+		}
+		v.absent(&rec.Missing, r, next, a.rank)
+		rec.Came.Add(a.rank)
+		next = a.rank + 1
+	}
+	v.absent(&rec.Missing, r, next, r.size)
+	return rec
+}
+
+// absent adds the ranks from first to below end, which have not joined r.
+func (v *viewer) absent(missing *wire.Ranks, r *roll, first, end int) {
+	if r.from == nil { // there may be very many, and nothing is known of them
+		missing.AddSpan(first, end-1)
+		return
+	}
+	for rank := first; rank < end; rank++ {
+		if r.from.seats[rank].gone == wire.CodeOK {
+			missing.Add(rank)
+		}
+	}
+}
+
+// group tells of a generation from a rank on. It returns the rank to go on from, if the page is full before the last one.
+func (v *viewer) group(g *group, from int) (next int) {
+	s := wire.GroupStatus{}
+	if from == 0 {
+		s = wire.GroupStatus{Name: g.key.name, Run: g.key.run, Generation: g.gen, Size: len(g.seats), Present: g.present, Age: v.ago(g.born), Ended: -1}
+		if g.revoked != nil {
+			s.Over = v.told(&g.over)
+		}
+		v.records(g, &s)
+		s.Verdicts = v.verdicts(g.failures)
+		v.room -= len(s.Verdicts)
+	}
+	end := min(len(g.seats), from+max(v.room, 1))
+	v.room -= end - from
+	waits := v.waits(g, from, end)
+	s.Ranks = make([]wire.RankStatus, 0, end-from)
+	for rank := from; rank < end; rank++ {
+		x := &g.seats[rank]
+		s.Ranks = append(s.Ranks, wire.RankStatus{
+			Rank: rank, Label: x.label, Session: x.session, Gone: x.gone, Verb: x.verb, Seq: x.seq, Ago: v.ago(x.at), Heard: -1, Waits: waits[rank],
+		})
+	}
+	v.Groups = append(v.Groups, s)
+	if end < len(g.seats) {
+		return end
+	}
+	return 0
+}
+
+// records tells of the oldest open records of g.
+func (v *viewer) records(g *group, s *wire.GroupStatus) {
+	var open []*record
+	looks := statusLooks
+	for _, ch := range g.channels {
+		for _, r := range ch.records {
+			if looks--; r.open() && looks >= 0 {
+				open = append(open, r)
+			}
+		}
+	}
+	slices.SortFunc(open, func(a, b *record) int {
+		return cmp.Or(cmp.Compare(a.born, b.born), cmp.Compare(a.ch.name, b.ch.name), cmp.Compare(a.seq, b.seq))
+	})
+	s.Open = len(open)
+	for _, r := range open[:min(len(open), wire.StatusRecords)] {
+		s.Records = append(s.Records, v.record(r))
+	}
+	if g.shrink != nil {
+		s.Open++
+		s.Records = append(s.Records, v.coming(g.shrink, "shrink"))
+	}
+	v.room -= len(s.Records) * (1 + len(g.seats)/64)
+}
+
+func (v *viewer) record(r *record) wire.RecordStatus {
+	s := wire.RecordStatus{Channel: r.ch.name, Seq: r.seq, Verb: r.cast.Verb, Root: r.cast.Root, For: v.ago(r.born)}
+	if r.timer.pos > 0 {
+		s.Left = max(r.timer.at-v.now, 1)
+	}
+	for rank := range r.ballots {
+		if r.ballots[rank].yes {
+			s.Came.Add(rank)
+		} else if r.elects(rank) {
+			s.Missing.Add(rank)
+		}
+	}
+	if s.Missing.Count == 0 { // its root waits for room
+		for _, rank := range r.missing() {
+			s.Missing.Add(rank)
+		}
+	}
+	return s
+}
+
+// waits are the sends and receives of ranks of g that wait. A session is looked through once, whatever many ranks it has.
+func (v *viewer) waits(g *group, from, end int) map[int][]wire.WaitStatus {
+	if len(g.streams) == 0 {
+		return nil
+	}
+	waits := map[int][]wire.WaitStatus{}
+	seen := map[uint64]bool{}
+	for rank := from; rank < end; rank++ {
+		id := g.seats[rank].session
+		if g.seats[rank].gone != wire.CodeOK || seen[id] {
+			continue
+		}
+		seen[id] = true
+		looks := statusCalls
+		for _, w := range v.m.sessions[id].waiters {
+			if looks--; looks < 0 {
+				break
+			}
+			if of, wait := v.waitOf(w); of == g && w.rank >= from && w.rank < end {
+				waits[w.rank] = append(waits[w.rank], wait)
+			}
+		}
+	}
+	for rank, ws := range waits { // the longest first
+		slices.SortFunc(ws, func(a, b wire.WaitStatus) int {
+			return cmp.Or(-cmp.Compare(a.For, b.For), cmp.Compare(a.Verb, b.Verb), cmp.Compare(a.Peer, b.Peer), cmp.Compare(a.Tag, b.Tag))
+		})
+		waits[rank] = ws[:min(len(ws), wire.StatusWaits)]
+	}
+	return waits
+}
+
+// waitOf is the send or receive that w is; of is nil if it is none.
+func (v *viewer) waitOf(w *waiter) (of *group, wait wire.WaitStatus) {
+	switch o := w.owner.(type) {
+	case *reader:
+		return o.stream.g, wire.WaitStatus{Verb: "recv", Peer: o.stream.key.src, Tag: o.stream.key.tag, For: v.ago(w.since)}
+	case *sender:
+		return o.stream.g, wire.WaitStatus{Verb: "send", Peer: o.stream.key.dst, Tag: o.stream.key.tag, For: v.ago(w.since)}
+	}
+	return nil, wait
+}
+
+func (v *viewer) told(f *failure) *wire.VerdictStatus {
+	return new(f.status(v.ago(f.at), v.prefix))
+}
+
+func (v *viewer) verdicts(failures []failure) (told []wire.VerdictStatus) {
+	for i := range failures {
+		told = append(told, *v.told(&failures[i]))
+	}
+	return told
+}
+
+// ended tells of groups that are over and failed, and of those that did not come together.
+func (v *viewer) ended() {
+	for _, e := range v.m.past {
+		if !strings.HasPrefix(e.key.name, v.prefix) {
+			continue
+		}
+		s := wire.GroupStatus{
+			Name: e.key.name, Run: e.key.run, Generation: e.gen, Size: e.size, Age: max(v.now-e.born, 0), Ended: v.ago(e.at),
+			Verdicts: v.verdicts(e.failures),
+		}
+		if e.over != nil {
+			s.Over = v.told(e.over)
+		}
+		v.Groups = append(v.Groups, s)
+	}
+}
+
+// keys tells of the keys that calls wait for.
+func (v *viewer) keys() {
+	looks := statusLooks
+	for key, list := range v.m.waits {
+		if looks--; looks < 0 {
+			break
+		}
+		if !strings.HasPrefix(key, v.prefix) {
+			continue
+		}
+		s := wire.KeyStatus{Key: key, Calls: len(list)}
+		for _, kw := range list[:min(len(list), mostDoing)] { // one that waits for several keys may have come here late
+			s.For = max(s.For, v.ago(kw.since))
+		}
+		v.Keys = append(v.Keys, s)
+	}
+	slices.SortFunc(v.Keys, func(a, b wire.KeyStatus) int { return cmp.Or(-cmp.Compare(a.For, b.For), cmp.Compare(a.Key, b.Key)) })
+	v.Keys = v.Keys[:min(len(v.Keys), wire.StatusKeys)]
+}

@@ -1,0 +1,342 @@
+package core_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+// statusOf is all of a status, page by page.
+func statusOf(m *core.Machine, now core.Time, prefix string) (*wire.Status, error) {
+	all, gen, rank := new(wire.Status), uint64(0), 0
+	for {
+		page := m.Status(now, prefix, gen, rank)
+		names, rows := wire.AppendStatus(nil, nil, &page.Status)
+		if err := all.Parse(names, rows); err != nil || !page.More {
+			return all, err
+		}
+		if page.Generation < gen || page.Generation == gen && page.Rank <= rank {
+			return nil, fmt.Errorf("after (%d, %d) comes (%d, %d)", gen, rank, page.Generation, page.Rank)
+		}
+		gen, rank = page.Generation, page.Rank
+	}
+}
+
+func (r *rig) status(prefix string) *wire.Status {
+	r.tb.Helper()
+	s, err := statusOf(r.m, r.now, prefix)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	return s
+}
+
+func ranksOf(spans ...int) wire.Ranks {
+	var r wire.Ranks
+	for i := 0; i < len(spans); i += 2 {
+		r.AddSpan(spans[i], spans[i+1])
+	}
+	return r
+}
+
+// TestStatusOfAStuckBarrier: who has come, who is missing, for how long, and what the missing one did last.
+func TestStatusOfAStuckBarrier(t *testing.T) {
+	w := newCrew(t, 4)
+	for rank := range 4 {
+		w.cast(rank, barrier(1), "")
+	}
+	w.pass(time.Second)
+	req := w.voting(0, barrier(2), "")
+	req.Timeout = time.Minute
+	w.waits(w.sessions[0], req)
+	w.waits(w.sessions[1], w.voting(1, barrier(2), ""))
+	w.waits(w.sessions[3], w.voting(3, barrier(2), ""))
+	w.pass(3 * time.Second)
+	s := w.status("")
+	require.Len(t, s.Groups, 1)
+	g := s.Groups[0]
+	require.Equal(t, []any{"world", "run", w.gen, 4, 4, 4 * time.Second, 1}, []any{g.Name, g.Run, g.Generation, g.Size, g.Present, g.Age, g.Open})
+	require.Equal(t, []wire.RecordStatus{{
+		Seq: 2, Verb: "barrier", Root: -1, For: 3 * time.Second, Left: 57 * time.Second, Came: ranksOf(0, 1, 3, 3), Missing: ranksOf(2, 2),
+	}}, g.Records)
+	require.Equal(t, wire.RankStatus{
+		Rank: 2, Label: "pid 2", Session: w.sessions[2], Verb: "barrier", Seq: 1, Ago: 4 * time.Second, Heard: -1,
+	}, g.Ranks[2])
+	require.Equal(t, []int64{4, 3, 1}, []int64{s.Server.Sessions, s.Server.Calls, s.Server.Groups})
+}
+
+// TestStatusOfARoot: a root's verb waits for the root alone, and one that runs ahead for its slowest readers.
+func TestStatusOfARoot(t *testing.T) {
+	w := newCrew(t, 3)
+	w.waits(w.sessions[1], w.voting(1, broadcast(1, 0), ""))
+	require.Equal(t, ranksOf(0, 0), w.status("").Groups[0].Records[0].Missing)
+	w.cast(0, broadcast(1, 0), "x")
+	for seq := uint64(2); ; seq++ {
+		if _, rep := w.cast(0, broadcast(seq, 0), "x"); rep == nil {
+			break
+		}
+	}
+	require.Equal(t, ranksOf(1, 2), w.status("").Groups[0].Records[0].Missing, "who has not passed")
+}
+
+func TestStatusOfThoseWhoComeTogether(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	c := &crew{rig: r, sessions: []uint64{r.session(), r.session(), r.session(), r.session()}}
+	req := c.joining("new", 1)
+	req.Timeout = 10 * time.Second
+	c.waits(c.sessions[1], req)
+	c.pass(time.Second)
+	c.waits(c.sessions[3], c.joining("new", 3))
+	c.pass(time.Second)
+	g := c.status("").Groups[0]
+	require.Equal(t, []any{"new", uint64(0), 4, 2, 2 * time.Second}, []any{g.Name, g.Generation, g.Size, g.Present, g.Age})
+	require.Equal(t, []wire.RecordStatus{{
+		Verb: "create", Root: -1, For: 2 * time.Second, Left: 8 * time.Second, Came: ranksOf(1, 1, 3, 3), Missing: ranksOf(0, 0, 2, 2),
+	}}, g.Records)
+	require.Equal(t, "pid 1", g.Ranks[0].Label)
+	c.pass(8 * time.Second) // rank 1 withdraws
+	s := c.status("")
+	require.Equal(t, ranksOf(3, 3), s.Groups[0].Records[0].Came)
+	over := s.Groups[1]
+	require.Equal(t, []any{"new", uint64(0), time.Duration(0), 1}, []any{over.Name, over.Generation, over.Ended, len(over.Verdicts)})
+	require.Equal(t, []any{"create", wire.CodeTimeout, []int{0, 2}}, []any{over.Verdicts[0].Verb, over.Verdicts[0].Verdict.Code, over.Verdicts[0].Verdict.Missing})
+}
+
+func TestStatusOfShrink(t *testing.T) {
+	w := newCrew(t, 3)
+	w.does(w.sessions[1], wire.Request{Op: wire.OpLost})
+	w.pass(time.Second)
+	w.waits(w.sessions[0], w.shrinking(0))
+	g := w.status("").Groups[0]
+	require.Equal(t, wire.CodeLost, g.Ranks[1].Gone)
+	require.Equal(t, 2, g.Present)
+	require.Equal(t, []any{wire.CodeLost, time.Second, "pid 1"}, []any{g.Over.Verdict.Code, g.Over.Ago, g.Over.Verdict.Reason})
+	require.Equal(t, []wire.RecordStatus{{Verb: "shrink", Root: -1, Came: ranksOf(0, 0), Missing: ranksOf(2, 2)}}, g.Records)
+}
+
+func TestStatusOfStreams(t *testing.T) {
+	w := newCrew(t, 3)
+	for range 64 {
+		w.does(w.sessions[0], w.sending(0, 1, "message", 0))
+	}
+	w.waits(w.sessions[0], w.room(0, 1, 7))
+	w.pass(time.Second)
+	w.waits(w.sessions[0], w.asking(2, 0, 1))
+	w.pass(time.Second)
+	ranks := w.status("").Groups[0].Ranks
+	require.Equal(t, []wire.WaitStatus{{Verb: "send", Peer: 1, For: 2 * time.Second}, {Verb: "recv", Peer: 2, For: time.Second}}, ranks[0].Waits)
+	require.Empty(t, ranks[1].Waits)
+}
+
+// TestStatusOfFailures: the last verdicts of a group, and of one that is over.
+func TestStatusOfFailures(t *testing.T) {
+	w := newCrew(t, 2)
+	for seq := range uint64(10) {
+		req := w.voting(0, barrier(seq+1), "")
+		req.Timeout = time.Second
+		w.waits(w.sessions[0], req)
+		w.pass(2 * time.Second)
+		w.cast(1, barrier(seq+1), "") // is told too
+	}
+	req := w.asking(1, 0, 1)
+	req.Timeout = time.Second
+	w.waits(w.sessions[0], req)
+	w.pass(time.Second)
+	v := w.status("").Groups[0].Verdicts
+	require.Len(t, v, 8)
+	require.Equal(t, []any{"barrier", uint64(4), wire.CodeTimeout}, []any{v[0].Verb, v[0].Seq, v[0].Verdict.Code})
+	require.Equal(t, []any{"recv of rank 0", time.Duration(0), []int{1}}, []any{v[7].Verb, v[7].Ago, v[7].Verdict.Missing})
+	require.NotEmpty(t, v[0].Verdict.Doing)
+	require.Empty(t, w.status("w").Groups[0].Verdicts[0].Verdict.Doing, "what ranks do elsewhere may be above the prefix")
+
+	for rank := range 2 {
+		w.does(w.sessions[rank], wire.Request{Op: wire.OpLost})
+		w.pass(time.Second)
+	}
+	over := w.status("").Groups
+	require.Len(t, over, 1)
+	require.Equal(t, []any{w.gen, time.Second, wire.CodeLost, []int{0}}, []any{over[0].Generation, over[0].Ended, over[0].Over.Verdict.Code, over[0].Over.Verdict.Lost})
+	require.Len(t, over[0].Verdicts, 8)
+}
+
+// TestStatusForgets: what went well leaves nothing, and of what did not there is so much.
+func TestStatusForgets(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	for i := range 20 {
+		w := newCrewOn(r, fmt.Sprintf("group %d", i), 2)
+		w.cast(0, barrier(1), "")
+		w.cast(1, barrier(1), "")
+		for rank := range 2 {
+			w.does(w.sessions[rank], wire.Request{Op: wire.OpGoodbye})
+		}
+	}
+	require.Empty(t, r.status("").Groups)
+	for i := range 20 {
+		w := newCrewOn(r, fmt.Sprintf("group %d", i), 2)
+		req := w.seat(wire.OpLeave, 0)
+		req.Group.No, req.Group.Reason = wire.CodeAborted, strings.Repeat("x", 1000)
+		w.does(w.sessions[0], req)
+		for rank := range 2 {
+			w.does(w.sessions[rank], wire.Request{Op: wire.OpGoodbye})
+		}
+	}
+	groups := r.status("").Groups
+	require.Len(t, groups, 16)
+	require.Equal(t, "group 4", groups[0].Name)
+	require.Len(t, groups[0].Over.Verdict.Reason, 512)
+}
+
+func TestStatusOfALargeVerdict(t *testing.T) {
+	w := newCrew(t, 200)
+	req := w.voting(0, barrier(1), "")
+	req.Timeout = time.Second
+	w.waits(w.sessions[0], req)
+	w.pass(time.Second)
+	v := w.status("").Groups[0].Verdicts[0]
+	require.Equal(t, []int{64, 135}, []int{len(v.Verdict.Missing), v.More})
+}
+
+func TestStatusOfKeysThatAreWaitedFor(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	a, b := r.session(), r.session()
+	r.waits(a, waitFor("x/ready"))
+	r.pass(time.Second)
+	r.waits(b, waitFor("x/ready"))
+	r.waits(b, waitFor("y/ready"))
+	require.Equal(t, []wire.KeyStatus{{Key: "x/ready", Calls: 2, For: time.Second}, {Key: "y/ready", Calls: 1}}, r.status("").Keys)
+	require.Len(t, r.status("y").Keys, 1)
+}
+
+// TestStatusBelowAPrefix has what is below it, and nothing of the store as a whole.
+func TestStatusBelowAPrefix(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	newCrewOn(r, "a/one", 2)
+	newCrewOn(r, "b/one", 2)
+	newCrewOn(r, "a/two", 1)
+	r.waits(r.session(), crewOf(r, 2).joining("a/three", 0))
+	r.waits(r.session(), crewOf(r, 2).joining("b/three", 0))
+	s := r.status("a/")
+	require.Nil(t, s.Server)
+	var names []string
+	for _, g := range s.Groups {
+		names = append(names, g.Name)
+	}
+	require.Equal(t, []string{"a/three", "a/one", "a/two"}, names)
+	require.NotNil(t, r.status("").Server)
+}
+
+func crewOf(r *rig, n int) *crew { return &crew{rig: r, sessions: make([]uint64, n)} }
+
+// TestStatusInPages: many ranks, and many groups, each once, whatever page they are on.
+func TestStatusInPages(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	w := newCrewOn(r, "large", 3000)
+	for i := range 1500 {
+		newCrewOn(r, fmt.Sprint(i), 1)
+	}
+	w.waits(w.sessions[7], w.voting(7, barrier(1), ""))
+	s := r.status("")
+	require.Len(t, s.Groups, 1501)
+	require.Len(t, s.Groups[0].Ranks, 3000)
+	for rank := range 3000 {
+		require.Equal(t, rank, s.Groups[0].Ranks[rank].Rank)
+	}
+	require.Len(t, s.Groups[0].Records, 1)
+	require.Equal(t, ranksOf(0, 6, 8, 2999), s.Groups[0].Records[0].Missing)
+}
+
+// TestStatusWhenGroupsGo: their holes are not in the way.
+func TestStatusWhenGroupsGo(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	var crews []*crew
+	for i := range 100 {
+		crews = append(crews, newCrewOn(r, fmt.Sprint(i), 1))
+	}
+	for left := 100; left > 0; left-- {
+		i := (left * 37) % len(crews)
+		r.does(crews[i].sessions[0], wire.Request{Op: wire.OpGoodbye})
+		crews = append(crews[:i], crews[i+1:]...)
+		require.Len(t, r.status("").Groups, left-1)
+	}
+}
+
+// TestStatusChangesNothing: it is no event. The state before and after is the same.
+func TestStatusChangesNothing(t *testing.T) {
+	w := newCrew(t, 3)
+	req := w.voting(0, barrier(1), "")
+	req.Timeout = time.Second
+	w.waits(w.sessions[0], req)
+	w.waits(w.sessions[1], w.asking(0, 1, 1))
+	require.EqualValues(t, 2, w.status("").Server.Calls)
+	before := w.m.Snapshot()
+	before.Stop()
+	w.m.Status(w.now+time.Hour, "", 0, 0) // later than the deadline: nothing happens because of that
+	after := w.m.Snapshot()
+	after.Stop()
+	require.Equal(t, before.State, after.State)
+	require.Empty(t, w.m.Effects())
+	w.pass(time.Second)
+	require.EqualValues(t, 1, w.status("").Server.Calls)
+	w.does(w.sessions[1], wire.Request{Op: wire.OpGoodbye})
+	require.Zero(t, w.status("").Server.Calls)
+}
+
+// TestStatusAfterARestart: what was read from the disk is told as what was there before.
+func TestStatusAfterARestart(t *testing.T) {
+	w := newCrew(t, 3)
+	w.waits(w.sessions[0], w.voting(0, barrier(1), ""))
+	w.does(w.sessions[2], wire.Request{Op: wire.OpLost})
+	shot := w.m.Snapshot()
+	shot.Stop()
+	m, err := core.Restore(core.Limits{}, shot.State, func(func(core.Entry, error) bool) {})
+	require.NoError(t, err)
+	again := (&rig{tb: t, m: m, now: w.now}).status("")
+	want := w.status("")
+	for _, s := range []*wire.Status{again, want} {
+		s.Groups[0].Verdicts = nil // are forgotten
+	}
+	require.Equal(t, want.Groups, again.Groups)
+}
+
+// BenchmarkStatus is how long all of it takes, and for how long others wait for a page of it.
+func BenchmarkStatus(b *testing.B) {
+	large := newCrewOn(newRig(b, core.Limits{}), "large", 10_000)
+	for rank := range 9_999 {
+		large.cast(rank, barrier(1), "")
+	}
+	many := newRig(b, core.Limits{})
+	for i := range 10_000 {
+		newCrewOn(many, fmt.Sprint(i), 1)
+	}
+	keys := newRig(b, core.Limits{})
+	for i := range 1_000_000 {
+		keys.does(core.Local, wire.Request{Op: wire.OpSet, Key: fmt.Sprint(i), Value: []byte{}})
+	}
+	for name, r := range map[string]*rig{"10000 ranks": large.rig, "10000 groups": many, "1000000 keys": keys} {
+		b.Run(name, func(b *testing.B) {
+			var pages []time.Duration
+			bytes := 0
+			for b.Loop() {
+				bytes = 0
+				for gen, rank, more := uint64(0), 0, true; more; {
+					began := time.Now()
+					page := r.m.Status(r.now, "", gen, rank)
+					_, rows := wire.AppendStatus(nil, nil, &page.Status)
+					pages = append(pages, time.Since(began))
+					bytes += len(rows)
+					gen, rank, more = page.Generation, page.Rank, page.More
+				}
+			}
+			slices.Sort(pages)
+			b.ReportMetric(float64(pages[len(pages)/2].Nanoseconds()), "ns/page")
+			b.ReportMetric(float64(bytes), "bytes")
+		})
+	}
+}

@@ -1,0 +1,365 @@
+package browser_test
+
+import (
+	"context"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// limit is for a test, on a machine that others use too.
+const limit = 2 * time.Minute
+
+// A device is a screen.
+type device struct {
+	name          string
+	width, height int64
+	phone, dark   bool
+}
+
+var devices = []device{
+	{"desktop-light", 1280, 900, false, false},
+	{"desktop-dark", 1280, 900, false, true},
+	{"phone-light", 390, 844, true, false},
+	{"phone-dark", 390, 844, true, true},
+}
+
+// browser is a Chromium that shows d; it ends with the test.
+func browser(t *testing.T, d device) context.Context {
+	t.Helper()
+	path := os.Getenv("MUSTER_CHROMIUM")
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if found, err := exec.LookPath(name); path == "" && err == nil {
+			path = found
+		}
+	}
+	if path == "" {
+		t.Skip("SKIPPED: there is no chromium (Debian's package chromium, or MUSTER_CHROMIUM): the page is not tested in a browser")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	o := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir()),
+		chromedp.Flag("disable-dev-shm-usage", true))
+	ctx, cancel = chromedp.NewExecAllocator(ctx, o...)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewContext(ctx)
+	t.Cleanup(cancel)
+	scheme := map[bool]string{false: "light", true: "dark"}[d.dark]
+	view := []chromedp.EmulateViewportOption{chromedp.EmulateScale(1)}
+	if d.phone {
+		view = []chromedp.EmulateViewportOption{chromedp.EmulateScale(2), chromedp.EmulateMobile, chromedp.EmulateTouch}
+	}
+	run(t, ctx, chromedp.EmulateViewport(d.width, d.height, view...))
+	_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
+	})
+	require.NoError(t, err)
+	return ctx
+}
+
+// job is a group in a store that a page shows.
+type job struct {
+	t   *testing.T
+	m   *store.Memory
+	url string
+	gen uint64
+	wg  sync.WaitGroup
+}
+
+func newJob(t *testing.T, name string, size int) *job {
+	j := &job{t: t, m: new(store.Memory)}
+	page := httptest.NewServer(status.Handler(store.New(j.m)))
+	t.Cleanup(func() {
+		page.CloseClientConnections()
+		_ = j.m.Close()
+		page.Close()
+		j.wg.Wait()
+	})
+	j.url = page.URL
+	j.gen = j.join(name, size, size)
+	return j
+}
+
+// join lets n of size ranks join; if those are all, it returns the generation.
+func (j *job) join(name string, n, size int) (gen uint64) {
+	var joined sync.WaitGroup
+	for rank := range n {
+		joined.Add(1)
+		j.wg.Go(func() {
+			defer joined.Done()
+			c := wire.Contribution{Group: name, Run: "run-1", Rank: rank, Size: size, Label: fmt.Sprintf("pid %d on node-%c", 4100+rank, 'a'+rank/4)}
+			roll, err := store.New(j.m).Join(context.Background(), c, nil)
+			if err == nil && rank == 0 {
+				gen = roll.Generation
+			}
+		})
+	}
+	if n == size {
+		joined.Wait()
+	}
+	return gen
+}
+
+// barrier has ranks call barrier number seq, for as long as ctx says.
+func (j *job) barrier(ctx context.Context, seq uint64, ranks ...int) *sync.WaitGroup {
+	var called sync.WaitGroup
+	for _, rank := range ranks {
+		called.Add(1)
+		j.wg.Go(func() {
+			defer called.Done()
+			c := wire.Contribution{Generation: j.gen, Rank: rank, Seq: seq, Verb: "barrier", Root: -1, Want: wire.WantNothing}
+			_, _ = store.New(j.m).Collect(ctx, c, nil)
+		})
+	}
+	return &called
+}
+
+// stuck is a job whose rank 2 does not come to a barrier; one has failed before.
+func stuck(t *testing.T) *job {
+	j := newJob(t, "train", 8)
+	j.barrier(context.Background(), 1, 0, 1, 2, 3, 4, 5, 6, 7).Wait()
+	short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	j.barrier(short, 2, 0, 1, 3).Wait()
+	j.barrier(context.Background(), 3, 0, 1, 3, 4, 5, 6, 7)
+	require.Eventually(t, func() bool { // what comes later waits for less long
+		s, err := store.New(j.m).Status(t.Context(), "")
+		return err == nil && len(s.Groups[0].Records) == 1 && s.Groups[0].Records[0].For > 10*time.Millisecond
+	}, limit, 10*time.Millisecond)
+	j.wg.Go(func() { _, _ = store.New(j.m).Wait(context.Background(), "model/ready") })
+	j.join("evaluate", 3, 4)
+	s := store.New(j.m)
+	require.NoError(t, s.Set(t.Context(), "config/<b>batch</b>", []byte("64"), nil))
+	require.NoError(t, s.Set(t.Context(), "config/token", []byte("a secret value"), &store.SetOptions{TTL: time.Hour}))
+	require.NoError(t, s.Set(t.Context(), "config/once", []byte("counted"), &store.SetOptions{Reads: 1}))
+	return j
+}
+
+// run carries out actions.
+func run(t *testing.T, ctx context.Context, actions ...chromedp.Action[chromedp.Void]) {
+	t.Helper()
+	require.NoError(t, chromedp.Do(ctx, actions...))
+}
+
+// value is what a script gives.
+func value[T any](t *testing.T, ctx context.Context, script string) T {
+	t.Helper()
+	v, err := chromedp.Run(ctx, chromedp.Evaluate[T](script))
+	require.NoError(t, err)
+	return v
+}
+
+// until waits until a script gives true.
+func until(t *testing.T, ctx context.Context, script string) {
+	t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !value[bool](t, ctx, script) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("never: %s", script)
+		}
+	}
+}
+
+// has waits until what selector names has all texts.
+func has(t *testing.T, ctx context.Context, selector string, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		until(t, ctx, fmt.Sprintf(`[...document.querySelectorAll(%q)].some((e) => e.innerText.replaceAll("\u00a0", " ").includes(%q))`, selector, text))
+	}
+}
+
+// press presses keys.
+func press(t *testing.T, ctx context.Context, keys ...string) {
+	t.Helper()
+	for _, k := range keys {
+		run(t, ctx, chromedp.KeyEvent(k))
+	}
+}
+
+// shortcut presses a key as a keyboard does: what the page does at once is before what the key would write.
+func shortcut(t *testing.T, ctx context.Context, key string) {
+	t.Helper()
+	for _, typ := range []input.DispatchKeyEventType{input.DispatchKeyEventTypeKeyDown, input.DispatchKeyEventTypeKeyUp} {
+		p := input.DispatchKeyEventParams{Type: typ, Key: key}
+		if typ == input.DispatchKeyEventTypeKeyDown {
+			p.Text = key
+		}
+		_, err := chromedp.Call(ctx, input.DispatchKeyEvent, p)
+		require.NoError(t, err)
+	}
+}
+
+// open opens the page of j, and waits until it tells of the barrier.
+func open(t *testing.T, ctx context.Context, j *job) {
+	t.Helper()
+	run(t, ctx, chromedp.Navigate(j.url))
+	has(t, ctx, "#verdict", "barrier #3")
+}
+
+// picture keeps a picture for who asks for them by MUSTER_SCREENSHOTS, a folder.
+func picture(t *testing.T, ctx context.Context, name string) {
+	t.Helper()
+	dir := os.Getenv("MUSTER_SCREENSHOTS")
+	if dir == "" {
+		return
+	}
+	for name, shot := range map[string]chromedp.Action[[]byte]{name: chromedp.CaptureScreenshot(), name + "-all": chromedp.FullScreenshot(100)} {
+		png, err := chromedp.Run(ctx, shot)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644))
+	}
+}
+
+// TestStuckBarrierIsSeenAtOnce: on every screen, above everything else and without scrolling: the group, the verb, for how long, and who is
+// missing.
+func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
+	for _, d := range devices {
+		t.Run(d.name, func(t *testing.T) {
+			j := stuck(t)
+			ctx := browser(t, d)
+			open(t, ctx, j)
+			has(t, ctx, "#verdict", "train · barrier #3 waits: ", "for rank 2", "pid 4102 on node-a")
+			require.True(t, value[bool](t, ctx, `(() => { const r = document.querySelector("#verdict").getBoundingClientRect(); return r.top >= 0 && r.bottom <= innerHeight })()`), "it is on the first screen")
+			has(t, ctx, "#waits", "7 of 8 have come, 1 missing", "evaluate · create", "has not come", "key model/ready")
+			has(t, ctx, "#waits .who", "rank 2 pid 4102 on node-a · in no call; its last was barrier #1")
+			has(t, ctx, "#failures", "train · barrier #2: timed out")
+			require.Equal(t, []int{8, 1}, value[[]int](t, ctx, `(() => { const r = document.querySelector("#waits li .ranks"); return [r.children.length, r.querySelectorAll(".missing").length] })()`))
+			require.False(t, value[bool](t, ctx, `document.documentElement.scrollWidth > innerWidth`), "something sticks out to the right")
+			until(t, ctx, `/slow|stuck/.test(document.querySelector("#verdict").className) && /^[…✗] muster$/.test(document.title)`)
+			picture(t, ctx, d.name)
+		})
+	}
+}
+
+// contrast is a script that gives the texts that are hard to read on their ground: below 4.5 : 1, as WCAG has it.
+const contrast = `(() => {
+	const light = (c) => { const [r, g, b] = c.match(/[\d.]+/g).map((x) => { x /= 255; return x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4 }); return .2126 * r + .7152 * g + .0722 * b };
+	const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!/, 0\)$/.test(c)) return c } return "rgb(255, 255, 255)" };
+	const bad = [], verdict = document.querySelector("#verdict");
+	for (const grade of ["calm", "slow", "stuck"]) { // whatever it is at the moment
+		verdict.className = "verdict " + grade;
+		for (const e of document.querySelectorAll("main *, header *, footer *")) {
+			if (![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || !e.offsetParent) continue;
+			const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+			if ((a + .05) / (b + .05) < 4.5) bad.push(e.tagName + "." + e.className + " " + ((a + .05) / (b + .05)).toFixed(2));
+		}
+	}
+	return bad.join("; ");
+})()`
+
+// TestColours: dark is dark, and text can be read in both.
+func TestColours(t *testing.T) {
+	for _, d := range devices[:2] {
+		t.Run(d.name, func(t *testing.T) {
+			j := stuck(t)
+			ctx := browser(t, d)
+			open(t, ctx, j)
+			run(t, ctx, chromedp.Evaluate[chromedp.Void](`document.querySelectorAll("details").forEach((d) => d.open = true)`))
+			has(t, ctx, "#groups td", "rank 7")
+			require.Empty(t, value[string](t, ctx, contrast), "text that is hard to read")
+			ground := value[string](t, ctx, `getComputedStyle(document.body).backgroundColor`)
+			require.Equal(t, d.dark, strings.HasPrefix(ground, "rgb(17,"), ground)
+			picture(t, ctx, "open-"+d.name)
+		})
+	}
+}
+
+// TestPageIsLive: what changes is seen without a reload, what is open stays open, and where the focus is it stays.
+func TestPageIsLive(t *testing.T) {
+	j := stuck(t)
+	ctx := browser(t, devices[0])
+	open(t, ctx, j)
+	run(t, ctx, chromedp.Focus("#groups details:last-of-type summary"))
+	press(t, ctx, kb.Enter)
+	has(t, ctx, "#groups td", "pid 4102 on node-a")
+	has(t, ctx, "#groups tr.awaited", "rank 2")
+	j.barrier(context.Background(), 3, 2)
+	has(t, ctx, "#verdict", "evaluate · create")
+	j.barrier(context.Background(), 4, 2)
+	has(t, ctx, "#waits", "train · barrier #4", "1 of 8 have come")
+	require.Equal(t, "SUMMARY", value[string](t, ctx, `document.activeElement.tagName`))
+	require.True(t, value[bool](t, ctx, `document.querySelector("#groups details:last-of-type").open`))
+	require.NoError(t, j.m.Close())
+	has(t, ctx, "#line.away", "does not answer")
+}
+
+// TestKeyboard: all of it without a mouse.
+func TestKeyboard(t *testing.T) {
+	j := stuck(t)
+	ctx := browser(t, devices[0])
+	open(t, ctx, j)
+	focus := func() string {
+		return value[string](t, ctx, `document.activeElement.id || document.activeElement.tagName`)
+	}
+	shortcut(t, ctx, "w")
+	require.Equal(t, "waiting", focus())
+	shortcut(t, ctx, "/")
+	require.Equal(t, "prefix", focus())
+	require.Empty(t, value[string](t, ctx, `document.activeElement.value`))
+	press(t, ctx, "config/", kb.Enter)
+	has(t, ctx, "#keys", "config/token")
+	has(t, ctx, "#keys .ttl", "for 59 min")
+	press(t, ctx, kb.Tab)
+	require.Equal(t, "BUTTON", focus())
+	press(t, ctx, kb.Tab, kb.Enter)
+	has(t, ctx, "#keys pre", "64\n(2 bytes)")
+}
+
+// TestNothingIsShownUnlessAskedFor: no value, until its key is opened; a counted one not at all; and names are text, whatever is in them.
+func TestNothingIsShownUnlessAskedFor(t *testing.T) {
+	j := stuck(t)
+	ctx := browser(t, devices[2])
+	open(t, ctx, j)
+	run(t, ctx, chromedp.Evaluate[chromedp.Void](`document.querySelector("#find").requestSubmit()`))
+	has(t, ctx, "#keys", "config/token", "config/<b>batch</b>")
+	all := value[string](t, ctx, `document.documentElement.outerHTML`)
+	require.NotContains(t, all, "a secret value")
+	require.NotContains(t, all, "<b>batch</b>")
+	for key, want := range map[string]string{"config/token": "a secret value", "config/once": "its reads are counted"} {
+		run(t, ctx, chromedp.Evaluate[chromedp.Void](fmt.Sprintf(`[...document.querySelectorAll("#keys button")].find((b) => b.innerText.startsWith(%q)).click()`, key)))
+		has(t, ctx, "#keys pre", want)
+	}
+	picture(t, ctx, "keys")
+	v, err := store.New(j.m).Get(t.Context(), "config/once")
+	require.NoError(t, err)
+	require.Equal(t, "counted", string(v))
+}
+
+// TestManyRanks: a group of 10,000 ranks is a page that answers.
+func TestManyRanks(t *testing.T) {
+	j := newJob(t, "large", 10_000)
+	ctx := browser(t, devices[0])
+	j.barrier(context.Background(), 1, 7)
+	run(t, ctx, chromedp.Navigate(j.url))
+	has(t, ctx, "#waits", "1 of 10000 have come, 9999 missing")
+	run(t, ctx, chromedp.Click("#groups summary"))
+	has(t, ctx, "#groups td", "pid 4106")
+	has(t, ctx, "#groups .more", "and 9744 more")
+}
+
+// TestNothingFromElsewhere: the page needs no internet.
+func TestNothingFromElsewhere(t *testing.T) {
+	j := stuck(t)
+	ctx := browser(t, devices[0])
+	open(t, ctx, j)
+	require.Empty(t, value[[]string](t, ctx, `performance.getEntriesByType("resource").map((e) => new URL(e.name).origin).filter((o) => o !== location.origin)`))
+}

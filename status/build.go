@@ -1,0 +1,337 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+)
+
+// builder knows of each rank what it waits in.
+type builder struct {
+	in map[*store.GroupStatus]map[int]call
+	// elsewhere is what a process waits in, of whatever group: the one of its ranks that waits longest. Ranks of this process share a
+	// session, so that it tells nothing of them.
+	elsewhere map[process]call
+}
+
+// process is one, by its session and its own name.
+type process struct {
+	session uint64
+	label   string
+}
+
+// call is what somebody waits in.
+type call struct {
+	group *store.GroupStatus
+	what  string
+	time  time.Duration
+}
+
+func newBuilder(s *store.Status) *builder {
+	b := &builder{in: map[*store.GroupStatus]map[int]call{}, elsewhere: map[process]call{}}
+	for i := range s.Groups {
+		g := &s.Groups[i]
+		in := callsOf(g)
+		b.in[g] = in
+		for j := range g.Ranks {
+			r := &g.Ranks[j]
+			if c, ok := in[r.Rank]; ok && r.Session != 0 && c.time >= b.elsewhere[process{r.Session, r.Label}].time {
+				b.elsewhere[process{r.Session, r.Label}] = c
+			}
+		}
+	}
+	return b
+}
+
+// callsOf is what ranks of g wait in, of those that have come somewhere.
+func callsOf(g *store.GroupStatus) map[int]call {
+	in := map[int]call{}
+	put := func(rank int, c call) {
+		if old, ok := in[rank]; !ok || old.time < c.time {
+			in[rank] = c
+		}
+	}
+	for i := range g.Records {
+		r := &g.Records[i]
+		for _, s := range r.Came.Spans {
+			for rank := s.First; rank <= s.Last && rank < min(g.Size, mostRanks); rank++ {
+				put(rank, call{g, recordText(r), r.For})
+			}
+		}
+	}
+	for i := range g.Ranks {
+		for _, w := range g.Ranks[i].Waits {
+			put(g.Ranks[i].Rank, call{g, waitText(&w), w.For})
+		}
+	}
+	return in
+}
+
+// mostRanks bounds what a store that is none can make a viewer do.
+const mostRanks = 1 << 20
+
+// recordText is a verb as its caller would write it.
+func recordText(r *store.RecordStatus) string {
+	s := r.Verb
+	if r.Root >= 0 {
+		s += fmt.Sprintf("(root %d)", r.Root)
+	}
+	if r.Seq > 0 {
+		s += fmt.Sprintf(" #%d", r.Seq)
+	}
+	if r.Channel != "" {
+		s += " on " + quote(r.Channel)
+	}
+	return s
+}
+
+func waitText(w *store.WaitStatus) string {
+	s := fmt.Sprintf("send to rank %d", w.Peer)
+	if w.Verb == "recv" {
+		s = fmt.Sprintf("recv from rank %d", w.Peer)
+	}
+	if w.Tag != "" {
+		s += " with tag " + quote(w.Tag)
+	}
+	return s
+}
+
+// quote quotes what is not plain text: channels of muster's own begin with a zero byte.
+func quote(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) || r == ' ' }) {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
+// waits are what waits in g.
+func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
+	gone := []Span{}
+	for i := range g.Ranks {
+		if r := &g.Ranks[i]; r.Gone != 0 {
+			gone = append(gone, Span{r.Rank, r.Rank})
+		}
+	}
+	for i := range g.Records {
+		r := &g.Records[i]
+		w := Wait{
+			Kind: "verb", Group: g.Name, Run: g.Run, Generation: g.Generation, What: recordText(r), For: seconds(r.For), Left: seconds(r.Left), Size: g.Size,
+			Came: r.Came.Count, Missing: r.Missing.Count, Ranks: []Who{}, Here: []Span{}, Gone: gone,
+		}
+		for _, s := range r.Came.Spans {
+			w.Here = append(w.Here, Span{s.First, s.Last})
+		}
+		for _, rank := range r.Missing.First(someRanks) {
+			w.Ranks = append(w.Ranks, b.who(g, rank))
+		}
+		list = append(list, w)
+	}
+	for i := range g.Ranks {
+		for _, x := range g.Ranks[i].Waits {
+			list = append(list, Wait{
+				Kind: "message", Group: g.Name, Run: g.Run, Generation: g.Generation, What: fmt.Sprintf("rank %d: %s", g.Ranks[i].Rank, waitText(&x)),
+				For: seconds(x.For), Size: g.Size, Came: 1, Missing: 1, Ranks: []Who{b.who(g, x.Peer)}, Here: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}}, Gone: gone,
+			})
+		}
+	}
+	return list
+}
+
+// rankOf is a rank of g; nil if it has not come.
+func rankOf(g *store.GroupStatus, rank int) *store.RankStatus {
+	i, ok := slices.BinarySearchFunc(g.Ranks, rank, func(r store.RankStatus, rank int) int { return r.Rank - rank })
+	if !ok {
+		return nil
+	}
+	return &g.Ranks[i]
+}
+
+// who is a rank that others wait for.
+func (b *builder) who(g *store.GroupStatus, rank int) Who {
+	r := rankOf(g, rank)
+	if r == nil {
+		return Who{Rank: rank, Doing: "has not come", Heard: -1}
+	}
+	_, waits := b.waitsIn(g, r)
+	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, Heard: heard(r.Heard)}
+}
+
+// waitsIn is what a rank of g waits in, there or elsewhere, if it does.
+func (b *builder) waitsIn(g *store.GroupStatus, r *store.RankStatus) (c call, waits bool) {
+	if r.Gone != 0 {
+		return c, false
+	}
+	if c, waits = b.in[g][r.Rank]; waits {
+		return c, true
+	}
+	c, waits = b.elsewhere[process{r.Session, r.Label}]
+	return c, waits && c.group != g
+}
+
+// doing is what a rank does, in words.
+func (b *builder) doing(g *store.GroupStatus, r *store.RankStatus) string {
+	c, waits := b.waitsIn(g, r)
+	switch {
+	case r.Gone != 0:
+		return r.Gone.String()
+	case waits && c.group == g:
+		return fmt.Sprintf("in %s for %s", c.what, Short(c.time))
+	case waits:
+		return fmt.Sprintf("in %s of group %q for %s", c.what, c.group.Name, Short(c.time))
+	case r.Verb == "":
+		return fmt.Sprintf("no call since it joined %s ago", Short(r.Ago))
+	case r.Seq == 0:
+		return fmt.Sprintf("in no call; its last was %s, %s ago", r.Verb, Short(r.Ago))
+	}
+	return fmt.Sprintf("in no call; its last was %s #%d, %s ago", r.Verb, r.Seq, Short(r.Ago))
+}
+
+// group is g as it is shown, with most ranks at most, if that is not 0.
+func (b *builder) group(g *store.GroupStatus, most int) Group {
+	v := Group{
+		Name: g.Name, Run: g.Run, Generation: g.Generation, Size: g.Size, Present: g.Present, Age: seconds(g.Age), State: stateOf(g),
+	}
+	if g.Ended >= 0 {
+		v.Ended = max(seconds(g.Ended), 0.001)
+	}
+	if g.Over != nil {
+		v.Why = why(g.Over)
+	} else if n := len(g.Verdicts); n > 0 && g.Ended >= 0 {
+		v.Why = why(&g.Verdicts[n-1])
+	}
+	v.Ranks = make([]Rank, len(g.Ranks))
+	awaited := awaitedIn(g)
+	for i := range g.Ranks {
+		r := &g.Ranks[i]
+		v.Ranks[i] = Rank{
+			Rank: r.Rank, Label: r.Label, State: b.state(g, r, awaited[r.Rank]), Since: seconds(r.Ago), Heard: heard(r.Heard), Session: r.Session, of: r,
+		}
+	}
+	if most > 0 && len(v.Ranks) > most {
+		slices.SortStableFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(calm(a.State), calm(b.State)) })
+		v.More = len(v.Ranks) - most
+		v.Ranks = v.Ranks[:most]
+		slices.SortFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(a.Rank, b.Rank) })
+	}
+	for i := range v.Ranks {
+		v.Ranks[i].Doing = b.doing(g, v.Ranks[i].of)
+	}
+	return v
+}
+
+// state is one of Rank.State.
+func (b *builder) state(g *store.GroupStatus, r *store.RankStatus, awaited bool) string {
+	_, waits := b.waitsIn(g, r)
+	switch {
+	case r.Gone != 0:
+		return r.Gone.String()
+	case waits:
+		return "waits"
+	case awaited:
+		return "awaited"
+	}
+	return "idle"
+}
+
+// awaitedIn are the ranks of g that others of it wait for.
+func awaitedIn(g *store.GroupStatus) map[int]bool {
+	awaited := map[int]bool{}
+	for i := range g.Records {
+		for _, rank := range g.Records[i].Missing.First(min(g.Size, mostRanks)) {
+			awaited[rank] = true
+		}
+	}
+	for i := range g.Ranks {
+		for _, w := range g.Ranks[i].Waits {
+			awaited[w.Peer] = true
+		}
+	}
+	return awaited
+}
+
+func stateOf(g *store.GroupStatus) string {
+	waits := g.Open > 0 || slices.ContainsFunc(g.Ranks, func(r store.RankStatus) bool { return len(r.Waits) > 0 })
+	switch {
+	case g.Ended >= 0:
+		return "over"
+	case g.Generation == 0:
+		return "forming"
+	case g.Over != nil:
+		return "revoked"
+	case waits:
+		return "waiting"
+	}
+	return "idle"
+}
+
+// why is a verdict in words.
+func why(f *store.VerdictStatus) string {
+	v := &f.Verdict
+	var parts []string
+	say := func(what string, ranks []int) {
+		if len(ranks) > 0 {
+			parts = append(parts, what+" "+rankList(ranks))
+		}
+	}
+	if v.By >= 0 {
+		parts = append(parts, fmt.Sprintf("by rank %d", v.By))
+	}
+	say("lost", v.Lost)
+	say("left", v.Left)
+	say("missing", v.Missing)
+	if f.More > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", f.More))
+	}
+	if v.Reason != "" {
+		parts = append(parts, v.Reason)
+	}
+	for i := range v.Clash {
+		c := &v.Clash[i]
+		parts = append(parts, fmt.Sprintf("rank %d called %s", c.Rank, strings.Join(strings.Fields(c.Verb+" "+c.Type+" "+c.Label), " ")))
+	}
+	if v.Waited > 0 {
+		parts = append(parts, "after "+Short(v.Waited))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// rankList is "rank 3", or "ranks 0–2, 7".
+func rankList(ranks []int) string {
+	var parts []string
+	for i := 0; i < len(ranks); {
+		j := i
+		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
+			j++
+		}
+		if j > i+1 {
+			parts = append(parts, fmt.Sprintf("%d–%d", ranks[i], ranks[j]))
+		} else {
+			for k := i; k <= j; k++ {
+				parts = append(parts, strconv.Itoa(ranks[k]))
+			}
+		}
+		i = j + 1
+	}
+	if len(ranks) == 1 {
+		return "rank " + parts[0]
+	}
+	return "ranks " + strings.Join(parts, ", ")
+}
+
+// Short is a duration as people read it: "0.4 s", "41 s", "3 min 7 s", "2 h 5 min".
+func Short(d time.Duration) string {
+	switch {
+	case d < 10*time.Second:
+		return strconv.FormatFloat(d.Seconds(), 'f', 1, 64) + " s"
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", d/time.Minute, d%time.Minute/time.Second)
+	}
+	return fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute)
+}

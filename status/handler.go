@@ -1,0 +1,163 @@
+package status
+
+import (
+	"bytes"
+	"embed"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/muster-pg/muster/store"
+)
+
+//go:embed page
+var files embed.FS
+
+const (
+	every      = time.Second // that the page is told anew
+	mostPages  = 64          // that are open at once
+	writeTime  = 10 * time.Second
+	keysOfPage = 100
+	mostValue  = 4 << 10 // bytes of a value that are shown
+)
+
+// Handler is a page that shows s while it is open, and nothing but GET. It lets everybody see what s may read who can reach it: where that is not
+// as it should be, put what asks for a password in front of it. It is at "/" of its own; its links are relative.
+func Handler(s *store.Store) http.Handler {
+	h := &handler{store: store.ReadOnly(s)}
+	h.watch = NewWatch(h.store, every*9/10, &Options{Ranks: 256, Groups: 100})
+	page, _ := fs.Sub(files, "page") // is there
+	mux := http.NewServeMux()
+	mux.Handle("GET /", http.FileServerFS(page))
+	mux.HandleFunc("GET /status", h.once)
+	mux.HandleFunc("GET /events", h.events)
+	mux.HandleFunc("GET /keys", h.keys)
+	mux.HandleFunc("GET /value", h.value)
+	return guarded(mux)
+}
+
+type handler struct {
+	store *store.Store
+	watch *Watch
+	open  atomic.Int32 // pages
+}
+
+// guarded adds what keeps a page to itself: nothing from elsewhere, in no frame, in no cache.
+func guarded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cache-Control", "no-store")
+		next.ServeHTTP(w, r)
+	})
+}
+
+// once is a view, for programs.
+func (h *handler) once(w http.ResponseWriter, r *http.Request) {
+	v, err := h.watch.View(r.Context())
+	reply(w, v, err)
+}
+
+func reply(w http.ResponseWriter, v any, err error) {
+	code := http.StatusOK
+	switch {
+	case err == nil:
+	case errors.Is(err, store.ErrNotFound):
+		code = http.StatusNotFound
+	case errors.Is(err, store.ErrDenied):
+		code = http.StatusForbidden
+	default:
+		code = http.StatusBadGateway
+	}
+	if err != nil {
+		v = map[string]string{"error": err.Error()}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(v) // the peer is gone
+}
+
+// events tells a page what there is to see, until it is closed.
+func (h *handler) events(w http.ResponseWriter, r *http.Request) {
+	if h.open.Add(1) > mostPages {
+		h.open.Add(-1)
+		reply(w, nil, fmt.Errorf("status: %d pages are open already", mostPages))
+		return
+	}
+	defer h.open.Add(-1)
+	w.Header().Set("Content-Type", "text/event-stream")
+	out := http.NewResponseController(w)
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for last := (*View)(nil); ; {
+		v, err := h.watch.View(r.Context())
+		if v == nil || v != last {
+			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil || tell(w, v, err) != nil || out.Flush() != nil {
+				return
+			}
+		}
+		last = v
+		select {
+		case <-tick.C:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// tell writes one event: what there is to see, or why there is nothing.
+func tell(w io.Writer, v *View, away error) error {
+	name, data := "status", any(v)
+	if away != nil {
+		name, data = "away", away.Error()
+	}
+	b, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "event: %s\ndata: %s\n\n", name, b)
+	return err
+}
+
+// keyView is an entry without its value.
+type keyView struct {
+	Key string  `json:"key"`
+	Rev uint64  `json:"rev"`
+	TTL float64 `json:"ttl_seconds,omitempty"`
+}
+
+// keys is a page of those below a prefix.
+func (h *handler) keys(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	entries, more, err := h.store.Names(r.Context(), q.Get("prefix"), q.Get("after"), keysOfPage)
+	list := []keyView{}
+	for _, e := range entries {
+		list = append(list, keyView{e.Key, uint64(e.Rev), seconds(e.TTL)})
+	}
+	reply(w, map[string]any{"keys": list, "more": more}, err)
+}
+
+// value is what a key holds, or the beginning of it: for who asks for it.
+func (h *handler) value(w http.ResponseWriter, r *http.Request) {
+	v, err := h.store.Get(r.Context(), r.URL.Query().Get("key"))
+	if errors.Is(err, store.ErrDenied) {
+		err = fmt.Errorf("not shown: its reads are counted, and this would be one, or there is no right to it (%w)", err)
+	}
+	head := v[:min(len(v), mostValue)]
+	out := map[string]any{"bytes": len(v), "clipped": len(head) < len(v)}
+	if text := bytes.ToValidUTF8(head, nil); utf8.Valid(v) {
+		out["text"] = string(text)
+	} else {
+		out["hex"] = hex.EncodeToString(head[:min(len(head), mostValue/4)])
+	}
+	reply(w, out, err)
+}

@@ -1,0 +1,264 @@
+package status_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// counted counts what a store is asked.
+type counted struct {
+	store.Engine
+	asked atomic.Int64 // for its status
+	fails atomic.Bool
+}
+
+func (c *counted) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if req.Op == wire.OpStatus {
+		c.asked.Add(1)
+		if c.fails.Load() {
+			return store.ErrUnavailable
+		}
+	}
+	return c.Engine.Do(ctx, req, rep)
+}
+
+// page serves the page of a new store.
+func page(t *testing.T) (s *store.Store, c *counted, url string) {
+	c = &counted{Engine: new(store.Memory)}
+	s = store.New(c)
+	srv := httptest.NewServer(status.Handler(s))
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		srv.CloseClientConnections()
+		srv.Close()
+		_ = s.Close()
+	})
+	return s, c, srv.URL
+}
+
+// get is what there is at a URL.
+func get(t *testing.T, url string) (code int, body string, head http.Header) {
+	t.Helper()
+	rep, err := http.Get(url)
+	require.NoError(t, err)
+	defer rep.Body.Close()
+	b, err := io.ReadAll(rep.Body)
+	require.NoError(t, err)
+	return rep.StatusCode, string(b), rep.Header
+}
+
+// TestPage: its files are there, and nothing else; nothing is taken from elsewhere, and nothing is changed.
+func TestPage(t *testing.T) {
+	_, _, url := page(t)
+	for path, want := range map[string]string{"/": "<!doctype html>", "/style.css": "prefers-color-scheme", "/script.js": "EventSource", "/icon.svg": "<svg", "/status": `"waiting":[]`} {
+		code, body, head := get(t, url+path)
+		require.Equal(t, 200, code, path)
+		require.Contains(t, body, want)
+		require.Contains(t, head.Get("Content-Security-Policy"), "default-src 'none'")
+		require.Equal(t, "no-store", head.Get("Cache-Control"))
+		require.NotRegexp(t, `https?://[a-z]`, strings.ReplaceAll(body, "http://www.w3.org/2000/svg", ""), "a link to elsewhere in %s", path)
+	}
+	code, _, _ := get(t, url+"/nothing")
+	require.Equal(t, 404, code)
+	rep, err := http.Post(url+"/status", "text/plain", strings.NewReader("x"))
+	require.NoError(t, err)
+	require.NoError(t, rep.Body.Close())
+	require.Equal(t, http.StatusMethodNotAllowed, rep.StatusCode)
+}
+
+// TestEvents: one at once, and then again; the store is asked once for all pages, and not at all while there is none.
+func TestEvents(t *testing.T) {
+	s, c, url := page(t)
+	go func() { _, _ = s.Wait(context.Background(), "model/ready") }()
+	require.Eventually(t, func() bool {
+		_, body, _ := get(t, url+"/status")
+		return strings.Contains(body, "key model/ready")
+	}, 30*time.Second, 10*time.Millisecond)
+	var pages []*bufio.Reader
+	ctx, cancel := context.WithCancel(t.Context())
+	for range 5 {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/events", nil)
+		require.NoError(t, err)
+		rep, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		defer rep.Body.Close()
+		require.Equal(t, "text/event-stream", rep.Header.Get("Content-Type"))
+		pages = append(pages, bufio.NewReader(rep.Body))
+	}
+	before := c.asked.Load()
+	for _, p := range pages {
+		for range 2 {
+			name, v := event(t, p)
+			require.Equal(t, "status", name)
+			require.Contains(t, v, `"what":"key model/ready"`)
+		}
+	}
+	require.LessOrEqual(t, c.asked.Load()-before, int64(4), "five pages, two events each")
+	c.fails.Store(true)
+	for name := ""; name != "away"; {
+		name, _ = event(t, pages[0])
+	}
+	cancel()
+	require.NoError(t, s.Set(t.Context(), "model/ready", nil, nil))
+}
+
+// event reads an event.
+func event(t *testing.T, r *bufio.Reader) (name, data string) {
+	t.Helper()
+	for {
+		line, err := r.ReadString('\n')
+		require.NoError(t, err)
+		switch key, value, _ := strings.Cut(strings.TrimSpace(line), ": "); key {
+		case "event":
+			name = value
+		case "data":
+			data = value
+		case "":
+			return name, data
+		}
+	}
+}
+
+// TestKeysAndValues: keys come without values, in pages; a value for who asks for it; nobody's read is counted.
+func TestKeysAndValues(t *testing.T) {
+	s, _, url := page(t)
+	ctx := t.Context()
+	for _, k := range []string{"a/1", "a/2", "b"} {
+		require.NoError(t, s.Set(ctx, k, []byte("secret"), &store.SetOptions{TTL: time.Hour}))
+	}
+	require.NoError(t, s.Set(ctx, "binary", []byte{0xff, 1}, nil))
+	require.NoError(t, s.Set(ctx, "large", []byte(strings.Repeat("é", 5000)), nil))
+	require.NoError(t, s.Set(ctx, "once", []byte("secret"), &store.SetOptions{Reads: 1}))
+	var list struct {
+		Keys []struct {
+			Key string
+			TTL float64 `json:"ttl_seconds"`
+		}
+		More bool
+	}
+	_, body, _ := get(t, url+"/keys?prefix=a/&after=a/1")
+	require.NotContains(t, body, "secret")
+	require.NoError(t, json.Unmarshal([]byte(body), &list))
+	require.Equal(t, "a/2", list.Keys[0].Key)
+	require.InDelta(t, 3600, list.Keys[0].TTL, 60)
+	for key, want := range map[string]string{
+		"a/1": `{"bytes":6,"clipped":false,"text":"secret"}`, "binary": `{"bytes":2,"clipped":false,"hex":"ff01"}`,
+		"nothing": `not found`, "once": "its reads are counted",
+	} {
+		_, body, _ := get(t, url+"/value?key="+key)
+		require.Contains(t, body, want)
+	}
+	_, body, _ = get(t, url+"/value?key=large")
+	require.Contains(t, body, `"clipped":true`)
+	require.Less(t, len(body), 5000)
+	code, _, _ := get(t, url+"/value?key=nothing")
+	require.Equal(t, 404, code)
+	code, _, _ = get(t, url+"/value?key=once")
+	require.Equal(t, 403, code)
+	v, err := s.Get(ctx, "once")
+	require.NoError(t, err)
+	require.Equal(t, "secret", string(v))
+}
+
+// TestStoreThatIsAway: that is an error with its reason.
+func TestStoreThatIsAway(t *testing.T) {
+	_, c, url := page(t)
+	c.fails.Store(true)
+	code, body, _ := get(t, url+"/status")
+	require.Equal(t, http.StatusBadGateway, code)
+	require.Contains(t, body, "unavailable")
+}
+
+func TestTooManyPages(t *testing.T) {
+	_, _, url := page(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for i := range 65 {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/events", nil)
+		require.NoError(t, err)
+		rep, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		defer rep.Body.Close()
+		if i == 64 {
+			require.Equal(t, http.StatusBadGateway, rep.StatusCode)
+		}
+	}
+}
+
+// BenchmarkPage is what a client pays for a page that is open on a store with many ranks. Off is the same with none.
+func BenchmarkPage(b *testing.B) {
+	for _, open := range []bool{false, true} {
+		b.Run(map[bool]string{false: "off", true: "open"}[open], func(b *testing.B) {
+			m := new(store.Memory)
+			s := store.New(m)
+			defer m.Close()
+			const size = 1000
+			joined := make(chan error, size)
+			for rank := range size {
+				go func() {
+					_, err := s.Join(context.Background(), wire.Contribution{Group: "train", Rank: rank, Size: size, Label: "pid 4711 on node-a"}, nil)
+					joined <- err
+				}()
+			}
+			for range size {
+				require.NoError(b, <-joined)
+			}
+			srv := httptest.NewServer(status.Handler(s))
+			defer srv.Close()
+			if open {
+				rep, err := http.Get(srv.URL + "/events")
+				require.NoError(b, err)
+				defer rep.Body.Close()
+				go func() { _, _ = io.Copy(io.Discard, rep.Body) }()
+			}
+			for b.Loop() {
+				if err := s.Set(b.Context(), "k", []byte("v"), nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+			srv.CloseClientConnections()
+		})
+	}
+}
+
+// BenchmarkView is what a page that is open costs the process that shows it, each second: the store's lock, and the rest.
+func BenchmarkView(b *testing.B) {
+	for _, size := range []int{8, 1000, 10_000} {
+		b.Run(strconv.Itoa(size)+" ranks", func(b *testing.B) {
+			s := store.New(new(store.Memory))
+			defer s.Close()
+			joined := make(chan error, size)
+			for rank := range size {
+				go func() {
+					_, err := s.Join(context.Background(), wire.Contribution{Group: "train", Rank: rank, Size: size, Label: "pid 4711 on node-a"}, nil)
+					joined <- err
+				}()
+			}
+			for range size {
+				require.NoError(b, <-joined)
+			}
+			w := status.NewWatch(s, 0, &status.Options{Ranks: 256, Groups: 100})
+			for b.Loop() {
+				v, err := w.View(b.Context())
+				require.NoError(b, err)
+				_, err = json.Marshal(v)
+				require.NoError(b, err)
+			}
+		})
+	}
+}

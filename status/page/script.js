@@ -1,0 +1,291 @@
+"use strict";
+// What is shown comes from processes of others: it goes into the page as text, never as markup.
+
+const $ = (id) => document.getElementById(id);
+
+// After so many seconds a wait is slow, or stuck.
+const slow = 5, stuck = 30;
+
+function make(tag, className, ...children) {
+  const e = document.createElement(tag);
+  if (className) e.className = className;
+  e.append(...children);
+  return e;
+}
+
+// put changes a text only if it differs, so that what is selected stays selected.
+function put(e, text) {
+  if (e.textContent !== text) e.textContent = text;
+}
+
+// time is a number of seconds as people read it; no line ends amid it.
+function time(s) {
+  if (s < 10) return s.toFixed(1) + "\u00a0s";
+  if (s < 60) return Math.floor(s) + "\u00a0s";
+  if (s < 3600) return Math.floor(s / 60) + "\u00a0min " + Math.floor(s % 60) + "\u00a0s";
+  return Math.floor(s / 3600) + "\u00a0h " + Math.floor(s % 3600 / 60) + "\u00a0min";
+}
+
+function short(s) {
+  if (s === 0) return "–";
+  if (s < 1e-3) return (s * 1e6).toFixed(s < 1e-5 ? 1 : 0) + " µs";
+  if (s < 1) return (s * 1e3).toFixed(s < 1e-2 ? 1 : 0) + " ms";
+  return time(s);
+}
+
+function amount(n, unit) {
+  const steps = ["", "k", "M", "G", "T"];
+  let i = 0;
+  while (n >= 1000 && i < steps.length - 1) { n /= 1000; i++; }
+  return (i === 0 ? Math.round(n) : n.toFixed(n < 10 ? 1 : 0)) + " " + steps[i] + unit;
+}
+
+const grade = (s) => s >= stuck ? "stuck" : s >= slow ? "slow" : "";
+
+// sync makes the children of parent those of items: each keeps its element, and with it the focus and what is open in it.
+function sync(parent, items, key, create, update) {
+  const old = new Map();
+  for (const e of parent.children) old.set(e.dataset.key, e);
+  let at = parent.firstElementChild;
+  const seen = new Map();
+  for (const item of items) {
+    let k = key(item);
+    const n = seen.get(k) || 0;
+    seen.set(k, n + 1);
+    if (n) k += " " + n;
+    let e = old.get(k);
+    if (e) old.delete(k);
+    else { e = create(item); e.dataset.key = k; }
+    update(e, item);
+    if (e === at) at = at.nextElementSibling;
+    else parent.insertBefore(e, at);
+  }
+  for (const e of old.values()) e.remove();
+}
+
+const groupName = (x) => x.generation ? x.group + " (generation " + x.generation + ")" : x.group;
+const title = (w) => (w.group ? w.group + " · " : "") + w.what;
+
+function whoText(r) {
+  const parts = [];
+  if (r.label) parts.push(r.label);
+  if (r.doing) parts.push(r.doing);
+  if (r.heard_seconds >= 1) parts.push("heard of " + time(r.heard_seconds) + " ago");
+  return parts.join(" · ");
+}
+
+// strip fills in a square for each rank.
+function strip(e, w) {
+  const most = 256, state = new Array(Math.min(w.size || 0, most)).fill("missing");
+  const mark = (spans, what) => {
+    for (const [from, to] of spans || []) for (let r = from; r <= Math.min(to, most - 1); r++) if (r < state.length) state[r] = what;
+  };
+  mark(w.here, "");
+  mark(w.gone, "gone");
+  const text = state.join(",");
+  if (e.dataset.is === text) return;
+  e.dataset.is = text;
+  e.replaceChildren(...state.map((s, r) => {
+    const i = make("i", s);
+    i.title = "rank " + r + (s === "missing" ? ": missing" : s === "gone" ? ": gone" : ": has come");
+    return i;
+  }));
+}
+
+function showWaits(waits) {
+  sync($("waits"), waits.slice(0, 60), (w) => [w.group, w.run, w.generation, w.what].join(" "), () => {
+    const li = make("li", "", make("div", "what", make("span"), make("span", "time")), make("div", "note"), make("div", "ranks"), make("div", "list"));
+    li.querySelector(".ranks").setAttribute("aria-hidden", "true");
+    return li;
+  }, (li, w) => {
+    li.className = grade(w.for_seconds);
+    put(li.querySelector(".what span"), title(w));
+    put(li.querySelector(".time"), time(w.for_seconds));
+    const note = [];
+    if (w.generation) note.push("generation " + w.generation);
+    if (w.kind === "verb") note.push(w.came + " of " + w.size + " have come, " + w.missing + " missing");
+    if (w.kind === "key") note.push(w.came + (w.came === 1 ? " call waits" : " calls wait"));
+    if (w.left_seconds) note.push("gives up in " + time(w.left_seconds));
+    put(li.querySelector(".note"), note.join(" · "));
+    const verb = w.kind === "verb" && w.size > 1;
+    li.querySelector(".ranks").hidden = !verb;
+    if (verb) strip(li.querySelector(".ranks"), w);
+    sync(li.querySelector(".list"), w.ranks, (r) => String(r.rank), () => make("div", "who", make("b"), make("span")), (e, r) => {
+      e.className = r.waits ? "who waits" : "who";
+      put(e.firstChild, "rank " + r.rank + " ");
+      put(e.lastChild, whoText(r));
+    });
+  });
+  put($("waiting-count"), waits.length ? String(waits.length) : "nothing");
+}
+
+function showVerdict(v) {
+  const e = $("verdict"), longest = v.waiting[0], blame = v.blame[0];
+  let head = "Nothing waits.", detail = "", state = "calm";
+  if (longest && longest.for_seconds < 1) {
+    head = "Nothing waits for long.";
+  } else if (longest) {
+    state = grade(longest.for_seconds) || "calm";
+    head = title(longest) + " waits: " + time(longest.for_seconds);
+    if (longest.missing) head += longest.ranks.length && longest.missing <= 4
+      ? ", for rank " + longest.ranks.map((r) => r.rank).join(", ") : ", for " + longest.missing + " ranks";
+    if (blame) detail = "rank " + blame.rank + " of " + blame.group + ": " + whoText(blame);
+    else if (longest.ranks.some((r) => r.waits)) detail = "All who are missing wait themselves: for each other?";
+  }
+  const bad = v.groups.find((g) => g.state === "revoked");
+  if (bad && state === "calm") {
+    state = "stuck";
+    head = bad.name + " has failed: " + bad.why;
+    detail = "";
+  }
+  e.className = "verdict " + state;
+  if (e.dataset.head !== head || e.dataset.detail !== detail) {
+    e.dataset.head = head;
+    e.dataset.detail = detail;
+    e.replaceChildren(head, ...(detail ? [make("small", "", detail)] : []));
+  }
+  document.title = (state === "stuck" ? "✗ " : state === "slow" ? "… " : "") + "muster";
+}
+
+const states = {
+  forming: ["comes together", "slow"], idle: ["at work", "calm"], waiting: ["waits", "slow"],
+  revoked: ["has failed", "stuck"], over: ["is over", "stuck"],
+};
+
+function showGroups(v) {
+  sync($("groups"), v.groups, (g) => [g.name, g.run, g.generation, g.state === "over"].join(" "), () => {
+    const head = make("tr", "", ...["rank", "who", "does", "heard of"].map((n) => make("th", "", n)));
+    return make("details", "",
+      make("summary", "", make("b"), make("span", "tag"), " ", make("span", "note")),
+      make("table", "", make("thead", "", head), make("tbody")), make("p", "note more"));
+  }, (d, g) => {
+    const [text, look] = states[g.state] || [g.state, ""];
+    put(d.querySelector("b"), g.name || "(no name)");
+    put(d.querySelector(".tag"), text);
+    d.querySelector(".tag").className = "tag " + look;
+    const note = [g.present + " of " + g.size + (g.size === 1 ? " rank" : " ranks")];
+    if (g.generation) note.push("generation " + g.generation);
+    if (g.run) note.push("run " + g.run);
+    note.push(g.ended_seconds_ago ? "ended " + time(g.ended_seconds_ago) + " ago" : "for " + time(g.age_seconds));
+    if (g.why) note.push(g.why);
+    put(d.querySelector("summary .note"), note.join(" · "));
+    if (!d.open && d.querySelector("tbody").childElementCount) d.querySelector("tbody").replaceChildren();
+    if (d.open) showRanks(d, g);
+  });
+  const more = $("groups-more");
+  more.hidden = !v.more;
+  put(more, (v.more || 0) + " more, in which nothing is wrong or as long ago: muster who --json has all.");
+  put($("groups-count"), v.groups.length ? String(v.groups.length + (v.more || 0)) : "none");
+}
+
+function showRanks(d, g) {
+  sync(d.querySelector("tbody"), g.ranks, (r) => String(r.rank), () => {
+    const tr = make("tr", "", make("td"), make("td"), make("td"), make("td", "num"));
+    tr.children[3].dataset.name = "heard of";
+    return tr;
+  }, (tr, r) => {
+    tr.className = r.state;
+    put(tr.children[0], "rank " + r.rank);
+    put(tr.children[1], r.label);
+    put(tr.children[2], r.doing);
+    put(tr.children[3], r.heard_seconds < 0 ? "" : r.heard_seconds < 1 ? "just now" : time(r.heard_seconds) + " ago");
+  });
+  put(d.querySelector(".more"), g.more_ranks ? "and " + g.more_ranks + " more" : "");
+}
+
+function showFailures(list) {
+  sync($("failures"), list.slice(0, 50), (f) => [f.group, f.run, f.generation, f.what, f.code, f.why].join(" "), () =>
+    make("li", "", make("b"), " ", make("span"), make("div", "note")), (li, f) => {
+    put(li.querySelector("b"), f.group + " · " + f.what + ": " + f.code);
+    put(li.querySelector("span"), time(f.ago_seconds) + " ago");
+    put(li.querySelector(".note"), f.why);
+  });
+  put($("failures-count"), list.length ? String(list.length) : "none");
+}
+
+function showNumbers(s) {
+  if (!s) { $("numbers").replaceChildren(make("div", "", make("dd", "", "Only what is below a prefix is shown."))); return; }
+  const r = s.rates;
+  const rows = [
+    ["running", time(s.up_seconds)], ["kept on a disk", s.durable ? "yes" : "no"], ["clients", amount(s.sessions, "")],
+    ["calls that wait", amount(s.calls_waiting, "")], ["keys", amount(s.keys, "")], ["in them", amount(s.bytes, "B")],
+    ["operations", r ? amount(r.ops_per_second, "/s") : "…"], ["in", r ? amount(r.bytes_in_per_second, "B/s") : "…"], ["out", r ? amount(r.bytes_out_per_second, "B/s") : "…"],
+    ["half take", r ? short(r.p50_seconds) : "…"], ["99 % take", r ? short(r.p99_seconds) : "…"],
+  ];
+  sync($("numbers"), rows, (x) => x[0], (x) => make("div", "", make("dt", "", x[0]), make("dd")), (e, x) => put(e.lastChild, x[1]));
+  const ops = r ? Object.entries(r.ops).sort((a, b) => b[1] - a[1]).slice(0, 8) : [];
+  put($("ops"), ops.map(([name, n]) => name + " " + amount(n, "/s")).join(" · "));
+}
+
+function line(state, text) {
+  $("line").className = "line " + state;
+  put($("linetext"), text);
+}
+
+function show(v) {
+  line("live", "live");
+  showVerdict(v);
+  showWaits(v.waiting);
+  showGroups(v);
+  showFailures(v.failures);
+  showNumbers(v.server);
+}
+
+let last = null;
+const events = new EventSource("events");
+events.addEventListener("status", (e) => { last = JSON.parse(e.data); show(last); });
+events.addEventListener("away", (e) => line("away", "the store does not answer: " + JSON.parse(e.data)));
+events.onerror = () => line("away", "the server of this page is away; what is below is old");
+$("groups").addEventListener("toggle", () => { if (last) showGroups(last); }, true);
+
+async function ask(url) {
+  const rep = await fetch(url);
+  const body = await rep.json();
+  if (!rep.ok) throw new Error(body.error || rep.statusText);
+  return body;
+}
+
+let listed = { prefix: "", after: "" };
+async function list(more) {
+  const note = $("keys-note");
+  if (!more) { listed = { prefix: $("prefix").value, after: "" }; $("keys").replaceChildren(); }
+  try {
+    const page = await ask("keys?" + new URLSearchParams(listed));
+    for (const k of page.keys) $("keys").append(keyRow(k));
+    if (page.keys.length) listed.after = page.keys[page.keys.length - 1].key;
+    $("more").hidden = !page.more;
+    put(note, $("keys").childElementCount ? "Values are shown only when you open one." : "There is no such key.");
+  } catch (err) {
+    put(note, String(err.message || err));
+    $("more").hidden = true;
+  }
+}
+
+function keyRow(k) {
+  const b = make("button", "", make("span", "", k.key), make("span", "ttl", k.ttl_seconds ? "for " + time(k.ttl_seconds) : ""));
+  b.type = "button";
+  b.setAttribute("aria-expanded", "false");
+  const li = make("li", "", b);
+  b.addEventListener("click", async () => {
+    const open = li.querySelector("pre");
+    b.setAttribute("aria-expanded", String(!open));
+    if (open) { open.remove(); return; }
+    const pre = make("pre", "", "…");
+    li.append(pre);
+    try {
+      const v = await ask("value?" + new URLSearchParams({ key: k.key }));
+      pre.textContent = (v.text !== undefined ? v.text : v.hex) + (v.clipped ? "…" : "") + "\n(" + v.bytes + " bytes" + (v.hex !== undefined ? ", in hex" : "") + ")";
+    } catch (err) {
+      pre.textContent = String(err.message || err);
+    }
+  });
+  return li;
+}
+
+$("find").addEventListener("submit", (e) => { e.preventDefault(); list(false); });
+$("more").addEventListener("click", () => list(true));
+document.addEventListener("keydown", (e) => {
+  if (e.ctrlKey || e.metaKey || e.altKey || e.target.matches("input")) return;
+  if (e.key === "/") { e.preventDefault(); $("prefix").focus(); }
+  if (e.key === "w") { $("waiting").focus(); $("waiting").scrollIntoView(); }
+});

@@ -1,0 +1,270 @@
+package status
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+)
+
+// View is a status as people read it: what waits, and for whom; then everything else. Times are in seconds.
+type View struct {
+	Server   *Server   `json:"server,omitempty"` // none below a prefix
+	Blame    []Blame   `json:"blame"`            // who keeps others waiting and waits in nothing, the longest first
+	Waiting  []Wait    `json:"waiting"`          // the longest first
+	Groups   []Group   `json:"groups"`
+	Failures []Failure `json:"failures"` // the latest first
+	More     int       `json:"more,omitempty"`
+}
+
+// Server is the store as a whole. Rates are over the time since the view before.
+type Server struct {
+	Up       float64 `json:"up_seconds"`
+	Durable  bool    `json:"durable"`
+	Sessions int64   `json:"sessions"`
+	Calls    int64   `json:"calls_waiting"`
+	Groups   int64   `json:"groups"`
+	Keys     int64   `json:"keys"`
+	Bytes    int64   `json:"bytes"`
+	Rates    *Rates  `json:"rates,omitempty"` // none in the first view
+}
+
+// Rates are what the store does, a second.
+type Rates struct {
+	Ops float64            `json:"ops_per_second"`
+	In  float64            `json:"bytes_in_per_second"`
+	Out float64            `json:"bytes_out_per_second"`
+	P50 float64            `json:"p50_seconds"` // of answers that need nobody else, in the store; 0: there were none
+	P99 float64            `json:"p99_seconds"`
+	By  map[string]float64 `json:"ops"` // by operation
+}
+
+// Wait is something that waits: a verb that is not decided, a send, a receive, or calls for a key.
+type Wait struct {
+	Group      string  `json:"group,omitempty"`
+	Run        string  `json:"run,omitempty"`
+	Generation uint64  `json:"generation,omitempty"` // 0: it comes together, or is no group's
+	Kind       string  `json:"kind"`                 // "verb", "message" or "key"
+	What       string  `json:"what"`
+	For        float64 `json:"for_seconds"`
+	Left       float64 `json:"left_seconds,omitempty"` // until its deadline, if it has one
+	Size       int     `json:"size,omitempty"`
+	Came       int     `json:"came"`
+	Missing    int     `json:"missing"`
+	Ranks      []Who   `json:"ranks"` // who is missing: the first ones
+	Here       []Span  `json:"here"`  // who has come
+	Gone       []Span  `json:"gone,omitempty"`
+}
+
+// Span is ranks from the first to the second.
+type Span [2]int
+
+// Who is a rank that others wait for.
+type Who struct {
+	Rank  int     `json:"rank"`
+	Label string  `json:"label,omitempty"` // "": it has not come
+	Doing string  `json:"doing,omitempty"`
+	Waits bool    `json:"waits"`         // it waits itself
+	Heard float64 `json:"heard_seconds"` // since its process was heard of; -1: unknown
+}
+
+// Blame is a rank that others wait for, while it waits in nothing itself.
+type Blame struct {
+	Who
+	Group string  `json:"group"`
+	What  string  `json:"what"` // that others wait in
+	For   float64 `json:"for_seconds"`
+}
+
+// Group is a group, or what is left of one.
+type Group struct {
+	Name       string  `json:"name"`
+	Run        string  `json:"run,omitempty"`
+	Generation uint64  `json:"generation,omitempty"` // 0: it comes together, or did not
+	Size       int     `json:"size"`
+	Present    int     `json:"present"`
+	Age        float64 `json:"age_seconds"`
+	Ended      float64 `json:"ended_seconds_ago,omitempty"` // if it is over
+	State      string  `json:"state"`                       // "forming", "idle", "waiting", "revoked", "over"
+	Why        string  `json:"why,omitempty"`
+	Ranks      []Rank  `json:"ranks"`
+	More       int     `json:"more_ranks,omitempty"`
+}
+
+// Rank is a rank of a group.
+type Rank struct {
+	Rank    int     `json:"rank"`
+	Label   string  `json:"label"`
+	State   string  `json:"state"` // "lost", "left", "awaited", "waits" or "idle": in no call
+	Doing   string  `json:"doing"`
+	Since   float64 `json:"since_seconds"` // its last call
+	Heard   float64 `json:"heard_seconds"`
+	Session uint64  `json:"session"`
+
+	of *store.RankStatus
+}
+
+// Failure is a verdict that was no success.
+type Failure struct {
+	Group      string  `json:"group"`
+	Run        string  `json:"run,omitempty"`
+	Generation uint64  `json:"generation,omitempty"`
+	What       string  `json:"what"`
+	Ago        float64 `json:"ago_seconds"`
+	Code       string  `json:"code"`
+	Why        string  `json:"why"`
+}
+
+// Options has defaults for nil.
+type Options struct {
+	Ranks  int // of a group that are shown at most, those who are awaited or gone first; default all
+	Groups int // that are shown at most, those where something waits or failed first; default all
+}
+
+// someRanks is how many of those who are missing are described.
+const someRanks = 16
+
+// Of makes a view of a status; before is an earlier one, for rates, or nil.
+func Of(now, before *store.Status, o *Options) *View {
+	if o == nil {
+		o = new(Options)
+	}
+	v := &View{Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}}
+	if now.Server != nil {
+		v.Server = serverOf(now, before)
+	}
+	b := newBuilder(now)
+	for i := range now.Groups {
+		g := &now.Groups[i]
+		v.Waiting = append(v.Waiting, b.waits(g)...)
+		v.Failures = append(v.Failures, failures(g)...)
+		v.Groups = append(v.Groups, b.group(g, o.Ranks))
+	}
+	for _, k := range now.Keys {
+		v.Waiting = append(v.Waiting, Wait{Kind: "key", What: "key " + k.Key, For: seconds(k.For), Came: k.Calls, Ranks: []Who{}, Here: []Span{}})
+	}
+	slices.SortStableFunc(v.Waiting, func(a, b Wait) int { return -cmp.Compare(a.For, b.For) })
+	slices.SortStableFunc(v.Failures, func(a, b Failure) int { return cmp.Compare(a.Ago, b.Ago) })
+	v.blame()
+	v.trim(o)
+	return v
+}
+
+func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
+
+// heard is seconds, or -1.
+func heard(d time.Duration) float64 {
+	if d < 0 {
+		return -1
+	}
+	return seconds(d)
+}
+
+// blame finds who keeps others waiting. Who waits in several ways is listed once, by the longest.
+func (v *View) blame() {
+	type id struct {
+		group string
+		gen   uint64
+		rank  int
+	}
+	seen := map[id]bool{}
+	for _, w := range v.Waiting {
+		for _, r := range w.Ranks {
+			if at := (id{w.Group, w.Generation, r.Rank}); !r.Waits && !seen[at] && len(v.Blame) < someRanks {
+				seen[at] = true
+				v.Blame = append(v.Blame, Blame{Who: r, Group: w.Group, What: w.What, For: w.For})
+			}
+		}
+	}
+}
+
+// trim takes out what there is no room for.
+func (v *View) trim(o *Options) {
+	if o.Groups > 0 && len(v.Groups) > o.Groups {
+		slices.SortStableFunc(v.Groups, func(a, b Group) int { return cmp.Compare(dull(a.State), dull(b.State)) })
+		v.More = len(v.Groups) - o.Groups
+		v.Groups = v.Groups[:o.Groups]
+	}
+}
+
+// dull and calm are higher the less there is to see.
+func dull(state string) int {
+	return slices.Index([]string{"revoked", "forming", "waiting", "over", "idle"}, state)
+}
+
+func calm(state string) int {
+	return slices.Index([]string{"lost", "awaited", "left", "waits", "idle"}, state)
+}
+
+func serverOf(now, before *store.Status) *Server {
+	s := now.Server
+	v := &Server{
+		Up: seconds(s.Up), Durable: s.Durable, Sessions: s.Sessions, Calls: s.Calls, Groups: s.Groups, Keys: s.Keys, Bytes: s.Bytes,
+	}
+	if before == nil || before.Server == nil {
+		return v
+	}
+	old := before.Server
+	took := (s.Up - old.Up).Seconds()
+	if took <= 0 || s.In < old.In { // another store
+		return v
+	}
+	r := &Rates{In: float64(s.In-old.In) / took, Out: float64(s.Out-old.Out) / took, By: map[string]float64{}}
+	for op, n := range s.Ops {
+		if op < len(old.Ops) {
+			n -= old.Ops[op]
+		}
+		if name := store.OpName(op); n > 0 {
+			r.By[name] += float64(n) / took
+			r.Ops += float64(n) / took
+		}
+	}
+	r.P50, r.P99 = quantile(s, old, 0.5), quantile(s, old, 0.99)
+	v.Rates = r
+	return v
+}
+
+// quantile is the time that a part q of the answers since old took at most.
+func quantile(now, old *store.ServerStatus, q float64) float64 {
+	before := map[time.Duration]int64{}
+	for _, b := range old.Latency {
+		before[b.Below] = b.Count
+	}
+	total := int64(0)
+	for _, b := range now.Latency {
+		total += b.Count - before[b.Below]
+	}
+	rest := int64(q * float64(total))
+	for _, b := range now.Latency {
+		if rest -= b.Count - before[b.Below]; rest < 0 {
+			return b.Below.Seconds()
+		}
+	}
+	return 0
+}
+
+// failures are those of g.
+func failures(g *store.GroupStatus) (list []Failure) {
+	add := func(f *store.VerdictStatus) {
+		what := f.Verb
+		if f.Seq > 0 {
+			what += fmt.Sprintf(" #%d", f.Seq)
+		}
+		if f.Channel != "" {
+			what += " on " + quote(f.Channel)
+		}
+		list = append(list, Failure{
+			Group: g.Name, Run: g.Run, Generation: g.Generation, What: cmp.Or(what, "the group"),
+			Ago: seconds(f.Ago), Code: f.Verdict.Code.String(), Why: why(f),
+		})
+	}
+	for i := range g.Verdicts {
+		add(&g.Verdicts[i])
+	}
+	if g.Over != nil {
+		add(g.Over)
+	}
+	return list
+}

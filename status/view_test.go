@@ -1,0 +1,164 @@
+package status_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+func ranks(spans ...int) (r wire.Ranks) {
+	for i := 0; i < len(spans); i += 2 {
+		r.AddSpan(spans[i], spans[i+1])
+	}
+	return r
+}
+
+// chain is a group in which rank 0 waits for 1, which waits for 2, which does something else.
+func chain() *store.Status {
+	return &store.Status{Groups: []store.GroupStatus{{
+		Name: "train", Generation: 7, Size: 4, Present: 4, Age: time.Hour, Ended: -1, Open: 1,
+		Records: []store.RecordStatus{{Verb: "barrier", Seq: 42, Root: -1, For: 41 * time.Second, Left: 19 * time.Second, Came: ranks(0, 0, 3, 3), Missing: ranks(1, 2)}},
+		Ranks: []store.RankStatus{
+			{Rank: 0, Label: "pid 1 on a", Session: 1, Verb: "barrier", Seq: 42, Ago: 41 * time.Second},
+			{Rank: 1, Label: "pid 2 on a", Session: 2, Verb: "recv", Ago: 30 * time.Second, Heard: 200 * time.Millisecond, Waits: []store.WaitStatus{{Verb: "recv", Peer: 2, Tag: "grads", For: 30 * time.Second}}},
+			{Rank: 2, Label: "pid 3 on b", Session: 3, Verb: "barrier", Seq: 41, Ago: 50 * time.Second, Heard: 4 * time.Second},
+			{Rank: 3, Label: "pid 4 on b", Session: 4, Verb: "barrier", Seq: 42, Ago: 40 * time.Second, Heard: -1},
+		},
+		Verdicts: []store.VerdictStatus{{Verb: "barrier", Seq: 12, Ago: time.Minute, Verdict: wire.Verdict{Code: wire.CodeTimeout, By: -1, Missing: []int{0, 1, 2, 5}, Waited: 5 * time.Second}}},
+	}}}
+}
+
+// TestBlame: not who waits too, but the one at the end of the chain.
+func TestBlame(t *testing.T) {
+	v := status.Of(chain(), nil, nil)
+	require.Equal(t, []status.Blame{{
+		Who:   status.Who{Rank: 2, Label: "pid 3 on b", Doing: "in no call; its last was barrier #41, 50 s ago", Heard: 4},
+		Group: "train", What: "barrier #42", For: 41,
+	}}, v.Blame)
+	w := v.Waiting[0]
+	require.Equal(t, []any{"verb", "barrier #42", 41.0, 19.0, 4, 2, 2}, []any{w.Kind, w.What, w.For, w.Left, w.Size, w.Came, w.Missing})
+	require.Equal(t, []status.Span{{0, 0}, {3, 3}}, w.Here)
+	require.Equal(t, "in recv from rank 2 with tag grads for 30 s", w.Ranks[0].Doing)
+	require.True(t, w.Ranks[0].Waits)
+	require.Equal(t, []any{"message", "rank 1: recv from rank 2 with tag grads"}, []any{v.Waiting[1].Kind, v.Waiting[1].What})
+	var states []string
+	for _, r := range v.Groups[0].Ranks {
+		states = append(states, r.State)
+	}
+	require.Equal(t, []string{"waits", "waits", "awaited", "waits"}, states)
+	require.Equal(t, "missing ranks 0–2, 5, after 5.0 s", v.Failures[0].Why)
+	require.Equal(t, "waiting", v.Groups[0].State)
+}
+
+// TestDeadlock: ranks that wait for each other are nobody's blame.
+func TestDeadlock(t *testing.T) {
+	s := chain()
+	s.Groups[0].Records[0].Missing, s.Groups[0].Records[0].Came = ranks(2, 2), ranks(0, 1, 3, 3)
+	s.Groups[0].Ranks[2].Waits = []store.WaitStatus{{Verb: "send", Peer: 0, For: time.Second}}
+	s.Groups[0].Ranks[1].Waits = nil
+	v := status.Of(s, nil, nil)
+	require.Empty(t, v.Blame)
+	require.Equal(t, "in send to rank 0 for 1.0 s", v.Waiting[0].Ranks[0].Doing)
+}
+
+// TestElsewhere: a rank that is missing may wait in another group.
+func TestElsewhere(t *testing.T) {
+	s := chain()
+	s.Groups = append(s.Groups, store.GroupStatus{
+		Name: "pair", Generation: 8, Size: 2, Present: 2, Ended: -1, Open: 1,
+		Records: []store.RecordStatus{{Verb: "broadcast", Channel: "\x00x", Seq: 1, Root: 1, For: 45 * time.Second, Came: ranks(0, 0), Missing: ranks(1, 1)}},
+		Ranks: []store.RankStatus{
+			{Rank: 0, Label: "pid 3 on b", Session: 3, Verb: "broadcast", Seq: 1},
+			{Rank: 1, Label: "pid 9 on c", Session: 9, Ago: time.Minute},
+		},
+	})
+	v := status.Of(s, nil, nil)
+	require.Equal(t, `broadcast(root 1) #1 on "\x00x"`, v.Waiting[0].What)
+	require.Equal(t, `in broadcast(root 1) #1 on "\x00x" of group "pair" for 45 s`, v.Waiting[1].Ranks[1].Doing)
+	require.Len(t, v.Blame, 1)
+	require.Equal(t, "no call since it joined 1 min 0 s ago", v.Blame[0].Doing)
+}
+
+func TestGroupsThatComeGoAndFail(t *testing.T) {
+	lost := store.VerdictStatus{Ago: time.Second, Verdict: wire.Verdict{Code: wire.CodeLost, By: -1, Lost: []int{1}, Reason: "pid 2 on a"}}
+	clash := wire.Verdict{Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{{Rank: 0, Verb: "gather", Type: "int"}, {Rank: 1, Verb: "barrier"}}}
+	s := &store.Status{
+		Groups: []store.GroupStatus{
+			{Name: "new", Size: 3, Present: 1, Ended: -1, Open: 1, Records: []store.RecordStatus{{Verb: "create", Root: -1, For: time.Second, Came: ranks(1, 1), Missing: ranks(0, 0, 2, 2)}}, Ranks: []store.RankStatus{{Rank: 1, Label: "pid 1", Session: 1, Verb: "create", Heard: -1}}},
+			{Name: "idle", Generation: 1, Size: 1, Present: 1, Ended: -1, Ranks: []store.RankStatus{{Rank: 0, Verb: "send", Ago: time.Second}}},
+			{Name: "ill", Generation: 2, Size: 2, Present: 1, Ended: -1, Over: &lost, Ranks: []store.RankStatus{{Rank: 0}, {Rank: 1, Gone: wire.CodeLost}}},
+			{Name: "dead", Generation: 3, Size: 2, Ended: 5 * time.Second, Verdicts: []store.VerdictStatus{{Verb: "gather", Seq: 3, Channel: "c", Ago: 6 * time.Second, More: 2, Verdict: clash}}},
+			{Name: "aborted", Generation: 4, Size: 2, Ended: 5 * time.Second, Over: &store.VerdictStatus{Ago: 7 * time.Second, Verdict: wire.Verdict{Code: wire.CodeAborted, By: 1, Left: []int{0, 1}, Reason: "no more data"}}},
+		},
+		Keys: []store.KeyStatus{{Key: "ready", Calls: 3, For: 2 * time.Hour}},
+	}
+	v := status.Of(s, nil, nil)
+	var states, why []string
+	for _, g := range v.Groups {
+		states, why = append(states, g.State), append(why, g.Why)
+	}
+	require.Equal(t, []string{"forming", "idle", "revoked", "over", "over"}, states)
+	require.Equal(t, []string{"", "", "lost rank 1, pid 2 on a", "and 2 more, rank 0 called gather int, rank 1 called barrier", "by rank 1, left ranks 0, 1, no more data"}, why)
+	require.Equal(t, []string{"key ready", "create"}, []string{v.Waiting[0].What, v.Waiting[1].What})
+	require.Equal(t, status.Who{Rank: 0, Doing: "has not come", Heard: -1}, v.Waiting[1].Ranks[0])
+	require.Equal(t, "in no call; its last was send, 1.0 s ago", v.Groups[1].Ranks[0].Doing)
+	require.Equal(t, "lost", v.Groups[2].Ranks[1].State)
+	require.Equal(t, []string{"ill: the group lost", "dead: gather #3 on c mismatch", "aborted: the group aborted"}, []string{
+		v.Failures[0].Group + ": " + v.Failures[0].What + " " + v.Failures[0].Code,
+		v.Failures[1].Group + ": " + v.Failures[1].What + " " + v.Failures[1].Code,
+		v.Failures[2].Group + ": " + v.Failures[2].What + " " + v.Failures[2].Code,
+	})
+
+	few := status.Of(s, nil, &status.Options{Groups: 2, Ranks: 1})
+	require.Equal(t, []string{"ill", "new"}, []string{few.Groups[0].Name, few.Groups[1].Name})
+	require.Equal(t, 3, few.More)
+	require.Equal(t, "lost", few.Groups[0].Ranks[0].State)
+	require.Equal(t, 1, few.Groups[0].More)
+}
+
+// TestNothing: lists are there, for programs, also if there is nothing in them.
+func TestNothing(t *testing.T) {
+	b, err := json.Marshal(status.Of(new(store.Status), nil, nil))
+	require.NoError(t, err)
+	require.JSONEq(t, `{"blame":[],"waiting":[],"groups":[],"failures":[]}`, string(b))
+}
+
+func TestRates(t *testing.T) {
+	before := &store.Status{Server: &store.ServerStatus{Up: 10 * time.Second, In: 1000, Out: 50, Ops: []int64{0, 0, 0, 0, 1, 5}, Latency: []wire.Bucket{{Below: 10, Count: 1000}}}}
+	now := &store.Status{Server: &store.ServerStatus{
+		Up: 12 * time.Second, In: 3000, Out: 150, Ops: []int64{0, 0, 0, 0, 1, 25, 10},
+		Latency:  []wire.Bucket{{Below: 10, Count: 1000}, {Below: time.Microsecond, Count: 90}, {Below: time.Millisecond, Count: 10}},
+		Sessions: 3, Calls: 2, Keys: 7, Bytes: 99, Durable: true, Groups: 1,
+	}}
+	require.Nil(t, status.Of(now, nil, nil).Server.Rates)
+	s := status.Of(now, before, nil).Server
+	require.Equal(t, []any{12.0, true, int64(3), int64(2), int64(1), int64(7), int64(99)}, []any{s.Up, s.Durable, s.Sessions, s.Calls, s.Groups, s.Keys, s.Bytes})
+	require.Equal(t, &status.Rates{Ops: 15, In: 1000, Out: 50, P50: 1e-6, P99: 1e-3, By: map[string]float64{"get": 10, "set": 5}}, s.Rates)
+	require.Nil(t, status.Of(before, now, nil).Server.Rates, "another store, which began later")
+	require.Equal(t, 0.0, status.Of(&store.Status{Server: &store.ServerStatus{Up: 13 * time.Second, In: 3000, Out: 150}}, now, nil).Server.Rates.P50)
+}
+
+// TestFalseStore: a status that makes no sense is shown as it is, and does no harm.
+func TestFalseStore(t *testing.T) {
+	everybody := wire.Ranks{Count: 1 << 30, Spans: []wire.Span{{First: 0, Last: 1 << 30}}}
+	v := status.Of(&store.Status{Groups: []store.GroupStatus{{
+		Size: 4, Ended: -1, Generation: 1, Open: 1, Records: []store.RecordStatus{{Verb: "barrier", Came: everybody, Missing: everybody}},
+		Ranks: []store.RankStatus{{Rank: 3, Waits: []store.WaitStatus{{Verb: "recv", Peer: -7}}}},
+	}}}, nil, nil)
+	require.Len(t, v.Waiting, 2)
+}
+
+func TestShort(t *testing.T) {
+	for want, d := range map[string]time.Duration{
+		"0.0 s": 0, "9.9 s": 9900 * time.Millisecond, "10 s": 10 * time.Second, "59 s": 59*time.Second + 999*time.Millisecond,
+		"1 min 0 s": time.Minute, "2 h 5 min": 2*time.Hour + 5*time.Minute + 59*time.Second,
+	} {
+		require.Equal(t, want, status.Short(d))
+	}
+}

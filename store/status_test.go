@@ -1,0 +1,260 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// serving is a Memory and a Server of it on TCP.
+func serving(t *testing.T, srv *store.Server) (m *store.Memory, addr string) {
+	m = new(store.Memory)
+	srv.Engine = m
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = srv.Serve(l) }()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		_ = m.Close()
+		<-done
+	})
+	return m, l.Addr().String()
+}
+
+func dialed(t *testing.T, addr string, o *store.DialOptions) *store.Store {
+	s, err := store.Dial(t.Context(), addr, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// TestStatusOfTheServer: numbers about the store as a whole.
+func TestStatusOfTheServer(t *testing.T) {
+	m, addr := serving(t, new(store.Server))
+	s := dialed(t, addr, nil)
+	ctx := t.Context()
+	before, err := s.Status(ctx, "")
+	require.NoError(t, err)
+	require.NoError(t, s.Set(ctx, "k", make([]byte, 10_000), nil))
+	for range 100 {
+		_, err := s.Get(ctx, "k")
+		require.NoError(t, err)
+	}
+	for _, from := range []*store.Store{s, store.New(m)} { // from inside and from outside
+		after, err := from.Status(ctx, "")
+		require.NoError(t, err)
+		a, b := after.Server, before.Server
+		require.Equal(t, []int64{1, 1, 10_001}, []int64{a.Sessions, a.Keys, a.Bytes})
+		require.EqualValues(t, 100, a.Ops[wire.OpGet])
+		require.EqualValues(t, 1, a.Ops[wire.OpSet])
+		require.Greater(t, a.In-b.In, uint64(10_000))
+		require.Greater(t, a.Out-b.Out, uint64(100*10_000))
+		require.Greater(t, a.Up, b.Up)
+		require.False(t, a.Durable)
+		n := int64(0)
+		for i, x := range a.Latency {
+			n += x.Count
+			require.Positive(t, x.Count)
+			require.True(t, i == 0 || a.Latency[i-1].Below < x.Below)
+		}
+		require.GreaterOrEqual(t, n, int64(101), "somebody looks: times are taken")
+	}
+}
+
+func TestStatusOfADurableStore(t *testing.T) {
+	m := &store.Memory{Dir: t.TempDir()}
+	defer m.Close()
+	s, err := store.New(m).Status(t.Context(), "")
+	require.NoError(t, err)
+	require.True(t, s.Server.Durable)
+}
+
+// TestStatusTellsWhoWasHeard: a rank that says nothing was heard of some time ago, and one in the same process is always heard.
+func TestStatusTellsWhoWasHeard(t *testing.T) {
+	m, addr := serving(t, new(store.Server))
+	here, there := store.New(m), dialed(t, addr, nil)
+	join := func(s *store.Store, rank int) <-chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := s.Join(t.Context(), wire.Contribution{Group: "g", Rank: rank, Size: 2}, nil)
+			done <- err
+		}()
+		return done
+	}
+	first, second := join(here, 0), join(there, 1)
+	require.NoError(t, <-first)
+	require.NoError(t, <-second)
+	ranks := func() []store.RankStatus {
+		s, err := here.Status(t.Context(), "")
+		require.NoError(t, err)
+		return s.Groups[0].Ranks
+	}
+	require.Eventually(t, func() bool { return ranks()[1].Heard > 0 }, 10*time.Second, 10*time.Millisecond)
+	require.Zero(t, ranks()[0].Heard)
+	_, err := there.Revision(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, ranks()[1].Heard)
+}
+
+// TestStatusTakesTheRightToRead, below its prefix.
+func TestStatusTakesTheRightToRead(t *testing.T) {
+	_, addr := serving(t, &store.Server{Access: []store.Access{{Secret: secretOf("all"), Write: true}, {Secret: secretOf("some"), Prefix: "jobs/a/"}}})
+	all := dialed(t, addr, &store.DialOptions{Secret: secretOf("all")})
+	some := dialed(t, addr, &store.DialOptions{Secret: secretOf("some")})
+	for _, name := range []string{"jobs/a/x", "jobs/b/x"} {
+		_, err := all.Join(t.Context(), wire.Contribution{Group: name, Size: 1}, nil)
+		require.NoError(t, err)
+	}
+	for _, prefix := range []string{"", "jobs/", "jobs/b/"} {
+		_, err := some.Status(t.Context(), prefix)
+		require.ErrorIs(t, err, store.ErrDenied)
+	}
+	s, err := some.Status(t.Context(), "jobs/a/")
+	require.NoError(t, err)
+	require.Len(t, s.Groups, 1)
+	require.Nil(t, s.Server)
+	s, err = all.Status(t.Context(), "")
+	require.NoError(t, err)
+	require.Len(t, s.Groups, 2)
+}
+
+// answering answers any status with the same page.
+type answering struct{ rep wire.Reply }
+
+func (a answering) Do(_ context.Context, _ *wire.Request, rep *wire.Reply) error {
+	*rep = a.rep
+	return nil
+}
+
+func (answering) Close() error { return nil }
+
+// TestStatusOfAFalseStore: pages that go on for ever, or mean nothing, are an error.
+func TestStatusOfAFalseStore(t *testing.T) {
+	for what, rep := range map[string]wire.Reply{
+		"the same page again": {Nums: []int64{0, 0}},
+		"a page before":       {Nums: []int64{-1, 0}},
+		"half of a place":     {Nums: []int64{7}},
+		"rubbish":             {Value: []byte("rubbish")},
+		"names of nothing":    {Keys: []string{"x"}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			_, err := store.New(answering{rep}).Status(t.Context(), "")
+			require.ErrorIs(t, err, store.ErrProtocol)
+		})
+	}
+	_, err := store.New(answering{wire.Reply{Code: wire.CodeUnsupported}}).Status(t.Context(), "")
+	require.ErrorIs(t, err, store.ErrUnsupported)
+}
+
+func TestBuckets(t *testing.T) {
+	last := -1
+	for _, d := range []time.Duration{-1, 0, 1, 3, 4, 7, 8, 9, 10, 100, 1000, time.Millisecond, time.Second, time.Hour, math.MaxInt64} {
+		i := store.BucketOf(d)
+		require.GreaterOrEqual(t, i, last)
+		require.Less(t, i, 256)
+		require.GreaterOrEqual(t, store.BucketEnd(i), d)
+		if i > 0 && d > 0 {
+			require.Less(t, store.BucketEnd(i-1), d)
+			require.LessOrEqual(t, float64(store.BucketEnd(i)), 1.25*float64(d), "%v", d)
+		}
+		last = i
+	}
+}
+
+func TestNames(t *testing.T) {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	ctx := t.Context()
+	for i := range 5 {
+		require.NoError(t, s.Set(ctx, fmt.Sprintf("a/%d", i), []byte("secret"), &store.SetOptions{TTL: time.Hour}))
+	}
+	require.NoError(t, s.Set(ctx, "b", nil, nil))
+	first, more, err := s.Names(ctx, "a/", "", 3)
+	require.NoError(t, err)
+	require.True(t, more)
+	require.Len(t, first, 3)
+	require.Equal(t, "a/0", first[0].Key)
+	require.Nil(t, first[0].Value)
+	require.InDelta(t, time.Hour, first[0].TTL, float64(time.Minute))
+	rest, more, err := s.Names(ctx, "a/", first[2].Key, 3)
+	require.NoError(t, err)
+	require.False(t, more)
+	require.Len(t, rest, 2)
+	_, _, err = store.New(answering{wire.Reply{Code: wire.CodeDenied}}).Names(ctx, "", "", 0)
+	require.ErrorIs(t, err, store.ErrDenied)
+}
+
+// TestReadOnly: nothing is changed, a counted read included, and the store stays open.
+func TestReadOnly(t *testing.T) {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	ctx := t.Context()
+	require.NoError(t, s.Set(ctx, "once", []byte("v"), &store.SetOptions{Reads: 1}))
+	require.NoError(t, s.Set(ctx, "k", []byte("v"), nil))
+	r := store.ReadOnly(s)
+	v, err := r.Get(ctx, "k")
+	require.NoError(t, err)
+	require.Equal(t, "v", string(v))
+	_, err = r.Get(ctx, "once")
+	require.ErrorIs(t, err, store.ErrDenied)
+	require.ErrorIs(t, r.Set(ctx, "k", nil, nil), store.ErrDenied)
+	_, err = r.Delete(ctx, "k")
+	require.ErrorIs(t, err, store.ErrDenied)
+	_, err = r.Join(ctx, wire.Contribution{Group: "g", Size: 1}, nil)
+	require.ErrorIs(t, err, store.ErrDenied)
+	_, err = r.Backup(ctx, io.Discard)
+	require.ErrorIs(t, err, store.ErrDenied)
+	require.NoError(t, r.Close())
+	v, err = s.Get(ctx, "once")
+	require.NoError(t, err)
+	require.Equal(t, "v", string(v))
+}
+
+// BenchmarkStatusWatched is what a client pays for somebody who looks four times a second, as the page and muster top do. Alone is the same
+// with nobody.
+func BenchmarkStatusWatched(b *testing.B) {
+	for _, watched := range []bool{false, true} {
+		b.Run(map[bool]string{false: "alone", true: "watched"}[watched], func(b *testing.B) {
+			m := new(store.Memory)
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(b, err)
+			srv := &store.Server{Engine: m}
+			go func() { _ = srv.Serve(l) }()
+			defer func() { _ = srv.Close(); _ = m.Close() }()
+			s, err := store.Dial(b.Context(), l.Addr().String(), nil)
+			require.NoError(b, err)
+			defer s.Close()
+			stop := make(chan struct{})
+			defer close(stop)
+			if watched {
+				go func() {
+					tick := time.NewTicker(250 * time.Millisecond)
+					defer tick.Stop()
+					for {
+						_, _ = store.New(m).Status(context.Background(), "")
+						select {
+						case <-tick.C:
+						case <-stop:
+							return
+						}
+					}
+				}()
+			}
+			for b.Loop() {
+				if _, err := s.Revision(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,409 @@
+package wire
+
+import (
+	"errors"
+	"time"
+)
+
+// Status is what a store tells of itself. An answer to OpStatus is a page of it: names in its Keys, all else as rows in its Value.
+type Status struct {
+	Server *ServerStatus // nil below a prefix
+	// Groups are those that come together, then those that are, then those that are over and failed: each in the order in which they began.
+	Groups []GroupStatus
+	Keys   []KeyStatus // that calls wait for, the longest first; not more than StatusKeys
+}
+
+// What a Status holds at most of what there may be many of.
+const (
+	StatusKeys    = 64  // keys that are waited for
+	StatusRecords = 16  // open records of a group: the oldest
+	StatusSpans   = 256 // in a list of ranks
+	StatusWaits   = 8   // sends and receives of a rank
+)
+
+// ServerStatus is about the store as a whole. Counters only grow, so that two answers tell a rate; those of what went before a restart are gone.
+type ServerStatus struct {
+	Up       time.Duration // running time; it stands still while the store does, and goes on after a restart of a durable one
+	Durable  bool
+	Sessions int64
+	Calls    int64 // that wait
+	Groups   int64
+	Keys     int64
+	Bytes    int64   // of keys and values
+	In, Out  uint64  // bytes from and to peers
+	Ops      []int64 // requests that were carried out, by Op
+	// Latency is how often an answer that needs nobody else took how long in the store. It is counted while somebody asks for it.
+	Latency []Bucket
+}
+
+// Bucket is a range of a histogram that is not empty: what took Below at most, and longer than that of the one before.
+type Bucket struct {
+	Below time.Duration
+	Count int64
+}
+
+// GroupStatus is one generation of a group, or one that comes together.
+type GroupStatus struct {
+	Name, Run  string
+	Generation uint64 // 0: it comes together
+	Size       int
+	Present    int           // ranks that are there
+	Age        time.Duration // since it was made, or since the first of those who are there came
+	Ended      time.Duration // ago; -1: it is not over
+	Over       *VerdictStatus
+	Open       int // records; Records has the oldest
+	Ranks      []RankStatus
+	Records    []RecordStatus
+	Verdicts   []VerdictStatus // of the last records that failed, the oldest first
+}
+
+// RankStatus is a rank.
+type RankStatus struct {
+	Rank    int
+	Label   string // who it is, in its own words
+	Session uint64
+	Gone    Code          // CodeLost, CodeLeft, or CodeOK: it is there
+	Verb    string        // of its last call; "": none
+	Seq     uint64        // and its number, if that has one
+	Ago     time.Duration // since then, or since it joined
+	Heard   time.Duration // since its process was last heard of, to 0.2 s; -1: unknown
+	Waits   []WaitStatus
+}
+
+// WaitStatus is a send or a receive that waits.
+type WaitStatus struct {
+	Verb string // "send" or "recv"
+	Peer int    // the other rank
+	Tag  string
+	For  time.Duration
+}
+
+// RecordStatus is a verb that is not decided yet: "create" and "shrink" too.
+type RecordStatus struct {
+	Channel string
+	Seq     uint64
+	Verb    string
+	Root    int // -1: none
+	For     time.Duration
+	Left    time.Duration // until its deadline; 0: it has none
+	Came    Ranks
+	Missing Ranks // who is waited for
+}
+
+// Ranks are some ranks of a group: how many, and which, as far as there is room for.
+type Ranks struct {
+	Count int
+	Spans []Span // in order
+}
+
+// Span is ranks from First to Last.
+type Span struct{ First, Last int }
+
+// Add adds a rank that is higher than those before.
+func (r *Ranks) Add(rank int) { r.AddSpan(rank, rank) }
+
+// AddSpan adds ranks from first to last, if last is not below first; they are higher than those before.
+func (r *Ranks) AddSpan(first, last int) {
+	if last < first {
+		return
+	}
+	r.Count += last - first + 1
+	if n := len(r.Spans); n > 0 && r.Spans[n-1].Last == first-1 {
+		r.Spans[n-1].Last = last
+	} else if n < StatusSpans {
+		r.Spans = append(r.Spans, Span{first, last})
+	}
+}
+
+// First lists the first n ranks, or all if there are not so many.
+func (r *Ranks) First(n int) (ranks []int) {
+	for _, s := range r.Spans {
+		for rank := s.First; rank <= s.Last; rank++ {
+			if len(ranks) == n {
+				return ranks
+			}
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}
+
+// VerdictStatus is why something failed, and when.
+type VerdictStatus struct {
+	Channel string
+	Seq     uint64
+	Verb    string // "": all of the group
+	Ago     time.Duration
+	Verdict Verdict
+	More    int // ranks that the verdict does not name
+}
+
+// KeyStatus is a key that calls wait for.
+type KeyStatus struct {
+	Key   string
+	Calls int
+	For   time.Duration // the first of them
+}
+
+// ErrStatus says that rows are in an order that means nothing.
+var ErrStatus = errors.New("wire: a row of a status without its group or its name")
+
+// Rows of a status: kind u8 | length u32 | fields. A reader skips kinds that it does not know, and what is behind the fields that it knows.
+const (
+	rowServer uint8 = iota + 1
+	rowGroup
+	rowRank
+	rowRecord
+	rowVerdict
+	rowKey
+)
+
+// AppendStatus appends the names and the rows of a page. A group of size 0 goes on with the last one of the page before.
+func AppendStatus(names []string, rows []byte, s *Status) ([]string, []byte) {
+	if s.Server != nil {
+		rows = appendRow(rows, rowServer, s.Server.append)
+	}
+	for i := range s.Groups {
+		g := &s.Groups[i]
+		if g.Size > 0 {
+			names = append(names, g.Name)
+			rows = appendRow(rows, rowGroup, g.append)
+		}
+		for j := range g.Ranks {
+			rows = appendRow(rows, rowRank, g.Ranks[j].append)
+		}
+		for j := range g.Records {
+			rows = appendRow(rows, rowRecord, g.Records[j].append)
+		}
+		for j := range g.Verdicts {
+			rows = appendRow(rows, rowVerdict, g.Verdicts[j].append)
+		}
+	}
+	for i := range s.Keys {
+		names = append(names, s.Keys[i].Key)
+		rows = appendRow(rows, rowKey, s.Keys[i].append)
+	}
+	return names, rows
+}
+
+func appendRow(b []byte, kind uint8, fields func([]byte) []byte) []byte {
+	start := len(b)
+	b = fields(append(b, kind, 0, 0, 0, 0))
+	n := uint32(len(b) - start - 5)
+	for i := range 4 {
+		b[start+1+i] = byte(n >> (8 * i))
+	}
+	return b
+}
+
+// Parse adds a page to s, which aliases rows and names.
+func (s *Status) Parse(names []string, rows []byte) error {
+	p := parser{b: rows}
+	for p.err == nil && len(p.b) > 0 {
+		kind := p.u8()
+		row := parser{b: p.bytes(MaxReply)}
+		if p.err != nil {
+			break
+		}
+		if kind == rowGroup || kind == rowKey {
+			if len(names) == 0 {
+				return ErrStatus
+			}
+			s.parseNamed(kind, names[0], &row)
+			names = names[1:]
+		} else if err := s.parseRow(kind, &row); err != nil {
+			return err
+		}
+		if row.err != nil {
+			return row.err
+		}
+	}
+	if p.err == nil && len(names) > 0 {
+		return ErrStatus
+	}
+	return p.err
+}
+
+func (s *Status) parseNamed(kind uint8, name string, p *parser) {
+	if kind == rowKey {
+		s.Keys = append(s.Keys, KeyStatus{Key: name, Calls: p.int(), For: p.duration()})
+		return
+	}
+	s.Groups = append(s.Groups, GroupStatus{Name: name})
+	s.Groups[len(s.Groups)-1].parse(p)
+}
+
+// parseRow parses what has no name of its own.
+func (s *Status) parseRow(kind uint8, p *parser) error {
+	if kind == rowServer {
+		s.Server = new(ServerStatus)
+		s.Server.parse(p)
+		return nil
+	}
+	if kind > rowKey {
+		return nil
+	}
+	if len(s.Groups) == 0 {
+		return ErrStatus
+	}
+	g := &s.Groups[len(s.Groups)-1]
+	switch kind {
+	case rowRank:
+		g.Ranks = append(g.Ranks, parseRank(p))
+	case rowRecord:
+		g.Records = append(g.Records, parseRecord(p))
+	case rowVerdict:
+		g.Verdicts = append(g.Verdicts, parseVerdictStatus(p))
+	}
+	return nil
+}
+
+func (s *ServerStatus) append(b []byte) []byte {
+	b = appendDuration(b, s.Up)
+	b = append(b, boolByte(s.Durable))
+	for _, n := range [...]int64{s.Sessions, s.Calls, s.Groups, s.Keys, s.Bytes, int64(s.In), int64(s.Out)} {
+		b = appendU64(b, uint64(n))
+	}
+	b = appendNums(b, s.Ops)
+	b = appendU32(b, uint32(len(s.Latency)))
+	for _, x := range s.Latency {
+		b = appendU64(appendDuration(b, x.Below), uint64(x.Count))
+	}
+	return b
+}
+
+func (s *ServerStatus) parse(p *parser) {
+	s.Up, s.Durable = p.duration(), p.bool()
+	for _, n := range [...]*int64{&s.Sessions, &s.Calls, &s.Groups, &s.Keys, &s.Bytes} {
+		*n = int64(p.u64())
+	}
+	s.In, s.Out = p.u64(), p.u64()
+	s.Ops = p.nums()
+	for range p.count(16) {
+		s.Latency = append(s.Latency, Bucket{p.duration(), int64(p.u64())})
+	}
+}
+
+func appendNums(b []byte, ns []int64) []byte {
+	b = appendU32(b, uint32(len(ns)))
+	for _, n := range ns {
+		b = appendU64(b, uint64(n))
+	}
+	return b
+}
+
+func (p *parser) nums() []int64 {
+	ns := make([]int64, p.count(8))
+	for i := range ns {
+		ns[i] = int64(p.u64())
+	}
+	return ns
+}
+
+func (g *GroupStatus) append(b []byte) []byte {
+	b = appendString(b, g.Run)
+	b = appendU64(b, g.Generation)
+	for _, n := range [...]int{g.Size, g.Present, g.Open} {
+		b = appendInt(b, n)
+	}
+	b = appendDuration(b, g.Age)
+	b = appendDuration(b, g.Ended)
+	b = append(b, boolByte(g.Over != nil))
+	if g.Over != nil {
+		b = g.Over.append(b)
+	}
+	return b
+}
+
+func (g *GroupStatus) parse(p *parser) {
+	g.Run, g.Generation = p.string(MaxKey), p.u64()
+	g.Size, g.Present, g.Open = p.int(), p.int(), p.int()
+	g.Age, g.Ended = p.duration(), p.duration()
+	if p.bool() {
+		g.Over = new(parseVerdictStatus(p))
+	}
+}
+
+func (r *RankStatus) append(b []byte) []byte {
+	b = appendInt(b, r.Rank)
+	b = appendString(b, r.Label)
+	b = appendU64(b, r.Session)
+	b = appendU16(b, uint16(r.Gone))
+	b = appendString(b, r.Verb)
+	b = appendU64(b, r.Seq)
+	b = appendDuration(b, r.Ago)
+	b = appendDuration(b, r.Heard)
+	b = append(b, byte(len(r.Waits)))
+	for i := range r.Waits {
+		w := &r.Waits[i]
+		b = appendString(b, w.Verb)
+		b = appendInt(b, w.Peer)
+		b = appendString(b, w.Tag)
+		b = appendDuration(b, w.For)
+	}
+	return b
+}
+
+func parseRank(p *parser) RankStatus {
+	r := RankStatus{
+		Rank: p.int(), Label: p.string(MaxKey), Session: p.u64(), Gone: Code(p.u16()),
+		Verb: p.string(MaxKey), Seq: p.u64(), Ago: p.duration(), Heard: p.duration(),
+	}
+	for range p.u8() {
+		r.Waits = append(r.Waits, WaitStatus{p.string(MaxKey), p.int(), p.string(MaxKey), p.duration()})
+		if p.err != nil {
+			break
+		}
+	}
+	return r
+}
+
+func (r *RecordStatus) append(b []byte) []byte {
+	b = appendString(b, r.Channel)
+	b = appendU64(b, r.Seq)
+	b = appendString(b, r.Verb)
+	b = appendInt(b, r.Root)
+	b = appendDuration(b, r.For)
+	b = appendDuration(b, r.Left)
+	return r.Missing.append(r.Came.append(b))
+}
+
+func parseRecord(p *parser) RecordStatus {
+	return RecordStatus{
+		Channel: p.string(MaxKey), Seq: p.u64(), Verb: p.string(MaxKey), Root: p.int(), For: p.duration(), Left: p.duration(),
+		Came: parseRanks(p), Missing: parseRanks(p),
+	}
+}
+
+func (r *Ranks) append(b []byte) []byte {
+	b = appendInt(b, r.Count)
+	b = appendU32(b, uint32(len(r.Spans)))
+	for _, s := range r.Spans {
+		b = appendInt(appendInt(b, s.First), s.Last)
+	}
+	return b
+}
+
+func parseRanks(p *parser) Ranks {
+	r := Ranks{Count: p.int()}
+	for range p.count(8) {
+		r.Spans = append(r.Spans, Span{p.int(), p.int()})
+	}
+	return r
+}
+
+func (v *VerdictStatus) append(b []byte) []byte {
+	b = appendString(b, v.Channel)
+	b = appendU64(b, v.Seq)
+	b = appendString(b, v.Verb)
+	b = appendDuration(b, v.Ago)
+	return appendInt(v.Verdict.append(b), v.More)
+}
+
+func parseVerdictStatus(p *parser) VerdictStatus {
+	return VerdictStatus{Channel: p.string(MaxKey), Seq: p.u64(), Verb: p.string(MaxKey), Ago: p.duration(), Verdict: *p.verdict(), More: p.int()}
+}
+
+func (k *KeyStatus) append(b []byte) []byte {
+	return appendDuration(appendInt(b, k.Calls), k.For)
+}
