@@ -81,7 +81,7 @@ done
 
 func TestCollectiveZerfoo(t *testing.T) {
 	if _, err := exec.LookPath("sh"); err != nil {
-		t.Skip(err)
+		t.Skip("SKIPPED: no shell to stand in: ", err)
 	}
 	program := filepath.Join(t.TempDir(), "zerfoo")
 	if err := os.WriteFile(program, []byte(zerfooStandIn), 0o700); err != nil {

@@ -102,7 +102,7 @@ func TestTorch(t *testing.T) {
 // TestTorchFails has an interpreter that says that it has torch, and ends then.
 func TestTorchFails(t *testing.T) {
 	if _, err := exec.LookPath("true"); err != nil {
-		t.Skip(err)
+		t.Skip("SKIPPED: no program to stand in: ", err)
 	}
 	var out, errs strings.Builder
 	status := run(t.Context(), []string{"files", "-kib", "64", "-rounds", "1", "-slice", "1us", "-dir", t.TempDir(), "-python", "true"}, &out, &errs)

@@ -2,6 +2,7 @@ package gather_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -32,9 +33,10 @@ func newPair(b *testing.B, apart, born bool) *pair {
 	if born {
 		var err error
 		p.arena, err = shm.NewArena(nil)
-		if err != nil {
-			b.Skip(err)
+		if errors.Is(err, shm.ErrUnsupported) {
+			b.Skip("SKIPPED: no shared memory on this system: ", err)
 		}
+		require.NoError(b, err)
 		b.Cleanup(func() { _ = p.arena.Close() })
 		o.Arena = p.arena
 	}

@@ -236,11 +236,7 @@ func TestModelOpt03FullMemory(t *testing.T) {
 			full = 0
 		}
 		t.Run(w.name, func(t *testing.T) {
-			if arena, err := shm.NewArena(nil); err != nil {
-				t.Skip("this system has no memory that can be limited")
-			} else {
-				_ = arena.Close()
-			}
+			sharing(t)
 			w.run(t, 3, gather.Options{Limit: 1 << 20}, func(r *rank) {
 				for round := range 3 {
 					var mine *tensor.Tensor

@@ -172,3 +172,14 @@ func (r *rank) rankError(err error) *pgroup.RankError {
 	assert.Equal(r, r.group.Name(), re.Group)
 	return re
 }
+
+// sharing skips a test where there is no memory to share.
+func sharing(t testing.TB) {
+	t.Helper()
+	arena, err := shm.NewArena(nil)
+	if errors.Is(err, shm.ErrUnsupported) {
+		t.Skip("SKIPPED: no shared memory on this system: ", err)
+	}
+	require.NoError(t, err)
+	require.NoError(t, arena.Close())
+}

@@ -389,7 +389,7 @@ func TestFailure11NoPortIsProbed(t *testing.T) {
 	ranks(t, 3, hosted, func(t *testing.T, g *pgroup.Group) { ok(t, g, "barrier", g.Barrier(t.Context())) })
 	l, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
-		t.Skip("this machine has no IPv6:", err)
+		t.Skip("SKIPPED: no IPv6 on this machine: ", err)
 	}
 	six := func(*testing.T) func(int) pgroup.Config {
 		return func(rank int) pgroup.Config {

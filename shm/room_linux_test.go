@@ -97,7 +97,7 @@ const cgroupVar = "MUSTER_TEST_CGROUP"
 func TestControlGroup(t *testing.T) {
 	parent := os.Getenv(cgroupVar)
 	if parent == "" {
-		t.Skip(cgroupVar + " names no directory of control groups to make one in")
+		t.Skip("SKIPPED: " + cgroupVar + " names no directory of control groups, with the memory controller, to make one in: as root, /sys/fs/cgroup/memory perhaps, or /sys/fs/cgroup")
 	}
 	dir := filepath.Join(parent, "muster-shm-test-"+strconv.Itoa(os.Getpid()))
 	require.NoError(t, os.Mkdir(dir, 0o755))

@@ -112,10 +112,10 @@ func TestSilentPeerThatAStreamWaitsForIsLostSoon(t *testing.T) {
 func TestSilentPeerIsLostAfterSilence(t *testing.T) {
 	t.Parallel()
 	for _, e := range engines[:3] {
+		if e.name == "goroutine" { // over pipes, which have no proxy
+			continue
+		}
 		t.Run(e.name, func(t *testing.T) {
-			if e.name == "goroutine" {
-				t.Skip("pipes have no proxy")
-			}
 			t.Parallel()
 			s := serve(t, &store.Server{Engine: e.engine(t), Limits: store.ServerLimits{Silence: time.Second}}, e.wires)
 			b, proxy := s.through(t)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import unittest
-import warnings
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Tuple
 from unittest import mock
 
 import muster
@@ -34,6 +36,23 @@ def refusing() -> Tuple[int, Any]:
     """Returns an address where nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as s:
         return socket.AF_INET, s.getsockname()
+
+
+# FORKS has a child that is forked while a connection is being made, and is killed when it is there.
+FORKS = """
+import os, signal, sys
+import muster
+from muster import _connect
+outcome = _connect._outcome
+def forks(sock):
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+    return outcome(sock)
+_connect._outcome = forks
+store = muster.Store.connect(sys.argv[1], timeout=30)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 class Connecting(unittest.TestCase):
@@ -102,31 +121,14 @@ class Connecting(unittest.TestCase):
 
     @unittest.skipUnless(hasattr(os, "fork"), "there is no fork")
     def test_a_child_that_is_forked_meanwhile_does_not_keep_the_connection(self) -> None:
-        here, there = socket.socketpair()
-        outcome = _connect._outcome
-
-        def forks(sock: socket.socket) -> Optional[OSError]:
-            child = os.fork()
-            if child == 0:
-                here.close()
-                there.recv(1)  # until the parent says so, or is gone
-                os._exit(0)
-            self.addCleanup(os.waitpid, child, 0)
-            self.addCleanup(here.close)
-            there.close()
-            return outcome(sock)
-
         fake = Fake()
         self.addCleanup(fake.close)
-        with warnings.catch_warnings(), mock.patch.object(_connect, "_outcome", forks):
-            warnings.simplefilter("ignore")  # a process with threads is forked
-            got = Outcome(muster.Store.connect, fake.addr, timeout=30)
+        args = [sys.executable, "-W", "ignore", "-c", FORKS, fake.addr]
+        with subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
             peer, _ = fake.welcome()
-            store = got()
-        pipe = store._session._line.pipe
-        pipe._sock.close()  # as the system does for a process that is killed
-        pipe._out.close()
-        self.assertEqual(peer.conn.recv(1), b"")
+            self.assertEqual(peer.conn.recv(1), b"")  # the parent is gone, and the child is not
+            out, _ = parent.communicate()  # ends both
+        self.assertEqual((out, parent.returncode), (b"", -signal.SIGKILL))
 
     def test_close_ends_the_dialing(self) -> None:
         fake = Fake()
