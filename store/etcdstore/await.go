@@ -42,7 +42,7 @@ func (r *record) await(ctx context.Context) (*wire.Reply, error) {
 			pause = min(2*pause, lookMost)
 			look.Reset(jitter(pause))
 		case <-ctx.Done():
-			return r.giveUp(ctx, context.Cause(ctx))
+			return nil, context.Cause(ctx)
 		}
 	}
 }
@@ -118,10 +118,8 @@ func (r *record) giveUp(ctx context.Context, cause error) (*wire.Reply, error) {
 	default:
 		return nil, cause
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
+	last, cancel := r.afterwards(ctx)
 	defer cancel()
-	last, stop := r.within(last)
-	defer stop()
 	settle := r.settle
 	if why.By < 0 {
 		settle = r.inTurn
@@ -131,4 +129,19 @@ func (r *record) giveUp(ctx context.Context, cause error) (*wire.Reply, error) {
 		return nil, cause
 	}
 	return verdict, nil
+}
+
+// afterwards is ctx for what belongs to a call whose record is, or is being, decided: it has a moment more than its caller gave it. What all
+// others have heard it is not to miss for a millisecond.
+func (r *record) afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline := time.Now().Add(store.Grace)
+	if own, ok := ctx.Deadline(); ok && own.After(deadline) {
+		deadline = own
+	}
+	last, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
+	last, stop := r.within(last)
+	return last, func() {
+		stop()
+		cancel()
+	}
 }

@@ -83,6 +83,8 @@ func (st *seat) collectVotes(ctx context.Context, req *wire.Request, rep *wire.R
 		return err
 	}
 	r.knows(verdict)
+	ctx, cancel := r.afterwards(ctx)
+	defer cancel()
 	if verdict, err = r.late(ctx, verdict); err != nil {
 		return err
 	}
@@ -157,6 +159,15 @@ func (r *record) ballot() string {
 
 // decide brings the record to its verdict, as far as this rank can.
 func (r *record) decide(ctx context.Context, voted uint64) (*wire.Reply, error) {
+	verdict, err := r.reach(ctx, voted)
+	if err != nil && ctx.Err() != nil {
+		return r.giveUp(ctx, err)
+	}
+	return verdict, err
+}
+
+// reach brings the record to its verdict while there is time.
+func (r *record) reach(ctx context.Context, voted uint64) (*wire.Reply, error) {
 	if err := r.prepare(ctx, voted); err != nil {
 		return nil, err
 	}
@@ -170,12 +181,10 @@ func (r *record) decide(ctx context.Context, voted uint64) (*wire.Reply, error) 
 	}
 	verdict, n, err := r.put(ctx)
 	if verdict == nil && err == nil {
-		if verdict, err = r.counted(ctx, n); verdict == nil && err == nil {
-			return r.await(ctx)
-		}
+		verdict, err = r.counted(ctx, n)
 	}
-	if err != nil && ctx.Err() != nil {
-		return r.giveUp(ctx, err)
+	if verdict == nil && err == nil {
+		return r.await(ctx)
 	}
 	return verdict, err
 }
