@@ -60,7 +60,9 @@ func (r *record) yes(folded []byte, by string) (*wire.Reply, []clientv3.Op) {
 	if r.c.RootOnly {
 		return yes, []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(*yes))}
 	}
+	r.mu.Lock()
 	then := r.ch.free(r.c.Seq)
+	r.mu.Unlock()
 	yes.Type = by
 	r.mu.Lock()
 	crowd := len(r.ch.whole) >= mostCalls && !r.ch.whole[r.call]
@@ -75,15 +77,20 @@ func (r *record) yes(folded []byte, by string) (*wire.Reply, []clientv3.Op) {
 	return yes, append(then, clientv3.OpPut(r.verdict(), encodeVerdict(*yes)))
 }
 
-// free deletes what is left of records before seq.
+// free deletes what is left of records before seq. etcd looks at every key of a range that it has not compacted yet, also if that was
+// deleted long ago: so the range begins where the last one ended, and now and then at the beginning, for what came late. Called with mu.
 func (ch *channel) free(seq uint64) []clientv3.Op {
+	const all = 512
 	if seq <= 1 {
 		return nil
 	}
-	k := ch.keys
+	k, from := ch.keys, hex(ch.freed)
+	if seq%all == 0 || ch.freed >= seq {
+		from = ""
+	}
 	return []clientv3.Op{
-		clientv3.OpDelete(k.payloads, clientv3.WithRange(k.payloads+hex(seq))),
-		clientv3.OpDelete(k.verdicts, clientv3.WithRange(k.verdicts+hex(seq))),
+		clientv3.OpDelete(k.payloads+from, clientv3.WithRange(k.payloads+hex(seq))),
+		clientv3.OpDelete(k.verdicts+from, clientv3.WithRange(k.verdicts+hex(seq))),
 	}
 }
 
@@ -322,7 +329,7 @@ func castOf(verdict *wire.Reply) *wire.Contribution {
 }
 
 // skip has the records fail that the rank has not voted in and that others wait in: nobody is to wait for its vote. Who comes to one of
-// them later sees that this rank has gone on.
+// them later sees that this rank has gone on: among the votes for other calls, where all look.
 func (r *record) skip(ctx context.Context, voted uint64) error {
 	resp, err := r.g.e.get(ctx, r.ch.keys.votes, clientv3.WithPrefix())
 	if err != nil {
@@ -333,9 +340,6 @@ func (r *record) skip(ctx context.Context, voted uint64) error {
 		if b, ok := r.ch.parseBallot(kv); ok && b.seq > voted && b.seq < r.c.Seq {
 			open[b.seq] = true
 		}
-	}
-	if len(open) == 0 {
-		return nil
 	}
 	x := *r
 	on := clientv3.OpPut(r.ch.keys.votes+rootsCall+"/"+short(r.rank), r.at+"/on")

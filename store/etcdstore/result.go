@@ -218,10 +218,16 @@ func (r *record) advance(ctx context.Context, low uint64) error {
 	before := len(r.ch.ahead)
 	r.ch.ahead = slices.DeleteFunc(r.ch.ahead, func(l led) bool { return l.seq <= low })
 	freed := len(r.ch.ahead) < before
+	then := r.ch.free(low + 1)
 	r.mu.Unlock()
 	if !freed {
 		return nil
 	}
-	_, err := r.g.e.txn(ctx, nil, r.ch.free(low+1), nil)
+	_, err := r.g.e.txn(ctx, nil, then, nil)
+	if err == nil {
+		r.mu.Lock()
+		r.ch.freed = max(r.ch.freed, low+1)
+		r.mu.Unlock()
+	}
 	return err
 }

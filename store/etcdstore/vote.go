@@ -28,6 +28,7 @@ type channel struct {
 	voted uint64          // the last record that the rank has voted in
 	open  *record         // that one, while the rank does not know its verdict
 	known uint64          // the last record whose verdict it knows
+	freed uint64          // what was left of records before this one has been deleted
 	whole map[string]bool // calls for which every rank has a key, as far as all verdicts say that the rank has seen
 	ahead []led           // records that the rank has led as their root, and others may not have passed
 	quiet []led           // records of others' that it has read since it last told them how far it is
@@ -228,7 +229,8 @@ func (r *record) knows(verdict *wire.Reply) {
 		}
 		return
 	}
-	r.ch.ahead = nil // all have passed what came before
+	r.ch.ahead = nil // all have passed what came before, and it was deleted
+	r.ch.freed = max(r.ch.freed, r.c.Seq)
 	switch verdict.Type {
 	case byPurge:
 		clear(r.ch.whole)
@@ -322,7 +324,7 @@ func (r *record) ballotOps() (verdict *wire.Reply, ops []clientv3.Op) {
 	if r.c.Fold.Valid() {
 		yes = nil // the verdict brings the fold, which is to be made first
 	}
-	plain := clientv3.OpTxn(r.isPlain(whole), nil, nil)
+	plain := clientv3.OpTxn(r.isPlain(false), nil, nil)
 	ops = []clientv3.Op{clientv3.OpTxn(r.isLast(whole), yes, []clientv3.Op{plain})}
 	if !whole {
 		first, last := r.ch.edges()
