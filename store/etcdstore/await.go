@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -50,10 +48,10 @@ func (r *record) await(ctx context.Context) (*wire.Reply, error) {
 // recount looks at the record again, and brings little along while nothing has happened.
 func (r *record) recount(ctx context.Context) (*wire.Reply, error) {
 	k := r.g.keys
-	all := clientv3.Compare(clientv3.Value(r.votes).WithPrefix(), "=", r.ballot())
-	gets := []clientv3.Op{
-		clientv3.OpGet(r.verdict()), clientv3.OpGet(k.all()), clientv3.OpGet(k.over()),
-		clientv3.OpTxn(r.isPlain(true), nil, nil), clientv3.OpTxn([]clientv3.Cmp{all}, nil, nil),
+	all := valueIs(r.votes, r.ballot(), prefixed)
+	gets := []op{
+		opGet(r.verdict()), opGet(k.all()), opGet(k.over()),
+		opTxn(r.isPlain(true), nil, nil), opTxn([]cond{all}, nil, nil),
 	}
 	resp, err := r.g.e.txn(ctx, nil, gets, nil)
 	if err != nil {
