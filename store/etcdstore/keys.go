@@ -18,6 +18,7 @@ import (
 //	r                                    the mark: its revision is that of the last change, its value how that was made
 //	s/SESSION/SLOT                       the last change that a session made in a slot; goes with the session
 //	j/NAME/RUN                           the roll of a group that is open, or complete
+//	i/GEN                                the name of the roll of a generation that is complete, until it is taken out
 //	g/GEN/s/SEAT                         a rank's seat; goes with its session; "left" once it has said goodbye
 //	g/GEN/v/!roll, !over, !all, !shrink  the roll; why the generation is revoked, for later calls and for open records; its survivors' generation
 //	g/GEN/v/c/CHANNEL/SEQ                the verdict of a record
@@ -40,6 +41,9 @@ func (k keys) rolls() string { return string(k) + "j/" }
 func (k keys) roll(c *wire.Contribution) string {
 	return k.rolls() + url.PathEscape(c.Group) + "/" + url.PathEscape(c.Run)
 }
+
+// listed says that a generation is, or was, complete.
+func (k keys) listed(gen uint64) string { return string(k) + "i/" + hex(gen) }
 
 func (k keys) generation(gen uint64) generationKeys {
 	return generationKeys(fmt.Sprintf("%sg/%x/", string(k), gen))

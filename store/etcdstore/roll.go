@@ -318,7 +318,10 @@ func (a *applicant) complete(ctx context.Context) error {
 		return err
 	}
 	when := []cond{changedAt(a.name, name.ModRevision), absent(k.rolled())}
-	_, err = a.e.txn(ctx, when, []op{opPut(k.rolled(), r.encode(), 0), opPut(a.name, complete(o.gen), 0)}, nil)
+	then := []op{opPut(k.rolled(), r.encode(), 0), opPut(a.name, complete(o.gen), 0), opPut(a.e.root.listed(o.gen), a.name, 0)}
+	if resp, err = a.e.txn(ctx, when, then, nil); err == nil && resp.Succeeded {
+		a.e.sweep(ctx, o.gen)
+	}
 	return err
 }
 

@@ -159,17 +159,7 @@ func (st *seat) vacate(ctx context.Context, why error) error {
 	if first {
 		st.g.letGo()
 	}
-	return st.g.clean(ctx)
-}
-
-// clean takes a generation out if all of its ranks have gone.
-func (g *group) clean(ctx context.Context) error {
-	then := []op{opDelete(string(g.keys), prefixed)}
-	if name := g.roll.name; name != "" {
-		then = append(then, opTxn([]cond{valueIs(name, complete(g.gen))}, []op{opDelete(name)}, nil))
-	}
-	allLeft := valueIs(g.keys.seats(), leftSeat, prefixed)
-	_, err := g.e.txn(ctx, []cond{allLeft}, then, nil)
+	_, err = st.g.e.txn(ctx, nil, []op{st.g.e.root.takeOut(st.g.gen, st.g.roll.name)}, nil)
 	return err
 }
 

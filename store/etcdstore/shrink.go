@@ -96,7 +96,7 @@ func (v *survivor) complete(ctx context.Context) error {
 	}
 	when := []cond{absent(to.rolled()), unchanged(from.seats(), resp.Header.Revision), present(v.from.key)}
 	live := opTxn([]cond{valueIs(old.name, complete(v.from.g.gen))}, []op{opPut(old.name, complete(v.o.gen), 0)}, nil)
-	_, err = v.e.txn(ctx, when, []op{opPut(to.rolled(), r.encode(), 0), live}, nil)
+	_, err = v.e.txn(ctx, when, []op{opPut(to.rolled(), r.encode(), 0), opPut(v.e.root.listed(v.o.gen), old.name, 0), live}, nil)
 	return err
 }
 
