@@ -28,6 +28,7 @@ func init() { // not a literal: the roles start children in turn
 		"idle":   holdIdle,
 		"rank":   beRank,
 		"crowd":  beCrowd,
+		"relays": beRelays,
 
 		"relay":    beRelay,
 		"lappers":  beLappers,
