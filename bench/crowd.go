@@ -116,6 +116,9 @@ func (c *crowd) each(step func(i int) error) (took time.Duration, err error) {
 	return time.Since(began), err
 }
 
+// crowded is for how long processes may stand still that are many more than the machine has cores: hosts of their own would not.
+const crowded = 15 * time.Second
+
 const stepTime = 5 * time.Minute // an all-gather of 10,000 ranks brings 7 GB
 
 func within() (context.Context, context.CancelFunc) {
@@ -125,7 +128,7 @@ func within() (context.Context, context.CancelFunc) {
 func (c *crowd) connect(i int) error {
 	ctx, cancel := within()
 	defer cancel()
-	s, err := store.Dial(ctx, c.addrs[i/c.host%len(c.addrs)], &store.DialOptions{Dial: c.wires.dial}) // no second try: a reset is an error
+	s, err := store.Dial(ctx, c.addrs[i/c.host%len(c.addrs)], &store.DialOptions{Dial: c.wires.dial, Silence: crowded}) // no second try: a reset is an error
 	c.stores[i] = s
 	return err
 }
@@ -190,7 +193,7 @@ func beRelays(args []string) error {
 	var w wires
 	var addrs []string
 	for range count {
-		r, err := store.NewRelay(context.Background(), "muster://"+args[0], &store.DialOptions{Dial: w.dial})
+		r, err := store.NewRelay(context.Background(), "muster://"+args[0], &store.DialOptions{Dial: w.dial, Silence: crowded})
 		if err != nil {
 			return err
 		}
