@@ -77,7 +77,7 @@ func beCrowd(args []string) error {
 		return err
 	}
 	c := newCrowd(args[0], host, first, end, size)
-	steps := map[string]func(rank int) error{
+	steps := map[string]func(ctx context.Context, i int) error{
 		"connect": c.connect, "join": c.join, "barrier": c.barrier, "all-gather 64 B": c.allGather, "broadcast 1 KiB": c.broadcast, "broken": c.ping,
 	}
 	return listen(func(line string) error {
@@ -85,7 +85,11 @@ func beCrowd(args []string) error {
 			c.wires.traffic().tell()
 			return nil
 		}
-		took, err := c.each(steps[line])
+		took, err := c.each(func(i int) error {
+			ctx, cancel := context.WithTimeout(context.Background(), stepTime)
+			defer cancel()
+			return steps[line](ctx, i)
+		})
 		switch {
 		case line == "broken":
 			tell("%v", time.Duration(c.broken))
@@ -121,21 +125,13 @@ const crowded = 15 * time.Second
 
 const stepTime = 5 * time.Minute // an all-gather of 10,000 ranks brings 7 GB
 
-func within() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), stepTime)
-}
-
-func (c *crowd) connect(i int) error {
-	ctx, cancel := within()
-	defer cancel()
+func (c *crowd) connect(ctx context.Context, i int) error {
 	s, err := store.Dial(ctx, c.addrs[i/c.host%len(c.addrs)], &store.DialOptions{Dial: c.wires.dial, Silence: crowded}) // no second try: a reset is an error
 	c.stores[i] = s
 	return err
 }
 
-func (c *crowd) join(i int) error {
-	ctx, cancel := within()
-	defer cancel()
+func (c *crowd) join(ctx context.Context, i int) error {
 	rank := c.first + i
 	roll, err := c.stores[i].Join(ctx, wire.Contribution{Group: "crowd", Rank: rank, Size: c.size, Label: "rank " + strconv.Itoa(rank)}, []byte(net.IPv4zero))
 	c.seats[i] = wire.Contribution{Generation: roll.Generation, Rank: rank}
@@ -143,9 +139,7 @@ func (c *crowd) join(i int) error {
 }
 
 // collect is a verb of one rank, and wants so many values, each of which is long enough.
-func (c *crowd) collect(i int, of wire.Contribution, payload []byte, values, length int) error {
-	ctx, cancel := within()
-	defer cancel()
+func (c *crowd) collect(ctx context.Context, i int, of wire.Contribution, payload []byte, values, length int) error {
 	c.seats[i].Seq++
 	of.Generation, of.Rank, of.Seq = c.seats[i].Generation, c.seats[i].Rank, c.seats[i].Seq
 	got, err := c.stores[i].Collect(ctx, of, payload)
@@ -160,26 +154,24 @@ func (c *crowd) collect(i int, of wire.Contribution, payload []byte, values, len
 	return err
 }
 
-func (c *crowd) barrier(i int) error {
-	return c.collect(i, wire.Contribution{Root: -1, Verb: "barrier", Want: wire.WantNothing}, nil, 0, 0)
+func (c *crowd) barrier(ctx context.Context, i int) error {
+	return c.collect(ctx, i, wire.Contribution{Root: -1, Verb: "barrier", Want: wire.WantNothing}, nil, 0, 0)
 }
 
-func (c *crowd) allGather(i int) error {
-	return c.collect(i, wire.Contribution{Root: -1, Verb: "all-gather", Want: wire.WantAll}, make([]byte, 64), c.size, 64)
+func (c *crowd) allGather(ctx context.Context, i int) error {
+	return c.collect(ctx, i, wire.Contribution{Root: -1, Verb: "all-gather", Want: wire.WantAll}, make([]byte, 64), c.size, 64)
 }
 
-func (c *crowd) broadcast(i int) error {
+func (c *crowd) broadcast(ctx context.Context, i int) error {
 	var payload []byte
 	if c.seats[i].Rank == 0 {
 		payload = make([]byte, 1<<10)
 	}
-	return c.collect(i, wire.Contribution{Root: 0, RootOnly: true, Verb: "broadcast", Want: 0}, payload, 1, 1<<10)
+	return c.collect(ctx, i, wire.Contribution{Root: 0, RootOnly: true, Verb: "broadcast", Want: 0}, payload, 1, 1<<10)
 }
 
 // ping finds out whether the connection still is one.
-func (c *crowd) ping(i int) error {
-	ctx, cancel := within()
-	defer cancel()
+func (c *crowd) ping(ctx context.Context, i int) error {
 	_, err := c.stores[i].Revision(ctx)
 	return err
 }

@@ -209,13 +209,13 @@ func beLappers(args []string) error {
 		return err
 	}
 	c := newCrowd(args[0], 1, first, end, size)
-	if _, err := c.each(c.connect); err != nil {
+	if _, err := c.each(func(i int) error { return c.connect(context.Background(), i) }); err != nil {
 		return err
 	}
-	return answerLaps(func() error { _, err := c.each(c.join); return err }, func(laps int) error {
+	return answerLaps(func() error { _, err := c.each(func(i int) error { return c.join(context.Background(), i) }); return err }, func(laps int) error {
 		_, err := c.each(func(i int) error {
 			for range laps {
-				if err := c.barrier(i); err != nil {
+				if err := c.barrier(context.Background(), i); err != nil {
 					return err
 				}
 			}
