@@ -455,6 +455,31 @@ func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	require.Less(t, counts.frames[wire.OpBranch], rounds)
 }
 
+// Ranks that others wait for are asked whether they are there, all of a relay by one frame, and so they answer.
+func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
+	t.Parallel()
+	l, dialer := tcp(t)
+	counts := &counted{Listener: l, frames: map[wire.Op]int{}}
+	s := serve(t, new(store.Server), func(*testing.T) (net.Listener, func(context.Context, string, string) (net.Conn, error)) {
+		return counts, dialer
+	})
+	r := relay(t, s.addr, new(store.Server), tcp)
+	const ranks, questions = 33, 5
+	g := teamOf(t, behind(t, s, r.addr, ranks, 0)...)
+	counts.mu.Lock()
+	clear(counts.frames)
+	counts.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), (questions+1)*200*time.Millisecond) // they are asked every 200 ms
+	defer cancel()
+	require.ErrorIs(t, g.barrier(ctx, 0, 1), store.ErrTimeout)
+	counts.mu.Lock()
+	frames := counts.frames[wire.OpBranch]
+	counts.mu.Unlock()
+	require.GreaterOrEqual(t, frames, 1)
+	require.Less(t, frames, questions*(ranks-1)/2, "%d ranks answer up to %d questions", ranks-1, questions)
+	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 2) })
+}
+
 // A store that shuts down says so to the ranks behind its relays; one that is gone is told as gone, at once.
 func TestTheStoreBehindARelayEnds(t *testing.T) {
 	t.Parallel()
