@@ -147,7 +147,8 @@ func TestPythonHearsOfARelayThatDoesNotComeBack(t *testing.T) {
 	f := direct.fails("Lost", "group", "barrier")
 	require.Equal(t, []int{0, 1}, f.Lost)
 	require.Contains(t, f.Text, "their relay (pid ")
-	behind[0].fails("Unavailable", "group", "barrier", kw{"timeout": 10}) // after some seconds in which no relay is there
+	f = behind[0].fails("Unavailable", "group", "barrier", kw{"timeout": 10}) // after some seconds in which no relay is there
+	require.Contains(t, f.Text, at+" is gone")
 }
 
 // A relay says that there is no store, and Python says so in Go's words.
@@ -159,8 +160,9 @@ func TestTheStoreBehindPythonsRelayIsGone(t *testing.T) {
 	p.must("new", "connect", at)
 	p.must("store", "set", "k", raw("v"))
 	require.NoError(t, srv.Close())
-	p.fails("Unavailable", "store", "get", "k")
-	f := p.fails("Unavailable", "new", "connect", at)
+	f := p.fails("Unavailable", "store", "get", "k")
+	require.Contains(t, f.Text, `store: get "k": store unavailable: `+at)
+	f = p.fails("Unavailable", "new", "connect", at)
 	_, err := store.Dial(bounded(t), at, nil)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.Equal(t, 1, strings.Count(err.Error(), "the relay cannot reach the store at "+addr), err)
