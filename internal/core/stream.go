@@ -336,6 +336,6 @@ func (s *sender) doing(*waiter) (*group, string) {
 // overdue is the answer to a send or recv that waited for rank in vain.
 func (st *stream) overdue(m *Machine, rank int, why wire.Code, waited Time) *wire.Reply {
 	v := &wire.Verdict{Code: why, By: -1, Missing: []int{rank}, Waited: waited}
-	v.Doing = m.doing(st.g, v.Missing)
+	v.Doing, v.Reason = m.doing(st.g, v.Missing), m.cutOff(st.g, v.Missing)
 	return failed(v)
 }
