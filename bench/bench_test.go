@@ -2,8 +2,12 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"math"
 	"os"
 	"os/exec"
+	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -63,7 +67,77 @@ func TestGroups(t *testing.T) {
 }
 
 func TestRanks(t *testing.T) {
-	smoke(t, []string{"20"}, "ranks", "-n", "20", "-each", "10", "-barriers", "2")
+	var rows []string
+	for _, way := range []string{"direct", "relays"} {
+		for _, verb := range append([]string{"connect", "join"}, ranksVerbs...) {
+			for _, n := range []string{"12", "100", "growth"} {
+				rows = append(rows, way+"  "+n+" *"+verb+" ")
+			}
+		}
+	}
+	var out, errs strings.Builder
+	args := []string{"ranks", "-n", "12,100", "-each", "60", "-rounds", "3"}
+	if status := run(t.Context(), args, &out, &errs); status != 0 {
+		t.Fatalf("bench %v: status %d: %s", args, status, errs.String())
+	}
+	for _, row := range rows {
+		if !regexp.MustCompile("(?m)^" + row).MatchString(out.String()) {
+			t.Errorf("no %q in:\n%s", row, out.String())
+		}
+	}
+}
+
+// TestRanksGrow wants of what a machine can read that each rank's traffic is as it has to be, and that nothing was reset in a burst.
+func TestRanksGrow(t *testing.T) {
+	var out, errs strings.Builder
+	if status := run(t.Context(), []string{"ranks", "-n", "30,100", "-rounds", "2", "-json"}, &out, &errs); status != 0 {
+		t.Fatalf("status %d: %s", status, errs.String())
+	}
+	var rep report
+	if err := json.Unmarshal([]byte(out.String()), &rep); err != nil {
+		t.Fatal(err)
+	}
+	figures := map[string]map[string]float64{}
+	for _, r := range rep.Rows {
+		figures[strings.Join(r.Name, " ")] = r.Figures
+		if r.Figures["broken"] != 0 {
+			t.Errorf("%v: %v connections were broken", r.Name, r.Figures["broken"])
+		}
+	}
+	if runtime.GOOS != "linux" {
+		return // nobody tells what connections have carried
+	}
+	const from, to = "from store B/rank", "to store B/rank"
+	for _, c := range []struct {
+		row, figure string
+		least, most float64
+	}{
+		{"direct 100 all-gather 64 B", from, 6400, 8000},
+		{"relays 100 all-gather 64 B", from, 6400. / 8, 8000. / 8 * 1.5}, // one for each host, or two if a vote is late
+		{"direct 100 broadcast 1 KiB", from, 1024, 1200},
+		{"relays 100 barrier", to, 32, 82},
+		{"direct growth barrier", to, 0.95, 1.05},
+		{"direct growth all-gather 64 B", from, 1.9, 2.1},
+	} {
+		if v := figures[c.row][c.figure]; v < c.least || v > c.most {
+			t.Errorf("%s: %s is %v, and not from %v to %v", c.row, c.figure, v, c.least, c.most)
+		}
+	}
+}
+
+func TestExponent(t *testing.T) {
+	ns := []float64{100, 1000, 10000}
+	for want, vs := range map[float64][]float64{0: {7, 7, 7}, 1: {3, 30, 300}, 2: {1, 100, 10000}, 0.5: {10, math.Sqrt(1000), 100}} {
+		if x, ok := exponent(ns, vs); !ok || math.Abs(x-want) > 1e-9 {
+			t.Errorf("%v: %v, and not %v", vs, x, want)
+		}
+	}
+	if _, ok := exponent(ns, []float64{1, 0, 1}); ok {
+		t.Error("nothing grows")
+	}
+	if _, ok := exponent([]float64{5}, []float64{1}); ok {
+		t.Error("one is no growth")
+	}
 }
 
 func TestRelay(t *testing.T) {
@@ -71,7 +145,7 @@ func TestRelay(t *testing.T) {
 }
 
 func TestWrongUse(t *testing.T) {
-	for _, args := range [][]string{nil, {"nothing"}, {"kv", "-nothing"}, {"kv", "-ops", "take"}, {"ttl", "-part", "nothing"}, {"ttl", "-shapes", "1"}, {"groups", "-n", "1"}, {"gather", "-n", "1"}, {"gather", "-kib", "0"}, {"gather", "-rounds", "0"}, {"gather", "-ways", "("}, {"gather", "-ways", "nothing", "-mpi=false", "-python", ""}, {"files", "-kib", "0"}, {"relay", "-hosts", "0"}} {
+	for _, args := range [][]string{nil, {"nothing"}, {"kv", "-nothing"}, {"kv", "-ops", "take"}, {"ttl", "-part", "nothing"}, {"ttl", "-shapes", "1"}, {"groups", "-n", "1"}, {"gather", "-n", "1"}, {"gather", "-kib", "0"}, {"gather", "-rounds", "0"}, {"gather", "-ways", "("}, {"gather", "-ways", "nothing", "-mpi=false", "-python", ""}, {"files", "-kib", "0"}, {"relay", "-hosts", "0"}, {"ranks", "-n", "x"}, {"ranks", "-n", "0"}, {"ranks", "-each", "0"}, {"ranks", "-host", "0", "-direct=false"}, {"ranks", "-n", "99999999"}} {
 		var out, errs strings.Builder
 		if run(t.Context(), args, &out, &errs) == 0 {
 			t.Errorf("%v is taken", args)

@@ -28,6 +28,7 @@ func init() { // not a literal: the roles start children in turn
 		"idle":   holdIdle,
 		"rank":   beRank,
 		"crowd":  beCrowd,
+		"relays": beRelays,
 
 		"relay":    beRelay,
 		"lappers":  beLappers,
@@ -101,7 +102,7 @@ func (p *process) line() (string, error) {
 	s, err := p.out.ReadString('\n')
 	if err != nil {
 		p.stop()
-		return "", fmt.Errorf("%s %s: %w, %v: %s", p.role, strings.Join(p.cmd.Args[1:], " "), err, p.cmd.ProcessState, strings.TrimSpace(p.stderr.String()))
+		return "", fmt.Errorf("%s %.60s: %w, %v: %s", p.role, strings.Join(p.cmd.Args[1:], " "), err, p.cmd.ProcessState, strings.TrimSpace(p.stderr.String()))
 	}
 	return strings.TrimSpace(s), nil
 }

@@ -2,7 +2,10 @@ module github.com/muster-pg/muster/bench
 
 go 1.26.0
 
-require github.com/muster-pg/muster v0.0.0
+require (
+	github.com/muster-pg/muster v0.0.0
+	golang.org/x/sys v0.49.0
+)
 
 require (
 	github.com/hashicorp/go-msgpack/v2 v2.1.5 // indirect
@@ -10,7 +13,6 @@ require (
 	github.com/tidwall/btree v1.8.2 // indirect
 	github.com/zeebo/xxh3 v1.1.0 // indirect
 	go.etcd.io/bbolt v1.5.0 // indirect
-	golang.org/x/sys v0.49.0 // indirect
 )
 
 replace github.com/muster-pg/muster => ..

@@ -48,7 +48,7 @@ var commands = []command{
 }
 
 // limit bounds a run: all children end with it.
-const limit = 10 * time.Minute
+const limit = 30 * time.Minute
 
 func main() {
 	if isChild() {

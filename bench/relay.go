@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/wire"
 )
 
 type relayOptions struct {
@@ -209,15 +208,14 @@ func beLappers(args []string) error {
 	if err != nil {
 		return err
 	}
-	c := &crowd{addr: args[0], first: first, size: size, stores: make([]*store.Store, end-first), seats: make([]wire.Contribution, end-first)}
-	if _, err := c.each(c.connect); err != nil {
+	c := newCrowd(args[0], 1, first, end, size)
+	if _, err := c.each(func(i int) error { return c.connect(context.Background(), i) }); err != nil {
 		return err
 	}
-	return answerLaps(func() error { _, err := c.each(c.join); return err }, func(laps int) error {
+	return answerLaps(func() error { _, err := c.each(func(i int) error { return c.join(context.Background(), i) }); return err }, func(laps int) error {
 		_, err := c.each(func(i int) error {
 			for range laps {
-				c.seats[i].Seq++
-				if _, err := c.stores[i].Collect(context.Background(), c.seats[i], nil); err != nil {
+				if err := c.barrier(context.Background(), i); err != nil {
 					return err
 				}
 			}

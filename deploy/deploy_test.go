@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -270,24 +271,43 @@ func TestImage(t *testing.T) {
 	s.stop(t, patience)
 }
 
-// TestSystemd has the unit's command serve, and systemd, where there is one, look at the unit.
+// TestSystemd has the units' commands serve, and relay what is served; and systemd, where there is one, look at the units.
 func TestSystemd(t *testing.T) {
 	exe := muster(t)
-	unit := strings.ReplaceAll(read(t, "systemd/muster.service"), "/usr/local/bin/muster", exe)
-	line := regexp.MustCompile(`(?m)^ExecStart=(.*)$`).FindStringSubmatch(unit)
-	require.NotNil(t, line)
-	args := strings.Fields(strings.NewReplacer("%S", t.TempDir(), "$MUSTER_SERVE_ARGS", "--listen 127.0.0.1:0").Replace(line[1]))
-	s := serve(t, exec.Command(args[0], args[1:]...))
-	assert.Contains(t, s.call(t, exe, "", "ping"), "answered in")
+	units := map[string]string{}
+	command := func(name string, more ...string) *exec.Cmd {
+		unit := strings.ReplaceAll(read(t, "systemd/"+name), "/usr/local/bin/muster", exe)
+		units[name] = unit
+		line := regexp.MustCompile(`(?m)^ExecStart=(.*)$`).FindStringSubmatch(unit)
+		require.NotNil(t, line)
+		args := strings.Fields(strings.NewReplacer(more...).Replace(line[1]))
+		return exec.Command(args[0], args[1:]...)
+	}
+	s := serve(t, command("muster.service", "%S", t.TempDir(), "$MUSTER_SERVE_ARGS", "--listen 127.0.0.1:0"))
+	relay := command("muster-relay.service", "$MUSTER_RELAY_ARGS", "--listen 127.0.0.1:0")
+	ready, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "notify"), Net: "unixgram"})
+	require.NoError(t, err)
+	defer ready.Close()
+	relay.Env = append(os.Environ(), "MUSTER_STORE="+s.url, "NOTIFY_SOCKET="+ready.LocalAddr().String())
+	r := serve(t, relay)
+	assert.Contains(t, r.call(t, exe, "", "ping"), "answered in")
+	require.NoError(t, ready.SetReadDeadline(time.Now().Add(patience)))
+	said := make([]byte, 100)
+	n, err := ready.Read(said)
+	require.NoError(t, err)
+	assert.Equal(t, "READY=1", string(said[:n]))
+	r.stop(t, patience)
 	s.stop(t, patience)
 
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
 		t.Skip("NOT VERIFIED: no systemd-analyze here (apt-get install systemd)")
 	}
-	file := filepath.Join(t.TempDir(), "muster.service")
-	require.NoError(t, os.WriteFile(file, []byte(unit), 0o600))
-	out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()
-	assert.NoError(t, err, "%s", out)
-	assert.Empty(t, string(out))
+	for name, unit := range units {
+		file := filepath.Join(t.TempDir(), name)
+		require.NoError(t, os.WriteFile(file, []byte(unit), 0o600))
+		out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()
+		assert.NoError(t, err, "%s", out)
+		assert.Empty(t, string(out))
+	}
 }

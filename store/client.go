@@ -79,7 +79,7 @@ func dialError(addr string, err error, waited time.Duration) error {
 	case ok && errors.Is(told, ErrDenied):
 		e.Code, e.Err, e.Detail = told.Code, told.Err, told.Detail
 	case ok && nobodyThere(told): // a relay says so
-		e.Detail = told.Detail
+		e.Err = fmt.Errorf("%w: %s", ErrUnavailable, told.Detail)
 	case ok:
 		e.Err, e.Detail = fmt.Errorf("%w: %w", ErrUnavailable, told.Err), told.Detail
 	case errors.Is(err, ErrProtocol):

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -220,7 +221,9 @@ func (c *client) giveUp(err error) {
 	switch e, ok := errors.AsType[*Error](err); {
 	case ok && !nobodyThere(err):
 		why.Code, why.Err, why.Detail = e.Code, e.Err, e.Detail
-	case ok || !isRefused(err):
+	case ok:
+		why.Detail += "; then: " + cmp.Or(e.Detail, e.Err.Error())
+	case !isRefused(err):
 		why.Detail += "; then: " + err.Error()
 	}
 	c.endAll(&why)

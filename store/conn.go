@@ -186,14 +186,22 @@ func (c *conn) grace() time.Duration {
 
 // reply queues an answer, and returns how many bytes wait for the peer now.
 func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
-	if c.commit != nil {
-		if c.staged == nil {
-			c.staged = (*stages.Get().(*[]byte))[:0]
-		}
-		c.staged = c.encode(c.staged, op, id, rep)
-		return len(c.staged)
+	if t := c.trunk; t != nil && t.op == wire.OpVotes && t.branch != nil {
+		return c.replyToVote(op, id, rep)
 	}
-	return c.out.Append(func(b []byte) []byte { return c.encode(b, op, id, rep) })
+	return c.queue(func(b []byte) []byte { return c.encode(b, op, id, rep) })
+}
+
+// queue puts what encode appends behind the answers that wait, and returns how many bytes of them there are.
+func (c *conn) queue(encode func(b []byte) []byte) (waiting int) {
+	if c.commit == nil {
+		return c.out.Append(encode)
+	}
+	if c.staged == nil {
+		c.staged = (*stages.Get().(*[]byte))[:0]
+	}
+	c.staged = encode(c.staged)
+	return len(c.staged)
 }
 
 // encode appends an answer to what is being carried out.

@@ -161,6 +161,10 @@ func (p *passage) passOn() error {
 		case wire.OpHello, wire.OpLost, wire.OpBranch, wire.OpVotes:
 			return fmt.Errorf("%s: %w", h.Op, wire.ErrUnknownOp)
 		}
+		if h.Op == wire.OpProbe {
+			p.up.answers(p)
+			continue
+		}
 		if h.Op == wire.OpCollect {
 			if err := p.req.Parse(h, body); err != nil {
 				return fmt.Errorf("%s: %w", h.Op, err)

@@ -288,6 +288,60 @@ func TestASilentRelay(t *testing.T) {
 	proxy.Cut(testcluster.RST)
 }
 
+// A relay that is frozen, with ranks behind it that are not, is what errors name: those ranks are lost together, by their relay's fault, and no
+// rank of another relay with them. They hear that the others have gone on without them when it stands still no more.
+func TestAFrozenRelayIsNamed(t *testing.T) {
+	t.Parallel()
+	s := serve(t, patient(100*time.Millisecond), tcp)
+	p, frozen := relayProcess(t, s, "127.0.0.1:0")
+	_, other := relayProcess(t, s, "127.0.0.1:0")
+	g := teamOf(t, append(behind(t, s, frozen, 8, 0), behind(t, s, other, 2, 1)...)...)
+	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 1) })
+	testcluster.Freeze(t, p)
+	for rank := 8; rank < 11; rank++ {
+		err := g.barrier(bounded(t), rank, 2)
+		require.ErrorIs(t, err, store.ErrLost)
+		v := verdictOf(t, err)
+		require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7}, v.Lost)
+		require.Regexp(t, `^their relay \(pid \d+ on .*, .*\) was silent for too long$`, v.Reason)
+	}
+	testcluster.Thaw(t, p)
+	for rank := range 8 {
+		require.ErrorIs(t, g.barrier(bounded(t), rank, 2), store.ErrSession, "rank %d", rank)
+	}
+}
+
+// A deadline that passes while ranks have no relay names it, beside them: they may be back, so they are missing, and not lost.
+func TestAMissingRelayIsNamed(t *testing.T) {
+	t.Parallel()
+	s := serve(t, patient(comesBack), tcp)
+	p, addr := relayProcess(t, s, "127.0.0.1:0")
+	g := teamOf(t, behind(t, s, addr, 8, 2)...)
+	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 1) })
+	testcluster.Kill(t, p)
+	var v *wire.Verdict
+	seq := uint64(1)
+	testcluster.Eventually(t, patience, func() bool { // the store hears of its end
+		seq++
+		v = g.missed(8, seq)
+		return v.Reason != ""
+	}, "the relay is named")
+	require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7, 9}, v.Missing)
+	require.Regexp(t, `^8 of them: their relay \(pid \d+ on .*\) was cut off$`, v.Reason)
+	relayProcess(t, s, addr)
+	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, seq+1) })
+}
+
+// missed is the verdict of a barrier of whose ranks only one comes.
+func (g *team) missed(rank int, seq uint64) *wire.Verdict {
+	g.t.Helper()
+	ctx, cancel := context.WithTimeout(g.t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err := g.barrier(ctx, rank, seq)
+	require.ErrorIs(g.t, err, store.ErrTimeout)
+	return verdictOf(g.t, err)
+}
+
 // A rank that does not read, or writes slowly, delays no other behind its relay, and is not lost for it.
 func TestASlowRankBehindARelay(t *testing.T) {
 	t.Parallel()
@@ -399,6 +453,32 @@ func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	require.GreaterOrEqual(t, counts.frames[wire.OpVotes], 2*rounds)
 	require.Less(t, counts.frames[wire.OpVotes], 6*rounds, "16 ranks have voted %d times", rounds) // a busy machine is late by 2 ms sometimes
 	require.Less(t, counts.frames[wire.OpBranch], rounds)
+}
+
+// Ranks that others wait for are asked whether they are there, all of a relay by one frame, and so they answer.
+func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
+	t.Parallel()
+	l, dialer := tcp(t)
+	counts := &counted{Listener: l, frames: map[wire.Op]int{}}
+	s := serve(t, new(store.Server), func(*testing.T) (net.Listener, func(context.Context, string, string) (net.Conn, error)) {
+		return counts, dialer
+	})
+	r := relay(t, s.addr, new(store.Server), tcp)
+	const ranks, questions = 33, 5
+	g := teamOf(t, behind(t, s, r.addr, ranks, 0)...)
+	counts.mu.Lock()
+	clear(counts.frames)
+	counts.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), (questions+1)*400*time.Millisecond) // they are asked 0.2 to 0.4 s after they have been heard
+	defer cancel()
+	require.ErrorIs(t, g.barrier(ctx, 0, 1), store.ErrTimeout)
+	counts.mu.Lock()
+	frames := counts.frames[wire.OpBranch]
+	counts.mu.Unlock()
+	t.Logf("%d frames", frames)
+	require.GreaterOrEqual(t, frames, 1)
+	require.Less(t, frames, questions*(ranks-1)/2, "%d ranks answer up to %d questions", ranks-1, questions)
+	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 2) })
 }
 
 // A store that shuts down says so to the ranks behind its relays; one that is gone is told as gone, at once.

@@ -36,6 +36,10 @@ type trunk struct {
 	votes   []wire.Vote
 	fault   error // what is wrong with the frame of a branch
 	welcome bool  // there is one among the answers
+
+	// Answers to votes of one frame that are the same, and follow each other: for whom, the answer, and room for the next one.
+	alike        []wire.BranchCall
+	answer, next []byte
 }
 
 // branch is a session's way through a relay: a link.
@@ -140,7 +144,43 @@ func (c *conn) stepVotes(m *Memory, now core.Time) (full bool) {
 		c.req.Group.Rank, c.req.Group.Want = v.Rank, v.Want
 		full = c.carryBranch(m, now, b) || full
 	}
-	return full
+	return c.replyAlike() > unreadPause || full
+}
+
+// replyToVote answers a vote whose record is decided, as of those who read what a root has said, together with others that get the same.
+func (c *conn) replyToVote(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
+	t := c.trunk
+	t.next = wire.AppendReply(t.next[:0], op, id, rep)
+	if len(t.alike) > 0 && !sameAnswer(t.next, t.answer) {
+		waiting = c.replyAlike()
+	}
+	if len(t.alike) == 0 {
+		t.answer, t.next = t.next, t.answer
+	}
+	t.alike = append(t.alike, wire.BranchCall{Branch: t.branch.number, ID: id})
+	return waiting
+}
+
+// sameAnswer reports whether frames differ in their IDs alone, which end their headers.
+func sameAnswer(a, b []byte) bool {
+	const id = wire.HeaderLen - 8
+	return bytes.Equal(a[:id], b[:id]) && bytes.Equal(a[wire.HeaderLen:], b[wire.HeaderLen:])
+}
+
+// replyAlike gives the answers to votes that have not been given yet.
+func (c *conn) replyAlike() (waiting int) {
+	t := c.trunk
+	if len(t.alike) == 0 {
+		return 0
+	}
+	waiting = c.queue(func(b []byte) []byte {
+		return append(wire.AppendBranch(b, len(t.answer)-wire.HeaderLen, t.alike...), t.answer...)
+	})
+	t.alike = t.alike[:0]
+	if cap(t.answer)+cap(t.next) > largeVote {
+		t.answer, t.next = nil, nil
+	}
+	return waiting
 }
 
 // openBranch is the hello of a branch: it opens a session, or takes one up again. Called with the Memory's mu.

@@ -125,6 +125,37 @@ func TestAnswersForManyBranches(t *testing.T) {
 	require.Equal(t, [][]byte{{0}, {1}}, rep.Values)
 }
 
+// What a root has said is one frame too for those of a relay who ask for it together; those who hear something else hear it apart.
+func TestWhatARootHasSaidIsOneFrameForMany(t *testing.T) {
+	t.Parallel()
+	for name, engine := range map[string]store.Engine{"memory": nil, "durable": onDisk(t)} {
+		s := serve(t, &store.Server{Engine: engine}, tcp)
+		c := trunkTo(t, s, 1, 2, 3, 4)
+		var joins []byte
+		for n := range uint32(4) {
+			joins = wire.AppendBranchRequest(joins, n+1, &wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Rank: int(n), Size: 4}})
+		}
+		send(t, c, joins)
+		_, _, rep := ofBranches(t, c)
+		said := wire.Contribution{Generation: rep.Rev, Seq: 1, Root: 0, RootOnly: true, Verb: "broadcast"}
+		root := said
+		root.Want = wire.WantNothing
+		send(t, c, wire.AppendBranchRequest(nil, 1, &wire.Request{Op: wire.OpCollect, ID: 2, Group: root, Value: []byte("said")}))
+		ofBranches(t, c)
+		var votes []byte
+		for n, want := range []int32{0, 0, wire.WantNothing} {
+			votes = wire.AppendVote(votes, &wire.Vote{BranchCall: wire.BranchCall{Branch: uint32(n + 2), ID: uint64(10 + n)}, Rank: n + 1, Want: want})
+		}
+		send(t, c, wire.AppendVotes(nil, &said, 3, votes))
+		calls, _, rep := ofBranches(t, c)
+		require.Equal(t, []wire.BranchCall{{Branch: 2, ID: 10}, {Branch: 3, ID: 11}}, calls, name)
+		require.Equal(t, "said", string(rep.Value), name)
+		calls, _, rep = ofBranches(t, c)
+		require.Equal(t, []wire.BranchCall{{Branch: 4, ID: 12}}, calls, name)
+		require.Empty(t, rep.Value, name)
+	}
+}
+
 // Branches count as the connections that they stand for.
 func TestBranchesCountAsConnections(t *testing.T) {
 	t.Parallel()

@@ -41,7 +41,8 @@ type uplink struct {
 	last     uint32 // branch
 	ended    bool
 	ballots  map[record]*ballot
-	seats    map[uint64]int // of peers here, by generation
+	seats    map[uint64]int    // of peers here, by generation
+	here     []wire.BranchCall // of peers that have answered the store's question, which it is to be told
 	timer    *time.Timer
 	armed    bool
 
@@ -174,11 +175,40 @@ func (u *uplink) vote(p *passage) bool {
 		delete(u.ballots, of)
 	case b.n == wire.MaxVotes || len(b.votes) > ballotBytes:
 		u.send(b)
-	case !u.armed:
+	default:
+		u.holdForAWhile()
+	}
+	return true
+}
+
+// answers is that p has answered whether it is there. The store has asked all whom somebody waits for: their answers go together.
+func (u *uplink) answers(p *passage) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	p.said()
+	u.here = append(u.here, wire.BranchCall{Branch: p.number})
+	if len(u.here) == wire.MaxVotes {
+		u.sendHere()
+	}
+	u.holdForAWhile()
+}
+
+// sendHere passes on who is here. Called with mu.
+func (u *uplink) sendHere() {
+	if len(u.here) > 0 {
+		u.line.out.Append(func(b []byte) []byte {
+			return wire.AppendRequest(wire.AppendBranch(b, 0, u.here...), &wire.Request{Op: wire.OpProbe})
+		})
+		u.here = u.here[:0]
+	}
+}
+
+// holdForAWhile has what is held back passed on in time. Called with mu.
+func (u *uplink) holdForAWhile() {
+	if !u.armed {
 		u.armed = true
 		u.timer.Reset(holdVotes)
 	}
-	return true
 }
 
 func has[K comparable](set map[K]struct{}, k K) bool {
@@ -228,13 +258,14 @@ func (u *uplink) send(b *ballot) {
 	b.n, b.votes, b.of = 0, b.votes[:0], b.of[:0]
 }
 
-// holdNoLonger passes on all votes that are held back.
+// holdNoLonger passes on all that is held back.
 func (u *uplink) holdNoLonger() {
 	u.mu.Lock()
 	u.armed = false
 	for _, b := range u.ballots {
 		u.send(b)
 	}
+	u.sendHere()
 	u.mu.Unlock()
 	u.line.out.Flush()
 }

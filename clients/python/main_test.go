@@ -28,6 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	testcluster.Children{"relay": beRelay}.Run()
 	if addr := os.Getenv(asRank); addr != "" {
 		beRank(addr)
 		return

@@ -23,11 +23,12 @@ type benching struct {
 	ranks  []int
 	size   size
 	host   string
+	place  place
 	asJSON bool
 }
 
 func newBench() *cobra.Command {
-	o := &benching{size: 1 << 10}
+	o := &benching{size: 1 << 10, place: place{masterAddr: "127.0.0.1"}}
 	var about strings.Builder
 	for _, c := range benchCases {
 		fmt.Fprintf(&about, "\n  %-10s  %s", c.name, c.about)
@@ -51,6 +52,7 @@ in a second; of set and get, those of all ranks.`,
 	f.DurationVar(&o.spec.Time, "time", time.Second, "for each case")
 	f.StringSliceVar(&o.spec.Cases, "cases", benchCaseNames(), "what to measure")
 	f.StringVar(&o.host, "host", "rank0", "who hosts the group: rank0, or launcher as with run")
+	f.StringVar(&o.place.store, "store", "", "`URL` of a store that is there, where the ranks meet instead, as etcd://host:port")
 	f.BoolVar(&o.asJSON, "json", false, "one JSON object")
 	return cmd
 }
@@ -74,8 +76,11 @@ func (o *benching) check(cmd *cobra.Command) error {
 	case o.host != "rank0" && o.host != "launcher":
 		return usagef(cmd, "--host %s: it is rank0 or launcher", o.host)
 	}
-	o.spec.Size, o.spec.Launcher = int(o.size), o.host == "launcher"
-	return nil
+	if o.place.store != "" {
+		o.host = redacted(o.place.store)
+	}
+	o.spec.Size, o.spec.Launcher = int(o.size), o.host != "rank0"
+	return o.place.check(cmd)
 }
 
 // benchResult is a case with so many ranks.
@@ -130,7 +135,7 @@ func (o *benching) run(cmd *cobra.Command) error {
 
 // group runs all cases with n ranks, and gives done each result as it comes.
 func (o *benching) group(n int, done func(benchResult)) error {
-	p := place{masterAddr: "127.0.0.1"}
+	p := o.place
 	if err := p.open(); err != nil {
 		return err
 	}

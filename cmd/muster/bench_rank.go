@@ -72,8 +72,9 @@ func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	cfg.Schemes = schemes()
 	b := &benchProcess{spec: spec, object: bytes.Repeat([]byte{7}, spec.Size), key: fmt.Sprintf("bench/%d", cfg.Rank)}
-	if b.store, err = store.Open(ctx, cfg.Address); err != nil {
+	if b.store, err = schemes().Open(ctx, cfg.Address); err != nil {
 		return err
 	}
 	defer b.store.Close()

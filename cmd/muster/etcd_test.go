@@ -2,15 +2,17 @@ package main_test
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 )
 
-// A store may be an etcd: here one of the test's own.
-func TestStoreOfEtcd(t *testing.T) {
-	t.Parallel()
+// etcd starts one of the test's own, and returns where it is.
+func etcd(t *testing.T) (addr string) {
+	t.Helper()
 	exe, err := exec.LookPath("etcd")
 	if err != nil {
 		t.Skip("NOT TESTED with etcd: apt-get install etcd-server")
@@ -19,7 +21,7 @@ func TestStoreOfEtcd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := l.Addr().String()
+	addr = l.Addr().String()
 	_ = l.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, exe, "--data-dir", t.TempDir(), "--listen-client-urls", "http://"+addr, "--advertise-client-urls", "http://"+addr,
@@ -32,6 +34,13 @@ func TestStoreOfEtcd(t *testing.T) {
 		cancel()
 		_ = cmd.Wait()
 	})
+	return addr
+}
+
+// A store may be an etcd.
+func TestStoreOfEtcd(t *testing.T) {
+	t.Parallel()
+	addr := etcd(t)
 	at := "etcd://" + addr + "/jobs"
 	run(t, "set", "--store", at, "key", "value").wants(t, 0, "", "")
 	run(t, "get", "--store", at, "key").wants(t, 0, "value\n", "")
@@ -40,4 +49,25 @@ func TestStoreOfEtcd(t *testing.T) {
 	run(t, "get", "--store", "etcd://"+addr+"/others", "key").wants(t, 3, "", "key")
 	run(t, "get", "--store", "etcd://me:hidden@"+addr+"?mend=x", "key").wants(t, 1, "", "me:xxxxx@")
 	run(t, "get", "--store", "etcd://127.0.0.1:1?mend=10ms", "key").wants(t, 5, "", "no etcd at 127.0.0.1:1")
+}
+
+// Ranks that run and bench start may meet there.
+func TestRanksMeetAtEtcd(t *testing.T) {
+	t.Parallel()
+	at := "etcd://" + etcd(t) + "/jobs"
+	r := run(t, "run", "-n", "2", "--no-prefix", "--store", at, "--", "sh", "-c", `echo $RANK $MUSTER_STORE $MASTER_PORT.`)
+	if r.code != 0 || !strings.Contains(r.stdout, "0 "+at+" .\n") || !strings.Contains(r.stdout, "1 "+at+" .\n") {
+		t.Errorf("exit code %d, stdout %q, stderr %q", r.code, r.stdout, r.stderr)
+	}
+	r = run(t, "bench", "-n", "2", "--time", "50ms", "--cases", "barrier", "--json", "--store", at)
+	var all struct {
+		Host    string
+		Results []struct{ Count int }
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &all); err != nil || all.Host != at || len(all.Results) != 1 || all.Results[0].Count == 0 {
+		t.Errorf("%v: exit code %d, stdout %q, stderr %q", err, r.code, r.stdout, r.stderr)
+	}
+	run(t, "run", "-n", "2", "--store", "mem://", "--", "true").wants(t, 2, "", "one of its own")
+	run(t, "run", "-n", "2", "--store", "redis://h:1", "--", "true").wants(t, 2, "", "redis:// is not known")
+	run(t, "run", "-n", "2", "--store", at, "--master-port", "7", "--", "true").wants(t, 2, "", "--master-port say nothing")
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/rand"
+	"errors"
 	"net"
 	"os"
 	"strconv"
@@ -9,11 +10,13 @@ import (
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
 )
 
 // place is where the ranks of one run meet: a store in this process, whose port cannot
-// be anybody else's, or a port that rank 0 is told to listen at.
+// be anybody else's, a store that is there, or a port that rank 0 is told to listen at.
 type place struct {
+	store      string // its URL; "": one of the others
 	masterAddr string
 	masterPort int // 0: this process hosts
 	insecure   bool
@@ -24,7 +27,7 @@ type place struct {
 
 func (p *place) open() error {
 	p.id = rand.Text()
-	if p.masterPort != 0 {
+	if p.store != "" || p.masterPort != 0 {
 		return nil
 	}
 	o := hostOptions{insecure: p.insecure}
@@ -44,6 +47,21 @@ func (p *place) open() error {
 	return nil
 }
 
+// check refuses a store where ranks of several processes cannot meet.
+func (p *place) check(cmd *cobra.Command) error {
+	if p.store == "" {
+		return nil
+	}
+	err := checkURL(p.store)
+	if err == nil && strings.HasPrefix(p.store, "mem:") {
+		err = errors.New("each process would have one of its own")
+	}
+	if err != nil {
+		return usagef(cmd, "--store %s: %v", redacted(p.store), err)
+	}
+	return nil
+}
+
 func (p *place) close() {
 	if p.host != nil {
 		p.host.close()
@@ -53,7 +71,11 @@ func (p *place) close() {
 // environ is what makes a process rank number rank of n.
 func (p *place) environ(rank, n int) []string {
 	c := pgroup.Config{Run: p.id, Rank: rank, Size: n, Insecure: p.insecure}
-	if p.host == nil {
+	switch {
+	case p.store != "":
+		c.Address = p.store
+		return p.local(c.Environ(), rank, n)
+	case p.host == nil:
 		c.Address = net.JoinHostPort(p.masterAddr, strconv.Itoa(p.masterPort))
 		return p.local(c.Environ(), rank, n)
 	}

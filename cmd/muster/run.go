@@ -52,6 +52,7 @@ Signals are passed on; a second SIGINT or SIGTERM kills. Exits as the first rank
 	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "`address` where the ranks meet")
 	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens itself; 0: run hosts a store, at a free one")
 	o.page.register(cmd, "")
+	f.StringVar(&o.store, "store", "", "`URL` of a store that is there, where the ranks meet instead, as etcd://host:port")
 	f.BoolVar(&o.insecure, "insecure", false, "meet beyond loopback, without encryption or password")
 	return cmd
 }
@@ -68,8 +69,15 @@ func (o *running) check(cmd *cobra.Command) error {
 		return usagef(cmd, "--master-port %d is no number from 0 to 65535", o.masterPort)
 	case o.masterPort != 0 && o.page.addr != "":
 		return usagef(cmd, "--http shows the store that run hosts, and with --master-port rank 0 does: \"muster page --store muster://%s:%d\" shows that", o.masterAddr, o.masterPort)
+	case o.store != "" && o.page.addr != "":
+		return usagef(cmd, "--http shows the store that run hosts: \"muster page --store %s\" shows that one", redacted(o.store))
 	case o.masterAddr == "":
 		return usagef(cmd, "--master-addr must not be empty")
+	case o.store != "" && (cmd.Flags().Changed("master-addr") || cmd.Flags().Changed("master-port")):
+		return usagef(cmd, "the ranks meet in --store: --master-addr and --master-port say nothing then")
+	}
+	if err := o.place.check(cmd); err != nil {
+		return err
 	}
 	for _, e := range o.env {
 		if i := strings.IndexByte(e, '='); i < 1 {

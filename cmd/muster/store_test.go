@@ -145,7 +145,6 @@ func TestWrongStores(t *testing.T) {
 		"port too high":   {"muster://127.0.0.1:70000", 2, "port"},
 		"port is a name":  {"muster://127.0.0.1:x", 2, "muster://host:port"},
 		"other scheme":    {"redis://127.0.0.1:6379", 2, "redis:// is not known"},
-		"this process":    {"mem:", 2, "muster://host:port"},
 		"nobody listens":  {"muster://" + nobody, 5, "muster serve --listen " + nobody},
 		"no such host":    {"muster://nobody.invalid:1", 5, "no store at nobody.invalid:1"},
 		"no TCPStore":     {"tcp://127.0.0.1:1", 5, "PyTorch hosts no store at 127.0.0.1:1 (connection refused)"},

@@ -291,7 +291,7 @@ func (r *record) missing() (ranks []int) {
 // due is the earliest deadline of those who voted.
 func (r *record) due(m *Machine) {
 	v := &wire.Verdict{Code: wire.CodeTimeout, By: -1, Missing: r.missing(), Waited: m.now - r.born}
-	v.Doing = m.doing(r.ch.g, v.Missing)
+	v.Doing, v.Reason = m.doing(r.ch.g, v.Missing), m.cutOff(r.ch.g, v.Missing)
 	m.decide(r, failed(v))
 }
 

@@ -76,6 +76,37 @@ func (c *crew) shrinking(rank int) wire.Request {
 	return req
 }
 
+// TestWhatTookConnections shows that a deadline tells what took the connections of those who are missing, and may be back.
+func TestWhatTookConnections(t *testing.T) {
+	w := newCrew(t, 4)
+	misses := func(seq uint64) string {
+		req := w.voting(0, barrier(seq), "")
+		req.Timeout = time.Second
+		ticket := w.waits(w.sessions[0], req)
+		w.pass(time.Second)
+		return w.answer(ticket).Verdict.Reason
+	}
+	cut := func(rank int, why string) {
+		w.does(w.sessions[rank], wire.Request{Op: wire.OpLost, TTL: time.Minute, Value: []byte(why)})
+	}
+	same(t, "all are there", misses(1), "")
+	cut(1, "")
+	same(t, "one connection is no relay", misses(2), "")
+	cut(1, "relay a")
+	cut(2, "relay a")
+	same(t, "some", misses(3), "2 of them: relay a")
+	cut(3, "relay b")
+	same(t, "two relays", misses(4), "2 of them: relay a; 1 of them: relay b")
+	cut(3, "relay a")
+	same(t, "all", misses(5), "relay a")
+	isCode(t, w.does(w.sessions[0], w.sending(0, 1, "message", 0)), wire.CodeOK)
+	req := w.asking(1, 0, 1)
+	req.Timeout = time.Second
+	ticket := w.waits(w.sessions[0], req)
+	w.pass(time.Second)
+	same(t, "of a message", w.answer(ticket).Verdict.Reason, "relay a")
+}
+
 func TestDoingOfManyIsBounded(t *testing.T) {
 	w := newCrew(t, 100)
 	req := w.voting(0, barrier(1), "")

@@ -259,6 +259,26 @@ func (m *Machine) doingOf(g *group, rank int) string {
 	return fmt.Sprintf("in no call; its last was %s #%d, %s ago", s.verb, s.seq, m.since(s.at))
 }
 
+// cutOff says what took the connections of several of ranks, who may still be back: one relay that is late does not look like so many ranks.
+func (m *Machine) cutOff(g *group, ranks []int) string {
+	whys, of := []string{}, map[string]int{}
+	for _, r := range ranks {
+		s := m.sessions[g.seats[r].session]
+		if s == nil || s.why == "" {
+			continue
+		}
+		if of[s.why]++; of[s.why] == 1 {
+			whys = append(whys, s.why)
+		}
+	}
+	for i, why := range whys {
+		if of[why] < len(ranks) {
+			whys[i] = fmt.Sprintf("%d of them: %s", of[why], why)
+		}
+	}
+	return strings.Join(whys, "; ")
+}
+
 // since is how long ago at was, to two digits that matter.
 func (m *Machine) since(at Time) time.Duration {
 	d := m.now - at

@@ -336,7 +336,7 @@ func (s *sender) doing(*waiter) (*group, string) {
 // overdue is the answer to a send or recv that waited for rank in vain.
 func (st *stream) overdue(m *Machine, w *waiter, rank int, why wire.Code) *wire.Reply {
 	v := &wire.Verdict{Code: why, By: -1, Missing: []int{rank}, Waited: m.now - w.since}
-	v.Doing = m.doing(st.g, v.Missing)
+	v.Doing, v.Reason = m.doing(st.g, v.Missing), m.cutOff(st.g, v.Missing)
 	if why != wire.CodeClosed {
 		verb := map[wire.Op]string{wire.OpRecv: "recv", wire.OpRoom: "send"}[w.op]
 		note(&st.g.failures, m.failure(st.key.tag, fmt.Sprintf("%s of rank %d", verb, w.rank), 0, v))

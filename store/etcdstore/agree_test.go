@@ -1,6 +1,7 @@
 package etcdstore_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -64,4 +65,38 @@ func voteByChance(t *testing.T, s *store.Store, rank, n, records int) (heard []s
 		heard = append(heard, said)
 	}
 	return heard
+}
+
+// TestShortDeadlines gives one rank a deadline that ends somewhere within the verb, by chance: it hears what the others hear, also when that
+// is a success whose values it has still to fetch, and nobody waits for it.
+func TestShortDeadlines(t *testing.T) {
+	const n, records = 3, 200
+	addrs := addresses(etcd(t))
+	shared := store.New(dial(t, addrs, &etcdstore.Options{Root: newRoot()}))
+	heard := make([][]string, n)
+	each(n, func(i int) {
+		roll, err := shared.Join(bounded(t), wire.Contribution{Group: "g", Rank: i, Size: n}, nil)
+		require.NoError(t, err)
+		for seq := range uint64(records) {
+			ctx := bounded(t)
+			if i == 1 && seq%2 == 1 {
+				hurried, cancel := context.WithTimeout(ctx, rand.N(5*time.Millisecond))
+				defer cancel()
+				ctx = hurried
+			}
+			values, err := shared.Collect(ctx, wire.Contribution{Generation: roll.Generation, Rank: i, Seq: seq + 1, Root: -1, Want: wire.WantAll}, fmt.Append(nil, i))
+			said := fmt.Sprintf("%s", values)
+			if e, ok := errors.AsType[*store.Error](err); ok && e.Verdict != nil {
+				said = fmt.Sprint(e.Code, e.Verdict.By, e.Verdict.Missing)
+			} else if err != nil {
+				said = err.Error()
+			}
+			heard[i] = append(heard[i], said)
+		}
+	})
+	for seq := range records {
+		require.Equal(t, heard[0][seq], heard[1][seq], "record %d", seq+1)
+		require.Equal(t, heard[0][seq], heard[2][seq], "record %d", seq+1)
+	}
+	require.Contains(t, heard[0], "[0 1 2]")
 }

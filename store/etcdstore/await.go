@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -42,7 +40,7 @@ func (r *record) await(ctx context.Context) (*wire.Reply, error) {
 			pause = min(2*pause, lookMost)
 			look.Reset(jitter(pause))
 		case <-ctx.Done():
-			return r.giveUp(ctx, context.Cause(ctx))
+			return nil, context.Cause(ctx)
 		}
 	}
 }
@@ -50,10 +48,10 @@ func (r *record) await(ctx context.Context) (*wire.Reply, error) {
 // recount looks at the record again, and brings little along while nothing has happened.
 func (r *record) recount(ctx context.Context) (*wire.Reply, error) {
 	k := r.g.keys
-	all := clientv3.Compare(clientv3.Value(r.votes).WithPrefix(), "=", r.ballot())
-	gets := []clientv3.Op{
-		clientv3.OpGet(r.verdict()), clientv3.OpGet(k.all()), clientv3.OpGet(k.over()),
-		clientv3.OpTxn(r.isPlain(true), nil, nil), clientv3.OpTxn([]clientv3.Cmp{all}, nil, nil),
+	all := valueIs(r.votes, r.ballot(), prefixed)
+	gets := []op{
+		opGet(r.verdict()), opGet(k.all()), opGet(k.over()),
+		opTxn(r.isPlain(true), nil, nil), opTxn([]cond{all}, nil, nil),
 	}
 	resp, err := r.g.e.txn(ctx, nil, gets, nil)
 	if err != nil {
@@ -118,10 +116,8 @@ func (r *record) giveUp(ctx context.Context, cause error) (*wire.Reply, error) {
 	default:
 		return nil, cause
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
+	last, cancel := r.afterwards(ctx)
 	defer cancel()
-	last, stop := r.within(last)
-	defer stop()
 	settle := r.settle
 	if why.By < 0 {
 		settle = r.inTurn
@@ -131,4 +127,19 @@ func (r *record) giveUp(ctx context.Context, cause error) (*wire.Reply, error) {
 		return nil, cause
 	}
 	return verdict, nil
+}
+
+// afterwards is ctx for what belongs to a call whose record is, or is being, decided: it has a moment more than its caller gave it. What all
+// others have heard it is not to miss for a millisecond.
+func (r *record) afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline := time.Now().Add(store.Grace)
+	if own, ok := ctx.Deadline(); ok && own.After(deadline) {
+		deadline = own
+	}
+	last, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
+	last, stop := r.within(last)
+	return last, func() {
+		stop()
+		cancel()
+	}
 }

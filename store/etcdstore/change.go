@@ -9,7 +9,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -20,14 +19,14 @@ import (
 
 // plan is one attempt at a change.
 type plan struct {
-	when   []clientv3.Cmp // what it needs to be so
-	then   []clientv3.Op
-	orElse []clientv3.Op    // what to look at if it is not so
+	when   []cond // what it needs to be so
+	then   []op
+	orElse []op             // what to look at if it is not so
 	how    string           // for the mark; "" leaves that alone
 	left   *mvccpb.KeyValue // the entry that it leaves; nil if that is not to be known
 	rep    wire.Reply       // the answer, once it is made; with neither when nor then it is the answer already
 	// count completes the answer with what was made; nil if it is complete. Without a response the change was found made, at a revision.
-	count func(ctx context.Context, rep *wire.Reply, resp *clientv3.TxnResponse, rev int64) error
+	count func(ctx context.Context, rep *wire.Reply, resp *pb.TxnResponse, rev int64) error
 }
 
 // planner makes a plan, given what the last one's orElse has found; nil the first time.
@@ -163,14 +162,14 @@ func (s *session) carry(sl *slot, next planner) (o outcome, over bool) {
 }
 
 // send sends one attempt, again and again until it has an answer: only the first that arrives takes effect.
-func (s *session) send(sl *slot, number string, p *plan) (resp *clientv3.TxnResponse, err error) {
-	when := append([]clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(sl.key), "=", sl.rev)}, p.when...)
-	then := []clientv3.Op{clientv3.OpPut(sl.key, number, clientv3.WithLease(s.lease))}
+func (s *session) send(sl *slot, number string, p *plan) (resp *pb.TxnResponse, err error) {
+	when := append([]cond{changedAt(sl.key, sl.rev)}, p.when...)
+	then := []op{opPut(sl.key, number, s.lease)}
 	if p.how != "" {
-		then = append(then, clientv3.OpPut(s.e.root.mark(), p.how))
+		then = append(then, opPut(s.e.root.mark(), p.how, 0))
 	}
 	then = append(then, p.then...)
-	orElse := append([]clientv3.Op{clientv3.OpGet(sl.key)}, p.orElse...)
+	orElse := append([]op{opGet(sl.key)}, p.orElse...)
 	for {
 		resp, err = s.e.txn(s.ctx, when, then, orElse)
 		if err == nil || !errors.Is(err, store.ErrUnavailable) || s.ctx.Err() != nil {
@@ -180,7 +179,7 @@ func (s *session) send(sl *slot, number string, p *plan) (resp *clientv3.TxnResp
 }
 
 // made is the outcome of a plan that was carried out.
-func (p *plan) made(ctx context.Context, resp *clientv3.TxnResponse, rev int64) outcome {
+func (p *plan) made(ctx context.Context, resp *pb.TxnResponse, rev int64) outcome {
 	o := outcome{rep: p.rep}
 	o.rep.Rev = uint64(rev)
 	if p.count != nil {

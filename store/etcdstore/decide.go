@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/wire"
 )
@@ -18,7 +17,7 @@ import (
 // come since the votes were read that it is about, so that it names nobody who has voted.
 
 // succeed decides the record by everybody's yes, or the root's, if when is so too.
-func (r *record) succeed(ctx context.Context, when []clientv3.Cmp, by string) (*wire.Reply, error) {
+func (r *record) succeed(ctx context.Context, when []cond, by string) (*wire.Reply, error) {
 	var folded []byte
 	if r.c.Fold.Valid() {
 		var err error
@@ -53,14 +52,16 @@ const (
 const mostCalls = 8
 
 // yes is the verdict of success, and what puts it there. With everybody's yes, all have passed what came before: that is freed.
-func (r *record) yes(folded []byte, by string) (*wire.Reply, []clientv3.Op) {
+func (r *record) yes(folded []byte, by string) (*wire.Reply, []op) {
 	cast := r.c
 	cast.Reason = ""
 	yes := &wire.Reply{Value: folded, Verdict: &wire.Verdict{By: -1, Clash: []wire.Contribution{cast}}}
 	if r.c.RootOnly {
-		return yes, []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(*yes))}
+		return yes, []op{opPut(r.verdict(), encodeVerdict(*yes), 0)}
 	}
+	r.mu.Lock()
 	then := r.ch.free(r.c.Seq)
+	r.mu.Unlock()
 	yes.Type = by
 	r.mu.Lock()
 	crowd := len(r.ch.whole) >= mostCalls && !r.ch.whole[r.call]
@@ -69,28 +70,34 @@ func (r *record) yes(folded []byte, by string) (*wire.Reply, []clientv3.Op) {
 		yes.Type = byPurge
 		k, own := r.ch.keys, r.votes
 		then = append(then,
-			clientv3.OpDelete(k.votes+"c", clientv3.WithRange(own)), clientv3.OpDelete(end(own), clientv3.WithRange(k.votes+rootsCall)),
-			clientv3.OpDelete(k.calls, clientv3.WithRange(k.calls+r.call)), clientv3.OpDelete(k.calls+r.call+"\x00", clientv3.WithRange(end(k.calls))))
+			opDelete(k.votes+"c", upTo(own)), opDelete(end(own), upTo(k.votes+rootsCall)),
+			opDelete(k.calls, upTo(k.calls+r.call)), opDelete(k.calls+r.call+"\x00", upTo(end(k.calls))))
 	}
-	return yes, append(then, clientv3.OpPut(r.verdict(), encodeVerdict(*yes)))
+	return yes, append(then, opPut(r.verdict(), encodeVerdict(*yes), 0))
 }
 
-// free deletes what is left of records before seq.
-func (ch *channel) free(seq uint64) []clientv3.Op {
+// free deletes what is left of records before seq. etcd looks at every key of a range that it has not compacted yet, also if that was
+// deleted long ago: so the range begins where the last one ended, and now and then at the beginning, for what came late. Called with mu.
+func (ch *channel) free(seq uint64) []op {
+	const all = 512
 	if seq <= 1 {
 		return nil
 	}
-	k := ch.keys
-	return []clientv3.Op{
-		clientv3.OpDelete(k.payloads, clientv3.WithRange(k.payloads+hex(seq))),
-		clientv3.OpDelete(k.verdicts, clientv3.WithRange(k.verdicts+hex(seq))),
+	k, from := ch.keys, hex(ch.freed)
+	if seq%all == 0 || ch.freed >= seq {
+		from = ""
 	}
+	then := []op{opDelete(k.verdicts+from, upTo(k.verdicts+hex(seq)))}
+	if ch.given || from == "" {
+		then = append(then, opDelete(k.payloads+from, upTo(k.payloads+hex(seq))))
+	}
+	return then
 }
 
 // create creates the verdict, if when is so. It returns the verdict that is there instead; nil without an error is that it was created.
-func (r *record) create(ctx context.Context, when []clientv3.Cmp, then []clientv3.Op) (*wire.Reply, error) {
-	when = append([]clientv3.Cmp{absent(r.verdict()), absent(r.g.keys.all())}, when...)
-	resp, err := r.g.e.txn(ctx, when, then, []clientv3.Op{clientv3.OpGet(r.verdict()), clientv3.OpGet(r.g.keys.all())})
+func (r *record) create(ctx context.Context, when []cond, then []op) (*wire.Reply, error) {
+	when = append([]cond{absent(r.verdict()), absent(r.g.keys.all())}, when...)
+	resp, err := r.g.e.txn(ctx, when, then, []op{opGet(r.verdict()), opGet(r.g.keys.all())})
 	if err != nil || resp.Succeeded {
 		return nil, err
 	}
@@ -108,9 +115,9 @@ var errVoted = fmt.Errorf("etcdstore: somebody has voted meanwhile")
 // settle looks at all votes, and decides the record if they do, or if why does: a no, or a time that is over. nil is that it stays open.
 func (r *record) settle(ctx context.Context, why *wire.Verdict) (*wire.Reply, error) {
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		gets := []clientv3.Op{
-			clientv3.OpGet(r.ch.keys.votes, clientv3.WithPrefix()), clientv3.OpGet(r.verdict()), clientv3.OpGet(r.g.keys.all()),
-			clientv3.OpGet(r.ch.keys.calls, clientv3.WithPrefix()),
+		gets := []op{
+			opGet(r.ch.keys.votes, prefixed), opGet(r.verdict()), opGet(r.g.keys.all()),
+			opGet(r.ch.keys.calls, prefixed),
 		}
 		resp, err := r.g.e.txn(ctx, nil, gets, nil)
 		if err != nil {
@@ -147,14 +154,14 @@ func (r *record) judged(ctx context.Context, votes *votes, why *wire.Verdict, re
 	v.Waited = time.Since(r.began)
 	r.describe(ctx, v)
 	rep := failed(v)
-	when, then := []clientv3.Cmp{unchanged(r.ch.keys.votes, rev)}, []clientv3.Op{clientv3.OpPut(r.verdict(), encodeVerdict(rep))}
+	when, then := []cond{unchanged(r.ch.keys.votes, rev)}, []op{opPut(r.verdict(), encodeVerdict(rep), 0)}
 	if why != nil && why.By == r.rank {
 		when = append(when, r.held())
 	}
 	if v.Code == wire.CodeMismatch {
 		k, value := r.g.keys, encodeVerdict(rep)
-		then = append(then, clientv3.OpPut(k.all(), value))
-		then = append(then, clientv3.OpTxn([]clientv3.Cmp{absent(k.over())}, []clientv3.Op{clientv3.OpPut(k.over(), value)}, nil))
+		then = append(then, opPut(k.all(), value, 0))
+		then = append(then, opTxn([]cond{absent(k.over())}, []op{opPut(k.over(), value, 0)}, nil))
 	}
 	verdict, err := r.create(ctx, when, then)
 	if verdict == nil && err == nil {
@@ -322,9 +329,9 @@ func castOf(verdict *wire.Reply) *wire.Contribution {
 }
 
 // skip has the records fail that the rank has not voted in and that others wait in: nobody is to wait for its vote. Who comes to one of
-// them later sees that this rank has gone on.
+// them later sees that this rank has gone on: among the votes for other calls, where all look.
 func (r *record) skip(ctx context.Context, voted uint64) error {
-	resp, err := r.g.e.get(ctx, r.ch.keys.votes, clientv3.WithPrefix())
+	resp, err := r.g.e.get(ctx, r.ch.keys.votes, prefixed)
 	if err != nil {
 		return err
 	}
@@ -334,12 +341,9 @@ func (r *record) skip(ctx context.Context, voted uint64) error {
 			open[b.seq] = true
 		}
 	}
-	if len(open) == 0 {
-		return nil
-	}
 	x := *r
-	on := clientv3.OpPut(r.ch.keys.votes+rootsCall+"/"+short(r.rank), r.at+"/on")
-	if _, err := r.g.e.txn(ctx, []clientv3.Cmp{r.held()}, []clientv3.Op{on}, nil); err != nil {
+	on := opPut(r.ch.keys.votes+rootsCall+"/"+short(r.rank), r.at+"/on", 0)
+	if _, err := r.g.e.txn(ctx, []cond{r.held()}, []op{on}, nil); err != nil {
 		return err
 	}
 	for seq := range open {

@@ -25,9 +25,8 @@
 // and what the process does next begins when the outcome is known. Changes of one entry by several processes compete by its
 // revision, with pauses that grow; those of one process queue up.
 //
-// A group verb is a record: each rank puts its vote, and counts the votes in the same transaction; who sees that all have come creates the
-// verdict, and all wait for that key alone. So a barrier of N ranks is N+1 transactions, one after the other for nobody but the last, and
-// N events; nothing grows with N². Whoever creates a no does so only if no vote has come since it looked. Waiters count again after a
+// A group verb is a record: each rank puts its vote, and looks at those of the others in the same transaction; the last one creates the verdict
+// there, and all wait for that key alone. So a barrier of N ranks is N transactions and N events; nothing grows with N². Whoever creates a no does so only if no vote has come since it looked. Waiters count again after a
 // while, with jitter, and when their time is over, since the last voter may have died before it created the verdict. When all
 // have voted, what is left of earlier records is deleted in the same transaction; a root waits for its readers when it is too far ahead of them.
 //

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/wire"
 )
@@ -30,13 +29,13 @@ func (g *group) doing(ctx context.Context, ranks []int) (what []string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	ranks = ranks[:min(len(ranks), mostDoing)]
-	gets := []clientv3.Op{
-		clientv3.OpGet(g.keys.votes(), clientv3.WithPrefix(), clientv3.WithLimit(mostLooked), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortDescend)),
-		clientv3.OpGet(g.keys.verdicts()+"c/", clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(mostLooked)),
-		clientv3.OpGet(g.keys.calls(), clientv3.WithPrefix()),
+	gets := []op{
+		opGet(g.keys.votes(), prefixed, atMost(mostLooked), newestFirst),
+		opGet(g.keys.verdicts()+"c/", prefixed, keysOnly, atMost(mostLooked)),
+		opGet(g.keys.calls(), prefixed),
 	}
 	for _, rank := range ranks {
-		gets = append(gets, clientv3.OpGet(g.keys.doing(rank)))
+		gets = append(gets, opGet(g.keys.doing(rank)))
 	}
 	resp, err := g.e.txn(ctx, nil, gets, nil)
 	if err != nil {
@@ -125,11 +124,11 @@ func since(at time.Time) time.Duration {
 // says tells others what a rank waits in, and since when. The result takes that back.
 func (st *seat) says(what string, began time.Time) (done func()) {
 	key := st.g.keys.doing(st.rank)
-	put := clientv3.OpPut(key, what+"|"+began.Format(time.RFC3339Nano), clientv3.WithLease(st.s.lease))
-	if _, err := st.g.e.txn(st.ctx, []clientv3.Cmp{st.held()}, []clientv3.Op{put}, nil); err != nil {
+	put := opPut(key, what+"|"+began.Format(time.RFC3339Nano), st.s.lease)
+	if _, err := st.g.e.txn(st.ctx, []cond{st.held()}, []op{put}, nil); err != nil {
 		return func() {}
 	}
-	return func() { _, _ = st.g.e.txn(st.ctx, nil, []clientv3.Op{clientv3.OpDelete(key)}, nil) }
+	return func() { _, _ = st.g.e.txn(st.ctx, nil, []op{opDelete(key)}, nil) }
 }
 
 // saysAfter is how long a rank waits in a send or a recv until it says so: most are shorter.

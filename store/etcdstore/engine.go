@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -183,34 +181,5 @@ func rest(ctx context.Context, d time.Duration) error {
 
 // jitter is something between half of d and one and a half of it, so that those who began together do not go on so.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }
-
-// get reads keys, or ranges of them, at one moment.
-func (e *Engine) get(ctx context.Context, key string, opts ...clientv3.OpOption) (resp *clientv3.GetResponse, err error) {
-	err = e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		resp, err = c.Get(ctx, key, opts...)
-		return err
-	})
-	return resp, err
-}
-
-// txn carries out a transaction that may be carried out twice.
-func (e *Engine) txn(ctx context.Context, when []clientv3.Cmp, then, orElse []clientv3.Op) (resp *clientv3.TxnResponse, err error) {
-	err = e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		resp, err = c.Txn(ctx).If(when...).Then(then...).Else(orElse...).Commit()
-		return err
-	})
-	return resp, err
-}
-
-// absent is the condition that there is no such key.
-func absent(key string) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(key), "=", 0) }
-
-// present is the condition that there is.
-func present(key string) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(key), ">", 0) }
-
-// unchanged is the condition that nothing that begins with prefix has been put since a revision.
-func unchanged(prefix string, since int64) clientv3.Cmp {
-	return clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", since+1)
-}
 
 var _ store.Engine = (*Engine)(nil)

@@ -19,7 +19,7 @@ import (
 // ping tells the revision of the last change: that of the mark, which is made if need be.
 func (e *Engine) ping(ctx context.Context, _ *wire.Request, rep *wire.Reply) error {
 	mark := e.root.mark()
-	resp, err := e.txn(ctx, []clientv3.Cmp{absent(mark)}, []clientv3.Op{clientv3.OpPut(mark, howSet)}, []clientv3.Op{clientv3.OpGet(mark)})
+	resp, err := e.txn(ctx, []cond{absent(mark)}, []op{opPut(mark, howSet, 0)}, []op{opGet(mark)})
 	if err != nil {
 		return err
 	}
@@ -86,12 +86,8 @@ func (e *Engine) putFor(ctx context.Context, req *wire.Request, rep *wire.Reply,
 
 // write is a plan that puts a value; what it leaves there is known to who comes next.
 func write(key, value string, lease int64) *plan {
-	var opts []clientv3.OpOption
-	if lease != 0 {
-		opts = append(opts, clientv3.WithLease(clientv3.LeaseID(lease)))
-	}
 	return &plan{
-		then: []clientv3.Op{clientv3.OpPut(key, value, opts...)}, how: howSet,
+		then: []op{opPut(key, value, clientv3.LeaseID(lease))}, how: howSet,
 		left: &mvccpb.KeyValue{Value: []byte(value), Lease: lease},
 	}
 }
@@ -167,7 +163,7 @@ func (e *Engine) swap(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 		case old == nil:
 			return &plan{}
 		}
-		return &plan{then: []clientv3.Op{clientv3.OpDelete(key)}, how: howDelete}
+		return &plan{then: []op{opDelete(key)}, how: howDelete}
 	})
 }
 
@@ -221,7 +217,7 @@ func (e *Engine) editing(last *atomic.Pointer[plan], key string, old *mvccpb.Key
 	if old != nil {
 		rev = old.ModRevision
 	}
-	p.when, p.orElse = []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(key), "=", rev)}, []clientv3.Op{clientv3.OpGet(key)}
+	p.when, p.orElse = []cond{changedAt(key, rev)}, []op{opGet(key)}
 	last.Store(p)
 	return p
 }

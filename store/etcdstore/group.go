@@ -80,7 +80,7 @@ func (g *group) watchVerdicts(from int64) {
 			g.failed(err)
 			return
 		}
-		resp, err := g.e.get(g.ctx, g.keys.verdicts(), clientv3.WithPrefix())
+		resp, err := g.e.get(g.ctx, g.keys.verdicts(), prefixed)
 		if err != nil {
 			continue
 		}
@@ -168,7 +168,7 @@ func (g *group) watchSeats(from int64) {
 
 // lookAtSeats learns who is gone from who is there.
 func (g *group) lookAtSeats(ctx context.Context) (rev int64, err error) {
-	resp, err := g.e.get(ctx, g.keys.seats(), clientv3.WithPrefix())
+	resp, err := g.e.get(ctx, g.keys.seats(), prefixed)
 	if err != nil {
 		return 0, err
 	}
@@ -210,10 +210,10 @@ func (g *group) revoke(ctx context.Context, v *wire.Verdict, all bool) error {
 		return nil
 	}
 	value := encodeVerdict(failed(v))
-	over := clientv3.OpTxn([]clientv3.Cmp{absent(g.keys.over())}, []clientv3.Op{clientv3.OpPut(g.keys.over(), value)}, nil)
-	when, then := []clientv3.Cmp{present(g.keys.rolled())}, []clientv3.Op{over}
+	over := opTxn([]cond{absent(g.keys.over())}, []op{opPut(g.keys.over(), value, 0)}, nil)
+	when, then := []cond{present(g.keys.rolled())}, []op{over}
 	if all {
-		when, then = append(when, absent(g.keys.all())), append(then, clientv3.OpPut(g.keys.all(), value))
+		when, then = append(when, absent(g.keys.all())), append(then, opPut(g.keys.all(), value, 0))
 	}
 	_, err := g.e.txn(ctx, when, then, nil)
 	return err

@@ -3,6 +3,7 @@ package etcdstore
 import (
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -17,6 +18,7 @@ import (
 //	r                                    the mark: its revision is that of the last change, its value how that was made
 //	s/SESSION/SLOT                       the last change that a session made in a slot; goes with the session
 //	j/NAME/RUN                           the roll of a group that is open, or complete
+//	i/GEN                                the name of the roll of a generation that is complete, until it is taken out
 //	g/GEN/s/SEAT                         a rank's seat; goes with its session; "left" once it has said goodbye
 //	g/GEN/v/!roll, !over, !all, !shrink  the roll; why the generation is revoked, for later calls and for open records; its survivors' generation
 //	g/GEN/v/c/CHANNEL/SEQ                the verdict of a record
@@ -40,8 +42,11 @@ func (k keys) roll(c *wire.Contribution) string {
 	return k.rolls() + url.PathEscape(c.Group) + "/" + url.PathEscape(c.Run)
 }
 
+// listed says that a generation is, or was, complete.
+func (k keys) listed(gen uint64) string { return string(k) + "i/" + hex(gen) }
+
 func (k keys) generation(gen uint64) generationKeys {
-	return generationKeys(fmt.Sprintf("%sg/%016x/", string(k), gen))
+	return generationKeys(fmt.Sprintf("%sg/%x/", string(k), gen))
 }
 
 // generationKeys is what all keys of a generation begin with.
@@ -72,15 +77,15 @@ func (c channelKeys) verdict(seq uint64) string { return c.verdicts + hex(seq) }
 
 // undecided is the condition that neither record seq nor one behind it is: a request that comes again, and late, may find that it has been
 // decided, and freed.
-func (c channelKeys) undecided(seq uint64) clientv3.Cmp {
-	return clientv3.Compare(clientv3.CreateRevision(c.verdict(seq)).WithRange(end(c.verdicts)), "=", 0)
+func (c channelKeys) undecided(seq uint64) cond {
+	return absent(c.verdict(seq), upTo(end(c.verdicts)))
 }
 
 // hex is n in sixteen digits, whose order is that of numbers.
 func hex(n uint64) string { return digits(n, 16) }
 
-// short is the number of a rank or a seat, in eight digits.
-func short(n int) string { return digits(uint64(n), 8) }
+// short is the number of a rank, in five digits.
+func short(n int) string { return digits(uint64(n), 5) }
 
 func digits(n uint64, width int) string {
 	var b [16]byte
@@ -92,8 +97,8 @@ func digits(n uint64, width int) string {
 }
 
 // notRevoked is the condition that the generation is not: of both keys that say so.
-func (g generationKeys) notRevoked() clientv3.Cmp {
-	return clientv3.Compare(clientv3.CreateRevision(string(g)+"v/!a").WithRange(string(g)+"v/!p"), "=", 0)
+func (g generationKeys) notRevoked() cond {
+	return absent(string(g)+"v/!a", upTo(string(g)+"v/!p"))
 }
 
 func (g generationKeys) stream(src, dst int, tag string) streamKeys {
@@ -110,7 +115,7 @@ func (s streamKeys) message(pos uint64) string { return fmt.Sprintf("%sm/%016x",
 // lastNumber is the number at the end of key.
 func lastNumber(key []byte) (n uint64) {
 	s := string(key)
-	_, _ = fmt.Sscanf(s[strings.LastIndexByte(s, '/')+1:], "%x", &n)
+	n, _ = strconv.ParseUint(s[strings.LastIndexByte(s, '/')+1:], 16, 64)
 	return n
 }
 

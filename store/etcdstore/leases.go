@@ -41,8 +41,8 @@ func (e *Engine) grant(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 		return err
 	}
 	var made wire.Reply
-	mark := clientv3.OpPut(e.root.mark(), howSet)
-	err = e.change(ctx, &made, func(context.Context, []*pb.ResponseOp) (*plan, error) { return &plan{then: []clientv3.Op{mark}}, nil })
+	mark := opPut(e.root.mark(), howSet, 0)
+	err = e.change(ctx, &made, func(context.Context, []*pb.ResponseOp) (*plan, error) { return &plan{then: []op{mark}}, nil })
 	if err != nil || made.Code != wire.CodeOK {
 		*rep = made
 		return err
@@ -62,8 +62,8 @@ func (e *Engine) grant(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 func (s *session) newLease(ctx context.Context, id clientv3.LeaseID, ttl time.Duration) (*lease, error) {
 	e, at := s.e, min(seconds(ttl), s.e.o.Session)
 	var granted time.Duration
-	err := e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		resp, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: int64(id), TTL: int64(at / time.Second)})
+	err := e.again(ctx, func(ctx context.Context, t *term) error {
+		resp, err := pb.NewLeaseClient(t.client.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: int64(id), TTL: int64(at / time.Second)})
 		if id != 0 && is2(err, rpctypes.ErrGRPCLeaseExist) { // an attempt before this one
 			granted = at
 			return nil

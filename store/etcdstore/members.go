@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -29,6 +30,7 @@ type members struct {
 // term is the time that an engine spends at one member.
 type term struct {
 	client *clientv3.Client
+	kv     pb.KVClient
 	ctx    context.Context
 	end    context.CancelFunc
 }
@@ -66,7 +68,7 @@ func (m *members) now(ctx context.Context) (*term, error) {
 			return nil, err
 		}
 	}
-	t := &term{client: client}
+	t := &term{client: client, kv: clientv3.RetryKVClient(client)}
 	t.ctx, t.end = context.WithCancel(m.life)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,7 +114,7 @@ func (m *members) close() {
 
 // again calls try until it has an answer, ctx ends, or etcd has not been reached for the time that mending may take. Each attempt
 // has a time of its own.
-func (e *Engine) again(ctx context.Context, try func(ctx context.Context, c *clientv3.Client) error) error {
+func (e *Engine) again(ctx context.Context, try func(ctx context.Context, t *term) error) error {
 	for began, pause := time.Now(), time.Millisecond; ; {
 		err := e.once(ctx, try)
 		switch {
@@ -133,14 +135,14 @@ func (e *Engine) again(ctx context.Context, try func(ctx context.Context, c *cli
 }
 
 // once is one attempt. A member that has not answered it is left.
-func (e *Engine) once(ctx context.Context, try func(ctx context.Context, c *clientv3.Client) error) error {
+func (e *Engine) once(ctx context.Context, try func(ctx context.Context, t *term) error) error {
 	attempt, cancel := context.WithTimeout(ctx, min(e.o.Attempt, max(e.o.Mend, time.Millisecond)))
 	defer cancel()
 	t, err := e.members.now(attempt)
 	if err != nil {
 		return err
 	}
-	if err = try(attempt, t.client); err == nil || ctx.Err() != nil {
+	if err = try(attempt, t); err == nil || ctx.Err() != nil {
 		return err
 	}
 	if attempt.Err() != nil { // which servers tell in words of their own

@@ -24,9 +24,9 @@ func (e *Engine) delete(ctx context.Context, req *wire.Request, rep *wire.Reply)
 	for some := range slices.Chunk(slices.Compact(keys), mostOps) {
 		p := &plan{how: howDelete}
 		for _, key := range some {
-			p.then = append(p.then, clientv3.OpDelete(e.root.entry(key)))
+			p.then = append(p.then, opDelete(e.root.entry(key)))
 		}
-		p.count = func(ctx context.Context, rep *wire.Reply, resp *clientv3.TxnResponse, rev int64) error {
+		p.count = func(ctx context.Context, rep *wire.Reply, resp *pb.TxnResponse, rev int64) error {
 			return e.countDeleted(ctx, rep, resp, some, rev)
 		}
 		var part wire.Reply
@@ -42,7 +42,7 @@ func (e *Engine) delete(ctx context.Context, req *wire.Request, rep *wire.Reply)
 }
 
 // countDeleted counts what a transaction has deleted. If its answer was lost, what was there before tells.
-func (e *Engine) countDeleted(ctx context.Context, rep *wire.Reply, resp *clientv3.TxnResponse, keys []string, rev int64) error {
+func (e *Engine) countDeleted(ctx context.Context, rep *wire.Reply, resp *pb.TxnResponse, keys []string, rev int64) error {
 	if resp != nil {
 		for _, r := range resp.Responses {
 			rep.N += r.GetResponseDeleteRange().GetDeleted()
@@ -50,7 +50,7 @@ func (e *Engine) countDeleted(ctx context.Context, rep *wire.Reply, resp *client
 		return nil
 	}
 	for _, key := range keys {
-		before, err := e.get(ctx, e.root.entry(key), clientv3.WithRev(rev-1), clientv3.WithCountOnly())
+		before, err := e.get(ctx, e.root.entry(key), at(rev-1), countOnly)
 		if err != nil {
 			return unknown(err) // compacted: it is deleted, and nobody knows any more how many there were
 		}
@@ -68,9 +68,9 @@ func (e *Engine) take(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	unique := slices.Clone(keys)
 	slices.Sort(unique)
 	unique = slices.Compact(unique)
-	var gets []clientv3.Op
+	var gets []op
 	for _, key := range unique {
-		gets = append(gets, clientv3.OpGet(e.root.entry(key)))
+		gets = append(gets, opGet(e.root.entry(key)))
 	}
 	return e.change(ctx, rep, func(ctx context.Context, seen []*pb.ResponseOp) (*plan, error) {
 		if seen == nil {
@@ -89,7 +89,7 @@ func (e *Engine) take(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 }
 
 // taking plans a read of each of keys. One that is there twice is read twice.
-func (e *Engine) taking(keys []string, entries map[string]*mvccpb.KeyValue, gets []clientv3.Op) *plan {
+func (e *Engine) taking(keys []string, entries map[string]*mvccpb.KeyValue, gets []op) *plan {
 	p := &plan{orElse: gets}
 	reads := map[string]uint32{}
 	for _, key := range keys {
@@ -121,13 +121,13 @@ func (e *Engine) taking(keys []string, entries map[string]*mvccpb.KeyValue, gets
 // takeOne adds to p what n reads do to an entry.
 func (e *Engine) takeOne(p *plan, key string, kv *mvccpb.KeyValue, n uint32) {
 	v, left, _ := decodeValue(kv.Value)
-	p.when = append(p.when, clientv3.Compare(clientv3.ModRevision(key), "=", kv.ModRevision))
+	p.when = append(p.when, changedAt(key, kv.ModRevision))
 	switch left {
 	case 0:
 	case n:
-		p.then, p.how = append(p.then, clientv3.OpDelete(key)), howTaken
+		p.then, p.how = append(p.then, opDelete(key)), howTaken
 	default:
-		p.then = append(p.then, clientv3.OpPut(key, encodeValue(v, left-n, true), clientv3.WithLease(clientv3.LeaseID(kv.Lease))))
+		p.then = append(p.then, opPut(key, encodeValue(v, left-n, true), clientv3.LeaseID(kv.Lease)))
 	}
 }
 
@@ -153,9 +153,9 @@ func (e *Engine) list(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	}
 	leases := map[int64]time.Duration{}
 	for bytes, some := 0, int64(16); from < to && int64(len(rep.Keys)) < limit && bytes < pageBytes; some *= 4 {
-		opts := []clientv3.OpOption{clientv3.WithRange(to), clientv3.WithLimit(min(some, limit-int64(len(rep.Keys))))}
+		opts := []span{upTo(to), atMost(min(some, limit-int64(len(rep.Keys))))}
 		if !values {
-			opts = append(opts, clientv3.WithKeysOnly(), clientv3.WithLimit(limit-int64(len(rep.Keys))))
+			opts = append(opts, keysOnly, atMost(limit-int64(len(rep.Keys))))
 		}
 		resp, err := e.get(ctx, from, opts...)
 		if err != nil {

@@ -18,6 +18,11 @@ func (r *record) result(ctx context.Context, verdict *wire.Reply, rep *wire.Repl
 		*rep = copyReply(verdict)
 		return nil
 	}
+	if r.c.Want == wire.WantNothing && !r.c.RootOnly {
+		return nil
+	}
+	ctx, cancel := r.afterwards(ctx)
+	defer cancel()
 	var err error
 	switch want := r.c.Want; {
 	case want >= 0:
@@ -63,7 +68,7 @@ func (r *record) tell(ctx context.Context, rep *wire.Reply) error {
 	if silent {
 		return nil
 	}
-	_, err := r.g.e.txn(ctx, []clientv3.Cmp{r.held()}, []clientv3.Op{clientv3.OpPut(r.vote, r.ballot())}, nil)
+	_, err := r.g.e.txn(ctx, []cond{r.held()}, []op{opPut(r.vote, r.ballot(), 0)}, nil)
 	return err
 }
 
@@ -78,7 +83,7 @@ func (r *record) given(ctx context.Context, rank int) ([]byte, error) {
 
 // everything is what each rank gave.
 func (r *record) everything(ctx context.Context) ([][]byte, error) {
-	resp, err := r.g.e.get(ctx, r.payloads(), clientv3.WithPrefix())
+	resp, err := r.g.e.get(ctx, r.payloads(), prefixed)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +187,7 @@ func (r *record) crowded() bool {
 
 // floors are how far the slowest readers are, and who they are.
 func (r *record) floors(ctx context.Context) (low uint64, slowest []int, rev int64, err error) {
-	resp, err := r.g.e.get(ctx, r.ch.keys.votes, clientv3.WithPrefix())
+	resp, err := r.g.e.get(ctx, r.ch.keys.votes, prefixed)
 	if err != nil {
 		return 0, nil, 0, err
 	}
@@ -218,10 +223,16 @@ func (r *record) advance(ctx context.Context, low uint64) error {
 	before := len(r.ch.ahead)
 	r.ch.ahead = slices.DeleteFunc(r.ch.ahead, func(l led) bool { return l.seq <= low })
 	freed := len(r.ch.ahead) < before
+	then := r.ch.free(low + 1)
 	r.mu.Unlock()
 	if !freed {
 		return nil
 	}
-	_, err := r.g.e.txn(ctx, nil, r.ch.free(low+1), nil)
+	_, err := r.g.e.txn(ctx, nil, then, nil)
+	if err == nil {
+		r.mu.Lock()
+		r.ch.freed = max(r.ch.freed, low+1)
+		r.mu.Unlock()
+	}
 	return err
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -162,11 +161,11 @@ func (a *applicant) outside(ctx context.Context, err error, rep *wire.Reply) err
 	a.o = o
 	k := a.e.root.generation(o.gen)
 	seat := k.seat(a.c.Rank)
-	mine := []clientv3.Cmp{clientv3.Compare(clientv3.Value(seat), "=", a.value), absent(k.rolled())}
-	out := []clientv3.Op{clientv3.OpDelete(seat)}
+	mine := []cond{valueIs(seat, a.value), absent(k.rolled())}
+	out := []op{opDelete(seat)}
 	if kv != nil && o.gen != 0 {
-		mine = append(mine, clientv3.Compare(clientv3.ModRevision(a.name), "=", kv.ModRevision))
-		out = append(out, clientv3.OpPut(a.name, o.encode()))
+		mine = append(mine, changedAt(a.name, kv.ModRevision))
+		out = append(out, opPut(a.name, o.encode(), 0))
 	}
 	if _, err := a.e.txn(ctx, mine, out, nil); err != nil {
 		return cause
@@ -211,7 +210,7 @@ func (a *applicant) enter(ctx context.Context, rep *wire.Reply) (bool, error) {
 // openRoll opens a roll, if its key still has a revision; if not, somebody else has.
 func (a *applicant) openRoll(ctx context.Context, live uint64, rev int64) error {
 	o := entrance{live: live, size: a.c.Size, rank: a.c.Rank, label: a.c.Label}
-	_, err := a.e.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(a.name), "=", rev)}, []clientv3.Op{clientv3.OpPut(a.name, o.encode())}, nil)
+	_, err := a.e.txn(ctx, []cond{changedAt(a.name, rev)}, []op{opPut(a.name, o.encode(), 0)}, nil)
 	return err
 }
 
@@ -236,16 +235,16 @@ func (a *applicant) disagree(ctx context.Context, o entrance, kv *mvccpb.KeyValu
 		Code: wire.CodeMismatch, By: -1,
 		Reason: fmt.Sprintf("rank %d (%s) has a world size of %d, rank %d (%s) has %d", o.rank, o.label, o.size, a.c.Rank, a.c.Label, a.c.Size),
 	}
-	same := clientv3.Compare(clientv3.ModRevision(a.name), "=", kv.ModRevision)
-	nobody := clientv3.Compare(clientv3.CreateRevision(k.seats()).WithPrefix(), "=", 0)
+	same := changedAt(a.name, kv.ModRevision)
+	nobody := absent(k.seats(), prefixed)
 	anew := entrance{live: o.live, size: a.c.Size, rank: a.c.Rank, label: a.c.Label}
-	put := clientv3.OpPut(a.name, anew.encode())
-	closed := clientv3.OpDelete(a.name)
+	put := opPut(a.name, anew.encode(), 0)
+	closed := opDelete(a.name)
 	if o.live != 0 {
-		closed = clientv3.OpPut(a.name, complete(o.live))
+		closed = opPut(a.name, complete(o.live), 0)
 	}
-	mismatch := clientv3.OpTxn([]clientv3.Cmp{same, absent(k.rolled())}, []clientv3.Op{clientv3.OpPut(k.rolled(), encodeVerdict(failed(v))), closed}, nil)
-	resp, err := a.e.txn(ctx, []clientv3.Cmp{same, nobody}, []clientv3.Op{put}, []clientv3.Op{mismatch})
+	mismatch := opTxn([]cond{same, absent(k.rolled())}, []op{opPut(k.rolled(), encodeVerdict(failed(v)), 0), closed}, nil)
+	resp, err := a.e.txn(ctx, []cond{same, nobody}, []op{put}, []op{mismatch})
 	if err == nil && !resp.Succeeded && resp.Responses[0].GetResponseTxn().Succeeded {
 		*rep = failed(v)
 	}
@@ -256,9 +255,9 @@ func (a *applicant) disagree(ctx context.Context, o entrance, kv *mvccpb.KeyValu
 func (a *applicant) sit(ctx context.Context, rep *wire.Reply) (bool, error) {
 	k := a.e.root.generation(a.o.gen)
 	key := k.seat(a.c.Rank)
-	when := []clientv3.Cmp{absent(key), absent(k.rolled()), clientv3.Compare(clientv3.ModRevision(a.name), "=", a.nameRev)}
-	then := []clientv3.Op{clientv3.OpPut(key, a.value, clientv3.WithLease(a.s.lease)), clientv3.OpGet(k.seats(), clientv3.WithPrefix(), clientv3.WithCountOnly())}
-	resp, err := a.e.txn(ctx, when, then, []clientv3.Op{clientv3.OpGet(key)})
+	when := []cond{absent(key), absent(k.rolled()), changedAt(a.name, a.nameRev)}
+	then := []op{opPut(key, a.value, a.s.lease), opGet(k.seats(), prefixed, countOnly)}
+	resp, err := a.e.txn(ctx, when, then, []op{opGet(key)})
 	if err != nil {
 		return false, a.lossOr(ctx, err, rep)
 	}
@@ -302,7 +301,7 @@ func (a *applicant) lossOr(ctx context.Context, err error, rep *wire.Reply) erro
 // complete completes the roll, if all are there.
 func (a *applicant) complete(ctx context.Context) error {
 	k := a.e.root.generation(a.o.gen)
-	resp, err := a.e.txn(ctx, nil, []clientv3.Op{clientv3.OpGet(a.name), clientv3.OpGet(k.seats(), clientv3.WithPrefix())}, nil)
+	resp, err := a.e.txn(ctx, nil, []op{opGet(a.name), opGet(k.seats(), prefixed)}, nil)
 	if err != nil {
 		return err
 	}
@@ -318,8 +317,11 @@ func (a *applicant) complete(ctx context.Context) error {
 	if err := r.read(seats); err != nil {
 		return err
 	}
-	when := []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(a.name), "=", name.ModRevision), absent(k.rolled())}
-	_, err = a.e.txn(ctx, when, []clientv3.Op{clientv3.OpPut(k.rolled(), r.encode()), clientv3.OpPut(a.name, complete(o.gen))}, nil)
+	when := []cond{changedAt(a.name, name.ModRevision), absent(k.rolled())}
+	then := []op{opPut(k.rolled(), r.encode(), 0), opPut(a.name, complete(o.gen), 0), opPut(a.e.root.listed(o.gen), a.name, 0)}
+	if resp, err = a.e.txn(ctx, when, then, nil); err == nil && resp.Succeeded {
+		a.e.sweep(ctx, o.gen)
+	}
 	return err
 }
 
@@ -433,21 +435,21 @@ func (a *applicant) withdraw(ctx context.Context, rep *wire.Reply) error {
 }
 
 func (a *applicant) unsit(ctx context.Context) error {
-	_, err := a.e.txn(ctx, nil, []clientv3.Op{clientv3.OpDelete(a.g.keys.seat(a.c.Rank))}, nil)
+	_, err := a.e.txn(ctx, nil, []op{opDelete(a.g.keys.seat(a.c.Rank))}, nil)
 	return err
 }
 
 // unsitAt takes the seat out of the roll that kv has, and changes that, so that nobody completes it who has counted this seat.
 func (a *applicant) unsitAt(ctx context.Context, kv *mvccpb.KeyValue) (bool, error) {
-	when, then := []clientv3.Cmp{absent(a.g.keys.rolled())}, []clientv3.Op{clientv3.OpDelete(a.g.keys.seat(a.c.Rank))}
+	when, then := []cond{absent(a.g.keys.rolled())}, []op{opDelete(a.g.keys.seat(a.c.Rank))}
 	if kv != nil {
 		o, open, err := parseEntrance(kv)
 		if err != nil {
 			return false, err
 		}
 		if open && o.gen == a.o.gen {
-			when = append(when, clientv3.Compare(clientv3.ModRevision(a.name), "=", kv.ModRevision))
-			then = append(then, clientv3.OpPut(a.name, o.encode()))
+			when = append(when, changedAt(a.name, kv.ModRevision))
+			then = append(then, opPut(a.name, o.encode(), 0))
 		}
 	}
 	resp, err := a.e.txn(ctx, when, then, nil)
@@ -456,7 +458,7 @@ func (a *applicant) unsitAt(ctx context.Context, kv *mvccpb.KeyValue) (bool, err
 
 // overdue is the verdict for a rank that has withdrawn.
 func (a *applicant) overdue(ctx context.Context, k generationKeys, cause error, rep *wire.Reply) error {
-	resp, err := a.e.get(ctx, k.seats(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	resp, err := a.e.get(ctx, k.seats(), prefixed, keysOnly)
 	if err != nil {
 		return cause
 	}

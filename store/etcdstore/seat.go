@@ -7,8 +7,6 @@ import (
 	"slices"
 	"sync"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -50,8 +48,8 @@ func (s *session) take(g *group, rank int, key string, rev int64) {
 }
 
 // held is the condition that the seat is this process's.
-func (st *seat) held() clientv3.Cmp {
-	return clientv3.Compare(clientv3.CreateRevision(st.key), "=", st.rev)
+func (st *seat) held() cond {
+	return createdAt(st.key, st.rev)
 }
 
 // within is ctx, while the seat is held.
@@ -151,7 +149,7 @@ func (st *seat) vacate(ctx context.Context, why error) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, st.g.e.o.Mend)
 	defer cancel()
-	_, err := st.g.e.txn(ctx, []clientv3.Cmp{st.held()}, []clientv3.Op{clientv3.OpPut(st.key, leftSeat)}, nil)
+	_, err := st.g.e.txn(ctx, []cond{st.held()}, []op{opPut(st.key, leftSeat, 0)}, nil)
 	if err != nil {
 		return err
 	}
@@ -161,17 +159,7 @@ func (st *seat) vacate(ctx context.Context, why error) error {
 	if first {
 		st.g.letGo()
 	}
-	return st.g.clean(ctx)
-}
-
-// clean takes a generation out if all of its ranks have gone.
-func (g *group) clean(ctx context.Context) error {
-	then := []clientv3.Op{clientv3.OpDelete(string(g.keys), clientv3.WithPrefix())}
-	if name := g.roll.name; name != "" {
-		then = append(then, clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.Value(name), "=", complete(g.gen))}, []clientv3.Op{clientv3.OpDelete(name)}, nil))
-	}
-	allLeft := clientv3.Compare(clientv3.Value(g.keys.seats()).WithPrefix(), "=", leftSeat)
-	_, err := g.e.txn(ctx, []clientv3.Cmp{allLeft}, then, nil)
+	_, err = st.g.e.txn(ctx, nil, []op{st.g.e.root.takeOut(st.g.gen, st.g.roll.name)}, nil)
 	return err
 }
 

@@ -74,8 +74,8 @@ func (e *Engine) current() *session {
 
 // newLease makes a lease of etcd's own, which lives for at least ttl.
 func (e *Engine) newLease(ctx context.Context, ttl time.Duration) (id clientv3.LeaseID, granted time.Duration, err error) {
-	err = e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		resp, err := c.Grant(ctx, int64(seconds(ttl)/time.Second))
+	err = e.again(ctx, func(ctx context.Context, t *term) error {
+		resp, err := t.client.Grant(ctx, int64(seconds(ttl)/time.Second))
 		if err == nil {
 			id, granted = resp.ID, time.Duration(resp.TTL)*time.Second
 		}
@@ -102,8 +102,8 @@ func (e *Engine) keepAlive(ctx context.Context, id clientv3.LeaseID, ttl time.Du
 
 // renew begins the time of a lease anew.
 func (e *Engine) renew(ctx context.Context, id clientv3.LeaseID) error {
-	return e.once(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		_, err := c.KeepAliveOnce(ctx, id)
+	return e.once(ctx, func(ctx context.Context, t *term) error {
+		_, err := t.client.KeepAliveOnce(ctx, id)
 		return err
 	})
 }
@@ -116,8 +116,8 @@ func (e *Engine) ended(ctx context.Context, id clientv3.LeaseID) (bool, error) {
 
 // timeToLive is what is left of a lease; below 0 if it has ended.
 func (e *Engine) timeToLive(ctx context.Context, id clientv3.LeaseID) (left time.Duration, err error) {
-	err = e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		resp, err := c.TimeToLive(ctx, id)
+	err = e.again(ctx, func(ctx context.Context, t *term) error {
+		resp, err := t.client.TimeToLive(ctx, id)
 		if err == nil {
 			left = time.Duration(resp.TTL) * time.Second
 		}
@@ -128,8 +128,8 @@ func (e *Engine) timeToLive(ctx context.Context, id clientv3.LeaseID) (left time
 
 // endLease ends a lease of etcd's own, with what is under it.
 func (e *Engine) endLease(ctx context.Context, id clientv3.LeaseID) error {
-	err := e.again(ctx, func(ctx context.Context, c *clientv3.Client) error {
-		_, err := c.Revoke(ctx, id)
+	err := e.again(ctx, func(ctx context.Context, t *term) error {
+		_, err := t.client.Revoke(ctx, id)
 		return err
 	})
 	if is2(err, rpctypes.ErrGRPCLeaseNotFound) {

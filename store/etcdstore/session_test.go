@@ -1,6 +1,7 @@
 package etcdstore_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -88,6 +89,41 @@ func TestGroupsLeaveNothing(t *testing.T) {
 		t.Logf("%s", kv.Key)
 	}
 	require.Empty(t, resp.Kvs)
+}
+
+// What ranks leave behind that are killed is taken out by groups that come after them, and nothing of those that are in use.
+func TestLeftovers(t *testing.T) {
+	members := etcd(t)
+	root := newRoot()
+	keys := func() int {
+		resp, err := plain(t, members).Get(bounded(t), root, clientv3.WithPrefix(), clientv3.WithCountOnly())
+		require.NoError(t, err)
+		return int(resp.Count)
+	}
+	run := func(name string) (*etcdstore.Engine, wire.Contribution) {
+		e := dial(t, addresses(members), &etcdstore.Options{Root: root, Session: 2 * time.Second})
+		roll, err := store.New(e).Join(bounded(t), wire.Contribution{Group: name, Size: 1}, nil)
+		require.NoError(t, err)
+		c := wire.Contribution{Generation: roll.Generation, Seq: 1, Root: -1, Verb: "all-gather", Want: wire.WantAll}
+		_, err = store.New(e).Collect(bounded(t), c, []byte("payload"))
+		require.NoError(t, err)
+		return e, c
+	}
+	living, c := run("in use")
+	one := keys()
+	for i := range 20 {
+		e, _ := run(fmt.Sprint("crashes ", i))
+		etcdstore.Kill(e)
+	}
+	require.Greater(t, keys(), 10*one)
+	require.Eventually(t, func() bool {
+		e, _ := run("comes later")
+		require.NoError(t, e.Close())
+		return keys() <= one
+	}, patience, 20*time.Millisecond)
+	c.Seq++
+	_, err := store.New(living).Collect(bounded(t), c, []byte("payload"))
+	require.NoError(t, err)
 }
 
 // The number of keys that a channel's records leave does not grow with them, whatever ranks call.

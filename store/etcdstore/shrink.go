@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -30,7 +29,7 @@ func (st *seat) shrink(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	name := st.g.keys.shrink()
 	a := &applicant{e: st.g.e, s: st.s, c: &own.Group, name: name, value: st.g.e.seatValue(&own), began: time.Now()}
 	a.c.Size = maxSize + 1 // never that many: it is complete when all who are there have come
-	if _, err := a.e.txn(ctx, []clientv3.Cmp{absent(name), st.held()}, []clientv3.Op{clientv3.OpPut(name, "")}, nil); err != nil {
+	if _, err := a.e.txn(ctx, []cond{absent(name), st.held()}, []op{opPut(name, "", 0)}, nil); err != nil {
 		return err
 	}
 	kv, err := a.e.entry(ctx, name)
@@ -77,7 +76,7 @@ func (v *survivor) await(ctx context.Context, rep *wire.Reply) error {
 // complete completes the generation of survivors, if every rank of the old one has come, or is gone.
 func (v *survivor) complete(ctx context.Context) error {
 	from, to := v.from.g.keys, v.g.keys
-	gets := []clientv3.Op{clientv3.OpGet(from.seats(), clientv3.WithPrefix()), clientv3.OpGet(to.seats(), clientv3.WithPrefix())}
+	gets := []op{opGet(from.seats(), prefixed), opGet(to.seats(), prefixed)}
 	resp, err := v.e.txn(ctx, nil, gets, nil)
 	if err != nil {
 		return err
@@ -95,9 +94,9 @@ func (v *survivor) complete(ctx context.Context) error {
 	for _, kv := range seats {
 		r.old = append(r.old, int64(old.rankOf(int(lastNumber(kv.Key)))))
 	}
-	when := []clientv3.Cmp{absent(to.rolled()), unchanged(from.seats(), resp.Header.Revision), present(v.from.key)}
-	live := clientv3.OpTxn([]clientv3.Cmp{clientv3.Compare(clientv3.Value(old.name), "=", complete(v.from.g.gen))}, []clientv3.Op{clientv3.OpPut(old.name, complete(v.o.gen))}, nil)
-	_, err = v.e.txn(ctx, when, []clientv3.Op{clientv3.OpPut(to.rolled(), r.encode()), live}, nil)
+	when := []cond{absent(to.rolled()), unchanged(from.seats(), resp.Header.Revision), present(v.from.key)}
+	live := opTxn([]cond{valueIs(old.name, complete(v.from.g.gen))}, []op{opPut(old.name, complete(v.o.gen), 0)}, nil)
+	_, err = v.e.txn(ctx, when, []op{opPut(to.rolled(), r.encode(), 0), opPut(v.e.root.listed(v.o.gen), old.name, 0), live}, nil)
 	return err
 }
 
@@ -134,10 +133,10 @@ func (v *survivor) withdraw(ctx context.Context, rep *wire.Reply) error {
 	if !late && !errors.Is(cause, context.Canceled) {
 		return cause
 	}
-	when := []clientv3.Cmp{absent(v.g.keys.rolled())}
-	gets := []clientv3.Op{clientv3.OpGet(v.from.g.keys.seats(), clientv3.WithPrefix()), clientv3.OpGet(v.g.keys.seats(), clientv3.WithPrefix())}
-	then := append([]clientv3.Op{clientv3.OpDelete(v.g.keys.seat(v.c.Rank))}, gets...)
-	resp, err := v.e.txn(ctx, when, then, []clientv3.Op{clientv3.OpGet(v.g.keys.rolled())})
+	when := []cond{absent(v.g.keys.rolled())}
+	gets := []op{opGet(v.from.g.keys.seats(), prefixed), opGet(v.g.keys.seats(), prefixed)}
+	then := append([]op{opDelete(v.g.keys.seat(v.c.Rank))}, gets...)
+	resp, err := v.e.txn(ctx, when, then, []op{opGet(v.g.keys.rolled())})
 	if err != nil {
 		return cause
 	}

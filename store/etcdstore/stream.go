@@ -107,20 +107,19 @@ func (st *seat) sendMessage(ctx context.Context, req *wire.Request, rep *wire.Re
 // put sends a message, at the next position.
 func (st *seat) put(ctx context.Context, s *outStream, req *wire.Request, rep *wire.Reply) error {
 	pos := s.last + 1
-	var opts []clientv3.OpOption
+	var lease clientv3.LeaseID
 	if req.TTL > 0 {
-		id, _, err := st.g.e.newLease(ctx, req.TTL)
-		if err != nil {
+		var err error
+		if lease, _, err = st.g.e.newLease(ctx, req.TTL); err != nil {
 			return err
 		}
-		opts = append(opts, clientv3.WithLease(id))
 	}
 	meta := wire.Reply{Value: req.Value, Type: req.Group.Type}
 	p := &plan{
-		when: []clientv3.Cmp{st.held()},
-		then: []clientv3.Op{
-			clientv3.OpPut(s.keys.message(pos), string(wire.AppendReply(nil, wire.OpRecv, 0, &meta)), opts...),
-			clientv3.OpPut(s.keys.head(), fmt.Sprint(pos)),
+		when: []cond{st.held()},
+		then: []op{
+			opPut(s.keys.message(pos), string(wire.AppendReply(nil, wire.OpRecv, 0, &meta)), lease),
+			opPut(s.keys.head(), fmt.Sprint(pos), 0),
 		},
 	}
 	err := st.g.e.change(ctx, rep, func(_ context.Context, seen []*pb.ResponseOp) (*plan, error) {
@@ -152,7 +151,7 @@ func (s *outStream) full(n int) bool {
 
 // refresh looks how far the reader is, and which messages have expired.
 func (st *seat) refresh(ctx context.Context, s *outStream) (rev int64, err error) {
-	resp, err := st.g.e.txn(ctx, nil, []clientv3.Op{clientv3.OpGet(s.keys.seen), clientv3.OpGet(s.keys.queue(), clientv3.WithPrefix(), clientv3.WithKeysOnly())}, nil)
+	resp, err := st.g.e.txn(ctx, nil, []op{opGet(s.keys.seen), opGet(s.keys.queue(), prefixed, keysOnly)}, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -289,8 +288,8 @@ func (st *seat) acknowledge(ctx context.Context, s *inStream, pos uint64) error 
 		return nil
 	}
 	until := s.keys.message(pos)
-	then := []clientv3.Op{clientv3.OpPut(s.keys.seen, fmt.Sprint(pos-1, s.seen)), clientv3.OpDelete(s.keys.queue(), clientv3.WithRange(until))}
-	if _, err := st.g.e.txn(ctx, []clientv3.Cmp{st.held()}, then, nil); err != nil {
+	then := []op{opPut(s.keys.seen, fmt.Sprint(pos-1, s.seen), 0), opDelete(s.keys.queue(), upTo(until))}
+	if _, err := st.g.e.txn(ctx, []cond{st.held()}, then, nil); err != nil {
 		return err
 	}
 	s.first = pos
@@ -325,7 +324,7 @@ func (st *seat) awaitMessage(ctx context.Context, s *inStream, c *wire.Contribut
 
 // look answers with a message if it is there, or was.
 func (st *seat) look(ctx context.Context, s *inStream, pos uint64, rep *wire.Reply) (rev int64, there bool, err error) {
-	resp, err := st.g.e.txn(ctx, nil, []clientv3.Op{clientv3.OpGet(s.keys.message(pos)), clientv3.OpGet(s.keys.head())}, nil)
+	resp, err := st.g.e.txn(ctx, nil, []op{opGet(s.keys.message(pos)), opGet(s.keys.head())}, nil)
 	if err != nil {
 		return 0, false, err
 	}
@@ -338,7 +337,7 @@ func (st *seat) look(ctx context.Context, s *inStream, pos uint64, rep *wire.Rep
 		s.seen = max(s.seen, pos)
 		rep.Value, rep.Type = msg.Value, strings.Clone(msg.Type)
 		if kv.Lease != 0 { // its sender counts those that expire unread
-			_, err = st.g.e.txn(ctx, []clientv3.Cmp{st.held()}, []clientv3.Op{clientv3.OpPut(s.keys.seen, fmt.Sprint(s.first-1, s.seen))}, nil)
+			_, err = st.g.e.txn(ctx, []cond{st.held()}, []op{opPut(s.keys.seen, fmt.Sprint(s.first-1, s.seen), 0)}, nil)
 		}
 		return rev, err == nil, err
 	}

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"strconv"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/wire"
 )
@@ -28,6 +28,8 @@ type channel struct {
 	voted uint64          // the last record that the rank has voted in
 	open  *record         // that one, while the rank does not know its verdict
 	known uint64          // the last record whose verdict it knows
+	freed uint64          // what was left of records before this one has been deleted
+	given bool            // ranks may have given something in records since then
 	whole map[string]bool // calls for which every rank has a key, as far as all verdicts say that the rank has seen
 	ahead []led           // records that the rank has led as their root, and others may not have passed
 	quiet []led           // records of others' that it has read since it last told them how far it is
@@ -95,10 +97,8 @@ func callOf(c *wire.Contribution, payload int) string {
 	if c.Fold == (wire.Fold{}) && c.Want != wire.WantFold {
 		payload = 0
 	}
-	fmt.Fprintf(h, "%q %d %t %q %d %d %t %d", c.Verb, c.Root, c.RootOnly, c.Label, c.Fold.Op, c.Fold.Kind, c.Want == wire.WantPart, payload)
-	t := fnv.New64a()
-	_, _ = t.Write([]byte(c.Type))
-	return "c" + hex(h.Sum64()) + hex(t.Sum64())
+	fmt.Fprintf(h, "%q %d %t %q %d %d %t %d %q", c.Verb, c.Root, c.RootOnly, c.Label, c.Fold.Op, c.Fold.Kind, c.Want == wire.WantPart, payload, c.Type)
+	return "c" + strconv.FormatUint(h.Sum64(), 36)
 }
 
 // malformed is why a vote cannot be part of a record of n ranks, in words; "" if it can.
@@ -157,6 +157,15 @@ func (r *record) ballot() string {
 
 // decide brings the record to its verdict, as far as this rank can.
 func (r *record) decide(ctx context.Context, voted uint64) (*wire.Reply, error) {
+	verdict, err := r.reach(ctx, voted)
+	if err != nil && ctx.Err() != nil {
+		return r.giveUp(ctx, err)
+	}
+	return verdict, err
+}
+
+// reach brings the record to its verdict while there is time.
+func (r *record) reach(ctx context.Context, voted uint64) (*wire.Reply, error) {
 	if err := r.prepare(ctx, voted); err != nil {
 		return nil, err
 	}
@@ -170,12 +179,10 @@ func (r *record) decide(ctx context.Context, voted uint64) (*wire.Reply, error) 
 	}
 	verdict, n, err := r.put(ctx)
 	if verdict == nil && err == nil {
-		if verdict, err = r.counted(ctx, n); verdict == nil && err == nil {
-			return r.await(ctx)
-		}
+		verdict, err = r.counted(ctx, n)
 	}
-	if err != nil && ctx.Err() != nil {
-		return r.giveUp(ctx, err)
+	if verdict == nil && err == nil {
+		return r.await(ctx)
 	}
 	return verdict, err
 }
@@ -209,6 +216,7 @@ func (r *record) knows(verdict *wire.Reply) {
 		r.ch.open = nil
 	}
 	r.ch.known = max(r.ch.known, r.c.Seq)
+	r.ch.given = r.ch.given || r.c.Want != wire.WantNothing || len(r.payload) > 0
 	cast := castOf(verdict)
 	if cast == nil {
 		return
@@ -219,7 +227,8 @@ func (r *record) knows(verdict *wire.Reply) {
 		}
 		return
 	}
-	r.ch.ahead = nil // all have passed what came before
+	r.ch.ahead = nil // all have passed what came before, and it was deleted
+	r.ch.freed, r.ch.given = max(r.ch.freed, r.c.Seq), r.c.Want != wire.WantNothing || len(r.payload) > 0
 	switch verdict.Type {
 	case byPurge:
 		clear(r.ch.whole)
@@ -272,7 +281,7 @@ type finding struct {
 // put puts the vote there, once. A generation that is revoked takes votes for records that are open, and opens none.
 func (r *record) put(ctx context.Context) (*wire.Reply, finding, error) {
 	k := r.g.keys
-	when := []clientv3.Cmp{r.held(), k.notRevoked(), r.ch.keys.undecided(r.c.Seq)}
+	when := []cond{r.held(), k.notRevoked(), r.ch.keys.undecided(r.c.Seq)}
 	verdict, then := r.ballotOps()
 	resp, err := r.g.e.txn(ctx, when, then, nil)
 	if err == nil && !resp.Succeeded {
@@ -305,7 +314,7 @@ func (r *record) put(ctx context.Context) (*wire.Reply, finding, error) {
 
 // ballotOps are the operations of a vote: first those that look, then those that put. verdict is that which the first of them puts, if
 // it comes to that.
-func (r *record) ballotOps() (verdict *wire.Reply, ops []clientv3.Op) {
+func (r *record) ballotOps() (verdict *wire.Reply, ops []op) {
 	r.mu.Lock()
 	whole := r.ch.whole[r.call]
 	r.mu.Unlock()
@@ -313,57 +322,57 @@ func (r *record) ballotOps() (verdict *wire.Reply, ops []clientv3.Op) {
 	if r.c.Fold.Valid() {
 		yes = nil // the verdict brings the fold, which is to be made first
 	}
-	plain := clientv3.OpTxn(r.isPlain(whole), nil, nil)
-	ops = []clientv3.Op{clientv3.OpTxn(r.isLast(whole), yes, []clientv3.Op{plain})}
+	plain := opTxn(r.isPlain(false), nil, nil)
+	ops = []op{opTxn(r.isLast(whole), yes, []op{plain})}
 	if !whole {
 		first, last := r.ch.edges()
 		meta := wire.Request{Op: wire.OpCollect, Timeout: time.Duration(len(r.payload)), Group: r.c}
 		meta.Group.Rank, meta.Group.Seq = 0, 0
 		ops = append(ops,
-			clientv3.OpGet(r.votes, clientv3.WithPrefix(), clientv3.WithCountOnly()),
-			clientv3.OpGet(r.votes, clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByValue, clientv3.SortDescend), clientv3.WithLimit(1)),
-			clientv3.OpPut(first, ""), clientv3.OpPut(last, ""),
-			clientv3.OpPut(r.ch.keys.calls+r.call, string(wire.AppendRequest(nil, &meta))))
+			opGet(r.votes, prefixed, countOnly),
+			opGet(r.votes, prefixed, byValue, atMost(1)),
+			opPut(first, "", 0), opPut(last, "", 0),
+			opPut(r.ch.keys.calls+r.call, string(wire.AppendRequest(nil, &meta)), 0))
 	}
 	if len(r.payload) > 0 {
-		ops = append(ops, clientv3.OpPut(r.payloadOf(r.rank), string(r.payload)))
+		ops = append(ops, opPut(r.payloadOf(r.rank), string(r.payload), 0))
 	}
-	return verdict, append(ops, clientv3.OpPut(r.vote, r.ballot()))
+	return verdict, append(ops, opPut(r.vote, r.ballot(), 0))
 }
 
 // never is a condition that is not so: the seat is there.
-func (r *record) never() clientv3.Cmp {
-	return clientv3.Compare(clientv3.CreateRevision(r.key), "=", 0)
+func (r *record) never() cond {
+	return absent(r.key)
 }
 
 // isLast is the condition that this vote decides the record.
-func (r *record) isLast(whole bool) (when []clientv3.Cmp) {
+func (r *record) isLast(whole bool) (when []cond) {
 	switch {
 	case r.leads() && !r.crowded():
 		return r.isPlain(false)
 	case r.c.RootOnly || !whole && r.size() > 1:
-		return []clientv3.Cmp{r.never()}
+		return []cond{r.never()}
 	}
 	own := r.vote
 	if r.rank > 0 {
-		when = append(when, clientv3.Compare(clientv3.Value(r.votes).WithRange(own), "=", r.ballot()))
+		when = append(when, valueIs(r.votes, r.ballot(), upTo(own)))
 	}
 	if r.rank < r.size()-1 {
-		when = append(when, clientv3.Compare(clientv3.Value(own+"\x00").WithRange(end(r.votes)), "=", r.ballot()))
+		when = append(when, valueIs(own+"\x00", r.ballot(), upTo(end(r.votes))))
 	}
 	return when
 }
 
 // isPlain is the condition that no rank is at this record with another call, or at a later one. Votes for this call are in that only if
 // there are any.
-func (r *record) isPlain(whole bool) []clientv3.Cmp {
+func (r *record) isPlain(whole bool) []cond {
 	first, last := r.ch.edges()
-	when := []clientv3.Cmp{
-		clientv3.Compare(clientv3.Value(first).WithRange(r.votes), "<", r.at),
-		clientv3.Compare(clientv3.Value(end(r.votes)).WithRange(last+"\x00"), "<", r.at),
+	when := []cond{
+		valueBelow(first, r.at, upTo(r.votes)),
+		valueBelow(end(r.votes), r.at, upTo(last+"\x00")),
 	}
 	if whole && !r.c.RootOnly {
-		when = append(when, clientv3.Compare(clientv3.Value(r.votes).WithPrefix(), "<", hex(r.c.Seq+1)))
+		when = append(when, valueBelow(r.votes, hex(r.c.Seq+1), prefixed))
 	}
 	return when
 }
@@ -385,7 +394,7 @@ func (r *record) findings(rs []*pb.ResponseOp) finding {
 // refused is why a vote was not taken: there is a verdict, or the generation is revoked. If that is so, and the record is open: again.
 func (r *record) refused(ctx context.Context) (verdict *wire.Reply, again bool, err error) {
 	k := r.g.keys
-	gets := []clientv3.Op{clientv3.OpGet(r.verdict()), clientv3.OpGet(k.all()), clientv3.OpGet(k.over()), clientv3.OpGet(r.key), clientv3.OpGet(r.ch.keys.votes, clientv3.WithPrefix())}
+	gets := []op{opGet(r.verdict()), opGet(k.all()), opGet(k.over()), opGet(r.key), opGet(r.ch.keys.votes, prefixed)}
 	resp, err := r.g.e.txn(ctx, nil, gets, nil)
 	if err != nil {
 		return nil, false, err
@@ -426,6 +435,8 @@ func (r *record) late(ctx context.Context, verdict *wire.Reply) (*wire.Reply, er
 		return &rep, nil
 	}
 	v := clash(cast, &r.c)
+	ctx, cancel := r.afterwards(ctx)
+	defer cancel()
 	if err := r.g.revoke(ctx, v, true); err != nil {
 		return nil, err
 	}
@@ -456,8 +467,8 @@ func (r *record) counted(ctx context.Context, n finding) (*wire.Reply, error) {
 
 // succeedIfAll decides a record for whose call every rank has a key, if all keys have its number.
 func (r *record) succeedIfAll(ctx context.Context) (*wire.Reply, error) {
-	all := []clientv3.Cmp{clientv3.Compare(clientv3.Value(r.votes).WithPrefix(), "=", r.ballot())}
-	gets := []clientv3.Op{clientv3.OpGet(r.votes, clientv3.WithPrefix(), clientv3.WithCountOnly())}
+	all := []cond{valueIs(r.votes, r.ballot(), prefixed)}
+	gets := []op{opGet(r.votes, prefixed, countOnly)}
 	resp, err := r.g.e.txn(ctx, all, gets, nil)
 	if err != nil || !resp.Succeeded || int(resp.Responses[0].GetResponseRange().Count) < r.size() {
 		return nil, err

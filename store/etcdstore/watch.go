@@ -110,9 +110,9 @@ func (e *Engine) wait(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 func (e *Engine) all(ctx context.Context, keys []string, rep *wire.Reply) (missing []string, rev int64, err error) {
 	var own wire.Reply
 	for some := range slices.Chunk(keys, mostOps) {
-		var gets []clientv3.Op
+		var gets []op
 		for _, key := range some {
-			gets = append(gets, clientv3.OpGet(e.root.entry(key), clientv3.WithRev(rev)))
+			gets = append(gets, opGet(e.root.entry(key), at(rev)))
 		}
 		resp, err := e.txn(ctx, nil, gets, nil)
 		if err != nil {
@@ -226,7 +226,7 @@ func (e *Engine) tell(ctx context.Context, events []*clientv3.Event, rep *wire.R
 
 // howDeleted tells a delete from the end of a lease: the mark was changed with it, or not.
 func (e *Engine) howDeleted(ctx context.Context, rev int64) (wire.Change, error) {
-	resp, err := e.get(ctx, e.root.mark(), clientv3.WithRev(rev))
+	resp, err := e.get(ctx, e.root.mark(), at(rev))
 	if is2(err, rpctypes.ErrGRPCCompacted) {
 		return wire.ChangeExpire, nil
 	}

@@ -10,7 +10,7 @@ import ssl
 import time
 import urllib.parse
 from dataclasses import dataclass, field, replace
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from . import _arguments, _secure, _wire
 from ._connect import Attempt, connect
@@ -23,12 +23,13 @@ from ._wire import Code, Op, Reply, Request
 DEFAULT_SILENCE = 10.0
 _HANDSHAKE = 10.0  # seconds, for a handshake whose deadline is later
 _HELLO_ROOM = 32 << 10
+_CAME_BY_RELAY = 1  # what a welcome says of relays, as the third of its numbers
 _NO_WELCOME = "not a muster store: its answer is no welcome"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A store, and how to come in."""
+    """A store, and how to come in. Its addr is a host:port, or several with commas: ways to one and the same store, through relays or to itself."""
 
     addr: str
     tls: Optional[TLS] = None
@@ -36,14 +37,18 @@ class Target:
     prefix: str = ""
     silence: float = DEFAULT_SILENCE
 
-    def split(self) -> Tuple[str, int]:
-        """Returns host and port."""
-        host, _, port = self.addr.rpartition(":")
-        return host.strip("[]"), int(port)
+    def ways(self) -> List[str]:
+        return self.addr.split(",")
+
+
+def _split(way: str) -> Tuple[str, int]:
+    """Returns host and port."""
+    host, _, port = way.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def parse(address: str, tls: Optional[TLS], secret: Optional[bytes], silence: float = DEFAULT_SILENCE) -> Target:
-    """Returns the store at an address, host:port or muster://host:port/prefix?name=value&…"""
+    """Returns the store at an address, host:port or muster://host:port/prefix?name=value&…; several ways to it have commas between them."""
 
     def bad(why: str, also: Kinds) -> StoreError:
         return store_error("dial", _redacted(address), Code.INVALID, why, also=also)
@@ -54,23 +59,25 @@ def parse(address: str, tls: Optional[TLS], secret: Optional[bytes], silence: fl
     t = Target(address, tls, _arguments.secret(bad, secret), silence=silence)
     if "://" in address or address.startswith("mem:"):
         t = _parse_url(address, t)
-    _check_addr(t.addr)
+    for way in t.ways():
+        why = _wrong(way)
+        if why:
+            raise store_error("dial", t.addr, Code.INVALID, why)
     if t.secret is not None:
         _secure.check_secret(t.secret)
     return t
 
 
-def _check_addr(addr: str) -> None:
+def _wrong(addr: str) -> str:
+    """Returns what is wrong with an address that no amount of waiting makes right."""
     host, colon, port = addr.rpartition(":")
-    why = ""
     if not colon:
-        why = "missing port in address"
-    elif ":" in host and not (host.startswith("[") and host.endswith("]")):
-        why = "too many colons in address"
-    elif not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-        why = f"port {quote(port)} is not a number from 1 to 65535"
-    if why:
-        raise store_error("dial", addr, Code.INVALID, why)
+        return "missing port in address"
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        return "too many colons in address"
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        return f"port {quote(port)} is not a number from 1 to 65535"
+    return ""
 
 
 _PARAMETERS = ("secret-file", "ca", "cert", "key", "server-name", "tls")
@@ -167,15 +174,49 @@ class Line:
         return bytes(self._in[:100])
 
 
-def dial(t: Target, until: float, resume: Optional[Request] = None, attempt: Optional[Attempt] = None) -> Line:
-    """Connects and says hello: for a new session, or to take up the one that resume names. Who has the attempt may end it."""
+class Dialer:
+    """Makes connections to one store. One thread at a time uses it."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.ways = target.ways()
+        self._next = 0  # that is tried next
+
+    def first(self, until: float) -> Line:
+        """Opens a session. Every way is tried once."""
+        for _ in self.ways[1:]:
+            try:
+                return self.dial(until)
+            except Exception:
+                if time.monotonic() >= until:
+                    raise
+        return self.dial(until)
+
+    def dial(self, until: float, resume: Optional[Request] = None, attempt: Optional[Attempt] = None) -> Line:
+        """Connects and says hello: for a new session, or to take up the one that resume names. Who has the attempt may end it.
+
+        Whatever is wrong with this way, the next time is another one's.
+        """
+        try:
+            return _dial(self.target, self.ways[self._next], until, resume, attempt or Attempt())
+        except BaseException:
+            self._next = (self._next + 1) % len(self.ways)
+            raise
+
+    def elsewhere(self, e: Exception, relayed: bool) -> bool:
+        """Reports whether the store may be there though a connection was refused: it was a relay that has ended, and there may soon be another, or
+        there are other ways."""
+        return (relayed or len(self.ways) > 1) and isinstance(e, ConnectionRefusedError)
+
+
+def _dial(t: Target, way: str, until: float, resume: Optional[Request], attempt: Attempt) -> Line:
     until = min(until, time.monotonic() + _HANDSHAKE)
-    attempt = attempt or Attempt()
     context = t.tls.context() if t.tls is not None else None
-    pipe = Pipe(connect(*t.split(), until, attempt))
+    host, port = _split(way)
+    pipe = Pipe(connect(host, port, until, attempt))
     try:
         attempt.has(pipe)
-        return _enter(Line(pipe), t, context, until, resume)
+        return _enter(Line(pipe), t, host, context, until, resume)
     except BaseException as e:
         pipe.close()
         if isinstance(e, socket.timeout):
@@ -183,10 +224,10 @@ def dial(t: Target, until: float, resume: Optional[Request] = None, attempt: Opt
         raise
 
 
-def _enter(line: Line, t: Target, context: Optional[ssl.SSLContext], until: float, resume: Optional[Request]) -> Line:
+def _enter(line: Line, t: Target, host: str, context: Optional[ssl.SSLContext], until: float, resume: Optional[Request]) -> Line:
     binding = b""
     if context is not None:
-        name = (t.tls.server_name if t.tls is not None else "") or t.split()[0]
+        name = (t.tls.server_name if t.tls is not None else "") or host
         if t.secret is None:
             line.pipe.secure(context, name, until)
         else:
@@ -238,9 +279,21 @@ def _answer(line: Line, until: float) -> Tuple[_wire.Header, Reply]:
 
 def nobody_there(e: BaseException) -> bool:
     """Reports whether e may go away when the server has started."""
+    if isinstance(e, Told):
+        return e.code in (Code.UNAVAILABLE, Code.LOST)  # by a relay, of the store
     if isinstance(e, (socket.gaierror, socket.timeout, TimeoutError, EOFError, ConnectionError)):
         return not isinstance(e, Error)
     return isinstance(e, OSError) and e.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+def refused(e: BaseException) -> bool:
+    """Reports whether nobody listens there, or, as a relay says, where the store is."""
+    return isinstance(e, ConnectionRefusedError) or isinstance(e, Told) and e.code == Code.LOST
+
+
+def relayed(welcome: Reply) -> bool:
+    """Reports whether a welcome has come through a relay."""
+    return welcome.nums is not None and len(welcome.nums) > 2 and welcome.nums[2] == _CAME_BY_RELAY
 
 
 def words(e: BaseException) -> str:
@@ -258,12 +311,12 @@ def dial_error(addr: str, e: BaseException, waited: Optional[float] = None) -> E
         return store_error("dial", addr, Code.UNAVAILABLE, also=(ProtocolError,), what=str(e))
     if isinstance(e, Denied):
         return store_error("dial", addr, Code.DENIED, str(e))
-    if isinstance(e, Told):
+    if isinstance(e, Told) and not nobody_there(e):
         if e.code == Code.DENIED:
             return store_error("dial", addr, Code.DENIED, e.detail)
         what = f"{words_of(Code.UNAVAILABLE)}: {words_of(e.code)}"
         return store_error("dial", addr, Code.UNAVAILABLE, e.detail, also=kind_of(e.code), what=what)
-    what = f"{words_of(Code.UNAVAILABLE)}: {words(e)}"
+    what = f"{words_of(Code.UNAVAILABLE)}: {e.detail if isinstance(e, Told) else words(e)}"
     if waited is None:
         return store_error("dial", addr, Code.UNAVAILABLE, what=what)
     detail = f"nobody served there for {waited:.2f}s"

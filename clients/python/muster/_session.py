@@ -17,7 +17,7 @@ from typing import Dict, List, Optional, Set
 
 from . import _dial, _wire
 from ._connect import Attempt
-from ._dial import Line, Target, Told
+from ._dial import Dialer, Line, Told
 from ._errors import (
     Compacted,
     Denied,
@@ -151,8 +151,9 @@ class _Goodbye(Exception):
 class Session:
     """One session. Its threads are daemons: a process that ends without close is lost to the store, as it should be."""
 
-    def __init__(self, target: Target, line: Line) -> None:
-        self.target = target
+    def __init__(self, dialer: Dialer, line: Line) -> None:
+        self._dialer = dialer  # of the thread
+        self.target = dialer.target
         self._pid = os.getpid()
         self._attempt = Attempt()  # to take the session up again
         self._cond = threading.Condition(threading.Lock())  # its lock protects the fields below
@@ -178,6 +179,7 @@ class Session:
     def _welcome(self, w: Reply) -> None:
         self._id, self._incarnation, self._token = w.n, w.rev, w.value
         self._durable = bool(w.nums) and w.nums is not None and w.nums[0] != 0
+        self._relayed = _dial.relayed(w)  # that nobody is there says nothing of the store
         self._joined: Set[int] = set()
         self._leases: Set[int] = set()
 
@@ -392,7 +394,7 @@ class Session:
             began, pause = time.monotonic(), 0.0
             while not self._pause(pause):
                 try:
-                    line = _dial.dial(self.target, math.inf, self._resume(), self._attempt)
+                    line = self._dialer.dial(math.inf, self._resume(), self._attempt)
                 except Exception as e:  # whatever ends the dialing ends the calls that wait for it
                     if self._hopeless(e, time.monotonic() - began):
                         self._fail(e)
@@ -419,19 +421,20 @@ class Session:
             return False
         if isinstance(e, (EOFError, socket.timeout)):
             return tried > _MEND
-        return not _dial.nobody_there(e) or isinstance(e, ConnectionRefusedError) or tried > _MEND
+        return not _dial.nobody_there(e) or _dial.refused(e) and not self._dialer.elsewhere(e, self._relayed) or tried > _MEND
 
     def _fail(self, e: Exception) -> None:
         """Ends the calls that wait for a connection. The next one tries again."""
         with self._cond:
             self._wanted = False
             why = self._why
-            if isinstance(e, Told):
+            if isinstance(e, Told) and not _dial.nobody_there(e):
                 why = NoAnswer(e.code, words_of(e.code), e.detail, why.addr)
             elif isinstance(e, Error):
                 why = NoAnswer(e.code, words_of(e.code), str(e), why.addr, kind_of(e.code))
-            elif not isinstance(e, ConnectionRefusedError):
-                why = NoAnswer(why.code, why.what, f"{why.detail}; then: {_dial.words(e)}", why.addr, why.also)
+            elif isinstance(e, Told) or not _dial.refused(e):
+                then = e.detail or words_of(e.code) if isinstance(e, Told) else _dial.words(e)
+                why = NoAnswer(why.code, why.what, f"{why.detail}; then: {then}", why.addr, why.also)
             self._end_all(why)
 
     def _adopt(self, line: Line) -> Optional[Line]:
@@ -443,6 +446,7 @@ class Session:
             w = line.welcome
             if (w.n, w.rev) != (self._id, self._incarnation):
                 self._begin_anew(w)
+            self._relayed = _dial.relayed(w)
             self._line, self._since, self._wanted = line, 0.0, False
             self._repeat(line)
             return line

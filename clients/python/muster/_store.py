@@ -9,7 +9,7 @@ from typing import Iterator, List, Optional, Sequence, Type, TypeVar
 
 from . import _arguments, _dial, _wire
 from ._arguments import Bad, Value
-from ._dial import DEFAULT_SILENCE
+from ._dial import DEFAULT_SILENCE, Dialer
 from ._errors import Conflict, NotFound, StoreError, Unavailable, Unknown, clip, store_error, words_of
 from ._secure import TLS
 from ._session import Call, NoAnswer, Session
@@ -75,6 +75,7 @@ class Store:
     ) -> _S:
         """Connects to the store at address: host:port, or muster://host:port/prefix?name=value&…
 
+        Several host:port with commas are ways to one and the same store, through relays (muster relay) or to itself. They are tried in turn, also when a connection breaks.
         The parameters of such a URL are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. With wait it keeps trying while nobody listens there: ranks may start before the store does.
         timeout is in seconds, for connecting and for each verb that says none. Whom the store does not let in is Denied, who listens
         there and is none is ProtocolError, and otherwise that nobody does is Unavailable.
@@ -85,19 +86,20 @@ class Store:
         _arguments.text(bad, "address", address)
         timeout = _arguments.seconds(bad, "timeout", timeout)
         target = _dial.parse(address, tls, secret, silence)
+        dialer = Dialer(target)
         began = time.monotonic()
         until, pause = began + timeout, 0.005
         while True:
             try:
-                return cls(Session(target, _dial.dial(target, until)), timeout, target.prefix)
+                return cls(Session(dialer, dialer.first(until)), timeout, target.prefix)
             except (Exception, _dial.Told) as e:
-                now = time.monotonic()
                 if not wait or not _dial.nobody_there(e):
                     raise _dial.dial_error(target.addr, e) from None
+                time.sleep(max(min(pause, until - time.monotonic()), 0))
+                pause = min(2 * pause, 0.25)
+                now = time.monotonic()
                 if now >= until:
                     raise _dial.dial_error(target.addr, e, now - began) from None
-                time.sleep(min(pause, until - now))
-                pause = min(2 * pause, 0.25)
 
     @property
     def address(self) -> str:

@@ -245,6 +245,48 @@ class Sessions(unittest.TestCase):
             self.assertEqual((e.code, str(e)), (Code.LEFT, f'store: wait "w": store unavailable: {self.fake.addr}: it has shut down'))
             self.assertIsInstance(e, muster.Unavailable)
 
+    def test_ways_are_tried_in_turn(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as s:
+            dead = "127.0.0.1:%d" % s.getsockname()[1]
+        other = Fake()
+        self.addCleanup(other.close)
+        got = Outcome(muster.Store.connect, f"{dead},{self.fake.addr},{other.addr}", timeout=10)
+        peer, _ = self.fake.welcome()
+        store: muster.Store = got()
+        adding = Outcome(store.add, "k", 5)
+        add = peer.numbered()
+        self.fake.close()  # refused, and then the next way
+        peer, resumes = other.welcome()
+        self.assertEqual((resumes, peer.numbered()), ((7, 3), add))
+        peer.number(*add[:2], 5)
+        self.assertEqual(adding(), 5)
+        other.close()
+        store.close()
+
+    def test_no_way_leads_there(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
+            ways = ",".join("127.0.0.1:%d" % s.getsockname()[1] for s in (a, b))
+        with self.assertRaisesRegex(muster.Unavailable, f'^store: dial "{ways}": store unavailable: connection refused$'):
+            muster.Store.connect(ways, timeout=10)
+
+    def test_a_relay_says_why(self) -> None:
+        """Code UNAVAILABLE: a store may be there soon; LOST: nobody is there; DENIED: that does not help to wait for."""
+        for code, waits in ((Code.UNAVAILABLE, True), (Code.LOST, False), (Code.DENIED, False)):
+            with self.subTest(code), self.connected() as (store, peer):
+                getting = Outcome(store.get, "k")
+                peer.frame()
+                peer.conn.close()
+                peer, _ = self.fake.accept()
+                detail = b"the relay cannot reach the store"
+                peer.say(Op.HELLO, flags=2, code=code, body=struct.pack("<I", len(detail)) + detail)
+                if waits:
+                    self.fake.welcome()
+                    store.close()
+                e = getting()
+                self.assertEqual("the relay cannot reach the store" in str(e), not waits, e)
+                self.assertIsInstance(e, muster.Closed if waits else muster.Denied if code == Code.DENIED else muster.Unavailable)
+            self.fresh()
+
     def test_a_durable_store_is_waited_for(self) -> None:
         with self.connected(durable=1) as (store, peer):
             waiting = Outcome(store.wait, "w")

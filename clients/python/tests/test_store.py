@@ -171,6 +171,8 @@ class Addresses(unittest.TestCase):
     def test_refused(self) -> None:
         for address, says in (
             ("host", "missing port in address"),
+            ("127.0.0.1:1,host", "missing port in address"),
+            ("127.0.0.1:1,", "missing port in address"),
             ("host:", 'port "" is not a number from 1 to 65535'),
             ("host:65536", 'port "65536" is not a number'),
             ("::1:70", "too many colons"),

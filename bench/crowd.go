@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// traffic is what connections have carried: bytes to the other end and from it, and packets that were sent again.
+type traffic struct{ out, in, resent uint64 }
+
+// wires are connections whose traffic is counted: by the kernel, so that they are as fast as others.
+type wires struct {
+	mu    sync.Mutex // protects conns
+	conns []*net.TCPConn
+}
+
+// dial is for store.DialOptions.
+func (w *wires) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := new(net.Dialer).DialContext(ctx, network, addr)
+	if tcp, ok := c.(*net.TCPConn); ok {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.conns = append(w.conns, tcp)
+	}
+	return c, err
+}
+
+func (w *wires) traffic() (sum traffic) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.conns {
+		t := trafficOf(c)
+		sum.out, sum.in, sum.resent = sum.out+t.out, sum.in+t.in, sum.resent+t.resent
+	}
+	return sum
+}
+
+func (t traffic) tell() { tell("%d %d %d", t.out, t.in, t.resent) }
+
+// crowd is the ranks of one process.
+type crowd struct {
+	addrs       []string // of the store, or of their relays, each of which has so many ranks
+	host        int
+	first, size int
+	stores      []*store.Store
+	seats       []wire.Contribution
+	wires       wires
+
+	mu     sync.Mutex // protects broken
+	broken int
+}
+
+func newCrowd(addrs string, host, first, end, size int) *crowd {
+	return &crowd{
+		addrs: strings.Split(addrs, " "), host: host, first: first, size: size,
+		stores: make([]*store.Store, end-first), seats: make([]wire.Contribution, end-first),
+	}
+}
+
+// beCrowd is the role of ranks FIRST to END (without it) of SIZE, HOST of them at each of ADDRS: crowd ADDRS FIRST END SIZE HOST. It answers each step
+// with how long that took.
+func beCrowd(args []string) error {
+	first, end, size, err := threeNumbers(args[1:])
+	if err != nil {
+		return err
+	}
+	host, err := strconv.Atoi(args[4])
+	if err != nil {
+		return err
+	}
+	c := newCrowd(args[0], host, first, end, size)
+	steps := map[string]func(ctx context.Context, i int) error{
+		"connect": c.connect, "join": c.join, "barrier": c.barrier, "all-gather 64 B": c.allGather, "broadcast 1 KiB": c.broadcast, "broken": c.ping,
+	}
+	return listen(func(line string) error {
+		if line == "traffic" {
+			c.wires.traffic().tell()
+			return nil
+		}
+		took, err := c.each(func(i int) error {
+			ctx, cancel := context.WithTimeout(context.Background(), stepTime)
+			defer cancel()
+			return steps[line](ctx, i)
+		})
+		switch {
+		case line == "broken":
+			tell("%v", time.Duration(c.broken))
+		case err != nil:
+			return fmt.Errorf("%s: %w", line, err)
+		default:
+			tell("%v", took)
+		}
+		return nil
+	})
+}
+
+// each runs step for all ranks at once.
+func (c *crowd) each(step func(i int) error) (took time.Duration, err error) {
+	began := time.Now()
+	var wg sync.WaitGroup
+	for i := range c.stores {
+		wg.Go(func() {
+			if e := step(i); e != nil {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				c.broken++
+				err = fmt.Errorf("rank %d: %w", c.first+i, e)
+			}
+		})
+	}
+	wg.Wait()
+	return time.Since(began), err
+}
+
+// crowded is for how long processes may stand still that are many more than the machine has cores: hosts of their own would not.
+const crowded = 15 * time.Second
+
+const stepTime = 5 * time.Minute // an all-gather of 10,000 ranks brings 7 GB
+
+func (c *crowd) connect(ctx context.Context, i int) error {
+	s, err := store.Dial(ctx, c.addrs[i/c.host%len(c.addrs)], &store.DialOptions{Dial: c.wires.dial, Silence: crowded}) // no second try: a reset is an error
+	c.stores[i] = s
+	return err
+}
+
+func (c *crowd) join(ctx context.Context, i int) error {
+	rank := c.first + i
+	roll, err := c.stores[i].Join(ctx, wire.Contribution{Group: "crowd", Rank: rank, Size: c.size, Label: "rank " + strconv.Itoa(rank)}, []byte(net.IPv4zero))
+	c.seats[i] = wire.Contribution{Generation: roll.Generation, Rank: rank}
+	return err
+}
+
+// collect is a verb of one rank, and wants so many values, each of which is long enough.
+func (c *crowd) collect(ctx context.Context, i int, of wire.Contribution, payload []byte, values, length int) error {
+	c.seats[i].Seq++
+	of.Generation, of.Rank, of.Seq = c.seats[i].Generation, c.seats[i].Rank, c.seats[i].Seq
+	got, err := c.stores[i].Collect(ctx, of, payload)
+	if err == nil && len(got) != values {
+		return fmt.Errorf("%s: %d values, and not %d", of.Verb, len(got), values)
+	}
+	for _, v := range got {
+		if len(v) != length {
+			return fmt.Errorf("%s: a value of %d bytes, and not %d", of.Verb, len(v), length)
+		}
+	}
+	return err
+}
+
+func (c *crowd) barrier(ctx context.Context, i int) error {
+	return c.collect(ctx, i, wire.Contribution{Root: -1, Verb: "barrier", Want: wire.WantNothing}, nil, 0, 0)
+}
+
+func (c *crowd) allGather(ctx context.Context, i int) error {
+	return c.collect(ctx, i, wire.Contribution{Root: -1, Verb: "all-gather", Want: wire.WantAll}, make([]byte, 64), c.size, 64)
+}
+
+func (c *crowd) broadcast(ctx context.Context, i int) error {
+	var payload []byte
+	if c.seats[i].Rank == 0 {
+		payload = make([]byte, 1<<10)
+	}
+	return c.collect(ctx, i, wire.Contribution{Root: 0, RootOnly: true, Verb: "broadcast", Want: 0}, payload, 1, 1<<10)
+}
+
+// ping finds out whether the connection still is one.
+func (c *crowd) ping(ctx context.Context, i int) error {
+	_, err := c.stores[i].Revision(ctx)
+	return err
+}
+
+// beRelays is the role of COUNT relays: relays ADDR COUNT. It tells their addresses, and answers "traffic" with that to the store.
+func beRelays(args []string) error {
+	count, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	var w wires
+	var addrs []string
+	for range count {
+		r, err := store.NewRelay(context.Background(), "muster://"+args[0], &store.DialOptions{Dial: w.dial, Silence: crowded})
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		s := &store.Server{Engine: r}
+		go func() { _ = s.Serve(l) }()
+		defer s.Close()
+		addrs = append(addrs, l.Addr().String())
+	}
+	tell("%s", strings.Join(addrs, " "))
+	return listen(func(string) error { w.traffic().tell(); return nil })
+}
