@@ -85,6 +85,9 @@ func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 	}
 	if s := page.Server; s != nil {
 		s.Durable = m.disk != nil
+		if m.disk != nil {
+			s.Log = m.disk.LogSize()
+		}
 		m.meter.status(s)
 	}
 	rep.Keys, rep.Value = wire.AppendStatus([]string{}, []byte{}, &page.Status)

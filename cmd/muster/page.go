@@ -177,11 +177,11 @@ does a store that wants a secret or a certificate.`,
 					return err
 				}
 				defer g.close()
+				ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+				defer stop()
 				if _, err := fmt.Fprintln(cmd.OutOrStdout(), g.url()); err != nil {
 					return err
 				}
-				ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-				defer stop()
 				<-ctx.Done()
 				return nil
 			})

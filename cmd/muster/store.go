@@ -157,8 +157,6 @@ func checkURL(raw string) error {
 	u, err := url.Parse(raw)
 	etcd := err == nil && (u.Scheme == "etcd" || u.Scheme == "etcds")
 	switch {
-	case err == nil && u.Scheme == "mem" && u.Host == "":
-		return nil
 	case err == nil && u.User != nil && !etcd:
 		return errors.New("there are no users: --secret-file names a file with a secret")
 	case checkPort(raw) == nil:
