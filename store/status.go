@@ -27,6 +27,8 @@ type (
 	VerdictStatus = wire.VerdictStatus
 	// KeyStatus is a key that calls wait for.
 	KeyStatus = wire.KeyStatus
+	// Bucket is a range of a histogram of times.
+	Bucket = wire.Bucket
 )
 
 // Status returns what the store sees: the groups whose names begin with prefix and their ranks, which verbs are not decided yet, who has

@@ -24,6 +24,8 @@ type benching struct {
 	size   size
 	host   string
 	asJSON bool
+	page   pageFlags
+	log    io.Writer
 }
 
 func newBench() *cobra.Command {
@@ -45,6 +47,7 @@ in a second; of set and get, those of all ranks.`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
+	o.page.register(cmd, "")
 	f := cmd.Flags()
 	f.IntSliceVarP(&o.ranks, "ranks", "n", []int{2, 4, 8}, "how many `ranks`")
 	f.Var(&o.size, "size", "of an object, and of a value")
@@ -75,7 +78,10 @@ func (o *benching) check(cmd *cobra.Command) error {
 		return usagef(cmd, "--host %s: it is rank0 or launcher", o.host)
 	}
 	o.spec.Size, o.spec.Launcher = int(o.size), o.host == "launcher"
-	return nil
+	if o.page.addr != "" && !o.spec.Launcher {
+		return usagef(cmd, "--http shows the store that the launcher hosts: add --host launcher")
+	}
+	return o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, false)
 }
 
 // benchResult is a case with so many ranks.
@@ -104,6 +110,7 @@ func (o *benching) run(cmd *cobra.Command) error {
 		return err
 	}
 	out := cmd.OutOrStdout()
+	o.log = cmd.ErrOrStderr()
 	all := benchResults{Version: version(), Cores: runtime.NumCPU(), Size: o.spec.Size, Seconds: o.spec.Time.Seconds(), Host: o.host}
 	table := benchTable{out, inkOf(out)}
 	if o.asJSON {
@@ -135,6 +142,11 @@ func (o *benching) group(n int, done func(benchResult)) error {
 		return err
 	}
 	defer p.close()
+	shown, err := p.show(&o.page, o.log)
+	if err != nil {
+		return err
+	}
+	defer shown.close()
 	self, err := os.Executable()
 	if err != nil {
 		return err

@@ -21,6 +21,7 @@ type merging struct {
 	spec    gatherSpec
 	dir     string
 	timeout time.Duration
+	page    pageFlags
 	log     io.Writer
 }
 
@@ -68,6 +69,7 @@ there is not overwritten unless --force says so; never if it is a file of a shar
 	f.BoolVar(&o.spec.Verify, "verify", false, "with checksums")
 	f.BoolVar(&o.spec.Force, "force", false, "overwrite OUT if it is there")
 	f.DurationVar(&o.timeout, "timeout", 0, "for all of it; 0 is no limit")
+	o.page.register(cmd, "")
 	return cmd
 }
 
@@ -82,7 +84,7 @@ func (o *merging) check(cmd *cobra.Command) error {
 	case cmd.Flags().Changed("dir") && o.dir == "":
 		return usagef(cmd, "--dir is empty")
 	}
-	return nil
+	return o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, false)
 }
 
 // run looks at everything that can be wrong before it starts processes.
@@ -189,6 +191,11 @@ func (o *merging) launch() (gatherReport, error) {
 		return none, err
 	}
 	defer p.close()
+	shown, err := p.show(&o.page, o.log)
+	if err != nil {
+		return none, err
+	}
+	defer shown.close()
 	self, err := os.Executable()
 	if err != nil {
 		return none, err

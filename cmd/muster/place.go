@@ -2,6 +2,8 @@ package main
 
 import (
 	"crypto/rand"
+	"fmt"
+	"io"
 	"net"
 	"os"
 	"strconv"
@@ -42,6 +44,18 @@ func (p *place) open() error {
 	}
 	p.host = h
 	return nil
+}
+
+// show starts the page of the store that this process hosts, if there are to be both, and says where it is.
+func (p *place) show(flags *pageFlags, out io.Writer) (*page, error) {
+	if p.host == nil {
+		return nil, nil
+	}
+	g, err := flags.start(store.New(p.host.memory), nil)
+	if g != nil {
+		_, _ = fmt.Fprintln(out, "muster: who waits for whom is at", g.url())
+	}
+	return g, err
 }
 
 func (p *place) close() {

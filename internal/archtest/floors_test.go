@@ -69,6 +69,7 @@ var floors = [][]room{
 		{name: "deploy/...", may: []string{"..."}},
 		{name: "store/etcdstore/...", may: []string{"..."}},
 		{name: "status/browser/...", may: []string{"..."}},
+		{name: "status/metrics/...", may: []string{"..."}},
 		{name: "trace/prom/...", may: []string{"..."}},
 		{name: "trace/otel/...", may: []string{"..."}},
 	},
