@@ -164,7 +164,7 @@ func openFiles(dir string, g *pgroup.Group, generation uint64) (*nfsws.Workspace
 	if len(name) > maxFileName {
 		name = fmt.Sprintf("group-%x", sha256.Sum256([]byte(g.Name())))
 	}
-	return nfsws.Open(filepath.Join(dir, name), g.Rank(), &nfsws.Options{Generation: generation, Accumulate: true, Logger: g.Config().Logger})
+	return nfsws.Open(filepath.Join(dir, name), g.Rank(), &nfsws.Options{Generation: generation, Accumulate: true, Logger: g.Logger()})
 }
 
 // maxFileName is what most file systems allow.

@@ -26,8 +26,7 @@ func (cl *call) begin() error {
 	if !g.mu.TryLock() {
 		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", cl.c.Verb, g.name, g.rank, ErrBusy)
 	}
-	g.seq++
-	cl.c.Generation, cl.c.Rank, cl.c.Channel, cl.c.Seq = g.generation, g.rank, g.channel, g.seq
+	cl.c.Generation, cl.c.Rank, cl.c.Channel, cl.c.Seq = g.generation, g.rank, g.channel, g.seq.Add(1)
 	return nil
 }
 

@@ -50,7 +50,7 @@ type Config struct {
 	Expiry  time.Duration // of a message that nobody fetches; default 1 h
 	Host    string        // names this node; default: boot id and mount and ipc namespace
 	Codec   wire.Codec    // of objects; default wire.MsgPack
-	Logger  *slog.Logger  // default: none
+	Logger  *slog.Logger  // default: none; see Group.Logger for what its records have
 }
 
 // withDefaults checks c and fills in what it leaves out.

@@ -155,7 +155,9 @@ func (c *Config) join(ctx context.Context, at *site, a admission) (*Group, error
 		s.leave(s.request())
 		return nil, s.joinError(ctx, a.op, err)
 	}
-	return s.open(""), nil
+	g := s.open("")
+	g.log.Info("joined", "size", s.size, "host", s.host)
+	return g, nil
 }
 
 // joinError says why the roll was not completed. A cause that ended ctx, other than its own, comes first.

@@ -23,7 +23,9 @@ package pgroup
 
 import (
 	"context"
+	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -36,10 +38,11 @@ import (
 type Group struct {
 	*seat
 	channel string // "" is the group itself
+	log     *slog.Logger
 
-	mu  sync.Mutex // held for the whole of a collective verb: whoever finds it locked is ErrBusy
-	seq uint64     // of the last collective verb; guarded by mu
-	buf []byte     // room to encode objects; guarded by mu
+	mu  sync.Mutex    // held for the whole of a collective verb: whoever finds it locked is ErrBusy
+	seq atomic.Uint64 // of the last collective verb; changed with mu
+	buf []byte        // room to encode objects; guarded by mu
 
 	inboxes inboxes
 }

@@ -53,6 +53,7 @@ func (s *seat) open(name string) *Group {
 	g := s.channels[name]
 	if g == nil {
 		g = &Group{seat: s, channel: name}
+		g.log = s.loggerOf(name, &g.seq)
 		s.channels[name] = g
 	}
 	return g
@@ -145,7 +146,7 @@ func (s *seat) leave(c wire.Contribution) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
 	defer cancel()
 	if err := s.store.Leave(ctx, c); err != nil {
-		s.cfg.Logger.Debug("leave", "group", s.name, "rank", s.rank, "err", err)
+		s.open("").log.Debug("the store did not hear that this rank leaves", "err", err)
 	}
 }
 
@@ -223,7 +224,9 @@ func (s *seat) fault(op, channel string, seq uint64, err error) error {
 	}
 	e, ok := errors.AsType[*store.Error](err)
 	if !ok {
-		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, s.name, s.rank, err)
+		err = fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, s.name, s.rank, err)
+		s.open(channel).tell(op, err)
+		return err
 	}
 	re := s.rankError(op, e.Verdict, err)
 	if re.Verdict == nil {
@@ -234,6 +237,7 @@ func (s *seat) fault(op, channel string, seq uint64, err error) error {
 		re.Channel, re.Seq = "", 0
 	}
 	s.remember(re)
+	s.open(channel).tell(op, re)
 	return re
 }
 

@@ -32,7 +32,9 @@ func TestStatusCountsConnections(t *testing.T) {
 			require.Equal(t, &store.ServerStatus{}, firstCounts(t, m))
 			works(t, s.client(t))
 			second := s.greeted(t)
-			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 2 && n.Came == 2 && n.Refused == 0 && n.Sessions == 2 })
+			counts(t, m, func(n *store.ServerStatus) bool {
+				return n.Conns == 2 && n.Came == 2 && n.Refused == 0 && n.Sessions == 2
+			})
 			s.raw(t)
 			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 2 && n.Came == 2 && n.Refused == 1 })
 			require.NoError(t, second.Close())
