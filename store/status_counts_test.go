@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/testcluster"
@@ -77,7 +78,8 @@ func TestStatusCountsWatches(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for range s.Watch(ctx, "", 0) { //nolint:revive // ends with ctx
+		for _, err := range s.Watch(ctx, "", 0) {
+			assert.ErrorIs(t, err, context.Canceled)
 		}
 	}()
 	counts(t, m, func(n *store.ServerStatus) bool { return n.Watching == 1 && n.Compacted == 1 && n.History == 3 })

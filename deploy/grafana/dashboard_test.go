@@ -199,7 +199,11 @@ func served(t *testing.T) exposition {
 	require.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(l) }()
-	defer func() { _ = srv.Close(); <-ended; _ = m.Close() }()
+	defer func() {
+		require.NoError(t, srv.Close())
+		require.ErrorIs(t, <-ended, store.ErrServerClosed)
+		require.NoError(t, m.Close())
+	}()
 	s, err := store.Dial(t.Context(), l.Addr().String(), nil)
 	require.NoError(t, err)
 	defer s.Close()

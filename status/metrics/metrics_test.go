@@ -65,8 +65,10 @@ var everything = &store.Status{
 				Came: wire.Ranks{Count: 2, Spans: []wire.Span{{First: 0, Last: 1}}}, Missing: wire.Ranks{Count: 1, Spans: []wire.Span{{First: 2, Last: 2}}},
 			}},
 			Ranks: []store.RankStatus{
-				{Rank: 0, Session: 1}, {Rank: 1, Session: 2, Waits: []store.WaitStatus{{Verb: "recv", Peer: 2, For: time.Second}}},
-				{Rank: 2, Session: 3}, {Rank: 3, Session: 4, Gone: wire.CodeLost},
+				{Rank: 0, Session: 1},
+				{Rank: 1, Session: 2, Waits: []store.WaitStatus{{Verb: "recv", Peer: 2, For: time.Second}}},
+				{Rank: 2, Session: 3},
+				{Rank: 3, Session: 4, Gone: wire.CodeLost},
 			},
 		},
 		{Name: "idle", Generation: 8, Size: 1, Present: 1, Ended: -1, Ranks: []store.RankStatus{{Rank: 0, Session: 9}}},
