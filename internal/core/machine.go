@@ -108,6 +108,7 @@ type Machine struct {
 	past        []pastGroup       // the oldest first
 	calls       int               // that wait
 	names       map[string]string // interned: verbs, types and labels repeat
+	dones       []*wire.Reply     // see done
 
 	timers   timers
 	expiries *expiry  // of entries
