@@ -241,7 +241,7 @@ func (e *env) bool(name string) bool {
 
 // Environ is FromEnv's inverse, for launchers: what to append to the environment of the process that is to be c.Rank. It has the variables
 // of torchrun, which most programs know, and unsets what an outer launcher may have left. A Listener is given
-// by its address; Store, Schemes, Dial, Secret, TLS, Codec, Logger and Trace are not told (MUSTER_SECRET_FILE and the like stay as they are). LOCAL_RANK is the launcher's to add.
+// by its address; Store, Schemes, Dial, Secret, TLS, Codec, Logger and Trace are not told (MUSTER_SECRET_FILE and the like stay as they are, and so does MUSTER_TRACE without a TraceDir). LOCAL_RANK is the launcher's to add.
 func (c Config) Environ() []string {
 	vars := []string{
 		"RANK=" + strconv.Itoa(c.Rank),
@@ -254,7 +254,9 @@ func (c Config) Environ() []string {
 		envTimeout + "=" + environDuration(c.Timeout),
 		envExpiry + "=" + environDuration(c.Expiry),
 		envInsecure + "=" + map[bool]string{true: "1"}[c.Insecure],
-		envTrace + "=" + c.TraceDir,
+	}
+	if c.TraceDir != "" {
+		vars = append(vars, envTrace+"="+c.TraceDir)
 	}
 	address := c.Address
 	if c.Listener != nil {
