@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -26,6 +27,7 @@ type seat struct {
 	name, run  string
 	rank, size int
 	generation uint64
+	id         uint64   // of the trace, if there is one
 	members    [][]byte // by rank, as appendMember made them; checked
 	host       int      // the rank that hosts the store; -1 if none of the group does
 	site       *site
@@ -123,13 +125,17 @@ func (s *seat) expire(ctx context.Context) (int, error) {
 	if s.isClosed() {
 		return 0, s.closedError("expire")
 	}
-	ctx, cancel := s.bound(ctx)
+	bounded, cancel := s.bound(ctx)
 	defer cancel()
-	n, err := s.store.Expire(ctx, s.request())
+	start := trace.Now(s.cfg.sink)
+	n, err := s.store.Expire(bounded, s.request())
 	if err != nil {
-		return 0, s.fault("expire", "", 0, err)
+		n, err = 0, s.fault("expire", "", 0, err)
 	}
-	return n, nil
+	if s.cfg.sink != nil {
+		s.open("").tell(ctx, "expire", start, 0, err)
+	}
+	return n, err
 }
 
 func (s *seat) abort(cause error) {
@@ -138,7 +144,11 @@ func (s *seat) abort(cause error) {
 	if cause != nil {
 		c.Reason = clip(cause.Error(), wire.MaxKey)
 	}
+	start := trace.Now(s.cfg.sink)
 	s.leave(c)
+	if s.cfg.sink != nil {
+		s.open("").tell(context.Background(), "abort", start, 0, cause)
+	}
 }
 
 // leave tells the store. If that cannot be reached, it will notice.
@@ -191,11 +201,16 @@ func (s *seat) closeWithin(ctx context.Context) error {
 	s.lock.Unlock()
 
 	defer close(s.closed)
+	start := trace.Now(s.cfg.sink)
 	s.leave(s.request()) // ends this rank's own calls too
 	if cancel != nil {
 		cancel(s.closedError(""))
 	}
 	s.wg.Wait()
+	if s.cfg.sink != nil {
+		s.open("").tell(context.Background(), "close", start, 0, nil)
+	}
+	s.cfg.file.release(&s.cfg)
 	return s.site.release(ctx)
 }
 

@@ -57,7 +57,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "collective", may: []string{"internal/link", "internal/reduce", "pgroup", "shm", "tensor", "trace", "wire"}},
-		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "wire"}},
+		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "trace", "wire"}},
 	},
 	{
 		{name: "strategy", may: []string{"collective", "coordinator", "pgroup", "store", "tensor", "trace"}},

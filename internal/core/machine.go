@@ -115,6 +115,7 @@ type Machine struct {
 	calls       int               // that wait
 	counts      counts            // since the process began
 	names       map[string]string // interned: verbs, types and labels repeat
+	dones       []*wire.Reply     // see done
 
 	timers   timers
 	expiries *expiry  // of entries
