@@ -51,8 +51,8 @@ func (n *numbered) WithGroup(name string) slog.Handler {
 	return &numbered{n.base, n.seq, func(h slog.Handler) slog.Handler { return n.more(h).WithGroup(name) }}
 }
 
-// tell tells of a failure. What the caller has cancelled itself is hardly worth a word.
-func (g *Group) tell(op string, err error) {
+// warn tells of a failure. What the caller has cancelled itself is hardly worth a word.
+func (g *Group) warn(op string, err error) {
 	level := slog.LevelWarn
 	if errors.Is(err, ErrCancelled) {
 		level = slog.LevelDebug

@@ -240,7 +240,7 @@ func (s *seat) fault(op, channel string, seq uint64, err error) error {
 	e, ok := errors.AsType[*store.Error](err)
 	if !ok {
 		err = fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, s.name, s.rank, err)
-		s.open(channel).tell(op, err)
+		s.open(channel).warn(op, err)
 		return err
 	}
 	re := s.rankError(op, e.Verdict, err)
@@ -252,7 +252,7 @@ func (s *seat) fault(op, channel string, seq uint64, err error) error {
 		re.Channel, re.Seq = "", 0
 	}
 	s.remember(re)
-	s.open(channel).tell(op, re)
+	s.open(channel).warn(op, re)
 	return re
 }
 

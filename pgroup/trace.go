@@ -176,6 +176,6 @@ func (t *traceFile) release(c *Config) {
 		return
 	}
 	if err := errors.Join(t.Close(), t.f.Close()); err != nil {
-		c.Logger.Error("the trace could not be written", "file", t.f.Name(), "err", err)
+		c.logger().Error("the trace could not be written", "file", t.f.Name(), "err", err)
 	}
 }
