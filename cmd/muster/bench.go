@@ -77,7 +77,7 @@ func (o *benching) check(cmd *cobra.Command) error {
 	case o.host != "rank0" && o.host != "launcher":
 		return usagef(cmd, "--host %s: it is rank0 or launcher", o.host)
 	}
-	o.spec.Size, o.spec.Launcher = int(o.size), o.host == "launcher"
+	o.spec.Size, o.spec.Launcher, o.spec.Numbers = int(o.size), o.host == "launcher", o.page.addr != ""
 	if o.page.addr != "" && !o.spec.Launcher {
 		return usagef(cmd, "--http shows the store that the launcher hosts: add --host launcher")
 	}
@@ -142,7 +142,8 @@ func (o *benching) group(n int, done func(benchResult)) error {
 		return err
 	}
 	defer p.close()
-	shown, err := p.show(&o.page, o.log)
+	numbers := new(rankNumbers)
+	shown, err := p.show(&o.page, o.log, numbers)
 	if err != nil {
 		return err
 	}
@@ -166,14 +167,18 @@ func (o *benching) group(n int, done func(benchResult)) error {
 	if err != nil {
 		return err
 	}
-	collectReports(job, said.values, n, done)
+	collectReports(job, said.values, n, numbers, done)
 	return wrong.add(job.Wait())
 }
 
 // collectReports puts together what the ranks measured, until the job has ended.
-func collectReports(job *launch.Job, said <-chan benchReport, n int, done func(benchResult)) {
+func collectReports(job *launch.Job, said <-chan benchReport, n int, numbers *rankNumbers, done func(benchResult)) {
 	byCase := map[string][]benchReport{}
 	take := func(r benchReport) {
+		if r.Numbers != "" {
+			numbers.take(r.Rank, r.Numbers)
+			return
+		}
 		byCase[r.Case] = append(byCase[r.Case], r)
 		if rs := byCase[r.Case]; len(rs) == n {
 			done(resultOf(rs))

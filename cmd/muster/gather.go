@@ -191,7 +191,8 @@ func (o *merging) launch() (gatherReport, error) {
 		return none, err
 	}
 	defer p.close()
-	shown, err := p.show(&o.page, o.log)
+	numbers := new(rankNumbers)
+	shown, err := p.show(&o.page, o.log, numbers)
 	if err != nil {
 		return none, err
 	}
@@ -200,6 +201,7 @@ func (o *merging) launch() (gatherReport, error) {
 	if err != nil {
 		return none, err
 	}
+	o.spec.Numbers = o.page.addr != ""
 	spec, err := json.Marshal(o.spec)
 	if err != nil {
 		return none, err
@@ -223,7 +225,7 @@ func (o *merging) launch() (gatherReport, error) {
 		return none, o.explain(err, nil, wrong)
 	}
 	heard := make(chan gatherReports)
-	go func() { heard <- listen(job, said.values, newBar(o.log)) }()
+	go func() { heard <- listen(job, said.values, numbers, newBar(o.log)) }()
 	err = sigs.passOn(job, gatherGrace)
 	all := <-heard
 	if all.done != nil { // OUT is there, whatever came afterwards
@@ -239,13 +241,15 @@ type gatherReports struct {
 }
 
 // listen takes what ranks say until the job has ended.
-func listen(job *launch.Job, said <-chan gatherReport, b *bar) (all gatherReports) {
+func listen(job *launch.Job, said <-chan gatherReport, numbers *rankNumbers, b *bar) (all gatherReports) {
 	take := func(r gatherReport) {
 		switch {
 		case r.Failure != nil:
 			all.failed = append(all.failed, r)
 		case r.Finished:
 			all.done = &r
+		case r.Numbers != "":
+			numbers.take(r.Rank, r.Numbers)
 		default:
 			b.show(r.Done, r.Total)
 		}

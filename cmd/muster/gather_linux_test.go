@@ -136,7 +136,8 @@ func TestGatherShowsAPage(t *testing.T) {
 	_, page, _ := strings.Cut(h.complaint(t, "who waits for whom"), "is at ")
 	tells(t, page+"status", 200, `"size":2`)
 	has(t, numbersAt(t, page), "muster_store_up 1", `muster_ranks{state="idle"} `, `muster_store_requests_total{op="join"} `)
-	h.kill(t, 1, syscall.SIGKILL)
+	numbersHave(t, page, `muster_operations_total{code="ok",op="pgroup.allgather",rank="1"} `)
+	h.signal(t, syscall.SIGKILL) // before the stopped rank is found to be silent
 	h.wait(t)
 }
 

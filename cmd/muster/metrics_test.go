@@ -21,6 +21,20 @@ func numbersAt(t *testing.T, page string) string {
 	return text
 }
 
+// numbersHave waits until there is such a line.
+func numbersHave(t *testing.T, page, line string) (text string) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); ; {
+		if text = numbersAt(t, page); strings.Contains(text, "\n"+line) {
+			return text
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("there is no line %q in %s", line, text)
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
 func has(t *testing.T, text string, lines ...string) {
 	t.Helper()
 	for _, line := range lines {
@@ -49,11 +63,7 @@ func TestServeTellsPrometheus(t *testing.T) {
 	tells(t, page+"debug/pprof/goroutine?debug=1", 200, "goroutine profile")
 	p.signal(t, syscall.SIGKILL)
 	p.wait(t)
-	text := numbersAt(t, page) // for half a second they are those of before
-	for deadline := time.Now().Add(limit); !strings.Contains(text, "\nmuster_store_up 0") && time.Now().Before(deadline); {
-		text = numbersAt(t, page)
-	}
-	has(t, text, "muster_store_up 0")
+	text := numbersHave(t, page, "muster_store_up 0") // for half a second they are those of before
 	if strings.Contains(text, "muster_store_keys") {
 		t.Errorf("of a store that is away it is %q", text)
 	}
@@ -94,7 +104,10 @@ func TestBenchShowsAPage(t *testing.T) {
 	p := start(t, "bench", "-n", "2", "--time", "1h", "--cases", "barrier", "--host", "launcher", "--http", "127.0.0.1:0")
 	_, page, _ := strings.Cut(p.complaint(t, "who waits for whom"), "is at ")
 	tells(t, page+"status", 200, `"groups":[`)
-	has(t, numbersAt(t, page), "muster_store_up 1")
+	for _, rank := range []string{"0", "1"} {
+		text := numbersHave(t, page, `muster_operations_total{code="ok",op="pgroup.barrier",rank="`+rank+`"} `)
+		has(t, text, "muster_store_up 1", `muster_operation_seconds_bucket{op="pgroup.barrier",rank="`+rank+`",le="+Inf"} `, `muster_waited_seconds_total{op="pgroup.barrier",rank="`+rank+`"} `)
+	}
 	p.signal(t, syscall.SIGINT)
 	p.wait(t)
 	run(t, "bench", "--http", "127.0.0.1:0").wants(t, 2, "", "add --host launcher")

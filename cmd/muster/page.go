@@ -19,6 +19,7 @@ import (
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/status/metrics"
 	"github.com/muster-pg/muster/store"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 )
 
@@ -89,8 +90,8 @@ type page struct {
 	tls  bool
 }
 
-// startPage listens at p.addr, and shows s there. Without an address it does nothing, and gives nil.
-func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) {
+// start listens at p.addr, and shows s there, with more numbers. Without an address it does nothing, and gives nil.
+func (p *pageFlags) start(s *store.Store, files *store.TLSFiles, more ...prometheus.Collector) (*page, error) {
 	if p.addr == "" {
 		return nil, nil
 	}
@@ -108,16 +109,16 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) 
 		}
 		l, g.tls = tls.NewListener(l, config), true
 	}
-	g.http = http.Server{Handler: p.guard(p.handler(s)), ReadTimeout: askTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	g.http = http.Server{Handler: p.guard(p.handler(s, more)), ReadTimeout: askTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	go func() { _ = g.http.Serve(l) }()
 	return g, nil
 }
 
 // handler is what there is at the page's address.
-func (p *pageFlags) handler(s *store.Store) http.Handler {
+func (p *pageFlags) handler(s *store.Store, more []prometheus.Collector) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", status.Handler(s))
-	mux.Handle("GET /metrics", metrics.Handler(s))
+	mux.Handle("GET /metrics", metrics.Handler(s, more...))
 	if p.pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)

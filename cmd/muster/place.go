@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // place is where the ranks of one run meet: a store in this process, whose port cannot
@@ -47,11 +48,11 @@ func (p *place) open() error {
 }
 
 // show starts the page of the store that this process hosts, if there are to be both, and says where it is.
-func (p *place) show(flags *pageFlags, out io.Writer) (*page, error) {
+func (p *place) show(flags *pageFlags, out io.Writer, more ...prometheus.Collector) (*page, error) {
 	if p.host == nil {
 		return nil, nil
 	}
-	g, err := flags.start(store.New(p.host.memory), nil)
+	g, err := flags.start(store.New(p.host.memory), nil, more...)
 	if g != nil {
 		_, _ = fmt.Fprintln(out, "muster: who waits for whom is at", g.url())
 	}
