@@ -50,7 +50,7 @@ const (
 type Options struct {
 	Algorithm Algorithm
 	Listen    string     // host or host:port that ranks on other nodes connect to; default: the interface that leads to the store
-	Trace     trace.Sink // is told of every verb that has begun
+	Trace     trace.Sink // is told of every verb that has begun; nil: the group's, see pgroup.Group.Trace
 
 	process string // of tests: what takes ranks of one process for others
 }
@@ -105,6 +105,9 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 	c := &core{name: g.Name()}
 	if o != nil {
 		c.opts = *o
+	}
+	if c.opts.Trace == nil {
+		c.opts.Trace = g.Trace()
 	}
 	c.over, c.end = context.WithCancelCause(context.Background())
 	sub, err := g.Sub(ctx, "collective", allRanks(g.Size())...)

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -42,17 +44,22 @@ type outcome struct {
 type verb struct {
 	*circle
 	op string
+
+	// Of the trace.
+	start  time.Time
+	waited time.Duration // until all had come
+	bytes  int64
 }
 
 func (c *circle) first() bool { return c.ranks[0] == c.ga.group.Rank() }
 
-// begin makes this the circle's only verb; end gives way to the next.
+// begin makes this the circle's only verb; end tells the trace, and gives way to the next.
 func (c *circle) begin(ctx context.Context, op string) (*verb, error) {
 	if !c.mu.TryLock() {
 		return nil, fmt.Errorf("%s on rank %d: ranks %v: %w", op, c.ga.group.Rank(), c.ranks, pgroup.ErrBusy)
 	}
 	c.calls++
-	v := &verb{circle: c, op: op}
+	v := &verb{circle: c, op: op, start: trace.Now(c.ga.opts.Trace)}
 	if err := v.meet(ctx); err != nil {
 		c.mu.Unlock()
 		return nil, err
@@ -60,7 +67,28 @@ func (c *circle) begin(ctx context.Context, op string) (*verb, error) {
 	return v, nil
 }
 
-func (v *verb) end() { v.mu.Unlock() }
+func (v *verb) end(ctx context.Context, err error) {
+	if sink := v.ga.opts.Trace; sink != nil {
+		trace.Record(ctx, sink, trace.Event{
+			Op: v.op, Group: v.group.Name(), Generation: v.group.Generation(), Seq: v.calls, Rank: v.group.Rank(), Size: len(v.ranks), Last: -1,
+			Bytes: v.bytes, Start: v.start, Waited: v.waited, Err: err,
+		})
+	}
+	v.mu.Unlock()
+}
+
+// moved notes how much a verb was about: what this rank gave, or what the first one got.
+func (v *verb) moved(own *giving, offers []offer) {
+	if !v.first() {
+		v.bytes = own.offer.total()
+		return
+	}
+	for i := range offers {
+		if i != v.group.Rank() {
+			v.bytes += offers[i].total()
+		}
+	}
+}
 
 // meet makes the group of the list.
 func (v *verb) meet(ctx context.Context) error {
@@ -99,12 +127,19 @@ func (v *verb) meet(ctx context.Context) error {
 // is the same on every rank.
 func (v *verb) run(ctx context.Context, own *giving, agree check, receive func(ctx context.Context, offers []offer) error) error {
 	own.offer.Verb, own.offer.Call = uint8(slices.Index(verbs, v.op)), v.calls
+	called := trace.Now(v.ga.opts.Trace)
 	encoded, err := pgroup.AllGather(ctx, v.group.Channel("offers"), own.offer.encode())
+	if !called.IsZero() {
+		v.waited = time.Since(called)
+	}
 	if err != nil {
 		own.unseen = !errors.Is(err, pgroup.ErrUnknown) && !errors.Is(err, pgroup.ErrUnavailable) && !errors.Is(err, pgroup.ErrClosed)
 		return v.verdict(err)
 	}
 	offers, err := v.openOffers(encoded)
+	if !called.IsZero() {
+		defer func() { v.moved(own, offers) }() // some lists come later
+	}
 	if all := listed(offers); err == nil && all {
 		err = v.compare(agree, offers)
 	}

@@ -105,7 +105,7 @@ type merge struct {
 	open  func(infos map[string]safetensors.Info) (sink, error)
 }
 
-func (m *merge) run(ctx context.Context, ga *Gatherer, ranks []int, own parcel) error {
+func (m *merge) run(ctx context.Context, ga *Gatherer, ranks []int, own parcel) (err error) {
 	own.lazy = true
 	ctx, cancel := ga.bound(ctx)
 	defer cancel()
@@ -113,7 +113,7 @@ func (m *merge) run(ctx context.Context, ga *Gatherer, ranks []int, own parcel) 
 	if v == nil || err != nil {
 		return err
 	}
-	defer v.end()
+	defer func() { v.end(ctx, err) }()
 	if !v.first() {
 		l, err := v.gives(ctx, own, sameAxis)
 		if err != nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
+	"github.com/muster-pg/muster/trace"
 )
 
 // Options has defaults for nil: through shared memory on one node, over TCP between nodes. Dir (whether it is set), Verify
@@ -34,6 +35,8 @@ type Options struct {
 	// Progress is told how much of what a rank gives has arrived, on the first rank, a few times a second at most and at the end. It must
 	// be quick.
 	Progress func(Progress)
+
+	Trace trace.Sink // is told of every verb; nil: the group's, see pgroup.Group.Trace
 }
 
 // Progress is how far a verb is with one rank.
@@ -82,6 +85,9 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Gatherer, error) {
 	ga.life, ga.die = context.WithCancel(context.Background())
 	if o != nil {
 		ga.opts = *o
+	}
+	if ga.opts.Trace == nil {
+		ga.opts.Trace = g.Trace()
 	}
 	ga.in.init()
 	if err := ga.open(ctx); err != nil {
@@ -164,7 +170,7 @@ func openFiles(dir string, g *pgroup.Group, generation uint64) (*nfsws.Workspace
 	if len(name) > maxFileName {
 		name = fmt.Sprintf("group-%x", sha256.Sum256([]byte(g.Name())))
 	}
-	return nfsws.Open(filepath.Join(dir, name), g.Rank(), &nfsws.Options{Generation: generation, Accumulate: true, Logger: g.Config().Logger})
+	return nfsws.Open(filepath.Join(dir, name), g.Rank(), &nfsws.Options{Generation: generation, Accumulate: true, Logger: g.Logger()})
 }
 
 // maxFileName is what most file systems allow.

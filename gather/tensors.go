@@ -32,7 +32,7 @@ func (ga *Gatherer) TensorMaps(ctx context.Context, ranks []int, ts map[string]*
 }
 
 // run is a verb: it gives, or takes and makes values of what came.
-func run[T any](ctx context.Context, ga *Gatherer, op string, ranks []int, p parcel, agree check, own T, value func(received) (T, error)) (*Result[T], error) {
+func run[T any](ctx context.Context, ga *Gatherer, op string, ranks []int, p parcel, agree check, own T, value func(received) (T, error)) (res *Result[T], err error) {
 	ctx, cancel := ga.bound(ctx)
 	defer cancel()
 	v, err := ga.begin(ctx, op, ranks)
@@ -42,7 +42,7 @@ func run[T any](ctx context.Context, ga *Gatherer, op string, ranks []int, p par
 	if v == nil {
 		return &Result[T]{Outside: true}, nil
 	}
-	defer v.end()
+	defer func() { v.end(ctx, err) }()
 	if !v.first() {
 		l, err := v.gives(ctx, p, agree)
 		if err != nil {
@@ -50,7 +50,7 @@ func run[T any](ctx context.Context, ga *Gatherer, op string, ranks []int, p par
 		}
 		return &Result[T]{loan: l}, nil
 	}
-	res := &Result[T]{First: true}
+	res = &Result[T]{First: true}
 	res.loan, err = v.takes(ctx, p, agree, func(got parcels) error {
 		for i, r := range got {
 			it := Item[T]{Rank: v.ranks[i], Absent: r.absent}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -15,9 +17,17 @@ type call struct {
 	*Group
 	c     wire.Contribution
 	cause error // why this rank votes no
+
+	// Of the trace.
+	start, voted time.Time
+	ctx          context.Context
+	last         int
+	waited       time.Duration
+	bytes        int
+	err          error
 }
 
-// begin takes the sequence number; end gives way to the next verb.
+// begin takes the sequence number; end tells the trace, and gives way to the next verb.
 func (cl *call) begin() error {
 	g := cl.Group
 	if g.isClosed() {
@@ -26,12 +36,17 @@ func (cl *call) begin() error {
 	if !g.mu.TryLock() {
 		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", cl.c.Verb, g.name, g.rank, ErrBusy)
 	}
-	g.seq++
-	cl.c.Generation, cl.c.Rank, cl.c.Channel, cl.c.Seq = g.generation, g.rank, g.channel, g.seq
+	cl.start = trace.Now(g.cfg.sink)
+	cl.c.Generation, cl.c.Rank, cl.c.Channel, cl.c.Seq = g.generation, g.rank, g.channel, g.seq.Add(1)
 	return nil
 }
 
-func (cl *call) end() { cl.mu.Unlock() }
+func (cl *call) end() {
+	if cl.cfg.sink != nil {
+		cl.record()
+	}
+	cl.mu.Unlock()
+}
 
 // checkRoot refuses a root that is no rank.
 func (cl *call) checkRoot() {
@@ -54,14 +69,21 @@ func (cl *call) cast(ctx context.Context, payload []byte) ([][]byte, error) {
 	if cl.c.No != wire.CodeOK {
 		payload = nil
 	}
-	ctx, cancel := cl.bound(ctx)
+	bounded, cancel := cl.bound(ctx)
 	defer cancel()
-	got, err := cl.store.Collect(ctx, cl.c, payload)
-	if cl.cause != nil {
-		return nil, cl.refused(err)
+	cl.voted = trace.Now(cl.cfg.sink)
+	got, last, err := cl.store.CollectLast(bounded, cl.c, payload)
+	switch {
+	case cl.cause != nil:
+		err = cl.refused(err)
+	case err != nil:
+		err = cl.fault(cl.c.Verb, cl.c.Channel, cl.c.Seq, err)
+	}
+	if cl.cfg.sink != nil {
+		cl.note(ctx, payload, got, last, err)
 	}
 	if err != nil {
-		return nil, cl.fault(cl.c.Verb, cl.c.Channel, cl.c.Seq, err)
+		return nil, err
 	}
 	return got, nil
 }
@@ -79,14 +101,16 @@ func (cl *call) refused(err error) error {
 
 // undecodable is the error of a verb that succeeded, whose object of one rank is none for this one.
 func (cl *call) undecodable(rank int, err error) error {
-	return fmt.Errorf("pgroup: %s #%d of group %q on rank %d: the object of rank %d: %w", cl.c.Verb, cl.c.Seq, cl.name, cl.rank, rank, err)
+	cl.err = fmt.Errorf("pgroup: %s #%d of group %q on rank %d: the object of rank %d: %w", cl.c.Verb, cl.c.Seq, cl.name, cl.rank, rank, err)
+	return cl.err
 }
 
 // want refuses an answer that has not as many payloads as asked for.
 func (cl *call) want(n int, got [][]byte) error {
 	if len(got) != n {
-		return fmt.Errorf("pgroup: %s #%d of group %q on rank %d: the store answered with %d payloads, not %d: %w",
+		cl.err = fmt.Errorf("pgroup: %s #%d of group %q on rank %d: the store answered with %d payloads, not %d: %w",
 			cl.c.Verb, cl.c.Seq, cl.name, cl.rank, len(got), n, store.ErrProtocol)
+		return cl.err
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -50,7 +51,17 @@ type Config struct {
 	Expiry  time.Duration // of a message that nobody fetches; default 1 h
 	Host    string        // names this node; default: boot id and mount and ipc namespace
 	Codec   wire.Codec    // of objects; default wire.MsgPack
-	Logger  *slog.Logger  // default: none
+	Logger  *slog.Logger  // default: none; see Group.Logger for what its records have
+
+	// Trace is told of every verb, of the group and of all that are made of it; of packages gather and collective too, unless they have a
+	// sink of their own. Default: none, which costs nothing.
+	Trace trace.Sink
+	// TraceDir is where Create makes a file of all that Trace is told, for "muster trace" and Perfetto: rank3-HOST-PID.json. The directory is
+	// made if it is not there. Default: none.
+	TraceDir string
+
+	file *traceFile // of TraceDir
+	sink trace.Sink // Trace and file; nil: none
 }
 
 // withDefaults checks c and fills in what it leaves out.

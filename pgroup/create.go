@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -21,9 +22,16 @@ func Create(ctx context.Context, c Config) (*Group, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.closeListener())
 	}
-	ctx, cancel := (&seat{cfg: c}).bound(ctx)
+	if err := c.openTrace(); err != nil {
+		return nil, errors.Join(err, c.closeListener())
+	}
+	defer c.file.release(&c)
+	start := trace.Now(c.sink)
+	bounded, cancel := (&seat{cfg: c}).bound(ctx)
 	defer cancel()
-	return c.create(ctx)
+	g, err := c.create(bounded)
+	c.tellJoin(ctx, admission{name: c.Name, rank: c.Rank, size: c.Size}, g, start, err)
+	return g, err
 }
 
 // create meets and joins. A store that goes away meanwhile may be the last run's, which still ends: it is
@@ -155,7 +163,13 @@ func (c *Config) join(ctx context.Context, at *site, a admission) (*Group, error
 		s.leave(s.request())
 		return nil, s.joinError(ctx, a.op, err)
 	}
-	return s.open(""), nil
+	if c.sink != nil {
+		s.identify()
+	}
+	c.file.hold()
+	g := s.open("")
+	g.log.Info("joined", "size", s.size, "host", s.host)
+	return g, nil
 }
 
 // joinError says why the roll was not completed. A cause that ended ctx, other than its own, comes first.

@@ -21,6 +21,7 @@ const (
 	envExpiry   = "MUSTER_EXPIRY"   // Config.Expiry, as "1h"
 	envHost     = "MUSTER_HOST"     // Config.Host
 	envInsecure = "MUSTER_INSECURE" // Config.Insecure, 1 or 0
+	envTrace    = "MUSTER_TRACE"    // Config.TraceDir
 
 	envSecretFile = "MUSTER_SECRET_FILE" // file of Config.Secret
 	envTLSCA      = "MUSTER_TLS_CA"      // these three are PEM files, of Config.TLS
@@ -56,7 +57,7 @@ var launchers = []launcher{
 // them counts. The group meets at MASTER_ADDR and MASTER_PORT, or at the store that MUSTER_STORE names. Under Slurm the first node of the step and
 // a port made of the job's id will do, under Open MPI on one node its loopback. Where torchrun's agent listens on MASTER_PORT, the next
 // port is used. MUSTER_NAME, MUSTER_RUN, MUSTER_TIMEOUT, MUSTER_EXPIRY, MUSTER_HOST and MUSTER_INSECURE set the
-// fields of those names. MUSTER_SECRET_FILE names the file that Secret is read from, and MUSTER_TLS_CA, MUSTER_TLS_CERT and
+// fields of those names, and MUSTER_TRACE sets TraceDir. MUSTER_SECRET_FILE names the file that Secret is read from, and MUSTER_TLS_CA, MUSTER_TLS_CERT and
 // MUSTER_TLS_KEY those of TLS; with a CA and without a secret, rank 0 requires certificates. An error says which variable is missing or malformed, and whose it is.
 func FromEnv() (Config, error) {
 	for _, l := range launchers {
@@ -83,6 +84,7 @@ func (e *env) config(l launcher) Config {
 	c := Config{
 		Rank: e.number(l.rank), Size: e.number(l.size...), Name: os.Getenv(envName), Host: os.Getenv(envHost),
 		Timeout: e.duration(envTimeout), Expiry: e.duration(envExpiry), Insecure: e.bool(envInsecure),
+		TraceDir: os.Getenv(envTrace),
 	}
 	e.secure(&c)
 	if c.Run = os.Getenv(envRun); c.Run == "" {
@@ -239,7 +241,7 @@ func (e *env) bool(name string) bool {
 
 // Environ is FromEnv's inverse, for launchers: what to append to the environment of the process that is to be c.Rank. It has the variables
 // of torchrun, which most programs know, and unsets what an outer launcher may have left. A Listener is given
-// by its address; Store, Schemes, Dial, Secret, TLS, Codec and Logger are not told (MUSTER_SECRET_FILE and the like stay as they are). LOCAL_RANK is the launcher's to add.
+// by its address; Store, Schemes, Dial, Secret, TLS, Codec, Logger and Trace are not told (MUSTER_SECRET_FILE and the like stay as they are, and so does MUSTER_TRACE without a TraceDir). LOCAL_RANK is the launcher's to add.
 func (c Config) Environ() []string {
 	vars := []string{
 		"RANK=" + strconv.Itoa(c.Rank),
@@ -252,6 +254,9 @@ func (c Config) Environ() []string {
 		envTimeout + "=" + environDuration(c.Timeout),
 		envExpiry + "=" + environDuration(c.Expiry),
 		envInsecure + "=" + map[bool]string{true: "1"}[c.Insecure],
+	}
+	if c.TraceDir != "" {
+		vars = append(vars, envTrace+"="+c.TraceDir)
 	}
 	address := c.Address
 	if c.Listener != nil {

@@ -1,5 +1,7 @@
 package pgroup
 
+import "github.com/muster-pg/muster/store"
+
 // For the tests of what has no public face of its own.
 var (
 	FirstHost = firstHost
@@ -21,3 +23,6 @@ func ParseMember(b []byte) error {
 	_, err := parseMember(b)
 	return err
 }
+
+// StoreOf is the store that g meets on, without a prefix.
+func StoreOf(g *Group) *store.Store { return g.store }

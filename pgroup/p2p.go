@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -40,7 +41,11 @@ func (in *inboxes) from(src int) *inbox {
 // Send sends v to dst, which may be this rank, and returns when the store has it: dst need not have called Recv. Messages
 // from one rank to another on one channel arrive in the order of their sending. While 64 messages or 16 MiB wait for
 // dst, Send waits. A message that is not fetched within Config.Expiry is gone.
-func Send[T any](ctx context.Context, g *Group, dst int, v T) error {
+func Send[T any](ctx context.Context, g *Group, dst int, v T) (err error) {
+	size := 0
+	if g.cfg.sink != nil {
+		defer func(start time.Time) { g.tell(ctx, "send", start, size, err) }(time.Now())
+	}
 	op := "send to " + strconv.Itoa(dst)
 	if err := g.checkPeer(ctx, op, dst); err != nil {
 		return err
@@ -49,10 +54,11 @@ func Send[T any](ctx context.Context, g *Group, dst int, v T) error {
 	if err != nil {
 		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, g.name, g.rank, invalidObject(err))
 	}
-	ctx, cancel := g.bound(ctx)
+	size = len(payload)
+	bounded, cancel := g.bound(ctx)
 	defer cancel()
 	c := g.stream(dst, typeName[T]())
-	if err := g.store.Send(ctx, c, payload, g.cfg.Expiry); err != nil {
+	if err := g.store.Send(bounded, c, payload, g.cfg.Expiry); err != nil {
 		return g.fault(op, g.channel, 0, err)
 	}
 	return nil
@@ -62,6 +68,11 @@ func Send[T any](ctx context.Context, g *Group, dst int, v T) error {
 // and the message waits for a Recv of another type; Recv[any] takes whatever comes. A message that expired is
 // ErrExpired, in its turn. A second Recv from the same rank at the same time is ErrBusy.
 func Recv[T any](ctx context.Context, g *Group, src int) (v T, err error) {
+	var c wire.Contribution
+	var payload []byte
+	if g.cfg.sink != nil {
+		defer func(start time.Time) { g.tellRecv(ctx, start, src, c.Seq, len(payload), err) }(time.Now())
+	}
 	op := "recv from " + strconv.Itoa(src)
 	if err := g.checkPeer(ctx, op, src); err != nil {
 		return v, err
@@ -71,11 +82,12 @@ func Recv[T any](ctx context.Context, g *Group, src int) (v T, err error) {
 		return v, fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, g.name, g.rank, ErrBusy)
 	}
 	defer box.mu.Unlock()
-	ctx, cancel := g.bound(ctx)
+	bounded, cancel := g.bound(ctx)
 	defer cancel()
-	c := g.stream(src, typeName[T]())
+	c = g.stream(src, typeName[T]())
 	c.Seq = box.taken + 1
-	payload, sent, err := g.store.Recv(ctx, c)
+	var sent string
+	payload, sent, err = g.store.Recv(bounded, c)
 	if err != nil {
 		if errors.Is(err, ErrExpired) {
 			box.taken++

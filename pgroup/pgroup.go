@@ -23,9 +23,12 @@ package pgroup
 
 import (
 	"context"
+	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -36,10 +39,11 @@ import (
 type Group struct {
 	*seat
 	channel string // "" is the group itself
+	log     *slog.Logger
 
-	mu  sync.Mutex // held for the whole of a collective verb: whoever finds it locked is ErrBusy
-	seq uint64     // of the last collective verb; guarded by mu
-	buf []byte     // room to encode objects; guarded by mu
+	mu  sync.Mutex    // held for the whole of a collective verb: whoever finds it locked is ErrBusy
+	seq atomic.Uint64 // of the last collective verb; changed with mu
+	buf []byte        // room to encode objects; guarded by mu
 
 	inboxes inboxes
 }
@@ -56,6 +60,10 @@ func (g *Group) Size() int { return g.size }
 // Config is what the group was created with, its defaults filled in. A Sub, a Split and what Shrink makes have that of the
 // group they were made of: its Name, Rank and Size are of that.
 func (g *Group) Config() Config { return g.cfg }
+
+// Trace is what is told of this group's verbs, by Config.Trace and Config.TraceDir; nil is nobody. Packages that do more with a group tell
+// it too.
+func (g *Group) Trace() trace.Sink { return g.cfg.sink }
 
 // Generation is the number of this group on its store. It is never used again there: a group that
 // is created or shrunk later has a higher one.

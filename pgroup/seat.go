@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -26,6 +27,7 @@ type seat struct {
 	name, run  string
 	rank, size int
 	generation uint64
+	id         uint64   // of the trace, if there is one
 	members    [][]byte // by rank, as appendMember made them; checked
 	host       int      // the rank that hosts the store; -1 if none of the group does
 	site       *site
@@ -53,6 +55,7 @@ func (s *seat) open(name string) *Group {
 	g := s.channels[name]
 	if g == nil {
 		g = &Group{seat: s, channel: name}
+		g.log = s.loggerOf(name, &g.seq)
 		s.channels[name] = g
 	}
 	return g
@@ -122,13 +125,17 @@ func (s *seat) expire(ctx context.Context) (int, error) {
 	if s.isClosed() {
 		return 0, s.closedError("expire")
 	}
-	ctx, cancel := s.bound(ctx)
+	bounded, cancel := s.bound(ctx)
 	defer cancel()
-	n, err := s.store.Expire(ctx, s.request())
+	start := trace.Now(s.cfg.sink)
+	n, err := s.store.Expire(bounded, s.request())
 	if err != nil {
-		return 0, s.fault("expire", "", 0, err)
+		n, err = 0, s.fault("expire", "", 0, err)
 	}
-	return n, nil
+	if s.cfg.sink != nil {
+		s.open("").tell(ctx, "expire", start, 0, err)
+	}
+	return n, err
 }
 
 func (s *seat) abort(cause error) {
@@ -137,7 +144,11 @@ func (s *seat) abort(cause error) {
 	if cause != nil {
 		c.Reason = clip(cause.Error(), wire.MaxKey)
 	}
+	start := trace.Now(s.cfg.sink)
 	s.leave(c)
+	if s.cfg.sink != nil {
+		s.open("").tell(context.Background(), "abort", start, 0, cause)
+	}
 }
 
 // leave tells the store. If that cannot be reached, it will notice.
@@ -145,7 +156,7 @@ func (s *seat) leave(c wire.Contribution) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
 	defer cancel()
 	if err := s.store.Leave(ctx, c); err != nil {
-		s.cfg.Logger.Debug("leave", "group", s.name, "rank", s.rank, "err", err)
+		s.open("").log.Debug("the store did not hear that this rank leaves", "err", err)
 	}
 }
 
@@ -190,11 +201,16 @@ func (s *seat) closeWithin(ctx context.Context) error {
 	s.lock.Unlock()
 
 	defer close(s.closed)
+	start := trace.Now(s.cfg.sink)
 	s.leave(s.request()) // ends this rank's own calls too
 	if cancel != nil {
 		cancel(s.closedError(""))
 	}
 	s.wg.Wait()
+	if s.cfg.sink != nil {
+		s.open("").tell(context.Background(), "close", start, 0, nil)
+	}
+	s.cfg.file.release(&s.cfg)
 	return s.site.release(ctx)
 }
 
@@ -223,7 +239,9 @@ func (s *seat) fault(op, channel string, seq uint64, err error) error {
 	}
 	e, ok := errors.AsType[*store.Error](err)
 	if !ok {
-		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, s.name, s.rank, err)
+		err = fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, s.name, s.rank, err)
+		s.open(channel).warn(op, err)
+		return err
 	}
 	re := s.rankError(op, e.Verdict, err)
 	if re.Verdict == nil {
@@ -234,6 +252,7 @@ func (s *seat) fault(op, channel string, seq uint64, err error) error {
 		re.Channel, re.Seq = "", 0
 	}
 	s.remember(re)
+	s.open(channel).warn(op, re)
 	return re
 }
 

@@ -76,7 +76,7 @@ func (s *site) abandon(c *Config) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
 	defer cancel()
 	if err := s.release(ctx); err != nil {
-		c.Logger.Debug("release", "addr", s.addr, "err", err)
+		c.logger().Debug("a store that no group came of was not released", "addr", s.addr, "err", err)
 	}
 }
 
@@ -134,7 +134,7 @@ func (c *Config) dial(ctx context.Context, addr string, wait bool) (*site, error
 
 // dialOptions are those of c.Dial, with what c has of its own.
 func (c *Config) dialOptions(wait bool) *store.DialOptions {
-	o := store.DialOptions{Logger: c.Logger}
+	o := store.DialOptions{Logger: c.storeLogger()}
 	if c.Dial != nil {
 		o = *c.Dial
 	}
@@ -192,7 +192,7 @@ func hostedHere(addr string) *site {
 
 // newServer is a server of a new store, with what c says of who may come in.
 func (c *Config) newServer() (*store.Server, error) {
-	srv := &store.Server{Engine: new(store.Memory), Insecure: c.Insecure, Logger: c.Logger}
+	srv := &store.Server{Engine: new(store.Memory), Insecure: c.Insecure, Logger: c.storeLogger()}
 	if c.Secret != nil {
 		srv.Access = []store.Access{{Secret: c.Secret, Write: true}}
 	}
@@ -222,11 +222,11 @@ func (c *Config) host(l net.Listener) (*site, error) {
 	go func() {
 		defer close(s.served)
 		if err := s.server.Serve(l); !errors.Is(err, store.ErrServerClosed) {
-			c.Logger.Error("the server of the group's store failed", "addr", s.addr, "err", err)
+			c.logger().Error("the server of the group's store failed", "addr", s.addr, "err", err)
 			s.fail(fmt.Errorf("serving at %s: %w", s.addr, err))
 		}
 	}()
-	c.Logger.Debug("hosting", "group", c.Name, "addr", s.addr)
+	c.logger().Debug("hosting the store of the group", "addr", s.addr)
 	return s, nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -155,7 +156,9 @@ func (g *Group) enter(ctx context.Context, a admission) (*Group, error) {
 	if g.isClosed() || !g.site.hold() {
 		return nil, g.closedError(a.op)
 	}
+	start := trace.Now(g.cfg.sink)
 	sub, err := g.cfg.join(ctx, g.site, a)
+	g.cfg.tellJoin(ctx, a, sub, start, err)
 	if err != nil {
 		g.site.abandon(&g.cfg)
 		return nil, err

@@ -204,13 +204,14 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 	} else if n := len(g.Verdicts); n > 0 && g.Ended >= 0 {
 		v.Why = why(&g.Verdicts[n-1])
 	}
-	v.Ranks = make([]Rank, len(g.Ranks))
+	v.Ranks, v.States = make([]Rank, len(g.Ranks)), map[string]int{}
 	awaited := awaitedIn(g)
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
 		v.Ranks[i] = Rank{
 			Rank: r.Rank, Label: r.Label, State: b.state(g, r, awaited[r.Rank]), Since: seconds(r.Ago), Heard: heard(r.Heard), Session: r.Session, of: r,
 		}
+		v.States[v.Ranks[i].State]++
 	}
 	if most > 0 && len(v.Ranks) > most {
 		slices.SortStableFunc(v.Ranks, func(a, b Rank) int { return cmp.Compare(calm(a.State), calm(b.State)) })

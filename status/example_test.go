@@ -42,6 +42,18 @@ func ExampleNewWatch() {
 	// Output: 0 wait <nil>
 }
 
+// The view for people, and the status that it is of, for numbers that it has not.
+func ExampleWatch_Look() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	s := store.New(new(store.Memory))
+	defer s.Close()
+
+	v, of, err := status.NewWatch(s, time.Second, nil).Look(ctx)
+	fmt.Println(v.Server.Keys, of.Server.Conns, err)
+	// Output: 0 0 <nil>
+}
+
 func ExampleOf() {
 	s := &store.Status{Keys: []store.KeyStatus{{Key: "model/ready", Calls: 3, For: 90 * time.Second}}}
 	for _, w := range status.Of(s, nil, nil).Waiting {

@@ -46,17 +46,23 @@ func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
 
 // View returns what there is to see now, or was a short time ago. It is shared: do not change it.
 func (w *Watch) View(ctx context.Context) (*View, error) {
+	v, _, err := w.Look(ctx)
+	return v, err
+}
+
+// Look is View, and the status that the view is of.
+func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.view != nil && time.Since(w.at) < w.good {
-		return w.view, nil
+		return w.view, w.last, nil
 	}
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	now, err := w.store.Status(ctx, "")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if time.Since(w.at) > stale { // a rate of so long ago says nothing
 		w.last = nil
@@ -66,5 +72,5 @@ func (w *Watch) View(ctx context.Context) (*View, error) {
 	if w.every > 0 {
 		w.good = max(w.every, min(time.Since(began)*share, longest))
 	}
-	return w.view, nil
+	return w.view, w.last, nil
 }

@@ -91,6 +91,8 @@ type Group struct {
 	Why        string  `json:"why,omitempty"`
 	Ranks      []Rank  `json:"ranks"`
 	More       int     `json:"more_ranks,omitempty"`
+	// States is how many ranks are in each state, also of those that are not among Ranks.
+	States map[string]int `json:"states"`
 }
 
 // Rank is a rank of a group.

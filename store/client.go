@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -32,6 +33,9 @@ type DialOptions struct {
 	// all of it from running. Default, and least: 0.6 s; most: ServerLimits.Silence.
 	Silence time.Duration
 	Logger  *slog.Logger // nil is silent
+	// Trace is told of every call, as "store.get", with how many bytes it brought or took. Rank is −1: a store knows no ranks. What waits for
+	// others, as store.wait, is all Waited. Nil is nobody.
+	Trace trace.Sink
 }
 
 const (

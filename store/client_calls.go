@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/muster-pg/muster/trace"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -85,6 +86,34 @@ func (c *client) use(l *line) {
 
 // Do implements Engine.
 func (c *client) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if sink := c.dialer.options.Trace; sink != nil {
+		return c.traced(ctx, sink, req, rep)
+	}
+	return c.do(ctx, req, rep)
+}
+
+// traced is do, and tells sink of it.
+func (c *client) traced(ctx context.Context, sink trace.Sink, req *wire.Request, rep *wire.Reply) error {
+	e := trace.Event{Op: "store." + req.Op.String(), Rank: -1, Last: -1, Bytes: int64(len(req.Value)), Start: time.Now()}
+	err := c.do(ctx, req, rep)
+	e.End = time.Now()
+	if e.Err = err; err == nil {
+		e.Err = answer(req, rep)
+	}
+	if e.Bytes == 0 {
+		e.Bytes = int64(len(rep.Value))
+		for _, v := range rep.Values {
+			e.Bytes += int64(len(v))
+		}
+	}
+	if req.Op.Waits() {
+		e.Waited = e.Duration()
+	}
+	sink.Record(ctx, e)
+	return err
+}
+
+func (c *client) do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	call := clientCalls.Get().(*clientCall)
 	call.req, call.rep, call.err = req, rep, nil
 	call.number, call.line = 0, nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -85,7 +86,7 @@ func (c *client) broke(l *line, err error) {
 	}
 	c.line = nil
 	why := c.broken(l, err)
-	c.logger.Debug("store connection ended", "addr", c.dialer.addr, "err", why)
+	c.log().Debug("store connection ended", "err", why)
 	c.silence.down(why)
 	c.turn.background.Go(l.pipe.Done)
 	hopeless := malformed(err) || errors.Is(err, errGoodbye) && !c.session.durable
@@ -96,6 +97,11 @@ func (c *client) broke(l *line, err error) {
 	if !hopeless { // otherwise the next call tries
 		c.startMending()
 	}
+}
+
+// log is for records: each has the address, the session, and the number of the last request that was given one. Called with mu.
+func (c *client) log() *slog.Logger {
+	return c.logger.With("addr", c.dialer.addr, "session", c.session.id, "seq", c.numbers.acked+uint64(len(c.numbers.open)))
 }
 
 // broken is why l has ended.
@@ -262,7 +268,7 @@ func (c *client) unanswered() (n int) {
 // beginAnew is a new session, because the store does not know the old one any more. What was under way in its name is over: nothing of
 // it is ever sent again. Called with mu.
 func (c *client) beginAnew(w *wire.Reply) {
-	c.logger.Warn("store session lost", "addr", c.dialer.addr, "restarted", w.Rev != c.session.incarnation)
+	c.log().Warn("store session lost", "restarted", w.Rev != c.session.incarnation)
 	why := &Error{
 		Key: c.dialer.addr, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, ErrSession),
 		Detail: "the session was not taken up again in time",

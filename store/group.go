@@ -36,6 +36,13 @@ func (s *Store) Join(ctx context.Context, c wire.Contribution, member []byte) (R
 // once the record is decided. Every rank hears the same verdict; the error's Verdict is why
 // it failed. A ctx that has ended is a vote of no; it is cast all the same, so that nobody waits for this rank.
 func (s *Store) Collect(ctx context.Context, c wire.Contribution, payload []byte) ([][]byte, error) {
+	got, _, err := s.CollectLast(ctx, c, payload)
+	return got, err
+}
+
+// CollectLast is Collect, and says whose vote decided the record, for which the others waited: the rank that came last, or the root of a verb
+// that waits for nobody else. It is -1 if that is not known: of a failure, and from engines that do not tell.
+func (s *Store) CollectLast(ctx context.Context, c wire.Contribution, payload []byte) (got [][]byte, last int, err error) {
 	if err := ctx.Err(); err != nil && c.No == wire.CodeOK {
 		c.No, c.Reason = failureCode(err), err.Error()
 	}
@@ -45,14 +52,15 @@ func (s *Store) Collect(ctx context.Context, c wire.Contribution, payload []byte
 		defer cancel()
 	}
 	var rep wire.Reply
-	err := s.Do(ctx, &wire.Request{Op: wire.OpCollect, Group: c, Value: present(payload)}, &rep)
+	err = s.Do(ctx, &wire.Request{Op: wire.OpCollect, Group: c, Value: present(payload)}, &rep)
+	last = int(rep.N) - 1
 	switch {
 	case err != nil:
-		return nil, unknown(err)
+		return nil, -1, unknown(err)
 	case rep.Value != nil:
-		return [][]byte{rep.Value}, nil
+		return [][]byte{rep.Value}, last, nil
 	}
-	return rep.Values, nil
+	return rep.Values, last, nil
 }
 
 // unknown marks an error that is not the store's word: the record may have been decided either way.

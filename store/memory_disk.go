@@ -12,7 +12,7 @@ import (
 
 // openDisk brings the machine back from Dir. Called with mu.
 func (m *Memory) openDisk() error {
-	disk, machine, err := durable.Open(m.Dir, m.Limits, &durable.Options{Grace: m.Grace, Logger: m.Logger})
+	disk, machine, err := durable.Open(m.Dir, m.Limits, &durable.Options{Grace: m.Grace, Logger: m.Logger, Wrote: m.meter.wrote})
 	if err != nil {
 		return &Error{Op: "open", Key: m.Dir, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
 	}

@@ -2,6 +2,7 @@ package store
 
 import (
 	"math/bits"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -13,18 +14,42 @@ import (
 type meter struct {
 	in, out atomic.Uint64 // bytes from and to peers
 
+	conns, arrived, refused, slow atomic.Int64 // connections: there are, have come, were turned away, were cut off
+
 	asked atomic.Int64 // when somebody last looked, by time.Since(meterStart); 0 is never, or long ago
 	start time.Time
 
 	// protected by the Memory's mu
-	ops  [64]int64
-	took [256]int64 // how often an answer took so long, by bucketOf
+	ops      [64]int64
+	took     times // until answers
+	answered int   // requests of the batch that is carried out
 
-	answered int // requests of the batch that is carried out
+	mu     sync.Mutex // protects synced
+	synced times      // writes of the log
 }
 
-// lookTime is for how long times are taken after somebody has looked.
-const lookTime = 15 * time.Second
+// times are how often something took how long.
+type times struct {
+	counts [256]int64 // by bucketOf
+	sum    time.Duration
+}
+
+func (t *times) add(took time.Duration, n int) {
+	t.counts[bucketOf(took)] += int64(n)
+	t.sum += took * time.Duration(n)
+}
+
+func (t *times) buckets() (list []wire.Bucket) {
+	for i, n := range t.counts {
+		if n > 0 {
+			list = append(list, wire.Bucket{Below: bucketEnd(i), Count: n})
+		}
+	}
+	return list
+}
+
+// lookTime is for how long times are taken after somebody has looked: longer than from one look to the next, if a minute is between them.
+const lookTime = 90 * time.Second
 
 // begin is when what end is told of begins; zero if nobody looks.
 func (m *meter) begin() time.Time {
@@ -39,7 +64,7 @@ func (m *meter) end(began time.Time, n int) {
 	if began.IsZero() || n == 0 {
 		return
 	}
-	m.took[bucketOf(time.Since(began))] += int64(n)
+	m.took.add(time.Since(began), n)
 	if began.Sub(m.start) > time.Duration(m.asked.Load())+lookTime {
 		m.asked.Store(0)
 	}
@@ -57,10 +82,44 @@ func (m *meter) status(s *wire.ServerStatus) {
 		last--
 	}
 	s.Ops = append([]int64{}, m.ops[:last]...)
-	for i, n := range m.took {
-		if n > 0 {
-			s.Latency = append(s.Latency, wire.Bucket{Below: bucketEnd(i), Count: n})
-		}
+	s.Latency, s.Took = m.took.buckets(), m.took.sum
+	s.Conns, s.Came, s.Refused, s.Slow = m.conns.Load(), m.arrived.Load(), m.refused.Load(), m.slow.Load()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.Syncs, s.Synced = m.synced.buckets(), m.synced.sum
+}
+
+// wrote counts a write of the log.
+func (m *meter) wrote(took time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.synced.add(took, 1)
+}
+
+// What becomes of connections is counted where there is a meter: it is nil beside an Engine that is no Memory.
+
+func (m *meter) came() {
+	if m != nil {
+		m.conns.Add(1)
+		m.arrived.Add(1)
+	}
+}
+
+func (m *meter) went() {
+	if m != nil {
+		m.conns.Add(-1)
+	}
+}
+
+func (m *meter) refuses() {
+	if m != nil {
+		m.refused.Add(1)
+	}
+}
+
+func (m *meter) cuts() {
+	if m != nil {
+		m.slow.Add(1)
 	}
 }
 

@@ -209,6 +209,7 @@ func (s *Server) start(nc net.Conn) {
 		s.turnAway(c, fmt.Sprintf("the limit is %d connections from one address", limits.PerAddr))
 	default:
 		s.conns[c] = struct{}{}
+		c.meter.came()
 		s.perAddr[c.addr]++
 		c.began, c.unfinished = time.Now(), s.handshakes.PushBack(c)
 		s.running.Add(1)
@@ -241,6 +242,7 @@ func (s *Server) makeRoom(l ServerLimits) {
 // turnAway tells a peer that there is no room for it, unless too many are being told. Called with mu.
 func (s *Server) turnAway(c *conn, why string) {
 	s.log().Warn("connection refused", "peer", c.peer, "reason", why)
+	c.meter.refuses()
 	if s.away >= mostAway {
 		_ = c.nc.Close()
 		return
@@ -279,6 +281,7 @@ func (s *Server) remove(c *conn) {
 		return
 	}
 	delete(s.conns, c)
+	c.meter.went()
 	if s.perAddr[c.addr]--; s.perAddr[c.addr] == 0 {
 		delete(s.perAddr, c.addr)
 	}
@@ -291,6 +294,9 @@ func (s *Server) remove(c *conn) {
 
 // ended takes out a connection, and says why it is over.
 func (s *Server) ended(c *conn, err error) {
+	if errors.Is(err, transport.ErrSlow) {
+		c.meter.cuts()
+	}
 	switch {
 	case errors.Is(err, errDone), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
 		s.log().Debug("connection ended", "peer", c.peer, "who", clip(c.hello.Key), "err", err)

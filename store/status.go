@@ -27,6 +27,8 @@ type (
 	VerdictStatus = wire.VerdictStatus
 	// KeyStatus is a key that calls wait for.
 	KeyStatus = wire.KeyStatus
+	// Bucket is a range of a histogram of times.
+	Bucket = wire.Bucket
 )
 
 // Status returns what the store sees: the groups whose names begin with prefix and their ranks, which verbs are not decided yet, who has
@@ -85,6 +87,9 @@ func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 	}
 	if s := page.Server; s != nil {
 		s.Durable = m.disk != nil
+		if m.disk != nil {
+			s.Log = m.disk.LogSize()
+		}
 		m.meter.status(s)
 	}
 	rep.Keys, rep.Value = wire.AppendStatus([]string{}, []byte{}, &page.Status)

@@ -68,6 +68,8 @@ func TestStatusOfTheServer(t *testing.T) {
 			require.True(t, i == 0 || a.Latency[i-1].Below < x.Below)
 		}
 		require.GreaterOrEqual(t, n, int64(101), "somebody looks: times are taken")
+		require.GreaterOrEqual(t, a.Took, b.Took+101)
+		require.LessOrEqual(t, a.Took, time.Minute)
 	}
 }
 

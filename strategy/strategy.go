@@ -16,7 +16,8 @@ type Options struct {
 	// BucketBytes is how much of small tensors is moved at once, the same on all ranks; default 4 MiB. A larger tensor is reduced where it is.
 	BucketBytes int
 	// Trace is told of every operation: strategy.allreduce_gradients, strategy.broadcast_tensor, strategy.broadcast_tensors,
-	// strategy.barrier and strategy.shutdown. Bytes are those of this rank's tensors.
+	// strategy.barrier and strategy.shutdown. Bytes are those of this rank's tensors. Nil is
+	// the group's, see pgroup.Group.Trace.
 	Trace trace.Sink
 }
 
@@ -57,10 +58,13 @@ const (
 func New(c *collective.Comm, o *Options) *AllReduce {
 	s := &AllReduce{comm: c, group: c.Name(), bucket: defaultBucket, turn: make(chan struct{}, 1)}
 	s.mine, s.all = make([]uint64, words), make([]uint64, words*s.Size())
+	s.trace = c.Group().Trace()
 	if o == nil {
 		return s
 	}
-	s.trace = o.Trace
+	if o.Trace != nil {
+		s.trace = o.Trace
+	}
 	if o.BucketBytes > 0 {
 		s.bucket = o.BucketBytes
 	}

@@ -1,9 +1,11 @@
 package trace_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/muster-pg/muster/trace"
@@ -57,4 +59,15 @@ func ExampleEvent_Duration() {
 	e := trace.Event{Start: time.Unix(10, 0), End: time.Unix(12, 0)}
 	fmt.Println(e.Duration())
 	// Output: 2s
+}
+
+func ExampleChrome() {
+	var file bytes.Buffer // or an os.File
+	c := trace.Chrome(&file)
+	_ = barrier(context.Background(), c)
+	fmt.Println(c.Close())
+	fmt.Println(strings.Count(file.String(), `"name":"barrier"`))
+	// Output:
+	// <nil>
+	// 1
 }

@@ -18,11 +18,13 @@ import (
 type Event struct {
 	Op         string // "pgroup.barrier", "collective.allreduce", "store.get", …
 	Group      string
+	Channel    string // of the group, whose records have numbers of their own; "" is the group itself
 	Generation uint64
-	Seq        uint64
+	ID         uint64 // of this generation, the same on all ranks, and another one on another store; 0 if not known
+	Seq        uint64 // of the verb, on its channel; the same on all ranks. 0: it has none
 	Rank, Size int
-	Last       int // the rank that came last, -1 if not known
-	Bytes      int64
+	Last       int   // the rank that came last, and the others waited for; -1 if not known
+	Bytes      int64 // that this rank gave; of those that only got some, those
 	Start, End time.Time
 	Waited     time.Duration // of it, for others
 	Err        error

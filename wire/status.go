@@ -34,6 +34,25 @@ type ServerStatus struct {
 	Ops      []int64 // requests that were carried out, by Op
 	// Latency is how often an answer that needs nobody else took how long in the store. It is counted while somebody asks for it.
 	Latency []Bucket
+	Took    time.Duration // the sum of what Latency counts
+
+	Conns     int64 // connections, also those of other protocols
+	Came      int64 // connections that came, and were not turned away
+	Refused   int64 // those that were turned away
+	Slow      int64 // those that were cut off, since the peer did not read
+	Lost      int64 // sessions
+	Watching  int64 // calls that wait for the next change
+	History   int64 // changes that a watch can go back
+	Compacted int64 // watches that wanted to go back further
+
+	Log    int64         // bytes of the log of a durable store, since its last checkpoint
+	Syncs  []Bucket      // how often a write of the log took how long, until it was on the disk
+	Synced time.Duration // the sum of what Syncs counts
+}
+
+// counts are the numbers behind the latencies, in their order on the wire.
+func (s *ServerStatus) counts() [9]*int64 {
+	return [...]*int64{&s.Conns, &s.Came, &s.Refused, &s.Slow, &s.Lost, &s.Watching, &s.History, &s.Compacted, &s.Log}
 }
 
 // Bucket is a range of a histogram that is not empty: what took Below at most, and longer than that of the one before.
@@ -265,11 +284,11 @@ func (s *ServerStatus) append(b []byte) []byte {
 		b = appendU64(b, uint64(n))
 	}
 	b = appendNums(b, s.Ops)
-	b = appendU32(b, uint32(len(s.Latency)))
-	for _, x := range s.Latency {
-		b = appendU64(appendDuration(b, x.Below), uint64(x.Count))
+	b = appendDuration(appendBuckets(b, s.Latency), s.Took)
+	for _, n := range s.counts() {
+		b = appendU64(b, uint64(*n))
 	}
-	return b
+	return appendDuration(appendBuckets(b, s.Syncs), s.Synced)
 }
 
 func (s *ServerStatus) parse(p *parser) {
@@ -279,9 +298,26 @@ func (s *ServerStatus) parse(p *parser) {
 	}
 	s.In, s.Out = p.u64(), p.u64()
 	s.Ops = p.nums()
-	for range p.count(16) {
-		s.Latency = append(s.Latency, Bucket{p.duration(), int64(p.u64())})
+	s.Latency, s.Took = p.buckets(), p.duration()
+	for _, n := range s.counts() {
+		*n = int64(p.u64())
 	}
+	s.Syncs, s.Synced = p.buckets(), p.duration()
+}
+
+func appendBuckets(b []byte, buckets []Bucket) []byte {
+	b = appendU32(b, uint32(len(buckets)))
+	for _, x := range buckets {
+		b = appendU64(appendDuration(b, x.Below), uint64(x.Count))
+	}
+	return b
+}
+
+func (p *parser) buckets() (buckets []Bucket) {
+	for range p.count(16) {
+		buckets = append(buckets, Bucket{p.duration(), int64(p.u64())})
+	}
+	return buckets
 }
 
 func appendNums(b []byte, ns []int64) []byte {

@@ -20,7 +20,9 @@ func aStatus() *wire.Status {
 	return &wire.Status{
 		Server: &wire.ServerStatus{
 			Up: 1, Durable: true, Sessions: 2, Calls: 3, Groups: 4, Keys: 5, Bytes: 6, In: 7, Out: 8, Ops: []int64{0, 9},
-			Latency: []wire.Bucket{{Below: 10, Count: 11}},
+			Latency: []wire.Bucket{{Below: 10, Count: 11}}, Took: 12,
+			Conns: 13, Came: 14, Refused: 15, Slow: 16, Lost: 17, Watching: 18, History: 19, Compacted: 20,
+			Log: 21, Syncs: []wire.Bucket{{Below: 22, Count: 23}}, Synced: 24,
 		},
 		Groups: []wire.GroupStatus{
 			{

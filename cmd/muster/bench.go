@@ -25,6 +25,8 @@ type benching struct {
 	host   string
 	place  place
 	asJSON bool
+	page   pageFlags
+	log    io.Writer
 }
 
 func newBench() *cobra.Command {
@@ -46,6 +48,7 @@ in a second; of set and get, those of all ranks.`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
+	o.page.register(cmd, "")
 	f := cmd.Flags()
 	f.IntSliceVarP(&o.ranks, "ranks", "n", []int{2, 4, 8}, "how many `ranks`")
 	f.Var(&o.size, "size", "of an object, and of a value")
@@ -79,8 +82,14 @@ func (o *benching) check(cmd *cobra.Command) error {
 	if o.place.store != "" {
 		o.host = redacted(o.place.store)
 	}
-	o.spec.Size, o.spec.Launcher = int(o.size), o.host != "rank0"
-	return o.place.check(cmd)
+	o.spec.Size, o.spec.Launcher, o.spec.Numbers = int(o.size), o.host != "rank0", o.page.addr != ""
+	if o.page.addr != "" && o.host != "launcher" {
+		return usagef(cmd, "--http shows the store that the launcher hosts: add --host launcher")
+	}
+	if err := o.place.check(cmd); err != nil {
+		return err
+	}
+	return o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, false)
 }
 
 // benchResult is a case with so many ranks.
@@ -109,6 +118,7 @@ func (o *benching) run(cmd *cobra.Command) error {
 		return err
 	}
 	out := cmd.OutOrStdout()
+	o.log = cmd.ErrOrStderr()
 	all := benchResults{Version: version(), Cores: runtime.NumCPU(), Size: o.spec.Size, Seconds: o.spec.Time.Seconds(), Host: o.host}
 	table := benchTable{out, inkOf(out)}
 	if o.asJSON {
@@ -140,6 +150,12 @@ func (o *benching) group(n int, done func(benchResult)) error {
 		return err
 	}
 	defer p.close()
+	numbers := new(rankNumbers)
+	shown, err := p.show(&o.page, o.log, numbers)
+	if err != nil {
+		return err
+	}
+	defer shown.close()
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -159,14 +175,18 @@ func (o *benching) group(n int, done func(benchResult)) error {
 	if err != nil {
 		return err
 	}
-	collectReports(job, said.values, n, done)
+	collectReports(job, said.values, n, numbers, done)
 	return wrong.add(job.Wait())
 }
 
 // collectReports puts together what the ranks measured, until the job has ended.
-func collectReports(job *launch.Job, said <-chan benchReport, n int, done func(benchResult)) {
+func collectReports(job *launch.Job, said <-chan benchReport, n int, numbers *rankNumbers, done func(benchResult)) {
 	byCase := map[string][]benchReport{}
 	take := func(r benchReport) {
+		if r.Numbers != "" {
+			numbers.take(r.Rank, r.Numbers)
+			return
+		}
 		byCase[r.Case] = append(byCase[r.Case], r)
 		if rs := byCase[r.Case]; len(rs) == n {
 			done(resultOf(rs))

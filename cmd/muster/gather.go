@@ -21,6 +21,7 @@ type merging struct {
 	spec    gatherSpec
 	dir     string
 	timeout time.Duration
+	page    pageFlags
 	log     io.Writer
 }
 
@@ -68,6 +69,7 @@ there is not overwritten unless --force says so; never if it is a file of a shar
 	f.BoolVar(&o.spec.Verify, "verify", false, "with checksums")
 	f.BoolVar(&o.spec.Force, "force", false, "overwrite OUT if it is there")
 	f.DurationVar(&o.timeout, "timeout", 0, "for all of it; 0 is no limit")
+	o.page.register(cmd, "")
 	return cmd
 }
 
@@ -82,7 +84,7 @@ func (o *merging) check(cmd *cobra.Command) error {
 	case cmd.Flags().Changed("dir") && o.dir == "":
 		return usagef(cmd, "--dir is empty")
 	}
-	return nil
+	return o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, false)
 }
 
 // run looks at everything that can be wrong before it starts processes.
@@ -189,10 +191,17 @@ func (o *merging) launch() (gatherReport, error) {
 		return none, err
 	}
 	defer p.close()
+	numbers := new(rankNumbers)
+	shown, err := p.show(&o.page, o.log, numbers)
+	if err != nil {
+		return none, err
+	}
+	defer shown.close()
 	self, err := os.Executable()
 	if err != nil {
 		return none, err
 	}
+	o.spec.Numbers = o.page.addr != ""
 	spec, err := json.Marshal(o.spec)
 	if err != nil {
 		return none, err
@@ -216,7 +225,7 @@ func (o *merging) launch() (gatherReport, error) {
 		return none, o.explain(err, nil, wrong)
 	}
 	heard := make(chan gatherReports)
-	go func() { heard <- listen(job, said.values, newBar(o.log)) }()
+	go func() { heard <- listen(job, said.values, numbers, newBar(o.log)) }()
 	err = sigs.passOn(job, gatherGrace)
 	all := <-heard
 	if all.done != nil { // OUT is there, whatever came afterwards
@@ -232,13 +241,15 @@ type gatherReports struct {
 }
 
 // listen takes what ranks say until the job has ended.
-func listen(job *launch.Job, said <-chan gatherReport, b *bar) (all gatherReports) {
+func listen(job *launch.Job, said <-chan gatherReport, numbers *rankNumbers, b *bar) (all gatherReports) {
 	take := func(r gatherReport) {
 		switch {
 		case r.Failure != nil:
 			all.failed = append(all.failed, r)
 		case r.Finished:
 			all.done = &r
+		case r.Numbers != "":
+			numbers.take(r.Rank, r.Numbers)
 		default:
 			b.show(r.Done, r.Total)
 		}

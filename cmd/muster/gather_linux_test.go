@@ -36,11 +36,12 @@ type half struct {
 }
 
 // halfway starts one, and stops it where some has been written and some has not.
-func halfway(t *testing.T) *half {
+func halfway(t *testing.T, flags ...string) *half {
 	t.Helper()
 	d := emptyDesk(t)
 	const n = 96 << 20
-	args := []string{"gather", "-o", d.path("out"), "--axis", "w=0", d.hollow(t, "a", n), d.hollow(t, "b", n)}
+	args := append([]string{"gather", "-o", d.path("out"), "--axis", "w=0"}, flags...)
+	args = append(args, d.hollow(t, "a", n), d.hollow(t, "b", n))
 	for range 10 {
 		h := &half{process: start(t, args...), desk: d, ranks: map[int]int{}}
 		if h.stop(t, n) {
@@ -126,6 +127,18 @@ func TestGatherWhereARankIsKilled(t *testing.T) {
 		h.wait(t).wants(t, 1, "", fmt.Sprintf("rank %d (%s): killed by signal 9 (killed)", rank, h.desk.path(shard)))
 		h.desk.has(t, "a", "b")
 	}
+}
+
+// TestGatherShowsAPage of the store that it hosts, with numbers.
+func TestGatherShowsAPage(t *testing.T) {
+	t.Parallel()
+	h := halfway(t, "--http", "127.0.0.1:0")
+	_, page, _ := strings.Cut(h.complaint(t, "who waits for whom"), "is at ")
+	tells(t, page+"status", 200, `"size":2`)
+	has(t, numbersAt(t, page), "muster_store_up 1", `muster_ranks{state="idle"} `, `muster_store_requests_total{op="join"} `)
+	numbersHave(t, page, `muster_operations_total{code="ok",op="pgroup.allgather",rank="1"} `)
+	h.signal(t, syscall.SIGKILL) // before the stopped rank is found to be silent
+	h.wait(t)
 }
 
 func TestGatherInterrupted(t *testing.T) {

@@ -31,6 +31,8 @@ type gatherSpec struct {
 	Axes   axisRules `json:"axes"`
 	Dir    string    `json:"dir"`
 	Verify bool      `json:"verify"`
+
+	Numbers bool `json:"numbers"` // are to be reported
 }
 
 // gatherReport is what a rank says.
@@ -40,6 +42,7 @@ type gatherReport struct {
 	Total    int64          `json:"total,omitempty"`
 	Tensors  int            `json:"tensors,omitempty"`
 	Finished bool           `json:"finished,omitempty"`
+	Numbers  string         `json:"numbers,omitempty"` // of what it does
 	Failure  *gatherFailure `json:"failure,omitempty"`
 }
 
@@ -182,6 +185,14 @@ func (p *gatherProcess) part(ctx context.Context) error {
 
 // give forms the group, and gives what this rank has.
 func (p *gatherProcess) give(ctx context.Context, m *model) error {
+	if p.spec.Numbers {
+		sink, stop, err := countHere(2*reportEvery, func(text string) error { return report(p.out, gatherReport{Rank: p.cfg.Rank, Numbers: text}) })
+		if err != nil {
+			return err
+		}
+		defer stop()
+		p.cfg.Trace = sink
+	}
 	g, err := pgroup.Create(ctx, p.cfg)
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -16,7 +17,9 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/status/metrics"
 	"github.com/muster-pg/muster/store"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 )
 
@@ -24,12 +27,14 @@ import (
 type pageFlags struct {
 	addr, secretFile string
 	secret           []byte
+	pprof            bool
 }
 
 func (p *pageFlags) register(cmd *cobra.Command, addr string) {
 	f := cmd.Flags()
-	f.StringVar(&p.addr, "http", addr, "`address` of a page that shows who waits for whom, host:port")
+	f.StringVar(&p.addr, "http", addr, "`address` of a page that shows who waits for whom, host:port; /metrics there is for Prometheus")
 	f.StringVar(&p.secretFile, "http-secret-file", "", "`file` with the password of the page; any user name does")
+	f.BoolVar(&p.pprof, "http-pprof", false, "profiles of this process too, at /debug/pprof/ of the page's address")
 }
 
 // check reads what the flags name. A store that wants to know who comes wants it at its page too, and so does whoever is not alone with it.
@@ -37,6 +42,9 @@ func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool)
 	if p.addr == "" {
 		if p.secretFile != "" {
 			return usagef(cmd, "--http-secret-file is for --http")
+		}
+		if p.pprof {
+			return usagef(cmd, "--http-pprof is for --http")
 		}
 		return nil
 	}
@@ -82,8 +90,8 @@ type page struct {
 	tls  bool
 }
 
-// startPage listens at p.addr, and shows s there. Without an address it does nothing, and gives nil.
-func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) {
+// start listens at p.addr, and shows s there, with more numbers. Without an address it does nothing, and gives nil.
+func (p *pageFlags) start(s *store.Store, files *store.TLSFiles, more ...prometheus.Collector) (*page, error) {
 	if p.addr == "" {
 		return nil, nil
 	}
@@ -101,9 +109,24 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) 
 		}
 		l, g.tls = tls.NewListener(l, config), true
 	}
-	g.http = http.Server{Handler: p.guard(status.Handler(s)), ReadTimeout: askTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	g.http = http.Server{Handler: p.guard(p.handler(s, more)), ReadTimeout: askTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	go func() { _ = g.http.Serve(l) }()
 	return g, nil
+}
+
+// handler is what there is at the page's address.
+func (p *pageFlags) handler(s *store.Store, more []prometheus.Collector) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", status.Handler(s))
+	mux.Handle("GET /metrics", metrics.Handler(s, more...))
+	if p.pprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return mux
 }
 
 func (g *page) url() string {
@@ -177,11 +200,11 @@ does a store that wants a secret or a certificate.`,
 					return err
 				}
 				defer g.close()
+				ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+				defer stop()
 				if _, err := fmt.Fprintln(cmd.OutOrStdout(), g.url()); err != nil {
 					return err
 				}
-				ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-				defer stop()
 				<-ctx.Done()
 				return nil
 			})

@@ -3,6 +3,8 @@ package main
 import (
 	"crypto/rand"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"os"
 	"strconv"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 )
 
@@ -60,6 +63,18 @@ func (p *place) check(cmd *cobra.Command) error {
 		return usagef(cmd, "--store %s: %v", redacted(p.store), err)
 	}
 	return nil
+}
+
+// show starts the page of the store that this process hosts, if there are to be both, and says where it is.
+func (p *place) show(flags *pageFlags, out io.Writer, more ...prometheus.Collector) (*page, error) {
+	if p.host == nil {
+		return nil, nil
+	}
+	g, err := flags.start(store.New(p.host.memory), nil, more...)
+	if g != nil {
+		_, _ = fmt.Fprintln(out, "muster: who waits for whom is at", g.url())
+	}
+	return g, err
 }
 
 func (p *place) close() {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
-	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
 )
 
@@ -99,16 +98,11 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer o.close()
-	if o.host != nil {
-		shown, err := o.page.start(store.New(o.host.memory), nil)
-		if err != nil {
-			return err
-		}
-		defer shown.close()
-		if shown != nil {
-			fmt.Fprintln(cmd.ErrOrStderr(), "muster: who waits for whom is at", shown.url())
-		}
+	shown, err := o.show(&o.page, cmd.ErrOrStderr())
+	if err != nil {
+		return err
 	}
+	defer shown.close()
 	sigs := catch()
 	defer sigs.stop()
 	job, err := launch.Start(cmd.Context(), o.spec(path, args[1:]))

@@ -57,7 +57,7 @@ var floors = [][]room{
 	},
 	{
 		{name: "collective", may: []string{"internal/link", "internal/reduce", "pgroup", "shm", "tensor", "trace", "wire"}},
-		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "wire"}},
+		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "trace", "wire"}},
 	},
 	{
 		{name: "strategy", may: []string{"collective", "coordinator", "pgroup", "store", "tensor", "trace"}},
@@ -69,6 +69,7 @@ var floors = [][]room{
 		{name: "deploy/...", may: []string{"..."}},
 		{name: "store/etcdstore/...", may: []string{"..."}},
 		{name: "status/browser/...", may: []string{"..."}},
+		{name: "status/metrics/...", may: []string{"..."}},
 		{name: "trace/prom/...", may: []string{"..."}},
 		{name: "trace/otel/...", may: []string{"..."}},
 	},

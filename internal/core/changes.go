@@ -74,6 +74,7 @@ func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	case req.Rev == 0: // from now on
 		return true
 	case req.Rev > m.rev || req.Rev+1 < h.first:
+		m.counts.compacted++
 		return refuse(rep, wire.CodeCompacted, "list again, and watch from the revision of what was listed")
 	}
 	bytes := int64(0)

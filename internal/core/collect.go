@@ -34,6 +34,7 @@ type record struct {
 	cast    wire.Contribution // the first vote's: what all others must equal
 	ballots []ballot          // by rank
 	yes     int
+	last    int32 // 1 + the rank whose yes was the last that counted; 0: not known
 	pending int   // ranks that are there and have not passed it
 	skipped []int // ranks that had passed it before it was opened
 	bytes   int
@@ -134,7 +135,7 @@ func (m *Machine) vote(r *record, t Ticket, req *wire.Request, rep *wire.Reply) 
 		*rep = *r.ch.g.revoked
 		return true
 	case r.done:
-		*rep = *r.result(c.Rank, c.Want)
+		*rep = *m.result(r, c.Rank, c.Want)
 		return true
 	}
 	if b.waiting { // the same rank asks again: its vote stands, and the newer call gets the answer
@@ -170,6 +171,9 @@ func (m *Machine) count(r *record, b *ballot, c *wire.Contribution, payload []by
 			r.cast.Type, r.cast.Rank, r.cast.Want = m.keep(c.Type), c.Rank, c.Want
 		}
 		b.yes, b.payload = true, payload
+		if r.elects(c.Rank) {
+			r.last = int32(c.Rank) + 1
+		}
 		r.yes++
 		r.bytes += len(payload)
 		r.ch.bytes += len(payload)
@@ -248,7 +252,7 @@ func (m *Machine) decide(r *record, no *wire.Reply) {
 	for rank := range r.ballots {
 		if b := &r.ballots[rank]; b.waiting {
 			b.waiting = false
-			m.answer(&b.waiter, r.result(rank, b.want))
+			m.answer(&b.waiter, m.result(r, rank, b.want))
 		}
 	}
 	if r.pending == 0 {

@@ -124,6 +124,7 @@ func (m *Machine) Restart(now, grace Time) {
 	for _, seat := range local.seats {
 		m.fence(seat.g, wire.CodeLost, "", seat.rank)
 	}
+	m.counts = counts{} // what is replayed was lost to another process
 	for _, id := range m.Sessions() {
 		m.arm(&m.sessions[id].grace, m.after(grace))
 	}

@@ -79,6 +79,12 @@ var defaultBounds = bounds{
 	expireAtOnce: 32,
 }
 
+// counts are of what happened, for whoever looks. They are no state: nothing depends on them, and they are not kept.
+type counts struct {
+	lost      int64 // sessions
+	compacted int64 // watches from too long ago
+}
+
 // Machine is the state. Make one with New.
 type Machine struct {
 	limits Limits
@@ -107,7 +113,9 @@ type Machine struct {
 	order       order
 	past        []pastGroup       // the oldest first
 	calls       int               // that wait
+	counts      counts            // since the process began
 	names       map[string]string // interned: verbs, types and labels repeat
+	dones       []*wire.Reply     // see done
 
 	timers   timers
 	expiries *expiry  // of entries

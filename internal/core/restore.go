@@ -187,7 +187,7 @@ func (m *Machine) restoreRecord(ch *channel, s *SavedRecord) error {
 	if len(s.Ballots) != n || s.Cast.Root >= n && s.Failed == nil { // a root that is none is why it failed
 		return fmt.Errorf("core: record %d of channel %q does not fit its group of %d", s.Seq, ch.name, n)
 	}
-	r := &record{ch: ch, seq: s.Seq, cast: s.Cast, ballots: make([]ballot, n), skipped: s.Skipped, born: s.Born, done: s.Done, failed: s.Failed}
+	r := &record{ch: ch, seq: s.Seq, cast: s.Cast, ballots: make([]ballot, n), skipped: s.Skipped, last: s.Last, born: s.Born, done: s.Done, failed: s.Failed}
 	ch.records[r.seq] = r
 	for rank := range s.Ballots {
 		x, b := &s.Ballots[rank], &r.ballots[rank]

@@ -7,8 +7,17 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// done is the answer to those who want nothing but to know.
-var done = &wire.Reply{}
+// done is the answer to those who want nothing but to know, and to know for whom they waited. There is one for each rank, so that
+// a decision makes none.
+func (m *Machine) done(last int32) *wire.Reply {
+	for len(m.dones) <= int(last) {
+		m.dones = append(m.dones, nil)
+	}
+	if m.dones[last] == nil {
+		m.dones[last] = &wire.Reply{N: int64(last)}
+	}
+	return m.dones[last]
+}
 
 // malformed is why a vote cannot be part of r, in words; "" if it can. What rank 3 sends
 // may be anything: it is looked at once, here, and trusted when the record is decided.
@@ -57,15 +66,16 @@ func (r *record) foldable(c *wire.Contribution, payload []byte) string {
 	return ""
 }
 
-// result is what rank gets of a decided record. Equal answers are one Reply.
-func (r *record) result(rank int, want int32) *wire.Reply {
+// result is what rank gets of a decided record. Equal answers are one Reply. N of a success is 1 + the rank that came last.
+func (m *Machine) result(r *record, rank int, want int32) *wire.Reply {
+	last := int64(r.last)
 	switch {
 	case r.failed != nil:
 		return r.failed
 	case want >= 0 && int(want) == r.cast.Root:
-		return once(&r.rooted, func() *wire.Reply { return &wire.Reply{Value: r.ballots[want].payload} })
+		return once(&r.rooted, func() *wire.Reply { return &wire.Reply{N: last, Value: r.ballots[want].payload} })
 	case want >= 0 && int(want) < len(r.ballots):
-		return &wire.Reply{Value: r.ballots[want].payload}
+		return &wire.Reply{N: last, Value: r.ballots[want].payload}
 	case want == wire.WantPart && r.parts != nil:
 		return r.part(rank)
 	case want == wire.WantFold && r.cast.Fold.Valid():
@@ -73,7 +83,7 @@ func (r *record) result(rank int, want int32) *wire.Reply {
 	case want == wire.WantAll:
 		return once(&r.all, r.everything)
 	}
-	return done
+	return m.done(r.last)
 }
 
 func once(rep **wire.Reply, make func() *wire.Reply) *wire.Reply {
@@ -84,7 +94,7 @@ func once(rep **wire.Reply, make func() *wire.Reply) *wire.Reply {
 }
 
 func (r *record) everything() *wire.Reply {
-	rep := &wire.Reply{Values: make([][]byte, len(r.ballots))}
+	rep := &wire.Reply{N: int64(r.last), Values: make([][]byte, len(r.ballots))}
 	for i := range r.ballots {
 		rep.Values[i] = r.ballots[i].payload
 	}
@@ -94,9 +104,9 @@ func (r *record) everything() *wire.Reply {
 // part is rank's part of the root's payload, or of everybody's.
 func (r *record) part(rank int) *wire.Reply {
 	if r.cast.RootOnly {
-		return &wire.Reply{Values: [][]byte{r.parts[r.cast.Root][rank]}}
+		return &wire.Reply{N: int64(r.last), Values: [][]byte{r.parts[r.cast.Root][rank]}}
 	}
-	rep := &wire.Reply{Values: make([][]byte, len(r.parts))}
+	rep := &wire.Reply{N: int64(r.last), Values: make([][]byte, len(r.parts))}
 	for i, parts := range r.parts {
 		rep.Values[i] = parts[rank]
 	}
@@ -109,5 +119,5 @@ func (r *record) fold() *wire.Reply {
 	for i := range r.ballots[1:] {
 		Fold(r.cast.Fold, sum, r.ballots[i+1].payload)
 	}
-	return &wire.Reply{Value: sum}
+	return &wire.Reply{N: int64(r.last), Value: sum}
 }

@@ -192,6 +192,9 @@ func (m *Machine) takeOut(id uint64, how wire.Code) (seats []seatID) {
 	m.disarm(&s.grace)
 	m.dropAll(s, how, func(*waiter) bool { return true })
 	delete(m.sessions, id)
+	if how == wire.CodeLost {
+		m.counts.lost++
+	}
 	for _, l := range s.leases {
 		m.endLease(l)
 	}

@@ -114,6 +114,7 @@ type SavedRecord struct {
 	Cast    wire.Contribution
 	Ballots []SavedBallot
 	Skipped []int
+	Last    int32
 	Born    Time
 	Due     Due
 	Done    bool
@@ -233,7 +234,7 @@ func (ch *channel) state() SavedChannel {
 	for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
 		r := ch.records[seq]
 		x := SavedRecord{
-			Seq: seq, Cast: r.cast, Skipped: slices.Clone(r.skipped), Born: r.born, Due: r.timer.due(), Done: r.done, Failed: r.failed,
+			Seq: seq, Cast: r.cast, Skipped: slices.Clone(r.skipped), Last: r.last, Born: r.born, Due: r.timer.due(), Done: r.done, Failed: r.failed,
 		}
 		for rank := range r.ballots {
 			b := &r.ballots[rank]

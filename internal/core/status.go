@@ -74,7 +74,8 @@ func (v *viewer) server() {
 	}
 	s := &wire.ServerStatus{
 		Up: v.now, Sessions: int64(len(v.m.sessions) - 1), Calls: int64(v.m.calls), Groups: int64(len(v.m.groups)),
-		Keys: int64(v.m.entries.len()), Bytes: v.m.bytes,
+		Keys: int64(v.m.entries.len()), Bytes: v.m.bytes, Lost: v.m.counts.lost,
+		Watching: int64(len(v.m.watchers)), History: int64(len(v.m.history.last())), Compacted: v.m.counts.compacted,
 	}
 	v.Server = s
 }

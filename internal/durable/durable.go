@@ -34,10 +34,11 @@ var (
 
 // Options has defaults for its zero value.
 type Options struct {
-	Grace  time.Duration // what sessions get after a restart to come back; default 10 s
-	Fold   int64         // bytes of log that make a checkpoint worth while; default 64 MiB
-	Logger *slog.Logger  // nil is silent
-	FS     journal.FS    // of the log; nil is the system's
+	Grace  time.Duration            // what sessions get after a restart to come back; default 10 s
+	Fold   int64                    // bytes of log that make a checkpoint worth while; default 64 MiB
+	Logger *slog.Logger             // nil is silent
+	FS     journal.FS               // of the log; nil is the system's
+	Wrote  func(took time.Duration) // if not nil, see journal.Options
 }
 
 func (o *Options) withDefaults() *Options {
@@ -120,7 +121,7 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.log, err = journal.Open(d.dir, d.Incarnation, segment, m.Replay, &journal.Options{Logger: d.options.Logger, FS: d.options.FS})
+	d.log, err = journal.Open(d.dir, d.Incarnation, segment, m.Replay, &journal.Options{Logger: d.options.Logger, FS: d.options.FS, Wrote: d.options.Wrote})
 	if err != nil {
 		return nil, err
 	}
@@ -184,6 +185,9 @@ func (d *Disk) Sync(pos uint64) error { return d.log.Sync(pos) }
 
 // Durable is up to where everything is on the disk.
 func (d *Disk) Durable() uint64 { return d.log.Durable() }
+
+// LogSize is how many bytes of log there are since the last checkpoint.
+func (d *Disk) LogSize() int64 { return d.log.Size() }
 
 // Hold calls a function with the machine while nobody else has it, and no event of it is missing in the log.
 type Hold func(func(*core.Machine)) error

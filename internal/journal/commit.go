@@ -3,6 +3,7 @@ package journal
 import (
 	"cmp"
 	"slices"
+	"time"
 )
 
 // commit writes batches, in order, until b is durable or the journal has failed. Called with the turn.
@@ -36,7 +37,13 @@ func (j *Journal) write(b *batch) error {
 		}
 	}
 	seal(b.buf, j.seg.sum, j.seg.off, j.base+b.last-uint64(b.count)+1, b.count)
-	return j.seg.write(b.buf)
+	if j.wrote == nil {
+		return j.seg.write(b.buf)
+	}
+	began := time.Now()
+	err := j.seg.write(b.buf)
+	j.wrote(time.Since(began))
+	return err
 }
 
 // settle tells those who wait for b, and keeps its buffer.

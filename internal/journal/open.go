@@ -21,8 +21,8 @@ func Open(dir string, id uint64, from uint64, apply func(record []byte) error, o
 		fs:    o.FS,
 		dir:   dir,
 		store: id,
-		ahead: int64(cmp.Or(max(o.Ahead, 0), aheadDefault)),
-		turn:  make(chan struct{}, 1),
+		wrote: o.Wrote, ahead: int64(cmp.Or(max(o.Ahead, 0), aheadDefault)),
+		turn: make(chan struct{}, 1),
 	}
 	if j.fs == nil {
 		j.fs = osFS{}

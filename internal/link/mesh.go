@@ -201,7 +201,7 @@ func (m *Mesh) accept(l net.Listener) {
 				return
 			}
 			// Out of descriptors, most likely: whoever waits has a deadline of their own.
-			m.group.Config().Logger.Warn("accepting a data connection", "addr", l.Addr(), "err", err)
+			m.group.Logger().Warn("accepting a data connection", "addr", l.Addr(), "err", err)
 			<-time.After(acceptPause)
 			continue
 		}
@@ -218,7 +218,7 @@ func (m *Mesh) welcome(conn net.Conn) {
 	_ = conn.SetDeadline(time.Now().Add(handshakeTime))
 	if err := m.receive(conn); err != nil {
 		_ = conn.Close()
-		m.group.Config().Logger.Warn("a data connection was refused", "from", conn.RemoteAddr(), "err", err)
+		m.group.Logger().Warn("a data connection was refused", "from", conn.RemoteAddr(), "err", err)
 	}
 }
 

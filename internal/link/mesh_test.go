@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"sync"
 	"testing"
@@ -259,4 +260,27 @@ func TestBadListen(t *testing.T) {
 		}
 		ranks.Wait()
 	}
+}
+
+// TestRecords say of which rank of which group they are, and where that is.
+func TestRecords(t *testing.T) {
+	var told bytes.Buffer
+	groups := cluster(t, 2, true, func(c *pgroup.Config) {
+		c.Name = "train"
+		if c.Rank == 1 {
+			c.Logger = slog.New(slog.NewTextHandler(&told, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		}
+	})
+	meshes, _ := open(t, groups)
+	c, err := net.Dial("tcp", link.Addr(meshes[0], 1))
+	require.NoError(t, err)
+	_, err = c.Write(make([]byte, 200))
+	require.NoError(t, err)
+	_, _ = io.Copy(io.Discard, c) // until it is refused
+	require.NoError(t, c.Close())
+	for _, m := range meshes {
+		m.Close()
+	}
+	require.Contains(t, told.String(), "a data connection was refused")
+	require.Regexp(t, `group=train generation=\d+ rank=1 seq=\d+ `, told.String())
 }

@@ -1,0 +1,124 @@
+package main_test
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// numbersAt are the metrics that are told at a page.
+func numbersAt(t *testing.T, page string) string {
+	t.Helper()
+	code, text := told(t, page+"metrics")
+	if code != 200 {
+		t.Fatalf("%smetrics is %d %q", page, code, text)
+	}
+	return text
+}
+
+// numbersHave waits until there is such a line.
+func numbersHave(t *testing.T, page, line string) (text string) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); ; {
+		if text = numbersAt(t, page); strings.Contains(text, "\n"+line) {
+			return text
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("there is no line %q in %s", line, text)
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+func has(t *testing.T, text string, lines ...string) {
+	t.Helper()
+	for _, line := range lines {
+		if !strings.Contains(text, "\n"+line) {
+			t.Errorf("there is no line %q", line)
+		}
+	}
+}
+
+func TestServeTellsPrometheus(t *testing.T) {
+	t.Parallel()
+	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data", t.TempDir())
+	_, page, _ := strings.Cut(p.complaint(t, "page="), "page=")
+	url := p.line(t, "muster://")
+	stuck(t, dial(t, url), "train")
+	has(t, numbersAt(t, page), "muster_store_up 1", "muster_store_durable 1", "muster_store_log_bytes ", "muster_store_log_sync_seconds_count ",
+		`muster_groups{state="waiting"} 1`, `muster_ranks{state="waits"} 1`, `muster_store_requests_total{op="collect"} 1`, "go_goroutines ", "process_open_fds ")
+	tells(t, page+"debug/pprof/", 404, "") // not unless it is asked for
+	tells(t, page+"status", 200, `"train"`)
+
+	// From outside: the store of somebody else.
+	other := start(t, "page", "--store", url, "--http", "127.0.0.1:0", "--http-pprof")
+	page = other.line(t, "http://127.0.0.1:")
+	has(t, numbersAt(t, page), "muster_store_up 1", "muster_store_durable 1", `muster_groups{state="waiting"} 1`)
+	tells(t, page+"debug/pprof/", 200, "goroutine")
+	tells(t, page+"debug/pprof/goroutine?debug=1", 200, "goroutine profile")
+	p.signal(t, syscall.SIGKILL)
+	p.wait(t)
+	text := numbersHave(t, page, "muster_store_up 0") // for half a second they are those of before
+	if strings.Contains(text, "muster_store_keys") {
+		t.Errorf("of a store that is away it is %q", text)
+	}
+}
+
+// TestNumbersAndProfilesWantThePassword too.
+func TestNumbersAndProfilesWantThePassword(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(file, []byte("a password for the page"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--http-secret-file", file, "--http-pprof")
+	_, page, _ := strings.Cut(p.complaint(t, "page="), "page=")
+	for _, path := range []string{"metrics", "debug/pprof/", "debug/pprof/cmdline", "debug/pprof/heap"} {
+		tells(t, page+path, 401, "a password is wanted")
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.SetBasicAuth("prometheus", "a password for the page")
+		rep, err := (&http.Client{Timeout: limit}).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(rep.Body)
+		_ = rep.Body.Close()
+		if err != nil || rep.StatusCode != 200 || len(body) == 0 {
+			t.Errorf("%s with the password is %d, %v", path, rep.StatusCode, err)
+		}
+	}
+	run(t, "serve", "--http-pprof").wants(t, 2, "", "--http-pprof is for --http")
+}
+
+// TestBenchShowsAPage of the store that it hosts, with numbers.
+func TestBenchShowsAPage(t *testing.T) {
+	t.Parallel()
+	p := start(t, "bench", "-n", "2", "--time", "1h", "--cases", "barrier", "--host", "launcher", "--http", "127.0.0.1:0")
+	_, page, _ := strings.Cut(p.complaint(t, "who waits for whom"), "is at ")
+	tells(t, page+"status", 200, `"groups":[`)
+	for _, rank := range []string{"0", "1"} {
+		text := numbersHave(t, page, `muster_operations_total{code="ok",op="pgroup.barrier",rank="`+rank+`"} `)
+		has(t, text, "muster_store_up 1", `muster_operation_seconds_bucket{op="pgroup.barrier",rank="`+rank+`",le="+Inf"} `, `muster_waited_seconds_total{op="pgroup.barrier",rank="`+rank+`"} `)
+	}
+	p.signal(t, syscall.SIGINT)
+	p.wait(t)
+	run(t, "bench", "--http", "127.0.0.1:0").wants(t, 2, "", "add --host launcher")
+}
+
+func TestGatherRefusesAPageThatCannotBe(t *testing.T) {
+	t.Parallel()
+	d := emptyDesk(t)
+	shard := d.file(t, "a.safetensors", smallModel(t), nil)
+	taken := stranger(t)
+	run(t, "gather", "-o", d.path("out"), "--http", "8080", shard).wants(t, 2, "", "--http 8080: it is not host:port")
+	run(t, "gather", "-o", d.path("out"), "--http", taken, shard).wants(t, 1, "", "let --http have another port")
+	d.has(t, "a.safetensors")
+}

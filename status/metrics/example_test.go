@@ -1,0 +1,54 @@
+package metrics_test
+
+import (
+	"bufio"
+	"fmt"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/muster-pg/muster/status/metrics"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace/prom"
+)
+
+// A process that hosts a store, or has dialed one, and has ranks: one address for all of it.
+func ExampleHandler() {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	sink, err := prom.New(nil, nil) // for the Trace of each Config
+	if err != nil {
+		log.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metrics.Handler(s, sink))
+	srv := httptest.NewServer(mux)
+	defer srv.Close()
+
+	rep, err := http.Get(srv.URL + "/metrics")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer rep.Body.Close()
+	for lines := bufio.NewScanner(rep.Body); lines.Scan(); {
+		if strings.HasPrefix(lines.Text(), "muster_store_keys") {
+			fmt.Println(lines.Text())
+		}
+	}
+	// Output: muster_store_keys 0
+}
+
+// In a registry that has others too.
+func ExampleNew() {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	r := prometheus.NewRegistry() // or prometheus.DefaultRegisterer
+	r.MustRegister(metrics.New(s))
+	n, err := testutil.GatherAndCount(r, "muster_store_up")
+	fmt.Println(n, err)
+	// Output: 1 <nil>
+}

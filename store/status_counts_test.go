@@ -1,0 +1,109 @@
+package store_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// counts are the numbers of a store, asked for until they are as wanted.
+func counts(t *testing.T, e store.Engine, wanted func(*store.ServerStatus) bool) (got *store.ServerStatus) {
+	t.Helper()
+	testcluster.Eventually(t, patience, func() bool {
+		s, err := store.New(e).Status(t.Context(), "")
+		require.NoError(t, err)
+		got = s.Server
+		return wanted(got)
+	}, "the numbers are as they should be")
+	return got
+}
+
+func TestStatusCountsConnections(t *testing.T) {
+	for _, wires := range engines[:2] {
+		t.Run(wires.name, func(t *testing.T) {
+			m := new(store.Memory)
+			s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{Conns: 2, Grace: time.Millisecond}}, wires.wires)
+			require.Equal(t, &store.ServerStatus{}, firstCounts(t, m))
+			works(t, s.client(t))
+			second := s.greeted(t)
+			counts(t, m, func(n *store.ServerStatus) bool {
+				return n.Conns == 2 && n.Came == 2 && n.Refused == 0 && n.Sessions == 2
+			})
+			s.raw(t)
+			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 2 && n.Came == 2 && n.Refused == 1 })
+			require.NoError(t, second.Close())
+			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 1 && n.Lost == 1 && n.Sessions == 1 })
+		})
+	}
+}
+
+// firstCounts are those before anybody came, without what differs from run to run.
+func firstCounts(t *testing.T, m *store.Memory) *store.ServerStatus {
+	s, err := store.New(m).Status(t.Context(), "")
+	require.NoError(t, err)
+	s.Server.Up, s.Server.Ops = 0, nil
+	return s.Server
+}
+
+func TestStatusCountsPeersThatDoNotRead(t *testing.T) {
+	m := new(store.Memory)
+	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{InFlight: 1 << 20}}, tcp)
+	slow := s.greeted(t)
+	for i := range 100 {
+		send(t, slow, wire.AppendRequest(nil, &wire.Request{Op: wire.OpWait, ID: uint64(i + 1), Keys: []string{"large"}}))
+	}
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Calls == 100 })
+	require.NoError(t, s.client(t).Set(bounded(t), "large", make([]byte, large), nil))
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Slow == 1 && n.Conns == 1 })
+}
+
+func TestStatusCountsWatches(t *testing.T) {
+	m := &store.Memory{Limits: store.Limits{History: 3}}
+	s := store.New(m)
+	defer s.Close()
+	for range 10 {
+		require.NoError(t, s.Set(t.Context(), "k", []byte("v"), nil))
+	}
+	for _, err := range s.Watch(t.Context(), "", 1) {
+		require.ErrorIs(t, err, store.ErrCompacted)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, err := range s.Watch(ctx, "", 0) {
+			assert.ErrorIs(t, err, context.Canceled)
+		}
+	}()
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Watching == 1 && n.Compacted == 1 && n.History == 3 })
+	cancel()
+	<-done
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Watching == 0 })
+}
+
+func TestStatusCountsWritesOfTheLog(t *testing.T) {
+	m := &store.Memory{Dir: t.TempDir()}
+	defer m.Close()
+	s := store.New(m)
+	before := counts(t, m, func(n *store.ServerStatus) bool { return n.Durable })
+	for range 5 {
+		require.NoError(t, s.Set(t.Context(), "k", make([]byte, 1000), nil))
+	}
+	after := counts(t, m, func(n *store.ServerStatus) bool { return n.Log > before.Log+5000 })
+	require.GreaterOrEqual(t, sum(after.Syncs), sum(before.Syncs)+5)
+	require.Greater(t, after.Synced, before.Synced)
+}
+
+func sum(buckets []wire.Bucket) (n int64) {
+	for _, b := range buckets {
+		n += b.Count
+	}
+	return n
+}
