@@ -201,3 +201,10 @@ func TestStoreGoesAway(t *testing.T) {
 		t.Errorf("serve ended with %d: %s", r.code, r.stderr)
 	}
 }
+
+// mem:// is a store of the command's own, with nothing in it: for trying what a command says.
+func TestStoreOfThisProcess(t *testing.T) {
+	t.Parallel()
+	run(t, "set", "k", "v", "--store", "mem://").wants(t, 0, "", "")
+	run(t, "get", "k", "--store", "mem://").wants(t, 3, "", `no key "k"`)
+}
