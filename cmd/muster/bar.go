@@ -13,15 +13,24 @@ import (
 type bar struct {
 	out   io.Writer
 	width func() int // of the terminal now; 0: it is none
-	start time.Time  // of the first bytes
+	text  func(done, total int64, took time.Duration) string
+	start time.Time // of the first showing
 	shown bool
 }
 
+// newBar is one of bytes.
 func newBar(w io.Writer) *bar {
-	b := &bar{out: w, width: func() int { return widthOf(w) }}
+	b := &bar{out: w, width: func() int { return widthOf(w) }, text: barLine}
 	if os.Getenv("TERM") == "dumb" {
 		b.width = func() int { return 0 }
 	}
+	return b
+}
+
+// newCountBar is one of what has been done, as "ranks have started".
+func newCountBar(w io.Writer, what string) *bar {
+	b := newBar(w)
+	b.text = func(done, total int64, took time.Duration) string { return countLine(done, total, took, what) }
 	return b
 }
 
@@ -34,7 +43,7 @@ func (b *bar) show(done, total int64) {
 	if b.start.IsZero() {
 		b.start = time.Now()
 	}
-	line := barLine(done, total, time.Since(b.start))
+	line := b.text(done, total, time.Since(b.start))
 	const least, most = 10, 40
 	room := min(width-1-utf8.RuneCountInString(line), most)
 	if room >= least {
@@ -52,6 +61,7 @@ func (b *bar) show(done, total int64) {
 func (b *bar) clear() {
 	if b.shown {
 		_, _ = fmt.Fprint(b.out, "\r\x1b[K")
+		b.shown = false
 	}
 }
 
@@ -67,4 +77,14 @@ func barLine(done, total int64, took time.Duration) string {
 	}
 	left := time.Duration(float64(total-done) / rate * float64(time.Second))
 	return line + fmt.Sprintf("  %s GB/s  %s left", digits(rate/1e9), left.Round(time.Second))
+}
+
+// countLine is that of things that take about as long each.
+func countLine(done, total int64, took time.Duration, what string) string {
+	line := fmt.Sprintf(" %3d %%  %d of %d %s", 100*done/total, done, total, what)
+	if done == 0 || done >= total || took < time.Second {
+		return line
+	}
+	left := time.Duration(float64(took) / float64(done) * float64(total-done))
+	return line + fmt.Sprintf("  %s left", left.Round(time.Second))
 }

@@ -67,7 +67,7 @@ type client struct {
 
 // WrapChild makes every file one of this client.
 func (c *client) WrapChild(_ context.Context, ops fs.InodeEmbedder) fs.InodeEmbedder {
-	return &client{*ops.(*fs.LoopbackNode), c.open}
+	return &client{fs.LoopbackNode{RootData: ops.(*fs.LoopbackNode).RootData}, c.open}
 }
 
 func (c *client) Open(_ context.Context, _ uint32) (fs.FileHandle, uint32, syscall.Errno) {
