@@ -15,6 +15,7 @@ type bar struct {
 	width func() int // of the terminal now; 0: it is none
 	text  func(done, total int64, took time.Duration) string
 	start time.Time // of the first showing
+	drawn time.Time // at last
 	shown bool
 }
 
@@ -34,19 +35,23 @@ func newCountBar(w io.Writer, what string) *bar {
 	return b
 }
 
-// show draws it anew.
+// drawEvery is how often it is drawn: a terminal is slow, and so are people.
+const drawEvery = 50 * time.Millisecond
+
+// show draws it anew, unless it has been a moment ago. A total of 0 is one that nobody knows.
 func (b *bar) show(done, total int64) {
-	width := b.width()
-	if width == 0 || total <= 0 {
+	width, now := b.width(), time.Now()
+	if width == 0 || b.shown && now.Sub(b.drawn) < drawEvery && (done < total || total == 0) {
 		return
 	}
 	if b.start.IsZero() {
-		b.start = time.Now()
+		b.start = now
 	}
-	line := b.text(done, total, time.Since(b.start))
+	b.drawn = now
+	line := b.text(done, total, now.Sub(b.start))
 	const least, most = 10, 40
 	room := min(width-1-utf8.RuneCountInString(line), most)
-	if room >= least {
+	if room >= least && total > 0 {
 		full := int(float64(room) * float64(done) / float64(total))
 		line = strings.Repeat("█", full) + strings.Repeat("░", room-full) + line
 	}
@@ -67,6 +72,9 @@ func (b *bar) clear() {
 
 // barLine is what stands behind the bar: all is on the disk only after the last byte.
 func barLine(done, total int64, took time.Duration) string {
+	if total == 0 {
+		return " " + bytesText(done)
+	}
 	line := fmt.Sprintf(" %3d %%  %s of %s", int(100*float64(done)/float64(total)), bytesText(done), bytesText(total))
 	rate := float64(done) / took.Seconds()
 	switch {
@@ -81,6 +89,9 @@ func barLine(done, total int64, took time.Duration) string {
 
 // countLine is that of things that take about as long each.
 func countLine(done, total int64, took time.Duration, what string) string {
+	if total == 0 {
+		return fmt.Sprintf(" %d %s", done, what)
+	}
 	line := fmt.Sprintf(" %3d %%  %d of %d %s", 100*done/total, done, total, what)
 	if done == 0 || done >= total || took < time.Second {
 		return line

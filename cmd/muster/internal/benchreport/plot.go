@@ -85,7 +85,7 @@ func curves(l line, first bool) []plot.Plotter {
 func colourOf(key int) color.RGBA { return palette[key%len(palette)] }
 
 func glyphOf(key int) draw.GlyphStyle {
-	return draw.GlyphStyle{Color: colourOf(key), Radius: 2.8, Shape: glyphs[key%len(glyphs)]}
+	return draw.GlyphStyle{Color: colourOf(key), Radius: 2.8, Shape: glyphs[(key+key/len(palette))%len(glyphs)]}
 }
 
 func dress(a *plot.Axis, as axis, at []float64) {
@@ -169,19 +169,23 @@ type sheet struct {
 const (
 	margin, gap = vg.Length(20), vg.Length(16)
 	headHeight  = vg.Length(34)
-	partHeight  = vg.Length(58) // title, legend
+	partHeight  = vg.Length(44) // title, and what is below the legend
+	keyHeight   = vg.Length(14)
 )
 
 func (s *sheet) measure() {
-	most := 1
-	s.height = 2*margin + headHeight
+	most := 2 // room for legends
 	for _, sec := range s.sections {
 		most = max(most, min(len(sec.panels), s.columns))
-		rows := vg.Length((len(sec.panels) + s.columns - 1) / s.columns)
-		s.height += partHeight + rows*(panelHeight+gap)
 	}
-	s.columns = max(most, 2) // room for legends
+	s.columns = most
 	s.width = 2*margin + vg.Length(s.columns)*(panelWidth+gap) - gap
+	s.height = 2*margin + headHeight
+	for _, sec := range s.sections {
+		_, keys := s.keys(sec)
+		rows := vg.Length((len(sec.panels) + s.columns - 1) / s.columns)
+		s.height += partHeight + keys + rows*(panelHeight+gap)
+	}
 }
 
 func (s *sheet) draw(c draw.Canvas, title string) {
@@ -191,8 +195,8 @@ func (s *sheet) draw(c draw.Canvas, title string) {
 	for _, sec := range s.sections {
 		c.FillText(style(12, true, inkColour), vg.Point{X: margin, Y: y - 12}, sec.title)
 		c.FillText(style(small, false, dimColour), vg.Point{X: margin, Y: y - 25}, sec.about)
-		s.legend(c, sec, y-41)
-		y -= partHeight
+		y -= partHeight - 3
+		y -= s.legend(c, sec, y) + 3
 		for i, p := range sec.panels {
 			col := vg.Length(i % s.columns)
 			if i > 0 && col == 0 {
@@ -209,14 +213,31 @@ func style(size vg.Length, bold bool, c color.Color) text.Style {
 	return text.Style{Color: c, Font: face(size, bold), Handler: plot.DefaultTextHandler}
 }
 
-// legend is one row, or as many as it takes.
-func (s *sheet) legend(c draw.Canvas, sec section, y vg.Length) {
-	x := margin
-	st := style(small, false, inkColour)
-	for key, name := range sec.lines {
-		c.StrokeLine2(draw.LineStyle{Color: colourOf(key), Width: 2}, x, y+3, x+18, y+3)
-		c.DrawGlyph(glyphOf(key), vg.Point{X: x + 9, Y: y + 3})
-		c.FillText(st, vg.Point{X: x + 23, Y: y}, name)
-		x += 23 + st.Width(name) + gap
+var keyStyle = style(small, false, inkColour)
+
+const keyLine = vg.Length(18) // of a key, before its name
+
+// keys are where the keys of a legend are, below each other where there is no room beside, and the height of all.
+func (s *sheet) keys(sec section) (at []vg.Point, height vg.Length) {
+	x, y := margin, vg.Length(0)
+	for _, name := range sec.lines {
+		width := keyLine + 5 + keyStyle.Width(name)
+		if x > margin && x+width > s.width-margin {
+			x, y = margin, y-keyHeight
+		}
+		at = append(at, vg.Point{X: x, Y: y})
+		x += width + gap
 	}
+	return at, keyHeight - y
+}
+
+func (s *sheet) legend(c draw.Canvas, sec section, y vg.Length) vg.Length {
+	places, height := s.keys(sec)
+	for key, at := range places {
+		at.Y += y
+		c.StrokeLine2(draw.LineStyle{Color: colourOf(key), Width: 2}, at.X, at.Y+3, at.X+keyLine, at.Y+3)
+		c.DrawGlyph(glyphOf(key), vg.Point{X: at.X + keyLine/2, Y: at.Y + 3})
+		c.FillText(keyStyle, vg.Point{X: at.X + keyLine + 5, Y: at.Y}, sec.lines[key])
+	}
+	return height
 }
