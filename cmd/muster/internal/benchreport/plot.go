@@ -91,7 +91,7 @@ func glyphOf(key int) draw.GlyphStyle {
 func dress(a *plot.Axis, as axis, at []float64) {
 	a.Scale = plot.LogScale{}
 	a.Label.Text, a.Label.TextStyle.Font, a.Label.TextStyle.Color = as.label, face(small, false), dimColour
-	a.LineStyle.Width, a.Tick.LineStyle.Width = 0, 0
+	a.Width, a.Tick.Width = 0, 0
 	a.Tick.Length = 2
 	a.Tick.Label.Font, a.Tick.Label.Color = face(small, false), dimColour
 	all := make(plot.ConstantTicks, len(at))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -264,6 +265,15 @@ func TestMeetingPort(t *testing.T) {
 		wants(t, r, "group", doctor.Problem, "missing rank 1")
 		require.NoError(t, errors.Join(srv.Close(), m.Close()))
 		require.ErrorIs(t, <-served, store.ErrServerClosed)
+	})
+	t.Run("that nobody may host at", func(t *testing.T) {
+		d := rank0("29511")
+		d.System.FromEnv = func() (pgroup.Config, error) {
+			l, err := net.Listen("tcp", "0.0.0.0:0")
+			return pgroup.Config{Size: 2, Listener: l}, err
+		}
+		f := wants(t, examine(d), "group", doctor.Problem, "refusing to serve beyond loopback")
+		require.Contains(t, f.Do, "MUSTER_SECRET_FILE")
 	})
 	t.Run("that clients get", func(t *testing.T) {
 		l, port := listen(t)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
 )
 
 // card is what a rank tells the others of itself at first.
@@ -74,8 +75,11 @@ func (d *Doctor) join(ctx context.Context, c pgroup.Config) (*pgroup.Group, erro
 func (d *Doctor) notJoined(ctx context.Context, p *patient, err error) []Finding {
 	invalid := errors.Is(err, pgroup.ErrInvalid)
 	do := "are all ranks started, and do they have the same addresses? --timeout gives them more time"
-	if invalid {
+	switch {
+	case invalid:
 		do = "correct the environment"
+	case errors.Is(err, store.ErrInsecure):
+		do = "let MUSTER_SECRET_FILE name a file with a secret, the same on all ranks, or MUSTER_TLS_CA, MUSTER_TLS_CERT and MUSTER_TLS_KEY certificates; or set MUSTER_INSECURE=1 in a network that you trust"
 	}
 	fs := named("group", []Finding{problem(strings.TrimPrefix(err.Error(), "pgroup: "), do)})
 	if p.hosting() || invalid {
@@ -102,7 +106,10 @@ func (w *ward) examine(ctx context.Context, tell func(*Report) error) (int, erro
 
 // introduce lets all know all, and compares them.
 func (w *ward) introduce(ctx context.Context) error {
-	host, _ := w.System.Hostname() // not knowing it has been found already
+	host := w.System.Getenv("MUSTER_HOST")
+	if host == "" {
+		host, _ = w.System.Hostname() // not knowing it has been found already
+	}
 	cards, err := pgroup.AllGather(ctx, w.group, card{w.Version, host, w.Dir, rand.Text()})
 	if err != nil {
 		return err

@@ -57,6 +57,20 @@ func TestNamesOfHostsClash(t *testing.T) {
 	well(t, r, 0, 1)
 }
 
+func TestNamesOfHostsThatAreSet(t *testing.T) {
+	r, _ := job(t, 3, func(rank int, d *doctor.Doctor) {
+		env := d.System.Getenv
+		d.System.Hostname = func() (string, error) { return "node-a", nil }
+		d.System.Getenv = func(name string) string {
+			if name == "MUSTER_HOST" {
+				return []string{"a", "a", "b"}[rank]
+			}
+			return env(name)
+		}
+	})
+	well(t, r, 0, 0)
+}
+
 func TestClocks(t *testing.T) {
 	for off, c := range map[time.Duration]struct {
 		level doctor.Level
