@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"sync"
 	"syscall"
 
 	"github.com/muster-pg/muster/store"
@@ -22,13 +23,23 @@ func (d *Doctor) ports(ctx context.Context, p *patient) (fs []Finding) {
 			fs = append(fs, d.reach(ctx, way))
 		}
 	}
-	for _, port := range d.Ports {
-		if _, err := strconv.Atoi(port); err == nil {
-			fs = append(fs, d.free(ctx, ":"+port, false))
-		} else {
-			fs = append(fs, d.reach(ctx, port))
-		}
+	return append(fs, d.asked(ctx)...)
+}
+
+// asked looks at the ports that were asked for, all at once: each may take all of the patience.
+func (d *Doctor) asked(ctx context.Context) []Finding {
+	fs := make([]Finding, len(d.Ports))
+	var wg sync.WaitGroup
+	for i, port := range d.Ports {
+		wg.Go(func() {
+			if _, err := strconv.Atoi(port); err == nil {
+				fs[i] = d.free(ctx, ":"+port, false)
+			} else {
+				fs[i] = d.reach(ctx, port)
+			}
+		})
 	}
+	wg.Wait()
 	return fs
 }
 

@@ -29,7 +29,7 @@ func (w *ward) sharedDirectory(ctx context.Context) error {
 	b := &board{ward: w, path: filepath.Join(w.Dir, "muster-doctor-"+w.cards[0].Nonce)}
 	before := len(w.found)
 	defer b.remove(ctx)
-	for _, step := range []func(){b.ask, b.create, b.look, b.overwrite, b.reread, b.race} {
+	for _, step := range []func(){b.ask, b.create, b.look, b.overwrite, b.reread, b.race, b.settle} {
 		if !b.hung {
 			b.hung = !within(ctx, w.longest(), step)
 		}
@@ -60,7 +60,9 @@ type board struct {
 	stale  bool          // the old content of a file that was overwritten
 	torn   bool          // a part of a file that was replaced
 	gone   error         // of a file that was replaced
-	last   bool          // the last of the replaced ones was seen
+	last   bool          // the last of the replaced ones was seen, or, by rank 0, is to come
+
+	version byte // rank 0's, of what is replaced
 }
 
 func (b *board) writer() bool { return b.group.Rank() == 0 }
@@ -122,31 +124,43 @@ func (b *board) reread() {
 	}
 }
 
-const replaced = 20 // times
+const replaced = 20 // times at most
 
-// race reads a file while it is replaced, until its last version is seen.
+// race reads a file while it is replaced, for half of the patience at most.
 func (b *board) race() {
-	path := b.path + ".race"
-	if b.seen < 0 && !b.listed {
-		return // it is another directory
+	for began := time.Now(); time.Since(began) < b.patience()/2 && !b.last && !b.elsewhere(); time.Sleep(time.Millisecond) {
+		if !b.writer() {
+			b.readRaced()
+			continue
+		}
+		b.version++
+		b.last = b.version == replaced-1
+		b.note(replace(b.path+".race", content(b.version)))
 	}
 	if b.writer() {
-		for v := range byte(replaced) {
-			b.note(replace(path, content(v+1)))
-		}
-		return
+		b.note(replace(b.path+".race", content(replaced)))
 	}
-	for began := time.Now(); time.Since(began) < b.patience() && !b.last; {
-		got, err := os.ReadFile(path)
-		switch {
-		case err != nil:
-			b.gone = err
-		case len(got) == 0 || !bytes.Equal(got, content(got[0])):
-			b.torn = true
-		default:
-			b.last = got[0] == replaced
-		}
-		time.Sleep(time.Millisecond)
+}
+
+// settle waits for the last version, which is there now.
+func (b *board) settle() {
+	for began := time.Now(); !b.writer() && time.Since(began) < b.patience() && !b.last && !b.elsewhere(); time.Sleep(10 * time.Millisecond) {
+		b.readRaced()
+	}
+}
+
+// elsewhere reports whether this is another directory than rank 0's.
+func (b *board) elsewhere() bool { return b.seen < 0 && !b.listed }
+
+func (b *board) readRaced() {
+	got, err := os.ReadFile(b.path + ".race")
+	switch {
+	case err != nil:
+		b.gone = err
+	case len(got) == 0 || !bytes.Equal(got, content(got[0])):
+		b.torn = true
+	default:
+		b.last = got[0] == replaced
 	}
 }
 
@@ -157,7 +171,7 @@ func (b *board) judge() {
 		b.find("dir", problem(fmt.Sprintf("an operation in %s did not end within %v", b.Dir, b.longest()), "the server of that file system does not answer: programs there hang, and cannot be interrupted"))
 	case b.writer() && b.writes != nil:
 		b.find("dir", problem(fmt.Sprintf("rank 0 cannot write into %s: %s", b.Dir, failure(b.writes)), "is it mounted read-only, full, or another user's?"))
-	case !b.writer() && b.seen < 0 && !b.listed:
+	case !b.writer() && b.elsewhere():
 		b.find("dir", problem(fmt.Sprintf("what rank 0 writes into %s is not there", b.Dir), "it is another directory on that host: mount the same file system on all hosts"))
 	case !b.writer():
 		b.judgeReader()
