@@ -36,10 +36,18 @@ func (s *Store) Backup(ctx context.Context, w io.Writer) (written int64, err err
 	}
 }
 
+// RestoreOptions are for Restore. The zero value, and nil, are good.
+type RestoreOptions struct {
+	Progress func(done, total int) // is told now and then how many of the entries are written; nil is nobody
+}
+
 // Restore makes a store of a backup in dir, which is made, or is empty. Sessions, and what their leases held, are not brought back: who
-// was there may have gone on since.
-func Restore(backup, dir string) error {
-	if err := durable.Restore(backup, dir); err != nil {
+// was there may have gone on since. A nil o is as good as an empty one.
+func Restore(backup, dir string, o *RestoreOptions) error {
+	if o == nil {
+		o = new(RestoreOptions)
+	}
+	if err := durable.Restore(backup, dir, o.Progress); err != nil {
 		return &Error{Op: "restore", Key: backup, Code: wire.CodeInvalid, Err: fmt.Errorf("%w: %w", ErrInvalid, err)}
 	}
 	return nil

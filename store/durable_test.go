@@ -77,8 +77,13 @@ func TestBackupAndRestore(t *testing.T) {
 	require.NoError(t, s.Set(ctx, "later", nil, nil))
 
 	dir := filepath.Join(t.TempDir(), "restored")
-	require.NoError(t, store.Restore(file, dir))
-	require.ErrorIs(t, store.Restore(file, dir), os.ErrExist)
+	var told []int
+	require.NoError(t, store.Restore(file, dir, &store.RestoreOptions{Progress: func(done, total int) {
+		require.Equal(t, 3000, total)
+		told = append(told, done)
+	}}))
+	require.Equal(t, []int{1000, 2000}, told)
+	require.ErrorIs(t, store.Restore(file, dir, nil), os.ErrExist)
 	back := store.New(&store.Memory{Dir: dir})
 	defer func() { _ = back.Close() }()
 	n := 0

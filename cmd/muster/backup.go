@@ -48,15 +48,32 @@ func backup(ctx context.Context, log io.Writer, s *store.Store, name string) err
 	if err != nil {
 		return err
 	}
-	n, err := s.Backup(ctx, f)
+	b := newBar(log)
+	n, err := s.Backup(ctx, &counted{w: f, bar: b})
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
 		err = os.Link(part, name) // unlike a rename, this overwrites nothing
 	}
 	_ = os.Remove(part)
+	b.clear()
 	if err == nil {
 		_, _ = fmt.Fprintf(log, "%s: %d bytes\n", name, n)
 	}
 	return err
+}
+
+// counted shows how much is written. How much it will be nobody knows.
+type counted struct {
+	w    io.Writer
+	bar  *bar
+	done int64
+}
+
+// Write implements io.Writer.
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.done += int64(n)
+	c.bar.show(c.done, 0)
+	return n, err
 }
 
 func newRestore() *cobra.Command {
@@ -75,10 +92,13 @@ by their leases, nor groups: whoever was there may have gone on after the backup
 			if data == "" {
 				return usagef(cmd, "--data DIR is missing: where to put the store")
 			}
-			if err := store.Restore(args[0], data); err != nil {
+			b := newCountBar(cmd.ErrOrStderr(), "entries")
+			err := store.Restore(args[0], data, &store.RestoreOptions{Progress: func(done, total int) { b.show(int64(done), int64(total)) }})
+			b.clear()
+			if err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "muster serve --data %s\n", data)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "muster serve --data %s\n", data)
 			return err
 		},
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/cmd/muster/internal/benchreport"
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/wire"
 	"github.com/spf13/cobra"
@@ -19,18 +20,21 @@ import (
 
 // benching is what bench was told.
 type benching struct {
-	spec   benchSpec
-	ranks  []int
-	size   size
-	host   string
-	place  place
-	asJSON bool
-	page   pageFlags
-	log    io.Writer
+	spec    benchSpec
+	ranks   []int
+	sizes   sizes
+	host    string
+	place   place
+	asJSON  bool
+	page    pageFlags
+	log     io.Writer
+	reports []string // files to write
+	against []string // files of figures
+	others  []benchreport.Run
 }
 
 func newBench() *cobra.Command {
-	o := &benching{size: 1 << 10, place: place{masterAddr: "127.0.0.1"}}
+	o := &benching{sizes: sizes{1 << 10}, place: place{masterAddr: "127.0.0.1"}}
 	var about strings.Builder
 	for _, c := range benchCases {
 		fmt.Fprintf(&about, "\n  %-10s  %s", c.name, c.about)
@@ -41,22 +45,30 @@ func newBench() *cobra.Command {
 		Long: "Measure groups of real processes on this machine, each case for --time:\n" + about.String() + `
 
 Times are those of one operation, of all ranks together. Rates are operations of the group
-in a second; of set and get, those of all ranks.`,
+in a second; of set and get, those of all ranks.
+
+--report draws the latency by ranks, and the throughput by size if there are several sizes.
+--against compares with an earlier run, which --json has printed, or with figures of others:
+{"name": "…", "results": [{"case": "barrier", "ranks": 4, "mean_us": 49}, …]}.`,
 		Example: `  muster bench
   muster bench -n 2,4,8,16 --size 64KiB --cases barrier,all-gather
-  muster bench --time 200ms --json | jq '.results[] | {case, ranks, median_us}'`,
+  muster bench --time 200ms --json | jq '.results[] | {case, ranks, median_us}'
+  muster bench --size 1KiB,64KiB,1MiB --report bench.html --report bench.png
+  muster bench --against before.json --against peers.json --report bench.html`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	o.page.register(cmd, "")
 	f := cmd.Flags()
 	f.IntSliceVarP(&o.ranks, "ranks", "n", []int{2, 4, 8}, "how many `ranks`")
-	f.Var(&o.size, "size", "of an object, and of a value")
+	f.Var(&o.sizes, "size", "of an object, and of a value; several `sizes` are parted by commas")
 	f.DurationVar(&o.spec.Time, "time", time.Second, "for each case")
 	f.StringSliceVar(&o.spec.Cases, "cases", benchCaseNames(), "what to measure")
 	f.StringVar(&o.host, "host", "rank0", "who hosts the group: rank0, or launcher as with run")
 	f.StringVar(&o.place.store, "store", "", "`URL` of a store that is there, where the ranks meet instead, as etcd://host:port")
 	f.BoolVar(&o.asJSON, "json", false, "one JSON object")
+	f.StringArrayVar(&o.reports, "report", nil, "write plots and figures to this `file`, .html or .png; may be repeated")
+	f.StringArrayVar(&o.against, "against", nil, "compare with the figures in this `file` of JSON; may be repeated")
 	return cmd
 }
 
@@ -72,8 +84,8 @@ func (o *benching) check(cmd *cobra.Command) error {
 		}
 	}
 	switch {
-	case o.size > wire.MaxValue:
-		return usagef(cmd, "--size %s: an object has at most 16MiB", &o.size)
+	case slices.Max(o.sizes) > wire.MaxValue:
+		return usagef(cmd, "--size %s: an object has at most 16MiB", &o.sizes)
 	case o.spec.Time <= 0:
 		return usagef(cmd, "--time must be positive")
 	case o.host != "rank0" && o.host != "launcher":
@@ -82,35 +94,20 @@ func (o *benching) check(cmd *cobra.Command) error {
 	if o.place.store != "" {
 		o.host = redacted(o.place.store)
 	}
-	o.spec.Size, o.spec.Launcher, o.spec.Numbers = int(o.size), o.host != "rank0", o.page.addr != ""
+	o.spec.Launcher, o.spec.Numbers = o.host != "rank0", o.page.addr != ""
+	for _, s := range o.sizes {
+		o.spec.Sizes = append(o.spec.Sizes, int(s))
+	}
 	if o.page.addr != "" && o.host != "launcher" {
 		return usagef(cmd, "--http shows the store that the launcher hosts: add --host launcher")
 	}
 	if err := o.place.check(cmd); err != nil {
 		return err
 	}
-	return o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, false)
-}
-
-// benchResult is a case with so many ranks.
-type benchResult struct {
-	Case   string  `json:"case"`
-	Ranks  int     `json:"ranks"`
-	Count  int     `json:"count"` // times measured
-	Median float64 `json:"median_us"`
-	P99    float64 `json:"p99_us"`
-	Mean   float64 `json:"mean_us"`
-	Rate   float64 `json:"ops_per_s"`
-}
-
-// benchResults is what --json prints.
-type benchResults struct {
-	Version string        `json:"version"`
-	Cores   int           `json:"cores"`
-	Size    int           `json:"size_bytes"`
-	Seconds float64       `json:"seconds_per_case"`
-	Host    string        `json:"host"`
-	Results []benchResult `json:"results"`
+	if err := o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, false); err != nil {
+		return err
+	}
+	return o.checkReports(cmd)
 }
 
 func (o *benching) run(cmd *cobra.Command) error {
@@ -119,32 +116,37 @@ func (o *benching) run(cmd *cobra.Command) error {
 	}
 	out := cmd.OutOrStdout()
 	o.log = cmd.ErrOrStderr()
-	all := benchResults{Version: version(), Cores: runtime.NumCPU(), Size: o.spec.Size, Seconds: o.spec.Time.Seconds(), Host: o.host}
-	table := benchTable{out, inkOf(out)}
+	all := benchreport.Run{
+		Name: thisRun, Version: version(), Date: time.Now().UTC().Format("2006-01-02 15:04"), Cores: runtime.NumCPU(), Seconds: o.spec.Time.Seconds(), Host: o.host,
+	}
+	table := benchTable{out, inkOf(out), len(o.sizes) > 1}
 	if o.asJSON {
 		table.out = io.Discard
 	}
-	table.title(all, &o.size)
+	table.title(all, &o.sizes)
+	progress := newCountBar(cmd.ErrOrStderr(), "measured")
+	defer progress.clear()
+	total := int64(len(o.ranks) * o.spec.rounds())
 	for _, n := range o.ranks {
+		progress.clear()
 		table.head(n)
-		err := o.group(n, func(r benchResult) {
+		progress.show(int64(len(all.Results)), total)
+		err := o.group(n, func(r benchreport.Result) {
+			progress.clear()
 			table.row(r)
 			all.Results = append(all.Results, r)
+			progress.show(int64(len(all.Results)), total)
 		})
 		if err != nil {
 			return fmt.Errorf("bench with %d ranks: %w", n, err)
 		}
 	}
-	if !o.asJSON {
-		return nil
-	}
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	return enc.Encode(all)
+	progress.clear()
+	return o.finish(out, table, all)
 }
 
 // group runs all cases with n ranks, and gives done each result as it comes.
-func (o *benching) group(n int, done func(benchResult)) error {
+func (o *benching) group(n int, done func(benchreport.Result)) error {
 	p := o.place
 	if err := p.open(); err != nil {
 		return err
@@ -180,15 +182,20 @@ func (o *benching) group(n int, done func(benchResult)) error {
 }
 
 // collectReports puts together what the ranks measured, until the job has ended.
-func collectReports(job *launch.Job, said <-chan benchReport, n int, numbers *rankNumbers, done func(benchResult)) {
-	byCase := map[string][]benchReport{}
+func collectReports(job *launch.Job, said <-chan benchReport, n int, numbers *rankNumbers, done func(benchreport.Result)) {
+	type key struct {
+		name string
+		size int
+	}
+	by := map[key][]benchReport{}
 	take := func(r benchReport) {
 		if r.Numbers != "" {
 			numbers.take(r.Rank, r.Numbers)
 			return
 		}
-		byCase[r.Case] = append(byCase[r.Case], r)
-		if rs := byCase[r.Case]; len(rs) == n {
+		k := key{r.Case, r.Size}
+		by[k] = append(by[k], r)
+		if rs := by[k]; len(rs) == n {
 			done(resultOf(rs))
 		}
 	}
@@ -206,7 +213,7 @@ func collectReports(job *launch.Job, said <-chan benchReport, n int, numbers *ra
 }
 
 // resultOf sums up what the ranks measured in one case.
-func resultOf(rs []benchReport) benchResult {
+func resultOf(rs []benchReport) benchreport.Result {
 	c := benchCases[slices.IndexFunc(benchCases, func(c benchCase) bool { return c.name == rs[0].Case })]
 	var all histogram
 	var rates []float64
@@ -224,27 +231,40 @@ func resultOf(rs []benchReport) benchResult {
 		}
 	}
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-	return benchResult{
-		Case: c.name, Ranks: len(rs), Count: all.Count, Rate: math.Round(rate),
+	return benchreport.Result{
+		Case: c.name, Ranks: len(rs), Size: rs[0].Size, Count: all.Count, Rate: math.Round(rate),
 		Median: us(all.quantile(0.5)), P99: us(all.quantile(0.99)), Mean: us(all.mean()),
 	}
 }
 
 // benchTable writes results for people, as they come.
 type benchTable struct {
-	out io.Writer
-	ink ink
+	out   io.Writer
+	ink   ink
+	sizes bool // more than one
 }
 
-func (t benchTable) title(r benchResults, s *size) {
+func (t benchTable) title(r benchreport.Run, s *sizes) {
 	fmt.Fprintf(t.out, "%s on %d cores: objects of %s, %v for each case, hosted by %s\n", t.ink.bold(r.Version), r.Cores, s, time.Duration(r.Seconds*1e9), r.Host)
 }
 
 func (t benchTable) head(ranks int) {
-	fmt.Fprintf(t.out, "\n%s %s\n", t.ink.bold(padRight(fmt.Sprintf("%d ranks", ranks), 12)), t.ink.dim("   median        p99       mean      ops/s"))
+	fmt.Fprintf(t.out, "\n%s %s\n", t.ink.bold(padRight(fmt.Sprintf("%d ranks", ranks), t.width()+2)), t.ink.dim("   median        p99       mean      ops/s"))
 }
 
-func (t benchTable) row(r benchResult) {
+// width is that of a case's name.
+func (t benchTable) width() int {
+	if t.sizes {
+		return 20
+	}
+	return 10
+}
+
+func (t benchTable) row(r benchreport.Result) {
+	name := r.Case
+	if t.sizes && r.Size > 0 {
+		name += " " + benchreport.Size(r.Size)
+	}
 	us := func(x float64) string { return padLeft(short(time.Duration(x*1e3)), 9) }
-	fmt.Fprintf(t.out, "  %s %s  %s  %s  %s\n", padRight(r.Case, 10), us(r.Median), us(r.P99), us(r.Mean), padLeft(fmt.Sprintf("%.0f", r.Rate), 9))
+	fmt.Fprintf(t.out, "  %s %s  %s  %s  %s\n", padRight(name, t.width()), us(r.Median), us(r.P99), us(r.Mean), padLeft(fmt.Sprintf("%.0f", r.Rate), 9))
 }

@@ -12,6 +12,7 @@ type benchCase struct {
 	name     string
 	about    string
 	measured func(rank int) bool // whose times count
+	sized    bool                // what it takes depends on the size of an object
 	apart    bool                // the ranks do not wait for each other: their rates add up
 	op       func(ctx context.Context, b *benchProcess) error
 }
@@ -24,19 +25,19 @@ var benchCases = []benchCase{
 	{name: "barrier", about: "all ranks", measured: everyRank, op: func(ctx context.Context, b *benchProcess) error {
 		return b.group.Barrier(ctx)
 	}},
-	{name: "all-gather", about: "an object of each rank to all ranks", measured: everyRank, op: func(ctx context.Context, b *benchProcess) error {
+	{name: "all-gather", about: "an object of each rank to all ranks", sized: true, measured: everyRank, op: func(ctx context.Context, b *benchProcess) error {
 		got, err := pgroup.AllGather(ctx, b.group, b.object)
 		return b.check(err, len(got) == b.group.Size() && len(got[len(got)-1]) == len(b.object))
 	}},
-	{name: "broadcast", about: "rank 0's object to the others, who are timed", measured: receivers, op: func(ctx context.Context, b *benchProcess) error {
+	{name: "broadcast", about: "rank 0's object to the others, who are timed", sized: true, measured: receivers, op: func(ctx context.Context, b *benchProcess) error {
 		got, err := pgroup.Broadcast(ctx, b.group, 0, b.object)
 		return b.check(err, len(got) == len(b.object))
 	}},
-	{name: "ping-pong", about: "an object from rank 0 to rank 1 and back", measured: root, op: pingPong},
-	{name: "set", about: "each rank its own key, over a connection to the launcher", measured: everyRank, apart: true, op: func(ctx context.Context, b *benchProcess) error {
+	{name: "ping-pong", about: "an object from rank 0 to rank 1 and back", sized: true, measured: root, op: pingPong},
+	{name: "set", about: "each rank its own key, over a connection to the launcher", sized: true, measured: everyRank, apart: true, op: func(ctx context.Context, b *benchProcess) error {
 		return b.store.Set(ctx, b.key, b.object, nil)
 	}},
-	{name: "get", about: "the same, after the set", measured: everyRank, apart: true, op: func(ctx context.Context, b *benchProcess) error {
+	{name: "get", about: "the same, after the set", sized: true, measured: everyRank, apart: true, op: func(ctx context.Context, b *benchProcess) error {
 		got, err := b.store.Get(ctx, b.key)
 		return b.check(err, len(got) == len(b.object))
 	}},

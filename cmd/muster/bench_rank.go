@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"net"
 	"slices"
 	"time"
@@ -23,7 +24,7 @@ const (
 
 // benchSpec is what ranks are told.
 type benchSpec struct {
-	Size     int           `json:"size"`
+	Sizes    []int         `json:"sizes"`
 	Time     time.Duration `json:"time"`
 	Cases    []string      `json:"cases"`
 	Launcher bool          `json:"launcher"` // hosts the group's store; else rank 0 does
@@ -34,6 +35,7 @@ type benchSpec struct {
 type benchReport struct {
 	Rank  int           `json:"rank"`
 	Case  string        `json:"case"`
+	Size  int           `json:"size"` // 0 if the case has none
 	Took  time.Duration `json:"took"`
 	Times histogram     `json:"times"`
 
@@ -58,7 +60,31 @@ func newBenchRank() *cobra.Command {
 
 // limit is how long all cases may take: far more than they should.
 func (s benchSpec) limit() time.Duration {
-	return 30*time.Second + 5*time.Duration(len(s.Cases))*(s.Time+time.Second)
+	return 30*time.Second + 5*time.Duration(s.rounds())*(s.Time+time.Second)
+}
+
+// rounds is how many results a group has.
+func (s benchSpec) rounds() (n int) {
+	for range s.each() {
+		n++
+	}
+	return n
+}
+
+// each goes through the cases, of each size; those without one come once.
+func (s benchSpec) each() iter.Seq2[int, benchCase] {
+	return func(yield func(int, benchCase) bool) {
+		for i, size := range s.Sizes {
+			for _, c := range benchCases {
+				if !slices.Contains(s.Cases, c.name) || i > 0 && !c.sized {
+					continue
+				}
+				if !yield(size, c) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // benchProcess is one rank of the benchmark.
@@ -84,7 +110,7 @@ func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
 		defer stop()
 		cfg.Trace = sink
 	}
-	b := &benchProcess{spec: spec, object: bytes.Repeat([]byte{7}, spec.Size), key: fmt.Sprintf("bench/%d", cfg.Rank)}
+	b := &benchProcess{spec: spec, key: fmt.Sprintf("bench/%d", cfg.Rank)}
 	if b.store, err = schemes().Open(ctx, cfg.Address); err != nil {
 		return err
 	}
@@ -93,10 +119,8 @@ func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
 		return err
 	}
 	defer b.group.Close()
-	for _, c := range benchCases {
-		if !slices.Contains(spec.Cases, c.name) {
-			continue
-		}
+	for size, c := range spec.each() {
+		b.object = bytes.Repeat([]byte{7}, size)
 		r, err := b.measure(ctx, c)
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
@@ -136,6 +160,9 @@ func (b *benchProcess) join(ctx context.Context, cfg pgroup.Config) (err error) 
 // measure runs rounds of a case until rank 0 says that its time is over. The first one does not count.
 func (b *benchProcess) measure(ctx context.Context, c benchCase) (benchReport, error) {
 	r := benchReport{Rank: b.group.Rank(), Case: c.name}
+	if c.sized {
+		r.Size = len(b.object)
+	}
 	if err := b.store.Set(ctx, b.key, b.object, nil); err != nil {
 		return r, err
 	}

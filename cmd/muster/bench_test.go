@@ -2,9 +2,13 @@ package main_test
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	muster "github.com/muster-pg/muster/cmd/muster"
 )
@@ -26,10 +30,10 @@ func TestBenchJSON(t *testing.T) {
 	t.Parallel()
 	r := run(t, "bench", "-n", "2", "--time", "5ms", "--cases", "barrier,get", "--host", "launcher", "--json")
 	var got struct {
-		Size    int `json:"size_bytes"`
 		Results []struct {
 			Case   string
 			Ranks  int
+			Size   int `json:"size_bytes"`
 			Count  int
 			Median float64 `json:"median_us"`
 			P99    float64 `json:"p99_us"`
@@ -39,7 +43,7 @@ func TestBenchJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.stdout), &got); err != nil {
 		t.Fatalf("%+v: %v", r, err)
 	}
-	if len(got.Results) != 2 || got.Size != 1024 || got.Results[0].Case != "barrier" || got.Results[1].Case != "get" {
+	if len(got.Results) != 2 || got.Results[0].Size != 0 || got.Results[1].Size != 1024 || got.Results[0].Case != "barrier" || got.Results[1].Case != "get" {
 		t.Fatalf("%+v", got)
 	}
 	for _, c := range got.Results {
@@ -54,9 +58,48 @@ func TestBenchRefuses(t *testing.T) {
 	for args, stderr := range map[string]string{
 		"-n 0": "2 to 1024", "-n 2,1": "2 to 1024", "-n x": "invalid", "--cases walk": "barrier, all-gather", "--size 17MiB": "16MiB",
 		"--size -1": "no size", "--time 0s": "positive", "--host me": "rank0 or launcher", "more": "too many",
+		"--size 1KiB,": "no size", "--size 4,4": "4 is there twice", "--report out.pdf": ".html or .png", "-n 2 --report out.png": "several numbers of ranks",
+		"-n 2 --size 1,2 --cases barrier --report out.png": "several numbers of ranks",
 	} {
 		run(t, append([]string{"bench"}, strings.Fields(args)...)...).wants(t, 2, "", stderr)
 	}
+}
+
+// TestBenchReports: a run, and another one beside it and beside peers.
+func TestBenchReports(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	args := []string{"bench", "-n", "2,3", "--size", "64,64KiB", "--time", "5ms", "--cases", "barrier,get"}
+	before := run(t, append(args, "--json", "--report", path("a.png"))...)
+	require.Zero(t, before.code, before.stderr)
+	require.NoError(t, os.WriteFile(path("before.json"), []byte(before.stdout), 0o600))
+	require.Equal(t, 6, strings.Count(before.stdout, `"case"`), "barrier of each number of ranks, and get of each size too")
+
+	r := run(t, append(args, "--report", path("b.html"), "--report", path("b.png"), "--against", path("before.json"), "--against", "internal/benchreport/testdata/peers.json")...)
+	require.Zero(t, r.code, r.stderr)
+	for _, want := range []string{"get 64 KiB ", "beside before, by the mean", "beside Open MPI, TCP, by the mean\n  barrier                 2 ranks      10 µs  "} {
+		require.Contains(t, r.stdout, want)
+	}
+	for name, begin := range map[string]string{"a.png": "\x89PNG", "b.png": "\x89PNG", "b.html": "<!DOCTYPE html>"} {
+		b, err := os.ReadFile(path(name))
+		require.NoError(t, err)
+		require.True(t, strings.HasPrefix(string(b), begin), name)
+	}
+}
+
+func TestBenchAgainstWhatIsNone(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "x.json")
+	run(t, "bench", "--against", path).wants(t, 1, "", "--against "+path+": no such file")
+	require.NoError(t, os.WriteFile(path, []byte(`{"results": [{"case": "a", "ranks": 2}]}`), 0o600))
+	run(t, "bench", "--against", path).wants(t, 1, "", "x: results[0], a of 2 ranks: one of median_us")
+	require.NoError(t, os.WriteFile(path, []byte(`{"name": "other", "results": [{"case": "a", "ranks": 2, "mean_us": 1}]}`), 0o600))
+	r := run(t, "bench", "-n", "2", "--time", "5ms", "--cases", "barrier", "--against", path)
+	require.Contains(t, r.stdout, "beside other, by the mean\n  nothing in common")
+	r = run(t, "bench", "-n", "2", "--time", "5ms", "--cases", "barrier", "--report", filepath.Join(path, "y.html"))
+	require.Equal(t, 1, r.code)
+	require.Contains(t, r.stderr, "y.html: not a directory")
 }
 
 func TestHistogram(t *testing.T) {

@@ -30,7 +30,7 @@ func exitCodesTopic() *cobra.Command {
 	return &cobra.Command{Use: "exit-codes", Short: "What muster exits with", Long: `What muster exits with:
 
   0    it went well
-  1    it failed: the line on standard error says why
+  1    it failed: the line on standard error says why; doctor: it has found a problem
   2    it was called in a wrong way: unknown flag, malformed address, missing argument
   3    get: there is no such key
   4    the time given by --timeout was over

@@ -3,10 +3,8 @@ package main_test
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -181,40 +179,6 @@ func TestGatherOfAShardThatIsCutOff(t *testing.T) {
 		h.wait(t).wants(t, 1, "", fmt.Sprintf("rank %d (%[2]s): %[2]s was cut off", rank, h.desk.path(shard)))
 		h.desk.has(t, "a", "b")
 	}
-}
-
-// terminal starts muster on a terminal of a width, and returns what it wrote there.
-func terminal(t *testing.T, width uint16, args ...string) string {
-	t.Helper()
-	ptm, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Skip("no terminals here:", err)
-	}
-	defer ptm.Close()
-	n, err := unix.IoctlGetInt(int(ptm.Fd()), unix.TIOCGPTN)
-	if err = errors.Join(err, unix.IoctlSetPointerInt(int(ptm.Fd()), unix.TIOCSPTLCK, 0)); err != nil {
-		t.Fatal(err)
-	}
-	pts, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Skip("no terminals here:", err)
-	}
-	if err := unix.IoctlSetWinsize(int(pts.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), self(t), args...)
-	cmd.Env = append(os.Environ(), role+"="+roleMuster, "NO_COLOR=1", "TERM=xterm")
-	cmd.Stdout, cmd.Stderr = pts, pts
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	_ = pts.Close()
-	var out bytes.Buffer
-	_, _ = out.ReadFrom(ptm) // ends with EIO
-	if err := cmd.Wait(); err != nil {
-		t.Fatal(err, out.String())
-	}
-	return out.String()
 }
 
 func TestTensorsFitTheTerminal(t *testing.T) {

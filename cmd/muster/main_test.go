@@ -17,6 +17,8 @@ import (
 
 	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"golang.org/x/sync/errgroup"
 )
 
 // role says what this binary is to be, when the tests start it again.
@@ -25,6 +27,7 @@ const (
 	roleMuster = "muster"
 	roleRank   = "rank"   // a program of a user
 	roleHolder = "holder" // one that holds a connection until it dies
+	roleFiller = "filler" // one that fills a store
 )
 
 // limit is for whatever should take no time.
@@ -38,6 +41,8 @@ func TestMain(m *testing.M) {
 		os.Exit(asRank())
 	case roleHolder:
 		os.Exit(asHolder())
+	case roleFiller:
+		os.Exit(asFiller())
 	}
 	for _, name := range []string{"MUSTER_STORE", "MUSTER_NAME", "NO_COLOR", "RANK"} {
 		_ = os.Unsetenv(name)
@@ -73,6 +78,28 @@ func asHolder() int {
 	}
 	fmt.Fprintln(c, "here")
 	_, _ = io.Copy(io.Discard, c)
+	return 0
+}
+
+// asFiller sets 4000 keys.
+func asFiller() int {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	s, err := store.Open(ctx, os.Args[2])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer s.Close()
+	var all errgroup.Group
+	all.SetLimit(100)
+	for i := range 4000 {
+		all.Go(func() error { return s.Set(ctx, fmt.Sprint("key ", i), make([]byte, 1000), nil) })
+	}
+	if err := all.Wait(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	return 0
 }
 

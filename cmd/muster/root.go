@@ -61,7 +61,7 @@ Look at a model: muster tensors model.safetensors`,
 			root.AddCommand(c)
 		}
 	}
-	add(groupStart, newDemo(), newRun(), newServe(), newRelay(), newBench())
+	add(groupStart, newDemo(), newRun(), newServe(), newRelay(), newBench(), newDoctor())
 	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup(), newWho(), newTop(), newPage())
 	add(groupFiles, newTensors(), newGather())
 	add(groupOther, newRestore(), newCerts(), newVersion())

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
 )
 
@@ -105,14 +106,19 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 	defer shown.close()
 	sigs := catch()
 	defer sigs.stop()
-	job, err := launch.Start(cmd.Context(), o.spec(path, args[1:]))
+	show := newLaunching(os.Stderr)
+	defer show.end()
+	job, err := launch.Start(cmd.Context(), o.spec(path, args[1:], show))
 	if err != nil {
 		return programError(args[0], err)
+	}
+	if o.host != nil {
+		show.look(store.New(o.host.memory))
 	}
 	return ended(sigs.passOn(job, o.grace), o.n)
 }
 
-func (o *running) spec(path string, args []string) launch.Spec {
+func (o *running) spec(path string, args []string, show *launching) launch.Spec {
 	k := inkOf(os.Stdout) && inkOf(os.Stderr)
 	width := len(fmt.Sprint(o.n - 1))
 	grace := o.grace
@@ -120,8 +126,11 @@ func (o *running) spec(path string, args []string) launch.Spec {
 		grace = -1 // at once
 	}
 	return launch.Spec{
-		N: o.n, Path: path, Args: args, Grace: grace, Output: os.Stdout, ErrOutput: os.Stderr,
-		Env: func(rank int) []string { return append(o.environ(rank, o.n), o.env...) },
+		N: o.n, Path: path, Args: args, Grace: grace, Output: show.behind(os.Stdout), ErrOutput: show.behind(os.Stderr),
+		Env: func(rank int) []string {
+			show.started(rank, o.n)
+			return append(o.environ(rank, o.n), o.env...)
+		},
 		Prefix: func(rank int) string {
 			if o.noPrefix {
 				return ""

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -43,3 +44,34 @@ func (s *size) String() string {
 
 // Type implements pflag.Value.
 func (s *size) Type() string { return "size" }
+
+// sizes is a flag for several, parted by commas.
+type sizes []size
+
+// Set implements pflag.Value.
+func (s *sizes) Set(text string) error {
+	*s = nil
+	for one := range strings.SplitSeq(text, ",") {
+		var n size
+		if err := n.Set(one); err != nil {
+			return err
+		}
+		if slices.Contains(*s, n) {
+			return fmt.Errorf("%s is there twice", one)
+		}
+		*s = append(*s, n)
+	}
+	return nil
+}
+
+// String implements pflag.Value.
+func (s *sizes) String() string {
+	var all []string
+	for i := range *s {
+		all = append(all, (*s)[i].String())
+	}
+	return strings.Join(all, ",")
+}
+
+// Type implements pflag.Value.
+func (s *sizes) Type() string { return "sizes" }

@@ -26,10 +26,11 @@ func (k ink) in(code, s string) string {
 	return "\x1b[" + code + "m" + s + "\x1b[0m"
 }
 
-func (k ink) bold(s string) string  { return k.in("1", s) }
-func (k ink) dim(s string) string   { return k.in("2", s) }
-func (k ink) red(s string) string   { return k.in("1;31", s) }
-func (k ink) green(s string) string { return k.in("1;32", s) }
+func (k ink) bold(s string) string   { return k.in("1", s) }
+func (k ink) dim(s string) string    { return k.in("2", s) }
+func (k ink) red(s string) string    { return k.in("1;31", s) }
+func (k ink) yellow(s string) string { return k.in("33", s) }
+func (k ink) green(s string) string  { return k.in("1;32", s) }
 
 // rank colours what belongs to a rank.
 func (k ink) rank(rank int, s string) string {

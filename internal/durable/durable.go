@@ -286,17 +286,17 @@ func (d *Disk) release() error {
 }
 
 // Restore puts a backup into dir, which is made, or is empty. What comes back is another incarnation: it knows no session of the first one,
-// since those may have gone on after the backup.
-func Restore(backup, dir string) error {
+// since those may have gone on after the backup. Unless progress is nil, it is told how many of the entries are written.
+func Restore(backup, dir string, progress func(done, total int)) error {
 	d := &Disk{dir: dir, options: new(Options).withDefaults(), stop: make(chan struct{})}
-	err := d.restore(backup)
+	err := d.restore(backup, progress)
 	if err = errors.Join(err, d.release()); err != nil {
 		return fmt.Errorf("durable: restore %s into %s: %w", backup, dir, err)
 	}
 	return nil
 }
 
-func (d *Disk) restore(backup string) error {
+func (d *Disk) restore(backup string, progress func(done, total int)) error {
 	if _, err := os.Stat(backup); err != nil {
 		return err
 	}
@@ -319,5 +319,18 @@ func (d *Disk) restore(backup string) error {
 		m.Apply(m.Now(), session, &wire.Request{Op: wire.OpLost}, new(wire.Reply))
 	}
 	s := m.Snapshot()
-	return d.save(1, s.State, piecesOf(s))
+	return d.save(1, s.State, told(piecesOf(s), m.Keys(), progress))
+}
+
+// told tells of each piece that is taken.
+func told(next pieces, total int, progress func(done, total int)) pieces {
+	done := 0
+	return func() ([]core.Entry, bool, error) {
+		if progress != nil && done > 0 {
+			progress(done, total)
+		}
+		entries, more, err := next()
+		done += len(entries)
+		return entries, more, err
+	}
 }

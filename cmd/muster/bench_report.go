@@ -1,0 +1,121 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/benchreport"
+	"github.com/spf13/cobra"
+)
+
+// checkReports reads what to compare with, and refuses reports that could not be written: before anything is measured.
+func (o *benching) checkReports(cmd *cobra.Command) error {
+	sized := slices.ContainsFunc(benchCases, func(c benchCase) bool { return c.sized && slices.Contains(o.spec.Cases, c.name) })
+	for _, name := range o.reports {
+		switch ext := filepath.Ext(name); {
+		case ext != ".html" && ext != ".png":
+			return usagef(cmd, "--report %s: a report is .html or .png", name)
+		case ext == ".png" && len(o.ranks) < 2 && (len(o.sizes) < 2 || !sized):
+			return usagef(cmd, "--report %s: a plot takes several numbers of ranks, as -n 2,4,8, or several sizes, as --size 1KiB,1MiB", name)
+		}
+	}
+	for _, name := range o.against {
+		runs, err := readRuns(name)
+		if err != nil {
+			return &exit{code: exitFailed, text: fmt.Sprintf("--against %s: %s", name, err), err: err}
+		}
+		o.others = append(o.others, runs...)
+	}
+	return nil
+}
+
+func readRuns(name string) ([]benchreport.Run, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, cause(err)
+	}
+	defer f.Close()
+	runs, err := benchreport.Read(f, strings.TrimSuffix(filepath.Base(name), filepath.Ext(name)))
+	for i := range runs {
+		if runs[i].Name == thisRun { // an earlier one
+			runs[i].Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
+		}
+	}
+	return runs, err
+}
+
+// thisRun is the name of what is measured now.
+const thisRun = "this run"
+
+// finish prints and writes what was asked for.
+func (o *benching) finish(out io.Writer, table benchTable, all benchreport.Run) error {
+	runs := append([]benchreport.Run{all}, o.others...)
+	if len(o.others) > 0 {
+		table.compare(runs)
+	}
+	for _, name := range o.reports {
+		if err := writeReport(name, runs); err != nil {
+			return fmt.Errorf("--report %s: %w", name, err)
+		}
+	}
+	if !o.asJSON {
+		return nil
+	}
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(all)
+}
+
+// writeReport replaces a file: a report is made again and again.
+func writeReport(name string, runs []benchreport.Run) error {
+	var b bytes.Buffer
+	write := benchreport.HTML
+	if filepath.Ext(name) == ".png" {
+		write = benchreport.PNG
+	}
+	if err := write(&b, runs); err != nil {
+		return err
+	}
+	return cause(os.WriteFile(name, b.Bytes(), 0o666))
+}
+
+// compare writes how this run did beside others.
+func (t benchTable) compare(runs []benchreport.Run) {
+	rows, by := benchreport.Compare(runs)
+	for i, other := range runs[1:] {
+		fmt.Fprintf(t.out, "\n%s\n", t.ink.bold(fmt.Sprintf("beside %s, by the %s", printable(other.Name), by)))
+		none := true
+		for _, r := range rows {
+			b := r.Others[i]
+			if b.Ratio == 0 {
+				continue
+			}
+			none = false
+			name := r.Case
+			if r.Size > 0 {
+				name += " " + benchreport.Size(r.Size)
+			}
+			fmt.Fprintf(t.out, "  %s %s  %s  %s\n", padRight(name, 20), padLeft(fmt.Sprintf("%d ranks", r.Ranks), 10), padLeft(benchreport.Latency(b.Micros), 9), t.verdict(b))
+		}
+		if none {
+			fmt.Fprintln(t.out, "  nothing in common: the cases, ranks and sizes are others")
+		}
+	}
+}
+
+func (t benchTable) verdict(b benchreport.Beside) string {
+	switch v := b.Verdict(); {
+	case strings.HasSuffix(v, "faster"):
+		return t.ink.green(v)
+	case strings.HasSuffix(v, "slower"):
+		return t.ink.red(v)
+	default:
+		return v
+	}
+}

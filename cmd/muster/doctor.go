@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
+	"github.com/spf13/cobra"
+)
+
+// doctoring is what doctor was told.
+type doctoring struct {
+	doctor.Doctor
+	timeout time.Duration
+	asJSON  bool
+}
+
+func newDoctor() *cobra.Command {
+	o := &doctoring{}
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Examine this environment as the ranks of a job need it, and say what to do",
+		Long: `Examine this environment as the ranks of a job need it: what launchers have set, host names and
+addresses, ports, certificates, shared memory, limits of files, and a directory that is shared.
+Whatever is found is ok, a warning, or a problem, with what to do about it.
+
+Started as the ranks of a job are, by muster run, torchrun, mpirun or srun, all ranks meet and try
+each other too: whether each can connect to every other and in which direction not, how far their
+clocks are apart, what they see of each other's files, and whether they are of one build. Rank 0
+prints what all have found.
+
+Exits with 1 if there is a problem. Nothing waits longer than --timeout.`,
+		Example: `  muster doctor
+  muster doctor --port 29500 --port 10.0.0.5:7070 --dir /shared/job
+  muster run -n 4 -- muster doctor
+  srun -N 8 -n 32 muster doctor --dir /shared/job --timeout 2m
+  muster doctor --json | jq -r '.findings[] | select(.level == "problem") | .text'`,
+		Args: operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringArrayVar(&o.Ports, "port", nil, "a `number` that is to be free here, or host:port that is to be reached; may be repeated")
+	f.StringVar(&o.Dir, "dir", "", "`directory` that the ranks share")
+	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "for all of it")
+	f.BoolVar(&o.asJSON, "json", false, "as one JSON object, for programs")
+	return cmd
+}
+
+func (o *doctoring) check(cmd *cobra.Command) error {
+	if o.timeout <= 0 {
+		return usagef(cmd, "--timeout must be positive")
+	}
+	for _, p := range o.Ports {
+		port := p
+		if _, err := strconv.Atoi(p); err != nil {
+			if _, port, err = net.SplitHostPort(p); err != nil {
+				return usagef(cmd, "--port %s is neither a number nor host:port", p)
+			}
+		}
+		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+			return usagef(cmd, "--port %s: a port is 1 to 65535", p)
+		}
+	}
+	return nil
+}
+
+func (o *doctoring) run(cmd *cobra.Command) error {
+	if err := o.check(cmd); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
+	defer cancel()
+	o.Version, o.System, o.Patience = version(), doctor.Here(), min(3*time.Second, o.timeout/6)
+	out := cmd.OutOrStdout()
+	problems, err := o.Run(ctx, func(r *doctor.Report) error {
+		if o.asJSON {
+			e := json.NewEncoder(out)
+			e.SetIndent("", "  ")
+			return e.Encode(r)
+		}
+		k := inkOf(out)
+		return r.Print(out, doctor.Ink{Good: k.green, Fair: k.yellow, Bad: k.red, Dim: k.dim})
+	})
+	if err == nil && problems > 0 {
+		return &exit{code: exitFailed} // the report says all
+	}
+	return err
+}

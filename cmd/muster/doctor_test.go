@@ -1,0 +1,119 @@
+package main_test
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestDoctorAlone(t *testing.T) {
+	t.Parallel()
+	r := run(t, "doctor", "--dir", t.TempDir())
+	if r.code != 0 || r.stderr != "" || !strings.Contains(r.stdout, "ok       version      muster ") || !strings.Contains(r.stdout, "files are written, synced and renamed") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// report is what --json prints.
+type report struct {
+	Ranks, Problems int
+	Findings        []struct{ Check, Level, Text, Do string }
+}
+
+func (r report) text(check, level string) (text string) {
+	for _, f := range r.Findings {
+		if f.Check == check && f.Level == level {
+			text += f.Text + "\n"
+		}
+	}
+	return text
+}
+
+func reportOf(t *testing.T, r result) (p report) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &p), "%+v", r)
+	require.Empty(t, r.stderr)
+	require.Equal(t, map[bool]int{true: 1}[p.Problems > 0], r.code, r.stdout)
+	return p
+}
+
+// TestDoctorOfRanks is of processes that a launcher has started.
+func TestDoctorOfRanks(t *testing.T) {
+	t.Parallel()
+	p := reportOf(t, run(t, "run", "-n", "4", "--no-prefix", "--", self(t), "doctor", "--json", "--dir", t.TempDir()))
+	require.Equal(t, 4, p.Ranks)
+	require.Contains(t, p.text("group", "ok"), "4 ranks have met")
+	require.Contains(t, p.text("links", "ok"), "each rank can connect to every other")
+	require.Contains(t, p.text("clocks", "ok"), "all clocks agree")
+}
+
+// TestDoctorOfRanksWithoutALauncher: rank 0 hosts, and all end with 1, after rank 0 has told what is wrong.
+func TestDoctorOfRanksWithoutALauncher(t *testing.T) {
+	t.Parallel()
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, _ := net.SplitHostPort(free.Addr().String())
+	require.NoError(t, free.Close())
+	_, wanted, _ := net.SplitHostPort(taken.Addr().String())
+	env := []string{"WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port}
+	args := []string{"doctor", "--json", "--port", wanted}
+	second := startIn(t, nil, append(env, "RANK=1"), args...)
+	p := reportOf(t, runIn(t, nil, append(env, "RANK=0"), args...))
+	require.Contains(t, p.text("ports", "problem"), "port "+wanted+" is taken")
+	require.Contains(t, p.text("group", "ok"), "2 ranks have met")
+	r := second.wait(t)
+	require.Equal(t, 1, r.code)
+	require.Empty(t, r.stdout)
+}
+
+func TestDoctorFindsWhoIsMissing(t *testing.T) {
+	t.Parallel()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, _ := net.SplitHostPort(free.Addr().String())
+	require.NoError(t, free.Close())
+	p := reportOf(t, runIn(t, nil, []string{"RANK=0", "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port}, "doctor", "--json", "--timeout", "2s"))
+	require.Contains(t, p.text("group", "problem"), "missing ranks 1 and 2")
+	p = reportOf(t, runIn(t, nil, []string{"RANK=3", "WORLD_SIZE=3", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port}, "doctor", "--json"))
+	require.Contains(t, p.text("environment", "problem"), "RANK is 3, and WORLD_SIZE is 3")
+}
+
+// TestDoctorWithFewFiles has a true limit.
+func TestDoctorWithFewFiles(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", `ulimit -n 100; exec "$0" doctor --json`, self(t))
+	cmd.Env = append(os.Environ(), role+"="+roleMuster, "WORLD_SIZE=64")
+	out, err := cmd.Output()
+	require.Error(t, err)
+	p := reportOf(t, result{code: cmd.ProcessState.ExitCode(), stdout: string(out)})
+	require.Contains(t, p.text("files", "problem"), "100 files may be open, and 64 ranks take up to 256")
+}
+
+// TestDoctorNamesWhoHasAPort asks the true system.
+func TestDoctorNamesWhoHasAPort(t *testing.T) {
+	t.Parallel()
+	if _, err := os.Stat("/proc/net/tcp"); err != nil {
+		t.Skip("SKIPPED: no /proc/net/tcp here: the system does not tell who listens")
+	}
+	p, url := serve(t)
+	r := reportOf(t, run(t, "doctor", "--json", "--port", url[strings.LastIndex(url, ":")+1:]))
+	require.Contains(t, r.text("ports", "problem"), "(pid "+strconv.Itoa(p.cmd.Process.Pid)+") listens there")
+}
+
+func TestDoctorRefuses(t *testing.T) {
+	t.Parallel()
+	for args, stderr := range map[string]string{
+		"--timeout 0s": "positive", "--port x": "neither a number", "--port 0": "1 to 65535", "--port a:99999": "1 to 65535", "now": "too many",
+	} {
+		run(t, append([]string{"doctor"}, strings.Fields(args)...)...).wants(t, 2, "", stderr)
+	}
+}

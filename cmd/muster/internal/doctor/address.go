@@ -1,0 +1,221 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// host looks at how this host calls itself.
+func (d *Doctor) host(ctx context.Context, _ *patient) []Finding {
+	name, err := d.System.Hostname()
+	if err != nil || name == "" {
+		return []Finding{warning(fmt.Sprintf("this host has no name (%v)", err), "give it one: messages name ranks by it")}
+	}
+	if name == "localhost" || strings.HasPrefix(name, "localhost.") {
+		return []Finding{warning("this host calls itself "+name, "hostnamectl set-hostname: messages of several hosts cannot be told apart")}
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
+	defer cancel()
+	addrs, err := d.System.LookupHost(ctx, name)
+	switch {
+	case err != nil:
+		return []Finding{warning(fmt.Sprintf("this host's name, %s, does not resolve here", name),
+			"muster does not need it, but gloo and MPI do: put it into /etc/hosts or the name server")}
+	case allLoopback(addrs) && d.severalHosts():
+		return []Finding{warning(fmt.Sprintf("this host's name, %s, is %s here, which other hosts cannot reach", name, strings.Join(addrs, ", ")),
+			"let it be the address of the network in /etc/hosts: gloo and MPI tell it to the others, and so does a MASTER_ADDR made of it")}
+	}
+	return []Finding{ok("%s is %s", name, strings.Join(addrs, ", "))}
+}
+
+func allLoopback(addrs []string) bool {
+	return len(addrs) > 0 && !slices.ContainsFunc(addrs, func(a string) bool { return !isLoopback(a) })
+}
+
+func isLoopback(addr string) bool { ip := net.ParseIP(addr); return ip != nil && ip.IsLoopback() }
+
+// hostsOf are those of a URL, or of host:port.
+func hostsOf(address string) (hosts []string) {
+	for _, way := range waysOf(address) {
+		host, _, err := net.SplitHostPort(way)
+		if err == nil && host != "" {
+			hosts = append(hosts, host)
+		}
+	}
+	return hosts
+}
+
+// waysOf are the host:port of a URL, which may have several, or the address itself.
+func waysOf(address string) []string {
+	if u, err := url.Parse(address); err == nil && u.Host != "" {
+		return strings.Split(u.Host, ",")
+	}
+	if address == "" || strings.HasPrefix(address, "mem:") {
+		return nil
+	}
+	return []string{address}
+}
+
+// meeting is where the ranks meet, as far as the environment tells.
+func (d *Doctor) meeting(p *patient) string {
+	env := d.System.Getenv
+	switch {
+	case p.config != nil:
+		return p.config.Address
+	case env("MUSTER_STORE") != "":
+		return env("MUSTER_STORE")
+	case env("MASTER_ADDR") != "" && env("MASTER_PORT") != "":
+		return net.JoinHostPort(strings.Trim(env("MASTER_ADDR"), "[]"), env("MASTER_PORT"))
+	}
+	return ""
+}
+
+// hosting reports whether this process listens at the meeting's address itself.
+func (p *patient) hosting() bool {
+	return p.config != nil && p.config.Rank == 0 && p.config.Size > 1 && !strings.Contains(p.config.Address, "://") && p.config.Address != ""
+}
+
+// address looks at where the ranks meet: whether its name resolves, and to what, and over which interface it is reached.
+func (d *Doctor) address(ctx context.Context, p *patient) (fs []Finding) {
+	for _, host := range hostsOf(d.meeting(p)) {
+		fs = append(fs, d.addressOf(ctx, p, host)...)
+	}
+	return fs
+}
+
+func (d *Doctor) addressOf(ctx context.Context, p *patient, host string) []Finding {
+	addrs, slow, err := d.resolve(ctx, host)
+	if err != nil {
+		return []Finding{problem(fmt.Sprintf("%s, where the ranks meet, does not resolve here: %s", host, lookupError(err)),
+			"use its IP address, or make the name known: /etc/hosts, the name server, a headless service in Kubernetes")}
+	}
+	var fs []Finding
+	if slow > 0 {
+		fs = append(fs, warning(fmt.Sprintf("%s resolves after more than %v", host, slow), "look at /etc/resolv.conf: a name server in it does not answer; or use the IP address"))
+	}
+	switch loopback := slices.IndexFunc(addrs, isLoopback); {
+	case net.ParseIP(addrs[0]).IsUnspecified():
+		return append(fs, problem(host+" is no address that others can connect to", "let MASTER_ADDR be the address of rank 0's host"))
+	case loopback >= 0 && d.severalHosts():
+		return append(fs, problem(fmt.Sprintf("%s is %s here, which other hosts cannot reach, and the ranks are on several", host, addrs[loopback]),
+			"let MASTER_ADDR be rank 0's address in the network, and look for its name at 127.0.1.1 in /etc/hosts there"))
+	}
+	return append(fs, d.way(ctx, p, host, addrs)...)
+}
+
+// lookupError is what is wrong, without the name again.
+func lookupError(err error) string {
+	if e, isDNS := errors.AsType[*net.DNSError](err); isDNS {
+		return e.Err
+	}
+	return err.Error()
+}
+
+const slowLookup = time.Second
+
+func (d *Doctor) resolve(ctx context.Context, host string) (addrs []string, slow time.Duration, err error) {
+	if net.ParseIP(host) != nil {
+		return []string{host}, 0, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
+	defer cancel()
+	began := time.Now()
+	addrs, err = d.System.LookupHost(ctx, host)
+	if err == nil && len(addrs) == 0 {
+		err = errors.New("it has no address")
+	}
+	if time.Since(began) > slowLookup {
+		slow = slowLookup
+	}
+	return addrs, slow, err
+}
+
+// way says by which interface host is reached, or, of rank 0 that listens there, has it.
+func (d *Doctor) way(ctx context.Context, p *patient, host string, addrs []string) []Finding {
+	nics, err := d.System.Interfaces()
+	if err != nil {
+		return []Finding{warning("the interfaces of this host cannot be listed: "+err.Error(), "run it with the rights of the job")}
+	}
+	local := slices.IndexFunc(addrs, func(a string) bool { return nicOf(nics, net.ParseIP(a)) != "" })
+	if p.hosting() && local < 0 {
+		return []Finding{problem(fmt.Sprintf("%s (%s) is no address of this host, and rank 0 runs here: it cannot listen there", host, strings.Join(addrs, ", ")),
+			"let MASTER_ADDR be one of "+listed(nics)+", or start rank 0 where it is")}
+	}
+	if local >= 0 {
+		return d.over(nicOf(nics, net.ParseIP(addrs[local])), host, addrs)
+	}
+	from, err := d.source(ctx, addrs[0])
+	if err != nil {
+		return []Finding{problem(fmt.Sprintf("there is no way to %s (%s): %s", host, addrs[0], innermost(err)), "look at \"ip route get "+addrs[0]+"\": is the network's interface up in this host or container?")}
+	}
+	return d.over(nicOf(nics, from), host, addrs)
+}
+
+// virtual are names of interfaces that lead to containers and virtual machines of this host, and to no other host.
+var virtual = []string{"docker", "virbr", "veth", "br-", "podman", "lxc", "lxd", "vmnet"}
+
+func (d *Doctor) over(nic, host string, addrs []string) []Finding {
+	if slices.ContainsFunc(virtual, func(v string) bool { return strings.HasPrefix(nic, v) }) {
+		return []Finding{warning(fmt.Sprintf("%s (%s) is reached over %s, which leads to containers of this host alone", host, strings.Join(addrs, ", "), nic),
+			"let MASTER_ADDR be an address of the network that the hosts share")}
+	}
+	if nic == "" {
+		nic = "an interface without a name"
+	}
+	if addrs[0] == host {
+		return []Finding{ok("%s is reached over %s", host, nic)}
+	}
+	return []Finding{ok("%s is %s, reached over %s", host, strings.Join(addrs, ", "), nic)}
+}
+
+// source is this host's address on the way to addr. Connecting a datagram socket sends nothing: it asks the kernel for the route.
+func (d *Doctor) source(ctx context.Context, addr string) (net.IP, error) {
+	c, err := d.System.Dial(ctx, "udp", net.JoinHostPort(addr, "9"))
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	if at, isUDP := c.LocalAddr().(*net.UDPAddr); isUDP {
+		return at.IP, nil
+	}
+	return nil, errors.New("no address")
+}
+
+func nicOf(nics []Interface, ip net.IP) string {
+	for _, n := range nics {
+		if slices.ContainsFunc(n.Addrs, ip.Equal) {
+			return n.Name
+		}
+	}
+	return ""
+}
+
+func listed(nics []Interface) string {
+	var all []string
+	for _, n := range nics {
+		for _, a := range n.Addrs {
+			if !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+				all = append(all, fmt.Sprintf("%s (%s)", a, n.Name))
+			}
+		}
+	}
+	if len(all) == 0 {
+		return "this host's addresses, of which it has none beyond loopback"
+	}
+	return strings.Join(all, ", ")
+}
+
+// innermost is the system's word for what is wrong.
+func innermost(err error) string {
+	if errno, isErrno := errors.AsType[syscall.Errno](err); isErrno {
+		return errno.Error()
+	}
+	return err.Error()
+}

@@ -1,0 +1,379 @@
+package doctor_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+func TestAllIsWell(t *testing.T) {
+	r := examined(t, &doctor.Doctor{System: healthy(), Dir: t.TempDir()})
+	well(t, r, 0, 0)
+	wants(t, r, "host", doctor.OK, "node-a is 10.0.0.1")
+	wants(t, r, "dir", doctor.OK, "(nfs): files are written")
+	wants(t, r, "environment", doctor.OK, "examined alone")
+	var text bytes.Buffer
+	require.NoError(t, r.Print(&text, doctor.Ink{}))
+	require.Contains(t, text.String(), "ok       version      v1\n")
+	require.True(t, strings.HasSuffix(text.String(), "\n\nall is well\n"), text.String())
+}
+
+// TestHere asks the true system: whatever it is like, all is answered.
+func TestHere(t *testing.T) {
+	r := examined(t, &doctor.Doctor{System: doctor.Here(), Dir: t.TempDir()})
+	for _, check := range []string{"version", "environment", "host", "memory", "files", "dir"} {
+		require.True(t, has(r, check), check)
+	}
+}
+
+func has(r *doctor.Report, check string) bool {
+	for _, f := range r.Findings {
+		if f.Check == check {
+			return true
+		}
+	}
+	return false
+}
+
+func TestEnvironments(t *testing.T) {
+	master := func(e env) env { e["MASTER_ADDR"], e["MASTER_PORT"] = "10.0.0.2", "29500"; return e }
+	for name, c := range map[string]struct {
+		env   env
+		level doctor.Level
+		text  string
+	}{
+		"a rank beyond the world": {master(env{"RANK": "4", "WORLD_SIZE": "4"}), doctor.Problem, "RANK is 4, and WORLD_SIZE is 4"},
+		"a local rank beyond":     {master(env{"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}), doctor.Problem, "LOCAL_RANK is 2"},
+		"more here than anywhere": {master(env{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "4"}), doctor.Problem, "LOCAL_WORLD_SIZE is 4, more than WORLD_SIZE"},
+		"no number":               {master(env{"RANK": "one", "WORLD_SIZE": "2"}), doctor.Problem, `RANK is "one"`},
+		"no world":                {master(env{"RANK": "1"}), doctor.Problem, "WORLD_SIZE is not set"},
+		"no place":                {env{"RANK": "1", "WORLD_SIZE": "2"}, doctor.Problem, "MASTER_ADDR is not set"},
+		"no port":                 {env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-b", "MASTER_PORT": "x"}, doctor.Problem, "MASTER_PORT"},
+		"two launchers":           {master(env{"RANK": "1", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}), doctor.Warning, "the first one counts"},
+		"two stores":              {env{"RANK": "0", "WORLD_SIZE": "1", "MUSTER_STORE": "muster://10.0.0.2:1", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "2"}, doctor.Warning, "the store counts"},
+		"a world without a rank":  {env{"WORLD_SIZE": "2"}, doctor.Warning, "RANK is not"},
+		"one rank":                {env{"RANK": "0", "WORLD_SIZE": "1"}, doctor.OK, "1 ranks"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &doctor.Doctor{System: healthy()}
+			c.env.with(t, d.System)
+			d.System.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second) // some would wait for a group
+			defer cancel()
+			var got *doctor.Report
+			_, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
+			require.NoError(t, err)
+			wants(t, got, "environment", c.level, c.text)
+		})
+	}
+}
+
+// TestTorchrunInSlurm: numbers of an outer launcher are others, rightly.
+func TestTorchrunInSlurm(t *testing.T) {
+	d := &doctor.Doctor{System: healthy()}
+	env{"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "j", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}.with(t, d.System)
+	well(t, examined(t, d), 0, 0)
+}
+
+func TestHosts(t *testing.T) {
+	several := env{"RANK": "0", "WORLD_SIZE": "1", "SLURM_NNODES": "2"}
+	for name, c := range map[string]struct {
+		env  env
+		name string
+		err  error
+		text string
+	}{
+		"no name":       {nil, "", errors.New("lost"), "no name"},
+		"localhost":     {nil, "localhost", nil, "calls itself localhost"},
+		"not resolved":  {nil, "node-x", nil, "node-x, does not resolve"},
+		"only loopback": {several, "here", nil, "other hosts cannot reach"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &doctor.Doctor{System: healthy()}
+			c.env.with(t, d.System)
+			d.System.Hostname = func() (string, error) { return c.name, c.err }
+			r := examined(t, d)
+			wants(t, r, "host", doctor.Warning, c.text)
+			well(t, r, 0, 1)
+		})
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for name, c := range map[string]struct {
+		env   env
+		level doctor.Level
+		text  string
+	}{
+		"over the network":      {env{"MUSTER_STORE": "muster://node-b:7"}, doctor.OK, "node-b is 10.0.0.2, reached over eth0"},
+		"here":                  {env{"MASTER_ADDR": "node-a", "MASTER_PORT": "7"}, doctor.OK, "node-a is 10.0.0.1, reached over eth0"},
+		"no such name":          {env{"MASTER_ADDR": "node-x", "MASTER_PORT": "7"}, doctor.Problem, "node-x, where the ranks meet, does not resolve here: no such host"},
+		"loopback, and several": {env{"MUSTER_STORE": "muster://here:7", "SLURM_NNODES": "2"}, doctor.Problem, "here is 127.0.0.1 here"},
+		"everywhere":            {env{"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "7"}, doctor.Problem, "no address that others can connect to"},
+		"containers":            {env{"MASTER_ADDR": "172.17.0.9", "MASTER_PORT": "7"}, doctor.Warning, "over docker0"},
+		"not of this host":      {env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-b", "MASTER_PORT": "7"}, doctor.Problem, "no address of this host"},
+		"the second of two":     {env{"MUSTER_STORE": "muster://node-a:7,node-x:7"}, doctor.Problem, "node-x"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &doctor.Doctor{System: healthy()}
+			c.env.with(t, d.System)
+			route := d.System.Dial
+			d.System.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if network == "udp" {
+					return route(ctx, network, addr)
+				}
+				return nil, syscall.ECONNREFUSED
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			var got *doctor.Report
+			_, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
+			require.NoError(t, err)
+			wants(t, got, "address", c.level, c.text)
+		})
+	}
+}
+
+func TestNoRoute(t *testing.T) {
+	d := &doctor.Doctor{System: healthy()}
+	env{"MUSTER_STORE": "muster://node-b:7"}.with(t, d.System)
+	d.System.Dial = func(context.Context, string, string) (net.Conn, error) {
+		return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ENETUNREACH)}
+	}
+	r := examined(t, d)
+	wants(t, r, "address", doctor.Problem, "no way to node-b (10.0.0.2): network is unreachable")
+	wants(t, r, "ports", doctor.Problem, "cannot be reached: network is unreachable")
+}
+
+// TestSilentNameServer: what asks for a name does not outlive its patience.
+func TestSilentNameServer(t *testing.T) {
+	d := &doctor.Doctor{System: healthy(), Patience: 300 * time.Millisecond}
+	env{"MUSTER_STORE": "muster://node-b:7"}.with(t, d.System)
+	d.System.LookupHost = func(ctx context.Context, host string) ([]string, error) {
+		<-ctx.Done()
+		return nil, &net.DNSError{Err: "i/o timeout", Name: host, IsTimeout: true}
+	}
+	r := examined(t, d)
+	wants(t, r, "address", doctor.Problem, "does not resolve here: i/o timeout")
+	wants(t, r, "host", doctor.Warning, "does not resolve")
+}
+
+// TestWhatHangs: a file system whose server is gone does not let go of who asks it.
+func TestWhatHangs(t *testing.T) {
+	t.Parallel()
+	free := make(chan struct{})
+	defer close(free)
+	d := &doctor.Doctor{System: healthy(), Dir: t.TempDir()}
+	d.System.Volume = func(string) (doctor.Volume, error) { <-free; return doctor.Volume{}, nil }
+	r := examined(t, d)
+	wants(t, r, "dir", doctor.Problem, "no answer within 2s")
+	well(t, r, 1, 0)
+}
+
+func listen(t *testing.T) (l net.Listener, port string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	_, port, _ = net.SplitHostPort(l.Addr().String())
+	return l, port
+}
+
+func TestPorts(t *testing.T) {
+	taken, port := listen(t)
+	gone, free := listen(t)
+	require.NoError(t, gone.Close())
+	d := &doctor.Doctor{System: healthy(), Ports: []string{port, free, taken.Addr().String(), "127.0.0.1:" + free, "10.9.9.9:7", "10.9.9.9:8", "10.9.9.9:9", "node-x:7"}, Patience: 500 * time.Millisecond}
+	d.System.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
+		return new(net.ListenConfig).Listen(ctx, network, "127.0.0.1"+addr)
+	}
+	d.System.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if strings.HasPrefix(addr, "10.9.9.9:") { // a firewall
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return new(net.Dialer).DialContext(ctx, network, strings.Replace(addr, "node-x", "node-x.invalid", 1))
+	}
+	r := examined(t, d)
+	wants(t, r, "ports", doctor.Problem, "port "+port+" is taken: nginx (pid 7) listens there")
+	wants(t, r, "ports", doctor.OK, "port "+free+" is free")
+	wants(t, r, "ports", doctor.OK, taken.Addr().String()+" can be reached")
+	wants(t, r, "ports", doctor.Problem, "127.0.0.1:"+free+" refuses")
+	wants(t, r, "ports", doctor.Problem, "10.9.9.9:9 does not answer within 500ms")
+	wants(t, r, "ports", doctor.Problem, "10.9.9.9:7 does not answer within 500ms")
+	wants(t, r, "ports", doctor.Problem, "node-x:7 cannot be reached")
+	well(t, r, 6, 0)
+}
+
+func TestPortsThatMayNot(t *testing.T) {
+	d := &doctor.Doctor{System: healthy(), Ports: []string{"80"}}
+	d.System.Listen = func(context.Context, string, string) (net.Listener, error) { return nil, syscall.EACCES }
+	wants(t, examined(t, d), "ports", doctor.Problem, "port 80 may not be listened at")
+	d.System.Listen = func(context.Context, string, string) (net.Listener, error) { return nil, syscall.EADDRNOTAVAIL }
+	wants(t, examined(t, d), "ports", doctor.Problem, "nobody can listen at :80")
+}
+
+func TestMeetingPort(t *testing.T) {
+	rank0 := func(port string) *doctor.Doctor {
+		d := &doctor.Doctor{System: healthy()}
+		env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.with(t, d.System)
+		return d
+	}
+	examine := func(d *doctor.Doctor) (got *doctor.Report) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		_, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
+		require.NoError(t, err)
+		return got
+	}
+	t.Run("of somebody else", func(t *testing.T) {
+		l, port := listen(t)
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+				_ = c.Close()
+			}
+		}()
+		r := examine(rank0(port))
+		wants(t, r, "ports", doctor.Problem, "port "+port+" is taken: nginx (pid 7)")
+		wants(t, r, "group", doctor.Problem, "address already in use")
+	})
+	t.Run("of a store", func(t *testing.T) {
+		l, port := listen(t)
+		m := new(store.Memory)
+		srv := &store.Server{Engine: m}
+		served := make(chan error, 1)
+		go func() { served <- srv.Serve(l) }()
+		r := examine(rank0(port))
+		wants(t, r, "ports", doctor.OK, "a store answers at port "+port)
+		wants(t, r, "group", doctor.Problem, "missing rank 1")
+		require.NoError(t, errors.Join(srv.Close(), m.Close()))
+		require.ErrorIs(t, <-served, store.ErrServerClosed)
+	})
+	t.Run("that nobody may host at", func(t *testing.T) {
+		d := rank0("29511")
+		d.System.FromEnv = func() (pgroup.Config, error) {
+			l, err := net.Listen("tcp", "0.0.0.0:0")
+			return pgroup.Config{Size: 2, Listener: l}, err
+		}
+		f := wants(t, examine(d), "group", doctor.Problem, "refusing to serve beyond loopback")
+		require.Contains(t, f.Do, "MUSTER_SECRET_FILE")
+	})
+	t.Run("that clients get", func(t *testing.T) {
+		l, port := listen(t)
+		require.NoError(t, l.Close())
+		d := rank0(port)
+		d.System.Ephemeral = func() (int, int) { return 1024, 65535 }
+		d.System.Backlog = func() int { return 1 }
+		r := examine(d)
+		wants(t, r, "ports", doctor.OK, "port "+port+" is free")
+		wants(t, r, "ports", doctor.Warning, "gives to clients (1024 to 65535)")
+		wants(t, r, "files", doctor.Warning, "1 connections may wait to be accepted")
+	})
+}
+
+// TestRankWithoutRankZero says how rank 0 cannot be reached, beside that it was not.
+func TestRankWithoutRankZero(t *testing.T) {
+	l, port := listen(t)
+	require.NoError(t, l.Close())
+	d := &doctor.Doctor{System: healthy()}
+	env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.with(t, d.System)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := d.Run(ctx, func(r *doctor.Report) error {
+		wants(t, r, "group", doctor.Problem, "connection refused")
+		wants(t, r, "ports", doctor.Problem, "127.0.0.1:"+port+" refuses")
+		return nil
+	})
+	require.NoError(t, err)
+}
+
+func TestMemory(t *testing.T) {
+	for name, c := range map[string]struct {
+		bend  func(*doctor.System)
+		level doctor.Level
+		text  string
+	}{
+		"a container's": {func(s *doctor.System) {
+			s.SharedSize = func() (uint64, uint64, error) { return 64 << 20, 64 << 20, nil }
+		}, doctor.Warning, "/dev/shm has 64 MiB"},
+		"a full one":      {func(s *doctor.System) { s.SharedSize = func() (uint64, uint64, error) { return 8 << 30, 4096, nil } }, doctor.Warning, "of which 4 KiB are free"},
+		"none":            {func(s *doctor.System) { s.SharedSize = func() (uint64, uint64, error) { return 0, 0, syscall.ENOENT } }, doctor.Warning, "there is no /dev/shm"},
+		"no memfd":        {func(s *doctor.System) { s.Memfd = func() error { return syscall.EPERM } }, doctor.Warning, "operation not permitted"},
+		"another system":  {func(s *doctor.System) { s.Memfd = func() error { return errors.ErrUnsupported } }, doctor.OK, "use TCP"},
+		"a control group": {func(s *doctor.System) { s.Room = func(int64) error { return errors.New("shm: full") } }, doctor.Problem, "full"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &doctor.Doctor{System: healthy()}
+			c.bend(d.System)
+			wants(t, examined(t, d), "memory", c.level, c.text)
+		})
+	}
+}
+
+func TestFiles(t *testing.T) {
+	d := &doctor.Doctor{System: healthy()}
+	env{"WORLD_SIZE": "1000"}.with(t, d.System)
+	d.System.OpenFiles = func() (uint64, error) { return 1024, nil }
+	f := wants(t, examined(t, d), "files", doctor.Problem, "1024 files may be open, and 1000 ranks take up to 3064")
+	require.Contains(t, f.Do, "ulimit -Hn 3064")
+	d.System.OpenFiles = func() (uint64, error) { return 0, errors.New("lost") }
+	wants(t, examined(t, d), "files", doctor.Warning, "lost")
+}
+
+func TestDirectories(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for dir, text := range map[string]string{file: "is no directory", file + "-": "no such file", "/proc/self": ": open: "} {
+		wants(t, examined(t, &doctor.Doctor{System: healthy(), Dir: dir}), "dir", doctor.Problem, text)
+	}
+	d := &doctor.Doctor{System: healthy(), Dir: t.TempDir()}
+	d.System.Volume = func(string) (doctor.Volume, error) { return doctor.Volume{Free: 5 << 20}, nil }
+	wants(t, examined(t, d), "dir", doctor.Warning, "has 5 MiB free")
+	left, err := os.ReadDir(d.Dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+func TestCertificates(t *testing.T) {
+	dir := t.TempDir()
+	_, err := certs.Make(dir, certs.Options{Days: 30})
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		in    time.Duration
+		key   string
+		level doctor.Level
+		text  string
+	}{
+		"valid":   {0, "server-key.pem", doctor.OK, "with the certificate in"},
+		"soon":    {25 * 24 * time.Hour, "server-key.pem", doctor.Warning, "ends at"},
+		"over":    {31 * 24 * time.Hour, "server-key.pem", doctor.Problem, "ended at"},
+		"not yet": {-31 * 24 * time.Hour, "server-key.pem", doctor.Problem, "begins only at"},
+		"no key":  {0, "nothing.pem", doctor.Problem, "nothing.pem"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &doctor.Doctor{System: healthy()}
+			env{"RANK": "0", "WORLD_SIZE": "1", "MUSTER_TLS_CERT": filepath.Join(dir, "server.pem"), "MUSTER_TLS_KEY": filepath.Join(dir, c.key)}.with(t, d.System)
+			d.System.Now = func() time.Time { return time.Now().Add(c.in) }
+			wants(t, examined(t, d), "security", c.level, c.text)
+		})
+	}
+}

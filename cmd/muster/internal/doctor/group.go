@@ -1,0 +1,242 @@
+package doctor
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// card is what a rank tells the others of itself at first.
+type card struct {
+	Version string
+	Host    string
+	Dir     string
+	Nonce   string // rank 0's names files
+}
+
+// ward is a group whose ranks are examined together.
+type ward struct {
+	*Doctor
+	group   *pgroup.Group
+	members []pgroup.Member
+	cards   []card
+	found   []Finding // of this rank
+	all     []Finding // on rank 0: of all ranks together
+}
+
+// together makes the checks that take all ranks. What this rank has found alone goes along.
+func (d *Doctor) together(ctx context.Context, p *patient, alone []Finding, tell func(*Report) error) (int, error) {
+	g, err := d.join(ctx, *p.config)
+	if err != nil {
+		r := d.report(append(alone, d.notJoined(ctx, p, err)...), 1, 1)
+		return r.Problems, tell(r)
+	}
+	defer g.Close()
+	w := &ward{Doctor: d, group: g, members: g.Members(), found: alone}
+	problems, err := w.examine(ctx, tell)
+	if err == nil {
+		return problems, g.Shutdown(ctx)
+	}
+	if _, told := errors.AsType[*tellError](err); told {
+		return problems, err
+	}
+	f := problem(strings.TrimPrefix(err.Error(), "pgroup: "), "that rank, or its way to the store, failed while the ranks were examined; what follows is what this rank has found itself")
+	r := d.report(append(w.found, named("group", []Finding{f})...), g.Size(), g.NodeCount())
+	return r.Problems, tell(r)
+}
+
+// tellError is of telling, not of the group.
+type tellError struct{ err error }
+
+func (e *tellError) Error() string { return e.err.Error() }
+func (e *tellError) Unwrap() error { return e.err }
+
+// join forms a group beside those of the job, in half of the time that there is.
+func (d *Doctor) join(ctx context.Context, c pgroup.Config) (*pgroup.Group, error) {
+	c.Name = "muster-doctor"
+	if end, isSet := ctx.Deadline(); isSet {
+		c.Timeout = time.Until(end)
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/2)
+		defer cancel()
+	}
+	return pgroup.Create(ctx, c)
+}
+
+// notJoined says why there is no group, and what of it can be seen from here.
+func (d *Doctor) notJoined(ctx context.Context, p *patient, err error) []Finding {
+	invalid := errors.Is(err, pgroup.ErrInvalid)
+	do := "are all ranks started, and do they have the same addresses? --timeout gives them more time"
+	switch {
+	case invalid:
+		do = "correct the environment"
+	case errors.Is(err, store.ErrInsecure):
+		do = "let MUSTER_SECRET_FILE name a file with a secret, the same on all ranks, or MUSTER_TLS_CA, MUSTER_TLS_CERT and MUSTER_TLS_KEY certificates; or set MUSTER_INSECURE=1 in a network that you trust"
+	}
+	fs := named("group", []Finding{problem(strings.TrimPrefix(err.Error(), "pgroup: "), do)})
+	if p.hosting() || invalid {
+		return fs
+	}
+	for _, way := range waysOf(p.config.Address) {
+		fs = append(fs, named("ports", []Finding{d.reach(ctx, way)})...)
+	}
+	return fs
+}
+
+// examine returns the number of problems of all ranks.
+func (w *ward) examine(ctx context.Context, tell func(*Report) error) (int, error) {
+	if err := w.introduce(ctx); err != nil {
+		return 0, err
+	}
+	for _, check := range []func(context.Context) error{w.clocks, w.links, w.sharedDirectory} {
+		if err := check(ctx); err != nil {
+			return 0, err
+		}
+	}
+	return w.tell(ctx, tell)
+}
+
+// introduce lets all know all, and compares them.
+func (w *ward) introduce(ctx context.Context) error {
+	host := w.System.Getenv("MUSTER_HOST")
+	if host == "" {
+		host, _ = w.System.Hostname() // not knowing it has been found already
+	}
+	cards, err := pgroup.AllGather(ctx, w.group, card{w.Version, host, w.Dir, rand.Text()})
+	if err != nil {
+		return err
+	}
+	w.cards = cards
+	if w.group.Rank() != 0 {
+		return nil
+	}
+	w.say("group", ok("%d ranks have met, on %s", w.group.Size(), w.nodes()))
+	w.compareVersions()
+	names := map[string]int{}
+	for _, m := range w.members {
+		if node, seen := names[w.cards[m.Rank].Host]; seen && node != m.Node {
+			w.say("host", warning(fmt.Sprintf("several hosts or containers call themselves %s", w.cards[m.Rank].Host), "give them names of their own, or set MUSTER_HOST: messages cannot tell them apart"))
+			break
+		}
+		names[w.cards[m.Rank].Host] = m.Node
+	}
+	return nil
+}
+
+func (w *ward) compareVersions() {
+	by := map[string][]int{}
+	for rank, c := range w.cards {
+		by[c.Version] = append(by[c.Version], rank)
+	}
+	if len(by) == 1 {
+		return
+	}
+	var all []string
+	for v, ranks := range by {
+		all = append(all, fmt.Sprintf("%s has %s", ranksText(ranks), v))
+	}
+	slices.Sort(all)
+	w.say("version", warning("the ranks are not of one build: "+strings.Join(all, "; "), "install the same one everywhere: its protocol may change until 1.0"))
+}
+
+// say adds findings about all ranks together, on rank 0.
+func (w *ward) say(check string, fs ...Finding) { w.all = append(w.all, named(check, fs)...) }
+
+// find adds findings of this rank.
+func (w *ward) find(check string, fs ...Finding) { w.found = append(w.found, named(check, fs)...) }
+
+// nodes lists hosts with their ranks.
+func (w *ward) nodes() string {
+	var text []string
+	for node := range w.group.NodeCount() {
+		text = append(text, w.node(node))
+	}
+	const most = 8
+	if n := len(text); n > most {
+		text = append(text[:most], fmt.Sprintf("and %d more hosts", n-most))
+	}
+	return strings.Join(text, ", ")
+}
+
+// node is one host with its ranks.
+func (w *ward) node(n int) string {
+	var ranks []int
+	name := ""
+	for _, m := range w.members {
+		if m.Node == n {
+			ranks, name = append(ranks, m.Rank), m.Host
+		}
+	}
+	return fmt.Sprintf("%s (%s)", name, ranksText(ranks))
+}
+
+// tell brings all findings to rank 0, which tells them, and the number of problems to all.
+func (w *ward) tell(ctx context.Context, tell func(*Report) error) (int, error) {
+	mine, err := json.Marshal(w.found)
+	if err != nil {
+		return 0, err
+	}
+	theirs, err := pgroup.Gather(ctx, w.group, 0, mine)
+	if err != nil {
+		return 0, err
+	}
+	problems, failed := 0, error(nil)
+	if w.group.Rank() == 0 {
+		var found []Finding
+		if found, err = w.attributed(theirs); err != nil {
+			return 0, err
+		}
+		r := w.report(append(found, w.all...), w.group.Size(), w.group.NodeCount())
+		problems, failed = r.Problems, tell(r)
+	}
+	problems, err = pgroup.Broadcast(ctx, w.group, 0, problems)
+	if failed != nil {
+		return problems, &tellError{failed}
+	}
+	return problems, err
+}
+
+// attributed are the findings of all ranks, with who they are of.
+func (w *ward) attributed(theirs [][]byte) (found []Finding, err error) {
+	for rank, b := range theirs {
+		var fs []Finding
+		if err := json.Unmarshal(b, &fs); err != nil {
+			return nil, fmt.Errorf("the findings of rank %d: %w", rank, err)
+		}
+		for i := range fs {
+			fs[i].Ranks = []int{rank}
+		}
+		found = append(found, fs...)
+	}
+	return found, nil
+}
+
+// ranksText is "rank 3" or "ranks 0–2, 5".
+func ranksText(ranks []int) string {
+	ranks = slices.Compact(slices.Sorted(slices.Values(ranks)))
+	var parts []string
+	for i := 0; i < len(ranks); {
+		j := i
+		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
+			j++
+		}
+		if i == j {
+			parts = append(parts, fmt.Sprint(ranks[i]))
+		} else {
+			parts = append(parts, fmt.Sprintf("%d–%d", ranks[i], ranks[j]))
+		}
+		i = j + 1
+	}
+	if len(ranks) == 1 {
+		return "rank " + parts[0]
+	}
+	return "ranks " + strings.Join(parts, ", ")
+}

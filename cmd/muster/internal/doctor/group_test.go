@@ -1,0 +1,357 @@
+package doctor_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
+	"github.com/muster-pg/muster/internal/testcluster"
+)
+
+func TestGroupIsWell(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r, errs := job(t, 4, func(_ int, d *doctor.Doctor) { d.Dir = dir })
+	require.NoError(t, errors.Join(errs...))
+	well(t, r, 0, 0)
+	require.Equal(t, []int{4, 2}, []int{r.Ranks, r.Hosts})
+	wants(t, r, "group", doctor.OK, "4 ranks have met, on node-a (ranks 0–1), node-b (ranks 2–3)")
+	wants(t, r, "clocks", doctor.OK, "all clocks agree, within")
+	wants(t, r, "links", doctor.OK, "each rank can connect to every other")
+	f := wants(t, r, "dir", doctor.OK, "is seen at once, and whole")
+	require.Equal(t, []int{1, 2, 3}, f.Ranks)
+	f = wants(t, r, "version", doctor.OK, "v1")
+	require.Equal(t, []int{0, 1, 2, 3}, f.Ranks)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	var text strings.Builder
+	require.NoError(t, r.Print(&text, doctor.Ink{}))
+	require.Contains(t, text.String(), "dir          ranks 1–3: what rank 0 writes")
+	require.Contains(t, text.String(), "version      v1\n")
+}
+
+func TestVersionsDiffer(t *testing.T) {
+	t.Parallel()
+	r, _ := job(t, 3, func(rank int, d *doctor.Doctor) {
+		if rank == 2 {
+			d.Version = "v2"
+		}
+	})
+	f := wants(t, r, "version", doctor.Warning, "rank 2 has v2; ranks 0–1 has v1")
+	require.Empty(t, f.Ranks)
+	well(t, r, 0, 1)
+}
+
+func TestNamesOfHostsClash(t *testing.T) {
+	t.Parallel()
+	r, _ := job(t, 4, func(_ int, d *doctor.Doctor) { d.System.Hostname = func() (string, error) { return "node-a", nil } })
+	wants(t, r, "host", doctor.Warning, "several hosts or containers call themselves node-a")
+	well(t, r, 0, 1)
+}
+
+func TestNamesOfHostsThatAreSet(t *testing.T) {
+	t.Parallel()
+	r, _ := job(t, 3, func(rank int, d *doctor.Doctor) {
+		env := d.System.Getenv
+		d.System.Hostname = func() (string, error) { return "node-a", nil }
+		d.System.Getenv = func(name string) string {
+			if name == "MUSTER_HOST" {
+				return []string{"a", "a", "b"}[rank]
+			}
+			return env(name)
+		}
+	})
+	well(t, r, 0, 0)
+}
+
+func TestClocks(t *testing.T) {
+	t.Parallel()
+	for off, c := range map[time.Duration]struct {
+		level doctor.Level
+		text  string
+	}{
+		-time.Hour:      {doctor.Problem, "behind that of rank 0 (node-a)"},
+		time.Hour:       {doctor.Problem, "ahead of that of rank 0 (node-a)"},
+		5 * time.Second: {doctor.Warning, "the clock of rank 2 (node-b) is at least"},
+	} {
+		r, _ := job(t, 3, func(rank int, d *doctor.Doctor) {
+			if rank == 2 {
+				d.System.Now = func() time.Time { return time.Now().Add(off) }
+			}
+		})
+		wants(t, r, "clocks", c.level, c.text)
+		require.Equal(t, 1, r.Problems+r.Warnings)
+	}
+}
+
+// network puts d's host into 10.0.0.0/24, which is 127.0.0.1 in truth. Its own connections to other ranks are made by dial, if that is not nil.
+func network(rank int, d *doctor.Doctor, dial func(ctx context.Context, addr string) (net.Conn, error)) {
+	ip := map[int]string{0: "10.0.0.1", 1: "10.0.0.2"}[rank/2]
+	if dial == nil {
+		dial = straight
+	}
+	d.System.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if network == "udp" {
+			return routed{from: ip}, nil
+		}
+		_, port, _ := net.SplitHostPort(addr)
+		return dial(ctx, "127.0.0.1:"+port)
+	}
+	d.System.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
+		l, err := new(net.ListenConfig).Listen(ctx, network, "127.0.0.1:0")
+		return placed{l, ip}, err
+	}
+}
+
+func straight(ctx context.Context, addr string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "tcp", addr)
+}
+
+// placed listens at another address, as it says.
+type placed struct {
+	net.Listener
+	ip string
+}
+
+func (p placed) Addr() net.Addr {
+	return &net.TCPAddr{IP: net.ParseIP(p.ip), Port: p.Listener.Addr().(*net.TCPAddr).Port}
+}
+
+// TestLinks is of ways on which connections from rank 2, alone on its host, go wrong in all manners. Those to it do not.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	closes, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go func() {
+		for {
+			c, err := closes.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() { _ = closes.Close() })
+	to := func(addr string) func(context.Context, string) (net.Conn, error) {
+		return func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", addr)
+		}
+	}
+	through := func(bend func(*testcluster.Proxy)) func(context.Context, string) (net.Conn, error) {
+		return func(ctx context.Context, addr string) (net.Conn, error) {
+			p := testcluster.NewProxy(t, addr)
+			bend(p)
+			return new(net.Dialer).DialContext(ctx, "tcp", p.Addr())
+		}
+	}
+	for name, c := range map[string]struct {
+		dial func(context.Context, string) (net.Conn, error)
+		text string
+		do   string
+	}{
+		"dropped": {func(ctx context.Context, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, "no answer within 1s", "drops it"},
+		"refused":      {func(context.Context, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }, "the connection is refused", "rejects it"},
+		"no route":     {func(context.Context, string) (net.Conn, error) { return nil, syscall.EHOSTUNREACH }, "no route to host", "ip route get"},
+		"foreign":      {to(closes.Addr().String()), "somebody else answers there", "same address"},
+		"nothing up":   {through(func(p *testcluster.Proxy) { p.Up.Blackhole(true) }), "it connects, and no byte comes through", "load balancer"},
+		"nothing down": {through(func(p *testcluster.Proxy) { p.Down.Blackhole(true) }), "it connects, and no byte comes through", "load balancer"},
+		"large up": {func(ctx context.Context, addr string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+			return narrow{c}, err
+		}, "few bytes pass, and 64 KiB do not", "MTU"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, errs := job(t, 3, func(rank int, d *doctor.Doctor) {
+				network(rank, d, map[int]func(context.Context, string) (net.Conn, error){2: c.dial}[rank])
+			})
+			require.NoError(t, errors.Join(errs...))
+			f := wants(t, r, "links", doctor.Problem, "rank 2 on node-b cannot talk to ranks 0–1 on node-a: "+c.text)
+			require.Contains(t, f.Text, "; the other direction works")
+			require.Contains(t, f.Do, c.do)
+			well(t, r, 1, 0)
+		})
+	}
+}
+
+// narrow loses what does not fit a packet.
+type narrow struct{ net.Conn }
+
+func (n narrow) Write(b []byte) (int, error) {
+	if len(b) > 1500 {
+		return len(b), nil
+	}
+	return n.Conn.Write(b)
+}
+
+// narrowDoor has connections that lose what does not fit a packet.
+type narrowDoor struct{ net.Listener }
+
+func (n narrowDoor) Accept() (net.Conn, error) {
+	c, err := n.Listener.Accept()
+	return narrow{c}, err
+}
+
+func TestLinksThatLoseWhatComesBack(t *testing.T) {
+	t.Parallel()
+	r, _ := job(t, 2, func(rank int, d *doctor.Doctor) {
+		if rank != 1 {
+			return
+		}
+		d.System.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
+			l, err := new(net.ListenConfig).Listen(ctx, network, addr)
+			return narrowDoor{l}, err
+		}
+	})
+	f := wants(t, r, "links", doctor.Problem, "rank 0 on node-a cannot talk to rank 1 on node-a: few bytes pass, and 64 KiB do not come back")
+	require.NotContains(t, f.Text, "direction")
+}
+
+func TestRankThatCannotListen(t *testing.T) {
+	t.Parallel()
+	r, _ := job(t, 3, func(rank int, d *doctor.Doctor) {
+		if rank == 1 {
+			d.System.Listen = func(context.Context, string, string) (net.Listener, error) { return nil, syscall.EADDRNOTAVAIL }
+		}
+	})
+	f := wants(t, r, "links", doctor.Problem, "can listen nowhere: cannot assign requested address")
+	require.Equal(t, []int{1}, f.Ranks)
+	well(t, r, 1, 0)
+}
+
+// TestSomePairs: not all of the ranks of two hosts.
+func TestSomePairs(t *testing.T) {
+	t.Parallel()
+	r, _ := job(t, 4, func(rank int, d *doctor.Doctor) {
+		network(rank, d, nil)
+		if rank > 1 {
+			network(rank, d, func(context.Context, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED })
+		}
+	})
+	wants(t, r, "links", doctor.Problem, "ranks 2–3 on node-b cannot talk to ranks 0–1 on node-a: the connection is refused; the other direction works")
+	wants(t, r, "links", doctor.Problem, "ranks 2–3 on node-b cannot talk to ranks 2–3 on node-b: the connection is refused")
+	well(t, r, 2, 0)
+}
+
+// TestOnePair: of the ranks of two hosts, and one listens where only its own host reaches it.
+func TestOnePair(t *testing.T) {
+	t.Parallel()
+	var first atomic.Value // where rank 0 listens
+	r, _ := job(t, 4, func(rank int, d *doctor.Doctor) {
+		network(rank, d, nil)
+		if rank == 0 {
+			d.System.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
+				l, err := new(net.ListenConfig).Listen(ctx, network, addr)
+				first.Store(l.Addr().String())
+				return l, err
+			}
+			dial := d.System.Dial
+			d.System.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				if network == "udp" {
+					return routed{from: "127.0.0.1"}, nil
+				}
+				return dial(ctx, network, addr)
+			}
+		}
+		if rank == 3 {
+			network(rank, d, func(ctx context.Context, addr string) (net.Conn, error) {
+				if addr == first.Load() {
+					return nil, syscall.ECONNREFUSED
+				}
+				return straight(ctx, addr)
+			})
+		}
+	})
+	f := wants(t, r, "links", doctor.Problem, "rank 3 on node-b cannot talk to rank 0 on node-a: the connection is refused; the other direction works")
+	require.Contains(t, f.Do, "listens at loopback")
+	well(t, r, 1, 0)
+}
+
+// TestStrangersAtTheDoor: who does not know the token hears nothing.
+func TestStrangersAtTheDoor(t *testing.T) {
+	t.Parallel()
+	heard := make(chan error, 1)
+	r, _ := job(t, 2, func(rank int, d *doctor.Doctor) {
+		if rank != 1 {
+			return
+		}
+		d.System.Listen = func(ctx context.Context, network, addr string) (net.Listener, error) {
+			l, err := new(net.ListenConfig).Listen(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			c, err := net.Dial("tcp", l.Addr().String())
+			if err != nil {
+				return nil, err
+			}
+			go func() {
+				defer c.Close()
+				_, _ = c.Write([]byte(strings.Repeat("x", 26)))
+				n, _ := io.Copy(io.Discard, c)
+				if n == 0 {
+					heard <- nil
+				} else {
+					heard <- errors.New("a stranger heard something")
+				}
+			}()
+			return l, nil
+		}
+	})
+	require.NoError(t, <-heard)
+	well(t, r, 0, 0)
+}
+
+// TestRankThatIsLost: the others say which, and what they have found themselves.
+func TestRankThatIsLost(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	r, errs := jobIn(t, 3, func(rank int) context.Context {
+		if rank == 2 {
+			return ctx
+		}
+		return t.Context()
+	}, func(rank int, d *doctor.Doctor) {
+		if rank == 2 {
+			d.System.Now = func() time.Time { cancel(); return time.Now() }
+		}
+	})
+	require.NoError(t, errors.Join(errs...))
+	wants(t, r, "group", doctor.Problem, "rank 2")
+	require.True(t, has(r, "memory"), "what a rank has found itself")
+}
+
+func TestFindingsOfRanks(t *testing.T) {
+	t.Parallel()
+	r, _ := job(t, 4, func(rank int, d *doctor.Doctor) {
+		if rank > 1 {
+			d.System.SharedSize = func() (uint64, uint64, error) { return 64 << 20, 64 << 20, nil }
+		}
+	})
+	f := wants(t, r, "memory", doctor.Warning, "64 MiB")
+	require.Equal(t, []int{2, 3}, f.Ranks)
+	well(t, r, 0, 1)
+}
+
+func TestTellingFails(t *testing.T) {
+	t.Parallel()
+	full := errors.New("disk full")
+	d := &doctor.Doctor{Version: "v1", System: healthy()}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	_, err := d.Run(ctx, func(*doctor.Report) error { return full })
+	require.ErrorIs(t, err, full)
+}

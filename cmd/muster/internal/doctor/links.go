@@ -1,0 +1,233 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// What can be wrong with a connection from one rank to another.
+const (
+	refused     = "refused"
+	silent      = "silent"      // nothing comes back
+	unreachable = "unreachable" // the system knows no way
+	foreign     = "foreign"     // somebody else answers
+	small       = "small"       // it connects, and no byte comes
+	up          = "up"          // few bytes pass, many do not, to whom was dialled
+	down        = "down"        // the same, from there
+)
+
+const atOnce = 64 // dials of one rank
+
+// trouble is a connection that does not work.
+type trouble struct {
+	From, To int
+	Kind     string
+	Detail   string
+}
+
+// where a rank listens while the others try it.
+type where struct{ Addr, Token, Err string }
+
+// links lets each rank listen, and dial every other.
+func (w *ward) links(ctx context.Context) error {
+	at := where{Token: rand.Text()}
+	door, err := w.openDoor(ctx, at.Token)
+	if err != nil {
+		at.Err = innermost(err)
+		w.find("links", problem("this rank can listen nowhere: "+at.Err, "packages gather and collective connect ranks with each other: let it listen at its address in the network"))
+	} else {
+		defer door.close()
+		at.Addr = door.listener.Addr().String()
+	}
+	all, err := pgroup.AllGather(ctx, w.group, at)
+	if err != nil {
+		return err
+	}
+	bad := w.dialInTime(ctx, all)
+	theirs, err := pgroup.Gather(ctx, w.group, 0, bad) // nobody hangs up before all have dialled
+	if err != nil || w.group.Rank() != 0 {
+		return err
+	}
+	bad = slices.Concat(theirs...)
+	if len(bad) == 0 && !slices.ContainsFunc(all, func(at where) bool { return at.Err != "" }) {
+		w.say("links", ok("each rank can connect to every other"))
+	}
+	w.say("links", w.explain(bad, all)...)
+	return nil
+}
+
+// dialInTime takes no more than half of the time that is left.
+func (w *ward) dialInTime(ctx context.Context, all []where) []trouble {
+	if end, isSet := ctx.Deadline(); isSet {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/2)
+		defer cancel()
+	}
+	return w.dialAll(ctx, all)
+}
+
+// dialAll tries all other ranks.
+func (w *ward) dialAll(ctx context.Context, all []where) (bad []trouble) {
+	var mu sync.Mutex // protects bad
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, atOnce)
+	n := w.group.Size()
+	for i := 1; i < n; i++ {
+		to := (w.group.Rank() + i) % n // not all at the same one
+		slots <- struct{}{}
+		if ctx.Err() != nil {
+			w.find("links", warning(fmt.Sprintf("there was no time to try the ways to %d more ranks", n-i), "give it more: --timeout"))
+			break
+		}
+		if all[to].Err != "" {
+			<-slots
+			continue
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if kind, err := w.try(ctx, all[to]); kind != "" {
+				mu.Lock()
+				defer mu.Unlock()
+				bad = append(bad, trouble{w.group.Rank(), to, kind, innermost(err)})
+			}
+		})
+	}
+	wg.Wait()
+	return bad
+}
+
+// bulk is more than one packet, on any network.
+const bulk = 64 << 10
+
+// try dials, shows the token, and lets many bytes pass in both directions.
+func (w *ward) try(ctx context.Context, to where) (kind string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, w.patience())
+	defer cancel()
+	c, err := w.System.Dial(ctx, "tcp", to.Addr)
+	if err != nil {
+		return dialKind(ctx, err), err
+	}
+	defer c.Close()
+	ack := make([]byte, 1)
+	for _, s := range []struct {
+		kind        string
+		send, fetch []byte
+	}{{small, []byte(to.Token), ack}, {up, make([]byte, bulk), ack}, {down, nil, make([]byte, bulk)}} {
+		_ = c.SetDeadline(time.Now().Add(w.patience())) // it is a socket
+		if _, err = c.Write(s.send); err == nil {
+			err = readFull(c, s.fetch)
+		}
+		switch {
+		case err == nil:
+		case !isTimeout(err) && s.kind == small:
+			return foreign, err // it hung up on the token
+		default:
+			return s.kind, err
+		}
+	}
+	return "", nil
+}
+
+// dialKind is what the error of a dial means.
+func dialKind(ctx context.Context, err error) string {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return refused
+	case ctx.Err() != nil || isTimeout(err):
+		return silent
+	}
+	return unreachable
+}
+
+func isTimeout(err error) bool {
+	n, isNet := errors.AsType[net.Error](err)
+	return isNet && n.Timeout()
+}
+
+// route is from one host to another, with one kind of trouble.
+type route struct {
+	from, to int // hosts
+	kind     string
+}
+
+// explain puts troubles together by hosts: a firewall seldom knows ranks.
+func (w *ward) explain(bad []trouble, all []where) (fs []Finding) {
+	by := map[route][]trouble{}
+	for _, t := range bad {
+		r := route{w.members[t.From].Node, w.members[t.To].Node, t.Kind}
+		by[r] = append(by[r], t)
+	}
+	routes := make([]route, 0, len(by))
+	for r := range by {
+		routes = append(routes, r)
+	}
+	slices.SortFunc(routes, func(a, b route) int { return cmp.Or(a.from-b.from, a.to-b.to, cmp.Compare(a.kind, b.kind)) })
+	for _, r := range routes {
+		text := w.pairs(by[r]) + ": " + w.kindText(r.kind, by[r][0])
+		if r.from != r.to && !slices.ContainsFunc(routes, func(o route) bool { return o.from == r.to && o.to == r.from }) {
+			text += "; the other direction works"
+		}
+		fs = append(fs, problem(text, w.kindAdvice(r.kind, all[by[r][0].To].Addr)))
+	}
+	return fs
+}
+
+// pairs says which ranks cannot connect to which.
+func (w *ward) pairs(ts []trouble) string {
+	var from, to []int
+	for _, t := range ts {
+		from, to = append(from, t.From), append(to, t.To)
+	}
+	slices.Sort(from)
+	slices.Sort(to)
+	from, to = slices.Compact(from), slices.Compact(to)
+	text := fmt.Sprintf("%s on %s cannot talk to %s on %s", ranksText(from), w.members[from[0]].Host, ranksText(to), w.members[to[0]].Host)
+	whole := len(from) * len(to)
+	if slices.Equal(from, to) {
+		whole -= len(from) // nobody dials himself
+	}
+	if len(ts) < whole {
+		text += fmt.Sprintf(" (%d of the pairs)", len(ts))
+	}
+	return text
+}
+
+func (w *ward) kindText(kind string, t trouble) string {
+	return map[string]string{
+		refused:     "the connection is refused",
+		silent:      fmt.Sprintf("no answer within %v", w.patience()),
+		unreachable: t.Detail,
+		foreign:     "somebody else answers there",
+		small:       "it connects, and no byte comes through",
+		up:          "few bytes pass, and 64 KiB do not",
+		down:        "few bytes pass, and 64 KiB do not come back",
+	}[kind]
+}
+
+func (w *ward) kindAdvice(kind, addr string) string {
+	first, last := w.System.Ephemeral()
+	host, _, _ := net.SplitHostPort(addr)
+	if isLoopback(host) {
+		return "that rank listens at loopback, since its way to the store leads there: let MASTER_ADDR be rank 0's address in the network, everywhere"
+	}
+	open := fmt.Sprintf("let TCP from there to ports %d to %d of %s through", first, last, host)
+	return map[string]string{
+		refused:     "a firewall rejects it: " + open,
+		silent:      "a firewall or security group drops it: " + open,
+		unreachable: "look at \"ip route get " + host + "\" there: the hosts have no network in common on that interface",
+		foreign:     "two hosts have the same address, or a proxy stands between them: " + host,
+		small:       "something between accepts connections and passes nothing on: a proxy, or a load balancer",
+		up:          "packets of full size are lost: is the MTU the same on both hosts, and on all between? \"ping -M do -s 1472 " + host + "\"",
+		down:        "packets of full size are lost: is the MTU the same on both hosts, and on all between? \"ping -M do -s 1472 " + host + "\"",
+	}[kind]
+}

@@ -1,0 +1,181 @@
+package doctor_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+func TestMain(m *testing.M) { testcluster.Leaks(m) }
+
+// patience is long enough for what works, on a machine that others use, and not waited for but where something does not.
+const patience = time.Second
+
+// limit is for whatever should take no time.
+const limit = time.Minute
+
+// env is an environment.
+type env map[string]string
+
+// healthy is a host at which nothing is wrong, with two networks and no launcher.
+func healthy() *doctor.System {
+	s := doctor.Here()
+	s.Getenv = func(string) string { return "" }
+	s.FromEnv = func() (pgroup.Config, error) { return pgroup.Config{}, errors.New("not asked for") }
+	s.Hostname = func() (string, error) { return "node-a", nil }
+	s.LookupHost = func(_ context.Context, host string) ([]string, error) {
+		if ip, known := map[string]string{"node-a": "10.0.0.1", "node-b": "10.0.0.2", "here": "127.0.0.1"}[host]; known {
+			return []string{ip}, nil
+		}
+		return nil, &net.DNSError{Err: "no such host", Name: host}
+	}
+	s.Interfaces = func() ([]doctor.Interface, error) {
+		return []doctor.Interface{{Name: "lo", Addrs: ips("127.0.0.1")}, {Name: "eth0", Addrs: ips("10.0.0.1")}, {Name: "docker0", Addrs: ips("172.17.0.1")}}, nil
+	}
+	s.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if network == "udp" { // the route
+			from, known := map[string]string{"10.0.0.2:9": "10.0.0.1", "172.17.0.9:9": "172.17.0.1"}[addr]
+			if !known {
+				from = "127.0.0.1"
+			}
+			return routed{from: from}, nil
+		}
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}
+	s.Holder = func(int) string { return "nginx (pid 7)" }
+	s.Ephemeral = func() (int, int) { return 32768, 60999 }
+	s.OpenFiles = func() (uint64, error) { return 1 << 20, nil }
+	s.Backlog = func() int { return 4096 }
+	s.SharedSize = func() (uint64, uint64, error) { return 8 << 30, 8 << 30, nil }
+	s.Memfd = func() error { return nil }
+	s.Room = func(int64) error { return nil }
+	s.Volume = func(string) (doctor.Volume, error) { return doctor.Volume{Kind: "nfs", Free: 1 << 40}, nil }
+	return s
+}
+
+func ips(all ...string) (as []net.IP) {
+	for _, a := range all {
+		as = append(as, net.ParseIP(a))
+	}
+	return as
+}
+
+// routed is a datagram socket of which only its own address is asked for.
+type routed struct {
+	net.Conn
+	from string
+}
+
+func (r routed) LocalAddr() net.Addr { return &net.UDPAddr{IP: net.ParseIP(r.from)} }
+func (routed) Close() error          { return nil }
+
+// with sets variables for s, and for pgroup.FromEnv: so it is not for tests that run beside others.
+func (e env) with(t *testing.T, s *doctor.System) {
+	for _, name := range []string{
+		"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MUSTER_STORE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX",
+		"MUSTER_RUN", "TORCHELASTIC_RUN_ID", "MUSTER_TLS_CERT", "MUSTER_TLS_KEY", "MUSTER_TLS_CA",
+	} {
+		t.Setenv(name, "")
+	}
+	for name, v := range e {
+		t.Setenv(name, v)
+	}
+	s.Getenv = func(name string) string { return e[name] }
+	s.FromEnv = pgroup.FromEnv
+}
+
+// examined is the report of one process.
+func examined(t *testing.T, d *doctor.Doctor) *doctor.Report {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	var got *doctor.Report
+	d.Version = "v1"
+	if d.Patience == 0 {
+		d.Patience = patience
+	}
+	problems, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
+	require.NoError(t, err)
+	require.NotNil(t, got, "nothing was told")
+	require.Equal(t, got.Problems, problems)
+	return got
+}
+
+// wants asserts that there is exactly one finding of a check that has text, with what to do unless it is ok, and returns it.
+func wants(t *testing.T, r *doctor.Report, check string, level doctor.Level, text string) doctor.Finding {
+	t.Helper()
+	var is []doctor.Finding
+	for _, f := range r.Findings {
+		if f.Check == check && f.Level == level && strings.Contains(f.Text, text) {
+			is = append(is, f)
+		}
+	}
+	all, _ := json.MarshalIndent(r.Findings, "", " ")
+	require.Len(t, is, 1, "%s, %s, %q in %s", check, level, text, all)
+	require.Equal(t, level == doctor.OK, is[0].Do == "", "what to do: %+v", is[0])
+	return is[0]
+}
+
+// well asserts that nothing else is wrong than so many problems and warnings.
+func well(t *testing.T, r *doctor.Report, problems, warnings int) {
+	t.Helper()
+	all, _ := json.MarshalIndent(r.Findings, "", " ")
+	require.Equal(t, []int{problems, warnings}, []int{r.Problems, r.Warnings}, "problems and warnings in %s", all)
+}
+
+// job examines n ranks, two on each host, as goroutines; bend makes them ill.
+func job(t *testing.T, n int, bend func(rank int, d *doctor.Doctor)) (*doctor.Report, []error) {
+	t.Helper()
+	return jobIn(t, n, func(int) context.Context { return t.Context() }, bend)
+}
+
+func jobIn(t *testing.T, n int, in func(rank int) context.Context, bend func(rank int, d *doctor.Doctor)) (told *doctor.Report, errs []error) {
+	t.Helper()
+	m := new(store.Memory)
+	defer m.Close()
+	srv := &store.Server{Engine: m}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	errs = make([]error, n)
+	reports := make(chan *doctor.Report, n)
+	ended := make(chan struct{}, n)
+	for rank := range n {
+		d := &doctor.Doctor{Version: "v1", System: healthy(), Patience: patience}
+		host := fmt.Sprintf("node-%c", 'a'+rank/2)
+		d.System.Hostname = func() (string, error) { return host, nil }
+		d.System.Getenv = func(name string) string { return env{"RANK": fmt.Sprint(rank), "WORLD_SIZE": fmt.Sprint(n)}[name] }
+		d.System.FromEnv = func() (pgroup.Config, error) {
+			return pgroup.Config{Rank: rank, Size: n, Address: "muster://" + l.Addr().String(), Host: host}, nil
+		}
+		if bend != nil {
+			bend(rank, d)
+		}
+		go func() {
+			defer func() { ended <- struct{}{} }()
+			ctx, cancel := context.WithTimeout(in(rank), limit)
+			defer cancel()
+			_, errs[rank] = d.Run(ctx, func(r *doctor.Report) error { reports <- r; return nil })
+		}()
+	}
+	for range n {
+		<-ended
+	}
+	require.NoError(t, srv.Close())
+	require.ErrorIs(t, <-served, store.ErrServerClosed)
+	require.NotEmpty(t, reports, "nobody told: %v", errs)
+	return <-reports, errs
+}

@@ -1,0 +1,114 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"github.com/muster-pg/muster/store"
+)
+
+// ports looks at the one where the ranks meet, and at those that were asked for.
+func (d *Doctor) ports(ctx context.Context, p *patient) (fs []Finding) {
+	switch meeting := d.meeting(p); {
+	case p.hosting():
+		fs = append(fs, d.free(ctx, p.config.Address, true))
+		fs = append(fs, d.givenAway(meeting)...)
+	case p.config == nil: // in a group the joining tells
+		for _, way := range waysOf(meeting) {
+			fs = append(fs, d.reach(ctx, way))
+		}
+	}
+	return append(fs, d.asked(ctx)...)
+}
+
+// asked looks at the ports that were asked for, all at once: each may take all of the patience.
+func (d *Doctor) asked(ctx context.Context) []Finding {
+	fs := make([]Finding, len(d.Ports))
+	var wg sync.WaitGroup
+	for i, port := range d.Ports {
+		wg.Go(func() {
+			if _, err := strconv.Atoi(port); err == nil {
+				fs[i] = d.free(ctx, ":"+port, false)
+			} else {
+				fs[i] = d.reach(ctx, port)
+			}
+		})
+	}
+	wg.Wait()
+	return fs
+}
+
+// free says whether this process can listen at addr, and if not, who does. A store is as good, where ranks meet.
+func (d *Doctor) free(ctx context.Context, addr string, meeting bool) Finding {
+	l, err := d.System.Listen(ctx, "tcp", addr)
+	_, port, _ := net.SplitHostPort(addr)
+	n, _ := strconv.Atoi(port)
+	switch {
+	case err == nil:
+		_ = l.Close()
+		return ok("port %s is free", port)
+	case errors.Is(err, syscall.EADDRINUSE) && meeting && d.isStore(ctx, addr):
+		return ok("a store answers at port %s", port)
+	case errors.Is(err, syscall.EADDRINUSE):
+		who := d.System.Holder(n)
+		if who == "" {
+			who = "another process"
+		}
+		return problem(fmt.Sprintf("port %s is taken: %s listens there", port, who), "end that process, if it is of an earlier run, or use another port")
+	case errors.Is(err, syscall.EACCES):
+		return problem(fmt.Sprintf("port %s may not be listened at", port), "ports below 1024 are root's: use a higher one")
+	}
+	return problem(fmt.Sprintf("nobody can listen at %s: %s", addr, innermost(err)), "let the address be one of this host")
+}
+
+// isStore reports whether a muster store listens at addr, also if it does not let us in.
+func (d *Doctor) isStore(ctx context.Context, addr string) bool {
+	ctx, cancel := context.WithTimeout(ctx, d.patience()/2)
+	defer cancel()
+	s, err := store.Dial(ctx, addr, nil)
+	if err == nil {
+		_ = s.Close()
+	}
+	return err == nil || errors.Is(err, store.ErrDenied)
+}
+
+// givenAway warns of a port that the system may have given to a client when it is wanted.
+func (d *Doctor) givenAway(addr string) []Finding {
+	_, port, _ := net.SplitHostPort(addr)
+	n, err := strconv.Atoi(port)
+	if first, last := d.System.Ephemeral(); err == nil && first <= n && n <= last {
+		return []Finding{warning(fmt.Sprintf("port %d is one that the system gives to clients (%d to %d): now and then it is taken", n, first, last),
+			fmt.Sprintf("let MASTER_PORT be below %d", first))}
+	}
+	return nil
+}
+
+// reach says whether somebody answers at addr.
+func (d *Doctor) reach(ctx context.Context, addr string) Finding {
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
+	defer cancel()
+	c, err := d.System.Dial(ctx, "tcp", addr)
+	if err == nil {
+		_ = c.Close()
+		return ok("%s can be reached", addr)
+	}
+	switch kind := dialKind(ctx, err); kind {
+	case refused:
+		return problem(addr+" refuses: nobody listens there, or a firewall rejects it", "start the store or rank 0 first; is the port right?")
+	case silent:
+		return problem(fmt.Sprintf("%s does not answer within %v", addr, d.patience()), "a firewall drops it, or the address is of no host: let TCP to that port through")
+	}
+	return problem(fmt.Sprintf("%s cannot be reached: %s", addr, lookupInner(err)), "is the address right, and is there a route to it?")
+}
+
+func lookupInner(err error) string {
+	if _, isDNS := errors.AsType[*net.DNSError](err); isDNS {
+		return lookupError(err)
+	}
+	return innermost(err)
+}

@@ -1,0 +1,54 @@
+package doctor
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+const soonOver = 7 * 24 * time.Hour
+
+// security looks at the certificates that the group has.
+func (d *Doctor) security(_ context.Context, p *patient) []Finding {
+	if p.config == nil || p.config.TLS == nil {
+		return nil
+	}
+	t := p.config.TLS
+	_, err := t.Client()
+	if err == nil && p.hosting() {
+		_, err = t.Server()
+	}
+	if err != nil {
+		return []Finding{problem(strings.TrimPrefix(err.Error(), "store: "), "\"muster certs tls\" makes certificates that fit; rank 0 needs one with its key")}
+	}
+	if t.Cert == "" {
+		return []Finding{ok("TLS, without a certificate of this rank's own")}
+	}
+	return []Finding{d.validity(t.Cert)}
+}
+
+// validity is about the time in which the certificate is one, as this host's clock has it.
+func (d *Doctor) validity(file string) Finding {
+	b, err := os.ReadFile(file)
+	block, _ := pem.Decode(b)
+	if err != nil || block == nil {
+		return problem(file+" has no certificate", "let MUSTER_TLS_CERT be a PEM file with one")
+	}
+	c, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return problem(fmt.Sprintf("%s has no certificate: %v", file, err), "let MUSTER_TLS_CERT be a PEM file with one")
+	}
+	switch now := d.System.Now(); {
+	case now.Before(c.NotBefore):
+		return problem(fmt.Sprintf("the certificate in %s begins only at %s, by this host's clock", file, c.NotBefore.Format(time.RFC3339)), "is the clock right?")
+	case now.After(c.NotAfter):
+		return problem(fmt.Sprintf("the certificate in %s ended at %s", file, c.NotAfter.Format(time.RFC3339)), "make a new one: it is read again without a restart")
+	case now.Add(soonOver).After(c.NotAfter):
+		return warning(fmt.Sprintf("the certificate in %s ends at %s", file, c.NotAfter.Format(time.RFC3339)), "make a new one in time: it is read again without a restart")
+	}
+	return ok("TLS, with the certificate in %s", file)
+}

@@ -1,0 +1,210 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// soonSeen is how late a new file may be for nobody to notice.
+const soonSeen = time.Second
+
+// sharedDirectory tries what rank 0 does in --dir, and the others see of it. Every rank goes through all steps, whatever it finds.
+func (w *ward) sharedDirectory(ctx context.Context) error {
+	for rank, c := range w.cards {
+		if (c.Dir == "") != (w.cards[0].Dir == "") {
+			if w.group.Rank() == 0 {
+				w.say("dir", problem(fmt.Sprintf("rank 0 has --dir %q and rank %d has %q", w.cards[0].Dir, rank, c.Dir), "give it to all ranks, or to none"))
+			}
+			return nil
+		}
+	}
+	if w.Dir == "" {
+		return nil
+	}
+	b := &board{ward: w, path: filepath.Join(w.Dir, "muster-doctor-"+w.cards[0].Nonce)}
+	before := len(w.found)
+	defer b.remove(ctx)
+	for _, step := range []func(){b.ask, b.create, b.look, b.overwrite, b.reread, b.race, b.settle} {
+		if !b.hung {
+			b.hung = !within(ctx, w.longest(), step)
+		}
+		if err := w.group.Barrier(ctx); err != nil {
+			return err
+		}
+	}
+	b.judge()
+	if len(w.found) == before && w.group.Rank() != 0 {
+		w.find("dir", ok("what rank 0 writes into %s is seen at once, and whole", w.Dir))
+	}
+	return nil
+}
+
+// longest is how long a step may take; what waits in one waits for patience.
+func (w *ward) longest() time.Duration { return w.patience() + w.patience()/2 }
+
+// board is the files that rank 0 makes for the others to see. A step that hangs keeps its goroutine and writes here later, so
+// that then there are no more steps, and nothing of them is judged.
+type board struct {
+	*ward
+	path string
+	hung bool
+
+	writes error         // rank 0's
+	seen   time.Duration // after which the new file was; < 0: never
+	listed bool          // in the directory, if it was never seen
+	stale  bool          // the old content of a file that was overwritten
+	torn   bool          // a part of a file that was replaced
+	gone   error         // of a file that was replaced
+	last   bool          // the last of the replaced ones was seen, or, by rank 0, is to come
+
+	version byte // rank 0's, of what is replaced
+}
+
+func (b *board) writer() bool { return b.group.Rank() == 0 }
+
+func (b *board) note(err error) {
+	if b.writes == nil {
+		b.writes = err
+	}
+}
+
+// ask has the client of the file system learn that there is no such file, which it may believe for long.
+func (b *board) ask() {
+	if !b.writer() {
+		_, _ = os.Stat(b.path)
+		return
+	}
+	b.note(write(b.path+".over", content(1)))
+	b.note(replace(b.path+".race", content(1)))
+}
+
+func (b *board) create() {
+	if b.writer() {
+		b.note(write(b.path, content(1)))
+	} else {
+		_, _ = os.ReadFile(b.path + ".over") // names and contents are known here from now on
+		_, _ = os.ReadFile(b.path + ".race")
+	}
+}
+
+// look waits until the new file is seen.
+func (b *board) look() {
+	if b.writer() {
+		return
+	}
+	began := time.Now()
+	for time.Since(began) < b.patience() {
+		if _, err := os.Stat(b.path); err == nil {
+			b.seen = time.Since(began)
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	b.seen = -1
+	entries, _ := os.ReadDir(b.Dir)
+	b.listed = slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == filepath.Base(b.path) })
+}
+
+func (b *board) overwrite() {
+	if b.writer() {
+		b.note(write(b.path+".over", content(2)))
+	}
+}
+
+// reread opens a file anew that was overwritten and closed: then it has to be new here.
+func (b *board) reread() {
+	if !b.writer() {
+		got, err := os.ReadFile(b.path + ".over")
+		b.stale = err == nil && bytes.Equal(got, content(1))
+	}
+}
+
+const replaced = 20 // times at most
+
+// race reads a file while it is replaced, for half of the patience at most.
+func (b *board) race() {
+	for began := time.Now(); time.Since(began) < b.patience()/2 && !b.last && !b.elsewhere(); time.Sleep(time.Millisecond) {
+		if !b.writer() {
+			b.readRaced()
+			continue
+		}
+		b.version++
+		b.last = b.version == replaced-1
+		b.note(replace(b.path+".race", content(b.version)))
+	}
+	if b.writer() {
+		b.note(replace(b.path+".race", content(replaced)))
+	}
+}
+
+// settle waits for the last version, which is there now.
+func (b *board) settle() {
+	for began := time.Now(); !b.writer() && time.Since(began) < b.patience() && !b.last && !b.elsewhere(); time.Sleep(10 * time.Millisecond) {
+		b.readRaced()
+	}
+}
+
+// elsewhere reports whether this is another directory than rank 0's.
+func (b *board) elsewhere() bool { return b.seen < 0 && !b.listed }
+
+func (b *board) readRaced() {
+	got, err := os.ReadFile(b.path + ".race")
+	switch {
+	case err != nil:
+		b.gone = err
+	case len(got) == 0 || !bytes.Equal(got, content(got[0])):
+		b.torn = true
+	default:
+		b.last = got[0] == replaced
+	}
+}
+
+// judge says what the steps have found.
+func (b *board) judge() {
+	switch {
+	case b.hung:
+		b.find("dir", problem(fmt.Sprintf("an operation in %s did not end within %v", b.Dir, b.longest()), "the server of that file system does not answer: programs there hang, and cannot be interrupted"))
+	case b.writer() && b.writes != nil:
+		b.find("dir", problem(fmt.Sprintf("rank 0 cannot write into %s: %s", b.Dir, failure(b.writes)), "is it mounted read-only, full, or another user's?"))
+	case !b.writer() && b.elsewhere():
+		b.find("dir", problem(fmt.Sprintf("what rank 0 writes into %s is not there", b.Dir), "it is another directory on that host: mount the same file system on all hosts"))
+	case !b.writer():
+		b.judgeReader()
+	}
+}
+
+func (b *board) judgeReader() {
+	if b.seen < 0 || b.seen > soonSeen {
+		b.find("dir", warning(fmt.Sprintf("a file that was asked for before it was there is not seen in %s for more than %v, though it is in the list", b.Dir, min(b.patience(), soonSeen)),
+			"the client remembers that there was none: mount with lookupcache=positive (NFS), or wait by listing the directory, as package nfsws does"))
+	}
+	if b.stale {
+		b.find("dir", problem("a file that was overwritten and closed in "+b.Dir+" is opened with its old content", "mount without nocto, and do not overwrite: write a new name, as package nfsws does"))
+	}
+	if b.torn {
+		b.find("dir", problem("a file that was replaced by a rename in "+b.Dir+" was read in part", "renames are not atomic there: use another file system for what others read"))
+	}
+	if b.gone != nil {
+		b.find("dir", warning(fmt.Sprintf("a file that was replaced by a rename in %s could not be read at times: %s", b.Dir, innermost(b.gone)), "open it again, and give each version a name of its own, as package nfsws does"))
+	}
+	if !b.last {
+		b.find("dir", warning(fmt.Sprintf("the new version of a file that was replaced in %s is not seen within %v", b.Dir, b.patience()), "the client remembers names (acdirmax of NFS): give each version a name of its own, as package nfsws does"))
+	}
+}
+
+// remove leaves nothing.
+func (b *board) remove(ctx context.Context) {
+	if !b.writer() {
+		return
+	}
+	within(ctx, b.patience(), func() {
+		for _, suffix := range []string{"", ".over", ".race", ".race.part"} {
+			_ = os.Remove(b.path + suffix)
+		}
+	})
+}

@@ -1,0 +1,107 @@
+package doctor
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// holder looks for the socket that listens at port, and for the process that has it open.
+func holder(port int) string {
+	inode := listening("/proc/net/tcp", port)
+	if inode == "" {
+		inode = listening("/proc/net/tcp6", port)
+	}
+	if inode == "" {
+		return ""
+	}
+	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	for _, fd := range fds {
+		if to, _ := os.Readlink(fd); to != "socket:["+inode+"]" {
+			continue
+		}
+		dir := filepath.Dir(filepath.Dir(fd))
+		name, err := os.ReadFile(dir + "/comm")
+		if err != nil {
+			continue
+		}
+		return fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(name)), filepath.Base(dir))
+	}
+	return "a process of another user, or of another container"
+}
+
+// listening is the inode of the socket that listens at port, from a table of the kernel.
+func listening(table string, port int) string {
+	f, err := os.Open(table)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	const listen = "0A"
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		col := strings.Fields(lines.Text())
+		if len(col) < 10 || col[3] != listen {
+			continue
+		}
+		_, hex, _ := strings.Cut(col[1], ":")
+		if n, err := strconv.ParseInt(hex, 16, 32); err == nil && int(n) == port {
+			return col[9]
+		}
+	}
+	return ""
+}
+
+// ephemeral are the ports that the system gives away.
+func ephemeral() (first, last int) {
+	b, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	_, _ = fmt.Sscan(string(b), &first, &last)
+	return first, last
+}
+
+func backlog() (n int) {
+	b, _ := os.ReadFile("/proc/sys/net/core/somaxconn")
+	_, _ = fmt.Sscan(string(b), &n)
+	return n
+}
+
+func sharedSize() (size, free uint64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs("/dev/shm", &st); err != nil {
+		return 0, 0, os.NewSyscallError("statfs /dev/shm", err)
+	}
+	return st.Blocks * uint64(st.Bsize), st.Bavail * uint64(st.Bsize), nil
+}
+
+// memfd makes one as package shm does: sealed, and written to before.
+func memfd() error {
+	fd, err := unix.MemfdCreate("muster-doctor", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return os.NewSyscallError("memfd_create", err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, make([]byte, 4096)); err != nil {
+		return os.NewSyscallError("write", err)
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_FUTURE_WRITE)
+	return os.NewSyscallError("seal", err)
+}
+
+// kinds are file systems by their magic numbers: those where it matters, and those that are met most.
+var kinds = map[int64]string{
+	unix.NFS_SUPER_MAGIC: "nfs", unix.FUSE_SUPER_MAGIC: "fuse", unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay",
+	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.V9FS_MAGIC: "9p",
+	unix.SMB2_SUPER_MAGIC: "smb", unix.CEPH_SUPER_MAGIC: "ceph", 0x0bd00bd0: "lustre", 0x47504653: "gpfs",
+}
+
+func volume(dir string) (Volume, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return Volume{}, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	return Volume{Kind: kinds[st.Type], Free: st.Bavail * uint64(st.Bsize)}, nil
+}

@@ -1,0 +1,132 @@
+package main_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// onTerminal starts muster on a terminal of a width.
+func onTerminal(t *testing.T, width uint16, args ...string) (ptm *os.File, cmd *exec.Cmd) {
+	t.Helper()
+	ptm, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("no terminals here:", err)
+	}
+	t.Cleanup(func() { _ = ptm.Close() })
+	n, err := unix.IoctlGetInt(int(ptm.Fd()), unix.TIOCGPTN)
+	if err = errors.Join(err, unix.IoctlSetPointerInt(int(ptm.Fd()), unix.TIOCSPTLCK, 0)); err != nil {
+		t.Fatal(err)
+	}
+	pts, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip("no terminals here:", err)
+	}
+	if err := unix.IoctlSetWinsize(int(pts.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}); err != nil {
+		t.Fatal(err)
+	}
+	cmd = exec.CommandContext(t.Context(), self(t), args...)
+	cmd.Env = append(os.Environ(), role+"="+roleMuster, "NO_COLOR=1", "TERM=xterm")
+	cmd.Stdout, cmd.Stderr = pts, pts
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = pts.Close()
+	return ptm, cmd
+}
+
+// terminal starts muster on a terminal of a width, and returns what it wrote there.
+func terminal(t *testing.T, width uint16, args ...string) string {
+	t.Helper()
+	ptm, cmd := onTerminal(t, width, args...)
+	var out bytes.Buffer
+	_, _ = out.ReadFrom(ptm) // ends with EIO
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err, out.String())
+	}
+	return out.String()
+}
+
+// erase is what a bar begins with, and what takes it away.
+const erase = "\r\x1b[K"
+
+// drawn are the bars in what was written to a terminal of a width; the last thing there is not to be one.
+func drawn(t *testing.T, out string, width int, text string) {
+	t.Helper()
+	parts := strings.Split(out, erase)
+	require.Greater(t, len(parts), 2, "%q", out)
+	require.NotContains(t, parts[len(parts)-1], text, "a bar is left: %q", out)
+	n := 0
+	for _, p := range parts[1:] {
+		if line, _, _ := strings.Cut(p, "\r\n"); strings.Contains(line, text) {
+			require.Less(t, len([]rune(line)), width, "%q", line)
+			n++
+		}
+	}
+	require.Positive(t, n, "no bar with %q in %q", text, out)
+}
+
+func TestBenchShowsProgress(t *testing.T) {
+	t.Parallel()
+	for _, width := range []int{30, 120} {
+		out := terminal(t, uint16(width), "bench", "-n", "2,3", "--time", "5ms", "--cases", "barrier,get")
+		drawn(t, out, width, " of 4 measured")
+		require.Contains(t, out, "  barrier ")
+	}
+	r := run(t, "bench", "-n", "2", "--time", "5ms", "--cases", "barrier")
+	require.Empty(t, r.stderr)
+	require.NotContains(t, r.stdout, "\x1b")
+}
+
+func TestBackupAndRestoreShowProgress(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	_, url := serve(t, "--data", path("data"))
+	many := exec.CommandContext(t.Context(), self(t), "fill", url)
+	many.Env = append(os.Environ(), role+"="+roleFiller)
+	out, err := many.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+
+	drawn(t, terminal(t, 80, "backup", "--store", url, path("a")), 80, "MiB")
+	drawn(t, terminal(t, 80, "restore", path("a"), "--data", path("new")), 80, " of 4000 entries")
+	require.Empty(t, run(t, "restore", path("a"), "--data", path("again")).stderr)
+	r := run(t, "backup", "--store", url, path("b"))
+	require.NotContains(t, r.stderr, "\x1b")
+}
+
+// TestRunShowsWhoHasCome: until all have, and nothing after that.
+func TestRunShowsWhoHasCome(t *testing.T) {
+	t.Parallel()
+	gate := filepath.Join(t.TempDir(), "gate")
+	require.NoError(t, unix.Mkfifo(gate, 0o600))
+	script := `[ $RANK = 0 ] || read x < "$1"; MUSTER_TEST_ROLE=rank exec "$0"`
+	ptm, cmd := onTerminal(t, 80, "run", "-n", "2", "--", "sh", "-c", script, self(t), gate)
+	var out bytes.Buffer
+	for b := make([]byte, 4096); !strings.Contains(out.String(), "1 of 2 ranks have come to world"); {
+		n, err := ptm.Read(b)
+		out.Write(b[:n])
+		require.NoError(t, err, "%q", out.String())
+	}
+	require.NoError(t, os.WriteFile(gate, []byte("\n"), 0))
+	_, _ = out.ReadFrom(ptm) // ends with EIO
+	require.NoError(t, cmd.Wait(), out.String())
+	drawn(t, out.String(), 80, "ranks have come to world")
+	require.Contains(t, out.String(), "[0] [0 10] <nil> <nil>\r\n")
+}
+
+// TestRunWithoutATerminal, and on one where all goes fast, shows no bar.
+func TestRunWithoutATerminal(t *testing.T) {
+	t.Parallel()
+	r := run(t, "run", "-n", "2", "--", "sh", "-c", "echo here")
+	require.NotContains(t, r.stdout+r.stderr, "\x1b")
+	require.NotContains(t, terminal(t, 80, "run", "-n", "1", "--", "sh", "-c", "echo here"), "ranks have")
+}
