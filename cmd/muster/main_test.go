@@ -146,7 +146,7 @@ func start(t *testing.T, args ...string) *process {
 
 func startIn(t *testing.T, stdin io.Reader, env []string, args ...string) *process {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, self(t), args...)
 	cmd.Env = append(append(os.Environ(), role+"="+roleMuster), env...)
 	cmd.Stdin = stdin
@@ -179,6 +179,7 @@ func self(t *testing.T) string {
 
 func (p *process) wait(t *testing.T) result {
 	t.Helper()
+	defer p.endsIn(limit)()
 	var stderr []byte
 	done := make(chan struct{})
 	go func() {
@@ -194,15 +195,22 @@ func (p *process) wait(t *testing.T) result {
 	return result{p.cmd.ProcessState.ExitCode(), string(stdout), string(stderr)}
 }
 
+// endsIn kills it, unless stop is called before.
+func (p *process) endsIn(d time.Duration) (stop func() bool) {
+	return time.AfterFunc(d, func() { _ = p.cmd.Process.Kill() }).Stop
+}
+
 // line reads standard output up to a line with text in it, and returns that.
 func (p *process) line(t *testing.T, text string) string {
 	t.Helper()
+	defer p.endsIn(limit)()
 	return lineOf(t, p.stdout, text)
 }
 
 // complaint does so for standard error.
 func (p *process) complaint(t *testing.T, text string) string {
 	t.Helper()
+	defer p.endsIn(limit)()
 	return lineOf(t, p.stderr, text)
 }
 
