@@ -91,7 +91,7 @@ func (f *File) common() map[recordKey]time.Time {
 	return ends
 }
 
-// closest is the file that has most in common with those that are set; the first one if none has.
+// closest is a file that has most in common with those that are set, or enough; the first one if none has anything.
 func closest(left []*File, ends map[*File]map[recordKey]time.Time, known map[recordKey]time.Time) (best *File, most int) {
 	for _, f := range left {
 		n := 0
@@ -102,6 +102,9 @@ func closest(left []*File, ends map[*File]map[recordKey]time.Time, known map[rec
 		}
 		if best == nil || n > most {
 			best, most = f, n
+		}
+		if most > 0 && 2*most >= len(ends[f]) {
+			break
 		}
 	}
 	return best, most

@@ -107,6 +107,9 @@ func Jobs(files []*File) [][]*File {
 		}
 	}
 	jobs = slices.DeleteFunc(jobs, func(j []*File) bool { return j == nil })
+	for _, j := range jobs {
+		slices.SortFunc(j, func(a, b *File) int { return cmp.Compare(slices.Index(files, a), slices.Index(files, b)) })
+	}
 	slices.SortStableFunc(jobs, func(a, b []*File) int { return startOf(b).Compare(startOf(a)) })
 	return jobs
 }
