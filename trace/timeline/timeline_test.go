@@ -471,3 +471,22 @@ func TestChrome(t *testing.T) {
 		require.InDelta(t, of[0], of[1], 500, "µs")
 	}
 }
+
+// Whatever is in a file, it is read or refused, and what is read can be drawn.
+func FuzzRead(f *testing.F) {
+	j := newJob(7, 2).steps(2, 0)
+	f.Add(j.bytes(0))
+	f.Add(j.bytes(1)[:300])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		file, err := timeline.Read("fuzz.json", bytes.NewReader(b))
+		if err != nil {
+			return
+		}
+		tl, err := timeline.Merge(file)
+		if err != nil {
+			return
+		}
+		require.NoError(t, tl.SVG(io.Discard, nil))
+		require.NoError(t, tl.Chrome(io.Discard))
+	})
+}
