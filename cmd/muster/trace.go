@@ -185,7 +185,7 @@ func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note str
 func (p *tracePrinter) rank(s *timeline.Summary, r *timeline.RankSummary, i int) {
 	notes := []string{}
 	if w := r.Worst; w != nil && i < 3 {
-		notes = append(notes, fmt.Sprintf("most in %s #%d of %s: %s", strings.TrimPrefix(w.Op, "pgroup."), w.Seq, printable(w.Group), traceTime(w.Waited)))
+		notes = append(notes, fmt.Sprintf("most in %s: %s", printable(w.String()), traceTime(w.Waited)))
 	}
 	if c := r.Row.Clock.Abs(); c >= 100*time.Millisecond {
 		way := "ahead"

@@ -122,3 +122,8 @@ func ExampleJobs() {
 	fmt.Println(timeline.Jobs([]*timeline.File{a, b})[0][0].Name)
 	// Output: of a later one
 }
+
+func ExampleRecord_String() {
+	fmt.Println(example().Records[0])
+	// Output: barrier #1 of world
+}

@@ -36,7 +36,6 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"short": short,
 	"label": (*Row).label,
 	"clock": (*Row).clockText,
-	"what":  (*Record).what,
 	"last": func(r *Record) string {
 		if r.Last < 0 {
 			return "?"
@@ -66,7 +65,7 @@ th{font-weight:500;color:var(--dim)}td.r,th.r{text-align:right}
 {{end}}</table></div></section>
 <section><h2>Waited for longest</h2><div class="table"><table>
 <tr><th>verb</th><th class="r">at</th><th>last</th><th class="r">others waited</th></tr>
-{{$t := .T}}{{range .Worst}}<tr><td>{{what .}}</td><td class="r">{{at $t .}}</td><td>{{last .}}</td><td class="r">{{short .Waited}}</td></tr>
+{{$t := .T}}{{range .Worst}}<tr><td>{{.}}</td><td class="r">{{at $t .}}</td><td>{{last .}}</td><td class="r">{{short .Waited}}</td></tr>
 {{else}}<tr><td colspan="4">nobody waited</td></tr>
 {{end}}</table></div></section>
 </div>

@@ -280,7 +280,7 @@ func (p *picture) legend() {
 
 // text is a record in words.
 func (rec *Record) text() string {
-	s := rec.what()
+	s := rec.String()
 	if rec.Last >= 0 && rec.Waited > 0 {
 		s += fmt.Sprintf(": rank %d came last, the others waited %s", rec.Calls[rec.Last].Of().Rank, short(rec.Waited))
 	}
@@ -290,8 +290,8 @@ func (rec *Record) text() string {
 	return s
 }
 
-// what is a record's name.
-func (rec *Record) what() string {
+// String is what it is called: "barrier #3 of world".
+func (rec *Record) String() string {
 	s := strings.TrimPrefix(rec.Op, "pgroup.")
 	if rec.Seq > 0 {
 		s += fmt.Sprintf(" #%d", rec.Seq)
