@@ -134,7 +134,7 @@ func (s *stuck) run() {
 	mine := make([]byte, headLen)
 	s.call.head.put(mine)
 	for s.ctx.Err() == nil && s.call.over.Err() == nil {
-		heads, err := pgroup.AllGather(s.ctx, s.call.group.Channel("stuck"), mine)
+		heads, err := pgroup.AllGather(s.ctx, s.call.group.Channel("\x00stuck"), mine)
 		if err == nil {
 			s.compare(heads)
 		}

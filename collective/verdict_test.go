@@ -251,3 +251,12 @@ func TestTrace(t *testing.T) {
 		assert.ErrorIs(t, events[2].Err, pgroup.ErrMismatch, fmt.Sprint(rank))
 	}
 }
+
+// Without a sink of its own, a Comm tells that of its group.
+func TestTraceOfTheGroup(t *testing.T) {
+	var sink trace.Memory
+	w := way{host: apart, set: func(c *pgroup.Config) { c.Trace = &sink }}
+	w.run(t, 2, func(r *rank) { r.allReduce(100) })
+	require.EqualValues(t, 2, sink.Total("collective.allreduce").Count)
+	require.EqualValues(t, 2, sink.Total("pgroup.create").Count)
+}

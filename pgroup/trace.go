@@ -54,7 +54,7 @@ func (cl *call) record() {
 // event is what all events of a handle have in common.
 func (g *Group) event(verb string, start time.Time) trace.Event {
 	return trace.Event{
-		Op: "pgroup." + verb, Group: g.name, Channel: strings.TrimPrefix(g.channel, "\x00"), Generation: g.generation, ID: g.id,
+		Op: "pgroup." + verb, Group: g.name, Channel: g.channel, Generation: g.generation, ID: g.id,
 		Rank: g.rank, Size: g.size, Last: -1, Start: start,
 	}
 }

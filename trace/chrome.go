@@ -23,8 +23,9 @@ const (
 
 // ChromeWriter is a Sink that writes a file which Perfetto opens. It may be used by many goroutines at once.
 //
-// Record never waits for the file: a timer writes what there is within 100 ms. So a process that is killed loses what it did in that time, and
-// its file, which lacks its end then, still opens. What a writer does not take within 8 MiB is left out, and the file says how much that was.
+// Record does not wait for the file: a timer writes what there is within 100 ms. So a process that is killed loses what it did in that time, and
+// its file, which lacks its end then, still opens. A failure alone is written before Record returns, since programs end because of them. While w
+// is slow, what does not fit in 8 MiB is left out, and the file says how much that was.
 type ChromeWriter struct {
 	w     io.Writer
 	start time.Time
@@ -65,11 +66,8 @@ func Chrome(w io.Writer) *ChromeWriter {
 	c.timer = time.AfterFunc(time.Hour, c.expired)
 	c.timer.Stop()
 	host, _ := os.Hostname()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.buf = fmt.Appendf(c.buf, `[`+"\n"+`{"name":"muster","ph":"M","pid":%d,"tid":0,"args":{"version":%d,"start":"%d","host":`, c.pid, chromeVersion, c.start.UnixNano())
-	c.buf = append(appendJSON(c.buf, host), "}}"...)
-	c.arm()
+	begin := fmt.Appendf(nil, `[`+"\n"+`{"name":"muster","ph":"M","pid":%d,"tid":0,"args":{"version":%d,"start":"%d","host":`, c.pid, chromeVersion, c.start.UnixNano())
+	_, c.err = w.Write(append(appendJSON(begin, host), "}}"...)) // at once: no file is empty
 	return c
 }
 
@@ -86,6 +84,10 @@ func (c *ChromeWriter) Record(_ context.Context, e Event) {
 	}
 	c.noteDropped(e.End)
 	c.append(&e)
+	if e.Err != nil {
+		c.write()
+		return
+	}
 	c.arm()
 }
 

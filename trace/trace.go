@@ -18,7 +18,7 @@ import (
 type Event struct {
 	Op         string // "pgroup.barrier", "collective.allreduce", "store.get", …
 	Group      string
-	Channel    string // of the group, whose records have numbers of their own; "" is the group itself
+	Channel    string // of the group, whose records have numbers of their own; "" is the group itself; behind the scenes, as of packages on top, it starts with a NUL byte
 	Generation uint64
 	ID         uint64 // of this generation, the same on all ranks, and another one on another store; 0 if not known
 	Seq        uint64 // of the verb, on its channel; the same on all ranks. 0: it has none

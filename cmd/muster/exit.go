@@ -55,6 +55,10 @@ func environmentTopic() *cobra.Command {
   MUSTER_TLS_KEY       PEM file of the key of that, unless --tls-key is given
   NO_COLOR             if it is not empty, there is no colour; nor is there when the output is no terminal
 
+Variables that run passes on to the ranks, as all that it has, and that pgroup.FromEnv reads:
+
+  MUSTER_TRACE         directory for a trace of each rank; see "muster trace"
+
 Variables that run sets for each rank:
 
   RANK, LOCAL_RANK               0 to n-1

@@ -52,7 +52,7 @@ Look at a model: muster tensors model.safetensors`,
 	root.AddGroup(
 		&cobra.Group{ID: groupStart, Title: "Processes:"},
 		&cobra.Group{ID: groupStore, Title: "A store that is there (--store or MUSTER_STORE):"},
-		&cobra.Group{ID: groupFiles, Title: "Tensors in files:"},
+		&cobra.Group{ID: groupFiles, Title: "Files:"},
 		&cobra.Group{ID: groupOther, Title: "Other:"},
 	)
 	add := func(group string, cmds ...*cobra.Command) {
@@ -63,7 +63,7 @@ Look at a model: muster tensors model.safetensors`,
 	}
 	add(groupStart, newDemo(), newRun(), newServe(), newRelay(), newBench(), newDoctor())
 	add(groupStore, newSet(), newGet(), newWait(), newAdd(), newDelete(), newKeys(), newWatch(), newPing(), newBackup(), newWho(), newTop(), newPage())
-	add(groupFiles, newTensors(), newGather())
+	add(groupFiles, newTensors(), newGather(), newTrace())
 	add(groupOther, newRestore(), newCerts(), newVersion())
 	root.AddCommand(exitCodesTopic(), environmentTopic(), newDemoRank(), newBenchRank(), newGatherRank())
 	root.SetHelpCommand(newHelp(root))

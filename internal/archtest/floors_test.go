@@ -20,6 +20,7 @@ var floors = [][]room{
 		{name: "wire/tcpstore"},
 		{name: "wire/pickle"},
 		{name: "trace"},
+		{name: "trace/timeline", may: []string{"trace"}}, // traces of ranks, merged and drawn
 		{name: "tensor"},
 		{name: "tensor/safetensors"},
 		{name: "tensor/tree"},

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/wire"
 )
@@ -249,4 +251,22 @@ func TestCallsInUse(t *testing.T) {
 	isCode(t, r.does(core.Local, wire.Request{Op: 250}), wire.CodeUnsupported)
 	r.does(core.Local, wire.Request{Op: wire.OpLost}) // this process is never lost
 	isCode(t, r.does(core.Local, wire.Request{Op: wire.OpPing}), wire.CodeOK)
+}
+
+// TestWhoCameLast: N of a success is 1 + the rank whose vote decided, after a restart too.
+func TestWhoCameLast(t *testing.T) {
+	w := newCrew(t, 3)
+	tickets := []core.Ticket{w.waits(w.sessions[2], w.voting(2, barrier(1), "")), w.waits(w.sessions[0], w.voting(0, barrier(1), ""))}
+	_, decides := w.call(w.sessions[1], w.voting(1, barrier(1), ""))
+	require.EqualValues(t, 2, decides.N)
+	for _, ticket := range tickets {
+		require.EqualValues(t, 2, w.answers[ticket].N)
+	}
+	shot := w.m.Snapshot()
+	shot.Stop()
+	m, err := core.Restore(core.Limits{}, shot.State, func(func(core.Entry, error) bool) {})
+	require.NoError(t, err)
+	again := &crew{rig: &rig{tb: t, m: m, now: w.now, answers: map[core.Ticket]*wire.Reply{}}, sessions: w.sessions, gen: w.gen}
+	_, rep := again.call(w.sessions[0], w.voting(0, barrier(1), "")) // it asks again
+	require.EqualValues(t, 2, rep.N)
 }

@@ -23,6 +23,24 @@ var resultChecks = []check{
 	{"folds of every kind", resultFolds, []Feature{Collect}},
 	{"folds are in rank order", resultFoldOrder, []Feature{Collect}},
 	{"large payloads", resultLarge, []Feature{Collect}},
+	{"whose vote decided it, if that is told", resultLast, []Feature{Collect}},
+}
+
+func resultLast(t *testing.T, w *world) {
+	ranks := w.group(3)
+	for seq := range uint64(3) {
+		last := int(seq)
+		for i := range 3 {
+			if i != last {
+				ranks[i].calls(t, ranks[last], barrier(seq+1))
+			}
+		}
+		_, told, err := ranks[last].CollectLast(w.ctx, ranks[last].in(barrier(seq+1)), nil)
+		good(t, err)
+		if told != -1 {
+			same(t, "last", told, last)
+		}
+	}
 }
 
 func resultAll(t *testing.T, w *world) {

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/trace/timeline"
+	"github.com/spf13/cobra"
+)
+
+// tracing is what trace was told.
+type tracing struct {
+	outputs    []string
+	asJSON     bool
+	width      int
+	title      string
+	from, span time.Duration
+}
+
+func newTrace() *cobra.Command {
+	o := &tracing{}
+	cmd := &cobra.Command{
+		Use:   "trace DIR | trace FILE…",
+		Short: "Merge the traces of ranks, draw them, and say who the others waited for",
+		Long: `Merge the traces of a job's ranks, and say who came last how often, and how long the others waited
+for it. Traces are made by MUSTER_TRACE=DIR in the environment of the ranks, or by trace.Chrome.
+
+Of a DIR it takes those of the last job in it. Clocks of different hosts are set by the verbs that
+the ranks ended together. The trace of a rank that was killed is good up to its last 0.1 s.
+
+-o draws: a row for each rank, a line for the end of each verb, and in red for how long the others
+waited for one rank alone. The file's name says what it is: .svg, .html (the picture with tables),
+or .json (all ranks as one trace, for ui.perfetto.dev).`,
+		Example: `  MUSTER_TRACE=traces muster run -n 4 -- ./train
+  muster trace traces
+  muster trace traces -o job.html -o job.json
+  muster trace traces -o start.svg --from 2s --for 500ms
+  muster trace traces/rank0-*.json traces/rank3-*.json`,
+		Args: operands("DIR|FILE", "[FILE…]"),
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
+	}
+	cmd.DisableFlagsInUseLine = true
+	f := cmd.Flags()
+	f.StringArrayVarP(&o.outputs, "output", "o", nil, "`file` to write: .svg, .html or .json; may be repeated")
+	f.BoolVar(&o.asJSON, "json", false, "the summary as one JSON object, for programs")
+	f.DurationVar(&o.from, "from", 0, "draw from this `time` on, counted from the first event")
+	f.DurationVar(&o.span, "for", 0, "draw this much `time`; 0: up to the end")
+	f.IntVar(&o.width, "width", 0, "of the picture, in `pixels`; 0: 1200")
+	f.StringVar(&o.title, "title", "", "`text` above the picture")
+	return cmd
+}
+
+// drawers are the kinds of files, by how their names end.
+var drawers = map[string]func(*timeline.Timeline, io.Writer, *timeline.PictureOptions) error{
+	".svg":  (*timeline.Timeline).SVG,
+	".html": (*timeline.Timeline).HTML,
+	".json": func(t *timeline.Timeline, w io.Writer, _ *timeline.PictureOptions) error { return t.Chrome(w) },
+}
+
+func (o *tracing) check(cmd *cobra.Command) error {
+	for _, path := range o.outputs {
+		if drawers[filepath.Ext(path)] == nil {
+			return usagef(cmd, "-o %s: its name has to end in .svg, .html or .json", path)
+		}
+	}
+	switch {
+	case o.from < 0 || o.span < 0:
+		return usagef(cmd, "--from and --for must not be negative")
+	case o.width != 0 && (o.width < 600 || o.width > 20000):
+		return usagef(cmd, "--width %d is not from 600 to 20000", o.width)
+	}
+	return nil
+}
+
+func (o *tracing) run(cmd *cobra.Command, args []string) error {
+	if err := o.check(cmd); err != nil {
+		return err
+	}
+	files, note, err := o.read(cmd, args)
+	if err != nil {
+		return err
+	}
+	t, err := timeline.Merge(files...)
+	if err != nil {
+		return err
+	}
+	picture := &timeline.PictureOptions{Width: o.width, Title: o.title, From: o.from}
+	if o.span > 0 {
+		picture.To = o.from + o.span
+	}
+	for _, path := range o.outputs {
+		if err := writeOutput(path, func(w io.Writer) error { return drawers[filepath.Ext(path)](t, w, picture) }); err != nil {
+			return err
+		}
+	}
+	s := t.Summary()
+	if o.asJSON {
+		e := json.NewEncoder(cmd.OutOrStdout())
+		e.SetIndent("", "  ")
+		return e.Encode(summaryJSON(&s, t))
+	}
+	out := bufio.NewWriter(cmd.OutOrStdout())
+	(&tracePrinter{out, inkOf(cmd.OutOrStdout())}).print(&s, t, note)
+	return out.Flush()
+}
+
+// read reads files, or the last job of a directory; a note says what was left aside.
+func (o *tracing) read(cmd *cobra.Command, args []string) (files []*timeline.File, note string, err error) {
+	if info, err := os.Stat(args[0]); err == nil && info.IsDir() {
+		if len(args) > 1 {
+			return nil, "", usagef(cmd, "one directory, or files")
+		}
+		if files, err = timeline.ReadDir(args[0]); err != nil {
+			return nil, "", err
+		}
+		jobs := timeline.Jobs(files)
+		if n := len(jobs) - 1; n > 0 {
+			note = fmt.Sprintf("%d more in %s: this is the last one; name the files of another to see that", n, args[0])
+		}
+		return jobs[0], note, nil
+	}
+	for _, path := range args {
+		f, err := timeline.ReadFile(path)
+		if err != nil {
+			return nil, "", err
+		}
+		files = append(files, f)
+	}
+	return files, "", nil
+}
+
+// writeOutput writes a file, whole or not at all.
+func writeOutput(path string, write func(io.Writer) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), ".muster-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	if err := errors.Join(write(f), f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// tracePrinter prints a summary.
+type tracePrinter struct {
+	io.Writer
+	ink
+}
+
+func (p *tracePrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) } // a bufio.Writer remembers
+
+func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note string) {
+	failed := ""
+	if s.Failed > 0 {
+		failed = p.red(fmt.Sprintf(", %d failed", s.Failed))
+	}
+	p.line("%s%s", p.bold(fmt.Sprintf("%d ranks, %d verbs together in %s", len(t.Rows), s.Records, traceTime(s.Took))), failed)
+	p.line("they waited %s for each other, all ranks together", traceTime(s.Lost))
+	if len(s.Ranks) > 0 && s.Ranks[0].Caused > 0 {
+		p.line("\n%s", p.dim("            came last   others waited   waited itself"))
+	}
+	for i := range s.Ranks {
+		p.rank(s, &s.Ranks[i], i)
+	}
+	if s.Absent > 0 {
+		p.line("and %s for ranks whose traces are not here", traceTime(s.Absent))
+	}
+	if note != "" {
+		p.line("\n%s", p.dim(note))
+	}
+}
+
+func (p *tracePrinter) rank(s *timeline.Summary, r *timeline.RankSummary, i int) {
+	notes := []string{}
+	if w := r.Worst; w != nil && i < 3 {
+		notes = append(notes, fmt.Sprintf("most in %s: %s", printable(w.String()), traceTime(w.Waited)))
+	}
+	if c := r.Row.Clock.Abs(); c >= 100*time.Millisecond {
+		way := "ahead"
+		if r.Row.Clock < 0 {
+			way = "behind"
+		}
+		notes = append(notes, fmt.Sprintf("clock %s %s", traceTime(c), way))
+	}
+	if r.Row.Unaligned {
+		notes = append(notes, "its clock is its own: no verb in common with the others")
+	}
+	if r.Row.Truncated {
+		notes = append(notes, "killed, or still runs")
+	}
+	for _, f := range r.Row.Files {
+		notes = append(notes, f.Dropped...)
+	}
+	line := fmt.Sprintf("%s %s   %s   %s", padRight(rowName(r.Row), 11), padLeft(fmt.Sprintf("%d×", r.Last), 9), padLeft(traceTime(r.Caused), 13), padLeft(traceTime(r.Waited), 13))
+	if i == 0 && 2*r.Caused >= s.Lost && r.Caused > 0 {
+		line = p.red(line)
+	}
+	p.line("%s   %s", line, p.dim(strings.Join(notes, "; ")))
+}
+
+func rowName(r *timeline.Row) string {
+	if r.Rank < 0 {
+		return fmt.Sprintf("pid %d", r.PID)
+	}
+	return fmt.Sprintf("rank %d", r.Rank)
+}
+
+// traceTime is a duration as people read it.
+func traceTime(d time.Duration) string {
+	switch {
+	case d >= time.Minute:
+		return d.Round(time.Second).String()
+	case d >= time.Second:
+		return fmt.Sprintf("%.2f s", d.Seconds())
+	case d >= time.Millisecond:
+		return fmt.Sprintf("%.1f ms", float64(d)/1e6)
+	}
+	return fmt.Sprintf("%d µs", d.Microseconds())
+}
+
+// rankJSON is one rank of a summary, in seconds.
+type rankJSON struct {
+	Rank      int     `json:"rank"`
+	Host      string  `json:"host"`
+	PID       int     `json:"pid"`
+	CameLast  int     `json:"came_last"`
+	Caused    float64 `json:"others_waited_seconds"`
+	Waited    float64 `json:"waited_seconds"`
+	Clock     float64 `json:"clock_ahead_seconds"`
+	Truncated bool    `json:"truncated"`
+}
+
+func summaryJSON(s *timeline.Summary, t *timeline.Timeline) map[string]any {
+	ranks := make([]rankJSON, 0, len(s.Ranks))
+	for _, r := range s.Ranks {
+		ranks = append(ranks, rankJSON{
+			r.Row.Rank, r.Row.Host, r.Row.PID, r.Last, r.Caused.Seconds(), r.Waited.Seconds(), r.Row.Clock.Seconds(), r.Row.Truncated,
+		})
+	}
+	return map[string]any{
+		"start": t.Start, "seconds": s.Took.Seconds(), "verbs": s.Records, "failed": s.Failed, "waited_seconds": s.Lost.Seconds(),
+		"absent_seconds": s.Absent.Seconds(), "ranks": ranks,
+	}
+}

@@ -1,0 +1,126 @@
+package main_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// traced runs ranks that make traces, and returns where those are.
+func traced(t *testing.T, n string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "traces")
+	r := run(t, "run", "-n", n, "--env", role+"="+roleRank, "--env", "MUSTER_TRACE="+dir, "--", self(t))
+	if r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	return dir
+}
+
+func TestTraceOfAJob(t *testing.T) {
+	t.Parallel()
+	dir := traced(t, "3")
+	out := t.TempDir()
+	svg, html, merged := filepath.Join(out, "job.svg"), filepath.Join(out, "job.html"), filepath.Join(out, "job.json")
+	r := run(t, "trace", dir, "-o", svg, "-o", html, "-o", merged, "--title", "a <job>")
+	if r.code != 0 || !strings.HasPrefix(r.stdout, "3 ranks, 3 verbs together in ") || !regexp.MustCompile(`(?m)^rank [0-2] +\d+× +[\d.]+ [mµ]?s`).MatchString(r.stdout) {
+		t.Errorf("%+v", r)
+	}
+	for path, want := range map[string]string{svg: "a &lt;job&gt;", html: "Who the others waited for", merged: `"name":"allgather"`} {
+		b, err := os.ReadFile(path)
+		if err != nil || !strings.Contains(string(b), want) {
+			t.Errorf("%s: %v: there is no %q", path, err, want)
+		}
+		if left, _ := filepath.Glob(filepath.Join(out, ".muster-*")); left != nil {
+			t.Errorf("%v are left", left)
+		}
+	}
+
+	var summary struct {
+		Verbs int
+		Ranks []struct {
+			CameLast int `json:"came_last"`
+		}
+	}
+	r = run(t, "trace", dir, "--json")
+	if err := json.Unmarshal([]byte(r.stdout), &summary); err != nil || summary.Verbs != 3 || len(summary.Ranks) != 3 {
+		t.Errorf("%v: %+v", err, r)
+	}
+	last := 0
+	for _, rank := range summary.Ranks {
+		last += rank.CameLast
+	}
+	if last != 3 {
+		t.Errorf("somebody came last to each of 3: %+v", summary)
+	}
+}
+
+// Of several jobs in a directory it takes the last; files that are named have to be of one.
+func TestTraceOfSeveralJobs(t *testing.T) {
+	t.Parallel()
+	dir := traced(t, "2")
+	first, _ := filepath.Glob(filepath.Join(dir, "rank0-*.json"))
+	r := run(t, "run", "-n", "3", "--env", role+"="+roleRank, "--env", "MUSTER_TRACE="+dir, "--", self(t))
+	if r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	r = run(t, "trace", dir)
+	if r.code != 0 || !strings.HasPrefix(r.stdout, "3 ranks, 3 verbs") || !strings.Contains(r.stdout, "1 more in "+dir) {
+		t.Errorf("%+v", r)
+	}
+	others, _ := filepath.Glob(filepath.Join(dir, "rank1-*.json"))
+	failed := 0
+	for _, other := range others {
+		if r := run(t, "trace", first[0], other); r.code != 0 {
+			failed++
+			r.wants(t, 1, "", "have no group in common")
+		}
+	}
+	if failed != 1 {
+		t.Errorf("%d of %v are of another job", failed, others)
+	}
+}
+
+func TestTraceOfWhatIsNone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	text := filepath.Join(dir, "text.json")
+	if err := os.WriteFile(text, []byte("hello\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"not a trace of muster":    {"trace", text},
+		"there is no rank*.json":   {"trace", dir},
+		"no such file":             {"trace", filepath.Join(dir, "none.json")},
+		"has to end in .svg":       {"trace", dir, "-o", "x.png"},
+		"must not be negative":     {"trace", dir, "--from", "-1s"},
+		"is not from 600 to 20000": {"trace", dir, "--width", "5"},
+		"one directory, or files":  {"trace", dir, text},
+	} {
+		r := run(t, args...)
+		if r.code == 0 || r.stdout != "" || !strings.Contains(r.stderr, want) {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
+}
+
+// A rank that is killed leaves a trace that is good up to there.
+func TestTraceOfAKilledRank(t *testing.T) {
+	t.Parallel()
+	dir := traced(t, "2")
+	files, _ := filepath.Glob(filepath.Join(dir, "rank1-*.json"))
+	b, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(files[0], b[:len(b)-40], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, "trace", dir)
+	if r.code != 0 || !strings.HasPrefix(r.stdout, "2 ranks") || !strings.Contains(r.stdout, "killed, or still runs") {
+		t.Errorf("%+v", r)
+	}
+}

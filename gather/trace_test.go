@@ -1,0 +1,72 @@
+package gather_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/trace"
+)
+
+// Every verb is told of, on every rank of its list, whatever way its tensors take.
+func TestTrace(t *testing.T) {
+	for _, w := range ways() {
+		t.Run(w.name, func(t *testing.T) {
+			sink := &trace.Memory{Keep: 100}
+			w.run(t, 4, gather.Options{Trace: sink}, func(r *rank) {
+				res, err := r.ga.Tensors(r.ctx, list, r.tensor(1, 300))
+				if !assert.NoError(r, err) {
+					return
+				}
+				res.Release()
+				_, err = r.ga.Concat(r.ctx, list, 0, r.tensor(1, 3+r.me()))
+				assert.NoError(r, err)
+				_, err = r.ga.Tensors(r.ctx, list, r.tensor(1, 3+r.me())) // of other shapes
+				if r.me() != 1 {
+					assert.ErrorIs(r, err, pgroup.ErrMismatch)
+				}
+			})
+			of := map[uint64][]trace.Event{}
+			for _, e := range sink.Events() {
+				of[e.Seq] = append(of[e.Seq], e)
+			}
+			require.Len(t, of, 3)
+			for seq, events := range of {
+				require.Len(t, events, 3, "the one that is not in the list has done nothing")
+				seen := map[int]bool{}
+				for _, e := range events {
+					seen[e.Rank] = true
+					require.Equal(t, map[uint64]string{1: "gather.tensors", 2: "gather.concat", 3: "gather.tensors"}[seq], e.Op)
+					require.Equal(t, []any{3, -1, events[0].Group, events[0].Generation}, []any{e.Size, e.Last, e.Group, e.Generation})
+					require.Positive(t, e.Waited)
+					require.LessOrEqual(t, e.Waited, e.Duration())
+					require.Equal(t, seq == 3, e.Err != nil)
+					if seq == 1 {
+						require.EqualValues(t, map[bool]int{true: 2400, false: 1200}[e.Rank == 0], e.Bytes, "rank %d of the list", e.Rank)
+					}
+				}
+				require.Len(t, seen, 3)
+			}
+		})
+	}
+}
+
+// Without a sink of its own, a Gatherer tells that of its group.
+func TestTraceOfTheGroup(t *testing.T) {
+	sink := &trace.Memory{}
+	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Trace: sink})
+	require.NoError(t, err)
+	ga, err := gather.Open(context.Background(), g, nil)
+	require.NoError(t, err)
+	res, err := ga.Tensors(t.Context(), []int{0}, filled(1, 4))
+	require.NoError(t, err)
+	res.Release()
+	require.NoError(t, ga.Close())
+	require.NoError(t, g.Close())
+	require.EqualValues(t, 1, sink.Total("gather.tensors").Count)
+	require.EqualValues(t, 1, sink.Total("pgroup.create").Count)
+}

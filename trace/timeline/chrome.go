@@ -1,0 +1,78 @@
+package timeline
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+)
+
+// Chrome writes all of it as one Chrome trace: a process for each rank, on one clock that begins with the first event.
+func (t *Timeline) Chrome(w io.Writer) error {
+	out := bufio.NewWriter(w)
+	sep := "[\n"
+	line := func(v any) error {
+		b, err := json.Marshal(v)
+		if err != nil {
+			return err
+		}
+		_, _ = out.WriteString(sep) // a bufio.Writer remembers
+		_, err = out.Write(b)
+		sep = ",\n"
+		return err
+	}
+	for i, r := range t.Rows {
+		if err := t.chromeRow(line, i, r); err != nil {
+			return fmt.Errorf("timeline: %w", err)
+		}
+	}
+	_, _ = out.WriteString("\n]\n")
+	return out.Flush()
+}
+
+// rowsOfFile is how far the numbers of one file's rows are from those of the next one of a process.
+const rowsOfFile = 1 << 20
+
+func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row) error {
+	type name struct {
+		Name string `json:"name"`
+	}
+	type order struct {
+		Index int `json:"sort_index"`
+	}
+	type meta struct {
+		Name string `json:"name"`
+		Ph   string `json:"ph"`
+		PID  int    `json:"pid"`
+		Args any    `json:"args"`
+	}
+	for _, m := range []meta{
+		{"process_name", "M", pid, name{fmt.Sprintf("%s (pid %d on %s)", r.label(), r.PID, r.Host)}},
+		{"process_sort_index", "M", pid, order{pid}},
+	} {
+		if err := line(m); err != nil {
+			return err
+		}
+	}
+	for n, f := range r.Files {
+		for _, s := range f.spans {
+			s.PID, s.TID = pid, s.TID+n*rowsOfFile
+			if s.Ph != "M" {
+				s.TS = float64(s.at.Sub(t.Start)) / float64(time.Microsecond)
+			}
+			if err := line(s); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// label is what a row is called.
+func (r *Row) label() string {
+	if r.Rank < 0 {
+		return fmt.Sprintf("pid %d", r.PID)
+	}
+	return fmt.Sprintf("rank %d", r.Rank)
+}

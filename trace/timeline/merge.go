@@ -1,0 +1,259 @@
+package timeline
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/trace"
+)
+
+// Timeline is what the ranks of a job did, on one clock: that of its first row.
+type Timeline struct {
+	Rows       []*Row
+	Records    []*Record // the verbs that ranks called together, by when they were decided
+	Start, End time.Time
+}
+
+// Row is one process.
+type Row struct {
+	Rank      int // in the largest group that it is in
+	Host      string
+	PID       int
+	Files     []*File
+	Clock     time.Duration // how far its clock was ahead of the first row's, in the middle of the job
+	Unaligned bool          // it has no verb in common with the others: its own clock is believed
+	Truncated bool
+	Events    []Event // by their start
+}
+
+// Event is a trace.Event on the clock of all.
+type Event struct {
+	trace.Event
+	Wait  time.Duration // of it, for others: the first part, or all of it
+	Inner bool          // it is part of another one of this row, of a package above, or behind the scenes
+}
+
+// Record is one verb of a group.
+type Record struct {
+	Op, Group, Channel string
+	Seq                uint64
+	Calls              []Call    // of those whose traces are there, by rank
+	Last               int       // in Calls: who came last; -1 if nobody knows
+	Alone              time.Time // since when all others had come, and it alone was missing
+	Waited             time.Duration
+	End                time.Time // when the first one had the answer
+	Failed             bool
+	Inner              bool
+}
+
+// Call is one row's part in a Record.
+type Call struct {
+	Row   *Row
+	Event int // in Row.Events
+}
+
+// Of is the event of a call.
+func (c Call) Of() *Event { return &c.Row.Events[c.Event] }
+
+// recordKey is what the calls of one record have in common.
+type recordKey struct {
+	id, generation, seq uint64
+	op, group, channel  string
+}
+
+// keyOf tells whether e is part of a record of several ranks.
+func keyOf(e *trace.Event) (k recordKey, ok bool) {
+	family, verb, _ := strings.Cut(e.Op, ".")
+	k = recordKey{id: e.ID, generation: e.Generation, seq: e.Seq, op: e.Op, group: e.Group, channel: e.Channel}
+	switch {
+	case e.Size < 2 || verb == "send" || verb == "recv" || verb == "close" || verb == "abort" || verb == "expire":
+		return k, false
+	case isJoin(e.Op):
+		return k, e.ID != 0
+	}
+	return k, e.Seq != 0 && family != "store"
+}
+
+func isJoin(op string) bool {
+	return op == "pgroup.create" || op == "pgroup.sub" || op == "pgroup.shrink"
+}
+
+// Jobs parts files into those of different jobs: with no group in common. The latest is first.
+func Jobs(files []*File) [][]*File {
+	job := map[uint64]int{} // of a group
+	var jobs [][]*File      // some of them nil: part of another one by now
+	for _, f := range files {
+		at := len(jobs)
+		jobs = append(jobs, []*File{f})
+		for i := range f.Events {
+			id := f.Events[i].ID
+			other, ok := job[id]
+			switch {
+			case id == 0 || ok && other == at:
+			case ok:
+				jobs[at], jobs[other] = append(jobs[at], jobs[other]...), nil
+				for id, n := range job {
+					if n == other {
+						job[id] = at
+					}
+				}
+			default:
+				job[id] = at
+			}
+		}
+	}
+	jobs = slices.DeleteFunc(jobs, func(j []*File) bool { return j == nil })
+	for _, j := range jobs {
+		slices.SortFunc(j, func(a, b *File) int { return cmp.Compare(slices.Index(files, a), slices.Index(files, b)) })
+	}
+	slices.SortStableFunc(jobs, func(a, b []*File) int { return startOf(b).Compare(startOf(a)) })
+	return jobs
+}
+
+func startOf(files []*File) time.Time {
+	return slices.MinFunc(files, func(a, b *File) int { return a.Start.Compare(b.Start) }).Start
+}
+
+// Merge brings the traces of one job together, in the order of their ranks. Those of several are ErrJobs. Not all ranks need be there.
+//
+// Clocks of different hosts disagree, by seconds where nobody keeps them, and they drift. But a verb that waits for all ranks, as a barrier, is decided at
+// one moment, and its answer reaches all of them within about half a round trip. So in the true time its ends are equal on all ranks, and what
+// they differ by is how far the clocks do. Each clock is set by the median of these differences, in pieces of 10 s, with a straight line
+// between their middles: a single answer that was late, or a clock that runs too fast, does no harm. Ranks that have no verb in common
+// with the first one are set by way of others; processes of one host have one clock. This needs nothing of the ranks while they run, and is good to a fraction of a millisecond in one network.
+func Merge(files ...*File) (*Timeline, error) {
+	if len(files) == 0 {
+		return nil, errors.New("timeline: there is no file")
+	}
+	if jobs := Jobs(files); len(jobs) > 1 && hasGroups(jobs[0]) && hasGroups(jobs[1]) {
+		return nil, fmt.Errorf("timeline: %w: %s and %s have no group in common", ErrJobs, jobs[0][0].Name, jobs[1][0].Name)
+	}
+	t := &Timeline{}
+	if err := t.rows(files); err != nil {
+		return nil, err
+	}
+	t.align()
+	for _, r := range t.Rows {
+		r.sort()
+	}
+	t.records()
+	t.bounds()
+	return t, nil
+}
+
+func hasGroups(files []*File) bool {
+	return slices.ContainsFunc(files, func(f *File) bool {
+		return slices.ContainsFunc(f.Events, func(e trace.Event) bool { return e.ID != 0 })
+	})
+}
+
+// rows makes one of each process. A process may have several files, one for each group that it created.
+func (t *Timeline) rows(files []*File) error {
+	type process struct {
+		host string
+		pid  int
+	}
+	rows := map[process]*Row{}
+	sizes := map[*Row]int{}
+	for _, f := range files {
+		p := process{f.Host, f.PID}
+		r := rows[p]
+		if r == nil {
+			r = &Row{Rank: -1, Host: f.Host, PID: f.PID}
+			rows[p] = r
+			t.Rows = append(t.Rows, r)
+		}
+		r.Files = append(r.Files, f)
+		r.Truncated = r.Truncated || f.Truncated
+		for i := range f.Events {
+			if e := &f.Events[i]; e.Size > sizes[r] {
+				sizes[r], r.Rank = e.Size, e.Rank
+			}
+		}
+	}
+	slices.SortStableFunc(t.Rows, func(a, b *Row) int { return cmp.Compare(uint(a.Rank), uint(b.Rank)) }) // −1 is last
+	return t.twice()
+}
+
+// twice refuses two processes that have both been one rank of one group.
+func (t *Timeline) twice() error {
+	type seat struct {
+		id   uint64
+		rank int
+	}
+	seats := map[seat]*Row{}
+	for _, r := range t.Rows {
+		for _, f := range r.Files {
+			for i := range f.Events {
+				s := seat{f.Events[i].ID, f.Events[i].Rank}
+				other := seats[s]
+				switch {
+				case s.id == 0 || other == r:
+				case other != nil:
+					return fmt.Errorf("timeline: rank %d of group %q is there twice, in %s and %s", s.rank, f.Events[i].Group, other.Files[0].Name, f.Name)
+				default:
+					seats[s] = r
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// level is how high a package is: what it does may be made of what lower ones do.
+func level(op string) int {
+	family, _, _ := strings.Cut(op, ".")
+	switch family {
+	case "store":
+		return 0
+	case "pgroup":
+		return 1
+	case "gather", "collective":
+		return 2
+	case "strategy":
+		return 3
+	}
+	return 4
+}
+
+// sort puts the events in order, and finds those that are part of others.
+func (r *Row) sort() {
+	slices.SortStableFunc(r.Events, func(a, b Event) int { return cmp.Or(a.Start.Compare(b.Start), cmp.Compare(level(b.Op), level(a.Op))) })
+	var ends [5]time.Time // by level, of what has begun
+	for i := range r.Events {
+		e := &r.Events[i]
+		n := level(e.Op)
+		e.Inner = behindTheScenes(e.Channel)
+		for above := n + 1; above < len(ends); above++ {
+			e.Inner = e.Inner || !e.End.After(ends[above])
+		}
+		if e.End.After(ends[n]) {
+			ends[n] = e.End
+		}
+	}
+}
+
+// behindTheScenes tells channels of muster's own packages. Whoever shuts down is seen.
+func behindTheScenes(channel string) bool {
+	return strings.HasPrefix(channel, "\x00") && channel != shutdown
+}
+
+const shutdown = "\x00shutdown"
+
+func (t *Timeline) bounds() {
+	for _, r := range t.Rows {
+		for i := range r.Events {
+			e := &r.Events[i]
+			if t.Start.IsZero() || e.Start.Before(t.Start) {
+				t.Start = e.Start
+			}
+			if e.End.After(t.End) {
+				t.End = e.End
+			}
+		}
+	}
+}

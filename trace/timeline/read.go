@@ -1,0 +1,218 @@
+// Package timeline brings the traces of a job's ranks together: on one clock, as one Chrome trace, as a picture, and as a few words on who
+// the others waited for. Command muster trace is made of it.
+//
+//	files, err := timeline.ReadDir("traces")  // of MUSTER_TRACE, or of trace.Chrome
+//	t, err := timeline.Merge(files...)
+//	err = t.SVG(w, nil)
+package timeline
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/trace"
+)
+
+// What errors of this package match.
+var (
+	ErrFormat = errors.New("not a trace of muster")
+	ErrJobs   = errors.New("traces of different jobs")
+)
+
+// File is the trace of one process, as trace.Chrome wrote it.
+type File struct {
+	Name      string // of the file, for errors
+	Host      string
+	PID       int
+	Start     time.Time // when it began, by its own clock
+	Truncated bool      // it has no end: its process was killed, or still runs
+	Dropped   []string  // what it says of events that are left out
+	Events    []trace.Event
+
+	spans []span // of Events; with the rest of what is in the file
+}
+
+// span is one line of a file.
+type span struct {
+	Name string          `json:"name"`
+	Cat  string          `json:"cat,omitempty"`
+	Ph   string          `json:"ph"`
+	S    string          `json:"s,omitempty"`
+	PID  int             `json:"pid"`
+	TID  int             `json:"tid"`
+	TS   float64         `json:"ts"`
+	Dur  float64         `json:"dur,omitempty"`
+	Args json.RawMessage `json:"args,omitempty"`
+
+	at time.Time // on the clock of all, once there is one
+}
+
+// args are those of an event, and of the line that begins a file.
+type args struct {
+	Group, Channel   string
+	Generation, Seq  uint64
+	ID               string
+	Rank, Size, Last *int
+	Bytes            int64
+	Waited           float64
+	Error            string
+
+	Version     int
+	Start, Host string
+}
+
+// maxLine bounds a line: an error's text may be long.
+const maxLine = 16 << 20
+
+// Read reads the trace of one process. One that stops amid an event, since its process was killed, is good up to there.
+func Read(name string, r io.Reader) (*File, error) {
+	f := &File{Name: name, Truncated: true}
+	in := bufio.NewScanner(r)
+	in.Buffer(nil, maxLine)
+	for n := 1; in.Scan(); n++ {
+		text := bytes.TrimSpace(in.Bytes())
+		text = bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimPrefix(text, []byte("[")), []byte(",")))
+		switch {
+		case len(text) == 0:
+			continue
+		case string(text) == "]":
+			f.Truncated = false
+			continue
+		}
+		if err := f.add(text); err != nil {
+			if f.Start.IsZero() || in.Scan() { // not the last one
+				return nil, fmt.Errorf("timeline: %s, line %d: %w: %w", name, n, ErrFormat, err)
+			}
+			break
+		}
+	}
+	switch err := in.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		return nil, fmt.Errorf("timeline: %s: %w: a line of more than %d MiB", name, ErrFormat, maxLine>>20)
+	case err != nil:
+		return nil, fmt.Errorf("timeline: %s: %w", name, err)
+	case f.Start.IsZero():
+		return nil, fmt.Errorf("timeline: %s: %w: it is empty", name, ErrFormat)
+	}
+	return f, nil
+}
+
+// add takes in one line.
+func (f *File) add(text []byte) error {
+	var s span
+	if err := json.Unmarshal(text, &s); err != nil {
+		return err
+	}
+	var a args
+	if s.Args != nil {
+		if err := json.Unmarshal(s.Args, &a); err != nil {
+			return err
+		}
+	}
+	switch {
+	case f.Start.IsZero():
+		return f.begin(&s, &a)
+	case s.Cat == "dropped":
+		f.Dropped = append(f.Dropped, s.Name)
+	case s.Ph == "X":
+		e, err := f.event(&s, &a)
+		if err != nil {
+			return err
+		}
+		f.Events = append(f.Events, e)
+	case s.Ph == "M" && s.Name == "process_name":
+		return nil // Merge knows better
+	}
+	f.spans = append(f.spans, s)
+	return nil
+}
+
+// begin takes in the first line.
+func (f *File) begin(s *span, a *args) error {
+	if s.Ph != "M" || s.Name != "muster" || a.Version == 0 {
+		return errors.New("it does not begin as trace.Chrome has it")
+	}
+	if a.Version > 1 {
+		return fmt.Errorf("it is of version %d, and this reads 1: take a newer muster", a.Version)
+	}
+	ns, err := strconv.ParseInt(a.Start, 10, 64)
+	if err != nil {
+		return fmt.Errorf("its start is %q, and no number of nanoseconds", a.Start)
+	}
+	f.Host, f.PID, f.Start = a.Host, s.PID, time.Unix(0, ns)
+	return nil
+}
+
+func (f *File) event(s *span, a *args) (e trace.Event, err error) {
+	e = trace.Event{
+		Op: strings.TrimPrefix(s.Cat+"."+s.Name, "."), Group: a.Group, Channel: a.Channel, Generation: a.Generation, Seq: a.Seq,
+		Rank: -1, Last: -1, Bytes: a.Bytes, Start: f.Start.Add(micros(s.TS)), Waited: micros(a.Waited),
+	}
+	e.End = e.Start.Add(micros(s.Dur))
+	if a.ID != "" {
+		if e.ID, err = strconv.ParseUint(a.ID, 16, 64); err != nil {
+			return e, fmt.Errorf("the id %q is no number", a.ID)
+		}
+	}
+	if a.Error != "" {
+		e.Err = errors.New(a.Error)
+	}
+	if a.Size == nil || a.Rank == nil {
+		return e, nil
+	}
+	e.Rank, e.Size = *a.Rank, *a.Size
+	if a.Last != nil {
+		e.Last = *a.Last
+	}
+	if e.Rank < 0 || e.Rank >= e.Size || e.Last >= e.Size || s.Dur < 0 {
+		return e, fmt.Errorf("rank %d of %d, for rank %d, in %g µs: that cannot be", e.Rank, e.Size, e.Last, s.Dur)
+	}
+	return e, nil
+}
+
+func micros(us float64) time.Duration { return time.Duration(us * 1e3) }
+
+// ReadFile is Read of the file at path.
+func ReadFile(path string) (*File, error) {
+	in, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("timeline: %w", err)
+	}
+	defer in.Close()
+	return Read(path, in)
+}
+
+// ReadDir reads every rank*.json in dir, as MUSTER_TRACE makes them.
+func ReadDir(dir string) (files []*File, err error) {
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("timeline: %s is no directory", dir)
+	}
+	paths, err := filepath.Glob(filepath.Join(escapeGlob(dir), "rank*.json"))
+	if err != nil {
+		return nil, fmt.Errorf("timeline: %w", err)
+	}
+	for _, path := range paths {
+		f, err := ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	if files == nil {
+		return nil, fmt.Errorf("timeline: %w: there is no rank*.json in %s", ErrFormat, dir)
+	}
+	return files, nil
+}
+
+var globEscapes = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
+
+func escapeGlob(path string) string { return globEscapes.Replace(path) }

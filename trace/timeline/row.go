@@ -1,0 +1,149 @@
+package timeline
+
+import (
+	"fmt"
+	"html"
+	"math"
+	"strings"
+	"time"
+)
+
+// shades are how much of each pixel's time is of a kind.
+type shades [kinds][]float64
+
+// least is the width from which on something has a bar of its own.
+const least = 2
+
+// steps are the shades that are told apart.
+const steps = 6
+
+// row draws what one rank did.
+func (p *picture) row(r *Row) {
+	var s shades
+	for k := range s {
+		s[k] = make([]float64, int(math.Ceil(p.width))+1)
+	}
+	y := p.y(r)
+	for i := range r.Events {
+		e := &r.Events[i]
+		if e.Inner || isQuick(e.Op) {
+			continue
+		}
+		waited := e.Start.Add(e.Wait)
+		p.bars(&s, waits, y, e.Start, waited, e)
+		p.bars(&s, works, y, waited, e.End, e)
+	}
+	for _, rec := range p.t.Records {
+		if rec.Inner || rec.Last < 0 || rec.Calls[rec.Last].Row != r {
+			continue
+		}
+		if e := rec.Calls[rec.Last].Of(); len(rec.Calls) > 1 && e.Start.After(rec.Alone) {
+			p.bars(&s, alone, y, rec.Alone, e.Start, e, rec.text())
+		}
+	}
+	for k := range s {
+		p.shade(kindClass[k], y, s[k])
+	}
+	for i := range r.Events {
+		if e := &r.Events[i]; e.Err != nil && !e.Inner {
+			p.cross(y, e)
+		}
+	}
+	if r.Truncated {
+		p.cut(r, y)
+	}
+}
+
+// isQuick tells what is no part of the picture: it waits for nobody, or as long as a group lives.
+func isQuick(op string) bool {
+	return op == "pgroup.close" || op == "pgroup.abort" || op == "pgroup.expire" || strings.HasPrefix(op, "store.")
+}
+
+// bars draws one bar, or adds to the shades if there is no room for one.
+func (p *picture) bars(s *shades, kind int, y float64, from, to time.Time, e *Event, more ...string) {
+	a, b := p.x(from)-marginLeft, p.x(to)-marginLeft
+	a, b = max(a, 0), min(b, p.width)
+	if b <= a {
+		return
+	}
+	if b-a < least {
+		for at := a; at < b; {
+			next := min(math.Floor(at)+1, b)
+			s[kind][int(at)] += next - at
+			at = next
+		}
+		return
+	}
+	p.print(`<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="1.5"><title>%s</title></rect>`+"\n",
+		kindClass[kind], marginLeft+a, y-p.bar/2, b-a, p.bar, html.EscapeString(strings.Join(append([]string{e.text()}, more...), "\n")))
+}
+
+// shade draws the pixels of a kind, equal ones at once.
+func (p *picture) shade(class string, y float64, of []float64) {
+	step := func(i int) int {
+		if of[i] == 0 {
+			return 0
+		}
+		return min(max(int(math.Ceil(of[i]*steps)), 1), steps)
+	}
+	for i := 0; i < len(of); {
+		n, end := step(i), i+1
+		for end < len(of) && step(end) == n {
+			end++
+		}
+		if n > 0 {
+			p.print(`<rect class="%s" x="%d" y="%.1f" width="%d" height="%.1f" opacity="%.2f"/>`+"\n", class, marginLeft+i, y-p.bar/2, end-i, p.bar, float64(n)/steps)
+		}
+		i = end
+	}
+}
+
+// cross is where something failed.
+func (p *picture) cross(y float64, e *Event) {
+	x, r := p.x(e.End), min(5, p.bar/2)
+	if x < marginLeft || x > marginLeft+p.width {
+		return
+	}
+	p.print(`<path class="f" d="M%.1f %.1f l%.1f %.1f m0 %.1f l%.1f %.1f"><title>%s</title></path>`+"\n",
+		x-r, y-r, 2*r, 2*r, -2*r, -2*r, 2*r, html.EscapeString(e.text()))
+}
+
+// cut is where a trace ends that has no end.
+func (p *picture) cut(r *Row, y float64) {
+	last := p.t.Start
+	for i := range r.Events {
+		if r.Events[i].End.After(last) {
+			last = r.Events[i].End
+		}
+	}
+	if x := p.x(last); x >= marginLeft && x <= marginLeft+p.width {
+		p.print(`<path class="q" d="M%.1f %.1f V%.1f"><title>%s ends here without an end: it was killed, or still runs</title></path>`+"\n",
+			x+3, y-p.high*0.45, y+p.high*0.45, html.EscapeString("the trace of "+r.label()))
+	}
+}
+
+// text is an event in words.
+func (e *Event) text() string {
+	var b strings.Builder
+	b.WriteString(strings.TrimPrefix(e.Op, "pgroup."))
+	if e.Seq > 0 {
+		fmt.Fprintf(&b, " #%d", e.Seq)
+	}
+	if e.Group != "" {
+		fmt.Fprintf(&b, " of %s, rank %d of %d", e.Group, e.Rank, e.Size)
+	}
+	fmt.Fprintf(&b, "\n%s", short(e.Duration()))
+	if e.Wait > 0 {
+		fmt.Fprintf(&b, ", of it %s for others", short(e.Wait))
+	}
+	if e.Last >= 0 && e.Last != e.Rank {
+		fmt.Fprintf(&b, " (rank %d)", e.Last)
+	}
+	if e.Bytes > 0 {
+		fmt.Fprintf(&b, ", %d bytes", e.Bytes)
+	}
+	if e.Err != nil {
+		fmt.Fprintf(&b, "\n%v", e.Err)
+	}
+	return b.String()
+}
