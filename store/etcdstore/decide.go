@@ -44,7 +44,8 @@ const mostFolded = 64 << 10
 
 // The type of a verdict says how it came to everybody's yes.
 const (
-	byAll   = "all"   // every rank has a key for the call
+	byLast  = "last"  // the vote that came last decided it; every rank has a key for the call
+	byAll   = "all"   // every rank has one
 	byPurge = "purge" // the same, and the keys for other calls were taken out
 )
 
@@ -66,7 +67,7 @@ func (r *record) yes(folded []byte, by string) (*wire.Reply, []op) {
 	r.mu.Lock()
 	crowd := len(r.ch.whole) >= mostCalls && !r.ch.whole[r.call]
 	r.mu.Unlock()
-	if crowd && by == byAll {
+	if crowd && by != "" {
 		yes.Type = byPurge
 		k, own := r.ch.keys, r.votes
 		then = append(then,

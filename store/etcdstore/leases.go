@@ -95,7 +95,7 @@ func (l *lease) pass() {
 			_ = l.revoke(l.s.ctx)
 			return
 		case <-l.ctx.Done():
-			if l.s.ctx.Err() == nil { // etcd says that it has ended
+			if l.s.ctx.Err() == nil && !l.closing() { // etcd says that it has ended
 				l.forget()
 			}
 			return
@@ -115,11 +115,18 @@ func (l *lease) forget() {
 
 // close has nothing more put under l, and returns what is.
 func (l *lease) close() []clientv3.LeaseID {
-	l.end()
+	defer l.end()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.over = true
 	return slices.Collect(maps.Keys(l.under))
+}
+
+// closing reports whether somebody ends l. Until etcd has, it is this session's all the same: another call may end it too.
+func (l *lease) closing() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.over
 }
 
 // revoke ends l, and what is under it.

@@ -18,6 +18,7 @@ func (r *record) result(ctx context.Context, verdict *wire.Reply, rep *wire.Repl
 		*rep = copyReply(verdict)
 		return nil
 	}
+	rep.N = 1 + int64(decider(verdict))
 	if r.c.Want == wire.WantNothing && !r.c.RootOnly {
 		return nil
 	}
@@ -40,6 +41,17 @@ func (r *record) result(ctx context.Context, verdict *wire.Reply, rep *wire.Repl
 		err = r.tell(ctx, rep)
 	}
 	return err
+}
+
+// decider is whose vote decided a record that has succeeded; -1 if nobody knows.
+func decider(verdict *wire.Reply) int {
+	switch cast := castOf(verdict); {
+	case cast != nil && cast.RootOnly:
+		return cast.Root
+	case cast != nil && verdict.Type == byLast:
+		return cast.Rank
+	}
+	return -1
 }
 
 // How much a reader reads until it tells the root how far it is. With a vote that waits it does so in any case.

@@ -233,7 +233,7 @@ func (r *record) knows(verdict *wire.Reply) {
 	case byPurge:
 		clear(r.ch.whole)
 		fallthrough
-	case byAll:
+	case byAll, byLast:
 		r.ch.whole[r.call] = true
 	}
 }
@@ -318,7 +318,7 @@ func (r *record) ballotOps() (verdict *wire.Reply, ops []op) {
 	r.mu.Lock()
 	whole := r.ch.whole[r.call]
 	r.mu.Unlock()
-	verdict, yes := r.yes(nil, byAll)
+	verdict, yes := r.yes(nil, byLast)
 	if r.c.Fold.Valid() {
 		yes = nil // the verdict brings the fold, which is to be made first
 	}
@@ -458,7 +458,7 @@ func (r *record) counted(ctx context.Context, n finding) (*wire.Reply, error) {
 		}
 		return r.succeed(ctx, nil, "")
 	case n.last:
-		return r.succeed(ctx, nil, byAll)
+		return r.succeed(ctx, nil, byLast)
 	case !r.c.RootOnly && n.count >= r.size()-1 && n.count > 0:
 		return r.succeedIfAll(ctx)
 	}
