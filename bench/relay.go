@@ -212,7 +212,10 @@ func beLappers(args []string) error {
 	if _, err := c.each(func(i int) error { return c.connect(context.Background(), i) }); err != nil {
 		return err
 	}
-	return answerLaps(func() error { _, err := c.each(func(i int) error { return c.join(context.Background(), i) }); return err }, func(laps int) error {
+	return answerLaps(func() error {
+		_, err := c.each(func(i int) error { return c.join(context.Background(), i) })
+		return err
+	}, func(laps int) error {
 		_, err := c.each(func(i int) error {
 			for range laps {
 				if err := c.barrier(context.Background(), i); err != nil {

@@ -301,7 +301,7 @@ func TestAwayForLongerThanTheGrace(t *testing.T) {
 	f := p.fails("SessionLost", "group", "barrier")
 	require.True(t, f.is("Lost") && f.is("RankError") && f.is("Unavailable"), f.Kinds)
 	require.Equal(t, []int{0}, f.Lost)
-	p.fails("NotFound", "store", "get", "k")               // what changes nothing is asked again, in a new session;
+	_ = p.fails("NotFound", "store", "get", "k")           // what changes nothing is asked again, in a new session;
 	require.EqualValues(t, 1, p.must("store", "add", "k")) // before that, this may be sent into the old one, with an outcome that nobody knows
 }
 
