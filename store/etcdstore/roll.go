@@ -291,7 +291,7 @@ func (a *applicant) sit(ctx context.Context, rep *wire.Reply) (bool, error) {
 	}
 	a.g = a.e.followed(a.o.gen, a.seatRev)
 	if there == a.c.Size {
-		return true, a.complete(ctx)
+		_ = a.complete(ctx) // if it cannot, who waits tries again
 	}
 	return true, nil
 }

@@ -39,6 +39,9 @@ func (st *seat) shrink(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 		}
 		a.o.gen, a.nameRev = uint64(kv.CreateRevision), kv.ModRevision
 		entered, err := a.sit(ctx, rep)
+		if err != nil && ctx.Err() != nil { // it may have entered, and then has to withdraw
+			a.g, entered, err = a.e.followed(a.o.gen, a.nameRev), true, nil
+		}
 		if err != nil || rep.Code != wire.CodeOK {
 			return err
 		}
@@ -88,10 +91,14 @@ func (v *survivor) await(ctx context.Context, rep *wire.Reply) error {
 // complete completes the generation of survivors, if every rank of the old one has come, or is gone.
 func (v *survivor) complete(ctx context.Context) error {
 	from, to := v.from.g.keys, v.g.keys
-	gets := []op{opGet(from.seats(), prefixed), opGet(to.seats(), prefixed), opGet(v.name)}
+	gets := []op{opGet(from.seats(), prefixed), opGet(to.seats(), prefixed), opGet(v.name), opGet(to.rolled())}
 	resp, err := v.e.txn(ctx, nil, gets, nil)
 	if err != nil {
 		return err
+	}
+	if kv := found(resp.Responses[3]); kv != nil { // who is in it may have left it again
+		v.g.learn(kv)
+		return nil
 	}
 	seats := resp.Responses[1].GetResponseRange().Kvs
 	missing := missingSeats(resp.Responses[0].GetResponseRange().Kvs, seats)
@@ -149,12 +156,15 @@ func (v *survivor) withdraw(ctx context.Context, rep *wire.Reply) error {
 	when := []cond{absent(v.g.keys.rolled())}
 	gets := []op{opGet(v.from.g.keys.seats(), prefixed), opGet(v.g.keys.seats(), prefixed)}
 	then := append([]op{opDelete(v.g.keys.seat(v.c.Rank)), opPut(v.name, "", 0)}, gets...) // nobody completes it who has counted this seat
-	resp, err := v.e.txn(ctx, when, then, []op{opGet(v.g.keys.rolled())})
+	resp, err := v.e.txn(ctx, when, then, []op{opGet(v.g.keys.rolled()), opGet(v.g.keys.seat(v.c.Rank))})
 	if err != nil {
 		return cause
 	}
 	if !resp.Succeeded {
 		v.g.learn(found(resp.Responses[0]))
+		if seat := found(resp.Responses[1]); seat != nil {
+			v.seatRev = seat.CreateRevision
+		}
 		return v.succeed(ctx, v.g.state().roll, rep)
 	}
 	verdict := &wire.Verdict{Code: wire.CodeTimeout, By: -1, Waited: time.Since(v.began)}
