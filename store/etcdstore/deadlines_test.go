@@ -3,6 +3,7 @@ package etcdstore_test
 import (
 	"context"
 	"math/rand/v2"
+	"net"
 	"strconv"
 	"sync"
 	"syscall"
@@ -153,4 +154,24 @@ func TestShrinkAtADeadline(t *testing.T) {
 		})
 	}
 	running.Wait()
+}
+
+// A name and a password are shown before the first call, and that is in the call's time.
+func TestSilentMemberWantsAUser(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := etcdstore.Dial(ctx, []string{silent.Addr().String()}, &etcdstore.Options{User: "me", Password: "hidden", Attempt: patience})
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	case <-time.After(patience / 2):
+		t.Error("it goes on")
+	}
 }
