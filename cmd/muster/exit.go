@@ -177,7 +177,10 @@ func isUnavailable(err error) bool {
 
 func (e *storeError) unavailable(inner *store.Error) string {
 	addr := e.addr()
+	_, relayed, byRelay := strings.Cut(e.err.Error(), "the relay cannot reach the store at ")
 	switch {
+	case byRelay:
+		return fmt.Sprintf("the relay at %s cannot reach its store at %s", addr, oneLine(relayed))
 	case errors.Is(e.err, store.ErrFull) && inner != nil && inner.Op == "dial":
 		return fmt.Sprintf("the store at %s has no room: %s", addr, reason(e.err))
 	case errors.Is(e.err, store.ErrProtocol):

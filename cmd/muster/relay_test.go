@@ -59,6 +59,16 @@ func TestRelay(t *testing.T) {
 	steps(t, at+","+strings.TrimPrefix(url, "muster://"), []step{{args: "get n", stdout: "2\n"}}) // another way is there
 }
 
+// A relay is there though its store is not: what is missing is the store.
+func TestRelayWithoutAStore(t *testing.T) {
+	t.Parallel()
+	p, url := serve(t)
+	_, at := relay(t, "--store", url)
+	p.signal(t, syscall.SIGKILL)
+	p.wait(t)
+	run(t, "get", "--store", at, "a").wants(t, 5, "", "cannot reach its store at "+strings.TrimPrefix(url, "muster://"))
+}
+
 // What the relay shows the store, and what it wants itself, are apart; the less of both is what may be done.
 func TestRelayWithSecrets(t *testing.T) {
 	t.Parallel()

@@ -163,6 +163,8 @@ func checkURL(raw string) error {
 		return errors.New("there are no users: --secret-file names a file with a secret")
 	case checkPort(raw) == nil:
 		return fmt.Errorf("it is no URL: muster://%s perhaps?", raw)
+	case (err != nil || u.Host == "") && strings.HasPrefix(raw, "etcd"):
+		return errors.New("it is no URL of the form etcd://host:port,host:port[/prefix]; of hosts that are IPv6 addresses it takes one")
 	case err != nil || u.Host == "":
 		return errors.New("it is no URL of the form muster://host:port")
 	case schemes()[u.Scheme] == nil || u.Scheme == "mem":

@@ -131,13 +131,13 @@ func (r *record) giveUp(ctx context.Context, cause error) (*wire.Reply, error) {
 
 // afterwards is ctx for what belongs to a call whose record is, or is being, decided: it has a moment more than its caller gave it. What all
 // others have heard it is not to miss for a millisecond.
-func (r *record) afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
+func (st *seat) afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline := time.Now().Add(store.Grace)
 	if own, ok := ctx.Deadline(); ok && own.After(deadline) {
 		deadline = own
 	}
 	last, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
-	last, stop := r.within(last)
+	last, stop := st.within(last)
 	return last, func() {
 		stop()
 		cancel()

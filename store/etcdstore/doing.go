@@ -121,14 +121,20 @@ func since(at time.Time) time.Duration {
 	}
 }
 
-// says tells others what a rank waits in, and since when. The result takes that back.
+// says tells others what a rank waits in, and since when. The result takes that back. Nobody waits for either: a call is not to miss its
+// deadline for what only others want to know.
 func (st *seat) says(what string, began time.Time) (done func()) {
-	key := st.g.keys.doing(st.rank)
-	put := opPut(key, what+"|"+began.Format(time.RFC3339Nano), st.s.lease)
-	if _, err := st.g.e.txn(st.ctx, []cond{st.held()}, []op{put}, nil); err != nil {
-		return func() {}
-	}
-	return func() { _, _ = st.g.e.txn(st.ctx, nil, []op{opDelete(key)}, nil) }
+	key, value := st.g.keys.doing(st.rank), what+"|"+began.Format(time.RFC3339Nano)
+	over := make(chan struct{})
+	st.g.e.run(func() {
+		_, _ = st.g.e.txn(st.ctx, []cond{st.held()}, []op{opPut(key, value, st.s.lease)}, nil)
+		select {
+		case <-over: // another call may have said something meanwhile
+			_, _ = st.g.e.txn(st.ctx, []cond{valueIs(key, value)}, []op{opDelete(key)}, nil)
+		case <-st.ctx.Done():
+		}
+	})
+	return func() { close(over) }
 }
 
 // saysAfter is how long a rank waits in a send or a recv until it says so: most are shorter.

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -46,15 +48,28 @@ func Dial(ctx context.Context, endpoints []string, o *Options) (*Engine, error) 
 	}
 	e.life, e.end = context.WithCancelCause(context.Background())
 	e.members = newMembers(e.life, endpoints, &e.o)
-	if _, err := e.get(ctx, e.root.mark()); err != nil {
+	if why, err := e.reach(ctx); err != nil {
 		e.end(store.ErrClosed)
 		e.members.close()
-		return nil, dialError(strings.Join(endpoints, ","), err)
+		return nil, dialError(strings.Join(endpoints, ","), err, why)
 	}
 	return e, nil
 }
 
-func dialError(addr string, err error) error {
+// reach asks until a member answers. why is what stood against that last: that the time is over says little.
+func (e *Engine) reach(ctx context.Context) (why, err error) {
+	mark := ranged(e.root.mark(), nil)
+	err = e.again(ctx, func(ctx context.Context, t *term) error {
+		_, err := t.kv.Range(ctx, mark)
+		if err != nil && ctx.Err() == nil {
+			why = err
+		}
+		return clientv3.ContextError(ctx, err)
+	})
+	return why, err
+}
+
+func dialError(addr string, err, why error) error {
 	var rep wire.Reply
 	if err = answered(err, &rep); err == nil {
 		return &store.Error{Op: "dial", Key: addr, Code: rep.Code, Err: store.CodeError(rep.Code), Detail: rep.Detail}
@@ -69,7 +84,19 @@ func dialError(addr string, err error) error {
 		own.Code = wire.CodeCancelled
 	}
 	own.Op, own.Key = "dial", addr
+	if why != nil && own.Detail == "" {
+		own.Detail = "etcd: " + dialed(why)
+	}
 	return &own
+}
+
+// dialed is what stood against a connection, without what gRPC puts around it.
+func dialed(why error) string {
+	s := text(why)
+	if _, inner, ok := strings.Cut(s, "desc = \""); ok {
+		s = strings.TrimSuffix(inner, "\"")
+	}
+	return s
 }
 
 // operations are those that the engine has.

@@ -80,7 +80,7 @@ var errSession = &store.Error{
 
 // unavailable is the error of a call that etcd has not answered for too long.
 func unavailable(err error) error {
-	return &store.Error{Code: wire.CodeUnavailable, Err: store.ErrUnavailable, Detail: "etcd: " + text(err)}
+	return &store.Error{Code: wire.CodeUnavailable, Err: store.ErrUnavailable, Detail: "etcd: " + dialed(err)}
 }
 
 // unknown says that a change may have been made, or may yet be.

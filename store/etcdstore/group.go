@@ -76,8 +76,7 @@ func (g *group) watchVerdicts(from int64) {
 	}
 	for g.ctx.Err() == nil {
 		err := g.e.watch(g.ctx, g.keys.verdicts(), from, learn, clientv3.WithPrefix(), clientv3.WithFilterDelete())
-		if !errors.Is(err, store.ErrCompacted) {
-			g.failed(err)
+		if !errors.Is(err, store.ErrCompacted) && !g.failed(err) {
 			return
 		}
 		resp, err := g.e.get(g.ctx, g.keys.verdicts(), prefixed)
@@ -91,11 +90,14 @@ func (g *group) watchVerdicts(from int64) {
 	}
 }
 
-// failed tells of a watch that cannot go on. Those who wait look by themselves, now and then.
-func (g *group) failed(err error) {
-	if g.ctx.Err() == nil {
-		g.e.o.Logger.Warn("etcd: watch", "generation", g.gen, "err", err)
+// failed tells of a watch that etcd refuses, and waits before it is tried again: rights may come back. Those who wait for a record look by
+// themselves meanwhile. It reports false when the generation is not followed any more.
+func (g *group) failed(err error) bool {
+	if g.ctx.Err() != nil {
+		return false
 	}
+	g.e.o.Logger.Warn("etcd: watch", "generation", g.gen, "err", err)
+	return rest(g.ctx, jitter(lookMost)) == nil
 }
 
 // learn takes in what is below the generation's verdicts.
@@ -156,8 +158,7 @@ func (g *group) watchSeats(from int64) {
 	}
 	for g.ctx.Err() == nil {
 		err := g.e.watch(g.ctx, g.keys.seats(), from, learn, clientv3.WithPrefix())
-		if !errors.Is(err, store.ErrCompacted) {
-			g.failed(err)
+		if !errors.Is(err, store.ErrCompacted) && !g.failed(err) {
 			return
 		}
 		if rev, err := g.lookAtSeats(g.ctx); err == nil {

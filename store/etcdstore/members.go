@@ -62,6 +62,9 @@ func (m *members) now(ctx context.Context) (*term, error) {
 	if client == nil {
 		config := m.o.config(m.endpoints[at : at+1])
 		config.Context = m.life
+		if until, ok := ctx.Deadline(); ok {
+			config.DialTimeout = max(1, min(config.DialTimeout, time.Until(until)))
+		}
 		var err error
 		if client, err = clientv3.New(config); err != nil { // it asks for a token, if there is a user
 			m.next(nil)

@@ -18,6 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -72,6 +73,8 @@ func (o *Options) config(endpoints []string) clientv3.Config {
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: o.Attempt, PermitWithoutStream: true,
 		MaxCallSendMsgSize: maxMessage, MaxUnaryRetries: 1, Logger: zap.NewNop(),
 	}
+	soon := backoff.Config{BaseDelay: o.Attempt / 10, Multiplier: 1.6, Jitter: 0.2, MaxDelay: o.Attempt} // gRPC's own goes up to two minutes
+	c.DialOptions = []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: o.Attempt})}
 	if o.Dial != nil {
 		c.DialOptions = append(c.DialOptions, grpc.WithContextDialer(o.Dial))
 	}

@@ -162,12 +162,13 @@ func (a *applicant) outside(ctx context.Context, err error, rep *wire.Reply) err
 	k := a.e.root.generation(o.gen)
 	seat := k.seat(a.c.Rank)
 	mine := []cond{valueIs(seat, a.value), absent(k.rolled())}
-	out := []op{opDelete(seat)}
+	out, orElse := []op{opDelete(seat)}, []op(nil)
 	if kv != nil && o.gen != 0 {
-		mine = append(mine, changedAt(a.name, kv.ModRevision))
-		out = append(out, opPut(a.name, o.encode(), 0))
+		same := changedAt(a.name, kv.ModRevision)
+		mine, out = append(mine, same), a.emptied(k, &o)
+		orElse = append(orElse, opTxn([]cond{same, absent(k.seats(), prefixed)}, []op{a.closed(&o)}, nil))
 	}
-	if _, err := a.e.txn(ctx, mine, out, nil); err != nil {
+	if _, err := a.e.txn(ctx, mine, out, orElse); err != nil {
 		return cause
 	}
 	return a.overdue(ctx, k, cause, rep)
@@ -239,16 +240,29 @@ func (a *applicant) disagree(ctx context.Context, o entrance, kv *mvccpb.KeyValu
 	nobody := absent(k.seats(), prefixed)
 	anew := entrance{live: o.live, size: a.c.Size, rank: a.c.Rank, label: a.c.Label}
 	put := opPut(a.name, anew.encode(), 0)
-	closed := opDelete(a.name)
-	if o.live != 0 {
-		closed = opPut(a.name, complete(o.live), 0)
-	}
+	closed := a.closed(&o)
 	mismatch := opTxn([]cond{same, absent(k.rolled())}, []op{opPut(k.rolled(), encodeVerdict(failed(v)), 0), closed}, nil)
 	resp, err := a.e.txn(ctx, []cond{same, nobody}, []op{put}, []op{mismatch})
 	if err == nil && !resp.Succeeded && resp.Responses[0].GetResponseTxn().Succeeded {
 		*rep = failed(v)
 	}
 	return err
+}
+
+// closed takes a roll out that does not become complete.
+func (a *applicant) closed(o *entrance) op {
+	if o.live != 0 {
+		return opPut(a.name, complete(o.live), 0)
+	}
+	return opDelete(a.name)
+}
+
+// emptied takes the seat out of an open roll, and changes that, so that nobody completes it who has counted this seat. Who is the last to
+// go takes the roll out too.
+func (a *applicant) emptied(k generationKeys, o *entrance) []op {
+	seat := k.seat(a.c.Rank)
+	alone := []cond{absent(k.seats(), upTo(seat)), absent(seat+"\x00", upTo(end(k.seats())))}
+	return []op{opDelete(seat), opTxn(alone, []op{a.closed(o)}, []op{opPut(a.name, o.encode(), 0)})}
 }
 
 // sit puts the seat into the roll.
@@ -277,7 +291,7 @@ func (a *applicant) sit(ctx context.Context, rep *wire.Reply) (bool, error) {
 	}
 	a.g = a.e.followed(a.o.gen, a.seatRev)
 	if there == a.c.Size {
-		return true, a.complete(ctx)
+		_ = a.complete(ctx) // if it cannot, who waits tries again
 	}
 	return true, nil
 }
@@ -439,7 +453,7 @@ func (a *applicant) unsit(ctx context.Context) error {
 	return err
 }
 
-// unsitAt takes the seat out of the roll that kv has, and changes that, so that nobody completes it who has counted this seat.
+// unsitAt takes the seat out of the roll that kv has.
 func (a *applicant) unsitAt(ctx context.Context, kv *mvccpb.KeyValue) (bool, error) {
 	when, then := []cond{absent(a.g.keys.rolled())}, []op{opDelete(a.g.keys.seat(a.c.Rank))}
 	if kv != nil {
@@ -449,7 +463,7 @@ func (a *applicant) unsitAt(ctx context.Context, kv *mvccpb.KeyValue) (bool, err
 		}
 		if open && o.gen == a.o.gen {
 			when = append(when, changedAt(a.name, kv.ModRevision))
-			then = append(then, opPut(a.name, o.encode(), 0))
+			then = a.emptied(a.g.keys, &o)
 		}
 	}
 	resp, err := a.e.txn(ctx, when, then, nil)

@@ -42,9 +42,17 @@ func (s *session) take(g *group, rank int, key string, rev int64) {
 		channels: map[string]*channel{}, outs: map[streamKeys]*outStream{}, ins: map[streamKeys]*inStream{},
 	}
 	st.ctx, st.end = context.WithCancelCause(s.ctx)
+	context.AfterFunc(st.ctx, g.letGo)
 	s.mu.Lock()
 	s.seats[seatKey{g.gen, rank}] = st
 	s.mu.Unlock()
+}
+
+// bury keeps of a seat that is empty only that it was there, and why it is no more: a process may be in many groups, one after the other.
+func (s *session) bury(st *seat) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seats[seatKey{st.g.gen, st.rank}] = &seat{g: &group{gen: st.g.gen}, s: s, rank: st.rank, ctx: st.ctx}
 }
 
 // held is the condition that the seat is this process's.
@@ -137,7 +145,7 @@ func (st *seat) leaveGroup(ctx context.Context, req *wire.Request, _ *wire.Reply
 	if c.No != wire.CodeOK {
 		return st.g.revoke(ctx, &wire.Verdict{Code: wire.CodeAborted, By: c.Rank, Reason: c.Reason}, true)
 	}
-	return st.leave(context.WithoutCancel(ctx))
+	return st.leave(ctx)
 }
 
 // leave says goodbye.
@@ -149,17 +157,17 @@ func (st *seat) vacate(ctx context.Context, why error) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, st.g.e.o.Mend)
 	defer cancel()
+	until, _ := ctx.Deadline()
 	_, err := st.g.e.txn(ctx, []cond{st.held()}, []op{opPut(st.key, leftSeat, 0)}, nil)
 	if err != nil {
 		return err
 	}
-	first := st.ctx.Err() == nil
 	st.end(why)
+	st.s.bury(st)
 	st.g.leaves(st.g.roll.ids[st.rank], wire.CodeLeft)
-	if first {
-		st.g.letGo()
-	}
-	_, err = st.g.e.txn(ctx, nil, []op{st.g.e.root.takeOut(st.g.gen, st.g.roll.name)}, nil)
+	tidy, cancel := context.WithDeadline(context.WithoutCancel(ctx), until) // ctx may have ended with the seat
+	defer cancel()
+	_, err = st.g.e.txn(tidy, nil, []op{st.g.e.root.takeOut(st.g.gen, st.g.roll.name)}, nil)
 	return err
 }
 

@@ -32,14 +32,29 @@ func (st *seat) shrink(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	if _, err := a.e.txn(ctx, []cond{absent(name), st.held()}, []op{opPut(name, "", 0)}, nil); err != nil {
 		return err
 	}
-	kv, err := a.e.entry(ctx, name)
-	if err != nil || kv == nil {
-		return err
-	}
-	a.o.gen, a.nameRev = uint64(kv.ModRevision), kv.ModRevision
-	entered, err := a.sit(ctx, rep)
-	if !entered || err != nil {
-		return err
+	for {
+		kv, err := a.e.entry(ctx, name)
+		if err != nil || kv == nil {
+			return err
+		}
+		a.o.gen, a.nameRev = uint64(kv.CreateRevision), kv.ModRevision
+		entered, err := a.sit(ctx, rep)
+		if err != nil && ctx.Err() != nil { // it may have entered, and then has to withdraw
+			a.g, entered, err = a.e.followed(a.o.gen, a.nameRev), true, nil
+		}
+		if err != nil || rep.Code != wire.CodeOK {
+			return err
+		}
+		if entered {
+			break
+		}
+		if kv, err = a.e.entry(ctx, st.key); err != nil {
+			return err
+		}
+		if kv == nil || kv.CreateRevision != st.rev { // the others have one without this rank
+			st.s.lost()
+			return errSession
+		}
 	}
 	defer a.g.letGo()
 	return (&survivor{a, st}).await(ctx, rep)
@@ -50,7 +65,7 @@ func (v *survivor) await(ctx context.Context, rep *wire.Reply) error {
 	for look := true; ; look = true {
 		s, old := v.g.state(), v.from.g.state()
 		if s.roll != nil {
-			return v.succeed(s.roll, rep)
+			return v.succeed(ctx, s.roll, rep)
 		}
 		if look {
 			if err := v.complete(ctx); err != nil && ctx.Err() == nil {
@@ -76,14 +91,19 @@ func (v *survivor) await(ctx context.Context, rep *wire.Reply) error {
 // complete completes the generation of survivors, if every rank of the old one has come, or is gone.
 func (v *survivor) complete(ctx context.Context) error {
 	from, to := v.from.g.keys, v.g.keys
-	gets := []op{opGet(from.seats(), prefixed), opGet(to.seats(), prefixed)}
+	gets := []op{opGet(from.seats(), prefixed), opGet(to.seats(), prefixed), opGet(v.name), opGet(to.rolled())}
 	resp, err := v.e.txn(ctx, nil, gets, nil)
 	if err != nil {
 		return err
 	}
+	if kv := found(resp.Responses[3]); kv != nil { // who is in it may have left it again
+		v.g.learn(kv)
+		return nil
+	}
 	seats := resp.Responses[1].GetResponseRange().Kvs
 	missing := missingSeats(resp.Responses[0].GetResponseRange().Kvs, seats)
-	if len(seats) == 0 || len(missing) > 0 {
+	name := found(resp.Responses[2])
+	if len(seats) == 0 || len(missing) > 0 || name == nil {
 		return nil
 	}
 	old := v.from.g.roll
@@ -94,7 +114,7 @@ func (v *survivor) complete(ctx context.Context) error {
 	for _, kv := range seats {
 		r.old = append(r.old, int64(old.rankOf(int(lastNumber(kv.Key)))))
 	}
-	when := []cond{absent(to.rolled()), unchanged(from.seats(), resp.Header.Revision), present(v.from.key)}
+	when := []cond{absent(to.rolled()), unchanged(from.seats(), resp.Header.Revision), present(v.from.key), changedAt(v.name, name.ModRevision)}
 	live := opTxn([]cond{valueIs(old.name, complete(v.from.g.gen))}, []op{opPut(old.name, complete(v.o.gen), 0)}, nil)
 	_, err = v.e.txn(ctx, when, []op{opPut(to.rolled(), r.encode(), 0), opPut(v.e.root.listed(v.o.gen), old.name, 0), live}, nil)
 	return err
@@ -115,11 +135,11 @@ func missingSeats(old, seats []*mvccpb.KeyValue) (missing []int) {
 }
 
 // succeed is the answer to a rank of the new generation. The old one is over for it.
-func (v *survivor) succeed(r *roll, rep *wire.Reply) error {
+func (v *survivor) succeed(ctx context.Context, r *roll, rep *wire.Reply) error {
 	if err := v.joined(r, rep); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(v.s.ctx, v.e.o.Mend)
+	ctx, cancel := v.from.afterwards(ctx)
 	defer cancel()
 	return v.from.vacate(ctx, errRetired)
 }
@@ -135,20 +155,23 @@ func (v *survivor) withdraw(ctx context.Context, rep *wire.Reply) error {
 	}
 	when := []cond{absent(v.g.keys.rolled())}
 	gets := []op{opGet(v.from.g.keys.seats(), prefixed), opGet(v.g.keys.seats(), prefixed)}
-	then := append([]op{opDelete(v.g.keys.seat(v.c.Rank))}, gets...)
-	resp, err := v.e.txn(ctx, when, then, []op{opGet(v.g.keys.rolled())})
+	then := append([]op{opDelete(v.g.keys.seat(v.c.Rank)), opPut(v.name, "", 0)}, gets...) // nobody completes it who has counted this seat
+	resp, err := v.e.txn(ctx, when, then, []op{opGet(v.g.keys.rolled()), opGet(v.g.keys.seat(v.c.Rank))})
 	if err != nil {
 		return cause
 	}
 	if !resp.Succeeded {
 		v.g.learn(found(resp.Responses[0]))
-		return v.succeed(v.g.state().roll, rep)
+		if seat := found(resp.Responses[1]); seat != nil {
+			v.seatRev = seat.CreateRevision
+		}
+		return v.succeed(ctx, v.g.state().roll, rep)
 	}
 	verdict := &wire.Verdict{Code: wire.CodeTimeout, By: -1, Waited: time.Since(v.began)}
 	if !late {
 		verdict.Code, verdict.By = wire.CodeCancelled, v.from.rank
 	}
-	for _, id := range missingSeats(resp.Responses[1].GetResponseRange().Kvs, resp.Responses[2].GetResponseRange().Kvs) {
+	for _, id := range missingSeats(resp.Responses[2].GetResponseRange().Kvs, resp.Responses[3].GetResponseRange().Kvs) {
 		if rank := v.from.g.roll.rankOf(id); rank != v.from.rank {
 			verdict.Missing = append(verdict.Missing, rank)
 		}

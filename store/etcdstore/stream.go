@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -26,8 +26,8 @@ const (
 // outStream is a stream as its sender knows it.
 type outStream struct {
 	keys  streamKeys
-	turn  sync.Mutex // held while a message is sent: they have an order
-	last  uint64     // the last position
+	turn  chan struct{} // has one while a message is sent: they have an order
+	last  uint64        // the last position
 	acked uint64
 	queue map[uint64]sent // not acknowledged
 }
@@ -52,7 +52,7 @@ func (st *seat) out(c *wire.Contribution) *outStream {
 	defer st.mu.Unlock()
 	s := st.outs[keys]
 	if s == nil {
-		s = &outStream{keys: keys, queue: map[uint64]sent{}}
+		s = &outStream{keys: keys, turn: make(chan struct{}, 1), queue: map[uint64]sent{}}
 		st.outs[keys] = s
 	}
 	return s
@@ -90,8 +90,10 @@ func (st *seat) sendMessage(ctx context.Context, req *wire.Request, rep *wire.Re
 		return nil
 	}
 	s := st.out(c)
-	s.turn.Lock()
-	defer s.turn.Unlock()
+	if err := s.lock(ctx); err != nil {
+		return err
+	}
+	defer s.unlock()
 	if s.full(len(req.Value)) {
 		if _, err := st.refresh(ctx, s); err != nil {
 			return err
@@ -137,6 +139,18 @@ func (st *seat) put(ctx context.Context, s *outStream, req *wire.Request, rep *w
 	}
 	return err
 }
+
+// lock waits until no other message is being sent.
+func (s *outStream) lock(ctx context.Context) error {
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *outStream) unlock() { <-s.turn }
 
 // full reports whether a message of n bytes has to wait; alone, any is taken.
 func (s *outStream) full(n int) bool {
@@ -194,10 +208,7 @@ func (st *seat) awaitRoom(ctx context.Context, req *wire.Request, rep *wire.Repl
 			*rep = copyReply(no)
 			return nil
 		}
-		s.turn.Lock()
-		rev, err := st.refresh(ctx, s)
-		full := s.full(int(min(max(req.Delta, 0), wire.MaxValue)))
-		s.turn.Unlock()
+		full, rev, err := st.isFull(ctx, s, int(min(max(req.Delta, 0), wire.MaxValue)))
 		if err == nil && full {
 			err = st.stirred(ctx, g.changed, s.keys.seen, rev, look)
 			if err == nil && look < lookFirst/4 && time.Since(began) >= saysAfter/2 {
@@ -211,6 +222,16 @@ func (st *seat) awaitRoom(ctx context.Context, req *wire.Request, rep *wire.Repl
 			return err
 		}
 	}
+}
+
+// isFull reports whether a message of n bytes has to wait, as of a revision.
+func (st *seat) isFull(ctx context.Context, s *outStream, n int) (full bool, rev int64, err error) {
+	if err = s.lock(ctx); err != nil {
+		return false, 0, err
+	}
+	defer s.unlock()
+	rev, err = st.refresh(ctx, s)
+	return s.full(n), rev, err
 }
 
 // stirred waits until key has changed, or the group, or it is time to look again: that a message expires is told by nobody.
@@ -239,7 +260,9 @@ func (st *seat) overdue(ctx context.Context, rank int, began time.Time, rep *wir
 	default:
 		return cause
 	}
-	v.Doing = st.g.doing(context.WithoutCancel(ctx), v.Missing)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
+	defer cancel()
+	v.Doing = st.g.doing(ctx, v.Missing)
 	*rep = failed(v)
 	return nil
 }
@@ -361,10 +384,7 @@ func (st *seat) countExpired(ctx context.Context, _ *wire.Request, rep *wire.Rep
 	}
 	st.mu.Unlock()
 	for _, s := range outs {
-		s.turn.Lock()
-		_, err := st.refresh(ctx, s)
-		s.turn.Unlock()
-		if err != nil {
+		if _, _, err := st.isFull(ctx, s, 0); err != nil {
 			return err
 		}
 	}

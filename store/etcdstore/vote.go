@@ -178,6 +178,11 @@ func (r *record) reach(ctx context.Context, voted uint64) (*wire.Reply, error) {
 		return r.settle(ctx, &wire.Verdict{Code: r.c.No, By: r.rank, Reason: r.c.Reason})
 	}
 	verdict, n, err := r.put(ctx)
+	var refusal wire.Reply
+	if err != nil && answered(err, &refusal) == nil { // others are not to wait for a vote that etcd does not take
+		r.passed()
+		return r.settle(ctx, &wire.Verdict{Code: refusal.Code, By: r.rank, Reason: refusal.Detail})
+	}
 	if verdict == nil && err == nil {
 		verdict, err = r.counted(ctx, n)
 	}
