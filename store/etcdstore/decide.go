@@ -44,8 +44,7 @@ const mostFolded = 64 << 10
 
 // The type of a verdict says how it came to everybody's yes.
 const (
-	byLast  = "last"  // the vote that came last decided it; every rank has a key for the call
-	byAll   = "all"   // every rank has one
+	byLast  = "last"  // every rank has a key for the call; the verdict's vote came last
 	byPurge = "purge" // the same, and the keys for other calls were taken out
 )
 

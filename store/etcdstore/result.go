@@ -48,7 +48,7 @@ func decider(verdict *wire.Reply) int {
 	switch cast := castOf(verdict); {
 	case cast != nil && cast.RootOnly:
 		return cast.Root
-	case cast != nil && verdict.Type == byLast:
+	case cast != nil && (verdict.Type == byLast || verdict.Type == byPurge):
 		return cast.Rank
 	}
 	return -1

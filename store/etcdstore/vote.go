@@ -238,7 +238,7 @@ func (r *record) knows(verdict *wire.Reply) {
 	case byPurge:
 		clear(r.ch.whole)
 		fallthrough
-	case byAll, byLast:
+	case byLast:
 		r.ch.whole[r.call] = true
 	}
 }
@@ -473,12 +473,14 @@ func (r *record) counted(ctx context.Context, n finding) (*wire.Reply, error) {
 // succeedIfAll decides a record for whose call every rank has a key, if all keys have its number.
 func (r *record) succeedIfAll(ctx context.Context) (*wire.Reply, error) {
 	all := []cond{valueIs(r.votes, r.ballot(), prefixed)}
-	gets := []op{opGet(r.votes, prefixed, countOnly)}
+	gets := []op{opGet(r.votes, prefixed, newestFirst, keysOnly, atMost(1))}
 	resp, err := r.g.e.txn(ctx, all, gets, nil)
 	if err != nil || !resp.Succeeded || int(resp.Responses[0].GetResponseRange().Count) < r.size() {
 		return nil, err
 	}
-	verdict, err := r.succeed(ctx, all, byAll)
+	of := *r
+	of.c.Rank = int(lastNumber(found(resp.Responses[0]).Key)) // who came last
+	verdict, err := of.succeed(ctx, all, byLast)
 	if errors.Is(err, errVoted) {
 		return nil, nil
 	}
