@@ -44,14 +44,14 @@ const mostFolded = 64 << 10
 
 // The type of a verdict says how it came to everybody's yes.
 const (
-	byLast  = "last"  // every rank has a key for the call; the verdict's vote came last
+	byAll   = "all"   // every rank has a key for the call
 	byPurge = "purge" // the same, and the keys for other calls were taken out
 )
 
 // mostCalls is for how many calls of a channel ranks have keys, before those of others are taken out.
 const mostCalls = 8
 
-// yes is the verdict of success, and what puts it there. With everybody's yes, all have passed what came before: that is freed.
+// yes is the verdict of success, which brings the vote that came last, and what puts it there. With everybody's yes, all have passed what came before: that is freed.
 func (r *record) yes(folded []byte, by string) (*wire.Reply, []op) {
 	cast := r.c
 	cast.Reason = ""
@@ -147,7 +147,9 @@ func (r *record) judged(ctx context.Context, votes *votes, why *wire.Verdict, re
 	v, yes := r.judge(votes, why)
 	switch {
 	case yes:
-		return r.succeed(ctx, nil, "")
+		of := *r
+		of.c.Rank = votes.casts[len(votes.casts)-1].Rank // who came last
+		return of.succeed(ctx, nil, "")
 	case v == nil:
 		return nil, nil
 	}

@@ -46,12 +46,13 @@ func (r *record) result(ctx context.Context, verdict *wire.Reply, rep *wire.Repl
 // decider is whose vote decided a record that has succeeded; -1 if nobody knows.
 func decider(verdict *wire.Reply) int {
 	switch cast := castOf(verdict); {
-	case cast != nil && cast.RootOnly:
+	case cast == nil:
+		return -1
+	case cast.RootOnly:
 		return cast.Root
-	case cast != nil && (verdict.Type == byLast || verdict.Type == byPurge):
+	default:
 		return cast.Rank
 	}
-	return -1
 }
 
 // How much a reader reads until it tells the root how far it is. With a vote that waits it does so in any case.

@@ -238,7 +238,7 @@ func (r *record) knows(verdict *wire.Reply) {
 	case byPurge:
 		clear(r.ch.whole)
 		fallthrough
-	case byLast:
+	case byAll:
 		r.ch.whole[r.call] = true
 	}
 }
@@ -323,7 +323,7 @@ func (r *record) ballotOps() (verdict *wire.Reply, ops []op) {
 	r.mu.Lock()
 	whole := r.ch.whole[r.call]
 	r.mu.Unlock()
-	verdict, yes := r.yes(nil, byLast)
+	verdict, yes := r.yes(nil, byAll)
 	if r.c.Fold.Valid() {
 		yes = nil // the verdict brings the fold, which is to be made first
 	}
@@ -463,7 +463,7 @@ func (r *record) counted(ctx context.Context, n finding) (*wire.Reply, error) {
 		}
 		return r.succeed(ctx, nil, "")
 	case n.last:
-		return r.succeed(ctx, nil, byLast)
+		return r.succeed(ctx, nil, byAll)
 	case !r.c.RootOnly && n.count >= r.size()-1 && n.count > 0:
 		return r.succeedIfAll(ctx)
 	}
@@ -480,7 +480,7 @@ func (r *record) succeedIfAll(ctx context.Context) (*wire.Reply, error) {
 	}
 	of := *r
 	of.c.Rank = int(lastNumber(found(resp.Responses[0]).Key)) // who came last
-	verdict, err := of.succeed(ctx, all, byLast)
+	verdict, err := of.succeed(ctx, all, byAll)
 	if errors.Is(err, errVoted) {
 		return nil, nil
 	}
