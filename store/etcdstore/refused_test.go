@@ -89,6 +89,7 @@ func TestSessionOutlivesAnOutage(t *testing.T) {
 	s := store.New(dial(t, addresses(members), nil))
 	lease, err := s.Lease(bounded(t), time.Hour)
 	require.NoError(t, err)
+	defer func() { _ = lease.Close(bounded(t)) }()
 	require.NoError(t, s.Set(bounded(t), "held", nil, &store.SetOptions{Lease: lease}))
 	members[0].kill()
 	<-time.After(10 * time.Second)
