@@ -10,7 +10,7 @@ import (
 )
 
 // Lease holds entries (SetOptions.Lease): they go when it ends. It is kept alive until Close, by a goroutine
-// that the Lease owns. It ends when Close is called, when the session of its Store ends, when nothing was heard of this process
+// that the Lease owns. It ends when Close is called, here or of its Store, when the session of its Store ends, when nothing was heard of this process
 // for the lease's time, and never twice.
 //
 // A process that was stopped may believe in a lease that has ended. Whatever is done under a lease is
@@ -33,7 +33,7 @@ func (s *Store) Lease(ctx context.Context, ttl time.Duration) (*Lease, error) {
 		return nil, err
 	}
 	l := &Lease{store: s, id: uint64(rep.N), ttl: ttl, done: make(chan struct{})}
-	life, cancel := context.WithCancel(context.Background())
+	life, cancel := context.WithCancel(s.life)
 	l.cancel = cancel
 	go l.keep(life)
 	return l, nil
@@ -109,6 +109,7 @@ func (l *Lease) keep(life context.Context) {
 		select {
 		case <-time.After(each):
 		case <-life.Done():
+			l.end(ErrClosed)
 			return
 		}
 		ctx, cancel := context.WithTimeout(life, each)
@@ -118,6 +119,7 @@ func (l *Lease) keep(life context.Context) {
 		case err == nil:
 			heard = time.Now()
 		case life.Err() != nil:
+			l.end(ErrClosed)
 			return
 		case errors.Is(err, ErrNotFound), errors.Is(err, ErrClosed), errors.Is(err, ErrDenied), time.Since(heard) >= l.patience(err):
 			l.end(err)

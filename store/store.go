@@ -34,10 +34,17 @@ type Engine interface {
 const Grace = 250 * time.Millisecond
 
 // Store is what users hold: the verbs, over an Engine. It may be used by many goroutines at once.
-type Store struct{ engine Engine }
+type Store struct {
+	engine Engine
+	life   context.Context // of what works for it between calls: its leases
+	end    context.CancelFunc
+}
 
 // New returns the verbs over e.
-func New(e Engine) *Store { return &Store{e} }
+func New(e Engine) *Store {
+	life, end := context.WithCancel(context.Background())
+	return &Store{e, life, end}
+}
 
 // Engine returns the engine, to put something in front of it.
 func (s *Store) Engine() Engine { return s.engine }
@@ -63,8 +70,11 @@ func (s *Store) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) erro
 // ages is for ever, and can be added to a time.
 const ages = time.Duration(1 << 62)
 
-// Close closes the engine.
-func (s *Store) Close() error { return s.engine.Close() }
+// Close closes the engine, and ends the leases that were made here with ErrClosed.
+func (s *Store) Close() error {
+	defer s.end()
+	return s.engine.Close()
+}
 
 // SetOptions has defaults for nil: the entry stays until it is deleted.
 type SetOptions struct {
