@@ -127,10 +127,10 @@ func (m *Machine) vote(r *record, t Ticket, req *wire.Request, rep *wire.Reply) 
 	c := &req.Group
 	b := &r.ballots[c.Rank]
 	switch {
-	case r.done && r.failed == nil && c.No != wire.CodeOK && !agree(&r.cast, c):
+	case r.done && r.failed == nil && c.No != wire.CodeOK && !Agree(&r.cast, c):
 		*rep = *failed(m.refusal(r, c.Rank, c.No, c.Reason)) // it fails alone: it has called nothing else, and not this
 		return true
-	case r.done && r.failed == nil && !agree(&r.cast, c):
+	case r.done && r.failed == nil && !Agree(&r.cast, c):
 		m.revoke(r.ch.g, clash(&r.cast, c), everyRecord)
 		*rep = *r.ch.g.revoked
 		return true
@@ -156,7 +156,7 @@ func (m *Machine) count(r *record, b *ballot, c *wire.Contribution, payload []by
 	switch {
 	case c.No != wire.CodeOK:
 		m.decide(r, failed(m.refusal(r, c.Rank, c.No, c.Reason)))
-	case !agree(&r.cast, c):
+	case !Agree(&r.cast, c):
 		v := clash(&r.cast, c)
 		v.Waited = m.now - r.born
 		m.decide(r, failed(v))
@@ -314,26 +314,7 @@ func (r *record) drop(m *Machine, w *waiter, why wire.Code) {
 }
 
 func (r *record) doing(w *waiter) (*group, string) {
-	return r.ch.g, fmt.Sprintf("%s #%d", describe(&r.cast), r.seq)
-}
-
-// describe is a verb as its caller would write it.
-func describe(c *wire.Contribution) string {
-	s := c.Verb
-	if c.Root >= 0 {
-		s += fmt.Sprintf("(root %d)", c.Root)
-	}
-	if c.Channel != "" {
-		s += " on channel " + c.Channel
-	}
-	return s
-}
-
-// agree reports whether two ranks called the same verb. Types count only if both told one: not every language has them.
-func agree(a, b *wire.Contribution) bool {
-	return a.Verb == b.Verb && a.Root == b.Root && a.RootOnly == b.RootOnly && a.Label == b.Label && a.Fold == b.Fold &&
-		(a.Want == wire.WantPart) == (b.Want == wire.WantPart) &&
-		(a.Type == b.Type || a.Type == "" || b.Type == "")
+	return r.ch.g, fmt.Sprintf("%s #%d", Describe(&r.cast), r.seq)
 }
 
 // clash is the verdict of two ranks that disagree.

@@ -279,12 +279,5 @@ func (m *Machine) cutOff(g *group, ranks []int) string {
 	return strings.Join(whys, "; ")
 }
 
-// since is how long ago at was, to two digits that matter.
-func (m *Machine) since(at Time) time.Duration {
-	d := m.now - at
-	for unit := time.Duration(1); ; unit *= 10 {
-		if d/unit < 100 {
-			return d / unit * unit
-		}
-	}
-}
+// since is how long ago at was.
+func (m *Machine) since(at Time) time.Duration { return Rough(m.now - at) }

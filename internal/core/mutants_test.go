@@ -36,11 +36,11 @@ var mutants = []mutant{
 	},
 	{
 		"a mismatch counts as a yes",
-		"collect.go", `case !agree(&r.cast, c):`, `case false:`,
+		"collect.go", `case !Agree(&r.cast, c):`, `case false:`,
 	},
 	{
 		"a late mismatch is told success",
-		"collect.go", `case r.done && r.failed == nil && !agree(&r.cast, c):`, `case false:`,
+		"collect.go", `case r.done && r.failed == nil && !Agree(&r.cast, c):`, `case false:`,
 	},
 	{
 		"all but one are enough",

@@ -200,9 +200,11 @@ func (m *Machine) restoreRecord(ch *channel, s *SavedRecord) error {
 			r.bytes += len(b.payload)
 		}
 		if b.yes && b.want == wire.WantPart && b.payload != nil && (!r.cast.RootOnly || rank == r.cast.Root) {
-			if why := r.takeParts(rank, b.payload); why != "" {
-				return fmt.Errorf("core: record %d of channel %q: %s", s.Seq, ch.name, why)
+			parts, err := wire.ParseParts(b.payload, n)
+			if err != nil {
+				return fmt.Errorf("core: record %d of channel %q: %w", s.Seq, ch.name, err)
 			}
+			r.keep(rank, parts)
 		}
 		if x.Call != nil {
 			b.waiting = true

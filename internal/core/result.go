@@ -19,46 +19,30 @@ func (m *Machine) done(last int32) *wire.Reply {
 	return m.dones[last]
 }
 
-// malformed is why a vote cannot be part of r, in words; "" if it can. What rank 3 sends
-// may be anything: it is looked at once, here, and trusted when the record is decided.
+// malformed is why a vote cannot be part of r, in words; "" if it can.
 func (r *record) malformed(c *wire.Contribution, payload []byte) string {
-	n := len(r.ballots)
+	parts, why := Parse(c, payload, len(r.ballots))
 	switch {
-	case c.Root < -1 || c.Root >= n:
-		return fmt.Sprintf("root %d of %d", c.Root, n)
-	case c.RootOnly && c.Root < 0:
-		return "a root's verb without a root"
-	case int(c.Want) >= n || c.Want < wire.WantFold:
-		return fmt.Sprintf("wants the payload of rank %d of %d", c.Want, n)
-	case c.Want == wire.WantPart && (!c.RootOnly || c.Rank == c.Root):
-		return r.takeParts(c.Rank, payload)
-	case c.Want == wire.WantFold || c.Fold != wire.Fold{}:
-		return r.foldable(c, payload)
+	case why != "":
+		return why
+	case parts != nil:
+		r.keep(c.Rank, parts)
+	case c.Fold.Valid():
+		return r.uneven(c, payload)
 	}
 	return ""
 }
 
-// takeParts keeps the parts of rank's payload, one for each rank.
-func (r *record) takeParts(rank int, payload []byte) string {
-	parts, err := wire.ParseParts(payload, len(r.ballots))
-	if err != nil {
-		return err.Error()
-	}
+// keep keeps the parts of rank's payload, one for each rank.
+func (r *record) keep(rank int, parts [][]byte) {
 	if r.parts == nil {
 		r.parts = make([][][]byte, len(r.ballots))
 	}
 	r.parts[rank] = parts
-	return ""
 }
 
-// foldable checks numbers to fold: every rank has as many as the first.
-func (r *record) foldable(c *wire.Contribution, payload []byte) string {
-	if !c.Fold.Valid() || c.RootOnly {
-		return "no such fold"
-	}
-	if len(payload)%c.Fold.Kind.Size() != 0 {
-		return fmt.Sprintf("%d bytes are not numbers of %d bytes", len(payload), c.Fold.Kind.Size())
-	}
+// uneven is why numbers cannot be folded with those that are there: every rank has as many as the first.
+func (r *record) uneven(c *wire.Contribution, payload []byte) string {
 	if i := slices.IndexFunc(r.ballots, func(b ballot) bool { return b.yes }); i >= 0 && len(r.ballots[i].payload) != len(payload) {
 		size := c.Fold.Kind.Size()
 		return fmt.Sprintf("%d numbers, rank %d has %d", len(payload)/size, i, len(r.ballots[i].payload)/size)

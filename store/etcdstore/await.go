@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -31,7 +32,7 @@ func (r *record) await(ctx context.Context) (*wire.Reply, error) {
 		case <-s.changed:
 		case <-look.C:
 			if pause == lookFirst { // others may want to know for how long
-				done = r.says(fmt.Sprintf("%s #%d", describe(&r.c), r.c.Seq), r.began)
+				done = r.says(fmt.Sprintf("%s #%d", core.Describe(&r.c), r.c.Seq), r.began)
 			}
 			verdict, err := r.recount(ctx)
 			if verdict != nil || err != nil && ctx.Err() == nil {

@@ -10,6 +10,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
+	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -242,7 +243,7 @@ func (r *record) judge(v *votes, why *wire.Verdict) (no *wire.Verdict, yes bool)
 		cast = v.casts[0]
 	}
 	for i, c := range v.casts {
-		if !agree(&cast, &c) {
+		if !core.Agree(&cast, &c) {
 			return clash(&cast, &c), false
 		}
 		if size := cast.Fold.Kind.Size(); size > 0 && v.sizes[i] != v.sizes[0] {
@@ -308,13 +309,6 @@ func refusing(why *wire.Verdict, missing []int) *wire.Verdict {
 		v.Missing = nil
 	}
 	return &v
-}
-
-// agree reports whether two ranks called the same verb. Types count only if both told one: not every language has them.
-func agree(a, b *wire.Contribution) bool {
-	return a.Verb == b.Verb && a.Root == b.Root && a.RootOnly == b.RootOnly && a.Label == b.Label && a.Fold == b.Fold &&
-		(a.Want == wire.WantPart) == (b.Want == wire.WantPart) &&
-		(a.Type == b.Type || a.Type == "" || b.Type == "")
 }
 
 // clash is the verdict of two ranks that disagree.

@@ -8,6 +8,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -74,8 +75,8 @@ func (g *group) lasts(rs []*pb.ResponseOp) map[int]string {
 			continue
 		}
 		waiting[b.rank] = open
-		if lasts[b.rank] = fmt.Sprintf("in no call; its last was %s #%d", describe(&call.Group), b.seq); open {
-			lasts[b.rank] = fmt.Sprintf("in %s #%d", describe(&call.Group), b.seq)
+		if lasts[b.rank] = fmt.Sprintf("in no call; its last was %s #%d", core.Describe(&call.Group), b.seq); open {
+			lasts[b.rank] = fmt.Sprintf("in %s #%d", core.Describe(&call.Group), b.seq)
 		}
 	}
 	return lasts
@@ -99,27 +100,8 @@ func (g *group) doingOf(rank int, said, last string) string {
 	return "in no call"
 }
 
-// describe is a verb as its caller would write it.
-func describe(c *wire.Contribution) string {
-	s := c.Verb
-	if c.Root >= 0 {
-		s += fmt.Sprintf("(root %d)", c.Root)
-	}
-	if c.Channel != "" {
-		s += " on channel " + c.Channel
-	}
-	return s
-}
-
-// since is how long ago a time of another process's clock was, to two digits that matter.
-func since(at time.Time) time.Duration {
-	d := max(0, time.Since(at))
-	for unit := time.Duration(1); ; unit *= 10 {
-		if d/unit < 100 {
-			return d / unit * unit
-		}
-	}
-}
+// since is how long ago a time of another process's clock was.
+func since(at time.Time) time.Duration { return core.Rough(max(0, time.Since(at))) }
 
 // says tells others what a rank waits in, and since when. The result takes that back. Nobody waits for either: a call is not to miss its
 // deadline for what only others want to know.

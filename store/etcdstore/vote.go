@@ -10,6 +10,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -76,7 +77,7 @@ func (st *seat) collectVotes(ctx context.Context, req *wire.Request, rep *wire.R
 	if r.c.Seq == 0 || r.c.Seq < voted {
 		return refuse(rep, wire.CodeStale, "rank %d has passed sequence %d", r.rank, r.c.Seq)
 	}
-	if why := malformed(&r.c, r.payload, len(st.g.roll.ids)); why != "" && r.c.No == wire.CodeOK {
+	if _, why := core.Parse(&r.c, r.payload, len(st.g.roll.ids)); why != "" && r.c.No == wire.CodeOK {
 		r.c.No, r.c.Reason = wire.CodeInvalid, why
 	}
 	r.name()
@@ -99,30 +100,6 @@ func callOf(c *wire.Contribution, payload int) string {
 	}
 	fmt.Fprintf(h, "%q %d %t %q %d %d %t %d %q", c.Verb, c.Root, c.RootOnly, c.Label, c.Fold.Op, c.Fold.Kind, c.Want == wire.WantPart, payload, c.Type)
 	return "c" + strconv.FormatUint(h.Sum64(), 36)
-}
-
-// malformed is why a vote cannot be part of a record of n ranks, in words; "" if it can.
-func malformed(c *wire.Contribution, payload []byte, n int) string {
-	switch {
-	case c.Root < -1 || c.Root >= n:
-		return fmt.Sprintf("root %d of %d", c.Root, n)
-	case c.RootOnly && c.Root < 0:
-		return "a root's verb without a root"
-	case int(c.Want) >= n || c.Want < wire.WantFold:
-		return fmt.Sprintf("wants the payload of rank %d of %d", c.Want, n)
-	case c.Want == wire.WantPart && (!c.RootOnly || c.Rank == c.Root):
-		if _, err := wire.ParseParts(payload, n); err != nil {
-			return err.Error()
-		}
-	case c.Want == wire.WantFold || c.Fold != wire.Fold{}:
-		if !c.Fold.Valid() || c.RootOnly {
-			return "no such fold"
-		}
-		if len(payload)%c.Fold.Kind.Size() != 0 {
-			return fmt.Sprintf("%d bytes are not numbers of %d bytes", len(payload), c.Fold.Kind.Size())
-		}
-	}
-	return ""
 }
 
 func (r *record) size() int       { return len(r.g.roll.ids) }
@@ -432,7 +409,7 @@ func (r *record) refused(ctx context.Context) (verdict *wire.Reply, again bool, 
 // late is the verdict for a rank that votes after the decision. If it called something else that is told to it, and revokes the generation.
 func (r *record) late(ctx context.Context, verdict *wire.Reply) (*wire.Reply, error) {
 	cast := castOf(verdict)
-	if cast == nil || agree(cast, &r.c) {
+	if cast == nil || core.Agree(cast, &r.c) {
 		return verdict, nil
 	}
 	if r.c.No != wire.CodeOK { // it fails alone: it has called nothing else, and not this
