@@ -5,9 +5,10 @@ import (
 	"crypto/x509"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 func TestCerts(t *testing.T) {
@@ -108,23 +109,7 @@ func TestCertsRefuses(t *testing.T) {
 	run(t, "certs", "").wants(t, 2, "", "DIR is empty")
 }
 
-// unwritable is a directory in which nobody may make a file, not even root.
-func unwritable(t *testing.T) string {
-	t.Helper()
-	if os.Geteuid() == 0 {
-		if runtime.GOOS != "linux" {
-			t.Skip("SKIPPED: root may write anywhere here: run it as another user")
-		}
-		return "/sys"
-	}
-	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o500); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
 func TestCertsWhereItMayNotWrite(t *testing.T) {
 	t.Parallel()
-	run(t, "certs", unwritable(t)).wants(t, 1, "", "permission denied")
+	run(t, "certs", testcluster.Unwritable(t)).wants(t, 1, "", "permission denied")
 }

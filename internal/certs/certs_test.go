@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 func TestMakeDefaults(t *testing.T) {
@@ -169,22 +169,6 @@ func TestMakeRefuses(t *testing.T) {
 	}
 }
 
-// unwritable is a directory in which nobody may make a file, not even root.
-func unwritable(t *testing.T) string {
-	t.Helper()
-	if os.Geteuid() == 0 {
-		if runtime.GOOS != "linux" {
-			t.Skip("SKIPPED: root may write anywhere here: run it as another user")
-		}
-		return "/sys"
-	}
-	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o500); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
 func TestMakeWhereItCannotWrite(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "file", "")
@@ -192,7 +176,7 @@ func TestMakeWhereItCannotWrite(t *testing.T) {
 		_, err := certs.Make(in, certs.Options{})
 		require.ErrorContains(t, err, "not a directory")
 	}
-	dir = unwritable(t)
+	dir = testcluster.Unwritable(t)
 	for _, in := range []string{dir, filepath.Join(dir, "tls")} {
 		_, err := certs.Make(in, certs.Options{})
 		require.ErrorIs(t, err, fs.ErrPermission)
