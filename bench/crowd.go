@@ -185,19 +185,12 @@ func beRelays(args []string) error {
 	var w wires
 	var addrs []string
 	for range count {
-		r, err := store.NewRelay(context.Background(), "muster://"+args[0], &store.DialOptions{Dial: w.dial, Silence: crowded})
+		addr, stop, err := serveRelay(args[0], &store.DialOptions{Dial: w.dial, Silence: crowded})
 		if err != nil {
 			return err
 		}
-		defer r.Close()
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return err
-		}
-		s := &store.Server{Engine: r}
-		go func() { _ = s.Serve(l) }()
-		defer s.Close()
-		addrs = append(addrs, l.Addr().String())
+		defer stop()
+		addrs = append(addrs, addr)
 	}
 	tell("%s", strings.Join(addrs, " "))
 	return listen(func(string) error { w.traffic().tell(); return nil })

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -186,20 +187,28 @@ func (o *relayOptions) report(ways []*topology) *report {
 
 // beRelay is the role of a relay: relay ADDR. It tells its address.
 func beRelay(args []string) error {
-	r, err := store.NewRelay(context.Background(), "muster://"+args[0], nil)
+	addr, stop, err := serveRelay(args[0], nil)
 	if err != nil {
 		return err
 	}
-	defer r.Close()
+	defer stop()
+	tell("%s", addr)
+	return listen(func(string) error { return nil })
+}
+
+// serveRelay serves a relay to the store at to, until it is told to stop.
+func serveRelay(to string, o *store.DialOptions) (addr string, stop func(), err error) {
+	r, err := store.NewRelay(context.Background(), "muster://"+to, o)
+	if err != nil {
+		return "", nil, err
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return err
+		return "", nil, errors.Join(err, r.Close())
 	}
 	s := &store.Server{Engine: r}
 	go func() { _ = s.Serve(l) }()
-	defer s.Close()
-	tell("%s", l.Addr())
-	return listen(func(string) error { return nil })
+	return l.Addr().String(), func() { _ = errors.Join(s.Close(), r.Close()) }, nil
 }
 
 // beLappers is the role of ranks FIRST to END (without it) of SIZE, each a client of its own: lappers ADDR FIRST END SIZE.
