@@ -94,7 +94,7 @@ func (d *Doctor) patient() *patient {
 
 // alone makes the checks that take no other rank, all at once.
 func (d *Doctor) alone(ctx context.Context, p *patient) []Finding {
-	todo := []struct {
+	checks := []struct {
 		name  string
 		check func(context.Context, *patient) []Finding
 	}{
@@ -110,18 +110,18 @@ func (d *Doctor) alone(ctx context.Context, p *patient) []Finding {
 	// What asks others has their patience, and a little for what comes around that.
 	ctx, cancel := context.WithTimeout(ctx, 2*d.patience())
 	defer cancel()
-	results := make([]chan []Finding, len(todo))
-	for i, t := range todo {
+	results := make([]chan []Finding, len(checks))
+	for i, c := range checks {
 		results[i] = make(chan []Finding, 1) // nobody may listen any more
-		go func() { results[i] <- t.check(ctx, p) }()
+		go func() { results[i] <- c.check(ctx, p) }()
 	}
 	found := []Finding{{Check: "version", Level: OK, Text: d.Version}}
-	for i, t := range todo {
+	for i, c := range checks {
 		select {
 		case fs := <-results[i]:
-			found = append(found, named(t.name, fs)...)
+			found = append(found, named(c.name, fs)...)
 		case <-ctx.Done():
-			found = append(found, d.late(t.name, results[i])...)
+			found = append(found, d.late(c.name, results[i])...)
 		}
 	}
 	return found
