@@ -107,3 +107,16 @@ func sum(buckets []wire.Bucket) (n int64) {
 	}
 	return n
 }
+
+// BenchmarkMeter is what counting costs a request that comes alone, while nobody looks and while somebody does. Of requests that come together, a batch
+// takes the time once.
+func BenchmarkMeter(b *testing.B) {
+	for name, looked := range map[string]bool{"off": false, "looked at": true} {
+		b.Run(name, func(b *testing.B) {
+			count := store.Metered(looked)
+			for b.Loop() {
+				count()
+			}
+		})
+	}
+}
