@@ -35,6 +35,26 @@ func TestVoteTooLarge(t *testing.T) {
 	}
 }
 
+// A roll that is too large for etcd ends for all who are in it, and holds nobody's place.
+func TestRollTooLarge(t *testing.T) {
+	ranks, _ := pair(t, etcd(t, "--max-request-bytes", "100000"))
+	for _, size := range []int{60_000, 10} {
+		errs := make([]error, 2)
+		each(2, func(i int) {
+			_, errs[i] = ranks[i].Join(bounded(t), wire.Contribution{Group: "large", Rank: i, Size: 2}, make([]byte, size))
+		})
+		for _, err := range errs {
+			if size == 10 {
+				require.NoError(t, err)
+				continue
+			}
+			require.ErrorIs(t, err, store.ErrTooLarge)
+			require.ErrorContains(t, err, "what the 2 ranks bring, together")
+			require.ErrorContains(t, err, "--max-request-bytes")
+		}
+	}
+}
+
 // What waits goes on when rights that were taken have come back: a watch that was refused is opened again.
 func TestRightsThatComeBack(t *testing.T) {
 	members := etcd(t)

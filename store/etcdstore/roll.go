@@ -333,9 +333,24 @@ func (a *applicant) complete(ctx context.Context) error {
 	}
 	when := []cond{changedAt(a.name, name.ModRevision), absent(k.rolled())}
 	then := []op{opPut(k.rolled(), r.encode(), 0), opPut(a.name, complete(o.gen), 0), opPut(a.e.root.listed(o.gen), a.name, 0)}
-	if resp, err = a.e.txn(ctx, when, then, nil); err == nil && resp.Succeeded {
+	if resp, err = a.e.txn(ctx, when, then, nil); err != nil {
+		return a.fail(ctx, &o, name, err)
+	}
+	if resp.Succeeded {
 		a.e.sweep(ctx, o.gen)
 	}
+	return nil
+}
+
+// fail ends the roll of name if etcd will never take it, as with more data than its limit: everybody in it hears so. Otherwise it returns err.
+func (a *applicant) fail(ctx context.Context, o *entrance, name *mvccpb.KeyValue, err error) error {
+	var no wire.Reply
+	if answered(err, &no) != nil || no.Code != wire.CodeTooLarge {
+		return err
+	}
+	v := &wire.Verdict{Code: no.Code, By: -1, Reason: fmt.Sprintf("what the %d ranks bring, together: %s", a.c.Size, no.Detail)}
+	when := []cond{changedAt(a.name, name.ModRevision), absent(a.g.keys.rolled())}
+	_, err = a.e.txn(ctx, when, []op{opPut(a.g.keys.rolled(), encodeVerdict(failed(v)), 0), a.closed(o)}, nil)
 	return err
 }
 
