@@ -103,6 +103,7 @@ class Trace:
             self._closed = True
             self._note_dropped(now())
             self._add(_END)
+            self._cond.notify_all()
         self._write()
         self._thread.join()
         self._file.close()
