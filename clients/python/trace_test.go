@@ -56,10 +56,10 @@ func TestTraceOfEveryVerbAcrossLanguages(t *testing.T) {
 	soon, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, g.Barrier(soon), pgroup.ErrTimeout)
-	p.fails("Timeout", "group", "barrier")
+	_ = p.fails("Timeout", "group", "barrier")
 	_, err := pgroup.Scatter(ctx, g, 0, []int{1, 2, 3})
 	require.ErrorIs(t, err, pgroup.ErrInvalid)
-	p.fails("Invalid", "group", "scatter", nil, 0)
+	_ = p.fails("Invalid", "group", "scatter", nil, 0)
 	both(func() error { return g.Shutdown(ctx) }, "shutdown")
 
 	names, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -236,7 +236,7 @@ func TestTraceOfAKilledPythonRank(t *testing.T) {
 		<-time.After(time.Millisecond)
 	}
 	p.must("group", "barrier")
-	p.fails("Timeout", "group", "recv", 0, kw{"timeout": 0.01})
+	_ = p.fails("Timeout", "group", "recv", 0, kw{"timeout": 0.01})
 	p.kill()
 	_ = p.cmd.Wait()
 	f := read()
@@ -264,7 +264,7 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 // TestTraceOfAGroupThatDoesNotComeTogether: the trace says who was missing.
 func TestTraceOfAGroupThatDoesNotComeTogether(t *testing.T) {
 	dir := t.TempDir()
-	start(t).fails("Timeout", "new", "join", 0, 2, serve(t, new(store.Server)), kw{"trace_dir": dir, "timeout": 0.05})
+	_ = start(t).fails("Timeout", "new", "join", 0, 2, serve(t, new(store.Server)), kw{"trace_dir": dir, "timeout": 0.05})
 	files, err := timeline.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1)
@@ -282,7 +282,7 @@ func TestTraceOfSurvivors(t *testing.T) {
 	require.NoError(t, m.gs[0].Close())
 	_, err := pgroup.AllGather(bounded(t), m.gs[2], 1)
 	require.ErrorIs(t, err, pgroup.ErrLeft)
-	m.ps[1].fails("Left", "group", "all_gather", 1)
+	_ = m.ps[1].fails("Left", "group", "all_gather", 1)
 	m.gs, m.ps = m.gs[1:], m.ps[1:]
 	var rest *pgroup.Group
 	m.each(func(r int) (err error) {
