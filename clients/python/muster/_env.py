@@ -173,6 +173,7 @@ def _config(e: _Env, launcher: _Launcher) -> Config:
         host=e.get("MUSTER_HOST"),
         tls=TLS(ca, cert, key) if ca or cert else None,
         secret=secret,
+        trace_dir=e.get("MUSTER_TRACE"),
     )
 
 

@@ -13,6 +13,7 @@ from ._errors import Busy, Error, Expired, Invalid, StoreError, TooLarge, clip, 
 from ._member import Member
 from ._seat import Config, Seat, invalid
 from ._secure import TLS
+from ._span import Span
 from ._store import Store, nanoseconds
 from ._verb import INT64, SHUTDOWN, Verb, check_size, data_of
 from ._wire import WANT_ALL, WANT_FOLD, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request
@@ -69,15 +70,17 @@ class Group:
         tls: Optional[TLS] = None,
         secret: Optional[bytes] = None,
         silence: float = DEFAULT_SILENCE,
+        trace_dir: str = "",
     ) -> _G:
         """Joins a group: returns when all ranks have, or says who has not.
 
         store is where the ranks meet: host:port, where a Go rank 0 or "muster serve" listens, now or a little later; a
         URL, as for Store.connect; or a Store, which stays open when the group is closed. name tells groups on
         one store apart, and run those of one job's runs. timeout bounds joining, and each verb that does not say otherwise;
-        a message that nobody fetches within expiry seconds is gone. silence: see Store.connect.
+        a message that nobody fetches within expiry seconds is gone. silence: see Store.connect. trace_dir is where a file is made of
+        what this group does, for "muster trace" and Perfetto; it is made if it is not there.
         """
-        config = Config(rank, size, store, name=name, run=run, timeout=timeout, expiry=expiry, host=host, tls=tls, secret=secret, silence=silence)
+        config = Config(rank, size, store, name=name, run=run, timeout=timeout, expiry=expiry, host=host, tls=tls, secret=secret, silence=silence, trace_dir=trace_dir)
         return cls(_seat.join(config))
 
     @classmethod
@@ -85,7 +88,7 @@ class Group:
         """Joins the group that a launcher has set in the environment, as Go's FromEnv reads it.
 
         The launchers are torchrun or muster run, Open MPI, Slurm, and indexed jobs of Kubernetes. The group meets at
-        MASTER_ADDR and MASTER_PORT, or at the store that MUSTER_STORE names.
+        MASTER_ADDR and MASTER_PORT, or at the store that MUSTER_STORE names. MUSTER_TRACE is trace_dir.
         """
         return cls(_seat.join(_env.config()))
 
@@ -225,6 +228,10 @@ class Group:
         Messages from one rank to another on one channel arrive in the order of their sending. While 64 of them, or
         16 MiB, wait for dst, it waits. bytes pass as they are.
         """
+        with self._span("send") as span:
+            self._send(span, obj, dst, timeout)
+
+    def _send(self, span: Span, obj: Any, dst: int, timeout: Optional[float]) -> None:
         op = f"send to {dst}"
         dst = self._check_peer(op, "dst", dst)
         until = self._seat.until(op, timeout)
@@ -235,6 +242,7 @@ class Group:
         except Exception as e:
             kind = TooLarge if isinstance(e, TooLarge) else Invalid
             raise make(kind, f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {e}") from None
+        span.given = len(payload)
         c = self._stream(dst, _BYTES if raw else _ANY)
         req = Request(Op.SEND, value=payload, ttl=nanoseconds(self._seat.config.expiry), group=c)
         try:
@@ -244,6 +252,10 @@ class Group:
 
     def recv(self, src: int, *, timeout: Optional[float] = None) -> Any:
         """Returns the next message from src: each once, in the order of sending. One that expired is Expired, in its turn."""
+        with self._span("recv") as span:
+            return self._recv(span, src, timeout)
+
+    def _recv(self, span: Span, src: int, timeout: Optional[float]) -> Any:
         op = f"recv from {src}"
         src = self._check_peer(op, "src", src)
         until = self._seat.until(op, timeout)
@@ -254,6 +266,7 @@ class Group:
         try:
             c = self._stream(src, "")
             c.seq = box.taken + 1
+            span.receives(src, c.seq)
             try:
                 rep = self._seat.store._request(Request(Op.RECV, group=c), until)
             except StoreError as e:
@@ -261,6 +274,7 @@ class Group:
                     box.taken += 1
                 raise self._seat.fault(op, self._channel, 0, e) from None
             payload = rep.value or b""
+            span.given = len(payload)
             obj = payload if rep.type == _BYTES else self._message(op, rep.type, payload)
             box.taken += 1
             return obj
@@ -276,14 +290,18 @@ class Group:
 
     def expired(self, *, timeout: Optional[float] = None) -> int:
         """Returns how many messages that this rank has sent have expired unread since it last asked."""
-        try:
-            return self._seat.store._request(Request(Op.EXPIRE, group=self._seat.seat()), self._seat.until("expired", timeout)).n
-        except StoreError as e:
-            raise self._seat.fault("expire", self._channel, 0, e) from None
+        until = self._seat.until("expired", timeout)
+        with Span(self._seat.trace, "expire", self._seat):
+            try:
+                return self._seat.store._request(Request(Op.EXPIRE, group=self._seat.seat()), until).n
+            except StoreError as e:
+                raise self._seat.fault("expire", self._channel, 0, e) from None
 
     def abort(self, cause: object) -> None:
         """Ends the group for every rank: all pending and later verbs are Aborted, with the text of cause, and this rank named."""
-        self._seat.leave(Code.ABORTED, clip(str(cause), _wire.MAX_KEY) or "no cause given")
+        with Span(self._seat.trace, "abort", self._seat) as span:
+            span.error = clip(str(cause), _wire.MAX_KEY) or "no cause given"
+            self._seat.leave(Code.ABORTED, span.error)
 
     def shrink(self, *, timeout: Optional[float] = None) -> "Group":
         """Makes the next generation of a group that lost ranks: those who call it, densely ranked in their old order.
@@ -297,7 +315,9 @@ class Group:
         new = Seat(old.config, old.site, old.name, old.run)
         new.rank, new.size, new.host = old.rank, old.size, old.host
         try:
-            new.enter(until, "shrink", old.generation)
+            with Span(old.trace, "shrink", new) as span:
+                span.waits()
+                new.enter(until, "shrink", old.generation)
         except BaseException:
             old.site.release()
             raise
@@ -328,6 +348,9 @@ class Group:
     def __repr__(self) -> str:
         channel = f" channel {quote(self._channel)}" if self._channel else ""
         return f"<muster.Group {quote(self.name)}{channel} rank {self.rank} of {self.size}>"
+
+    def _span(self, verb: str) -> Span:
+        return Span(self._seat.trace, verb, self._seat, self._channel)
 
     def _stream(self, peer: int, kind: str) -> Contribution:
         c = self._seat.seat()

@@ -36,7 +36,7 @@ def host_name(host: str) -> str:
 def encode(host: str) -> bytes:
     """Returns what this process says of itself. It never hosts the store."""
     name = text(host_name(host))
-    return _HEAD.pack(_fnv(text(host or _this_node())), os.getpid() & 0xFFFFFFFF, 0, len(name)) + name
+    return _HEAD.pack(fnv(text(host or _this_node())), os.getpid() & 0xFFFFFFFF, 0, len(name)) + name
 
 
 def parse(members: Sequence[bytes]) -> List[Member]:
@@ -67,7 +67,7 @@ def _str(b: bytes) -> str:
     return b.decode("utf-8", "surrogateescape")
 
 
-def _fnv(b: bytes) -> int:
+def fnv(b: bytes) -> int:
     """FNV-1a of 64 bits."""
     h = 0xCBF29CE484222325
     for c in b:

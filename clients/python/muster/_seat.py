@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import List, Optional, Union
+from typing import TYPE_CHECKING, List, Optional, Union
 
 from . import _arguments, _member
 from ._arguments import Bad
@@ -27,8 +27,12 @@ from ._errors import (
 )
 from ._member import Member
 from ._secure import TLS
+from ._span import Span, Who
 from ._store import Store
 from ._wire import MAX_KEY, Code, Contribution, Op, Request, Verdict, text
+
+if TYPE_CHECKING:
+    from ._trace import Trace
 
 LEAVE_WAIT = 1.0  # seconds that a close or an abort waits for the store to hear of it
 _GONE = (Code.UNAVAILABLE, Code.LEFT)
@@ -51,10 +55,11 @@ class Config:
         tls: Optional[TLS] = None,
         secret: Optional[bytes] = None,
         silence: float = DEFAULT_SILENCE,
+        trace_dir: str = "",
     ) -> None:
         self.rank, self.size = _arguments.whole(_bad, "rank", rank), _arguments.whole(_bad, "size", size)
-        self.name, self.run, self.host = (
-            _arguments.text(_bad, what, v) for what, v in (("name", name), ("run", run), ("host", host))
+        self.name, self.run, self.host, self.trace_dir = (
+            _arguments.text(_bad, what, v) for what, v in (("name", name), ("run", run), ("host", host), ("trace_dir", trace_dir))
         )  # fmt: skip
         self.timeout = _arguments.seconds(_bad, "timeout", timeout, zero=False)
         self.expiry = _arguments.seconds(_bad, "expiry", expiry, zero=False)
@@ -64,6 +69,7 @@ class Config:
         if not isinstance(store, (str, Store)):
             raise _arguments.of_type(_bad, "store", "an address or a muster.Store", store)
         self.store, self.tls, self.secret = store, tls, _arguments.secret(_bad, secret)
+        self.trace: Optional[Trace] = None  # of trace_dir, while it is open
         self._check()
 
     def _check(self) -> None:
@@ -111,6 +117,8 @@ class Seat:
         self.config, self.site, self.store, self.name, self.run = config, site, site.store, name, run
         self.rank, self.size = config.rank, config.size
         self.generation = 0
+        self.trace = config.trace
+        self.id = 0  # tells this generation from one of the same number on another store; for the trace
         self.members: List[Member] = []
         self.host = -1  # the rank that hosts the store; -1 if none does
         self.lock = threading.Lock()  # protects the fields below
@@ -149,6 +157,9 @@ class Seat:
         except Error:
             self.leave()
             raise
+        if self.trace is not None:
+            self.trace.hold()
+            self.id = max(_member.fnv(text(f"{self.name}\0{self.run}\0{self.generation}") + b"".join(m or b"" for m in members)), 1)
 
     def _check_roll(self, members: List[bytes]) -> None:
         if not 0 <= self.rank < self.size:
@@ -173,7 +184,10 @@ class Seat:
             if self.closed:
                 return
             self.closed = True
-        self.leave()  # ends this rank's own calls too
+        with Span(self.trace, "close", self):
+            self.leave()  # ends this rank's own calls too
+        if self.trace is not None:
+            self.trace.release()
         self.site.release()
 
     def error(self, op: str, verdict: Verdict, channel: str = "", seq: int = 0, also: Kinds = (), cause: str = "") -> RankError:
@@ -213,6 +227,31 @@ def went_away(e: Error) -> bool:
 
 
 def join(config: Config) -> Seat:
+    """Joins a group, and begins its trace."""
+    trace = config.trace = _open_trace(config)
+    try:
+        with Span(trace, "create", Who(config.name, config.rank, config.size)) as span:
+            span.waits()
+            span.who = seat = _join(config)
+        return seat
+    finally:
+        if trace is not None:
+            trace.release()
+
+
+def _open_trace(config: Config) -> Optional[Trace]:
+    if not config.trace_dir:
+        return None
+    from . import _trace  # only here: what it needs takes longer to load than the rest
+
+    try:
+        return _trace.create(config.trace_dir, config.rank, _member.host_name(config.host))
+    except (OSError, ValueError, RuntimeError) as e:  # no such place, no name of a file, no room for a thread
+        why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+        raise invalid(f"trace_dir (MUSTER_TRACE) {quote(config.trace_dir)}: {why}: is it a directory that rank {config.rank} may write to?") from None
+
+
+def _join(config: Config) -> Seat:
     """Joins a group. A store that goes away meanwhile may be the last run's, which still ends: it is looked for again."""
     began = time.monotonic()
     until, pause = began + config.timeout, 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Iterator, List, Optional, Sequence, Type, TypeVar
+from typing import Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from . import _arguments, _dial, _wire
 from ._arguments import Bad, Value
@@ -288,15 +288,14 @@ class Store:
             _check(req, shown)
         return self._session.do(call, until)
 
-    def _collect(self, req: Request, until: float) -> List[bytes]:
-        """Casts a vote, and returns what of the record it wants, once that is decided.."""
+    def _collect(self, req: Request, until: float) -> Tuple[List[bytes], int]:
+        """Casts a vote, and returns what of the record it wants, once that is decided, and which rank came last; -1 if the store does not tell."""
         try:
             rep = self._do(req, until)
         except StoreError as e:
             raise unknown(e) from None
-        if rep.value is not None:
-            return [rep.value]
-        return [v or b"" for v in rep.values or []]
+        got = [v or b"" for v in rep.values or []] if rep.value is None else [rep.value]
+        return got, rep.n - 1
 
     def _send(self, req: Request, until: float) -> None:
         """Puts a message into a stream, and waits while that is full.."""

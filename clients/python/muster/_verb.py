@@ -10,6 +10,7 @@ from . import _arguments, _objects, _wire
 from ._arguments import Value
 from ._errors import Error, Invalid, Kinds, ProtocolError, RankError, StoreError, TooLarge, clip, kind_of, make, quote
 from ._session import GRACE
+from ._span import Span
 from ._wire import WANT_NOTHING, Code, Contribution, Op, Request, Verdict
 
 if TYPE_CHECKING:
@@ -50,10 +51,15 @@ class Verb:
             raise self.g._busy_error(self.c.verb)
         self.g._seq += 1
         self.c.generation, self.c.rank, self.c.seq = self.seat.generation, self.seat.rank, self.g._seq
+        self.span = Span(self.seat.trace, self.c.verb, self.seat, self.c.channel)
+        self.span.seq = self.g._seq
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.g._busy.release()
+    def __exit__(self, kind: object, e: Optional[BaseException], at: object) -> None:
+        try:
+            self.span.__exit__(kind, e, at)
+        finally:
+            self.g._busy.release()
 
     def refuse(self, code: Code, cause: str) -> None:
         """Makes the vote no. The first reason counts."""
@@ -114,10 +120,14 @@ class Verb:
         if self.c.no:
             self.payload, until = b"", time.monotonic() + GRACE
         error: Optional[StoreError] = None
+        got: List[bytes] = []
+        last = -1
+        self.span.waits()
         try:
-            got = self.seat.store._collect(Request(Op.COLLECT, value=self.payload, group=self.c), until)
+            got, last = self.seat.store._collect(Request(Op.COLLECT, value=self.payload, group=self.c), until)
         except StoreError as e:
             error = e
+        self.span.heard(self.payload, got, last)
         if self.cause is not None:
             raise self._refused(error)
         if error is not None:

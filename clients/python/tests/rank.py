@@ -77,6 +77,9 @@ class Rank:
         old.close()
         return g.rank
 
+    def channel(self, name: str) -> None:
+        self.on[name] = self.on["group"].channel(name)
+
     def facts(self) -> Any:
         g = self.on["group"]
         return [g.rank, g.size, g.name, [m.pid for m in g.members], g.local_rank]

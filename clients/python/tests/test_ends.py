@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -23,7 +24,7 @@ from test_store import ADDRESS, Case
 
 def threads() -> Set[str]:
     """Are those that somebody owns: a resolver's is nobody's."""
-    return {t.name for t in threading.enumerate() if t.name in ("muster reader", "muster sender")}
+    return {t.name for t in threading.enumerate() if t.name in ("muster reader", "muster sender", "muster trace")}
 
 
 def left() -> Set[str]:
@@ -48,7 +49,7 @@ class Ends(Case):
             with muster.Store.connect(ADDRESS) as store:
                 store.set(self.id(), bytes(4 << 20))
                 waiting = Outcome(store.wait, "never")
-                with muster.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g:
+                with tempfile.TemporaryDirectory() as traces, muster.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30, trace_dir=traces) as g:
                     g.send(bytes(1 << 20), 0)
                     g.channel("c").barrier()
             self.assertIsInstance(waiting(), muster.Closed)
@@ -56,8 +57,8 @@ class Ends(Case):
 
     def test_a_failed_join_leaves_nothing(self) -> None:
         before = files()
-        with self.assertRaises(muster.Timeout):
-            muster.Group.join(0, 2, ADDRESS, name=self.id(), timeout=0.05)
+        with tempfile.TemporaryDirectory() as traces, self.assertRaises(muster.Timeout):
+            muster.Group.join(0, 2, ADDRESS, name=self.id(), timeout=0.05, trace_dir=traces)
         with self.assertRaises(muster.Unavailable):
             muster.Store.connect("127.0.0.1:1")
         with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):

@@ -1,0 +1,86 @@
+"""One operation of a rank, as the trace has it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Union
+
+from ._errors import RankError
+
+if TYPE_CHECKING:
+    from ._seat import Seat
+    from ._trace import Trace
+
+now = time.perf_counter_ns  # runs on, whatever becomes of the time of day
+
+
+class Who(NamedTuple):
+    """A rank that is in no group yet."""
+
+    name: str
+    rank: int
+    size: int
+    generation: int = 0
+    id: int = 0
+
+
+class Span:
+    """Begins now, and tells the trace when it ends. Without a trace no clock is read."""
+
+    seq = 0
+    last = -1  # the rank that came last, and the others waited for
+    given = 0  # bytes that this rank gave; if it only got some, those
+    error = ""
+    _voted = 0  # since when it waits; 0: for nobody
+    _heard = 0  # when it knew; 0: at its end
+
+    def __init__(self, trace: Optional[Trace], verb: str, who: Union[Seat, Who], channel: str = "") -> None:
+        self.trace = trace
+        if trace is not None:
+            self.verb, self.who, self.channel = verb, who, channel
+            self.start = self.end = now()
+
+    def waits(self) -> None:
+        """Says that it waits for others from now on."""
+        if self.trace is not None:
+            self._voted = now()
+
+    def heard(self, given: bytes, got: List[bytes], last: int) -> None:
+        """Says that it waits no more."""
+        if self.trace is not None:
+            self._heard, self.last = now(), last
+            self.given = len(given) or sum(map(len, got))
+
+    def receives(self, src: int, seq: int) -> None:
+        """Says that it waits for message seq from src: numbers are those of that stream."""
+        if self.trace is not None:
+            self.channel += f" from {src}"
+            self.seq, self.last = seq, src
+            self.waits()
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(self, _: object, e: Optional[BaseException], __: object) -> None:
+        if self.trace is None:
+            return
+        self.end = now()
+        if e is not None:
+            self.error = str(e) or type(e).__name__
+            if self.last < 0:
+                self.last = _culprit(e)
+        self.trace.record(self)
+
+    @property
+    def waited(self) -> int:
+        """Nanoseconds for which it waited for others. A rank that came last has waited for nobody."""
+        if not self._voted or self.last == self.who.rank:
+            return 0
+        return (self._heard or self.end) - self._voted
+
+
+def _culprit(e: BaseException) -> int:
+    """Is the one rank that an error names; -1 if it names none, or more."""
+    if not isinstance(e, RankError):
+        return -1
+    return next((ranks[0] for ranks in (e.lost, e.left, e.missing) if len(ranks) == 1), e.by)
