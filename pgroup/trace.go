@@ -66,10 +66,13 @@ func (g *Group) tell(ctx context.Context, verb string, start time.Time, bytes in
 	trace.Record(ctx, g.cfg.sink, e)
 }
 
-// tellRecv tells the trace of message seq from src: all of its time this rank waited for that one.
+// tellRecv tells the trace of message seq from src: all of its time this rank waited for that one, if there is one.
 func (g *Group) tellRecv(ctx context.Context, start time.Time, src int, seq uint64, bytes int, err error) {
 	e := g.event("recv", start)
-	e.Seq, e.Last, e.Bytes, e.Err, e.End = seq, src, int64(bytes), err, time.Now()
+	e.Seq, e.Bytes, e.Err, e.End = seq, int64(bytes), err, time.Now()
+	if src >= 0 && src < g.Size() {
+		e.Last = src
+	}
 	e.Waited = e.Duration()
 	e.Channel += fmt.Sprintf(" from %d", src) // numbers are the stream's
 	trace.Record(ctx, g.cfg.sink, e)
