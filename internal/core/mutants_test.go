@@ -324,7 +324,7 @@ func TestMutants(t *testing.T) {
 	}
 	for _, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {
-			out, err := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-ldflags=-w", "-overlay", m.overlay(t),
+			out, err := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-gcflags=-N -l -dwarf=false", "-ldflags=-s -w", "-overlay", m.overlay(t),
 				"-run", "^TestSimulation$", ".", "-sim.seeds", "3000").CombinedOutput()
 			found := brokenProperty.FindStringSubmatch(string(out))
 			if err == nil || found == nil {
