@@ -75,6 +75,9 @@ func (w way) options(rank int) *collective.Options {
 	return o
 }
 
+// hung is for how long ranks may take, however busy the machine is.
+const hung = 2 * time.Minute
+
 // run has n ranks do f.
 func (w way) run(t *testing.T, n int, f func(r *rank)) {
 	t.Helper()
@@ -83,7 +86,7 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 	var all sync.WaitGroup
 	for i := range n {
 		all.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), hung)
 			defer cancel()
 			cfg := pgroup.Config{Rank: i, Size: n, Store: meet, Host: w.host(i)}
 			if w.set != nil {

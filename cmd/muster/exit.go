@@ -129,7 +129,10 @@ type storeError struct {
 func (e *storeError) Unwrap() error { return e.err }
 
 func (e *storeError) exitCode() int {
+	inner, _ := errors.AsType[*store.Error](e.err)
 	switch {
+	case inner != nil && inner.Op == "open" && errors.Is(e.err, store.ErrInvalid): // what the URL says
+		return exitUsage
 	case errors.Is(e.err, store.ErrNotFound), errors.Is(e.err, store.ErrExpired):
 		return exitNotFound
 	case errors.Is(e.err, store.ErrDenied), errors.Is(e.err, store.ErrInvalid):
