@@ -117,12 +117,16 @@ func (o *tracing) read(cmd *cobra.Command, args []string) (files []*timeline.Fil
 		if len(args) > 1 {
 			return nil, "", usagef(cmd, "one directory, or files")
 		}
-		if files, err = timeline.ReadDir(args[0]); err != nil {
+		files, err = timeline.ReadDir(args[0])
+		if err != nil && (len(files) == 0 || !errors.Is(err, timeline.ErrEmpty)) {
 			return nil, "", err
+		}
+		if err != nil {
+			note = strings.ReplaceAll(err.Error(), "timeline: ", "") + "\n"
 		}
 		jobs := timeline.Jobs(files)
 		if n := len(jobs) - 1; n > 0 {
-			note = fmt.Sprintf("%d more in %s: this is the last one; name the files of another to see that", n, args[0])
+			note += fmt.Sprintf("%d more in %s: this is the last one; name the files of another to see that", n, args[0])
 		}
 		return jobs[0], note, nil
 	}
@@ -153,6 +157,9 @@ func writeOutput(path string, write func(io.Writer) error) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
+// traceLines is how many ranks a summary shows: those that the others waited for longest.
+const traceLines = 64
+
 // tracePrinter prints a summary.
 type tracePrinter struct {
 	io.Writer
@@ -166,19 +173,26 @@ func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note str
 	if s.Failed > 0 {
 		failed = p.red(fmt.Sprintf(", %d failed", s.Failed))
 	}
-	p.line("%s%s", p.bold(fmt.Sprintf("%d ranks, %d verbs together in %s", len(t.Rows), s.Records, traceTime(s.Took))), failed)
+	p.line("%s%s", p.bold(fmt.Sprintf("%s, %s together in %s", count(int64(len(t.Rows)), "rank"), count(int64(s.Records), "verb"), traceTime(s.Took))), failed)
 	p.line("they waited %s for each other, all ranks together", traceTime(s.Lost))
 	if len(s.Ranks) > 0 && s.Ranks[0].Caused > 0 {
 		p.line("\n%s", p.dim("            came last   others waited   waited itself"))
 	}
-	for i := range s.Ranks {
+	for i := range s.Ranks[:min(len(s.Ranks), traceLines)] {
 		p.rank(s, &s.Ranks[i], i)
+	}
+	if more := s.Ranks[min(len(s.Ranks), traceLines):]; len(more) > 0 {
+		caused := time.Duration(0)
+		for _, r := range more {
+			caused += r.Caused
+		}
+		p.line("and %d more, for whom the others waited %s; --json has them all", len(more), traceTime(caused))
 	}
 	if s.Absent > 0 {
 		p.line("and %s for ranks whose traces are not here", traceTime(s.Absent))
 	}
 	if note != "" {
-		p.line("\n%s", p.dim(note))
+		p.line("\n%s", p.dim(strings.TrimSpace(note)))
 	}
 }
 
@@ -201,7 +215,9 @@ func (p *tracePrinter) rank(s *timeline.Summary, r *timeline.RankSummary, i int)
 		notes = append(notes, "killed, or still runs")
 	}
 	for _, f := range r.Row.Files {
-		notes = append(notes, f.Dropped...)
+		for _, d := range f.Dropped {
+			notes = append(notes, printable(d))
+		}
 	}
 	line := fmt.Sprintf("%s %s   %s   %s", padRight(rowName(r.Row), 11), padLeft(fmt.Sprintf("%d×", r.Last), 9), padLeft(traceTime(r.Caused), 13), padLeft(traceTime(r.Waited), 13))
 	if i == 0 && 2*r.Caused >= s.Lost && r.Caused > 0 {

@@ -173,7 +173,10 @@ func (r *Row) fill(clocks map[*File]*clock) {
 		}
 		for i := range f.spans {
 			s := &f.spans[i]
-			s.at = c.of(f.Start.Add(micros(s.TS)))
+			at := f.Start.Add(micros(s.TS))
+			if s.at = c.of(at); s.Dur != nil {
+				s.end = c.of(at.Add(micros(*s.Dur)))
+			}
 		}
 	}
 }

@@ -59,7 +59,10 @@ func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row) error {
 		for _, s := range f.spans {
 			s.PID, s.TID = pid, s.TID+n*rowsOfFile
 			if s.Ph != "M" {
-				s.TS = float64(s.at.Sub(t.Start)) / float64(time.Microsecond)
+				s.TS = inMicros(s.at.Sub(t.Start))
+			}
+			if s.Dur != nil { // of the clock of all, too: what follows at once would overlap
+				s.Dur = new(inMicros(s.end.Sub(s.at)))
 			}
 			if err := line(s); err != nil {
 				return err
@@ -68,6 +71,8 @@ func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row) error {
 	}
 	return nil
 }
+
+func inMicros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
 // label is what a row is called.
 func (r *Row) label() string {
