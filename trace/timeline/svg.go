@@ -111,7 +111,7 @@ func (p *picture) y(r *Row) float64 { return marginTop + p.high*(float64(p.rows[
 
 // style is of both themes; a picture that is shown by itself follows the system's.
 const style = `<style>
-.mt{--bg:#fff;--fg:#1d2433;--dim:#6b7385;--rule:#e6e9ef;--line:#a9b2c3;--k:#3f7fd6;--w:#f3cf7d;--a:#d8343f;--dot:#b9c1cf}
+.mt{--bg:#ffffff;--fg:#1d2433;--dim:#6b7385;--rule:#e6e9ef;--line:#a9b2c3;--k:#3f7fd6;--w:#f3cf7d;--a:#d8343f;--dot:#b9c1cf}
 @media (prefers-color-scheme:dark){.mt{--bg:#14171f;--fg:#e7eaf1;--dim:#98a1b3;--rule:#262b37;--line:#4d5669;--k:#5b9bf0;--w:#7d6a35;--a:#ff5c66;--dot:#3c4456}}
 .mt text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--fg)}
 .mt .h{font-size:16px;font-weight:600}.mt .d{fill:var(--dim)}.mt .n{font-variant-numeric:tabular-nums}
