@@ -106,7 +106,7 @@ func (o *tracing) run(cmd *cobra.Command, args []string) error {
 	}
 	for _, path := range o.outputs {
 		if err := writeOutput(path, func(w io.Writer) error { return drawers[filepath.Ext(path)](t, w, picture) }); err != nil {
-			return err
+			return fmt.Errorf("-o %s: %w", path, cause(err))
 		}
 	}
 	s := t.Summary()

@@ -99,7 +99,8 @@ func TestTraceOfWhatIsNone(t *testing.T) {
 		"has to end in .svg":       {"trace", dir, "-o", "x.gif"},
 		"must not be negative":     {"trace", dir, "--from", "-1s"},
 		"is not from 600 to 20000": {"trace", dir, "--width", "5"},
-		"one directory, or files":  {"trace", dir, text},
+		"-o " + filepath.Join(dir, "no", "x.svg") + ": no such file": {"trace", traced(t, "2"), "-o", filepath.Join(dir, "no", "x.svg")},
+		"one directory, or files":                                    {"trace", dir, text},
 	} {
 		r := run(t, args...)
 		if r.code == 0 || r.stdout != "" || !strings.Contains(r.stderr, want) {
