@@ -66,7 +66,7 @@ func TestEnvironments(t *testing.T) {
 		"two launchers":           {master(env{"RANK": "1", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}), doctor.Warning, "the first one counts"},
 		"two stores":              {env{"RANK": "0", "WORLD_SIZE": "1", "MUSTER_STORE": "muster://10.0.0.2:1", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "2"}, doctor.Warning, "the store counts"},
 		"a world without a rank":  {env{"WORLD_SIZE": "2"}, doctor.Warning, "RANK is not"},
-		"one rank":                {env{"RANK": "0", "WORLD_SIZE": "1"}, doctor.OK, "1 ranks"},
+		"one rank":                {env{"RANK": "0", "WORLD_SIZE": "1"}, doctor.OK, "1 rank, which meets nobody"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &doctor.Doctor{System: healthy()}
@@ -80,6 +80,23 @@ func TestEnvironments(t *testing.T) {
 			wants(t, got, "environment", c.level, c.text)
 		})
 	}
+}
+
+// TestPasswordsAreNotTold: a report is passed on to others.
+func TestPasswordsAreNotTold(t *testing.T) {
+	d := &doctor.Doctor{System: healthy()}
+	env{"RANK": "0", "WORLD_SIZE": "2", "MUSTER_STORE": "etcd://me:hidden@10.0.0.2:2379"}.with(t, d.System)
+	r := examined(t, d)
+	wants(t, r, "environment", doctor.OK, "2 ranks, which meet at etcd://me:xxxxx@10.0.0.2:2379")
+	var text bytes.Buffer
+	require.NoError(t, r.Print(&text, doctor.Ink{}))
+	require.NotContains(t, text.String(), "hidden")
+}
+
+func TestStoreWithoutAPort(t *testing.T) {
+	d := &doctor.Doctor{System: healthy()}
+	env{"MUSTER_STORE": "muster://node-b"}.with(t, d.System)
+	wants(t, examined(t, d), "ports", doctor.Problem, "node-b, where the ranks meet, has no port")
 }
 
 // TestTorchrunInSlurm: numbers of an outer launcher are others, rightly.
@@ -376,4 +393,28 @@ func TestCertificates(t *testing.T) {
 			wants(t, examined(t, d), "security", c.level, c.text)
 		})
 	}
+}
+
+// TestStrangerWhereTheRanksMeet: who has the port is no matter of patience.
+func TestStrangerWhereTheRanksMeet(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+			_ = c.Close()
+		}
+	}()
+	defer func() { _ = l.Close(); <-ended }()
+	d := &doctor.Doctor{System: healthy()}
+	host, port, _ := net.SplitHostPort(l.Addr().String())
+	env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port}.with(t, d.System)
+	f := wants(t, examined(t, d), "group", doctor.Problem, "not a muster store")
+	require.Contains(t, f.Do, "another program listens there")
 }

@@ -90,6 +90,9 @@ func (d *Doctor) givenAway(addr string) []Finding {
 
 // reach says whether somebody answers at addr.
 func (d *Doctor) reach(ctx context.Context, addr string) Finding {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return problem(addr+", where the ranks meet, has no port", "let MUSTER_STORE be muster://host:port")
+	}
 	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	c, err := d.System.Dial(ctx, "tcp", addr)
