@@ -177,14 +177,22 @@ func TestChromeDoesNotOverlap(t *testing.T) {
 	require.NoError(t, merge(t, []*timeline.File{j.file(t, 1), j.file(t, 0)}).Chrome(&b))
 	var all []struct {
 		Ph, Name string
-		PID      int
+		PID, TID int
 		TS       float64
 		Dur      *float64
 	}
 	require.NoError(t, json.Unmarshal(b.Bytes(), &all))
 	end := map[int]float64{}
+	process := map[int]int{} // by row
 	n := 0
 	for _, e := range all {
+		if e.TID != 0 {
+			if of, known := process[e.TID]; known {
+				require.Equal(t, of, e.PID, "rows are known by their numbers alone")
+			}
+			process[e.TID] = e.PID
+			require.Greater(t, e.TID, 1, "the numbers of processes")
+		}
 		require.Equal(t, e.Ph == "X", e.Dur != nil, e.Name)
 		if e.Ph == "X" {
 			require.GreaterOrEqual(t, e.TS, end[e.PID]-0.0005, "the %d. event", n)
