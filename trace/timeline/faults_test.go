@@ -65,6 +65,35 @@ func TestRanksOfOneProcess(t *testing.T) {
 	require.Len(t, tl.Rows, 3)
 }
 
+// Each host has a group of its own, and all of these have one name: the verbs of other packages do not say which is meant.
+func TestGroupsOfOneName(t *testing.T) {
+	all, a, b := newJob(9, 4), newJob(7, 2), newJob(8, 2)
+	all.meets("pgroup.create", 0, 0, 0, 0, time.Millisecond)
+	for n, j := range []*job{a, b} {
+		at := time.Duration(n+1) * time.Second
+		j.meets("pgroup.create", 0, at, at+time.Millisecond)
+		j.meets("collective.allreduce", 1, at+time.Second, at+1500*time.Millisecond)
+	}
+	var files []*timeline.File
+	for rank, f := range all.files(t) {
+		own := []*job{a, b}[rank/2].file(t, rank%2)
+		for i := range f.Events {
+			f.Events[i].Group = "everybody"
+		}
+		own.Host, own.PID, own.Process, f.Process = f.Host, f.PID, fmt.Sprint(rank), fmt.Sprint(rank)
+		files = append(files, f, own)
+	}
+	tl := merge(t, files)
+	var lost []time.Duration
+	for _, rec := range tl.Records {
+		if rec.Op == "collective.allreduce" {
+			require.Len(t, rec.Calls, 2)
+			lost = append(lost, rec.Waited.Round(time.Millisecond))
+		}
+	}
+	require.Equal(t, []time.Duration{500 * time.Millisecond, 500 * time.Millisecond}, lost)
+}
+
 func TestTheSameFileTwice(t *testing.T) {
 	files := newJob(7, 2).steps(2, 0).files(t)
 	_, err := timeline.Merge(files[0], files[1], files[1])
