@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"image/color"
 	"io"
+	"maps"
 	"math"
 	"regexp"
 	"strconv"
@@ -68,9 +69,7 @@ func (p *painter) element(d *xml.Decoder, start xml.StartElement) error {
 		e[a.Name.Local] = a.Value
 	}
 	for class := range strings.FieldsSeq(e["class"]) {
-		for name, v := range p.class[class] {
-			e[name] = v
-		}
+		maps.Copy(e, p.class[class])
 	}
 	if start.Name.Local == "svg" {
 		return p.begin(e.number("width"), e.number("height"))
