@@ -245,6 +245,20 @@ func TestPortsThatMayNot(t *testing.T) {
 	wants(t, examined(t, d), "ports", doctor.Problem, "nobody can listen at :80")
 }
 
+// TestPortThatOthersTry: the ranks of one host ask for it at the same time, and each has it for a moment.
+func TestPortThatOthersTry(t *testing.T) {
+	d := &doctor.Doctor{System: healthy(), Ports: []string{"29500"}}
+	tries := 0
+	d.System.Listen = func(ctx context.Context, network, _ string) (net.Listener, error) {
+		if tries++; tries < 3 {
+			return nil, syscall.EADDRINUSE
+		}
+		return new(net.ListenConfig).Listen(ctx, network, "127.0.0.1:0")
+	}
+	wants(t, examined(t, d), "ports", doctor.OK, "port 29500 is free")
+	require.Equal(t, 3, tries)
+}
+
 func TestMeetingPort(t *testing.T) {
 	rank0 := func(port string) *doctor.Doctor {
 		d := &doctor.Doctor{System: healthy()}
