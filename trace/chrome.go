@@ -2,6 +2,7 @@ package trace
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
@@ -20,6 +21,9 @@ const (
 	// chromeVersion is of the fields that the reader knows.
 	chromeVersion = 1
 )
+
+// process tells this process from all others: its number comes again, after it or in another container.
+var process = sync.OnceValue(rand.Text)
 
 // ChromeWriter is a Sink that writes a file which Perfetto opens. It may be used by many goroutines at once.
 //
@@ -66,7 +70,8 @@ func Chrome(w io.Writer) *ChromeWriter {
 	c.timer = time.AfterFunc(time.Hour, c.expired)
 	c.timer.Stop()
 	host, _ := os.Hostname()
-	begin := fmt.Appendf(nil, `[`+"\n"+`{"name":"muster","ph":"M","pid":%d,"tid":0,"args":{"version":%d,"start":"%d","host":`, c.pid, chromeVersion, c.start.UnixNano())
+	begin := fmt.Appendf(nil, `[`+"\n"+`{"name":"muster","ph":"M","pid":%d,"tid":0,"args":{"version":%d,"start":"%d","process":"%s","host":`,
+		c.pid, chromeVersion, c.start.UnixNano(), process())
 	_, c.err = w.Write(append(appendJSON(begin, host), "}}"...)) // at once: no file is empty
 	return c
 }

@@ -73,9 +73,12 @@ in a second; of set and get, those of all ranks.
 }
 
 func (o *benching) check(cmd *cobra.Command) error {
-	for _, n := range o.ranks {
-		if n < 2 || n > 1024 {
+	for i, n := range o.ranks {
+		switch {
+		case n < 2 || n > 1024:
 			return usagef(cmd, "-n %d: a benchmark has 2 to 1024 ranks", n)
+		case slices.Contains(o.ranks[:i], n):
+			return usagef(cmd, "-n: %d is there twice", n)
 		}
 	}
 	for _, name := range o.spec.Cases {
@@ -84,6 +87,8 @@ func (o *benching) check(cmd *cobra.Command) error {
 		}
 	}
 	switch {
+	case len(o.spec.Cases) == 0:
+		return usagef(cmd, "--cases is empty: there are %s", strings.Join(benchCaseNames(), ", "))
 	case slices.Max(o.sizes) > wire.MaxValue:
 		return usagef(cmd, "--size %s: an object has at most 16MiB", &o.sizes)
 	case o.spec.Time <= 0:

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,6 +25,9 @@ func (o *benching) checkReports(cmd *cobra.Command) error {
 		case ext == ".png" && len(o.ranks) < 2 && (len(o.sizes) < 2 || !sized):
 			return usagef(cmd, "--report %s: a plot takes several numbers of ranks, as -n 2,4,8, or several sizes, as --size 1KiB,1MiB", name)
 		}
+		if err := writable(name); err != nil {
+			return &exit{code: exitFailed, text: fmt.Sprintf("--report %s: %s", name, cause(err)), err: err}
+		}
 	}
 	for _, name := range o.against {
 		runs, err := readRuns(name)
@@ -33,6 +37,21 @@ func (o *benching) checkReports(cmd *cobra.Command) error {
 		o.others = append(o.others, runs...)
 	}
 	return nil
+}
+
+// writable tries what writeReport does, and leaves the file as it is, or not there.
+func writable(name string) error {
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+	if err == nil {
+		return errors.Join(f.Close(), os.Remove(name))
+	}
+	if !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	if f, err = os.OpenFile(name, os.O_WRONLY, 0); err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 func readRuns(name string) ([]benchreport.Run, error) {
@@ -59,17 +78,18 @@ func (o *benching) finish(out io.Writer, table benchTable, all benchreport.Run) 
 	if len(o.others) > 0 {
 		table.compare(runs)
 	}
+	var failed []error // a disk that is full by now takes no figures away
 	for _, name := range o.reports {
 		if err := writeReport(name, runs); err != nil {
-			return fmt.Errorf("--report %s: %w", name, err)
+			failed = append(failed, fmt.Errorf("--report %s: %w", name, err))
 		}
 	}
-	if !o.asJSON {
-		return nil
+	if o.asJSON {
+		enc := json.NewEncoder(out)
+		enc.SetIndent("", "  ")
+		failed = append(failed, enc.Encode(all))
 	}
-	enc := json.NewEncoder(out)
-	enc.SetIndent("", "  ")
-	return enc.Encode(all)
+	return errors.Join(failed...)
 }
 
 // writeReport replaces a file: a report is made again and again.
@@ -104,7 +124,7 @@ func (t benchTable) compare(runs []benchreport.Run) {
 			fmt.Fprintf(t.out, "  %s %s  %s  %s\n", padRight(name, 20), padLeft(fmt.Sprintf("%d ranks", r.Ranks), 10), padLeft(benchreport.Latency(b.Micros), 9), t.verdict(b))
 		}
 		if none {
-			fmt.Fprintln(t.out, "  nothing in common: the cases, ranks and sizes are others")
+			fmt.Fprintln(t.out, "  nothing in common: the cases, ranks and sizes are others, or it tells no latency")
 		}
 	}
 }

@@ -57,6 +57,7 @@ func TestBenchRefuses(t *testing.T) {
 	t.Parallel()
 	for args, stderr := range map[string]string{
 		"-n 0": "2 to 1024", "-n 2,1": "2 to 1024", "-n x": "invalid", "--cases walk": "barrier, all-gather", "--size 17MiB": "16MiB",
+		"-n 2,3,2": "2 is there twice", "--cases=": "--cases is empty",
 		"--size -1": "no size", "--time 0s": "positive", "--host me": "rank0 or launcher", "more": "too many",
 		"--size 1KiB,": "no size", "--size 4,4": "4 is there twice", "--report out.pdf": ".html or .png", "-n 2 --report out.png": "several numbers of ranks",
 		"-n 2 --size 1,2 --cases barrier --report out.png": "several numbers of ranks",
@@ -97,9 +98,18 @@ func TestBenchAgainstWhatIsNone(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte(`{"name": "other", "results": [{"case": "a", "ranks": 2, "mean_us": 1}]}`), 0o600))
 	r := run(t, "bench", "-n", "2", "--time", "5ms", "--cases", "barrier", "--against", path)
 	require.Contains(t, r.stdout, "beside other, by the mean\n  nothing in common")
-	r = run(t, "bench", "-n", "2", "--time", "5ms", "--cases", "barrier", "--report", filepath.Join(path, "y.html"))
-	require.Equal(t, 1, r.code)
-	require.Contains(t, r.stderr, "y.html: not a directory")
+	run(t, "bench", "-n", "2", "--time", "1h", "--report", filepath.Join(path, "y.html")).wants(t, 1, "", "y.html: not a directory")
+
+	// What is there stays as it is until there is something new; what is not is not made before.
+	require.NoError(t, os.WriteFile(path, []byte("[]"), 0o600))
+	dir := filepath.Dir(path)
+	old, none := filepath.Join(dir, "old.html"), filepath.Join(dir, "none.html")
+	require.NoError(t, os.WriteFile(old, []byte("old"), 0o600))
+	run(t, "bench", "-n", "2", "--report", old, "--report", none, "--against", path).wants(t, 1, "", "it has no run")
+	b, err := os.ReadFile(old)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(b))
+	require.NoFileExists(t, none)
 }
 
 func TestHistogram(t *testing.T) {

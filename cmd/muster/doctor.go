@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
+	"github.com/muster-pg/muster/pgroup"
 	"github.com/spf13/cobra"
 )
 
@@ -50,8 +51,11 @@ Exits with 1 if there is a problem. Nothing waits longer than --timeout.`,
 }
 
 func (o *doctoring) check(cmd *cobra.Command) error {
-	if o.timeout <= 0 {
-		return usagef(cmd, "--timeout must be positive")
+	switch {
+	case o.timeout < time.Second:
+		return usagef(cmd, "--timeout %v: it takes a second at least", o.timeout)
+	case o.Dir == "" && cmd.Flags().Changed("dir"):
+		return usagef(cmd, "--dir is empty: is the variable that it is of not set?")
 	}
 	for _, p := range o.Ports {
 		port := p
@@ -60,7 +64,7 @@ func (o *doctoring) check(cmd *cobra.Command) error {
 				return usagef(cmd, "--port %s is neither a number nor host:port", p)
 			}
 		}
-		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 || port != strconv.Itoa(n) {
 			return usagef(cmd, "--port %s: a port is 1 to 65535", p)
 		}
 	}
@@ -74,6 +78,11 @@ func (o *doctoring) run(cmd *cobra.Command) error {
 	ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
 	defer cancel()
 	o.Version, o.System, o.Patience = version(), doctor.Here(), min(3*time.Second, o.timeout/6)
+	o.System.FromEnv = func() (pgroup.Config, error) {
+		c, err := pgroup.FromEnv()
+		c.Schemes = schemes()
+		return c, err
+	}
 	out := cmd.OutOrStdout()
 	problems, err := o.Run(ctx, func(r *doctor.Report) error {
 		if o.asJSON {

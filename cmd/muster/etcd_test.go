@@ -69,6 +69,10 @@ func TestRanksMeetAtEtcd(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.stdout), &all); err != nil || all.Host != at || len(all.Results) != 1 || all.Results[0].Count == 0 {
 		t.Errorf("%v: exit code %d, stdout %q, stderr %q", err, r.code, r.stdout, r.stderr)
 	}
+	p := reportOf(t, run(t, "run", "-n", "2", "--no-prefix", "--store", at, "--", self(t), "doctor", "--json"))
+	if !strings.Contains(p.text("group", "ok"), "2 ranks have met") || p.Problems > 0 {
+		t.Errorf("%+v", p)
+	}
 	run(t, "run", "-n", "2", "--store", "mem://", "--", "true").wants(t, 2, "", "one of its own")
 	run(t, "run", "-n", "2", "--store", "redis://h:1", "--", "true").wants(t, 2, "", "redis:// is not known")
 	run(t, "run", "-n", "2", "--store", at, "--master-port", "7", "--", "true").wants(t, 2, "", "--master-port say nothing")

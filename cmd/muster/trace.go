@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/cmd/muster/internal/svgpng"
 	"github.com/muster-pg/muster/trace/timeline"
 	"github.com/spf13/cobra"
 )
@@ -36,8 +38,8 @@ Of a DIR it takes those of the last job in it. Clocks of different hosts are set
 the ranks ended together. The trace of a rank that was killed is good up to its last 0.1 s.
 
 -o draws: a row for each rank, a line for the end of each verb, and in red for how long the others
-waited for one rank alone. The file's name says what it is: .svg, .html (the picture with tables),
-or .json (all ranks as one trace, for ui.perfetto.dev).`,
+waited for one rank alone. The file's name says what it is: .svg, .png, .html (the picture with
+tables), or .json (all ranks as one trace, for ui.perfetto.dev).`,
 		Example: `  MUSTER_TRACE=traces muster run -n 4 -- ./train
   muster trace traces
   muster trace traces -o job.html -o job.json
@@ -48,7 +50,7 @@ or .json (all ranks as one trace, for ui.perfetto.dev).`,
 	}
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
-	f.StringArrayVarP(&o.outputs, "output", "o", nil, "`file` to write: .svg, .html or .json; may be repeated")
+	f.StringArrayVarP(&o.outputs, "output", "o", nil, "`file` to write: .svg, .png, .html or .json; may be repeated")
 	f.BoolVar(&o.asJSON, "json", false, "the summary as one JSON object, for programs")
 	f.DurationVar(&o.from, "from", 0, "draw from this `time` on, counted from the first event")
 	f.DurationVar(&o.span, "for", 0, "draw this much `time`; 0: up to the end")
@@ -61,13 +63,20 @@ or .json (all ranks as one trace, for ui.perfetto.dev).`,
 var drawers = map[string]func(*timeline.Timeline, io.Writer, *timeline.PictureOptions) error{
 	".svg":  (*timeline.Timeline).SVG,
 	".html": (*timeline.Timeline).HTML,
+	".png": func(t *timeline.Timeline, w io.Writer, o *timeline.PictureOptions) error {
+		var svg bytes.Buffer
+		if err := t.SVG(&svg, o); err != nil {
+			return err
+		}
+		return svgpng.Write(w, &svg)
+	},
 	".json": func(t *timeline.Timeline, w io.Writer, _ *timeline.PictureOptions) error { return t.Chrome(w) },
 }
 
 func (o *tracing) check(cmd *cobra.Command) error {
 	for _, path := range o.outputs {
 		if drawers[filepath.Ext(path)] == nil {
-			return usagef(cmd, "-o %s: its name has to end in .svg, .html or .json", path)
+			return usagef(cmd, "-o %s: its name has to end in .svg, .png, .html or .json", path)
 		}
 	}
 	switch {
@@ -97,7 +106,7 @@ func (o *tracing) run(cmd *cobra.Command, args []string) error {
 	}
 	for _, path := range o.outputs {
 		if err := writeOutput(path, func(w io.Writer) error { return drawers[filepath.Ext(path)](t, w, picture) }); err != nil {
-			return err
+			return fmt.Errorf("-o %s: %w", path, cause(err))
 		}
 	}
 	s := t.Summary()
@@ -117,12 +126,16 @@ func (o *tracing) read(cmd *cobra.Command, args []string) (files []*timeline.Fil
 		if len(args) > 1 {
 			return nil, "", usagef(cmd, "one directory, or files")
 		}
-		if files, err = timeline.ReadDir(args[0]); err != nil {
+		files, err = timeline.ReadDir(args[0])
+		if err != nil && (len(files) == 0 || !errors.Is(err, timeline.ErrEmpty)) {
 			return nil, "", err
+		}
+		if err != nil {
+			note = strings.ReplaceAll(err.Error(), "timeline: ", "") + "\n"
 		}
 		jobs := timeline.Jobs(files)
 		if n := len(jobs) - 1; n > 0 {
-			note = fmt.Sprintf("%d more in %s: this is the last one; name the files of another to see that", n, args[0])
+			note += fmt.Sprintf("%d more in %s: this is the last one; name the files of another to see that", n, args[0])
 		}
 		return jobs[0], note, nil
 	}
@@ -153,6 +166,9 @@ func writeOutput(path string, write func(io.Writer) error) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
+// traceLines is how many ranks a summary shows: those that the others waited for longest.
+const traceLines = 64
+
 // tracePrinter prints a summary.
 type tracePrinter struct {
 	io.Writer
@@ -166,19 +182,26 @@ func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note str
 	if s.Failed > 0 {
 		failed = p.red(fmt.Sprintf(", %d failed", s.Failed))
 	}
-	p.line("%s%s", p.bold(fmt.Sprintf("%d ranks, %d verbs together in %s", len(t.Rows), s.Records, traceTime(s.Took))), failed)
+	p.line("%s%s", p.bold(fmt.Sprintf("%s, %s together in %s", count(int64(len(t.Rows)), "rank"), count(int64(s.Records), "verb"), traceTime(s.Took))), failed)
 	p.line("they waited %s for each other, all ranks together", traceTime(s.Lost))
 	if len(s.Ranks) > 0 && s.Ranks[0].Caused > 0 {
 		p.line("\n%s", p.dim("            came last   others waited   waited itself"))
 	}
-	for i := range s.Ranks {
+	for i := range s.Ranks[:min(len(s.Ranks), traceLines)] {
 		p.rank(s, &s.Ranks[i], i)
+	}
+	if more := s.Ranks[min(len(s.Ranks), traceLines):]; len(more) > 0 {
+		caused := time.Duration(0)
+		for _, r := range more {
+			caused += r.Caused
+		}
+		p.line("and %d more, for whom the others waited %s; --json has them all", len(more), traceTime(caused))
 	}
 	if s.Absent > 0 {
 		p.line("and %s for ranks whose traces are not here", traceTime(s.Absent))
 	}
 	if note != "" {
-		p.line("\n%s", p.dim(note))
+		p.line("\n%s", p.dim(strings.TrimSpace(note)))
 	}
 }
 
@@ -201,7 +224,9 @@ func (p *tracePrinter) rank(s *timeline.Summary, r *timeline.RankSummary, i int)
 		notes = append(notes, "killed, or still runs")
 	}
 	for _, f := range r.Row.Files {
-		notes = append(notes, f.Dropped...)
+		for _, d := range f.Dropped {
+			notes = append(notes, printable(d))
+		}
 	}
 	line := fmt.Sprintf("%s %s   %s   %s", padRight(rowName(r.Row), 11), padLeft(fmt.Sprintf("%d×", r.Last), 9), padLeft(traceTime(r.Caused), 13), padLeft(traceTime(r.Waited), 13))
 	if i == 0 && 2*r.Caused >= s.Lost && r.Caused > 0 {

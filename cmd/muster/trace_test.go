@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -24,12 +25,12 @@ func TestTraceOfAJob(t *testing.T) {
 	t.Parallel()
 	dir := traced(t, "3")
 	out := t.TempDir()
-	svg, html, merged := filepath.Join(out, "job.svg"), filepath.Join(out, "job.html"), filepath.Join(out, "job.json")
-	r := run(t, "trace", dir, "-o", svg, "-o", html, "-o", merged, "--title", "a <job>")
+	svg, html, merged, png := filepath.Join(out, "job.svg"), filepath.Join(out, "job.html"), filepath.Join(out, "job.json"), filepath.Join(out, "job.png")
+	r := run(t, "trace", dir, "-o", svg, "-o", html, "-o", merged, "-o", png, "--title", "a <job>")
 	if r.code != 0 || !strings.HasPrefix(r.stdout, "3 ranks, 3 verbs together in ") || !regexp.MustCompile(`(?m)^rank [0-2] +\d+× +[\d.]+ [mµ]?s`).MatchString(r.stdout) {
 		t.Errorf("%+v", r)
 	}
-	for path, want := range map[string]string{svg: "a &lt;job&gt;", html: "Who the others waited for", merged: `"name":"allgather"`} {
+	for path, want := range map[string]string{svg: "a &lt;job&gt;", html: "Who the others waited for", merged: `"name":"allgather"`, png: "\x89PNG\r\n"} {
 		b, err := os.ReadFile(path)
 		if err != nil || !strings.Contains(string(b), want) {
 			t.Errorf("%s: %v: there is no %q", path, err, want)
@@ -95,15 +96,41 @@ func TestTraceOfWhatIsNone(t *testing.T) {
 		"not a trace of muster":    {"trace", text},
 		"there is no rank*.json":   {"trace", dir},
 		"no such file":             {"trace", filepath.Join(dir, "none.json")},
-		"has to end in .svg":       {"trace", dir, "-o", "x.png"},
+		"has to end in .svg":       {"trace", dir, "-o", "x.gif"},
 		"must not be negative":     {"trace", dir, "--from", "-1s"},
 		"is not from 600 to 20000": {"trace", dir, "--width", "5"},
-		"one directory, or files":  {"trace", dir, text},
+		"-o " + filepath.Join(dir, "no", "x.svg") + ": no such file": {"trace", traced(t, "2"), "-o", filepath.Join(dir, "no", "x.svg")},
+		"one directory, or files":                                    {"trace", dir, text},
 	} {
 		r := run(t, args...)
 		if r.code == 0 || r.stdout != "" || !strings.Contains(r.stderr, want) {
 			t.Errorf("%v: %+v", args, r)
 		}
+	}
+}
+
+// What a full disk has left of one rank's file does not hide the others, and what a file says does nothing to a terminal.
+func TestTraceOfBadFiles(t *testing.T) {
+	t.Parallel()
+	dir := traced(t, "2")
+	if err := os.WriteFile(filepath.Join(dir, "rank2-h-1.json"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	files, _ := filepath.Glob(filepath.Join(dir, "rank1-*.json"))
+	f, err := os.OpenFile(files[0], os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteString(`{"name":"\u001b[2Jgone","cat":"dropped","ph":"i","ts":1}` + "\n")
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, "trace", dir)
+	if r.code != 0 || !strings.HasPrefix(r.stdout, "2 ranks") || !strings.Contains(r.stdout, "rank2-h-1.json: not a trace of muster: it is empty") {
+		t.Errorf("%+v", r)
+	}
+	if strings.Contains(r.stdout, "\x1b") || !strings.Contains(r.stdout, `\x1b[2Jgone`) {
+		t.Errorf("%q", r.stdout)
 	}
 }
 

@@ -158,6 +158,23 @@ func (c *clock) by(at time.Duration) time.Duration {
 	return a.by + time.Duration(float64(b.by-a.by)*float64(at-a.at)/float64(b.at-a.at))
 }
 
+// generation is of a group, on a store of which others may have one of that name and number, too.
+type generation struct {
+	group  string
+	number uint64
+}
+
+// ids tell generations from those of other stores. Package pgroup says them, and packages on top do not.
+func (f *File) ids() map[generation]uint64 {
+	all := map[generation]uint64{}
+	for i := range f.Events {
+		if e := &f.Events[i]; e.ID != 0 {
+			all[generation{e.Group, e.Generation}] = e.ID
+		}
+	}
+	return all
+}
+
 // fill gives the row its events, on the clock of all.
 func (r *Row) fill(clocks map[*File]*clock) {
 	for n, f := range r.Files {
@@ -167,13 +184,20 @@ func (r *Row) fill(clocks map[*File]*clock) {
 			middle := f.Events[len(f.Events)/2].End
 			r.Clock = -c.by(middle.Sub(c.zero))
 		}
+		ids := f.ids()
 		for _, e := range f.Events {
 			e.Start, e.End = c.of(e.Start), c.of(e.End)
+			if e.ID == 0 && e.Generation != 0 {
+				e.ID = ids[generation{e.Group, e.Generation}]
+			}
 			r.Events = append(r.Events, Event{Event: e})
 		}
 		for i := range f.spans {
 			s := &f.spans[i]
-			s.at = c.of(f.Start.Add(micros(s.TS)))
+			at := f.Start.Add(micros(s.TS))
+			if s.at = c.of(at); s.Dur != nil {
+				s.end = c.of(at.Add(micros(*s.Dur)))
+			}
 		}
 	}
 }

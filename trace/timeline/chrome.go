@@ -22,8 +22,9 @@ func (t *Timeline) Chrome(w io.Writer) error {
 		sep = ",\n"
 		return err
 	}
+	rows := map[rowOfFile]int{}
 	for i, r := range t.Rows {
-		if err := t.chromeRow(line, i, r); err != nil {
+		if err := t.chromeRow(line, i, r, rows); err != nil {
 			return fmt.Errorf("timeline: %w", err)
 		}
 	}
@@ -31,10 +32,13 @@ func (t *Timeline) Chrome(w io.Writer) error {
 	return out.Flush()
 }
 
-// rowsOfFile is how far the numbers of one file's rows are from those of the next one of a process.
-const rowsOfFile = 1 << 20
+// rowOfFile is a row of one file. In the trace of all each has a number of its own, and none of a process: some readers know rows by that alone.
+type rowOfFile struct {
+	*File
+	tid int
+}
 
-func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row) error {
+func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row, rows map[rowOfFile]int) error {
 	type name struct {
 		Name string `json:"name"`
 	}
@@ -55,11 +59,18 @@ func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row) error {
 			return err
 		}
 	}
-	for n, f := range r.Files {
+	for _, f := range r.Files {
 		for _, s := range f.spans {
-			s.PID, s.TID = pid, s.TID+n*rowsOfFile
+			row := rowOfFile{f, s.TID}
+			if rows[row] == 0 {
+				rows[row] = len(t.Rows) + len(rows)
+			}
+			s.PID, s.TID = pid, rows[row]
 			if s.Ph != "M" {
-				s.TS = float64(s.at.Sub(t.Start)) / float64(time.Microsecond)
+				s.TS = inMicros(s.at.Sub(t.Start))
+			}
+			if s.Dur != nil { // of the clock of all, too: what follows at once would overlap
+				s.Dur = new(inMicros(s.end.Sub(s.at)))
 			}
 			if err := line(s); err != nil {
 				return err
@@ -68,6 +79,8 @@ func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row) error {
 	}
 	return nil
 }
+
+func inMicros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
 // label is what a row is called.
 func (r *Row) label() string {

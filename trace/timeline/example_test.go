@@ -31,7 +31,7 @@ func traces(dir string) {
 	}
 }
 
-// example is the timeline of traces. Two processes have one file each, as a rule; these two are made by one.
+// example is the timeline of traces.
 func example() *timeline.Timeline {
 	dir, err := os.MkdirTemp("", "muster-timeline-")
 	if err != nil {
@@ -44,9 +44,6 @@ func example() *timeline.Timeline {
 	if err != nil {
 		fmt.Println(err)
 		return nil
-	}
-	for i, f := range files {
-		f.PID = i
 	}
 	t, err := timeline.Merge(files...)
 	if err != nil {

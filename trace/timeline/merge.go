@@ -16,9 +16,11 @@ type Timeline struct {
 	Rows       []*Row
 	Records    []*Record // the verbs that ranks called together, by when they were decided
 	Start, End time.Time
+
+	seats map[seat]*Row
 }
 
-// Row is one process.
+// Row is one rank: a process, or one of several ranks in a process.
 type Row struct {
 	Rank      int // in the largest group that it is in
 	Host      string
@@ -43,6 +45,7 @@ type Record struct {
 	Seq                uint64
 	Calls              []Call    // of those whose traces are there, by rank
 	Last               int       // in Calls: who came last; -1 if nobody knows
+	Absent             *Row      // whose trace is there, and who did not come: the others waited for it in vain
 	Alone              time.Time // since when all others had come, and it alone was missing
 	Waited             time.Duration
 	End                time.Time // when the first one had the answer
@@ -56,6 +59,14 @@ type Call struct {
 	Event int // in Row.Events
 }
 
+// Blamed is whom the others waited for; nil if nobody knows, or if its trace is not there.
+func (rec *Record) Blamed() *Row {
+	if rec.Last >= 0 {
+		return rec.Calls[rec.Last].Row
+	}
+	return rec.Absent
+}
+
 // Of is the event of a call.
 func (c Call) Of() *Event { return &c.Row.Events[c.Event] }
 
@@ -63,6 +74,7 @@ func (c Call) Of() *Event { return &c.Row.Events[c.Event] }
 type recordKey struct {
 	id, generation, seq uint64
 	op, group, channel  string
+	unmet               uint64
 }
 
 // keyOf tells whether e is part of a record of several ranks.
@@ -82,36 +94,81 @@ func isJoin(op string) bool {
 	return op == "pgroup.create" || op == "pgroup.sub" || op == "pgroup.shrink"
 }
 
-// Jobs parts files into those of different jobs: with no group in common. The latest is first.
+// Jobs parts files into those of different jobs: with no process and no group in common, nor the failure to form one. The latest is first.
 func Jobs(files []*File) [][]*File {
-	job := map[uint64]int{} // of a group
-	var jobs [][]*File      // some of them nil: part of another one by now
-	for _, f := range files {
+	type bond struct {
+		id, unmet uint64
+		process   string
+	}
+	job := map[bond]int{} // of what files may have in common
+	var jobs [][]*File    // some of them nil: part of another one by now
+	unmet := unmetOf(files)
+	place := map[*File]int{}
+	for n, f := range files {
+		place[f] = n
 		at := len(jobs)
 		jobs = append(jobs, []*File{f})
+		bonds := []bond{{process: f.Process}}
 		for i := range f.Events {
-			id := f.Events[i].ID
-			other, ok := job[id]
+			e := &f.Events[i]
+			bonds = append(bonds, bond{id: e.ID, unmet: unmet[e]})
+		}
+		for _, b := range bonds {
+			other, ok := job[b]
 			switch {
-			case id == 0 || ok && other == at:
+			case b == bond{} || ok && other == at:
 			case ok:
-				jobs[at], jobs[other] = append(jobs[at], jobs[other]...), nil
-				for id, n := range job {
+				jobs[at], jobs[other] = append(jobs[other], jobs[at]...), nil
+				for b, n := range job {
 					if n == other {
-						job[id] = at
+						job[b] = at
 					}
 				}
 			default:
-				job[id] = at
+				job[b] = at
 			}
 		}
 	}
 	jobs = slices.DeleteFunc(jobs, func(j []*File) bool { return j == nil })
 	for _, j := range jobs {
-		slices.SortFunc(j, func(a, b *File) int { return cmp.Compare(slices.Index(files, a), slices.Index(files, b)) })
+		slices.SortFunc(j, func(a, b *File) int { return cmp.Compare(place[a], place[b]) })
 	}
 	slices.SortStableFunc(jobs, func(a, b []*File) int { return startOf(b).Compare(startOf(a)) })
 	return jobs
+}
+
+func unmetOf(files []*File) map[*trace.Event]uint64 {
+	var all []*trace.Event
+	for _, f := range files {
+		for i := range f.Events {
+			all = append(all, &f.Events[i])
+		}
+	}
+	return unmet(all)
+}
+
+// unmet numbers groups that did not come together, which have no ID: calls for one name and size are of one, if they overlap in time and
+// are of different ranks.
+func unmet(all []*trace.Event) map[*trace.Event]uint64 {
+	all = slices.DeleteFunc(all, func(e *trace.Event) bool { return e.ID != 0 || e.Err == nil || e.Size < 2 || !isJoin(e.Op) })
+	slices.SortStableFunc(all, func(a, b *trace.Event) int {
+		return cmp.Or(cmp.Compare(a.Op, b.Op), cmp.Compare(a.Group, b.Group), cmp.Compare(a.Size, b.Size), a.Start.Compare(b.Start))
+	})
+	numbers := map[*trace.Event]uint64{}
+	n := uint64(0)
+	ranks := map[int]bool{}
+	var end time.Time
+	for i, e := range all {
+		if i == 0 || ranks[e.Rank] || e.Start.After(end) || e.Op != all[i-1].Op || e.Group != all[i-1].Group || e.Size != all[i-1].Size {
+			n, end = n+1, time.Time{}
+			clear(ranks)
+		}
+		numbers[e], ranks[e.Rank] = n, true
+		if e.End.After(end) {
+			end = e.End
+		}
+	}
+	return numbers
 }
 
 func startOf(files []*File) time.Time {
@@ -151,21 +208,51 @@ func hasGroups(files []*File) bool {
 	})
 }
 
-// rows makes one of each process. A process may have several files, one for each group that it created.
+// seat is a rank's in a group.
+type seat struct {
+	id   uint64
+	rank int
+}
+
+func (f *File) seats() map[seat]bool {
+	all := map[seat]bool{}
+	for i := range f.Events {
+		if e := &f.Events[i]; e.ID != 0 {
+			all[seat{e.ID, e.Rank}] = true
+		}
+	}
+	return all
+}
+
+// rows makes one of each process. A process may have several files, one for each group that it created. Where files of one process are of
+// different ranks of one group, its ranks are goroutines, and each has a row.
 func (t *Timeline) rows(files []*File) error {
 	type process struct {
-		host string
-		pid  int
+		host, id string
+		pid      int
 	}
-	rows := map[process]*Row{}
+	rows := map[process][]*Row{}
+	ranks := map[*Row]map[uint64]int{} // by group
 	sizes := map[*Row]int{}
 	for _, f := range files {
-		p := process{f.Host, f.PID}
-		r := rows[p]
-		if r == nil {
-			r = &Row{Rank: -1, Host: f.Host, PID: f.PID}
-			rows[p] = r
-			t.Rows = append(t.Rows, r)
+		p, seats := process{f.Host, f.Process, f.PID}, f.seats()
+		i := slices.IndexFunc(rows[p], func(r *Row) bool {
+			for s := range seats {
+				if rank, in := ranks[r][s.id]; in && rank != s.rank {
+					return false
+				}
+			}
+			return true
+		})
+		if i < 0 {
+			i = len(rows[p])
+			rows[p] = append(rows[p], &Row{Rank: -1, Host: f.Host, PID: f.PID})
+			t.Rows = append(t.Rows, rows[p][i])
+			ranks[rows[p][i]] = map[uint64]int{}
+		}
+		r := rows[p][i]
+		for s := range seats {
+			ranks[r][s.id] = s.rank
 		}
 		r.Files = append(r.Files, f)
 		r.Truncated = r.Truncated || f.Truncated
@@ -179,29 +266,33 @@ func (t *Timeline) rows(files []*File) error {
 	return t.twice()
 }
 
-// twice refuses two processes that have both been one rank of one group.
+// twice refuses two processes that have both been one rank of one group, and a file that is there twice.
 func (t *Timeline) twice() error {
-	type seat struct {
-		id   uint64
-		rank int
-	}
-	seats := map[seat]*Row{}
+	t.seats = map[seat]*Row{}
 	for _, r := range t.Rows {
-		for _, f := range r.Files {
+		for n, f := range r.Files {
+			if i := slices.IndexFunc(r.Files[:n], f.same); i >= 0 {
+				return fmt.Errorf("timeline: %s and %s are the same trace", r.Files[i].Name, f.Name)
+			}
 			for i := range f.Events {
 				s := seat{f.Events[i].ID, f.Events[i].Rank}
-				other := seats[s]
+				other := t.seats[s]
 				switch {
 				case s.id == 0 || other == r:
 				case other != nil:
 					return fmt.Errorf("timeline: rank %d of group %q is there twice, in %s and %s", s.rank, f.Events[i].Group, other.Files[0].Name, f.Name)
 				default:
-					seats[s] = r
+					t.seats[s] = r
 				}
 			}
 		}
 	}
 	return nil
+}
+
+// same reports whether f and o, of one process, have the same events.
+func (f *File) same(o *File) bool {
+	return f.Start.Equal(o.Start) && len(f.Events) > 0 && len(o.Events) > 0 && f.Events[0].Op == o.Events[0].Op && f.Events[0].Start.Equal(o.Events[0].Start)
 }
 
 // level is how high a package is: what it does may be made of what lower ones do.

@@ -37,10 +37,10 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"label": (*Row).label,
 	"clock": (*Row).clockText,
 	"last": func(r *Record) string {
-		if r.Last < 0 {
-			return "?"
+		if of := r.Blamed(); of != nil {
+			return of.label()
 		}
-		return r.Calls[r.Last].Row.label()
+		return "?"
 	},
 	"at": func(t *Timeline, r *Record) string { return short(r.End.Sub(t.Start)) },
 }).Parse(`<!doctype html>

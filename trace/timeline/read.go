@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -26,6 +27,7 @@ import (
 var (
 	ErrFormat = errors.New("not a trace of muster")
 	ErrJobs   = errors.New("traces of different jobs")
+	ErrEmpty  = errors.New("it is empty: was the disk full?")
 )
 
 // File is the trace of one process, as trace.Chrome wrote it.
@@ -33,6 +35,7 @@ type File struct {
 	Name      string // of the file, for errors
 	Host      string
 	PID       int
+	Process   string    // tells it from others of that number, on that host
 	Start     time.Time // when it began, by its own clock
 	Truncated bool      // it has no end: its process was killed, or still runs
 	Dropped   []string  // what it says of events that are left out
@@ -50,10 +53,10 @@ type span struct {
 	PID  int             `json:"pid"`
 	TID  int             `json:"tid"`
 	TS   float64         `json:"ts"`
-	Dur  float64         `json:"dur,omitempty"`
+	Dur  *float64        `json:"dur,omitempty"` // of events, also if it is 0
 	Args json.RawMessage `json:"args,omitempty"`
 
-	at time.Time // on the clock of all, once there is one
+	at, end time.Time // on the clock of all, once there is one
 }
 
 // args are those of an event, and of the line that begins a file.
@@ -66,8 +69,8 @@ type args struct {
 	Waited           float64
 	Error            string
 
-	Version     int
-	Start, Host string
+	Version              int
+	Start, Host, Process string
 }
 
 // maxLine bounds a line: an error's text may be long.
@@ -89,7 +92,7 @@ func Read(name string, r io.Reader) (*File, error) {
 			continue
 		}
 		if err := f.add(text); err != nil {
-			if f.Start.IsZero() || in.Scan() { // not the last one
+			if in.Scan() || f.Start.IsZero() && !isCut(text, err) { // not the last one, or never one of ours
 				return nil, fmt.Errorf("timeline: %s, line %d: %w: %w", name, n, ErrFormat, err)
 			}
 			break
@@ -101,9 +104,15 @@ func Read(name string, r io.Reader) (*File, error) {
 	case err != nil:
 		return nil, fmt.Errorf("timeline: %s: %w", name, err)
 	case f.Start.IsZero():
-		return nil, fmt.Errorf("timeline: %s: %w: it is empty", name, ErrFormat)
+		return nil, fmt.Errorf("timeline: %s: %w: %w", name, ErrFormat, ErrEmpty)
 	}
 	return f, nil
+}
+
+// isCut reports whether text may be the first part of a line.
+func isCut(text []byte, err error) bool {
+	e, ok := errors.AsType[*json.SyntaxError](err)
+	return ok && text[0] == '{' && e.Offset >= int64(len(text))
 }
 
 // add takes in one line.
@@ -123,6 +132,8 @@ func (f *File) add(text []byte) error {
 		return f.begin(&s, &a)
 	case s.Cat == "dropped":
 		f.Dropped = append(f.Dropped, s.Name)
+	case !sane(s.TS) || s.Dur != nil && !sane(*s.Dur):
+		return errors.New("its times are none")
 	case s.Ph == "X":
 		e, err := f.event(&s, &a)
 		if err != nil {
@@ -148,16 +159,20 @@ func (f *File) begin(s *span, a *args) error {
 	if err != nil {
 		return fmt.Errorf("its start is %q, and no number of nanoseconds", a.Start)
 	}
-	f.Host, f.PID, f.Start = a.Host, s.PID, time.Unix(0, ns)
+	f.Host, f.PID, f.Process, f.Start = a.Host, s.PID, a.Process, time.Unix(0, ns)
 	return nil
 }
 
 func (f *File) event(s *span, a *args) (e trace.Event, err error) {
+	dur := 0.0
+	if s.Dur != nil {
+		dur = *s.Dur
+	}
 	e = trace.Event{
 		Op: strings.TrimPrefix(s.Cat+"."+s.Name, "."), Group: a.Group, Channel: a.Channel, Generation: a.Generation, Seq: a.Seq,
 		Rank: -1, Last: -1, Bytes: a.Bytes, Start: f.Start.Add(micros(s.TS)), Waited: micros(a.Waited),
 	}
-	e.End = e.Start.Add(micros(s.Dur))
+	e.End = e.Start.Add(micros(dur))
 	if a.ID != "" {
 		if e.ID, err = strconv.ParseUint(a.ID, 16, 64); err != nil {
 			return e, fmt.Errorf("the id %q is no number", a.ID)
@@ -173,13 +188,16 @@ func (f *File) event(s *span, a *args) (e trace.Event, err error) {
 	if a.Last != nil {
 		e.Last = *a.Last
 	}
-	if e.Rank < 0 || e.Rank >= e.Size || e.Last >= e.Size || s.Dur < 0 {
-		return e, fmt.Errorf("rank %d of %d, for rank %d, in %g µs: that cannot be", e.Rank, e.Size, e.Last, s.Dur)
+	if e.Rank < 0 || e.Rank >= e.Size || e.Last >= e.Size || dur < 0 {
+		return e, fmt.Errorf("rank %d of %d, for rank %d, in %g µs: that cannot be", e.Rank, e.Size, e.Last, dur)
 	}
 	return e, nil
 }
 
-func micros(us float64) time.Duration { return time.Duration(us * 1e3) }
+// sane reports whether a number of microseconds is less than ten years.
+func sane(us float64) bool { return math.Abs(us) < 10*365*24*3600*1e6 }
+
+func micros(us float64) time.Duration { return time.Duration(math.Round(us * 1e3)) }
 
 // ReadFile is Read of the file at path.
 func ReadFile(path string) (*File, error) {
@@ -191,7 +209,8 @@ func ReadFile(path string) (*File, error) {
 	return Read(path, in)
 }
 
-// ReadDir reads every rank*.json in dir, as MUSTER_TRACE makes them.
+// ReadDir reads every rank*.json in dir, as MUSTER_TRACE makes them. Those that a full disk has left without a beginning are not among the files: an
+// error that matches ErrEmpty comes along, which names them.
 func ReadDir(dir string) (files []*File, err error) {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("timeline: %s is no directory", dir)
@@ -200,12 +219,20 @@ func ReadDir(dir string) (files []*File, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("timeline: %w", err)
 	}
+	var empty []error
 	for _, path := range paths {
 		f, err := ReadFile(path)
-		if err != nil {
+		switch {
+		case errors.Is(err, ErrEmpty):
+			empty = append(empty, err)
+		case err != nil:
 			return nil, err
+		default:
+			files = append(files, f)
 		}
-		files = append(files, f)
+	}
+	if empty != nil {
+		return files, errors.Join(empty...)
 	}
 	if files == nil {
 		return nil, fmt.Errorf("timeline: %w: there is no rank*.json in %s", ErrFormat, dir)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/muster-pg/muster/trace"
 )
 
 // oneWay are the verbs whose callers need not wait for all others, or for nobody but a root: the last to call is not whom they waited for.
@@ -16,12 +18,13 @@ var oneWay = map[string]bool{
 // records finds the verbs that ranks called together, who came last to each, and how long the others waited.
 func (t *Timeline) records() {
 	all := map[recordKey]*Record{}
+	unmet := t.unmet()
 	for _, r := range t.Rows {
 		for i := range r.Events {
 			e := &r.Events[i]
 			e.Wait = min(max(e.Waited, 0), e.Duration())
 			k, ok := keyOf(&e.Event)
-			if !ok {
+			if k.unmet = unmet[&e.Event]; !ok && k.unmet == 0 {
 				continue
 			}
 			rec := all[k]
@@ -39,15 +42,25 @@ func (t *Timeline) records() {
 	}
 	t.Records = slices.Collect(maps.Values(all))
 	for _, rec := range t.Records {
-		rec.judge()
+		rec.judge(t.seats)
 	}
 	slices.SortFunc(t.Records, func(a, b *Record) int {
 		return cmp.Or(a.End.Compare(b.End), cmp.Compare(a.Op, b.Op), cmp.Compare(a.Seq, b.Seq), cmp.Compare(a.Group, b.Group))
 	})
 }
 
+func (t *Timeline) unmet() map[*trace.Event]uint64 {
+	var all []*trace.Event
+	for _, r := range t.Rows {
+		for i := range r.Events {
+			all = append(all, &r.Events[i].Event)
+		}
+	}
+	return unmet(all)
+}
+
 // judge finds who came last, by what the store said, or by when each came if all are there.
-func (rec *Record) judge() {
+func (rec *Record) judge(seats map[seat]*Row) {
 	slices.SortFunc(rec.Calls, func(a, b Call) int { return cmp.Compare(a.Of().Rank, b.Of().Rank) })
 	said := -1
 	for _, c := range rec.Calls {
@@ -58,14 +71,17 @@ func (rec *Record) judge() {
 	_, verb, _ := strings.Cut(rec.Op, ".")
 	switch {
 	case said >= 0:
-		rec.Last = slices.IndexFunc(rec.Calls, func(c Call) bool { return c.Of().Rank == said })
+		if rec.Last = slices.IndexFunc(rec.Calls, func(c Call) bool { return c.Of().Rank == said }); rec.Last < 0 {
+			rec.Absent = seats[seat{rec.Calls[0].Of().ID, said}]
+		}
 	case len(rec.Calls) == rec.Calls[0].Of().Size && (!oneWay[verb] || isJoin(rec.Op)):
 		rec.Last = rec.latest(-1)
 	}
 	if rec.Last < 0 {
-		for _, c := range rec.Calls { // whom they waited for has no trace here
+		for _, c := range rec.Calls { // whom they waited for did not come, or has no trace here
 			rec.Waited += c.Of().Wait
 		}
+		rec.Alone = rec.Calls[rec.latest(-1)].Of().Start
 		return
 	}
 	came := rec.Calls[rec.Last].Of().Start
@@ -106,7 +122,7 @@ type Summary struct {
 // RankSummary is one rank's part in it.
 type RankSummary struct {
 	Row    *Row
-	Last   int           // how often it came last
+	Last   int           // how often it came last, or not at all
 	Caused time.Duration // how long the others waited for it then, all together
 	Waited time.Duration // and how long it waited for others
 	Worst  *Record       // for which they waited longest; nil: none
@@ -132,11 +148,12 @@ func (t *Timeline) Summary() Summary {
 		for _, c := range rec.Calls {
 			s.Ranks[of[c.Row]].Waited += c.Of().Wait
 		}
-		if rec.Last < 0 {
+		blamed := rec.Blamed()
+		if blamed == nil {
 			s.Absent += rec.Waited
 			continue
 		}
-		last := &s.Ranks[of[rec.Calls[rec.Last].Row]]
+		last := &s.Ranks[of[blamed]]
 		last.Last++
 		last.Caused += rec.Waited
 		if rec.Waited > 0 && (last.Worst == nil || rec.Waited > last.Worst.Waited) {

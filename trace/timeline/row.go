@@ -2,7 +2,6 @@ package timeline
 
 import (
 	"fmt"
-	"html"
 	"math"
 	"strings"
 	"time"
@@ -13,6 +12,9 @@ type shades [kinds][]float64
 
 // least is the width from which on something has a bar of its own.
 const least = 2
+
+// rowsWithBars is how many rows are high enough to point at a bar. More have shades alone, or the file could not be opened any more.
+const rowsWithBars = 256
 
 // steps are the shades that are told apart.
 const steps = 6
@@ -30,15 +32,17 @@ func (p *picture) row(r *Row) {
 			continue
 		}
 		waited := e.Start.Add(e.Wait)
-		p.bars(&s, waits, y, e.Start, waited, e)
-		p.bars(&s, works, y, waited, e.End, e)
+		p.bars(&s, waits, y, e.Start, waited, e.text)
+		p.bars(&s, works, y, waited, e.End, e.text)
 	}
 	for _, rec := range p.t.Records {
-		if rec.Inner || rec.Last < 0 || rec.Calls[rec.Last].Row != r {
+		if rec.Inner || rec.Blamed() != r {
 			continue
 		}
-		if e := rec.Calls[rec.Last].Of(); len(rec.Calls) > 1 && e.Start.After(rec.Alone) {
-			p.bars(&s, alone, y, rec.Alone, e.Start, e, rec.text())
+		if rec.Absent != nil {
+			p.bars(&s, alone, y, rec.Alone, rec.End, rec.text)
+		} else if e := rec.Calls[rec.Last].Of(); len(rec.Calls) > 1 && e.Start.After(rec.Alone) {
+			p.bars(&s, alone, y, rec.Alone, e.Start, func() string { return e.text() + "\n" + rec.text() })
 		}
 	}
 	for k := range s {
@@ -60,13 +64,13 @@ func isQuick(op string) bool {
 }
 
 // bars draws one bar, or adds to the shades if there is no room for one.
-func (p *picture) bars(s *shades, kind int, y float64, from, to time.Time, e *Event, more ...string) {
+func (p *picture) bars(s *shades, kind int, y float64, from, to time.Time, text func() string) {
 	a, b := p.x(from)-marginLeft, p.x(to)-marginLeft
 	a, b = max(a, 0), min(b, p.width)
 	if b <= a {
 		return
 	}
-	if b-a < least {
+	if b-a < least || len(p.rows) > rowsWithBars {
 		for at := a; at < b; {
 			next := min(math.Floor(at)+1, b)
 			s[kind][int(at)] += next - at
@@ -75,10 +79,10 @@ func (p *picture) bars(s *shades, kind int, y float64, from, to time.Time, e *Ev
 		return
 	}
 	p.print(`<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="1.5"><title>%s</title></rect>`+"\n",
-		kindClass[kind], marginLeft+a, y-p.bar/2, b-a, p.bar, html.EscapeString(strings.Join(append([]string{e.text()}, more...), "\n")))
+		kindClass[kind], marginLeft+a, y-p.bar/2, b-a, p.bar, escaped(text()))
 }
 
-// shade draws the pixels of a kind, equal ones at once.
+// shade draws the pixels of a kind: a path for each shade, of strokes as high as a bar.
 func (p *picture) shade(class string, y float64, of []float64) {
 	step := func(i int) int {
 		if of[i] == 0 {
@@ -86,15 +90,19 @@ func (p *picture) shade(class string, y float64, of []float64) {
 		}
 		return min(max(int(math.Ceil(of[i]*steps)), 1), steps)
 	}
+	var paths [steps + 1]strings.Builder
 	for i := 0; i < len(of); {
 		n, end := step(i), i+1
 		for end < len(of) && step(end) == n {
 			end++
 		}
-		if n > 0 {
-			p.print(`<rect class="%s" x="%d" y="%.1f" width="%d" height="%.1f" opacity="%.2f"/>`+"\n", class, marginLeft+i, y-p.bar/2, end-i, p.bar, float64(n)/steps)
-		}
+		fmt.Fprintf(&paths[n], "M%d %.1fh%d", marginLeft+i, y, end-i)
 		i = end
+	}
+	for n := 1; n <= steps; n++ {
+		if paths[n].Len() > 0 {
+			p.print(`<path class="%ss" stroke-width="%.1f" opacity="%.2f" d="%s"/>`+"\n", class, p.bar, float64(n)/steps, paths[n].String())
+		}
 	}
 }
 
@@ -105,7 +113,7 @@ func (p *picture) cross(y float64, e *Event) {
 		return
 	}
 	p.print(`<path class="f" d="M%.1f %.1f l%.1f %.1f m0 %.1f l%.1f %.1f"><title>%s</title></path>`+"\n",
-		x-r, y-r, 2*r, 2*r, -2*r, -2*r, 2*r, html.EscapeString(e.text()))
+		x-r, y-r, 2*r, 2*r, -2*r, -2*r, 2*r, escaped(e.text()))
 }
 
 // cut is where a trace ends that has no end.
@@ -118,7 +126,7 @@ func (p *picture) cut(r *Row, y float64) {
 	}
 	if x := p.x(last); x >= marginLeft && x <= marginLeft+p.width {
 		p.print(`<path class="q" d="M%.1f %.1f V%.1f"><title>%s ends here without an end: it was killed, or still runs</title></path>`+"\n",
-			x+3, y-p.high*0.45, y+p.high*0.45, html.EscapeString("the trace of "+r.label()))
+			x+3, y-p.high*0.45, y+p.high*0.45, escaped("the trace of "+r.label()))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // PictureOptions has defaults for nil.
@@ -110,12 +111,13 @@ func (p *picture) y(r *Row) float64 { return marginTop + p.high*(float64(p.rows[
 
 // style is of both themes; a picture that is shown by itself follows the system's.
 const style = `<style>
-.mt{--bg:#fff;--fg:#1d2433;--dim:#6b7385;--rule:#e6e9ef;--line:#a9b2c3;--k:#3f7fd6;--w:#f3cf7d;--a:#d8343f;--dot:#b9c1cf}
+.mt{--bg:#ffffff;--fg:#1d2433;--dim:#6b7385;--rule:#e6e9ef;--line:#a9b2c3;--k:#3f7fd6;--w:#f3cf7d;--a:#d8343f;--dot:#b9c1cf}
 @media (prefers-color-scheme:dark){.mt{--bg:#14171f;--fg:#e7eaf1;--dim:#98a1b3;--rule:#262b37;--line:#4d5669;--k:#5b9bf0;--w:#7d6a35;--a:#ff5c66;--dot:#3c4456}}
 .mt text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--fg)}
 .mt .h{font-size:16px;font-weight:600}.mt .d{fill:var(--dim)}.mt .n{font-variant-numeric:tabular-nums}
 .mt .e{text-anchor:end}.mt .m{text-anchor:middle}.mt .b{fill:var(--bg)}.mt .s{stroke:var(--rule);stroke-width:1}
 .mt .k{fill:var(--k)}.mt .w{fill:var(--w)}.mt .a{fill:var(--a)}.mt .f{stroke:var(--a);stroke-width:2.2;fill:none}
+.mt .ks{stroke:var(--k)}.mt .ws{stroke:var(--w)}.mt .as{stroke:var(--a)}
 .mt .l{stroke:var(--line);stroke-width:1}.mt .lf{stroke:var(--a);stroke-width:1.4}.mt .q{stroke:var(--a);stroke-width:1.2;stroke-dasharray:3 3}
 .mt .t{stroke:var(--dot);stroke-width:1}.mt rect:hover{filter:brightness(1.12)}
 </style>
@@ -127,8 +129,8 @@ func (p *picture) begin(title string) {
 		title = fmt.Sprintf("%s, %s together", count(len(p.t.Rows), "rank"), count(p.summary.Records, "verb"))
 	}
 	p.print(`<svg class="mt" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" role="img" aria-label="%s">`+"\n%s",
-		width, height, width, height, html.EscapeString(title), style)
-	p.print(`<rect class="b" width="100%%" height="100%%"/><text class="h" x="16" y="28">%s</text>`+"\n", html.EscapeString(title))
+		width, height, width, height, escaped(title), style)
+	p.print(`<rect class="b" width="100%%" height="100%%"/><text class="h" x="16" y="28">%s</text>`+"\n", escaped(title))
 	sub := fmt.Sprintf("%s in all; the ranks waited %s for each other", short(p.summary.Took), short(p.summary.Lost))
 	if n := p.summary.Failed; n > 0 {
 		sub += fmt.Sprintf("; %s failed", count(n, "verb"))
@@ -141,7 +143,9 @@ func (p *picture) axis() {
 	step := niceStep(p.span, p.width/90)
 	offset := p.from.Sub(p.t.Start)
 	bottom := marginTop + p.whole
-	for at := (offset + step - 1) / step * step; at <= offset+p.span; at += step {
+	first := (offset + step - 1) / step * step
+	for n := range (offset+p.span-first)/step + 1 {
+		at := first + n*step
 		x := p.x(p.t.Start.Add(at))
 		p.print(`<path class="s" d="M%.1f %d V%.1f"/><text class="d n m" x="%.1f" y="%d">%s</text>`+"\n", x, marginTop-4, bottom, x, marginTop-9, tick(at, step))
 	}
@@ -184,7 +188,7 @@ func (p *picture) labels() {
 		p.print(`<path class="s" d="M%d %.1f H%.1f"/>`, marginLeft, y, marginLeft+p.width)
 		if i%every == 0 || r == p.summary.Ranks[0].Row && p.causedMost > 0 {
 			p.print(`<text class="n e" x="%d" y="%.1f">%s<title>%s</title></text>`+"\n", marginLeft-10, y+4, r.label(),
-				html.EscapeString(fmt.Sprintf("pid %d on %s; its clock was %s", r.PID, r.Host, r.clockText())))
+				escaped(fmt.Sprintf("pid %d on %s; its clock was %s", r.PID, r.Host, r.clockText())))
 		}
 	}
 }
@@ -231,7 +235,7 @@ func (p *picture) lines() {
 		if rec.Failed {
 			class = "lf"
 		}
-		p.print(`<path class="%s" d="M%.1f %.1f V%.1f"><title>%s</title></path>`+"\n", class, p.x(rec.End), top-p.bar/2-2, bottom+p.bar/2+2, html.EscapeString(rec.text()))
+		p.print(`<path class="%s" d="M%.1f %.1f V%.1f"><title>%s</title></path>`+"\n", class, p.x(rec.End), top-p.bar/2-2, bottom+p.bar/2+2, escaped(rec.text()))
 	}
 }
 
@@ -281,8 +285,11 @@ func (p *picture) legend() {
 // text is a record in words.
 func (rec *Record) text() string {
 	s := rec.String()
-	if rec.Last >= 0 && rec.Waited > 0 {
+	switch {
+	case rec.Last >= 0 && rec.Waited > 0:
 		s += fmt.Sprintf(": rank %d came last, the others waited %s", rec.Calls[rec.Last].Of().Rank, short(rec.Waited))
+	case rec.Absent != nil:
+		s += fmt.Sprintf(": %s did not come, the others waited %s", rec.Absent.label(), short(rec.Waited))
 	}
 	if rec.Failed {
 		s += "; failed"
@@ -300,6 +307,16 @@ func (rec *Record) String() string {
 		s += " on " + rec.Channel
 	}
 	return s + " of " + rec.Group
+}
+
+// escaped is s as text of XML, which has no place for most control characters, however they are written.
+func escaped(s string) string {
+	return html.EscapeString(strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\n' && r != '\t' || r == 0xfffe || r == 0xffff {
+			return utf8.RuneError
+		}
+		return r
+	}, s))
 }
 
 func count(n int, what string) string {

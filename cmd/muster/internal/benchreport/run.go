@@ -58,6 +58,9 @@ func Read(r io.Reader, name string) ([]Run, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(runs) == 0 {
+		return nil, errors.New("it has no run")
+	}
 	for i := range runs {
 		if runs[i].Name == "" {
 			runs[i].Name = name
@@ -89,7 +92,7 @@ func (r *Run) check() error {
 		case res.Ranks < 1 || res.Size < 0:
 			return fmt.Errorf("results[%d], %s: ranks is %d and size_bytes %d", i, res.Case, res.Ranks, res.Size)
 		case !res.known():
-			return fmt.Errorf("results[%d], %s of %d ranks: one of median_us, mean_us and ops_per_s has to be above 0, and none below", i, res.Case, res.Ranks)
+			return fmt.Errorf("results[%d], %s of %d ranks: one of median_us, mean_us and ops_per_s has to be above 0, and none below, nor beyond reason", i, res.Case, res.Ranks)
 		case seen[k]:
 			return fmt.Errorf("results[%d]: %s of %d ranks and %d bytes is there twice", i, res.Case, res.Ranks, res.Size)
 		}
@@ -99,8 +102,10 @@ func (r *Run) check() error {
 }
 
 func (r Result) known() bool {
+	const most = 1e15 // µs are 30 years
 	all := []float64{r.Median, r.P99, r.Mean, r.Rate}
-	return min(r.Median, r.P99, r.Mean, r.Rate) >= 0 && max(r.Median, r.Mean, r.Rate) > 0 && !slices.ContainsFunc(all, func(x float64) bool { return math.IsInf(x, 0) })
+	return min(r.Median, r.P99, r.Mean, r.Rate) >= 0 && max(r.Median, r.Mean, r.Rate) > 0 &&
+		!slices.ContainsFunc(all, func(x float64) bool { return x > most || x > 0 && x < 1/most })
 }
 
 // find is the result of the same case.

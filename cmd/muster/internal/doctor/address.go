@@ -77,6 +77,14 @@ func (d *Doctor) meeting(p *patient) string {
 	return ""
 }
 
+// elsewhere says what to set for ranks to meet where all can.
+func elsewhere(meeting string) string {
+	if strings.Contains(meeting, "://") {
+		return "let MUSTER_STORE have the store's address in the network, also if this host has a relay: muster://127.0.0.1:7070,store:7070"
+	}
+	return "let MASTER_ADDR be rank 0's address in the network"
+}
+
 // hosting reports whether this process listens at the meeting's address itself.
 func (p *patient) hosting() bool {
 	return p.config != nil && p.config.Rank == 0 && p.config.Size > 1 && !strings.Contains(p.config.Address, "://") && p.config.Address != ""
@@ -102,10 +110,10 @@ func (d *Doctor) addressOf(ctx context.Context, p *patient, host string) []Findi
 	}
 	switch loopback := slices.IndexFunc(addrs, isLoopback); {
 	case net.ParseIP(addrs[0]).IsUnspecified():
-		return append(fs, problem(host+" is no address that others can connect to", "let MASTER_ADDR be the address of rank 0's host"))
-	case loopback >= 0 && d.severalHosts():
+		return append(fs, problem(host+" is no address that others can connect to", elsewhere(d.meeting(p))))
+	case loopback >= 0 && d.severalHosts() && len(hostsOf(d.meeting(p))) == 1: // of several ways that may be a relay's
 		return append(fs, problem(fmt.Sprintf("%s is %s here, which other hosts cannot reach, and the ranks are on several", host, addrs[loopback]),
-			"let MASTER_ADDR be rank 0's address in the network, and look for its name at 127.0.1.1 in /etc/hosts there"))
+			"look for its name at 127.0.1.1 in /etc/hosts there, and "+elsewhere(d.meeting(p))))
 	}
 	return append(fs, d.way(ctx, p, host, addrs)...)
 }
@@ -149,22 +157,22 @@ func (d *Doctor) way(ctx context.Context, p *patient, host string, addrs []strin
 			"let MASTER_ADDR be one of "+listed(nics)+", or start rank 0 where it is")}
 	}
 	if local >= 0 {
-		return d.over(nicOf(nics, net.ParseIP(addrs[local])), host, addrs)
+		return d.over(p, nicOf(nics, net.ParseIP(addrs[local])), host, addrs)
 	}
 	from, err := d.source(ctx, addrs[0])
 	if err != nil {
 		return []Finding{problem(fmt.Sprintf("there is no way to %s (%s): %s", host, addrs[0], innermost(err)), "look at \"ip route get "+addrs[0]+"\": is the network's interface up in this host or container?")}
 	}
-	return d.over(nicOf(nics, from), host, addrs)
+	return d.over(p, nicOf(nics, from), host, addrs)
 }
 
 // virtual are names of interfaces that lead to containers and virtual machines of this host, and to no other host.
 var virtual = []string{"docker", "virbr", "veth", "br-", "podman", "lxc", "lxd", "vmnet"}
 
-func (d *Doctor) over(nic, host string, addrs []string) []Finding {
+func (d *Doctor) over(p *patient, nic, host string, addrs []string) []Finding {
 	if slices.ContainsFunc(virtual, func(v string) bool { return strings.HasPrefix(nic, v) }) {
 		return []Finding{warning(fmt.Sprintf("%s (%s) is reached over %s, which leads to containers of this host alone", host, strings.Join(addrs, ", "), nic),
-			"let MASTER_ADDR be an address of the network that the hosts share")}
+			elsewhere(d.meeting(p)))}
 	}
 	if nic == "" {
 		nic = "an interface without a name"

@@ -66,7 +66,7 @@ func TestEnvironments(t *testing.T) {
 		"two launchers":           {master(env{"RANK": "1", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}), doctor.Warning, "the first one counts"},
 		"two stores":              {env{"RANK": "0", "WORLD_SIZE": "1", "MUSTER_STORE": "muster://10.0.0.2:1", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "2"}, doctor.Warning, "the store counts"},
 		"a world without a rank":  {env{"WORLD_SIZE": "2"}, doctor.Warning, "RANK is not"},
-		"one rank":                {env{"RANK": "0", "WORLD_SIZE": "1"}, doctor.OK, "1 ranks"},
+		"one rank":                {env{"RANK": "0", "WORLD_SIZE": "1"}, doctor.OK, "1 rank, which meets nobody"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &doctor.Doctor{System: healthy()}
@@ -80,6 +80,23 @@ func TestEnvironments(t *testing.T) {
 			wants(t, got, "environment", c.level, c.text)
 		})
 	}
+}
+
+// TestPasswordsAreNotTold: a report is passed on to others.
+func TestPasswordsAreNotTold(t *testing.T) {
+	d := &doctor.Doctor{System: healthy()}
+	env{"RANK": "0", "WORLD_SIZE": "2", "MUSTER_STORE": "etcd://me:hidden@10.0.0.2:2379"}.with(t, d.System)
+	r := examined(t, d)
+	wants(t, r, "environment", doctor.OK, "2 ranks, which meet at etcd://me:xxxxx@10.0.0.2:2379")
+	var text bytes.Buffer
+	require.NoError(t, r.Print(&text, doctor.Ink{}))
+	require.NotContains(t, text.String(), "hidden")
+}
+
+func TestStoreWithoutAPort(t *testing.T) {
+	d := &doctor.Doctor{System: healthy()}
+	env{"MUSTER_STORE": "muster://node-b"}.with(t, d.System)
+	wants(t, examined(t, d), "ports", doctor.Problem, "node-b, where the ranks meet, has no port")
 }
 
 // TestTorchrunInSlurm: numbers of an outer launcher are others, rightly.
@@ -123,6 +140,7 @@ func TestAddresses(t *testing.T) {
 		"here":                  {env{"MASTER_ADDR": "node-a", "MASTER_PORT": "7"}, doctor.OK, "node-a is 10.0.0.1, reached over eth0"},
 		"no such name":          {env{"MASTER_ADDR": "node-x", "MASTER_PORT": "7"}, doctor.Problem, "node-x, where the ranks meet, does not resolve here: no such host"},
 		"loopback, and several": {env{"MUSTER_STORE": "muster://here:7", "SLURM_NNODES": "2"}, doctor.Problem, "here is 127.0.0.1 here"},
+		"a relay on each host":  {env{"MUSTER_STORE": "muster://127.0.0.1:7,node-b:7", "SLURM_NNODES": "2"}, doctor.OK, "127.0.0.1 is reached over lo"},
 		"everywhere":            {env{"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "7"}, doctor.Problem, "no address that others can connect to"},
 		"containers":            {env{"MASTER_ADDR": "172.17.0.9", "MASTER_PORT": "7"}, doctor.Warning, "over docker0"},
 		"not of this host":      {env{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node-b", "MASTER_PORT": "7"}, doctor.Problem, "no address of this host"},
@@ -225,6 +243,20 @@ func TestPortsThatMayNot(t *testing.T) {
 	wants(t, examined(t, d), "ports", doctor.Problem, "port 80 may not be listened at")
 	d.System.Listen = func(context.Context, string, string) (net.Listener, error) { return nil, syscall.EADDRNOTAVAIL }
 	wants(t, examined(t, d), "ports", doctor.Problem, "nobody can listen at :80")
+}
+
+// TestPortThatOthersTry: the ranks of one host ask for it at the same time, and each has it for a moment.
+func TestPortThatOthersTry(t *testing.T) {
+	d := &doctor.Doctor{System: healthy(), Ports: []string{"29500"}}
+	tries := 0
+	d.System.Listen = func(ctx context.Context, network, _ string) (net.Listener, error) {
+		if tries++; tries < 3 {
+			return nil, syscall.EADDRINUSE
+		}
+		return new(net.ListenConfig).Listen(ctx, network, "127.0.0.1:0")
+	}
+	wants(t, examined(t, d), "ports", doctor.OK, "port 29500 is free")
+	require.Equal(t, 3, tries)
 }
 
 func TestMeetingPort(t *testing.T) {
@@ -376,4 +408,40 @@ func TestCertificates(t *testing.T) {
 			wants(t, examined(t, d), "security", c.level, c.text)
 		})
 	}
+}
+
+// TestAdviceNamesWhatIsSet: of two variables it is the one that counts.
+func TestAdviceNamesWhatIsSet(t *testing.T) {
+	for want, e := range map[string]env{
+		"let MUSTER_STORE have":  {"MUSTER_STORE": "muster://here:7", "SLURM_NNODES": "2"},
+		"let MASTER_ADDR be ran": {"MASTER_ADDR": "here", "MASTER_PORT": "7", "SLURM_NNODES": "2"},
+	} {
+		d := &doctor.Doctor{System: healthy()}
+		e.with(t, d.System)
+		require.Contains(t, wants(t, examined(t, d), "address", doctor.Problem, "which other hosts cannot reach").Do, want)
+	}
+}
+
+// TestStrangerWhereTheRanksMeet: who has the port is no matter of patience.
+func TestStrangerWhereTheRanksMeet(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+			_ = c.Close()
+		}
+	}()
+	defer func() { _ = l.Close(); <-ended }()
+	d := &doctor.Doctor{System: healthy()}
+	host, port, _ := net.SplitHostPort(l.Addr().String())
+	env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": host, "MASTER_PORT": port}.with(t, d.System)
+	f := wants(t, examined(t, d), "group", doctor.Problem, "not a muster store")
+	require.Contains(t, f.Do, "another program listens there")
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 )
@@ -47,13 +48,20 @@ func (d *Doctor) environment(_ context.Context, p *patient) (fs []Finding) {
 		fs = append(fs, problem(strings.TrimPrefix(p.wrong.Error(), "pgroup: "), "set it as the launcher should have; \"muster help environment\" lists the variables"))
 	}
 	if p.config != nil {
-		at := p.config.Address
-		if at == "" {
-			at = "nowhere, since it is alone"
+		if p.config.Address == "" {
+			return append(fs, ok("%s: 1 rank, which meets nobody", present[0].name))
 		}
-		fs = append(fs, ok("%s: %d ranks, which meet at %s", present[0].name, p.config.Size, at))
+		fs = append(fs, ok("%s: %s, which meet at %s", present[0].name, count(p.config.Size, "rank"), withoutPassword(p.config.Address)))
 	}
 	return fs
+}
+
+// withoutPassword is an address as anybody may read it: reports are passed on.
+func withoutPassword(address string) string {
+	if u, err := url.Parse(address); err == nil && u.User != nil {
+		return u.Redacted()
+	}
+	return address
 }
 
 func (d *Doctor) unlaunched() []Finding {

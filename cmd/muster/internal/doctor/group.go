@@ -78,6 +78,8 @@ func (d *Doctor) notJoined(ctx context.Context, p *patient, err error) []Finding
 	switch {
 	case invalid:
 		do = "correct the environment"
+	case errors.Is(err, store.ErrProtocol):
+		do = "another program listens there: end it, or let the ranks meet at another port"
 	case errors.Is(err, store.ErrInsecure):
 		do = "let MUSTER_SECRET_FILE name a file with a secret, the same on all ranks, or MUSTER_TLS_CA, MUSTER_TLS_CERT and MUSTER_TLS_KEY certificates; or set MUSTER_INSECURE=1 in a network that you trust"
 	}

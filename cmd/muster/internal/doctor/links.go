@@ -218,7 +218,7 @@ func (w *ward) kindAdvice(kind, addr string) string {
 	first, last := w.System.Ephemeral()
 	host, _, _ := net.SplitHostPort(addr)
 	if isLoopback(host) {
-		return "that rank listens at loopback, since its way to the store leads there: let MASTER_ADDR be rank 0's address in the network, everywhere"
+		return "that rank listens at loopback, since its way to the store leads there: " + elsewhere(w.group.Config().Address) + ", everywhere"
 	}
 	open := fmt.Sprintf("let TCP from there to ports %d to %d of %s through", first, last, host)
 	return map[string]string{

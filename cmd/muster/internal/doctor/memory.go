@@ -76,7 +76,7 @@ func (d *Doctor) files(_ context.Context, p *patient) (fs []Finding) {
 		fs = append(fs, problem(fmt.Sprintf("%d files may be open, and %d ranks take up to %d", limit, size, need),
 			fmt.Sprintf("ulimit -Hn %d where ranks start: LimitNOFILE= of systemd, --ulimit nofile= of docker, /etc/security/limits.conf", need)))
 	default:
-		fs = append(fs, ok("enough files may be open (ulimit -Hn) for %d ranks", size))
+		fs = append(fs, ok("enough files may be open (ulimit -Hn) for %s", count(size, "rank")))
 	}
 	if queue := d.System.Backlog(); p.hosting() && queue > 0 && queue < size {
 		fs = append(fs, warning(fmt.Sprintf("%d connections may wait to be accepted, and %d ranks come at once: some will come a second later", queue, size), fmt.Sprintf("sysctl -w net.core.somaxconn=%d", size)))

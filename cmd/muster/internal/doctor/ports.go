@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/muster-pg/muster/store"
 )
@@ -45,7 +47,7 @@ func (d *Doctor) asked(ctx context.Context) []Finding {
 
 // free says whether this process can listen at addr, and if not, who does. A store is as good, where ranks meet.
 func (d *Doctor) free(ctx context.Context, addr string, meeting bool) Finding {
-	l, err := d.System.Listen(ctx, "tcp", addr)
+	l, err := d.listen(ctx, addr)
 	_, port, _ := net.SplitHostPort(addr)
 	n, _ := strconv.Atoi(port)
 	switch {
@@ -64,6 +66,21 @@ func (d *Doctor) free(ctx context.Context, addr string, meeting bool) Finding {
 		return problem(fmt.Sprintf("port %s may not be listened at", port), "ports below 1024 are root's: use a higher one")
 	}
 	return problem(fmt.Sprintf("nobody can listen at %s: %s", addr, innermost(err)), "let the address be one of this host")
+}
+
+// listen tries again if the port is taken: other ranks of this host try it too, each for a moment.
+func (d *Doctor) listen(ctx context.Context, addr string) (l net.Listener, err error) {
+	for pause := time.Millisecond; pause < 200*time.Millisecond; pause *= 2 {
+		if l, err = d.System.Listen(ctx, "tcp", addr); !errors.Is(err, syscall.EADDRINUSE) {
+			return l, err
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause)): // not all at once again
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+	return nil, err
 }
 
 // isStore reports whether a muster store listens at addr, also if it does not let us in.
@@ -90,6 +107,9 @@ func (d *Doctor) givenAway(addr string) []Finding {
 
 // reach says whether somebody answers at addr.
 func (d *Doctor) reach(ctx context.Context, addr string) Finding {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return problem(addr+", where the ranks meet, has no port", "let MUSTER_STORE be muster://host:port")
+	}
 	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
 	c, err := d.System.Dial(ctx, "tcp", addr)
