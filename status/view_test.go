@@ -154,6 +154,47 @@ func TestFalseStore(t *testing.T) {
 	require.Len(t, v.Waiting, 2)
 }
 
+// TestFalseListsOfRanks do not keep a viewer busy for ever: one walk through all of them would be 2 to the power of 51.
+func TestFalseListsOfRanks(t *testing.T) {
+	everybody := wire.Ranks{Count: 1 << 30}
+	for range 1 << 12 {
+		everybody.Spans = append(everybody.Spans, wire.Span{First: -1 << 31, Last: 1<<31 - 1})
+	}
+	g := store.GroupStatus{Size: 1<<31 - 1, Ended: -1, Generation: 1, Open: 1}
+	for range 1 << 7 {
+		g.Records = append(g.Records, store.RecordStatus{Verb: "barrier", Came: everybody, Missing: everybody})
+	}
+	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, nil, &status.Options{Waits: 1})
+	require.Equal(t, []int{1, 1<<7 - 1}, []int{len(v.Waiting), v.MoreWaiting})
+}
+
+// TestManyWaitsOfManyWhoAreGone: what a page is told stays small, whatever is in the store.
+func TestManyWaitsOfManyWhoAreGone(t *testing.T) {
+	const size = 10_000
+	g := store.GroupStatus{Name: "train", Generation: 1, Size: size, Ended: -1, Open: 1}
+	g.Records = []store.RecordStatus{{Verb: "barrier", Root: -1, For: time.Minute, Came: ranks(0, 0), Missing: ranks(1, size-1)}}
+	for i := range size {
+		r := store.RankStatus{Rank: i, Heard: -1}
+		switch {
+		case i < 100 || i%4 == 1:
+			r.Gone = wire.CodeLost
+		default:
+			r.Waits = []store.WaitStatus{{Verb: "recv", Peer: 1, For: time.Duration(i)}}
+		}
+		g.Ranks = append(g.Ranks, r)
+		g.Verdicts = append(g.Verdicts, store.VerdictStatus{Verb: "barrier", Ago: time.Duration(i)})
+	}
+	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, nil, &status.Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})
+	require.Equal(t, "barrier", v.Waiting[0].What)
+	require.Equal(t, []status.Span{{0, 99}, {101, 101}}, v.Waiting[0].Gone[:2])
+	require.Len(t, v.Waiting[0].Gone, 256)
+	require.Empty(t, v.Waiting[1].Gone, "a message is not for all")
+	require.Equal(t, []int{60, 7426 - 60, 50, size - 50}, []int{len(v.Waiting), v.MoreWaiting, len(v.Failures), v.MoreFailures})
+	b, err := json.Marshal(v)
+	require.NoError(t, err)
+	require.Less(t, len(b), 1<<17)
+}
+
 func TestShort(t *testing.T) {
 	for want, d := range map[string]time.Duration{
 		"0.0 s": 0, "9.9 s": 9900 * time.Millisecond, "10 s": 10 * time.Second, "59 s": 59*time.Second + 999*time.Millisecond,
