@@ -84,7 +84,7 @@ func (p *whoPrinter) print(v *status.View) {
 	}
 	for i := range v.Failures[:min(len(v.Failures), 20)] {
 		f := &v.Failures[i]
-		p.line("  %s ago  %s · %s: %s", padLeft(ago(f.Ago), 11), printable(f.Group), f.What, p.red(f.Code))
+		p.line("  %s ago  %s · %s: %s", padLeft(ago(f.Ago), 11), printable(f.Group), printable(f.What), p.red(f.Code))
 		p.line("               %s", printable(f.Why))
 	}
 	if s := v.Server; s != nil {
