@@ -15,9 +15,10 @@ import (
 type builder struct {
 	walks int // that are left of mostWalks
 	in    map[*store.GroupStatus]map[int]call
-	// elsewhere is what a process waits in, of whatever group: the one of its ranks that waits longest. Ranks of this process share a
-	// session, so that it tells nothing of them.
+	// elsewhere is what a process waits in, of whatever group: the one of its ranks that waits longest.
 	elsewhere map[process]call
+	// shared are processes with several ranks in a group, as goroutines: it is not known which of them waits elsewhere.
+	shared map[process]bool
 }
 
 // process is one, by its session and its own name.
@@ -34,15 +35,21 @@ type call struct {
 }
 
 func newBuilder(s *store.Status) *builder {
-	b := &builder{walks: mostWalks, in: map[*store.GroupStatus]map[int]call{}, elsewhere: map[process]call{}}
+	b := &builder{walks: mostWalks, in: map[*store.GroupStatus]map[int]call{}, elsewhere: map[process]call{}, shared: map[process]bool{}}
 	for i := range s.Groups {
 		g := &s.Groups[i]
 		in := b.callsOf(g)
 		b.in[g] = in
+		first := make(map[process]int, len(g.Ranks))
 		for j := range g.Ranks {
 			r := &g.Ranks[j]
-			if c, ok := in[r.Rank]; ok && r.Session != 0 && c.time >= b.elsewhere[process{r.Session, r.Label}].time {
-				b.elsewhere[process{r.Session, r.Label}] = c
+			p := process{r.Session, r.Label}
+			if rank, ok := first[p]; ok && rank != r.Rank {
+				b.shared[p] = true
+			}
+			first[p] = r.Rank
+			if c, ok := in[r.Rank]; ok && c.time >= b.elsewhere[p].time {
+				b.elsewhere[p] = c
 			}
 		}
 	}
@@ -192,8 +199,9 @@ func (b *builder) waitsIn(g *store.GroupStatus, r *store.RankStatus) (c call, wa
 	if c, waits = b.in[g][r.Rank]; waits {
 		return c, true
 	}
-	c, waits = b.elsewhere[process{r.Session, r.Label}]
-	return c, waits && c.group != g
+	p := process{r.Session, r.Label}
+	c, waits = b.elsewhere[p]
+	return c, waits && c.group != g && !b.shared[p]
 }
 
 // doing is what a rank does, in words.

@@ -85,6 +85,30 @@ func TestElsewhere(t *testing.T) {
 	require.Equal(t, "no call since it joined 1 min 0 s ago", v.Blame[0].Doing)
 }
 
+// TestElsewhereOfTheHost: rank 0 that hosts the store has the store's own session, which is 0, in all of its groups. Ranks that are
+// goroutines of one process have all of it in common: then nobody knows which of them waits.
+func TestElsewhereOfTheHost(t *testing.T) {
+	s := &store.Status{Groups: []store.GroupStatus{
+		{
+			Name: "world", Generation: 1, Size: 3, Present: 3, Ended: -1, Open: 1,
+			Records: []store.RecordStatus{{Verb: "barrier", Seq: 2, Root: -1, For: 50 * time.Second, Came: ranks(2, 2), Missing: ranks(0, 1)}},
+			Ranks:   []store.RankStatus{{Rank: 0, Label: "pid 1 on a"}, {Rank: 1, Label: "pid 2 on a", Session: 2}, {Rank: 2, Label: "pid 3 on a", Session: 3}},
+		},
+		{
+			Name: "world/pair", Generation: 2, Size: 2, Present: 2, Ended: -1, Open: 1,
+			Records: []store.RecordStatus{{Verb: "barrier", Seq: 1, Root: -1, For: 45 * time.Second, Came: ranks(0, 0), Missing: ranks(1, 1)}},
+			Ranks:   []store.RankStatus{{Rank: 0, Label: "pid 1 on a"}, {Rank: 1, Label: "pid 2 on a", Session: 2}},
+		},
+	}}
+	v := status.Of(s, nil, nil)
+	require.Equal(t, `in barrier #1 of group "world/pair" for 45 s`, v.Waiting[0].Ranks[0].Doing)
+	require.Equal(t, 1, v.Blame[0].Rank)
+
+	s.Groups[0].Ranks[1] = store.RankStatus{Rank: 1, Label: "pid 1 on a"}
+	v = status.Of(s, nil, nil)
+	require.Equal(t, "no call since it joined 0.0 s ago", v.Waiting[0].Ranks[0].Doing)
+}
+
 func TestGroupsThatComeGoAndFail(t *testing.T) {
 	lost := store.VerdictStatus{Ago: time.Second, Verdict: wire.Verdict{Code: wire.CodeLost, By: -1, Lost: []int{1}, Reason: "pid 2 on a"}}
 	clash := wire.Verdict{Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{{Rank: 0, Verb: "gather", Type: "int"}, {Rank: 1, Verb: "barrier"}}}
