@@ -33,7 +33,9 @@ const (
 )
 
 // Handler is a page that shows s while it is open, and nothing but GET. It lets everybody see what s may read who can reach it: where that is not
-// as it should be, put what asks for a password in front of it. It is at "/" of its own; its links are relative.
+// as it should be, put what asks for a password in front of it. On loopback that is every page in a browser of this machine too, under a
+// name of its own that is said to be 127.0.0.1: refuse requests whose Host is no address and not localhost. It is at "/" of its own; its
+// links are relative.
 func Handler(s *store.Store) http.Handler {
 	h := &handler{store: store.ReadOnly(s)}
 	h.watch = NewWatch(h.store, every*9/10, &Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})

@@ -161,13 +161,16 @@ func (g *page) close() {
 }
 
 // guard asks for the password. Without one it serves only who calls this machine by its number, or localhost: a page from elsewhere, whose
-// own name is said to be 127.0.0.1, gets nothing.
+// own name is said to be 127.0.0.1, gets nothing. Nor does one that has it loaded by the browser of who may see it, which could start
+// profiles, or take the room of other pages.
 func (p *pageFlags) guard(next http.Handler) http.Handler {
 	want := sha256.Sum256(p.secret)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, password, _ := r.BasicAuth()
 		got := sha256.Sum256([]byte(password))
 		switch {
+		case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
+			http.Error(w, "not for pages from elsewhere", http.StatusForbidden)
 		case p.secret != nil && subtle.ConstantTimeCompare(got[:], want[:]) != 1:
 			w.Header().Set("WWW-Authenticate", `Basic realm="muster", charset="UTF-8"`)
 			http.Error(w, "a password is wanted: that of --http-secret-file", http.StatusUnauthorized)

@@ -183,6 +183,22 @@ func TestServeShowsAPage(t *testing.T) {
 			t.Errorf("for host %q it is %d", host, code)
 		}
 	}
+	for mode, want := range map[string]int{"no-cors": 403, "cors": 403, "navigate": 200} { // by a page from elsewhere, or by a link on it
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+"status", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Sec-Fetch-Site", "cross-site")
+		req.Header.Set("Sec-Fetch-Mode", mode)
+		rep, err := (&http.Client{Timeout: limit}).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = rep.Body.Close()
+		if rep.StatusCode != want {
+			t.Errorf("by another page, %s, it is %d", mode, rep.StatusCode)
+		}
+	}
 	p.signal(t, syscall.SIGTERM)
 	p.signal(t, syscall.SIGTERM)
 	if r := p.wait(t); r.code != 0 {
