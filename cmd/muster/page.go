@@ -216,6 +216,9 @@ does a store that wants a secret or a certificate.`,
 				return err
 			}
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
+				if err := visible(ctx, s); err != nil {
+					return err
+				}
 				g, err := p.start(s, nil)
 				if err != nil {
 					return err

@@ -34,6 +34,9 @@ does a second. Arrows and Page keys scroll, r shows every rank, space stops and 
 				return &exit{code: exitUsage, text: `top wants a terminal; "muster who" prints the same once`}
 			}
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
+				if err := visible(ctx, s); err != nil {
+					return err
+				}
 				m := newTopModel(ctx, s, r.url, every, inkOf(os.Stdout))
 				_, err := tea.NewProgram(m, tea.WithContext(ctx)).Run()
 				if errors.Is(ctx.Err(), context.DeadlineExceeded) {
