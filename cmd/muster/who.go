@@ -38,7 +38,7 @@ It works on any store, also on the one that rank 0 hosts, and shows what this pr
 				}
 				v := status.Of(now, nil, nil)
 				if asJSON {
-					e := json.NewEncoder(cmd.OutOrStdout())
+					e := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
 					e.SetIndent("", "  ")
 					return e.Encode(v)
 				}

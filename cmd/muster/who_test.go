@@ -105,7 +105,7 @@ $`)
 // TestWhoShowsNamesAsText: what a rank calls itself and its verbs does nothing to a terminal.
 func TestWhoShowsNamesAsText(t *testing.T) {
 	t.Parallel()
-	const evil = "\x1b]0;a title\a\x1b[2J\u009b31m\u202e"
+	const evil = "\x1b]0;a title\a\x1b[2J\u009b31m\u202e\U000e0001"
 	_, url := serve(t)
 	s := dial(t, url)
 	gens := make(chan uint64, 2)
@@ -134,11 +134,15 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 	}
 	go func() { _, _ = s.Wait(t.Context(), evil) }()
 	for deadline := time.Now().Add(limit); ; {
-		r := run(t, "who", "--store", url, "--ranks")
-		for _, c := range r.stdout {
+		r, asJSON := run(t, "who", "--store", url, "--ranks"), run(t, "who", "--store", url, "--json")
+		for _, c := range r.stdout + asJSON.stdout {
 			if c != '\n' && !unicode.IsPrint(c) {
-				t.Fatalf("%q is in %q", c, r.stdout)
+				t.Fatalf("%q is in %q %q", c, r.stdout, asJSON.stdout)
 			}
+		}
+		var v status.View
+		if err := json.Unmarshal([]byte(asJSON.stdout), &v); err != nil || v.Groups[0].Name != evil {
+			t.Fatalf("%q, %v", asJSON.stdout, err)
 		}
 		if strings.Contains(r.stdout, "last failures") && strings.Contains(r.stdout, "1 waiting") {
 			return
