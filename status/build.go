@@ -13,10 +13,12 @@ import (
 
 // builder knows of each rank what it waits in.
 type builder struct {
-	in map[*store.GroupStatus]map[int]call
-	// elsewhere is what a process waits in, of whatever group: the one of its ranks that waits longest. Ranks of this process share a
-	// session, so that it tells nothing of them.
+	walks int // that are left of mostWalks
+	in    map[*store.GroupStatus]map[int]call
+	// elsewhere is what a process waits in, of whatever group: the one of its ranks that waits longest.
 	elsewhere map[process]call
+	// shared are processes with several ranks in a group, as goroutines: it is not known which of them waits elsewhere.
+	shared map[process]bool
 }
 
 // process is one, by its session and its own name.
@@ -33,15 +35,21 @@ type call struct {
 }
 
 func newBuilder(s *store.Status) *builder {
-	b := &builder{in: map[*store.GroupStatus]map[int]call{}, elsewhere: map[process]call{}}
+	b := &builder{walks: mostWalks, in: map[*store.GroupStatus]map[int]call{}, elsewhere: map[process]call{}, shared: map[process]bool{}}
 	for i := range s.Groups {
 		g := &s.Groups[i]
-		in := callsOf(g)
+		in := b.callsOf(g)
 		b.in[g] = in
+		first := make(map[process]int, len(g.Ranks))
 		for j := range g.Ranks {
 			r := &g.Ranks[j]
-			if c, ok := in[r.Rank]; ok && r.Session != 0 && c.time >= b.elsewhere[process{r.Session, r.Label}].time {
-				b.elsewhere[process{r.Session, r.Label}] = c
+			p := process{r.Session, r.Label}
+			if rank, ok := first[p]; ok && rank != r.Rank {
+				b.shared[p] = true
+			}
+			first[p] = r.Rank
+			if c, ok := in[r.Rank]; ok && c.time >= b.elsewhere[p].time {
+				b.elsewhere[p] = c
 			}
 		}
 	}
@@ -49,7 +57,7 @@ func newBuilder(s *store.Status) *builder {
 }
 
 // callsOf is what ranks of g wait in, of those that have come somewhere.
-func callsOf(g *store.GroupStatus) map[int]call {
+func (b *builder) callsOf(g *store.GroupStatus) map[int]call {
 	in := map[int]call{}
 	put := func(rank int, c call) {
 		if old, ok := in[rank]; !ok || old.time < c.time {
@@ -58,10 +66,9 @@ func callsOf(g *store.GroupStatus) map[int]call {
 	}
 	for i := range g.Records {
 		r := &g.Records[i]
+		what := recordText(r)
 		for _, s := range r.Came.Spans {
-			for rank := s.First; rank <= s.Last && rank < min(g.Size, mostRanks); rank++ {
-				put(rank, call{g, recordText(r), r.For})
-			}
+			b.walk(g, s.First, s.Last, func(rank int) { put(rank, call{g, what, r.For}) })
 		}
 	}
 	for i := range g.Ranks {
@@ -72,8 +79,20 @@ func callsOf(g *store.GroupStatus) map[int]call {
 	return in
 }
 
-// mostRanks bounds what a store that is none can make a viewer do.
-const mostRanks = 1 << 20
+// walk calls f with the ranks of g from first to last.
+func (b *builder) walk(g *store.GroupStatus, first, last int, f func(rank int)) {
+	for rank := max(first, 0); rank <= last && rank < min(g.Size, mostRanks) && b.walks > 0; rank++ {
+		b.walks--
+		f(rank)
+	}
+}
+
+// What a store that is none can make a viewer do has an end.
+const (
+	mostRanks = 1 << 20 // of a group
+	mostWalks = 1 << 22 // ranks in lists of ranks, of all groups together
+	mostSpans = 256     // of ranks that are gone
+)
 
 // recordText is a verb as its caller would write it.
 func recordText(r *store.RecordStatus) string {
@@ -111,12 +130,7 @@ func quote(s string) string {
 
 // waits are what waits in g.
 func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
-	gone := []Span{}
-	for i := range g.Ranks {
-		if r := &g.Ranks[i]; r.Gone != 0 {
-			gone = append(gone, Span{r.Rank, r.Rank})
-		}
-	}
+	gone := goneIn(g)
 	for i := range g.Records {
 		r := &g.Records[i]
 		w := Wait{
@@ -135,11 +149,27 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 		for _, x := range g.Ranks[i].Waits {
 			list = append(list, Wait{
 				Kind: "message", Group: g.Name, Run: g.Run, Generation: g.Generation, What: fmt.Sprintf("rank %d: %s", g.Ranks[i].Rank, waitText(&x)),
-				For: seconds(x.For), Size: g.Size, Came: 1, Missing: 1, Ranks: []Who{b.who(g, x.Peer)}, Here: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}}, Gone: gone,
+				For: seconds(x.For), Size: g.Size, Came: 1, Missing: 1, Ranks: []Who{b.who(g, x.Peer)}, Here: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}},
 			})
 		}
 	}
 	return list
+}
+
+// goneIn are the ranks of g that are lost or have left, as far as there is room for: each verb of g that waits has them.
+func goneIn(g *store.GroupStatus) (gone []Span) {
+	for i := range g.Ranks {
+		switch r, n := &g.Ranks[i], len(gone); {
+		case r.Gone == 0:
+		case n > 0 && gone[n-1][1] == r.Rank-1:
+			gone[n-1][1] = r.Rank
+		case n < mostSpans:
+			gone = append(gone, Span{r.Rank, r.Rank})
+		default:
+			return gone
+		}
+	}
+	return gone
 }
 
 // rankOf is a rank of g; nil if it has not come.
@@ -169,8 +199,9 @@ func (b *builder) waitsIn(g *store.GroupStatus, r *store.RankStatus) (c call, wa
 	if c, waits = b.in[g][r.Rank]; waits {
 		return c, true
 	}
-	c, waits = b.elsewhere[process{r.Session, r.Label}]
-	return c, waits && c.group != g
+	p := process{r.Session, r.Label}
+	c, waits = b.elsewhere[p]
+	return c, waits && c.group != g && !b.shared[p]
 }
 
 // doing is what a rank does, in words.
@@ -205,7 +236,7 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 		v.Why = why(&g.Verdicts[n-1])
 	}
 	v.Ranks, v.States = make([]Rank, len(g.Ranks)), map[string]int{}
-	awaited := awaitedIn(g)
+	awaited := b.awaitedIn(g)
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
 		v.Ranks[i] = Rank{
@@ -240,11 +271,11 @@ func (b *builder) state(g *store.GroupStatus, r *store.RankStatus, awaited bool)
 }
 
 // awaitedIn are the ranks of g that others of it wait for.
-func awaitedIn(g *store.GroupStatus) map[int]bool {
+func (b *builder) awaitedIn(g *store.GroupStatus) map[int]bool {
 	awaited := map[int]bool{}
 	for i := range g.Records {
-		for _, rank := range g.Records[i].Missing.First(min(g.Size, mostRanks)) {
-			awaited[rank] = true
+		for _, s := range g.Records[i].Missing.Spans {
+			b.walk(g, s.First, s.Last, func(rank int) { awaited[rank] = true })
 		}
 	}
 	for i := range g.Ranks {

@@ -10,6 +10,10 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -29,10 +33,12 @@ const (
 )
 
 // Handler is a page that shows s while it is open, and nothing but GET. It lets everybody see what s may read who can reach it: where that is not
-// as it should be, put what asks for a password in front of it. It is at "/" of its own; its links are relative.
+// as it should be, put what asks for a password in front of it. On loopback that is every page in a browser of this machine too, under a
+// name of its own that is said to be 127.0.0.1: refuse requests whose Host is no address and not localhost. It is at "/" of its own; its
+// links are relative.
 func Handler(s *store.Store) http.Handler {
 	h := &handler{store: store.ReadOnly(s)}
-	h.watch = NewWatch(h.store, every*9/10, &Options{Ranks: 256, Groups: 100})
+	h.watch = NewWatch(h.store, every*9/10, &Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})
 	page, _ := fs.Sub(files, "page") // is there
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(page))
@@ -47,6 +53,10 @@ type handler struct {
 	store *store.Store
 	watch *Watch
 	open  atomic.Int32 // pages
+
+	mu    sync.Mutex // protects the fields below
+	told  *View
+	event []byte // told, as it goes to all pages
 }
 
 // guarded adds what keeps a page to itself: nothing from elsewhere, in no frame, in no cache.
@@ -75,12 +85,18 @@ func reply(w http.ResponseWriter, v any, err error) {
 		code = http.StatusNotFound
 	case errors.Is(err, store.ErrDenied):
 		code = http.StatusForbidden
+	case errors.Is(err, store.ErrInvalid), errors.Is(err, store.ErrTooLarge):
+		code = http.StatusBadRequest
 	default:
 		code = http.StatusBadGateway
 	}
 	if err != nil {
 		v = map[string]string{"error": err.Error()}
 	}
+	write(w, code, v)
+}
+
+func write(w http.ResponseWriter, code int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(v) // the peer is gone
@@ -90,7 +106,8 @@ func reply(w http.ResponseWriter, v any, err error) {
 func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	if h.open.Add(1) > mostPages {
 		h.open.Add(-1)
-		reply(w, nil, fmt.Errorf("status: %d pages are open already", mostPages))
+		w.Header().Set("Retry-After", "10")
+		write(w, http.StatusServiceUnavailable, map[string]string{"error": fmt.Sprintf("status: %d pages are open already", mostPages)})
 		return
 	}
 	defer h.open.Add(-1)
@@ -101,7 +118,7 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	for last := (*View)(nil); ; {
 		v, err := h.watch.View(r.Context())
 		if v == nil || v != last {
-			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil || tell(w, v, err) != nil || out.Flush() != nil {
+			if out.SetWriteDeadline(time.Now().Add(writeTime)) != nil || h.tell(w, v, err) != nil || out.Flush() != nil {
 				return
 			}
 		}
@@ -115,24 +132,51 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 }
 
 // tell writes one event: what there is to see, or why there is nothing.
-func tell(w io.Writer, v *View, away error) error {
-	name, data := "status", any(v)
-	if away != nil {
-		name, data = "away", away.Error()
-	}
-	b, err := json.Marshal(data)
+func (h *handler) tell(w io.Writer, v *View, away error) error {
+	b, err := h.eventOf(v, away)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "event: %s\ndata: %s\n\n", name, b)
+	_, err = w.Write(b)
 	return err
+}
+
+// eventOf makes an event. A view is made into one once for all pages: it may be large.
+func (h *handler) eventOf(v *View, away error) ([]byte, error) {
+	if away != nil {
+		return event("away", away.Error())
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.told != v {
+		b, err := event("status", v)
+		if err != nil {
+			return nil, err
+		}
+		h.told, h.event = v, b
+	}
+	return h.event, nil
+}
+
+func event(name string, data any) ([]byte, error) {
+	b, err := json.Marshal(data)
+	return fmt.Appendf(nil, "event: %s\ndata: %s\n\n", name, b), err
 }
 
 // keyView is an entry without its value.
 type keyView struct {
-	Key string  `json:"key"`
+	Key string  `json:"key"` // quoted, if it is no text
+	At  string  `json:"at"`  // the key itself, as it stands in a query
 	Rev uint64  `json:"rev"`
 	TTL float64 `json:"ttl_seconds,omitempty"`
+}
+
+// plain quotes what JSON or a page would show as something else.
+func plain(key string) string {
+	if !utf8.ValidString(key) || strings.ContainsFunc(key, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		return strconv.Quote(key)
+	}
+	return key
 }
 
 // keys is a page of those below a prefix.
@@ -141,7 +185,7 @@ func (h *handler) keys(w http.ResponseWriter, r *http.Request) {
 	entries, more, err := h.store.Names(r.Context(), q.Get("prefix"), q.Get("after"), keysOfPage)
 	list := []keyView{}
 	for _, e := range entries {
-		list = append(list, keyView{e.Key, uint64(e.Rev), seconds(e.TTL)})
+		list = append(list, keyView{plain(e.Key), url.QueryEscape(e.Key), uint64(e.Rev), seconds(e.TTL)})
 	}
 	reply(w, map[string]any{"keys": list, "more": more}, err)
 }

@@ -195,9 +195,45 @@ func TestTooManyPages(t *testing.T) {
 		require.NoError(t, err)
 		defer rep.Body.Close()
 		if i == 64 {
-			require.Equal(t, http.StatusBadGateway, rep.StatusCode)
+			require.Equal(t, http.StatusServiceUnavailable, rep.StatusCode)
+			require.NotEmpty(t, rep.Header.Get("Retry-After"))
 		}
 	}
+}
+
+// TestKeysThatAreNoText: JSON has no way to write them, but they are listed once each, and opened.
+func TestKeysThatAreNoText(t *testing.T) {
+	s, _, url := page(t)
+	want := map[string]string{}
+	for i := range 150 { // more than a page
+		key := "bin\xff\xfe/ " + strconv.Itoa(1000+i)
+		require.NoError(t, s.Set(t.Context(), key, []byte(strconv.Itoa(i)), nil))
+		want[strconv.Quote(key)] = strconv.Itoa(i)
+	}
+	after, listed := "", 0
+	for more := true; more; {
+		var list struct {
+			Keys []struct{ Key, At string }
+			More bool
+		}
+		_, body, _ := get(t, url+"/keys?prefix=bin&after="+after)
+		require.NoError(t, json.Unmarshal([]byte(body), &list))
+		for _, k := range list.Keys {
+			require.Contains(t, want, k.Key)
+			after = k.At
+			_, body, _ := get(t, url+"/value?key="+k.At)
+			require.Contains(t, body, `"text":"`+want[k.Key]+`"`)
+		}
+		listed, more = listed+len(list.Keys), list.More
+	}
+	require.Equal(t, len(want), listed)
+}
+
+func TestQuestionsThatMakeNoSense(t *testing.T) {
+	_, _, url := page(t)
+	code, body, _ := get(t, url+"/keys?prefix="+strings.Repeat("a", 9000))
+	require.Equal(t, http.StatusBadRequest, code)
+	require.Contains(t, body, "the limit is 8192")
 }
 
 // BenchmarkPage is what a client pays for a page that is open on a store with many ranks. Off is the same with none.
@@ -252,7 +288,7 @@ func BenchmarkView(b *testing.B) {
 			for range size {
 				require.NoError(b, <-joined)
 			}
-			w := status.NewWatch(s, 0, &status.Options{Ranks: 256, Groups: 100})
+			w := status.NewWatch(s, 0, &status.Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})
 			for b.Loop() {
 				v, err := w.View(b.Context())
 				require.NoError(b, err)

@@ -8,7 +8,7 @@ package status
 
 import (
 	"context"
-	"sync"
+	"fmt"
 	"time"
 
 	"github.com/muster-pg/muster/store"
@@ -21,11 +21,13 @@ type Watch struct {
 	every   time.Duration
 	options Options
 
-	mu   sync.Mutex // protects the fields below; held while the store is asked, so that one asks for all
-	last *store.Status
-	view *View
-	at   time.Time
-	good time.Duration // that view is, from at on
+	asking chan struct{} // has room for who asks, for all; protects the fields below
+	last   *store.Status
+	seen   time.Time // last
+	view   *View
+	err    error // why there is no view
+	at     time.Time
+	good   time.Duration // that view or err is, from at on
 }
 
 const (
@@ -37,7 +39,7 @@ const (
 
 // NewWatch returns a Watch of s. A view is good for as long as every says, or longer if it took long; 0 is not at all.
 func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
-	w := &Watch{store: s, every: every}
+	w := &Watch{store: s, every: every, asking: make(chan struct{}, 1)}
 	if o != nil {
 		w.options = *o
 	}
@@ -50,27 +52,47 @@ func (w *Watch) View(ctx context.Context) (*View, error) {
 	return v, err
 }
 
-// Look is View, and the status that the view is of.
+// Look is View, and the status that the view is of. Without a view, the status means nothing.
 func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.view != nil && time.Since(w.at) < w.good {
-		return w.view, w.last, nil
+	select {
+	case w.asking <- struct{}{}:
+		defer func() { <-w.asking }()
+	case <-ctx.Done():
+		return nil, nil, fmt.Errorf("status: somebody else asks the store, which has not answered yet: %w", ctx.Err())
+	}
+	if (w.view != nil || w.err != nil) && time.Since(w.at) < w.good {
+		return w.view, w.last, w.err
 	}
 	began := time.Now()
+	now, err := w.ask(ctx)
+	switch {
+	case err == nil:
+		w.saw(now, time.Since(began))
+	case ctx.Err() != nil: // it says nothing of the store: who has asked is gone
+		return nil, nil, err
+	default:
+		w.view, w.err, w.at, w.good = nil, err, time.Now(), w.every
+	}
+	return w.view, w.last, w.err
+}
+
+// saw takes an answer, for which the store took so long.
+func (w *Watch) saw(now *store.Status, took time.Duration) {
+	before := w.last
+	if time.Since(w.seen) > stale { // a rate of so long ago says nothing
+		before = nil
+	}
+	began := time.Now()
+	w.view, w.last, w.err = Of(now, before, &w.options), now, nil
+	w.at = time.Now()
+	w.seen, w.good = w.at, w.every
+	if w.every > 0 {
+		w.good = max(w.every, min((took+w.at.Sub(began))*share, longest))
+	}
+}
+
+func (w *Watch) ask(ctx context.Context) (*store.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	now, err := w.store.Status(ctx, "")
-	if err != nil {
-		return nil, nil, err
-	}
-	if time.Since(w.at) > stale { // a rate of so long ago says nothing
-		w.last = nil
-	}
-	w.view, w.last, w.at = Of(now, w.last, &w.options), now, time.Now()
-	w.good = w.every
-	if w.every > 0 {
-		w.good = max(w.every, min(time.Since(began)*share, longest))
-	}
-	return w.view, w.last, nil
+	return w.store.Status(ctx, "")
 }

@@ -15,8 +15,11 @@ type View struct {
 	Blame    []Blame   `json:"blame"`            // who keeps others waiting and waits in nothing, the longest first
 	Waiting  []Wait    `json:"waiting"`          // the longest first
 	Groups   []Group   `json:"groups"`
-	Failures []Failure `json:"failures"` // the latest first
-	More     int       `json:"more,omitempty"`
+	Failures []Failure `json:"failures"`       // the latest first
+	More     int       `json:"more,omitempty"` // groups that are not among Groups
+	// MoreWaiting and MoreFailures are those that are not in the lists.
+	MoreWaiting  int `json:"more_waiting,omitempty"`
+	MoreFailures int `json:"more_failures,omitempty"`
 }
 
 // Server is the store as a whole. Rates are over the time since the view before.
@@ -121,8 +124,10 @@ type Failure struct {
 
 // Options has defaults for nil.
 type Options struct {
-	Ranks  int // of a group that are shown at most, those who are awaited or gone first; default all
-	Groups int // that are shown at most, those where something waits or failed first; default all
+	Ranks    int // of a group that are shown at most, those who are awaited or gone first; default all
+	Groups   int // that are shown at most, those where something waits or failed first; default all
+	Waits    int // that are shown at most, the longest; default all
+	Failures int // that are shown at most, the latest; default all
 }
 
 // someRanks is how many of those who are missing are described.
@@ -188,6 +193,14 @@ func (v *View) trim(o *Options) {
 		slices.SortStableFunc(v.Groups, func(a, b Group) int { return cmp.Compare(dull(a.State), dull(b.State)) })
 		v.More = len(v.Groups) - o.Groups
 		v.Groups = v.Groups[:o.Groups]
+	}
+	if o.Waits > 0 && len(v.Waiting) > o.Waits {
+		v.MoreWaiting = len(v.Waiting) - o.Waits
+		v.Waiting = slices.Clone(v.Waiting[:o.Waits]) // the others are not kept
+	}
+	if o.Failures > 0 && len(v.Failures) > o.Failures {
+		v.MoreFailures = len(v.Failures) - o.Failures
+		v.Failures = slices.Clone(v.Failures[:o.Failures])
 	}
 }
 

@@ -85,6 +85,30 @@ func TestElsewhere(t *testing.T) {
 	require.Equal(t, "no call since it joined 1 min 0 s ago", v.Blame[0].Doing)
 }
 
+// TestElsewhereOfTheHost: rank 0 that hosts the store has the store's own session, which is 0, in all of its groups. Ranks that are
+// goroutines of one process have all of it in common: then nobody knows which of them waits.
+func TestElsewhereOfTheHost(t *testing.T) {
+	s := &store.Status{Groups: []store.GroupStatus{
+		{
+			Name: "world", Generation: 1, Size: 3, Present: 3, Ended: -1, Open: 1,
+			Records: []store.RecordStatus{{Verb: "barrier", Seq: 2, Root: -1, For: 50 * time.Second, Came: ranks(2, 2), Missing: ranks(0, 1)}},
+			Ranks:   []store.RankStatus{{Rank: 0, Label: "pid 1 on a"}, {Rank: 1, Label: "pid 2 on a", Session: 2}, {Rank: 2, Label: "pid 3 on a", Session: 3}},
+		},
+		{
+			Name: "world/pair", Generation: 2, Size: 2, Present: 2, Ended: -1, Open: 1,
+			Records: []store.RecordStatus{{Verb: "barrier", Seq: 1, Root: -1, For: 45 * time.Second, Came: ranks(0, 0), Missing: ranks(1, 1)}},
+			Ranks:   []store.RankStatus{{Rank: 0, Label: "pid 1 on a"}, {Rank: 1, Label: "pid 2 on a", Session: 2}},
+		},
+	}}
+	v := status.Of(s, nil, nil)
+	require.Equal(t, `in barrier #1 of group "world/pair" for 45 s`, v.Waiting[0].Ranks[0].Doing)
+	require.Equal(t, 1, v.Blame[0].Rank)
+
+	s.Groups[0].Ranks[1] = store.RankStatus{Rank: 1, Label: "pid 1 on a"}
+	v = status.Of(s, nil, nil)
+	require.Equal(t, "no call since it joined 0.0 s ago", v.Waiting[0].Ranks[0].Doing)
+}
+
 func TestGroupsThatComeGoAndFail(t *testing.T) {
 	lost := store.VerdictStatus{Ago: time.Second, Verdict: wire.Verdict{Code: wire.CodeLost, By: -1, Lost: []int{1}, Reason: "pid 2 on a"}}
 	clash := wire.Verdict{Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{{Rank: 0, Verb: "gather", Type: "int"}, {Rank: 1, Verb: "barrier"}}}
@@ -152,6 +176,47 @@ func TestFalseStore(t *testing.T) {
 		Ranks: []store.RankStatus{{Rank: 3, Waits: []store.WaitStatus{{Verb: "recv", Peer: -7}}}},
 	}}}, nil, nil)
 	require.Len(t, v.Waiting, 2)
+}
+
+// TestFalseListsOfRanks do not keep a viewer busy for ever: one walk through all of them would be 2 to the power of 51.
+func TestFalseListsOfRanks(t *testing.T) {
+	everybody := wire.Ranks{Count: 1 << 30}
+	for range 1 << 12 {
+		everybody.Spans = append(everybody.Spans, wire.Span{First: -1 << 31, Last: 1<<31 - 1})
+	}
+	g := store.GroupStatus{Size: 1<<31 - 1, Ended: -1, Generation: 1, Open: 1}
+	for range 1 << 7 {
+		g.Records = append(g.Records, store.RecordStatus{Verb: "barrier", Came: everybody, Missing: everybody})
+	}
+	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, nil, &status.Options{Waits: 1})
+	require.Equal(t, []int{1, 1<<7 - 1}, []int{len(v.Waiting), v.MoreWaiting})
+}
+
+// TestManyWaitsOfManyWhoAreGone: what a page is told stays small, whatever is in the store.
+func TestManyWaitsOfManyWhoAreGone(t *testing.T) {
+	const size = 10_000
+	g := store.GroupStatus{Name: "train", Generation: 1, Size: size, Ended: -1, Open: 1}
+	g.Records = []store.RecordStatus{{Verb: "barrier", Root: -1, For: time.Minute, Came: ranks(0, 0), Missing: ranks(1, size-1)}}
+	for i := range size {
+		r := store.RankStatus{Rank: i, Heard: -1}
+		switch {
+		case i < 100 || i%4 == 1:
+			r.Gone = wire.CodeLost
+		default:
+			r.Waits = []store.WaitStatus{{Verb: "recv", Peer: 1, For: time.Duration(i)}}
+		}
+		g.Ranks = append(g.Ranks, r)
+		g.Verdicts = append(g.Verdicts, store.VerdictStatus{Verb: "barrier", Ago: time.Duration(i)})
+	}
+	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, nil, &status.Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})
+	require.Equal(t, "barrier", v.Waiting[0].What)
+	require.Equal(t, []status.Span{{0, 99}, {101, 101}}, v.Waiting[0].Gone[:2])
+	require.Len(t, v.Waiting[0].Gone, 256)
+	require.Empty(t, v.Waiting[1].Gone, "a message is not for all")
+	require.Equal(t, []int{60, 7426 - 60, 50, size - 50}, []int{len(v.Waiting), v.MoreWaiting, len(v.Failures), v.MoreFailures})
+	b, err := json.Marshal(v)
+	require.NoError(t, err)
+	require.Less(t, len(b), 1<<17)
 }
 
 func TestShort(t *testing.T) {

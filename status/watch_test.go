@@ -2,10 +2,12 @@ package status_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/status"
@@ -19,8 +21,12 @@ type slow struct {
 	asked int
 }
 
-func (s *slow) Do(_ context.Context, _ *wire.Request, rep *wire.Reply) error {
-	<-time.After(s.takes)
+func (s *slow) Do(ctx context.Context, _ *wire.Request, rep *wire.Reply) error {
+	select {
+	case <-time.After(s.takes):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	s.asked++
 	*rep = wire.Reply{}
 	return nil
@@ -59,3 +65,57 @@ func TestWatchHasNoRateOfLongAgo(t *testing.T) {
 		}
 	})
 }
+
+// TestWatchOfAStoreThatHangs: one viewer asks for all, and the others hear what that one heard; who goes away does not wait.
+func TestWatchOfAStoreThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &hung{}
+		w := status.NewWatch(store.New(s), time.Second, nil)
+		began := time.Now()
+		var viewers sync.WaitGroup
+		for range 64 {
+			viewers.Go(func() {
+				_, err := w.View(t.Context())
+				assert.ErrorIs(t, err, context.DeadlineExceeded)
+			})
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := w.View(ctx)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Zero(t, time.Since(began))
+		viewers.Wait()
+		require.Equal(t, 1, s.asked)
+		require.Less(t, time.Since(began), 10*time.Second)
+		time.Sleep(time.Second)
+		_, err = w.View(t.Context())
+		require.Error(t, err)
+		require.Equal(t, 2, s.asked, "later it is asked again")
+	})
+}
+
+// TestWhoGivesUpSaysNothingOfTheStore: the next one asks anew.
+func TestWhoGivesUpSaysNothingOfTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &slow{takes: time.Second}
+		w := status.NewWatch(store.New(s), time.Second, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		_, err := w.View(ctx)
+		require.Error(t, err)
+		_, err = w.View(t.Context())
+		require.NoError(t, err)
+	})
+}
+
+// hung does not answer.
+type hung struct{ asked int }
+
+func (h *hung) Do(ctx context.Context, _ *wire.Request, _ *wire.Reply) error {
+	h.asked++
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (*hung) Close() error { return nil }

@@ -35,7 +35,7 @@ type (
 // come and who is missing, for how long, and what failed last. It changes nothing. It takes the right to read below prefix; numbers
 // about the whole store come if that is "". It is made of pages, so that it delays nobody, and may be of several moments.
 func (s *Store) Status(ctx context.Context, prefix string) (*Status, error) {
-	all := new(Status)
+	all, size := new(Status), 0
 	for req := (wire.Request{Op: wire.OpStatus, Key: prefix}); ; {
 		var rep wire.Reply
 		if err := s.Do(ctx, &req, &rep); err != nil {
@@ -48,6 +48,9 @@ func (s *Store) Status(ctx context.Context, prefix string) (*Status, error) {
 		from := req
 		if err == nil && len(rep.Nums) == 2 {
 			req.Rev, req.Delta = uint64(rep.Nums[0]), rep.Nums[1]
+		}
+		if size += len(rep.Value); err == nil && size > wire.MaxReply {
+			err = wire.ErrTooLarge
 		}
 		if err != nil || req.Rev < from.Rev || req.Rev == from.Rev && req.Delta <= from.Delta {
 			return nil, &Error{Op: "status", Key: prefix, Code: wire.CodeUnavailable, Err: ErrProtocol, Detail: fmt.Sprintf("a page that means nothing: %v", err)}

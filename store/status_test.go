@@ -158,6 +158,26 @@ func TestStatusOfAFalseStore(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrUnsupported)
 }
 
+// endless has always one more page.
+type endless struct {
+	store.Engine
+	row []byte
+}
+
+func (e *endless) Do(_ context.Context, req *wire.Request, rep *wire.Reply) error {
+	*rep = wire.Reply{Value: e.row, Nums: []int64{int64(req.Rev) + 1, 0}}
+	return nil
+}
+
+// TestStatusEnds: a store that is none cannot fill the memory of who looks.
+func TestStatusEnds(t *testing.T) {
+	const size = 16 << 20
+	row := append([]byte{255, 0, 0, 0, 1}, make([]byte, size)...) // of a kind that nobody knows
+	_, err := store.New(&endless{row: row}).Status(t.Context(), "")
+	require.ErrorIs(t, err, store.ErrProtocol)
+	require.ErrorContains(t, err, "too large")
+}
+
 func TestBuckets(t *testing.T) {
 	last := -1
 	for _, d := range []time.Duration{-1, 0, 1, 3, 4, 7, 8, 9, 10, 100, 1000, time.Millisecond, time.Second, time.Hour, math.MaxInt64} {

@@ -41,6 +41,9 @@ const drawEvery = 50 * time.Millisecond
 // show draws it anew, unless it has been a moment ago. A total of 0 is one that nobody knows.
 func (b *bar) show(done, total int64) {
 	width, now := b.width(), time.Now()
+	if total > 0 {
+		done = min(done, total) // who counts may have been told too little
+	}
 	if width == 0 || b.shown && now.Sub(b.drawn) < drawEvery && (done < total || total == 0) {
 		return
 	}

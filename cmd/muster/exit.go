@@ -192,6 +192,9 @@ func (e *storeError) unavailable(inner *store.Error) string {
 		return fmt.Sprintf("PyTorch hosts no store at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
 	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "etcd"):
 		return fmt.Sprintf("no etcd at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
+	// That is why it says nothing: a relay that nobody has answered is late too, and says so itself.
+	case inner != nil && inner.Op == "dial" && reason(e.err) == context.DeadlineExceeded.Error():
+		return fmt.Sprintf("no answer from %s: what listens there hangs, or something in between lets nothing through; check --store or MUSTER_STORE", addr)
 	case inner != nil && inner.Op == "dial":
 		return fmt.Sprintf("no store at %s (%s): start one with \"muster serve --listen %s\", or check --store or MUSTER_STORE", addr, reason(e.err), addr)
 	}

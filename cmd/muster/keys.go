@@ -55,7 +55,7 @@ func newKeys() *cobra.Command {
 // printer writes entries one way or another.
 func printer(w io.Writer, k ink, long, asJSON bool) func(store.Entry) error {
 	if asJSON {
-		enc := json.NewEncoder(w)
+		enc := json.NewEncoder(plainJSON{w})
 		return func(e store.Entry) error { return enc.Encode(entryOf(e)) }
 	}
 	if !long {

@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"crypto/tls"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -63,17 +64,28 @@ func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool)
 	case insecure:
 		return nil
 	case guarded && p.secret == nil:
-		return p.refusal("this store wants to know who comes, and its page would show it to everybody: want a password (--http-secret-file)")
+		return p.refusal(cmd, "this store wants to know who comes, and its page would show it to everybody: want a password (--http-secret-file)")
 	case !local && p.secret == nil:
-		return p.refusal("whoever reaches it would see keys and values: let --http be 127.0.0.1, or want a password (--http-secret-file) over TLS")
+		return p.refusal(cmd, "whoever reaches it would see keys and values: let --http be 127.0.0.1, for ssh -L or a proxy"+overTLS(cmd, ", or want a password (--http-secret-file) over TLS (--tls-cert)"))
 	case !local && !encrypted:
-		return p.refusal("its password could be read on the way: let it have TLS (--tls-cert), or let --http be 127.0.0.1, for ssh -L or a proxy")
+		return p.refusal(cmd, "its password could be read on the way: let --http be 127.0.0.1, for ssh -L or a proxy"+overTLS(cmd, ", or let it have TLS (--tls-cert)"))
 	}
 	return nil
 }
 
-func (p *pageFlags) refusal(why string) error {
-	return &exit{code: exitFailed, text: fmt.Sprintf("refusing to show a page at %s: %s; or add --insecure if the network is yours", p.addr, why)}
+// overTLS is an advice that only serve can follow: elsewhere a certificate is for the store to see, or there is none.
+func overTLS(cmd *cobra.Command, advice string) string {
+	if cmd.Name() != "serve" {
+		return ""
+	}
+	return advice
+}
+
+func (p *pageFlags) refusal(cmd *cobra.Command, why string) error {
+	if cmd.Flags().Lookup("insecure") != nil {
+		why += "; or add --insecure if the network is yours"
+	}
+	return &exit{code: exitFailed, text: fmt.Sprintf("refusing to show a page at %s: %s", p.addr, why)}
 }
 
 // isLoopback reports whether addr is one that only this machine reaches.
@@ -82,6 +94,9 @@ func isLoopback(addr string) bool {
 	ip, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && ip.IsLoopback()
 }
+
+// readTime is how long a peer may take to read an answer. A profile takes what it is asked for, if that is less.
+const readTime = 2 * time.Minute
 
 // page shows a store over HTTP, until close.
 type page struct {
@@ -109,7 +124,10 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles, more ...prometh
 		}
 		l, g.tls = tls.NewListener(l, config), true
 	}
-	g.http = http.Server{Handler: p.guard(p.handler(s, more)), ReadTimeout: askTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	g.http = http.Server{Handler: p.guard(p.handler(s, more)), ReadTimeout: askTime, WriteTimeout: readTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	if files != nil && files.Logger != nil { // who does not get through TLS is told as everything else is
+		g.http.ErrorLog = slog.NewLogLogger(files.Logger.Handler(), slog.LevelWarn)
+	}
 	go func() { _ = g.http.Serve(l) }()
 	return g, nil
 }
@@ -143,18 +161,21 @@ func (g *page) close() {
 }
 
 // guard asks for the password. Without one it serves only who calls this machine by its number, or localhost: a page from elsewhere, whose
-// own name is said to be 127.0.0.1, gets nothing.
+// own name is said to be 127.0.0.1, gets nothing. Nor does one that has it loaded by the browser of who may see it, which could start
+// profiles, or take the room of other pages.
 func (p *pageFlags) guard(next http.Handler) http.Handler {
 	want := sha256.Sum256(p.secret)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, password, _ := r.BasicAuth()
 		got := sha256.Sum256([]byte(password))
 		switch {
+		case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
+			http.Error(w, "not for pages from elsewhere", http.StatusForbidden)
 		case p.secret != nil && subtle.ConstantTimeCompare(got[:], want[:]) != 1:
 			w.Header().Set("WWW-Authenticate", `Basic realm="muster", charset="UTF-8"`)
 			http.Error(w, "a password is wanted: that of --http-secret-file", http.StatusUnauthorized)
 		case p.secret == nil && !isNumber(r.Host):
-			http.Error(w, "call it by its address", http.StatusMisdirectedRequest)
+			http.Error(w, "without a password (--http-secret-file) this page has no name: call it by its address, or localhost", http.StatusMisdirectedRequest)
 		default:
 			next.ServeHTTP(w, r)
 		}
@@ -195,6 +216,9 @@ does a store that wants a secret or a certificate.`,
 				return err
 			}
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
+				if err := visible(ctx, s); err != nil {
+					return err
+				}
 				g, err := p.start(s, nil)
 				if err != nil {
 					return err

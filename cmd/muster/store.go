@@ -121,10 +121,10 @@ func (r *remote) target() string {
 	return u.String()
 }
 
-// proves reports whether the store is told who comes.
+// proves reports whether the store is told who comes: by a secret, a certificate, or the user that an etcd has.
 func (r *remote) proves() bool {
 	u, err := url.Parse(r.target())
-	return err == nil && (u.Query().Has("secret-file") || u.Query().Has("cert"))
+	return err == nil && (u.User != nil || u.Query().Has("secret-file") || u.Query().Has("cert"))
 }
 
 func (r *remote) check(cmd *cobra.Command) error {

@@ -148,6 +148,7 @@ func TestWrongStores(t *testing.T) {
 		"nobody listens":  {"muster://" + nobody, 5, "muster serve --listen " + nobody},
 		"no such host":    {"muster://nobody.invalid:1", 5, "no store at nobody.invalid:1"},
 		"no TCPStore":     {"tcp://127.0.0.1:1", 5, "PyTorch hosts no store at 127.0.0.1:1 (connection refused)"},
+		"silence":         {"muster://" + mute(t), 5, "no answer from "},
 		"another service": {"muster://" + stranger(t), 5, "no muster store"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -164,6 +165,16 @@ func closedPort(t *testing.T) string {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	return l.Addr().String()
+}
+
+// mute lets everybody connect, and says nothing.
+func mute(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
 	return l.Addr().String()
 }
 

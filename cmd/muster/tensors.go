@@ -157,7 +157,7 @@ type tensorJSON struct {
 }
 
 func (o *listing) printJSON(out *bufio.Writer, rows []*tensorRow) error {
-	enc := json.NewEncoder(out)
+	enc := json.NewEncoder(plainJSON{out})
 	for _, r := range rows {
 		<-r.done
 		if r.err != nil {

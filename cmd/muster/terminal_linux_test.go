@@ -35,7 +35,7 @@ func onTerminal(t *testing.T, width uint16, args ...string) (ptm *os.File, cmd *
 	}
 	cmd = exec.CommandContext(t.Context(), self(t), args...)
 	cmd.Env = append(os.Environ(), role+"="+roleMuster, "NO_COLOR=1", "TERM=xterm")
-	cmd.Stdout, cmd.Stderr = pts, pts
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = pts, pts, pts
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +72,17 @@ func drawn(t *testing.T, out string, width int, text string) {
 		}
 	}
 	require.Positive(t, n, "no bar with %q in %q", text, out)
+}
+
+func TestTopEndsInTime(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	ptm, cmd := onTerminal(t, 80, "top", "--store", url, "--timeout", "100ms")
+	var out bytes.Buffer
+	_, _ = out.ReadFrom(ptm) // ends with EIO
+	_ = cmd.Wait()
+	require.Equal(t, 4, cmd.ProcessState.ExitCode(), "%q", out.String())
+	require.Contains(t, out.String(), "the time given by --timeout is over")
 }
 
 func TestBenchShowsProgress(t *testing.T) {

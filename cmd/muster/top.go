@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -33,8 +34,14 @@ does a second. Arrows and Page keys scroll, r shows every rank, space stops and 
 				return &exit{code: exitUsage, text: `top wants a terminal; "muster who" prints the same once`}
 			}
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
+				if err := visible(ctx, s); err != nil {
+					return err
+				}
 				m := newTopModel(ctx, s, r.url, every, inkOf(os.Stdout))
 				_, err := tea.NewProgram(m, tea.WithContext(ctx)).Run()
+				if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+					return &exit{code: exitTimeout, err: err, text: "the time given by --timeout is over"}
+				}
 				return err
 			})
 		},

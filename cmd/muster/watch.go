@@ -69,7 +69,7 @@ func compacted(err error, from uint64) error {
 
 func eventPrinter(w io.Writer, asJSON bool) func(store.Event) error {
 	if asJSON {
-		enc := json.NewEncoder(w)
+		enc := json.NewEncoder(plainJSON{w})
 		return func(e store.Event) error { return enc.Encode(eventOf(e)) }
 	}
 	k := inkOf(w)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -37,7 +38,7 @@ It works on any store, also on the one that rank 0 hosts, and shows what this pr
 				}
 				v := status.Of(now, nil, nil)
 				if asJSON {
-					e := json.NewEncoder(cmd.OutOrStdout())
+					e := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
 					e.SetIndent("", "  ")
 					return e.Encode(v)
 				}
@@ -51,6 +52,17 @@ It works on any store, also on the one that rank 0 hosts, and shows what this pr
 	cmd.Flags().BoolVar(&asJSON, "json", false, "as one JSON object, for programs")
 	cmd.Flags().BoolVar(&ranks, "ranks", false, "with every rank of every group")
 	return cmd
+}
+
+// visible is why s shows nothing, if it will not do so later either.
+func visible(ctx context.Context, s *store.Store) error {
+	ctx, cancel := context.WithTimeout(ctx, quick)
+	defer cancel()
+	_, err := s.Status(ctx, "")
+	if errors.Is(err, store.ErrUnsupported) || errors.Is(err, store.ErrDenied) {
+		return err
+	}
+	return nil
 }
 
 // whoPrinter prints a view once.
@@ -84,7 +96,7 @@ func (p *whoPrinter) print(v *status.View) {
 	}
 	for i := range v.Failures[:min(len(v.Failures), 20)] {
 		f := &v.Failures[i]
-		p.line("  %s ago  %s · %s: %s", padLeft(ago(f.Ago), 11), printable(f.Group), f.What, p.red(f.Code))
+		p.line("  %s ago  %s · %s: %s", padLeft(ago(f.Ago), 11), printable(f.Group), printable(f.What), p.red(f.Code))
 		p.line("               %s", printable(f.Why))
 	}
 	if s := v.Server; s != nil {

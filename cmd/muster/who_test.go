@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
@@ -101,6 +102,57 @@ $`)
 	run(t, "who", "now").wants(t, 2, "", "one argument too many")
 }
 
+// TestWhoShowsNamesAsText: what a rank calls itself and its verbs does nothing to a terminal.
+func TestWhoShowsNamesAsText(t *testing.T) {
+	t.Parallel()
+	const evil = "\x1b]0;a title\a\x1b[2J\u009b31m\u202e\U000e0001"
+	_, url := serve(t)
+	s := dial(t, url)
+	gens := make(chan uint64, 2)
+	for rank := range 2 {
+		go func() {
+			roll, err := s.Join(t.Context(), wire.Contribution{Group: evil, Rank: rank, Size: 2, Label: evil}, nil)
+			if err != nil {
+				t.Error(err)
+			}
+			gens <- roll.Generation
+		}()
+	}
+	gen := <-gens
+	<-gens
+	done := make(chan error, 2)
+	for rank, verb := range []string{evil, evil + "x"} {
+		go func() {
+			_, err := s.Collect(t.Context(), wire.Contribution{Generation: gen, Rank: rank, Channel: evil, Seq: 1, Verb: verb, Root: -1, Want: wire.WantNothing}, nil)
+			done <- err
+		}()
+	}
+	for range 2 {
+		if err := <-done; err == nil {
+			t.Error("ranks that call different verbs agree")
+		}
+	}
+	go func() { _, _ = s.Wait(t.Context(), evil) }()
+	for deadline := time.Now().Add(limit); ; {
+		r, asJSON := run(t, "who", "--store", url, "--ranks"), run(t, "who", "--store", url, "--json")
+		for _, c := range r.stdout + asJSON.stdout {
+			if c != '\n' && !unicode.IsPrint(c) {
+				t.Fatalf("%q is in %q %q", c, r.stdout, asJSON.stdout)
+			}
+		}
+		var v status.View
+		if err := json.Unmarshal([]byte(asJSON.stdout), &v); err != nil || v.Groups[0].Name != evil {
+			t.Fatalf("%q, %v", asJSON.stdout, err)
+		}
+		if strings.Contains(r.stdout, "last failures") && strings.Contains(r.stdout, "1 waiting") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v", r)
+		}
+	}
+}
+
 // fetch is what there is at a URL, for a user with a password, by a name of the host.
 func fetch(t *testing.T, url, password, host string) (code int) {
 	t.Helper()
@@ -133,6 +185,22 @@ func TestServeShowsAPage(t *testing.T) {
 	for host, want := range map[string]int{"": 200, "localhost:1": 200, "[::1]:1": 200, "evil.example": 421, "evil.example:80": 421} {
 		if code := fetch(t, page, "", host); code != want {
 			t.Errorf("for host %q it is %d", host, code)
+		}
+	}
+	for mode, want := range map[string]int{"no-cors": 403, "cors": 403, "navigate": 200} { // by a page from elsewhere, or by a link on it
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+"status", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Sec-Fetch-Site", "cross-site")
+		req.Header.Set("Sec-Fetch-Mode", mode)
+		rep, err := (&http.Client{Timeout: limit}).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = rep.Body.Close()
+		if rep.StatusCode != want {
+			t.Errorf("by another page, %s, it is %d", mode, rep.StatusCode)
 		}
 	}
 	p.signal(t, syscall.SIGTERM)
@@ -179,19 +247,23 @@ func TestPageRefuses(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0":                               {1, "want a password (--http-secret-file) over TLS"},
-		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0 --http-secret-file " + secret:  {1, "could be read on the way"},
-		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --secret-file " + secret:     {1, "wants to know who comes"},
-		"serve --listen 127.0.0.1:0 --http nonsense":                                {2, "it is not host:port"},
-		"serve --listen 127.0.0.1:0 --http-secret-file " + secret:                   {2, "is for --http"},
-		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --http-secret-file /nothing": {1, "--http-secret-file: "},
-		"serve --listen 127.0.0.1:0 --http " + strings.TrimPrefix(url, "muster://"): {1, "let --http have another port"},
-		"run -n 1 --http 127.0.0.1:0 --master-port 1234 -- true":                    {2, "muster page --store muster://127.0.0.1:1234"},
-		"page --store " + url + " --http 0.0.0.0:0":                                 {1, "let --http be 127.0.0.1"},
-		"page --http 127.0.0.1:0 --store " + url + "?secret-file=" + secret:         {1, "wants to know who comes"},
-		"page --http 127.0.0.1:0":                                                   {2, "which store?"},
-		"page --http 127.0.0.1:0 --store muster://127.0.0.1:1":                      {5, "no store at 127.0.0.1:1"},
-		"page --http " + strings.TrimPrefix(url, "muster://") + " --store " + url:   {1, "let --http have another port"},
+		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0":                                   {1, "want a password (--http-secret-file) over TLS"},
+		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0 --http-secret-file " + secret:      {1, "let it have TLS (--tls-cert)"},
+		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --secret-file " + secret:         {1, "wants to know who comes"},
+		"serve --listen 127.0.0.1:0 --http nonsense":                                    {2, "it is not host:port"},
+		"serve --listen 127.0.0.1:0 --http-secret-file " + secret:                       {2, "is for --http"},
+		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --http-secret-file /nothing":     {1, "--http-secret-file: "},
+		"serve --listen 127.0.0.1:0 --http " + strings.TrimPrefix(url, "muster://"):     {1, "let --http have another port"},
+		"run -n 1 --http 127.0.0.1:0 --master-port 1234 -- true":                        {2, "muster page --store muster://127.0.0.1:1234"},
+		"page --store " + url + " --http 0.0.0.0:0":                                     {1, "let --http be 127.0.0.1"},
+		"page --http 127.0.0.1:0 --store " + url + "?secret-file=" + secret:             {1, "wants to know who comes"},
+		"page --http 127.0.0.1:0":                                                       {2, "which store?"},
+		"page --http 127.0.0.1:0 --store etcd://me:pw@127.0.0.1:1":                      {1, "wants to know who comes"},
+		"page --store " + url + " --http 0.0.0.0:0 --http-secret-file " + secret:        {1, "for ssh -L or a proxy; or add --insecure"},         // its --tls-cert is for the store to see
+		"bench --host launcher --http 0.0.0.0:0":                                        {1, "let --http be 127.0.0.1, for ssh -L or a proxy\n"}, // has no --insecure
+		"page --http 127.0.0.1:0 --store tcp://" + strings.TrimPrefix(url, "muster://"): {1, "unsupported by this engine"},
+		"page --http 127.0.0.1:0 --store muster://127.0.0.1:1":                          {5, "no store at 127.0.0.1:1"},
+		"page --http " + strings.TrimPrefix(url, "muster://") + " --store " + url:       {1, "let --http have another port"},
 	} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()

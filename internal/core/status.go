@@ -104,7 +104,7 @@ func (v *viewer) roll(r *roll) {
 	g := wire.GroupStatus{Name: r.key.name, Run: r.key.run, Size: r.size, Present: len(r.applicants), Ended: -1, Open: 1}
 	rec := v.coming(r, "create")
 	g.Age = rec.For
-	for _, rank := range rec.Came.First(wire.StatusSpans) {
+	for _, rank := range rec.Came.First(min(wire.StatusSpans, max(v.room, 0))) {
 		a := r.applicants[rank]
 		g.Ranks = append(g.Ranks, wire.RankStatus{Rank: rank, Label: a.label, Session: a.Session, Verb: "create", Ago: v.ago(a.since), Heard: -1})
 	}

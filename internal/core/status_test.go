@@ -109,6 +109,31 @@ func TestStatusOfThoseWhoComeTogether(t *testing.T) {
 	require.Equal(t, []any{"create", wire.CodeTimeout, []int{0, 2}}, []any{over.Verdicts[0].Verb, over.Verdicts[0].Verdict.Code, over.Verdicts[0].Verdict.Missing})
 }
 
+// TestStatusOfManyWhoComeTogether: who has come is told of all groups, and of not more ranks than a page has room for who they are: others
+// wait meanwhile.
+func TestStatusOfManyWhoComeTogether(t *testing.T) {
+	const groups, came = 30, 100
+	r := newRig(t, core.Limits{})
+	c := &crew{rig: r, sessions: make([]uint64, came+1)}
+	for rank := range came {
+		c.sessions[rank] = r.session()
+	}
+	for g := range groups {
+		for rank := range came {
+			c.waits(c.sessions[rank], c.joining(fmt.Sprintf("new %02d", g), rank))
+		}
+	}
+	described := 0
+	page := c.m.Status(c.now, "", 0, 0)
+	require.Len(t, page.Groups, groups)
+	for _, g := range page.Groups {
+		require.Equal(t, ranksOf(0, came-1), g.Records[0].Came)
+		described += len(g.Ranks)
+	}
+	require.Greater(t, described, 900)
+	require.LessOrEqual(t, described, 1024)
+}
+
 func TestStatusOfShrink(t *testing.T) {
 	w := newCrew(t, 3)
 	w.does(w.sessions[1], wire.Request{Op: wire.OpLost})

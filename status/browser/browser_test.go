@@ -3,6 +3,7 @@ package browser_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -362,4 +363,38 @@ func TestNothingFromElsewhere(t *testing.T) {
 	ctx := browser(t, devices[0])
 	open(t, ctx, j)
 	require.Empty(t, value[[]string](t, ctx, `performance.getEntriesByType("resource").map((e) => new URL(e.name).origin).filter((o) => o !== location.origin)`))
+}
+
+// TestKeysThatAreNoText: each is one of its own, and can be opened.
+func TestKeysThatAreNoText(t *testing.T) {
+	j := stuck(t)
+	for _, last := range []string{"\xfe", "\xff"} {
+		require.NoError(t, store.New(j.m).Set(t.Context(), "no text/ &+%\xff"+last, fmt.Appendf(nil, "value of %x", last), nil))
+	}
+	ctx := browser(t, devices[2])
+	open(t, ctx, j)
+	run(t, ctx, chromedp.Evaluate[chromedp.Void](`$("prefix").value = "no text/ &+%"; document.querySelector("#find").requestSubmit()`))
+	has(t, ctx, "#keys", `"no text/ &+%\xff\xfe"`, `"no text/ &+%\xff\xff"`)
+	run(t, ctx, chromedp.Evaluate[chromedp.Void](`document.querySelectorAll("#keys button").forEach((b) => b.click())`))
+	has(t, ctx, "#keys li:first-child pre", "value of fe")
+	has(t, ctx, "#keys li:last-child pre", "value of ff")
+}
+
+// TestPageWaitsForRoom: one page too many says so, and is live when another one is closed.
+func TestPageWaitsForRoom(t *testing.T) {
+	j := stuck(t)
+	ctx := browser(t, devices[0])
+	others, leave := context.WithCancel(t.Context())
+	defer leave()
+	for range 64 {
+		req, err := http.NewRequestWithContext(others, http.MethodGet, j.url+"/events", nil)
+		require.NoError(t, err)
+		rep, err := http.DefaultClient.Do(req)
+		require.NoError(t, err)
+		defer rep.Body.Close()
+	}
+	run(t, ctx, chromedp.Navigate(j.url))
+	has(t, ctx, "#linetext", "has no room for it now")
+	leave()
+	until(t, ctx, `$("linetext").textContent === "live"`)
 }

@@ -52,7 +52,7 @@ function sync(parent, items, key, create, update) {
     let k = key(item);
     const n = seen.get(k) || 0;
     seen.set(k, n + 1);
-    if (n) k += " " + n;
+    k += " " + n;
     let e = old.get(k);
     if (e) old.delete(k);
     else { e = create(item); e.dataset.key = k; }
@@ -78,7 +78,7 @@ function whoText(r) {
 function strip(e, w) {
   const most = 256, state = new Array(Math.min(w.size || 0, most)).fill("missing");
   const mark = (spans, what) => {
-    for (const [from, to] of spans || []) for (let r = from; r <= Math.min(to, most - 1); r++) if (r < state.length) state[r] = what;
+    for (const [from, to] of spans || []) for (let r = Math.max(from, 0); r <= Math.min(to, most - 1); r++) if (r < state.length) state[r] = what;
   };
   mark(w.here, "");
   mark(w.gone, "gone");
@@ -92,8 +92,8 @@ function strip(e, w) {
   }));
 }
 
-function showWaits(waits) {
-  sync($("waits"), waits.slice(0, 60), (w) => [w.group, w.run, w.generation, w.what].join(" "), () => {
+function showWaits(waits, more) {
+  sync($("waits"), waits, (w) => [w.group, w.run, w.generation, w.what].join(" "), () => {
     const li = make("li", "", make("div", "what", make("span"), make("span", "time")), make("div", "note"), make("div", "ranks"), make("div", "list"));
     li.querySelector(".ranks").setAttribute("aria-hidden", "true");
     return li;
@@ -116,7 +116,9 @@ function showWaits(waits) {
       put(e.lastChild, whoText(r));
     });
   });
-  put($("waiting-count"), waits.length ? String(waits.length) : "nothing");
+  put($("waiting-count"), waits.length ? String(waits.length + more) : "nothing");
+  $("waits-more").hidden = !more;
+  put($("waits-more"), more + " more, which have not waited for so long: muster who has all.");
 }
 
 function showVerdict(v) {
@@ -193,14 +195,14 @@ function showRanks(d, g) {
   put(d.querySelector(".more"), g.more_ranks ? "and " + g.more_ranks + " more" : "");
 }
 
-function showFailures(list) {
-  sync($("failures"), list.slice(0, 50), (f) => [f.group, f.run, f.generation, f.what, f.code, f.why].join(" "), () =>
+function showFailures(list, more) {
+  sync($("failures"), list, (f) => [f.group, f.run, f.generation, f.what, f.code, f.why].join(" "), () =>
     make("li", "", make("b"), " ", make("span"), make("div", "note")), (li, f) => {
     put(li.querySelector("b"), f.group + " · " + f.what + ": " + f.code);
     put(li.querySelector("span"), time(f.ago_seconds) + " ago");
     put(li.querySelector(".note"), f.why);
   });
-  put($("failures-count"), list.length ? String(list.length) : "none");
+  put($("failures-count"), list.length ? String(list.length + more) : "none");
 }
 
 function showNumbers(s) {
@@ -225,17 +227,26 @@ function line(state, text) {
 function show(v) {
   line("live", "live");
   showVerdict(v);
-  showWaits(v.waiting);
+  showWaits(v.waiting, v.more_waiting || 0);
   showGroups(v);
-  showFailures(v.failures);
+  showFailures(v.failures, v.more_failures || 0);
   showNumbers(v.server);
 }
 
 let last = null;
-const events = new EventSource("events");
-events.addEventListener("status", (e) => { last = JSON.parse(e.data); show(last); });
-events.addEventListener("away", (e) => line("away", "the store does not answer: " + JSON.parse(e.data)));
-events.onerror = () => line("away", "the server of this page is away; what is below is old");
+
+// listen shows what comes. A browser itself tries again if nobody answers, but not after an answer that is an error.
+function listen() {
+  const events = new EventSource("events");
+  events.addEventListener("status", (e) => { last = JSON.parse(e.data); show(last); });
+  events.addEventListener("away", (e) => line("away", "the store does not answer: " + JSON.parse(e.data)));
+  events.onerror = () => {
+    const refused = events.readyState === EventSource.CLOSED;
+    line("away", "the server of this page " + (refused ? "has no room for it now" : "is away") + "; what is below is old");
+    if (refused) setTimeout(listen, 5000);
+  };
+}
+listen();
 $("groups").addEventListener("toggle", () => { if (last) showGroups(last); }, true);
 
 async function ask(url) {
@@ -250,9 +261,9 @@ async function list(more) {
   const note = $("keys-note");
   if (!more) { listed = { prefix: $("prefix").value, after: "" }; $("keys").replaceChildren(); }
   try {
-    const page = await ask("keys?" + new URLSearchParams(listed));
+    const page = await ask("keys?prefix=" + encodeURIComponent(listed.prefix) + "&after=" + listed.after);
     for (const k of page.keys) $("keys").append(keyRow(k));
-    if (page.keys.length) listed.after = page.keys[page.keys.length - 1].key;
+    if (page.keys.length) listed.after = page.keys[page.keys.length - 1].at;
     $("more").hidden = !page.more;
     put(note, $("keys").childElementCount ? "Values are shown only when you open one." : "There is no such key.");
   } catch (err) {
@@ -273,7 +284,7 @@ function keyRow(k) {
     const pre = make("pre", "", "…");
     li.append(pre);
     try {
-      const v = await ask("value?" + new URLSearchParams({ key: k.key }));
+      const v = await ask("value?key=" + k.at);
       pre.textContent = (v.text !== undefined ? v.text : v.hex) + (v.clipped ? "…" : "") + "\n(" + v.bytes + " bytes" + (v.hex !== undefined ? ", in hex" : "") + ")";
     } catch (err) {
       pre.textContent = String(err.message || err);

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// plainJSON passes JSON on to w, with what would do something to a terminal as escapes: package json leaves those beyond ASCII as they are.
+// Each Write has whole characters.
+type plainJSON struct{ w io.Writer }
+
+// Write implements io.Writer.
+func (p plainJSON) Write(b []byte) (int, error) {
+	if !bytes.ContainsFunc(b, hidden) {
+		return p.w.Write(b)
+	}
+	out := make([]byte, 0, 2*len(b))
+	for _, r := range string(b) {
+		if !hidden(r) {
+			out = utf8.AppendRune(out, r)
+			continue
+		}
+		for _, unit := range utf16.Encode([]rune{r}) {
+			out = fmt.Appendf(out, `\u%04x`, unit)
+		}
+	}
+	_, err := p.w.Write(out)
+	return len(b), err
+}
+
+// hidden reports whether r is a character beyond ASCII's own that is not seen. The line ends of JSON stay.
+func hidden(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }
