@@ -6,13 +6,13 @@ import (
 	"net"
 	"strconv"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdstore"
 	"github.com/muster-pg/muster/wire"
@@ -67,7 +67,7 @@ func TestDeadlinesWhileEtcdStandsStill(t *testing.T) {
 			t.Parallel()
 			members := etcd(t)
 			ranks, gen := pair(t, members)
-			freeze := time.AfterFunc(1500*time.Millisecond, func() { assert.NoError(t, members[0].cmd.Process.Signal(syscall.SIGSTOP)) })
+			freeze := time.AfterFunc(1500*time.Millisecond, func() { testcluster.Freeze(t, members[0]) })
 			defer freeze.Stop()
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
@@ -79,7 +79,7 @@ func TestDeadlinesWhileEtcdStandsStill(t *testing.T) {
 			case <-time.After(patience / 2):
 				t.Error("it goes on")
 			}
-			require.NoError(t, members[0].cmd.Process.Signal(syscall.SIGCONT))
+			testcluster.Thaw(t, members[0])
 		})
 	}
 }
@@ -90,7 +90,7 @@ func TestSendBehindAnother(t *testing.T) {
 	ranks, gen := pair(t, members)
 	c := wire.Contribution{Generation: gen, Root: 1}
 	require.NoError(t, ranks[0].Send(bounded(t), c, nil, 0))
-	require.NoError(t, members[0].cmd.Process.Signal(syscall.SIGSTOP))
+	testcluster.Freeze(t, members[0])
 	ended := make(chan error, 2)
 	for _, d := range []time.Duration{patience, 100 * time.Millisecond} {
 		ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -99,7 +99,7 @@ func TestSendBehindAnother(t *testing.T) {
 		<-time.After(50 * time.Millisecond)
 	}
 	require.ErrorIs(t, <-ended, context.DeadlineExceeded)
-	require.NoError(t, members[0].cmd.Process.Signal(syscall.SIGCONT))
+	testcluster.Thaw(t, members[0])
 	require.NoError(t, <-ended)
 }
 

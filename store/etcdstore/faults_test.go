@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -84,9 +83,9 @@ var faults = []fault{
 		return func() { m.start(t) }
 	}},
 	{"a leader that stands still", func(t *testing.T, c *cluster, leader int) func() {
-		p := c.members[leader].cmd.Process
-		assert.NoError(t, p.Signal(syscall.SIGSTOP))
-		return func() { assert.NoError(t, p.Signal(syscall.SIGCONT)) }
+		m := c.members[leader]
+		testcluster.Freeze(t, m)
+		return func() { testcluster.Thaw(t, m) }
 	}},
 	{"a leader that is cut off", func(_ *testing.T, c *cluster, leader int) func() { return c.cut(leader) }},
 	{"a follower that is cut off", func(_ *testing.T, c *cluster, leader int) func() { return c.cut((leader + 1) % 3) }},

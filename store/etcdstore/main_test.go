@@ -90,6 +90,12 @@ func (m *member) start(t testing.TB) {
 	}(m.cmd, m.ended)
 }
 
+// It is a testcluster.Process.
+
+func (m *member) Pid() int                   { return m.cmd.Process.Pid }
+func (m *member) Signal(sig os.Signal) error { return m.cmd.Process.Signal(sig) }
+func (m *member) Done() <-chan struct{}      { return m.ended }
+
 // kill ends m as kill -9 does.
 func (m *member) kill() {
 	_ = m.cmd.Process.Signal(syscall.SIGCONT)
