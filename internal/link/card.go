@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/url"
 	"strings"
 )
 
@@ -39,15 +38,12 @@ func (m *Mesh) listenTCP(ctx context.Context) (net.Listener, error) {
 
 const loopback = "127.0.0.1"
 
-// reachable is this node's address on the way to the store. On one node loopback will do.
+// reachable is this node's address on the way to the store, or else to anywhere. On one node loopback will do.
 func (m *Mesh) reachable(ctx context.Context) string {
 	if m.group.NodeCount() == 1 {
 		return loopback
 	}
-	for _, to := range []string{storeHost(m.group.Config().Address), "192.0.2.1"} { // the second leads to the default route
-		if to == "" {
-			continue
-		}
+	for _, to := range Routes(m.group.Config().Address) {
 		// Connecting a datagram socket sends nothing: it asks the kernel for the route.
 		conn, err := new(net.Dialer).DialContext(ctx, "udp", net.JoinHostPort(to, "9"))
 		if err != nil {
@@ -55,16 +51,25 @@ func (m *Mesh) reachable(ctx context.Context) string {
 		}
 		ip := conn.LocalAddr().(*net.UDPAddr).IP
 		_ = conn.Close()
-		return ip.String()
+		if !ip.IsLoopback() { // to a relay of this node, or to rank 0 itself: others cannot connect there
+			return ip.String()
+		}
 	}
 	return loopback
 }
 
-// storeHost is the host of host:port or of a URL; "" if it has none.
-func storeHost(address string) string {
-	if u, err := url.Parse(address); err == nil && u.Host != "" {
-		return u.Hostname()
+// Routes are hosts on the way to which a node's address may be one that others can connect to: those where its ranks meet, and one that leads
+// to the default route.
+func Routes(address string) (hosts []string) {
+	ways := address
+	if _, rest, isURL := strings.Cut(address, "://"); isURL {
+		ways, _, _ = strings.Cut(rest, "/")
+		ways = ways[strings.LastIndexByte(ways, '@')+1:]
 	}
-	host, _, _ := net.SplitHostPort(address)
-	return host
+	for way := range strings.SplitSeq(ways, ",") {
+		if host, _, err := net.SplitHostPort(way); err == nil && host != "" {
+			hosts = append(hosts, host)
+		}
+	}
+	return append(hosts, "192.0.2.1")
 }

@@ -5,9 +5,10 @@ import (
 	"crypto/subtle"
 	"io"
 	"net"
-	"net/url"
 	"sync"
 	"time"
+
+	"github.com/muster-pg/muster/internal/link"
 )
 
 // door is where a rank listens while the others try it. Who does not know the token is turned away.
@@ -38,14 +39,8 @@ func (w *ward) reachable(ctx context.Context) string {
 	if w.group.NodeCount() == 1 {
 		return loopback
 	}
-	to := []string{"192.0.2.1"} // leads to the default route
-	if u, err := url.Parse(w.group.Config().Address); err == nil && u.Host != "" {
-		to = append([]string{u.Hostname()}, to...)
-	} else if hosts := hostsOf(w.group.Config().Address); len(hosts) > 0 {
-		to = append(hosts[:1], to...)
-	}
-	for _, host := range to {
-		if ip, err := w.source(ctx, host); err == nil {
+	for _, host := range link.Routes(w.group.Config().Address) {
+		if ip, err := w.source(ctx, host); err == nil && !ip.IsLoopback() {
 			return ip.String()
 		}
 	}
