@@ -1,6 +1,13 @@
 package pgroup
 
-import "github.com/muster-pg/muster/store"
+import (
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace"
+)
 
 // For the tests of what has no public face of its own.
 var (
@@ -26,3 +33,8 @@ func ParseMember(b []byte) error {
 
 // StoreOf is the store that g meets on, without a prefix.
 func StoreOf(g *Group) *store.Store { return g.store }
+
+// EndTrace ends the file of a group, as its last handle does, if writing there is w.
+func EndTrace(f *os.File, w io.Writer, l *slog.Logger) {
+	(&traceFile{ChromeWriter: trace.Chrome(w), f: f, refs: 1}).release(&Config{Logger: l})
+}

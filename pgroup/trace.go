@@ -166,7 +166,10 @@ func (t *traceFile) hold() {
 	t.refs++
 }
 
-// release lets go of the file. That it could not be written is no reason for a group to fail.
+// fileTime is how long the end of a group may wait for its file.
+const fileTime = 5 * time.Second
+
+// release lets go of the file. That it could not be written is no reason for a group to fail, or to hang.
 func (t *traceFile) release(c *Config) {
 	if t == nil {
 		return
@@ -178,7 +181,17 @@ func (t *traceFile) release(c *Config) {
 	if !last {
 		return
 	}
-	if err := errors.Join(t.Close(), t.f.Close()); err != nil {
+	ended := make(chan error, 1)
+	go func() { ended <- errors.Join(t.Close(), t.f.Close()) }()
+	late := time.NewTimer(fileTime)
+	defer late.Stop()
+	var err error
+	select {
+	case err = <-ended:
+	case <-late.C:
+		err = fmt.Errorf("not within %v: the group ends without it", fileTime)
+	}
+	if err != nil {
 		c.logger().Error("the trace could not be written", "file", t.f.Name(), "err", err)
 	}
 }

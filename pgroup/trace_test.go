@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -249,6 +251,34 @@ func TestTraceDir(t *testing.T) {
 
 	_, err = pgroup.Create(t.Context(), pgroup.Config{Size: 1, TraceDir: filepath.Join(dir, files[0].Name())})
 	require.ErrorContains(t, err, "Config.TraceDir")
+}
+
+// hangs is a file of a server that does not answer, once it has begun.
+type hangs struct {
+	begun bool
+	free  chan struct{}
+}
+
+func (h *hangs) Write(p []byte) (int, error) {
+	if h.begun {
+		<-h.free
+	}
+	h.begun = true
+	return len(p), nil
+}
+
+func TestTraceWhoseFileHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, err := os.CreateTemp(t.TempDir(), "")
+		require.NoError(t, err)
+		var told strings.Builder
+		w, began := &hangs{free: make(chan struct{})}, time.Now()
+		pgroup.EndTrace(f, w, slog.New(slog.NewTextHandler(&told, nil)))
+		require.Equal(t, 5*time.Second, time.Since(began))
+		require.Contains(t, told.String(), "not within 5s")
+		require.Contains(t, told.String(), f.Name())
+		close(w.free)
+	})
 }
 
 // A sink that is not there costs nothing: these are the allocations of a verb without any trace in the code.

@@ -28,8 +28,8 @@ var process = sync.OnceValue(rand.Text)
 // ChromeWriter is a Sink that writes a file which Perfetto opens. It may be used by many goroutines at once.
 //
 // Record does not wait for the file: a timer writes what there is within 100 ms. So a process that is killed loses what it did in that time, and
-// its file, which lacks its end then, still opens. A failure alone is written before Record returns, since programs end because of them. While w
-// is slow, what does not fit in 8 MiB is left out, and the file says how much that was.
+// its file, which lacks its end then, still opens. A failure alone is written before Record returns, if w takes no more than 100 ms, since programs end because of
+// them. While w is slow, what does not fit in 8 MiB is left out, and the file says how much that was.
 type ChromeWriter struct {
 	w     io.Writer
 	start time.Time
@@ -90,10 +90,30 @@ func (c *ChromeWriter) Record(_ context.Context, e Event) {
 	c.noteDropped(e.End)
 	c.append(&e)
 	if e.Err != nil {
-		c.write()
+		c.writeNow()
 		return
 	}
 	c.arm()
+}
+
+// writeNow has what there is written, and waits for that, but no longer than anything else may be in memory alone: a file may hang, and whoever
+// is told of a failure is not to. Called with mu; it unlocks meanwhile.
+func (c *ChromeWriter) writeNow() {
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.write()
+	}()
+	c.mu.Unlock()
+	defer c.mu.Lock()
+	late := time.NewTimer(chromeDelay)
+	defer late.Stop()
+	select {
+	case <-written:
+	case <-late.C:
+	}
 }
 
 // arm has the timer write what there is. Called with mu.

@@ -145,6 +145,23 @@ func TestChromeNeverWaitsForItsFile(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("%d events left out: the file was too slow", 13-kept), all[len(all)-1].Name)
 }
 
+// A failure is written at once, but whoever is told of it does not hang with the file.
+func TestChromeOfAFileThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &stuck{entered: make(chan struct{}), free: make(chan struct{})}
+		c := trace.Chrome(w)
+		e := event("x.y", time.Second)
+		e.Err = io.ErrUnexpectedEOF
+		began := time.Now()
+		c.Record(t.Context(), e)
+		require.Equal(t, 100*time.Millisecond, time.Since(began))
+		c.Record(t.Context(), e)
+		close(w.free)
+		require.NoError(t, c.Close())
+		require.Len(t, spans(lines(t, w.Bytes())), 2)
+	})
+}
+
 // full is a disk without room.
 type full struct{}
 

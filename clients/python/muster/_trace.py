@@ -1,7 +1,8 @@
 """The file in which a process tells what its ranks did, as Go's trace.Chrome writes it: for "muster trace", and Perfetto.
 
 Verbs do not wait for the file: a thread writes what there is within 0.1 s. So a process that is killed loses what it did in that
-time, and its file, which lacks its end then, is still read. A failure alone is written at once, since programs end because of them.
+time, and its file, which lacks its end then, is still read. A failure alone is written at once, since programs end because of them, if
+that takes no more than 0.1 s.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ._span import Span, now
 _VERSION = 1  # of the fields that the reader knows
 _DELAY = 0.1  # seconds that an event may be in memory alone
 _ROOM = 8 << 20  # bytes that may wait for a file that is slow
+_PATIENCE = 5.0  # seconds that the end of a group may wait for its file
 _END = "\n]\n"
 
 
@@ -42,19 +44,20 @@ class Trace:
 
     def __init__(self, path: str, file: BinaryIO) -> None:
         self._path, self._file, self._pid = path, file, os.getpid()
-        self._writing = threading.Lock()  # held while the file is written, so that what is written is in its order
         self._cond = threading.Condition()  # protects the fields below; not held while the file is written
         self._refs = 1
         self._closed = False
         self._error: Optional[OSError] = None  # the first one of the file
         self._dropped = 0
+        self._hurry = False  # there is a failure to write
+        self._added = self._written = 0  # lines
         self._named = False
         self._rows: Dict[str, List[_Row]] = {}  # by group, by when the last event of each ended: events of one row must not overlap
         self._tids = 0
         wall, self._start = time.time_ns(), now()
         self._waiting = [f'[\n{{"name":"muster","ph":"M","pid":{self._pid},"tid":0,"args":{{"version":{_VERSION},"start":"{wall}","host":{_text(socket.gethostname())}}}}}']
         self._size = 0
-        self._write()  # at once: no file is empty
+        self._write()  # at once, and before there is a thread: no file is empty
         self._thread = threading.Thread(target=self._run, name="muster trace", daemon=True)
         try:
             self._thread.start()
@@ -75,8 +78,10 @@ class Trace:
                 return
             self._note_dropped(s.end)
             self._event(s)
-        if s.error:
-            self._write()
+            if s.error:
+                self._hurry, mine = True, self._added
+                self._cond.notify_all()
+                self._cond.wait_for(lambda: self._written >= mine or self._error is not None, _DELAY)
 
     def hold(self) -> None:
         with self._cond:
@@ -104,8 +109,10 @@ class Trace:
             self._note_dropped(now())
             self._add(_END)
             self._cond.notify_all()
-        self._write()
-        self._thread.join()
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            logging.getLogger("muster").error("the trace %s could not be written within %g s: the group ends without it", self._path, _PATIENCE)
+            return
         self._file.close()
         if self._error is not None:
             logging.getLogger("muster").error("the trace %s could not be written: %s", self._path, self._error)
@@ -116,27 +123,31 @@ class Trace:
         while not closed:
             with self._cond:
                 self._cond.wait_for(lambda: self._waiting or self._closed)
-                closed = self._cond.wait_for(lambda: self._closed, _DELAY)
+                self._cond.wait_for(lambda: self._closed or self._hurry, _DELAY)
+                closed, self._hurry = self._closed, False
             self._write()
 
     def _write(self) -> None:
-        with self._writing:
-            with self._cond:
-                b = "".join(self._waiting).encode()
-                self._waiting, self._size = [], 0
-                if self._error is not None:
-                    return
-            try:
-                while b:
-                    b = b[self._file.write(b) :]
-            except OSError as e:
-                with self._cond:
-                    self._error = e
+        with self._cond:
+            b, upto = "".join(self._waiting).encode(), self._added
+            self._waiting, self._size = [], 0
+            if self._error is not None:
+                return
+        error: Optional[OSError] = None
+        try:
+            while b:
+                b = b[self._file.write(b) :]
+        except OSError as e:
+            error = e
+        with self._cond:
+            self._written, self._error = upto, error
+            self._cond.notify_all()
 
     # What is called with the lock.
 
     def _add(self, line: str) -> None:
         self._waiting.append(line)
+        self._added += 1
         self._size += len(line)
         if len(self._waiting) == 1:
             self._cond.notify_all()

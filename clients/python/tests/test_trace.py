@@ -168,6 +168,21 @@ class File(unittest.TestCase):
         self.assertEqual(dropped["name"], f"{left_out} events left out: the file was too slow")
         self.assertEqual(len(told) - 1 + left_out, 3001)
 
+    def test_a_file_that_hangs_holds_up_neither_a_failure_nor_the_end(self) -> None:
+        file = Slow()
+        with mock.patch.object(_trace, "_DELAY", 0.01), mock.patch.object(_trace, "_PATIENCE", 0.01), mock.patch.object(file, "close"):
+            trace = _trace.Trace("traces/rank0.json", file)
+            for _ in range(2):
+                with self.assertRaises(ValueError), Span(trace, "gather", ME):
+                    raise ValueError("no")
+            self.assertTrue(file.asked.wait(20))
+            with self.assertLogs("muster") as logs:
+                trace.release()
+            self.assertIn("traces/rank0.json could not be written within 0.01 s", logs.output[0])
+            file.go.set()
+            trace._thread.join(20)
+        self.assertEqual(len(events(file.getvalue().decode())), 2)
+
     def test_a_disk_that_is_full_is_said_at_the_end(self) -> None:
         file = Full()
         trace = _trace.Trace("traces/rank0.json", file)
