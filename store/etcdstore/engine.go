@@ -115,6 +115,7 @@ var operations = [256]func(e *Engine, ctx context.Context, req *wire.Request, re
 	wire.OpGrant:   (*Engine).grant,
 	wire.OpKeep:    (*Engine).keep,
 	wire.OpRevoke:  (*Engine).revoke,
+	wire.OpStatus:  (*Engine).status,
 	wire.OpJoin:    (*Engine).join,
 	wire.OpLeave:   onSeat((*seat).leaveGroup),
 	wire.OpFollow:  onSeat((*seat).followGroup),
