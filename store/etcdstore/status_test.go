@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdstore"
@@ -321,8 +322,9 @@ func TestStatusBelowAPrefix(t *testing.T) {
 // It takes the right to read, and no other; it changes nothing.
 func TestStatusTakesTheRightToRead(t *testing.T) {
 	members := etcd(t)
-	crewOf(t, members, "jobs/", "g", 2)
-	c := userOf(t, members, "root", "secret")
+	own := store.New(dial(t, addresses(members), &etcdstore.Options{Root: "jobs/", Session: time.Minute}))
+	_, err := own.Join(bounded(t), wire.Contribution{Group: "g", Size: 1, Label: "me"}, nil)
+	require.NoError(t, err)
 	for _, args := range []string{
 		"user add root:secret", "user grant-role root root", "user add reader:hidden", "role add looks",
 		"role grant-permission looks read jobs/ --prefix=true", "user grant-role reader looks",
@@ -332,9 +334,12 @@ func TestStatusTakesTheRightToRead(t *testing.T) {
 		ctl(t, members, args)
 	}
 	at := members[0].client
+	c, err := clientv3.New(clientv3.Config{Endpoints: addresses(members), Username: "reader", Password: "hidden", Logger: zap.NewNop()})
+	require.NoError(t, err)
+	defer c.Close()
 	reader := open(t, "etcd://reader:hidden@"+at+"/jobs")
 	revision := func() int64 {
-		resp, err := c.Get(bounded(t), "x")
+		resp, err := c.Get(bounded(t), "jobs/x")
 		require.NoError(t, err)
 		return resp.Header.Revision
 	}
@@ -342,10 +347,10 @@ func TestStatusTakesTheRightToRead(t *testing.T) {
 	for range 3 {
 		s, err := reader.Status(bounded(t), "")
 		require.NoError(t, err)
-		require.Equal(t, 2, s.Groups[0].Present)
+		require.Equal(t, []any{1, "me"}, []any{s.Groups[0].Present, s.Groups[0].Ranks[0].Label})
 	}
 	require.Equal(t, before, revision())
-	_, err := open(t, "etcd://half:hidden@"+at+"/jobs").Status(bounded(t), "")
+	_, err = open(t, "etcd://half:hidden@"+at+"/jobs").Status(bounded(t), "")
 	require.ErrorIs(t, err, store.ErrDenied)
 }
 
