@@ -26,6 +26,7 @@ type Engine struct {
 	count   atomic.Uint64 // numbers changes
 
 	running sync.WaitGroup // calls, and what they left behind
+	counted tally          // for Status
 
 	mu      sync.Mutex // protects the fields below
 	closed  bool

@@ -33,3 +33,8 @@ func Keys(root string, gen uint64, group string, size, missing int) (others, sea
 	others[g.rolled()] = r.encode()
 	return others, seats
 }
+
+// Tally counts as Status does.
+type Tally struct{ tally }
+
+func (t *Tally) Count(ask func() (int64, error)) (int64, error) { return t.count(ask) }

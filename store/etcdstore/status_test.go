@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -392,4 +393,95 @@ func TestStatusOfMuch(t *testing.T) {
 	require.Equal(t, []any{ranksOf(7), ranks - 1}, []any{g.Records[0].Missing, g.Records[0].Came.Count})
 	last := s.Groups[groups]
 	require.Equal(t, []any{"small 1999", ranksOf(0), ranksOf(1)}, []any{last.Name, last.Records[0].Came, last.Records[0].Missing})
+}
+
+// There is a status also where somebody compacts all the time, so that no revision stays.
+func TestStatusOverACompaction(t *testing.T) {
+	members := etcd(t)
+	root, c := newRoot(), plain(t, members)
+	const groups = 50
+	for i := range groups {
+		others, seats := etcdstore.Keys(root, uint64(i+1), fmt.Sprint("g", i), 2, 1)
+		lease, err := c.Grant(bounded(t), 3600)
+		require.NoError(t, err)
+		for k, v := range others {
+			_, err := c.Put(bounded(t), k, v)
+			require.NoError(t, err)
+		}
+		for k, v := range seats {
+			_, err := c.Put(bounded(t), k, v, clientv3.WithLease(lease.ID))
+			require.NoError(t, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(bounded(t))
+	compacts := make(chan int)
+	go func() {
+		n := 0
+		for ; ctx.Err() == nil; n++ {
+			if resp, err := c.Put(ctx, "else", ""); err == nil {
+				_, _ = c.Compact(ctx, resp.Header.Revision)
+			}
+		}
+		compacts <- n
+	}()
+	s := open(t, "etcd://"+members[0].client+"/"+root)
+	for range 10 {
+		all, err := s.Status(bounded(t), "")
+		require.NoError(t, err)
+		require.Len(t, all.Groups, groups)
+	}
+	cancel()
+	require.Greater(t, <-compacts, 10)
+}
+
+// Ranks whose names and payloads are large are read few at a time.
+func TestStatusOfLargeSeats(t *testing.T) {
+	addrs := addresses(etcd(t))
+	o := &etcdstore.Options{Root: newRoot(), Session: time.Minute}
+	ctx, cancel := context.WithCancel(bounded(t))
+	const n = 200
+	s := store.New(dial(t, addrs, o))
+	ended := make(chan error, n)
+	for rank := range n {
+		go func() {
+			_, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: n + 1, Label: fmt.Sprint("pid ", rank)}, make([]byte, 30_000))
+			ended <- err
+		}()
+	}
+	c := &crew{t: t, looks: store.New(dial(t, addrs, o))}
+	g := c.sees(func(g *store.GroupStatus) bool { return g.Present == n })
+	require.Equal(t, ranksOf(n), g.Records[0].Missing)
+	for i, r := range g.Ranks {
+		require.Equal(t, []any{i, fmt.Sprint("pid ", i)}, []any{r.Rank, r.Label})
+	}
+	cancel()
+	for range n {
+		require.ErrorIs(t, <-ended, context.Canceled)
+	}
+}
+
+// Keys that take long to count are counted for a hundredth of the time at most, few of them each time.
+func TestStatusCountsSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var tally etcdstore.Tally
+		asked := int64(0)
+		count := func(takes time.Duration) int64 {
+			n, err := tally.Count(func() (int64, error) {
+				<-time.After(takes)
+				asked++
+				return asked, nil
+			})
+			require.NoError(t, err)
+			return n
+		}
+		require.EqualValues(t, 1, count(time.Millisecond))
+		require.EqualValues(t, 2, count(time.Second))
+		<-time.After(99 * time.Second)
+		require.EqualValues(t, 2, count(time.Second))
+		<-time.After(2 * time.Second)
+		require.EqualValues(t, 3, count(time.Second))
+		<-time.After(time.Hour)
+		_, err := tally.Count(func() (int64, error) { return 0, store.ErrDenied })
+		require.ErrorIs(t, err, store.ErrDenied)
+	})
 }
