@@ -59,11 +59,13 @@ func (c *crew) call(rank int, x wire.Contribution) {
 	go func() {
 		_, err := c.ranks[rank].Collect(ctx, c.in(rank, x), nil)
 		done <- err
+		close(done)
 	}()
 	c.calls = append(c.calls, done)
 	c.t.Cleanup(func() {
 		cancel()
-		<-done
+		for range done { // until it has ended
+		}
 	})
 }
 
@@ -132,9 +134,7 @@ func TestStatusOfAStuckBarrier(t *testing.T) {
 	c.call(2, barrierOf(2))
 	c.sees(func(g *store.GroupStatus) bool { return g.Open == 0 && len(g.Records) == 0 })
 	for _, done := range c.calls {
-		err := <-done
-		require.NoError(t, err)
-		done <- err
+		require.NoError(t, <-done)
 	}
 }
 
