@@ -188,7 +188,7 @@ func (b *builder) who(g *store.GroupStatus, rank int) Who {
 		return Who{Rank: rank, Doing: "has not come", Heard: -1}
 	}
 	_, waits := b.waitsIn(g, r)
-	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, Heard: heard(r.Heard)}
+	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, Heard: seconds(r.Heard)}
 }
 
 // waitsIn is what a rank of g waits in, there or elsewhere, if it does.
@@ -211,15 +211,23 @@ func (b *builder) doing(g *store.GroupStatus, r *store.RankStatus) string {
 	case r.Gone != 0:
 		return r.Gone.String()
 	case waits && c.group == g:
-		return fmt.Sprintf("in %s for %s", c.what, Short(c.time))
+		return fmt.Sprintf("in %s%s", c.what, words(" for %s", c.time))
 	case waits:
-		return fmt.Sprintf("in %s of group %q for %s", c.what, c.group.Name, Short(c.time))
+		return fmt.Sprintf("in %s of group %q%s", c.what, c.group.Name, words(" for %s", c.time))
 	case r.Verb == "":
-		return fmt.Sprintf("no call since it joined %s ago", Short(r.Ago))
+		return "no call since it joined" + words(" %s ago", r.Ago)
 	case r.Seq == 0:
-		return fmt.Sprintf("in no call; its last was %s, %s ago", r.Verb, Short(r.Ago))
+		return fmt.Sprintf("in no call; its last was %s%s", r.Verb, words(", %s ago", r.Ago))
 	}
-	return fmt.Sprintf("in no call; its last was %s #%d, %s ago", r.Verb, r.Seq, Short(r.Ago))
+	return fmt.Sprintf("in no call; its last was %s #%d%s", r.Verb, r.Seq, words(", %s ago", r.Ago))
+}
+
+// words says d, if that is known.
+func words(format string, d time.Duration) string {
+	if d < 0 {
+		return ""
+	}
+	return fmt.Sprintf(format, Short(d))
 }
 
 // group is g as it is shown, with most ranks at most, if that is not 0.
@@ -227,7 +235,7 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 	v := Group{
 		Name: g.Name, Run: g.Run, Generation: g.Generation, Size: g.Size, Present: g.Present, Age: seconds(g.Age), State: stateOf(g),
 	}
-	if g.Ended >= 0 {
+	if g.Ended > 0 { // at 0 it is over, and the store cannot tell since when
 		v.Ended = max(seconds(g.Ended), 0.001)
 	}
 	if g.Over != nil {
@@ -240,7 +248,7 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
 		v.Ranks[i] = Rank{
-			Rank: r.Rank, Label: r.Label, State: b.state(g, r, awaited[r.Rank]), Since: seconds(r.Ago), Heard: heard(r.Heard), Session: r.Session, of: r,
+			Rank: r.Rank, Label: r.Label, State: b.state(g, r, awaited[r.Rank]), Since: seconds(r.Ago), Heard: seconds(r.Heard), Session: r.Session, of: r,
 		}
 		v.States[v.Ranks[i].State]++
 	}

@@ -9,7 +9,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// View is a status as people read it: what waits, and for whom; then everything else. Times are in seconds.
+// View is a status as people read it: what waits, and for whom; then everything else. Times are in seconds; those below 0 are not
+// known, nor are such numbers of a Server: not every store can tell.
 type View struct {
 	Server   *Server   `json:"server,omitempty"` // none below a prefix
 	Blame    []Blame   `json:"blame"`            // who keeps others waiting and waits in nothing, the longest first
@@ -159,14 +160,12 @@ func Of(now, before *store.Status, o *Options) *View {
 	return v
 }
 
-func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }
-
-// heard is seconds, or -1.
-func heard(d time.Duration) float64 {
+// seconds is -1 for what is not known.
+func seconds(d time.Duration) float64 {
 	if d < 0 {
 		return -1
 	}
-	return seconds(d)
+	return d.Round(time.Millisecond).Seconds()
 }
 
 // blame finds who keeps others waiting. Who waits in several ways is listed once, by the longest.

@@ -153,6 +153,26 @@ func TestNothing(t *testing.T) {
 	require.JSONEq(t, `{"blame":[],"waiting":[],"groups":[],"failures":[]}`, string(b))
 }
 
+// TestUnknown: what a store cannot tell is said of nothing, or is -1. It is no 0.
+func TestUnknown(t *testing.T) {
+	now := chain()
+	g := &now.Groups[0]
+	g.Age, g.Records[0].For, g.Verdicts[0].Ago = -1, -1, -1
+	for i := range g.Ranks {
+		g.Ranks[i].Ago = -1
+	}
+	g.Ranks[3].Verb = ""
+	now.Groups = append(now.Groups, store.GroupStatus{Name: "over", Generation: 1, Age: -1, Ended: 0})
+	now.Server = &store.ServerStatus{Up: -1, Sessions: -1, Calls: -1, Keys: 7, Bytes: -1}
+	v := status.Of(now, now, nil)
+	require.Equal(t, []any{-1.0, int64(-1), int64(-1), int64(7), int64(-1)}, []any{v.Server.Up, v.Server.Sessions, v.Server.Calls, v.Server.Keys, v.Server.Bytes})
+	require.Nil(t, v.Server.Rates)
+	require.Equal(t, []float64{-1, -1, -1}, []float64{v.Groups[0].Age, v.Failures[0].Ago, v.Waiting[1].For})
+	require.Equal(t, "in no call; its last was barrier #41", v.Groups[0].Ranks[2].Doing)
+	require.Equal(t, "in barrier #42", v.Groups[0].Ranks[0].Doing)
+	require.Equal(t, []any{"over", 0.0}, []any{v.Groups[1].State, v.Groups[1].Ended})
+}
+
 func TestRates(t *testing.T) {
 	before := &store.Status{Server: &store.ServerStatus{Up: 10 * time.Second, In: 1000, Out: 50, Ops: []int64{0, 0, 0, 0, 1, 5}, Latency: []wire.Bucket{{Below: 10, Count: 1000}}}}
 	now := &store.Status{Server: &store.ServerStatus{

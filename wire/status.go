@@ -6,6 +6,7 @@ import (
 )
 
 // Status is what a store tells of itself. An answer to OpStatus is a page of it: names in its Keys, all else as rows in its Value.
+// Durations, and numbers of a ServerStatus, that are below 0 are not known: not every store can tell. One whose Up is such counts no requests or bytes.
 type Status struct {
 	Server *ServerStatus // nil below a prefix
 	// Groups are those that come together, then those that are, then those that are over and failed: each in the order in which they began.
@@ -68,7 +69,7 @@ type GroupStatus struct {
 	Size       int
 	Present    int           // ranks that are there
 	Age        time.Duration // since it was made, or since the first of those who are there came
-	Ended      time.Duration // ago; -1: it is not over
+	Ended      time.Duration // ago; -1: it is not over; 0: it is, and nobody knows since when
 	Over       *VerdictStatus
 	Open       int // records; Records has the oldest
 	Ranks      []RankStatus

@@ -4,10 +4,17 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"net/url"
 	"os/exec"
+	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/muster-pg/muster/status"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdstore"
 )
 
 // etcd starts one of the test's own, and returns where it is.
@@ -76,4 +83,65 @@ func TestRanksMeetAtEtcd(t *testing.T) {
 	run(t, "run", "-n", "2", "--store", "mem://", "--", "true").wants(t, 2, "", "one of its own")
 	run(t, "run", "-n", "2", "--store", "redis://h:1", "--", "true").wants(t, 2, "", "redis:// is not known")
 	run(t, "run", "-n", "2", "--store", at, "--master-port", "7", "--", "true").wants(t, 2, "", "--master-port say nothing")
+}
+
+// Who shows who waits for whom at an etcd too, and nothing that an etcd does not know.
+func TestWhoAtEtcd(t *testing.T) {
+	t.Parallel()
+	at := "etcd://" + etcd(t) + "/jobs"
+	if r := run(t, "who", "--store", at); r.code != 0 || r.stdout != "nothing waits\n\n0 groups, 0 keys\n" {
+		t.Errorf("%+v", r)
+	}
+	u, err := url.Parse(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := etcdstore.Open(t.Context(), u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := store.New(e)
+	t.Cleanup(func() { _ = s.Close() })
+	stuck(t, s, "jobs/train")
+	r := run(t, "who", "--store", at, "--ranks")
+	want := regexp.MustCompile(`^jobs/train waits for rank 1 \(pid 7 on node-b\): no call since it joined
+
+ +(unknown|[0-9.]+ s)  jobs/train · barrier #1  \(1 of 2 have come\)
+ +waits for rank 1 \(pid 7 on node-b\): no call since it joined
+
+groups
+  jobs/train \(generation [0-9]+\)  2 of 2 ranks, waits
+    rank 0 +pid 7 on node-a  in barrier #1( for [0-9.]+ s)?
+    rank 1 +pid 7 on node-b  no call since it joined
+
+1 groups, 0 keys
+$`)
+	if r.code != 0 || !want.MatchString(r.stdout) {
+		t.Errorf("%+v", r)
+	}
+	var v status.View
+	for deadline := time.Now().Add(limit); len(v.Waiting) == 0 || v.Waiting[0].For <= 0; { // until rank 0 has said since when
+		v = status.View{}
+		r = run(t, "who", "--store", at, "--json")
+		if err := json.Unmarshal([]byte(r.stdout), &v); err != nil || r.code != 0 || time.Now().After(deadline) {
+			t.Fatalf("%v: %+v", err, r)
+		}
+	}
+	if len(v.Blame) != 1 || v.Blame[0].Group != "jobs/train" || v.Blame[0].Rank != 1 || v.Blame[0].What != "barrier #1" || v.Blame[0].Heard != -1 ||
+		v.Server == nil || v.Server.Sessions != -1 || v.Server.Rates != nil || v.Groups[0].Age != -1 {
+		t.Errorf("%s", r.stdout)
+	}
+}
+
+// The page of a store at an etcd, and its numbers.
+func TestPageAtEtcd(t *testing.T) {
+	t.Parallel()
+	p := start(t, "page", "--store", "etcd://"+etcd(t)+"/jobs", "--http", "127.0.0.1:0")
+	page := p.line(t, "http://127.0.0.1:")
+	tells(t, page+"status", 200, `"up_seconds":-1`)
+	tells(t, page+"metrics", 200, "muster_store_keys 0")
+	p.signal(t, syscall.SIGINT)
+	if r := p.wait(t); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
 }

@@ -96,16 +96,43 @@ func (p *whoPrinter) print(v *status.View) {
 	}
 	for i := range v.Failures[:min(len(v.Failures), 20)] {
 		f := &v.Failures[i]
-		p.line("  %s ago  %s · %s: %s", padLeft(ago(f.Ago), 11), printable(f.Group), printable(f.What), p.red(f.Code))
+		when := "unknown"
+		if f.Ago >= 0 {
+			when = ago(f.Ago) + " ago"
+		}
+		p.line("  %s  %s · %s: %s", padLeft(when, 15), printable(f.Group), printable(f.What), p.red(f.Code))
 		p.line("               %s", printable(f.Why))
 	}
 	if s := v.Server; s != nil {
-		p.line("\n%s", p.dim(fmt.Sprintf("%d clients, %d calls that wait, %d groups, %d keys (%s)", s.Sessions, s.Calls, s.Groups, s.Keys, bytesText(s.Bytes))))
+		p.line("\n%s", p.dim(serverText(s)))
 	}
 }
 
+// serverText is what is known of the store as a whole.
+func serverText(s *status.Server) string {
+	var parts []string
+	for _, x := range []struct {
+		n    int64
+		what string
+	}{{s.Sessions, "clients"}, {s.Calls, "calls that wait"}, {s.Groups, "groups"}, {s.Keys, "keys"}} {
+		if x.n >= 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.what))
+		}
+	}
+	text := strings.Join(parts, ", ")
+	if s.Bytes >= 0 {
+		text += " (" + bytesText(s.Bytes) + ")"
+	}
+	return text
+}
+
 // ago is a number of seconds as people read it.
-func ago(seconds float64) string { return status.Short(duration(seconds)) }
+func ago(seconds float64) string {
+	if seconds < 0 {
+		return "unknown"
+	}
+	return status.Short(duration(seconds))
+}
 
 // wait is one line of what waits, and one for each rank that it waits for.
 func (p *whoPrinter) wait(w *status.Wait) {
@@ -156,11 +183,14 @@ func (p *whoPrinter) group(g *status.Group) {
 	if g.Generation > 0 {
 		name += fmt.Sprintf(" (generation %d)", g.Generation)
 	}
-	when := "for " + ago(g.Age)
-	if g.Ended > 0 {
-		when = "ended " + ago(g.Ended) + " ago"
+	when := ""
+	switch {
+	case g.Ended > 0:
+		when = ", ended " + ago(g.Ended) + " ago"
+	case g.Age >= 0:
+		when = ", for " + ago(g.Age)
 	}
-	text := fmt.Sprintf("  %s  %d of %d ranks, %s, %s", p.bold(name), g.Present, g.Size, stateText(g.State), when)
+	text := fmt.Sprintf("  %s  %d of %d ranks, %s%s", p.bold(name), g.Present, g.Size, stateText(g.State), when)
 	if g.Why != "" {
 		text += ": " + printable(g.Why)
 	}

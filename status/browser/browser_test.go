@@ -357,6 +357,45 @@ func TestManyRanks(t *testing.T) {
 	has(t, ctx, "#groups .more", "and 9744 more")
 }
 
+// vague is a store that cannot tell when anything was, nor what it does.
+type vague struct{ store.Engine }
+
+func (v vague) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	err := v.Engine.Do(ctx, req, rep)
+	var s store.Status
+	if req.Op != wire.OpStatus || err != nil || s.Parse(rep.Keys, rep.Value) != nil {
+		return err
+	}
+	s.Server = &store.ServerStatus{Up: -1, Durable: true, Keys: 7, Sessions: -1, Calls: -1, Bytes: -1}
+	for i := range s.Groups {
+		g := &s.Groups[i]
+		g.Age, g.Records[0].For = -1, -1
+		for j := range g.Verdicts {
+			g.Verdicts[j].Ago = -1
+		}
+	}
+	rep.Keys, rep.Value = wire.AppendStatus(nil, nil, &s)
+	return nil
+}
+
+// TestUnknownIsSaid: what a store cannot tell is no 0.
+func TestUnknownIsSaid(t *testing.T) {
+	j := stuck(t)
+	page := httptest.NewServer(status.Handler(store.New(vague{j.m})))
+	t.Cleanup(func() {
+		page.CloseClientConnections()
+		page.Close()
+	})
+	ctx := browser(t, devices[0])
+	run(t, ctx, chromedp.Navigate(page.URL))
+	has(t, ctx, "#waits", "train · barrier #3")
+	has(t, ctx, "#waits .time", "unknown")
+	has(t, ctx, "#numbers div", "running\nunknown", "clients\nunknown", "in them\nunknown", "operations\nunknown", "keys\n7")
+	for _, id := range []string{"#waits", "#groups", "#numbers"} {
+		require.NotRegexp(t, `-0?1|\b0\.0 s`, strings.ReplaceAll(value[string](t, ctx, fmt.Sprintf("document.querySelector(%q).innerText", id)), "run-1", ""), id)
+	}
+}
+
 // TestNothingFromElsewhere: the page needs no internet.
 func TestNothingFromElsewhere(t *testing.T) {
 	j := stuck(t)

@@ -78,7 +78,9 @@ func gauge(d *prometheus.Desc, v float64, labels ...string) prometheus.Metric {
 func ofServer(ch chan<- prometheus.Metric, s *store.ServerStatus) {
 	for i := range numbers {
 		if n := &numbers[i]; !n.durable || s.Durable {
-			ch <- prometheus.MustNewConstMetric(n.desc, n.kind, n.of(s))
+			if x := n.of(s); x >= 0 { // otherwise it is not known
+				ch <- prometheus.MustNewConstMetric(n.desc, n.kind, x)
+			}
 		}
 	}
 	byName := map[string]int64{} // those that have no name of their own share one
@@ -89,6 +91,9 @@ func ofServer(ch chan<- prometheus.Metric, s *store.ServerStatus) {
 		if n > 0 {
 			ch <- prometheus.MustNewConstMetric(requests, prometheus.CounterValue, float64(n), name)
 		}
+	}
+	if s.Up < 0 { // it counts nothing
+		return
 	}
 	ch <- histogram(answers, s.Latency, s.Took)
 	if s.Durable {

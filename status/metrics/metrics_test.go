@@ -250,6 +250,20 @@ func TestNothingButWhatIsThere(t *testing.T) {
 	require.Equal(t, 1, count(memory, "muster_store_answer_seconds"))
 }
 
+// TestUnknown: what a store cannot tell has no number.
+func TestUnknown(t *testing.T) {
+	families, err := registryOf(t, said{status: &store.Status{Server: &store.ServerStatus{Up: -1, Durable: true, Keys: 7, Sessions: -1, Bytes: -1, Conns: -1, Log: -1}}}).Gather()
+	require.NoError(t, err)
+	names := map[string]bool{}
+	for _, f := range families {
+		names[f.GetName()] = true
+	}
+	require.True(t, names["muster_store_keys"])
+	for _, name := range []string{"running_seconds", "sessions", "stored_bytes", "connections", "received_bytes_total", "sent_bytes_total", "log_bytes", "answer_seconds", "log_sync_seconds"} {
+		require.False(t, names["muster_store_"+name], name)
+	}
+}
+
 // TestHandler serves what a Prometheus asks for, with what ranks of this process do.
 func TestHandler(t *testing.T) {
 	s := store.New(new(store.Memory))

@@ -43,12 +43,20 @@ var numbers = []number{
 	level("store_waiting_calls", "Calls that wait.", func(s *store.ServerStatus) float64 { return float64(s.Calls) }),
 	level("store_keys", "Keys.", func(s *store.ServerStatus) float64 { return float64(s.Keys) }),
 	level("store_stored_bytes", "Bytes of keys and values.", func(s *store.ServerStatus) float64 { return float64(s.Bytes) }),
-	count("store_received_bytes_total", "Bytes that came from clients.", func(s *store.ServerStatus) float64 { return float64(s.In) }),
-	count("store_sent_bytes_total", "Bytes that went to clients.", func(s *store.ServerStatus) float64 { return float64(s.Out) }),
+	count("store_received_bytes_total", "Bytes that came from clients.", func(s *store.ServerStatus) float64 { return traffic(s, s.In) }),
+	count("store_sent_bytes_total", "Bytes that went to clients.", func(s *store.ServerStatus) float64 { return traffic(s, s.Out) }),
 	level("store_watching_calls", "Calls that wait for the next change: of watches that have seen all of them.", func(s *store.ServerStatus) float64 { return float64(s.Watching) }),
 	level("store_history_changes", "Changes that a watch can go back.", func(s *store.ServerStatus) float64 { return float64(s.History) }),
 	count("store_compacted_watches_total", "Watches that were further behind than the history goes back.", func(s *store.ServerStatus) float64 { return float64(s.Compacted) }),
 	kept(level("store_log_bytes", "Bytes of log since the last checkpoint.", func(s *store.ServerStatus) float64 { return float64(s.Log) })),
+}
+
+// traffic is n, unless s is of a store that counts nothing.
+func traffic(s *store.ServerStatus, n uint64) float64 {
+	if s.Up < 0 {
+		return -1
+	}
+	return float64(n)
 }
 
 func level(name, help string, of func(*store.ServerStatus) float64) number {

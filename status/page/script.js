@@ -18,8 +18,9 @@ function put(e, text) {
   if (e.textContent !== text) e.textContent = text;
 }
 
-// time is a number of seconds as people read it; no line ends amid it.
+// time is a number of seconds as people read it; no line ends amid it. Below 0 it is not known, as is an amount.
 function time(s) {
+  if (s < 0) return "unknown";
   if (s < 10) return s.toFixed(1) + "\u00a0s";
   if (s < 60) return Math.floor(s) + "\u00a0s";
   if (s < 3600) return Math.floor(s / 60) + "\u00a0min " + Math.floor(s % 60) + "\u00a0s";
@@ -36,6 +37,7 @@ function short(s) {
 function amount(n, unit) {
   const steps = ["", "k", "M", "G", "T"];
   let i = 0;
+  if (n < 0) return "unknown";
   while (n >= 1000 && i < steps.length - 1) { n /= 1000; i++; }
   return (i === 0 ? Math.round(n) : n.toFixed(n < 10 ? 1 : 0)) + " " + steps[i] + unit;
 }
@@ -168,7 +170,8 @@ function showGroups(v) {
     const note = [g.present + " of " + g.size + (g.size === 1 ? " rank" : " ranks")];
     if (g.generation) note.push("generation " + g.generation);
     if (g.run) note.push("run " + g.run);
-    note.push(g.ended_seconds_ago ? "ended " + time(g.ended_seconds_ago) + " ago" : "for " + time(g.age_seconds));
+    if (g.ended_seconds_ago) note.push("ended " + time(g.ended_seconds_ago) + " ago");
+    else if (g.age_seconds >= 0) note.push("for " + time(g.age_seconds));
     if (g.why) note.push(g.why);
     put(d.querySelector("summary .note"), note.join(" · "));
     if (!d.open && d.querySelector("tbody").childElementCount) d.querySelector("tbody").replaceChildren();
@@ -199,7 +202,7 @@ function showFailures(list, more) {
   sync($("failures"), list, (f) => [f.group, f.run, f.generation, f.what, f.code, f.why].join(" "), () =>
     make("li", "", make("b"), " ", make("span"), make("div", "note")), (li, f) => {
     put(li.querySelector("b"), f.group + " · " + f.what + ": " + f.code);
-    put(li.querySelector("span"), time(f.ago_seconds) + " ago");
+    put(li.querySelector("span"), f.ago_seconds < 0 ? "" : time(f.ago_seconds) + " ago");
     put(li.querySelector(".note"), f.why);
   });
   put($("failures-count"), list.length ? String(list.length + more) : "none");
@@ -207,12 +210,12 @@ function showFailures(list, more) {
 
 function showNumbers(s) {
   if (!s) { $("numbers").replaceChildren(make("div", "", make("dd", "", "Only what is below a prefix is shown."))); return; }
-  const r = s.rates;
+  const r = s.rates, none = s.up_seconds < 0 ? "unknown" : "…"; // a store that cannot tell how long it runs counts nothing
   const rows = [
     ["running", time(s.up_seconds)], ["kept on a disk", s.durable ? "yes" : "no"], ["clients", amount(s.sessions, "")],
     ["calls that wait", amount(s.calls_waiting, "")], ["keys", amount(s.keys, "")], ["in them", amount(s.bytes, "B")],
-    ["operations", r ? amount(r.ops_per_second, "/s") : "…"], ["in", r ? amount(r.bytes_in_per_second, "B/s") : "…"], ["out", r ? amount(r.bytes_out_per_second, "B/s") : "…"],
-    ["half take", r ? short(r.p50_seconds) : "…"], ["99 % take", r ? short(r.p99_seconds) : "…"],
+    ["operations", r ? amount(r.ops_per_second, "/s") : none], ["in", r ? amount(r.bytes_in_per_second, "B/s") : none], ["out", r ? amount(r.bytes_out_per_second, "B/s") : none],
+    ["half take", r ? short(r.p50_seconds) : none], ["99 % take", r ? short(r.p99_seconds) : none],
   ];
   sync($("numbers"), rows, (x) => x[0], (x) => make("div", "", make("dt", "", x[0]), make("dd")), (e, x) => put(e.lastChild, x[1]));
   const ops = r ? Object.entries(r.ops).sort((a, b) => b[1] - a[1]).slice(0, 8) : [];

@@ -26,6 +26,7 @@ type Engine struct {
 	count   atomic.Uint64 // numbers changes
 
 	running sync.WaitGroup // calls, and what they left behind
+	counted tally          // for Status
 
 	mu      sync.Mutex // protects the fields below
 	closed  bool
@@ -115,6 +116,7 @@ var operations = [256]func(e *Engine, ctx context.Context, req *wire.Request, re
 	wire.OpGrant:   (*Engine).grant,
 	wire.OpKeep:    (*Engine).keep,
 	wire.OpRevoke:  (*Engine).revoke,
+	wire.OpStatus:  (*Engine).status,
 	wire.OpJoin:    (*Engine).join,
 	wire.OpLeave:   onSeat((*seat).leaveGroup),
 	wire.OpFollow:  onSeat((*seat).followGroup),

@@ -18,7 +18,7 @@ var statusChecks = []check{
 	{"a rank that left has left", statusLeft, []Feature{Status, Collect}},
 	{"a rank that is lost is lost", statusLost, []Feature{Status, Collect, Loss}},
 	{"below a prefix there is only what is below it", statusPrefix, []Feature{Status, Collect}},
-	{"keys that are waited for are told", statusKeys, []Feature{Status, Wait}},
+	{"keys that are waited for are told", statusKeys, []Feature{Status, Wait, Waiters}},
 	{"many ranks come in pages, each once", statusMany, []Feature{Status, Collect}},
 	{"it changes nothing", statusPure, []Feature{Status, Watch}},
 }
@@ -64,7 +64,7 @@ func statusBarrier(t *testing.T, w *world) {
 	same(t, "number", r.Seq, 2)
 	same(t, "who has come", r.Came.First(9), []int{0, 1, 3})
 	same(t, "who is missing", r.Missing.First(9), []int{2})
-	same(t, "it has a deadline", r.Left > 0 && r.Left < time.Hour, true)
+	same(t, "it has a deadline", r.Left > 0 && r.Left < time.Hour, !w.lacks(Waiters))
 	same(t, "ranks", len(g.Ranks), 4)
 	same(t, "name of the missing one", g.Ranks[2].Label, label(2))
 	same(t, "its last call", []any{g.Ranks[2].Verb, g.Ranks[2].Seq}, []any{"barrier", uint64(1)})
@@ -97,8 +97,11 @@ func statusRecv(t *testing.T, w *world) {
 	waiting := later(t, func() ([][]byte, error) { o := ranks[1].recv(w.ctx, 0, "tag", 1); return o.values, o.err })
 	g := comes(t, w, w.store(), "it waits", func(g *store.GroupStatus) bool { return len(g.Ranks[1].Waits) == 1 })
 	r := g.Ranks[1].Waits[0]
-	r.For = 0
-	same(t, "what it waits in", r, store.WaitStatus{Verb: "recv", Peer: 0, Tag: "tag"})
+	want := store.WaitStatus{Verb: "recv", Peer: 0, Tag: "tag", For: r.For}
+	if w.lacks(Waiters) {
+		want.Tag = ""
+	}
+	same(t, "what it waits in", r, want)
 	good(t, ranks[0].send(w.ctx, 1, "tag", "x"))
 	good(t, (<-waiting).err)
 }
