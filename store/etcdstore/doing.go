@@ -89,9 +89,9 @@ func (g *group) doingOf(rank int, said, last string) string {
 	case wire.CodeLeft:
 		return "left"
 	}
-	if what, at, ok := strings.Cut(said, "|"); ok {
-		if began, err := time.Parse(time.RFC3339Nano, at); err == nil {
-			return fmt.Sprintf("in %s for %s", what, since(began))
+	if at := strings.LastIndexByte(said, '|'); at >= 0 {
+		if began, err := time.Parse(time.RFC3339Nano, said[at+1:]); err == nil {
+			return fmt.Sprintf("in %s for %s", said[:at], since(began))
 		}
 	}
 	if last != "" {

@@ -19,7 +19,7 @@ type roll struct {
 	gen     uint64
 	rev     int64    // at which all were there
 	name    string   // the key of the roll
-	ids     []int    // of each rank's seat
+	ids     []int    // of each rank's seat: the rank itself, or of survivors the one that it had
 	labels  []string // of each rank
 	members [][]byte
 	old     []int64 // of a generation of survivors: the rank that each had

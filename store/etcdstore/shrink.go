@@ -25,7 +25,6 @@ func (e *Engine) joinSurvivors(ctx context.Context, req *wire.Request, rep *wire
 func (st *seat) shrink(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	own := *req
 	own.Group.Label = st.g.roll.labels[st.rank]
-	own.Group.Rank = st.g.roll.ids[st.rank] // the number of the seat
 	name := st.g.keys.shrink()
 	a := &applicant{e: st.g.e, s: st.s, c: &own.Group, name: name, value: st.g.e.seatValue(&own), began: time.Now()}
 	a.c.Size = maxSize + 1 // never that many: it is complete when all who are there have come
@@ -101,7 +100,7 @@ func (v *survivor) complete(ctx context.Context) error {
 		return nil
 	}
 	seats := resp.Responses[1].GetResponseRange().Kvs
-	missing := missingSeats(resp.Responses[0].GetResponseRange().Kvs, seats)
+	missing := v.from.g.roll.missing(resp.Responses[0].GetResponseRange().Kvs, seats)
 	name := found(resp.Responses[2])
 	if len(seats) == 0 || len(missing) > 0 || name == nil {
 		return nil
@@ -112,7 +111,7 @@ func (v *survivor) complete(ctx context.Context) error {
 		return err
 	}
 	for _, kv := range seats {
-		r.old = append(r.old, int64(old.rankOf(int(lastNumber(kv.Key)))))
+		r.old = append(r.old, int64(lastNumber(kv.Key)))
 	}
 	when := []cond{absent(to.rolled()), unchanged(from.seats(), resp.Header.Revision), present(v.from.key), changedAt(v.name, name.ModRevision)}
 	live := opTxn([]cond{valueIs(old.name, complete(v.from.g.gen))}, []op{opPut(old.name, complete(v.o.gen), 0)}, nil)
@@ -120,18 +119,18 @@ func (v *survivor) complete(ctx context.Context) error {
 	return err
 }
 
-// missingSeats are those of who is there in the old generation, and has not come to the new one.
-func missingSeats(old, seats []*mvccpb.KeyValue) (missing []int) {
-	come := map[uint64]bool{}
-	for _, kv := range seats {
-		come[lastNumber(kv.Key)] = true
+// missing are the ranks of r that are there by its seats, and have not come to those of its survivors.
+func (r *roll) missing(seats, survivors []*mvccpb.KeyValue) (ranks []int) {
+	come := map[int]bool{}
+	for _, kv := range survivors {
+		come[int(lastNumber(kv.Key))] = true
 	}
-	for _, kv := range old {
-		if id := lastNumber(kv.Key); !come[id] && string(kv.Value) != leftSeat {
-			missing = append(missing, int(id))
+	for _, kv := range seats {
+		if rank := r.rankOf(int(lastNumber(kv.Key))); !come[rank] && string(kv.Value) != leftSeat {
+			ranks = append(ranks, rank)
 		}
 	}
-	return missing
+	return ranks
 }
 
 // succeed is the answer to a rank of the new generation. The old one is over for it.
@@ -171,8 +170,8 @@ func (v *survivor) withdraw(ctx context.Context, rep *wire.Reply) error {
 	if !late {
 		verdict.Code, verdict.By = wire.CodeCancelled, v.from.rank
 	}
-	for _, id := range missingSeats(resp.Responses[2].GetResponseRange().Kvs, resp.Responses[3].GetResponseRange().Kvs) {
-		if rank := v.from.g.roll.rankOf(id); rank != v.from.rank {
+	for _, rank := range v.from.g.roll.missing(resp.Responses[2].GetResponseRange().Kvs, resp.Responses[3].GetResponseRange().Kvs) {
+		if rank != v.from.rank {
 			verdict.Missing = append(verdict.Missing, rank)
 		}
 	}

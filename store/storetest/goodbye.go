@@ -149,6 +149,7 @@ var lossChecks = []check{
 	{"what the lost rank gave can be read", lossGave, []Feature{Collect, Loss, Sessions}},
 	{"is told to those who follow", lossFollowed, []Feature{Collect, Loss, Sessions}},
 	{"the survivors can go on among themselves", lossShrink, []Feature{Collect, Loss, Sessions}},
+	{"of survivors, others survive again, and are lost again", lossOfSurvivors, []Feature{Collect, Loss, Sessions}},
 	{"the seat is free for a new run of the rank", lossRejoin, []Feature{Collect, Loss, Sessions}},
 	{"a rank that waits in the roll is withdrawn", lossJoin, []Feature{Collect, Loss, Sessions}},
 	{"a lost sender's messages come before its loss", lossStream, []Feature{Collect, Loss, Sessions, Streams}},
@@ -227,6 +228,30 @@ func lossShrink(t *testing.T, w *world) {
 		r.gen, r.n = rolls[0].Generation, i
 	}
 	goesOn(t, now, 1)
+}
+
+// Ranks change with each generation: the first is lost of each, so that no rank keeps its number.
+func lossOfSurvivors(t *testing.T, w *world) {
+	now := w.group(5)
+	for len(now) > 2 {
+		w.lose(now[0], now[1])
+		now = now[1:]
+		rolls := make([]store.Roll, len(now))
+		allGood(t, together(len(now), func(i int) (_ [][]byte, err error) {
+			rolls[i], err = now[i].Join(w.ctx, now[i].seat(), nil)
+			return nil, err
+		}))
+		for i, r := range now {
+			same(t, "roll", rolls[i], rolls[0])
+			same(t, "old rank", rolls[0].Ranks[i], i+1)
+			r.gen, r.n = rolls[0].Generation, i
+		}
+		goesOn(t, now, 1)
+	}
+	good(t, now[0].Leave(w.ctx, now[0].seat()))
+	o := now[1].collect(w.ctx, barrier(2))
+	is(t, o.err, store.ErrLeft)
+	same(t, "left", verdict(t, o.err).Left, []int{0})
 }
 
 func lossRejoin(t *testing.T, w *world) {
