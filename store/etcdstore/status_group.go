@@ -336,9 +336,9 @@ func (g *sight) survivors(ctx context.Context, s *wire.GroupStatus, complete map
 		seated[r.Rank] = true
 		rec.For = max(rec.For, r.Ago)
 	}
-	for rank, id := range g.roll.ids {
+	for rank := range g.roll.ids {
 		switch {
-		case seated[id]:
+		case seated[rank]:
 			rec.Came.Add(rank)
 		case s.Ranks[rank].Gone == wire.CodeOK:
 			rec.Missing.Add(rank)
