@@ -93,18 +93,18 @@ func newJob(t *testing.T, name string, size int) *job {
 		j.wg.Wait()
 	})
 	j.url = page.URL
-	j.gen = j.join(name, size, size)
+	j.gen = j.join(name, 4100, size, size)
 	return j
 }
 
-// join lets n of size ranks join; if those are all, it returns the generation.
-func (j *job) join(name string, n, size int) (gen uint64) {
+// join lets n of size ranks join, whose processes count from pid on; if those are all, it returns the generation.
+func (j *job) join(name string, pid, n, size int) (gen uint64) {
 	var joined sync.WaitGroup
 	for rank := range n {
 		joined.Add(1)
 		j.wg.Go(func() {
 			defer joined.Done()
-			c := wire.Contribution{Group: name, Run: "run-1", Rank: rank, Size: size, Label: fmt.Sprintf("pid %d on node-%c", 4100+rank, 'a'+rank/4)}
+			c := wire.Contribution{Group: name, Run: "run-1", Rank: rank, Size: size, Label: fmt.Sprintf("pid %d on node-%c", pid+rank, 'a'+rank/4)}
 			roll, err := store.New(j.m).Join(context.Background(), c, nil)
 			if err == nil && rank == 0 {
 				gen = roll.Generation
@@ -144,7 +144,7 @@ func stuck(t *testing.T) *job {
 		return err == nil && len(s.Groups[0].Records) == 1 && s.Groups[0].Records[0].For > 10*time.Millisecond
 	}, limit, 10*time.Millisecond)
 	j.wg.Go(func() { _, _ = store.New(j.m).Wait(context.Background(), "model/ready") })
-	j.join("evaluate", 3, 4)
+	j.join("evaluate", 5100, 3, 4)
 	s := store.New(j.m)
 	require.NoError(t, s.Set(t.Context(), "config/<b>batch</b>", []byte("64"), nil))
 	require.NoError(t, s.Set(t.Context(), "config/token", []byte("a secret value"), &store.SetOptions{TTL: time.Hour}))

@@ -14,9 +14,9 @@ import (
 // shortest is the shortest time that the leases of the tests' etcd have.
 const shortest = time.Second
 
-// without is what an engine over etcd cannot promise: when history ends is for etcd's operator to say, and of a call that waits
-// only its process knows the deadline, the tag and the keys.
-var without = []storetest.Feature{storetest.Compaction, storetest.Waiters}
+// without is what an engine over etcd cannot promise: when history ends is for etcd's operator to say, of a call that waits only its process
+// knows the deadline, the tag and the keys, and thousands who join at once keep others waiting. TestStatusOfMuch has a large status.
+var without = []storetest.Feature{storetest.Compaction, storetest.Waiters, storetest.Crowds}
 
 // TestContract runs the contract of all engines: each session is an engine of its own.
 func TestContract(t *testing.T) {

@@ -80,14 +80,14 @@ func (v *viewer) generation(ctx context.Context, l listing, complete map[uint64]
 	if g.over != nil && g.over.Verdict != nil {
 		s.Over = told(g.over.Verdict)
 	}
+	if s.Over == nil && len(lost) > 0 { // nobody has said so yet, or there was nobody who could
+		s.Over = told(&wire.Verdict{Code: wire.CodeLost, By: -1, Lost: lost, Reason: g.roll.labels[lost[0]]})
+	}
 	s.Verdicts = g.verdicts()
 	if s.Present > 0 {
 		s.Ranks = ranks
 		g.records(s)
 		return s, g.survivors(ctx, s, complete)
-	}
-	if s.Over == nil && len(lost) > 0 { // there was nobody who could say so
-		s.Over = told(&wire.Verdict{Code: wire.CodeLost, By: -1, Lost: lost, Reason: g.roll.labels[lost[0]]})
 	}
 	if s.Over == nil && len(s.Verdicts) == 0 {
 		return nil, nil

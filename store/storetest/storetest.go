@@ -40,6 +40,7 @@ const (
 	Leases  Feature = "leases" // entries that go with a lease
 	Remove  Feature = "remove" // swap of a value for nothing
 	Status  Feature = "status"
+	Crowds  Feature = "crowds"  // groups of thousands that come together at once
 	Waiters Feature = "waiters" // a status that tells all of calls that wait: their deadlines and tags, and keys
 
 	Checked    Feature = "checked"    // counters that do not overflow, and are not added to what is no number
