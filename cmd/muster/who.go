@@ -112,11 +112,19 @@ func (p *whoPrinter) print(v *status.View) {
 func serverText(s *status.Server) string {
 	var parts []string
 	for _, x := range []struct {
-		n    int64
-		what string
-	}{{s.Sessions, "clients"}, {s.Calls, "calls that wait"}, {s.Groups, "groups"}, {s.Keys, "keys"}} {
-		if x.n >= 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.what))
+		n         int64
+		one, more string
+	}{
+		{s.Sessions, "client", "clients"},
+		{s.Calls, "call that waits", "calls that wait"},
+		{s.Groups, "group", "groups"},
+		{s.Keys, "key", "keys"},
+	} {
+		switch {
+		case x.n == 1:
+			parts = append(parts, "1 "+x.one)
+		case x.n >= 0:
+			parts = append(parts, fmt.Sprintf("%d %s", x.n, x.more))
 		}
 	}
 	text := strings.Join(parts, ", ")

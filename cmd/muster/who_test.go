@@ -85,7 +85,7 @@ groups
     rank 0 +pid 7 on node-a  in barrier #1 for [0-9.]+ s.*
     rank 1 +pid 7 on node-b  no call since it joined [0-9.]+ s ago.*
 
-2 clients, 1 calls that wait, 1 groups, 0 keys \(0 B\)
+2 clients, 1 call that waits, 1 group, 0 keys \(0 B\)
 $`)
 	if r.code != 0 || !want.MatchString(r.stdout) {
 		t.Errorf("%+v", r)
