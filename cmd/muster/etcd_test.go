@@ -114,7 +114,7 @@ groups
     rank 0 +pid 7 on node-a  in barrier #1( for [0-9.]+ s)?
     rank 1 +pid 7 on node-b  no call since it joined
 
-1 groups, 0 keys
+1 group, 0 keys
 $`)
 	if r.code != 0 || !want.MatchString(r.stdout) {
 		t.Errorf("%+v", r)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, List, NamedTuple, Optional, Union
+from typing import List, NamedTuple, Optional, Protocol
 
 from ._errors import RankError
-
-if TYPE_CHECKING:
-    from ._seat import Seat
-    from ._trace import Trace
 
 now = time.perf_counter_ns  # runs on, whatever becomes of the time of day
 
@@ -24,6 +20,27 @@ class Who(NamedTuple):
     id: int = 0
 
 
+class Rank(Protocol):
+    """A Who, or a seat in a group."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def id(self) -> int: ...
+
+
+class Sink(Protocol):
+    """Is told of what has ended: a trace."""
+
+    def record(self, s: Span) -> None: ...
+
+
 class Span:
     """Begins now, and tells the trace when it ends. Without a trace no clock is read."""
 
@@ -34,7 +51,7 @@ class Span:
     _voted = 0  # since when it waits; 0: for nobody
     _heard = 0  # when it knew; 0: at its end
 
-    def __init__(self, trace: Optional[Trace], verb: str, who: Union[Seat, Who], channel: str = "") -> None:
+    def __init__(self, trace: Optional[Sink], verb: str, who: Rank, channel: str = "") -> None:
         self.trace = trace
         if trace is not None:
             self.verb, self.who, self.channel = verb, who, channel
