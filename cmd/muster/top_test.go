@@ -109,7 +109,7 @@ func TestTopModel(t *testing.T) {
 		t.Errorf("it does not scroll back: %q", m.lines())
 	}
 	m.press("end", "pgdown")
-	if last := m.lines()[3]; !strings.Contains(last, "calls that wait") {
+	if last := m.lines()[3]; !strings.Contains(last, "1 call that waits") {
 		t.Errorf("the end is %q", m.lines())
 	}
 	m.press("pgup", "home")
