@@ -1,5 +1,5 @@
 # All of these need Go alone; race needs gcc too. The pinned tools build themselves.
-.PHONY: test race lint fmt fuzz bench cover ci
+.PHONY: test race lint fmt fuzz bench cover soak ci
 
 test:
 	go test work
@@ -26,6 +26,17 @@ bench:
 cover:
 	go test -coverprofile cover.out work
 	go tool cover -html cover.out -o cover.html
+
+# Long forms of tests that have a short form in "make test".
+soak:
+	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestDamage$$' ./internal/durable
+	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestCreateHasOneOutcome$$' ./pgroup
+	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestBusyHostLosesNoRank|TestTheCulpritIsPrintedFirst)$$' ./pgroup/pgrouptest
+	MUSTER_TEST_RANKS=2000 go test -v -timeout 60m -run '^TestManyRanks$$' ./gather
+	go test -v -timeout 60m -run '^TestSimulation$$' ./internal/core -sim.seeds 100000
+	go test -v -timeout 60m -run '^TestExplore$$' ./internal/core -explore.depth 13
+	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestMutants$$' ./internal/core
+	.ci/fuzz 60s
 
 ci:
 	.ci/run

@@ -126,7 +126,7 @@ const crowded = 15 * time.Second
 const stepTime = 5 * time.Minute // an all-gather of 10,000 ranks brings 7 GB
 
 func (c *crowd) connect(ctx context.Context, i int) error {
-	s, err := store.Dial(ctx, c.addrs[i/c.host%len(c.addrs)], &store.DialOptions{Dial: c.wires.dial, Silence: crowded}) // no second try: a reset is an error
+	s, err := store.Dial(ctx, c.addrs[i/c.host%len(c.addrs)], &store.DialOptions{Dial: c.wires.dial, LivenessTimeout: crowded}) // no second try: a reset is an error
 	c.stores[i] = s
 	return err
 }
@@ -185,7 +185,7 @@ func beRelays(args []string) error {
 	var w wires
 	var addrs []string
 	for range count {
-		addr, stop, err := serveRelay(args[0], &store.DialOptions{Dial: w.dial, Silence: crowded})
+		addr, stop, err := serveRelay(args[0], &store.DialOptions{Dial: w.dial, LivenessTimeout: crowded})
 		if err != nil {
 			return err
 		}

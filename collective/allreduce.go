@@ -59,6 +59,15 @@ func (c *call) allReduce(x []byte) error {
 	if err := c.reduceWith(alg, hierarchical, wide); err != nil {
 		return err
 	}
+	if c.div > 1 && c.dt16 == tensor.BF16 && reduce.Overflows(wide) {
+		// A sum of float32s may be too large though the average is not. All ranks have the same sum, and so divide first, all of them.
+		reduce.Widen(c.dt16, wide, x)
+		reduce.Scale(wide, c.div)
+		c.div = 1
+		if err := c.reduceWith(alg, hierarchical, wide); err != nil {
+			return err
+		}
+	}
 	reduce.Narrow(c.dt16, x, wide)
 	return nil
 }

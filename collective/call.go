@@ -18,6 +18,8 @@ import (
 type call struct {
 	*core
 	ctx  context.Context // the Comm's end ends it too
+	verb verb            // as the caller has it; head has what ranks agree on
+	peer int             // of Send and Recv
 	head head
 	dt   tensor.DType // that numbers are combined as
 	dt16 tensor.DType // of the caller's, if they are made wider
@@ -39,6 +41,7 @@ type plan struct {
 	op    Op
 	dt    tensor.DType
 	root  int // -1: none
+	peer  int // of Send and Recv
 	count int // elements that each rank passes
 	x, y  []byte
 }
@@ -139,8 +142,11 @@ func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call
 }
 
 func (c *core) newCall(ctx context.Context, p *plan, seq uint64) *call {
-	cl := &call{core: c, ctx: ctx, dt: p.dt, div: 1}
+	cl := &call{core: c, ctx: ctx, verb: p.verb, peer: p.peer, dt: p.dt, div: 1}
 	cl.head = head{generation: c.group.Generation(), seq: seq, count: uint64(p.count), root: int32(p.root), verb: p.verb, op: p.op, dt: p.dt}
+	if p.verb == receive {
+		cl.head.verb = send
+	}
 	cl.elem, _ = tensor.Size(p.dt, 1)
 	if int(p.op) < len(reductions) {
 		cl.op = reductions[p.op]
@@ -154,7 +160,7 @@ func (c *core) newCall(ctx context.Context, p *plan, seq uint64) *call {
 func (c *call) trace(bytes int, err error) {
 	if c.opts.Trace != nil {
 		c.opts.Trace.Record(c.ctx, trace.Event{
-			Op: "collective." + c.head.verb.String(), Group: c.name, Generation: c.head.generation, Seq: c.head.seq, Rank: c.rank(), Size: c.size(),
+			Op: "collective." + c.verb.String(), Group: c.name, Generation: c.head.generation, Seq: c.head.seq, Rank: c.rank(), Size: c.size(),
 			Last: -1, Bytes: int64(bytes), Start: c.start, End: time.Now(), Err: err,
 		})
 	}
@@ -240,10 +246,10 @@ func (c *call) verdict(err error) error {
 	}
 	<-c.over.Done()
 	c.lanes.close() // from here on nobody uses the caller's slices
-	if c.local != nil && c.head.verb != send {
+	if c.local != nil && !c.isPair() {
 		c.local.retreat()
 	}
-	return c.ended(c.head.verb)
+	return c.ended(c.verb)
 }
 
 // broken is a connection's end.
@@ -274,6 +280,9 @@ func disagreement(rank int, theirs head, other int, h head) string {
 	return fmt.Sprintf("rank %d is in %v, and rank %d in %v", rank, theirs, other, h)
 }
 
+// isPair reports whether this is a Send or a Recv, which run beside the verbs of all ranks.
+func (c *call) isPair() bool { return c.head.verb == send }
+
 // await notes whom this rank waits for, for those who ask when time is over.
 func (c *core) await(rank int) { c.waiting.Store(int64(rank) + 1) }
 
@@ -281,6 +290,9 @@ func (c *core) await(rank int) { c.waiting.Store(int64(rank) + 1) }
 func (c *call) awaited() (ranks []int, doing []string) {
 	if ranks, doing = c.watch.missing(c); len(ranks) > 0 {
 		return ranks, doing
+	}
+	if c.isPair() {
+		return []int{c.peer}, nil
 	}
 	if n := c.waiting.Load(); n > 0 {
 		return []int{int(n) - 1}, nil

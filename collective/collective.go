@@ -20,8 +20,9 @@ import (
 // Op is a reduction.
 type Op = pgroup.Op
 
-// The reductions, as of pgroup: integers wrap around, and Avg of integers is truncated toward 0; a NaN anywhere is the Min and the Max.
-// Float16 and BFloat16 are combined as float32.
+// The reductions, as of pgroup: integers wrap around; a NaN anywhere is the Min and the Max. Float16 and BFloat16 are combined as float32. Avg of
+// integers is truncated toward 0. The average of integers of up to 32 bits, and of Float16 and BFloat16, is right whatever their sum is; a sum of 64-bit integers
+// wraps around, and one of float32 or float64 may be infinite, also on the way to an average.
 const (
 	Sum     = pgroup.Sum
 	Product = pgroup.Product
@@ -59,7 +60,7 @@ type Options struct {
 // same order on every rank. After an error it refuses further use.
 //
 // It owns a group of its own with one goroutine that follows it, a link.Mesh, a goroutine for each rank that it sends to over a
-// connection, and the memory that it shares with ranks of its host. Close ends all of them.
+// connection and for each call of Start, and the memory that it shares with ranks of its host. Close ends all of them.
 type Comm struct {
 	*core
 	inner bool // has the turn
@@ -80,6 +81,8 @@ type core struct {
 	over context.Context // ends when no verb can succeed any more; its cause is the error of all
 	end  context.CancelCauseFunc
 	once struct{ fail, close sync.Once }
+
+	started sync.WaitGroup // of Start
 
 	turns sync.Mutex
 	tail  chan struct{} // closed when the last verb that was called is done
@@ -170,8 +173,12 @@ func (c *Comm) Shutdown(ctx context.Context) error {
 	return errors.Join(c.Barrier(ctx), c.Close())
 }
 
-// Close ends this rank's part, at once. Ranks that wait for it in a verb hear that it left. It may be called twice.
+// Close ends this rank's part, at once. Ranks that wait for it in a verb hear that it left. It returns when what Start has started has ended; in such a
+// function, called on the Comm that it was given, it does not wait for that. It may be called twice.
 func (c *Comm) Close() (err error) {
+	if !c.inner {
+		defer c.started.Wait()
+	}
 	c.once.close.Do(func() {
 		if c.over.Err() == nil { // otherwise the others hear why
 			c.lanes.goodbye()

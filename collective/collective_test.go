@@ -321,10 +321,13 @@ func TestOneRankFails(t *testing.T) {
 		who   func(re *pgroup.RankError) []int
 	}{
 		"cancels": {func(r *rank) {
-			ctx, cancel := context.WithCancel(r.ctx)
-			cancel()
+			ctx, cancel := context.WithCancelCause(r.ctx)
+			cancel(errors.New("the health check has failed"))
 			assert.ErrorIs(r, collective.AllReduce(ctx, r.c, collective.Sum, make([]float32, 1000)), pgroup.ErrCancelled)
-		}, pgroup.ErrCancelled, func(re *pgroup.RankError) []int { return []int{re.By} }},
+		}, pgroup.ErrCancelled, func(re *pgroup.RankError) []int {
+			assert.ErrorContains(t, re, "the health check has failed")
+			return []int{re.By}
+		}},
 		"leaves": {func(r *rank) { assert.NoError(r, r.c.Close()) }, pgroup.ErrLeft, func(re *pgroup.RankError) []int { return re.Left }},
 		"aborts": {func(r *rank) { r.c.Group().Abort(errors.New("no cheese")) }, pgroup.ErrAborted, func(re *pgroup.RankError) []int { return []int{re.By} }},
 	} {

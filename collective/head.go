@@ -20,11 +20,12 @@ const (
 	barrier
 	send
 	goodbye // the rank closes, and sends nothing any more
+	receive // what a Recv is called here; on connections both ends of a message are send
 )
 
 var verbNames = [...]string{
 	allReduce: "allreduce", reduceTo: "reduce", reduceScatter: "reducescatter", allGather: "allgather", broadcast: "broadcast",
-	allToAll: "alltoall", barrier: "barrier", send: "send", goodbye: "close",
+	allToAll: "alltoall", barrier: "barrier", send: "send", goodbye: "close", receive: "recv",
 }
 
 func (v verb) String() string {

@@ -12,22 +12,24 @@ import (
 // Send sends x to another rank, which receives as many of the same type. It returns when x may be changed. Messages of one rank to another
 // arrive in their order. They do not count among the verbs of all ranks, and run beside them; one at a time each way between two ranks.
 func Send[T tensor.Number](ctx context.Context, c *Comm, dst int, x []T) error {
-	return c.pair(ctx, planOf(send, 0, rooted(dst), x, nil), dst, true)
+	return c.pair(ctx, planOf(send, 0, rooted(dst), x, nil), dst)
 }
 
 // Recv receives what another rank has sent, into x: as many as it sends, of the same type.
 func Recv[T tensor.Number](ctx context.Context, c *Comm, src int, x []T) error {
-	return c.pair(ctx, planOf(send, 0, rooted(src), x, nil), src, false)
+	return c.pair(ctx, planOf(receive, 0, rooted(src), x, nil), src)
 }
 
 // pair is Send or Recv.
-func (c *Comm) pair(ctx context.Context, p plan, peer int, out bool) error {
+func (c *Comm) pair(ctx context.Context, p plan, peer int) error {
+	out := p.verb == send
 	if err := c.check(&p); err != nil {
 		return err
 	}
 	if peer == c.rank() {
-		return c.invalid(send, "rank %d is this one", peer)
+		return c.invalid(p.verb, "rank %d is this one", peer)
 	}
+	p.peer = peer
 	k := pairKey{peer, out}
 	seq, ok := c.pairs.take(k)
 	if !ok {
@@ -63,7 +65,6 @@ func (c *call) sendPair(to int, x []byte) error {
 }
 
 func (c *call) receivePair(from int, x []byte) error {
-	c.await(from)
 	in, err := c.lanes.from(c.ctx, laneKey{from, forPairs})
 	if err != nil {
 		return c.broken(from, err)

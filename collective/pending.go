@@ -9,7 +9,8 @@ type Pending struct {
 }
 
 // Start runs f after everything that was called or started before it, and lets this goroutine go on. All ranks call Start in the same order as
-// verbs. What f calls on c is its own; c is for f alone. Data that f uses belong to it until Wait.
+// verbs. What f calls on c is its own; c is for f alone. Data that f uses belong to it until Wait. Close ends the verbs that f is in, and waits for f: f
+// may close its own c alone.
 func (c *Comm) Start(ctx context.Context, f func(ctx context.Context, c *Comm) error) *Pending {
 	p := &Pending{done: make(chan struct{})}
 	if c.inner {
@@ -18,14 +19,14 @@ func (c *Comm) Start(ctx context.Context, f func(ctx context.Context, c *Comm) e
 		return p
 	}
 	mine, before := c.queue()
-	go func() {
+	c.started.Go(func() {
 		defer close(mine)
 		defer close(p.done)
 		if before != nil {
 			<-before
 		}
 		p.err = f(ctx, &Comm{core: c.core, inner: true})
-	}()
+	})
 	return p
 }
 

@@ -135,6 +135,7 @@ func TestKilled(t *testing.T) {
 func TestFrozen(t *testing.T) {
 	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
 		const victim = 2
+		j.LivenessTimeout = time.Second
 		processes(t, j, func(r *rank) {
 			r.allReduce(1000)
 			pid := r.g.Members()[victim].PID

@@ -89,7 +89,7 @@ func (w *watch) look() {
 		case now.After(c.limit):
 			c.ending = true
 			w.asking.Go(c.overdue)
-		case c.stuck == nil && c.head.verb != send && now.Sub(c.start) > stuckTime:
+		case c.stuck == nil && now.Sub(c.start) > stuckTime:
 			c.stuck = newStuck(c)
 			w.asking.Go(c.stuck.run)
 		}
@@ -112,8 +112,8 @@ func (w *watch) missing(c *call) (ranks []int, doing []string) {
 	}
 }
 
-// stuck is a verb that takes long. Through the store it finds ranks that do something else, and that wait for each other; and since it waits for
-// everybody's word there, the store asks ranks that say nothing whether they are still alive.
+// stuck is a verb that takes long. Through the store it finds ranks that do something else, and that wait for each other. A Send or Recv waits for
+// its peer there.
 type stuck struct {
 	call    *call
 	ctx     context.Context // ends with the verb, or its deadline
@@ -131,6 +131,12 @@ func newStuck(c *call) *stuck {
 
 func (s *stuck) run() {
 	defer close(s.done)
+	if s.call.isPair() {
+		// No rank sends on this channel: the error says what the peer does instead.
+		_, err := pgroup.Recv[any](s.ctx, s.call.group.Channel("\x00stuck"), s.call.peer)
+		s.noteMissing(err)
+		return
+	}
 	mine := make([]byte, headLen)
 	s.call.head.put(mine)
 	for s.ctx.Err() == nil && s.call.over.Err() == nil {
@@ -138,8 +144,7 @@ func (s *stuck) run() {
 		if err == nil {
 			s.compare(heads)
 		}
-		if re, ok := errors.AsType[*pgroup.RankError](err); ok && errors.Is(err, pgroup.ErrTimeout) {
-			s.missing, s.doing = re.Missing, re.Doing // when the time of the first was over, which ends the verb for all
+		if s.noteMissing(err) { // when the time of the first was over, which ends the verb for all
 			return
 		}
 		select {
@@ -148,6 +153,16 @@ func (s *stuck) run() {
 		case <-time.After(stuckTime):
 		}
 	}
+}
+
+// noteMissing keeps whom a wait in the store has missed, if err is that its time was over.
+func (s *stuck) noteMissing(err error) bool {
+	re, ok := errors.AsType[*pgroup.RankError](err)
+	if !ok || !errors.Is(err, pgroup.ErrTimeout) {
+		return false
+	}
+	s.missing, s.doing = re.Missing, re.Doing
+	return true
 }
 
 // compare ends the Comm if ranks do different things in the same call. One that is in another call may be about to follow, or to go on: who waits for

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/muster-pg/muster/internal/reduce"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/tensor"
 )
@@ -93,12 +94,43 @@ func (c *call) do(p *plan) error {
 	switch {
 	case c.size() == 1:
 		return c.alone(p)
+	case p.op == Avg && reduce.IsNarrow(p.dt):
+		return c.doWide(p)
 	case c.shared && len(c.sites.hosts) == 1 && (c.opts.Algorithm == Auto || c.opts.Algorithm == Hierarchical):
 		return c.onHost(p)
 	case len(p.x) == 0:
 		return c.meet()
 	}
 	return c.amongHosts(p)
+}
+
+// doWide averages narrow integers as int64, whose sum is never too large.
+func (c *call) doWide(p *plan) error {
+	wide := *p
+	wide.dt, wide.x, wide.y = tensor.I64, c.wideInts(len(p.x)/c.elem), nil
+	reduce.WidenInts(p.dt, wide.x, p.x)
+	if p.y != nil {
+		wide.y = make([]byte, 8*(len(p.y)/c.elem))
+	}
+	c.dt, c.elem = tensor.I64, 8
+	if err := c.do(&wide); err != nil {
+		return err
+	}
+	switch {
+	case p.y != nil:
+		reduce.NarrowInts(p.dt, p.y, wide.y)
+	case p.root < 0 || p.root == c.rank():
+		reduce.NarrowInts(p.dt, p.x, wide.x)
+	}
+	return nil
+}
+
+// wideInts is memory for n int64s, which is used again.
+func (c *call) wideInts(n int) []byte {
+	if cap(c.wide) < 8*n {
+		c.wide = make([]byte, 8*n)
+	}
+	return c.wide[:8*n]
 }
 
 // alone is what a verb of one rank does.

@@ -2,14 +2,10 @@ package gather
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"net/url"
-	"os"
-	"path/filepath"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -20,12 +16,15 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/trace"
+	"github.com/muster-pg/muster/wire"
 )
 
 // Options has defaults for nil: through shared memory on one node, over TCP between nodes. Dir (whether it is set), Verify
 // and Unequal are the same on all ranks.
 type Options struct {
-	Dir     string     // through this directory, which all ranks' nodes share; made if its parent is there
+	// Dir is a directory that all ranks' nodes share; made if its parent is there. Jobs may use the same one at the same time. A job that was killed
+	// leaves files there: the next job of its pgroup.Config.Name and Run removes them. Without a Run no job does.
+	Dir     string
 	Listen  string     // host or host:port that ranks on other nodes connect to; default: the interface that leads to the store
 	Arena   *shm.Arena // tensors born here are not copied. It stays the caller's, and is closed after the Gatherer
 	Limit   int64      // bytes of shared memory that copies may take; 0: as many as the node gives
@@ -52,11 +51,14 @@ type Progress struct {
 // Dir what it has published. Close ends all of them.
 type Gatherer struct {
 	group *pgroup.Group
+	id    uint64 // of this Gatherer, the same on all ranks
 	name  string // of the groups of its lists: other Gatherers of group have others
 	opts  Options
 	mesh  *link.Mesh       // nil with Dir
 	arena *shm.Arena       // for copies; nil where there is no shared memory
 	files *nfsws.Workspace // nil without Dir
+
+	generation uint64 // of files
 
 	in      intake  // what comes from ranks that give to this one
 	exports exports // what ranks may fetch from this one
@@ -74,8 +76,9 @@ type Gatherer struct {
 // settings are what all ranks have to agree on.
 type settings struct {
 	Dir, Verify, Unequal bool
-	// Started is in ns, by rank 0's clock: the generation of the workspace, since the group's own begins anew with each store.
-	Started uint64
+	ID                   uint64 // random, of rank 0: of this Gatherer, among all that there are
+	Generation           uint64 // of the workspace, of rank 0
+	Err                  string // of rank 0: why there is no workspace
 }
 
 // Open is called by every rank of g, and is a few round trips. A nil o is Options{}. The group stays the caller's, and is
@@ -97,13 +100,13 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Gatherer, error) {
 }
 
 func (ga *Gatherer) open(ctx context.Context) error {
-	started, err := ga.agree(ctx)
+	agreed, err := ga.agree(ctx)
 	if err != nil {
 		return err
 	}
-	ga.name = fmt.Sprintf("gather %x", started)
+	ga.id, ga.generation, ga.name = agreed.ID, agreed.Generation, fmt.Sprintf("gather %x", agreed.ID)
 	if ga.opts.Dir != "" {
-		ga.files, err = openFiles(ga.opts.Dir, ga.group, started)
+		ga.files, err = openFiles(ga.opts.Dir, ga.group, agreed.ID, agreed.Generation)
 		return ga.everyone(ctx, "gather.open", err)
 	}
 	ga.arena, err = shm.NewArena(&shm.Options{Limit: ga.opts.Limit})
@@ -117,28 +120,33 @@ func (ga *Gatherer) open(ctx context.Context) error {
 	return err
 }
 
-// agree compares the settings of all ranks.
-func (ga *Gatherer) agree(ctx context.Context) (started uint64, err error) {
-	mine := settings{
-		Dir: ga.opts.Dir != "", Verify: ga.opts.Verify, Unequal: ga.opts.Unequal,
-		Started: uint64(time.Now().UnixNano()),
+// agree compares the settings of all ranks, and returns those of rank 0.
+func (ga *Gatherer) agree(ctx context.Context) (agreed settings, err error) {
+	mine := settings{Dir: ga.opts.Dir != "", Verify: ga.opts.Verify, Unequal: ga.opts.Unequal, ID: rand.Uint64()}
+	if mine.Dir && ga.group.Rank() == 0 {
+		if mine.Generation, err = beginFiles(ga.opts.Dir, ga.group, mine.ID); err != nil {
+			mine.Err = err.Error()
+		}
 	}
-	all, err := pgroup.AllGather(ctx, ga.group.Channel(controlChannel), mine)
-	if err != nil {
-		return 0, err
+	all, gone := pgroup.AllGather(ctx, ga.group.Channel(controlChannel), mine)
+	if gone != nil {
+		return agreed, gone
+	}
+	if all[0].Err != "" {
+		return agreed, ga.verdict("gather.open", nil, &fault{Code: wire.CodeFailed, By: 0, Reason: all[0].Err, err: err})
 	}
 	for rank, s := range all {
 		first := all[0]
 		switch {
 		case s.Dir != first.Dir:
-			return 0, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Dir, and rank 0 %s", rank, has(s.Dir), has(first.Dir)))
+			return agreed, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Dir, and rank 0 %s", rank, has(s.Dir), has(first.Dir)))
 		case s.Verify != first.Verify:
-			return 0, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Verify, and rank 0 %s", rank, has(s.Verify), has(first.Verify)))
+			return agreed, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Verify, and rank 0 %s", rank, has(s.Verify), has(first.Verify)))
 		case s.Unequal != first.Unequal:
-			return 0, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Unequal, and rank 0 %s", rank, has(s.Unequal), has(first.Unequal)))
+			return agreed, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Unequal, and rank 0 %s", rank, has(s.Unequal), has(first.Unequal)))
 		}
 	}
-	return all[0].Started, nil
+	return all[0], nil
 }
 
 // removeTime bounds how long Close takes to remove what this rank has published.
@@ -160,21 +168,6 @@ func has(on bool) string {
 }
 
 const controlChannel = "\x00gather"
-
-// openFiles opens a workspace of g's own, so that groups that share dir do not take each other for older runs.
-func openFiles(dir string, g *pgroup.Group, generation uint64) (*nfsws.Workspace, error) {
-	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
-	}
-	name := "group-" + url.PathEscape(g.Name())
-	if len(name) > maxFileName {
-		name = fmt.Sprintf("group-%x", sha256.Sum256([]byte(g.Name())))
-	}
-	return nfsws.Open(filepath.Join(dir, name), g.Rank(), &nfsws.Options{Generation: generation, Accumulate: true, Logger: g.Logger()})
-}
-
-// maxFileName is what most file systems allow.
-const maxFileName = 255
 
 // everyone makes one rank's failure that of all: the lowest rank's counts.
 func (ga *Gatherer) everyone(ctx context.Context, op string, err error) error {
@@ -276,6 +269,7 @@ func (ga *Gatherer) close() error {
 			errs = append(errs, err)
 		}
 		errs = append(errs, ga.files.Close())
+		ga.removeDir(ctx)
 	}
 	return errors.Join(errs...)
 }

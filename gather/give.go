@@ -3,6 +3,7 @@ package gather
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/wire"
 )
 
 // configName is the item that a config travels as, beside its tensors, none of which has it.
@@ -264,17 +266,36 @@ func (g *giving) mapped() {
 	}
 }
 
-// returned waits until what was lent is returned.
+// returned waits until what was lent is returned. Its error is like that of a verb: it names the first rank.
 func (g *giving) returned(ctx context.Context) error {
 	if g.lender == nil {
 		return nil
 	}
+	ctx, done := g.ga.bound(ctx)
+	defer done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	over := g.group.Context()
+	defer context.AfterFunc(over, func() { cancel(context.Cause(over)) })()
 	err := g.lender.Returned(ctx, g.offer.refs...)
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case g.lender.Err() != nil:
-		err = fmt.Errorf("rank %d has not returned what it got, and never will tell: it is gone, or a gather after this one has failed: %w", g.ranks[0], err)
 	}
-	return g.verdict(err)
+	f := &fault{By: -1, Missing: []int{0}, Reason: "it has not released what it got", err: err}
+	switch cause := context.Cause(ctx); {
+	case over.Err() != nil:
+		return g.verdict(context.Cause(over))
+	case errors.Is(cause, context.DeadlineExceeded):
+		f.Code = wire.CodeTimeout
+	case cause != nil:
+		f.Code, f.By = wire.CodeCancelled, g.group.Rank()
+	default: // its connection has ended
+		g.heed(ctx, linkError{err})
+		if over.Err() != nil {
+			return g.verdict(context.Cause(over))
+		}
+		f.Code, f.By, f.Missing = wire.CodeFailed, 0, nil
+		f.Reason = "its connection ended before it released what it got, which it may read still: a gather after this one has failed, or it has closed"
+	}
+	return g.verdict(f)
 }

@@ -1,6 +1,7 @@
 package gather_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,10 +34,12 @@ import (
 // job is a group like way.run's, on a store that the test has its hands on.
 type job struct {
 	way
-	n    int
-	name string // of the group
-	meet *store.Store
-	o    gather.Options
+	n     int
+	name  string // of the group
+	runID string // pgroup.Config.Run
+	meet  *store.Store
+	o     gather.Options
+	span  time.Duration // that everything may take; 0: half a minute
 }
 
 func (j job) run(t *testing.T, f func(r *rank)) {
@@ -46,12 +49,13 @@ func (j job) run(t *testing.T, f func(r *rank)) {
 		defer func() { _ = j.meet.Close() }()
 	}
 	j.o.Verify = j.o.Verify || j.sums
+	j.span = cmp.Or(j.span, 30*time.Second)
 	var ranks sync.WaitGroup
 	for i := range j.n {
 		ranks.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), j.span)
 			defer cancel()
-			g, err := pgroup.Create(ctx, pgroup.Config{Name: j.name, Rank: i, Size: j.n, Store: j.meet, Host: j.host(i), Timeout: 30 * time.Second})
+			g, err := pgroup.Create(ctx, pgroup.Config{Name: j.name, Run: j.runID, Rank: i, Size: j.n, Store: j.meet, Host: j.host(i), Timeout: j.span})
 			if !assert.NoError(t, err) {
 				return
 			}
@@ -140,14 +144,14 @@ func TestModelOpt01OneDirectory(t *testing.T) {
 	assert.Empty(t, filesIn(t, o.Dir), "after all are closed")
 }
 
-// TestModelOpt01LaterRun starts a job while an older one of the same name is still there, in the same directory: the new one gets what is
+// TestModelOpt01LaterRun starts a job while an older one of the same name and run is still there, in the same directory: the new one gets what is
 // its own, and the old one is told to end.
 func TestModelOpt01LaterRun(t *testing.T) {
 	o := gather.Options{Dir: t.TempDir()}
 	opened, later := make(chan struct{}, 2), make(chan struct{})
 	var old sync.WaitGroup
 	old.Go(func() {
-		job{n: 2, o: o}.run(t, func(r *rank) {
+		job{n: 2, runID: "restarted", o: o}.run(t, func(r *rank) {
 			ok := r.gathers([]int{0, 1}, 10, 100)
 			opened <- struct{}{}
 			<-later
@@ -163,7 +167,7 @@ func TestModelOpt01LaterRun(t *testing.T) {
 	})
 	<-opened
 	<-opened
-	job{n: 2, o: o}.run(t, func(r *rank) {
+	job{n: 2, runID: "restarted", o: o}.run(t, func(r *rank) {
 		r.gathers([]int{0, 1}, 20, 100)
 		assert.NoError(r, r.group.Barrier(r.ctx))
 		if r.me() == 0 {

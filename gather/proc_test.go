@@ -133,7 +133,7 @@ func TestKilled(t *testing.T) {
 				if len(j.Env) == 0 {
 					j.Env = append(j.Env, "TMPDIR="+scratch)
 				}
-				j.Env = append(j.Env, fmt.Sprint(roundsVar, "=", killRounds()))
+				j.Env = append(j.Env, fmt.Sprint(roundsVar, "=", killRounds()), "MUSTER_RUN=again")
 				j.MayFail = []int{victim}
 				for round := range killRounds() {
 					processes(t, j, func(r *rank) {
@@ -273,9 +273,9 @@ func (r *rank) missing(ranks []int, who int) {
 	assert.Equal(r, []int{who}, r.rankError(err).Missing, "%v", err)
 }
 
-// TestFrozenForLong stops a rank for longer than others wait in silence: it is lost, and hears so when it goes on.
+// TestFrozenForLong stops a rank for longer than its liveness timeout: it is lost, and returns that error when it goes on.
 func TestFrozenForLong(t *testing.T) {
-	processes(t, pgrouptest.Job{N: 3}, func(r *rank) {
+	processes(t, pgrouptest.Job{N: 3, LivenessTimeout: time.Second}, func(r *rank) {
 		ranks := []int{0, 1, 2}
 		require.True(t, r.gathers(ranks, 0, 1000))
 		require.NoError(t, r.group.Barrier(r.ctx))

@@ -39,7 +39,8 @@ func (r *Result[T]) Release() { r.loan.release() }
 
 // Returned waits until the first rank has released what this rank gave. Before that, a tensor that was born in Options.Arena
 // must not be changed: the first rank may be reading it. Other tensors have been copied, and may be changed at once.
-// If the first rank has gone without releasing, or if a gather on the list has failed since, that is an error, and it may be reading still.
+// Without a deadline ctx gets the group's Config.Timeout. An error is a *pgroup.RankError that names the first rank: ErrTimeout or ErrCancelled if
+// ctx ends before, ErrLost or ErrLeft if the first rank is gone, ErrFailed if a gather on the list has failed since. It may be reading still.
 func (r *Result[T]) Returned(ctx context.Context) error { return r.loan.returned(ctx) }
 
 // loan is what a Result keeps of others, or others of it.

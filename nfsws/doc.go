@@ -18,7 +18,10 @@
 // state (yet). Two lines of Python read a state:
 //
 //	state = json.load(open(sorted(glob.glob("gen-00000000000000000007/rank-3.*.json"))[-1]))
-//	config, weights = state["config"], safetensors.numpy.load_file(f"gen-{state['generation']:020}/{state['weights']['file']}")
+//	config, weights = state["config"], dict(safetensors.deserialize(open(f"gen-{state['generation']:020}/{state['weights']['file']}", "rb").read()))
+//
+// Each of weights has its shape, dtype and data, of whatever dtype. With PyTorch, safetensors.torch.load_file makes tensors of them;
+// safetensors.numpy.load_file fails if one is BF16 or of another dtype that numpy does not have.
 //
 // Its last line is the XXH3 checksum of the lines before it, and weights.xxh3 are those of each mebibyte of the weights:
 //

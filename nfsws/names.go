@@ -3,6 +3,7 @@ package nfsws
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +38,11 @@ func fileName(rank int, v Version, k kind) string {
 
 // generationName is the name of a generation's directory. Names sort as generations do.
 func generationName(g uint64) string { return fmt.Sprintf("gen-%020d", g) }
+
+// GenerationDir is the directory of a generation in the directory of a workspace.
+func GenerationDir(dir string, generation uint64) string {
+	return filepath.Join(dir, generationName(generation))
+}
 
 // parseGeneration is generationName's inverse.
 func parseGeneration(name string) (g uint64, ok bool) {

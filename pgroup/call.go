@@ -30,10 +30,11 @@ type call struct {
 // begin takes the sequence number; end tells the trace, and gives way to the next verb.
 func (cl *call) begin() error {
 	g := cl.Group
-	if g.isClosed() {
-		return g.closedError(cl.c.Verb)
+	if err := g.hold(cl.c.Verb); err != nil {
+		return err
 	}
 	if !g.mu.TryLock() {
+		g.release()
 		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", cl.c.Verb, g.name, g.rank, ErrBusy)
 	}
 	cl.start = trace.Now(g.cfg.sink)
@@ -46,6 +47,7 @@ func (cl *call) end() {
 		cl.record()
 	}
 	cl.mu.Unlock()
+	cl.release()
 }
 
 // checkRoot refuses a root that is no rank.
@@ -77,7 +79,7 @@ func (cl *call) cast(ctx context.Context, payload []byte) ([][]byte, error) {
 	case cl.cause != nil:
 		err = cl.refused(err)
 	case err != nil:
-		err = cl.fault(cl.c.Verb, cl.c.Channel, cl.c.Seq, err)
+		err = cl.fault(cl.c.Verb, cl.c.Seq, err)
 	}
 	if cl.cfg.sink != nil {
 		cl.note(ctx, payload, got, last, err)

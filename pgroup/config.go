@@ -49,9 +49,15 @@ type Config struct {
 
 	Timeout time.Duration // of Create, and of a verb whose ctx has no deadline; default 5 min
 	Expiry  time.Duration // of a message that nobody fetches; default 1 h
-	Host    string        // names this node; default: boot id and mount and ipc namespace
-	Codec   wire.Codec    // of objects; default wire.MsgPack
-	Logger  *slog.Logger  // default: none; see Group.Logger for what its records have
+	// LivenessTimeout is for how long a rank may be silent, answers to liveness probes included, before it is lost (ErrLost); and for how
+	// long a store may, before its connection is made anew. Default 10 s, or what a store that is there has; at least 0.6 s. Longer suits
+	// hosts with many more threads than cores, shorter detects frozen processes sooner. A rank whose process ends is detected in half a second, whatever this is.
+	// Config.Dial comes first; a Config.Store has its own.
+	LivenessTimeout time.Duration
+
+	Host   string       // names this node; default: boot id and mount and ipc namespace
+	Codec  wire.Codec   // of objects; default wire.MsgPack
+	Logger *slog.Logger // default: none; see Group.Logger for what its records have
 
 	// Trace is told of every verb, of the group and of all that are made of it; of packages gather and collective too, unless they have a
 	// sink of their own. Default: none, which costs nothing.
@@ -94,11 +100,13 @@ func (c *Config) check() error {
 	case c.Size < 0:
 		return invalid("Config.Size is %d", c.Size)
 	case c.Rank < 0 || c.Rank >= c.Size:
-		return invalid("Config.Rank is %d, with a Config.Size of %d", c.Rank, c.Size)
+		return invalid("Config.Rank is %d, with a Config.Size of %d: ranks are 0 to %d", c.Rank, c.Size, c.Size-1)
 	case c.Timeout < 0:
 		return invalid("Config.Timeout is %v", c.Timeout)
 	case c.Expiry < 0:
 		return invalid("Config.Expiry is %v", c.Expiry)
+	case c.LivenessTimeout < 0:
+		return invalid("Config.LivenessTimeout is %v", c.LivenessTimeout)
 	case len(c.Name) > wire.MaxKey/4:
 		return invalid("Config.Name has %d bytes, the limit is %d", len(c.Name), wire.MaxKey/4)
 	case len(c.Run) > wire.MaxKey/4:

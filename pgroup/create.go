@@ -115,12 +115,28 @@ func (c *Config) createError(err, before error, took time.Duration) error {
 	}
 	step := fmt.Sprintf("pgroup: create of group %q on rank %d of %d", c.Name, c.Rank, c.Size)
 	if e, ok := errors.AsType[*store.Error](err); ok && e.Op == "dial" && (e.Code == wire.CodeTimeout || e.Code == wire.CodeCancelled) {
-		step += fmt.Sprintf(": nobody listens at %s after %.1fs", e.Key, took.Seconds())
+		what, do := "nobody listens at", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)"
+		if strings.Contains(err.Error(), "it has not answered") {
+			what, do = "no answer from", "is that rank 0 or a store, and does it hang?"
+		}
+		step += fmt.Sprintf(": %s %s after %.1fs: %s", what, e.Key, took.Seconds(), do)
 	}
 	if before != nil {
 		return fmt.Errorf("%s: %w; the store that was there before went away: %w", step, oneLine{err}, oneLine{before})
 	}
-	return fmt.Errorf("%s: %w", step, oneLine{err})
+	return fmt.Errorf("%s: %w%s", step, oneLine{err}, refused(err))
+}
+
+// refused says which fields to look at if a store refuses a rank, or is refused by it.
+func refused(err error) string {
+	e, ok := errors.AsType[*store.Error](err)
+	switch {
+	case !ok || e.Op != "dial" || !errors.Is(err, store.ErrDenied):
+		return ""
+	case strings.Contains(e.Detail, "secret"):
+		return ": check Config.Secret (MUSTER_SECRET_FILE), which all ranks and the store share"
+	}
+	return ": check Config.TLS (MUSTER_TLS_CA, MUSTER_TLS_CERT, MUSTER_TLS_KEY)"
 }
 
 // oneLine is an error of several lines, as errors.Join makes them, on one.
@@ -149,10 +165,14 @@ func (c *Config) join(ctx context.Context, at *site, a admission) (*Group, error
 	if at.hosts() {
 		defer context.AfterFunc(at.broken, func() { cancel(context.Cause(at.broken)) })()
 	}
-	roll, err := at.store.Join(ctx, wire.Contribution{
+	claim := claimOf(&a)
+	roll, err := at.store.JoinAs(ctx, claim, wire.Contribution{
 		Group: a.name, Run: a.run, Rank: a.rank, Size: a.size, Generation: a.from, Label: fmt.Sprintf("pid %d on %s", os.Getpid(), host),
 	}, appendMember(nil, c.self(host, at)))
 	if err != nil {
+		if errors.Is(err, ErrUnknown) {
+			a.keep(claim)
+		}
 		return nil, s.joinError(ctx, a.op, err)
 	}
 	s.generation, s.members, s.size = roll.Generation, roll.Members, len(roll.Members)
@@ -172,14 +192,20 @@ func (c *Config) join(ctx context.Context, at *site, a admission) (*Group, error
 	return g, nil
 }
 
-// joinError says why the roll was not completed. A cause that ended ctx, other than its own, comes first.
+// decided reports whether err is the outcome of an attempt, the same for all ranks in it.
+func decided(err error) bool {
+	e, ok := errors.AsType[*store.Error](err)
+	return ok && e.Verdict != nil
+}
+
+// joinError says why the roll was not completed. A cause that ended ctx, other than its own, comes first, unless all ranks have the same outcome.
 func (s *seat) joinError(ctx context.Context, op string, err error) error {
 	cause := context.Cause(ctx)
 	if parent, ok := errors.AsType[*RankError](cause); ok { // of the group that this one is made of
 		return parent.of(op)
 	}
 	switch {
-	case cause != nil && !errors.Is(cause, ctx.Err()):
+	case cause != nil && !errors.Is(cause, ctx.Err()) && (!decided(err) || s.site.hosts() && s.site.broken.Err() != nil):
 		return cause
 	case op == "" && (wentAway(err) || !isStores(err)): // Create says the rest
 		return err

@@ -45,7 +45,8 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 		{pgroup.Config{}, []string{"Config.Size is 0"}},
 		{pgroup.Config{Size: -2}, []string{"Config.Size is -2"}},
 		{pgroup.Config{Rank: -1, Size: 4}, []string{"Config.Rank is -1", "Config.Size of 4"}},
-		{pgroup.Config{Rank: 4, Size: 4, Store: s}, []string{"Config.Rank is 4", "Config.Size of 4"}},
+		{pgroup.Config{Rank: 4, Size: 4, Store: s}, []string{"Config.Rank is 4", "Config.Size of 4", "ranks are 0 to 3"}},
+		{pgroup.Config{Size: 2e9, Store: s}, []string{"rank 0 of 2000000000: a group has at most 1048576 ranks"}},
 		{pgroup.Config{Size: 2}, []string{"none of Config.Address, Config.Listener and Config.Store"}},
 		{pgroup.Config{Size: 2, Address: "h:1", Store: s}, []string{"Config.Address and Config.Store"}},
 		{pgroup.Config{Rank: 1, Size: 2, Listener: listen(t)}, []string{"Config.Listener on rank 1"}},
@@ -108,9 +109,21 @@ func TestCreateWhenNobodyListens(t *testing.T) {
 	addr := freeAddr(t)
 	start := time.Now()
 	_, err := pgroup.Create(within(t, 300*time.Millisecond), pgroup.Config{Rank: 1, Size: 4, Address: addr})
-	says(t, err, context.DeadlineExceeded, `create of group "world" on rank 1 of 4`, "nobody listens at "+addr+" after 0.")
+	says(t, err, context.DeadlineExceeded, `create of group "world" on rank 1 of 4`, "nobody listens at "+addr+" after 0.", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)")
 	if took := time.Since(start); took > 2*time.Second {
 		t.Errorf("only after %v", took)
+	}
+}
+
+// TestCreateWhereTheStoreHangs: something listens, so that is not what is wrong.
+func TestCreateWhereTheStoreHangs(t *testing.T) {
+	l := listen(t)
+	defer l.Close()
+	addr := l.Addr().String()
+	_, err := pgroup.Create(within(t, 300*time.Millisecond), pgroup.Config{Rank: 1, Size: 4, Address: addr})
+	says(t, err, context.DeadlineExceeded, "no answer from "+addr+" after 0.", "is that rank 0 or a store, and does it hang?")
+	if strings.Contains(err.Error(), "nobody listens") {
+		t.Error(err)
 	}
 }
 
@@ -126,7 +139,10 @@ func TestCreateNamesWhoIsMissing(t *testing.T) {
 			t.Errorf("rank 1: %v", err)
 		}
 		if rank == 0 {
-			says(t, err, pgroup.ErrTimeout, `create of group "world" on rank 0 of 4: timed out after 1.0`, "missing ranks 2 and 3")
+			says(t, err, pgroup.ErrTimeout, `create of group "world" on rank 0 of 4: timed out after `, "missing ranks 2 and 3")
+			if re, ok := errors.AsType[*pgroup.RankError](err); ok && (re.Waited < 900*time.Millisecond || re.Waited >= 1100*time.Millisecond) {
+				t.Errorf("rank 0 has waited %v, not 1 s", re.Waited)
+			}
 		}
 	})
 	if l, err := net.Listen("tcp", l.Addr().String()); err != nil {
@@ -142,7 +158,7 @@ func TestCreateRefusesASecondRank(t *testing.T) {
 		return func(int) pgroup.Config { return pgroup.Config{Address: addr} }
 	})
 	_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 1, Size: 2, Address: addr})
-	says(t, err, pgroup.ErrConflict, `create of group "world" on rank 1 of 2`, "rank 1 is held by pid ")
+	says(t, err, pgroup.ErrConflict, `create of group "world" on rank 1 of 2`, "rank 1 is held by pid ", "each process needs a rank of its own")
 	together(2, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
 	// Another run, or another name, is another group.
 	others := create(t, 2, func(*testing.T) func(int) pgroup.Config {

@@ -14,14 +14,15 @@ import (
 
 // Variables that are muster's own. Empty is as good as not set.
 const (
-	envStore    = "MUSTER_STORE"    // URL of a store that is there
-	envName     = "MUSTER_NAME"     // Config.Name
-	envRun      = "MUSTER_RUN"      // Config.Run, whatever the launcher says
-	envTimeout  = "MUSTER_TIMEOUT"  // Config.Timeout, as "30s"
-	envExpiry   = "MUSTER_EXPIRY"   // Config.Expiry, as "1h"
-	envHost     = "MUSTER_HOST"     // Config.Host
-	envInsecure = "MUSTER_INSECURE" // Config.Insecure, 1 or 0
-	envTrace    = "MUSTER_TRACE"    // Config.TraceDir
+	envStore    = "MUSTER_STORE"            // URL of a store that is there
+	envName     = "MUSTER_NAME"             // Config.Name
+	envRun      = "MUSTER_RUN"              // Config.Run, whatever the launcher says
+	envTimeout  = "MUSTER_TIMEOUT"          // Config.Timeout, as "30s"
+	envExpiry   = "MUSTER_EXPIRY"           // Config.Expiry, as "1h"
+	envLiveness = "MUSTER_LIVENESS_TIMEOUT" // Config.LivenessTimeout, as "30s"
+	envHost     = "MUSTER_HOST"             // Config.Host
+	envInsecure = "MUSTER_INSECURE"         // Config.Insecure, 1 or 0
+	envTrace    = "MUSTER_TRACE"            // Config.TraceDir
 
 	envSecretFile = "MUSTER_SECRET_FILE" // file of Config.Secret
 	envTLSCA      = "MUSTER_TLS_CA"      // these three are PEM files, of Config.TLS
@@ -56,7 +57,7 @@ var launchers = []launcher{
 // (OMPI_COMM_WORLD_RANK), Slurm (SLURM_PROCID), or a Kubernetes indexed job (JOB_COMPLETION_INDEX, with WORLD_SIZE set in its manifest); the first of
 // them counts. The group meets at MASTER_ADDR and MASTER_PORT, or at the store that MUSTER_STORE names. Under Slurm the first node of the step and
 // a port made of the job's id will do, under Open MPI on one node its loopback. Where torchrun's agent listens on MASTER_PORT, the next
-// port is used. MUSTER_NAME, MUSTER_RUN, MUSTER_TIMEOUT, MUSTER_EXPIRY, MUSTER_HOST and MUSTER_INSECURE set the
+// port is used. MUSTER_NAME, MUSTER_RUN, MUSTER_TIMEOUT, MUSTER_EXPIRY, MUSTER_LIVENESS_TIMEOUT, MUSTER_HOST and MUSTER_INSECURE set the
 // fields of those names, and MUSTER_TRACE sets TraceDir. MUSTER_SECRET_FILE names the file that Secret is read from, and MUSTER_TLS_CA, MUSTER_TLS_CERT and
 // MUSTER_TLS_KEY those of TLS; with a CA and without a secret, rank 0 requires certificates. An error says which variable is missing or malformed, and whose it is.
 func FromEnv() (Config, error) {
@@ -71,7 +72,7 @@ func FromEnv() (Config, error) {
 	for _, l := range launchers {
 		known = append(known, fmt.Sprintf("%s (%s)", l.rank, l.name))
 	}
-	return Config{}, invalid("no launcher's environment: none of %s is set", strings.Join(known, ", "))
+	return Config{}, invalid("no launcher's environment: none of %s is set; \"muster run -n 4 -- PROGRAM\" sets it, or give rank and size in the program", strings.Join(known, ", "))
 }
 
 // env reads variables; its first error stays.
@@ -84,7 +85,7 @@ func (e *env) config(l launcher) Config {
 	c := Config{
 		Rank: e.number(l.rank), Size: e.number(l.size...), Name: os.Getenv(envName), Host: os.Getenv(envHost),
 		Timeout: e.duration(envTimeout), Expiry: e.duration(envExpiry), Insecure: e.bool(envInsecure),
-		TraceDir: os.Getenv(envTrace),
+		LivenessTimeout: e.duration(envLiveness), TraceDir: os.Getenv(envTrace),
 	}
 	e.secure(&c)
 	if c.Run = os.Getenv(envRun); c.Run == "" {
@@ -253,6 +254,7 @@ func (c Config) Environ() []string {
 		envHost + "=" + c.Host,
 		envTimeout + "=" + environDuration(c.Timeout),
 		envExpiry + "=" + environDuration(c.Expiry),
+		envLiveness + "=" + environDuration(c.LivenessTimeout),
 		envInsecure + "=" + map[bool]string{true: "1"}[c.Insecure],
 	}
 	if c.TraceDir != "" {

@@ -50,9 +50,9 @@ func TestFromEnv(t *testing.T) {
 		"IPv6, brackets": {with(torchrun, "MASTER_ADDR=[::1]"), pgroup.Config{Rank: 3, Size: 8, Address: "[::1]:29500", Run: "run-7"}},
 		"a store":        {with(torchrun, "MUSTER_STORE=muster://h:7070"), pgroup.Config{Rank: 3, Size: 8, Address: "muster://h:7070", Run: "run-7"}},
 		"all of ours": {
-			with(torchrun, "MUSTER_NAME=n", "MUSTER_RUN=r", "MUSTER_TIMEOUT=90s", "MUSTER_EXPIRY=2h", "MUSTER_HOST=here", "MUSTER_INSECURE=1",
+			with(torchrun, "MUSTER_NAME=n", "MUSTER_RUN=r", "MUSTER_TIMEOUT=90s", "MUSTER_EXPIRY=2h", "MUSTER_LIVENESS_TIMEOUT=30s", "MUSTER_HOST=here", "MUSTER_INSECURE=1",
 				"MUSTER_TRACE=traces"),
-			pgroup.Config{Name: "n", Run: "r", Rank: 3, Size: 8, Address: "node-0:29500", Timeout: 90 * time.Second, Expiry: 2 * time.Hour, Host: "here", Insecure: true, TraceDir: "traces"},
+			pgroup.Config{Name: "n", Run: "r", Rank: 3, Size: 8, Address: "node-0:29500", Timeout: 90 * time.Second, Expiry: 2 * time.Hour, LivenessTimeout: 30 * time.Second, Host: "here", Insecure: true, TraceDir: "traces"},
 		},
 		"alone":              {[]string{"RANK=0", "WORLD_SIZE=1"}, pgroup.Config{Size: 1}},
 		"Open MPI":           {openMPI, pgroup.Config{Rank: 2, Size: 4, Address: "127.0.0.1:26326", Run: "prterun-h-77@1"}},

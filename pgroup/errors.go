@@ -28,6 +28,8 @@ var (
 	ErrAborted = store.ErrAborted
 	// ErrFailed: a rank could not do its part of what packages gather or collective do. The group goes on.
 	ErrFailed = store.ErrFailed
+	// ErrSkipped: a rank went on to a later verb without taking part in this one, as it may after ErrUnknown. The group goes on.
+	ErrSkipped = store.ErrSkipped
 	// ErrUnknown: the store did not answer in time, and may have decided either way.
 	ErrUnknown = store.ErrUnknown
 	// ErrUnavailable: the store that nobody of the group hosts is gone.
@@ -123,6 +125,9 @@ func (e *RankError) why() string {
 	case wire.CodeMismatch:
 		return join("ranks disagree", clash(v.Clash), v.Reason)
 	}
+	if v.Code == wire.CodeConflict {
+		return join(v.Code.String(), v.Reason, "each process needs a rank of its own, and each run a name of its own (MUSTER_RUN)")
+	}
 	if v.By >= 0 {
 		return fmt.Sprintf("rank %d: %s", v.By, join(v.Code.String(), v.Reason))
 	}
@@ -148,7 +153,7 @@ func (e *RankError) overdue() string {
 		what += fmt.Sprintf(" after %.2fs", v.Waited.Round(10*time.Millisecond).Seconds())
 	}
 	reason := v.Reason
-	if v.By >= 0 { // the context's own words, that what has said
+	if reason == context.Canceled.Error() || v.By >= 0 && v.Code == wire.CodeTimeout { // the context's own words, that what has said
 		reason = ""
 	}
 	return join(what, late(v), reason)

@@ -21,8 +21,12 @@ func TestRankErrorText(t *testing.T) {
 		`timed out after 0.50s: missing ranks 1–3`:         {Code: wire.CodeTimeout, By: -1, Waited: time.Second / 2, Missing: []int{1, 2, 3}},
 		`cancelled here after 0.50s: missing rank 2`:       {Code: wire.CodeCancelled, By: 1, Waited: time.Second / 2, Missing: []int{2}},
 		`cancelled by rank 3`:                              {Code: wire.CodeCancelled, By: 3},
+		`cancelled by rank 3: out of budget`:               {Code: wire.CodeCancelled, By: 3, Reason: "out of budget"},
+		`cancelled by rank 4`:                              {Code: wire.CodeCancelled, By: 4, Reason: "context canceled"},
 		`the deadline of rank 3 had passed when it called`: {Code: wire.CodeTimeout, By: 3, Reason: "context deadline exceeded"},
+
 		`lost rank 2`: {Code: wire.CodeLost, By: -1, Lost: []int{2}},
+
 		`lost rank 0: it hosted the store at 127.0.0.1:1`:                     {Code: wire.CodeLost, By: -1, Lost: []int{0}, Reason: "it hosted the store at 127.0.0.1:1"},
 		`ranks 0 and 2 left`:                                                  {Code: wire.CodeLeft, By: -1, Left: []int{0, 2}},
 		`rank 3: aborted: the disk is full`:                                   {Code: wire.CodeAborted, By: 3, Reason: "the disk is full"},

@@ -278,7 +278,8 @@ func ExampleGroup_Shrink() {
 func ExampleGroup_Channel() {
 	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
 		done := make(chan error)
-		go func() { done <- g.Channel("checkpoint").Barrier(ctx) }() // beside the training
+		checkpoint := g.Channel("checkpoint")
+		go func() { done <- errors.Join(checkpoint.Barrier(ctx), checkpoint.Close()) }() // beside the training
 		_, err := pgroup.AllReduce(ctx, g, pgroup.Sum, 1.0)
 		err = errors.Join(err, <-done)
 		if g.Rank() == 0 {

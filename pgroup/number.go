@@ -24,7 +24,9 @@ const (
 	Product
 	Min // a NaN anywhere is a NaN
 	Max
-	Avg // Sum divided by Size, as Go divides: that of integers is truncated toward 0
+	// Avg is Sum divided by Size, as Go divides: that of integers is truncated toward 0. Integers of 32 bits or fewer are summed as 64-bit ones, so the
+	// average is always right; the sum of 64-bit integers wraps around, as Sum does.
+	Avg
 )
 
 var folds = [...]struct {
@@ -56,6 +58,9 @@ func AllReduce[T Number](ctx context.Context, g *Group, op Op, vs ...T) ([]T, er
 	cl.c.Label = op.String() + " of " + strconv.Itoa(len(vs))
 	var payload []byte
 	if int(op) < len(folds) {
+		if op == Avg {
+			kind = wideKind(kind)
+		}
 		cl.c.Fold = wire.Fold{Op: folds[op].fold, Kind: kind}
 		payload = encodeNumbers(&cl, kind, vs)
 	} else {
@@ -69,13 +74,34 @@ func AllReduce[T Number](ctx context.Context, g *Group, op Op, vs ...T) ([]T, er
 	if err := cl.want(1, got); err != nil {
 		return nil, err
 	}
-	sum := parseNumbers[T](got[0], kind)
-	if op == Avg {
-		for i := range sum {
-			sum[i] /= T(g.size)
-		}
+	switch {
+	case op != Avg:
+		return parseNumbers[T](got[0], kind), nil
+	case kind == wire.Int64:
+		return averages[T](parseNumbers[int64](got[0], kind), g.size), nil
+	case kind == wire.Uint64:
+		return averages[T](parseNumbers[uint64](got[0], kind), g.size), nil
 	}
-	return sum, nil
+	return averages[T](parseNumbers[T](got[0], kind), g.size), nil
+}
+
+// wideKind is what numbers of a kind are summed as for their average.
+func wideKind(kind wire.NumberKind) wire.NumberKind {
+	switch kind {
+	case wire.Int32:
+		return wire.Int64
+	case wire.Uint32:
+		return wire.Uint64
+	}
+	return kind
+}
+
+func averages[T, S Number](sums []S, n int) []T {
+	all := make([]T, len(sums))
+	for i, sum := range sums {
+		all[i] = T(sum / S(n))
+	}
+	return all
 }
 
 // encodeNumbers gives the bytes of vs, in the group's room.

@@ -50,6 +50,7 @@ func Send[T any](ctx context.Context, g *Group, dst int, v T) (err error) {
 	if err := g.checkPeer(ctx, op, dst); err != nil {
 		return err
 	}
+	defer g.release()
 	payload, err := encode(g.cfg.Codec, nil, &v)
 	if err != nil {
 		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, g.name, g.rank, invalidObject(err))
@@ -59,7 +60,7 @@ func Send[T any](ctx context.Context, g *Group, dst int, v T) (err error) {
 	defer cancel()
 	c := g.stream(dst, typeName[T]())
 	if err := g.store.Send(bounded, c, payload, g.cfg.Expiry); err != nil {
-		return g.fault(op, g.channel, 0, err)
+		return g.fault(op, 0, err)
 	}
 	return nil
 }
@@ -77,6 +78,7 @@ func Recv[T any](ctx context.Context, g *Group, src int) (v T, err error) {
 	if err := g.checkPeer(ctx, op, src); err != nil {
 		return v, err
 	}
+	defer g.release()
 	box := g.inboxes.from(src)
 	if !box.mu.TryLock() {
 		return v, fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, g.name, g.rank, ErrBusy)
@@ -92,15 +94,21 @@ func Recv[T any](ctx context.Context, g *Group, src int) (v T, err error) {
 		if errors.Is(err, ErrExpired) {
 			box.taken++
 		}
-		return v, g.fault(op, g.channel, 0, err)
+		return v, g.fault(op, 0, err)
 	}
 	if err := parse(g, payload, sent, src, &v); err != nil {
 		var none T
 		return none, err
 	}
-	box.taken++
+	if box.taken++; len(payload) >= receiptBytes {
+		_ = g.store.Received(bounded, c) // or the Recv of the next one says so
+	}
 	return v, nil
 }
+
+// receiptBytes is the size of a message that Recv acknowledges at once: until then the store keeps it, and counts it against its sender. A
+// smaller one is acknowledged by the Recv of the next message, which saves a round trip.
+const receiptBytes = 64 << 10
 
 // parse makes *v of a message, if it is one that the caller wants.
 func parse[T any](g *Group, payload []byte, sent string, src int, v *T) error {
@@ -124,21 +132,26 @@ func (g *Group) stream(peer int, typ string) wire.Contribution {
 	return wire.Contribution{Generation: g.generation, Rank: g.rank, Root: peer, Channel: g.channel, Type: typ}
 }
 
-// checkPeer refuses what needs no round trip to be refused.
+// checkPeer refuses what needs no round trip to be refused, and begins a call: release ends it.
 func (g *Group) checkPeer(ctx context.Context, op string, peer int) error {
-	switch err := ctx.Err(); {
+	if err := g.hold(op); err != nil {
+		return err
+	}
+	err := ctx.Err()
+	switch {
 	case peer < 0 || peer >= g.size:
-		return invalid("%s of group %q on rank %d: rank %d of a group of %d: ranks are 0 to %d", op, g.name, g.rank, peer, g.size, g.size-1)
-	case g.isClosed():
-		return g.closedError(op)
+		err = invalid("%s of group %q on rank %d: rank %d of a group of %d: ranks are 0 to %d", op, g.name, g.rank, peer, g.size, g.size-1)
 	case err != nil:
 		code := wire.CodeCancelled
 		if errors.Is(err, context.DeadlineExceeded) {
 			code = wire.CodeTimeout
 		}
-		return g.rankError(op, &wire.Verdict{Code: code, By: g.rank, Reason: "before the call"}, err)
+		err = g.rankError(op, &wire.Verdict{Code: code, By: g.rank, Reason: "before the call"}, err)
 	}
-	return nil
+	if err != nil {
+		g.release()
+	}
+	return err
 }
 
 // invalidObject makes an encoding error one of those that can be matched.

@@ -23,6 +23,8 @@ package pgroup
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -32,7 +34,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Group is one rank's handle of a group, and one sequence of its verbs. Many goroutines may use it.
+// Group is one rank's handle of a group, or of a channel of one: a sequence of verbs. Many goroutines may use it.
 //
 // It holds on to what the group meets through: the connection, or, on the rank that hosts it, the server.
 // Sub, Split and Shrink give groups that share it; it goes when the last of them is closed.
@@ -46,6 +48,7 @@ type Group struct {
 	buf []byte        // room to encode objects; guarded by mu
 
 	inboxes inboxes
+	use     *use // of a channel
 }
 
 // Name is the name of the group; that of a Sub or a Split starts with its parent's.
@@ -56,6 +59,15 @@ func (g *Group) Rank() int { return g.rank }
 
 // Size is the number of ranks.
 func (g *Group) Size() int { return g.size }
+
+// String names the group, its channel if it is one, and this rank, for logs.
+func (g *Group) String() string {
+	s := fmt.Sprintf("group %q", g.name)
+	if g.channel != "" {
+		s += fmt.Sprintf(" channel %q", g.channel)
+	}
+	return fmt.Sprintf("%s rank %d of %d", s, g.rank, g.size)
+}
 
 // Config is what the group was created with, its defaults filled in. A Sub, a Split and what Shrink makes have that of the
 // group they were made of: its Name, Rank and Size are of that.
@@ -73,9 +85,14 @@ func (g *Group) Generation() uint64 { return g.generation }
 // does nothing; keys stay until they are deleted, or as long as the store does.
 func (g *Group) Store() *store.Store { return g.keys() }
 
-// Channel is g with a sequence of verbs of its own, at no round trip: collectives on different channels may
-// run at the same time, and Send and Recv on a channel are streams of their own. The same name gives the same
-// channel; "" is the group itself, and names that start with a NUL byte are reserved. Closing one closes all.
+// Channel returns a handle of the group with a sequence of verbs of its own, at no round trip: collectives on different
+// channels may run at the same time, and Send and Recv on a channel are streams of their own. The same name gives the
+// same channel until that is closed; "" is the group itself, and names that start with a NUL byte are reserved.
+//
+// Close of a channel ends this rank's use of it, and of nothing else. The store frees a channel when all ranks that use
+// it have closed it; the same name can be used again at once, and begins anew. A group has at most 4,096 channels and
+// 1,048,576 streams at a time, one more is ErrFull: close those that are not needed any more. Closing the group closes
+// all of its channels.
 func (g *Group) Channel(name string) *Group { return g.open(name) }
 
 // Barrier returns when every rank has called it: one round trip.
@@ -101,12 +118,26 @@ func (g *Group) Expire(ctx context.Context) (int, error) { return g.expire(ctx) 
 // has the text of cause, and says which rank it came from. g is still to be closed.
 func (g *Group) Abort(cause error) { g.abort(cause) }
 
-// Shutdown waits until every rank has called it, so that nobody waits for anybody any more, and closes g. The rank that hosts
-// the store goes last: it waits, until ctx ends, for the others to hang up. g is closed too if it fails.
-func (g *Group) Shutdown(ctx context.Context) error { return g.shutdown(ctx) }
+// Shutdown waits until every rank has called it, so that no rank waits for another any more, and closes g. The rank that hosts
+// the store goes last: it waits, until ctx ends, for the others to hang up. g is closed too if it fails. Shutdown of a
+// channel is a barrier, after which the channel is closed.
+func (g *Group) Shutdown(ctx context.Context) error {
+	if g.channel != "" {
+		return errors.Join(g.Barrier(ctx), g.Close())
+	}
+	return g.shutdown(ctx)
+}
 
 // Close takes this rank out of the group, at once, whatever the others do: those who wait for it hear that
 // it left. It unblocks every verb of this handle with ErrClosed, and waits for the goroutines that the handle
 // owns. The last handle of the rank that hosts the store also ends the server, after all its answers are
 // sent and its peers have hung up, in 10 s at most. It may be called twice.
-func (g *Group) Close() error { return g.close() }
+//
+// Close of a channel ends this rank's use of that channel alone (see Channel). A verb of this rank that is under way on it
+// is cancelled; one of another rank that needs this rank on the channel is ErrSkipped.
+func (g *Group) Close() error {
+	if g.channel != "" {
+		return g.closeChannel()
+	}
+	return g.close()
+}

@@ -48,19 +48,6 @@ type seat struct {
 	wg       sync.WaitGroup
 }
 
-// open returns the channel of a name; there is one Group for each.
-func (s *seat) open(name string) *Group {
-	s.lock.Lock()
-	defer s.lock.Unlock()
-	g := s.channels[name]
-	if g == nil {
-		g = &Group{seat: s, channel: name}
-		g.log = s.loggerOf(name, &g.seq)
-		s.channels[name] = g
-	}
-	return g
-}
-
 // keys is the store below this generation's prefix.
 func (s *seat) keys() *store.Store {
 	s.lock.Lock()
@@ -224,7 +211,7 @@ func (s *seat) isClosed() bool {
 }
 
 // closedError is the answer to a verb of a closed handle.
-func (s *seat) closedError(op string) error {
+func (s *seat) closedError(op string) *RankError {
 	return s.rankError(op, &wire.Verdict{Code: wire.CodeClosed, By: -1, Reason: "this rank has closed it"}, ErrClosed)
 }
 

@@ -144,6 +144,9 @@ func (c *Config) dialOptions(wait bool) *store.DialOptions {
 	if o.Secret == nil {
 		o.Secret = c.Secret
 	}
+	if o.LivenessTimeout == 0 {
+		o.LivenessTimeout = c.LivenessTimeout
+	}
 	o.Wait = wait
 	return &o
 }
@@ -171,7 +174,7 @@ func (c *Config) listen(ctx context.Context) (*site, error) {
 			return s, nil
 		}
 		if errors.Is(dialErr, store.ErrProtocol) || errors.Is(dialErr, store.ErrDenied) || ctx.Err() != nil || time.Since(began) > portWait {
-			return nil, fmt.Errorf("hosting at Config.Address: %w; and connecting to whoever uses it: %w", err, dialErr)
+			return nil, fmt.Errorf("hosting at Config.Address: %w: end what listens there, or use another port (MASTER_PORT); and connecting to it: %w", err, dialErr)
 		}
 		select {
 		case <-ctx.Done():
@@ -193,6 +196,7 @@ func hostedHere(addr string) *site {
 // newServer is a server of a new store, with what c says of who may come in.
 func (c *Config) newServer() (*store.Server, error) {
 	srv := &store.Server{Engine: new(store.Memory), Insecure: c.Insecure, Logger: c.storeLogger()}
+	srv.Limits.LivenessTimeout = c.LivenessTimeout
 	if c.Secret != nil {
 		srv.Access = []store.Access{{Secret: c.Secret, Write: true}}
 	}

@@ -9,6 +9,7 @@ import (
 	"hash/fnv"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
@@ -148,8 +149,25 @@ func (g *Group) derive(ctx context.Context, a admission) (*Group, error) {
 	defer abandon(nil)
 	over := g.Context()
 	defer context.AfterFunc(over, func() { abandon(context.Cause(over)) })()
-	return g.enter(ctx, a)
+	sub, err := g.enter(ctx, a)
+	if errors.Is(err, ErrCancelled) && ctx.Err() == nil {
+		// Another rank cancelled it: because g is over, perhaps, which this one is about to be told.
+		select {
+		case <-over.Done():
+		case <-time.After(overTime):
+		case <-ctx.Done():
+		}
+	}
+	if err != nil && over.Err() != nil {
+		if why := g.whyOver(); why != nil {
+			return nil, why.of(a.op)
+		}
+	}
+	return sub, err
 }
+
+// overTime is more than ranks differ in when they are told that a group is over.
+const overTime = time.Second
 
 // enter joins on g's site, and holds it.
 func (g *Group) enter(ctx context.Context, a admission) (*Group, error) {

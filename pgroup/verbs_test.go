@@ -397,3 +397,15 @@ func TestManyBroadcastsInARow(t *testing.T) {
 		})
 	}
 }
+
+// TestAverageOfLargeIntegers averages integers whose sum is too large for their type.
+func TestAverageOfLargeIntegers(t *testing.T) {
+	everywhere(t, func(t *testing.T, g *pgroup.Group) {
+		signed, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, int32(2_000_000_000), -2_000_000_000)
+		ok(t, g, "avg", err)
+		same(t, g, "avg", [2]int32(signed), [2]int32{2_000_000_000, -2_000_000_000})
+		unsigned, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, uint32(4_000_000_000))
+		ok(t, g, "avg", err)
+		same(t, g, "avg", unsigned[0], uint32(4_000_000_000))
+	}, 4)
+}

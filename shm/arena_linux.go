@@ -171,7 +171,7 @@ func (a *Arena) extend(b *block, size int64) error {
 	if err != nil {
 		return err
 	}
-	to, err := s.populate(from, from+n, a.host.room)
+	to, err := s.populate(from, from+n, a.host)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s.top = to

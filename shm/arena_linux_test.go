@@ -190,7 +190,8 @@ func (s *shrinking) Open(name string) (fs.File, error) {
 // TestHostIsFull shows what is left when the host has no memory any more while it is being taken: what was taken can be used.
 func TestHostIsFull(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 256 * mib})
-	shm.SetHost(a, &shrinking{[]int{200, 30}})
+	looks := slices.Repeat([]int{200}, 2+64/4) // before all of it, and before each step of 4 MiB
+	shm.SetHost(a, &shrinking{append(looks, 30)})
 	_, err := a.Alloc(150 * mib)
 	require.EqualError(t, err, "shm: not enough memory: 86.0 MiB wanted, 29.0 MiB left: the host's memory of 64.0 MiB")
 	require.Equal(t, shm.Stats{Segments: 1, Mapped: 256 * mib, Taken: 64 * mib}, a.Stats())

@@ -168,16 +168,18 @@ func (c *Conn) wanting(refs []Ref) string {
 // Returned waits until the peer has released all that was lent of refs over this Conn: then it can be reused, or written to. A ref counts
 // as it was lent: one for half of it is another ref. It is an error if the Conn ends before.
 func (c *Conn) Returned(ctx context.Context, refs ...Ref) error {
-	var out Ref // one that is not returned
+	out := 0 // are not returned
 	err := c.await(ctx, func() (bool, error) {
-		i := slices.IndexFunc(refs, func(r Ref) bool { return c.loans[r].n > 0 })
-		if i >= 0 {
-			out = refs[i]
+		out = 0
+		for _, r := range refs {
+			if c.loans[r].n > 0 {
+				out++
+			}
 		}
-		return i < 0, nil
+		return out == 0, nil
 	})
 	if err != nil {
-		return fmt.Errorf("shm: wait for %d refs to be returned, of which the peer has %+v: %w", len(refs), out, err)
+		return fmt.Errorf("shm: the peer has not returned %d of %d refs: %w", out, len(refs), err)
 	}
 	return nil
 }

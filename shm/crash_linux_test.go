@@ -30,6 +30,7 @@ var children = map[string]func() error{
 	"holder":   beHolder,
 	"echo":     beEcho,
 	"group":    fillGroup,
+	"share":    fillShare,
 	"address":  fillAddressSpace,
 	"files":    useUpDescriptors,
 	"size":     exceedFileSize,
@@ -519,4 +520,30 @@ func fillGroup() error {
 		fill(b, 1)
 	}
 	return errors.New("there was no limit")
+}
+
+// fillShare is a rank that takes 64 MiB at a time, until there is no more, while other ranks of its control group do the same. It keeps what it has until
+// all of them are done.
+func fillShare() error {
+	a, err := shm.NewArena(nil)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	in := bufio.NewReader(os.Stdin)
+	if _, err := in.ReadString('\n'); err != nil {
+		return err
+	}
+	for err == nil {
+		var b []byte
+		if b, err = a.Alloc(64 * mib); err == nil {
+			fill(b, 1)
+		}
+	}
+	if err := wantFull(err); err != nil {
+		return err
+	}
+	fmt.Printf(" (this rank has %d MiB)\n", a.Stats().Taken/mib)
+	_, err = io.Copy(io.Discard, in)
+	return err
 }

@@ -24,7 +24,10 @@
 // peer that writes to a Block faults at once, and can neither map it writable nor write to its descriptor.
 //
 // Memory is taken when it is allocated, and within what the host, the control groups and Options.Limit leave: a full
-// host is ErrFull, not a signal later. What was freed is reused first, which costs no page fault.
+// host is ErrFull, not a signal later. Where little is left, the processes that share a limit take memory one at a time, by a lock on the
+// directory where control groups are mounted, so that two of them do not take the same memory. Other memory of these processes, such as
+// the heap of Go, is not reserved: 1/64 of each limit is left to it, 1 MiB at least and 256 MiB at most. What was freed is reused first, which
+// costs no page fault.
 //
 // # Who owns what
 //

@@ -1,7 +1,9 @@
 package shm_test
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -10,6 +12,7 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/shm"
@@ -95,20 +98,74 @@ const cgroupVar = "MUSTER_TEST_CGROUP"
 
 // TestControlGroup takes memory in a control group until there is no more: that is an error, and the kernel kills nobody.
 func TestControlGroup(t *testing.T) {
+	dir := controlGroup(t, 192)
+	cmd := inGroup(t, dir, "group")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	t.Logf("%s", out)
+}
+
+// controlGroup makes one with a limit, which ends with the test.
+func controlGroup(t *testing.T, limitMiB int) (dir string) {
+	t.Helper()
 	parent := os.Getenv(cgroupVar)
 	if parent == "" {
 		t.Skip("SKIPPED: " + cgroupVar + " names no directory of control groups, with the memory controller, to make one in: as root, /sys/fs/cgroup/memory perhaps, or /sys/fs/cgroup")
 	}
-	dir := filepath.Join(parent, "muster-shm-test-"+strconv.Itoa(os.Getpid()))
+	dir = filepath.Join(parent, fmt.Sprintf("muster-shm-test-%d-%d", os.Getpid(), limitMiB))
 	require.NoError(t, os.Mkdir(dir, 0o755))
-	defer func() { require.NoError(t, os.Remove(dir)) }()
-	limit := []byte(strconv.Itoa(192 * mib))
+	t.Cleanup(func() { assert.NoError(t, os.Remove(dir)) })
+	limit := []byte(strconv.Itoa(limitMiB * mib))
 	if os.WriteFile(filepath.Join(dir, "memory.max"), limit, 0) != nil {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "memory.limit_in_bytes"), limit, 0))
 	}
+	return dir
+}
+
+// inGroup is the test binary as a child, in a control group.
+func inGroup(t *testing.T, dir, what string) *exec.Cmd {
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$1"`, dir, os.Args[0])
-	cmd.Env = append(os.Environ(), childIs+"=group", "GORACE=atexit_sleep_ms=0")
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	t.Logf("%s", out)
+	cmd.Env = append(os.Environ(), childIs+"="+what, "GORACE=atexit_sleep_ms=0")
+	return cmd
+}
+
+// TestRanksShareAControlGroup has ranks take memory at the same time, until there is no more: that is ErrFull for each of them, every time.
+func TestRanksShareAControlGroup(t *testing.T) {
+	dir := controlGroup(t, 400)
+	rounds := 20
+	if testing.Short() {
+		rounds = 5
+	}
+	for round := range rounds {
+		var ranks [4]*exec.Cmd
+		var ins [len(ranks)]io.WriteCloser
+		var outs [len(ranks)]*bufio.Reader
+		for i := range ranks {
+			ranks[i] = inGroup(t, dir, "share")
+			ranks[i].Stderr = t.Output()
+			in, err := ranks[i].StdinPipe()
+			require.NoError(t, err)
+			out, err := ranks[i].StdoutPipe()
+			require.NoError(t, err)
+			ins[i], outs[i] = in, bufio.NewReader(out)
+			require.NoError(t, ranks[i].Start())
+		}
+		for _, out := range outs {
+			_, _ = out.ReadString('\n')
+		}
+		for _, in := range ins {
+			_, _ = io.WriteString(in, "go\n")
+		}
+		for i, out := range outs {
+			line, err := out.ReadString('\n')
+			assert.NoError(t, err, "round %d, rank %d says %q", round, i, line)
+		}
+		for i, in := range ins {
+			_ = in.Close()
+			assert.NoError(t, ranks[i].Wait(), "round %d, rank %d", round, i)
+		}
+		if t.Failed() {
+			return
+		}
+	}
 }

@@ -14,8 +14,11 @@ const (
 	// a large step would never end.
 	populateStep = 4 << 20
 
-	// checkStep is after how much the limits are looked at again: others take memory too.
+	// checkStep is after how much the limits are looked at again: others take memory too. It is a multiple of populateStep.
 	checkStep = 64 << 20
+
+	// enough is how much has to be left beside what is taken, so that processes need not take turns: checkStep for each of 64.
+	enough = 4 << 30
 
 	sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 )
@@ -107,21 +110,17 @@ func mapWritable(fd int, size int64) ([]byte, error) {
 	return mem, nil
 }
 
-// populate takes the memory of [from, to) now, and returns how far it came. room says whether there is some left.
-func (s *segment) populate(from, to int64, room func(int64) error) (int64, error) {
+// populate takes the memory of [from, to) now, and returns how far it came. Where the limits of h are near, processes of the host take turns, each for one
+// step: what one has found to be left is not taken by another before it has used it.
+func (s *segment) populate(from, to int64, h host) (int64, error) {
+	turns := &turns{h: h}
 	for n := int64(0); from < to; {
-		if n >= checkStep {
-			n = 0
-			if err := room(to - from); err != nil {
-				return from, err
-			}
+		if n%checkStep == 0 {
+			turns.needed = h.room(to-from+enough) != nil
 		}
 		step := min(populateStep, to-from)
-		if err := again(func() error { return unix.Fallocate(s.fd, 0, from, step) }); err != nil {
-			return from, refused(to-from, "fallocate", err)
-		}
-		if err := writable(s.mem[from : from+step]); err != nil {
-			return from, refused(to-from, "populate", err)
+		if err := turns.take(to-from, func() error { return s.back(from, step) }); err != nil {
+			return from, err
 		}
 		from += step
 		n += step
@@ -129,10 +128,21 @@ func (s *segment) populate(from, to int64, room func(int64) error) (int64, error
 	return from, nil
 }
 
+// back takes the memory of n bytes.
+func (s *segment) back(from, n int64) error {
+	if err := again(func() error { return unix.Fallocate(s.fd, 0, from, n) }); err != nil {
+		return refused(n, "fallocate", err)
+	}
+	if err := writable(s.mem[from : from+n]); err != nil {
+		return refused(n, "populate", err)
+	}
+	return nil
+}
+
 // refused is why the kernel did not give memory.
 func refused(wanted int64, call string, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EFAULT) {
-		return fmt.Errorf("%w: the host does not give the last %s: %s: %w", ErrFull, amount(wanted), call, err)
+		return fmt.Errorf("%w: the host does not give %s: %s: %w", ErrFull, amount(wanted), call, err)
 	}
 	return fmt.Errorf("shm: %s: %w", call, err)
 }

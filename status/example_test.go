@@ -17,7 +17,7 @@ func ExampleHandler() {
 	s := store.New(new(store.Memory))
 	defer s.Close()
 	mux := http.NewServeMux()
-	mux.Handle("/muster/", http.StripPrefix("/muster", status.Handler(s)))
+	mux.Handle("/muster/", http.StripPrefix("/muster", status.Handler(s, nil)))
 	srv := httptest.NewServer(mux)
 	defer srv.Close()
 

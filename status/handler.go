@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,15 +36,20 @@ const (
 // Handler is a page that shows s while it is open, and nothing but GET. It lets everybody see what s may read who can reach it: where that is not
 // as it should be, put what asks for a password in front of it. On loopback that is every page in a browser of this machine too, under a
 // name of its own that is said to be 127.0.0.1: refuse requests whose Host is no address and not localhost. It is at "/" of its own; its
-// links are relative.
-func Handler(s *store.Store) http.Handler {
+// links are relative. Of o only Address and Version count; it may be nil.
+func Handler(s *store.Store, o *Options) http.Handler {
 	h := &handler{store: store.ReadOnly(s)}
-	h.watch = NewWatch(h.store, every*9/10, &Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})
-	page, _ := fs.Sub(files, "page") // is there
+	page := Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50}
+	if o != nil {
+		page.Address, page.Version = o.Address, o.Version
+	}
+	h.watch = NewWatch(h.store, every*9/10, &page)
+	static, _ := fs.Sub(files, "page") // is there
 	mux := http.NewServeMux()
-	mux.Handle("GET /", http.FileServerFS(page))
+	mux.Handle("GET /", http.FileServerFS(static))
 	mux.HandleFunc("GET /status", h.once)
 	mux.HandleFunc("GET /events", h.events)
+	mux.HandleFunc("GET /ranks", h.ranks)
 	mux.HandleFunc("GET /keys", h.keys)
 	mux.HandleFunc("GET /value", h.value)
 	return guarded(mux)
@@ -75,6 +81,26 @@ func guarded(next http.Handler) http.Handler {
 func (h *handler) once(w http.ResponseWriter, r *http.Request) {
 	v, err := h.watch.View(r.Context())
 	reply(w, v, err)
+}
+
+// ranks is one generation with all of its ranks: an event has the first ones alone.
+func (h *handler) ranks(w http.ResponseWriter, r *http.Request) {
+	gen, err := strconv.ParseUint(r.FormValue("generation"), 10, 64)
+	if err != nil {
+		reply(w, nil, fmt.Errorf("%w: generation %q is no number", store.ErrInvalid, r.FormValue("generation")))
+		return
+	}
+	_, now, err := h.watch.Look(r.Context())
+	if err != nil {
+		reply(w, nil, err)
+		return
+	}
+	i := slices.IndexFunc(now.Groups, func(g store.GroupStatus) bool { return g.Generation == gen })
+	if gen == 0 || i < 0 {
+		reply(w, nil, fmt.Errorf("%w: generation %d", store.ErrNotFound, gen))
+		return
+	}
+	reply(w, Of(&store.Status{Groups: now.Groups[i : i+1]}, nil, nil).Groups[0], nil)
 }
 
 func reply(w http.ResponseWriter, v any, err error) {

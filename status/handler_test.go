@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -41,7 +43,7 @@ func (c *counted) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 func page(t *testing.T) (s *store.Store, c *counted, url string) {
 	c = &counted{Engine: new(store.Memory)}
 	s = store.New(c)
-	srv := httptest.NewServer(status.Handler(s))
+	srv := httptest.NewServer(status.Handler(s, nil))
 	t.Cleanup(func() {
 		http.DefaultClient.CloseIdleConnections()
 		srv.CloseClientConnections()
@@ -254,7 +256,7 @@ func BenchmarkPage(b *testing.B) {
 			for range size {
 				require.NoError(b, <-joined)
 			}
-			srv := httptest.NewServer(status.Handler(s))
+			srv := httptest.NewServer(status.Handler(s, nil))
 			defer srv.Close()
 			if open {
 				rep, err := http.Get(srv.URL + "/events")
@@ -297,4 +299,33 @@ func BenchmarkView(b *testing.B) {
 			}
 		})
 	}
+}
+
+// TestRanksOfALargeGroup: an event has 256 ranks of a group, and /ranks all of them.
+func TestRanksOfALargeGroup(t *testing.T) {
+	const n = 300
+	s, _, url := page(t)
+	rolls := make([]store.Roll, n)
+	var wg sync.WaitGroup
+	for rank := range n {
+		wg.Go(func() {
+			var err error
+			rolls[rank], err = s.Join(t.Context(), wire.Contribution{Group: "large", Rank: rank, Size: n, Label: fmt.Sprint("pid ", rank)}, nil)
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	_, body, _ := get(t, url+"/status")
+	require.Contains(t, body, `"more_ranks":44`)
+	code, body, _ := get(t, url+"/ranks?generation="+fmt.Sprint(rolls[0].Generation))
+	require.Equal(t, 200, code)
+	var g status.Group
+	require.NoError(t, json.Unmarshal([]byte(body), &g))
+	require.Len(t, g.Ranks, n)
+	code, _, _ = get(t, url+"/ranks?generation=12345")
+	require.Equal(t, 404, code)
+	code, _, _ = get(t, url+"/ranks?generation=all")
+	require.Equal(t, 400, code)
 }

@@ -1,6 +1,6 @@
 // Package status shows who waits for whom: the page of a store, and what it says, for other ways to show it.
 //
-//	http.Handle("/muster/", http.StripPrefix("/muster", status.Handler(s)))
+//	http.Handle("/muster/", http.StripPrefix("/muster", status.Handler(s, nil)))
 //
 // All of it comes by Store.Status, so that it is of the store of this process or of one that was dialed, of all of it or of what is below a
 // prefix, and shows what s has the right to read. Nothing is changed by it.

@@ -12,6 +12,9 @@ import (
 // View is a status as people read it: what waits, and for whom; then everything else. Times are in seconds; those below 0 are not
 // known, nor are such numbers of a Server: not every store can tell.
 type View struct {
+	Address string `json:"address,omitempty"` // of the store; as Options has it
+	Version string `json:"version,omitempty"` // of the program that shows it
+
 	Server   *Server   `json:"server,omitempty"` // none below a prefix
 	Blame    []Blame   `json:"blame"`            // who keeps others waiting and waits in nothing, the longest first
 	Waiting  []Wait    `json:"waiting"`          // the longest first
@@ -25,14 +28,17 @@ type View struct {
 
 // Server is the store as a whole. Rates are over the time since the view before.
 type Server struct {
-	Up       float64 `json:"up_seconds"`
-	Durable  bool    `json:"durable"`
-	Sessions int64   `json:"sessions"`
-	Calls    int64   `json:"calls_waiting"`
-	Groups   int64   `json:"groups"`
-	Keys     int64   `json:"keys"`
-	Bytes    int64   `json:"bytes"`
-	Rates    *Rates  `json:"rates,omitempty"` // none in the first view
+	Up      float64 `json:"up_seconds"`
+	Durable bool    `json:"durable"`
+	// DiskStalled is for how long a write of the log has not been on the disk; 0 if that is less than a tenth of a second. Meanwhile no
+	// change is acknowledged.
+	DiskStalled float64 `json:"disk_stalled_seconds,omitempty"`
+	Sessions    int64   `json:"sessions"`
+	Calls       int64   `json:"calls_waiting"`
+	Groups      int64   `json:"groups"`
+	Keys        int64   `json:"keys"`
+	Bytes       int64   `json:"bytes"`
+	Rates       *Rates  `json:"rates,omitempty"` // none in the first view
 }
 
 // Rates are what the store does, a second.
@@ -77,9 +83,11 @@ type Who struct {
 // Blame is a rank that others wait for, while it waits in nothing itself.
 type Blame struct {
 	Who
-	Group string  `json:"group"`
-	What  string  `json:"what"` // that others wait in
-	For   float64 `json:"for_seconds"`
+	Group      string  `json:"group"`
+	Run        string  `json:"run,omitempty"`
+	Generation uint64  `json:"generation,omitempty"`
+	What       string  `json:"what"` // that others wait in
+	For        float64 `json:"for_seconds"`
 }
 
 // Group is a group, or what is left of one.
@@ -125,6 +133,8 @@ type Failure struct {
 
 // Options has defaults for nil.
 type Options struct {
+	Address, Version string // of the store and of this program; shown as they are
+
 	Ranks    int // of a group that are shown at most, those who are awaited or gone first; default all
 	Groups   int // that are shown at most, those where something waits or failed first; default all
 	Waits    int // that are shown at most, the longest; default all
@@ -139,7 +149,7 @@ func Of(now, before *store.Status, o *Options) *View {
 	if o == nil {
 		o = new(Options)
 	}
-	v := &View{Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}}
+	v := &View{Address: o.Address, Version: o.Version, Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}}
 	if now.Server != nil {
 		v.Server = serverOf(now, before)
 	}
@@ -171,20 +181,23 @@ func seconds(d time.Duration) float64 {
 // blame finds who keeps others waiting. Who waits in several ways is listed once, by the longest.
 func (v *View) blame() {
 	type id struct {
-		group string
-		gen   uint64
-		rank  int
+		group, run string
+		gen        uint64
+		rank       int
 	}
 	seen := map[id]bool{}
-	for _, w := range v.Waiting {
+	for _, w := range v.Waiting { // each has at most someRanks
 		for _, r := range w.Ranks {
-			if at := (id{w.Group, w.Generation, r.Rank}); !r.Waits && !seen[at] && len(v.Blame) < someRanks {
+			if at := (id{w.Group, w.Run, w.Generation, r.Rank}); !r.Waits && !seen[at] && len(v.Blame) < mostBlame {
 				seen[at] = true
-				v.Blame = append(v.Blame, Blame{Who: r, Group: w.Group, What: w.What, For: w.For})
+				v.Blame = append(v.Blame, Blame{Who: r, Group: w.Group, Run: w.Run, Generation: w.Generation, What: w.What, For: w.For})
 			}
 		}
 	}
 }
+
+// mostBlame bounds Blame: so many ranks of all jobs together.
+const mostBlame = 256
 
 // trim takes out what there is no room for.
 func (v *View) trim(o *Options) {
@@ -212,10 +225,16 @@ func calm(state string) int {
 	return slices.Index([]string{"lost", "awaited", "left", "waits", "idle"}, state)
 }
 
+// stalled is from when on a write of the log is worth telling.
+const stalled = 100 * time.Millisecond
+
 func serverOf(now, before *store.Status) *Server {
 	s := now.Server
 	v := &Server{
 		Up: seconds(s.Up), Durable: s.Durable, Sessions: s.Sessions, Calls: s.Calls, Groups: s.Groups, Keys: s.Keys, Bytes: s.Bytes,
+	}
+	if s.Writing >= stalled {
+		v.DiskStalled = seconds(s.Writing)
 	}
 	if before == nil || before.Server == nil {
 		return v

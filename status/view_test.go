@@ -39,7 +39,7 @@ func TestBlame(t *testing.T) {
 	v := status.Of(chain(), nil, nil)
 	require.Equal(t, []status.Blame{{
 		Who:   status.Who{Rank: 2, Label: "pid 3 on b", Doing: "in no call; its last was barrier #41, 50 s ago", Heard: 4},
-		Group: "train", What: "barrier #42", For: 41,
+		Group: "train", Generation: 7, What: "barrier #42", For: 41,
 	}}, v.Blame)
 	w := v.Waiting[0]
 	require.Equal(t, []any{"verb", "barrier #42", 41.0, 19.0, 4, 2, 2}, []any{w.Kind, w.What, w.For, w.Left, w.Size, w.Came, w.Missing})
@@ -54,6 +54,29 @@ func TestBlame(t *testing.T) {
 	require.Equal(t, []string{"waits", "waits", "awaited", "waits"}, states)
 	require.Equal(t, "missing ranks 0–2, 5, after 5.0 s", v.Failures[0].Why)
 	require.Equal(t, "waiting", v.Groups[0].State)
+}
+
+// TestBlameOfSeveralJobs: each job that hangs has its culprits, however many another one has, and also if its group has the same name and has not
+// formed.
+func TestBlameOfSeveralJobs(t *testing.T) {
+	all := new(store.Status)
+	job := func(run string, generation uint64, missing wire.Ranks) {
+		all.Groups = append(all.Groups, store.GroupStatus{
+			Name: "train", Run: run, Generation: generation, Size: 64, Ended: -1, Open: 1,
+			Records: []store.RecordStatus{{Verb: "create", Root: -1, For: time.Minute - time.Duration(len(all.Groups))*time.Second, Missing: missing}},
+		})
+	}
+	job("large", 0, ranks(1, 63))
+	job("forming", 0, ranks(1, 1))
+	job("formed", 7, ranks(1, 1))
+	job("", 8, ranks(1, 1))
+	v := status.Of(all, nil, &status.Options{Address: "muster://h:1", Version: "muster v1"})
+	culprits := map[string]int{}
+	for _, b := range v.Blame {
+		culprits[b.Run]++
+	}
+	require.Equal(t, map[string]int{"large": 16, "forming": 1, "formed": 1, "": 1}, culprits)
+	require.Equal(t, []string{"muster://h:1", "muster v1"}, []string{v.Address, v.Version})
 }
 
 // TestDeadlock: ranks that wait for each other are nobody's blame.
@@ -184,6 +207,11 @@ func TestRates(t *testing.T) {
 	s := status.Of(now, before, nil).Server
 	require.Equal(t, []any{12.0, true, int64(3), int64(2), int64(1), int64(7), int64(99)}, []any{s.Up, s.Durable, s.Sessions, s.Calls, s.Groups, s.Keys, s.Bytes})
 	require.Equal(t, &status.Rates{Ops: 15, In: 1000, Out: 50, P50: 1e-6, P99: 1e-3, By: map[string]float64{"get": 10, "set": 5}}, s.Rates)
+	require.Zero(t, s.DiskStalled)
+	now.Server.Writing = 99 * time.Millisecond
+	require.Zero(t, status.Of(now, nil, nil).Server.DiskStalled)
+	now.Server.Writing = 3 * time.Second
+	require.Equal(t, 3.0, status.Of(now, nil, nil).Server.DiskStalled)
 	require.Nil(t, status.Of(before, now, nil).Server.Rates, "another store, which began later")
 	require.Equal(t, 0.0, status.Of(&store.Status{Server: &store.ServerStatus{Up: 13 * time.Second, In: 3000, Out: 150}}, now, nil).Server.Rates.P50)
 }

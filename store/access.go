@@ -155,6 +155,10 @@ var needs = [256]need{
 	wire.OpBranch:  needNothing, // what comes in it needs something
 	wire.OpVotes:   needNothing,
 	wire.OpStatus:  needBelow,
+	wire.OpPush:    needWrite, // the queue is below its name
+	wire.OpPop:     needWrite,
+	wire.OpDone:    needNothing,
+	wire.OpTaken:   needNothing,
 }
 
 // refuse says why a peer with rights r may not have req carried out; "" if it may.

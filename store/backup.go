@@ -14,7 +14,8 @@ import (
 // backupPiece is how much of a backup one answer brings.
 const backupPiece = 1 << 20
 
-// Backup writes a consistent copy of all that a durable store holds, which goes on meanwhile: a file for Restore.
+// Backup writes a consistent copy of all that a durable store holds, which goes on meanwhile: a file for Restore. It has no part of a
+// store: of a Prefix it is ErrUnsupported.
 func (s *Store) Backup(ctx context.Context, w io.Writer) (written int64, err error) {
 	for id := uint64(0); ; {
 		var rep wire.Reply
@@ -47,8 +48,12 @@ func Restore(backup, dir string, o *RestoreOptions) error {
 	if o == nil {
 		o = new(RestoreOptions)
 	}
-	if err := durable.Restore(backup, dir, o.Progress); err != nil {
+	err := durable.Restore(backup, dir, o.Progress)
+	switch {
+	case errors.Is(err, durable.ErrDamaged):
 		return &Error{Op: "restore", Key: backup, Code: wire.CodeInvalid, Err: fmt.Errorf("%w: %w", ErrInvalid, err)}
+	case err != nil:
+		return &Error{Op: "restore", Key: backup, Code: wire.CodeUnavailable, Err: err}
 	}
 	return nil
 }

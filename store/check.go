@@ -10,7 +10,9 @@ import (
 // cost the connection that all calls share.
 func check(req *wire.Request) error {
 	bad := func(format string, args ...any) error {
-		return &Error{Op: req.Op.String(), Key: subject(req), Code: wire.CodeTooLarge, Err: ErrTooLarge, Detail: fmt.Sprintf(format, args...)}
+		e := &Error{Op: req.Op.String(), Code: wire.CodeTooLarge, Err: ErrTooLarge, Detail: fmt.Sprintf(format, args...)}
+		e.about(req)
+		return e
 	}
 	c := &req.Group
 	for _, s := range [...]string{req.Key, c.Group, c.Run, c.Channel, c.Verb, c.Type, c.Label, c.Reason} {

@@ -29,10 +29,11 @@ type DialOptions struct {
 	// Wait keeps trying while nobody listens there, or the name does not resolve, until ctx
 	// ends: ranks may start before the store does.
 	Wait bool
-	// Silence is for how long this process may say nothing while others wait for its ranks, and not be lost: as long as something keeps
-	// all of it from running. Default, and least: 0.6 s; most: ServerLimits.Silence.
-	Silence time.Duration
-	Logger  *slog.Logger // nil is silent
+	// LivenessTimeout is for how long either side may be silent, answers to liveness probes included, before the other takes it for
+	// failed: the store this process, whose ranks are lost then, and this process its connection, which it makes anew. Default: the
+	// server's for the former, 10 s for the latter. At least 0.6 s, at most an hour.
+	LivenessTimeout time.Duration
+	Logger          *slog.Logger // nil is silent
 	// Trace is told of every call, as "store.get", with how many bytes it brought or took. Rank is −1: a store knows no ranks. What waits for
 	// others, as store.wait, is all Waited. Nil is nobody.
 	Trace trace.Sink

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,13 +33,14 @@ type client struct {
 	line      *line      // nil while there is none
 	session   session
 	calls     map[uint64]*clientCall
-	cancelled map[uint64]struct{} // calls that the store was told to give up
-	last      uint64              // id
+	cancelled map[uint64]string // calls that the store was told to give up, and why
+	last      uint64            // id
 	numbers   numbers
 	closed    bool
 	turn      turn
 	mending   bool
 	silence   silence
+	fruitless int // connections in a row that have ended without an answer
 }
 
 // clientCall is a call that waits for its reply. done gets one value: calls are used again.
@@ -50,6 +52,7 @@ type clientCall struct {
 	rep    *wire.Reply
 	err    error
 	done   chan struct{}
+	tries  int // that the store had no room to answer
 }
 
 var clientCalls = sync.Pool{New: func() any { return &clientCall{done: make(chan struct{}, 1)} }}
@@ -58,7 +61,7 @@ func newClient(d *dialer, l *line) *client {
 	c := &client{
 		dialer: d, logger: logger(d.options.Logger), ended: make(chan struct{}),
 		large: make(chan struct{}, 1), drained: make(chan struct{}, 1),
-		calls: map[uint64]*clientCall{}, cancelled: map[uint64]struct{}{},
+		calls: map[uint64]*clientCall{}, cancelled: map[uint64]string{},
 	}
 	c.life, c.stop = context.WithCancel(context.Background())
 	c.numbers.room = make(chan struct{}, 1)
@@ -66,6 +69,7 @@ func newClient(d *dialer, l *line) *client {
 	defer c.mu.Unlock()
 	c.turn.idle = time.AfterFunc(idleAfter, c.rested)
 	c.turn.armed = true
+	c.silence.timeout = livenessTimeout(d.options.LivenessTimeout)
 	c.silence.timer = time.AfterFunc(time.Hour, c.listen)
 	c.silence.timer.Stop()
 	c.session = sessionOf(&l.welcome)
@@ -116,12 +120,12 @@ func (c *client) traced(ctx context.Context, sink trace.Sink, req *wire.Request,
 func (c *client) do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	call := clientCalls.Get().(*clientCall)
 	call.req, call.rep, call.err = req, rep, nil
-	call.number, call.line = 0, nil
+	call.number, call.line, call.tries = 0, nil, 0
 	if err := c.submit(ctx, call); err != nil {
 		return err
 	}
 	c.lead(ctx, call.id)
-	err := await(ctx, req.Op, call.done, func() { c.withdraw(req.Op, call.id) })
+	err := await(ctx, req.Op, call.done, func(cause string) { c.withdraw(req.Op, call.id, cause) })
 	if err != nil {
 		if given, sent := c.abandon(call); given {
 			return c.gaveUp(req.Op, sent, err) // call is not used again
@@ -241,8 +245,35 @@ func (c *client) transmit(call *clientCall) {
 	c.line.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &req) })
 }
 
+// again sends a call once more, after a pause, for whose answer the store had no room. It reports false if the call was given up.
+func (c *client) again(l *line, id uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call := c.calls[id]
+	if call == nil {
+		return false
+	}
+	call.tries++
+	pause := min(firstPause<<min(call.tries-1, 10), mostAgain)
+	time.AfterFunc(pause/2+rand.N(pause), func() {
+		c.mu.Lock()
+		call := c.calls[id]
+		if call == nil || c.line != l { // it was given up, or goes with the others of a connection that has broken
+			c.mu.Unlock()
+			return
+		}
+		c.transmit(call)
+		if cause, ok := c.cancelled[id]; ok {
+			l.cancel(id, cause)
+		}
+		c.mu.Unlock()
+		l.out.Flush()
+	})
+	return true
+}
+
 // withdraw tells the store that nobody waits for a call any more.
-func (c *client) withdraw(op wire.Op, id uint64) {
+func (c *client) withdraw(op wire.Op, id uint64, cause string) {
 	if !op.Waits() {
 		return
 	}
@@ -251,10 +282,10 @@ func (c *client) withdraw(op wire.Op, id uint64) {
 		c.mu.Unlock()
 		return
 	}
-	c.cancelled[id] = struct{}{}
+	c.cancelled[id] = cause
 	l := c.line
 	if l != nil {
-		l.cancel(id)
+		l.cancel(id, c.cancelled[id])
 	}
 	c.mu.Unlock()
 	if l != nil {
@@ -262,8 +293,12 @@ func (c *client) withdraw(op wire.Op, id uint64) {
 	}
 }
 
-func (l *line) cancel(id uint64) {
-	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpCancel, ID: id}) })
+func (l *line) cancel(id uint64, cause string) {
+	req := wire.Request{Op: wire.OpCancel, ID: id}
+	if cause != "" {
+		req.Value = []byte(cause)
+	}
+	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &req) })
 }
 
 // abandon gives up a call; it is too late if a reader has taken it. What was sent may have been carried out.
@@ -276,6 +311,26 @@ func (c *client) abandon(call *clientCall) (given, sent bool) {
 	delete(c.calls, call.id)
 	c.numbers.abandon(call)
 	return true, call.line != nil
+}
+
+// acknowledgeAtOnce is from how many bytes on an answer to a numbered request is acknowledged at once. The store keeps it until then, in what
+// it may hold for all sessions, and the next numbered request, which acknowledges smaller ones, may be long in coming.
+const acknowledgeAtOnce = 64 << 10
+
+// acknowledge sends a numbered request that does nothing, but says which answers have come.
+func (c *client) acknowledge() {
+	c.mu.Lock()
+	l := c.line
+	if c.closed || l == nil || c.numbers.full() {
+		c.mu.Unlock()
+		return
+	}
+	c.last++
+	skip := wire.Request{Op: wire.OpSkip, ID: c.last}
+	skip.Number, skip.Acked = c.numbers.skip(skip.ID), c.numbers.acked
+	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &skip) })
+	c.mu.Unlock()
+	l.out.Flush()
 }
 
 // take takes the call that a reply answers.
@@ -301,9 +356,12 @@ func (c *client) endAll(err error) {
 
 // outcome is what err means for call: if it changes something and was sent, nobody knows.
 func (c *client) outcome(call *clientCall, err error) error {
-	e, ok := errors.AsType[*Error](err)
-	if !ok || call.line == nil || !call.req.Op.Numbered() {
+	if call.line == nil || !call.req.Op.Numbered() {
 		return err
+	}
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	own := *e
 	own.Err = fmt.Errorf("%w: %w", ErrUnknown, e.Err)
@@ -400,6 +458,18 @@ func (n *numbers) abandon(call *clientCall) {
 		n.held--
 		n.wake()
 	}
+}
+
+// skip gives the number of a request that does nothing, and for which nobody waits.
+func (n *numbers) skip(id uint64) uint64 {
+	n.open = append(n.open, numbered{id: id})
+	n.held++
+	number := n.acked + uint64(len(n.open))
+	if n.gone == nil {
+		n.gone = map[uint64]uint64{}
+	}
+	n.gone[id] = number
+	return number
 }
 
 // answered notes that the reply to a call has come; call is nil if it was given up.

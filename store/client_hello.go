@@ -49,6 +49,7 @@ func (d *dialer) dialUntil(ctx context.Context, hello *wire.Request) (*line, err
 			return l, nil
 		case tries < len(d.ways) && ctx.Err() == nil:
 			continue
+		case isDoubtful(err) && tries < mostDoubts*len(d.ways) && ctx.Err() == nil:
 		case !d.options.Wait || !nobodyThere(err):
 			return nil, dialError(d.addr, err, 0)
 		}
@@ -69,6 +70,7 @@ type line struct {
 	in      *frames // with buf: of whoever has the turn to read
 	buf     []byte
 	welcome wire.Reply
+	brought bool // an answer, beside the welcome; of whoever has the turn to read
 }
 
 // dial connects and says hello: for a new session, or to take up the one that hello names. Whatever is wrong with this way, the next time is
@@ -150,31 +152,10 @@ func (l *line) secure(config *tls.Config) error {
 	if err == nil {
 		err = t.checkVersion()
 	}
-	switch told := refusal(err); {
-	case told != nil:
-		return told
-	case err == nil || nobodyThere(err) || errors.Is(err, net.ErrClosed): // the store is about to end, perhaps
+	if err == nil || nobodyThere(err) || errors.Is(err, net.ErrClosed) { // the store is about to end, perhaps
 		return err
 	}
-	return denied("TLS: " + err.Error())
-}
-
-// refusal is what an error of TLS says of either side not trusting the other, or not speaking TLS at all, so that to dial again
-// would bring it again; nil if it is another error. What the server has against a client's certificate comes in the place of the first answer.
-func refusal(err error) error {
-	if plain, ok := errors.AsType[tls.RecordHeaderError](err); ok {
-		if speaksPlain(plain.RecordHeader) {
-			return denied(lacksTLS)
-		}
-		return fmt.Errorf("%w: it speaks no TLS", ErrProtocol)
-	}
-	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" {
-		return denied("it refuses TLS: " + alert.Err.Error())
-	}
-	if untrusted, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return denied("its certificate is not trusted: " + untrusted.Err.Error())
-	}
-	return nil
+	return cmp.Or(refusal(err), error(doubtful{denied("TLS: " + err.Error())}))
 }
 
 // speaksPlain reports whether head, where a TLS record should be, begins a frame that answers a hello: the upper bytes of its length are
@@ -188,7 +169,7 @@ func denied(why string) error { return &Error{Code: wire.CodeDenied, Err: ErrDen
 // hello opens the session. With a secret it ends well only if the store has proved that it knows it too.
 func (l *line) hello(resume *wire.Request, o *DialOptions) error {
 	secret := o.Secret
-	req := wire.Request{Op: wire.OpHello, Timeout: o.Silence, Key: cmp.Or(resume.Key, whoami()), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
+	req := wire.Request{Op: wire.OpHello, Timeout: o.LivenessTimeout, Key: cmp.Or(resume.Key, whoami()), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
 	if secret != nil {
 		req.Old = newNonce()
 	}

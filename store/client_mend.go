@@ -51,7 +51,9 @@ func (s *session) refuses(req *wire.Request) error {
 	case ranked(req) && !s.joined[req.Group.Generation]:
 		return &Error{Code: wire.CodeUnavailable, Err: s.why, Detail: "the session in which this rank joined is lost"}
 	case req.Lease != 0 && !s.leases[req.Lease]:
-		return &Error{Op: req.Op.String(), Key: subject(req), Code: wire.CodeNotFound, Err: ErrNotFound, Detail: "the session of its lease is lost"}
+		e := &Error{Op: req.Op.String(), Code: wire.CodeNotFound, Err: ErrNotFound, Detail: "the session of its lease is lost"}
+		e.about(req)
+		return e
 	}
 	return nil
 }
@@ -59,7 +61,7 @@ func (s *session) refuses(req *wire.Request) error {
 // ranked reports whether req is in the name of a rank that has joined.
 func ranked(req *wire.Request) bool {
 	switch req.Op {
-	case wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpire, wire.OpRoom:
+	case wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpire, wire.OpRoom, wire.OpDone, wire.OpTaken:
 		return true
 	case wire.OpJoin:
 		return req.Group.Generation != 0
@@ -70,6 +72,7 @@ func ranked(req *wire.Request) bool {
 const (
 	firstPause = 5 * time.Millisecond
 	mostPause  = 250 * time.Millisecond
+	mostAgain  = 100 * time.Millisecond // between two tries of a call for whose answer the store has no room
 	// mendTime is for how long a client tries to reach a store that keeps nothing: its sessions are lost by then.
 	mendTime = 5 * time.Second
 )
@@ -85,6 +88,9 @@ func (c *client) broke(l *line, err error) {
 		return
 	}
 	c.line = nil
+	if c.fruitless++; l.brought {
+		c.fruitless = 0
+	}
 	why := c.broken(l, err)
 	c.log().Debug("store connection ended", "err", why)
 	c.silence.down(why)
@@ -145,7 +151,8 @@ func (c *client) startMending() {
 // mend dials until there is a connection, and reads on from it; or ends the calls that wait for one.
 func (c *client) mend() {
 	began := time.Now()
-	for pause := time.Duration(0); ; pause = min(max(2*pause, firstPause), mostPause) {
+	limit := mendTime / 2 // of one try: a handshake that was garbled on its way may wait for bytes that never come
+	for pause := c.firstPause(); ; pause, limit = min(max(2*pause, firstPause), mostPause), min(2*limit, handshakeTime) {
 		if pause > 0 {
 			pause += rand.N(pause/2 + 1)
 		}
@@ -153,7 +160,9 @@ func (c *client) mend() {
 			c.giveUp(ErrClosed)
 			return
 		}
-		l, err := c.dialer.dial(c.life, c.resume())
+		ctx, cancel := context.WithTimeout(c.life, limit)
+		l, err := c.dialer.dial(ctx, c.resume())
+		cancel()
 		if err == nil {
 			if c.adopt(l) {
 				c.readOn(l)
@@ -165,6 +174,16 @@ func (c *client) mend() {
 			return
 		}
 	}
+}
+
+// firstPause is for how long to wait before the first dial: not at all, unless one connection after the other has ended without an answer.
+func (c *client) firstPause() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fruitless < 2 {
+		return 0
+	}
+	return min(firstPause<<min(c.fruitless-2, 10), mostPause)
 }
 
 // rests waits, unless the client is closed.
@@ -187,6 +206,8 @@ func (c *client) resume() *wire.Request {
 // calls knows for how long to wait. One that is not, and is not there, took everything with it.
 func (c *client) hopeless(err error, tried time.Duration) bool {
 	switch {
+	case isDoubtful(err):
+		return c.life.Err() != nil || tried > mendTime
 	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol), errors.Is(err, ErrInvalid): // ErrInvalid: its TLS files
 		return true
 	case c.life.Err() != nil:
@@ -320,8 +341,8 @@ func (c *client) repeat() {
 			c.transmit(call)
 		}
 	}
-	for id := range c.cancelled {
-		c.line.cancel(id)
+	for id, cause := range c.cancelled {
+		c.line.cancel(id, cause)
 		if c.calls[id] == nil { // it may never have arrived: then there is no answer to wait for
 			delete(c.cancelled, id)
 		}

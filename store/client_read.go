@@ -1,6 +1,8 @@
 package store
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -188,6 +190,13 @@ func (c *client) readOne(l *line) (id uint64, err error) {
 	if h.ID == 0 {
 		return 0, c.told(l, h.Op)
 	}
+	l.brought = true
+	if h.Op == wire.OpGoodbye {
+		return h.ID, c.refused(h, body)
+	}
+	if h.Code == wire.CodeAgain && c.again(l, h.ID) {
+		return 0, nil
+	}
 	call := c.take(h.ID)
 	if call == nil {
 		return h.ID, nil // a cancel's answer, or that of a call that was given up
@@ -205,6 +214,9 @@ func (c *client) readOne(l *line) (id uint64, err error) {
 	if err != nil {
 		call.end(c.broken(l, err))
 		return h.ID, err
+	}
+	if call.number != 0 && len(body) > acknowledgeAtOnce {
+		c.acknowledge()
 	}
 	call.end(nil)
 	return h.ID, nil
@@ -227,6 +239,30 @@ func fits(req *wire.Request, rep *wire.Reply) bool {
 }
 
 var errUnfit = errors.New("an answer without all that was asked for")
+
+// refused ends the call whose frame the store cannot read: to send it again would bring that again. The number that it had stays open, and
+// is skipped when the session is resumed.
+func (c *client) refused(h wire.Header, body []byte) error {
+	var rep wire.Reply
+	if err := rep.Parse(h, bytes.Clone(body)); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	call := c.calls[h.ID]
+	if call == nil {
+		return nil
+	}
+	delete(c.calls, h.ID)
+	delete(c.cancelled, h.ID)
+	c.numbers.abandon(call)
+	e := &Error{
+		Op: call.req.Op.String(), Code: rep.Code, Err: cmp.Or(CodeError(rep.Code), ErrProtocol), Detail: "the store refuses the request: " + rep.Detail,
+	}
+	e.about(call.req)
+	call.end(e)
+	return nil
+}
 
 // told is what the store says without having been asked.
 func (c *client) told(l *line, op wire.Op) error {

@@ -1,15 +1,18 @@
 package store
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/wire"
 )
 
 // No answer of a durable store leaves before everything that it shows is on the disk: not those of reads either. Answers are put
-// here in the order of the log, and are given out behind the next sync: whatever comes meanwhile shares the sync after that.
+// here, and are given out behind the next sync: whatever comes meanwhile shares the sync after that. Two do not wait for a
+// disk that stalls: that to OpStatus, which says so, and after slowDisk a welcome, which a client needs before it can ask for a status.
 
 // parcel is some answers that wait for the log.
 type parcel struct {
@@ -18,6 +21,33 @@ type parcel struct {
 	staged []byte
 	remote []letter
 	local  []*call
+	greet  *greeting
+}
+
+// slowDisk is how long a welcome waits for the disk. A session that the disk does not have when the server is killed is lost, and its
+// changes that are under way end in ErrUnknown, as they do when a session is not resumed in time.
+const slowDisk = 500 * time.Millisecond
+
+// greeting is a welcome, which is given once: when it is on the disk, or when that takes too long.
+type greeting struct {
+	to    *conn
+	bytes []byte
+	once  sync.Once
+	timer *time.Timer // of the owner of the parcel
+}
+
+func newGreeting(to *conn, bytes []byte) *greeting {
+	g := &greeting{to: to, bytes: bytes}
+	g.timer = time.AfterFunc(slowDisk, g.give)
+	return g
+}
+
+func (g *greeting) give() {
+	g.once.Do(func() {
+		g.to.out.Append(func(b []byte) []byte { return append(b, g.bytes...) })
+		g.to.greeted.Store(true)
+		g.to.out.Flush()
+	})
 }
 
 // committer gives parcels out. It owns two goroutines, until close: one waits for the disk, and begins to do so again while the other one
@@ -34,12 +64,13 @@ type committer struct {
 	wake    sync.Cond  // there are parcels, or room, or the end
 	parcels []parcel
 	bytes   int
-	under   int // parcels that have been taken, and are not given out yet
+	under   int      // parcels that have been taken, and are not given out yet
+	held    []func() // of connections that are held until there is room
 	closed  bool
 	err     error // of the disk: nothing is given out any more
 }
 
-// mostStaged is how many bytes of answers wait for the disk before no more requests are carried out.
+// mostStaged is how many bytes of events and of answers wait for the disk before requests wait too, but for OpStatus.
 const mostStaged = 64 << 20
 
 func newCommitter(d *durable.Disk, failed func(error)) *committer {
@@ -67,12 +98,42 @@ func (c *committer) put(p parcel) {
 	c.wake.Broadcast()
 }
 
-// room waits until fewer bytes wait for the disk.
-func (c *committer) room() {
+// crowded reports whether so much waits for the disk that requests have to.
+func (c *committer) crowded() bool {
+	unsynced := c.disk.Unsynced()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.bytes > mostStaged && c.err == nil && !c.closed {
-		c.wake.Wait()
+	return c.full(unsynced)
+}
+
+func (c *committer) full(unsynced int64) bool {
+	return int64(c.bytes)+unsynced > mostStaged && c.err == nil && !c.closed
+}
+
+// hold has resume called when the disk has done something, if it is crowded, and reports whether it is.
+func (c *committer) hold(resume func()) bool {
+	unsynced := c.disk.Unsynced()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.full(unsynced) {
+		return false
+	}
+	c.held = append(c.held, resume)
+	if c.under+len(c.parcels) == 0 { // no other call syncs
+		c.parcels = append(c.parcels, parcel{pos: math.MaxUint64})
+		c.wake.Broadcast()
+	}
+	return true
+}
+
+// resume lets go on who is held.
+func (c *committer) resume() {
+	c.mu.Lock()
+	held := c.held
+	c.held = nil
+	c.mu.Unlock()
+	for _, f := range held {
+		f()
 	}
 }
 
@@ -83,10 +144,13 @@ func (c *committer) sync(pos uint64) error {
 	}
 	err := c.toDisk(pos)
 	if err != nil {
-		c.put(parcel{pos: pos}) // finds out too, and ends the store
+		c.end()
 	}
 	return err
 }
+
+// end has the committer find out that the disk has failed, and end the store.
+func (c *committer) end() { c.put(parcel{pos: math.MaxUint64}) }
 
 func (c *committer) toDisk(pos uint64) error {
 	c.waiting.Add(1)
@@ -98,11 +162,16 @@ func (c *committer) toDisk(pos uint64) error {
 func (c *committer) bring() {
 	defer close(c.synced)
 	for ps := c.take(); ps != nil; ps = c.take() {
-		if err := c.toDisk(ps[len(ps)-1].pos); err != nil {
+		last := ps[0].pos
+		for i := range ps {
+			last = max(last, ps[i].pos)
+		}
+		if err := c.toDisk(last); err != nil {
 			c.fail(err, ps)
 			return
 		}
 		c.synced <- ps
+		c.resume()
 	}
 }
 
@@ -145,11 +214,15 @@ func (c *committer) fail(err error, ps []parcel) {
 	for i := range ps {
 		ps[i].fail(c.err)
 	}
+	c.resume()
 	c.failed(c.err)
 }
 
 // fail ends the calls of this process; those of others end with their connections.
 func (p *parcel) fail(err error) {
+	if p.greet != nil {
+		p.greet.timer.Stop()
+	}
 	for _, c := range p.local {
 		c.err = err
 		close(c.done)
@@ -162,11 +235,17 @@ func (c *committer) close() {
 	c.closed = true
 	c.wake.Broadcast()
 	c.mu.Unlock()
+	c.resume()
 	<-c.done
 }
 
 // give gives the answers out: to those in this process last.
 func (p *parcel) give() {
+	if p.greet != nil {
+		p.greet.timer.Stop()
+		p.greet.give()
+		p.to.parcels.Add(-1)
+	}
 	if len(p.staged) > 0 {
 		p.to.out.Append(func(b []byte) []byte { return append(b, p.staged...) })
 		p.to.parcels.Add(-1)

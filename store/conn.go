@@ -34,12 +34,13 @@ type conn struct {
 	staged  []byte        // answers that are for it
 	pos     uint64        // of the log, that staged shows
 	parcels atomic.Int32  // on their way through commit: the rest has to follow them there
+	greeted atomic.Bool   // the welcome has gone out, of a durable store
 	trunk   *trunk        // of a relay: its branches; the Memory's mu protects it
 	heard   atomic.Bool   // something came since the server last looked
 	unheard atomic.Int64  // how often it has looked in vain; for others than its watch
 	meter   *meter        // nil is none
-	silent  int           // how often it has looked in vain; with taken, it is the server's watch that has them
-	asked   int           // probes since it was last heard
+	live    liveness      // with stuck and taken, owned by the server's watch
+	stuck   liveness      // while much waits for the peer, which takes nothing
 	taken   uint64        // bytes, by the peer
 	gaveUp  bool          // its server has, since it was silent; set before it is closed
 
@@ -54,7 +55,7 @@ type conn struct {
 }
 
 func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
-	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frames{limit: helloRoom}}
+	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frames{limit: helloRoom, budget: s.budget}}
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.addr = a.AddrPort().Addr().Unmap()
 	}
@@ -124,6 +125,7 @@ func (c *conn) begin(p transport.Pipe) error {
 	c.mu.Lock()
 	c.pipe = p
 	c.out = transport.NewOutbox(p, c.limits.InFlight)
+	c.out.Budget = c.server.budget
 	if c.meter != nil {
 		c.out.Taken = &c.meter.out
 	}
@@ -189,6 +191,7 @@ func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
 	if t := c.trunk; t != nil && t.op == wire.OpVotes && t.branch != nil {
 		return c.replyToVote(op, id, rep)
 	}
+	rep = c.fitting(rep)
 	return c.queue(func(b []byte) []byte { return c.encode(b, op, id, rep) })
 }
 
@@ -221,9 +224,12 @@ func (c *conn) unstage() []byte {
 
 // deliver implements link.
 func (c *conn) deliver(e core.Effect, encode *encoder) {
-	head, body := encode.frameOf(e)
 	if alone(e.Op) { // it counts against InFlight
-		c.out.Append(func(b []byte) []byte { return append(append(b, head...), body...) })
+		e.Reply = c.fitting(e.Reply)
+	}
+	head, body := encode.frameOf(e)
+	if alone(e.Op) {
+		c.out.Append(func(b []byte) []byte { return append(append(b, head...), body.Bytes...) })
 		return
 	}
 	c.out.AppendShared(head, body)
@@ -235,6 +241,9 @@ func (c *conn) flush() { c.out.Flush() }
 // next parses the next request that is whole into c.req, if there is one. Its value is the machine's to keep.
 func (c *conn) next() (ok bool, err error) {
 	h, body, owned, ok, err := c.in.next()
+	if err != nil {
+		c.refuseFrame(h, err)
+	}
 	if err != nil || !ok {
 		return false, err
 	}
@@ -244,14 +253,40 @@ func (c *conn) next() (ok bool, err error) {
 	if c.trunk != nil {
 		c.trunk.op = 0
 	}
-	if err := c.req.Parse(h, body); err != nil {
-		return false, fmt.Errorf("%s: %w", h.Op, err)
+	err = c.req.Parse(h, body)
+	if err == nil && (h.Op == wire.OpLost || h.Op == wire.OpHello && c.session.Load() != 0) {
+		err = wire.ErrUnknownOp
 	}
-	if h.Op == wire.OpLost || h.Op == wire.OpHello && c.session.Load() != 0 {
-		return false, fmt.Errorf("%s: %w", h.Op, wire.ErrUnknownOp)
+	if err != nil {
+		c.refuseFrame(h, err)
+		return false, fmt.Errorf("%s: %w", h.Op, err)
 	}
 	c.ownValue(owned)
 	return true, nil
+}
+
+// refuseFrame says goodbye to the call whose frame cannot be read, behind the answers that wait: the connection ends, since what comes next
+// is not known either. Without that the peer would take it for broken, and send the same frame on the next one.
+func (c *conn) refuseFrame(h wire.Header, err error) {
+	c.mu.Lock()
+	out := c.out
+	c.mu.Unlock()
+	if out == nil || h.ID == 0 || h.Op == wire.OpBranch || h.Op == wire.OpVotes || errors.Is(err, errBuffers) {
+		return
+	}
+	c.queue(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, h.ID, refusedFrame(err)) })
+}
+
+// refusedFrame is the goodbye to a frame that cannot be read.
+func refusedFrame(err error) *wire.Reply {
+	code := wire.CodeInvalid
+	switch {
+	case errors.Is(err, wire.ErrTooLarge):
+		code = wire.CodeTooLarge
+	case errors.Is(err, wire.ErrUnknownOp):
+		code = wire.CodeUnsupported
+	}
+	return &wire.Reply{Code: code, Detail: err.Error()}
 }
 
 // ownValue makes the value of what was parsed the machine's to keep.

@@ -3,6 +3,7 @@ package store_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -20,17 +21,21 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// serverVar makes the test binary a durable server: it is the directory and the address.
+// serverVar makes the test binary a durable server: it is the directory, the address, and the time to resume a session after a restart.
 const serverVar = "MUSTER_TEST_SERVER"
 
 func beServer() {
-	dir, addr, _ := strings.Cut(os.Getenv(serverVar), "|")
+	v := strings.Split(os.Getenv(serverVar), "|")
 	err := func() error {
-		m := &store.Memory{Dir: dir}
+		grace, err := time.ParseDuration(v[2])
+		if err != nil {
+			return err
+		}
+		m := &store.Memory{Dir: v[0], Grace: grace}
 		if err := m.Open(); err != nil {
 			return err
 		}
-		l, err := store.Listen(context.Background(), addr)
+		l, err := store.Listen(context.Background(), v[1])
 		if err != nil {
 			return err
 		}
@@ -44,15 +49,18 @@ func beServer() {
 // process is a durable server in a process of its own, which can be killed and started again, at the same address.
 type process struct {
 	dir, addr string
+	grace     time.Duration // 0 is the default
 	cmd       *exec.Cmd
 }
 
-func newProcess(t *testing.T) *process {
+func newProcess(t *testing.T) *process { return newProcessWith(t, 0) }
+
+func newProcessWith(t *testing.T, grace time.Duration) *process {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
-	p := &process{dir: t.TempDir(), addr: l.Addr().String()}
+	p := &process{dir: t.TempDir(), addr: l.Addr().String(), grace: grace}
 	p.start(t)
 	t.Cleanup(p.kill)
 	return p
@@ -61,7 +69,7 @@ func newProcess(t *testing.T) *process {
 func (p *process) start(t *testing.T) {
 	t.Helper()
 	p.cmd = exec.CommandContext(t.Context(), os.Args[0])
-	p.cmd.Env = append(os.Environ(), serverVar+"="+p.dir+"|"+p.addr, "GORACE=atexit_sleep_ms=0")
+	p.cmd.Env = append(os.Environ(), serverVar+"="+p.dir+"|"+p.addr+"|"+p.grace.String(), "GORACE=atexit_sleep_ms=0")
 	p.cmd.Stderr = os.Stderr
 	out, err := p.cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -148,6 +156,53 @@ func TestKillNine(t *testing.T) {
 	_, err = s.Get(ctx, "held")
 	require.ErrorIs(t, err, store.ErrNotFound)
 	t.Logf("%d adds, %d rounds, %d kills", all, rounds.Load(), kills)
+}
+
+// TestRestartsDoNotRenewTheTimeToReconnect kills a durable server more often than sessions have time to be resumed. A process that died with the
+// first server is declared lost all the same, and who came back each time is not.
+func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
+	const grace, every, most = 3 * time.Second, 2 * time.Second, 60 * time.Second
+	p := newProcessWith(t, grace)
+	proxy := testcluster.NewProxy(t, p.addr)
+	dead, err := store.Dial(t.Context(), proxy.Addr(), nil)
+	require.NoError(t, err)
+	defer dead.Close()
+	s := p.client(t)
+	ctx, cancel := context.WithTimeout(t.Context(), most)
+	defer cancel()
+	var wg sync.WaitGroup
+	var roll store.Roll
+	for rank, s := range []*store.Store{s, dead} {
+		wg.Go(func() {
+			r, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: 2, Label: fmt.Sprint("rank ", rank)}, nil)
+			if err != nil {
+				t.Error(err)
+			}
+			if rank == 0 {
+				roll = r
+			}
+		})
+	}
+	wg.Wait()
+	over := make(chan error, 1)
+	go func() { over <- s.Follow(ctx, wire.Contribution{Generation: roll.Generation}) }()
+	p.kill()
+	proxy.Refuse(true)
+	proxy.Cut(testcluster.RST)
+	for began, restarts := time.Now(), 0; ; restarts++ {
+		p.start(t)
+		select {
+		case err := <-over:
+			require.ErrorIs(t, err, store.ErrLost)
+			e, _ := errors.AsType[*store.Error](err)
+			require.Equal(t, []int{1}, e.Verdict.Lost)
+			require.NotZero(t, restarts)
+			t.Logf("lost after %v and %d restarts", time.Since(began), restarts)
+			return
+		case <-time.After(every):
+			p.kill()
+		}
+	}
 }
 
 // gathers is a rank that gathers from all, round by round, until rank 0 has had enough.

@@ -95,6 +95,24 @@ func TestBackupAndRestore(t *testing.T) {
 	require.Equal(t, 3000, n)
 }
 
+// A backup has the whole store: what is only given a part of it gets none.
+func TestBackupBelowAPrefix(t *testing.T) {
+	ctx := bounded(t)
+	s := store.New(&store.Memory{Dir: t.TempDir()})
+	defer func() { _ = s.Close() }()
+	require.NoError(t, s.Set(ctx, "outside", []byte("secret"), nil))
+	p := store.Prefix(store.Prefix(s, "jobs/"), "a/")
+	require.NoError(t, p.Set(ctx, "inside", nil, nil))
+	var b bytes.Buffer
+	_, err := p.Backup(ctx, &b)
+	require.ErrorIs(t, err, store.ErrUnsupported)
+	require.ErrorContains(t, err, `backup "a/": `)
+	require.ErrorContains(t, err, "make it of the store without the prefix")
+	require.Zero(t, b.Len())
+	_, err = s.Backup(ctx, &b)
+	require.NoError(t, err)
+}
+
 // What was refused stays refused, and what was acknowledged stays, whatever the limits are after a restart.
 func TestDurableUnderOtherLimits(t *testing.T) {
 	dir, ctx := t.TempDir(), bounded(t)

@@ -31,6 +31,7 @@ var (
 	ErrStale       = errors.New("generation over or sequence passed")
 	ErrClosed      = errors.New("closed")
 	ErrFailed      = errors.New("a rank failed")
+	ErrSkipped     = errors.New("a rank skipped it")
 
 	// ErrUnknown says that it is not known whether the operation took effect.
 	ErrUnknown = errors.New("outcome unknown")
@@ -51,7 +52,8 @@ var codeErrs = map[wire.Code]error{
 	wire.CodeAborted: ErrAborted, wire.CodeTooLarge: ErrTooLarge, wire.CodeFull: ErrFull, wire.CodeDenied: ErrDenied,
 	wire.CodeInvalid: ErrInvalid, wire.CodeUnavailable: ErrUnavailable, wire.CodeUnsupported: ErrUnsupported,
 	wire.CodeCompacted: ErrCompacted, wire.CodeStale: ErrStale, wire.CodeClosed: ErrClosed,
-	wire.CodeFailed: ErrFailed,
+	wire.CodeFailed: ErrFailed, wire.CodeSkipped: ErrSkipped,
+	wire.CodeAgain: ErrFull,
 }
 
 // CodeError is the error that c stands for; nil for wire.CodeOK.
@@ -68,20 +70,30 @@ func CodeError(c wire.Code) error {
 // Error is the one typed error of this package. It wraps one of the errors above, and
 // matches context.DeadlineExceeded or context.Canceled where that is the reason.
 type Error struct {
-	Op      string // "get", "collect", …
-	Key     string // or keys, or a group's name
+	Op      string   // "get", "collect", …
+	Key     string   // or a group's name; of several keys the first
+	Keys    []string // of an operation on several keys: the first 10; of a Wait that timed out, of those that are missing
 	Code    wire.Code
 	Detail  string        // what a user needs to know beyond the code
 	Verdict *wire.Verdict // of a group verb
 	Err     error
+
+	more bool // there are keys that Keys does not have
 }
 
 func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "store: %s", e.Op)
-	if e.Key != "" {
-		b.WriteByte(' ')
-		b.WriteString(strconv.Quote(e.Key))
+	keys := e.Keys
+	if len(keys) == 0 && e.Key != "" {
+		keys = []string{e.Key}
+	}
+	for i, k := range keys {
+		b.WriteString([]string{" ", ", "}[min(i, 1)])
+		b.WriteString(strconv.Quote(k))
+	}
+	if e.more {
+		b.WriteString(" and others")
 	}
 	fmt.Fprintf(&b, ": %v", e.Err)
 	if e.Detail != "" {
@@ -111,12 +123,13 @@ func answer(req *wire.Request, rep *wire.Reply) error {
 	if rep.Code == wire.CodeOK {
 		return nil
 	}
-	e := &Error{Op: req.Op.String(), Key: subject(req), Code: rep.Code, Detail: rep.Detail, Verdict: rep.Verdict, Err: CodeError(rep.Code)}
+	e := &Error{Op: req.Op.String(), Code: rep.Code, Detail: rep.Detail, Verdict: rep.Verdict, Err: CodeError(rep.Code)}
+	e.about(req)
 	if e.Detail == "" && rep.Verdict != nil {
 		e.Detail = rep.Verdict.Reason
 	}
 	if req.Op == wire.OpWait && len(rep.Keys) > 0 {
-		e.Key = clip(strings.Join(rep.Keys, " "))
+		e.names(rep.Keys)
 	}
 	return e
 }
@@ -129,11 +142,15 @@ func failure(req *wire.Request, err error) error {
 	case ok && e.Op != "":
 		return err
 	case ok && e.Key == "":
-		return &Error{Op: req.Op.String(), Key: subject(req), Code: e.Code, Err: e.Err, Detail: e.Detail}
+		e = &Error{Code: e.Code, Err: e.Err, Detail: e.Detail}
 	case ok:
-		return &Error{Op: req.Op.String(), Key: subject(req), Code: e.Code, Err: e.Err, Detail: e.Key + ": " + e.Detail}
+		e = &Error{Code: e.Code, Err: e.Err, Detail: e.Key + ": " + e.Detail}
+	default:
+		e = &Error{Code: failureCode(err), Err: err}
 	}
-	return &Error{Op: req.Op.String(), Key: subject(req), Code: failureCode(err), Err: err}
+	e.Op = req.Op.String()
+	e.about(req)
+	return e
 }
 
 func failureCode(err error) wire.Code {
@@ -148,14 +165,31 @@ func failureCode(err error) wire.Code {
 	return wire.CodeUnavailable
 }
 
-func subject(req *wire.Request) string {
+// about has e name what req is about.
+func (e *Error) about(req *wire.Request) {
 	switch {
 	case req.Key != "":
-		return clip(req.Key)
+		e.Key = clip(req.Key)
 	case len(req.Keys) > 0:
-		return clip(strings.Join(req.Keys, " "))
+		e.names(req.Keys)
 	case req.Lease != 0:
-		return strconv.FormatUint(req.Lease, 10)
+		e.Key = strconv.FormatUint(req.Lease, 10)
+	default:
+		e.Key = clip(req.Group.Group)
 	}
-	return clip(req.Group.Group)
+}
+
+// mostNamed is how many keys an error names.
+const mostNamed = 10
+
+// names has e name keys, of which there is one at least.
+func (e *Error) names(keys []string) {
+	e.Key, e.Keys, e.more = clip(keys[0]), nil, false
+	if len(keys) == 1 {
+		return
+	}
+	for _, k := range keys[:min(len(keys), mostNamed)] {
+		e.Keys = append(e.Keys, clip(k))
+	}
+	e.more = len(keys) > mostNamed
 }

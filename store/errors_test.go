@@ -3,8 +3,10 @@ package store_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/url"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -19,12 +21,28 @@ func TestErrorTexts(t *testing.T) {
 	over, cancel := context.WithCancel(ctx)
 	cancel()
 	for want, do := range map[string]func() error{
-		`store: get "k": not found`:        func() error { _, err := s.Get(ctx, "k"); return err },
-		`store: get "a\nb": not found`:     func() error { _, err := s.Get(ctx, "a\nb"); return err },
-		`store: get "k": context canceled`: func() error { _, err := s.Get(over, "k"); return err },
+		`store: get "k": not found`:                  func() error { _, err := s.Get(ctx, "k"); return err },
+		`store: delete "a b", "c": context canceled`: func() error { _, err := s.Delete(over, "a b", "c"); return err },
+		`store: wait "k": context canceled`:          func() error { _, err := s.Wait(over, "k"); return err },
+		`store: wait "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k8", "k9" and others: timed out`: func() error {
+			short, cancel := context.WithTimeout(ctx, time.Millisecond)
+			defer cancel()
+			keys := []string{"text"}
+			for i := range 12 {
+				keys = append(keys, fmt.Sprint("k", i))
+			}
+			_, err := s.Wait(short, keys...)
+			e, ok := errors.AsType[*store.Error](err)
+			require.True(t, ok)
+			require.Equal(t, keys[1:11], e.Keys)
+			require.Equal(t, "k0", e.Key)
+			return err
+		},
+		`store: get "a\nb": not found`:                                                func() error { _, err := s.Get(ctx, "a\nb"); return err },
+		`store: get "k": context canceled`:                                            func() error { _, err := s.Get(over, "k"); return err },
 		`store: set "k": invalid request: a TTL or a number of reads is out of range`: func() error { return s.Set(ctx, "k", nil, &store.SetOptions{TTL: -1}) },
 		`store: add "text": invalid request: what is there is not a decimal number`:   func() error { _, err := s.Add(ctx, "text", 1); return err },
-		`store: swap "text": conflict`: func() error { _, err := s.Swap(ctx, "text", nil, nil); return err },
+		`store: swap "text": conflict`:                                                func() error { _, err := s.Swap(ctx, "text", nil, nil); return err },
 		`store: watch "k": revision compacted: list again, and watch from the revision of what was listed`: func() error {
 			for _, err := range s.Watch(ctx, "k", 1<<40) {
 				return err

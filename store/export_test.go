@@ -4,6 +4,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -87,3 +88,9 @@ func Cancelled(e Engine) int {
 // BucketOf and BucketEnd are those of latencies.
 func BucketOf(d time.Duration) int  { return bucketOf(d) }
 func BucketEnd(i int) time.Duration { return bucketEnd(i) }
+
+// SetFS has a Memory that is not open yet keep its log through fs.
+func SetFS(m *Memory, fs durable.FS) { m.fs = fs }
+
+// Crowded reports whether requests wait for the disk of a durable Memory.
+func Crowded(m *Memory) bool { return m.commit.crowded() }

@@ -220,7 +220,7 @@ func (c *conn) greet(welcome *wire.Reply) {
 	c.reply(wire.OpHello, c.hello.ID, welcome)
 }
 
-// refusal says why the peer may not have c.req carried out; "" if it may.
+// refusal says why the peer has no right to have c.req carried out; "" if it has.
 func (c *conn) refusal() string {
 	if why := c.rights.refuse(&c.req); why != "" || c.trunk == nil || c.trunk.branch == nil {
 		return why
@@ -228,9 +228,9 @@ func (c *conn) refusal() string {
 	return c.trunk.branch.rights.refuse(&c.req)
 }
 
-// refuse answers c.req, which the peer has no right to. Its number, if it has one, is used all the same: do carries out what has no
+// refuse answers c.req, which is not to be carried out. Its number, if it has one, is used all the same: do carries out what has no
 // effect under it. If the engine says more about the number, that is the answer.
-func (c *conn) refuse(why string, session uint64, do func(req *wire.Request, rep *wire.Reply)) {
+func (c *conn) refuse(code wire.Code, why string, session uint64, do func(req *wire.Request, rep *wire.Reply)) {
 	op := c.req.Op
 	c.rep = wire.Reply{}
 	if c.req.Number != 0 {
@@ -238,7 +238,7 @@ func (c *conn) refuse(why string, session uint64, do func(req *wire.Request, rep
 		do(&c.req, &c.rep)
 	}
 	if c.rep.Code == wire.CodeOK {
-		c.rep = wire.Reply{Code: wire.CodeDenied, Detail: why}
+		c.rep = wire.Reply{Code: code, Detail: why}
 	}
 	c.reply(op, c.req.ID, &c.rep)
 }

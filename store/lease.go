@@ -134,5 +134,5 @@ func (l *Lease) patience(err error) time.Duration {
 	if errors.Is(err, ErrUnavailable) {
 		return l.ttl
 	}
-	return max(l.ttl, mostSilence*time.Second)
+	return max(l.ttl, DefaultLivenessTimeout)
 }

@@ -317,7 +317,7 @@ func TestATLSPeerThatDoesNotRead(t *testing.T) {
 }
 
 func TestAPeerThatAnswersNoProbeIsLost(t *testing.T) {
-	eachWith(t, store.ServerLimits{Silence: time.Second}, func(t *testing.T, s *service) {
+	eachWith(t, store.ServerLimits{LivenessTimeout: time.Second}, func(t *testing.T, s *service) {
 		c := s.client(t)
 		silent := s.greeted(t)
 		closed(t, silent)

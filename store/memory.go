@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/internal/durable"
@@ -50,6 +51,7 @@ type Memory struct {
 
 	incarnation uint64 // of the state: sessions of another one cannot be taken up again
 
+	fs      durable.FS    // of Dir, in tests; nil is the system's
 	disk    *durable.Disk // nil if nothing is to survive
 	commit  *committer    // with disk
 	pos     uint64        // of the last event in disk's log
@@ -172,8 +174,10 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 		if err := m.await(ctx, own, c); err != nil {
 			return err
 		}
-	} else if err := m.sync(pos); err != nil {
-		return err
+	} else if own.Op != wire.OpStatus { // it is to say that the disk stalls
+		if err := m.sync(pos); err != nil {
+			return err
+		}
 	}
 	clone(rep)
 	return nil
@@ -206,13 +210,13 @@ func newToken() []byte {
 
 // await waits for c's answer, and withdraws it when ctx ends.
 func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
-	err := await(ctx, req.Op, c.done, func() {
+	err := await(ctx, req.Op, c.done, func(cause string) {
 		m.mu.Lock()
 		if m.closed {
 			m.mu.Unlock()
 			return
 		}
-		withdraw := wire.Request{Op: wire.OpCancel, ID: req.ID}
+		withdraw := wire.Request{Op: wire.OpCancel, ID: req.ID, Value: []byte(cause)}
 		m.applyLogged(m.now(), req.Session, &withdraw, new(wire.Reply))
 		m.release()
 	})
@@ -242,6 +246,9 @@ func (m *Memory) releaseTo(c *conn, staged []byte) {
 	effects := m.machine.Effects()
 	at, ok := m.machine.Next()
 	at = max(at, m.machine.Now()) // what is left of many things that were due is not late
+	if ok && m.disk != nil {
+		at = min(at, m.logged+timeLogged)
+	}
 	if ok && (m.armed == 0 || at < m.armed) {
 		m.armed = at
 		m.timer.Reset(m.armed - (time.Since(m.start) - m.stopped))
@@ -317,7 +324,11 @@ func (m *Memory) attach(c *conn, hello *wire.Request, welcome *wire.Reply) (befo
 	c.commit = m.commit
 	c.session.Store(session)
 	c.greet(welcome) // with mu: no other answer may come before it
-	m.releaseTo(c, c.unstage())
+	if c.commit != nil {
+		c.parcels.Add(1)
+		c.commit.put(parcel{pos: m.pos, to: c, greet: newGreeting(c, c.unstage())})
+	}
+	m.release()
 	return before, nil
 }
 
@@ -342,18 +353,6 @@ func (m *Memory) part(now core.Time, session uint64, l link, how *wire.Request) 
 		m.forgetBackup(session)
 		m.applyLogged(now, session, how, new(wire.Reply))
 	}
-}
-
-// awaited are the sessions that others wait for.
-func (m *Memory) awaited() map[uint64]bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.machine == nil {
-		return nil
-	}
-	sessions := map[uint64]bool{}
-	m.machine.Awaited(func(session uint64) { sessions[session] = true })
-	return sessions
 }
 
 // Keys is the number of entries.
@@ -426,7 +425,7 @@ func cloneAll(values [][]byte) [][]byte {
 
 // await returns nil when done is closed. When ctx ends first, the call is withdrawn. The store then decides it for everybody, so
 // that its answer is waited for, no longer than Grace: a deadline the store knows itself, a cancel it is told.
-func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func()) error {
+func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(cause string)) error {
 	select {
 	case <-done:
 		return nil
@@ -435,7 +434,7 @@ func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(
 	err := ctx.Err()
 	passed := errors.Is(err, context.DeadlineExceeded)
 	if !passed {
-		withdraw()
+		withdraw(causeOf(ctx))
 	}
 	if passed && op.Waits() || decides(op) {
 		grace := time.NewTimer(Grace)
@@ -447,10 +446,28 @@ func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(
 		}
 	}
 	if passed {
-		withdraw()
+		withdraw("")
 	}
 	return err
 }
+
+// causeOf is why ctx was cancelled, in words; "" if nobody has said so.
+func causeOf(ctx context.Context) string {
+	cause := context.Cause(ctx)
+	if cause == nil || errors.Is(ctx.Err(), cause) {
+		return ""
+	}
+	text := strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) { // it is part of other ranks' errors, on one line
+			return ' '
+		}
+		return r
+	}, cause.Error())
+	return strings.ToValidUTF8(text[:min(len(text), mostCause)], "")
+}
+
+// mostCause is how many bytes of a cause are told to the other ranks.
+const mostCause = 512
 
 // decides reports whether the end of a call to op is something that others must agree on.
 func decides(op wire.Op) bool {

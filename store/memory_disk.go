@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/internal/durable"
@@ -12,16 +13,18 @@ import (
 
 // openDisk brings the machine back from Dir. Called with mu.
 func (m *Memory) openDisk() error {
-	disk, machine, err := durable.Open(m.Dir, m.Limits, &durable.Options{Grace: m.Grace, Logger: m.Logger, Wrote: m.meter.wrote})
+	disk, machine, err := durable.Open(m.Dir, m.Limits, &durable.Options{Grace: m.Grace, Logger: m.Logger, Wrote: m.meter.wrote, FS: m.fs})
 	if err != nil {
 		return &Error{Op: "open", Key: m.Dir, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
 	}
-	m.disk, m.machine, m.incarnation = disk, machine, disk.Incarnation
+	m.disk, m.machine, m.incarnation, m.logged = disk, machine, disk.Incarnation, machine.Now()
 	if m.failed == nil {
 		m.failed = make(chan struct{})
 	}
 	m.commit = newCommitter(disk, m.fail)
 	disk.FoldBy(m.hold)
+	commit := m.commit
+	disk.Watch(func(error) { commit.end() })
 	return nil
 }
 
@@ -124,7 +127,16 @@ func (m *Memory) applyLogged(now core.Time, session uint64, req *wire.Request, r
 func (m *Memory) tickLogged(now core.Time) {
 	at, armed := m.machine.Next()
 	m.machine.Tick(now)
-	if m.disk != nil && armed && at <= now {
+	switch {
+	case m.disk == nil || !armed:
+	case at <= now:
 		m.pos, m.logged = m.disk.Tick(now), now
+	case now-m.logged >= timeLogged:
+		m.pos, m.logged = m.disk.Advance(now), now
+		m.commit.put(parcel{pos: m.pos}) // no answer waits for it, and it is to be on the disk all the same
 	}
 }
+
+// timeLogged is how often the time is written down while something is due later, if nothing else is. A restart goes on from the last time in the
+// log: without that a store that is killed again and again before something is due would never get there.
+const timeLogged = time.Second

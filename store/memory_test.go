@@ -37,7 +37,7 @@ func TestWaitEndsAtItsDeadline(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		_, err := s.Wait(ctx, "a", "b")
-		require.EqualError(t, err, `store: wait "a b": timed out`)
+		require.EqualError(t, err, `store: wait "a", "b": timed out`)
 		require.Equal(t, time.Minute, time.Since(began))
 	})
 }

@@ -536,3 +536,28 @@ func TestNumbers(t *testing.T) {
 		require.Equal(t, welcome.N, rest.N)
 	})
 }
+
+// A change that was sent, and whose answer a Close does not wait for, may have taken effect; what only reads has not.
+func TestCloseMakesWhatWasSentUnknown(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	c, proxy := s.through(t)
+	proxy.Down.Stall(true)
+	added, got := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := c.Add(bounded(t), "n", 1)
+		added <- err
+	}()
+	go func() {
+		_, err := c.Get(bounded(t), "n")
+		got <- err
+	}()
+	testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) == 2 }, "both are sent")
+	require.NoError(t, c.Close())
+	err := <-added
+	require.ErrorIs(t, err, store.ErrClosed)
+	require.ErrorIs(t, err, store.ErrUnknown)
+	err = <-got
+	require.ErrorIs(t, err, store.ErrClosed)
+	require.NotErrorIs(t, err, store.ErrUnknown)
+}

@@ -200,7 +200,8 @@ func (p *passage) closeLater() { time.AfterFunc(awayTime, p.close) }
 // heardHere reports whether the store has asked for the peer, which has been heard here and not there: it is in the middle of a long frame, or of
 // reading one.
 func (p *passage) heardHere() bool {
-	if !p.wanted.Load() || !p.heard.Swap(false) && !p.reads() {
+	reads, _ := p.reads()
+	if !p.wanted.Load() || !p.heard.Swap(false) && !reads {
 		return false
 	}
 	p.wanted.Store(false)
@@ -208,13 +209,13 @@ func (p *passage) heardHere() bool {
 }
 
 // tell gives the peer an answer.
-func (p *passage) tell(h wire.Header, id uint64, body []byte) {
+func (p *passage) tell(h wire.Header, id uint64, body *transport.Body) {
 	h.ID = id
 	switch h.Op {
 	case wire.OpCollect, wire.OpJoin: // others may have the same
 		p.out.AppendShared(wire.AppendHeader(make([]byte, 0, wire.HeaderLen), h), body)
 	default: // it counts against InFlight
-		p.out.Append(func(b []byte) []byte { return append(wire.AppendHeader(b, h), body...) })
+		p.out.Append(func(b []byte) []byte { return append(wire.AppendHeader(b, h), body.Bytes...) })
 	}
 	if h.Op == wire.OpProbe {
 		p.wanted.Store(true)

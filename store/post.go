@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -56,16 +57,18 @@ func send(letters []letter) {
 type encoder struct {
 	reply *wire.Reply
 	frame []byte
+	body  *transport.Body
 	head  [wire.HeaderLen]byte
 }
 
 // frameOf returns the frame that answers e: a header for e alone, good until the next call, and a body that may be shared.
-func (c *encoder) frameOf(e core.Effect) (head, body []byte) {
+func (c *encoder) frameOf(e core.Effect) (head []byte, body *transport.Body) {
 	if c.reply != e.Reply {
 		c.reply = e.Reply
 		c.frame = wire.AppendReply(nil, e.Op, e.ID, e.Reply)
+		c.body = &transport.Body{Bytes: c.frame[wire.HeaderLen:]}
 	}
 	copy(c.head[:], c.frame)
 	wire.Readdress(c.head[:], e.Op, e.ID)
-	return c.head[:], c.frame[wire.HeaderLen:]
+	return c.head[:], c.body
 }

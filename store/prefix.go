@@ -8,7 +8,7 @@ import (
 )
 
 // Prefix is the part of s below prefix: keys, and groups by their names. Its Close ends its own
-// calls, and leaves s open.
+// calls, and leaves s open. A Backup, which has the whole store, is ErrUnsupported.
 func Prefix(s *Store, prefix string) *Store { return New(newPrefixed(s.engine, prefix)) }
 
 // prefixed puts prefix in front of names on their way in, and takes it off on their way out.
@@ -36,6 +36,11 @@ func (p *prefixed) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 		}
 		own.Key = p.prefix + req.Key
 	case wire.OpHello, wire.OpGoodbye, wire.OpCancel, wire.OpPing, wire.OpLost, wire.OpGrant, wire.OpKeep, wire.OpRevoke, wire.OpSkip:
+	case wire.OpBackup:
+		return &Error{
+			Op: "backup", Key: p.prefix, Code: wire.CodeUnsupported, Err: ErrUnsupported,
+			Detail: "a backup has the whole store, and not only what is below a prefix: make it of the store without the prefix",
+		}
 	case wire.OpJoin:
 		own.Group.Group = p.prefix + req.Group.Group
 	default:

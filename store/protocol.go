@@ -14,7 +14,7 @@ import (
 )
 
 // Protocol is another protocol on the port of a Server, told from others by what a peer sends first. Its connections
-// count as others do; all of ServerLimits but InFlight, Grace and Silence holds for them.
+// count as others do; all of ServerLimits but InFlight, Grace and LivenessTimeout holds for them.
 //
 // Its peers prove nothing. They reach the whole store if everybody does, by this server's protocol; if that takes a secret,
 // a certificate or TLS, they are turned away, unless one of Access opens a prefix to the protocol by its name.

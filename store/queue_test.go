@@ -2,7 +2,9 @@ package store_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -97,16 +100,17 @@ func TestQueueIsFIFO(t *testing.T) {
 	require.Equal(t, "a key is no queue", string(v))
 }
 
-// onSwap cancels a call that has just swapped.
-type onSwap struct {
+// onPop cancels a call that has just popped.
+type onPop struct {
 	store.Engine
 	cancel context.CancelFunc
 }
 
-func (e *onSwap) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+func (e *onPop) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	err := e.Engine.Do(ctx, req, rep)
-	if req.Op == wire.OpSwap {
+	if req.Op == wire.OpPop {
 		e.cancel()
+		return errors.Join(err, ctx.Err())
 	}
 	return err
 }
@@ -116,7 +120,7 @@ func TestPopThatIsCancelled(t *testing.T) {
 	m := new(store.Memory)
 	defer m.Close()
 	ctx, cancel := context.WithCancel(bounded(t))
-	s := store.New(&onSwap{m, cancel})
+	s := store.New(&onPop{m, cancel})
 	require.NoError(t, s.Push(ctx, "q", []byte("first")))
 	v, err := s.Pop(ctx, "q")
 	require.NoError(t, err)
@@ -125,35 +129,78 @@ func TestPopThatIsCancelled(t *testing.T) {
 	require.Zero(t, m.Keys())
 }
 
-// What somebody has set in the place of a queue is an error, not a queue that is there and has nothing in it.
-func TestNoQueue(t *testing.T) {
-	m := new(store.Memory)
-	defer m.Close()
-	s, ctx := store.New(m), bounded(t)
-	for _, v := range []string{"", "x", "123456789"} {
-		require.NoError(t, s.Set(ctx, store.QueueKey("q"), []byte(v), nil))
-		_, err := s.Pop(ctx, "q")
-		require.ErrorIs(t, err, store.ErrInvalid)
-		_, err = s.QueueLen(ctx, "q")
-		require.ErrorContains(t, err, `"q"`)
+// mortal carries out some requests, and then none: its process has been killed.
+type mortal struct {
+	store.Engine
+	left int
+}
+
+func (e *mortal) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if e.left--; e.left < 0 {
+		return store.ErrClosed
+	}
+	return e.Engine.Do(ctx, req, rep)
+}
+
+// A client that is killed in the middle of a Push or a Pop leaves nothing behind: what is in the queue can be popped, and then the
+// store is empty.
+func TestAQueueOutlivesItsClients(t *testing.T) {
+	for requests := range 6 {
+		m := new(store.Memory)
+		s, ctx := store.New(m), bounded(t)
+		require.NoError(t, s.Push(ctx, "q", []byte("0")))
+		dying := store.New(&mortal{m, requests})
+		for _, v := range []string{"1", "2"} {
+			_ = dying.Push(ctx, "q", []byte(v))
+			_, _, _ = dying.TryPop(ctx, "q")
+		}
+		n, err := s.QueueLen(ctx, "q")
+		require.NoError(t, err)
+		for ; n > 0; n-- {
+			_, there, err := s.TryPop(ctx, "q")
+			require.NoError(t, err)
+			require.Equal(t, n, there, "after %d requests", requests)
+		}
+		require.Zero(t, m.Keys(), "after %d requests", requests)
+		require.NoError(t, m.Close())
 	}
 }
 
-// A queue does not become longer than what can be popped.
+// A Push that finds no room for the value, or for the head of a queue that was empty, leaves nothing.
 func TestFullQueue(t *testing.T) {
-	m := new(store.Memory)
+	m := &store.Memory{Limits: store.Limits{Keys: 3}}
 	defer m.Close()
 	s, ctx := store.New(m), bounded(t)
 	require.NoError(t, s.Push(ctx, "q", []byte("first")))
-	_, err := s.Append(ctx, store.QueueKey("q"), make([]byte, wire.MaxValue/4-8))
-	require.NoError(t, err)
+	require.ErrorIs(t, s.Push(ctx, "other", []byte("no room for a head")), store.ErrFull)
+	require.Equal(t, 2, m.Keys())
+	require.NoError(t, s.Push(ctx, "q", []byte("second")))
 	require.ErrorIs(t, s.Push(ctx, "q", []byte("one too many")), store.ErrFull)
-	require.Equal(t, 2, m.Keys(), "it has left nothing")
 	v, n, err := s.TryPop(ctx, "q")
 	require.NoError(t, err)
-	require.Equal(t, wire.MaxValue/4/8, n)
+	require.Equal(t, 2, n)
 	require.Equal(t, "first", string(v))
 	require.NoError(t, s.Push(ctx, "q", []byte("there is room again")))
+}
+
+// A queue is kept on the disk, with its order.
+func TestAQueueIsKept(t *testing.T) {
+	dir, ctx := t.TempDir(), bounded(t)
+	m := &store.Memory{Dir: dir}
+	s := store.New(m)
+	for _, v := range []string{"0", "1", "2"} {
+		require.NoError(t, s.Push(ctx, "q", []byte(v)))
+	}
+	_, _, err := s.TryPop(ctx, "q")
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	m = &store.Memory{Dir: dir}
+	defer m.Close()
+	s = store.New(m)
+	v, n, err := s.TryPop(ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	require.Equal(t, "1", string(v))
 }
 
 // The TTL that Add gives to what it makes is kept on the disk with it.
@@ -169,4 +216,48 @@ func TestAddWithATTLIsKept(t *testing.T) {
 	require.NoError(t, store.New(m).Do(ctx, &wire.Request{Op: wire.OpList}, &rep))
 	require.Equal(t, []string{"n"}, rep.Keys)
 	require.InDelta(t, time.Hour, rep.Nums[1], float64(time.Minute))
+}
+
+// TestLargeAnswersOfIdleSessions: what sessions have popped, before they became idle, does not count against what others may make the store hold.
+func TestLargeAnswersOfIdleSessions(t *testing.T) {
+	const n, size = 24, 1 << 20
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	addr := servingMemory(t, &store.Memory{Limits: store.Limits{Held: n * size / 2, HeldOf: n * size / 2}})
+	boss, err := store.Dial(ctx, addr, nil)
+	require.NoError(t, err)
+	defer boss.Close()
+	for range n {
+		s, err := store.Dial(ctx, addr, nil)
+		require.NoError(t, err)
+		defer s.Close()
+		require.NoError(t, boss.Push(ctx, "q", make([]byte, size)))
+		v, err := s.Pop(ctx, "q")
+		require.NoError(t, err)
+		require.Len(t, v, size)
+		require.NoError(t, s.Set(ctx, "k", nil, nil)) // its numbers go on
+		require.NoError(t, boss.Push(ctx, "q", make([]byte, size)))
+		_, err = s.Pop(ctx, "q") // the last thing that it does
+		require.NoError(t, err)
+	}
+	testcluster.Eventually(t, 10*time.Second, func() bool {
+		short, stop := context.WithTimeout(ctx, 10*time.Millisecond)
+		defer stop()
+		_, err := boss.Wait(short, "nothing")
+		return !errors.Is(err, store.ErrFull)
+	}, "what idle sessions have popped still counts")
+}
+
+func servingMemory(t *testing.T, m *store.Memory) (addr string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	srv := &store.Server{Engine: m}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		require.NoError(t, srv.Close())
+		require.ErrorIs(t, <-served, store.ErrServerClosed)
+		require.NoError(t, m.Close())
+	})
+	return l.Addr().String()
 }

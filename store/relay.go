@@ -258,6 +258,7 @@ func (r *Relay) gone(u *uplink, err error) {
 func (r *Relay) excuse(err error) (code wire.Code, detail string) {
 	code = wire.CodeUnavailable
 	switch {
+	case isDoubtful(err): // the next peer makes it try again
 	case isRefused(err):
 		code = wire.CodeLost
 	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol), errors.Is(err, ErrInvalid), errors.Is(err, ErrUnsupported):

@@ -140,6 +140,11 @@ func patient(grace time.Duration) *store.Server {
 	return &store.Server{Limits: store.ServerLimits{Grace: grace}}
 }
 
+// soon is patient, with a liveness timeout of a second: a test waits for a peer to be lost that is silent.
+func soon(grace time.Duration) *store.Server {
+	return &store.Server{Limits: store.ServerLimits{Grace: grace, LivenessTimeout: time.Second}}
+}
+
 // A relay that is killed takes nothing with it: the next one at its address goes on.
 func TestARelayIsKilled(t *testing.T) {
 	t.Parallel()
@@ -160,7 +165,7 @@ func TestARelayIsFrozen(t *testing.T) {
 	for name, long := range map[string]time.Duration{"a moment": 300 * time.Millisecond, "long": 1500 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := serve(t, patient(comesBack), tcp)
+			s := serve(t, soon(comesBack), tcp)
 			p, addr := relayProcess(t, s, "127.0.0.1:0")
 			g := teamOf(t, behind(t, s, addr, 4, 2)...)
 			g.rounds(func() {
@@ -251,7 +256,7 @@ func TestAStragglerBehindARelay(t *testing.T) {
 // A rank that is silent towards its relay is lost, alone and by its own name, though the relay answers the store.
 func TestASilentRankBehindARelay(t *testing.T) {
 	t.Parallel()
-	s := serve(t, new(store.Server), tcp)
+	s := serve(t, soon(0), tcp)
 	r := relay(t, s.addr, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, r.addr)
 	g := teamOf(t, append(behind(t, s, r.addr, 7, 0), dial(t, proxy.Addr()))...)
@@ -275,7 +280,7 @@ func TestASilentRankBehindARelay(t *testing.T) {
 // While a relay is silent nobody behind it is lost: then all of them are, since it was.
 func TestASilentRelay(t *testing.T) {
 	t.Parallel()
-	s := serve(t, patient(100*time.Millisecond), tcp)
+	s := serve(t, soon(100*time.Millisecond), tcp)
 	proxy := testcluster.NewProxy(t, s.addr)
 	r := relay(t, proxy.Addr(), new(store.Server), tcp)
 	g := teamOf(t, behind(t, s, r.addr, 4, 1)...)
@@ -292,7 +297,7 @@ func TestASilentRelay(t *testing.T) {
 // rank of another relay with them. They hear that the others have gone on without them when it stands still no more.
 func TestAFrozenRelayIsNamed(t *testing.T) {
 	t.Parallel()
-	s := serve(t, patient(100*time.Millisecond), tcp)
+	s := serve(t, soon(100*time.Millisecond), tcp)
 	p, frozen := relayProcess(t, s, "127.0.0.1:0")
 	_, other := relayProcess(t, s, "127.0.0.1:0")
 	g := teamOf(t, append(behind(t, s, frozen, 8, 0), behind(t, s, other, 2, 1)...)...)
@@ -345,10 +350,10 @@ func (g *team) missed(rank int, seq uint64) *wire.Verdict {
 // A rank that does not read, or writes slowly, delays no other behind its relay, and is not lost for it.
 func TestASlowRankBehindARelay(t *testing.T) {
 	t.Parallel()
-	s := serve(t, new(store.Server), tcp)
+	s := serve(t, soon(0), tcp)
 	r := relay(t, s.addr, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, r.addr)
-	slow, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{Silence: 2 * time.Second}) // on a busy machine all is slow
+	slow, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 10 * time.Second}) // on a busy machine all is slow
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = slow.Close() })
 	g := teamOf(t, append(behind(t, s, r.addr, 3, 0), slow)...)
@@ -455,12 +460,12 @@ func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	require.Less(t, counts.frames[wire.OpBranch], rounds)
 }
 
-// Ranks that others wait for are asked whether they are there, all of a relay by one frame, and so they answer.
+// Silent ranks are sent liveness probes, all of a relay in one frame, and so they answer.
 func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 	t.Parallel()
 	l, dialer := tcp(t)
 	counts := &counted{Listener: l, frames: map[wire.Op]int{}}
-	s := serve(t, new(store.Server), func(*testing.T) (net.Listener, func(context.Context, string, string) (net.Conn, error)) {
+	s := serve(t, &store.Server{Limits: store.ServerLimits{LivenessTimeout: 1200 * time.Millisecond}}, func(*testing.T) (net.Listener, func(context.Context, string, string) (net.Conn, error)) {
 		return counts, dialer
 	})
 	r := relay(t, s.addr, new(store.Server), tcp)
@@ -469,7 +474,7 @@ func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 	counts.mu.Lock()
 	clear(counts.frames)
 	counts.mu.Unlock()
-	ctx, cancel := context.WithTimeout(t.Context(), (questions+1)*400*time.Millisecond) // they are asked 0.2 to 0.4 s after they have been heard
+	ctx, cancel := context.WithTimeout(t.Context(), (questions+1)*400*time.Millisecond) // they are probed 0.4 to 0.6 s after they have been heard
 	defer cancel()
 	require.ErrorIs(t, g.barrier(ctx, 0, 1), store.ErrTimeout)
 	counts.mu.Lock()

@@ -235,7 +235,7 @@ func (s *engineSession) start(c *conn, quick chan struct{}) error {
 
 // refuse answers a request that the peer has no right to.
 func (s *engineSession) refuse(c *conn, why string) (err error) {
-	c.refuse(why, s.id, func(req *wire.Request, rep *wire.Reply) { err = s.engine.Do(s.ctx, req, rep) })
+	c.refuse(wire.CodeDenied, why, s.id, func(req *wire.Request, rep *wire.Reply) { err = s.engine.Do(s.ctx, req, rep) })
 	c.out.Flush()
 	return err
 }

@@ -18,16 +18,19 @@ const unreadPause = 1 << 20
 // serveMemory serves c from m with a goroutine that reads: for connections that no loop can read.
 func (c *conn) serveMemory(m *Memory, buf []byte) error {
 	drained := make(chan struct{}, 1)
-	c.out.Drained = func() {
+	resume := func() {
 		select {
 		case drained <- struct{}{}:
 		default:
 		}
 	}
+	c.out.Drained = resume
 	held, err := c.open(m)
 	for err == nil {
 		if held {
-			<-drained
+			if c.out.Hold(unreadPause) || c.commit != nil && c.commit.hold(resume) {
+				<-drained
+			}
 		} else if n, fault := c.nc.Read(c.in.room(buf)); n == 0 && fault != nil {
 			return c.end(m, fault)
 		} else {
@@ -77,14 +80,14 @@ func (c *loopConn) Readable(buf []byte) error {
 	return err
 }
 
-// Flush implements transport.Reader. The first connection of those that have been read waits for the disk, for all of them.
+// Flush implements transport.Reader.
 func (c *loopConn) Flush() { c.flushStaged() }
 
-// pauseIf stops reading until the peer has read. It may have done so already: then there was no pause to end.
+// pauseIf stops reading until the peer has read, and the disk written. They may have done so already: then there was no pause to end.
 func (c *loopConn) pauseIf(held bool) {
 	if held {
 		c.sock.Pause(true)
-		if !c.out.Hold(unreadPause) {
+		if !c.out.Hold(unreadPause) && (c.commit == nil || !c.commit.hold(c.out.Drained)) {
 			c.sock.Pause(false)
 		}
 	}
@@ -125,18 +128,19 @@ func (c *conn) end(m *Memory, err error) error {
 }
 
 // carryOut carries out the requests that are whole, and answers them with one write. If the peer does not read
-// what it asked for, the others are held: for Drained, and another carryOut.
+// what it asked for, or the disk does not write, the others are held: for Drained, and another carryOut. It never waits for the
+// disk: it has other connections to read.
 func (c *conn) carryOut(m *Memory) (held bool, err error) {
 	for {
-		more, full, err := c.turn(m)
+		more, full, crowded, err := c.turn(m)
 		c.trunk.closeReplaced()
-		if err != nil || full || !more && !c.lazy {
+		if err != nil || full || crowded || !more && !c.lazy {
 			c.flushStaged()
 		}
 		if err != nil {
 			return false, err
 		}
-		if c.out.Hold(unreadPause) {
+		if crowded || c.out.Hold(unreadPause) {
 			return true, nil
 		}
 		if !more {
@@ -159,47 +163,46 @@ func (c *conn) release(m *Memory) {
 // mostUnsynced is how many events that nobody waits for may be in memory alone.
 const mostUnsynced = 4096
 
-// flushStaged writes what has been answered, once all that it shows is on the disk.
+// flushStaged writes what has been answered, or leaves it to the committer, until all that it shows is on the disk.
 func (c *conn) flushStaged() {
-	if len(c.staged) > 0 && c.parcels.Load() == 0 {
-		if err := c.commit.sync(c.pos); err != nil {
-			return // the store is ending, and the connection with it
+	// what is never answered is not to pile up
+	if len(c.staged) > 0 || c.commit != nil && c.parcels.Load() == 0 && c.pos > c.commit.disk.Durable()+mostUnsynced {
+		p := parcel{pos: c.pos, to: c, staged: c.unstage()}
+		if len(p.staged) > 0 {
+			c.parcels.Add(1)
 		}
-		c.out.Append(func(b []byte) []byte { return append(b, c.staged...) })
-		staged := c.staged
-		stages.Put(&staged)
-		c.staged = nil
-	} else if c.commit != nil && c.parcels.Load() == 0 && c.pos > c.commit.disk.Durable()+mostUnsynced {
-		_ = c.commit.sync(c.pos) // what is never answered is not to pile up
+		c.commit.put(p)
 	}
 	c.out.Flush()
 }
 
-// turn carries out a batch of requests under one lock; full is that the answers should be written first.
-func (c *conn) turn(m *Memory) (more, full bool, err error) {
+// turn carries out a batch of requests under one lock; full is that the answers should be written first, crowded that the disk has to
+// write before there are more.
+func (c *conn) turn(m *Memory) (more, full, crowded bool, err error) {
 	session := c.session.Load()
-	if c.commit != nil {
-		c.commit.room()
-	}
+	crowded = c.commit != nil && c.commit.crowded()
 	began := m.meter.begin()
 	m.mu.Lock()
 	if !m.attached(session, c) {
 		m.mu.Unlock()
-		return false, false, net.ErrClosed
+		return false, false, false, net.ErrClosed
 	}
 	defer c.release(m)
 	now := m.now()
 	m.meter.answered = 0
 	defer func() { m.meter.end(began, m.meter.answered) }()
 	for done := 0; done < batch; done += c.trunk.weight() {
+		if op := c.in.op(); crowded && op != 0 && op != wire.OpStatus {
+			return false, false, true, nil
+		}
 		if ok, err := c.next(); err != nil || !ok {
-			return false, false, err
+			return false, false, false, err
 		}
 		if full, err := c.step(m, now); err != nil || full {
-			return full, full, err
+			return full, full, false, err
 		}
 	}
-	return true, false, nil
+	return true, false, false, nil
 }
 
 // step carries out what has been read; full is that many bytes of answers wait.
@@ -216,10 +219,23 @@ func (c *conn) step(m *Memory, now core.Time) (full bool, err error) {
 	return c.carry(m, now, c.session.Load()), nil
 }
 
+// passes reports whether an answer need not wait for the disk: nothing has to come before it. A connection's welcome has to, and a
+// branch's, which is not distinguished from other answers of its trunk.
+func (c *conn) passes() bool {
+	if c.commit == nil || c.trunk != nil {
+		return c.parcels.Load() == 0 && len(c.staged) == 0
+	}
+	return c.greeted.Load()
+}
+
 // carry carries out c.req for a session, this connection's or that of the branch which it is of.
 func (c *conn) carry(m *Memory, now core.Time, session uint64) (full bool) {
-	if why := c.refusal(); why != "" {
-		c.refuse(why, session, func(req *wire.Request, rep *wire.Reply) { m.applyLogged(now, session, req, rep) })
+	code, why := wire.CodeDenied, c.refusal()
+	if why == "" {
+		code, why = wire.CodeFull, m.machine.Refuses(session, &c.req)
+	}
+	if why != "" {
+		c.refuse(code, why, session, func(req *wire.Request, rep *wire.Reply) { m.applyLogged(now, session, req, rep) })
 		return false
 	}
 	if c.req.Op == wire.OpBackup {
@@ -228,6 +244,9 @@ func (c *conn) carry(m *Memory, now core.Time, session uint64) (full bool) {
 	}
 	if m.applyLogged(now, session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
 		m.meter.answered++
+		if c.req.Op == wire.OpStatus && c.passes() {
+			return c.out.Append(func(b []byte) []byte { return c.encode(b, wire.OpStatus, c.req.ID, &c.rep) }) > unreadPause
+		}
 		return c.reply(c.req.Op, c.req.ID, &c.rep) > unreadPause
 	}
 	return false

@@ -31,12 +31,20 @@ type ServerLimits struct {
 	Handshakes int
 	Handshake  time.Duration // from accept to the answer to hello; default 10 s
 	InFlight   int           // bytes of answers that wait for one slow peer; default 64 MiB. Its requests wait from 1 MiB on
+	// Buffers bounds the bytes of all peers that are on their way: frames that have not come whole, and answers that wait; default 4 GiB,
+	// at least 64 MiB. A peer whose frame does not fit, or for whom more waits than is left, is cut off, and may try again. So is
+	// one that reads nothing of what waits for it for LivenessTimeout, while large answers to others wait for room.
+	Buffers int64
 	// Grace is how long a session whose connection has broken may take to come back, before it is lost; default 500 ms.
 	Grace time.Duration
-	// Silence is after how long a peer is lost that does not answer probes; default 15 s. If others wait for one of its
-	// ranks it is 0.6 to 0.8 seconds.
-	Silence time.Duration
+	// LivenessTimeout is after how long a peer that sends nothing, and answers no liveness probe, has failed; default 10 s, at least
+	// 0.6 s. It holds for peers that name none of their own (DialOptions.LivenessTimeout). One whose connection ends is detected by
+	// that, and lost after Grace.
+	LivenessTimeout time.Duration
 }
+
+// leastBuffers has room for several of the largest frames: one that never fits would be sent again and again.
+const leastBuffers = 64 << 20
 
 func (l ServerLimits) withDefaults() ServerLimits {
 	return ServerLimits{
@@ -45,8 +53,10 @@ func (l ServerLimits) withDefaults() ServerLimits {
 		Handshakes: cmp.Or(l.Handshakes, 4096),
 		Handshake:  cmp.Or(l.Handshake, handshakeTime),
 		InFlight:   cmp.Or(l.InFlight, 64<<20),
+		Buffers:    max(cmp.Or(l.Buffers, 4<<30), leastBuffers),
 		Grace:      cmp.Or(l.Grace, 500*time.Millisecond),
-		Silence:    cmp.Or(l.Silence, 15*time.Second),
+
+		LivenessTimeout: livenessTimeout(l.LivenessTimeout),
 	}
 }
 
@@ -79,6 +89,7 @@ type Server struct {
 	sessions   map[uint64]*engineSession // of an Engine that is no Memory
 	loops      []*transport.Loop
 	adopted    int // connections that a loop was given; they take turns
+	budget     *transport.Budget
 	stopping   bool
 	stopped    chan struct{}  // closed with stopping
 	running    sync.WaitGroup // connections, and watch
@@ -123,7 +134,8 @@ func (s *Server) Serve(l net.Listener) error {
 
 // Check says why s would not serve at addr; nil if it would. An address that others than this machine can reach is ErrInsecure, unless
 // a peer needs a secret (Access) or a certificate (Access, or TLS that requires one) to come in, or s.Insecure says that it need not.
-// TLS alone is not enough: it hides what is said from others, and lets everybody say it.
+// TLS alone is not enough: it encrypts, and authenticates no client. Nor is any of them if Access opens a prefix to
+// another protocol, whose peers prove nothing.
 func (s *Server) Check(addr net.Addr) error {
 	if err := cmp.Or(checkAccess(s.Access), s.checkProtocols()); err != nil {
 		return err
@@ -144,7 +156,17 @@ func (s *Server) Check(addr net.Addr) error {
 		}
 	}
 	a, ok := addr.(*net.TCPAddr)
-	if !ok || a.IP.IsLoopback() || s.Insecure || len(s.Access) > 0 || s.wantsCertificate() {
+	if !ok || a.IP.IsLoopback() || s.Insecure {
+		return nil
+	}
+	if i := slices.IndexFunc(s.Access, func(a Access) bool { return a.Protocol != "" }); i >= 0 {
+		return &Error{
+			Op: "access", Key: strconv.Itoa(i), Code: wire.CodeDenied, Err: ErrInsecure,
+			Detail: fmt.Sprintf("%s is reached by other hosts, and peers that speak %q prove nothing: all of them could use what is below %q, without encryption: "+
+				"listen on 127.0.0.1, or set Insecure if the network is yours", a, s.Access[i].Protocol, s.Access[i].Prefix),
+		}
+	}
+	if len(s.Access) > 0 || s.wantsCertificate() {
 		return nil
 	}
 	return &Error{
@@ -171,6 +193,7 @@ func (s *Server) admit(l net.Listener) error {
 	if s.listeners == nil {
 		s.listeners, s.conns, s.perAddr = map[net.Listener]struct{}{}, map[*conn]struct{}{}, map[netip.Addr]int{}
 		s.sessions = map[uint64]*engineSession{}
+		s.budget = transport.NewBudget(s.Limits.withDefaults().Buffers)
 		s.stopped, s.freed = make(chan struct{}), make(chan struct{}, 1)
 		s.running.Go(s.watch)
 	}
@@ -303,6 +326,10 @@ func (s *Server) ended(c *conn, err error) {
 	default:
 		s.log().Warn("connection ended", "peer", c.peer, "who", clip(c.hello.Key), "err", err)
 	}
+	if c.out != nil {
+		c.out.Discard()
+	}
+	c.in.drop()
 	s.mu.Lock()
 	s.remove(c)
 	s.mu.Unlock()

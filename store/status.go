@@ -91,7 +91,7 @@ func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 	if s := page.Server; s != nil {
 		s.Durable = m.disk != nil
 		if m.disk != nil {
-			s.Log = m.disk.LogSize()
+			s.Log, s.Writing = m.disk.LogSize(), m.disk.Writing()
 		}
 		m.meter.status(s)
 	}

@@ -168,7 +168,8 @@ func (s *Store) SwapFor(ctx context.Context, key string, old, new []byte, ttl ti
 	return rep.Value, err
 }
 
-// Append appends to the value of key, which starts empty, and returns its new length. TTL and reads stay.
+// Append appends to the value of key, which starts empty, and returns its new length. An empty value makes an entry of no bytes if there
+// is none. TTL and reads stay.
 func (s *Store) Append(ctx context.Context, key string, value []byte) (int, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpAppend, Key: key, Value: present(value)}, &rep)

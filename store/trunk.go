@@ -44,20 +44,20 @@ type trunk struct {
 
 // branch is a session's way through a relay: a link.
 type branch struct {
-	memory   *Memory
-	trunk    *conn
-	number   uint32
-	session  uint64
-	who      string
-	rights   rights        // beside those of the relay
-	patience time.Duration // for how long it may be silent, as its hello says
+	memory  *Memory
+	trunk   *conn
+	number  uint32
+	session uint64
+	who     string
+	rights  rights        // beside those of the relay
+	timeout time.Duration // for liveness, as its hello says; 0 is the server's
 
-	heard         bool // the Memory's mu protects these: something came since the server last looked
-	silent, asked int
+	heard bool // the Memory's mu protects these: something came since the server last looked
+	live  liveness
 }
 
 // quiet implements link. What a relay has not heard of a branch, its trunk has not either. Called with the Memory's mu.
-func (b *branch) quiet() time.Duration { return max(time.Duration(b.silent)*look, b.trunk.quiet()) }
+func (b *branch) quiet() time.Duration { return max(b.live.silence(), b.trunk.quiet()) }
 
 // nextOfBranches parses a frame of a relay's. What is wrong in a frame of a branch is that branch's alone.
 func (c *conn) nextOfBranches(h wire.Header, body []byte, owned bool) (err error) {
@@ -96,7 +96,14 @@ func (c *conn) stepBranches(m *Memory, now core.Time) (full bool, err error) {
 	case t.op == wire.OpVotes:
 		return c.stepVotes(m, now), nil
 	case t.fault != nil:
-		c.dropBranch(m, now, t.branches[t.calls[0].Branch], t.fault)
+		if b := t.branches[t.calls[0].Branch]; b != nil {
+			if id := t.calls[0].ID; id != 0 {
+				c.out.Append(func(to []byte) []byte {
+					return wire.AppendBranchReply(to, b.number, wire.OpGoodbye, id, refusedFrame(t.fault))
+				})
+			}
+			c.dropBranch(m, now, b, t.fault)
+		}
 		return false, nil
 	case c.req.Op == wire.OpHello:
 		return false, c.openBranch(m, t.calls[0].Branch)
@@ -189,7 +196,7 @@ func (c *conn) openBranch(m *Memory, number uint32) error {
 	if t.branches[number] != nil || len(t.calls) > 1 {
 		return fmt.Errorf("%w: branch %d is opened twice", ErrProtocol, number)
 	}
-	b := &branch{memory: m, trunk: c, number: number, who: strings.Clone(c.req.Key), patience: c.req.Timeout, heard: true}
+	b := &branch{memory: m, trunk: c, number: number, who: strings.Clone(c.req.Key), timeout: c.req.Timeout, heard: true}
 	t.branch = b
 	var err error
 	if b.rights, err = parseRights(c.req.Old); err != nil {
@@ -340,10 +347,13 @@ func (c *conn) fan(letters []letter, encode *encoder) {
 		for i, l := range letters[:n] {
 			calls[i] = wire.BranchCall{Branch: l.to.(*branch).number, ID: l.effect.ID}
 		}
-		head, body := encode.frameOf(first)
-		outer := append(wire.AppendBranch(nil, len(body), calls...), head...)
 		if alone(first.Op) {
-			c.out.Append(func(b []byte) []byte { return append(append(b, outer...), body...) })
+			first.Reply = c.fitting(first.Reply)
+		}
+		head, body := encode.frameOf(first)
+		outer := append(wire.AppendBranch(nil, len(body.Bytes), calls...), head...)
+		if alone(first.Op) {
+			c.out.Append(func(b []byte) []byte { return append(append(b, outer...), body.Bytes...) })
 		} else {
 			c.out.AppendShared(outer, body)
 		}

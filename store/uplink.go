@@ -371,10 +371,11 @@ func (u *uplink) deliver(h wire.Header, body []byte, owned bool) (err error) {
 		}
 		return nil
 	}
+	shared := &transport.Body{Bytes: body}
 	give := func(from, end int) {
 		for i := from; i < end; i++ {
 			if to[i] != nil {
-				to[i].tell(of, u.calls[i].ID, body)
+				to[i].tell(of, u.calls[i].ID, shared)
 			}
 		}
 	}
@@ -410,7 +411,7 @@ func (u *uplink) end(goodbye bool) {
 	u.mu.Unlock()
 	for _, p := range all {
 		if goodbye {
-			p.tell(wire.Header{Op: wire.OpGoodbye, Code: wire.CodeLeft}, 0, nil)
+			p.tell(wire.Header{Op: wire.OpGoodbye, Code: wire.CodeLeft}, 0, new(transport.Body))
 			p.closeLater()
 		} else {
 			p.close()
@@ -426,10 +427,11 @@ func (u *uplink) silence(late bool) (asks, lost bool) {
 		u.since = now
 	}
 	silent := now.Sub(u.since)
-	if asks = silent >= askAfter*time.Second && now.Sub(u.asked) >= askAfter*time.Second; asks {
+	timeout := livenessTimeout(u.relay.dialer.options.LivenessTimeout)
+	if asks = min(silent, now.Sub(u.asked)) >= timeout/5; asks {
 		u.asked = now
 	}
-	return asks, silent >= mostSilence*time.Second
+	return asks, silent >= timeout
 }
 
 // vouch tells the store of those peers that it has asked for, and that are heard here alone.

@@ -17,8 +17,8 @@ import (
 	"github.com/muster-pg/muster/strategy"
 )
 
-// children is what the test binary can be instead of the tests: a worker.
-var children = testcluster.Children{"worker": childWorker}
+// children is what the test binary can be instead of the tests: a worker, or a rank of a benchmark.
+var children = testcluster.Children{"worker": childWorker, "averager": childAverager}
 
 // childWorker is given its id, and the URL of the store. It takes part in steps, until it is killed.
 func childWorker(ctx context.Context, arg string) error {

@@ -163,7 +163,7 @@ func (p papers) server(t *testing.T) *store.Server {
 }
 
 // serve serves until the end of the test, and returns the address.
-func serve(t *testing.T, srv *store.Server) string {
+func serve(t testing.TB, srv *store.Server) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -182,7 +182,7 @@ func serve(t *testing.T, srv *store.Server) string {
 }
 
 // url is that of a store for the test.
-func url(t *testing.T) string {
+func url(t testing.TB) string {
 	return "muster://" + serve(t, &store.Server{Engine: new(store.Memory)})
 }
 

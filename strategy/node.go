@@ -56,6 +56,9 @@ type WorkerNode struct {
 	Insecure bool   // gradients may cross a network in the open, where whoever is on their way can read and change them
 	Host     string // names this node, as in pgroup.Config
 
+	// LivenessTimeout is for how long a worker may be silent before it is lost, as in pgroup.Config. The Store has its own.
+	LivenessTimeout time.Duration
+
 	Timeout     time.Duration        // of a verb whose ctx has no deadline, and of waiting for the store; default 5 min
 	Algorithm   collective.Algorithm // of the strategies, the same for all workers
 	BucketBytes int                  // as in Options

@@ -36,7 +36,7 @@ func (w *WorkerNode) enter(ctx context.Context) error {
 func (w *WorkerNode) dial(ctx context.Context) (*store.Store, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(w.Timeout, defaultTimeout))
 	defer cancel()
-	o := &store.DialOptions{Wait: true, Logger: w.Logger}
+	o := &store.DialOptions{Wait: true, LivenessTimeout: w.LivenessTimeout, Logger: w.Logger}
 	if w.TLS != nil {
 		o.TLS = w.TLS.Client
 	}

@@ -185,7 +185,7 @@ func TestDisagreementOnTheCall(t *testing.T) {
 	for says, call := range map[string]func(r *rank) error{
 		"rank 2 called broadcast_tensors from rank 0, rank 0 called allreduce_gradients": func(r *rank) error { return r.BroadcastTensors(r.ctx, 0, w()) },
 		"rank 2: there is no rank 7 in a group of 3":                                     func(r *rank) error { return r.BroadcastTensors(r.ctx, 7, w()) },
-		"BucketBytes is 99 on rank 2, and 4194304 on rank 0": func(r *rank) error {
+		"BucketBytes is 99 on rank 2, and 262144 on rank 0": func(r *rank) error {
 			return strategy.New(r.comm, &strategy.Options{BucketBytes: 99}).AllReduceGradients(r.ctx, w())
 		},
 		"in barrier #1": func(r *rank) error { return r.Barrier(r.ctx) }, // which ends the Comm

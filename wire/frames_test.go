@@ -42,6 +42,7 @@ var goldenRequests = []struct {
 	},
 	{wire.Request{Op: wire.OpGoodbye, ID: 2}, "00000000 02 00 0000 0200000000000000"},
 	{wire.Request{Op: wire.OpCancel, ID: 3}, "00000000 03 00 0000 0300000000000000"},
+	{wire.Request{Op: wire.OpCancel, ID: 3, Value: []byte("w")}, "05000000 03 01 0000 0300000000000000 | 01000000 77"},
 	{wire.Request{Op: wire.OpPing, ID: 4}, "00000000 04 00 0000 0400000000000000"},
 	{wire.Request{Op: wire.OpGet, ID: 0x0102030405060708, Key: "k"}, "05000000 05 00 0000 0807060504030201 | 01000000 6b"},
 	{
@@ -100,10 +101,10 @@ var goldenRequests = []struct {
 	},
 	{
 		wire.Request{
-			Op: wire.OpJoin, ID: 14, Timeout: 1, Value: []byte("m"),
+			Op: wire.OpJoin, ID: 14, Timeout: 1, Value: []byte("m"), Old: []byte("t"), Rev: 2,
 			Group: wire.Contribution{Generation: 7, Rank: 2, Group: "g", Run: "r", Size: 4, Label: "l"},
 		},
-		"2c000000 0e 01 0000 0e00000000000000 | 0100000000000000  01000000 6d  0700000000000000 02000000" +
+		"39000000 0e 03 0000 0e00000000000000 | 0100000000000000  01000000 6d  01000000 74  0200000000000000  0700000000000000 02000000" +
 			"01000000 67  01000000 72  04000000  01000000 6c",
 	},
 	{
@@ -154,6 +155,22 @@ var goldenRequests = []struct {
 	{
 		wire.Request{Op: wire.OpStatus, ID: 31, Key: "jobs/", Rev: 7, Delta: 2},
 		"19000000 21 00 0000 1f00000000000000 | 05000000 6a6f62732f  0200000000000000  0700000000000000",
+	},
+	{wire.Request{Op: wire.OpPush, ID: 34, Key: "q", Value: []byte("v")}, "0a000000 22 01 0000 2200000000000000 | 01000000 71  01000000 76"},
+	{wire.Request{Op: wire.OpPop, ID: 35, Key: "q"}, "05000000 23 00 0000 2300000000000000 | 01000000 71"},
+	{
+		wire.Request{Op: wire.OpPop, ID: 35, Number: 4, Acked: 3, Key: "q"},
+		"15000000 23 08 0000 2300000000000000 | 0400000000000000 0300000000000000  01000000 71",
+	},
+	{
+		wire.Request{Op: wire.OpDone, ID: 36, Group: cast},
+		"29000000 24 00 0000 2400000000000000 | 0700000000000000 02000000" +
+			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
+	},
+	{
+		wire.Request{Op: wire.OpTaken, ID: 37, Group: cast},
+		"29000000 25 00 0000 2500000000000000 | 0700000000000000 02000000" +
+			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
 }
 
@@ -220,7 +237,7 @@ func TestWaitsOrChanges(t *testing.T) {
 	waits := []wire.Op{wire.OpWait, wire.OpChanges, wire.OpJoin, wire.OpFollow, wire.OpCollect, wire.OpRecv, wire.OpRoom}
 	changes := []wire.Op{
 		wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpDelete, wire.OpLeave, wire.OpSend, wire.OpExpire, wire.OpTake,
-		wire.OpGrant, wire.OpRevoke, wire.OpSkip,
+		wire.OpGrant, wire.OpRevoke, wire.OpSkip, wire.OpPush, wire.OpPop, wire.OpDone,
 	}
 	for op := range wire.Op(255) {
 		if got := op.Waits(); got != slices.Contains(waits, op) {
@@ -234,7 +251,7 @@ func TestWaitsOrChanges(t *testing.T) {
 
 // TestOthersHaveNoNumber: what the table does not give to an operation does not travel.
 func TestOthersHaveNoNumber(t *testing.T) {
-	for op := wire.OpHello; op <= wire.OpStatus; op++ {
+	for op := wire.OpHello; op <= wire.OpTaken; op++ {
 		plain := wire.AppendRequest(nil, &wire.Request{Op: op})
 		if !op.Numbered() && !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Number: 1, Acked: 1}), plain) {
 			t.Errorf("%v has a number", op)
@@ -415,9 +432,9 @@ func TestRequestTrailing(t *testing.T) {
 func TestUnknownFlags(t *testing.T) {
 	const value, old, no, number, lease, resume, ttl = 1, 2, 4, 8, 16, 32, 64
 	allowed := map[wire.Op]uint8{
-		wire.OpHello: value | old | resume, wire.OpSet: number | value | lease, wire.OpAdd: number | ttl, wire.OpSwap: number | value | old | ttl,
-		wire.OpAppend: number | value | ttl, wire.OpDelete: number, wire.OpJoin: value, wire.OpLeave: number | no, wire.OpCollect: value | no,
-		wire.OpSend: number | value, wire.OpExpire: number, wire.OpTake: number, wire.OpGrant: number, wire.OpKeep: lease,
+		wire.OpCancel: value, wire.OpHello: value | old | resume, wire.OpSet: number | value | lease, wire.OpAdd: number | ttl, wire.OpSwap: number | value | old | ttl,
+		wire.OpAppend: number | value | ttl, wire.OpDelete: number, wire.OpJoin: value | old, wire.OpLeave: number | no, wire.OpCollect: value | no,
+		wire.OpSend: number | value, wire.OpExpire: number, wire.OpTake: number, wire.OpPush: number | value, wire.OpPop: number, wire.OpDone: number, wire.OpGrant: number, wire.OpKeep: lease,
 		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value, wire.OpLost: value,
 	}
 	for _, g := range goldenRequests {
@@ -466,7 +483,7 @@ func TestRequestRefused(t *testing.T) {
 }
 
 func TestUnknownOps(t *testing.T) {
-	for _, op := range []wire.Op{0, wire.OpStatus + 1, 255} {
+	for _, op := range []wire.Op{0, wire.OpTaken + 1, 255} {
 		if _, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 10); !errors.Is(err, wire.ErrUnknownOp) {
 			t.Errorf("ParseHeader: op %d: %v", op, err)
 		}

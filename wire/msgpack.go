@@ -4,6 +4,7 @@ import (
 	"encoding"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
 	"sync"
 
@@ -90,6 +91,30 @@ func (msgpack) Parse(b []byte, v any) (err error) {
 		return fmt.Errorf("msgpack: %d bytes after the end of a %T", len(b)-n, v)
 	}
 	c.release()
+	return nil
+}
+
+// WriteMsgPack writes what MsgPack.Append appends, piece by piece, for values that are too large for one piece of memory.
+func WriteMsgPack(w io.Writer, v any) (err error) {
+	if err := encodable(reflect.TypeOf(v)); err != nil {
+		return err
+	}
+	defer rescue(&err, "encoding", v)
+	if err := codec.NewEncoder(w, handle).Encode(v); err != nil {
+		return fmt.Errorf("msgpack: %w", err)
+	}
+	return nil
+}
+
+// ReadMsgPack is MsgPack.Parse for what r has up to its end.
+func ReadMsgPack(r io.Reader, v any) (err error) {
+	defer rescue(&err, "decoding", v)
+	if err := codec.NewDecoder(r, handle).Decode(v); err != nil {
+		return fmt.Errorf("msgpack: %w", err)
+	}
+	if n, _ := io.Copy(io.Discard, r); n > 0 {
+		return fmt.Errorf("msgpack: %d bytes after the end of a %T", n, v)
+	}
 	return nil
 }
 

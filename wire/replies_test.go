@@ -1,9 +1,11 @@
 package wire_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +46,11 @@ var goldenReplies = []struct {
 	{"no room", wire.OpSend, wire.Reply{Code: wire.CodeNoRoom}, "00000000 12 00 1400 0500000000000000"},
 	{"failed", wire.OpCollect, wire.Reply{Code: wire.CodeFailed}, "00000000 11 00 1500 0500000000000000"},
 	{"lease", wire.OpGrant, wire.Reply{N: 9}, "10000000 18 01 0000 0500000000000000 | 0000000000000000 0900000000000000"},
+	{
+		"popped", wire.OpPop,
+		wire.Reply{Rev: 9, N: 2, Value: []byte("v")},
+		"15000000 23 05 0000 0500000000000000 | 0900000000000000 0200000000000000  01000000 76",
+	},
 	{
 		"nothing to take", wire.OpTake,
 		wire.Reply{Code: wire.CodeNotFound, Keys: []string{"a"}},
@@ -86,11 +93,11 @@ var goldenReplies = []struct {
 	{
 		"status", wire.OpStatus,
 		statusReply(),
-		"ef020000 21 34 0000 0500000000000000 |" +
-			"bc02000001d50000000100000000000000010200000000000000030000000000000004000000000000000500000000000000060000000000" +
+		"f7020000 21 34 0000 0500000000000000 |" +
+			"c402000001dd0000000100000000000000010200000000000000030000000000000004000000000000000500000000000000060000000000" +
 			"0000070000000000000008000000000000000200000000000000000000000900000000000000010000000a000000000000000b0000000000" +
 			"00000c000000000000000d000000000000000e000000000000000f0000000000000010000000000000001100000000000000120000000000" +
-			"0000130000000000000014000000000000001500000000000000010000001600000000000000170000000000000018000000000000000284" +
+			"00001300000000000000140000000000000015000000000000000100000016000000000000001700000000000000180000000000000019000000000000000284" +
 			"000000010000007207000000000000000500000004000000010000000c00000000000000ffffffffffffffff010000000000000000000000" +
 			"00000000000d000000000000000500ffffffff00ca9a3b0000000001000000780100000002000000010000000a000000696e206e6f206361" +
 			"6c6c0100000003000000010000000400000000010000000356000000000000000a0000007069642031206f6e20610e000000000000000400" +
@@ -204,6 +211,23 @@ func TestCounts(t *testing.T) {
 	}
 }
 
+// A count that there are bytes for, but not for so many elements, makes no room either.
+func TestCountsOfElements(t *testing.T) {
+	const n = 1 << 20
+	body := make([]byte, 4+n)
+	binary.LittleEndian.PutUint32(body, n/2) // half a million numbers of 8 bytes in a million bytes
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	err := new(wire.Reply).Parse(wire.Header{Op: wire.OpGet, Flags: 32}, body)
+	runtime.ReadMemStats(&after)
+	if !errors.Is(err, wire.ErrTruncated) {
+		t.Errorf("%v", err)
+	}
+	if took := after.TotalAlloc - before.TotalAlloc; took > n {
+		t.Errorf("%d bytes of memory for %d numbers that are not there", took, n/2)
+	}
+}
+
 func TestParts(t *testing.T) {
 	for _, parts := range [][][]byte{{}, {nil}, {{}}, {[]byte("a"), nil, {}, []byte(strings.Repeat("b", 300))}} {
 		b := wire.AppendParts([]byte("x"), parts)[1:]
@@ -284,7 +308,7 @@ func nothing(t *testing.T, what string, f func() error) {
 
 func TestNames(t *testing.T) {
 	seen := map[string]bool{}
-	for c := wire.CodeOK; c <= wire.CodeFailed; c++ {
+	for c := wire.CodeOK; c <= wire.CodeAgain; c++ {
 		if s := c.String(); s == "" || seen[s] || strings.HasPrefix(s, "code(") {
 			t.Errorf("code %d is %q", c, s)
 		} else {
@@ -292,14 +316,14 @@ func TestNames(t *testing.T) {
 		}
 	}
 	clear(seen)
-	for op := wire.OpHello; op <= wire.OpStatus; op++ {
+	for op := wire.OpHello; op <= wire.OpTaken; op++ {
 		if s := op.String(); seen[s] || strings.HasPrefix(s, "op(") {
 			t.Errorf("op %d is %q", op, s)
 		} else {
 			seen[s] = true
 		}
 	}
-	if got := (wire.CodeFailed + 1).String() + (wire.OpStatus + 1).String() + wire.Op(0).String(); got != "code(22)op(34)op(0)" {
+	if got := (wire.CodeAgain + 1).String() + (wire.OpTaken + 1).String() + wire.Op(0).String(); got != "code(24)op(38)op(0)" {
 		t.Errorf("the next ones are %q", got)
 	}
 	if got := wire.Code(999).String() + wire.Op(99).String(); got != "code(999)op(99)" {

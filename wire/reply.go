@@ -10,7 +10,7 @@ type Reply struct {
 	Code    Code
 	Detail  string // of an error, in words
 	Rev     uint64 // revision of an entry; OpJoin: the generation
-	N       int64  // OpAdd: the counter; OpDelete: how many; OpHello: the session
+	N       int64  // OpAdd: the counter; OpDelete: how many; OpHello: the session; OpPush: values in the queue; OpPop: before it
 	Value   []byte
 	Values  [][]byte // OpWait, OpList, OpChanges, WantAll, WantPart; OpJoin: the members
 	Keys    []string // OpList, OpChanges; of an OpWait that timed out: those missing; OpStatus: names

@@ -11,14 +11,14 @@ type Request struct {
 	Number  uint64        // of a request that changes something: 1, 2, 3 … in its session; 0: it is carried out each time it comes
 	Acked   uint64        // with Number: the answers to all up to this one have come
 	Timeout time.Duration // what is left of the caller's deadline, 0 is none; OpHello: for how long it may be silent while others wait
-	Key     string        // or a prefix
+	Key     string        // or a prefix, or a queue
 	Keys    []string
-	Value   []byte        // a value, a payload, a member; OpSwap: nil is "absent"
-	Old     []byte        // OpSwap: nil is "absent"
+	Value   []byte        // a value, a payload, a member; OpCancel: the cause, in words; nil is none; OpSwap: nil is "absent"
+	Old     []byte        // OpSwap: nil is "absent"; OpJoin: the token of this process's claim to the rank, at most 64 bytes; nil is none
 	Delta   int64         // OpAdd; OpList: how many at most; below 0 it is so many keys without their values; OpGet: so too, but not on the wire; OpStatus: from this rank on
 	TTL     time.Duration // the entry, or the message, goes when it has passed; 0 is never; OpAdd, OpAppend: if they make it
 	Reads   uint32        // the entry goes with its last read; 0 is never
-	Rev     uint64        // OpChanges: after this revision; OpHello: the incarnation that Resume is of; OpBackup: from this byte on; OpStatus: from this generation on
+	Rev     uint64        // OpChanges: after this revision; OpHello: the incarnation that Resume is of; OpBackup: from this byte on; OpStatus: from this generation on; OpJoin: with Old, how often this process has claimed the rank: 1, 2, …
 	Lease   uint64        // OpSet: the entry goes with it; OpKeep, OpRevoke: this one
 	Resume  uint64        // OpHello: the session to take up again, with its token in Value; 0 is a new one
 	Group   Contribution  // operations of groups
@@ -126,7 +126,7 @@ const (
 var fields = [opEnd]field{
 	OpHello:   fTimeout | fKey | fValue | fOld | fResume,
 	OpGoodbye: 0,
-	OpCancel:  0,
+	OpCancel:  fValue,
 	OpPing:    0,
 	OpGet:     fKey,
 	OpSet:     fNumber | fKey | fValue | fTTL | fReads | fLease,
@@ -137,7 +137,7 @@ var fields = [opEnd]field{
 	OpDelete:  fNumber | fKeys,
 	OpList:    fKey | fKeys | fDelta,
 	OpChanges: fTimeout | fKey | fRev,
-	OpJoin:    fTimeout | fValue | fSeat | fRoll,
+	OpJoin:    fTimeout | fValue | fOld | fRev | fSeat | fRoll,
 	OpLeave:   fNumber | fSeat | fNo,
 	OpFollow:  fTimeout | fSeat,
 	OpCollect: fTimeout | fValue | fSeat | fCast | fVote | fNo,
@@ -154,6 +154,10 @@ var fields = [opEnd]field{
 	OpProof:   fValue,
 	OpBackup:  fRev,
 	OpStatus:  fKey | fDelta | fRev,
+	OpPush:    fNumber | fKey | fValue,
+	OpPop:     fNumber | fKey,
+	OpDone:    fNumber | fSeat | fCast,
+	OpTaken:   fSeat | fCast,
 }
 
 // Flags of a request: which of the optional parts are there.

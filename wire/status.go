@@ -49,6 +49,9 @@ type ServerStatus struct {
 	Log    int64         // bytes of the log of a durable store, since its last checkpoint
 	Syncs  []Bucket      // how often a write of the log took how long, until it was on the disk
 	Synced time.Duration // the sum of what Syncs counts
+	// Writing is for how long the write of the log that is under way has not been on the disk; 0 if there is none. No change is acknowledged
+	// meanwhile.
+	Writing time.Duration
 }
 
 // counts are the numbers behind the latencies, in their order on the wire.
@@ -289,7 +292,7 @@ func (s *ServerStatus) append(b []byte) []byte {
 	for _, n := range s.counts() {
 		b = appendU64(b, uint64(*n))
 	}
-	return appendDuration(appendBuckets(b, s.Syncs), s.Synced)
+	return appendDuration(appendDuration(appendBuckets(b, s.Syncs), s.Synced), s.Writing)
 }
 
 func (s *ServerStatus) parse(p *parser) {
@@ -304,6 +307,9 @@ func (s *ServerStatus) parse(p *parser) {
 		*n = int64(p.u64())
 	}
 	s.Syncs, s.Synced = p.buckets(), p.duration()
+	if len(p.b) > 0 { // an older store ends here
+		s.Writing = p.duration()
+	}
 }
 
 func appendBuckets(b []byte, buckets []Bucket) []byte {

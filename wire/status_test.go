@@ -22,7 +22,7 @@ func aStatus() *wire.Status {
 			Up: 1, Durable: true, Sessions: 2, Calls: 3, Groups: 4, Keys: 5, Bytes: 6, In: 7, Out: 8, Ops: []int64{0, 9},
 			Latency: []wire.Bucket{{Below: 10, Count: 11}}, Took: 12,
 			Conns: 13, Came: 14, Refused: 15, Slow: 16, Lost: 17, Watching: 18, History: 19, Compacted: 20,
-			Log: 21, Syncs: []wire.Bucket{{Below: 22, Count: 23}}, Synced: 24,
+			Log: 21, Syncs: []wire.Bucket{{Below: 22, Count: 23}}, Synced: 24, Writing: 25,
 		},
 		Groups: []wire.GroupStatus{
 			{
@@ -52,6 +52,16 @@ func TestStatusComesAsItWent(t *testing.T) {
 	var got wire.Status
 	require.NoError(t, got.Parse(names, rows))
 	require.Equal(t, want, &got)
+}
+
+// TestStatusOfAnOlderStore: what is at the end of its row is not known.
+func TestStatusOfAnOlderStore(t *testing.T) {
+	_, rows := wire.AppendStatus(nil, nil, &wire.Status{Server: &wire.ServerStatus{Synced: 24, Writing: 25}})
+	older := rows[:len(rows)-8]
+	older[1] -= 8 // its length
+	var got wire.Status
+	require.NoError(t, got.Parse(nil, older))
+	require.Equal(t, []time.Duration{24, 0}, []time.Duration{got.Server.Synced, got.Server.Writing})
 }
 
 // TestStatusInPages: a page may end amid a group.

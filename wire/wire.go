@@ -77,6 +77,10 @@ const (
 	OpBranch  // of a relay: a frame of one of its branches, or one for many
 	OpVotes   // of a relay: votes for one record, of many branches
 	OpStatus  // a page of what the store sees of itself: groups, who waits for whom
+	OpPush    // puts a value at the end of a queue
+	OpPop     // takes the first value of a queue
+	OpDone    // a rank closes a channel: it makes no more calls on it
+	OpTaken   // a rank has received the messages of a stream up to a position
 	opEnd
 )
 
@@ -86,6 +90,7 @@ var opNames = [opEnd]string{
 	OpLeave: "leave", OpFollow: "follow", OpCollect: "collect", OpSend: "send", OpRecv: "recv", OpExpire: "expire", OpLost: "lost",
 	OpTake: "take", OpRoom: "room", OpGrant: "lease", OpKeep: "keep alive", OpRevoke: "revoke", OpSkip: "skip", OpProbe: "probe",
 	OpProof: "proof", OpBackup: "backup", OpBranch: "branch", OpVotes: "votes", OpStatus: "status",
+	OpPush: "push", OpPop: "pop", OpDone: "close channel", OpTaken: "acknowledge",
 }
 
 func (o Op) String() string {
@@ -135,13 +140,15 @@ const (
 	CodeCounted          // the entry is for a number of reads: OpTake is one
 	CodeNoRoom           // the stream is full: OpRoom waits
 	CodeFailed           // a rank could not do its part of what ranks do together; the group goes on
+	CodeSkipped          // a rank went on to a later verb without a vote for this one; the group goes on
+	CodeAgain            // the store has no room for the answer now: the client sends the request again
 	codeEnd
 )
 
 var codeNames = [codeEnd]string{
 	"ok", "not found", "expired", "conflict", "lost", "timed out", "too large", "full", "denied", "unavailable", "unsupported",
 	"compacted", "closed", "invalid", "mismatch", "aborted", "left", "cancelled", "stale",
-	"counted", "no room", "failed",
+	"counted", "no room", "failed", "skipped", "no room for the answer",
 }
 
 func (c Code) String() string {

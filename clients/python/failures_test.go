@@ -194,7 +194,7 @@ func TestPythonThatHoldsItsLock(t *testing.T) {
 
 // TestPythonThatHoldsItsLockForTooLong: then the rank is lost. The README says so.
 func TestPythonThatHoldsItsLockForTooLong(t *testing.T) {
-	m := create(t, 2, serve(t, new(store.Server)), kw{"silence": 0.5}, pgroup.Config{})
+	m := create(t, 2, serve(t, new(store.Server)), kw{"liveness_timeout": 0.6}, pgroup.Config{})
 	errs := m.outcomes(func(int) error { return m.gs[0].Barrier(bounded(t)) }, func(_ int, p *rank) error {
 		if _, err := p.do("new", "hold", 2500); err != nil {
 			return err
@@ -281,7 +281,7 @@ func cutAdds(t *testing.T, proxy *testcluster.Proxy, p *rank) {
 }
 
 func TestAwayForLongerThanTheGrace(t *testing.T) {
-	srv := &store.Server{Limits: store.ServerLimits{Grace: time.Millisecond}}
+	srv := &store.Server{Limits: store.ServerLimits{Grace: time.Millisecond, LivenessTimeout: time.Second}}
 	addr := serve(t, srv)
 	proxy := testcluster.NewProxy(t, addr)
 	p, q := start(t), start(t)
@@ -370,7 +370,7 @@ func TestWhoIsNotThereWhenJoining(t *testing.T) {
 	nobody := l.Addr().String()
 	require.NoError(t, l.Close())
 	f = p.fails("Timeout", "new", "join", 1, 3, nobody, kw{"timeout": 0.2})
-	require.Contains(t, f.Text, `pgroup: create of group "world" on rank 1 of 3: nobody listens at `+nobody+" after 0.2s: ")
+	require.Contains(t, f.Text, `pgroup: create of group "world" on rank 1 of 3: nobody listens at `+nobody+" after 0.2s: start rank 0 or the store")
 	require.True(t, f.is("Unavailable"), f.Kinds)
 	f = p.fails("Timeout", "new", "join", 0, 3, nobody, kw{"timeout": 0.2})
 	require.Contains(t, f.Text, `(a Python rank 0 does not host the store: "muster serve" does)`)

@@ -200,12 +200,15 @@ func raw(s string) map[string]any {
 	return map[string]any{"bytes": base64.StdEncoding.EncodeToString([]byte(s))}
 }
 
-// serve serves a store until the end of the test, and returns its address.
+// serve serves a store, in srv.Engine or else without limits of its own, until the end of the test, and returns its address.
 func serve(t *testing.T, srv *store.Server) string {
 	t.Helper()
 	l := listen(t)
-	memory := new(store.Memory)
-	srv.Engine = memory
+	memory, ok := srv.Engine.(*store.Memory)
+	if !ok {
+		memory = new(store.Memory)
+		srv.Engine = memory
+	}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	t.Cleanup(func() {

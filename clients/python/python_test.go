@@ -19,7 +19,7 @@ import (
 func TestPython(t *testing.T) {
 	out := script(t, []string{"MUSTER_TEST_STORE=" + serve(t, new(store.Server))}, "-W", "error", "-m", "unittest", "discover", "-s", "tests")
 	require.NotContains(t, out, "skipped")
-	require.Regexp(t, `Ran \d\d tests`, out)
+	require.Regexp(t, `Ran \d\d+ tests`, out)
 }
 
 // TestReadme runs the examples of the README, on a store of this test.

@@ -55,7 +55,9 @@ func relay(t *testing.T, addr, at string) (*launch.Process, string) {
 }
 
 // patient is a store that no machine is too slow for.
-func patient() *store.Server { return &store.Server{Limits: store.ServerLimits{Grace: time.Minute}} }
+func patient() *store.Server {
+	return &store.Server{Limits: store.ServerLimits{Grace: time.Minute, LivenessTimeout: time.Second}}
+}
 
 // interrupted is an all-gather of all ranks, and an add of each of Python's; hit comes in the middle of it, and rank 0 after that.
 func (m *mixed) interrupted(round int, hit func()) {

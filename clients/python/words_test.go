@@ -126,8 +126,8 @@ func TestTheEnvironmentIsReadAsInGo(t *testing.T) {
 		torchrun, slurm, mpi,
 		with(torchrun, "TORCHELASTIC_USE_AGENT_STORE", "True"), with(torchrun, "MASTER_ADDR", "[fd00::1]"),
 		with(torchrun, "MUSTER_STORE", "muster://store:7070/p"), with(torchrun, "MUSTER_STORE", "store:7070"),
-		with(torchrun, "MUSTER_NAME", "n", "MUSTER_RUN", "r", "MUSTER_TIMEOUT", "1m30.5s", "MUSTER_EXPIRY", "2h", "MUSTER_HOST", "h"),
-		with(torchrun, "MUSTER_TIMEOUT", "soon"), with(torchrun, "MUSTER_TIMEOUT", "-1s"), with(torchrun, "MUSTER_TIMEOUT", "5"),
+		with(torchrun, "MUSTER_NAME", "n", "MUSTER_RUN", "r", "MUSTER_TIMEOUT", "1m30.5s", "MUSTER_EXPIRY", "2h", "MUSTER_LIVENESS_TIMEOUT", "30s", "MUSTER_HOST", "h"),
+		with(torchrun, "MUSTER_TIMEOUT", "soon"), with(torchrun, "MUSTER_TIMEOUT", "-1s"), with(torchrun, "MUSTER_LIVENESS_TIMEOUT", "x"), with(torchrun, "MUSTER_TIMEOUT", "5"),
 		with(torchrun, "MUSTER_SECRET_FILE", k.secretFile), with(torchrun, "MUSTER_TLS_CA", k.path("ca.pem")),
 		with(torchrun, "MUSTER_TLS_CERT", "c"), with(torchrun, "WORLD_SIZE", ""), with(torchrun, "WORLD_SIZE", "four"),
 		with(torchrun, "MASTER_PORT", ""), with(torchrun, "MASTER_ADDR", ""), with(torchrun, "MASTER_PORT", "70000"), with(torchrun, "RANK", "-1"),
@@ -144,7 +144,7 @@ def read(v):
         c = _env.config(v)
     except Error as e:
         return str(e)
-    return f"{c.rank} {c.size} {c.store} {c.name} {c.run} {c.timeout:g} {c.expiry:g} {c.host} {c.secret is not None} {c.tls is not None}"
+    return f"{c.rank} {c.size} {c.store} {c.name} {c.run} {c.timeout:g} {c.expiry:g} {c.liveness_timeout or 0:g} {c.host} {c.secret is not None} {c.tls is not None}"
 `, "read(v)", envs)
 	for i, env := range envs {
 		t.Run(strconv.Itoa(i), func(t *testing.T) {
@@ -186,7 +186,7 @@ func read(c pgroup.Config, err error) string {
 	yes := func(b bool) string { return map[bool]string{true: "True", false: "False"}[b] }
 	seconds := func(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'g', -1, 64) }
 	return strings.Join([]string{
-		strconv.Itoa(c.Rank), strconv.Itoa(c.Size), c.Address, name, c.Run, seconds(c.Timeout), seconds(c.Expiry), c.Host,
+		strconv.Itoa(c.Rank), strconv.Itoa(c.Size), c.Address, name, c.Run, seconds(c.Timeout), seconds(c.Expiry), seconds(c.LivenessTimeout), c.Host,
 		yes(c.Secret != nil), yes(c.TLS != nil),
 	}, " ")
 }

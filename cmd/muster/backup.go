@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"time"
 
@@ -28,7 +29,7 @@ FILE is written beside its place and renamed when it is whole; one that is there
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
 				if args[0] == "-" {
 					_, err := s.Backup(ctx, cmd.OutOrStdout())
-					return err
+					return backupError(err)
 				}
 				return backup(ctx, cmd.ErrOrStderr(), s, args[0])
 			})
@@ -50,13 +51,21 @@ func backup(ctx context.Context, log io.Writer, s *store.Store, name string) err
 	}
 	b := newBar(log)
 	n, err := s.Backup(ctx, &counted{w: f, bar: b})
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+	if err = errors.Join(backupError(err), f.Sync(), f.Close()); err == nil {
 		err = os.Link(part, name) // unlike a rename, this overwrites nothing
 	}
 	_ = os.Remove(part)
 	b.clear()
 	if err == nil {
 		_, _ = fmt.Fprintf(log, "%s: %d bytes\n", name, n)
+	}
+	return err
+}
+
+// backupError tells a store that has answered that it cannot make the copy from one that is gone.
+func backupError(err error) error {
+	if e, ok := errors.AsType[*store.Error](err); ok && e.Err == store.ErrUnavailable { //nolint:errorlint // what a lost connection wraps is another Error
+		return &exit{code: exitFailed, text: "the store cannot make a copy of itself: " + e.Detail + ": it goes on; look at its folder (--data) and its log"}
 	}
 	return err
 }
@@ -95,6 +104,9 @@ by their leases, nor groups: whoever was there may have gone on after the backup
 			b := newCountBar(cmd.ErrOrStderr(), "entries")
 			err := store.Restore(args[0], data, &store.RestoreOptions{Progress: func(done, total int) { b.show(int64(done), int64(total)) }})
 			b.clear()
+			if errors.Is(err, fs.ErrExist) {
+				return &exit{code: exitFailed, text: fmt.Sprintf("--data %s: there is a store already: name an empty directory", data), err: err}
+			}
 			if err != nil {
 				return err
 			}

@@ -34,10 +34,10 @@ func exitCodesTopic() *cobra.Command {
   2    it was called in a wrong way: unknown flag, malformed address, missing argument
   3    get: there is no such key
   4    the time given by --timeout was over
-  5    the store cannot be reached, or went away
+  5    the store cannot be reached, or went away, and was not back when --timeout was over
 
 run exits with the exit code of the first rank that failed, or 128 plus the number of the
-signal that killed it (143 is SIGTERM), and with
+signal that killed it (143 is SIGTERM), with 141 if the reader of its output has gone away, and with
 
   126  if the program cannot be executed
   127  if there is no such program
@@ -58,6 +58,15 @@ func environmentTopic() *cobra.Command {
 Variables that run passes on to the ranks, as all that it has, and that pgroup.FromEnv reads:
 
   MUSTER_TRACE         directory for a trace of each rank; see "muster trace"
+  MUSTER_NAME          name of the group; default world
+  MUSTER_TIMEOUT       time for a verb whose context has no deadline, as 30s
+  MUSTER_EXPIRY        time for which a message that no rank receives is kept, as 1h
+  MUSTER_HOST          name of this node: ranks of one node share memory; default: it is found out
+  MUSTER_INSECURE      1: rank 0 may listen beyond loopback without a secret or certificates
+
+And that serve and run read too, unless --liveness-timeout is given:
+
+  MUSTER_LIVENESS_TIMEOUT   how long a peer may be silent before it has failed, as 30s; default 10s
 
 Variables that run sets for each rank:
 
@@ -156,26 +165,63 @@ func (e *storeError) Error() string {
 		return fmt.Sprintf("timed out: %s; --timeout gives it more time", e.late(inner))
 	}
 	if inner != nil && inner.Op == "dial" && errors.Is(e.err, store.ErrDenied) {
-		return fmt.Sprintf("no way into the store at %s: %s; see --secret-file and --tls-ca", e.addr(), inner.Detail)
+		return fmt.Sprintf("access denied by the store at %s: %s%s", e.addr(), inner.Detail, access(inner.Detail))
 	}
 	return strings.TrimPrefix(e.err.Error(), "store: ")
+}
+
+// access is which flags help against a refusal.
+func access(why string) string {
+	for _, x := range [...]struct{ part, flags string }{
+		{"x509: certificate is valid for", "use a name or address that its certificate has, or make one with \"muster certs --host\""},
+		{"not valid for any names", "use a name or address that its certificate has, or make one with \"muster certs --host\""},
+		{"certificate required", "set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
+		{"wants a client certificate", "set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
+		{"refuses TLS: tls: ", "check --tls-cert (MUSTER_TLS_CERT)"},
+		{"has no rights here", "check --tls-cert (MUSTER_TLS_CERT)"},
+		{"speaks TLS only", "set --tls-ca (MUSTER_TLS_CA)"},
+		{"is not trusted", "check --tls-ca (MUSTER_TLS_CA)"},
+		{"speaks no TLS", "leave out --tls-ca, --tls-cert and --tls-key"},
+		{"wrong secret", "check --secret-file (MUSTER_SECRET_FILE)"},
+		{"did not prove that it knows the secret", "if that store has no secret, leave out --secret-file (MUSTER_SECRET_FILE); else check it"},
+		{"secret", "set --secret-file (MUSTER_SECRET_FILE)"},
+	} {
+		if strings.Contains(why, x.part) {
+			return ": " + x.flags
+		}
+	}
+	return ""
 }
 
 // late says what did not come in time.
 func (e *storeError) late(inner *store.Error) string {
 	switch {
 	case inner != nil && inner.Op == "wait":
-		return "not there yet: " + inner.Key
+		keys := inner.Keys
+		if len(keys) == 0 {
+			keys = []string{inner.Key}
+		}
+		return "not there yet: " + strings.Join(keys, " ")
 	case inner != nil && inner.Op == "watch":
 		return "no further change"
 	}
 	return e.err.Error()
 }
 
-// isUnavailable reports whether there is nobody to answer. A dial that took too long is that too.
+// isUnavailable reports whether no store answers. A dial that took too long is that too, and a call that ended without a connection.
 func isUnavailable(err error) bool {
 	inner, ok := errors.AsType[*store.Error](err)
-	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrProtocol) || ok && inner.Op == "dial"
+	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrProtocol) || ok && inner.Op == "dial" || unconnected(err) != ""
+}
+
+// unconnected is for how long a call that timed out has had no connection, and why; "" if it had one.
+func unconnected(err error) string {
+	const since = "there is no connection since "
+	_, rest, found := strings.Cut(oneLine(err.Error()), since)
+	if !found {
+		return ""
+	}
+	return since + rest
 }
 
 func (e *storeError) unavailable(inner *store.Error) string {
@@ -195,10 +241,20 @@ func (e *storeError) unavailable(inner *store.Error) string {
 	// That is why it says nothing: a relay that nobody has answered is late too, and says so itself.
 	case inner != nil && inner.Op == "dial" && reason(e.err) == context.DeadlineExceeded.Error():
 		return fmt.Sprintf("no answer from %s: what listens there hangs, or something in between lets nothing through; check --store or MUSTER_STORE", addr)
+	case inner != nil && inner.Op == "dial" && reason(e.err) == "no such host":
+		return fmt.Sprintf("no store at %s (no such host): check the host name in --store or MUSTER_STORE", addr)
 	case inner != nil && inner.Op == "dial":
 		return fmt.Sprintf("no store at %s (%s): start one with \"muster serve --listen %s\", or check --store or MUSTER_STORE", addr, reason(e.err), addr)
 	}
-	return fmt.Sprintf("the store at %s went away (%s): start it again, and then this", addr, reason(e.err))
+	text := fmt.Sprintf("the store at %s went away (%s)", addr, reason(e.err))
+	if why := unconnected(e.err); why != "" {
+		text = fmt.Sprintf("the store at %s cannot be reached (%s)", addr, why)
+	}
+	text += ": start it again, and then this"
+	if errors.Is(e.err, store.ErrUnknown) {
+		text += "; it is not known whether the change was made"
+	}
+	return text
 }
 
 // addr is where the store is, without its parameters, which may be long.

@@ -98,7 +98,10 @@ func listenError(flag, addr string, err error) error {
 	if flag != "--listen" {
 		wanting = " (MUSTER_SECRET_FILE)"
 	}
+	told, _ := errors.AsType[*store.Error](err)
 	switch {
+	case errors.Is(err, store.ErrInsecure) && told != nil && told.Op == "access":
+		text = "refusing to serve with this --access: " + strings.Replace(told.Detail, "set Insecure", "add --insecure", 1)
 	case errors.Is(err, store.ErrInsecure):
 		text = fmt.Sprintf("refusing to serve beyond loopback, at %s: whoever reaches it could read and write everything; "+
 			"let %s be 127.0.0.1, want a secret%s, or add --insecure if the network is yours", addr, flag, wanting)

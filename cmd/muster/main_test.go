@@ -148,7 +148,8 @@ func startIn(t *testing.T, stdin io.Reader, env []string, args ...string) *proce
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, self(t), args...)
-	cmd.Env = append(append(os.Environ(), role+"="+roleMuster), env...)
+	// No test finds the jobs of another one, unless it says so.
+	cmd.Env = append(append(os.Environ(), role+"="+roleMuster, "XDG_RUNTIME_DIR="+os.DevNull), env...)
 	cmd.Stdin = stdin
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {

@@ -29,6 +29,7 @@ type pageFlags struct {
 	addr, secretFile string
 	secret           []byte
 	pprof            bool
+	store            string // its URL, as the page shows it
 }
 
 func (p *pageFlags) register(cmd *cobra.Command, addr string) {
@@ -135,7 +136,7 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles, more ...prometh
 // handler is what there is at the page's address.
 func (p *pageFlags) handler(s *store.Store, more []prometheus.Collector) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", status.Handler(s))
+	mux.Handle("/", status.Handler(s, &status.Options{Address: p.store, Version: version()}))
 	mux.Handle("GET /metrics", metrics.Handler(s, more...))
 	if p.pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -200,7 +201,8 @@ func newPage() *cobra.Command {
 		Short: "Show in a browser who waits for whom",
 		Long: `Show in a browser who waits for whom in a store that is there: groups, ranks, verbs that wait,
 who has come and who is missing, the last failures, keys. The store may be one that rank 0 hosts.
-It shows what this process may read, and changes nothing. Ends by Ctrl-C.
+It shows what this process may read, and changes nothing. Without --store and MUSTER_STORE it shows
+the store of the "muster run" of this user that runs on this host. Ends by Ctrl-C.
 
 The first line on standard output is its address. Beyond loopback it wants a password, and so
 does a store that wants a secret or a certificate.`,
@@ -209,6 +211,9 @@ does a store that wants a secret or a certificate.`,
   muster page --store muster://10.0.0.5:7070/jobs/a   # only what is below a prefix`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := r.findOne(); err != nil {
+				return err
+			}
 			if err := r.check(cmd); err != nil {
 				return err
 			}
@@ -219,6 +224,7 @@ does a store that wants a secret or a certificate.`,
 				if err := visible(ctx, s); err != nil {
 					return err
 				}
+				p.store = redacted(r.url)
 				g, err := p.start(s, nil)
 				if err != nil {
 					return err

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -23,6 +25,7 @@ type place struct {
 	masterAddr string
 	masterPort int // 0: this process hosts
 	insecure   bool
+	live       livenessFlag
 
 	host *host
 	id   string // of the run
@@ -30,10 +33,15 @@ type place struct {
 
 func (p *place) open() error {
 	p.id = rand.Text()
+	if p.live.timeout == 0 {
+		if err := p.live.fromEnviron(); err != nil {
+			return err
+		}
+	}
 	if p.store != "" || p.masterPort != 0 {
 		return nil
 	}
-	o := hostOptions{insecure: p.insecure}
+	o := hostOptions{insecure: p.insecure, serverLimits: store.ServerLimits{LivenessTimeout: p.live.timeout}}
 	if file := os.Getenv("MUSTER_SECRET_FILE"); file != "" { // the ranks have it too
 		secret, err := store.ReadSecret(file)
 		if err != nil {
@@ -70,6 +78,7 @@ func (p *place) show(flags *pageFlags, out io.Writer, more ...prometheus.Collect
 	if p.host == nil {
 		return nil, nil
 	}
+	flags.store = p.host.url()
 	g, err := flags.start(store.New(p.host.memory), nil, more...)
 	if g != nil {
 		_, _ = fmt.Fprintln(out, "muster: who waits for whom is at", g.url())
@@ -83,9 +92,26 @@ func (p *place) close() {
 	}
 }
 
+// url is that of the store where the ranks meet, for who may read the same files as this process.
+func (p *place) url() string {
+	if p.store != "" {
+		return p.store
+	}
+	u := "muster://" + net.JoinHostPort(p.masterAddr, strconv.Itoa(p.masterPort))
+	if p.host != nil {
+		u = p.host.url()
+	}
+	if file := os.Getenv("MUSTER_SECRET_FILE"); file != "" {
+		if abs, err := filepath.Abs(file); err == nil {
+			u += "?secret-file=" + url.QueryEscape(abs)
+		}
+	}
+	return u
+}
+
 // environ is what makes a process rank number rank of n.
 func (p *place) environ(rank, n int) []string {
-	c := pgroup.Config{Run: p.id, Rank: rank, Size: n, Insecure: p.insecure}
+	c := pgroup.Config{Run: p.id, Rank: rank, Size: n, Insecure: p.insecure, LivenessTimeout: p.live.timeout}
 	switch {
 	case p.store != "":
 		c.Address = p.store

@@ -131,10 +131,16 @@ func (o *relaying) run(cmd *cobra.Command) error {
 	}
 }
 
+// relayPatience is how long the store may be missed without a word in the log.
+const relayPatience = 2 * time.Second
+
 // open connects to the store, once it is there.
 func (o *relaying) open(ctx context.Context) (*store.Relay, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
+	defer time.AfterFunc(relayPatience, func() {
+		o.logger.Warn("waiting for the store: it does not answer yet", "store", redacted(o.store), "timeout", o.timeout)
+	}).Stop()
 	r, err := store.NewRelay(ctx, o.store, &store.DialOptions{Wait: true, Logger: o.logger})
 	if e, ok := errors.AsType[*store.Error](err); ok {
 		return nil, &storeError{o.store, e}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
@@ -8,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 const (
@@ -72,8 +74,33 @@ Look at a model: muster tensors model.safetensors`,
 	addCompletion(root)
 	root.SuggestionsMinimumDistance = 2
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usagef(cmd, "%v", err) })
+	root.SetFlagErrorFunc(flagError)
 	return root
+}
+
+// flagError is about a flag that is not known, or whose value is malformed.
+func flagError(cmd *cobra.Command, err error) error {
+	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return usagef(cmd, "%v", err)
+	}
+	f := bad.GetFlag()
+	name := "--" + f.Name
+	if f.Shorthand != "" {
+		name = "-" + f.Shorthand + ", " + name
+	}
+	want := ": " + bad.Unwrap().Error()
+	switch f.Value.Type() {
+	case "int", "int64":
+		want = " is no whole number that fits"
+	case "intSlice":
+		want = " is no list of whole numbers, as 2,4,8"
+	case "bool":
+		want = " is neither true nor false"
+	case "duration":
+		want = " is no duration, as 30s or 5m"
+	}
+	return usagef(cmd, "%s %q%s", name, bad.GetValue(), want)
 }
 
 // knownCommand is for what stands where a command should.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
@@ -34,7 +35,8 @@ func newRun() *cobra.Command {
 Each rank finds in its environment who it is and where the others are (see "muster help
 environment"); pgroup.FromEnv reads it, and so do programs made for torchrun. Lines of output
 begin with their rank. If one rank fails the others get SIGTERM, and after --grace SIGKILL.
-Signals are passed on; a second SIGINT or SIGTERM kills. Exits as the first rank that failed.`,
+Signals are passed on; a second SIGINT or SIGTERM kills. If the reader of the output goes away, as
+in "muster run … | head", the ranks are ended. Exits as the first rank that failed.`,
 		Example: `  muster run -n 4 -- ./train --epochs 3
   muster run -n 2 --env GOMAXPROCS=1 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
   muster run -n 4 --http 127.0.0.1:8080 -- ./train         # a page: who waits for whom
@@ -53,6 +55,7 @@ Signals are passed on; a second SIGINT or SIGTERM kills. Exits as the first rank
 	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens itself; 0: run hosts a store, at a free one")
 	o.page.register(cmd, "")
 	f.StringVar(&o.store, "store", "", "`URL` of a store that is there, where the ranks meet instead, as etcd://host:port")
+	o.live.register(cmd)
 	f.BoolVar(&o.insecure, "insecure", false, "meet beyond loopback, without encryption or password")
 	return cmd
 }
@@ -77,6 +80,9 @@ func (o *running) check(cmd *cobra.Command) error {
 		return usagef(cmd, "the ranks meet in --store: --master-addr and --master-port say nothing then")
 	}
 	if err := o.place.check(cmd); err != nil {
+		return err
+	}
+	if err := o.live.check(cmd); err != nil {
 		return err
 	}
 	for _, e := range o.env {
@@ -104,18 +110,21 @@ func (o *running) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer shown.close()
+	if end, err := announce(&job{PID: os.Getpid(), URL: o.url(), Command: args, Started: time.Now()}); err == nil {
+		defer end()
+	}
 	sigs := catch()
 	defer sigs.stop()
 	show := newLaunching(os.Stderr)
 	defer show.end()
-	job, err := launch.Start(cmd.Context(), o.spec(path, args[1:], show))
+	ranks, err := launch.Start(cmd.Context(), o.spec(path, args[1:], show))
 	if err != nil {
 		return programError(args[0], err)
 	}
 	if o.host != nil {
 		show.look(store.New(o.host.memory))
 	}
-	return ended(sigs.passOn(job, o.grace), o.n)
+	return ended(sigs.passOn(ranks, o.grace), o.n)
 }
 
 func (o *running) spec(path string, args []string, show *launching) launch.Spec {
@@ -155,6 +164,9 @@ func programError(name string, err error) error {
 
 // ended turns what Wait said into what this process says.
 func ended(err error, n int) error {
+	if errors.Is(err, syscall.EPIPE) {
+		return &exit{code: 128 + int(syscall.SIGPIPE), text: "the reader of the output has gone away: the ranks were ended", err: err}
+	}
 	e, ok := errors.AsType[*launch.ExitError](err)
 	if !ok {
 		return err

@@ -2,9 +2,11 @@ package main_test
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -101,7 +103,7 @@ func TestRunRefuses(t *testing.T) {
 		"true":                                 {2, "Give -n"},
 		"-n 0 true":                            {2, "at least 1"},
 		"-n -1 true":                           {2, "at least 1"},
-		"-n x true":                            {2, "invalid argument"},
+		"-n x true":                            {2, "is no whole number"},
 		"-n 2":                                 {2, "PROGRAM is missing"},
 		"-n 2 --env X true":                    {2, "NAME=VALUE"},
 		"-n 2 --grace -1s true":                {2, "--grace"},
@@ -181,6 +183,42 @@ func TestRunLeavesNobodyBehind(t *testing.T) {
 	pids := strings.Fields(r.stdout)
 	if r.code != 3 || len(pids) < 2 {
 		t.Fatalf("%+v", r)
+	}
+	for _, s := range pids {
+		if pid, err := strconv.Atoi(s); err != nil || !gone(pid) {
+			t.Errorf("process %s is left (%v)", s, err)
+		}
+	}
+}
+
+// TestRunWhoseReaderGoesAway: "muster run … | head -1" ends, with its ranks and what they have started.
+func TestRunWhoseReaderGoesAway(t *testing.T) {
+	t.Parallel()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, self(t), runSh(2, "--no-prefix", `sleep 60 & echo $$ $!; while sleep 0.01; do echo more; done`)...)
+	cmd.Env = append(os.Environ(), role+"="+roleMuster)
+	cmd.Stdout = w
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = w.Close()
+	var pids []string
+	lines := bufio.NewScanner(r)
+	for len(pids) < 4 && lines.Scan() {
+		if line := lines.Text(); line != "more" {
+			pids = append(pids, strings.Fields(line)...)
+		}
+	}
+	_ = r.Close()
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 141 || !strings.Contains(stderr.String(), "the reader of the output has gone away") {
+		t.Errorf("%v: %s", err, stderr.String())
 	}
 	for _, s := range pids {
 		if pid, err := strconv.Atoi(s); err != nil || !gone(pid) {

@@ -59,12 +59,12 @@ func TestServeWithCertificates(t *testing.T) {
 	tries(t, []string{"MUSTER_STORE=" + at}, []step{
 		{args: "get k --tls-ca " + d.path("tls/ca.pem") + " --tls-cert " + d.path("tls/viewer.pem") + " --tls-key " + d.path("tls/viewer-key.pem"), stdout: "v\n"},
 		{args: "get k --store " + at + "?" + ca + pair, stdout: "v\n"},
-		{args: "get k", code: 1, stderr: "no way into the store at " + strings.TrimPrefix(at, "muster://") + ": it speaks TLS only"},
-		{args: "get k --tls-ca " + d.path("tls/ca.pem"), code: 1, stderr: "it refuses TLS: tls: certificate required"},
+		{args: "get k", code: 1, stderr: "access denied by the store at " + strings.TrimPrefix(at, "muster://") + ": it speaks TLS only: dial it with TLS: set --tls-ca (MUSTER_TLS_CA)"},
+		{args: "get k --tls-ca " + d.path("tls/ca.pem"), code: 1, stderr: "it refuses TLS: tls: certificate required: set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
 		{args: "get k --store " + at + "?tls=true" + pair, code: 1, stderr: "its certificate is not trusted"},
 		{args: "get k --store " + at + "?server-name=elsewhere&" + ca + pair, code: 1, stderr: "not elsewhere"},
 		{args: "get k --tls-ca " + d.path("none"), code: 1, stderr: "no such file"},
-		{args: "get k --tls-cert " + d.path("tls/viewer.pem"), code: 1, stderr: "a certificate and a key go together"},
+		{args: "get k --tls-cert " + d.path("tls/viewer.pem"), code: 2, stderr: "--tls-cert (MUSTER_TLS_CERT) and --tls-key (MUSTER_TLS_KEY) go together"},
 		{args: "get k --store " + at + "?cert", code: 1, stderr: "the parameter cert is empty"},
 		{args: "get k --store muster://me:hidden@127.0.0.1:1", code: 2, stderr: "--store muster://me:xxxxx@127.0.0.1:1: there are no users"},
 	})
@@ -88,7 +88,7 @@ func TestServeWithASecret(t *testing.T) {
 		{args: "get k --store " + at + "?secret-file=" + d.path("other") + " --secret-file " + d.path("secret"), code: 1, stderr: "wrong secret"},
 		{args: "get k --secret-file " + d.path("none"), code: 1, stderr: "no such file"},
 	})
-	run(t, "get", "k", "--store", at).wants(t, 1, "", "it wants a secret, and none was given; see --secret-file")
+	run(t, "get", "k", "--store", at).wants(t, 1, "", "it wants a secret, and none was given: set --secret-file (MUSTER_SECRET_FILE)")
 	_, open := serve(t)
 	run(t, "get", "k", "--store", open, "--secret-file", d.path("secret")).wants(t, 1, "", "did not prove that it knows the secret")
 	p.signal(t, syscall.SIGTERM)
@@ -175,13 +175,24 @@ func TestRunWithASecret(t *testing.T) {
 	runIn(t, nil, []string{"MUSTER_SECRET_FILE=" + d.path("none")}, "run", "-n", "1", "--", "true").wants(t, 2, "", "MUSTER_SECRET_FILE: ")
 }
 
+// TestLivenessTimeoutReachesTheRanks: by flag or by variable, and the flag counts.
+func TestLivenessTimeoutReachesTheRanks(t *testing.T) {
+	t.Parallel()
+	show := []string{"run", "-n", "1", "--no-prefix", "--", "sh", "-c", "echo =$MUSTER_LIVENESS_TIMEOUT="}
+	env := []string{"MUSTER_LIVENESS_TIMEOUT=8s"}
+	runIn(t, nil, env, show...).wants(t, 0, "=8s=\n", "")
+	runIn(t, nil, env, append([]string{"run", "--liveness-timeout", "7s"}, show[1:]...)...).wants(t, 0, "=7s=\n", "")
+	runIn(t, nil, []string{"MUSTER_LIVENESS_TIMEOUT=x"}, show...).wants(t, 2, "", "MUSTER_LIVENESS_TIMEOUT is x, which is no duration")
+	run(t, "run", "--liveness-timeout", "0s", "-n", "1", "--", "true").wants(t, 2, "", "--liveness-timeout must be positive")
+}
+
 func TestLimitFlags(t *testing.T) {
 	t.Parallel()
 	for flag, bad := range map[string][]string{
-		"max-key": {"0", "9KiB", "x"}, "max-value": {"0", "17MiB"}, "max-bytes": {"0", "1TB", "-1"}, "max-in-flight": {"0", "x"},
+		"max-key": {"0", "9KiB", "x"}, "max-value": {"0", "17MiB"}, "max-bytes": {"0", "1TB", "-1"}, "max-in-flight": {"0", "x"}, "max-held": {"0", "x"}, "max-held-per-peer": {"0"}, "max-buffers": {"0", "-1"},
 		"max-keys": {"0", "-1", "x"}, "max-conns": {"0", "-1"}, "max-conns-per-addr": {"0", "-1"}, "max-handshakes": {"0", "-1"},
 		"max-waiting": {"0", "-1"}, "max-leases": {"0", "-1"}, "history": {"0"},
-		"handshake-timeout": {"0s", "-1s", "x"}, "idle-timeout": {"0s", "-1s", "10"}, "grace": {"0s", "-1s"},
+		"handshake-timeout": {"0s", "-1s", "x"}, "liveness-timeout": {"0s", "-1s", "10"}, "grace": {"0s", "-1s"},
 	} {
 		for _, v := range bad {
 			run(t, "serve", "--listen", "127.0.0.1:0", "--"+flag, v).wants(t, 2, "", "--"+flag)
@@ -190,7 +201,7 @@ func TestLimitFlags(t *testing.T) {
 	help := run(t, "serve", "--help").stdout
 	for _, line := range []string{
 		"--max-key size", "(default 8KiB)", "(default 16MiB)", "(default 4GiB)", "(default 64MiB)", "(default 16777216)", "(default 16384)", "(default 4096)",
-		"(default 10s)", "(default 15s)", "(default 500ms)", "(default 65536)",
+		"(default 10s)", "(default 500ms)", "(default 65536)",
 	} {
 		if !strings.Contains(help, line) {
 			t.Errorf("no %q in:\n%s", line, help)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strconv"
 	"syscall"
 	"time"
@@ -102,11 +103,13 @@ func (o *serving) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer told.close()
+	o.limitMemory()
 	h, err := startHost(o.listen, o.hostOptions)
 	if err != nil {
 		return listenError("--listen", o.listen, err)
 	}
 	defer h.close()
+	o.page.store = h.url()
 	shown, err := o.page.start(store.New(h.memory), o.tls)
 	if err != nil {
 		return err
@@ -128,6 +131,14 @@ func (o *serving) run(cmd *cobra.Command) error {
 	case sig := <-sigs:
 		told.ends()
 		return o.stop(h, sig, sigs)
+	}
+}
+
+// limitMemory has the garbage collector keep the process near what its limits add up to, unless GOMEMLIMIT says something else: left
+// alone it lets garbage grow to the size of what is in use.
+func (o *serving) limitMemory() {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(o.limits.Bytes + o.limits.Held + o.serverLimits.Buffers)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 // connFlags are the limits of connections that serve and relay have flags for, with their defaults.
 type connFlags struct {
 	inFlight size
+	buffers  size
 	server   store.ServerLimits
 }
 
@@ -31,15 +32,17 @@ func (c *connFlags) register(cmd *cobra.Command) {
 	f.IntVar(&c.server.Handshakes, "max-handshakes", 4096, "unfinished handshakes: then the oldest one is dropped")
 	c.inFlight = 64 << 20
 	f.Var(&c.inFlight, "max-in-flight", "answers that wait for one slow peer: then it is cut off")
+	c.buffers = 4 << 30
+	f.Var(&c.buffers, "max-buffers", "frames and answers of all peers that are on their way: then peers are cut off, and may try again; at least 64MiB")
 	f.DurationVar(&c.server.Handshake, "handshake-timeout", 10*time.Second, "time for a peer to come in")
 }
 
 // check looks at what flags cannot check, and gives the limits.
 func (c *connFlags) check(cmd *cobra.Command) (store.ServerLimits, error) {
-	c.server.InFlight = int(c.inFlight)
+	c.server.InFlight, c.server.Buffers = int(c.inFlight), int64(c.buffers)
 	return c.server, checkPositive(cmd, map[string]int64{
 		"max-conns": int64(c.server.Conns), "max-conns-per-addr": int64(c.server.PerAddr), "max-handshakes": int64(c.server.Handshakes),
-		"max-in-flight": int64(c.inFlight), "handshake-timeout": int64(c.server.Handshake),
+		"max-in-flight": int64(c.inFlight), "max-buffers": int64(c.buffers), "handshake-timeout": int64(c.server.Handshake),
 	})
 }
 
@@ -55,7 +58,9 @@ func checkPositive(cmd *cobra.Command, flags map[string]int64) error {
 // limitFlags are the limits that serve has flags for, with their defaults.
 type limitFlags struct {
 	connFlags
+	live              livenessFlag
 	key, value, bytes size
+	held, heldOf      size
 	limits            store.Limits
 }
 
@@ -69,12 +74,14 @@ func (l *limitFlags) register(cmd *cobra.Command) {
 	bytes(&l.key, "max-key", wire.MaxKey, "of a key, and not more than the default")
 	bytes(&l.value, "max-value", wire.MaxValue, "of a value, and not more than the default")
 	bytes(&l.bytes, "max-bytes", 4<<30, "keys and values together: then writes are refused, reads and deletes go on")
+	bytes(&l.held, "max-held", 4<<30, "calls that wait, votes, messages and members of groups, of all peers: then such calls are refused")
+	bytes(&l.heldOf, "max-held-per-peer", 2<<30, "the same, of one peer")
 	number(&l.limits.Keys, "max-keys", 16<<20, "keys")
 	number(&l.limits.History, "history", 8192, "changes that watch --from can go back")
 	number(&l.limits.Waiting, "max-waiting", 65536, "calls of one peer that wait")
 	number(&l.limits.Leases, "max-leases", 65536, "leases of one peer")
 	l.connFlags.register(cmd)
-	during(&l.server.Silence, "idle-timeout", 15*time.Second, "a peer that answers no probe for so long is lost")
+	l.live.register(cmd)
 	during(&l.server.Grace, "grace", 500*time.Millisecond, "time for a peer whose connection broke to come back")
 }
 
@@ -84,12 +91,16 @@ func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits
 		return l.limits, l.server, err
 	}
 	if err := checkPositive(cmd, map[string]int64{
-		"max-key": int64(l.key), "max-value": int64(l.value), "max-bytes": int64(l.bytes),
+		"max-key": int64(l.key), "max-value": int64(l.value), "max-bytes": int64(l.bytes), "max-held": int64(l.held), "max-held-per-peer": int64(l.heldOf),
 		"max-keys": int64(l.limits.Keys), "history": int64(l.limits.History), "max-waiting": int64(l.limits.Waiting), "max-leases": int64(l.limits.Leases),
-		"idle-timeout": int64(l.server.Silence), "grace": int64(l.server.Grace),
+		"grace": int64(l.server.Grace),
 	}); err != nil {
 		return l.limits, l.server, err
 	}
+	if err := l.live.check(cmd); err != nil {
+		return l.limits, l.server, err
+	}
+	l.server.LivenessTimeout = l.live.timeout
 	for name, is := range map[string]struct {
 		size
 		most int64
@@ -100,6 +111,7 @@ func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits
 		}
 	}
 	l.limits.Key, l.limits.Value, l.limits.Bytes = int(l.key), int(l.value), int64(l.bytes)
+	l.limits.Held, l.limits.HeldOf = int64(l.held), int64(l.heldOf)
 	return l.limits, l.server, nil
 }
 

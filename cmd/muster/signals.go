@@ -15,7 +15,7 @@ type signals struct{ got chan os.Signal }
 // catch begins to catch them: before the ranks start, so that none ends the launcher alone.
 func catch() signals {
 	s := signals{make(chan os.Signal, 8)}
-	signal.Notify(s.got, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	signal.Notify(s.got, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE)
 	return s
 }
 
@@ -33,6 +33,7 @@ func (s signals) passOn(job *launch.Job, grace time.Duration) error {
 			job.Signal(syscall.SIGKILL)
 		case sig := <-s.got:
 			switch {
+			case sig == syscall.SIGPIPE: // of this process's own output: the write has failed, and the job ends for that
 			case sig == syscall.SIGUSR1 || sig == syscall.SIGUSR2:
 				job.Signal(sig)
 			case kill != nil:

@@ -28,6 +28,7 @@ type remote struct {
 	url     string
 	timeout time.Duration
 	secure  []parameter
+	job     *job // that it was found by; nil if its URL was given
 }
 
 // parameter is one of a store's URL that a flag or a variable may give too.
@@ -140,6 +141,9 @@ func (r *remote) check(cmd *cobra.Command) error {
 	}
 	if err := checkURL(r.url); err != nil {
 		return &exit{code: exitUsage, text: fmt.Sprintf("%s %s: %v", from, redacted(r.url), err)}
+	}
+	if u, err := url.Parse(r.target()); err == nil && (u.Query().Get("cert") != "") != (u.Query().Get("key") != "") {
+		return usagef(cmd, "--tls-cert (MUSTER_TLS_CERT) and --tls-key (MUSTER_TLS_KEY) go together")
 	}
 	return nil
 }

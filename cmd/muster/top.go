@@ -22,7 +22,8 @@ func newTop() *cobra.Command {
 		Use:   "top",
 		Short: "Show who waits for whom, as it changes",
 		Long: `Show who waits for whom, as it changes: the same as "muster who" prints once, and what the store
-does a second. Arrows and Page keys scroll, r shows every rank, space stops and goes on, q ends.`,
+does a second. Without --store and MUSTER_STORE it is the store of the "muster run" of this user on
+this host. Arrows and Page keys scroll, r shows every rank, space stops and goes on, q ends.`,
 		Example: `  muster top
   muster top --store muster://$MASTER_ADDR:$MASTER_PORT --every 5s`,
 		Args: operands(),
@@ -32,6 +33,9 @@ does a second. Arrows and Page keys scroll, r shows every rank, space stops and 
 			}
 			if widthOf(os.Stdout) == 0 {
 				return &exit{code: exitUsage, text: `top wants a terminal; "muster who" prints the same once`}
+			}
+			if err := r.findOne(); err != nil {
+				return err
 			}
 			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
 				if err := visible(ctx, s); err != nil {

@@ -43,6 +43,7 @@ func TestServeTorch(t *testing.T) {
 	d := newDesk(t)
 	d.write(t, "torch.json", `[{"protocol": "torch", "prefix": "python/", "write": true}]`)
 	d.write(t, "other.json", `[{"protocol": "other", "prefix": "python/"}]`)
+	d.write(t, "secret.json", `[{"protocol": "torch", "prefix": "python/"}, {"secret_file": "secret", "write": true}]`)
 	d.write(t, "two.json", `[{"protocol": "torch", "name": "x"}]`)
 	const yes, no = "\x07\x00\x00\x00\x00\x00\x00\x00", ""
 	for args, want := range map[string]string{
@@ -66,8 +67,23 @@ func TestServeTorch(t *testing.T) {
 		"--access DIR/other.json":             {1, `does not speak "other"`},
 		"--access DIR/two.json":               {1, "entry 1 needs a secret_file, a name or a protocol, one of them"},
 		"--torch off --access DIR/torch.json": {1, `does not speak "torch"`},
+		// The later --listen counts: anybody there would be let in without a proof.
+		"--listen 0.0.0.0:0 --access DIR/torch.json":  {1, `peers that speak "torch" prove nothing: all of them could use what is below "python/"`},
+		"--listen 0.0.0.0:0 --access DIR/secret.json": {1, "listen on 127.0.0.1, or add --insecure if the network is yours"},
 	} {
 		run(t, append([]string{"serve", "--listen", "127.0.0.1:0"}, strings.Fields(strings.ReplaceAll(args, "DIR", string(d)))...)...).wants(t, want.code, "", want.stderr)
+	}
+}
+
+// TestServeTorchBeyondLoopback: who says by name that the network is theirs is served.
+func TestServeTorchBeyondLoopback(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	d.write(t, "torch.json", `[{"protocol": "torch", "prefix": "python/", "write": true}]`)
+	p := start(t, "serve", "--listen", "0.0.0.0:0", "--insecure", "--access", d.path("torch.json"))
+	url := p.line(t, "muster://0.0.0.0:")
+	if got := asTorch(t, strings.Replace(url, "0.0.0.0", "127.0.0.1", 1)); got != "\x07\x00\x00\x00\x00\x00\x00\x00" {
+		t.Errorf("%q", got)
 	}
 }
 

@@ -221,7 +221,7 @@ func (p *tracePrinter) rank(s *timeline.Summary, r *timeline.RankSummary, i int)
 		notes = append(notes, "its clock is its own: no verb in common with the others")
 	}
 	if r.Row.Truncated {
-		notes = append(notes, "killed, or still runs")
+		notes = append(notes, "did not close")
 	}
 	for _, f := range r.Row.Files {
 		for _, d := range f.Dropped {

@@ -147,7 +147,7 @@ func TestTraceOfAKilledRank(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := run(t, "trace", dir)
-	if r.code != 0 || !strings.HasPrefix(r.stdout, "2 ranks") || !strings.Contains(r.stdout, "killed, or still runs") {
+	if r.code != 0 || !strings.HasPrefix(r.stdout, "2 ranks") || !strings.Contains(r.stdout, "did not close") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -25,33 +25,58 @@ who is missing and what they do instead, groups that come together, sends, recei
 that wait for keys; then the groups, and what failed last. The longest wait is first.
 
 It works on any store, also on the one that rank 0 hosts, and shows what this process may read.
+Without --store and MUSTER_STORE it prints every "muster run" of this user that runs on this host.
 "muster top" shows the same as it changes, "muster page" in a browser.`,
 		Example: `  muster who
   muster who --store muster://$MASTER_ADDR:$MASTER_PORT --ranks   # and every rank
   muster who --json | jq -r '.blame[] | "\(.group) \(.rank) \(.label)"'`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return r.do(cmd, func(ctx context.Context, s *store.Store) error {
-				now, err := s.Status(ctx, "")
-				if err != nil {
+			if asJSON {
+				if err := r.findOne(); err != nil {
 					return err
 				}
-				v := status.Of(now, nil, nil)
-				if asJSON {
-					e := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
-					e.SetIndent("", "  ")
-					return e.Encode(v)
+			}
+			found, err := r.find()
+			if err != nil {
+				return err
+			}
+			for i, r := range found {
+				if i > 0 {
+					_, _ = fmt.Fprintln(cmd.OutOrStdout())
 				}
-				out := bufio.NewWriter(cmd.OutOrStdout())
-				(&whoPrinter{out, inkOf(cmd.OutOrStdout()), ranks}).print(v)
-				return out.Flush()
-			})
+				err = errors.Join(err, r.who(cmd, asJSON, ranks))
+			}
+			return err
 		},
 	}
 	r.flags(cmd, quick)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "as one JSON object, for programs")
 	cmd.Flags().BoolVar(&ranks, "ranks", false, "with every rank of every group")
 	return cmd
+}
+
+// who prints who waits for whom in one store; which one, if nobody has named it.
+func (r *remote) who(cmd *cobra.Command, asJSON, ranks bool) error {
+	return r.do(cmd, func(ctx context.Context, s *store.Store) error {
+		now, err := s.Status(ctx, "")
+		if err != nil {
+			return err
+		}
+		v := status.Of(now, nil, nil)
+		if asJSON {
+			e := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
+			e.SetIndent("", "  ")
+			return e.Encode(v)
+		}
+		out := bufio.NewWriter(cmd.OutOrStdout())
+		p := &whoPrinter{out, inkOf(cmd.OutOrStdout()), ranks}
+		if r.job != nil {
+			p.line("%s", p.dim(r.job.String()))
+		}
+		p.print(v)
+		return out.Flush()
+	})
 }
 
 // visible is why s shows nothing, if it will not do so later either.
@@ -78,9 +103,16 @@ func (p *whoPrinter) print(v *status.View) {
 	if len(v.Waiting) == 0 {
 		p.line("%s", p.green("nothing waits"))
 	}
-	if len(v.Blame) > 0 { // at the end of a chain of those who wait for one another
-		b := &v.Blame[0]
-		p.line("%s\n", p.bold(fmt.Sprintf("%s waits for rank %d%s", printable(b.Group), b.Rank, whoText(b.Who))))
+	jobs := map[string]bool{}
+	for i := range v.Blame { // at the end of a chain of those who wait for one another: one of each job
+		b := &v.Blame[i]
+		if job := fmt.Sprintf("%s %q %d", b.Group, b.Run, b.Generation); !jobs[job] {
+			jobs[job] = true
+			p.line("%s", p.bold(fmt.Sprintf("%s waits for rank %d%s", printable(b.Group), b.Rank, whoText(b.Who))))
+		}
+	}
+	if len(v.Blame) > 0 {
+		p.line("")
 	}
 	for i := range v.Waiting {
 		p.wait(&v.Waiting[i])
@@ -105,6 +137,9 @@ func (p *whoPrinter) print(v *status.View) {
 	}
 	if s := v.Server; s != nil {
 		p.line("\n%s", p.dim(serverText(s)))
+		if s.DiskStalled > 0 {
+			p.line("%s", p.red("the disk stalls: a write of the log takes "+ago(s.DiskStalled)+" so far, and no change is acknowledged meanwhile"))
+		}
 	}
 }
 
@@ -217,5 +252,5 @@ func (p *whoPrinter) group(g *status.Group) {
 
 // stateText is a state of a group in words.
 func stateText(state string) string {
-	return map[string]string{"forming": "comes together", "idle": "at work", "waiting": "waits", "revoked": "has failed", "over": "is over"}[state]
+	return map[string]string{"forming": "comes together", "idle": "idle", "waiting": "waits", "revoked": "has failed", "over": "is over"}[state]
 }

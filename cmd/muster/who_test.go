@@ -5,10 +5,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -51,7 +53,7 @@ func stuck(t *testing.T, s *store.Store, name string) {
 		if err != nil || time.Now().After(deadline) {
 			t.Fatal("nobody waits", err)
 		}
-		if len(all.Groups) == 1 && len(all.Groups[0].Records) == 1 {
+		if slices.ContainsFunc(all.Groups, func(g store.GroupStatus) bool { return g.Name == name && len(g.Records) == 1 }) {
 			return
 		}
 	}
@@ -100,6 +102,68 @@ $`)
 	}
 	run(t, "who", "--store", "tcp://"+strings.TrimPrefix(url, "muster://")).wants(t, 1, "", "unsupported by this engine")
 	run(t, "who", "now").wants(t, 2, "", "one argument too many")
+}
+
+// TestWhoNamesTheCulpritOfEachJob: the headline has a line for each job that hangs. A group without an open verb is idle.
+func TestWhoNamesTheCulpritOfEachJob(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	s := dial(t, url)
+	if _, err := s.Join(t.Context(), wire.Contribution{Group: "ready", Rank: 0, Size: 1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, job := range []string{"train", "tune", "serve"} {
+		stuck(t, s, job)
+		want = append(want, job+" waits for rank 1 (pid 7 on node-b)")
+	}
+	r := run(t, "who", "--store", url)
+	head, rest, _ := strings.Cut(r.stdout, "\n\n")
+	for _, line := range want {
+		if !strings.Contains(head, line) {
+			t.Errorf("no %q in %+v", line, r)
+		}
+	}
+	if strings.Count(head, "\n") != 2 || !regexp.MustCompile(`ready \(generation \d+\)  1 of 1 ranks, idle,`).MatchString(rest) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// stalled is a store that says of its disk that it has been writing for 12 s.
+type stalled struct{ store.Engine }
+
+func (e stalled) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	err := e.Engine.Do(ctx, req, rep)
+	if req.Op != wire.OpStatus || err != nil {
+		return err
+	}
+	var s store.Status
+	if err := s.Parse(rep.Keys, rep.Value); err != nil {
+		return err
+	}
+	s.Server = &store.ServerStatus{Durable: true, Writing: 12 * time.Second}
+	rep.Keys, rep.Value = wire.AppendStatus(nil, nil, &s)
+	return nil
+}
+
+func TestWhoSaysThatTheDiskStalls(t *testing.T) {
+	t.Parallel()
+	l, err := store.Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &store.Server{Engine: stalled{new(store.Memory)}}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	r := run(t, "who", "--store", "muster://"+l.Addr().String())
+	if r.code != 0 || !strings.Contains(r.stdout, "the disk stalls: a write of the log takes 12 s so far, and no change is acknowledged meanwhile") {
+		t.Errorf("%+v", r)
+	}
+	_ = srv.Close()
+	if err := <-served; !errors.Is(err, store.ErrServerClosed) {
+		t.Error(err)
+	}
+	_ = srv.Engine.Close()
 }
 
 // TestWhoShowsNamesAsText: what a rank calls itself and its verbs does nothing to a terminal.
@@ -324,10 +388,41 @@ func TestPageOfAStoreThatIsThere(t *testing.T) {
 // TestRunShowsAPage of the store that it hosts.
 func TestRunShowsAPage(t *testing.T) {
 	t.Parallel()
-	p := start(t, "run", "-n", "1", "--http", "127.0.0.1:0", "--", "sh", "-c", "echo here; cat")
+	p := start(t, "run", "-n", "1", "--http", "127.0.0.1:0", "--", "sh", "-c", "echo here; exec sleep 60")
 	_, page, _ := strings.Cut(p.complaint(t, "who waits for whom"), "is at ")
 	tells(t, page+"status", 200, `"waiting":[]`)
 	p.line(t, "here")
 	p.signal(t, syscall.SIGINT)
 	p.wait(t)
+}
+
+// TestWhoFindsTheJobsOfThisHost: who needs no URL for what "muster run" has started here, as long as it runs.
+func TestWhoFindsTheJobsOfThisHost(t *testing.T) {
+	t.Parallel()
+	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
+	runIn(t, nil, env, "who").wants(t, 2, "", `which store? Give --store muster://host:port or set MUSTER_STORE; no "muster run" of this user runs here`)
+	hang := func() *process {
+		p := startIn(t, nil, env, "run", "-n", "1", "--no-prefix", "--", "sh", "-c", "echo runs; exec sleep 60")
+		p.line(t, "runs")
+		return p
+	}
+	one := hang()
+	r := runIn(t, nil, env, "who")
+	if r.code != 0 || !strings.Contains(r.stdout, "muster://127.0.0.1:") || !strings.Contains(r.stdout, "sh -c echo runs; exec sleep 60") || !strings.Contains(r.stdout, "nothing waits") {
+		t.Errorf("%+v", r)
+	}
+	two := hang()
+	r = runIn(t, nil, env, "who")
+	if r.code != 0 || strings.Count(r.stdout, "nothing waits") != 2 {
+		t.Errorf("of two jobs: %+v", r)
+	}
+	r = runIn(t, nil, env, "page", "--http", "127.0.0.1:0")
+	if r.code != 2 || !strings.Contains(r.stderr, "2 jobs run here; give --store") || strings.Count(r.stderr, "muster://127.0.0.1:") != 2 {
+		t.Errorf("a page of two jobs: %+v", r)
+	}
+	two.signal(t, syscall.SIGKILL) // its file stays, its lock does not
+	two.wait(t)
+	one.signal(t, syscall.SIGTERM)
+	one.wait(t)
+	runIn(t, nil, env, "who").wants(t, 2, "", "which store?")
 }

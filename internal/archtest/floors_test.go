@@ -48,7 +48,7 @@ var floors = [][]room{
 		{name: "status", may: []string{"store"}},
 	},
 	{
-		{name: "pgroup/pgrouptest", may: []string{"pgroup", "store", "internal/launch"}},
+		{name: "pgroup/pgrouptest", may: []string{"pgroup", "status", "store", "internal/launch"}},
 		{name: "pgroup/vllm", may: []string{"pgroup", "store/...", "wire/...", "tensor", "internal/reduce"}},
 		{name: "coordinator", may: []string{"pgroup", "store"}},
 		{name: "internal/link", may: []string{"pgroup", "shm"}},

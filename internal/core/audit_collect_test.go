@@ -1,16 +1,20 @@
 package core_test
 
 import (
+	"math"
 	"slices"
 
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/wire"
 )
 
-// channel is one sequence of records, with those that are not freed.
+// channel is one use of a channel's name, with the records that are not freed.
 type channel struct {
 	g       *group
 	name    string
+	use     int      // of the name, from 0
+	used    []bool   // by rank
+	closed  []bool   // by rank
 	floor   []uint64 // by rank: it has voted beyond
 	records []*record
 }
@@ -57,15 +61,87 @@ const (
 	lateOther // and for another verb
 )
 
-func (g *group) channel(name string) *channel {
+// channel is the first use of a name that rank has not closed: the machine's rule for whom a vote is for.
+func (g *group) channel(name string, rank int) *channel {
 	for _, ch := range g.channels {
-		if ch.name == name {
+		if ch.name == name && !ch.closed[rank] {
 			return ch
 		}
 	}
-	ch := &channel{g: g, name: name, floor: make([]uint64, len(g.seats))}
+	n := len(g.seats)
+	ch := &channel{g: g, name: name, use: g.uses[name], used: make([]bool, n), closed: make([]bool, n), floor: make([]uint64, n)}
+	g.uses[name]++
 	g.channels = append(g.channels, ch)
 	return ch
+}
+
+// before counts the channels of ch's name that are there and began before it.
+func (ch *channel) before(a *audit) (n int) {
+	for _, x := range ch.g.channels {
+		if x == ch {
+			break
+		}
+		if x.name == ch.name && !x.over(a) {
+			n++
+		}
+	}
+	return n
+}
+
+// over reports whether ch is to be freed: its users have closed it, and each record is decided and needed by no rank.
+func (ch *channel) over(a *audit) bool {
+	for rank, used := range ch.used {
+		if used && !ch.closed[rank] && ch.g.seats[rank].gone == wire.CodeOK {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(ch.records, func(r *record) bool { return !r.passed() || !r.done && r.mustEnd(a) == "" })
+}
+
+// closes is a rank that closes a channel. What it has not used it does not close.
+func (a *audit) closes(cl *call) {
+	g := a.seated(cl)
+	if g == nil {
+		return
+	}
+	cl.group = g
+	c := &cl.req.Group
+	i := slices.IndexFunc(g.channels, func(ch *channel) bool { return ch.name == c.Channel && !ch.closed[c.Rank] })
+	if i >= 0 && g.channels[i].used[c.Rank] {
+		ch := g.channels[i]
+		ch.closed[c.Rank], ch.floor[c.Rank] = true, math.MaxUint64
+		ch.goOn(a)
+		a.w.tally.closed++
+	}
+	for _, st := range g.streams {
+		if st.tag == c.Channel {
+			st.closes(c.Rank)
+		}
+	}
+}
+
+// c9FreedWithItsLastUser: a channel or stream is there as long as a rank that has used it and is there has not closed it, or a rank may
+// still need what is in it; and no longer.
+func c9FreedWithItsLastUser(a *audit, g *group) {
+	g.channels = slices.DeleteFunc(g.channels, func(ch *channel) bool {
+		over := ch.over(a)
+		if over {
+			a.w.tally.freed++
+		}
+		return over
+	})
+	g.streams = slices.DeleteFunc(g.streams, (*stream).over)
+	if channels, streams := a.w.m.Opened(g.gen); channels != len(g.channels) || streams != len(g.streams) {
+		breaks("C9 a channel is freed with its last user", "generation %d has %d channels and %d streams, and needs %d and %d", g.gen, channels, streams, len(g.channels), len(g.streams))
+	}
+}
+
+// C9: a rank that closes a channel has no call left that waits there.
+func c9NoCallOnWhatIsClosed(cl *call) {
+	rank := cl.req.Group.Rank
+	if r := cl.record; r != nil && r.ch.closed[rank] || cl.stream != nil && cl.stream.closedBy(rank) {
+		breaks("C9 a closed channel has no calls", "%s waits", cl)
+	}
 }
 
 func (ch *channel) record(seq uint64) *record {
@@ -97,7 +173,8 @@ func (a *audit) votes(cl *call) {
 	}
 	c := &cl.req.Group
 	cl.group = g
-	ch := g.channel(c.Channel)
+	ch := g.channel(c.Channel, c.Rank)
+	ch.used[c.Rank] = true
 	if c.Seq <= ch.floor[c.Rank] {
 		cl.refusal = wire.CodeStale
 		a.w.tally.stale++
@@ -279,8 +356,10 @@ func (r *record) mustEnd(a *audit) string {
 
 // settleChannel looks at every record of ch after a step.
 func (a *audit) settleChannel(ch *channel) {
+	over, before := ch.over(a), ch.before(a)
 	for _, r := range ch.records {
-		state, there := a.w.m.Record(ch.g.gen, ch.name, r.seq)
+		state, there := a.w.m.Record(ch.g.gen, ch.name, before, r.seq)
+		there = there && !over // what is found is its successor's
 		if r.freed = !there; r.freed {
 			c8FreedWhenPassed(a, r)
 			r.done = true
@@ -295,7 +374,9 @@ func (a *audit) settleChannel(ch *channel) {
 		l1Decides(a, r)
 		l5FreedWhenPassed(r)
 	}
-	c8NothingElse(a, ch)
+	if !over {
+		c8NothingElse(a, ch, before)
+	}
 }
 
 // decided is the answer to a vote.

@@ -15,6 +15,7 @@ type known struct {
 	id          uint64
 	token       []byte
 	grace       clock  // it is lost then; zero: it has a connection
+	away        bool   // it has not been resumed since a restart
 	why         string // it has none: others may have lost theirs for the same
 	last, acked uint64
 	answers     map[uint64][]byte // by number, those beyond acked
@@ -66,7 +67,7 @@ func (a *audit) advance() {
 		}
 		for _, cl := range a.waiting {
 			if cl.roll != nil && cl.ends.at > 0 && cl.ends.before(next) {
-				next, end = cl.ends, func() { cl.roll.overdue(a, cl) }
+				next, end = cl.ends, func() { cl.roll.fail(a, wire.CodeTimeout, -1) }
 			}
 		}
 		if end == nil {
@@ -120,10 +121,14 @@ func (a *audit) suspects(cl *call, req *wire.Request) {
 	a.ends(cl.session, wire.CodeLost)
 }
 
-// restarts is a new server: nobody has a connection.
+// restarts is a new server: nobody has a connection. Who has not come back since the last one has what is left of that time.
 func (a *audit) restarts(grace core.Time) {
 	for _, s := range slices.SortedFunc(maps.Values(a.sessions), byID) {
-		s.grace = a.in(grace)
+		if !s.away {
+			s.grace, s.away = a.in(grace), true
+		} else {
+			a.w.tally.awayTwice++
+		}
 	}
 }
 
@@ -178,7 +183,7 @@ func (a *audit) greeted(cl *call, rep *wire.Reply) {
 	s := a.sessions[req.Resume]
 	if s != nil && bytes.Equal(s.token, req.Value) {
 		s6TakenUp(s, cl, rep)
-		s.grace, s.why = clock{}, ""
+		s.grace, s.why, s.away = clock{}, "", false
 		s.repeats = map[uint64]bool{}
 		for _, cl := range a.waiting {
 			if cl.session == s.id && !reads(cl.req.Op) {

@@ -36,7 +36,7 @@ type rollKey struct{ name, run string }
 func newAudit(w *world) *audit {
 	return &audit{
 		w: w, sessions: map[uint64]*known{}, lost: map[uint64]wire.Code{}, leases: map[uint64]*lease{}, groups: map[uint64]*group{}, live: map[rollKey]*group{},
-		keys: keys{rev: 1, entries: map[string]*keyEntry{}},
+		keys: keys{rev: 1, entries: map[string]*keyEntry{}, queues: map[string]*queue{}},
 	}
 }
 
@@ -48,9 +48,10 @@ type group struct {
 	present  int
 	over     *cause // why it is revoked
 	roll     *roll
-	all      bool   // and not only records that a lost rank has not voted in
-	told     []byte // how the first who heard of that was told
-	channels []*channel
+	all      bool           // and not only records that a lost rank has not voted in
+	told     []byte         // how the first who heard of that was told
+	channels []*channel     // in the order in which they began
+	uses     map[string]int // of each name
 	streams  []*stream
 	votes    []*wire.Contribution // of all records, for C3
 }
@@ -131,6 +132,10 @@ func (a *audit) carryOut(cl *call, req *wire.Request) {
 		a.receives(cl)
 	case wire.OpGrant, wire.OpKeep, wire.OpRevoke:
 		a.carryOutLease(cl)
+	case wire.OpDone:
+		a.closes(cl)
+	case wire.OpTaken:
+		a.acknowledges(cl)
 	case wire.OpSkip:
 		cl.expect = &wire.Reply{}
 	default:
@@ -215,11 +220,6 @@ func (a *audit) fence(g *group, rank int, how wire.Code) {
 	if how == wire.CodeLost {
 		g.revoke(a, how, rank)
 	}
-	for _, st := range g.streams {
-		if st.dst == rank {
-			st.closed = true
-		}
-	}
 	if g.present--; g.present == 0 {
 		delete(a.groups, g.gen)
 		a.inOrder = slices.DeleteFunc(a.inOrder, func(x *group) bool { return x == g })
@@ -232,11 +232,18 @@ func (a *audit) fence(g *group, rank int, how wire.Code) {
 // cancels is a caller who gives up.
 func (a *audit) cancels(cl *call) {
 	i := a.find(cl.session, cl.req.ID)
-	if i < 0 {
+	if i < 0 { // what a Join has obtained, and nobody was told of, is given back
+		if g, rank := a.joinedBy(cl); g != nil {
+			a.w.tally.released++
+			a.fence(g, rank, wire.CodeLeft)
+		}
 		return
 	}
 	x := a.waiting[i]
 	x.cancelled = true
+	if x.roll != nil {
+		x.roll.fail(a, wire.CodeCancelled, x.req.Group.Rank)
+	}
 	if r := x.record; r != nil && r.no == nil {
 		r.no = &vote{rank: x.vote.rank, c: x.vote.c, kind: cancelled, step: a.step}
 	}
@@ -248,7 +255,7 @@ func (a *audit) seated(cl *call) *group {
 	c := &cl.req.Group
 	g := a.groups[c.Generation]
 	switch {
-	case g == nil:
+	case g == nil, !slices.ContainsFunc(g.seats, func(s seat) bool { return s.session == cl.session }): // it is not to know of g
 		cl.refusal = wire.CodeStale
 	case c.Rank < 0 || c.Rank >= len(g.seats):
 		cl.refusal = wire.CodeInvalid
@@ -301,6 +308,10 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 		a.received(cl, rep)
 	case wire.OpFollow:
 		a.followed(cl, rep)
+	case wire.OpDone, wire.OpTaken:
+		if rep.Code != wire.CodeOK {
+			breaks("C9 a channel can be closed, and what was received be acknowledged", "%s: %s", cl, rep.Code)
+		}
 	case wire.OpLeave:
 		if rep.Code != wire.CodeOK {
 			breaks("G6 a rank that is there may leave", "%s: %s", cl, rep.Code)
@@ -328,6 +339,7 @@ func (a *audit) settled() {
 		for _, st := range g.streams {
 			p5StreamBounded(a, g, st)
 		}
+		c9FreedWithItsLastUser(a, g)
 	}
 	for _, r := range a.rolls {
 		g3CompleteWhenAllThere(r)
@@ -335,12 +347,14 @@ func (a *audit) settled() {
 	for _, cl := range a.waiting {
 		l2DeadlineEnds(a, cl)
 		l4EverybodyLearns(a, cl)
+		c9NoCallOnWhatIsClosed(cl)
 	}
 	a.settleSessions()
 	if n := a.w.m.Groups(); n != len(a.groups) {
 		breaks("G7 a generation ends with its last rank", "the machine has %d, there are %d", n, len(a.groups))
 	}
 	q1StatusIsTrue(a)
+	m1AccountIsTrue(a)
 }
 
 // end is called when all sessions have ended.

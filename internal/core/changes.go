@@ -1,7 +1,7 @@
 package core
 
 import (
-	"slices"
+	"container/list"
 	"strings"
 
 	"github.com/muster-pg/muster/wire"
@@ -47,24 +47,22 @@ type change struct {
 // changed records the change that made revision m.rev, and tells those who watch.
 func (m *Machine) changed(key string, value []byte, how wire.Change) {
 	m.history.add(change{key, value, how}, m.limits.History)
-	if len(m.watchers) == 0 {
+	taken := m.watchers.take(key)
+	if len(taken) == 0 {
 		return
 	}
-	m.watchers = slices.DeleteFunc(m.watchers, func(w *watcher) bool {
-		if !strings.HasPrefix(key, w.prefix) {
-			return false
-		}
-		m.answer(&w.waiter, &wire.Reply{
-			Rev: m.rev, Keys: []string{key}, Values: [][]byte{value}, Nums: []int64{int64(m.rev), int64(how)},
-		})
-		return true
-	})
+	rep := &wire.Reply{Rev: m.rev, Keys: []string{key}, Values: [][]byte{value}, Nums: []int64{int64(m.rev), int64(how)}}
+	for _, w := range taken {
+		m.answer(&w.waiter, rep)
+	}
 }
 
 // watcher waits for the next change below its prefix.
 type watcher struct {
 	waiter
 	prefix string
+	node   *watchNode
+	place  *list.Element // in the node's list
 }
 
 func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
@@ -97,12 +95,12 @@ func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	}
 	w := &watcher{prefix: strings.Clone(req.Key)}
 	m.park(&w.waiter, t, req, w)
-	m.watchers = append(m.watchers, w)
+	m.watchers.add(w)
 	return false
 }
 
 func (w *watcher) drop(m *Machine, _ *waiter, why wire.Code) {
-	m.watchers = slices.DeleteFunc(m.watchers, func(x *watcher) bool { return x == w })
+	m.watchers.remove(w)
 	if gone(why) {
 		m.forget(&w.waiter)
 		return

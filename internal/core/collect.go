@@ -2,34 +2,20 @@ package core
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	"github.com/muster-pg/muster/wire"
 )
 
-const (
-	// recordBytes bounds the payloads of one record together.
-	recordBytes = 256 << 20
-	// maxChannels bounds the channels of a group.
-	maxChannels = 4096
-)
-
-// channel is one sequence of records of a group.
-type channel struct {
-	g       *group
-	name    string
-	floor   []uint64 // by rank: it has passed every record up to here
-	records map[uint64]*record
-	bytes   int       // of the payloads in records
-	held    []*record // have their root's yes, which waits for room; in order
-	spare   []ballot
-}
+// recordBytes bounds the payloads of one record together.
+const recordBytes = 256 << 20
 
 // record is one group verb: a map from rank to vote, and at last a decision.
 type record struct {
 	ch      *channel
+	by      uint64 // session that is charged cost for it
+	cost    int    // without payloads
 	seq     uint64
 	cast    wire.Contribution // the first vote's: what all others must equal
 	ballots []ballot          // by rank
@@ -70,20 +56,15 @@ func (m *Machine) collect(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if g == nil {
 		return true
 	}
-	ch := g.channels[c.Channel]
+	ch := m.openChannel(g, t.Session, c, rep)
 	if ch == nil {
-		if len(g.channels) >= maxChannels {
-			return refuse(rep, wire.CodeTooLarge, fmt.Sprintf("more than %d channels", maxChannels))
-		}
-		name := strings.Clone(c.Channel)
-		ch = &channel{g: g, name: name, floor: make([]uint64, len(g.seats)), records: map[uint64]*record{}}
-		g.channels[name] = ch
+		return true
 	}
 	if c.Seq <= ch.floor[c.Rank] {
 		return refuse(rep, wire.CodeStale, fmt.Sprintf("rank %d has passed sequence %d", c.Rank, c.Seq))
 	}
 	s.called(m, c.Verb, c.Seq)
-	ch.pass(m, c.Rank, c.Seq-1)
+	ch.pass(m, c.Rank, c.Seq-1, wentOn)
 	r := ch.records[c.Seq]
 	if r == nil {
 		if g.revoked != nil {
@@ -119,6 +100,8 @@ func (ch *channel) openRecord(m *Machine, c *wire.Contribution) *record {
 		}
 	}
 	ch.records[c.Seq] = r
+	r.by, r.cost = ch.g.seats[c.Rank].session, newRecordCost(c, len(r.ballots))
+	m.account.charge(r.by, r.cost)
 	return r
 }
 
@@ -171,6 +154,9 @@ func (m *Machine) count(r *record, b *ballot, c *wire.Contribution, payload []by
 			r.cast.Type, r.cast.Rank, r.cast.Want = m.keep(c.Type), c.Rank, c.Want
 		}
 		b.yes, b.payload = true, payload
+		if len(payload) > 0 {
+			m.account.charge(g.seats[c.Rank].session, rounded(len(payload)))
+		}
 		if r.elects(c.Rank) {
 			r.last = int32(c.Rank) + 1
 		}
@@ -192,7 +178,7 @@ func (m *Machine) settle(r *record) {
 	}
 	for _, rank := range r.skipped {
 		if r.needs(rank) {
-			m.decide(r, failed(m.refusal(r, rank, wire.CodeAborted, wentOn)))
+			m.decide(r, failed(m.refusal(r, rank, wire.CodeSkipped, r.ch.whySkipped(rank))))
 			return
 		}
 	}
@@ -245,7 +231,7 @@ func (m *Machine) decide(r *record, no *wire.Reply) {
 	m.disarm(r)
 	r.ch.held = slices.DeleteFunc(r.ch.held, func(x *record) bool { return x == r })
 	if no != nil {
-		r.forgetPayloads()
+		r.forgetPayloads(m)
 		note(&r.ch.g.failures, m.failure(r.ch.name, r.cast.Verb, r.seq, no.Verdict))
 	}
 	m.effects = slices.Grow(m.effects, r.yes)
@@ -263,7 +249,8 @@ func (m *Machine) decide(r *record, no *wire.Reply) {
 	}
 }
 
-func (r *record) forgetPayloads() {
+func (r *record) forgetPayloads(m *Machine) {
+	r.eachPayload(m.account.release)
 	for i := range r.ballots {
 		r.ballots[i].payload = nil
 	}
@@ -309,7 +296,7 @@ func (r *record) drop(m *Machine, w *waiter, why wire.Code) {
 		r.ballots[w.rank].waiting = false
 		m.answer(w, &wire.Reply{Code: why})
 	default:
-		m.decide(r, failed(m.refusal(r, w.rank, why, "")))
+		m.decide(r, failed(m.refusal(r, w.rank, why, m.because)))
 	}
 }
 
@@ -323,115 +310,4 @@ func clash(a, b *wire.Contribution) *wire.Verdict {
 	own.Group, own.Run, own.Reason = "", "", ""
 	own.Channel, own.Verb, own.Type, own.Label = a.Channel, strings.Clone(b.Verb), strings.Clone(b.Type), strings.Clone(b.Label)
 	return &wire.Verdict{Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{*a, own}}
-}
-
-// wentOn is why a record fails that a rank has passed without a vote.
-const wentOn = "it went on to a later call"
-
-// pass moves the floor of rank: it needs nothing up to seq any more. A record that it passes without having voted cannot
-// be decided by a yes any more.
-func (ch *channel) pass(m *Machine, rank int, upTo uint64) {
-	old := ch.floor[rank]
-	if upTo <= old {
-		return
-	}
-	ch.floor[rank] = upTo
-	if upTo == old+1 {
-		ch.passOne(m, rank, ch.records[upTo])
-		return
-	}
-	for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
-		if seq > old && seq <= upTo {
-			ch.passOne(m, rank, ch.records[seq])
-		}
-	}
-}
-
-func (ch *channel) passOne(m *Machine, rank int, r *record) {
-	if r == nil {
-		return
-	}
-	r.pending--
-	if r.open() && r.needs(rank) {
-		m.decide(r, failed(m.refusal(r, rank, wire.CodeAborted, wentOn)))
-		return
-	}
-	if r.done && r.pending == 0 {
-		ch.free(m, r)
-	}
-}
-
-// fence takes rank out of those who still need records.
-func (ch *channel) fence(m *Machine, rank int) {
-	for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
-		if r := ch.records[seq]; r != nil && ch.floor[rank] < seq {
-			if r.pending--; r.pending == 0 && r.done {
-				ch.free(m, r)
-			}
-		}
-	}
-}
-
-// free forgets a record that nobody needs; a root that waited for room goes on.
-func (ch *channel) free(m *Machine, r *record) {
-	if ch.records[r.seq] != r {
-		return
-	}
-	delete(ch.records, r.seq)
-	ch.bytes -= r.bytes
-	clear(r.ballots)
-	ch.spare = r.ballots
-	r.ballots = nil
-	ch.admit(m)
-}
-
-// admit lets those roots go on for which there is room now.
-func (ch *channel) admit(m *Machine) {
-	for {
-		i := slices.IndexFunc(ch.held, func(r *record) bool { return !ch.crowded(m, r) })
-		if i < 0 {
-			return
-		}
-		m.decide(ch.held[i], nil)
-	}
-}
-
-// crowded reports whether the readers are too far behind for the root of r to go on. Only what comes before r
-// counts: ranks that do not wait for their answers may have opened later records, which cannot end before r does.
-func (ch *channel) crowded(m *Machine, r *record) bool {
-	if len(ch.records) <= m.bounds.aheadRecords && ch.bytes <= m.bounds.aheadBytes {
-		return false
-	}
-	before, bytes := 0, r.bytes
-	for seq, x := range ch.records {
-		if seq < r.seq {
-			before++
-			bytes += x.bytes
-		}
-	}
-	return before >= m.bounds.aheadRecords || before > 0 && bytes > m.bounds.aheadBytes
-}
-
-// slowest are the ranks that are there and have passed the least.
-func (ch *channel) slowest() (ranks []int) {
-	low := ^uint64(0)
-	for rank, f := range ch.floor {
-		switch {
-		case ch.g.seats[rank].gone != wire.CodeOK || f > low:
-		case f < low:
-			low, ranks = f, []int{rank}
-		default:
-			ranks = append(ranks, rank)
-		}
-	}
-	return ranks
-}
-
-// overrun is the verdict of a channel whose slowest ranks are too far behind.
-func (ch *channel) overrun(m *Machine) *wire.Verdict {
-	ranks := ch.slowest()
-	return &wire.Verdict{
-		Code: wire.CodeFull, By: -1, Missing: ranks, Doing: m.doing(ch.g, ranks),
-		Reason: fmt.Sprintf("%d records behind the others", m.bounds.window),
-	}
 }

@@ -55,7 +55,7 @@ func TestRootRunsAhead(t *testing.T) {
 			same(t, "still held, rank 2 has read nothing", w.answers[held] == nil, true)
 			w.read(2, 2) // both ask for the second: the first is freed
 			isCode(t, w.answer(held), wire.CodeOK)
-			same(t, "records", w.m.Records(w.gen, ""), int(c.held)-1)
+			same(t, "records", w.m.Records(w.gen, "", 0), int(c.held)-1)
 		})
 	}
 }
@@ -119,7 +119,7 @@ func TestOverrun(t *testing.T) {
 		_, rep := w.cast(0, no, "")
 		isCode(t, rep, wire.CodeTimeout)
 	}
-	same(t, "records", w.m.Records(w.gen, ""), 1024)
+	same(t, "records", w.m.Records(w.gen, "", 0), 1024)
 	_, rep := w.cast(0, barrier(1025), "")
 	isCode(t, rep, wire.CodeFull)
 	sameRanks(t, "missing", rep.Verdict.Missing, []int{1, 2})
@@ -143,7 +143,7 @@ func TestWindowSlides(t *testing.T) {
 			isCode(t, rep, wire.CodeTimeout)
 		}
 	}
-	same(t, "records", w.m.Records(w.gen, ""), 1001)
+	same(t, "records", w.m.Records(w.gen, "", 0), 1001)
 }
 
 func TestTooManyBytesTogether(t *testing.T) {
@@ -235,7 +235,7 @@ func TestManyChannels(t *testing.T) {
 	v := barrier(1)
 	v.Channel = "one more"
 	_, rep := w.cast(0, v, "")
-	isCode(t, rep, wire.CodeTooLarge)
+	isCode(t, rep, wire.CodeFull)
 }
 
 func TestCallsInUse(t *testing.T) {

@@ -44,8 +44,8 @@ func (m *Machine) get(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 
 // take reads keys, all or none, and counts it where reads are counted.
 func (m *Machine) take(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
-	if missing, complete := m.firstMissing(req.Keys); !complete {
-		rep.Code, rep.Keys = wire.CodeNotFound, []string{strings.Clone(missing)}
+	if missing, complete := m.firstMissing(req.Keys, 0); !complete {
+		rep.Code, rep.Keys = wire.CodeNotFound, []string{strings.Clone(req.Keys[missing])}
 		return true
 	}
 	m.fetch(req.Keys, rep)
@@ -231,7 +231,7 @@ func (m *Machine) put(key string, value []byte, rep *wire.Reply) *entry {
 	e.setVal(value)
 	e.rev = m.rev
 	rep.Rev = m.rev
-	m.changed(e.key(), value, wire.ChangeSet)
+	m.changed(e.key(), e.val(), wire.ChangeSet)
 	return e
 }
 

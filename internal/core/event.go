@@ -48,7 +48,7 @@ func AppendRestart(b []byte, now, grace Time) []byte {
 	return binary.LittleEndian.AppendUint64(appendEvent(b, eventRestart, now), uint64(grace))
 }
 
-// AppendLimits appends the event of a SetLimits.
+// AppendLimits appends the event of a SetLimits. Held and HeldOf are not in it: what they refuse is refused before it is logged.
 func AppendLimits(b []byte, now Time, l Limits) []byte {
 	b = appendEvent(b, eventLimits, now)
 	for _, n := range [...]int64{int64(l.Key), int64(l.Value), l.Bytes, int64(l.Keys), int64(l.History), int64(l.Waiting), int64(l.Leases)} {
@@ -59,7 +59,9 @@ func AppendLimits(b []byte, now Time, l Limits) []byte {
 
 func parseLimits(b []byte) Limits {
 	at := func(i int) int64 { return int64(binary.LittleEndian.Uint64(b[8*i:])) }
-	return Limits{int(at(0)), int(at(1)), at(2), int(at(3)), int(at(4)), int(at(5)), int(at(6))}
+	return Limits{
+		Key: int(at(0)), Value: int(at(1)), Bytes: at(2), Keys: int(at(3)), History: int(at(4)), Waiting: int(at(5)), Leases: int(at(6)),
+	}
 }
 
 // SetLimits changes the limits. What is beyond them already stays.
@@ -112,7 +114,8 @@ func (m *Machine) replayRequest(now Time, session uint64, frame []byte) error {
 }
 
 // Restart is the first event after a crash: the process that held the machine is gone, with its calls and its ranks, and the sessions of
-// others have grace to be taken up again.
+// others have grace to be resumed. A session that has not been resumed since an earlier restart has what is left of that time: a store
+// that restarts again and again does not keep the ranks of dead processes.
 func (m *Machine) Restart(now, grace Time) {
 	m.Advance(now)
 	local := m.sessions[Local]
@@ -126,6 +129,10 @@ func (m *Machine) Restart(now, grace Time) {
 	}
 	m.counts = counts{} // what is replayed was lost to another process
 	for _, id := range m.Sessions() {
-		m.arm(&m.sessions[id].grace, m.after(grace))
+		s := m.sessions[id]
+		if !s.away {
+			s.away = true
+			m.arm(&s.grace, m.after(grace))
+		}
 	}
 }

@@ -46,13 +46,19 @@ var moveNames = [...]string{"deliver", "stale", "cut", "resume", "give up", "los
 
 func (v move) String() string { return fmt.Sprintf("%s %d", moveNames[v.what], v.rank) }
 
+// system is what is explored.
+type system struct {
+	window int
+	again  bool // each rank closes the channel between its votes; what comes before that is not explored
+}
+
 // explored is one state: a server, and the ranks that use it. Each rank joins, adds 1 under a number, and votes twice.
 type explored struct {
+	system
 	m       *core.Machine
 	log     [][]byte
 	ranks   [exploreRanks]explorer
 	told    map[uint64][]byte // verdicts, by sequence
-	window  int
 	cuts    int
 	givings int
 	losses  int
@@ -67,20 +73,26 @@ type explorer struct {
 	connected bool
 	lost      bool
 	gaveUp    bool // the call under way
+	leaving   bool // it has joined when it had given up: the cancel undoes that
 	added     bool // it knows
 	out, old  []wire.Request
 }
 
 const exploreSteps = 4
 
-func explore(window int) *explored {
-	x := &explored{window: window, m: core.New(core.Limits{}), told: map[uint64][]byte{}, cuts: 1, givings: 1, losses: 1, crashes: 1, relays: 1}
+func explore(s system) *explored {
+	x := &explored{system: s, m: core.New(core.Limits{}), told: map[uint64][]byte{}, cuts: 1, givings: 1, losses: 1, crashes: 1, relays: 1}
 	x.m.SetBounds(core.Bounds{Window: x.window})
 	for rank := range x.ranks {
 		rep := x.apply(core.Local, wire.Request{Op: wire.OpHello, Old: []byte{byte(rank + 1)}})
 		r := &x.ranks[rank]
 		r.session, r.connected = uint64(rep.N), true
 		x.next(rank)
+	}
+	for s.again && x.ranks[0].step < exploreSteps {
+		for rank := range x.ranks {
+			x.do(move{deliver, rank})
+		}
 	}
 	return x
 }
@@ -98,6 +110,9 @@ func (x *explored) request(rank int) wire.Request {
 		return req
 	default:
 		req.Op, c.Verb, c.Want, c.Seq = wire.OpCollect, "barrier", wire.WantNothing, uint64(r.step-2)
+		if x.again {
+			c.Seq = 1
+		}
 	}
 	req.Group = c
 	return req
@@ -106,8 +121,17 @@ func (x *explored) request(rank int) wire.Request {
 func (x *explored) next(rank int) {
 	r := &x.ranks[rank]
 	if r.step++; r.step <= exploreSteps {
-		r.out = append(r.out, x.request(rank))
+		x.ask(rank)
 	}
+}
+
+// ask sends the request of a step. The one of the other use of the channel comes behind the close.
+func (x *explored) ask(rank int) {
+	r := &x.ranks[rank]
+	if x.again && r.step == exploreSteps {
+		r.out = append(r.out, wire.Request{Op: wire.OpDone, ID: 2 * exploreSteps, Number: 2, Group: wire.Contribution{Generation: r.gen, Rank: rank}})
+	}
+	r.out = append(r.out, x.request(rank))
 }
 
 // apply has the machine carry out a request, and logs it.
@@ -146,12 +170,14 @@ func (x *explored) answer(t core.Ticket, rep *wire.Reply) {
 		return
 	}
 	switch {
+	case r.step == 1 && rep.Code == wire.CodeOK && r.gaveUp:
+		r.step, r.leaving = exploreSteps, true
 	case r.step == 1 && rep.Code == wire.CodeOK:
 		r.gen = rep.Rev
 	case r.step == 1 && rep.Code == wire.CodeCancelled:
 		r.step = exploreSteps // it has no group
 	case r.step == 1:
-		breaks("G5 who is not admitted hears why", "rank %d: %s", rank, say{rep})
+		breaks("G5 an attempt to form a group has one outcome", "rank %d: %s", rank, say{rep})
 	case r.step == 2:
 		if rep.Code != wire.CodeOK || rep.N < 1 || rep.N > exploreRanks {
 			breaks("S1 each number is carried out once, in order", "rank %d: %s", rank, say{rep})
@@ -289,10 +315,13 @@ func (x *explored) resume(rank int) {
 	if r.connected = true; !broke.fence {
 		r.old = nil
 	}
+	if r.leaving {
+		r.out = append(r.out, wire.Request{Op: wire.OpCancel, ID: 1})
+	}
 	if r.step > exploreSteps {
 		return
 	}
-	r.out = append(r.out, x.request(rank))
+	x.ask(rank)
 	if r.gaveUp {
 		r.out = append(r.out, wire.Request{Op: wire.OpCancel, ID: uint64(r.step)})
 	}
@@ -318,13 +347,21 @@ func (x *explored) settled() {
 	}
 	for rank := range x.ranks {
 		r := &x.ranks[rank]
-		if n := x.m.Records(r.gen, ""); n > x.window {
+		if n := x.m.Records(r.gen, "", 0); n > x.window {
 			breaks("C8 at most W records", "%d", n)
+		}
+		if channels, _ := x.m.Opened(r.gen); channels > 2 || channels == 2 && x.closedByAll() {
+			breaks("C9 a channel is freed with its last user", "%d channels", channels)
 		}
 		if quiet && !r.lost && r.step <= exploreSteps && (r.step != 1 || !lost && x.givings > 0) {
 			breaks("L4 every connected rank learns", "rank %d waits in step %d, and nothing is on its way", rank, r.step)
 		}
 	}
+}
+
+// closedByAll reports whether each rank that is there has had the answer to its vote in the second use, and so has closed the first.
+func (x *explored) closedByAll() bool {
+	return !slices.ContainsFunc(x.ranks[:], func(r explorer) bool { return !r.lost && r.step <= exploreSteps })
 }
 
 var exploreSeed = maphash.MakeSeed()
@@ -334,13 +371,13 @@ func (x *explored) hash() uint64 {
 }
 
 // run does what a schedule says.
-func run(window int, schedule []move) (x *explored, err error) {
+func run(s system, schedule []move) (x *explored, err error) {
 	defer func() {
 		if b, ok := recover().(*broken); ok {
 			err = b
 		}
 	}()
-	x = explore(window)
+	x = explore(s)
 	for _, v := range schedule {
 		x.do(v)
 	}
@@ -348,21 +385,24 @@ func run(window int, schedule []move) (x *explored, err error) {
 	return x, nil
 }
 
-// TestExplore looks at all interleavings of a small system, each state once: 3 ranks, 2 barriers, a window of 1 and of 2, and one each of
+// TestExplore looks at all interleavings of a small system, each state once: 3 ranks, 2 barriers, a window of 1 and of 2, in one use of a channel
+// or in two, and one each of
 // a cut with frames left in the old connection, a context that ends, the loss of a rank, the end of a relay of two ranks, and a kill of the
 // server, before or after the last request is durable.
 func TestExplore(t *testing.T) {
-	depth, limit := *exploreDepth, exploreTime/2
+	depth, limit := *exploreDepth, exploreTime/3
 	switch {
 	case testing.Short():
 		depth = min(depth, 6)
 	case depth != exploreDefault:
 		limit = time.Hour
 	}
-	for window := 1; window <= 2; window++ {
-		t.Run(fmt.Sprint("window ", window), func(t *testing.T) {
+	for name, s := range map[string]system{
+		"window 1": {window: 1}, "window 2": {window: 2}, "a channel again": {window: 2, again: true},
+	} {
+		t.Run(name, func(t *testing.T) {
 			start := time.Now()
-			states, events := exploreFrom(t, window, depth, limit)
+			states, events := exploreFrom(t, s, depth, limit)
 			t.Logf("%d states, to %d events, in %v", states, events, time.Since(start))
 		})
 	}
@@ -370,13 +410,13 @@ func TestExplore(t *testing.T) {
 
 // exploreFrom goes breadth first, a state that has been seen only once, until depth or limit. It returns how many states there are, up
 // to how many events.
-func exploreFrom(t *testing.T, window, depth int, limit time.Duration) (states, events int) {
+func exploreFrom(t *testing.T, s system, depth int, limit time.Duration) (states, events int) {
 	start := time.Now()
 	seen := map[uint64]bool{}
 	for level := [][]move{nil}; len(level) > 0 && (depth == 0 || events <= depth); events++ {
 		var next [][]move
 		for _, schedule := range level {
-			x, err := run(window, schedule)
+			x, err := run(s, schedule)
 			if err != nil {
 				t.Fatalf("%v\nafter %v", err, schedule)
 			}

@@ -3,13 +3,16 @@ package core
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 )
 
 // Bounds is what groups may pile up, made small for simulations. Zero fields stay as they are.
-type Bounds struct{ Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes, Unacked, ExpireAtOnce int }
+type Bounds struct {
+	Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes, Unacked, ExpireAtOnce, Channels, Streams int
+}
 
 // SetBounds changes the bounds of a Machine that holds nothing yet, and returns all of them.
 func (m *Machine) SetBounds(b Bounds) Bounds {
@@ -23,6 +26,7 @@ func (m *Machine) SetBounds(b Bounds) Bounds {
 		set(&m.bounds.window, b.Window), set(&m.bounds.aheadRecords, b.AheadRecords), set(&m.bounds.aheadBytes, b.AheadBytes),
 		set(&m.bounds.streamMessages, b.StreamMessages), set(&m.bounds.streamBytes, b.StreamBytes),
 		set(&m.bounds.unacked, b.Unacked), set(&m.bounds.expireAtOnce, b.ExpireAtOnce),
+		set(&m.bounds.channels, b.Channels), set(&m.bounds.streams, b.Streams),
 	}
 }
 
@@ -42,39 +46,60 @@ func (m *Machine) Holdings() Holdings {
 	h := Holdings{
 		Sessions: len(m.sessions) - 1, Groups: len(m.groups), Live: len(m.live), Rolls: len(m.rolls),
 		Calls: m.calls, Ordered: len(m.order.list) - m.order.holes,
-		Watchers: len(m.watchers), Timers: len(m.timers.heap), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.held) - len(m.unheld), Ending: len(m.ending),
+		Watchers: m.watchers.n, Timers: len(m.timers.heap), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.held) - len(m.unheld), Ending: len(m.ending),
 	}
 	for _, s := range m.sessions {
 		h.Waiters += len(s.waiters)
 		h.Seats += len(s.seats)
 		h.Answers += len(s.answers)
 	}
-	for _, list := range m.waits {
-		h.Waits += len(list)
+	for _, waits := range m.waits {
+		h.Waits += waits.Len()
 	}
 	for _, g := range m.groups {
 		h.Follows += len(g.follows)
-		h.Channels += len(g.channels)
-		h.Streams += len(g.streams)
+		h.Channels += g.opened
+		h.Streams += g.streams
 		if g.shrink != nil {
 			h.Shrinks++
 		}
-		for _, ch := range g.channels {
+		for _, ch := range g.inOrder() {
 			h.Records += len(ch.records)
 		}
-		for _, st := range g.streams {
+		for _, st := range g.streamsInOrder() {
 			h.Messages += len(st.queue)
 		}
 	}
 	return h
 }
 
+// channel is the one of a name that has use others before it.
+func (m *Machine) channel(generation uint64, name string, use int) *channel {
+	g := m.groups[generation]
+	if g == nil {
+		return nil
+	}
+	ch := g.channels[name]
+	for ; ch != nil && use > 0; use-- {
+		ch = ch.next
+	}
+	return ch
+}
+
 // Records counts the records of a channel.
-func (m *Machine) Records(generation uint64, channel string) int {
-	if g := m.groups[generation]; g != nil && g.channels[channel] != nil {
-		return len(g.channels[channel].records)
+func (m *Machine) Records(generation uint64, name string, use int) int {
+	if ch := m.channel(generation, name, use); ch != nil {
+		return len(ch.records)
 	}
 	return 0
+}
+
+// Opened counts the channels and the streams of a group.
+func (m *Machine) Opened(generation uint64) (channels, streams int) {
+	if g := m.groups[generation]; g != nil {
+		return g.opened, g.streams
+	}
+	return 0, 0
 }
 
 // RecordState is what there is to see of a record from outside.
@@ -84,27 +109,53 @@ type RecordState struct {
 }
 
 // Record looks at one record.
-func (m *Machine) Record(generation uint64, channel string, seq uint64) (s RecordState, there bool) {
-	g := m.groups[generation]
-	if g == nil || g.channels[channel] == nil {
+func (m *Machine) Record(generation uint64, name string, use int, seq uint64) (s RecordState, there bool) {
+	ch := m.channel(generation, name, use)
+	if ch == nil || ch.records[seq] == nil {
 		return s, false
 	}
-	r := g.channels[channel].records[seq]
-	if r == nil {
-		return s, false
-	}
+	r := ch.records[seq]
 	return RecordState{Done: r.done, Failed: r.failed != nil, Yes: r.yes, Pending: r.pending, Size: r.bytes}, true
+}
+
+// WatchNodes counts the nodes of the tree of watched prefixes, but for its root, and reports whether all of them are needed and in order.
+func (m *Machine) WatchNodes() (n int, sound bool) {
+	var walk func(x *watchNode) bool
+	walk = func(x *watchNode) bool {
+		if x.parent != nil {
+			n++
+			if x.watchers.Len() == 0 && len(x.children) < 2 {
+				return false
+			}
+		}
+		for i, c := range x.children {
+			at := len(x.prefix)
+			if c.parent != x || len(c.prefix) <= at || c.prefix[:at] != x.prefix || i > 0 && x.children[i-1].prefix[at] >= c.prefix[at] || !walk(c) {
+				return false
+			}
+		}
+		return true
+	}
+	return n, walk(&m.watchers.root)
 }
 
 // Groups counts the generations that m holds.
 func (m *Machine) Groups() int { return len(m.groups) }
 
 // Queue counts the messages of a stream.
-func (m *Machine) Queue(generation uint64, src, dst int, tag string) int {
-	if g := m.groups[generation]; g != nil && g.streams[streamKey{src, dst, tag}] != nil {
-		return len(g.streams[streamKey{src, dst, tag}].queue)
+func (m *Machine) Queue(generation uint64, src, dst int, tag string, use int) int {
+	g := m.groups[generation]
+	if g == nil || g.tags[tag] == nil {
+		return 0
 	}
-	return 0
+	st := g.tags[tag].to[dst][src]
+	for ; st != nil && use > 0; use-- {
+		st = st.next
+	}
+	if st == nil {
+		return 0
+	}
+	return len(st.queue)
 }
 
 // Kept counts the answers that m keeps for a session.
@@ -166,4 +217,10 @@ func (x *expiry) pop(now Time) *entry {
 		x.disarm(s)
 	}
 	return s
+}
+
+// Account is the account of what m holds, in bytes: as m has kept it, and added up from what is there.
+func (m *Machine) Account() (kept, tally int64, sessions bool) {
+	t := m.tally()
+	return m.account.total, t.total, maps.Equal(m.account.of, t.of)
 }

@@ -69,16 +69,13 @@ func note(list *[]failure, f failure) {
 	*list = append(*list, f)
 }
 
-// noteRoll notes that r did not come together. Those who withdraw after the first one say nothing new.
+// noteRoll notes that the attempt r has failed.
 func (m *Machine) noteRoll(r *roll, v *wire.Verdict) {
-	switch {
-	case r.noted:
-	case r.from != nil:
+	if r.from != nil {
 		note(&r.from.failures, m.failure("", "shrink", 0, v))
-	default:
-		m.notePast(pastGroup{key: r.key, size: r.size, born: m.now - v.Waited, at: m.now, failures: []failure{m.failure("", "create", 0, v)}})
+		return
 	}
-	r.noted = true
+	m.notePast(pastGroup{key: r.key, size: r.size, born: m.now - v.Waited, at: m.now, failures: []failure{m.failure("", "create", 0, v)}})
 }
 
 // pastGroup is what is to be told of g when it is over.

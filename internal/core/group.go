@@ -18,8 +18,10 @@ type group struct {
 	seats    []seat // by rank
 	present  int    // seats that are not gone
 	revoked  *wire.Reply
-	channels map[string]*channel
-	streams  map[streamKey]*stream
+	channels map[string]*channel // the first of each name
+	opened   int                 // of all names
+	tags     map[string]*streams
+	streams  int // of all tags
 	follows  []*follow
 	shrink   *roll // of its survivors, once one of them has called
 	old      []int // of a group of survivors: the rank that each had
@@ -39,14 +41,16 @@ type seat struct {
 	seq     uint64
 	at      Time
 	expired int // messages that nobody fetched in time, since it last asked
+	claim   claim
 }
 
-// seatOf finds the seat that c speaks for; nil, and why in rep, if it is not the caller's.
+// seatOf finds the seat that c speaks for; nil, and why in rep, if it is not the caller's. A session that has no seat in a generation
+// gets the answer that it gets if there is no such generation: its members, and that it exists, are known to its own sessions alone.
 func (m *Machine) seatOf(t Ticket, c *wire.Contribution, rep *wire.Reply) (*group, *seat) {
 	g := m.groups[c.Generation]
 	m.idle = true
-	if g == nil {
-		refuse(rep, wire.CodeStale, fmt.Sprintf("generation %d is over, or never was", c.Generation))
+	if g == nil || !g.has(t.Session, c.Rank) {
+		refuse(rep, wire.CodeStale, fmt.Sprintf("generation %d is over, or never was this session's", c.Generation))
 		return nil, nil
 	}
 	if c.Rank < 0 || c.Rank >= len(g.seats) {
@@ -56,7 +60,7 @@ func (m *Machine) seatOf(t Ticket, c *wire.Contribution, rep *wire.Reply) (*grou
 	s := &g.seats[c.Rank]
 	switch {
 	case s.session != t.Session:
-		refuse(rep, wire.CodeDenied, fmt.Sprintf("rank %d of generation %d is held by %s", c.Rank, g.gen, s.label))
+		refuse(rep, wire.CodeDenied, fmt.Sprintf("rank %d of generation %d is another session's", c.Rank, g.gen))
 	case s.gone != wire.CodeOK:
 		refuse(rep, wire.CodeClosed, fmt.Sprintf("rank %d is no longer in generation %d", c.Rank, g.gen))
 	default:
@@ -64,6 +68,14 @@ func (m *Machine) seatOf(t Ticket, c *wire.Contribution, rep *wire.Reply) (*grou
 		return g, s
 	}
 	return nil, nil
+}
+
+// has reports whether a session has, or had, a seat in g: likely that of rank.
+func (g *group) has(session uint64, rank int) bool {
+	if rank >= 0 && rank < len(g.seats) && g.seats[rank].session == session {
+		return true
+	}
+	return slices.ContainsFunc(g.seats, func(s seat) bool { return s.session == session })
 }
 
 // called notes what a rank does, for the errors of those who wait for it.
@@ -82,11 +94,16 @@ func (m *Machine) leave(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		m.revoke(g, &wire.Verdict{Code: wire.CodeAborted, By: c.Rank, Reason: strings.Clone(c.Reason)}, everyRecord)
 		return true
 	}
-	s := m.sessions[t.Session]
-	m.dropAll(s, wire.CodeClosed, func(w *waiter) bool { return w.of(g, c.Rank) })
-	s.seats = slices.DeleteFunc(s.seats, func(id seatID) bool { return id == seatID{g, c.Rank} })
-	m.fence(g, wire.CodeLeft, "", c.Rank)
+	m.vacate(g, c.Rank)
 	return true
+}
+
+// vacate takes a rank that is there out of its group, with its waiting calls: it has left.
+func (m *Machine) vacate(g *group, rank int) {
+	s := m.sessions[g.seats[rank].session]
+	m.dropAll(s, wire.CodeClosed, func(w *waiter) bool { return w.of(g, rank) })
+	s.seats = slices.DeleteFunc(s.seats, func(id seatID) bool { return id == seatID{g, rank} })
+	m.fence(g, wire.CodeLeft, "", rank)
 }
 
 // fence makes ranks gone: no vote of them counts any more, nobody waits for them, and what only they still
@@ -113,7 +130,9 @@ func (m *Machine) fence(g *group, how wire.Code, why string, ranks ...int) {
 		for _, ch := range g.inOrder() {
 			ch.fence(m, rank)
 		}
-		m.fenceStreams(g, rank)
+		for _, of := range g.tagsInOrder() {
+			of.fence(m, rank)
+		}
 	}
 	if g.shrink != nil {
 		m.completeRoll(g.shrink)
@@ -123,18 +142,22 @@ func (m *Machine) fence(g *group, how wire.Code, why string, ranks ...int) {
 	}
 }
 
-// drop takes out a group that has no ranks any more.
+// drop takes out a group that has no ranks any more, once: a fence may complete a shrink, which drops the group within the fence.
 func (m *Machine) drop(g *group) {
+	if m.groups[g.gen] == nil {
+		return
+	}
 	delete(m.groups, g.gen)
+	m.releaseGroup(g)
 	m.order.remove(g)
 	m.notePast(g.pastGroup(m.now))
 	if m.live[g.key] == g {
 		delete(m.live, g.key)
 	}
-	for _, st := range g.streams {
+	for _, st := range g.streamsInOrder() {
 		m.disarm(st)
 	}
-	for _, ch := range g.channels {
+	for _, ch := range g.inOrder() {
 		for _, r := range ch.records {
 			m.disarm(r)
 		}
@@ -178,13 +201,6 @@ func (m *Machine) decideAll(g *group, v *wire.Verdict, which func(*record) bool)
 
 // failed is the reply that a verdict makes, one for all.
 func failed(v *wire.Verdict) *wire.Reply { return &wire.Reply{Code: v.Code, Verdict: v} }
-
-// inOrder lists the channels by name: maps have no order, and a replay needs one.
-func (g *group) inOrder() []*channel {
-	chs := slices.Collect(maps.Values(g.channels))
-	slices.SortFunc(chs, func(a, b *channel) int { return cmp.Compare(a.name, b.name) })
-	return chs
-}
 
 // follow waits until its group is revoked.
 type follow struct {

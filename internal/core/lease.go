@@ -41,6 +41,7 @@ func (m *Machine) grant(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	l := &lease{id: m.lastLease, session: t.Session, ttl: req.TTL}
 	m.leases[l.id] = l
 	s.leases = append(s.leases, l)
+	m.account.charge(t.Session, leaseCost)
 	m.arm(l, m.after(l.ttl))
 	rep.N = int64(l.id)
 	return true
@@ -80,6 +81,7 @@ func (m *Machine) revokeLease(t Ticket, req *wire.Request, rep *wire.Reply) bool
 func (m *Machine) endLease(l *lease) {
 	m.disarm(l)
 	delete(m.leases, l.id)
+	m.account.release(l.session, leaseCost)
 	if l.ended = true; l.entries.n > 0 {
 		m.ending = append(m.ending, l)
 	}

@@ -13,6 +13,7 @@ package core
 
 import (
 	"cmp"
+	"container/list"
 	"fmt"
 	"strings"
 	"time"
@@ -45,10 +46,18 @@ type Limits struct {
 	History int   // changes kept for OpChanges; default 8,192
 	Waiting int   // calls of one session that wait; default 65,536
 	Leases  int   // of one session; default 65,536
+
+	// Held bounds what peers make the machine hold beside entries: calls that wait with their keys, members of groups, records with
+	// their votes, messages, leases, answers that are not acknowledged; default 4 GiB. HeldOf is the same for one session; default
+	// half of Held.
+	Held, HeldOf int64
 }
 
 func (l Limits) withDefaults() Limits {
+	l.Held = cmp.Or(l.Held, 4<<30)
 	return Limits{
+		Held:    l.Held,
+		HeldOf:  cmp.Or(l.HeldOf, l.Held/2),
 		Key:     min(cmp.Or(l.Key, wire.MaxKey), wire.MaxKey),
 		Value:   min(cmp.Or(l.Value, wire.MaxValue), wire.MaxValue),
 		Bytes:   cmp.Or(l.Bytes, 4<<30),
@@ -68,6 +77,8 @@ type bounds struct {
 	aheadRecords, aheadBytes int
 	// streamMessages and streamBytes are what a stream holds before its senders wait.
 	streamMessages, streamBytes int
+	// channels and streams are how many of each a group has at one time.
+	channels, streams int
 	// unacked is how many answers to numbered requests are kept for a session that has not said that it has them.
 	unacked int
 	// expireAtOnce is how many entries one Tick takes out at most: so many take about a tenth of a millisecond.
@@ -76,6 +87,7 @@ type bounds struct {
 
 var defaultBounds = bounds{
 	window: 1024, aheadRecords: 128, aheadBytes: 16 << 20, streamMessages: 64, streamBytes: 16 << 20, unacked: 1024,
+	channels: 4096, streams: 1 << 20,
 	expireAtOnce: 32,
 }
 
@@ -94,10 +106,10 @@ type Machine struct {
 	// keys
 	rev      uint64 // of the last change; starts at 1, so that 0 is never one
 	entries  *table
-	bytes    int64 // of keys and values in entries
-	waits    map[string][]*keyWait
+	bytes    int64                 // of keys and values in entries
+	waits    map[string]*list.List // of *keyWait, by the key that each is listed under
 	history  history
-	watchers []*watcher
+	watchers watchers
 
 	// groups
 	sessions    map[uint64]*session
@@ -111,9 +123,10 @@ type Machine struct {
 	live        map[rollKey]*group // the latest generation of each name that has members
 	rolls       map[rollKey]*roll
 	order       order
-	past        []pastGroup       // the oldest first
-	calls       int               // that wait
-	counts      counts            // since the process began
+	past        []pastGroup // the oldest first
+	calls       int         // that wait
+	counts      counts      // since the process began
+	account     account
 	names       map[string]string // interned: verbs, types and labels repeat
 	dones       []*wire.Reply     // see done
 
@@ -121,6 +134,7 @@ type Machine struct {
 	expiries *expiry  // of entries
 	ending   []*lease // have ended, and still have entries
 	effects  []Effect
+	because  string    // the cause of the cancel that is being carried out, for the ranks whose verb it fails
 	entered  bool      // the last Apply carried its request out, and did not refuse it at the door
 	idle     bool      // what it carried out has changed nothing: there was nothing to cancel, or no seat
 	snapshot *Snapshot // that is being taken
@@ -129,13 +143,13 @@ type Machine struct {
 // New returns an empty machine.
 func New(l Limits) *Machine {
 	entries := newTable()
-	return &Machine{
+	m := &Machine{
 		limits:   l.withDefaults(),
 		bounds:   defaultBounds,
 		rev:      1,
 		entries:  entries,
 		expiries: newExpiry(&entries.slab),
-		waits:    map[string][]*keyWait{},
+		waits:    map[string]*list.List{},
 		history:  history{first: 2},
 		sessions: map[uint64]*session{Local: {waiters: map[uint64]*waiter{}}},
 		leases:   map[uint64]*lease{},
@@ -143,7 +157,10 @@ func New(l Limits) *Machine {
 		live:     map[rollKey]*group{},
 		rolls:    map[rollKey]*roll{},
 		names:    map[string]string{},
+		account:  newAccount(),
 	}
+	m.account.charge(Local, sessionCost)
+	return m
 }
 
 // handler carries out one operation: it fills rep and returns true, or parks the call and returns false.
@@ -177,12 +194,16 @@ var handlers = [...]handler{
 	wire.OpKeep:    (*Machine).keepAlive,
 	wire.OpRevoke:  (*Machine).revokeLease,
 	wire.OpSkip:    (*Machine).skip,
+	wire.OpPush:    (*Machine).push,
+	wire.OpPop:     (*Machine).pop,
+	wire.OpDone:    (*Machine).closeChannel,
+	wire.OpTaken:   (*Machine).taken,
 }
 
 // Keeps reports whether the machine keeps the Value of a request of this kind: it must not be used again then.
 func Keeps(op wire.Op) bool {
 	switch op {
-	case wire.OpSet, wire.OpSwap, wire.OpJoin, wire.OpCollect, wire.OpSend, wire.OpHello:
+	case wire.OpSet, wire.OpSwap, wire.OpJoin, wire.OpCollect, wire.OpSend, wire.OpHello, wire.OpPush:
 		return true
 	}
 	return false
@@ -293,10 +314,21 @@ func (m *Machine) Effects() []Effect {
 // Keys is the number of entries.
 func (m *Machine) Keys() int { return m.entries.len() }
 
-func (m *Machine) cancel(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
-	w := m.sessions[t.Session].waiters[t.ID]
-	if m.idle = w == nil; !m.idle {
+// maxCause bounds the cause of a cancel, in bytes.
+const maxCause = 512
+
+// cancel gives up a call that waits. A Join that has succeeded meanwhile is undone: its caller never learned of the
+// membership, and no rank is to wait for it.
+func (m *Machine) cancel(t Ticket, req *wire.Request, _ *wire.Reply) bool {
+	if w := m.sessions[t.Session].waiters[t.ID]; w != nil {
+		m.because = string(req.Value[:min(len(req.Value), maxCause)])
 		w.owner.drop(m, w, wire.CodeCancelled)
+		m.because = ""
+		return true
+	}
+	g, rank := m.joinedBy(t)
+	if m.idle = g == nil; !m.idle {
+		m.vacate(g, rank)
 	}
 	return true
 }

@@ -15,7 +15,7 @@ import (
 // vote, and are no verdict of its record:
 //
 //   - A refusal has a code and no Verdict: the seat is not the caller's (Stale, Invalid, Denied, Closed), the sequence is passed
-//     (Stale), the rank asked again (Conflict, to the earlier call), or left while it waited (Closed).
+//     (Stale), the rank asked again (Conflict, to the earlier call), or left or closed the channel while it waited (Closed).
 //   - The end of the generation, told to a vote for a record that was never opened. It is the same for all who ask, and nobody
 //     can have had another verdict of that record, since a record that is revoked unopened stays so.
 //   - A late mismatch: a rank whose call differs from a record that was decided with success. Its own call is not what the others did
@@ -54,7 +54,7 @@ func (r *record) verbDiffers(v *vote) bool { return v.c.No == wire.CodeOK && !ag
 func c1Refusals(r *record, cl *call, rep *wire.Reply) {
 	switch {
 	case rep.Code == wire.CodeConflict && r.asker[cl.vote.rank] != cl:
-	case rep.Code == wire.CodeClosed && r.ch.g.seats[cl.vote.rank].gone != wire.CodeOK:
+	case rep.Code == wire.CodeClosed && (r.ch.g.seats[cl.vote.rank].gone != wire.CodeOK || r.ch.closed[cl.vote.rank]):
 	default:
 		breaks("C1 a vote has a verdict, or a reason why it has none", "%s: %s", cl, say{rep})
 	}
@@ -150,7 +150,7 @@ func c3HasCause(a *audit, r *record, v *wire.Verdict) bool {
 		return g.all && len(v.Missing) > 0
 	}
 	if v.By >= 0 {
-		return r.refusedBy(v) || v.Code == wire.CodeAborted && (g.all || r.ch.floor[v.By] >= r.seq && r.yes[v.By] == nil)
+		return r.refusedBy(v) || v.Code == wire.CodeAborted && g.all || v.Code == wire.CodeSkipped && r.ch.floor[v.By] >= r.seq && r.yes[v.By] == nil
 	}
 	at := a.now
 	if r.ended {
@@ -294,8 +294,8 @@ func c8FreedWhenPassed(a *audit, r *record) {
 }
 
 // C8: at most W records, and none but those that are known: freed never reopens (C4).
-func c8NothingElse(a *audit, ch *channel) {
-	n := a.w.m.Records(ch.g.gen, ch.name)
+func c8NothingElse(a *audit, ch *channel, before int) {
+	n := a.w.m.Records(ch.g.gen, ch.name, before)
 	if n > a.w.bounds.Window {
 		breaks("C8 at most W records", "%d of %d", n, a.w.bounds.Window)
 	}

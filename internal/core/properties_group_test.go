@@ -2,13 +2,14 @@ package core_test
 
 import (
 	"bytes"
+	"maps"
 	"slices"
 
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/wire"
 )
 
-// roll is a group that comes together, as the auditor sees it.
+// roll is one attempt to form a group, as the auditor sees it.
 type roll struct {
 	key        rollKey
 	size       int
@@ -17,14 +18,33 @@ type roll struct {
 	members    [][]byte      // once it is complete
 	olds       []int64
 	gen        uint64
-	disagreed  bool // on the size
 	frozen     bool // it is complete, and this step will tell
+
+	failed wire.Code // why the attempt has failed; OK: it has not
+	by     int       // the rank that cancelled
+	absent []int     // when it failed
+	told   []byte    // how the first rank was told
+}
+
+// fail is the end of an attempt for all who are in it.
+func (r *roll) fail(a *audit, why wire.Code, by int) {
+	if r.gen != 0 || r.frozen || r.failed != wire.CodeOK {
+		return
+	}
+	r.failed, r.by, r.absent = why, by, r.absentRanks()
+	a.close(r)
+	for _, cl := range r.applicants {
+		cl.ends = clock{}
+	}
+	if len(r.applicants) > 1 {
+		a.w.tally.failedTogether++
+	}
 }
 
 // joins is a rank that enters a roll.
 func (a *audit) joins(cl *call) {
 	c := &cl.req.Group
-	if g := a.joinedBy(cl); g != nil {
+	if g, _ := a.joinedBy(cl); g != nil {
 		cl.roll = g.roll
 		a.w.tally.rejoined++
 		return
@@ -42,35 +62,75 @@ func (a *audit) joins(cl *call) {
 			return
 		}
 		key := rollKey{c.Group, c.Run}
+		a.supersede(key, cl)
 		if g := a.live[key]; g != nil && c.Rank < len(g.seats) && g.seats[c.Rank].gone == wire.CodeOK {
 			cl.refusal = wire.CodeConflict
 			return
 		}
 		r = a.roll(key, nil, c.Size)
 		if r.size != c.Size {
-			cl.refusal, r.disagreed = wire.CodeMismatch, true
-			a.close(r)
+			cl.refusal = wire.CodeMismatch
+			r.fail(a, wire.CodeMismatch, -1)
 			return
 		}
 	}
-	if r.applicants[c.Rank] != nil {
+	if x := r.applicants[c.Rank]; x != nil && !r.replace(a, x, cl) {
 		cl.refusal = wire.CodeConflict
 		return
+	}
+	if len(r.applicants) == 0 && !slices.Contains(a.rolls, r) { // its only request was replaced
+		a.rolls = append(a.rolls, r)
 	}
 	r.applicants[c.Rank] = cl
 	cl.roll = r
 }
 
+// supersede is what an earlier try of the same process held, which makes way for the next.
+func (a *audit) supersede(key rollKey, cl *call) {
+	c := &cl.req.Group
+	if g := a.live[key]; g != nil && c.Rank < len(g.seats) && g.seats[c.Rank].gone == wire.CodeOK && retries(g.roll.ranked(c.Rank), cl) {
+		a.w.tally.superseded++
+		a.fence(g, c.Rank, wire.CodeLeft)
+	}
+	for _, r := range slices.Clone(a.rolls) {
+		if x := r.applicants[c.Rank]; r.key == key && r.from == nil && x != nil {
+			r.replace(a, x, cl)
+		}
+	}
+}
+
+// ranked is the request that became rank of the generation that r made.
+func (r *roll) ranked(rank int) *call {
+	ranks := slices.Sorted(maps.Keys(r.applicants))
+	return r.applicants[ranks[rank]]
+}
+
+// retries reports whether cl is a later try than x of the same process.
+func retries(x, cl *call) bool {
+	return bytes.Equal(x.req.Old, cl.req.Old) && cl.req.Rev > x.req.Rev
+}
+
+// replace takes x out for cl, if that is a later try of the same process.
+func (r *roll) replace(a *audit, x, cl *call) bool {
+	if !retries(x, cl) {
+		return false
+	}
+	a.w.tally.superseded++
+	x.superseded, x.ends = true, clock{}
+	r.withdraw(a, x)
+	return true
+}
+
 // joinedBy is the group that a call has taken a seat of.
-func (a *audit) joinedBy(cl *call) *group {
+func (a *audit) joinedBy(cl *call) (*group, int) {
 	for _, g := range a.inOrder {
-		for _, s := range g.seats {
+		for rank, s := range g.seats {
 			if s.session == cl.session && s.join == cl.req.ID && s.gone == wire.CodeOK {
-				return g
+				return g, rank
 			}
 		}
 	}
-	return nil
+	return nil, 0
 }
 
 // roll finds the roll that is open, or opens it.
@@ -91,7 +151,7 @@ func (a *audit) close(r *roll) {
 
 // withdraw takes a rank out.
 func (r *roll) withdraw(a *audit, cl *call) {
-	if r.gen != 0 || r.frozen {
+	if r.gen != 0 || r.frozen || r.failed != wire.CodeOK || r.applicants[cl.req.Group.Rank] != cl {
 		return
 	}
 	delete(r.applicants, cl.req.Group.Rank)
@@ -103,7 +163,7 @@ func (r *roll) withdraw(a *audit, cl *call) {
 // freeze notes which survivors are complete because others are lost: if one of them is lost too in the same step, that is after.
 func (a *audit) freeze() {
 	for _, r := range slices.Clone(a.rolls) {
-		if r.from != nil && len(r.applicants) > 0 && r.absent() == nil {
+		if r.from != nil && len(r.applicants) > 0 && r.absentRanks() == nil {
 			r.frozen = true
 			a.close(r)
 			a.retire(r.from)
@@ -118,15 +178,8 @@ func (a *audit) retire(g *group) {
 	}
 }
 
-// overdue is the end of a rank's patience.
-func (r *roll) overdue(a *audit, cl *call) {
-	cl.ends = clock{}
-	cl.absent = slices.DeleteFunc(r.absent(), func(rank int) bool { return rank == cl.req.Group.Rank })
-	r.withdraw(a, cl)
-}
-
-// absent are the ranks that r still needs.
-func (r *roll) absent() (ranks []int) {
+// absentRanks are those that r still needs.
+func (r *roll) absentRanks() (ranks []int) {
 	for rank := range r.size {
 		if r.applicants[rank] == nil && (r.from == nil || r.from.seats[rank].gone == wire.CodeOK) {
 			ranks = append(ranks, rank)
@@ -146,17 +199,17 @@ func (a *audit) joined(cl *call, rep *wire.Reply) {
 		return
 	}
 	r.withdraw(a, cl)
-	g5WhyNotJoined(a, r, cl, rep)
+	g5OneOutcome(a, r, cl, rep)
 }
 
 // complete makes the generation that a roll has become.
 func (a *audit) complete(r *roll, rep *wire.Reply) {
-	if absent := r.absent(); absent != nil && !r.frozen {
+	if absent := r.absentRanks(); absent != nil && !r.frozen {
 		breaks("G2 a roll is complete when all are there at the same time", "generation %d has been issued without ranks %v", rep.Rev, absent)
 	}
 	g1GenerationsUnique(a, rep.Rev)
 	a.close(r)
-	g := &group{gen: rep.Rev, key: r.key, roll: r}
+	g := &group{gen: rep.Rev, key: r.key, roll: r, uses: map[string]int{}}
 	for rank := range r.size {
 		if cl := r.applicants[rank]; cl != nil {
 			g.seats = append(g.seats, seat{session: cl.session, join: cl.req.ID})
@@ -207,7 +260,7 @@ func g2TogetherAtOnce(r *roll, cl *call, rep *wire.Reply) {
 
 // G3: a roll in which all are there does not wait; a shrink does not wait for who is gone.
 func g3CompleteWhenAllThere(r *roll) {
-	if r.gen == 0 && len(r.applicants) > 0 && r.absent() == nil {
+	if r.gen == 0 && len(r.applicants) > 0 && r.absentRanks() == nil {
 		breaks("G3 a roll completes when all are there", "roll %v of %d waits", r.key, r.size)
 	}
 }
@@ -239,30 +292,34 @@ func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
 	_ = a
 }
 
-// G5: who is not admitted hears why: its deadline passed or it was cancelled (with who is missing), sizes that
-// differ, or that it left its old group meanwhile.
-func g5WhyNotJoined(a *audit, r *roll, cl *call, rep *wire.Reply) {
-	const p = "G5 who is not admitted hears why"
+// G5: an attempt has one outcome. All ranks in it are told of the same failure, in the same words: the first deadline of theirs passed,
+// one of them cancelled, or sizes differ; and it names exactly the ranks that are not there. Other than that a rank is not
+// admitted because a later try of its process has taken its place, or it has left its old group.
+func g5OneOutcome(a *audit, r *roll, cl *call, rep *wire.Reply) {
+	const p = "G5 an attempt to form a group has one outcome"
 	c := &cl.req.Group
-	switch rep.Code {
-	case wire.CodeTimeout, wire.CodeCancelled:
-		absent := cl.absent
-		if rep.Code == wire.CodeCancelled {
-			absent = slices.DeleteFunc(r.absent(), func(rank int) bool { return rank == c.Rank })
+	v := rep.Verdict
+	switch {
+	case cl.superseded:
+		if rep.Code != wire.CodeConflict {
+			breaks(p, "%s was replaced: %s", cl, say{rep})
 		}
-		if v := rep.Verdict; v == nil || !slices.Equal(v.Missing, absent) {
-			breaks(p, "%s: %s; missing are %v", cl, say{rep}, absent)
-		}
-	case wire.CodeMismatch:
-		if !r.disagreed {
-			breaks(p, "%s: nobody disagrees", cl)
-		}
-	case wire.CodeClosed:
+		return
+	case rep.Code == wire.CodeClosed:
 		if r.from == nil || r.from.seats[c.Rank].gone == wire.CodeOK {
 			breaks(p, "%s: closed", cl)
 		}
-	default:
-		breaks(p, "%s: %s", cl, say{rep})
+		return
+	case v == nil || r.failed != rep.Code || r.failed == wire.CodeOK:
+		breaks(p, "%s: %s; the attempt: %s", cl, say{rep}, r.failed)
+	}
+	told := canonical(rep)
+	if r.told == nil {
+		r.told = told
+	}
+	by := r.failed == wire.CodeCancelled && v.By != r.by || r.failed != wire.CodeCancelled && v.By != -1
+	if by || !bytes.Equal(told, r.told) || r.failed != wire.CodeMismatch && !slices.Equal(v.Missing, r.absent) {
+		breaks(p, "%s: %s; missing are %v, the first was told %q", cl, say{rep}, r.absent, r.told)
 	}
 	_ = a
 }
@@ -280,9 +337,10 @@ func a1AnsweredOnce(a *audit, i int, e core.Effect) {
 	}
 }
 
-// A2: no call that waits on its own is told of a timeout before its deadline. (A record has the earliest of all its voters: C3.)
+// A2: no call that waits on its own is told of a timeout before its deadline. (A record has the earliest of all its voters, C3, and an
+// attempt to form a group that of all ranks in it, G5.)
 func a2NoEarlyTimeout(a *audit, cl *call, rep *wire.Reply) {
-	if rep.Code != wire.CodeTimeout || cl.req.Op == wire.OpCollect {
+	if rep.Code != wire.CodeTimeout || cl.req.Op == wire.OpCollect || cl.req.Op == wire.OpJoin {
 		return
 	}
 	if t := cl.timeout; t == 0 || cl.at+t > a.now {
@@ -298,5 +356,12 @@ func n1NothingLeaks(a *audit) {
 	}
 	if n := len(a.keys.entries); n != a.w.m.Keys() {
 		breaks("N1 nothing leaks", "%d keys, there are %d", a.w.m.Keys(), n)
+	}
+}
+
+// M1: what the machine has charged is what it holds, for each session and in all, after every step.
+func m1AccountIsTrue(a *audit) {
+	if kept, tally, sessions := a.w.m.Account(); kept != tally || !sessions {
+		breaks("M1 the account is true", "%d bytes are charged, %d are there; the sessions agree: %v", kept, tally, sessions)
 	}
 }

@@ -21,6 +21,8 @@ type keys struct {
 
 	lastLease uint64
 	ending    []*lease // that have ended, and had entries then
+
+	queues map[string]*queue
 }
 
 type keyEntry struct {
@@ -143,12 +145,19 @@ func (k *keys) carryOut(a *audit, cl *call) {
 	case wire.OpSwap:
 		k.swap(a, req, rep)
 	case wire.OpAppend:
-		var value []byte
+		value := []byte{} // which is there, also if nothing is appended to it
 		if e != nil {
-			value = slices.Clone(e.value)
+			value = append(value, e.value...)
+		}
+		if len(req.Value) == 0 {
+			a.w.tally.empty++
 		}
 		e = k.put(req.Key, append(value, req.Value...), a.now)
 		rep.Rev, rep.N = e.rev, int64(len(e.value))
+	case wire.OpPush:
+		k.push(a, req, rep)
+	case wire.OpPop:
+		k.pop(a, req, rep)
 	case wire.OpDelete:
 		for _, key := range req.Keys {
 			if k.get(key, a.now) != nil {

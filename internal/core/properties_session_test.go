@@ -28,6 +28,7 @@ type promise struct {
 type verdictKey struct {
 	gen     uint64
 	channel string
+	use     int // of the channel's name
 	seq     uint64
 }
 
@@ -59,7 +60,7 @@ func c1SameVerdictForGood(w *world, cl *call, rep *wire.Reply) {
 		return
 	}
 	c := &cl.req.Group
-	key := verdictKey{c.Generation, c.Channel, c.Seq}
+	key := verdictKey{c.Generation, c.Channel, cl.record.ch.use, c.Seq}
 	told := canonical(rep)
 	if before := w.promises.verdicts[key]; before != nil && !bytes.Equal(before, told) {
 		breaks("C1 all delivered verdicts of a record are equal", "%s: %q, before it was %q", cl, told, before)

@@ -17,8 +17,13 @@ type stream struct {
 	acked    uint64
 	senders  []*call // that wait for room
 	reader   *call
-	closed   bool // its reader is gone, and what was in it
+	given    uint64 // the last position that its reader was given
+	source   end
+	reading  end
 }
+
+// end is what one of its two ranks has done with a stream.
+type end struct{ used, closed bool }
 
 type message struct {
 	payload []byte
@@ -26,15 +31,84 @@ type message struct {
 	expires core.Time
 }
 
-func (g *group) stream(src, dst int, tag string) *stream {
+// stream is the first use of a tag from src to dst that rank, one of the two, has not closed.
+func (g *group) stream(rank, src, dst int, tag string) *stream {
 	for _, st := range g.streams {
-		if st.src == src && st.dst == dst && st.tag == tag {
+		if st.src == src && st.dst == dst && st.tag == tag && !st.closedBy(rank) {
 			return st
 		}
 	}
 	st := &stream{g: g, src: src, dst: dst, tag: tag}
 	g.streams = append(g.streams, st)
 	return st
+}
+
+func (st *stream) closedBy(rank int) bool {
+	return rank == st.src && st.source.closed || rank == st.dst && st.reading.closed
+}
+
+// closes is rank's end of st, if it has used it.
+func (st *stream) closes(rank int) {
+	used := rank == st.src && st.source.used || rank == st.dst && st.reading.used
+	if !used || st.closedBy(rank) {
+		return
+	}
+	if rank == st.src {
+		st.source.closed = true
+	}
+	if rank == st.dst {
+		st.reading.closed = true
+		st.acked = uint64(len(st.accepted))
+	}
+}
+
+// over reports whether st is to be freed.
+func (st *stream) over() bool {
+	inUse := func(e end, rank int) bool { return e.used && !e.closed && st.g.seats[rank].gone == wire.CodeOK }
+	unread := st.acked < uint64(len(st.accepted))
+	return st.g.seats[st.dst].gone != wire.CodeOK || !unread && !inUse(st.source, st.src) && !inUse(st.reading, st.dst)
+}
+
+// before counts the streams of st's tag and ranks that are there and began before it.
+func (st *stream) before() (n int) {
+	for _, x := range st.g.streams {
+		if x == st {
+			break
+		}
+		if x.src == st.src && x.dst == st.dst && x.tag == st.tag && !x.over() {
+			n++
+		}
+	}
+	return n
+}
+
+// absence is how a call on st that needs a rank is refused.
+func (st *stream) absence(rank int) wire.Code {
+	if code := st.g.absence(rank); code != wire.CodeOK || !st.closedBy(rank) {
+		return code
+	}
+	return wire.CodeSkipped
+}
+
+// acknowledges is a reader that has received all up to a position.
+func (a *audit) acknowledges(cl *call) {
+	g := a.seated(cl)
+	if g == nil {
+		return
+	}
+	c := &cl.req.Group
+	cl.group = g
+	for _, st := range g.streams {
+		if st.src == c.Root && st.dst == c.Rank && st.tag == c.Channel && !st.closedBy(c.Rank) {
+			if c.Seq <= st.given {
+				st.acked = max(st.acked, c.Seq)
+				a.w.tally.acked++
+				return
+			}
+			break
+		}
+	}
+	cl.refusal = wire.CodeInvalid
 }
 
 // withdraw takes out a call that waits.
@@ -67,7 +141,12 @@ func (a *audit) sends(cl *call) {
 		cl.refusal = gone
 		return
 	}
-	cl.stream = g.stream(c.Rank, c.Root, c.Channel)
+	cl.stream = g.stream(c.Rank, c.Rank, c.Root, c.Channel)
+	cl.stream.source.used = true
+	if cl.stream.closedBy(c.Root) {
+		cl.refusal = wire.CodeSkipped
+		return
+	}
 	if cl.stream.full(a, len(cl.req.Value)) {
 		cl.refusal = wire.CodeNoRoom
 		a.w.tally.blocked++
@@ -86,7 +165,12 @@ func (a *audit) asksForRoom(cl *call, req *wire.Request) {
 		cl.refusal = gone
 		return
 	}
-	cl.stream = g.stream(c.Rank, c.Root, c.Channel)
+	cl.stream = g.stream(c.Rank, c.Rank, c.Root, c.Channel)
+	cl.stream.source.used = true
+	if cl.stream.closedBy(c.Root) {
+		cl.refusal = wire.CodeSkipped
+		return
+	}
 	if !cl.stream.full(a, int(req.Delta)) {
 		return
 	}
@@ -118,7 +202,8 @@ func (a *audit) receives(cl *call) {
 	}
 	c := &cl.req.Group
 	cl.group = g
-	st := g.stream(c.Root, c.Rank, c.Channel)
+	st := g.stream(c.Rank, c.Root, c.Rank, c.Channel)
+	st.reading.used = true
 	switch {
 	case c.Seq <= st.acked:
 		cl.refusal = wire.CodeStale
@@ -132,7 +217,7 @@ func (a *audit) receives(cl *call) {
 	if c.Seq <= uint64(len(st.accepted)) {
 		return
 	}
-	if gone := g.absence(c.Root); gone != wire.CodeOK {
+	if gone := st.absence(c.Root); gone != wire.CodeOK {
 		cl.refusal = gone
 	} else if st.reader != nil {
 		cl.refusal = wire.CodeConflict
@@ -183,6 +268,7 @@ func (a *audit) received(cl *call, rep *wire.Reply) {
 		if !there {
 			breaks("P1 messages come in order, once each", "%s: message %d, %d were sent", cl, pos, len(st.accepted))
 		}
+		st.given = max(st.given, pos)
 		p3WhatWasSent(a, st, cl, rep)
 	case wire.CodeTimeout, wire.CodeCancelled:
 	default:
@@ -205,7 +291,8 @@ func p1InOrder(st *stream, cl *call, rep *wire.Reply) {
 func p2WhyNotSent(st *stream, cl *call, rep *wire.Reply) {
 	c := &cl.req.Group
 	switch {
-	case rep.Code == wire.CodeClosed && st.g.seats[c.Rank].gone != wire.CodeOK:
+	case rep.Code == wire.CodeClosed && (st.g.seats[c.Rank].gone != wire.CodeOK || st.closedBy(c.Rank)):
+	case rep.Code == wire.CodeSkipped && rep.Verdict != nil && rep.Verdict.By == c.Root && st.closedBy(c.Root):
 	case rep.Verdict != nil && (st.g.seats[c.Root].gone == rep.Code || st.g.over != nil && st.g.over.code == rep.Code):
 	case rep.Code == wire.CodeConflict && cl.req.Op == wire.OpRecv && st.reader != nil:
 	default:
@@ -232,7 +319,7 @@ func p3WhatWasSent(a *audit, st *stream, cl *call, rep *wire.Reply) {
 func p4NobodyWaitsInVain(a *audit, cl *call) {
 	st := cl.stream
 	const p = "P4 nobody waits in vain"
-	if st.g.absence(cl.req.Group.Root) != wire.CodeOK {
+	if st.absence(cl.req.Group.Root) != wire.CodeOK {
 		breaks(p, "%s waits for a rank that is gone, or in a generation that is revoked", cl)
 	}
 	if cl.req.Op == wire.OpRecv {
@@ -256,10 +343,10 @@ func p4RoomThatIsThere(a *audit, st *stream, cl *call) {
 // P5: a stream holds what is not acknowledged, and no more than its bounds: beyond that senders are told that there is no room.
 func p5StreamBounded(a *audit, g *group, st *stream) {
 	n, size := st.unread(a.now)
-	if st.closed {
-		n, size = 0, 0
+	if st.over() {
+		return
 	}
-	if have := a.w.m.Queue(g.gen, st.src, st.dst, st.tag); have != n {
+	if have := a.w.m.Queue(g.gen, st.src, st.dst, st.tag, st.before()); have != n {
 		breaks("P5 a stream holds what is not acknowledged", "%d messages, there are %d", have, n)
 	}
 	b := &a.w.bounds

@@ -39,11 +39,12 @@ func Restore(l Limits, s *State, entries iter.Seq2[Entry, error]) (*Machine, err
 		}
 		m.rolls[r.key] = r
 	}
+	m.account = m.tally()
 	return m, nil
 }
 
 func (m *Machine) restoreSession(s *SavedSession) {
-	x := &session{who: s.Who, token: s.Token, waiters: map[uint64]*waiter{}, acked: s.Acked, answers: s.Answers, repeats: s.Repeats, why: s.Why}
+	x := &session{who: s.Who, token: s.Token, waiters: map[uint64]*waiter{}, acked: s.Acked, answers: s.Answers, repeats: s.Repeats, why: s.Why, away: s.Away}
 	x.grace.id = s.ID
 	for i := range x.answers {
 		x.bytes += valueBytes(&x.answers[i])
@@ -103,7 +104,7 @@ func (m *Machine) restoreCall(w *waiter, s *SavedCall, o owner) error {
 	if of == nil {
 		return fmt.Errorf("core: call %d of session %d, which is not there", s.ID, s.Session)
 	}
-	*w = waiter{Ticket: Ticket{s.Session, s.ID}, op: s.Op, owner: o, rank: s.Rank, since: s.Since}
+	*w = waiter{Ticket: Ticket{s.Session, s.ID}, op: s.Op, owner: o, rank: s.Rank, since: s.Since, cost: waiterCost}
 	of.waiters[s.ID] = w
 	m.calls++
 	m.timers.rearm(w, s.Due)
@@ -113,12 +114,12 @@ func (m *Machine) restoreCall(w *waiter, s *SavedCall, o owner) error {
 func (m *Machine) restoreGroup(s *SavedGroup) error {
 	g := &group{
 		key: rollKey{s.Name, s.Run}, gen: s.Gen, seats: make([]seat, len(s.Seats)), revoked: s.Revoked, old: s.Old, born: s.Born,
-		channels: map[string]*channel{}, streams: map[streamKey]*stream{},
+		channels: map[string]*channel{}, tags: map[string]*streams{},
 	}
 	m.groups[g.gen] = g
 	m.order.add(g)
 	for i, x := range s.Seats {
-		g.seats[i] = seat{x.Session, x.Join, x.Label, x.Member, x.Gone, x.Verb, x.Seq, x.At, x.Expired}
+		g.seats[i] = seat{x.Session, x.Join, x.Label, x.Member, x.Gone, x.Verb, x.Seq, x.At, x.Expired, claim{x.Token, x.Try}}
 		if x.Gone != wire.CodeOK {
 			continue
 		}
@@ -154,21 +155,22 @@ func (m *Machine) restoreRoll(s *SavedRoll, from *group) (*roll, error) {
 	r := &roll{key: rollKey{s.Name, s.Run}, size: s.Size, from: from, applicants: map[int]*applicant{}}
 	for i := range s.Applicants {
 		x := &s.Applicants[i]
-		a := &applicant{roll: r, label: x.Label, member: x.Member}
+		a := &applicant{roll: r, label: x.Label, member: x.Member, claim: claim{x.Token, x.Try}}
 		if err := m.restoreCall(&a.waiter, &x.Call, a); err != nil {
 			return nil, err
 		}
+		a.cost = joinCost(a.label, a.member)
 		r.applicants[a.rank] = a
 	}
 	return r, nil
 }
 
 func (m *Machine) restoreChannel(g *group, s *SavedChannel) error {
-	if len(s.Floor) != len(g.seats) {
-		return fmt.Errorf("core: channel %q has %d floors for %d ranks", s.Name, len(s.Floor), len(g.seats))
+	if len(s.Floor) != len(g.seats) || len(s.Used) != len(g.seats) {
+		return fmt.Errorf("core: channel %q has %d floors of %d users for %d ranks", s.Name, len(s.Floor), len(s.Used), len(g.seats))
 	}
-	ch := &channel{g: g, name: s.Name, floor: s.Floor, records: map[uint64]*record{}}
-	g.channels[ch.name] = ch
+	ch := &channel{g: g, name: s.Name, used: s.Used, floor: s.Floor, records: map[uint64]*record{}}
+	g.append(ch)
 	for i := range s.Records {
 		if err := m.restoreRecord(ch, &s.Records[i]); err != nil {
 			return err
@@ -187,7 +189,7 @@ func (m *Machine) restoreRecord(ch *channel, s *SavedRecord) error {
 	if len(s.Ballots) != n || s.Cast.Root >= n && s.Failed == nil { // a root that is none is why it failed
 		return fmt.Errorf("core: record %d of channel %q does not fit its group of %d", s.Seq, ch.name, n)
 	}
-	r := &record{ch: ch, seq: s.Seq, cast: s.Cast, ballots: make([]ballot, n), skipped: s.Skipped, last: s.Last, born: s.Born, done: s.Done, failed: s.Failed}
+	r := &record{ch: ch, by: Local, cost: newRecordCost(&s.Cast, n), seq: s.Seq, cast: s.Cast, ballots: make([]ballot, n), skipped: s.Skipped, last: s.Last, born: s.Born, done: s.Done, failed: s.Failed}
 	ch.records[r.seq] = r
 	for rank := range s.Ballots {
 		x, b := &s.Ballots[rank], &r.ballots[rank]
@@ -219,8 +221,11 @@ func (m *Machine) restoreRecord(ch *channel, s *SavedRecord) error {
 }
 
 func (m *Machine) restoreStream(g *group, s *SavedStream) error {
-	st := &stream{g: g, key: streamKey{s.Src, s.Dst, s.Tag}, first: s.First, given: s.Given}
-	g.streams[st.key] = st
+	if n := len(g.seats); s.Src < 0 || s.Src >= n || s.Dst < 0 || s.Dst >= n {
+		return fmt.Errorf("core: a stream from %d to %d does not fit its group of %d", s.Src, s.Dst, n)
+	}
+	st := &stream{src: s.Src, dst: s.Dst, first: s.First, given: s.Given, source: s.Source, reading: s.Reading}
+	g.addStream(st, s.Tag)
 	for _, x := range s.Messages {
 		st.queue = append(st.queue, message{x.Payload, x.Type, x.Expires, x.Expired})
 		st.bytes += len(x.Payload)

@@ -2,8 +2,10 @@ package core
 
 import (
 	"cmp"
+	"crypto/subtle"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -13,39 +15,66 @@ import (
 // rollKey names a group: another run of the same name is another group.
 type rollKey struct{ name, run string }
 
-// roll is a group that is coming together. It is complete when all ranks are in it at the same time.
+// roll is one attempt to form a group: at most one request of each rank, and one outcome for all of them. It succeeds
+// when every rank is in it at the same time, and makes a generation. It fails when the first deadline of those
+// present passes, when one of them cancels, or when two name different sizes; later ranks open the next attempt.
+// A rank whose session ends meanwhile is taken out, and the attempt goes on: the rank may be started again in time.
 type roll struct {
 	key        rollKey
 	size       int
 	from       *group // whose survivors these are; nil for a group of its own
 	applicants map[int]*applicant
-	noted      bool // that somebody withdrew, since the last one came
 }
 
-// applicant is a rank that has joined, and waits for the others.
+// applicant is the request of a rank that waits for the others.
 type applicant struct {
 	waiter
 	roll   *roll
 	label  string
 	member []byte
+	claim  claim
 }
 
-// maxSize bounds a world size.
-const maxSize = 1 << 20
+// claim says which process asks for a rank, and how often it has asked. Only the process knows its token. A request
+// with the same token and a higher try is a retry whose earlier outcome the process never learned: it replaces what
+// the earlier one holds. The zero claim replaces nothing.
+type claim struct {
+	token []byte
+	try   uint64
+}
+
+// replaces reports whether a request with claim c takes over what earlier holds.
+func (c claim) replaces(earlier claim) bool {
+	return len(c.token) > 0 && c.try > earlier.try && subtle.ConstantTimeCompare(c.token, earlier.token) == 1
+}
+
+const (
+	// maxSize bounds a world size.
+	maxSize = 1 << 20
+	// maxToken bounds the token of a claim, in bytes.
+	maxToken = 64
+)
 
 func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
-	if g := m.joinedBy(t); g != nil {
+	if g, _ := m.joinedBy(t); g != nil { // the answer was lost with the connection
 		*rep = *g.welcome()
 		return true
+	}
+	if len(req.Old) > maxToken {
+		return refuse(rep, wire.CodeTooLarge, fmt.Sprintf("the token of a claim has %d bytes, the limit is %d", len(req.Old), maxToken))
 	}
 	if c.Generation != 0 {
 		return m.joinSurvivors(t, req, rep)
 	}
 	if c.Size < 1 || c.Size > maxSize || c.Rank < 0 || c.Rank >= c.Size {
-		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("rank %d of %d", c.Rank, c.Size))
+		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("rank %d of %d: a group has at most %d ranks, from 0 on", c.Rank, c.Size, maxSize))
+	}
+	if why := tooLargeMember(len(req.Value), c.Size); why != "" {
+		return refuse(rep, wire.CodeTooLarge, why)
 	}
 	key := rollKey{c.Group, c.Run}
+	m.supersede(key, c.Rank, claim{req.Old, req.Rev})
 	if g := m.live[key]; g != nil && c.Rank < len(g.seats) && g.seats[c.Rank].gone == wire.CodeOK {
 		return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is held by %s, in generation %d", c.Rank, g.seats[c.Rank].label, g.gen))
 	}
@@ -62,14 +91,31 @@ func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return m.enter(r, t, req, rep)
 }
 
-// joinedBy is the group that a call has joined already: its answer may have been lost on its way.
-func (m *Machine) joinedBy(t Ticket) *group {
+// joinedBy is the group in which a Join obtained membership, and the rank there; nil if it did not, or the rank has left since.
+func (m *Machine) joinedBy(t Ticket) (*group, int) {
 	for _, id := range m.sessions[t.Session].seats {
 		if id.g.seats[id.rank].join == t.ID {
-			return id.g
+			return id.g, id.rank
 		}
 	}
-	return nil
+	return nil, 0
+}
+
+// supersede takes out what an earlier try of the same process holds: a rank of the live group, which leaves, or a request.
+func (m *Machine) supersede(key rollKey, rank int, c claim) {
+	if g := m.live[key]; g != nil && rank < len(g.seats) && g.seats[rank].gone == wire.CodeOK && c.replaces(g.seats[rank].claim) {
+		m.vacate(g, rank)
+	}
+	if r := m.rolls[key]; r != nil {
+		m.supersedeIn(r, rank, c)
+	}
+}
+
+func (m *Machine) supersedeIn(r *roll, rank int, c claim) {
+	if a := r.applicants[rank]; a != nil && c.replaces(a.claim) {
+		m.answer(&a.waiter, &wire.Reply{Code: wire.CodeConflict, Detail: "a later request of the same process has taken its place"})
+		m.withdraw(a)
+	}
 }
 
 // welcome is what the ranks of g are told of it.
@@ -90,6 +136,12 @@ func (m *Machine) joinSurvivors(t Ticket, req *wire.Request, rep *wire.Reply) bo
 	if g == nil {
 		return true
 	}
+	if why := tooLargeMember(len(req.Value), len(g.seats)); why != "" {
+		return refuse(rep, wire.CodeTooLarge, why)
+	}
+	if g.shrink != nil {
+		m.supersedeIn(g.shrink, req.Group.Rank, claim{req.Old, req.Rev}) // which closes it, if no other rank is in it
+	}
 	if g.shrink == nil {
 		g.shrink = &roll{key: g.key, size: len(g.seats), from: g, applicants: map[int]*applicant{}}
 	}
@@ -102,20 +154,24 @@ func (m *Machine) enter(r *roll, t Ticket, req *wire.Request, rep *wire.Reply) b
 	if a := r.applicants[c.Rank]; a != nil {
 		return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is held by %s, who waits for the others", c.Rank, a.label))
 	}
-	a := &applicant{roll: r, label: strings.Clone(c.Label), member: req.Value}
+	a := &applicant{roll: r, label: strings.Clone(c.Label), member: req.Value, claim: claim{slices.Clone(req.Old), req.Rev}}
 	m.park(&a.waiter, t, req, a)
-	r.applicants[c.Rank], r.noted = a, false
+	r.applicants[c.Rank] = a
 	m.completeRoll(r)
 	return false
 }
 
-// disagree ends r, because c came with another world size: everybody in it hears who said what.
+// disagree fails r, because c came with another world size. The caller gets the same result.
 func (m *Machine) disagree(r *roll, c *wire.Contribution) *wire.Reply {
 	first := r.inOrder()[0]
-	v := &wire.Verdict{
+	return m.fail(r, &wire.Verdict{
 		Code: wire.CodeMismatch, By: -1,
 		Reason: fmt.Sprintf("rank %d (%s) has a world size of %d, rank %d (%s) has %d", first.rank, first.label, r.size, c.Rank, c.Label, c.Size),
-	}
+	})
+}
+
+// fail ends the attempt r: all ranks in it get the same result, which is returned.
+func (m *Machine) fail(r *roll, v *wire.Verdict) *wire.Reply {
 	m.noteRoll(r, v)
 	rep := failed(v)
 	for _, a := range r.inOrder() {
@@ -167,10 +223,10 @@ func (m *Machine) completeRoll(r *roll) {
 	m.generation++
 	g := &group{
 		key: r.key, gen: m.generation, seats: make([]seat, len(as)), present: len(as), born: m.now,
-		channels: map[string]*channel{}, streams: map[streamKey]*stream{},
+		channels: map[string]*channel{}, tags: map[string]*streams{},
 	}
 	for i, a := range as {
-		g.seats[i] = seat{session: a.Session, join: a.ID, label: a.label, member: a.member, at: m.now}
+		g.seats[i] = seat{session: a.Session, join: a.ID, label: a.label, member: a.member, at: m.now, claim: a.claim}
 		s := m.sessions[a.Session]
 		s.seats = append(s.seats, seatID{g, i})
 		if r.from != nil {
@@ -178,6 +234,7 @@ func (m *Machine) completeRoll(r *roll) {
 		}
 	}
 	m.groups[g.gen] = g
+	m.chargeGroup(g)
 	m.order.add(g)
 	m.live[g.key] = g
 	rep := g.welcome()
@@ -192,41 +249,53 @@ func (m *Machine) completeRoll(r *roll) {
 // retire ends a generation whose survivors have a new one.
 func (m *Machine) retire(g *group) {
 	for rank := range g.seats {
-		s := &g.seats[rank]
-		if s.gone != wire.CodeOK {
-			continue
+		if g.seats[rank].gone == wire.CodeOK {
+			m.vacate(g, rank)
 		}
-		of := m.sessions[s.session]
-		of.seats = slices.DeleteFunc(of.seats, func(id seatID) bool { return id == seatID{g, rank} })
-		m.dropAll(of, wire.CodeClosed, func(w *waiter) bool { return w.of(g, rank) })
-		m.fence(g, wire.CodeLeft, "", rank)
 	}
 }
 
-// drop withdraws a rank; the others wait on.
-func (a *applicant) drop(m *Machine, w *waiter, why wire.Code) {
-	r := a.roll
-	delete(r.applicants, a.rank)
-	if len(r.applicants) == 0 {
-		m.close(r)
+// withdraw takes a request out of its attempt, unanswered.
+func (m *Machine) withdraw(a *applicant) {
+	delete(a.roll.applicants, a.rank)
+	if len(a.roll.applicants) == 0 {
+		m.close(a.roll)
 	}
-	if gone(why) {
+}
+
+// drop fails the attempt for all when one rank's deadline passes or its caller cancels. The end of a session takes out that request alone.
+func (a *applicant) drop(m *Machine, w *waiter, why wire.Code) {
+	switch {
+	case gone(why):
+		m.withdraw(a)
 		m.forget(w)
 		return
+	case why == wire.CodeClosed: // the rank has left the group whose survivors these are
+		m.withdraw(a)
+		m.answer(w, &wire.Reply{Code: why})
+		return
 	}
-	v := &wire.Verdict{Code: why, By: -1, Missing: r.missing(), Waited: m.now - a.since}
-	v.Missing = slices.DeleteFunc(v.Missing, func(rank int) bool { return rank == a.rank })
+	r := a.roll
+	v := &wire.Verdict{Code: why, By: -1, Missing: r.missing(), Waited: m.now - r.since()}
 	if why == wire.CodeCancelled {
-		v.By = a.rank
+		v.By, v.Reason = a.rank, m.because
 	}
-	if g := m.live[r.key]; g != nil && r.from == nil {
+	if g := m.live[r.key]; g != nil && r.from == nil && v.Reason == "" {
 		v.Reason = fmt.Sprintf("generation %d of this group is still live", g.gen)
 	}
 	if r.from != nil {
 		v.Doing = m.doing(r.from, v.Missing)
 	}
-	m.noteRoll(r, v)
-	m.answer(w, failed(v))
+	m.fail(r, v)
+}
+
+// since is when the first of those present came.
+func (r *roll) since() Time {
+	first := Time(math.MaxInt64)
+	for _, a := range r.applicants {
+		first = min(first, a.since)
+	}
+	return first
 }
 
 func (a *applicant) doing(*waiter) (*group, string) {

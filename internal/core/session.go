@@ -18,6 +18,7 @@ type session struct {
 	leases  []*lease // in the order in which they were granted
 	grace   grace
 	why     string // it has no connection: what others lost theirs by, too; empty is of its own
+	away    bool   // it has not been resumed since a restart, and grace runs since the first one
 
 	// repeats are the calls that waited when the session was last taken up again, and are to come again: true once they are answered.
 	repeats map[uint64]bool
@@ -37,12 +38,13 @@ type seatID struct {
 func (s *session) last() uint64 { return s.acked + uint64(len(s.answers)) }
 
 // acknowledge forgets the answers up to n: they have come.
-func (s *session) acknowledge(n uint64) {
+func (s *session) acknowledge(a *account, id, n uint64) {
 	if n <= s.acked {
 		return
 	}
 	k := min(n-s.acked, uint64(len(s.answers)))
 	for i := range s.answers[:k] {
+		a.release(id, replyCost(&s.answers[i]))
 		s.bytes -= valueBytes(&s.answers[i])
 	}
 	rest := copy(s.answers, s.answers[k:])
@@ -54,7 +56,7 @@ func (s *session) acknowledge(n uint64) {
 // once carries a numbered request out, unless it has been carried out already: then it has the same answer. Numbers are dense, so
 // that one that was lost on its way cannot be overtaken by the next.
 func (m *Machine) once(s *session, t Ticket, req *wire.Request, rep *wire.Reply) bool {
-	s.acknowledge(req.Acked)
+	s.acknowledge(&m.account, t.Session, req.Acked)
 	switch n := req.Number; {
 	case n <= s.acked:
 		return refuse(rep, wire.CodeStale, fmt.Sprintf("the answer to request %d has been acknowledged", n))
@@ -72,6 +74,7 @@ func (m *Machine) once(s *session, t Ticket, req *wire.Request, rep *wire.Reply)
 	}
 	s.answers = append(s.answers, *rep)
 	s.bytes += valueBytes(rep)
+	m.account.charge(t.Session, replyCost(rep))
 	return true
 }
 
@@ -109,9 +112,10 @@ func (m *Machine) hello(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		s = &session{who: strings.Clone(req.Key), token: slices.Clone(req.Old), waiters: map[uint64]*waiter{}}
 		s.grace.id = id
 		m.sessions[id] = s
+		m.account.charge(id, sessionCost)
 	}
 	m.disarm(&s.grace)
-	s.why = ""
+	s.why, s.away = "", false
 	s.repeats = make(map[uint64]bool, len(s.waiters))
 	for id, w := range s.waiters {
 		if logged(w.op) { // to begin another anew is no harm
@@ -192,6 +196,8 @@ func (m *Machine) takeOut(id uint64, how wire.Code) (seats []seatID) {
 	m.disarm(&s.grace)
 	m.dropAll(s, how, func(*waiter) bool { return true })
 	delete(m.sessions, id)
+	s.acknowledge(&m.account, id, s.last())
+	m.account.release(id, sessionCost)
 	if how == wire.CodeLost {
 		m.counts.lost++
 	}
@@ -211,32 +217,4 @@ func (m *Machine) Sessions() []uint64 {
 	}
 	slices.Sort(ids)
 	return ids
-}
-
-// Awaited calls f with the sessions that somebody waits for: a silent one among them is worth a question.
-func (m *Machine) Awaited(f func(session uint64)) {
-	for _, g := range m.groups {
-		for _, ch := range g.channels {
-			for _, r := range ch.records {
-				for rank := range r.ballots {
-					if r.open() && r.needs(rank) {
-						f(g.seats[rank].session)
-					}
-				}
-			}
-		}
-		for key, st := range g.streams {
-			if st.reader != nil {
-				f(g.seats[key.src].session)
-			}
-			if len(st.senders) > 0 {
-				f(g.seats[key.dst].session)
-			}
-		}
-		if g.shrink != nil {
-			for _, rank := range g.shrink.missing() {
-				f(g.seats[rank].session)
-			}
-		}
-	}
 }

@@ -11,6 +11,7 @@ import (
 type outbox struct {
 	mb   *member
 	gen  uint64
+	use  *use
 	flow flow
 	sent int
 }
@@ -27,7 +28,7 @@ func (o *outbox) send() {
 		return
 	}
 	if o.sent == o.flow.count {
-		mb.laneDone(o.gen)
+		o.use.done()
 		return
 	}
 	o.sent++
@@ -76,6 +77,7 @@ func (o *outbox) put(value []byte, then func()) {
 type inbox struct {
 	mb    *member
 	gen   uint64
+	use   *use
 	flow  flow
 	taken uint64
 	tries int
@@ -97,7 +99,7 @@ func (in *inbox) recv() {
 		return
 	}
 	if in.taken == uint64(in.flow.count) || in.tries > 2 {
-		mb.laneDone(in.gen)
+		in.use.done()
 		return
 	}
 	if w.chance(w.odds.rogue) || w.chance(w.odds.repeat) { // any position, also one that is not the next
@@ -106,12 +108,25 @@ func (in *inbox) recv() {
 	in.ask(in.taken+1, func(rep *wire.Reply) {
 		switch {
 		case rep != nil && (rep.Code == wire.CodeOK || rep.Code == wire.CodeExpired):
-			in.taken++
+			if in.taken++; w.chance(0.3) {
+				in.acknowledge()
+			}
 		default:
 			in.tries++
 		}
 		in.next()
 	})
+}
+
+// acknowledge says that what was taken need not be kept, or what was not.
+func (in *inbox) acknowledge() {
+	w := in.mb.p.w
+	c := in.mb.contribution()
+	c.Root, c.Channel, c.Seq = in.flow.src, in.flow.tag, in.taken
+	if w.chance(w.odds.rogue) {
+		c.Seq = uint64(w.upTo(int(in.taken) + 4))
+	}
+	in.mb.p.call(wire.Request{Op: wire.OpTaken, Group: c}, 0, func(*wire.Reply) {})
 }
 
 func (in *inbox) ask(pos uint64, done func(*wire.Reply)) {
@@ -159,6 +174,8 @@ func (e *errands) ask(req wire.Request, cancel time.Duration) {
 	e.p.call(req, cancel, func(rep *wire.Reply) {
 		switch {
 		case rep == nil:
+		case rep.Code == wire.CodeOK && req.Op == wire.OpPop:
+			k3GivenOnce(e.p.w, rep)
 		case rep.Code == wire.CodeCounted && req.Op == wire.OpGet:
 			e.ask(wire.Request{Op: wire.OpTake, Keys: []string{req.Key}}, 0)
 			return
@@ -198,7 +215,12 @@ func (e *errands) value() []byte {
 func (e *errands) request() wire.Request {
 	w := e.p.w
 	req := wire.Request{Key: e.key()}
-	switch w.upTo(18) {
+	switch w.upTo(21) {
+	case 18:
+		w.turn++
+		req.Op, req.Value = wire.OpPush, strconv.AppendUint([]byte("item "), w.turn, 10)
+	case 19, 20:
+		req.Op = wire.OpPop
 	case 10, 11:
 		req.Op, req.TTL = wire.OpGrant, w.between(time.Millisecond, 15*time.Millisecond)
 	case 12, 14, 15:
@@ -220,18 +242,25 @@ func (e *errands) request() wire.Request {
 		}
 	case 2, 3:
 		req.Op, req.Keys, req.Timeout = wire.OpWait, []string{e.key(), e.key()}[:1+w.upTo(2)], w.between(0, 30*time.Millisecond)
+		if w.chance(0.3) {
+			req.Keys[0] = queueHead(req.Keys[0])
+		}
 	case 4:
 		req.Op, req.Delta = wire.OpAdd, int64(w.upTo(5))-2
 	case 5:
 		req.Op, req.Value, req.Old = wire.OpSwap, e.value(), e.value()
-		switch w.upTo(4) {
+		switch w.upTo(5) {
 		case 0:
 			req.Value = nil
 		case 1:
 			req.Old = nil
+		case 2:
+			req.Old = []byte{}
 		}
 	case 6:
-		req.Op, req.Value = wire.OpAppend, e.value()
+		if req.Op = wire.OpAppend; w.chance(0.7) {
+			req.Value = e.value()
+		}
 	case 7:
 		req.Op, req.Keys = wire.OpDelete, []string{e.key(), e.key()}
 	case 8, 16:

@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"encoding/binary"
 	"slices"
 	"strconv"
 	"time"
@@ -19,6 +20,10 @@ type member struct {
 	size  int
 	tries int
 	open  int // lanes and flows that still go on
+
+	claim   []byte // to its rank; kept while the outcome of a Join is not known
+	try     uint64
+	unknown bool
 }
 
 // join enters the roll, or that of the survivors of a generation.
@@ -44,13 +49,30 @@ func (mb *member) join(from uint64) {
 	if req.Timeout == 0 || w.chance(0.5) {
 		req.Timeout = w.between(20*time.Millisecond, 200*time.Millisecond)
 	}
-	session := mb.p.session
-	mb.p.call(req, cancel, func(rep *wire.Reply) {
+	if !mb.unknown {
+		mb.claim, mb.try = binary.LittleEndian.AppendUint64(nil, w.rng.Uint64()), 0
+	}
+	mb.try++
+	mb.unknown = true
+	req.Old, req.Rev = mb.claim, mb.try
+	session, try := mb.p.session, mb.try
+	var cl *call
+	cl = mb.p.call(req, cancel, func(rep *wire.Reply) {
+		known := rep != nil && try == mb.try
+		if known {
+			mb.unknown = false
+		}
 		switch {
-		case session != mb.p.session || mb.gen != 0:
+		case session != mb.p.session || mb.gen != 0 || rep != nil && !known:
+		case rep != nil && rep.Code == wire.CodeOK && cl.withdrawn: // it came too late, and the cancel may have undone it
+			c.Generation, c.Size = rep.Rev, 0
+			if from != 0 {
+				c.Rank = slices.Index(rep.Nums, int64(c.Rank))
+			}
+			mb.p.call(wire.Request{Op: wire.OpLeave, Group: c}, 0, func(*wire.Reply) { mb.finish() })
 		case rep != nil && rep.Code == wire.CodeOK:
 			mb.enter(from, &c, rep)
-		case rep != nil:
+		default:
 			w.after(w.between(time.Millisecond, 20*time.Millisecond), func() {
 				if session == mb.p.session && !mb.p.dead && mb.gen == 0 {
 					mb.join(0)
@@ -67,19 +89,15 @@ func (mb *member) enter(from uint64, c *wire.Contribution, rep *wire.Reply) {
 	if from != 0 {
 		mb.cur = slices.Index(rep.Nums, int64(c.Rank))
 	}
-	for _, name := range pl.channels {
-		mb.open++
-		(&lane{mb: mb, gen: mb.gen, channel: name}).next()
-	}
+	names := slices.Clone(pl.channels)
 	for _, f := range pl.flows {
-		if f.src == mb.cur && f.dst < mb.size {
-			mb.open++
-			(&outbox{mb: mb, gen: mb.gen, flow: f}).next()
+		if !slices.Contains(names, f.tag) {
+			names = append(names, f.tag)
 		}
-		if f.dst == mb.cur && f.src < mb.size {
-			mb.open++
-			(&inbox{mb: mb, gen: mb.gen, flow: f}).next()
-		}
+	}
+	for _, name := range names {
+		mb.open++
+		(&use{mb: mb, gen: mb.gen, channel: name}).begin()
 	}
 	if w.chance(0.4) {
 		mb.p.call(wire.Request{Op: wire.OpFollow, Group: mb.contribution()}, 0, func(*wire.Reply) {})
@@ -90,6 +108,73 @@ func (mb *member) enter(from uint64, c *wire.Contribution, rep *wire.Reply) {
 			sub.join(0)
 		}
 	}
+}
+
+// use is one rank's use of a channel, with its verbs and messages.
+type use struct {
+	mb      *member
+	gen     uint64
+	channel string
+	nth     int // of its name
+	open    int // lanes and flows that still go on
+	ended   bool
+}
+
+func (u *use) begin() {
+	mb := u.mb
+	u.open = 1
+	if slices.Contains(mb.plan.channels, u.channel) {
+		u.open++
+		(&lane{mb: mb, gen: u.gen, channel: u.channel, use: u}).next()
+	}
+	for _, f := range mb.plan.flows {
+		if f.tag == u.channel && f.src == mb.cur && f.dst < mb.size {
+			u.open++
+			(&outbox{mb: mb, gen: u.gen, use: u, flow: f}).next()
+		}
+		if f.tag == u.channel && f.dst == mb.cur && f.src < mb.size {
+			u.open++
+			(&inbox{mb: mb, gen: u.gen, use: u, flow: f}).next()
+		}
+	}
+	u.done()
+}
+
+// done is the end of one thing; after the last the channel is closed, or stays.
+func (u *use) done() {
+	if u.open--; u.open > 0 || u.ended || !u.mb.in(u.gen) {
+		return
+	}
+	if u.mb.p.w.chance(0.5) {
+		u.close()
+		return
+	}
+	u.ended = true
+	u.mb.laneDone(u.gen)
+}
+
+// close closes the channel, and may use it again. What still goes on in this use then comes to the next one, as the calls of a careless program.
+func (u *use) close() {
+	mb := u.mb
+	if u.ended || !mb.in(u.gen) {
+		return
+	}
+	u.ended = true
+	c := mb.contribution()
+	c.Channel = u.channel
+	again := func() {
+		if u.nth < 2 && mb.in(u.gen) && mb.p.w.chance(0.7) {
+			(&use{mb: mb, gen: u.gen, channel: u.channel, nth: u.nth + 1}).begin()
+			return
+		}
+		mb.laneDone(u.gen)
+	}
+	if mb.p.w.chance(0.5) { // it does not wait for the answer
+		mb.p.call(wire.Request{Op: wire.OpDone, Group: c}, 0, func(*wire.Reply) {})
+		again()
+		return
+	}
+	mb.p.call(wire.Request{Op: wire.OpDone, Group: c}, 0, func(*wire.Reply) { again() })
 }
 
 // in reports whether mb is still in gen, so that what it does there makes sense.

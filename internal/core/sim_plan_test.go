@@ -122,7 +122,7 @@ type plan struct {
 	channels  []string
 	flows     []flow
 	policy    policy
-	ops       map[string][]op // by generation and channel
+	ops       map[string][]op // by generation, channel and use
 }
 
 // flow is messages from one rank to another.
@@ -195,9 +195,9 @@ type op struct {
 
 var verbs = []string{"barrier", "allgather", "broadcast", "broadcast", "gather", "scatter", "alltoall", "allreduce"}
 
-// program is what the ranks of a generation call on a channel.
-func (pl *plan) program(gen uint64, channel string, size int) []op {
-	key := fmt.Sprint(gen, channel)
+// program is what the ranks of a generation call in one use of a channel.
+func (pl *plan) program(gen uint64, channel string, use, size int) []op {
+	key := fmt.Sprint(gen, channel, use)
 	if pl.ops[key] == nil {
 		w := pl.w
 		root := w.upTo(size) // mostly one root, so that it runs ahead

@@ -45,24 +45,24 @@ type call struct {
 
 // audited is what the auditor notes on a call, each time that it comes.
 type audited struct {
-	session   uint64
-	op        wire.Op // a skip may come for it
-	number    uint64
-	at        core.Time // when it arrived
-	timeout   time.Duration
-	cancelled bool
-	waiting   bool
-	waited    bool
-	repeated  bool      // a numbered request that was carried out before
-	refusal   wire.Code // how it must be refused
-	vote      *vote
-	record    *record
-	group     *group
-	stream    *stream
-	roll      *roll
-	ends      clock       // its deadline, while it waits
-	absent    []int       // when that passed, of its roll
-	expect    *wire.Reply // of an operation on keys
+	session    uint64
+	op         wire.Op // a skip may come for it
+	number     uint64
+	at         core.Time // when it arrived
+	timeout    time.Duration
+	cancelled  bool
+	waiting    bool
+	waited     bool
+	repeated   bool      // a numbered request that was carried out before
+	refusal    wire.Code // how it must be refused
+	vote       *vote
+	record     *record
+	group      *group
+	stream     *stream
+	roll       *roll
+	ends       clock       // its deadline, while it waits
+	superseded bool        // a later try of its process has taken its place
+	expect     *wire.Reply // of an operation on keys
 }
 
 // as is the call under the op that came, which may be a skip.
@@ -85,7 +85,7 @@ func (cl *call) String() string {
 		s += fmt.Sprintf(" rank %d of %d %s %s from %d", c.Rank, c.Size, c.Group, c.Run, c.Generation)
 	case wire.OpCollect:
 		s += fmt.Sprintf(" g%d %q #%d rank %d %s root %d", c.Generation, c.Channel, c.Seq, c.Rank, c.Verb, c.Root)
-	case wire.OpSend, wire.OpRecv, wire.OpRoom:
+	case wire.OpSend, wire.OpRecv, wire.OpRoom, wire.OpDone, wire.OpTaken:
 		s += fmt.Sprintf(" g%d %q rank %d peer %d #%d", c.Generation, c.Channel, c.Rank, c.Root, c.Seq)
 	case wire.OpLeave, wire.OpFollow, wire.OpExpire:
 		s += fmt.Sprintf(" g%d rank %d", c.Generation, c.Rank)
@@ -132,12 +132,12 @@ func (s say) String() string {
 }
 
 // call sends a request. If cancel is more than 0 the call is cancelled when that has passed.
-func (p *proc) call(req wire.Request, cancel time.Duration, done func(*wire.Reply)) {
-	p.callWithin(req, req.Timeout, cancel, done)
+func (p *proc) call(req wire.Request, cancel time.Duration, done func(*wire.Reply)) *call {
+	return p.callWithin(req, req.Timeout, cancel, done)
 }
 
 // callWithin is call for one whose deadline its caller alone keeps, since it does not wait at the store.
-func (p *proc) callWithin(req wire.Request, timeout, cancel time.Duration, done func(*wire.Reply)) {
+func (p *proc) callWithin(req wire.Request, timeout, cancel time.Duration, done func(*wire.Reply)) *call {
 	w := p.w
 	p.lastID++
 	req.ID = p.lastID
@@ -149,6 +149,7 @@ func (p *proc) callWithin(req wire.Request, timeout, cancel time.Duration, done 
 	if timeout > 0 {
 		w.after(timeout+grace, func() { cl.giveUp() })
 	}
+	return cl
 }
 
 // withdraw is the end of the caller's context: the store is told, and may still answer in time.

@@ -34,7 +34,7 @@ func (w *world) checkpoints() {
 }
 
 func (w *world) piece(c *checkpoint) {
-	entries, more := c.snap.Next(w.upTo(2))
+	entries, more := c.snap.Next(w.upTo(2), 1<<20)
 	c.entries = append(c.entries, entries...)
 	if !more {
 		state, err := json.Marshal(c.snap.State)

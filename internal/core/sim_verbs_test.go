@@ -13,6 +13,7 @@ type lane struct {
 	mb      *member
 	gen     uint64
 	channel string
+	use     *use
 	seq     uint64
 	heardOf uint64 // the last sequence whose answer came
 	step    int
@@ -33,12 +34,16 @@ func (l *lane) cast() {
 	if !mb.in(l.gen) {
 		return
 	}
-	program := mb.plan.program(l.gen, l.channel, mb.size)
+	program := mb.plan.program(l.gen, l.channel, l.use.nth, mb.size)
 	if l.step == len(program) {
-		mb.laneDone(l.gen)
+		l.use.done()
 		return
 	}
 	o := program[l.step]
+	if w.chance(w.odds.leave) { // it closes the channel before the others expect it
+		l.use.close()
+		return
+	}
 	l.step++
 	l.seq++
 	l.mischief(o)

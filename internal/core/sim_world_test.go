@@ -25,10 +25,11 @@ type world struct {
 	plans    []*plan
 	odds     odds
 	ending   bool
+	popped   map[string]bool // values of queues, as clients were told
 }
 
 func newWorld(rng *rand.Rand, verbose bool) *world {
-	w := &world{rng: rng}
+	w := &world{rng: rng, popped: map[string]bool{}}
 	w.m, w.conns = core.New(core.Limits{}), map[uint64]*conn{}
 	w.promises.verdicts, w.promises.leases = map[verdictKey][]byte{}, map[uint64]core.Time{}
 	w.trace.verbose = verbose

@@ -27,15 +27,16 @@ func (m *Machine) Snapshot() *Snapshot {
 	return m.snapshot
 }
 
-// Next gives some entries, n or a few more, in no order; more is false with the last ones. Values are not to be changed.
-func (s *Snapshot) Next(n int) (entries []Entry, more bool) {
+// Next gives some entries, in no order; more is false with the last ones. There are n of them, or fewer if their values have size bytes
+// together, beside those that have changed since the last call. Values are not to be changed.
+func (s *Snapshot) Next(n, size int) (entries []Entry, more bool) {
 	entries, s.out = s.out, nil
 	s.m.entries.ascend(s.cursor, func(e *entry) bool {
 		key := e.key()
 		if s.begun && key == s.cursor {
 			return true
 		}
-		if len(entries) >= n {
+		if len(entries) >= n || size <= 0 {
 			more = true
 			return false
 		}
@@ -45,6 +46,7 @@ func (s *Snapshot) Next(n int) (entries []Entry, more bool) {
 			return true
 		}
 		entries = append(entries, s.m.saved(e))
+		size -= len(entries[len(entries)-1].Value)
 		return true
 	})
 	if !more {

@@ -42,6 +42,7 @@ type SavedSession struct {
 	Answers []wire.Reply
 	Repeats map[uint64]bool // calls that are to come again, and whether they have been answered
 	Why     string          // with Grace: what others lost their connections by, too
+	Away    bool            // with Grace: it has not been resumed since a restart
 }
 
 // SavedLease is a lease, and its entries in order.
@@ -58,7 +59,7 @@ type SavedGroup struct {
 	Gen       uint64
 	Seats     []SavedSeat
 	Revoked   *wire.Reply
-	Channels  []SavedChannel
+	Channels  []SavedChannel // those of one name in the order in which they began; Streams too
 	Streams   []SavedStream
 	Shrink    *SavedRoll
 	Old       []int
@@ -75,6 +76,8 @@ type SavedSeat struct {
 	Seq           uint64
 	At            Time
 	Expired       int
+	Token         []byte // with Try: see claim
+	Try           uint64
 }
 
 // SavedCall is a waiting call.
@@ -98,11 +101,14 @@ type SavedApplicant struct {
 	Call   SavedCall
 	Label  string
 	Member []byte
+	Token  []byte // with Try: see claim
+	Try    uint64
 }
 
 // SavedChannel is a channel.
 type SavedChannel struct {
 	Name    string
+	Used    []bool
 	Floor   []uint64
 	Records []SavedRecord
 	Held    []uint64
@@ -133,6 +139,8 @@ type SavedBallot struct {
 type SavedStream struct {
 	Src, Dst     int
 	Tag          string
+	Source       StreamEnd
+	Reading      StreamEnd
 	First, Given uint64
 	Messages     []SavedMessage
 	Senders      []SavedSender
@@ -160,7 +168,7 @@ func (m *Machine) state() *State {
 	s := &State{Now: m.now, Rev: m.rev, Generation: m.generation, LastLease: m.lastLease, LastID: m.lastSession, Turn: m.timers.turn, Limits: m.limits}
 	for _, id := range append([]uint64{Local}, m.Sessions()...) {
 		x := m.sessions[id]
-		s.Sessions = append(s.Sessions, SavedSession{id, x.who, x.token, x.grace.timer.due(), x.acked, slices.Clone(x.answers), maps.Clone(x.repeats), x.why})
+		s.Sessions = append(s.Sessions, SavedSession{id, x.who, x.token, x.grace.timer.due(), x.acked, slices.Clone(x.answers), maps.Clone(x.repeats), x.why, x.away})
 		for _, l := range x.leases {
 			s.Leases = append(s.Leases, m.leaseState(l))
 		}
@@ -204,7 +212,7 @@ func (g *group) state() SavedGroup {
 	s := SavedGroup{Name: g.key.name, Run: g.key.run, Gen: g.gen, Revoked: g.revoked, Old: g.old, Born: g.born}
 	for i := range g.seats {
 		x := &g.seats[i]
-		s.Seats = append(s.Seats, SavedSeat{x.session, x.join, x.label, x.member, x.gone, x.verb, x.seq, x.at, x.expired})
+		s.Seats = append(s.Seats, SavedSeat{x.session, x.join, x.label, x.member, x.gone, x.verb, x.seq, x.at, x.expired, x.claim.token, x.claim.try})
 	}
 	for _, ch := range g.inOrder() {
 		s.Channels = append(s.Channels, ch.state())
@@ -221,13 +229,13 @@ func (g *group) state() SavedGroup {
 func (r *roll) state() *SavedRoll {
 	s := &SavedRoll{Name: r.key.name, Run: r.key.run, Size: r.size}
 	for _, a := range r.inOrder() {
-		s.Applicants = append(s.Applicants, SavedApplicant{a.saved(), a.label, a.member})
+		s.Applicants = append(s.Applicants, SavedApplicant{a.saved(), a.label, a.member, a.claim.token, a.claim.try})
 	}
 	return s
 }
 
 func (ch *channel) state() SavedChannel {
-	s := SavedChannel{Name: ch.name, Floor: slices.Clone(ch.floor)}
+	s := SavedChannel{Name: ch.name, Used: slices.Clone(ch.used), Floor: slices.Clone(ch.floor)}
 	for _, r := range ch.held {
 		s.Held = append(s.Held, r.seq)
 	}
@@ -251,7 +259,7 @@ func (ch *channel) state() SavedChannel {
 }
 
 func (st *stream) state() SavedStream {
-	s := SavedStream{Src: st.key.src, Dst: st.key.dst, Tag: st.key.tag, First: st.first, Given: st.given, Due: st.timer.due()}
+	s := SavedStream{Src: st.src, Dst: st.dst, Tag: st.of.tag, Source: st.source, Reading: st.reading, First: st.first, Given: st.given, Due: st.timer.due()}
 	for _, msg := range st.queue {
 		s.Messages = append(s.Messages, SavedMessage{msg.payload, msg.typ, msg.expires, msg.expired})
 	}

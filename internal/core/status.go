@@ -75,7 +75,7 @@ func (v *viewer) server() {
 	s := &wire.ServerStatus{
 		Up: v.now, Sessions: int64(len(v.m.sessions) - 1), Calls: int64(v.m.calls), Groups: int64(len(v.m.groups)),
 		Keys: int64(v.m.entries.len()), Bytes: v.m.bytes, Lost: v.m.counts.lost,
-		Watching: int64(len(v.m.watchers)), History: int64(len(v.m.history.last())), Compacted: v.m.counts.compacted,
+		Watching: int64(v.m.watchers.n), History: int64(len(v.m.history.last())), Compacted: v.m.counts.compacted,
 	}
 	v.Server = s
 }
@@ -176,7 +176,7 @@ func (v *viewer) group(g *group, from int) (next int) {
 func (v *viewer) records(g *group, s *wire.GroupStatus) {
 	var open []*record
 	looks := statusLooks
-	for _, ch := range g.channels {
+	for _, ch := range g.inOrder() {
 		for _, r := range ch.records {
 			if looks--; r.open() && looks >= 0 {
 				open = append(open, r)
@@ -219,7 +219,7 @@ func (v *viewer) record(r *record) wire.RecordStatus {
 
 // waits are the sends and receives of ranks of g that wait. A session is looked through once, whatever many ranks it has.
 func (v *viewer) waits(g *group, from, end int) map[int][]wire.WaitStatus {
-	if len(g.streams) == 0 {
+	if g.streams == 0 {
 		return nil
 	}
 	waits := map[int][]wire.WaitStatus{}
@@ -253,9 +253,9 @@ func (v *viewer) waits(g *group, from, end int) map[int][]wire.WaitStatus {
 func (v *viewer) waitOf(w *waiter) (of *group, wait wire.WaitStatus) {
 	switch o := w.owner.(type) {
 	case *reader:
-		return o.stream.g, wire.WaitStatus{Verb: "recv", Peer: o.stream.key.src, Tag: o.stream.key.tag, For: v.ago(w.since)}
+		return o.stream.of.g, wire.WaitStatus{Verb: "recv", Peer: o.stream.src, Tag: o.stream.of.tag, For: v.ago(w.since)}
 	case *sender:
-		return o.stream.g, wire.WaitStatus{Verb: "send", Peer: o.stream.key.dst, Tag: o.stream.key.tag, For: v.ago(w.since)}
+		return o.stream.of.g, wire.WaitStatus{Verb: "send", Peer: o.stream.dst, Tag: o.stream.of.tag, For: v.ago(w.since)}
 	}
 	return nil, wait
 }
@@ -291,16 +291,18 @@ func (v *viewer) ended() {
 // keys tells of the keys that calls wait for.
 func (v *viewer) keys() {
 	looks := statusLooks
-	for key, list := range v.m.waits {
+	for key, waits := range v.m.waits {
 		if looks--; looks < 0 {
 			break
 		}
 		if !strings.HasPrefix(key, v.prefix) {
 			continue
 		}
-		s := wire.KeyStatus{Key: key, Calls: len(list)}
-		for _, kw := range list[:min(len(list), mostDoing)] { // one that waits for several keys may have come here late
-			s.For = max(s.For, v.ago(kw.since))
+		s := wire.KeyStatus{Key: key, Calls: waits.Len()}
+		p := waits.Front()
+		for range min(waits.Len(), mostDoing) { // one that waits for several keys may have come here late
+			s.For = max(s.For, v.ago(p.Value.(*keyWait).since))
+			p = p.Next()
 		}
 		v.Keys = append(v.Keys, s)
 	}

@@ -1,36 +1,35 @@
 package core
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 
 	"github.com/muster-pg/muster/wire"
 )
 
-// maxStreams bounds the streams of a group: pairs of ranks, times tags.
-const maxStreams = 1 << 20
-
-type streamKey struct {
-	src, dst int
-	tag      string
-}
-
-// stream is the messages from one rank to another, in positions from 1. A message stays until
-// its reader asks for the next one, so that asking again gives it again.
+// stream is one use of a tag between two ranks: the messages from one to the other, in positions from 1. A message stays until its reader
+// acknowledges it, or asks for the next one, so that asking again gives it again.
+//
+// A stream begins with the first call of one of its ranks. It is freed when the ranks that have made a call have closed it and no message is
+// left. As with a channel, a rank that has closed it works on its successor.
 type stream struct {
-	g       *group
-	key     streamKey
-	first   uint64 // position of queue[0]
-	given   uint64 // the last position that the reader was given
-	queue   []message
-	bytes   int
-	senders []*sender // that wait for room
-	reader  *reader
-	timer   clock // when queue's first message that can expire does
+	of       *streams
+	by       uint64 // session that is charged for it
+	src, dst int
+	next     *stream
+	source   StreamEnd
+	reading  StreamEnd
+	first    uint64 // position of queue[0]
+	given    uint64 // the last position that the reader was given
+	queue    []message
+	bytes    int
+	senders  []*sender // that wait for room
+	reader   *reader
+	timer    clock // when queue's first message that can expire does
 }
+
+// StreamEnd is what one of its two ranks has done with a stream.
+type StreamEnd struct{ Used, Closed bool }
 
 type message struct {
 	payload []byte
@@ -49,21 +48,6 @@ type reader struct {
 	waiter
 	stream *stream
 	pos    uint64
-}
-
-// stream finds a stream, or makes it; nil, and why in rep, if there are too many.
-func (m *Machine) stream(g *group, key streamKey, rep *wire.Reply) *stream {
-	st := g.streams[key]
-	if st == nil {
-		if len(g.streams) >= maxStreams {
-			refuse(rep, wire.CodeTooLarge, fmt.Sprintf("more than %d streams in a group", maxStreams))
-			return nil
-		}
-		key.tag = strings.Clone(key.tag)
-		st = &stream{g: g, key: key, first: 1}
-		g.streams[key] = st
-	}
-	return st
 }
 
 // peer checks the other rank of a send or recv, c.Root.
@@ -97,8 +81,13 @@ func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		*rep = *no
 		return true
 	}
-	st := m.stream(g, streamKey{c.Rank, c.Root, c.Channel}, rep)
+	st := m.openStream(g, t.Session, c, c.Rank, c.Root, rep)
 	if st == nil {
+		return true
+	}
+	st.source.Used = true
+	if no := st.absence(c.Root); no != nil {
+		*rep = *no
 		return true
 	}
 	if st.full(m, len(req.Value)) {
@@ -121,9 +110,17 @@ func (m *Machine) room(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		*rep = *no
 		return true
 	}
-	st := m.stream(g, streamKey{c.Rank, c.Root, c.Channel}, rep)
+	st := m.openStream(g, t.Session, c, c.Rank, c.Root, rep)
+	if st == nil {
+		return true
+	}
+	st.source.Used = true
+	if no := st.absence(c.Root); no != nil {
+		*rep = *no
+		return true
+	}
 	n := int(min(max(req.Delta, 0), wire.MaxValue))
-	if st == nil || !st.full(m, n) {
+	if !st.full(m, n) {
 		return true
 	}
 	w := &sender{stream: st, bytes: n}
@@ -144,6 +141,7 @@ func (st *stream) put(m *Machine, msg message, ttl Time) uint64 {
 		msg.expires = m.after(ttl)
 	}
 	st.queue = append(st.queue, msg)
+	m.account.charge(st.of.g.seats[st.src].session, msg.cost())
 	st.bytes += len(msg.payload)
 	if r := st.reader; r != nil && r.pos == pos {
 		st.reader = nil
@@ -162,10 +160,11 @@ func (m *Machine) recv(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return true
 	}
 	s.called(m, "recv", 0)
-	st := m.stream(g, streamKey{c.Root, c.Rank, c.Channel}, rep)
+	st := m.openStream(g, t.Session, c, c.Root, c.Rank, rep)
 	if st == nil {
 		return true
 	}
+	st.reading.Used = true
 	if c.Seq < st.first {
 		return refuse(rep, wire.CodeStale, fmt.Sprintf("message %d has been acknowledged", c.Seq))
 	}
@@ -176,7 +175,7 @@ func (m *Machine) recv(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if st.read(c.Seq, rep) {
 		return true
 	}
-	if no := g.absence(c.Root); no != nil {
+	if no := st.absence(c.Root); no != nil {
 		*rep = *no
 		return true
 	}
@@ -198,7 +197,7 @@ func (st *stream) read(pos uint64, rep *wire.Reply) bool {
 	msg := &st.queue[i]
 	st.given = max(st.given, pos)
 	if msg.expired {
-		return refuse(rep, wire.CodeExpired, fmt.Sprintf("message %d from rank %d", pos, st.key.src))
+		return refuse(rep, wire.CodeExpired, fmt.Sprintf("message %d from rank %d", pos, st.src))
 	}
 	rep.Value, rep.Type = msg.payload, msg.typ
 	return true
@@ -208,12 +207,29 @@ func (st *stream) read(pos uint64, rep *wire.Reply) bool {
 func (st *stream) acknowledge(m *Machine, pos uint64) {
 	for st.first <= pos && len(st.queue) > 0 {
 		st.bytes -= len(st.queue[0].payload)
+		m.account.release(st.of.g.seats[st.src].session, st.queue[0].cost())
 		st.queue[0] = message{}
 		st.queue = st.queue[1:]
 		st.first++
 	}
 	st.admit(m)
 	st.rearm(m)
+}
+
+// taken acknowledges the messages up to c.Seq, before their reader asks for the next one. A position that was not given yet is refused.
+func (m *Machine) taken(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+	c := &req.Group
+	g, _ := m.seatOf(t, c, rep)
+	if g == nil || !peer(g, c, rep) {
+		return true
+	}
+	st := g.stream(c, c.Root, c.Rank)
+	if st == nil || c.Seq > st.given {
+		m.idle = true
+		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("message %d has not been received", c.Seq))
+	}
+	st.acknowledge(m, c.Seq)
+	return true
 }
 
 // admit tells all senders for whom there is room now: one of them may have gone meanwhile.
@@ -237,9 +253,10 @@ func (st *stream) due(m *Machine) {
 			continue
 		}
 		st.bytes -= len(msg.payload)
+		m.account.release(st.of.g.seats[st.src].session, rounded(len(msg.payload)))
 		msg.payload, msg.expired = nil, true
 		if st.first+uint64(i) > st.given {
-			st.g.seats[st.key.src].expired++
+			st.of.g.seats[st.src].expired++
 		}
 	}
 	st.admit(m)
@@ -267,44 +284,11 @@ func (m *Machine) expire(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// fenceStreams tells those who wait for rank that it is gone. What it had sent stays for its readers.
-func (m *Machine) fenceStreams(g *group, rank int) {
-	for _, st := range g.streamsInOrder() {
-		if st.key.src == rank && st.reader != nil {
-			r := st.reader
-			st.reader = nil
-			m.answer(&r.waiter, g.absence(rank))
-		}
-		if st.key.dst == rank {
-			st.refuseSenders(m, g.absence(rank))
-			m.disarm(st)
-			delete(g.streams, st.key)
-		}
-	}
-}
-
-// revokeStreams ends every call that waits in a stream of g.
-func (m *Machine) revokeStreams(g *group) {
-	for _, st := range g.streamsInOrder() {
-		if r := st.reader; r != nil {
-			st.reader = nil
-			m.answer(&r.waiter, g.revoked)
-		}
-		st.refuseSenders(m, g.revoked)
-	}
-}
-
 func (st *stream) refuseSenders(m *Machine, rep *wire.Reply) {
 	for _, w := range st.senders {
 		m.answer(&w.waiter, rep)
 	}
 	st.senders = nil
-}
-
-func (g *group) streamsInOrder() []*stream {
-	return slices.SortedFunc(maps.Values(g.streams), func(a, b *stream) int {
-		return cmp.Or(cmp.Compare(a.key.src, b.key.src), cmp.Compare(a.key.dst, b.key.dst), cmp.Compare(a.key.tag, b.key.tag))
-	})
 }
 
 func (r *reader) drop(m *Machine, w *waiter, why wire.Code) {
@@ -313,11 +297,11 @@ func (r *reader) drop(m *Machine, w *waiter, why wire.Code) {
 		m.forget(w)
 		return
 	}
-	m.answer(w, r.stream.overdue(m, w, r.stream.key.src, why))
+	m.answer(w, r.stream.overdue(m, w, r.stream.src, why))
 }
 
 func (r *reader) doing(*waiter) (*group, string) {
-	return r.stream.g, fmt.Sprintf("recv from rank %d", r.stream.key.src)
+	return r.stream.of.g, fmt.Sprintf("recv from rank %d", r.stream.src)
 }
 
 func (s *sender) drop(m *Machine, w *waiter, why wire.Code) {
@@ -326,20 +310,20 @@ func (s *sender) drop(m *Machine, w *waiter, why wire.Code) {
 		m.forget(w)
 		return
 	}
-	m.answer(w, s.stream.overdue(m, w, s.stream.key.dst, why))
+	m.answer(w, s.stream.overdue(m, w, s.stream.dst, why))
 }
 
 func (s *sender) doing(*waiter) (*group, string) {
-	return s.stream.g, fmt.Sprintf("send to rank %d", s.stream.key.dst)
+	return s.stream.of.g, fmt.Sprintf("send to rank %d", s.stream.dst)
 }
 
 // overdue is the answer to a send or recv that waited for rank in vain.
 func (st *stream) overdue(m *Machine, w *waiter, rank int, why wire.Code) *wire.Reply {
 	v := &wire.Verdict{Code: why, By: -1, Missing: []int{rank}, Waited: m.now - w.since}
-	v.Doing, v.Reason = m.doing(st.g, v.Missing), m.cutOff(st.g, v.Missing)
+	v.Doing, v.Reason = m.doing(st.of.g, v.Missing), m.cutOff(st.of.g, v.Missing)
 	if why != wire.CodeClosed {
 		verb := map[wire.Op]string{wire.OpRecv: "recv", wire.OpRoom: "send"}[w.op]
-		note(&st.g.failures, m.failure(st.key.tag, fmt.Sprintf("%s of rank %d", verb, w.rank), 0, v))
+		note(&st.of.g.failures, m.failure(st.of.tag, fmt.Sprintf("%s of rank %d", verb, w.rank), 0, v))
 	}
 	return failed(v)
 }

@@ -83,3 +83,51 @@ func TestStreamHasOneReader(t *testing.T) {
 	isCode(t, w.answer(first), wire.CodeCancelled)
 	same(t, "waiters", w.m.Holdings().Waiters, 0)
 }
+
+// TestChannelsAndStreamsAreLimited opens one more than a group may have: that is refused alone, and those that are there work on.
+func TestChannelsAndStreamsAreLimited(t *testing.T) {
+	w := newCrew(t, 2)
+	w.m.SetBounds(core.Bounds{Channels: 3, Streams: 2})
+	on := func(name string, seq uint64) wire.Contribution {
+		c := barrier(seq)
+		c.Channel = name
+		return c
+	}
+	meets := func(name string, seq uint64) {
+		t.Helper()
+		first, _ := w.cast(0, on(name, seq), "")
+		_, last := w.cast(1, on(name, seq), "")
+		isCode(t, last, wire.CodeOK)
+		isCode(t, w.answer(first), wire.CodeOK)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		meets(name, 1)
+	}
+	for rank := range 2 {
+		_, rep := w.cast(rank, on("d", 1), "")
+		isCode(t, rep, wire.CodeFull)
+		contains(t, rep.Detail, "the limit is 3 channels")
+	}
+	meets("b", 2)
+	for rank := range 2 { // room for another one
+		done := w.seat(wire.OpDone, rank)
+		done.Group.Channel = "a"
+		isCode(t, w.does(w.sessions[rank], done), wire.CodeOK)
+	}
+	meets("d", 1)
+
+	isCode(t, w.does(w.sessions[0], w.sending(0, 1, "message", 0)), wire.CodeOK)
+	w.waits(w.sessions[0], w.asking(1, 0, 1))
+	third := w.sending(0, 1, "message", 0)
+	third.Group.Channel = "tag"
+	rep := w.does(w.sessions[0], third)
+	isCode(t, rep, wire.CodeFull)
+	contains(t, rep.Detail, "the limit is 2 streams")
+	isCode(t, w.does(w.sessions[0], w.sending(0, 1, "message", 0)), wire.CodeOK)
+
+	for _, s := range w.sessions { // they end with the group
+		w.does(s, wire.Request{Op: wire.OpGoodbye})
+	}
+	same(t, "channels", w.m.Holdings().Channels, 0)
+	same(t, "streams", w.m.Holdings().Streams, 0)
+}

@@ -14,7 +14,7 @@ import (
 // it is made to fill one cache line: it has no 64-bit references, and slices without what is never used of them.
 type entry struct {
 	keyData *byte
-	valData *byte // nil if the value is nil
+	valData *byte // not nil, in an entry that is there
 	rev     uint64
 	keyLen  uint32
 	valLen  uint32
@@ -38,8 +38,12 @@ func (s *entry) setKey(key string) {
 // val is the value with the room behind it, as it was set.
 func (s *entry) val() []byte { return unsafe.Slice(s.valData, s.valCap)[:s.valLen] }
 
-// setVal keeps v, which has at most wire.MaxValue bytes; there may be more room behind it than can be counted.
+// setVal keeps v, which has at most wire.MaxValue bytes; there may be more room behind it than can be counted. A value of no bytes is
+// never nil: that means "absent" in answers, and in the old value of a swap.
 func (s *entry) setVal(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
 	s.valData, s.valLen = unsafe.SliceData(v), uint32(len(v))
 	s.valCap = uint32(min(cap(v), math.MaxUint32))
 }

@@ -59,7 +59,7 @@ func TestSlot(t *testing.T) {
 	for _, v := range [][]byte{nil, {}, []byte("v"), make([]byte, 3, 10), make([]byte, 0, 5)} {
 		s.setVal(v)
 		got := s.val()
-		if (got == nil) != (v == nil) || len(got) != len(v) || cap(got) != cap(v) {
+		if got == nil || len(got) != len(v) || cap(got) != cap(v) {
 			t.Errorf("%#v of %d comes back as %#v of %d", v, cap(v), got, cap(got))
 		}
 	}

@@ -14,7 +14,7 @@ type tally struct {
 	groups, shrunk    int
 	revoked           int
 	yes               int
-	no                [wire.CodeNoRoom + 1]int
+	no                [wire.CodeSkipped + 1]int
 	verbs             map[string]int // decided with success
 	lateMismatch      int
 	repeated, stale   int
@@ -32,6 +32,12 @@ type tally struct {
 	takes, leases, leased             int
 	leasesByTTL, leasesRevoked        int
 	leasesBySession                   int
+	empty                             int // appends of nothing
+	pushed, popped                    int
+
+	failedTogether, superseded, released int // attempts of several ranks; requests and ranks replaced by a later try; memberships given back by a cancel
+	awayTwice                            int // sessions that have not come back between two restarts
+	closed, freed, acked                 int // channels that a rank closed; that were freed; acknowledgements of messages
 }
 
 // run counts a record that was decided with success.
@@ -82,14 +88,17 @@ func (t *tally) sessions() []*int {
 	return []*int{
 		&t.rooms, &t.resumed, &t.lostAfterGrace, &t.rejoined, &t.again, &t.repeats, &t.skips, &t.gaps, &t.dropped, &t.late,
 		&t.restarts, &t.tails, &t.restored, &t.takes, &t.leases, &t.leased, &t.leasesByTTL, &t.leasesRevoked, &t.leasesBySession,
-		&t.relays, &t.heldBack, &t.lostTogether,
+		&t.relays, &t.heldBack, &t.lostTogether, &t.empty, &t.pushed, &t.popped, &t.failedTogether, &t.superseded, &t.released, &t.awayTwice,
+		&t.closed, &t.freed, &t.acked,
 	}
 }
 
 var sessionCounts = []string{
 	"told of room", "resumed", "lost after their grace", "joins repeated", "waits repeated", "repeats answered from memory", "skips", "gaps refused",
 	"frames dropped of old connections", "frames refused of lost sessions", "restarts", "with a lost tail", "from a snapshot", "takes", "leases", "entries with a lease",
-	"leases ended by their time", "by revoke", "by their session", "relays ended", "votes held back", "losses of several at once",
+	"leases ended by their time", "by revoke", "by their session", "relays ended", "votes held back", "losses of several at once", "appends of nothing", "values pushed", "values popped",
+	"attempts failed for several", "replaced by a later try", "memberships given back", "away over two restarts",
+	"channels closed by a rank", "channels freed", "messages acknowledged",
 }
 
 func (t *tally) String() string {
@@ -118,6 +127,7 @@ func (t *tally) check(tt *testing.T) {
 	}
 	for _, code := range []wire.Code{
 		wire.CodeLost, wire.CodeLeft, wire.CodeTimeout, wire.CodeCancelled, wire.CodeMismatch, wire.CodeAborted, wire.CodeInvalid, wire.CodeFull,
+		wire.CodeSkipped,
 	} {
 		met["failures: "+code.String()] = t.no[code]
 	}

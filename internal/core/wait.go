@@ -1,6 +1,7 @@
 package core
 
 import (
+	"container/list"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,11 +14,12 @@ import (
 type keyWait struct {
 	waiter
 	keys    []string
-	missing string
+	missing int           // the place in keys of the one that it is listed under
+	place   *list.Element // in that list
 }
 
 func (m *Machine) wait(t Ticket, req *wire.Request, rep *wire.Reply) bool {
-	missing, complete := m.firstMissing(req.Keys)
+	missing, complete := m.firstMissing(req.Keys, 0)
 	if complete {
 		m.show(req.Keys, rep)
 		return true
@@ -27,17 +29,27 @@ func (m *Machine) wait(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		kw.keys[i] = strings.Clone(k)
 	}
 	m.park(&kw.waiter, t, req, kw)
-	m.waitFor(kw, strings.Clone(missing))
+	m.waitFor(kw, missing)
 	return false
 }
 
-func (m *Machine) firstMissing(keys []string) (key string, complete bool) {
-	for _, k := range keys {
-		if m.lookup(k) == nil {
-			return k, false
+// firstMissing returns the place of the first key that does not exist, from a place on and around to
+// the one before it. A wait goes on from the key that it was listed under: as long as no key is
+// removed, it looks at each of its keys twice at most, in whatever order they come. The second
+// look is needed since a key that was there may have been removed meanwhile; each such removal costs
+// one more round at most.
+func (m *Machine) firstMissing(keys []string, from int) (at int, complete bool) {
+	for i := from; i < len(keys); i++ {
+		if m.lookup(keys[i]) == nil {
+			return i, false
 		}
 	}
-	return "", true
+	for i := range from {
+		if m.lookup(keys[i]) == nil {
+			return i, false
+		}
+	}
+	return 0, true
 }
 
 // fetchBytes bounds the values of one answer.
@@ -67,21 +79,28 @@ func (m *Machine) show(keys []string, rep *wire.Reply) {
 	m.fetch(keys, rep)
 }
 
-func (m *Machine) waitFor(kw *keyWait, missing string) {
-	kw.missing = missing
-	m.waits[missing] = append(m.waits[missing], kw)
+// waitFor lists kw under its key at a place, which does not exist.
+func (m *Machine) waitFor(kw *keyWait, missing int) {
+	key := kw.keys[missing]
+	waits := m.waits[key]
+	if waits == nil {
+		waits = list.New()
+		m.waits[key] = waits
+	}
+	kw.missing, kw.place = missing, waits.PushBack(kw)
 }
 
 // wake answers those who waited for key, in the order in which they came. Of those who wait for an entry for
 // one read, one will take it; the others will wait again.
 func (m *Machine) wake(key string) {
-	list := m.waits[key]
-	if list == nil {
+	waits := m.waits[key]
+	if waits == nil {
 		return
 	}
 	delete(m.waits, key)
-	for _, kw := range list {
-		if missing, complete := m.firstMissing(kw.keys); !complete {
+	for p := waits.Front(); p != nil; p = p.Next() {
+		kw := p.Value.(*keyWait)
+		if missing, complete := m.firstMissing(kw.keys, kw.missing); !complete {
 			m.waitFor(kw, missing)
 			continue
 		}
@@ -92,11 +111,11 @@ func (m *Machine) wake(key string) {
 }
 
 func (kw *keyWait) drop(m *Machine, w *waiter, why wire.Code) {
-	list := m.waits[kw.missing]
-	if list = slices.DeleteFunc(list, func(x *keyWait) bool { return x == kw }); len(list) > 0 {
-		m.waits[kw.missing] = list
+	key := kw.keys[kw.missing]
+	if waits := m.waits[key]; waits.Len() > 1 {
+		waits.Remove(kw.place)
 	} else {
-		delete(m.waits, kw.missing)
+		delete(m.waits, key)
 	}
 	if gone(why) {
 		m.forget(w)
@@ -111,4 +130,4 @@ func (kw *keyWait) drop(m *Machine, w *waiter, why wire.Code) {
 	m.answer(w, rep)
 }
 
-func (kw *keyWait) doing(*waiter) (*group, string) { return nil, "wait for key " + kw.missing }
+func (kw *keyWait) doing(*waiter) (*group, string) { return nil, "wait for key " + kw.keys[kw.missing] }

@@ -18,6 +18,7 @@ type waiter struct {
 	rank  int // of its group, if it is a rank's call
 	since Time
 	timer clock
+	cost  int // that its session is charged
 }
 
 // owner is what a waiter waits in: a key, a change, a roll, a record, a stream.
@@ -40,7 +41,8 @@ func (w *waiter) due(m *Machine) { w.owner.drop(m, w, wire.CodeTimeout) }
 
 // enlist makes w the waiting call t.
 func (m *Machine) enlist(w *waiter, t Ticket, req *wire.Request, o owner) {
-	*w = waiter{Ticket: t, op: req.Op, owner: o, rank: req.Group.Rank, since: m.now}
+	*w = waiter{Ticket: t, op: req.Op, owner: o, rank: req.Group.Rank, since: m.now, cost: callCost(req)}
+	m.account.charge(t.Session, w.cost)
 	m.sessions[t.Session].waiters[t.ID] = w
 	m.calls++
 }
@@ -62,6 +64,8 @@ func (m *Machine) answer(w *waiter, rep *wire.Reply) {
 // forget takes w out of its session. Its owner does so on its own.
 func (m *Machine) forget(w *waiter) {
 	m.disarm(w)
+	m.account.release(w.Session, w.cost)
+	w.cost = 0
 	if s := m.sessions[w.Session]; s != nil {
 		if s.waiters[w.ID] != nil {
 			m.calls--

@@ -1,15 +1,20 @@
 package durable
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"iter"
 	"os"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -18,19 +23,32 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// A checkpoint is a bbolt file of two buckets.
+// A checkpoint is a bbolt file of four buckets, with a seal behind it (seal.go).
 //
-//	meta     "format": u32 · "incarnation": u64 · "segment": u64 · "state": core.State, as msgpack · "sum": tally; written last
-//	entries  key → revision u64 | when it goes i64 | reads u32 | value
+//	meta     "incarnation": u64 · "segment": u64 · "sum": tally; written last
+//	state    number u64, big-endian → a piece of core.State, as msgpack
+//	values   number u64, big-endian → a piece of a value that is large
+//	entries  key → revision u64 | when it goes i64 | reads u32 | pieces u32 | value, or the number u64 of the first of its pieces
+//
+// Pieces are small because bbolt has up to five values in a page, and a page in memory.
 const (
-	format      = 1
 	metaName    = "meta"
+	stateName   = "state"
+	valuesName  = "values"
 	entriesName = "entries"
 	// batch is how many entries are read at once while nobody else has the machine: well below a millisecond.
 	batch = 1000
+	// batchBytes is how many bytes of values are read at once, but for a value that is larger, and written in one transaction.
+	batchBytes = 4 << 20
+	// pieceBytes is the most that one value of bbolt has.
+	pieceBytes = 1 << 20
+	// garbage is after how many bytes written those that bbolt has thrown away are collected: it makes a page of a large value in
+	// memory of its own, and a heap may otherwise grow to twice what the store has before a collection is due.
+	garbage = 8 << 20
 )
 
-// tally is what must be the same when a checkpoint is read: how many entries there are, and the sum of their checksums.
+// tally is what must be the same when a checkpoint is read: how many entries there are, and the sum of their checksums. The
+// seal is of what the disk returned when the checkpoint was made; the tally is of what was in memory.
 type tally struct{ count, sum uint64 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -50,7 +68,7 @@ type pieces func() (entries []core.Entry, more bool, err error)
 // piecesOf are those of a snapshot of a machine that nobody else has.
 func piecesOf(s *core.Snapshot) pieces {
 	return func() ([]core.Entry, bool, error) {
-		entries, more := s.Next(batch)
+		entries, more := s.Next(batch, batchBytes)
 		return entries, more, nil
 	}
 }
@@ -65,84 +83,170 @@ func (d *Disk) save(segment uint64, s *core.State, next pieces) error {
 		_ = os.Remove(name)
 		return err
 	}
-	info, err := os.Stat(name)
+	size, err := seal(d.options.FS, name)
 	if err != nil {
+		_ = os.Remove(name)
 		return err
 	}
-	d.size = info.Size()
-	if err := os.Rename(name, filepath.Join(d.dir, checkpointName)); err != nil {
+	d.size = size
+	if err := d.options.FS.Rename(name, filepath.Join(d.dir, checkpointName)); err != nil {
 		return err
 	}
-	return syncDir(d.dir)
+	return d.options.FS.SyncDir(d.dir)
 }
 
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
+// write has bbolt write a checkpoint. It needs a few times batchBytes of memory, and garbage, whatever the store has.
 func (d *Disk) write(name string, segment uint64, s *core.State, next pieces) (err error) {
 	db, err := bbolt.Open(name, 0o600, &bbolt.Options{NoSync: true, NoFreelistSync: true, Timeout: time.Second})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	var all tally
+	w := &writer{db: db}
 	for more := true; more; {
 		var entries []core.Entry
 		if entries, more, err = next(); err != nil {
 			return err
 		}
-		if err := db.Update(func(tx *bbolt.Tx) error { return putEntries(tx, entries, &all) }); err != nil {
-			return err
+		for len(entries) > 0 {
+			n := transaction(entries)
+			if err := w.entries(entries[:n]); err != nil {
+				return err
+			}
+			clear(entries[:n]) // values that have changed since are garbage now
+			entries = entries[n:]
 		}
 	}
-	state, err := wire.MsgPack.Append(nil, s)
-	if err != nil {
+	state := bufio.NewWriterSize(w, 1<<20)
+	if err := errors.Join(wire.WriteMsgPack(state, s), state.Flush()); err != nil {
 		return err
 	}
-	all.add(nil, state)
-	if err := db.Update(func(tx *bbolt.Tx) error { return d.putMeta(tx, segment, state, &all) }); err != nil {
-		return err
-	}
-	return db.Sync()
+	return w.meta(d.Incarnation, segment)
 }
 
-func putEntries(tx *bbolt.Tx, entries []core.Entry, all *tally) error {
-	b, err := tx.CreateBucketIfNotExists([]byte(entriesName))
-	if err != nil {
-		return err
+// transaction returns how many entries are written in one transaction.
+func transaction(entries []core.Entry) (n int) {
+	for size := 0; n < len(entries) && size < batchBytes; n++ {
+		size += len(entries[n].Key) + len(entries[n].Value)
 	}
-	b.FillPercent = 0.9 // they come in order, mostly
-	for _, e := range entries {
-		v := make([]byte, 0, 20+len(e.Value))
-		v = binary.LittleEndian.AppendUint64(v, e.Rev)
-		v = binary.LittleEndian.AppendUint64(v, uint64(e.At))
-		v = binary.LittleEndian.AppendUint32(v, e.Reads)
-		k, v := []byte("k"+e.Key), append(v, e.Value...) // bbolt has no empty keys
-		if err := b.Put(k, v); err != nil {
+	return n
+}
+
+// writer writes the buckets of a checkpoint.
+type writer struct {
+	db    *bbolt.DB
+	all   tally
+	room  []byte // for the values of a transaction, which bbolt has in its pages when it is over
+	state uint64 // pieces of the state that are written
+	value uint64 // pieces of values that are written
+	spent int    // bytes since the last collection
+}
+
+// update puts keys and values into a bucket, in one transaction. bbolt looks at values until it is over.
+func (w *writer) update(bucket string, put func(put func(k, v []byte) error) error) error {
+	return w.db.Update(func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists([]byte(bucket))
+		if err != nil {
 			return err
 		}
-		all.add(k, v)
+		b.FillPercent = 0.9 // they come in order, mostly
+		return put(func(k, v []byte) error {
+			w.all.add(k, v)
+			w.spent += len(k) + len(v)
+			return b.Put(k, v)
+		})
+	})
+}
+
+// collect collects garbage, if there is much.
+func (w *writer) collect() {
+	if w.spent >= garbage {
+		w.spent = 0
+		runtime.GC()
+	}
+}
+
+func (w *writer) entries(entries []core.Entry) error {
+	defer w.collect()
+	size := 0
+	for _, e := range entries {
+		size += entryHead + min(len(e.Value), pieceBytes)
+	}
+	if cap(w.room) < size {
+		w.room = make([]byte, 0, max(size, batchBytes+batchBytes/4))
+	}
+	room, number := w.room[:0], w.value
+	for _, e := range entries {
+		if len(e.Value) > pieceBytes {
+			if err := w.pieces(valuesName, w.value, e.Value); err != nil {
+				return err
+			}
+			w.value += piecesOfValue(e.Value)
+		}
+	}
+	return w.update(entriesName, func(put func(k, v []byte) error) error {
+		for _, e := range entries {
+			start := len(room)
+			room = binary.LittleEndian.AppendUint64(room, e.Rev)
+			room = binary.LittleEndian.AppendUint64(room, uint64(e.At))
+			room = binary.LittleEndian.AppendUint32(room, e.Reads)
+			if n := piecesOfValue(e.Value); n > 1 {
+				room = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(room, uint32(n)), number)
+				number += n
+			} else {
+				room = append(binary.LittleEndian.AppendUint32(room, 0), e.Value...)
+			}
+			if err := put([]byte("k"+e.Key), room[start:]); err != nil { // bbolt has no empty keys
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// piecesOfValue is in how many pieces a value is.
+func piecesOfValue(v []byte) uint64 { return uint64((len(v) + pieceBytes - 1) / pieceBytes) }
+
+// entryHead is how many bytes are before the value of an entry.
+const entryHead = 24
+
+// pieces writes b in pieces, the first of which gets a number.
+func (w *writer) pieces(bucket string, number uint64, b []byte) error {
+	for len(b) > 0 {
+		part := b[:min(len(b), batchBytes)]
+		b = b[len(part):]
+		if err := w.update(bucket, func(put func(k, v []byte) error) error {
+			for piece := range slices.Chunk(part, pieceBytes) {
+				if err := put(binary.BigEndian.AppendUint64(nil, number), piece); err != nil {
+					return err
+				}
+				number++
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		w.collect()
 	}
 	return nil
 }
 
-func (d *Disk) putMeta(tx *bbolt.Tx, segment uint64, state []byte, all *tally) error {
-	b, err := tx.CreateBucketIfNotExists([]byte(metaName))
-	if err != nil {
-		return err
-	}
-	return errors.Join(
-		b.Put([]byte("format"), binary.LittleEndian.AppendUint32(nil, format)),
-		b.Put([]byte("incarnation"), binary.LittleEndian.AppendUint64(nil, d.Incarnation)),
-		b.Put([]byte("segment"), binary.LittleEndian.AppendUint64(nil, segment)),
-		b.Put([]byte("state"), state),
-		b.Put([]byte("sum"), all.bytes()),
-	)
+// Write writes a part of the state.
+func (w *writer) Write(b []byte) (n int, err error) {
+	first := w.state
+	w.state += piecesOfValue(b)
+	return len(b), w.pieces(stateName, first, b)
+}
+
+func (w *writer) meta(incarnation, segment uint64) error {
+	id, from := binary.LittleEndian.AppendUint64(nil, incarnation), binary.LittleEndian.AppendUint64(nil, segment)
+	return w.update(metaName, func(put func(k, v []byte) error) error {
+		return errors.Join(
+			put([]byte("incarnation"), id),
+			put([]byte("segment"), from),
+			put([]byte("sum"), w.all.bytes()), // of all that was put before it
+		)
+	})
 }
 
 // load reads the checkpoint of the directory.
@@ -150,36 +254,26 @@ func (d *Disk) load() (m *core.Machine, segment uint64, err error) {
 	return d.read(filepath.Join(d.dir, checkpointName))
 }
 
-// read makes a machine of a checkpoint, which it does not change.
+// read makes a machine of a checkpoint, which it does not change. bbolt sees nothing that the seal has not found sound: it
+// believes what is in its pages. If the disk returns something else after that, a panic or a fault of the mapped file ends in
+// an error too.
 func (d *Disk) read(name string) (m *core.Machine, segment uint64, err error) {
-	defer func() { // bbolt panics over some files that are not its own
+	if d.size, err = sealed(name); err != nil {
+		return nil, 0, err
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: %s: %v", ErrDamaged, filepath.Base(name), r)
 		}
 	}()
-	info, err := os.Stat(name)
+	db, err := bbolt.Open(name, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
 	if err != nil {
 		return nil, 0, err
 	}
-	d.size = info.Size()
-	db, err := bbolt.Open(name, 0o600, &bbolt.Options{ReadOnly: true, Timeout: time.Second})
-	if err != nil {
-		return nil, 0, fmt.Errorf("%w: %s is no checkpoint: %w", ErrForeign, filepath.Base(name), err)
-	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	err = db.View(func(tx *bbolt.Tx) error {
-		if tx.Size() > info.Size() { // what is not there must not be looked at: the file is mapped
-			return fmt.Errorf("%w: %s has been cut short", ErrDamaged, filepath.Base(name))
-		}
-		var s core.State
-		if segment, err = d.meta(tx, &s); err != nil {
-			return err
-		}
-		if err := sound(tx); err != nil {
-			return fmt.Errorf("%w: %s: %w", ErrDamaged, filepath.Base(name), err)
-		}
-		m, err = core.Restore(s.Limits, &s, entriesOf(tx))
-		if err != nil {
+		if m, segment, err = d.machine(tx); err != nil {
 			return fmt.Errorf("%w: %s: %w", ErrDamaged, filepath.Base(name), err)
 		}
 		return nil
@@ -187,59 +281,105 @@ func (d *Disk) read(name string) (m *core.Machine, segment uint64, err error) {
 	return m, segment, err
 }
 
-func (d *Disk) meta(tx *bbolt.Tx, s *core.State) (segment uint64, err error) {
-	b := tx.Bucket([]byte(metaName))
-	if b == nil {
-		return 0, fmt.Errorf("%w: a bbolt file of somebody else", ErrForeign)
+// machine makes a machine of what is in a checkpoint, and compares that with its tally.
+func (d *Disk) machine(tx *bbolt.Tx) (m *core.Machine, segment uint64, err error) {
+	meta, state, entries := tx.Bucket([]byte(metaName)), tx.Bucket([]byte(stateName)), tx.Bucket([]byte(entriesName))
+	if meta == nil || state == nil {
+		return nil, 0, errors.New("a bucket is missing")
 	}
-	version, id, from := b.Get([]byte("format")), b.Get([]byte("incarnation")), b.Get([]byte("segment"))
-	switch {
-	case len(version) != 4 || len(id) != 8 || len(from) != 8:
-		return 0, fmt.Errorf("%w: a bbolt file of somebody else", ErrForeign)
-	case binary.LittleEndian.Uint32(version) > format:
-		return 0, fmt.Errorf("%w: format %d, this is %d", ErrNewer, binary.LittleEndian.Uint32(version), format)
-	}
-	d.Incarnation = binary.LittleEndian.Uint64(id)
-	if err := wire.MsgPack.Parse(bytes.Clone(b.Get([]byte("state"))), s); err != nil {
-		return 0, fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	return binary.LittleEndian.Uint64(from), nil
-}
-
-// sound compares a checkpoint with its tally.
-func sound(tx *bbolt.Tx) error {
-	meta, b := tx.Bucket([]byte(metaName)), tx.Bucket([]byte(entriesName))
-	if b == nil {
-		return errors.New("it has no entries")
+	id, from := meta.Get([]byte("incarnation")), meta.Get([]byte("segment"))
+	if len(id) != 8 || len(from) != 8 {
+		return nil, 0, errors.New("it has no incarnation, or no segment")
 	}
 	var all tally
-	all.add(nil, meta.Get([]byte("state")))
-	c := b.Cursor()
-	for k, v := c.First(); k != nil; k, v = c.Next() {
-		all.add(k, v)
+	all.add([]byte("incarnation"), id)
+	all.add([]byte("segment"), from)
+	var s core.State
+	if err := wire.ReadMsgPack(&stateReader{c: state.Cursor(), all: &all}, &s); err != nil {
+		return nil, 0, err
+	}
+	if m, err = core.Restore(s.Limits, &s, entriesOf(entries, tx.Bucket([]byte(valuesName)), &all)); err != nil {
+		return nil, 0, err
 	}
 	if !bytes.Equal(all.bytes(), meta.Get([]byte("sum"))) {
-		return errors.New("its checksum is wrong")
+		return nil, 0, errors.New("its entries are not those that were written")
 	}
-	return nil
+	d.Incarnation = binary.LittleEndian.Uint64(id)
+	return m, binary.LittleEndian.Uint64(from), nil
 }
 
-// entriesOf gives the entries of a checkpoint, in memory of their own.
-func entriesOf(tx *bbolt.Tx) iter.Seq2[core.Entry, error] {
+// stateReader reads the pieces of the state, and adds them to the tally.
+type stateReader struct {
+	c     *bbolt.Cursor
+	all   *tally
+	begun bool
+	rest  []byte
+}
+
+// Read implements io.Reader.
+func (r *stateReader) Read(b []byte) (int, error) {
+	for len(r.rest) == 0 {
+		next := r.c.Next
+		if !r.begun {
+			next, r.begun = r.c.First, true
+		}
+		k, v := next()
+		if k == nil {
+			return 0, io.EOF
+		}
+		r.all.add(k, v)
+		r.rest = v
+	}
+	n := copy(b, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+// entriesOf gives the entries of a checkpoint, if it has any, in memory of their own, and adds them to the tally.
+func entriesOf(b, values *bbolt.Bucket, all *tally) iter.Seq2[core.Entry, error] {
 	return func(yield func(core.Entry, error) bool) {
-		c := tx.Bucket([]byte(entriesName)).Cursor()
+		if b == nil {
+			return
+		}
+		c := b.Cursor()
 		for k, v := c.First(); k != nil; k, v = c.Next() {
-			if len(v) < 20 || len(k) < 1 {
+			all.add(k, v)
+			if len(v) < entryHead || len(k) < 1 {
 				yield(core.Entry{}, fmt.Errorf("entry %q has %d bytes", k, len(v)))
 				return
 			}
 			e := core.Entry{
-				Key: string(k[1:]), Value: append([]byte{}, v[20:]...), Rev: binary.LittleEndian.Uint64(v),
+				Key: string(k[1:]), Rev: binary.LittleEndian.Uint64(v),
 				At: core.Time(binary.LittleEndian.Uint64(v[8:])), Reads: binary.LittleEndian.Uint32(v[16:]),
+			}
+			if n := binary.LittleEndian.Uint32(v[20:]); n == 0 {
+				e.Value = append([]byte{}, v[entryHead:]...)
+			} else if e.Value = largeValue(values, uint64(n), v[entryHead:], all); e.Value == nil {
+				yield(core.Entry{}, fmt.Errorf("entry %q has a piece missing", k))
+				return
 			}
 			if !yield(e, nil) {
 				return
 			}
 		}
 	}
+}
+
+// largeValue is a value of n pieces, or nil if one is not there.
+func largeValue(values *bbolt.Bucket, n uint64, first []byte, all *tally) (value []byte) {
+	if values == nil || len(first) != 8 {
+		return nil
+	}
+	value = make([]byte, 0, min(n*pieceBytes, wire.MaxValue))
+	for number := binary.LittleEndian.Uint64(first); n > 0; n-- {
+		k := binary.BigEndian.AppendUint64(nil, number)
+		v := values.Get(k)
+		if v == nil {
+			return nil
+		}
+		all.add(k, v)
+		value = append(value, v...)
+		number++
+	}
+	return value
 }

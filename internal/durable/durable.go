@@ -1,10 +1,14 @@
 // Package durable keeps a core.Machine in a directory: a log of its events, which is folded into a checkpoint from time to time.
 //
 //	DIR/lock            held by the process that has the directory
-//	DIR/checkpoint.db   the state of a moment (bbolt), and the segment of the log from which on to replay
+//	DIR/checkpoint.db   the state of a moment (bbolt), the segment of the log from which on to replay, and a seal
 //	DIR/log-…           segments of the log, since then (package journal)
 //
-// A checkpoint is written beside the old one, made durable, and renamed over it: there is always one that is whole.
+// A checkpoint is written beside the old one, made durable, and renamed over it: there is always one that is whole. The
+// segment that it names is durable before that, so that a directory without it has lost it.
+//
+// All that a start depends on is under a checksum, and looked at before it is used: the seal is of the whole checkpoint. A start
+// returns what was acknowledged, or an error, and then it has changed nothing but the lock.
 package durable
 
 import (
@@ -32,12 +36,15 @@ var (
 	ErrDamaged = errors.New("it is damaged")
 )
 
+// FS is the file system that a directory is on.
+type FS = journal.FS
+
 // Options has defaults for its zero value.
 type Options struct {
 	Grace  time.Duration            // what sessions get after a restart to come back; default 10 s
 	Fold   int64                    // bytes of log that make a checkpoint worth while; default 64 MiB
 	Logger *slog.Logger             // nil is silent
-	FS     journal.FS               // of the log; nil is the system's
+	FS     FS                       // of the log, and of what makes a checkpoint durable; nil is the system's
 	Wrote  func(took time.Duration) // if not nil, see journal.Options
 }
 
@@ -52,6 +59,9 @@ func (o *Options) withDefaults() *Options {
 	if own.Fold == 0 {
 		own.Fold = 64 << 20
 	}
+	if own.FS == nil {
+		own.FS = journal.OS
+	}
 	if own.Logger == nil {
 		own.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -65,7 +75,8 @@ type Disk struct {
 
 	dir     string
 	options *Options
-	lock    *os.File
+	held    *os.File // the directory, locked
+	lock    *os.File // the file in it, locked too: a directory on NFS cannot be
 	log     *journal.Journal
 
 	folding sync.Mutex // held while a checkpoint is made
@@ -80,6 +91,13 @@ const (
 	checkpointName = "checkpoint.db"
 	temporary      = "checkpoint.tmp"
 	logPrefix      = "log-"
+)
+
+// A store that is new begins its log with the segment 1: nothing is lost if that has no records, and there is no checkpoint. One
+// that is restored begins it with another, and needs its checkpoint.
+const (
+	created  = 1
+	restored = 2
 )
 
 // Open opens dir, which is made if it is not there, and brings its machine back as it was when the last answer left.
@@ -100,7 +118,7 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 	if err := os.MkdirAll(d.dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := syncDir(filepath.Dir(filepath.Clean(d.dir))); err != nil {
+	if err := d.options.FS.SyncDir(filepath.Dir(filepath.Clean(d.dir))); err != nil {
 		return nil, err
 	}
 	if err := d.acquire(); err != nil {
@@ -111,19 +129,17 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 		return nil, err
 	}
 	if !is {
-		d.Incarnation = rand.Uint64() | 1
-		first := core.New(limits).Snapshot()
-		if err := d.save(1, first.State, piecesOf(first)); err != nil {
+		if err := d.create(created, core.New(limits), nil); err != nil {
 			return nil, err
 		}
 	}
 	m, segment, err := d.load()
 	if err != nil {
-		return nil, err
+		return nil, advise(err)
 	}
-	d.log, err = journal.Open(d.dir, d.Incarnation, segment, m.Replay, &journal.Options{Logger: d.options.Logger, FS: d.options.FS, Wrote: d.options.Wrote})
+	d.log, err = journal.Open(d.dir, d.Incarnation, segment, m.Replay, d.logOptions())
 	if err != nil {
-		return nil, err
+		return nil, advise(err)
 	}
 	// What was refused under other limits stays refused: what is replayed is replayed under those that it had.
 	m.SetLimits(limits)
@@ -137,30 +153,50 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 	return m, d.log.Sync(pos)
 }
 
+// advise adds to an error about a damaged directory what to do. A journal.DamageError says it itself.
+func advise(err error) error {
+	if errors.Is(err, ErrDamaged) || errors.Is(err, journal.ErrForeign) || errors.Is(err, journal.ErrOtherStore) {
+		return fmt.Errorf("%w; nothing was changed: keep a copy of the directory, check the disk, and restore the directory from a backup", err)
+	}
+	return err
+}
+
+func (d *Disk) logOptions() *journal.Options {
+	return &journal.Options{Logger: d.options.Logger, FS: d.options.FS, Wrote: d.options.Wrote}
+}
+
+// create makes a store of a new incarnation in a directory that look has found to have none: the segment first, then the
+// checkpoint that names it. A process that is killed in between has left a segment without records.
+func (d *Disk) create(segment uint64, m *core.Machine, progress func(done, total int)) error {
+	d.Incarnation = rand.Uint64() | 1
+	err := journal.Create(d.dir, d.Incarnation, segment, d.logOptions())
+	if errors.Is(err, journal.ErrExists) {
+		err = fmt.Errorf("%w: there is a log, and no %s; restore a backup into another directory", ErrDamaged, checkpointName)
+	}
+	if err != nil {
+		return err
+	}
+	s := m.Snapshot()
+	return d.save(segment, s.State, told(piecesOf(s), m.Keys(), progress))
+}
+
 // look reports whether there is a store in the directory. Anything else that is there is left alone.
 func (d *Disk) look() (is bool, err error) {
-	files, err := os.ReadDir(d.dir)
+	files, err := d.options.FS.ReadDir(d.dir)
 	if err != nil {
 		return false, err
 	}
-	logs, others := 0, []string{}
-	for _, f := range files {
-		switch name := f.Name(); {
+	others := []string{}
+	for _, name := range files {
+		switch {
 		case name == checkpointName:
-			is = true
-		case strings.HasPrefix(name, logPrefix):
-			logs++
-		case name != lockName && name != temporary && name != "lost+found":
+			return true, nil
+		case !strings.HasPrefix(name, logPrefix) && name != lockName && name != temporary && name != "lost+found":
 			others = append(others, name)
 		}
 	}
-	switch {
-	case is:
-		return true, nil
-	case len(others) > 0:
+	if len(others) > 0 {
 		return false, fmt.Errorf("%w: %s; name an empty directory", ErrForeign, strings.Join(others[:min(len(others), 3)], ", "))
-	case logs > 0:
-		return false, fmt.Errorf("%w: there is a log, and no %s; restore a backup into another directory", ErrDamaged, checkpointName)
 	}
 	return false, nil
 }
@@ -186,29 +222,38 @@ func (d *Disk) Sync(pos uint64) error { return d.log.Sync(pos) }
 // Durable is up to where everything is on the disk.
 func (d *Disk) Durable() uint64 { return d.log.Durable() }
 
+// Unsynced is how many bytes of events are not on the disk yet.
+func (d *Disk) Unsynced() int64 { return d.log.Unsynced() }
+
+// Writing is how long the write of the log that is under way has taken; 0 if there is none.
+func (d *Disk) Writing() time.Duration { return d.log.Writing() }
+
 // LogSize is how many bytes of log there are since the last checkpoint.
 func (d *Disk) LogSize() int64 { return d.log.Size() }
 
 // Hold calls a function with the machine while nobody else has it, and no event of it is missing in the log.
 type Hold func(func(*core.Machine)) error
 
-// FoldBy makes checkpoints whenever the log has grown, until Close.
+// FoldBy makes checkpoints whenever the log has grown, until Close. One that fails may have filled the disk that the log needs: it is
+// tried again after twice the time, a minute at most.
 func (d *Disk) FoldBy(hold Hold) {
 	d.running.Go(func() {
-		ticker := time.NewTicker(time.Second)
-		defer ticker.Stop()
-		for {
+		for pause := time.Second; ; {
 			select {
-			case <-ticker.C:
+			case <-time.After(pause):
 			case <-d.stop:
 				return
 			}
 			if d.log.Size() < max(d.options.Fold, d.lastSize()) {
 				continue
 			}
-			if err := d.Checkpoint(hold); err != nil {
-				d.options.Logger.Error("checkpoint", "dir", d.dir, "err", err) // the log has it all
+			err := d.Checkpoint(hold)
+			if err == nil {
+				pause = time.Second
+				continue
 			}
+			pause = min(2*pause, time.Minute)
+			d.options.Logger.Error("checkpoint", "dir", d.dir, "err", err, "again", pause) // the log has it all
 		}
 	})
 }
@@ -236,8 +281,13 @@ func (d *Disk) Checkpoint(hold Hold) error {
 		return err
 	}
 	held := time.Since(began)
-	err := d.save(segment, s.State, func() (entries []core.Entry, more bool, err error) {
-		err = hold(func(*core.Machine) { entries, more = s.Next(batch) })
+	err := d.log.Begin(segment)
+	if err != nil {
+		_ = hold(func(*core.Machine) { s.Stop() })
+		return err
+	}
+	err = d.save(segment, s.State, func() (entries []core.Entry, more bool, err error) {
+		err = hold(func(*core.Machine) { entries, more = s.Next(batch, batchBytes) })
 		return entries, more, err
 	})
 	if err != nil {
@@ -266,7 +316,14 @@ func (d *Disk) Close() error {
 	return errors.Join(d.log.Close(), d.release())
 }
 
-func (d *Disk) acquire() error {
+// acquire locks the directory, so that who removes the lock file does not let a second server in, and the lock file.
+func (d *Disk) acquire() (err error) {
+	if d.held, err = os.Open(d.dir); err != nil {
+		return err
+	}
+	if err := lockDir(d.held); err != nil {
+		return fmt.Errorf("%w (%w)", ErrInUse, err)
+	}
 	f, err := os.OpenFile(filepath.Join(d.dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -279,10 +336,13 @@ func (d *Disk) acquire() error {
 }
 
 func (d *Disk) release() error {
-	if d.lock == nil {
-		return nil
+	var errs []error
+	for _, f := range []*os.File{d.lock, d.held} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
 	}
-	return d.lock.Close()
+	return errors.Join(errs...)
 }
 
 // Restore puts a backup into dir, which is made, or is empty. What comes back is another incarnation: it knows no session of the first one,
@@ -310,16 +370,17 @@ func (d *Disk) restore(backup string, progress func(done, total int)) error {
 		return errors.Join(err, fs.ErrExist)
 	}
 	m, _, err := d.read(backup)
+	if errors.Is(err, ErrDamaged) {
+		return fmt.Errorf("%w: use another backup", err)
+	}
 	if err != nil {
 		return err
 	}
-	d.Incarnation = rand.Uint64() | 1
 	m.Restart(m.Now(), 0)
 	for _, session := range m.Sessions() {
 		m.Apply(m.Now(), session, &wire.Request{Op: wire.OpLost}, new(wire.Reply))
 	}
-	s := m.Snapshot()
-	return d.save(1, s.State, told(piecesOf(s), m.Keys(), progress))
+	return d.create(restored, m, progress)
 }
 
 // told tells of each piece that is taken.

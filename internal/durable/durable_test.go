@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -23,7 +24,7 @@ import (
 type rig struct {
 	t       *testing.T
 	rng     *rand.Rand
-	disk    *disk.Disk
+	disk    *powerDisk
 	dir     string
 	d       *Disk
 	m       *core.Machine
@@ -81,24 +82,39 @@ func (r *rig) sync() {
 	r.acked = r.pos
 }
 
+// trySync syncs, if there is power.
+func (r *rig) trySync() {
+	if err := r.d.Sync(r.pos); err != nil {
+		require.ErrorIs(r.t, err, disk.ErrPower)
+		return
+	}
+	r.acked = r.pos
+}
+
 func (r *rig) checkpoint() {
 	err := r.d.Checkpoint(func(f func(*core.Machine)) error {
 		f(r.m)
 		if r.rng.IntN(2) == 0 { // others go on meanwhile
 			r.step()
 		}
+		if r.rng.IntN(4) == 0 {
+			r.trySync()
+		}
 		return nil
 	})
-	require.NoError(r.t, err)
+	if !errors.Is(err, disk.ErrPower) {
+		require.NoError(r.t, err)
+	}
 }
 
-// TestPowerLoss shows that what was acknowledged is there after the power was lost, and that what is there was so at one moment.
+// TestPowerLoss shows that what was acknowledged is there after the power was lost, at any step of a checkpoint too, and that
+// what is there was so at one moment.
 func TestPowerLoss(t *testing.T) {
-	for seed := range uint64(150) {
+	for seed := range uint64(80) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		r := &rig{t: t, rng: rng, disk: disk.New(rng), dir: t.TempDir()}
+		r := &rig{t: t, rng: rng, disk: newPowerDisk(t, rng), dir: t.TempDir()}
 		for range 3 {
-			require.NoError(t, r.open(), "seed %d", seed)
+			r.start(seed)
 			r.history = map[uint64]map[string]string{0: entries(r.m)}
 			r.acked, r.pos = 0, 0
 			for range rng.IntN(60) {
@@ -106,16 +122,60 @@ func TestPowerLoss(t *testing.T) {
 				case n < 15:
 					r.step()
 				case n < 19:
-					r.sync()
+					r.trySync()
 				default:
+					if rng.IntN(2) == 0 {
+						r.disk.CutPower(rng.IntN(40))
+					}
 					r.checkpoint()
 				}
 			}
 			before := r.d
-			r.disk.Crash()
+			r.disk.crash(r.dir)
 			require.NoError(t, before.release())
 			r.afterwards(seed)
 		}
+	}
+}
+
+// TestPowerLossInACheckpoint loses the power at each step of a checkpoint, several times, since chance decides what of an
+// unsynced change is left.
+func TestPowerLossInACheckpoint(t *testing.T) {
+	for step := 0; ; step++ {
+		whole := false
+		for seed := range uint64(6) {
+			rng := rand.New(rand.NewPCG(seed, uint64(step)))
+			r := &rig{t: t, rng: rng, disk: newPowerDisk(t, rng), dir: t.TempDir(), history: map[uint64]map[string]string{}}
+			require.NoError(t, r.open())
+			for range 10 {
+				r.step()
+			}
+			r.sync()
+			r.disk.CutPower(step)
+			whole = r.d.Checkpoint(func(f func(*core.Machine)) error { f(r.m); return nil }) == nil
+			r.disk.crash(r.dir)
+			require.NoError(t, r.d.release())
+			r.afterwards(seed)
+		}
+		if whole {
+			require.Greater(t, step, 10)
+			return
+		}
+	}
+}
+
+// start opens the store; the power may fail meanwhile, again and again.
+func (r *rig) start(seed uint64) {
+	for {
+		if r.rng.IntN(3) == 0 {
+			r.disk.CutPower(r.rng.IntN(40))
+		}
+		err := r.open()
+		if err == nil {
+			return
+		}
+		require.ErrorIs(r.t, err, disk.ErrPower, "seed %d", seed)
+		r.disk.crash(r.dir)
 	}
 }
 
@@ -134,9 +194,9 @@ func (r *rig) afterwards(seed uint64) {
 
 // TestDiskFull shows that a store which cannot write ends, once and for all, and has what it acknowledged.
 func TestDiskFull(t *testing.T) {
-	for _, fault := range []func(*disk.Disk, int){(*disk.Disk).FailWrite, (*disk.Disk).FailSync} {
+	for _, fault := range []func(*powerDisk, int){(*powerDisk).FailWrite, (*powerDisk).FailSync} {
 		rng := rand.New(rand.NewPCG(1, 1))
-		r := &rig{t: t, rng: rng, disk: disk.New(rng), dir: t.TempDir(), history: map[uint64]map[string]string{}}
+		r := &rig{t: t, rng: rng, disk: newPowerDisk(t, rng), dir: t.TempDir(), history: map[uint64]map[string]string{}}
 		require.NoError(t, r.open())
 		r.history[0] = entries(r.m)
 		r.step()
@@ -149,7 +209,7 @@ func TestDiskFull(t *testing.T) {
 		r.step()
 		require.Equal(t, err, r.d.Sync(r.pos), "it is not tried again")
 		require.Error(t, r.d.Close())
-		r.disk.Crash()
+		r.disk.crash(r.dir)
 		r.afterwards(0)
 	}
 }
@@ -184,6 +244,23 @@ func TestACheckpointThatIsInterrupted(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
+// TestACheckpointThatFailsIsTriedLessAndLess: each try writes until the disk is full, and leaves nothing for the log meanwhile.
+func TestACheckpointThatFailsIsTriedLessAndLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, m, err := Open(t.TempDir(), core.Limits{}, &Options{Fold: 1})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, d.Close()) }()
+		req := wire.Request{Op: wire.OpSet, Key: "more than the checkpoint has", Value: make([]byte, 100<<10)}
+		m.Apply(0, core.Local, &req, new(wire.Reply))
+		require.NoError(t, d.Sync(d.Apply(0, core.Local, &req)))
+		tries := 0
+		d.FoldBy(func(func(*core.Machine)) error { tries++; return os.ErrInvalid })
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		require.InDelta(t, 15, tries, 2)
+	})
+}
+
 func TestNothingIsOverwritten(t *testing.T) {
 	dir := t.TempDir()
 	d, _, err := Open(dir, core.Limits{}, nil)
@@ -200,6 +277,8 @@ func TestNothingIsOverwritten(t *testing.T) {
 		_, _, err := Open(dir, core.Limits{}, nil)
 		require.Error(t, err, what)
 		require.True(t, errors.Is(err, ErrForeign) || errors.Is(err, ErrDamaged), "%s: %v", what, err)
+		require.ErrorContains(t, err, "nothing was changed: keep a copy of the directory", what)
+		require.ErrorContains(t, Restore(name, t.TempDir(), nil), ": use another backup", what)
 		now, _ := os.ReadFile(name)
 		require.Equal(t, broken, now, what)
 	}

@@ -13,7 +13,11 @@ import (
 func BenchmarkSync(b *testing.B) {
 	for _, callers := range []int{1, 50} {
 		b.Run(fmt.Sprint(callers), func(b *testing.B) {
-			j, err := journal.Open(b.TempDir(), id, 1, nil, nil)
+			dir := b.TempDir()
+			if err := journal.Create(dir, id, 1, nil); err != nil {
+				b.Fatal(err)
+			}
+			j, err := journal.Open(dir, id, 1, nil, nil)
 			if err != nil {
 				b.Fatal(err)
 			}

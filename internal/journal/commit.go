@@ -2,6 +2,7 @@ package journal
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"time"
 )
@@ -31,17 +32,20 @@ func (j *Journal) take(b *batch) *batch {
 
 // write makes b durable. Called with the turn, and b taken.
 func (j *Journal) write(b *batch) error {
+	began := time.Now()
+	j.writing.Store(&began)
+	defer j.writing.Store(nil)
 	if b.segment > j.seg.number {
 		if err := j.next(); err != nil {
 			return err
 		}
 	}
-	seal(b.buf, j.seg.sum, j.seg.off, j.base+b.last-uint64(b.count)+1, b.count)
+	next := j.base + b.last + 1
+	seal(b.buf, j.seg.sum, j.seg.off, next-uint64(b.count), b.count)
 	if j.wrote == nil {
-		return j.seg.write(b.buf)
+		return j.seg.write(b.buf, next)
 	}
-	began := time.Now()
-	err := j.seg.write(b.buf)
+	err := j.seg.write(b.buf, next)
 	j.wrote(time.Since(began))
 	return err
 }
@@ -66,27 +70,25 @@ func (j *Journal) settle(b *batch, err error) {
 	close(b.done)
 }
 
-// next begins the segment after the one that is written, all of which is durable. Called with the turn.
+// next creates the segment after the one that is written, all of which is durable, and then ends that one. Called with
+// the turn.
 func (j *Journal) next() error {
-	_ = j.seg.close()
-	return j.create(j.seg.number + 1)
+	before, first := j.seg, j.base+j.durable.Load()+1
+	if err := j.create(before.number+1, first); err != nil {
+		return errors.Join(err, before.close())
+	}
+	return errors.Join(before.finish(first), before.close())
 }
 
-// create makes a segment. It is durable before any record is.
-func (j *Journal) create(number uint64) error {
+// create makes a segment, durable, whose first record has the given sequence.
+func (j *Journal) create(number, first uint64) error {
 	name := segmentName(j.dir, number)
 	f, err := j.fs.Create(name)
 	if err != nil {
 		return named("create", name, err)
 	}
 	j.seg = segment{file: f, name: name, number: number, ahead: j.ahead}
-	return j.begin()
-}
-
-// begin writes the header of the segment, and makes its name durable.
-func (j *Journal) begin() error {
-	h := header{version: version, store: j.store, segment: j.seg.number, first: j.base + j.durable.Load() + 1}
-	if err := j.seg.begin(h); err != nil {
+	if err := j.seg.begin(header{version: version, store: j.store, segment: number, first: first}); err != nil {
 		return err
 	}
 	if err := j.fs.SyncDir(j.dir); err != nil {
@@ -94,7 +96,25 @@ func (j *Journal) begin() error {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.live = append(j.live, extent{j.seg.number, headerLen})
+	j.live = append(j.live, extent{number, headerLen})
+	return nil
+}
+
+// begun sees to it that the given segment has been begun. Called with the turn.
+func (j *Journal) begun(segment uint64) error {
+	b, segment := j.lastBefore(segment)
+	if b != nil {
+		j.commit(b)
+	}
+	if err := j.failed(); err != nil {
+		return err
+	}
+	if j.seg.number < segment {
+		if err := j.next(); err != nil {
+			j.fail(err)
+			return err
+		}
+	}
 	return nil
 }
 
@@ -102,21 +122,12 @@ func (j *Journal) begin() error {
 func (j *Journal) leave(before uint64) (old []extent, err error) {
 	<-j.turn
 	defer func() { j.turn <- struct{}{} }()
-	b, before := j.lastBefore(before)
-	if b != nil {
-		j.commit(b)
-	}
-	if err := j.failed(); err != nil {
+	if err := j.begun(before); err != nil {
 		return nil, err
-	}
-	if j.seg.number < before {
-		if err := j.next(); err != nil {
-			j.fail(err)
-			return nil, err
-		}
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	before = min(before, j.seg.number)
 	n, _ := slices.BinarySearchFunc(j.live, before, func(e extent, n uint64) int { return cmp.Compare(e.number, n) })
 	old = slices.Clone(j.live[:n])
 	j.live = slices.Delete(j.live, 0, n)

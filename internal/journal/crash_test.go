@@ -30,6 +30,7 @@ type life struct {
 	before  int      // how many of the records are in the checkpoint
 	failed  bool     // the journal has failed
 	made    int
+	created bool
 }
 
 // TestNothingAcknowledgedIsLost runs lives of a log, each of them another with its seed.
@@ -120,6 +121,9 @@ func (l *life) rotate() {
 	if l.failed || l.rng.IntN(4) == 0 {
 		return
 	}
+	if l.failed = l.j.Begin(from) != nil; l.failed || l.rng.IntN(4) == 0 {
+		return
+	}
 	l.from, l.before = from, before
 	l.acked = max(l.acked, before)
 	if l.rng.IntN(2) == 0 {
@@ -145,7 +149,7 @@ func (l *life) open() {
 		if l.rng.IntN(6) == 0 {
 			l.disk.CutPower(l.rng.IntN(8))
 		}
-		j, records, err := open(l.disk, l.from)
+		j, records, err := l.createAndOpen()
 		switch {
 		case errors.Is(err, disk.ErrPower):
 			l.disk.Crash()
@@ -162,6 +166,20 @@ func (l *life) open() {
 		l.records, l.acked, l.base = l.records[:n], n, n // what was replayed is durable
 		return
 	}
+}
+
+// createAndOpen opens the log; the first time it is created. A Create that was interrupted is repeated.
+func (l *life) createAndOpen() (*journal.Journal, []string, error) {
+	if !l.created {
+		if err := journal.Create(dir, id+l.rng.Uint64N(2), 1, options(l.disk)); err != nil {
+			return nil, nil, err
+		}
+		if err := journal.Create(dir, id, 1, options(l.disk)); err != nil {
+			return nil, nil, err
+		}
+		l.created = true
+	}
+	return open(l.disk, l.from)
 }
 
 // TestCrashWhileManySync cuts the power while callers append and sync at once.

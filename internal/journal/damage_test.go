@@ -2,6 +2,8 @@ package journal_test
 
 import (
 	"bytes"
+	"encoding/binary"
+	"hash/crc32"
 	"slices"
 	"strings"
 	"testing"
@@ -18,8 +20,11 @@ const (
 	third  = dir + "/log-0000000000000003"
 )
 
-// end is where the batches in a file end.
-func end(d *disk.Disk, name string) int { return len(bytes.TrimRight(d.Files()[name], "\x00")) }
+// markLen is how many bytes a mark has.
+const markLen = 24
+
+// end is where the batches in a file end, and the mark begins: 13 bytes of it are up to the last that is not zero.
+func end(d *disk.Disk, name string) int { return len(bytes.TrimRight(d.Files()[name], "\x00")) - 13 }
 
 // change gives f a file's content, and puts back what it returns.
 func change(d *disk.Disk, name string, f func(b []byte) []byte) { d.Put(name, f(d.Files()[name])) }
@@ -35,25 +40,25 @@ func refused(t *testing.T, d *disk.Disk) error {
 	_, _, err := open(d, 1)
 	require.Error(t, err)
 	d.Crash()
-	require.Equal(t, before, d.Files())
+	for name, b := range d.Files() {
+		require.True(t, bytes.Equal(before[name], b), name)
+		delete(before, name)
+	}
+	require.Empty(t, before)
 	return err
 }
 
 // TestEachByteCounts changes each byte of a log, one at a time.
 func TestEachByteCounts(t *testing.T) {
 	segments := [][]string{{"one", "two three"}, {"four", "5 6", "seven"}}
-	last := end(written(t, segments[0], segments[1][:2]), second) // the last batch begins there
 	check := func(name string, i int) {
 		d := written(t, segments...)
+		zeros := end(d, name) + markLen
 		flip(d, name, i)
-		if name == second && i >= last {
+		if i >= zeros {
 			_, records, err := open(d, 1)
-			require.NoError(t, err)
-			want := []string{"one", "two", "three", "four", "5", "6"}
-			if i >= end(written(t, segments...), second) {
-				want = append(want, "seven") // something among the zeros
-			}
-			require.Equal(t, want, records)
+			require.NoError(t, err, "%s %d", name, i)
+			require.Equal(t, []string{"one", "two", "three", "four", "5", "6", "seven"}, records)
 			return
 		}
 		err := refused(t, d)
@@ -71,7 +76,8 @@ func TestEachByteCounts(t *testing.T) {
 		}
 	}
 	for _, name := range []string{first, second} {
-		for i := range end(written(t, segments...), name) + 50 {
+		d := written(t, segments...)
+		for i := range min(end(d, name)+50, len(d.Files()[name])) { // one that is finished has no zeros behind its end
 			check(name, i)
 		}
 	}
@@ -87,6 +93,10 @@ func TestEachCut(t *testing.T) {
 	for n := range ends[3] {
 		d := written(t, batches)
 		change(d, first, func(b []byte) []byte { return b[:n] })
+		if n < 40 {
+			require.ErrorContains(t, refused(t, d), "header is incomplete")
+			continue
+		}
 		_, records, err := open(d, 1)
 		require.NoError(t, err, n)
 		whole := 0
@@ -124,15 +134,20 @@ func TestRefused(t *testing.T) {
 			func(d *disk.Disk) { d.Put(third, []byte("text")) },
 			journal.ErrForeign, third,
 		},
+		"older": {
+			func(d *disk.Disk) { d.Put(third, olderHeader()) },
+			journal.ErrOlder, third + ": written by an older muster",
+		},
 		"newer": {
-			func(d *disk.Disk) { change(d, third, func(b []byte) []byte { b[8] = 2; return b }) },
-			journal.ErrNewer, third + ": written by a newer muster: use that one (format 2, not 1)",
+			func(d *disk.Disk) { change(d, third, func(b []byte) []byte { b[8] = 3; return b }) },
+			journal.ErrNewer, third + ": written by a newer muster: use that one (format 3, not 2)",
 		},
 		"other store": {
 			func(d *disk.Disk) {
-				j, err := journal.Open(dir+"/other", 7, 3, nil, options(d))
-				must(err, j.Sync(add(j, "x")))
-				d.Put(third, d.Files()[dir+"/other/log-0000000000000003"])
+				other := dir + "/other/log-0000000000000003"
+				must(journal.Create(dir+"/other", 7, 3, options(d)))
+				d.Put(third, d.Files()[other])
+				d.Delete(other)
 			},
 			journal.ErrOtherStore, third + ": the log of another store: its id is 0x7, not 0xabcdef",
 		},
@@ -144,15 +159,30 @@ func TestRefused(t *testing.T) {
 			func(d *disk.Disk) { d.Delete(first) },
 			journal.ErrMissing, first,
 		},
+		"last missing": {
+			func(d *disk.Disk) { d.Delete(third) },
+			journal.ErrMissing, third,
+		},
+		"all missing": {
+			func(d *disk.Disk) { d.Delete(first); d.Delete(second); d.Delete(third) },
+			journal.ErrMissing, first,
+		},
 		"renamed": {
-			func(d *disk.Disk) { d.Put(dir+"/log-0000000000000004", d.Files()[second]) },
+			func(d *disk.Disk) { d.Put(third, d.Files()[second]) },
 			nil, "it is segment 2",
+		},
+		"one too many": {
+			func(d *disk.Disk) { d.Put(dir+"/log-0000000000000004", d.Files()[second]) },
+			nil, "a segment follows",
 		},
 		"header cut":    {cut(second, 20), nil, "header is incomplete"},
 		"header zeroed": {zero(third, 0, 40), nil, "header is incomplete"},
-		"end cut":       {cut(second, 65), nil, "it begins with record 5, but the segment before it ends before record 4"},
-		"end torn":      {cut(second, 66), nil, "a segment follows"},
-		"gap":           {zero(third, 40, 65), nil, "a sound batch follows at byte 65"},
+		"empty":         {cut(third, 0), nil, "header is incomplete"},
+		"end cut":       {cut(second, 69), nil, "a segment follows"},
+		"end torn":      {cut(second, 70), nil, "a segment follows"},
+		"end missing":   {zero(second, 98, 98+markLen), nil, "a segment follows"},
+		"gap":           {zero(third, 40, 69), nil, "what was durable before byte 69 is not sound"},
+		"last batch":    {zero(third, 69, 97), nil, "what was durable before byte 97 is not sound"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := written(t, []string{"1", "2"}, []string{"3", "4"}, []string{"5", ""}) // ends with zeros
@@ -167,6 +197,13 @@ func TestRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// olderHeader is that of a segment of format 1.
+func olderHeader() []byte {
+	b := make([]byte, 36, 40)
+	copy(b, "musterJL\x01")
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 }
 
 func must(errs ...error) {
@@ -198,16 +235,40 @@ func TestOnlyOwnSegmentsAreRemoved(t *testing.T) {
 func TestABatchOfAnotherLog(t *testing.T) {
 	d := written(t, []string{"1234567", "a"}) // the first batch has 11 bytes in one record
 	other := written(t, []string{"12 3", "a"}).Files()[first]
-	change(d, first, func(b []byte) []byte { return append(b[:40+20+11], other[40+20+11:]...) })
+	change(d, first, func(b []byte) []byte { return append(b[:40+24+11], other[40+24+11:]...) })
 	require.ErrorContains(t, refused(t, d), "its batch begins with record 3, not 2")
 }
 
 // TestAMovedBatch: the checksum knows the place.
 func TestAMovedBatch(t *testing.T) {
 	d := written(t, []string{"a"})
-	change(d, first, func(b []byte) []byte { copy(b[65:], b[40:65]); clear(b[40:65]); return b })
+	change(d, first, func(b []byte) []byte { copy(b[69:], b[40:69]); clear(b[40:69]); return b })
 	_, records := mustOpen(t, d, 1)
 	require.Empty(t, records)
+}
+
+// TestTheLastBatch damages a batch without a mark behind it, as a loss of power leaves it: what cannot be an incomplete
+// write is refused.
+func TestTheLastBatch(t *testing.T) {
+	long := strings.Repeat("x", 2000)
+	written := func() *disk.Disk {
+		d := written(t, []string{"a", long}) // from 69 on: up to 93 its head, and 4 and 2000 bytes
+		change(d, first, func(b []byte) []byte { clear(b[69+24+2004:]); return b })
+		return d
+	}
+	_, records := mustOpen(t, written(), 1)
+	require.Equal(t, []string{"a", long}, records)
+	for i := 69; i < 69+24+2004; i++ {
+		d := written()
+		flip(d, first, i)
+		require.ErrorContains(t, refused(t, d), "at byte 69: the last batch is complete, and not sound")
+	}
+	for _, torn := range [][2]int{{69, 512}, {512, 1024}, {2048, 2097}, {1024, 2097}} {
+		d := written()
+		zero(first, torn[0], torn[1])(d)
+		_, records := mustOpen(t, d, 1)
+		require.Equal(t, []string{"a"}, records)
+	}
 }
 
 // TestALogInARecord: the records of a log may be logs, and torn off in the middle.
@@ -217,7 +278,7 @@ func TestALogInARecord(t *testing.T) {
 	j, _ := mustOpen(t, d, 1)
 	add(j, string(inner))
 	require.NoError(t, j.Close())
-	change(d, first, func(b []byte) []byte { return slices.Clone(b[:40+24+len(inner)/2]) })
+	change(d, first, func(b []byte) []byte { return slices.Clone(b[:40+28+len(inner)/2]) })
 	_, records, err := open(d, 1)
 	require.NoError(t, err)
 	require.Empty(t, records)

@@ -1,7 +1,8 @@
 // Package journal is an append-only log of records in segment files, with group commit. What a record
 // is, only its writer knows.
 //
-//	j, err := journal.Open(dir, id, from, state.apply, nil)
+//	err := journal.Create(dir, id, 1, nil) // once
+//	j, err := journal.Open(dir, id, 1, state.apply, nil)
 //	mu.Lock()
 //	pos := j.Append(func(b []byte) []byte { return append(b, event...) }) // in memory
 //	mu.Unlock()
@@ -16,28 +17,39 @@
 // Integers are little-endian. Segment 7 is the file log-0000000000000007: a header, batches, zeros.
 //
 //	header  magic    8  "musterJL"
-//	        version  4  1
+//	        version  4  2
 //	        store    8  the id of the store: a log of another one is refused
 //	        segment  8  its number
 //	        first    8  the sequence of the first record in it
 //	        crc      4  CRC-32C of the 36 bytes before
-//	batch   crc      4  CRC-32C, going on from the header's, of the batch's offset (8) and the rest of it
+//	batch   crc      4  CRC-32C, continued from the header's, of the batch's offset (8) and the rest of its head
+//	        sum      4  CRC-32C, continued from the header's, of the batch's offset (8) and its body
 //	        length   4  of the body
 //	        first    8  the sequence of its first record: one more than the last before it
 //	        count    4  of records, 1 or more
 //	        body        each record: length 4, bytes
+//	mark                a head with the count 0 and the length 0, behind the last batch
+//	end                 a head with the count 0 and the length 1: the log continues in the next segment
 //	zeros               written ahead, or none
 //
-// That a batch's checksum depends on where it is keeps a record that holds a log from looking like a batch.
+// A checksum depends on the offset, so that a record that contains a log does not look like a batch.
 //
-// # What holds
+// # Recovery
 //
-// A batch is what goes out in one write and one fdatasync, and is written when the one before
-// it is durable; a segment is begun when the one before it is. Hence only the last batch of the last
-// segment can be incomplete after a crash, and Open cuts it off: nobody was told that it is there. If
-// anything valid follows what is damaged, the disk has lost what it had confirmed, and Open refuses.
+// A batch is what one write and one fdatasync make durable. It is written when the batch before it is durable.
+// When it is durable too, the mark is written behind it, and only then does Sync return; the next batch
+// overwrites the mark. A sound head, of a batch or of a mark, therefore shows that all before it was durable.
 //
-// Killing the process loses what was appended and not written. A power failure loses what was
-// not synced too. Open writes the last batch again: after a failed fdatasync the system may show it to readers,
+// A new segment is created, and durable, before the end is written into the one before it, and records are written to
+// it after that. Hence a segment with an end has a successor with a sound header, and a successor
+// of a segment without an end has no records.
+//
+// Open cuts off an incomplete last batch, since no caller of Sync knows of it: one with no sound head behind it, of which
+// a sector (512 bytes) is still zero, or behind the end of the file, or whose head is split between two sectors. Whatever else
+// is not sound is damage, and so is a segment that is missing: then Open returns an error, and changes nothing.
+//
+// Killing the process loses what was appended and not written. A power failure loses what was not synced too, and
+// possibly the last mark: then damage to the last batch may look like an incomplete write, if one of its sectors is zero.
+// Open writes the last batch again: after a failed fdatasync the system may show it to readers,
 // call it clean, and not have it on the disk.
 package journal

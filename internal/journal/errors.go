@@ -10,9 +10,13 @@ import (
 var (
 	ErrForeign    = errors.New("not a log of muster, or its beginning is lost")
 	ErrNewer      = errors.New("written by a newer muster: use that one")
+	ErrOlder      = errors.New("written by an older muster, whose format this one does not read: use that one")
 	ErrOtherStore = errors.New("the log of another store")
 	ErrMissing    = errors.New("a segment of the log is missing: restore it, or the whole directory, from a backup")
 )
+
+// ErrExists is what Create returns if there is a log already. It has changed nothing then.
+var ErrExists = errors.New("there is a log already")
 
 // ErrClosed is what Sync returns after Close.
 var ErrClosed = errors.New("journal: closed")

@@ -12,10 +12,17 @@ const MaxRecord = 1 << 30
 
 const (
 	magic     = "musterJL"
-	version   = 1
+	version   = 2
 	headerLen = 40
-	batchLen  = 20 // of a batch before its body
-	recordLen = 4  // of a record before its bytes
+	headLen   = 24  // of a batch before its body, of a mark and of an end
+	recordLen = 4   // of a record before its bytes
+	sector    = 512 // bytes that a disk writes whole or not at all, at least
+)
+
+// Lengths of a head that has no records.
+const (
+	markLength = 0
+	endLength  = 1
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -59,38 +66,48 @@ func (h header) torn(b []byte) bool {
 	return true
 }
 
-// batchHead is the beginning of a batch.
-type batchHead struct {
-	crc    uint32
-	length uint32
+// head is the beginning of a batch, a mark or an end.
+type head struct {
+	sum    uint32 // of the body
+	length uint32 // of the body
 	first  uint64
-	count  uint32
+	count  uint32 // 0: there is no body
 }
 
-func parseBatchHead(b []byte) batchHead {
-	return batchHead{
-		crc:    binary.LittleEndian.Uint32(b),
-		length: binary.LittleEndian.Uint32(b[4:]),
-		first:  binary.LittleEndian.Uint64(b[8:]),
-		count:  binary.LittleEndian.Uint32(b[16:]),
+// parseHead takes a head off b, at offset off of the segment whose header has the checksum sum. sound says that its
+// own checksum is right, and that such a head can be.
+func parseHead(b []byte, sum uint32, off int64) (h head, sound bool) {
+	h = head{
+		sum:    binary.LittleEndian.Uint32(b[4:]),
+		length: binary.LittleEndian.Uint32(b[8:]),
+		first:  binary.LittleEndian.Uint64(b[12:]),
+		count:  binary.LittleEndian.Uint32(b[20:]),
 	}
+	if h.count == 0 && h.length > endLength || int64(h.length) < recordLen*int64(h.count) {
+		return h, false
+	}
+	return h, binary.LittleEndian.Uint32(b) == crc32.Update(seed(sum, off), castagnoli, b[4:headLen])
 }
 
-// fits reports whether a batch of such a head may be in room bytes.
-func (h batchHead) fits(room int64) bool {
-	return h.count > 0 && int64(h.length) >= recordLen*int64(h.count) && batchLen+int64(h.length) <= room
+// put writes h to the beginning of b.
+func (h head) put(b []byte, sum uint32, off int64) {
+	binary.LittleEndian.PutUint32(b[4:], h.sum)
+	binary.LittleEndian.PutUint32(b[8:], h.length)
+	binary.LittleEndian.PutUint64(b[12:], h.first)
+	binary.LittleEndian.PutUint32(b[20:], h.count)
+	binary.LittleEndian.PutUint32(b, crc32.Update(seed(sum, off), castagnoli, b[4:headLen]))
 }
 
 // seal writes the head of the batch b, which has room for it, that is to be at offset off of the segment
 // whose header has the checksum sum.
 func seal(b []byte, sum uint32, off int64, first uint64, count uint32) {
-	binary.LittleEndian.PutUint32(b[4:], uint32(len(b)-batchLen))
-	binary.LittleEndian.PutUint64(b[8:], first)
-	binary.LittleEndian.PutUint32(b[16:], count)
-	binary.LittleEndian.PutUint32(b, crc32.Update(seed(sum, off), castagnoli, b[4:]))
+	body := b[headLen:]
+	head{
+		sum: crc32.Update(seed(sum, off), castagnoli, body), length: uint32(len(body)), first: first, count: count,
+	}.put(b, sum, off)
 }
 
-// seed is what the checksum of a batch goes on from.
+// seed is what the checksums of a batch continue from.
 func seed(sum uint32, off int64) uint32 {
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], uint64(off))

@@ -5,13 +5,14 @@ import (
 	"os"
 )
 
-// FS is what a journal needs of a file system. Names are paths.
+// FS is what a journal, and the checkpoint beside it, need of a file system. Names are paths.
 type FS interface {
 	Create(name string) (File, error) // fails if it exists
 	Open(name string) (File, error)   // for reading and writing
 	Remove(name string) error
+	Rename(from, to string) error // replaces a file that there is
 	ReadDir(dir string) (names []string, err error)
-	SyncDir(dir string) error // makes what Create and Remove did durable
+	SyncDir(dir string) error // makes what Create, Remove and Rename did durable
 }
 
 // File is an open file. One goroutine at a time uses it.
@@ -24,12 +25,16 @@ type File interface {
 	Size() (int64, error)
 }
 
-// osFS is the operating system's.
+// OS is the operating system's.
+var OS FS = osFS{}
+
 type osFS struct{}
 
 type osFile struct{ *os.File }
 
 func (osFS) Remove(name string) error { return os.Remove(name) }
+
+func (osFS) Rename(from, to string) error { return os.Rename(from, to) }
 
 func (osFS) Create(name string) (File, error) {
 	return open(name, os.O_RDWR|os.O_CREATE|os.O_EXCL)

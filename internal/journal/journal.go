@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -41,7 +43,8 @@ type Journal struct {
 	turn chan struct{} // has one value; who takes it may do I/O, and puts it back
 	seg  segment       // of whoever has the turn
 
-	durable atomic.Uint64 // position; changed with the turn and mu
+	durable atomic.Uint64             // position; changed with the turn and mu
+	writing atomic.Pointer[time.Time] // when the write that is under way began; nil if there is none
 
 	mu     sync.Mutex // protects the fields below; not held during I/O
 	queue  []*batch   // in order; the last may be open for more
@@ -105,7 +108,7 @@ func (j *Journal) open() *batch {
 	if j.spare == nil {
 		j.spare = make([]byte, 0, 4<<10)
 	}
-	b := &batch{buf: j.spare[:batchLen], segment: j.number, last: j.pos, done: make(chan struct{})}
+	b := &batch{buf: j.spare[:headLen], segment: j.number, last: j.pos, done: make(chan struct{})}
 	j.spare = nil
 	j.queue = append(j.queue, b)
 	return b
@@ -148,8 +151,26 @@ func (j *Journal) find(pos uint64) (*batch, error) {
 // Durable returns the position up to which all is durable.
 func (j *Journal) Durable() uint64 { return j.durable.Load() }
 
+// Unsynced returns how many bytes have been appended that are not durable.
+func (j *Journal) Unsynced() (n int64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, b := range j.queue {
+		n += int64(len(b.buf))
+	}
+	return n
+}
+
+// Writing returns how long the write that is under way has taken, until it is durable; 0 if there is none.
+func (j *Journal) Writing() time.Duration {
+	if began := j.writing.Load(); began != nil {
+		return max(1, time.Since(*began))
+	}
+	return 0
+}
+
 // Rotate begins a new segment, unless there is no record in this one yet, and returns its number: records
-// appended from now on are in it. It does no I/O: the file is made by the Sync that needs it, or by Remove.
+// appended from now on are in it. It does no I/O: the file is made by the Sync that needs it, or by Begin.
 func (j *Journal) Rotate() (segment uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -170,8 +191,44 @@ func (j *Journal) Size() (n int64) {
 	return n
 }
 
+// Begin makes a segment that Rotate has returned, durable, after what is in those before it. A checkpoint may name it from
+// then on.
+func (j *Journal) Begin(segment uint64) error {
+	<-j.turn
+	defer func() { j.turn <- struct{}{} }()
+	return j.begun(segment)
+}
+
+// Missing returns the name of a segment that the log has, and that is not in the directory, or nothing.
+func (j *Journal) Missing() (name string) {
+	before := j.names()
+	there, err := j.fs.ReadDir(j.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	for _, name := range j.names() {
+		if slices.Contains(before, name) && !slices.Contains(there, filepath.Base(name)) {
+			return name
+		}
+	}
+	return ""
+}
+
+// names returns those of the segments.
+func (j *Journal) names() (names []string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, e := range j.live {
+		names = append(names, segmentName(j.dir, e.number))
+	}
+	return names
+}
+
+// Fail ends the log with an error, as a write that fails does, unless it has failed already.
+func (j *Journal) Fail(err error) { j.fail(err) }
+
 // Remove removes the segments before one that Rotate has returned, when a durable checkpoint has what is
-// in them. It syncs what waits for them first, and makes the new one: from then on there always is one.
+// in them. It does what Begin does first.
 func (j *Journal) Remove(before uint64) error {
 	old, err := j.leave(before)
 	if err != nil {
@@ -186,7 +243,7 @@ func (j *Journal) Remove(before uint64) error {
 	return named("sync", j.dir, j.fs.SyncDir(j.dir))
 }
 
-// Close makes all durable that was appended, and closes the log. What is appended later is dropped.
+// Close makes all durable that was appended, and the mark behind it, and closes the log. What is appended later is dropped.
 func (j *Journal) Close() error {
 	err := j.Sync(math.MaxUint64)
 	<-j.turn
@@ -195,6 +252,9 @@ func (j *Journal) Close() error {
 		return nil
 	}
 	j.fail(ErrClosed)
+	if err == nil {
+		err = named("sync", j.seg.name, j.seg.file.Sync())
+	}
 	if e := j.seg.close(); err == nil {
 		err = e
 	}

@@ -45,8 +45,12 @@ func openWith(from uint64, o *journal.Options) (j *journal.Journal, records []st
 	return j, records, err
 }
 
+// mustOpen opens the log on d, which it creates if there is none.
 func mustOpen(t testing.TB, d *disk.Disk, from uint64) (*journal.Journal, []string) {
 	t.Helper()
+	if len(d.Files()) == 0 {
+		require.NoError(t, journal.Create(dir, id, from, options(d)))
+	}
 	j, records, err := open(d, from)
 	require.NoError(t, err)
 	return j, records
@@ -99,16 +103,17 @@ func TestFormat(t *testing.T) {
 	got := d.Files()[dir+"/log-0000000000000001"]
 	require.Len(t, got, 2048, "with zeros ahead")
 	require.Equal(t, ""+
-		"6d75737465724a4c"+"01000000"+"efcdab0000000000"+"0100000000000000"+"0100000000000000"+"7e8ba69b"+
-		"857b18d2"+"0e000000"+"0100000000000000"+"02000000"+"03000000"+"6f6e65"+"03000000"+"74776f"+
-		"36209d56"+"05000000"+"0300000000000000"+"01000000"+"01000000"+"33",
+		"6d75737465724a4c"+"02000000"+"efcdab0000000000"+"0100000000000000"+"0100000000000000"+"d3607478"+
+		"cad6725e"+"cd0e1ab3"+"0e000000"+"0100000000000000"+"02000000"+"03000000"+"6f6e65"+"03000000"+"74776f"+
+		"5d9a3d7d"+"551fa2b1"+"05000000"+"0300000000000000"+"01000000"+"01000000"+"33"+
+		"8b3b2951"+"00000000"+"00000000"+"04",
 		hex.EncodeToString(bytes.TrimRight(got, "\x00")))
 }
 
 func TestRotateAndRemove(t *testing.T) {
 	d := newDisk()
 	j, _ := mustOpen(t, d, 1)
-	empty := j.Size()
+	empty := j.Size() // the header
 	require.EqualValues(t, 1, j.Rotate(), "nothing is in segment 1")
 	add(j, "a")
 	require.EqualValues(t, 2, j.Rotate())
@@ -130,14 +135,24 @@ func TestRotateAndRemove(t *testing.T) {
 	require.Equal(t, []string{"c"}, records)
 }
 
+// TestAFinishedSegmentHasNoZeros has segments that no checkpoint replaces take no more of a disk than what is in them.
+func TestAFinishedSegmentHasNoZeros(t *testing.T) {
+	d := written(t, []string{"a"}, []string{"b"}, []string{"c"})
+	require.Less(t, len(d.Files()[first]), 200)
+	require.Less(t, len(d.Files()[second]), 200)
+	require.Len(t, d.Files()[third], 2048)
+	_, records := mustOpen(t, d, 1)
+	require.Equal(t, []string{"a", "b", "c"}, records)
+}
+
 func TestLeftOversOfACheckpointAreRemoved(t *testing.T) {
 	d := written(t, []string{"a"}, []string{"b"}, []string{"c"})
 	j, records := mustOpen(t, d, 3)
 	require.Equal(t, []string{"c"}, records)
 	require.Len(t, d.Files(), 1)
 	require.NoError(t, j.Close())
-	_, records = mustOpen(t, d, 4)
-	require.Empty(t, records, "the checkpoint may be ahead of the first record in its segment")
+	_, _, err := open(d, 4)
+	require.ErrorIs(t, err, journal.ErrMissing)
 	require.Len(t, d.Files(), 1)
 }
 
@@ -261,16 +276,19 @@ func TestApplyMayRefuse(t *testing.T) {
 func TestTornTailIsReported(t *testing.T) {
 	d := written(t, []string{"a", "b"})
 	name := dir + "/log-0000000000000001"
-	d.Put(name, d.Files()[name][:40+25+24])
+	d.Put(name, d.Files()[name][:40+29+28])
 	var out bytes.Buffer
 	_, records, err := openWith(1, &journal.Options{FS: d, Logger: slog.New(slog.NewTextHandler(&out, nil))})
 	require.NoError(t, err)
 	require.Equal(t, []string{"a"}, records)
-	require.Contains(t, out.String(), "file=/log/log-0000000000000001 offset=65 bytes=21", "up to the last that is not zero")
+	require.Contains(t, out.String(), "file=/log/log-0000000000000001 offset=69 bytes=25", "up to the last that is not zero")
 }
 
 func TestOnTheDisk(t *testing.T) {
 	dir := t.TempDir()
+	require.NoError(t, journal.Create(dir, id, 0, nil))
+	require.ErrorIs(t, journal.Create(dir, id, 1, nil), journal.ErrExists)
+	require.NoError(t, journal.Create(dir, id, 0, nil), "there is no record in it")
 	for n := range 4 {
 		var records []string
 		j, err := journal.Open(dir, id, uint64(n), func(r []byte) error {
@@ -289,6 +307,7 @@ func TestOnTheDisk(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, files, 2)
 	}
+	require.ErrorIs(t, journal.Create(dir, id, 3, nil), journal.ErrExists)
 	_, err := journal.Open(dir+"/absent", id, 1, nil, nil)
 	require.ErrorIs(t, err, os.ErrNotExist)
 }

@@ -7,13 +7,33 @@ import (
 	"slices"
 )
 
-// Open opens the log, of the store with the id, in the directory dir, which exists. It calls apply for
-// each record of the segments from number from on, in order; when it returns, these records are durable,
-// whatever happened before. Segments before from are left over from a checkpoint: it removes them. A log
-// that has no segments from there on begins with segment from.
-//
-// If something is wrong with the log, or apply has returned an error, Open changes nothing.
-func Open(dir string, id uint64, from uint64, apply func(record []byte) error, o *Options) (*Journal, error) {
+// Create begins the log of the store with the id in the directory dir, which exists: it makes a segment of the given number,
+// without records, durable. A log that is there already is ErrExists, unless it is what a Create of the same number has
+// left that did not return.
+func Create(dir string, id, number uint64, o *Options) error {
+	j := newJournal(dir, id, o)
+	r := recovery{j: j}
+	names, err := j.fs.ReadDir(dir)
+	if err != nil {
+		return named("list", dir, err)
+	}
+	for _, name := range names {
+		n, ok := segmentNumber(name)
+		if !ok {
+			continue
+		}
+		name := segmentName(dir, n)
+		if unused, err := r.unused(name); err != nil || !unused || n != number {
+			return errors.Join(err, refuse(name, ErrExists, ""))
+		}
+		if err := j.fs.Remove(name); err != nil {
+			return named("remove", name, err)
+		}
+	}
+	return errors.Join(j.create(number, 1), j.seg.close())
+}
+
+func newJournal(dir string, id uint64, o *Options) *Journal {
 	if o == nil {
 		o = &Options{}
 	}
@@ -25,11 +45,22 @@ func Open(dir string, id uint64, from uint64, apply func(record []byte) error, o
 		turn: make(chan struct{}, 1),
 	}
 	if j.fs == nil {
-		j.fs = osFS{}
+		j.fs = OS
 	}
-	r := recovery{j: j, apply: apply, logger: o.Logger}
-	if r.logger == nil {
-		r.logger = slog.New(slog.DiscardHandler)
+	return j
+}
+
+// Open opens the log, of the store with the id, in the directory dir. It calls apply for
+// each record of the segments from number from on, in order; when it returns, these records are durable,
+// whatever happened before. Segments before from are left over from a checkpoint: it removes them. Segment from has
+// been made by Create or Begin, and is ErrMissing if it is not there.
+//
+// If something is wrong with the log, or apply has returned an error, Open changes nothing.
+func Open(dir string, id uint64, from uint64, apply func(record []byte) error, o *Options) (*Journal, error) {
+	j := newJournal(dir, id, o)
+	r := recovery{j: j, apply: apply, logger: slog.New(slog.DiscardHandler)}
+	if o != nil && o.Logger != nil {
+		r.logger = o.Logger
 	}
 	if err := r.run(from); err != nil {
 		return nil, errors.Join(err, j.seg.close())
@@ -45,10 +76,13 @@ type recovery struct {
 	apply  func([]byte) error
 	logger *slog.Logger
 
-	next uint64 // sequence that the next record has to have; 0: any
-	last int64  // where the last batch of the last segment is; 0: it has only its header
-	cut  int64  // how many bytes behind it are of a batch that was not finished
-	torn bool   // the last segment has no header yet, only so many bytes
+	next  uint64  // sequence that the next record has to have; 0: any
+	last  int64   // where the last batch of the last segment is; 0: it has only its header
+	ended bool    // the last segment that was read says that another one follows
+	prior segment // the one before that, without its file
+	first uint64  // sequence of the first record after it
+	cut   int64   // how many bytes behind the last batch are of one that was not finished
+	stale string  // a segment that was begun, and is not needed: the one before it had not ended yet
 }
 
 func (r *recovery) run(from uint64) error {
@@ -62,17 +96,23 @@ func (r *recovery) run(from uint64) error {
 		}
 	}
 	for i, n := range live {
-		if err := r.segment(n, i == len(live)-1); err != nil {
+		if err := r.segment(n, live[i+1:]); err != nil {
 			return err
 		}
+		if !r.ended {
+			break
+		}
 	}
-	if err := r.repair(from, len(live) == 0); err != nil {
+	if r.ended {
+		return refuse(segmentName(r.j.dir, r.j.seg.number+1), ErrMissing, "")
+	}
+	if err := r.repair(); err != nil {
 		return err
 	}
 	return r.remove(old)
 }
 
-// list returns the segments before from, and the others: one after the other, the first of them from.
+// list returns the segments before from, and the others: from, and those that follow it without a gap.
 func (r *recovery) list(from uint64) (old, live []uint64, err error) {
 	names, err := r.j.fs.ReadDir(r.j.dir)
 	if err != nil {
@@ -89,51 +129,61 @@ func (r *recovery) list(from uint64) (old, live []uint64, err error) {
 	}
 	slices.Sort(old)
 	slices.Sort(live)
-	for i, n := range live {
-		if want := from + uint64(i); n != want {
-			return nil, nil, refuse(segmentName(r.j.dir, want), ErrMissing, "")
+	for i := range uint64(max(1, len(live))) {
+		if i >= uint64(len(live)) || live[i] != from+i {
+			return nil, nil, refuse(segmentName(r.j.dir, from+i), ErrMissing, "")
 		}
 	}
 	return old, live, nil
 }
 
 // repair makes the last segment ready for more.
-func (r *recovery) repair(from uint64, none bool) error {
-	j, seg := r.j, &r.j.seg
-	j.base = max(r.next, 1) - 1
-	if none {
-		return j.create(from)
+func (r *recovery) repair() error {
+	seg := &r.j.seg
+	r.j.base = r.next - 1
+	if r.stale != "" {
+		if err := r.j.fs.Remove(r.stale); err != nil {
+			return named("remove", r.stale, err)
+		}
 	}
 	if r.cut > 0 {
-		r.logger.Warn("journal: cut off what a crash has left unfinished; nobody was told that it is there",
+		r.logger.Warn("journal: cut off an incomplete write at the end of the log; it was not acknowledged",
 			"file", seg.name, "offset", seg.off, "bytes", r.cut)
-	}
-	if r.torn || r.cut > 0 {
 		if err := seg.file.Truncate(seg.off); err != nil {
 			return named("truncate", seg.name, err)
 		}
 		seg.end = seg.off
 	}
-	if r.torn {
-		return j.begin()
+	if err := r.finish(); err != nil {
+		return err
 	}
-	return r.rewrite()
+	if err := r.rewrite(); err != nil {
+		return err
+	}
+	return named("sync", r.j.dir, r.j.fs.SyncDir(r.j.dir))
 }
 
-// rewrite writes the last batch once more, so that it is durable even if a sync of it has failed before.
+// finish writes the end of the segment before the last once more, for the same reason as rewrite.
+func (r *recovery) finish() (err error) {
+	s := &r.prior
+	if s.name == "" {
+		return nil
+	}
+	if s.file, err = r.j.fs.Open(s.name); err != nil {
+		return named("open", s.name, err)
+	}
+	return errors.Join(s.finish(r.first), s.close())
+}
+
+// rewrite writes the last batch once more, so that it is durable even if a sync of it has failed before, and marks it.
 func (r *recovery) rewrite() error {
 	seg := &r.j.seg
 	b, err := (&reader{f: seg.file, size: seg.off}).at(r.last, seg.off-r.last)
 	if err != nil {
 		return named("read", seg.name, err)
 	}
-	if _, err := seg.file.WriteAt(b, r.last); err != nil {
-		return named("write", seg.name, err)
-	}
-	if err := seg.file.Sync(); err != nil {
-		return named("sync", seg.name, err)
-	}
-	return named("sync", r.j.dir, r.j.fs.SyncDir(r.j.dir))
+	seg.off = r.last
+	return seg.write(b, r.next)
 }
 
 // remove removes what is left over from a checkpoint.

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"encoding/binary"
 	"hash/crc32"
 	"io"
 	"slices"
@@ -56,10 +57,13 @@ func (r *reader) used(off int64) (end int64, err error) {
 	return end, nil
 }
 
-// sound reports whether the batch with the head h at off has the right checksum.
-func (r *reader) sound(h batchHead, sum uint32, off int64) (bool, error) {
+// sound reports whether the body of the batch with the head h at off is there, and has the right checksum.
+func (r *reader) sound(h head, sum uint32, off int64) (bool, error) {
+	if off+headLen+int64(h.length) > r.size {
+		return false, nil
+	}
 	crc := seed(sum, off)
-	for at, end := off+4, off+batchLen+int64(h.length); at < end; {
+	for at, end := off+headLen, off+headLen+int64(h.length); at < end; {
 		n := min(window, end-at)
 		b, err := r.at(at, n)
 		if err != nil {
@@ -68,25 +72,55 @@ func (r *reader) sound(h batchHead, sum uint32, off int64) (bool, error) {
 		crc = crc32.Update(crc, castagnoli, b)
 		at += n
 	}
-	return crc == h.crc, nil
+	return crc == h.sum, nil
 }
 
-// behind looks for a batch between off and end, after a damaged one at off that should have begun with
+// behind looks for a sound head between off and end, after a damaged batch at off that should have begun with
 // the record next. At least recordLen bytes are lost for each record that is.
 func (r *reader) behind(sum uint32, off, end int64, next uint64) (at int64, found bool, err error) {
-	whole := reader{f: r.f, size: r.size}                       // r stays where the search is
-	for at = off + 1; at < end && at+batchLen <= r.size; at++ { // the end of a head may be zeros
-		b, err := r.at(at, batchLen)
+	for at = off + 1; at < end && at+headLen <= r.size; at++ { // the end of a head may be zeros
+		b, err := r.at(at, headLen)
 		if err != nil {
 			return 0, false, err
 		}
-		h := parseBatchHead(b)
-		if h.first <= next || h.first-next > uint64(at-off)/recordLen || !h.fits(r.size-at) {
+		first := binary.LittleEndian.Uint64(b[12:])
+		if first <= next || first-next > uint64(at-off)/recordLen {
 			continue
 		}
-		if found, err := whole.sound(h, sum, at); found || err != nil {
-			return at, found, err
+		if _, sound := parseHead(b, sum, at); sound {
+			return at, true, nil
 		}
 	}
 	return 0, false, nil
+}
+
+// torn reports whether what is at off, where a batch should begin, may be what a crash has left of a write: a part of it is
+// behind the end of the file, a sector of it has only zeros still, or, if its head is not sound, that
+// is split between two sectors, of which one may have the old mark.
+func (r *reader) torn(sum uint32, off int64) (bool, error) {
+	if off+headLen > r.size {
+		return true, nil
+	}
+	b, err := r.at(off, headLen)
+	if err != nil {
+		return false, err
+	}
+	end := off + headLen
+	if h, sound := parseHead(b, sum, off); sound {
+		end += int64(h.length)
+	} else if off/sector != (end-1)/sector {
+		return true, nil
+	}
+	if end > r.size {
+		return true, nil
+	}
+	for off < end {
+		n := min(sector-off%sector, end-off)
+		b, err := r.at(off, n)
+		if err != nil || len(bytes.TrimRight(b, "\x00")) == 0 {
+			return true, err
+		}
+		off += n
+	}
+	return false, nil
 }

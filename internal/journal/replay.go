@@ -37,18 +37,16 @@ func (r *recovery) open(number uint64) (*reader, error) {
 	return &reader{f: f, size: size}, nil
 }
 
-// segment replays a segment.
-func (r *recovery) segment(number uint64, last bool) error {
+// segment replays a segment, which others follow.
+func (r *recovery) segment(number uint64, following []uint64) error {
+	if r.ended {
+		r.prior, r.first = r.j.seg, r.next
+	}
 	rd, err := r.open(number)
 	if err != nil {
 		return err
 	}
-	r.last = 0
-	if last {
-		if err := r.unbegun(rd); err != nil || r.torn {
-			return err
-		}
-	}
+	r.last, r.ended = 0, false
 	h, sum, err := r.header(rd)
 	if err != nil {
 		return err
@@ -58,36 +56,66 @@ func (r *recovery) segment(number uint64, last bool) error {
 	}
 	r.next = h.first
 	r.j.seg.sum, r.j.seg.off = sum, headerLen
-	for more := true; more; {
-		if more, err = r.batch(rd); err != nil {
+	marked, more := false, true
+	for more {
+		if marked, more, err = r.batch(rd); err != nil {
 			return err
 		}
 	}
 	r.j.live = append(r.j.live, extent{number, r.j.seg.off})
-	return r.tail(rd, last)
-}
-
-// unbegun looks whether a crash has left the last segment without a whole header.
-func (r *recovery) unbegun(rd *reader) error {
-	b, err := rd.at(0, min(headerLen, rd.size))
-	if err != nil {
-		return r.unread(err)
-	}
-	h := header{version: version, store: r.j.store, segment: r.j.seg.number}
-	if len(b) == headerLen {
-		if _, _, sound := parseHeader(b); sound {
-			return nil
-		}
-	}
-	if !h.torn(b) {
+	if r.ended {
 		return nil
 	}
+	if err := r.tail(rd, marked); err != nil {
+		return err
+	}
+	return r.successor(following)
+}
+
+// successor looks at what follows the segment, which has not ended: nothing, or a segment that has been begun, and has no
+// records yet.
+func (r *recovery) successor(following []uint64) error {
+	if len(following) == 0 {
+		return nil
+	}
+	name := segmentName(r.j.dir, following[0])
+	unused, err := r.unused(name)
+	if err != nil {
+		return err
+	}
+	if !unused || len(following) > 1 || r.cut > headLen { // half a mark may be there
+		return r.damaged(r.j.seg.off, "a segment follows, before which all was durable")
+	}
+	r.stale = name
+	return nil
+}
+
+// unused reports whether a segment has no more than a header, whole or not.
+func (r *recovery) unused(name string) (bool, error) {
+	f, err := r.j.fs.Open(name)
+	if err != nil {
+		return false, named("open", name, err)
+	}
+	defer func() { _ = f.Close() }()
+	size, err := f.Size()
+	if err != nil {
+		return false, named("size", name, err)
+	}
+	rd := &reader{f: f, size: size}
 	end, err := rd.used(0)
 	if err != nil {
-		return r.unread(err)
+		return false, named("read", name, err)
 	}
-	r.torn, r.cut = end <= headerLen, end
-	return nil
+	b, err := rd.at(0, min(size, int64(len(magic))))
+	if err != nil {
+		return false, named("read", name, err)
+	}
+	for i, c := range b {
+		if c != 0 && c != magic[i] {
+			return false, refuse(name, ErrForeign, "")
+		}
+	}
+	return end <= headerLen, nil
 }
 
 // header reads the header of the segment, and checks that it is this log's.
@@ -100,7 +128,7 @@ func (r *recovery) header(rd *reader) (h header, sum uint32, err error) {
 	want := header{version: version, store: r.j.store, segment: r.j.seg.number}
 	if len(b) < headerLen || string(b[:len(magic)]) != magic {
 		if want.torn(b) {
-			return h, 0, r.damaged(0, "its header is incomplete, but it is not the end of the log")
+			return h, 0, r.damaged(0, "its header is incomplete")
 		}
 		return h, 0, refuse(name, ErrForeign, "")
 	}
@@ -110,47 +138,54 @@ func (r *recovery) header(rd *reader) (h header, sum uint32, err error) {
 		return h, 0, refuse(name, ErrNewer, " (format %d, not %d)", h.version, version)
 	case !sound:
 		return h, 0, r.damaged(0, "the checksum of its header is wrong")
+	case h.version < version:
+		return h, 0, refuse(name, ErrOlder, " (format %d, not %d)", h.version, version)
 	case h.store != want.store:
 		return h, 0, refuse(name, ErrOtherStore, ": its id is %#x, not %#x", h.store, want.store)
-	case h.segment != want.segment || h.version != version || h.first == 0:
-		return h, 0, r.damaged(0, "it is segment %d of format %d", h.segment, h.version)
+	case h.segment != want.segment || h.first == 0:
+		return h, 0, r.damaged(0, "it is segment %d", h.segment)
 	}
 	return h, sum, nil
 }
 
-// batch replays the batch at the offset of the segment, and reports whether there is one.
-func (r *recovery) batch(rd *reader) (ok bool, err error) {
+// batch replays the batch at the offset of the segment. more reports whether there is one, and marked, if there is none,
+// whether a mark or an end is there.
+func (r *recovery) batch(rd *reader) (marked, more bool, err error) {
 	seg := &r.j.seg
-	if rd.size-seg.off < batchLen {
-		return false, nil
+	if rd.size-seg.off < headLen {
+		return false, false, nil
 	}
-	b, err := rd.at(seg.off, batchLen)
+	b, err := rd.at(seg.off, headLen)
 	if err != nil {
-		return false, r.unread(err)
+		return false, false, r.unread(err)
 	}
-	h := parseBatchHead(b)
-	if !h.fits(rd.size - seg.off) {
-		return false, nil
-	}
-	if sound, err := rd.sound(h, seg.sum, seg.off); err != nil || !sound {
-		return false, r.unread(err)
+	h, sound := parseHead(b, seg.sum, seg.off)
+	if !sound {
+		return false, false, nil
 	}
 	if h.first != r.next {
-		return false, r.damaged(seg.off, "its batch begins with record %d, not %d", h.first, r.next)
+		return false, false, r.damaged(seg.off, "its batch begins with record %d, not %d", h.first, r.next)
 	}
-	body, err := rd.at(seg.off+batchLen, int64(h.length))
+	if h.count == 0 {
+		r.ended = h.length == endLength
+		return true, false, nil
+	}
+	if sound, err := rd.sound(h, seg.sum, seg.off); err != nil || !sound {
+		return false, false, r.unread(err)
+	}
+	body, err := rd.at(seg.off+headLen, int64(h.length))
 	if err != nil {
-		return false, r.unread(err)
+		return false, false, r.unread(err)
 	}
 	if err := r.records(h, body); err != nil {
-		return false, err
+		return false, false, err
 	}
 	r.next += uint64(h.count)
-	r.last, seg.off = seg.off, seg.off+batchLen+int64(h.length)
-	return true, nil
+	r.last, seg.off = seg.off, seg.off+headLen+int64(h.length)
+	return false, true, nil
 }
 
-func (r *recovery) records(h batchHead, body []byte) error {
+func (r *recovery) records(h head, body []byte) error {
 	n := h.first
 	whole, err := eachRecord(body, h.count, func(record []byte) error {
 		if err := r.apply(record); err != nil {
@@ -166,21 +201,32 @@ func (r *recovery) records(h batchHead, body []byte) error {
 }
 
 // tail looks at what is behind the last sound batch: zeros, a batch that was not finished, or damage.
-func (r *recovery) tail(rd *reader, last bool) error {
+func (r *recovery) tail(rd *reader, marked bool) error {
 	off := r.j.seg.off
 	end, err := rd.used(off)
-	if err != nil || end == off {
+	if err != nil {
 		return r.unread(err)
 	}
-	if !last {
-		return r.damaged(off, "a segment follows, before which all was durable")
+	if marked { // of a batch behind the mark, at least the head has not reached the disk
+		r.cut = max(0, end-off-headLen)
+		return nil
+	}
+	if end == off {
+		return nil
 	}
 	at, found, err := rd.behind(r.j.seg.sum, off, end, r.next)
 	if err != nil {
 		return r.unread(err)
 	}
 	if found {
-		return r.damaged(off, "a sound batch follows at byte %d", at)
+		return r.damaged(off, "what was durable before byte %d is not sound", at)
+	}
+	torn, err := rd.torn(r.j.seg.sum, off)
+	if err != nil {
+		return r.unread(err)
+	}
+	if !torn {
+		return r.damaged(off, "the last batch is complete, and not sound")
 	}
 	r.cut = end - off
 	return nil

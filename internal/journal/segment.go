@@ -15,25 +15,35 @@ type segment struct {
 	name   string
 	number uint64
 	sum    uint32 // of its header
-	off    int64  // behind the last batch
+	off    int64  // behind the last batch, where the mark is
 	end    int64  // of the file: zeros from off on
 	ahead  int64
+	head   [headLen]byte // room for a mark
 }
 
 // begin writes the header.
 func (s *segment) begin(h header) error {
 	b := h.append(nil)
 	_, s.sum, _ = parseHeader(b)
-	return s.write(b)
+	return s.sync(b)
 }
 
-// write appends b, and returns when it is durable.
-func (s *segment) write(b []byte) error {
+// write appends the batch b, makes it durable, and marks it. next is the sequence after it. The mark is not synced: it is
+// there if the process is killed, and after a loss of power if the system has written it meanwhile.
+func (s *segment) write(b []byte, next uint64) error {
+	if err := s.sync(b); err != nil {
+		return err
+	}
+	return s.mark(markLength, next)
+}
+
+// sync appends b, and returns when it is durable.
+func (s *segment) sync(b []byte) error {
 	if _, err := s.file.WriteAt(b, s.off); err != nil {
 		return named("write", s.name, err)
 	}
 	off := s.off + int64(len(b))
-	if err := s.extend(off); err != nil {
+	if err := s.extend(off + headLen); err != nil {
 		return named("write", s.name, err)
 	}
 	if err := s.file.Sync(); err != nil {
@@ -41,6 +51,27 @@ func (s *segment) write(b []byte) error {
 	}
 	s.off = off
 	return nil
+}
+
+// mark writes a head without records at the offset, for which there are zeros, where the next batch will overwrite it.
+func (s *segment) mark(length uint32, next uint64) error {
+	head{length: length, first: next}.put(s.head[:], s.sum, s.off)
+	_, err := s.file.WriteAt(s.head[:], s.off)
+	return named("write", s.name, err)
+}
+
+// finish makes durable that the log continues in the next segment, with the record next, and gives back the zeros ahead: segments
+// stay for as long as no checkpoint succeeds, and on a disk that is nearly full there may be many.
+func (s *segment) finish(next uint64) error {
+	if err := s.mark(endLength, next); err != nil {
+		return err
+	}
+	if used := s.off + headLen; used < s.end {
+		if err := s.file.Truncate(used); err != nil {
+			return named("truncate", s.name, err)
+		}
+	}
+	return named("sync", s.name, s.file.Sync())
 }
 
 // extend writes zeros from off on, if the file ends there.

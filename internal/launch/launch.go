@@ -14,7 +14,7 @@
 //
 // # Who ends when
 //
-// The first rank that fails ends the others, and so does the end of the context:
+// The first rank that fails ends the others, and so do the end of the context and a broken pipe as Output:
 // SIGTERM, then SIGKILL after Spec.Grace. Each rank leads a process group of its
 // own, and every signal goes to the whole group; what a rank leaves behind in its
 // group is ended too, in the same two steps. Only a process that left the group
@@ -67,7 +67,7 @@ type Spec struct {
 	//
 	// A slow Output slows the ranks down; one that blocks for ever blocks Wait. After
 	// its first error the rest is read and discarded, and Wait returns that error
-	// unless a rank has failed.
+	// unless a rank has failed. A broken pipe (EPIPE) ends the ranks: nobody reads any more.
 	Output io.Writer
 
 	// ErrOutput takes the ranks' standard error instead; nil is Output. Calls to the

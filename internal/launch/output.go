@@ -22,6 +22,8 @@ const (
 type output struct {
 	stdout, stderr io.Writer // nil: nobody wants it
 
+	closed chan struct{} // closed when a reader has gone away (EPIPE)
+
 	mu  sync.Mutex // protects the writers and err
 	err error      // the first write that failed; later ones are not tried
 }
@@ -30,7 +32,7 @@ func newOutput(stdout, stderr io.Writer) *output {
 	if stderr == nil {
 		stderr = stdout
 	}
-	return &output{stdout: stdout, stderr: stderr}
+	return &output{stdout: stdout, stderr: stderr, closed: make(chan struct{})}
 }
 
 // write takes whole lines.
@@ -42,6 +44,9 @@ func (o *output) write(w io.Writer, b []byte) {
 	}
 	if _, err := w.Write(b); err != nil {
 		o.err = fmt.Errorf("write the ranks' output: %w", err)
+		if errors.Is(err, syscall.EPIPE) {
+			close(o.closed)
+		}
 	}
 }
 

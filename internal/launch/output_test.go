@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -92,6 +94,15 @@ func TestOutputFails(t *testing.T) {
 	s.Output = writerFunc(func([]byte) (int, error) { return 0, full })
 	if err := wait(t, start(t, s)); !errors.Is(err, full) {
 		t.Errorf("error %v, want the writer's", err)
+	}
+}
+
+// TestOutputWithoutAReader: a broken pipe ends the ranks, which would go on for ever.
+func TestOutputWithoutAReader(t *testing.T) {
+	s := spec(2, "block")
+	s.Output = writerFunc(func([]byte) (int, error) { return 0, &os.PathError{Op: "write", Path: "|1", Err: syscall.EPIPE} })
+	if err := wait(t, start(t, s)); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("error %v, want a broken pipe", err)
 	}
 }
 

@@ -83,8 +83,8 @@ func (j *Job) abandon() {
 	}
 }
 
-// look waits for the ranks, ends them all at the first failure or at the context's
-// end, and returns why.
+// look waits for the ranks, ends them all at the first failure, at the context's end or
+// when the reader of their output has gone away, and returns why.
 func (j *Job) look(ctx context.Context) error {
 	var cause error
 	var kill <-chan time.Time
@@ -93,11 +93,14 @@ func (j *Job) look(ctx context.Context) error {
 			cause, kill = why, j.terminate()
 		}
 	}
-	stop := ctx.Done()
+	stop, closed := ctx.Done(), j.out.closed
 	for left := len(j.procs); left > 0; {
 		select {
 		case e := <-j.failed:
 			end(e)
+		case <-closed:
+			closed = nil
+			end(j.out.failure())
 		case <-stop:
 			stop = nil
 			end(fmt.Errorf("ranks ended: %w", context.Cause(ctx)))

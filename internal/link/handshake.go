@@ -15,7 +15,8 @@ import (
 )
 
 // How two ends of a connection get to know each other. The key is the token of the one that accepts, which ranks of the
-// group know and others do not; it is not sent. Numbers are little-endian.
+// group know and others do not; it is not sent. An acceptor answers every hello, also one that is meant for another mesh: a dialer that gets no
+// answer connects again. Numbers are little-endian.
 //
 //	dialer → acceptor   hello: magic[8] | kind u8 | id u64 | number u64 | from u32 | to u32 | generation u64 | name[8] | nonce[32]
 //	acceptor → dialer   nonce[32] | HMAC-SHA256(token, "accept", hello, nonce)[32]
@@ -129,15 +130,18 @@ func (m *Mesh) receive(conn net.Conn) error {
 		return err
 	}
 	from, purpose, err := m.parseHello(hello[:])
-	if err == nil {
-		err = m.isWhoItSays(conn, from)
-	}
-	if err != nil {
+	if errors.Is(err, errMagic) {
 		return err
 	}
 	nonce := newNonce()
 	var proof [macLen]byte
 	if err := write(conn, append(nonce, mac(m.token, "accept", hello[:], nonce)...)); err != nil {
+		return err
+	}
+	if err == nil {
+		err = m.isWhoItSays(conn, from)
+	}
+	if err != nil { // who meant another mesh sees that from the answer, and does not come again
 		return err
 	}
 	if err := read(conn, proof[:]); err != nil {

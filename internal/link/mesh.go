@@ -14,8 +14,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/pgroup"
@@ -55,7 +58,9 @@ type Mesh struct {
 	ident  *identity
 	listen []net.Listener
 
-	wg sync.WaitGroup
+	wg   sync.WaitGroup
+	life context.Context // ends with Close
+	die  context.CancelFunc
 
 	mu     sync.Mutex // protects the fields below
 	closed bool
@@ -66,8 +71,9 @@ type Mesh struct {
 const (
 	// handshakeTime bounds what an accepted connection may take to prove itself.
 	handshakeTime = 10 * time.Second
-	// maxHandshakes bounds how many are at it at a time: one more ends the oldest, so that strangers who say nothing keep nobody out.
-	maxHandshakes = 256
+	// maxStrangers bounds, together with the size of the group, how many are at it at a time: one more ends the oldest, so that strangers who
+	// say nothing keep nobody out. A rank of the group whose handshake ends like that connects again.
+	maxStrangers = 256
 )
 
 // ErrClosed is what a closed mesh says.
@@ -76,6 +82,7 @@ var ErrClosed = errors.New("link: the mesh is closed")
 // Open is called by every rank of g: it is one all-gather, on a channel of its own.
 func Open(ctx context.Context, g *pgroup.Group, o Options) (*Mesh, error) {
 	m := &Mesh{group: g, opts: o, young: map[net.Conn]uint64{}}
+	m.life, m.die = context.WithCancel(context.Background())
 	mine, err := m.start(ctx)
 	if err != nil {
 		mine.Err = err.Error() // the others hear of it
@@ -140,14 +147,66 @@ func tlsWord(on bool) string {
 	return "uses no TLS"
 }
 
-// Dial connects to a rank; Accept over there is told what for. On one node it is a *net.UnixConn, where there are such.
+// Dial connects to a rank; Accept over there is told what for. On one node it is a *net.UnixConn, where there are such. A connection that ends
+// before the other side has answered is made again: that side was busy, or something on the way was. Dial ends with ctx and with the group, and
+// takes no longer than the group's Config.Timeout.
 func (m *Mesh) Dial(ctx context.Context, rank int, p Purpose) (*Conn, error) {
 	if rank < 0 || rank >= len(m.cards) || rank == m.group.Rank() {
 		return nil, fmt.Errorf("link: rank %d is none to connect to", rank)
 	}
+	ctx, cancel := m.bound(ctx)
+	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		conn, err := m.dial(ctx, rank, p)
+		if err == nil {
+			return &Conn{Conn: conn, Rank: rank, Purpose: p}, nil
+		}
+		if !cutShort(err) {
+			return nil, fmt.Errorf("link: connecting to rank %d: %w", rank, m.why(ctx, err))
+		}
+		select { // the dialers of many ranks are not to come back all at once
+		case <-time.After(rand.N(pause)):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("link: connecting to rank %d: %w: every attempt was cut short: %w", rank, m.why(ctx, err), err)
+		}
+	}
+}
+
+// The pauses before connecting again are random, and at most this long.
+const (
+	firstPause = 20 * time.Millisecond
+	lastPause  = time.Second
+)
+
+// bound ends ctx with the group and with the mesh, and after the group's timeout.
+func (m *Mesh) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, stop := context.WithTimeout(ctx, m.group.Config().Timeout)
+	ctx, cancel := context.WithCancelCause(ctx)
+	over := m.group.Context()
+	releases := []func() bool{context.AfterFunc(over, func() { cancel(context.Cause(over)) }), context.AfterFunc(m.life, func() { cancel(ErrClosed) })}
+	return ctx, func() {
+		for _, release := range releases {
+			release()
+		}
+		cancel(nil)
+		stop()
+	}
+}
+
+// cutShort reports whether the other side ended the connection without an answer. One that refuses answers.
+func cutShort(err error) bool {
+	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *Mesh) dial(ctx context.Context, rank int, p Purpose) (net.Conn, error) {
 	conn, err := m.connect(ctx, rank)
 	if err != nil {
-		return nil, fmt.Errorf("link: connecting to rank %d: %w", rank, err)
+		return nil, err
 	}
 	if err := m.own(conn); err != nil {
 		return nil, err
@@ -160,9 +219,9 @@ func (m *Mesh) Dial(ctx context.Context, rank int, p Purpose) (*Conn, error) {
 	}
 	if err != nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("link: connecting to rank %d at %s: %w", rank, conn.RemoteAddr(), m.why(ctx, err))
+		return nil, fmt.Errorf("at %s: %w", conn.RemoteAddr(), err)
 	}
-	return &Conn{Conn: secured, Rank: rank, Purpose: p}, nil
+	return secured, nil
 }
 
 // connect prefers the unix socket. One that is not there is in another network namespace.
@@ -252,7 +311,7 @@ func (m *Mesh) accepted(conn net.Conn) error {
 			}
 		}
 	}
-	if accepted > maxHandshakes {
+	if accepted > maxStrangers+len(m.cards) {
 		delete(m.young, oldest)
 		_ = oldest.Close()
 	}
@@ -274,6 +333,7 @@ func (m *Mesh) isClosed() bool {
 // Close stops listening, ends the connections that are being made, and waits for its goroutines. Those that were
 // handed over are their owners'. It may be called twice.
 func (m *Mesh) Close() {
+	m.die()
 	m.mu.Lock()
 	m.closed = true
 	for conn := range m.young {

@@ -122,11 +122,16 @@ func TestDial(t *testing.T) {
 	}
 }
 
-func TestDialOverTLS(t *testing.T) {
+func madeFiles(t *testing.T) *store.TLSFiles {
+	t.Helper()
 	dir := t.TempDir()
 	_, err := certs.Make(dir, certs.Options{})
 	require.NoError(t, err)
-	files := &store.TLSFiles{CA: dir + "/ca.pem", Cert: dir + "/client.pem", Key: dir + "/client-key.pem"}
+	return &store.TLSFiles{CA: dir + "/ca.pem", Cert: dir + "/client.pem", Key: dir + "/client-key.pem"}
+}
+
+func TestDialOverTLS(t *testing.T) {
+	files := madeFiles(t)
 	meshes, accepted := open(t, cluster(t, 2, true, func(c *pgroup.Config) { c.TLS = files }))
 	mine, theirs := talk(t, meshes[1], 0, accepted[0])
 	for _, c := range []*link.Conn{mine, theirs} {
@@ -182,7 +187,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	groups := cluster(t, 2, true, nil)
 	meshes, accepted := open(t, groups)
 	var strangers []net.Conn
-	for range 300 {
+	for range 300 { // and there are two ranks
 		conn, err := net.Dial("tcp", link.Addr(meshes[0], 0))
 		require.NoError(t, err)
 		defer conn.Close()
@@ -198,6 +203,73 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	theirs := <-accepted[0]
 	assert.Equal(t, 1, theirs.Rank)
 	require.NoError(t, theirs.Close())
+}
+
+// TestAHandshakeThatIsCutShortIsMadeAgain has something on the way end the first connections. The next one gets through.
+func TestAHandshakeThatIsCutShortIsMadeAgain(t *testing.T) {
+	for name, tls := range map[string]*store.TLSFiles{"": nil, "over TLS": madeFiles(t)} {
+		t.Run(name, func(t *testing.T) {
+			meshes, accepted := open(t, cluster(t, 2, true, func(c *pgroup.Config) { c.TLS = tls }))
+			between, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			defer between.Close()
+			target := link.Addr(meshes[1], 0)
+			link.Redirect(meshes[1], 0, between.Addr().String())
+			var way sync.WaitGroup
+			defer way.Wait()
+			way.Go(func() {
+				for range 3 {
+					conn, err := between.Accept()
+					if !assert.NoError(t, err) {
+						return
+					}
+					_ = conn.Close()
+				}
+				conn, err := between.Accept()
+				if !assert.NoError(t, err) {
+					return
+				}
+				there, err := net.Dial("tcp", target)
+				if !assert.NoError(t, err) {
+					return
+				}
+				way.Go(func() { _, _ = io.Copy(conn, there); _ = conn.Close() })
+				_, _ = io.Copy(there, conn)
+				_ = there.Close()
+			})
+			mine, theirs := talk(t, meshes[1], 0, accepted[0])
+			_, _ = mine.Close(), theirs.Close()
+		})
+	}
+}
+
+// TestDialEndsWithTheGroup has a peer that accepts and says nothing, and a context without a deadline.
+func TestDialEndsWithTheGroup(t *testing.T) {
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer mute.Close()
+	t.Run("it is aborted", func(t *testing.T) {
+		groups := cluster(t, 2, true, nil)
+		meshes, _ := open(t, groups)
+		link.Redirect(meshes[1], 0, mute.Addr().String())
+		go func() {
+			conn, err := mute.Accept()
+			if assert.NoError(t, err) {
+				defer conn.Close()
+				groups[0].Abort(errors.New("enough"))
+				<-groups[1].Context().Done()
+			}
+		}()
+		_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x'})
+		assert.ErrorIs(t, err, pgroup.ErrAborted)
+	})
+	t.Run("its timeout is over", func(t *testing.T) {
+		groups := cluster(t, 2, true, func(c *pgroup.Config) { c.Timeout = 3 * time.Second })
+		meshes, _ := open(t, groups)
+		link.Redirect(meshes[1], 0, mute.Addr().String())
+		_, err = meshes[1].Dial(t.Context(), 0, link.Purpose{Kind: 'x'})
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+	})
 }
 
 func isTimeout(err error) bool {

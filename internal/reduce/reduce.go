@@ -148,6 +148,16 @@ func halves[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, p pa
 		combine2(op, acc, acc, one)
 	}
 	divide(acc, div)
+	if div > 1 && op == Sum {
+		for i, v := range acc {
+			if !finite(v) { // an average is not too large though its sum is
+				acc[i] = 0
+				for k := range p.of {
+					acc[i] += float(p.get(k)[i]) / float32(div)
+				}
+			}
+		}
+	}
 	return acc
 }
 

@@ -4,6 +4,7 @@ package transport
 
 import (
 	"errors"
+	"net"
 	"sync"
 	"sync/atomic"
 )
@@ -29,6 +30,8 @@ const (
 	sharedLimit = 1 << 30
 	// room is the size of the buffers in which small frames are gathered.
 	room = 4 << 10
+	// full is from where on a buffer gets no more: one that grows is copied, and has room for more than it holds.
+	full = 64 << 10
 	// most is how many pieces go into one write.
 	most = 16
 )
@@ -38,7 +41,7 @@ var buffers = sync.Pool{New: func() any { return new([room]byte) }}
 // chunk is some bytes to be written.
 type chunk struct {
 	b      []byte
-	shared bool // with other connections: not ours to use again, and not counted
+	shared *Body // that b is of, if it is with other connections: not ours to use again, and not counted
 }
 
 // Outbox gathers frames for one connection and writes them, many at once if they come fast.
@@ -50,6 +53,9 @@ type Outbox struct {
 	Drained func()
 	// Taken, if not nil, counts the bytes that the pipe takes. It is set before the first Append.
 	Taken *atomic.Uint64
+	// Budget, if not nil, bounds what waits in this outbox and in others. A peer for whom more waits than is left of it is too slow: so
+	// something is always left for those that read. It is set before the first Append.
+	Budget *Budget
 
 	pipe Pipe
 
@@ -88,37 +94,39 @@ func (o *Outbox) Append(f func(b []byte) []byte) (waiting int) {
 }
 
 // AppendShared appends head, and body, which nobody may change any more: it may go to many connections.
-func (o *Outbox) AppendShared(head, body []byte) {
+func (o *Outbox) AppendShared(head []byte, body *Body) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
 	case !o.open():
-	case len(body) < ShareFrom:
-		o.grow(func(b []byte) []byte { return append(append(b, head...), body...) })
+	case len(body.Bytes) < ShareFrom:
+		o.grow(func(b []byte) []byte { return append(append(b, head...), body.Bytes...) })
 	default:
 		o.grow(func(b []byte) []byte { return append(b, head...) })
-		o.queue = append(o.queue, chunk{body, true})
-		o.shared += len(body)
+		o.queue = append(o.queue, chunk{body.Bytes, body})
+		o.shared += len(body.Bytes)
+		body.hold(o.Budget)
 	}
 }
 
 // open reports whether there may be more, and ends the connection if too much waits already: not
 // if this makes it too much, so that one answer may be as large as it has to be.
 func (o *Outbox) open() bool {
-	if o.err == nil && (o.bytes > o.limit || o.shared > sharedLimit) {
+	if o.err == nil && (o.bytes > o.limit || o.shared > sharedLimit || !o.Budget.Fits(o.bytes+o.shared)) {
 		o.fail(ErrSlow)
 	}
 	return o.err == nil
 }
 
 func (o *Outbox) grow(f func(b []byte) []byte) {
-	if n := len(o.queue); n == 0 || o.queue[n-1].shared {
+	if n := len(o.queue); n == 0 || o.queue[n-1].shared != nil || len(o.queue[n-1].b) >= full {
 		o.queue = append(o.queue, chunk{b: buffers.Get().(*[room]byte)[:0]})
 	}
 	last := &o.queue[len(o.queue)-1]
 	before := len(last.b)
 	last.b = f(last.b)
 	o.bytes += len(last.b) - before
+	o.Budget.Take(len(last.b) - before)
 }
 
 // Flush writes what was appended, without waiting for the peer.
@@ -146,14 +154,20 @@ func (o *Outbox) write() {
 		o.mu.Unlock()
 		rest, freed, shared, err := o.writeAll(queue)
 		o.mu.Lock()
-		o.bytes -= freed
-		o.shared -= shared
+		if o.err == nil { // otherwise nothing is counted any more
+			o.bytes -= freed
+			o.shared -= shared
+			o.Budget.Take(-freed)
+		}
 		o.taken += uint64(freed + shared)
 		if o.Taken != nil {
 			o.Taken.Add(uint64(freed + shared))
 		}
 		if err != nil {
 			o.fail(err)
+		}
+		if o.err != nil {
+			release(rest)
 			break
 		}
 		if len(rest) > 0 {
@@ -184,7 +198,7 @@ func (o *Outbox) writeAll(queue []chunk) (rest []chunk, freed, shared int, err e
 		n, err := o.pipe.TryWrite(bufs)
 		clear(bufs)
 		if err != nil {
-			return nil, freed, shared, err
+			return queue, freed, shared, err
 		}
 		if n == 0 {
 			return queue, freed, shared, nil
@@ -203,14 +217,16 @@ func written(queue []chunk, n int) (rest []chunk, freed int) {
 		c := &queue[0]
 		k := min(n, len(c.b))
 		n -= k
-		if !c.shared {
+		if c.shared == nil {
 			freed += k
 		}
 		if k < len(c.b) {
 			c.b = c.b[k:]
 			break
 		}
-		if !c.shared && cap(c.b) == room {
+		if c.shared != nil {
+			c.shared.release()
+		} else if cap(c.b) == room {
 			buffers.Put((*[room]byte)(c.b[:room]))
 		}
 		queue = queue[1:]
@@ -218,14 +234,33 @@ func written(queue []chunk, n int) (rest []chunk, freed int) {
 	return queue, freed
 }
 
+// release lets go of the shared bytes in queue.
+func release(queue []chunk) {
+	for _, c := range queue {
+		if c.shared != nil {
+			c.shared.release()
+		}
+	}
+}
+
 // fail closes the connection: its reader notices. Called with mu.
 func (o *Outbox) fail(err error) {
 	if o.err == nil {
 		o.err = err
+		release(o.queue)
 		o.queue = nil
+		o.Budget.Take(-o.bytes)
+		o.bytes, o.shared = 0, 0
 		_ = o.pipe.Close()
 		o.letGo()
 	}
+}
+
+// Discard forgets what waits: the connection has ended.
+func (o *Outbox) Discard() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.fail(net.ErrClosed)
 }
 
 // Hold reports whether more than n bytes wait for the peer, after Flush. If so, Drained is called later.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -70,9 +71,9 @@ func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
 		p := &pipe{}
 		o := transport.NewOutbox(p, 1<<20)
 		add(o, "abc")
-		o.AppendShared([]byte("head"), body)
+		o.AppendShared([]byte("head"), &transport.Body{Bytes: body})
 		o.Flush()
-		o.AppendShared([]byte("head"), []byte("small"))
+		o.AppendShared([]byte("head"), &transport.Body{Bytes: []byte("small")})
 		add(o, "def")
 		o.Flush()
 		for p.resume != nil {
@@ -87,8 +88,8 @@ func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
 func TestOutboxEndsWithAPeerThatIsTooSlow(t *testing.T) {
 	p := &pipe{}
 	o := transport.NewOutbox(p, 10)
-	o.AppendShared([]byte("h"), make([]byte, 10_000)) // is not counted
-	add(o, "12345678901234567890")                    // one answer may be as large as it likes
+	o.AppendShared([]byte("h"), &transport.Body{Bytes: make([]byte, 10_000)}) // is not counted
+	add(o, "12345678901234567890")                                            // one answer may be as large as it likes
 	o.Flush()
 	require.NoError(t, o.Err())
 	add(o, "x")
@@ -127,6 +128,63 @@ func TestDrainedIsCalledOnceForAHold(t *testing.T) {
 	require.Equal(t, 1, drained, "nobody held")
 }
 
+// A reader that is held goes on when the connection ends, however it does: nothing else would wake it.
+func TestDrainedIsCalledWhenTheConnectionEnds(t *testing.T) {
+	for name, end := range map[string]func(p *pipe, o *transport.Outbox){
+		"too slow":  func(_ *pipe, o *transport.Outbox) { add(o, "more") },
+		"broken":    func(p *pipe, _ *transport.Outbox) { p.err = io.ErrClosedPipe; p.more(1) },
+		"discarded": func(_ *pipe, o *transport.Outbox) { o.Discard() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, drained := &pipe{}, 0
+			o := transport.NewOutbox(p, 5)
+			o.Drained = func() { drained++ }
+			add(o, "1234567890")
+			o.Flush()
+			require.True(t, o.Hold(0))
+			end(p, o)
+			require.Error(t, o.Err())
+			require.Equal(t, 1, drained)
+			o.Discard()
+			require.Equal(t, 1, drained)
+		})
+	}
+}
+
+// What waits in several outboxes counts against one budget: bytes of one peer's for it, shared ones once. A peer for whom more waits than
+// is left is too slow; whatever ends a connection gives its bytes back.
+func TestOutboxesShareABudget(t *testing.T) {
+	budget := transport.NewBudget(100_000)
+	var outs []*transport.Outbox
+	var pipes []*pipe
+	for range 3 {
+		p := &pipe{}
+		o := transport.NewOutbox(p, 1<<20)
+		o.Budget = budget
+		outs, pipes = append(outs, o), append(pipes, p)
+	}
+	body := &transport.Body{Bytes: make([]byte, 20_000)}
+	for _, o := range outs {
+		o.AppendShared([]byte("head"), body)
+		o.Flush()
+	}
+	require.EqualValues(t, 20_000+3*4, budget.Used(), "the body counts once")
+	add(outs[0], strings.Repeat("x", 40_000))
+	require.EqualValues(t, 60_012, budget.Used())
+	add(outs[0], "y") // 60,004 bytes wait, 39,988 are left
+	require.ErrorIs(t, outs[0].Err(), transport.ErrSlow)
+	require.EqualValues(t, 20_008, budget.Used())
+	add(outs[1], "small")
+	outs[1].Flush()
+	require.NoError(t, outs[1].Err(), "there is room for those that read")
+	pipes[1].more(30_000)
+	require.EqualValues(t, 20_004, budget.Used())
+	pipes[2].more(10_000)
+	outs[2].Discard()
+	pipes[2].more(10_000)
+	require.Zero(t, budget.Used())
+}
+
 // Somebody else may be writing, without ever having to wait for the peer.
 func TestDrainedIsCalledByWhoeverWritesTheLast(t *testing.T) {
 	drained, held := 0, false
@@ -140,7 +198,7 @@ func TestDrainedIsCalledByWhoeverWritesTheLast(t *testing.T) {
 	require.Equal(t, 1, drained)
 }
 
-func TestDrainedIsCalledWhenTheConnectionEnds(t *testing.T) {
+func TestDrainedIsCalledHoweverTheConnectionEnds(t *testing.T) {
 	p, drained := &pipe{}, 0
 	o := transport.NewOutbox(p, 100)
 	o.Drained = func() { drained++ }

@@ -19,7 +19,7 @@ const patience = 30 * time.Second
 const wanted = "PGROUPTEST_FAIL"
 
 func command(ctx context.Context, name string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+name+"$", "-test.v")
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+name+"$")
 	cmd.Env = append(os.Environ(), wanted+"=1")
 	return cmd
 }
@@ -65,4 +65,40 @@ func TestChildOneHangs(t *testing.T) {
 func TestChildOneFailsInProcess(t *testing.T) {
 	onlyWanted(t)
 	pgrouptest.Run(t, 3, one(fail))
+}
+
+// TestChildOneIsStuck has a rank that looks at nothing, while another one fails.
+func TestChildOneIsStuck(t *testing.T) {
+	onlyWanted(t)
+	pgrouptest.Run(t, 3, func(t *testing.T, g *pgroup.Group) {
+		switch g.Rank() {
+		case 0:
+			fail(t)
+		case 1:
+			stuck()
+		}
+	})
+}
+
+func stuck() { select {} }
+
+// TestChildOneIsStuckInAProcess has a rank that never comes to the barrier of the others.
+func TestChildOneIsStuckInAProcess(t *testing.T) {
+	onlyWanted(t)
+	pgrouptest.Job{N: 3, Timeout: 2 * time.Second}.Run(t, one(func(*testing.T) { stuck() }))
+}
+
+// TestChildOneReturnsLate has a rank that fails after its test has ended. The test after it runs all the same.
+func TestChildOneReturnsLate(t *testing.T) {
+	onlyWanted(t)
+	late := make(chan struct{})
+	pgrouptest.Run(t, 2, func(t *testing.T, g *pgroup.Group) {
+		if g.Rank() == 0 {
+			fail(t)
+		}
+		defer close(late)
+		<-t.Context().Done() // when the subtest has ended
+		t.Error("too late")
+	})
+	<-late
 }

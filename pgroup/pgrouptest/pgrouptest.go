@@ -13,8 +13,11 @@
 package pgrouptest
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"testing"
@@ -25,11 +28,18 @@ import (
 )
 
 // Run runs f on n ranks in this process, one goroutine each, as subtests "rank=0" and so on. A
-// rank that fails or panics aborts the group, and so the others, with its message.
+// rank that fails or panics aborts the group, and so the others, with its message. A rank that does not return within 2 s
+// of that, or 5 s before the time of the test binary ends, fails with the stacks of the goroutines that run f, and is not waited for: a goroutine cannot be ended.
 func Run(t *testing.T, n int, f func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	meet := store.New(new(store.Memory))
 	defer func() { _ = meet.Close() }()
+	hung, ended := context.WithCancel(t.Context())
+	defer ended()
+	if at, ok := t.Deadline(); ok {
+		defer time.AfterFunc(time.Until(at)-margin, ended).Stop()
+	}
+	failed := sync.OnceFunc(func() { time.AfterFunc(returnTime, ended) })
 	var ranks sync.WaitGroup
 	for rank := range n {
 		ranks.Go(func() {
@@ -41,11 +51,35 @@ func Run(t *testing.T, n int, f func(t *testing.T, g *pgroup.Group)) {
 					t.Fatal(err)
 				}
 				defer func() { _ = g.Close() }()
-				play(t, g, f, func() {})
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					play(t, g, f, failed, func() bool { return hung.Err() != nil })
+				}()
+				select {
+				case <-done:
+				case <-hung.Done():
+					t.Errorf("this rank has not returned; the goroutines of all ranks that have not:\n%s", playing())
+				}
 			})
 		})
 	}
 	ranks.Wait()
+}
+
+// returnTime is how long the other ranks have to return after one has failed.
+const returnTime = 2 * time.Second
+
+// playing is the stacks of the goroutines that run a rank.
+func playing() []byte {
+	all := make([]byte, 1<<20)
+	var of [][]byte
+	for stack := range bytes.SplitSeq(all[:runtime.Stack(all, true)], []byte("\n\n")) {
+		if bytes.Contains(stack, []byte("pgrouptest.play(")) {
+			of = append(of, stack)
+		}
+	}
+	return bytes.Join(of, []byte("\n\n"))
 }
 
 // Procs is Job{N: n}.Run.
@@ -54,10 +88,14 @@ func Procs(t *testing.T, n int, f func(t *testing.T, g *pgroup.Group)) {
 	Job{N: n}.Run(t, f)
 }
 
-// play runs f as one rank. However it fails, the others hear of it, after failed has.
-func play(t *testing.T, g *pgroup.Group, f func(t *testing.T, g *pgroup.Group), failed func()) {
+// play runs f as one rank. However it fails, the others get an error, after failed was called. given reports that the rank is not waited for any more.
+func play(t *testing.T, g *pgroup.Group, f func(t *testing.T, g *pgroup.Group), failed func(), given func() bool) {
 	defer func() { // also when f ends its goroutine, as t.Fatal does
-		if p := recover(); p != nil {
+		p := recover()
+		if given() { // t has ended without it: it must not be used any more
+			return
+		}
+		if p != nil {
 			t.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 		if t.Failed() {

@@ -114,11 +114,62 @@ func TestARankThatHangsIsEnded(t *testing.T) {
 	}
 }
 
+// TestTheCulpritIsPrintedFirst: without -v, what the rank that failed or panicked has printed comes before the output of the ranks that failed
+// because of it. MUSTER_SOAK makes 200 runs of the 6.
+func TestTheCulpritIsPrintedFirst(t *testing.T) {
+	runs := 6
+	if os.Getenv("MUSTER_SOAK") != "" {
+		runs = 200
+	}
+	for i := range runs {
+		name, want := "TestChildOnePanics", "panic: out of my depth"
+		if i%2 == 0 {
+			name, want = "TestChildOneFails", "rank one has had enough"
+		}
+		out := failing(t, name)
+		at, other := strings.Index(out, want), strings.Index(out, "[0]")
+		if other < 0 {
+			other = len(out)
+		}
+		if two := strings.Index(out, "[2]"); two >= 0 {
+			other = min(other, two)
+		}
+		if at < 0 || at > other || !strings.Contains(out, "rank 1 failed first") {
+			t.Fatalf("run %d: the culprit is not first:\n%s", i, out)
+		}
+	}
+}
+
+func TestAHangShowsTheRankAndEveryStack(t *testing.T) {
+	out := failing(t, "TestChildOneIsStuckInAProcess")
+	for _, want := range []string{"the job did not end in 2s; the others wait in barrier #1 for rank 1: ", "[0] ", "[2] ", "Barrier(", "pgrouptest_test.stuck("} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+}
+
+func TestInProcessARankThatIsStuckIsNotWaitedFor(t *testing.T) {
+	out := failing(t, "TestChildOneIsStuck")
+	for _, want := range []string{"rank=1", "this rank has not returned", "pgrouptest_test.stuck("} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+}
+
 func TestInProcessARankThatFailsAbortsTheOthers(t *testing.T) {
 	out := failing(t, "TestChildOneFailsInProcess")
 	for _, want := range []string{"rank=1", "rank one has had enough", "aborted"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
+	}
+}
+
+func TestInProcessARankThatReturnsLateDoesNotEndTheOtherTests(t *testing.T) {
+	out := failing(t, "TestChildOneReturnsLate")
+	if strings.Contains(out, "panic:") || !strings.Contains(out, "this rank has not returned") {
+		t.Errorf("the test binary was ended:\n%s", out)
 	}
 }

@@ -2,9 +2,10 @@ package pgrouptest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"regexp"
@@ -13,11 +14,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -26,11 +30,13 @@ import (
 // behind it runs in the test alone.
 type Job struct {
 	N          int
-	Env        []string      // added to each rank's environment
+	Env        []string      // added to each rank's environment; MUSTER_RUN is pgroup.Config.Run
 	Hosts      []string      // one a rank: plays several nodes
 	MayFail    []int         // ranks whose death is part of the test
 	Rank0Hosts bool          // the store, as in most jobs; otherwise the test does
 	Timeout    time.Duration // of the whole job; default a minute, and no longer than the test binary lives
+
+	LivenessTimeout time.Duration // as in pgroup.Config: until a rank that is stopped is lost
 }
 
 // What a rank is told by its environment.
@@ -51,7 +57,9 @@ var calls = struct {
 	made map[string]int
 }{made: map[string]int{}}
 
-// Run runs f on j.N processes, and fails t if one of them fails, with its output. The first rank that fails ends the others.
+// Run runs f on j.N processes, and fails t if one of them fails. The first rank that fails ends the others, and its output is printed
+// first; with -v all output is printed as it comes. If the job does not end in time, the error names the ranks that the others wait for,
+// and the output has the stacks of all goroutines of every rank.
 func (j Job) Run(t *testing.T, f func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	calls.Lock()
@@ -82,30 +90,88 @@ func (j Job) start(t *testing.T, call string) {
 	if limit == 0 {
 		limit = patience(t)
 	}
-	ctx, cancel := context.WithTimeoutCause(t.Context(), limit, fmt.Errorf("the job did not end in %v", limit))
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	out := newTranscript(t.Output(), j.N, testing.Verbose())
+	var dumping atomic.Bool // from here on ranks end because they were asked for their stacks
 	job, err := launch.Start(ctx, launch.Spec{
-		N: j.N, Path: self, Args: arguments(t, limit), Output: &quiet{t.Output()}, Tether: tethered, Grace: time.Second,
-		MayFail: func(rank int) bool { return slices.Contains(j.MayFail, rank) },
+		N: j.N, Path: self, Args: arguments(t, limit), Output: out, Tether: tethered, Grace: time.Second, Prefix: prefix,
+		MayFail: func(rank int) bool { return dumping.Load() || slices.Contains(j.MayFail, rank) },
 		Env: func(rank int) []string {
 			// The race detector would make each rank linger for a second at its end.
-			return append(slices.Clone(j.Env), "GORACE=atexit_sleep_ms=0", envCall+"="+call, envRank+"="+strconv.Itoa(rank), envStore+"="+addr, envLeft+"="+limit.String())
+			return append(slices.Clone(j.Env), "GORACE=atexit_sleep_ms=0", envCall+"="+call, envRank+"="+strconv.Itoa(rank), envStore+"="+addr, envLeft+"="+(limit+dumpTime).String()) // a hang is the job's, before a verb times out
 		},
 	})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	select {
+	case <-job.Done():
+	case <-time.After(limit):
+		why := fmt.Errorf("the job did not end in %v%s", limit, j.blame(t.Context(), meet))
+		dumping.Store(true)
+		job.Signal(syscall.SIGQUIT) // the Go runtime prints the stacks of all goroutines, and exits
+		select {
+		case <-job.Done():
+		case <-time.After(dumpTime):
+		}
+		cancel(why)
+		<-job.Done()
+		err = why
+	}
 	if err == nil {
 		err = job.Wait()
 	}
-	if err == nil {
-		return
+	culprit := -1
+	if e, ok := errors.AsType[*launch.ExitError](err); ok {
+		culprit = e.Rank
+		if first, _ := meet.Get(context.WithoutCancel(ctx), keyFailed); len(first) > 0 {
+			culprit, _ = strconv.Atoi(string(first[:bytes.IndexByte(first, ' ')]))
+			err = fmt.Errorf("rank %d failed first: %w", culprit, err)
+		}
 	}
-	if first, _ := meet.Get(context.WithoutCancel(ctx), keyFailed); len(first) > 0 {
-		err = fmt.Errorf("rank %s failed first: %w", first[:bytes.IndexByte(first, ' ')], err)
+	out.print(culprit)
+	if err != nil {
+		t.Error(err)
 	}
-	t.Error(err)
 }
 
-// keyFailed has the ranks whose tests failed, in order: those that fail because of the first may end before it does.
-const keyFailed = "failed"
+// dumpTime is how long ranks may take to print their stacks.
+const dumpTime = 3 * time.Second
+
+// blame names the ranks that others wait for, and which wait in no call themselves.
+func (j Job) blame(ctx context.Context, meet *store.Store) string {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	s := meet
+	if j.Rank0Hosts {
+		addr, err := meet.Get(ctx, keyAddress)
+		if err != nil {
+			return ": rank 0 has not begun to host"
+		}
+		if s, err = store.Dial(ctx, string(addr), nil); err != nil {
+			return fmt.Sprintf(": the store of rank 0 does not answer: %v", err)
+		}
+		defer func() { _ = s.Close() }()
+	}
+	now, err := s.Status(ctx, "")
+	if err != nil {
+		return ""
+	}
+	var who strings.Builder
+	for _, b := range status.Of(now, nil, nil).Blame {
+		fmt.Fprintf(&who, "; the others wait in %s for rank %d: %s", b.What, b.Rank, cmp.Or(b.Doing, "it has not come"))
+	}
+	return who.String()
+}
+
+const (
+	// keyFailed has the ranks whose tests failed, in order: those that fail because of the first may end before it does.
+	keyFailed = "failed"
+	// keyAddress has the address at which rank 0 hosts the group's store.
+	keyAddress = "address"
+)
 
 // serve is the store in which the ranks find each other.
 func serve(t *testing.T) (meet *store.Store, addr string, stop func()) {
@@ -131,11 +197,8 @@ func arguments(t *testing.T, limit time.Duration) []string {
 	for i, p := range parts {
 		parts[i] = "^" + regexp.QuoteMeta(p) + "$"
 	}
-	args := []string{"-test.run=" + strings.Join(parts, "/"), "-test.count=1", "-test.timeout=" + (limit + margin).String()}
-	if testing.Verbose() {
-		args = append(args, "-test.v")
-	}
-	return args
+	// With -test.v a failure is printed when it happens, and not when its test ends: by then the rank may have been ended.
+	return []string{"-test.run=" + strings.Join(parts, "/"), "-test.count=1", "-test.timeout=" + (limit + dumpTime + margin).String(), "-test.v"}
 }
 
 // rank is a rank's side. The test ends with it: what stands behind Run is not the rank's.
@@ -150,7 +213,7 @@ func (j Job) rank(t *testing.T, f func(t *testing.T, g *pgroup.Group)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := pgroup.Config{Name: t.Name(), Rank: rank, Size: j.N, Timeout: left}
+	c := pgroup.Config{Name: t.Name(), Run: os.Getenv("MUSTER_RUN"), Rank: rank, Size: j.N, Timeout: left, LivenessTimeout: j.LivenessTimeout}
 	if len(j.Hosts) > 0 {
 		c.Host = j.Hosts[rank]
 	}
@@ -175,7 +238,7 @@ func (j Job) join(t *testing.T, c pgroup.Config, f func(t *testing.T, g *pgroup.
 	defer func() { _ = g.Close() }()
 	play(t, g, f, func() {
 		_, _ = meet.Append(context.WithoutCancel(t.Context()), keyFailed, []byte(strconv.Itoa(c.Rank)+" "))
-	})
+	}, func() bool { return false })
 	if j.Rank0Hosts && !t.Failed() { // the others still need rank 0
 		ctx, cancel := context.WithTimeout(t.Context(), margin)
 		defer cancel()
@@ -190,7 +253,7 @@ func (j Job) place(ctx context.Context, meet *store.Store, c *pgroup.Config) err
 		return nil
 	}
 	if c.Rank != 0 {
-		values, err := meet.Wait(ctx, "address")
+		values, err := meet.Wait(ctx, keyAddress)
 		if err == nil {
 			c.Address = string(values[0])
 		}
@@ -201,23 +264,5 @@ func (j Job) place(ctx context.Context, meet *store.Store, c *pgroup.Config) err
 		return err
 	}
 	c.Listener = l
-	return meet.Set(ctx, "address", []byte(l.Addr().String()), nil)
-}
-
-// quiet leaves out what every test binary says when nothing is wrong.
-type quiet struct{ to io.Writer }
-
-var chatter = regexp.MustCompile(`^\[\d+\] +(PASS|=== .*|--- SKIP: .*|\S*pgrouptest\S*: *)\n$`)
-
-// Write gets whole lines.
-func (q *quiet) Write(b []byte) (int, error) {
-	for line := range bytes.Lines(b) {
-		if chatter.Match(line) {
-			continue
-		}
-		if _, err := q.to.Write(line); err != nil {
-			return 0, err
-		}
-	}
-	return len(b), nil
+	return meet.Set(ctx, keyAddress, []byte(l.Addr().String()), nil)
 }

@@ -85,7 +85,7 @@ type job struct {
 
 func newJob(t *testing.T, name string, size int) *job {
 	j := &job{t: t, m: new(store.Memory)}
-	page := httptest.NewServer(status.Handler(store.New(j.m)))
+	page := httptest.NewServer(status.Handler(store.New(j.m), &status.Options{Address: "muster://store:7070", Version: "muster v1"}))
 	t.Cleanup(func() {
 		page.CloseClientConnections()
 		_ = j.m.Close()
@@ -238,7 +238,8 @@ func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
 			j := stuck(t)
 			ctx := browser(t, d)
 			open(t, ctx, j)
-			has(t, ctx, "#verdict", "train · barrier #3 waits: ", "for rank 2", "pid 4102 on node-a")
+			has(t, ctx, "#verdict", "train · barrier #3 waits: ", "for rank 2", "pid 4102 on node-a", "evaluate · create waits: ") // both jobs that hang
+			has(t, ctx, "#about", "muster://store:7070 · muster v1")
 			require.True(t, value[bool](t, ctx, `(() => { const r = document.querySelector("#verdict").getBoundingClientRect(); return r.top >= 0 && r.bottom <= innerHeight })()`), "it is on the first screen")
 			has(t, ctx, "#waits", "7 of 8 have come, 1 missing", "evaluate · create", "has not come", "key model/ready")
 			has(t, ctx, "#waits .who", "rank 2 pid 4102 on node-a · in no call; its last was barrier #1")
@@ -353,8 +354,33 @@ func TestManyRanks(t *testing.T) {
 	run(t, ctx, chromedp.Navigate(j.url))
 	has(t, ctx, "#waits", "1 of 10000 have come, 9999 missing")
 	run(t, ctx, chromedp.Click("#groups summary"))
-	has(t, ctx, "#groups td", "pid 4106")
-	has(t, ctx, "#groups .more", "and 9744 more")
+	has(t, ctx, "#groups td", "pid 4106", "pid 14099") // an event has 256 of them, the rest is fetched
+	has(t, ctx, "#groups .more", "")
+	until(t, ctx, `(() => {
+		const all = [...document.querySelectorAll("#waits .ranks i")].map((i) => i.title)
+		return all[0] === "ranks 0–39: 1 have come, 39 missing, 0 gone" && all.at(-1) === "ranks 9960–9999: 0 have come, 40 missing, 0 gone"
+	})()`)
+}
+
+// TestHeadline: above everything else is the culprit of each job that hangs, and none of the ranks that wait for it.
+func TestHeadline(t *testing.T) {
+	j := newJob(t, "ready", 1)
+	for _, name := range []string{"train", "tune", "serve"} {
+		j.gen = j.join(name, 5100, 4, 4)
+		j.barrier(context.Background(), 1, 0, 3)
+		j.wg.Go(func() {
+			c := wire.Contribution{Generation: j.gen, Rank: 1, Root: 2, Seq: 1, Verb: "recv"}
+			_, _, _ = store.New(j.m).Recv(context.Background(), c)
+		})
+	}
+	ctx := browser(t, devices[0])
+	run(t, ctx, chromedp.Navigate(j.url))
+	for _, name := range []string{"train", "tune", "serve"} {
+		until(t, ctx, fmt.Sprintf(`document.querySelector("#waits").innerText.replaceAll("\u00a0", " ").includes("%s · rank 1: recv from rank 2")`, name))
+		until(t, ctx, fmt.Sprintf(`/^%s · barrier #1 waits: .*, for rank 2$/m.test(document.querySelector("#verdict").innerText.replaceAll("\u00a0", " "))`, name))
+	}
+	has(t, ctx, "#groups", "idle")
+	require.NotContains(t, value[string](t, ctx, `document.querySelector("#groups").innerText`), "at work")
 }
 
 // vague is a store that cannot tell when anything was, nor what it does.
@@ -366,7 +392,7 @@ func (v vague) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 	if req.Op != wire.OpStatus || err != nil || s.Parse(rep.Keys, rep.Value) != nil {
 		return err
 	}
-	s.Server = &store.ServerStatus{Up: -1, Durable: true, Keys: 7, Sessions: -1, Calls: -1, Bytes: -1}
+	s.Server = &store.ServerStatus{Up: -1, Durable: true, Writing: 12 * time.Second, Keys: 7, Sessions: -1, Calls: -1, Bytes: -1}
 	for i := range s.Groups {
 		g := &s.Groups[i]
 		g.Age, g.Records[0].For = -1, -1
@@ -381,7 +407,7 @@ func (v vague) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 // TestUnknownIsSaid: what a store cannot tell is no 0.
 func TestUnknownIsSaid(t *testing.T) {
 	j := stuck(t)
-	page := httptest.NewServer(status.Handler(store.New(vague{j.m})))
+	page := httptest.NewServer(status.Handler(store.New(vague{j.m}), nil))
 	t.Cleanup(func() {
 		page.CloseClientConnections()
 		page.Close()
@@ -390,7 +416,7 @@ func TestUnknownIsSaid(t *testing.T) {
 	run(t, ctx, chromedp.Navigate(page.URL))
 	has(t, ctx, "#waits", "train · barrier #3")
 	has(t, ctx, "#waits .time", "unknown")
-	has(t, ctx, "#numbers div", "running\nunknown", "clients\nunknown", "in them\nunknown", "operations\nunknown", "keys\n7")
+	has(t, ctx, "#numbers div", "kept on a disk\nyes, which stalls: 12", "running\nunknown", "clients\nunknown", "in them\nunknown", "operations\nunknown", "keys\n7")
 	for _, id := range []string{"#waits", "#groups", "#numbers"} {
 		require.NotRegexp(t, `-0?1|\b0\.0 s`, strings.ReplaceAll(value[string](t, ctx, fmt.Sprintf("document.querySelector(%q).innerText", id)), "run-1", ""), id)
 	}

@@ -128,7 +128,7 @@ func (w *way) start(b *testing.B) {
 	fresh := func(h func() http.Handler) http.HandlerFunc { // a handler that knows of no look before
 		return func(w http.ResponseWriter, r *http.Request) { h().ServeHTTP(w, r) }
 	}
-	mux.HandleFunc("GET /status", fresh(func() http.Handler { return status.Handler(s) }))
+	mux.HandleFunc("GET /status", fresh(func() http.Handler { return status.Handler(s, nil) }))
 	mux.HandleFunc("GET /metrics", fresh(func() http.Handler { return metrics.Handler(s) }))
 	w.page = httptest.NewServer(mux)
 }

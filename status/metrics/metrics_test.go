@@ -55,7 +55,7 @@ var everything = &store.Status{
 		Ops: []int64{0, 0, 0, 0, 9, 10}, Took: 3 * time.Second,
 		Latency: []store.Bucket{{Below: 1000, Count: 11}, {Below: 1<<12 - 1, Count: 12}, {Below: time.Second, Count: 13}, {Below: time.Minute, Count: 1}},
 		Conns:   14, Came: 15, Refused: 16, Slow: 17, Lost: 18, Watching: 19, History: 20, Compacted: 21,
-		Log: 22, Syncs: []store.Bucket{{Below: time.Millisecond, Count: 23}}, Synced: time.Second / 2,
+		Log: 22, Syncs: []store.Bucket{{Below: time.Millisecond, Count: 23}}, Synced: time.Second / 2, Writing: 24 * time.Second,
 	},
 	Groups: []store.GroupStatus{
 		{
@@ -126,6 +126,8 @@ muster_store_history_changes 20
 muster_store_keys 5
 # TYPE muster_store_log_bytes gauge
 muster_store_log_bytes 22
+# TYPE muster_store_log_write_seconds gauge
+muster_store_log_write_seconds 24
 # TYPE muster_store_lost_sessions_total counter
 muster_store_lost_sessions_total 18
 # TYPE muster_store_received_bytes_total counter

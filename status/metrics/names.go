@@ -49,6 +49,7 @@ var numbers = []number{
 	level("store_history_changes", "Changes that a watch can go back.", func(s *store.ServerStatus) float64 { return float64(s.History) }),
 	count("store_compacted_watches_total", "Watches that were further behind than the history goes back.", func(s *store.ServerStatus) float64 { return float64(s.Compacted) }),
 	kept(level("store_log_bytes", "Bytes of log since the last checkpoint.", func(s *store.ServerStatus) float64 { return float64(s.Log) })),
+	kept(level("store_log_write_seconds", "For how long the write of the log that is under way has not been on the disk.", func(s *store.ServerStatus) float64 { return s.Writing.Seconds() })),
 }
 
 // traffic is n, unless s is of a store that counts nothing.

@@ -76,21 +76,31 @@ function whoText(r) {
   return parts.join(" · ");
 }
 
-// strip fills in a square for each rank.
+// strip fills in a square for each rank; of very many, for some that follow each other, with the worst state among them.
 function strip(e, w) {
-  const most = 256, state = new Array(Math.min(w.size || 0, most)).fill("missing");
+  const most = 256, size = w.size || 0, each = Math.max(1, Math.ceil(size / most));
+  const state = new Array(Math.ceil(size / each)).fill("missing"), counts = state.map(() => ({ here: 0, gone: 0 }));
   const mark = (spans, what) => {
-    for (const [from, to] of spans || []) for (let r = Math.max(from, 0); r <= Math.min(to, most - 1); r++) if (r < state.length) state[r] = what;
+    for (const [from, to] of spans || []) {
+      for (let i = Math.floor(Math.max(from, 0) / each); i < state.length && i * each <= to; i++) {
+        counts[i][what] += Math.min(to, i * each + each - 1) - Math.max(from, i * each) + 1;
+      }
+    }
   };
-  mark(w.here, "");
+  mark(w.here, "here");
   mark(w.gone, "gone");
-  const text = state.join(",");
+  state.forEach((_, i) => {
+    const n = Math.min(each, size - i * each), c = counts[i];
+    state[i] = c.here + c.gone < n ? "missing" : c.gone ? "gone" : "";
+  });
+  const text = state.join(",") + JSON.stringify(counts);
   if (e.dataset.is === text) return;
   e.dataset.is = text;
-  e.replaceChildren(...state.map((s, r) => {
-    const i = make("i", s);
-    i.title = "rank " + r + (s === "missing" ? ": missing" : s === "gone" ? ": gone" : ": has come");
-    return i;
+  e.replaceChildren(...state.map((s, i) => {
+    const square = make("i", s), from = i * each, n = Math.min(each, size - from), c = counts[i];
+    square.title = n === 1 ? "rank " + from + (s === "missing" ? ": missing" : s === "gone" ? ": gone" : ": has come")
+      : "ranks " + from + "–" + (from + n - 1) + ": " + c.here + " have come, " + (n - c.here - c.gone) + " missing, " + c.gone + " gone";
+    return square;
   }));
 }
 
@@ -123,36 +133,51 @@ function showWaits(waits, more) {
   put($("waits-more"), more + " more, which have not waited for so long: muster who has all.");
 }
 
+// culprits are the jobs that wait for ranks which wait in nothing themselves: a line for each, with the ranks.
+function culprits(v) {
+  const jobs = new Map();
+  for (const b of v.blame) {
+    if (b.for_seconds < 1) continue;
+    const key = [b.group, b.run, b.generation, b.what].join(" ");
+    if (!jobs.has(key)) jobs.set(key, { head: title(b) + " waits: " + time(b.for_seconds), ranks: [] });
+    jobs.get(key).ranks.push(b);
+  }
+  return [...jobs.values()].map((j) => ({
+    head: j.head + ", for rank " + j.ranks.slice(0, 4).map((r) => r.rank).join(", ") + (j.ranks.length > 4 ? " and others" : ""),
+    detail: "rank " + j.ranks[0].rank + " of " + j.ranks[0].group + ": " + whoText(j.ranks[0]),
+  }));
+}
+
 function showVerdict(v) {
-  const e = $("verdict"), longest = v.waiting[0], blame = v.blame[0];
-  let head = "Nothing waits.", detail = "", state = "calm";
+  const e = $("verdict"), longest = v.waiting[0], most = 8;
+  let lines = [{ head: "Nothing waits.", detail: "" }], state = "calm";
   if (longest && longest.for_seconds < 1) {
-    head = "Nothing waits for long.";
+    lines = [{ head: "Nothing waits for long.", detail: "" }];
   } else if (longest) {
     state = grade(longest.for_seconds) || "calm";
-    head = title(longest) + " waits: " + time(longest.for_seconds);
-    if (longest.missing) head += longest.ranks.length && longest.missing <= 4
-      ? ", for rank " + longest.ranks.map((r) => r.rank).join(", ") : ", for " + longest.missing + " ranks";
-    if (blame) detail = "rank " + blame.rank + " of " + blame.group + ": " + whoText(blame);
-    else if (longest.ranks.some((r) => r.waits)) detail = "All who are missing wait themselves: for each other?";
+    lines = culprits(v);
+    if (lines.length > most) lines.splice(most, lines.length - most, { head: "and " + (lines.length - most) + " more", detail: "" });
+    if (!lines.length) lines = [{
+      head: title(longest) + " waits: " + time(longest.for_seconds) + (longest.missing ? ", for " + longest.missing + (longest.missing === 1 ? " rank" : " ranks") : ""),
+      detail: longest.ranks.some((r) => r.waits) ? "All who are missing wait themselves: for each other?" : "",
+    }];
   }
   const bad = v.groups.find((g) => g.state === "revoked");
   if (bad && state === "calm") {
     state = "stuck";
-    head = bad.name + " has failed: " + bad.why;
-    detail = "";
+    lines = [{ head: bad.name + " has failed: " + bad.why, detail: "" }];
   }
   e.className = "verdict " + state;
-  if (e.dataset.head !== head || e.dataset.detail !== detail) {
-    e.dataset.head = head;
-    e.dataset.detail = detail;
-    e.replaceChildren(head, ...(detail ? [make("small", "", detail)] : []));
+  const text = JSON.stringify(lines);
+  if (e.dataset.is !== text) {
+    e.dataset.is = text;
+    e.replaceChildren(...lines.flatMap((l, i) => [...(i ? [make("br", "")] : []), l.head, ...(l.detail ? [make("small", "", l.detail)] : [])]));
   }
   document.title = (state === "stuck" ? "✗ " : state === "slow" ? "… " : "") + "muster";
 }
 
 const states = {
-  forming: ["comes together", "slow"], idle: ["at work", "calm"], waiting: ["waits", "slow"],
+  forming: ["comes together", "slow"], idle: ["idle", "calm"], waiting: ["waits", "slow"],
   revoked: ["has failed", "stuck"], over: ["is over", "stuck"],
 };
 
@@ -183,7 +208,18 @@ function showGroups(v) {
   put($("groups-count"), v.groups.length ? String(v.groups.length + (v.more || 0)) : "none");
 }
 
+// all are the ranks of groups that have more than an event brings, as they were last fetched.
+const all = new Map();
+
 function showRanks(d, g) {
+  if (g.more_ranks && g.generation) {
+    const known = all.get(g.generation);
+    if (!known || Date.now() - known.at > 2000) {
+      all.set(g.generation, { at: Date.now(), group: known && known.group });
+      ask("ranks?generation=" + g.generation).then((group) => { all.set(g.generation, { at: Date.now(), group }); if (d.open) showRanks(d, g); }, () => {});
+    }
+    if (known && known.group) g = known.group;
+  }
   sync(d.querySelector("tbody"), g.ranks, (r) => String(r.rank), () => {
     const tr = make("tr", "", make("td"), make("td"), make("td"), make("td", "num"));
     tr.children[3].dataset.name = "heard of";
@@ -212,7 +248,7 @@ function showNumbers(s) {
   if (!s) { $("numbers").replaceChildren(make("div", "", make("dd", "", "Only what is below a prefix is shown."))); return; }
   const r = s.rates, none = s.up_seconds < 0 ? "unknown" : "…"; // a store that cannot tell how long it runs counts nothing
   const rows = [
-    ["running", time(s.up_seconds)], ["kept on a disk", s.durable ? "yes" : "no"], ["clients", amount(s.sessions, "")],
+    ["running", time(s.up_seconds)], ["kept on a disk", !s.durable ? "no" : s.disk_stalled_seconds ? "yes, which stalls: " + time(s.disk_stalled_seconds) : "yes"], ["clients", amount(s.sessions, "")],
     ["calls that wait", amount(s.calls_waiting, "")], ["keys", amount(s.keys, "")], ["in them", amount(s.bytes, "B")],
     ["operations", r ? amount(r.ops_per_second, "/s") : none], ["in", r ? amount(r.bytes_in_per_second, "B/s") : none], ["out", r ? amount(r.bytes_out_per_second, "B/s") : none],
     ["half take", r ? short(r.p50_seconds) : none], ["99 % take", r ? short(r.p99_seconds) : none],
@@ -234,6 +270,7 @@ function show(v) {
   showGroups(v);
   showFailures(v.failures, v.more_failures || 0);
   showNumbers(v.server);
+  put($("about"), [v.address, v.version].filter(Boolean).join(" · "));
 }
 
 let last = null;

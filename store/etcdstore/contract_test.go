@@ -15,8 +15,8 @@ import (
 const shortest = time.Second
 
 // without is what an engine over etcd cannot promise: when history ends is for etcd's operator to say, of a call that waits only its process
-// knows the deadline, the tag and the keys, and thousands who join at once keep others waiting. TestStatusOfMuch has a large status.
-var without = []storetest.Feature{storetest.Compaction, storetest.Waiters, storetest.Crowds}
+// knows the deadline, the tag and the keys, and thousands who join at once keep others waiting. A rank that joins keeps its own deadline, and claims are not heeded. TestStatusOfMuch has a large status.
+var without = []storetest.Feature{storetest.Compaction, storetest.Waiters, storetest.Crowds, storetest.Attempts, storetest.Channels}
 
 // TestContract runs the contract of all engines: each session is an engine of its own.
 func TestContract(t *testing.T) {

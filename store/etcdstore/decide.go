@@ -279,7 +279,7 @@ func (r *record) judge(v *votes, why *wire.Verdict) (no *wire.Verdict, yes bool)
 	}
 	for _, rank := range v.skipped {
 		if len(v.casts) > 0 && elects(rank) && !v.yes[rank] {
-			return refusing(&wire.Verdict{Code: wire.CodeAborted, By: rank, Reason: "it went on to a later call"}, missing), false
+			return refusing(&wire.Verdict{Code: wire.CodeSkipped, By: rank, Reason: "it went on to a later call"}, missing), false
 		}
 	}
 	return r.complete(v, &cast, missing, why)

@@ -111,6 +111,8 @@ var operations = [256]func(e *Engine, ctx context.Context, req *wire.Request, re
 	wire.OpAppend:  (*Engine).append,
 	wire.OpDelete:  (*Engine).delete,
 	wire.OpTake:    (*Engine).take,
+	wire.OpPush:    (*Engine).push,
+	wire.OpPop:     (*Engine).pop,
 	wire.OpList:    (*Engine).list,
 	wire.OpChanges: (*Engine).changes,
 	wire.OpGrant:   (*Engine).grant,

@@ -148,7 +148,7 @@ func decodeValue(b []byte) (v []byte, reads uint32, taken bool) {
 	case len(b) >= 5 && (b[0] == countedValue || b[0] == takenValue):
 		return b[5:], uint32(b[1])<<24 | uint32(b[2])<<16 | uint32(b[3])<<8 | uint32(b[4]), b[0] == takenValue
 	}
-	return b, 0, false
+	return append([]byte{}, b...), 0, false // another program may have put nothing there, which is not nil
 }
 
 // How a change was made: the value of the mark.

@@ -89,15 +89,21 @@ func TestWhatNobodyIsIn(t *testing.T) {
 	members := etcd(t)
 	root := newRoot()
 	s := store.New(dial(t, addresses(members), &etcdstore.Options{Root: root}))
+	slow := 0 // calls for whose withdrawal etcd has taken longer than a rank waits for it: those may leave their key
 	for i := range 20 {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*500*time.Microsecond+1)
+		timeout := time.Duration(i)*500*time.Microsecond + 1
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
 		_, err := s.Join(ctx, wire.Contribution{Group: "g", Run: fmt.Sprint(i), Size: 2}, nil)
 		cancel()
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+		if time.Since(start) >= timeout+store.Grace {
+			slow++
+		}
 	}
 	resp, err := plain(t, members).Get(bounded(t), root+"j/", clientv3.WithPrefix())
 	require.NoError(t, err)
-	require.Empty(t, resp.Kvs)
+	require.LessOrEqual(t, len(resp.Kvs), slow)
 }
 
 // An outage of all of etcd ends no session, if it has kept its data: its leases begin anew with it, and it is reached again in time.

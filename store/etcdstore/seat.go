@@ -115,12 +115,28 @@ func (e *Engine) seatOf(ctx context.Context, c *wire.Contribution, rep *wire.Rep
 	switch {
 	case err != nil:
 		return nil, err
-	case r == nil:
-		return nil, refuse(rep, wire.CodeStale, "generation %d is over, or never was", c.Generation)
+	case r == nil || !e.has(c.Generation):
+		return nil, refuse(rep, wire.CodeStale, "generation %d is over, or never was this session's", c.Generation)
 	case c.Rank < 0 || c.Rank >= len(r.ids):
 		return nil, refuse(rep, wire.CodeInvalid, "rank %d of %d", c.Rank, len(r.ids))
 	}
-	return nil, refuse(rep, wire.CodeDenied, "rank %d of generation %d is held by %s", c.Rank, c.Generation, r.labels[c.Rank])
+	return nil, refuse(rep, wire.CodeDenied, "rank %d of generation %d is another session's", c.Rank, c.Generation)
+}
+
+// has reports whether this process's session has a seat in a generation.
+func (e *Engine) has(gen uint64) bool {
+	s := e.current()
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k := range s.seats {
+		if k.gen == gen {
+			return true
+		}
+	}
+	return false
 }
 
 // rollOf is the roll of a generation; nil if there is none.

@@ -201,7 +201,7 @@ func voteSkipped(t *testing.T, w *world) {
 				waiting = ranks[0].collectLater(t, w.ctx, barrier(1))
 			}
 			o := <-waiting
-			is(t, o.err, store.ErrAborted)
+			is(t, o.err, store.ErrSkipped)
 			same(t, "by", verdict(t, o.err).By, 1)
 			good(t, ranks[0].collect(w.ctx, broadcast(2, 1)).err)
 			goesOn(t, ranks, 3)

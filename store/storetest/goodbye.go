@@ -151,7 +151,7 @@ var lossChecks = []check{
 	{"the survivors can go on among themselves", lossShrink, []Feature{Collect, Loss, Sessions}},
 	{"of survivors, others survive again, and are lost again", lossOfSurvivors, []Feature{Collect, Loss, Sessions}},
 	{"the seat is free for a new run of the rank", lossRejoin, []Feature{Collect, Loss, Sessions}},
-	{"a rank that waits in the roll is withdrawn", lossJoin, []Feature{Collect, Loss, Sessions}},
+	{"a rank that waits in the roll is withdrawn", lossJoin, []Feature{Collect, Loss, Sessions, Status}},
 	{"a lost sender's messages come before its loss", lossStream, []Feature{Collect, Loss, Sessions, Streams}},
 	{"ends a send that waits for the lost rank", lossSend, []Feature{Collect, Loss, Sessions, Streams}},
 	{"keys stay", lossKeys, []Feature{Loss, Sessions}},
@@ -275,7 +275,7 @@ func lossJoin(t *testing.T, w *world) {
 			return slices.Equal(verdict(t, err).Missing, want)
 		}
 	}
-	until(t, w.ctx, "rank 0 is in the roll", missing(2))
+	forming(t, w, 1)
 	stillWaits(t, "rank 0", lost)
 	w.Cut(e)
 	until(t, w.ctx, "rank 0 is withdrawn", missing(0, 2))

@@ -3,6 +3,7 @@ package storetest
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +15,10 @@ var joinChecks = []check{
 	{"completes when all are there, with what each said of itself", joinCompletes, []Feature{Collect}},
 	{"of one completes at once", joinAlone, []Feature{Collect}},
 	{"that times out names the missing, and the rank may come again", joinTimeout, []Feature{Collect}},
+	{"that times out does so for all at the earliest deadline", joinOutcome, []Feature{Collect, Attempts, Status}},
 	{"that is cancelled is withdrawn", joinCancelled, []Feature{Collect}},
+	{"that is cancelled fails for all who are there", joinCancelledForAll, []Feature{Collect, Attempts, Status}},
+	{"a later try of a claim replaces the earlier one", joinClaimed, []Feature{Collect, Attempts, Status}},
 	{"a second one of a rank is ErrConflict with who holds it", joinTwice, []Feature{Collect}},
 	{"while the seat is held is ErrConflict with who holds it", joinHeld, []Feature{Collect}},
 	{"another world size is ErrMismatch for all at once", joinSize, []Feature{Collect}},
@@ -23,8 +27,10 @@ var joinChecks = []check{
 	{"two groups in the same sessions do not meet", joinOverlap, []Feature{Collect}},
 	{"generations never repeat", joinGenerations, []Feature{Collect}},
 	{"of the survivors completes when all are there or gone", joinSurvivors, []Feature{Collect}},
+	{"of the survivors, a later try of a claim replaces the earlier one", joinSurvivorsClaimed, []Feature{Collect, Attempts, Status}},
 	{"a generation that never was is ErrStale", joinNever, []Feature{Collect}},
 	{"the seat of another session is ErrDenied", joinDenied, []Feature{Collect, Sessions}},
+	{"a session without a seat learns nothing of a generation", joinStranger, []Feature{Collect, Sessions}},
 	{"a session that ends withdraws its ranks", joinWithdrawn, []Feature{Collect, Sessions}},
 }
 
@@ -50,22 +56,83 @@ func joinAlone(t *testing.T, w *world) {
 
 func joinTimeout(t *testing.T, w *world) {
 	a, b := w.store(), w.store()
-	long := later(t, func() ([][]byte, error) { _, err := a.Join(w.ctx, applicant("g", 0, 3), nil); return nil, err })
-	until(t, w.ctx, "rank 0 is in the roll", func() bool {
-		start := time.Now()
-		_, err := b.Join(w.within(soon), applicant("g", 1, 3), nil)
-		is(t, err, store.ErrTimeout)
-		is(t, err, context.DeadlineExceeded)
-		inTime(t, "join", start, soon)
-		v := verdict(t, err)
-		return len(v.Missing) == 1 && v.Missing[0] == 2
-	})
-	stillWaits(t, "rank 0", long)
+	start := time.Now()
+	_, err := b.Join(w.within(soon), applicant("g", 1, 2), nil)
+	is(t, err, store.ErrTimeout)
+	is(t, err, context.DeadlineExceeded)
+	inTime(t, "join", start, soon)
+	same(t, "missing", verdict(t, err).Missing, []int{0})
 	allGood(t, together(2, func(i int) ([][]byte, error) {
-		_, err := []*store.Store{b, w.store()}[i].Join(w.ctx, applicant("g", i+1, 3), nil)
+		_, err := []*store.Store{a, b}[i].Join(w.ctx, applicant("g", i, 2), nil)
 		return nil, err
 	}))
-	good(t, (<-long).err)
+}
+
+// forming waits until so many ranks are in the attempt to form a group.
+func forming(t *testing.T, w *world, present int) {
+	t.Helper()
+	until(t, w.ctx, "ranks are in the attempt", func() bool {
+		st, err := w.store().Status(w.ctx, "")
+		good(t, err)
+		return len(st.Groups) > 0 && st.Groups[0].Generation == 0 && st.Groups[0].Present == present
+	})
+}
+
+func joinOutcome(t *testing.T, w *world) {
+	a, b := w.store(), w.store()
+	long := laterErr(t, func() error { _, err := a.Join(w.ctx, applicant("g", 0, 4), nil); return err })
+	forming(t, w, 1)
+	_, err := b.Join(w.within(soon), applicant("g", 1, 4), nil)
+	is(t, err, store.ErrTimeout)
+	other := (<-long).err
+	is(t, other, store.ErrTimeout)
+	is(t, other, context.DeadlineExceeded)
+	same(t, "missing", verdict(t, err).Missing, []int{2, 3})
+	same(t, "the verdict of rank 0", *verdict(t, other), *verdict(t, err))
+}
+
+func joinCancelledForAll(t *testing.T, w *world) {
+	a, b := w.store(), w.store()
+	ctx, cancel := context.WithCancel(w.ctx)
+	waiting := laterErr(t, func() error { _, err := a.Join(ctx, applicant("g", 0, 3), nil); return err })
+	other := laterErr(t, func() error { _, err := b.Join(w.ctx, applicant("g", 1, 3), nil); return err })
+	forming(t, w, 2)
+	cancel()
+	is(t, (<-waiting).err, store.ErrCancelled)
+	v := verdict(t, (<-other).err)
+	same(t, "code", v.Code, wire.CodeCancelled)
+	same(t, "by", v.By, 0)
+	same(t, "missing", v.Missing, []int{2})
+}
+
+func joinClaimed(t *testing.T, w *world) {
+	a, b, c := w.store(), w.store(), w.store()
+	token := []byte("a token that nobody guesses")
+	claimed := func(s *store.Store, try uint64) error {
+		_, err := s.JoinAs(w.ctx, store.Claim{Token: token, Try: try}, applicant("g", 0, 2), fmt.Appendf(nil, "try %d", try))
+		return err
+	}
+	stale := laterErr(t, func() error { return claimed(a, 1) })
+	forming(t, w, 1)
+	again := laterErr(t, func() error { return claimed(b, 2) })
+	is(t, (<-stale).err, store.ErrConflict)
+	is(t, claimed(c, 1), store.ErrConflict) // an earlier one that was late on its way
+	r, err := c.Join(w.ctx, applicant("g", 1, 2), []byte("other"))
+	good(t, err)
+	same(t, "members", texts(r.Members), []string{"try 2", "other"})
+	good(t, (<-again).err)
+
+	// In a group that has formed, its rank leaves, and the next attempt is open.
+	next := laterErr(t, func() error { return claimed(a, 3) })
+	vote := barrier(1)
+	vote.Generation, vote.Rank = r.Generation, 1
+	_, err = c.Collect(w.ctx, vote, nil)
+	is(t, err, store.ErrLeft)
+	same(t, "left", verdict(t, err).Left, []int{0})
+	good(t, c.Leave(w.ctx, wire.Contribution{Generation: r.Generation, Rank: 1}))
+	_, err = c.Join(w.ctx, applicant("g", 1, 2), nil)
+	good(t, err)
+	good(t, (<-next).err)
 }
 
 func joinCancelled(t *testing.T, w *world) {
@@ -203,6 +270,29 @@ func joinSurvivors(t *testing.T, w *world) {
 	goesOn(t, now, 1)
 }
 
+// joinSurvivorsClaimed: the rank that tries again is the only one in the attempt, which its earlier try leaves empty.
+func joinSurvivorsClaimed(t *testing.T, w *world) {
+	ranks := w.group(2)
+	try := func(n uint64) <-chan outcome {
+		return laterErr(t, func() error {
+			_, err := ranks[0].JoinAs(w.ctx, store.Claim{Token: []byte("a token that nobody guesses"), Try: n}, ranks[0].seat(), nil)
+			return err
+		})
+	}
+	stale := try(1)
+	until(t, w.ctx, "the earlier try waits", func() bool {
+		st, err := w.store().Status(w.ctx, "")
+		good(t, err)
+		return len(st.Groups) > 0 && st.Groups[0].Open > 0
+	})
+	again := try(2)
+	is(t, (<-stale).err, store.ErrConflict)
+	r, err := ranks[1].Join(w.ctx, ranks[1].seat(), nil)
+	good(t, err)
+	same(t, "old ranks", r.Ranks, []int{0, 1})
+	good(t, (<-again).err)
+}
+
 func joinNever(t *testing.T, w *world) {
 	s := w.store()
 	c := barrier(1)
@@ -223,6 +313,29 @@ func joinDenied(t *testing.T, w *world) {
 	is(t, thief.Leave(w.ctx, thief.seat()), store.ErrDenied)
 	is(t, thief.send(w.ctx, 1, "", "x"), store.ErrDenied)
 	is(t, thief.recv(w.ctx, 1, "", 1).err, store.ErrDenied)
+	goesOn(t, ranks, 1)
+}
+
+// joinStranger has a session that is of no group ask for another's: the answers are those for a generation that never was.
+func joinStranger(t *testing.T, w *world) {
+	ranks := w.group(2)
+	s := w.store()
+	ops := []wire.Op{wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpire, wire.OpJoin}
+	if !w.lacks(Channels) {
+		ops = append(ops, wire.OpDone, wire.OpTaken)
+	}
+	for _, op := range ops {
+		ask := func(gen uint64, n int) (why string) {
+			c := barrier(1)
+			c.Generation, c.Rank = gen, n
+			err := s.Do(w.ctx, &wire.Request{Op: op, Group: c, Value: []byte{}}, new(wire.Reply))
+			is(t, err, store.ErrStale)
+			return strings.ReplaceAll(err.Error(), fmt.Sprint(gen), "N")
+		}
+		for _, n := range []int{0, 1, 2, -1} {
+			same(t, op.String()+" is refused", ask(ranks[0].gen, n), ask(987654321, n))
+		}
+	}
 	goesOn(t, ranks, 1)
 }
 

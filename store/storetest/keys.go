@@ -22,6 +22,7 @@ var keyChecks = []check{
 	{"delete counts those that were there", deleteCounts, []Feature{Delete}},
 	{"delete of nothing", deleteNothing, []Feature{Delete}},
 	{"append makes, then appends, and returns the length", appends, []Feature{Append}},
+	{"an append of nothing makes an empty entry, which is there", appendsNothing, []Feature{Append, Swap}},
 	{"revision grows with every change, and with no read", revisionGrows, []Feature{Watch}},
 }
 
@@ -117,6 +118,23 @@ func appends(t *testing.T, w *world) {
 		same(t, "length", n, want)
 	}
 	holds(t, w, s, "key", "abcdef")
+}
+
+// appendsNothing makes an entry of no bytes, which is there: a nil value would mean that it is not, and a loop of Swaps would never end.
+func appendsNothing(t *testing.T, w *world) {
+	s := w.store()
+	n, err := s.Append(w.ctx, "key", nil)
+	good(t, err)
+	same(t, "length", n, 0)
+	holds(t, w, s, "key", "")
+	now, err := s.Swap(w.ctx, "key", nil, []byte("value"))
+	is(t, err, store.ErrConflict)
+	if now == nil {
+		t.Fatal("an empty entry is told as absent")
+	}
+	now, err = s.Swap(w.ctx, "key", now, []byte("value"))
+	good(t, err)
+	same(t, "value", string(now), "value")
 }
 
 func revisionGrows(t *testing.T, w *world) {

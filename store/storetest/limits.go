@@ -70,7 +70,7 @@ var manyChecks = []check{
 
 func manyCallers(t *testing.T, w *world) {
 	callers, rounds := 16, 1000
-	if testing.Short() {
+	if testing.Short() || w.lacks(Crowds) {
 		rounds = 100
 	}
 	s := w.store()

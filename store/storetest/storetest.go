@@ -13,6 +13,7 @@ package storetest
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -22,26 +23,29 @@ import (
 )
 
 // Feature is a part of the contract that an engine may be without. It then answers ErrUnsupported to
-// the operations of that part, and the suite asserts that; the last five have no operation of their own.
+// the operations of that part, and the suite asserts that; the last six have no operation of their own.
 type Feature string
 
 const (
-	Add     Feature = "add"
-	Append  Feature = "append"
-	Collect Feature = "collect" // groups: join, leave, follow and collect
-	Delete  Feature = "delete"
-	List    Feature = "list"
-	Reads   Feature = "reads"   // entries that go with their last read
-	Streams Feature = "streams" // send, recv and expire
-	Swap    Feature = "swap"
-	TTL     Feature = "ttl"
-	Wait    Feature = "wait"
-	Watch   Feature = "watch"
-	Leases  Feature = "leases" // entries that go with a lease
-	Remove  Feature = "remove" // swap of a value for nothing
-	Status  Feature = "status"
-	Crowds  Feature = "crowds"  // groups of thousands that come together at once
-	Waiters Feature = "waiters" // a status that tells all of calls that wait: their deadlines and tags, and keys
+	Add      Feature = "add"
+	Append   Feature = "append"
+	Collect  Feature = "collect" // groups: join, leave, follow and collect
+	Delete   Feature = "delete"
+	List     Feature = "list"
+	Reads    Feature = "reads"   // entries that go with their last read
+	Streams  Feature = "streams" // send, recv and expire
+	Swap     Feature = "swap"
+	TTL      Feature = "ttl"
+	Wait     Feature = "wait"
+	Watch    Feature = "watch"
+	Leases   Feature = "leases" // entries that go with a lease
+	Queues   Feature = "queues"
+	Remove   Feature = "remove" // swap of a value for nothing
+	Status   Feature = "status"
+	Channels Feature = "channels" // close channel and acknowledge
+	Attempts Feature = "attempts" // an attempt to form a group has one outcome, and claims are heeded
+	Crowds   Feature = "crowds"   // groups of thousands that come together at once
+	Waiters  Feature = "waiters"  // a status that tells all of calls that wait: their deadlines and tags, and keys
 
 	Checked    Feature = "checked"    // counters that do not overflow, and are not added to what is no number
 	Compaction Feature = "compaction" // a history with an end: watch may say ErrCompacted
@@ -116,6 +120,7 @@ var chapters = []chapter{
 	{"Counters", counterChecks},
 	{"Swap", swapChecks},
 	{"Lists", listChecks},
+	{"Queues", queueChecks},
 	{"Lifetimes", lifetimeChecks},
 	{"Wait", waitChecks},
 	{"Watch", watchChecks},
@@ -129,6 +134,7 @@ var chapters = []chapter{
 	{"Failures", failureChecks},
 	{"Goodbye", goodbyeChecks},
 	{"Streams", streamChecks},
+	{"Channels", channelChecks},
 	{"Loss", lossChecks},
 	{"Leases", leaseChecks},
 	{"Reconnect", reconnectChecks},
@@ -186,6 +192,22 @@ func (w *world) within(d time.Duration) context.Context {
 	return ctx
 }
 
+// quickly does what has to be done within d until it was, and returns the prefix of the keys that counts: each attempt has its own. What a
+// time to live ended meanwhile, on a machine that others use too, says nothing of the engine.
+func (w *world) quickly(d time.Duration, do func(prefix string)) (prefix string) {
+	w.t.Helper()
+	for i := 0; w.ctx.Err() == nil; i++ {
+		prefix = fmt.Sprintf("try-%d-", i)
+		start := time.Now()
+		do(prefix)
+		if time.Since(start) < d {
+			return prefix
+		}
+	}
+	w.t.Fatalf("nothing takes less than %v on this machine", d)
+	return ""
+}
+
 // soon is a time that is short, but longer than a busy machine needs for some calls.
 const soon = 100 * time.Millisecond
 
@@ -215,12 +237,14 @@ func requests() map[Feature][]wire.Request {
 			{Op: wire.OpRecv, Group: c},
 			{Op: wire.OpExpire, Group: c},
 		},
-		Remove: {{Op: wire.OpSwap, Key: "k", Old: []byte("v")}},
-		Status: {{Op: wire.OpStatus}},
-		Swap:   {{Op: wire.OpSwap, Key: "k", Value: []byte("v")}},
-		TTL:    {{Op: wire.OpSet, Key: "k", Value: []byte("v"), TTL: time.Second}},
-		Wait:   {{Op: wire.OpWait, Keys: []string{"k"}}},
-		Watch:  {{Op: wire.OpChanges}, {Op: wire.OpPing}},
+		Channels: {{Op: wire.OpDone, Group: c}, {Op: wire.OpTaken, Group: c}},
+		Queues:   {{Op: wire.OpPush, Key: "q", Value: []byte("v")}, {Op: wire.OpPop, Key: "q"}},
+		Remove:   {{Op: wire.OpSwap, Key: "k", Old: []byte("v")}},
+		Status:   {{Op: wire.OpStatus}},
+		Swap:     {{Op: wire.OpSwap, Key: "k", Value: []byte("v")}},
+		TTL:      {{Op: wire.OpSet, Key: "k", Value: []byte("v"), TTL: time.Second}},
+		Wait:     {{Op: wire.OpWait, Keys: []string{"k"}}},
+		Watch:    {{Op: wire.OpChanges}, {Op: wire.OpPing}},
 	}
 }
 

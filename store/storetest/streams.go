@@ -290,9 +290,9 @@ func streamInTime(t *testing.T, w *world) {
 
 func streamReadNotExpired(t *testing.T, w *world) {
 	ranks := w.group(2)
-	good(t, ranks[0].send(w.ctx, 1, "read", "one", 10*w.TTL))
+	good(t, ranks[0].send(w.ctx, 1, "read", "one", 20*w.TTL))
 	ranks[1].gets(t, 0, "read", 1, "one")
-	good(t, ranks[0].send(w.ctx, 1, "unread", "two", 10*w.TTL))
+	good(t, ranks[0].send(w.ctx, 1, "unread", "two", 20*w.TTL))
 	ranks[0].expires(t, 1)
 	ranks[0].expires(t, 0)
 	is(t, ranks[1].recv(w.ctx, 0, "unread", 1).err, store.ErrExpired)

@@ -223,23 +223,30 @@ func ttlPasses(t *testing.T, w *world) {
 
 func ttlForgotten(t *testing.T, w *world) {
 	s := w.store()
-	events := w.watch(s, "", w.revision(s))
-	good(t, s.Set(w.ctx, "stays", nil, &store.SetOptions{TTL: w.TTL}))
-	w.set(s, "stays")
-	good(t, s.Set(w.ctx, "goes", nil, &store.SetOptions{TTL: w.TTL}))
+	rev := w.revision(s)
+	p := w.quickly(w.TTL, func(p string) {
+		good(t, s.Set(w.ctx, p+"stays", nil, &store.SetOptions{TTL: w.TTL}))
+		w.set(s, p+"stays")
+	})
+	events := w.watch(s, p, rev)
+	good(t, s.Set(w.ctx, p+"goes", nil, &store.SetOptions{TTL: w.TTL}))
 	for range 3 {
 		same(t, "goes early", next(t, events).Deleted, false)
 	}
-	same(t, "goes", next(t, events).Key, "goes")
-	holds(t, w, s, "stays", "stays")
+	same(t, "goes", next(t, events).Key, p+"goes")
+	holds(t, w, s, p+"stays", p+"stays")
 }
 
 func ttlAnew(t *testing.T, w *world) {
 	s := w.store()
-	events := w.watch(s, "", w.revision(s))
-	good(t, s.Set(w.ctx, "key", nil, &store.SetOptions{TTL: w.TTL}))
-	start := time.Now()
-	good(t, s.Set(w.ctx, "key", nil, &store.SetOptions{TTL: 3 * w.TTL}))
+	rev := w.revision(s)
+	var start time.Time
+	p := w.quickly(w.TTL, func(p string) {
+		good(t, s.Set(w.ctx, p+"key", nil, &store.SetOptions{TTL: w.TTL}))
+		start = time.Now()
+		good(t, s.Set(w.ctx, p+"key", nil, &store.SetOptions{TTL: 3 * w.TTL}))
+	})
+	events := w.watch(s, p, rev)
 	for range 2 {
 		same(t, "goes early", next(t, events).Deleted, false)
 	}
@@ -249,30 +256,40 @@ func ttlAnew(t *testing.T, w *world) {
 
 func ttlOrder(t *testing.T, w *world) {
 	s := w.store()
-	for i, k := range []string{"3", "1", "2"} {
-		good(t, s.Set(w.ctx, k, nil, &store.SetOptions{TTL: time.Duration([]int{3, 1, 2}[i]) * w.TTL}))
+	rev := w.revision(s)
+	p := w.quickly(w.TTL, func(p string) { // their ends are so far apart
+		for i, k := range []string{"3", "1", "2"} {
+			good(t, s.Set(w.ctx, p+k, nil, &store.SetOptions{TTL: time.Duration([]int{3, 1, 2}[i]) * w.TTL}))
+		}
+	})
+	events := w.watch(s, p, rev)
+	for range 3 {
+		same(t, "set", next(t, events).Deleted, false)
 	}
-	events := w.watch(s, "", w.revision(s))
 	for _, k := range []string{"1", "2", "3"} {
 		e := next(t, events)
-		same(t, "goes", e.Key, k)
+		same(t, "goes", e.Key, p+k)
 		same(t, "expired", e.Expired, true)
 	}
 }
 
 func ttlDeleted(t *testing.T, w *world) {
 	s := w.store()
-	good(t, s.Set(w.ctx, "key", nil, &store.SetOptions{TTL: w.TTL}))
-	n, err := s.Delete(w.ctx, "key")
-	good(t, err)
+	var n int
+	key := w.quickly(w.TTL, func(p string) {
+		good(t, s.Set(w.ctx, p, nil, &store.SetOptions{TTL: w.TTL}))
+		var err error
+		n, err = s.Delete(w.ctx, p)
+		good(t, err)
+	})
 	same(t, "deleted", n, 1)
-	w.set(s, "key")
+	w.set(s, key)
 	rev := w.revision(s)
 	good(t, s.Set(w.ctx, "witness", nil, &store.SetOptions{TTL: w.TTL}))
 	events := w.watch(s, "", rev)
 	same(t, "set", next(t, events).Key, "witness")
 	same(t, "goes", next(t, events).Key, "witness")
-	holds(t, w, s, "key", "key")
+	holds(t, w, s, key, key)
 }
 
 func ttlWait(t *testing.T, w *world) {

@@ -21,6 +21,7 @@ import (
 // never is what no TCPStore can do.
 var never = []storetest.Feature{
 	storetest.Collect, storetest.Streams, storetest.TTL, storetest.Reads, storetest.Leases, storetest.Watch, storetest.Status, storetest.Compaction, storetest.Remove, storetest.Checked,
+	storetest.Queues, storetest.Channels,
 }
 
 func dial(t *testing.T, addr string, o *torchstore.Options) *torchstore.Client {

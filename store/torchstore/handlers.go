@@ -295,38 +295,18 @@ func (p *peer) queuePush(ctx context.Context, req *tcpstore.Request) error {
 	return p.store.Push(ctx, keyOf(req.Key), req.Value)
 }
 
-// mostQueued is how many values of a queue are not many: it takes the longer to pop one, or to count them, the more there are.
-const mostQueued = 4096
-
-// crowded reports whether there were many, and others wait.
-func (p *peer) crowded() bool {
-	if !p.quick || p.queued <= mostQueued {
-		return false
-	}
-	p.queued = 0
-	return true
-}
-
 func (p *peer) queuePop(ctx context.Context, req *tcpstore.Request) error {
-	if p.crowded() {
-		return errLong
-	}
 	v, n, err := p.store.TryPop(ctx, keyOf(req.Key))
 	if err != nil {
 		return err
 	}
-	p.queued = n
 	return p.answer(req.Op, tcpstore.Reply{N: int64(n), Value: v})
 }
 
 func (p *peer) queueLen(ctx context.Context, req *tcpstore.Request) error {
-	if p.crowded() {
-		return errLong
-	}
 	n, err := p.store.QueueLen(ctx, keyOf(req.Key))
 	if err != nil {
 		return err
 	}
-	p.queued = n
 	return p.answer(req.Op, tcpstore.Reply{N: int64(n)})
 }

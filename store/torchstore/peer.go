@@ -43,7 +43,6 @@ type peer struct {
 	waiting    *waiting     // WAIT or BARRIER, the last that there was
 	watched    int          // keys
 	sent       int          // values of a MULTI_GET that is not finished
-	queued     int          // values there were at the last QUEUE_POP or QUEUE_LEN
 	ranks      map[int]bool // that the client has shown to be
 	question   question
 }

@@ -123,6 +123,20 @@ func (c *client) with(t *testing.T, reqs ...tcpstore.Request) []byte {
 	return (&client{t: t, g: tcpstore.C}).bytes(reqs...)
 }
 
+// An append of nothing makes an empty entry. COMPARE_SET takes an empty value and none for the same.
+func TestAppendOfNothing(t *testing.T) {
+	s := current(t)
+	c := s.client(t)
+	appending := tcpstore.Request{Op: tcpstore.OpAppend, Key: "/a"}
+	c.send(appending)
+	require.EqualValues(t, tcpstore.Ready, c.call(check("/a")).N)
+	swap := tcpstore.Request{Op: tcpstore.OpCompareSet, Key: "/a", Value: []byte("1")}
+	require.Equal(t, "1", string(c.call(swap).Value))
+	v, err := s.Get(s.ctx, "a")
+	require.NoError(t, err)
+	require.Equal(t, "1", string(v))
+}
+
 func TestWait(t *testing.T) {
 	s := current(t)
 	c, other := s.client(t), s.client(t)

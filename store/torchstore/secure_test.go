@@ -3,6 +3,7 @@ package torchstore_test
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -88,6 +89,26 @@ func TestAPrefixOpenedByName(t *testing.T) {
 	require.Equal(t, "v", string(v))
 	_, err = store.Dial(s.ctx, s.addr, &store.DialOptions{TLS: func() (*tls.Config, error) { return client, nil }})
 	require.ErrorIs(t, err, store.ErrDenied, "others have to know the secret")
+}
+
+// A prefix that is opened by name lets in whoever reaches the address: beyond loopback that takes Insecure, whatever others have to show.
+func TestAPrefixOpenedBeyondLoopback(t *testing.T) {
+	required, _ := withTLS(t)
+	required.ClientAuth = tls.RequireAndVerifyClientCert
+	open := store.Access{Protocol: "torch", Prefix: "python/"}
+	for name, srv := range map[string]*store.Server{
+		"alone":                   {Access: []store.Access{open}},
+		"beside a secret":         {Access: []store.Access{{Secret: secret, Write: true}, open}},
+		"beside TLS certificates": {TLS: required, Access: []store.Access{open}},
+	} {
+		srv.Protocols = []store.Protocol{&torchstore.Protocol{}}
+		require.NoError(t, srv.Check(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}), name)
+		err := srv.Check(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1)})
+		require.ErrorIs(t, err, store.ErrInsecure, name)
+		require.ErrorContains(t, err, `could use what is below "python/"`, name)
+		srv.Insecure = true
+		require.NoError(t, srv.Check(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1)}), name)
+	}
 }
 
 func TestAPrefixToRead(t *testing.T) {

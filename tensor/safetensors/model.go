@@ -26,8 +26,10 @@ const (
 type Model struct {
 	TotalSize int64 // metadata.total_size of the index, unchecked, since writers differ in what they count; 0 if it is not there
 
-	files []shard
-	index map[string]int // the tensor's file
+	files  []shard
+	index  map[string]int     // the tensor's file
+	listed map[string]string  // in a lenient mode, of all tensors that the index lists, the file
+	report func(*FormatError) // nil: strict
 }
 
 type shard struct {
@@ -37,7 +39,24 @@ type shard struct {
 
 // OpenModel opens a file, an index, or a directory that has one of them. In a directory with several it takes that
 // called model, and shards count as part of their index. Each file is opened as by Open.
-func OpenModel(path string) (*Model, error) {
+func OpenModel(path string) (*Model, error) { return openModel(path, nil) }
+
+// OpenLenient is OpenModel for a model whose index is not as it should be, as long as it leaves no doubt about the bytes of any tensor. It calls report for
+// each of these faults, and goes on:
+//
+//   - a file has a tensor that the index does not list for any file: it is part of the model
+//   - metadata is not an object, as null: it is passed over
+//   - metadata.total_size is no number of bytes: TotalSize is the number if it is one as text, and 0 otherwise
+//
+// All else is an error, as of OpenModel: a file that is missing or broken, a tensor that is not where the index says, or is in two files.
+func OpenLenient(path string, report func(*FormatError)) (*Model, error) {
+	if report == nil {
+		report = func(*FormatError) {}
+	}
+	return openModel(path, report)
+}
+
+func openModel(path string, report func(*FormatError)) (*Model, error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("safetensors: %w", err)
@@ -48,7 +67,7 @@ func OpenModel(path string) (*Model, error) {
 		}
 	}
 	if strings.HasSuffix(path, ".json") {
-		return OpenIndex(path)
+		return openIndex(path, report)
 	}
 	f, err := Open(path)
 	if err != nil {
@@ -97,8 +116,10 @@ func find(dir string) (string, error) {
 // OpenIndex opens all files that an index, as model.safetensors.index.json, lists. Their names must be local to the
 // index's directory; a link there may lead elsewhere, as they do in caches. It is an error if a file is missing, if it
 // does not have a tensor that the index says it has, or has another one.
-func OpenIndex(name string) (*Model, error) {
-	m := &Model{index: map[string]int{}}
+func OpenIndex(name string) (*Model, error) { return openIndex(name, nil) }
+
+func openIndex(name string, report func(*FormatError)) (*Model, error) {
+	m := &Model{index: map[string]int{}, listed: map[string]string{}, report: report}
 	files, err := m.readIndex(name)
 	if err != nil {
 		return nil, inFile(name, err)
@@ -130,9 +151,18 @@ func (m *Model) readIndex(name string) (map[string]map[string]bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	ix := index{tensors: map[string]bool{}}
+	ix := index{tensors: map[string]bool{}, lenient: m.report != nil}
 	if err := ix.read(s); err != nil {
 		return nil, err
+	}
+	for _, fault := range ix.faults {
+		fault.File = name
+		m.report(fault)
+	}
+	for file, tensors := range ix.files {
+		for tensor := range tensors {
+			m.listed[tensor] = file
+		}
 	}
 	m.TotalSize = ix.total
 	return ix.files, nil
@@ -144,6 +174,9 @@ type index struct {
 	files    map[string]map[string]bool // nil until weight_map was there
 	metadata bool                       // was there
 	total    int64
+
+	lenient bool
+	faults  []*FormatError // that are passed over
 }
 
 func (ix *index) read(s *scanner) error {
@@ -154,6 +187,10 @@ func (ix *index) read(s *scanner) error {
 			return s.object("weight_map", func(name string, at int) error { return ix.weight(s, name, at) })
 		case key == "metadata" && !ix.metadata:
 			ix.metadata = true
+			if ix.lenient && s.peek() != '{' {
+				ix.tolerate(s, s.pos, "metadata is no object")
+				return s.skip()
+			}
 			return s.object("metadata", func(key string, _ int) error { return ix.number(s, key) })
 		case key == "weight_map" || key == "metadata":
 			return s.fail(at, "%s is there twice", key)
@@ -194,24 +231,52 @@ func (ix *index) number(s *scanner, key string) error {
 	if key != "total_size" {
 		return s.skip()
 	}
-	s.peek()
+	first := s.peek()
 	at := s.pos
+	if ix.lenient && first != '-' && (first < '0' || first > '9') {
+		ix.tolerate(s, at, "total_size is no number")
+		if first != '"' {
+			return s.skip()
+		}
+		text, err := s.string("total_size")
+		if n, bad := totalSize(text); bad == nil {
+			ix.total = n
+		}
+		return err
+	}
 	text, err := s.number("total_size")
 	if err != nil {
 		return err
 	}
+	n, err := totalSize(text)
+	switch {
+	case err != nil && ix.lenient:
+		ix.tolerate(s, at, err.Error())
+	case err != nil:
+		return s.fail(at, "%v", err)
+	default:
+		ix.total = n
+	}
+	return nil
+}
+
+// tolerate notes a fault that is passed over.
+func (ix *index) tolerate(s *scanner, at int, reason string) {
+	ix.faults = append(ix.faults, invalid(s.base+int64(at), "%s", reason))
+}
+
+func totalSize(text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
 		f, err := strconv.ParseFloat(text, 64)
 		if n = int64(f); err != nil || f != math.Trunc(f) || math.Abs(f) > 1<<53 {
-			return s.fail(at, "total_size is %s, which is no number of bytes", shorten(text))
+			return 0, fmt.Errorf("total_size is %s, which is no number of bytes", shorten(text))
 		}
 	}
 	if n < 0 {
-		return s.fail(at, "total_size is %d, which is no number of bytes", n)
+		return 0, fmt.Errorf("total_size is %d, which is no number of bytes", n)
 	}
-	ix.total = n
-	return nil
+	return n, nil
 }
 
 // open adds a file that must have exactly the tensors in want.
@@ -225,16 +290,33 @@ func (m *Model) open(index, file string, want map[string]bool) error {
 	} else if err != nil {
 		return fmt.Errorf("safetensors: %s: tensor %s is said to be in %s: %w", index, quote(first), quote(file), err)
 	}
+	err = m.unlisted(index, path, f, want)
 	m.add(file, f)
-	for name := range f.Infos() {
-		if !want[name] {
-			return &FormatError{File: path, Tensor: name, Reason: fmt.Sprintf("%s does not say that it is in this file", index)}
-		}
+	if err != nil {
+		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if _, ok := f.Info(name); !ok {
 			return &FormatError{File: index, Tensor: name, Reason: fmt.Sprintf("is said to be in %s, which does not have it", quote(file))}
 		}
+	}
+	return nil
+}
+
+// unlisted looks for tensors of a file that the index does not list there. In a lenient mode they are part of the model, unless another file has one
+// of that name too.
+func (m *Model) unlisted(index, path string, f *File, want map[string]bool) error {
+	for name := range f.Infos() {
+		if want[name] {
+			continue
+		}
+		fault := &FormatError{File: path, Tensor: name, Reason: fmt.Sprintf("%s does not say that it is in this file", index)}
+		_, elsewhere := m.listed[name]
+		_, twice := m.index[name]
+		if m.report == nil || elsewhere || twice {
+			return fault
+		}
+		m.report(fault)
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ type File struct {
 	PID       int
 	Process   string    // tells it from others of that number, on that host
 	Start     time.Time // when it began, by its own clock
-	Truncated bool      // it has no end: its process was killed, or still runs
+	Truncated bool      // it has no end: its process did not close its group, was killed, or still runs
 	Dropped   []string  // what it says of events that are left out
 	Events    []trace.Event
 

@@ -125,7 +125,7 @@ func (p *picture) cut(r *Row, y float64) {
 		}
 	}
 	if x := p.x(last); x >= marginLeft && x <= marginLeft+p.width {
-		p.print(`<path class="q" d="M%.1f %.1f V%.1f"><title>%s ends here without an end: it was killed, or still runs</title></path>`+"\n",
+		p.print(`<path class="q" d="M%.1f %.1f V%.1f"><title>%s did not close its group: its trace ends here</title></path>`+"\n",
 			x+3, y-p.high*0.45, y+p.high*0.45, escaped("the trace of "+r.label()))
 	}
 }

@@ -278,7 +278,7 @@ func (p *picture) legend() {
 	entry(`<path class="l" transform="translate(%.1f %.1f)" d="M8 -2 V12"/>`, "a verb ends")
 	entry(`<path class="f" transform="translate(%.1f %.1f)" d="M4 1 l8 8 m0 -8 l-8 8"/>`, "failed")
 	if slices.ContainsFunc(p.t.Rows, func(r *Row) bool { return r.Truncated }) {
-		entry(`<path class="q" transform="translate(%.1f %.1f)" d="M8 -2 V12"/>`, "its trace ends without an end")
+		entry(`<path class="q" transform="translate(%.1f %.1f)" d="M8 -2 V12"/>`, "did not close its group")
 	}
 }
 

@@ -279,7 +279,7 @@ func TestTruncated(t *testing.T) {
 		require.True(t, tl.Rows[1].Truncated || tl.Rows[0].Truncated)
 		var b bytes.Buffer
 		require.NoError(t, tl.SVG(&b, nil))
-		require.Contains(t, b.String(), "ends here without an end")
+		require.Contains(t, b.String(), "did not close its group: its trace ends here")
 	}
 }
 

@@ -19,8 +19,8 @@ from ._pipe import Pipe, refusal
 from ._secure import TLS
 from ._wire import Code, Op, Reply, Request
 
-# DEFAULT_SILENCE is long enough for most calls that hold the interpreter's lock; a process that ends is noticed without it.
-DEFAULT_SILENCE = 10.0
+DEFAULT_LIVENESS_TIMEOUT = 10.0  # seconds, for noticing a silent store; the store has a default for noticing us
+_LEAST_LIVENESS_TIMEOUT = 0.6
 _HANDSHAKE = 10.0  # seconds, for a handshake whose deadline is later
 _HELLO_ROOM = 32 << 10
 _CAME_BY_RELAY = 1  # what a welcome says of relays, as the third of its numbers
@@ -35,7 +35,12 @@ class Target:
     tls: Optional[TLS] = None
     secret: Optional[bytes] = field(default=None, repr=False)
     prefix: str = ""
-    silence: float = DEFAULT_SILENCE
+    liveness_timeout: Optional[float] = None  # None is the store's own
+
+    @property
+    def silence(self) -> float:
+        """Is for how many seconds the store may say nothing, until the connection is made anew."""
+        return max(self.liveness_timeout or DEFAULT_LIVENESS_TIMEOUT, _LEAST_LIVENESS_TIMEOUT)
 
     def ways(self) -> List[str]:
         return self.addr.split(",")
@@ -47,7 +52,7 @@ def _split(way: str) -> Tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def parse(address: str, tls: Optional[TLS], secret: Optional[bytes], silence: float = DEFAULT_SILENCE) -> Target:
+def parse(address: str, tls: Optional[TLS], secret: Optional[bytes], liveness_timeout: Optional[float] = None) -> Target:
     """Returns the store at an address, host:port or muster://host:port/prefix?name=value&…; several ways to it have commas between them."""
 
     def bad(why: str, also: Kinds) -> StoreError:
@@ -55,8 +60,9 @@ def parse(address: str, tls: Optional[TLS], secret: Optional[bytes], silence: fl
 
     if tls is not None and not isinstance(tls, TLS):
         raise _arguments.of_type(bad, "tls", "a muster.TLS", tls)
-    silence = _arguments.seconds(bad, "silence", silence, zero=False, forever=False)
-    t = Target(address, tls, _arguments.secret(bad, secret), silence=silence)
+    if liveness_timeout is not None:
+        liveness_timeout = _arguments.seconds(bad, "liveness_timeout", liveness_timeout, zero=False, forever=False)
+    t = Target(address, tls, _arguments.secret(bad, secret), liveness_timeout=liveness_timeout)
     if "://" in address or address.startswith("mem:"):
         t = _parse_url(address, t)
     for way in t.ways():
@@ -234,7 +240,7 @@ def _enter(line: Line, t: Target, host: str, context: Optional[ssl.SSLContext], 
             with _secure.exporting(context) as export:
                 line.pipe.secure(context, name, until)
                 binding = export()
-    _hello(line, t.secret, binding, until, replace(resume or Request(Op.HELLO), timeout=min(max(int(t.silence * 1e9), 1), _wire.AGES)))
+    _hello(line, t.secret, binding, until, replace(resume or Request(Op.HELLO), timeout=min(int((t.liveness_timeout or 0) * 1e9), _wire.AGES)))
     line.limit = _wire.MAX_REPLY
     return line
 

@@ -148,12 +148,13 @@ def config(environ: Mapping[str, str] = os.environ) -> Config:
         if environ.get(launcher.rank):
             return _config(_Env(environ, launcher.name), launcher)
     known = ", ".join(f"{launcher.rank} ({launcher.name})" for launcher in _LAUNCHERS)
-    raise invalid(f"no launcher's environment: none of {known} is set")
+    raise invalid(f'no launcher\'s environment: none of {known} is set; "muster run -n 4 -- PROGRAM" sets it, or give rank and size in the program')
 
 
 def _config(e: _Env, launcher: _Launcher) -> Config:
     rank, size = e.number(launcher.rank), e.number(*launcher.size)
     timeout, expiry = e.duration("MUSTER_TIMEOUT", 300.0), e.duration("MUSTER_EXPIRY", 3600.0)
+    liveness = e.duration("MUSTER_LIVENESS_TIMEOUT", 0.0)
     file = e.get("MUSTER_SECRET_FILE")
     try:
         secret = read_secret(file) if file else None
@@ -170,6 +171,7 @@ def _config(e: _Env, launcher: _Launcher) -> Config:
         run=e.get("MUSTER_RUN") or launcher.run(e),
         timeout=timeout,
         expiry=expiry,
+        liveness_timeout=liveness or None,
         host=e.get("MUSTER_HOST"),
         tls=TLS(ca, cert, key) if ca or cert else None,
         secret=secret,

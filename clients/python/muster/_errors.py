@@ -109,6 +109,10 @@ class Failed(Error):
     """A rank could not do its part. The group goes on."""
 
 
+class Skipped(Error):
+    """A rank went on to a later verb without taking part in this one. The group goes on."""
+
+
 class Unknown(Error):
     """The store did not answer in time: it may have taken effect or not. Comes with another kind."""
 
@@ -148,6 +152,8 @@ _CODES = {
     Code.CANCELLED: (Cancelled, "cancelled"),
     Code.STALE: (Stale, "generation over or sequence passed"),
     Code.FAILED: (Failed, "a rank failed"),
+    Code.SKIPPED: (Skipped, "a rank skipped it"),
+    Code.AGAIN: (Full, "no room for the answer"),
 }
 
 
@@ -236,6 +242,10 @@ def _distinct(kinds: Kinds) -> Kinds:
     return tuple(k for k in dict.fromkeys(kinds) if not any(other is not k and issubclass(other, k) for other in kinds))
 
 
+class Quoted(str):
+    """A subject of several keys, which are in quotes already."""
+
+
 def store_error(
     op: str,
     key: str,
@@ -247,7 +257,7 @@ def store_error(
     says: str = "",
 ) -> StoreError:
     """Makes the error of a verb of a store: what is wrong, if not what code says, and the kinds that it also is."""
-    says = says or f"store: {op}" + (f" {quote(key)}" if key else "") + f": {what or words_of(code)}" + (f": {detail}" if detail else "")
+    says = says or f"store: {op}" + (f" {key if isinstance(key, Quoted) else quote(key)}" if key else "") + f": {what or words_of(code)}" + (f": {detail}" if detail else "")
     e = cast(StoreError, _class(StoreError, _distinct(kind_of(code) + also))(says))
     e.op, e.key, e.code, e.detail, e.verdict = op, key, code, detail, verdict
     e._parts = (op, key, code, detail, verdict, also, what, says)
@@ -285,6 +295,8 @@ def _why(v: Verdict, rank: int, cause: str) -> str:
         return _join(ranks(v.left) + " left", v.reason)
     if v.code == Code.MISMATCH:
         return _join("ranks disagree", _clash(v.clash), v.reason)
+    if v.code == Code.CONFLICT:
+        return _join(v.code.text, v.reason, "each process needs a rank of its own, and each run a name of its own (MUSTER_RUN)")
     if v.by >= 0:
         return f"rank {v.by}: " + _join(v.code.text, v.reason)
     if not v.reason and cause:
@@ -294,8 +306,9 @@ def _why(v: Verdict, rank: int, cause: str) -> str:
 
 def _overdue(v: Verdict, rank: int) -> str:
     what, reason = v.code.text, v.reason
+    if reason == "context canceled" or v.by >= 0 and v.code == Code.TIMEOUT:
+        reason = ""  # the words of that rank's own context, which what says
     if v.by >= 0:
-        reason = ""  # the words of that rank's own deadline, which what says
         if v.code == Code.TIMEOUT:
             what = f"the deadline of rank {v.by} had passed when it called"
         else:

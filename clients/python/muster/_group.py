@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, Union
 
 from . import _arguments, _env, _objects, _seat, _wire
 from ._arguments import Value
-from ._dial import DEFAULT_SILENCE
-from ._errors import Busy, Error, Expired, Invalid, StoreError, TooLarge, clip, make, quote
+from ._call import NoAnswer
+from ._errors import Busy, Error, Expired, Invalid, Kinds, StoreError, TooLarge, Unknown, Unsupported, clip, make, quote
 from ._member import Member
-from ._seat import Config, Seat, invalid
+from ._seat import LEAVE_WAIT, Config, Seat, invalid
 from ._secure import TLS
 from ._span import Span
 from ._store import Store, nanoseconds
@@ -20,6 +21,7 @@ from ._wire import WANT_ALL, WANT_FOLD, WANT_NOTHING, WANT_PART, Code, Contribut
 
 _BYTES = "[]byte"  # the type of what passes as it is
 _ANY = "any"  # the type of a message that is msgpack
+_RECEIPT = 64 << 10  # bytes of a message that recv acknowledges at once; the recv of the next message acknowledges a smaller one
 _FOLDS = {"sum": 1, "product": 2, "min": 3, "max": 4, "avg": 1}
 
 _G = TypeVar("_G", bound="Group")
@@ -54,6 +56,11 @@ class Group:
         self._busy = threading.Lock()  # held for the whole of a collective verb
         self._seq = 0
         self._boxes: Dict[int, _Box] = {}
+        # Of a channel. It is closed in two steps: no call begins any more, and the calls under way have ended. Only then does the
+        # store learn of it, because a call that came later would be one of the next use of the name.
+        self._calls = seat.store._scoped() if channel else seat.store
+        self._closed = False  # the seat's lock protects its change
+        self._used = False  # a call has been made: the store may know the channel
 
     @classmethod
     def join(
@@ -69,7 +76,7 @@ class Group:
         host: str = "",
         tls: Optional[TLS] = None,
         secret: Optional[bytes] = None,
-        silence: float = DEFAULT_SILENCE,
+        liveness_timeout: Optional[float] = None,
         trace_dir: str = "",
     ) -> _G:
         """Joins a group: returns when all ranks have, or says who has not.
@@ -77,10 +84,10 @@ class Group:
         store is where the ranks meet: host:port, where a Go rank 0 or "muster serve" listens, now or a little later; a
         URL, as for Store.connect; or a Store, which stays open when the group is closed. name tells groups on
         one store apart, and run those of one job's runs. timeout bounds joining, and each verb that does not say otherwise;
-        a message that nobody fetches within expiry seconds is gone. silence: see Store.connect. trace_dir is where a file is made of
+        a message that nobody fetches within expiry seconds is gone. liveness_timeout: see Store.connect. trace_dir is where a file is made of
         what this group does, for "muster trace" and Perfetto; it is made if it is not there.
         """
-        config = Config(rank, size, store, name=name, run=run, timeout=timeout, expiry=expiry, host=host, tls=tls, secret=secret, silence=silence, trace_dir=trace_dir)
+        config = Config(rank, size, store, name=name, run=run, timeout=timeout, expiry=expiry, host=host, tls=tls, secret=secret, liveness_timeout=liveness_timeout, trace_dir=trace_dir)
         return cls(_seat.join(config))
 
     @classmethod
@@ -128,18 +135,23 @@ class Group:
         return self._seat.store.below(f"{self.name}/{self.generation}/")
 
     def channel(self, name: str) -> "Group":
-        """Returns this group with a sequence of verbs of its own, at no round trip: the same name gives the same channel.
+        """Returns a handle of this group with a sequence of verbs of its own, at no round trip; send and recv on it are streams of their own.
 
-        Closing one closes all.
+        The same name gives the same handle until that is closed. close of a channel ends this rank's use of it, and of nothing
+        else. The store frees a channel when all ranks that use it have closed it; the same name can be used again at once, and
+        begins anew. A group has at most 4,096 channels at a time, one more is Full: close those that are not needed any more.
+        Closing the group closes all of its channels.
         """
         _arguments.text(self._seat.bad("channel"), "name", name)
         with self._seat.lock:
             g = self._channels.get(name)
-            if g is None:
-                g = Group(self._seat, name)
-                g._channels = self._channels
-                self._channels[name] = g
-            return g
+            return self._open(name) if g is None else g
+
+    def _open(self, name: str) -> "Group":
+        """Makes the handle of a channel. Called with the seat's lock."""
+        g = self._channels[name] = Group(self._seat, name)
+        g._channels = self._channels
+        return g
 
     def barrier(self, *, timeout: Optional[float] = None) -> None:
         """Returns when every rank has called it: one round trip."""
@@ -246,9 +258,9 @@ class Group:
         c = self._stream(dst, _BYTES if raw else _ANY)
         req = Request(Op.SEND, value=payload, ttl=nanoseconds(self._seat.config.expiry), group=c)
         try:
-            self._seat.store._send(req, until)
+            self._calls._send(req, until)
         except StoreError as e:
-            raise self._seat.fault(op, self._channel, 0, e) from None
+            raise self._fault(op, 0, e) from None
 
     def recv(self, src: int, *, timeout: Optional[float] = None) -> Any:
         """Returns the next message from src: each once, in the order of sending. One that expired is Expired, in its turn."""
@@ -268,18 +280,27 @@ class Group:
             c.seq = box.taken + 1
             span.receives(src, c.seq)
             try:
-                rep = self._seat.store._request(Request(Op.RECV, group=c), until)
+                rep = self._calls._request(Request(Op.RECV, group=c), until)
             except StoreError as e:
                 if isinstance(e, Expired):
                     box.taken += 1
-                raise self._seat.fault(op, self._channel, 0, e) from None
+                raise self._fault(op, 0, e) from None
             payload = rep.value or b""
             span.given = len(payload)
             obj = payload if rep.type == _BYTES else self._message(op, rep.type, payload)
             box.taken += 1
+            if len(payload) >= _RECEIPT:
+                self._acknowledge(c, until)
             return obj
         finally:
             box.busy.release()
+
+    def _acknowledge(self, c: Contribution, until: float) -> None:
+        """Has the store drop the message that was received. If that fails, the recv of the next message does it."""
+        try:
+            self._calls._request(Request(Op.TAKEN, group=c), until)
+        except Error:
+            pass
 
     def _message(self, op: str, kind: str, payload: bytes) -> Any:
         try:
@@ -324,11 +345,17 @@ class Group:
         return Group(new)
 
     def shutdown(self, *, timeout: Optional[float] = None) -> None:
-        """Waits until every rank has called it, so that nobody waits for anybody any more, and closes the group, also if it fails."""
+        """Waits until every rank has called it, so that no rank waits for another any more, and closes the group, also if it fails.
+
+        shutdown of a channel is a barrier, after which the channel is closed.
+        """
         self._seat.until("shutdown", timeout)  # refuses a wrong one before anything ends
         try:
-            with Verb(self.channel(SHUTDOWN), "shutdown", timeout) as v:
-                v.cast()
+            if self._channel:
+                self.barrier(timeout=timeout)
+            else:
+                with Verb(self.channel(SHUTDOWN), "shutdown", timeout) as v:
+                    v.cast()
         finally:
             self.close()
 
@@ -336,8 +363,45 @@ class Group:
         """Takes this rank out of the group, at once, whatever the others do: those who wait for it hear that it left.
 
         It ends every verb of this rank. It may be called twice.
+
+        close of a channel ends this rank's use of that channel alone (see channel). A verb of this rank that is under way on it is
+        cancelled; one of another rank that needs this rank on the channel is Skipped. If the store cannot be reached,
+        close raises the error, and the next use of the name continues the numbers of this one.
         """
-        self._seat.close()
+        if self._channel:
+            self._close_channel()
+        else:
+            self._seat.close()
+
+    def _close_channel(self) -> None:
+        with self._seat.lock:
+            if self._closed:
+                return
+            self._closed = True
+        with Span(self._seat.trace, "close", self._seat, self._channel):
+            known = False
+            try:
+                self._calls._end("this rank has closed the channel")
+                if self._used and not self._seat.closed:
+                    c = self._seat.seat()
+                    c.channel = self._channel
+                    self._seat.store._request(Request(Op.DONE, group=c), time.monotonic() + LEAVE_WAIT)
+                known = True
+            except NoAnswer:
+                pass  # this process is a fork: the channel is the parent's
+            except StoreError as e:
+                if not (self._seat.closed or isinstance(e, Unsupported)):
+                    raise self._seat.fault("close", self._channel, 0, e) from None
+            finally:
+                self._forget(known)
+
+    def _forget(self, known: bool) -> None:
+        """Ends the use of the channel's name. One that the store does not know to be closed leaves its numbers to the next use."""
+        with self._seat.lock:
+            del self._channels[self._channel]
+            if not known:
+                g = self._open(self._channel)
+                g._seq, g._boxes, g._used = self._seq, self._boxes, True
 
     def __enter__(self: _G) -> _G:
         return self
@@ -362,9 +426,27 @@ class Group:
         if not 0 <= peer < self.size:
             says = f"rank {peer} of a group of {self.size}: ranks are 0 to {self.size - 1}"
             raise invalid(f"{op} of group {quote(self.name)} on rank {self.rank}: {says}")
-        if self._seat.closed:
-            raise self._seat.closed_error(op)
+        self._begin(op)
         return peer
+
+    def _begin(self, op: str) -> None:
+        """Refuses a call on a handle that is closed."""
+        if self._is_closed():
+            raise self._closed_error(op)
+        self._used = True
+
+    def _is_closed(self) -> bool:
+        return self._seat.closed or self._closed
+
+    def _closed_error(self, op: str, also: Kinds = ()) -> Error:
+        return self._seat.closed_error(op, "" if self._channel == SHUTDOWN else self._channel, also)
+
+    def _fault(self, op: str, seq: int, e: StoreError) -> Error:
+        """Is what the store's error means to this rank."""
+        if self._is_closed():
+            return self._closed_error(op, (Unknown,) if isinstance(e, Unknown) else ())
+        shut = self._channel == SHUTDOWN
+        return self._seat.fault(op, "" if shut else self._channel, 0 if shut else seq, e)
 
     def _busy_error(self, op: str) -> Error:
         says = "another verb of this group is in progress"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, List, Optional, Union
+from typing import TYPE_CHECKING, Dict, List, Optional, Tuple, Union
 
 from . import _arguments, _member
 from ._arguments import Bad
-from ._dial import DEFAULT_SILENCE
 from ._errors import (
     Error,
     Invalid,
@@ -28,7 +27,7 @@ from ._errors import (
 from ._member import Member
 from ._secure import TLS
 from ._span import Span, Who
-from ._store import Store
+from ._store import Store, unknown
 from ._wire import MAX_KEY, Code, Contribution, Op, Request, Verdict, text
 
 if TYPE_CHECKING:
@@ -36,6 +35,22 @@ if TYPE_CHECKING:
 
 LEAVE_WAIT = 1.0  # seconds that a close or an abort waits for the store to hear of it
 _GONE = (Code.UNAVAILABLE, Code.LEFT)
+
+
+class _Claim:
+    """One process's claim to a rank. A join whose outcome is not known may hold membership at the store: the next one of this process has the
+    same token and one more try, and so replaces it."""
+
+    _unsettled: Dict[Tuple[str, str, int, int], Tuple[bytes, int]] = {}  # claims whose outcome is not known; a dict's own calls are atomic
+
+    def __init__(self, name: str, run: str, rank: int, old: int) -> None:
+        self._key = name, run, rank, old
+        self.token, tries = self._unsettled.pop(self._key, (os.urandom(16), 0))
+        self.tries = tries + 1
+
+    def keep(self) -> None:
+        """Keeps the claim for the next join."""
+        self._unsettled[self._key] = self.token, self.tries
 
 
 class Config:
@@ -54,7 +69,7 @@ class Config:
         host: str = "",
         tls: Optional[TLS] = None,
         secret: Optional[bytes] = None,
-        silence: float = DEFAULT_SILENCE,
+        liveness_timeout: Optional[float] = None,
         trace_dir: str = "",
     ) -> None:
         self.rank, self.size = _arguments.whole(_bad, "rank", rank), _arguments.whole(_bad, "size", size)
@@ -63,7 +78,7 @@ class Config:
         )  # fmt: skip
         self.timeout = _arguments.seconds(_bad, "timeout", timeout, zero=False)
         self.expiry = _arguments.seconds(_bad, "expiry", expiry, zero=False)
-        self.silence = _arguments.seconds(_bad, "silence", silence, zero=False, forever=False)
+        self.liveness_timeout = None if liveness_timeout is None else _arguments.seconds(_bad, "liveness_timeout", liveness_timeout, zero=False, forever=False)
         if tls is not None and not isinstance(tls, TLS):
             raise _arguments.of_type(_bad, "tls", "a muster.TLS", tls)
         if not isinstance(store, (str, Store)):
@@ -140,12 +155,16 @@ class Seat:
         """Joins the roll: of the group, or with a generation that of its survivors."""
         label = f"pid {os.getpid()} on {_member.host_name(self.config.host)}"
         c = Contribution(group=self.name, run=self.run, rank=self.rank, size=self.size, generation=old, label=label)
-        req = Request(Op.JOIN, value=_member.encode(self.config.host), group=c)
+        claim = _Claim(self.name, self.run, self.rank, old)
+        req = Request(Op.JOIN, value=_member.encode(self.config.host), old=claim.token, rev=claim.tries, group=c)
         try:
             rep = self.store._request(req, until)
-        except StoreError as e:
+        except StoreError as err:
+            e = unknown(err)
+            if isinstance(e, Unknown):
+                claim.keep()
             if op == "" and went_away(e):
-                raise
+                raise e from None
             raise self.fault(op or "create", "", 0, e) from None
         members = rep.values or []
         self.generation, self.size = rep.rev, len(members)
@@ -193,9 +212,12 @@ class Seat:
     def error(self, op: str, verdict: Verdict, channel: str = "", seq: int = 0, also: Kinds = (), cause: str = "") -> RankError:
         return rank_error(op, self.name, channel, self.rank, self.size, seq, verdict, also, cause)
 
-    def closed_error(self, op: str) -> RankError:
-        """Is the answer to a verb of a handle that was closed."""
-        return self.error(op, Verdict(Code.CLOSED, reason="this rank has closed it"))
+    def closed_error(self, op: str, channel: str = "", also: Kinds = ()) -> RankError:
+        """Returns the error of a verb of a handle that was closed."""
+        reason = "this rank has closed it"
+        if Unknown in also:  # it was sent: a message may be delivered
+            reason += ": outcome unknown"
+        return self.error(op, Verdict(Code.CLOSED, reason=reason), channel, also=also)
 
     def fault(self, op: str, channel: str, seq: int, e: StoreError) -> RankError:
         """Is what the store's error means to a rank."""
@@ -272,7 +294,7 @@ def _join_once(config: Config, until: float) -> Seat:
     own = isinstance(store, str)
     if isinstance(store, str):
         left = max(until - time.monotonic(), 0.001)
-        store = Store.connect(store, tls=config.tls, secret=config.secret, silence=config.silence, timeout=left, wait=True).within(config.timeout)
+        store = Store.connect(store, tls=config.tls, secret=config.secret, liveness_timeout=config.liveness_timeout, timeout=left, wait=True).within(config.timeout)
     seat = Seat(config, Site(store, own), config.name, config.run)
     try:
         seat.enter(until, "")
@@ -286,7 +308,10 @@ def _create_error(config: Config, e: StoreError, before: Optional[Error], took: 
     """Says at which step it failed."""
     says = f"pgroup: create of group {quote(config.name)} on rank {config.rank} of {config.size}"
     if e.op == "dial" and e.code in (Code.TIMEOUT, Code.CANCELLED):
-        says += f": nobody listens at {e.key} after {took:.1f}s"
+        what, do = "nobody listens at", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)"
+        if "it has not answered" in str(e):
+            what, do = "no answer from", "is that rank 0 or a store, and does it hang?"
+        says += f": {what} {e.key} after {took:.1f}s: {do}"
         if config.rank == 0:
             says += ' (a Python rank 0 does not host the store: "muster serve" does)'
     says += f": {e}"

@@ -13,9 +13,10 @@ import random
 import socket
 import threading
 import time
-from typing import Dict, List, Optional, Set
+from typing import Dict, List, Optional, Sequence, Set
 
 from . import _dial, _wire
+from ._call import Call, NoAnswer, Numbers, Scope
 from ._connect import Attempt
 from ._dial import Dialer, Line, Told
 from ._errors import (
@@ -23,11 +24,9 @@ from ._errors import (
     Denied,
     Error,
     Invalid,
-    Kinds,
     ProtocolError,
     SessionLost,
     Unavailable,
-    Unknown,
     kind_of,
     words_of,
 )
@@ -35,113 +34,12 @@ from ._wire import Code, Op, Reply, Request
 
 GRACE = 0.25  # seconds that a verb waits past its deadline for the store's own word
 _DECIDES = frozenset({Op.JOIN, Op.COLLECT, Op.RECV})
-_RANKED = frozenset({Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.EXPIRE, Op.ROOM})
 _MOST_NUMBERED = 1000  # open at a time: the store keeps its answers for so many
 _FIRST_PAUSE, _MOST_PAUSE = 0.005, 0.25
 _MEND = 5.0  # seconds for which a store that keeps nothing is looked for: its sessions are lost by then
+_MOST_AGAIN = 0.1  # seconds before a request is sent again for whose answer the store had no room
 _GOODBYE = 1.0  # seconds that close waits for the store to have heard it
-_ASK_AFTER, _ASK_EVERY, _MOST_SILENCE = 2, 5, 15  # seconds
-
-
-class NoAnswer(Exception):
-    """A call has no answer from the store: why, and what the error is that its caller gets."""
-
-    def __init__(self, code: Code, what: str = "", detail: str = "", addr: str = "", also: Kinds = ()) -> None:
-        super().__init__(detail)
-        self.code, self.what, self.detail, self.addr, self.also = code, what or words_of(code), detail, addr, also
-
-    def unknown(self) -> "NoAnswer":
-        """Is the same of a call that may have taken effect."""
-        return NoAnswer(self.code, "outcome unknown: " + self.what, self.detail, self.addr, (*self.also, Unknown))
-
-
-class Call:
-    """A request that waits for its answer."""
-
-    def __init__(self, req: Request) -> None:
-        self.op = req.op
-        self.numbered = req.op in _wire.NUMBERED
-        self.ranked = req.op in _RANKED or req.op == Op.JOIN and req.group.generation != 0
-        self.generation = req.group.generation
-        self.lease = req.lease
-        self.rev = req.rev
-        self._keys = len(req.keys)
-        if self.numbered:
-            req.number = 1  # its place: the number is given when it is sent
-        self.frame = _wire.encode(req)
-        self.id = 0
-        self.number = 0
-        self.line: Optional[Line] = None  # that it was sent on last
-        self.reply = Reply()
-        self.error: Optional[NoAnswer] = None
-        self._done = threading.Lock()
-        self._done.acquire()
-
-    def answer(self, rep: Reply) -> None:
-        """Notes the answer. One that has less than the call asks for is none."""
-        keys, values, nums = len(rep.keys or ()), len(rep.values or ()), len(rep.nums or ())
-        if self.op in (Op.WAIT, Op.TAKE):
-            fits = values == self._keys
-        else:
-            fits = self.op not in (Op.LIST, Op.CHANGES) or values == keys and nums == 2 * keys
-        if rep.code == Code.OK and not fits:
-            raise _wire.Malformed("an answer without all that was asked for")
-        self.reply = rep
-
-    def end(self, error: Optional[NoAnswer] = None) -> None:
-        self.error = error
-        self._done.release()
-
-    def wait(self, until: float) -> bool:
-        """Reports whether it has ended by then."""
-        return self._done.acquire(timeout=min(max(until - time.monotonic(), 0), threading.TIMEOUT_MAX))
-
-    def outcome(self, e: NoAnswer) -> NoAnswer:
-        """Is what e means for it: if it changes something and was sent, nobody knows."""
-        return e.unknown() if self.numbered and self.line is not None and e.code != Code.CLOSED else e
-
-
-class _Numbered:
-    """A number that has no answer yet, or that those before it wait for."""
-
-    def __init__(self, call: Call) -> None:
-        self.id = call.id
-        self.call: Optional[Call] = call  # None if it was given up
-        self.answered = False
-
-
-class _Numbers:
-    """The numbers of requests that change something: 1, 2, 3 … in the order in which they are sent."""
-
-    def __init__(self, held: int = 0) -> None:
-        self.acked = 0  # the answers to all up to this one have come
-        self.open: List[_Numbered] = []  # from acked+1 on
-        self.held = held  # requests that have a number, or will get one
-        self._gone: Dict[int, int] = {}  # numbers of calls that were given up, by id
-
-    def next(self, call: Call) -> int:
-        self.open.append(_Numbered(call))
-        return self.acked + len(self.open)
-
-    def abandon(self, call: Call) -> None:
-        """Notes that nobody waits for call. If it was sent, its number stays open until it is answered."""
-        if call.number:
-            self.open[call.number - self.acked - 1].call = None
-            self._gone[call.id] = call.number
-        elif call.numbered:
-            self.held -= 1
-
-    def answered(self, call_id: int, call: Optional[Call]) -> None:
-        number = call.number if call is not None else self._gone.pop(call_id, 0)
-        if number == 0:
-            return
-        self.open[number - self.acked - 1].answered = True
-        n = 0
-        while n < len(self.open) and self.open[n].answered:
-            n += 1
-        del self.open[:n]
-        self.acked += n
-        self.held -= n
+_ASK_AFTER, _ASK_EVERY = 2, 5  # ticks; one is a tenth of the liveness timeout, or a second
 
 
 class _Goodbye(Exception):
@@ -159,12 +57,14 @@ class Session:
         self._cond = threading.Condition(threading.Lock())  # its lock protects the fields below
         self._line: Optional[Line] = line
         self._calls: Dict[int, Call] = {}
-        self._cancelled: Set[int] = set()  # calls that the store was told to give up
+        self._cancelled: Dict[int, Optional[bytes]] = {}  # calls that the store was asked to give up, and why
         self._last = 0
-        self._numbers = _Numbers()
+        self._numbers = Numbers()
         self._closed = False
         self._wanted = False  # somebody waits for a connection
-        self._silent = 0  # seconds since something was heard, while calls wait
+        self._tick_time = min(self.target.silence / 10, 1.0)
+        self._fruitless = 0  # connections in a row that have ended without an answer; of the thread
+        self._silent = 0  # ticks since something came, while calls wait
         self._since = 0.0  # when the connection ended; 0 while there is one
         self._why = NoAnswer(Code.UNAVAILABLE)  # it did
         self._lost: Optional[NoAnswer] = None  # why the first session is not this one
@@ -207,10 +107,12 @@ class Session:
     def _register(self, call: Call, until: float) -> None:
         """Gives a call its id, and sends it if there is a connection."""
         with self._cond:
-            if call.numbered and not self._cond.wait_for(self._room, min(max(until - time.monotonic(), 0), threading.TIMEOUT_MAX)):
+            if call.numbered and not self._cond.wait_for(lambda: self._room(call), min(max(until - time.monotonic(), 0), threading.TIMEOUT_MAX)):
                 raise self._late(call, False)
             if self._closed:
                 raise NoAnswer(Code.CLOSED)
+            if call.scope is not None and call.scope.ended:
+                raise NoAnswer(Code.CANCELLED)
             self._refuse(call)
             self._last += 1
             call.id = self._last
@@ -223,8 +125,8 @@ class Session:
             else:
                 self._transmit(call, self._line)
 
-    def _room(self) -> bool:
-        if self._closed or self._numbers.held < _MOST_NUMBERED:
+    def _room(self, call: Call) -> bool:
+        if self._closed or call.scope is not None and call.scope.ended or self._numbers.held < _MOST_NUMBERED:
             return True
         self._wanted = self._line is None
         return False
@@ -255,12 +157,32 @@ class Session:
         with self._cond:
             if self._calls.pop(call.id, None) is None:
                 return None
-            if call.op in _wire.WAITS:
-                self._cancelled.add(call.id)
-                if self._line is not None:
-                    self._line.pipe.send(_wire.encode(Request(Op.CANCEL, id=call.id)))
+            self._cancel(call)
             self._numbers.abandon(call)
             return call.line is not None
+
+    def _cancel(self, call: Call, why: Optional[bytes] = None) -> None:
+        """Asks the store to give up a call that waits there. Called with the lock."""
+        if call.op in _wire.WAITS and call.id not in self._cancelled:
+            self._cancelled[call.id] = why
+            if self._line is not None:
+                self._line.pipe.send(_wire.encode(Request(Op.CANCEL, id=call.id, value=why)))
+
+    def end(self, scope: Scope, why: bytes) -> None:
+        """Ends the calls of scope, and refuses later ones: when it returns, the store gets no further request of scope. Calls that
+        wait at the store are cancelled; each call has GRACE to get its answer. why is the reason that other ranks get.
+        """
+        self._check_process()
+        with self._cond:
+            scope.ended = True
+            for call in self._of(scope):
+                self._cancel(call, why)
+            self._cond.notify_all()  # calls that wait for a number
+            self._cond.wait_for(lambda: not self._of(scope), GRACE)
+            self._end_calls(self._of(scope), NoAnswer(Code.CANCELLED))
+
+    def _of(self, scope: Scope) -> List[Call]:
+        return [call for call in self._calls.values() if call.scope is scope]
 
     def _late(self, call: Call, sent: bool) -> NoAnswer:
         """Is the error of a call whose deadline has passed: it says what is known of the store."""
@@ -270,7 +192,7 @@ class Session:
             since = time.monotonic() - self._since
             e = NoAnswer(Code.TIMEOUT, what, f"there is no connection since {since:.3g}s: {self._why.detail}", self.target.addr)
         elif self._silent:
-            e = NoAnswer(Code.TIMEOUT, what, f"it has been silent for {self._silent} s", self.target.addr)
+            e = NoAnswer(Code.TIMEOUT, what, f"it has been silent for {self._silent * self._tick_time:.3g}s", self.target.addr)
         return e.unknown() if sent and call.numbered else e
 
     def close(self) -> None:
@@ -279,7 +201,7 @@ class Session:
             return
         with self._cond:
             first, self._closed = not self._closed, True
-            self._end_all(NoAnswer(Code.CLOSED))
+            self._end_calls(list(self._calls.values()), NoAnswer(Code.CLOSED))
             line = self._line
             self._cond.notify_all()
         if line is None:
@@ -307,7 +229,7 @@ class Session:
         """Reads until the connection ends, and raises why."""
         while True:
             try:
-                h, body = line.read(1.0)
+                h, body = line.read(self._tick_time)
             except socket.timeout:
                 if not self._tick(line):
                     raise socket.timeout("it was silent for too long") from None
@@ -322,12 +244,21 @@ class Session:
             if h.op == Op.PROBE:
                 line.pipe.send(_wire.encode(Request(Op.PROBE)))
             return
+        self._fruitless = 0
+        if h.op == Op.GOODBYE:
+            self._refused(h, body)
+            return
+        if h.code == Code.AGAIN and h.id in self._calls:
+            timer = threading.Timer(random.uniform(0.01, _MOST_AGAIN), self._send_again, (h.id, line))
+            timer.daemon = True
+            timer.start()
+            return
         with self._cond:
             call = self._calls.pop(h.id, None)
-            self._cancelled.discard(h.id)
+            self._cancelled.pop(h.id, None)
             held = self._numbers.held
             self._numbers.answered(h.id, call)
-            if self._numbers.held < held:
+            if self._numbers.held < held or call is not None and call.scope is not None and call.scope.ended:
                 self._cond.notify_all()
         if call is None:
             return  # a cancel's answer, or that of a call that was given up
@@ -340,6 +271,27 @@ class Session:
             self._note(call)
         call.end()
 
+    def _send_again(self, call_id: int, line: Line) -> None:
+        """Sends a call once more for whose answer the store had no room, unless it was given up or its connection has ended."""
+        with self._cond:
+            call = self._calls.get(call_id)
+            if call is None or self._line is not line:
+                return
+            self._transmit(call, line)
+            if call_id in self._cancelled:
+                line.pipe.send(_wire.encode(Request(Op.CANCEL, id=call_id, value=self._cancelled[call_id])))
+
+    def _refused(self, h: _wire.Header, body: bytes) -> None:
+        """Ends the call whose frame the store cannot read: to send it again would bring that again. Its number is skipped when the session is resumed."""
+        reply = _wire.parse_reply(h, body)
+        with self._cond:
+            call = self._calls.pop(h.id, None)
+            self._cancelled.pop(h.id, None)
+            if call is not None:
+                self._numbers.abandon(call)
+        if call is not None:
+            call.end(NoAnswer(reply.code, words_of(reply.code), "the store refuses the request: " + reply.detail, self.target.addr, kind_of(reply.code)))
+
     def _note(self, call: Call) -> None:
         """Notes that a rank has joined in this session, or that a lease is its."""
         with self._cond:
@@ -351,13 +303,13 @@ class Session:
                 self._leases.discard(call.lease)
 
     def _tick(self, line: Line) -> bool:
-        """Is a second in which nothing came: the store is asked, and given up in the end."""
+        """Is a tick in which nothing came: the store is asked, and given up in the end."""
         with self._cond:
             if not self._calls:
                 self._silent = 0
                 return True
             self._silent += 1
-            if self._silent >= _MOST_SILENCE:
+            if self._silent * self._tick_time >= self.target.silence:
                 return False
             if self._silent % _ASK_EVERY == _ASK_AFTER:
                 line.pipe.send(_wire.encode(Request(Op.PING)))
@@ -372,18 +324,19 @@ class Session:
     def _broke(self, error: Exception) -> None:
         with self._cond:
             self._line, self._since, self._silent = None, time.monotonic(), 0
+            self._fruitless += 1
             self._why = self._broken(error)
             self._wanted = True  # also if nobody calls: the session is to be kept
             if isinstance(error, _wire.Malformed) or isinstance(error, _Goodbye) and not self._durable:
-                self._end_all(self._why)
+                self._end_calls(list(self._calls.values()), self._why)
                 self._wanted = False  # the next call tries
 
-    def _end_all(self, e: NoAnswer) -> None:
-        """Ends all calls with e. Called with the lock."""
-        for call in self._calls.values():
+    def _end_calls(self, calls: Sequence[Call], e: NoAnswer) -> None:
+        """Ends calls with e. Called with the lock."""
+        for call in calls:
+            del self._calls[call.id]
             self._numbers.abandon(call)
             call.end(call.outcome(e))
-        self._calls.clear()
         self._cond.notify_all()
 
     def _mend(self) -> Optional[Line]:
@@ -392,6 +345,8 @@ class Session:
             with self._cond:
                 self._cond.wait_for(lambda: self._wanted or self._closed)
             began, pause = time.monotonic(), 0.0
+            if self._fruitless > 1:  # one connection after the other has ended without an answer
+                pause = min(_FIRST_PAUSE * 2 ** min(self._fruitless - 2, 10), _MOST_PAUSE)
             while not self._pause(pause):
                 try:
                     line = self._dialer.dial(math.inf, self._resume(), self._attempt)
@@ -435,7 +390,7 @@ class Session:
             elif isinstance(e, Told) or not _dial.refused(e):
                 then = e.detail or words_of(e.code) if isinstance(e, Told) else _dial.words(e)
                 why = NoAnswer(why.code, why.what, f"{why.detail}; then: {then}", why.addr, why.also)
-            self._end_all(why)
+            self._end_calls(list(self._calls.values()), why)
 
     def _adopt(self, line: Line) -> Optional[Line]:
         """Makes line the connection, and repeats what has no answer."""
@@ -468,7 +423,7 @@ class Session:
                 continue
             del self._calls[call.id]
             call.end(end)
-        self._numbers = _Numbers(sum(call.numbered for call in self._calls.values()))
+        self._numbers = Numbers(sum(call.numbered for call in self._calls.values()))
         self._cancelled.clear()
         self._welcome(w)
         self._lost = why
@@ -486,9 +441,10 @@ class Session:
             call = self._calls[call_id]
             if call.line is not line:
                 self._transmit(call, line)
-        for call_id in self._cancelled:
-            line.pipe.send(_wire.encode(Request(Op.CANCEL, id=call_id)))
-        self._cancelled &= self._calls.keys()  # it may never have arrived: then there is no answer to wait for
+        for call_id, reason in self._cancelled.items():
+            line.pipe.send(_wire.encode(Request(Op.CANCEL, id=call_id, value=reason)))
+        # A call that was given up may never have arrived: then there is no answer to wait for.
+        self._cancelled = {call_id: reason for call_id, reason in self._cancelled.items() if call_id in self._calls}
 
 
 def _result(call: Call) -> Reply:

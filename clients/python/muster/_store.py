@@ -9,10 +9,11 @@ from typing import Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 
 from . import _arguments, _dial, _wire
 from ._arguments import Bad, Value
-from ._dial import DEFAULT_SILENCE, Dialer
-from ._errors import Conflict, NotFound, StoreError, Unavailable, Unknown, clip, store_error, words_of
+from ._call import Call, NoAnswer, Scope
+from ._dial import Dialer
+from ._errors import Conflict, NotFound, Quoted, StoreError, Unavailable, Unknown, clip, quote, store_error, words_of
 from ._secure import TLS
-from ._session import Call, NoAnswer, Session
+from ._session import Session
 from ._wire import Code, Op, Reply, Request
 
 DEFAULT_TIMEOUT = 300.0
@@ -55,12 +56,13 @@ class Store:
     taken effect; Denied, TooLarge or Full, if the store does not take it; Closed; and Invalid, before anything is sent.
     """
 
-    def __init__(self, session: Session, timeout: float, prefix: str = "", own: bool = True) -> None:
+    def __init__(self, session: Session, timeout: float, prefix: str = "", own: bool = True, scope: Optional[Scope] = None) -> None:
         """Not called by users: see connect."""
         self._session = session
         self._timeout = timeout
         self._prefix = prefix
         self._own = own
+        self._scope = scope
 
     @classmethod
     def connect(
@@ -71,7 +73,7 @@ class Store:
         secret: Optional[bytes] = None,
         timeout: float = DEFAULT_TIMEOUT,
         wait: bool = False,
-        silence: float = DEFAULT_SILENCE,
+        liveness_timeout: Optional[float] = None,
     ) -> _S:
         """Connects to the store at address: host:port, or muster://host:port/prefix?name=value&…
 
@@ -79,13 +81,13 @@ class Store:
         The parameters of such a URL are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. With wait it keeps trying while nobody listens there: ranks may start before the store does.
         timeout is in seconds, for connecting and for each verb that says none. Whom the store does not let in is Denied, who listens
         there and is none is ProtocolError, and otherwise that nobody does is Unavailable.
-        silence is for how many seconds this process may answer nothing while others wait for its ranks, and not be lost: no thread of it runs while one holds the interpreter's lock. The store has a
-        limit of its own (15 s).
+        liveness_timeout is for how many seconds this process may be silent before the store takes its ranks for lost: no thread of it runs while one holds the interpreter's lock. It is also
+        for how long the store may be silent before the connection is made anew. Default: the store's own (10), at least 0.6.
         """
         bad = _bad("dial", address)
         _arguments.text(bad, "address", address)
         timeout = _arguments.seconds(bad, "timeout", timeout)
-        target = _dial.parse(address, tls, secret, silence)
+        target = _dial.parse(address, tls, secret, liveness_timeout)
         dialer = Dialer(target)
         began = time.monotonic()
         until, pause = began + timeout, 0.005
@@ -271,7 +273,7 @@ class Store:
         if rep.code in (Code.OK, also_ok):
             return rep
         if req.op == Op.WAIT and rep.keys:
-            shown = _clip(" ".join(rep.keys))
+            shown = _named(rep.keys)
         error = store_error(op, shown, rep.code, rep.detail or (rep.verdict.reason if rep.verdict else ""), rep.verdict)
         if isinstance(error, Conflict):
             error.value = rep.value
@@ -283,7 +285,7 @@ class Store:
             raise NoAnswer(Code.TIMEOUT)
         if req.op in _wire.WAITS and left < math.inf:
             req.timeout = nanoseconds(left)
-        call = Call(req)
+        call = Call(req, self._scope)
         if len(call.frame) > _wire.MAX_KEY:  # nothing is beyond a limit in a shorter one
             _check(req, shown)
         return self._session.do(call, until)
@@ -307,6 +309,15 @@ class Store:
             room = Request(Op.ROOM, delta=len(value), group=req.group)
             self._do(room, until, op=Op.SEND.text)
 
+    def _scoped(self) -> "Store":
+        """Returns this store for calls of one channel, which _end ends."""
+        return Store(self._session, self._timeout, self._prefix, own=False, scope=Scope())
+
+    def _end(self, why: str) -> None:
+        """Ends the calls of this scope, and refuses later ones: see Session.end. Raises NoAnswer in a fork of the process, and does nothing."""
+        if self._scope is not None:
+            self._session.end(self._scope, _wire.text(why))
+
     def _request(self, req: Request, until: float) -> Reply:
         """Has the store answer a request of a group.."""
         return self._do(req, until)
@@ -316,6 +327,7 @@ class Store:
 _NO_KEY = frozenset(
     {
         Op.PING, Op.WAIT, Op.TAKE, Op.DELETE, Op.JOIN, Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.ROOM, Op.EXPIRE,
+        Op.DONE, Op.TAKEN,
     }
 )  # fmt: skip
 
@@ -370,7 +382,12 @@ def _check(req: Request, shown: str) -> None:
 
 
 def _subject(req: Request) -> str:
-    return _clip(req.key or " ".join(req.keys) or req.group.group)
+    return _named(req.keys) if req.keys and not req.key else _clip(req.key or req.group.group)
+
+
+def _named(keys: Sequence[str]) -> str:
+    """What an error shows of keys: several are quoted one by one."""
+    return _clip(keys[0]) if len(keys) == 1 else Quoted(", ".join(quote(_clip(k)) for k in keys[:10]) + (" and others" if len(keys) > 10 else ""))
 
 
 def _clip(s: str) -> str:

@@ -45,8 +45,7 @@ class Verb:
         self.cause: Optional[str] = None  # why this rank votes no
 
     def __enter__(self) -> "Verb":
-        if self.seat.closed:
-            raise self.seat.closed_error(self.c.verb)
+        self.g._begin(self.c.verb)
         if not self.g._busy.acquire(blocking=False):
             raise self.g._busy_error(self.c.verb)
         self.g._seq += 1
@@ -124,15 +123,14 @@ class Verb:
         last = -1
         self.span.waits()
         try:
-            got, last = self.seat.store._collect(Request(Op.COLLECT, value=self.payload, group=self.c), until)
+            got, last = self.g._calls._collect(Request(Op.COLLECT, value=self.payload, group=self.c), until)
         except StoreError as e:
             error = e
         self.span.heard(self.payload, got, last)
         if self.cause is not None:
             raise self._refused(error)
         if error is not None:
-            shut = self.c.channel == SHUTDOWN
-            raise self.seat.fault(self.c.verb, "" if shut else self.c.channel, 0 if shut else self.c.seq, error)
+            raise self.g._fault(self.c.verb, self.c.seq, error)
         return got
 
     def _refused(self, error: Optional[StoreError]) -> RankError:

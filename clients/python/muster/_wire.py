@@ -56,6 +56,10 @@ class Op(enum.IntEnum):
     PROOF = 29
     BACKUP = 30
     STATUS = 33
+    PUSH = 34
+    POP = 35
+    DONE = 36
+    TAKEN = 37
 
     @property
     def text(self) -> str:
@@ -63,7 +67,7 @@ class Op(enum.IntEnum):
         return _OP_TEXT.get(self, self.name.lower())
 
 
-_OP_TEXT = {Op.CHANGES: "watch", Op.GRANT: "lease", Op.KEEP: "keep alive"}
+_OP_TEXT = {Op.CHANGES: "watch", Op.GRANT: "lease", Op.KEEP: "keep alive", Op.DONE: "close channel", Op.TAKEN: "acknowledge"}
 
 
 class Code(enum.IntEnum):
@@ -91,6 +95,8 @@ class Code(enum.IntEnum):
     COUNTED = 19
     NO_ROOM = 20
     FAILED = 21
+    SKIPPED = 22
+    AGAIN = 23
 
     @property
     def text(self) -> str:
@@ -106,7 +112,7 @@ WANT_NOTHING, WANT_ALL, WANT_PART, WANT_FOLD = -1, -2, -3, -4
 WAITS = frozenset({Op.WAIT, Op.CHANGES, Op.JOIN, Op.FOLLOW, Op.COLLECT, Op.RECV, Op.ROOM})
 NUMBERED = frozenset(
     {
-        Op.SET, Op.ADD, Op.SWAP, Op.APPEND, Op.DELETE, Op.LEAVE, Op.SEND, Op.EXPIRE, Op.TAKE, Op.GRANT, Op.REVOKE, Op.SKIP,
+        Op.SET, Op.ADD, Op.SWAP, Op.APPEND, Op.DELETE, Op.LEAVE, Op.SEND, Op.EXPIRE, Op.TAKE, Op.GRANT, Op.REVOKE, Op.SKIP, Op.PUSH, Op.POP, Op.DONE,
     }
 )  # fmt: skip
 
@@ -221,6 +227,7 @@ _SEAT, _ROLL, _CAST, _BALLOT, _NO, _NUMBER, _LEASE, _RESUME, _LIFE = (1 << i for
 
 _FIELDS = {
     Op.HELLO: _TIMEOUT | _KEY | _VALUE | _OLD | _RESUME,
+    Op.CANCEL: _VALUE,
     Op.GET: _KEY,
     Op.SET: _NUMBER | _KEY | _VALUE | _TTL | _READS | _LEASE,
     Op.WAIT: _TIMEOUT | _KEYS,
@@ -230,7 +237,7 @@ _FIELDS = {
     Op.DELETE: _NUMBER | _KEYS,
     Op.LIST: _KEY | _KEYS | _DELTA,
     Op.CHANGES: _TIMEOUT | _KEY | _REV,
-    Op.JOIN: _TIMEOUT | _VALUE | _SEAT | _ROLL,
+    Op.JOIN: _TIMEOUT | _VALUE | _OLD | _REV | _SEAT | _ROLL,
     Op.LEAVE: _NUMBER | _SEAT | _NO,
     Op.FOLLOW: _TIMEOUT | _SEAT,
     Op.COLLECT: _TIMEOUT | _VALUE | _SEAT | _CAST | _BALLOT | _NO,
@@ -247,6 +254,10 @@ _FIELDS = {
     Op.PROOF: _VALUE,
     Op.BACKUP: _REV,
     Op.STATUS: _KEY | _DELTA | _REV,
+    Op.PUSH: _NUMBER | _KEY | _VALUE,
+    Op.POP: _NUMBER | _KEY,
+    Op.DONE: _NUMBER | _SEAT | _CAST,
+    Op.TAKEN: _SEAT | _CAST,
 }
 
 # Which optional parts a request's body has.

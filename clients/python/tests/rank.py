@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import types
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, Union
 
 import muster
@@ -51,6 +52,8 @@ class Rank:
 
     def __init__(self) -> None:
         self.on: Dict[str, Any] = {"new": self}
+        self.threads = ThreadPoolExecutor(8)
+        self.calls: Dict[str, Future[Any]] = {}
 
     def join(self, rank: int, size: int, store: str, **more: Any) -> int:
         g = self.on["group"] = muster.Group.join(rank, size, store, **self._secure(more))
@@ -79,6 +82,24 @@ class Rank:
 
     def channel(self, name: str) -> None:
         self.on[name] = self.on["group"].channel(name)
+
+    def later(self, name: str, on: str, do: str, *args: Any, **kwargs: Any) -> None:
+        """Makes a call in a thread; outcome returns what comes of it."""
+        self.calls[name] = self.threads.submit(getattr(self.on[on], do), *args, **kwargs)
+
+    def outcome(self, name: str) -> Any:
+        return self.calls.pop(name).result()
+
+    def steps(self, first: int, end: int) -> None:
+        """Uses and closes a channel for each step, and one for all: what comes has to be of this step."""
+        g: muster.Group = self.on["group"]
+        for i in range(first, end):
+            for name in (f"step {i}", "again"):
+                with g.channel(name) as ch:
+                    ch.send(i, (g.rank + 1) % g.size)
+                    got = ch.all_gather(i), ch.recv((g.rank - 1) % g.size)
+                    if got != ([i] * g.size, i):
+                        raise AssertionError(f"{name}: {got} in step {i}")
 
     def facts(self) -> Any:
         g = self.on["group"]

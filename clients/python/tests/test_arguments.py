@@ -110,13 +110,13 @@ class Wrong(unittest.TestCase):
             self.refused("store: dial", connect, bad)
         for bad in BAD_TIMES:
             self.refused('store: dial "127.0.0.1:1": invalid request: timeout is ', connect, "127.0.0.1:1", timeout=bad)
-            self.refused('store: dial "127.0.0.1:1": invalid request: silence is ', connect, "127.0.0.1:1", silence=bad)
+            self.refused('store: dial "127.0.0.1:1": invalid request: liveness_timeout is ', connect, "127.0.0.1:1", liveness_timeout=bad)
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             addr = "127.0.0.1:%d" % nobody.getsockname()[1]
         with self.assertRaises(muster.Unavailable):
             connect(addr, timeout=10**400)  # that is for ever
         for silence in (0, math.inf):
-            self.refused("silence is ", connect, "127.0.0.1:1", silence=silence)
+            self.refused("liveness_timeout is ", connect, "127.0.0.1:1", liveness_timeout=silence)
         for bad in ("sixteen characters", bytearray(32), 1):
             self.refused("secret is bytes, not ", connect, "127.0.0.1:1", secret=bad)
         self.refused("tls is a muster.TLS, not bool", connect, "127.0.0.1:1", tls=True)

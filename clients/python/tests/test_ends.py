@@ -128,13 +128,21 @@ class Ends(Case):
         """Has locks held at the fork, as another thread could."""
         with muster.Store.connect(ADDRESS) as store, muster.Group.join(0, 1, ADDRESS, name=self.id(), timeout=30) as g, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a process with threads is forked
-            session = store._session
-            with session._cond:
+            channel = g.channel("c")
+            channel.barrier()
+            receiving = Outcome(channel.recv, 0)
+            session = g._seat.store._session
+            while not session._calls:
+                time.sleep(0.001)
+            with session._cond, store._session._cond:
                 pid = os.fork()
                 if pid == 0:
                     signal.alarm(20)  # whatever hangs ends here
                     os._exit(_child(store, g))
             self.assertEqual(os.waitpid(pid, 0)[1], 0)
+            channel.send(1, 0)
+            self.assertEqual(receiving(), 1)
+            channel.close()
             self.assertEqual(store.add(self.id()), 1)
             g.barrier()
 
@@ -172,6 +180,7 @@ def _child(store: muster.Store, g: muster.Group) -> int:
                 return 1
         else:
             return 2
+    g.channel("c").close()
     g.close()
     store.close()
     with muster.Store.connect(ADDRESS) as own:

@@ -9,11 +9,11 @@ import struct
 import threading
 import unittest
 import warnings
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 from unittest import mock
 
 import muster
-from muster import _session, _wire
+from muster import _wire
 from muster._wire import Code, Op
 
 _HEADER = struct.Struct("<IBBHQ")
@@ -123,8 +123,8 @@ class Sessions(unittest.TestCase):
         self.addCleanup(self.fake.close)
 
     @contextlib.contextmanager
-    def connected(self, **welcome: int) -> Iterator[Tuple[muster.Store, Peer]]:
-        got = Outcome(muster.Store.connect, self.fake.addr, timeout=10)
+    def connected(self, liveness_timeout: Optional[float] = None, **welcome: int) -> Iterator[Tuple[muster.Store, Peer]]:
+        got = Outcome(muster.Store.connect, self.fake.addr, timeout=10, liveness_timeout=liveness_timeout)
         peer, resumes = self.fake.welcome(**welcome)
         self.assertEqual(resumes, (0, 0))
         store: muster.Store = got()
@@ -169,6 +169,29 @@ class Sessions(unittest.TestCase):
             peer.values(wait[2], b"v")
             peer.number(*add[:2], 5)
             self.assertEqual((adding(), waiting()), (5, [b"v"]))
+
+    def test_a_request_is_sent_again_while_the_store_has_no_room_for_its_answer(self) -> None:
+        with self.connected() as (store, peer):
+            adding = Outcome(store.add, "k", 5)
+            add = peer.numbered()
+            waiting = Outcome(store.wait, "w")
+            wait = peer.frame()
+            for _ in range(3):
+                peer.say(Op.ADD, add[1], code=Code.AGAIN)
+                self.assertEqual(peer.numbered(), add)  # under its number
+            peer.number(*add[:2], 5)
+            self.assertEqual(adding(), 5)
+            peer.say(Op.WAIT, wait[2], code=Code.AGAIN)
+            self.assertEqual(peer.frame(), wait)  # under its id
+            peer.values(wait[2], b"v")
+            self.assertEqual(waiting(), [b"v"])
+            given_up = Outcome(store.wait, "w", timeout=0.05)
+            wait = peer.frame()
+            peer.say(Op.WAIT, wait[2], code=Code.AGAIN)
+            while peer.frame()[0] != Op.CANCEL:
+                pass
+            peer.say(Op.WAIT, wait[2], code=Code.TIMEOUT, flags=0)
+            self.assertIsInstance(given_up(), muster.Timeout)
 
     def test_what_was_given_up_does_not_take_effect_later(self) -> None:
         with self.connected() as (store, peer):
@@ -226,7 +249,7 @@ class Sessions(unittest.TestCase):
                     self.assertEqual(more(), 1)
 
     def test_a_silent_store_is_asked_and_given_up(self) -> None:
-        with mock.patch.multiple(_session, _ASK_AFTER=1, _MOST_SILENCE=2), self.connected() as (store, peer):
+        with self.connected(liveness_timeout=1.5) as (store, peer):
             waiting = Outcome(store.wait, "w")
             wait = peer.frame()
             self.assertEqual(peer.frame(), (Op.PING, 0, 0, b""))
@@ -235,6 +258,17 @@ class Sessions(unittest.TestCase):
             self.assertEqual(peer.frame(), wait)
             peer.values(wait[2], b"v")
             self.assertEqual(waiting(), [b"v"])
+
+    def test_a_frame_that_the_store_cannot_read(self) -> None:
+        with self.connected() as (store, peer):
+            adding = Outcome(store.add, "k")
+            _, call, _, _ = peer.numbered()
+            peer.say(Op.GOODBYE, call, code=Code.INVALID)
+            self.assertIsInstance(adding(), muster.Invalid)
+            peer.conn.close()
+            peer, resumes = self.fake.welcome()
+            self.assertEqual(resumes, (7, 3))
+            self.assertEqual(peer.frame()[0], Op.SKIP)  # the number is used, and the request is not sent again
 
     def test_a_store_that_shuts_down(self) -> None:
         with self.connected() as (store, peer):

@@ -81,7 +81,7 @@ class Keys(Case):
     def test_wait(self) -> None:
         s = self.store
         s.set("there", b"")
-        e = self.fails(muster.Timeout, r'^store: wait "missing also": timed out', s.wait, "there", "missing", "also", timeout=0.05)
+        e = self.fails(muster.Timeout, r'^store: wait "missing", "also": timed out', s.wait, "there", "missing", "also", timeout=0.05)
         self.assertIsInstance(e, TimeoutError)
         got: List[List[bytes]] = []
         t = threading.Thread(target=lambda: got.append(s.wait("a", "b", timeout=math.inf)))
@@ -308,7 +308,7 @@ class Groups(Case):
             (0, 1, {"expiry": math.nan}, "join: expiry is nan"),
             (0, 1, {"timeout": math.nan}, "join: timeout is nan"),
             (0, 1, {"timeout": "1"}, "join: timeout is a number of seconds, not str"),
-            (0, 1, {"silence": math.inf}, "join: silence is inf: it has to be > 0 seconds, and an end"),
+            (0, 1, {"liveness_timeout": math.inf}, "join: liveness_timeout is inf: it has to be > 0 seconds, and an end"),
             (0, 1, {"secret": "secret"}, "join: secret is bytes, not str"),
             (0, 1, {"tls": True}, "join: tls is a muster.TLS, not bool"),
             (0, 1, {"store": 7070}, "join: store is an address or a muster.Store, not int"),

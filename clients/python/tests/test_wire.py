@@ -96,7 +96,7 @@ class Golden(unittest.TestCase):
             self.assertRaises(_wire.Malformed, _wire.parse_reply, h, body + b"\0")
 
     def test_headers(self) -> None:
-        for bad in ("", "00" * 15, "00000000 00 00 0000" + "00" * 8, "00000000 ff 00 0000" + "00" * 8, "00000000 05 00 1600" + "00" * 8):
+        for bad in ("", "00" * 15, "00000000 00 00 0000" + "00" * 8, "00000000 ff 00 0000" + "00" * 8, "00000000 05 00 1800" + "00" * 8):
             self.assertRaises(_wire.Malformed, _wire.parse_header, bytes.fromhex(bad))
         with self.assertRaises(_wire.TooLong):
             _wire.parse_header(bytes.fromhex("01000000 05 00 0000" + "00" * 8), limit=0)
@@ -112,7 +112,7 @@ class Golden(unittest.TestCase):
 
     def test_names(self) -> None:
         self.assertEqual([c.text for c in (Code.OK, Code.NOT_FOUND, Code.TIMEOUT, Code.NO_ROOM)], ["ok", "not found", "timed out", "no room"])
-        self.assertEqual([o.text for o in (Op.SET, Op.CHANGES, Op.GRANT, Op.KEEP)], ["set", "watch", "lease", "keep alive"])
+        self.assertEqual([o.text for o in (Op.SET, Op.CHANGES, Op.GRANT, Op.KEEP, Op.DONE, Op.TAKEN)], ["set", "watch", "lease", "keep alive", "close channel", "acknowledge"])
 
 
 class Objects(unittest.TestCase):

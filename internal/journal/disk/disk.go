@@ -50,7 +50,7 @@ func New(rng *rand.Rand) *Disk {
 // CutPower makes the power fail during the nth change from now on: the first is 0.
 func (d *Disk) CutPower(n int) { d.set(&d.power, n) }
 
-// FailWrite makes the nth write from now on stop halfway with ENOSPC.
+// FailWrite makes the nth write from now on stop halfway, between two sectors, with ENOSPC.
 func (d *Disk) FailWrite(n int) { d.set(&d.write, n) }
 
 // FailSync makes the nth sync of a file from now on fail with EIO.
@@ -185,6 +185,21 @@ func (d *Disk) Remove(name string) error {
 		return &fs.PathError{Op: "remove", Path: name, Err: syscall.ENOENT}
 	}
 	delete(d.now, name)
+	return d.step()
+}
+
+// Rename gives a file another name, in place of one that has it.
+func (d *Disk) Rename(from, to string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.off:
+		return ErrPower
+	case d.now[from] == nil:
+		return &fs.PathError{Op: "rename", Path: from, Err: syscall.ENOENT}
+	}
+	d.now[to] = d.now[from]
+	delete(d.now, from)
 	return d.step()
 }
 

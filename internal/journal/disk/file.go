@@ -139,8 +139,9 @@ func (f *file) WriteAt(b []byte, off int64) (int, error) {
 		return 0, err
 	}
 	if due(&f.d.write) {
-		f.n.write(f.d, b[:len(b)/2], int(off))
-		return len(b) / 2, syscall.ENOSPC
+		half := max(0, (int(off)+len(b)/2)/sector*sector-int(off))
+		f.n.write(f.d, b[:half], int(off))
+		return half, syscall.ENOSPC
 	}
 	f.n.write(f.d, b, int(off))
 	return len(b), f.d.step()

@@ -9,33 +9,40 @@ import (
 
 // A client that waits for answers notices when the store says nothing at all: it asks, says so in the errors of calls whose
 // deadlines pass, and tries another connection in the end.
-const (
-	listenEvery   = time.Second
-	askAfter      = 2  // seconds of silence
-	silenceAskFor = 5  // seconds until it is asked again
-	mostSilence   = 15 // seconds until the connection is given up
-)
 
-// silence is for how long the store has not been heard. Its fields are protected by client.mu.
+// silence is for how long the store has sent nothing. Its fields are protected by client.mu.
 type silence struct {
+	timeout time.Duration // until the connection is given up; does not change
 	timer   *time.Timer
 	running bool
-	seconds int       // since something was heard, while calls wait
+	ticks   int       // of the timer since something came, while calls wait
 	since   time.Time // when the connection ended; zero while there is one
 	why     *Error    // it did; kept until there is another
 	gaveUp  bool
 }
 
+// A client asks a silent store after 2 ticks, and every 5 from then on.
+const (
+	askAfterTicks = 2
+	askEveryTicks = 5
+)
+
+// tick is the period of the timer: a tenth of the timeout, or a second. Time during which this process stands still is one tick.
+func (s *silence) tick() time.Duration { return min(s.timeout/10, time.Second) }
+
+// lasts returns for how long the store has been silent.
+func (s *silence) lasts() time.Duration { return time.Duration(s.ticks) * s.tick() }
+
 // begin lets the timer run: there is a call.
 func (s *silence) begin() {
 	if !s.running {
-		s.running, s.seconds = true, 0
-		s.timer.Reset(listenEvery)
+		s.running, s.ticks = true, 0
+		s.timer.Reset(s.tick())
 	}
 }
 
 func (s *silence) down(why *Error) { s.since, s.why, s.gaveUp = time.Now(), why, false }
-func (s *silence) up()             { s.since, s.seconds = time.Time{}, 0 }
+func (s *silence) up()             { s.since, s.ticks = time.Time{}, 0 }
 
 // listen is what the timer does.
 func (c *client) listen() {
@@ -46,17 +53,17 @@ func (c *client) listen() {
 	if !s.running {
 		return
 	}
-	s.timer.Reset(listenEvery)
+	s.timer.Reset(s.tick())
 	if c.heard.Swap(false) || c.line == nil {
-		s.seconds = 0
+		s.ticks = 0
 		return
 	}
-	s.seconds++
+	s.ticks++
 	switch {
-	case s.seconds >= mostSilence:
-		s.gaveUp, s.seconds = true, 0
+	case s.lasts() >= s.timeout:
+		s.gaveUp, s.ticks = true, 0
 		_ = c.line.conn.Close() // whoever reads notices
-	case s.seconds%silenceAskFor == askAfter:
+	case s.ticks%askEveryTicks == askAfterTicks:
 		c.line.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
 		go c.line.out.Flush()
 	}
@@ -70,8 +77,8 @@ func (c *client) gaveUp(op wire.Op, sent bool, err error) error {
 	switch {
 	case !s.since.IsZero():
 		what = fmt.Sprintf("there is no connection since %v: %v", time.Since(s.since).Round(time.Millisecond), s.why.Detail)
-	case s.seconds > 0:
-		what = fmt.Sprintf("it has been silent for %d s", s.seconds)
+	case s.ticks > 0:
+		what = fmt.Sprintf("it has been silent for %v", s.lasts())
 	}
 	c.mu.Unlock()
 	if sent && op.Numbered() {

@@ -1,0 +1,169 @@
+package main_test
+
+import (
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestHintsFitTheRefusal has errors say what helps against what is wrong, and nothing else.
+func TestHintsFitTheRefusal(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	_, open := serve(t)
+	_, safe := serve(t, "--secret-file", d.path("secret"))
+	_, tls := serve(t, d.serverFlags()...)
+	tries(t, nil, []step{
+		{args: "get k --store " + safe + " --secret-file " + d.path("other"), code: 1, stderr: "wrong secret: check --secret-file (MUSTER_SECRET_FILE)"},
+		{args: "get k --store " + open + " --secret-file " + d.path("secret"), code: 1, stderr: "if that store has no secret, leave out --secret-file"},
+		{args: "get k --store " + tls + "?server-name=elsewhere --tls-ca " + d.path("tls/ca.pem"), code: 1, stderr: `use a name or address that its certificate has, or make one with "muster certs --host"`},
+		{args: "get k --store muster://nobody.invalid:1", code: 5, stderr: "no store at nobody.invalid:1 (no such host): check the host name in --store or MUSTER_STORE"},
+	})
+}
+
+func TestMalformedFlags(t *testing.T) {
+	t.Parallel()
+	for args, stderr := range map[string]string{
+		"run -n x true":        `-n, --ranks "x" is no whole number that fits`,
+		"bench -n 2,x":         `-n, --ranks "2,x" is no list of whole numbers, as 2,4,8`,
+		"get k --timeout 5":    `--timeout "5" is no duration, as 30s or 5m`,
+		"get k --wait=maybe":   `--wait "maybe" is neither true nor false`,
+		"serve --max-bytes xx": `--max-bytes "xx": it is no size`,
+		"serve --drain 1x":     `--drain "1x" is no duration, as 30s or 5m`,
+		"who --no-such":        "unknown flag: --no-such",
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			r := run(t, strings.Fields(args)...)
+			r.wants(t, 2, "", stderr)
+			if strings.Contains(r.stderr, "strconv") {
+				t.Error(r.stderr)
+			}
+		})
+	}
+}
+
+func TestHelpHasTheVariablesOfGroups(t *testing.T) {
+	t.Parallel()
+	help := run(t, "help", "environment").stdout
+	for _, name := range []string{"STORE", "NAME", "RUN", "TIMEOUT", "EXPIRY", "LIVENESS_TIMEOUT", "HOST", "INSECURE", "TRACE", "SECRET_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"} {
+		if !strings.Contains(help, "  MUSTER_"+name+" ") {
+			t.Errorf("MUSTER_%s is missing", name)
+		}
+	}
+}
+
+// TestStoreWithDataIsAway has calls time out while a store that may come back is not there: that is what they say.
+func TestStoreWithDataIsAway(t *testing.T) {
+	t.Parallel()
+	p, url := serve(t, "--data", t.TempDir())
+	wait := start(t, "wait", "k", "--timeout", "3s", "--store", url)
+	waits(t, url)
+	p.signal(t, syscall.SIGKILL)
+	wait.wait(t).wants(t, 5, "", "cannot be reached (there is no connection since ")
+}
+
+// TestChangeWithoutAnAnswer has a change that may have been made say so.
+func TestChangeWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	_, url := serve(t)
+	at, cut := cutter(t, strings.TrimPrefix(url, "muster://"), []byte("the key"))
+	add := start(t, "add", "the key", "--timeout", "2s", "--store", "muster://"+at)
+	<-cut
+	add.wait(t).wants(t, 5, "", "it is not known whether the change was made")
+}
+
+// cutter passes one connection on to a store, until the peer has sent what: then it is broken, and none is made again.
+func cutter(t *testing.T, store string, what []byte) (addr string, cut <-chan struct{}) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer l.Close()
+		in, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer in.Close()
+		out, err := net.Dial("tcp", store)
+		if err != nil {
+			return
+		}
+		defer out.Close()
+		go func() { _, _ = io.Copy(in, out) }()
+		for buf := make([]byte, 64<<10); ; {
+			n, err := in.Read(buf)
+			if err != nil || strings.Contains(string(buf[:n]), string(what)) {
+				return
+			}
+			_, _ = out.Write(buf[:n])
+		}
+	}()
+	return l.Addr().String(), done
+}
+
+// waits returns when a call waits in the store at url.
+func waits(t *testing.T, url string) {
+	t.Helper()
+	for end := time.Now().Add(limit); time.Now().Before(end); {
+		if strings.Contains(run(t, "who", "--store", url).stdout, "1 call that waits") {
+			return
+		}
+	}
+	t.Fatal("nothing waits")
+}
+
+// TestBackupThatTheStoreCannotMake is about a store that is there, and has no room for the copy.
+func TestBackupThatTheStoreCannotMake(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	_, url := serve(t, "--data", dir)
+	if err := os.MkdirAll(filepath.Join(dir, "checkpoint.tmp", "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "backup", filepath.Join(t.TempDir(), "b"), "--store", url).wants(t, 1, "", "the store cannot make a copy of itself: ")
+}
+
+func TestRestoreRefuses(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	_, url := serve(t, "--data", filepath.Join(dir, "d"))
+	file := filepath.Join(dir, "b")
+	run(t, "backup", file, "--store", url).wants(t, 0, "", "bytes")
+	run(t, "restore", file, "--data", filepath.Join(dir, "d")).wants(t, 1, "", "another process has it")
+	run(t, "restore", file, "--data", filepath.Join(dir, "new")).wants(t, 0, "muster serve --data "+filepath.Join(dir, "new")+"\n", "")
+	again := run(t, "restore", file, "--data", filepath.Join(dir, "new"))
+	again.wants(t, 1, "", "there is a store already: name an empty directory")
+	if strings.Contains(again.stderr, "invalid") {
+		t.Error(again.stderr)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 1
+	if err := os.WriteFile(file, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run(t, "restore", file, "--data", filepath.Join(dir, "other")).wants(t, 1, "", "its checksum is wrong: use another backup")
+}
+
+// TestRelayWaitsForItsStore says so.
+func TestRelayWaitsForItsStore(t *testing.T) {
+	t.Parallel()
+	p := start(t, "relay", "--listen", "127.0.0.1:0", "--store", "muster://"+closedPort(t))
+	p.complaint(t, "waiting for the store")
+	p.signal(t, syscall.SIGTERM)
+	if r := p.wait(t); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+}

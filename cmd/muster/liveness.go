@@ -1,0 +1,42 @@
+package main
+
+import (
+	"os"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/spf13/cobra"
+)
+
+// envLiveness has the liveness timeout of stores that are hosted here, and of the ranks.
+const envLiveness = "MUSTER_LIVENESS_TIMEOUT"
+
+// livenessFlag is how long a peer may be silent; 0 is what nobody has set.
+type livenessFlag struct {
+	timeout time.Duration
+}
+
+func (l *livenessFlag) register(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&l.timeout, "liveness-timeout", store.DefaultLivenessTimeout,
+		"a peer that sends nothing for so long, and answers no probe, has failed; at least 600ms; or set "+envLiveness)
+}
+
+// check looks at the flag, or at the variable if the flag is not given.
+func (l *livenessFlag) check(cmd *cobra.Command) error {
+	if cmd.Flags().Changed("liveness-timeout") {
+		return checkPositive(cmd, map[string]int64{"liveness-timeout": int64(l.timeout)})
+	}
+	return l.fromEnviron()
+}
+
+func (l *livenessFlag) fromEnviron() (err error) {
+	l.timeout = 0
+	v := os.Getenv(envLiveness)
+	if v == "" {
+		return nil
+	}
+	if l.timeout, err = time.ParseDuration(v); err != nil || l.timeout < 0 {
+		return &exit{code: exitUsage, text: envLiveness + " is " + v + ", which is no duration, as 30s", err: err}
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+package collective_test
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/pgroup/pgrouptest"
+)
+
+// pairVerbs are Send and Recv of more than connections hold, by the name that errors have for them.
+var pairVerbs = map[string]func(r *rank, ctx context.Context, peer int) error{
+	"collective.send": func(r *rank, ctx context.Context, peer int) error {
+		return collective.Send(ctx, r.c, peer, make([]byte, 64<<20))
+	},
+	"collective.recv": func(r *rank, ctx context.Context, peer int) error {
+		return collective.Recv(ctx, r.c, peer, make([]byte, 64<<20))
+	},
+}
+
+// TestPairTimesOut has a rank whose peer does nothing: the error names the verb and the peer, on all ranks.
+func TestPairTimesOut(t *testing.T) {
+	for op, f := range pairVerbs {
+		t.Run(op, func(t *testing.T) {
+			way{host: apart}.run(t, 3, func(r *rank) {
+				r.allReduce(10)
+				var err error
+				if r.me() == 0 {
+					ctx, cancel := context.WithTimeout(r.ctx, 400*time.Millisecond)
+					defer cancel()
+					err = f(r, ctx, 2)
+				} else {
+					<-r.c.Group().Context().Done()
+					err = r.c.Barrier(r.ctx)
+				}
+				re, ok := errors.AsType[*pgroup.RankError](err)
+				if !assert.True(r, ok, "%v", err) {
+					return
+				}
+				assert.ErrorIs(r, err, pgroup.ErrTimeout)
+				assert.Equal(r, []int{2}, re.Missing, "%v", err)
+				assert.NotEmpty(r, re.Doing, "what it does instead: %v", err)
+				if r.me() == 0 {
+					assert.Equal(r, op, re.Op)
+				}
+			})
+		})
+	}
+}
+
+// TestPairFrozen stops the peer of a Send or Recv, whose context has no deadline: it is lost after the liveness timeout, as in any verb.
+func TestPairFrozen(t *testing.T) {
+	for op, f := range pairVerbs {
+		t.Run(op, func(t *testing.T) {
+			const victim = 1
+			j := pgrouptest.Job{N: 3, Hosts: []string{"node 0", "node 1", "node 2"}, LivenessTimeout: time.Second}
+			processes(t, j, func(r *rank) {
+				r.allReduce(1000)
+				pid := r.g.Members()[victim].PID
+				if r.me() == 0 {
+					require.NoError(r, syscall.Kill(pid, syscall.SIGSTOP))
+					start := time.Now()
+					err := f(r, context.WithoutCancel(r.ctx), victim)
+					took := time.Since(start)
+					require.NoError(r, syscall.Kill(pid, syscall.SIGCONT))
+					assert.ErrorIs(r, err, pgroup.ErrLost)
+					assert.Less(r, took, soon)
+					if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok, "%v", err) {
+						assert.Equal(r, op, re.Op)
+						assert.Equal(r, []int{victim}, re.Lost, "%v", err)
+					}
+					return
+				}
+				<-r.c.Group().Context().Done()
+				assert.ErrorIs(r, r.c.Barrier(r.ctx), pgroup.ErrLost)
+			})
+		})
+	}
+}
+
+// soon is more than a liveness timeout of a second, however busy the machine is.
+const soon = 13 * time.Second

@@ -1,0 +1,58 @@
+package gather
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	"github.com/muster-pg/muster/nfsws"
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// jobDir is the workspace of a job in Options.Dir: that of the group's name, and of its run, so that another job does not take this one for an
+// older run. A group that names no run has a workspace that no other job finds, named after the Gatherer.
+func jobDir(dir string, g *pgroup.Group, id uint64) string {
+	run := "run-" + url.PathEscape(g.Config().Run)
+	if g.Config().Run == "" {
+		run = fmt.Sprintf("job-%016x", id)
+	}
+	name := "group-" + url.PathEscape(g.Name()) + "." + run
+	if len(name) > maxFileName {
+		name = fmt.Sprintf("group-%x", sha256.Sum256([]byte(name)))
+	}
+	return filepath.Join(dir, name)
+}
+
+// maxFileName is what most file systems allow.
+const maxFileName = 255
+
+// beginFiles is what rank 0 does before the others open the workspace: it begins a generation, which is newer than what a killed run has left.
+func beginFiles(dir string, g *pgroup.Group, id uint64) (generation uint64, err error) {
+	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+		return 0, err
+	}
+	return nfsws.Begin(jobDir(dir, g, id))
+}
+
+// openFiles opens the workspace of the job.
+func openFiles(dir string, g *pgroup.Group, id, generation uint64) (*nfsws.Workspace, error) {
+	return nfsws.Open(jobDir(dir, g, id), g.Rank(), &nfsws.Options{Generation: generation, Accumulate: true, Logger: g.Logger()})
+}
+
+// removeDir removes the workspace of a job that names no run, which no job opens again, when the last rank closes. That of a run stays, empty.
+func (ga *Gatherer) removeDir(ctx context.Context) {
+	if ga.group.Config().Run != "" {
+		return
+	}
+	closed, err := ga.group.Store().Add(ctx, fmt.Sprintf("\x00gather closed/%x", ga.id), 1)
+	if err == nil && closed == int64(ga.group.Size()) {
+		dir := jobDir(ga.opts.Dir, ga.group, ga.id)
+		_ = os.Remove(nfsws.GenerationDir(dir, ga.generation))
+		_ = os.Remove(dir)
+	}
+}

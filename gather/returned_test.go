@@ -1,0 +1,101 @@
+package gather_test
+
+import (
+	"context"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/pgroup/pgrouptest"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// TestReturnedIsBounded has a first rank that does not release what it got. Returned ends with its context, or after the group's timeout if that
+// has no deadline; its error names the first rank, and the next gather works.
+func TestReturnedIsBounded(t *testing.T) {
+	sharing(t)
+	ranks := []int{1, 0}
+	for name, test := range map[string]struct {
+		span time.Duration // Config.Timeout
+		call func(ctx context.Context, r *gather.Result[*tensor.Tensor]) error
+		want error
+	}{
+		"by the group's timeout": {3 * time.Second, func(ctx context.Context, r *gather.Result[*tensor.Tensor]) error {
+			return r.Returned(context.WithoutCancel(ctx))
+		}, pgroup.ErrTimeout},
+		"by its deadline": {time.Minute, func(ctx context.Context, r *gather.Result[*tensor.Tensor]) error {
+			ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+			defer cancel()
+			return r.Returned(ctx)
+		}, pgroup.ErrTimeout},
+		"by a cancel": {time.Minute, func(ctx context.Context, r *gather.Result[*tensor.Tensor]) error {
+			ctx, cancel := context.WithCancel(ctx)
+			cancel()
+			return r.Returned(ctx)
+		}, pgroup.ErrCancelled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			job{way: way{born: true}, n: 2, span: test.span}.run(t, func(r *rank) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				res, err := r.ga.Tensors(ctx, ranks, r.tensor(r.me(), 1000))
+				if !assert.NoError(r, err) {
+					return
+				}
+				if r.me() == 1 {
+					_, err := pgroup.Recv[bool](ctx, r.group, 0)
+					assert.NoError(r, err)
+					res.Release()
+				} else {
+					err := test.call(ctx, res)
+					assert.ErrorIs(r, err, test.want)
+					re := r.rankError(err)
+					assert.Equal(r, []int{1}, re.Missing, "%v", err)
+					assert.NotContains(r, err.Error(), "{", "no structs")
+					assert.NoError(r, pgroup.Send(ctx, r.group, 1, true))
+					assert.NoError(r, res.Returned(ctx))
+				}
+				(&rank{T: r.T, way: r.way, ctx: ctx, group: r.group, ga: r.ga, arena: r.arena}).gathers(ranks, 10, 100)
+			})
+		})
+	}
+}
+
+// TestReturnedFromAFirstRankThatIsGone stops or kills the first rank while it has what it got. Those that wait for it have the same error as in any
+// verb: it is lost.
+func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
+	sharing(t)
+	for name, signal := range map[string]syscall.Signal{"frozen": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			const first = 1
+			ranks := []int{first, 0, 2}
+			processes(t, pgrouptest.Job{N: 3, MayFail: []int{first}, LivenessTimeout: time.Second}, func(r *rank) {
+				res, err := r.ga.Tensors(r.ctx, ranks, filled(r.me(), 1000))
+				require.NoError(r, err)
+				require.NoError(r, r.group.Barrier(r.ctx))
+				if r.me() == first {
+					<-r.ctx.Done() // it is ended before
+					return
+				}
+				pid := r.group.Members()[first].PID
+				if r.me() == 0 {
+					require.NoError(r, syscall.Kill(pid, signal))
+					defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
+				}
+				start := time.Now()
+				err = res.Returned(context.WithoutCancel(r.ctx))
+				assert.Less(r, time.Since(start), soon)
+				assert.ErrorIs(r, err, pgroup.ErrLost)
+				assert.Equal(r, []int{first}, r.rankError(err).Lost, "%v", err)
+			})
+		})
+	}
+}
+
+// soon is more than a liveness timeout of a second, however busy the machine is.
+const soon = 13 * time.Second

@@ -1,0 +1,201 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// streams are those of one tag, by destination, then by source: the first of each pair.
+type streams struct {
+	g   *group
+	tag string
+	to  map[int]map[int]*stream
+}
+
+// stream is the first stream of c's tag from src to dst that c.Rank has not closed; nil if that has not begun.
+func (g *group) stream(c *wire.Contribution, src, dst int) *stream {
+	of := g.tags[c.Channel]
+	if of == nil {
+		return nil
+	}
+	st := of.to[dst][src]
+	for st != nil && st.closed(c.Rank) {
+		st = st.next
+	}
+	return st
+}
+
+// closed reports whether rank, one of st's two, has closed it.
+func (st *stream) closed(rank int) bool {
+	return st.src == rank && st.source.Closed || st.dst == rank && st.reading.Closed
+}
+
+// absence is the answer to a call on st that needs rank, if that does not take part any more.
+func (st *stream) absence(rank int) *wire.Reply {
+	if no := st.of.g.absence(rank); no != nil || !st.closed(rank) {
+		return no
+	}
+	return failed(&wire.Verdict{Code: wire.CodeSkipped, By: rank, Reason: hasClosed})
+}
+
+// openStream finds the stream that a call of c.Rank is for, or begins it; nil, and why in rep, if there are too many.
+func (m *Machine) openStream(g *group, by uint64, c *wire.Contribution, src, dst int, rep *wire.Reply) *stream {
+	st := g.stream(c, src, dst)
+	if st == nil {
+		if g.streams >= m.bounds.streams {
+			refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d streams of a group; one is freed when the ranks that use it have closed its channel", m.bounds.streams))
+			return nil
+		}
+		st = &stream{src: src, dst: dst, first: 1, by: by}
+		g.addStream(st, c.Channel)
+		m.account.charge(by, st.cost())
+	}
+	return st
+}
+
+// addStream makes st the last stream of its tag and ranks.
+func (g *group) addStream(st *stream, tag string) {
+	of := g.tags[tag]
+	if of == nil {
+		of = &streams{g: g, tag: strings.Clone(tag), to: map[int]map[int]*stream{}}
+		g.tags[of.tag] = of
+	}
+	if of.to[st.dst] == nil {
+		of.to[st.dst] = map[int]*stream{}
+	}
+	at := of.to[st.dst][st.src]
+	if at == nil {
+		of.to[st.dst][st.src] = st
+	} else {
+		for at.next != nil {
+			at = at.next
+		}
+		at.next = st
+	}
+	st.of = of
+	g.streams++
+}
+
+// free forgets st, and what is in it.
+func (st *stream) free(m *Machine) {
+	m.disarm(st)
+	st.each(m.account.release)
+	of := st.of
+	of.g.streams--
+	to := of.to[st.dst]
+	first := to[st.src]
+	switch {
+	case first != st:
+		for first.next != st {
+			first = first.next
+		}
+		first.next = st.next
+		return
+	case st.next != nil:
+		to[st.src] = st.next
+		return
+	}
+	if delete(to, st.src); len(to) == 0 {
+		delete(of.to, st.dst)
+	}
+	if len(of.to) == 0 {
+		delete(of.g.tags, of.tag)
+	}
+}
+
+// freeIfClosed frees st if its reader is gone, or if the ranks that have used it have closed it and no message is left.
+func (st *stream) freeIfClosed(m *Machine) {
+	there := func(rank int) bool { return st.of.g.seats[rank].gone == wire.CodeOK }
+	inUse := func(e StreamEnd, rank int) bool { return e.Used && !e.Closed && there(rank) }
+	if !there(st.dst) || len(st.queue) == 0 && !inUse(st.source, st.src) && !inUse(st.reading, st.dst) {
+		st.free(m)
+	}
+}
+
+// withdraw ends what rank does with st: who waits for it gets no. What it has sent stays for its reader; what was sent to it is dropped.
+func (st *stream) withdraw(m *Machine, rank int, no *wire.Reply) {
+	if r := st.reader; r != nil && st.src == rank {
+		st.reader = nil
+		m.answer(&r.waiter, no)
+	}
+	if st.dst == rank {
+		st.refuseSenders(m, no)
+		st.acknowledge(m, math.MaxUint64)
+	}
+	st.freeIfClosed(m)
+}
+
+// close closes the streams of a tag that rank has used.
+func (of *streams) close(m *Machine, rank int) {
+	for _, st := range of.ofRank(rank) {
+		source, reading := st.src == rank && st.source.Used, st.dst == rank && st.reading.Used
+		if st.closed(rank) || !source && !reading {
+			continue
+		}
+		st.source.Closed = st.source.Closed || st.src == rank
+		st.reading.Closed = st.reading.Closed || st.dst == rank
+		st.withdraw(m, rank, st.absence(rank))
+	}
+}
+
+// fence takes a rank that is gone out of the streams of a tag.
+func (of *streams) fence(m *Machine, rank int) {
+	for _, st := range of.ofRank(rank) {
+		st.withdraw(m, rank, of.g.absence(rank))
+	}
+}
+
+// ofRank lists the streams that rank is the source or the destination of, in order.
+func (of *streams) ofRank(rank int) (all []*stream) {
+	for _, dst := range slices.Sorted(maps.Keys(of.to)) {
+		if dst == rank {
+			for _, src := range slices.Sorted(maps.Keys(of.to[dst])) {
+				all = of.to[dst][src].chain(all)
+			}
+			continue
+		}
+		all = of.to[dst][rank].chain(all)
+	}
+	return all
+}
+
+// chain appends st and its successors to all.
+func (st *stream) chain(all []*stream) []*stream {
+	for ; st != nil; st = st.next {
+		all = append(all, st)
+	}
+	return all
+}
+
+func (g *group) tagsInOrder() []*streams {
+	return slices.SortedFunc(maps.Values(g.tags), func(a, b *streams) int { return cmp.Compare(a.tag, b.tag) })
+}
+
+// streamsInOrder lists the streams by tag, destination and source: maps have no order, and a replay needs one.
+func (g *group) streamsInOrder() (all []*stream) {
+	for _, of := range g.tagsInOrder() {
+		for _, dst := range slices.Sorted(maps.Keys(of.to)) {
+			for _, src := range slices.Sorted(maps.Keys(of.to[dst])) {
+				all = of.to[dst][src].chain(all)
+			}
+		}
+	}
+	return all
+}
+
+// revokeStreams ends every call that waits in a stream of g.
+func (m *Machine) revokeStreams(g *group) {
+	for _, st := range g.streamsInOrder() {
+		if r := st.reader; r != nil {
+			st.reader = nil
+			m.answer(&r.waiter, g.revoked)
+		}
+		st.refuseSenders(m, g.revoked)
+	}
+}

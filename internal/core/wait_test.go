@@ -1,0 +1,145 @@
+package core_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/wire"
+)
+
+func numberedKeys(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("key/%06d", i)
+	}
+	return keys
+}
+
+// setAll sets keys in an order, and returns how long that took.
+func setAll(r *rig, keys []string, order []int) time.Duration {
+	start := time.Now()
+	for _, i := range order {
+		r.does(core.Local, set(keys[i], "value"))
+	}
+	return time.Since(start)
+}
+
+func upwards(n int) []int {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	return order
+}
+
+func downwards(n int) []int {
+	order := upwards(n)
+	for i := range order {
+		order[i] = n - 1 - i
+	}
+	return order
+}
+
+// TestWaitIsLinear sets the keys of a Wait one by one, in several orders. That takes a few times as long as without a Wait; it took
+// hundreds of times as long when each key that came made the Wait look from its first key on.
+func TestWaitIsLinear(t *testing.T) {
+	const n = 20_000
+	keys := numberedKeys(n)
+	for name, order := range map[string][]int{"up": upwards(n), "down": downwards(n), "shuffled": rand.New(rand.NewPCG(1, 2)).Perm(n)} {
+		t.Run(name, func(t *testing.T) {
+			alone := setAll(newRig(t, core.Limits{}), keys, order)
+			r := newRig(t, core.Limits{})
+			ticket := r.waits(core.Local, waitFor(keys...))
+			waited := setAll(r, keys, order)
+			same(t, "values", len(r.answer(ticket).Values), n)
+			if waited > 50*alone {
+				t.Fatalf("%v with a Wait for all of %d keys, %v without", waited, n, alone)
+			}
+		})
+	}
+}
+
+// TestWaitGoesAround has keys removed behind the one that a Wait is listed under: they are missing again.
+func TestWaitGoesAround(t *testing.T) {
+	remove := func(key string) wire.Request { return wire.Request{Op: wire.OpDelete, Keys: []string{key}} }
+	short := set("a", "value")
+	short.TTL = time.Millisecond
+	for name, c := range map[string]struct{ before, then []wire.Request }{
+		"deleted":          {[]wire.Request{set("a", "value"), set("b", "value"), remove("a"), set("c", "value")}, []wire.Request{set("a", "value")}},
+		"deleted later":    {[]wire.Request{set("a", "value"), set("b", "value"), remove("b"), set("c", "value"), remove("a"), set("b", "value")}, []wire.Request{set("a", "value")}},
+		"its time is over": {[]wire.Request{short, set("b", "value"), {}, set("c", "value")}, []wire.Request{set("a", "value")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, core.Limits{})
+			ticket := r.waits(core.Local, waitFor("a", "b", "c"))
+			for _, req := range c.before {
+				if req.Op == 0 { // an entry that is not taken out yet is not there either
+					r.now += time.Millisecond
+					continue
+				}
+				isCode(t, r.does(core.Local, req), wire.CodeOK)
+			}
+			if r.answers[ticket] != nil {
+				t.Fatal("the Wait is over, and a key is missing")
+			}
+			for _, req := range c.then {
+				r.does(core.Local, req)
+			}
+			same(t, "values", len(r.answer(ticket).Values), 3)
+		})
+	}
+}
+
+// TestWaitsThatEnd has many calls wait for one key, and ends them.
+func TestWaitsThatEnd(t *testing.T) {
+	r := newRig(t, core.Limits{})
+	s := r.session()
+	for range 100 {
+		r.waits(s, waitFor("key"))
+	}
+	last := r.waits(core.Local, waitFor("key"))
+	r.does(s, wire.Request{Op: wire.OpGoodbye})
+	same(t, "calls that wait", r.m.Holdings().Waits, 1)
+	r.does(core.Local, set("key", "value"))
+	isCode(t, r.answer(last), wire.CodeOK)
+	same(t, "calls that wait", r.m.Holdings().Waits, 0)
+}
+
+// BenchmarkWait has one call wait for many keys, which are set one by one: one operation is all of that.
+func BenchmarkWait(b *testing.B) {
+	const n = 40_000
+	keys := numberedKeys(n)
+	for name, order := range map[string][]int{"up": upwards(n), "down": downwards(n), "shuffled": rand.New(rand.NewPCG(1, 2)).Perm(n)} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				r := newRig(b, core.Limits{})
+				ticket := r.waits(core.Local, waitFor(keys...))
+				setAll(r, keys, order)
+				same(b, "values", len(r.answer(ticket).Values), n)
+			}
+		})
+	}
+}
+
+// BenchmarkWaitForAll has each of 1,000 ranks set a key and wait for those of all: one operation is all of that.
+func BenchmarkWaitForAll(b *testing.B) {
+	const n = 1000
+	keys := numberedKeys(n)
+	for b.Loop() {
+		r := newRig(b, core.Limits{})
+		sessions := make([]uint64, n)
+		for i := range sessions {
+			sessions[i] = r.session()
+		}
+		for i, s := range sessions {
+			r.does(s, set(keys[i], "value"))
+			if _, rep := r.call(s, waitFor(keys...)); (rep != nil) != (i == n-1) {
+				b.Fatalf("rank %d of %d", i, n)
+			}
+		}
+		same(b, "answers", len(r.answers), n-1)
+	}
+}

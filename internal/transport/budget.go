@@ -1,0 +1,56 @@
+package transport
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// Budget bounds the bytes that many connections hold together. A nil one is no bound.
+type Budget struct {
+	limit int64
+	used  atomic.Int64
+}
+
+// NewBudget returns a budget of limit bytes.
+func NewBudget(limit int64) *Budget { return &Budget{limit: limit} }
+
+// Take takes n bytes off the budget, or gives them back if n is below 0.
+func (b *Budget) Take(n int) {
+	if b != nil && n != 0 {
+		b.used.Add(int64(n))
+	}
+}
+
+// Used is how many bytes are taken.
+func (b *Budget) Used() int64 { return b.used.Load() }
+
+// Fits reports whether n bytes are left.
+func (b *Budget) Fits(n int) bool { return b == nil || b.used.Load()+int64(n) <= b.limit }
+
+// Body is bytes that may wait in several outboxes, and count once. Nobody may change them any more.
+type Body struct {
+	Bytes []byte
+
+	mu      sync.Mutex // protects the fields below
+	waiting int        // outboxes that have it
+	budget  *Budget    // of the first of them
+}
+
+// hold counts one more outbox.
+func (b *Body) hold(budget *Budget) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.waiting++; b.waiting == 1 {
+		b.budget = budget
+		budget.Take(len(b.Bytes))
+	}
+}
+
+// release counts one less.
+func (b *Body) release() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.waiting--; b.waiting == 0 {
+		b.budget.Take(-len(b.Bytes))
+	}
+}

@@ -1,0 +1,197 @@
+package pgroup_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// TestChannelForEachStep uses more names than a group may have channels, each with collectives and messages, and one name over and over: what
+// ranks get is of the same use, however far one of them is ahead.
+func TestChannelForEachStep(t *testing.T) {
+	steps := 5000
+	if testing.Short() {
+		steps = 500
+	}
+	ranks(t, 3, inMemory, func(t *testing.T, g *pgroup.Group) {
+		for i := range steps {
+			for _, name := range []string{fmt.Sprint("step ", i), "again"} {
+				ch := g.Channel(name)
+				next := (g.Rank() + 1) % 3
+				if !assert.NoError(t, pgroup.Send(t.Context(), ch, next, i)) {
+					return
+				}
+				all, err := pgroup.AllGather(t.Context(), ch, i)
+				if !assert.NoError(t, err) || !assert.Equal(t, []int{i, i, i}, all) {
+					return
+				}
+				got, err := pgroup.Recv[int](t.Context(), ch, (g.Rank()+2)%3)
+				if !assert.NoError(t, err) || !assert.Equal(t, i, got) || !assert.NoError(t, ch.Close()) {
+					return
+				}
+			}
+		}
+		assert.NoError(t, g.Barrier(t.Context()))
+	})
+}
+
+// TestCloseOfAChannelIsOfNothingElse closes one channel: calls on it are refused, those on others work.
+func TestCloseOfAChannelIsOfNothingElse(t *testing.T) {
+	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+		x, y := g.Channel("x"), g.Channel("y")
+		assert.NoError(t, x.Barrier(t.Context()))
+		assert.Same(t, x, g.Channel("x"))
+		assert.NoError(t, x.Close())
+		assert.NoError(t, x.Close())
+		for what, err := range map[string]error{
+			"barrier": x.Barrier(t.Context()),
+			"send":    pgroup.Send(t.Context(), x, 1-g.Rank(), 1),
+		} {
+			assert.ErrorIs(t, err, pgroup.ErrClosed, what)
+			assert.ErrorContains(t, err, `channel "x"`, what)
+		}
+		_, err := pgroup.Recv[int](t.Context(), x, 1-g.Rank())
+		assert.ErrorIs(t, err, pgroup.ErrClosed)
+		assert.NoError(t, y.Barrier(t.Context()))
+		assert.NoError(t, g.Barrier(t.Context()))
+		assert.NotSame(t, x, g.Channel("x"))
+		assert.Equal(t, fmt.Sprintf(`group "world" channel "x" rank %d of 2`, g.Rank()), fmt.Sprint(x))
+		assert.Equal(t, fmt.Sprintf(`group "world" rank %d of 2`, g.Rank()), fmt.Sprint(g))
+		assert.NoError(t, g.Channel("x").Shutdown(t.Context()))
+		assert.NoError(t, g.Channel("never used").Close())
+		assert.NoError(t, g.Barrier(t.Context()))
+	})
+}
+
+// TestCloseOfAChannelCancelsItsCalls closes a channel with a barrier and a Recv under way: they end at once, and the barrier for all, naming
+// the rank that closed.
+func TestCloseOfAChannelCancelsItsCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ranks(t, 3, inMemory, func(t *testing.T, g *pgroup.Group) {
+			x := g.Channel("x")
+			switch g.Rank() {
+			case 0:
+				received := make(chan error, 1)
+				go func() {
+					_, err := pgroup.Recv[int](t.Context(), x, 1)
+					received <- err
+				}()
+				time.AfterFunc(time.Second, func() { assert.NoError(t, x.Close()) })
+				start := time.Now()
+				assert.ErrorIs(t, x.Barrier(t.Context()), pgroup.ErrClosed)
+				assert.ErrorIs(t, <-received, pgroup.ErrClosed)
+				assert.LessOrEqual(t, time.Since(start), 1300*time.Millisecond)
+			case 1:
+				err := x.Barrier(t.Context())
+				re, ok := errors.AsType[*pgroup.RankError](err)
+				if assert.True(t, ok, "%v", err) {
+					assert.ErrorIs(t, err, pgroup.ErrCancelled)
+					assert.Equal(t, 0, re.By)
+					assert.ErrorContains(t, err, "this rank has closed the channel")
+				}
+			}
+		})
+	})
+}
+
+// TestARankThatHasClosedAChannelIsNamed: a verb or a message that needs it fails at once, and the group goes on.
+func TestARankThatHasClosedAChannelIsNamed(t *testing.T) {
+	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+		x := g.Channel("x")
+		assert.NoError(t, x.Barrier(t.Context()))
+		if g.Rank() == 0 {
+			assert.NoError(t, x.Close())
+		}
+		assert.NoError(t, g.Barrier(t.Context()))
+		if g.Rank() == 1 {
+			err := x.Barrier(t.Context())
+			re, ok := errors.AsType[*pgroup.RankError](err)
+			if assert.True(t, ok, "%v", err) {
+				assert.ErrorIs(t, err, pgroup.ErrSkipped)
+				assert.Equal(t, 0, re.By)
+				assert.ErrorContains(t, err, "it has closed the channel")
+			}
+		}
+		assert.NoError(t, g.Barrier(t.Context()))
+	})
+}
+
+// deaf is an engine that does not learn of closed channels, while it is deaf.
+type deaf struct {
+	store.Engine
+	err error
+}
+
+func (d *deaf) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if req.Op == wire.OpDone && d.err != nil {
+		return d.err
+	}
+	return d.Engine.Do(ctx, req, rep)
+}
+
+// TestCloseOfAChannelThatTheStoreDoesNotLearn: the next use of the name goes on with the numbers of the last, so that the store's view and the
+// rank's agree.
+func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want error
+	}{
+		"an engine without the operation": {store.ErrUnsupported, nil},
+		"a store that cannot be reached":  {&store.Error{Op: "close channel", Code: wire.CodeUnavailable, Err: store.ErrUnavailable}, store.ErrUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := store.New(&deaf{new(store.Memory), c.err})
+			defer func() { _ = s.Close() }()
+			at := func(*testing.T) func(int) pgroup.Config {
+				return func(int) pgroup.Config { return pgroup.Config{Store: s} }
+			}
+			ranks(t, 2, at, func(t *testing.T, g *pgroup.Group) {
+				for i := range 3 {
+					x := g.Channel("x")
+					all, err := pgroup.AllGather(t.Context(), x, i)
+					assert.NoError(t, err)
+					assert.Equal(t, []int{i, i}, all)
+					assert.NoError(t, pgroup.Send(t.Context(), x, g.Rank(), i))
+					got, err := pgroup.Recv[int](t.Context(), x, g.Rank())
+					assert.NoError(t, err)
+					assert.Equal(t, i, got)
+					assert.ErrorIs(t, x.Close(), c.want)
+				}
+			})
+		})
+	}
+}
+
+// TestLargeMessagesAreAcknowledgedAtOnce has one rank send more than its session may hold, to ranks that receive one message each.
+func TestLargeMessagesAreAcknowledgedAtOnce(t *testing.T) {
+	const n, size = 12, 4 << 20
+	m := &store.Memory{Limits: store.Limits{Held: 64 << 20, HeldOf: 4 * size}}
+	url := "muster://" + serveEngine(t, m)
+	at := func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Address: url} }
+	}
+	ranks(t, n, at, func(t *testing.T, g *pgroup.Group) {
+		for dst := 1; dst < n; dst++ {
+			if g.Rank() == 0 {
+				require.NoError(t, pgroup.Send(t.Context(), g, dst, []byte(strings.Repeat("x", size))))
+			}
+			if g.Rank() == dst {
+				got, err := pgroup.Recv[[]byte](t.Context(), g, 0)
+				assert.NoError(t, err)
+				assert.Len(t, got, size)
+			}
+			assert.NoError(t, g.Barrier(t.Context()))
+		}
+	})
+}

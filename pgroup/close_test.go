@@ -1,0 +1,55 @@
+package pgroup_test
+
+import (
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// A Send whose answer a Close does not wait for may have delivered its message: its error says both.
+func TestASendThatCloseInterruptsIsUnknown(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &store.Server{Engine: new(store.Memory)}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	defer func() {
+		_ = srv.Close()
+		if err := <-served; !errors.Is(err, store.ErrServerClosed) {
+			t.Error(err)
+		}
+		_ = srv.Engine.Close()
+	}()
+	proxy := testcluster.NewProxy(t, l.Addr().String())
+	created := make(chan *pgroup.Group, 1)
+	go func() {
+		g, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 1, Size: 2, Address: "muster://" + l.Addr().String()})
+		if err != nil {
+			t.Error(err)
+		}
+		created <- g
+	}()
+	g, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 0, Size: 2, Address: "muster://" + proxy.Addr(), Timeout: 20 * time.Second})
+	other := <-created
+	if err != nil || other == nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	proxy.Down.Stall(true)
+	sent := make(chan error, 1)
+	go func() { sent <- pgroup.Send(t.Context(), g, 1, "m") }()
+	if got, err := pgroup.Recv[string](t.Context(), other, 0); err != nil || got != "m" { // it is delivered, which its sender does not know
+		t.Fatal(got, err)
+	}
+	_ = g.Close() // cannot say goodbye
+	if err := <-sent; !errors.Is(err, pgroup.ErrClosed) || !errors.Is(err, store.ErrUnknown) {
+		t.Errorf("got %v, want ErrClosed and ErrUnknown", err)
+	}
+}

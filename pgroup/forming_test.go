@@ -1,0 +1,344 @@
+package pgroup_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// TestCreateHasOneOutcome: with 1 to 3 of 8 ranks absent, and a deadline of its own for each of the others, all present ranks get the
+// same error, which names exactly the absent ranks. MUSTER_SOAK makes 1,000 runs of the 24.
+func TestCreateHasOneOutcome(t *testing.T) {
+	const size, atOnce = 8, 8
+	runs := 24
+	if os.Getenv("MUSTER_SOAK") != "" {
+		runs = 1000
+	}
+	slots := make(chan struct{}, atOnce)
+	var wg sync.WaitGroup
+	for run := range runs {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			rng := rand.New(rand.NewPCG(1, uint64(run)))
+			place := []place{hosted, served, inMemory, relayed}[run%4](t)
+			absent := rng.Perm(size)[:1+rng.IntN(3)]
+			if run%4 == 0 { // rank 0 hosts
+				absent = slices.DeleteFunc(absent, func(rank int) bool { return rank == 0 })
+				if len(absent) == 0 {
+					absent = []int{1 + rng.IntN(size-1)}
+				}
+			}
+			slices.Sort(absent)
+			deadlines := make([]time.Duration, size)
+			for rank := range deadlines {
+				deadlines[rank] = time.Second + time.Duration(rng.Int64N(int64(time.Second)))
+			}
+			errs := make([]error, size)
+			together(size, func(rank int) {
+				if slices.Contains(absent, rank) {
+					return
+				}
+				c := place(rank)
+				c.Rank, c.Size = rank, size
+				ctx, cancel := context.WithTimeout(t.Context(), deadlines[rank])
+				defer cancel()
+				_, errs[rank] = pgroup.Create(ctx, c)
+			})
+			var first *wire.Verdict
+			for rank, err := range errs {
+				if slices.Contains(absent, rank) {
+					continue
+				}
+				re, ok := errors.AsType[*pgroup.RankError](err)
+				if !ok || !errors.Is(err, context.DeadlineExceeded) || !slices.Equal(re.Missing, absent) {
+					t.Errorf("run %d, ranks %v are absent: rank %d: %v", run, absent, rank, err)
+					continue
+				}
+				if first == nil {
+					first = re.Verdict
+				}
+				if re.Waited != first.Waited || re.By != first.By {
+					t.Errorf("run %d: rank %d: %v; another rank: %+v", run, rank, err, *first)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestCreateIsCancelledForAll: who cancels fails the attempt for all who are in it, and a later rank opens the next one.
+func TestCreateIsCancelledForAll(t *testing.T) {
+	memory := new(store.Memory)
+	s := store.New(memory)
+	defer s.Close()
+	cancelledForming(t, s, nil, func(rank int, err error) {
+		re, ok := errors.AsType[*pgroup.RankError](err)
+		if !ok || !errors.Is(err, pgroup.ErrCancelled) || re.By != 1 || !slices.Equal(re.Missing, []int{2}) {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	})
+	gs := create(t, 3, func(*testing.T) func(int) pgroup.Config {
+		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
+	})
+	closeAll(gs)
+}
+
+// cancelledForming has ranks 0 and 1 of 3 form a group on s, cancels rank 1 with cause when both are in the attempt, and hands the error
+// of each to check.
+func cancelledForming(t *testing.T, s *store.Store, cause error, check func(rank int, err error)) {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var wg sync.WaitGroup
+	for rank, own := range []context.Context{t.Context(), ctx} {
+		wg.Go(func() {
+			_, err := pgroup.Create(own, pgroup.Config{Rank: rank, Size: 3, Store: s})
+			check(rank, err)
+		})
+	}
+	forming(t, s, 2)
+	cancel(cause)
+	wg.Wait()
+}
+
+// forming waits until so many ranks are in an attempt to form a group.
+func forming(t *testing.T, s *store.Store, present int) {
+	t.Helper()
+	testcluster.Eventually(t, 10*time.Second, func() bool {
+		st, err := s.Status(t.Context(), "")
+		return err == nil && slices.ContainsFunc(st.Groups, func(g store.GroupStatus) bool { return g.Generation == 0 && g.Present == present })
+	}, "no group forms with so many ranks")
+}
+
+// sessionOf is the session of a rank in an attempt to form a group; 0 if it is not in it.
+func sessionOf(t *testing.T, s *store.Store, rank int) uint64 {
+	t.Helper()
+	st, err := s.Status(t.Context(), "")
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	for _, g := range st.Groups {
+		for _, r := range g.Ranks {
+			if g.Generation == 0 && r.Rank == rank {
+				return r.Session
+			}
+		}
+	}
+	return 0
+}
+
+// formed waits until a group of so many ranks is there.
+func formed(t *testing.T, s *store.Store, present int) {
+	t.Helper()
+	testcluster.Eventually(t, 10*time.Second, func() bool {
+		st, err := s.Status(t.Context(), "")
+		return err == nil && slices.ContainsFunc(st.Groups, func(g store.GroupStatus) bool { return g.Generation != 0 && g.Present == present })
+	}, "there is no group of so many ranks")
+}
+
+// TestCreateThatTimesOutUnknown: the store stands still while a rank joins. The rank's error matches ErrUnknown. When the store
+// goes on no rank waits for the one that gave up, and that one may try again at once, in the same session.
+func TestCreateThatTimesOutUnknown(t *testing.T) {
+	addr := serve(t)
+	proxy := testcluster.NewProxy(t, addr)
+	direct, err := store.Dial(t.Context(), addr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer direct.Close()
+	slow, err := store.Dial(t.Context(), proxy.Addr(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	var g0 *pgroup.Group
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if g0, err = pgroup.Create(t.Context(), pgroup.Config{Rank: 0, Size: 2, Store: direct}); err != nil {
+			t.Error(err)
+		}
+	})
+	forming(t, direct, 1)
+	proxy.Up.Stall(true)
+	_, unknown := pgroup.Create(within(t, 50*time.Millisecond), pgroup.Config{Rank: 1, Size: 2, Store: slow})
+	says(t, unknown, pgroup.ErrUnknown, `create of group "world" on rank 1 of 2`, "outcome unknown")
+	says(t, unknown, context.DeadlineExceeded)
+	proxy.Up.Stall(false)
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	start := time.Now()
+	says(t, g0.Barrier(t.Context()), pgroup.ErrLeft, "rank 1 left")
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("rank 0 waited %v for a rank that had given up", took)
+	}
+	_ = g0.Close()
+	gs := create(t, 2, func(*testing.T) func(int) pgroup.Config {
+		return func(rank int) pgroup.Config { return pgroup.Config{Store: []*store.Store{direct, slow}[rank]} }
+	})
+	together(2, func(rank int) { ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context())) })
+	closeAll(gs)
+}
+
+// TestCreateAgainReplacesItsStaleMembership: a rank joins, and is cut off before it hears of anything. Its next try, by another
+// connection, takes the place of the first: in an attempt that goes on, and in a group that has formed.
+func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
+	for name, size := range map[string]int{"forming": 3, "formed": 2} {
+		t.Run(name, func(t *testing.T) {
+			addr := serve(t)
+			proxy := testcluster.NewProxy(t, addr)
+			direct, err := store.Dial(t.Context(), addr, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer direct.Close()
+			join := func(rank int) *pgroup.Group {
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: size, Address: "muster://" + addr})
+				if err != nil {
+					t.Errorf("rank %d: %v", rank, err)
+				}
+				return g
+			}
+			first := make(chan error, 1)
+			gs := make([]*pgroup.Group, size)
+			var wg sync.WaitGroup
+			wg.Go(func() { gs[0] = join(0) })
+			forming(t, direct, 1)
+
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			s, err := store.Dial(t.Context(), proxy.Addr(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			proxy.Down.Stall(true)
+			go func() {
+				_, err := pgroup.Create(ctx, pgroup.Config{Rank: 1, Size: size, Store: s})
+				first <- err
+			}()
+			if size == 3 {
+				forming(t, direct, 2)
+			} else {
+				formed(t, direct, 2)
+				wg.Wait()
+			}
+			proxy.Blackhole(true) // the cancel does not come through either
+			cancel()
+			says(t, <-first, pgroup.ErrUnknown)
+
+			if size == 2 {
+				wg.Go(func() { // the group is over for rank 0 when rank 1 has taken its own place
+					says(t, gs[0].Barrier(t.Context()), pgroup.ErrLeft, "rank 1 left")
+					_ = gs[0].Close()
+					gs[0] = join(0)
+				})
+			} else {
+				stale := sessionOf(t, direct, 1)
+				wg.Go(func() {
+					testcluster.Eventually(t, 10*time.Second, func() bool { return sessionOf(t, direct, 1) != stale }, "rank 1 has not replaced its request")
+					gs[2] = join(2)
+				})
+			}
+			gs[1] = join(1)
+			wg.Wait()
+			together(size, func(rank int) {
+				if gs[rank] == nil {
+					t.Errorf("rank %d has not joined", rank)
+					return
+				}
+				ok(t, gs[rank], "barrier", gs[rank].Barrier(t.Context()))
+			})
+			closeAll(gs)
+			proxy.Cut(testcluster.RST)
+			_ = s.Close()
+		})
+	}
+}
+
+// TestCreateOfAnotherProcessIsNoRetry: without an unknown outcome before it, a second Create for a rank is a conflict, also in one process.
+func TestCreateOfAnotherProcessIsNoRetry(t *testing.T) {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _, _ = pgroup.Create(ctx, pgroup.Config{Rank: 0, Size: 2, Store: s}) })
+	forming(t, s, 1)
+	_, err := pgroup.Create(t.Context(), pgroup.Config{Rank: 0, Size: 2, Store: s})
+	says(t, err, pgroup.ErrConflict, "rank 0 is held by pid ")
+	cancel()
+	wg.Wait()
+}
+
+// TestARankThatGoesOnSkipsAVerb: a rank that goes on after an unknown outcome fails that verb for all, and no other one.
+func TestARankThatGoesOnSkipsAVerb(t *testing.T) {
+	addr := serve(t)
+	proxy := testcluster.NewProxy(t, addr)
+	gs := create(t, 3, func(*testing.T) func(int) pgroup.Config {
+		return func(rank int) pgroup.Config {
+			if rank == 2 {
+				return pgroup.Config{Address: "muster://" + proxy.Addr()}
+			}
+			return pgroup.Config{Address: "muster://" + addr}
+		}
+	})
+	defer closeAll(gs)
+	proxy.Up.Blackhole(true) // the vote is lost
+	says(t, gs[2].Barrier(within(t, 50*time.Millisecond)), pgroup.ErrUnknown)
+	proxy.Up.Blackhole(false)
+	proxy.Cut(testcluster.RST)
+	together(3, func(rank int) {
+		if rank != 2 {
+			v := rankError(t, gs[rank], gs[rank].Barrier(t.Context()), pgroup.ErrSkipped, "rank 2: skipped: it went on to a later call")
+			same(t, gs[rank], "who skipped it", v.By, 2)
+		}
+		ok(t, gs[rank], "the next barrier", gs[rank].Barrier(t.Context()))
+	})
+}
+
+// TestACauseReachesAllRanks: why a rank has cancelled is in the errors of the others, of a verb that waits, of one that is called with a
+// context that has ended, and of a group that forms.
+func TestACauseReachesAllRanks(t *testing.T) {
+	broken := errors.New("the health check has failed")
+	for name, at := range map[string]place{"in memory": inMemory, "hosted": hosted, "relayed": relayed} {
+		t.Run(name, func(t *testing.T) {
+			gs := create(t, 3, at)
+			defer closeAll(gs)
+			for _, before := range []bool{false, true} {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				if before {
+					cancel(broken)
+				}
+				together(2, func(rank int) {
+					own := t.Context()
+					if rank == 1 {
+						own = ctx
+						if !before {
+							time.AfterFunc(50*time.Millisecond, func() { cancel(broken) })
+						}
+					}
+					rankError(t, gs[rank], gs[rank].Barrier(own), pgroup.ErrCancelled, broken.Error())
+				})
+				rankError(t, gs[2], gs[2].Barrier(t.Context()), pgroup.ErrCancelled, "cancelled by rank 1", broken.Error())
+			}
+		})
+	}
+	s := store.New(new(store.Memory))
+	defer s.Close()
+	cancelledForming(t, s, broken, func(_ int, err error) {
+		says(t, err, pgroup.ErrCancelled, broken.Error(), "missing rank 2")
+	})
+}

@@ -1,0 +1,201 @@
+package store_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+)
+
+// buffered serves e with the least buffers that a server can have, 64 MiB, of which 48 are for large answers.
+func buffered(t *testing.T, e store.Engine, o ...store.ServerLimits) (addr string) {
+	l, err := store.Listen(t.Context(), "127.0.0.1:0")
+	require.NoError(t, err)
+	limits := append(o, store.ServerLimits{})[0]
+	limits.Buffers = 1
+	srv := &store.Server{Engine: e, Limits: limits}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	t.Cleanup(func() {
+		_ = srv.Close()
+		assert.ErrorIs(t, <-served, store.ErrServerClosed)
+		_ = e.Close()
+	})
+	return l.Addr().String()
+}
+
+func connected(t *testing.T, addr string) *store.Store {
+	t.Helper()
+	e, err := store.Dial(t.Context(), addr, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = e.Close() })
+	return store.New(e)
+}
+
+// TestLargeAnswersWaitForRoom has 48 clients, some of them behind a relay, read 16 MiB at once, of which the server's buffers hold 3: each gets
+// them.
+func TestLargeAnswersWaitForRoom(t *testing.T) {
+	m := new(store.Memory)
+	addr := buffered(t, m)
+	r, err := store.NewRelay(t.Context(), "muster://"+addr, nil)
+	require.NoError(t, err)
+	relayed := buffered(t, r)
+	value := bytes.Repeat([]byte("x"), 16<<20)
+	require.NoError(t, store.New(m).Set(t.Context(), "k", value, nil))
+	clients := 48
+	if testing.Short() {
+		clients = 6
+	}
+	var all sync.WaitGroup
+	for i := range clients {
+		s := connected(t, []string{addr, addr, relayed}[i%3])
+		all.Go(func() {
+			got, err := s.Get(t.Context(), "k")
+			assert.NoError(t, err)
+			assert.Len(t, got, len(value))
+			_, err = s.Wait(t.Context(), "k")
+			assert.NoError(t, err)
+		})
+	}
+	all.Wait()
+}
+
+// TestAnAnswerThatWaitsForRoom has clients that do not read fill the buffers. Another one's calls wait meanwhile, until their deadlines, and
+// succeed when there is room; what changes something has happened once.
+func TestAnAnswerThatWaitsForRoom(t *testing.T) {
+	m := new(store.Memory)
+	addr := buffered(t, m)
+	local := store.New(m)
+	value := bytes.Repeat([]byte("x"), 16<<20)
+	require.NoError(t, local.Set(t.Context(), "k", value, nil))
+	const items = 2
+	for i := range items {
+		err := local.Push(t.Context(), "q", append(bytes.Clone(value[:8<<20]), byte(i)))
+		require.NoError(t, err)
+	}
+	var slow sync.WaitGroup
+	defer slow.Wait()
+	var proxies []*testcluster.Proxy
+	for range 6 {
+		p := testcluster.NewProxy(t, addr)
+		proxies = append(proxies, p)
+		s := connected(t, p.Addr())
+		p.Down.Stall(true)
+		slow.Go(func() {
+			got, err := s.Get(t.Context(), "k")
+			assert.NoError(t, err)
+			assert.Len(t, got, len(value))
+		})
+	}
+	resume := sync.OnceFunc(func() {
+		for _, p := range proxies {
+			p.Down.Stall(false)
+		}
+	})
+	defer resume()
+
+	other := connected(t, addr)
+	require.Eventually(t, func() bool { // the buffers are full
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err := other.Get(ctx, "k")
+		return errors.Is(err, context.DeadlineExceeded)
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, other.Set(t.Context(), "small", []byte("v"), nil), "what is small does not wait")
+	popped := make(chan error, items)
+	for i := range items {
+		go func() {
+			got, _, err := other.TryPop(t.Context(), "q")
+			if err == nil && len(got) != 8<<20+1 {
+				err = fmt.Errorf("item %d has %d bytes", i, len(got))
+			}
+			popped <- err
+		}()
+	}
+	resume()
+	for range items {
+		require.NoError(t, <-popped)
+	}
+	got, _, err := other.TryPop(t.Context(), "q")
+	require.NoError(t, err)
+	require.Nil(t, got, "each was popped once")
+	_, err = other.Get(t.Context(), "k")
+	require.NoError(t, err)
+}
+
+// TestPeersThatDoNotReadDelayOthersForALivenessTimeout: whatever liveness timeout they have named, the server cuts those off for which large
+// answers wait, when others wait for room.
+func TestPeersThatDoNotReadDelayOthersForALivenessTimeout(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes several timeouts")
+	}
+	m := new(store.Memory)
+	addr := buffered(t, m, store.ServerLimits{LivenessTimeout: time.Second})
+	value := bytes.Repeat([]byte("x"), 16<<20)
+	require.NoError(t, store.New(m).Set(t.Context(), "k", value, nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	var slow sync.WaitGroup
+	defer slow.Wait()
+	defer cancel()
+	for range 6 {
+		p := testcluster.NewProxy(t, addr)
+		e, err := store.Dial(t.Context(), p.Addr(), &store.DialOptions{LivenessTimeout: time.Hour})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = e.Close() })
+		p.Down.Stall(true)
+		slow.Go(func() { _, _ = store.New(e).Get(ctx, "k") })
+	}
+	other := connected(t, addr)
+	for range 10 {
+		within, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		got, err := other.Get(within, "k")
+		stop()
+		require.NoError(t, err)
+		require.Len(t, got, len(value))
+	}
+}
+
+// TestManyLargeAnswersOverOneConnection has a connection's calls, and those of clients behind one relay, wait for values that come at once: more
+// than may wait for one peer (ServerLimits.InFlight).
+func TestManyLargeAnswersOverOneConnection(t *testing.T) {
+	m := new(store.Memory)
+	addr := buffered(t, m, store.ServerLimits{InFlight: 16 << 20})
+	r, err := store.NewRelay(t.Context(), "muster://"+addr, nil)
+	require.NoError(t, err)
+	relayed := buffered(t, r)
+	value := bytes.Repeat([]byte("x"), 4<<20)
+	one := connected(t, addr)
+	var all sync.WaitGroup
+	const n = 32
+	for i := range n {
+		s := one
+		if i%2 == 0 {
+			s = connected(t, relayed)
+		}
+		all.Go(func() {
+			got, err := s.Wait(t.Context(), "k")
+			assert.NoError(t, err)
+			if assert.Len(t, got, 1) {
+				assert.Len(t, got[0], len(value))
+			}
+		})
+	}
+	require.Eventually(t, func() bool {
+		s, err := store.New(m).Status(t.Context(), "")
+		return err == nil && s.Server.Calls >= n
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, store.New(m).Set(t.Context(), "k", value, nil))
+	all.Wait()
+	s, err := store.New(m).Status(t.Context(), "")
+	require.NoError(t, err)
+	require.Zero(t, s.Server.Slow, "a connection was cut")
+}

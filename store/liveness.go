@@ -1,0 +1,209 @@
+package store
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// Failure detection. A process that ends closes its connection, which the server sees at once. A process that hangs, or a machine
+// that vanishes, closes nothing: the server sends a peer that is silent liveness probes (OpProbe), which a client answers whatever
+// its callers do. A peer that sends nothing for its liveness timeout, no answer to a probe either, has failed: its session ends at
+// once, without the time to reconnect that a broken connection gives.
+
+// DefaultLivenessTimeout is the liveness timeout of servers and clients that set none. A healthy process on a host with far more
+// runnable threads than cores answers late, by seconds. To take it for failed ends its group, while to detect a real failure later
+// costs seconds.
+const DefaultLivenessTimeout = 10 * time.Second
+
+const (
+	look           = 200 * time.Millisecond // how often the server looks for peers that are silent
+	livenessProbes = 3                      // how often a silent peer is probed within its timeout
+	leastLiveness  = livenessProbes * look
+	mostLiveness   = time.Hour
+)
+
+// livenessTimeout returns the first of the timeouts that is set, within what can be told and what a server accepts of a client.
+func livenessTimeout(timeouts ...time.Duration) time.Duration {
+	return min(max(cmp.Or(cmp.Or(timeouts...), DefaultLivenessTimeout), leastLiveness), mostLiveness)
+}
+
+// liveness counts for how long a peer has been silent.
+type liveness struct {
+	silent int // looks since something came
+}
+
+// silence returns for how long the peer has been silent.
+func (l *liveness) silence() time.Duration { return time.Duration(l.silent) * look }
+
+// judgement is what follows from a look at a silent peer.
+type judgement int
+
+const (
+	leave judgement = iota
+	probe
+	giveUp
+)
+
+// count counts one more look at a peer that has sent nothing since the one before, and says what follows.
+func (l *liveness) count(timeout time.Duration) judgement {
+	l.silent++
+	most := int((timeout + look - 1) / look)
+	switch {
+	case l.silent >= most:
+		return giveUp
+	case l.silent%(most/livenessProbes) == 0:
+		return probe
+	}
+	return leave
+}
+
+// watch looks after the peers until the server stops.
+func (s *Server) watch() {
+	ticker := time.NewTicker(look)
+	defer ticker.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-ticker.C:
+		case <-s.stopped:
+			return
+		}
+		late := time.Since(last) > look+lateness
+		last = time.Now()
+		s.lookAround(late)
+	}
+}
+
+// lookAround probes the peers that are silent, and gives up those that have been so for their liveness timeout. If this process itself
+// stood still (late), no peer counts as silent: what they have sent is still to be read.
+func (s *Server) lookAround(late bool) {
+	if r, ok := s.Engine.(*Relay); ok { // the store looks after its peers
+		r.lookAround(late)
+		return
+	}
+	m, isMemory := s.Engine.(*Memory)
+	if isMemory {
+		late = m.stalled() || late
+	}
+	var silent, slow, relays []*conn
+	s.mu.Lock()
+	for c := range s.conns {
+		reads, behind := c.reads()
+		if c.stuck.silent++; !behind || reads || late {
+			c.stuck.silent = 0
+		} else if c.stuck.silence() >= c.limits.LivenessTimeout && c.short() {
+			slow = append(slow, c)
+		}
+		if c.heard.Swap(false) || reads || late {
+			c.live.silent = 0
+			c.unheard.Store(0)
+			relays = append(relays, c)
+		} else {
+			silent = append(silent, c)
+		}
+	}
+	isMemory = isMemory && s.branches > 0
+	s.mu.Unlock()
+	for _, c := range silent {
+		c.judge()
+	}
+	for _, c := range slow { // whatever liveness timeout it has named
+		s.log().Warn("peer cut off: it does not read, and others wait for room in the buffers", "peer", c.peer, "who", c.hello.Key, "stuck", c.stuck.silence())
+		c.close()
+	}
+	if isMemory {
+		for _, c := range relays { // while a relay itself is silent, its branches cannot be heard
+			c.lookAtBranches(m, late)
+		}
+	}
+}
+
+// judge counts a look at c, which has sent nothing.
+func (c *conn) judge() {
+	if c.session.Load() == 0 { // its handshake has limits of its own
+		return
+	}
+	what := c.live.count(livenessTimeout(c.hello.Timeout, c.limits.LivenessTimeout))
+	c.unheard.Store(int64(c.live.silent))
+	switch what {
+	case giveUp:
+		c.lose()
+	case probe:
+		c.probe()
+	}
+}
+
+// lookAtBranches is lookAround for the branches of a relay that has been heard.
+func (c *conn) lookAtBranches(m *Memory, late bool) {
+	var probes []wire.BranchCall
+	var lost []*branch
+	m.mu.Lock()
+	if c.trunk != nil {
+		for _, b := range c.trunk.branches {
+			if b.heard || late {
+				b.heard, b.live.silent = false, 0
+				continue
+			}
+			switch b.live.count(livenessTimeout(b.timeout, c.limits.LivenessTimeout)) {
+			case giveUp:
+				lost = append(lost, b)
+			case probe:
+				probes = append(probes, wire.BranchCall{Branch: b.number})
+			}
+		}
+	}
+	m.mu.Unlock()
+	if len(probes) > 0 {
+		c.out.Append(func(to []byte) []byte {
+			return wire.AppendReply(wire.AppendBranch(to, 0, probes...), wire.OpProbe, 0, new(wire.Reply))
+		})
+		c.out.Flush()
+	}
+	for _, b := range lost {
+		c.server.log().Warn("peer lost", "peer", c.peer, "who", clip(b.who), "branch", b.number, "silent", b.live.silence())
+		m.detach(b.session, b, wire.OpLost, 0)
+		b.close()
+	}
+}
+
+// reads reports whether many bytes wait for the peer, and whether it has taken some of them since this was last asked. One that does
+// has its requests held back while it is behind, and is not silent.
+func (c *conn) reads() (reads, behind bool) {
+	c.mu.Lock()
+	out := c.out
+	c.mu.Unlock()
+	if out == nil {
+		return false, false
+	}
+	waiting, taken := out.Backlog()
+	behind = waiting > unreadPause
+	reads = behind && taken != c.taken
+	c.taken = taken
+	return reads, behind
+}
+
+// lose ends a silent peer's session: it cannot be resumed.
+func (c *conn) lose() {
+	c.server.log().Warn("peer lost", "peer", c.peer, "who", c.hello.Key, "silent", c.live.silence())
+	session := c.session.Load()
+	c.gaveUp = true
+	if m, ok := c.server.Engine.(*Memory); ok {
+		m.detach(session, c, wire.OpLost, 0)
+	} else {
+		c.server.loseSession(session)
+	}
+	c.close()
+}
+
+// loseSession ends a session of an engine that is no Memory.
+func (s *Server) loseSession(id uint64) {
+	s.mu.Lock()
+	es := s.sessions[id]
+	s.mu.Unlock()
+	if es != nil {
+		es.lose()
+		s.forgetSession(es)
+	}
+}

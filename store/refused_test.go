@@ -1,0 +1,102 @@
+package store_test
+
+import (
+	"context"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// counting counts the connections of a listener.
+type counting struct {
+	net.Listener
+	accepted atomic.Int32
+}
+
+func (c *counting) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	if err == nil {
+		c.accepted.Add(1)
+	}
+	return conn, err
+}
+
+// A frame that the store cannot read is an error to its caller, and not sent again; the session and its other calls go on.
+func TestAFrameThatTheStoreCannotRead(t *testing.T) {
+	t.Parallel()
+	for name, behindRelay := range map[string]bool{"directly": false, "through a relay": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, dialer := tcp(t)
+			count := &counting{Listener: l}
+			s := serve(t, new(store.Server), func(*testing.T) (net.Listener, func(context.Context, string, string) (net.Conn, error)) {
+				return count, dialer
+			})
+			at := s.addr
+			if behindRelay {
+				at = relay(t, s.addr, new(store.Server), tcp).addr
+			}
+			c := dial(t, at)
+			held, err := c.Lease(bounded(t), time.Minute)
+			require.NoError(t, err)
+			waiting := make(chan error, 1)
+			go func() {
+				_, err := c.Wait(bounded(t), "k")
+				waiting <- err
+			}()
+			bad := wire.Request{Op: wire.OpAdd, Key: strings.Repeat("n", wire.MaxKey+1), Delta: 1}
+			for range 3 {
+				err = c.Engine().Do(bounded(t), &bad, new(wire.Reply))
+				require.ErrorIs(t, err, store.ErrTooLarge)
+				require.ErrorContains(t, err, "the store refuses the request: ")
+			}
+			n, err := c.Add(bounded(t), "n", 1)
+			require.NoError(t, err)
+			require.EqualValues(t, 1, n)
+			require.NoError(t, c.Set(bounded(t), "k", nil, &store.SetOptions{Lease: held}), "the session is the same")
+			require.NoError(t, <-waiting)
+			require.LessOrEqual(t, count.accepted.Load(), int32(5))
+		})
+	}
+}
+
+// A client whose connections end one after the other, without an answer, waits longer and longer in between.
+func TestConnectionsThatBringNothing(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	var dials atomic.Int32
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	c, err := store.Dial(bounded(t), s.addr, &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		dials.Add(1)
+		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return &deafAfterHello{Conn: conn}, err
+	}})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	_, err = c.Wait(ctx, "k")
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.Less(t, dials.Load(), int32(20))
+	require.Greater(t, dials.Load(), int32(3))
+}
+
+// deafAfterHello is a connection that ends with the second thing that is written to it.
+type deafAfterHello struct {
+	net.Conn
+	writes atomic.Int32
+}
+
+func (c *deafAfterHello) Write(b []byte) (int, error) {
+	if c.writes.Add(1) > 1 {
+		_ = c.Close()
+		return 0, net.ErrClosed
+	}
+	return c.Conn.Write(b)
+}

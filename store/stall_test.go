@@ -1,0 +1,193 @@
+package store_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	disklog "github.com/muster-pg/muster/internal/journal"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// stallingFS is the system's file system, on a disk whose syncs stall.
+type stallingFS struct {
+	disklog.FS
+	mu      sync.Mutex // protects stalled
+	stalled chan struct{}
+}
+
+func (fs *stallingFS) wait() {
+	fs.mu.Lock()
+	stalled := fs.stalled
+	fs.mu.Unlock()
+	if stalled != nil {
+		<-stalled
+	}
+}
+
+// stall makes syncs wait until resume is called.
+func (fs *stallingFS) stall() (resume func()) {
+	stalled := make(chan struct{})
+	fs.set(stalled)
+	return sync.OnceFunc(func() {
+		fs.set(nil)
+		close(stalled)
+	})
+}
+
+func (fs *stallingFS) set(stalled chan struct{}) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.stalled = stalled
+}
+
+func (fs *stallingFS) Open(name string) (disklog.File, error) { return fs.file(fs.FS.Open(name)) }
+
+func (fs *stallingFS) Create(name string) (disklog.File, error) { return fs.file(fs.FS.Create(name)) }
+
+func (fs *stallingFS) file(f disklog.File, err error) (disklog.File, error) {
+	return &stallingFile{f, fs}, err
+}
+
+type stallingFile struct {
+	disklog.File
+	fs *stallingFS
+}
+
+func (f *stallingFile) Sync() error {
+	f.fs.wait()
+	return f.File.Sync()
+}
+
+// stalling serves a durable store on a disk that can stall.
+func stalling(t *testing.T) (fs *stallingFS, dial func() *store.Store, m *store.Memory) {
+	fs = &stallingFS{FS: disklog.OS}
+	m = &store.Memory{Dir: t.TempDir()}
+	store.SetFS(m, fs)
+	require.NoError(t, m.Open())
+	l, err := store.Listen(t.Context(), "127.0.0.1:0")
+	require.NoError(t, err)
+	srv := &store.Server{Engine: m}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = srv.Serve(l) })
+	t.Cleanup(func() {
+		_ = srv.Close()
+		_ = m.Close()
+		serving.Wait()
+	})
+	return fs, func() *store.Store {
+		s, err := store.Dial(bounded(t), l.Addr().String(), nil)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = s.Close() })
+		return s
+	}, m
+}
+
+// TestStatusWhileTheDiskStalls shows that a status is answered, to who was there and to who comes, while writes wait for
+// the disk, and says for how long one has.
+func TestStatusWhileTheDiskStalls(t *testing.T) {
+	fs, dial, m := stalling(t)
+	ctx := bounded(t)
+	writer, looker := dial(), dial()
+	for _, s := range []*store.Store{writer, looker} {
+		require.NoError(t, s.Set(ctx, "before", nil, nil))
+	}
+	st, err := looker.Status(ctx, "")
+	require.NoError(t, err)
+	require.Less(t, st.Server.Writing, time.Minute)
+	resume := fs.stall()
+	defer resume()
+	written := make(chan error, 1)
+	go func() { written <- writer.Set(ctx, "k", []byte("v"), nil) }()
+	var before time.Duration
+	testcluster.Eventually(t, patience, func() bool {
+		st, err := looker.Status(ctx, "")
+		require.NoError(t, err)
+		before = st.Server.Writing
+		return before > 0
+	}, "it says that the disk stalls")
+	for name, s := range map[string]*store.Store{"writer": writer, "looker": looker, "newcomer": dial(), "local": store.New(m)} {
+		st, err := s.Status(ctx, "")
+		require.NoError(t, err, name)
+		require.Greater(t, st.Server.Writing, before, name)
+		before = max(before, st.Server.Writing)
+	}
+	require.Empty(t, written, "it is not acknowledged")
+	resume()
+	require.NoError(t, <-written)
+	v, err := looker.Get(ctx, "k")
+	require.NoError(t, err)
+	require.Equal(t, "v", string(v))
+}
+
+// TestManyWritesWhileTheDiskStalls shows that requests wait once much is not on the disk, so that memory is bounded, that a status
+// is answered all the same, and that all of them go on afterwards.
+func TestManyWritesWhileTheDiskStalls(t *testing.T) {
+	const writers, each, size = 8, 20, 1 << 20
+	fs, dial, m := stalling(t)
+	ctx := bounded(t)
+	looker := dial()
+	clients := make([]*store.Store, writers)
+	for i := range clients {
+		clients[i] = dial()
+		require.NoError(t, clients[i].Set(ctx, "before", nil, nil))
+	}
+	resume := fs.stall()
+	defer resume()
+	value := bytes.Repeat([]byte("v"), size)
+	var writing sync.WaitGroup
+	for i, s := range clients {
+		for n := range each {
+			writing.Go(func() {
+				if err := s.Set(ctx, fmt.Sprint(i, "/", n), value, nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	testcluster.Eventually(t, patience, func() bool { return store.Crowded(m) }, "much waits for the disk")
+	for range 20 {
+		st, err := looker.Status(ctx, "")
+		require.NoError(t, err)
+		require.Less(t, st.Server.Bytes, int64(64+2*writers+2)<<20)
+	}
+	resume()
+	writing.Wait()
+	st, err := looker.Status(ctx, "")
+	require.NoError(t, err)
+	require.EqualValues(t, writers*each+1, st.Server.Keys)
+}
+
+// TestAJoinThatTheDiskDelaysHasOneOutcome: the group has formed, but its answers wait for the disk, until a rank of this process has given up. That
+// rank has left then, whatever the answer says.
+func TestAJoinThatTheDiskDelaysHasOneOutcome(t *testing.T) {
+	fs, _, m := stalling(t)
+	s := store.New(m)
+	resume := fs.stall()
+	defer resume()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	result := make(chan error, 1)
+	go func() {
+		_, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: 0, Size: 2}, nil)
+		result <- err
+	}()
+	go func() {
+		_, _ = s.Join(t.Context(), wire.Contribution{Group: "g", Rank: 1, Size: 2}, nil)
+	}()
+	testcluster.Eventually(t, patience, func() bool {
+		now, err := s.Status(t.Context(), "")
+		return err == nil && len(now.Groups) > 0 && now.Groups[0].Generation != 0 && now.Groups[0].Present == 1
+	}, "the rank that has given up has left the group")
+	resume()
+	err := <-result
+	require.ErrorIs(t, err, store.ErrTimeout)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}

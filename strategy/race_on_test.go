@@ -1,0 +1,6 @@
+//go:build race
+
+package strategy_test
+
+// mostAllocated has room for what the race detector allocates too.
+const mostAllocated = 32 << 10
