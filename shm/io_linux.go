@@ -220,9 +220,6 @@ func (r *reader) segment(b []byte) error {
 	if len(r.fds) == 0 {
 		return errors.New("a segment without a descriptor")
 	}
-	fd := r.fds[0]
-	r.fds = r.fds[1:]
-	defer unix.Close(fd)
 	k, err := readKey(b)
 	if err != nil {
 		return err
@@ -235,7 +232,9 @@ func (r *reader) segment(b []byte) error {
 	if had || count >= mostSegments || size > mostMapped-mapped {
 		return fmt.Errorf("segment %d of %d bytes, where %d segments of %d bytes are mapped (there before: %t)", k.segment, size, count, mapped, had)
 	}
-	m, err := mapPeer(fd, size)
+	m, err := mapPeer(r.fds[0], size)
+	_ = unix.Close(r.fds[0]) // before anyone learns of the mapping, which needs it no more
+	r.fds = r.fds[1:]
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ type client struct {
 	line      *line      // nil while there is none
 	session   session
 	calls     map[uint64]*clientCall
-	cancelled map[uint64]string // calls that the store was told to give up, and why
+	cancelled map[uint64]withdrawal // calls that the store was told to give up, and why
 	last      uint64            // id
 	numbers   numbers
 	closed    bool
@@ -61,7 +61,7 @@ func newClient(d *dialer, l *line) *client {
 	c := &client{
 		dialer: d, logger: logger(d.options.Logger), ended: make(chan struct{}),
 		large: make(chan struct{}, 1), drained: make(chan struct{}, 1),
-		calls: map[uint64]*clientCall{}, cancelled: map[uint64]string{},
+		calls: map[uint64]*clientCall{}, cancelled: map[uint64]withdrawal{},
 	}
 	c.life, c.stop = context.WithCancel(context.Background())
 	c.numbers.room = make(chan struct{}, 1)
@@ -125,7 +125,7 @@ func (c *client) do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 		return err
 	}
 	c.lead(ctx, call.id)
-	err := await(ctx, req.Op, call.done, func(cause string) { c.withdraw(req.Op, call.id, cause) })
+	err := await(ctx, req.Op, call.done, func(why withdrawal) { c.withdraw(req.Op, call.id, why) })
 	if err != nil {
 		if given, sent := c.abandon(call); given {
 			return c.gaveUp(req.Op, sent, err) // call is not used again
@@ -263,8 +263,8 @@ func (c *client) again(l *line, id uint64) bool {
 			return
 		}
 		c.transmit(call)
-		if cause, ok := c.cancelled[id]; ok {
-			l.cancel(id, cause)
+		if why, ok := c.cancelled[id]; ok {
+			l.cancel(id, why)
 		}
 		c.mu.Unlock()
 		l.out.Flush()
@@ -273,7 +273,7 @@ func (c *client) again(l *line, id uint64) bool {
 }
 
 // withdraw tells the store that nobody waits for a call any more.
-func (c *client) withdraw(op wire.Op, id uint64, cause string) {
+func (c *client) withdraw(op wire.Op, id uint64, why withdrawal) {
 	if !op.Waits() {
 		return
 	}
@@ -282,10 +282,10 @@ func (c *client) withdraw(op wire.Op, id uint64, cause string) {
 		c.mu.Unlock()
 		return
 	}
-	c.cancelled[id] = cause
+	c.cancelled[id] = why
 	l := c.line
 	if l != nil {
-		l.cancel(id, c.cancelled[id])
+		l.cancel(id, why)
 	}
 	c.mu.Unlock()
 	if l != nil {
@@ -293,12 +293,8 @@ func (c *client) withdraw(op wire.Op, id uint64, cause string) {
 	}
 }
 
-func (l *line) cancel(id uint64, cause string) {
-	req := wire.Request{Op: wire.OpCancel, ID: id}
-	if cause != "" {
-		req.Value = []byte(cause)
-	}
-	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &req) })
+func (l *line) cancel(id uint64, why withdrawal) {
+	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, why.request(id)) })
 }
 
 // abandon gives up a call; it is too late if a reader has taken it. What was sent may have been carried out.

@@ -341,8 +341,8 @@ func (c *client) repeat() {
 			c.transmit(call)
 		}
 	}
-	for id, cause := range c.cancelled {
-		c.line.cancel(id, cause)
+	for id, why := range c.cancelled {
+		c.line.cancel(id, why)
 		if c.calls[id] == nil { // it may never have arrived: then there is no answer to wait for
 			delete(c.cancelled, id)
 		}

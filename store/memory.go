@@ -210,14 +210,13 @@ func newToken() []byte {
 
 // await waits for c's answer, and withdraws it when ctx ends.
 func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
-	err := await(ctx, req.Op, c.done, func(cause string) {
+	err := await(ctx, req.Op, c.done, func(why withdrawal) {
 		m.mu.Lock()
 		if m.closed {
 			m.mu.Unlock()
 			return
 		}
-		withdraw := wire.Request{Op: wire.OpCancel, ID: req.ID, Value: []byte(cause)}
-		m.applyLogged(m.now(), req.Session, &withdraw, new(wire.Reply))
+		m.applyLogged(m.now(), req.Session, why.request(req.ID), new(wire.Reply))
 		m.release()
 	})
 	if err != nil {
@@ -423,9 +422,21 @@ func cloneAll(values [][]byte) [][]byte {
 	return own
 }
 
-// await returns nil when done is closed. When ctx ends first, the call is withdrawn. The store then decides it for everybody, so
-// that its answer is waited for, no longer than Grace: a deadline the store knows itself, a cancel it is told.
-func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(cause string)) error {
+// withdrawal is why a waiting call is given up.
+type withdrawal struct {
+	code  wire.Code // CodeTimeout or CodeCancelled
+	cause string    // of a cancel, in words
+}
+
+// request is the cancel of the call id.
+func (w *withdrawal) request(id uint64) *wire.Request {
+	return &wire.Request{Op: wire.OpCancel, ID: id, Group: wire.Contribution{No: w.code, Reason: w.cause}}
+}
+
+// await returns nil when done is closed. When ctx ends first, the call is withdrawn. The store then decides it for all ranks, so
+// that its answer is waited for, no longer than Grace: the store keeps the deadline itself, and is sent a cancel. A store that
+// keeps the deadline later, as a busy one does, is sent a cancel that says so.
+func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(withdrawal)) error {
 	select {
 	case <-done:
 		return nil
@@ -434,7 +445,7 @@ func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(
 	err := ctx.Err()
 	passed := errors.Is(err, context.DeadlineExceeded)
 	if !passed {
-		withdraw(causeOf(ctx))
+		withdraw(withdrawal{wire.CodeCancelled, causeOf(ctx)})
 	}
 	if passed && op.Waits() || decides(op) {
 		grace := time.NewTimer(Grace)
@@ -446,7 +457,7 @@ func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(
 		}
 	}
 	if passed {
-		withdraw("")
+		withdraw(withdrawal{code: wire.CodeTimeout})
 	}
 	return err
 }

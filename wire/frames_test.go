@@ -42,7 +42,7 @@ var goldenRequests = []struct {
 	},
 	{wire.Request{Op: wire.OpGoodbye, ID: 2}, "00000000 02 00 0000 0200000000000000"},
 	{wire.Request{Op: wire.OpCancel, ID: 3}, "00000000 03 00 0000 0300000000000000"},
-	{wire.Request{Op: wire.OpCancel, ID: 3, Value: []byte("w")}, "05000000 03 01 0000 0300000000000000 | 01000000 77"},
+	{wire.Request{Op: wire.OpCancel, ID: 3, Group: wire.Contribution{No: wire.CodeTimeout, Reason: "w"}}, "07000000 03 04 0000 0300000000000000 | 0500 01000000 77"},
 	{wire.Request{Op: wire.OpPing, ID: 4}, "00000000 04 00 0000 0400000000000000"},
 	{wire.Request{Op: wire.OpGet, ID: 0x0102030405060708, Key: "k"}, "05000000 05 00 0000 0807060504030201 | 01000000 6b"},
 	{
@@ -432,7 +432,7 @@ func TestRequestTrailing(t *testing.T) {
 func TestUnknownFlags(t *testing.T) {
 	const value, old, no, number, lease, resume, ttl = 1, 2, 4, 8, 16, 32, 64
 	allowed := map[wire.Op]uint8{
-		wire.OpCancel: value, wire.OpHello: value | old | resume, wire.OpSet: number | value | lease, wire.OpAdd: number | ttl, wire.OpSwap: number | value | old | ttl,
+		wire.OpHello: value | old | resume, wire.OpCancel: no, wire.OpSet: number | value | lease, wire.OpAdd: number | ttl, wire.OpSwap: number | value | old | ttl,
 		wire.OpAppend: number | value | ttl, wire.OpDelete: number, wire.OpJoin: value | old, wire.OpLeave: number | no, wire.OpCollect: value | no,
 		wire.OpSend: number | value, wire.OpExpire: number, wire.OpTake: number, wire.OpPush: number | value, wire.OpPop: number, wire.OpDone: number, wire.OpGrant: number, wire.OpKeep: lease,
 		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value, wire.OpLost: value,

@@ -13,7 +13,7 @@ type Request struct {
 	Timeout time.Duration // what is left of the caller's deadline, 0 is none; OpHello: for how long it may be silent while others wait
 	Key     string        // or a prefix, or a queue
 	Keys    []string
-	Value   []byte        // a value, a payload, a member; OpCancel: the cause, in words; nil is none; OpSwap: nil is "absent"
+	Value   []byte        // a value, a payload, a member; nil is none; OpSwap: nil is "absent"
 	Old     []byte        // OpSwap: nil is "absent"; OpJoin: the token of this process's claim to the rank, at most 64 bytes; nil is none
 	Delta   int64         // OpAdd; OpList: how many at most; below 0 it is so many keys without their values; OpGet: so too, but not on the wire; OpStatus: from this rank on
 	TTL     time.Duration // the entry, or the message, goes when it has passed; 0 is never; OpAdd, OpAppend: if they make it
@@ -40,7 +40,7 @@ type Contribution struct {
 	Want       int32  // what comes back
 	RootOnly   bool   // the root's yes decides; otherwise everybody's
 	Fold       Fold   // WantFold: how
-	No         Code   // a vote of no, or the abort of a group, and why
+	No         Code   // a vote of no, or the abort of a group, and why; OpCancel: CodeTimeout if the call's deadline has passed, or CodeCancelled
 	Reason     string // in words
 }
 
@@ -126,7 +126,7 @@ const (
 var fields = [opEnd]field{
 	OpHello:   fTimeout | fKey | fValue | fOld | fResume,
 	OpGoodbye: 0,
-	OpCancel:  fValue,
+	OpCancel:  fNo,
 	OpPing:    0,
 	OpGet:     fKey,
 	OpSet:     fNumber | fKey | fValue | fTTL | fReads | fLease,

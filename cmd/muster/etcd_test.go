@@ -55,7 +55,7 @@ func TestStoreOfEtcd(t *testing.T) {
 	run(t, "keys", "--store", at).wants(t, 0, "key\nn\n", "")
 	run(t, "get", "--store", "etcd://"+addr+"/others", "key").wants(t, 3, "", "key")
 	run(t, "get", "--store", "etcd://me:hidden@"+addr+"?mend=x", "key").wants(t, 2, "", "me:xxxxx@")
-	run(t, "get", "--store", "etcd://127.0.0.1:1?mend=10ms", "key").wants(t, 5, "", "no etcd at 127.0.0.1:1 (connection refused)")
+	run(t, "get", "--store", "etcd://127.0.0.1:1?mend=2s", "key").wants(t, 5, "", "no etcd at 127.0.0.1:1 (connection refused)")
 	run(t, "get", "--store", "etcd://127.0.0.1:1,127.0.0.1:x", "key").wants(t, 2, "", "etcd://host:port,host:port")
 	run(t, "get", "--store", "etcd://host", "key").wants(t, 2, "", "host is no host:port")
 }

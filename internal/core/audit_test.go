@@ -240,11 +240,18 @@ func (a *audit) cancels(cl *call) {
 		return
 	}
 	x := a.waiting[i]
-	x.cancelled = true
-	if x.roll != nil {
-		x.roll.fail(a, wire.CodeCancelled, x.req.Group.Rank)
+	x.cancelled = wire.CodeCancelled
+	if cl.req.Group.No == wire.CodeTimeout {
+		x.cancelled = wire.CodeTimeout
 	}
-	if r := x.record; r != nil && r.no == nil {
+	if x.roll != nil {
+		x.roll.fail(a, x.cancelled, x.req.Group.Rank)
+	}
+	switch r := x.record; {
+	case r == nil:
+	case x.cancelled == wire.CodeTimeout:
+		r.deadline = a.now
+	case r.no == nil:
 		r.no = &vote{rank: x.vote.rank, c: x.vote.c, kind: cancelled, step: a.step}
 	}
 }
@@ -324,7 +331,7 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 // followed is the answer to one who waits for the end of a generation.
 func (a *audit) followed(cl *call, rep *wire.Reply) {
 	g := cl.group
-	if rep.Verdict == nil && g.seats[cl.req.Group.Rank].gone != wire.CodeOK || cl.cancelled {
+	if rep.Verdict == nil && g.seats[cl.req.Group.Rank].gone != wire.CodeOK || cl.cancelled != wire.CodeOK {
 		return
 	}
 	g4RevokedForCause(a, g, cl, rep)

@@ -286,7 +286,7 @@ func (r *record) due(m *Machine) {
 	m.decide(r, failed(v))
 }
 
-// drop is the cancel of a voter, which decides for all, or its end, after which its vote stands.
+// drop is the cancel or the deadline of a voter, which decides for all, or its end, after which its vote still counts.
 func (r *record) drop(m *Machine, w *waiter, why wire.Code) {
 	switch {
 	case gone(why):
@@ -295,6 +295,8 @@ func (r *record) drop(m *Machine, w *waiter, why wire.Code) {
 	case why == wire.CodeClosed:
 		r.ballots[w.rank].waiting = false
 		m.answer(w, &wire.Reply{Code: why})
+	case why == wire.CodeTimeout:
+		r.due(m)
 	default:
 		m.decide(r, failed(m.refusal(r, w.rank, why, m.because)))
 	}

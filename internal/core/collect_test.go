@@ -270,3 +270,35 @@ func TestWhoCameLast(t *testing.T) {
 	_, rep := again.call(w.sessions[0], w.voting(0, barrier(1), "")) // it asks again
 	require.EqualValues(t, 2, rep.N)
 }
+
+// TestCancelAtADeadline: a cancel whose caller says that its deadline has passed is that deadline, for all ranks, even before the
+// store's own clock has come so far.
+func TestCancelAtADeadline(t *testing.T) {
+	late := wire.Contribution{No: wire.CodeTimeout}
+	w := newCrew(t, 2)
+	for rank, end := range []wire.Contribution{late, {No: wire.CodeCancelled, Reason: "stop"}} {
+		c := barrier(1)
+		c.Channel = fmt.Sprint(rank)
+		req := w.voting(0, c, "")
+		req.Timeout = time.Minute
+		held := w.waits(w.sessions[0], req)
+		w.does(w.sessions[0], wire.Request{Op: wire.OpCancel, ID: held.ID, Group: end})
+		rep := w.answer(held)
+		isCode(t, rep, end.No)
+		same(t, "reason", rep.Verdict.Reason, end.Reason)
+		if end.No == wire.CodeTimeout {
+			sameRanks(t, "missing", rep.Verdict.Missing, []int{1})
+			same(t, "by", rep.Verdict.By, -1)
+		}
+		_, rep = w.cast(1, c, "")
+		isCode(t, rep, end.No)
+	}
+	held := w.waits(w.sessions[1], w.asking(0, 1, 1))
+	w.does(w.sessions[1], wire.Request{Op: wire.OpCancel, ID: held.ID, Group: late})
+	isCode(t, w.answer(held), wire.CodeTimeout)
+	join := w.waits(w.sessions[0], w.joining("next", 0))
+	w.does(w.sessions[0], wire.Request{Op: wire.OpCancel, ID: join.ID, Group: late})
+	rep := w.answer(join)
+	isCode(t, rep, wire.CodeTimeout)
+	sameRanks(t, "missing", rep.Verdict.Missing, []int{1})
+}

@@ -317,12 +317,16 @@ func (m *Machine) Keys() int { return m.entries.len() }
 // maxCause bounds the cause of a cancel, in bytes.
 const maxCause = 512
 
-// cancel gives up a call that waits. A Join that has succeeded meanwhile is undone: its caller never learned of the
+// cancel gives up a call that waits; one whose deadline has passed by its caller's clock times out. A Join that has succeeded meanwhile is undone: its caller never learned of the
 // membership, and no rank is to wait for it.
 func (m *Machine) cancel(t Ticket, req *wire.Request, _ *wire.Reply) bool {
 	if w := m.sessions[t.Session].waiters[t.ID]; w != nil {
-		m.because = string(req.Value[:min(len(req.Value), maxCause)])
-		w.owner.drop(m, w, wire.CodeCancelled)
+		why := wire.CodeCancelled
+		if req.Group.No == wire.CodeTimeout {
+			why = wire.CodeTimeout
+		}
+		m.because = req.Group.Reason[:min(len(req.Group.Reason), maxCause)]
+		w.owner.drop(m, w, why)
 		m.because = ""
 		return true
 	}

@@ -137,6 +137,10 @@ var mutants = []mutant{
 		m.answer(`,
 	},
 	{
+		"a deadline that its caller alone has noticed is a cancel",
+		"machine.go", `req.Group.No == wire.CodeTimeout`, `false`,
+	},
+	{
 		"a cancelled Join keeps what it has obtained",
 		"machine.go", `if m.idle = g == nil; !m.idle {`, `if m.idle = true; !m.idle {`,
 	},

@@ -335,7 +335,7 @@ func l2DeadlineEnds(a *audit, cl *call) {
 // L4: every rank that is there learns: nobody waits for a record that is decided, or for a generation that is revoked.
 func l4EverybodyLearns(a *audit, cl *call) {
 	switch {
-	case cl.cancelled:
+	case cl.cancelled != wire.CodeOK:
 		breaks("L4 a cancelled call ends", "%s waits", cl)
 	case cl.record != nil && cl.record.done:
 		breaks("L4 every connected rank learns", "%s waits for a record that is decided", cl)

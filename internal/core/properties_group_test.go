@@ -337,13 +337,14 @@ func a1AnsweredOnce(a *audit, i int, e core.Effect) {
 	}
 }
 
-// A2: no call that waits on its own is told of a timeout before its deadline. (A record has the earliest of all its voters, C3, and an
+// A2: no call that waits on its own times out before its deadline, by the store's clock or its caller's, or is cancelled by others. (A record has the earliest of all its voters, C3, and an
 // attempt to form a group that of all ranks in it, G5.)
 func a2NoEarlyTimeout(a *audit, cl *call, rep *wire.Reply) {
-	if rep.Code != wire.CodeTimeout || cl.req.Op == wire.OpCollect || cl.req.Op == wire.OpJoin {
-		return
-	}
-	if t := cl.timeout; t == 0 || cl.at+t > a.now {
+	switch {
+	case cl.req.Op == wire.OpCollect, cl.req.Op == wire.OpJoin, rep.Code == cl.cancelled:
+	case rep.Code == wire.CodeCancelled:
+		breaks("A2 no call is cancelled by others", "%s came at %v, it is %v", cl, cl.at, a.now)
+	case rep.Code == wire.CodeTimeout && (cl.timeout == 0 || cl.at+cl.timeout > a.now):
 		breaks("A2 no call times out early", "%s came at %v, it is %v", cl, cl.at, a.now)
 	}
 }

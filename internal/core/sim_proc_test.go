@@ -40,6 +40,7 @@ type call struct {
 	until     core.Time             // its deadline, in the world's time
 	over      bool                  // for its caller
 	withdrawn bool                  // its caller has given up, and waits a little for the answer
+	why       wire.Code             // it has given up
 	audited
 }
 
@@ -50,7 +51,7 @@ type audited struct {
 	number     uint64
 	at         core.Time // when it arrived
 	timeout    time.Duration
-	cancelled  bool
+	cancelled  wire.Code // its caller has given up: CodeCancelled, or CodeTimeout since its deadline has passed
 	waiting    bool
 	waited     bool
 	repeated   bool      // a numbered request that was carried out before
@@ -157,7 +158,10 @@ func (cl *call) withdraw() {
 	if cl.over || cl.s.p.dead {
 		return
 	}
-	cl.withdrawn = true
+	cl.withdrawn, cl.why = true, wire.CodeCancelled
+	if cl.s.p.w.chance(0.2) { // its deadline has passed by a clock that is ahead of the store's
+		cl.why = wire.CodeTimeout
+	}
 	cl.s.cancel(cl)
 	cl.s.p.w.after(cl.patience(), func() { cl.finish(nil) })
 }
@@ -174,6 +178,7 @@ func (cl *call) giveUp() {
 	if cl.over || cl.s.p.dead {
 		return
 	}
+	cl.why = wire.CodeTimeout
 	cl.s.cancel(cl)
 	cl.finish(nil)
 }

@@ -177,7 +177,7 @@ func (s *session) heard(cl *call, rep *wire.Reply) {
 // cancel tells the store that nobody waits any more.
 func (s *session) cancel(cl *call) {
 	if s.conn != nil {
-		req := wire.Request{Op: wire.OpCancel, ID: cl.req.ID}
+		req := wire.Request{Op: wire.OpCancel, ID: cl.req.ID, Group: wire.Contribution{No: cl.why}}
 		s.conn.post(&call{s: s, req: req}, &req)
 	}
 }

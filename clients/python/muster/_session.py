@@ -57,7 +57,7 @@ class Session:
         self._cond = threading.Condition(threading.Lock())  # its lock protects the fields below
         self._line: Optional[Line] = line
         self._calls: Dict[int, Call] = {}
-        self._cancelled: Dict[int, Optional[bytes]] = {}  # calls that the store was asked to give up, and why
+        self._cancelled: Dict[int, Request] = {}  # the cancels of calls that the store was asked to give up
         self._last = 0
         self._numbers = Numbers()
         self._closed = False
@@ -93,7 +93,7 @@ class Session:
         except BaseException:  # a signal: nobody waits for it any more
             self._give_up(call)
             raise
-        sent = self._give_up(call)
+        sent = self._give_up(call, Code.TIMEOUT)
         if sent is None:  # the answer came just now
             call.wait(math.inf)
             return _result(call)
@@ -152,23 +152,23 @@ class Session:
             line.pipe.kill()
             raise
 
-    def _give_up(self, call: Call) -> Optional[bool]:
+    def _give_up(self, call: Call, code: Code = Code.CANCELLED) -> Optional[bool]:
         """Gives a call up, and returns whether it had been sent; None if it is answered."""
         with self._cond:
             if self._calls.pop(call.id, None) is None:
                 return None
-            self._cancel(call)
+            self._cancel(call, code)
             self._numbers.abandon(call)
             return call.line is not None
 
-    def _cancel(self, call: Call, why: Optional[bytes] = None) -> None:
-        """Asks the store to give up a call that waits there. Called with the lock."""
+    def _cancel(self, call: Call, code: Code, why: str = "") -> None:
+        """Asks the store to give up a call that waits there, since its deadline has passed (TIMEOUT) or it is CANCELLED. Called with the lock."""
         if call.op in _wire.WAITS and call.id not in self._cancelled:
-            self._cancelled[call.id] = why
+            req = self._cancelled[call.id] = Request(Op.CANCEL, id=call.id, group=_wire.Contribution(no=code, reason=why))
             if self._line is not None:
-                self._line.pipe.send(_wire.encode(Request(Op.CANCEL, id=call.id, value=why)))
+                self._line.pipe.send(_wire.encode(req))
 
-    def end(self, scope: Scope, why: bytes) -> None:
+    def end(self, scope: Scope, why: str) -> None:
         """Ends the calls of scope, and refuses later ones: when it returns, the store gets no further request of scope. Calls that
         wait at the store are cancelled; each call has GRACE to get its answer. why is the reason that other ranks get.
         """
@@ -176,7 +176,7 @@ class Session:
         with self._cond:
             scope.ended = True
             for call in self._of(scope):
-                self._cancel(call, why)
+                self._cancel(call, Code.CANCELLED, why)
             self._cond.notify_all()  # calls that wait for a number
             self._cond.wait_for(lambda: not self._of(scope), GRACE)
             self._end_calls(self._of(scope), NoAnswer(Code.CANCELLED))
@@ -279,7 +279,7 @@ class Session:
                 return
             self._transmit(call, line)
             if call_id in self._cancelled:
-                line.pipe.send(_wire.encode(Request(Op.CANCEL, id=call_id, value=self._cancelled[call_id])))
+                line.pipe.send(_wire.encode(self._cancelled[call_id]))
 
     def _refused(self, h: _wire.Header, body: bytes) -> None:
         """Ends the call whose frame the store cannot read: to send it again would bring that again. Its number is skipped when the session is resumed."""
@@ -441,10 +441,10 @@ class Session:
             call = self._calls[call_id]
             if call.line is not line:
                 self._transmit(call, line)
-        for call_id, reason in self._cancelled.items():
-            line.pipe.send(_wire.encode(Request(Op.CANCEL, id=call_id, value=reason)))
+        for cancel in self._cancelled.values():
+            line.pipe.send(_wire.encode(cancel))
         # A call that was given up may never have arrived: then there is no answer to wait for.
-        self._cancelled = {call_id: reason for call_id, reason in self._cancelled.items() if call_id in self._calls}
+        self._cancelled = {call_id: cancel for call_id, cancel in self._cancelled.items() if call_id in self._calls}
 
 
 def _result(call: Call) -> Reply:

@@ -316,7 +316,7 @@ class Store:
     def _end(self, why: str) -> None:
         """Ends the calls of this scope, and refuses later ones: see Session.end. Raises NoAnswer in a fork of the process, and does nothing."""
         if self._scope is not None:
-            self._session.end(self._scope, _wire.text(why))
+            self._session.end(self._scope, why)
 
     def _request(self, req: Request, until: float) -> Reply:
         """Has the store answer a request of a group.."""

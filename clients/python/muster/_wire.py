@@ -227,7 +227,7 @@ _SEAT, _ROLL, _CAST, _BALLOT, _NO, _NUMBER, _LEASE, _RESUME, _LIFE = (1 << i for
 
 _FIELDS = {
     Op.HELLO: _TIMEOUT | _KEY | _VALUE | _OLD | _RESUME,
-    Op.CANCEL: _VALUE,
+    Op.CANCEL: _NO,
     Op.GET: _KEY,
     Op.SET: _NUMBER | _KEY | _VALUE | _TTL | _READS | _LEASE,
     Op.WAIT: _TIMEOUT | _KEYS,
