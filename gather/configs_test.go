@@ -148,8 +148,12 @@ func TestConfigsAbsent(t *testing.T) {
 
 // TestConfigsAreLarge has one whose JSON is several MiB, and one that is JSON alone.
 func TestConfigsAreLarge(t *testing.T) {
+	count := 100_000
+	if testing.Short() {
+		count = 20_000
+	}
 	build := func(of int) *map[string][]string {
-		words := make([]string, 100_000)
+		words := make([]string, count)
 		for i := range words {
 			words[i] = fmt.Sprintf("%d \u2028 %s", of, strings.Repeat("x", i%37))
 		}

@@ -439,6 +439,9 @@ func TestTakeBack(t *testing.T) {
 }
 
 func TestMost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a million loans: not in a short run")
+	}
 	ctx := within(t)
 	c, d := pair(t)
 	a := newArena(t, nil)
@@ -467,6 +470,9 @@ func TestMost(t *testing.T) {
 // TestMostSegments shows how many segments a peer may have, and that it has them until all that is lent of them is returned, also if their
 // arenas are closed before the peer has heard of what is lent.
 func TestMostSegments(t *testing.T) {
+	if testing.Short() {
+		t.Skip("4,096 segments: not in a short run")
+	}
 	ctx := within(t)
 	before, files := segments(os.Getpid()), open(t)
 	c, d := pair(t)

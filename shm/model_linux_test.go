@@ -140,7 +140,11 @@ func (m *model) step(what, size byte) {
 
 // TestModel compares the arena with a naive one, over chance's operations.
 func TestModel(t *testing.T) {
-	for seed := range uint64(20) {
+	seeds := uint64(20)
+	if testing.Short() {
+		seeds = 4
+	}
+	for seed := range seeds {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		m := newModel(t)
 		for range 300 {

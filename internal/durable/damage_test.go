@@ -154,8 +154,11 @@ func filesOf(t *testing.T, dir string) map[string][]byte {
 // and has changed nothing, and no start ends the process.
 func TestDamage(t *testing.T) {
 	flips := 300
-	if os.Getenv("MUSTER_SOAK") != "" {
+	switch {
+	case os.Getenv("MUSTER_SOAK") != "":
 		flips = 10_000
+	case testing.Short():
+		flips = 30
 	}
 	rng := rand.New(rand.NewPCG(1, 1))
 	dirs := storedDirs(t, rng)

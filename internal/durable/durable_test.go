@@ -107,10 +107,18 @@ func (r *rig) checkpoint() {
 	}
 }
 
+// seeds is how many a test tries: a sixth of n in a short run.
+func seeds(n uint64) uint64 {
+	if testing.Short() {
+		return (n + 5) / 6
+	}
+	return n
+}
+
 // TestPowerLoss shows that what was acknowledged is there after the power was lost, at any step of a checkpoint too, and that
 // what is there was so at one moment.
 func TestPowerLoss(t *testing.T) {
-	for seed := range uint64(80) {
+	for seed := range seeds(80) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		r := &rig{t: t, rng: rng, disk: newPowerDisk(t, rng), dir: t.TempDir()}
 		for range 3 {
@@ -143,7 +151,7 @@ func TestPowerLoss(t *testing.T) {
 func TestPowerLossInACheckpoint(t *testing.T) {
 	for step := 0; ; step++ {
 		whole := false
-		for seed := range uint64(6) {
+		for seed := range seeds(6) {
 			rng := rand.New(rand.NewPCG(seed, uint64(step)))
 			r := &rig{t: t, rng: rng, disk: newPowerDisk(t, rng), dir: t.TempDir(), history: map[uint64]map[string]string{}}
 			require.NoError(t, r.open())

@@ -48,6 +48,9 @@ func peakOf(f func()) uint64 {
 // TestMemoryOfACheckpoint shows that a checkpoint needs little memory beside what the store has, be that in large values, in small ones, or
 // in messages that have not been received.
 func TestMemoryOfACheckpoint(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it writes 256 MiB four times, in one goroutine: not in a short run")
+	}
 	const total = 256 << 20
 	value := func(n int) []byte { return make([]byte, n) }
 	for name, fill := range map[string]func(t *testing.T, do func(session uint64, req wire.Request) wire.Reply){
