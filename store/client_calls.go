@@ -34,7 +34,7 @@ type client struct {
 	session   session
 	calls     map[uint64]*clientCall
 	cancelled map[uint64]withdrawal // calls that the store was told to give up, and why
-	last      uint64            // id
+	last      uint64                // id
 	numbers   numbers
 	closed    bool
 	turn      turn
