@@ -52,7 +52,7 @@ class Closes(unittest.TestCase):
     def cancelled(self, *calls: int) -> None:
         """Has the next requests cancel calls, and answers those."""
         for call in calls:
-            self.assertEqual(self.peer.frame(), (Op.CANCEL, 1, call, struct.pack("<I", len(WHY)) + WHY))
+            self.assertEqual(self.peer.frame(), (Op.CANCEL, 4, call, struct.pack("<HI", Code.CANCELLED, len(WHY)) + WHY))
         for call in calls:
             self.peer.say(Op.RECV, call, code=Code.CANCELLED)
 
