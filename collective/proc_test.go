@@ -20,7 +20,7 @@ import (
 )
 
 // span bounds what a process waits for; it is told of what goes wrong much sooner.
-const span = 20 * time.Second
+const span = time.Minute
 
 // overProcs runs f as a test for each way to place four processes on hosts.
 func overProcs(t *testing.T, f func(t *testing.T, j pgrouptest.Job)) {
