@@ -39,6 +39,9 @@ type greeting struct {
 func newGreeting(to *conn, bytes []byte) *greeting {
 	g := &greeting{to: to, bytes: bytes}
 	g.timer = time.AfterFunc(slowDisk, g.give)
+	if to.commit.disk.Shared() { // by another process, which this one's peers are to find
+		g.timer.Stop()
+	}
 	return g
 }
 
@@ -89,7 +92,7 @@ func (c *committer) put(p parcel) {
 		p.fail(c.err)
 		return
 	}
-	if c.under+len(c.parcels) == 0 && p.pos <= c.disk.Durable() && len(p.remote)+len(p.local) == 0 {
+	if c.under+len(c.parcels) == 0 && c.disk.Settled(p.pos) && len(p.remote)+len(p.local) == 0 {
 		p.give()
 		return
 	}
@@ -139,7 +142,7 @@ func (c *committer) resume() {
 
 // sync waits until what the log has up to pos is on the disk.
 func (c *committer) sync(pos uint64) error {
-	if pos <= c.disk.Durable() {
+	if c.disk.Settled(pos) {
 		return nil
 	}
 	err := c.toDisk(pos)

@@ -33,6 +33,8 @@ type Memory struct {
 	// the end of the process at any moment, and of the machine too. The answer to a change waits until it is on the disk, together with
 	// those of others; answers to reads wait for the changes that they show.
 	Dir string
+	// Replica, instead of Dir, keeps the store where several processes can have it, one after the other; see package etcdlog.
+	Replica Replica
 	// Grace is how long sessions may take to come back after a restart of a durable store; default 10 s.
 	Grace  time.Duration
 	Logger *slog.Logger // nil is silent
@@ -63,6 +65,11 @@ type Memory struct {
 	copies  uint64                 // how many backups were begun
 	fault   error                  // why the store has failed; closed is true then
 	failed  chan struct{}          // closed then
+}
+
+// Replica opens a log that this process leads, and the machine that has replayed it.
+type Replica interface {
+	Open(limits Limits, o *durable.Options) (*durable.Disk, *core.Machine, error)
 }
 
 // call is a Do that waits.
@@ -100,7 +107,7 @@ func (m *Memory) open() error {
 	if m.machine != nil {
 		return nil
 	}
-	if m.Dir == "" {
+	if m.Dir == "" && m.Replica == nil {
 		m.machine, m.incarnation = core.New(m.Limits), rand.Uint64()|1
 	} else if err := m.openDisk(); err != nil {
 		return err
@@ -174,7 +181,7 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 		if err := m.await(ctx, own, c); err != nil {
 			return err
 		}
-	} else if own.Op != wire.OpStatus { // it is to say that the disk stalls
+	} else if own.Op != wire.OpStatus || m.disk != nil && m.disk.Shared() { // it is to say that the disk stalls
 		if err := m.sync(pos); err != nil {
 			return err
 		}

@@ -13,7 +13,15 @@ import (
 
 // openDisk brings the machine back from Dir. Called with mu.
 func (m *Memory) openDisk() error {
-	disk, machine, err := durable.Open(m.Dir, m.Limits, &durable.Options{Grace: m.Grace, Logger: m.Logger, Wrote: m.meter.wrote, FS: m.fs})
+	o := &durable.Options{Grace: m.Grace, Logger: m.Logger, Wrote: m.meter.wrote, FS: m.fs}
+	var disk *durable.Disk
+	var machine *core.Machine
+	var err error
+	if m.Replica != nil {
+		disk, machine, err = m.Replica.Open(m.Limits, o)
+	} else {
+		disk, machine, err = durable.Open(m.Dir, m.Limits, o)
+	}
 	if err != nil {
 		return &Error{Op: "open", Key: m.Dir, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
 	}
@@ -47,7 +55,7 @@ func (m *Memory) stalled() bool {
 	if m.disk == nil {
 		return false
 	}
-	durable, waited := m.disk.Durable(), m.waited
+	durable, waited := m.disk.Progress(), m.waited
 	m.waited = m.commit.waiting.Load() > 0
 	stalled := waited && m.waited && m.durable == durable
 	if m.durable = durable; stalled {
@@ -62,7 +70,7 @@ func (m *Memory) sync(pos uint64) error {
 		return nil
 	}
 	if err := m.commit.sync(pos); err != nil {
-		if pos <= m.disk.Durable() { // the store was closed behind it
+		if m.disk.Settled(pos) { // the store was closed behind it
 			return nil
 		}
 		return &Error{Op: "commit", Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnknown, ErrUnavailable), Detail: err.Error()}

@@ -222,6 +222,9 @@ func (c *conn) step(m *Memory, now core.Time) (full bool, err error) {
 // passes reports whether an answer need not wait for the disk: nothing has to come before it. A connection's welcome has to, and a
 // branch's, which is not distinguished from other answers of its trunk.
 func (c *conn) passes() bool {
+	if c.commit != nil && c.commit.disk.Shared() {
+		return false
+	}
 	if c.commit == nil || c.trunk != nil {
 		return c.parcels.Load() == 0 && len(c.staged) == 0
 	}

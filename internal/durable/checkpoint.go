@@ -92,6 +92,9 @@ func (d *Disk) save(segment uint64, s *core.State, next pieces) error {
 	if err := d.options.FS.Rename(name, filepath.Join(d.dir, checkpointName)); err != nil {
 		return err
 	}
+	if d.replica != nil {
+		return d.replica.Install(filepath.Join(d.dir, checkpointName), segment)
+	}
 	return d.options.FS.SyncDir(d.dir)
 }
 

@@ -68,6 +68,26 @@ func (o *Options) withDefaults() *Options {
 	return &own
 }
 
+// Records is an ordered log of records, in segments. A *journal.Journal keeps it in a directory, package etcdlog in an etcd.
+// The methods are documented there; all of them may be called by several goroutines.
+type Records interface {
+	Append(f func(b []byte) []byte) (pos uint64)
+	Sync(pos uint64) error
+	// Settled reports whether an answer that shows the records up to pos may leave without a Sync. A log that others may have
+	// taken over settles nothing: only a Sync that begins after a request came shows that its answer is not stale.
+	Settled(pos uint64) bool
+	Durable() uint64
+	Progress() uint64 // another value whenever a Sync could return
+	Unsynced() int64
+	Writing() time.Duration
+	Size() int64
+	Rotate() (segment uint64)
+	Begin(segment uint64) error
+	Remove(before uint64) error
+	Fail(err error)
+	Close() error
+}
+
 // Disk is a machine's directory. Whoever drives the machine appends its events in their order, and lets no answer out before Sync has
 // returned for what the answer saw. Disk owns one goroutine, from Fold on, which makes checkpoints; Close ends it.
 type Disk struct {
@@ -77,7 +97,9 @@ type Disk struct {
 	options *Options
 	held    *os.File // the directory, locked
 	lock    *os.File // the file in it, locked too: a directory on NFS cannot be
-	log     *journal.Journal
+	log     Records
+	journal *journal.Journal // that log is; nil if it is elsewhere
+	replica *Replica         // where log is then
 
 	folding sync.Mutex // held while a checkpoint is made
 	size    int64      // of the last one; with folding
@@ -137,20 +159,26 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 	if err != nil {
 		return nil, advise(err)
 	}
-	d.log, err = journal.Open(d.dir, d.Incarnation, segment, m.Replay, d.logOptions())
+	d.journal, err = journal.Open(d.dir, d.Incarnation, segment, m.Replay, d.logOptions())
 	if err != nil {
 		return nil, advise(err)
 	}
+	d.log = d.journal
+	return m, d.goOn(m, limits, is)
+}
+
+// goOn begins to log what m does from now on: the limits, and, of one that was there before, the restart.
+func (d *Disk) goOn(m *core.Machine, limits core.Limits, restart bool) error {
 	// What was refused under other limits stays refused: what is replayed is replayed under those that it had.
 	m.SetLimits(limits)
-	pos := d.log.Append(func(b []byte) []byte { return core.AppendLimits(b, m.Now(), limits) })
-	if is {
-		now := m.Now()
+	now := m.Now()
+	pos := d.log.Append(func(b []byte) []byte { return core.AppendLimits(b, now, limits) })
+	if restart {
 		m.Restart(now, d.options.Grace)
 		m.Effects()
 		pos = d.log.Append(func(b []byte) []byte { return core.AppendRestart(b, now, d.options.Grace) })
 	}
-	return m, d.log.Sync(pos)
+	return d.log.Sync(pos)
 }
 
 // advise adds to an error about a damaged directory what to do. A journal.DamageError says it itself.
@@ -219,8 +247,17 @@ func (d *Disk) Advance(now core.Time) (pos uint64) {
 // Sync returns when everything up to pos is on the disk. An error is for ever: what was acknowledged may not be there.
 func (d *Disk) Sync(pos uint64) error { return d.log.Sync(pos) }
 
+// Settled reports whether an answer that shows what is up to pos may leave without a Sync.
+func (d *Disk) Settled(pos uint64) bool { return d.log.Settled(pos) }
+
 // Durable is up to where everything is on the disk.
 func (d *Disk) Durable() uint64 { return d.log.Durable() }
+
+// Progress is another value whenever a Sync could return.
+func (d *Disk) Progress() uint64 { return d.log.Progress() }
+
+// Shared reports whether another process may take the log over: then no answer leaves without a Sync.
+func (d *Disk) Shared() bool { return d.replica != nil }
 
 // Unsynced is how many bytes of events are not on the disk yet.
 func (d *Disk) Unsynced() int64 { return d.log.Unsynced() }

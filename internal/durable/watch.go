@@ -20,6 +20,16 @@ const lookAfter = 250 * time.Millisecond
 // ErrGone, and gone is called with it, from a goroutine of the Disk's. The log itself notices at once that its file was removed, on Linux:
 // Watch notices the rest, and what happens while nothing is written.
 func (d *Disk) Watch(gone func(error)) {
+	if d.replica != nil {
+		d.running.Go(func() {
+			select {
+			case <-d.replica.Lost:
+				gone(d.log.Sync(0))
+			case <-d.stop:
+			}
+		})
+		return
+	}
 	d.running.Go(func() {
 		ticker := time.NewTicker(lookAfter)
 		defer ticker.Stop()
@@ -55,7 +65,7 @@ func (d *Disk) present() error {
 	if _, err := os.Stat(filepath.Join(d.dir, checkpointName)); errors.Is(err, fs.ErrNotExist) {
 		return gone(checkpointName)
 	}
-	if name := d.log.Missing(); name != "" {
+	if name := d.journal.Missing(); name != "" {
 		return gone(filepath.Base(name))
 	}
 	return nil

@@ -1,0 +1,18 @@
+package etcdlog_test
+
+import (
+	"testing"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/store/storetest"
+)
+
+// TestContract runs the contract of all engines over a store whose log is in an etcd.
+func TestContract(t *testing.T) {
+	c := client(t, etcd(t))
+	storetest.Run(t, func(t *testing.T) func() store.Engine {
+		m := lead(t, c, &etcdlog.Options{Root: newRoot()})
+		return func() store.Engine { return m }
+	}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
+}

@@ -1,0 +1,209 @@
+package etcdlog
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/durable"
+	"github.com/muster-pg/muster/store"
+)
+
+var _ store.Replica = (*Leadership)(nil)
+
+// Leadership is what Lead returns: a store.Replica, for one store.Memory. It ends when the Memory is closed or has failed, and Close then
+// removes what it has on this machine.
+type Leadership struct {
+	*place
+	fence   int64
+	standby *standby
+	fresh   bool
+	scratch string
+	records *records
+}
+
+// Lead follows the store below o.Root until this process leads it: until there is no leader, or the leader has failed. addr is where this
+// process will serve, host:port, for Find. It returns when it leads, or ctx ends, or etcd refuses what it asks.
+//
+// It owns client's use meanwhile, not client.
+func Lead(ctx context.Context, client *clientv3.Client, addr string, o *Options) (*Leadership, error) {
+	p := &place{kv: client.KV, watcher: client.Watcher, Options: o.withDefaults()}
+	scratch, err := os.MkdirTemp("", "muster-replica-")
+	if err != nil {
+		return nil, err
+	}
+	l := &Leadership{place: p, scratch: scratch}
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		s := &standby{place: p}
+		began := time.Now()
+		err := l.try(ctx, s, addr)
+		switch {
+		case err == nil:
+			return l, nil
+		case ctx.Err() != nil:
+			err = context.Cause(ctx)
+		case errors.Is(err, errBehind), transient(err):
+			p.Logger.Debug("follows anew", "root", p.Root, "err", err)
+			if time.Since(began) > time.Second {
+				pause = 5 * time.Millisecond
+			}
+			select {
+			case <-time.After(pause):
+				continue
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+		}
+		_ = os.RemoveAll(scratch)
+		return nil, fmt.Errorf("etcdlog: %s: %w", p.Root, err)
+	}
+}
+
+// try follows until it leads, with s, which has loaded nothing yet.
+func (l *Leadership) try(ctx context.Context, s *standby, addr string) error {
+	if err := s.load(ctx, l.scratch); err != nil {
+		return err
+	}
+	for {
+		if err := s.follow(ctx); err != nil {
+			return err
+		}
+		fence, err := s.campaign(ctx, addr)
+		if err != nil {
+			return err
+		}
+		if fence > 0 {
+			l.fence, l.standby = fence, s
+			return l.begin(ctx)
+		}
+	}
+}
+
+// campaign puts root/leader if it is as s knows it, and returns its revision then.
+func (s *standby) campaign(ctx context.Context, addr string) (fence int64, err error) {
+	me := Leader{Addr: addr, ID: fmt.Sprintf("%016x", rand.Uint64())}
+	resp, err := s.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(s.leaderKey()), "=", s.leader.rev)).
+		Then(clientv3.OpPut(s.leaderKey(), encode(me)), clientv3.OpPut(s.beatKey(), "")).Commit()
+	if err != nil { // whether it leads is not known: a leader that does nothing fails, and is replaced
+		return 0, err
+	}
+	if !resp.Succeeded {
+		return 0, s.reload(ctx)
+	}
+	return resp.Header.Revision, nil
+}
+
+// reload reads who leads, after another process was faster.
+func (s *standby) reload(ctx context.Context) error {
+	resp, err := s.kv.Get(ctx, s.leaderKey())
+	if err != nil {
+		return err
+	}
+	if s.leader = (Leader{}); len(resp.Kvs) > 0 {
+		return s.note(resp.Kvs[0])
+	}
+	return nil
+}
+
+// begin applies the rest of the log, removes what its last leader has not ended, and makes the log this process's.
+func (l *Leadership) begin(ctx context.Context) error {
+	s := l.standby
+	s.part, s.next = nil, s.whole
+	resp, err := s.kv.Get(ctx, s.stateKey())
+	if err != nil {
+		return err
+	}
+	for _, kv := range resp.Kvs {
+		if err := s.note(kv); err != nil {
+			return err
+		}
+	}
+	if s.whole.seq < s.state.Seq {
+		return errBehind
+	}
+	if err := s.catchUp(ctx, s.logKey(s.whole)); err != nil {
+		return err
+	}
+	next := where{max(s.whole.segment, s.state.Segment), s.whole.seq} // of a newer segment there may be no part yet
+	ops := []clientv3.Op{clientv3.OpDelete(l.logKey(next), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix())))}
+	if s.state.Incarnation == 0 {
+		l.fresh = true
+		s.state.Incarnation = rand.Uint64() | 1
+		ops = append(ops, clientv3.OpPut(l.stateKey(), encode(s.state)))
+	}
+	l.records = newRecords(l.place, l.fence, next, s.bytes)
+	if err := l.records.change(ops...); err != nil {
+		_ = l.records.Close()
+		return err
+	}
+	l.Logger.Info("leads", "root", l.Root, "revision", l.fence, "incarnation", s.state.Incarnation)
+	return nil
+}
+
+// Open implements store.Replica.
+func (l *Leadership) Open(limits store.Limits, o *durable.Options) (*durable.Disk, *core.Machine, error) {
+	m := l.standby.machine
+	if m == nil {
+		return nil, nil, errors.New("etcdlog: a Leadership is for one Memory")
+	}
+	l.standby.machine = nil
+	d, err := durable.Continue(&durable.Replica{
+		Incarnation: l.standby.state.Incarnation, Fresh: l.fresh, Log: l.records, Install: l.install, Scratch: l.scratch, Lost: l.records.lost,
+	}, m, limits, o)
+	if err != nil {
+		return nil, nil, errors.Join(err, l.Close())
+	}
+	return d, m, nil
+}
+
+// install puts a checkpoint into etcd: its parts under a new ID first, then root/state, which names it.
+func (l *Leadership) install(file string, segment uint64) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	r := bufio.NewReader(f)
+	s := state{Incarnation: l.standby.state.Incarnation, Segment: segment, Seq: l.records.firstOf(segment), Checkpoint: rand.Uint64() | 1}
+	for part := make([]byte, l.Part); ; s.Parts++ {
+		n, err := io.ReadFull(r, part)
+		if n == 0 && errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return err
+		}
+		if err := l.records.change(clientv3.OpPut(l.checkpointKey(s.Checkpoint, s.Parts), string(part[:n]))); err != nil {
+			return err
+		}
+	}
+	if err := l.records.change(clientv3.OpPut(l.stateKey(), encode(s))); err != nil {
+		return err
+	}
+	// Those before it, and what is left of one that was never named.
+	mine := l.checkpointKey(s.Checkpoint, 0)
+	return l.records.change(
+		clientv3.OpDelete(l.checkpointPrefix(), clientv3.WithRange(mine)),
+		clientv3.OpDelete(l.checkpointKey(s.Checkpoint, s.Parts), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.checkpointPrefix()))),
+	)
+}
+
+// Close gives up the leadership, if the Memory has not, and removes what there is on this machine.
+func (l *Leadership) Close() error {
+	return errors.Join(l.records.Close(), os.RemoveAll(l.scratch))
+}
+
+// Find returns who leads the store below o.Root; an empty Addr is nobody.
+func Find(ctx context.Context, client *clientv3.Client, o *Options) (Leader, error) {
+	s := &standby{place: &place{kv: client.KV, Options: o.withDefaults()}}
+	err := s.reload(ctx)
+	return s.leader, err
+}

@@ -1,0 +1,168 @@
+package etcdlog_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+)
+
+func TestMain(m *testing.M) { testcluster.Leaks(m) }
+
+// patience is for what takes a moment on a busy machine.
+const patience = 30 * time.Second
+
+// member is an etcd of the tests' own, on loopback, on ports that were free.
+type member struct {
+	name         string
+	client, peer string // host:port
+	front        string // where the others reach peer
+	dir          string
+	args         []string
+	cmd          *exec.Cmd
+	ended        chan struct{}
+}
+
+// etcd starts a cluster of one member, with flags more, which ends with the test. Its leases last for whole seconds, the shortest for one.
+func etcd(t testing.TB, flags ...string) []*member {
+	t.Helper()
+	return etcdBehind(t, 1, func(peer string) string { return peer }, flags...)
+}
+
+// etcdBehind is etcd with n members, which reach each other's address by that which front returns.
+func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...string) []*member {
+	t.Helper()
+	if _, err := exec.LookPath("etcd"); err != nil {
+		t.Skip("there is no etcd: apt-get install etcd-server")
+	}
+	members := make([]*member, n)
+	var peers []string
+	for i := range members {
+		members[i] = &member{name: fmt.Sprint("m", i), client: freePort(t), peer: freePort(t), dir: scratch(t)}
+		members[i].front = front(members[i].peer)
+		peers = append(peers, members[i].name+"=http://"+members[i].front)
+	}
+	for _, m := range members {
+		m.args = append([]string{
+			"--name", m.name, "--data-dir", filepath.Join(m.dir, "data"), "--log-level", "error", "--logger", "zap",
+			"--listen-client-urls", "http://" + m.client, "--advertise-client-urls", "http://" + m.client,
+			"--listen-peer-urls", "http://" + m.peer, "--initial-advertise-peer-urls", "http://" + m.front,
+			"--initial-cluster", strings.Join(peers, ","), "--initial-cluster-state", "new",
+			"--heartbeat-interval", "50", "--election-timeout", "500", "--max-request-bytes", fmt.Sprint(40 << 20), "--quota-backend-bytes", fmt.Sprint(8 << 30),
+		}, flags...)
+		m.start(t)
+	}
+	t.Cleanup(func() {
+		for _, m := range members {
+			m.kill()
+		}
+	})
+	return members
+}
+
+// start starts m, again if need be: it has kept what it had.
+func (m *member) start(t testing.TB) {
+	t.Helper()
+	m.cmd = exec.Command("etcd", m.args...)
+	m.cmd.Env = append(os.Environ(), "GOMAXPROCS=2")
+	m.cmd.Stdout, m.cmd.Stderr = io.Discard, t.Output()
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(t, m.cmd.Start())
+	m.ended = make(chan struct{})
+	go func(cmd *exec.Cmd, ended chan struct{}) {
+		_ = cmd.Wait()
+		close(ended)
+	}(m.cmd, m.ended)
+}
+
+// It is a testcluster.Process.
+
+func (m *member) Pid() int                   { return m.cmd.Process.Pid }
+func (m *member) Signal(sig os.Signal) error { return m.cmd.Process.Signal(sig) }
+func (m *member) Done() <-chan struct{}      { return m.ended }
+
+// kill ends m as kill -9 does.
+func (m *member) kill() {
+	_ = m.cmd.Process.Signal(syscall.SIGCONT)
+	_ = m.cmd.Process.Kill()
+	<-m.ended
+}
+
+// scratch is a directory in memory, if there is such a thing: what is tested here is not the disk.
+func scratch(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "etcdlog-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// freePort is a port that nobody else takes while the member there is killed: it is below those that the system hands out.
+func freePort(t testing.TB) string {
+	t.Helper()
+	for range 100 {
+		addr := fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000))
+		if l, err := net.Listen("tcp", addr); err == nil {
+			require.NoError(t, l.Close())
+			return addr
+		}
+	}
+	t.Fatal("no free port from 10000 to 29999")
+	return ""
+}
+
+func addresses(members []*member) (addrs []string) {
+	for _, m := range members {
+		addrs = append(addrs, m.client)
+	}
+	return addrs
+}
+
+var roots atomic.Uint64
+
+// newRoot is what a store with nothing in it begins with.
+func newRoot() string { return fmt.Sprintf("test-%d/", roots.Add(1)) }
+
+// client is an etcd client that ends with the test.
+func client(t testing.TB, members []*member) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: addresses(members), DialTimeout: time.Second, Logger: zap.NewNop()})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// lead is a store that this process leads.
+func lead(t testing.TB, c *clientv3.Client, o *etcdlog.Options) *store.Memory {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	l, err := etcdlog.Lead(ctx, c, "127.0.0.1:1", o)
+	require.NoError(t, err)
+	m := &store.Memory{Replica: l}
+	require.NoError(t, m.Open())
+	t.Cleanup(func() {
+		_ = m.Close()
+		_ = l.Close()
+	})
+	return m
+}

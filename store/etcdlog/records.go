@@ -1,0 +1,330 @@
+package etcdlog
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/internal/durable"
+)
+
+// ErrReplaced is why a leader ends: another process leads. Nothing was acknowledged since.
+var ErrReplaced = errors.New("another process leads this store now")
+
+var _ durable.Records = (*records)(nil)
+
+// records is the log of a leader. It owns one goroutine, keep, until Close.
+//
+// Whoever syncs does a round: one transaction, or several if there is much to append, or a read if there is nothing. Rounds are done
+// one after the other; a round carries all that was appended before it began, and confirms the leadership for every caller
+// that came before it began.
+type records struct {
+	*place
+	fence   int64         // the revision at which this process put root/leader
+	lost    chan struct{} // closed with err, unless it is ErrClosed
+	closing chan struct{}
+	running sync.WaitGroup
+
+	turn   sync.Mutex // held during a round
+	next   where      // with turn: of the next part
+	first  where      // with turn: of the first part of the newest segment that has one
+	closed bool       // with turn
+
+	durable atomic.Uint64
+	ended   atomic.Uint64 // rounds that have succeeded
+	writing atomic.Pointer[time.Time]
+
+	mu      sync.Mutex // protects the fields below; not held while etcd is asked
+	begun   uint64     // rounds that have begun
+	queue   []batch    // that no round has taken
+	under   int        // bytes that a round has taken
+	pos     uint64     // of the last record
+	segment uint64     // that the next record is for
+	fresh   bool       // it has none yet
+	live    map[uint64]int64
+	err     error // for good
+}
+
+// batch is what one segment gets in a round.
+type batch struct {
+	segment uint64
+	bytes   []byte
+}
+
+// newRecords is the log of a leader since the revision fence. Its next part is next; there are so many bytes since the checkpoint.
+func newRecords(p *place, fence int64, next where, bytes int64) *records {
+	r := &records{
+		place: p, fence: fence, next: next, segment: next.segment, live: map[uint64]int64{next.segment: bytes},
+		lost: make(chan struct{}), closing: make(chan struct{}),
+	}
+	r.running.Go(r.keep)
+	return r
+}
+
+// Append implements durable.Records.
+func (r *records) Append(f func(b []byte) []byte) (pos uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pos++
+	if r.err != nil {
+		return r.pos
+	}
+	n := len(r.queue)
+	if n == 0 || r.queue[n-1].segment != r.segment {
+		r.queue = append(r.queue, batch{segment: r.segment})
+		n++
+	}
+	b := &r.queue[n-1]
+	start := len(b.bytes)
+	b.bytes = f(append(b.bytes, 0, 0, 0, 0))
+	binary.LittleEndian.PutUint32(b.bytes[start:], uint32(len(b.bytes)-start-4))
+	r.fresh = false
+	return r.pos
+}
+
+// Sync returns when what was appended before it is durable, and this process was found to lead after Sync was called.
+func (r *records) Sync(uint64) error {
+	r.mu.Lock()
+	want, err := r.begun+1, r.err
+	r.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	if r.ended.Load() >= want {
+		return nil
+	}
+	return r.round()
+}
+
+// round is one round. Called with the turn.
+func (r *records) round() error {
+	r.mu.Lock()
+	if r.err != nil {
+		r.mu.Unlock()
+		return r.err
+	}
+	r.begun++
+	round, pos, queue := r.begun, r.pos, r.queue
+	r.queue = nil
+	for _, b := range queue {
+		r.under += len(b.bytes)
+	}
+	r.mu.Unlock()
+	began := time.Now()
+	r.writing.Store(&began)
+	defer r.writing.Store(nil)
+	err := r.write(queue)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.under = 0
+	if err != nil {
+		r.fail(err)
+	}
+	if r.err != nil {
+		return r.err
+	}
+	for _, b := range queue {
+		r.live[b.segment] += int64(len(b.bytes))
+	}
+	r.durable.Store(pos)
+	r.ended.Store(round)
+	return nil
+}
+
+// write appends queue, or finds out whether this process leads. Called with the turn.
+func (r *records) write(queue []batch) error {
+	if len(queue) == 0 {
+		return r.confirm()
+	}
+	for _, b := range queue {
+		if b.segment != r.next.segment {
+			r.next.segment = b.segment
+			r.first = r.next
+		}
+		for rest := b.bytes; ; {
+			n := min(len(rest), r.Part)
+			part := append(make([]byte, 0, n+1), last)
+			if n < len(rest) {
+				part[0] = more
+			}
+			if err := r.change(clientv3.OpPut(r.logKey(r.next), string(append(part, rest[:n]...)))); err != nil {
+				return err
+			}
+			r.next.seq++
+			if rest = rest[n:]; len(rest) == 0 {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// change makes changes if this process leads. Each of them may be made twice without harm: whether an attempt that brought no answer
+// was carried out is not known.
+func (r *records) change(ops ...clientv3.Op) error {
+	return r.insist(func(ctx context.Context) error {
+		resp, err := r.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence)).Then(ops...).Commit()
+		if err == nil && !resp.Succeeded {
+			return ErrReplaced
+		}
+		return err
+	})
+}
+
+// confirm is a linearizable read of who leads.
+func (r *records) confirm() error {
+	return r.insist(func(ctx context.Context) error {
+		resp, err := r.kv.Get(ctx, r.leaderKey(), clientv3.WithKeysOnly())
+		if err == nil && (len(resp.Kvs) == 0 || resp.Kvs[0].ModRevision != r.fence) {
+			return ErrReplaced
+		}
+		return err
+	})
+}
+
+// insist calls f until it has an answer, for as long as an outage may last.
+func (r *records) insist(f func(ctx context.Context) error) error {
+	return insist(r.closing, &r.Options, f)
+}
+
+// keep changes root/beat, for standbys to see, and finds out soon that another process leads.
+func (r *records) keep() {
+	ticker := time.NewTicker(r.FailureTimeout / 4)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-r.closing:
+			return
+		}
+		if err := r.change(clientv3.OpPut(r.beatKey(), "")); err != nil {
+			r.Fail(err)
+			return
+		}
+	}
+}
+
+// Settled implements durable.Records.
+func (r *records) Settled(uint64) bool { return false }
+
+// Durable implements durable.Records.
+func (r *records) Durable() uint64 { return r.durable.Load() }
+
+// Progress implements durable.Records.
+func (r *records) Progress() uint64 { return r.ended.Load() }
+
+// Unsynced implements durable.Records.
+func (r *records) Unsynced() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := r.under
+	for _, b := range r.queue {
+		n += len(b.bytes)
+	}
+	return int64(n)
+}
+
+// Writing implements durable.Records.
+func (r *records) Writing() time.Duration {
+	if began := r.writing.Load(); began != nil {
+		return max(1, time.Since(*began))
+	}
+	return 0
+}
+
+// Size implements durable.Records.
+func (r *records) Size() (n int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, bytes := range r.live {
+		n += bytes
+	}
+	return n
+}
+
+// Rotate implements durable.Records.
+func (r *records) Rotate() (segment uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.fresh {
+		r.segment++
+		r.fresh = true
+	}
+	return r.segment
+}
+
+// firstOf is the sequence number of the first part of the newest segment, which Begin has begun.
+func (r *records) firstOf(segment uint64) (seq uint64) {
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	if r.first.segment == segment {
+		return r.first.seq
+	}
+	return r.next.seq
+}
+
+// Begin implements durable.Records: what is in the segments before is durable then.
+func (r *records) Begin(uint64) error { return r.Sync(0) }
+
+// Remove implements durable.Records.
+func (r *records) Remove(before uint64) error {
+	if err := r.change(clientv3.OpDelete(r.logPrefix(), clientv3.WithRange(r.segmentKey(before)))); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for segment := range r.live {
+		if segment < before {
+			delete(r.live, segment)
+		}
+	}
+	return nil
+}
+
+// Fail implements durable.Records.
+func (r *records) Fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fail(err)
+}
+
+// fail is Fail, with mu.
+func (r *records) fail(err error) {
+	if r.err != nil {
+		return
+	}
+	r.err, r.queue = fmt.Errorf("etcdlog: %w", err), nil
+	if !errors.Is(err, errClosed) {
+		close(r.lost)
+	}
+}
+
+var errClosed = errors.New("it is closed")
+
+// Close implements durable.Records. It leaves the leadership to others.
+func (r *records) Close() error {
+	err := r.Sync(0)
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	if r.closed {
+		return nil
+	}
+	r.closed = true
+	r.Fail(errClosed)
+	close(r.closing)
+	r.running.Wait()
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, _ = r.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence)).Then(clientv3.OpDelete(r.leaderKey())).Commit()
+	}
+	return err
+}

@@ -1,0 +1,243 @@
+package etcdlog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/durable"
+)
+
+// standby is a process that follows the log with a machine of its own. One goroutine uses it.
+type standby struct {
+	*place
+	machine *core.Machine
+	state   state
+	leader  Leader
+	rev     int64     // of etcd, up to which it has followed
+	beat    int64     // the revision at which root/beat was put
+	heard   time.Time // when the leader or root/beat last changed
+	whole   where     // of the part behind the last batch that is whole
+	next    where     // of the part that comes next: behind whole while a batch is not whole
+	part    []byte    // what there is of it
+	bytes   int64     // of the log since the checkpoint
+}
+
+// errBehind is why a standby begins anew: what it would have read next is not there any more.
+var errBehind = errors.New("the log has gone on from a newer checkpoint")
+
+// load makes the machine of the checkpoint and the log as they are now.
+func (s *standby) load(ctx context.Context, scratch string) error {
+	resp, err := s.kv.Txn(ctx).Then(clientv3.OpGet(s.stateKey()), clientv3.OpGet(s.leaderKey()), clientv3.OpGet(s.beatKey(), clientv3.WithKeysOnly())).Commit()
+	if err != nil {
+		return err
+	}
+	s.rev, s.heard = resp.Header.Revision, time.Now()
+	s.state, s.leader, s.beat, s.bytes = empty, Leader{}, 0, 0
+	for _, r := range resp.Responses {
+		for _, kv := range r.GetResponseRange().Kvs {
+			if err := s.note(kv); err != nil {
+				return err
+			}
+		}
+	}
+	if s.machine, err = s.checkpoint(ctx, scratch); err != nil {
+		return err
+	}
+	s.whole = where{s.state.Segment, s.state.Seq}
+	s.next = s.whole
+	return s.catchUp(ctx, s.segmentKey(s.state.Segment), clientv3.WithRev(s.rev))
+}
+
+// note takes the value of a key that is not of the log.
+func (s *standby) note(kv *mvccpb.KeyValue) error {
+	var err error
+	switch string(kv.Key) {
+	case s.stateKey():
+		err = json.Unmarshal(kv.Value, &s.state)
+		s.bytes = 0
+	case s.leaderKey():
+		s.leader = Leader{}
+		err = json.Unmarshal(kv.Value, &s.leader)
+		s.leader.rev, s.heard = kv.ModRevision, time.Now()
+		s.part, s.next = nil, s.whole // the leader before has not ended its last batch, and never will
+	case s.beatKey():
+		s.beat, s.heard = kv.ModRevision, time.Now()
+	}
+	if err != nil {
+		return fmt.Errorf("key %q: %w", kv.Key, err)
+	}
+	return nil
+}
+
+// checkpoint makes the machine of a checkpoint, or a new one.
+func (s *standby) checkpoint(ctx context.Context, scratch string) (*core.Machine, error) {
+	if s.state.Checkpoint == 0 {
+		return core.New(core.Limits{}), nil // its limits are the first record of the log
+	}
+	name := filepath.Join(scratch, "checkpoint.old")
+	f, err := os.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.Remove(name) }()
+	for part := range s.state.Parts {
+		resp, err := s.kv.Get(ctx, s.checkpointKey(s.state.Checkpoint, part), clientv3.WithRev(s.rev))
+		switch {
+		case err != nil:
+			_ = f.Close()
+			return nil, err
+		case len(resp.Kvs) == 0:
+			_ = f.Close()
+			return nil, fmt.Errorf("part %d of %d of checkpoint %d is missing: %w", part, s.state.Parts, s.state.Checkpoint, durable.ErrDamaged)
+		}
+		if _, err := f.Write(resp.Kvs[0].Value); err != nil {
+			_ = f.Close()
+			return nil, err
+		}
+	}
+	if err := f.Close(); err != nil {
+		return nil, err
+	}
+	m, incarnation, segment, err := durable.ReadCheckpoint(name)
+	if err == nil && (incarnation != s.state.Incarnation || segment != s.state.Segment) {
+		err = fmt.Errorf("checkpoint %d is of another store or segment: %w", s.state.Checkpoint, durable.ErrDamaged)
+	}
+	return m, err
+}
+
+// page is how many parts of the log are read at once.
+const page = 64
+
+// catchUp applies what there is of the log from a key on.
+func (s *standby) catchUp(ctx context.Context, from string, options ...clientv3.OpOption) error {
+	end := clientv3.GetPrefixRangeEnd(s.logPrefix())
+	for {
+		resp, err := s.kv.Get(ctx, from, append(options, clientv3.WithRange(end), clientv3.WithLimit(page))...)
+		if err != nil {
+			return err
+		}
+		for _, kv := range resp.Kvs {
+			if err := s.apply(kv); err != nil {
+				return err
+			}
+			from = string(kv.Key) + "\x00"
+		}
+		if !resp.More {
+			return nil
+		}
+	}
+}
+
+// apply takes a part of the log, and replays the batch that it ends.
+func (s *standby) apply(kv *mvccpb.KeyValue) error {
+	w, err := s.whereOf(kv.Key)
+	if err != nil {
+		return err
+	}
+	switch {
+	case w.seq < s.next.seq: // an attempt of the leader that brought no answer, and was repeated
+		return nil
+	case w.seq > s.next.seq:
+		return errBehind
+	}
+	if len(kv.Value) == 0 {
+		return errBatch
+	}
+	s.part = append(s.part, kv.Value[1:]...)
+	s.next = where{w.segment, w.seq + 1}
+	s.bytes += int64(len(kv.Value))
+	if kv.Value[0] == more {
+		return nil
+	}
+	batch := s.part
+	s.part, s.whole = nil, s.next
+	err = replay(batch, s.machine.Replay)
+	s.machine.Effects() // their sessions are the leader's
+	return err
+}
+
+// follow applies what the leader appends, and returns when there is no leader.
+func (s *standby) follow(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changes := s.watcher.Watch(clientv3.WithRequireLeader(ctx), s.Root, clientv3.WithPrefix(), clientv3.WithRev(s.rev+1))
+	ticker := time.NewTicker(s.FailureTimeout / 8)
+	defer ticker.Stop()
+	for {
+		if s.leader.rev == 0 {
+			return nil
+		}
+		select {
+		case resp, ok := <-changes:
+			switch {
+			case !ok:
+				return ctx.Err()
+			case resp.Err() != nil:
+				if errors.Is(resp.Err(), rpctypes.ErrCompacted) {
+					return errBehind
+				}
+				return resp.Err()
+			}
+			if err := s.take(resp.Events); err != nil {
+				return err
+			}
+			s.rev = max(s.rev, resp.Header.Revision)
+		case <-ticker.C:
+			if time.Since(s.heard) > s.FailureTimeout && s.failed(ctx) {
+				return nil
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// take applies changes, in their order.
+func (s *standby) take(events []*clientv3.Event) error {
+	log := s.logPrefix()
+	for _, e := range events {
+		var err error
+		switch key := string(e.Kv.Key); {
+		case e.Type == mvccpb.DELETE:
+			if key == s.leaderKey() {
+				s.leader = Leader{}
+			}
+		case len(key) > len(log) && key[:len(log)] == log:
+			err = s.apply(e.Kv)
+		default:
+			err = s.note(e.Kv)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// failed asks whether the leader has changed nothing, other than what this process has heard of: what is slow may be its own watch.
+func (s *standby) failed(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, attempt)
+	defer cancel()
+	resp, err := s.kv.Txn(ctx).Then(clientv3.OpGet(s.leaderKey(), clientv3.WithKeysOnly()), clientv3.OpGet(s.beatKey(), clientv3.WithKeysOnly())).Commit()
+	if err != nil {
+		return false
+	}
+	known := [...]int64{s.leader.rev, s.beat}
+	for i, r := range resp.Responses {
+		if kvs := r.GetResponseRange().Kvs; len(kvs) == 0 || kvs[0].ModRevision > known[i] {
+			s.heard = time.Now()
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,55 @@
+package etcdlog_test
+
+import (
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+)
+
+// TestTakeover: the next leader has what the last one acknowledged, also from a checkpoint.
+func TestTakeover(t *testing.T) {
+	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), Part: 1000}
+	for term := range 5 {
+		m := lead(t, c, o)
+		s := store.New(m)
+		for i := range term {
+			v, err := s.Get(t.Context(), fmt.Sprint("key-", i))
+			require.NoError(t, err, "term %d", term)
+			require.Len(t, v, 10_000)
+		}
+		n, err := s.Add(t.Context(), "terms", 1)
+		require.NoError(t, err)
+		require.EqualValues(t, term+1, n)
+		require.NoError(t, s.Set(t.Context(), fmt.Sprint("key-", term), make([]byte, 10_000), nil))
+		if term%2 == 1 {
+			_, err = s.Backup(t.Context(), io.Discard) // which makes a checkpoint
+			require.NoError(t, err)
+		}
+		require.NoError(t, m.Close())
+	}
+}
+
+// TestReplacedLeader: a leader that another process has replaced acknowledges nothing, and answers no read.
+func TestReplacedLeader(t *testing.T) {
+	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), FailureTimeout: 200 * time.Millisecond}
+	before := lead(t, c, o)
+	s := store.New(before)
+	require.NoError(t, s.Set(t.Context(), "key", []byte("old"), nil))
+	_, err := c.Delete(t.Context(), o.Root+"leader")
+	require.NoError(t, err)
+	after := lead(t, c, o)
+	require.NoError(t, store.New(after).Set(t.Context(), "key", []byte("new"), nil))
+	_, err = s.Get(t.Context(), "key")
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, etcdlog.ErrReplaced.Error())
+	<-before.Failed()
+	v, err := store.New(after).Get(t.Context(), "key")
+	require.NoError(t, err)
+	require.Equal(t, "new", string(v))
+}
