@@ -77,6 +77,12 @@ type line struct {
 // another one's.
 func (d *dialer) dial(ctx context.Context, hello *wire.Request) (*line, error) {
 	way := d.ways[d.next]
+	if d.options.Resolve != nil {
+		var err error
+		if way, err = d.options.Resolve(ctx); err != nil {
+			return nil, err
+		}
+	}
 	l, err := d.dialWay(ctx, way, hello)
 	if err != nil {
 		d.next = (d.next + 1) % len(d.ways)

@@ -32,10 +32,14 @@ var empty = state{Segment: 1, Seq: 1}
 // where is the place of a part of the log.
 type where struct{ segment, seq uint64 }
 
-func (p *place) logKey(w where) string { return fmt.Sprintf("%s%016x/%016x", p.logPrefix(), w.segment, w.seq) }
+func (p *place) logKey(w where) string {
+	return fmt.Sprintf("%s%016x/%016x", p.logPrefix(), w.segment, w.seq)
+}
 
 // segmentKey is before all parts of a segment, and behind those of the segments before it.
-func (p *place) segmentKey(segment uint64) string { return fmt.Sprintf("%s%016x/", p.logPrefix(), segment) }
+func (p *place) segmentKey(segment uint64) string {
+	return fmt.Sprintf("%s%016x/", p.logPrefix(), segment)
+}
 
 // whereOf parses a key of the log.
 func (p *place) whereOf(key []byte) (w where, err error) {

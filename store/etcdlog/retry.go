@@ -53,6 +53,11 @@ func transient(err error) bool {
 	return code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Aborted
 }
 
+// denied reports whether etcd refuses this user.
+func denied(err error) bool {
+	return is(err, rpctypes.ErrGRPCPermissionDenied) || is(err, rpctypes.ErrGRPCAuthFailed) || is(err, rpctypes.ErrGRPCUserEmpty) || is(err, rpctypes.ErrGRPCAuthNotEnabled)
+}
+
 // is reports whether err is one of etcd's, which the client gives in two forms.
 func is(err, target error) bool {
 	return errors.Is(err, target) || errors.Is(err, rpctypes.Error(target)) || text(err) == text(target)

@@ -1,0 +1,182 @@
+package etcdlog
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/store"
+)
+
+// Replica is one process of a replicated store: it follows the leader, and serves while it leads itself.
+//
+// It owns Listener, which it closes, and all goroutines that serve, until Run returns.
+type Replica struct {
+	Client   *clientv3.Client
+	Options  Options
+	Listener net.Listener
+	Addr     string // where clients reach Listener, host:port; default its address
+	// Memory makes the store of a term, with its limits; nil is one with default limits. Its Replica is set.
+	Memory func() *store.Memory
+	// Server makes what serves it; nil is a store.Server without TLS and secrets.
+	Server func(m *store.Memory) *store.Server
+	Drain  time.Duration // for peers to hang up, when ctx ends; 0 is not at all
+	// Leads is called when this process begins to lead, with the store of that term, and with nil when it follows again; nil is nobody.
+	Leads func(m *store.Memory)
+}
+
+// Run follows and leads until ctx ends, or something is wrong that does not pass: etcd denies access, or what is in it is
+// malformed. It gives up the leadership before it returns, so that another process takes over at once.
+func (r *Replica) Run(ctx context.Context) error {
+	g := &gate{Listener: r.Listener}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g.accept()
+	}()
+	defer func() {
+		_ = r.Listener.Close()
+		<-done
+	}()
+	addr := r.Addr
+	if addr == "" {
+		addr = r.Listener.Addr().String()
+	}
+	for {
+		l, err := Lead(ctx, r.Client, addr, &r.Options)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if err := r.term(ctx, g, l); err != nil || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// term serves until l is over, or ctx ends.
+func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
+	defer l.Close()
+	m := &store.Memory{Logger: r.Options.Logger}
+	if r.Memory != nil {
+		m = r.Memory()
+	}
+	m.Replica = l
+	if err := m.Open(); err != nil {
+		if errors.Is(err, ErrReplaced) {
+			return nil
+		}
+		return err
+	}
+	defer m.Close()
+	s := &store.Server{Engine: m, Logger: r.Options.Logger}
+	if r.Server != nil {
+		s = r.Server(m)
+	}
+	if r.Leads != nil {
+		r.Leads(m)
+		defer r.Leads(nil)
+	}
+	way := g.open()
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(way) }()
+	var err error
+	select {
+	case err = <-ended:
+		ended <- err
+	case <-m.Failed():
+		l.Logger.Warn("follows", "root", l.Root, "err", m.Err())
+	case <-ctx.Done():
+		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Drain)
+		_ = s.Shutdown(drain)
+		cancel()
+	}
+	_ = s.Close()
+	<-ended
+	return err
+}
+
+// gate is a listener whose connections go to the server of a term, and are closed while there is none: their clients try another address.
+type gate struct {
+	net.Listener
+
+	mu   sync.Mutex
+	term *way // nil: this process follows
+}
+
+// way is what a term's server accepts from.
+type way struct {
+	gate  *gate
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+// open begins a term.
+func (g *gate) open() *way {
+	w := &way{gate: g, conns: make(chan net.Conn), done: make(chan struct{})}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.term = w
+	return w
+}
+
+// accept accepts until the listener is closed.
+func (g *gate) accept() {
+	for pause := time.Millisecond; ; {
+		c, err := g.Listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no more file descriptors, or a peer that went away: that passes
+			time.Sleep(pause)
+			pause = min(2*pause, time.Second)
+			continue
+		}
+		pause = time.Millisecond
+		g.mu.Lock()
+		w := g.term
+		g.mu.Unlock()
+		if w == nil {
+			_ = c.Close()
+			continue
+		}
+		select {
+		case w.conns <- c:
+		case <-w.done:
+			_ = c.Close()
+		}
+	}
+}
+
+// Accept implements net.Listener.
+func (w *way) Accept() (net.Conn, error) {
+	select {
+	case c := <-w.conns:
+		return c, nil
+	case <-w.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener: it ends the term.
+func (w *way) Close() error {
+	w.once.Do(func() {
+		w.gate.mu.Lock()
+		if w.gate.term == w {
+			w.gate.term = nil
+		}
+		w.gate.mu.Unlock()
+		close(w.done)
+	})
+	return nil
+}
+
+// Addr implements net.Listener.
+func (w *way) Addr() net.Addr { return w.gate.Listener.Addr() }
