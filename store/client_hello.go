@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/muster-pg/muster/internal/transport"
@@ -39,16 +40,27 @@ func newDialer(addr string, o DialOptions) (*dialer, error) {
 	return d, nil
 }
 
+// takeoverTime is for how long one of several addresses is looked for that serves, when another one hung up: that was a standby of a
+// replicated store, whose leader is being replaced.
+const takeoverTime = 5 * time.Second
+
+// hungUp reports whether whoever listens there closed the connection without a word.
+func hungUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
 // dialUntil tries every way once, and with Wait until ctx ends.
 func (d *dialer) dialUntil(ctx context.Context, hello *wire.Request) (*line, error) {
-	began := time.Now()
+	began, standby := time.Now(), false
 	for tries, pause := 1, 5*time.Millisecond; ; tries++ {
 		l, err := d.dial(ctx, hello)
+		standby = standby || len(d.ways) > 1 && hungUp(err)
 		switch {
 		case err == nil:
 			return l, nil
 		case tries < len(d.ways) && ctx.Err() == nil:
 			continue
+		case standby && nobodyThere(err) && time.Since(began) < takeoverTime && ctx.Err() == nil:
 		case isDoubtful(err) && tries < mostDoubts*len(d.ways) && ctx.Err() == nil:
 		case !d.options.Wait || !nobodyThere(err):
 			return nil, dialError(d.addr, err, 0)

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/spf13/cobra"
 )
 
@@ -236,6 +237,8 @@ func (e *storeError) unavailable(inner *store.Error) string {
 		return fmt.Sprintf("whoever listens at %s is no muster store (%v): check --store or MUSTER_STORE", addr, e.err)
 	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "tcp"):
 		return fmt.Sprintf("PyTorch hosts no store at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
+	case errors.Is(e.err, etcdlog.ErrNoLeader):
+		return fmt.Sprintf("no process serves the store in the etcd at %s: start some with \"muster serve --etcd URL\"", addr)
 	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "etcd"):
 		return fmt.Sprintf("no etcd at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
 	// That is why it says nothing: a relay that nobody has answered is late too, and says so itself.

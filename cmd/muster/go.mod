@@ -10,7 +10,7 @@ require (
 	github.com/hanwen/go-fuse/v2 v2.12.1
 	github.com/muster-pg/muster v0.0.0
 	github.com/muster-pg/muster/status/metrics v0.0.0
-	github.com/muster-pg/muster/store/etcdstore v0.0.0
+	github.com/muster-pg/muster/store/etcdlog v0.0.0
 	github.com/muster-pg/muster/trace/prom v0.0.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/prometheus/client_model v0.6.3
@@ -77,6 +77,6 @@ require (
 replace (
 	github.com/muster-pg/muster => ../..
 	github.com/muster-pg/muster/status/metrics => ../../status/metrics
-	github.com/muster-pg/muster/store/etcdstore => ../../store/etcdstore
+	github.com/muster-pg/muster/store/etcdlog => ../../store/etcdlog
 	github.com/muster-pg/muster/trace/prom => ../../trace/prom
 )

@@ -57,7 +57,7 @@ func tell(w http.ResponseWriter, err error) {
 func (h *health) alive(ctx context.Context) error {
 	s := h.store.Load()
 	if s == nil {
-		return nil // it reads what it has kept
+		return nil // it reads what it has kept, or follows
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -70,7 +70,7 @@ func (h *health) ready(ctx context.Context) error {
 	case h.ending.Load():
 		return errors.New("it ends")
 	case h.store.Load() == nil:
-		return errors.New("it reads what it has kept")
+		return errors.New("it reads what it has kept, or it is a standby")
 	}
 	return h.alive(ctx)
 }
@@ -81,6 +81,14 @@ func (h *health) serves(e store.Engine) {
 		h.store.Store(store.New(e))
 	}
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // nobody to tell is no failure
+}
+
+// follows tells that another process serves.
+func (h *health) follows() {
+	if h != nil {
+		h.store.Store(nil)
+	}
+	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
 }
 
 // ends tells that the server has been told to end.

@@ -23,6 +23,7 @@ type serving struct {
 	who      accessFlags
 	torch    torchFlags
 	page     pageFlags
+	replica  replicaFlags
 	listen   string
 	health   string
 	drain    time.Duration
@@ -36,7 +37,9 @@ func newServe() *cobra.Command {
 		Short: "Host a store until SIGINT or SIGTERM",
 		Long: `Host a store until SIGINT or SIGTERM: in memory, or with --data in a folder of its own. What a
 store with --data has acknowledged is there again after a crash, of the process or the machine,
-and its clients go on by themselves when it is back.
+and its clients go on by themselves when it is back. With --etcd, several processes keep one store
+in an etcd: one of them serves, and when it fails another one takes over within a second. Clients
+name all of them, --store muster://a:7070,b:7070, or the etcd, --store etcd://host:2379.
 
 The first line on standard output is the store's address, as --store and MUSTER_STORE take it;
 with port 0 the system chooses the port. Logs go to standard error. The first signal stops it
@@ -68,6 +71,7 @@ a certificate or TLS lets them in only below a prefix that is opened by name:
 Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		Example: `  muster serve
   muster serve --data /var/lib/muster
+  muster serve --etcd etcd://10.0.0.1:2379,10.0.0.2:2379/jobs --listen 10.0.0.5:7070 --secret-file secret
   muster serve --http 127.0.0.1:8080   # a page: who waits for whom
   muster serve --listen 127.0.0.1:0 --log-level debug
   muster serve --listen 10.0.0.5:7070 --secret-file secret
@@ -84,6 +88,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for peers to hang up, after the first signal")
 	f.StringVar(&o.health, "health", "", "`address` to tell at over HTTP how it does, host:port; nothing else is told there, to anybody")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	o.replica.register(cmd)
 	o.page.register(cmd, "")
 	o.torch.register(cmd)
 	o.who.register(cmd)
@@ -104,6 +109,9 @@ func (o *serving) run(cmd *cobra.Command) error {
 	}
 	defer told.close()
 	o.limitMemory()
+	if o.replica.cluster != nil {
+		return o.replicate(cmd, told, sigs)
+	}
 	h, err := startHost(o.listen, o.hostOptions)
 	if err != nil {
 		return listenError("--listen", o.listen, err)
@@ -164,6 +172,9 @@ func (o *serving) check(cmd *cobra.Command) error {
 	o.logger = logger
 	if err := checkListen(o.listen); err != nil {
 		return usagef(cmd, "--listen %s: %v", o.listen, err)
+	}
+	if err := o.replica.check(cmd, o); err != nil {
+		return err
 	}
 	if o.health != "" {
 		if err := checkListen(o.health); err != nil {

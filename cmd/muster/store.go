@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/store/etcdstore"
+	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/muster-pg/muster/store/torchstore"
 	"github.com/spf13/cobra"
 )
@@ -95,14 +95,14 @@ func (r *remote) open() (*store.Store, error) {
 func schemes() store.Schemes {
 	all := store.Builtin()
 	all["tcp"], all["tcpstore"] = torchstore.Open, torchstore.Open
-	all["etcd"], all["etcds"] = etcdstore.Open, etcdstore.Open
+	all["etcd"], all["etcds"] = etcdlog.Open, etcdlog.Open
 	return all
 }
 
 // target is the store's URL with the parameters that flags and variables give. What the URL says itself comes first, then flags.
 func (r *remote) target() string {
 	u, err := url.Parse(r.url)
-	if err != nil || u.Scheme != "muster" && u.Scheme != "etcds" { // the others have neither secrets nor TLS
+	if err != nil || u.Scheme != "muster" && u.Scheme != "etcd" && u.Scheme != "etcds" { // the others have neither secrets nor TLS
 		return r.url
 	}
 	q, err := url.ParseQuery(u.RawQuery)
@@ -111,7 +111,7 @@ func (r *remote) target() string {
 	}
 	for _, p := range r.secure {
 		value := cmp.Or(p.value, os.Getenv(p.env))
-		if p.name == "secret-file" && u.Scheme != "muster" {
+		if p.name != "secret-file" && u.Scheme == "etcd" {
 			continue
 		}
 		if value != "" && !q.Has(p.name) && (p.name == "secret-file" || q.Get("tls") != "false") {

@@ -23,7 +23,7 @@ type Replica struct {
 	// Memory makes the store of a term, with its limits; nil is one with default limits. Its Replica is set.
 	Memory func() *store.Memory
 	// Server makes what serves it; nil is a store.Server without TLS and secrets.
-	Server func(m *store.Memory) *store.Server
+	Server func(m *store.Memory) (*store.Server, error)
 	Drain  time.Duration // for peers to hang up, when ctx ends; 0 is not at all
 	// Leads is called when this process begins to lead, with the store of that term, and with nil when it follows again; nil is nobody.
 	Leads func(m *store.Memory)
@@ -77,7 +77,10 @@ func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
 	defer m.Close()
 	s := &store.Server{Engine: m, Logger: r.Options.Logger}
 	if r.Server != nil {
-		s = r.Server(m)
+		var err error
+		if s, err = r.Server(m); err != nil {
+			return err
+		}
 	}
 	if r.Leads != nil {
 		r.Leads(m)

@@ -22,6 +22,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
+// ErrNoLeader is why Open and Leader fail while no process serves the store.
+var ErrNoLeader = errors.New("no process leads the store there")
+
 // Cluster is an etcd, and a store's place in it.
 type Cluster struct {
 	Endpoints      []string // host:port
@@ -197,8 +200,8 @@ func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
 		return "", c.unavailable(err)
 	case l.Addr == "":
 		return "", &store.Error{
-			Op: "dial", Key: "etcd at " + strings.Join(c.Endpoints, ","), Code: wire.CodeUnavailable, Err: store.ErrUnavailable,
-			Detail: `no process leads the store there: start one with "muster serve --etcd"`,
+			Op: "dial", Key: "etcd at " + strings.Join(c.Endpoints, ","), Code: wire.CodeUnavailable,
+			Err: fmt.Errorf("%w: %w", store.ErrUnavailable, ErrNoLeader),
 		}
 	}
 	return l.Addr, nil
