@@ -64,8 +64,8 @@ func TestRules(t *testing.T) {
 			want:  []string{"wire/a.go:3: wire must not import store: floor 1 is above floor 0"},
 		},
 		"up by a pattern": {
-			files: map[string]string{"internal/testcluster/a.go": "// Package testcluster.\npackage testcluster\nimport _ `" + module + "/store/etcdstore`"},
-			want:  []string{"internal/testcluster must not import store/etcdstore: floor 6 is above floor 3"},
+			files: map[string]string{"internal/testcluster/a.go": "// Package testcluster.\npackage testcluster\nimport _ `" + module + "/store/etcdlog`"},
+			want:  []string{"internal/testcluster must not import store/etcdlog: floor 6 is above floor 3"},
 		},
 		"sideways": {
 			files: map[string]string{"store/a.go": store + `import _ "` + module + `/shm"`},

@@ -68,7 +68,7 @@ var floors = [][]room{
 		{name: "cmd/muster/...", may: []string{"..."}},
 		{name: "bench/...", may: []string{"..."}},
 		{name: "deploy/...", may: []string{"..."}},
-		{name: "store/etcdstore/...", may: []string{"..."}},
+		{name: "store/etcdlog/...", may: []string{"..."}},
 		{name: "status/browser/...", may: []string{"..."}},
 		{name: "status/metrics/...", may: []string{"..."}},
 		{name: "trace/prom/...", may: []string{"..."}},
