@@ -1,0 +1,200 @@
+package etcdlog_test
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/wire"
+)
+
+// median is that of ds.
+func median(ds []time.Duration) time.Duration {
+	slices.Sort(ds)
+	return ds[len(ds)/2]
+}
+
+// BenchmarkBarrier has n ranks, each with a connection to a store whose log is in an etcd of one or three members, in barriers one after
+// the other, and after each of them one put of etcd's own client: the medians of both, on the same members and their disk, and what one is in
+// terms of the other. Then, with one member, the ranks enter double barriers of etcd's recipes.
+func BenchmarkBarrier(b *testing.B) {
+	for _, count := range []int{1, 3} {
+		members := etcdBehind(b, count, func(peer string) string { return peer })
+		plain := client(b, members)
+		for _, n := range []int{2, 8, 32} {
+			b.Run(fmt.Sprint(count, " members/", n), func(b *testing.B) {
+				pass := barriers(b, members, n)
+				var ours, puts, recipes []time.Duration
+				for seq := uint64(1); b.Loop(); seq++ {
+					ours = append(ours, timed(func() { pass(seq) }))
+					puts = append(puts, timed(func() {
+						if _, err := plain.Put(b.Context(), "plain", "0123456789abcdef"); err != nil {
+							b.Error(err)
+						}
+					}))
+				}
+				put := float64(median(puts))
+				b.ReportMetric(float64(median(ours).Microseconds()), "µs/barrier")
+				b.ReportMetric(float64(median(ours))/put, "puts/barrier")
+				b.ReportMetric(float64(median(puts).Microseconds()), "µs/put")
+				b.ReportMetric(0, "ns/op")
+				if count > 1 {
+					return
+				}
+				pass = recipeBarriers(b, members, n)
+				for seq := range uint64(min(len(ours), 50)) {
+					recipes = append(recipes, timed(func() { pass(seq) }))
+				}
+				b.ReportMetric(float64(median(recipes))/put, "puts/recipe")
+			})
+		}
+	}
+}
+
+// BenchmarkWrites has 50 writers set keys of their own, each with one request at a time or with 16: in a store whose log is in an etcd of
+// three members, and by puts of etcd's own client there.
+func BenchmarkWrites(b *testing.B) {
+	members := etcdBehind(b, 3, func(peer string) string { return peer })
+	const writers = 50
+	value := []byte("0123456789abcdef")
+	for _, under := range []int{1, 16} {
+		run := func(b *testing.B, set func(writer int, key string) error) {
+			var left atomic.Int64
+			left.Store(int64(b.N))
+			each(writers*under, func(i int) {
+				for left.Add(-1) >= 0 {
+					if err := set(i/under, fmt.Sprint("key-", i)); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "writes/s")
+		}
+		b.Run(fmt.Sprint(under, " at once/muster"), func(b *testing.B) {
+			s := servedStores(b, members, writers)
+			b.ResetTimer()
+			run(b, func(w int, key string) error { return s[w].Set(b.Context(), key, value, nil) })
+		})
+		b.Run(fmt.Sprint(under, " at once/etcd"), func(b *testing.B) {
+			clients := make([]*clientv3.Client, writers)
+			for i := range clients {
+				clients[i] = client(b, members)
+			}
+			b.ResetTimer()
+			run(b, func(w int, key string) error {
+				_, err := clients[w].Put(b.Context(), "plain/"+key, string(value))
+				return err
+			})
+		})
+	}
+}
+
+// servedStores are n clients, each with a connection, of a store whose log is in the etcd of members.
+func servedStores(b *testing.B, members []*member, n int) []*store.Store {
+	b.Helper()
+	m := lead(b, client(b, members), &etcdlog.Options{Root: newRoot()})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	srv := &store.Server{Engine: m}
+	go func() { _ = srv.Serve(l) }()
+	b.Cleanup(func() { _ = srv.Close() })
+	all := make([]*store.Store, n)
+	for i := range all {
+		if all[i], err = store.Dial(b.Context(), l.Addr().String(), nil); err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = all[i].Close() })
+	}
+	return all
+}
+
+func timed(f func()) time.Duration {
+	began := time.Now()
+	f()
+	return time.Since(began)
+}
+
+// barriers makes a group of n ranks; what it returns has them pass the barrier seq.
+func barriers(b *testing.B, members []*member, n int) func(seq uint64) {
+	ranks := servedStores(b, members, n)
+	gens := make([]uint64, n)
+	each(n, func(i int) {
+		roll, err := ranks[i].Join(b.Context(), wire.Contribution{Group: "g", Rank: i, Size: n}, nil)
+		if err != nil {
+			b.Error(err)
+			return
+		}
+		gens[i] = roll.Generation
+	})
+	return together(b, n, func(i int, seq uint64) error {
+		c := wire.Contribution{Generation: gens[i], Rank: i, Seq: seq, Root: -1, Verb: "barrier", Want: wire.WantNothing}
+		_, err := ranks[i].Collect(b.Context(), c, nil)
+		return err
+	})
+}
+
+// recipeBarriers is the same of etcd's recipes. Nobody leaves: each barrier has a name of its own, as a record has its number.
+func recipeBarriers(b *testing.B, members []*member, n int) func(seq uint64) {
+	sessions := make([]*concurrency.Session, n)
+	for i := range sessions {
+		s, err := concurrency.NewSession(client(b, members), concurrency.WithTTL(60))
+		if err != nil {
+			b.Fatal(err)
+		}
+		sessions[i] = s
+	}
+	root := newRoot()
+	return together(b, n, func(i int, seq uint64) error {
+		return recipe.NewDoubleBarrier(sessions[i], fmt.Sprint(root, seq), n).Enter()
+	})
+}
+
+// together has n goroutines, which live as long as the benchmark, do something at once.
+func together(b *testing.B, n int, do func(i int, seq uint64) error) func(seq uint64) {
+	var done sync.WaitGroup
+	next := make([]chan uint64, n)
+	for i := range next {
+		next[i] = make(chan uint64)
+		go func() {
+			for seq := range next[i] {
+				if err := do(i, seq); err != nil {
+					b.Error(err)
+				}
+				done.Done()
+			}
+		}()
+	}
+	b.Cleanup(func() {
+		for _, c := range next {
+			close(c)
+		}
+	})
+	return func(seq uint64) {
+		done.Add(n)
+		for _, c := range next {
+			c <- seq
+		}
+		done.Wait()
+	}
+}
+
+func each(n int, f func(i int)) {
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { f(i) })
+	}
+	all.Wait()
+}
