@@ -39,9 +39,9 @@ func etcd(t *testing.T) (addr string) {
 }
 
 // replica starts a process that keeps a store in the etcd at a URL, and returns it and where it listens.
-func replica(t *testing.T, at string, more ...string) (p *process, addr string) {
+func replica(t *testing.T, at string) (p *process, addr string) {
 	t.Helper()
-	p = start(t, append([]string{"serve", "--etcd", at, "--listen", "127.0.0.1:0"}, more...)...)
+	p = start(t, "serve", "--etcd", at, "--listen", "127.0.0.1:0")
 	return p, strings.TrimPrefix(p.line(t, "muster://"), "muster://")
 }
 
