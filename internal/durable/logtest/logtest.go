@@ -1,0 +1,247 @@
+// Package logtest is what every log of a store has to do: the contract of durable.Records.
+package logtest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/durable"
+)
+
+// Home is where a log is kept. It has one log at a time.
+type Home interface {
+	// Open opens the log that is there, and returns the records from a segment on, in their order.
+	Open(t *testing.T, segment uint64) (r durable.Records, records [][]byte)
+	// Crash ends a log without Close, as the end of its process does: what was not synced may be lost.
+	Crash(t *testing.T, r durable.Records)
+}
+
+// First is the number of the first segment of a log.
+const First = 1
+
+// Run runs the contract, each test in a home of its own.
+func Run(t *testing.T, home func(t *testing.T) Home) {
+	for name, test := range map[string]func(t *testing.T, h Home){
+		"what was synced is there after a crash, in order":     synced,
+		"what was appended is there after Close":               closed,
+		"a crash leaves what was synced, and no gap":           crashes,
+		"a record may be large, or empty":                      sizes,
+		"what is before a segment can be removed":              segments,
+		"a log that has failed says so for good":               failed,
+		"many goroutines append and sync":                      many,
+		"what is appended while others sync has its own place": ordered,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, home(t)) })
+	}
+}
+
+// put appends a record.
+func put(r durable.Records, record []byte) (pos uint64) {
+	return r.Append(func(b []byte) []byte { return append(b, record...) })
+}
+
+// numbered is the record n, with a size that depends on it.
+func numbered(n uint64) []byte {
+	return append(binary.LittleEndian.AppendUint64(nil, n), bytes.Repeat([]byte{byte(n)}, int(n%50))...)
+}
+
+// are checks that records are numbered from, from+1, …, at least up to least.
+func are(t *testing.T, records [][]byte, from, least uint64) {
+	t.Helper()
+	for i, b := range records {
+		require.Equal(t, numbered(from+uint64(i)), b, "record %d", i)
+	}
+	require.GreaterOrEqual(t, from+uint64(len(records)), least+1, "the last of %d records", len(records))
+}
+
+func synced(t *testing.T, h Home) {
+	r, records := h.Open(t, First)
+	require.Empty(t, records)
+	require.NoError(t, r.Sync(0))
+	for n := uint64(1); n <= 100; n++ {
+		require.Equal(t, n, put(r, numbered(n)))
+		if n%7 == 0 {
+			require.Positive(t, r.Unsynced())
+			before := r.Progress()
+			require.NoError(t, r.Sync(n))
+			require.NotEqual(t, before, r.Progress())
+			require.Equal(t, n, r.Durable())
+			require.Zero(t, r.Unsynced())
+			require.Zero(t, r.Writing())
+		}
+	}
+	require.NoError(t, r.Sync(100))
+	require.Positive(t, r.Size())
+	h.Crash(t, r)
+	r, records = h.Open(t, First)
+	require.Len(t, records, 100)
+	are(t, records, 1, 100)
+	require.EqualValues(t, 1, put(r, numbered(101)), "positions begin with 1")
+	require.NoError(t, r.Close())
+}
+
+func closed(t *testing.T, h Home) {
+	r, _ := h.Open(t, First)
+	for n := uint64(1); n <= 10; n++ {
+		put(r, numbered(n))
+	}
+	require.NoError(t, r.Close())
+	require.Error(t, r.Sync(10), "after Close nobody is to go on")
+	put(r, numbered(11)) // which is dropped
+	r, records := h.Open(t, First)
+	require.Len(t, records, 10)
+	are(t, records, 1, 10)
+	require.NoError(t, r.Close())
+}
+
+func crashes(t *testing.T, h Home) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	next, least := uint64(1), uint64(0)
+	for range 20 {
+		r, records := h.Open(t, First)
+		are(t, records, 1, least)
+		next = uint64(len(records)) + 1
+		first := next
+		for range rng.IntN(30) {
+			pos := put(r, numbered(next))
+			require.Equal(t, next-first+1, pos)
+			if rng.IntN(4) == 0 {
+				require.NoError(t, r.Sync(pos))
+				least = next
+			}
+			next++
+		}
+		h.Crash(t, r)
+	}
+}
+
+func sizes(t *testing.T, h Home) {
+	all := [][]byte{{}, {1}, make([]byte, 3<<20), {}, bytes.Repeat([]byte{7}, 1<<20), {2}}
+	r, _ := h.Open(t, First)
+	for _, b := range all {
+		put(r, b)
+	}
+	require.NoError(t, r.Sync(uint64(len(all))))
+	h.Crash(t, r)
+	r, records := h.Open(t, First)
+	require.Len(t, records, len(all))
+	for i, b := range all {
+		require.True(t, bytes.Equal(b, records[i]), "record %d of %d bytes: %d bytes", i, len(b), len(records[i]))
+	}
+	require.NoError(t, r.Close())
+}
+
+func segments(t *testing.T, h Home) {
+	r, _ := h.Open(t, First)
+	require.EqualValues(t, First, r.Rotate(), "it has no records yet")
+	put(r, numbered(1))
+	put(r, numbered(2))
+	second := r.Rotate()
+	require.Equal(t, second, r.Rotate(), "it has no records yet")
+	require.Greater(t, second, uint64(First))
+	for n := uint64(3); n <= 40; n++ {
+		put(r, numbered(n))
+	}
+	require.NoError(t, r.Begin(second))
+	require.NoError(t, r.Sync(40))
+	size := r.Size()
+	require.NoError(t, r.Remove(second))
+	require.Less(t, r.Size(), size)
+	third := r.Rotate()
+	require.NoError(t, r.Begin(third))
+	h.Crash(t, r)
+	r, records := h.Open(t, second)
+	require.Len(t, records, 38)
+	are(t, records, 3, 40)
+	put(r, numbered(41))
+	require.NoError(t, r.Close())
+	r, records = h.Open(t, second)
+	are(t, records, 3, 41)
+	require.NoError(t, r.Remove(r.Rotate()))
+	require.NoError(t, r.Close())
+}
+
+func failed(t *testing.T, h Home) {
+	r, _ := h.Open(t, First)
+	require.NoError(t, r.Sync(put(r, numbered(1))))
+	why := errors.New("it has failed")
+	r.Fail(why)
+	r.Fail(errors.New("again"))
+	put(r, numbered(2)) // which is dropped
+	require.ErrorIs(t, r.Sync(1), why)
+	require.ErrorIs(t, r.Sync(2), why)
+	h.Crash(t, r)
+	r, records := h.Open(t, First)
+	require.Len(t, records, 1)
+	require.NoError(t, r.Close())
+}
+
+func many(t *testing.T, h Home) {
+	const writers, each = 16, 30
+	r, _ := h.Open(t, First)
+	var all sync.WaitGroup
+	for w := range writers {
+		all.Go(func() {
+			for i := range each {
+				if err := r.Sync(put(r, fmt.Append(nil, w, " ", i))); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	h.Crash(t, r)
+	r, records := h.Open(t, First)
+	next := [writers]int{}
+	for _, b := range records {
+		var w, i int
+		_, err := fmt.Sscan(string(b), &w, &i)
+		require.NoError(t, err)
+		require.Equal(t, next[w], i, "writer %d", w)
+		next[w]++
+	}
+	require.Len(t, records, writers*each)
+	require.NoError(t, r.Close())
+}
+
+func ordered(t *testing.T, h Home) {
+	r, _ := h.Open(t, First)
+	stop := make(chan struct{})
+	var syncing sync.WaitGroup
+	for range 3 {
+		syncing.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := r.Sync(1 << 62); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for n := uint64(1); n <= 500; n++ {
+		put(r, numbered(n))
+		if n%100 == 0 {
+			r.Rotate()
+		}
+	}
+	require.NoError(t, r.Sync(500))
+	close(stop)
+	syncing.Wait()
+	h.Crash(t, r)
+	r, records := h.Open(t, First)
+	require.Len(t, records, 500)
+	are(t, records, 1, 500)
+	require.NoError(t, r.Close())
+}
