@@ -103,12 +103,12 @@ func closed(t *testing.T, h Home) {
 
 func crashes(t *testing.T, h Home) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	next, least := uint64(1), uint64(0)
+	least := uint64(0)
 	for range 20 {
 		r, records := h.Open(t, First)
 		are(t, records, 1, least)
-		next = uint64(len(records)) + 1
-		first := next
+		first := uint64(len(records)) + 1
+		next := first
 		for range rng.IntN(30) {
 			pos := put(r, numbered(next))
 			require.Equal(t, next-first+1, pos)
