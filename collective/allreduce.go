@@ -46,33 +46,36 @@ func newSites(hosts [][]int, rank int) (s sites) {
 func (s *sites) neighbours() []int { return s.hosts[s.node] }
 
 // allReduce is AllReduce over connections, and within hosts if they have memory that they share.
-func (c *call) allReduce(x []byte) error {
+func (c *call) allReduce(x vector) error {
 	alg := c.opts.Algorithm
 	hierarchical := c.shared && (alg == Auto || alg == Hierarchical)
 	if c.dt != tensor.F16 && c.dt != tensor.BF16 {
 		return c.reduceWith(alg, hierarchical, x)
 	}
-	if len(x) >= leastHalving && alg == Auto && !hierarchical {
+	if x.n >= leastHalving && alg == Auto && !hierarchical {
 		return c.reduceOnce(x)
 	}
-	wide := c.widened(x)
-	if err := c.reduceWith(alg, hierarchical, wide); err != nil {
+	c.dt16, c.dt, c.elem = c.dt, tensor.F32, 4
+	wide := c.widen(x)
+	if err := c.reduceWith(alg, hierarchical, one(wide)); err != nil {
 		return err
 	}
 	if c.div > 1 && c.dt16 == tensor.BF16 && reduce.Overflows(wide) {
 		// A sum of float32s may be too large though the average is not. All ranks have the same sum, and so divide first, all of them.
-		reduce.Widen(c.dt16, wide, x)
+		wide = c.widen(x)
 		reduce.Scale(wide, c.div)
 		c.div = 1
-		if err := c.reduceWith(alg, hierarchical, wide); err != nil {
+		if err := c.reduceWith(alg, hierarchical, one(wide)); err != nil {
 			return err
 		}
 	}
-	reduce.Narrow(c.dt16, x, wide)
+	for at, half := range x.slices() {
+		reduce.Narrow(c.dt16, half, wide[2*at:][:2*len(half)])
+	}
 	return nil
 }
 
-func (c *call) reduceWith(alg Algorithm, hierarchical bool, x []byte) error {
+func (c *call) reduceWith(alg Algorithm, hierarchical bool, x vector) error {
 	if hierarchical {
 		return c.hierarchical(x)
 	}
@@ -80,30 +83,28 @@ func (c *call) reduceWith(alg Algorithm, hierarchical bool, x []byte) error {
 }
 
 // reduceOnce has every rank combine a chunk of all ranks' x in one step: 16-bit floats are rounded once, and nothing between is too large for them.
-func (c *call) reduceOnce(x []byte) error {
+func (c *call) reduceOnce(x vector) error {
 	p, me := c.size(), c.rank()
-	chunk := func(i int) []byte { return c.chunk(x, i, p) }
+	chunk := func(i int) vector { return c.chunk(x, i, p) }
 	if err := c.direct(c.sites.all, me, chunk(me), chunk); err != nil {
 		return err
 	}
 	return c.ringGather(c.sites.all, me, chunk)
 }
 
-// widened is x as float32, which the call goes on with.
-func (c *call) widened(x []byte) []byte {
-	c.dt16, c.dt, c.elem = c.dt, tensor.F32, 4
-	if cap(c.wide) < 2*len(x) {
-		c.wide = make([]byte, 2*len(x))
+// widen is x, of 16-bit floats, as float32.
+func (c *call) widen(x vector) []byte {
+	wide := c.wideBuffer(2 * x.n)
+	for at, half := range x.slices() {
+		reduce.Widen(c.dt16, wide[2*at:][:2*len(half)], half)
 	}
-	wide := c.wide[:2*len(x)]
-	reduce.Widen(c.dt16, wide, x)
 	return wide
 }
 
 // flat is over connections among ranks that are all alike.
-func (c *call) flat(alg Algorithm, ranks []int, me int, x []byte) error {
+func (c *call) flat(alg Algorithm, ranks []int, me int, x vector) error {
 	if alg == Auto || alg == Hierarchical {
-		alg = best(len(ranks), len(x))
+		alg = best(len(ranks), x.n)
 	}
 	switch alg {
 	case RecursiveDoubling:
@@ -132,9 +133,9 @@ func best(p, n int) Algorithm {
 // hierarchical parts x in chunks, one for each of the first ranks of every node, as many as all nodes have. They combine theirs within the node,
 // then with the ranks at their place on other nodes, and bring them to all. It divides once, by the number of all ranks, so nodes may have
 // different numbers of them.
-func (c *call) hierarchical(x []byte) error {
+func (c *call) hierarchical(x vector) error {
 	s := &c.sites
-	var mine []byte
+	var mine vector
 	if s.place < s.columns {
 		mine = c.chunk(x, s.place, s.columns)
 	}

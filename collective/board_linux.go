@@ -18,8 +18,8 @@ import (
 //	0   posted u64    the number under which it has posted last: a futex, on which others sleep
 //	8   asleep u32    1 + index of the rank that it sleeps on; 0: it does not
 //	12  left u32      1: it posts no more
-//	64  head[40]      of what it has posted under even numbers
-//	128 head[40]      of odd ones
+//	64  head[48]      of what it has posted under even numbers
+//	128 head[48]      of odd ones
 //	4096              slots, for even and odd numbers
 const (
 	boardHead  = 4096
@@ -54,7 +54,7 @@ func (m *boards) slot(n uint64) []byte {
 	return m.mine[at:][:boardSlot:boardSlot]
 }
 
-func (m *boards) post(n uint64, h *head, _ []byte) {
+func (m *boards) post(n uint64, h *head, _ vector) {
 	h.put(m.mine[headStride*(1+n%2):])
 	atomic.StoreUint64(word64(m.mine, atPosted), n)
 	m.ring()
@@ -106,10 +106,10 @@ func (m *boards) wait(over context.Context, index int, n uint64) bool {
 	}
 }
 
-func (m *boards) look(index int, n uint64, length int) (head, []byte) {
+func (m *boards) look(index int, n uint64, length int) (head, vector) {
 	b := m.all[index]
 	at := boardHead + int(n%2)*boardSlot
-	return parseHead(b[headStride*(1+n%2):]), b[at:][:length]
+	return parseHead(b[headStride*(1+n%2):]), one(b[at:][:length])
 }
 
 func (m *boards) leave() {

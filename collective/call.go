@@ -42,8 +42,13 @@ type plan struct {
 	dt    tensor.DType
 	root  int // -1: none
 	peer  int // of Send and Recv
-	count int // elements that each rank passes
-	x, y  []byte
+	count int // elements that each rank passes, in all slices
+	x, y  vector
+
+	// Of a verb that takes several slices as one.
+	slices  int
+	lengths uint64                       // a hash of their lengths
+	list    func(list [][]byte) [][]byte // appends them; x is made of them when the verb has the turn
 }
 
 var reductions = [...]reduce.Op{Sum: reduce.Sum, Avg: reduce.Sum, Product: reduce.Product, Min: reduce.Min, Max: reduce.Max}
@@ -62,6 +67,14 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 	}
 	c.using.Lock()
 	defer c.using.Unlock()
+	if p.list != nil {
+		c.slices = p.list(c.slices[:0])
+		defer clear(c.slices)
+		if i, j, ok := c.aliases.Find(c.slices); ok && p.verb == allReduce {
+			return c.invalid(p.verb, "slices %d and %d share memory", i, j)
+		}
+		p.x = vectorOf(c.slices)
+	}
 	c.seq++
 	return c.perform(ctx, &p, c.seq, func(cl *call) error {
 		err := cl.do(&p)
@@ -137,13 +150,16 @@ func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call
 	c.watch.begin(cl)
 	err := cl.verdict(f(cl))
 	c.watch.end(cl)
-	cl.trace(len(p.x), err)
+	cl.trace(p.x.n, err)
 	return err
 }
 
 func (c *core) newCall(ctx context.Context, p *plan, seq uint64) *call {
 	cl := &call{core: c, ctx: ctx, verb: p.verb, peer: p.peer, dt: p.dt, div: 1}
 	cl.head = head{generation: c.group.Generation(), seq: seq, count: uint64(p.count), root: int32(p.root), verb: p.verb, op: p.op, dt: p.dt}
+	if p.list != nil {
+		cl.head.slices, cl.head.lengths = uint32(p.slices), uint32(p.lengths>>32)|1
+	}
 	if p.verb == receive {
 		cl.head.verb = send
 	}
@@ -176,9 +192,9 @@ func (c *core) check(p *plan) error {
 		return bad("there is no rank %d in a group of %d", p.root, c.size())
 	case (p.verb == allReduce || p.verb == reduceTo || p.verb == reduceScatter) && int(p.op) >= len(reductions):
 		return bad("%v is no reduction", p.op)
-	case p.verb == allToAll && overlap(p.x, p.y),
-		p.verb == reduceScatter && overlap(p.x, p.y) && !isPart(p.y, p.x, c.rank()),
-		p.verb == allGather && overlap(p.x, p.y) && !isPart(p.x, p.y, c.rank()):
+	case p.verb == allToAll && overlap(p.x.head, p.y.head),
+		p.verb == reduceScatter && overlap(p.x.head, p.y.head) && !isPart(p.y.head, p.x.head, c.rank()),
+		p.verb == allGather && overlap(p.x.head, p.y.head) && !isPart(p.x.head, p.y.head, c.rank()):
 		return bad("dst and src overlap")
 	}
 	return nil

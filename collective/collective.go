@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/muster-pg/muster/internal/alias"
 	"github.com/muster-pg/muster/internal/link"
 	"github.com/muster-pg/muster/internal/reduce"
 	"github.com/muster-pg/muster/pgroup"
@@ -91,11 +92,15 @@ type core struct {
 	// Of the verb that has the turn.
 	seq     uint64
 	scratch reduce.Scratch
-	piece   []byte // what has come over a connection, and is to be combined
-	result  []byte // of this rank's, for another one
-	wide    []byte // 16-bit floats as float32
-	dsts    [][]byte
-	srcs    [][]byte
+	piece   []byte   // what has come over a connection, and is to be combined
+	result  []byte   // of this rank's, for another one
+	wide    []byte   // 16-bit floats as float32
+	dsts    []vector // that are combined, with what they are combined of
+	srcs    []vector
+	to, of  [][]byte // the same, of their next contiguous bytes
+	parts   []vector // that ranks send this one
+	slices  [][]byte // that the caller passes
+	aliases alias.Finder
 	next    []int
 
 	pairs   pairs

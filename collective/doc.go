@@ -2,6 +2,7 @@
 //
 //	c, err := collective.Open(ctx, g, nil)                  // every rank of the group
 //	err = collective.AllReduce(ctx, c, collective.Avg, grads) // the same bits on every rank, and in every run
+//	err = collective.AllReduceAll(ctx, c, collective.Avg, [][]float32{weights, biases}) // several slices as though they were one
 //
 // All ranks call the same verbs in the same order, with the same type, length, op and root; whoever does not is told, on all ranks. Each
 // verb is numbered, and so are its messages: a rank that is early or late never mixes two.

@@ -40,7 +40,7 @@ func (f *fold) rank(id int) int {
 }
 
 // begin joins pairs, and end brings the result to those that took no part.
-func (f *fold) begin(x []byte) error {
+func (f *fold) begin(x vector) error {
 	switch {
 	case f.id < 0:
 		if err := f.sendAll(f.ranks[f.me+1], foldIn, x); err != nil {
@@ -53,7 +53,7 @@ func (f *fold) begin(x []byte) error {
 	return nil
 }
 
-func (f *fold) end(x []byte) error {
+func (f *fold) end(x vector) error {
 	switch {
 	case f.id < 0:
 		return f.receiveAll(f.ranks[f.me+1], foldOut, x)
@@ -66,19 +66,19 @@ func (f *fold) end(x []byte) error {
 	return nil
 }
 
-func (c *call) sendAll(to, s int, x []byte) error {
-	return pieces(x, func(n uint32, piece []byte) error { return c.send(to, step(s, n), piece) })
+func (c *call) sendAll(to, s int, x vector) error {
+	return pieces(x, func(n uint32, piece vector) error { return c.send(to, step(s, n), piece) })
 }
 
-func (c *call) receiveAll(from, s int, x []byte) error {
-	return pieces(x, func(n uint32, piece []byte) error { return c.receive(from, step(s, n), piece) })
+func (c *call) receiveAll(from, s int, x vector) error {
+	return pieces(x, func(n uint32, piece vector) error { return c.receive(from, step(s, n), piece) })
 }
 
 // combineWith receives what a rank has of x, and combines it with what is here: theirs first, if they are lower. So both ranks of a pair get the
 // same bits.
-func (c *call) combineWith(from, s int, x []byte, div int, lower bool) error {
-	return pieces(x, func(n uint32, piece []byte) error {
-		got := c.buffer(len(piece))
+func (c *call) combineWith(from, s int, x vector, div int, lower bool) error {
+	return pieces(x, func(n uint32, piece vector) error {
+		got := one(c.buffer(piece.n))
 		if err := c.receive(from, step(s, n), got); err != nil {
 			return err
 		}
@@ -92,7 +92,7 @@ func (c *call) combineWith(from, s int, x []byte, div int, lower bool) error {
 }
 
 // doubling reduces x on all ranks: in each step pairs exchange all of it.
-func (c *call) doubling(ranks []int, me int, x []byte) error {
+func (c *call) doubling(ranks []int, me int, x vector) error {
 	f := c.fold(ranks, me)
 	if err := f.begin(x); err != nil {
 		return err
@@ -106,7 +106,7 @@ func (c *call) doubling(ranks []int, me int, x []byte) error {
 		if err := c.sendAll(to, s, x); err != nil {
 			return err
 		}
-		if len(x) > smallMessage { // it is on its way in x itself, which is about to change
+		if x.n > smallMessage { // it is on its way in x itself, which is about to change
 			if err := c.exchangeLarge(to, s, x, div, partner < f.id); err != nil {
 				return err
 			}
@@ -123,8 +123,8 @@ func (c *call) doubling(ranks []int, me int, x []byte) error {
 }
 
 // exchangeLarge receives all of a partner's x before it touches this one's.
-func (c *call) exchangeLarge(with, s int, x []byte, div int, lower bool) error {
-	got := c.buffer(len(x))
+func (c *call) exchangeLarge(with, s int, x vector, div int, lower bool) error {
+	got := one(c.buffer(x.n))
 	if err := c.receiveAll(with, s, got); err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (c *call) exchangeLarge(with, s int, x []byte, div int, lower bool) error {
 }
 
 // halving reduces x on all ranks: pairs exchange halves, then halves of those, until each has a part that is of all; and the same way back.
-func (c *call) halving(ranks []int, me int, x []byte) error {
+func (c *call) halving(ranks []int, me int, x vector) error {
 	f := c.fold(ranks, me)
 	if err := f.begin(x); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (c *call) halving(ranks []int, me int, x []byte) error {
 	return f.end(x)
 }
 
-func (f *fold) halve(x []byte, mask, s int) error {
+func (f *fold) halve(x vector, mask, s int) error {
 	if mask == 0 {
 		return nil
 	}

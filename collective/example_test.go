@@ -85,6 +85,21 @@ func ExampleAllReduce() {
 	// Output: [3 3]
 }
 
+// Gradients of several layers are reduced as though they were one slice.
+func ExampleAllReduceAll() {
+	connected(2, func(ctx context.Context, rank int, c *collective.Comm) error {
+		grads := [][]float32{{1, 2, 3}, {float32(rank)}, {10, 20}}
+		if err := collective.AllReduceAll(ctx, c, collective.Avg, grads); err != nil {
+			return err
+		}
+		if rank == 1 {
+			fmt.Println(grads)
+		}
+		return nil
+	})
+	// Output: [[1 2 3] [0.5] [10 20]]
+}
+
 func ExampleReduce() {
 	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
 		x := []float64{float64(rank), float64(-rank)}
@@ -143,6 +158,23 @@ func ExampleBroadcast() {
 		return nil
 	})
 	// Output: [0.25 0.75]
+}
+
+func ExampleBroadcastAll() {
+	connected(3, func(ctx context.Context, rank int, c *collective.Comm) error {
+		weights := [][]float32{make([]float32, 2), make([]float32, 1)}
+		if rank == 0 {
+			weights = [][]float32{{0.25, 0.75}, {1}}
+		}
+		if err := collective.BroadcastAll(ctx, c, 0, weights); err != nil {
+			return err
+		}
+		if rank == 2 {
+			fmt.Println(weights)
+		}
+		return nil
+	})
+	// Output: [[0.25 0.75] [1]]
 }
 
 func ExampleAllToAll() {

@@ -37,20 +37,22 @@ func (v verb) String() string {
 
 // head is in front of everything that a rank sends: what all ranks must agree on, and which part it is. Little-endian:
 //
-//	generation u64 | seq u64 | count u64 | root i32 | verb u8 | op u8 | dtype u8 | 0 u8 | part u32 | length u32
+//	generation u64 | seq u64 | count u64 | root i32 | verb u8 | op u8 | dtype u8 | 0 u8 | slices u32 | lengths u32 | part u32 | length u32
 type head struct {
 	generation uint64
 	seq        uint64
-	count      uint64 // elements that each rank passes
+	count      uint64 // elements that each rank passes, in all slices
 	root       int32  // -1: none
 	verb       verb
 	op         Op
 	dt         tensor.DType
+	slices     uint32 // how many slices each rank passes as one
+	lengths    uint32 // a hash of their lengths; 0: the verb takes one slice
 	part       uint32 // of the verb, in the order of sending
 	length     uint32 // bytes that follow
 }
 
-const headLen = 8 + 8 + 8 + 4 + 4 + 4 + 4
+const headLen = 8 + 8 + 8 + 4 + 4 + 4 + 4 + 4 + 4
 
 func (h *head) put(b []byte) {
 	_ = b[headLen-1]
@@ -59,8 +61,10 @@ func (h *head) put(b []byte) {
 	binary.LittleEndian.PutUint64(b[16:], h.count)
 	binary.LittleEndian.PutUint32(b[24:], uint32(h.root))
 	b[28], b[29], b[30], b[31] = byte(h.verb), byte(h.op), byte(h.dt), 0
-	binary.LittleEndian.PutUint32(b[32:], h.part)
-	binary.LittleEndian.PutUint32(b[36:], h.length)
+	binary.LittleEndian.PutUint32(b[32:], h.slices)
+	binary.LittleEndian.PutUint32(b[36:], h.lengths)
+	binary.LittleEndian.PutUint32(b[40:], h.part)
+	binary.LittleEndian.PutUint32(b[44:], h.length)
 }
 
 func parseHead(b []byte) head {
@@ -68,7 +72,8 @@ func parseHead(b []byte) head {
 	return head{
 		generation: binary.LittleEndian.Uint64(b), seq: binary.LittleEndian.Uint64(b[8:]), count: binary.LittleEndian.Uint64(b[16:]),
 		root: int32(binary.LittleEndian.Uint32(b[24:])), verb: verb(b[28]), op: Op(b[29]), dt: tensor.DType(b[30]),
-		part: binary.LittleEndian.Uint32(b[32:]), length: binary.LittleEndian.Uint32(b[36:]),
+		slices: binary.LittleEndian.Uint32(b[32:]), lengths: binary.LittleEndian.Uint32(b[36:]),
+		part: binary.LittleEndian.Uint32(b[40:]), length: binary.LittleEndian.Uint32(b[44:]),
 	}
 }
 
@@ -88,6 +93,9 @@ func (h head) String() string {
 		s += " " + h.op.String()
 	}
 	s += fmt.Sprintf(" of %d %v", h.count, h.dt)
+	if h.lengths != 0 {
+		s += fmt.Sprintf(" in %d slices (hash of their lengths: %08x)", h.slices, h.lengths)
+	}
 	if h.root >= 0 {
 		s += fmt.Sprintf(" with root %d", h.root)
 	}

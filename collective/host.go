@@ -10,8 +10,8 @@ const smallLocal = 8 << 10
 func (c *call) onHost(p *plan) error {
 	l := c.local
 	n := len(l.ranks)
-	if len(p.x) == 0 {
-		return l.step(c, nil)
+	if p.x.n == 0 {
+		return l.step(c, vector{})
 	}
 	switch p.verb {
 	case allReduce:
@@ -21,7 +21,7 @@ func (c *call) onHost(p *plan) error {
 	case reduceScatter:
 		return l.scatter(c, p.x, n, c.div, p.y)
 	case allGather:
-		copy(c.chunk(p.y, l.me, n), p.x)
+		copyVector(c.chunk(p.y, l.me, n), p.x)
 		return l.gather(c, p.y, n)
 	case broadcast:
 		return l.spread(c, p.root, p.x)
@@ -30,39 +30,39 @@ func (c *call) onHost(p *plan) error {
 }
 
 // blocks calls f for parts of x that fit into a step.
-func (l *local) blocks(c *call, x []byte, f func(block []byte) error) error {
+func (l *local) blocks(c *call, x vector, f func(block vector) error) error {
 	room := l.room(c)
-	for len(x) > 0 {
-		n := min(len(x), room)
-		if err := f(x[:n:n]); err != nil {
+	for x.n > 0 {
+		n := min(x.n, room)
+		if err := f(x.part(0, n)); err != nil {
 			return err
 		}
-		x = x[n:]
+		x = x.from(n)
 	}
 	return nil
 }
 
 // reduce combines x on all ranks, or on the one with index root alone.
-func (l *local) reduce(c *call, x []byte, root, div int) error {
+func (l *local) reduce(c *call, x vector, root, div int) error {
 	switch {
-	case len(x) <= smallLocal:
+	case x.n <= smallLocal:
 		if err := l.put(c, x); err != nil || root >= 0 && root != l.me {
 			return err
 		}
-		c.into(div, x, l.all(0, len(x)))
+		c.into(div, x, l.all(0, x.n))
 		return nil
 	case l.direct():
 		return l.reduceDirect(c, x, root, div)
 	}
-	return l.blocks(c, x, func(block []byte) error { return l.reduceBlock(c, block, root, div) })
+	return l.blocks(c, x, func(block vector) error { return l.reduceBlock(c, block, root, div) })
 }
 
 // reduceDirect has each rank combine its chunk of everybody's x, and write it there.
-func (l *local) reduceDirect(c *call, x []byte, root, div int) error {
+func (l *local) reduceDirect(c *call, x vector, root, div int) error {
 	if err := l.step(c, x); err != nil {
 		return err
 	}
-	at, n := c.span(x, l.me, len(l.ranks))
+	at, n := c.span(x.n, l.me, len(l.ranks))
 	srcs := l.all(at, n)
 	dsts := srcs
 	if root >= 0 {
@@ -73,85 +73,88 @@ func (l *local) reduceDirect(c *call, x []byte, root, div int) error {
 }
 
 // reduceBlock shows a block, combines a chunk of everybody's, and shows that.
-func (l *local) reduceBlock(c *call, x []byte, root, div int) error {
+func (l *local) reduceBlock(c *call, x vector, root, div int) error {
 	if err := l.put(c, x); err != nil {
 		return err
 	}
 	p := len(l.ranks)
-	at, n := c.span(x, l.me, p)
-	result := l.slot(l.n + 1)[:n]
+	at, n := c.span(x.n, l.me, p)
+	result := one(l.slot(l.n + 1)[:n])
 	c.into(div, result, l.all(at, n))
 	if err := l.step(c, result); err != nil || root >= 0 && root != l.me {
 		return err
 	}
 	for i := range l.ranks {
 		chunk := c.chunk(x, i, p)
-		copy(chunk, l.shown(i, 0, len(chunk)))
+		copyVector(chunk, l.shown(i, 0, chunk.n))
 	}
 	return nil
 }
 
 // parts shows src, and calls f for bytes of this rank's one of its k chunks, from at on, which view finds in what a rank has shown.
-func (l *local) parts(c *call, src []byte, k int, f func(at, n int, view func(index int) []byte)) error {
+func (l *local) parts(c *call, src vector, k int, f func(at, n int, view func(index int) vector)) error {
 	if l.direct() {
 		if err := l.step(c, src); err != nil {
 			return err
 		}
 		if l.me < k {
-			at, n := c.span(src, l.me, k)
-			f(0, n, func(i int) []byte { return l.shown(i, at, n) })
+			at, n := c.span(src.n, l.me, k)
+			f(0, n, func(i int) vector { return l.shown(i, at, n) })
 		}
 		return l.end(c)
 	}
 	each := l.room(c) / k / c.elem * c.elem
-	for at := 0; at < c.longest(src, k); at += each {
+	for at := 0; at < c.longest(src.n, k); at += each {
 		l.pieces = l.pieces[:0]
 		before := 0 // of this rank's part, of others'
 		for i := range k {
 			piece := cut(c.chunk(src, i, k), at, each)
 			l.pieces = append(l.pieces, piece)
 			if i < l.me {
-				before += len(piece)
+				before += piece.n
 			}
 		}
 		if err := l.putAll(c, l.pieces); err != nil {
 			return err
 		}
 		if l.me < k {
-			n := len(l.pieces[l.me])
-			f(at, n, func(i int) []byte { return l.shown(i, before, n) })
+			n := l.pieces[l.me].n
+			f(at, n, func(i int) vector { return l.shown(i, before, n) })
 		}
 	}
 	return nil
 }
 
 // cut is what x has of n bytes from at on.
-func cut(x []byte, at, n int) []byte { return x[min(at, len(x)):min(at+n, len(x))] }
+func cut(x vector, at, n int) vector {
+	at = min(at, x.n)
+	return x.part(at, min(n, x.n-at))
+}
 
 // scatter combines this rank's one of k chunks of everybody's src into dst.
-func (l *local) scatter(c *call, src []byte, k, div int, dst []byte) error {
-	return l.parts(c, src, k, func(at, n int, view func(int) []byte) {
+func (l *local) scatter(c *call, src vector, k, div int, dst vector) error {
+	return l.parts(c, src, k, func(at, n int, view func(int) vector) {
 		l.srcs = l.srcs[:0]
 		for i := range l.ranks {
 			l.srcs = append(l.srcs, view(i))
 		}
-		c.into(div, dst[at:][:n], l.srcs)
+		c.into(div, dst.part(at, n), l.srcs)
 	})
 }
 
 // exchange gets this rank's part of everybody's src.
-func (l *local) exchange(c *call, dst, src []byte) error {
+func (l *local) exchange(c *call, dst, src vector) error {
 	p := len(l.ranks)
-	return l.parts(c, src, p, func(at, n int, view func(int) []byte) {
+	return l.parts(c, src, p, func(at, n int, view func(int) vector) {
 		for i := range l.ranks {
-			copy(c.chunk(dst, i, p)[at:][:n], view(i))
+			copyVector(c.chunk(dst, i, p).part(at, n), view(i))
 		}
 	})
 }
 
 // gather brings the k chunks of x, which the first ranks have, to all.
-func (l *local) gather(c *call, x []byte, k int) error {
-	var mine []byte
+func (l *local) gather(c *call, x vector, k int) error {
+	var mine vector
 	if l.me < k {
 		mine = c.chunk(x, l.me, k)
 	}
@@ -160,20 +163,20 @@ func (l *local) gather(c *call, x []byte, k int) error {
 			return err
 		}
 		for i := range k {
-			if at, n := c.span(x, i, k); i != l.me {
-				copy(x[at:], l.shown(i, at, n))
+			if at, n := c.span(x.n, i, k); i != l.me {
+				copyVector(x.part(at, n), l.shown(i, at, n))
 			}
 		}
 		return l.end(c)
 	}
 	room := l.room(c)
-	for at := 0; at < c.longest(x, k); at += room {
+	for at := 0; at < c.longest(x.n, k); at += room {
 		if err := l.put(c, cut(mine, at, room)); err != nil {
 			return err
 		}
 		for i := range k {
 			if piece := cut(c.chunk(x, i, k), at, room); i != l.me {
-				copy(piece, l.shown(i, 0, len(piece)))
+				copyVector(piece, l.shown(i, 0, piece.n))
 			}
 		}
 	}
@@ -181,28 +184,28 @@ func (l *local) gather(c *call, x []byte, k int) error {
 }
 
 // spread brings the x of the rank with index root to all.
-func (l *local) spread(c *call, root int, x []byte) error {
-	show := func(x []byte) []byte {
+func (l *local) spread(c *call, root int, x vector) error {
+	show := func(x vector) vector {
 		if l.me == root {
 			return x
 		}
-		return nil
+		return vector{}
 	}
-	if l.direct() && len(x) > l.room(c) {
+	if l.direct() && x.n > l.room(c) {
 		if err := l.step(c, show(x)); err != nil {
 			return err
 		}
 		if l.me != root {
-			copy(x, l.shown(root, 0, len(x)))
+			copyVector(x, l.shown(root, 0, x.n))
 		}
 		return l.end(c)
 	}
-	return l.blocks(c, x, func(block []byte) error {
+	return l.blocks(c, x, func(block vector) error {
 		if err := l.put(c, show(block)); err != nil {
 			return err
 		}
 		if l.me != root {
-			copy(block, l.shown(root, 0, len(block)))
+			copyVector(block, l.shown(root, 0, block.n))
 		}
 		return nil
 	})

@@ -34,7 +34,7 @@ type seat struct {
 	bell   chan struct{} // has room for one: somebody has posted while it was asleep
 	shown  [2]struct {
 		head head
-		data []byte
+		data vector
 		copy []byte
 	}
 	_ [64]byte // another's is in another cache line
@@ -76,7 +76,7 @@ func newInProcess(name string, n, me int) *inProcess {
 func (m *inProcess) slot(n uint64) []byte { return m.seats[m.me].shown[n%2].copy }
 func (m *inProcess) direct() bool         { return true }
 
-func (m *inProcess) post(n uint64, h *head, data []byte) {
+func (m *inProcess) post(n uint64, h *head, data vector) {
 	s := &m.seats[m.me]
 	s.shown[n%2].head, s.shown[n%2].data = *h, data
 	s.posted.Store(n)
@@ -124,9 +124,9 @@ func (m *inProcess) wait(over context.Context, index int, n uint64) bool {
 	}
 }
 
-func (m *inProcess) look(index int, n uint64, length int) (head, []byte) {
+func (m *inProcess) look(index int, n uint64, length int) (head, vector) {
 	shown := &m.seats[index].shown[n%2]
-	return shown.head, shown.data[:length]
+	return shown.head, shown.data.part(0, length)
 }
 
 func (m *inProcess) hold() bool {

@@ -63,7 +63,7 @@ type outLane struct {
 
 type message struct {
 	head [headLen]byte
-	data []byte
+	data vector
 }
 
 func newLanes(c *core) *lanes {
@@ -185,7 +185,7 @@ func (l *lanes) goodbye() {
 	h := head{verb: goodbye, generation: l.core.group.Generation()}
 	for _, out := range outs {
 		_ = out.conn.SetWriteDeadline(time.Now().Add(goodbyeTime))
-		out.send(&h, nil)
+		out.send(&h, vector{})
 	}
 	for _, out := range outs {
 		_ = out.flush()
@@ -195,17 +195,20 @@ func (l *lanes) goodbye() {
 // goodbyeTime bounds how long Close waits for ranks that do not read.
 const goodbyeTime = 100 * time.Millisecond
 
-// send sends a message. data has to stay as it is until flush, or until an answer shows that it has been read.
-func (o *outLane) send(h *head, data []byte) {
-	h.length = uint32(len(data))
+// send sends a message. data has to stay as it is until flush.
+func (o *outLane) send(h *head, data vector) {
+	h.length = uint32(data.n)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
 	case o.err != nil: // who receives next hears of it
-	case len(o.queue) == 0 && !o.writing && len(data) <= smallMessage:
+	case len(o.queue) == 0 && !o.writing && data.n <= smallMessage:
 		o.small = slices.Grow(o.small[:0], headLen+smallMessage)[:headLen]
 		h.put(o.small)
-		_, o.err = o.conn.Write(append(o.small, data...))
+		for _, x := range data.slices() {
+			o.small = append(o.small, x...)
+		}
+		_, o.err = o.conn.Write(o.small)
 	default:
 		m := message{data: data}
 		h.put(m.head[:])
@@ -243,7 +246,10 @@ func (o *outLane) write() {
 func (o *outLane) writeAll(batch []message) error {
 	for i := range batch {
 		m := &batch[i]
-		o.bufs = append(o.bufs[:0], m.head[:], m.data)
+		o.bufs = append(o.bufs[:0], m.head[:])
+		for _, x := range m.data.slices() {
+			o.bufs = append(o.bufs, x)
+		}
 		o.left = o.bufs
 		if _, err := o.left.WriteTo(o.conn); err != nil {
 			return err

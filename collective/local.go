@@ -10,12 +10,12 @@ type medium interface {
 	// slot is where what is posted under a number may be put: room bytes. It is used again for the number after the next.
 	slot(n uint64) []byte
 	// post shows the others data, which is at the beginning of the slot, or, if the medium is direct, anywhere.
-	post(n uint64, h *head, data []byte)
+	post(n uint64, h *head, data vector)
 	// wait returns when another rank has posted under a number; false if it has left, or if over has ended.
 	wait(over context.Context, index int, n uint64) bool
 	// look is what a rank has posted under a number, from wait until this rank posts under the next. Of the data it shows as much as is asked for,
 	// whatever the rank says: it may have gone wrong.
-	look(index int, n uint64, length int) (head, []byte)
+	look(index int, n uint64, length int) (head, vector)
 	// direct reports whether ranks may also write to what others have posted, which is theirs.
 	direct() bool
 	// hold begins to use what others have posted, and let ends that; it is false if one of them has retreated. Who retreats waits until nobody
@@ -36,18 +36,18 @@ type local struct {
 	n     uint64
 	head  head // of what is posted
 
-	srcs, pieces [][]byte // used again
+	srcs, pieces []vector // used again
 }
 
 // room is how many bytes a step brings, of whole elements.
 func (l *local) room(c *call) int { return len(l.slot(0)) / c.elem * c.elem }
 
 // step shows data, and returns when all others have shown theirs.
-func (l *local) step(c *call, data []byte) error {
+func (l *local) step(c *call, data vector) error {
 	l.let()
 	l.n++
 	l.head = c.head
-	l.head.length = uint32(len(data))
+	l.head.length = uint32(data.n)
 	l.post(l.n, &l.head, data)
 	for i, rank := range l.ranks {
 		if i == l.me {
@@ -75,35 +75,37 @@ var errRetreat = errors.New("another rank has failed")
 
 // end returns when all others have used what this one has shown, as this one has what they have.
 func (l *local) end(c *call) error {
-	err := l.step(c, nil)
+	err := l.step(c, vector{})
 	l.let()
 	return err
 }
 
 // put is step with a copy of data.
-func (l *local) put(c *call, data []byte) error {
-	slot := l.slot(l.n + 1)
-	return l.step(c, slot[:copy(slot, data)])
+func (l *local) put(c *call, data vector) error {
+	slot := one(l.slot(l.n + 1)[:data.n])
+	copyVector(slot, data)
+	return l.step(c, slot)
 }
 
 // putAll is put of several slices, one behind the other.
-func (l *local) putAll(c *call, parts [][]byte) error {
-	slot := l.slot(l.n + 1)
+func (l *local) putAll(c *call, parts []vector) error {
+	slot := one(l.slot(l.n + 1))
 	n := 0
 	for _, p := range parts {
-		n += copy(slot[n:], p)
+		copyVector(slot.from(n), p)
+		n += p.n
 	}
-	return l.step(c, slot[:n])
+	return l.step(c, slot.part(0, n))
 }
 
 // shown are bytes that a rank has shown in the last step.
-func (l *local) shown(index, at, length int) []byte {
+func (l *local) shown(index, at, length int) vector {
 	_, data := l.look(index, l.n, at+length)
-	return data[at:]
+	return data.part(at, length)
 }
 
 // all are views of the same bytes that all ranks have shown.
-func (l *local) all(at, length int) [][]byte {
+func (l *local) all(at, length int) []vector {
 	l.srcs = l.srcs[:0]
 	for i := range l.ranks {
 		l.srcs = append(l.srcs, l.shown(i, at, length))

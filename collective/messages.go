@@ -10,7 +10,7 @@ import (
 // What the algorithms over connections are made of: a verb sends and receives parts, and combines what has come.
 
 // send sends a part of this verb. data has to stay as it is until flush.
-func (c *call) send(to int, part uint32, data []byte) error {
+func (c *call) send(to int, part uint32, data vector) error {
 	out, err := c.lanes.to(c.ctx, laneKey{to, forVerbs})
 	if err != nil {
 		return c.broken(to, err)
@@ -34,7 +34,7 @@ func (c *call) flush(to int) error {
 }
 
 // receive reads the next message of a rank, which is that part of this verb, into dst.
-func (c *call) receive(from int, part uint32, dst []byte) error {
+func (c *call) receive(from int, part uint32, dst vector) error {
 	c.await(from)
 	in, err := c.lanes.from(c.ctx, laneKey{from, forVerbs})
 	if err != nil {
@@ -47,9 +47,9 @@ func (c *call) receive(from int, part uint32, dst []byte) error {
 	return nil
 }
 
-func (in *inLane) receive(c *call, from int, part uint32, dst []byte) error {
+func (in *inLane) receive(c *call, from int, part uint32, dst vector) error {
 	r := io.Reader(in.r)
-	if in.r.Buffered() == 0 && len(dst) > smallMessage {
+	if in.r.Buffered() == 0 && dst.n > smallMessage {
 		r = in.conn // what is large goes straight to where it belongs
 	}
 	if _, err := io.ReadFull(r, in.head[:]); err != nil {
@@ -61,32 +61,62 @@ func (in *inLane) receive(c *call, from int, part uint32, dst []byte) error {
 		return c.left(from)
 	case !c.head.agrees(theirs):
 		return c.disagree(from, theirs)
-	case theirs.part != part || int(theirs.length) != len(dst):
-		return c.failed(from, fmt.Errorf("it sends part %d of %d bytes, where part %d of %d bytes is expected: another version of muster?", theirs.part, theirs.length, part, len(dst)))
+	case theirs.part != part || int(theirs.length) != dst.n:
+		return c.failed(from, fmt.Errorf("it sends part %d of %d bytes, where part %d of %d bytes is expected: another version of muster?", theirs.part, theirs.length, part, dst.n))
 	}
-	if _, err := io.ReadFull(in.r, dst); err != nil {
-		return c.broken(from, err)
+	for _, x := range dst.slices() {
+		if _, err := io.ReadFull(in.r, x); err != nil {
+			return c.broken(from, err)
+		}
 	}
 	return nil
 }
 
 // combine makes dst the combination of a and b, which is this rank's own step of an algorithm.
-func (c *call) combine(div int, dst, a, b []byte) {
+func (c *call) combine(div int, dst, a, b vector) {
 	c.dsts = append(c.dsts[:0], dst)
 	c.srcs = append(c.srcs[:0], a, b)
-	reduce.Into(&c.scratch, c.dt, c.op, div, c.dsts, c.srcs)
+	c.combineAll(div)
 }
 
-// into makes dst the combination of srcs, and intoAll each of dsts.
-func (c *call) into(div int, dst []byte, srcs [][]byte) {
+// into makes dst the combination of srcs, and intoAll each of dsts. All have the same length.
+func (c *call) into(div int, dst vector, srcs []vector) {
 	c.dsts = append(c.dsts[:0], dst)
-	c.intoAll(div, c.dsts, srcs)
+	c.srcs = append(c.srcs[:0], srcs...)
+	c.combineAll(div)
 }
 
-func (c *call) intoAll(div int, dsts, srcs [][]byte) {
-	if len(dsts[0]) > 0 {
-		reduce.Into(&c.scratch, c.dt, c.op, div, dsts, srcs)
+func (c *call) intoAll(div int, dsts, srcs []vector) {
+	c.dsts = append(c.dsts[:0], dsts...)
+	c.srcs = append(c.srcs[:0], srcs...)
+	c.combineAll(div)
+}
+
+// combineAll makes each of c.dsts the combination of c.srcs, as far at a time as all of them are contiguous.
+func (c *call) combineAll(div int) {
+	for c.dsts[0].n > 0 {
+		n := min(contiguous(c.dsts), contiguous(c.srcs))
+		c.to, c.of = take(c.to[:0], c.dsts, n), take(c.of[:0], c.srcs, n)
+		reduce.Into(&c.scratch, c.dt, c.op, div, c.to, c.of)
 	}
+}
+
+// contiguous is how many bytes lie one after the other at the beginning of each of vs.
+func contiguous(vs []vector) int {
+	n := len(vs[0].head)
+	for i := range vs {
+		n = min(n, len(vs[i].head))
+	}
+	return n
+}
+
+// take moves the first n bytes of each of vs, which are contiguous, to xs.
+func take(xs [][]byte, vs []vector, n int) [][]byte {
+	for i := range vs {
+		xs = append(xs, vs[i].head[:n:n])
+		vs[i] = vs[i].from(n)
+	}
+	return xs
 }
 
 // buffer is memory for n bytes that have come and are to be combined; it is used again.

@@ -47,13 +47,13 @@ func (c *Comm) pair(ctx context.Context, p plan, peer int) error {
 	})
 }
 
-func (c *call) sendPair(to int, x []byte) error {
+func (c *call) sendPair(to int, x vector) error {
 	out, err := c.lanes.to(c.ctx, laneKey{to, forPairs})
 	if err != nil {
 		return c.broken(to, err)
 	}
 	h := c.head
-	_ = pieces(x, func(n uint32, piece []byte) error {
+	_ = pieces(x, func(n uint32, piece vector) error {
 		h.part = n
 		out.send(&h, piece)
 		return nil
@@ -64,12 +64,12 @@ func (c *call) sendPair(to int, x []byte) error {
 	return nil
 }
 
-func (c *call) receivePair(from int, x []byte) error {
+func (c *call) receivePair(from int, x vector) error {
 	in, err := c.lanes.from(c.ctx, laneKey{from, forPairs})
 	if err != nil {
 		return c.broken(from, err)
 	}
-	return pieces(x, func(n uint32, piece []byte) error { return in.receive(c, from, n, piece) })
+	return pieces(x, func(n uint32, piece vector) error { return in.receive(c, from, n, piece) })
 }
 
 // pairs are the messages of one rank to another, each way.

@@ -70,11 +70,15 @@ func (r *rank) allReduce(length int) {
 	require.NoError(r, r.g.Barrier(r.ctx))
 }
 
-// until does all-reduces until one fails, and returns how.
+// until does all-reduces, of one slice and of several, until one fails, and returns how.
 func (r *rank) until() (re *pgroup.RankError) {
 	r.Helper()
 	for r.ctx.Err() == nil {
-		if err := r.reduces(10_000); err != nil {
+		err := r.reduces(10_000)
+		if err == nil {
+			err = r.reducesAll(300_000)
+		}
+		if err != nil {
 			re, _ = errors.AsType[*pgroup.RankError](err)
 			require.NotNil(r, re, "%v", err)
 			return re

@@ -8,14 +8,15 @@ import "slices"
 // pieceLen is the most bytes of a message: what has come is combined and sent on while the next is under way.
 const pieceLen = 256 << 10
 
-// pieces calls f for pieces of x. Of nothing there is one, which is empty: who has nothing to send says so, and with it what it does.
-func pieces(x []byte, f func(part uint32, piece []byte) error) error {
+// pieces calls f for pieces of x, each a message, whatever slices it has bytes of: many small slices make few messages. Of nothing there is one, which is
+// empty: who has nothing to send says so, and with it what it does.
+func pieces(x vector, f func(part uint32, piece vector) error) error {
 	for part := uint32(0); ; part++ {
-		n := min(len(x), pieceLen)
-		if err := f(part, x[:n:n]); err != nil {
+		n := min(x.n, pieceLen)
+		if err := f(part, x.part(0, n)); err != nil {
 			return err
 		}
-		if x = x[n:]; len(x) == 0 {
+		if x = x.from(n); x.n == 0 {
 			return nil
 		}
 	}
@@ -26,16 +27,16 @@ func step(s int, piece uint32) uint32 { return uint32(s)<<20 | piece }
 
 // ring reduces x on all ranks. Each chunk goes round twice: once it is combined with every rank's, beginning after its owner, then it replaces
 // every rank's.
-func (c *call) ring(ranks []int, me int, x []byte) error {
+func (c *call) ring(ranks []int, me int, x vector) error {
 	p := len(ranks)
 	next, prev := ranks[(me+1)%p], ranks[(me+p-1)%p]
-	err := pieces(c.chunk(x, me, p), func(n uint32, piece []byte) error { return c.send(next, step(0, n), piece) })
+	err := pieces(c.chunk(x, me, p), func(n uint32, piece vector) error { return c.send(next, step(0, n), piece) })
 	for s := 0; s < 2*(p-1) && err == nil; s++ {
 		div := 1
 		if s == p-2 {
 			div = c.div
 		}
-		err = pieces(c.chunk(x, (me-s-1+2*p)%p, p), func(n uint32, piece []byte) error {
+		err = pieces(c.chunk(x, (me-s-1+2*p)%p, p), func(n uint32, piece vector) error {
 			if err := c.ringPiece(prev, step(s, n), piece, s < p-1, div); err != nil || s == 2*(p-1)-1 {
 				return err
 			}
@@ -49,11 +50,11 @@ func (c *call) ring(ranks []int, me int, x []byte) error {
 }
 
 // ringPiece receives a piece, to be combined with the one here or to replace it.
-func (c *call) ringPiece(from int, part uint32, piece []byte, combine bool, div int) error {
+func (c *call) ringPiece(from int, part uint32, piece vector, combine bool, div int) error {
 	if !combine {
 		return c.receive(from, part, piece)
 	}
-	got := c.buffer(len(piece))
+	got := one(c.buffer(piece.n))
 	if err := c.receive(from, part, got); err != nil {
 		return err
 	}
@@ -62,12 +63,12 @@ func (c *call) ringPiece(from int, part uint32, piece []byte, combine bool, div 
 }
 
 // ringGather has each rank's chunk of x, which is where it belongs already, on all ranks.
-func (c *call) ringGather(ranks []int, me int, chunk func(i int) []byte) error {
+func (c *call) ringGather(ranks []int, me int, chunk func(i int) vector) error {
 	p := len(ranks)
 	next, prev := ranks[(me+1)%p], ranks[(me+p-1)%p]
-	err := pieces(chunk(me), func(n uint32, piece []byte) error { return c.send(next, step(0, n), piece) })
+	err := pieces(chunk(me), func(n uint32, piece vector) error { return c.send(next, step(0, n), piece) })
 	for s := 0; s < p-1 && err == nil; s++ {
-		err = pieces(chunk((me-s-1+p)%p), func(n uint32, piece []byte) error {
+		err = pieces(chunk((me-s-1+p)%p), func(n uint32, piece vector) error {
 			if err := c.receive(prev, step(s, n), piece); err != nil || s == p-2 {
 				return err
 			}
@@ -82,7 +83,7 @@ func (c *call) ringGather(ranks []int, me int, chunk func(i int) []byte) error {
 
 // direct sends every rank its part of src, and combines what comes for this one into dst, in the order of the ranks: each element is rounded
 // once. dst may be this rank's own part.
-func (c *call) direct(ranks []int, me int, dst []byte, part func(i int) []byte) error {
+func (c *call) direct(ranks []int, me int, dst vector, part func(i int) vector) error {
 	p := len(ranks)
 	for s := 1; s < p; s++ {
 		to := (me + s) % p
@@ -92,21 +93,20 @@ func (c *call) direct(ranks []int, me int, dst []byte, part func(i int) []byte) 
 		}
 	}
 	own := part(me)
-	all := c.buffer(p * min(pieceLen, len(own)))
-	srcs := slices.Grow(c.srcs[:0], p)[:p]
-	c.srcs = srcs
-	at := 0
-	err := pieces(own, func(n uint32, piece []byte) error {
+	all := c.buffer(p * min(pieceLen, own.n))
+	srcs := slices.Grow(c.parts[:0], p)[:p]
+	c.parts = srcs
+	err := pieces(own, func(n uint32, piece vector) error {
 		for i := range ranks {
 			if srcs[i] = piece; i != me {
-				srcs[i] = all[i*len(all)/p:][:len(piece)]
+				srcs[i] = one(all[i*len(all)/p:][:piece.n])
 				if err := c.receive(ranks[i], step(0, n), srcs[i]); err != nil {
 					return err
 				}
 			}
 		}
-		c.into(c.div, dst[at:][:len(piece)], srcs)
-		at += len(piece)
+		c.into(c.div, dst.part(0, piece.n), srcs)
+		dst = dst.from(piece.n)
 		return nil
 	})
 	if err != nil {

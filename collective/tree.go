@@ -9,7 +9,7 @@ import (
 const largeTree = 128 << 10
 
 // spread brings root's x to all ranks: by a binomial tree, or along a chain if it is large.
-func (c *call) spread(root int, x []byte) error {
+func (c *call) spread(root int, x vector) error {
 	p := c.size()
 	me := (c.rank() - root + p) % p // place behind root
 	reach := me & -me               // as many places behind this one are its own to bring x to
@@ -17,7 +17,7 @@ func (c *call) spread(root int, x []byte) error {
 		reach = 1 << bits.Len(uint(p-1))
 	}
 	step := reach // to the rank that x comes from
-	if len(x) >= largeTree {
+	if x.n >= largeTree {
 		step, reach = 1, 2
 	}
 	c.next = c.next[:0]
@@ -36,8 +36,8 @@ func (c *call) spread(root int, x []byte) error {
 const received = 1 // the step of a message back that x has come
 
 // pass brings x on from a rank, or none, to others, who say when they have it, and those behind them: the root hears of it if they have another one.
-func (c *call) pass(from int, to []int, x []byte) error {
-	err := pieces(x, func(n uint32, piece []byte) (err error) {
+func (c *call) pass(from int, to []int, x vector) error {
+	err := pieces(x, func(n uint32, piece vector) (err error) {
 		if from >= 0 {
 			err = c.receive(from, step(0, n), piece)
 		}
@@ -47,24 +47,26 @@ func (c *call) pass(from int, to []int, x []byte) error {
 		return err
 	})
 	for i := 0; i < len(to) && err == nil; i++ {
-		err = c.receive(to[i], step(received, 0), nil)
+		if err = c.receive(to[i], step(received, 0), vector{}); err == nil {
+			err = c.flush(to[i]) // what has been received is written, and the sender's goroutine has let go of x
+		}
 	}
 	if err != nil || from < 0 {
 		return err
 	}
-	return c.send(from, step(received, 0), nil)
+	return c.send(from, step(received, 0), vector{})
 }
 
 // collect combines all ranks' x on root. Each rank combines a part, in the order of the ranks, and root gets the parts.
-func (c *call) collect(root int, x []byte) error {
+func (c *call) collect(root int, x vector) error {
 	p := c.size()
 	own := c.chunk(x, c.rank(), p)
 	dst := own
 	if c.rank() != root {
-		c.result = slices.Grow(c.result[:0], len(own)) // x is not to change
-		dst = c.result[:len(own)]
+		c.result = slices.Grow(c.result[:0], own.n) // x is not to change
+		dst = one(c.result[:own.n])
 	}
-	if err := c.direct(c.sites.all, c.rank(), dst, func(i int) []byte { return c.chunk(x, i, p) }); err != nil {
+	if err := c.direct(c.sites.all, c.rank(), dst, func(i int) vector { return c.chunk(x, i, p) }); err != nil {
 		return err
 	}
 	if c.rank() != root {
@@ -84,9 +86,9 @@ func (c *call) collect(root int, x []byte) error {
 }
 
 // exchange sends every rank its part of src, and gets this rank's part of theirs.
-func (c *call) exchange(dst, src []byte) error {
+func (c *call) exchange(dst, src vector) error {
 	p, me := c.size(), c.rank()
-	copy(c.chunk(dst, me, p), c.chunk(src, me, p))
+	copyVector(c.chunk(dst, me, p), c.chunk(src, me, p))
 	for s := 1; s < p; s++ {
 		to := (me + s) % p
 		if err := c.sendAll(to, 0, c.chunk(src, to, p)); err != nil {
@@ -106,10 +108,10 @@ func (c *call) exchange(dst, src []byte) error {
 func (c *call) meet() error {
 	p, me := c.size(), c.rank()
 	for mask, s := 1, 0; mask < p; mask, s = mask<<1, s+1 {
-		if err := c.send((me+mask)%p, step(s, 0), nil); err != nil {
+		if err := c.send((me+mask)%p, step(s, 0), vector{}); err != nil {
 			return err
 		}
-		if err := c.receive((me-mask+p)%p, step(s, 0), nil); err != nil {
+		if err := c.receive((me-mask+p)%p, step(s, 0), vector{}); err != nil {
 			return err
 		}
 	}

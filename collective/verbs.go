@@ -15,6 +15,14 @@ func AllReduce[T tensor.Number](ctx context.Context, c *Comm, op Op, x []T) erro
 	return c.run(ctx, planOf(allReduce, op, -1, x, nil))
 }
 
+// AllReduceAll combines xs of all ranks, element by element, into xs on all of them: several slices as though they were one, in about the time of one. They are
+// reduced where they lie. All ranks pass slices of the same lengths, which may be 0, in the same order; they share no memory (ErrInvalid).
+//
+// The result has the same bits on every rank and in every run, as of AllReduce. It is what PyTorch calls all_reduce_coalesced.
+func AllReduceAll[T tensor.Number](ctx context.Context, c *Comm, op Op, xs [][]T) error {
+	return c.run(ctx, planOfAll(allReduce, op, -1, xs))
+}
+
 // Reduce combines x of all ranks, element by element, into x on root. On the others it stays as it is.
 func Reduce[T tensor.Number](ctx context.Context, c *Comm, root int, op Op, x []T) error {
 	return c.run(ctx, planOf(reduceTo, op, rooted(root), x, nil))
@@ -40,6 +48,12 @@ func AllGather[T tensor.Number](ctx context.Context, c *Comm, dst, src []T) erro
 // Broadcast brings x of root to all ranks.
 func Broadcast[T tensor.Number](ctx context.Context, c *Comm, root int, x []T) error {
 	return c.run(ctx, planOf(broadcast, 0, rooted(root), x, nil))
+}
+
+// BroadcastAll brings xs of root to all ranks: several slices as though they were one, where they lie. All ranks pass slices of the same lengths, in the same
+// order.
+func BroadcastAll[T tensor.Number](ctx context.Context, c *Comm, root int, xs [][]T) error {
+	return c.run(ctx, planOfAll(broadcast, 0, rooted(root), xs))
 }
 
 // AllToAll sends the ith of Size equal parts of src to rank i, and gets its own part of everybody's src, in the order of the ranks. dst and
@@ -68,7 +82,24 @@ func rooted(root int) int {
 }
 
 func planOf[T tensor.Number](v verb, op Op, root int, x, y []T) plan {
-	return plan{verb: v, op: op, dt: tensor.DTypeOf[T](), root: root, count: len(x), x: bytesOf(x), y: bytesOf(y)}
+	return plan{verb: v, op: op, dt: tensor.DTypeOf[T](), root: root, count: len(x), x: one(bytesOf(x)), y: one(bytesOf(y))}
+}
+
+// planOfAll is that of a verb that takes several slices as one.
+func planOfAll[T tensor.Number](v verb, op Op, root int, xs [][]T) plan {
+	p := planOf[T](v, op, root, nil, nil)
+	p.slices, p.lengths = len(xs), 14695981039346656037 // FNV-1a, of lengths instead of bytes
+	for _, x := range xs {
+		p.count += len(x)
+		p.lengths = (p.lengths ^ uint64(len(x))) * 1099511628211
+	}
+	p.list = func(list [][]byte) [][]byte {
+		for _, x := range xs {
+			list = append(list, bytesOf(x))
+		}
+		return list
+	}
+	return p
 }
 
 // bytesOf is x as it lies in memory.
@@ -98,7 +129,7 @@ func (c *call) do(p *plan) error {
 		return c.doWide(p)
 	case c.shared && len(c.sites.hosts) == 1 && (c.opts.Algorithm == Auto || c.opts.Algorithm == Hierarchical):
 		return c.onHost(p)
-	case len(p.x) == 0:
+	case p.x.n == 0:
 		return c.meet()
 	}
 	return c.amongHosts(p)
@@ -107,35 +138,41 @@ func (c *call) do(p *plan) error {
 // doWide averages narrow integers as int64, whose sum is never too large.
 func (c *call) doWide(p *plan) error {
 	wide := *p
-	wide.dt, wide.x, wide.y = tensor.I64, c.wideInts(len(p.x)/c.elem), nil
-	reduce.WidenInts(p.dt, wide.x, p.x)
-	if p.y != nil {
-		wide.y = make([]byte, 8*(len(p.y)/c.elem))
+	times := 8 / c.elem
+	x := c.wideBuffer(times * p.x.n)
+	for at, narrow := range p.x.slices() {
+		reduce.WidenInts(p.dt, x[times*at:][:times*len(narrow)], narrow)
 	}
+	y := make([]byte, times*p.y.n)
+	wide.dt, wide.x, wide.y = tensor.I64, one(x), one(y)
 	c.dt, c.elem = tensor.I64, 8
 	if err := c.do(&wide); err != nil {
 		return err
 	}
+	dst, result := p.x, x
 	switch {
-	case p.y != nil:
-		reduce.NarrowInts(p.dt, p.y, wide.y)
-	case p.root < 0 || p.root == c.rank():
-		reduce.NarrowInts(p.dt, p.x, wide.x)
+	case p.verb == reduceScatter:
+		dst, result = p.y, y
+	case p.root >= 0 && p.root != c.rank():
+		return nil
+	}
+	for at, narrow := range dst.slices() {
+		reduce.NarrowInts(p.dt, narrow, result[times*at:][:times*len(narrow)])
 	}
 	return nil
 }
 
-// wideInts is memory for n int64s, which is used again.
-func (c *call) wideInts(n int) []byte {
-	if cap(c.wide) < 8*n {
-		c.wide = make([]byte, 8*n)
+// wideBuffer is memory for n bytes of elements of a wider type than the caller's, which is used again.
+func (c *call) wideBuffer(n int) []byte {
+	if cap(c.wide) < n {
+		c.wide = make([]byte, n)
 	}
-	return c.wide[:8*n]
+	return c.wide[:n]
 }
 
 // alone is what a verb of one rank does.
 func (c *call) alone(p *plan) error {
-	copy(p.y, p.x)
+	copyVector(p.y, p.x)
 	return nil
 }
 
@@ -147,10 +184,10 @@ func (c *call) amongHosts(p *plan) error {
 	case reduceTo:
 		return c.collect(p.root, p.x)
 	case reduceScatter:
-		return c.direct(c.sites.all, c.rank(), p.y, func(i int) []byte { return c.chunk(p.x, i, n) })
+		return c.direct(c.sites.all, c.rank(), p.y, func(i int) vector { return c.chunk(p.x, i, n) })
 	case allGather:
-		copy(c.chunk(p.y, c.rank(), n), p.x)
-		return c.ringGather(c.sites.all, c.rank(), func(i int) []byte { return c.chunk(p.y, i, n) })
+		copyVector(c.chunk(p.y, c.rank(), n), p.x)
+		return c.ringGather(c.sites.all, c.rank(), func(i int) vector { return c.chunk(p.y, i, n) })
 	case broadcast:
 		return c.spread(p.root, p.x)
 	}

@@ -130,13 +130,18 @@ func TestSlicesAreTheCallersAfterAnError(t *testing.T) {
 		for round := range 5 {
 			w.run(t, n, func(r *rank) {
 				x := make([]float32, 200_000)
+				xs := [][]float32{x[:1000], x[1000:90_000], x[90_000:]}
 				ctx, cancel := context.WithCancel(r.ctx)
 				defer cancel()
 				if r.me() == round%n {
 					time.AfterFunc(time.Duration(round)*time.Millisecond, cancel)
 				}
 				for {
-					if err := collective.AllReduce(ctx, r.c, collective.Sum, x); err != nil {
+					err := collective.AllReduce(ctx, r.c, collective.Sum, x)
+					if err == nil {
+						err = collective.AllReduceAll(ctx, r.c, collective.Sum, xs)
+					}
+					if err != nil {
 						assert.ErrorIs(r, err, pgroup.ErrCancelled)
 						clear(x)
 						return

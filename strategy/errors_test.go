@@ -30,7 +30,7 @@ func TestErrorsNameTheCall(t *testing.T) {
 	}
 	t.Run("a rank is late", func(t *testing.T) {
 		over := make(chan struct{})
-		ways[1].run(t, 2, nil, func(r *rank) {
+		ways[1].run(t, 2, func(r *rank) {
 			if r.Rank() == 1 {
 				<-over
 				return
@@ -44,7 +44,7 @@ func TestErrorsNameTheCall(t *testing.T) {
 		})
 	})
 	t.Run("a rank calls something else", func(t *testing.T) {
-		ways[0].run(t, 2, nil, func(r *rank) {
+		ways[0].run(t, 2, func(r *rank) {
 			if r.Rank() == 0 {
 				hides(r, r.AllReduceGradients(r.ctx, grads()), pgroup.ErrMismatch)
 				return

@@ -84,7 +84,7 @@ func average[T tensor.Number](r *rank, name string, x ...T) []T {
 }
 
 // run has n ranks do f.
-func (w way) run(t *testing.T, n int, o *strategy.Options, f func(r *rank)) {
+func (w way) run(t *testing.T, n int, f func(r *rank)) {
 	t.Helper()
 	meet := w.meet(t)
 	var all sync.WaitGroup
@@ -103,7 +103,7 @@ func (w way) run(t *testing.T, n int, o *strategy.Options, f func(r *rank)) {
 				return
 			}
 			defer c.Close()
-			f(&rank{t, strategy.New(c, o), ctx, c})
+			f(&rank{t, strategy.New(c, nil), ctx, c})
 		})
 	}
 	all.Wait()
@@ -124,7 +124,7 @@ func (w way) meet(t *testing.T) func(rank int) pgroup.Config {
 // over runs a test in every way.
 func over(t *testing.T, n int, f func(r *rank)) {
 	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) { w.run(t, n, nil, f) })
+		t.Run(w.name, func(t *testing.T) { w.run(t, n, f) })
 	}
 }
 
@@ -133,7 +133,7 @@ func overAtOnce(t *testing.T, n int, f func(r *rank)) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()
-			w.run(t, n, nil, f)
+			w.run(t, n, f)
 		})
 	}
 }

@@ -59,11 +59,10 @@ type WorkerNode struct {
 	// LivenessTimeout is for how long a worker may be silent before it is lost, as in pgroup.Config. The Store has its own.
 	LivenessTimeout time.Duration
 
-	Timeout     time.Duration        // of a verb whose ctx has no deadline, and of waiting for the store; default 5 min
-	Algorithm   collective.Algorithm // of the strategies, the same for all workers
-	BucketBytes int                  // as in Options
-	Logger      *slog.Logger         // default: none
-	Trace       trace.Sink           // is told of what strategies and their Comms do
+	Timeout   time.Duration        // of a verb whose ctx has no deadline, and of waiting for the store; default 5 min
+	Algorithm collective.Algorithm // of the strategies, the same for all workers
+	Logger    *slog.Logger         // default: none
+	Trace     trace.Sink           // is told of what strategies and their Comms do
 
 	steps sync.Mutex   // keeps Start, Next and Close apart
 	open  *store.Store // that Start has opened; guarded by steps

@@ -13,11 +13,10 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// plan is how a set of tensors is moved: in which order, and which of them together. It follows from names, dtypes and shapes alone, so that it is
-// the same on all ranks, and is kept for the next call.
+// plan is in which order a set of tensors is moved. It follows from names, dtypes and shapes alone, so that it is the same on all ranks, and is kept for the
+// next call.
 type plan struct {
 	parts []part
-	steps []step
 	bytes int64
 	hash  uint64
 	odd   *part // one that cannot be averaged, if there is any
@@ -29,12 +28,6 @@ type part struct {
 	dtype tensor.DType
 	shape []int
 	bytes int
-}
-
-// step is what is moved at once: one part, or several of a dtype in a bucket.
-type step struct {
-	from, to int
-	bucket   *tensor.Tensor
 }
 
 // is reports whether the plan is for ts.
@@ -54,9 +47,22 @@ func (p *plan) is(ts map[string]*tensor.Tensor) bool {
 
 // planFor is the plan of ts, or what is wrong with a tensor.
 func (s *AllReduce) planFor(ts map[string]*tensor.Tensor) (*plan, error) {
-	if s.last.is(ts) {
-		return s.last, nil
+	if !s.last.is(ts) {
+		p, err := newPlan(ts)
+		if err != nil {
+			return nil, err
+		}
+		s.last = p
 	}
+	s.tensors, s.data = s.tensors[:0], s.data[:0]
+	for i := range s.last.parts {
+		t := ts[s.last.parts[i].name]
+		s.tensors, s.data = append(s.tensors, t), append(s.data, t.Data)
+	}
+	return s.last, nil
+}
+
+func newPlan(ts map[string]*tensor.Tensor) (*plan, error) {
 	p := &plan{parts: make([]part, 0, len(ts))}
 	for _, name := range slices.Sorted(maps.Keys(ts)) {
 		t := ts[name]
@@ -70,17 +76,13 @@ func (s *AllReduce) planFor(ts map[string]*tensor.Tensor) (*plan, error) {
 		p.bytes += int64(len(t.Data))
 	}
 	slices.SortStableFunc(p.parts, func(a, b part) int { return cmp.Compare(a.dtype, b.dtype) })
-	p.sum(s.bucket)
-	p.divide(s.bucket)
-	s.furnish(p)
-	s.last = p
+	p.sum()
 	return p, nil
 }
 
 // sum sets what ranks compare, and finds the odd one.
-func (p *plan) sum(bucket int) {
+func (p *plan) sum() {
 	h := fnv.New64a()
-	fmt.Fprintln(h, bucket)
 	for i := range p.parts {
 		part := &p.parts[i]
 		fmt.Fprintf(h, "%q %v %v\n", part.name, part.dtype, part.shape)
@@ -89,39 +91,6 @@ func (p *plan) sum(bucket int) {
 		}
 	}
 	p.hash = h.Sum64()
-}
-
-// divide makes steps of the parts: a large one alone, small ones of a dtype together.
-func (p *plan) divide(bucket int) {
-	from, size := 0, 0
-	for i := range p.parts {
-		part := &p.parts[i]
-		if i > from && (part.dtype != p.parts[from].dtype || size+part.bytes > bucket) {
-			p.steps = append(p.steps, step{from: from, to: i})
-			from, size = i, 0
-		}
-		size += part.bytes
-	}
-	if from < len(p.parts) {
-		p.steps = append(p.steps, step{from: from, to: len(p.parts)})
-	}
-}
-
-// furnish gives buckets to the steps that need one: the same memory, one after the other.
-func (s *AllReduce) furnish(p *plan) {
-	for i := range p.steps {
-		st := &p.steps[i]
-		parts := p.parts[st.from:st.to]
-		if len(parts) == 1 {
-			continue
-		}
-		n := 0
-		for _, part := range parts {
-			n += part.bytes
-		}
-		dt := parts[0].dtype
-		st.bucket = &tensor.Tensor{DType: dt, Shape: []int{n * 8 / dt.Bits()}, Data: s.roomFor(n)}
-	}
 }
 
 // words are what each rank shows the others: the operation, and the plan's hash.
@@ -138,6 +107,10 @@ func (s *AllReduce) agree(ctx context.Context, op string, root int, ts map[strin
 		bad = fmt.Errorf("there is no rank %d in a group of %d", root, s.Size())
 	case bad == nil && op == allReduceGradients && p.odd != nil:
 		bad = fmt.Errorf("tensor %q is %v, which cannot be averaged", p.odd.name, p.odd.dtype)
+	case bad == nil && op == allReduceGradients:
+		if i, j, ok := s.aliases.Find(s.data); ok {
+			bad = fmt.Errorf("tensors %q and %q share memory", p.parts[i].name, p.parts[j].name)
+		}
 	}
 	s.mine[0], s.mine[1] = uint64(root+1), 0
 	if bad != nil {
@@ -159,14 +132,13 @@ func (s *AllReduce) agree(ctx context.Context, op string, root int, ts map[strin
 // claim is what a rank says of its call when ranks do not agree.
 type claim struct {
 	Op      string
-	Bad     string // what is wrong with it
-	Bucket  int
+	Bad     string            // what is wrong with it
 	Tensors map[string]string // dtype and shape by name
 }
 
 // explain asks all ranks what they do, and says what differs.
 func (s *AllReduce) explain(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor, bad error) error {
-	mine := claim{Op: op, Bucket: s.bucket, Tensors: map[string]string{}}
+	mine := claim{Op: op, Tensors: map[string]string{}}
 	if root >= 0 {
 		mine.Op = fmt.Sprintf("%s from rank %d", op, root)
 	}
@@ -195,11 +167,8 @@ func (s *AllReduce) explain(ctx context.Context, op string, root int, ts map[str
 
 // differs is what c, of a rank, has that rank 0 has not, or the other way around.
 func (c *claim) differs(rank int, zero *claim) string {
-	switch {
-	case c.Op != zero.Op:
+	if c.Op != zero.Op {
 		return fmt.Sprintf("rank %d called %s, rank 0 called %s", rank, c.Op, zero.Op)
-	case c.Bucket != zero.Bucket:
-		return fmt.Sprintf("BucketBytes is %d on rank %d, and %d on rank 0", c.Bucket, rank, zero.Bucket)
 	}
 	both := map[string]string{} // what they say may be nil
 	maps.Copy(both, zero.Tensors)

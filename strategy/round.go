@@ -165,7 +165,7 @@ func (w *WorkerNode) connect(ctx context.Context, v coordinator.View) (*round, e
 		return nil, errors.Join(err, g.Close())
 	}
 	r := &round{view: v, group: g, comm: c, over: v.Context(context.Background())}
-	r.strategy = New(c, &Options{BucketBytes: w.BucketBytes, Trace: w.Trace})
+	r.strategy = New(c, &Options{Trace: w.Trace})
 	r.strategy.view = r.over
 	return r, nil
 }

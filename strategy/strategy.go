@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/internal/alias"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/trace"
@@ -13,18 +14,11 @@ import (
 
 // Options has defaults for nil.
 type Options struct {
-	// BucketBytes is how much of small tensors is moved at once, the same on all ranks; default 256 KiB. A larger tensor is reduced where it is. Where a
-	// round trip takes long, larger buckets are fewer.
-	BucketBytes int
 	// Trace is told of every operation: strategy.allreduce_gradients, strategy.broadcast_tensor, strategy.broadcast_tensors,
 	// strategy.barrier and strategy.shutdown. Bytes are those of this rank's tensors. Nil is
 	// the group's, see pgroup.Group.Trace.
 	Trace trace.Sink
 }
-
-// defaultBucket is best over shared memory and over TCP (BenchmarkBuckets): a bucket is copied twice, which costs little as long as it stays in the cache of a
-// core.
-const defaultBucket = 256 << 10
 
 // AllReduce is data parallelism over a Comm, whose Algorithm says how: flat, or by host. It has no goroutine of its own.
 //
@@ -33,18 +27,19 @@ const defaultBucket = 256 << 10
 //
 // After any other error of a verb the Comm is over, on every rank with the same verdict, a *pgroup.RankError; what the tensors hold is not defined.
 type AllReduce struct {
-	comm   *collective.Comm
-	group  string // its name
-	bucket int
-	trace  trace.Sink
-	view   context.Context // its end is that of all calls; nil: none
-	turn   chan struct{}   // is full while a call has it
+	comm  *collective.Comm
+	group string // its name
+	trace trace.Sink
+	view  context.Context // its end is that of all calls; nil: none
+	turn  chan struct{}   // is full while a call has it
 
 	// Of the call that has the turn.
 	seq       uint64
 	closed    bool
-	last      *plan    // of the newest set of tensors
-	room      []byte   // of buckets
+	last      *plan            // of the newest set of tensors
+	tensors   []*tensor.Tensor // in the order of the plan's parts
+	data      [][]byte         // of tensors
+	aliases   alias.Finder
 	mine, all []uint64 // what ranks compare
 }
 
@@ -59,7 +54,7 @@ const (
 
 // New makes a strategy of c. Shutdown closes c, and so may the caller.
 func New(c *collective.Comm, o *Options) *AllReduce {
-	s := &AllReduce{comm: c, group: c.Name(), bucket: defaultBucket, turn: make(chan struct{}, 1)}
+	s := &AllReduce{comm: c, group: c.Name(), turn: make(chan struct{}, 1)}
 	s.mine, s.all = make([]uint64, words), make([]uint64, words*s.Size())
 	s.trace = c.Group().Trace()
 	if o == nil {
@@ -67,9 +62,6 @@ func New(c *collective.Comm, o *Options) *AllReduce {
 	}
 	if o.Trace != nil {
 		s.trace = o.Trace
-	}
-	if o.BucketBytes > 0 {
-		s.bucket = o.BucketBytes
 	}
 	return s
 }
@@ -82,23 +74,23 @@ func (s *AllReduce) Size() int { return s.comm.Group().Size() }
 
 // AllReduceGradients replaces each gradient by its average over all ranks, in place, with the same bits on every rank and in every run. The
 // sum is divided once, by Size, however many ranks a host has. Each dtype is averaged as itself: integers toward 0, Float16 and
-// BFloat16 by way of float32. Tensors that share memory are averaged twice: pass one of them.
+// BFloat16 by way of float32. All gradients of a dtype are one collective.AllReduceAll, however many they are, and are reduced where they lie.
 //
-// All ranks pass the same names, with the same dtypes and shapes. If they do not (ErrMismatch), or a tensor makes no sense (ErrInvalid), all ranks
-// have the same error, which says of which tensor and which ranks; nothing is changed, and the next call may do better. The map may be empty on all
-// ranks.
+// All ranks pass the same names, with the same dtypes and shapes. If they do not (ErrMismatch), or a tensor makes no sense or shares memory with another one
+// (ErrInvalid), all ranks have the same error, which says of which tensor and which ranks; nothing is changed, and the next call may do better. The map may be
+// empty on all ranks. Of gradients that are the same memory, as those of tied weights, pass one.
 func (s *AllReduce) AllReduceGradients(ctx context.Context, grads map[string]*tensor.Tensor) error {
-	return s.tensors(ctx, allReduceGradients, -1, grads)
+	return s.move(ctx, allReduceGradients, -1, grads)
 }
 
 // BroadcastTensor brings t of root to all ranks, which have the same dtype and shape.
 func (s *AllReduce) BroadcastTensor(ctx context.Context, root int, t *tensor.Tensor) error {
-	return s.tensors(ctx, broadcastTensor, root, map[string]*tensor.Tensor{"tensor": t})
+	return s.move(ctx, broadcastTensor, root, map[string]*tensor.Tensor{"tensor": t})
 }
 
 // BroadcastTensors brings ts of root to all ranks, which have the same names, dtypes and shapes. The dtypes may be any.
 func (s *AllReduce) BroadcastTensors(ctx context.Context, root int, ts map[string]*tensor.Tensor) error {
-	return s.tensors(ctx, broadcastTensors, root, ts)
+	return s.move(ctx, broadcastTensors, root, ts)
 }
 
 // Barrier returns when all ranks have called it.
@@ -191,82 +183,60 @@ func (s *AllReduce) fail(op string, err error) error {
 	return fmt.Errorf("strategy: %s of group %q on rank %d of %d: %w", op, s.group, s.Rank(), s.Size(), err)
 }
 
-// tensors moves tensors: from root, or, if that is -1, to their averages.
-func (s *AllReduce) tensors(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) error {
+// move moves tensors: from root, or, if that is -1, to their averages.
+func (s *AllReduce) move(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) error {
 	return s.do(ctx, op, func(ctx context.Context) (int64, error) {
+		defer func() { // the caller's memory is not kept
+			clear(s.tensors)
+			clear(s.data)
+		}()
 		p, err := s.agree(ctx, op, root, ts)
-		if err != nil {
+		switch {
+		case err != nil:
 			return 0, err
+		case root >= 0:
+			return p.bytes, collective.BroadcastAll(ctx, s.comm, root, s.data)
 		}
-		for i := range p.steps {
-			if err := s.step(ctx, p, &p.steps[i], root, ts); err != nil {
-				return p.bytes, err
+		for from := 0; from < len(p.parts) && err == nil; {
+			dt, to := p.parts[from].dtype, from+1
+			for to < len(p.parts) && p.parts[to].dtype == dt {
+				to++
 			}
+			err = averages[dt](ctx, s, s.tensors[from:to])
+			from = to
 		}
-		return p.bytes, nil
+		return p.bytes, err
 	})
 }
 
-// step moves the tensors of a step: one where it is, several in a bucket.
-func (s *AllReduce) step(ctx context.Context, p *plan, st *step, root int, ts map[string]*tensor.Tensor) error {
-	parts := p.parts[st.from:st.to]
-	if st.bucket == nil {
-		return s.move(ctx, root, ts[parts[0].name])
-	}
-	at := 0
-	for i := range parts {
-		at += copy(st.bucket.Data[at:], ts[parts[i].name].Data)
-	}
-	if err := s.move(ctx, root, st.bucket); err != nil {
-		return err
-	}
-	at = 0
-	for i := range parts {
-		at += copy(ts[parts[i].name].Data, st.bucket.Data[at:])
-	}
-	return nil
-}
-
-func (s *AllReduce) move(ctx context.Context, root int, t *tensor.Tensor) error {
-	switch {
-	case len(t.Data) == 0:
-		return nil
-	case root >= 0:
-		return collective.Broadcast(ctx, s.comm, root, t.Data)
-	}
-	return averages[t.DType](ctx, s, t)
-}
-
 // averages are what can be averaged.
-var averages = map[tensor.DType]func(ctx context.Context, s *AllReduce, t *tensor.Tensor) error{
+var averages = map[tensor.DType]func(ctx context.Context, s *AllReduce, ts []*tensor.Tensor) error{
 	tensor.F16: average[tensor.Float16], tensor.BF16: average[tensor.BFloat16], tensor.F32: average[float32], tensor.F64: average[float64],
 	tensor.I8: average[int8], tensor.I16: average[int16], tensor.I32: average[int32], tensor.I64: average[int64],
 	tensor.U8: average[uint8], tensor.U16: average[uint16], tensor.U32: average[uint32], tensor.U64: average[uint64],
 }
 
-// average averages t where it is, or, if it is not aligned, a copy.
-func average[T tensor.Number](ctx context.Context, s *AllReduce, t *tensor.Tensor) error {
-	if x, err := tensor.View[T](t); err == nil {
-		return collective.AllReduce(ctx, s.comm, collective.Avg, x)
+// average averages tensors of one dtype where they are, or, those that are not aligned, copies.
+func average[T tensor.Number](ctx context.Context, s *AllReduce, ts []*tensor.Tensor) error {
+	xs := make([][]T, len(ts))
+	clones := map[*tensor.Tensor]*tensor.Tensor{}
+	for i, t := range ts {
+		x, err := tensor.View[T](t)
+		if err != nil {
+			clones[t] = t.Clone()
+			x, err = tensor.View[T](clones[t])
+		}
+		if err != nil { // a big-endian host
+			s.comm.Group().Abort(err) // the others are in the verb already
+			return s.fail(allReduceGradients, err)
+		}
+		xs[i] = x
 	}
-	aligned := &tensor.Tensor{DType: t.DType, Shape: t.Shape, Data: s.roomFor(len(t.Data))}
-	x, err := tensor.View[T](aligned)
-	if err != nil { // a big-endian host
-		s.comm.Group().Abort(err) // the others are in the verb already
-		return s.fail(allReduceGradients, err)
-	}
-	copy(aligned.Data, t.Data)
-	if err := collective.AllReduce(ctx, s.comm, collective.Avg, x); err != nil {
+	if err := collective.AllReduceAll(ctx, s.comm, collective.Avg, xs); err != nil {
 		return err
 	}
-	copy(t.Data, aligned.Data)
-	return nil
-}
-
-// roomFor is memory of n bytes that is used again, aligned for every dtype.
-func (s *AllReduce) roomFor(n int) []byte {
-	if len(s.room) < n {
-		s.room = tensor.New(tensor.U64, (n+7)/8).Data
+	for t, clone := range clones {
+		copy(t.Data, clone.Data)
 	}
-	return s.room[:n]
+	return nil
 }

@@ -14,32 +14,32 @@ import (
 
 	"github.com/muster-pg/muster/collective"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
 )
 
-// TestBuckets has sets of tensors of many dtypes and sizes, over and under a bucket's: each is averaged as if it were alone.
-func TestBuckets(t *testing.T) {
-	for _, bucket := range []int{0, 1, 64, 1000, 1 << 20} {
-		t.Run(fmt.Sprint(bucket), func(t *testing.T) {
-			ways[0].run(t, 3, &strategy.Options{BucketBytes: bucket}, func(r *rank) {
-				same := rand.New(rand.NewPCG(1, uint64(bucket))) // on all ranks
-				for range 20 {
-					grads, want := map[string]*tensor.Tensor{}, map[string]string{}
-					for i := range same.IntN(12) {
-						name, n, k := fmt.Sprint("t", i), same.IntN(200), same.IntN(50)
-						grads[name], want[name] = filled(same.IntN(4), n, k, r.Rank())
-					}
-					if !r.ok(r.AllReduceGradients(r.ctx, grads)) {
-						return
-					}
-					for name, g := range grads {
-						assert.Equal(r, want[name], elements(g), name)
-					}
+// TestSets has sets of tensors of many dtypes and sizes: each is averaged as if it were alone.
+func TestSets(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		same := rand.New(rand.NewPCG(1, 2)) // on all ranks
+		for range 30 {
+			grads, want := map[string]*tensor.Tensor{}, map[string]string{}
+			for i := range same.IntN(12) {
+				name, n, k := fmt.Sprint("t", i), same.IntN(200), same.IntN(50)
+				if same.IntN(10) == 0 {
+					n *= 400
 				}
-			})
-		})
-	}
+				grads[name], want[name] = filled(same.IntN(4), n, k, r.Rank())
+			}
+			if !r.ok(r.AllReduceGradients(r.ctx, grads)) {
+				return
+			}
+			for name, g := range grads {
+				if got := elements(g); got != want[name] {
+					assert.Failf(r, "wrong", "%s is %.100s on rank %d, not %.100s", name, got, r.Rank(), want[name])
+				}
+			}
+		}
+	})
 }
 
 // filled is a tensor of a kind, and what its elements are when it is averaged over 3 ranks.
@@ -79,29 +79,27 @@ func elements(g *tensor.Tensor) string {
 
 // TestShapes: scalars, empty tensors, an empty map, and memory that is not aligned on some of the ranks.
 func TestShapes(t *testing.T) {
-	for _, bucket := range []int{1, 1 << 10} {
-		ways[0].run(t, 3, &strategy.Options{BucketBytes: bucket}, func(r *rank) {
-			r.ok(r.AllReduceGradients(r.ctx, nil))
-			r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{}))
-			r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"nothing": tensor.New(tensor.F32, 3, 0)}))
-			odd := make([]byte, 1+8*300)[1:]
-			if r.Rank() == 1 {
-				odd = make([]byte, 8*300)
-			}
-			misaligned, err := tensor.Wrap(odd, tensor.F64, 300)
-			r.ok(err)
-			copy(misaligned.Data, tensor.From(repeat(300, float64(r.Rank()))).Data)
-			scalar := []int32{int32(3 * r.Rank())}
-			for range 2 {
-				r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{
-					"misaligned": misaligned, "scalar": {DType: tensor.I32, Data: tensor.From(scalar).Data},
-					"none": tensor.New(tensor.F64, 0), "no": tensor.New(tensor.I32, 4, 0, 2), "i8": tensor.From([]int8{1}),
-				}))
-			}
-			assert.Equal(r, int32(3), scalar[0])
-			assert.Equal(r, tensor.From(repeat(300, 1.0)).Data, misaligned.Data)
-		})
-	}
+	over(t, 3, func(r *rank) {
+		r.ok(r.AllReduceGradients(r.ctx, nil))
+		r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{}))
+		r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{"nothing": tensor.New(tensor.F32, 3, 0)}))
+		odd := make([]byte, 1+8*300)[1:]
+		if r.Rank() == 1 {
+			odd = make([]byte, 8*300)
+		}
+		misaligned, err := tensor.Wrap(odd, tensor.F64, 300)
+		r.ok(err)
+		copy(misaligned.Data, tensor.From(repeat(300, float64(r.Rank()))).Data)
+		scalar := []int32{int32(3 * r.Rank())}
+		for range 2 {
+			r.ok(r.AllReduceGradients(r.ctx, map[string]*tensor.Tensor{
+				"misaligned": misaligned, "scalar": {DType: tensor.I32, Data: tensor.From(scalar).Data},
+				"none": tensor.New(tensor.F64, 0), "no": tensor.New(tensor.I32, 4, 0, 2), "i8": tensor.From([]int8{1}),
+			}))
+		}
+		assert.Equal(r, int32(3), scalar[0])
+		assert.Equal(r, tensor.From(repeat(300, 1.0)).Data, misaligned.Data)
+	})
 }
 
 // TestBroadcastOfAnyDType brings weights that nobody can calculate with, as one and as many, from each root.
@@ -159,7 +157,7 @@ func TestDisagreement(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			texts := make([]string, 3)
-			ways[1].run(t, 3, nil, func(r *rank) {
+			ways[1].run(t, 3, func(r *rank) {
 				ts := tensors{"w": tensor.From(repeat(4, float32(r.Rank())), 2, 2), "b": tensor.From([]int64{int64(r.Rank())})}
 				passed := tensors{"w": ts["w"], "b": ts["b"]}
 				if r.Rank() == 1 {
@@ -179,18 +177,33 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
+// TestSharedMemory has gradients that share memory, on one rank: all ranks have the error, nothing is changed, and the strategy goes on.
+func TestSharedMemory(t *testing.T) {
+	over(t, 3, func(r *rank) {
+		x := repeat(10, float32(r.Rank()))
+		tied := map[string]*tensor.Tensor{"a": tensor.From(x[:5]), "b": tensor.From(x[5:]), "c": tensor.New(tensor.F64, 3)}
+		if r.Rank() == 1 {
+			tied["b"] = tensor.From(x[4:9])
+		}
+		err := r.AllReduceGradients(r.ctx, tied)
+		assert.ErrorIs(r, err, pgroup.ErrInvalid)
+		assert.ErrorContains(r, err, `rank 1: tensors "a" and "b" share memory`)
+		assert.Equal(r, repeat(10, float32(r.Rank())), x)
+		tied["b"] = tensor.From(x[5:])
+		r.ok(r.AllReduceGradients(r.ctx, tied))
+		assert.Equal(r, repeat(10, float32(1)), x)
+	})
+}
+
 // TestDisagreementOnTheCall has rank 2 call something else.
 func TestDisagreementOnTheCall(t *testing.T) {
 	w := func() map[string]*tensor.Tensor { return map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2)} }
 	for says, call := range map[string]func(r *rank) error{
 		"rank 2 called broadcast_tensors from rank 0, rank 0 called allreduce_gradients": func(r *rank) error { return r.BroadcastTensors(r.ctx, 0, w()) },
 		"rank 2: there is no rank 7 in a group of 3":                                     func(r *rank) error { return r.BroadcastTensors(r.ctx, 7, w()) },
-		"BucketBytes is 99 on rank 2, and 262144 on rank 0": func(r *rank) error {
-			return strategy.New(r.comm, &strategy.Options{BucketBytes: 99}).AllReduceGradients(r.ctx, w())
-		},
 		"in barrier #1": func(r *rank) error { return r.Barrier(r.ctx) }, // which ends the Comm
 	} {
-		ways[1].run(t, 3, nil, func(r *rank) {
+		ways[1].run(t, 3, func(r *rank) {
 			var err error
 			if r.Rank() == 2 {
 				err = call(r)
@@ -245,7 +258,7 @@ func TestCallThatGetsNoTurn(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
 			busy, told := make(chan struct{}), make(chan struct{}) // closed when rank 0 is in a call, and when rank 1 has heard of its end
-			w.run(t, 2, nil, func(r *rank) {
+			w.run(t, 2, func(r *rank) {
 				if r.Rank() == 1 { // it answers what rank 0 begins with, and then nothing
 					r.ok(collective.AllGather(r.ctx, r.comm, make([]uint64, 4), []uint64{0, 1}))
 					close(busy)
@@ -295,7 +308,7 @@ func TestShutdownWithoutTheOthers(t *testing.T) {
 
 // TestSetsThatTakeTurns: what is kept of a set of tensors is not taken for another one's.
 func TestSetsThatTakeTurns(t *testing.T) {
-	ways[0].run(t, 2, nil, func(r *rank) {
+	ways[0].run(t, 2, func(r *rank) {
 		sets := []func(x []float32) map[string]*tensor.Tensor{
 			func(x []float32) map[string]*tensor.Tensor {
 				return map[string]*tensor.Tensor{"a": tensor.From(x[:2]), "b": tensor.From(x[2:])}

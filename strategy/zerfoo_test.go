@@ -58,7 +58,7 @@ func TestZerfooBarrierOfThree(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
 			var came atomic.Int64
-			w.run(t, 3, nil, func(r *rank) {
+			w.run(t, 3, func(r *rank) {
 				for round := range int64(3) {
 					came.Add(1)
 					r.ok(r.Barrier(r.ctx))
@@ -101,7 +101,7 @@ func TestZerfooBroadcastWaitsForTheRoot(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
 			var given atomic.Bool
-			w.run(t, 3, nil, func(r *rank) {
+			w.run(t, 3, func(r *rank) {
 				x := []float32{0, 0, 0}
 				if r.Rank() == 1 {
 					x = []float32{10, 20, 30}
@@ -206,7 +206,7 @@ func TestZerfoo3Hierarchical(t *testing.T) {
 		"interleaved": func(rank int) string { return fmt.Sprint(rank % 2) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			way{"", host, collective.Hierarchical, false}.run(t, 4, &strategy.Options{BucketBytes: 1 << 16}, func(r *rank) {
+			way{"", host, collective.Hierarchical, false}.run(t, 4, func(r *rank) {
 				grads, want := map[string]*tensor.Tensor{}, map[string][]float64{}
 				for p, n := range []int{1, 7, 5000, 100_000} {
 					x := make([]float64, n)
@@ -252,7 +252,7 @@ func TestZerfoo5DeadWorker(t *testing.T) {
 		t.Run(w.name, func(t *testing.T) {
 			var stepped sync.WaitGroup
 			stepped.Add(3)
-			w.run(t, 3, nil, func(r *rank) {
+			w.run(t, 3, func(r *rank) {
 				average(r, "w", float32(1))
 				stepped.Done()
 				if r.Rank() == 1 {
@@ -354,7 +354,7 @@ func TestZerfoo8SameBits(t *testing.T) {
 			var first []byte
 			for run := range 3 {
 				got := make([][]byte, 4)
-				w.run(t, 4, &strategy.Options{BucketBytes: 4096}, func(r *rank) {
+				w.run(t, 4, func(r *rank) {
 					if run > 0 { // arrivals in another order
 						<-time.After(time.Duration((r.Rank()*run)%4) * time.Millisecond)
 					}
@@ -391,12 +391,12 @@ func addsUpDifferently(r *rank) (bits []byte) {
 // TestZerfoo8Allocations: a 16 MiB all-reduce of 4 ranks takes 179 MiB there.
 func TestZerfoo8Allocations(t *testing.T) {
 	const rounds = 5
-	ways[0].run(t, 4, nil, func(r *rank) {
+	ways[0].run(t, 4, func(r *rank) {
 		grads := map[string]*tensor.Tensor{"large": tensor.New(tensor.F32, 4<<20-300)}
 		for i := range 100 {
 			grads[fmt.Sprint("small ", i)] = tensor.New(tensor.F32, 3)
 		}
-		r.ok(r.AllReduceGradients(r.ctx, grads)) // the first one makes the plan and the bucket
+		r.ok(r.AllReduceGradients(r.ctx, grads)) // the first one makes the plan
 		r.ok(r.Barrier(r.ctx))
 		var before, after runtime.MemStats
 		if r.Rank() == 0 {

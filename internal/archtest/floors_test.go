@@ -26,6 +26,7 @@ var floors = [][]room{
 		{name: "tensor/tree"},
 		{name: "shm"},
 		{name: "clients/python", may: []string{}}, // Python, and tests of it in Go
+		{name: "internal/alias", may: []string{}}, // slices that share memory
 		{name: "internal/archtest", may: []string{}},
 		{name: "internal/certs", may: []string{}},
 		{name: "internal/core", may: []string{"wire"}, pure: true}, // the state machine
@@ -57,11 +58,11 @@ var floors = [][]room{
 		}},
 	},
 	{
-		{name: "collective", may: []string{"internal/link", "internal/reduce", "pgroup", "shm", "tensor", "trace", "wire"}},
+		{name: "collective", may: []string{"internal/alias", "internal/link", "internal/reduce", "pgroup", "shm", "tensor", "trace", "wire"}},
 		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "trace", "wire"}},
 	},
 	{
-		{name: "strategy", may: []string{"collective", "coordinator", "pgroup", "store", "tensor", "trace"}},
+		{name: "strategy", may: []string{"collective", "coordinator", "internal/alias", "pgroup", "store", "tensor", "trace"}},
 	},
 	{ // modules of their own
 		{name: "examples/...", may: []string{"..."}},

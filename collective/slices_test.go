@@ -1,0 +1,230 @@
+package collective_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/tensor"
+)
+
+// split is x as slices of these lengths, each in memory of its own, and what is left over as the last one.
+func split[T any](x []T, lengths ...int) (xs [][]T) {
+	for _, n := range lengths {
+		xs = append(xs, append(make([]T, 0, n), x[:n]...))
+		x = x[n:]
+	}
+	return append(xs, slices.Clone(x))
+}
+
+// tiny are n lengths of 0 to 6 elements.
+func tiny(n int) []int {
+	lengths := make([]int, n)
+	for i := range lengths {
+		lengths[i] = i * i % 7
+	}
+	return lengths
+}
+
+func total(lengths []int) (n int) {
+	for _, l := range lengths {
+		n += l
+	}
+	return n
+}
+
+// noisy are numbers, the same again after 997, of which a sum of floats depends on the order, and a sum of integers wraps around.
+func noisy[T tensor.Number](rank, n int) []T {
+	x := make([]T, n)
+	r := rand.New(rand.NewPCG(uint64(rank), 2))
+	for i := range min(n, 997) {
+		switch p := any(&x[i]).(type) {
+		case *float32, *float64:
+			x[i] = T(math.Ldexp(r.Float64(), r.IntN(40)-20))
+		case *tensor.Float16:
+			*p = tensor.Float16From(r.Float32())
+		case *tensor.BFloat16:
+			*p = tensor.BFloat16From(r.Float32())
+		default:
+			x[i] = T(r.Uint64())
+		}
+	}
+	for i := 997; i < n; i += 997 {
+		copy(x[i:], x[:997])
+	}
+	return x
+}
+
+// sameBits fails unless slices reduced as one have the bits of one slice.
+func sameBits[T tensor.Number](r *rank, op collective.Op, lengths []int) {
+	x := noisy[T](r.me(), total(lengths)+1) // one element is left over
+	xs := split(x, lengths...)
+	require.NoError(r, collective.AllReduce(r.ctx, r.c, op, x))
+	require.NoError(r, collective.AllReduceAll(r.ctx, r.c, op, xs))
+	if !bytes.Equal(tensor.From(x).Data, tensor.From(slices.Concat(xs...)).Data) {
+		assert.Failf(r, "other bits", "%v of %T in %d slices of %.50v on rank %d", op, x, len(xs), fmt.Sprint(lengths), r.me())
+	}
+}
+
+var ops = []collective.Op{collective.Sum, collective.Product, collective.Min, collective.Max, collective.Avg}
+
+// sameBitsOf has every operation on few elements.
+func sameBitsOf[T tensor.Number](r *rank) {
+	for _, op := range ops {
+		for _, lengths := range [][]int{nil, {0, 0}, {1, 0, 0, 1, 1}, {3, 5, 0, 700, 1, 90}, tiny(200)} {
+			sameBits[T](r, op, lengths)
+		}
+	}
+}
+
+// sameBitsOfMany averages as many elements as fill a message but for one, exactly, and one more, with tiny slices between.
+func sameBitsOfMany[T tensor.Number](r *rank) {
+	var zero T
+	message := (256 << 10) / len(tensor.From([]T{zero}).Data)
+	sameBits[T](r, collective.Avg, slices.Concat([]int{message - 1, 1, message, 0, message + 1}, tiny(100), []int{message/2 + 1}))
+}
+
+// TestSlices has the same bits, whether a slice is passed as one or as several.
+func TestSlices(t *testing.T) {
+	over(t, []int{1, 2, 3, 4, 5, 8}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			sameBitsOf[float32](r)
+			sameBitsOf[tensor.BFloat16](r)
+			sameBitsOf[int8](r)
+			if !underRace || n == 2 {
+				sameBitsOfMany[float32](r)
+				sameBitsOfMany[tensor.BFloat16](r)
+				sameBitsOfMany[int8](r)
+			}
+			if n != 3 {
+				return
+			}
+			sameBitsOf[tensor.Float16](r)
+			sameBitsOf[float64](r)
+			sameBitsOf[int16](r)
+			sameBitsOf[int32](r)
+			sameBitsOf[int64](r)
+			sameBitsOf[uint8](r)
+			sameBitsOf[uint16](r)
+			sameBitsOf[uint32](r)
+			sameBitsOf[uint64](r)
+		})
+	})
+}
+
+// TestNoSlices passes none.
+func TestNoSlices(t *testing.T) {
+	over(t, []int{1, 3}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			assert.NoError(r, collective.AllReduceAll(r.ctx, r.c, collective.Sum, [][]float32{}))
+			assert.NoError(r, collective.BroadcastAll[int8](r.ctx, r.c, 0, nil))
+			assert.NoError(r, r.reduces(10))
+		})
+	})
+}
+
+// TestBroadcastAll brings small and large slices from each root.
+func TestBroadcastAll(t *testing.T) {
+	over(t, []int{1, 2, 5}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			for _, root := range []int{0, n - 1} {
+				for _, lengths := range [][]int{{0, 1, 5}, tiny(300), {50_000, 3, 0, 100_000}} {
+					xs := split(noisy[int16](r.me(), total(lengths)), lengths...)
+					require.NoError(r, collective.BroadcastAll(r.ctx, r.c, root, xs))
+					assert.True(r, slices.Equal(noisy[int16](root, total(lengths)), slices.Concat(xs...)), "%.50v from %d", lengths, root)
+				}
+			}
+		})
+	})
+}
+
+// TestSlicesOfOtherLengths has rank 1 pass as many elements as the others, but not in the same slices: all ranks have one error, which says so.
+func TestSlicesOfOtherLengths(t *testing.T) {
+	all := func(lengths ...int) func(r *rank) error {
+		return func(r *rank) error {
+			return collective.AllReduceAll(r.ctx, r.c, collective.Sum, split(make([]float32, total(lengths)), lengths...))
+		}
+	}
+	for name, c := range map[string]struct {
+		one, others func(r *rank) error
+		says        []string
+	}{
+		"fewer":        {all(7), all(3, 4), []string{"in 2 slices", "in 3 slices"}},
+		"others":       {all(4, 3), all(3, 4), []string{"in 3 slices"}},
+		"large others": {all(100_000, 200_000), all(200_000, 100_000), []string{"of 300000 F32 in 3 slices"}},
+		"an empty one": {all(7, 0), all(7), []string{"in 2 slices", "in 3 slices"}},
+		"of nothing":   {all(0), all(), []string{"in 2 slices", "in 1 slice"}},
+		"one slice": {
+			func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 7)) }, all(3, 4),
+			[]string{"of 7 F32 in 3 slices"},
+		},
+		"of a broadcast": {
+			func(r *rank) error { return collective.BroadcastAll(r.ctx, r.c, 0, [][]int8{{1, 2}, {3}}) },
+			func(r *rank) error { return collective.BroadcastAll(r.ctx, r.c, 0, [][]int8{{1}, {2, 3}}) },
+			[]string{"broadcast", "in 2 slices"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			over(t, []int{2, 4}, func(t *testing.T, w way, n int) {
+				texts := make([]string, n)
+				w.run(t, n, func(r *rank) {
+					r.allReduce(10)
+					var err error
+					if r.me() == 1 {
+						err = c.one(r)
+					} else {
+						err = c.others(r)
+					}
+					if err == nil { // a rank that waits for none which has noticed has it in the next verb
+						err = r.c.Barrier(r.ctx)
+					}
+					assert.ErrorIs(r, err, pgroup.ErrMismatch)
+					assert.ErrorContains(r, err, "rank 1 ")
+					if re, ok := errors.AsType[*pgroup.RankError](err); assert.True(r, ok) {
+						texts[r.me()] = re.Reason
+					}
+				})
+				for _, text := range texts {
+					assert.Equal(t, texts[0], text)
+				}
+				for _, say := range c.says {
+					assert.Contains(t, texts[0], say)
+				}
+			})
+		})
+	}
+}
+
+// TestSlicesThatShareMemory is an error on the rank that passes them, and the Comm goes on.
+func TestSlicesThatShareMemory(t *testing.T) {
+	over(t, []int{1, 2}, func(t *testing.T, w way, n int) {
+		w.run(t, n, func(r *rank) {
+			x := make([]int32, 10)
+			err := collective.AllReduceAll(r.ctx, r.c, collective.Sum, [][]int32{x[6:], {1}, x[:7]})
+			assert.ErrorIs(r, err, pgroup.ErrInvalid)
+			assert.ErrorContains(r, err, "slices 0 and 2 share memory")
+			assert.NoError(r, collective.AllReduceAll(r.ctx, r.c, collective.Sum, [][]int32{x[6:], {1}, x[:6]}))
+			assert.NoError(r, r.reduces(10))
+		})
+	})
+}
+
+// reducesAll does one all-reduce of several slices, and checks their sums.
+func (r *rank) reducesAll(length int) error {
+	lengths := []int{length / 2, 0, 1, length / 3}
+	xs := split(vector[float32](r.me(), length), lengths...)
+	err := collective.AllReduceAll(r.ctx, r.c, collective.Sum, xs)
+	if err == nil {
+		assert.True(r, slices.Equal(sum[float32](r.g.Size(), length, 1), slices.Concat(xs...)), "%d elements in slices", length)
+	}
+	return err
+}
