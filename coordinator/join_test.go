@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -79,7 +80,7 @@ func TestManyWithOneID(t *testing.T) {
 }
 
 func TestBadConfig(t *testing.T) {
-	s := places["memory"](t)()
+	s := testcluster.Store(t)()
 	for text, change := range map[string]func(*coordinator.Config){
 		"Config.Job is empty":                           func(c *coordinator.Config) { c.Job = "" },
 		"Config.ID is empty":                            func(c *coordinator.Config) { c.ID = "" },

@@ -27,11 +27,7 @@ const soon = 30 * time.Second
 
 // places are where workers meet: each call gives another worker its store.
 var places = map[string]func(t *testing.T) func() *store.Store{
-	"memory": func(t *testing.T) func() *store.Store {
-		s := store.New(new(store.Memory))
-		t.Cleanup(func() { _ = s.Close() })
-		return func() *store.Store { return s }
-	},
+	"store": func(t *testing.T) func() *store.Store { return testcluster.Store(t) },
 	"tcp": func(t *testing.T) func() *store.Store {
 		addr := serve(t, &store.Server{Engine: new(store.Memory)})
 		return func() *store.Store { return dial(t, addr) }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
@@ -96,7 +97,7 @@ func TestOverOfACreate(t *testing.T) {
 }
 
 func TestViewContext(t *testing.T) {
-	s := places["memory"](t)()
+	s := testcluster.Store(t)()
 	a := join(t, s, worker("a", 1, 2))
 	v := next(t, a, 0, "a")
 	type key struct{}
@@ -123,7 +124,7 @@ func TestViewContext(t *testing.T) {
 
 // The groups of two views never meet, nor those of two jobs of one name.
 func TestConfigOfAView(t *testing.T) {
-	s := places["memory"](t)()
+	s := testcluster.Store(t)()
 	seen := map[string]bool{}
 	for range 2 {
 		a := join(t, s, worker("a", 1, 2))

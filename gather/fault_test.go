@@ -355,7 +355,7 @@ func TestLateFirstRank(t *testing.T) {
 			}
 			t.Run(name+"/"+w.name, func(t *testing.T) {
 				done := make(chan struct{})
-				meet := store.New(&held{new(store.Memory), func(req *wire.Request) <-chan struct{} {
+				meet := store.New(&held{testcluster.Store(t)(), func(req *wire.Request) <-chan struct{} {
 					if offers(req, 0) && req.Group.Seq == 3 {
 						return done
 					}

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/nfsws"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
@@ -44,9 +45,9 @@ type job struct {
 
 func (j job) run(t *testing.T, f func(r *rank)) {
 	t.Helper()
-	if j.meet == nil {
-		j.meet = store.New(new(store.Memory))
-		defer func() { _ = j.meet.Close() }()
+	open := testcluster.Store(t)
+	if j.meet != nil {
+		open = func() *store.Store { return j.meet }
 	}
 	j.o.Verify = j.o.Verify || j.sums
 	j.span = cmp.Or(j.span, 30*time.Second)
@@ -55,7 +56,7 @@ func (j job) run(t *testing.T, f func(r *rank)) {
 		ranks.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), j.span)
 			defer cancel()
-			g, err := pgroup.Create(ctx, pgroup.Config{Name: j.name, Run: j.runID, Rank: i, Size: j.n, Store: j.meet, Host: j.host(i), Timeout: j.span})
+			g, err := pgroup.Create(ctx, pgroup.Config{Name: j.name, Run: j.runID, Rank: i, Size: j.n, Store: open(), Host: j.host(i), Timeout: j.span})
 			if !assert.NoError(t, err) {
 				return
 			}
@@ -80,7 +81,7 @@ func (w *watched) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 // watch is a new store on which see is told of each request, one at a time.
 func watch(t *testing.T, see func(*wire.Request)) *store.Store {
 	var mu sync.Mutex
-	s := store.New(&watched{new(store.Memory), func(req *wire.Request) {
+	s := store.New(&watched{testcluster.Store(t)(), func(req *wire.Request) {
 		mu.Lock()
 		defer mu.Unlock()
 		see(req)

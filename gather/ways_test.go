@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-pg/muster/gather"
 	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/shm"
 	"github.com/muster-pg/muster/store"
@@ -60,8 +61,7 @@ func overAll(t *testing.T, n int, o gather.Options, f func(r *rank)) {
 
 func (w way) run(t *testing.T, n int, o gather.Options, f func(r *rank)) {
 	t.Helper()
-	meet := store.New(new(store.Memory))
-	defer func() { _ = meet.Close() }()
+	open := testcluster.Store(t)
 	var files *store.TLSFiles
 	if w.tls {
 		dir := t.TempDir()
@@ -78,7 +78,7 @@ func (w way) run(t *testing.T, n int, o gather.Options, f func(r *rank)) {
 		ranks.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
-			g, err := pgroup.Create(ctx, pgroup.Config{Rank: i, Size: n, Store: meet, Host: w.host(i), TLS: files, Timeout: 30 * time.Second})
+			g, err := pgroup.Create(ctx, pgroup.Config{Rank: i, Size: n, Store: open(), Host: w.host(i), TLS: files, Timeout: 30 * time.Second})
 			if !assert.NoError(t, err) {
 				return
 			}

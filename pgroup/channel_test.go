@@ -24,7 +24,7 @@ func TestChannelForEachStep(t *testing.T) {
 	if testing.Short() {
 		steps = 500
 	}
-	ranks(t, 3, inMemory, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 3, anyStore, func(t *testing.T, g *pgroup.Group) {
 		for i := range steps {
 			for _, name := range []string{fmt.Sprint("step ", i), "again"} {
 				ch := g.Channel(name)
@@ -48,7 +48,7 @@ func TestChannelForEachStep(t *testing.T) {
 
 // TestCloseOfAChannelIsOfNothingElse closes one channel: calls on it are refused, those on others work.
 func TestCloseOfAChannelIsOfNothingElse(t *testing.T) {
-	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		x, y := g.Channel("x"), g.Channel("y")
 		assert.NoError(t, x.Barrier(t.Context()))
 		assert.Same(t, x, g.Channel("x"))
@@ -107,7 +107,7 @@ func TestCloseOfAChannelCancelsItsCalls(t *testing.T) {
 
 // TestARankThatHasClosedAChannelIsNamed: a verb or a message that needs it fails at once, and the group goes on.
 func TestARankThatHasClosedAChannelIsNamed(t *testing.T) {
-	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		x := g.Channel("x")
 		assert.NoError(t, x.Barrier(t.Context()))
 		if g.Rank() == 0 {

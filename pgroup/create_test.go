@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -333,8 +334,7 @@ func TestCreateCancelled(t *testing.T) {
 
 // What another rank says of itself comes from the network.
 func TestCreateWithAMalformedMember(t *testing.T) {
-	s := store.New(new(store.Memory))
-	defer s.Close()
+	s := testcluster.Store(t)()
 	together(2, func(rank int) {
 		if rank == 1 {
 			_, err := s.Join(t.Context(), wire.Contribution{Group: "world", Rank: 1, Size: 2}, []byte("garbage"))

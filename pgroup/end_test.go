@@ -32,7 +32,7 @@ func TestAbortTellsEveryRankWhy(t *testing.T) {
 }
 
 func TestAbortClipsItsCause(t *testing.T) {
-	ranks(t, 1, inMemory, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 1, anyStore, func(t *testing.T, g *pgroup.Group) {
 		g.Abort(errors.New(string(make([]byte, 20000))))
 		rankError(t, g, g.Barrier(t.Context()), pgroup.ErrAborted)
 		g.Abort(nil)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -368,8 +369,7 @@ func TestFailure10NothingIsOpenOrRuns(t *testing.T) {
 		}
 		_ = g.Close()
 	}
-	s := store.New(new(store.Memory))
-	defer s.Close()
+	s := testcluster.Store(t)()
 	at := func(*testing.T) func(int) pgroup.Config {
 		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
 	}

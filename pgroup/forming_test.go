@@ -31,7 +31,7 @@ func TestCreateHasOneOutcome(t *testing.T) {
 		wg.Go(func() {
 			defer func() { <-slots }()
 			rng := rand.New(rand.NewPCG(1, uint64(run)))
-			place := []place{hosted, served, inMemory, relayed}[run%4](t)
+			place := []place{hosted, served, anyStore, relayed}[run%4](t)
 			absent := rng.Perm(size)[:1+rng.IntN(3)]
 			if run%4 == 0 { // rank 0 hosts
 				absent = slices.DeleteFunc(absent, func(rank int) bool { return rank == 0 })
@@ -271,8 +271,7 @@ func TestCreateAgainReplacesItsStaleMembership(t *testing.T) {
 
 // TestCreateOfAnotherProcessIsNoRetry: without an unknown outcome before it, a second Create for a rank is a conflict, also in one process.
 func TestCreateOfAnotherProcessIsNoRetry(t *testing.T) {
-	s := store.New(new(store.Memory))
-	defer s.Close()
+	s := testcluster.Store(t)()
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _ = pgroup.Create(ctx, pgroup.Config{Rank: 0, Size: 2, Store: s}) })
@@ -313,7 +312,7 @@ func TestARankThatGoesOnSkipsAVerb(t *testing.T) {
 // context that has ended, and of a group that forms.
 func TestACauseReachesAllRanks(t *testing.T) {
 	broken := errors.New("the health check has failed")
-	for name, at := range map[string]place{"in memory": inMemory, "hosted": hosted, "relayed": relayed} {
+	for name, at := range map[string]place{"store": anyStore, "hosted": hosted, "relayed": relayed} {
 		t.Run(name, func(t *testing.T) {
 			gs := create(t, 3, at)
 			defer closeAll(gs)
@@ -336,8 +335,7 @@ func TestACauseReachesAllRanks(t *testing.T) {
 			}
 		})
 	}
-	s := store.New(new(store.Memory))
-	defer s.Close()
+	s := testcluster.Store(t)()
 	cancelledForming(t, s, broken, func(_ int, err error) {
 		says(t, err, pgroup.ErrCancelled, broken.Error(), "missing rank 2")
 	})

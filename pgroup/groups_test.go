@@ -97,7 +97,7 @@ func TestSub(t *testing.T) {
 
 func TestLargeSub(t *testing.T) {
 	const n = 300
-	ranks(t, n, inMemory, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, n, anyStore, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {
 			return
 		}
@@ -116,7 +116,7 @@ func TestLargeSub(t *testing.T) {
 
 // TestSubAgain has a rank that is later than another's deadline: that one tries again, and they meet.
 func TestSubAgain(t *testing.T) {
-	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 			_, err := g.Sub(ctx, "late", 1, 0)
@@ -160,7 +160,7 @@ func TestSubOutlivesItsParent(t *testing.T) {
 }
 
 func TestSubRefusesBadLists(t *testing.T) {
-	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		for word, list := range map[string][]int{
 			"rank 7 of a group of 2": {0, 1, 7}, "rank -1 of a group of 2": {-1}, "twice": {0, 1, 0}, "not in it": {1 - g.Rank()},
 		} {

@@ -141,7 +141,7 @@ func find(list []map[string]any, msg string) []map[string]any {
 
 // TestNoLogger is silent, and what a rank logs itself goes nowhere.
 func TestNoLogger(t *testing.T) {
-	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		require.False(t, g.Logger().Enabled(t.Context(), slog.LevelError))
 		g.Logger().Error("nobody hears this")
 		ok(t, g, "barrier", g.Barrier(t.Context()))

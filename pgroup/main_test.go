@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -26,7 +27,13 @@ func TestMain(m *testing.M) {
 // place is where the ranks of a test meet.
 type place func(t *testing.T) func(rank int) pgroup.Config
 
-// inMemory is one store that all ranks of this process share.
+// anyStore is the store of testcluster.Store.
+func anyStore(t *testing.T) func(int) pgroup.Config {
+	open := testcluster.Store(t)
+	return func(int) pgroup.Config { return pgroup.Config{Store: open()} }
+}
+
+// inMemory is one store that all ranks of this process share, also in a bubble.
 func inMemory(t *testing.T) func(int) pgroup.Config {
 	s := store.New(new(store.Memory))
 	t.Cleanup(func() { _ = s.Close() })
@@ -44,7 +51,7 @@ func hosted(t *testing.T) func(int) pgroup.Config {
 	}
 }
 
-// served is a store of its own, that no rank hosts.
+// served is a store of its own, in the memory of a process, that no rank hosts.
 func served(t *testing.T) func(int) pgroup.Config {
 	url := "muster://" + serve(t)
 	return func(int) pgroup.Config { return pgroup.Config{Address: url} }
@@ -98,7 +105,7 @@ func relay(t *testing.T, url string) string {
 	return serveEngine(t, r)
 }
 
-var places = map[string]place{"memory": inMemory, "hosted": hosted, "relayed": relayed}
+var places = map[string]place{"store": anyStore, "hosted": hosted, "relayed": relayed}
 
 // everywhere runs body on each rank of groups of each size, in each kind of place.
 func everywhere(t *testing.T, body func(t *testing.T, g *pgroup.Group), sizes ...int) {

@@ -111,7 +111,7 @@ func TestPeerOutOfRange(t *testing.T) {
 }
 
 func TestUnsendableObjects(t *testing.T) {
-	ranks(t, 1, inMemory, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 1, anyStore, func(t *testing.T, g *pgroup.Group) {
 		if err := pgroup.Send(t.Context(), g, 0, make(chan int)); !errors.Is(err, pgroup.ErrInvalid) {
 			t.Errorf("a channel: %v", err)
 		}

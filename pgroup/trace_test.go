@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
@@ -169,7 +170,7 @@ func waitFor(t *testing.T, g *pgroup.Group, came int) {
 }
 
 func TestTraceOfFailures(t *testing.T) {
-	at, sinks := traced(2, inMemory)
+	at, sinks := traced(2, anyStore)
 	gs := create(t, 2, at)
 	defer closeAll(gs)
 	err := gs[0].Barrier(within(t, 20*time.Millisecond))
@@ -218,9 +219,8 @@ func TestTraceTellsGroupsApart(t *testing.T) {
 func TestTraceDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "traces")
 	gs := create(t, 2, func(t *testing.T) func(int) pgroup.Config {
-		s := store.New(new(store.Memory))
-		t.Cleanup(func() { _ = s.Close() })
-		return func(int) pgroup.Config { return pgroup.Config{Store: s, TraceDir: dir, Host: "node/1"} }
+		open := testcluster.Store(t)
+		return func(int) pgroup.Config { return pgroup.Config{Store: open(), TraceDir: dir, Host: "node/1"} }
 	})
 	subs := make([]*pgroup.Group, 2)
 	together(2, func(rank int) {

@@ -178,7 +178,7 @@ func TestAllReduce(t *testing.T) {
 }
 
 func TestAllReduceOfNegativeAverageTruncates(t *testing.T) {
-	ranks(t, 2, inMemory, func(t *testing.T, g *pgroup.Group) {
+	ranks(t, 2, anyStore, func(t *testing.T, g *pgroup.Group) {
 		got, err := pgroup.AllReduce(t.Context(), g, pgroup.Avg, -3*g.Rank())
 		ok(t, g, "avg", err)
 		same(t, g, "avg", got[0], -1)
@@ -273,7 +273,7 @@ func (p picky) Parse(b []byte, v any) error {
 // What one rank cannot read is its own error, and no verdict: the others have theirs.
 func TestUnreadableObjects(t *testing.T) {
 	at := func(t *testing.T) func(int) pgroup.Config {
-		config := inMemory(t)
+		config := anyStore(t)
 		return func(rank int) pgroup.Config {
 			c := config(rank)
 			if rank == 0 {

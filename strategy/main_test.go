@@ -109,12 +109,11 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 	all.Wait()
 }
 
-// meet is where the ranks meet: a store in this process, or one that is served with TLS.
+// meet is where the ranks meet: the store of testcluster.Store, or one that is served with TLS.
 func (w way) meet(t *testing.T) func(rank int) pgroup.Config {
 	if !w.tls {
-		s := store.New(new(store.Memory))
-		t.Cleanup(func() { _ = s.Close() })
-		return func(int) pgroup.Config { return pgroup.Config{Store: s} }
+		open := testcluster.Store(t)
+		return func(int) pgroup.Config { return pgroup.Config{Store: open()} }
 	}
 	p := newPapers(t)
 	addr := serve(t, p.server(t))
@@ -183,6 +182,9 @@ func serve(t testing.TB, srv *store.Server) string {
 
 // url is that of a store for the test.
 func url(t testing.TB) string {
+	if url := testcluster.StoreURL(); url != "" {
+		return url
+	}
 	return "muster://" + serve(t, &store.Server{Engine: new(store.Memory)})
 }
 

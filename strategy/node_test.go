@@ -286,8 +286,7 @@ func TestNodesThatMakeNoSense(t *testing.T) {
 
 // TestNodesOfOneProcess share a store, and tell of what they do.
 func TestNodesOfOneProcess(t *testing.T) {
-	s := store.New(new(store.Memory))
-	defer s.Close()
+	s := testcluster.Store(t)()
 	var nodes []*strategy.WorkerNode
 	var seen trace.Memory
 	for _, id := range []string{"a", "b", "c"} {

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/trace"
@@ -119,12 +119,11 @@ func TestZerfooBroadcastWaitsForTheRoot(t *testing.T) {
 func TestZerfooMetrics(t *testing.T) {
 	seen := make([]*trace.Memory, 3)
 	var all sync.WaitGroup
-	s := store.New(new(store.Memory))
-	defer s.Close()
+	open := testcluster.Store(t)
 	for i := range seen {
 		seen[i] = &trace.Memory{Keep: 10}
 		all.Go(func() {
-			g, err := pgroup.Create(bounded(t), pgroup.Config{Name: "world", Rank: i, Size: 3, Store: s})
+			g, err := pgroup.Create(bounded(t), pgroup.Config{Name: "world", Rank: i, Size: 3, Store: open()})
 			if !assert.NoError(t, err) {
 				return
 			}

@@ -1,0 +1,65 @@
+package etcdlog_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/wire"
+)
+
+// without are tests that say nothing of the store here: examples and processes of pgrouptest, which have one of their own, and variants
+// that differ in how data reaches other ranks.
+const without = `^(Example|TestProcesses$|TestKilled$|TestKilledWhileItIsWritten$|TestDataLink$)|/^(hosted|relayed|tcp|TLS|ring|unequal_hosts|memory,.*)$`
+
+// TestSuites runs the tests of packages that use a store, with sessions at a server of a store whose log is in an etcd.
+func TestSuites(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it builds the tests of other packages")
+	}
+	c := client(t, etcd(t))
+	for _, name := range []string{"pgroup", "gather", "coordinator", "strategy"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := lead(t, c, &etcdlog.Options{Root: newRoot()})
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-short", "-count=1", "-timeout=3m", "-skip="+without, "./"+name)
+			cmd.Dir = "../.."
+			cmd.Env = append(os.Environ(), testcluster.StoreVariable+"=muster://"+serve(t, m))
+			cmd.WaitDelay = time.Second
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+			st, err := store.New(m).Status(t.Context(), "")
+			require.NoError(t, err)
+			require.Greater(t, st.Server.Ops[wire.OpCollect], int64(10), "the tests used another store")
+		})
+	}
+}
+
+// serve serves a store until the end of the test, and returns the address.
+func serve(t *testing.T, e store.Engine) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	srv := &store.Server{Engine: e}
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := srv.Serve(l); !errors.Is(err, store.ErrServerClosed) {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		_ = srv.Close()
+		serving.Wait()
+	})
+	return l.Addr().String()
+}
