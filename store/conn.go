@@ -180,7 +180,7 @@ func (c *conn) probe() {
 
 // grace is how long the session may be without a connection once this one has broken.
 func (c *conn) grace() time.Duration {
-	if m, ok := c.server.Engine.(*Memory); c.server.ending() && (!ok || m.Dir == "") { // a durable store comes back
+	if m, ok := c.server.Engine.(*Memory); c.server.ending() && (!ok || !m.stays()) { // a durable store comes back
 		return 0
 	}
 	return c.limits.Grace

@@ -72,6 +72,9 @@ type Replica interface {
 	Open(limits Limits, o *durable.Options) (*durable.Disk, *core.Machine, error)
 }
 
+// stays reports whether what m has outlives this process.
+func (m *Memory) stays() bool { return m.Dir != "" || m.Replica != nil }
+
 // call is a Do that waits.
 type call struct {
 	rep  *wire.Reply
@@ -107,7 +110,7 @@ func (m *Memory) open() error {
 	if m.machine != nil {
 		return nil
 	}
-	if m.Dir == "" && m.Replica == nil {
+	if !m.stays() {
 		m.machine, m.incarnation = core.New(m.Limits), rand.Uint64()|1
 	} else if err := m.openDisk(); err != nil {
 		return err

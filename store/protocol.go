@@ -56,7 +56,7 @@ func (c *conn) invite(p Protocol, first []byte) error {
 		return err
 	}
 	m, isMemory := c.server.Engine.(*Memory)
-	g := &guest{protocol: p, visit: Visit{Conn: c.nc, First: bytes.Clone(first), Store: s, Prompt: isMemory && m.Dir == ""}}
+	g := &guest{protocol: p, visit: Visit{Conn: c.nc, First: bytes.Clone(first), Store: s, Prompt: isMemory && !m.stays()}}
 	g.ctx, g.leave = context.WithCancel(context.Background())
 	c.mu.Lock()
 	c.guest = g

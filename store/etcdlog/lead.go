@@ -50,7 +50,7 @@ func Lead(ctx context.Context, client *clientv3.Client, addr string, o *Options)
 			return l, nil
 		case ctx.Err() != nil:
 			err = context.Cause(ctx)
-		case errors.Is(err, errBehind), transient(err):
+		case errors.Is(err, errBehind), errors.Is(err, ErrReplaced), transient(err):
 			p.Logger.Debug("follows anew", "root", p.Root, "err", err)
 			if time.Since(began) > time.Second {
 				pause = 5 * time.Millisecond
@@ -90,8 +90,8 @@ func (l *Leadership) try(ctx context.Context, s *standby, addr string) error {
 // campaign puts root/leader if it is as s knows it, and returns its revision then.
 func (s *standby) campaign(ctx context.Context, addr string) (fence int64, err error) {
 	me := Leader{Addr: addr, ID: fmt.Sprintf("%016x", rand.Uint64())}
-	resp, err := s.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(s.leaderKey()), "=", s.leader.rev)).
-		Then(clientv3.OpPut(s.leaderKey(), encode(me)), clientv3.OpPut(s.beatKey(), "")).Commit()
+	resp, err := s.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.leaderKey()), "=", s.leader.rev)},
+		clientv3.OpPut(s.leaderKey(), encode(me)), clientv3.OpPut(s.beatKey(), ""))
 	if err != nil { // whether it leads is not known: a leader that does nothing fails, and is replaced
 		return 0, err
 	}
@@ -103,7 +103,7 @@ func (s *standby) campaign(ctx context.Context, addr string) (fence int64, err e
 
 // reload reads who leads, after another process was faster.
 func (s *standby) reload(ctx context.Context) error {
-	resp, err := s.kv.Get(ctx, s.leaderKey())
+	resp, err := s.get(ctx, attempt, s.leaderKey())
 	if err != nil {
 		return err
 	}
@@ -117,11 +117,13 @@ func (s *standby) reload(ctx context.Context) error {
 func (l *Leadership) begin(ctx context.Context) error {
 	s := l.standby
 	s.part, s.next = nil, s.whole
-	resp, err := s.kv.Get(ctx, s.stateKey())
+	resp, err := s.get(ctx, attempt, s.stateKey())
 	if err != nil {
 		return err
 	}
+	var stateRev int64
 	for _, kv := range resp.Kvs {
+		stateRev = kv.ModRevision
 		if err := s.note(kv); err != nil {
 			return err
 		}
@@ -133,17 +135,21 @@ func (l *Leadership) begin(ctx context.Context) error {
 		return err
 	}
 	next := where{max(s.whole.segment, s.state.Segment), s.whole.seq} // of a newer segment there may be no part yet
-	ops := []clientv3.Op{clientv3.OpDelete(l.logKey(next), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix())))}
 	if s.state.Incarnation == 0 {
 		l.fresh = true
 		s.state.Incarnation = rand.Uint64() | 1
-		ops = append(ops, clientv3.OpPut(l.stateKey(), encode(s.state)))
 	}
-	l.records = newRecords(l.place, l.fence, next, s.bytes)
-	if err := l.records.change(ops...); err != nil {
-		_ = l.records.Close()
+	r := newRecords(l.place, l.fence, stateRev, next, s.bytes)
+	unhook := context.AfterFunc(ctx, func() { r.stop(context.Cause(ctx)) })
+	err = r.putState(s.state, clientv3.OpDelete(l.logKey(next), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix()))))
+	if !unhook() {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		_ = r.Close()
 		return err
 	}
+	l.records = r
 	l.Logger.Info("leads", "root", l.Root, "revision", l.fence, "incarnation", s.state.Incarnation)
 	return nil
 }
@@ -185,12 +191,9 @@ func (l *Leadership) install(file string, segment uint64) error {
 			return err
 		}
 	}
-	if err := l.records.change(clientv3.OpPut(l.stateKey(), encode(s))); err != nil {
-		return err
-	}
-	// Those before it, and what is left of one that was never named.
+	// With it go those before it, and what is left of one that was never named.
 	mine := l.checkpointKey(s.Checkpoint, 0)
-	return l.records.change(
+	return l.records.putState(s,
 		clientv3.OpDelete(l.checkpointPrefix(), clientv3.WithRange(mine)),
 		clientv3.OpDelete(l.checkpointKey(s.Checkpoint, s.Parts), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.checkpointPrefix()))),
 	)

@@ -2,6 +2,7 @@ package etcdlog
 
 import (
 	"cmp"
+	"context"
 	"log/slog"
 	"time"
 
@@ -41,6 +42,20 @@ type place struct {
 	kv      clientv3.KV
 	watcher clientv3.Watcher
 	Options
+}
+
+// get reads keys, in no longer than d: a member of etcd that has gone silent is to cost no more than that.
+func (p *place) get(ctx context.Context, d time.Duration, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return p.kv.Get(ctx, key, options...)
+}
+
+// txn makes a transaction, in no longer than attempt.
+func (p *place) txn(ctx context.Context, cmps []clientv3.Cmp, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, attempt)
+	defer cancel()
+	return p.kv.Txn(ctx).If(cmps...).Then(ops...).Commit()
 }
 
 func (p *place) leaderKey() string { return p.Root + "leader" }

@@ -26,10 +26,12 @@ var _ durable.Records = (*records)(nil)
 // that came before it began.
 type records struct {
 	*place
-	fence   int64         // the revision at which this process put root/leader
-	lost    chan struct{} // closed with err, unless it is ErrClosed
-	closing chan struct{}
-	running sync.WaitGroup
+	fence    int64           // the revision at which this process put root/leader
+	stateRev int64           // that of root/state; of begin, and then of install, which one goroutine at a time calls
+	lost     chan struct{}   // closed with err, unless it is errClosed
+	life     context.Context // of all requests, until Close
+	stop     context.CancelCauseFunc
+	running  sync.WaitGroup
 
 	turn   sync.Mutex // held during a round
 	next   where      // with turn: of the next part
@@ -57,12 +59,14 @@ type batch struct {
 	bytes   []byte
 }
 
-// newRecords is the log of a leader since the revision fence. Its next part is next; there are so many bytes since the checkpoint.
-func newRecords(p *place, fence int64, next where, bytes int64) *records {
+// newRecords is the log of a leader since the revision fence, with root/state as it was put at the revision stateRev. Its next part is next;
+// there are so many bytes since the checkpoint.
+func newRecords(p *place, fence, stateRev int64, next where, bytes int64) *records {
 	r := &records{
-		place: p, fence: fence, next: next, segment: next.segment, live: map[uint64]int64{next.segment: bytes},
-		lost: make(chan struct{}), closing: make(chan struct{}),
+		place: p, fence: fence, stateRev: stateRev, next: next, segment: next.segment, live: map[uint64]int64{next.segment: bytes},
+		lost: make(chan struct{}),
 	}
+	r.life, r.stop = context.WithCancelCause(context.Background())
 	r.running.Go(r.keep)
 	return r
 }
@@ -167,8 +171,8 @@ func (r *records) write(queue []batch) error {
 	return nil
 }
 
-// change makes changes if this process leads. Each of them may be made twice without harm: whether an attempt that brought no answer
-// was carried out is not known.
+// change makes changes if this process leads. Each of them may be made again without harm, at any later time: whether an attempt that
+// brought no answer was carried out is not known, and a member of etcd that stood still may carry it out when it goes on.
 func (r *records) change(ops ...clientv3.Op) error {
 	return r.insist(func(ctx context.Context) error {
 		resp, err := r.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence)).Then(ops...).Commit()
@@ -176,6 +180,35 @@ func (r *records) change(ops ...clientv3.Op) error {
 			return ErrReplaced
 		}
 		return err
+	})
+}
+
+// putState puts root/state, and makes changes with it, once. What they delete may be there again, and in use, when a late attempt is carried
+// out: so each attempt compares the revision of root/state, which only the leader changes.
+func (r *records) putState(s state, ops ...clientv3.Op) error {
+	ops = append(ops, clientv3.OpPut(r.stateKey(), encode(s)))
+	return r.insist(func(ctx context.Context) error {
+		resp, err := r.kv.Txn(ctx).If(
+			clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence), clientv3.Compare(clientv3.ModRevision(r.stateKey()), "=", r.stateRev),
+		).Then(ops...).Else(
+			clientv3.OpGet(r.leaderKey(), clientv3.WithKeysOnly()), clientv3.OpGet(r.stateKey(), clientv3.WithKeysOnly()),
+		).Commit()
+		if err != nil {
+			return err
+		}
+		if resp.Succeeded {
+			r.stateRev = resp.Header.Revision
+			return nil
+		}
+		leader, state := resp.Responses[0].GetResponseRange().Kvs, resp.Responses[1].GetResponseRange().Kvs
+		switch {
+		case len(leader) == 0 || leader[0].ModRevision != r.fence:
+			return ErrReplaced
+		case len(state) == 0:
+			return fmt.Errorf("key %q was deleted: %w", r.stateKey(), durable.ErrDamaged)
+		}
+		r.stateRev = state[0].ModRevision // by an attempt that brought no answer
+		return nil
 	})
 }
 
@@ -192,7 +225,7 @@ func (r *records) confirm() error {
 
 // insist calls f until it has an answer, for as long as an outage may last.
 func (r *records) insist(f func(ctx context.Context) error) error {
-	return insist(r.closing, &r.Options, f)
+	return insist(r.life, &r.Options, f)
 }
 
 // keep changes root/beat, for standbys to see, and finds out soon that another process leads.
@@ -202,7 +235,7 @@ func (r *records) keep() {
 	for {
 		select {
 		case <-ticker.C:
-		case <-r.closing:
+		case <-r.life.Done():
 			return
 		}
 		if err := r.change(clientv3.OpPut(r.beatKey(), "")); err != nil {
@@ -319,7 +352,7 @@ func (r *records) Close() error {
 	}
 	r.closed = true
 	r.Fail(errClosed)
-	close(r.closing)
+	r.stop(errClosed)
 	r.running.Wait()
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

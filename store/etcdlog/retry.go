@@ -15,23 +15,30 @@ import (
 // attempt is for how long one member of etcd has to answer before another one is asked.
 const attempt = time.Second
 
-// insist calls f, which may be called again, until it has an answer, an error that no repetition mends, or o.Outage has passed.
-func insist(done <-chan struct{}, o *Options, f func(ctx context.Context) error) error {
+// reading is for how long etcd has to answer with a page of a log, or a part of a checkpoint.
+const reading = 10 * attempt
+
+// insist calls f, which may be called again, until it has an answer, an error that no repetition mends, o.Outage has passed, or ctx ends.
+func insist(ctx context.Context, o *Options, f func(ctx context.Context) error) error {
 	began := time.Now()
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
-		ctx, cancel := context.WithTimeout(context.Background(), min(attempt, o.Outage))
-		err := f(ctx)
+		one, cancel := context.WithTimeout(ctx, min(attempt, o.Outage))
+		err := f(one)
 		cancel()
-		if err == nil || !transient(err) {
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case !transient(err):
 			return err
-		}
-		if time.Since(began) > o.Outage {
+		case time.Since(began) > o.Outage:
 			return fmt.Errorf("no answer from etcd for %v: %w", o.Outage, err)
 		}
 		select {
 		case <-time.After(pause):
-		case <-done:
-			return errClosed
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -43,7 +50,8 @@ func transient(err error) bool {
 	}
 	late := text(err) == context.DeadlineExceeded.Error() // at the server, whose clock may be a little earlier, and which has no code for it
 	if late || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, clientv3.ErrNoAvailableEndpoints) || is(err, rpctypes.ErrGRPCRequestTooManyRequests) ||
-		is(err, rpctypes.ErrGRPCInvalidAuthToken) || is(err, rpctypes.ErrGRPCAuthOldRevision) || is(err, rpctypes.ErrGRPCNotLeader) || is(err, rpctypes.ErrGRPCNoSpace) {
+		is(err, rpctypes.ErrGRPCInvalidAuthToken) || is(err, rpctypes.ErrGRPCAuthOldRevision) || is(err, rpctypes.ErrGRPCNotLeader) || is(err, rpctypes.ErrGRPCNoSpace) ||
+		is(err, rpctypes.ErrGRPCCompacted) { // of a standby that reads a checkpoint, slowly
 		return true
 	}
 	code := status.Code(err)

@@ -20,7 +20,7 @@ type Replica struct {
 	Options  Options
 	Listener net.Listener
 	Addr     string // where clients reach Listener, host:port; default its address
-	// Memory makes the store of a term, with its limits; nil is one with default limits. Its Replica is set.
+	// Memory makes the store of a term, with its limits; nil is one with default limits. Its Replica is set, and its Grace, if that is 0, to 20 s.
 	Memory func() *store.Memory
 	// Server makes what serves it; nil is a store.Server without TLS and secrets.
 	Server func(m *store.Memory) (*store.Server, error)
@@ -60,6 +60,10 @@ func (r *Replica) Run(ctx context.Context) error {
 	}
 }
 
+// comeBack is what sessions get to come to the next leader. A client of one that was cut off, or stands still, notices when its own liveness
+// timeout has passed, which is 10 s.
+const comeBack = 20 * time.Second
+
 // term serves until l is over, or ctx ends.
 func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
 	defer l.Close()
@@ -67,9 +71,12 @@ func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
 	if r.Memory != nil {
 		m = r.Memory()
 	}
-	m.Replica = l
+	if m.Replica = l; m.Grace == 0 {
+		m.Grace = comeBack
+	}
 	if err := m.Open(); err != nil {
-		if errors.Is(err, ErrReplaced) {
+		if errors.Is(err, ErrReplaced) || transient(err) {
+			l.Logger.Warn("follows", "root", l.Root, "err", err)
 			return nil
 		}
 		return err

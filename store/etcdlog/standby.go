@@ -1,6 +1,7 @@
 package etcdlog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,9 +36,12 @@ type standby struct {
 // errBehind is why a standby begins anew: what it would have read next is not there any more.
 var errBehind = errors.New("the log has gone on from a newer checkpoint")
 
+// errGap is why it does so, too: what it would have read next is missing.
+var errGap = fmt.Errorf("a part of the log is missing: %w", errBehind)
+
 // load makes the machine of the checkpoint and the log as they are now.
 func (s *standby) load(ctx context.Context, scratch string) error {
-	resp, err := s.kv.Txn(ctx).Then(clientv3.OpGet(s.stateKey()), clientv3.OpGet(s.leaderKey()), clientv3.OpGet(s.beatKey(), clientv3.WithKeysOnly())).Commit()
+	resp, err := s.txn(ctx, nil, clientv3.OpGet(s.stateKey()), clientv3.OpGet(s.leaderKey()), clientv3.OpGet(s.beatKey(), clientv3.WithKeysOnly()))
 	if err != nil {
 		return err
 	}
@@ -55,7 +59,11 @@ func (s *standby) load(ctx context.Context, scratch string) error {
 	}
 	s.whole = where{s.state.Segment, s.state.Seq}
 	s.next = s.whole
-	return s.catchUp(ctx, s.segmentKey(s.state.Segment), clientv3.WithRev(s.rev))
+	err = s.catchUp(ctx, s.segmentKey(s.state.Segment), clientv3.WithRev(s.rev))
+	if errors.Is(err, errGap) { // in what was there at one moment
+		return fmt.Errorf("the log has no part %d of segment %d, and parts behind it: %w", s.next.seq, s.next.segment, durable.ErrDamaged)
+	}
+	return err
 }
 
 // note takes the value of a key that is not of the log.
@@ -63,8 +71,10 @@ func (s *standby) note(kv *mvccpb.KeyValue) error {
 	var err error
 	switch string(kv.Key) {
 	case s.stateKey():
-		err = json.Unmarshal(kv.Value, &s.state)
-		s.bytes = 0
+		before := s.state.Checkpoint
+		if err = json.Unmarshal(kv.Value, &s.state); s.state.Checkpoint != before {
+			s.bytes = 0
+		}
 	case s.leaderKey():
 		s.leader = Leader{}
 		err = json.Unmarshal(kv.Value, &s.leader)
@@ -91,7 +101,7 @@ func (s *standby) checkpoint(ctx context.Context, scratch string) (*core.Machine
 	}
 	defer func() { _ = os.Remove(name) }()
 	for part := range s.state.Parts {
-		resp, err := s.kv.Get(ctx, s.checkpointKey(s.state.Checkpoint, part), clientv3.WithRev(s.rev))
+		resp, err := s.get(ctx, reading, s.checkpointKey(s.state.Checkpoint, part), clientv3.WithRev(s.rev))
 		switch {
 		case err != nil:
 			_ = f.Close()
@@ -122,7 +132,7 @@ const page = 64
 func (s *standby) catchUp(ctx context.Context, from string, options ...clientv3.OpOption) error {
 	end := clientv3.GetPrefixRangeEnd(s.logPrefix())
 	for {
-		resp, err := s.kv.Get(ctx, from, append(options, clientv3.WithRange(end), clientv3.WithLimit(page))...)
+		resp, err := s.get(ctx, reading, from, append(options, clientv3.WithRange(end), clientv3.WithLimit(page))...)
 		if err != nil {
 			return err
 		}
@@ -148,10 +158,10 @@ func (s *standby) apply(kv *mvccpb.KeyValue) error {
 	case w.seq < s.next.seq: // an attempt of the leader that brought no answer, and was repeated
 		return nil
 	case w.seq > s.next.seq:
-		return errBehind
+		return errGap
 	}
 	if len(kv.Value) == 0 {
-		return errBatch
+		return fmt.Errorf("key %q: %w", kv.Key, errBatch)
 	}
 	s.part = append(s.part, kv.Value[1:]...)
 	s.next = where{w.segment, w.seq + 1}
@@ -163,7 +173,10 @@ func (s *standby) apply(kv *mvccpb.KeyValue) error {
 	s.part, s.whole = nil, s.next
 	err = replay(batch, s.machine.Replay)
 	s.machine.Effects() // their sessions are the leader's
-	return err
+	if err != nil {
+		return fmt.Errorf("key %q: %w", kv.Key, err)
+	}
+	return nil
 }
 
 // follow applies what the leader appends, and returns when there is no leader.
@@ -181,7 +194,7 @@ func (s *standby) follow(ctx context.Context) error {
 		case resp, ok := <-changes:
 			switch {
 			case !ok:
-				return ctx.Err()
+				return cmp.Or(context.Cause(ctx), errBehind)
 			case resp.Err() != nil:
 				if errors.Is(resp.Err(), rpctypes.ErrCompacted) {
 					return errBehind
@@ -191,7 +204,9 @@ func (s *standby) follow(ctx context.Context) error {
 			if err := s.take(resp.Events); err != nil {
 				return err
 			}
-			s.rev = max(s.rev, resp.Header.Revision)
+			if n := len(resp.Events); n > 0 { // the header may be of a revision whose events are still to come
+				s.rev = resp.Events[n-1].Kv.ModRevision
+			}
 		case <-ticker.C:
 			if time.Since(s.heard) > s.FailureTimeout && s.failed(ctx) {
 				return nil
@@ -226,9 +241,7 @@ func (s *standby) take(events []*clientv3.Event) error {
 
 // failed asks whether the leader has changed nothing, other than what this process has heard of: what is slow may be its own watch.
 func (s *standby) failed(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, attempt)
-	defer cancel()
-	resp, err := s.kv.Txn(ctx).Then(clientv3.OpGet(s.leaderKey(), clientv3.WithKeysOnly()), clientv3.OpGet(s.beatKey(), clientv3.WithKeysOnly())).Commit()
+	resp, err := s.txn(ctx, nil, clientv3.OpGet(s.leaderKey(), clientv3.WithKeysOnly()), clientv3.OpGet(s.beatKey(), clientv3.WithKeysOnly()))
 	if err != nil {
 		return false
 	}
