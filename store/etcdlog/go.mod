@@ -3,6 +3,7 @@ module github.com/muster-pg/muster/store/etcdlog
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/muster-pg/muster v0.0.0
 	github.com/stretchr/testify v1.12.1
 	go.etcd.io/etcd/api/v3 v3.7.3

@@ -24,10 +24,27 @@ import (
 	"github.com/muster-pg/muster/store/etcdlog"
 )
 
-func TestMain(m *testing.M) { testcluster.Leaks(m) }
+func TestMain(m *testing.M) {
+	testcluster.Children{"replica": childReplica}.Run()
+	testcluster.Leaks(m)
+}
 
 // patience is for what takes a moment on a busy machine.
 const patience = 30 * time.Second
+
+// bounded is the test's context, which does not last for ever.
+func bounded(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// within is a context that ends earlier than the test is willing to wait.
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
 
 // member is an etcd of the tests' own, on loopback, on ports that were free.
 type member struct {

@@ -1,0 +1,147 @@
+package etcdlog_test
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+)
+
+// replicaArg is what a process that is a replica is given.
+type replicaArg struct {
+	Endpoints []string
+	Addr      string // where it listens
+	Front     string // where clients reach it
+	Options   etcdlog.Options
+}
+
+// childReplica is a replica until SIGTERM.
+func childReplica(ctx context.Context, arg string) error {
+	var a replicaArg
+	if err := json.Unmarshal([]byte(arg), &a); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
+	defer stop()
+	c, err := (&etcdlog.Cluster{Endpoints: a.Endpoints}).Client()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	l, err := net.Listen("tcp", a.Addr)
+	if err != nil {
+		return err
+	}
+	return (&etcdlog.Replica{Client: c, Options: a.Options, Listener: l, Addr: a.Front}).Run(ctx)
+}
+
+// replicas are processes that keep one store.
+type replicas struct {
+	find    *clientv3.Client
+	options etcdlog.Options
+	procs   []*launch.Process
+	args    []replicaArg
+	fronts  []*testcluster.Proxy
+}
+
+// newReplicas starts n processes. etcds is where each reaches etcd.
+func newReplicas(t testing.TB, members []*member, n int, etcds func(i int) []string) *replicas {
+	t.Helper()
+	r := &replicas{find: client(t, members), options: etcdlog.Options{Root: newRoot()}, procs: make([]*launch.Process, n)}
+	for i := range n {
+		a := replicaArg{Endpoints: etcds(i), Addr: freePort(t), Options: r.options}
+		r.fronts = append(r.fronts, testcluster.NewProxy(t, a.Addr))
+		a.Front = r.fronts[i].Addr()
+		r.args = append(r.args, a)
+		r.start(t, i)
+	}
+	return r
+}
+
+// threeReplicas are three processes on one etcd.
+func threeReplicas(t testing.TB) (*replicas, []*member) {
+	t.Helper()
+	members := etcd(t)
+	return newReplicas(t, members, 3, func(int) []string { return addresses(members) }), members
+}
+
+func (r *replicas) start(t testing.TB, i int) {
+	t.Helper()
+	arg, err := json.Marshal(r.args[i])
+	require.NoError(t, err)
+	r.procs[i] = testcluster.Start(t, "replica", string(arg))
+}
+
+// leader waits until one of them leads that is not among those, and returns which.
+func (r *replicas) leader(t testing.TB, but ...int) (leader int) {
+	t.Helper()
+	testcluster.Eventually(t, patience, func() bool {
+		l, err := etcdlog.Find(within(t, time.Second), r.find, &r.options)
+		leader = -1
+		for i, a := range r.args {
+			if err == nil && a.Front == l.Addr {
+				leader = i
+			}
+		}
+		for _, i := range but {
+			if i == leader {
+				leader = -1
+			}
+		}
+		return leader >= 0
+	}, "a replica leads")
+	return leader
+}
+
+// addrs is the list for clients.
+func (r *replicas) addrs() string {
+	var addrs []string
+	for _, a := range r.args {
+		addrs = append(addrs, a.Front)
+	}
+	return strings.Join(addrs, ",")
+}
+
+// dial is a client that knows the processes.
+func (r *replicas) dial(t testing.TB) *store.Store {
+	t.Helper()
+	s, err := store.Dial(within(t, patience), r.addrs(), &store.DialOptions{Wait: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// open is a client that knows the etcd.
+func (r *replicas) open(t testing.TB, at string) *store.Store {
+	t.Helper()
+	return open(t, "etcd://"+at+"/"+strings.TrimSuffix(r.options.Root, "/"))
+}
+
+// schemes are those of a program that uses etcd.
+func schemes() store.Schemes {
+	all := store.Builtin()
+	all["etcd"], all["etcds"] = etcdlog.Open, etcdlog.Open
+	return all
+}
+
+func open(t testing.TB, rawurl string) *store.Store {
+	t.Helper()
+	s, err := schemes().Open(within(t, patience), rawurl)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+

@@ -1,0 +1,348 @@
+package etcdlog_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/durable"
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+)
+
+// term is a store that this process leads, until end.
+type term struct {
+	*store.Store
+	memory *store.Memory
+	lead   *etcdlog.Leadership
+}
+
+func (x *term) end(t testing.TB) {
+	t.Helper()
+	assert.NoError(t, errors.Join(x.memory.Close(), x.lead.Close()))
+}
+
+// standing is a standby: next is given its store when it leads.
+func standing(t testing.TB, c *clientv3.Client, o *etcdlog.Options) (next func() *term) {
+	t.Helper()
+	led := make(chan *etcdlog.Leadership, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer close(led)
+		l, err := etcdlog.Lead(ctx, c, "127.0.0.1:1", o)
+		if err == nil {
+			led <- l
+		} else if ctx.Err() == nil {
+			t.Errorf("standby: %v", err)
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if l := <-led; l != nil {
+			_ = l.Close()
+		}
+	})
+	return func() *term {
+		t.Helper()
+		select {
+		case l := <-led:
+			require.NotNil(t, l)
+			x := &term{memory: &store.Memory{Replica: l}, lead: l}
+			require.NoError(t, x.memory.Open())
+			x.Store = store.New(x.memory)
+			t.Cleanup(func() { _, _ = x.memory.Close(), l.Close() })
+			return x
+		case <-time.After(patience):
+			t.Fatalf("the standby does not lead within %v", patience)
+		}
+		return nil
+	}
+}
+
+func has(t testing.TB, s *store.Store, key string, want []byte) {
+	t.Helper()
+	v, err := s.Get(bounded(t), key)
+	require.NoError(t, err, key)
+	require.True(t, bytes.Equal(want, v), "%s has %d bytes", key, len(v))
+}
+
+// keysBelow are the keys of a store.
+func keysBelow(t testing.TB, c *clientv3.Client, root string) (keys []string) {
+	t.Helper()
+	resp, err := c.Get(bounded(t), root, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	require.NoError(t, err)
+	for _, kv := range resp.Kvs {
+		keys = append(keys, string(kv.Key))
+	}
+	return keys
+}
+
+// TestUnfinishedBatch: a leader that fails in the middle of a batch of several parts has not changed anything, for standbys that have
+// followed it as for those that begin afterwards.
+func TestUnfinishedBatch(t *testing.T) {
+	members := etcd(t)
+	value := bytes.Repeat([]byte("value"), 100)
+	for parts := range 7 {
+		t.Run(fmt.Sprint(parts, " parts"), func(t *testing.T) {
+			o := &etcdlog.Options{Root: newRoot(), Part: 100, Outage: 100 * time.Millisecond, FailureTimeout: 300 * time.Millisecond}
+			c, written := client(t, members), atomic.Int64{}
+			written.Store(-1)
+			kv := &interposer{KV: c.KV}
+			kv.commit = func(changes []clientv3.Op, do func(context.Context) (*clientv3.TxnResponse, error)) (*clientv3.TxnResponse, error) {
+				part := strings.Contains(string(changes[0].KeyBytes()), "/log/") && changes[0].IsPut()
+				if left := written.Load(); left == 0 && part || left == -2 {
+					written.Store(-2) // it is cut off from now on
+					return nil, errCut
+				} else if left > 0 && part {
+					written.Add(-1)
+				}
+				return do(nil)
+			}
+			c.KV = kv
+			before := lead(t, c, o)
+			require.NoError(t, store.New(before).Set(bounded(t), "key", []byte("acknowledged"), nil))
+			follower := standing(t, client(t, members), o)
+			require.NoError(t, store.New(before).Set(bounded(t), "other", []byte("x"), nil))
+			written.Store(int64(parts)) // of the batch; it has 6 parts or so
+			err := store.New(before).Set(bounded(t), "key", value, nil)
+			if err == nil {
+				require.Greater(t, parts, 4, "acknowledged with so few parts")
+				require.NoError(t, before.Close())
+			} else {
+				require.ErrorIs(t, err, store.ErrUnknown)
+				<-before.Failed()
+			}
+			want := []byte("acknowledged")
+			if err == nil {
+				want = value
+			}
+			now := follower()
+			has(t, now.Store, "key", want)
+			require.NoError(t, now.Set(bounded(t), "later", value, nil))
+			now.end(t)
+			begun := store.New(lead(t, client(t, members), o))
+			has(t, begun, "key", want)
+			has(t, begun, "other", []byte("x"))
+			has(t, begun, "later", value)
+		})
+	}
+}
+
+// TestLateAttempts: an attempt of the leader's that brought no answer, and is carried out when another attempt has succeeded long ago, changes
+// nothing: it neither removes a log that was acknowledged, nor brings back a checkpoint that is not the newest.
+func TestLateAttempts(t *testing.T) {
+	members := etcd(t)
+	for name, checkpoints := range map[string]int{"log": 0, "checkpoint": 2} {
+		t.Run(name, func(t *testing.T) {
+			var l late
+			c, own, o := client(t, members), client(t, members), &etcdlog.Options{Root: newRoot(), Part: 1000, FailureTimeout: 2 * time.Second}
+			l.of(own)
+			m := lead(t, own, o)
+			s := store.New(m)
+			follower := standing(t, client(t, members), o)
+			require.NoError(t, s.Set(bounded(t), "first", []byte("1"), nil))
+			delayed := l.count()
+			require.Greater(t, delayed, 1) // of the beginning, and of the log
+			for i := range checkpoints {
+				_, err := s.Backup(bounded(t), io.Discard)
+				require.NoError(t, err)
+				if i == 0 {
+					delayed = l.count()
+				}
+			}
+			require.NoError(t, s.Set(bounded(t), "second", bytes.Repeat([]byte("2"), 5000), nil))
+			l.release(t, delayed)
+			require.NoError(t, s.Set(bounded(t), "third", []byte("3"), nil))
+			require.NoError(t, m.Close())
+			next := follower() // it has seen it all
+			has(t, next.Store, "first", []byte("1"))
+			next.end(t)
+			begun := store.New(lead(t, c, o)) // it sees what is left
+			has(t, begun, "first", []byte("1"))
+			has(t, begun, "second", bytes.Repeat([]byte("2"), 5000))
+			has(t, begun, "third", []byte("3"))
+		})
+	}
+}
+
+// folding is a Replica whose checkpoints are made after that many bytes of log.
+type folding struct {
+	store.Replica
+	after int64
+}
+
+// Open implements store.Replica.
+func (f folding) Open(limits store.Limits, o *durable.Options) (*durable.Disk, *core.Machine, error) {
+	o.Fold = f.after
+	return f.Replica.Open(limits, o)
+}
+
+// TestSpace: the keys below a root do not grow with the number of operations, and a standby follows through all checkpoints.
+func TestSpace(t *testing.T) {
+	members := etcd(t)
+	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), Part: 10_000}
+	l, err := etcdlog.Lead(bounded(t), c, "127.0.0.1:1", o)
+	require.NoError(t, err)
+	defer l.Close()
+	m := &store.Memory{Replica: folding{l, 200_000}}
+	defer m.Close()
+	require.NoError(t, m.Open())
+	follower := standing(t, client(t, members), o)
+	s := store.New(m)
+	const writers, each = 50, 400
+	errs := make(chan error, writers)
+	for i := range writers {
+		go func() {
+			var err error
+			for n := 0; n < each && err == nil; n++ {
+				err = s.Set(bounded(t), fmt.Sprint("key ", (i*each+n)%100), bytes.Repeat([]byte("v"), 100), nil)
+			}
+			errs <- err
+		}()
+	}
+	for range writers {
+		require.NoError(t, <-errs)
+	}
+	testcluster.Eventually(t, patience, func() bool {
+		require.NoError(t, s.Set(bounded(t), "one more", nil, nil))
+		return len(keysBelow(t, c, o.Root)) < 60
+	}, "a checkpoint takes the place of the log")
+	resp, err := c.Get(bounded(t), o.Root, clientv3.WithPrefix())
+	require.NoError(t, err)
+	size := 0
+	for _, kv := range resp.Kvs {
+		size += len(kv.Value)
+	}
+	require.Less(t, size, 1_000_000)
+	t.Logf("%d operations leave %d keys with %d bytes", writers*each, len(resp.Kvs), size)
+	require.NoError(t, m.Close())
+	next := follower()
+	has(t, next.Store, "key 99", bytes.Repeat([]byte("v"), 100))
+}
+
+// TestStandbyThatWasAway: a standby that was cut off, while checkpoints were made and etcd's history was compacted, begins anew.
+func TestStandbyThatWasAway(t *testing.T) {
+	members := etcd(t)
+	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), Part: 1000}
+	m := lead(t, c, o)
+	s := store.New(m)
+	require.NoError(t, s.Set(bounded(t), "before", []byte("1"), nil))
+	p := testcluster.NewProxy(t, members[0].client)
+	follower := standing(t, client(t, []*member{{client: p.Addr()}}), o)
+	testcluster.Eventually(t, patience, func() bool { return p.Conns() > 0 }, "the standby connects")
+	require.NoError(t, s.Set(bounded(t), "followed", []byte("2"), nil))
+	p.Refuse(true)
+	p.Cut(testcluster.RST)
+	for i := range 20 {
+		require.NoError(t, s.Set(bounded(t), fmt.Sprint("away ", i), make([]byte, 5000), nil))
+	}
+	_, err := s.Backup(bounded(t), io.Discard)
+	require.NoError(t, err)
+	require.NoError(t, s.Set(bounded(t), "behind the checkpoint", []byte("3"), nil))
+	resp, err := c.Get(bounded(t), o.Root+"leader")
+	require.NoError(t, err)
+	_, err = c.Compact(bounded(t), resp.Header.Revision, clientv3.WithCompactPhysical())
+	require.NoError(t, err)
+	p.Refuse(false)
+	require.NoError(t, s.Set(bounded(t), "back", []byte("4"), nil))
+	require.NoError(t, m.Close())
+	next := follower()
+	has(t, next.Store, "before", []byte("1"))
+	has(t, next.Store, "away 19", make([]byte, 5000))
+	has(t, next.Store, "behind the checkpoint", []byte("3"))
+	has(t, next.Store, "back", []byte("4"))
+}
+
+// TestMalformed: what is in etcd and makes no sense is named, and nobody leads, or waits, because of it.
+func TestMalformed(t *testing.T) {
+	members := etcd(t)
+	c := client(t, members)
+	for name, x := range map[string]struct {
+		key  func(log []string) string // below the root
+		put  string                    // "" is deleted
+		want string
+	}{
+		"a key that is no part": {func([]string) string { return "log/x" }, "v", "log/x"},
+		"a part that is empty":  {func(log []string) string { return log[len(log)-1] }, "\x01\x00", "malformed"},
+		"a part that is gone":   {func(log []string) string { return log[1] }, "", "is damaged"},
+		"a state":               {func([]string) string { return "state" }, "{", "state"},
+		"a state that is gone":  {func([]string) string { return "state" }, "", "is damaged"},
+		"a leader":              {func([]string) string { return "leader" }, "nobody", "leader"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := &etcdlog.Options{Root: newRoot(), FailureTimeout: 300 * time.Millisecond}
+			m := lead(t, c, o)
+			for i := range 5 {
+				require.NoError(t, store.New(m).Set(bounded(t), fmt.Sprint(i), nil, nil))
+			}
+			_, err := store.New(m).Backup(bounded(t), io.Discard)
+			require.NoError(t, err)
+			require.NoError(t, m.Close())
+			m = lead(t, c, o)
+			for i := range 5 {
+				require.NoError(t, store.New(m).Set(bounded(t), fmt.Sprint(i), nil, nil))
+			}
+			require.NoError(t, m.Close())
+			var log []string
+			for _, key := range keysBelow(t, c, o.Root+"log/") {
+				log = append(log, strings.TrimPrefix(key, o.Root))
+			}
+			key := o.Root + x.key(log)
+			if x.put == "" {
+				_, err = c.Delete(bounded(t), key)
+			} else {
+				_, err = c.Put(bounded(t), key, x.put)
+			}
+			require.NoError(t, err)
+			ctx := within(t, 5*time.Second)
+			_, err = etcdlog.Lead(ctx, c, "127.0.0.1:1", o)
+			require.ErrorContains(t, err, x.want)
+			require.NoError(t, ctx.Err(), "it says so at once: %v", err)
+		})
+	}
+}
+
+// TestLeadershipWithoutMemory: it leaves nothing on this machine, and hands over at once.
+func TestLeadershipWithoutMemory(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	members := etcd(t)
+	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), FailureTimeout: time.Minute}
+	l, err := etcdlog.Lead(bounded(t), c, "127.0.0.1:1", o)
+	require.NoError(t, err)
+	left, err := filepath.Glob(filepath.Join(os.TempDir(), "muster-replica-*"))
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+	errs := make(chan error, 3)
+	for range cap(errs) {
+		go func() { errs <- l.Close() }()
+	}
+	for range cap(errs) {
+		require.NoError(t, <-errs)
+	}
+	_, _, err = l.Open(store.Limits{}, nil)
+	require.Error(t, err)
+	left, err = filepath.Glob(filepath.Join(os.TempDir(), "muster-replica-*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+	m := lead(t, c, o)
+	require.NoError(t, store.New(m).Set(bounded(t), "key", nil, nil))
+
+	ctx, cancel := context.WithCancelCause(t.Context()) // and a standby ends when it is told to
+	cancel(errors.New("enough"))
+	_, err = etcdlog.Lead(ctx, c, "127.0.0.1:1", o)
+	require.ErrorContains(t, err, "enough")
+}
