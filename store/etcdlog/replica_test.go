@@ -1,0 +1,361 @@
+package etcdlog_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+)
+
+// load is what goes on while processes fail, until end: ranks of a group in barriers and all-gathers, adds, a lease, and a watch.
+type load struct {
+	t       testing.TB
+	over    atomic.Bool
+	running sync.WaitGroup
+	rounds  atomic.Int64 // of all ranks
+	added   atomic.Int64 // by adds that succeeded
+	lease   *store.Lease
+	check   *store.Store
+}
+
+// newLoad starts n ranks; dial makes a connection.
+func newLoad(t testing.TB, n int, dial func(i int) *store.Store) *load {
+	t.Helper()
+	l := &load{t: t, check: dial(0)}
+	for i := range n {
+		l.running.Go(func() { l.fails(fmt.Sprint("rank ", i), l.rank(i, n, dial(i))) })
+		l.running.Go(func() { l.fails("adds", l.adds(dial(i))) })
+	}
+	var err error
+	holder := dial(n)
+	l.lease, err = holder.Lease(bounded(t), 5*time.Second)
+	require.NoError(t, err)
+	require.NoError(t, holder.Set(bounded(t), "held", []byte("by a lease"), &store.SetOptions{Lease: l.lease}))
+	l.running.Go(func() { l.fails("watch", l.watch(dial(n+1))) })
+	t.Cleanup(func() { l.over.Store(true) })
+	return l
+}
+
+func (l *load) fails(who string, err error) {
+	if err != nil {
+		l.t.Errorf("%s: %v", who, err)
+		l.over.Store(true)
+	}
+}
+
+// rank goes through rounds until rank 0 says that one is the last.
+func (l *load) rank(rank, n int, s *store.Store) error {
+	ctx := bounded(l.t)
+	g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: n, Store: s, Host: "node", Timeout: 2 * patience})
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	for round := int64(0); ; round++ {
+		mine := []int64{round, int64(rank), 0}
+		if rank == 0 && l.over.Load() {
+			mine[2] = 1
+		}
+		all, err := pgroup.AllGather(ctx, g, mine)
+		if err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		for i, v := range all {
+			if v[0] != round || v[1] != int64(i) {
+				return fmt.Errorf("round %d: rank %d has %v of rank %d", round, rank, v, i)
+			}
+		}
+		if err := g.Barrier(ctx); err != nil {
+			return fmt.Errorf("round %d: %w", round, err)
+		}
+		l.rounds.Add(1)
+		if all[0][2] == 1 {
+			return g.Shutdown(ctx)
+		}
+	}
+}
+
+// adds counts: each add happens once.
+func (l *load) adds(s *store.Store) error {
+	for !l.over.Load() {
+		if _, err := s.Add(bounded(l.t), "count", 1); err != nil {
+			return err
+		}
+		l.added.Add(1)
+	}
+	return nil
+}
+
+// watch sees all values of a key that it sets, in their order, and waits for another one each time.
+func (l *load) watch(s *store.Store) error {
+	ctx, cancel := context.WithCancel(bounded(l.t))
+	defer cancel()
+	after, err := s.Revision(ctx)
+	if err != nil {
+		return err
+	}
+	n, sets := 0, make(chan error, 1)
+	go func() {
+		defer close(sets)
+		for i := 0; !l.over.Load(); i++ {
+			if _, err := s.Wait(ctx, "watched/turn "+fmt.Sprint(i)); err != nil {
+				sets <- err
+				return
+			}
+		}
+	}()
+	set := func() error { return s.Set(ctx, "watched/turn "+fmt.Sprint(n), nil, nil) }
+	if err := set(); err != nil {
+		return err
+	}
+	for e, err := range s.Watch(ctx, "watched/", after) {
+		if err != nil {
+			return err
+		}
+		if want := fmt.Sprint("watched/turn ", n); e.Key != want {
+			return fmt.Errorf("the watch brought %q, want %q", e.Key, want)
+		}
+		n++
+		if err := set(); err != nil {
+			return err
+		}
+		if l.over.Load() {
+			n++
+			return errors.Join(set(), <-sets) // the one that it may wait for
+		}
+	}
+	return errors.New("the watch has ended")
+}
+
+// more waits for more rounds of the ranks.
+func (l *load) more(rounds int64) {
+	l.t.Helper()
+	until := l.rounds.Load() + rounds
+	testcluster.Eventually(l.t, patience, func() bool { return l.rounds.Load() >= until || l.over.Load() }, "the ranks go on")
+}
+
+// end ends it, and checks what it has done.
+func (l *load) end() {
+	l.t.Helper()
+	l.over.Store(true)
+	l.running.Wait()
+	n, err := l.check.Add(bounded(l.t), "count", 0)
+	assert.NoError(l.t, err)
+	assert.Equal(l.t, l.added.Load(), n, "of adds that succeeded")
+	assert.NoError(l.t, l.lease.Err())
+	v, err := l.check.Get(bounded(l.t), "held")
+	assert.NoError(l.t, err)
+	assert.Equal(l.t, "by a lease", string(v))
+	l.t.Logf("%d rounds of ranks, %d adds", l.rounds.Load(), n)
+}
+
+// ways has clients reach the replicas by their addresses, and by etcd.
+func (r *replicas) ways(t testing.TB, members []*member) func(i int) *store.Store {
+	return func(i int) *store.Store {
+		if i%2 == 0 {
+			return r.dial(t)
+		}
+		return r.open(t, members[0].client)
+	}
+}
+
+// TestKilledLeader kills the leader again and again, under load. Nothing is lost, and a client waits for less than three seconds.
+func TestKilledLeader(t *testing.T) {
+	const takeovers = 10
+	r, members := threeReplicas(t)
+	r.leader(t)
+	l := newLoad(t, 4, r.ways(t, members))
+	l.more(20)
+	clients := []*store.Store{r.dial(t), r.open(t, members[0].client)}
+	var took []time.Duration
+	for i := range takeovers {
+		leader, s := r.leader(t), clients[i%2]
+		_, err := s.Add(bounded(t), "takeovers", 1)
+		require.NoError(t, err)
+		testcluster.Kill(t, r.procs[leader])
+		began := time.Now()
+		n, err := s.Add(bounded(t), "takeovers", 1)
+		require.NoError(t, err)
+		took = append(took, time.Since(began))
+		require.EqualValues(t, 2*i+2, n)
+		r.start(t, leader)
+		l.more(20)
+	}
+	l.end()
+	slices.Sort(took)
+	t.Logf("takeovers took %v; median %v", took, took[len(took)/2])
+	require.Less(t, took[len(took)-1], 3*time.Second)
+}
+
+// TestLeaderEnds: a leader that is asked to end hands over at once, without a failure having to be detected.
+func TestLeaderEnds(t *testing.T) {
+	r, members := threeReplicas(t)
+	leader := r.leader(t)
+	l := newLoad(t, 2, r.ways(t, members))
+	l.more(20)
+	s := r.dial(t)
+	var took []time.Duration
+	for i := range 5 {
+		_, err := s.Add(bounded(t), "n", 1)
+		require.NoError(t, err)
+		require.NoError(t, r.procs[leader].Signal(syscall.SIGTERM))
+		began := time.Now()
+		n, err := s.Add(bounded(t), "n", 1)
+		require.NoError(t, err)
+		took = append(took, time.Since(began))
+		require.EqualValues(t, 2*i+2, n)
+		<-r.procs[leader].Done()
+		require.NoError(t, r.procs[leader].Err())
+		r.start(t, leader)
+		leader = r.leader(t)
+		l.more(10)
+	}
+	l.end()
+	slices.Sort(took)
+	t.Logf("took %v", took)
+	require.Less(t, took[len(took)/2], etcdFailureTimeout)
+}
+
+// etcdFailureTimeout is the default of etcdlog.Options.
+const etcdFailureTimeout = 700 * time.Millisecond
+
+// TestFrozenLeader: a leader that stood still for longer than everything shows nothing that is old when it goes on, and its clients, with
+// the default times, have gone on with another one meanwhile: no rank is lost.
+func TestFrozenLeader(t *testing.T) {
+	r, members := threeReplicas(t)
+	leader := r.leader(t)
+	l := newLoad(t, 4, r.ways(t, members))
+	l.more(20)
+	s, other := r.dial(t), r.open(t, members[0].client)
+	require.NoError(t, s.Set(bounded(t), "key", []byte("old"), nil))
+	front := r.args[leader].Front
+
+	// Requests that the frozen process finds in its sockets when it goes on.
+	asked, err := store.Dial(bounded(t), front, &store.DialOptions{LivenessTimeout: time.Hour})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = asked.Close() })
+	testcluster.Freeze(t, r.procs[leader])
+	ask := map[string]func(ctx context.Context) (string, error){
+		"get": func(ctx context.Context) (string, error) {
+			v, err := asked.Get(ctx, "key")
+			return string(v), err
+		},
+		"list": func(ctx context.Context) (string, error) {
+			_, _, err := asked.Names(ctx, "", "", 10)
+			return "a list", err
+		},
+		"status": func(ctx context.Context) (string, error) {
+			_, err := asked.Status(ctx, "")
+			return "a status", err
+		},
+		"set": func(ctx context.Context) (string, error) { return "set", asked.Set(ctx, "key", []byte("late"), nil) },
+		"new connection": func(ctx context.Context) (string, error) {
+			s, err := store.Dial(ctx, front, nil)
+			if err != nil {
+				return "", err
+			}
+			defer s.Close()
+			v, err := s.Get(ctx, "key")
+			return string(v), err
+		},
+	}
+	ctx, cancel := context.WithCancel(bounded(t))
+	defer cancel()
+	type answer struct {
+		name, value string
+		err         error
+	}
+	answers := make(chan answer, len(ask))
+	for name, f := range ask {
+		go func() {
+			v, err := f(ctx)
+			answers <- answer{name, v, err}
+		}()
+	}
+	next := r.leader(t, leader)
+	require.NoError(t, other.Set(bounded(t), "key", []byte("new"), nil)) // it takes the other side's liveness timeout
+	require.NoError(t, s.Set(bounded(t), "key", []byte("new"), nil))
+	l.more(20)
+	began := time.Now()
+	testcluster.Thaw(t, r.procs[leader])
+	await := time.After(2 * time.Second)
+	for left := len(ask); left > 0; {
+		select {
+		case a := <-answers:
+			left--
+			t.Logf("%s: %q, %v, after %v", a.name, a.value, a.err, time.Since(began).Round(time.Millisecond))
+			require.Error(t, a.err, "%s was answered by a leader that was replaced", a.name)
+		case <-await:
+			cancel() // those that try again get nothing from a standby
+			await = nil
+		}
+	}
+	require.Equal(t, next, r.leader(t))
+	v, err := s.Get(bounded(t), "key")
+	require.NoError(t, err)
+	require.Equal(t, "new", string(v))
+	l.end()
+}
+
+// TestRunEnds: a replica in this process ends when it is told to, as a leader and as a standby, also without an etcd.
+func TestRunEnds(t *testing.T) {
+	members := etcd(t)
+	o := etcdlog.Options{Root: newRoot(), Outage: 300 * time.Millisecond}
+	type run struct {
+		stop  context.CancelFunc
+		ended chan error
+		leads chan *store.Memory
+	}
+	begin := func() *run {
+		c := client(t, members)
+		ctx, stop := context.WithCancel(t.Context())
+		x := &run{stop, make(chan error, 1), make(chan *store.Memory, 10)}
+		r := &etcdlog.Replica{Client: c, Options: o, Listener: listen(t), Leads: func(m *store.Memory) { x.leads <- m }}
+		go func() { x.ended <- r.Run(ctx) }()
+		return x
+	}
+	ends := func(x *run) {
+		t.Helper()
+		x.stop()
+		select {
+		case err := <-x.ended:
+			require.NoError(t, err)
+		case <-time.After(patience):
+			t.Fatal("it does not end")
+		}
+	}
+	one := begin()
+	m := <-one.leads
+	require.NotNil(t, m)
+	two := begin()
+	require.NoError(t, store.New(m).Set(bounded(t), "key", []byte("v"), nil))
+	ends(one)
+	require.Nil(t, <-one.leads)
+	m = <-two.leads
+	has(t, store.New(m), "key", []byte("v"))
+	three := begin()
+	members[0].kill()
+	require.Nil(t, <-two.leads)
+	require.ErrorIs(t, m.Err(), store.ErrUnavailable)
+	_, err := store.New(m).Get(bounded(t), "key")
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	ends(two)
+	ends(three)
+	members[0].start(t)
+	four := begin()
+	has(t, store.New(<-four.leads), "key", []byte("v"))
+	ends(four)
+}
