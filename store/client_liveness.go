@@ -8,14 +8,15 @@ import (
 )
 
 // A client that waits for answers notices when the store says nothing at all: it asks, says so in the errors of calls whose
-// deadlines pass, and tries another connection in the end.
+// deadlines pass, and tries another connection in the end. One of a durable store notices also while no call waits: its session may go on
+// elsewhere, and is lost if it does not come there in time.
 
 // silence is for how long the store has sent nothing. Its fields are protected by client.mu.
 type silence struct {
 	timeout time.Duration // until the connection is given up; does not change
 	timer   *time.Timer
 	running bool
-	ticks   int       // of the timer since something came, while calls wait
+	ticks   int       // of the timer since something came, while it runs
 	since   time.Time // when the connection ended; zero while there is one
 	why     *Error    // it did; kept until there is another
 	gaveUp  bool
@@ -49,7 +50,7 @@ func (c *client) listen() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := &c.silence
-	s.running = len(c.calls) > 0 && !c.closed
+	s.running = (len(c.calls) > 0 || c.session.durable) && !c.closed
 	if !s.running {
 		return
 	}

@@ -1,0 +1,92 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// durableService is a durable store, whose peers have a while to come back.
+func durableService(t *testing.T) *service {
+	t.Helper()
+	return serve(t, &store.Server{
+		Engine: &store.Memory{Dir: t.TempDir()}, Limits: store.ServerLimits{Grace: 5 * time.Second, LivenessTimeout: time.Second},
+	}, tcp)
+}
+
+// TestResolve: the address of each connection is asked for, and the session goes on where it is.
+func TestResolve(t *testing.T) {
+	s := durableService(t)
+	ways := []*testcluster.Proxy{testcluster.NewProxy(t, s.addr), testcluster.NewProxy(t, s.addr)}
+	var way, asked atomic.Int64
+	c, err := store.Dial(bounded(t), "by.name:1", &store.DialOptions{Resolve: func(context.Context) (string, error) {
+		asked.Add(1)
+		return ways[way.Load()].Addr(), nil
+	}})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	p := join(t, dial(t, s.addr), c)
+	p.goesOn(t, 1)
+	way.Store(1)
+	ways[0].Cut(testcluster.RST)
+	p.goesOn(t, 2)
+	require.Equal(t, 1, ways[1].Conns())
+	require.GreaterOrEqual(t, asked.Load(), int64(2))
+}
+
+// TestResolveFails: whoever waits for a store waits while it is not known where that is; an answer that waiting does not change is an error
+// at once.
+func TestResolveFails(t *testing.T) {
+	s := serve(t, &store.Server{}, tcp)
+	nowhere := &store.Error{Op: "dial", Key: "the directory", Code: wire.CodeUnavailable, Err: store.ErrUnavailable, Detail: "no leader: start one"}
+	denied := &store.Error{Op: "dial", Key: "the directory", Code: wire.CodeDenied, Err: store.ErrDenied}
+	var left atomic.Int64
+	left.Store(3)
+	later := func(context.Context) (string, error) {
+		if left.Add(-1) >= 0 {
+			return "", nowhere
+		}
+		return s.addr, nil
+	}
+	_, err := store.Dial(bounded(t), "by.name:1", &store.DialOptions{Resolve: later})
+	require.ErrorIs(t, err, store.ErrUnavailable)
+	require.ErrorContains(t, err, "no leader: start one")
+	c, err := store.Dial(bounded(t), "by.name:1", &store.DialOptions{Resolve: later, Wait: true})
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+
+	for want, err := range map[error]error{store.ErrDenied: denied, store.ErrUnavailable: errors.New("nonsense")} {
+		ctx := bounded(t)
+		_, got := store.Dial(ctx, "by.name:1", &store.DialOptions{Wait: true, Resolve: func(context.Context) (string, error) { return "", err }})
+		require.ErrorIs(t, got, want)
+		require.NoError(t, ctx.Err())
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = store.Dial(ctx, "by.name:1", &store.DialOptions{Wait: true, Resolve: func(context.Context) (string, error) { return "", nowhere }})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "no leader: start one") // not only that there was no more time
+}
+
+// TestIdleClientOfADurableStore: it notices that its connection is dead though it calls nothing, and takes its session up elsewhere in time.
+func TestIdleClientOfADurableStore(t *testing.T) {
+	s := durableService(t)
+	dead, other := testcluster.NewProxy(t, s.addr), testcluster.NewProxy(t, s.addr)
+	c, err := store.Dial(bounded(t), dead.Addr()+","+other.Addr(), &store.DialOptions{LivenessTimeout: time.Second})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	p := join(t, dial(t, s.addr), c)
+	p.goesOn(t, 1)
+	dead.Blackhole(true)
+	dead.Refuse(true)
+	testcluster.Eventually(t, 4*time.Second, func() bool { return other.Conns() > 0 }, "the idle client comes by another way")
+	p.goesOn(t, 2)
+}
