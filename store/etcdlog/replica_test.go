@@ -31,8 +31,8 @@ type load struct {
 	check   *store.Store
 }
 
-// newLoad starts n ranks; dial makes a connection.
-func newLoad(t testing.TB, n int, dial func(i int) *store.Store) *load {
+// newLoad starts n ranks, and holds a lease of ttl; dial makes a connection.
+func newLoad(t testing.TB, n int, ttl time.Duration, dial func(i int) *store.Store) *load {
 	t.Helper()
 	l := &load{t: t, check: dial(0)}
 	for i := range n {
@@ -41,7 +41,7 @@ func newLoad(t testing.TB, n int, dial func(i int) *store.Store) *load {
 	}
 	var err error
 	holder := dial(n)
-	l.lease, err = holder.Lease(bounded(t), 5*time.Second)
+	l.lease, err = holder.Lease(bounded(t), ttl)
 	require.NoError(t, err)
 	require.NoError(t, holder.Set(bounded(t), "held", []byte("by a lease"), &store.SetOptions{Lease: l.lease}))
 	l.running.Go(func() { l.fails("watch", l.watch(dial(n+1))) })
@@ -177,7 +177,7 @@ func TestKilledLeader(t *testing.T) {
 	const takeovers = 10
 	r, members := threeReplicas(t)
 	r.leader(t)
-	l := newLoad(t, 4, r.ways(t, members))
+	l := newLoad(t, 4, 5*time.Second, r.ways(t, members))
 	l.more(20)
 	clients := []*store.Store{r.dial(t), r.open(t, members[0].client)}
 	var took []time.Duration
@@ -204,7 +204,7 @@ func TestKilledLeader(t *testing.T) {
 func TestLeaderEnds(t *testing.T) {
 	r, members := threeReplicas(t)
 	leader := r.leader(t)
-	l := newLoad(t, 2, r.ways(t, members))
+	l := newLoad(t, 2, 5*time.Second, r.ways(t, members))
 	l.more(20)
 	s := r.dial(t)
 	var took []time.Duration
@@ -237,7 +237,7 @@ const etcdFailureTimeout = 700 * time.Millisecond
 func TestFrozenLeader(t *testing.T) {
 	r, members := threeReplicas(t)
 	leader := r.leader(t)
-	l := newLoad(t, 4, r.ways(t, members))
+	l := newLoad(t, 4, time.Minute, r.ways(t, members))
 	l.more(20)
 	s, other := r.dial(t), r.open(t, members[0].client)
 	require.NoError(t, s.Set(bounded(t), "key", []byte("old"), nil))
