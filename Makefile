@@ -32,6 +32,7 @@ soak:
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestDamage$$' ./internal/durable
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestCreateHasOneOutcome$$' ./pgroup
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestBusyHostLosesNoRank|TestTheCulpritIsPrintedFirst)$$' ./pgroup/pgrouptest
+	MUSTER_SOAK=1 go test -v -timeout 90m -run '^TestFaults$$' ./store/etcdlog
 	MUSTER_TEST_RANKS=2000 go test -v -timeout 60m -run '^TestManyRanks$$' ./gather
 	go test -v -timeout 60m -run '^TestSimulation$$' ./internal/core -sim.seeds 100000
 	go test -v -timeout 60m -run '^TestExplore$$' ./internal/core -explore.depth 13

@@ -25,6 +25,7 @@ type replicaArg struct {
 	Addr      string // where it listens
 	Front     string // where clients reach it
 	Options   etcdlog.Options
+	Grace     time.Duration // of sessions whose connection has broken; 0 is the default
 }
 
 // childReplica is a replica until SIGTERM.
@@ -44,7 +45,11 @@ func childReplica(ctx context.Context, arg string) error {
 	if err != nil {
 		return err
 	}
-	return (&etcdlog.Replica{Client: c, Options: a.Options, Listener: l, Addr: a.Front}).Run(ctx)
+	r := &etcdlog.Replica{Client: c, Options: a.Options, Listener: l, Addr: a.Front}
+	r.Server = func(m *store.Memory) (*store.Server, error) {
+		return &store.Server{Engine: m, Limits: store.ServerLimits{Grace: a.Grace}}, nil
+	}
+	return r.Run(ctx)
 }
 
 // replicas are processes that keep one store.
@@ -57,11 +62,11 @@ type replicas struct {
 }
 
 // newReplicas starts n processes. etcds is where each reaches etcd.
-func newReplicas(t testing.TB, members []*member, n int, etcds func(i int) []string) *replicas {
+func newReplicas(t testing.TB, members []*member, n int, grace time.Duration, etcds func(i int) []string) *replicas {
 	t.Helper()
 	r := &replicas{find: client(t, members), options: etcdlog.Options{Root: newRoot()}, procs: make([]*launch.Process, n)}
 	for i := range n {
-		a := replicaArg{Endpoints: etcds(i), Addr: freePort(t), Options: r.options}
+		a := replicaArg{Endpoints: etcds(i), Addr: freePort(t), Options: r.options, Grace: grace}
 		r.fronts = append(r.fronts, testcluster.NewProxy(t, a.Addr))
 		a.Front = r.fronts[i].Addr()
 		r.args = append(r.args, a)
@@ -74,7 +79,7 @@ func newReplicas(t testing.TB, members []*member, n int, etcds func(i int) []str
 func threeReplicas(t testing.TB) (*replicas, []*member) {
 	t.Helper()
 	members := etcd(t)
-	return newReplicas(t, members, 3, func(int) []string { return addresses(members) }), members
+	return newReplicas(t, members, 3, 0, func(int) []string { return addresses(members) }), members
 }
 
 func (r *replicas) start(t testing.TB, i int) {

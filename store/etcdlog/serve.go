@@ -108,7 +108,7 @@ func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
 		cancel()
 	}
 	_ = s.Close()
-	<-ended
+	_ = <-ended
 	return err
 }
 
@@ -140,7 +140,7 @@ func (g *gate) open() *way {
 // accept accepts until the listener is closed.
 func (g *gate) accept() {
 	for pause := time.Millisecond; ; {
-		c, err := g.Listener.Accept()
+		c, err := g.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -189,4 +189,4 @@ func (w *way) Close() error {
 }
 
 // Addr implements net.Listener.
-func (w *way) Addr() net.Addr { return w.gate.Listener.Addr() }
+func (w *way) Addr() net.Addr { return w.gate.Addr() }

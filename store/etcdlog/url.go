@@ -3,6 +3,7 @@ package etcdlog
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -124,8 +126,23 @@ func (c *Cluster) tlsOf(u *url.URL, values url.Values) (err error) {
 		}
 		return nil
 	}
-	c.TLS, err = files.Client()
+	if c.TLS, err = files.Client(); err == nil && files.ServerName != "" {
+		verifyAs(c.TLS, files.ServerName)
+	}
 	return err
+}
+
+// verifyAs has c verify that a server is name: gRPC puts the host that it dials in the place of c.ServerName.
+func verifyAs(c *tls.Config, name string) {
+	c.InsecureSkipVerify = true // VerifyConnection does it
+	c.VerifyConnection = func(s tls.ConnectionState) error {
+		o := x509.VerifyOptions{DNSName: name, Roots: c.RootCAs, Intermediates: x509.NewCertPool()}
+		for _, cert := range s.PeerCertificates[1:] {
+			o.Intermediates.AddCert(cert)
+		}
+		_, err := s.PeerCertificates[0].Verify(o)
+		return err
+	}
 }
 
 func (c *Cluster) storeOf(values url.Values) (err error) {
@@ -133,6 +150,9 @@ func (c *Cluster) storeOf(values url.Values) (err error) {
 		CA: values.Get("store-ca"), Cert: values.Get("store-cert"), Key: values.Get("store-key"), ServerName: values.Get("store-server-name"),
 	}
 	if files.CA != "" || files.Cert != "" || files.Key != "" || files.ServerName != "" {
+		if _, err := files.Client(); err != nil {
+			return err
+		}
 		c.Dial.TLS = files.Client
 	}
 	if file := values.Get("secret-file"); file != "" {
@@ -144,26 +164,49 @@ func (c *Cluster) storeOf(values url.Values) (err error) {
 // maxMessage bounds a request of the client, far above what a server takes: etcd's own limit is to be heard.
 const maxMessage = 512 << 20
 
-// Client makes a client of the etcd, which the caller closes. It connects when it is first used.
-func (c *Cluster) Client() (*clientv3.Client, error) {
+// Client makes a client of the etcd, which the caller closes. It connects when it is first used; with a user it does so at once, and takes no
+// longer than a second.
+func (c *Cluster) Client() (*clientv3.Client, error) { return c.connect(new(lastError)) }
+
+// lastError is why the last connection could not be made: a request whose time has passed does not say so.
+type lastError struct{ atomic.Pointer[error] }
+
+func (l *lastError) dial(ctx context.Context, addr string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil && ctx.Err() == nil {
+		l.Store(&err)
+	}
+	return conn, err
+}
+
+func (c *Cluster) connect(why *lastError) (*clientv3.Client, error) {
 	config := clientv3.Config{
 		Endpoints: c.Endpoints, TLS: c.TLS, Username: c.User, Password: c.Password, DialTimeout: attempt,
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: attempt, PermitWithoutStream: true,
 		MaxCallSendMsgSize: maxMessage, MaxUnaryRetries: 1, Logger: zap.NewNop(),
 	}
 	soon := backoff.Config{BaseDelay: attempt / 10, Multiplier: 1.6, Jitter: 0.2, MaxDelay: attempt} // gRPC's own goes up to two minutes
-	config.DialOptions = []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: attempt})}
+	config.DialOptions = []grpc.DialOption{
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: attempt}), grpc.WithContextDialer(why.dial),
+	}
 	client, err := clientv3.New(config)
 	if err != nil {
-		return nil, c.unavailable(err)
+		return nil, c.unavailable(err, why)
 	}
 	return client, nil
 }
 
-func (c *Cluster) unavailable(err error) error {
+func (c *Cluster) unavailable(err error, why *lastError) error {
 	e := &store.Error{Op: "dial", Key: "etcd at " + strings.Join(c.Endpoints, ","), Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", store.ErrUnavailable, err)}
-	if denied(err) {
+	dial := why.Load()
+	switch {
+	case denied(err):
 		e.Code, e.Err, e.Detail = wire.CodeDenied, store.ErrDenied, text(err)
+	case !errors.Is(err, context.DeadlineExceeded):
+	case dial != nil:
+		e.Detail = (*dial).Error()
+	default:
+		e.Detail = "no member answers: check that etcd listens there, and wants TLS (etcds://) or not (etcd://)"
 	}
 	return e
 }
@@ -187,7 +230,8 @@ func Open(ctx context.Context, u *url.URL) (store.Engine, error) {
 
 // Leader asks etcd where the leader serves, host:port. It connects for that alone.
 func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
-	client, err := c.Client()
+	var why lastError
+	client, err := c.connect(&why)
 	if err != nil {
 		return "", err
 	}
@@ -197,7 +241,7 @@ func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
 	l, err := Find(ctx, client, &Options{Root: c.Root})
 	switch {
 	case err != nil:
-		return "", c.unavailable(err)
+		return "", c.unavailable(err, &why)
 	case l.Addr == "":
 		return "", &store.Error{
 			Op: "dial", Key: "etcd at " + strings.Join(c.Endpoints, ","), Code: wire.CodeUnavailable,

@@ -1,0 +1,280 @@
+package etcdlog_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/wire"
+)
+
+// cluster is an etcd of three members, and three replicas; each reaches each member by a proxy of its own.
+type cluster struct {
+	*replicas
+	t       testing.TB
+	members []*member
+	peers   []*testcluster.Proxy   // before members, for the others
+	clients [][]*testcluster.Proxy // by who connects, replicas first, and then everybody else; and by member
+}
+
+func newCluster(t testing.TB) *cluster {
+	t.Helper()
+	c := &cluster{t: t}
+	c.members = etcdBehind(t, 3, func(peer string) string {
+		c.peers = append(c.peers, testcluster.NewProxy(t, peer))
+		return c.peers[len(c.peers)-1].Addr()
+	})
+	for i := range 4 {
+		c.clients = append(c.clients, nil)
+		for _, m := range c.members {
+			c.clients[i] = append(c.clients[i], testcluster.NewProxy(t, m.client))
+		}
+	}
+	c.replicas = newReplicas(t, c.members, 3, 10*time.Second, c.etcds)
+	return c
+}
+
+// etcds is where one reaches the members.
+func (c *cluster) etcds(who int) (addrs []string) {
+	for _, p := range c.clients[who] {
+		addrs = append(addrs, p.Addr())
+	}
+	return addrs
+}
+
+// client is one that knows the replicas, or the etcd.
+func (c *cluster) client(i int) *store.Store {
+	c.t.Helper()
+	o := &store.DialOptions{Wait: true, LivenessTimeout: 2 * time.Second}
+	if i%2 == 0 {
+		s, err := store.Dial(bounded(c.t), c.addrs(), o)
+		require.NoError(c.t, err)
+		c.t.Cleanup(func() { _ = s.Close() })
+		return s
+	}
+	return c.open(c.t, strings.Join(c.etcds(3), ","))
+}
+
+// cut has nothing come through.
+func cut(proxies ...*testcluster.Proxy) (undo func()) {
+	for _, p := range proxies {
+		p.Blackhole(true)
+		p.Refuse(true)
+	}
+	return func() {
+		for _, p := range proxies {
+			p.Refuse(false)
+			p.Blackhole(false)
+			p.Cut(testcluster.RST)
+		}
+	}
+}
+
+// fault is what happens, to one replica or to one member, and how it ends.
+type fault struct {
+	name string
+	do   func(c *cluster, i int) (undo func())
+}
+
+var ofReplicas = []fault{
+	{"kill -9 of a replica", func(c *cluster, i int) func() {
+		testcluster.Kill(c.t, c.procs[i])
+		return func() { c.start(c.t, i) }
+	}},
+	{"SIGSTOP of a replica", func(c *cluster, i int) func() {
+		testcluster.Freeze(c.t, c.procs[i])
+		return func() { testcluster.Thaw(c.t, c.procs[i]) }
+	}},
+	{"a replica cut off from etcd", func(c *cluster, i int) func() { return cut(c.clients[i]...) }},
+	{"a replica cut off from clients", func(c *cluster, i int) func() { return cut(c.fronts[i]) }},
+	{"connections reset", func(c *cluster, i int) func() {
+		c.fronts[i].Cut(testcluster.RST)
+		for _, p := range c.clients[i] {
+			p.Cut(testcluster.RST)
+		}
+		return func() {}
+	}},
+}
+
+var ofMembers = []fault{
+	{"kill -9 of a member", func(c *cluster, i int) func() {
+		c.members[i].kill()
+		return func() { c.members[i].start(c.t) }
+	}},
+	{"SIGSTOP of a member", func(c *cluster, i int) func() {
+		testcluster.Freeze(c.t, c.members[i])
+		return func() { testcluster.Thaw(c.t, c.members[i]) }
+	}},
+	{"a member cut off", func(c *cluster, i int) func() {
+		proxies := []*testcluster.Proxy{c.peers[i]}
+		for _, who := range c.clients {
+			proxies = append(proxies, who[i])
+		}
+		return cut(proxies...)
+	}},
+}
+
+// strike has one thing fail for a while, or two.
+func (c *cluster) strike() {
+	var undo []func()
+	leader := c.leader(c.t)
+	which := rand.IntN(10)
+	if which < 7 {
+		f, i := ofReplicas[rand.IntN(len(ofReplicas))], leader
+		if rand.IntN(3) == 0 {
+			i = (leader + 1) % 3 // a standby
+		}
+		c.t.Logf("%s, %d; %d leads", f.name, i, leader)
+		undo = append(undo, f.do(c, i))
+	}
+	if which > 4 {
+		f, i := ofMembers[rand.IntN(len(ofMembers))], rand.IntN(3)
+		c.t.Logf("%s, %d", f.name, i)
+		undo = append(undo, f.do(c, i))
+	}
+	<-time.After(time.Duration(200+rand.IntN(1500)) * time.Millisecond)
+	for _, f := range undo {
+		f()
+	}
+	<-time.After(time.Duration(rand.IntN(300)) * time.Millisecond)
+}
+
+// TestFaults has processes of all kinds fail, under a load of all kinds: no rank is lost, adds are counted once, each record has one outcome,
+// and the histories of all clients are linearizable. MUSTER_SOAK=1 makes a thousand faults of the dozen.
+func TestFaults(t *testing.T) {
+	faults := 10
+	if os.Getenv("MUSTER_SOAK") != "" {
+		faults = 1000
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(faults)*patience)
+	defer cancel()
+	c := newCluster(t)
+	c.leader(t)
+	l := newLoad(t, 3, time.Minute, c.client)
+	h := &histories{began: time.Now()}
+	outcomes := make([][]error, 3)
+	for i := range 4 {
+		s := c.client(i)
+		l.running.Go(func() { h.record(ctx, l, i, s) })
+	}
+	for i := range outcomes {
+		s := c.client(i)
+		l.running.Go(func() { l.fails("records", deadlines(ctx, l, s, i, outcomes)) })
+	}
+	l.more(20)
+	for n := range faults {
+		if l.over.Load() {
+			break
+		}
+		c.strike()
+		if n%10 == 9 {
+			l.more(10)
+		}
+	}
+	l.more(20)
+	l.end()
+	compare(t, outcomes)
+	h.check(t)
+}
+
+// deadlines has a rank in barriers whose deadlines may pass.
+func deadlines(ctx context.Context, l *load, s *store.Store, rank int, outcomes [][]error) error {
+	roll, err := s.Join(ctx, wire.Contribution{Group: "deadlines", Rank: rank, Size: len(outcomes)}, nil)
+	if err != nil {
+		return err
+	}
+	for seq := uint64(1); !l.over.Load(); seq++ {
+		one, cancel := context.WithTimeout(ctx, time.Duration(5+rand.IntN(500))*time.Millisecond)
+		_, err := s.Collect(one, wire.Contribution{Generation: roll.Generation, Rank: rank, Seq: seq, Root: -1, Verb: "barrier", Want: wire.WantNothing}, nil)
+		cancel()
+		outcomes[rank] = append(outcomes[rank], err)
+	}
+	return nil
+}
+
+// compare checks that all ranks that know the outcome of a record know the same.
+func compare(t *testing.T, outcomes [][]error) {
+	t.Helper()
+	count := map[string]int{}
+	for seq := range min(len(outcomes[0]), len(outcomes[1]), len(outcomes[2])) {
+		var first *string
+		for rank := range outcomes {
+			err := outcomes[rank][seq]
+			said := "success"
+			if e, ok := errors.AsType[*store.Error](err); ok && e.Verdict != nil {
+				said = fmt.Sprintf("%+v", *e.Verdict)
+				count[e.Code.String()]++
+			} else if err != nil {
+				count["unknown"]++
+				continue
+			} else {
+				count["success"]++
+			}
+			if first == nil {
+				first = &said
+			}
+			assert.Equal(t, *first, said, "record %d, rank %d", seq+1, rank)
+		}
+	}
+	t.Log("outcomes of records:", count)
+	require.Positive(t, count["success"])
+}
+
+// histories are what clients have asked, and were answered.
+type histories struct {
+	began time.Time
+	mu    sync.Mutex
+	ops   []porcupine.Operation
+}
+
+// period is after how long other keys are used, so that each key's history is short.
+const period = 2 * time.Second
+
+// record makes one client's history.
+func (h *histories) record(ctx context.Context, l *load, client int, s *store.Store) {
+	for !l.over.Load() {
+		in := registerInput{key: fmt.Sprintf("key %d of %d", rand.IntN(3), time.Since(h.began)/period), op: rand.IntN(4), arg: rand.IntN(4)}
+		one, cancel := context.WithTimeout(ctx, time.Duration(20+rand.IntN(3000))*time.Millisecond)
+		call := time.Since(h.began).Nanoseconds()
+		out, happened := in.do(one, s)
+		cancel()
+		if happened {
+			ret := time.Since(h.began).Nanoseconds()
+			if out.unknown {
+				ret = 1 << 62
+			}
+			h.mu.Lock()
+			h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: in, Call: call, Output: out, Return: ret})
+			h.mu.Unlock()
+			if out.unknown { // nothing that this client does comes before its outcome is known
+				client += 4
+			}
+		}
+		<-time.After(time.Duration(rand.IntN(10)) * time.Millisecond)
+	}
+}
+
+func (h *histories) check(t *testing.T) {
+	t.Helper()
+	unknown := 0
+	for _, op := range h.ops {
+		if op.Output.(registerOutput).unknown {
+			unknown++
+		}
+	}
+	t.Logf("%d operations, %d of them with an unknown outcome", len(h.ops), unknown)
+	require.Greater(t, len(h.ops), 200)
+	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, h.ops, 4*patience))
+}

@@ -1,0 +1,224 @@
+package etcdlog_test
+
+import (
+	"context"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/certs"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+)
+
+// follow has a replica in this process that reaches etcd as rawurl says, until the test ends.
+func follow(t testing.TB, rawurl string, server func(m *store.Memory) (*store.Server, error)) {
+	t.Helper()
+	u, err := url.Parse(rawurl)
+	require.NoError(t, err)
+	cluster, err := etcdlog.ParseURL(u)
+	require.NoError(t, err)
+	c, err := cluster.Client()
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	r := &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: listen(t), Server: server}
+	go func() { ended <- r.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("replica: %v", err)
+		}
+		_ = c.Close()
+	})
+}
+
+// What a URL's path names is a root of etcd's keys: others see nothing of it, and it nothing of theirs.
+func TestOpenURL(t *testing.T) {
+	members := etcd(t)
+	at := "etcd://" + freePort(t) + "," + members[0].client // nobody is at the first one
+	follow(t, at+"/jobs/a", nil)
+	follow(t, at+"/jobs/b/", nil)
+	follow(t, at, nil)
+	a, again, b, top := open(t, at+"/jobs/a"), open(t, at+"/jobs/a/"), open(t, at+"/jobs/b"), open(t, at)
+	require.NoError(t, a.Set(bounded(t), "key", []byte("value"), nil))
+	has(t, again, "key", []byte("value"))
+	for _, s := range []*store.Store{b, top} {
+		_, err := s.Get(bounded(t), "key")
+		require.ErrorIs(t, err, store.ErrNotFound)
+	}
+	for _, key := range keysBelow(t, client(t, members), "\x00") {
+		require.True(t, strings.HasPrefix(key, "jobs/a/") || strings.HasPrefix(key, "jobs/b/") || strings.HasPrefix(key, "muster/"), key)
+	}
+}
+
+func TestBadURLs(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	require.NoError(t, os.WriteFile(file, []byte("from a file\n"), 0o600))
+	t.Setenv("MUSTER_ETCD_PASSWORD", "")
+	for rawurl, want := range map[string]string{
+		"etcd:///prefix":                             "no host",
+		"etcd://a":                                   "a is no host:port",
+		"etcd://a:1,b/p":                             "not a URL",
+		"etcd://a:1#x":                               "#fragment",
+		"etcd://a:1?sesion=5s":                       `unknown parameter "sesion"`,
+		"etcd://a:1?ca=x&ca=y":                       "twice",
+		"etcd://a:1?ca=":                             "empty",
+		"etcd://a:1?ca=x":                            "say etcds://",
+		"etcds://a:1?ca=/no/such/file":               "/no/such/file",
+		"etcds://a:1?cert=x":                         "go together",
+		"etcd://a:1?password-file=x":                 "for a user",
+		"etcd://me@a:1":                              "needs a name and a password",
+		"etcd://:hidden@a:1":                         "needs a name and a password",
+		"etcd://me:hidden@a:1?password-file=" + file: "a password and a password-file",
+		"etcd://me@a:1?password-file=/no/such/file":  "/no/such/file",
+		"etcd://a:1?secret-file=/no/such/file":       "/no/such/file",
+		"etcd://a:1?store-ca=/no/such/file":          "/no/such/file",
+		"etcd://a:0":                                 "port",
+		"etcd://a:1%zz":                              "not a URL",
+	} {
+		ctx := within(t, 5*time.Second)
+		_, err := schemes().Open(ctx, rawurl)
+		require.ErrorIs(t, err, store.ErrInvalid, rawurl)
+		require.ErrorContains(t, err, want, rawurl)
+		require.NotContains(t, err.Error(), "hidden")
+		require.NoError(t, ctx.Err(), rawurl)
+	}
+}
+
+// Whoever opens a store waits for it until ctx ends, and hears then what is missing.
+func TestNobodyThere(t *testing.T) {
+	members, silent := etcd(t), listen(t) // silent accepts, and answers nothing
+	for rawurl, want := range map[string]string{
+		"etcd://" + members[0].client + "/jobs":                  "no process leads the store there",
+		"etcd://" + freePort(t) + "," + freePort(t):              "connection refused",
+		"etcd://me:hidden@" + freePort(t):                        "connection refused",
+		"etcd://" + silent.Addr().String():                       silent.Addr().String(),
+		"etcd://me:hidden@" + silent.Addr().String():             silent.Addr().String(),
+		"etcds://" + members[0].client + "/jobs":                 members[0].client,
+		"etcd://no-such-host.invalid:2379":                       "no-such-host.invalid",
+		"etcd://" + testServer(t) + "/a-store-is-no-etcd":        "etcd at",
+		"etcd://me:hidden@" + testServer(t) + "/with-a-password": "etcd at",
+	} {
+		began := time.Now()
+		_, err := schemes().Open(within(t, 1500*time.Millisecond), rawurl)
+		require.ErrorIs(t, err, store.ErrUnavailable, rawurl)
+		require.ErrorContains(t, err, want, rawurl)
+		require.NotContains(t, err.Error(), "hidden")
+		require.Less(t, time.Since(began), 5*time.Second, rawurl)
+		t.Logf("%s, after %v", err, time.Since(began).Round(time.Millisecond))
+	}
+}
+
+// testServer is a store, which is no etcd.
+func testServer(t testing.TB) string {
+	t.Helper()
+	l, s := listen(t), &store.Server{Engine: new(store.Memory)}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = s.Serve(l)
+	}()
+	t.Cleanup(func() {
+		_ = s.Close()
+		_ = s.Engine.Close()
+		<-ended
+	})
+	return l.Addr().String()
+}
+
+// With authentication only who has a name and a password is let in, and sees only what it may.
+func TestUsers(t *testing.T) {
+	members := etcd(t)
+	for _, args := range []string{
+		"user add root:secret", "user grant-role root root", "user add worker:hidden", "role add jobs",
+		"role grant-permission jobs readwrite jobs/ --prefix=true", "user grant-role worker jobs", "auth enable",
+	} {
+		ctl(t, members, args)
+	}
+	at := members[0].client
+	follow(t, "etcd://worker:hidden@"+at+"/jobs", nil)
+	s := open(t, "etcd://worker:hidden@"+at+"/jobs")
+	require.NoError(t, s.Set(bounded(t), "key", []byte("value"), &store.SetOptions{TTL: time.Minute}))
+	file := filepath.Join(t.TempDir(), "password")
+	require.NoError(t, os.WriteFile(file, []byte("hidden\n"), 0o600))
+	has(t, open(t, "etcd://worker@"+at+"/jobs?password-file="+file), "key", []byte("value"))
+	t.Setenv("MUSTER_ETCD_PASSWORD", "hidden")
+	open(t, "etcd://worker@"+at+"/jobs")
+	for _, rawurl := range []string{"etcd://worker:wrong@" + at + "/jobs", "etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} {
+		ctx := within(t, patience)
+		_, err := schemes().Open(ctx, rawurl)
+		require.ErrorIs(t, err, store.ErrDenied, rawurl)
+		require.NotContains(t, err.Error(), "hidden")
+		require.NoError(t, ctx.Err(), rawurl) // at once: waiting changes nothing
+		t.Log(err)
+	}
+	for _, rawurl := range []string{"etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} { // nor do processes that would keep a store wait
+		u, err := url.Parse(rawurl)
+		require.NoError(t, err)
+		cluster, err := etcdlog.ParseURL(u)
+		require.NoError(t, err)
+		c, err := cluster.Client()
+		require.NoError(t, err)
+		ctx := within(t, patience)
+		err = (&etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: listen(t)}).Run(ctx)
+		require.Error(t, err, rawurl)
+		require.NoError(t, ctx.Err(), rawurl)
+		require.NoError(t, c.Close())
+		t.Log(err)
+	}
+}
+
+func ctl(t *testing.T, members []*member, args string) {
+	t.Helper()
+	if _, err := exec.LookPath("etcdctl"); err != nil {
+		t.Skip("there is no etcdctl: apt-get install etcd-client")
+	}
+	cmd := exec.CommandContext(bounded(t), "etcdctl", append([]string{"--endpoints=" + members[0].client, "--dial-timeout=20s"}, strings.Fields(args)...)...)
+	cmd.Env = append(os.Environ(), "ETCDCTL_API=3")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s: %s", args, out)
+}
+
+// etcd's members with TLS want a certificate, and are to have one; so does the store.
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1", "etcd.example"}, Names: []string{"worker"}})
+	require.NoError(t, err)
+	at := func(name string) string { return filepath.Join(dir, name) }
+	secret := at("secret")
+	require.NoError(t, os.WriteFile(secret, []byte("a secret of thirty-two characters\n"), 0o600))
+	addr := freePort(t)
+	etcd(t, "--listen-client-urls", "https://"+addr, "--advertise-client-urls", "https://"+addr,
+		"--cert-file", at("server.pem"), "--key-file", at("server-key.pem"), "--trusted-ca-file", at("ca.pem"), "--client-cert-auth")
+	etcds := "etcds://" + addr + "/p?ca=" + at("ca.pem") + "&cert=" + at("worker.pem") + "&key=" + at("worker-key.pem")
+	proves, err := store.ReadSecret(secret)
+	require.NoError(t, err)
+	follow(t, etcds, func(m *store.Memory) (*store.Server, error) {
+		c, err := (&store.TLSFiles{Cert: at("server.pem"), Key: at("server-key.pem")}).Server()
+		return &store.Server{Engine: m, TLS: c, Access: []store.Access{{Secret: proves, Write: true}}}, err
+	})
+	s := open(t, etcds+"&store-ca="+at("ca.pem")+"&secret-file="+secret)
+	require.NoError(t, s.Set(bounded(t), "key", nil, nil))
+	open(t, etcds+"&server-name=etcd.example&store-ca="+at("ca.pem")+"&store-server-name=etcd.example&secret-file="+secret)
+	rest := "&store-ca=" + at("ca.pem") + "&secret-file=" + secret
+	for rawurl, want := range map[string]error{
+		etcds + "&store-ca=" + at("ca.pem"):                 store.ErrDenied,
+		etcds + "&secret-file=" + secret:                    store.ErrDenied,
+		etcds + "&server-name=another.example" + rest:       store.ErrUnavailable,
+		etcds + "&store-server-name=another.example" + rest: store.ErrDenied,
+		"etcd://" + addr + "/p":                             store.ErrUnavailable,
+		"etcds://" + addr + "/p":                            store.ErrUnavailable,
+		"etcds://" + addr + "/p?ca=" + at("ca.pem"):         store.ErrUnavailable,
+	} {
+		_, err := schemes().Open(within(t, 2*time.Second), rawurl)
+		require.ErrorIs(t, err, want, rawurl)
+		t.Logf("%s: %v", strings.ReplaceAll(rawurl, dir, ""), err)
+	}
+}
