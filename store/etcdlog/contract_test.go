@@ -3,6 +3,7 @@ package etcdlog_test
 import (
 	"testing"
 
+	"github.com/muster-pg/muster/internal/durable/logtest"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/muster-pg/muster/store/storetest"
@@ -15,4 +16,10 @@ func TestContract(t *testing.T) {
 		m := lead(t, c, &etcdlog.Options{Root: newRoot()})
 		return func() store.Engine { return m }
 	}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
+}
+
+// TestLog runs the contract of all logs over one in an etcd.
+func TestLog(t *testing.T) {
+	c := client(t, etcd(t))
+	logtest.Run(t, func(*testing.T) logtest.Home { return &etcdlog.Home{Client: c, Root: newRoot()} })
 }

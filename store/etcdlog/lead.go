@@ -35,7 +35,7 @@ type Leadership struct {
 //
 // It owns client's use meanwhile, not client.
 func Lead(ctx context.Context, client *clientv3.Client, addr string, o *Options) (*Leadership, error) {
-	p := &place{kv: client.KV, watcher: client.Watcher, Options: o.withDefaults()}
+	p := newPlace(client, o)
 	scratch, err := os.MkdirTemp("", "muster-replica-")
 	if err != nil {
 		return nil, err
@@ -206,7 +206,7 @@ func (l *Leadership) Close() error {
 
 // Find returns who leads the store below o.Root; an empty Addr is nobody.
 func Find(ctx context.Context, client *clientv3.Client, o *Options) (Leader, error) {
-	s := &standby{place: &place{kv: client.KV, Options: o.withDefaults()}}
+	s := &standby{place: newPlace(client, o)}
 	err := s.reload(ctx)
 	return s.leader, err
 }

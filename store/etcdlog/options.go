@@ -58,6 +58,10 @@ func (p *place) txn(ctx context.Context, cmps []clientv3.Cmp, ops ...clientv3.Op
 	return p.kv.Txn(ctx).If(cmps...).Then(ops...).Commit()
 }
 
+func newPlace(client *clientv3.Client, o *Options) *place {
+	return &place{kv: client.KV, watcher: client.Watcher, Options: o.withDefaults()}
+}
+
 func (p *place) leaderKey() string { return p.Root + "leader" }
 func (p *place) beatKey() string   { return p.Root + "beat" }
 func (p *place) stateKey() string  { return p.Root + "state" }

@@ -22,6 +22,7 @@ import (
 type standby struct {
 	*place
 	machine *core.Machine
+	record  func(record []byte) error // what replays one: the machine, but in tests
 	state   state
 	leader  Leader
 	rev     int64     // of etcd, up to which it has followed
@@ -56,6 +57,9 @@ func (s *standby) load(ctx context.Context, scratch string) error {
 	}
 	if s.machine, err = s.checkpoint(ctx, scratch); err != nil {
 		return err
+	}
+	if s.record == nil {
+		s.record = s.machine.Replay
 	}
 	s.whole = where{s.state.Segment, s.state.Seq}
 	s.next = s.whole
@@ -171,7 +175,7 @@ func (s *standby) apply(kv *mvccpb.KeyValue) error {
 	}
 	batch := s.part
 	s.part, s.whole = nil, s.next
-	err = replay(batch, s.machine.Replay)
+	err = replay(batch, s.record)
 	s.machine.Effects() // their sessions are the leader's
 	if err != nil {
 		return fmt.Errorf("key %q: %w", kv.Key, err)

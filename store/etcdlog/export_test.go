@@ -1,0 +1,49 @@
+package etcdlog
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/internal/durable"
+	"github.com/muster-pg/muster/internal/durable/logtest"
+)
+
+// Home is the log below a root, with records that no machine replays, for the contract of all logs.
+type Home struct {
+	Client *clientv3.Client
+	Root   string
+}
+
+var _ logtest.Home = (*Home)(nil)
+
+// Open implements logtest.Home.
+func (h *Home) Open(t *testing.T, segment uint64) (r durable.Records, records [][]byte) {
+	t.Helper()
+	l := &Leadership{place: newPlace(h.Client, &Options{Root: h.Root, Part: 1000, FailureTimeout: 100 * time.Millisecond}), scratch: t.TempDir()}
+	if segment != logtest.First { // as after a checkpoint, which names the segment
+		resp, err := h.Client.Get(t.Context(), l.segmentKey(segment), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix())), clientv3.WithLimit(1))
+		require.NoError(t, err)
+		require.NotEmpty(t, resp.Kvs)
+		first, err := l.whereOf(resp.Kvs[0].Key)
+		require.NoError(t, err)
+		_, err = h.Client.Put(t.Context(), l.stateKey(), encode(state{Incarnation: 1, Segment: segment, Seq: first.seq}))
+		require.NoError(t, err)
+	}
+	s := &standby{place: l.place, record: func(record []byte) error {
+		records = append(records, bytes.Clone(record))
+		return nil
+	}}
+	require.NoError(t, l.try(t.Context(), s, "127.0.0.1:1"))
+	return l.records, records
+}
+
+// Crash implements logtest.Home.
+func (h *Home) Crash(t *testing.T, r durable.Records) {
+	t.Helper()
+	r.Fail(errClosed)
+	_ = r.Close()
+}
