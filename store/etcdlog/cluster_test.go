@@ -64,7 +64,7 @@ type replicas struct {
 // newReplicas starts n processes. etcds is where each reaches etcd.
 func newReplicas(t testing.TB, members []*member, n int, grace time.Duration, etcds func(i int) []string) *replicas {
 	t.Helper()
-	r := &replicas{find: client(t, members), options: etcdlog.Options{Root: newRoot()}, procs: make([]*launch.Process, n)}
+	r := &replicas{find: client(t, members), options: etcdlog.Options{Root: newRoot(), Outage: 2 * time.Second}, procs: make([]*launch.Process, n)}
 	for i := range n {
 		a := replicaArg{Endpoints: etcds(i), Addr: freePort(t), Options: r.options, Grace: grace}
 		r.fronts = append(r.fronts, testcluster.NewProxy(t, a.Addr))
@@ -75,10 +75,10 @@ func newReplicas(t testing.TB, members []*member, n int, grace time.Duration, et
 	return r
 }
 
-// threeReplicas are three processes on one etcd.
-func threeReplicas(t testing.TB) (*replicas, []*member) {
+// threeReplicas are three processes on one etcd, with flags more.
+func threeReplicas(t testing.TB, flags ...string) (*replicas, []*member) {
 	t.Helper()
-	members := etcd(t)
+	members := etcd(t, flags...)
 	return newReplicas(t, members, 3, 0, func(int) []string { return addresses(members) }), members
 }
 

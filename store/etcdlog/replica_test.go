@@ -235,6 +235,7 @@ const etcdFailureTimeout = 700 * time.Millisecond
 // TestFrozenLeader: a leader that stood still for longer than everything shows nothing that is old when it goes on, and its clients, with
 // the default times, have gone on with another one meanwhile: no rank is lost.
 func TestFrozenLeader(t *testing.T) {
+	t.Parallel()
 	r, members := threeReplicas(t)
 	leader := r.leader(t)
 	l := newLoad(t, 4, time.Minute, r.ways(t, members))

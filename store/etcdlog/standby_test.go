@@ -94,6 +94,7 @@ func keysBelow(t testing.TB, c *clientv3.Client, root string) (keys []string) {
 // TestUnfinishedBatch: a leader that fails in the middle of a batch of several parts has not changed anything, for standbys that have
 // followed it as for those that begin afterwards.
 func TestUnfinishedBatch(t *testing.T) {
+	t.Parallel()
 	members := etcd(t)
 	value := bytes.Repeat([]byte("value"), 100)
 	for parts := range 7 {
@@ -145,6 +146,7 @@ func TestUnfinishedBatch(t *testing.T) {
 // TestLateAttempts: an attempt of the leader's that brought no answer, and is carried out when another attempt has succeeded long ago, changes
 // nothing: it neither removes a log that was acknowledged, nor brings back a checkpoint that is not the newest.
 func TestLateAttempts(t *testing.T) {
+	t.Parallel()
 	members := etcd(t)
 	for name, checkpoints := range map[string]int{"log": 0, "checkpoint": 2} {
 		t.Run(name, func(t *testing.T) {
@@ -236,6 +238,7 @@ func TestSpace(t *testing.T) {
 
 // TestStandbyThatWasAway: a standby that was cut off, while checkpoints were made and etcd's history was compacted, begins anew.
 func TestStandbyThatWasAway(t *testing.T) {
+	t.Parallel()
 	members := etcd(t)
 	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), Part: 1000}
 	m := lead(t, c, o)
@@ -269,6 +272,7 @@ func TestStandbyThatWasAway(t *testing.T) {
 
 // TestMalformed: what is in etcd and makes no sense is named, and nobody leads, or waits, because of it.
 func TestMalformed(t *testing.T) {
+	t.Parallel()
 	members := etcd(t)
 	c := client(t, members)
 	for name, x := range map[string]struct {

@@ -94,6 +94,7 @@ func TestBadURLs(t *testing.T) {
 
 // Whoever opens a store waits for it until ctx ends, and hears then what is missing.
 func TestNobodyThere(t *testing.T) {
+	t.Parallel()
 	members, silent := etcd(t), listen(t) // silent accepts, and answers nothing
 	for rawurl, want := range map[string]string{
 		"etcd://" + members[0].client + "/jobs":                  "no process leads the store there",
@@ -188,6 +189,7 @@ func ctl(t *testing.T, members []*member, args string) {
 
 // etcd's members with TLS want a certificate, and are to have one; so does the store.
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1", "etcd.example"}, Names: []string{"worker"}})
 	require.NoError(t, err)

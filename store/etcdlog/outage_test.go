@@ -1,0 +1,90 @@
+package etcdlog_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store"
+)
+
+// nothing asserts that no call is answered, neither of a client that was there before nor of another one.
+func (r *replicas) nothing(t testing.TB, s *store.Store) {
+	t.Helper()
+	for name, call := range map[string]func(ctx context.Context) error{
+		"get":    func(ctx context.Context) error { _, err := s.Get(ctx, "held"); return err },
+		"set":    func(ctx context.Context) error { return s.Set(ctx, "outage", []byte("x"), nil) },
+		"status": func(ctx context.Context) error { _, err := s.Status(ctx, ""); return err },
+		"dial": func(ctx context.Context) error {
+			s, err := store.Dial(ctx, r.addrs(), &store.DialOptions{Wait: true})
+			if err == nil {
+				_ = s.Close()
+			}
+			return err
+		},
+	} {
+		began := time.Now()
+		err := call(within(t, 300*time.Millisecond))
+		require.ErrorIs(t, err, context.DeadlineExceeded, name)
+		require.Less(t, time.Since(began), 5*time.Second, name)
+	}
+}
+
+// TestEtcdAway: while there is no etcd nothing is answered, also when the leader has given up; then everything goes on.
+func TestEtcdAway(t *testing.T) {
+	t.Parallel()
+	r, members := threeReplicas(t)
+	r.leader(t)
+	l := newLoad(t, 3, time.Minute, r.ways(t, members))
+	s := r.dial(t)
+	l.more(20)
+	for _, away := range []time.Duration{r.options.Outage / 2, 2 * r.options.Outage} {
+		members[0].kill()
+		r.nothing(t, s)
+		<-time.After(away)
+		r.nothing(t, s)
+		members[0].start(t)
+		l.more(20)
+	}
+	testcluster.Freeze(t, members[0])
+	<-time.After(2 * r.options.Outage)
+	r.nothing(t, s)
+	testcluster.Thaw(t, members[0])
+	l.more(20)
+	l.end()
+}
+
+// TestNoSpace: an etcd without space is like none, until its alarm is cleared. A history that is compacted meanwhile is not missed.
+func TestNoSpace(t *testing.T) {
+	t.Parallel()
+	r, members := threeReplicas(t, "--quota-backend-bytes", "6000000")
+	r.leader(t)
+	l := newLoad(t, 3, time.Minute, r.ways(t, members))
+	s := r.dial(t)
+	l.more(20)
+	c := client(t, members)
+	var err error
+	for i := 0; err == nil; i++ {
+		_, err = c.Put(bounded(t), fmt.Sprint("filling/", i), string(bytes.Repeat([]byte("x"), 500_000)))
+	}
+	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
+	<-time.After(2 * r.options.Outage)
+	r.nothing(t, s)
+	resp, err := c.Delete(bounded(t), "filling/", clientv3.WithPrefix())
+	require.NoError(t, err)
+	_, err = c.Compact(bounded(t), resp.Header.Revision, clientv3.WithCompactPhysical())
+	require.NoError(t, err)
+	_, err = c.Defragment(bounded(t), members[0].client)
+	require.NoError(t, err)
+	_, err = c.AlarmDisarm(bounded(t), &clientv3.AlarmMember{})
+	require.NoError(t, err)
+	l.more(20)
+	l.end()
+}
