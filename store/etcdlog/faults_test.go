@@ -162,7 +162,7 @@ func TestFaults(t *testing.T) {
 	defer cancel()
 	c := newCluster(t)
 	c.leader(t)
-	l := newLoad(t, 3, time.Minute, c.client)
+	l := newLoad(ctx, t, 3, time.Minute, c.client)
 	h := &histories{began: time.Now()}
 	outcomes := make([][]error, 3)
 	for i := range 4 {

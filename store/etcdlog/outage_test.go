@@ -42,7 +42,7 @@ func TestEtcdAway(t *testing.T) {
 	t.Parallel()
 	r, members := threeReplicas(t)
 	r.leader(t)
-	l := newLoad(t, 3, time.Minute, r.ways(t, members))
+	l := newLoad(bounded(t), t, 3, time.Minute, r.ways(t, members))
 	s := r.dial(t)
 	l.more(20)
 	for _, away := range []time.Duration{r.options.Outage / 2, 2 * r.options.Outage} {
@@ -66,7 +66,7 @@ func TestNoSpace(t *testing.T) {
 	t.Parallel()
 	r, members := threeReplicas(t, "--quota-backend-bytes", "6000000")
 	r.leader(t)
-	l := newLoad(t, 3, time.Minute, r.ways(t, members))
+	l := newLoad(bounded(t), t, 3, time.Minute, r.ways(t, members))
 	s := r.dial(t)
 	l.more(20)
 	c := client(t, members)

@@ -23,6 +23,7 @@ import (
 // load is what goes on while processes fail, until end: ranks of a group in barriers and all-gathers, adds, a lease, and a watch.
 type load struct {
 	t       testing.TB
+	ctx     context.Context // of what lasts as long as the load
 	over    atomic.Bool
 	running sync.WaitGroup
 	rounds  atomic.Int64 // of all ranks
@@ -31,10 +32,10 @@ type load struct {
 	check   *store.Store
 }
 
-// newLoad starts n ranks, and holds a lease of ttl; dial makes a connection.
-func newLoad(t testing.TB, n int, ttl time.Duration, dial func(i int) *store.Store) *load {
+// newLoad starts n ranks, and holds a lease of ttl; dial makes a connection. It lasts no longer than ctx.
+func newLoad(ctx context.Context, t testing.TB, n int, ttl time.Duration, dial func(i int) *store.Store) *load {
 	t.Helper()
-	l := &load{t: t, check: dial(0)}
+	l := &load{t: t, ctx: ctx, check: dial(0)}
 	for i := range n {
 		l.running.Go(func() { l.fails(fmt.Sprint("rank ", i), l.rank(i, n, dial(i))) })
 		l.running.Go(func() { l.fails("adds", l.adds(dial(i))) })
@@ -58,7 +59,7 @@ func (l *load) fails(who string, err error) {
 
 // rank goes through rounds until rank 0 says that one is the last.
 func (l *load) rank(rank, n int, s *store.Store) error {
-	ctx := bounded(l.t)
+	ctx := l.ctx
 	g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: n, Store: s, Host: "node", Timeout: 2 * patience})
 	if err != nil {
 		return err
@@ -101,7 +102,7 @@ func (l *load) adds(s *store.Store) error {
 
 // watch sees all values of a key that it sets, in their order, and waits for another one each time.
 func (l *load) watch(s *store.Store) error {
-	ctx, cancel := context.WithCancel(bounded(l.t))
+	ctx, cancel := context.WithCancel(l.ctx)
 	defer cancel()
 	after, err := s.Revision(ctx)
 	if err != nil {
@@ -162,13 +163,20 @@ func (l *load) end() {
 	l.t.Logf("%d rounds of ranks, %d adds", l.rounds.Load(), n)
 }
 
-// ways has clients reach the replicas by their addresses, and by etcd.
+// ways has clients reach the replicas by their addresses, by etcd, and through a relay.
 func (r *replicas) ways(t testing.TB, members []*member) func(i int) *store.Store {
+	relay, err := store.NewRelay(within(t, patience), "muster://"+r.addrs(), &store.DialOptions{Wait: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = relay.Close() })
+	at := serve(t, relay)
 	return func(i int) *store.Store {
-		if i%2 == 0 {
+		switch i % 3 {
+		case 0:
 			return r.dial(t)
+		case 1:
+			return r.open(t, members[0].client)
 		}
-		return r.open(t, members[0].client)
+		return open(t, "muster://"+at)
 	}
 }
 
@@ -177,7 +185,7 @@ func TestKilledLeader(t *testing.T) {
 	const takeovers = 10
 	r, members := threeReplicas(t)
 	r.leader(t)
-	l := newLoad(t, 4, 5*time.Second, r.ways(t, members))
+	l := newLoad(bounded(t), t, 4, 5*time.Second, r.ways(t, members))
 	l.more(20)
 	clients := []*store.Store{r.dial(t), r.open(t, members[0].client)}
 	var took []time.Duration
@@ -204,7 +212,7 @@ func TestKilledLeader(t *testing.T) {
 func TestLeaderEnds(t *testing.T) {
 	r, members := threeReplicas(t)
 	leader := r.leader(t)
-	l := newLoad(t, 2, 5*time.Second, r.ways(t, members))
+	l := newLoad(bounded(t), t, 2, 5*time.Second, r.ways(t, members))
 	l.more(20)
 	s := r.dial(t)
 	var took []time.Duration
@@ -238,7 +246,7 @@ func TestFrozenLeader(t *testing.T) {
 	t.Parallel()
 	r, members := threeReplicas(t)
 	leader := r.leader(t)
-	l := newLoad(t, 4, time.Minute, r.ways(t, members))
+	l := newLoad(bounded(t), t, 4, time.Minute, r.ways(t, members))
 	l.more(20)
 	s, other := r.dial(t), r.open(t, members[0].client)
 	require.NoError(t, s.Set(bounded(t), "key", []byte("old"), nil))

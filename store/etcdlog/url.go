@@ -166,7 +166,9 @@ const maxMessage = 512 << 20
 
 // Client makes a client of the etcd, which the caller closes. It connects when it is first used; with a user it does so at once, and takes no
 // longer than a second.
-func (c *Cluster) Client() (*clientv3.Client, error) { return c.connect(new(lastError)) }
+func (c *Cluster) Client() (*clientv3.Client, error) {
+	return c.connect(context.Background(), new(lastError))
+}
 
 // lastError is why the last connection could not be made: a request whose time has passed does not say so.
 type lastError struct{ atomic.Pointer[error] }
@@ -179,8 +181,10 @@ func (l *lastError) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return conn, err
 }
 
-func (c *Cluster) connect(why *lastError) (*clientv3.Client, error) {
+// connect makes a client until ctx ends.
+func (c *Cluster) connect(ctx context.Context, why *lastError) (*clientv3.Client, error) {
 	config := clientv3.Config{
+		Context:   ctx,
 		Endpoints: c.Endpoints, TLS: c.TLS, Username: c.User, Password: c.Password, DialTimeout: attempt,
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: attempt, PermitWithoutStream: true,
 		MaxCallSendMsgSize: maxMessage, MaxUnaryRetries: 1, Logger: zap.NewNop(),
@@ -231,7 +235,7 @@ func Open(ctx context.Context, u *url.URL) (store.Engine, error) {
 // Leader asks etcd where the leader serves, host:port. It connects for that alone.
 func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
 	var why lastError
-	client, err := c.connect(&why)
+	client, err := c.connect(ctx, &why)
 	if err != nil {
 		return "", err
 	}
