@@ -33,12 +33,18 @@ func (h *Home) Open(t *testing.T, segment uint64) (r durable.Records, records []
 		_, err = h.Client.Put(t.Context(), l.stateKey(), encode(state{Incarnation: 1, Segment: segment, Seq: first.seq}))
 		require.NoError(t, err)
 	}
-	s := &standby{place: l.place, record: func(record []byte) error {
-		records = append(records, bytes.Clone(record))
-		return nil
-	}}
-	require.NoError(t, l.try(t.Context(), s, "127.0.0.1:1"))
-	return l.records, records
+	for {
+		records = nil
+		s := &standby{place: l.place, record: func(record []byte) error {
+			records = append(records, bytes.Clone(record))
+			return nil
+		}}
+		err := l.try(t.Context(), s, "127.0.0.1:1")
+		if err == nil {
+			return l.records, records
+		}
+		require.True(t, transient(err), "%v", err)
+	}
 }
 
 // Crash implements logtest.Home.

@@ -140,6 +140,7 @@ func (l *Leadership) begin(ctx context.Context) error {
 		s.state.Incarnation = rand.Uint64() | 1
 	}
 	r := newRecords(l.place, l.fence, stateRev, next, s.bytes)
+	r.fresh = next.seq == s.state.Seq
 	unhook := context.AfterFunc(ctx, func() { r.stop(context.Cause(ctx)) })
 	err = r.putState(s.state, clientv3.OpDelete(l.logKey(next), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix()))))
 	if !unhook() {
