@@ -95,11 +95,11 @@ func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
 	}
 	way := g.open()
 	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(way) }()
+	var serving sync.WaitGroup
+	serving.Go(func() { ended <- s.Serve(way) })
 	var err error
 	select {
 	case err = <-ended:
-		ended <- err
 	case <-m.Failed():
 		l.Logger.Warn("follows", "root", l.Root, "err", m.Err())
 	case <-ctx.Done():
@@ -108,7 +108,7 @@ func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
 		cancel()
 	}
 	_ = s.Close()
-	_ = <-ended
+	serving.Wait()
 	return err
 }
 
