@@ -61,11 +61,12 @@ type replicas struct {
 	fronts  []*testcluster.Proxy
 }
 
-// newReplicas starts n processes. etcds is where each reaches etcd.
-func newReplicas(t testing.TB, members []*member, n int, grace time.Duration, etcds func(i int) []string) *replicas {
+// newReplicas starts three processes. etcds is where each reaches etcd.
+func newReplicas(t testing.TB, members []*member, o etcdlog.Options, grace time.Duration, etcds func(i int) []string) *replicas {
 	t.Helper()
-	r := &replicas{find: client(t, members), options: etcdlog.Options{Root: newRoot(), Outage: 2 * time.Second}, procs: make([]*launch.Process, n)}
-	for i := range n {
+	r := &replicas{find: client(t, members), options: o, procs: make([]*launch.Process, 3)}
+	r.options.Root = newRoot()
+	for i := range r.procs {
 		a := replicaArg{Endpoints: etcds(i), Addr: freePort(t), Options: r.options, Grace: grace}
 		r.fronts = append(r.fronts, testcluster.NewProxy(t, a.Addr))
 		a.Front = r.fronts[i].Addr()
@@ -79,7 +80,7 @@ func newReplicas(t testing.TB, members []*member, n int, grace time.Duration, et
 func threeReplicas(t testing.TB, flags ...string) (*replicas, []*member) {
 	t.Helper()
 	members := etcd(t, flags...)
-	return newReplicas(t, members, 3, 0, func(int) []string { return addresses(members) }), members
+	return newReplicas(t, members, etcdlog.Options{Outage: 2 * time.Second}, 0, func(int) []string { return addresses(members) }), members
 }
 
 func (r *replicas) start(t testing.TB, i int) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -42,7 +43,7 @@ func newCluster(t testing.TB) *cluster {
 			c.clients[i] = append(c.clients[i], testcluster.NewProxy(t, m.client))
 		}
 	}
-	c.replicas = newReplicas(t, c.members, 3, 10*time.Second, c.etcds)
+	c.replicas = newReplicas(t, c.members, etcdlog.Options{}, 10*time.Second, c.etcds)
 	return c
 }
 
@@ -277,4 +278,29 @@ func (h *histories) check(t *testing.T) {
 	t.Logf("%d operations, %d of them with an unknown outcome", len(h.ops), unknown)
 	require.Greater(t, len(h.ops), 200)
 	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, h.ops, 4*patience))
+}
+
+// TestSilentMember: a member of etcd that answers nobody, and refuses nobody, is no reason to replace the leader.
+func TestSilentMember(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.leader(t)
+	l := newLoad(bounded(t), t, 2, time.Minute, c.client)
+	l.more(20)
+	revision := func() int64 {
+		resp, err := c.find.Get(bounded(t), c.options.Root+"leader")
+		require.NoError(t, err)
+		return resp.Kvs[0].ModRevision
+	}
+	before := revision()
+	for _, who := range c.clients {
+		who[0].Blackhole(true)
+	}
+	<-time.After(5 * time.Second)
+	require.Equal(t, before, revision())
+	l.more(20)
+	for _, who := range c.clients {
+		who[0].Blackhole(false)
+	}
+	l.end()
 }

@@ -18,11 +18,13 @@ const attempt = time.Second
 // reading is for how long etcd has to answer with a page of a log, or a part of a checkpoint.
 const reading = 10 * attempt
 
-// insist calls f, which may be called again, until it has an answer, an error that no repetition mends, o.Outage has passed, or ctx ends.
+// insist calls f, which may be called again, until it has an answer, an error that no repetition mends, o.Outage has passed, or ctx ends. The
+// first attempts are short, and the next ones ask other members: one that is silent is not to take the time after which a leader has failed.
 func insist(ctx context.Context, o *Options, f func(ctx context.Context) error) error {
 	began := time.Now()
-	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
-		one, cancel := context.WithTimeout(ctx, min(attempt, o.Outage))
+	limit := min(attempt, o.FailureTimeout/4)
+	for pause := 5 * time.Millisecond; ; pause, limit = min(2*pause, 200*time.Millisecond), min(2*limit, attempt) {
+		one, cancel := context.WithTimeout(ctx, limit)
 		err := f(one)
 		cancel()
 		switch {
