@@ -27,6 +27,7 @@ type circle struct {
 	mu sync.Mutex // held for the whole of a verb: whoever finds it locked is ErrBusy
 
 	out   outlet // where this rank gives
+	ended bool   // group was aborted, by a rank that does not know how a verb ended: the next verb makes another one
 	calls uint64 // of verbs on this list. Ranks at different ones do not meet: one has given up what another calls now
 
 	lock     sync.Mutex    // protects the fields below; close does not wait for a verb
@@ -92,9 +93,10 @@ func (v *verb) moved(own *giving, offers []offer) {
 
 // meet makes the group of the list.
 func (v *verb) meet(ctx context.Context) error {
-	if v.group != nil {
+	if v.group != nil && !v.ended {
 		return nil
 	}
+	v.leave()
 	if ctx.Err() != nil { // the others wait until their own time is over
 		return v.verdict(context.Cause(ctx))
 	}
@@ -113,7 +115,7 @@ func (v *verb) meet(ctx context.Context) error {
 	if v.closed {
 		return errors.Join(v.verdict(pgroup.ErrClosed), g.Close())
 	}
-	v.group = g
+	v.group, v.ended = g, false
 	whole := v.ga.group.Context()
 	v.unfollow = context.AfterFunc(whole, func() {
 		if cause := context.Cause(whole); errors.Is(cause, pgroup.ErrAborted) {
@@ -121,6 +123,30 @@ func (v *verb) meet(ctx context.Context) error {
 		}
 	})
 	return nil
+}
+
+// leave leaves the group that there is.
+func (v *verb) leave() {
+	v.lock.Lock()
+	g := v.group
+	v.group = nil
+	v.lock.Unlock()
+	if g != nil {
+		v.unfollow()
+		_ = g.Close()
+	}
+}
+
+// over notes that the group of the list has ended, if err says so. A rank that does not know whether its record was decided ends it: the
+// others may be in the second record of the verb, or in the next verb, and it is not known which of them this rank comes to next.
+func (v *verb) over(err error) {
+	switch {
+	case errors.Is(err, pgroup.ErrUnknown):
+		v.group.Abort(err)
+		v.ended = true
+	case errors.Is(err, pgroup.ErrAborted):
+		v.ended = true
+	}
 }
 
 // run is the verb, from the offer to the verdict. agree compares what is offered, and receive gets it, on the first rank. A failure
@@ -133,6 +159,7 @@ func (v *verb) run(ctx context.Context, own *giving, agree check, receive func(c
 		v.waited = time.Since(called)
 	}
 	if err != nil {
+		v.over(err)
 		own.unseen = !errors.Is(err, pgroup.ErrUnknown) && !errors.Is(err, pgroup.ErrUnavailable) && !errors.Is(err, pgroup.ErrClosed)
 		return v.verdict(err)
 	}
@@ -164,6 +191,7 @@ func (v *verb) sure(err error) error {
 	}
 	err = v.verdict(asFault(err))
 	v.group.Abort(err)
+	v.ended = true
 	return err
 }
 
@@ -189,6 +217,7 @@ func (v *verb) conclude(ctx context.Context, own *giving, agree check, offers []
 	told, err := pgroup.Broadcast(ctx, v.group.Channel("outcome"), 0, out)
 	switch {
 	case err != nil: // decided without the first rank: a deadline passed, or somebody is lost
+		v.over(err)
 		v.withdraw()
 		return v.verdict(err)
 	case told.Fault != nil:
