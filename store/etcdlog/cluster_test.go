@@ -80,7 +80,7 @@ func newReplicas(t testing.TB, members []*member, o etcdlog.Options, grace time.
 func threeReplicas(t testing.TB, flags ...string) (*replicas, []*member) {
 	t.Helper()
 	members := etcd(t, flags...)
-	return newReplicas(t, members, etcdlog.Options{Outage: 2 * time.Second}, 0, func(int) []string { return addresses(members) }), members
+	return newReplicas(t, members, etcdlog.Options{Outage: time.Second}, 0, func(int) []string { return addresses(members) }), members
 }
 
 func (r *replicas) start(t testing.TB, i int) {

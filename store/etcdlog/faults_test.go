@@ -296,7 +296,7 @@ func TestSilentMember(t *testing.T) {
 	for _, who := range c.clients {
 		who[0].Blackhole(true)
 	}
-	<-time.After(5 * time.Second)
+	<-time.After(3 * time.Second)
 	require.Equal(t, before, revision())
 	l.more(20)
 	for _, who := range c.clients {

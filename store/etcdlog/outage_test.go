@@ -45,7 +45,7 @@ func TestEtcdAway(t *testing.T) {
 	l := newLoad(bounded(t), t, 3, time.Minute, r.ways(t, members))
 	s := r.dial(t)
 	l.more(20)
-	for _, away := range []time.Duration{r.options.Outage / 2, 2 * r.options.Outage} {
+	for _, away := range []time.Duration{r.options.Outage / 2, 3 * r.options.Outage} {
 		members[0].kill()
 		r.nothing(t, s)
 		<-time.After(away)
@@ -54,7 +54,7 @@ func TestEtcdAway(t *testing.T) {
 		l.more(20)
 	}
 	testcluster.Freeze(t, members[0])
-	<-time.After(2 * r.options.Outage)
+	<-time.After(3 * r.options.Outage)
 	r.nothing(t, s)
 	testcluster.Thaw(t, members[0])
 	l.more(20)
