@@ -148,15 +148,21 @@ func (c *client) startMending() {
 	c.turn.background.Go(c.mend)
 }
 
-// mend dials until there is a connection, and reads on from it; or ends the calls that wait for one.
+// mend dials until there is a connection, and reads on from it; or ends the calls that wait for one. Between two pauses it tries
+// every address once: of several replicas, one serves.
 func (c *client) mend() {
 	began := time.Now()
 	limit := mendTime / 2 // of one try: a handshake that was garbled on its way may wait for bytes that never come
-	for pause := c.firstPause(); ; pause, limit = min(max(2*pause, firstPause), mostPause), min(2*limit, handshakeTime) {
-		if pause > 0 {
-			pause += rand.N(pause/2 + 1)
+	pause := c.firstPause()
+	for tries := 0; ; tries, limit = tries+1, min(2*limit, handshakeTime) {
+		rest := time.Duration(0)
+		if tries%len(c.dialer.ways) == 0 {
+			if tries > 0 {
+				pause = min(max(2*pause, firstPause), mostPause)
+			}
+			rest = pause + rand.N(pause/2+1)
 		}
-		if !c.rests(pause) {
+		if !c.rests(rest) {
 			c.giveUp(ErrClosed)
 			return
 		}

@@ -3,6 +3,9 @@ package store_test
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -89,4 +92,36 @@ func TestIdleClientOfADurableStore(t *testing.T) {
 	dead.Refuse(true)
 	testcluster.Eventually(t, 4*time.Second, func() bool { return other.Conns() > 0 }, "the idle client comes by another way")
 	p.goesOn(t, 2)
+}
+
+// TestEveryAddressIsTriedBeforeAPause: a client that has lost its connection finds the one of many addresses that serves as fast as they
+// refuse it.
+func TestEveryAddressIsTriedBeforeAPause(t *testing.T) {
+	s := durableService(t)
+	front := testcluster.NewProxy(t, s.addr)
+	const addresses = 100
+	addrs := []string{front.Addr()}
+	for range addresses - 1 {
+		addrs = append(addrs, "127.0.0.1:1")
+	}
+	last := net.JoinHostPort("127.0.0.2", "1")
+	addrs[addresses-1] = last
+	var dials atomic.Int64
+	c, err := store.Dial(bounded(t), strings.Join(addrs, ","), &store.DialOptions{Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		switch n := dials.Add(1); {
+		case n == 1:
+		case addr != last:
+			return nil, io.EOF // as a standby's address
+		default:
+			addr = s.addr
+		}
+		return new(net.Dialer).DialContext(ctx, network, addr)
+	}})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	began := time.Now()
+	front.Cut(testcluster.RST)
+	require.NoError(t, c.Set(bounded(t), "key", nil, nil))
+	require.EqualValues(t, addresses+1, dials.Load())
+	require.Less(t, time.Since(began), 5*time.Second, "a pause for each of them takes 20 s")
 }

@@ -340,21 +340,25 @@ class Session:
         self._cond.notify_all()
 
     def _mend(self) -> Optional[Line]:
-        """Dials until there is a connection, and returns it; None when the session is closed."""
+        """Dials until there is a connection, and returns it; None when the session is closed. Between two pauses it tries every address
+        once: of several replicas, one serves."""
         while True:
             with self._cond:
                 self._cond.wait_for(lambda: self._wanted or self._closed)
             began, pause = time.monotonic(), 0.0
             if self._fruitless > 1:  # one connection after the other has ended without an answer
                 pause = min(_FIRST_PAUSE * 2 ** min(self._fruitless - 2, 10), _MOST_PAUSE)
-            while not self._pause(pause):
+            tries = 0
+            while not self._pause(0.0 if tries % len(self._dialer.ways) else pause):
+                tries += 1
                 try:
                     line = self._dialer.dial(math.inf, self._resume(), self._attempt)
                 except Exception as e:  # whatever ends the dialing ends the calls that wait for it
                     if self._hopeless(e, time.monotonic() - began):
                         self._fail(e)
                         break
-                    pause = min(max(2 * pause, _FIRST_PAUSE), _MOST_PAUSE) * random.uniform(1, 1.5)
+                    if tries % len(self._dialer.ways) == 0:
+                        pause = min(max(2 * pause, _FIRST_PAUSE), _MOST_PAUSE) * random.uniform(1, 1.5)
                     continue
                 return self._adopt(line)
             if self._closed:
