@@ -16,7 +16,8 @@ import (
 // circle is a list of ranks that gather: a group of their own, whose rank 0 is the first of the list. It is made when
 // the list is first used.
 //
-// A verb is one record of that group, or two. In the first, an all-gather, every rank says what it offers; all compare the same offers, and come to
+// A verb is one record of that group, or two; each verb has two numbers of its own, so that a rank which does not know how a record ended
+// goes on with the next verb, where the others are. In the first, an all-gather, every rank says what it offers; all compare the same offers, and come to
 // the same end. If the first rank has everything in its memory then, in segments that it has mapped before, that is all: nothing can go
 // wrong any more. Otherwise it gets what it has not, and the second record, a broadcast, is its word on whether it could.
 type circle struct {
@@ -27,11 +28,12 @@ type circle struct {
 	mu sync.Mutex // held for the whole of a verb: whoever finds it locked is ErrBusy
 
 	out   outlet // where this rank gives
-	ended bool   // group was aborted, by a rank that does not know how a verb ended: the next verb makes another one
 	calls uint64 // of verbs on this list. Ranks at different ones do not meet: one has given up what another calls now
 
 	lock     sync.Mutex    // protects the fields below; close does not wait for a verb
 	group    *pgroup.Group // nil until the first verb, which sets it with mu held too
+	records  *pgroup.Group // its channel for the records of verbs
+	turns    uint64        // verbs that have begun on it
 	unfollow func() bool   // ends that an abort of the Gatherer's group is one of this
 	closed   bool
 }
@@ -93,10 +95,9 @@ func (v *verb) moved(own *giving, offers []offer) {
 
 // meet makes the group of the list.
 func (v *verb) meet(ctx context.Context) error {
-	if v.group != nil && !v.ended {
+	if v.group != nil {
 		return nil
 	}
-	v.leave()
 	if ctx.Err() != nil { // the others wait until their own time is over
 		return v.verdict(context.Cause(ctx))
 	}
@@ -115,7 +116,7 @@ func (v *verb) meet(ctx context.Context) error {
 	if v.closed {
 		return errors.Join(v.verdict(pgroup.ErrClosed), g.Close())
 	}
-	v.group, v.ended = g, false
+	v.group, v.records = g, g.Channel("verbs")
 	whole := v.ga.group.Context()
 	v.unfollow = context.AfterFunc(whole, func() {
 		if cause := context.Cause(whole); errors.Is(cause, pgroup.ErrAborted) {
@@ -125,41 +126,18 @@ func (v *verb) meet(ctx context.Context) error {
 	return nil
 }
 
-// leave leaves the group that there is.
-func (v *verb) leave() {
-	v.lock.Lock()
-	g := v.group
-	v.group = nil
-	v.lock.Unlock()
-	if g != nil {
-		v.unfollow()
-		_ = g.Close()
-	}
-}
-
-// over notes that the group of the list has ended, if err says so. A rank that does not know whether its record was decided ends it: the
-// others may be in the second record of the verb, or in the next verb, and it is not known which of them this rank comes to next.
-func (v *verb) over(err error) {
-	switch {
-	case errors.Is(err, pgroup.ErrUnknown):
-		v.group.Abort(err)
-		v.ended = true
-	case errors.Is(err, pgroup.ErrAborted):
-		v.ended = true
-	}
-}
-
 // run is the verb, from the offer to the verdict. agree compares what is offered, and receive gets it, on the first rank. A failure
 // is the same on every rank.
 func (v *verb) run(ctx context.Context, own *giving, agree check, receive func(ctx context.Context, offers []offer) error) error {
 	own.offer.Verb, own.offer.Call = uint8(slices.Index(verbs, v.op)), v.calls
 	called := trace.Now(v.ga.opts.Trace)
-	encoded, err := pgroup.AllGather(ctx, v.group.Channel("offers"), own.offer.encode())
+	v.records.Skip(2 * v.turns)
+	v.turns++
+	encoded, err := pgroup.AllGather(ctx, v.records, own.offer.encode())
 	if !called.IsZero() {
 		v.waited = time.Since(called)
 	}
 	if err != nil {
-		v.over(err)
 		own.unseen = !errors.Is(err, pgroup.ErrUnknown) && !errors.Is(err, pgroup.ErrUnavailable) && !errors.Is(err, pgroup.ErrClosed)
 		return v.verdict(err)
 	}
@@ -191,7 +169,6 @@ func (v *verb) sure(err error) error {
 	}
 	err = v.verdict(asFault(err))
 	v.group.Abort(err)
-	v.ended = true
 	return err
 }
 
@@ -214,10 +191,9 @@ func (v *verb) conclude(ctx context.Context, own *giving, agree check, offers []
 			out.Fault = asFault(err)
 		}
 	}
-	told, err := pgroup.Broadcast(ctx, v.group.Channel("outcome"), 0, out)
+	told, err := pgroup.Broadcast(ctx, v.records, 0, out)
 	switch {
 	case err != nil: // decided without the first rank: a deadline passed, or somebody is lost
-		v.over(err)
 		v.withdraw()
 		return v.verdict(err)
 	case told.Fault != nil:

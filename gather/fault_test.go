@@ -113,7 +113,7 @@ func TestChangedOnOffer(t *testing.T) {
 		}
 		offered, changed := make(chan struct{}), make(chan struct{})
 		meet := watch(t, func(req *wire.Request) {
-			if offers(req, 1) && req.Group.Seq == 2 {
+			if offers(req, 1, 2) {
 				close(offered)
 			}
 		})
@@ -302,7 +302,7 @@ func TestHostileOffers(t *testing.T) {
 	for _, garbage := range [][]byte{nil, {0xc1}, bytes.Repeat([]byte{0x91}, 5000), []byte("\x81\xa4List\xc4\x03abc"), []byte("\x81\xa5Ready\xc3"), []byte("\x81\xa6Export\xcf\xff\xff\xff\xff\xff\xff\xff\xff")} {
 		t.Run(fmt.Sprintf("%.20q", garbage), func(t *testing.T) {
 			meet := watch(t, func(req *wire.Request) {
-				if offers(req, 1) && req.Group.Seq == 2 {
+				if offers(req, 1, 2) {
 					req.Value = garbage
 				}
 			})
@@ -356,7 +356,7 @@ func TestLateFirstRank(t *testing.T) {
 			t.Run(name+"/"+w.name, func(t *testing.T) {
 				done := make(chan struct{})
 				meet := store.New(&held{testcluster.Store(t)(), func(req *wire.Request) <-chan struct{} {
-					if offers(req, 0) && req.Group.Seq == 3 {
+					if offers(req, 0, 3) {
 						return done
 					}
 					return nil

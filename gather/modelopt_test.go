@@ -90,9 +90,9 @@ func watch(t *testing.T, see func(*wire.Request)) *store.Store {
 	return s
 }
 
-// offers is the vote of a rank of the list with what it has to give: it gives from then on.
-func offers(req *wire.Request, index int) bool {
-	return req.Op == wire.OpCollect && req.Group.Channel == "offers" && req.Group.Rank == index
+// offers is the vote of a rank of the list with what it has to give in its nth verb: it gives from then on.
+func offers(req *wire.Request, index int, nth uint64) bool {
+	return req.Op == wire.OpCollect && req.Group.Channel == "verbs" && req.Group.Rank == index && req.Group.Seq == 2*nth-1
 }
 
 // gathers does a gather of numbered tensors, and checks what came.
@@ -569,7 +569,7 @@ func TestModelOpt09HalfAState(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			published := make(chan struct{})
 			meet := watch(t, func(req *wire.Request) {
-				if offers(req, 1) && req.Group.Seq == 2 {
+				if offers(req, 1, 2) {
 					close(published)
 				}
 			})

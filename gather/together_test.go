@@ -179,7 +179,7 @@ func TestImpossibleOffers(t *testing.T) {
 				for number, verb := range verbs {
 					offer := gather.Impossible(uint8(number), 2)[what]
 					meet := watch(t, func(req *wire.Request) {
-						if offers(req, 1) && req.Group.Seq == 2 {
+						if offers(req, 1, 2) {
 							req.Value = offer
 						}
 					})

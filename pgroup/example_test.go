@@ -302,6 +302,25 @@ func ExampleGroup_Abort() {
 	// Output: pgroup: barrier #1 of group "world" on rank 0 of 2: rank 1: aborted: loss is NaN
 }
 
+func ExampleGroup_Skip() {
+	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
+		for step := range uint64(3) {
+			g.Skip(step) // the barrier of each step has its number, also after a step that this rank did not come to
+			if step == 1 && g.Rank() == 1 {
+				continue
+			}
+			if err := g.Barrier(ctx); g.Rank() == 0 {
+				fmt.Println("step", step, errors.Is(err, pgroup.ErrSkipped))
+			}
+		}
+		return nil
+	})
+	// Output:
+	// step 0 false
+	// step 1 true
+	// step 2 false
+}
+
 func ExampleGroup_Context() {
 	inGroup(2, func(ctx context.Context, g *pgroup.Group) error {
 		if g.Rank() == 1 {

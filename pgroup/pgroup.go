@@ -114,6 +114,14 @@ func (g *Group) Context() context.Context { return g.follow() }
 // it last asked. Their readers hear ErrExpired, each message in its turn.
 func (g *Group) Expire(ctx context.Context) (int, error) { return g.expire(ctx) }
 
+// Skip passes the verbs of this channel, or of the group, up to the number seq: the next one is seq+1, or a later one if this rank is beyond that. A
+// rank whose verb has ended in ErrUnknown so goes on where the others are. One that waits for this rank in a verb that is skipped gets an
+// ErrSkipped when this rank calls its next verb.
+func (g *Group) Skip(seq uint64) {
+	for old := g.seq.Load(); old < seq && !g.seq.CompareAndSwap(old, seq); old = g.seq.Load() {
+	}
+}
+
 // Abort ends the group for every rank: all pending and later verbs return a *RankError that matches ErrAborted and
 // has the text of cause, and says which rank it came from. g is still to be closed.
 func (g *Group) Abort(cause error) { g.abort(cause) }
