@@ -109,7 +109,16 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, memory, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
 }
 
+// otherWay is for runs of the contract over what others run it over too, but for one part: a short run has one of each part.
+func otherWay(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("the contract over another combination of the same parts: not in a short run")
+	}
+}
+
 func TestPrefix(t *testing.T) {
+	otherWay(t)
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
 		e := newPrefix(t)
 		return func() store.Engine { return e }
@@ -128,6 +137,7 @@ func TestClientServerMemory(t *testing.T) {
 
 // The server reads connections that are no sockets with a goroutine for each.
 func TestClientServerMemoryOverPipes(t *testing.T) {
+	otherWay(t)
 	storetest.Run(t, served(newMemory, pipes, soonLost), &storetest.Options{Cut: cut})
 }
 

@@ -38,10 +38,12 @@ func TestRelay(t *testing.T) {
 
 // The relay reads connections that are no sockets with a goroutine for each.
 func TestRelayOverPipes(t *testing.T) {
+	otherWay(t)
 	storetest.Run(t, relayed(newMemory, pipes, soonLost), &storetest.Options{Cut: cut})
 }
 
 func TestRelayDurable(t *testing.T) {
+	otherWay(t)
 	storetest.Run(t, relayed(onDisk, tcp, soonLost), &storetest.Options{Cut: cut})
 }
 
