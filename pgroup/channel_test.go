@@ -196,7 +196,8 @@ func TestLargeMessagesAreAcknowledgedAtOnce(t *testing.T) {
 	})
 }
 
-// TestSkip: ranks that skip to a number meet there, whatever each of them has called before; who waits in a verb that another rank skips is told so.
+// TestSkip: ranks that skip to a number meet there, whatever each of them has called before. A rank that waits in a verb which another rank
+// skips gets ErrSkipped.
 func TestSkip(t *testing.T) {
 	ranks(t, 3, anyStore, func(t *testing.T, g *pgroup.Group) {
 		ch := g.Channel("x")

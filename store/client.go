@@ -21,8 +21,8 @@ import (
 type DialOptions struct {
 	// Dial makes the connection; nil is a net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// Resolve, if it is not nil, is asked for the address, host:port, of each connection; the one that is dialed by name is then only what
-	// errors call the store.
+	// Resolve, if it is not nil, returns the address, host:port, for each new connection. The address given to Dial then only names the
+	// store in errors.
 	Resolve func(ctx context.Context) (addr string, err error)
 	// TLS is asked for the configuration of each connection, as TLSFiles.Client is made for it; nil is without TLS. Without
 	// a ServerName it gets the host that is dialed.

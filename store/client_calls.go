@@ -33,7 +33,7 @@ type client struct {
 	line      *line      // nil while there is none
 	session   session
 	calls     map[uint64]*clientCall
-	cancelled map[uint64]withdrawal // calls that the store was told to give up, and why
+	cancelled map[uint64]withdrawal // calls that the store was asked to give up, and why
 	last      uint64                // id
 	numbers   numbers
 	closed    bool

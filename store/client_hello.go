@@ -40,11 +40,11 @@ func newDialer(addr string, o DialOptions) (*dialer, error) {
 	return d, nil
 }
 
-// takeoverTime is for how long one of several addresses is looked for that serves, when another one hung up: that was a standby of a
-// replicated store, whose leader is being replaced.
+// takeoverTime bounds how long a dial of several addresses is repeated after one of the peers hung up, as standbys of a replicated store do:
+// its leader may be changing.
 const takeoverTime = 5 * time.Second
 
-// hungUp reports whether whoever listens there closed the connection without a word.
+// hungUp reports whether the peer closed the connection before it sent a reply.
 func hungUp(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }

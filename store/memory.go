@@ -33,7 +33,7 @@ type Memory struct {
 	// the end of the process at any moment, and of the machine too. The answer to a change waits until it is on the disk, together with
 	// those of others; answers to reads wait for the changes that they show.
 	Dir string
-	// Replica, instead of Dir, keeps the store where several processes can have it, one after the other; see package etcdlog.
+	// Replica, instead of Dir, keeps the store's log where another process can take the store over; see package etcdlog.
 	Replica Replica
 	// Grace is how long sessions may take to come back after a restart of a durable store; default 10 s.
 	Grace  time.Duration

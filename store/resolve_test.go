@@ -45,7 +45,7 @@ func TestResolve(t *testing.T) {
 	require.GreaterOrEqual(t, asked.Load(), int64(2))
 }
 
-// TestResolveFails: whoever waits for a store waits while it is not known where that is; an answer that waiting does not change is an error
+// TestResolveFails: a dial with Wait goes on while the address of the store is not known; an answer that waiting does not change is an error
 // at once.
 func TestResolveFails(t *testing.T) {
 	s := serve(t, &store.Server{}, tcp)

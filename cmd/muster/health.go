@@ -83,7 +83,7 @@ func (h *health) serves(e store.Engine) {
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // nobody to tell is no failure
 }
 
-// follows tells that another process serves.
+// follows reports that this process is a standby: alive, and not ready for clients.
 func (h *health) follows() {
 	if h != nil {
 		h.store.Store(nil)

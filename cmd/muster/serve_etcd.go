@@ -41,8 +41,8 @@ func (r *replicaFlags) check(cmd *cobra.Command, o *serving) error {
 		return usagef(cmd, "--etcd %s: it is no URL of the form etcd://host:2379,host:2379[/root]", redacted(r.url))
 	}
 	if r.cluster, err = etcdlog.ParseURL(u); err != nil {
-		told, _ := errors.AsType[*store.Error](err)
-		return usagef(cmd, "--etcd %s: %s", u.Redacted(), told.Detail)
+		invalid, _ := errors.AsType[*store.Error](err)
+		return usagef(cmd, "--etcd %s: %s", u.Redacted(), invalid.Detail)
 	}
 	if r.advertise != "" {
 		if err := checkListen(r.advertise); err != nil {
@@ -57,7 +57,7 @@ func (r *replicaFlags) check(cmd *cobra.Command, o *serving) error {
 	return nil
 }
 
-// current is the store of this process while it leads.
+// current is the engine of this process: the store that it leads, or an error while it follows.
 type current struct{ memory atomic.Pointer[store.Memory] }
 
 // Do implements store.Engine.
@@ -68,17 +68,17 @@ func (c *current) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 	return &store.Error{Op: req.Op.String(), Code: wire.CodeUnavailable, Err: store.ErrUnavailable, Detail: "this process is a standby"}
 }
 
-// Close implements store.Engine: the store is closed by who leads.
+// Close implements store.Engine. It does nothing: etcdlog.Replica closes the store of each term.
 func (c *current) Close() error { return nil }
 
-// replicate is run for a replicated store: until a signal, or an error that does not pass.
-func (o *serving) replicate(cmd *cobra.Command, told *health, sigs <-chan os.Signal) error {
+// replicate follows and serves a replicated store until a signal arrives or an error occurs that no retry resolves.
+func (o *serving) replicate(cmd *cobra.Command, h *health, sigs <-chan os.Signal) error {
 	l, err := store.Listen(cmd.Context(), o.listen)
 	if err != nil {
 		return listenError("--listen", o.listen, err)
 	}
 	defer l.Close()
-	probe, err := o.server(new(store.Memory)) // its certificates, and whether it may serve there, before anybody relies on it
+	probe, err := o.server(new(store.Memory)) // reports wrong certificates, and an address that needs --insecure, at the start
 	if err == nil {
 		err = probe.Check(l.Addr())
 	}
@@ -105,13 +105,13 @@ func (o *serving) replicate(cmd *cobra.Command, told *health, sigs <-chan os.Sig
 		Leads: func(m *store.Memory) {
 			shown.memory.Store(m)
 			if m == nil {
-				told.follows()
+				h.follows()
 				return
 			}
-			told.serves(m)
+			h.serves(m)
 		},
 	}
-	told.follows()
+	h.follows()
 	if _, err := cmd.OutOrStdout().Write([]byte(o.page.store + "\n")); err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (o *serving) replicate(cmd *cobra.Command, told *health, sigs <-chan os.Sig
 	case err = <-ended:
 	case sig := <-sigs:
 		o.logger.Info("stopping", "signal", sig, "drain", o.drain)
-		told.ends()
+		h.ends()
 		stop()
 		select {
 		case err = <-ended:

@@ -146,7 +146,7 @@ func barriers(b *testing.B, members []*member, n int) func(seq uint64) {
 	})
 }
 
-// recipeBarriers is the same of etcd's recipes. Nobody leaves: each barrier has a name of its own, as a record has its number.
+// recipeBarriers is the same with etcd's recipes. No client leaves a barrier: each has a name of its own, as a record has its number.
 func recipeBarriers(b *testing.B, members []*member, n int) func(seq uint64) {
 	sessions := make([]*concurrency.Session, n)
 	for i := range sessions {

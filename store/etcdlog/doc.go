@@ -4,7 +4,7 @@
 // The store's semantics are in internal/core, once: what is replicated is the log of its state machine, as a directory keeps it
 // (package durable). All keys are below a root, "muster/" by default:
 //
-//	root/leader                   who leads, since which revision; every change compares this key's revision
+//	root/leader                   the leader's address; every change compares this key's revision
 //	root/beat                     changed by the leader several times in Options.FailureTimeout
 //	root/state                    the incarnation, and the checkpoint that a start begins with
 //	root/log/SEGMENT/SEQUENCE     a part of the log, in the order of both numbers, each of 16 hexadecimal digits

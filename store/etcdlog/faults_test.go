@@ -280,7 +280,7 @@ func (h *histories) check(t *testing.T) {
 	require.Equal(t, porcupine.Ok, porcupine.CheckOperationsTimeout(register, h.ops, 4*patience))
 }
 
-// TestSilentMember: a member of etcd that answers nobody, and refuses nobody, is no reason to replace the leader.
+// TestSilentMember: a member of etcd that neither answers nor refuses connections is no reason to replace the leader.
 func TestSilentMember(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

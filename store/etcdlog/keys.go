@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Leader is the value of root/leader: who leads.
+// Leader is the value of root/leader: the process that leads.
 type Leader struct {
 	Addr string `json:"addr"` // where it serves, host:port
 	ID   string `json:"id"`   // of the process, for people
@@ -26,7 +26,7 @@ type state struct {
 	Parts       int    `json:"parts"`      // of it
 }
 
-// empty is the state of a store that nobody has led yet.
+// empty is the state of a store that has had no leader yet.
 var empty = state{Segment: 1, Seq: 1}
 
 // where is the place of a part of the log.

@@ -31,9 +31,8 @@ type Leadership struct {
 }
 
 // Lead follows the store below o.Root until this process leads it: until there is no leader, or the leader has failed. addr is where this
-// process will serve, host:port, for Find. It returns when it leads, or ctx ends, or etcd refuses what it asks.
-//
-// It owns client's use meanwhile, not client.
+// process will serve, host:port, for Find. It returns when it leads, when ctx
+// ends, or when etcd refuses access. The caller closes client, after the Leadership.
 func Lead(ctx context.Context, client *clientv3.Client, addr string, o *Options) (*Leadership, error) {
 	p := newPlace(client, o)
 	scratch, err := os.MkdirTemp("", "muster-replica-")
@@ -101,7 +100,7 @@ func (s *standby) campaign(ctx context.Context, addr string) (fence int64, err e
 	return resp.Header.Revision, nil
 }
 
-// reload reads who leads, after another process was faster.
+// reload reads root/leader again, after another process won the campaign.
 func (s *standby) reload(ctx context.Context) error {
 	resp, err := s.get(ctx, attempt, s.leaderKey())
 	if err != nil {
@@ -205,7 +204,7 @@ func (l *Leadership) Close() error {
 	return errors.Join(l.records.Close(), os.RemoveAll(l.scratch))
 }
 
-// Find returns who leads the store below o.Root; an empty Addr is nobody.
+// Find returns the leader of the store below o.Root; its Addr is empty if there is none.
 func Find(ctx context.Context, client *clientv3.Client, o *Options) (Leader, error) {
 	s := &standby{place: newPlace(client, o)}
 	err := s.reload(ctx)

@@ -21,7 +21,7 @@ var _ durable.Records = (*records)(nil)
 
 // records is the log of a leader. It owns one goroutine, keep, until Close.
 //
-// Whoever syncs does a round: one transaction, or several if there is much to append, or a read if there is nothing. Rounds are done
+// A caller of Sync does a round: one transaction, or several if there is much to append, or a read if there is nothing. Rounds are done
 // one after the other; a round carries all that was appended before it began, and confirms the leadership for every caller
 // that came before it began.
 type records struct {
@@ -212,7 +212,7 @@ func (r *records) putState(s state, ops ...clientv3.Op) error {
 	})
 }
 
-// confirm is a linearizable read of who leads.
+// confirm reads root/leader, linearizably.
 func (r *records) confirm() error {
 	return r.insist(func(ctx context.Context) error {
 		resp, err := r.kv.Get(ctx, r.leaderKey(), clientv3.WithKeysOnly())

@@ -320,7 +320,7 @@ func TestFrozenLeader(t *testing.T) {
 	l.end()
 }
 
-// TestRunEnds: a replica in this process ends when it is told to, as a leader and as a standby, also without an etcd.
+// TestRunEnds: a replica in this process ends with its context, as a leader and as a standby, also without an etcd.
 func TestRunEnds(t *testing.T) {
 	members := etcd(t)
 	o := etcdlog.Options{Root: newRoot(), Outage: 300 * time.Millisecond}

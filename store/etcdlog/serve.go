@@ -25,7 +25,7 @@ type Replica struct {
 	// Server makes what serves it; nil is a store.Server without TLS and secrets.
 	Server func(m *store.Memory) (*store.Server, error)
 	Drain  time.Duration // for peers to hang up, when ctx ends; 0 is not at all
-	// Leads is called when this process begins to lead, with the store of that term, and with nil when it follows again; nil is nobody.
+	// Leads, if it is not nil, is called with the store of a term when this process begins to lead, and with nil when it follows again.
 	Leads func(m *store.Memory)
 }
 
@@ -117,11 +117,11 @@ type gate struct {
 	net.Listener
 
 	mu   sync.Mutex
-	term *way // nil: this process follows
+	term *termListener // nil: this process follows
 }
 
-// way is what a term's server accepts from.
-type way struct {
+// termListener is the listener of one term's server.
+type termListener struct {
 	gate  *gate
 	conns chan net.Conn
 	done  chan struct{}
@@ -129,8 +129,8 @@ type way struct {
 }
 
 // open begins a term.
-func (g *gate) open() *way {
-	w := &way{gate: g, conns: make(chan net.Conn), done: make(chan struct{})}
+func (g *gate) open() *termListener {
+	w := &termListener{gate: g, conns: make(chan net.Conn), done: make(chan struct{})}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.term = w
@@ -166,7 +166,7 @@ func (g *gate) accept() {
 }
 
 // Accept implements net.Listener.
-func (w *way) Accept() (net.Conn, error) {
+func (w *termListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-w.conns:
 		return c, nil
@@ -176,7 +176,7 @@ func (w *way) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener: it ends the term.
-func (w *way) Close() error {
+func (w *termListener) Close() error {
 	w.once.Do(func() {
 		w.gate.mu.Lock()
 		if w.gate.term == w {
@@ -189,4 +189,4 @@ func (w *way) Close() error {
 }
 
 // Addr implements net.Listener.
-func (w *way) Addr() net.Addr { return w.gate.Addr() }
+func (w *termListener) Addr() net.Addr { return w.gate.Addr() }

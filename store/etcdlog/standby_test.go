@@ -270,7 +270,7 @@ func TestStandbyThatWasAway(t *testing.T) {
 	has(t, next.Store, "back", []byte("4"))
 }
 
-// TestMalformed: what is in etcd and makes no sense is named, and nobody leads, or waits, because of it.
+// TestMalformed: what is in etcd and makes no sense is reported as damage; no process leads or waits because of it.
 func TestMalformed(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)
@@ -345,7 +345,7 @@ func TestLeadershipWithoutMemory(t *testing.T) {
 	m := lead(t, c, o)
 	require.NoError(t, store.New(m).Set(bounded(t), "key", nil, nil))
 
-	ctx, cancel := context.WithCancelCause(t.Context()) // and a standby ends when it is told to
+	ctx, cancel := context.WithCancelCause(t.Context()) // and a standby ends with its context
 	cancel(errors.New("enough"))
 	_, err = etcdlog.Lead(ctx, c, "127.0.0.1:1", o)
 	require.ErrorContains(t, err, "enough")

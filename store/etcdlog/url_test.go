@@ -42,7 +42,7 @@ func follow(t testing.TB, rawurl string, server func(m *store.Memory) (*store.Se
 // What a URL's path names is a root of etcd's keys: others see nothing of it, and it nothing of theirs.
 func TestOpenURL(t *testing.T) {
 	members := etcd(t)
-	at := "etcd://" + freePort(t) + "," + members[0].client // nobody is at the first one
+	at := "etcd://" + freePort(t) + "," + members[0].client // nothing listens at the first one
 	follow(t, at+"/jobs/a", nil)
 	follow(t, at+"/jobs/b/", nil)
 	follow(t, at, nil)
@@ -92,7 +92,7 @@ func TestBadURLs(t *testing.T) {
 	}
 }
 
-// Whoever opens a store waits for it until ctx ends, and hears then what is missing.
+// Open waits for a leader until ctx ends; the error says what is missing.
 func TestNobodyThere(t *testing.T) {
 	t.Parallel()
 	members, silent := etcd(t), listen(t) // silent accepts, and answers nothing

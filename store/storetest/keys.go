@@ -89,7 +89,7 @@ func callerOwnsOutput(t *testing.T, w *world) {
 	w.set(s, "key")
 	v, err := s.Get(w.ctx, "key")
 	good(t, err)
-	copy(v, "XXX")
+	copy(v, "own")
 	_ = append(v, "more"...)
 	holds(t, w, s, "key", "key")
 }

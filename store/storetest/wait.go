@@ -185,8 +185,8 @@ func waitOwnsOutput(t *testing.T, w *world) {
 	w.set(s, "key")
 	o := <-a
 	good(t, o.err)
-	copy(o.values[0], "XXX")
-	same(t, "the other value", texts(o.values), []string{"XXX", "key"})
+	copy(o.values[0], "own")
+	same(t, "the other value", texts(o.values), []string{"own", "key"})
 	same(t, "the other caller's value", texts((<-b).values), []string{"key"})
 	holds(t, w, s, "key", "key")
 }

@@ -93,7 +93,7 @@ func closed(t *testing.T, h Home) {
 		put(r, numbered(n))
 	}
 	require.NoError(t, r.Close())
-	require.Error(t, r.Sync(10), "after Close nobody is to go on")
+	require.Error(t, r.Sync(10), "Sync after Close")
 	put(r, numbered(11)) // which is dropped
 	r, records := h.Open(t, First)
 	require.Len(t, records, 10)
