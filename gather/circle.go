@@ -27,13 +27,14 @@ type circle struct {
 
 	mu sync.Mutex // held for the whole of a verb: whoever finds it locked is ErrBusy
 
-	out   outlet // where this rank gives
+	out     outlet        // where this rank gives
+	records *pgroup.Group // the channel of group for the records of verbs
+	turns   uint64        // verbs that have begun on records
+
 	calls uint64 // of verbs on this list. Ranks at different ones do not meet: one has given up what another calls now
 
 	lock     sync.Mutex    // protects the fields below; close does not wait for a verb
 	group    *pgroup.Group // nil until the first verb, which sets it with mu held too
-	records  *pgroup.Group // its channel for the records of verbs
-	turns    uint64        // verbs that have begun on it
 	unfollow func() bool   // ends that an abort of the Gatherer's group is one of this
 	closed   bool
 }
