@@ -32,7 +32,10 @@ soak:
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestDamage$$' ./internal/durable
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestCreateHasOneOutcome$$' ./pgroup
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^(TestBusyHostLosesNoRank|TestTheCulpritIsPrintedFirst)$$' ./pgroup/pgrouptest
-	MUSTER_SOAK=1 go test -v -timeout 90m -run '^TestFaults$$' ./store/etcdlog
+	MUSTER_SOAK=1 go test -v -timeout 90m -run '^(TestFaults|TestSpace|TestKilledLeader)$$' ./store/etcdlog
+	go test -v -timeout 60m -run '^TestSimulation$$' ./store/etcdlog -sim.seeds 20000
+	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestMutants$$' ./store/etcdlog
+	for v in 3.5 3.6 3.7; do MUSTER_TEST_ETCD=$$(.ci/etcd $$v) go test -v -timeout 20m ./store/etcdlog || exit 1; done
 	MUSTER_TEST_RANKS=2000 go test -v -timeout 60m -run '^TestManyRanks$$' ./gather
 	go test -v -timeout 60m -run '^TestSimulation$$' ./internal/core -sim.seeds 100000
 	go test -v -timeout 60m -run '^TestExplore$$' ./internal/core -explore.depth 13

@@ -177,7 +177,7 @@ func TestCloseOfAChannelThatTheStoreDoesNotLearn(t *testing.T) {
 func TestLargeMessagesAreAcknowledgedAtOnce(t *testing.T) {
 	const n, size = 12, 4 << 20
 	m := &store.Memory{Limits: store.Limits{Held: 64 << 20, HeldOf: 4 * size}}
-	url := "muster://" + serveEngine(t, m)
+	url := "muster://" + serveBackend(t, m)
 	at := func(*testing.T) func(int) pgroup.Config {
 		return func(int) pgroup.Config { return pgroup.Config{Address: url} }
 	}

@@ -69,10 +69,10 @@ func listen(t *testing.T) net.Listener {
 // serve serves a store until the end of the test, and returns its address.
 func serve(t *testing.T) string {
 	t.Helper()
-	return serveEngine(t, new(store.Memory))
+	return serveBackend(t, new(store.Memory))
 }
 
-func serveEngine(t *testing.T, e store.Engine) string {
+func serveBackend(t *testing.T, e store.Backend) string {
 	t.Helper()
 	l := listen(t)
 	srv := &store.Server{Engine: e}
@@ -102,7 +102,7 @@ func relay(t *testing.T, url string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return serveEngine(t, r)
+	return serveBackend(t, r)
 }
 
 var places = map[string]place{"store": anyStore, "hosted": hosted, "relayed": relayed}

@@ -15,9 +15,12 @@ type View struct {
 	Address string `json:"address,omitempty"` // of the store; as Options has it
 	Version string `json:"version,omitempty"` // of the program that shows it
 
-	Server   *Server   `json:"server,omitempty"` // none below a prefix
-	Blame    []Blame   `json:"blame"`            // who keeps others waiting and waits in nothing, the longest first
-	Waiting  []Wait    `json:"waiting"`          // the longest first
+	Server *Server `json:"server,omitempty"` // none below a prefix
+	// Replication is of a replicated store, and not below a prefix. A standby has nothing else.
+	Replication *Replication `json:"replication,omitempty"`
+
+	Blame    []Blame   `json:"blame"`   // who keeps others waiting and waits in nothing, the longest first
+	Waiting  []Wait    `json:"waiting"` // the longest first
 	Groups   []Group   `json:"groups"`
 	Failures []Failure `json:"failures"`       // the latest first
 	More     int       `json:"more,omitempty"` // groups that are not among Groups
@@ -39,6 +42,22 @@ type Server struct {
 	Keys        int64   `json:"keys"`
 	Bytes       int64   `json:"bytes"`
 	Rates       *Rates  `json:"rates,omitempty"` // none in the first view
+}
+
+// Replication is the processes that keep a replicated store, of which one at a time leads.
+type Replication struct {
+	Leads    bool      `json:"leads"`  // the process that answers is the leader
+	Leader   string    `json:"leader"` // where the leader serves, host:port; "": there is none
+	Term     uint64    `json:"term"`   // 1 for the first leader of the store; each takeover adds 1
+	Led      float64   `json:"led_seconds"`
+	Standbys []Standby `json:"standbys"` // of a standby: itself
+}
+
+// Standby is a process that follows the log of the leader.
+type Standby struct {
+	Addr string  `json:"address"`
+	Lag  uint64  `json:"lag_entries"` // of the log that were committed, and that it had not applied
+	Seen float64 `json:"seen_seconds"`
 }
 
 // Rates are what the store does, a second.
@@ -152,6 +171,12 @@ func Of(now, before *store.Status, o *Options) *View {
 	v := &View{Address: o.Address, Version: o.Version, Blame: []Blame{}, Waiting: []Wait{}, Groups: []Group{}, Failures: []Failure{}}
 	if now.Server != nil {
 		v.Server = serverOf(now, before)
+	}
+	if r := now.Replication; r != nil {
+		v.Replication = &Replication{Leads: r.Leads, Leader: r.Leader, Term: r.Term, Led: seconds(r.Led), Standbys: []Standby{}}
+		for _, x := range r.Standbys {
+			v.Replication.Standbys = append(v.Replication.Standbys, Standby{x.Addr, x.Lag, seconds(x.Seen)})
+		}
 	}
 	b := newBuilder(now)
 	for i := range now.Groups {

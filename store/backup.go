@@ -134,14 +134,14 @@ func (m *Memory) forgetBackup(session uint64) {
 }
 
 // answerBackup answers a peer's OpBackup, from a goroutine: a copy takes a while.
-func (c *conn) answerBackup(m *Memory, session, id, from uint64) {
+func (c *conn) answerBackup(session, id, from uint64) {
 	var of *branch
 	if c.trunk != nil {
 		of = c.trunk.branch
 	}
 	c.server.running.Go(func() {
 		var rep wire.Reply
-		if err := m.backup(session, from, &rep); err != nil {
+		if err := c.memory.backup(session, from, &rep); err != nil {
 			rep = wire.Reply{Code: failureCode(err), Detail: err.Error()}
 			if e, ok := errors.AsType[*Error](err); ok {
 				rep = wire.Reply{Code: e.Code, Detail: e.Detail}

@@ -24,7 +24,7 @@ func (c *conn) fitting(rep *wire.Reply) *wire.Reply {
 	case c.server.budget.Used()+int64(n) > most:
 		return &wire.Reply{Code: wire.CodeAgain}
 	}
-	if waiting, _ := c.out.Backlog(); waiting > 0 && waiting+n > c.limits.InFlight {
+	if waiting := c.out.Waiting(); waiting > 0 && waiting+n > c.limits.InFlight {
 		return &wire.Reply{Code: wire.CodeAgain}
 	}
 	return rep

@@ -17,7 +17,7 @@ import (
 )
 
 // buffered serves e with the least buffers that a server can have, 64 MiB, of which 48 are for large answers.
-func buffered(t *testing.T, e store.Engine, o ...store.ServerLimits) (addr string) {
+func buffered(t *testing.T, e store.Backend, o ...store.ServerLimits) (addr string) {
 	l, err := store.Listen(t.Context(), "127.0.0.1:0")
 	require.NoError(t, err)
 	limits := append(o, store.ServerLimits{})[0]

@@ -2,8 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -85,6 +83,9 @@ func (c *client) use(l *line) {
 		case c.drained <- struct{}{}:
 		default:
 		}
+	}
+	if moved := c.dialer.options.Moved; moved != nil {
+		c.turn.background.Go(l.watchMove(c.life, moved))
 	}
 }
 
@@ -355,13 +356,7 @@ func (c *client) outcome(call *clientCall, err error) error {
 	if call.line == nil || !call.req.Op.Numbered() {
 		return err
 	}
-	e, ok := errors.AsType[*Error](err)
-	if !ok {
-		return fmt.Errorf("%w: %w", ErrUnknown, err)
-	}
-	own := *e
-	own.Err = fmt.Errorf("%w: %w", ErrUnknown, e.Err)
-	return &own
+	return inDoubt(err)
 }
 
 func (call *clientCall) end(err error) {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -61,7 +62,7 @@ func (d *dialer) dialUntil(ctx context.Context, hello *wire.Request) (*line, err
 		case tries < len(d.ways) && ctx.Err() == nil:
 			continue
 		case standby && nobodyThere(err) && time.Since(began) < takeoverTime && ctx.Err() == nil:
-		case isDoubtful(err) && tries < mostDoubts*len(d.ways) && ctx.Err() == nil:
+		case (isDoubtful(err) || hungUp(err)) && tries < mostDoubts*len(d.ways) && ctx.Err() == nil: // or it is a relay whose connection to the store just ended
 		case !d.options.Wait || !nobodyThere(err):
 			return nil, dialError(d.addr, err, 0)
 		}
@@ -77,12 +78,15 @@ func (d *dialer) dialUntil(ctx context.Context, hello *wire.Request) (*line, err
 // line is one connection of a client, and the session that it was welcomed to.
 type line struct {
 	conn    net.Conn
+	way     string // the address
 	pipe    transport.NetPipe
 	out     *transport.Outbox
 	in      *frames // with buf: of whoever has the turn to read
 	buf     []byte
 	welcome wire.Reply
-	brought bool // an answer, beside the welcome; of whoever has the turn to read
+	brought bool               // a reply after that to the hello; owned by the goroutine that reads
+	unwatch context.CancelFunc // with DialOptions.Moved: ends its call
+	moved   atomic.Bool        // it has returned nil
 }
 
 // dial connects and says hello: for a new session, or to take up the one that hello names. Whatever is wrong with this way, the next time is
@@ -118,7 +122,7 @@ func (d *dialer) dialWay(ctx context.Context, way string, hello *wire.Request) (
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
-	l := &line{conn: conn, in: &frames{limit: helloRoom}, buf: make([]byte, clientRoom)}
+	l := &line{conn: conn, way: way, in: &frames{limit: helloRoom}, buf: make([]byte, clientRoom)}
 	if err = l.secure(config); err == nil {
 		err = l.hello(hello, &d.options)
 	}

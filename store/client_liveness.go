@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -67,6 +68,20 @@ func (c *client) listen() {
 	case s.ticks%askEveryTicks == askAfterTicks:
 		c.line.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
 		go c.line.out.Flush()
+	}
+}
+
+// watchMove returns what waits until moved says that another address serves the store, and ends the connection then. It ends with life, and when
+// unwatch is called.
+func (l *line) watchMove(life context.Context, moved func(ctx context.Context, addr string) error) func() {
+	var ctx context.Context
+	ctx, l.unwatch = context.WithCancel(life)
+	return func() {
+		defer l.unwatch()
+		if moved(ctx, l.way) == nil && ctx.Err() == nil {
+			l.moved.Store(true)
+			_ = l.conn.Close() // whoever reads notices
+		}
 	}
 }
 

@@ -80,6 +80,9 @@ const (
 // broke is the end of a connection, seen by whoever has the turn to read, which goes to the goroutine that mends.
 func (c *client) broke(l *line, err error) {
 	_ = l.conn.Close()
+	if l.unwatch != nil {
+		l.unwatch()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.turn.leader, c.turn.interrupted = 0, false
@@ -116,6 +119,8 @@ func (c *client) broken(l *line, err error) *Error {
 	switch {
 	case errors.Is(err, errGoodbye):
 		e.Code = wire.CodeLeft
+	case l.moved.Load():
+		e.Detail = "another address serves the store now"
 	case l.out.Err() != nil:
 		e.Detail = l.out.Err().Error()
 	case c.silence.gaveUp:

@@ -1,266 +1,332 @@
 package store
 
 import (
+	"context"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/muster-pg/muster/internal/durable"
+	"github.com/muster-pg/muster/internal/transport"
 	"github.com/muster-pg/muster/wire"
 )
 
-// No answer of a durable store leaves before everything that it shows is on the disk: not those of reads either. Answers are put
-// here, and are given out behind the next sync: whatever comes meanwhile shares the sync after that. Two do not wait for a
-// disk that stalls: that to OpStatus, which says so, and after slowDisk a welcome, which a client needs before it can ask for a status.
+// Group commit. No reply of a durable store leaves before everything that it shows is durable; that
+// holds for reads, too. Each reply carries the log position that it shows. Its Outbox holds it until
+// the committer has committed that position, and calls in this process wait for theirs in the same
+// way. All requests that arrive during one write of the log share the next one.
+//
+// Two replies do not wait for a disk that stalls: the reply to OpStatus, which reports the stall, and,
+// after slowDisk, the reply to a hello, which a client needs before it can send OpStatus.
 
-// parcel is some answers that wait for the log.
-type parcel struct {
-	pos    uint64
-	to     *conn // that staged is for
-	staged []byte
-	remote []letter
-	local  []*call
-	greet  *greeting
-}
-
-// slowDisk is how long a welcome waits for the disk. A session that the disk does not have when the server is killed is lost, and its
-// changes that are under way end in ErrUnknown, as they do when a session is not resumed in time.
+// slowDisk is how long the reply to a hello waits for the disk. If the server is killed before the
+// session is durable, the session cannot be resumed, and its changes in flight end in ErrUnknown.
 const slowDisk = 500 * time.Millisecond
 
-// greeting is a welcome, which is given once: when it is on the disk, or when that takes too long.
-type greeting struct {
-	to    *conn
-	bytes []byte
-	once  sync.Once
-	timer *time.Timer // of the owner of the parcel
-}
+// mostUnsynced is how many events without a waiting reply may be in memory only.
+const mostUnsynced = 4096
 
-func newGreeting(to *conn, bytes []byte) *greeting {
-	g := &greeting{to: to, bytes: bytes}
-	g.timer = time.AfterFunc(slowDisk, g.give)
-	if to.commit.disk.Shared() { // by another process, which this one's peers are to find
-		g.timer.Stop()
-	}
-	return g
-}
+// mostUncommitted is how many bytes of events and replies may wait for the log. Above it, no request
+// is read except OpStatus.
+const mostUncommitted = 64 << 20
 
-func (g *greeting) give() {
-	g.once.Do(func() {
-		g.to.out.Append(func(b []byte) []byte { return append(b, g.bytes...) })
-		g.to.greeted.Store(true)
-		g.to.out.Flush()
-	})
-}
-
-// committer gives parcels out. It owns two goroutines, until close: one waits for the disk, and begins to do so again while the other one
-// gives out what is on it.
+// committer writes the log of a durable store. It is the Gate of the outboxes of all its connections.
+// It owns two goroutines, which close ends: one writes the log, the other flushes the outboxes that
+// the last write has released, so that the next write can begin meanwhile.
+//
+// The position of a reply is that of the last log record that it shows. A log that another process
+// may take over (durable.Disk.Shared) requires more: a reply may leave only after this process was
+// confirmed as the leader by a write that began after the request arrived. Its position is the number
+// of that write.
 type committer struct {
 	disk   *durable.Disk
 	failed func(error)
-	synced chan []parcel
-	done   chan struct{} // closed when all is given out
+	done   chan struct{} // closed when both goroutines have ended
 
-	waiting atomic.Int32 // goroutines that wait for the disk
+	begun     atomic.Uint64 // number of writes that have begun, of a shared log
+	committed atomic.Uint64 // position
+	held      atomic.Int64  // bytes in all outboxes that wait for the log, without shared bodies
+	writing   atomic.Bool
 
-	mu      sync.Mutex // protects the fields below
-	wake    sync.Cond  // there are parcels, or room, or the end
-	parcels []parcel
-	bytes   int
-	under   int      // parcels that have been taken, and are not given out yet
-	held    []func() // of connections that are held until there is room
-	closed  bool
-	err     error // of the disk: nothing is given out any more
+	releasing sync.Mutex // held during release, so that calls end after all outboxes are flushed
+
+	mu       sync.Mutex                     // protects the fields below
+	wake     sync.Cond                      // signals a change of wanted, paused or closed
+	wanted   uint64                         // the highest position that a reply or a call waits for
+	outboxes map[*transport.Outbox]struct{} // to be flushed after the next write
+	calls    []*waiter
+	released uint64   // the position up to which release has flushed all outboxes
+	paused   []func() // resume reading from a connection, after the next write
+	resumed  []func() // those whose write is done, for release
+	closed   bool
+	err      error // if not nil, nothing is released any more
 }
 
-// mostStaged is how many bytes of events and of answers wait for the disk before requests wait too, but for OpStatus.
-const mostStaged = 64 << 20
+// waiter is a call in this process whose reply waits for a position.
+type waiter struct {
+	pos uint64
+	end func(error)
+}
 
 func newCommitter(d *durable.Disk, failed func(error)) *committer {
-	c := &committer{disk: d, failed: failed, synced: make(chan []parcel, 1), done: make(chan struct{})}
+	c := &committer{disk: d, failed: failed, done: make(chan struct{}), outboxes: map[*transport.Outbox]struct{}{}}
 	c.wake.L = &c.mu
-	go c.bring()
-	go c.give()
+	if !d.Shared() {
+		c.committed.Store(d.Durable())
+		c.released = d.Durable()
+	}
+	progress := make(chan struct{}, 1)
+	go func() {
+		defer close(progress)
+		c.write(progress)
+	}()
+	go func() {
+		defer close(c.done)
+		for range progress {
+			c.release()
+		}
+		c.release()
+	}()
 	return c
 }
 
-// put takes a parcel, or gives it out at once if nothing is before it and all that it shows is durable.
-func (c *committer) put(p parcel) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.err != nil {
-		p.fail(c.err)
-		return
+// position returns the position of a reply that shows the log up to pos. The caller has appended all
+// records up to pos.
+func (c *committer) position(pos uint64) uint64 {
+	if c.disk.Shared() {
+		return c.begun.Load() + 1
 	}
-	if c.under+len(c.parcels) == 0 && c.disk.Settled(p.pos) && len(p.remote)+len(p.local) == 0 {
-		p.give()
-		return
-	}
-	c.parcels = append(c.parcels, p)
-	c.bytes += len(p.staged)
-	c.wake.Broadcast()
+	return pos
 }
 
-// crowded reports whether so much waits for the disk that requests have to.
-func (c *committer) crowded() bool {
-	unsynced := c.disk.Unsynced()
+// Committed implements transport.Gate.
+func (c *committer) Committed() uint64 { return c.committed.Load() }
+
+// AddHeld implements transport.Gate.
+func (c *committer) AddHeld(n int) { c.held.Add(int64(n)) }
+
+// Await implements transport.Gate.
+func (c *committer) Await(o *transport.Outbox, pos uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.full(unsynced)
-}
-
-func (c *committer) full(unsynced int64) bool {
-	return int64(c.bytes)+unsynced > mostStaged && c.err == nil && !c.closed
-}
-
-// hold has resume called when the disk has done something, if it is crowded, and reports whether it is.
-func (c *committer) hold(resume func()) bool {
-	unsynced := c.disk.Unsynced()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.full(unsynced) {
+	if pos <= c.Committed() { // committed after the caller looked: no later release would flush o
 		return false
 	}
-	c.held = append(c.held, resume)
-	if c.under+len(c.parcels) == 0 { // no other call syncs
-		c.parcels = append(c.parcels, parcel{pos: math.MaxUint64})
-		c.wake.Broadcast()
-	}
+	c.outboxes[o] = struct{}{}
+	c.request(pos)
 	return true
 }
 
-// resume lets go on who is held.
-func (c *committer) resume() {
-	c.mu.Lock()
-	held := c.held
-	c.held = nil
-	c.mu.Unlock()
-	for _, f := range held {
-		f()
+// request requests a write of the log up to pos. The caller holds mu.
+func (c *committer) request(pos uint64) {
+	if pos > c.wanted {
+		c.wanted = pos
+		c.wake.Broadcast()
 	}
 }
 
-// sync waits until what the log has up to pos is on the disk.
-func (c *committer) sync(pos uint64) error {
-	if c.disk.Settled(pos) {
+// onReleased calls w.end once: with nil after w.pos is committed and all outboxes were flushed up to
+// it, or with the error that prevents that. It may call it before it returns.
+func (c *committer) onReleased(w *waiter) {
+	c.mu.Lock()
+	if w.pos > c.released && c.err == nil {
+		c.calls = append(c.calls, w)
+		c.request(w.pos)
+		c.mu.Unlock()
+		return
+	}
+	err := c.err
+	if w.pos <= c.Committed() {
+		err = nil
+	}
+	c.mu.Unlock()
+	w.end(err)
+}
+
+// await waits until pos is committed, or ctx ends.
+func (c *committer) await(ctx context.Context, pos uint64) error {
+	if pos <= c.Committed() {
 		return nil
 	}
-	err := c.toDisk(pos)
-	if err != nil {
-		c.end()
+	ended := make(chan error, 1)
+	w := &waiter{pos, func(err error) { ended <- err }}
+	c.onReleased(w)
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.calls = slices.DeleteFunc(c.calls, func(other *waiter) bool { return other == w })
+		return ctx.Err()
+	}
+}
+
+// requestWrite requests a write of the log up to pos that no reply waits for.
+func (c *committer) requestWrite(pos uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.request(pos)
+}
+
+// overloaded reports whether so much waits for the log that no more requests are to be read. A nil c,
+// of a store without a log, never is.
+func (c *committer) overloaded() bool {
+	return c != nil && c.held.Load()+c.disk.Unsynced() > mostUncommitted
+}
+
+// resumeLater calls resume after the next write of the log, if c is overloaded, and reports whether
+// it is.
+func (c *committer) resumeLater(resume func()) bool {
+	if !c.overloaded() {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil || c.closed {
+		return false
+	}
+	c.paused = append(c.paused, resume)
+	c.wake.Broadcast()
+	return true
+}
+
+// write writes the log whenever a reply or a connection waits for it, until close.
+func (c *committer) write(progress chan<- struct{}) {
+	for {
+		c.mu.Lock()
+		for c.wanted <= c.Committed() && len(c.paused) == 0 && !c.closed {
+			c.wake.Wait()
+		}
+		wanted, end := c.wanted, c.wanted <= c.Committed() && len(c.paused) == 0
+		switch {
+		case end:
+			c.err = ErrClosed
+		case len(c.paused) > 0:
+			wanted = math.MaxUint64
+		}
+		c.mu.Unlock()
+		if end {
+			return
+		}
+		if err := c.round(wanted); err != nil {
+			c.fail(err)
+			return
+		}
+		if c.wrote() {
+			c.release()
+			continue
+		}
+		select {
+		case progress <- struct{}{}:
+		default: // the other goroutine has not begun the release before, which then includes this one
+		}
+	}
+}
+
+// wrote records that the log was written, and reports whether no other write was requested.
+func (c *committer) wrote() (idle bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.resumed = append(c.resumed, c.paused...)
+	c.paused = nil
+	return c.wanted <= c.Committed()
+}
+
+// round writes the log once.
+func (c *committer) round(wanted uint64) error {
+	c.writing.Store(true)
+	defer c.writing.Store(false)
+	if c.disk.Shared() {
+		n := c.begun.Add(1)
+		err := c.disk.Sync(0) // all that has been appended
+		if err == nil {
+			c.committed.Store(n)
+		}
+		return err
+	}
+	err := c.disk.Sync(wanted)
+	if err == nil {
+		c.committed.Store(c.disk.Durable())
 	}
 	return err
 }
 
-// end has the committer find out that the disk has failed, and end the store.
-func (c *committer) end() { c.put(parcel{pos: math.MaxUint64}) }
-
-func (c *committer) toDisk(pos uint64) error {
-	c.waiting.Add(1)
-	defer c.waiting.Add(-1)
-	return c.disk.Sync(pos)
-}
-
-// bring brings to the disk what answers wait for.
-func (c *committer) bring() {
-	defer close(c.synced)
-	for ps := c.take(); ps != nil; ps = c.take() {
-		last := ps[0].pos
-		for i := range ps {
-			last = max(last, ps[i].pos)
-		}
-		if err := c.toDisk(last); err != nil {
-			c.fail(err, ps)
-			return
-		}
-		c.synced <- ps
-		c.resume()
-	}
-}
-
-// take waits for parcels, and takes all; nil is the end.
-func (c *committer) take() (ps []parcel) {
+// release flushes the outboxes that wait for the log: one that holds more calls Await again. Then it
+// ends the calls in this process whose position is committed, and resumes reading from connections.
+// Calls end last, because the process may exit when its own call returns.
+func (c *committer) release() {
+	c.releasing.Lock()
+	defer c.releasing.Unlock()
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.parcels) == 0 && !c.closed {
-		c.wake.Wait()
+	outboxes, committed := slices.Collect(maps.Keys(c.outboxes)), c.Committed()
+	clear(c.outboxes)
+	c.mu.Unlock()
+	if len(outboxes) < spreadFrom {
+		flush(outboxes)
+	} else {
+		spread(len(outboxes), func(from, to int) { flush(outboxes[from:to]) })
 	}
-	ps, c.parcels, c.bytes = c.parcels, nil, 0
-	c.under += len(ps)
-	c.wake.Broadcast()
-	return ps
-}
-
-// give gives out what is on the disk.
-func (c *committer) give() {
-	defer close(c.done)
-	for ps := range c.synced {
-		for i := range ps {
-			if ps[i].give(); ps[i].to != nil {
-				ps[i].to.out.Flush()
-			}
+	c.mu.Lock()
+	c.released = committed
+	var ended []*waiter
+	c.calls = slices.DeleteFunc(c.calls, func(w *waiter) bool {
+		if w.pos <= committed {
+			ended = append(ended, w)
 		}
-		c.mu.Lock()
-		c.under -= len(ps)
-		c.mu.Unlock()
+		return w.pos <= committed
+	})
+	resumed := c.resumed
+	c.resumed = nil
+	c.mu.Unlock()
+	for _, w := range ended {
+		w.end(nil)
+	}
+	for _, resume := range resumed {
+		resume()
 	}
 }
 
-// fail is the end: nobody is told what may not be on the disk.
-func (c *committer) fail(err error, ps []parcel) {
+func flush(outboxes []*transport.Outbox) {
+	for _, o := range outboxes {
+		o.Flush()
+	}
+}
+
+// fail ends the committer after a failed write: no reply that the log may not contain is released.
+// failed closes the connections.
+func (c *committer) fail(err error) {
+	c.release() // what was committed before
 	c.mu.Lock()
 	c.err = &Error{Op: "commit", Code: wire.CodeUnavailable, Err: ErrUnavailable, Detail: err.Error()}
-	ps = append(ps, c.parcels...)
-	c.parcels, c.bytes = nil, 0
-	c.wake.Broadcast()
+	calls, paused := c.calls, c.paused
+	c.calls, c.paused = nil, nil
 	c.mu.Unlock()
-	for i := range ps {
-		ps[i].fail(c.err)
-	}
-	c.resume()
 	c.failed(c.err)
-}
-
-// fail ends the calls of this process; those of others end with their connections.
-func (p *parcel) fail(err error) {
-	if p.greet != nil {
-		p.greet.timer.Stop()
+	for _, w := range calls {
+		w.end(c.err)
 	}
-	for _, c := range p.local {
-		c.err = err
-		close(c.done)
+	for _, resume := range paused {
+		resume()
 	}
 }
 
-// close gives out what there is, and ends.
+// checkFailure requests a write that fails if the log has failed, which ends the store.
+func (c *committer) checkFailure() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.paused = append(c.paused, func() {})
+	c.wake.Broadcast()
+}
+
+// close writes and releases what was requested, and ends both goroutines.
 func (c *committer) close() {
 	c.mu.Lock()
 	c.closed = true
 	c.wake.Broadcast()
 	c.mu.Unlock()
-	c.resume()
 	<-c.done
 }
-
-// give gives the answers out: to those in this process last.
-func (p *parcel) give() {
-	if p.greet != nil {
-		p.greet.timer.Stop()
-		p.greet.give()
-		p.to.parcels.Add(-1)
-	}
-	if len(p.staged) > 0 {
-		p.to.out.Append(func(b []byte) []byte { return append(b, p.staged...) })
-		p.to.parcels.Add(-1)
-		staged := p.staged
-		stages.Put(&staged)
-	}
-	if len(p.remote) > 0 {
-		post(p.remote)
-	}
-	for _, c := range p.local {
-		close(c.done)
-	}
-}
-
-var stages = sync.Pool{New: func() any { return new([]byte) }}

@@ -22,7 +22,7 @@ func memory(*testing.T) func() store.Engine {
 }
 
 // served is the same engine behind a Server; grace is how long a session may be without a connection.
-func served(engine func(*testing.T) store.Engine, w wires, grace time.Duration) world {
+func served(engine func(*testing.T) store.Backend, w wires, grace time.Duration) world {
 	return func(t *testing.T) func() store.Engine {
 		e := engine(t)
 		l, dial := w(t)
@@ -99,11 +99,7 @@ func breaks(e store.Engine) {
 	}
 }
 
-func newMemory(*testing.T) store.Engine { return new(store.Memory) }
-
-func newPrefix(*testing.T) store.Engine {
-	return store.Prefix(store.New(new(store.Memory)), "jobs/").Engine()
-}
+func newMemory(*testing.T) store.Backend { return new(store.Memory) }
 
 func TestMemory(t *testing.T) {
 	storetest.Run(t, memory, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
@@ -120,7 +116,7 @@ func otherWay(t *testing.T) {
 func TestPrefix(t *testing.T) {
 	otherWay(t)
 	storetest.Run(t, func(t *testing.T) func() store.Engine {
-		e := newPrefix(t)
+		e := store.Prefix(store.New(new(store.Memory)), "jobs/").Engine()
 		return func() store.Engine { return e }
 	}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}, Key: 8<<10 - len("jobs/")})
 }
@@ -139,11 +135,6 @@ func TestClientServerMemory(t *testing.T) {
 func TestClientServerMemoryOverPipes(t *testing.T) {
 	otherWay(t)
 	storetest.Run(t, served(newMemory, pipes, soonLost), &storetest.Options{Cut: cut})
-}
-
-// The server gives engines other than a Memory a goroutine for each call.
-func TestClientServerPrefix(t *testing.T) {
-	storetest.Run(t, served(newPrefix, tcp, soonLost), &storetest.Options{Cut: cut, Key: 8<<10 - len("jobs/")})
 }
 
 func TestReconnect(t *testing.T) {

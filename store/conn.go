@@ -15,34 +15,32 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// conn is one peer of a Server. A goroutine shakes hands; who reads then depends on the engine.
+// conn is one peer of a Server. A goroutine does the handshake; then a loop reads, on systems that have one.
 // What the peer asks is answered in line where it need not wait; other answers come from elsewhere.
 type conn struct {
-	server  *Server
-	limits  ServerLimits
-	peer    string     // its address
-	addr    netip.Addr // that without the port; none if it is no TCP
-	hello   wire.Request
-	in      frames // owned by who reads
-	req     wire.Request
-	rep     wire.Reply
-	session atomic.Uint64 // 0 before it is open
-	rights  rights        // nil is everything; since the handshake
-	proof   [][]byte      // that this side knows the peer's secret; for the welcome
-	lazy    bool          // the loop flushes what is answered in line
-	commit  *committer    // of a durable store
-	staged  []byte        // answers that are for it
-	pos     uint64        // of the log, that staged shows
-	parcels atomic.Int32  // on their way through commit: the rest has to follow them there
-	greeted atomic.Bool   // the welcome has gone out, of a durable store
-	trunk   *trunk        // of a relay: its branches; the Memory's mu protects it
-	heard   atomic.Bool   // something came since the server last looked
-	unheard atomic.Int64  // how often it has looked in vain; for others than its watch
-	meter   *meter        // nil is none
-	live    liveness      // with stuck and taken, owned by the server's watch
-	stuck   liveness      // while much waits for the peer, which takes nothing
-	taken   uint64        // bytes, by the peer
-	gaveUp  bool          // its server has, since it was silent; set before it is closed
+	server   *Server
+	memory   *Memory // that carries out what the peer asks; nil behind a relay
+	limits   ServerLimits
+	peer     string     // its address
+	addr     netip.Addr // that without the port; none if it is no TCP
+	hello    wire.Request
+	in       frames // owned by who reads
+	req      wire.Request
+	rep      wire.Reply
+	session  atomic.Uint64 // 0 before it is open
+	rights   rights        // nil is everything; since the handshake
+	proof    [][]byte      // that this side knows the peer's secret; for the welcome
+	lazy     bool          // the loop flushes what is answered in line
+	log      *committer    // of a durable store; nil is none
+	welcomed uint64        // the end of the reply to the hello in the outbox, if that was held
+	trunk    *trunk        // of a relay: its branches; the Memory's mu protects it
+	heard    atomic.Bool   // something came since the server last looked
+	unheard  atomic.Int64  // how often it has looked in vain; for others than its watch
+	meter    *meter        // nil is none
+	live     liveness      // with stuck and taken, owned by the server's watch
+	stuck    liveness      // while much waits for the peer, which takes nothing
+	taken    uint64        // bytes, by the peer
+	gaveUp   bool          // its server has, since it was silent; set before it is closed, with the Memory's mu
 
 	began      time.Time     // these two are protected by the server's mu
 	unfinished *list.Element // among the server's handshakes; nil once this one is over
@@ -59,8 +57,8 @@ func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.addr = a.AddrPort().Addr().Unmap()
 	}
-	if m, ok := s.Engine.(*Memory); ok {
-		c.meter = &m.meter
+	if c.memory, _ = s.Engine.(*Memory); c.memory != nil {
+		c.meter = &c.memory.meter
 	}
 	return c
 }
@@ -88,16 +86,23 @@ func (c *conn) serve() {
 		c.server.ended(c, err)
 		return
 	}
-	if r, ok := c.server.Engine.(*Relay); ok {
-		c.serveRelay(r, buf)
-		return
-	}
-	m, isMemory := c.server.Engine.(*Memory)
-	tcp, isTCP := c.nc.(*net.TCPConn)
-	if isMemory && isTCP {
+	c.server.Engine.serve(c, buf)
+}
+
+// reader serves a connection after its handshake.
+type reader interface {
+	// adopted starts to serve it on a socket that a loop reads.
+	adopted(s *transport.Sock) (transport.Reader, error)
+	// run serves it until it ends, and reads into buf from this goroutine.
+	run(buf []byte) error
+}
+
+// serveBy has r serve the connection.
+func (c *conn) serveBy(r reader, buf []byte) {
+	if tcp, ok := c.nc.(*net.TCPConn); ok {
 		if loop := c.server.loop(); loop != nil {
 			c.in.giveBack()
-			if err := loop.Adopt(tcp, func(s *transport.Sock) (transport.Reader, error) { return c.adopted(m, s) }); err != nil {
+			if err := loop.Adopt(tcp, r.adopted); err != nil {
 				_ = tcp.Close()
 				c.server.ended(c, err)
 			}
@@ -105,12 +110,9 @@ func (c *conn) serve() {
 		}
 	}
 	pipe := transport.NewPipe(c.nc)
-	if err = c.begin(pipe); err == nil {
-		if isMemory {
-			err = c.serveMemory(m, buf)
-		} else {
-			err = c.serveEngine(c.server.Engine, buf)
-		}
+	err := c.begin(pipe)
+	if err == nil {
+		err = r.run(buf)
 	}
 	if cause := c.out.Err(); cause != nil {
 		err = cause
@@ -122,10 +124,19 @@ func (c *conn) serve() {
 
 // begin makes p the way to the peer, unless the server is ending.
 func (c *conn) begin(p transport.Pipe) error {
+	if c.memory != nil {
+		var err error
+		if c.log, err = c.memory.log(); err != nil {
+			return err
+		}
+	}
 	c.mu.Lock()
 	c.pipe = p
 	c.out = transport.NewOutbox(p, c.limits.InFlight)
 	c.out.Budget = c.server.budget
+	if c.log != nil {
+		c.out.Gate = c.log
+	}
 	if c.meter != nil {
 		c.out.Taken = &c.meter.out
 	}
@@ -159,7 +170,7 @@ func (c *conn) goodbye() {
 		guest.leave()
 		return
 	}
-	if _, ok := c.server.Engine.(*Relay); ok || out == nil { // the store goes on without this relay
+	if c.memory == nil || out == nil { // the store goes on without this relay
 		c.close()
 		return
 	}
@@ -172,15 +183,15 @@ func (c *conn) probe() {
 	c.mu.Lock()
 	out := c.out
 	c.mu.Unlock()
-	if out != nil {
-		out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpProbe, 0, new(wire.Reply)) })
+	if out != nil { // a stalled log does not delay it
+		out.AppendUrgent(func(b []byte) []byte { return wire.AppendReply(b, wire.OpProbe, 0, new(wire.Reply)) })
 		out.Flush()
 	}
 }
 
 // grace is how long the session may be without a connection once this one has broken.
 func (c *conn) grace() time.Duration {
-	if m, ok := c.server.Engine.(*Memory); c.server.ending() && (!ok || !m.stays()) { // a durable store comes back
+	if c.server.ending() && !c.memory.stays() { // a durable store comes back
 		return 0
 	}
 	return c.limits.Grace
@@ -195,16 +206,9 @@ func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
 	return c.queue(func(b []byte) []byte { return c.encode(b, op, id, rep) })
 }
 
-// queue puts what encode appends behind the answers that wait, and returns how many bytes of them there are.
+// queue puts what encode appends behind the answers that wait, and returns how many bytes of them there are. Called with the Memory's mu.
 func (c *conn) queue(encode func(b []byte) []byte) (waiting int) {
-	if c.commit == nil {
-		return c.out.Append(encode)
-	}
-	if c.staged == nil {
-		c.staged = (*stages.Get().(*[]byte))[:0]
-	}
-	c.staged = encode(c.staged)
-	return len(c.staged)
+	return c.out.AppendAt(c.memory.position(), encode)
 }
 
 // encode appends an answer to what is being carried out.
@@ -215,24 +219,17 @@ func (c *conn) encode(b []byte, op wire.Op, id uint64, rep *wire.Reply) []byte {
 	return wire.AppendReply(b, op, id, rep)
 }
 
-// unstage gives up what is staged; it is for who has the turn.
-func (c *conn) unstage() []byte {
-	staged := c.staged
-	c.staged = nil
-	return staged
-}
-
 // deliver implements link.
-func (c *conn) deliver(e core.Effect, encode *encoder) {
+func (c *conn) deliver(e core.Effect, pos uint64, encode *encoder) {
 	if alone(e.Op) { // it counts against InFlight
 		e.Reply = c.fitting(e.Reply)
 	}
 	head, body := encode.frameOf(e)
 	if alone(e.Op) {
-		c.out.Append(func(b []byte) []byte { return append(append(b, head...), body.Bytes...) })
+		c.out.AppendAt(pos, func(b []byte) []byte { return append(append(b, head...), body.Bytes...) })
 		return
 	}
-	c.out.AppendShared(head, body)
+	c.out.AppendShared(pos, head, body)
 }
 
 // flush implements link.

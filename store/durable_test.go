@@ -15,7 +15,7 @@ import (
 	"github.com/muster-pg/muster/store/storetest"
 )
 
-func onDisk(t *testing.T) store.Engine { return &store.Memory{Dir: t.TempDir()} }
+func onDisk(t *testing.T) store.Backend { return &store.Memory{Dir: t.TempDir()} }
 
 func TestDurable(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) func() store.Engine {

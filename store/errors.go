@@ -165,6 +165,17 @@ func failureCode(err error) wire.Code {
 	return wire.CodeUnavailable
 }
 
+// inDoubt returns err with ErrUnknown, for a call that may have taken effect.
+func inDoubt(err error) error {
+	e, ok := errors.AsType[*Error](err)
+	if !ok {
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	own := *e
+	own.Err = fmt.Errorf("%w: %w", ErrUnknown, e.Err)
+	return &own
+}
+
 // about has e name what req is about.
 func (e *Error) about(req *wire.Request) {
 	switch {

@@ -93,4 +93,4 @@ func BucketEnd(i int) time.Duration { return bucketEnd(i) }
 func SetFS(m *Memory, fs durable.FS) { m.fs = fs }
 
 // Crowded reports whether requests wait for the disk of a durable Memory.
-func Crowded(m *Memory) bool { return m.commit.crowded() }
+func Crowded(m *Memory) bool { return m.commit.overloaded() }

@@ -63,7 +63,7 @@ func FuzzServer(f *testing.F) {
 	f.Add(append(branches(1), branches(1)...), uint8(greeted))
 	f.Add(greeting()[:len(wire.Preface)+5], uint8(0))
 	f.Add(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Resume: 1, Rev: 1, Value: make([]byte, 16)}), uint8(step))
-	bystanders := []*bystander{newBystander(f, new(store.Memory)), newBystander(f, store.Prefix(store.New(new(store.Memory)), "jobs/").Engine())}
+	bystanders := []*bystander{newBystander(f, new(store.Memory)), newBystander(f, &store.Memory{Dir: f.TempDir()})}
 	r, err := store.NewRelay(f.Context(), "muster://"+bystanders[0].addr, nil)
 	require.NoError(f, err)
 	bystanders = append(bystanders, newBystander(f, r))
@@ -99,7 +99,7 @@ type bystander struct {
 	waiting chan error
 }
 
-func newBystander(f *testing.F, e store.Engine) *bystander {
+func newBystander(f *testing.F, e store.Backend) *bystander {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(f, err)
 	srv := &store.Server{Engine: e, Logger: slog.New(slog.DiscardHandler), Limits: store.ServerLimits{Grace: 10 * time.Millisecond}}

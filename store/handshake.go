@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/wire"
 )
 
@@ -68,7 +70,10 @@ func (c *conn) welcome(buf []byte) error {
 	if c.req.Op != wire.OpHello {
 		return fmt.Errorf("%w: %s before hello", ErrProtocol, c.req.Op)
 	}
-	c.hello = *own(&c.req)
+	c.hello = wire.Request{ // in memory of its own: the buffer is used again
+		Op: c.req.Op, ID: c.req.ID, Key: strings.Clone(c.req.Key), Value: bytes.Clone(c.req.Value), Old: bytes.Clone(c.req.Old),
+		Resume: c.req.Resume, Rev: c.req.Rev, Timeout: c.req.Timeout,
+	}
 	if err := c.authenticate(buf); err != nil {
 		return err
 	}
@@ -213,10 +218,7 @@ func (c *conn) deny(why string) error {
 // greet answers the hello. The engine knows whether it is durable, the server what the grace is.
 func (c *conn) greet(welcome *wire.Reply) {
 	welcome.Values = c.proof
-	welcome.Nums = append(welcome.Nums[:min(len(welcome.Nums), 1)], int64(c.limits.Grace))
-	if _, ok := c.server.Engine.(*Memory); ok {
-		welcome.Nums = append(welcome.Nums, takesRelays)
-	}
+	welcome.Nums = append(welcome.Nums[:1], int64(c.limits.Grace), takesRelays)
 	c.reply(wire.OpHello, c.hello.ID, welcome)
 }
 
@@ -228,14 +230,14 @@ func (c *conn) refusal() string {
 	return c.trunk.branch.rights.refuse(&c.req)
 }
 
-// refuse answers c.req, which is not to be carried out. Its number, if it has one, is used all the same: do carries out what has no
-// effect under it. If the engine says more about the number, that is the answer.
-func (c *conn) refuse(code wire.Code, why string, session uint64, do func(req *wire.Request, rep *wire.Reply)) {
+// refuse answers c.req, which is not to be carried out. Its number, if it has one, is used all the same, for what has no
+// effect. If the machine says more about the number, that is the answer.
+func (c *conn) refuse(now core.Time, session uint64, code wire.Code, why string) {
 	op := c.req.Op
 	c.rep = wire.Reply{}
 	if c.req.Number != 0 {
-		c.req = wire.Request{Op: wire.OpSkip, Session: session, ID: c.req.ID, Number: c.req.Number, Acked: c.req.Acked}
-		do(&c.req, &c.rep)
+		c.req = wire.Request{Op: wire.OpSkip, ID: c.req.ID, Number: c.req.Number, Acked: c.req.Acked}
+		c.memory.applyLogged(now, session, &c.req, &c.rep)
 	}
 	if c.rep.Code == wire.CodeOK {
 		c.rep = wire.Reply{Code: code, Detail: why}

@@ -43,18 +43,21 @@ var garbage = []struct {
 	{"the largest length", true, wire.AppendHeader(nil, wire.Header{Op: wire.OpSet, Len: 1<<32 - 1}), "frame too large"},
 }
 
-// engines are the ways in which a server reads: a loop, a goroutine, a goroutine for each call.
+// engines are the ways in which a server reads, a loop and a goroutine; durables, those that wait for the log too.
 type way struct {
 	name   string
-	engine func(*testing.T) store.Engine
+	engine func(*testing.T) store.Backend
 	wires  wires
 }
 
 var engines = []way{
 	{"loop", newMemory, tcp},
 	{"goroutine", newMemory, pipes},
-	{"any engine", newPrefix, tcp},
-	{"any engine over pipes", newPrefix, pipes},
+}
+
+var durables = []way{
+	{"durable", onDisk, tcp},
+	{"durable over pipes", onDisk, pipes},
 }
 
 // each runs a test for each way in which a server reads.

@@ -72,21 +72,17 @@ func (s *Server) watch() {
 		}
 		late := time.Since(last) > look+lateness
 		last = time.Now()
-		s.lookAround(late)
+		s.Engine.lookAround(s, late)
 	}
 }
 
-// lookAround probes the peers that are silent, and gives up those that have been so for their liveness timeout. If this process itself
-// stood still (late), no peer counts as silent: what they have sent is still to be read.
-func (s *Server) lookAround(late bool) {
-	if r, ok := s.Engine.(*Relay); ok { // the store looks after its peers
-		r.lookAround(late)
-		return
-	}
-	m, isMemory := s.Engine.(*Memory)
-	if isMemory {
-		late = m.stalled() || late
-	}
+// refuses implements Backend.
+func (m *Memory) refuses(*Server) string { return "" }
+
+// lookAround implements Backend: it probes the peers that are silent, and gives up those that have been so for their liveness timeout. If
+// this process itself stood still (late), no peer counts as silent: what they have sent is still to be read.
+func (m *Memory) lookAround(s *Server, late bool) {
+	late = m.stalled() || late
 	var silent, slow, relays []*conn
 	s.mu.Lock()
 	for c := range s.conns {
@@ -104,7 +100,7 @@ func (s *Server) lookAround(late bool) {
 			silent = append(silent, c)
 		}
 	}
-	isMemory = isMemory && s.branches > 0
+	hasBranches := s.branches > 0
 	s.mu.Unlock()
 	for _, c := range silent {
 		c.judge()
@@ -113,9 +109,9 @@ func (s *Server) lookAround(late bool) {
 		s.log().Warn("peer cut off: it does not read, and others wait for room in the buffers", "peer", c.peer, "who", c.hello.Key, "stuck", c.stuck.silence())
 		c.close()
 	}
-	if isMemory {
+	if hasBranches {
 		for _, c := range relays { // while a relay itself is silent, its branches cannot be heard
-			c.lookAtBranches(m, late)
+			c.lookAtBranches(late)
 		}
 	}
 }
@@ -123,6 +119,9 @@ func (s *Server) lookAround(late bool) {
 // judge counts a look at c, which has sent nothing.
 func (c *conn) judge() {
 	if c.session.Load() == 0 { // its handshake has limits of its own
+		return
+	}
+	if _, taken := c.out.Backlog(); taken == 0 { // the welcome has not left
 		return
 	}
 	what := c.live.count(livenessTimeout(c.hello.Timeout, c.limits.LivenessTimeout))
@@ -136,7 +135,8 @@ func (c *conn) judge() {
 }
 
 // lookAtBranches is lookAround for the branches of a relay that has been heard.
-func (c *conn) lookAtBranches(m *Memory, late bool) {
+func (c *conn) lookAtBranches(late bool) {
+	m := c.memory
 	var probes []wire.BranchCall
 	var lost []*branch
 	m.mu.Lock()
@@ -156,7 +156,7 @@ func (c *conn) lookAtBranches(m *Memory, late bool) {
 	}
 	m.mu.Unlock()
 	if len(probes) > 0 {
-		c.out.Append(func(to []byte) []byte {
+		c.out.Append(func(to []byte) []byte { // behind welcomes of branches
 			return wire.AppendReply(wire.AppendBranch(to, 0, probes...), wire.OpProbe, 0, new(wire.Reply))
 		})
 		c.out.Flush()
@@ -188,22 +188,9 @@ func (c *conn) reads() (reads, behind bool) {
 func (c *conn) lose() {
 	c.server.log().Warn("peer lost", "peer", c.peer, "who", c.hello.Key, "silent", c.live.silence())
 	session := c.session.Load()
+	c.memory.mu.Lock()
 	c.gaveUp = true
-	if m, ok := c.server.Engine.(*Memory); ok {
-		m.detach(session, c, wire.OpLost, 0)
-	} else {
-		c.server.loseSession(session)
-	}
+	c.memory.mu.Unlock()
+	c.memory.detach(session, c, wire.OpLost, 0)
 	c.close()
-}
-
-// loseSession ends a session of an engine that is no Memory.
-func (s *Server) loseSession(id uint64) {
-	s.mu.Lock()
-	es := s.sessions[id]
-	s.mu.Unlock()
-	if es != nil {
-		es.lose()
-		s.forgetSession(es)
-	}
 }

@@ -89,7 +89,7 @@ func TestSilentPeerIsLostAfterItsLivenessTimeout(t *testing.T) {
 		server, peer time.Duration
 	}{
 		"of the server":                   {engines[0], time.Second, 0},
-		"of an engine that is no Memory":  {engines[2], time.Second, 0},
+		"of a durable store":              {durables[0], time.Second, 0},
 		"shorter than the server's":       {engines[0], 0, time.Second},
 		"longer than the server's":        {engines[0], 100 * time.Millisecond, time.Second},
 		"less than what can be told":      {engines[0], 0, time.Nanosecond},

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	crand "crypto/rand"
-	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
@@ -12,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/internal/durable"
@@ -67,11 +65,6 @@ type Memory struct {
 	failed  chan struct{}          // closed then
 }
 
-// Replica opens a log that this process leads, and the machine that has replayed it.
-type Replica interface {
-	Open(limits Limits, o *durable.Options) (*durable.Disk, *core.Machine, error)
-}
-
 // stays reports whether what m has outlives this process.
 func (m *Memory) stays() bool { return m.Dir != "" || m.Replica != nil }
 
@@ -82,10 +75,15 @@ type call struct {
 	err  error
 }
 
+func (c *call) end(err error) {
+	c.err = err
+	close(c.done)
+}
+
 // link is a session's way to its peer.
 type link interface {
-	// deliver queues an answer; encode keeps answers that many share from being encoded for each.
-	deliver(e core.Effect, encode *encoder)
+	// deliver queues a reply that shows the log up to pos. encode encodes a reply that many sessions get only once.
+	deliver(e core.Effect, pos uint64, encode *encoder)
 	flush()
 	close()
 	quiet() time.Duration // since the peer was last heard of
@@ -134,6 +132,14 @@ func (m *Memory) Open() error {
 	return nil
 }
 
+// log opens m, and returns its committer, which is nil if m is not durable.
+func (m *Memory) log() (*committer, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	err := m.open()
+	return m.commit, err
+}
+
 // now is the machine's time. Called with mu.
 func (m *Memory) now() core.Time {
 	now := time.Since(m.start) - m.stopped
@@ -172,25 +178,34 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	ticket := core.Ticket{Session: own.Session, ID: own.ID}
 	if !answered {
 		if before := m.calls[ticket]; before != nil { // the same call came again: it waits on
-			before.err = ErrClosed
-			close(before.done)
+			before.end(ErrClosed)
 		}
 		c = &call{rep: rep, done: make(chan struct{})}
 		m.calls[ticket] = c
 	}
-	pos := m.pos
+	commit, pos := m.commit, m.position()
 	m.release()
-	if !answered {
-		if err := m.await(ctx, own, c); err != nil {
-			return err
-		}
-	} else if own.Op != wire.OpStatus || m.disk != nil && m.disk.Shared() { // it is to say that the disk stalls
-		if err := m.sync(pos); err != nil {
-			return err
+	var err error
+	switch {
+	case !answered:
+		err = m.await(ctx, own, c)
+	case commit != nil && (own.Op != wire.OpStatus || commit.disk.Shared()): // a status is to say that the disk stalls
+		if err = commit.await(ctx, pos); err != nil && own.Op.Numbered() {
+			err = inDoubt(err)
 		}
 	}
-	clone(rep)
-	return nil
+	if err == nil {
+		clone(rep)
+	}
+	return err
+}
+
+// position returns the position of a reply that shows the present state; see committer. The caller holds mu.
+func (m *Memory) position() uint64 {
+	if m.commit == nil {
+		return 0
+	}
+	return m.commit.position(m.pos)
 }
 
 // apply has the machine carry out a request. Called with mu.
@@ -229,30 +244,33 @@ func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
 		m.applyLogged(m.now(), req.Session, why.request(req.ID), new(wire.Reply))
 		m.release()
 	})
-	if err != nil {
-		ticket := core.Ticket{Session: req.Session, ID: req.ID}
-		m.mu.Lock()
-		waits := m.calls[ticket] == c
+	if err == nil {
+		return c.err
+	}
+	m.mu.Lock()
+	ticket := core.Ticket{Session: req.Session, ID: req.ID}
+	waits, commit := m.calls[ticket] == c, m.commit
+	if waits {
 		delete(m.calls, ticket)
-		m.mu.Unlock()
-		if waits {
+	}
+	m.mu.Unlock()
+	switch {
+	case waits:
+		return err
+	case commit != nil: // answered meanwhile; the log may take longer than the caller waits
+		select {
+		case <-c.done:
+		default:
 			return err
 		}
-		<-c.done // answered meanwhile
 	}
+	<-c.done
 	return c.err
 }
 
 // release sets the timer, unlocks, and tells those whose calls the last step answered.
-func (m *Memory) release() { m.releaseTo(nil, nil) }
-
-// releaseTo is release with answers for c, which are staged if the store is durable.
-func (m *Memory) releaseTo(c *conn, staged []byte) {
-	p := parcel{pos: m.pos, to: c, staged: staged}
-	if len(staged) > 0 {
-		c.parcels.Add(1)
-	}
-	effects := m.machine.Effects()
+func (m *Memory) release() {
+	effects, pos := m.machine.Effects(), m.position()
 	at, ok := m.machine.Next()
 	at = max(at, m.machine.Now()) // what is left of many things that were due is not late
 	if ok && m.disk != nil {
@@ -262,33 +280,43 @@ func (m *Memory) releaseTo(c *conn, staged []byte) {
 		m.armed = at
 		m.timer.Reset(m.armed - (time.Since(m.start) - m.stopped))
 	}
+	var answers []letter
+	var calls []*call
 	if len(effects) > 0 {
-		p.remote, p.local = m.route(effects)
+		answers, calls = m.route(effects)
 	}
 	commit := m.commit
-	if commit != nil && len(p.remote)+len(p.local)+len(staged) > 0 {
-		commit.put(p) // with mu: they are in the order of the log
-	}
+	behind := commit != nil && m.pos > m.disk.Durable()+mostUnsynced
 	m.mu.Unlock()
-	if commit == nil {
-		p.give()
+	if behind {
+		commit.requestWrite(pos)
+	}
+	if len(answers) > 0 {
+		post(answers, pos)
+	}
+	for _, c := range calls { // after the replies to peers: a process that hosts a store may exit when its own call returns
+		if commit == nil {
+			c.end(nil)
+		} else {
+			commit.onReleased(&waiter{pos, c.end})
+		}
 	}
 }
 
 // route finds out who is told what. Called with mu.
-func (m *Memory) route(effects []core.Effect) (remote []letter, local []*call) {
+func (m *Memory) route(effects []core.Effect) (answers []letter, calls []*call) {
 	for _, e := range effects {
 		if l := m.links[e.Session]; l != nil {
-			remote = append(remote, letter{l, e})
+			answers = append(answers, letter{l, e})
 			continue
 		}
 		if c := m.calls[e.Ticket]; c != nil {
 			delete(m.calls, e.Ticket)
 			*c.rep = *e.Reply
-			local = append(local, c)
+			calls = append(calls, c)
 		}
 	}
-	return remote, local
+	return answers, calls
 }
 
 // tick lets happen what is due, in small portions. Between two of them it lets others run who wait for the lock: a mutex alone would
@@ -330,12 +358,14 @@ func (m *Memory) attach(c *conn, hello *wire.Request, welcome *wire.Reply) (befo
 	session := uint64(welcome.N)
 	before = m.links[session]
 	m.links[session] = c
-	c.commit = m.commit
 	c.session.Store(session)
 	c.greet(welcome) // with mu: no other answer may come before it
-	if c.commit != nil {
-		c.parcels.Add(1)
-		c.commit.put(parcel{pos: m.pos, to: c, greet: newGreeting(c, c.unstage())})
+	c.welcomed = c.out.Held()
+	if c.welcomed > 0 && !m.disk.Shared() { // a shared log: another process may lead
+		time.AfterFunc(slowDisk, func() {
+			c.out.Release(c.welcomed)
+			c.out.Flush()
+		})
 	}
 	m.release()
 	return before, nil
@@ -397,8 +427,7 @@ func (m *Memory) end(err error) {
 		m.timer.Stop()
 	}
 	for _, c := range m.calls {
-		c.err = err
-		close(c.done)
+		c.end(err)
 	}
 	for session := range m.backups {
 		m.forgetBackup(session)
@@ -430,71 +459,4 @@ func cloneAll(values [][]byte) [][]byte {
 		}
 	}
 	return own
-}
-
-// withdrawal is why a waiting call is given up.
-type withdrawal struct {
-	code  wire.Code // CodeTimeout or CodeCancelled
-	cause string    // of a cancel, in words
-}
-
-// request is the cancel of the call id.
-func (w *withdrawal) request(id uint64) *wire.Request {
-	return &wire.Request{Op: wire.OpCancel, ID: id, Group: wire.Contribution{No: w.code, Reason: w.cause}}
-}
-
-// await returns nil when done is closed. When ctx ends first, the call is withdrawn. The store then decides it for all ranks, so
-// that its answer is waited for, no longer than Grace: the store keeps the deadline itself, and is sent a cancel. A store that
-// keeps the deadline later, as a busy one does, is sent a cancel that says so.
-func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(withdrawal)) error {
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-	}
-	err := ctx.Err()
-	passed := errors.Is(err, context.DeadlineExceeded)
-	if !passed {
-		withdraw(withdrawal{wire.CodeCancelled, causeOf(ctx)})
-	}
-	if passed && op.Waits() || decides(op) {
-		grace := time.NewTimer(Grace)
-		defer grace.Stop()
-		select {
-		case <-done:
-			return nil
-		case <-grace.C:
-		}
-	}
-	if passed {
-		withdraw(withdrawal{code: wire.CodeTimeout})
-	}
-	return err
-}
-
-// causeOf is why ctx was cancelled, in words; "" if nobody has said so.
-func causeOf(ctx context.Context) string {
-	cause := context.Cause(ctx)
-	if cause == nil || errors.Is(ctx.Err(), cause) {
-		return ""
-	}
-	text := strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) { // it is part of other ranks' errors, on one line
-			return ' '
-		}
-		return r
-	}, cause.Error())
-	return strings.ToValidUTF8(text[:min(len(text), mostCause)], "")
-}
-
-// mostCause is how many bytes of a cause are told to the other ranks.
-const mostCause = 512
-
-// decides reports whether the end of a call to op is something that others must agree on.
-func decides(op wire.Op) bool {
-	switch op {
-	case wire.OpJoin, wire.OpCollect, wire.OpRecv:
-		return true
-	}
-	return false
 }

@@ -1,13 +1,22 @@
 package store
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/wire"
 )
+
+// Replica opens a log that this process leads, and the machine that has replayed it.
+type Replica interface {
+	Open(limits Limits, o *durable.Options) (*durable.Disk, *core.Machine, error)
+	// Status returns what is known of the processes that keep the store, without waiting for anything.
+	Status() *ReplicationStatus
+}
 
 // A durable Memory writes down what its machine does, before anybody hears of it.
 
@@ -32,7 +41,7 @@ func (m *Memory) openDisk() error {
 	m.commit = newCommitter(disk, m.fail)
 	disk.FoldBy(m.hold)
 	commit := m.commit
-	disk.Watch(func(error) { commit.end() })
+	disk.Watch(func(error) { commit.checkFailure() })
 	return nil
 }
 
@@ -56,7 +65,7 @@ func (m *Memory) stalled() bool {
 		return false
 	}
 	durable, waited := m.disk.Progress(), m.waited
-	m.waited = m.commit.waiting.Load() > 0
+	m.waited = m.commit.writing.Load()
 	stalled := waited && m.waited && m.durable == durable
 	if m.durable = durable; stalled {
 		m.stopped += look
@@ -64,23 +73,13 @@ func (m *Memory) stalled() bool {
 	return stalled
 }
 
-// sync waits until what the log has up to pos is on the disk.
-func (m *Memory) sync(pos uint64) error {
-	if m.disk == nil {
-		return nil
-	}
-	if err := m.commit.sync(pos); err != nil {
-		if m.disk.Settled(pos) { // the store was closed behind it
-			return nil
-		}
-		return &Error{Op: "commit", Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnknown, ErrUnavailable), Detail: err.Error()}
-	}
-	return nil
-}
-
 // fail ends a store that cannot write any more: what it has acknowledged is there, and nothing more is.
 func (m *Memory) fail(err error) {
-	logger(m.Logger).Error("the store cannot go on", "dir", m.Dir, "err", err)
+	level := slog.LevelError
+	if m.Replica != nil { // another process goes on with it
+		level = slog.LevelWarn
+	}
+	logger(m.Logger).Log(context.Background(), level, "the store cannot go on", "dir", m.Dir, "err", err)
 	m.mu.Lock()
 	m.fault = err
 	links := m.links
@@ -141,7 +140,7 @@ func (m *Memory) tickLogged(now core.Time) {
 		m.pos, m.logged = m.disk.Tick(now), now
 	case now-m.logged >= timeLogged:
 		m.pos, m.logged = m.disk.Advance(now), now
-		m.commit.put(parcel{pos: m.pos}) // no answer waits for it, and it is to be on the disk all the same
+		m.commit.requestWrite(m.position())
 	}
 }
 

@@ -96,7 +96,7 @@ func (m *meter) wrote(took time.Duration) {
 	m.synced.add(took, 1)
 }
 
-// What becomes of connections is counted where there is a meter: it is nil beside an Engine that is no Memory.
+// What becomes of connections is counted where there is a meter: it is nil of a relay.
 
 func (m *meter) came() {
 	if m != nil {

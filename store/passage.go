@@ -24,7 +24,7 @@ type passage struct {
 	seats map[seat]struct{}
 }
 
-// adopted begins to serve p on a socket that a loop reads.
+// adopted implements reader.
 func (p *passage) adopted(s *transport.Sock) (transport.Reader, error) {
 	if err := p.begin(s); err != nil {
 		return nil, err
@@ -96,22 +96,16 @@ func (p *passage) cause(err error) error {
 	return err
 }
 
-// run serves p with a goroutine that reads: for connections that no loop can read.
-func (p *passage) run(buf []byte) {
-	pipe := transport.NewPipe(p.nc)
+// run implements reader.
+func (p *passage) run(buf []byte) error {
 	p.room = make(chan struct{}, 1)
-	err := p.begin(pipe)
+	p.out.Drained = p.goOn
+	err := p.enter()
 	if err == nil {
-		p.out.Drained = p.goOn
-		if err = p.enter(); err == nil {
-			err = p.readOn(buf)
-		}
-		p.up.leave(p)
-		err = p.cause(err)
+		err = p.readOn(buf)
 	}
-	_ = p.nc.Close()
-	pipe.Done()
-	p.server.ended(p.conn, err)
+	p.up.leave(p)
+	return err
 }
 
 func (p *passage) readOn(buf []byte) error {
@@ -213,7 +207,7 @@ func (p *passage) tell(h wire.Header, id uint64, body *transport.Body) {
 	h.ID = id
 	switch h.Op {
 	case wire.OpCollect, wire.OpJoin: // others may have the same
-		p.out.AppendShared(wire.AppendHeader(make([]byte, 0, wire.HeaderLen), h), body)
+		p.out.AppendShared(0, wire.AppendHeader(make([]byte, 0, wire.HeaderLen), h), body)
 	default: // it counts against InFlight
 		p.out.Append(func(b []byte) []byte { return append(wire.AppendHeader(b, h), body.Bytes...) })
 	}

@@ -19,14 +19,15 @@ type letter struct {
 // the last rank of a large barrier would write to all others before it reads on.
 const spreadFrom = 64
 
-// post delivers letters and returns when all are handed to the kernel or to a goroutine that waits for a slow peer.
-func post(letters []letter) {
-	letters = fanOut(letters)
+// post delivers letters, which show the log up to pos. When it returns, each is written to its socket, or waits in an outbox for its peer
+// or for the log.
+func post(letters []letter, pos uint64) {
+	letters = fanOut(letters, pos)
 	if len(letters) < spreadFrom {
-		send(letters)
+		send(letters, pos)
 		return
 	}
-	spread(len(letters), func(from, to int) { send(letters[from:to]) })
+	spread(len(letters), func(from, to int) { send(letters[from:to], pos) })
 }
 
 // spread does n things on all processors, and returns when they are done.
@@ -43,10 +44,10 @@ func spread(n int, do func(from, to int)) {
 	wg.Wait()
 }
 
-func send(letters []letter) {
+func send(letters []letter, pos uint64) {
 	var e encoder
 	for i, l := range letters {
-		l.to.deliver(l.effect, &e)
+		l.to.deliver(l.effect, pos, &e)
 		if i+1 == len(letters) || letters[i+1].to != l.to {
 			l.to.flush()
 		}

@@ -47,10 +47,6 @@ func (p *prefixed) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 		own.Key = p.prefix + req.Key
 	}
 	if err := check(&own); err != nil {
-		if own.Number != 0 { // is used all the same
-			skip := wire.Request{Op: wire.OpSkip, Session: own.Session, ID: own.ID, Number: own.Number, Acked: own.Acked}
-			_ = p.engine.Do(ctx, &skip, rep)
-		}
 		return err
 	}
 	err := p.do(ctx, &own, rep)

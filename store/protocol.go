@@ -55,8 +55,8 @@ func (c *conn) invite(p Protocol, first []byte) error {
 	if err != nil {
 		return err
 	}
-	m, isMemory := c.server.Engine.(*Memory)
-	g := &guest{protocol: p, visit: Visit{Conn: c.nc, First: bytes.Clone(first), Store: s, Prompt: isMemory && !m.stays()}}
+	prompt := c.memory != nil && !c.memory.stays()
+	g := &guest{protocol: p, visit: Visit{Conn: c.nc, First: bytes.Clone(first), Store: s, Prompt: prompt}}
 	g.ctx, g.leave = context.WithCancel(context.Background())
 	c.mu.Lock()
 	c.guest = g

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/url"
 	"strings"
 	"sync"
@@ -56,6 +55,7 @@ type Relay struct {
 const relayName = "relay, "
 
 // NewRelay connects to the store that rawurl names, as DialURL does. ctx bounds that alone; later the relay dials when a peer comes.
+// With DialOptions.Resolve, rawurl only names the store in errors.
 func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error) {
 	bad := func(detail string) error {
 		return &Error{Op: "relay", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: detail}
@@ -210,10 +210,7 @@ func (r *Relay) uplink(stopped <-chan struct{}) (*uplink, error) {
 }
 
 func (r *Relay) dial() {
-	l, err := r.dialer.dial(r.life, &wire.Request{Key: r.name})
-	for tries := 1; err != nil && tries < len(r.dialer.ways); tries++ {
-		l, err = r.dialer.dial(r.life, &wire.Request{Key: r.name})
-	}
+	l, err := r.dialStore()
 	if err == nil {
 		err = r.accept(l)
 	}
@@ -234,15 +231,39 @@ func (r *Relay) dial() {
 	close(done)
 }
 
+// dialStore tries each address once. If Resolve finds the store, its leader may be changing: then it
+// tries for takeoverTime.
+func (r *Relay) dialStore() (*line, error) {
+	began := time.Now()
+	for tries := 1; ; tries++ {
+		l, err := r.dialer.dial(r.life, &wire.Request{Key: r.name})
+		switch {
+		case err == nil || r.life.Err() != nil:
+			return l, err
+		case tries < len(r.dialer.ways):
+		case r.dialer.options.Resolve != nil && nobodyThere(err) && time.Since(began) < takeoverTime:
+			time.Sleep(takeoverTime / 100)
+		default:
+			return nil, err
+		}
+	}
+}
+
 // use makes l the connection to the store. Called with mu.
 func (r *Relay) use(l *line) {
 	u := newUplink(r, l)
 	r.up = u
+	if moved := r.dialer.options.Moved; moved != nil {
+		r.running.Go(l.watchMove(r.life, moved))
+	}
 	r.running.Go(u.read)
 }
 
 // gone notes that u has ended.
 func (r *Relay) gone(u *uplink, err error) {
+	if u.line.unwatch != nil {
+		u.line.unwatch()
+	}
 	r.mu.Lock()
 	if r.up == u {
 		r.up = nil
@@ -267,9 +288,9 @@ func (r *Relay) excuse(err error) (code wire.Code, detail string) {
 	return code, fmt.Sprintf("the relay cannot reach the store at %s: %v", r.dialer.addr, err)
 }
 
-// lookAround asks a store that is silent, and gives up its connection if it stays so. For those peers that are heard here, and of
+// lookAround implements Backend: the store looks after its peers. It asks a store that is silent, and gives up its connection if it stays so. For those peers that are heard here, and of
 // which the store wants to know, it says so. late is that this process itself stood still.
-func (r *Relay) lookAround(late bool) {
+func (r *Relay) lookAround(_ *Server, late bool) {
 	r.mu.Lock()
 	u := r.up
 	asks, lost := false, false
@@ -289,8 +310,9 @@ func (r *Relay) lookAround(late bool) {
 	u.line.out.Flush()
 }
 
-// check says why whoever comes may not have the relay's rights; "" if s asks who it is.
-func (r *Relay) check(s *Server) string {
+// refuses implements Backend: a relay that presents credentials to the store needs a Server that
+// authenticates its clients.
+func (r *Relay) refuses(s *Server) string {
 	if !r.shows || s.Insecure || len(s.Access) > 0 || s.wantsCertificate() {
 		return ""
 	}
@@ -298,8 +320,8 @@ func (r *Relay) check(s *Server) string {
 		"here too (Access, TLS), or set Insecure if all who reach it may have them"
 }
 
-// serveRelay serves c until it ends, or leaves it to a loop.
-func (c *conn) serveRelay(r *Relay, buf []byte) {
+// serve implements Backend.
+func (r *Relay) serve(c *conn, buf []byte) {
 	u, err := r.uplink(c.server.stopped)
 	if err != nil {
 		code, why := r.excuse(err)
@@ -307,16 +329,5 @@ func (c *conn) serveRelay(r *Relay, buf []byte) {
 		c.server.ended(c, err)
 		return
 	}
-	p := &passage{conn: c, up: u, seats: map[seat]struct{}{}}
-	if tcp, ok := c.nc.(*net.TCPConn); ok {
-		if loop := c.server.loop(); loop != nil {
-			c.in.giveBack()
-			if err := loop.Adopt(tcp, p.adopted); err != nil {
-				_ = tcp.Close()
-				c.server.ended(c, err)
-			}
-			return
-		}
-	}
-	p.run(buf)
+	c.serveBy(&passage{conn: c, up: u, seats: map[seat]struct{}{}}, buf)
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // relayed is the same engine behind a Server, behind a relay.
-func relayed(engine func(*testing.T) store.Engine, w wires, grace time.Duration) world {
+func relayed(engine func(*testing.T) store.Backend, w wires, grace time.Duration) world {
 	return func(t *testing.T) func() store.Engine {
 		s := serve(t, &store.Server{Engine: engine(t), Limits: store.ServerLimits{Grace: grace}}, tcp)
 		r := relay(t, s.addr, &store.Server{}, w)

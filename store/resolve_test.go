@@ -45,6 +45,43 @@ func TestResolve(t *testing.T) {
 	require.GreaterOrEqual(t, asked.Load(), int64(2))
 }
 
+// TestMoved: a client leaves a connection on which nothing comes as soon as it is told that the store is elsewhere, also while it is idle.
+func TestMoved(t *testing.T) {
+	s := durableService(t)
+	ways := []*testcluster.Proxy{testcluster.NewProxy(t, s.addr), testcluster.NewProxy(t, s.addr)}
+	var way atomic.Int64
+	moved, left := make(chan struct{}), make(chan string, 10)
+	c, err := store.Dial(bounded(t), "by.name:1", &store.DialOptions{
+		LivenessTimeout: time.Hour,
+		Resolve:         func(context.Context) (string, error) { return ways[way.Load()].Addr(), nil },
+		Moved: func(ctx context.Context, addr string) error {
+			defer func() { left <- addr }()
+			if addr != ways[0].Addr() {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			select {
+			case <-moved:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		},
+	})
+	require.NoError(t, err)
+	require.NoError(t, c.Set(bounded(t), "key", []byte("value"), nil))
+	ways[0].Blackhole(true)
+	way.Store(1)
+	close(moved)
+	require.Equal(t, ways[0].Addr(), <-left)
+	testcluster.Eventually(t, 10*time.Second, func() bool { return ways[1].Conns() == 1 }, "an idle client connects elsewhere")
+	v, err := c.Get(bounded(t), "key")
+	require.NoError(t, err)
+	require.Equal(t, "value", string(v))
+	require.NoError(t, c.Close())
+	require.Equal(t, ways[1].Addr(), <-left)
+}
+
 // TestResolveFails: a dial with Wait goes on while the address of the store is not known; an answer that waiting does not change is an error
 // at once.
 func TestResolveFails(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -57,7 +58,7 @@ func TestWaysIn(t *testing.T) {
 	f := newTLSFiles(t)
 	required := f.server()
 	required.RequireClient = true
-	for _, e := range engines {
+	for _, e := range slices.Concat(engines, durables) {
 		for name, way := range map[string]struct {
 			server door
 			secret []byte
@@ -340,7 +341,7 @@ func asks(t *testing.T, c net.Conn, req wire.Request) wire.Reply {
 }
 
 func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
-	for _, e := range engines {
+	for _, e := range slices.Concat(engines, durables) {
 		t.Run(e.name, func(t *testing.T) {
 			s := serve(t, &store.Server{Engine: e.engine(t), Access: []store.Access{all("s")}}, e.wires)
 			set := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: "in", Value: []byte{}})
@@ -372,7 +373,7 @@ var parts = []store.Access{
 }
 
 func TestRightsOfAPeer(t *testing.T) {
-	for _, e := range engines {
+	for _, e := range slices.Concat(engines, durables) {
 		t.Run(e.name, func(t *testing.T) {
 			s := serve(t, &store.Server{Engine: e.engine(t), Access: parts}, e.wires)
 			root, writer, reader := s.as(t, s.knowing(secretOf("r"), nil)), s.as(t, s.knowing(secretOf("p"), nil)), s.as(t, s.knowing(secretOf("q"), nil))
@@ -431,7 +432,7 @@ func listed(ctx context.Context, s *store.Store, prefix string) error {
 }
 
 func TestARefusalUsesItsNumberAndComesAgain(t *testing.T) {
-	for _, e := range engines {
+	for _, e := range slices.Concat(engines, durables) {
 		t.Run(e.name, func(t *testing.T) {
 			s := serve(t, &store.Server{Engine: e.engine(t), Access: parts, Limits: store.ServerLimits{Grace: time.Hour}}, e.wires)
 			set := wire.Request{Op: wire.OpSet, ID: 1, Number: 1, Key: "k", Value: []byte{}}

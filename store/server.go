@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"runtime"
@@ -60,13 +59,24 @@ func (l ServerLimits) withDefaults() ServerLimits {
 	}
 }
 
-// Server serves an Engine: a *Memory without a goroutine for each connection where the system has a
-// way to read many sockets at once, any other engine with a goroutine for each call.
+// Backend is what a Server serves: a *Memory, or a *Relay.
+type Backend interface {
+	Engine
+	// serve serves a connection after its handshake: until it ends, or by giving it to a loop.
+	serve(c *conn, buf []byte)
+	// lookAround detects peers that have failed. It is called at intervals of look; late means that
+	// this process itself was stopped since the last call.
+	lookAround(s *Server, late bool)
+	// refuses returns the reason why s must not serve it, or "".
+	refuses(s *Server) string
+}
+
+// Server serves a Backend, without a goroutine for each connection where the system has a way to read many sockets at once.
 //
 // It owns the listeners that it was given, the connections, and all those goroutines. Close ends all of
 // them and waits; it does not close the Engine.
 type Server struct {
-	Engine Engine
+	Engine Backend
 	// TLS is how to speak TLS 1.3; see TLSFiles.Server. Nil is plain TCP. Its ClientAuth says what is asked of clients, also if its
 	// GetConfigForClient makes other configurations.
 	TLS *tls.Config
@@ -82,11 +92,10 @@ type Server struct {
 	listeners  map[net.Listener]struct{}
 	conns      map[*conn]struct{}
 	perAddr    map[netip.Addr]int
-	handshakes list.List                 // conns whose handshake is unfinished, the oldest first
-	freed      chan struct{}             // gets a token when there are fewer of them
-	branches   int                       // of relays: they count as connections
-	away       int                       // connections that are being turned away
-	sessions   map[uint64]*engineSession // of an Engine that is no Memory
+	handshakes list.List     // conns whose handshake is unfinished, the oldest first
+	freed      chan struct{} // gets a token when there are fewer of them
+	branches   int           // of relays: they count as connections
+	away       int           // connections that are being turned away
 	loops      []*transport.Loop
 	adopted    int // connections that a loop was given; they take turns
 	budget     *transport.Budget
@@ -150,8 +159,8 @@ func (s *Server) Check(addr net.Addr) error {
 			}
 		}
 	}
-	if r, ok := s.Engine.(*Relay); ok {
-		if why := r.check(s); why != "" {
+	if s.Engine != nil {
+		if why := s.Engine.refuses(s); why != "" {
 			return &Error{Op: "relay", Key: addr.String(), Code: wire.CodeDenied, Err: ErrInsecure, Detail: why}
 		}
 	}
@@ -190,9 +199,11 @@ func (s *Server) admit(l net.Listener) error {
 	if err := s.Check(l.Addr()); err != nil {
 		return err
 	}
+	if s.Engine == nil {
+		return &Error{Op: "serve", Key: l.Addr().String(), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "Server.Engine is nil: it takes a *Memory, or a *Relay"}
+	}
 	if s.listeners == nil {
 		s.listeners, s.conns, s.perAddr = map[net.Listener]struct{}{}, map[*conn]struct{}{}, map[netip.Addr]int{}
-		s.sessions = map[uint64]*engineSession{}
 		s.budget = transport.NewBudget(s.Limits.withDefaults().Buffers)
 		s.stopped, s.freed = make(chan struct{}), make(chan struct{}, 1)
 		s.running.Go(s.watch)
@@ -388,12 +399,7 @@ func (s *Server) wait() {
 	s.running.Wait()
 	s.mu.Lock()
 	loops := s.loops
-	sessions := slices.Collect(maps.Values(s.sessions))
 	s.mu.Unlock()
-	for _, es := range sessions { // that waited for their peers to come back
-		es.lose()
-		s.forgetSession(es)
-	}
 	for _, l := range loops {
 		l.Close()
 	}

@@ -3,6 +3,7 @@ package store_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -190,4 +191,34 @@ func TestAJoinThatTheDiskDelaysHasOneOutcome(t *testing.T) {
 	err := <-result
 	require.ErrorIs(t, err, store.ErrTimeout)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+// failingFS is a file system that fails to list a directory, once.
+type failingFS struct {
+	*stallingFS
+	failed sync.Once
+}
+
+func (fs *failingFS) ReadDir(dir string) (files []string, err error) {
+	fs.failed.Do(func() { err = errors.New("too many open files") })
+	if err != nil {
+		return nil, err
+	}
+	return fs.FS.ReadDir(dir)
+}
+
+// TestNoAnswerBeforeTheLogOfAStoreThatOpensLate: the first connection finds that the store cannot be opened, and the next that it can. Neither gets
+// an answer before what that shows is on the disk.
+func TestNoAnswerBeforeTheLogOfAStoreThatOpensLate(t *testing.T) {
+	fs := &failingFS{stallingFS: &stallingFS{FS: disklog.OS}}
+	m := &store.Memory{Dir: t.TempDir()}
+	store.SetFS(m, fs)
+	s := serve(t, &store.Server{Engine: m}, tcp)
+	c := dial(t, s.addr) // it tries again
+	require.NoError(t, c.Set(bounded(t), "before", nil, nil))
+	resume := fs.stall()
+	defer resume()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, c.Set(ctx, "key", nil, nil), store.ErrUnknown)
 }

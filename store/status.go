@@ -15,6 +15,10 @@ type (
 	Status = wire.Status
 	// ServerStatus is about the store as a whole.
 	ServerStatus = wire.ServerStatus
+	// ReplicationStatus is about the processes that keep a replicated store.
+	ReplicationStatus = wire.ReplicationStatus
+	// StandbyStatus is one of them that follows the leader.
+	StandbyStatus = wire.StandbyStatus
 	// GroupStatus is one generation of a group, or one that comes together.
 	GroupStatus = wire.GroupStatus
 	// RankStatus is a rank.
@@ -94,6 +98,9 @@ func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 			s.Log, s.Writing = m.disk.LogSize(), m.disk.Writing()
 		}
 		m.meter.status(s)
+		if m.Replica != nil {
+			page.Replication = m.Replica.Status()
+		}
 	}
 	rep.Keys, rep.Value = wire.AppendStatus([]string{}, []byte{}, &page.Status)
 	if page.More {

@@ -29,13 +29,12 @@ type trunk struct {
 	replaced []link // by connections of this relay's branches: to be closed
 
 	// Of what is being carried out:
-	op      wire.Op // OpBranch, OpVotes; 0 is of the connection itself
-	branch  *branch // nil is the connection itself
-	calls   []wire.BranchCall
-	cast    wire.Contribution
-	votes   []wire.Vote
-	fault   error // what is wrong with the frame of a branch
-	welcome bool  // there is one among the answers
+	op     wire.Op // OpBranch, OpVotes; 0 is of the connection itself
+	branch *branch // nil is the connection itself
+	calls  []wire.BranchCall
+	cast   wire.Contribution
+	votes  []wire.Vote
+	fault  error // what is wrong with the frame of a branch
 
 	// Answers to votes of one frame that are the same, and follow each other: for whom, the answer, and room for the next one.
 	alike        []wire.BranchCall
@@ -44,7 +43,6 @@ type trunk struct {
 
 // branch is a session's way through a relay: a link.
 type branch struct {
-	memory  *Memory
 	trunk   *conn
 	number  uint32
 	session uint64
@@ -61,7 +59,7 @@ func (b *branch) quiet() time.Duration { return max(b.live.silence(), b.trunk.qu
 
 // nextOfBranches parses a frame of a relay's. What is wrong in a frame of a branch is that branch's alone.
 func (c *conn) nextOfBranches(h wire.Header, body []byte, owned bool) (err error) {
-	if _, ok := c.server.Engine.(*Memory); !ok || c.session.Load() == 0 {
+	if c.memory == nil || c.session.Load() == 0 {
 		return fmt.Errorf("%s: %w", h.Op, wire.ErrUnknownOp)
 	}
 	t := c.trunk
@@ -89,12 +87,12 @@ func (c *conn) nextOfBranches(h wire.Header, body []byte, owned bool) (err error
 }
 
 // stepBranches carries out what a relay has sent.
-func (c *conn) stepBranches(m *Memory, now core.Time) (full bool, err error) {
+func (c *conn) stepBranches(now core.Time) (full bool, err error) {
 	t := c.trunk
 	defer func() { t.branch = nil }()
 	switch {
 	case t.op == wire.OpVotes:
-		return c.stepVotes(m, now), nil
+		return c.stepVotes(now), nil
 	case t.fault != nil:
 		if b := t.branches[t.calls[0].Branch]; b != nil {
 			if id := t.calls[0].ID; id != 0 {
@@ -102,11 +100,11 @@ func (c *conn) stepBranches(m *Memory, now core.Time) (full bool, err error) {
 					return wire.AppendBranchReply(to, b.number, wire.OpGoodbye, id, refusedFrame(t.fault))
 				})
 			}
-			c.dropBranch(m, now, b, t.fault)
+			c.dropBranch(now, b, t.fault)
 		}
 		return false, nil
 	case c.req.Op == wire.OpHello:
-		return false, c.openBranch(m, t.calls[0].Branch)
+		return false, c.openBranch(t.calls[0].Branch)
 	}
 	for _, call := range t.calls {
 		b := t.branches[call.Branch]
@@ -117,28 +115,28 @@ func (c *conn) stepBranches(m *Memory, now core.Time) (full bool, err error) {
 		switch c.req.Op {
 		case wire.OpProbe:
 		case wire.OpGoodbye:
-			c.endBranch(m, now, b, &wire.Request{Op: wire.OpGoodbye})
+			c.endBranch(now, b, &wire.Request{Op: wire.OpGoodbye})
 			b.sayEnd()
 		case wire.OpLost:
-			c.endBranch(m, now, b, &wire.Request{Op: wire.OpLost, TTL: c.grace()})
+			c.endBranch(now, b, &wire.Request{Op: wire.OpLost, TTL: c.grace()})
 		default:
 			c.req.ID = call.ID
-			full = c.carryBranch(m, now, b) || full
+			full = c.carryBranch(now, b) || full
 		}
 	}
 	return full, nil
 }
 
 // carryBranch carries out c.req, which is of b.
-func (c *conn) carryBranch(m *Memory, now core.Time, b *branch) (full bool) {
-	if !m.attached(b.session, b) { // its session has gone on without it
+func (c *conn) carryBranch(now core.Time, b *branch) (full bool) {
+	if !c.memory.attached(b.session, b) { // its session has gone on without it
 		return false
 	}
 	c.trunk.branch = b
-	return c.carry(m, now, b.session)
+	return c.carry(now, b.session)
 }
 
-func (c *conn) stepVotes(m *Memory, now core.Time) (full bool) {
+func (c *conn) stepVotes(now core.Time) (full bool) {
 	t := c.trunk
 	for i := range t.votes {
 		v := &t.votes[i]
@@ -149,7 +147,7 @@ func (c *conn) stepVotes(m *Memory, now core.Time) (full bool) {
 		b.heard = true
 		c.req = wire.Request{Op: wire.OpCollect, ID: v.ID, Timeout: v.Timeout, Value: v.Value, Group: t.cast}
 		c.req.Group.Rank, c.req.Group.Want = v.Rank, v.Want
-		full = c.carryBranch(m, now, b) || full
+		full = c.carryBranch(now, b) || full
 	}
 	return c.replyAlike() > unreadPause || full
 }
@@ -191,12 +189,13 @@ func (c *conn) replyAlike() (waiting int) {
 }
 
 // openBranch is the hello of a branch: it opens a session, or takes one up again. Called with the Memory's mu.
-func (c *conn) openBranch(m *Memory, number uint32) error {
+func (c *conn) openBranch(number uint32) error {
 	t := c.trunk
 	if t.branches[number] != nil || len(t.calls) > 1 {
 		return fmt.Errorf("%w: branch %d is opened twice", ErrProtocol, number)
 	}
-	b := &branch{memory: m, trunk: c, number: number, who: strings.Clone(c.req.Key), timeout: c.req.Timeout, heard: true}
+	m := c.memory
+	b := &branch{trunk: c, number: number, who: strings.Clone(c.req.Key), timeout: c.req.Timeout, heard: true}
 	t.branch = b
 	var err error
 	if b.rights, err = parseRights(c.req.Old); err != nil {
@@ -217,22 +216,21 @@ func (c *conn) openBranch(m *Memory, number uint32) error {
 	m.links[b.session] = b
 	welcome.Nums = append(welcome.Nums[:1], int64(c.limits.Grace), cameByRelay)
 	c.reply(wire.OpHello, id, &welcome)
-	t.welcome = true
 	return nil
 }
 
 // endBranch is the end of b's way. Called with the Memory's mu.
-func (c *conn) endBranch(m *Memory, now core.Time, b *branch, how *wire.Request) {
+func (c *conn) endBranch(now core.Time, b *branch, how *wire.Request) {
 	delete(c.trunk.branches, b.number)
 	c.server.forgetBranches(c, 1)
-	m.part(now, b.session, b, how)
+	c.memory.part(now, b.session, b, how)
 }
 
 // dropBranch ends a branch on which something came that makes no sense, as it would end a connection.
-func (c *conn) dropBranch(m *Memory, now core.Time, b *branch, why error) {
+func (c *conn) dropBranch(now core.Time, b *branch, why error) {
 	if b != nil {
 		c.server.log().Warn("connection ended", "peer", c.peer, "who", clip(b.who), "branch", b.number, "err", why)
-		c.endBranch(m, now, b, &wire.Request{Op: wire.OpLost, TTL: c.grace()})
+		c.endBranch(now, b, &wire.Request{Op: wire.OpLost, TTL: c.grace()})
 		b.sayEnd()
 	}
 }
@@ -269,16 +267,6 @@ func (c *conn) whyCut(err error) string {
 	return fmt.Sprintf("their relay (%s, %s) %s", strings.TrimPrefix(clip(c.hello.Key), relayName), c.peer, what)
 }
 
-// welcomes reports whether a welcome is among the answers, so that what follows has to go the way that it goes.
-func (t *trunk) welcomes() bool {
-	if t == nil {
-		return false
-	}
-	w := t.welcome
-	t.welcome = false
-	return w
-}
-
 // weight is how many requests the frame was that has been carried out.
 func (t *trunk) weight() int {
 	if t == nil || t.op != wire.OpVotes {
@@ -307,21 +295,24 @@ func (b *branch) encode(to []byte, op wire.Op, id uint64, rep *wire.Reply) []byt
 }
 
 // deliver implements link; see fan, which does it for many.
-func (b *branch) deliver(e core.Effect, encode *encoder) { b.trunk.fan([]letter{{b, e}}, encode) }
+func (b *branch) deliver(e core.Effect, pos uint64, encode *encoder) {
+	b.trunk.fan([]letter{{b, e}}, pos, encode)
+}
 
 // flush implements link.
 func (b *branch) flush() { b.trunk.out.Flush() }
 
 // close implements link: the relay is told that the connection is over.
 func (b *branch) close() {
-	b.memory.mu.Lock()
+	m := b.trunk.memory
+	m.mu.Lock()
 	t := b.trunk.trunk
 	here := t.branches[b.number] == b
 	if here {
 		delete(t.branches, b.number)
 		b.trunk.server.forgetBranches(b.trunk, 1)
 	}
-	b.memory.mu.Unlock()
+	m.mu.Unlock()
 	if here {
 		b.sayEnd()
 		b.flush()
@@ -336,7 +327,7 @@ func (b *branch) sayEnd() {
 }
 
 // fan gives the answers of letters, which are all for branches of c: those that are alike, and follow each other, as one frame.
-func (c *conn) fan(letters []letter, encode *encoder) {
+func (c *conn) fan(letters []letter, pos uint64, encode *encoder) {
 	for len(letters) > 0 {
 		first := letters[0].effect
 		n := 1
@@ -353,9 +344,9 @@ func (c *conn) fan(letters []letter, encode *encoder) {
 		head, body := encode.frameOf(first)
 		outer := append(wire.AppendBranch(nil, len(body.Bytes), calls...), head...)
 		if alone(first.Op) {
-			c.out.Append(func(b []byte) []byte { return append(append(b, outer...), body.Bytes...) })
+			c.out.AppendAt(pos, func(b []byte) []byte { return append(append(b, outer...), body.Bytes...) })
 		} else {
-			c.out.AppendShared(outer, body)
+			c.out.AppendShared(pos, outer, body)
 		}
 		letters = letters[n:]
 	}
@@ -371,7 +362,7 @@ func alone(op wire.Op) bool {
 }
 
 // fanOut gives those of letters that go through relays, and returns the others.
-func fanOut(letters []letter) (others []letter) {
+func fanOut(letters []letter, pos uint64) (others []letter) {
 	isBranch := func(l letter) bool { _, ok := l.to.(*branch); return ok }
 	first := slices.IndexFunc(letters, isBranch)
 	if first < 0 {
@@ -388,7 +379,7 @@ func fanOut(letters []letter) (others []letter) {
 	}
 	var e encoder
 	for c, ls := range fans {
-		c.fan(ls, &e)
+		c.fan(ls, pos, &e)
 		c.out.Flush()
 	}
 	return others

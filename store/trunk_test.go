@@ -92,13 +92,6 @@ func TestARelayThatMakesNoSense(t *testing.T) {
 		s.says(t, "connection ended")
 		t.Log(name)
 	}
-	s = serve(t, &store.Server{Engine: newPrefix(t)}, tcp) // which has no branches
-	c := s.greeted(t)
-	send(t, c, branches(1))
-	closed(t, c)
-	_, err := store.NewRelay(bounded(t), "muster://"+s.addr, nil)
-	require.ErrorIs(t, err, store.ErrUnsupported)
-	require.ErrorContains(t, err, "it takes no relays")
 }
 
 // One answer for many branches is one frame; votes for branches that have ended count for nothing.
@@ -128,7 +121,7 @@ func TestAnswersForManyBranches(t *testing.T) {
 // What a root has said is one frame too for those of a relay who ask for it together; those who hear something else hear it apart.
 func TestWhatARootHasSaidIsOneFrameForMany(t *testing.T) {
 	t.Parallel()
-	for name, engine := range map[string]store.Engine{"memory": nil, "durable": onDisk(t)} {
+	for name, engine := range map[string]store.Backend{"memory": nil, "durable": onDisk(t)} {
 		s := serve(t, &store.Server{Engine: engine}, tcp)
 		c := trunkTo(t, s, 1, 2, 3, 4)
 		var joins []byte

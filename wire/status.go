@@ -9,6 +9,8 @@ import (
 // Durations, and numbers of a ServerStatus, that are below 0 are not known: not every store can tell. One whose Up is such counts no requests or bytes.
 type Status struct {
 	Server *ServerStatus // nil below a prefix
+	// Replication is nil below a prefix, and of a store that is not replicated. A standby returns nothing else.
+	Replication *ReplicationStatus
 	// Groups are those that come together, then those that are, then those that are over and failed: each in the order in which they began.
 	Groups []GroupStatus
 	Keys   []KeyStatus // that calls wait for, the longest first; not more than StatusKeys
@@ -171,6 +173,22 @@ type KeyStatus struct {
 // ErrStatus says that rows are in an order that means nothing.
 var ErrStatus = errors.New("wire: a row of a status without its group or its name")
 
+// ReplicationStatus is about a store that several processes keep, of which one at a time leads.
+type ReplicationStatus struct {
+	Leads    bool          // the process that answers is the leader
+	Leader   string        // the address where the leader serves; "": there is none
+	Term     uint64        // 1 for the first leader of the store; each takeover adds 1
+	Led      time.Duration // for how long the leader has led
+	Standbys []StandbyStatus
+}
+
+// StandbyStatus is a process that follows the log of the leader.
+type StandbyStatus struct {
+	Addr string        // where it will serve
+	Lag  uint64        // entries of the log that were committed, and that it had not applied, when it last reported
+	Seen time.Duration // since then
+}
+
 // Rows of a status: kind u8 | length u32 | fields. A reader skips kinds that it does not know, and what is behind the fields that it knows.
 const (
 	rowServer uint8 = iota + 1
@@ -179,12 +197,16 @@ const (
 	rowRecord
 	rowVerdict
 	rowKey
+	rowReplication
 )
 
 // AppendStatus appends the names and the rows of a page. A group of size 0 goes on with the last one of the page before.
 func AppendStatus(names []string, rows []byte, s *Status) ([]string, []byte) {
 	if s.Server != nil {
 		rows = appendRow(rows, rowServer, s.Server.append)
+	}
+	if s.Replication != nil {
+		rows = appendRow(rows, rowReplication, s.Replication.append)
 	}
 	for i := range s.Groups {
 		g := &s.Groups[i]
@@ -258,12 +280,16 @@ func (s *Status) parseNamed(kind uint8, name string, p *parser) {
 
 // parseRow parses what has no name of its own.
 func (s *Status) parseRow(kind uint8, p *parser) error {
-	if kind == rowServer {
+	switch {
+	case kind == rowServer:
 		s.Server = new(ServerStatus)
 		s.Server.parse(p)
 		return nil
-	}
-	if kind > rowKey {
+	case kind == rowReplication:
+		s.Replication = new(ReplicationStatus)
+		s.Replication.parse(p)
+		return nil
+	case kind > rowReplication:
 		return nil
 	}
 	if len(s.Groups) == 0 {
@@ -309,6 +335,24 @@ func (s *ServerStatus) parse(p *parser) {
 	s.Syncs, s.Synced = p.buckets(), p.duration()
 	if len(p.b) > 0 { // an older store ends here
 		s.Writing = p.duration()
+	}
+}
+
+func (r *ReplicationStatus) append(b []byte) []byte {
+	b = appendString(append(b, boolByte(r.Leads)), r.Leader)
+	b = appendDuration(appendU64(b, r.Term), r.Led)
+	b = appendU32(b, uint32(len(r.Standbys)))
+	for i := range r.Standbys {
+		x := &r.Standbys[i]
+		b = appendDuration(appendU64(appendString(b, x.Addr), x.Lag), x.Seen)
+	}
+	return b
+}
+
+func (r *ReplicationStatus) parse(p *parser) {
+	r.Leads, r.Leader, r.Term, r.Led = p.bool(), p.string(MaxKey), p.u64(), p.duration()
+	for range p.count(20) {
+		r.Standbys = append(r.Standbys, StandbyStatus{p.string(MaxKey), p.u64(), p.duration()})
 	}
 }
 

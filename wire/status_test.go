@@ -24,6 +24,9 @@ func aStatus() *wire.Status {
 			Conns: 13, Came: 14, Refused: 15, Slow: 16, Lost: 17, Watching: 18, History: 19, Compacted: 20,
 			Log: 21, Syncs: []wire.Bucket{{Below: 22, Count: 23}}, Synced: 24, Writing: 25,
 		},
+		Replication: &wire.ReplicationStatus{
+			Leads: true, Leader: "a:1", Term: 26, Led: 27, Standbys: []wire.StandbyStatus{{Addr: "b:1", Lag: 28, Seen: 29}},
+		},
 		Groups: []wire.GroupStatus{
 			{
 				Name: "train", Run: "r", Generation: 7, Size: 5, Present: 4, Age: 12, Ended: -1, Open: 1,

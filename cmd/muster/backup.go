@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/spf13/cobra"
 )
 
@@ -18,8 +19,8 @@ func newBackup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE|-",
 		Short: "Copy a running store to a file",
-		Long: `Copy all that a running store with --data holds to a file, as it is at one moment. The store
-goes on meanwhile. Who comes in by a secret or a certificate needs the right to everything.
+		Long: `Copy all that a running store with --data or --etcd holds to a file, as it is at one moment. The
+store goes on meanwhile. Who comes in by a secret or a certificate needs the right to everything.
 
 FILE is written beside its place and renamed when it is whole; one that is there is not overwritten.`,
 		Example: `  muster backup store-$(date +%F).backup
@@ -86,23 +87,31 @@ func (c *counted) Write(p []byte) (int, error) {
 }
 
 func newRestore() *cobra.Command {
-	var data string
+	var data, at string
 	cmd := &cobra.Command{
-		Use:   "restore FILE --data DIR",
+		Use:   "restore FILE --data DIR|--etcd URL",
 		Short: "Make a store of a backup",
-		Long: `Make a store of a backup, in a folder that is empty or not there. "muster serve --data DIR"
-serves it then.
+		Long: `Make a store of a backup: in a folder that is empty or not there, for "muster serve --data DIR";
+or below the root in an etcd that the URL names, where there is no store, for
+"muster serve --etcd URL".
 
 Keys, their times to live and generation numbers come back. Sessions do not, nor what was held
 by their leases, nor groups: whoever was there may have gone on after the backup.`,
-		Example: `  muster restore store-2026-11-21.backup --data /var/lib/muster`,
-		Args:    operands("FILE"),
+		Example: `  muster restore store-2026-11-21.backup --data /var/lib/muster
+  muster restore store-2026-11-21.backup --etcd etcd://10.0.0.1:2379/restored`,
+		Args: operands("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if data == "" {
-				return usagef(cmd, "--data DIR is missing: where to put the store")
+			if (data == "") == (at == "") {
+				return usagef(cmd, "--data DIR or --etcd URL, one of them, says where to put the store")
 			}
 			b := newCountBar(cmd.ErrOrStderr(), "entries")
-			err := store.Restore(args[0], data, &store.RestoreOptions{Progress: func(done, total int) { b.show(int64(done), int64(total)) }})
+			o := &store.RestoreOptions{Progress: func(done, total int) { b.show(int64(done), int64(total)) }}
+			if at != "" {
+				err := restoreToEtcd(cmd, args[0], at, o)
+				b.clear()
+				return err
+			}
+			err := store.Restore(args[0], data, o)
 			b.clear()
 			if errors.Is(err, fs.ErrExist) {
 				return &exit{code: exitFailed, text: fmt.Sprintf("--data %s: there is a store already: name an empty directory", data), err: err}
@@ -115,5 +124,27 @@ by their leases, nor groups: whoever was there may have gone on after the backup
 		},
 	}
 	cmd.Flags().StringVar(&data, "data", "", "`folder` of the new store")
+	cmd.Flags().StringVar(&at, "etcd", "", "`URL` of an etcd that keeps the new store, etcd://host:2379,host:2379[/root]")
 	return cmd
+}
+
+// restoreToEtcd makes a store of a backup in the etcd that a URL names.
+func restoreToEtcd(cmd *cobra.Command, backup, at string, o *store.RestoreOptions) error {
+	cluster, err := etcdOf(cmd, at)
+	if err != nil {
+		return err
+	}
+	client, err := cluster.Client()
+	if err != nil {
+		return &storeError{redacted(at), err}
+	}
+	defer client.Close()
+	if err := etcdlog.Restore(cmd.Context(), client, backup, &etcdlog.Options{Root: cluster.Root}, o); err != nil {
+		if errors.Is(err, etcdlog.ErrExists) {
+			return &exit{code: exitFailed, text: fmt.Sprintf("--etcd %s: %v", redacted(at), etcdlog.ErrExists), err: err}
+		}
+		return err
+	}
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "muster serve --etcd %s\n", redacted(at))
+	return err
 }

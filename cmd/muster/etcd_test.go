@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"net"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/muster-pg/muster/internal/testcluster"
 )
 
 // etcd starts one of the test's own, and returns where it is.
@@ -74,6 +77,73 @@ func TestStoreInEtcd(t *testing.T) {
 	run(t, "get", "--store", "etcd://host", "key").wants(t, 2, "", "host is no host:port")
 }
 
+// A standby tells Prometheus and its health address that it is one, and the leader which standbys there are.
+func TestReplicasTellHowTheyDo(t *testing.T) {
+	t.Parallel()
+	at := "etcd://" + etcd(t) + "/jobs"
+	begin := func() (p *process, addr, page, health string) {
+		p = start(t, "serve", "--etcd", at, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--health", "127.0.0.1:0")
+		_, health, _ = strings.Cut(p.complaint(t, "msg=telling"), "health=")
+		_, page, _ = strings.Cut(p.complaint(t, "page="), "page=")
+		return p, strings.TrimPrefix(p.line(t, "muster://"), "muster://"), page, strings.TrimSuffix(health, "/healthz")
+	}
+	leader, one, leading, _ := begin()
+	leader.complaint(t, "msg=leads")
+	standby, two, following, health := begin()
+	tells(t, health+"/healthz", 200, "ok")
+	tells(t, health+"/readyz", 503, "standby")
+	text := numbersHave(t, following, "muster_replication_lag_entries")
+	has(t, text, "muster_store_up 1", "muster_replication_leads 0", "muster_replication_takeovers_total 0", `muster_replication_lag_entries{standby="`+two+`"} 0`)
+	tells(t, following+"status", 200, `"leads":false,"leader":"`+one+`","term":1,`)
+	has(t, numbersHave(t, leading, "muster_replication_lag_entries"), "muster_store_up 1", "muster_replication_leads 1", `muster_replication_lag_entries{standby="`+two+`"} 0`)
+	if r := run(t, "who", "--store", at); !strings.Contains(r.stdout, "\nleader "+one+", for ") || !strings.Contains(r.stdout, ", term 1; standby "+two+", up to date\n") {
+		t.Errorf("%+v", r)
+	}
+	leader.signal(t, syscall.SIGKILL)
+	standby.complaint(t, "msg=leads")
+	testcluster.Eventually(t, time.Minute, func() bool {
+		code, _ := told(t, health+"/readyz")
+		return code == 200
+	}, "the standby is ready, as the leader")
+	has(t, numbersHave(t, following, "muster_replication_leads 1"), "muster_replication_takeovers_total 1", "muster_store_keys ")
+}
+
+// A backup of a store in an etcd is restored below another root, and nowhere where a store is.
+func TestBackupOfAStoreInEtcd(t *testing.T) {
+	t.Parallel()
+	at := "etcd://" + etcd(t)
+	replica(t, at+"/jobs")
+	run(t, "set", "--store", at+"/jobs", "key", "value").wants(t, 0, "", "")
+	file := filepath.Join(t.TempDir(), "backup")
+	run(t, "backup", "--store", at+"/jobs", file).wants(t, 0, "", "bytes")
+	run(t, "restore", file, "--etcd", at+"/jobs").wants(t, 1, "", "/jobs: there is a store already: name another root")
+	run(t, "restore", file, "--etcd", at+"/again").wants(t, 0, "muster serve --etcd "+at+"/again\n", "")
+	replica(t, at+"/again")
+	run(t, "get", "--store", at+"/again", "key").wants(t, 0, "value\n", "")
+	run(t, "restore", file, "--etcd", at+"/again", "--data", "x").wants(t, 2, "", "one of them")
+	run(t, "restore", file, "--etcd", "redis://a:1").wants(t, 2, "", "no URL of the form etcd://")
+	run(t, "restore", file+"x", "--etcd", at+"/other").wants(t, 1, "", "no such file")
+}
+
+// A relay asks etcd for the leader: a call through it goes on after a takeover.
+func TestRelayOfAStoreInEtcd(t *testing.T) {
+	t.Parallel()
+	at := "etcd://" + etcd(t) + "/jobs"
+	first, _ := replica(t, at)
+	first.complaint(t, "msg=leads")
+	replica(t, at)
+	_, near := relay(t, "--store", at)
+	steps(t, near, []step{{args: "add n 2", stdout: "2\n"}})
+	waiting := start(t, "wait", "--store", near, "key", "--timeout", "60s")
+	testcluster.Eventually(t, time.Minute, func() bool {
+		return strings.Contains(run(t, "who", "--store", at).stdout, "key")
+	}, "the call waits at the store")
+	first.signal(t, syscall.SIGKILL)
+	run(t, "set", "--store", at, "key", "value").wants(t, 0, "", "")
+	waiting.wait(t).wants(t, 0, "", "")
+	steps(t, near, []step{{args: "add n 2", stdout: "4\n"}})
+}
+
 // The flags of a replicated store are looked at before anything listens.
 func TestServeEtcdFlags(t *testing.T) {
 	t.Parallel()
@@ -82,6 +152,7 @@ func TestServeEtcdFlags(t *testing.T) {
 		"--etcd etcd://a":                                    "a is no host:port",
 		"--etcd etcd://a:1?x=y":                              `unknown parameter "x"`,
 		"--etcd etcd://a:1 --data d":                         "two places for one store",
+		"--etcd-compact":                                     "--etcd-compact is for --etcd",
 		"--advertise a:1":                                    "--advertise is for --etcd",
 		"--etcd etcd://a:1 --advertise a":                    "--advertise a: it is not host:port",
 		"--etcd etcd://a:1 --listen 0.0.0.0:7070 --insecure": "no address that clients can dial",

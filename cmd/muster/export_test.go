@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"io"
 	"net"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/tensor"
 )
@@ -44,6 +46,9 @@ var (
 	Globbed = globbed
 	BarLine = barLine
 )
+
+// PrintWho prints what "muster who" does.
+func PrintWho(w io.Writer, v *status.View) { (&whoPrinter{Writer: w}).print(v) }
 
 // WriteNamed writes text to a new file at path where no file can be without a name, and commits it if it is to.
 func WriteNamed(path, part, text string, force, commit bool) error {

@@ -34,7 +34,7 @@ type hostOptions struct {
 }
 
 // server is one of e that does not serve yet.
-func (o *hostOptions) server(e store.Engine) (*store.Server, error) {
+func (o *hostOptions) server(e store.Backend) (*store.Server, error) {
 	s := &store.Server{Engine: e, Insecure: o.insecure, Access: o.access, Protocols: o.protocols, Limits: o.serverLimits, Logger: o.logger}
 	if o.tls == nil {
 		return s, nil

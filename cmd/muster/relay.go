@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/spf13/cobra"
 )
 
@@ -20,8 +21,10 @@ type relaying struct {
 	hostOptions
 	limit    connFlags
 	who      accessFlags
+	torch    torchFlags
 	listen   string
 	store    string
+	cluster  *etcdlog.Cluster // nil: store names the store's own addresses
 	timeout  time.Duration
 	logLevel string
 }
@@ -42,11 +45,17 @@ relay.
 
 Who may connect to the relay is said as for serve: --secret-file, --access, --tls-…. What the
 relay shows the store is in its URL: muster://store:7070?secret-file=FILE&ca=FILE&cert=FILE&key=FILE
+or etcd://etcd:2379/root?secret-file=FILE&store-ca=FILE&store-cert=FILE&store-key=FILE
 Its ranks may do what that allows the relay, and of that what --access leaves them. So a relay
 with a secret or a certificate of its own wants one of its ranks too, or --insecure.
 
+PyTorch's processes may use the relay as a TCPStore, as they may a store (--torch). Their client
+knows one address and does not connect again: through a relay of its host, a job goes on when the
+store is served by another process.
+
 Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		Example: `  muster relay --store muster://10.0.0.5:7070
+  muster relay --store etcd://10.0.0.1:2379,10.0.0.2:2379/jobs
   muster relay --listen 127.0.0.1:0 --store 'muster://10.0.0.5:7070?secret-file=job.secret' \
     --secret-file host.secret`,
 		Args:              operands(),
@@ -55,10 +64,11 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` to listen at, host:port")
-	f.StringVar(&o.store, "store", "", "`URL` of the store, muster://host:port[?secret-file=…]; or set MUSTER_STORE")
+	f.StringVar(&o.store, "store", "", "`URL` of the store, muster://host:port[?secret-file=…] or etcd://host:port,host:port[/root]; or set MUSTER_STORE")
 	f.DurationVar(&o.timeout, "timeout", time.Minute, "time for the store to be there, at the start")
 	f.BoolVar(&o.insecure, "insecure", false, "listen whoever may come in: beyond loopback, or with a secret or a certificate of the relay's own")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	o.torch.register(cmd)
 	o.who.register(cmd)
 	o.limit.register(cmd)
 	return cmd
@@ -77,14 +87,22 @@ func (o *relaying) check(cmd *cobra.Command) error {
 		return err
 	}
 	o.store = at.url
-	if u, err := url.Parse(o.store); err != nil || u.Scheme != "muster" {
-		return usagef(cmd, "--store %s: a relay is of muster://host:port", redacted(o.store))
+	u, err := url.Parse(o.store)
+	switch {
+	case err == nil && (u.Scheme == "etcd" || u.Scheme == "etcds"):
+		if o.cluster, err = etcdlog.ParseURL(u); err != nil {
+			return usagef(cmd, "--store: %v", err)
+		}
+	case err != nil || u.Scheme != "muster":
+		return usagef(cmd, "--store %s: a relay is of muster://host:port or etcd://host:port", redacted(o.store))
 	}
-	var err error
 	if o.logger, err = newLogger(cmd, o.logLevel); err != nil {
 		return err
 	}
 	if o.serverLimits, err = o.limit.check(cmd); err != nil {
+		return err
+	}
+	if o.protocols, err = o.torch.check(cmd); err != nil {
 		return err
 	}
 	o.tls, o.access, err = o.who.check(cmd)
@@ -141,7 +159,13 @@ func (o *relaying) open(ctx context.Context) (*store.Relay, error) {
 	defer time.AfterFunc(relayPatience, func() {
 		o.logger.Warn("waiting for the store: it does not answer yet", "store", redacted(o.store), "timeout", o.timeout)
 	}).Stop()
-	r, err := store.NewRelay(ctx, o.store, &store.DialOptions{Wait: true, Logger: o.logger})
+	at, options := o.store, store.DialOptions{}
+	if o.cluster != nil {
+		at, options = "muster://"+o.cluster.Endpoints[0], o.cluster.Dial
+		options.Resolve, options.Moved = o.cluster.Leader, o.cluster.Moved
+	}
+	options.Wait, options.Logger = true, o.logger
+	r, err := store.NewRelay(ctx, at, &options)
 	if e, ok := errors.AsType[*store.Error](err); ok {
 		return nil, &storeError{o.store, e}
 	}

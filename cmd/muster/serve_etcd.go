@@ -18,6 +18,7 @@ import (
 // replicaFlags say where the log of a replicated store is.
 type replicaFlags struct {
 	url, advertise string
+	compact        bool
 	cluster        *etcdlog.Cluster // nil: the store is this process's alone
 }
 
@@ -25,24 +26,23 @@ func (r *replicaFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&r.url, "etcd", "", "`URL` of an etcd that keeps the store, etcd://host:2379,host:2379[/root]: of several such processes one serves, the others take over")
 	f.StringVar(&r.advertise, "advertise", "", "with --etcd: `address` where clients reach this process, host:port; default is --listen")
+	f.BoolVar(&r.compact, "etcd-compact", false, "with --etcd: compact the etcd's history with each checkpoint, that of keys of others too: for an etcd that has only this store")
 }
 
 func (r *replicaFlags) check(cmd *cobra.Command, o *serving) error {
 	switch {
 	case r.url == "" && r.advertise != "":
 		return usagef(cmd, "--advertise is for --etcd")
+	case r.url == "" && r.compact:
+		return usagef(cmd, "--etcd-compact is for --etcd")
 	case r.url == "":
 		return nil
 	case o.data != "":
 		return usagef(cmd, "--data and --etcd are two places for one store: give one of them")
 	}
-	u, err := url.Parse(r.url)
-	if err != nil || u.Scheme != "etcd" && u.Scheme != "etcds" {
-		return usagef(cmd, "--etcd %s: it is no URL of the form etcd://host:2379,host:2379[/root]", redacted(r.url))
-	}
-	if r.cluster, err = etcdlog.ParseURL(u); err != nil {
-		invalid, _ := errors.AsType[*store.Error](err)
-		return usagef(cmd, "--etcd %s: %s", u.Redacted(), invalid.Detail)
+	var err error
+	if r.cluster, err = etcdOf(cmd, r.url); err != nil {
+		return err
 	}
 	if r.advertise != "" {
 		if err := checkListen(r.advertise); err != nil {
@@ -57,13 +57,35 @@ func (r *replicaFlags) check(cmd *cobra.Command, o *serving) error {
 	return nil
 }
 
-// current is the engine of this process: the store that it leads, or an error while it follows.
-type current struct{ memory atomic.Pointer[store.Memory] }
+// etcdOf is the etcd that the flag --etcd names, and a store's place in it.
+func etcdOf(cmd *cobra.Command, rawurl string) (*etcdlog.Cluster, error) {
+	u, err := url.Parse(rawurl)
+	if err != nil || u.Scheme != "etcd" && u.Scheme != "etcds" {
+		return nil, usagef(cmd, "--etcd %s: it is no URL of the form etcd://host:2379,host:2379[/root]", redacted(rawurl))
+	}
+	c, err := etcdlog.ParseURL(u)
+	if err != nil {
+		invalid, _ := errors.AsType[*store.Error](err)
+		return nil, usagef(cmd, "--etcd %s: %s", u.Redacted(), invalid.Detail)
+	}
+	return c, nil
+}
+
+// current is the engine of this process: the store that it leads. While it follows, only its status as a standby can be asked for.
+type current struct {
+	memory  atomic.Pointer[store.Memory]
+	standby atomic.Pointer[store.ReplicationStatus]
+}
 
 // Do implements store.Engine.
 func (c *current) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	if m := c.memory.Load(); m != nil {
 		return m.Do(ctx, req, rep)
+	}
+	if r := c.standby.Load(); r != nil && req.Op == wire.OpStatus {
+		*rep = wire.Reply{}
+		rep.Keys, rep.Value = wire.AppendStatus([]string{}, []byte{}, &wire.Status{Replication: r})
+		return nil
 	}
 	return &store.Error{Op: req.Op.String(), Code: wire.CodeUnavailable, Err: store.ErrUnavailable, Detail: "this process is a standby"}
 }
@@ -97,9 +119,13 @@ func (o *serving) replicate(cmd *cobra.Command, h *health, sigs <-chan os.Signal
 		return err
 	}
 	defer page.close()
+	if page != nil {
+		o.logger.Info("showing", "page", page.url())
+	}
 	r := &etcdlog.Replica{
-		Client: client, Options: etcdlog.Options{Root: o.replica.cluster.Root, Logger: o.logger}, Listener: l,
-		Addr: cmp.Or(o.replica.advertise, l.Addr().String()), Drain: o.drain,
+		Client: client, Listener: l,
+		Options: etcdlog.Options{Root: o.replica.cluster.Root, Compact: o.replica.compact, Logger: o.logger, Follows: shown.standby.Store},
+		Addr:    cmp.Or(o.replica.advertise, l.Addr().String()), Drain: o.drain,
 		Memory: func() *store.Memory { return &store.Memory{Limits: o.limits, Logger: o.logger} },
 		Server: func(m *store.Memory) (*store.Server, error) { return o.server(m) },
 		Leads: func(m *store.Memory) {
@@ -108,6 +134,7 @@ func (o *serving) replicate(cmd *cobra.Command, h *health, sigs <-chan os.Signal
 				h.follows()
 				return
 			}
+			shown.standby.Store(nil)
 			h.serves(m)
 		},
 	}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -97,6 +98,50 @@ func TestStoreOfTorch(t *testing.T) {
 	run(t, "get", "--store", url, "key").wants(t, 0, "value\n", "")
 	run(t, "add", "--store", tcp, "n", "5").wants(t, 0, "5\n", "")
 	run(t, "set", "--store", tcp, "key", "value", "--ttl", "1m").wants(t, 1, "", "unsupported")
+}
+
+// An unmodified job of PyTorch behind a relay does not notice that the leader of its store is killed: neither while its ranks wait, nor while
+// they change keys.
+func TestTorchOutlivesTheLeader(t *testing.T) {
+	t.Parallel()
+	cache, _ := os.UserCacheDir()
+	for _, exe := range []string{"/usr/bin/python3", cmp.Or(os.Getenv("MUSTER_TORCH"), filepath.Join(cache, "muster", "torch", "bin", "python"))} {
+		t.Run(exe, func(t *testing.T) {
+			if out, err := exec.Command(exe, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))").CombinedOutput(); err != nil {
+				t.Skipf("NOT TESTED: no torch at %s: %v %s", exe, err, out)
+			}
+			at := "etcd://" + etcd(t) + "/jobs"
+			leader, _ := replica(t, at)
+			leader.complaint(t, "msg=leads")
+			second, _ := replica(t, at)
+			_, near := relay(t, "--store", at, "--torch", "1.9")
+			host, port, _ := net.SplitHostPort(strings.TrimPrefix(near, "muster://"))
+			ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
+			defer cancel()
+			job := exec.CommandContext(ctx, exe, "testdata/job.py", host, port, "3")
+			job.Env = append(os.Environ(), "OMP_NUM_THREADS=1")
+			ended := make(chan error, 1)
+			var out []byte
+			go func() {
+				var err error
+				out, err = job.CombinedOutput()
+				ended <- err
+			}()
+
+			run(t, "wait", "--store", at, "waits/0", "waits/1", "waits/2", "--timeout", "2m").wants(t, 0, "", "")
+			leader.signal(t, syscall.SIGKILL)
+			second.complaint(t, "msg=leads")
+			replica(t, at)
+			run(t, "set", "--store", at, "go", "1").wants(t, 0, "", "")
+
+			run(t, "wait", "--store", at, "free/0", "free/1", "free/2", "--timeout", "2m").wants(t, 0, "", "")
+			second.signal(t, syscall.SIGKILL)
+			run(t, "set", "--store", at, "enough", "1").wants(t, 0, "", "")
+			if err := <-ended; err != nil || strings.Count(string(out), "ok ") != 3 {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
 }
 
 // Two agents of torchrun, with two ranks each, meet in a store that we host.

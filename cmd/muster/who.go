@@ -141,6 +141,33 @@ func (p *whoPrinter) print(v *status.View) {
 			p.line("%s", p.red("the disk stalls: a write of the log takes "+ago(s.DiskStalled)+" so far, and no change is acknowledged meanwhile"))
 		}
 	}
+	if r := v.Replication; r != nil {
+		p.line("%s", p.dim(replicationText(r)))
+	}
+}
+
+// replicationText is who keeps a replicated store.
+func replicationText(r *status.Replication) string {
+	text := "no process leads"
+	if r.Leader != "" {
+		text = "leader " + printable(r.Leader)
+		if r.Led >= 0 {
+			text += ", for " + ago(r.Led)
+		}
+	}
+	text += fmt.Sprintf(", term %d", r.Term)
+	for _, s := range r.Standbys {
+		text += "; standby " + printable(s.Addr) + ", "
+		switch s.Lag {
+		case 0:
+			text += "up to date"
+		case 1:
+			text += "1 log entry behind"
+		default:
+			text += fmt.Sprintf("%d log entries behind", s.Lag)
+		}
+	}
+	return text
 }
 
 // serverText is what is known of the store as a whole.

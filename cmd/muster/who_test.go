@@ -1,11 +1,11 @@
 package main_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -17,6 +17,7 @@ import (
 	"time"
 	"unicode"
 
+	muster "github.com/muster-pg/muster/cmd/muster"
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
@@ -129,41 +130,12 @@ func TestWhoNamesTheCulpritOfEachJob(t *testing.T) {
 	}
 }
 
-// stalled is a store that says of its disk that it has been writing for 12 s.
-type stalled struct{ store.Engine }
-
-func (e stalled) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	err := e.Engine.Do(ctx, req, rep)
-	if req.Op != wire.OpStatus || err != nil {
-		return err
-	}
-	var s store.Status
-	if err := s.Parse(rep.Keys, rep.Value); err != nil {
-		return err
-	}
-	s.Server = &store.ServerStatus{Durable: true, Writing: 12 * time.Second}
-	rep.Keys, rep.Value = wire.AppendStatus(nil, nil, &s)
-	return nil
-}
-
 func TestWhoSaysThatTheDiskStalls(t *testing.T) {
-	t.Parallel()
-	l, err := store.Listen(t.Context(), "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var out bytes.Buffer
+	muster.PrintWho(&out, &status.View{Server: &status.Server{Durable: true, DiskStalled: 12}})
+	if !strings.Contains(out.String(), "the disk stalls: a write of the log takes 12 s so far, and no change is acknowledged meanwhile") {
+		t.Errorf("%s", out.String())
 	}
-	srv := &store.Server{Engine: stalled{new(store.Memory)}}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	r := run(t, "who", "--store", "muster://"+l.Addr().String())
-	if r.code != 0 || !strings.Contains(r.stdout, "the disk stalls: a write of the log takes 12 s so far, and no change is acknowledged meanwhile") {
-		t.Errorf("%+v", r)
-	}
-	_ = srv.Close()
-	if err := <-served; !errors.Is(err, store.ErrServerClosed) {
-		t.Error(err)
-	}
-	_ = srv.Engine.Close()
 }
 
 // TestWhoShowsNamesAsText: what a rank calls itself and its verbs does nothing to a terminal.

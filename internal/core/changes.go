@@ -13,21 +13,21 @@ const historyBytes = 16 << 20
 // history is the last changes, in order; their revisions are dense.
 type history struct {
 	first uint64   // revision of list[head], or of the next change
-	list  []change // before head: forgotten, room to be used again
+	list  []Change // before head: forgotten, room to be used again
 	head  int
 	bytes int64
 }
 
 // last are the changes that are kept, in order.
-func (h *history) last() []change { return h.list[h.head:] }
+func (h *history) last() []Change { return h.list[h.head:] }
 
-func (h *history) add(c change, most int) {
+func (h *history) add(c Change, most int) {
 	h.list = append(h.list, c)
-	h.bytes += size(c.key, c.value)
+	h.bytes += size(c.Key, c.Value)
 	for len(h.list)-h.head > most || h.bytes > historyBytes {
 		old := &h.list[h.head]
-		h.bytes -= size(old.key, old.value)
-		*old = change{}
+		h.bytes -= size(old.Key, old.Value)
+		*old = Change{}
 		h.head++
 		h.first++
 	}
@@ -38,15 +38,16 @@ func (h *history) add(c change, most int) {
 	}
 }
 
-type change struct {
-	key   string
-	value []byte
-	how   wire.Change
+// Change is one of the history.
+type Change struct {
+	Key   string
+	Value []byte // nil if the entry is gone
+	How   wire.Change
 }
 
 // changed records the change that made revision m.rev, and tells those who watch.
 func (m *Machine) changed(key string, value []byte, how wire.Change) {
-	m.history.add(change{key, value, how}, m.limits.History)
+	m.history.add(Change{key, value, how}, m.limits.History)
 	taken := m.watchers.take(key)
 	if len(taken) == 0 {
 		return
@@ -78,17 +79,17 @@ func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	bytes := int64(0)
 	for i, c := range h.last()[req.Rev+1-h.first:] {
 		rev := req.Rev + 1 + uint64(i)
-		if !strings.HasPrefix(c.key, req.Key) {
+		if !strings.HasPrefix(c.Key, req.Key) {
 			continue
 		}
 		if len(rep.Keys) == pageKeys || bytes > pageBytes {
 			rep.Rev = rev - 1
 			return true
 		}
-		rep.Keys = append(rep.Keys, c.key)
-		rep.Values = append(rep.Values, c.value)
-		rep.Nums = append(rep.Nums, int64(rev), int64(c.how))
-		bytes += size(c.key, c.value)
+		rep.Keys = append(rep.Keys, c.Key)
+		rep.Values = append(rep.Values, c.Value)
+		rep.Nums = append(rep.Nums, int64(rev), int64(c.How))
+		bytes += size(c.Key, c.Value)
 	}
 	if len(rep.Keys) > 0 {
 		return true

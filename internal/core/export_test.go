@@ -174,8 +174,8 @@ func (m *Machine) SessionCount() int { return len(m.sessions) - 1 }
 
 var turnOf = regexp.MustCompile(`"Turn":\d+`)
 
-// Portrait is all that a log makes of m, in words: two machines with the same one are the same, but for calls that only read, and
-// the history of changes. Of turns only the order counts.
+// Portrait is all that a log makes of m, in words: two machines with the same one are the same, but for calls that only read. Of
+// turns only the order counts.
 func (m *Machine) Portrait() string {
 	s := m.state()
 	s.Now, s.Turn = 0, 0

@@ -1,13 +1,10 @@
 package core_test
 
 import (
-	"encoding/json"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
+
+	"github.com/muster-pg/muster/internal/mutationtest"
 )
 
 // mutant is one change that breaks a rule of docs/guarantees.md.
@@ -474,9 +471,6 @@ var mutants = []mutant{
 	},
 }
 
-// brokenProperty is what a schedule prints that has found one.
-var brokenProperty = regexp.MustCompile(`(?m)([A-Z][0-9] .*) does not hold: (.*)$`)
-
 // shortMutants is how many mutants the short form leaves out, plus one.
 const shortMutants = 4
 
@@ -491,42 +485,7 @@ func TestMutants(t *testing.T) {
 			continue
 		}
 		t.Run(m.name, func(t *testing.T) {
-			out, err := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-gcflags=-N -l -dwarf=false", "-ldflags=-s -w", "-overlay", m.overlay(t),
-				"-run", "^TestSimulation$", ".", "-sim.seeds", "6000").CombinedOutput()
-			found := brokenProperty.FindStringSubmatch(string(out))
-			if err == nil || found == nil {
-				t.Fatalf("it has no counterexample (%v):\n%s", err, out)
-			}
-			t.Logf("%s: %.200s", found[1], found[2])
+			mutationtest.Noticed(t, m.file, m.old, m.new, "-run", "^TestSimulation$", ".", "-sim.seeds", "6000")
 		})
 	}
-}
-
-// overlay writes the changed file, and the list of changed files for the go command.
-func (m *mutant) overlay(t *testing.T) string {
-	src, err := os.ReadFile(m.file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := strings.Count(string(src), m.old); n != 1 {
-		t.Fatalf("%s has %q %d times, not once: bring the table up to date", m.file, m.old, n)
-	}
-	dir := t.TempDir()
-	changed := filepath.Join(dir, m.file)
-	if err := os.WriteFile(changed, []byte(strings.Replace(string(src), m.old, m.new, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	original, err := filepath.Abs(m.file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := json.Marshal(map[string]any{"Replace": map[string]string{original: changed}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	overlay := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(overlay, list, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return overlay
 }

@@ -17,7 +17,6 @@ type keys struct {
 	rev     uint64
 	entries map[string]*keyEntry
 	log     []keyChange // of revision 2 and up
-	first   uint64      // revision of the first that the store still has
 
 	lastLease uint64
 	ending    []*lease // that have ended, and had entries then
@@ -168,7 +167,7 @@ func (k *keys) carryOut(a *audit, cl *call) {
 	case wire.OpList:
 		k.list(a, cl, rep)
 	case wire.OpChanges:
-		if req.Rev == 0 || req.Rev <= k.rev && req.Rev+1 >= k.first {
+		if req.Rev <= k.rev { // restarts keep the history, and it is long enough here
 			return
 		}
 		rep.Code = wire.CodeCompacted

@@ -11,7 +11,10 @@ import (
 func Restore(l Limits, s *State, entries iter.Seq2[Entry, error]) (*Machine, error) {
 	m := New(l)
 	m.now, m.rev, m.generation, m.lastLease, m.lastSession = s.Now, s.Rev, s.Generation, s.LastLease, s.LastID
-	m.history.first = m.rev + 1
+	m.history.first = m.rev + 1 - uint64(len(s.History))
+	for _, c := range s.History {
+		m.history.add(c, len(s.History))
+	}
 	m.timers.turn = s.Turn
 	for i := range s.Sessions {
 		m.restoreSession(&s.Sessions[i])

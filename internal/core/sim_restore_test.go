@@ -11,7 +11,6 @@ import (
 type checkpoint struct {
 	pos     int // of the log: what is before is in it
 	snap    *core.Snapshot
-	rev     uint64
 	state   []byte
 	entries []core.Entry
 }
@@ -27,7 +26,6 @@ func (w *world) checkpoints() {
 			return
 		}
 		c := &checkpoint{pos: len(w.log), snap: w.m.Snapshot()}
-		c.rev = c.snap.State.Rev
 		w.trace.note(w, "a snapshot after %d", c.pos)
 		w.piece(c)
 	})

@@ -335,7 +335,7 @@ func (w *world) restart() {
 	}
 	if m := w.restore(); m != nil {
 		s3SameState("a snapshot, and a replay", m, w.m.Portrait())
-		w.m, w.audit.keys.first = m, w.checkpoint.rev+1
+		w.m = m
 	} else {
 		w.checkpoint = nil
 	}

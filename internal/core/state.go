@@ -9,7 +9,7 @@ import (
 )
 
 // State is all that a machine knows but its entries, and what its log does not have either: calls that wait for keys, changes and
-// the end of a group, and the history of changes. Its values and replies are the machine's, and are not to be changed.
+// the end of a group. Its values and replies are the machine's, and are not to be changed.
 type State struct {
 	Now        Time
 	Rev        uint64
@@ -24,6 +24,8 @@ type State struct {
 	Groups     []SavedGroup
 	Rolls      []SavedRoll
 	Live       []uint64 // generations
+	// History is the last changes in their order, the newest of which made revision Rev: a watch that is resumed goes on from it.
+	History []Change
 }
 
 // Due is a place among the timers; zero is none.
@@ -187,6 +189,7 @@ func (m *Machine) state() *State {
 	for _, r := range m.rolls {
 		s.Rolls = append(s.Rolls, *r.state())
 	}
+	s.History = slices.Clone(m.history.last())
 	slices.SortFunc(s.Rolls, func(a, b SavedRoll) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Run, b.Run)) })
 	return s
 }

@@ -72,10 +72,9 @@ func (o *Options) withDefaults() *Options {
 // The methods are documented there; all of them may be called by several goroutines.
 type Records interface {
 	Append(f func(b []byte) []byte) (pos uint64)
+	// Sync makes the records up to pos durable. Of a log that another process may take over, it makes all durable that was appended
+	// before it, and shows that this process still leads: an answer may leave after a Sync that began when its request was there.
 	Sync(pos uint64) error
-	// Settled reports whether an answer that shows the records up to pos may leave without a Sync. A log that others may have
-	// taken over settles nothing: only a Sync that begins after a request came shows that its answer is not stale.
-	Settled(pos uint64) bool
 	Durable() uint64
 	Progress() uint64 // another value whenever a Sync could return
 	Unsynced() int64
@@ -246,9 +245,6 @@ func (d *Disk) Advance(now core.Time) (pos uint64) {
 
 // Sync returns when everything up to pos is on the disk. An error is for ever: what was acknowledged may not be there.
 func (d *Disk) Sync(pos uint64) error { return d.log.Sync(pos) }
-
-// Settled reports whether an answer that shows what is up to pos may leave without a Sync.
-func (d *Disk) Settled(pos uint64) bool { return d.log.Settled(pos) }
 
 // Durable is up to where everything is on the disk.
 func (d *Disk) Durable() uint64 { return d.log.Durable() }

@@ -2,6 +2,7 @@ package durable
 
 import (
 	"fmt"
+	"path/filepath"
 
 	"github.com/muster-pg/muster/internal/core"
 )
@@ -28,7 +29,10 @@ func Continue(r *Replica, m *core.Machine, limits core.Limits, o *Options) (*Dis
 	return d, nil
 }
 
-// ReadCheckpoint makes a machine of a checkpoint that Install was given.
+// CheckpointOf is the checkpoint that Restore has put into dir.
+func CheckpointOf(dir string) string { return filepath.Join(dir, checkpointName) }
+
+// ReadCheckpoint makes a machine of a checkpoint, that Install was given or CheckpointOf names.
 func ReadCheckpoint(file string) (m *core.Machine, incarnation, segment uint64, err error) {
 	d := new(Disk)
 	if m, segment, err = d.read(file); err != nil {

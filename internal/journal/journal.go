@@ -151,9 +151,6 @@ func (j *Journal) find(pos uint64) (*batch, error) {
 // Durable returns the position up to which all is durable.
 func (j *Journal) Durable() uint64 { return j.durable.Load() }
 
-// Settled reports whether an answer that shows the records up to pos may leave without a Sync.
-func (j *Journal) Settled(pos uint64) bool { return pos <= j.Durable() }
-
 // Progress changes with everything that becomes durable.
 func (j *Journal) Progress() uint64 { return j.Durable() }
 

@@ -38,6 +38,22 @@ const (
 
 var buffers = sync.Pool{New: func() any { return new([room]byte) }}
 
+// Gate is the log of a durable store, as an Outbox sees it. Its methods are called with an outbox
+// locked; it must not hold a lock of its own while it calls a method of an Outbox.
+type Gate interface {
+	// Committed returns the position up to which the log is committed. It never decreases.
+	Committed() uint64
+	// Await requests that pos is committed, and calls o.Flush from another goroutine after the next
+	// commit, even if that is below pos. If pos is committed already, it returns false and does nothing.
+	Await(o *Outbox, pos uint64) bool
+	// AddHeld adds n, which may be negative, to the number of bytes that wait for the log.
+	AddHeld(n int)
+}
+
+// mark is the position that frames wait for: those that end at the offset end, in the stream of all
+// bytes that were ever held, or before it.
+type mark struct{ end, pos uint64 }
+
 // chunk is some bytes to be written.
 type chunk struct {
 	b      []byte
@@ -47,6 +63,10 @@ type chunk struct {
 // Outbox gathers frames for one connection and writes them, many at once if they come fast.
 // Whoever calls Flush writes, as far as the pipe takes it at once; the rest is written when the pipe has room.
 // It owns no goroutine.
+//
+// With a Gate, a frame that shows the log up to a position is held until that position is committed,
+// and so are all frames behind it. Frames keep their order, and no peer sees a state that a crash
+// could undo.
 type Outbox struct {
 	// Drained, if not nil, is called once for a Hold that was true, when all is written or the
 	// connection has ended. It is set before the first Append, and called with the outbox locked.
@@ -56,18 +76,26 @@ type Outbox struct {
 	// Budget, if not nil, bounds what waits in this outbox and in others. A peer for whom more waits than is left of it is too slow: so
 	// something is always left for those that read. It is set before the first Append.
 	Budget *Budget
+	// Gate, if not nil, holds frames back. It is set before the first Append.
+	Gate Gate
 
 	pipe Pipe
 
 	mu      sync.Mutex // protects the fields below; not held while writing
 	limit   int
-	queue   []chunk // the last one is open for more if it is not shared
-	bytes   int     // of chunks that are not shared and not written
-	shared  int     // of those that are shared
-	writing bool    // somebody writes, or waits for room: Flush leaves it to them
-	held    bool    // somebody waits for Drained
-	taken   uint64  // bytes, by the pipe
+	queue   chunks
+	bytes   int    // that are not shared and not written, held ones too
+	shared  int    // those that are shared
+	writing bool   // somebody writes, or waits for room: Flush leaves it to them
+	paused  bool   // somebody waits for Drained
+	taken   uint64 // bytes, by the pipe
 	err     error
+
+	held       chunks // frames that wait for the Gate; they follow those in queue
+	marks      []mark // of the frames in held; both fields increase
+	heldBytes  int    // the part of bytes that is in held
+	heldShared int    // the part of shared that is in held
+	put, moved uint64 // total bytes ever appended to held, and moved from held to queue
 
 	bufs [most][]byte // of whoever set writing
 }
@@ -83,56 +111,168 @@ func (o *Outbox) Widen(n int) {
 	o.limit += n
 }
 
-// Append appends what f appends to its argument, and returns how many bytes wait now.
-func (o *Outbox) Append(f func(b []byte) []byte) (waiting int) {
+// Append appends a frame, which f appends to its argument, and returns how many bytes wait now. The
+// frame shows nothing of a log: it is held only if a frame before it is.
+func (o *Outbox) Append(f func(b []byte) []byte) (waiting int) { return o.AppendAt(0, f) }
+
+// AppendAt is Append for a frame that shows the log up to the position pos.
+func (o *Outbox) AppendAt(pos uint64, f func(b []byte) []byte) (waiting int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.open() {
-		o.grow(f)
+		o.grow(pos, f)
 	}
 	return o.bytes
 }
 
-// AppendShared appends head, and body, which nobody may change any more: it may go to many connections.
-func (o *Outbox) AppendShared(head []byte, body *Body) {
+// AppendUrgent is Append for a frame that overtakes all held frames.
+func (o *Outbox) AppendUrgent(f func(b []byte) []byte) (waiting int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.open() {
+		n := o.queue.grow(f)
+		o.bytes += n
+		o.Budget.Take(n)
+	}
+	return o.bytes
+}
+
+// AppendShared appends a frame that consists of head and body, and shows the log up to pos. The body
+// may be shared by many connections, and must not be modified any more.
+func (o *Outbox) AppendShared(pos uint64, head []byte, body *Body) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
 	case !o.open():
 	case len(body.Bytes) < ShareFrom:
-		o.grow(func(b []byte) []byte { return append(append(b, head...), body.Bytes...) })
+		o.grow(pos, func(b []byte) []byte { return append(append(b, head...), body.Bytes...) })
 	default:
-		o.grow(func(b []byte) []byte { return append(b, head...) })
-		o.queue = append(o.queue, chunk{body.Bytes, body})
-		o.shared += len(body.Bytes)
+		o.grow(pos, func(b []byte) []byte { return append(b, head...) })
+		n := len(body.Bytes)
+		if len(o.marks) > 0 {
+			o.held = append(o.held, chunk{body.Bytes, body})
+			o.heldShared += n
+			o.put += uint64(n)
+			o.marks[len(o.marks)-1].end = o.put
+		} else {
+			o.queue = append(o.queue, chunk{body.Bytes, body})
+		}
+		o.shared += n
 		body.hold(o.Budget)
 	}
 }
 
-// open reports whether there may be more, and ends the connection if too much waits already: not
-// if this makes it too much, so that one answer may be as large as it has to be.
+// open reports whether a frame may be appended. It ends the connection if too much waits for the peer
+// already; the size of the new frame does not count, so that one reply may be as large as necessary.
+// Held bytes do not count either, because they wait for the log and not for the peer.
 func (o *Outbox) open() bool {
-	if o.err == nil && (o.bytes > o.limit || o.shared > sharedLimit || !o.Budget.Fits(o.bytes+o.shared)) {
+	mine, shared := o.bytes-o.heldBytes, o.shared-o.heldShared
+	if o.err == nil && (mine > o.limit || shared > sharedLimit || mine+shared > 0 && !o.Budget.Fits(mine+shared)) {
 		o.fail(ErrSlow)
 	}
 	return o.err == nil
 }
 
-func (o *Outbox) grow(f func(b []byte) []byte) {
-	if n := len(o.queue); n == 0 || o.queue[n-1].shared != nil || len(o.queue[n-1].b) >= full {
-		o.queue = append(o.queue, chunk{b: buffers.Get().(*[room]byte)[:0]})
+// grow appends a frame to held if pos is not committed or held is not empty, and to queue otherwise.
+func (o *Outbox) grow(pos uint64, f func(b []byte) []byte) {
+	var n int
+	if last := len(o.marks) - 1; last >= 0 || o.Gate != nil && pos > o.Gate.Committed() {
+		n = o.held.grow(f)
+		o.put += uint64(n)
+		o.heldBytes += n
+		o.Gate.AddHeld(n)
+		if last < 0 || pos > o.marks[last].pos {
+			o.marks = append(o.marks, mark{pos: pos})
+		}
+		o.marks[len(o.marks)-1].end = o.put
+	} else {
+		n = o.queue.grow(f)
 	}
-	last := &o.queue[len(o.queue)-1]
-	before := len(last.b)
-	last.b = f(last.b)
-	o.bytes += len(last.b) - before
-	o.Budget.Take(len(last.b) - before)
+	o.bytes += n
+	o.Budget.Take(n)
 }
 
-// Flush writes what was appended, without waiting for the peer.
+// chunks are bytes to be written, in order. The next frame goes into the last chunk, unless that is
+// shared or full.
+type chunks []chunk
+
+// grow appends a frame, which f appends to its argument, and returns its length.
+func (q *chunks) grow(f func(b []byte) []byte) (n int) {
+	if n := len(*q); n == 0 || (*q)[n-1].shared != nil || len((*q)[n-1].b) >= full {
+		*q = append(*q, chunk{b: buffers.Get().(*[room]byte)[:0]})
+	}
+	last := &(*q)[len(*q)-1]
+	before := len(last.b)
+	last.b = f(last.b)
+	return len(last.b) - before
+}
+
+// Held returns the offset, for Release, at which the last frame ends that was ever held; 0 if there
+// was none.
+func (o *Outbox) Held() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.put
+}
+
+// Release moves the held frames up to the offset end to the queue, although they are not committed.
+func (o *Outbox) Release(end uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err == nil && end > o.moved {
+		o.move(end)
+		for len(o.marks) > 0 && o.marks[0].end <= end {
+			o.marks = append(o.marks[:0], o.marks[1:]...)
+		}
+	}
+}
+
+// moveCommitted moves the committed frames from held to queue. The caller holds mu.
+func (o *Outbox) moveCommitted() {
+	committed, n := o.Gate.Committed(), 0
+	for n < len(o.marks) && o.marks[n].pos <= committed {
+		n++
+	}
+	if n > 0 {
+		o.move(o.marks[n-1].end)
+		o.marks = append(o.marks[:0], o.marks[n:]...)
+	}
+}
+
+// move moves the held bytes up to the offset end to queue. Offsets are ends of frames, so a shared
+// chunk, which is the end of a frame, is moved whole. The caller holds mu.
+func (o *Outbox) move(end uint64) {
+	for o.moved < end {
+		c := &o.held[0]
+		k := min(int(end-o.moved), len(c.b))
+		part := *c
+		if k < len(c.b) { // the rest stays in the same buffer: part must not grow into it
+			part.b = c.b[:k:k]
+		}
+		o.queue = append(o.queue, part)
+		if c.shared != nil {
+			o.heldShared -= k
+		} else {
+			o.heldBytes -= k
+			o.Gate.AddHeld(-k)
+		}
+		o.moved += uint64(k)
+		if c.b = c.b[k:]; len(c.b) == 0 {
+			*c = chunk{} // the array of o.held must not keep its bytes alive
+			o.held = o.held[1:]
+		}
+	}
+}
+
+// Flush writes the frames that are not held, without waiting for the peer.
 func (o *Outbox) Flush() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	for len(o.marks) > 0 {
+		if o.moveCommitted(); len(o.marks) > 0 && o.Gate.Await(o, o.marks[len(o.marks)-1].pos) {
+			break
+		}
+	}
 	if !o.writing && len(o.queue) > 0 {
 		o.writing = true
 		o.write()
@@ -177,13 +317,15 @@ func (o *Outbox) write() {
 		}
 	}
 	o.writing = false
-	o.letGo()
+	if len(o.held) == 0 {
+		o.notifyDrained()
+	}
 }
 
-// letGo tells who waits for it that nothing waits for the peer any more. Called with mu.
-func (o *Outbox) letGo() {
-	if o.held && o.Drained != nil {
-		o.held = false
+// notifyDrained calls Drained if Hold has returned true since the last call. The caller holds mu.
+func (o *Outbox) notifyDrained() {
+	if o.paused && o.Drained != nil {
+		o.paused = false
 		o.Drained()
 	}
 }
@@ -248,11 +390,15 @@ func (o *Outbox) fail(err error) {
 	if o.err == nil {
 		o.err = err
 		release(o.queue)
-		o.queue = nil
+		release(o.held)
 		o.Budget.Take(-o.bytes)
-		o.bytes, o.shared = 0, 0
+		if o.heldBytes > 0 {
+			o.Gate.AddHeld(-o.heldBytes)
+		}
+		o.queue, o.held, o.marks = nil, nil, nil
+		o.bytes, o.shared, o.heldBytes, o.heldShared = 0, 0, 0, 0
 		_ = o.pipe.Close()
-		o.letGo()
+		o.notifyDrained()
 	}
 }
 
@@ -263,19 +409,27 @@ func (o *Outbox) Discard() {
 	o.fail(net.ErrClosed)
 }
 
-// Hold reports whether more than n bytes wait for the peer, after Flush. If so, Drained is called later.
+// Hold reports whether more than n bytes wait for the peer or the log after a Flush. If so, Drained is
+// called later.
 func (o *Outbox) Hold(n int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.held = o.held || o.err == nil && o.bytes > n
+	o.paused = o.paused || o.err == nil && o.bytes > n
 	return o.err == nil && o.bytes > n
 }
 
-// Backlog is how many bytes wait for the peer, and how many it has taken so far.
+// Backlog returns how many bytes wait for the peer, without held ones, and how many it has taken so far.
 func (o *Outbox) Backlog() (waiting int, taken uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.bytes, o.taken
+	return o.bytes - o.heldBytes, o.taken
+}
+
+// Waiting returns how many bytes wait for the peer or the log.
+func (o *Outbox) Waiting() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.bytes
 }
 
 // Err is why the connection was closed, if it was the outbox that closed it.

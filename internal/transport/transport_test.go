@@ -71,9 +71,9 @@ func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
 		p := &pipe{}
 		o := transport.NewOutbox(p, 1<<20)
 		add(o, "abc")
-		o.AppendShared([]byte("head"), &transport.Body{Bytes: body})
+		o.AppendShared(0, []byte("head"), &transport.Body{Bytes: body})
 		o.Flush()
-		o.AppendShared([]byte("head"), &transport.Body{Bytes: []byte("small")})
+		o.AppendShared(0, []byte("head"), &transport.Body{Bytes: []byte("small")})
 		add(o, "def")
 		o.Flush()
 		for p.resume != nil {
@@ -88,8 +88,8 @@ func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
 func TestOutboxEndsWithAPeerThatIsTooSlow(t *testing.T) {
 	p := &pipe{}
 	o := transport.NewOutbox(p, 10)
-	o.AppendShared([]byte("h"), &transport.Body{Bytes: make([]byte, 10_000)}) // is not counted
-	add(o, "12345678901234567890")                                            // one answer may be as large as it likes
+	o.AppendShared(0, []byte("h"), &transport.Body{Bytes: make([]byte, 10_000)}) // is not counted
+	add(o, "12345678901234567890")                                               // one answer may be as large as it likes
 	o.Flush()
 	require.NoError(t, o.Err())
 	add(o, "x")
@@ -165,7 +165,7 @@ func TestOutboxesShareABudget(t *testing.T) {
 	}
 	body := &transport.Body{Bytes: make([]byte, 20_000)}
 	for _, o := range outs {
-		o.AppendShared([]byte("head"), body)
+		o.AppendShared(0, []byte("head"), body)
 		o.Flush()
 	}
 	require.EqualValues(t, 20_000+3*4, budget.Used(), "the body counts once")

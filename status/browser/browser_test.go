@@ -422,6 +422,48 @@ func TestUnknownIsSaid(t *testing.T) {
 	}
 }
 
+// replicated is a store that says of its replicas what it was told.
+type replicated struct {
+	store.Engine
+	says *store.ReplicationStatus
+	more bool // than that
+}
+
+func (r replicated) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if req.Op != wire.OpStatus {
+		return r.Engine.Do(ctx, req, rep)
+	}
+	s := &store.Status{Replication: r.says}
+	if r.more {
+		s.Server = &store.ServerStatus{Keys: 7}
+	}
+	rep.Keys, rep.Value = wire.AppendStatus(nil, nil, s)
+	return nil
+}
+
+// TestReplication: a page shows who leads and how far standbys are behind; that of a standby shows no numbers of the store.
+func TestReplication(t *testing.T) {
+	says := &store.ReplicationStatus{Leader: "a:7070", Term: 3, Led: 90 * time.Second, Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}}}
+	at := func(leads bool) context.Context {
+		own := *says
+		own.Leads = leads
+		page := httptest.NewServer(status.Handler(store.New(replicated{newJob(t, "train", 1).m, &own, leads}), nil))
+		t.Cleanup(func() {
+			page.CloseClientConnections()
+			page.Close()
+		})
+		ctx := browser(t, devices[0])
+		run(t, ctx, chromedp.Navigate(page.URL))
+		return ctx
+	}
+	ctx := at(true)
+	has(t, ctx, "#replication div", "this process\nleads", "leader\na:7070, for 1 min 30 s", "term\n3", "standby b:7070\n2 log entries behind", "standby c:7070\nup to date")
+	has(t, ctx, "#numbers div", "keys\n7")
+	ctx = at(false)
+	has(t, ctx, "#replication div", "this process\nis a standby")
+	has(t, ctx, "#numbers div", "the leader's page shows the store")
+}
+
 // TestNothingFromElsewhere: the page needs no internet.
 func TestNothingFromElsewhere(t *testing.T) {
 	j := stuck(t)

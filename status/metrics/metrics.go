@@ -7,6 +7,8 @@
 // collector too: give it to Handler, or both to a registry of your own.
 //
 // No label has a group, a rank or a key: they would have no bound. The page has them.
+//
+// A standby of a replicated store has muster_store_up 1, muster_replication_leads 0, and its own lag.
 package metrics
 
 import (
@@ -46,7 +48,7 @@ type collector struct{ watch *status.Watch }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{up, requests, answers, syncs, groups, ranks, waits, longest} {
+	for _, d := range []*prometheus.Desc{up, requests, answers, syncs, groups, ranks, waits, longest, leads, takeovers, led, lag} {
 		ch <- d
 	}
 	for i := range numbers {
@@ -66,6 +68,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- gauge(up, 1)
 	if s.Server != nil {
 		ofServer(ch, s.Server)
+	}
+	if r := s.Replication; r != nil {
+		ofReplication(ch, r)
+		if !r.Leads {
+			return // a standby knows nothing else
+		}
 	}
 	ofGroups(ch, v)
 	ofWaits(ch, v)
@@ -98,6 +106,21 @@ func ofServer(ch chan<- prometheus.Metric, s *store.ServerStatus) {
 	ch <- histogram(answers, s.Latency, s.Took)
 	if s.Durable {
 		ch <- histogram(syncs, s.Syncs, s.Synced)
+	}
+}
+
+func ofReplication(ch chan<- prometheus.Metric, r *store.ReplicationStatus) {
+	ch <- gauge(leads, float64(btoi(r.Leads)))
+	ch <- prometheus.MustNewConstMetric(takeovers, prometheus.CounterValue, float64(max(r.Term, 1)-1))
+	if r.Led >= 0 {
+		ch <- gauge(led, r.Led.Seconds())
+	}
+	lags := map[string]uint64{} // a process that was started again may be there twice
+	for _, s := range r.Standbys {
+		lags[s.Addr] = max(lags[s.Addr], s.Lag)
+	}
+	for addr, n := range lags {
+		ch <- gauge(lag, float64(n), addr)
 	}
 }
 

@@ -74,6 +74,10 @@ var everything = &store.Status{
 		{Name: "idle", Generation: 8, Size: 1, Present: 1, Ended: -1, Ranks: []store.RankStatus{{Rank: 0, Session: 9}}},
 	},
 	Keys: []store.KeyStatus{{Key: "ready", Calls: 3, For: 90 * time.Second}},
+	Replication: &store.ReplicationStatus{
+		Leads: true, Leader: "a:7070", Term: 3, Led: 30 * time.Second,
+		Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}, {Addr: "c:7070", Lag: 9}}, // c was started again
+	},
 }
 
 func TestMetrics(t *testing.T) {
@@ -95,6 +99,15 @@ muster_ranks{state="idle"} 1
 muster_ranks{state="left"} 0
 muster_ranks{state="lost"} 1
 muster_ranks{state="waits"} 2
+# TYPE muster_replication_lag_entries gauge
+muster_replication_lag_entries{standby="b:7070"} 2
+muster_replication_lag_entries{standby="c:7070"} 9
+# TYPE muster_replication_leads gauge
+muster_replication_leads 1
+# TYPE muster_replication_led_seconds gauge
+muster_replication_led_seconds 30
+# TYPE muster_replication_takeovers_total counter
+muster_replication_takeovers_total 2
 # TYPE muster_store_accepted_connections_total counter
 muster_store_accepted_connections_total 15
 # TYPE muster_store_answer_seconds histogram
@@ -246,6 +259,8 @@ func TestNothingButWhatIsThere(t *testing.T) {
 	require.Equal(t, 1, count(below, "muster_store_up"))
 	require.Equal(t, 0, count(below, "muster_store_keys", "muster_store_answer_seconds"))
 	require.Equal(t, 5, count(below, "muster_groups"))
+	standby := said{status: &store.Status{Replication: &store.ReplicationStatus{Led: -1}}}
+	require.Equal(t, 3, count(standby)) // with up, leads and takeovers
 	memory := new(store.Memory)
 	defer memory.Close()
 	require.Equal(t, 0, count(memory, "muster_store_log_bytes", "muster_store_log_sync_seconds"))
@@ -303,7 +318,7 @@ func TestNoNameOfAnybody(t *testing.T) {
 		require.True(t, model.LegacyValidation.IsValidMetricName(family.GetName()))
 		for _, m := range family.Metric {
 			for _, l := range m.Label {
-				require.Contains(t, []string{"op", "state", "kind"}, l.GetName())
+				require.Contains(t, []string{"op", "state", "kind", "standby"}, l.GetName())
 				require.NotContains(t, l.GetValue(), "train")
 			}
 		}

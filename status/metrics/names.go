@@ -13,14 +13,18 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	up       = desc("store_up", "Whether the store has answered.")
-	requests = desc("store_requests_total", "Requests that were carried out, by operation.", "op")
-	answers  = desc("store_answer_seconds", "How long answers that need nobody else take in the store. They are counted for 90 seconds after somebody has looked.")
-	syncs    = desc("store_log_sync_seconds", "How long writes of the log take until they are on the disk.")
-	groups   = desc("groups", "Groups, by state: they come together, are at work, wait in a verb, have failed, or have failed and are over.", "state")
-	ranks    = desc("ranks", "Ranks of those groups, by state: in no call, waiting, waited for while in no call, left, or lost.", "state")
-	waits    = desc("waits", "What waits, by kind: verbs that are not decided, messages between ranks, and keys that calls wait for.", "kind")
-	longest  = desc("longest_wait_seconds", "For how long the oldest of those has been waiting, by kind.", "kind")
+	up        = desc("store_up", "Whether the store has answered.")
+	requests  = desc("store_requests_total", "Requests that were carried out, by operation.", "op")
+	answers   = desc("store_answer_seconds", "How long answers that need nobody else take in the store. They are counted for 90 seconds after somebody has looked.")
+	syncs     = desc("store_log_sync_seconds", "How long writes of the log take until they are on the disk.")
+	groups    = desc("groups", "Groups, by state: they come together, are at work, wait in a verb, have failed, or have failed and are over.", "state")
+	ranks     = desc("ranks", "Ranks of those groups, by state: in no call, waiting, waited for while in no call, left, or lost.", "state")
+	takeovers = desc("replication_takeovers_total", "How many times another process began to lead, since the store began.")
+	waits     = desc("waits", "What waits, by kind: verbs that are not decided, messages between ranks, and keys that calls wait for.", "kind")
+	leads     = desc("replication_leads", "Whether this process is the leader of a replicated store: 0 is a standby.")
+	led       = desc("replication_led_seconds", "For how long the leader has led.")
+	lag       = desc("replication_lag_entries", "Entries of the log that were committed, and that the standby had not applied when it last reported.", "standby")
+	longest   = desc("longest_wait_seconds", "For how long the oldest of those has been waiting, by kind.", "kind")
 )
 
 // number is a metric that is one field.

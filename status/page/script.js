@@ -244,8 +244,18 @@ function showFailures(list, more) {
   put($("failures-count"), list.length ? String(list.length + more) : "none");
 }
 
-function showNumbers(s) {
-  if (!s) { $("numbers").replaceChildren(make("div", "", make("dd", "", "Only what is below a prefix is shown."))); return; }
+function showReplication(r) {
+  const rows = !r ? [] : [
+    ["this process", r.leads ? "leads" : "is a standby"],
+    ["leader", r.leader ? r.leader + (r.led_seconds < 0 ? "" : ", for " + time(r.led_seconds)) : "none"], ["term", amount(r.term, "")],
+    ...r.standbys.map((s) => ["standby " + s.address, s.lag_entries ? amount(s.lag_entries, "") + " log entries behind" : "up to date"]),
+  ];
+  $("replication-part").hidden = !r;
+  sync($("replication"), rows, (x) => x[0], (x) => make("div", "", make("dt", "", x[0]), make("dd")), (e, x) => put(e.lastChild, x[1]));
+}
+
+function showNumbers(s, standby) {
+  if (!s) { $("numbers").replaceChildren(make("div", "", make("dd", "", standby ? "A standby: the leader's page shows the store." : "Only what is below a prefix is shown."))); return; }
   const r = s.rates, none = s.up_seconds < 0 ? "unknown" : "…"; // a store that cannot tell how long it runs counts nothing
   const rows = [
     ["running", time(s.up_seconds)], ["kept on a disk", !s.durable ? "no" : s.disk_stalled_seconds ? "yes, which stalls: " + time(s.disk_stalled_seconds) : "yes"], ["clients", amount(s.sessions, "")],
@@ -269,7 +279,8 @@ function show(v) {
   showWaits(v.waiting, v.more_waiting || 0);
   showGroups(v);
   showFailures(v.failures, v.more_failures || 0);
-  showNumbers(v.server);
+  showReplication(v.replication);
+  showNumbers(v.server, v.replication && !v.replication.leads);
   put($("about"), [v.address, v.version].filter(Boolean).join(" · "));
 }
 

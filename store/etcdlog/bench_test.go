@@ -2,7 +2,6 @@ package etcdlog_test
 
 import (
 	"fmt"
-	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -103,20 +102,15 @@ func BenchmarkWrites(b *testing.B) {
 // servedStores are n clients, each with a connection, of a store whose log is in the etcd of members.
 func servedStores(b *testing.B, members []*member, n int) []*store.Store {
 	b.Helper()
-	m := lead(b, client(b, members), &etcdlog.Options{Root: newRoot()})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	srv := &store.Server{Engine: m}
-	go func() { _ = srv.Serve(l) }()
-	b.Cleanup(func() { _ = srv.Close() })
-	all := make([]*store.Store, n)
+	return servedBy(b, lead(b, client(b, members), &etcdlog.Options{Root: newRoot()}), n)
+}
+
+// servedBy are n clients of a store, each with a connection.
+func servedBy(t testing.TB, m *store.Memory, n int) []*store.Store {
+	t.Helper()
+	all, addr := make([]*store.Store, n), serve(t, m)
 	for i := range all {
-		if all[i], err = store.Dial(b.Context(), l.Addr().String(), nil); err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { _ = all[i].Close() })
+		all[i] = open(t, "muster://"+addr)
 	}
 	return all
 }

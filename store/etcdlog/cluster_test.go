@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"net"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/internal/launch"
@@ -21,11 +23,12 @@ import (
 
 // replicaArg is what a process that is a replica is given.
 type replicaArg struct {
-	Endpoints []string
-	Addr      string // where it listens
-	Front     string // where clients reach it
-	Options   etcdlog.Options
-	Grace     time.Duration // of sessions whose connection has broken; 0 is the default
+	Endpoints              []string
+	Addr                   string // where it listens
+	Front                  string // where clients reach it
+	Root                   string
+	Outage, FailureTimeout time.Duration
+	Grace                  time.Duration // of sessions whose connection has broken; 0 is the default
 }
 
 // childReplica is a replica until SIGTERM.
@@ -45,7 +48,7 @@ func childReplica(ctx context.Context, arg string) error {
 	if err != nil {
 		return err
 	}
-	r := &etcdlog.Replica{Client: c, Options: a.Options, Listener: l, Addr: a.Front}
+	r := &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: a.Root, Outage: a.Outage, FailureTimeout: a.FailureTimeout}, Listener: l, Addr: a.Front}
 	r.Server = func(m *store.Memory) (*store.Server, error) {
 		return &store.Server{Engine: m, Limits: store.ServerLimits{Grace: a.Grace}}, nil
 	}
@@ -67,7 +70,7 @@ func newReplicas(t testing.TB, members []*member, o etcdlog.Options, grace time.
 	r := &replicas{find: client(t, members), options: o, procs: make([]*launch.Process, 3)}
 	r.options.Root = newRoot()
 	for i := range r.procs {
-		a := replicaArg{Endpoints: etcds(i), Addr: freePort(t), Options: r.options, Grace: grace}
+		a := replicaArg{Endpoints: etcds(i), Addr: freePort(t), Root: r.options.Root, Outage: r.options.Outage, FailureTimeout: r.options.FailureTimeout, Grace: grace}
 		r.fronts = append(r.fronts, testcluster.NewProxy(t, a.Addr))
 		a.Front = r.fronts[i].Addr()
 		r.args = append(r.args, a)
@@ -88,6 +91,22 @@ func (r *replicas) start(t testing.TB, i int) {
 	arg, err := json.Marshal(r.args[i])
 	require.NoError(t, err)
 	r.procs[i] = testcluster.Start(t, "replica", string(arg))
+}
+
+// restart starts one of them that has ended, and waits until it follows.
+func (r *replicas) restart(t testing.TB, i int) {
+	t.Helper()
+	standbys := func() (int64, []*mvccpb.KeyValue) {
+		resp, err := r.find.Get(bounded(t), r.options.Root+"standby/", clientv3.WithPrefix())
+		require.NoError(t, err)
+		return resp.Header.Revision, resp.Kvs
+	}
+	before, _ := standbys()
+	r.start(t, i)
+	testcluster.Eventually(t, patience, func() bool {
+		_, all := standbys()
+		return slices.ContainsFunc(all, func(kv *mvccpb.KeyValue) bool { return kv.CreateRevision > before })
+	}, "a replica follows")
 }
 
 // leader waits until one of them leads that is not among those, and returns which.

@@ -7,6 +7,7 @@
 //	root/leader                   the leader's address; every change compares this key's revision
 //	root/beat                     changed by the leader several times in Options.FailureTimeout
 //	root/state                    the incarnation, and the checkpoint that a start begins with
+//	root/standby/ID               the address and the lag of a standby, which puts it each second
 //	root/log/SEGMENT/SEQUENCE     a part of the log, in the order of both numbers, each of 16 hexadecimal digits
 //	root/checkpoint/ID/PART       a part of a checkpoint: a sealed file of package durable
 //
@@ -19,6 +20,9 @@
 // a standby need not wait for a lease to end.
 //
 // # Failure detection
+//
+// A standby holds a connection to a port of the leader's process, which is for that alone, and takes over when the process has ended: when
+// that connection breaks, and a second one is refused, or made by another process.
 //
 // The leader changes root/beat four times in Options.FailureTimeout. A standby that sees no change of it for FailureTimeout, also not
 // when it asks, puts root/leader, if that is still the key it knows. A leader that cannot reach etcd for as long as

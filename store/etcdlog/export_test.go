@@ -2,6 +2,7 @@ package etcdlog
 
 import (
 	"bytes"
+	"net"
 	"testing"
 	"time"
 
@@ -11,6 +12,12 @@ import (
 	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/internal/durable/logtest"
 )
+
+// ReportEvery makes o one whose standbys report so often.
+func (o *Options) ReportEvery(d time.Duration) *Options {
+	o.reports = d
+	return o
+}
 
 // Home is the log below a root, with records that no machine replays, for the contract of all logs.
 type Home struct {
@@ -39,12 +46,45 @@ func (h *Home) Open(t *testing.T, segment uint64) (r durable.Records, records []
 			records = append(records, bytes.Clone(record))
 			return nil
 		}}
-		err := l.try(t.Context(), s, "127.0.0.1:1")
+		err := l.try(t.Context(), s, Leader{Addr: "127.0.0.1:1", ID: newID()})
 		if err == nil {
 			return l.records, records
 		}
 		require.True(t, transient(err), "%v", err)
 	}
+}
+
+// Process is the liveness port of a process, which ends with Close.
+type Process struct {
+	*live
+	Leader Leader
+}
+
+// NewProcess is a process on loopback.
+func NewProcess(t *testing.T) *Process {
+	t.Helper()
+	id := newID()
+	l, err := listenLive(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}, id)
+	require.NoError(t, err)
+	return &Process{l, Leader{Addr: "127.0.0.1:1", ID: id, Live: l.at("127.0.0.1:1"), rev: 1}}
+}
+
+// Greeted is how many standbys hold a connection.
+func (p *Process) Greeted() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.conns)
+}
+
+// Close is the end of the process.
+func (p *Process) Close() { p.close() }
+
+// Observe is what a standby does: it returns a channel that is closed when the process of l has ended.
+func Observe(t *testing.T, l Leader) <-chan struct{} {
+	t.Helper()
+	ended, stop := l.observe(200 * time.Millisecond)
+	t.Cleanup(stop)
+	return ended
 }
 
 // Crash implements logtest.Home.

@@ -83,6 +83,19 @@ func cut(proxies ...*testcluster.Proxy) (undo func()) {
 	}
 }
 
+// silence has nothing come through, though connections are made.
+func silence(proxies ...*testcluster.Proxy) (undo func()) {
+	for _, p := range proxies {
+		p.Blackhole(true)
+	}
+	return func() {
+		for _, p := range proxies {
+			p.Blackhole(false)
+			p.Cut(testcluster.RST)
+		}
+	}
+}
+
 // fault is what happens, to one replica or to one member, and how it ends.
 type fault struct {
 	name string
@@ -99,14 +112,21 @@ var ofReplicas = []fault{
 		return func() { testcluster.Thaw(c.t, c.procs[i]) }
 	}},
 	{"a replica cut off from etcd", func(c *cluster, i int) func() { return cut(c.clients[i]...) }},
-	{"a replica cut off from clients", func(c *cluster, i int) func() { return cut(c.fronts[i]) }},
-	{"connections reset", func(c *cluster, i int) func() {
+	{"a replica that hears nothing of etcd", func(c *cluster, i int) func() { return silence(c.clients[i]...) }},
+	{"connections of a replica reset", func(c *cluster, i int) func() {
 		c.fronts[i].Cut(testcluster.RST)
 		for _, p := range c.clients[i] {
 			p.Cut(testcluster.RST)
 		}
 		return func() {}
 	}},
+}
+
+// ofFronts are replicas that nothing but clients cannot reach: one that leads goes on leading, and is not to be out of reach for longer than
+// sessions have to come back.
+var ofFronts = []fault{
+	{"a replica cut off from clients", func(c *cluster, i int) func() { return cut(c.fronts[i]) }},
+	{"a replica that hears nothing of clients", func(c *cluster, i int) func() { return silence(c.fronts[i]) }},
 }
 
 var ofMembers = []fault{
@@ -118,34 +138,75 @@ var ofMembers = []fault{
 		testcluster.Freeze(c.t, c.members[i])
 		return func() { testcluster.Thaw(c.t, c.members[i]) }
 	}},
-	{"a member cut off", func(c *cluster, i int) func() {
-		proxies := []*testcluster.Proxy{c.peers[i]}
-		for _, who := range c.clients {
-			proxies = append(proxies, who[i])
+	{"a member cut off", func(c *cluster, i int) func() { return cut(c.of(i)...) }},
+	{"a member that hears nothing", func(c *cluster, i int) func() { return silence(c.of(i)...) }},
+	{"connections of a member reset", func(c *cluster, i int) func() {
+		for _, p := range c.of(i) {
+			p.Cut(testcluster.RST)
 		}
-		return cut(proxies...)
+		return func() {}
 	}},
 }
 
-// strike has one thing fail for a while, or two.
-func (c *cluster) strike() {
+// of are all proxies before a member.
+func (c *cluster) of(member int) []*testcluster.Proxy {
+	proxies := []*testcluster.Proxy{c.peers[member]}
+	for _, who := range c.clients {
+		proxies = append(proxies, who[member])
+	}
+	return proxies
+}
+
+// etcdLeader is the member that leads etcd, or the first if that is not known.
+func (c *cluster) etcdLeader() int {
+	for i, m := range c.members {
+		if st, err := c.find.Status(within(c.t, time.Second), m.client); err == nil && st.Leader == st.Header.MemberId {
+			return i
+		}
+	}
+	return 0
+}
+
+// lasts is for how long a fault lasts: of those that may last longer, one of ten lasts longer than Outage, and one of fifty longer than every
+// timeout.
+func lasts(longer bool) time.Duration {
+	switch n := rand.IntN(50); {
+	case longer && n == 0:
+		return 25 * time.Second
+	case longer && n <= 5:
+		return 6 * time.Second
+	}
+	return 200*time.Millisecond + rand.N(1500*time.Millisecond)
+}
+
+// strike has one thing fail for a while, or two, and counts in kinds what it was.
+func (c *cluster) strike(soak bool, kinds map[string]int) {
 	var undo []func()
 	leader := c.leader(c.t)
-	which := rand.IntN(10)
+	which, d := rand.IntN(10), lasts(soak)
 	if which < 7 {
-		f, i := ofReplicas[rand.IntN(len(ofReplicas))], leader
+		i, whose := leader, "the leader"
 		if rand.IntN(3) == 0 {
-			i = (leader + 1) % 3 // a standby
+			i, whose = (leader+1)%3, "a standby"
 		}
-		c.t.Logf("%s, %d; %d leads", f.name, i, leader)
+		f := ofReplicas[rand.IntN(len(ofReplicas))]
+		if rand.IntN(4) == 0 {
+			f, d = ofFronts[rand.IntN(len(ofFronts))], lasts(false)
+		}
+		c.t.Logf("%s, %d; %d leads; for %v", f.name, i, leader, d)
+		kinds[f.name+": "+whose]++
 		undo = append(undo, f.do(c, i))
 	}
 	if which > 4 {
-		f, i := ofMembers[rand.IntN(len(ofMembers))], rand.IntN(3)
-		c.t.Logf("%s, %d", f.name, i)
+		f, i, whose := ofMembers[rand.IntN(len(ofMembers))], rand.IntN(3), "any"
+		if rand.IntN(2) == 0 {
+			i, whose = c.etcdLeader(), "etcd's leader"
+		}
+		c.t.Logf("%s, %d; for %v", f.name, i, d)
+		kinds[f.name+": "+whose]++
 		undo = append(undo, f.do(c, i))
 	}
-	<-time.After(time.Duration(200+rand.IntN(1500)) * time.Millisecond)
+	<-time.After(d)
 	for _, f := range undo {
 		f()
 	}
@@ -155,10 +216,11 @@ func (c *cluster) strike() {
 // TestFaults has processes of all kinds fail, under a load of all kinds: no rank is lost, adds are counted once, each record has one outcome,
 // and the histories of all clients are linearizable. MUSTER_SOAK=1 makes a thousand faults of the dozen.
 func TestFaults(t *testing.T) {
-	faults := 10
-	if os.Getenv("MUSTER_SOAK") != "" {
+	faults, soak := 10, os.Getenv("MUSTER_SOAK") != ""
+	if soak {
 		faults = 1000
 	}
+	kinds := map[string]int{}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(faults)*patience)
 	defer cancel()
 	c := newCluster(t)
@@ -179,13 +241,14 @@ func TestFaults(t *testing.T) {
 		if l.over.Load() {
 			break
 		}
-		c.strike()
+		c.strike(soak, kinds)
 		if n%10 == 9 {
 			l.more(10)
 		}
 	}
 	l.more(20)
 	l.end()
+	t.Log("faults:", kinds)
 	compare(t, outcomes)
 	h.check(t)
 }

@@ -11,8 +11,11 @@ import (
 
 // Leader is the value of root/leader: the process that leads.
 type Leader struct {
-	Addr string `json:"addr"` // where it serves, host:port
-	ID   string `json:"id"`   // of the process, for people
+	Addr string `json:"addr"`           // where it serves, host:port
+	ID   string `json:"id"`             // of the process
+	Live string `json:"live,omitempty"` // where it greets standbys with its ID, host:port
+	// Since is when it began to lead, by its clock, in milliseconds of Unix time: for people.
+	Since int64 `json:"since"`
 
 	rev int64 // at which it was put; 0: there is none
 }
@@ -24,6 +27,7 @@ type state struct {
 	Seq         uint64 `json:"seq"`        // of the first part of Segment
 	Checkpoint  uint64 `json:"checkpoint"` // its ID; 0: there is none, and the store begins empty
 	Parts       int    `json:"parts"`      // of it
+	Term        uint64 `json:"term"`       // how many times a process has begun to lead
 }
 
 // empty is the state of a store that has had no leader yet.
@@ -68,6 +72,9 @@ const (
 	more byte = iota
 	last
 )
+
+// partCost is as how many bytes a part counts at least: etcd and standbys spend some hundred on each, however short it is.
+const partCost = 1 << 10
 
 var errBatch = errors.New("a batch of the log is malformed")
 

@@ -2,6 +2,7 @@ package etcdlog
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/internal/core"
@@ -27,13 +29,25 @@ type Leadership struct {
 	standby *standby
 	fresh   bool
 	scratch string
-	records *records
+	addr    string    // where this process serves
+	began   time.Time // when it began to lead
+	// reportKey is its own as a standby, until the leader, which it is, removes it.
+	reportKey string
+	records   *records
 }
 
 // Lead follows the store below o.Root until this process leads it: until there is no leader, or the leader has failed. addr is where this
 // process will serve, host:port, for Find. It returns when it leads, when ctx
 // ends, or when etcd refuses access. The caller closes client, after the Leadership.
 func Lead(ctx context.Context, client *clientv3.Client, addr string, o *Options) (*Leadership, error) {
+	return lead(ctx, client, Leader{Addr: addr, ID: newID()}, o)
+}
+
+// newID is that of a process.
+func newID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
+
+// lead is Lead for a process as root/leader has it.
+func lead(ctx context.Context, client *clientv3.Client, me Leader, o *Options) (*Leadership, error) {
 	p := newPlace(client, o)
 	scratch, err := os.MkdirTemp("", "muster-replica-")
 	if err != nil {
@@ -43,7 +57,7 @@ func Lead(ctx context.Context, client *clientv3.Client, addr string, o *Options)
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		s := &standby{place: p}
 		began := time.Now()
-		err := l.try(ctx, s, addr)
+		err := l.try(ctx, s, me)
 		switch {
 		case err == nil:
 			return l, nil
@@ -67,28 +81,29 @@ func Lead(ctx context.Context, client *clientv3.Client, addr string, o *Options)
 }
 
 // try follows until it leads, with s, which has loaded nothing yet.
-func (l *Leadership) try(ctx context.Context, s *standby, addr string) error {
+func (l *Leadership) try(ctx context.Context, s *standby, me Leader) error {
 	if err := s.load(ctx, l.scratch); err != nil {
 		return err
 	}
+	s.reporter = newReporter(s.place, me.Addr)
 	for {
 		if err := s.follow(ctx); err != nil {
 			return err
 		}
-		fence, err := s.campaign(ctx, addr)
+		fence, err := s.campaign(ctx, me)
 		if err != nil {
 			return err
 		}
 		if fence > 0 {
-			l.fence, l.standby = fence, s
+			l.fence, l.standby, l.addr, l.began, l.reportKey = fence, s, me.Addr, time.Now(), s.reporter.key
 			return l.begin(ctx)
 		}
 	}
 }
 
 // campaign puts root/leader if it is as s knows it, and returns its revision then.
-func (s *standby) campaign(ctx context.Context, addr string) (fence int64, err error) {
-	me := Leader{Addr: addr, ID: fmt.Sprintf("%016x", rand.Uint64())}
+func (s *standby) campaign(ctx context.Context, me Leader) (fence int64, err error) {
+	me.Since = time.Now().UnixMilli()
 	resp, err := s.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.leaderKey()), "=", s.leader.rev)},
 		clientv3.OpPut(s.leaderKey(), encode(me)), clientv3.OpPut(s.beatKey(), ""))
 	if err != nil { // whether it leads is not known: a leader that does nothing fails, and is replaced
@@ -138,6 +153,7 @@ func (l *Leadership) begin(ctx context.Context) error {
 		l.fresh = true
 		s.state.Incarnation = rand.Uint64() | 1
 	}
+	s.state.Term++
 	r := newRecords(l.place, l.fence, stateRev, next, s.bytes)
 	r.fresh = next.seq == s.state.Seq
 	unhook := context.AfterFunc(ctx, func() { r.stop(context.Cause(ctx)) })
@@ -154,6 +170,9 @@ func (l *Leadership) begin(ctx context.Context) error {
 	return nil
 }
 
+// fold is after how many bytes of log there is a checkpoint, if the store does not hold more: a standby that begins reads all of it.
+const fold = 16 << 20
+
 // Open implements store.Replica.
 func (l *Leadership) Open(limits store.Limits, o *durable.Options) (*durable.Disk, *core.Machine, error) {
 	m := l.standby.machine
@@ -161,9 +180,14 @@ func (l *Leadership) Open(limits store.Limits, o *durable.Options) (*durable.Dis
 		return nil, nil, errors.New("etcdlog: a Leadership is for one Memory")
 	}
 	l.standby.machine = nil
+	own := durable.Options{}
+	if o != nil {
+		own = *o
+	}
+	own.Fold = cmp.Or(own.Fold, fold)
 	d, err := durable.Continue(&durable.Replica{
 		Incarnation: l.standby.state.Incarnation, Fresh: l.fresh, Log: l.records, Install: l.install, Scratch: l.scratch, Lost: l.records.lost,
-	}, m, limits, o)
+	}, m, limits, &own)
 	if err != nil {
 		return nil, nil, errors.Join(err, l.Close())
 	}
@@ -172,31 +196,52 @@ func (l *Leadership) Open(limits store.Limits, o *durable.Options) (*durable.Dis
 
 // install puts a checkpoint into etcd: its parts under a new ID first, then root/state, which names it.
 func (l *Leadership) install(file string, segment uint64) error {
-	f, err := os.Open(file)
-	if err != nil {
+	s := state{Incarnation: l.standby.state.Incarnation, Segment: segment, Seq: l.records.firstOf(segment), Checkpoint: rand.Uint64() | 1, Term: l.standby.state.Term}
+	var err error
+	if s.Parts, err = l.upload(file, s.Checkpoint, l.records.change); err != nil {
 		return err
 	}
-	defer f.Close()
-	r := bufio.NewReader(f)
-	s := state{Incarnation: l.standby.state.Incarnation, Segment: segment, Seq: l.records.firstOf(segment), Checkpoint: rand.Uint64() | 1}
-	for part := make([]byte, l.Part); ; s.Parts++ {
-		n, err := io.ReadFull(r, part)
-		if n == 0 && errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-			return err
-		}
-		if err := l.records.change(clientv3.OpPut(l.checkpointKey(s.Checkpoint, s.Parts), string(part[:n]))); err != nil {
-			return err
-		}
-	}
 	// With it go those before it, and what is left of one that was never named.
-	mine := l.checkpointKey(s.Checkpoint, 0)
-	return l.records.putState(s,
+	mine, before := l.checkpointKey(s.Checkpoint, 0), l.records.stateRev
+	err = l.records.putState(s,
 		clientv3.OpDelete(l.checkpointPrefix(), clientv3.WithRange(mine)),
 		clientv3.OpDelete(l.checkpointKey(s.Checkpoint, s.Parts), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.checkpointPrefix()))),
 	)
+	if err == nil && l.Compact {
+		l.compact(before)
+	}
+	return err
+}
+
+// compact drops etcd's history before a revision. A failure costs space only, and the next checkpoint tries again.
+func (l *Leadership) compact(rev int64) {
+	ctx, cancel := context.WithTimeout(l.records.life, attempt)
+	defer cancel()
+	if _, err := l.kv.Compact(ctx, rev); err != nil && !is(err, rpctypes.ErrGRPCCompacted) {
+		l.Logger.Warn("etcd's history is not compacted", "root", l.Root, "revision", rev, "err", err)
+	}
+}
+
+// upload puts the parts of a checkpoint by change, and returns how many they are.
+func (p *place) upload(file string, id uint64, change func(ops ...clientv3.Op) error) (parts int, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	r := bufio.NewReader(f)
+	for part := make([]byte, p.Part); ; parts++ {
+		n, err := io.ReadFull(r, part)
+		if n == 0 && errors.Is(err, io.EOF) {
+			return parts, nil
+		}
+		if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return parts, err
+		}
+		if err := change(clientv3.OpPut(p.checkpointKey(id, parts), string(part[:n]))); err != nil {
+			return parts, err
+		}
+	}
 }
 
 // Close gives up the leadership, if the Memory has not, and removes what there is on this machine.

@@ -1,6 +1,7 @@
 package etcdlog_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -57,6 +58,9 @@ type member struct {
 	ended        chan struct{}
 }
 
+// executable is the etcd of the tests: MUSTER_TEST_ETCD, or the one that is installed.
+func executable() string { return cmp.Or(os.Getenv("MUSTER_TEST_ETCD"), "etcd") }
+
 // etcd starts a cluster of one member, with flags more, which ends with the test. Its leases last for whole seconds, the shortest for one.
 func etcd(t testing.TB, flags ...string) []*member {
 	t.Helper()
@@ -66,8 +70,8 @@ func etcd(t testing.TB, flags ...string) []*member {
 // etcdBehind is etcd with n members, which reach each other's address by that which front returns.
 func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...string) []*member {
 	t.Helper()
-	if _, err := exec.LookPath("etcd"); err != nil {
-		t.Skip("there is no etcd: apt-get install etcd-server")
+	if _, err := exec.LookPath(executable()); err != nil {
+		t.Skip("there is no etcd: apt-get install etcd-server, or set MUSTER_TEST_ETCD, as to what .ci/etcd prints")
 	}
 	members := make([]*member, n)
 	var peers []string
@@ -97,7 +101,7 @@ func etcdBehind(t testing.TB, n int, front func(peer string) string, flags ...st
 // start starts m, again if need be: it has kept what it had.
 func (m *member) start(t testing.TB) {
 	t.Helper()
-	m.cmd = exec.Command("etcd", m.args...)
+	m.cmd = exec.Command(executable(), m.args...)
 	m.cmd.Env = append(os.Environ(), "GOMAXPROCS=2")
 	m.cmd.Stdout, m.cmd.Stderr = io.Discard, t.Output()
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
 )
 
 // nothing asserts that no call is answered, neither of a client that was there before nor of another one.
@@ -87,4 +88,24 @@ func TestNoSpace(t *testing.T) {
 	require.NoError(t, err)
 	l.more(20)
 	l.end()
+}
+
+// TestOwnCallsEndInTime: a call in the leader's process ends with its context, also while etcd does not answer; a change may have been made.
+func TestOwnCallsEndInTime(t *testing.T) {
+	t.Parallel()
+	members := etcd(t)
+	s := store.New(lead(t, client(t, members), &etcdlog.Options{Root: newRoot(), Outage: patience}))
+	require.NoError(t, s.Set(bounded(t), "key", []byte("before"), nil))
+	testcluster.Freeze(t, members[0])
+	began := time.Now()
+	err := s.Set(within(t, 200*time.Millisecond), "key", []byte("after"), nil)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, err, store.ErrUnknown)
+	_, err = s.Get(within(t, 200*time.Millisecond), "key")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	_, err = s.Wait(within(t, 200*time.Millisecond), "key")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Less(t, time.Since(began), 5*time.Second)
+	testcluster.Thaw(t, members[0])
+	has(t, s, "key", []byte("after"))
 }

@@ -33,10 +33,10 @@ type records struct {
 	stop     context.CancelCauseFunc
 	running  sync.WaitGroup
 
-	turn   sync.Mutex // held during a round
-	next   where      // with turn: of the next part
-	first  where      // with turn: of the first part of the newest segment that has one
-	closed bool       // with turn
+	turn   chan struct{} // has one value; who takes it may do a round, and puts it back
+	next   where         // with the turn: of the next part
+	first  where         // with the turn: of the first part of the newest segment that has one
+	closed bool          // with the turn
 
 	durable atomic.Uint64
 	ended   atomic.Uint64 // rounds that have succeeded
@@ -51,6 +51,8 @@ type records struct {
 	fresh   bool       // it has none yet
 	live    map[uint64]int64
 	err     error // for good
+
+	standbys standbys
 }
 
 // batch is what one segment gets in a round.
@@ -64,8 +66,9 @@ type batch struct {
 func newRecords(p *place, fence, stateRev int64, next where, bytes int64) *records {
 	r := &records{
 		place: p, fence: fence, stateRev: stateRev, next: next, segment: next.segment, live: map[uint64]int64{next.segment: bytes},
-		lost: make(chan struct{}),
+		lost: make(chan struct{}), turn: make(chan struct{}, 1),
 	}
+	r.turn <- struct{}{}
 	r.life, r.stop = context.WithCancelCause(context.Background())
 	r.running.Go(r.keep)
 	return r
@@ -100,8 +103,8 @@ func (r *records) Sync(uint64) error {
 	if err != nil {
 		return err
 	}
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	<-r.turn
+	defer func() { r.turn <- struct{}{} }()
 	if r.ended.Load() >= want {
 		return nil
 	}
@@ -136,7 +139,7 @@ func (r *records) round() error {
 		return r.err
 	}
 	for _, b := range queue {
-		r.live[b.segment] += int64(len(b.bytes))
+		r.live[b.segment] += int64(max(len(b.bytes), partCost))
 	}
 	r.durable.Store(pos)
 	r.ended.Store(round)
@@ -174,13 +177,20 @@ func (r *records) write(queue []batch) error {
 // change makes changes if this process leads. Each of them may be made again without harm, at any later time: whether an attempt that
 // brought no answer was carried out is not known, and a member of etcd that stood still may carry it out when it goes on.
 func (r *records) change(ops ...clientv3.Op) error {
-	return r.insist(func(ctx context.Context) error {
-		resp, err := r.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence)).Then(ops...).Commit()
+	_, err := r.leading(ops...)
+	return err
+}
+
+// leading is change, and returns the answer.
+func (r *records) leading(ops ...clientv3.Op) (resp *clientv3.TxnResponse, err error) {
+	err = r.insist(func(ctx context.Context) (err error) {
+		resp, err = r.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence)).Then(ops...).Commit()
 		if err == nil && !resp.Succeeded {
 			return ErrReplaced
 		}
 		return err
 	})
+	return resp, err
 }
 
 // putState puts root/state, and makes changes with it, once. What they delete may be there again, and in use, when a late attempt is carried
@@ -228,7 +238,7 @@ func (r *records) insist(f func(ctx context.Context) error) error {
 	return insist(r.life, &r.Options, f)
 }
 
-// keep changes root/beat, for standbys to see, and finds out soon that another process leads.
+// keep changes root/beat, for standbys to see, and finds out soon that another process leads, and which standbys there are.
 func (r *records) keep() {
 	ticker := time.NewTicker(r.FailureTimeout / 4)
 	defer ticker.Stop()
@@ -238,15 +248,12 @@ func (r *records) keep() {
 		case <-r.life.Done():
 			return
 		}
-		if err := r.change(clientv3.OpPut(r.beatKey(), "")); err != nil {
+		if err := r.beat(); err != nil {
 			r.Fail(err)
 			return
 		}
 	}
 }
-
-// Settled implements durable.Records.
-func (r *records) Settled(uint64) bool { return false }
 
 // Durable implements durable.Records.
 func (r *records) Durable() uint64 { return r.durable.Load() }
@@ -296,8 +303,8 @@ func (r *records) Rotate() (segment uint64) {
 
 // firstOf is the sequence number of the first part of the newest segment, which Begin has begun.
 func (r *records) firstOf(segment uint64) (seq uint64) {
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	<-r.turn
+	defer func() { r.turn <- struct{}{} }()
 	if r.first.segment == segment {
 		return r.first.seq
 	}
@@ -345,8 +352,8 @@ var errClosed = errors.New("it is closed")
 // Close implements durable.Records. It leaves the leadership to others.
 func (r *records) Close() error {
 	err := r.Sync(0)
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	<-r.turn
+	defer func() { r.turn <- struct{}{} }()
 	if r.closed {
 		return nil
 	}

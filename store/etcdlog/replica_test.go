@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -164,9 +168,10 @@ func (l *load) end() {
 	l.t.Logf("%d rounds of ranks, %d adds", l.rounds.Load(), n)
 }
 
-// ways has clients reach the replicas by their addresses, by etcd, and through a relay.
+// ways has clients reach the replicas by their addresses, by etcd, and through a relay, which knows the etcd.
 func (r *replicas) ways(t testing.TB, members []*member) func(i int) *store.Store {
-	relay, err := store.NewRelay(within(t, patience), "muster://"+r.addrs(), &store.DialOptions{Wait: true})
+	c := &etcdlog.Cluster{Endpoints: addresses(members), Root: r.options.Root}
+	relay, err := store.NewRelay(within(t, patience), "muster://"+r.addrs(), &store.DialOptions{Wait: true, Resolve: c.Leader, Moved: c.Moved})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = relay.Close() })
 	at := serve(t, relay)
@@ -181,12 +186,17 @@ func (r *replicas) ways(t testing.TB, members []*member) func(i int) *store.Stor
 	}
 }
 
-// TestKilledLeader kills the leader again and again, under load. Nothing is lost, and a client waits for less than three seconds.
+// TestKilledLeader kills the leader again and again, under load. Nothing is lost, and the end of its process is noticed at once: no client
+// waits for as long as it takes until a silent leader has failed. MUSTER_SOAK=1 kills 200 leaders, over an etcd of three members.
 func TestKilledLeader(t *testing.T) {
-	const takeovers = 10
-	r, members := threeReplicas(t)
+	takeovers, ctx, count := 10, bounded(t), 1
+	if os.Getenv("MUSTER_SOAK") != "" {
+		takeovers, ctx, count = 200, t.Context(), 3
+	}
+	members := etcdBehind(t, count, func(peer string) string { return peer })
+	r := newReplicas(t, members, etcdlog.Options{Outage: time.Second}, 0, func(int) []string { return addresses(members) })
 	r.leader(t)
-	l := newLoad(bounded(t), t, 4, 5*time.Second, r.ways(t, members))
+	l := newLoad(ctx, t, 4, 5*time.Second, r.ways(t, members))
 	l.more(20)
 	clients := []*store.Store{r.dial(t), r.open(t, members[0].client)}
 	var took []time.Duration
@@ -200,13 +210,15 @@ func TestKilledLeader(t *testing.T) {
 		require.NoError(t, err)
 		took = append(took, time.Since(began))
 		require.EqualValues(t, 2*i+2, n)
-		r.start(t, leader)
+		r.restart(t, leader)
 		l.more(20)
+		<-time.After(rand.N(500 * time.Millisecond))
 	}
 	l.end()
 	slices.Sort(took)
-	t.Logf("takeovers took %v; median %v", took, took[len(took)/2])
-	require.Less(t, took[len(took)-1], 3*time.Second)
+	t.Logf("%d takeovers took %v to %v; median %v, p99 %v", takeovers, took[0], took[takeovers-1], took[takeovers/2], took[takeovers*99/100])
+	require.Less(t, took[takeovers/2], etcdFailureTimeout/2)
+	require.Less(t, took[takeovers-1], 3*time.Second)
 }
 
 // TestLeaderEnds: a leader that is asked to end hands over at once, without a failure having to be detected.
@@ -242,14 +254,15 @@ func TestLeaderEnds(t *testing.T) {
 const etcdFailureTimeout = 700 * time.Millisecond
 
 // TestFrozenLeader: a leader that stood still for longer than everything shows nothing that is old when it goes on, and its clients, with
-// the default times, have gone on with another one meanwhile: no rank is lost.
+// the default times, have gone on with another one meanwhile: no rank is lost. Those that know the etcd have done so at once.
 func TestFrozenLeader(t *testing.T) {
 	t.Parallel()
 	r, members := threeReplicas(t)
 	leader := r.leader(t)
-	l := newLoad(bounded(t), t, 4, time.Minute, r.ways(t, members))
+	ways := r.ways(t, members)
+	l := newLoad(bounded(t), t, 4, time.Minute, ways)
 	l.more(20)
-	s, other := r.dial(t), r.open(t, members[0].client)
+	s, other, relayed := ways(0), ways(1), ways(2)
 	require.NoError(t, s.Set(bounded(t), "key", []byte("old"), nil))
 	front := r.args[leader].Front
 
@@ -296,8 +309,11 @@ func TestFrozenLeader(t *testing.T) {
 		}()
 	}
 	next := r.leader(t, leader)
-	require.NoError(t, other.Set(bounded(t), "key", []byte("new"), nil)) // it takes the other side's liveness timeout
-	require.NoError(t, s.Set(bounded(t), "key", []byte("new"), nil))
+	frozen := time.Now()
+	require.NoError(t, other.Set(bounded(t), "key", []byte("new"), nil)) // it has watched the leader key
+	require.NoError(t, relayed.Set(bounded(t), "key", []byte("new"), nil))
+	require.Less(t, time.Since(frozen), 6*time.Second)               // on a busy machine, where the liveness timeout is 10 s
+	require.NoError(t, s.Set(bounded(t), "key", []byte("new"), nil)) // it takes the liveness timeout
 	l.more(20)
 	began := time.Now()
 	testcluster.Thaw(t, r.procs[leader])
@@ -333,7 +349,9 @@ func TestRunEnds(t *testing.T) {
 		c := client(t, members)
 		ctx, stop := context.WithCancel(t.Context())
 		x := &run{stop, make(chan error, 1), make(chan *store.Memory, 10)}
-		r := &etcdlog.Replica{Client: c, Options: o, Listener: listen(t), Leads: func(m *store.Memory) { x.leads <- m }}
+		l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket")) // beside which there is no port for standbys
+		require.NoError(t, err)
+		r := &etcdlog.Replica{Client: c, Options: o, Listener: l, Leads: func(m *store.Memory) { x.leads <- m }}
 		go func() { x.ended <- r.Run(ctx) }()
 		return x
 	}

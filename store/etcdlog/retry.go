@@ -15,7 +15,7 @@ import (
 // attempt is for how long one member of etcd has to answer before another one is asked.
 const attempt = time.Second
 
-// reading is for how long etcd has to answer with a page of a log, or a part of a checkpoint.
+// reading is for how long etcd has to answer with a page of a log, or a part of a checkpoint, in the end.
 const reading = 10 * attempt
 
 // insist calls f, which may be called again, until it has an answer, an error that no repetition mends, o.Outage has passed, or ctx ends. The

@@ -46,8 +46,15 @@ func (r *Replica) Run(ctx context.Context) error {
 	if addr == "" {
 		addr = r.Listener.Addr().String()
 	}
+	me := Leader{Addr: addr, ID: newID()}
+	if v, err := listenLive(r.Listener.Addr(), me.ID); err != nil {
+		r.Options.withDefaults().Logger.Warn("standbys will not notice the end of this process at once", "err", err)
+	} else {
+		defer v.close()
+		me.Live = v.at(addr)
+	}
 	for {
-		l, err := Lead(ctx, r.Client, addr, &r.Options)
+		l, err := lead(ctx, r.Client, me, &r.Options)
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -101,8 +108,9 @@ func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
 	select {
 	case err = <-ended:
 	case <-m.Failed():
-		l.Logger.Warn("follows", "root", l.Root, "err", m.Err())
+		l.Logger.Info("follows", "root", l.Root, "err", m.Err())
 	case <-ctx.Done():
+		l.Logger.Info("hands over", "root", l.Root)
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Drain)
 		_ = s.Shutdown(drain)
 		cancel()

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -32,6 +34,8 @@ type standby struct {
 	next    where     // of the part that comes next: behind whole while a batch is not whole
 	part    []byte    // what there is of it
 	bytes   int64     // of the log since the checkpoint
+
+	reporter *reporter
 }
 
 // errBehind is why a standby begins anew: what it would have read next is not there any more.
@@ -105,7 +109,7 @@ func (s *standby) checkpoint(ctx context.Context, scratch string) (*core.Machine
 	}
 	defer func() { _ = os.Remove(name) }()
 	for part := range s.state.Parts {
-		resp, err := s.get(ctx, reading, s.checkpointKey(s.state.Checkpoint, part), clientv3.WithRev(s.rev))
+		resp, err := s.read(ctx, s.checkpointKey(s.state.Checkpoint, part), clientv3.WithRev(s.rev))
 		switch {
 		case err != nil:
 			_ = f.Close()
@@ -129,25 +133,35 @@ func (s *standby) checkpoint(ctx context.Context, scratch string) (*core.Machine
 	return m, err
 }
 
-// page is how many parts of the log are read at once.
-const page = 64
+// page is how many parts of the log are read at once in the beginning, and pageBytes how many bytes: parts may be large, but most are small.
+const (
+	page      = 16
+	pageBytes = 4 << 20
+)
 
 // catchUp applies what there is of the log from a key on.
 func (s *standby) catchUp(ctx context.Context, from string, options ...clientv3.OpOption) error {
 	end := clientv3.GetPrefixRangeEnd(s.logPrefix())
-	for {
-		resp, err := s.get(ctx, reading, from, append(options, clientv3.WithRange(end), clientv3.WithLimit(page))...)
+	for limit := int64(page); ; {
+		resp, err := s.read(ctx, from, append(options, clientv3.WithRange(end), clientv3.WithLimit(limit))...)
 		if err != nil {
 			return err
 		}
+		size := 0
 		for _, kv := range resp.Kvs {
 			if err := s.apply(kv); err != nil {
 				return err
 			}
 			from = string(kv.Key) + "\x00"
+			size += len(kv.Value)
 		}
-		if !resp.More {
+		switch {
+		case !resp.More:
 			return nil
+		case size < pageBytes/2:
+			limit *= 2
+		case size > 2*pageBytes:
+			limit = max(limit/2, page)
 		}
 	}
 }
@@ -169,7 +183,7 @@ func (s *standby) apply(kv *mvccpb.KeyValue) error {
 	}
 	s.part = append(s.part, kv.Value[1:]...)
 	s.next = where{w.segment, w.seq + 1}
-	s.bytes += int64(len(kv.Value))
+	s.bytes += int64(max(len(kv.Value), partCost))
 	if kv.Value[0] == more {
 		return nil
 	}
@@ -185,16 +199,34 @@ func (s *standby) apply(kv *mvccpb.KeyValue) error {
 
 // follow applies what the leader appends, and returns when there is no leader.
 func (s *standby) follow(ctx context.Context) error {
+	if s.leader.rev == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	s.reporter.saw(s)
+	var reporting sync.WaitGroup
+	reporting.Go(func() { s.reporter.run(ctx) })
+	defer func() {
+		cancel()
+		reporting.Wait()
+	}()
 	changes := s.watcher.Watch(clientv3.WithRequireLeader(ctx), s.Root, clientv3.WithPrefix(), clientv3.WithRev(s.rev+1))
 	ticker := time.NewTicker(s.FailureTimeout / 8)
 	defer ticker.Stop()
-	for {
-		if s.leader.rev == 0 {
-			return nil
+	var observed Leader
+	var ended <-chan struct{}
+	stop := func() {}
+	defer func() { stop() }()
+	for s.leader.rev != 0 {
+		if observed != s.leader {
+			stop()
+			observed = s.leader
+			ended, stop = observed.observe(s.FailureTimeout)
 		}
 		select {
+		case <-ended:
+			s.Logger.Warn("the leader's process has ended", "root", s.Root, "leader", s.leader.Addr)
+			return nil
 		case resp, ok := <-changes:
 			switch {
 			case !ok:
@@ -210,15 +242,18 @@ func (s *standby) follow(ctx context.Context) error {
 			}
 			if n := len(resp.Events); n > 0 { // the header may be of a revision whose events are still to come
 				s.rev = resp.Events[n-1].Kv.ModRevision
+				s.reporter.saw(s)
 			}
 		case <-ticker.C:
 			if time.Since(s.heard) > s.FailureTimeout && s.failed(ctx) {
+				s.Logger.Warn("the leader is silent", "root", s.Root, "leader", s.leader.Addr, "since", time.Since(s.heard))
 				return nil
 			}
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
+	return nil
 }
 
 // take applies changes, in their order.
@@ -227,11 +262,11 @@ func (s *standby) take(events []*clientv3.Event) error {
 	for _, e := range events {
 		var err error
 		switch key := string(e.Kv.Key); {
+		case e.Type == mvccpb.DELETE && key == s.leaderKey():
+			s.leader = Leader{}
 		case e.Type == mvccpb.DELETE:
-			if key == s.leaderKey() {
-				s.leader = Leader{}
-			}
-		case len(key) > len(log) && key[:len(log)] == log:
+			err = s.removed(key)
+		case strings.HasPrefix(key, log):
 			err = s.apply(e.Kv)
 		default:
 			err = s.note(e.Kv)
@@ -241,6 +276,19 @@ func (s *standby) take(events []*clientv3.Event) error {
 		}
 	}
 	return nil
+}
+
+// removed takes note of a part that a leader has removed. If it is of a batch that is not whole, the leader before has not ended that: this
+// process may have loaded its parts after the change of the leader, which drops them otherwise.
+func (s *standby) removed(key string) error {
+	if !strings.HasPrefix(key, s.logPrefix()) {
+		return nil
+	}
+	w, err := s.whereOf([]byte(key))
+	if err == nil && w.seq >= s.whole.seq {
+		s.part, s.next = nil, s.whole
+	}
+	return err
 }
 
 // failed asks whether the leader has changed nothing, other than what this process has heard of: what is slow may be its own watch.

@@ -17,8 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/muster-pg/muster/internal/core"
-	"github.com/muster-pg/muster/internal/durable"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
@@ -179,61 +177,6 @@ func TestLateAttempts(t *testing.T) {
 			has(t, begun, "third", []byte("3"))
 		})
 	}
-}
-
-// folding is a Replica whose checkpoints are made after that many bytes of log.
-type folding struct {
-	store.Replica
-	after int64
-}
-
-// Open implements store.Replica.
-func (f folding) Open(limits store.Limits, o *durable.Options) (*durable.Disk, *core.Machine, error) {
-	o.Fold = f.after
-	return f.Replica.Open(limits, o)
-}
-
-// TestSpace: the keys below a root do not grow with the number of operations, and a standby follows through all checkpoints.
-func TestSpace(t *testing.T) {
-	members := etcd(t)
-	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), Part: 10_000}
-	l, err := etcdlog.Lead(bounded(t), c, "127.0.0.1:1", o)
-	require.NoError(t, err)
-	defer l.Close()
-	m := &store.Memory{Replica: folding{l, 200_000}}
-	defer m.Close()
-	require.NoError(t, m.Open())
-	follower := standing(t, client(t, members), o)
-	s := store.New(m)
-	const writers, each = 50, 400
-	errs := make(chan error, writers)
-	for i := range writers {
-		go func() {
-			var err error
-			for n := 0; n < each && err == nil; n++ {
-				err = s.Set(bounded(t), fmt.Sprint("key ", (i*each+n)%100), bytes.Repeat([]byte("v"), 100), nil)
-			}
-			errs <- err
-		}()
-	}
-	for range writers {
-		require.NoError(t, <-errs)
-	}
-	testcluster.Eventually(t, patience, func() bool {
-		require.NoError(t, s.Set(bounded(t), "one more", nil, nil))
-		return len(keysBelow(t, c, o.Root)) < 60
-	}, "a checkpoint takes the place of the log")
-	resp, err := c.Get(bounded(t), o.Root, clientv3.WithPrefix())
-	require.NoError(t, err)
-	size := 0
-	for _, kv := range resp.Kvs {
-		size += len(kv.Value)
-	}
-	require.Less(t, size, 1_000_000)
-	t.Logf("%d operations leave %d keys with %d bytes", writers*each, len(resp.Kvs), size)
-	require.NoError(t, m.Close())
-	next := follower()
-	has(t, next.Store, "key 99", bytes.Repeat([]byte("v"), 100))
 }
 
 // TestStandbyThatWasAway: a standby that was cut off, while checkpoints were made and etcd's history was compacted, begins anew.

@@ -46,7 +46,7 @@ func TestSuites(t *testing.T) {
 }
 
 // serve serves a store until the end of the test, and returns the address.
-func serve(t testing.TB, e store.Engine) string {
+func serve(t testing.TB, e store.Backend) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -35,9 +35,10 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
-// TestReplacedLeader: a leader that another process has replaced acknowledges nothing, and answers no read.
+// TestReplacedLeader: a leader that another process has replaced acknowledges nothing, and answers no read, though nothing but the request
+// itself makes it ask etcd.
 func TestReplacedLeader(t *testing.T) {
-	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), FailureTimeout: 200 * time.Millisecond}
+	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), FailureTimeout: time.Hour}
 	before := lead(t, c, o)
 	s := store.New(before)
 	require.NoError(t, s.Set(t.Context(), "key", []byte("old"), nil))
@@ -52,4 +53,30 @@ func TestReplacedLeader(t *testing.T) {
 	v, err := store.New(after).Get(t.Context(), "key")
 	require.NoError(t, err)
 	require.Equal(t, "new", string(v))
+}
+
+// TestWatchAcrossTakeover: a watch is resumed at a leader that has begun with a checkpoint, though what it waits for is older than that.
+func TestWatchAcrossTakeover(t *testing.T) {
+	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot()}
+	m := lead(t, c, o)
+	s := store.New(m)
+	seen, err := s.Revision(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, s.Set(t.Context(), "set", []byte("value"), nil))
+	_, err = s.Delete(t.Context(), "set")
+	require.NoError(t, err)
+	require.NoError(t, s.Set(t.Context(), "other", nil, nil))
+	_, err = s.Backup(t.Context(), io.Discard) // which makes a checkpoint
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	s = store.New(lead(t, c, o))
+	require.NoError(t, s.Set(t.Context(), "later", nil, nil))
+	var brought []string
+	for e, err := range s.Watch(bounded(t), "", seen) {
+		require.NoError(t, err)
+		if brought = append(brought, fmt.Sprintf("%s %q %v", e.Key, e.Value, e.Deleted)); len(brought) == 4 {
+			break
+		}
+	}
+	require.Equal(t, []string{`set "value" false`, `set "" true`, `other "" false`, `later "" false`}, brought)
 }

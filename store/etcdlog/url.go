@@ -1,6 +1,7 @@
 package etcdlog
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -165,9 +166,9 @@ func (c *Cluster) storeOf(values url.Values) (err error) {
 const maxMessage = 512 << 20
 
 // Client makes a client of the etcd, which the caller closes. It connects when it is first used; with a user it does so at once, and takes no
-// longer than a second.
+// longer than five seconds: etcd takes its time to compare passwords.
 func (c *Cluster) Client() (*clientv3.Client, error) {
-	return c.connect(context.Background(), new(lastError))
+	return c.connect(context.Background(), 5*attempt, new(lastError))
 }
 
 // lastError is why the last connection could not be made: a request whose time has passed does not say so.
@@ -181,11 +182,11 @@ func (l *lastError) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return conn, err
 }
 
-// connect makes a client until ctx ends.
-func (c *Cluster) connect(ctx context.Context, why *lastError) (*clientv3.Client, error) {
+// connect makes a client until ctx ends. limit is for the answer whether a user is let in.
+func (c *Cluster) connect(ctx context.Context, limit time.Duration, why *lastError) (*clientv3.Client, error) {
 	config := clientv3.Config{
 		Context:   ctx,
-		Endpoints: c.Endpoints, TLS: c.TLS, Username: c.User, Password: c.Password, DialTimeout: attempt,
+		Endpoints: c.Endpoints, TLS: c.TLS, Username: c.User, Password: c.Password, DialTimeout: limit,
 		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: attempt, PermitWithoutStream: true,
 		MaxCallSendMsgSize: maxMessage, MaxUnaryRetries: 1, Logger: zap.NewNop(),
 	}
@@ -224,7 +225,7 @@ func Open(ctx context.Context, u *url.URL) (store.Engine, error) {
 	}
 	u.Path, u.RawPath = "", "" // it is the root: there is no prefix within that
 	o := c.Dial
-	o.Wait, o.Resolve = true, c.Leader
+	o.Wait, o.Resolve, o.Moved = true, c.Leader, c.Moved
 	s, err := store.Dial(ctx, c.Endpoints[0], &o)
 	if err != nil {
 		return nil, err
@@ -235,7 +236,7 @@ func Open(ctx context.Context, u *url.URL) (store.Engine, error) {
 // Leader asks etcd where the leader serves, host:port. It connects for that alone.
 func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
 	var why lastError
-	client, err := c.connect(ctx, &why)
+	client, err := c.connect(ctx, attempt, &why)
 	if err != nil {
 		return "", err
 	}
@@ -253,6 +254,49 @@ func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
 		}
 	}
 	return l.Addr, nil
+}
+
+// Moved returns nil when another process leads than the one at addr, for store.DialOptions. It watches root/leader until ctx ends, by a
+// connection for that alone. A key that is gone says nothing: a leader that deletes it closes its connections.
+func (c *Cluster) Moved(ctx context.Context, addr string) error {
+	client, err := c.connect(ctx, attempt, new(lastError))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	s := &standby{place: newPlace(client, &Options{Root: c.Root})}
+	for ctx.Err() == nil {
+		err := s.reload(ctx)
+		for err == nil && s.leader.rev > 0 {
+			if s.leader.Addr != addr {
+				return nil
+			}
+			err = s.nextLeader(ctx)
+		}
+		if err != nil && denied(err) {
+			return err
+		}
+		select {
+		case <-time.After(attempt):
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err()
+}
+
+// nextLeader waits for the next change of root/leader.
+func (s *standby) nextLeader(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for resp := range s.watcher.Watch(clientv3.WithRequireLeader(ctx), s.leaderKey(), clientv3.WithRev(s.leader.rev+1)) {
+		if err := resp.Err(); err != nil {
+			return err
+		}
+		if len(resp.Events) > 0 {
+			return s.take(resp.Events)
+		}
+	}
+	return cmp.Or(ctx.Err(), errBehind)
 }
 
 var _ store.Opener = Open

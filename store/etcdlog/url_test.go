@@ -2,6 +2,14 @@ package etcdlog_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -149,6 +157,12 @@ func TestUsers(t *testing.T) {
 		require.NoError(t, ctx.Err(), rawurl) // at once: waiting changes nothing
 		t.Log(err)
 	}
+	t.Run("Python", func(t *testing.T) {
+		require.Equal(t, "value", inPython(t, "etcd://worker@"+at+"/jobs?password-file="+file, "key"))
+		for _, rawurl := range []string{"etcd://worker:wrong@" + at + "/jobs", "etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} {
+			require.Equal(t, "Denied", inPython(t, rawurl, "key"), rawurl)
+		}
+	})
 	for _, rawurl := range []string{"etcd://" + at + "/jobs", "etcd://worker:hidden@" + at + "/others"} { // nor do processes that would keep a store wait
 		u, err := url.Parse(rawurl)
 		require.NoError(t, err)
@@ -176,18 +190,40 @@ func ctl(t *testing.T, members []*member, args string) {
 	require.NoError(t, err, "%s: %s", args, out)
 }
 
+// memberCert makes member.pem and member-key.pem in dir, signed by ca.pem there, for a server and a client: that is what a member of etcd with
+// --client-cert-auth needs, since its JSON gateway is a client of its own.
+func memberCert(t *testing.T, dir string) {
+	t.Helper()
+	ca, err := tls.LoadX509KeyPair(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca-key.pem"))
+	require.NoError(t, err)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	b, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(7), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"etcd.example"},
+	}, ca.Leaf, &key.PublicKey, ca.PrivateKey)
+	require.NoError(t, err)
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	for name, block := range map[string]*pem.Block{"member.pem": {Type: "CERTIFICATE", Bytes: b}, "member-key.pem": {Type: "PRIVATE KEY", Bytes: secret}} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600))
+	}
+}
+
 // etcd's members with TLS want a certificate, and are to have one; so does the store.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	_, err := certs.Make(dir, certs.Options{Hosts: []string{"127.0.0.1", "etcd.example"}, Names: []string{"worker"}})
 	require.NoError(t, err)
+	memberCert(t, dir)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	secret := at("secret")
 	require.NoError(t, os.WriteFile(secret, []byte("a secret of thirty-two characters\n"), 0o600))
 	addr := freePort(t)
 	etcd(t, "--listen-client-urls", "https://"+addr, "--advertise-client-urls", "https://"+addr,
-		"--cert-file", at("server.pem"), "--key-file", at("server-key.pem"), "--trusted-ca-file", at("ca.pem"), "--client-cert-auth")
+		"--cert-file", at("member.pem"), "--key-file", at("member-key.pem"), "--trusted-ca-file", at("ca.pem"), "--client-cert-auth")
 	etcds := "etcds://" + addr + "/p?ca=" + at("ca.pem") + "&cert=" + at("worker.pem") + "&key=" + at("worker-key.pem")
 	proves, err := store.ReadSecret(secret)
 	require.NoError(t, err)
@@ -196,7 +232,19 @@ func TestTLS(t *testing.T) {
 		return &store.Server{Engine: m, TLS: c, Access: []store.Access{{Secret: proves, Write: true}}}, err
 	})
 	s := open(t, etcds+"&store-ca="+at("ca.pem")+"&secret-file="+secret)
-	require.NoError(t, s.Set(bounded(t), "key", nil, nil))
+	require.NoError(t, s.Set(bounded(t), "key", []byte("value"), nil))
+	t.Run("Python", func(t *testing.T) {
+		rest := "&store-ca=" + at("ca.pem") + "&secret-file=" + secret
+		for rawurl, want := range map[string]string{
+			etcds + rest: "value",
+			etcds + "&server-name=etcd.example&store-server-name=etcd.example" + rest: "value",
+			etcds + "&store-ca=" + at("ca.pem"):                                       "Denied",
+			etcds + "&server-name=another.example" + rest:                             "Unavailable",
+			"etcd://" + addr + "/p":                                                   "Unavailable",
+		} {
+			require.Equal(t, want, inPython(t, rawurl, "key"), strings.ReplaceAll(rawurl, dir, ""))
+		}
+	})
 	open(t, etcds+"&server-name=etcd.example&store-ca="+at("ca.pem")+"&store-server-name=etcd.example&secret-file="+secret)
 	rest := "&store-ca=" + at("ca.pem") + "&secret-file=" + secret
 	for rawurl, want := range map[string]error{

@@ -434,17 +434,6 @@ func TestExpiry(t *testing.T) {
 	require.EqualValues(t, tcpstore.NotReady, c.call(check("/short")).N)
 }
 
-func TestOtherEngines(t *testing.T) {
-	m := new(store.Memory)
-	s := serve(t, &torchstore.Protocol{}, &store.Server{Engine: store.Prefix(store.New(m), "jobs/").Engine()})
-	c := s.client(t)
-	c.send(wait("/a"))
-	require.NoError(t, store.New(m).Set(s.ctx, "jobs/a", []byte("1"), nil))
-	require.EqualValues(t, tcpstore.StopWaiting, c.reply(tcpstore.OpWait, 1).N)
-	require.Equal(t, []string{"/a"}, c.call(of(tcpstore.OpListKeys)).Keys)
-	require.NoError(t, m.Close())
-}
-
 func TestOurProtocolOnTheSamePort(t *testing.T) {
 	s := current(t)
 	c := s.client(t)

@@ -12,7 +12,7 @@ import urllib.parse
 from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, List, Optional, Tuple
 
-from . import _arguments, _secure, _wire
+from . import _arguments, _etcd, _secure, _wire
 from ._connect import Attempt, connect
 from ._errors import Denied, Error, Kinds, ProtocolError, StoreError, kind_of, make, quote, store_error, words_of
 from ._pipe import Pipe, refusal
@@ -36,6 +36,7 @@ class Target:
     secret: Optional[bytes] = field(default=None, repr=False)
     prefix: str = ""
     liveness_timeout: Optional[float] = None  # None is the store's own
+    etcd: Optional[_etcd.Etcd] = None  # knows the address for each connection; addr then only names the store in errors
 
     @property
     def silence(self) -> float:
@@ -43,7 +44,7 @@ class Target:
         return max(self.liveness_timeout or DEFAULT_LIVENESS_TIMEOUT, _LEAST_LIVENESS_TIMEOUT)
 
     def ways(self) -> List[str]:
-        return self.addr.split(",")
+        return self.addr.split(",") if self.etcd is None else [self.addr]
 
 
 def _split(way: str) -> Tuple[str, int]:
@@ -53,7 +54,10 @@ def _split(way: str) -> Tuple[str, int]:
 
 
 def parse(address: str, tls: Optional[TLS], secret: Optional[bytes], liveness_timeout: Optional[float] = None) -> Target:
-    """Returns the store at an address, host:port or muster://host:port/prefix?name=value&…; several ways to it have commas between them."""
+    """Returns the store at an address, host:port, muster://host:port/prefix?name=value&… or etcd://host:port/root?name=value&…
+
+    Several ways to it, or members of the etcd, have commas between them.
+    """
 
     def bad(why: str, also: Kinds) -> StoreError:
         return store_error("dial", _redacted(address), Code.INVALID, why, also=also)
@@ -65,7 +69,7 @@ def parse(address: str, tls: Optional[TLS], secret: Optional[bytes], liveness_ti
     t = Target(address, tls, _arguments.secret(bad, secret), liveness_timeout=liveness_timeout)
     if "://" in address or address.startswith("mem:"):
         t = _parse_url(address, t)
-    for way in t.ways():
+    for way in t.ways() if t.etcd is None else ():
         why = _wrong(way)
         if why:
             raise store_error("dial", t.addr, Code.INVALID, why)
@@ -99,23 +103,29 @@ def _parse_url(url: str, t: Target) -> Target:
     except ValueError as e:
         raise bad(str(e)) from None
 
-    if u.scheme != "muster":
-        raise bad("it is no URL of the form muster://host:port")
-    if "@" in u.netloc:
+    etcd = u.scheme in _etcd.SCHEMES
+    if u.scheme != "muster" and not etcd:
+        raise bad("it is no URL of the form muster://host:port or etcd://host:port")
+    if "@" in u.netloc and not etcd:
         raise bad("there are no users: a secret is in a file, ?secret-file=FILE")
     if u.fragment:
         raise bad("it has a #fragment, which means nothing here")
     values: Dict[str, str] = {}
+    known = _etcd.PARAMETERS if etcd else _PARAMETERS
     for name, value in urllib.parse.parse_qsl(u.query, keep_blank_values=True):
-        if name not in _PARAMETERS:
-            raise bad(f"unknown parameter {quote(name)}: there are {', '.join(_PARAMETERS)}")
+        if name not in known:
+            raise bad(f"unknown parameter {quote(name)}: there are {', '.join(known)}")
         if name in values:
             raise bad(f"the parameter {name} is there twice")
         if not value:
             raise bad(f"the parameter {name} is empty")
         values[name] = value
-    prefix = urllib.parse.unquote(u.path).lstrip("/")
-    t = replace(t, addr=u.netloc, tls=_tls_of(values, t.tls, bad), prefix=prefix + "/" if prefix else "")
+    if etcd:
+        found = _etcd.parse(u, values, bad)
+        t = replace(t, addr=",".join(found.members), tls=_etcd.tls_of(values, "store-") or t.tls, etcd=found)
+    else:
+        prefix = urllib.parse.unquote(u.path).lstrip("/")
+        t = replace(t, addr=u.netloc, tls=_tls_of(values, t.tls, bad), prefix=prefix + "/" if prefix else "")
     if "secret-file" in values:
         t = replace(t, secret=_secure.read_secret(values["secret-file"]))
     return t
@@ -203,8 +213,11 @@ class Dialer:
 
         Whatever is wrong with this way, the next time is another one's.
         """
+        attempt, way = attempt or Attempt(), self.ways[self._next]
         try:
-            return _dial(self.target, self.ways[self._next], until, resume, attempt or Attempt())
+            if self.target.etcd is not None:
+                way = self.target.etcd.leader(until, attempt)
+            return _dial(self.target, way, until, resume, attempt)
         except BaseException:
             self._next = (self._next + 1) % len(self.ways)
             raise

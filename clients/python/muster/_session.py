@@ -305,7 +305,7 @@ class Session:
     def _tick(self, line: Line) -> bool:
         """Is a tick in which nothing came: the store is asked, and given up in the end."""
         with self._cond:
-            if not self._calls:
+            if not self._calls and not self._durable:  # a durable one may go on elsewhere, and is lost if this session does not come in time
                 self._silent = 0
                 return True
             self._silent += 1

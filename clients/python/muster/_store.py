@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import time
 from dataclasses import dataclass
 from typing import Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
@@ -75,10 +76,11 @@ class Store:
         wait: bool = False,
         liveness_timeout: Optional[float] = None,
     ) -> _S:
-        """Connects to the store at address: host:port, or muster://host:port/prefix?name=value&…
+        """Connects to the store at address: host:port, muster://host:port/prefix?name=value&…, or etcd://host:port/root?name=value&…
 
         Several host:port with commas are ways to one and the same store, through relays (muster relay) or to itself. They are tried in turn, also when a connection breaks.
-        The parameters of such a URL are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. With wait it keeps trying while nobody listens there: ranks may start before the store does.
+        The parameters of such a URL are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. An etcd:// or etcds:// URL names the members
+        of an etcd that keeps the store (muster serve --etcd), with the parameters of Go's etcdlog.ParseURL: the leader is looked up for each connection, and waited for. With wait it keeps trying while nobody listens there: ranks may start before the store does.
         timeout is in seconds, for connecting and for each verb that says none. Whom the store does not let in is Denied, who listens
         there and is none is ProtocolError, and otherwise that nobody does is Unavailable.
         liveness_timeout is for how many seconds this process may be silent before the store takes its ranks for lost: no thread of it runs while one holds the interpreter's lock. It is also
@@ -88,9 +90,9 @@ class Store:
         _arguments.text(bad, "address", address)
         timeout = _arguments.seconds(bad, "timeout", timeout)
         target = _dial.parse(address, tls, secret, liveness_timeout)
-        dialer = Dialer(target)
+        dialer, wait = Dialer(target), wait or target.etcd is not None
         began = time.monotonic()
-        until, pause = began + timeout, 0.005
+        until, pause, why = began + timeout, 0.005, None
         while True:
             try:
                 return cls(Session(dialer, dialer.first(until)), timeout, target.prefix)
@@ -100,8 +102,10 @@ class Store:
                 time.sleep(max(min(pause, until - time.monotonic()), 0))
                 pause = min(2 * pause, 0.25)
                 now = time.monotonic()
+                if why is None or not isinstance(e, socket.timeout):  # the last attempt has less time than those before
+                    why = e
                 if now >= until:
-                    raise _dial.dial_error(target.addr, e, now - began) from None
+                    raise _dial.dial_error(target.addr, why, now - began) from None
 
     @property
     def address(self) -> str:

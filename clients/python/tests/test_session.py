@@ -248,6 +248,17 @@ class Sessions(unittest.TestCase):
                     peer.number(op, call, 1)
                     self.assertEqual(more(), 1)
 
+    def test_a_durable_store_is_missed_by_a_client_that_calls_nothing(self) -> None:
+        got = Outcome(muster.Store.connect, self.fake.addr, liveness_timeout=0.6)
+        peer, _ = self.fake.welcome(durable=1)
+        store = got()
+        op, _, _, _ = peer.frame()
+        self.assertEqual(op, Op.PING)
+        _, resumes = self.fake.welcome(durable=1)  # for the same session
+        self.assertEqual(resumes, (7, 3))
+        self.fake.close()
+        store.close()
+
     def test_a_silent_store_is_asked_and_given_up(self) -> None:
         with self.connected(liveness_timeout=1.5) as (store, peer):
             waiting = Outcome(store.wait, "w")

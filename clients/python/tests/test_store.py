@@ -176,7 +176,7 @@ class Addresses(unittest.TestCase):
             ("host:", 'port "" is not a number from 1 to 65535'),
             ("host:65536", 'port "65536" is not a number'),
             ("::1:70", "too many colons"),
-            ("etcd://host:1", "it is no URL of the form muster://host:port"),
+            ("redis://host:1", "it is no URL of the form muster://host:port"),
             ("mem:", "it is no URL"),
             ("muster://user:word@host:1", 'dial "muster://host:1": invalid request: there are no users'),
             ("muster://host:1#f", "#fragment"),

@@ -1,4 +1,5 @@
-// Package logtest is what every log of a store has to do: the contract of durable.Records.
+// Package logtest is what every log of a store has to do: Run is the contract of durable.Records, and RunFaults that of the store which
+// has its machine in a log, while steps on the medium fail.
 package logtest
 
 import (

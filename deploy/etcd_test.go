@@ -1,0 +1,181 @@
+package deploy_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apps "k8s.io/api/apps/v1"
+	batch "k8s.io/api/batch/v1"
+	core "k8s.io/api/core/v1"
+	policy "k8s.io/api/policy/v1"
+
+	"github.com/muster-pg/muster/internal/certs"
+)
+
+// secured is an etcd that wants certificates, and the files of those who use it and the store.
+type secured struct {
+	addr string
+	dir  string // ca.pem, server.pem, server-key.pem, etcd.pem, etcd-key.pem, secret
+}
+
+// etcd starts one; it ends with the test.
+func etcd(t *testing.T) *secured {
+	t.Helper()
+	exe, err := exec.LookPath("etcd")
+	if err != nil {
+		t.Skip("NOT TESTED with etcd: apt-get install etcd-server")
+	}
+	e := &secured{addr: freePort(t), dir: t.TempDir()}
+	_, err = certs.Make(e.dir, certs.Options{Hosts: []string{"127.0.0.1"}, Names: []string{"etcd"}})
+	require.NoError(t, err)
+	secretFile(t, e.dir)
+	at := func(name string) string { return filepath.Join(e.dir, name) }
+	cmd := exec.Command(exe, "--data-dir", t.TempDir(), "--listen-client-urls", "https://"+e.addr, "--advertise-client-urls", "https://"+e.addr,
+		"--listen-peer-urls", "http://127.0.0.1:0", "--log-level", "error", "--logger", "zap",
+		"--cert-file", at("server.pem"), "--key-file", at("server-key.pem"), "--trusted-ca-file", at("ca.pem"), "--client-cert-auth")
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return e
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// folder has copies of files of e, by their names there.
+func (e *secured) folder(t *testing.T, names map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, from := range names {
+		b, err := os.ReadFile(filepath.Join(e.dir, from))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
+	}
+	return dir
+}
+
+// replicas are processes of one store, and how to start each.
+type replicas struct {
+	start []func() *server
+	all   []*server
+	url   string
+}
+
+// goOn has the store go on while each process is replaced, and while the first one is killed.
+func (r *replicas) goOn(t *testing.T, exe, secret string, grace time.Duration) {
+	t.Helper()
+	client := &server{url: r.url}
+	assert.Equal(t, "1", client.call(t, exe, secret, "add", "n", "1", "--timeout", "30s"))
+	for i := len(r.all) - 1; i >= 0; i-- { // as a stateful set does
+		r.all[i].stop(t, grace)
+		r.all[i] = r.start[i]()
+		assert.Equal(t, fmt.Sprint(len(r.all)-i+1), client.call(t, exe, secret, "add", "n", "1", "--timeout", "30s"))
+	}
+	require.NoError(t, r.all[0].cmd.Process.Kill())
+	assert.Equal(t, "5", client.call(t, exe, secret, "add", "n", "1", "--timeout", "30s"))
+}
+
+// TestKubernetesWithEtcd has the stateful set's pods serve one store from an etcd with TLS, be replaced one by one and killed, and the job's pods
+// meet there.
+func TestKubernetesWithEtcd(t *testing.T) {
+	var service core.Service
+	var budget policy.PodDisruptionBudget
+	var set apps.StatefulSet
+	var job batch.Job
+	documents(t, "kubernetes/store-etcd.yaml", &service, &budget, &set)
+	documents(t, "kubernetes/job.yaml", &job)
+	exe, e := muster(t), etcd(t)
+	pod := set.Spec.Template.Spec
+	c := pod.Containers[0]
+	mounts := map[string]string{}
+	for _, m := range c.VolumeMounts {
+		mounts[m.Name] = m.MountPath
+	}
+	require.Equal(t, os.TempDir(), mounts["scratch"])
+	own := e.folder(t, map[string]string{"secret": "secret", "ca.crt": "ca.pem", "tls.crt": "server.pem", "tls.key": "server-key.pem"})
+	shown := e.folder(t, map[string]string{"ca.crt": "ca.pem", "tls.crt": "etcd.pem", "tls.key": "etcd-key.pem"})
+	require.Equal(t, "POD_NAME", c.Env[0].Name)
+
+	r := &replicas{url: regexp.MustCompile(`(?m)^# (muster://.*)$`).FindStringSubmatch(read(t, "kubernetes/store-etcd.yaml"))[1]}
+	for i := range int(*set.Spec.Replicas) {
+		addr := freePort(t)
+		here := strings.NewReplacer(
+			"etcd-client.etcd:2379", e.addr, "$(POD_NAME)."+service.Name+":7070", addr, "--listen=:7070", "--listen="+addr,
+			mounts["etcd"], shown, mounts["secret"], own,
+		)
+		var args []string
+		for _, a := range c.Args {
+			args = append(args, here.Replace(a))
+		}
+		r.start = append(r.start, func() *server {
+			s := serve(t, exec.Command(exe, slices.Clone(args)...))
+			assert.Equal(t, 200, s.probe(t, c.LivenessProbe))
+			assert.Equal(t, 200, s.probe(t, c.ReadinessProbe), "a rolling update waits for it, a standby's too")
+			return s
+		})
+		r.all = append(r.all, r.start[i]())
+		name := fmt.Sprintf("%s-%d.%s:7070", set.Name, i, service.Name)
+		require.Contains(t, r.url, name)
+		r.url = strings.ReplaceAll(r.url, name, addr)
+	}
+	r.url = strings.ReplaceAll(r.url, mounts["secret"], own)
+	secret := filepath.Join(own, "secret")
+	r.goOn(t, exe, secret, time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second)
+	checkJob(t, &job, &server{url: r.url}, secret, "muster://muster-0.muster:7070")
+
+	assert.Equal(t, service.Name, set.Spec.ServiceName)
+	assert.Equal(t, service.Spec.Selector, set.Spec.Template.Labels)
+	assert.Equal(t, budget.Spec.Selector.MatchLabels, set.Spec.Template.Labels)
+	assert.Equal(t, 1, budget.Spec.MaxUnavailable.IntValue())
+	assert.Equal(t, set.Spec.Template.Labels, pod.TopologySpreadConstraints[0].LabelSelector.MatchLabels)
+}
+
+// TestSystemdWithEtcd has the unit's command serve one store on three hosts, which are processes here.
+func TestSystemdWithEtcd(t *testing.T) {
+	exe, e := muster(t), etcd(t)
+	unit := strings.ReplaceAll(read(t, "systemd/muster-etcd.service"), "/usr/local/bin/muster", exe)
+	files := map[string]string{ // of /etc/muster
+		"secret": "secret", "server.pem": "server.pem", "server-key.pem": "server-key.pem", "etcd-ca.pem": "ca.pem", "etcd.pem": "etcd.pem", "etcd-key.pem": "etcd-key.pem",
+	}
+	credentials := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^LoadCredential=(\S+):/etc/muster/(\S+)$`).FindAllStringSubmatch(unit, -1) {
+		credentials[m[1]] = files[m[2]]
+	}
+	require.Len(t, credentials, len(files))
+	dir := e.folder(t, credentials)
+	at := regexp.MustCompile(`(?m)^#   MUSTER_ETCD=(.*)$`).FindStringSubmatch(unit)
+	require.NotNil(t, at)
+	line := regexp.MustCompile(`(?m)^ExecStart=(.*)$`).FindStringSubmatch(unit)
+	require.NotNil(t, line)
+	url := strings.NewReplacer("etcd-1:2379,etcd-2:2379,etcd-3:2379", e.addr, "/run/credentials/muster-etcd.service", dir).Replace(at[1])
+
+	r := &replicas{}
+	var addrs []string
+	for range 3 {
+		addr := freePort(t)
+		args := strings.Fields(strings.NewReplacer("${MUSTER_ETCD}", url, "${MUSTER_LISTEN}", addr, "%d", dir, "$MUSTER_SERVE_ARGS", "").Replace(line[1]))
+		r.start = append(r.start, func() *server { return serve(t, exec.Command(args[0], args[1:]...)) })
+		addrs = append(addrs, addr)
+		r.all = append(r.all, r.start[len(r.start)-1]())
+	}
+	r.url = "muster://" + strings.Join(addrs, ",") + "?ca=" + filepath.Join(e.dir, "ca.pem")
+	r.goOn(t, exe, filepath.Join(dir, "secret"), patience)
+	verify(t, map[string]string{"muster-etcd.service": unit})
+}

@@ -1,0 +1,330 @@
+// Package memetcd is an etcd in memory, for tests: the part of it that a store uses. It has linearizable reads, also of earlier
+// revisions, transactions that compare modification revisions, watches from a revision on, and compaction.
+//
+// What happens on the way to it, and back, is up to a Way: requests may be delayed, lost, carried out without an answer, or carried
+// out when their caller has long given up.
+package memetcd
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sort"
+	"sync"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+)
+
+// Etcd is the server. All of its methods may be called by several goroutines.
+type Etcd struct {
+	mu        sync.Mutex // protects the fields below
+	rev       int64
+	compacted int64
+	keys      map[string][]*mvccpb.KeyValue // the versions of each key, in order; one with Version 0 is a deletion
+	events    []*clientv3.Event             // in order, those since compacted
+	changed   chan struct{}                 // closed by the next change
+}
+
+// New returns an etcd with no keys.
+func New() *Etcd {
+	return &Etcd{rev: 1, keys: map[string][]*mvccpb.KeyValue{}, changed: make(chan struct{})}
+}
+
+// Way is how a client reaches an Etcd.
+type Way interface {
+	// Call brings a request there and its answer back: it has do called, once, from any goroutine, and returns nil afterwards. With an
+	// error it may have called do, may call it later, or never.
+	Call(ctx context.Context, do func()) error
+	// Deliver returns nil when a response of a watch may reach the client. An error ends the watch.
+	Deliver(ctx context.Context) error
+}
+
+// Client returns a client that reaches e by w. It has no connection, and need not be closed.
+func (e *Etcd) Client(w Way) *clientv3.Client {
+	c := &client{etcd: e, way: w}
+	return &clientv3.Client{KV: clientv3.NewKVFromKVClient(c, nil), Watcher: c}
+}
+
+// Compact forgets the history before a revision.
+func (e *Etcd) Compact(rev int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.compacted = max(e.compacted, min(rev, e.rev))
+	e.events = slices.DeleteFunc(e.events, func(ev *clientv3.Event) bool { return ev.Kv.ModRevision <= e.compacted })
+	for key, versions := range e.keys {
+		first := 0
+		for first+1 < len(versions) && versions[first+1].ModRevision <= e.compacted {
+			first++
+		}
+		if e.keys[key] = versions[first:]; len(e.keys[key]) == 1 && versions[first].Version == 0 && versions[first].ModRevision <= e.compacted {
+			delete(e.keys, key)
+		}
+	}
+}
+
+// Revision is that of the last change.
+func (e *Etcd) Revision() int64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.rev
+}
+
+// at is what a key had at a revision, or nil.
+func (e *Etcd) at(key string, rev int64) *mvccpb.KeyValue {
+	versions := e.keys[key]
+	i := sort.Search(len(versions), func(i int) bool { return versions[i].ModRevision > rev })
+	if i == 0 || versions[i-1].Version == 0 {
+		return nil
+	}
+	return versions[i-1]
+}
+
+// within are the keys there were at a revision in [key, end), sorted; of an empty end it is key alone.
+func (e *Etcd) within(key, end []byte, rev int64) (keys []string) {
+	for k := range e.keys {
+		if in([]byte(k), key, end) && e.at(k, rev) != nil {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func in(k, key, end []byte) bool {
+	if len(end) == 0 {
+		return bytes.Equal(k, key)
+	}
+	return bytes.Compare(k, key) >= 0 && (bytes.Equal(end, []byte{0}) || bytes.Compare(k, end) < 0)
+}
+
+func (e *Etcd) header() *pb.ResponseHeader { return &pb.ResponseHeader{Revision: e.rev} }
+
+func (e *Etcd) get(r *pb.RangeRequest) (*pb.RangeResponse, error) {
+	rev := r.Revision
+	switch {
+	case rev == 0:
+		rev = e.rev
+	case rev > e.rev:
+		return nil, rpctypes.ErrGRPCFutureRev
+	case rev < e.compacted:
+		return nil, rpctypes.ErrGRPCCompacted
+	}
+	resp := &pb.RangeResponse{Header: e.header()}
+	for _, k := range e.within(r.Key, r.RangeEnd, rev) {
+		if resp.Count++; r.Limit > 0 && int64(len(resp.Kvs)) >= r.Limit {
+			resp.More = true
+			continue
+		}
+		kv := copyOf(e.at(k, rev))
+		if r.KeysOnly {
+			kv.Value = nil
+		}
+		resp.Kvs = append(resp.Kvs, kv)
+	}
+	return resp, nil
+}
+
+func copyOf(kv *mvccpb.KeyValue) *mvccpb.KeyValue {
+	return &mvccpb.KeyValue{
+		Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version,
+	}
+}
+
+// put and remove make changes of the revision rev, which is to come.
+func (e *Etcd) put(r *pb.PutRequest, rev int64) {
+	kv := &mvccpb.KeyValue{Key: r.Key, Value: r.Value, ModRevision: rev, CreateRevision: rev, Version: 1}
+	if before := e.at(string(r.Key), rev); before != nil {
+		kv.CreateRevision, kv.Version = before.CreateRevision, before.Version+1
+	}
+	e.change(mvccpb.PUT, kv)
+}
+
+func (e *Etcd) remove(r *pb.DeleteRangeRequest, rev int64) (n int64) {
+	for _, k := range e.within(r.Key, r.RangeEnd, rev) {
+		e.change(mvccpb.DELETE, &mvccpb.KeyValue{Key: []byte(k), ModRevision: rev})
+		n++
+	}
+	return n
+}
+
+func (e *Etcd) change(how mvccpb.Event_EventType, kv *mvccpb.KeyValue) {
+	e.keys[string(kv.Key)] = append(e.keys[string(kv.Key)], kv)
+	e.events = append(e.events, &clientv3.Event{Type: how, Kv: kv})
+}
+
+// txn carries out a transaction, in one revision.
+func (e *Etcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	resp := &pb.TxnResponse{Succeeded: true}
+	for _, c := range r.Compare {
+		resp.Succeeded = resp.Succeeded && e.holds(c)
+	}
+	ops := r.Success
+	if !resp.Succeeded {
+		ops = r.Failure
+	}
+	before := len(e.events)
+	for _, op := range ops {
+		own := &pb.ResponseOp{}
+		switch {
+		case op.GetRequestRange() != nil:
+			got, err := e.get(op.GetRequestRange())
+			if err != nil {
+				return nil, err
+			}
+			own.Response = &pb.ResponseOp_ResponseRange{ResponseRange: got}
+		case op.GetRequestPut() != nil:
+			e.put(op.GetRequestPut(), e.rev+1)
+			own.Response = &pb.ResponseOp_ResponsePut{ResponsePut: &pb.PutResponse{}}
+		case op.GetRequestDeleteRange() != nil:
+			n := e.remove(op.GetRequestDeleteRange(), e.rev+1)
+			own.Response = &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: &pb.DeleteRangeResponse{Deleted: n}}
+		default:
+			panic("memetcd: no such operation in a transaction")
+		}
+		resp.Responses = append(resp.Responses, own)
+	}
+	if len(e.events) > before {
+		e.rev++
+		close(e.changed)
+		e.changed = make(chan struct{})
+	}
+	resp.Header = e.header()
+	return resp, nil
+}
+
+// holds evaluates a comparison of a modification revision; others are not used.
+func (e *Etcd) holds(c *pb.Compare) bool {
+	if c.Target != pb.Compare_MOD {
+		panic("memetcd: it compares modification revisions only")
+	}
+	mod := int64(0)
+	if kv := e.at(string(c.Key), e.rev); kv != nil {
+		mod = kv.ModRevision
+	}
+	switch want := c.GetModRevision(); c.Result {
+	case pb.Compare_EQUAL:
+		return mod == want
+	case pb.Compare_GREATER:
+		return mod > want
+	case pb.Compare_LESS:
+		return mod < want
+	}
+	return mod != c.GetModRevision()
+}
+
+// client is a pb.KVClient and a clientv3.Watcher.
+type client struct {
+	pb.KVClient // other methods than those below are not used
+	etcd        *Etcd
+	way         Way
+}
+
+// call has a request carried out.
+func call[T any](ctx context.Context, c *client, do func() (*T, error)) (*T, error) {
+	var resp *T // of do, which may still be called when this has returned
+	var err error
+	if failed := c.way.Call(ctx, func() { resp, err = do() }); failed != nil {
+		return nil, failed
+	}
+	return resp, err
+}
+
+// Range implements pb.KVClient.
+func (c *client) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (*pb.RangeResponse, error) {
+	return call(ctx, c, func() (*pb.RangeResponse, error) {
+		c.etcd.mu.Lock()
+		defer c.etcd.mu.Unlock()
+		return c.etcd.get(r)
+	})
+}
+
+// Txn implements pb.KVClient.
+func (c *client) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (*pb.TxnResponse, error) {
+	return call(ctx, c, func() (*pb.TxnResponse, error) { return c.etcd.txn(r) })
+}
+
+// Put implements pb.KVClient.
+func (c *client) Put(ctx context.Context, r *pb.PutRequest, _ ...grpc.CallOption) (*pb.PutResponse, error) {
+	resp, err := c.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: r}}}})
+	if err != nil {
+		return nil, err
+	}
+	return &pb.PutResponse{Header: resp.Header}, nil
+}
+
+// DeleteRange implements pb.KVClient.
+func (c *client) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest, _ ...grpc.CallOption) (*pb.DeleteRangeResponse, error) {
+	resp, err := c.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: r}}}})
+	if err != nil {
+		return nil, err
+	}
+	return &pb.DeleteRangeResponse{Header: resp.Header, Deleted: resp.Responses[0].GetResponseDeleteRange().Deleted}, nil
+}
+
+// Watch implements clientv3.Watcher. It owns a goroutine until ctx ends, or the watch does.
+func (c *client) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	op := clientv3.OpGet(key, opts...)
+	responses := make(chan clientv3.WatchResponse)
+	next := op.Rev()
+	if next == 0 {
+		next = c.etcd.Revision() + 1
+	}
+	go func() {
+		defer close(responses)
+		for {
+			resp, more := c.etcd.since(next, op.KeyBytes(), op.RangeBytes())
+			if resp == nil {
+				select {
+				case <-more:
+					continue
+				case <-ctx.Done():
+					return
+				}
+			}
+			if c.way.Deliver(ctx) != nil {
+				return
+			}
+			select {
+			case responses <- *resp:
+			case <-ctx.Done():
+				return
+			}
+			if resp.Canceled {
+				return
+			}
+			next = resp.Header.Revision + 1
+		}
+	}()
+	return responses
+}
+
+// since is a response with the changes since a revision, those of whole revisions; if there is none it returns a channel that the next change closes.
+func (e *Etcd) since(rev int64, key, end []byte) (*clientv3.WatchResponse, <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if rev <= e.compacted {
+		return &clientv3.WatchResponse{Header: &pb.ResponseHeader{}, Canceled: true, CompactRevision: e.compacted + 1}, nil
+	}
+	resp := &clientv3.WatchResponse{Header: e.header()}
+	for _, ev := range e.events[sort.Search(len(e.events), func(i int) bool { return e.events[i].Kv.ModRevision >= rev }):] {
+		if in(ev.Kv.Key, key, end) {
+			resp.Events = append(resp.Events, ev)
+		}
+	}
+	if len(resp.Events) == 0 {
+		return nil, e.changed
+	}
+	return resp, nil
+}
+
+// RequestProgress implements clientv3.Watcher.
+func (c *client) RequestProgress(context.Context) error { return nil }
+
+// Close implements clientv3.Watcher.
+func (c *client) Close() error { return nil }

@@ -1,0 +1,58 @@
+package etcdlog_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/store/etcdlog"
+)
+
+// TestEndedProcess: a standby notices the end of the leader's process at once, and takes nothing else for it.
+func TestEndedProcess(t *testing.T) {
+	t.Parallel()
+	for name, x := range map[string]struct {
+		do    func(p *etcdlog.Process, front *testcluster.Proxy)
+		ended bool
+	}{
+		"it ends":                        {func(p *etcdlog.Process, _ *testcluster.Proxy) { p.Close() }, true},
+		"its connection breaks":          {func(_ *etcdlog.Process, front *testcluster.Proxy) { front.Cut(testcluster.RST) }, false},
+		"its connection breaks for good": {func(_ *etcdlog.Process, front *testcluster.Proxy) { front.Blackhole(true); front.Cut(testcluster.RST) }, false},
+		"it is silent":                   {func(_ *etcdlog.Process, front *testcluster.Proxy) { front.Blackhole(true) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := etcdlog.NewProcess(t)
+			t.Cleanup(p.Close)
+			front := testcluster.NewProxy(t, p.Leader.Live)
+			l := p.Leader
+			l.Live = front.Addr()
+			ended := etcdlog.Observe(t, l)
+			testcluster.Eventually(t, patience, func() bool { return p.Greeted() > 0 }, "the standby connects")
+			x.do(p, front)
+			if x.ended {
+				select {
+				case <-ended:
+				case <-time.After(patience):
+					t.Fatal("not noticed")
+				}
+				return
+			}
+			select {
+			case <-ended:
+				t.Fatal("it has not ended")
+			case <-time.After(1500 * time.Millisecond): // longer than it takes to try again
+			}
+		})
+	}
+	p := etcdlog.NewProcess(t)
+	p.Close()
+	select {
+	case <-etcdlog.Observe(t, p.Leader):
+		t.Fatal("a process that was never reached may be behind a firewall")
+	case <-time.After(1500 * time.Millisecond):
+	}
+	require.Zero(t, p.Greeted())
+}

@@ -1,0 +1,55 @@
+package etcdlog_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/internal/durable"
+	"github.com/muster-pg/muster/internal/durable/logtest"
+	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
+)
+
+// faultyEtcd is a logtest.Store.
+type faultyEtcd struct{ etcd *memetcd.Etcd }
+
+// faultyWay takes requests through Faults.
+type faultyWay struct {
+	direct
+	f *logtest.Faults
+}
+
+// Call implements memetcd.Way.
+func (w faultyWay) Call(_ context.Context, do func()) error {
+	err := w.f.Step(func() error { do(); return nil })
+	if errors.Is(err, logtest.ErrFault) { // the client asks again
+		return errCut
+	}
+	return err
+}
+
+// Open implements logtest.Store.
+func (s faultyEtcd) Open(t *testing.T, f *logtest.Faults) (*durable.Disk, *core.Machine, error) {
+	o := &etcdlog.Options{Part: 1000, FailureTimeout: 100 * time.Millisecond}
+	if _, err := s.etcd.Client(direct{}).Delete(bounded(t), "muster/leader"); err != nil { // as if it had been silent
+		return nil, nil, err
+	}
+	l, err := etcdlog.Lead(bounded(t), s.etcd.Client(faultyWay{f: f}), "127.0.0.1:1", o)
+	if err != nil {
+		return nil, nil, err
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l.Open(core.Limits{}, &durable.Options{})
+}
+
+// TestLogFaults runs the contract of all stores that stay, in an etcd in memory.
+func TestLogFaults(t *testing.T) {
+	seeds := 16
+	if testing.Short() {
+		seeds = 4
+	}
+	logtest.RunFaults(t, seeds, func(*testing.T) logtest.Store { return faultyEtcd{memetcd.New()} })
+}

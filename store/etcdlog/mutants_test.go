@@ -1,0 +1,112 @@
+package etcdlog_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/muster-pg/muster/internal/mutationtest"
+)
+
+// mutant is one change of the shipped code that breaks a rule of replication.
+type mutant struct {
+	name     string
+	file     string
+	old, new string // old is there exactly once
+}
+
+var mutants = []mutant{
+	{
+		"what a leader appends is not fenced",
+		"records.go", `"=", r.fence)).Then(ops...)`, `">", 0)).Then(ops...)`,
+	},
+	{
+		"a round that had begun confirms those that came later",
+		"records.go", `want, err := r.begun+1, r.err`, `want, err := r.begun, r.err`,
+	},
+	{
+		"answers leave before what they show is committed",
+		"records.go", `if r.ended.Load() >= want {`, `if r.ended.Load()+1 >= want {`,
+	},
+	{
+		"a takeover does not finish applying the log",
+		"lead.go", `if err := s.catchUp(ctx, s.logKey(s.whole)); err != nil {`, `if err := ctx.Err(); err != nil {`,
+	},
+	{
+		"a takeover leaves the unfinished batch of the last leader in the log",
+		"lead.go", `clientv3.OpDelete(l.logKey(next), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix())))`, `clientv3.OpGet(l.logKey(next))`,
+	},
+	{
+		"a batch takes effect before its last part",
+		"standby.go", `if kv.Value[0] == more {`, `if false {`,
+	},
+	{
+		"a standby that loads during a takeover keeps an unfinished batch",
+		"standby.go", `if err == nil && w.seq >= s.whole.seq {`, `if err == nil && w.seq == 0 {`,
+	},
+	{
+		"a batch that was put twice, after an unknown outcome, is applied twice",
+		"standby.go", `case w.seq < s.next.seq:`, `case w.seq+1 < s.next.seq:`,
+	},
+	{
+		"the log is removed before there is a checkpoint of it",
+		"../../internal/durable/durable.go", `err := d.log.Begin(segment)
+`, `err := errors.Join(d.log.Begin(segment), d.log.Remove(segment))
+`,
+	},
+	{
+		"more of the log is removed than a checkpoint has",
+		"../../internal/durable/durable.go", `return d.log.Remove(segment)`, `return d.log.Remove(segment + 1)`,
+	},
+	{
+		"a start skips what came between a checkpoint and its end",
+		"lead.go", `Seq: l.records.firstOf(segment), Checkpoint`, `Seq: l.records.next.seq, Checkpoint`,
+	},
+	{
+		"a checkpoint is installed late, in place of a newer one",
+		"records.go", `clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence), clientv3.Compare(clientv3.ModRevision(r.stateKey()), "=", r.stateRev),`,
+		`clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence),`,
+	},
+	{
+		"the log stays when there is a checkpoint",
+		"records.go", `r.change(clientv3.OpDelete(r.logPrefix(), clientv3.WithRange(r.segmentKey(before))))`, `r.confirm()`,
+	},
+	{
+		"old checkpoints stay",
+		"lead.go", `clientv3.OpDelete(l.checkpointPrefix(), clientv3.WithRange(mine)),`, `clientv3.OpGet(mine),`,
+	},
+	{
+		"sessions get no time to come back after a takeover",
+		"../../internal/durable/durable.go", `m.Restart(now, d.options.Grace)`, `m.Restart(now, 1)`,
+	},
+	{
+		"nobody has to come back after a takeover",
+		"../../internal/durable/durable.go", `if restart {`, `if false {`,
+	},
+	{
+		"time begins again with a leader",
+		"../memory.go", `time.Now().Add(-m.machine.Now())`, `time.Now()`,
+	},
+	{
+		"an outage of etcd ends a process",
+		"retry.go", `if errors.Is(err, ErrReplaced) {`, `if !errors.Is(err, ErrReplaced) || true {`,
+	},
+}
+
+// shortMutants is how many mutants the short form leaves out, plus one.
+const shortMutants = 7
+
+// TestMutants shows that the simulation can see: for each rule that is broken it finds a counterexample. MUSTER_SOAK has it try all mutants
+// and not one of 7.
+func TestMutants(t *testing.T) {
+	if testing.Short() {
+		t.Skip("each mutant is built: not in a short run")
+	}
+	for i, m := range mutants {
+		if os.Getenv("MUSTER_SOAK") == "" && i%shortMutants != 0 {
+			continue
+		}
+		t.Run(m.name, func(t *testing.T) {
+			mutationtest.Noticed(t, m.file, m.old, m.new, "-run", "^TestSimulation$", ".", "-sim.seeds", "500")
+		})
+	}
+}

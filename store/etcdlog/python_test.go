@@ -1,0 +1,110 @@
+package etcdlog_test
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/pgroup"
+)
+
+// python runs a program with muster's package for Python. Without a Python that has msgpack the test is skipped.
+func python(t *testing.T, program string, args ...string) *exec.Cmd {
+	t.Helper()
+	cache, _ := os.UserCacheDir()
+	exe := cmp.Or(os.Getenv("MUSTER_PYTHON"), filepath.Join(cmp.Or(os.Getenv("XDG_CACHE_HOME"), cache), "muster", "python", "bin", "python"))
+	if out, err := exec.Command(exe, "-c", "import msgpack").CombinedOutput(); err != nil {
+		t.Skipf("SKIPPED: no Python with msgpack at %s; run .ci/python, or set MUSTER_PYTHON: %v %s", exe, err, out)
+	}
+	packages, err := filepath.Abs("../../clients/python")
+	require.NoError(t, err)
+	cmd := exec.CommandContext(bounded(t), exe, append([]string{"-c", program}, args...)...)
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+packages, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Stderr = t.Output()
+	return cmd
+}
+
+// inPython is the value of a key, or the class of the exception, that Python gets at a URL.
+func inPython(t *testing.T, rawurl, key string) string {
+	t.Helper()
+	out, err := python(t, `
+import muster, sys
+try:
+    with muster.Store.connect(sys.argv[1], timeout=5) as s:
+        print(s.get(sys.argv[2]).decode(), end="")
+except muster.Error as e:
+    print(*(k.__name__ for k in (muster.Denied, muster.Unavailable) if isinstance(e, k)), end="")
+    print(e, file=sys.stderr)
+`, rawurl, key).Output()
+	require.NoError(t, err)
+	return string(out)
+}
+
+// TestPythonGoesOnAfterTakeovers: ranks in Python that wait in a barrier when the leader is killed complete it at the next leader, and what
+// they add takes effect once.
+func TestPythonGoesOnAfterTakeovers(t *testing.T) {
+	t.Parallel()
+	r, members := threeReplicas(t)
+	url := "etcd://" + strings.Join(addresses(members), ",") + "/" + strings.TrimSuffix(r.options.Root, "/")
+	const rounds = 3
+	ended := make(chan error, 2)
+	for rank := range 2 {
+		cmd := python(t, `
+import muster, sys
+rank, rounds, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+with muster.Store.connect(url, timeout=60) as s, muster.Group.join(rank, 3, url, name="job", timeout=60) as g:
+    for i in range(rounds):
+        s.add("rounds")
+        g.barrier()
+        s.add("rounds")
+    g.shutdown()
+    print("done", flush=True)
+`, fmt.Sprint(rank), fmt.Sprint(rounds), url)
+		go func() {
+			out, err := cmd.Output()
+			if err == nil && string(out) != "done\n" {
+				err = fmt.Errorf("rank %d says %q", rank, out)
+			}
+			ended <- err
+		}()
+	}
+	g, err := pgroup.Create(bounded(t), pgroup.Config{Name: "job", Address: url, Schemes: schemes(), Rank: 2, Size: 3, Timeout: time.Minute})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = g.Close() })
+	s := open(t, url)
+	for range rounds {
+		testcluster.Eventually(t, patience, func() bool {
+			all, err := s.Status(bounded(t), "")
+			require.NoError(t, err)
+			for _, group := range all.Groups {
+				for _, record := range group.Records {
+					if record.Came.Count == 2 {
+						return true
+					}
+				}
+			}
+			return false
+		}, "both ranks of Python wait in the barrier")
+		leader := r.leader(t)
+		require.NoError(t, r.procs[leader].Signal(syscall.SIGKILL))
+		<-r.procs[leader].Done()
+		r.start(t, leader)
+		require.NoError(t, g.Barrier(bounded(t)))
+	}
+	require.NoError(t, g.Shutdown(bounded(t)))
+	for range cap(ended) {
+		require.NoError(t, <-ended)
+	}
+	n, err := s.Add(bounded(t), "rounds", 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 4*rounds, n)
+}

@@ -1,0 +1,227 @@
+package etcdlog_test
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// simClient is a client: one session, which it takes up again wherever the leader is, and one call at a time, which it repeats until it
+// has an answer.
+type simClient struct {
+	w      *world
+	id     int
+	chance *chance
+
+	session, incarnation uint64 // 0: it has none yet
+	token                []byte
+	number, lastID       uint64
+	conn                 *conn
+	next                 int           // of the processes, to dial
+	dead                 chan struct{} // closed by kill -9
+}
+
+func newClient(w *world, id int, c *chance) *simClient {
+	return &simClient{w: w, id: id, chance: c, next: id, dead: make(chan struct{})}
+}
+
+// call returns the answer to a request, or nil when the schedule has ended, or the client was killed.
+func (c *simClient) call(req wire.Request, patience time.Duration) *wire.Reply {
+	c.lastID++
+	req.ID = c.lastID
+	if req.Op.Numbered() {
+		c.number++
+		req.Number, req.Acked = c.number, c.number-1
+	}
+	for first := true; ; first = false {
+		if !c.connect() {
+			return nil
+		}
+		if !first {
+			c.w.audit.count("repeats")
+		}
+		answers, conn := make(chan *wire.Reply, 1), c.conn
+		c.w.running.Go(func() { conn.comes(req, answers) })
+		timer := time.NewTimer(patience)
+		select {
+		case rep := <-answers:
+			timer.Stop()
+			return rep
+		case <-conn.broken:
+		case <-timer.C:
+		case <-c.dead:
+			return nil
+		case <-c.w.over:
+			return nil
+		}
+		timer.Stop()
+		c.leave()
+	}
+}
+
+// leave ends the connection.
+func (c *simClient) leave() {
+	if conn := c.conn; conn != nil {
+		c.w.running.Go(conn.closed)
+	}
+	c.conn = nil
+}
+
+// connect makes a connection, if there is none; false is the end of the schedule, or of the client.
+func (c *simClient) connect() bool {
+	for c.conn == nil {
+		if !c.w.sleep(c.chance.between(time.Millisecond, 50*time.Millisecond)) {
+			return false
+		}
+		c.next++
+		p := c.w.proc(c.next)
+		if p == nil {
+			continue
+		}
+		hello := wire.Request{Op: wire.OpHello, Key: fmt.Sprint("client ", c.id), Resume: c.session, Value: c.token, Rev: c.incarnation}
+		opened, welcome := make(chan *conn, 1), new(wire.Reply)
+		c.w.running.Go(func() { p.opens(hello, opened, welcome) })
+		timer := time.NewTimer(c.chance.between(time.Second, 3*time.Second))
+		ended := false
+		select {
+		case conn := <-opened:
+			timer.Stop()
+			c.opened(conn, welcome)
+			continue
+		case <-timer.C:
+		case <-c.dead:
+			ended = true
+		case <-c.w.over:
+			ended = true
+		}
+		timer.Stop()
+		c.w.running.Go(func() { // it may be opened, later
+			select {
+			case conn := <-opened:
+				if conn != nil {
+					conn.closed()
+				}
+			case <-c.w.over:
+			}
+		})
+		if ended {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *simClient) opened(conn *conn, welcome *wire.Reply) {
+	if conn == nil {
+		return
+	}
+	if c.session != 0 && conn.session != c.session {
+		c.w.audit.breaks("T1 no session is lost whose client is there", "client %d had session %d, and has %d now", c.id, c.session, conn.session)
+	}
+	if c.session != 0 {
+		c.w.audit.count("resumed")
+	}
+	c.conn, c.session, c.token, c.incarnation = conn, conn.session, bytes.Clone(welcome.Value), welcome.Rev
+}
+
+// patience is after which time without an answer a client makes another connection. One that is patient hears what a leader that was stopped
+// says when it goes on.
+func (c *simClient) patience() time.Duration {
+	if c.chance.is(0.3) {
+		return c.chance.between(6*time.Second, 10*time.Second)
+	}
+	return c.chance.between(time.Second, 3*time.Second)
+}
+
+// reads is the last kind of errand.
+const reads = 7
+
+// errands are calls that use keys.
+func (c *simClient) errands() {
+	a := c.w.audit
+	for n := 1; !c.w.stopping() && c.w.sleep(c.chance.between(0, 30*time.Millisecond)); n++ {
+		key := fmt.Sprint("key ", c.chance.upTo(3))
+		what := c.chance.upTo(reads + 1)
+		if c.w.quiet && c.chance.is(0.95) {
+			what = reads
+		}
+		switch what {
+		case 0, 1:
+			value := fmt.Appendf(nil, "%d by %d", n, c.id)
+			if c.chance.is(0.3) {
+				value = append(value, make([]byte, valueBytes)...)
+			}
+			m := a.begins(key)
+			if rep := c.call(wire.Request{Op: wire.OpSet, Key: key, Value: value}, c.patience()); rep != nil {
+				a.changed(m, value, rep)
+			}
+		case 2:
+			m := a.begins(countKey)
+			if rep := c.call(wire.Request{Op: wire.OpAdd, Key: countKey, Delta: 1}, c.patience()); rep != nil {
+				a.addedOne(m, rep)
+			}
+		case 3:
+			token := strconv.Itoa(c.id) + "." + strconv.Itoa(n) + " "
+			m := a.begins(tokensKey)
+			if rep := c.call(wire.Request{Op: wire.OpAppend, Key: tokensKey, Value: []byte(token)}, c.patience()); rep != nil {
+				a.appended(m, token, rep)
+			}
+		case 4:
+			c.fleeting(n)
+		default:
+			m := a.begins(key)
+			if rep := c.call(wire.Request{Op: wire.OpGet, Key: key}, c.patience()); rep != nil {
+				a.read(m, rep)
+			}
+		}
+	}
+	c.leave()
+}
+
+// fleeting sets an entry with a time to live, and looks whether it is there.
+func (c *simClient) fleeting(n int) {
+	ttl := c.chance.between(200*time.Millisecond, lastTTL)
+	key, began := fmt.Sprint("fleeting ", c.id, " ", n), time.Now()
+	if rep := c.call(wire.Request{Op: wire.OpSet, Key: key, Value: []byte("x"), TTL: ttl}, c.patience()); rep == nil {
+		return
+	}
+	c.w.audit.fleets(key)
+	c.w.sleep(c.chance.between(0, ttl))
+	rep := c.call(wire.Request{Op: wire.OpGet, Key: key}, c.patience())
+	if rep != nil && rep.Code == wire.CodeNotFound && time.Since(began) < ttl {
+		c.w.audit.breaks("T2 an entry is there for as long as it was to be", "%s is gone after %v of %v", key, time.Since(began), ttl)
+	}
+}
+
+// rank is a member of a group, which gathers round after round. Rank 0 says which one is the last.
+func (c *simClient) rank(rank, size int) {
+	defer c.leave()
+	a := c.w.audit
+	member := wire.Contribution{Group: "group", Run: "run", Rank: rank, Size: size, Label: fmt.Sprint("rank ", rank), Root: -1}
+	rep := c.call(wire.Request{Op: wire.OpJoin, Group: member, Value: []byte("member"), Old: []byte{byte(rank + 1)}, Rev: 1}, c.patience())
+	if rep == nil {
+		return
+	}
+	if rep.Code != wire.CodeOK {
+		a.breaks("G1 a group of ranks that are there is formed", "rank %d: %s %s", rank, rep.Code, rep.Detail)
+		return
+	}
+	gen := rep.Rev
+	for round := 1; c.w.sleep(c.w.rest(c.chance)); round++ {
+		goesOn := "and on"
+		if rank == 0 && c.w.stopping() {
+			goesOn = "the last"
+		}
+		payload := fmt.Sprintf("round %d of rank %d, %s", round, rank, goesOn)
+		rep := c.call(wire.Request{
+			Op: wire.OpCollect, Value: []byte(payload),
+			Group: wire.Contribution{Generation: gen, Rank: rank, Root: -1, Seq: uint64(round), Verb: "allgather", Want: wire.WantAll, Type: "text"},
+		}, c.chance.between(time.Second, 5*time.Second))
+		if rep == nil || !a.gathered(gen, round, rank, size, payload, rep) || bytes.HasSuffix(rep.Values[0], []byte("the last")) {
+			return
+		}
+	}
+}

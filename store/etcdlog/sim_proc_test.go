@@ -1,0 +1,320 @@
+package etcdlog_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
+	"github.com/muster-pg/muster/wire"
+)
+
+// proc is a process of the store. It is a memetcd.Way: nothing that it says leaves, and nothing comes to it, while it is stopped.
+type proc struct {
+	w      *world
+	id     int
+	chance *chance
+	odds   odds
+	etcd   *clientv3.Client
+	runs   gate        // shut by SIGSTOP
+	reach  gate        // shut while etcd is out of reach
+	calm   atomic.Bool // its requests take no time, and all are answered
+	ctx    context.Context
+	cancel context.CancelFunc
+	dead   chan struct{} // closed by kill
+	once   sync.Once
+	ended  chan struct{}
+
+	mu    sync.Mutex // protects the fields below
+	store *store.Memory
+	conns map[uint64]*conn // by session: frames of other connections are not read
+}
+
+// odds are how likely things go wrong between a process and etcd.
+type odds struct{ slow, lost, unanswered, late float64 }
+
+var _ memetcd.Way = (*proc)(nil)
+
+func newProc(w *world, id, seed int) *proc {
+	p := &proc{w: w, id: id, chance: newChance(seed, id), dead: make(chan struct{}), ended: make(chan struct{}), conns: map[uint64]*conn{}}
+	if p.chance.is(0.7) {
+		p.odds = odds{slow: 0.02, lost: 0.002, unanswered: 0.01, late: 0.005}
+	}
+	if w.busy {
+		p.odds.slow = 0.2
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.etcd = w.etcd.Client(p)
+	w.running.Go(func() {
+		defer close(p.ended)
+		p.run()
+	})
+	return p
+}
+
+// run follows and leads, as etcdlog.Replica does.
+func (p *proc) run() {
+	o := simOptions
+	for {
+		l, err := etcdlog.Lead(p.ctx, p.etcd, fmt.Sprint("proc-", p.id, ":1"), &o)
+		if err != nil {
+			if p.ctx.Err() == nil && !errors.Is(err, errCutOff) {
+				p.w.audit.breaks("H2 a process follows or leads until it ends", "process %d: %v", p.id, err)
+			}
+			return
+		}
+		m := &store.Memory{Replica: folding{l, 1}, Grace: 20 * time.Second}
+		if err := m.Open(); err == nil {
+			p.w.audit.count("terms")
+			p.serve(m)
+		}
+		_, _ = m.Close(), l.Close()
+		if p.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// serve lets connections in while m is this process's store, and makes calls of its own.
+func (p *proc) serve(m *store.Memory) {
+	p.mu.Lock()
+	p.store = m
+	p.mu.Unlock()
+	term, cancel := context.WithCancel(p.ctx)
+	var own sync.WaitGroup
+	own.Go(func() { p.own(term, store.New(m)) })
+	select {
+	case <-m.Failed():
+	case <-p.ctx.Done():
+	}
+	cancel()
+	p.mu.Lock()
+	p.store = nil
+	p.mu.Unlock()
+	p.hangUp()
+	own.Wait()
+}
+
+// own counts, in calls of the process itself: they have no numbers, so that nothing makes up for a batch that is applied twice.
+func (p *proc) own(ctx context.Context, s *store.Store) {
+	for ctx.Err() == nil && p.w.sleep(p.w.rest(p.chance)) && p.awake() {
+		before := p.w.audit.ownBegins()
+		n, err := s.Add(ctx, ownKey, 1)
+		if err == nil && p.awake() {
+			p.w.audit.ownEnds(before, n)
+		}
+	}
+}
+
+// serving is the store that p serves, or nil.
+func (p *proc) serving() *store.Memory {
+	if p == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.store
+}
+
+// awake waits while p is stopped, and reports false if it is killed.
+func (p *proc) awake() bool {
+	waited, ok := p.runs.pass(p.dead)
+	if ok && waited { // what has piled up comes in any order
+		p.w.sleep(p.chance.between(0, time.Millisecond))
+	}
+	select {
+	case <-p.dead:
+		return false
+	default:
+		return ok
+	}
+}
+
+// kill is kill -9.
+func (p *proc) kill() {
+	if p == nil {
+		return
+	}
+	p.once.Do(func() { close(p.dead) })
+	p.cancel()
+	p.hangUp()
+}
+
+// end is SIGTERM.
+func (p *proc) end() {
+	p.runs.open()
+	p.cancel()
+	select {
+	case <-p.ended:
+	case <-time.After(10 * time.Second): // systemd has had enough
+	}
+	p.kill()
+}
+
+// hangUp breaks all connections.
+func (p *proc) hangUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.breaks()
+	}
+}
+
+// Call implements memetcd.Way.
+func (p *proc) Call(ctx context.Context, do func()) error {
+	if !p.awake() {
+		return errCutOff
+	}
+	if p.calm.Load() {
+		do()
+		return nil
+	}
+	odds := p.odds
+	if p.w.healed.Load() {
+		odds.lost, odds.unanswered, odds.late = 0, 0, 0
+	}
+	there, back := p.delay(), p.delay()
+	unanswered := p.chance.is(odds.unanswered)
+	if p.chance.is(odds.late) { // a member of etcd that stands still has it
+		there = p.chance.between(time.Second, 10*time.Second)
+	}
+	answered := make(chan struct{})
+	if !p.chance.is(odds.lost) {
+		p.w.running.Go(func() {
+			if _, ok := p.reach.pass(p.w.over); !ok || !p.w.sleep(there) {
+				return
+			}
+			if _, ok := p.w.quorum.pass(p.w.over); !ok {
+				return
+			}
+			do()
+			if _, ok := p.reach.pass(p.w.over); ok && !unanswered && p.w.sleep(back) {
+				close(answered)
+			}
+		})
+	}
+	var err error
+	select {
+	case <-answered:
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-p.dead:
+	}
+	if !p.awake() {
+		return errCutOff
+	}
+	select {
+	case <-answered: // it came while the process was stopped
+		if err != nil && p.chance.is(0.5) {
+			err = nil
+		}
+	default:
+	}
+	return err
+}
+
+func (p *proc) delay() time.Duration {
+	if p.chance.is(p.odds.slow) {
+		return p.chance.between(0, 500*time.Millisecond)
+	}
+	return p.chance.between(50*time.Microsecond, 2*time.Millisecond)
+}
+
+// Deliver implements memetcd.Way.
+func (p *proc) Deliver(ctx context.Context) error {
+	done := make(chan struct{})
+	defer context.AfterFunc(ctx, func() { close(done) })()
+	if _, ok := p.reach.pass(done); !ok {
+		return ctx.Err()
+	}
+	if !p.calm.Load() && !p.w.sleep(p.delay()) || !p.awake() {
+		return errCutOff
+	}
+	return ctx.Err()
+}
+
+// conn is a client's connection to a process.
+type conn struct {
+	p       *proc
+	m       *store.Memory
+	session uint64
+	broken  chan struct{}
+	once    sync.Once
+}
+
+func (c *conn) breaks() { c.once.Do(func() { close(c.broken) }) }
+
+// comes is a request that comes over c. It has no answer if c is not the connection of its session any more.
+func (c *conn) comes(req wire.Request, answers chan<- *wire.Reply) {
+	w, p := c.p.w, c.p
+	if !w.sleep(p.chance.between(20*time.Microsecond, time.Millisecond)) || !p.awake() {
+		return
+	}
+	p.mu.Lock()
+	current := p.conns[c.session] == c && p.store == c.m
+	p.mu.Unlock()
+	if !current {
+		return
+	}
+	rep := new(wire.Reply)
+	req.Session = c.session
+	if err := c.m.Do(context.Background(), &req, rep); err != nil {
+		return
+	}
+	if w.sleep(p.chance.between(20*time.Microsecond, time.Millisecond)) && p.awake() {
+		answers <- rep
+	}
+}
+
+// opens is a hello that comes over a connection. The session's other connection is closed.
+func (p *proc) opens(hello wire.Request, opened chan<- *conn, welcome *wire.Reply) {
+	if !p.w.sleep(p.chance.between(20*time.Microsecond, time.Millisecond)) || !p.awake() {
+		return
+	}
+	p.mu.Lock()
+	c := &conn{p: p, m: p.store, session: hello.Resume, broken: make(chan struct{})}
+	if c.m != nil && c.session != 0 {
+		if before := p.conns[c.session]; before != nil { // or its client would wait for answers until the session is lost
+			before.breaks()
+		}
+		p.conns[c.session] = c
+	}
+	p.mu.Unlock()
+	if c.m == nil || c.m.Do(context.Background(), &hello, welcome) != nil {
+		opened <- nil // a standby closes the connection
+		return
+	}
+	if c.session = uint64(welcome.N); c.session != hello.Resume {
+		p.mu.Lock()
+		p.conns[c.session] = c
+		p.mu.Unlock()
+	}
+	if p.w.sleep(p.chance.between(20*time.Microsecond, time.Millisecond)) && p.awake() {
+		opened <- c
+	}
+}
+
+// closed is the end of a connection, as the process notices it: its session may come back.
+func (c *conn) closed() {
+	c.breaks()
+	p := c.p
+	if !p.w.sleep(p.chance.between(20*time.Microsecond, 10*time.Millisecond)) || !p.awake() {
+		return
+	}
+	p.mu.Lock()
+	current := p.conns[c.session] == c && p.store == c.m
+	if current {
+		delete(p.conns, c.session)
+	}
+	p.mu.Unlock()
+	if current {
+		_ = c.m.Do(context.Background(), &wire.Request{Op: wire.OpLost, Session: c.session, TTL: 10 * time.Second}, new(wire.Reply))
+	}
+}

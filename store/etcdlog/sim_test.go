@@ -1,0 +1,350 @@
+package etcdlog_test
+
+import (
+	"errors"
+	"flag"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
+)
+
+var (
+	simSeeds = flag.Int("sim.seeds", 40, "how many schedules TestSimulation runs: those of the seeds from 1 on")
+	simSeed  = flag.Int("sim.seed", 0, "the only seed to run; 0 is all")
+)
+
+// TestSimulation runs whole replicated stores: processes that lead and follow, the shipped code over an etcd in memory, and clients
+// that reconnect and repeat what has no answer, in simulated time. Requests to etcd are delayed, lost, carried out without an answer or long after
+// their caller has given up; processes are killed, end, and are stopped, also while they lead, and go on; etcd has no quorum, or compacts its
+// history. An auditor checks what the clients are told; see audit.
+//
+// A seed makes nearly the same schedule each time: what happens at one moment is in the order that the Go scheduler gives it.
+func TestSimulation(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "etcdlog-sim-") // checkpoints: what is tested here is not the disk
+	if err == nil {
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		t.Setenv("TMPDIR", dir)
+	}
+	first, last := 1, *simSeeds
+	switch {
+	case *simSeed > 0:
+		first, last = *simSeed, *simSeed
+	case testing.Short():
+		last = min(last, 8)
+	}
+	all := counts{}
+	for seed := first; seed <= last; seed++ {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(seed)
+			w.run()
+			all.add(w.audit.counts)
+			if b := w.audit.broken; b != nil {
+				t.Fatalf("%v\nseed %d: go test ./store/etcdlog -run '^TestSimulation$' -v -sim.seed %d", b, seed, seed)
+			}
+		})
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("%d schedules: %v", last-first+1, all)
+	if last-first+1 >= 40 {
+		all.check(t)
+	}
+}
+
+// world is one schedule.
+type world struct {
+	chance  *chance
+	etcd    *memetcd.Etcd
+	busy    bool       // etcd often takes long
+	quiet   bool       // there is little but reads
+	quorum  gate       // shut while etcd carries nothing out
+	mu      sync.Mutex // protects procs, which the driver alone changes
+	procs   []*proc
+	audit   *audit
+	healed  atomic.Bool // all that a process asks etcd from now on is answered
+	clients sync.WaitGroup
+	running sync.WaitGroup // all other goroutines
+	stop    chan struct{}  // closed when clients are to begin nothing more
+	over    chan struct{}  // closed at the end: nothing happens any more
+}
+
+// simRoot is the root of the simulated store.
+const simRoot = "sim/"
+
+// Options of the simulated store: a value of valueBytes is a batch of several parts.
+var simOptions = etcdlog.Options{Root: simRoot, Part: 1000}
+
+const valueBytes = 3000
+
+func newWorld(seed int) *world {
+	w := &world{chance: newChance(seed, 0), etcd: memetcd.New(), stop: make(chan struct{}), over: make(chan struct{})}
+	w.audit, w.busy, w.quiet = newAudit(), w.chance.is(0.3), w.chance.is(0.3)
+	return w
+}
+
+// run runs the schedule: clients and faults, then an end without faults, in which all must be answered.
+func (w *world) run() {
+	defer func() {
+		close(w.over)
+		for _, p := range w.procs {
+			p.kill()
+		}
+		w.clients.Wait()
+		w.running.Wait()
+	}()
+	seed := w.chance.upTo(1 << 30)
+	for i := range 3 {
+		w.procs = append(w.procs, newProc(w, i, seed))
+	}
+	const ranks, others = 3, 3
+	var clients []*simClient
+	for i := range ranks + others {
+		c := newClient(w, i, newChance(seed, 100+i))
+		clients = append(clients, c)
+		w.clients.Go(func() {
+			if i < ranks {
+				c.rank(i, ranks)
+			} else {
+				c.errands()
+			}
+		})
+	}
+	n := 2 + w.chance.upTo(12)
+	for range n {
+		if !w.sleep(w.chance.between(100*time.Millisecond, 1500*time.Millisecond)) || w.audit.failed() {
+			return
+		}
+		w.fault()
+	}
+	w.sleep(w.chance.between(0, time.Second))
+	w.heal()
+	if w.chance.is(0.3) && w.audit.has("rounds") {
+		w.dies(clients[w.chance.upTo(ranks)])
+	}
+	close(w.stop)
+	done := make(chan struct{})
+	w.running.Go(func() {
+		w.clients.Wait()
+		close(done)
+	})
+	select {
+	case <-done:
+		w.last()
+	case <-time.After(5 * time.Minute):
+		w.audit.breaks("H1 all are answered once faults are over", "a call has waited for five minutes")
+	case <-w.audit.ended:
+	}
+}
+
+// last is what must hold when all clients are done.
+func (w *world) last() {
+	c := newClient(w, 99, newChance(1, 99))
+	defer c.leave()
+	for _, p := range w.procs {
+		p.calm.Store(true) // a checkpoint takes no time then: two that are made at once would stop the clock of the bubble
+	}
+	w.sleep(lastTTL + 5*time.Second)
+	w.audit.last(c)
+	w.audit.space(w)
+}
+
+// fault has something happen, mostly to the leader.
+func (w *world) fault() {
+	i := w.chance.upTo(len(w.procs))
+	for j, p := range w.procs {
+		if p.serving() != nil && w.chance.is(0.7) {
+			i = j
+		}
+	}
+	p := w.procs[i]
+	switch w.chance.upTo(10) {
+	case 0, 1:
+		w.audit.count("kills")
+		p.kill()
+		w.sleep(w.chance.between(0, 2*time.Second))
+		w.starts(i)
+	case 2, 3, 4:
+		w.audit.count("stops")
+		p.runs.close()
+		w.later(w.chance.between(100*time.Millisecond, 8*time.Second), p.runs.open)
+	case 5:
+		w.audit.count("cut off")
+		p.reach.close()
+		w.later(w.chance.between(100*time.Millisecond, 8*time.Second), p.reach.open)
+	case 6:
+		w.audit.count("outages")
+		w.quorum.close()
+		w.later(w.chance.between(100*time.Millisecond, 7*time.Second), w.quorum.open)
+	case 7:
+		p.hangUp()
+	case 8:
+		w.audit.count("compactions")
+		w.etcd.Compact(w.etcd.Revision())
+	case 9:
+		w.audit.count("ends")
+		p.end()
+		w.starts(i)
+	}
+}
+
+// dies kills a rank together with the leader: the next one learns of it because its session does not come back.
+func (w *world) dies(c *simClient) {
+	w.audit.dies(c.id)
+	close(c.dead)
+	for i, p := range w.procs {
+		if p.serving() != nil {
+			p.kill()
+			w.starts(i)
+		}
+	}
+}
+
+// heal ends all faults.
+func (w *world) heal() {
+	w.healed.Store(true)
+	w.quorum.open()
+	for _, p := range w.procs {
+		p.runs.open()
+		p.reach.open()
+	}
+}
+
+// later calls f when d has passed.
+func (w *world) later(d time.Duration, f func()) {
+	w.running.Go(func() {
+		w.sleep(d)
+		f()
+	})
+}
+
+// proc is one of the processes, or nil while that is not running.
+func (w *world) proc(i int) *proc {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.procs[i%len(w.procs)]
+}
+
+// starts starts a process, in the place of one that has ended.
+func (w *world) starts(i int) {
+	p := newProc(w, i, w.chance.upTo(1<<30))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.procs[i] = p
+}
+
+// sleep returns when d has passed, and false when the schedule has ended.
+func (w *world) sleep(d time.Duration) bool {
+	if d <= 0 {
+		return true
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-w.over:
+		return false
+	}
+}
+
+// rest is for how long one rests who changes something.
+func (w *world) rest(c *chance) time.Duration {
+	if w.quiet {
+		return c.between(0, 4*time.Second)
+	}
+	return c.between(0, 100*time.Millisecond)
+}
+
+// stopping reports whether clients are to begin nothing more.
+func (w *world) stopping() bool {
+	select {
+	case <-w.stop:
+		return true
+	case <-w.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// chance is a seeded source that several goroutines may use.
+type chance struct {
+	mu  sync.Mutex
+	rng *rand.Rand
+}
+
+func newChance(seed, of int) *chance {
+	return &chance{rng: rand.New(rand.NewPCG(uint64(seed), uint64(of)))}
+}
+
+// upTo is one of 0…n-1.
+func (c *chance) upTo(n int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rng.IntN(n)
+}
+
+// is true with probability p.
+func (c *chance) is(p float64) bool { return float64(c.upTo(1<<30)) < p*(1<<30) }
+
+// between is a time in [low, high).
+func (c *chance) between(low, high time.Duration) time.Duration {
+	return low + time.Duration(c.upTo(int(high-low)))
+}
+
+// gate is open unless it is closed. The zero value is open.
+type gate struct {
+	mu   sync.Mutex
+	shut chan struct{} // nil: it is open
+}
+
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.shut == nil {
+		g.shut = make(chan struct{})
+	}
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.shut != nil {
+		close(g.shut)
+		g.shut = nil
+	}
+}
+
+// pass waits until g is open, and reports whether it had to; ok is false if done was closed first.
+func (g *gate) pass(done <-chan struct{}) (waited, ok bool) {
+	for {
+		g.mu.Lock()
+		shut := g.shut
+		g.mu.Unlock()
+		if shut == nil {
+			return waited, true
+		}
+		waited = true
+		select {
+		case <-shut:
+		case <-done:
+			return waited, false
+		}
+	}
+}
+
+// broken is a property that does not hold.
+type broken struct{ property, how string }
+
+func (b *broken) Error() string { return b.property + " does not hold: " + b.how }
+
+// errCutOff is what a process has of etcd that it cannot reach.
+var errCutOff = errors.New("the process has ended")
