@@ -66,6 +66,7 @@ func (o *offer) encode() []byte {
 		}
 	}
 	b = binary.AppendUvarint(b, o.Line)
+	b = binary.AppendUvarint(b, o.Stream)
 	b = binary.AppendUvarint(b, o.Export)
 	if o.Version != nil {
 		b = binary.AppendUvarint(b, o.Version.Sequence)
@@ -95,6 +96,7 @@ func (o *offer) decode(b []byte) error {
 		}
 	}
 	o.Line = uint64(p.number(maxInt))
+	o.Stream = uint64(p.number(maxInt))
 	o.Export = uint64(p.number(maxInt))
 	if f&flagVersion != 0 {
 		o.Version = &nfsws.Version{Sequence: uint64(p.number(maxInt)), ID: uint32(p.number(math.MaxUint32)), Sum: p.uint64()}

@@ -230,7 +230,8 @@ func (g *giving) stream(ctx context.Context) error {
 	if !far && !slices.ContainsFunc(g.offer.items, func(it item) bool { return it.Ref == streamed && it.size() > 0 }) {
 		return nil
 	}
-	if err := g.streamOut(ctx); err != nil {
+	var err error
+	if g.offer.Stream, err = g.streamOut(ctx); err != nil {
 		return err
 	}
 	g.export = g.ga.exports.add(g.group.Generation(), g.data)

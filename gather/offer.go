@@ -26,7 +26,8 @@ type offer struct {
 	List    []byte         // what there is, and where; nil if it is long
 	Far     *spot          // where a long one lies, unless that is in a directory
 	Line    uint64         // number of the connection that shared memory is lent over
-	Export  uint64         // for items that are to be fetched over a stream
+	Stream  uint64         // number of the connection that items are to be fetched over
+	Export  uint64         // names them there; 0: there are none
 	Version *nfsws.Version // for those that are in a directory
 
 	listed bool         // the list has been read, and what it says is below

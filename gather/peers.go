@@ -110,13 +110,15 @@ func (in *intake) memoryOf(from giver, number uint64) (*shm.Conn, error) {
 	return all[i].Conn, nil
 }
 
-func (in *intake) streamOf(from giver) (*fetcher, error) {
+// streamOf is the stream that a rank's offer is fetched over. A rank that has given the verb up may have dialed another already, for the next
+// one: that is not to be used, and broken, for this one.
+func (in *intake) streamOf(from giver, number uint64) (*fetcher, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if f := in.streams[from]; f != nil {
+	if f := in.streams[from]; f != nil && f.number == number {
 		return f, nil
 	}
-	return nil, linkError{fmt.Errorf("rank %d offers a stream, and has not connected for it", from.rank)}
+	return nil, linkError{fmt.Errorf("rank %d offers a stream over a connection that is not there", from.rank)}
 }
 
 func (in *intake) close() {
@@ -139,10 +141,10 @@ type outlet struct {
 
 	mu     sync.Mutex // protects the fields below
 	closed bool
-	alone  bool     // the two can share no memory
-	memory *line    // nil: not made, or broken
-	stream net.Conn // like memory
-	dialed uint64   // how often
+	alone  bool       // the two can share no memory
+	memory *line      // nil: not made, or broken
+	stream *link.Conn // like memory
+	dialed uint64     // how often
 }
 
 // line is a connection that memory is lent to the first rank over. One verb at a time uses it.
@@ -202,31 +204,30 @@ func (v *verb) memoryOut(ctx context.Context) (*line, error) {
 	return out.memory, nil
 }
 
-// streamOut makes sure that the first rank can fetch from this one.
-func (v *verb) streamOut(ctx context.Context) error {
+// streamOut is the number of a stream that the first rank can fetch from this one over.
+func (v *verb) streamOut(ctx context.Context) (number uint64, err error) {
 	out := &v.out
 	out.mu.Lock()
-	there := out.stream != nil
+	conn := out.stream
 	out.mu.Unlock()
-	if there {
-		return nil
+	if conn != nil {
+		return conn.Number, nil
 	}
-	conn, err := v.dial(ctx, forStream)
-	if err != nil {
-		return err
+	if conn, err = v.dial(ctx, forStream); err != nil {
+		return 0, err
 	}
 	out.mu.Lock()
 	defer out.mu.Unlock()
 	if out.closed {
 		_ = conn.Close()
-		return pgroup.ErrClosed
+		return 0, pgroup.ErrClosed
 	}
-	out.stream = conn.Conn
+	out.stream = conn
 	out.wg.Go(func() {
-		_ = v.ga.exports.serve(conn, conn.ID) // whoever reads there says what it lacks
-		out.lose(conn.Conn)
+		_ = v.ga.exports.serve(conn, conn.ID) // the first rank reports what it lacks
+		out.lose(conn)
 	})
-	return nil
+	return conn.Number, nil
 }
 
 func (v *verb) dial(ctx context.Context, kind byte) (*link.Conn, error) {
@@ -242,7 +243,7 @@ func (v *verb) dial(ctx context.Context, kind byte) (*link.Conn, error) {
 }
 
 // lose forgets a stream that has ended; the next verb dials another.
-func (out *outlet) lose(conn net.Conn) {
+func (out *outlet) lose(conn *link.Conn) {
 	_ = conn.Close()
 	out.mu.Lock()
 	defer out.mu.Unlock()

@@ -63,7 +63,7 @@ func (r *receiving) source(ctx context.Context) (source, error) {
 	if r.offer.Export == 0 {
 		return &remote{receiving: r}, nil
 	}
-	stream, err := r.ga.in.streamOf(r.giver())
+	stream, err := r.ga.in.streamOf(r.giver(), r.offer.Stream)
 	return &remote{receiving: r, stream: stream}, err
 }
 

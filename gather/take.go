@@ -88,7 +88,7 @@ func (v *verb) readList(ctx context.Context, i int, o *offer, l *loan) error {
 		}
 		return o.read(blocks[0].Data)
 	}
-	stream, err := v.ga.in.streamOf(r.giver())
+	stream, err := v.ga.in.streamOf(r.giver(), r.offer.Stream)
 	if err != nil {
 		return err
 	}
@@ -237,7 +237,7 @@ func (r *receiving) fetch(ctx context.Context) ([][]byte, error) {
 	if total == 0 {
 		return data, nil
 	}
-	stream, err := r.ga.in.streamOf(r.giver())
+	stream, err := r.ga.in.streamOf(r.giver(), r.offer.Stream)
 	if err != nil {
 		return nil, err
 	}

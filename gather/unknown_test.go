@@ -28,38 +28,68 @@ func (e *forgetful) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	return err
 }
 
-// TestUnknownOffers: a rank that does not know whether its offers were taken is with the others again in the next verb. The first rank is one
-// whose word they wait for in the verb itself.
+// overtaken gives the other rank its reply to the verb whose number is fault only once the rank that lost its own is at the next verb.
+type overtaken struct {
+	store.Engine
+	unknown int
+	fault   uint64
+	next    chan struct{}
+}
+
+func (e *overtaken) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
+	if offers(req, e.unknown, e.fault+1) {
+		close(e.next)
+	}
+	err := e.Engine.Do(ctx, req, rep)
+	if offers(req, 1-e.unknown, e.fault) {
+		select {
+		case <-e.next:
+		case <-ctx.Done():
+		}
+	}
+	return err
+}
+
+// TestUnknownOffers: a rank that does not know whether its offers were taken meets the others again in the next verb, also if it is there before
+// they have heard of those offers. In the verb itself, the others wait for the word of the first rank.
 func TestUnknownOffers(t *testing.T) {
 	const rounds, fault = 7, 3
 	for _, w := range ways() {
 		for unknown := range 2 {
-			t.Run(fmt.Sprint(w.name, " rank ", unknown), func(t *testing.T) {
-				t.Parallel()
-				s := store.New(&forgetful{Engine: new(store.Memory), lose: func(req *wire.Request) bool { return offers(req, unknown, fault+1) }})
-				defer s.Close()
-				o := gather.Options{}
-				if w.dir {
-					o.Dir = t.TempDir()
-				}
-				job{way: w, n: 2, meet: s, o: o}.run(t, func(r *rank) {
-					for round := range rounds {
-						res, err := r.ga.Tensors(r.ctx, []int{0, 1}, filled(10*round+r.me(), 1000+round))
-						switch {
-						case err == nil:
-							for rank, got := range res.Present() {
-								equal(r.T, filled(10*round+rank, 1000+round), got)
-							}
-							res.Release()
-						case r.me() == unknown:
-							assert.ErrorIs(r, err, store.ErrUnknown)
-							fallthrough
-						default:
-							assert.Equal(r, fault, round, "rank %d: %v", r.me(), err)
-						}
+			memory := &forgetful{Engine: new(store.Memory), lose: func(req *wire.Request) bool { return offers(req, unknown, fault+1) }}
+			for name, engine := range map[string]store.Engine{
+				"": memory,
+				" overtakes": &overtaken{
+					Engine: &forgetful{Engine: new(store.Memory), lose: memory.lose}, unknown: unknown, fault: fault + 1, next: make(chan struct{}),
+				},
+			} {
+				t.Run(fmt.Sprint(w.name, " rank ", unknown, name), func(t *testing.T) {
+					t.Parallel()
+					s := store.New(engine)
+					defer s.Close()
+					o := gather.Options{}
+					if w.dir {
+						o.Dir = t.TempDir()
 					}
+					job{way: w, n: 2, meet: s, o: o}.run(t, func(r *rank) {
+						for round := range rounds {
+							res, err := r.ga.Tensors(r.ctx, []int{0, 1}, filled(10*round+r.me(), 1000+round))
+							switch {
+							case err == nil:
+								for rank, got := range res.Present() {
+									equal(r.T, filled(10*round+rank, 1000+round), got)
+								}
+								res.Release()
+							case r.me() == unknown:
+								assert.ErrorIs(r, err, store.ErrUnknown)
+								fallthrough
+							default:
+								assert.Equal(r, fault, round, "rank %d: %v", r.me(), err)
+							}
+						}
+					})
 				})
-			})
+			}
 		}
 	}
 }
