@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
-	"strconv"
 	"sync"
 )
 
@@ -70,29 +69,6 @@ func (s *bareStore) answer(r *bufio.Reader, w *bufio.Writer) error {
 	_, _ = w.Write(h[:])
 	_, err = w.Write(value)
 	return err
-}
-
-// serveEcho is the role of a server that answers so many bytes with so many others: echo REQUEST REPLY.
-func serveEcho(args []string) error {
-	request, err := strconv.Atoi(args[0])
-	if err != nil {
-		return err
-	}
-	reply, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
-	}
-	return serveEach(func(c net.Conn) {
-		in, out := make([]byte, request), make([]byte, reply)
-		for {
-			if _, err := io.ReadFull(c, in); err != nil {
-				return
-			}
-			if _, err := c.Write(out); err != nil {
-				return
-			}
-		}
-	})
 }
 
 // serveEach tells its address, and serves each connection in a goroutine, until the parent is done.

@@ -24,15 +24,11 @@ func init() { // not a literal: the roles start children in turn
 	roles = map[string]func(args []string) error{
 		"muster": serveMuster,
 		"bare":   serveBare,
-		"echo":   serveEcho,
 		"idle":   holdIdle,
 		"rank":   beRank,
 		"crowd":  beCrowd,
 		"relays": beRelays,
 
-		"relay":    beRelay,
-		"lappers":  beLappers,
-		"played":   bePlayed,
 		"gatherer": beGatherer,
 		"reducer":  beReducer,
 	}

@@ -168,19 +168,6 @@ func TestBareRanks(t *testing.T) {
 	}
 }
 
-func TestScale(t *testing.T) {
-	sharing(t)
-	r := measured(t, "scale", "-n", "2,4", "-bytes", "1024,65536", "-rounds", "1", "-slice", "1us")
-	for _, row := range []string{"2 1 KiB ring", "2 64 KiB shared memory", "4 1 KiB recursive doubling", "4 64 KiB halving-doubling", "4 1 KiB hierarchical"} {
-		want(t, r, row, "predicted µs", "measured µs", "predicted ÷ measured")
-	}
-	want(t, r, "1024 × 8 256 MiB 25 Gb/s, 30µs", "hierarchical ms", "ring ms", "halving-doubling ms", "recursive doubling ms", "star ms")
-	want(t, r, "12 × 1 thresholds 10 Gb/s, 50µs", "halving from")
-	if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, "4 ranks: a message ") {
-		t.Errorf("the notes do not say what was measured: %s", notes)
-	}
-}
-
 func TestWrongUseOfCollective(t *testing.T) {
 	for _, args := range [][]string{
 		{"collective", "-n", "1"},
@@ -190,10 +177,6 @@ func TestWrongUseOfCollective(t *testing.T) {
 		{"collective", "-rounds", "0"},
 		{"collective", "-ways", "("},
 		{"collective", "-ways", "nothing"},
-		{"scale", "-n", "1"},
-		{"scale", "-bytes", ""},
-		{"scale", "-bytes", "2"},
-		{"scale", "-rounds", "0"},
 	} {
 		var out, errs strings.Builder
 		if run(t.Context(), args, &out, &errs) == 0 {

@@ -34,8 +34,8 @@ type reducers struct {
 type reducer struct {
 	rank, size int
 	group      *pgroup.Group
-	comms      map[string]*collective.Comm // by algorithm
-	bare       *bareRanks                  // instead of them
+	comm       *collective.Comm
+	bare       *bareRanks // instead of group and comm
 }
 
 // reducersOptions say how ranks are to be started.
@@ -77,7 +77,7 @@ func beReducer(args []string) (err error) {
 	}
 	m := &reducers{first: first, size: size}
 	for rank := first; rank < end; rank++ {
-		m.ranks = append(m.ranks, &reducer{rank: rank, size: size, comms: map[string]*collective.Comm{}})
+		m.ranks = append(m.ranks, &reducer{rank: rank, size: size})
 	}
 	if err := m.meet(args[3], args[5]); err != nil {
 		return err
@@ -112,39 +112,18 @@ func (m *reducers) meet(how, addr string) error {
 		cfg := pgroup.Config{Rank: r.rank, Size: r.size, Timeout: time.Minute}
 		if how == ranksFar {
 			cfg.Host = "node-" + strconv.Itoa(r.rank)
-		} else if per, ok := strings.CutPrefix(how, ranksNear); ok && per != "" { // near2: two ranks on a node
-			n, err := strconv.Atoi(per)
-			if err != nil {
-				return err
-			}
-			cfg.Host = "node-" + strconv.Itoa(r.rank/n)
 		}
 		if r.rank == 0 {
 			cfg.Listener = listener
 		} else {
 			cfg.Address = addr
 		}
-		r.group, err = pgroup.Create(context.Background(), cfg)
+		if r.group, err = pgroup.Create(context.Background(), cfg); err != nil {
+			return err
+		}
+		r.comm, err = collective.Open(context.Background(), r.group, &collective.Options{Listen: "127.0.0.1"})
 		return err
 	})
-}
-
-// comm is that of an algorithm, or Auto's; it is opened when it is first needed.
-func (r *reducer) comm(algorithm string) (*collective.Comm, error) {
-	if c := r.comms[algorithm]; c != nil {
-		return c, nil
-	}
-	c, err := collective.Open(context.Background(), r.group, &collective.Options{Algorithm: algorithms[algorithm], Listen: "127.0.0.1"})
-	if err == nil {
-		r.comms[algorithm] = c
-	}
-	return c, err
-}
-
-// algorithms are the names of bench scale.
-var algorithms = map[string]collective.Algorithm{
-	ringName: collective.Ring, doublingName: collective.RecursiveDoubling, halvingName: collective.HalvingDoubling,
-	hierarchicalName: collective.Hierarchical,
 }
 
 func (m *reducers) close() error {
@@ -152,10 +131,7 @@ func (m *reducers) close() error {
 		if r.group == nil {
 			return nil
 		}
-		var err error
-		for _, c := range r.comms {
-			err = errors.Join(err, c.Close())
-		}
+		err := r.comm.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		return errors.Join(err, r.group.Shutdown(ctx))
@@ -253,27 +229,18 @@ func (r *reducer) open(way string, bytes int) (d *drill, err error) {
 	d = &drill{chain: chained}
 	if r.bare != nil {
 		d.before = func() error { r.bare.gate.wait(); return nil }
-		switch name {
-		case combineProbe, copyProbe:
-			d.call = openProbe(name, bytes)
-		default:
-			d.call = r.bare.open(r.rank, bytes, who == byCopies)
-		}
+		d.call = r.bare.open(r.rank, bytes, who == byCopies)
 		return d, nil
 	}
 	v := verbOf(name)
 	if v == nil {
 		return nil, errors.New("no such verb")
 	}
-	c, err := r.comm(who)
-	if err != nil {
-		return nil, err
-	}
 	ctx := context.Background()
-	d.before = func() error { return c.Barrier(ctx) }
-	d.call = v.open(ctx, c, bytes)
+	d.before = func() error { return r.comm.Barrier(ctx) }
+	d.call = v.open(ctx, r.comm, bytes)
 	if name == allReduceVerb {
-		return d, check(ctx, c, bytes)
+		return d, check(ctx, r.comm, bytes)
 	}
 	return d, nil
 }

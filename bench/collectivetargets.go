@@ -34,7 +34,7 @@ func (t target) note(g *games, rep *report) {
 	}
 	unit, found := "µs", 0.0
 	if t.than == "" {
-		found, _ = e.calm(func(x turned) float64 { return x.p50 })
+		found = e.calm(func(x turned) float64 { return x.p50 })
 	} else if base := g.find(t.verb+atWhom+t.than, t.bytes); base != nil {
 		unit, found = "times", e.over(base)
 	} else {
@@ -48,7 +48,7 @@ func noteAlloc(g *games, rep *report) {
 	worst, where := 0.0, ""
 	for _, e := range g.events {
 		if strings.Contains(e.way, atWhom+"muster") {
-			if alloc, _ := e.calm(func(x turned) float64 { return x.alloc }); alloc > worst {
+			if alloc := e.calm(func(x turned) float64 { return x.alloc }); alloc > worst {
 				worst, where = alloc, strings.Join(e.name, ", ")
 			}
 		}

@@ -5,8 +5,6 @@ import (
 	"sync"
 
 	"github.com/muster-pg/muster/collective"
-	"github.com/muster-pg/muster/internal/reduce"
-	"github.com/muster-pg/muster/tensor"
 )
 
 const (
@@ -123,32 +121,6 @@ func sum(xs [][]float32, begin, end int, tos [][]float32) {
 		for _, to := range tos {
 			copy(to[at:], acc)
 		}
-	}
-}
-
-// What bench scale measures of a core: while all others do the same.
-const (
-	combineProbe = "combine"
-	copyProbe    = "copy"
-)
-
-// openProbe combines or copies so many bytes, a piece of a message at a time, as the algorithms do.
-func openProbe(name string, bytes int) func() error {
-	const piece = 256 << 10
-	x, got := make([]byte, bytes), make([]byte, piece)
-	var scratch reduce.Scratch
-	dsts, srcs := make([][]byte, 1), make([][]byte, 2)
-	return func() error {
-		for at := 0; at < bytes; at += piece {
-			part := x[at:][:min(piece, bytes-at)]
-			if name == copyProbe {
-				copy(part, got)
-				continue
-			}
-			dsts[0], srcs[0], srcs[1] = part, got[:len(part)], part
-			reduce.Into(&scratch, tensor.F32, reduce.Sum, 1, dsts, srcs)
-		}
-		return nil
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -68,13 +69,13 @@ func newCrowd(addrs string, host, first, end, size int) *crowd {
 // beCrowd is the role of ranks FIRST to END (without it) of SIZE, HOST of them at each of ADDRS: crowd ADDRS FIRST END SIZE HOST. It answers each step
 // with how long that took.
 func beCrowd(args []string) error {
-	first, end, size, err := threeNumbers(args[1:])
-	if err != nil {
-		return err
-	}
-	host, err := strconv.Atoi(args[4])
-	if err != nil {
-		return err
+	var first, end, size, host int
+	for i, into := range []*int{&first, &end, &size, &host} {
+		n, err := strconv.Atoi(args[1+i])
+		if err != nil {
+			return err
+		}
+		*into = n
 	}
 	c := newCrowd(args[0], host, first, end, size)
 	steps := map[string]func(ctx context.Context, i int) error{
@@ -194,4 +195,19 @@ func beRelays(args []string) error {
 	}
 	tell("%s", strings.Join(addrs, " "))
 	return listen(func(string) error { w.traffic().tell(); return nil })
+}
+
+// serveRelay is a relay of the store at to.
+func serveRelay(to string, o *store.DialOptions) (addr string, stop func(), err error) {
+	r, err := store.NewRelay(context.Background(), "muster://"+to, o)
+	if err != nil {
+		return "", nil, err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, errors.Join(err, r.Close())
+	}
+	s := &store.Server{Engine: r}
+	go func() { _ = s.Serve(l) }()
+	return l.Addr().String(), func() { _ = errors.Join(s.Close(), r.Close()) }, nil
 }

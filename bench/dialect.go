@@ -34,15 +34,6 @@ type dialect interface {
 	reply(b []byte) (n int, err error)
 }
 
-// expiringDialect is one of a server whose entries may expire.
-type expiringDialect interface {
-	dialect
-	expiring(b []byte, key string, value []byte, ttl time.Duration) []byte
-	// tally asks for a number that tallied finds in the reply: by how much it grows, so many entries are gone, if nobody sets any.
-	tally(b []byte) []byte
-	tallied(reply []byte) (int64, error)
-}
-
 // wireDialect is muster's. It lives for one connection: its request is used again and again.
 type wireDialect struct{ req wire.Request }
 
@@ -64,37 +55,15 @@ func (d *wireDialect) open(c net.Conn) error {
 }
 
 func (d *wireDialect) request(b []byte, op operation, key string, value []byte) []byte {
+	d.req.Op, d.req.Key, d.req.Value, d.req.TTL = wire.OpSet, key, value, 0
 	switch op {
+	case opGet:
+		d.req.Op, d.req.Value = wire.OpGet, nil
 	case opTTL:
-		return d.expiring(b, key, value, longTTL)
-	case opSet:
-		return d.expiring(b, key, value, 0)
+		d.req.TTL = longTTL
 	}
-	d.req.Op, d.req.Key, d.req.Value, d.req.TTL = wire.OpGet, key, nil, 0
 	d.req.ID++
 	return wire.AppendRequest(b, &d.req)
-}
-
-func (d *wireDialect) expiring(b []byte, key string, value []byte, ttl time.Duration) []byte {
-	d.req.Op, d.req.Key, d.req.Value, d.req.TTL = wire.OpSet, key, value, ttl
-	d.req.ID++
-	return wire.AppendRequest(b, &d.req)
-}
-
-// tally implements expiringDialect: every entry that goes is a revision.
-func (d *wireDialect) tally(b []byte) []byte {
-	d.req.ID++
-	return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing, ID: d.req.ID})
-}
-
-func (*wireDialect) tallied(reply []byte) (int64, error) {
-	h, err := wire.ParseHeader(reply, wire.MaxReply)
-	if err != nil {
-		return 0, err
-	}
-	var r wire.Reply
-	err = r.Parse(h, reply[wire.HeaderLen:])
-	return int64(r.Rev), err
 }
 
 func (*wireDialect) reply(b []byte) (int, error) {
@@ -124,22 +93,10 @@ func (respDialect) request(b []byte, op operation, key string, value []byte) []b
 	case opGet:
 		return appendBulk(append(b, "*2\r\n$3\r\nGET\r\n"...), key)
 	case opTTL:
-		return respDialect{}.expiring(b, key, value, longTTL)
+		b = appendBulk(appendBulk(append(b, "*5\r\n$3\r\nSET\r\n"...), key), value)
+		return appendBulk(append(b, "$2\r\nPX\r\n"...), strconv.FormatInt(longTTL.Milliseconds(), 10))
 	}
 	return appendBulk(appendBulk(append(b, "*3\r\n$3\r\nSET\r\n"...), key), value)
-}
-
-func (respDialect) expiring(b []byte, key string, value []byte, ttl time.Duration) []byte {
-	b = appendBulk(appendBulk(append(b, "*5\r\n$3\r\nSET\r\n"...), key), value)
-	return appendBulk(append(b, "$2\r\nPX\r\n"...), strconv.FormatInt(ttl.Milliseconds(), 10))
-}
-
-// tally implements expiringDialect: there are less.
-func (respDialect) tally(b []byte) []byte { return append(b, "*1\r\n$6\r\nDBSIZE\r\n"...) }
-
-func (respDialect) tallied(reply []byte) (int64, error) {
-	n, err := strconv.ParseInt(string(bytes.Trim(reply, ":\r\n")), 10, 64)
-	return -n, err
 }
 
 func appendBulk[T string | []byte](b []byte, v T) []byte {

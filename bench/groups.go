@@ -44,7 +44,7 @@ func runGroups(ctx context.Context, args []string, out io.Writer) error {
 		defer mpi.remove()
 	}
 	rep := newReport("groups", "p50 µs", "p90 µs", "mean µs", "CPU µs", "p50 ÷ bare", "mean ÷ bare", "CPU ÷ bare", "p50 ÷ MPI", "others %")
-	rep.note("medians of the calmer half of %d rounds of %v; CPU of all ranks together; broadcast: until the slowest rank has it, and CPU with the barrier before; pingpong: rank 0 to 1 and back", o.rounds, o.slice)
+	rep.note("medians of the calmer half of %d rounds of %v; CPU of all ranks together; broadcast: until the slowest rank has it, and CPU with the barrier before; ping-pong: rank 0 to 1 and back", o.rounds, o.slice)
 	for _, n := range sizes {
 		if err := o.measure(ctx, n, mpi, rep); err != nil {
 			return fmt.Errorf("%d processes: %w", n, err)

@@ -1,14 +1,11 @@
 // Bench measures muster side by side with its peers: in one run, in turns, on loopback.
 //
 //	go run ./bench kv        // a key-value server beside redis-server and a bare Go one
-//	go run ./bench ttl       // entries with a time to live: what a million of them costs, and what happens when all are due at once
-//	go run ./bench echo      // one round trip beside a bare Go echo; a blocking get
+//	go run ./bench ttl       // memory and rates of a million entries with a time to live
 //	go run ./bench groups    // barrier, all-gather, broadcast and messages beside a bare Go star, and Open MPI
 //	go run ./bench ranks     // thousands of ranks on real sockets
-//	go run ./bench relay     // barriers of 1,000 ranks on 10 hosts, with a relay for each host and without
 //	go run ./bench gather    // tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI, ModelOpt's way and Gloo
 //	go run ./bench collective // large slices, all-reduced and more, beside Open MPI, gloo, Zerfoo and bare Go
-//	go run ./bench scale     // a model of the algorithms, checked against 2 to 16 ranks, and what it says of clusters
 //	go run ./bench files     // states on disk beside write, fsync and rename; safetensors; torch.save and torch.load
 //
 // Machines are noisy: what counts are the ratios within one run, and CPU time per operation. A
@@ -36,14 +33,11 @@ type command struct {
 
 var commands = []command{
 	{"kv", "get and set over 1 or 50 connections, beside redis-server and a bare Go server", runKV},
-	{"ttl", "a million entries with a time to live: rates and memory beside them, gets while all expire", runTTL},
-	{"echo", "one round trip beside a bare Go echo; a blocking get and a wake-up", runEcho},
+	{"ttl", "memory and rates of a million entries with a time to live, beside redis-server", runTTL},
 	{"groups", "group verbs of 2 to 16 processes beside a bare Go star and Open MPI", runGroups},
 	{"ranks", "thousands of ranks on real sockets: join, barrier, memory per connection", runRanks},
-	{"relay", "barriers of 1,000 ranks on 10 hosts, with a relay for each host and without", runRelay},
 	{"gather", "tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI and torch", runGather},
 	{"collective", "all-reduce and other verbs of 4 ranks beside Open MPI, gloo, Zerfoo and bare Go", runCollective},
-	{"scale", "a model of the algorithms beside measurements of 2 to 16 ranks, and what it says of clusters", runScale},
 	{"files", "publish and verify 64 MiB beside a plain file; safetensors; torch.save and torch.load", runFiles},
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -15,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-pg/muster/internal/benchcase"
 	"github.com/muster-pg/muster/pgroup"
 )
 
@@ -23,25 +23,24 @@ type member struct {
 	rank, size int
 	star       *ray
 	group      *pgroup.Group
-
-	kib, mib []byte // to send
-	all, got []byte // room for what comes
+	got        []byte // what a star brings
 }
 
 // verb is something that a group does, in both ways.
 type verb struct {
 	name   string
-	fenced bool // each time begins behind a barrier, and is that of the slowest rank
-	bare   func(m *member) error
-	muster func(ctx context.Context, m *member) error
+	of     string // the case
+	bytes  int    // of the object
+	fenced bool   // each time begins behind a barrier, and is that of the slowest rank
+	bare   func(m *member, object []byte) error
 }
 
 var verbs = []verb{
-	{name: "barrier", bare: bareBarrier, muster: musterBarrier},
-	{name: "allgather 1 KiB", bare: bareGather, muster: musterGather},
-	{name: "broadcast 1 KiB", fenced: true, bare: bareBroadcastKiB, muster: musterBroadcastKiB},
-	{name: "broadcast 1 MiB", fenced: true, bare: bareBroadcastMiB, muster: musterBroadcastMiB},
-	{name: "pingpong 1 KiB", bare: barePingPong, muster: musterPingPong},
+	{name: "barrier", of: "barrier", bare: bareBarrier},
+	{name: "all-gather 1 KiB", of: "all-gather", bytes: kib, bare: bareGather},
+	{name: "broadcast 1 KiB", of: "broadcast", bytes: kib, fenced: true, bare: bareBroadcast},
+	{name: "broadcast 1 MiB", of: "broadcast", bytes: mib, fenced: true, bare: bareBroadcast},
+	{name: "ping-pong 1 KiB", of: "ping-pong", bytes: kib, bare: barePingPong},
 }
 
 // chosen are the verbs whose name contains what.
@@ -49,74 +48,31 @@ func chosen(what string) []verb {
 	return slices.DeleteFunc(slices.Clone(verbs), func(v verb) bool { return !strings.Contains(v.name, what) })
 }
 
-func bareBarrier(m *member) error { return m.star.barrier() }
+func bareBarrier(m *member, _ []byte) error { return m.star.barrier() }
 
-func musterBarrier(ctx context.Context, m *member) error { return m.group.Barrier(ctx) }
-
-func bareGather(m *member) error { return m.star.call(starGather, 0, m.kib, m.all) }
-
-func musterGather(ctx context.Context, m *member) error {
-	got, err := pgroup.AllGather(ctx, m.group, m.kib)
-	if err == nil && (len(got) != m.size || len(got[m.size-1]) != len(m.kib)) {
-		err = errors.New("all-gather: something is missing")
-	}
-	return err
+func bareGather(m *member, object []byte) error {
+	return m.star.call(starGather, 0, object, m.got[:m.size*len(object)])
 }
 
-func bareBroadcastKiB(m *member) error { return m.bareBroadcast(m.kib) }
-func bareBroadcastMiB(m *member) error { return m.bareBroadcast(m.mib) }
-
-func (m *member) bareBroadcast(v []byte) error {
-	reply := m.got[:len(v)]
+func bareBroadcast(m *member, object []byte) error {
+	reply := m.got[:len(object)]
 	if m.rank != 0 {
-		v = nil
+		object = nil
 	}
-	return m.star.call(starBroadcast, 0, v, reply)
+	return m.star.call(starBroadcast, 0, object, reply)
 }
 
-func musterBroadcastKiB(ctx context.Context, m *member) error { return m.musterBroadcast(ctx, m.kib) }
-
-func musterBroadcastMiB(ctx context.Context, m *member) error { return m.musterBroadcast(ctx, m.mib) }
-
-func (m *member) musterBroadcast(ctx context.Context, v []byte) error {
-	n := len(v)
-	if m.rank != 0 {
-		v = nil
-	}
-	got, err := pgroup.Broadcast(ctx, m.group, 0, v)
-	if err == nil && len(got) != n {
-		err = errors.New("broadcast: something is missing")
-	}
-	return err
-}
-
-func barePingPong(m *member) error {
+func barePingPong(m *member, object []byte) error {
 	switch m.rank {
 	case 0:
-		return m.star.call(starSend, 1, m.kib, m.got[:len(m.kib)])
+		return m.star.call(starSend, 1, object, m.got[:len(object)])
 	case 1:
-		if err := m.star.call(starSend, 1, nil, m.got[:len(m.kib)]); err != nil {
+		if err := m.star.call(starSend, 1, nil, m.got[:len(object)]); err != nil {
 			return err
 		}
-		return m.star.call(starSend, 0, m.kib, nil)
+		return m.star.call(starSend, 0, object, nil)
 	}
 	return nil
-}
-
-func musterPingPong(ctx context.Context, m *member) error {
-	if m.rank > 1 {
-		return nil
-	}
-	if m.rank == 0 {
-		if err := pgroup.Send(ctx, m.group, 1, m.kib); err != nil {
-			return err
-		}
-	}
-	got, err := pgroup.Recv[[]byte](ctx, m.group, 1-m.rank)
-	if err != nil || m.rank == 0 {
-		return err
-	}
-	return pgroup.Send(ctx, m.group, 0, got)
 }
 
 // spread is what a series of times came to, in µs.
@@ -157,8 +113,7 @@ func beRank(args []string) error {
 		}
 		defer stop()
 	}
-	m.kib, m.mib = make([]byte, 1<<10), make([]byte, 1<<20)
-	m.got, m.all = make([]byte, 1<<20), make([]byte, m.size<<10)
+	m.got = make([]byte, max(mib, m.size*kib))
 	for _, v := range chosen(args[5]) {
 		if err := m.measure(v, rounds, slice); err != nil {
 			return fmt.Errorf("%s: %w", v.name, err)
@@ -197,13 +152,15 @@ func (m *member) meet(addrs []string) error {
 // measure does v in turns: bare, muster, bare, …
 func (m *member) measure(v verb, rounds int, slice time.Duration) error {
 	ctx := context.Background()
+	object := make([]byte, v.bytes)
+	muster := &benchcase.Rank{Group: m.group, Object: object}
 	ways := []struct {
 		name  string
 		call  func() error
 		count int
 	}{
-		{name: "bare", call: func() error { return v.bare(m) }},
-		{name: "muster", call: func() error { return v.muster(ctx, m) }},
+		{name: "bare", call: func() error { return v.bare(m, object) }},
+		{name: "muster", call: func() error { return benchcase.Find(v.of).Run(ctx, muster) }},
 	}
 	for i := range ways {
 		n, err := m.calibrate(ways[i].call, v.fenced, slice)

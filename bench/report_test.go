@@ -53,8 +53,6 @@ func TestTTLParts(t *testing.T) {
 	want(t, r, "get 3×4 muster", "ops/s")
 	want(t, r, "set 3×4 muster+TTL", "rate ÷ empty", "CPU ÷ empty", "p99 ÷ empty")
 	want(t, r, "get 3×4 muster+TTL, all", "rate ÷ empty")
-	r = measured(t, "ttl", "-part", "storm", "-n", "200", "-storms", "1", "-window", "20ms", "-lead", "2s", "-redis=false")
-	want(t, r, "muster", "max ms", "p99.9 µs", "gone after ms")
 }
 
 // TestOther measures this build beside itself.
@@ -82,14 +80,6 @@ func TestNoRedis(t *testing.T) {
 	var out, errs strings.Builder
 	if status := run(t.Context(), []string{"kv"}, &out, &errs); status != 1 || !strings.Contains(errs.String(), errNoRedis.Error()) {
 		t.Errorf("status %d: %s", status, errs.String())
-	}
-}
-
-func TestBlockingGet(t *testing.T) {
-	r := measured(t, "echo", "-rounds", "1", "-ops", "20")
-	want(t, r, "muster wake-up, wire", "p50 ÷ echo", "p99 ÷ echo")
-	if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, "1.00 round trips") {
-		t.Errorf("a blocking get is not one round trip: %s", notes)
 	}
 }
 

@@ -173,17 +173,16 @@ func (g *games) tell(rep *report) {
 		byKey[e.key()] = e
 	}
 	for _, e := range g.events {
-		calm := calmest(slices.Clone(e.rounds), func(x turned) float64 { return x.others })
 		figures := map[string]float64{
-			"p50 µs": medianOf(calm, func(x turned) float64 { return x.p50 }), "p90 µs": medianOf(calm, func(x turned) float64 { return x.p90 }),
-			"slowest rank": medianOf(calm, func(x turned) float64 { return x.slowest }), "others %": 100 * medianOf(calm, func(x turned) float64 { return x.others }),
+			"p50 µs": e.calm(func(x turned) float64 { return x.p50 }), "p90 µs": e.calm(func(x turned) float64 { return x.p90 }),
+			"slowest rank": e.calm(func(x turned) float64 { return x.slowest }), "others %": 100 * e.calm(func(x turned) float64 { return x.others }),
 		}
 		for column, f := range map[string]func(turned) float64{
 			"CPU µs":  func(x turned) float64 { return x.cpu },
 			"mean µs": func(x turned) float64 { return x.mean },
 			"alloc B": func(x turned) float64 { return x.alloc },
 		} {
-			if v := medianOf(calm, f); v > 0 {
+			if v := e.calm(f); v > 0 {
 				figures[column] = v
 			}
 		}
@@ -194,6 +193,11 @@ func (g *games) tell(rep *report) {
 		}
 		rep.add(figures, e.name...)
 	}
+}
+
+// calm is the median of a figure of the calmer half of the turns.
+func (e *event) calm(f func(turned) float64) float64 {
+	return medianOf(calmest(slices.Clone(e.rounds), func(x turned) float64 { return x.others }), f)
 }
 
 // over is how many times as long as base e takes.

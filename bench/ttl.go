@@ -17,11 +17,11 @@ import (
 
 // ttlOptions are the flags of ttl.
 type ttlOptions struct {
-	n, size, rounds, storms int
-	slice, lead, window     time.Duration
-	redis, sorted, asJSON   bool
-	shapes, part, profile   string
-	other                   string
+	n, size, rounds       int
+	slice                 time.Duration
+	redis, sorted, asJSON bool
+	shapes, part, profile string
+	other                 string
 }
 
 func runTTL(ctx context.Context, args []string, out io.Writer) error {
@@ -30,13 +30,10 @@ func runTTL(ctx context.Context, args []string, out io.Writer) error {
 	f.IntVar(&o.n, "n", 1_000_000, "entries with a time to live")
 	f.IntVar(&o.size, "size", 16, "bytes of a value")
 	f.BoolVar(&o.sorted, "sorted", false, "set them in the order of their keys, and not in any")
-	f.StringVar(&o.part, "part", "", "measure memory, rate or storm alone")
+	f.StringVar(&o.part, "part", "", "measure memory or rate alone")
 	f.IntVar(&o.rounds, "rounds", 9, "rate: rounds; each peer has one turn in each")
 	f.DurationVar(&o.slice, "slice", 250*time.Millisecond, "rate: length of a turn")
 	f.StringVar(&o.shapes, "shapes", "50x1,50x16", "rate: connections x requests under way on each")
-	f.IntVar(&o.storms, "storms", 5, "storm: how often; each peer has its own")
-	f.DurationVar(&o.window, "window", 2*time.Second, "storm: all are due within it")
-	f.DurationVar(&o.lead, "lead", 7*time.Second, "storm: from the first set until the window begins")
 	f.BoolVar(&o.redis, "redis", true, "measure redis-server too")
 	f.StringVar(&o.profile, "profile", "", "folder for CPU profiles of muster's servers, without the first fill")
 	f.StringVar(&o.other, "other", "", "measure the muster of another build of this program too: this file")
@@ -44,18 +41,10 @@ func runTTL(ctx context.Context, args []string, out io.Writer) error {
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	switch o.part {
-	case "":
-		if err := o.live(ctx, out); err != nil {
-			return err
-		}
-		return o.storm(ctx, out)
-	case "memory", "rate":
-		return o.live(ctx, out)
-	case "storm":
-		return o.storm(ctx, out)
+	if !slices.Contains([]string{"", "memory", "rate"}, o.part) {
+		return fmt.Errorf("there is no part %q: memory or rate", o.part)
 	}
-	return fmt.Errorf("there is no part %q: memory, rate or storm", o.part)
+	return o.live(ctx, out)
 }
 
 // spawn starts a muster, another build's, and a redis for each of the suffixes.
@@ -175,7 +164,7 @@ func (o *ttlOptions) weigh(ctx context.Context, s *server, keys []string) (map[s
 		return nil, err
 	}
 	began, cpu := time.Now(), cpuTime(s.cmd.Process.Pid)
-	if err := fillTTL(ctx, s, keys, o.value(), func(int) time.Duration { return longTTL }); err != nil {
+	if err := fillTTL(ctx, s, keys, o.value()); err != nil {
 		return nil, err
 	}
 	took, cpu := time.Since(began), cpuTime(s.cmd.Process.Pid)-cpu
@@ -234,23 +223,20 @@ func infoField(info, name string) (int64, error) {
 // fillDepth is how many sets of a fill are under way.
 const fillDepth = 256
 
-// fillTTL sets keys. ttl is asked when the i-th is written.
-func fillTTL(ctx context.Context, s *server, keys []string, value []byte, ttl func(i int) time.Duration) error {
+// fillTTL sets keys that expire.
+func fillTTL(ctx context.Context, s *server, keys []string, value []byte) error {
 	c, err := dialClient(ctx, s)
 	if err != nil {
 		return err
 	}
 	defer c.conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.conn.Close() })()
-	d := c.dialect.(expiringDialect)
-	for i := 0; i < len(keys); {
+	for some := range slices.Chunk(keys, fillDepth) {
 		c.out = c.out[:0]
-		depth := min(fillDepth, len(keys)-i)
-		for range depth {
-			c.out = d.expiring(c.out, keys[i], value, ttl(i))
-			i++
+		for _, key := range some {
+			c.out = c.dialect.request(c.out, opTTL, key, value)
 		}
-		if err := c.exchange(depth, nil); err != nil {
+		if err := c.exchange(len(some), nil); err != nil {
 			return err
 		}
 	}

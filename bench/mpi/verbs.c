@@ -121,10 +121,10 @@ int main(int argc, char **argv) {
 	one = calloc(1, 1 << 20);
 	all = calloc(size, 1 << 10);
 	measure("barrier", barrier, 0, 0, budget);
-	measure("allgather 1 KiB", allgather, 1 << 10, 0, budget);
+	measure("all-gather 1 KiB", allgather, 1 << 10, 0, budget);
 	measure("broadcast 1 KiB", broadcast, 1 << 10, 1, budget);
 	measure("broadcast 1 MiB", broadcast, 1 << 20, 1, budget);
-	measure("pingpong 1 KiB", pingpong, 1 << 10, 0, budget);
+	measure("ping-pong 1 KiB", pingpong, 1 << 10, 0, budget);
 	MPI_Finalize();
 	return 0;
 }

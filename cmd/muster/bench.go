@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/benchreport"
+	"github.com/muster-pg/muster/internal/benchcase"
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/wire"
 	"github.com/spf13/cobra"
@@ -36,8 +37,8 @@ type benching struct {
 func newBench() *cobra.Command {
 	o := &benching{sizes: sizes{1 << 10}, place: place{masterAddr: "127.0.0.1"}}
 	var about strings.Builder
-	for _, c := range benchCases {
-		fmt.Fprintf(&about, "\n  %-10s  %s", c.name, c.about)
+	for _, c := range benchcase.All {
+		fmt.Fprintf(&about, "\n  %-10s  %s", c.Name, c.About)
 	}
 	cmd := &cobra.Command{
 		Use:   "bench",
@@ -63,7 +64,7 @@ in a second; of set and get, those of all ranks.
 	f.IntSliceVarP(&o.ranks, "ranks", "n", []int{2, 4, 8}, "how many `ranks`")
 	f.Var(&o.sizes, "size", "of an object, and of a value; several `sizes` are parted by commas")
 	f.DurationVar(&o.spec.Time, "time", time.Second, "for each case")
-	f.StringSliceVar(&o.spec.Cases, "cases", benchCaseNames(), "what to measure")
+	f.StringSliceVar(&o.spec.Cases, "cases", benchcase.Names(), "what to measure")
 	f.StringVar(&o.host, "host", "rank0", "who hosts the group: rank0, or launcher as with run")
 	f.StringVar(&o.place.store, "store", "", "`URL` of a store that is there, where the ranks meet instead, as etcd://host:port")
 	f.BoolVar(&o.asJSON, "json", false, "one JSON object")
@@ -82,13 +83,13 @@ func (o *benching) check(cmd *cobra.Command) error {
 		}
 	}
 	for _, name := range o.spec.Cases {
-		if !slices.Contains(benchCaseNames(), name) {
-			return usagef(cmd, "--cases %s: there are %s", name, strings.Join(benchCaseNames(), ", "))
+		if benchcase.Find(name) == nil {
+			return usagef(cmd, "--cases %s: there are %s", name, strings.Join(benchcase.Names(), ", "))
 		}
 	}
 	switch {
 	case len(o.spec.Cases) == 0:
-		return usagef(cmd, "--cases is empty: there are %s", strings.Join(benchCaseNames(), ", "))
+		return usagef(cmd, "--cases is empty: there are %s", strings.Join(benchcase.Names(), ", "))
 	case slices.Max(o.sizes) > wire.MaxValue:
 		return usagef(cmd, "--size %s: an object has at most 16MiB", &o.sizes)
 	case o.spec.Time <= 0:
@@ -219,17 +220,17 @@ func collectReports(job *launch.Job, said <-chan benchReport, n int, numbers *ra
 
 // resultOf sums up what the ranks measured in one case.
 func resultOf(rs []benchReport) benchreport.Result {
-	c := benchCases[slices.IndexFunc(benchCases, func(c benchCase) bool { return c.name == rs[0].Case })]
+	c := benchcase.Find(rs[0].Case)
 	var all histogram
 	var rates []float64
 	for _, r := range rs {
-		if c.measured(r.Rank) {
+		if c.Timed(r.Rank) {
 			all.merge(r.Times)
 			rates = append(rates, float64(r.Times.Count)/r.Took.Seconds())
 		}
 	}
 	rate := slices.Min(rates)
-	if c.apart {
+	if c.Independent {
 		rate = 0
 		for _, r := range rates {
 			rate += r
@@ -237,7 +238,7 @@ func resultOf(rs []benchReport) benchreport.Result {
 	}
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 	return benchreport.Result{
-		Case: c.name, Ranks: len(rs), Size: rs[0].Size, Count: all.Count, Rate: math.Round(rate),
+		Case: c.Name, Ranks: len(rs), Size: rs[0].Size, Count: all.Count, Rate: math.Round(rate),
 		Median: us(all.quantile(0.5)), P99: us(all.quantile(0.99)), Mean: us(all.mean()),
 	}
 }

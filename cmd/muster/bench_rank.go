@@ -11,9 +11,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/muster-pg/muster/internal/benchcase"
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/store"
 	"github.com/spf13/cobra"
 )
 
@@ -72,11 +72,12 @@ func (s benchSpec) rounds() (n int) {
 }
 
 // each goes through the cases, of each size; those without one come once.
-func (s benchSpec) each() iter.Seq2[int, benchCase] {
-	return func(yield func(int, benchCase) bool) {
-		for i, size := range s.Sizes {
-			for _, c := range benchCases {
-				if !slices.Contains(s.Cases, c.name) || i > 0 && !c.sized {
+func (s benchSpec) each() iter.Seq2[int, *benchcase.Case] {
+	return func(yield func(int, *benchcase.Case) bool) {
+		for later, size := range s.Sizes {
+			for i := range benchcase.All {
+				c := &benchcase.All[i]
+				if !slices.Contains(s.Cases, c.Name) || later > 0 && !c.Sized {
 					continue
 				}
 				if !yield(size, c) {
@@ -89,11 +90,8 @@ func (s benchSpec) each() iter.Seq2[int, benchCase] {
 
 // benchProcess is one rank of the benchmark.
 type benchProcess struct {
-	spec   benchSpec
-	store  *store.Store // the launcher's
-	group  *pgroup.Group
-	object []byte
-	key    string
+	benchcase.Rank // its store is the launcher's
+	spec           benchSpec
 }
 
 func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
@@ -110,26 +108,26 @@ func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
 		defer stop()
 		cfg.Trace = sink
 	}
-	b := &benchProcess{spec: spec, key: fmt.Sprintf("bench/%d", cfg.Rank)}
-	if b.store, err = schemes().Open(ctx, cfg.Address); err != nil {
+	b := &benchProcess{spec: spec, Rank: benchcase.Rank{Key: fmt.Sprintf("bench/%d", cfg.Rank)}}
+	if b.Store, err = schemes().Open(ctx, cfg.Address); err != nil {
 		return err
 	}
-	defer b.store.Close()
+	defer b.Store.Close()
 	if err := b.join(ctx, cfg); err != nil {
 		return err
 	}
-	defer b.group.Close()
+	defer b.Group.Close()
 	for size, c := range spec.each() {
-		b.object = bytes.Repeat([]byte{7}, size)
+		b.Object = bytes.Repeat([]byte{7}, size)
 		r, err := b.measure(ctx, c)
 		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+			return fmt.Errorf("%s: %w", c.Name, err)
 		}
 		if err := report(out, r); err != nil {
 			return err
 		}
 	}
-	return b.group.Shutdown(ctx)
+	return b.Group.Shutdown(ctx)
 }
 
 // join forms the group. If rank 0 hosts it, the others learn from the launcher's store where: no
@@ -143,27 +141,27 @@ func (b *benchProcess) join(ctx context.Context, cfg pgroup.Config) (err error) 
 			return err
 		}
 		cfg.Address = ""
-		if err := b.store.Set(ctx, where, []byte(cfg.Listener.Addr().String()), nil); err != nil {
+		if err := b.Store.Set(ctx, where, []byte(cfg.Listener.Addr().String()), nil); err != nil {
 			return err
 		}
 	default:
-		values, err := b.store.Wait(ctx, where)
+		values, err := b.Store.Wait(ctx, where)
 		if err != nil {
 			return err
 		}
 		cfg.Address = string(values[0])
 	}
-	b.group, err = pgroup.Create(ctx, cfg)
+	b.Group, err = pgroup.Create(ctx, cfg)
 	return err
 }
 
 // measure runs rounds of a case until rank 0 says that its time is over. The first one does not count.
-func (b *benchProcess) measure(ctx context.Context, c benchCase) (benchReport, error) {
-	r := benchReport{Rank: b.group.Rank(), Case: c.name}
-	if c.sized {
-		r.Size = len(b.object)
+func (b *benchProcess) measure(ctx context.Context, c *benchcase.Case) (benchReport, error) {
+	r := benchReport{Rank: b.Group.Rank(), Case: c.Name}
+	if c.Sized {
+		r.Size = len(b.Object)
 	}
-	if err := b.store.Set(ctx, b.key, b.object, nil); err != nil {
+	if err := b.Store.Set(ctx, b.Key, b.Object, nil); err != nil {
 		return r, err
 	}
 	var warm histogram
@@ -171,7 +169,7 @@ func (b *benchProcess) measure(ctx context.Context, c benchCase) (benchReport, e
 	for times := &warm; ; times = &r.Times {
 		if times == &r.Times {
 			count = b.next(count, took, r.Took)
-			if count, err = pgroup.Broadcast(ctx, b.group, 0, count); err != nil || count == 0 {
+			if count, err = pgroup.Broadcast(ctx, b.Group, 0, count); err != nil || count == 0 {
 				return r, err
 			}
 		}
@@ -194,11 +192,11 @@ func (b *benchProcess) next(count int, took, total time.Duration) int {
 	return int(min(max(min(left, benchRound)/each, 1), time.Duration(100*count)))
 }
 
-func (b *benchProcess) round(ctx context.Context, c benchCase, count int, times *histogram) (time.Duration, error) {
+func (b *benchProcess) round(ctx context.Context, c *benchcase.Case, count int, times *histogram) (time.Duration, error) {
 	start := time.Now()
 	last := start
 	for range count {
-		if err := c.op(ctx, b); err != nil {
+		if err := c.Run(ctx, &b.Rank); err != nil {
 			return 0, err
 		}
 		now := time.Now()

@@ -12,12 +12,13 @@ import (
 	"strings"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/benchreport"
+	"github.com/muster-pg/muster/internal/benchcase"
 	"github.com/spf13/cobra"
 )
 
 // checkReports reads what to compare with, and refuses reports that could not be written: before anything is measured.
 func (o *benching) checkReports(cmd *cobra.Command) error {
-	sized := slices.ContainsFunc(benchCases, func(c benchCase) bool { return c.sized && slices.Contains(o.spec.Cases, c.name) })
+	sized := slices.ContainsFunc(o.spec.Cases, func(name string) bool { return benchcase.Find(name).Sized })
 	for _, name := range o.reports {
 		switch ext := filepath.Ext(name); {
 		case ext != ".html" && ext != ".png":

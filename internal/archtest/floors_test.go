@@ -54,6 +54,7 @@ var floors = [][]room{
 		{name: "pgroup/pgrouptest", may: []string{"pgroup", "status", "store", "internal/launch"}},
 		{name: "pgroup/vllm", may: []string{"pgroup", "store/...", "wire/...", "tensor", "internal/reduce"}},
 		{name: "coordinator", may: []string{"pgroup", "store"}},
+		{name: "internal/benchcase", may: []string{"pgroup", "store"}}, // what both benchmark programs measure
 		{name: "internal/link", may: []string{"pgroup", "shm"}},
 		{name: "internal/testcluster", may: []string{
 			"pgroup", "store/...", "wire/...", "trace", "internal/core", "internal/launch", "internal/transport",
