@@ -207,12 +207,12 @@ func (c *call) cancelled() {
 		c.overdue()
 		return
 	}
-	c.fail(&wire.Verdict{Code: wire.CodeCancelled, By: c.rank(), Reason: cause.Error()})
+	c.fail(&wire.Failure{Code: wire.CodeCancelled, By: c.rank(), Reason: cause.Error()})
 }
 
 // overdue ends the Comm because the time is over.
 func (c *call) overdue() {
-	v := &wire.Verdict{Code: wire.CodeTimeout, By: c.rank()}
+	v := &wire.Failure{Code: wire.CodeTimeout, By: c.rank()}
 	if !c.start.IsZero() {
 		v.By, v.Waited = -1, time.Since(c.start)
 		v.Missing, v.Doing = c.awaited()
@@ -233,7 +233,7 @@ func (c *core) ended(v verb) error {
 
 // suspicion is that something is wrong with a rank, until the store says what.
 type suspicion struct {
-	verdict *wire.Verdict
+	verdict *wire.Failure
 	wait    bool // it may be lost
 }
 
@@ -249,7 +249,7 @@ func (c *call) verdict(err error) error {
 	}
 	s, ok := errors.AsType[*suspicion](err)
 	if !ok {
-		s = &suspicion{&wire.Verdict{Code: wire.CodeFailed, By: c.rank(), Reason: err.Error()}, false}
+		s = &suspicion{&wire.Failure{Code: wire.CodeFailed, By: c.rank(), Reason: err.Error()}, false}
 	}
 	if s.wait {
 		select {
@@ -271,22 +271,22 @@ func (c *call) verdict(err error) error {
 // broken is a connection's end.
 func (c *call) broken(rank int, err error) error {
 	if errors.Is(err, net.ErrClosed) || c.over.Err() != nil {
-		return &suspicion{&wire.Verdict{Code: wire.CodeFailed, By: rank, Reason: "its data connection is closed"}, true}
+		return &suspicion{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: "its data connection is closed"}, true}
 	}
-	return &suspicion{&wire.Verdict{Code: wire.CodeFailed, By: rank, Reason: "its data connection broke: " + err.Error()}, true}
+	return &suspicion{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: "its data connection broke: " + err.Error()}, true}
 }
 
 func (c *call) left(rank int) error {
-	return &suspicion{&wire.Verdict{Code: wire.CodeLeft, By: -1, Left: []int{rank}, Reason: "in " + c.head.String()}, false}
+	return &suspicion{&wire.Failure{Code: wire.CodeLeft, By: -1, Left: []int{rank}, Reason: "in " + c.head.String()}, false}
 }
 
 func (c *call) failed(rank int, err error) error {
-	return &suspicion{&wire.Verdict{Code: wire.CodeFailed, By: rank, Reason: err.Error()}, false}
+	return &suspicion{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: err.Error()}, false}
 }
 
 // disagree is what two ranks hear who do not do the same.
 func (c *call) disagree(rank int, theirs head) error {
-	return &suspicion{&wire.Verdict{Code: wire.CodeMismatch, By: rank, Reason: disagreement(rank, theirs, c.rank(), c.head)}, false}
+	return &suspicion{&wire.Failure{Code: wire.CodeMismatch, By: rank, Reason: disagreement(rank, theirs, c.rank(), c.head)}, false}
 }
 
 func disagreement(rank int, theirs head, other int, h head) string {

@@ -217,7 +217,7 @@ const failed = "a verb failed: "
 const tellTime = time.Second
 
 // fail ends the Comm on every rank, with a verdict: v, unless another rank was first.
-func (c *core) fail(v *wire.Verdict) {
+func (c *core) fail(v *wire.Failure) {
 	c.once.fail.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), tellTime)
 		defer cancel()
@@ -244,8 +244,8 @@ func (c *core) fail(v *wire.Verdict) {
 
 // heard is told why the Comm's group has ended.
 func (c *core) heard(cause error) {
-	if re, ok := errors.AsType[*pgroup.RankError](cause); ok && re.Verdict != nil {
-		v := re.Verdict
+	if re, ok := errors.AsType[*pgroup.RankError](cause); ok && re.Failure != nil {
+		v := re.Failure
 		if re.Code == wire.CodeAborted && strings.HasPrefix(re.Reason, failed) {
 			v = cmp.Or(c.fault(), v)
 		}
@@ -255,7 +255,7 @@ func (c *core) heard(cause error) {
 }
 
 // fault is the verdict that is written; nil if there is none.
-func (c *core) fault() *wire.Verdict {
+func (c *core) fault() *wire.Failure {
 	ctx, cancel := context.WithTimeout(context.Background(), tellTime)
 	defer cancel()
 	b, err := c.group.Store().Get(ctx, faultKey)
@@ -266,8 +266,8 @@ func (c *core) fault() *wire.Verdict {
 }
 
 // parseVerdict is nil of what is none.
-func parseVerdict(b []byte) *wire.Verdict {
-	v := new(wire.Verdict)
+func parseVerdict(b []byte) *wire.Failure {
+	v := new(wire.Failure)
 	if json.Unmarshal(b, v) != nil || v.Code == wire.CodeOK {
 		return nil
 	}
@@ -275,6 +275,6 @@ func parseVerdict(b []byte) *wire.Verdict {
 }
 
 // rankError is a verdict as this rank tells it.
-func (c *core) rankError(v *wire.Verdict) error {
-	return &pgroup.RankError{Op: "collective", Group: c.name, Rank: c.rank(), Size: c.size(), Verdict: v, Err: errors.New(v.Reason)}
+func (c *core) rankError(v *wire.Failure) error {
+	return &pgroup.RankError{Op: "collective", Group: c.name, Rank: c.rank(), Size: c.size(), Failure: v, Err: errors.New(v.Reason)}
 }

@@ -171,7 +171,7 @@ func (s *stuck) compare(heads [][]byte) {
 	first := map[uint64]int{} // of each call, the first rank
 	for rank, b := range heads {
 		if len(b) != headLen {
-			s.call.fail(&wire.Verdict{Code: wire.CodeMismatch, By: rank, Reason: fmt.Sprintf("rank %d says what it does in another way: another version of muster?", rank)})
+			s.call.fail(&wire.Failure{Code: wire.CodeMismatch, By: rank, Reason: fmt.Sprintf("rank %d says what it does in another way: another version of muster?", rank)})
 			return
 		}
 		h := parseHead(b)
@@ -181,7 +181,7 @@ func (s *stuck) compare(heads [][]byte) {
 			continue
 		}
 		if theirs := parseHead(heads[other]); !theirs.agrees(h) {
-			s.call.fail(&wire.Verdict{Code: wire.CodeMismatch, By: rank, Reason: disagreement(rank, h, other, theirs)})
+			s.call.fail(&wire.Failure{Code: wire.CodeMismatch, By: rank, Reason: disagreement(rank, h, other, theirs)})
 			return
 		}
 	}

@@ -209,7 +209,7 @@ func asFault(err error) *fault {
 	if f, ok := errors.AsType[*fault](err); ok {
 		return f
 	}
-	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Verdict != nil {
+	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Failure != nil {
 		return &fault{Code: re.Code, By: re.By, Lost: re.Lost, Reason: re.Reason}
 	}
 	f := &fault{Code: wire.CodeFailed, Reason: err.Error(), err: err}

@@ -90,15 +90,15 @@ func (ga *Gatherer) aborted(err error) error {
 
 // verdict is a failure of op. Ranks in err are indexes in ranks, unless it is of the whole group.
 func (ga *Gatherer) verdict(op string, ranks []int, err error) error {
-	told := &wire.Verdict{By: -1, Reason: err.Error()}
-	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Verdict != nil {
-		copied := *re.Verdict
+	told := &wire.Failure{By: -1, Reason: err.Error()}
+	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Failure != nil {
+		copied := *re.Failure
 		told = &copied
 		if re.Group == ga.group.Name() {
 			ranks = nil
 		}
 	} else if f, ok := errors.AsType[*fault](err); ok {
-		told = &wire.Verdict{Code: f.Code, By: f.By, Missing: f.Missing, Lost: f.Lost, Reason: f.Reason}
+		told = &wire.Failure{Code: f.Code, By: f.By, Missing: f.Missing, Lost: f.Lost, Reason: f.Reason}
 	} else {
 		return fmt.Errorf("%s on rank %d of %d: ranks %v: %w", op, ga.group.Rank(), ga.group.Size(), ranks, err)
 	}
@@ -113,13 +113,13 @@ func (ga *Gatherer) verdict(op string, ranks []int, err error) error {
 	for i := range told.Clash {
 		told.Clash[i].Rank = rankOf(ranks, told.Clash[i].Rank)
 	}
-	return &pgroup.RankError{Op: op, Group: ga.group.Name(), Rank: ga.group.Rank(), Size: ga.group.Size(), Verdict: told, Err: err}
+	return &pgroup.RankError{Op: op, Group: ga.group.Name(), Rank: ga.group.Rank(), Size: ga.group.Size(), Failure: told, Err: err}
 }
 
 // because makes a verdict about this rank wrap what happened here.
 func because(err, cause error) error {
 	re, ok := errors.AsType[*pgroup.RankError](err)
-	if !ok || cause == nil || re.Verdict == nil || re.By != re.Rank {
+	if !ok || cause == nil || re.Failure == nil || re.By != re.Rank {
 		return err
 	}
 	own := *re

@@ -165,7 +165,7 @@ func (r *rank) rankError(err error) *pgroup.RankError {
 	r.Helper()
 	re, ok := errors.AsType[*pgroup.RankError](err)
 	if !assert.True(r, ok, "rank %d got %v, want a *RankError", r.me(), err) {
-		return &pgroup.RankError{Verdict: new(wire.Verdict)}
+		return &pgroup.RankError{Failure: new(wire.Failure)}
 	}
 	assert.Equal(r, r.me(), re.Rank)
 	assert.Equal(r, r.group.Size(), re.Size)

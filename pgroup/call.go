@@ -92,9 +92,9 @@ func (cl *call) cast(ctx context.Context, payload []byte) ([][]byte, error) {
 
 // refused is the error of a verb that this rank did not take part in: its own reason, unless the verb had failed before.
 func (cl *call) refused(err error) error {
-	v := &wire.Verdict{Code: cl.c.No, By: cl.rank, Reason: cl.c.Reason}
-	if e, ok := errors.AsType[*store.Error](err); ok && e.Verdict != nil && e.Verdict.By != cl.rank {
-		v = e.Verdict
+	v := &wire.Failure{Code: cl.c.No, By: cl.rank, Reason: cl.c.Reason}
+	if e, ok := errors.AsType[*store.Error](err); ok && e.Failure != nil && e.Failure.By != cl.rank {
+		v = e.Failure
 	}
 	re := cl.rankError(cl.c.Verb, v, errors.Join(cl.cause, err))
 	re.Channel, re.Seq = cl.c.Channel, cl.c.Seq

@@ -134,7 +134,7 @@ type deaf struct {
 }
 
 func (d *deaf) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if req.Op == wire.OpDone && d.err != nil {
+	if req.Op == wire.OpCloseChannel && d.err != nil {
 		return d.err
 	}
 	return d.Engine.Do(ctx, req, rep)

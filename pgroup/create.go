@@ -89,7 +89,7 @@ func (c *Config) connects() bool { return c.Address != "" && !isURL(c.Address) }
 // wentAway reports whether a store was there and is not any more: it gave no verdict.
 func wentAway(err error) bool {
 	e, ok := errors.AsType[*store.Error](err)
-	return ok && e.Op != "dial" && e.Verdict == nil && isGone(code(e))
+	return ok && e.Op != "dial" && e.Failure == nil && isGone(code(e))
 }
 
 // isStores reports whether err is an answer of the store.
@@ -195,7 +195,7 @@ func (c *Config) join(ctx context.Context, at *site, a admission) (*Group, error
 // decided reports whether err is the outcome of an attempt, the same for all ranks in it.
 func decided(err error) bool {
 	e, ok := errors.AsType[*store.Error](err)
-	return ok && e.Verdict != nil
+	return ok && e.Failure != nil
 }
 
 // joinError says why the roll was not completed. A cause that ended ctx, other than its own, comes first, unless all ranks have the same outcome.

@@ -56,7 +56,7 @@ type RankError struct {
 	Rank, Size int    // who tells
 	Seq        uint64 // of the verb on its channel; 0 if it has none
 
-	*wire.Verdict       // why, and who; never nil
+	*wire.Failure       // why, and who; never nil
 	Err           error // what is wrapped
 }
 
@@ -87,7 +87,7 @@ func (e *RankError) Unwrap() error { return e.Err }
 // Is matches the error that the verdict's code stands for. A deadline is context.DeadlineExceeded too, and a
 // cancel context.Canceled, whichever rank it came from.
 func (e *RankError) Is(target error) bool {
-	if e.Verdict == nil {
+	if e.Failure == nil {
 		return false
 	}
 	switch target {
@@ -111,7 +111,7 @@ func (e *RankError) of(op string) *RankError {
 
 // why is the verdict in words.
 func (e *RankError) why() string {
-	v := e.Verdict
+	v := e.Failure
 	if v == nil {
 		return fmt.Sprint(e.Err)
 	}
@@ -139,7 +139,7 @@ func (e *RankError) why() string {
 
 // overdue tells of a verb that took too long for a rank, and of those who kept it waiting.
 func (e *RankError) overdue() string {
-	v := e.Verdict
+	v := e.Failure
 	what := v.Code.String()
 	switch {
 	case v.By == e.Rank && v.Code == wire.CodeCancelled:
@@ -160,7 +160,7 @@ func (e *RankError) overdue() string {
 }
 
 // late names the ranks that others wait for, and what they do instead.
-func late(v *wire.Verdict) string {
+func late(v *wire.Failure) string {
 	if len(v.Missing) == 0 {
 		return ""
 	}

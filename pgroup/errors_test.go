@@ -14,7 +14,7 @@ import (
 )
 
 func TestRankErrorText(t *testing.T) {
-	for want, v := range map[string]wire.Verdict{
+	for want, v := range map[string]wire.Failure{
 		`timed out after 1.00s: missing ranks 2 and 3; 2: in recv from rank 3 for 4s; 3: in no call`: {
 			Code: wire.CodeTimeout, By: -1, Waited: time.Second, Missing: []int{2, 3}, Doing: []string{"in recv from rank 3 for 4s", "in no call"},
 		},
@@ -39,12 +39,12 @@ func TestRankErrorText(t *testing.T) {
 			{Rank: 1, Verb: "gather", Root: 3, Type: "int"}, {Rank: 2, Verb: "gather", Root: 3, Type: "string"},
 		}},
 	} {
-		e := &pgroup.RankError{Op: "barrier", Group: "world", Rank: 1, Size: 4, Seq: 12, Verdict: &v}
+		e := &pgroup.RankError{Op: "barrier", Group: "world", Rank: 1, Size: 4, Seq: 12, Failure: &v}
 		if got := e.Error(); got != `pgroup: barrier #12 of group "world" on rank 1 of 4: `+want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}
-	e := &pgroup.RankError{Op: "collective.allreduce", Group: "world", Channel: "grads", Size: 4, Verdict: &wire.Verdict{Code: wire.CodeLost, Lost: []int{2}, By: -1}}
+	e := &pgroup.RankError{Op: "collective.allreduce", Group: "world", Channel: "grads", Size: 4, Failure: &wire.Failure{Code: wire.CodeLost, Lost: []int{2}, By: -1}}
 	if got, want := e.Error(), `collective.allreduce of group "world" channel "grads" on rank 0 of 4: lost rank 2`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -57,7 +57,7 @@ func TestRankErrorMatches(t *testing.T) {
 		wire.CodeUnavailable: {pgroup.ErrUnavailable}, wire.CodeInvalid: {pgroup.ErrInvalid}, wire.CodeTooLarge: {pgroup.ErrTooLarge},
 		wire.CodeConflict: {pgroup.ErrConflict}, wire.CodeExpired: {pgroup.ErrExpired}, wire.CodeClosed: {pgroup.ErrClosed},
 	} {
-		var err error = &pgroup.RankError{Verdict: &wire.Verdict{Code: code, By: -1}}
+		var err error = &pgroup.RankError{Failure: &wire.Failure{Code: code, By: -1}}
 		for _, target := range []error{
 			pgroup.ErrTimeout, context.DeadlineExceeded, pgroup.ErrCancelled, context.Canceled, pgroup.ErrLost, pgroup.ErrLeft, pgroup.ErrMismatch,
 			pgroup.ErrAborted, pgroup.ErrUnavailable, pgroup.ErrInvalid, pgroup.ErrTooLarge, pgroup.ErrConflict, pgroup.ErrExpired, pgroup.ErrClosed,

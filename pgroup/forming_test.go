@@ -55,7 +55,7 @@ func TestCreateHasOneOutcome(t *testing.T) {
 				defer cancel()
 				_, errs[rank] = pgroup.Create(ctx, c)
 			})
-			var first *wire.Verdict
+			var first *wire.Failure
 			for rank, err := range errs {
 				if slices.Contains(absent, rank) {
 					continue
@@ -66,7 +66,7 @@ func TestCreateHasOneOutcome(t *testing.T) {
 					continue
 				}
 				if first == nil {
-					first = re.Verdict
+					first = re.Failure
 				}
 				if re.Waited != first.Waited || re.By != first.By {
 					t.Errorf("run %d: rank %d: %v; another rank: %+v", run, rank, err, *first)

@@ -191,19 +191,19 @@ func same[T comparable](t *testing.T, g *pgroup.Group, what string, got, want T)
 }
 
 // rankError checks that err is a *RankError that matches target and has all of these words, and returns its verdict.
-func rankError(t *testing.T, g *pgroup.Group, err, target error, words ...string) *wire.Verdict {
+func rankError(t *testing.T, g *pgroup.Group, err, target error, words ...string) *wire.Failure {
 	t.Helper()
 	re, is := errors.AsType[*pgroup.RankError](err)
-	if !is || re.Verdict == nil || !errors.Is(err, target) {
+	if !is || re.Failure == nil || !errors.Is(err, target) {
 		t.Errorf("rank %d: got %v, want a RankError that is %v", g.Rank(), err, target)
-		return &wire.Verdict{}
+		return &wire.Failure{}
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
 			t.Errorf("rank %d: %q does not say %q", g.Rank(), err, w)
 		}
 	}
-	return re.Verdict
+	return re.Failure
 }
 
 // upTo is 0 … n-1.

@@ -31,10 +31,10 @@ const (
 
 var folds = [...]struct {
 	name string
-	fold wire.FoldOp
+	fold wire.ReduceOp
 }{
-	Sum: {"sum", wire.FoldSum}, Avg: {"avg", wire.FoldSum}, Product: {"product", wire.FoldProduct},
-	Min: {"min", wire.FoldMin}, Max: {"max", wire.FoldMax},
+	Sum: {"sum", wire.ReduceSum}, Avg: {"avg", wire.ReduceSum}, Product: {"product", wire.ReduceProduct},
+	Min: {"min", wire.ReduceMin}, Max: {"max", wire.ReduceMax},
 }
 
 // String is the reduction's name.
@@ -50,7 +50,7 @@ func (op Op) String() string {
 // for a few numbers; tensors go through package collective.
 func AllReduce[T Number](ctx context.Context, g *Group, op Op, vs ...T) ([]T, error) {
 	kind := numberKind[T]()
-	cl := call{Group: g, c: wire.Contribution{Verb: "allreduce", Root: -1, Type: typeName[T](), Want: wire.WantFold}}
+	cl := call{Group: g, c: wire.Contribution{Verb: "allreduce", Root: -1, Type: typeName[T](), Want: wire.WantReduced}}
 	if err := cl.begin(); err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func AllReduce[T Number](ctx context.Context, g *Group, op Op, vs ...T) ([]T, er
 		if op == Avg {
 			kind = wideKind(kind)
 		}
-		cl.c.Fold = wire.Fold{Op: folds[op].fold, Kind: kind}
+		cl.c.Reduction = wire.Reduction{Op: folds[op].fold, Kind: kind}
 		payload = encodeNumbers(&cl, kind, vs)
 	} else {
 		cl.refuse(wire.CodeInvalid, fmt.Errorf("there is no reduction %d", uint8(op)))

@@ -146,7 +146,7 @@ func (g *Group) checkPeer(ctx context.Context, op string, peer int) error {
 		if errors.Is(err, context.DeadlineExceeded) {
 			code = wire.CodeTimeout
 		}
-		err = g.rankError(op, &wire.Verdict{Code: code, By: g.rank, Reason: "before the call"}, err)
+		err = g.rankError(op, &wire.Failure{Code: code, By: g.rank, Reason: "before the call"}, err)
 	}
 	if err != nil {
 		g.release()

@@ -212,11 +212,11 @@ func (s *seat) isClosed() bool {
 
 // closedError is the answer to a verb of a closed handle.
 func (s *seat) closedError(op string) *RankError {
-	return s.rankError(op, &wire.Verdict{Code: wire.CodeClosed, By: -1, Reason: "this rank has closed it"}, ErrClosed)
+	return s.rankError(op, &wire.Failure{Code: wire.CodeClosed, By: -1, Reason: "this rank has closed it"}, ErrClosed)
 }
 
-func (s *seat) rankError(op string, v *wire.Verdict, err error) *RankError {
-	return &RankError{Op: op, Group: s.name, Rank: s.rank, Size: s.size, Verdict: v, Err: err}
+func (s *seat) rankError(op string, v *wire.Failure, err error) *RankError {
+	return &RankError{Op: op, Group: s.name, Rank: s.rank, Size: s.size, Failure: v, Err: err}
 }
 
 // fault is what the store's error means to a rank.
@@ -230,9 +230,9 @@ func (s *seat) fault(op, channel string, seq uint64, err error) error {
 		s.open(channel).warn(op, err)
 		return err
 	}
-	re := s.rankError(op, e.Verdict, err)
-	if re.Verdict == nil {
-		re.Verdict = s.verdictOf(e)
+	re := s.rankError(op, e.Failure, err)
+	if re.Failure == nil {
+		re.Failure = s.verdictOf(e)
 	}
 	re.Channel, re.Seq = channel, seq
 	if channel == shutdownChannel {
@@ -244,8 +244,8 @@ func (s *seat) fault(op, channel string, seq uint64, err error) error {
 }
 
 // verdictOf is what an error means that is no verdict of the store: who is to blame, if that is known.
-func (s *seat) verdictOf(e *store.Error) *wire.Verdict {
-	v := &wire.Verdict{Code: code(e), By: -1, Reason: e.Detail}
+func (s *seat) verdictOf(e *store.Error) *wire.Failure {
+	v := &wire.Failure{Code: code(e), By: -1, Reason: e.Detail}
 	gone := isGone(v.Code) // the connection broke, or the server said goodbye
 	switch {
 	case errors.Is(e, store.ErrSession): // the others have been told so

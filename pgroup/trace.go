@@ -33,7 +33,7 @@ func (cl *call) note(ctx context.Context, given []byte, got [][]byte, last int, 
 // culprit is the one rank that an error names; -1 if it names none, or more.
 func culprit(err error) int {
 	re, ok := errors.AsType[*RankError](err)
-	if !ok || re.Verdict == nil {
+	if !ok || re.Failure == nil {
 		return -1
 	}
 	for _, ranks := range [][]int{re.Lost, re.Left, re.Missing} {

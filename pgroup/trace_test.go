@@ -160,7 +160,7 @@ func waitFor(t *testing.T, g *pgroup.Group, came int) {
 		}
 		for _, x := range now.Groups {
 			for _, r := range x.Records {
-				if r.Came.Count == came {
+				if r.Arrived.Count == came {
 					return
 				}
 			}

@@ -67,13 +67,13 @@ func (b *builder) callsOf(g *store.GroupStatus) map[int]call {
 	for i := range g.Records {
 		r := &g.Records[i]
 		what := recordText(r)
-		for _, s := range r.Came.Spans {
-			b.walk(g, s.First, s.Last, func(rank int) { put(rank, call{g, what, r.For}) })
+		for _, s := range r.Arrived.Spans {
+			b.walk(g, s.First, s.Last, func(rank int) { put(rank, call{g, what, r.Age}) })
 		}
 	}
 	for i := range g.Ranks {
 		for _, w := range g.Ranks[i].Waits {
-			put(g.Ranks[i].Rank, call{g, waitText(&w), w.For})
+			put(g.Ranks[i].Rank, call{g, waitText(&w), w.Waited})
 		}
 	}
 	return in
@@ -134,10 +134,10 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 	for i := range g.Records {
 		r := &g.Records[i]
 		w := Wait{
-			Kind: "verb", Group: g.Name, Run: g.Run, Generation: g.Generation, What: recordText(r), For: seconds(r.For), Left: seconds(r.Left), Size: g.Size,
-			Came: r.Came.Count, Missing: r.Missing.Count, Ranks: []Who{}, Here: []Span{}, Gone: gone,
+			Kind: "verb", Group: g.Name, Run: g.Run, Generation: g.Generation, What: recordText(r), For: seconds(r.Age), Left: seconds(r.Remaining), Size: g.Size,
+			Came: r.Arrived.Count, Missing: r.Missing.Count, Ranks: []Who{}, Here: []Span{}, Gone: gone,
 		}
-		for _, s := range r.Came.Spans {
+		for _, s := range r.Arrived.Spans {
 			w.Here = append(w.Here, Span{s.First, s.Last})
 		}
 		for _, rank := range r.Missing.First(someRanks) {
@@ -149,7 +149,7 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 		for _, x := range g.Ranks[i].Waits {
 			list = append(list, Wait{
 				Kind: "message", Group: g.Name, Run: g.Run, Generation: g.Generation, What: fmt.Sprintf("rank %d: %s", g.Ranks[i].Rank, waitText(&x)),
-				For: seconds(x.For), Size: g.Size, Came: 1, Missing: 1, Ranks: []Who{b.who(g, x.Peer)}, Here: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}},
+				For: seconds(x.Waited), Size: g.Size, Came: 1, Missing: 1, Ranks: []Who{b.who(g, x.Peer)}, Here: []Span{{g.Ranks[i].Rank, g.Ranks[i].Rank}},
 			})
 		}
 	}
@@ -188,7 +188,7 @@ func (b *builder) who(g *store.GroupStatus, rank int) Who {
 		return Who{Rank: rank, Doing: "has not come", Heard: -1}
 	}
 	_, waits := b.waitsIn(g, r)
-	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, Heard: seconds(r.Heard)}
+	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, Heard: seconds(r.LastSeen)}
 }
 
 // waitsIn is what a rank of g waits in, there or elsewhere, if it does.
@@ -238,17 +238,17 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 	if g.Ended > 0 { // at 0 it is over, and the store cannot tell since when
 		v.Ended = max(seconds(g.Ended), 0.001)
 	}
-	if g.Over != nil {
-		v.Why = why(g.Over)
-	} else if n := len(g.Verdicts); n > 0 && g.Ended >= 0 {
-		v.Why = why(&g.Verdicts[n-1])
+	if g.Revoked != nil {
+		v.Why = why(g.Revoked)
+	} else if n := len(g.Failures); n > 0 && g.Ended >= 0 {
+		v.Why = why(&g.Failures[n-1])
 	}
 	v.Ranks, v.States = make([]Rank, len(g.Ranks)), map[string]int{}
 	awaited := b.awaitedIn(g)
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
 		v.Ranks[i] = Rank{
-			Rank: r.Rank, Label: r.Label, State: b.state(g, r, awaited[r.Rank]), Since: seconds(r.Ago), Heard: seconds(r.Heard), Session: r.Session, of: r,
+			Rank: r.Rank, Label: r.Label, State: b.state(g, r, awaited[r.Rank]), Since: seconds(r.Ago), Heard: seconds(r.LastSeen), Session: r.Session, of: r,
 		}
 		v.States[v.Ranks[i].State]++
 	}
@@ -301,7 +301,7 @@ func stateOf(g *store.GroupStatus) string {
 		return "over"
 	case g.Generation == 0:
 		return "forming"
-	case g.Over != nil:
+	case g.Revoked != nil:
 		return "revoked"
 	case waits:
 		return "waiting"
@@ -310,8 +310,8 @@ func stateOf(g *store.GroupStatus) string {
 }
 
 // why is a verdict in words.
-func why(f *store.VerdictStatus) string {
-	v := &f.Verdict
+func why(f *store.FailureStatus) string {
+	v := &f.Failure
 	var parts []string
 	say := func(what string, ranks []int) {
 		if len(ranks) > 0 {
@@ -324,8 +324,8 @@ func why(f *store.VerdictStatus) string {
 	say("lost", v.Lost)
 	say("left", v.Left)
 	say("missing", v.Missing)
-	if f.More > 0 {
-		parts = append(parts, fmt.Sprintf("and %d more", f.More))
+	if f.Unnamed > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", f.Unnamed))
 	}
 	if v.Reason != "" {
 		parts = append(parts, v.Reason)

@@ -55,7 +55,7 @@ func ExampleWatch_Look() {
 }
 
 func ExampleOf() {
-	s := &store.Status{Keys: []store.KeyStatus{{Key: "model/ready", Calls: 3, For: 90 * time.Second}}}
+	s := &store.Status{Keys: []store.KeyStatus{{Key: "model/ready", Calls: 3, Waited: 90 * time.Second}}}
 	for _, w := range status.Of(s, nil, nil).Waiting {
 		fmt.Println(w.What, w.Came, "calls", w.For, "s")
 	}

@@ -173,7 +173,7 @@ func Of(now, before *store.Status, o *Options) *View {
 		v.Server = serverOf(now, before)
 	}
 	if r := now.Replication; r != nil {
-		v.Replication = &Replication{Leads: r.Leads, Leader: r.Leader, Term: r.Term, Led: seconds(r.Led), Standbys: []Standby{}}
+		v.Replication = &Replication{Leads: r.Leading, Leader: r.Leader, Term: r.Term, Led: seconds(r.LeadingFor), Standbys: []Standby{}}
 		for _, x := range r.Standbys {
 			v.Replication.Standbys = append(v.Replication.Standbys, Standby{x.Addr, x.Lag, seconds(x.Seen)})
 		}
@@ -186,7 +186,7 @@ func Of(now, before *store.Status, o *Options) *View {
 		v.Groups = append(v.Groups, b.group(g, o.Ranks))
 	}
 	for _, k := range now.Keys {
-		v.Waiting = append(v.Waiting, Wait{Kind: "key", What: "key " + k.Key, For: seconds(k.For), Came: k.Calls, Ranks: []Who{}, Here: []Span{}})
+		v.Waiting = append(v.Waiting, Wait{Kind: "key", What: "key " + k.Key, For: seconds(k.Waited), Came: k.Calls, Ranks: []Who{}, Here: []Span{}})
 	}
 	slices.SortStableFunc(v.Waiting, func(a, b Wait) int { return -cmp.Compare(a.For, b.For) })
 	slices.SortStableFunc(v.Failures, func(a, b Failure) int { return cmp.Compare(a.Ago, b.Ago) })
@@ -258,8 +258,8 @@ func serverOf(now, before *store.Status) *Server {
 	v := &Server{
 		Up: seconds(s.Up), Durable: s.Durable, Sessions: s.Sessions, Calls: s.Calls, Groups: s.Groups, Keys: s.Keys, Bytes: s.Bytes,
 	}
-	if s.Writing >= stalled {
-		v.DiskStalled = seconds(s.Writing)
+	if s.SyncPending >= stalled {
+		v.DiskStalled = seconds(s.SyncPending)
 	}
 	if before == nil || before.Server == nil {
 		return v
@@ -288,16 +288,16 @@ func serverOf(now, before *store.Status) *Server {
 func quantile(now, old *store.ServerStatus, q float64) float64 {
 	before := map[time.Duration]int64{}
 	for _, b := range old.Latency {
-		before[b.Below] = b.Count
+		before[b.UpTo] = b.Count
 	}
 	total := int64(0)
 	for _, b := range now.Latency {
-		total += b.Count - before[b.Below]
+		total += b.Count - before[b.UpTo]
 	}
 	rest := int64(q * float64(total))
 	for _, b := range now.Latency {
-		if rest -= b.Count - before[b.Below]; rest < 0 {
-			return b.Below.Seconds()
+		if rest -= b.Count - before[b.UpTo]; rest < 0 {
+			return b.UpTo.Seconds()
 		}
 	}
 	return 0
@@ -305,7 +305,7 @@ func quantile(now, old *store.ServerStatus, q float64) float64 {
 
 // failures are those of g.
 func failures(g *store.GroupStatus) (list []Failure) {
-	add := func(f *store.VerdictStatus) {
+	add := func(f *store.FailureStatus) {
 		what := f.Verb
 		if f.Seq > 0 {
 			what += fmt.Sprintf(" #%d", f.Seq)
@@ -315,14 +315,14 @@ func failures(g *store.GroupStatus) (list []Failure) {
 		}
 		list = append(list, Failure{
 			Group: g.Name, Run: g.Run, Generation: g.Generation, What: cmp.Or(what, "the group"),
-			Ago: seconds(f.Ago), Code: f.Verdict.Code.String(), Why: why(f),
+			Ago: seconds(f.Ago), Code: f.Failure.Code.String(), Why: why(f),
 		})
 	}
-	for i := range g.Verdicts {
-		add(&g.Verdicts[i])
+	for i := range g.Failures {
+		add(&g.Failures[i])
 	}
-	if g.Over != nil {
-		add(g.Over)
+	if g.Revoked != nil {
+		add(g.Revoked)
 	}
 	return list
 }

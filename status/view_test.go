@@ -23,14 +23,14 @@ func ranks(spans ...int) (r wire.Ranks) {
 func chain() *store.Status {
 	return &store.Status{Groups: []store.GroupStatus{{
 		Name: "train", Generation: 7, Size: 4, Present: 4, Age: time.Hour, Ended: -1, Open: 1,
-		Records: []store.RecordStatus{{Verb: "barrier", Seq: 42, Root: -1, For: 41 * time.Second, Left: 19 * time.Second, Came: ranks(0, 0, 3, 3), Missing: ranks(1, 2)}},
+		Records: []store.RecordStatus{{Verb: "barrier", Seq: 42, Root: -1, Age: 41 * time.Second, Remaining: 19 * time.Second, Arrived: ranks(0, 0, 3, 3), Missing: ranks(1, 2)}},
 		Ranks: []store.RankStatus{
 			{Rank: 0, Label: "pid 1 on a", Session: 1, Verb: "barrier", Seq: 42, Ago: 41 * time.Second},
-			{Rank: 1, Label: "pid 2 on a", Session: 2, Verb: "recv", Ago: 30 * time.Second, Heard: 200 * time.Millisecond, Waits: []store.WaitStatus{{Verb: "recv", Peer: 2, Tag: "grads", For: 30 * time.Second}}},
-			{Rank: 2, Label: "pid 3 on b", Session: 3, Verb: "barrier", Seq: 41, Ago: 50 * time.Second, Heard: 4 * time.Second},
-			{Rank: 3, Label: "pid 4 on b", Session: 4, Verb: "barrier", Seq: 42, Ago: 40 * time.Second, Heard: -1},
+			{Rank: 1, Label: "pid 2 on a", Session: 2, Verb: "recv", Ago: 30 * time.Second, LastSeen: 200 * time.Millisecond, Waits: []store.WaitStatus{{Verb: "recv", Peer: 2, Tag: "grads", Waited: 30 * time.Second}}},
+			{Rank: 2, Label: "pid 3 on b", Session: 3, Verb: "barrier", Seq: 41, Ago: 50 * time.Second, LastSeen: 4 * time.Second},
+			{Rank: 3, Label: "pid 4 on b", Session: 4, Verb: "barrier", Seq: 42, Ago: 40 * time.Second, LastSeen: -1},
 		},
-		Verdicts: []store.VerdictStatus{{Verb: "barrier", Seq: 12, Ago: time.Minute, Verdict: wire.Verdict{Code: wire.CodeTimeout, By: -1, Missing: []int{0, 1, 2, 5}, Waited: 5 * time.Second}}},
+		Failures: []store.FailureStatus{{Verb: "barrier", Seq: 12, Ago: time.Minute, Failure: wire.Failure{Code: wire.CodeTimeout, By: -1, Missing: []int{0, 1, 2, 5}, Waited: 5 * time.Second}}},
 	}}}
 }
 
@@ -63,7 +63,7 @@ func TestBlameOfSeveralJobs(t *testing.T) {
 	job := func(run string, generation uint64, missing wire.Ranks) {
 		all.Groups = append(all.Groups, store.GroupStatus{
 			Name: "train", Run: run, Generation: generation, Size: 64, Ended: -1, Open: 1,
-			Records: []store.RecordStatus{{Verb: "create", Root: -1, For: time.Minute - time.Duration(len(all.Groups))*time.Second, Missing: missing}},
+			Records: []store.RecordStatus{{Verb: "create", Root: -1, Age: time.Minute - time.Duration(len(all.Groups))*time.Second, Missing: missing}},
 		})
 	}
 	job("large", 0, ranks(1, 63))
@@ -82,8 +82,8 @@ func TestBlameOfSeveralJobs(t *testing.T) {
 // TestDeadlock: ranks that wait for each other are nobody's blame.
 func TestDeadlock(t *testing.T) {
 	s := chain()
-	s.Groups[0].Records[0].Missing, s.Groups[0].Records[0].Came = ranks(2, 2), ranks(0, 1, 3, 3)
-	s.Groups[0].Ranks[2].Waits = []store.WaitStatus{{Verb: "send", Peer: 0, For: time.Second}}
+	s.Groups[0].Records[0].Missing, s.Groups[0].Records[0].Arrived = ranks(2, 2), ranks(0, 1, 3, 3)
+	s.Groups[0].Ranks[2].Waits = []store.WaitStatus{{Verb: "send", Peer: 0, Waited: time.Second}}
 	s.Groups[0].Ranks[1].Waits = nil
 	v := status.Of(s, nil, nil)
 	require.Empty(t, v.Blame)
@@ -95,7 +95,7 @@ func TestElsewhere(t *testing.T) {
 	s := chain()
 	s.Groups = append(s.Groups, store.GroupStatus{
 		Name: "pair", Generation: 8, Size: 2, Present: 2, Ended: -1, Open: 1,
-		Records: []store.RecordStatus{{Verb: "broadcast", Channel: "\x00x", Seq: 1, Root: 1, For: 45 * time.Second, Came: ranks(0, 0), Missing: ranks(1, 1)}},
+		Records: []store.RecordStatus{{Verb: "broadcast", Channel: "\x00x", Seq: 1, Root: 1, Age: 45 * time.Second, Arrived: ranks(0, 0), Missing: ranks(1, 1)}},
 		Ranks: []store.RankStatus{
 			{Rank: 0, Label: "pid 3 on b", Session: 3, Verb: "broadcast", Seq: 1},
 			{Rank: 1, Label: "pid 9 on c", Session: 9, Ago: time.Minute},
@@ -114,12 +114,12 @@ func TestElsewhereOfTheHost(t *testing.T) {
 	s := &store.Status{Groups: []store.GroupStatus{
 		{
 			Name: "world", Generation: 1, Size: 3, Present: 3, Ended: -1, Open: 1,
-			Records: []store.RecordStatus{{Verb: "barrier", Seq: 2, Root: -1, For: 50 * time.Second, Came: ranks(2, 2), Missing: ranks(0, 1)}},
+			Records: []store.RecordStatus{{Verb: "barrier", Seq: 2, Root: -1, Age: 50 * time.Second, Arrived: ranks(2, 2), Missing: ranks(0, 1)}},
 			Ranks:   []store.RankStatus{{Rank: 0, Label: "pid 1 on a"}, {Rank: 1, Label: "pid 2 on a", Session: 2}, {Rank: 2, Label: "pid 3 on a", Session: 3}},
 		},
 		{
 			Name: "world/pair", Generation: 2, Size: 2, Present: 2, Ended: -1, Open: 1,
-			Records: []store.RecordStatus{{Verb: "barrier", Seq: 1, Root: -1, For: 45 * time.Second, Came: ranks(0, 0), Missing: ranks(1, 1)}},
+			Records: []store.RecordStatus{{Verb: "barrier", Seq: 1, Root: -1, Age: 45 * time.Second, Arrived: ranks(0, 0), Missing: ranks(1, 1)}},
 			Ranks:   []store.RankStatus{{Rank: 0, Label: "pid 1 on a"}, {Rank: 1, Label: "pid 2 on a", Session: 2}},
 		},
 	}}
@@ -133,17 +133,17 @@ func TestElsewhereOfTheHost(t *testing.T) {
 }
 
 func TestGroupsThatComeGoAndFail(t *testing.T) {
-	lost := store.VerdictStatus{Ago: time.Second, Verdict: wire.Verdict{Code: wire.CodeLost, By: -1, Lost: []int{1}, Reason: "pid 2 on a"}}
-	clash := wire.Verdict{Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{{Rank: 0, Verb: "gather", Type: "int"}, {Rank: 1, Verb: "barrier"}}}
+	lost := store.FailureStatus{Ago: time.Second, Failure: wire.Failure{Code: wire.CodeLost, By: -1, Lost: []int{1}, Reason: "pid 2 on a"}}
+	clash := wire.Failure{Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{{Rank: 0, Verb: "gather", Type: "int"}, {Rank: 1, Verb: "barrier"}}}
 	s := &store.Status{
 		Groups: []store.GroupStatus{
-			{Name: "new", Size: 3, Present: 1, Ended: -1, Open: 1, Records: []store.RecordStatus{{Verb: "create", Root: -1, For: time.Second, Came: ranks(1, 1), Missing: ranks(0, 0, 2, 2)}}, Ranks: []store.RankStatus{{Rank: 1, Label: "pid 1", Session: 1, Verb: "create", Heard: -1}}},
+			{Name: "new", Size: 3, Present: 1, Ended: -1, Open: 1, Records: []store.RecordStatus{{Verb: "create", Root: -1, Age: time.Second, Arrived: ranks(1, 1), Missing: ranks(0, 0, 2, 2)}}, Ranks: []store.RankStatus{{Rank: 1, Label: "pid 1", Session: 1, Verb: "create", LastSeen: -1}}},
 			{Name: "idle", Generation: 1, Size: 1, Present: 1, Ended: -1, Ranks: []store.RankStatus{{Rank: 0, Verb: "send", Ago: time.Second}}},
-			{Name: "ill", Generation: 2, Size: 2, Present: 1, Ended: -1, Over: &lost, Ranks: []store.RankStatus{{Rank: 0}, {Rank: 1, Gone: wire.CodeLost}}},
-			{Name: "dead", Generation: 3, Size: 2, Ended: 5 * time.Second, Verdicts: []store.VerdictStatus{{Verb: "gather", Seq: 3, Channel: "c", Ago: 6 * time.Second, More: 2, Verdict: clash}}},
-			{Name: "aborted", Generation: 4, Size: 2, Ended: 5 * time.Second, Over: &store.VerdictStatus{Ago: 7 * time.Second, Verdict: wire.Verdict{Code: wire.CodeAborted, By: 1, Left: []int{0, 1}, Reason: "no more data"}}},
+			{Name: "ill", Generation: 2, Size: 2, Present: 1, Ended: -1, Revoked: &lost, Ranks: []store.RankStatus{{Rank: 0}, {Rank: 1, Gone: wire.CodeLost}}},
+			{Name: "dead", Generation: 3, Size: 2, Ended: 5 * time.Second, Failures: []store.FailureStatus{{Verb: "gather", Seq: 3, Channel: "c", Ago: 6 * time.Second, Unnamed: 2, Failure: clash}}},
+			{Name: "aborted", Generation: 4, Size: 2, Ended: 5 * time.Second, Revoked: &store.FailureStatus{Ago: 7 * time.Second, Failure: wire.Failure{Code: wire.CodeAborted, By: 1, Left: []int{0, 1}, Reason: "no more data"}}},
 		},
-		Keys: []store.KeyStatus{{Key: "ready", Calls: 3, For: 2 * time.Hour}},
+		Keys: []store.KeyStatus{{Key: "ready", Calls: 3, Waited: 2 * time.Hour}},
 	}
 	v := status.Of(s, nil, nil)
 	var states, why []string
@@ -180,7 +180,7 @@ func TestNothing(t *testing.T) {
 func TestUnknown(t *testing.T) {
 	now := chain()
 	g := &now.Groups[0]
-	g.Age, g.Records[0].For, g.Verdicts[0].Ago = -1, -1, -1
+	g.Age, g.Records[0].Age, g.Failures[0].Ago = -1, -1, -1
 	for i := range g.Ranks {
 		g.Ranks[i].Ago = -1
 	}
@@ -197,10 +197,10 @@ func TestUnknown(t *testing.T) {
 }
 
 func TestRates(t *testing.T) {
-	before := &store.Status{Server: &store.ServerStatus{Up: 10 * time.Second, In: 1000, Out: 50, Ops: []int64{0, 0, 0, 0, 1, 5}, Latency: []wire.Bucket{{Below: 10, Count: 1000}}}}
+	before := &store.Status{Server: &store.ServerStatus{Up: 10 * time.Second, In: 1000, Out: 50, Ops: []int64{0, 0, 0, 0, 1, 5}, Latency: []wire.Bucket{{UpTo: 10, Count: 1000}}}}
 	now := &store.Status{Server: &store.ServerStatus{
 		Up: 12 * time.Second, In: 3000, Out: 150, Ops: []int64{0, 0, 0, 0, 1, 25, 10},
-		Latency:  []wire.Bucket{{Below: 10, Count: 1000}, {Below: time.Microsecond, Count: 90}, {Below: time.Millisecond, Count: 10}},
+		Latency:  []wire.Bucket{{UpTo: 10, Count: 1000}, {UpTo: time.Microsecond, Count: 90}, {UpTo: time.Millisecond, Count: 10}},
 		Sessions: 3, Calls: 2, Keys: 7, Bytes: 99, Durable: true, Groups: 1,
 	}}
 	require.Nil(t, status.Of(now, nil, nil).Server.Rates)
@@ -208,9 +208,9 @@ func TestRates(t *testing.T) {
 	require.Equal(t, []any{12.0, true, int64(3), int64(2), int64(1), int64(7), int64(99)}, []any{s.Up, s.Durable, s.Sessions, s.Calls, s.Groups, s.Keys, s.Bytes})
 	require.Equal(t, &status.Rates{Ops: 15, In: 1000, Out: 50, P50: 1e-6, P99: 1e-3, By: map[string]float64{"get": 10, "set": 5}}, s.Rates)
 	require.Zero(t, s.DiskStalled)
-	now.Server.Writing = 99 * time.Millisecond
+	now.Server.SyncPending = 99 * time.Millisecond
 	require.Zero(t, status.Of(now, nil, nil).Server.DiskStalled)
-	now.Server.Writing = 3 * time.Second
+	now.Server.SyncPending = 3 * time.Second
 	require.Equal(t, 3.0, status.Of(now, nil, nil).Server.DiskStalled)
 	require.Nil(t, status.Of(before, now, nil).Server.Rates, "another store, which began later")
 	require.Equal(t, 0.0, status.Of(&store.Status{Server: &store.ServerStatus{Up: 13 * time.Second, In: 3000, Out: 150}}, now, nil).Server.Rates.P50)
@@ -220,7 +220,7 @@ func TestRates(t *testing.T) {
 func TestFalseStore(t *testing.T) {
 	everybody := wire.Ranks{Count: 1 << 30, Spans: []wire.Span{{First: 0, Last: 1 << 30}}}
 	v := status.Of(&store.Status{Groups: []store.GroupStatus{{
-		Size: 4, Ended: -1, Generation: 1, Open: 1, Records: []store.RecordStatus{{Verb: "barrier", Came: everybody, Missing: everybody}},
+		Size: 4, Ended: -1, Generation: 1, Open: 1, Records: []store.RecordStatus{{Verb: "barrier", Arrived: everybody, Missing: everybody}},
 		Ranks: []store.RankStatus{{Rank: 3, Waits: []store.WaitStatus{{Verb: "recv", Peer: -7}}}},
 	}}}, nil, nil)
 	require.Len(t, v.Waiting, 2)
@@ -234,7 +234,7 @@ func TestFalseListsOfRanks(t *testing.T) {
 	}
 	g := store.GroupStatus{Size: 1<<31 - 1, Ended: -1, Generation: 1, Open: 1}
 	for range 1 << 7 {
-		g.Records = append(g.Records, store.RecordStatus{Verb: "barrier", Came: everybody, Missing: everybody})
+		g.Records = append(g.Records, store.RecordStatus{Verb: "barrier", Arrived: everybody, Missing: everybody})
 	}
 	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, nil, &status.Options{Waits: 1})
 	require.Equal(t, []int{1, 1<<7 - 1}, []int{len(v.Waiting), v.MoreWaiting})
@@ -244,17 +244,17 @@ func TestFalseListsOfRanks(t *testing.T) {
 func TestManyWaitsOfManyWhoAreGone(t *testing.T) {
 	const size = 10_000
 	g := store.GroupStatus{Name: "train", Generation: 1, Size: size, Ended: -1, Open: 1}
-	g.Records = []store.RecordStatus{{Verb: "barrier", Root: -1, For: time.Minute, Came: ranks(0, 0), Missing: ranks(1, size-1)}}
+	g.Records = []store.RecordStatus{{Verb: "barrier", Root: -1, Age: time.Minute, Arrived: ranks(0, 0), Missing: ranks(1, size-1)}}
 	for i := range size {
-		r := store.RankStatus{Rank: i, Heard: -1}
+		r := store.RankStatus{Rank: i, LastSeen: -1}
 		switch {
 		case i < 100 || i%4 == 1:
 			r.Gone = wire.CodeLost
 		default:
-			r.Waits = []store.WaitStatus{{Verb: "recv", Peer: 1, For: time.Duration(i)}}
+			r.Waits = []store.WaitStatus{{Verb: "recv", Peer: 1, Waited: time.Duration(i)}}
 		}
 		g.Ranks = append(g.Ranks, r)
-		g.Verdicts = append(g.Verdicts, store.VerdictStatus{Verb: "barrier", Ago: time.Duration(i)})
+		g.Failures = append(g.Failures, store.FailureStatus{Verb: "barrier", Ago: time.Duration(i)})
 	}
 	v := status.Of(&store.Status{Groups: []store.GroupStatus{g}}, nil, &status.Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50})
 	require.Equal(t, "barrier", v.Waiting[0].What)

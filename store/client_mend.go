@@ -61,7 +61,7 @@ func (s *session) refuses(req *wire.Request) error {
 // ranked reports whether req is in the name of a rank that has joined.
 func ranked(req *wire.Request) bool {
 	switch req.Op {
-	case wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpire, wire.OpRoom, wire.OpDone, wire.OpTaken:
+	case wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpired, wire.OpSendReady, wire.OpCloseChannel, wire.OpAck:
 		return true
 	case wire.OpJoin:
 		return req.Group.Generation != 0
@@ -309,12 +309,12 @@ func (c *client) beginAnew(w *wire.Reply) {
 		why.Err, why.Detail = ErrUnavailable, "it has been restarted, and has forgotten everything"
 	}
 	for id, call := range c.calls {
-		if call.req.Op == wire.OpChanges && call.req.Rev != 0 && w.Rev != c.session.incarnation {
+		if call.req.Op == wire.OpWatch && call.req.Rev != 0 && w.Rev != c.session.incarnation {
 			delete(c.calls, id)
 			call.end(&Error{Key: c.dialer.addr, Code: wire.CodeCompacted, Err: ErrCompacted, Detail: "it has been restarted, and its revisions begin anew"})
 			continue
 		}
-		if op := call.req.Op; call.line != nil && (op.Numbered() || op == wire.OpJoin || op == wire.OpKeep) || ranked(call.req) || call.req.Lease != 0 {
+		if op := call.req.Op; call.line != nil && (op.Numbered() || op == wire.OpJoin || op == wire.OpKeepAlive) || ranked(call.req) || call.req.Lease != 0 {
 			delete(c.calls, id)
 			c.numbers.abandon(call)
 			call.end(c.outcome(call, why))

@@ -232,7 +232,7 @@ func fits(req *wire.Request, rep *wire.Reply) bool {
 		return values == len(req.Keys)
 	case req.Op == wire.OpList:
 		return (values == keys || req.Delta < 0) && nums == 2*keys && (keys > 0 || rep.N == 0)
-	case req.Op == wire.OpChanges:
+	case req.Op == wire.OpWatch:
 		return values == keys && nums == 2*keys
 	}
 	return true

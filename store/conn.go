@@ -244,7 +244,7 @@ func (c *conn) next() (ok bool, err error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	if h.Op == wire.OpBranch || h.Op == wire.OpVotes {
+	if h.Op == wire.OpRelay || h.Op == wire.OpVotes {
 		return true, c.nextOfBranches(h, body, owned)
 	}
 	if c.trunk != nil {
@@ -268,7 +268,7 @@ func (c *conn) refuseFrame(h wire.Header, err error) {
 	c.mu.Lock()
 	out := c.out
 	c.mu.Unlock()
-	if out == nil || h.ID == 0 || h.Op == wire.OpBranch || h.Op == wire.OpVotes || errors.Is(err, errBuffers) {
+	if out == nil || h.ID == 0 || h.Op == wire.OpRelay || h.Op == wire.OpVotes || errors.Is(err, errBuffers) {
 		return
 	}
 	c.queue(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, h.ID, refusedFrame(err)) })

@@ -195,7 +195,7 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 		case err := <-over:
 			require.ErrorIs(t, err, store.ErrLost)
 			e, _ := errors.AsType[*store.Error](err)
-			require.Equal(t, []int{1}, e.Verdict.Lost)
+			require.Equal(t, []int{1}, e.Failure.Lost)
 			require.NotZero(t, restarts)
 			t.Logf("lost after %v and %d restarts", time.Since(began), restarts)
 			return

@@ -75,7 +75,7 @@ type Error struct {
 	Keys    []string // of an operation on several keys: the first 10; of a Wait that timed out, of those that are missing
 	Code    wire.Code
 	Detail  string        // what a user needs to know beyond the code
-	Verdict *wire.Verdict // of a group verb
+	Failure *wire.Failure // of a group verb
 	Err     error
 
 	more bool // there are keys that Keys does not have
@@ -123,10 +123,10 @@ func answer(req *wire.Request, rep *wire.Reply) error {
 	if rep.Code == wire.CodeOK {
 		return nil
 	}
-	e := &Error{Op: req.Op.String(), Code: rep.Code, Detail: rep.Detail, Verdict: rep.Verdict, Err: CodeError(rep.Code)}
+	e := &Error{Op: req.Op.String(), Code: rep.Code, Detail: rep.Detail, Failure: rep.Failure, Err: CodeError(rep.Code)}
 	e.about(req)
-	if e.Detail == "" && rep.Verdict != nil {
-		e.Detail = rep.Verdict.Reason
+	if e.Detail == "" && rep.Failure != nil {
+		e.Detail = rep.Failure.Reason
 	}
 	if req.Op == wire.OpWait && len(rep.Keys) > 0 {
 		e.names(rep.Keys)

@@ -30,7 +30,7 @@ func ExampleStore_Status() {
 		}
 		if len(all.Groups) > 0 {
 			r := all.Groups[0].Records[0]
-			fmt.Println(all.Groups[0].Name, r.Verb, "came:", r.Came.First(10), "missing:", r.Missing.First(10))
+			fmt.Println(all.Groups[0].Name, r.Verb, "came:", r.Arrived.First(10), "missing:", r.Missing.First(10))
 			break
 		}
 	}

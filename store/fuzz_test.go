@@ -55,10 +55,10 @@ func FuzzServer(f *testing.F) {
 		f.Add(append(again, again...), uint8(greeted+engine+step))
 		f.Add(append(again, again...), uint8(greeted+2*engine+step))
 		if op != wire.OpBackup {
-			f.Add(wire.AppendBranchRequest(branches(1, 2), 2, &req), uint8(greeted))
+			f.Add(wire.AppendRelayRequest(branches(1, 2), 2, &req), uint8(greeted))
 		}
 	}
-	vote := wire.AppendVote(nil, &wire.Vote{BranchCall: wire.BranchCall{Branch: 2, ID: 5}, Want: wire.WantNothing})
+	vote := wire.AppendVote(nil, &wire.Vote{RelayCall: wire.RelayCall{Conn: 2, ID: 5}, Want: wire.WantNothing})
 	f.Add(wire.AppendVotes(branches(1, 2), &wire.Contribution{Generation: 1, Seq: 1, Root: -1}, 1, vote), uint8(greeted))
 	f.Add(append(branches(1), branches(1)...), uint8(greeted))
 	f.Add(greeting()[:len(wire.Preface)+5], uint8(0))

@@ -117,7 +117,7 @@ func (s *Store) CollectLast(ctx context.Context, c wire.Contribution, payload []
 // unknown marks an error that is not the store's word: the record may have been decided either way.
 func unknown(err error) error {
 	e, ok := errors.AsType[*Error](err)
-	if ok && !errors.Is(e, ErrUnknown) && e.Verdict == nil && (errors.Is(e, ErrUnavailable) || e.Code == wire.CodeTimeout || e.Code == wire.CodeCancelled) {
+	if ok && !errors.Is(e, ErrUnknown) && e.Failure == nil && (errors.Is(e, ErrUnavailable) || e.Code == wire.CodeTimeout || e.Code == wire.CodeCancelled) {
 		e.Err = fmt.Errorf("%w: %w", ErrUnknown, e.Err)
 	}
 	return err
@@ -129,10 +129,10 @@ func (s *Store) Send(ctx context.Context, c wire.Contribution, payload []byte, t
 	for {
 		var rep wire.Reply
 		err := s.Do(ctx, &wire.Request{Op: wire.OpSend, Group: c, Value: present(payload), TTL: min(ttl, ages)}, &rep)
-		if rep.Code != wire.CodeNoRoom {
+		if rep.Code != wire.CodeWouldBlock {
 			return err
 		}
-		err = s.Do(ctx, &wire.Request{Op: wire.OpRoom, Group: c, Delta: int64(len(payload))}, new(wire.Reply))
+		err = s.Do(ctx, &wire.Request{Op: wire.OpSendReady, Group: c, Delta: int64(len(payload))}, new(wire.Reply))
 		if e, ok := errors.AsType[*Error](err); ok {
 			e.Op = wire.OpSend.String()
 		}
@@ -153,7 +153,7 @@ func (s *Store) Recv(ctx context.Context, c wire.Contribution) (payload []byte, 
 
 // Received acknowledges the messages up to c.Seq of the stream that Recv reads: the store no longer keeps them.
 func (s *Store) Received(ctx context.Context, c wire.Contribution) error {
-	return s.Do(ctx, &wire.Request{Op: wire.OpTaken, Group: c}, new(wire.Reply))
+	return s.Do(ctx, &wire.Request{Op: wire.OpAck, Group: c}, new(wire.Reply))
 }
 
 // CloseChannel ends c.Rank's use of c.Channel: of its records, if the rank has voted there, and of the streams that it has
@@ -161,7 +161,7 @@ func (s *Store) Received(ctx context.Context, c wire.Contribution) error {
 // frees the channel when all ranks that use it have closed it. The rank's next call on the name begins another
 // use, with sequence numbers and positions from 1.
 func (s *Store) CloseChannel(ctx context.Context, c wire.Contribution) error {
-	return s.Do(ctx, &wire.Request{Op: wire.OpDone, Group: c}, new(wire.Reply))
+	return s.Do(ctx, &wire.Request{Op: wire.OpCloseChannel, Group: c}, new(wire.Reply))
 }
 
 // Leave takes c.Rank out of c.Generation: it is not lost, it left. With c.No it aborts the group instead, and
@@ -178,6 +178,6 @@ func (s *Store) Follow(ctx context.Context, c wire.Contribution) error {
 // Expire returns how many messages of c.Rank expired unread since it last asked.
 func (s *Store) Expire(ctx context.Context, c wire.Contribution) (int, error) {
 	var rep wire.Reply
-	err := s.Do(ctx, &wire.Request{Op: wire.OpExpire, Group: c}, &rep)
+	err := s.Do(ctx, &wire.Request{Op: wire.OpExpired, Group: c}, &rep)
 	return int(rep.N), err
 }

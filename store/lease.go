@@ -113,7 +113,7 @@ func (l *Lease) keep(life context.Context) {
 			return
 		}
 		ctx, cancel := context.WithTimeout(life, each)
-		err := l.store.Do(ctx, &wire.Request{Op: wire.OpKeep, Lease: l.id}, new(wire.Reply))
+		err := l.store.Do(ctx, &wire.Request{Op: wire.OpKeepAlive, Lease: l.id}, new(wire.Reply))
 		cancel()
 		switch {
 		case err == nil:

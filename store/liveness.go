@@ -137,7 +137,7 @@ func (c *conn) judge() {
 // lookAtBranches is lookAround for the branches of a relay that has been heard.
 func (c *conn) lookAtBranches(late bool) {
 	m := c.memory
-	var probes []wire.BranchCall
+	var probes []wire.RelayCall
 	var lost []*branch
 	m.mu.Lock()
 	if c.trunk != nil {
@@ -150,14 +150,14 @@ func (c *conn) lookAtBranches(late bool) {
 			case giveUp:
 				lost = append(lost, b)
 			case probe:
-				probes = append(probes, wire.BranchCall{Branch: b.number})
+				probes = append(probes, wire.RelayCall{Conn: b.number})
 			}
 		}
 	}
 	m.mu.Unlock()
 	if len(probes) > 0 {
 		c.out.Append(func(to []byte) []byte { // behind welcomes of branches
-			return wire.AppendReply(wire.AppendBranch(to, 0, probes...), wire.OpProbe, 0, new(wire.Reply))
+			return wire.AppendReply(wire.AppendRelay(to, 0, probes...), wire.OpProbe, 0, new(wire.Reply))
 		})
 		c.out.Flush()
 	}

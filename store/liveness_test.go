@@ -57,12 +57,12 @@ func lost(t *testing.T, err error) {
 	require.Equal(t, []int{1}, v.Lost)
 }
 
-func verdictOf(t *testing.T, err error) *wire.Verdict {
+func verdictOf(t *testing.T, err error) *wire.Failure {
 	t.Helper()
 	var e *store.Error
 	require.ErrorAs(t, err, &e)
-	require.NotNil(t, e.Verdict)
-	return e.Verdict
+	require.NotNil(t, e.Failure)
+	return e.Failure
 }
 
 // through is a client of s through a proxy.

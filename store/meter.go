@@ -42,7 +42,7 @@ func (t *times) add(took time.Duration, n int) {
 func (t *times) buckets() (list []wire.Bucket) {
 	for i, n := range t.counts {
 		if n > 0 {
-			list = append(list, wire.Bucket{Below: bucketEnd(i), Count: n})
+			list = append(list, wire.Bucket{UpTo: bucketEnd(i), Count: n})
 		}
 	}
 	return list
@@ -82,11 +82,11 @@ func (m *meter) status(s *wire.ServerStatus) {
 		last--
 	}
 	s.Ops = append([]int64{}, m.ops[:last]...)
-	s.Latency, s.Took = m.took.buckets(), m.took.sum
-	s.Conns, s.Came, s.Refused, s.Slow = m.conns.Load(), m.arrived.Load(), m.refused.Load(), m.slow.Load()
+	s.Latency, s.LatencySum = m.took.buckets(), m.took.sum
+	s.Conns, s.Accepted, s.Refused, s.Dropped = m.conns.Load(), m.arrived.Load(), m.refused.Load(), m.slow.Load()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s.Syncs, s.Synced = m.synced.buckets(), m.synced.sum
+	s.Syncs, s.SyncSum = m.synced.buckets(), m.synced.sum
 }
 
 // wrote counts a write of the log.

@@ -152,7 +152,7 @@ func (p *passage) passOn() error {
 			return err
 		}
 		switch h.Op {
-		case wire.OpHello, wire.OpLost, wire.OpBranch, wire.OpVotes:
+		case wire.OpHello, wire.OpLost, wire.OpRelay, wire.OpVotes:
 			return fmt.Errorf("%s: %w", h.Op, wire.ErrUnknownOp)
 		}
 		if h.Op == wire.OpProbe {

@@ -35,7 +35,7 @@ func (p *prefixed) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 			own.Keys[i] = p.prefix + k
 		}
 		own.Key = p.prefix + req.Key
-	case wire.OpHello, wire.OpGoodbye, wire.OpCancel, wire.OpPing, wire.OpLost, wire.OpGrant, wire.OpKeep, wire.OpRevoke, wire.OpSkip:
+	case wire.OpHello, wire.OpGoodbye, wire.OpCancel, wire.OpPing, wire.OpLost, wire.OpGrant, wire.OpKeepAlive, wire.OpRevoke, wire.OpSkip:
 	case wire.OpBackup:
 		return &Error{
 			Op: "backup", Key: p.prefix, Code: wire.CodeUnsupported, Err: ErrUnsupported,

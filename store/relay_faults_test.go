@@ -324,7 +324,7 @@ func TestAMissingRelayIsNamed(t *testing.T) {
 	g := teamOf(t, behind(t, s, addr, 8, 2)...)
 	g.all(func(rank int, _ *store.Store) error { return g.barrier(bounded(t), rank, 1) })
 	testcluster.Kill(t, p)
-	var v *wire.Verdict
+	var v *wire.Failure
 	seq := uint64(1)
 	testcluster.Eventually(t, patience, func() bool { // the store hears of its end
 		seq++
@@ -338,7 +338,7 @@ func TestAMissingRelayIsNamed(t *testing.T) {
 }
 
 // missed is the verdict of a barrier of whose ranks only one comes.
-func (g *team) missed(rank int, seq uint64) *wire.Verdict {
+func (g *team) missed(rank int, seq uint64) *wire.Failure {
 	g.t.Helper()
 	ctx, cancel := context.WithTimeout(g.t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -414,7 +414,7 @@ func (c *countedConn) Read(b []byte) (int, error) {
 	k := min(c.pre, len(c.rest))
 	c.rest, c.pre = c.rest[k:], c.pre-k
 	for len(c.rest) >= wire.HeaderLen {
-		h, _ := wire.ParseHeader(c.rest, wire.MaxBody+wire.BranchRoom)
+		h, _ := wire.ParseHeader(c.rest, wire.MaxBody+wire.RelayOverhead)
 		if len(c.rest) < wire.HeaderLen+int(h.Len) {
 			break
 		}
@@ -457,7 +457,7 @@ func TestVotesOfARelayAreOneFrame(t *testing.T) {
 	defer counts.mu.Unlock()
 	require.GreaterOrEqual(t, counts.frames[wire.OpVotes], 2*rounds)
 	require.Less(t, counts.frames[wire.OpVotes], 6*rounds, "16 ranks have voted %d times", rounds) // a busy machine is late by 2 ms sometimes
-	require.Less(t, counts.frames[wire.OpBranch], rounds)
+	require.Less(t, counts.frames[wire.OpRelay], rounds)
 }
 
 // Silent ranks are sent liveness probes, all of a relay in one frame, and so they answer.
@@ -478,7 +478,7 @@ func TestAnswersOfARelaysRanksAreOneFrame(t *testing.T) {
 	defer cancel()
 	require.ErrorIs(t, g.barrier(ctx, 0, 1), store.ErrTimeout)
 	counts.mu.Lock()
-	frames := counts.frames[wire.OpBranch]
+	frames := counts.frames[wire.OpRelay]
 	counts.mu.Unlock()
 	t.Logf("%d frames", frames)
 	require.GreaterOrEqual(t, frames, 1)

@@ -102,7 +102,7 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 	}
 	st, err := looker.Status(ctx, "")
 	require.NoError(t, err)
-	require.Less(t, st.Server.Writing, time.Minute)
+	require.Less(t, st.Server.SyncPending, time.Minute)
 	resume := fs.stall()
 	defer resume()
 	written := make(chan error, 1)
@@ -111,14 +111,14 @@ func TestStatusWhileTheDiskStalls(t *testing.T) {
 	testcluster.Eventually(t, patience, func() bool {
 		st, err := looker.Status(ctx, "")
 		require.NoError(t, err)
-		before = st.Server.Writing
+		before = st.Server.SyncPending
 		return before > 0
 	}, "it says that the disk stalls")
 	for name, s := range map[string]*store.Store{"writer": writer, "looker": looker, "newcomer": dial(), "local": store.New(m)} {
 		st, err := s.Status(ctx, "")
 		require.NoError(t, err, name)
-		require.Greater(t, st.Server.Writing, before, name)
-		before = max(before, st.Server.Writing)
+		require.Greater(t, st.Server.SyncPending, before, name)
+		before = max(before, st.Server.SyncPending)
 	}
 	require.Empty(t, written, "it is not acknowledged")
 	resume()

@@ -27,8 +27,8 @@ type (
 	RecordStatus = wire.RecordStatus
 	// WaitStatus is a send or a receive that waits.
 	WaitStatus = wire.WaitStatus
-	// VerdictStatus is why something failed.
-	VerdictStatus = wire.VerdictStatus
+	// FailureStatus is why something failed.
+	FailureStatus = wire.FailureStatus
 	// KeyStatus is a key that calls wait for.
 	KeyStatus = wire.KeyStatus
 	// Bucket is a range of a histogram of times.
@@ -89,13 +89,13 @@ func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 	for i := range page.Groups {
 		for j := range page.Groups[i].Ranks {
 			r := &page.Groups[i].Ranks[j]
-			r.Heard = m.heard(r)
+			r.LastSeen = m.heard(r)
 		}
 	}
 	if s := page.Server; s != nil {
 		s.Durable = m.disk != nil
 		if m.disk != nil {
-			s.Log, s.Writing = m.disk.LogSize(), m.disk.Writing()
+			s.LogBytes, s.SyncPending = m.disk.LogSize(), m.disk.Writing()
 		}
 		m.meter.status(s)
 		if m.Replica != nil {

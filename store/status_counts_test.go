@@ -34,12 +34,12 @@ func TestStatusCountsConnections(t *testing.T) {
 			works(t, s.client(t))
 			second := s.greeted(t)
 			counts(t, m, func(n *store.ServerStatus) bool {
-				return n.Conns == 2 && n.Came == 2 && n.Refused == 0 && n.Sessions == 2
+				return n.Conns == 2 && n.Accepted == 2 && n.Refused == 0 && n.Sessions == 2
 			})
 			s.raw(t)
-			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 2 && n.Came == 2 && n.Refused == 1 })
+			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 2 && n.Accepted == 2 && n.Refused == 1 })
 			require.NoError(t, second.Close())
-			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 1 && n.Lost == 1 && n.Sessions == 1 })
+			counts(t, m, func(n *store.ServerStatus) bool { return n.Conns == 1 && n.LostSessions == 1 && n.Sessions == 1 })
 		})
 	}
 }
@@ -61,7 +61,7 @@ func TestStatusCountsPeersThatDoNotRead(t *testing.T) {
 	}
 	counts(t, m, func(n *store.ServerStatus) bool { return n.Calls == 100 })
 	require.NoError(t, s.client(t).Set(bounded(t), "large", make([]byte, large), nil))
-	counts(t, m, func(n *store.ServerStatus) bool { return n.Slow == 1 && n.Conns == 1 })
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Dropped == 1 && n.Conns == 1 })
 }
 
 func TestStatusCountsWatches(t *testing.T) {
@@ -82,10 +82,10 @@ func TestStatusCountsWatches(t *testing.T) {
 			assert.ErrorIs(t, err, context.Canceled)
 		}
 	}()
-	counts(t, m, func(n *store.ServerStatus) bool { return n.Watching == 1 && n.Compacted == 1 && n.History == 3 })
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Watches == 1 && n.Compacted == 1 && n.History == 3 })
 	cancel()
 	<-done
-	counts(t, m, func(n *store.ServerStatus) bool { return n.Watching == 0 })
+	counts(t, m, func(n *store.ServerStatus) bool { return n.Watches == 0 })
 }
 
 func TestStatusCountsWritesOfTheLog(t *testing.T) {
@@ -96,9 +96,9 @@ func TestStatusCountsWritesOfTheLog(t *testing.T) {
 	for range 5 {
 		require.NoError(t, s.Set(t.Context(), "k", make([]byte, 1000), nil))
 	}
-	after := counts(t, m, func(n *store.ServerStatus) bool { return n.Log > before.Log+5000 })
+	after := counts(t, m, func(n *store.ServerStatus) bool { return n.LogBytes > before.LogBytes+5000 })
 	require.GreaterOrEqual(t, sum(after.Syncs), sum(before.Syncs)+5)
-	require.Greater(t, after.Synced, before.Synced)
+	require.Greater(t, after.SyncSum, before.SyncSum)
 }
 
 func sum(buckets []wire.Bucket) (n int64) {

@@ -65,11 +65,11 @@ func TestStatusOfTheServer(t *testing.T) {
 		for i, x := range a.Latency {
 			n += x.Count
 			require.Positive(t, x.Count)
-			require.True(t, i == 0 || a.Latency[i-1].Below < x.Below)
+			require.True(t, i == 0 || a.Latency[i-1].UpTo < x.UpTo)
 		}
 		require.GreaterOrEqual(t, n, int64(101), "somebody looks: times are taken")
-		require.GreaterOrEqual(t, a.Took, b.Took+101)
-		require.LessOrEqual(t, a.Took, time.Minute)
+		require.GreaterOrEqual(t, a.LatencySum, b.LatencySum+101)
+		require.LessOrEqual(t, a.LatencySum, time.Minute)
 	}
 }
 
@@ -101,11 +101,11 @@ func TestStatusTellsWhoWasHeard(t *testing.T) {
 		require.NoError(t, err)
 		return s.Groups[0].Ranks
 	}
-	require.Eventually(t, func() bool { return ranks()[1].Heard > 0 }, 10*time.Second, 10*time.Millisecond)
-	require.Zero(t, ranks()[0].Heard)
+	require.Eventually(t, func() bool { return ranks()[1].LastSeen > 0 }, 10*time.Second, 10*time.Millisecond)
+	require.Zero(t, ranks()[0].LastSeen)
 	_, err := there.Revision(t.Context())
 	require.NoError(t, err)
-	require.Zero(t, ranks()[1].Heard)
+	require.Zero(t, ranks()[1].LastSeen)
 }
 
 // TestStatusTakesTheRightToRead, below its prefix.

@@ -266,7 +266,7 @@ func (s *Store) Watch(ctx context.Context, prefix string, after Revision) iter.S
 	return func(yield func(Event, error) bool) {
 		for {
 			var rep wire.Reply
-			err := s.Do(ctx, &wire.Request{Op: wire.OpChanges, Key: prefix, Rev: uint64(after)}, &rep)
+			err := s.Do(ctx, &wire.Request{Op: wire.OpWatch, Key: prefix, Rev: uint64(after)}, &rep)
 			if err != nil {
 				yield(Event{}, err)
 				return

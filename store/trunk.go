@@ -29,15 +29,15 @@ type trunk struct {
 	replaced []link // by connections of this relay's branches: to be closed
 
 	// Of what is being carried out:
-	op     wire.Op // OpBranch, OpVotes; 0 is of the connection itself
+	op     wire.Op // OpRelay, OpVotes; 0 is of the connection itself
 	branch *branch // nil is the connection itself
-	calls  []wire.BranchCall
+	calls  []wire.RelayCall
 	cast   wire.Contribution
 	votes  []wire.Vote
 	fault  error // what is wrong with the frame of a branch
 
 	// Answers to votes of one frame that are the same, and follow each other: for whom, the answer, and room for the next one.
-	alike        []wire.BranchCall
+	alike        []wire.RelayCall
 	answer, next []byte
 }
 
@@ -66,7 +66,7 @@ func (c *conn) nextOfBranches(h wire.Header, body []byte, owned bool) (err error
 	if t == nil {
 		t = &trunk{branches: map[uint32]*branch{}}
 		c.trunk = t
-		c.in.limit = wire.MaxBody + wire.BranchRoom
+		c.in.limit = wire.MaxBody + wire.RelayOverhead
 	}
 	t.op = h.Op
 	if h.Op == wire.OpVotes {
@@ -77,7 +77,7 @@ func (c *conn) nextOfBranches(h wire.Header, body []byte, owned bool) (err error
 		return err
 	}
 	var of wire.Header
-	if t.calls, of, body, err = wire.ParseBranch(h, body, t.calls, wire.MaxBody); err != nil {
+	if t.calls, of, body, err = wire.ParseRelay(h, body, t.calls, wire.MaxBody); err != nil {
 		return err
 	}
 	of.ID = t.calls[0].ID
@@ -94,20 +94,20 @@ func (c *conn) stepBranches(now core.Time) (full bool, err error) {
 	case t.op == wire.OpVotes:
 		return c.stepVotes(now), nil
 	case t.fault != nil:
-		if b := t.branches[t.calls[0].Branch]; b != nil {
+		if b := t.branches[t.calls[0].Conn]; b != nil {
 			if id := t.calls[0].ID; id != 0 {
 				c.out.Append(func(to []byte) []byte {
-					return wire.AppendBranchReply(to, b.number, wire.OpGoodbye, id, refusedFrame(t.fault))
+					return wire.AppendRelayReply(to, b.number, wire.OpGoodbye, id, refusedFrame(t.fault))
 				})
 			}
 			c.dropBranch(now, b, t.fault)
 		}
 		return false, nil
 	case c.req.Op == wire.OpHello:
-		return false, c.openBranch(t.calls[0].Branch)
+		return false, c.openBranch(t.calls[0].Conn)
 	}
 	for _, call := range t.calls {
-		b := t.branches[call.Branch]
+		b := t.branches[call.Conn]
 		if b == nil {
 			continue // it has ended, which its relay does not know yet
 		}
@@ -140,7 +140,7 @@ func (c *conn) stepVotes(now core.Time) (full bool) {
 	t := c.trunk
 	for i := range t.votes {
 		v := &t.votes[i]
-		b := t.branches[v.Branch]
+		b := t.branches[v.Conn]
 		if b == nil {
 			continue
 		}
@@ -162,7 +162,7 @@ func (c *conn) replyToVote(op wire.Op, id uint64, rep *wire.Reply) (waiting int)
 	if len(t.alike) == 0 {
 		t.answer, t.next = t.next, t.answer
 	}
-	t.alike = append(t.alike, wire.BranchCall{Branch: t.branch.number, ID: id})
+	t.alike = append(t.alike, wire.RelayCall{Conn: t.branch.number, ID: id})
 	return waiting
 }
 
@@ -179,7 +179,7 @@ func (c *conn) replyAlike() (waiting int) {
 		return 0
 	}
 	waiting = c.queue(func(b []byte) []byte {
-		return append(wire.AppendBranch(b, len(t.answer)-wire.HeaderLen, t.alike...), t.answer...)
+		return append(wire.AppendRelay(b, len(t.answer)-wire.HeaderLen, t.alike...), t.answer...)
 	})
 	t.alike = t.alike[:0]
 	if cap(t.answer)+cap(t.next) > largeVote {
@@ -291,7 +291,7 @@ func (b *branch) encode(to []byte, op wire.Op, id uint64, rep *wire.Reply) []byt
 	if b == nil {
 		return wire.AppendReply(to, op, id, rep)
 	}
-	return wire.AppendBranchReply(to, b.number, op, id, rep)
+	return wire.AppendRelayReply(to, b.number, op, id, rep)
 }
 
 // deliver implements link; see fan, which does it for many.
@@ -322,7 +322,7 @@ func (b *branch) close() {
 // sayEnd tells the relay that the branch has ended.
 func (b *branch) sayEnd() {
 	b.trunk.out.Append(func(to []byte) []byte {
-		return wire.AppendBranchReply(to, b.number, wire.OpLost, 0, new(wire.Reply))
+		return wire.AppendRelayReply(to, b.number, wire.OpLost, 0, new(wire.Reply))
 	})
 }
 
@@ -334,15 +334,15 @@ func (c *conn) fan(letters []letter, pos uint64, encode *encoder) {
 		for n < len(letters) && letters[n].effect.Reply == first.Reply && letters[n].effect.Op == first.Op {
 			n++
 		}
-		calls := make([]wire.BranchCall, n)
+		calls := make([]wire.RelayCall, n)
 		for i, l := range letters[:n] {
-			calls[i] = wire.BranchCall{Branch: l.to.(*branch).number, ID: l.effect.ID}
+			calls[i] = wire.RelayCall{Conn: l.to.(*branch).number, ID: l.effect.ID}
 		}
 		if alone(first.Op) {
 			first.Reply = c.fitting(first.Reply)
 		}
 		head, body := encode.frameOf(first)
-		outer := append(wire.AppendBranch(nil, len(body.Bytes), calls...), head...)
+		outer := append(wire.AppendRelay(nil, len(body.Bytes), calls...), head...)
 		if alone(first.Op) {
 			c.out.AppendAt(pos, func(b []byte) []byte { return append(append(b, outer...), body.Bytes...) })
 		} else {
@@ -355,7 +355,7 @@ func (c *conn) fan(letters []letter, pos uint64, encode *encoder) {
 // alone reports whether an answer to op is one peer's alone, and counts against what may wait for it.
 func alone(op wire.Op) bool {
 	switch op {
-	case wire.OpWait, wire.OpChanges, wire.OpRecv:
+	case wire.OpWait, wire.OpWatch, wire.OpRecv:
 		return true
 	}
 	return false

@@ -13,24 +13,24 @@ import (
 // branches are the hellos of branches.
 func branches(numbers ...uint32) (b []byte) {
 	for _, n := range numbers {
-		b = wire.AppendBranchRequest(b, n, &wire.Request{Op: wire.OpHello, Key: "a rank"})
+		b = wire.AppendRelayRequest(b, n, &wire.Request{Op: wire.OpHello, Key: "a rank"})
 	}
 	return b
 }
 
 // ofBranch reads the next frame, which is one of a branch.
-func ofBranch(t *testing.T, c net.Conn) (call wire.BranchCall, h wire.Header, rep wire.Reply) {
+func ofBranch(t *testing.T, c net.Conn) (call wire.RelayCall, h wire.Header, rep wire.Reply) {
 	t.Helper()
 	calls, h, rep := ofBranches(t, c)
 	require.Len(t, calls, 1)
 	return calls[0], h, rep
 }
 
-func ofBranches(t *testing.T, c net.Conn) (calls []wire.BranchCall, h wire.Header, rep wire.Reply) {
+func ofBranches(t *testing.T, c net.Conn) (calls []wire.RelayCall, h wire.Header, rep wire.Reply) {
 	t.Helper()
 	outer, body := receiveBody(t, c)
-	require.Equal(t, wire.OpBranch, outer.Op)
-	calls, h, body, err := wire.ParseBranch(outer, body, nil, wire.MaxReply)
+	require.Equal(t, wire.OpRelay, outer.Op)
+	calls, h, body, err := wire.ParseRelay(outer, body, nil, wire.MaxReply)
 	require.NoError(t, err)
 	require.NoError(t, rep.Parse(h, body))
 	return calls, h, rep
@@ -43,7 +43,7 @@ func trunkTo(t *testing.T, s *service, numbers ...uint32) net.Conn {
 	send(t, c, branches(numbers...))
 	for _, n := range numbers {
 		call, h, _ := ofBranch(t, c)
-		require.Equal(t, n, call.Branch)
+		require.Equal(t, n, call.Conn)
 		require.Equal(t, wire.OpHello, h.Op)
 		require.Equal(t, wire.CodeOK, h.Code)
 	}
@@ -51,7 +51,7 @@ func trunkTo(t *testing.T, s *service, numbers ...uint32) net.Conn {
 }
 
 func askOn(branch uint32, id uint64, key string) []byte {
-	return wire.AppendBranchRequest(nil, branch, &wire.Request{Op: wire.OpGet, ID: id, Key: key})
+	return wire.AppendRelayRequest(nil, branch, &wire.Request{Op: wire.OpGet, ID: id, Key: key})
 }
 
 // What is wrong on a branch ends that branch, as it would end a connection; the others go on.
@@ -60,17 +60,17 @@ func TestWhatIsWrongOnABranch(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	bad := frame(wire.Header{Op: wire.OpGet}, 1, 2, 3)
 	for name, b := range map[string][]byte{
-		"a body that does not parse": append(wire.AppendBranch(nil, 3, wire.BranchCall{Branch: 7}), bad...),
-		"a flag":                     wire.AppendHeader(wire.AppendBranch(nil, 0, wire.BranchCall{Branch: 7}), wire.Header{Op: wire.OpPing, Flags: 64}),
+		"a body that does not parse": append(wire.AppendRelay(nil, 3, wire.RelayCall{Conn: 7}), bad...),
+		"a flag":                     wire.AppendHeader(wire.AppendRelay(nil, 0, wire.RelayCall{Conn: 7}), wire.Header{Op: wire.OpPing, Flags: 64}),
 	} {
 		c := trunkTo(t, s, 7, 8)
 		send(t, c, b)
 		call, h, _ := ofBranch(t, c)
-		require.Equal(t, wire.BranchCall{Branch: 7}, call, name)
+		require.Equal(t, wire.RelayCall{Conn: 7}, call, name)
 		require.Equal(t, wire.OpLost, h.Op, name)
 		send(t, c, append(askOn(7, 1, "k"), askOn(8, 2, "k")...)) // nobody answers on 7
 		call, h, _ = ofBranch(t, c)
-		require.Equal(t, wire.BranchCall{Branch: 8, ID: 2}, call, name)
+		require.Equal(t, wire.RelayCall{Conn: 8, ID: 2}, call, name)
 		require.Equal(t, wire.CodeNotFound, h.Code, name)
 	}
 }
@@ -81,10 +81,10 @@ func TestARelayThatMakesNoSense(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	for name, b := range map[string][]byte{
 		"a branch that is there":  branches(7),
-		"a hello of two branches": wire.AppendRequest(wire.AppendBranch(nil, 16, wire.BranchCall{Branch: 8}, wire.BranchCall{Branch: 9}), &wire.Request{Op: wire.OpHello, Key: "abcd"})[:],
-		"no frame":                frame(wire.Header{Op: wire.OpBranch}, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+		"a hello of two branches": wire.AppendRequest(wire.AppendRelay(nil, 16, wire.RelayCall{Conn: 8}, wire.RelayCall{Conn: 9}), &wire.Request{Op: wire.OpHello, Key: "abcd"})[:],
+		"no frame":                frame(wire.Header{Op: wire.OpRelay}, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
 		"no votes":                frame(wire.Header{Op: wire.OpVotes}, 1),
-		"rights that are none":    wire.AppendBranchRequest(nil, 8, &wire.Request{Op: wire.OpHello, Old: []byte("everything")}),
+		"rights that are none":    wire.AppendRelayRequest(nil, 8, &wire.Request{Op: wire.OpHello, Old: []byte("everything")}),
 	} {
 		c := trunkTo(t, s, 7)
 		send(t, c, b)
@@ -101,19 +101,19 @@ func TestAnswersForManyBranches(t *testing.T) {
 	c := trunkTo(t, s, 1, 2, 3)
 	var joins []byte
 	for n := range uint32(2) {
-		joins = wire.AppendBranchRequest(joins, n+1, &wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Rank: int(n), Size: 2}})
+		joins = wire.AppendRelayRequest(joins, n+1, &wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Rank: int(n), Size: 2}})
 	}
 	send(t, c, joins)
 	calls, _, rep := ofBranches(t, c)
-	require.Equal(t, []wire.BranchCall{{Branch: 1, ID: 1}, {Branch: 2, ID: 1}}, calls)
-	send(t, c, wire.AppendBranchRequest(nil, 3, &wire.Request{Op: wire.OpLost}))
+	require.Equal(t, []wire.RelayCall{{Conn: 1, ID: 1}, {Conn: 2, ID: 1}}, calls)
+	send(t, c, wire.AppendRelayRequest(nil, 3, &wire.Request{Op: wire.OpLost}))
 	var votes []byte
 	for n := range uint32(3) {
-		votes = wire.AppendVote(votes, &wire.Vote{BranchCall: wire.BranchCall{Branch: n + 1, ID: uint64(10 + n)}, Rank: int(n), Want: wire.WantAll, Value: []byte{byte(n)}})
+		votes = wire.AppendVote(votes, &wire.Vote{RelayCall: wire.RelayCall{Conn: n + 1, ID: uint64(10 + n)}, Rank: int(n), Want: wire.WantAll, Value: []byte{byte(n)}})
 	}
 	send(t, c, wire.AppendVotes(nil, &wire.Contribution{Generation: rep.Rev, Seq: 1, Root: -1, Verb: "all-gather"}, 3, votes))
 	calls, h, rep := ofBranches(t, c)
-	require.Equal(t, []wire.BranchCall{{Branch: 1, ID: 10}, {Branch: 2, ID: 11}}, calls)
+	require.Equal(t, []wire.RelayCall{{Conn: 1, ID: 10}, {Conn: 2, ID: 11}}, calls)
 	require.Equal(t, wire.OpCollect, h.Op)
 	require.Equal(t, [][]byte{{0}, {1}}, rep.Values)
 }
@@ -126,25 +126,25 @@ func TestWhatARootHasSaidIsOneFrameForMany(t *testing.T) {
 		c := trunkTo(t, s, 1, 2, 3, 4)
 		var joins []byte
 		for n := range uint32(4) {
-			joins = wire.AppendBranchRequest(joins, n+1, &wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Rank: int(n), Size: 4}})
+			joins = wire.AppendRelayRequest(joins, n+1, &wire.Request{Op: wire.OpJoin, ID: 1, Group: wire.Contribution{Group: "g", Rank: int(n), Size: 4}})
 		}
 		send(t, c, joins)
 		_, _, rep := ofBranches(t, c)
 		said := wire.Contribution{Generation: rep.Rev, Seq: 1, Root: 0, RootOnly: true, Verb: "broadcast"}
 		root := said
 		root.Want = wire.WantNothing
-		send(t, c, wire.AppendBranchRequest(nil, 1, &wire.Request{Op: wire.OpCollect, ID: 2, Group: root, Value: []byte("said")}))
+		send(t, c, wire.AppendRelayRequest(nil, 1, &wire.Request{Op: wire.OpCollect, ID: 2, Group: root, Value: []byte("said")}))
 		ofBranches(t, c)
 		var votes []byte
 		for n, want := range []int32{0, 0, wire.WantNothing} {
-			votes = wire.AppendVote(votes, &wire.Vote{BranchCall: wire.BranchCall{Branch: uint32(n + 2), ID: uint64(10 + n)}, Rank: n + 1, Want: want})
+			votes = wire.AppendVote(votes, &wire.Vote{RelayCall: wire.RelayCall{Conn: uint32(n + 2), ID: uint64(10 + n)}, Rank: n + 1, Want: want})
 		}
 		send(t, c, wire.AppendVotes(nil, &said, 3, votes))
 		calls, _, rep := ofBranches(t, c)
-		require.Equal(t, []wire.BranchCall{{Branch: 2, ID: 10}, {Branch: 3, ID: 11}}, calls, name)
+		require.Equal(t, []wire.RelayCall{{Conn: 2, ID: 10}, {Conn: 3, ID: 11}}, calls, name)
 		require.Equal(t, "said", string(rep.Value), name)
 		calls, _, rep = ofBranches(t, c)
-		require.Equal(t, []wire.BranchCall{{Branch: 4, ID: 12}}, calls, name)
+		require.Equal(t, []wire.RelayCall{{Conn: 4, ID: 12}}, calls, name)
 		require.Empty(t, rep.Value, name)
 	}
 }
@@ -157,14 +157,14 @@ func TestBranchesCountAsConnections(t *testing.T) {
 		c := trunkTo(t, s, 1, 2)
 		send(t, c, branches(3))
 		call, h, rep := ofBranch(t, c)
-		require.EqualValues(t, 3, call.Branch)
+		require.EqualValues(t, 3, call.Conn)
 		require.Equal(t, wire.CodeFull, h.Code)
 		require.Contains(t, rep.Detail, "the limit is 3 connections")
-		send(t, c, append(wire.AppendBranchRequest(nil, 1, &wire.Request{Op: wire.OpGoodbye}), branches(4)...))
+		send(t, c, append(wire.AppendRelayRequest(nil, 1, &wire.Request{Op: wire.OpGoodbye}), branches(4)...))
 		for range 2 { // the end of one, the welcome of the other
 			call, _, _ = ofBranch(t, c)
 		}
-		require.EqualValues(t, 4, call.Branch)
+		require.EqualValues(t, 4, call.Conn)
 	}
 }
 

@@ -34,15 +34,15 @@ type uplink struct {
 
 	since, asked time.Time // the relay's mu protects these: the store was heard; it was asked
 
-	calls []wire.BranchCall // owned by read
+	calls []wire.RelayCall // owned by read
 
 	mu       sync.Mutex // protects the fields below; frames are queued with it, so that a peer's are in their order
 	passages map[uint32]*passage
 	last     uint32 // branch
 	ended    bool
 	ballots  map[record]*ballot
-	seats    map[uint64]int    // of peers here, by generation
-	here     []wire.BranchCall // of peers that have answered the store's question, which it is to be told
+	seats    map[uint64]int   // of peers here, by generation
+	here     []wire.RelayCall // of peers that have answered the store's question, which it is to be told
 	timer    *time.Timer
 	armed    bool
 
@@ -121,7 +121,7 @@ func (u *uplink) open(p *passage) error {
 	u.last++
 	p.number = u.last
 	u.passages[p.number] = p
-	u.line.out.Append(func(b []byte) []byte { return wire.AppendBranchRequest(b, p.number, &p.hello) })
+	u.line.out.Append(func(b []byte) []byte { return wire.AppendRelayRequest(b, p.number, &p.hello) })
 	return nil
 }
 
@@ -132,7 +132,7 @@ func (u *uplink) pass(p *passage, h wire.Header, body []byte) {
 	p.said()
 	u.send(p.held)
 	u.line.out.Append(func(b []byte) []byte {
-		b = wire.AppendBranch(b, len(body), wire.BranchCall{Branch: p.number, ID: h.ID})
+		b = wire.AppendRelay(b, len(body), wire.RelayCall{Conn: p.number, ID: h.ID})
 		return append(wire.AppendHeader(b, h), body...)
 	})
 }
@@ -166,7 +166,7 @@ func (u *uplink) vote(p *passage) bool {
 		b.of = append(b.of, p)
 	}
 	b.votes = wire.AppendVote(b.votes, &wire.Vote{
-		BranchCall: wire.BranchCall{Branch: p.number, ID: p.req.ID}, Rank: c.Rank, Want: c.Want, Timeout: p.req.Timeout, Value: p.req.Value,
+		RelayCall: wire.RelayCall{Conn: p.number, ID: p.req.ID}, Rank: c.Rank, Want: c.Want, Timeout: p.req.Timeout, Value: p.req.Value,
 	})
 	b.n++
 	switch {
@@ -186,7 +186,7 @@ func (u *uplink) answers(p *passage) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	p.said()
-	u.here = append(u.here, wire.BranchCall{Branch: p.number})
+	u.here = append(u.here, wire.RelayCall{Conn: p.number})
 	if len(u.here) == wire.MaxVotes {
 		u.sendHere()
 	}
@@ -197,7 +197,7 @@ func (u *uplink) answers(p *passage) {
 func (u *uplink) sendHere() {
 	if len(u.here) > 0 {
 		u.line.out.Append(func(b []byte) []byte {
-			return wire.AppendRequest(wire.AppendBranch(b, 0, u.here...), &wire.Request{Op: wire.OpProbe})
+			return wire.AppendRequest(wire.AppendRelay(b, 0, u.here...), &wire.Request{Op: wire.OpProbe})
 		})
 		u.here = u.here[:0]
 	}
@@ -242,7 +242,7 @@ func ownCast(c *wire.Contribution) wire.Contribution {
 // says reports whether b's votes say what c does, but for what is each vote's.
 func (b *ballot) says(c *wire.Contribution) bool {
 	d := &b.cast
-	return c.Verb == d.Verb && c.Type == d.Type && c.Label == d.Label && c.Root == d.Root && c.RootOnly == d.RootOnly && c.Fold == d.Fold
+	return c.Verb == d.Verb && c.Type == d.Type && c.Label == d.Label && c.Root == d.Root && c.RootOnly == d.RootOnly && c.Reduction == d.Reduction
 }
 
 // send passes on what a ballot has. Called with mu.
@@ -292,7 +292,7 @@ func (u *uplink) leave(p *passage) {
 	u.mu.Lock()
 	if here := u.passages[p.number] == p; here {
 		u.take(p)
-		u.line.out.Append(func(b []byte) []byte { return wire.AppendBranchRequest(b, p.number, &wire.Request{Op: wire.OpLost}) })
+		u.line.out.Append(func(b []byte) []byte { return wire.AppendRelayRequest(b, p.number, &wire.Request{Op: wire.OpLost}) })
 	}
 	u.mu.Unlock()
 	u.line.out.Flush()
@@ -330,7 +330,7 @@ func (u *uplink) read() {
 // told is a frame of the store's.
 func (u *uplink) told(h wire.Header, body []byte, owned bool) error {
 	switch h.Op {
-	case wire.OpBranch:
+	case wire.OpRelay:
 		return u.deliver(h, body, owned)
 	case wire.OpGoodbye:
 		return errGoodbye
@@ -344,7 +344,7 @@ func (u *uplink) told(h wire.Header, body []byte, owned bool) error {
 // deliver gives a frame to those whom it is for.
 func (u *uplink) deliver(h wire.Header, body []byte, owned bool) (err error) {
 	var of wire.Header
-	if u.calls, of, body, err = wire.ParseBranch(h, body, u.calls, wire.MaxReply); err != nil {
+	if u.calls, of, body, err = wire.ParseRelay(h, body, u.calls, wire.MaxReply); err != nil {
 		return err
 	}
 	if !owned && len(body) >= transport.ShareFrom {
@@ -393,7 +393,7 @@ func (u *uplink) find(ended bool) []*passage {
 	defer u.mu.Unlock()
 	to := make([]*passage, len(u.calls))
 	for i, call := range u.calls {
-		p := u.passages[call.Branch]
+		p := u.passages[call.Conn]
 		if to[i] = p; p != nil && ended {
 			u.take(p)
 		}
@@ -438,15 +438,15 @@ func (u *uplink) silence(late bool) (asks, lost bool) {
 func (u *uplink) vouch() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	var calls []wire.BranchCall
+	var calls []wire.RelayCall
 	for n, p := range u.passages {
 		if p.heardHere() {
-			calls = append(calls, wire.BranchCall{Branch: n})
+			calls = append(calls, wire.RelayCall{Conn: n})
 		}
 	}
 	if len(calls) > 0 {
 		u.line.out.Append(func(b []byte) []byte {
-			return wire.AppendRequest(wire.AppendBranch(b, 0, calls...), &wire.Request{Op: wire.OpProbe})
+			return wire.AppendRequest(wire.AppendRelay(b, 0, calls...), &wire.Request{Op: wire.OpProbe})
 		})
 	}
 }

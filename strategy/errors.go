@@ -22,11 +22,11 @@ var agreement = regexp.MustCompile(`allgather #\d+ of ` + agreementLabel)
 // named is the error of a verb that op has called, as one of op.
 func (s *AllReduce) named(op string, err error) error {
 	re, ok := errors.AsType[*pgroup.RankError](err)
-	if !ok || re.Verdict == nil || strings.HasPrefix(re.Op, "strategy.") {
+	if !ok || re.Failure == nil || strings.HasPrefix(re.Op, "strategy.") {
 		return err
 	}
-	own, v := *re, *re.Verdict
-	own.Op, own.Seq, own.Channel, own.Verdict, own.Err = "strategy."+op, s.seq, "", &v, err
+	own, v := *re, *re.Failure
+	own.Op, own.Seq, own.Channel, own.Failure, own.Err = "strategy."+op, s.seq, "", &v, err
 	v.Clash = nil
 	for _, c := range re.Clash {
 		if c.Verb == agreementVerb && c.Label == agreementLabel {

@@ -90,7 +90,7 @@ func changes(t *testing.T, do func(), nodes ...*strategy.WorkerNode) (verdicts [
 func same(t *testing.T, verdicts []*pgroup.RankError, says string) {
 	t.Helper()
 	for _, re := range verdicts {
-		require.Equal(t, verdicts[0].Verdict, re.Verdict)
+		require.Equal(t, verdicts[0].Failure, re.Failure)
 		require.Contains(t, re.Error()+": "+re.Reason, says)
 	}
 }

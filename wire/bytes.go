@@ -39,13 +39,13 @@ func appendInts(b []byte, vs []int) []byte {
 }
 
 // absent is the length of a value that is nil, which is not the same as empty.
-const absent = 1<<32 - 1
+const nilLen = 1<<32 - 1
 
 func appendValues(b []byte, vs [][]byte) []byte {
 	b = appendU32(b, uint32(len(vs)))
 	for _, v := range vs {
 		if v == nil {
-			b = appendU32(b, absent)
+			b = appendU32(b, nilLen)
 			continue
 		}
 		b = appendBytes(b, v)
@@ -203,7 +203,7 @@ func (p *parser) values() [][]byte {
 	vs := make([][]byte, p.count(4))
 	for i := range vs {
 		n := p.u32()
-		if n == absent {
+		if n == nilLen {
 			continue
 		}
 		if n > MaxReply {

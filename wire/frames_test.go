@@ -21,7 +21,7 @@ var (
 	cast = wire.Contribution{Generation: 7, Rank: 2, Channel: "c", Seq: 9, Root: -1, Verb: "sum", Type: "i"}
 	vote = wire.Contribution{
 		Generation: 7, Rank: 2, Channel: "c", Seq: 9, Root: -1, Verb: "sum", Type: "i", Label: "l",
-		Want: wire.WantFold, RootOnly: true, Fold: wire.Fold{Op: wire.FoldMax, Kind: wire.Float64},
+		Want: wire.WantReduced, RootOnly: true, Reduction: wire.Reduction{Op: wire.ReduceMax, Kind: wire.Float64},
 	}
 )
 
@@ -96,7 +96,7 @@ var goldenRequests = []struct {
 		"16000000 0c 00 0000 0c00000000000000 | 01000000 70  01000000  01000000 61  0300000000000000",
 	},
 	{
-		wire.Request{Op: wire.OpChanges, ID: 13, Timeout: 1, Key: "p", Rev: 5},
+		wire.Request{Op: wire.OpWatch, ID: 13, Timeout: 1, Key: "p", Rev: 5},
 		"15000000 0d 00 0000 0d00000000000000 | 0100000000000000  01000000 70  0500000000000000",
 	},
 	{
@@ -130,16 +130,16 @@ var goldenRequests = []struct {
 		"31000000 13 00 0000 1300000000000000 | 0100000000000000  0700000000000000 02000000" +
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
-	{wire.Request{Op: wire.OpExpire, ID: 20, Group: seat}, "0c000000 14 00 0000 1400000000000000 | 0700000000000000 02000000"},
+	{wire.Request{Op: wire.OpExpired, ID: 20, Group: seat}, "0c000000 14 00 0000 1400000000000000 | 0700000000000000 02000000"},
 	{wire.Request{Op: wire.OpLost, ID: 21, TTL: 500 * time.Millisecond}, "08000000 15 00 0000 1500000000000000 | 0065cd1d00000000"},
 	{wire.Request{Op: wire.OpTake, ID: 22, Keys: []string{"a"}}, "09000000 16 00 0000 1600000000000000 | 01000000  01000000 61"},
 	{
-		wire.Request{Op: wire.OpRoom, ID: 23, Timeout: 1, Delta: 3, Group: cast},
+		wire.Request{Op: wire.OpSendReady, ID: 23, Timeout: 1, Delta: 3, Group: cast},
 		"39000000 17 00 0000 1700000000000000 | 0100000000000000  0300000000000000  0700000000000000 02000000" +
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
 	{wire.Request{Op: wire.OpGrant, ID: 24, TTL: time.Second}, "08000000 18 00 0000 1800000000000000 | 00ca9a3b00000000"},
-	{wire.Request{Op: wire.OpKeep, ID: 25, Lease: 9}, "08000000 19 10 0000 1900000000000000 | 0900000000000000"},
+	{wire.Request{Op: wire.OpKeepAlive, ID: 25, Lease: 9}, "08000000 19 10 0000 1900000000000000 | 0900000000000000"},
 	{wire.Request{Op: wire.OpRevoke, ID: 26, Lease: 9}, "08000000 1a 10 0000 1a00000000000000 | 0900000000000000"},
 	{
 		wire.Request{Op: wire.OpRevoke, ID: 26, Number: 4, Acked: 3, Lease: 9},
@@ -163,12 +163,12 @@ var goldenRequests = []struct {
 		"15000000 23 08 0000 2300000000000000 | 0400000000000000 0300000000000000  01000000 71",
 	},
 	{
-		wire.Request{Op: wire.OpDone, ID: 36, Group: cast},
+		wire.Request{Op: wire.OpCloseChannel, ID: 36, Group: cast},
 		"29000000 24 00 0000 2400000000000000 | 0700000000000000 02000000" +
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
 	{
-		wire.Request{Op: wire.OpTaken, ID: 37, Group: cast},
+		wire.Request{Op: wire.OpAck, ID: 37, Group: cast},
 		"29000000 25 00 0000 2500000000000000 | 0700000000000000 02000000" +
 			"01000000 63  0900000000000000  ffffffff  03000000 73756d  01000000 69",
 	},
@@ -234,10 +234,10 @@ func TestNumbered(t *testing.T) {
 
 // TestWaitsOrChanges: what changes something never waits, and what waits changes nothing or is a vote.
 func TestWaitsOrChanges(t *testing.T) {
-	waits := []wire.Op{wire.OpWait, wire.OpChanges, wire.OpJoin, wire.OpFollow, wire.OpCollect, wire.OpRecv, wire.OpRoom}
+	waits := []wire.Op{wire.OpWait, wire.OpWatch, wire.OpJoin, wire.OpFollow, wire.OpCollect, wire.OpRecv, wire.OpSendReady}
 	changes := []wire.Op{
-		wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpDelete, wire.OpLeave, wire.OpSend, wire.OpExpire, wire.OpTake,
-		wire.OpGrant, wire.OpRevoke, wire.OpSkip, wire.OpPush, wire.OpPop, wire.OpDone,
+		wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpDelete, wire.OpLeave, wire.OpSend, wire.OpExpired, wire.OpTake,
+		wire.OpGrant, wire.OpRevoke, wire.OpSkip, wire.OpPush, wire.OpPop, wire.OpCloseChannel,
 	}
 	for op := range wire.Op(255) {
 		if got := op.Waits(); got != slices.Contains(waits, op) {
@@ -251,12 +251,12 @@ func TestWaitsOrChanges(t *testing.T) {
 
 // TestOthersHaveNoNumber: what the table does not give to an operation does not travel.
 func TestOthersHaveNoNumber(t *testing.T) {
-	for op := wire.OpHello; op <= wire.OpTaken; op++ {
+	for op := wire.OpHello; op <= wire.OpAck; op++ {
 		plain := wire.AppendRequest(nil, &wire.Request{Op: op})
 		if !op.Numbered() && !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Number: 1, Acked: 1}), plain) {
 			t.Errorf("%v has a number", op)
 		}
-		leased := op == wire.OpSet || op == wire.OpKeep || op == wire.OpRevoke
+		leased := op == wire.OpSet || op == wire.OpKeepAlive || op == wire.OpRevoke
 		if got := !bytes.Equal(wire.AppendRequest(nil, &wire.Request{Op: op, Lease: 1}), plain); got != leased {
 			t.Errorf("%v has a lease: %v", op, got)
 		}
@@ -271,7 +271,7 @@ func TestOthersHaveNoNumber(t *testing.T) {
 
 // TestGoldenComplete keeps an operation from being forgotten above: those that can be parsed are all there, but for a relay's (relay_test.go).
 func TestGoldenComplete(t *testing.T) {
-	have := map[wire.Op]bool{wire.OpBranch: true, wire.OpVotes: true}
+	have := map[wire.Op]bool{wire.OpRelay: true, wire.OpVotes: true}
 	for _, g := range goldenRequests {
 		have[g.req.Op] = true
 	}
@@ -434,7 +434,7 @@ func TestUnknownFlags(t *testing.T) {
 	allowed := map[wire.Op]uint8{
 		wire.OpHello: value | old | resume, wire.OpCancel: no, wire.OpSet: number | value | lease, wire.OpAdd: number | ttl, wire.OpSwap: number | value | old | ttl,
 		wire.OpAppend: number | value | ttl, wire.OpDelete: number, wire.OpJoin: value | old, wire.OpLeave: number | no, wire.OpCollect: value | no,
-		wire.OpSend: number | value, wire.OpExpire: number, wire.OpTake: number, wire.OpPush: number | value, wire.OpPop: number, wire.OpDone: number, wire.OpGrant: number, wire.OpKeep: lease,
+		wire.OpSend: number | value, wire.OpExpired: number, wire.OpTake: number, wire.OpPush: number | value, wire.OpPop: number, wire.OpCloseChannel: number, wire.OpGrant: number, wire.OpKeepAlive: lease,
 		wire.OpRevoke: number | lease, wire.OpSkip: number, wire.OpProof: value, wire.OpLost: value,
 	}
 	for _, g := range goldenRequests {
@@ -483,7 +483,7 @@ func TestRequestRefused(t *testing.T) {
 }
 
 func TestUnknownOps(t *testing.T) {
-	for _, op := range []wire.Op{0, wire.OpTaken + 1, 255} {
+	for _, op := range []wire.Op{0, wire.OpAck + 1, 255} {
 		if _, err := wire.ParseHeader(wire.AppendHeader(nil, wire.Header{Op: op}), 10); !errors.Is(err, wire.ErrUnknownOp) {
 			t.Errorf("ParseHeader: op %d: %v", op, err)
 		}

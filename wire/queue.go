@@ -10,24 +10,24 @@ import (
 // value's number in hexadecimal, so that the order of keys is that of the queue. OpPush and OpPop change head and value as one.
 
 const (
-	queueMark   = "\x00queue"
-	queueNumber = 16 // digits of a number
+	queueSuffix = "\x00queue"
+	queueDigits = 16 // digits of a number
 )
 
 // QueueKey is the key of a queue's head.
-func QueueKey(queue string) string { return queue + queueMark }
+func QueueKey(queue string) string { return queue + queueSuffix }
 
 // QueuedKey is the key of the value with a number.
 func QueuedKey(queue string, number uint64) string {
-	key := make([]byte, 0, len(queue)+len(queueMark)+1+queueNumber)
-	key = append(append(append(key, queue...), queueMark...), '/')
+	key := make([]byte, 0, len(queue)+len(queueSuffix)+1+queueDigits)
+	key = append(append(append(key, queue...), queueSuffix...), '/')
 	return string(hex.AppendEncode(key, binary.BigEndian.AppendUint64(nil, number)))
 }
 
 // QueuedNumber is the number of the value of queue at key; ok is false if key is none of its values'.
 func QueuedNumber(queue, key string) (number uint64, ok bool) {
-	at := len(queue) + len(queueMark) + 1
-	if len(key) != at+queueNumber || key[:at] != queue+queueMark+"/" {
+	at := len(queue) + len(queueSuffix) + 1
+	if len(key) != at+queueDigits || key[:at] != queue+queueSuffix+"/" {
 		return 0, false
 	}
 	number, err := strconv.ParseUint(key[at:], 16, 64)

@@ -7,12 +7,12 @@ import (
 )
 
 // A relay has one connection for many sessions, which are its branches: numbers of the relay's choice, each of which is used once. What a
-// branch sends and hears is what it would on a connection of its own, in an OpBranch. Two frames say at once what many have in common:
-// an OpBranch for several calls, and OpVotes.
+// branch sends and hears is what it would on a connection of its own, in an OpRelay. Two frames say at once what many have in common:
+// an OpRelay for several calls, and OpVotes.
 
 const (
-	// BranchRoom is how much longer than its frame an OpBranch for one call is.
-	BranchRoom = HeaderLen + 4 + callLen
+	// RelayOverhead is how much longer than its frame an OpRelay for one call is.
+	RelayOverhead = HeaderLen + 4 + callLen
 	// MaxVotes is how many votes one OpVotes has at most: all of them are carried out at once.
 	MaxVotes = 1024
 
@@ -20,23 +20,23 @@ const (
 	voteLen = callLen + 4 + 4 + 8 + 4 // without its payload
 )
 
-// ofRelay reports whether o is no request: see ParseBranch and ParseVotes.
-func ofRelay(o Op) bool { return o == OpBranch || o == OpVotes }
+// ofRelay reports whether o is no request: see ParseRelay and ParseVotes.
+func relayOnly(o Op) bool { return o == OpRelay || o == OpVotes }
 
-// BranchCall is a call on a branch; with ID 0 it is what nobody waits for.
-type BranchCall struct {
-	Branch uint32
-	ID     uint64
+// RelayCall is a call on a branch; with ID 0 it is what nobody waits for.
+type RelayCall struct {
+	Conn uint32
+	ID   uint64
 }
 
-func (c BranchCall) append(b []byte) []byte { return appendU64(appendU32(b, c.Branch), c.ID) }
+func (c RelayCall) append(b []byte) []byte { return appendU64(appendU32(b, c.Conn), c.ID) }
 
-func (p *parser) call() BranchCall { return BranchCall{p.u32(), p.u64()} }
+func (p *parser) call() RelayCall { return RelayCall{p.u32(), p.u64()} }
 
-// AppendBranch appends an OpBranch up to its frame, which has so many bytes of body and an ID that means nothing: it is for each of calls, under
+// AppendRelay appends an OpRelay up to its frame, which has so many bytes of body and an ID that means nothing: it is for each of calls, under
 // theirs.
-func AppendBranch(b []byte, body int, calls ...BranchCall) []byte {
-	b = AppendHeader(b, Header{Op: OpBranch, Len: uint32(4 + callLen*len(calls) + HeaderLen + body)})
+func AppendRelay(b []byte, body int, calls ...RelayCall) []byte {
+	b = AppendHeader(b, Header{Op: OpRelay, Len: uint32(4 + callLen*len(calls) + HeaderLen + body)})
 	b = appendU32(b, uint32(len(calls)))
 	for _, c := range calls {
 		b = c.append(b)
@@ -44,23 +44,23 @@ func AppendBranch(b []byte, body int, calls ...BranchCall) []byte {
 	return b
 }
 
-// AppendBranchRequest appends r as an OpBranch of one branch.
-func AppendBranchRequest(b []byte, branch uint32, r *Request) []byte {
+// AppendBranchRequest appends r as an OpRelay of one branch.
+func AppendRelayRequest(b []byte, branch uint32, r *Request) []byte {
 	start := len(b)
-	b = AppendBranch(b, 0, BranchCall{branch, r.ID})
+	b = AppendRelay(b, 0, RelayCall{branch, r.ID})
 	return finish(AppendRequest(b, r), start)
 }
 
-// AppendBranchReply appends r as an OpBranch for one branch.
-func AppendBranchReply(b []byte, branch uint32, op Op, id uint64, r *Reply) []byte {
+// AppendBranchReply appends r as an OpRelay for one branch.
+func AppendRelayReply(b []byte, branch uint32, op Op, id uint64, r *Reply) []byte {
 	start := len(b)
-	b = AppendBranch(b, 0, BranchCall{branch, id})
+	b = AppendRelay(b, 0, RelayCall{branch, id})
 	return finish(AppendReply(b, op, id, r), start)
 }
 
-// ParseBranch parses the body of an OpBranch, which frame aliases. The room of calls is used again; there is at least one. The
+// ParseRelay parses the body of an OpRelay, which frame aliases. The room of calls is used again; there is at least one. The
 // frame's body may have limit bytes.
-func ParseBranch(outer Header, body []byte, calls []BranchCall, limit uint32) (_ []BranchCall, h Header, frame []byte, err error) {
+func ParseRelay(outer Header, body []byte, calls []RelayCall, limit uint32) (_ []RelayCall, h Header, frame []byte, err error) {
 	p := parser{b: body}
 	calls = calls[:0]
 	if outer.Flags != 0 || outer.Code != CodeOK || outer.ID != 0 {
@@ -84,7 +84,7 @@ func ParseBranch(outer Header, body []byte, calls []BranchCall, limit uint32) (_
 		return calls, h, nil, ErrTruncated
 	case n > int(h.Len):
 		return calls, h, nil, ErrTrailing
-	case ofRelay(h.Op):
+	case relayOnly(h.Op):
 		return calls, h, nil, fmt.Errorf("%w: %s on a branch", ErrUnknownOp, h.Op)
 	}
 	return calls, h, frame[HeaderLen:], nil
@@ -92,7 +92,7 @@ func ParseBranch(outer Header, body []byte, calls []BranchCall, limit uint32) (_
 
 // Vote is one branch's yes for a record, whose Contribution has the rest.
 type Vote struct {
-	BranchCall
+	RelayCall
 	Rank    int
 	Want    int32
 	Timeout time.Duration
@@ -106,7 +106,7 @@ func AppendVote(b []byte, v *Vote) []byte {
 	b = appendU32(b, uint32(v.Want))
 	b = appendDuration(b, v.Timeout)
 	if v.Value == nil {
-		return appendU32(b, absent)
+		return appendU32(b, nilLen)
 	}
 	return appendBytes(b, v.Value)
 }
@@ -116,9 +116,9 @@ func AppendVotes(b []byte, c *Contribution, n int, votes []byte) []byte {
 	start := len(b)
 	b = AppendHeader(b, Header{Op: OpVotes})
 	b = appendU64(b, c.Generation)
-	b = c.append(b, fCast)
+	b = c.append(b, fCall)
 	b = appendString(b, c.Label)
-	b = append(b, boolByte(c.RootOnly), byte(c.Fold.Op), byte(c.Fold.Kind))
+	b = append(b, boolByte(c.RootOnly), byte(c.Reduction.Op), byte(c.Reduction.Kind))
 	b = appendU32(b, uint32(n))
 	return finish(append(b, votes...), start)
 }
@@ -130,10 +130,10 @@ func ParseVotes(h Header, body []byte, c *Contribution, votes []Vote) ([]Vote, e
 	}
 	p := parser{b: body}
 	*c = Contribution{Generation: p.u64()}
-	c.parse(&p, fCast, 0)
+	c.parse(&p, fCall, 0)
 	c.Label = p.string(MaxKey)
 	c.RootOnly = p.bool()
-	c.Fold = Fold{FoldOp(p.u8()), NumberKind(p.u8())}
+	c.Reduction = Reduction{ReduceOp(p.u8()), NumberKind(p.u8())}
 	n := p.count(voteLen)
 	if n > MaxVotes {
 		p.fail(ErrTooLarge)
@@ -147,8 +147,8 @@ func ParseVotes(h Header, body []byte, c *Contribution, votes []Vote) ([]Vote, e
 }
 
 func (p *parser) vote() Vote {
-	v := Vote{BranchCall: p.call(), Rank: p.int(), Want: int32(p.u32()), Timeout: p.duration()}
-	if len(p.b) >= 4 && binary.LittleEndian.Uint32(p.b) == absent {
+	v := Vote{RelayCall: p.call(), Rank: p.int(), Want: int32(p.u32()), Timeout: p.duration()}
+	if len(p.b) >= 4 && binary.LittleEndian.Uint32(p.b) == nilLen {
 		p.u32()
 		return v
 	}

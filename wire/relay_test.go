@@ -19,22 +19,22 @@ var goldenBranches = []struct {
 }{
 	{
 		"a request of one branch",
-		wire.AppendBranchRequest(nil, 7, &wire.Request{Op: wire.OpGet, ID: 5, Key: "k"}),
+		wire.AppendRelayRequest(nil, 7, &wire.Request{Op: wire.OpGet, ID: 5, Key: "k"}),
 		"25000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000 | 05000000 05 00 0000 0500000000000000 | 01000000 6b",
 	},
 	{
 		"a reply to one branch",
-		wire.AppendBranchReply(nil, 7, wire.OpGet, 5, &wire.Reply{Code: wire.CodeNotFound}),
+		wire.AppendRelayReply(nil, 7, wire.OpGet, 5, &wire.Reply{Code: wire.CodeNotFound}),
 		"20000000 1f 00 0000 0000000000000000 | 01000000 07000000 0500000000000000 | 00000000 05 00 0100 0500000000000000",
 	},
 	{
 		"a reply to two branches",
-		wire.AppendReply(wire.AppendBranch(nil, 0, wire.BranchCall{Branch: 7, ID: 5}, wire.BranchCall{Branch: 8, ID: 6}), wire.OpCollect, 5, new(wire.Reply)),
+		wire.AppendReply(wire.AppendRelay(nil, 0, wire.RelayCall{Conn: 7, ID: 5}, wire.RelayCall{Conn: 8, ID: 6}), wire.OpCollect, 5, new(wire.Reply)),
 		"2c000000 1f 00 0000 0000000000000000 | 02000000 07000000 0500000000000000 08000000 0600000000000000 | 00000000 11 00 0000 0500000000000000",
 	},
 	{
 		"the end of a branch, which the store does not hear of why",
-		wire.AppendBranchRequest(nil, 7, &wire.Request{Op: wire.OpLost}),
+		wire.AppendRelayRequest(nil, 7, &wire.Request{Op: wire.OpLost}),
 		"28000000 1f 00 0000 0000000000000000 | 01000000 07000000 0000000000000000 | 08000000 15 00 0000 0000000000000000 | 0000000000000000",
 	},
 	{
@@ -48,8 +48,8 @@ var goldenBranches = []struct {
 }
 
 var goldenVotes = []wire.Vote{
-	{BranchCall: wire.BranchCall{Branch: 7, ID: 5}, Rank: 2, Want: wire.WantFold, Timeout: time.Second, Value: []byte("hi")},
-	{BranchCall: wire.BranchCall{Branch: 8, ID: 6}, Rank: 3, Want: wire.WantNothing},
+	{RelayCall: wire.RelayCall{Conn: 7, ID: 5}, Rank: 2, Want: wire.WantReduced, Timeout: time.Second, Value: []byte("hi")},
+	{RelayCall: wire.RelayCall{Conn: 8, ID: 6}, Rank: 3, Want: wire.WantNothing},
 }
 
 func TestGoldenBranches(t *testing.T) {
@@ -58,26 +58,26 @@ func TestGoldenBranches(t *testing.T) {
 	}
 }
 
-// parseBranch parses a whole OpBranch.
-func parseBranch(b []byte) (calls []wire.BranchCall, of wire.Header, frame []byte, err error) {
+// parseBranch parses a whole OpRelay.
+func parseBranch(b []byte) (calls []wire.RelayCall, of wire.Header, frame []byte, err error) {
 	h, err := wire.ParseHeader(b, wire.MaxBody)
 	if err != nil {
 		return nil, of, nil, err
 	}
-	return wire.ParseBranch(h, b[wire.HeaderLen:], nil, wire.MaxBody)
+	return wire.ParseRelay(h, b[wire.HeaderLen:], nil, wire.MaxBody)
 }
 
 func TestBranch(t *testing.T) {
 	calls, h, body, err := parseBranch(goldenBranches[0].frame)
 	require.NoError(t, err)
-	require.Equal(t, []wire.BranchCall{{Branch: 7, ID: 5}}, calls)
+	require.Equal(t, []wire.RelayCall{{Conn: 7, ID: 5}}, calls)
 	var req wire.Request
 	require.NoError(t, req.Parse(h, body))
 	require.Equal(t, wire.Request{Op: wire.OpGet, ID: 5, Key: "k"}, req)
-	require.Equal(t, wire.BranchRoom+wire.HeaderLen+len(body), len(goldenBranches[0].frame))
+	require.Equal(t, wire.RelayOverhead+wire.HeaderLen+len(body), len(goldenBranches[0].frame))
 	calls, _, _, err = parseBranch(goldenBranches[2].frame)
 	require.NoError(t, err)
-	require.Equal(t, []wire.BranchCall{{Branch: 7, ID: 5}, {Branch: 8, ID: 6}}, calls)
+	require.Equal(t, []wire.RelayCall{{Conn: 7, ID: 5}, {Conn: 8, ID: 6}}, calls)
 }
 
 func TestVotes(t *testing.T) {
@@ -117,7 +117,7 @@ func TestBranchRefused(t *testing.T) {
 		require.ErrorIs(t, err, c.err, name)
 	}
 	var req wire.Request
-	require.ErrorIs(t, req.Parse(wire.Header{Op: wire.OpBranch}, nil), wire.ErrUnknownOp)
+	require.ErrorIs(t, req.Parse(wire.Header{Op: wire.OpRelay}, nil), wire.ErrUnknownOp)
 	require.ErrorIs(t, req.Parse(wire.Header{Op: wire.OpVotes}, nil), wire.ErrUnknownOp)
 }
 
@@ -156,17 +156,17 @@ func TestLostWithAReason(t *testing.T) {
 	require.Equal(t, want, req)
 }
 
-// FuzzBranch: what an OpBranch parses to is written as the same bytes.
+// FuzzBranch: what an OpRelay parses to is written as the same bytes.
 func FuzzBranch(f *testing.F) {
 	for _, g := range goldenBranches {
 		f.Add(g.frame)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		calls, h, body, err := parseBranch(b)
-		if err != nil || b[4] != byte(wire.OpBranch) {
+		if err != nil || b[4] != byte(wire.OpRelay) {
 			return
 		}
-		again := append(wire.AppendHeader(wire.AppendBranch(nil, len(body), calls...), h), body...)
+		again := append(wire.AppendHeader(wire.AppendRelay(nil, len(body), calls...), h), body...)
 		if outer, _ := wire.ParseHeader(b, wire.MaxBody); int(outer.Len)+wire.HeaderLen == len(b) && !bytes.Equal(again, b) {
 			t.Fatalf("written again: %x\nwas            %x", again, b)
 		}

@@ -43,7 +43,7 @@ var goldenReplies = []struct {
 	{"question", wire.OpProof, wire.Reply{Value: []byte("nonce")}, "09000000 1d 04 0000 0500000000000000 | 05000000 6e6f6e6365"},
 	{"probe", wire.OpProbe, wire.Reply{}, "00000000 1c 00 0000 0500000000000000"},
 	{"counted", wire.OpGet, wire.Reply{Code: wire.CodeCounted}, "00000000 05 00 1300 0500000000000000"},
-	{"no room", wire.OpSend, wire.Reply{Code: wire.CodeNoRoom}, "00000000 12 00 1400 0500000000000000"},
+	{"no room", wire.OpSend, wire.Reply{Code: wire.CodeWouldBlock}, "00000000 12 00 1400 0500000000000000"},
 	{"failed", wire.OpCollect, wire.Reply{Code: wire.CodeFailed}, "00000000 11 00 1500 0500000000000000"},
 	{"lease", wire.OpGrant, wire.Reply{N: 9}, "10000000 18 01 0000 0500000000000000 | 0000000000000000 0900000000000000"},
 	{
@@ -62,7 +62,7 @@ var goldenReplies = []struct {
 		"0d000000 07 10 0500 0500000000000000 | 02000000  01000000 61  00000000",
 	},
 	{
-		"changes", wire.OpChanges,
+		"changes", wire.OpWatch,
 		wire.Reply{Rev: 9, Values: [][]byte{nil}, Keys: []string{"k"}, Nums: []int64{9, int64(wire.ChangeExpire)}},
 		"35000000 0d 39 0000 0500000000000000 | 0900000000000000 0000000000000000  01000000 ffffffff  01000000 01000000 6b" +
 			"02000000 0900000000000000 0200000000000000",
@@ -74,7 +74,7 @@ var goldenReplies = []struct {
 	},
 	{
 		"verdict", wire.OpCollect,
-		wire.Reply{Code: wire.CodeTimeout, Verdict: &wire.Verdict{
+		wire.Reply{Code: wire.CodeTimeout, Failure: &wire.Failure{
 			Code: wire.CodeTimeout, By: -1, Waited: time.Microsecond, Reason: "r", Missing: []int{1}, Doing: []string{"d"},
 			Lost: []int{2, 3}, Left: []int{4},
 		}},
@@ -83,7 +83,7 @@ var goldenReplies = []struct {
 	},
 	{
 		"clash", wire.OpCollect,
-		wire.Reply{Code: wire.CodeMismatch, Verdict: &wire.Verdict{
+		wire.Reply{Code: wire.CodeMismatch, Failure: &wire.Failure{
 			Code: wire.CodeMismatch, By: -1, Clash: []wire.Contribution{vote, seat},
 		}},
 		"87000000 11 80 0e00 0500000000000000 | 0e00 ffffffff 0000000000000000  00000000  00000000 00000000 00000000 00000000  02" +
@@ -145,7 +145,7 @@ func parseReply(t testing.TB, frame []byte) wire.Reply {
 func everyPart() wire.Reply {
 	return wire.Reply{
 		Code: 1, Detail: "d", Rev: 1, N: 1, Value: []byte("v"), Values: [][]byte{[]byte("v"), nil}, Keys: []string{"k"}, Nums: []int64{1},
-		Type: "t", Verdict: &wire.Verdict{
+		Type: "t", Failure: &wire.Failure{
 			Code: 1, Missing: []int{1}, Doing: []string{"d"}, Lost: []int{1}, Left: []int{1}, By: 1, Reason: "r",
 			Clash: []wire.Contribution{vote, seat}, Waited: 1,
 		},
@@ -275,7 +275,7 @@ func TestHotPathAllocates(t *testing.T) {
 		{Op: wire.OpAdd, Key: "key", Delta: 1},
 		{Op: wire.OpAdd, Number: 2, Acked: 1, Key: "key", Delta: 1},
 		{Op: wire.OpTake, Number: 2, Acked: 1, Keys: []string{"a", "b"}},
-		{Op: wire.OpKeep, Lease: 1},
+		{Op: wire.OpKeepAlive, Lease: 1},
 		{Op: wire.OpSend, Value: make([]byte, 100), Group: cast},
 		{Op: wire.OpRecv, Group: cast},
 		{Op: wire.OpCollect, Value: make([]byte, 100), Group: vote},
@@ -318,14 +318,14 @@ func TestNames(t *testing.T) {
 		}
 	}
 	clear(seen)
-	for op := wire.OpHello; op <= wire.OpTaken; op++ {
+	for op := wire.OpHello; op <= wire.OpAck; op++ {
 		if s := op.String(); seen[s] || strings.HasPrefix(s, "op(") {
 			t.Errorf("op %d is %q", op, s)
 		} else {
 			seen[s] = true
 		}
 	}
-	if got := (wire.CodeAgain + 1).String() + (wire.OpTaken + 1).String() + wire.Op(0).String(); got != "code(24)op(38)op(0)" {
+	if got := (wire.CodeAgain + 1).String() + (wire.OpAck + 1).String() + wire.Op(0).String(); got != "code(24)op(38)op(0)" {
 		t.Errorf("the next ones are %q", got)
 	}
 	if got := wire.Code(999).String() + wire.Op(99).String(); got != "code(999)op(99)" {
@@ -334,10 +334,10 @@ func TestNames(t *testing.T) {
 }
 
 func TestFold(t *testing.T) {
-	for op := range wire.FoldOp(255) {
+	for op := range wire.ReduceOp(255) {
 		for kind := range wire.NumberKind(255) {
-			want := op >= wire.FoldSum && op <= wire.FoldMax && kind >= wire.Int32 && kind <= wire.Float64
-			if got := (wire.Fold{Op: op, Kind: kind}).Valid(); got != want {
+			want := op >= wire.ReduceSum && op <= wire.ReduceMax && kind >= wire.Int32 && kind <= wire.Float64
+			if got := (wire.Reduction{Op: op, Kind: kind}).Valid(); got != want {
 				t.Fatalf("fold %d of kind %d: valid is %v", op, kind, got)
 			}
 			if kind.Size() > 0 != (kind >= wire.Int32 && kind <= wire.Float64) {

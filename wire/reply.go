@@ -12,11 +12,11 @@ type Reply struct {
 	Rev     uint64 // revision of an entry; OpJoin: the generation
 	N       int64  // OpAdd: the counter; OpDelete: how many; OpHello: the session; OpPush: values in the queue; OpPop: before it
 	Value   []byte
-	Values  [][]byte // OpWait, OpList, OpChanges, WantAll, WantPart; OpJoin: the members
-	Keys    []string // OpList, OpChanges; of an OpWait that timed out: those missing; OpStatus: names
-	Nums    []int64  // OpList: revision and TTL of each key; OpChanges: revision and Change of each; OpStatus: generation and rank to go on from
+	Values  [][]byte // OpWait, OpList, OpWatch, WantAll, WantPart; OpJoin: the members
+	Keys    []string // OpList, OpWatch; of an OpWait that timed out: those missing; OpStatus: names
+	Nums    []int64  // OpList: revision and TTL of each key; OpWatch: revision and Change of each; OpStatus: generation and rank to go on from
 	Type    string   // OpRecv: of the object
-	Verdict *Verdict // of a group verb that failed
+	Failure *Failure // of a group verb that failed
 }
 
 // Change is what happened to a key.
@@ -29,7 +29,7 @@ const (
 )
 
 // Verdict is what the store decided about a group verb, the same for every rank.
-type Verdict struct {
+type Failure struct {
 	Code    Code
 	Missing []int          // ranks that had not come
 	Doing   []string       // what each of Missing is doing instead
@@ -50,7 +50,7 @@ const (
 	partKeys
 	partNums
 	partType
-	partVerdict
+	partFailure
 )
 
 func (r *Reply) parts() (flags uint8) {
@@ -66,7 +66,7 @@ func (r *Reply) parts() (flags uint8) {
 	set(r.Keys != nil, partKeys)
 	set(r.Nums != nil, partNums)
 	set(r.Type != "", partType)
-	set(r.Verdict != nil, partVerdict)
+	set(r.Failure != nil, partFailure)
 	return flags
 }
 
@@ -100,8 +100,8 @@ func AppendReply(b []byte, op Op, id uint64, r *Reply) []byte {
 	if flags&partType != 0 {
 		b = appendString(b, r.Type)
 	}
-	if flags&partVerdict != 0 {
-		b = r.Verdict.append(b)
+	if flags&partFailure != 0 {
+		b = r.Failure.append(b)
 	}
 	return finish(b, start)
 }
@@ -135,13 +135,13 @@ func (r *Reply) Parse(h Header, body []byte) error {
 	if h.Flags&partType != 0 {
 		r.Type = p.string(MaxKey)
 	}
-	if h.Flags&partVerdict != 0 {
-		r.Verdict = p.verdict()
+	if h.Flags&partFailure != 0 {
+		r.Failure = p.failure()
 	}
 	return p.end()
 }
 
-func (v *Verdict) append(b []byte) []byte {
+func (v *Failure) append(b []byte) []byte {
 	b = appendU16(b, uint16(v.Code))
 	b = appendInt(b, v.By)
 	b = appendDuration(b, v.Waited)
@@ -152,13 +152,13 @@ func (v *Verdict) append(b []byte) []byte {
 	b = appendInts(b, v.Left)
 	b = append(b, byte(len(v.Clash)))
 	for i := range v.Clash {
-		b = v.Clash[i].append(b, fSeat|fCast|fVote)
+		b = v.Clash[i].append(b, fMember|fCall|fVote)
 	}
 	return b
 }
 
-func (p *parser) verdict() *Verdict {
-	v := &Verdict{Code: Code(p.u16()), By: p.int(), Waited: p.duration(), Reason: p.string(math.MaxInt32)}
+func (p *parser) failure() *Failure {
+	v := &Failure{Code: Code(p.u16()), By: p.int(), Waited: p.duration(), Reason: p.string(math.MaxInt32)}
 	v.Missing = p.ints()
 	if doing := p.strings(nil, MaxReply); len(doing) > 0 {
 		v.Doing = doing
@@ -167,7 +167,7 @@ func (p *parser) verdict() *Verdict {
 	v.Left = p.ints()
 	for range p.u8() {
 		var c Contribution
-		c.parse(p, fSeat|fCast|fVote, 0)
+		c.parse(p, fMember|fCall|fVote, 0)
 		v.Clash = append(v.Clash, c)
 		if p.err != nil {
 			break

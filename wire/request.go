@@ -18,30 +18,30 @@ type Request struct {
 	Delta   int64         // OpAdd; OpList: how many at most; below 0 it is so many keys without their values; OpGet: so too, but not on the wire; OpStatus: from this rank on
 	TTL     time.Duration // the entry, or the message, goes when it has passed; 0 is never; OpAdd, OpAppend: if they make it
 	Reads   uint32        // the entry goes with its last read; 0 is never
-	Rev     uint64        // OpChanges: after this revision; OpHello: the incarnation that Resume is of; OpBackup: from this byte on; OpStatus: from this generation on; OpJoin: with Old, how often this process has claimed the rank: 1, 2, …
-	Lease   uint64        // OpSet: the entry goes with it; OpKeep, OpRevoke: this one
+	Rev     uint64        // OpWatch: after this revision; OpHello: the incarnation that Resume is of; OpBackup: from this byte on; OpStatus: from this generation on; OpJoin: with Old, how often this process has claimed the rank: 1, 2, …
+	Lease   uint64        // OpSet: the entry goes with it; OpKeepAlive, OpRevoke: this one
 	Resume  uint64        // OpHello: the session to take up again, with its token in Value; 0 is a new one
 	Group   Contribution  // operations of groups
 }
 
 // Contribution is one rank's part of a group verb.
 type Contribution struct {
-	Group      string // OpJoin: the roll's name
-	Run        string // OpJoin: the run's id; another run is another roll
-	Generation uint64 // the group, once joined; OpJoin: the generation to shrink, or 0
-	Channel    string // OpCollect: an independent sequence; OpSend, OpRecv: the tag
-	Seq        uint64 // of the record, or position in the stream; the first is 1
-	Rank       int    // who calls
-	Size       int    // OpJoin: the world size
-	Root       int    // the root; OpSend: the destination; OpRecv: the source; -1 is none
-	Verb       string // "barrier", "broadcast", …
-	Type       string // of the object; ranks agree on it if both tell
-	Label      string // ranks agree on it; OpJoin: who this is, for the errors of others
-	Want       int32  // what comes back
-	RootOnly   bool   // the root's yes decides; otherwise everybody's
-	Fold       Fold   // WantFold: how
-	No         Code   // a vote of no, or the abort of a group, and why; OpCancel: CodeTimeout if the call's deadline has passed, or CodeCancelled
-	Reason     string // in words
+	Group      string    // OpJoin: the roll's name
+	Run        string    // OpJoin: the run's id; another run is another roll
+	Generation uint64    // the group, once joined; OpJoin: the generation to shrink, or 0
+	Channel    string    // OpCollect: an independent sequence; OpSend, OpRecv: the tag
+	Seq        uint64    // of the record, or position in the stream; the first is 1
+	Rank       int       // who calls
+	Size       int       // OpJoin: the world size
+	Root       int       // the root; OpSend: the destination; OpRecv: the source; -1 is none
+	Verb       string    // "barrier", "broadcast", …
+	Type       string    // of the object; ranks agree on it if both tell
+	Label      string    // ranks agree on it; OpJoin: who this is, for the errors of others
+	Want       int32     // what comes back
+	RootOnly   bool      // the root's yes decides; otherwise everybody's
+	Reduction  Reduction // WantReduced: how
+	No         Code      // a vote of no, or the abort of a group, and why; OpCancel: CodeTimeout if the call's deadline has passed, or CodeCancelled
+	Reason     string    // in words
 }
 
 // What of a decided record comes back; a number ≥ 0 is that rank's payload.
@@ -49,24 +49,24 @@ const (
 	WantNothing int32 = -1 - iota
 	WantAll           // every rank's payload, in rank order
 	WantPart          // the part at this rank's index of each payload (AppendParts)
-	WantFold          // all payloads folded in rank order
+	WantReduced       // all payloads folded in rank order
 )
 
 // Fold says how payloads of little-endian numbers become one.
-type Fold struct {
-	Op   FoldOp
+type Reduction struct {
+	Op   ReduceOp
 	Kind NumberKind
 }
 
 // FoldOp is a reduction.
-type FoldOp uint8
+type ReduceOp uint8
 
 const (
-	FoldSum FoldOp = iota + 1
-	FoldProduct
-	FoldMin
-	FoldMax
-	foldEnd
+	ReduceSum ReduceOp = iota + 1
+	ReduceProduct
+	ReduceMin
+	ReduceMax
+	reduceEnd
 )
 
 // NumberKind is the type of the numbers of a Fold.
@@ -94,8 +94,8 @@ func (k NumberKind) Size() int {
 }
 
 // Valid reports whether f is a fold that exists.
-func (f Fold) Valid() bool {
-	return f.Op > 0 && f.Op < foldEnd && f.Kind > 0 && f.Kind < numberEnd
+func (f Reduction) Valid() bool {
+	return f.Op > 0 && f.Op < reduceEnd && f.Kind > 0 && f.Kind < numberEnd
 }
 
 // field is a set of parts of a request's body, in the order in which they travel.
@@ -111,53 +111,53 @@ const (
 	fTTL
 	fReads
 	fRev
-	fSeat   // generation and rank
-	fRoll   // group, run, size, label
-	fCast   // channel, seq, root, verb, type
-	fVote   // label, want, root-only, fold
-	fNo     // no, reason
-	fNumber // number, acked
-	fLease  // lease
-	fResume // resume, rev
-	fLife   // ttl, if it is not 0
+	fMember      // generation and rank
+	fForm        // group, run, size, label
+	fCall        // channel, seq, root, verb, type
+	fVote        // label, want, root-only, fold
+	fNo          // no, reason
+	fNumber      // number, acked
+	fLease       // lease
+	fResume      // resume, rev
+	fOptionalTTL // ttl, if it is not 0
 )
 
 // fields says which parts each operation's body has.
 var fields = [opEnd]field{
-	OpHello:   fTimeout | fKey | fValue | fOld | fResume,
-	OpGoodbye: 0,
-	OpCancel:  fNo,
-	OpPing:    0,
-	OpGet:     fKey,
-	OpSet:     fNumber | fKey | fValue | fTTL | fReads | fLease,
-	OpWait:    fTimeout | fKeys,
-	OpAdd:     fNumber | fKey | fDelta | fLife,
-	OpSwap:    fNumber | fKey | fValue | fOld | fLife,
-	OpAppend:  fNumber | fKey | fValue | fLife,
-	OpDelete:  fNumber | fKeys,
-	OpList:    fKey | fKeys | fDelta,
-	OpChanges: fTimeout | fKey | fRev,
-	OpJoin:    fTimeout | fValue | fOld | fRev | fSeat | fRoll,
-	OpLeave:   fNumber | fSeat | fNo,
-	OpFollow:  fTimeout | fSeat,
-	OpCollect: fTimeout | fValue | fSeat | fCast | fVote | fNo,
-	OpSend:    fNumber | fValue | fTTL | fSeat | fCast,
-	OpRecv:    fTimeout | fSeat | fCast,
-	OpExpire:  fNumber | fSeat,
-	OpLost:    fTTL | fValue,
-	OpTake:    fNumber | fKeys,
-	OpRoom:    fTimeout | fDelta | fSeat | fCast,
-	OpGrant:   fNumber | fTTL,
-	OpKeep:    fLease,
-	OpRevoke:  fNumber | fLease,
-	OpSkip:    fNumber,
-	OpProof:   fValue,
-	OpBackup:  fRev,
-	OpStatus:  fKey | fDelta | fRev,
-	OpPush:    fNumber | fKey | fValue,
-	OpPop:     fNumber | fKey,
-	OpDone:    fNumber | fSeat | fCast,
-	OpTaken:   fSeat | fCast,
+	OpHello:        fTimeout | fKey | fValue | fOld | fResume,
+	OpGoodbye:      0,
+	OpCancel:       fNo,
+	OpPing:         0,
+	OpGet:          fKey,
+	OpSet:          fNumber | fKey | fValue | fTTL | fReads | fLease,
+	OpWait:         fTimeout | fKeys,
+	OpAdd:          fNumber | fKey | fDelta | fOptionalTTL,
+	OpSwap:         fNumber | fKey | fValue | fOld | fOptionalTTL,
+	OpAppend:       fNumber | fKey | fValue | fOptionalTTL,
+	OpDelete:       fNumber | fKeys,
+	OpList:         fKey | fKeys | fDelta,
+	OpWatch:        fTimeout | fKey | fRev,
+	OpJoin:         fTimeout | fValue | fOld | fRev | fMember | fForm,
+	OpLeave:        fNumber | fMember | fNo,
+	OpFollow:       fTimeout | fMember,
+	OpCollect:      fTimeout | fValue | fMember | fCall | fVote | fNo,
+	OpSend:         fNumber | fValue | fTTL | fMember | fCall,
+	OpRecv:         fTimeout | fMember | fCall,
+	OpExpired:      fNumber | fMember,
+	OpLost:         fTTL | fValue,
+	OpTake:         fNumber | fKeys,
+	OpSendReady:    fTimeout | fDelta | fMember | fCall,
+	OpGrant:        fNumber | fTTL,
+	OpKeepAlive:    fLease,
+	OpRevoke:       fNumber | fLease,
+	OpSkip:         fNumber,
+	OpProof:        fValue,
+	OpBackup:       fRev,
+	OpStatus:       fKey | fDelta | fRev,
+	OpPush:         fNumber | fKey | fValue,
+	OpPop:          fNumber | fKey,
+	OpCloseChannel: fNumber | fMember | fCall,
+	OpAck:          fMember | fCall,
 }
 
 // Flags of a request: which of the optional parts are there.
@@ -168,7 +168,7 @@ const (
 	flagNumber                   // Number is not 0
 	flagLease                    // Lease is not 0
 	flagResume                   // Resume is not 0
-	flagLife                     // TTL is not 0, where it may be left out
+	flagTTL                      // TTL is not 0, where it may be left out
 )
 
 // AppendRequest appends r as one frame.
@@ -201,7 +201,7 @@ func AppendRequest(b []byte, r *Request) []byte {
 	if f&fTTL != 0 {
 		b = appendDuration(b, r.TTL)
 	}
-	if f&fLife != 0 && r.TTL != 0 {
+	if f&fOptionalTTL != 0 && r.TTL != 0 {
 		b = appendDuration(b, r.TTL)
 	}
 	if f&fReads != 0 {
@@ -233,22 +233,22 @@ func (r *Request) flags(f field) (flags uint8) {
 	set(fNumber, r.Number != 0, flagNumber)
 	set(fLease, r.Lease != 0, flagLease)
 	set(fResume, r.Resume != 0, flagResume)
-	set(fLife, r.TTL != 0, flagLife)
+	set(fOptionalTTL, r.TTL != 0, flagTTL)
 	return flags
 }
 
 func (c *Contribution) append(b []byte, f field) []byte {
-	if f&fSeat != 0 {
+	if f&fMember != 0 {
 		b = appendU64(b, c.Generation)
 		b = appendInt(b, c.Rank)
 	}
-	if f&fRoll != 0 {
+	if f&fForm != 0 {
 		b = appendString(b, c.Group)
 		b = appendString(b, c.Run)
 		b = appendInt(b, c.Size)
 		b = appendString(b, c.Label)
 	}
-	if f&fCast != 0 {
+	if f&fCall != 0 {
 		b = appendString(b, c.Channel)
 		b = appendU64(b, c.Seq)
 		b = appendInt(b, c.Root)
@@ -258,7 +258,7 @@ func (c *Contribution) append(b []byte, f field) []byte {
 	if f&fVote != 0 {
 		b = appendString(b, c.Label)
 		b = appendU32(b, uint32(c.Want))
-		b = append(b, boolByte(c.RootOnly), byte(c.Fold.Op), byte(c.Fold.Kind))
+		b = append(b, boolByte(c.RootOnly), byte(c.Reduction.Op), byte(c.Reduction.Kind))
 	}
 	if f&fNo != 0 && c.No != CodeOK {
 		b = appendU16(b, uint16(c.No))
@@ -272,7 +272,7 @@ func (c *Contribution) append(b []byte, f field) []byte {
 func (r *Request) Parse(h Header, body []byte) error {
 	keys := r.Keys[:0]
 	*r = Request{Op: h.Op, ID: h.ID}
-	if h.Op == 0 || h.Op >= opEnd || ofRelay(h.Op) {
+	if h.Op == 0 || h.Op >= opEnd || relayOnly(h.Op) {
 		return ErrUnknownOp
 	}
 	f := fields[h.Op]
@@ -305,7 +305,7 @@ func (r *Request) Parse(h Header, body []byte) error {
 	if f&fTTL != 0 {
 		r.TTL = p.duration()
 	}
-	if h.Flags&flagLife != 0 {
+	if h.Flags&flagTTL != 0 {
 		r.TTL = p.duration()
 		p.present(uint64(r.TTL))
 	}
@@ -347,24 +347,24 @@ func requestFlags(f field) (flags uint8) {
 	if f&fResume != 0 {
 		flags |= flagResume
 	}
-	if f&fLife != 0 {
-		flags |= flagLife
+	if f&fOptionalTTL != 0 {
+		flags |= flagTTL
 	}
 	return flags
 }
 
 func (c *Contribution) parse(p *parser, f field, flags uint8) {
-	if f&fSeat != 0 {
+	if f&fMember != 0 {
 		c.Generation = p.u64()
 		c.Rank = p.int()
 	}
-	if f&fRoll != 0 {
+	if f&fForm != 0 {
 		c.Group = p.string(MaxKey)
 		c.Run = p.string(MaxKey)
 		c.Size = p.int()
 		c.Label = p.string(MaxKey)
 	}
-	if f&fCast != 0 {
+	if f&fCall != 0 {
 		c.Channel = p.string(MaxKey)
 		c.Seq = p.u64()
 		c.Root = p.int()
@@ -375,7 +375,7 @@ func (c *Contribution) parse(p *parser, f field, flags uint8) {
 		c.Label = p.string(MaxKey)
 		c.Want = int32(p.u32())
 		c.RootOnly = p.bool()
-		c.Fold = Fold{FoldOp(p.u8()), NumberKind(p.u8())}
+		c.Reduction = Reduction{ReduceOp(p.u8()), NumberKind(p.u8())}
 	}
 	if flags&flagNo != 0 {
 		c.No = Code(p.u16())

@@ -36,34 +36,34 @@ type ServerStatus struct {
 	In, Out  uint64  // bytes from and to peers
 	Ops      []int64 // requests that were carried out, by Op
 	// Latency is how often an answer that needs nobody else took how long in the store. It is counted while somebody asks for it.
-	Latency []Bucket
-	Took    time.Duration // the sum of what Latency counts
+	Latency    []Bucket
+	LatencySum time.Duration // the sum of what Latency counts
 
-	Conns     int64 // connections, also those of other protocols
-	Came      int64 // connections that came, and were not turned away
-	Refused   int64 // those that were turned away
-	Slow      int64 // those that were cut off, since the peer did not read
-	Lost      int64 // sessions
-	Watching  int64 // calls that wait for the next change
-	History   int64 // changes that a watch can go back
-	Compacted int64 // watches that wanted to go back further
+	Conns        int64 // connections, also those of other protocols
+	Accepted     int64 // connections that came, and were not turned away
+	Refused      int64 // those that were turned away
+	Dropped      int64 // those that were cut off, since the peer did not read
+	LostSessions int64 // sessions
+	Watches      int64 // calls that wait for the next change
+	History      int64 // changes that a watch can go back
+	Compacted    int64 // watches that wanted to go back further
 
-	Log    int64         // bytes of the log of a durable store, since its last checkpoint
-	Syncs  []Bucket      // how often a write of the log took how long, until it was on the disk
-	Synced time.Duration // the sum of what Syncs counts
+	LogBytes int64         // bytes of the log of a durable store, since its last checkpoint
+	Syncs    []Bucket      // how often a write of the log took how long, until it was on the disk
+	SyncSum  time.Duration // the sum of what Syncs counts
 	// Writing is for how long the write of the log that is under way has not been on the disk; 0 if there is none. No change is acknowledged
 	// meanwhile.
-	Writing time.Duration
+	SyncPending time.Duration
 }
 
 // counts are the numbers behind the latencies, in their order on the wire.
 func (s *ServerStatus) counts() [9]*int64 {
-	return [...]*int64{&s.Conns, &s.Came, &s.Refused, &s.Slow, &s.Lost, &s.Watching, &s.History, &s.Compacted, &s.Log}
+	return [...]*int64{&s.Conns, &s.Accepted, &s.Refused, &s.Dropped, &s.LostSessions, &s.Watches, &s.History, &s.Compacted, &s.LogBytes}
 }
 
 // Bucket is a range of a histogram that is not empty: what took Below at most, and longer than that of the one before.
 type Bucket struct {
-	Below time.Duration
+	UpTo  time.Duration
 	Count int64
 }
 
@@ -75,44 +75,44 @@ type GroupStatus struct {
 	Present    int           // ranks that are there
 	Age        time.Duration // since it was made, or since the first of those who are there came
 	Ended      time.Duration // ago; -1: it is not over; 0: it is, and nobody knows since when
-	Over       *VerdictStatus
+	Revoked    *FailureStatus
 	Open       int // records; Records has the oldest
 	Ranks      []RankStatus
 	Records    []RecordStatus
-	Verdicts   []VerdictStatus // of the last records that failed, the oldest first
+	Failures   []FailureStatus // of the last records that failed, the oldest first
 }
 
 // RankStatus is a rank.
 type RankStatus struct {
-	Rank    int
-	Label   string // who it is, in its own words
-	Session uint64
-	Gone    Code          // CodeLost, CodeLeft, or CodeOK: it is there
-	Verb    string        // of its last call; "": none
-	Seq     uint64        // and its number, if that has one
-	Ago     time.Duration // since then, or since it joined
-	Heard   time.Duration // since its process was last heard of, to 0.2 s; -1: unknown
-	Waits   []WaitStatus
+	Rank     int
+	Label    string // who it is, in its own words
+	Session  uint64
+	Gone     Code          // CodeLost, CodeLeft, or CodeOK: it is there
+	Verb     string        // of its last call; "": none
+	Seq      uint64        // and its number, if that has one
+	Ago      time.Duration // since then, or since it joined
+	LastSeen time.Duration // since its process was last heard of, to 0.2 s; -1: unknown
+	Waits    []WaitStatus
 }
 
 // WaitStatus is a send or a receive that waits.
 type WaitStatus struct {
-	Verb string // "send" or "recv"
-	Peer int    // the other rank
-	Tag  string
-	For  time.Duration
+	Verb   string // "send" or "recv"
+	Peer   int    // the other rank
+	Tag    string
+	Waited time.Duration
 }
 
 // RecordStatus is a verb that is not decided yet: "create" and "shrink" too.
 type RecordStatus struct {
-	Channel string
-	Seq     uint64
-	Verb    string
-	Root    int // -1: none
-	For     time.Duration
-	Left    time.Duration // until its deadline; 0: it has none
-	Came    Ranks
-	Missing Ranks // who is waited for
+	Channel   string
+	Seq       uint64
+	Verb      string
+	Root      int // -1: none
+	Age       time.Duration
+	Remaining time.Duration // until its deadline; 0: it has none
+	Arrived   Ranks
+	Missing   Ranks // who is waited for
 }
 
 // Ranks are some ranks of a group: how many, and which, as far as there is room for.
@@ -153,21 +153,21 @@ func (r *Ranks) First(n int) (ranks []int) {
 	return ranks
 }
 
-// VerdictStatus is why something failed, and when.
-type VerdictStatus struct {
+// FailureStatus is why something failed, and when.
+type FailureStatus struct {
 	Channel string
 	Seq     uint64
 	Verb    string // "": all of the group
 	Ago     time.Duration
-	Verdict Verdict
-	More    int // ranks that the verdict does not name
+	Failure Failure
+	Unnamed int // ranks that the verdict does not name
 }
 
 // KeyStatus is a key that calls wait for.
 type KeyStatus struct {
-	Key   string
-	Calls int
-	For   time.Duration // the first of them
+	Key    string
+	Calls  int
+	Waited time.Duration // the first of them
 }
 
 // ErrStatus says that rows are in an order that means nothing.
@@ -175,11 +175,11 @@ var ErrStatus = errors.New("wire: a row of a status without its group or its nam
 
 // ReplicationStatus is about a store that several processes keep, of which one at a time leads.
 type ReplicationStatus struct {
-	Leads    bool          // the process that answers is the leader
-	Leader   string        // the address where the leader serves; "": there is none
-	Term     uint64        // 1 for the first leader of the store; each takeover adds 1
-	Led      time.Duration // for how long the leader has led
-	Standbys []StandbyStatus
+	Leading    bool          // the process that answers is the leader
+	Leader     string        // the address where the leader serves; "": there is none
+	Term       uint64        // 1 for the first leader of the store; each takeover adds 1
+	LeadingFor time.Duration // for how long the leader has led
+	Standbys   []StandbyStatus
 }
 
 // StandbyStatus is a process that follows the log of the leader.
@@ -195,7 +195,7 @@ const (
 	rowGroup
 	rowRank
 	rowRecord
-	rowVerdict
+	rowFailure
 	rowKey
 	rowReplication
 )
@@ -220,8 +220,8 @@ func AppendStatus(names []string, rows []byte, s *Status) ([]string, []byte) {
 		for j := range g.Records {
 			rows = appendRow(rows, rowRecord, g.Records[j].append)
 		}
-		for j := range g.Verdicts {
-			rows = appendRow(rows, rowVerdict, g.Verdicts[j].append)
+		for j := range g.Failures {
+			rows = appendRow(rows, rowFailure, g.Failures[j].append)
 		}
 	}
 	for i := range s.Keys {
@@ -271,7 +271,7 @@ func (s *Status) Parse(names []string, rows []byte) error {
 
 func (s *Status) parseNamed(kind uint8, name string, p *parser) {
 	if kind == rowKey {
-		s.Keys = append(s.Keys, KeyStatus{Key: name, Calls: p.int(), For: p.duration()})
+		s.Keys = append(s.Keys, KeyStatus{Key: name, Calls: p.int(), Waited: p.duration()})
 		return
 	}
 	s.Groups = append(s.Groups, GroupStatus{Name: name})
@@ -301,8 +301,8 @@ func (s *Status) parseRow(kind uint8, p *parser) error {
 		g.Ranks = append(g.Ranks, parseRank(p))
 	case rowRecord:
 		g.Records = append(g.Records, parseRecord(p))
-	case rowVerdict:
-		g.Verdicts = append(g.Verdicts, parseVerdictStatus(p))
+	case rowFailure:
+		g.Failures = append(g.Failures, parseFailureStatus(p))
 	}
 	return nil
 }
@@ -314,11 +314,11 @@ func (s *ServerStatus) append(b []byte) []byte {
 		b = appendU64(b, uint64(n))
 	}
 	b = appendNums(b, s.Ops)
-	b = appendDuration(appendBuckets(b, s.Latency), s.Took)
+	b = appendDuration(appendBuckets(b, s.Latency), s.LatencySum)
 	for _, n := range s.counts() {
 		b = appendU64(b, uint64(*n))
 	}
-	return appendDuration(appendDuration(appendBuckets(b, s.Syncs), s.Synced), s.Writing)
+	return appendDuration(appendDuration(appendBuckets(b, s.Syncs), s.SyncSum), s.SyncPending)
 }
 
 func (s *ServerStatus) parse(p *parser) {
@@ -328,19 +328,19 @@ func (s *ServerStatus) parse(p *parser) {
 	}
 	s.In, s.Out = p.u64(), p.u64()
 	s.Ops = p.nums()
-	s.Latency, s.Took = p.buckets(), p.duration()
+	s.Latency, s.LatencySum = p.buckets(), p.duration()
 	for _, n := range s.counts() {
 		*n = int64(p.u64())
 	}
-	s.Syncs, s.Synced = p.buckets(), p.duration()
+	s.Syncs, s.SyncSum = p.buckets(), p.duration()
 	if len(p.b) > 0 { // an older store ends here
-		s.Writing = p.duration()
+		s.SyncPending = p.duration()
 	}
 }
 
 func (r *ReplicationStatus) append(b []byte) []byte {
-	b = appendString(append(b, boolByte(r.Leads)), r.Leader)
-	b = appendDuration(appendU64(b, r.Term), r.Led)
+	b = appendString(append(b, boolByte(r.Leading)), r.Leader)
+	b = appendDuration(appendU64(b, r.Term), r.LeadingFor)
 	b = appendU32(b, uint32(len(r.Standbys)))
 	for i := range r.Standbys {
 		x := &r.Standbys[i]
@@ -350,7 +350,7 @@ func (r *ReplicationStatus) append(b []byte) []byte {
 }
 
 func (r *ReplicationStatus) parse(p *parser) {
-	r.Leads, r.Leader, r.Term, r.Led = p.bool(), p.string(MaxKey), p.u64(), p.duration()
+	r.Leading, r.Leader, r.Term, r.LeadingFor = p.bool(), p.string(MaxKey), p.u64(), p.duration()
 	for range p.count(20) {
 		r.Standbys = append(r.Standbys, StandbyStatus{p.string(MaxKey), p.u64(), p.duration()})
 	}
@@ -359,7 +359,7 @@ func (r *ReplicationStatus) parse(p *parser) {
 func appendBuckets(b []byte, buckets []Bucket) []byte {
 	b = appendU32(b, uint32(len(buckets)))
 	for _, x := range buckets {
-		b = appendU64(appendDuration(b, x.Below), uint64(x.Count))
+		b = appendU64(appendDuration(b, x.UpTo), uint64(x.Count))
 	}
 	return b
 }
@@ -395,9 +395,9 @@ func (g *GroupStatus) append(b []byte) []byte {
 	}
 	b = appendDuration(b, g.Age)
 	b = appendDuration(b, g.Ended)
-	b = append(b, boolByte(g.Over != nil))
-	if g.Over != nil {
-		b = g.Over.append(b)
+	b = append(b, boolByte(g.Revoked != nil))
+	if g.Revoked != nil {
+		b = g.Revoked.append(b)
 	}
 	return b
 }
@@ -407,7 +407,7 @@ func (g *GroupStatus) parse(p *parser) {
 	g.Size, g.Present, g.Open = p.int(), p.int(), p.int()
 	g.Age, g.Ended = p.duration(), p.duration()
 	if p.bool() {
-		g.Over = new(parseVerdictStatus(p))
+		g.Revoked = new(parseFailureStatus(p))
 	}
 }
 
@@ -419,14 +419,14 @@ func (r *RankStatus) append(b []byte) []byte {
 	b = appendString(b, r.Verb)
 	b = appendU64(b, r.Seq)
 	b = appendDuration(b, r.Ago)
-	b = appendDuration(b, r.Heard)
+	b = appendDuration(b, r.LastSeen)
 	b = append(b, byte(len(r.Waits)))
 	for i := range r.Waits {
 		w := &r.Waits[i]
 		b = appendString(b, w.Verb)
 		b = appendInt(b, w.Peer)
 		b = appendString(b, w.Tag)
-		b = appendDuration(b, w.For)
+		b = appendDuration(b, w.Waited)
 	}
 	return b
 }
@@ -434,7 +434,7 @@ func (r *RankStatus) append(b []byte) []byte {
 func parseRank(p *parser) RankStatus {
 	r := RankStatus{
 		Rank: p.int(), Label: p.string(MaxKey), Session: p.u64(), Gone: Code(p.u16()),
-		Verb: p.string(MaxKey), Seq: p.u64(), Ago: p.duration(), Heard: p.duration(),
+		Verb: p.string(MaxKey), Seq: p.u64(), Ago: p.duration(), LastSeen: p.duration(),
 	}
 	for range p.u8() {
 		r.Waits = append(r.Waits, WaitStatus{p.string(MaxKey), p.int(), p.string(MaxKey), p.duration()})
@@ -450,15 +450,15 @@ func (r *RecordStatus) append(b []byte) []byte {
 	b = appendU64(b, r.Seq)
 	b = appendString(b, r.Verb)
 	b = appendInt(b, r.Root)
-	b = appendDuration(b, r.For)
-	b = appendDuration(b, r.Left)
-	return r.Missing.append(r.Came.append(b))
+	b = appendDuration(b, r.Age)
+	b = appendDuration(b, r.Remaining)
+	return r.Missing.append(r.Arrived.append(b))
 }
 
 func parseRecord(p *parser) RecordStatus {
 	return RecordStatus{
-		Channel: p.string(MaxKey), Seq: p.u64(), Verb: p.string(MaxKey), Root: p.int(), For: p.duration(), Left: p.duration(),
-		Came: parseRanks(p), Missing: parseRanks(p),
+		Channel: p.string(MaxKey), Seq: p.u64(), Verb: p.string(MaxKey), Root: p.int(), Age: p.duration(), Remaining: p.duration(),
+		Arrived: parseRanks(p), Missing: parseRanks(p),
 	}
 }
 
@@ -479,18 +479,18 @@ func parseRanks(p *parser) Ranks {
 	return r
 }
 
-func (v *VerdictStatus) append(b []byte) []byte {
+func (v *FailureStatus) append(b []byte) []byte {
 	b = appendString(b, v.Channel)
 	b = appendU64(b, v.Seq)
 	b = appendString(b, v.Verb)
 	b = appendDuration(b, v.Ago)
-	return appendInt(v.Verdict.append(b), v.More)
+	return appendInt(v.Failure.append(b), v.Unnamed)
 }
 
-func parseVerdictStatus(p *parser) VerdictStatus {
-	return VerdictStatus{Channel: p.string(MaxKey), Seq: p.u64(), Verb: p.string(MaxKey), Ago: p.duration(), Verdict: *p.verdict(), More: p.int()}
+func parseFailureStatus(p *parser) FailureStatus {
+	return FailureStatus{Channel: p.string(MaxKey), Seq: p.u64(), Verb: p.string(MaxKey), Ago: p.duration(), Failure: *p.failure(), Unnamed: p.int()}
 }
 
 func (k *KeyStatus) append(b []byte) []byte {
-	return appendDuration(appendInt(b, k.Calls), k.For)
+	return appendDuration(appendInt(b, k.Calls), k.Waited)
 }

@@ -14,37 +14,37 @@ import (
 
 // aStatus has something in every field.
 func aStatus() *wire.Status {
-	verdict := wire.Verdict{
+	verdict := wire.Failure{
 		Code: wire.CodeTimeout, Missing: []int{2}, Doing: []string{"in no call"}, Lost: []int{3}, Left: []int{4}, By: -1, Reason: "x", Waited: time.Second,
 	}
 	return &wire.Status{
 		Server: &wire.ServerStatus{
 			Up: 1, Durable: true, Sessions: 2, Calls: 3, Groups: 4, Keys: 5, Bytes: 6, In: 7, Out: 8, Ops: []int64{0, 9},
-			Latency: []wire.Bucket{{Below: 10, Count: 11}}, Took: 12,
-			Conns: 13, Came: 14, Refused: 15, Slow: 16, Lost: 17, Watching: 18, History: 19, Compacted: 20,
-			Log: 21, Syncs: []wire.Bucket{{Below: 22, Count: 23}}, Synced: 24, Writing: 25,
+			Latency: []wire.Bucket{{UpTo: 10, Count: 11}}, LatencySum: 12,
+			Conns: 13, Accepted: 14, Refused: 15, Dropped: 16, LostSessions: 17, Watches: 18, History: 19, Compacted: 20,
+			LogBytes: 21, Syncs: []wire.Bucket{{UpTo: 22, Count: 23}}, SyncSum: 24, SyncPending: 25,
 		},
 		Replication: &wire.ReplicationStatus{
-			Leads: true, Leader: "a:1", Term: 26, Led: 27, Standbys: []wire.StandbyStatus{{Addr: "b:1", Lag: 28, Seen: 29}},
+			Leading: true, Leader: "a:1", Term: 26, LeadingFor: 27, Standbys: []wire.StandbyStatus{{Addr: "b:1", Lag: 28, Seen: 29}},
 		},
 		Groups: []wire.GroupStatus{
 			{
 				Name: "train", Run: "r", Generation: 7, Size: 5, Present: 4, Age: 12, Ended: -1, Open: 1,
-				Over: &wire.VerdictStatus{Ago: 13, Verdict: verdict, More: 1},
+				Revoked: &wire.FailureStatus{Ago: 13, Failure: verdict, Unnamed: 1},
 				Ranks: []wire.RankStatus{{
-					Rank: 0, Label: "pid 1 on a", Session: 14, Gone: wire.CodeLost, Verb: "recv", Seq: 15, Ago: 16, Heard: -1,
-					Waits: []wire.WaitStatus{{Verb: "recv", Peer: 1, Tag: "t", For: 17}},
+					Rank: 0, Label: "pid 1 on a", Session: 14, Gone: wire.CodeLost, Verb: "recv", Seq: 15, Ago: 16, LastSeen: -1,
+					Waits: []wire.WaitStatus{{Verb: "recv", Peer: 1, Tag: "t", Waited: 17}},
 				}},
 				Records: []wire.RecordStatus{{
-					Channel: "c", Seq: 18, Verb: "barrier", Root: -1, For: 19, Left: 20,
-					Came:    wire.Ranks{Count: 3, Spans: []wire.Span{{First: 0, Last: 1}, {First: 4, Last: 4}}},
+					Channel: "c", Seq: 18, Verb: "barrier", Root: -1, Age: 19, Remaining: 20,
+					Arrived: wire.Ranks{Count: 3, Spans: []wire.Span{{First: 0, Last: 1}, {First: 4, Last: 4}}},
 					Missing: wire.Ranks{Count: 1, Spans: []wire.Span{{First: 2, Last: 2}}},
 				}},
-				Verdicts: []wire.VerdictStatus{{Channel: "c", Seq: 17, Verb: "gather", Ago: 21, Verdict: verdict}},
+				Failures: []wire.FailureStatus{{Channel: "c", Seq: 17, Verb: "gather", Ago: 21, Failure: verdict}},
 			},
 			{Name: "b", Size: 1, Ended: 22},
 		},
-		Keys: []wire.KeyStatus{{Key: "ready", Calls: 23, For: 24}},
+		Keys: []wire.KeyStatus{{Key: "ready", Calls: 23, Waited: 24}},
 	}
 }
 
@@ -59,12 +59,12 @@ func TestStatusComesAsItWent(t *testing.T) {
 
 // TestStatusOfAnOlderStore: what is at the end of its row is not known.
 func TestStatusOfAnOlderStore(t *testing.T) {
-	_, rows := wire.AppendStatus(nil, nil, &wire.Status{Server: &wire.ServerStatus{Synced: 24, Writing: 25}})
+	_, rows := wire.AppendStatus(nil, nil, &wire.Status{Server: &wire.ServerStatus{SyncSum: 24, SyncPending: 25}})
 	older := rows[:len(rows)-8]
 	older[1] -= 8 // its length
 	var got wire.Status
 	require.NoError(t, got.Parse(nil, older))
-	require.Equal(t, []time.Duration{24, 0}, []time.Duration{got.Server.Synced, got.Server.Writing})
+	require.Equal(t, []time.Duration{24, 0}, []time.Duration{got.Server.SyncSum, got.Server.SyncPending})
 }
 
 // TestStatusInPages: a page may end amid a group.
@@ -86,7 +86,7 @@ func TestStatusOfALaterVersion(t *testing.T) {
 		"06 10000000 02000000 0300000000000000 deadbeef") // a key with a field more
 	var got wire.Status
 	require.NoError(t, got.Parse([]string{"k"}, rows))
-	require.Equal(t, wire.Status{Keys: []wire.KeyStatus{{Key: "k", Calls: 2, For: 3}}}, got)
+	require.Equal(t, wire.Status{Keys: []wire.KeyStatus{{Key: "k", Calls: 2, Waited: 3}}}, got)
 }
 
 func TestStatusThatMeansNothing(t *testing.T) {

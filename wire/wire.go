@@ -55,42 +55,42 @@ const (
 	OpSwap
 	OpAppend
 	OpDelete
-	OpList    // a page of entries below a prefix
-	OpChanges // what changed below a prefix after a revision; waits if nothing has
-	OpJoin    // a rank enters the roll of a group
-	OpLeave   // a rank leaves its group, or aborts it
-	OpFollow  // answered when the group's generation is revoked
-	OpCollect // one vote for one record: a group verb
-	OpSend    // puts a message into a stream between two ranks
-	OpRecv    // takes one from it
-	OpExpire  // how many of a rank's messages expired unread
-	OpLost    // the session's connection ended without goodbye: said by a server to its engine, refused from a peer
-	OpTake    // one read of each of its keys, which have a number of reads left
-	OpRoom    // answered when a stream has room
-	OpGrant   // a lease
-	OpKeep    // keeps a lease alive
-	OpRevoke  // ends a lease, and its entries with it
-	OpSkip    // nothing, under a number that was used
-	OpProbe   // is anybody there: asked by a server, and answered with the same
-	OpProof   // the server's question for the secret, and the proof of it
-	OpBackup  // a piece of a copy of all that the store holds
-	OpBranch  // of a relay: a frame of one of its branches, or one for many
-	OpVotes   // of a relay: votes for one record, of many branches
-	OpStatus  // a page of what the store sees of itself: groups, who waits for whom
-	OpPush    // puts a value at the end of a queue
-	OpPop     // takes the first value of a queue
-	OpDone    // a rank closes a channel: it makes no more calls on it
-	OpTaken   // a rank has received the messages of a stream up to a position
+	OpList         // a page of entries below a prefix
+	OpWatch        // what changed below a prefix after a revision; waits if nothing has
+	OpJoin         // a rank enters the roll of a group
+	OpLeave        // a rank leaves its group, or aborts it
+	OpFollow       // answered when the group's generation is revoked
+	OpCollect      // one vote for one record: a group verb
+	OpSend         // puts a message into a stream between two ranks
+	OpRecv         // takes one from it
+	OpExpired      // how many of a rank's messages expired unread
+	OpLost         // the session's connection ended without goodbye: said by a server to its engine, refused from a peer
+	OpTake         // one read of each of its keys, which have a number of reads left
+	OpSendReady    // answered when a stream has room
+	OpGrant        // a lease
+	OpKeepAlive    // keeps a lease alive
+	OpRevoke       // ends a lease, and its entries with it
+	OpSkip         // nothing, under a number that was used
+	OpProbe        // is anybody there: asked by a server, and answered with the same
+	OpProof        // the server's question for the secret, and the proof of it
+	OpBackup       // a piece of a copy of all that the store holds
+	OpRelay        // of a relay: a frame of one of its branches, or one for many
+	OpVotes        // of a relay: votes for one record, of many branches
+	OpStatus       // a page of what the store sees of itself: groups, who waits for whom
+	OpPush         // puts a value at the end of a queue
+	OpPop          // takes the first value of a queue
+	OpCloseChannel // a rank closes a channel: it makes no more calls on it
+	OpAck          // a rank has received the messages of a stream up to a position
 	opEnd
 )
 
 var opNames = [opEnd]string{
 	OpHello: "hello", OpGoodbye: "goodbye", OpCancel: "cancel", OpPing: "ping", OpGet: "get", OpSet: "set", OpWait: "wait",
-	OpAdd: "add", OpSwap: "swap", OpAppend: "append", OpDelete: "delete", OpList: "list", OpChanges: "watch", OpJoin: "join",
-	OpLeave: "leave", OpFollow: "follow", OpCollect: "collect", OpSend: "send", OpRecv: "recv", OpExpire: "expire", OpLost: "lost",
-	OpTake: "take", OpRoom: "room", OpGrant: "lease", OpKeep: "keep alive", OpRevoke: "revoke", OpSkip: "skip", OpProbe: "probe",
-	OpProof: "proof", OpBackup: "backup", OpBranch: "branch", OpVotes: "votes", OpStatus: "status",
-	OpPush: "push", OpPop: "pop", OpDone: "close channel", OpTaken: "acknowledge",
+	OpAdd: "add", OpSwap: "swap", OpAppend: "append", OpDelete: "delete", OpList: "list", OpWatch: "watch", OpJoin: "join",
+	OpLeave: "leave", OpFollow: "follow", OpCollect: "collect", OpSend: "send", OpRecv: "recv", OpExpired: "expired", OpLost: "lost",
+	OpTake: "take", OpSendReady: "send ready", OpGrant: "lease", OpKeepAlive: "keep alive", OpRevoke: "revoke", OpSkip: "skip", OpProbe: "probe",
+	OpProof: "proof", OpBackup: "backup", OpRelay: "relay", OpVotes: "votes", OpStatus: "status",
+	OpPush: "push", OpPop: "pop", OpCloseChannel: "close channel", OpAck: "acknowledge",
 }
 
 func (o Op) String() string {
@@ -104,7 +104,7 @@ func (o Op) String() string {
 // after a reconnect, under the same id: it changes nothing, or is a vote, which counts once.
 func (o Op) Waits() bool {
 	switch o {
-	case OpWait, OpChanges, OpJoin, OpFollow, OpCollect, OpRecv, OpRoom:
+	case OpWait, OpWatch, OpJoin, OpFollow, OpCollect, OpRecv, OpSendReady:
 		return true
 	}
 	return false
@@ -138,7 +138,7 @@ const (
 	CodeCancelled        // a rank's context ended
 	CodeStale            // a generation that is over, or a sequence that is passed
 	CodeCounted          // the entry is for a number of reads: OpTake is one
-	CodeNoRoom           // the stream is full: OpRoom waits
+	CodeWouldBlock       // the stream is full: OpSendReady waits
 	CodeFailed           // a rank could not do its part of what ranks do together; the group goes on
 	CodeSkipped          // a rank went on to a later verb without a vote for this one; the group goes on
 	CodeAgain            // the store has no room for the answer now: the client sends the request again
@@ -148,7 +148,7 @@ const (
 var codeNames = [codeEnd]string{
 	"ok", "not found", "expired", "conflict", "lost", "timed out", "too large", "full", "denied", "unavailable", "unsupported",
 	"compacted", "closed", "invalid", "mismatch", "aborted", "left", "cancelled", "stale",
-	"counted", "no room", "failed", "skipped", "no room for the answer",
+	"counted", "would block", "failed", "skipped", "no space for the answer",
 }
 
 func (c Code) String() string {

@@ -106,7 +106,7 @@ func voted(t *testing.T, addr, name string, rank int, receives bool) {
 		require.NoError(t, err)
 		for _, g := range status.Groups {
 			for _, record := range g.Records {
-				here := record.Channel == name && len(record.Came.Spans) == 1 && record.Came.Spans[0].First == rank
+				here := record.Channel == name && len(record.Arrived.Spans) == 1 && record.Arrived.Spans[0].First == rank
 				if here && (!receives || len(g.Ranks[rank].Waits) > 0) {
 					return true
 				}

@@ -189,7 +189,7 @@ func came(ctx context.Context, s *store.Store, ranks int) error {
 		}
 		for _, g := range now.Groups {
 			for _, r := range g.Records {
-				if r.Came.Count == ranks {
+				if r.Arrived.Count == ranks {
 					return nil
 				}
 			}

@@ -31,8 +31,8 @@ func compare[T any](t *testing.T, setup, expression string, values []T) []string
 	return got
 }
 
-// TestTheWordsOfAVerdict: whatever the verdict, Python says of it what Go says.
-func TestTheWordsOfAVerdict(t *testing.T) {
+// TestFailureText checks that Python and Go format every failure alike.
+func TestFailureText(t *testing.T) {
 	clash := func(b wire.Contribution) []wire.Contribution {
 		return []wire.Contribution{{Rank: 1, Verb: "gather", Root: 0, Type: "int", Label: "sum of 3"}, b}
 	}
@@ -40,7 +40,7 @@ func TestTheWordsOfAVerdict(t *testing.T) {
 	for i := range long {
 		long[i] = 2 * i
 	}
-	verdicts := []wire.Verdict{
+	failures := []wire.Failure{
 		{Code: wire.CodeTimeout, By: -1, Waited: 1234567890, Missing: []int{2}, Doing: []string{"in recv(3) for 4 s"}},
 		{Code: wire.CodeTimeout, By: -1, Waited: 5 * time.Millisecond, Missing: []int{1, 2, 3, 5}, Doing: []string{"a", "b"}},
 		{Code: wire.CodeTimeout, By: -1, Waited: 15 * time.Millisecond, Missing: long, Doing: slices.Repeat([]string{"x"}, 16)},
@@ -62,36 +62,36 @@ func TestTheWordsOfAVerdict(t *testing.T) {
 		{Code: wire.CodeAborted, By: 0},
 		{Code: wire.CodeInvalid, By: -1, Reason: "r"},
 		{Code: wire.CodeStale, By: -1},
-		{Code: wire.CodeNoRoom, By: 2, Reason: "é\n"},
+		{Code: wire.CodeWouldBlock, By: 2, Reason: "é\n"},
 		{Code: wire.CodeFailed, By: 3, Missing: []int{1}},
 		{Code: wire.CodeConflict, By: -1, Reason: "rank 1 is held", Missing: []int{2}, Doing: []string{"d"}},
 	}
-	type told struct {
+	type shown struct {
 		Op, Group, Channel string
 		Seq                uint64
-		Verdict            wire.Verdict
+		Failure            wire.Failure
 	}
-	var all []told
-	for i, v := range verdicts {
-		all = append(all, told{Op: "barrier", Group: "world", Seq: uint64(i), Verdict: v})
+	var all []shown
+	for i, v := range failures {
+		all = append(all, shown{Op: "barrier", Group: "world", Seq: uint64(i), Failure: v})
 	}
 	all = append(
-		all, told{Op: "gather.state", Group: "a\"b\x00\té\u2028", Channel: "c", Verdict: verdicts[0]},
-		told{Group: "no op", Verdict: verdicts[1]}, told{Op: "recv from 2", Group: "g", Channel: "\\", Seq: 7, Verdict: verdicts[8]},
+		all, shown{Op: "gather.state", Group: "a\"b\x00\té\u2028", Channel: "c", Failure: failures[0]},
+		shown{Group: "no op", Failure: failures[1]}, shown{Op: "recv from 2", Group: "g", Channel: "\\", Seq: 7, Failure: failures[8]},
 	)
 	got := compare(t, `
 from muster._errors import rank_error
-from muster._wire import Code, Contribution, Verdict
+from muster._wire import Code, Contribution, Failure
 def clash(c):
     return Contribution(rank=c["Rank"], verb=c["Verb"], root=c["Root"], type=c["Type"], label=c["Label"])
 def said(v):
-    w = v["Verdict"]
+    w = v["Failure"]
     lists = [w[n] or [] for n in ("Missing", "Doing", "Lost", "Left")]
-    verdict = Verdict(Code(w["Code"]), w["By"], w["Waited"], w["Reason"], *lists, [clash(c) for c in w["Clash"] or []])
-    return str(rank_error(v["Op"], v["Group"], v["Channel"], 0, 4, v["Seq"], verdict))
+    failure = Failure(Code(w["Code"]), w["By"], w["Waited"], w["Reason"], *lists, [clash(c) for c in w["Clash"] or []])
+    return str(rank_error(v["Op"], v["Group"], v["Channel"], 0, 4, v["Seq"], failure))
 `, "said(v)", all)
 	for i, a := range all {
-		want := &pgroup.RankError{Op: a.Op, Group: a.Group, Channel: a.Channel, Size: 4, Seq: a.Seq, Verdict: &a.Verdict}
+		want := &pgroup.RankError{Op: a.Op, Group: a.Group, Channel: a.Channel, Size: 4, Seq: a.Seq, Failure: &a.Failure}
 		require.Equal(t, want.Error(), got[i])
 	}
 }

@@ -285,7 +285,7 @@ func failureOf(err error) gatherFailure {
 		return gatherFailure{Text: e.Error(), By: e.rank}
 	}
 	re, ok := errors.AsType[*pgroup.RankError](err)
-	if !ok || re.Verdict == nil {
+	if !ok || re.Failure == nil {
 		return gatherFailure{Text: err.Error(), By: -1}
 	}
 	f := gatherFailure{Text: re.Reason, By: re.By, Second: errors.Is(err, context.Canceled)}

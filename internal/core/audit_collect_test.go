@@ -23,7 +23,7 @@ type channel struct {
 type record struct {
 	ch       *channel
 	seq      uint64
-	cast     wire.Contribution // what the first vote was for
+	call     wire.Contribution // what the first vote was for
 	yes      []*vote           // by rank: the first
 	no       *vote             // the first, or a cancel
 	clash    *vote             // the first vote for something else, before the decision
@@ -68,7 +68,7 @@ func (g *group) channel(name string, rank int) *channel {
 			return ch
 		}
 	}
-	n := len(g.seats)
+	n := len(g.members)
 	ch := &channel{g: g, name: name, use: g.uses[name], used: make([]bool, n), closed: make([]bool, n), floor: make([]uint64, n)}
 	g.uses[name]++
 	g.channels = append(g.channels, ch)
@@ -91,7 +91,7 @@ func (ch *channel) before(a *audit) (n int) {
 // over reports whether ch is to be freed: its users have closed it, and each record is decided and needed by no rank.
 func (ch *channel) over(a *audit) bool {
 	for rank, used := range ch.used {
-		if used && !ch.closed[rank] && ch.g.seats[rank].gone == wire.CodeOK {
+		if used && !ch.closed[rank] && ch.g.members[rank].gone == wire.CodeOK {
 			return false
 		}
 	}
@@ -113,7 +113,7 @@ func (a *audit) closes(cl *call) {
 		ch.goOn(a)
 		a.w.tally.closed++
 	}
-	for _, st := range g.streams {
+	for _, st := range g.streamCount {
 		if st.tag == c.Channel {
 			st.closes(c.Rank)
 		}
@@ -130,9 +130,9 @@ func c9FreedWithItsLastUser(a *audit, g *group) {
 		}
 		return over
 	})
-	g.streams = slices.DeleteFunc(g.streams, (*stream).over)
-	if channels, streams := a.w.m.Opened(g.gen); channels != len(g.channels) || streams != len(g.streams) {
-		breaks("C9 a channel is freed with its last user", "generation %d has %d channels and %d streams, and needs %d and %d", g.gen, channels, streams, len(g.channels), len(g.streams))
+	g.streamCount = slices.DeleteFunc(g.streamCount, (*stream).over)
+	if channels, streams := a.w.m.Opened(g.gen); channels != len(g.channels) || streams != len(g.streamCount) {
+		breaks("C9 a channel is freed with its last user", "generation %d has %d channels and %d streams, and needs %d and %d", g.gen, channels, streams, len(g.channels), len(g.streamCount))
 	}
 }
 
@@ -156,14 +156,14 @@ func (ch *channel) record(seq uint64) *record {
 // passed reports whether every rank that is there has passed r.
 func (r *record) passed() bool {
 	for rank, f := range r.ch.floor {
-		if f < r.seq && r.ch.g.seats[rank].gone == wire.CodeOK {
+		if f < r.seq && r.ch.g.members[rank].gone == wire.CodeOK {
 			return false
 		}
 	}
 	return true
 }
 
-func (r *record) elects(rank int) bool { return !r.cast.RootOnly || rank == r.cast.Root }
+func (r *record) requires(rank int) bool { return !r.call.RootOnly || rank == r.call.Root }
 
 // votes is a vote that arrives.
 func (a *audit) votes(cl *call) {
@@ -184,15 +184,15 @@ func (a *audit) votes(cl *call) {
 	ch.goOn(a)
 	r := ch.record(c.Seq)
 	if r == nil {
-		if g.over != nil {
+		if g.revocation != nil {
 			return // cl.record stays nil: it is told why
 		}
 		if len(ch.records) >= a.w.bounds.Window {
 			g.revoke(a, wire.CodeFull, -1)
 			return
 		}
-		n := len(g.seats)
-		r = &record{ch: ch, seq: c.Seq, cast: *c, yes: make([]*vote, n), asker: make([]*call, n)}
+		n := len(g.members)
+		r = &record{ch: ch, seq: c.Seq, call: *c, yes: make([]*vote, n), asker: make([]*call, n)}
 		ch.records = append(ch.records, r)
 	}
 	v := &vote{rank: c.Rank, step: a.step, c: c, payload: cl.req.Value}
@@ -218,13 +218,13 @@ func (ch *channel) goOn(a *audit) {
 // judge says what a vote is to r.
 func (r *record) judge(v *vote) voteKind {
 	switch {
-	case r.done && r.ok && !agree(&r.cast, v.c):
+	case r.done && r.ok && !agree(&r.call, v.c):
 		return lateOther
 	case r.done:
 		return late
 	case v.c.No != wire.CodeOK:
 		return said
-	case !agree(&r.cast, v.c):
+	case !agree(&r.call, v.c):
 		return other
 	case r.yes[v.rank] != nil:
 		return repeated
@@ -247,8 +247,8 @@ func (r *record) count(a *audit, v *vote, cl *call) {
 	switch v.kind {
 	case yes:
 		r.yes[v.rank] = v
-		if r.cast.Type == "" {
-			r.cast.Type = v.c.Type
+		if r.call.Type == "" {
+			r.call.Type = v.c.Type
 		}
 	case said, absurd:
 		r.no = v
@@ -270,14 +270,14 @@ func agree(a, b *wire.Contribution) bool {
 	if a.Type != b.Type && a.Type != "" && b.Type != "" {
 		return false
 	}
-	return a.Verb == b.Verb && a.Root == b.Root && a.RootOnly == b.RootOnly && a.Label == b.Label && a.Fold == b.Fold &&
+	return a.Verb == b.Verb && a.Root == b.Root && a.RootOnly == b.RootOnly && a.Label == b.Label && a.Reduction == b.Reduction &&
 		(a.Want == wire.WantPart) == (b.Want == wire.WantPart)
 }
 
 // sensible reports whether a yes can be carried out.
 func (r *record) sensible(v *vote) bool {
 	c, n := v.c, len(r.yes)
-	if c.Root < -1 || c.Root >= n || c.RootOnly && c.Root < 0 || int(c.Want) >= n || c.Want < wire.WantFold {
+	if c.Root < -1 || c.Root >= n || c.RootOnly && c.Root < 0 || int(c.Want) >= n || c.Want < wire.WantReduced {
 		return false
 	}
 	if c.Want == wire.WantPart && (!c.RootOnly || c.Root == v.rank) {
@@ -285,7 +285,7 @@ func (r *record) sensible(v *vote) bool {
 		v.parts = parts
 		return err == nil && len(parts) == n
 	}
-	if c.Want == wire.WantFold || c.Fold != (wire.Fold{}) {
+	if c.Want == wire.WantReduced || c.Reduction != (wire.Reduction{}) {
 		return len(v.payload) == 16 && !c.RootOnly // two numbers, here
 	}
 	return true
@@ -294,7 +294,7 @@ func (r *record) sensible(v *vote) bool {
 // allYes reports whether everybody that r needs has said yes.
 func (r *record) allYes() bool {
 	for rank, v := range r.yes {
-		if r.elects(rank) && v == nil {
+		if r.requires(rank) && v == nil {
 			return false
 		}
 	}
@@ -303,7 +303,7 @@ func (r *record) allYes() bool {
 
 // held reports whether a root has to wait for room: too many records before r are not freed, or too many bytes.
 func (r *record) held(a *audit) bool {
-	if !r.cast.RootOnly {
+	if !r.call.RootOnly {
 		return false
 	}
 	before, bytes := 0, 0
@@ -341,11 +341,11 @@ func (r *record) mustEnd(a *audit) string {
 		return allYesDecide
 	}
 	for rank := range r.yes {
-		if !r.elects(rank) || r.yes[rank] != nil {
+		if !r.requires(rank) || r.yes[rank] != nil {
 			continue
 		}
 		switch {
-		case g.seats[rank].gone != wire.CodeOK:
+		case g.members[rank].gone != wire.CodeOK:
 			return "L3 a lost elector decides"
 		case r.ch.floor[rank] >= r.seq:
 			return "L3 an elector that went on decides"
@@ -386,7 +386,7 @@ func (a *audit) decided(cl *call, rep *wire.Reply) {
 		g4RevokedForCause(a, cl.group, cl, rep)
 		return
 	}
-	if rep.Code != wire.CodeOK && rep.Verdict == nil {
+	if rep.Code != wire.CodeOK && rep.Failure == nil {
 		c1Refusals(r, cl, rep)
 		return
 	}
@@ -400,6 +400,6 @@ func (a *audit) decided(cl *call, rep *wire.Reply) {
 		c7OwnPayloads(r, cl, rep)
 	} else {
 		a.w.tally.no[rep.Code]++
-		c3FailureNames(a, r, rep.Verdict)
+		c3FailureNames(a, r, rep.Failure)
 	}
 }

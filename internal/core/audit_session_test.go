@@ -14,7 +14,7 @@ import (
 type known struct {
 	id          uint64
 	token       []byte
-	grace       clock  // it is lost then; zero: it has a connection
+	grace       timer  // it is lost then; zero: it has a connection
 	away        bool   // it has not been resumed since a restart
 	why         string // it has none: others may have lost theirs for the same
 	last, acked uint64
@@ -27,29 +27,29 @@ type known struct {
 type lease struct {
 	id, session uint64
 	ttl         core.Time
-	ends        clock
+	ends        timer
 	keys        []string // of its entries, in the order in which they came to it
 	over        bool
 }
 
 // clock is when something happens; what happens at one time does so in the order in which it was said.
-type clock struct {
+type timer struct {
 	at   core.Time
 	turn uint64
 }
 
-func (a *audit) in(d core.Time) clock {
+func (a *audit) in(d core.Time) timer {
 	a.turn++
-	return clock{a.now + d, a.turn}
+	return timer{a.now + d, a.turn}
 }
 
-func (c clock) before(d clock) bool { return c.at < d.at || c.at == d.at && c.turn < d.turn }
+func (c timer) before(d timer) bool { return c.at < d.at || c.at == d.at && c.turn < d.turn }
 
 // advance ends leases, sessions and the wait for a roll whose time has come, in order.
 func (a *audit) advance() {
 	a.leaving, a.overdue = nil, nil
 	for {
-		next := clock{at: a.now + 1}
+		next := timer{at: a.now + 1}
 		var end func()
 		for _, l := range a.leases {
 			if l.ends.before(next) {
@@ -93,15 +93,15 @@ func (a *audit) loses(first *known) {
 	}
 	for _, g := range slices.Clone(a.inOrder) { // one verdict for all of its ranks
 		var ranks []int
-		for rank, s := range g.seats {
+		for rank, s := range g.members {
 			if slices.Contains(ids, s.session) && s.gone == wire.CodeOK {
 				ranks = append(ranks, rank)
 			}
 		}
 		if first.why != "" && len(ranks) > 0 {
 			g.revoke(a, wire.CodeLost, ranks[0])
-			if g.over.step == a.step && g.over.why == "" && g.over.rank == ranks[0] {
-				g.over.ranks, g.over.why = ranks, first.why
+			if g.revocation.step == a.step && g.revocation.why == "" && g.revocation.rank == ranks[0] {
+				g.revocation.ranks, g.revocation.why = ranks, first.why
 			}
 		}
 	}
@@ -174,7 +174,7 @@ func (a *audit) numbered(cl *call, rep *wire.Reply) bool {
 }
 
 // reads reports whether a call that waits changes nothing at all: to begin it anew is no harm.
-func reads(op wire.Op) bool { return op == wire.OpWait || op == wire.OpChanges || op == wire.OpFollow }
+func reads(op wire.Op) bool { return op == wire.OpWait || op == wire.OpWatch || op == wire.OpFollow }
 
 // greeted is the answer to a hello: the session that was asked for, if it is there and its token is right; otherwise a new one.
 func (a *audit) greeted(cl *call, rep *wire.Reply) {
@@ -183,7 +183,7 @@ func (a *audit) greeted(cl *call, rep *wire.Reply) {
 	s := a.sessions[req.Resume]
 	if s != nil && bytes.Equal(s.token, req.Value) {
 		s6TakenUp(s, cl, rep)
-		s.grace, s.why, s.away = clock{}, "", false
+		s.grace, s.why, s.away = timer{}, "", false
 		s.repeats = map[uint64]bool{}
 		for _, cl := range a.waiting {
 			if cl.session == s.id && !reads(cl.req.Op) {
@@ -216,7 +216,7 @@ func (a *audit) carryOutLease(cl *call) {
 	switch {
 	case l == nil:
 		rep.Code = no
-	case req.Op == wire.OpKeep:
+	case req.Op == wire.OpKeepAlive:
 		l.ends = a.in(l.ttl)
 	default:
 		a.w.tally.leasesRevoked++

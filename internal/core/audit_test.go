@@ -25,38 +25,38 @@ type audit struct {
 	waiting  []*call // at the server, in the order in which they came
 	groups   map[uint64]*group
 	inOrder  []*group
-	live     map[rollKey]*group
-	rolls    []*roll
+	live     map[groupKey]*group
+	rolls    []*rendezvous
 	lastGen  uint64
 	keys     keys
 }
 
-type rollKey struct{ name, run string }
+type groupKey struct{ name, run string }
 
 func newAudit(w *world) *audit {
 	return &audit{
-		w: w, sessions: map[uint64]*known{}, lost: map[uint64]wire.Code{}, leases: map[uint64]*lease{}, groups: map[uint64]*group{}, live: map[rollKey]*group{},
+		w: w, sessions: map[uint64]*known{}, lost: map[uint64]wire.Code{}, leases: map[uint64]*lease{}, groups: map[uint64]*group{}, live: map[groupKey]*group{},
 		keys: keys{rev: 1, entries: map[string]*keyEntry{}, queues: map[string]*queue{}},
 	}
 }
 
 // group is one generation.
 type group struct {
-	gen      uint64
-	key      rollKey
-	seats    []seat
-	present  int
-	over     *cause // why it is revoked
-	roll     *roll
-	all      bool           // and not only records that a lost rank has not voted in
-	told     []byte         // how the first who heard of that was told
-	channels []*channel     // in the order in which they began
-	uses     map[string]int // of each name
-	streams  []*stream
-	votes    []*wire.Contribution // of all records, for C3
+	gen         uint64
+	key         groupKey
+	members     []auditMember
+	present     int
+	revocation  *cause // why it is revoked
+	roll        *rendezvous
+	all         bool           // and not only records that a lost rank has not voted in
+	told        []byte         // how the first who heard of that was told
+	channels    []*channel     // in the order in which they began
+	uses        map[string]int // of each name
+	streamCount []*stream
+	votes       []*wire.Contribution // of all records, for C3
 }
 
-type seat struct {
+type auditMember struct {
 	session uint64
 	join    uint64 // the call that took it
 	gone    wire.Code
@@ -73,8 +73,8 @@ type cause struct {
 }
 
 func (g *group) revoke(a *audit, code wire.Code, rank int) {
-	if g.over == nil {
-		g.over = &cause{code: code, rank: rank, step: a.step}
+	if g.revocation == nil {
+		g.revocation = &cause{code: code, rank: rank, step: a.step}
 		a.w.tally.revoked++
 	}
 	g.all = g.all || code != wire.CodeLost
@@ -126,15 +126,15 @@ func (a *audit) carryOut(cl *call, req *wire.Request) {
 		a.votes(cl)
 	case wire.OpSend:
 		a.sends(cl)
-	case wire.OpRoom:
+	case wire.OpSendReady:
 		a.asksForRoom(cl, req)
 	case wire.OpRecv:
 		a.receives(cl)
-	case wire.OpGrant, wire.OpKeep, wire.OpRevoke:
+	case wire.OpGrant, wire.OpKeepAlive, wire.OpRevoke:
 		a.carryOutLease(cl)
-	case wire.OpDone:
+	case wire.OpCloseChannel:
 		a.closes(cl)
-	case wire.OpTaken:
+	case wire.OpAck:
 		a.acknowledges(cl)
 	case wire.OpSkip:
 		cl.expect = &wire.Reply{}
@@ -197,13 +197,13 @@ func (a *audit) ends(session uint64, how wire.Code) {
 			cl.roll.withdraw(a, cl)
 		}
 		if cl.stream != nil {
-			cl.stream.withdraw(cl)
+			cl.stream.endRank(cl)
 		}
 		return true
 	})
 	for _, g := range slices.Clone(a.inOrder) {
-		for rank := range g.seats {
-			if g.seats[rank].session == session {
+		for rank := range g.members {
+			if g.members[rank].session == session {
 				a.fence(g, rank, how)
 			}
 		}
@@ -212,7 +212,7 @@ func (a *audit) ends(session uint64, how wire.Code) {
 
 // fence notes that a rank is gone.
 func (a *audit) fence(g *group, rank int, how wire.Code) {
-	s := &g.seats[rank]
+	s := &g.members[rank]
 	if s.gone != wire.CodeOK {
 		return
 	}
@@ -262,13 +262,13 @@ func (a *audit) seated(cl *call) *group {
 	c := &cl.req.Group
 	g := a.groups[c.Generation]
 	switch {
-	case g == nil, !slices.ContainsFunc(g.seats, func(s seat) bool { return s.session == cl.session }): // it is not to know of g
+	case g == nil, !slices.ContainsFunc(g.members, func(s auditMember) bool { return s.session == cl.session }): // it is not to know of g
 		cl.refusal = wire.CodeStale
-	case c.Rank < 0 || c.Rank >= len(g.seats):
+	case c.Rank < 0 || c.Rank >= len(g.members):
 		cl.refusal = wire.CodeInvalid
-	case g.seats[c.Rank].session != cl.session:
+	case g.members[c.Rank].session != cl.session:
 		cl.refusal = wire.CodeDenied
-	case g.seats[c.Rank].gone != wire.CodeOK:
+	case g.members[c.Rank].gone != wire.CodeOK:
 		cl.refusal = wire.CodeClosed
 	default:
 		return g
@@ -303,7 +303,7 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 	switch cl.op {
 	case wire.OpHello:
 		a.greeted(cl, rep)
-	case wire.OpRoom:
+	case wire.OpSendReady:
 		a.told(cl, rep)
 	case wire.OpJoin:
 		a.joined(cl, rep)
@@ -315,7 +315,7 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 		a.received(cl, rep)
 	case wire.OpFollow:
 		a.followed(cl, rep)
-	case wire.OpDone, wire.OpTaken:
+	case wire.OpCloseChannel, wire.OpAck:
 		if rep.Code != wire.CodeOK {
 			breaks("C9 a channel can be closed, and what was received be acknowledged", "%s: %s", cl, rep.Code)
 		}
@@ -331,7 +331,7 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 // followed is the answer to one who waits for the end of a generation.
 func (a *audit) followed(cl *call, rep *wire.Reply) {
 	g := cl.group
-	if rep.Verdict == nil && g.seats[cl.req.Group.Rank].gone != wire.CodeOK || cl.cancelled != wire.CodeOK {
+	if rep.Failure == nil && g.members[cl.req.Group.Rank].gone != wire.CodeOK || cl.cancelled != wire.CodeOK {
 		return
 	}
 	g4RevokedForCause(a, g, cl, rep)
@@ -343,7 +343,7 @@ func (a *audit) settled() {
 		for _, ch := range g.channels {
 			a.settleChannel(ch)
 		}
-		for _, st := range g.streams {
+		for _, st := range g.streamCount {
 			p5StreamBounded(a, g, st)
 		}
 		c9FreedWithItsLastUser(a, g)

@@ -23,10 +23,10 @@ func (h *history) last() []Change { return h.list[h.head:] }
 
 func (h *history) add(c Change, most int) {
 	h.list = append(h.list, c)
-	h.bytes += size(c.Key, c.Value)
+	h.bytes += entrySize(c.Key, c.Value)
 	for len(h.list)-h.head > most || h.bytes > historyBytes {
 		old := &h.list[h.head]
-		h.bytes -= size(old.Key, old.Value)
+		h.bytes -= entrySize(old.Key, old.Value)
 		*old = Change{}
 		h.head++
 		h.first++
@@ -89,7 +89,7 @@ func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		rep.Keys = append(rep.Keys, c.Key)
 		rep.Values = append(rep.Values, c.Value)
 		rep.Nums = append(rep.Nums, int64(rev), int64(c.How))
-		bytes += size(c.Key, c.Value)
+		bytes += entrySize(c.Key, c.Value)
 	}
 	if len(rep.Keys) > 0 {
 		return true
@@ -102,8 +102,8 @@ func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 
 func (w *watcher) drop(m *Machine, _ *waiter, why wire.Code) {
 	m.watchers.remove(w)
-	if gone(why) {
-		m.forget(&w.waiter)
+	if sessionEnded(why) {
+		m.unregister(&w.waiter)
 		return
 	}
 	m.answer(&w.waiter, &wire.Reply{Code: why})

@@ -20,15 +20,15 @@ import (
 // of a name follow the same rule, each with its two ranks (stream.go).
 type channel struct {
 	g       *group
-	by      uint64 // session that is charged for it
+	payer   uint64 // session that is charged for it
 	name    string
 	next    *channel // of the same name, opened by a rank that has closed this one
 	used    []bool   // by rank: it has voted
 	floor   []uint64 // by rank: it has passed every record up to here; closedFloor if it has closed the channel
 	records map[uint64]*record
 	bytes   int       // of the payloads in records
-	held    []*record // have their root's yes, which waits for room; in order
-	spare   []ballot  // for the next record
+	blocked []*record // have their root's yes, which waits for room; in order
+	spare   []vote    // for the next record
 }
 
 // closedFloor is the floor of a rank that has closed the channel: no sequence number is beyond it.
@@ -36,19 +36,19 @@ const closedFloor = math.MaxUint64
 
 // Why a record fails that a rank has passed without a vote, and a send or recv fails whose other rank has closed the channel.
 const (
-	wentOn    = "it went on to a later call"
-	hasClosed = "it has closed the channel"
+	reasonSkipped = "it went on to a later call"
+	reasonClosed  = "it has closed the channel"
 )
 
 // closed reports whether rank has closed ch.
 func (ch *channel) closed(rank int) bool { return ch.floor[rank] == closedFloor }
 
 // whySkipped is why there is no vote of a rank that has passed a record.
-func (ch *channel) whySkipped(rank int) string {
+func (ch *channel) skipReason(rank int) string {
 	if ch.closed(rank) {
-		return hasClosed
+		return reasonClosed
 	}
-	return wentOn
+	return reasonSkipped
 }
 
 // channel is the channel that a vote of rank is for; nil if that has not begun.
@@ -66,21 +66,21 @@ func (m *Machine) openChannel(g *group, by uint64, c *wire.Contribution, rep *wi
 		ch.used[c.Rank] = true
 		return ch
 	}
-	if g.opened >= m.bounds.channels {
+	if g.channelCount >= m.bounds.channels {
 		refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d channels of a group; one is freed when all ranks that use it have closed it", m.bounds.channels))
 		return nil
 	}
-	n := len(g.seats)
-	ch := &channel{g: g, by: by, name: strings.Clone(c.Channel), used: make([]bool, n), floor: make([]uint64, n), records: map[uint64]*record{}}
+	n := len(g.members)
+	ch := &channel{g: g, payer: by, name: strings.Clone(c.Channel), used: make([]bool, n), floor: make([]uint64, n), records: map[uint64]*record{}}
 	ch.used[c.Rank] = true
 	g.append(ch)
-	m.account.charge(ch.by, ch.cost())
+	m.account.charge(ch.payer, ch.cost())
 	return ch
 }
 
 // append makes ch the last channel of its name.
 func (g *group) append(ch *channel) {
-	g.opened++
+	g.channelCount++
 	last := g.channels[ch.name]
 	if last == nil {
 		g.channels[ch.name] = ch
@@ -94,7 +94,7 @@ func (g *group) append(ch *channel) {
 
 // remove takes ch out of those of its name.
 func (g *group) remove(ch *channel) {
-	g.opened--
+	g.channelCount--
 	first := g.channels[ch.name]
 	switch {
 	case first != ch:
@@ -123,14 +123,14 @@ func (g *group) inOrder() (chs []*channel) {
 // is nothing to close.
 func (m *Machine) closeChannel(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
-	g, s := m.seatOf(t, c, rep)
+	g, s := m.memberOf(t, c, rep)
 	if g == nil {
 		return true
 	}
-	s.called(m, "close", 0)
-	m.dropAll(m.sessions[t.Session], wire.CodeClosed, func(w *waiter) bool { return w.of(g, c.Rank) && isOn(w.owner, c.Channel) })
+	s.noteCall(m, "close", 0)
+	m.dropAll(m.sessions[t.Session], wire.CodeClosed, func(w *waiter) bool { return w.belongsTo(g, c.Rank) && onChannel(w.owner, c.Channel) })
 	if ch := g.channel(c.Channel, c.Rank); ch != nil && ch.used[c.Rank] {
-		ch.pass(m, c.Rank, closedFloor, hasClosed)
+		ch.advance(m, c.Rank, closedFloor, reasonClosed)
 		ch.freeIfClosed(m)
 	}
 	if of := g.tags[c.Channel]; of != nil {
@@ -140,7 +140,7 @@ func (m *Machine) closeChannel(t Ticket, req *wire.Request, rep *wire.Reply) boo
 }
 
 // isOn reports whether a waiting call is on the channel of a name.
-func isOn(o owner, channel string) bool {
+func onChannel(o owner, channel string) bool {
 	switch o := o.(type) {
 	case *record:
 		return o.ch.name == channel
@@ -159,40 +159,40 @@ func (ch *channel) freeIfClosed(m *Machine) {
 		return
 	}
 	for rank, used := range ch.used {
-		if used && ch.g.seats[rank].gone == wire.CodeOK && !ch.closed(rank) {
+		if used && ch.g.members[rank].gone == wire.CodeOK && !ch.closed(rank) {
 			return
 		}
 	}
-	m.account.release(ch.by, ch.cost())
+	m.account.release(ch.payer, ch.cost())
 	ch.g.remove(ch)
 }
 
 // pass moves the floor of rank: it needs nothing up to seq any more. A record that it passes without having voted cannot be decided by a yes
 // any more, and fails for why.
-func (ch *channel) pass(m *Machine, rank int, upTo uint64, why string) {
+func (ch *channel) advance(m *Machine, rank int, upTo uint64, why string) {
 	old := ch.floor[rank]
 	if upTo <= old {
 		return
 	}
 	ch.floor[rank] = upTo
 	if upTo == old+1 {
-		ch.passOne(m, rank, ch.records[upTo], why)
+		ch.advancePast(m, rank, ch.records[upTo], why)
 		return
 	}
 	for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
 		if seq > old && seq <= upTo {
-			ch.passOne(m, rank, ch.records[seq], why)
+			ch.advancePast(m, rank, ch.records[seq], why)
 		}
 	}
 }
 
-func (ch *channel) passOne(m *Machine, rank int, r *record, why string) {
+func (ch *channel) advancePast(m *Machine, rank int, r *record, why string) {
 	if r == nil {
 		return
 	}
 	r.pending--
-	if r.open() && r.needs(rank) {
-		m.decide(r, failed(m.refusal(r, rank, wire.CodeSkipped, why)))
+	if r.open() && r.lacks(rank) {
+		m.decide(r, failureReply(m.refusal(r, rank, wire.CodeSkipped, why)))
 		return
 	}
 	if r.done && r.pending == 0 {
@@ -220,26 +220,26 @@ func (ch *channel) free(m *Machine, r *record) {
 	delete(ch.records, r.seq)
 	ch.bytes -= r.bytes
 	r.each(m.account.release)
-	clear(r.ballots)
-	ch.spare = r.ballots
-	r.ballots = nil
-	ch.admit(m)
+	clear(r.votes)
+	ch.spare = r.votes
+	r.votes = nil
+	ch.unblockRoots(m)
 }
 
 // admit lets those roots go on for which there is room now.
-func (ch *channel) admit(m *Machine) {
+func (ch *channel) unblockRoots(m *Machine) {
 	for {
-		i := slices.IndexFunc(ch.held, func(r *record) bool { return !ch.crowded(m, r) })
+		i := slices.IndexFunc(ch.blocked, func(r *record) bool { return !ch.overWindow(m, r) })
 		if i < 0 {
 			return
 		}
-		m.decide(ch.held[i], nil)
+		m.decide(ch.blocked[i], nil)
 	}
 }
 
 // crowded reports whether the readers are too far behind for the root of r to go on. Only what comes before r
 // counts: ranks that do not wait for their answers may have opened later records, which cannot end before r does.
-func (ch *channel) crowded(m *Machine, r *record) bool {
+func (ch *channel) overWindow(m *Machine, r *record) bool {
 	if len(ch.records) <= m.bounds.aheadRecords && ch.bytes <= m.bounds.aheadBytes {
 		return false
 	}
@@ -258,7 +258,7 @@ func (ch *channel) slowest() (ranks []int) {
 	low := ^uint64(0)
 	for rank, f := range ch.floor {
 		switch {
-		case ch.g.seats[rank].gone != wire.CodeOK || f > low:
+		case ch.g.members[rank].gone != wire.CodeOK || f > low:
 		case f < low:
 			low, ranks = f, []int{rank}
 		default:
@@ -269,9 +269,9 @@ func (ch *channel) slowest() (ranks []int) {
 }
 
 // overrun is the verdict of a channel whose slowest ranks are too far behind.
-func (ch *channel) overrun(m *Machine) *wire.Verdict {
+func (ch *channel) overrun(m *Machine) *wire.Failure {
 	ranks := ch.slowest()
-	return &wire.Verdict{
+	return &wire.Failure{
 		Code: wire.CodeFull, By: -1, Missing: ranks, Doing: m.doing(ch.g, ranks),
 		Reason: fmt.Sprintf("%d records behind the others", m.bounds.window),
 	}

@@ -62,7 +62,7 @@ func TestDoing(t *testing.T) {
 				last = w.waits(w.sessions[rank], req)
 			}
 			w.pass(time.Second)
-			v := w.answer(last).Verdict
+			v := w.answer(last).Failure
 			sameRanks(t, "missing", v.Missing, []int{2})
 			same(t, "doing", strings.Join(v.Doing, "; "), c.want)
 			same(t, "waited", v.Waited, time.Second)
@@ -84,7 +84,7 @@ func TestWhatTookConnections(t *testing.T) {
 		req.Timeout = time.Second
 		ticket := w.waits(w.sessions[0], req)
 		w.pass(time.Second)
-		return w.answer(ticket).Verdict.Reason
+		return w.answer(ticket).Failure.Reason
 	}
 	cut := func(rank int, why string) {
 		w.does(w.sessions[rank], wire.Request{Op: wire.OpLost, TTL: time.Minute, Value: []byte(why)})
@@ -104,7 +104,7 @@ func TestWhatTookConnections(t *testing.T) {
 	req.Timeout = time.Second
 	ticket := w.waits(w.sessions[0], req)
 	w.pass(time.Second)
-	same(t, "of a message", w.answer(ticket).Verdict.Reason, "relay a")
+	same(t, "of a message", w.answer(ticket).Failure.Reason, "relay a")
 }
 
 func TestDoingOfManyIsBounded(t *testing.T) {
@@ -113,7 +113,7 @@ func TestDoingOfManyIsBounded(t *testing.T) {
 	req.Timeout = time.Second
 	ticket := w.waits(w.sessions[0], req)
 	w.pass(time.Second)
-	v := w.answer(ticket).Verdict
+	v := w.answer(ticket).Failure
 	same(t, "missing", len(v.Missing), 99)
 	same(t, "described", len(v.Doing), 16)
 }
@@ -156,8 +156,8 @@ func TestRollTellsWhoHoldsARank(t *testing.T) {
 	other.Group.Size = 3
 	rep = w.does(w.sessions[1], other)
 	isCode(t, rep, wire.CodeMismatch)
-	contains(t, rep.Verdict.Reason, "rank 0 (pid 0) has a world size of 2, rank 1 (pid 1) has 3")
-	same(t, "rolls", w.m.Holdings().Rolls, 0)
+	contains(t, rep.Failure.Reason, "rank 0 (pid 0) has a world size of 2, rank 1 (pid 1) has 3")
+	same(t, "rolls", w.m.Holdings().Forming, 0)
 	for _, bad := range []wire.Contribution{{Rank: -1, Size: 2}, {Rank: 2, Size: 2}, {Rank: 0, Size: 0}, {Rank: 0, Size: 1<<20 + 1}} {
 		isCode(t, w.does(s, wire.Request{Op: wire.OpJoin, Group: bad}), wire.CodeInvalid)
 	}
@@ -170,9 +170,9 @@ func TestExpireCountsUnread(t *testing.T) {
 	}
 	isCode(t, w.does(w.sessions[1], w.asking(0, 1, 1)), wire.CodeOK)
 	w.pass(3 * time.Millisecond)
-	same(t, "expired, the first was read", w.does(w.sessions[0], w.seat(wire.OpExpire, 0)).N, 2)
-	same(t, "since then", w.does(w.sessions[0], w.seat(wire.OpExpire, 0)).N, 0)
+	same(t, "expired, the first was read", w.does(w.sessions[0], w.seat(wire.OpExpired, 0)).N, 2)
+	same(t, "since then", w.does(w.sessions[0], w.seat(wire.OpExpired, 0)).N, 0)
 	isCode(t, w.does(w.sessions[1], w.asking(0, 1, 2)), wire.CodeExpired)
 	isCode(t, w.does(w.sessions[1], w.asking(0, 1, 4)), wire.CodeOK)
-	isCode(t, w.does(w.sessions[1], w.seat(wire.OpExpire, 0)), wire.CodeDenied)
+	isCode(t, w.does(w.sessions[1], w.seat(wire.OpExpired, 0)), wire.CodeDenied)
 }

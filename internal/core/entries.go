@@ -11,19 +11,19 @@ import (
 )
 
 // size is what an entry counts for in Limits.Bytes.
-func size(key string, value []byte) int64 { return int64(len(key) + len(value)) }
+func entrySize(key string, value []byte) int64 { return int64(len(key) + len(value)) }
 
 // lookup finds the entry of key. One whose time is over is not there, also if it has not been taken out yet. It is left where it
 // is: reads are not logged, so that a replay would not know of the change.
 func (m *Machine) lookup(key string) *entry {
-	if e := m.entries.get(key); e != nil && !m.over(e) {
+	if e := m.entries.get(key); e != nil && !m.expired(e) {
 		return e
 	}
 	return nil
 }
 
-func (m *Machine) over(e *entry) bool {
-	return e.pos > 0 && m.expiries.at(e) <= m.now || e.lease > 0 && m.held[e.lease-1].ended
+func (m *Machine) expired(e *entry) bool {
+	return e.pos > 0 && m.expiries.at(e) <= m.now || e.lease > 0 && m.leaseRefs[e.lease-1].ended
 }
 
 // get answers with a value. A read that counts is a change: that is for OpTake, which has a number.
@@ -71,11 +71,11 @@ func (m *Machine) consume(e *entry) {
 	}
 }
 
-const negativeTTL = "negative TTL"
+const reasonNegativeTTL = "negative TTL"
 
 func (m *Machine) set(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
-		return refuse(rep, wire.CodeInvalid, negativeTTL)
+		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
 	}
 	var l *lease
 	if req.Lease != 0 {
@@ -87,23 +87,23 @@ func (m *Machine) set(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if e == nil {
 		return true
 	}
-	m.renew(e)
+	m.makePermanent(e)
 	m.attach(e, l)
 	e.reads = req.Reads
-	m.endIn(e, req.TTL)
+	m.setTTL(e, req.TTL)
 	m.wake(req.Key)
 	return true
 }
 
 // endIn has e go when ttl has passed, if it is not 0.
-func (m *Machine) endIn(e *entry, ttl Time) {
+func (m *Machine) setTTL(e *entry, ttl Time) {
 	if ttl > 0 {
 		m.expiries.arm(e, m.after(ttl))
 	}
 }
 
 // renew makes e an entry for ever.
-func (m *Machine) renew(e *entry) {
+func (m *Machine) makePermanent(e *entry) {
 	e.reads = 0
 	m.expiries.disarm(e)
 	m.attach(e, nil)
@@ -111,7 +111,7 @@ func (m *Machine) renew(e *entry) {
 
 func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
-		return refuse(rep, wire.CodeInvalid, negativeTTL)
+		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
 	}
 	var old int64
 	before := m.lookup(req.Key)
@@ -130,7 +130,7 @@ func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return true
 	}
 	if before == nil {
-		m.endIn(e, req.TTL)
+		m.setTTL(e, req.TTL)
 	}
 	rep.N = old + req.Delta
 	m.wake(req.Key)
@@ -139,7 +139,7 @@ func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 
 func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
-		return refuse(rep, wire.CodeInvalid, negativeTTL)
+		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
 	}
 	e := m.lookup(req.Key)
 	if e == nil && req.Old != nil {
@@ -159,8 +159,8 @@ func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if e = m.put(req.Key, req.Value, rep); e == nil {
 		return true
 	}
-	m.renew(e)
-	m.endIn(e, req.TTL)
+	m.makePermanent(e)
+	m.setTTL(e, req.TTL)
 	rep.Value = e.val()
 	m.wake(req.Key)
 	return true
@@ -168,7 +168,7 @@ func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 
 func (m *Machine) append(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
-		return refuse(rep, wire.CodeInvalid, negativeTTL)
+		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
 	}
 	var old []byte
 	before := m.lookup(req.Key)
@@ -182,7 +182,7 @@ func (m *Machine) append(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return true
 	}
 	if before == nil {
-		m.endIn(e, req.TTL)
+		m.setTTL(e, req.TTL)
 	}
 	rep.N = int64(n)
 	m.wake(req.Key)
@@ -202,17 +202,17 @@ func (m *Machine) delete(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 // put gives key a value, with a new revision. Nobody hears of it yet: the caller calls wake. It returns nil, and
 // the answer in rep, if there is no room.
 func (m *Machine) put(key string, value []byte, rep *wire.Reply) *entry {
-	if what, over := m.limits.over(key, value); over {
+	if what, over := m.limits.exceeded(key, value); over {
 		refuse(rep, wire.CodeTooLarge, what)
 		return nil
 	}
-	if e := m.entries.get(key); e != nil && m.over(e) {
+	if e := m.entries.get(key); e != nil && m.expired(e) {
 		m.remove(e, wire.ChangeExpire)
 	}
 	e := m.entries.get(key)
-	grow := size(key, value)
+	grow := entrySize(key, value)
 	if e != nil {
-		grow -= size(e.key(), e.val())
+		grow -= entrySize(e.key(), e.val())
 	}
 	if m.bytes+grow > m.limits.Bytes && grow > 0 {
 		refuse(rep, wire.CodeFull, "the limit is "+strconv.FormatInt(m.limits.Bytes, 10)+" bytes")
@@ -236,7 +236,7 @@ func (m *Machine) put(key string, value []byte, rep *wire.Reply) *entry {
 }
 
 // over says which limit a key or a value is beyond.
-func (l *Limits) over(key string, value []byte) (what string, over bool) {
+func (l *Limits) exceeded(key string, value []byte) (what string, over bool) {
 	switch {
 	case len(key) > l.Key:
 		return fmt.Sprintf("a key of %d bytes, the limit is %d", len(key), l.Key), true
@@ -251,13 +251,13 @@ func (m *Machine) remove(e *entry, how wire.Change) {
 	m.preserve(key, e)
 	m.expiries.disarm(e)
 	m.attach(e, nil)
-	m.bytes -= size(key, e.val())
+	m.bytes -= entrySize(key, e.val())
 	m.entries.remove(e)
 	m.rev++
 	m.changed(key, nil, how)
 }
 
-// What one answer to OpList or OpChanges holds at most.
+// What one answer to OpList or OpWatch holds at most.
 const (
 	pageKeys  = 1000
 	pageBytes = 1 << 20
@@ -289,7 +289,7 @@ func (m *Machine) list(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 			rep.N = 1
 			return false
 		}
-		if m.over(e) {
+		if m.expired(e) {
 			return true
 		}
 		left := Time(0)

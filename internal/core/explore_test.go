@@ -129,7 +129,7 @@ func (x *explored) next(rank int) {
 func (x *explored) ask(rank int) {
 	r := &x.ranks[rank]
 	if x.again && r.step == exploreSteps {
-		r.out = append(r.out, wire.Request{Op: wire.OpDone, ID: 2 * exploreSteps, Number: 2, Group: wire.Contribution{Generation: r.gen, Rank: rank}})
+		r.out = append(r.out, wire.Request{Op: wire.OpCloseChannel, ID: 2 * exploreSteps, Number: 2, Group: wire.Contribution{Generation: r.gen, Rank: rank}})
 	}
 	r.out = append(r.out, x.request(rank))
 }
@@ -193,7 +193,7 @@ func (x *explored) answer(t core.Ticket, rep *wire.Reply) {
 // verdict is what a rank is told of a record.
 func (x *explored) verdict(rank int, rep *wire.Reply) {
 	seq := uint64(x.ranks[rank].step - 2)
-	if rep.Code != wire.CodeOK && rep.Verdict == nil {
+	if rep.Code != wire.CodeOK && rep.Failure == nil {
 		breaks("C1 a vote has a verdict", "rank %d: %s", rank, say{rep})
 	}
 	told := canonical(rep)
@@ -206,7 +206,7 @@ func (x *explored) verdict(rank int, rep *wire.Reply) {
 		switch {
 		case rep.Code == wire.CodeOK && r.step < int(seq)+2:
 			breaks("C6 barrier success anywhere ⇒ every rank had called it", "#%d: rank %d had not", seq, other)
-		case rep.Code == wire.CodeLost && slices.Contains(rep.Verdict.Lost, other) && !r.lost:
+		case rep.Code == wire.CodeLost && slices.Contains(rep.Failure.Lost, other) && !r.lost:
 			breaks("C3 a failure names those at fault", "#%d: rank %d is not lost", seq, other)
 		}
 	}

@@ -32,8 +32,8 @@ func (m *Machine) SetBounds(b Bounds) Bounds {
 
 // Holdings counts what a Machine holds.
 type Holdings struct {
-	Sessions, Waiters, Seats         int // Sessions without Local
-	Groups, Live, Rolls, Shrinks     int
+	Sessions, Waiters, Members       int // Sessions without Local
+	Groups, Live, Forming, Shrinks   int
 	Channels, Records, Streams       int
 	Messages, Follows                int
 	Waits, Watchers, Timers, Effects int
@@ -44,22 +44,22 @@ type Holdings struct {
 // Holdings is all that m holds but keys.
 func (m *Machine) Holdings() Holdings {
 	h := Holdings{
-		Sessions: len(m.sessions) - 1, Groups: len(m.groups), Live: len(m.live), Rolls: len(m.rolls),
-		Calls: m.calls, Ordered: len(m.order.list) - m.order.holes,
-		Watchers: m.watchers.n, Timers: len(m.timers.heap), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.held) - len(m.unheld), Ending: len(m.ending),
+		Sessions: len(m.sessions) - 1, Groups: len(m.groups), Live: len(m.live), Forming: len(m.forming),
+		Calls: m.calls, Ordered: len(m.byGeneration.list) - m.byGeneration.holes,
+		Watchers: m.watchers.n, Timers: len(m.timers.heap), Effects: len(m.effects), Leases: len(m.leases), Held: len(m.leaseRefs) - len(m.freeLeaseRefs), Ending: len(m.endedLeases),
 	}
 	for _, s := range m.sessions {
 		h.Waiters += len(s.waiters)
-		h.Seats += len(s.seats)
+		h.Members += len(s.memberships)
 		h.Answers += len(s.answers)
 	}
-	for _, waits := range m.waits {
+	for _, waits := range m.keyWaits {
 		h.Waits += waits.Len()
 	}
 	for _, g := range m.groups {
 		h.Follows += len(g.follows)
-		h.Channels += g.opened
-		h.Streams += g.streams
+		h.Channels += g.channelCount
+		h.Streams += g.streamCount
 		if g.shrink != nil {
 			h.Shrinks++
 		}
@@ -97,7 +97,7 @@ func (m *Machine) Records(generation uint64, name string, use int) int {
 // Opened counts the channels and the streams of a group.
 func (m *Machine) Opened(generation uint64) (channels, streams int) {
 	if g := m.groups[generation]; g != nil {
-		return g.opened, g.streams
+		return g.channelCount, g.streamCount
 	}
 	return 0, 0
 }
@@ -221,6 +221,6 @@ func (x *expiry) pop(now Time) *entry {
 
 // Account is the account of what m holds, in bytes: as m has kept it, and added up from what is there.
 func (m *Machine) Account() (kept, tally int64, sessions bool) {
-	t := m.tally()
-	return m.account.total, t.total, maps.Equal(m.account.of, t.of)
+	t := m.recount()
+	return m.account.total, t.total, maps.Equal(m.account.bySession, t.bySession)
 }

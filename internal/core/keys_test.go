@@ -65,7 +65,7 @@ func TestTimersInOrder(t *testing.T) {
 	same(t, "next", at, 10*time.Millisecond)
 	same(t, "armed", armed, true)
 	r.pass(time.Second)
-	rep := r.does(core.Local, wire.Request{Op: wire.OpChanges, Rev: 6})
+	rep := r.does(core.Local, wire.Request{Op: wire.OpWatch, Rev: 6})
 	same(t, "order", strings.Join(rep.Keys, ","), "key 1,key 2,key 0,key 4,key 3")
 	if _, armed := r.m.Next(); armed {
 		t.Fatal("a timer is left")
@@ -256,7 +256,7 @@ func TestListDetails(t *testing.T) {
 }
 
 func changes(prefix string, rev uint64) wire.Request {
-	return wire.Request{Op: wire.OpChanges, Key: prefix, Rev: rev}
+	return wire.Request{Op: wire.OpWatch, Key: prefix, Rev: rev}
 }
 
 // TestHistory shows for how long changes are kept, and that a gap is told.

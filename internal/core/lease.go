@@ -13,13 +13,13 @@ type lease struct {
 	id      uint64
 	session uint64
 	ttl     Time
-	timer   clock
+	timer   timer
 	ref     uint32 // in Machine.held, while it has entries
 	entries leaseList
 	ended   bool
 }
 
-func (l *lease) clock() *clock { return &l.timer }
+func (l *lease) timerState() *timer { return &l.timer }
 
 // due ends a lease that nobody has kept alive.
 func (l *lease) due(m *Machine) {
@@ -83,7 +83,7 @@ func (m *Machine) endLease(l *lease) {
 	delete(m.leases, l.id)
 	m.account.release(l.session, leaseCost)
 	if l.ended = true; l.entries.n > 0 {
-		m.ending = append(m.ending, l)
+		m.endedLeases = append(m.endedLeases, l)
 	}
 }
 
@@ -96,28 +96,28 @@ func (m *Machine) attach(e *entry, l *lease) {
 		return
 	}
 	if l.ref == 0 {
-		m.hold(l)
+		m.assignRef(l)
 	}
 	l.entries.push(&m.entries.slab, e, l.ref)
 }
 
 func (m *Machine) detach(e *entry) {
-	l := m.held[e.lease-1]
+	l := m.leaseRefs[e.lease-1]
 	if l.entries.remove(&m.entries.slab, e); l.entries.n == 0 {
-		m.held[l.ref-1] = nil
-		m.unheld = append(m.unheld, l.ref)
+		m.leaseRefs[l.ref-1] = nil
+		m.freeLeaseRefs = append(m.freeLeaseRefs, l.ref)
 		l.ref = 0
 	}
 }
 
 // hold gives l a reference: entries have no room for a pointer.
-func (m *Machine) hold(l *lease) {
-	if n := len(m.unheld); n > 0 {
-		l.ref = m.unheld[n-1]
-		m.unheld = m.unheld[:n-1]
-		m.held[l.ref-1] = l
+func (m *Machine) assignRef(l *lease) {
+	if n := len(m.freeLeaseRefs); n > 0 {
+		l.ref = m.freeLeaseRefs[n-1]
+		m.freeLeaseRefs = m.freeLeaseRefs[:n-1]
+		m.leaseRefs[l.ref-1] = l
 		return
 	}
-	m.held = append(m.held, l)
-	l.ref = uint32(len(m.held))
+	m.leaseRefs = append(m.leaseRefs, l)
+	l.ref = uint32(len(m.leaseRefs))
 }

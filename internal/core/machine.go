@@ -43,7 +43,7 @@ type Limits struct {
 	Value   int   // bytes of a value; default 16 MiB, and not more
 	Bytes   int64 // of all keys and values together; default 4 GiB
 	Keys    int   // default 16 Mi
-	History int   // changes kept for OpChanges; default 8,192
+	History int   // changes kept for OpWatch; default 8,192
 	Waiting int   // calls of one session that wait; default 65,536
 	Leases  int   // of one session; default 65,536
 
@@ -107,37 +107,37 @@ type Machine struct {
 	rev      uint64 // of the last change; starts at 1, so that 0 is never one
 	entries  *table
 	bytes    int64                 // of keys and values in entries
-	waits    map[string]*list.List // of *keyWait, by the key that each is listed under
+	keyWaits map[string]*list.List // of *keyWait, by the key that each is listed under
 	history  history
 	watchers watchers
 
 	// groups
-	sessions    map[uint64]*session
-	lastSession uint64
-	leases      map[uint64]*lease
-	lastLease   uint64
-	held        []*lease // that have entries, by the reference that those have; nil is free
-	unheld      []uint32 // references that are free
-	generation  uint64   // the last one issued
-	groups      map[uint64]*group
-	live        map[rollKey]*group // the latest generation of each name that has members
-	rolls       map[rollKey]*roll
-	order       order
-	past        []pastGroup // the oldest first
-	calls       int         // that wait
-	counts      counts      // since the process began
-	account     account
-	names       map[string]string // interned: verbs, types and labels repeat
-	dones       []*wire.Reply     // see done
+	sessions      map[uint64]*session
+	lastSession   uint64
+	leases        map[uint64]*lease
+	lastLease     uint64
+	leaseRefs     []*lease // that have entries, by the reference that those have; nil is free
+	freeLeaseRefs []uint32 // references that are free
+	generation    uint64   // the last one issued
+	groups        map[uint64]*group
+	live          map[groupKey]*group // the latest generation of each name that has members
+	forming       map[groupKey]*rendezvous
+	byGeneration  groupIndex
+	endedGroups   []endedGroup // the oldest first
+	calls         int          // that wait
+	counts        counts       // since the process began
+	account       account
+	names         map[string]string // interned: verbs, types and labels repeat
+	plainReplies  []*wire.Reply     // see done
 
-	timers   timers
-	expiries *expiry  // of entries
-	ending   []*lease // have ended, and still have entries
-	effects  []Effect
-	because  string    // the cause of the cancel that is being carried out, for the ranks whose verb it fails
-	entered  bool      // the last Apply carried its request out, and did not refuse it at the door
-	idle     bool      // what it carried out has changed nothing: there was nothing to cancel, or no seat
-	snapshot *Snapshot // that is being taken
+	timers       timers
+	expiries     *expiry  // of entries
+	endedLeases  []*lease // have ended, and still have entries
+	effects      []Effect
+	cancelReason string    // the cause of the cancel that is being carried out, for the ranks whose verb it fails
+	executed     bool      // the last Apply carried its request out, and did not refuse it at the door
+	noop         bool      // what it carried out has changed nothing: there was nothing to cancel, or no seat
+	snapshot     *Snapshot // that is being taken
 }
 
 // New returns an empty machine.
@@ -149,13 +149,13 @@ func New(l Limits) *Machine {
 		rev:      1,
 		entries:  entries,
 		expiries: newExpiry(&entries.slab),
-		waits:    map[string]*list.List{},
+		keyWaits: map[string]*list.List{},
 		history:  history{first: 2},
 		sessions: map[uint64]*session{Local: {waiters: map[uint64]*waiter{}}},
 		leases:   map[uint64]*lease{},
 		groups:   map[uint64]*group{},
-		live:     map[rollKey]*group{},
-		rolls:    map[rollKey]*roll{},
+		live:     map[groupKey]*group{},
+		forming:  map[groupKey]*rendezvous{},
 		names:    map[string]string{},
 		account:  newAccount(),
 	}
@@ -167,37 +167,37 @@ func New(l Limits) *Machine {
 type handler func(m *Machine, t Ticket, req *wire.Request, rep *wire.Reply) bool
 
 var handlers = [...]handler{
-	wire.OpHello:   (*Machine).hello,
-	wire.OpGoodbye: (*Machine).goodbye,
-	wire.OpLost:    (*Machine).lost,
-	wire.OpCancel:  (*Machine).cancel,
-	wire.OpPing:    (*Machine).ping,
-	wire.OpGet:     (*Machine).get,
-	wire.OpSet:     (*Machine).set,
-	wire.OpWait:    (*Machine).wait,
-	wire.OpAdd:     (*Machine).add,
-	wire.OpSwap:    (*Machine).swap,
-	wire.OpAppend:  (*Machine).append,
-	wire.OpDelete:  (*Machine).delete,
-	wire.OpList:    (*Machine).list,
-	wire.OpChanges: (*Machine).changes,
-	wire.OpJoin:    (*Machine).join,
-	wire.OpLeave:   (*Machine).leave,
-	wire.OpFollow:  (*Machine).follow,
-	wire.OpCollect: (*Machine).collect,
-	wire.OpSend:    (*Machine).send,
-	wire.OpRecv:    (*Machine).recv,
-	wire.OpExpire:  (*Machine).expire,
-	wire.OpTake:    (*Machine).take,
-	wire.OpRoom:    (*Machine).room,
-	wire.OpGrant:   (*Machine).grant,
-	wire.OpKeep:    (*Machine).keepAlive,
-	wire.OpRevoke:  (*Machine).revokeLease,
-	wire.OpSkip:    (*Machine).skip,
-	wire.OpPush:    (*Machine).push,
-	wire.OpPop:     (*Machine).pop,
-	wire.OpDone:    (*Machine).closeChannel,
-	wire.OpTaken:   (*Machine).taken,
+	wire.OpHello:        (*Machine).hello,
+	wire.OpGoodbye:      (*Machine).goodbye,
+	wire.OpLost:         (*Machine).lost,
+	wire.OpCancel:       (*Machine).cancel,
+	wire.OpPing:         (*Machine).ping,
+	wire.OpGet:          (*Machine).get,
+	wire.OpSet:          (*Machine).set,
+	wire.OpWait:         (*Machine).wait,
+	wire.OpAdd:          (*Machine).add,
+	wire.OpSwap:         (*Machine).swap,
+	wire.OpAppend:       (*Machine).append,
+	wire.OpDelete:       (*Machine).delete,
+	wire.OpList:         (*Machine).list,
+	wire.OpWatch:        (*Machine).changes,
+	wire.OpJoin:         (*Machine).join,
+	wire.OpLeave:        (*Machine).leave,
+	wire.OpFollow:       (*Machine).follow,
+	wire.OpCollect:      (*Machine).collect,
+	wire.OpSend:         (*Machine).send,
+	wire.OpRecv:         (*Machine).recv,
+	wire.OpExpired:      (*Machine).expire,
+	wire.OpTake:         (*Machine).take,
+	wire.OpSendReady:    (*Machine).room,
+	wire.OpGrant:        (*Machine).grant,
+	wire.OpKeepAlive:    (*Machine).keepAlive,
+	wire.OpRevoke:       (*Machine).revokeLease,
+	wire.OpSkip:         (*Machine).skip,
+	wire.OpPush:         (*Machine).push,
+	wire.OpPop:          (*Machine).pop,
+	wire.OpCloseChannel: (*Machine).closeChannel,
+	wire.OpAck:          (*Machine).taken,
 }
 
 // Keeps reports whether the machine keeps the Value of a request of this kind: it must not be used again then.
@@ -213,7 +213,7 @@ func Keeps(op wire.Op) bool {
 // answer is an Effect of this step or of a later one, under the ticket {session, req.ID}.
 func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire.Reply) (answered bool) {
 	m.Advance(now)
-	m.entered = false
+	m.executed = false
 	*rep = wire.Reply{}
 	s := m.sessions[sessionID]
 	switch {
@@ -223,18 +223,18 @@ func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire
 		return refuse(rep, wire.CodeUnsupported, req.Op.String())
 	case req.Op.Waits() && s.waiters[req.ID] != nil && s.waiters[req.ID].op != req.Op:
 		return refuse(rep, wire.CodeInvalid, "this call's id is in use by a call that waits")
-	case req.Op.Waits() && s.asksAgain(req):
-		m.entered = true
+	case req.Op.Waits() && s.isResent(req):
+		m.executed = true
 		return false
 	case req.Op.Waits() && len(s.waiters) >= m.limits.Waiting && sessionID != Local:
 		return refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d calls that wait", m.limits.Waiting))
 	}
-	m.entered, m.idle = true, false
+	m.executed, m.noop = true, false
 	if req.Number != 0 && req.Op.Numbered() {
-		return m.once(s, Ticket{sessionID, req.ID}, req, rep)
+		return m.executeOnce(s, Ticket{sessionID, req.ID}, req, rep)
 	}
 	answered = handlers[req.Op](m, Ticket{sessionID, req.ID}, req, rep)
-	m.entered = !m.idle
+	m.executed = !m.noop
 	return answered
 }
 
@@ -259,13 +259,13 @@ func (m *Machine) Advance(now Time) {
 
 // expireOne takes out an entry whose time is over, or whose lease.
 func (m *Machine) expireOne() bool {
-	for n := len(m.ending); n > 0; n = len(m.ending) {
-		l := m.ending[n-1]
+	for n := len(m.endedLeases); n > 0; n = len(m.endedLeases) {
+		l := m.endedLeases[n-1]
 		if l.entries.n > 0 {
 			m.remove(m.entries.at(l.entries.first), wire.ChangeExpire)
 			return true
 		}
-		m.ending = m.ending[:n-1]
+		m.endedLeases = m.endedLeases[:n-1]
 	}
 	e := m.expiries.due(m.now)
 	if e != nil {
@@ -276,7 +276,7 @@ func (m *Machine) expireOne() bool {
 
 // Next is when Tick has something to do.
 func (m *Machine) Next() (at Time, armed bool) {
-	if len(m.ending) > 0 {
+	if len(m.endedLeases) > 0 {
 		return m.now, true
 	}
 	at, armed = m.expiries.next()
@@ -325,14 +325,14 @@ func (m *Machine) cancel(t Ticket, req *wire.Request, _ *wire.Reply) bool {
 		if req.Group.No == wire.CodeTimeout {
 			why = wire.CodeTimeout
 		}
-		m.because = req.Group.Reason[:min(len(req.Group.Reason), maxCause)]
+		m.cancelReason = req.Group.Reason[:min(len(req.Group.Reason), maxCause)]
 		w.owner.drop(m, w, why)
-		m.because = ""
+		m.cancelReason = ""
 		return true
 	}
 	g, rank := m.joinedBy(t)
-	if m.idle = g == nil; !m.idle {
-		m.vacate(g, rank)
+	if m.noop = g == nil; !m.noop {
+		m.removeMember(g, rank)
 	}
 	return true
 }

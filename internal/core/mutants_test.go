@@ -25,7 +25,7 @@ var mutants = []mutant{
 	},
 	{
 		"a message that was read is still charged",
-		"stream.go", `m.account.release(st.of.g.seats[st.src].session, st.queue[0].cost())`, `_ = m.account`,
+		"stream.go", `m.account.release(st.of.g.members[st.src].session, st.queue[0].cost())`, `_ = m.account`,
 	},
 	{
 		"a group that is over is still charged",
@@ -33,7 +33,7 @@ var mutants = []mutant{
 	},
 	{
 		"no floor: a vote for what its rank has passed opens a record again",
-		"collect.go", `if c.Seq <= ch.floor[c.Rank] {`, `if c.Seq == 0 {`,
+		"record.go", `if c.Seq <= ch.floor[c.Rank] {`, `if c.Seq == 0 {`,
 	},
 	{
 		"no fence: votes from any session count",
@@ -41,7 +41,7 @@ var mutants = []mutant{
 	},
 	{
 		"a session without a seat is told that there is a generation",
-		"group.go", `if g == nil || !g.has(t.Session, c.Rank) {`, `if g == nil {`,
+		"group.go", `if g == nil || !g.hasSession(t.Session, c.Rank) {`, `if g == nil {`,
 	},
 	{
 		"a loss decides records in which the rank has voted",
@@ -53,54 +53,54 @@ var mutants = []mutant{
 	},
 	{
 		"a mismatch counts as a yes",
-		"collect.go", `case !Agree(&r.cast, c):`, `case false:`,
+		"record.go", `case !Agree(&r.call, c):`, `case false:`,
 	},
 	{
 		"a late mismatch is told success",
-		"collect.go", `case r.done && r.failed == nil && !Agree(&r.cast, c):`, `case false:`,
+		"record.go", `case r.done && r.failed == nil && !Agree(&r.call, c):`, `case false:`,
 	},
 	{
 		"all but one are enough",
-		"collect.go", `r.yes == len(r.ballots)`, `(r.yes == len(r.ballots) || r.yes > 0 && r.yes == len(r.ballots)-1 && r.cast.Want == wire.WantNothing)`,
+		"record.go", `r.yes == len(r.votes)`, `(r.yes == len(r.votes) || r.yes > 0 && r.yes == len(r.votes)-1 && r.call.Want == wire.WantNothing)`,
 	},
 	{
 		"a no does not decide",
-		"collect.go", `m.decide(r, failed(m.refusal(r, c.Rank, c.No, c.Reason)))`, `_ = b`,
+		"record.go", `m.decide(r, failureReply(m.refusal(r, c.Rank, c.No, c.Reason)))`, `_ = b`,
 	},
 	{
 		"a no after the decision changes it",
-		"collect.go", `	case r.done:
+		"record.go", `	case r.done:
 		*rep =`, `	case r.done && c.No == wire.CodeOK:
 		*rep =`,
 	},
 	{
 		"a cancel ends only the call of who cancels",
-		"collect.go", `m.decide(r, failed(m.refusal(r, w.rank, why, m.because)))`, `r.ballots[w.rank].waiting = false
-		m.answer(w, failed(m.refusal(r, w.rank, why, m.because)))`,
+		"record.go", `m.decide(r, failureReply(m.refusal(r, w.rank, why, m.cancelReason)))`, `r.votes[w.rank].waiting = false
+		m.answer(w, failureReply(m.refusal(r, w.rank, why, m.cancelReason)))`,
 	},
 	{
 		"a vote that is repeated counts twice",
-		"collect.go", `case b.yes:`, `case false:`,
+		"record.go", `case b.yes:`, `case false:`,
 	},
 	{
 		"a record waits for a rank that went on",
-		"collect.go", `for _, rank := range r.skipped {`, `for _, rank := range r.skipped[:0] {`,
+		"record.go", `for _, rank := range r.skipped {`, `for _, rank := range r.skipped[:0] {`,
 	},
 	{
 		"a deadline is not enforced",
-		"collect.go", `m.arm(r, at)`, `_ = at`,
+		"record.go", `m.arm(r, at)`, `_ = at`,
 	},
 	{
 		"the last deadline counts, not the first",
-		"collect.go", `at < r.timer.at`, `at > r.timer.at`,
+		"record.go", `at < r.timer.at`, `at > r.timer.at`,
 	},
 	{
 		"a rank is given the payload of the next one",
-		"result.go", `rep.Values[i] = r.ballots[i].payload`, `rep.Values[i] = r.ballots[(i+1)%len(r.ballots)].payload`,
+		"record_reply.go", `rep.Values[i] = r.votes[i].payload`, `rep.Values[i] = r.votes[(i+1)%len(r.votes)].payload`,
 	},
 	{
 		"a record starts with the votes of an earlier one",
-		"channel.go", `clear(r.ballots)`, `_ = r`,
+		"channel.go", `clear(r.votes)`, `_ = r`,
 	},
 	{
 		"records are never freed",
@@ -108,7 +108,7 @@ var mutants = []mutant{
 	},
 	{
 		"records are freed as soon as they are decided",
-		"collect.go", `	if r.pending == 0 {
+		"record.go", `	if r.pending == 0 {
 		r.ch.free(m, r)`, `	if true {
 		r.ch.free(m, r)`,
 	},
@@ -118,18 +118,18 @@ var mutants = []mutant{
 	},
 	{
 		"an attempt to form a group counts ranks whose session has ended",
-		"roll.go", `delete(a.roll.applicants, a.rank)`, `_ = a`,
+		"rendezvous.go", `delete(a.rendezvous.joiners, a.rank)`, `_ = a`,
 	},
 	{
 		"an attempt to form a group fails for one rank, and goes on for the others",
-		"roll.go", `	m.fail(r, v)
-}`, `	m.withdraw(a)
-	m.answer(w, failed(v))
+		"rendezvous.go", `	m.failRendezvous(r, v)
+}`, `	m.removeJoiner(a)
+	m.answer(w, failureReply(v))
 }`,
 	},
 	{
 		"an attempt to form a group that fails is told to one rank",
-		"roll.go", `	for _, a := range r.inOrder() {
+		"rendezvous.go", `	for _, a := range r.inOrder() {
 		m.answer(`, `	for _, a := range r.inOrder()[:1] {
 		m.answer(`,
 	},
@@ -139,23 +139,23 @@ var mutants = []mutant{
 	},
 	{
 		"a cancelled Join keeps what it has obtained",
-		"machine.go", `if m.idle = g == nil; !m.idle {`, `if m.idle = true; !m.idle {`,
+		"machine.go", `if m.noop = g == nil; !m.noop {`, `if m.noop = true; !m.noop {`,
 	},
 	{
 		"a retry does not replace what its process holds",
-		"roll.go", `c.try > earlier.try`, `c.try == 0`,
+		"rendezvous.go", `c.try > earlier.try`, `c.try == 0`,
 	},
 	{
 		"a retry is replaced by an earlier try",
-		"roll.go", `c.try > earlier.try`, `c.try != earlier.try`,
+		"rendezvous.go", `c.try > earlier.try`, `c.try != earlier.try`,
 	},
 	{
 		"any process replaces what another holds",
-		"roll.go", `subtle.ConstantTimeCompare(c.token, earlier.token) == 1`, `subtle.ConstantTimeCompare(c.token, earlier.token) >= 0`,
+		"rendezvous.go", `subtle.ConstantTimeCompare(c.token, earlier.token) == 1`, `subtle.ConstantTimeCompare(c.token, earlier.token) >= 0`,
 	},
 	{
 		"what is restored forgets whose requests may be replaced",
-		"restore.go", `member: x.Member, claim: claim{x.Token, x.Try}}`, `member: x.Member}`,
+		"restore.go", `info: x.Info, claim: claim{x.Token, x.Try}}`, `info: x.Info}`,
 	},
 	{
 		"a rank that went on without a vote has aborted",
@@ -169,23 +169,23 @@ var mutants = []mutant{
 	},
 	{
 		"each restart renews the time to resume a session",
-		"event.go", `if !s.away {`, `if s != nil {`,
+		"log_event.go", `if !s.unresumed {`, `if s != nil {`,
 	},
 	{
 		"a session that was resumed once has no time after the next restart",
-		"session.go", `s.why, s.away = "", false`, `s.why = ""`,
+		"session.go", `s.sharedCause, s.unresumed = "", false`, `s.sharedCause = ""`,
 	},
 	{
 		"what is restored forgets who has not been resumed",
-		"restore.go", `away: s.Away`, `away: false`,
+		"restore.go", `unresumed: s.Unresumed`, `unresumed: false`,
 	},
 	{
 		"a generation number is used again",
-		"roll.go", `m.generation++`, `m.generation = uint64(len(m.groups)) + 1`,
+		"rendezvous.go", `m.generation++`, `m.generation = uint64(len(m.groups)) + 1`,
 	},
 	{
 		"a shrink does not wait for everybody",
-		"roll.go", `return len(r.applicants) == r.from.present`, `return len(r.applicants) >= r.from.present-1`,
+		"rendezvous.go", `return len(r.joiners) == r.from.present`, `return len(r.joiners) >= r.from.present-1`,
 	},
 	{
 		"a message is forgotten when it is given",
@@ -206,11 +206,11 @@ var mutants = []mutant{
 	},
 	{
 		"a name is kept in the buffer that it came in",
-		"roll.go", `key = rollKey{strings.Clone(c.Group), strings.Clone(c.Run)}`, `_ = strings.Clone`,
+		"rendezvous.go", `key = groupKey{strings.Clone(c.Group), strings.Clone(c.Run)}`, `_ = strings.Clone`,
 	},
 	{
 		"numbers need not be dense",
-		"session.go", `case n != s.last()+1:`, `case false:`,
+		"session.go", `case n != s.lastNumber()+1:`, `case false:`,
 	},
 	{
 		"a request that comes again is carried out again",
@@ -245,7 +245,7 @@ var mutants = []mutant{
 	},
 	{
 		"a session without a connection is never lost",
-		"session.go", `m.arm(&s.grace, m.after(req.TTL))`, `_ = s`,
+		"session.go", `m.arm(&s.reconnect, m.after(req.TTL))`, `_ = s`,
 	},
 	{
 		"who lost their connections together are lost one by one",
@@ -257,12 +257,12 @@ var mutants = []mutant{
 	},
 	{
 		"what is restored forgets who lost their connections together",
-		"restore.go", `why: s.Why`, `why: ""`,
+		"restore.go", `sharedCause: s.SharedCause`, `sharedCause: ""`,
 	},
 	{
 		"who has come back in time is lost all the same",
-		"session.go", `	m.disarm(&s.grace)
-	s.why, s.away = "", false`, `	s.why, s.away = "", false`,
+		"session.go", `	m.disarm(&s.reconnect)
+	s.sharedCause, s.unresumed = "", false`, `	s.sharedCause, s.unresumed = "", false`,
 	},
 	{
 		"calls that wait, and come again, are refused",
@@ -270,15 +270,15 @@ var mutants = []mutant{
 	},
 	{
 		"calls that wait, and come again, wait twice",
-		"machine.go", `case req.Op.Waits() && s.asksAgain(req):`, `case false:`,
+		"machine.go", `case req.Op.Waits() && s.isResent(req):`, `case false:`,
 	},
 	{
 		"a call that was answered before it came again begins anew",
-		"session.go", `if s.waiters[req.ID] == nil && (!s.repeats[req.ID] || !logged(req.Op)) {`, `if s.waiters[req.ID] == nil {`,
+		"session.go", `if s.waiters[req.ID] == nil && (!s.resent[req.ID] || !logged(req.Op)) {`, `if s.waiters[req.ID] == nil {`,
 	},
 	{
 		"a rank whose join comes again has a conflict with itself",
-		"roll.go", `if g, _ := m.joinedBy(t); g != nil { //`, `if g, _ := m.joinedBy(t); g != nil && t.ID == 0 { //`,
+		"rendezvous.go", `if g, _ := m.joinedBy(t); g != nil { //`, `if g, _ := m.joinedBy(t); g != nil && t.ID == 0 { //`,
 	},
 	{
 		"a lease outlives its session",
@@ -286,11 +286,11 @@ var mutants = []mutant{
 	},
 	{
 		"the entries of a lease outlive it",
-		"lease.go", `m.ending = append(m.ending, l)`, `_ = m`,
+		"lease.go", `m.endedLeases = append(m.endedLeases, l)`, `_ = m`,
 	},
 	{
 		"the entries of a lease that has ended are seen until a Tick takes them out",
-		"entries.go", `|| e.lease > 0 && m.held[e.lease-1].ended`, ``,
+		"entries.go", `|| e.lease > 0 && m.leaseRefs[e.lease-1].ended`, ``,
 	},
 	{
 		"a lease ends twice",
@@ -316,12 +316,12 @@ var mutants = []mutant{
 	},
 	{
 		"reads take out what is over, and no log knows",
-		"entries.go", `	if e := m.entries.get(key); e != nil && !m.over(e) {
+		"entries.go", `	if e := m.entries.get(key); e != nil && !m.expired(e) {
 		return e
 	}
 	return nil
 }`, `	e := m.entries.get(key)
-	if e != nil && m.over(e) {
+	if e != nil && m.expired(e) {
 		m.remove(e, wire.ChangeExpire)
 		return nil
 	}
@@ -410,11 +410,11 @@ var mutants = []mutant{
 	},
 	{
 		"what is restored forgets whose grace runs",
-		"restore.go", `m.timers.rearm(&x.grace, s.Grace)`, `_ = x`,
+		"restore.go", `m.timers.rearm(&x.reconnect, s.Reconnect)`, `_ = x`,
 	},
 	{
 		"after a restart nobody has to come back",
-		"event.go", `m.arm(&s.grace, m.after(grace))`, `_ = s`,
+		"log_event.go", `m.arm(&s.reconnect, m.after(grace))`, `_ = s`,
 	},
 	{
 		"a vote goes to a channel that its rank has closed",
@@ -422,7 +422,7 @@ var mutants = []mutant{
 	},
 	{
 		"a channel that its users have closed is kept",
-		"channel.go", `m.account.release(ch.by, ch.cost())
+		"channel.go", `m.account.release(ch.payer, ch.cost())
 	ch.g.remove(ch)`, `_ = m`,
 	},
 	{
@@ -438,7 +438,7 @@ var mutants = []mutant{
 	},
 	{
 		"a rank that closes a channel is waited for",
-		"channel.go", `ch.pass(m, c.Rank, closedFloor, hasClosed)`, `ch.floor[c.Rank] = closedFloor`,
+		"channel.go", `ch.advance(m, c.Rank, closedFloor, reasonClosed)`, `ch.floor[c.Rank] = closedFloor`,
 	},
 	{
 		"a rank closes a channel on which it has not voted",
@@ -446,7 +446,7 @@ var mutants = []mutant{
 	},
 	{
 		"a call goes on in a channel that its rank has closed",
-		"channel.go", `return w.of(g, c.Rank) && isOn(w.owner, c.Channel)`, `return false`,
+		"channel.go", `return w.belongsTo(g, c.Rank) && onChannel(w.owner, c.Channel)`, `return false`,
 	},
 	{
 		"a channel stays when its last user is gone",
@@ -467,7 +467,7 @@ var mutants = []mutant{
 	},
 	{
 		"a message that was not received is acknowledged",
-		"stream.go", `c.Seq > st.given`, `c.Seq > st.given+1`,
+		"stream.go", `c.Seq > st.delivered`, `c.Seq > st.delivered+1`,
 	},
 }
 

@@ -45,16 +45,16 @@ func canonical(rep *wire.Reply) []byte {
 	if rep.Code == wire.CodeOK {
 		return []byte{0}
 	}
-	return wire.AppendReply(nil, wire.OpCollect, 0, &wire.Reply{Code: rep.Code, Verdict: rep.Verdict})
+	return wire.AppendReply(nil, wire.OpCollect, 0, &wire.Reply{Code: rep.Code, Failure: rep.Failure})
 }
 
-func (r *record) verbDiffers(v *vote) bool { return v.c.No == wire.CodeOK && !agree(&r.cast, v.c) }
+func (r *record) verbDiffers(v *vote) bool { return v.c.No == wire.CodeOK && !agree(&r.call, v.c) }
 
 // C1, its exceptions: a refusal of a valid vote has one of two reasons.
 func c1Refusals(r *record, cl *call, rep *wire.Reply) {
 	switch {
 	case rep.Code == wire.CodeConflict && r.asker[cl.vote.rank] != cl:
-	case rep.Code == wire.CodeClosed && (r.ch.g.seats[cl.vote.rank].gone != wire.CodeOK || r.ch.closed[cl.vote.rank]):
+	case rep.Code == wire.CodeClosed && (r.ch.g.members[cl.vote.rank].gone != wire.CodeOK || r.ch.closed[cl.vote.rank]):
 	default:
 		breaks("C1 a vote has a verdict, or a reason why it has none", "%s: %s", cl, say{rep})
 	}
@@ -62,7 +62,7 @@ func c1Refusals(r *record, cl *call, rep *wire.Reply) {
 
 // C1, its exceptions: a late mismatch is told as such, or as what had ended the generation before.
 func c1LateMismatch(a *audit, cl *call, rep *wire.Reply) {
-	c, v := &cl.req.Group, rep.Verdict
+	c, v := &cl.req.Group, rep.Failure
 	switch {
 	case v == nil:
 		breaks("C1 a late mismatch is told", "%s: %s", cl, say{rep})
@@ -85,8 +85,8 @@ func c2SuccessMeans(r *record) {
 		breaks(p, "#%d succeeded, rank %d had called %s", r.seq, r.clash.rank, r.clash.c.Verb)
 	}
 	for rank, v := range r.yes {
-		if r.elects(rank) && v == nil {
-			breaks(p, "#%d (%s) succeeded without rank %d", r.seq, r.cast.Verb, rank)
+		if r.requires(rank) && v == nil {
+			breaks(p, "#%d (%s) succeeded without rank %d", r.seq, r.call.Verb, rank)
 		}
 		for _, u := range r.yes[:rank] {
 			if v != nil && u != nil && !agree(u.c, v.c) {
@@ -101,13 +101,13 @@ func c2SuccessMeans(r *record) {
 //
 // Exception: the ranks that are too far behind (CodeFull) are named for the channel that they are behind in; the verdict ends records
 // of other channels too, where they may have said yes.
-func c3FailureNames(a *audit, r *record, v *wire.Verdict) {
+func c3FailureNames(a *audit, r *record, v *wire.Failure) {
 	const p = "C3 a failure names those at fault"
 	g := r.ch.g
 	for _, rank := range slices.Concat(v.Missing, v.Lost, v.Left) {
 		switch {
-		case rank < 0 || rank >= len(g.seats):
-			breaks(p, "#%d: rank %d of %d", r.seq, rank, len(g.seats))
+		case rank < 0 || rank >= len(g.members):
+			breaks(p, "#%d: rank %d of %d", r.seq, rank, len(g.members))
 		case rank == v.By:
 			breaks(p, "#%d: rank %d said no (%s), and is missing", r.seq, rank, v.Code)
 		case r.yes[rank] != nil && v.Code != wire.CodeFull:
@@ -115,29 +115,29 @@ func c3FailureNames(a *audit, r *record, v *wire.Verdict) {
 		}
 	}
 	for _, rank := range v.Lost {
-		if g.seats[rank].gone != wire.CodeLost {
+		if g.members[rank].gone != wire.CodeLost {
 			breaks(p, "#%d: rank %d is not lost", r.seq, rank)
 		}
 	}
-	if g.over != nil && v.Code == wire.CodeLost {
-		for _, rank := range g.over.ranks {
-			if r.elects(rank) && r.yes[rank] == nil && !slices.Contains(v.Lost, rank) {
+	if g.revocation != nil && v.Code == wire.CodeLost {
+		for _, rank := range g.revocation.ranks {
+			if r.requires(rank) && r.yes[rank] == nil && !slices.Contains(v.Lost, rank) {
 				breaks(p, "#%d: rank %d was lost with others, and is not named with %v", r.seq, rank, v.Lost)
 			}
 		}
 	}
 	for _, rank := range v.Left {
-		if g.seats[rank].gone != wire.CodeLeft {
+		if g.members[rank].gone != wire.CodeLeft {
 			breaks(p, "#%d: rank %d has not left", r.seq, rank)
 		}
 	}
 	if !c3HasCause(a, r, v) {
-		breaks(p, "#%d: nothing that has happened is a reason for %s", r.seq, say{&wire.Reply{Code: v.Code, Verdict: v}})
+		breaks(p, "#%d: nothing that has happened is a reason for %s", r.seq, say{&wire.Reply{Code: v.Code, Failure: v}})
 	}
 }
 
 // c3HasCause reports whether something that has happened is a reason for v.
-func c3HasCause(a *audit, r *record, v *wire.Verdict) bool {
+func c3HasCause(a *audit, r *record, v *wire.Failure) bool {
 	g := r.ch.g
 	switch v.Code {
 	case wire.CodeMismatch:
@@ -160,7 +160,7 @@ func c3HasCause(a *audit, r *record, v *wire.Verdict) bool {
 }
 
 // refusedBy reports whether the rank that v blames has said no to r, in these words.
-func (r *record) refusedBy(v *wire.Verdict) bool {
+func (r *record) refusedBy(v *wire.Failure) bool {
 	no := r.no
 	if no == nil || no.rank != v.By {
 		return false
@@ -178,7 +178,7 @@ func (r *record) refusedBy(v *wire.Verdict) bool {
 func (g *group) hasVote(c *wire.Contribution) bool {
 	return slices.ContainsFunc(g.votes, func(v *wire.Contribution) bool {
 		return v.Rank == c.Rank && v.Seq == c.Seq && v.Channel == c.Channel && v.Verb == c.Verb && v.Root == c.Root && v.RootOnly == c.RootOnly &&
-			v.Type == c.Type && v.Label == c.Label && v.Fold == c.Fold && v.No == wire.CodeOK
+			v.Type == c.Type && v.Label == c.Label && v.Reduction == c.Reduction && v.No == wire.CodeOK
 	})
 }
 
@@ -238,26 +238,26 @@ func (r *record) brings(v *vote) (value []byte, values [][]byte) {
 		for _, u := range r.yes {
 			values = append(values, u.payloadOf())
 		}
-	case want == wire.WantFold && !r.cast.Fold.Valid(): // the fold of a late no
-	case want == wire.WantPart && r.cast.RootOnly:
-		values = [][]byte{r.yes[r.cast.Root].parts[v.rank]}
+	case want == wire.WantReduced && !r.call.Reduction.Valid(): // the fold of a late no
+	case want == wire.WantPart && r.call.RootOnly:
+		values = [][]byte{r.yes[r.call.Root].parts[v.rank]}
 	case want == wire.WantPart:
 		for _, u := range r.yes {
 			values = append(values, u.parts[v.rank])
 		}
-	case want == wire.WantFold:
-		value = r.folded()
+	case want == wire.WantReduced:
+		value = r.reducedReply()
 	}
 	return value, values
 }
 
 // folded is the sum, or the maximum, of the two numbers of every rank.
-func (r *record) folded() (value []byte) {
+func (r *record) reducedReply() (value []byte) {
 	for i := 0; i < 16; i += 8 {
 		var n int64
 		for rank, u := range r.yes {
 			switch x := int64(binary.LittleEndian.Uint64(u.payload[i:])); {
-			case r.cast.Fold.Op == wire.FoldSum:
+			case r.call.Reduction.Op == wire.ReduceSum:
 				n += x
 			case rank == 0 || x > n:
 				n = x
@@ -278,7 +278,7 @@ func (v *vote) payloadOf() []byte {
 // C7: no vote counts that is fenced, of an old generation, or from another session: it is refused, and told how. So is one for a
 // sequence that its rank has passed (the floor), and every other call in a seat that is not the caller's.
 func c7RefusedCounts(cl *call, rep *wire.Reply) {
-	if rep.Code != cl.refusal || rep.Verdict != nil && cl.req.Op == wire.OpCollect {
+	if rep.Code != cl.refusal || rep.Failure != nil && cl.req.Op == wire.OpCollect {
 		breaks("C7 no fenced, foreign or passed vote counts", "%s is to be refused as %s, not as %s", cl, cl.refusal, say{rep})
 	}
 }
@@ -308,7 +308,7 @@ func c8NothingElse(a *audit, ch *channel, before int) {
 // And nothing else decides.
 func l1Decides(a *audit, r *record) {
 	if why := r.mustEnd(a); !r.done && why != "" {
-		breaks(why, "#%d (%s) is open", r.seq, r.cast.Verb)
+		breaks(why, "#%d (%s) is open", r.seq, r.call.Verb)
 	}
 	if r.done && !r.ended {
 		r.ended, r.endedAt = true, a.now
@@ -317,7 +317,7 @@ func l1Decides(a *audit, r *record) {
 			a.w.tally.run(r)
 		}
 		if r.why == "" && r.mustEnd(a) == "" {
-			breaks("L1 nothing else decides", "#%d (%s) is decided (success: %v)", r.seq, r.cast.Verb, r.ok)
+			breaks("L1 nothing else decides", "#%d (%s) is decided (success: %v)", r.seq, r.call.Verb, r.ok)
 		}
 	}
 	if !r.done && r.allYes() {
@@ -339,15 +339,15 @@ func l4EverybodyLearns(a *audit, cl *call) {
 		breaks("L4 a cancelled call ends", "%s waits", cl)
 	case cl.record != nil && cl.record.done:
 		breaks("L4 every connected rank learns", "%s waits for a record that is decided", cl)
-	case cl.req.Op == wire.OpFollow && cl.group.over != nil:
+	case cl.req.Op == wire.OpFollow && cl.group.revocation != nil:
 		breaks("L4 every connected rank learns", "%s waits for a generation that is over", cl)
-	case cl.group != nil && cl.group.seats[cl.req.Group.Rank].gone != wire.CodeOK:
+	case cl.group != nil && cl.group.members[cl.req.Group.Rank].gone != wire.CodeOK:
 		breaks("L4 every connected rank learns", "%s waits in a seat that it has left", cl)
 	}
 	switch {
 	case cl.stream != nil:
 		p4NobodyWaitsInVain(a, cl)
-	case cl.req.Op == wire.OpWait, cl.req.Op == wire.OpChanges:
+	case cl.req.Op == wire.OpWait, cl.req.Op == wire.OpWatch:
 		k2NobodyWaitsInVain(a, cl)
 	}
 }

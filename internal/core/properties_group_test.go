@@ -10,15 +10,15 @@ import (
 )
 
 // roll is one attempt to form a group, as the auditor sees it.
-type roll struct {
-	key        rollKey
-	size       int
-	from       *group        // whose survivors these are
-	applicants map[int]*call // by rank
-	members    [][]byte      // once it is complete
-	olds       []int64
-	gen        uint64
-	frozen     bool // it is complete, and this step will tell
+type rendezvous struct {
+	key     groupKey
+	size    int
+	from    *group        // whose survivors these are
+	joiners map[int]*call // by rank
+	members [][]byte      // once it is complete
+	olds    []int64
+	gen     uint64
+	frozen  bool // it is complete, and this step will tell
 
 	failed wire.Code // why the attempt has failed; OK: it has not
 	by     int       // the rank that cancelled
@@ -27,16 +27,16 @@ type roll struct {
 }
 
 // fail is the end of an attempt for all who are in it.
-func (r *roll) fail(a *audit, why wire.Code, by int) {
+func (r *rendezvous) fail(a *audit, why wire.Code, by int) {
 	if r.gen != 0 || r.frozen || r.failed != wire.CodeOK {
 		return
 	}
 	r.failed, r.by, r.absent = why, by, r.absentRanks()
 	a.close(r)
-	for _, cl := range r.applicants {
-		cl.ends = clock{}
+	for _, cl := range r.joiners {
+		cl.ends = timer{}
 	}
-	if len(r.applicants) > 1 {
+	if len(r.joiners) > 1 {
 		a.w.tally.failedTogether++
 	}
 }
@@ -49,21 +49,21 @@ func (a *audit) joins(cl *call) {
 		a.w.tally.rejoined++
 		return
 	}
-	var r *roll
+	var r *rendezvous
 	if c.Generation != 0 {
 		g := a.seated(cl)
 		if g == nil {
 			return
 		}
-		r = a.roll(g.key, g, len(g.seats))
+		r = a.roll(g.key, g, len(g.members))
 	} else {
 		if c.Rank < 0 || c.Rank >= c.Size {
 			cl.refusal = wire.CodeInvalid
 			return
 		}
-		key := rollKey{c.Group, c.Run}
+		key := groupKey{c.Group, c.Run}
 		a.supersede(key, cl)
-		if g := a.live[key]; g != nil && c.Rank < len(g.seats) && g.seats[c.Rank].gone == wire.CodeOK {
+		if g := a.live[key]; g != nil && c.Rank < len(g.members) && g.members[c.Rank].gone == wire.CodeOK {
 			cl.refusal = wire.CodeConflict
 			return
 		}
@@ -74,35 +74,35 @@ func (a *audit) joins(cl *call) {
 			return
 		}
 	}
-	if x := r.applicants[c.Rank]; x != nil && !r.replace(a, x, cl) {
+	if x := r.joiners[c.Rank]; x != nil && !r.replace(a, x, cl) {
 		cl.refusal = wire.CodeConflict
 		return
 	}
-	if len(r.applicants) == 0 && !slices.Contains(a.rolls, r) { // its only request was replaced
+	if len(r.joiners) == 0 && !slices.Contains(a.rolls, r) { // its only request was replaced
 		a.rolls = append(a.rolls, r)
 	}
-	r.applicants[c.Rank] = cl
+	r.joiners[c.Rank] = cl
 	cl.roll = r
 }
 
 // supersede is what an earlier try of the same process held, which makes way for the next.
-func (a *audit) supersede(key rollKey, cl *call) {
+func (a *audit) supersede(key groupKey, cl *call) {
 	c := &cl.req.Group
-	if g := a.live[key]; g != nil && c.Rank < len(g.seats) && g.seats[c.Rank].gone == wire.CodeOK && retries(g.roll.ranked(c.Rank), cl) {
+	if g := a.live[key]; g != nil && c.Rank < len(g.members) && g.members[c.Rank].gone == wire.CodeOK && retries(g.roll.ranked(c.Rank), cl) {
 		a.w.tally.superseded++
 		a.fence(g, c.Rank, wire.CodeLeft)
 	}
 	for _, r := range slices.Clone(a.rolls) {
-		if x := r.applicants[c.Rank]; r.key == key && r.from == nil && x != nil {
+		if x := r.joiners[c.Rank]; r.key == key && r.from == nil && x != nil {
 			r.replace(a, x, cl)
 		}
 	}
 }
 
 // ranked is the request that became rank of the generation that r made.
-func (r *roll) ranked(rank int) *call {
-	ranks := slices.Sorted(maps.Keys(r.applicants))
-	return r.applicants[ranks[rank]]
+func (r *rendezvous) ranked(rank int) *call {
+	ranks := slices.Sorted(maps.Keys(r.joiners))
+	return r.joiners[ranks[rank]]
 }
 
 // retries reports whether cl is a later try than x of the same process.
@@ -111,12 +111,12 @@ func retries(x, cl *call) bool {
 }
 
 // replace takes x out for cl, if that is a later try of the same process.
-func (r *roll) replace(a *audit, x, cl *call) bool {
+func (r *rendezvous) replace(a *audit, x, cl *call) bool {
 	if !retries(x, cl) {
 		return false
 	}
 	a.w.tally.superseded++
-	x.superseded, x.ends = true, clock{}
+	x.superseded, x.ends = true, timer{}
 	r.withdraw(a, x)
 	return true
 }
@@ -124,7 +124,7 @@ func (r *roll) replace(a *audit, x, cl *call) bool {
 // joinedBy is the group that a call has taken a seat of.
 func (a *audit) joinedBy(cl *call) (*group, int) {
 	for _, g := range a.inOrder {
-		for rank, s := range g.seats {
+		for rank, s := range g.members {
 			if s.session == cl.session && s.join == cl.req.ID && s.gone == wire.CodeOK {
 				return g, rank
 			}
@@ -134,28 +134,28 @@ func (a *audit) joinedBy(cl *call) (*group, int) {
 }
 
 // roll finds the roll that is open, or opens it.
-func (a *audit) roll(key rollKey, from *group, size int) *roll {
+func (a *audit) roll(key groupKey, from *group, size int) *rendezvous {
 	for _, r := range a.rolls {
 		if r.key == key && r.from == from {
 			return r
 		}
 	}
-	r := &roll{key: key, from: from, size: size, applicants: map[int]*call{}}
+	r := &rendezvous{key: key, from: from, size: size, joiners: map[int]*call{}}
 	a.rolls = append(a.rolls, r)
 	return r
 }
 
-func (a *audit) close(r *roll) {
-	a.rolls = slices.DeleteFunc(a.rolls, func(x *roll) bool { return x == r })
+func (a *audit) close(r *rendezvous) {
+	a.rolls = slices.DeleteFunc(a.rolls, func(x *rendezvous) bool { return x == r })
 }
 
 // withdraw takes a rank out.
-func (r *roll) withdraw(a *audit, cl *call) {
-	if r.gen != 0 || r.frozen || r.failed != wire.CodeOK || r.applicants[cl.req.Group.Rank] != cl {
+func (r *rendezvous) withdraw(a *audit, cl *call) {
+	if r.gen != 0 || r.frozen || r.failed != wire.CodeOK || r.joiners[cl.req.Group.Rank] != cl {
 		return
 	}
-	delete(r.applicants, cl.req.Group.Rank)
-	if len(r.applicants) == 0 {
+	delete(r.joiners, cl.req.Group.Rank)
+	if len(r.joiners) == 0 {
 		a.close(r)
 	}
 }
@@ -163,7 +163,7 @@ func (r *roll) withdraw(a *audit, cl *call) {
 // freeze notes which survivors are complete because others are lost: if one of them is lost too in the same step, that is after.
 func (a *audit) freeze() {
 	for _, r := range slices.Clone(a.rolls) {
-		if r.from != nil && len(r.applicants) > 0 && r.absentRanks() == nil {
+		if r.from != nil && len(r.joiners) > 0 && r.absentRanks() == nil {
 			r.frozen = true
 			a.close(r)
 			a.retire(r.from)
@@ -173,15 +173,15 @@ func (a *audit) freeze() {
 
 // retire ends the generation of those who have a new one.
 func (a *audit) retire(g *group) {
-	for rank := range g.seats {
+	for rank := range g.members {
 		a.fence(g, rank, wire.CodeLeft)
 	}
 }
 
 // absentRanks are those that r still needs.
-func (r *roll) absentRanks() (ranks []int) {
+func (r *rendezvous) absentRanks() (ranks []int) {
 	for rank := range r.size {
-		if r.applicants[rank] == nil && (r.from == nil || r.from.seats[rank].gone == wire.CodeOK) {
+		if r.joiners[rank] == nil && (r.from == nil || r.from.members[rank].gone == wire.CodeOK) {
 			ranks = append(ranks, rank)
 		}
 	}
@@ -203,7 +203,7 @@ func (a *audit) joined(cl *call, rep *wire.Reply) {
 }
 
 // complete makes the generation that a roll has become.
-func (a *audit) complete(r *roll, rep *wire.Reply) {
+func (a *audit) complete(r *rendezvous, rep *wire.Reply) {
 	if absent := r.absentRanks(); absent != nil && !r.frozen {
 		breaks("G2 a roll is complete when all are there at the same time", "generation %d has been issued without ranks %v", rep.Rev, absent)
 	}
@@ -211,15 +211,15 @@ func (a *audit) complete(r *roll, rep *wire.Reply) {
 	a.close(r)
 	g := &group{gen: rep.Rev, key: r.key, roll: r, uses: map[string]int{}}
 	for rank := range r.size {
-		if cl := r.applicants[rank]; cl != nil {
-			g.seats = append(g.seats, seat{session: cl.session, join: cl.req.ID})
+		if cl := r.joiners[rank]; cl != nil {
+			g.members = append(g.members, auditMember{session: cl.session, join: cl.req.ID})
 			r.members = append(r.members, cl.req.Value)
 			if r.from != nil {
 				r.olds = append(r.olds, int64(rank))
 			}
 		}
 	}
-	g.present = len(g.seats)
+	g.present = len(g.members)
 	r.gen = g.gen
 	a.groups[g.gen] = g
 	a.inOrder = append(a.inOrder, g)
@@ -230,7 +230,7 @@ func (a *audit) complete(r *roll, rep *wire.Reply) {
 		a.retire(r.from)
 	}
 	for _, session := range a.overdue { // since, in the same step
-		for rank, s := range g.seats {
+		for rank, s := range g.members {
 			if s.session == session {
 				a.fence(g, rank, wire.CodeLost)
 			}
@@ -248,9 +248,9 @@ func g1GenerationsUnique(a *audit, gen uint64) {
 
 // G2: an open roll is complete only when all are there at the same time; then all hear the same. A shrunk group has dense ranks, in
 // the old order.
-func g2TogetherAtOnce(r *roll, cl *call, rep *wire.Reply) {
+func g2TogetherAtOnce(r *rendezvous, cl *call, rep *wire.Reply) {
 	const p = "G2 a roll is complete when all are there at the same time"
-	if r.applicants[cl.req.Group.Rank] != cl || rep.Rev != r.gen {
+	if r.joiners[cl.req.Group.Rank] != cl || rep.Rev != r.gen {
 		breaks(p, "%s is told of generation %d, which is not its roll's", cl, rep.Rev)
 	}
 	if !slices.EqualFunc(rep.Values, r.members, bytes.Equal) || !slices.Equal(rep.Nums, r.olds) {
@@ -259,8 +259,8 @@ func g2TogetherAtOnce(r *roll, cl *call, rep *wire.Reply) {
 }
 
 // G3: a roll in which all are there does not wait; a shrink does not wait for who is gone.
-func g3CompleteWhenAllThere(r *roll) {
-	if r.gen == 0 && len(r.applicants) > 0 && r.absentRanks() == nil {
+func g3CompleteWhenAllThere(r *rendezvous) {
+	if r.gen == 0 && len(r.joiners) > 0 && r.absentRanks() == nil {
 		breaks("G3 a roll completes when all are there", "roll %v of %d waits", r.key, r.size)
 	}
 }
@@ -269,25 +269,25 @@ func g3CompleteWhenAllThere(r *roll) {
 // in the same words. This is C1 for the verbs that come after the end.
 func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
 	const p = "G4 a generation is revoked for a cause, the same for all"
-	v := rep.Verdict
-	if v == nil || g.over == nil {
+	v := rep.Failure
+	if v == nil || g.revocation == nil {
 		breaks(p, "%s: %s", cl, say{rep})
 	}
 	told := canonical(rep)
 	if g.told == nil {
 		g.told = told
 	}
-	right := v.Code == g.over.code && rep.Code == v.Code
-	switch g.over.code {
+	right := v.Code == g.revocation.code && rep.Code == v.Code
+	switch g.revocation.code {
 	case wire.CodeLost:
-		right = right && slices.Contains(v.Lost, g.over.rank) && (g.over.why == "" || slices.Equal(v.Lost, g.over.ranks) && v.Reason == g.over.why)
+		right = right && slices.Contains(v.Lost, g.revocation.rank) && (g.revocation.why == "" || slices.Equal(v.Lost, g.revocation.ranks) && v.Reason == g.revocation.why)
 	case wire.CodeAborted:
-		right = right && v.By == g.over.rank
+		right = right && v.By == g.revocation.rank
 	case wire.CodeMismatch:
-		right = right && len(v.Clash) == 2 && (v.Clash[1].Rank == g.over.rank) && g.hasVote(&v.Clash[0]) && g.hasVote(&v.Clash[1])
+		right = right && len(v.Clash) == 2 && (v.Clash[1].Rank == g.revocation.rank) && g.hasVote(&v.Clash[0]) && g.hasVote(&v.Clash[1])
 	}
 	if !right || !bytes.Equal(told, g.told) {
-		breaks(p, "%s: told %s; the cause was %+v; others were told %q", cl, say{rep}, *g.over, g.told)
+		breaks(p, "%s: told %s; the cause was %+v; others were told %q", cl, say{rep}, *g.revocation, g.told)
 	}
 	_ = a
 }
@@ -295,10 +295,10 @@ func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
 // G5: an attempt has one outcome. All ranks in it are told of the same failure, in the same words: the first deadline of theirs passed,
 // one of them cancelled, or sizes differ; and it names exactly the ranks that are not there. Other than that a rank is not
 // admitted because a later try of its process has taken its place, or it has left its old group.
-func g5OneOutcome(a *audit, r *roll, cl *call, rep *wire.Reply) {
+func g5OneOutcome(a *audit, r *rendezvous, cl *call, rep *wire.Reply) {
 	const p = "G5 an attempt to form a group has one outcome"
 	c := &cl.req.Group
-	v := rep.Verdict
+	v := rep.Failure
 	switch {
 	case cl.superseded:
 		if rep.Code != wire.CodeConflict {
@@ -306,7 +306,7 @@ func g5OneOutcome(a *audit, r *roll, cl *call, rep *wire.Reply) {
 		}
 		return
 	case rep.Code == wire.CodeClosed:
-		if r.from == nil || r.from.seats[c.Rank].gone == wire.CodeOK {
+		if r.from == nil || r.from.members[c.Rank].gone == wire.CodeOK {
 			breaks(p, "%s: closed", cl)
 		}
 		return

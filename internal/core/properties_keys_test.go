@@ -166,7 +166,7 @@ func (k *keys) carryOut(a *audit, cl *call) {
 		}
 	case wire.OpList:
 		k.list(a, cl, rep)
-	case wire.OpChanges:
+	case wire.OpWatch:
 		if req.Rev <= k.rev { // restarts keep the history, and it is long enough here
 			return
 		}
@@ -273,7 +273,7 @@ func (k *keys) answered(a *audit, cl *call, rep *wire.Reply) {
 	case rep.Code == wire.CodeTimeout, rep.Code == wire.CodeCancelled:
 	case cl.req.Op == wire.OpWait:
 		k1AllThere(a, cl, rep)
-	case cl.req.Op == wire.OpChanges:
+	case cl.req.Op == wire.OpWatch:
 		k1WhatChanged(k, cl, rep)
 	}
 }

@@ -42,11 +42,11 @@ func (w *world) delivered(cl *call, rep *wire.Reply) {
 		p.generation = max(p.generation, rep.Rev)
 	}
 	switch cl.req.Op {
-	case wire.OpGrant, wire.OpKeep:
+	case wire.OpGrant, wire.OpKeepAlive:
 		if l := w.audit.leases[max(cl.req.Lease, uint64(rep.N))]; l != nil && rep.Code == wire.CodeOK && !cl.repeated {
 			p.leases[l.id] = max(p.leases[l.id], cl.at+l.ttl)
 		}
-	case wire.OpGet, wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpList, wire.OpChanges:
+	case wire.OpGet, wire.OpSet, wire.OpAdd, wire.OpSwap, wire.OpAppend, wire.OpList, wire.OpWatch:
 		p.rev = max(p.rev, rep.Rev)
 	case wire.OpCollect:
 		c1SameVerdictForGood(w, cl, rep)
@@ -56,7 +56,7 @@ func (w *world) delivered(cl *call, rep *wire.Reply) {
 
 // C1, over restarts: whoever is told of a record is told the same, whichever server it was.
 func c1SameVerdictForGood(w *world, cl *call, rep *wire.Reply) {
-	if cl.record == nil || cl.refusal != wire.CodeOK || cl.vote.kind == lateOther || rep.Code != wire.CodeOK && rep.Verdict == nil {
+	if cl.record == nil || cl.refusal != wire.CodeOK || cl.vote.kind == lateOther || rep.Code != wire.CodeOK && rep.Failure == nil {
 		return
 	}
 	c := &cl.req.Group
@@ -70,7 +70,7 @@ func c1SameVerdictForGood(w *world, cl *call, rep *wire.Reply) {
 
 // S1: each number is carried out once, in order, without gaps; what else comes is refused.
 func s1AppliedOnce(s *known, cl *call, rep *wire.Reply) {
-	if rep.Code == wire.CodeFull && rep.Verdict == nil || cl.number != s.last {
+	if rep.Code == wire.CodeFull && rep.Failure == nil || cl.number != s.last {
 		breaks("S1 each number is carried out once, in order", "%s: %s; the last was %d", cl, say{rep}, s.last)
 	}
 }

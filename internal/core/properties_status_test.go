@@ -34,8 +34,8 @@ func q1StatusIsTrue(a *audit) {
 			seen[g.Generation] = g
 		}
 	}
-	if len(seen) != len(a.groups) || rolls != a.w.m.Holdings().Rolls {
-		breaks("Q1 a status is true", "%d groups and %d rolls, there are %d and %d", len(seen), rolls, len(a.groups), a.w.m.Holdings().Rolls)
+	if len(seen) != len(a.groups) || rolls != a.w.m.Holdings().Forming {
+		breaks("Q1 a status is true", "%d groups and %d rolls, there are %d and %d", len(seen), rolls, len(a.groups), a.w.m.Holdings().Forming)
 	}
 	for gen, g := range a.groups {
 		if seen[gen] == nil {
@@ -46,11 +46,11 @@ func q1StatusIsTrue(a *audit) {
 }
 
 func q1GroupIsTrue(g *group, s *wire.GroupStatus) {
-	if s.Name != g.key.name || s.Run != g.key.run || s.Present != g.present || len(s.Ranks) != len(g.seats) || (s.Over != nil) != (g.over != nil) {
-		breaks("Q1 a status is true", "generation %d is %q %q with %d of %d, over: %v", g.gen, s.Name, s.Run, s.Present, len(s.Ranks), s.Over != nil)
+	if s.Name != g.key.name || s.Run != g.key.run || s.Present != g.present || len(s.Ranks) != len(g.members) || (s.Revoked != nil) != (g.revocation != nil) {
+		breaks("Q1 a status is true", "generation %d is %q %q with %d of %d, over: %v", g.gen, s.Name, s.Run, s.Present, len(s.Ranks), s.Revoked != nil)
 	}
-	for rank := range g.seats {
-		if got, want := s.Ranks[rank].Gone, g.seats[rank].gone; got != want {
+	for rank := range g.members {
+		if got, want := s.Ranks[rank].Gone, g.members[rank].gone; got != want {
 			breaks("Q1 a status is true", "rank %d of generation %d is %s, not %s", rank, g.gen, got, want)
 		}
 	}
@@ -89,14 +89,14 @@ func q1GroupIsTrue(g *group, s *wire.GroupStatus) {
 
 // q1Untrue is what is wrong of s as the status of r; "" is nothing.
 func q1Untrue(r *record, s *wire.RecordStatus) string {
-	came, missing := s.Came.First(len(r.yes)), s.Missing.First(len(r.yes))
+	came, missing := s.Arrived.First(len(r.yes)), s.Missing.First(len(r.yes))
 	for rank := range r.yes {
 		voted := r.yes[rank] != nil
 		if slices.Contains(came, rank) != voted {
 			return fmt.Sprintf("rank %d has come to %s #%d: %v", rank, s.Verb, s.Seq, !voted)
 		}
-		elects := !r.cast.RootOnly || rank == r.cast.Root
-		held := r.cast.RootOnly && r.yes[r.cast.Root] != nil // waits for room: for its slowest readers
+		elects := !r.call.RootOnly || rank == r.call.Root
+		held := r.call.RootOnly && r.yes[r.call.Root] != nil // waits for room: for its slowest readers
 		if !held && slices.Contains(missing, rank) != (elects && !voted) {
 			return fmt.Sprintf("rank %d is missing in %s #%d: %v", rank, s.Verb, s.Seq, voted)
 		}

@@ -10,16 +10,16 @@ import (
 
 // stream is the messages from one rank to another, as the auditor sees them.
 type stream struct {
-	g        *group
-	src, dst int
-	tag      string
-	accepted []message // position i+1
-	acked    uint64
-	senders  []*call // that wait for room
-	reader   *call
-	given    uint64 // the last position that its reader was given
-	source   end
-	reading  end
+	g         *group
+	src, dst  int
+	tag       string
+	accepted  []message // position i+1
+	acked     uint64
+	senders   []*call // that wait for room
+	reader    *call
+	delivered uint64 // the last position that its reader was given
+	source    end
+	reading   end
 }
 
 // end is what one of its two ranks has done with a stream.
@@ -33,13 +33,13 @@ type message struct {
 
 // stream is the first use of a tag from src to dst that rank, one of the two, has not closed.
 func (g *group) stream(rank, src, dst int, tag string) *stream {
-	for _, st := range g.streams {
+	for _, st := range g.streamCount {
 		if st.src == src && st.dst == dst && st.tag == tag && !st.closedBy(rank) {
 			return st
 		}
 	}
 	st := &stream{g: g, src: src, dst: dst, tag: tag}
-	g.streams = append(g.streams, st)
+	g.streamCount = append(g.streamCount, st)
 	return st
 }
 
@@ -64,14 +64,14 @@ func (st *stream) closes(rank int) {
 
 // over reports whether st is to be freed.
 func (st *stream) over() bool {
-	inUse := func(e end, rank int) bool { return e.used && !e.closed && st.g.seats[rank].gone == wire.CodeOK }
+	inUse := func(e end, rank int) bool { return e.used && !e.closed && st.g.members[rank].gone == wire.CodeOK }
 	unread := st.acked < uint64(len(st.accepted))
-	return st.g.seats[st.dst].gone != wire.CodeOK || !unread && !inUse(st.source, st.src) && !inUse(st.reading, st.dst)
+	return st.g.members[st.dst].gone != wire.CodeOK || !unread && !inUse(st.source, st.src) && !inUse(st.reading, st.dst)
 }
 
 // before counts the streams of st's tag and ranks that are there and began before it.
 func (st *stream) before() (n int) {
-	for _, x := range st.g.streams {
+	for _, x := range st.g.streamCount {
 		if x == st {
 			break
 		}
@@ -98,9 +98,9 @@ func (a *audit) acknowledges(cl *call) {
 	}
 	c := &cl.req.Group
 	cl.group = g
-	for _, st := range g.streams {
+	for _, st := range g.streamCount {
 		if st.src == c.Root && st.dst == c.Rank && st.tag == c.Channel && !st.closedBy(c.Rank) {
-			if c.Seq <= st.given {
+			if c.Seq <= st.delivered {
 				st.acked = max(st.acked, c.Seq)
 				a.w.tally.acked++
 				return
@@ -112,7 +112,7 @@ func (a *audit) acknowledges(cl *call) {
 }
 
 // withdraw takes out a call that waits.
-func (st *stream) withdraw(cl *call) {
+func (st *stream) endRank(cl *call) {
 	st.senders = slices.DeleteFunc(st.senders, func(x *call) bool { return x == cl })
 	if st.reader == cl {
 		st.reader = nil
@@ -148,7 +148,7 @@ func (a *audit) sends(cl *call) {
 		return
 	}
 	if cl.stream.full(a, len(cl.req.Value)) {
-		cl.refusal = wire.CodeNoRoom
+		cl.refusal = wire.CodeWouldBlock
 		a.w.tally.blocked++
 	}
 }
@@ -185,11 +185,11 @@ func (st *stream) full(a *audit, n int) bool {
 
 // absence is how a call that needs a rank is refused.
 func (g *group) absence(rank int) wire.Code {
-	switch s := &g.seats[rank]; {
+	switch s := &g.members[rank]; {
 	case s.gone != wire.CodeOK:
 		return s.gone
-	case g.over != nil:
-		return g.over.code
+	case g.revocation != nil:
+		return g.revocation.code
 	}
 	return wire.CodeOK
 }
@@ -245,7 +245,7 @@ func (a *audit) sent(cl *call, rep *wire.Reply) {
 // told is the answer to one who waits for room.
 func (a *audit) told(cl *call, rep *wire.Reply) {
 	st := cl.stream
-	st.withdraw(cl)
+	st.endRank(cl)
 	switch rep.Code {
 	case wire.CodeOK:
 		p4RoomThatIsThere(a, st, cl)
@@ -268,7 +268,7 @@ func (a *audit) received(cl *call, rep *wire.Reply) {
 		if !there {
 			breaks("P1 messages come in order, once each", "%s: message %d, %d were sent", cl, pos, len(st.accepted))
 		}
-		st.given = max(st.given, pos)
+		st.delivered = max(st.delivered, pos)
 		p3WhatWasSent(a, st, cl, rep)
 	case wire.CodeTimeout, wire.CodeCancelled:
 	default:
@@ -291,9 +291,9 @@ func p1InOrder(st *stream, cl *call, rep *wire.Reply) {
 func p2WhyNotSent(st *stream, cl *call, rep *wire.Reply) {
 	c := &cl.req.Group
 	switch {
-	case rep.Code == wire.CodeClosed && (st.g.seats[c.Rank].gone != wire.CodeOK || st.closedBy(c.Rank)):
-	case rep.Code == wire.CodeSkipped && rep.Verdict != nil && rep.Verdict.By == c.Root && st.closedBy(c.Root):
-	case rep.Verdict != nil && (st.g.seats[c.Root].gone == rep.Code || st.g.over != nil && st.g.over.code == rep.Code):
+	case rep.Code == wire.CodeClosed && (st.g.members[c.Rank].gone != wire.CodeOK || st.closedBy(c.Rank)):
+	case rep.Code == wire.CodeSkipped && rep.Failure != nil && rep.Failure.By == c.Root && st.closedBy(c.Root):
+	case rep.Failure != nil && (st.g.members[c.Root].gone == rep.Code || st.g.revocation != nil && st.g.revocation.code == rep.Code):
 	case rep.Code == wire.CodeConflict && cl.req.Op == wire.OpRecv && st.reader != nil:
 	default:
 		breaks("P2 a message fails for a reason", "%s: %s", cl, say{rep})

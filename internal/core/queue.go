@@ -36,8 +36,8 @@ func (m *Machine) push(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		m.remove(value, wire.ChangeDelete)
 		return true
 	}
-	m.renew(value) // somebody may have set them by hand, with a time to live
-	m.renew(e)
+	m.makePermanent(value) // somebody may have set them by hand, with a time to live
+	m.makePermanent(e)
 	rep.N = h.Len()
 	m.wake(valueKey)
 	m.wake(headKey)
@@ -84,7 +84,7 @@ func (m *Machine) queued(queue string, h wire.QueueHead) (value *entry, number u
 			return false
 		}
 		n, ok := wire.QueuedNumber(queue, key)
-		if !ok || m.over(e) {
+		if !ok || m.expired(e) {
 			return true
 		}
 		value, number = e, n

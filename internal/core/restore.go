@@ -10,7 +10,7 @@ import (
 // Restore makes a machine of a state and its entries.
 func Restore(l Limits, s *State, entries iter.Seq2[Entry, error]) (*Machine, error) {
 	m := New(l)
-	m.now, m.rev, m.generation, m.lastLease, m.lastSession = s.Now, s.Rev, s.Generation, s.LastLease, s.LastID
+	m.now, m.rev, m.generation, m.lastLease, m.lastSession = s.Now, s.Rev, s.Generation, s.LastLease, s.LastSession
 	m.history.first = m.rev + 1 - uint64(len(s.History))
 	for _, c := range s.History {
 		m.history.add(c, len(s.History))
@@ -35,24 +35,24 @@ func Restore(l Limits, s *State, entries iter.Seq2[Entry, error]) (*Machine, err
 			m.live[g.key] = g
 		}
 	}
-	for i := range s.Rolls {
-		r, err := m.restoreRoll(&s.Rolls[i], nil)
+	for i := range s.Forming {
+		r, err := m.restoreRendezvous(&s.Forming[i], nil)
 		if err != nil {
 			return nil, err
 		}
-		m.rolls[r.key] = r
+		m.forming[r.key] = r
 	}
-	m.account = m.tally()
+	m.account = m.recount()
 	return m, nil
 }
 
 func (m *Machine) restoreSession(s *SavedSession) {
-	x := &session{who: s.Who, token: s.Token, waiters: map[uint64]*waiter{}, acked: s.Acked, answers: s.Answers, repeats: s.Repeats, why: s.Why, away: s.Away}
-	x.grace.id = s.ID
+	x := &session{name: s.Name, token: s.Token, waiters: map[uint64]*waiter{}, acked: s.Acked, answers: s.Answers, resent: s.Resent, sharedCause: s.SharedCause, unresumed: s.Unresumed}
+	x.reconnect.id = s.ID
 	for i := range x.answers {
 		x.bytes += valueBytes(&x.answers[i])
 	}
-	m.timers.rearm(&x.grace, s.Grace)
+	m.timers.rearm(&x.reconnect, s.Reconnect)
 	m.sessions[s.ID] = x
 }
 
@@ -64,9 +64,9 @@ func (m *Machine) restoreEntries(entries iter.Seq2[Entry, error]) error {
 		e := m.entries.insert(own.Key)
 		e.setVal(own.Value)
 		e.rev, e.reads = own.Rev, own.Reads
-		m.bytes += size(own.Key, own.Value)
-		if own.At > 0 {
-			m.expiries.arm(e, own.At)
+		m.bytes += entrySize(own.Key, own.Value)
+		if own.Expires > 0 {
+			m.expiries.arm(e, own.Expires)
 		}
 	}
 	return nil
@@ -74,13 +74,13 @@ func (m *Machine) restoreEntries(entries iter.Seq2[Entry, error]) error {
 
 func (m *Machine) restoreLeases(s *State) error {
 	ended := map[uint64]bool{}
-	for _, id := range s.Ending {
+	for _, id := range s.EndedLeases {
 		ended[id] = true
 	}
 	for _, x := range s.Leases {
 		l := &lease{id: x.ID, session: x.Session, ttl: x.TTL, ended: ended[x.ID]}
 		if l.ended {
-			m.ending = append(m.ending, l)
+			m.endedLeases = append(m.endedLeases, l)
 		} else {
 			owner := m.sessions[x.Session]
 			if owner == nil {
@@ -116,13 +116,13 @@ func (m *Machine) restoreCall(w *waiter, s *SavedCall, o owner) error {
 
 func (m *Machine) restoreGroup(s *SavedGroup) error {
 	g := &group{
-		key: rollKey{s.Name, s.Run}, gen: s.Gen, seats: make([]seat, len(s.Seats)), revoked: s.Revoked, old: s.Old, born: s.Born,
+		key: groupKey{s.Name, s.Run}, gen: s.Gen, members: make([]member, len(s.Members)), revoked: s.Revoked, old: s.Old, born: s.Born,
 		channels: map[string]*channel{}, tags: map[string]*streams{},
 	}
 	m.groups[g.gen] = g
-	m.order.add(g)
-	for i, x := range s.Seats {
-		g.seats[i] = seat{x.Session, x.Join, x.Label, x.Member, x.Gone, x.Verb, x.Seq, x.At, x.Expired, claim{x.Token, x.Try}}
+	m.byGeneration.add(g)
+	for i, x := range s.Members {
+		g.members[i] = member{x.Session, x.Join, x.Label, x.Info, x.Gone, x.Verb, x.Seq, x.At, x.Expired, claim{x.Token, x.Try}}
 		if x.Gone != wire.CodeOK {
 			continue
 		}
@@ -131,10 +131,10 @@ func (m *Machine) restoreGroup(s *SavedGroup) error {
 			return fmt.Errorf("core: rank %d of generation %d has session %d, which is not there", i, g.gen, x.Session)
 		}
 		g.present++
-		of.seats = append(of.seats, seatID{g, i})
+		of.memberships = append(of.memberships, membership{g, i})
 	}
-	if g.revoked != nil && g.revoked.Verdict != nil {
-		g.over = m.failure("", "", 0, g.revoked.Verdict)
+	if g.revoked != nil && g.revoked.Failure != nil {
+		g.revocation = m.newPastFailure("", "", 0, g.revoked.Failure)
 	}
 	for i := range s.Channels {
 		if err := m.restoreChannel(g, &s.Channels[i]); err != nil {
@@ -150,27 +150,27 @@ func (m *Machine) restoreGroup(s *SavedGroup) error {
 		return nil
 	}
 	var err error
-	g.shrink, err = m.restoreRoll(s.Shrink, g)
+	g.shrink, err = m.restoreRendezvous(s.Shrink, g)
 	return err
 }
 
-func (m *Machine) restoreRoll(s *SavedRoll, from *group) (*roll, error) {
-	r := &roll{key: rollKey{s.Name, s.Run}, size: s.Size, from: from, applicants: map[int]*applicant{}}
-	for i := range s.Applicants {
-		x := &s.Applicants[i]
-		a := &applicant{roll: r, label: x.Label, member: x.Member, claim: claim{x.Token, x.Try}}
+func (m *Machine) restoreRendezvous(s *SavedRendezvous, from *group) (*rendezvous, error) {
+	r := &rendezvous{key: groupKey{s.Name, s.Run}, size: s.Size, from: from, joiners: map[int]*joiner{}}
+	for i := range s.Joiners {
+		x := &s.Joiners[i]
+		a := &joiner{rendezvous: r, label: x.Label, info: x.Info, claim: claim{x.Token, x.Try}}
 		if err := m.restoreCall(&a.waiter, &x.Call, a); err != nil {
 			return nil, err
 		}
-		a.cost = joinCost(a.label, a.member)
-		r.applicants[a.rank] = a
+		a.cost = joinCost(a.label, a.info)
+		r.joiners[a.rank] = a
 	}
 	return r, nil
 }
 
 func (m *Machine) restoreChannel(g *group, s *SavedChannel) error {
-	if len(s.Floor) != len(g.seats) || len(s.Used) != len(g.seats) {
-		return fmt.Errorf("core: channel %q has %d floors of %d users for %d ranks", s.Name, len(s.Floor), len(s.Used), len(g.seats))
+	if len(s.Floor) != len(g.members) || len(s.Used) != len(g.members) {
+		return fmt.Errorf("core: channel %q has %d floors of %d users for %d ranks", s.Name, len(s.Floor), len(s.Used), len(g.members))
 	}
 	ch := &channel{g: g, name: s.Name, used: s.Used, floor: s.Floor, records: map[uint64]*record{}}
 	g.append(ch)
@@ -179,37 +179,37 @@ func (m *Machine) restoreChannel(g *group, s *SavedChannel) error {
 			return err
 		}
 	}
-	for _, seq := range s.Held {
+	for _, seq := range s.Blocked {
 		if r := ch.records[seq]; r != nil {
-			ch.held = append(ch.held, r)
+			ch.blocked = append(ch.blocked, r)
 		}
 	}
 	return nil
 }
 
 func (m *Machine) restoreRecord(ch *channel, s *SavedRecord) error {
-	n := len(ch.g.seats)
-	if len(s.Ballots) != n || s.Cast.Root >= n && s.Failed == nil { // a root that is none is why it failed
+	n := len(ch.g.members)
+	if len(s.Votes) != n || s.Call.Root >= n && s.Failed == nil { // a root that is none is why it failed
 		return fmt.Errorf("core: record %d of channel %q does not fit its group of %d", s.Seq, ch.name, n)
 	}
-	r := &record{ch: ch, by: Local, cost: newRecordCost(&s.Cast, n), seq: s.Seq, cast: s.Cast, ballots: make([]ballot, n), skipped: s.Skipped, last: s.Last, born: s.Born, done: s.Done, failed: s.Failed}
+	r := &record{ch: ch, payer: Local, cost: newRecordCost(&s.Call, n), seq: s.Seq, call: s.Call, votes: make([]vote, n), skipped: s.Skipped, last: s.Last, born: s.Born, done: s.Done, failed: s.Failed}
 	ch.records[r.seq] = r
-	for rank := range s.Ballots {
-		x, b := &s.Ballots[rank], &r.ballots[rank]
+	for rank := range s.Votes {
+		x, b := &s.Votes[rank], &r.votes[rank]
 		b.yes, b.want, b.payload = x.Yes, x.Want, x.Payload
-		if ch.g.seats[rank].gone == wire.CodeOK && ch.floor[rank] < r.seq {
+		if ch.g.members[rank].gone == wire.CodeOK && ch.floor[rank] < r.seq {
 			r.pending++
 		}
 		if b.yes {
 			r.yes++
 			r.bytes += len(b.payload)
 		}
-		if b.yes && b.want == wire.WantPart && b.payload != nil && (!r.cast.RootOnly || rank == r.cast.Root) {
+		if b.yes && b.want == wire.WantPart && b.payload != nil && (!r.call.RootOnly || rank == r.call.Root) {
 			parts, err := wire.ParseParts(b.payload, n)
 			if err != nil {
 				return fmt.Errorf("core: record %d of channel %q: %w", s.Seq, ch.name, err)
 			}
-			r.keep(rank, parts)
+			r.keepParts(rank, parts)
 		}
 		if x.Call != nil {
 			b.waiting = true
@@ -224,10 +224,10 @@ func (m *Machine) restoreRecord(ch *channel, s *SavedRecord) error {
 }
 
 func (m *Machine) restoreStream(g *group, s *SavedStream) error {
-	if n := len(g.seats); s.Src < 0 || s.Src >= n || s.Dst < 0 || s.Dst >= n {
+	if n := len(g.members); s.Src < 0 || s.Src >= n || s.Dst < 0 || s.Dst >= n {
 		return fmt.Errorf("core: a stream from %d to %d does not fit its group of %d", s.Src, s.Dst, n)
 	}
-	st := &stream{src: s.Src, dst: s.Dst, first: s.First, given: s.Given, source: s.Source, reading: s.Reading}
+	st := &stream{src: s.Src, dst: s.Dst, first: s.First, delivered: s.Delivered, source: s.Source, reading: s.Reading}
 	g.addStream(st, s.Tag)
 	for _, x := range s.Messages {
 		st.queue = append(st.queue, message{x.Payload, x.Type, x.Expires, x.Expired})

@@ -161,7 +161,7 @@ func (c *crew) seat(op wire.Op, rank int) wire.Request {
 
 func (c *crew) room(src, dst, bytes int) wire.Request {
 	req := c.sending(src, dst, "", 0)
-	req.Op, req.Value, req.Delta = wire.OpRoom, nil, int64(bytes)
+	req.Op, req.Value, req.Delta = wire.OpSendReady, nil, int64(bytes)
 	return req
 }
 

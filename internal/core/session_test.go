@@ -83,7 +83,7 @@ func TestJoinComesAgain(t *testing.T) {
 	same(t, "generation", r.does(w.sessions[0], first).Rev, w.gen)
 	other := w.joining("world", 0)
 	isCode(t, r.does(w.sessions[0], other), wire.CodeConflict)
-	same(t, "seats", r.m.Holdings().Seats, 2)
+	same(t, "seats", r.m.Holdings().Members, 2)
 }
 
 // TestLeases shows how a lease ends, and what becomes of its entries.
@@ -95,7 +95,7 @@ func TestLeases(t *testing.T) {
 		"its session": func(r *rig, s, _ uint64) { r.does(s, wire.Request{Op: wire.OpGoodbye}) },
 		"kept alive, and then its time": func(r *rig, s, lease uint64) {
 			r.pass(ttl - 1)
-			isCode(r.tb, r.does(s, wire.Request{Op: wire.OpKeep, Lease: lease}), wire.CodeOK)
+			isCode(r.tb, r.does(s, wire.Request{Op: wire.OpKeepAlive, Lease: lease}), wire.CodeOK)
 			r.pass(ttl - 1)
 			isCode(r.tb, r.does(core.Local, get("key 0")), wire.CodeOK)
 			r.now++
@@ -122,7 +122,7 @@ func TestLeases(t *testing.T) {
 			same(t, "after a tick", r.m.Keys(), n-32)
 			r.pass(0)
 			same(t, "left", r.m.Keys(), 2)
-			isCode(t, r.does(core.Local, wire.Request{Op: wire.OpKeep, Lease: lease}), wire.CodeNotFound)
+			isCode(t, r.does(core.Local, wire.Request{Op: wire.OpKeepAlive, Lease: lease}), wire.CodeNotFound)
 			req := set("key", "value")
 			req.Lease = lease
 			isCode(t, r.does(core.Local, req), wire.CodeNotFound)
@@ -182,7 +182,7 @@ func TestTimersOfOneTime(t *testing.T) {
 		}
 		vote := r.waits(w.sessions[5], w.voting(5, barrier(1), ""))
 		r.pass(2 * time.Millisecond)
-		lost := fmt.Sprint(r.answer(vote).Verdict.Lost)
+		lost := fmt.Sprint(r.answer(vote).Failure.Lost)
 		if want == "" {
 			want = lost
 		}

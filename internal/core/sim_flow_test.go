@@ -53,13 +53,13 @@ func (o *outbox) put(value []byte, then func()) {
 	c.Root, c.Channel, c.Type = o.flow.dst, o.flow.tag, "text"
 	timeout, cancel := w.patience()
 	mb.p.callWithin(wire.Request{Op: wire.OpSend, Group: c, TTL: o.flow.ttl, Value: value}, timeout, cancel, func(rep *wire.Reply) {
-		if rep == nil || rep.Code != wire.CodeNoRoom || !mb.in(o.gen) {
+		if rep == nil || rep.Code != wire.CodeWouldBlock || !mb.in(o.gen) {
 			then()
 			return
 		}
 		c := mb.contribution()
 		c.Root, c.Channel = o.flow.dst, o.flow.tag
-		req := wire.Request{Op: wire.OpRoom, Group: c, Delta: int64(len(value))}
+		req := wire.Request{Op: wire.OpSendReady, Group: c, Delta: int64(len(value))}
 		cancel := time.Duration(0)
 		req.Timeout, cancel = w.patience()
 		mb.p.call(req, cancel, func(rep *wire.Reply) {
@@ -126,7 +126,7 @@ func (in *inbox) acknowledge() {
 	if w.chance(w.odds.rogue) {
 		c.Seq = uint64(w.upTo(int(in.taken) + 4))
 	}
-	in.mb.p.call(wire.Request{Op: wire.OpTaken, Group: c}, 0, func(*wire.Reply) {})
+	in.mb.p.call(wire.Request{Op: wire.OpAck, Group: c}, 0, func(*wire.Reply) {})
 }
 
 func (in *inbox) ask(pos uint64, done func(*wire.Reply)) {
@@ -224,7 +224,7 @@ func (e *errands) request() wire.Request {
 	case 10, 11:
 		req.Op, req.TTL = wire.OpGrant, w.between(time.Millisecond, 15*time.Millisecond)
 	case 12, 14, 15:
-		req.Op, req.Lease = wire.OpKeep, e.lease()
+		req.Op, req.Lease = wire.OpKeepAlive, e.lease()
 	case 13:
 		if req.Op, req.Lease = wire.OpRevoke, e.lease(); w.chance(0.5) {
 			req.Op, req.Value = wire.OpSet, e.value()
@@ -264,7 +264,7 @@ func (e *errands) request() wire.Request {
 	case 7:
 		req.Op, req.Keys = wire.OpDelete, []string{e.key(), e.key()}
 	case 8, 16:
-		req.Op, req.Key, req.Timeout = wire.OpChanges, []string{"", "key", "key 1"}[w.upTo(3)], w.between(0, 30*time.Millisecond)
+		req.Op, req.Key, req.Timeout = wire.OpWatch, []string{"", "key", "key 1"}[w.upTo(3)], w.between(0, 30*time.Millisecond)
 		if rev := w.audit.keys.rev; w.chance(0.8) {
 			req.Rev = max(1, rev-min(rev, uint64(w.upTo(6))))
 		}

@@ -170,11 +170,11 @@ func (u *use) close() {
 		mb.laneDone(u.gen)
 	}
 	if mb.p.w.chance(0.5) { // it does not wait for the answer
-		mb.p.call(wire.Request{Op: wire.OpDone, Group: c}, 0, func(*wire.Reply) {})
+		mb.p.call(wire.Request{Op: wire.OpCloseChannel, Group: c}, 0, func(*wire.Reply) {})
 		again()
 		return
 	}
-	mb.p.call(wire.Request{Op: wire.OpDone, Group: c}, 0, func(*wire.Reply) { again() })
+	mb.p.call(wire.Request{Op: wire.OpCloseChannel, Group: c}, 0, func(*wire.Reply) { again() })
 }
 
 // in reports whether mb is still in gen, so that what it does there makes sense.

@@ -13,7 +13,7 @@ import (
 )
 
 // grace is how long a caller waits past its deadline, or its cancel, for the store's answer.
-const grace = 250 * time.Millisecond
+const reconnectTimer = 250 * time.Millisecond
 
 // proc is a process: one session at a time, and the ranks that it is.
 type proc struct {
@@ -60,8 +60,8 @@ type audited struct {
 	record     *record
 	group      *group
 	stream     *stream
-	roll       *roll
-	ends       clock       // its deadline, while it waits
+	roll       *rendezvous
+	ends       timer       // its deadline, while it waits
 	superseded bool        // a later try of its process has taken its place
 	expect     *wire.Reply // of an operation on keys
 }
@@ -86,9 +86,9 @@ func (cl *call) String() string {
 		s += fmt.Sprintf(" rank %d of %d %s %s from %d", c.Rank, c.Size, c.Group, c.Run, c.Generation)
 	case wire.OpCollect:
 		s += fmt.Sprintf(" g%d %q #%d rank %d %s root %d", c.Generation, c.Channel, c.Seq, c.Rank, c.Verb, c.Root)
-	case wire.OpSend, wire.OpRecv, wire.OpRoom, wire.OpDone, wire.OpTaken:
+	case wire.OpSend, wire.OpRecv, wire.OpSendReady, wire.OpCloseChannel, wire.OpAck:
 		s += fmt.Sprintf(" g%d %q rank %d peer %d #%d", c.Generation, c.Channel, c.Rank, c.Root, c.Seq)
-	case wire.OpLeave, wire.OpFollow, wire.OpExpire:
+	case wire.OpLeave, wire.OpFollow, wire.OpExpired:
 		s += fmt.Sprintf(" g%d rank %d", c.Generation, c.Rank)
 	default:
 		s += fmt.Sprintf(" %s %v", r.Key, r.Keys)
@@ -123,7 +123,7 @@ func (s say) String() string {
 	for _, v := range s.rep.Values {
 		fmt.Fprintf(&out, " %.40q", v)
 	}
-	if v := s.rep.Verdict; v != nil {
+	if v := s.rep.Failure; v != nil {
 		fmt.Fprintf(&out, " by=%d missing=%v %q lost=%v left=%v %s", v.By, v.Missing, v.Doing, v.Lost, v.Left, v.Reason)
 		for _, c := range v.Clash {
 			fmt.Fprintf(&out, " {rank %d %s root %d}", c.Rank, c.Verb, c.Root)
@@ -148,7 +148,7 @@ func (p *proc) callWithin(req wire.Request, timeout, cancel time.Duration, done 
 		w.after(cancel, func() { cl.withdraw() })
 	}
 	if timeout > 0 {
-		w.after(timeout+grace, func() { cl.giveUp() })
+		w.after(timeout+reconnectTimer, func() { cl.giveUp() })
 	}
 	return cl
 }
@@ -171,7 +171,7 @@ func (cl *call) patience() time.Duration {
 	if cl.req.Op.Numbered() || cl.s.conn == nil {
 		return 0
 	}
-	return grace
+	return reconnectTimer
 }
 
 func (cl *call) giveUp() {
@@ -287,7 +287,7 @@ func (w *world) retireLocal(p *proc) {
 	}
 	gs := slices.SortedFunc(maps.Values(w.audit.groups), func(a, b *group) int { return cmp.Compare(a.gen, b.gen) })
 	for _, g := range gs {
-		for rank, s := range g.seats {
+		for rank, s := range g.members {
 			if s.session == core.Local && s.gone == wire.CodeOK {
 				p.lastID++
 				w.control(core.Local, wire.Request{Op: wire.OpLeave, ID: p.lastID, Group: wire.Contribution{Generation: g.gen, Rank: rank}})

@@ -79,7 +79,7 @@ func (w *world) logs(op wire.Op) bool { return w.durable && w.m.Logs(op) && op !
 // recalls reports whether the log has what a call of this kind waits for.
 func (w *world) recalls(op wire.Op) bool {
 	switch op {
-	case wire.OpWait, wire.OpChanges, wire.OpFollow, wire.OpGet, wire.OpList, broke.forgets:
+	case wire.OpWait, wire.OpWatch, wire.OpFollow, wire.OpGet, wire.OpList, broke.forgets:
 		return false
 	}
 	return w.durable

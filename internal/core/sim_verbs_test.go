@@ -141,8 +141,8 @@ func (l *lane) vote(o op) (wire.Contribution, []byte) {
 		c.Want = wire.WantPart
 		return c, l.payloads()
 	case "allreduce":
-		c.Type, c.Label, c.Want = "[]int64", "sum of 2", wire.WantFold
-		c.Fold = wire.Fold{Op: wire.FoldSum, Kind: wire.Int64}
+		c.Type, c.Label, c.Want = "[]int64", "sum of 2", wire.WantReduced
+		c.Reduction = wire.Reduction{Op: wire.ReduceSum, Kind: wire.Int64}
 		return c, l.numbers()
 	}
 	return c, nil
@@ -193,7 +193,7 @@ func (l *lane) deviate(c wire.Contribution, payload []byte) (wire.Contribution, 
 		case 3:
 			c.Label = "other"
 		case 4:
-			c.Fold = wire.Fold{Op: wire.FoldMax, Kind: wire.Int64}
+			c.Reduction = wire.Reduction{Op: wire.ReduceMax, Kind: wire.Int64}
 			payload = l.numbers()
 		case 5:
 			c.RootOnly, c.Root = !c.RootOnly, max(c.Root, 0)

@@ -2,11 +2,11 @@ package core
 
 // Entry is an entry as a snapshot has it.
 type Entry struct {
-	Key   string
-	Value []byte
-	Rev   uint64
-	Reads uint32
-	At    Time // when it goes; 0 is never
+	Key     string
+	Value   []byte
+	Rev     uint64
+	Reads   uint32
+	Expires Time // when it goes; 0 is never
 }
 
 // Snapshot is the state of a moment, which others need not wait for: it is read in pieces, while the machine goes on. What changes
@@ -14,23 +14,23 @@ type Entry struct {
 type Snapshot struct {
 	State *State
 
-	m      *Machine
-	cursor string // the last key that has been read
-	begun  bool
-	aside  map[string]struct{} // keys behind cursor that have changed, or are new
-	out    []Entry             // those of them that were there
+	m         *Machine
+	cursor    string // the last key that has been read
+	begun     bool
+	preserved map[string]struct{} // keys behind cursor that have changed, or are new
+	pending   []Entry             // those of them that were there
 }
 
 // Snapshot begins a snapshot. There is one at a time; Next ends it.
 func (m *Machine) Snapshot() *Snapshot {
-	m.snapshot = &Snapshot{State: m.state(), m: m, aside: map[string]struct{}{}}
+	m.snapshot = &Snapshot{State: m.state(), m: m, preserved: map[string]struct{}{}}
 	return m.snapshot
 }
 
 // Next gives some entries, in no order; more is false with the last ones. There are n of them, or fewer if their values have size bytes
 // together, beside those that have changed since the last call. Values are not to be changed.
 func (s *Snapshot) Next(n, size int) (entries []Entry, more bool) {
-	entries, s.out = s.out, nil
+	entries, s.pending = s.pending, nil
 	s.m.entries.ascend(s.cursor, func(e *entry) bool {
 		key := e.key()
 		if s.begun && key == s.cursor {
@@ -41,8 +41,8 @@ func (s *Snapshot) Next(n, size int) (entries []Entry, more bool) {
 			return false
 		}
 		s.cursor, s.begun = key, true
-		if _, ok := s.aside[key]; ok {
-			delete(s.aside, key)
+		if _, ok := s.preserved[key]; ok {
+			delete(s.preserved, key)
 			return true
 		}
 		entries = append(entries, s.m.saved(e))
@@ -68,17 +68,17 @@ func (m *Machine) preserve(key string, e *entry) {
 	if s == nil || s.begun && key <= s.cursor {
 		return
 	}
-	if _, ok := s.aside[key]; ok {
+	if _, ok := s.preserved[key]; ok {
 		return
 	}
 	if e == nil {
-		s.aside[string([]byte(key))] = struct{}{}
+		s.preserved[string([]byte(key))] = struct{}{}
 		return
 	}
-	s.aside[e.key()] = struct{}{}
-	s.out = append(s.out, m.saved(e))
+	s.preserved[e.key()] = struct{}{}
+	s.pending = append(s.pending, m.saved(e))
 }
 
 func (m *Machine) saved(e *entry) Entry {
-	return Entry{Key: e.key(), Value: e.val(), Rev: e.rev, Reads: e.reads, At: m.expiries.at(e)}
+	return Entry{Key: e.key(), Value: e.val(), Rev: e.rev, Reads: e.reads, Expires: m.expiries.at(e)}
 }

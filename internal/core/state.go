@@ -11,47 +11,47 @@ import (
 // State is all that a machine knows but its entries, and what its log does not have either: calls that wait for keys, changes and
 // the end of a group. Its values and replies are the machine's, and are not to be changed.
 type State struct {
-	Now        Time
-	Rev        uint64
-	Generation uint64
-	LastLease  uint64
-	LastID     uint64 // of a session
-	Turn       uint64 // of the last timer
-	Limits     Limits
-	Sessions   []SavedSession
-	Leases     []SavedLease
-	Ending     []uint64 // leases, in the order of Machine.ending
-	Groups     []SavedGroup
-	Rolls      []SavedRoll
-	Live       []uint64 // generations
+	Now         Time
+	Rev         uint64
+	Generation  uint64
+	LastLease   uint64
+	LastSession uint64 // of a session
+	Turn        uint64 // of the last timer
+	Limits      Limits
+	Sessions    []SavedSession
+	Leases      []SavedLease
+	EndedLeases []uint64 // leases, in the order of Machine.ending
+	Groups      []SavedGroup
+	Forming     []SavedRendezvous
+	Live        []uint64 // generations
 	// History is the last changes in their order, the newest of which made revision Rev: a watch that is resumed goes on from it.
 	History []Change
 }
 
 // Due is a place among the timers; zero is none.
-type Due struct {
+type TimerState struct {
 	At   Time
 	Turn uint64
 }
 
 // SavedSession is a session. Its seats, leases and waiting calls are with their owners.
 type SavedSession struct {
-	ID      uint64
-	Who     string
-	Token   []byte
-	Grace   Due // when it is lost; zero: it has a connection
-	Acked   uint64
-	Answers []wire.Reply
-	Repeats map[uint64]bool // calls that are to come again, and whether they have been answered
-	Why     string          // with Grace: what others lost their connections by, too
-	Away    bool            // with Grace: it has not been resumed since a restart
+	ID          uint64
+	Name        string
+	Token       []byte
+	Reconnect   TimerState // when it is lost; zero: it has a connection
+	Acked       uint64
+	Answers     []wire.Reply
+	Resent      map[uint64]bool // calls that are to come again, and whether they have been answered
+	SharedCause string          // with Grace: what others lost their connections by, too
+	Unresumed   bool            // with Grace: it has not been resumed since a restart
 }
 
 // SavedLease is a lease, and its entries in order.
 type SavedLease struct {
 	ID, Session uint64
 	TTL         Time
-	Due         Due
+	Due         TimerState
 	Keys        []string
 }
 
@@ -59,20 +59,20 @@ type SavedLease struct {
 type SavedGroup struct {
 	Name, Run string
 	Gen       uint64
-	Seats     []SavedSeat
+	Members   []SavedMember
 	Revoked   *wire.Reply
 	Channels  []SavedChannel // those of one name in the order in which they began; Streams too
 	Streams   []SavedStream
-	Shrink    *SavedRoll
+	Shrink    *SavedRendezvous
 	Old       []int
 	Born      Time
 }
 
 // SavedSeat is a seat.
-type SavedSeat struct {
+type SavedMember struct {
 	Session, Join uint64
 	Label         string
-	Member        []byte
+	Info          []byte
 	Gone          wire.Code
 	Verb          string
 	Seq           uint64
@@ -88,23 +88,23 @@ type SavedCall struct {
 	Op          wire.Op
 	Rank        int
 	Since       Time
-	Due         Due // when it times out
+	Due         TimerState // when it times out
 }
 
 // SavedRoll is a roll.
-type SavedRoll struct {
-	Name, Run  string
-	Size       int
-	Applicants []SavedApplicant
+type SavedRendezvous struct {
+	Name, Run string
+	Size      int
+	Joiners   []SavedJoiner
 }
 
 // SavedApplicant is a rank in a roll.
-type SavedApplicant struct {
-	Call   SavedCall
-	Label  string
-	Member []byte
-	Token  []byte // with Try: see claim
-	Try    uint64
+type SavedJoiner struct {
+	Call  SavedCall
+	Label string
+	Info  []byte
+	Token []byte // with Try: see claim
+	Try   uint64
 }
 
 // SavedChannel is a channel.
@@ -113,24 +113,24 @@ type SavedChannel struct {
 	Used    []bool
 	Floor   []uint64
 	Records []SavedRecord
-	Held    []uint64
+	Blocked []uint64
 }
 
 // SavedRecord is a record.
 type SavedRecord struct {
 	Seq     uint64
-	Cast    wire.Contribution
-	Ballots []SavedBallot
+	Call    wire.Contribution
+	Votes   []SavedVote
 	Skipped []int
 	Last    int32
 	Born    Time
-	Due     Due
+	Due     TimerState
 	Done    bool
 	Failed  *wire.Reply
 }
 
 // SavedBallot is one rank's vote.
-type SavedBallot struct {
+type SavedVote struct {
 	Yes     bool
 	Want    int32
 	Payload []byte
@@ -139,16 +139,16 @@ type SavedBallot struct {
 
 // SavedStream is a stream.
 type SavedStream struct {
-	Src, Dst     int
-	Tag          string
-	Source       StreamEnd
-	Reading      StreamEnd
-	First, Given uint64
-	Messages     []SavedMessage
-	Senders      []SavedSender
-	Reader       *SavedCall
-	Pos          uint64 // that the reader waits for
-	Due          Due    // when its first message expires
+	Src, Dst         int
+	Tag              string
+	Source           StreamUse
+	Reading          StreamUse
+	First, Delivered uint64
+	Messages         []SavedMessage
+	Senders          []SavedSender
+	Reader           *SavedCall
+	Pos              uint64     // that the reader waits for
+	Due              TimerState // when its first message expires
 }
 
 // SavedMessage is a message.
@@ -167,16 +167,16 @@ type SavedSender struct {
 
 // state is the state now.
 func (m *Machine) state() *State {
-	s := &State{Now: m.now, Rev: m.rev, Generation: m.generation, LastLease: m.lastLease, LastID: m.lastSession, Turn: m.timers.turn, Limits: m.limits}
+	s := &State{Now: m.now, Rev: m.rev, Generation: m.generation, LastLease: m.lastLease, LastSession: m.lastSession, Turn: m.timers.turn, Limits: m.limits}
 	for _, id := range append([]uint64{Local}, m.Sessions()...) {
 		x := m.sessions[id]
-		s.Sessions = append(s.Sessions, SavedSession{id, x.who, x.token, x.grace.timer.due(), x.acked, slices.Clone(x.answers), maps.Clone(x.repeats), x.why, x.away})
+		s.Sessions = append(s.Sessions, SavedSession{id, x.name, x.token, x.reconnect.timer.state(), x.acked, slices.Clone(x.answers), maps.Clone(x.resent), x.sharedCause, x.unresumed})
 		for _, l := range x.leases {
 			s.Leases = append(s.Leases, m.leaseState(l))
 		}
 	}
-	for _, l := range m.ending {
-		s.Ending = append(s.Ending, l.id)
+	for _, l := range m.endedLeases {
+		s.EndedLeases = append(s.EndedLeases, l.id)
 		s.Leases = append(s.Leases, m.leaseState(l))
 	}
 	for _, gen := range slices.Sorted(maps.Keys(m.groups)) {
@@ -186,36 +186,36 @@ func (m *Machine) state() *State {
 		s.Live = append(s.Live, g.gen)
 	}
 	slices.Sort(s.Live)
-	for _, r := range m.rolls {
-		s.Rolls = append(s.Rolls, *r.state())
+	for _, r := range m.forming {
+		s.Forming = append(s.Forming, *r.state())
 	}
 	s.History = slices.Clone(m.history.last())
-	slices.SortFunc(s.Rolls, func(a, b SavedRoll) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Run, b.Run)) })
+	slices.SortFunc(s.Forming, func(a, b SavedRendezvous) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Run, b.Run)) })
 	return s
 }
 
-func (c *clock) due() Due {
+func (c *timer) state() TimerState {
 	if c.pos == 0 {
-		return Due{}
+		return TimerState{}
 	}
-	return Due{c.at, c.turn}
+	return TimerState{c.at, c.turn}
 }
 
 func (m *Machine) leaseState(l *lease) SavedLease {
-	s := SavedLease{ID: l.id, Session: l.session, TTL: l.ttl, Due: l.timer.due()}
+	s := SavedLease{ID: l.id, Session: l.session, TTL: l.ttl, Due: l.timer.state()}
 	l.entries.each(&m.entries.slab, func(e *entry) { s.Keys = append(s.Keys, e.key()) })
 	return s
 }
 
 func (w *waiter) saved() SavedCall {
-	return SavedCall{w.Session, w.ID, w.op, w.rank, w.since, w.timer.due()}
+	return SavedCall{w.Session, w.ID, w.op, w.rank, w.since, w.timer.state()}
 }
 
 func (g *group) state() SavedGroup {
 	s := SavedGroup{Name: g.key.name, Run: g.key.run, Gen: g.gen, Revoked: g.revoked, Old: g.old, Born: g.born}
-	for i := range g.seats {
-		x := &g.seats[i]
-		s.Seats = append(s.Seats, SavedSeat{x.session, x.join, x.label, x.member, x.gone, x.verb, x.seq, x.at, x.expired, x.claim.token, x.claim.try})
+	for i := range g.members {
+		x := &g.members[i]
+		s.Members = append(s.Members, SavedMember{x.session, x.join, x.label, x.info, x.gone, x.verb, x.seq, x.at, x.expired, x.claim.token, x.claim.try})
 	}
 	for _, ch := range g.inOrder() {
 		s.Channels = append(s.Channels, ch.state())
@@ -229,32 +229,32 @@ func (g *group) state() SavedGroup {
 	return s
 }
 
-func (r *roll) state() *SavedRoll {
-	s := &SavedRoll{Name: r.key.name, Run: r.key.run, Size: r.size}
+func (r *rendezvous) state() *SavedRendezvous {
+	s := &SavedRendezvous{Name: r.key.name, Run: r.key.run, Size: r.size}
 	for _, a := range r.inOrder() {
-		s.Applicants = append(s.Applicants, SavedApplicant{a.saved(), a.label, a.member, a.claim.token, a.claim.try})
+		s.Joiners = append(s.Joiners, SavedJoiner{a.saved(), a.label, a.info, a.claim.token, a.claim.try})
 	}
 	return s
 }
 
 func (ch *channel) state() SavedChannel {
 	s := SavedChannel{Name: ch.name, Used: slices.Clone(ch.used), Floor: slices.Clone(ch.floor)}
-	for _, r := range ch.held {
-		s.Held = append(s.Held, r.seq)
+	for _, r := range ch.blocked {
+		s.Blocked = append(s.Blocked, r.seq)
 	}
 	for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
 		r := ch.records[seq]
 		x := SavedRecord{
-			Seq: seq, Cast: r.cast, Skipped: slices.Clone(r.skipped), Last: r.last, Born: r.born, Due: r.timer.due(), Done: r.done, Failed: r.failed,
+			Seq: seq, Call: r.call, Skipped: slices.Clone(r.skipped), Last: r.last, Born: r.born, Due: r.timer.state(), Done: r.done, Failed: r.failed,
 		}
-		for rank := range r.ballots {
-			b := &r.ballots[rank]
-			own := SavedBallot{Yes: b.yes, Want: b.want, Payload: b.payload}
+		for rank := range r.votes {
+			b := &r.votes[rank]
+			own := SavedVote{Yes: b.yes, Want: b.want, Payload: b.payload}
 			if b.waiting {
 				call := b.waiter.saved()
 				own.Call = &call
 			}
-			x.Ballots = append(x.Ballots, own)
+			x.Votes = append(x.Votes, own)
 		}
 		s.Records = append(s.Records, x)
 	}
@@ -262,7 +262,7 @@ func (ch *channel) state() SavedChannel {
 }
 
 func (st *stream) state() SavedStream {
-	s := SavedStream{Src: st.src, Dst: st.dst, Tag: st.of.tag, Source: st.source, Reading: st.reading, First: st.first, Given: st.given, Due: st.timer.due()}
+	s := SavedStream{Src: st.src, Dst: st.dst, Tag: st.of.tag, Source: st.source, Reading: st.reading, First: st.first, Delivered: st.delivered, Due: st.timer.state()}
 	for _, msg := range st.queue {
 		s.Messages = append(s.Messages, SavedMessage{msg.payload, msg.typ, msg.expires, msg.expired})
 	}

@@ -11,10 +11,10 @@ import (
 
 // What one page of a status costs at most: others wait for the lock meanwhile. A rank is a row; so is what is merely looked at.
 const (
-	statusRows  = 1024
-	statusRolls = 256
-	statusLooks = 4096 // records of a group, or keys and rolls, that are looked at
-	statusCalls = 1 << 14
+	statusRows    = 1024
+	statusForming = 256
+	statusScans   = 4096 // records of a group, or keys and rolls, that are looked at
+	statusCalls   = 1 << 14
 )
 
 // Page is a piece of a status. The next one begins with the rank Rank of the generation Generation, or with one behind it, if there is more.
@@ -28,22 +28,22 @@ type Page struct {
 // Status tells of the groups whose names begin with prefix, and of the keys that are waited for, from a rank of a generation on. It changes
 // nothing, and is no event. A page by itself is true; the next one may be of a later moment.
 func (m *Machine) Status(now Time, prefix string, generation uint64, rank int) *Page {
-	v := &viewer{m: m, now: max(m.now, now), prefix: prefix, room: statusRows}
+	v := &viewer{m: m, now: max(m.now, now), prefix: prefix, rowsLeft: statusRows}
 	if generation == 0 {
 		v.server()
-		v.rolls()
+		v.forming()
 	}
-	i := sort.Search(len(m.order.list), func(i int) bool { return m.order.list[i].gen >= generation })
-	for ; i < len(m.order.list); i++ {
-		at := m.order.list[i]
+	i := sort.Search(len(m.byGeneration.list), func(i int) bool { return m.byGeneration.list[i].gen >= generation })
+	for ; i < len(m.byGeneration.list); i++ {
+		at := m.byGeneration.list[i]
 		if at.gen != generation {
 			rank = 0
 		}
-		if v.room <= 0 {
+		if v.rowsLeft <= 0 {
 			v.More, v.Generation, v.Rank = true, at.gen, rank
 			return &v.Page
 		}
-		v.room--
+		v.rowsLeft--
 		if at.g == nil || !strings.HasPrefix(at.g.key.name, prefix) {
 			continue
 		}
@@ -52,7 +52,7 @@ func (m *Machine) Status(now Time, prefix string, generation uint64, rank int) *
 			return &v.Page
 		}
 	}
-	v.ended()
+	v.endedGroups()
 	v.keys()
 	return &v.Page
 }
@@ -60,10 +60,10 @@ func (m *Machine) Status(now Time, prefix string, generation uint64, rank int) *
 // viewer makes one page.
 type viewer struct {
 	Page
-	m      *Machine
-	now    Time
-	prefix string
-	room   int // rows that are left
+	m        *Machine
+	now      Time
+	prefix   string
+	rowsLeft int // rows that are left
 }
 
 func (v *viewer) ago(at Time) Time { return max(v.now-at, 0) }
@@ -74,17 +74,17 @@ func (v *viewer) server() {
 	}
 	s := &wire.ServerStatus{
 		Up: v.now, Sessions: int64(len(v.m.sessions) - 1), Calls: int64(v.m.calls), Groups: int64(len(v.m.groups)),
-		Keys: int64(v.m.entries.len()), Bytes: v.m.bytes, Lost: v.m.counts.lost,
-		Watching: int64(v.m.watchers.n), History: int64(len(v.m.history.last())), Compacted: v.m.counts.compacted,
+		Keys: int64(v.m.entries.len()), Bytes: v.m.bytes, LostSessions: v.m.counts.lost,
+		Watches: int64(v.m.watchers.n), History: int64(len(v.m.history.last())), Compacted: v.m.counts.compacted,
 	}
 	v.Server = s
 }
 
 // rolls tells of groups that come together.
-func (v *viewer) rolls() {
-	var found []*roll
-	looks := statusLooks
-	for key, r := range v.m.rolls {
+func (v *viewer) forming() {
+	var found []*rendezvous
+	looks := statusScans
+	for key, r := range v.m.forming {
 		if looks--; looks < 0 {
 			break
 		}
@@ -92,52 +92,52 @@ func (v *viewer) rolls() {
 			found = append(found, r)
 		}
 	}
-	slices.SortFunc(found, func(a, b *roll) int {
+	slices.SortFunc(found, func(a, b *rendezvous) int {
 		return cmp.Or(cmp.Compare(a.key.name, b.key.name), cmp.Compare(a.key.run, b.key.run))
 	})
-	for _, r := range found[:min(len(found), statusRolls)] {
-		v.roll(r)
+	for _, r := range found[:min(len(found), statusForming)] {
+		v.rendezvous(r)
 	}
 }
 
-func (v *viewer) roll(r *roll) {
-	g := wire.GroupStatus{Name: r.key.name, Run: r.key.run, Size: r.size, Present: len(r.applicants), Ended: -1, Open: 1}
-	rec := v.coming(r, "create")
-	g.Age = rec.For
-	for _, rank := range rec.Came.First(min(wire.StatusSpans, max(v.room, 0))) {
-		a := r.applicants[rank]
-		g.Ranks = append(g.Ranks, wire.RankStatus{Rank: rank, Label: a.label, Session: a.Session, Verb: "create", Ago: v.ago(a.since), Heard: -1})
+func (v *viewer) rendezvous(r *rendezvous) {
+	g := wire.GroupStatus{Name: r.key.name, Run: r.key.run, Size: r.size, Present: len(r.joiners), Ended: -1, Open: 1}
+	rec := v.formingRecord(r, "create")
+	g.Age = rec.Age
+	for _, rank := range rec.Arrived.First(min(wire.StatusSpans, max(v.rowsLeft, 0))) {
+		a := r.joiners[rank]
+		g.Ranks = append(g.Ranks, wire.RankStatus{Rank: rank, Label: a.label, Session: a.Session, Verb: "create", Ago: v.ago(a.since), LastSeen: -1})
 	}
-	v.room -= 1 + len(g.Ranks) + len(r.applicants)/64
+	v.rowsLeft -= 1 + len(g.Ranks) + len(r.joiners)/64
 	g.Records = []wire.RecordStatus{rec}
 	v.Groups = append(v.Groups, g)
 }
 
 // coming is a roll as a record.
-func (v *viewer) coming(r *roll, verb string) wire.RecordStatus {
+func (v *viewer) formingRecord(r *rendezvous, verb string) wire.RecordStatus {
 	rec := wire.RecordStatus{Verb: verb, Root: -1}
 	next := 0
 	for _, a := range r.inOrder() {
-		rec.For = max(rec.For, v.ago(a.since))
-		if left := a.timer.at - v.now; a.timer.pos > 0 && (rec.Left == 0 || left < rec.Left) {
-			rec.Left = max(left, 1)
+		rec.Age = max(rec.Age, v.ago(a.since))
+		if left := a.timer.at - v.now; a.timer.pos > 0 && (rec.Remaining == 0 || left < rec.Remaining) {
+			rec.Remaining = max(left, 1)
 		}
-		v.absent(&rec.Missing, r, next, a.rank)
-		rec.Came.Add(a.rank)
+		v.addMissing(&rec.Missing, r, next, a.rank)
+		rec.Arrived.Add(a.rank)
 		next = a.rank + 1
 	}
-	v.absent(&rec.Missing, r, next, r.size)
+	v.addMissing(&rec.Missing, r, next, r.size)
 	return rec
 }
 
 // absent adds the ranks from first to below end, which have not joined r.
-func (v *viewer) absent(missing *wire.Ranks, r *roll, first, end int) {
+func (v *viewer) addMissing(missing *wire.Ranks, r *rendezvous, first, end int) {
 	if r.from == nil { // there may be very many, and nothing is known of them
 		missing.AddSpan(first, end-1)
 		return
 	}
 	for rank := first; rank < end; rank++ {
-		if r.from.seats[rank].gone == wire.CodeOK {
+		if r.from.members[rank].gone == wire.CodeOK {
 			missing.Add(rank)
 		}
 	}
@@ -147,26 +147,26 @@ func (v *viewer) absent(missing *wire.Ranks, r *roll, first, end int) {
 func (v *viewer) group(g *group, from int) (next int) {
 	s := wire.GroupStatus{}
 	if from == 0 {
-		s = wire.GroupStatus{Name: g.key.name, Run: g.key.run, Generation: g.gen, Size: len(g.seats), Present: g.present, Age: v.ago(g.born), Ended: -1}
+		s = wire.GroupStatus{Name: g.key.name, Run: g.key.run, Generation: g.gen, Size: len(g.members), Present: g.present, Age: v.ago(g.born), Ended: -1}
 		if g.revoked != nil {
-			s.Over = v.told(&g.over)
+			s.Revoked = v.failureStatus(&g.revocation)
 		}
 		v.records(g, &s)
-		s.Verdicts = v.verdicts(g.failures)
-		v.room -= len(s.Verdicts)
+		s.Failures = v.failureStatuses(g.failures)
+		v.rowsLeft -= len(s.Failures)
 	}
-	end := min(len(g.seats), from+max(v.room, 1))
-	v.room -= end - from
+	end := min(len(g.members), from+max(v.rowsLeft, 1))
+	v.rowsLeft -= end - from
 	waits := v.waits(g, from, end)
 	s.Ranks = make([]wire.RankStatus, 0, end-from)
 	for rank := from; rank < end; rank++ {
-		x := &g.seats[rank]
+		x := &g.members[rank]
 		s.Ranks = append(s.Ranks, wire.RankStatus{
-			Rank: rank, Label: x.label, Session: x.session, Gone: x.gone, Verb: x.verb, Seq: x.seq, Ago: v.ago(x.at), Heard: -1, Waits: waits[rank],
+			Rank: rank, Label: x.label, Session: x.session, Gone: x.gone, Verb: x.verb, Seq: x.seq, Ago: v.ago(x.at), LastSeen: -1, Waits: waits[rank],
 		})
 	}
 	v.Groups = append(v.Groups, s)
-	if end < len(g.seats) {
+	if end < len(g.members) {
 		return end
 	}
 	return 0
@@ -175,7 +175,7 @@ func (v *viewer) group(g *group, from int) (next int) {
 // records tells of the oldest open records of g.
 func (v *viewer) records(g *group, s *wire.GroupStatus) {
 	var open []*record
-	looks := statusLooks
+	looks := statusScans
 	for _, ch := range g.inOrder() {
 		for _, r := range ch.records {
 			if looks--; r.open() && looks >= 0 {
@@ -192,20 +192,20 @@ func (v *viewer) records(g *group, s *wire.GroupStatus) {
 	}
 	if g.shrink != nil {
 		s.Open++
-		s.Records = append(s.Records, v.coming(g.shrink, "shrink"))
+		s.Records = append(s.Records, v.formingRecord(g.shrink, "shrink"))
 	}
-	v.room -= len(s.Records) * (1 + len(g.seats)/64)
+	v.rowsLeft -= len(s.Records) * (1 + len(g.members)/64)
 }
 
 func (v *viewer) record(r *record) wire.RecordStatus {
-	s := wire.RecordStatus{Channel: r.ch.name, Seq: r.seq, Verb: r.cast.Verb, Root: r.cast.Root, For: v.ago(r.born)}
+	s := wire.RecordStatus{Channel: r.ch.name, Seq: r.seq, Verb: r.call.Verb, Root: r.call.Root, Age: v.ago(r.born)}
 	if r.timer.pos > 0 {
-		s.Left = max(r.timer.at-v.now, 1)
+		s.Remaining = max(r.timer.at-v.now, 1)
 	}
-	for rank := range r.ballots {
-		if r.ballots[rank].yes {
-			s.Came.Add(rank)
-		} else if r.elects(rank) {
+	for rank := range r.votes {
+		if r.votes[rank].yes {
+			s.Arrived.Add(rank)
+		} else if r.requires(rank) {
 			s.Missing.Add(rank)
 		}
 	}
@@ -219,14 +219,14 @@ func (v *viewer) record(r *record) wire.RecordStatus {
 
 // waits are the sends and receives of ranks of g that wait. A session is looked through once, whatever many ranks it has.
 func (v *viewer) waits(g *group, from, end int) map[int][]wire.WaitStatus {
-	if g.streams == 0 {
+	if g.streamCount == 0 {
 		return nil
 	}
 	waits := map[int][]wire.WaitStatus{}
 	seen := map[uint64]bool{}
 	for rank := from; rank < end; rank++ {
-		id := g.seats[rank].session
-		if g.seats[rank].gone != wire.CodeOK || seen[id] {
+		id := g.members[rank].session
+		if g.members[rank].gone != wire.CodeOK || seen[id] {
 			continue
 		}
 		seen[id] = true
@@ -242,7 +242,7 @@ func (v *viewer) waits(g *group, from, end int) map[int][]wire.WaitStatus {
 	}
 	for rank, ws := range waits { // the longest first
 		slices.SortFunc(ws, func(a, b wire.WaitStatus) int {
-			return cmp.Or(-cmp.Compare(a.For, b.For), cmp.Compare(a.Verb, b.Verb), cmp.Compare(a.Peer, b.Peer), cmp.Compare(a.Tag, b.Tag))
+			return cmp.Or(-cmp.Compare(a.Waited, b.Waited), cmp.Compare(a.Verb, b.Verb), cmp.Compare(a.Peer, b.Peer), cmp.Compare(a.Tag, b.Tag))
 		})
 		waits[rank] = ws[:min(len(ws), wire.StatusWaits)]
 	}
@@ -253,36 +253,36 @@ func (v *viewer) waits(g *group, from, end int) map[int][]wire.WaitStatus {
 func (v *viewer) waitOf(w *waiter) (of *group, wait wire.WaitStatus) {
 	switch o := w.owner.(type) {
 	case *reader:
-		return o.stream.of.g, wire.WaitStatus{Verb: "recv", Peer: o.stream.src, Tag: o.stream.of.tag, For: v.ago(w.since)}
+		return o.stream.of.g, wire.WaitStatus{Verb: "recv", Peer: o.stream.src, Tag: o.stream.of.tag, Waited: v.ago(w.since)}
 	case *sender:
-		return o.stream.of.g, wire.WaitStatus{Verb: "send", Peer: o.stream.dst, Tag: o.stream.of.tag, For: v.ago(w.since)}
+		return o.stream.of.g, wire.WaitStatus{Verb: "send", Peer: o.stream.dst, Tag: o.stream.of.tag, Waited: v.ago(w.since)}
 	}
 	return nil, wait
 }
 
-func (v *viewer) told(f *failure) *wire.VerdictStatus {
+func (v *viewer) failureStatus(f *pastFailure) *wire.FailureStatus {
 	return new(f.status(v.ago(f.at), v.prefix))
 }
 
-func (v *viewer) verdicts(failures []failure) (told []wire.VerdictStatus) {
+func (v *viewer) failureStatuses(failures []pastFailure) (told []wire.FailureStatus) {
 	for i := range failures {
-		told = append(told, *v.told(&failures[i]))
+		told = append(told, *v.failureStatus(&failures[i]))
 	}
 	return told
 }
 
 // ended tells of groups that are over and failed, and of those that did not come together.
-func (v *viewer) ended() {
-	for _, e := range v.m.past {
+func (v *viewer) endedGroups() {
+	for _, e := range v.m.endedGroups {
 		if !strings.HasPrefix(e.key.name, v.prefix) {
 			continue
 		}
 		s := wire.GroupStatus{
 			Name: e.key.name, Run: e.key.run, Generation: e.gen, Size: e.size, Age: max(v.now-e.born, 0), Ended: v.ago(e.at),
-			Verdicts: v.verdicts(e.failures),
+			Failures: v.failureStatuses(e.failures),
 		}
-		if e.over != nil {
-			s.Over = v.told(e.over)
+		if e.revocation != nil {
+			s.Revoked = v.failureStatus(e.revocation)
 		}
 		v.Groups = append(v.Groups, s)
 	}
@@ -290,8 +290,8 @@ func (v *viewer) ended() {
 
 // keys tells of the keys that calls wait for.
 func (v *viewer) keys() {
-	looks := statusLooks
-	for key, waits := range v.m.waits {
+	looks := statusScans
+	for key, waits := range v.m.keyWaits {
 		if looks--; looks < 0 {
 			break
 		}
@@ -300,12 +300,14 @@ func (v *viewer) keys() {
 		}
 		s := wire.KeyStatus{Key: key, Calls: waits.Len()}
 		p := waits.Front()
-		for range min(waits.Len(), mostDoing) { // one that waits for several keys may have come here late
-			s.For = max(s.For, v.ago(p.Value.(*keyWait).since))
+		for range min(waits.Len(), maxDoing) { // one that waits for several keys may have come here late
+			s.Waited = max(s.Waited, v.ago(p.Value.(*keyWait).since))
 			p = p.Next()
 		}
 		v.Keys = append(v.Keys, s)
 	}
-	slices.SortFunc(v.Keys, func(a, b wire.KeyStatus) int { return cmp.Or(-cmp.Compare(a.For, b.For), cmp.Compare(a.Key, b.Key)) })
+	slices.SortFunc(v.Keys, func(a, b wire.KeyStatus) int {
+		return cmp.Or(-cmp.Compare(a.Waited, b.Waited), cmp.Compare(a.Key, b.Key))
+	})
 	v.Keys = v.Keys[:min(len(v.Keys), wire.StatusKeys)]
 }

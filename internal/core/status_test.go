@@ -64,10 +64,10 @@ func TestStatusOfAStuckBarrier(t *testing.T) {
 	g := s.Groups[0]
 	require.Equal(t, []any{"world", "run", w.gen, 4, 4, 4 * time.Second, 1}, []any{g.Name, g.Run, g.Generation, g.Size, g.Present, g.Age, g.Open})
 	require.Equal(t, []wire.RecordStatus{{
-		Seq: 2, Verb: "barrier", Root: -1, For: 3 * time.Second, Left: 57 * time.Second, Came: ranksOf(0, 1, 3, 3), Missing: ranksOf(2, 2),
+		Seq: 2, Verb: "barrier", Root: -1, Age: 3 * time.Second, Remaining: 57 * time.Second, Arrived: ranksOf(0, 1, 3, 3), Missing: ranksOf(2, 2),
 	}}, g.Records)
 	require.Equal(t, wire.RankStatus{
-		Rank: 2, Label: "pid 2", Session: w.sessions[2], Verb: "barrier", Seq: 1, Ago: 4 * time.Second, Heard: -1,
+		Rank: 2, Label: "pid 2", Session: w.sessions[2], Verb: "barrier", Seq: 1, Ago: 4 * time.Second, LastSeen: -1,
 	}, g.Ranks[2])
 	require.Equal(t, []int64{4, 3, 1}, []int64{s.Server.Sessions, s.Server.Calls, s.Server.Groups})
 }
@@ -98,15 +98,15 @@ func TestStatusOfThoseWhoComeTogether(t *testing.T) {
 	g := c.status("").Groups[0]
 	require.Equal(t, []any{"new", uint64(0), 4, 2, 2 * time.Second}, []any{g.Name, g.Generation, g.Size, g.Present, g.Age})
 	require.Equal(t, []wire.RecordStatus{{
-		Verb: "create", Root: -1, For: 2 * time.Second, Left: 8 * time.Second, Came: ranksOf(1, 1, 3, 3), Missing: ranksOf(0, 0, 2, 2),
+		Verb: "create", Root: -1, Age: 2 * time.Second, Remaining: 8 * time.Second, Arrived: ranksOf(1, 1, 3, 3), Missing: ranksOf(0, 0, 2, 2),
 	}}, g.Records)
 	require.Equal(t, "pid 1", g.Ranks[0].Label)
 	c.pass(8 * time.Second) // the deadline of rank 1 ends the attempt
 	s := c.status("")
 	require.Len(t, s.Groups, 1)
 	over := s.Groups[0]
-	require.Equal(t, []any{"new", uint64(0), time.Duration(0), 1}, []any{over.Name, over.Generation, over.Ended, len(over.Verdicts)})
-	require.Equal(t, []any{"create", wire.CodeTimeout, []int{0, 2}}, []any{over.Verdicts[0].Verb, over.Verdicts[0].Verdict.Code, over.Verdicts[0].Verdict.Missing})
+	require.Equal(t, []any{"new", uint64(0), time.Duration(0), 1}, []any{over.Name, over.Generation, over.Ended, len(over.Failures)})
+	require.Equal(t, []any{"create", wire.CodeTimeout, []int{0, 2}}, []any{over.Failures[0].Verb, over.Failures[0].Failure.Code, over.Failures[0].Failure.Missing})
 }
 
 // TestStatusOfManyWhoComeTogether: who has come is told of all groups, and of not more ranks than a page has room for who they are: others
@@ -127,7 +127,7 @@ func TestStatusOfManyWhoComeTogether(t *testing.T) {
 	page := c.m.Status(c.now, "", 0, 0)
 	require.Len(t, page.Groups, groups)
 	for _, g := range page.Groups {
-		require.Equal(t, ranksOf(0, came-1), g.Records[0].Came)
+		require.Equal(t, ranksOf(0, came-1), g.Records[0].Arrived)
 		described += len(g.Ranks)
 	}
 	require.Greater(t, described, 900)
@@ -142,8 +142,8 @@ func TestStatusOfShrink(t *testing.T) {
 	g := w.status("").Groups[0]
 	require.Equal(t, wire.CodeLost, g.Ranks[1].Gone)
 	require.Equal(t, 2, g.Present)
-	require.Equal(t, []any{wire.CodeLost, time.Second, "pid 1"}, []any{g.Over.Verdict.Code, g.Over.Ago, g.Over.Verdict.Reason})
-	require.Equal(t, []wire.RecordStatus{{Verb: "shrink", Root: -1, Came: ranksOf(0, 0), Missing: ranksOf(2, 2)}}, g.Records)
+	require.Equal(t, []any{wire.CodeLost, time.Second, "pid 1"}, []any{g.Revoked.Failure.Code, g.Revoked.Ago, g.Revoked.Failure.Reason})
+	require.Equal(t, []wire.RecordStatus{{Verb: "shrink", Root: -1, Arrived: ranksOf(0, 0), Missing: ranksOf(2, 2)}}, g.Records)
 }
 
 func TestStatusOfStreams(t *testing.T) {
@@ -156,7 +156,7 @@ func TestStatusOfStreams(t *testing.T) {
 	w.waits(w.sessions[0], w.asking(2, 0, 1))
 	w.pass(time.Second)
 	ranks := w.status("").Groups[0].Ranks
-	require.Equal(t, []wire.WaitStatus{{Verb: "send", Peer: 1, For: 2 * time.Second}, {Verb: "recv", Peer: 2, For: time.Second}}, ranks[0].Waits)
+	require.Equal(t, []wire.WaitStatus{{Verb: "send", Peer: 1, Waited: 2 * time.Second}, {Verb: "recv", Peer: 2, Waited: time.Second}}, ranks[0].Waits)
 	require.Empty(t, ranks[1].Waits)
 }
 
@@ -174,12 +174,12 @@ func TestStatusOfFailures(t *testing.T) {
 	req.Timeout = time.Second
 	w.waits(w.sessions[0], req)
 	w.pass(time.Second)
-	v := w.status("").Groups[0].Verdicts
+	v := w.status("").Groups[0].Failures
 	require.Len(t, v, 8)
-	require.Equal(t, []any{"barrier", uint64(4), wire.CodeTimeout}, []any{v[0].Verb, v[0].Seq, v[0].Verdict.Code})
-	require.Equal(t, []any{"recv of rank 0", time.Duration(0), []int{1}}, []any{v[7].Verb, v[7].Ago, v[7].Verdict.Missing})
-	require.NotEmpty(t, v[0].Verdict.Doing)
-	require.Empty(t, w.status("w").Groups[0].Verdicts[0].Verdict.Doing, "what ranks do elsewhere may be above the prefix")
+	require.Equal(t, []any{"barrier", uint64(4), wire.CodeTimeout}, []any{v[0].Verb, v[0].Seq, v[0].Failure.Code})
+	require.Equal(t, []any{"recv of rank 0", time.Duration(0), []int{1}}, []any{v[7].Verb, v[7].Ago, v[7].Failure.Missing})
+	require.NotEmpty(t, v[0].Failure.Doing)
+	require.Empty(t, w.status("w").Groups[0].Failures[0].Failure.Doing, "what ranks do elsewhere may be above the prefix")
 
 	for rank := range 2 {
 		w.does(w.sessions[rank], wire.Request{Op: wire.OpLost})
@@ -187,8 +187,8 @@ func TestStatusOfFailures(t *testing.T) {
 	}
 	over := w.status("").Groups
 	require.Len(t, over, 1)
-	require.Equal(t, []any{w.gen, time.Second, wire.CodeLost, []int{0}}, []any{over[0].Generation, over[0].Ended, over[0].Over.Verdict.Code, over[0].Over.Verdict.Lost})
-	require.Len(t, over[0].Verdicts, 8)
+	require.Equal(t, []any{w.gen, time.Second, wire.CodeLost, []int{0}}, []any{over[0].Generation, over[0].Ended, over[0].Revoked.Failure.Code, over[0].Revoked.Failure.Lost})
+	require.Len(t, over[0].Failures, 8)
 }
 
 // TestStatusForgets: what went well leaves nothing, and of what did not there is so much.
@@ -215,7 +215,7 @@ func TestStatusForgets(t *testing.T) {
 	groups := r.status("").Groups
 	require.Len(t, groups, 16)
 	require.Equal(t, "group 4", groups[0].Name)
-	require.Len(t, groups[0].Over.Verdict.Reason, 512)
+	require.Len(t, groups[0].Revoked.Failure.Reason, 512)
 }
 
 func TestStatusOfALargeVerdict(t *testing.T) {
@@ -224,8 +224,8 @@ func TestStatusOfALargeVerdict(t *testing.T) {
 	req.Timeout = time.Second
 	w.waits(w.sessions[0], req)
 	w.pass(time.Second)
-	v := w.status("").Groups[0].Verdicts[0]
-	require.Equal(t, []int{64, 135}, []int{len(v.Verdict.Missing), v.More})
+	v := w.status("").Groups[0].Failures[0]
+	require.Equal(t, []int{64, 135}, []int{len(v.Failure.Missing), v.Unnamed})
 }
 
 func TestStatusOfKeysThatAreWaitedFor(t *testing.T) {
@@ -235,7 +235,7 @@ func TestStatusOfKeysThatAreWaitedFor(t *testing.T) {
 	r.pass(time.Second)
 	r.waits(b, waitFor("x/ready"))
 	r.waits(b, waitFor("y/ready"))
-	require.Equal(t, []wire.KeyStatus{{Key: "x/ready", Calls: 2, For: time.Second}, {Key: "y/ready", Calls: 1}}, r.status("").Keys)
+	require.Equal(t, []wire.KeyStatus{{Key: "x/ready", Calls: 2, Waited: time.Second}, {Key: "y/ready", Calls: 1}}, r.status("").Keys)
 	require.Len(t, r.status("y").Keys, 1)
 }
 
@@ -325,7 +325,7 @@ func TestStatusAfterARestart(t *testing.T) {
 	again := (&rig{tb: t, m: m, now: w.now}).status("")
 	want := w.status("")
 	for _, s := range []*wire.Status{again, want} {
-		s.Groups[0].Verdicts = nil // are forgotten
+		s.Groups[0].Failures = nil // are forgotten
 	}
 	require.Equal(t, want.Groups, again.Groups)
 }

@@ -13,23 +13,23 @@ import (
 // A stream begins with the first call of one of its ranks. It is freed when the ranks that have made a call have closed it and no message is
 // left. As with a channel, a rank that has closed it works on its successor.
 type stream struct {
-	of       *streams
-	by       uint64 // session that is charged for it
-	src, dst int
-	next     *stream
-	source   StreamEnd
-	reading  StreamEnd
-	first    uint64 // position of queue[0]
-	given    uint64 // the last position that the reader was given
-	queue    []message
-	bytes    int
-	senders  []*sender // that wait for room
-	reader   *reader
-	timer    clock // when queue's first message that can expire does
+	of        *streams
+	payer     uint64 // session that is charged for it
+	src, dst  int
+	next      *stream
+	source    StreamUse
+	reading   StreamUse
+	first     uint64 // position of queue[0]
+	delivered uint64 // the last position that the reader was given
+	queue     []message
+	bytes     int
+	senders   []*sender // that wait for room
+	reader    *reader
+	timer     timer // when queue's first message that can expire does
 }
 
 // StreamEnd is what one of its two ranks has done with a stream.
-type StreamEnd struct{ Used, Closed bool }
+type StreamUse struct{ Used, Closed bool }
 
 type message struct {
 	payload []byte
@@ -52,8 +52,8 @@ type reader struct {
 
 // peer checks the other rank of a send or recv, c.Root.
 func peer(g *group, c *wire.Contribution, rep *wire.Reply) bool {
-	if c.Root < 0 || c.Root >= len(g.seats) {
-		refuse(rep, wire.CodeInvalid, fmt.Sprintf("rank %d of %d", c.Root, len(g.seats)))
+	if c.Root < 0 || c.Root >= len(g.members) {
+		refuse(rep, wire.CodeInvalid, fmt.Sprintf("rank %d of %d", c.Root, len(g.members)))
 		return false
 	}
 	return true
@@ -61,22 +61,22 @@ func peer(g *group, c *wire.Contribution, rep *wire.Reply) bool {
 
 // absence is the answer to a call that needs rank, if that is gone.
 func (g *group) absence(rank int) *wire.Reply {
-	switch g.seats[rank].gone {
+	switch g.members[rank].gone {
 	case wire.CodeLost:
-		return failed(&wire.Verdict{Code: wire.CodeLost, By: -1, Lost: []int{rank}, Reason: g.seats[rank].label})
+		return failureReply(&wire.Failure{Code: wire.CodeLost, By: -1, Lost: []int{rank}, Reason: g.members[rank].label})
 	case wire.CodeLeft:
-		return failed(&wire.Verdict{Code: wire.CodeLeft, By: -1, Left: []int{rank}})
+		return failureReply(&wire.Failure{Code: wire.CodeLeft, By: -1, Left: []int{rank}})
 	}
 	return g.revoked
 }
 
 func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
-	g, s := m.seatOf(t, c, rep)
+	g, s := m.memberOf(t, c, rep)
 	if g == nil || !peer(g, c, rep) {
 		return true
 	}
-	s.called(m, "send", 0)
+	s.noteCall(m, "send", 0)
 	if no := g.absence(c.Root); no != nil {
 		*rep = *no
 		return true
@@ -91,7 +91,7 @@ func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 		return true
 	}
 	if st.full(m, len(req.Value)) {
-		rep.Code = wire.CodeNoRoom
+		rep.Code = wire.CodeWouldBlock
 		return true
 	}
 	rep.N = int64(st.put(m, message{payload: req.Value, typ: m.keep(c.Type)}, req.TTL))
@@ -101,11 +101,11 @@ func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 // room waits until a send of req.Delta bytes can succeed, or cannot any more.
 func (m *Machine) room(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
-	g, s := m.seatOf(t, c, rep)
+	g, s := m.memberOf(t, c, rep)
 	if g == nil || !peer(g, c, rep) {
 		return true
 	}
-	s.called(m, "send", 0)
+	s.noteCall(m, "send", 0)
 	if no := g.absence(c.Root); no != nil {
 		*rep = *no
 		return true
@@ -141,7 +141,7 @@ func (st *stream) put(m *Machine, msg message, ttl Time) uint64 {
 		msg.expires = m.after(ttl)
 	}
 	st.queue = append(st.queue, msg)
-	m.account.charge(st.of.g.seats[st.src].session, msg.cost())
+	m.account.charge(st.of.g.members[st.src].session, msg.cost())
 	st.bytes += len(msg.payload)
 	if r := st.reader; r != nil && r.pos == pos {
 		st.reader = nil
@@ -155,11 +155,11 @@ func (st *stream) put(m *Machine, msg message, ttl Time) uint64 {
 
 func (m *Machine) recv(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
-	g, s := m.seatOf(t, c, rep)
+	g, s := m.memberOf(t, c, rep)
 	if g == nil || !peer(g, c, rep) {
 		return true
 	}
-	s.called(m, "recv", 0)
+	s.noteCall(m, "recv", 0)
 	st := m.openStream(g, t.Session, c, c.Root, c.Rank, rep)
 	if st == nil {
 		return true
@@ -195,7 +195,7 @@ func (st *stream) read(pos uint64, rep *wire.Reply) bool {
 		return false
 	}
 	msg := &st.queue[i]
-	st.given = max(st.given, pos)
+	st.delivered = max(st.delivered, pos)
 	if msg.expired {
 		return refuse(rep, wire.CodeExpired, fmt.Sprintf("message %d from rank %d", pos, st.src))
 	}
@@ -207,25 +207,25 @@ func (st *stream) read(pos uint64, rep *wire.Reply) bool {
 func (st *stream) acknowledge(m *Machine, pos uint64) {
 	for st.first <= pos && len(st.queue) > 0 {
 		st.bytes -= len(st.queue[0].payload)
-		m.account.release(st.of.g.seats[st.src].session, st.queue[0].cost())
+		m.account.release(st.of.g.members[st.src].session, st.queue[0].cost())
 		st.queue[0] = message{}
 		st.queue = st.queue[1:]
 		st.first++
 	}
-	st.admit(m)
+	st.unblockSenders(m)
 	st.rearm(m)
 }
 
 // taken acknowledges the messages up to c.Seq, before their reader asks for the next one. A position that was not given yet is refused.
 func (m *Machine) taken(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
-	g, _ := m.seatOf(t, c, rep)
+	g, _ := m.memberOf(t, c, rep)
 	if g == nil || !peer(g, c, rep) {
 		return true
 	}
 	st := g.stream(c, c.Root, c.Rank)
-	if st == nil || c.Seq > st.given {
-		m.idle = true
+	if st == nil || c.Seq > st.delivered {
+		m.noop = true
 		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("message %d has not been received", c.Seq))
 	}
 	st.acknowledge(m, c.Seq)
@@ -233,7 +233,7 @@ func (m *Machine) taken(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 }
 
 // admit tells all senders for whom there is room now: one of them may have gone meanwhile.
-func (st *stream) admit(m *Machine) {
+func (st *stream) unblockSenders(m *Machine) {
 	st.senders = slices.DeleteFunc(st.senders, func(w *sender) bool {
 		if st.full(m, w.bytes) {
 			return false
@@ -243,7 +243,7 @@ func (st *stream) admit(m *Machine) {
 	})
 }
 
-func (st *stream) clock() *clock { return &st.timer }
+func (st *stream) timerState() *timer { return &st.timer }
 
 // due expires messages: what they carried is gone, their place is kept, so that the reader hears of each.
 func (st *stream) due(m *Machine) {
@@ -253,13 +253,13 @@ func (st *stream) due(m *Machine) {
 			continue
 		}
 		st.bytes -= len(msg.payload)
-		m.account.release(st.of.g.seats[st.src].session, rounded(len(msg.payload)))
+		m.account.release(st.of.g.members[st.src].session, rounded(len(msg.payload)))
 		msg.payload, msg.expired = nil, true
-		if st.first+uint64(i) > st.given {
-			st.of.g.seats[st.src].expired++
+		if st.first+uint64(i) > st.delivered {
+			st.of.g.members[st.src].expired++
 		}
 	}
-	st.admit(m)
+	st.unblockSenders(m)
 	st.rearm(m)
 }
 
@@ -277,7 +277,7 @@ func (st *stream) rearm(m *Machine) {
 
 // expire answers how many messages of a rank expired since it last asked.
 func (m *Machine) expire(t Ticket, req *wire.Request, rep *wire.Reply) bool {
-	if g, s := m.seatOf(t, &req.Group, rep); g != nil {
+	if g, s := m.memberOf(t, &req.Group, rep); g != nil {
 		rep.N = int64(s.expired)
 		s.expired = 0
 	}
@@ -293,8 +293,8 @@ func (st *stream) refuseSenders(m *Machine, rep *wire.Reply) {
 
 func (r *reader) drop(m *Machine, w *waiter, why wire.Code) {
 	r.stream.reader = nil
-	if gone(why) {
-		m.forget(w)
+	if sessionEnded(why) {
+		m.unregister(w)
 		return
 	}
 	m.answer(w, r.stream.overdue(m, w, r.stream.src, why))
@@ -306,8 +306,8 @@ func (r *reader) doing(*waiter) (*group, string) {
 
 func (s *sender) drop(m *Machine, w *waiter, why wire.Code) {
 	s.stream.senders = slices.DeleteFunc(s.stream.senders, func(x *sender) bool { return x == s })
-	if gone(why) {
-		m.forget(w)
+	if sessionEnded(why) {
+		m.unregister(w)
 		return
 	}
 	m.answer(w, s.stream.overdue(m, w, s.stream.dst, why))
@@ -319,11 +319,11 @@ func (s *sender) doing(*waiter) (*group, string) {
 
 // overdue is the answer to a send or recv that waited for rank in vain.
 func (st *stream) overdue(m *Machine, w *waiter, rank int, why wire.Code) *wire.Reply {
-	v := &wire.Verdict{Code: why, By: -1, Missing: []int{rank}, Waited: m.now - w.since}
-	v.Doing, v.Reason = m.doing(st.of.g, v.Missing), m.cutOff(st.of.g, v.Missing)
+	v := &wire.Failure{Code: why, By: -1, Missing: []int{rank}, Waited: m.now - w.since}
+	v.Doing, v.Reason = m.doing(st.of.g, v.Missing), m.sharedCause(st.of.g, v.Missing)
 	if why != wire.CodeClosed {
-		verb := map[wire.Op]string{wire.OpRecv: "recv", wire.OpRoom: "send"}[w.op]
-		note(&st.of.g.failures, m.failure(st.of.tag, fmt.Sprintf("%s of rank %d", verb, w.rank), 0, v))
+		verb := map[wire.Op]string{wire.OpRecv: "recv", wire.OpSendReady: "send"}[w.op]
+		appendFailure(&st.of.g.failures, m.newPastFailure(st.of.tag, fmt.Sprintf("%s of rank %d", verb, w.rank), 0, v))
 	}
-	return failed(v)
+	return failureReply(v)
 }

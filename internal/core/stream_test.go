@@ -20,7 +20,7 @@ func TestStreamBounds(t *testing.T) {
 				isCode(t, w.does(w.sessions[0], w.sending(0, 1, c.payload, 0)), wire.CodeOK)
 			}
 			var waiting [3]core.Ticket
-			isCode(t, w.does(w.sessions[0], w.sending(0, 1, c.payload, 0)), wire.CodeNoRoom)
+			isCode(t, w.does(w.sessions[0], w.sending(0, 1, c.payload, 0)), wire.CodeWouldBlock)
 			for i := range waiting {
 				waiting[i] = w.waits(w.sessions[0], w.room(0, 1, len(c.payload)))
 			}
@@ -43,7 +43,7 @@ func TestStreamOfALostRank(t *testing.T) {
 	for range 2 {
 		w.does(w.sessions[2], w.sending(2, 0, "message", 0))
 	}
-	isCode(t, w.does(w.sessions[2], w.sending(2, 0, "never sent", 0)), wire.CodeNoRoom)
+	isCode(t, w.does(w.sessions[2], w.sending(2, 0, "never sent", 0)), wire.CodeWouldBlock)
 	w.waits(w.sessions[2], w.room(2, 0, 10))
 	other := w.waits(w.sessions[1], w.asking(2, 1, 1))
 	w.does(w.sessions[2], wire.Request{Op: wire.OpLost})
@@ -53,7 +53,7 @@ func TestStreamOfALostRank(t *testing.T) {
 	}
 	rep := w.does(w.sessions[0], w.asking(2, 0, 3))
 	isCode(t, rep, wire.CodeLost)
-	sameRanks(t, "lost", rep.Verdict.Lost, []int{2})
+	sameRanks(t, "lost", rep.Failure.Lost, []int{2})
 }
 
 func TestStreamExpiresBehindOneThatDoesNot(t *testing.T) {
@@ -110,7 +110,7 @@ func TestChannelsAndStreamsAreLimited(t *testing.T) {
 	}
 	meets("b", 2)
 	for rank := range 2 { // room for another one
-		done := w.seat(wire.OpDone, rank)
+		done := w.seat(wire.OpCloseChannel, rank)
 		done.Group.Channel = "a"
 		isCode(t, w.does(w.sessions[rank], done), wire.CodeOK)
 	}

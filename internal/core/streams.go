@@ -41,18 +41,18 @@ func (st *stream) absence(rank int) *wire.Reply {
 	if no := st.of.g.absence(rank); no != nil || !st.closed(rank) {
 		return no
 	}
-	return failed(&wire.Verdict{Code: wire.CodeSkipped, By: rank, Reason: hasClosed})
+	return failureReply(&wire.Failure{Code: wire.CodeSkipped, By: rank, Reason: reasonClosed})
 }
 
 // openStream finds the stream that a call of c.Rank is for, or begins it; nil, and why in rep, if there are too many.
 func (m *Machine) openStream(g *group, by uint64, c *wire.Contribution, src, dst int, rep *wire.Reply) *stream {
 	st := g.stream(c, src, dst)
 	if st == nil {
-		if g.streams >= m.bounds.streams {
+		if g.streamCount >= m.bounds.streams {
 			refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d streams of a group; one is freed when the ranks that use it have closed its channel", m.bounds.streams))
 			return nil
 		}
-		st = &stream{src: src, dst: dst, first: 1, by: by}
+		st = &stream{src: src, dst: dst, first: 1, payer: by}
 		g.addStream(st, c.Channel)
 		m.account.charge(by, st.cost())
 	}
@@ -79,7 +79,7 @@ func (g *group) addStream(st *stream, tag string) {
 		at.next = st
 	}
 	st.of = of
-	g.streams++
+	g.streamCount++
 }
 
 // free forgets st, and what is in it.
@@ -87,7 +87,7 @@ func (st *stream) free(m *Machine) {
 	m.disarm(st)
 	st.each(m.account.release)
 	of := st.of
-	of.g.streams--
+	of.g.streamCount--
 	to := of.to[st.dst]
 	first := to[st.src]
 	switch {
@@ -111,15 +111,15 @@ func (st *stream) free(m *Machine) {
 
 // freeIfClosed frees st if its reader is gone, or if the ranks that have used it have closed it and no message is left.
 func (st *stream) freeIfClosed(m *Machine) {
-	there := func(rank int) bool { return st.of.g.seats[rank].gone == wire.CodeOK }
-	inUse := func(e StreamEnd, rank int) bool { return e.Used && !e.Closed && there(rank) }
+	there := func(rank int) bool { return st.of.g.members[rank].gone == wire.CodeOK }
+	inUse := func(e StreamUse, rank int) bool { return e.Used && !e.Closed && there(rank) }
 	if !there(st.dst) || len(st.queue) == 0 && !inUse(st.source, st.src) && !inUse(st.reading, st.dst) {
 		st.free(m)
 	}
 }
 
 // withdraw ends what rank does with st: who waits for it gets no. What it has sent stays for its reader; what was sent to it is dropped.
-func (st *stream) withdraw(m *Machine, rank int, no *wire.Reply) {
+func (st *stream) endRank(m *Machine, rank int, no *wire.Reply) {
 	if r := st.reader; r != nil && st.src == rank {
 		st.reader = nil
 		m.answer(&r.waiter, no)
@@ -140,14 +140,14 @@ func (of *streams) close(m *Machine, rank int) {
 		}
 		st.source.Closed = st.source.Closed || st.src == rank
 		st.reading.Closed = st.reading.Closed || st.dst == rank
-		st.withdraw(m, rank, st.absence(rank))
+		st.endRank(m, rank, st.absence(rank))
 	}
 }
 
 // fence takes a rank that is gone out of the streams of a tag.
 func (of *streams) fence(m *Machine, rank int) {
 	for _, st := range of.ofRank(rank) {
-		st.withdraw(m, rank, of.g.absence(rank))
+		st.endRank(m, rank, of.g.absence(rank))
 	}
 }
 

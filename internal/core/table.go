@@ -62,10 +62,10 @@ type chunk struct {
 // slab is where slots are. A slot stays where it is until it is given back. A reference is its number plus 1, so
 // that 0 is none. Which number is given out depends on nothing but what was taken and given back before.
 type slab struct {
-	chunks []chunk
-	room   []uint64 // a bit for each chunk: one that is not full
-	lowest int      // words of room before it are 0
-	spare  int      // the chunk, plus 1, that has memory and no live slot; 0 is none
+	chunks  []chunk
+	notFull []uint64 // a bit for each chunk: one that is not full
+	lowest  int      // words of room before it are 0
+	spare   int      // the chunk, plus 1, that has memory and no live slot; 0 is none
 }
 
 func (b *slab) at(ref uint32) *entry {
@@ -76,7 +76,7 @@ func (b *slab) at(ref uint32) *entry {
 // take gives out a slot that is zero but for its ref. It comes from the first chunk that has one: then the last
 // ones get empty.
 func (b *slab) take() *entry {
-	n := b.roomy()
+	n := b.firstNotFull()
 	c := &b.chunks[n]
 	if c.slots == nil {
 		c.slots = new([chunkSlots]entry)
@@ -90,7 +90,7 @@ func (b *slab) take() *entry {
 	c.free, s.chain, s.ref = s.chain, 0, ref
 	c.live++
 	if c.live == chunkSlots {
-		b.room[n/64] &^= 1 << (n % 64)
+		b.notFull[n/64] &^= 1 << (n % 64)
 	}
 	if b.spare == n+1 {
 		b.spare = 0
@@ -99,43 +99,43 @@ func (b *slab) take() *entry {
 }
 
 // roomy is the number of the first chunk that is not full.
-func (b *slab) roomy() int {
-	for ; b.lowest < len(b.room); b.lowest++ {
-		if w := b.room[b.lowest]; w != 0 {
+func (b *slab) firstNotFull() int {
+	for ; b.lowest < len(b.notFull); b.lowest++ {
+		if w := b.notFull[b.lowest]; w != 0 {
 			return b.lowest*64 + bits.TrailingZeros64(w)
 		}
 	}
 	n := len(b.chunks)
 	b.chunks = append(b.chunks, chunk{})
-	b.hasRoom(n)
+	b.markNotFull(n)
 	return n
 }
 
-func (b *slab) hasRoom(n int) {
-	if n/64 == len(b.room) {
-		b.room = append(b.room, 0)
+func (b *slab) markNotFull(n int) {
+	if n/64 == len(b.notFull) {
+		b.notFull = append(b.notFull, 0)
 	}
-	b.room[n/64] |= 1 << (n % 64)
+	b.notFull[n/64] |= 1 << (n % 64)
 	b.lowest = min(b.lowest, n/64)
 }
 
 // give takes a slot back.
-func (b *slab) give(s *entry) {
+func (b *slab) giveBack(s *entry) {
 	ref := s.ref
 	n := int(ref-1) / chunkSlots
 	c := &b.chunks[n]
 	*s = entry{chain: c.free}
 	c.free = ref
 	c.live--
-	b.hasRoom(n)
+	b.markNotFull(n)
 	if c.live == 0 {
-		b.empty(n)
+		b.dropEmpty(n)
 	}
 }
 
 // empty lets go of the memory of chunk n, or of that of an empty one behind it. One of them, the first, is
 // kept: it is where the next slot comes from, or else it would come and go with a single entry.
-func (b *slab) empty(n int) {
+func (b *slab) dropEmpty(n int) {
 	if b.spare != 0 {
 		last := max(n, b.spare-1)
 		n = min(n, b.spare-1)
@@ -201,7 +201,7 @@ func (t *table) insert(key string) *entry {
 func (t *table) remove(s *entry) {
 	t.order.Delete(s.ref)
 	t.unchain(s)
-	t.give(s)
+	t.giveBack(s)
 	// A map keeps what it once needed. To copy a smaller one takes too long; to have a new one when it is empty does not.
 	if t.len() == 0 && t.peak > chunkSlots {
 		t.index, t.peak = map[uint32]uint32{}, 0

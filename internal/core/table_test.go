@@ -34,7 +34,7 @@ func (t *table) sound(tb testing.TB) {
 				tb.Fatalf("chunk %d is empty, and the spare is %d", n, t.spare-1)
 			}
 		}
-		if room := t.room[n/64]&(1<<(n%64)) != 0; room != (c.live < chunkSlots) {
+		if room := t.notFull[n/64]&(1<<(n%64)) != 0; room != (c.live < chunkSlots) {
 			tb.Fatalf("chunk %d has %d live slots, room is %v", n, c.live, room)
 		}
 	}

@@ -45,9 +45,9 @@ func (t *tally) run(r *record) {
 	if t.verbs == nil {
 		t.verbs = map[string]int{}
 	}
-	t.verbs[r.cast.Verb]++
+	t.verbs[r.call.Verb]++
 	for rank, v := range r.yes {
-		if v != nil && r.ch.g.seats[rank].gone != wire.CodeOK {
+		if v != nil && r.ch.g.members[rank].gone != wire.CodeOK {
 			t.stood++
 			break
 		}

@@ -82,10 +82,10 @@ func (m *Machine) show(keys []string, rep *wire.Reply) {
 // waitFor lists kw under its key at a place, which does not exist.
 func (m *Machine) waitFor(kw *keyWait, missing int) {
 	key := kw.keys[missing]
-	waits := m.waits[key]
+	waits := m.keyWaits[key]
 	if waits == nil {
 		waits = list.New()
-		m.waits[key] = waits
+		m.keyWaits[key] = waits
 	}
 	kw.missing, kw.place = missing, waits.PushBack(kw)
 }
@@ -93,11 +93,11 @@ func (m *Machine) waitFor(kw *keyWait, missing int) {
 // wake answers those who waited for key, in the order in which they came. Of those who wait for an entry for
 // one read, one will take it; the others will wait again.
 func (m *Machine) wake(key string) {
-	waits := m.waits[key]
+	waits := m.keyWaits[key]
 	if waits == nil {
 		return
 	}
-	delete(m.waits, key)
+	delete(m.keyWaits, key)
 	for p := waits.Front(); p != nil; p = p.Next() {
 		kw := p.Value.(*keyWait)
 		if missing, complete := m.firstMissing(kw.keys, kw.missing); !complete {
@@ -112,13 +112,13 @@ func (m *Machine) wake(key string) {
 
 func (kw *keyWait) drop(m *Machine, w *waiter, why wire.Code) {
 	key := kw.keys[kw.missing]
-	if waits := m.waits[key]; waits.Len() > 1 {
+	if waits := m.keyWaits[key]; waits.Len() > 1 {
 		waits.Remove(kw.place)
 	} else {
-		delete(m.waits, key)
+		delete(m.keyWaits, key)
 	}
-	if gone(why) {
-		m.forget(w)
+	if sessionEnded(why) {
+		m.unregister(w)
 		return
 	}
 	rep := &wire.Reply{Code: why}

@@ -17,7 +17,7 @@ type waiter struct {
 	owner owner
 	rank  int // of its group, if it is a rank's call
 	since Time
-	timer clock
+	timer timer
 	cost  int // that its session is charged
 }
 
@@ -31,16 +31,16 @@ type owner interface {
 }
 
 // of reports whether w is a call of a rank of g.
-func (w *waiter) of(g *group, rank int) bool {
+func (w *waiter) belongsTo(g *group, rank int) bool {
 	of, _ := w.owner.doing(w)
 	return of == g && w.rank == rank
 }
 
-func (w *waiter) clock() *clock  { return &w.timer }
-func (w *waiter) due(m *Machine) { w.owner.drop(m, w, wire.CodeTimeout) }
+func (w *waiter) timerState() *timer { return &w.timer }
+func (w *waiter) due(m *Machine)     { w.owner.drop(m, w, wire.CodeTimeout) }
 
 // enlist makes w the waiting call t.
-func (m *Machine) enlist(w *waiter, t Ticket, req *wire.Request, o owner) {
+func (m *Machine) register(w *waiter, t Ticket, req *wire.Request, o owner) {
 	*w = waiter{Ticket: t, op: req.Op, owner: o, rank: req.Group.Rank, since: m.now, cost: callCost(req)}
 	m.account.charge(t.Session, w.cost)
 	m.sessions[t.Session].waiters[t.ID] = w
@@ -49,7 +49,7 @@ func (m *Machine) enlist(w *waiter, t Ticket, req *wire.Request, o owner) {
 
 // park is enlist with the deadline of the call.
 func (m *Machine) park(w *waiter, t Ticket, req *wire.Request, o owner) {
-	m.enlist(w, t, req, o)
+	m.register(w, t, req, o)
 	if req.Timeout > 0 {
 		m.arm(w, m.after(req.Timeout))
 	}
@@ -58,11 +58,11 @@ func (m *Machine) park(w *waiter, t Ticket, req *wire.Request, o owner) {
 // answer answers w and forgets it.
 func (m *Machine) answer(w *waiter, rep *wire.Reply) {
 	m.effects = append(m.effects, Effect{w.Ticket, w.op, rep})
-	m.forget(w)
+	m.unregister(w)
 }
 
 // forget takes w out of its session. Its owner does so on its own.
-func (m *Machine) forget(w *waiter) {
+func (m *Machine) unregister(w *waiter) {
 	m.disarm(w)
 	m.account.release(w.Session, w.cost)
 	w.cost = 0
@@ -71,15 +71,15 @@ func (m *Machine) forget(w *waiter) {
 			m.calls--
 		}
 		delete(s.waiters, w.ID)
-		if _, ok := s.repeats[w.ID]; ok {
-			s.repeats[w.ID] = true
+		if _, ok := s.resent[w.ID]; ok {
+			s.resent[w.ID] = true
 		}
 	}
 	w.owner = nil
 }
 
 // gone reports whether why means that nobody is there to be answered.
-func gone(why wire.Code) bool { return why == wire.CodeLost || why == wire.CodeLeft }
+func sessionEnded(why wire.Code) bool { return why == wire.CodeLost || why == wire.CodeLeft }
 
 // dropAll drops the waiting calls of s that which says.
 func (m *Machine) dropAll(s *session, why wire.Code, which func(*waiter) bool) {
@@ -104,7 +104,7 @@ func (s *session) inOrder() []*waiter {
 }
 
 // clock is a place in the machine's timers. The zero clock is not armed.
-type clock struct {
+type timer struct {
 	at   Time
 	turn uint64 // those of one time are due in the order in which they were armed
 	pos  int    // in the heap, plus 1
@@ -112,7 +112,7 @@ type clock struct {
 
 // timed is what happens at a time.
 type timed interface {
-	clock() *clock
+	timerState() *timer
 	due(m *Machine) // called once, not armed any more
 }
 
@@ -127,7 +127,7 @@ func (t *timers) next() (at Time, armed bool) {
 	if len(t.heap) == 0 {
 		return 0, false
 	}
-	return t.heap[0].clock().at, true
+	return t.heap[0].timerState().at, true
 }
 
 // pop disarms the first, if it is due at now.
@@ -143,18 +143,18 @@ func (t *timers) pop(now Time) timed {
 // arm makes d due at a time, whatever it was before.
 func (t *timers) arm(d timed, at Time) {
 	t.turn++
-	t.put(d, Due{at, t.turn})
+	t.put(d, TimerState{at, t.turn})
 }
 
 // rearm is arm for what was armed before, if it was.
-func (t *timers) rearm(d timed, as Due) {
+func (t *timers) rearm(d timed, as TimerState) {
 	if as.At > 0 {
 		t.put(d, as)
 	}
 }
 
-func (t *timers) put(d timed, as Due) {
-	c := d.clock()
+func (t *timers) put(d timed, as TimerState) {
+	c := d.timerState()
 	c.at, c.turn = as.At, as.Turn
 	if c.pos == 0 {
 		heap.Push(&t.heap, d)
@@ -164,7 +164,7 @@ func (t *timers) put(d timed, as Due) {
 }
 
 func (t *timers) disarm(d timed) {
-	if pos := d.clock().pos; pos > 0 {
+	if pos := d.timerState().pos; pos > 0 {
 		heap.Remove(&t.heap, pos-1)
 	}
 }
@@ -175,19 +175,19 @@ type timerHeap []timed
 func (t timerHeap) Len() int { return len(t) }
 
 func (t timerHeap) Less(i, j int) bool {
-	a, b := t[i].clock(), t[j].clock()
+	a, b := t[i].timerState(), t[j].timerState()
 	return a.at < b.at || a.at == b.at && a.turn < b.turn
 }
 
 func (t timerHeap) Swap(i, j int) {
 	t[i], t[j] = t[j], t[i]
-	t[i].clock().pos, t[j].clock().pos = i+1, j+1
+	t[i].timerState().pos, t[j].timerState().pos = i+1, j+1
 }
 
 func (t *timerHeap) Push(x any) {
 	d := x.(timed)
 	*t = append(*t, d)
-	d.clock().pos = len(*t)
+	d.timerState().pos = len(*t)
 }
 
 func (t *timerHeap) Pop() any {
@@ -195,7 +195,7 @@ func (t *timerHeap) Pop() any {
 	d := (*t)[last]
 	(*t)[last] = nil
 	*t = (*t)[:last]
-	d.clock().pos = 0
+	d.timerState().pos = 0
 	return d
 }
 

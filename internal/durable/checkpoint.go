@@ -191,7 +191,7 @@ func (w *writer) entries(entries []core.Entry) error {
 		for _, e := range entries {
 			start := len(room)
 			room = binary.LittleEndian.AppendUint64(room, e.Rev)
-			room = binary.LittleEndian.AppendUint64(room, uint64(e.At))
+			room = binary.LittleEndian.AppendUint64(room, uint64(e.Expires))
 			room = binary.LittleEndian.AppendUint32(room, e.Reads)
 			if n := piecesOfValue(e.Value); n > 1 {
 				room = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(room, uint32(n)), number)
@@ -353,7 +353,7 @@ func entriesOf(b, values *bbolt.Bucket, all *tally) iter.Seq2[core.Entry, error]
 			}
 			e := core.Entry{
 				Key: string(k[1:]), Rev: binary.LittleEndian.Uint64(v),
-				At: core.Time(binary.LittleEndian.Uint64(v[8:])), Reads: binary.LittleEndian.Uint32(v[16:]),
+				Expires: core.Time(binary.LittleEndian.Uint64(v[8:])), Reads: binary.LittleEndian.Uint32(v[16:]),
 			}
 			if n := binary.LittleEndian.Uint32(v[20:]); n == 0 {
 				e.Value = append([]byte{}, v[entryHead:]...)

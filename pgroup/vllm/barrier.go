@@ -70,7 +70,7 @@ func (b *barrier) open(ctx context.Context) error {
 		if err != nil {
 			what = err.Error()
 		}
-		return b.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: "this rank called barrier, rank 0 did not: " + what}, err)
+		return b.rankError(&wire.Failure{Code: wire.CodeMismatch, By: -1, Reason: "this rank called barrier, rank 0 did not: " + what}, err)
 	}
 	b.id = name
 	return nil
@@ -137,9 +137,9 @@ func (b *barrier) verdict(outcome string) error {
 	if !bad {
 		return nil
 	}
-	v := new(wire.Verdict)
+	v := new(wire.Failure)
 	if err := json.Unmarshal([]byte(text), v); err != nil {
-		v = &wire.Verdict{Code: wire.CodeFailed, By: -1, Reason: text}
+		v = &wire.Failure{Code: wire.CodeFailed, By: -1, Reason: text}
 	}
 	return b.rankError(v, store.CodeError(v.Code))
 }
@@ -159,7 +159,7 @@ func (b *barrier) giveUp(ctx context.Context, err error) error {
 	if !ok || e.Code == wire.CodeClosed || e.Code == wire.CodeUnavailable {
 		return err
 	}
-	text, jsonErr := json.Marshal(e.Verdict)
+	text, jsonErr := json.Marshal(e.Failure)
 	if jsonErr != nil {
 		return errors.Join(err, jsonErr)
 	}
@@ -181,7 +181,7 @@ func (b *barrier) unknown(err error) error {
 	if b.life.Err() != nil {
 		return b.closed()
 	}
-	return b.rankError(&wire.Verdict{Code: wire.CodeUnavailable, By: -1, Reason: "the store did not say what became of the barrier"}, fmt.Errorf("%w: %w", store.ErrUnknown, err))
+	return b.rankError(&wire.Failure{Code: wire.CodeUnavailable, By: -1, Reason: "the store did not say what became of the barrier"}, fmt.Errorf("%w: %w", store.ErrUnknown, err))
 }
 
 // cleanUp is rank 0's: when all others have told that they will look for nothing any more, it deletes what the barrier has set.

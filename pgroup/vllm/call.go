@@ -122,7 +122,7 @@ func (c *call) overdue(ctx context.Context, needs []need, began time.Time) ([][]
 	if err != nil {
 		return nil, err
 	}
-	v := &wire.Verdict{Code: c.ended(ctx), By: c.canceller(ctx), Waited: time.Since(began), Reason: "no key " + quoted(missing)}
+	v := &wire.Failure{Code: c.ended(ctx), By: c.canceller(ctx), Waited: time.Since(began), Reason: "no key " + quoted(missing)}
 	for _, n := range missing {
 		v.Missing = append(v.Missing, n.from)
 		v.Doing = append(v.Doing, told.doing(n.from))
@@ -214,7 +214,7 @@ func (c *call) parse(b []byte, n need, v any) error {
 		reason = fmt.Sprintf("rank %d set %q to what is no tensor, and is passed over: %v", n.from, n.key, err)
 		err = noTensor{err}
 	}
-	return c.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: reason}, err)
+	return c.rankError(&wire.Failure{Code: wire.CodeMismatch, By: -1, Reason: reason}, err)
 }
 
 // noTensor is the error of a pickle under the key of a tensor which is none: no verb could ever take it.
@@ -242,14 +242,14 @@ func (c *call) checkObject(b []byte, n need) error {
 	}
 	v, err := pickle.Parse(b)
 	if id, ok := v.(string); err == nil && ok && isBarrierID(id) {
-		return c.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf("rank %d called barrier, this rank %s", n.from, c.op)}, nil)
+		return c.rankError(&wire.Failure{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf("rank %d called barrier, this rank %s", n.from, c.op)}, nil)
 	}
 	return nil
 }
 
 // closed is the error of every verb after Close.
 func (c *call) closed() error {
-	return c.rankError(&wire.Verdict{Code: wire.CodeClosed, By: -1, Reason: "by this rank"}, nil)
+	return c.rankError(&wire.Failure{Code: wire.CodeClosed, By: -1, Reason: "by this rank"}, nil)
 }
 
 // fault is what the store's error means to a rank.
@@ -261,7 +261,7 @@ func (c *call) fault(err error) error {
 	if !ok {
 		return fmt.Errorf("vllm: %s of group %q on rank %d: %w", c.op, c.cfg.Name, c.cfg.Rank, err)
 	}
-	v := &wire.Verdict{Code: e.Code, By: -1, Reason: err.Error()}
+	v := &wire.Failure{Code: e.Code, By: -1, Reason: err.Error()}
 	switch e.Code {
 	case wire.CodeUnavailable:
 		v.Reason = "the store is gone, which vLLM's rank 0 hosts: " + v.Reason
@@ -271,6 +271,6 @@ func (c *call) fault(err error) error {
 	return c.rankError(v, err)
 }
 
-func (c *call) rankError(v *wire.Verdict, err error) *pgroup.RankError {
-	return &pgroup.RankError{Op: "vllm." + c.op, Group: c.cfg.Name, Rank: c.cfg.Rank, Size: c.cfg.Size, Seq: c.seq, Verdict: v, Err: err}
+func (c *call) rankError(v *wire.Failure, err error) *pgroup.RankError {
+	return &pgroup.RankError{Op: "vllm." + c.op, Group: c.cfg.Name, Rank: c.cfg.Rank, Size: c.cfg.Size, Seq: c.seq, Failure: v, Err: err}
 }

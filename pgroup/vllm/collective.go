@@ -76,7 +76,7 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op Op) (*tensor
 	}
 	for rank, other := range all {
 		if other == nil || other.DType != t.DType || !slices.Equal(other.Shape, t.Shape) {
-			return nil, c.rankError(&wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: "rank " + strconv.Itoa(rank) + " has " + other.String() + ", this rank " + t.String()}, nil)
+			return nil, c.rankError(&wire.Failure{Code: wire.CodeMismatch, By: -1, Reason: "rank " + strconv.Itoa(rank) + " has " + other.String() + ", this rank " + t.String()}, nil)
 		}
 	}
 	sum := all[0].Clone()

@@ -144,7 +144,7 @@ func (c *entering) enter(ctx context.Context) error {
 }
 
 func (c *call) conflict(why string, err error) error {
-	return c.rankError(&wire.Verdict{Code: wire.CodeConflict, By: -1, Reason: why + ", or had in an earlier run: a group needs a store of its own"}, err)
+	return c.rankError(&wire.Failure{Code: wire.CodeConflict, By: -1, Reason: why + ", or had in an earlier run: a group needs a store of its own"}, err)
 }
 
 // retreat takes back what enter did.
@@ -183,7 +183,7 @@ func (c *call) muster(ctx context.Context, n int64) error {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return c.rankError(&wire.Verdict{
+			return c.rankError(&wire.Failure{
 				Code: c.ended(ctx), By: -1, Waited: time.Since(began), Reason: fmt.Sprintf("%d of %d ranks have joined%s", n, c.cfg.Size, c.present()),
 			}, ctx.Err())
 		}

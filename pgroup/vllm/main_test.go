@@ -39,7 +39,7 @@ type bareEngine struct{ store.Engine }
 
 func (e bareEngine) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	switch {
-	case req.TTL > 0, req.Lease > 0, req.Op == wire.OpGrant, req.Op == wire.OpList, req.Op == wire.OpChanges:
+	case req.TTL > 0, req.Lease > 0, req.Op == wire.OpGrant, req.Op == wire.OpList, req.Op == wire.OpWatch:
 		*rep = wire.Reply{Code: wire.CodeUnsupported}
 		return nil
 	}
@@ -141,7 +141,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 }
 
 // verdict requires that err is a RankError that matches target and has all of these words.
-func verdict(t *testing.T, err, target error, words ...string) *wire.Verdict {
+func verdict(t *testing.T, err, target error, words ...string) *wire.Failure {
 	t.Helper()
 	re, is := errors.AsType[*pgroup.RankError](err)
 	require.True(t, is, "%v", err)
@@ -149,7 +149,7 @@ func verdict(t *testing.T, err, target error, words ...string) *wire.Verdict {
 	for _, w := range words {
 		require.ErrorContains(t, err, w)
 	}
-	return re.Verdict
+	return re.Failure
 }
 
 // count is how many keys s has that vLLM's side sees.

@@ -131,7 +131,7 @@ func (c *call) claim(ctx context.Context, box *outbox, dst int) error {
 // second is the error of a second sender, or of a second source.
 func (c *call) second(why string, err error) error {
 	const hint = ", and vLLM's keys do not name the sender: one of two messages would be lost, or taken for the other; broadcast instead"
-	return c.rankError(&wire.Verdict{Code: wire.CodeConflict, By: -1, Reason: why + hint}, err)
+	return c.rankError(&wire.Failure{Code: wire.CodeConflict, By: -1, Reason: why + hint}, err)
 }
 
 func (g *Group) recv(ctx context.Context, src int, m medium, v any) error {

@@ -84,7 +84,7 @@ func (c *call) lookAround(ctx context.Context, missing []need) (told, error) {
 			return t, err
 		}
 	}
-	var all *wire.Verdict
+	var all *wire.Failure
 	for i, n := range missing {
 		v := c.hopeless(ctx, t, n, i < mostProbes)
 		if v == nil || all != nil && all.Code != v.Code {
@@ -108,23 +108,23 @@ func (c *call) lookAround(ctx context.Context, missing []need) (told, error) {
 
 // hopeless says why what is missing will never come, if that is so. Ranks of Go tell it themselves; for the others it takes probe to
 // look what is in the store instead.
-func (c *call) hopeless(ctx context.Context, t told, n need, probe bool) *wire.Verdict {
+func (c *call) hopeless(ctx context.Context, t told, n need, probe bool) *wire.Failure {
 	probe = probe && n.cast && t[note(joined, n.from)] == ""
 	counted := n.cast && t.casts(n.from) > n.n || n.sent && t.sends(n.from, c.cfg.Rank) > n.n
 	switch {
 	case (counted || probe) && c.has(ctx, n.other(c.cfg.Rank)):
-		return &wire.Verdict{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf(
+		return &wire.Failure{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf(
 			"rank %d sent %v, this rank waits for %v: its key is %q, not %q", n.from, n.m.other(), n.m, n.other(c.cfg.Rank), n.key)}
 	case counted || probe && c.hasLater(ctx, n):
-		return &wire.Verdict{Code: wire.CodeExpired, By: -1, Reason: fmt.Sprintf(
+		return &wire.Failure{Code: wire.CodeExpired, By: -1, Reason: fmt.Sprintf(
 			"rank %d is past the key %q, whose time was over before this rank read it", n.from, n.key)}
 	}
 	switch t[note(joined, n.from)] {
 	case hasLeft:
-		return &wire.Verdict{Code: wire.CodeLeft, By: -1, Left: []int{n.from}, Reason: "without the key " + strconv.Quote(n.key)}
+		return &wire.Failure{Code: wire.CodeLeft, By: -1, Left: []int{n.from}, Reason: "without the key " + strconv.Quote(n.key)}
 	case isLeased:
 		if _, ok := t[note(alive, n.from)]; !ok {
-			return &wire.Verdict{Code: wire.CodeLost, By: -1, Lost: []int{n.from}, Reason: "without the key " + strconv.Quote(n.key)}
+			return &wire.Failure{Code: wire.CodeLost, By: -1, Lost: []int{n.from}, Reason: "without the key " + strconv.Quote(n.key)}
 		}
 	}
 	return nil

@@ -141,7 +141,7 @@ func stuck(t *testing.T) *job {
 	j.barrier(context.Background(), 3, 0, 1, 3, 4, 5, 6, 7)
 	require.Eventually(t, func() bool { // what comes later waits for less long
 		s, err := store.New(j.m).Status(t.Context(), "")
-		return err == nil && len(s.Groups[0].Records) == 1 && s.Groups[0].Records[0].For > 10*time.Millisecond
+		return err == nil && len(s.Groups[0].Records) == 1 && s.Groups[0].Records[0].Age > 10*time.Millisecond
 	}, limit, 10*time.Millisecond)
 	j.wg.Go(func() { _, _ = store.New(j.m).Wait(context.Background(), "model/ready") })
 	j.join("evaluate", 5100, 3, 4)
@@ -392,12 +392,12 @@ func (v vague) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 	if req.Op != wire.OpStatus || err != nil || s.Parse(rep.Keys, rep.Value) != nil {
 		return err
 	}
-	s.Server = &store.ServerStatus{Up: -1, Durable: true, Writing: 12 * time.Second, Keys: 7, Sessions: -1, Calls: -1, Bytes: -1}
+	s.Server = &store.ServerStatus{Up: -1, Durable: true, SyncPending: 12 * time.Second, Keys: 7, Sessions: -1, Calls: -1, Bytes: -1}
 	for i := range s.Groups {
 		g := &s.Groups[i]
-		g.Age, g.Records[0].For = -1, -1
-		for j := range g.Verdicts {
-			g.Verdicts[j].Ago = -1
+		g.Age, g.Records[0].Age = -1, -1
+		for j := range g.Failures {
+			g.Failures[j].Ago = -1
 		}
 	}
 	rep.Keys, rep.Value = wire.AppendStatus(nil, nil, &s)
@@ -443,10 +443,10 @@ func (r replicated) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 
 // TestReplication: a page shows who leads and how far standbys are behind; that of a standby shows no numbers of the store.
 func TestReplication(t *testing.T) {
-	says := &store.ReplicationStatus{Leader: "a:7070", Term: 3, Led: 90 * time.Second, Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}}}
+	says := &store.ReplicationStatus{Leader: "a:7070", Term: 3, LeadingFor: 90 * time.Second, Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}}}
 	at := func(leads bool) context.Context {
 		own := *says
-		own.Leads = leads
+		own.Leading = leads
 		page := httptest.NewServer(status.Handler(store.New(replicated{newJob(t, "train", 1).m, &own, leads}), nil))
 		t.Cleanup(func() {
 			page.CloseClientConnections()

@@ -71,7 +71,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if r := s.Replication; r != nil {
 		ofReplication(ch, r)
-		if !r.Leads {
+		if !r.Leading {
 			return // a standby knows nothing else
 		}
 	}
@@ -103,17 +103,17 @@ func ofServer(ch chan<- prometheus.Metric, s *store.ServerStatus) {
 	if s.Up < 0 { // it counts nothing
 		return
 	}
-	ch <- histogram(answers, s.Latency, s.Took)
+	ch <- histogram(answers, s.Latency, s.LatencySum)
 	if s.Durable {
-		ch <- histogram(syncs, s.Syncs, s.Synced)
+		ch <- histogram(syncs, s.Syncs, s.SyncSum)
 	}
 }
 
 func ofReplication(ch chan<- prometheus.Metric, r *store.ReplicationStatus) {
-	ch <- gauge(leads, float64(btoi(r.Leads)))
+	ch <- gauge(leads, float64(btoi(r.Leading)))
 	ch <- prometheus.MustNewConstMetric(takeovers, prometheus.CounterValue, float64(max(r.Term, 1)-1))
-	if r.Led >= 0 {
-		ch <- gauge(led, r.Led.Seconds())
+	if r.LeadingFor >= 0 {
+		ch <- gauge(led, r.LeadingFor.Seconds())
 	}
 	lags := map[string]uint64{} // a process that was started again may be there twice
 	for _, s := range r.Standbys {

@@ -52,30 +52,30 @@ func registryOf(t *testing.T, e store.Engine) *prometheus.Registry {
 var everything = &store.Status{
 	Server: &store.ServerStatus{
 		Up: 90 * time.Second, Durable: true, Sessions: 2, Calls: 3, Groups: 4, Keys: 5, Bytes: 6, In: 7, Out: 8,
-		Ops: []int64{0, 0, 0, 0, 9, 10}, Took: 3 * time.Second,
-		Latency: []store.Bucket{{Below: 1000, Count: 11}, {Below: 1<<12 - 1, Count: 12}, {Below: time.Second, Count: 13}, {Below: time.Minute, Count: 1}},
-		Conns:   14, Came: 15, Refused: 16, Slow: 17, Lost: 18, Watching: 19, History: 20, Compacted: 21,
-		Log: 22, Syncs: []store.Bucket{{Below: time.Millisecond, Count: 23}}, Synced: time.Second / 2, Writing: 24 * time.Second,
+		Ops: []int64{0, 0, 0, 0, 9, 10}, LatencySum: 3 * time.Second,
+		Latency: []store.Bucket{{UpTo: 1000, Count: 11}, {UpTo: 1<<12 - 1, Count: 12}, {UpTo: time.Second, Count: 13}, {UpTo: time.Minute, Count: 1}},
+		Conns:   14, Accepted: 15, Refused: 16, Dropped: 17, LostSessions: 18, Watches: 19, History: 20, Compacted: 21,
+		LogBytes: 22, Syncs: []store.Bucket{{UpTo: time.Millisecond, Count: 23}}, SyncSum: time.Second / 2, SyncPending: 24 * time.Second,
 	},
 	Groups: []store.GroupStatus{
 		{
 			Name: "train", Generation: 7, Size: 4, Present: 3, Ended: -1, Open: 1,
 			Records: []store.RecordStatus{{
-				Verb: "barrier", Seq: 1, Root: -1, For: 42 * time.Second,
-				Came: wire.Ranks{Count: 2, Spans: []wire.Span{{First: 0, Last: 1}}}, Missing: wire.Ranks{Count: 1, Spans: []wire.Span{{First: 2, Last: 2}}},
+				Verb: "barrier", Seq: 1, Root: -1, Age: 42 * time.Second,
+				Arrived: wire.Ranks{Count: 2, Spans: []wire.Span{{First: 0, Last: 1}}}, Missing: wire.Ranks{Count: 1, Spans: []wire.Span{{First: 2, Last: 2}}},
 			}},
 			Ranks: []store.RankStatus{
 				{Rank: 0, Session: 1},
-				{Rank: 1, Session: 2, Waits: []store.WaitStatus{{Verb: "recv", Peer: 2, For: time.Second}}},
+				{Rank: 1, Session: 2, Waits: []store.WaitStatus{{Verb: "recv", Peer: 2, Waited: time.Second}}},
 				{Rank: 2, Session: 3},
 				{Rank: 3, Session: 4, Gone: wire.CodeLost},
 			},
 		},
 		{Name: "idle", Generation: 8, Size: 1, Present: 1, Ended: -1, Ranks: []store.RankStatus{{Rank: 0, Session: 9}}},
 	},
-	Keys: []store.KeyStatus{{Key: "ready", Calls: 3, For: 90 * time.Second}},
+	Keys: []store.KeyStatus{{Key: "ready", Calls: 3, Waited: 90 * time.Second}},
 	Replication: &store.ReplicationStatus{
-		Leads: true, Leader: "a:7070", Term: 3, Led: 30 * time.Second,
+		Leading: true, Leader: "a:7070", Term: 3, LeadingFor: 30 * time.Second,
 		Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}, {Addr: "c:7070", Lag: 9}}, // c was started again
 	},
 }
@@ -259,7 +259,7 @@ func TestNothingButWhatIsThere(t *testing.T) {
 	require.Equal(t, 1, count(below, "muster_store_up"))
 	require.Equal(t, 0, count(below, "muster_store_keys", "muster_store_answer_seconds"))
 	require.Equal(t, 5, count(below, "muster_groups"))
-	standby := said{status: &store.Status{Replication: &store.ReplicationStatus{Led: -1}}}
+	standby := said{status: &store.Status{Replication: &store.ReplicationStatus{LeadingFor: -1}}}
 	require.Equal(t, 3, count(standby)) // with up, leads and takeovers
 	memory := new(store.Memory)
 	defer memory.Close()
@@ -269,7 +269,7 @@ func TestNothingButWhatIsThere(t *testing.T) {
 
 // TestUnknown: what a store cannot tell has no number.
 func TestUnknown(t *testing.T) {
-	families, err := registryOf(t, said{status: &store.Status{Server: &store.ServerStatus{Up: -1, Durable: true, Keys: 7, Sessions: -1, Bytes: -1, Conns: -1, Log: -1}}}).Gather()
+	families, err := registryOf(t, said{status: &store.Status{Server: &store.ServerStatus{Up: -1, Durable: true, Keys: 7, Sessions: -1, Bytes: -1, Conns: -1, LogBytes: -1}}}).Gather()
 	require.NoError(t, err)
 	names := map[string]bool{}
 	for _, f := range families {

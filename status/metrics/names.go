@@ -39,21 +39,21 @@ var numbers = []number{
 	level("store_running_seconds", "How long the store has been running. It goes on after a restart of a durable one.", func(s *store.ServerStatus) float64 { return s.Up.Seconds() }),
 	level("store_durable", "Whether the store is kept on a disk.", func(s *store.ServerStatus) float64 { return float64(btoi(s.Durable)) }),
 	level("store_connections", "Connections.", func(s *store.ServerStatus) float64 { return float64(s.Conns) }),
-	count("store_accepted_connections_total", "Connections that were let in.", func(s *store.ServerStatus) float64 { return float64(s.Came) }),
+	count("store_accepted_connections_total", "Connections that were let in.", func(s *store.ServerStatus) float64 { return float64(s.Accepted) }),
 	count("store_refused_connections_total", "Connections that were turned away, since there were too many.", func(s *store.ServerStatus) float64 { return float64(s.Refused) }),
-	count("store_slow_connections_total", "Connections that were cut off, since the peer did not read what it had asked for.", func(s *store.ServerStatus) float64 { return float64(s.Slow) }),
+	count("store_slow_connections_total", "Connections that were cut off, since the peer did not read what it had asked for.", func(s *store.ServerStatus) float64 { return float64(s.Dropped) }),
 	level("store_sessions", "Sessions of clients, also of those that may come back.", func(s *store.ServerStatus) float64 { return float64(s.Sessions) }),
-	count("store_lost_sessions_total", "Sessions that were lost, and their ranks with them.", func(s *store.ServerStatus) float64 { return float64(s.Lost) }),
+	count("store_lost_sessions_total", "Sessions that were lost, and their ranks with them.", func(s *store.ServerStatus) float64 { return float64(s.LostSessions) }),
 	level("store_waiting_calls", "Calls that wait.", func(s *store.ServerStatus) float64 { return float64(s.Calls) }),
 	level("store_keys", "Keys.", func(s *store.ServerStatus) float64 { return float64(s.Keys) }),
 	level("store_stored_bytes", "Bytes of keys and values.", func(s *store.ServerStatus) float64 { return float64(s.Bytes) }),
 	count("store_received_bytes_total", "Bytes that came from clients.", func(s *store.ServerStatus) float64 { return traffic(s, s.In) }),
 	count("store_sent_bytes_total", "Bytes that went to clients.", func(s *store.ServerStatus) float64 { return traffic(s, s.Out) }),
-	level("store_watching_calls", "Calls that wait for the next change: of watches that have seen all of them.", func(s *store.ServerStatus) float64 { return float64(s.Watching) }),
+	level("store_watching_calls", "Calls that wait for the next change: of watches that have seen all of them.", func(s *store.ServerStatus) float64 { return float64(s.Watches) }),
 	level("store_history_changes", "Changes that a watch can go back.", func(s *store.ServerStatus) float64 { return float64(s.History) }),
 	count("store_compacted_watches_total", "Watches that were further behind than the history goes back.", func(s *store.ServerStatus) float64 { return float64(s.Compacted) }),
-	kept(level("store_log_bytes", "Bytes of log since the last checkpoint.", func(s *store.ServerStatus) float64 { return float64(s.Log) })),
-	kept(level("store_log_write_seconds", "For how long the write of the log that is under way has not been on the disk.", func(s *store.ServerStatus) float64 { return s.Writing.Seconds() })),
+	kept(level("store_log_bytes", "Bytes of log since the last checkpoint.", func(s *store.ServerStatus) float64 { return float64(s.LogBytes) })),
+	kept(level("store_log_write_seconds", "For how long the write of the log that is under way has not been on the disk.", func(s *store.ServerStatus) float64 { return s.SyncPending.Seconds() })),
 }
 
 // traffic is n, unless s is of a store that counts nothing.
@@ -97,7 +97,7 @@ func histogram(d *prometheus.Desc, buckets []store.Bucket, sum time.Duration) pr
 	i := 0
 	for k := firstBound; k <= lastBound; k += 2 {
 		bound := time.Duration(1) << k
-		for ; i < len(buckets) && buckets[i].Below <= bound; i++ {
+		for ; i < len(buckets) && buckets[i].UpTo <= bound; i++ {
 			total += uint64(buckets[i].Count)
 		}
 		bounds[bound.Seconds()] = total

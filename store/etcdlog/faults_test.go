@@ -277,8 +277,8 @@ func compare(t *testing.T, outcomes [][]error) {
 		for rank := range outcomes {
 			err := outcomes[rank][seq]
 			said := "success"
-			if e, ok := errors.AsType[*store.Error](err); ok && e.Verdict != nil {
-				said = fmt.Sprintf("%+v", *e.Verdict)
+			if e, ok := errors.AsType[*store.Error](err); ok && e.Failure != nil {
+				said = fmt.Sprintf("%+v", *e.Failure)
 				count[e.Code.String()]++
 			} else if err != nil {
 				count["unknown"]++

@@ -87,7 +87,7 @@ with muster.Store.connect(url, timeout=60) as s, muster.Group.join(rank, 3, url,
 			require.NoError(t, err)
 			for _, group := range all.Groups {
 				for _, record := range group.Records {
-					if record.Came.Count == 2 {
+					if record.Arrived.Count == 2 {
 						return true
 					}
 				}

@@ -240,12 +240,12 @@ func (a *audit) gathered(gen uint64, round, rank, size int, payload string, rep 
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.counts["rounds"]++
-	if rep.Code == wire.CodeLost && slices.Equal(rep.Verdict.Lost, a.dead) {
+	if rep.Code == wire.CodeLost && slices.Equal(rep.Failure.Lost, a.dead) {
 		a.counts["losses"]++
 		return false
 	}
 	if rep.Code != wire.CodeOK || len(rep.Values) != size {
-		a.fails("G1 a group of ranks that are there succeeds", "round %d, rank %d: %s %v", round, rank, rep.Code, rep.Verdict)
+		a.fails("G1 a group of ranks that are there succeeds", "round %d, rank %d: %s %v", round, rank, rep.Code, rep.Failure)
 		return false
 	}
 	if string(rep.Values[rank]) != payload {

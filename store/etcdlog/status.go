@@ -63,12 +63,12 @@ func (r *reporter) run(ctx context.Context) {
 			lag = uint64(resp.Responses[1].GetResponseRange().Count)
 		}
 		if r.Follows != nil && ctx.Err() == nil {
-			s := &store.ReplicationStatus{Leader: x.leader.Addr, Term: x.term, Led: -1, Standbys: []store.StandbyStatus{{Addr: r.addr, Lag: lag}}}
+			s := &store.ReplicationStatus{Leader: x.leader.Addr, Term: x.term, LeadingFor: -1, Standbys: []store.StandbyStatus{{Addr: r.addr, Lag: lag}}}
 			if err != nil {
 				s.Standbys = nil
 			}
 			if x.leader.Addr != "" {
-				s.Led = max(0, time.Since(time.UnixMilli(x.leader.Since)))
+				s.LeadingFor = max(0, time.Since(time.UnixMilli(x.leader.Since)))
 			}
 			r.Follows(s)
 		}
@@ -122,7 +122,7 @@ func (r *records) beat() error {
 
 // Status implements store.Replica.
 func (l *Leadership) Status() *store.ReplicationStatus {
-	s := &store.ReplicationStatus{Leads: true, Leader: l.addr, Term: l.standby.state.Term, Led: time.Since(l.began)}
+	s := &store.ReplicationStatus{Leading: true, Leader: l.addr, Term: l.standby.state.Term, LeadingFor: time.Since(l.began)}
 	r := l.records
 	r.mu.Lock()
 	defer r.mu.Unlock()

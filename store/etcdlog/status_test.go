@@ -43,7 +43,7 @@ func TestReplicationStatus(t *testing.T) {
 	o := (&etcdlog.Options{Root: newRoot(), FailureTimeout: 2 * time.Second}).ReportEvery(200 * time.Millisecond) // no takeover on a busy machine
 	first := standing(t, find, o)()
 	replication(t, first.Store, "it is alone", func(r *store.ReplicationStatus) bool {
-		return r.Leads && r.Leader == "127.0.0.1:1" && r.Term == 1 && r.Led > 0 && len(r.Standbys) == 0
+		return r.Leading && r.Leader == "127.0.0.1:1" && r.Term == 1 && r.LeadingFor > 0 && len(r.Standbys) == 0
 	})
 
 	behind := *o
@@ -64,8 +64,8 @@ func TestReplicationStatus(t *testing.T) {
 	}()
 	r := <-heard
 	require.Equal(t, []store.StandbyStatus{{Addr: "127.0.0.1:2"}}, r.Standbys)
-	require.Equal(t, []any{false, "127.0.0.1:1", uint64(1)}, []any{r.Leads, r.Leader, r.Term})
-	require.Less(t, r.Led, time.Hour)
+	require.Equal(t, []any{false, "127.0.0.1:1", uint64(1)}, []any{r.Leading, r.Leader, r.Term})
+	require.Less(t, r.LeadingFor, time.Hour)
 	for range 5 {
 		require.NoError(t, first.Set(bounded(t), "key", nil, nil))
 	}
@@ -85,7 +85,7 @@ func TestReplicationStatus(t *testing.T) {
 	first.end(t)
 	x := second()
 	replication(t, x.Store, "it has taken over", func(r *store.ReplicationStatus) bool {
-		return r.Leads && r.Term == 2 && len(r.Standbys) == 0
+		return r.Leading && r.Term == 2 && len(r.Standbys) == 0
 	})
 	testcluster.Eventually(t, patience, func() bool {
 		resp, err := find.Get(bounded(t), o.Root+"standby/", clientv3.WithPrefix(), clientv3.WithCountOnly())

@@ -269,7 +269,7 @@ var clashChecks = []check{
 		clash(t, w, func(c *wire.Contribution) { c.Label = "other" }, func(c wire.Contribution) any { return c.Label })
 	}, []Feature{Collect}},
 	{"another fold", func(t *testing.T, w *world) {
-		clash(t, w, func(c *wire.Contribution) { c.Fold = wire.Fold{Op: wire.FoldMax, Kind: wire.Int64} }, func(c wire.Contribution) any { return c.Fold })
+		clash(t, w, func(c *wire.Contribution) { c.Reduction = wire.Reduction{Op: wire.ReduceMax, Kind: wire.Int64} }, func(c wire.Contribution) any { return c.Reduction })
 	}, []Feature{Collect}},
 	{"another electorate", func(t *testing.T, w *world) {
 		clash(t, w, func(c *wire.Contribution) { c.RootOnly = true }, func(c wire.Contribution) any { return c.RootOnly })
@@ -332,7 +332,7 @@ func typesUntold(t *testing.T, w *world) {
 
 func clashLength(t *testing.T, w *world) {
 	ranks := w.group(3)
-	c := folding(1, wire.FoldSum, wire.Int64)
+	c := folding(1, wire.ReduceSum, wire.Int64)
 	v := agreed(t, together(3, func(i int) ([][]byte, error) {
 		o := ranks[i].collect(w.ctx, c, make([]byte, []int{16, 16, 8}[i])...)
 		return o.values, o.err

@@ -68,13 +68,13 @@ func names(t *testing.T, err error, words ...string) {
 }
 
 // verdict is the verdict of err; the test ends if that has none.
-func verdict(t *testing.T, err error) *wire.Verdict {
+func verdict(t *testing.T, err error) *wire.Failure {
 	t.Helper()
 	e, ok := errors.AsType[*store.Error](err)
-	if !ok || e.Verdict == nil {
+	if !ok || e.Failure == nil {
 		t.Fatalf("error %v has no verdict", err)
 	}
-	return e.Verdict
+	return e.Failure
 }
 
 // texts are values as strings, for a comparison that can be read.

@@ -142,10 +142,10 @@ func nonsense(t *testing.T, w *world) {
 		"root below range":      func(c *wire.Contribution) { c.Root = -2 },
 		"no root for its verb":  func(c *wire.Contribution) { c.RootOnly = true },
 		"wants a rank too high": func(c *wire.Contribution) { c.Want = 2 },
-		"wants what is not":     func(c *wire.Contribution) { c.Want = wire.WantFold - 1 },
-		"no such fold":          func(c *wire.Contribution) { c.Want, c.Fold = wire.WantFold, wire.Fold{Op: 99, Kind: 99} },
+		"wants what is not":     func(c *wire.Contribution) { c.Want = wire.WantReduced - 1 },
+		"no such fold":          func(c *wire.Contribution) { c.Want, c.Reduction = wire.WantReduced, wire.Reduction{Op: 99, Kind: 99} },
 		"half a number": func(c *wire.Contribution) {
-			c.Want, c.Fold = wire.WantFold, wire.Fold{Op: wire.FoldSum, Kind: wire.Int64}
+			c.Want, c.Reduction = wire.WantReduced, wire.Reduction{Op: wire.ReduceSum, Kind: wire.Int64}
 		},
 		"no parts": func(c *wire.Contribution) { c.Want = wire.WantPart },
 	} {

@@ -320,9 +320,9 @@ func joinDenied(t *testing.T, w *world) {
 func joinStranger(t *testing.T, w *world) {
 	ranks := w.group(2)
 	s := w.store()
-	ops := []wire.Op{wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpire, wire.OpJoin}
+	ops := []wire.Op{wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpired, wire.OpJoin}
 	if !w.lacks(Channels) {
-		ops = append(ops, wire.OpDone, wire.OpTaken)
+		ops = append(ops, wire.OpCloseChannel, wire.OpAck)
 	}
 	for _, op := range ops {
 		ask := func(gen uint64, n int) (why string) {

@@ -59,7 +59,7 @@ func (w *world) put(s *store.Store, lease uint64, key string) error {
 }
 
 func (w *world) keep(s *store.Store, lease uint64) error {
-	return s.Do(w.ctx, &wire.Request{Op: wire.OpKeep, Lease: lease}, new(wire.Reply))
+	return s.Do(w.ctx, &wire.Request{Op: wire.OpKeepAlive, Lease: lease}, new(wire.Reply))
 }
 
 func (w *world) revoke(s *store.Store, lease uint64) error {

@@ -120,16 +120,16 @@ func (r *rank) seen(t *testing.T, other *rank, what string) {
 		other.probes++
 		probe := wire.Contribution{Channel: "probe of " + label(other.n), Seq: other.probes, Verb: "probe", Root: -1, Want: wire.WantNothing}
 		e, ok := errors.AsType[*store.Error](other.collect(r.w.within(10*time.Millisecond), probe).err)
-		if !ok || e.Verdict == nil {
+		if !ok || e.Failure == nil {
 			return false
 		}
-		i := slices.Index(e.Verdict.Missing, r.n)
-		return i >= 0 && i < len(e.Verdict.Doing) && strings.Contains(e.Verdict.Doing[i], "in "+what)
+		i := slices.Index(e.Failure.Missing, r.n)
+		return i >= 0 && i < len(e.Failure.Doing) && strings.Contains(e.Failure.Doing[i], "in "+what)
 	})
 }
 
 // agreed ends the test unless all outcomes are the same verdict, and returns it.
-func agreed(t *testing.T, out ...outcome) *wire.Verdict {
+func agreed(t *testing.T, out ...outcome) *wire.Failure {
 	t.Helper()
 	first := verdict(t, out[0].err)
 	for i, o := range out[1:] {

@@ -132,8 +132,8 @@ func resultBadParts(t *testing.T, w *world) {
 func resultMixed(t *testing.T, w *world) {
 	ranks := w.group(4)
 	out := together(4, func(i int) ([][]byte, error) {
-		c := folding(1, wire.FoldSum, wire.Uint32)
-		c.Want = []int32{wire.WantAll, wire.WantFold, wire.WantNothing, 1}[i]
+		c := folding(1, wire.ReduceSum, wire.Uint32)
+		c.Want = []int32{wire.WantAll, wire.WantReduced, wire.WantNothing, 1}[i]
 		o := ranks[i].collect(w.ctx, c, byte(i+1), 0, 0, 0)
 		return o.values, o.err
 	})
@@ -177,10 +177,10 @@ func resultScatterOnly(t *testing.T, w *world) {
 	same(t, "rank 1", texts(reader.values), []string{"0>1"})
 }
 
-func folding(seq uint64, op wire.FoldOp, kind wire.NumberKind) wire.Contribution {
+func folding(seq uint64, op wire.ReduceOp, kind wire.NumberKind) wire.Contribution {
 	return wire.Contribution{
-		Seq: seq, Verb: "all-reduce", Root: -1, Want: wire.WantFold,
-		Fold: wire.Fold{Op: op, Kind: kind},
+		Seq: seq, Verb: "all-reduce", Root: -1, Want: wire.WantReduced,
+		Reduction: wire.Reduction{Op: op, Kind: kind},
 	}
 }
 
@@ -191,7 +191,7 @@ type number interface {
 func resultFolds(t *testing.T, w *world) {
 	ranks := w.group(3)
 	seq := uint64(0)
-	for op := wire.FoldSum; op <= wire.FoldMax; op++ {
+	for op := wire.ReduceSum; op <= wire.ReduceMax; op++ {
 		seq += 6
 		foldsOf(t, ranks, seq, op, wire.Int32, [][]int32{{1, math.MaxInt32, -4}, {2, 1, 5}, {-3, 7, math.MinInt32}})
 		foldsOf(t, ranks, seq+1, op, wire.Int64, [][]int64{{1, math.MaxInt64, -4}, {2, 1, 5}, {-3, 7, math.MinInt64}})
@@ -203,7 +203,7 @@ func resultFolds(t *testing.T, w *world) {
 }
 
 // foldsOf asserts that a fold of the ranks' numbers is that of a loop over them.
-func foldsOf[T number](t *testing.T, ranks []*rank, seq uint64, op wire.FoldOp, kind wire.NumberKind, numbers [][]T) {
+func foldsOf[T number](t *testing.T, ranks []*rank, seq uint64, op wire.ReduceOp, kind wire.NumberKind, numbers [][]T) {
 	t.Helper()
 	want := append([]T(nil), numbers[0]...)
 	for _, ns := range numbers[1:] {
@@ -220,13 +220,13 @@ func foldsOf[T number](t *testing.T, ranks []*rank, seq uint64, op wire.FoldOp, 
 	}
 }
 
-func folded[T number](op wire.FoldOp, a, b T) T {
+func folded[T number](op wire.ReduceOp, a, b T) T {
 	switch op {
-	case wire.FoldSum:
+	case wire.ReduceSum:
 		return a + b
-	case wire.FoldProduct:
+	case wire.ReduceProduct:
 		return a * b
-	case wire.FoldMin:
+	case wire.ReduceMin:
 		return min(a, b)
 	}
 	return max(a, b)
@@ -246,7 +246,7 @@ func resultFoldOrder(t *testing.T, w *world) {
 	numbers := [][]float64{{1e16, 0.1}, {1, 0.2}, {-1e16, 0.3}}
 	want := littleEndian([]float64{numbers[0][0] + numbers[1][0] + numbers[2][0], numbers[0][1] + numbers[1][1] + numbers[2][1]})
 	for i, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {1, 2, 0}} {
-		c := folding(uint64(i+1), wire.FoldSum, wire.Float64)
+		c := folding(uint64(i+1), wire.ReduceSum, wire.Float64)
 		var waiting []<-chan outcome
 		for k, n := range order {
 			waiting = append(waiting, ranks[n].collectLater(t, w.ctx, c, littleEndian(numbers[n])...))

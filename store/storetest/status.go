@@ -58,13 +58,13 @@ func statusBarrier(t *testing.T, w *world) {
 	for _, n := range []int{0, 1, 3} {
 		waiting = append(waiting, ranks[n].collectLater(t, w.ctx, barrier(2)))
 	}
-	g := comes(t, w, w.store(), "three of four have come", func(g *store.GroupStatus) bool { return len(g.Records) == 1 && g.Records[0].Came.Count == 3 })
+	g := comes(t, w, w.store(), "three of four have come", func(g *store.GroupStatus) bool { return len(g.Records) == 1 && g.Records[0].Arrived.Count == 3 })
 	r := g.Records[0]
 	same(t, "verb", r.Verb, "barrier")
 	same(t, "number", r.Seq, 2)
-	same(t, "who has come", r.Came.First(9), []int{0, 1, 3})
+	same(t, "who has come", r.Arrived.First(9), []int{0, 1, 3})
 	same(t, "who is missing", r.Missing.First(9), []int{2})
-	same(t, "it has a deadline", r.Left > 0 && r.Left < time.Hour, !w.lacks(Waiters))
+	same(t, "it has a deadline", r.Remaining > 0 && r.Remaining < time.Hour, !w.lacks(Waiters))
 	same(t, "ranks", len(g.Ranks), 4)
 	same(t, "name of the missing one", g.Ranks[2].Label, label(2))
 	same(t, "its last call", []any{g.Ranks[2].Verb, g.Ranks[2].Seq}, []any{"barrier", uint64(1)})
@@ -97,7 +97,7 @@ func statusRecv(t *testing.T, w *world) {
 	waiting := later(t, func() ([][]byte, error) { o := ranks[1].recv(w.ctx, 0, "tag", 1); return o.values, o.err })
 	g := comes(t, w, w.store(), "it waits", func(g *store.GroupStatus) bool { return len(g.Ranks[1].Waits) == 1 })
 	r := g.Ranks[1].Waits[0]
-	want := store.WaitStatus{Verb: "recv", Peer: 0, Tag: "tag", For: r.For}
+	want := store.WaitStatus{Verb: "recv", Peer: 0, Tag: "tag", Waited: r.Waited}
 	if w.lacks(Waiters) {
 		want.Tag = ""
 	}
@@ -109,19 +109,19 @@ func statusRecv(t *testing.T, w *world) {
 func statusVerdict(t *testing.T, w *world) {
 	ranks := w.group(2)
 	is(t, ranks[0].collect(w.within(10*soon), barrier(1)).err, store.ErrTimeout) // not so soon that a slow engine cannot say who is missing
-	g := comes(t, w, w.store(), "the failed record", func(g *store.GroupStatus) bool { return len(g.Verdicts) == 1 })
-	v := g.Verdicts[0]
+	g := comes(t, w, w.store(), "the failed record", func(g *store.GroupStatus) bool { return len(g.Failures) == 1 })
+	v := g.Failures[0]
 	same(t, "of", []any{v.Verb, v.Seq}, []any{"barrier", uint64(1)})
-	same(t, "code", v.Verdict.Code, wire.CodeTimeout)
-	same(t, "missing", v.Verdict.Missing, []int{1})
+	same(t, "code", v.Failure.Code, wire.CodeTimeout)
+	same(t, "missing", v.Failure.Missing, []int{1})
 	c := ranks[1].seat()
 	c.No, c.Reason = wire.CodeAborted, "no more data"
 	good(t, ranks[1].Leave(w.ctx, c))
 	g = sees(t, w, w.store())
-	if g.Over == nil {
+	if g.Revoked == nil {
 		t.Fatal("an aborted group is not over")
 	}
-	same(t, "reason", g.Over.Verdict.Reason, "no more data")
+	same(t, "reason", g.Revoked.Failure.Reason, "no more data")
 }
 
 func statusLeft(t *testing.T, w *world) {
@@ -137,12 +137,12 @@ func statusLost(t *testing.T, w *world) {
 	ranks := w.group(3)
 	w.Cut(ranks[1].engine)
 	g := comes(t, w, ranks[0].Store, "it is lost", func(g *store.GroupStatus) bool { return g.Ranks[1].Gone == wire.CodeLost })
-	same(t, "over", g.Over.Verdict.Lost, []int{1})
+	same(t, "over", g.Revoked.Failure.Lost, []int{1})
 	for _, n := range []int{0, 2} {
 		w.Cut(ranks[n].engine)
 	}
 	g = comes(t, w, w.store(), "the group is over", func(g *store.GroupStatus) bool { return g.Ended >= 0 })
-	same(t, "over", g.Over.Verdict.Code, wire.CodeLost)
+	same(t, "over", g.Revoked.Failure.Code, wire.CodeLost)
 }
 
 func statusPrefix(t *testing.T, w *world) {
@@ -175,7 +175,7 @@ func statusKeys(t *testing.T, w *world) {
 		keys = all.Keys
 		return len(keys) > 0
 	})
-	keys[0].For = 0
+	keys[0].Waited = 0
 	same(t, "keys", keys, []store.KeyStatus{{Key: "model/ready", Calls: 1}})
 	w.set(w.store(), "model/ready")
 	good(t, (<-waiting).err)

@@ -226,7 +226,7 @@ func requests() map[Feature][]wire.Request {
 		Delete: {{Op: wire.OpDelete, Keys: []string{"k"}}},
 		Leases: {
 			{Op: wire.OpGrant, TTL: time.Second},
-			{Op: wire.OpKeep, Lease: 1},
+			{Op: wire.OpKeepAlive, Lease: 1},
 			{Op: wire.OpRevoke, Lease: 1},
 			{Op: wire.OpSet, Key: "k", Value: []byte("v"), Lease: 1},
 		},
@@ -235,16 +235,16 @@ func requests() map[Feature][]wire.Request {
 		Streams: {
 			{Op: wire.OpSend, Group: c, Value: []byte("v")},
 			{Op: wire.OpRecv, Group: c},
-			{Op: wire.OpExpire, Group: c},
+			{Op: wire.OpExpired, Group: c},
 		},
-		Channels: {{Op: wire.OpDone, Group: c}, {Op: wire.OpTaken, Group: c}},
+		Channels: {{Op: wire.OpCloseChannel, Group: c}, {Op: wire.OpAck, Group: c}},
 		Queues:   {{Op: wire.OpPush, Key: "q", Value: []byte("v")}, {Op: wire.OpPop, Key: "q"}},
 		Remove:   {{Op: wire.OpSwap, Key: "k", Old: []byte("v")}},
 		Status:   {{Op: wire.OpStatus}},
 		Swap:     {{Op: wire.OpSwap, Key: "k", Value: []byte("v")}},
 		TTL:      {{Op: wire.OpSet, Key: "k", Value: []byte("v"), TTL: time.Second}},
 		Wait:     {{Op: wire.OpWait, Keys: []string{"k"}}},
-		Watch:    {{Op: wire.OpChanges}, {Op: wire.OpPing}},
+		Watch:    {{Op: wire.OpWatch}, {Op: wire.OpPing}},
 	}
 }
 

@@ -86,7 +86,7 @@ func attributes(e *trace.Event) []attribute.KeyValue {
 
 // errorType is a class of errors, of which there are few: the code of a verdict or of a store's answer, or else the type.
 func errorType(err error) string {
-	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Verdict != nil {
+	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Failure != nil {
 		return re.Code.String()
 	}
 	if se, ok := errors.AsType[*store.Error](err); ok {

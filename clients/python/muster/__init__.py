@@ -46,7 +46,7 @@ from ._group import Group
 from ._member import Member
 from ._secure import TLS, read_secret
 from ._store import Entry, Event, Store
-from ._wire import Code, Verdict
+from ._wire import Code, Failure
 
 __all__ = [
     "TLS",
@@ -84,6 +84,6 @@ __all__ = [
     "Unavailable",
     "Unknown",
     "Unsupported",
-    "Verdict",
+    "Failure",
     "read_secret",
 ]

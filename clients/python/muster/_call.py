@@ -11,7 +11,7 @@ from ._dial import Line
 from ._errors import Kinds, Unknown, words_of
 from ._wire import Code, Op, Reply, Request
 
-RANKED = frozenset({Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.EXPIRE, Op.ROOM, Op.DONE, Op.TAKEN})
+RANKED = frozenset({Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.EXPIRED, Op.SEND_READY, Op.CLOSE_CHANNEL, Op.ACK})
 
 
 class NoAnswer(Exception):
@@ -61,7 +61,7 @@ class Call:
         if self.op in (Op.WAIT, Op.TAKE):
             fits = values == self._keys
         else:
-            fits = self.op not in (Op.LIST, Op.CHANGES) or values == keys and nums == 2 * keys
+            fits = self.op not in (Op.LIST, Op.WATCH) or values == keys and nums == 2 * keys
         if rep.code == Code.OK and not fits:
             raise _wire.Malformed("an answer without all that was asked for")
         self.reply = rep

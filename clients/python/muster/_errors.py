@@ -6,7 +6,7 @@ An error is where it comes from, a StoreError or a RankError, and what it is, su
         group.barrier(timeout=30)
     except muster.Lost as e:          # whatever the verb
         print(e.code, e)
-    except muster.RankError as e:     # any other verdict on a verb
+    except muster.RankError as e:     # any other failure of a group operation
         print(e.missing, e.doing)
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Type, cast
 
-from ._wire import Code, Contribution, Verdict
+from ._wire import Code, Contribution, Failure
 
 
 class Error(Exception):
@@ -173,7 +173,7 @@ class StoreError(Error):
     op: str
     key: str
     detail: str
-    verdict: Optional[Verdict]
+    failure: Optional[Failure]
     _parts: Tuple[Any, ...]
 
     def __reduce__(self) -> Tuple[Callable[..., Error], Tuple[Any, ...]]:
@@ -181,7 +181,7 @@ class StoreError(Error):
 
 
 class RankError(Error):
-    """The verdict on a verb of a group that failed, the same on every rank."""
+    """The failure of a group operation. All ranks get the same one."""
 
     op: str
     group: str
@@ -189,43 +189,43 @@ class RankError(Error):
     rank: int
     size: int
     seq: int
-    verdict: Verdict
+    failure: Failure
     _parts: Tuple[Any, ...]
 
     @property
     def missing(self) -> List[int]:
         """The ranks that had not come."""
-        return self.verdict.missing
+        return self.failure.missing
 
     @property
     def doing(self) -> List[str]:
         """What each of the first missing ranks is doing instead."""
-        return self.verdict.doing
+        return self.failure.doing
 
     @property
     def lost(self) -> List[int]:
         """The ranks whose session ended without goodbye."""
-        return self.verdict.lost
+        return self.failure.lost
 
     @property
     def left(self) -> List[int]:
         """The ranks that said goodbye."""
-        return self.verdict.left
+        return self.failure.left
 
     @property
     def by(self) -> int:
         """The rank that said no; -1 is the store."""
-        return self.verdict.by
+        return self.failure.by
 
     @property
     def reason(self) -> str:
         """What it said."""
-        return self.verdict.reason
+        return self.failure.reason
 
     @property
     def waited(self) -> float:
         """Seconds from the first vote to the decision."""
-        return self.verdict.waited / 1e9
+        return self.failure.waited / 1e9
 
     def __reduce__(self) -> Tuple[Callable[..., Error], Tuple[Any, ...]]:
         return rank_error, self._parts
@@ -251,7 +251,7 @@ def store_error(
     key: str,
     code: Code,
     detail: str = "",
-    verdict: Optional[Verdict] = None,
+    failure: Optional[Failure] = None,
     also: Kinds = (),
     what: str = "",
     says: str = "",
@@ -259,34 +259,34 @@ def store_error(
     """Makes the error of a verb of a store: what is wrong, if not what code says, and the kinds that it also is."""
     says = says or f"store: {op}" + (f" {key if isinstance(key, Quoted) else quote(key)}" if key else "") + f": {what or words_of(code)}" + (f": {detail}" if detail else "")
     e = cast(StoreError, _class(StoreError, _distinct(kind_of(code) + also))(says))
-    e.op, e.key, e.code, e.detail, e.verdict = op, key, code, detail, verdict
-    e._parts = (op, key, code, detail, verdict, also, what, says)
+    e.op, e.key, e.code, e.detail, e.failure = op, key, code, detail, failure
+    e._parts = (op, key, code, detail, failure, also, what, says)
     return e
 
 
 def rank_error(
-    op: str, group: str, channel: str, rank: int, size: int, seq: int, verdict: Verdict, also: Kinds = (), cause: str = ""
+    op: str, group: str, channel: str, rank: int, size: int, seq: int, failure: Failure, also: Kinds = (), cause: str = ""
 ) -> RankError:
-    """Makes the error of a verb of a group. The cause is said if the verdict has no reason."""
+    """Makes the error of a verb of a group. The cause is said if the failure has no reason."""
     says = "" if "." in op else "pgroup: "
     if op:
         says += op + (f" #{seq}" if seq else "") + " of "
     says += f"group {quote(group)}" + (f" channel {quote(channel)}" if channel else "")
-    says += f" on rank {rank} of {size}: {_why(verdict, rank, cause)}"
-    e = cast(RankError, _class(RankError, _distinct(kind_of(verdict.code) + also))(says))
-    e.op, e.group, e.channel, e.rank, e.size, e.seq, e.verdict, e.code = op, group, channel, rank, size, seq, verdict, verdict.code
-    e._parts = (op, group, channel, rank, size, seq, verdict, also, cause)
+    says += f" on rank {rank} of {size}: {_why(failure, rank, cause)}"
+    e = cast(RankError, _class(RankError, _distinct(kind_of(failure.code) + also))(says))
+    e.op, e.group, e.channel, e.rank, e.size, e.seq, e.failure, e.code = op, group, channel, rank, size, seq, failure, failure.code
+    e._parts = (op, group, channel, rank, size, seq, failure, also, cause)
     return e
 
 
 def make(kind: Type[Error], says: str) -> Error:
-    """Makes an error that is neither a store's word nor a verdict."""
+    """Makes an error that has no store error and no failure."""
     e = kind(says)
     e.code = next((code for code, (k, _) in _CODES.items() if issubclass(kind, k)), Code.INVALID)
     return e
 
 
-def _why(v: Verdict, rank: int, cause: str) -> str:
+def _why(v: Failure, rank: int, cause: str) -> str:
     if v.code in (Code.TIMEOUT, Code.CANCELLED):
         return _overdue(v, rank)
     if v.code == Code.LOST:
@@ -304,7 +304,7 @@ def _why(v: Verdict, rank: int, cause: str) -> str:
     return _join(v.code.text, v.reason, _late(v))
 
 
-def _overdue(v: Verdict, rank: int) -> str:
+def _overdue(v: Failure, rank: int) -> str:
     what, reason = v.code.text, v.reason
     if reason == "context canceled" or v.by >= 0 and v.code == Code.TIMEOUT:
         reason = ""  # the words of that rank's own context, which what says
@@ -318,7 +318,7 @@ def _overdue(v: Verdict, rank: int) -> str:
     return _join(what, _late(v), reason)
 
 
-def _late(v: Verdict) -> str:
+def _late(v: Failure) -> str:
     """Names the ranks that others wait for, and what they do instead."""
     if not v.missing:
         return ""

@@ -17,12 +17,12 @@ from ._secure import TLS
 from ._span import Span
 from ._store import Store, nanoseconds
 from ._verb import INT64, SHUTDOWN, Verb, check_size, data_of
-from ._wire import WANT_ALL, WANT_FOLD, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request
+from ._wire import WANT_ALL, WANT_REDUCED, WANT_NOTHING, WANT_PART, Code, Contribution, Op, Request
 
 _BYTES = "[]byte"  # the type of what passes as it is
 _ANY = "any"  # the type of a message that is msgpack
 _RECEIPT = 64 << 10  # bytes of a message that recv acknowledges at once; the recv of the next message acknowledges a smaller one
-_FOLDS = {"sum": 1, "product": 2, "min": 3, "max": 4, "avg": 1}
+_REDUCE_OPS = {"sum": 1, "product": 2, "min": 3, "max": 4, "avg": 1}
 
 _G = TypeVar("_G", bound="Group")
 _N = TypeVar("_N", int, float)
@@ -33,7 +33,7 @@ class Group:
 
     Every rank, in Go or in Python, calls the collective verbs (barrier, broadcast, gather, all_gather, scatter, all_to_all,
     all_reduce) in the same order, one at a time; a second one at the same time is Busy. send and recv are free of that, and a
-    channel has a sequence of its own. A verb is decided once, for all: every rank hears the same verdict, and if it is
+    channel has a sequence of its own. A verb is decided once, for all: all ranks get the same result, and if it is
     a failure, a RankError says why, and who.
 
     timeout, in seconds (int or float; math.inf is for ever), bounds a verb for every rank: the earliest deadline decides. Without
@@ -220,12 +220,12 @@ class Group:
         order, so that every rank has the same bits.
         """
         _arguments.text(self._seat.bad("allreduce"), "op", op)
-        with Verb(self, "allreduce", timeout, want=WANT_FOLD) as v:
+        with Verb(self, "allreduce", timeout, want=WANT_REDUCED) as v:
             ns, kind, form = v.numbers(numbers)
             v.c.label = f"{op} of {len(ns)}"
-            v.c.fold_op, v.c.fold_kind = _FOLDS.get(op, 0), kind
-            if op not in _FOLDS:
-                v.refuse(Code.INVALID, f"there is no reduction {op}: there are {', '.join(_FOLDS)}")
+            v.c.reduce_op, v.c.reduce_kind = _REDUCE_OPS.get(op, 0), kind
+            if op not in _REDUCE_OPS:
+                v.refuse(Code.INVALID, f"there is no reduction {op}: there are {', '.join(_REDUCE_OPS)}")
                 v.c.want = WANT_NOTHING
             v.encode(lambda ns: struct.pack(f"<{len(ns)}{form}", *ns), ns)
             [got] = v.decode(bytes, v.cast(), 1)
@@ -298,7 +298,7 @@ class Group:
     def _acknowledge(self, c: Contribution, until: float) -> None:
         """Has the store drop the message that was received. If that fails, the recv of the next message does it."""
         try:
-            self._calls._request(Request(Op.TAKEN, group=c), until)
+            self._calls._request(Request(Op.ACK, group=c), until)
         except Error:
             pass
 
@@ -314,7 +314,7 @@ class Group:
         until = self._seat.until("expired", timeout)
         with Span(self._seat.trace, "expire", self._seat):
             try:
-                return self._seat.store._request(Request(Op.EXPIRE, group=self._seat.seat()), until).n
+                return self._seat.store._request(Request(Op.EXPIRED, group=self._seat.seat()), until).n
             except StoreError as e:
                 raise self._seat.fault("expire", self._channel, 0, e) from None
 
@@ -385,7 +385,7 @@ class Group:
                 if self._used and not self._seat.closed:
                     c = self._seat.seat()
                     c.channel = self._channel
-                    self._seat.store._request(Request(Op.DONE, group=c), time.monotonic() + LEAVE_WAIT)
+                    self._seat.store._request(Request(Op.CLOSE_CHANNEL, group=c), time.monotonic() + LEAVE_WAIT)
                 known = True
             except NoAnswer:
                 pass  # this process is a fork: the channel is the parent's

@@ -28,7 +28,7 @@ from ._member import Member
 from ._secure import TLS
 from ._span import Span, Who
 from ._store import Store, unknown
-from ._wire import MAX_KEY, Code, Contribution, Op, Request, Verdict, text
+from ._wire import MAX_KEY, Code, Contribution, Op, Request, Failure, text
 
 if TYPE_CHECKING:
     from ._trace import Trace
@@ -209,26 +209,26 @@ class Seat:
             self.trace.release()
         self.site.release()
 
-    def error(self, op: str, verdict: Verdict, channel: str = "", seq: int = 0, also: Kinds = (), cause: str = "") -> RankError:
-        return rank_error(op, self.name, channel, self.rank, self.size, seq, verdict, also, cause)
+    def error(self, op: str, failure: Failure, channel: str = "", seq: int = 0, also: Kinds = (), cause: str = "") -> RankError:
+        return rank_error(op, self.name, channel, self.rank, self.size, seq, failure, also, cause)
 
     def closed_error(self, op: str, channel: str = "", also: Kinds = ()) -> RankError:
         """Returns the error of a verb of a handle that was closed."""
         reason = "this rank has closed it"
         if Unknown in also:  # it was sent: a message may be delivered
             reason += ": outcome unknown"
-        return self.error(op, Verdict(Code.CLOSED, reason=reason), channel, also=also)
+        return self.error(op, Failure(Code.CLOSED, reason=reason), channel, also=also)
 
     def fault(self, op: str, channel: str, seq: int, e: StoreError) -> RankError:
         """Is what the store's error means to a rank."""
         if self.closed:
             return self.closed_error(op)
         also = tuple(k for k in (Unknown, Unavailable, SessionLost) if isinstance(e, k))
-        return self.error(op, e.verdict or self._verdict(e), channel, seq, also, str(e))
+        return self.error(op, e.failure or self._failure(e), channel, seq, also, str(e))
 
-    def _verdict(self, e: StoreError) -> Verdict:
-        """Is what an error means that is no verdict of the store: who is to blame, if that is known."""
-        v = Verdict(e.code, reason=e.detail)
+    def _failure(self, e: StoreError) -> Failure:
+        """Returns the failure for a store error that carries none, with the rank at fault if it is known."""
+        v = Failure(e.code, reason=e.detail)
         hosted = f"it hosted the store at {self.store.address}"
         if isinstance(e, SessionLost):  # the others have been told so
             v.code, v.lost, v.reason = Code.LOST, [self.rank], "it was away, or silent, for too long; the others went on without it"
@@ -244,8 +244,8 @@ class Seat:
 
 
 def went_away(e: Error) -> bool:
-    """Reports whether a store was there and is not any more: it gave no verdict."""
-    return isinstance(e, StoreError) and e.op != "dial" and e.verdict is None and e.code in _GONE
+    """Reports whether the store became unreachable, without a failure of the group."""
+    return isinstance(e, StoreError) and e.op != "dial" and e.failure is None and e.code in _GONE
 
 
 def join(config: Config) -> Seat:
@@ -317,8 +317,8 @@ def _create_error(config: Config, e: StoreError, before: Optional[Error], took: 
     says += f": {e}"
     if before is not None:
         says += f"; the store that was there before went away: {before}"
-    op, key, code, detail, verdict, also, what, _ = e._parts
-    return store_error(op, key, code, detail, verdict, also, what, says)
+    op, key, code, detail, failure, also, what, _ = e._parts
+    return store_error(op, key, code, detail, failure, also, what, says)
 
 
 def _bad(why: str, also: Kinds) -> Error:

@@ -419,9 +419,9 @@ class Session:
             what += ": this session is lost"
             why = NoAnswer(Code.UNAVAILABLE, what, "the session was not taken up again in time", addr, (Unavailable, SessionLost))
         for call in list(self._calls.values()):
-            if call.op == Op.CHANGES and call.rev and restarted:
+            if call.op == Op.WATCH and call.rev and restarted:
                 end = NoAnswer(Code.COMPACTED, "", "it has been restarted, and its revisions begin anew", addr, (Compacted,))
-            elif call.line is not None and (call.numbered or call.op in (Op.JOIN, Op.KEEP)) or call.ranked or call.lease:
+            elif call.line is not None and (call.numbered or call.op in (Op.JOIN, Op.KEEP_ALIVE)) or call.ranked or call.lease:
                 end = call.outcome(why)
             else:
                 continue

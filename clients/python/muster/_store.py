@@ -227,7 +227,7 @@ class Store:
 
     def _watch(self, prefix: str, after: int, timeout: float) -> Iterator[Event]:
         while True:
-            rep = self._do(Request(Op.CHANGES, key=prefix, rev=after), time.monotonic() + timeout)
+            rep = self._do(Request(Op.WATCH, key=prefix, rev=after), time.monotonic() + timeout)
             values, nums = rep.values or [], rep.nums or []
             for i, key in enumerate(rep.keys or []):
                 what = nums[2 * i + 1]
@@ -278,7 +278,7 @@ class Store:
             return rep
         if req.op == Op.WAIT and rep.keys:
             shown = _named(rep.keys)
-        error = store_error(op, shown, rep.code, rep.detail or (rep.verdict.reason if rep.verdict else ""), rep.verdict)
+        error = store_error(op, shown, rep.code, rep.detail or (rep.failure.reason if rep.failure else ""), rep.failure)
         if isinstance(error, Conflict):
             error.value = rep.value
         raise error
@@ -307,10 +307,10 @@ class Store:
         """Puts a message into a stream, and waits while that is full.."""
         value = req.value or b""
         while True:
-            rep = self._do(req, until, also_ok=Code.NO_ROOM)
+            rep = self._do(req, until, also_ok=Code.WOULD_BLOCK)
             if rep.code == Code.OK:
                 return
-            room = Request(Op.ROOM, delta=len(value), group=req.group)
+            room = Request(Op.SEND_READY, delta=len(value), group=req.group)
             self._do(room, until, op=Op.SEND.text)
 
     def _scoped(self) -> "Store":
@@ -330,8 +330,8 @@ class Store:
 # Operations whose key, if they have one, is none of the store's.
 _NO_KEY = frozenset(
     {
-        Op.PING, Op.WAIT, Op.TAKE, Op.DELETE, Op.JOIN, Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.ROOM, Op.EXPIRE,
-        Op.DONE, Op.TAKEN,
+        Op.PING, Op.WAIT, Op.TAKE, Op.DELETE, Op.JOIN, Op.LEAVE, Op.FOLLOW, Op.COLLECT, Op.SEND, Op.RECV, Op.SEND_READY, Op.EXPIRED,
+        Op.CLOSE_CHANNEL, Op.ACK,
     }
 )  # fmt: skip
 
@@ -347,7 +347,7 @@ def _keys(bad: Bad, keys: Sequence[str]) -> List[str]:
 
 def unknown(e: StoreError) -> StoreError:
     """Marks an error that is not the store's word: the record may have been decided either way."""
-    if e.verdict is None and not isinstance(e, Unknown) and (isinstance(e, Unavailable) or e.code in (Code.TIMEOUT, Code.CANCELLED)):
+    if e.failure is None and not isinstance(e, Unknown) and (isinstance(e, Unavailable) or e.code in (Code.TIMEOUT, Code.CANCELLED)):
         op, key, code, detail, _, also, what, _ = e._parts
         return store_error(op, key, code, detail, None, (*also, Unknown), "outcome unknown: " + (what or words_of(code)))
     return e

@@ -11,7 +11,7 @@ from ._arguments import Value
 from ._errors import Error, Invalid, Kinds, ProtocolError, RankError, StoreError, TooLarge, clip, kind_of, make, quote
 from ._session import GRACE
 from ._span import Span
-from ._wire import WANT_NOTHING, Code, Contribution, Op, Request, Verdict
+from ._wire import WANT_NOTHING, Code, Contribution, Op, Request, Failure
 
 if TYPE_CHECKING:
     from ._group import Group
@@ -135,9 +135,9 @@ class Verb:
 
     def _refused(self, error: Optional[StoreError]) -> RankError:
         """Is the error of a verb that this rank did not take part in: its own reason, unless the verb had failed before."""
-        v = Verdict(Code(self.c.no), by=self.seat.rank, reason=self.c.reason)
-        if error is not None and error.verdict is not None and error.verdict.by != self.seat.rank:
-            v = error.verdict
+        v = Failure(Code(self.c.no), by=self.seat.rank, reason=self.c.reason)
+        if error is not None and error.failure is not None and error.failure.by != self.seat.rank:
+            v = error.failure
         return self.seat.error(self.c.verb, v, self.c.channel, self.c.seq, kind_of(Code(self.c.no)))
 
     def decode(self, unpack: Callable[[bytes], Any], got: List[bytes], n: int) -> List[Any]:
@@ -156,7 +156,7 @@ class Verb:
 
 
 def _plain(why: str, also: Kinds) -> Error:
-    """Is an error that a vote says, in front of which a verdict has the verb."""
+    """Formats an error for the reason of a vote of no; the failure adds the verb in front."""
     return make((*also, Invalid)[0], why)
 
 

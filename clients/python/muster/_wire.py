@@ -37,19 +37,19 @@ class Op(enum.IntEnum):
     APPEND = 10
     DELETE = 11
     LIST = 12
-    CHANGES = 13
+    WATCH = 13
     JOIN = 14
     LEAVE = 15
     FOLLOW = 16
     COLLECT = 17
     SEND = 18
     RECV = 19
-    EXPIRE = 20
+    EXPIRED = 20
     LOST = 21
     TAKE = 22
-    ROOM = 23
+    SEND_READY = 23
     GRANT = 24
-    KEEP = 25
+    KEEP_ALIVE = 25
     REVOKE = 26
     SKIP = 27
     PROBE = 28
@@ -58,16 +58,16 @@ class Op(enum.IntEnum):
     STATUS = 33
     PUSH = 34
     POP = 35
-    DONE = 36
-    TAKEN = 37
+    CLOSE_CHANNEL = 36
+    ACK = 37
 
     @property
     def text(self) -> str:
         """What errors call it."""
-        return _OP_TEXT.get(self, self.name.lower())
+        return _OP_TEXT.get(self, self.name.lower().replace("_", " "))
 
 
-_OP_TEXT = {Op.CHANGES: "watch", Op.GRANT: "lease", Op.KEEP: "keep alive", Op.DONE: "close channel", Op.TAKEN: "acknowledge"}
+_OP_TEXT = {Op.GRANT: "lease", Op.ACK: "acknowledge"}
 
 
 class Code(enum.IntEnum):
@@ -93,7 +93,7 @@ class Code(enum.IntEnum):
     CANCELLED = 17
     STALE = 18
     COUNTED = 19
-    NO_ROOM = 20
+    WOULD_BLOCK = 20
     FAILED = 21
     SKIPPED = 22
     AGAIN = 23
@@ -107,12 +107,12 @@ class Code(enum.IntEnum):
 _CODE_TEXT = {Code.TIMEOUT: "timed out"}
 
 # What of a decided record comes back; a number ≥ 0 is that rank's payload.
-WANT_NOTHING, WANT_ALL, WANT_PART, WANT_FOLD = -1, -2, -3, -4
+WANT_NOTHING, WANT_ALL, WANT_PART, WANT_REDUCED = -1, -2, -3, -4
 
-WAITS = frozenset({Op.WAIT, Op.CHANGES, Op.JOIN, Op.FOLLOW, Op.COLLECT, Op.RECV, Op.ROOM})
+WAITS = frozenset({Op.WAIT, Op.WATCH, Op.JOIN, Op.FOLLOW, Op.COLLECT, Op.RECV, Op.SEND_READY})
 NUMBERED = frozenset(
     {
-        Op.SET, Op.ADD, Op.SWAP, Op.APPEND, Op.DELETE, Op.LEAVE, Op.SEND, Op.EXPIRE, Op.TAKE, Op.GRANT, Op.REVOKE, Op.SKIP, Op.PUSH, Op.POP, Op.DONE,
+        Op.SET, Op.ADD, Op.SWAP, Op.APPEND, Op.DELETE, Op.LEAVE, Op.SEND, Op.EXPIRED, Op.TAKE, Op.GRANT, Op.REVOKE, Op.SKIP, Op.PUSH, Op.POP, Op.CLOSE_CHANNEL,
     }
 )  # fmt: skip
 
@@ -142,8 +142,8 @@ class Contribution:
     label: str = ""
     want: int = 0
     root_only: bool = False
-    fold_op: int = 0
-    fold_kind: int = 0
+    reduce_op: int = 0
+    reduce_kind: int = 0
     no: int = 0
     reason: str = ""
 
@@ -171,7 +171,7 @@ class Request:
 
 
 @dataclass
-class Verdict:
+class Failure:
     """What the store decided about a group verb, the same for every rank."""
 
     code: Code
@@ -198,7 +198,7 @@ class Reply:
     keys: Optional[List[str]] = None
     nums: Optional[List[int]] = None
     type: str = ""
-    verdict: Optional[Verdict] = None
+    failure: Optional[Failure] = None
 
 
 class Header(NamedTuple):
@@ -236,19 +236,19 @@ _FIELDS = {
     Op.APPEND: _NUMBER | _KEY | _VALUE | _LIFE,
     Op.DELETE: _NUMBER | _KEYS,
     Op.LIST: _KEY | _KEYS | _DELTA,
-    Op.CHANGES: _TIMEOUT | _KEY | _REV,
+    Op.WATCH: _TIMEOUT | _KEY | _REV,
     Op.JOIN: _TIMEOUT | _VALUE | _OLD | _REV | _SEAT | _ROLL,
     Op.LEAVE: _NUMBER | _SEAT | _NO,
     Op.FOLLOW: _TIMEOUT | _SEAT,
     Op.COLLECT: _TIMEOUT | _VALUE | _SEAT | _CAST | _BALLOT | _NO,
     Op.SEND: _NUMBER | _VALUE | _TTL | _SEAT | _CAST,
     Op.RECV: _TIMEOUT | _SEAT | _CAST,
-    Op.EXPIRE: _NUMBER | _SEAT,
+    Op.EXPIRED: _NUMBER | _SEAT,
     Op.LOST: _TTL,
     Op.TAKE: _NUMBER | _KEYS,
-    Op.ROOM: _TIMEOUT | _DELTA | _SEAT | _CAST,
+    Op.SEND_READY: _TIMEOUT | _DELTA | _SEAT | _CAST,
     Op.GRANT: _NUMBER | _TTL,
-    Op.KEEP: _LEASE,
+    Op.KEEP_ALIVE: _LEASE,
     Op.REVOKE: _NUMBER | _LEASE,
     Op.SKIP: _NUMBER,
     Op.PROOF: _VALUE,
@@ -256,8 +256,8 @@ _FIELDS = {
     Op.STATUS: _KEY | _DELTA | _REV,
     Op.PUSH: _NUMBER | _KEY | _VALUE,
     Op.POP: _NUMBER | _KEY,
-    Op.DONE: _NUMBER | _SEAT | _CAST,
-    Op.TAKEN: _SEAT | _CAST,
+    Op.CLOSE_CHANNEL: _NUMBER | _SEAT | _CAST,
+    Op.ACK: _SEAT | _CAST,
 }
 
 # Which optional parts a request's body has.
@@ -329,7 +329,7 @@ def _contribution(out: bytearray, c: Contribution, f: int) -> None:
     if f & _CAST:
         out += _string(c.channel) + _U64.pack(c.seq) + _I32.pack(c.root) + _string(c.verb) + _string(c.type)
     if f & _BALLOT:
-        out += _string(c.label) + _VOTE.pack(c.want, c.root_only, c.fold_op, c.fold_kind)
+        out += _string(c.label) + _VOTE.pack(c.want, c.root_only, c.reduce_op, c.reduce_kind)
     if f & _NO and c.no:
         out += _U16.pack(c.no) + _string(c.reason)
 
@@ -415,11 +415,11 @@ class _Parser:
         c.channel, c.seq, c.root = self.string(), self.num(_U64), self.num(_I32)
         c.verb, c.type, c.label = self.string(), self.string(), self.string()
         c.want, c.root_only = self.num(_I32), self.flag()
-        c.fold_op, c.fold_kind = self.num(_U8), self.num(_U8)
+        c.reduce_op, c.reduce_kind = self.num(_U8), self.num(_U8)
         return c
 
-    def verdict(self) -> Verdict:
-        v = Verdict(code=self.code(), by=self.num(_I32), waited=self.num(_I64), reason=self.string())
+    def failure(self) -> Failure:
+        v = Failure(code=self.code(), by=self.num(_I32), waited=self.num(_I64), reason=self.string())
         v.missing, v.doing, v.lost, v.left = self.ranks(), self.strings(), self.ranks(), self.ranks()
         v.clash = [self.contribution() for _ in range(self.num(_U8))]
         return v
@@ -448,7 +448,7 @@ def parse_reply(h: Header, body: bytes) -> Reply:
     if h.flags & 64:
         r.type = p.string()
     if h.flags & 128:
-        r.verdict = p.verdict()
+        r.failure = p.failure()
     p.end()
     return r
 

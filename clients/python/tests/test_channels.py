@@ -74,8 +74,8 @@ class Closes(unittest.TestCase):
         outcomes, calls = self.under_way()
         closing = Outcome(self.group.channel("x").close)
         self.cancelled(calls["barrier"], calls["recv from 1"])  # before the store learns of the close
-        done = self.request(Op.DONE)
-        self.peer.say(Op.DONE, done)
+        done = self.request(Op.CLOSE_CHANNEL)
+        self.peer.say(Op.CLOSE_CHANNEL, done)
         self.assertIsNone(closing())
         for what in ("barrier", "recv from 1"):
             self.closed(outcomes[what](), what)
@@ -91,12 +91,12 @@ class Closes(unittest.TestCase):
             closing = Outcome(x.close)
             for call in (calls["barrier"], calls["recv from 1"]):
                 self.assertEqual(self.peer.frame()[::2], (Op.CANCEL, call))
-            done = self.request(Op.DONE)
+            done = self.request(Op.CLOSE_CHANNEL)
         for what in ("barrier", "recv from 1", "send to 1"):
             e = outcomes[what]()
             self.closed(e, what)
             self.assertEqual(isinstance(e, muster.Unknown), what != "recv from 1", e)
-        self.peer.say(Op.DONE, done)
+        self.peer.say(Op.CLOSE_CHANNEL, done)
         self.assertIsNone(closing())
 
     def test_a_call_that_waits_to_be_sent_is_not_sent(self) -> None:
@@ -117,7 +117,7 @@ class Closes(unittest.TestCase):
             self.closed(sending(), "send to 1")
             self.peer.number(*add, 1)
             self.assertEqual(adding(), 1)
-            self.peer.say(Op.DONE, self.request(Op.DONE))
+            self.peer.say(Op.CLOSE_CHANNEL, self.request(Op.CLOSE_CHANNEL))
             self.assertIsNone(closing())
 
     def verbs(self, x: muster.Group, n: int) -> None:
@@ -134,7 +134,7 @@ class Closes(unittest.TestCase):
             x = self.group.channel("x")
             self.verbs(x, n)
             closing = Outcome(x.close)
-            self.peer.say(Op.DONE, self.request(Op.DONE), code=code)
+            self.peer.say(Op.CLOSE_CHANNEL, self.request(Op.CLOSE_CHANNEL), code=code)
             error = closing()
             self.assertEqual(isinstance(error, muster.Unavailable), code == Code.UNAVAILABLE, error)
             self.assertEqual(isinstance(error, muster.Error), code == Code.UNAVAILABLE, error)
@@ -150,7 +150,7 @@ class Closes(unittest.TestCase):
             call = self.request(Op.RECV, "", n)
             self.peer.say(Op.RECV, call, flags=4 | 64, body=struct.pack("<I", length) + bytes(length) + b"\x06\0\0\0[]byte")
             if code is not None:
-                self.peer.say(Op.TAKEN, self.request(Op.TAKEN, "", n), code=code)
+                self.peer.say(Op.ACK, self.request(Op.ACK, "", n), code=code)
             self.assertEqual(len(receiving()), length)
 
 

@@ -234,7 +234,7 @@ class Sessions(unittest.TestCase):
                     self.assertEqual(peer.frame(), wait)  # it changes nothing: it is asked again
                     if incarnation == 3:
                         self.assertEqual(peer.frame(), watch)
-                        peer.say(Op.CHANGES, watch[2], code=Code.COMPACTED)
+                        peer.say(Op.WATCH, watch[2], code=Code.COMPACTED)
                     self.assertIsInstance(following(), muster.Compacted)
                     peer.values(wait[2], b"v")
                     self.assertEqual(waiting(), [b"v"])

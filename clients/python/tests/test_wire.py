@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Type
 
 from muster import _objects, _wire
-from muster._wire import Code, Contribution, Op, Reply, Request, Verdict
+from muster._wire import Code, Contribution, Op, Reply, Request, Failure
 
 GOLDEN = Path(os.environ.get("MUSTER_GOLDEN_FILE", Path(__file__).parents[3] / "wire" / "testdata" / "golden.json"))
 
@@ -31,8 +31,8 @@ def fields(kind: Type[Any], go: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def contribution(go: Dict[str, Any]) -> Contribution:
-    fold = go["Fold"]
-    return Contribution(**fields(Contribution, go), fold_op=fold["Op"], fold_kind=fold["Kind"])
+    reduction = go["Reduction"]
+    return Contribution(**fields(Contribution, go), reduce_op=reduction["Op"], reduce_kind=reduction["Kind"])
 
 
 def request(go: Dict[str, Any]) -> Request:
@@ -45,11 +45,11 @@ def reply(go: Dict[str, Any]) -> Reply:
     out = fields(Reply, go)
     values = go["Values"]
     out.update(code=Code(go["Code"]), value=from_base64(go["Value"]), values=values and [from_base64(v) for v in values])
-    v = go["Verdict"]
+    v = go["Failure"]
     if v is not None:
         lists = {k: v[k.capitalize()] or [] for k in ("missing", "doing", "lost", "left")}
         clash = [contribution(c) for c in v["Clash"] or []]
-        out["verdict"] = Verdict(Code(v["Code"]), v["By"], v["Waited"], v["Reason"], clash=clash, **lists)
+        out["failure"] = Failure(Code(v["Code"]), v["By"], v["Waited"], v["Reason"], clash=clash, **lists)
     return Reply(**out)
 
 
@@ -111,8 +111,8 @@ class Golden(unittest.TestCase):
         self.assertIn(b"\x02\0\0\0\xff\xfe", _wire.encode(Request(Op.GET, key=key)))
 
     def test_names(self) -> None:
-        self.assertEqual([c.text for c in (Code.OK, Code.NOT_FOUND, Code.TIMEOUT, Code.NO_ROOM)], ["ok", "not found", "timed out", "no room"])
-        self.assertEqual([o.text for o in (Op.SET, Op.CHANGES, Op.GRANT, Op.KEEP, Op.DONE, Op.TAKEN)], ["set", "watch", "lease", "keep alive", "close channel", "acknowledge"])
+        self.assertEqual([c.text for c in (Code.OK, Code.NOT_FOUND, Code.TIMEOUT, Code.WOULD_BLOCK)], ["ok", "not found", "timed out", "would block"])
+        self.assertEqual([o.text for o in (Op.SET, Op.WATCH, Op.GRANT, Op.KEEP_ALIVE, Op.CLOSE_CHANNEL, Op.ACK)], ["set", "watch", "lease", "keep alive", "close channel", "acknowledge"])
 
 
 class Objects(unittest.TestCase):

@@ -13,26 +13,26 @@ import (
 )
 
 // rollKey names a group: another run of the same name is another group.
-type rollKey struct{ name, run string }
+type groupKey struct{ name, run string }
 
 // roll is one attempt to form a group: at most one request of each rank, and one outcome for all of them. It succeeds
 // when every rank is in it at the same time, and makes a generation. It fails when the first deadline of those
 // present passes, when one of them cancels, or when two name different sizes; later ranks open the next attempt.
 // A rank whose session ends meanwhile is taken out, and the attempt goes on: the rank may be started again in time.
-type roll struct {
-	key        rollKey
-	size       int
-	from       *group // whose survivors these are; nil for a group of its own
-	applicants map[int]*applicant
+type rendezvous struct {
+	key     groupKey
+	size    int
+	from    *group // whose survivors these are; nil for a group of its own
+	joiners map[int]*joiner
 }
 
 // applicant is the request of a rank that waits for the others.
-type applicant struct {
+type joiner struct {
 	waiter
-	roll   *roll
-	label  string
-	member []byte
-	claim  claim
+	rendezvous *rendezvous
+	label      string
+	info       []byte
+	claim      claim
 }
 
 // claim says which process asks for a rank, and how often it has asked. Only the process knows its token. A request
@@ -58,7 +58,7 @@ const (
 func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	if g, _ := m.joinedBy(t); g != nil { // the answer was lost with the connection
-		*rep = *g.welcome()
+		*rep = *g.joinReply()
 		return true
 	}
 	if len(req.Old) > maxToken {
@@ -73,28 +73,28 @@ func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if why := tooLargeMember(len(req.Value), c.Size); why != "" {
 		return refuse(rep, wire.CodeTooLarge, why)
 	}
-	key := rollKey{c.Group, c.Run}
+	key := groupKey{c.Group, c.Run}
 	m.supersede(key, c.Rank, claim{req.Old, req.Rev})
-	if g := m.live[key]; g != nil && c.Rank < len(g.seats) && g.seats[c.Rank].gone == wire.CodeOK {
-		return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is held by %s, in generation %d", c.Rank, g.seats[c.Rank].label, g.gen))
+	if g := m.live[key]; g != nil && c.Rank < len(g.members) && g.members[c.Rank].gone == wire.CodeOK {
+		return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is held by %s, in generation %d", c.Rank, g.members[c.Rank].label, g.gen))
 	}
-	r := m.rolls[key]
+	r := m.forming[key]
 	if r == nil {
-		key = rollKey{strings.Clone(c.Group), strings.Clone(c.Run)}
-		r = &roll{key: key, size: c.Size, applicants: map[int]*applicant{}}
-		m.rolls[key] = r
+		key = groupKey{strings.Clone(c.Group), strings.Clone(c.Run)}
+		r = &rendezvous{key: key, size: c.Size, joiners: map[int]*joiner{}}
+		m.forming[key] = r
 	}
 	if r.size != c.Size {
-		*rep = *m.disagree(r, c)
+		*rep = *m.failSize(r, c)
 		return true
 	}
-	return m.enter(r, t, req, rep)
+	return m.addJoiner(r, t, req, rep)
 }
 
 // joinedBy is the group in which a Join obtained membership, and the rank there; nil if it did not, or the rank has left since.
 func (m *Machine) joinedBy(t Ticket) (*group, int) {
-	for _, id := range m.sessions[t.Session].seats {
-		if id.g.seats[id.rank].join == t.ID {
+	for _, id := range m.sessions[t.Session].memberships {
+		if id.g.members[id.rank].join == t.ID {
 			return id.g, id.rank
 		}
 	}
@@ -102,27 +102,27 @@ func (m *Machine) joinedBy(t Ticket) (*group, int) {
 }
 
 // supersede takes out what an earlier try of the same process holds: a rank of the live group, which leaves, or a request.
-func (m *Machine) supersede(key rollKey, rank int, c claim) {
-	if g := m.live[key]; g != nil && rank < len(g.seats) && g.seats[rank].gone == wire.CodeOK && c.replaces(g.seats[rank].claim) {
-		m.vacate(g, rank)
+func (m *Machine) supersede(key groupKey, rank int, c claim) {
+	if g := m.live[key]; g != nil && rank < len(g.members) && g.members[rank].gone == wire.CodeOK && c.replaces(g.members[rank].claim) {
+		m.removeMember(g, rank)
 	}
-	if r := m.rolls[key]; r != nil {
+	if r := m.forming[key]; r != nil {
 		m.supersedeIn(r, rank, c)
 	}
 }
 
-func (m *Machine) supersedeIn(r *roll, rank int, c claim) {
-	if a := r.applicants[rank]; a != nil && c.replaces(a.claim) {
+func (m *Machine) supersedeIn(r *rendezvous, rank int, c claim) {
+	if a := r.joiners[rank]; a != nil && c.replaces(a.claim) {
 		m.answer(&a.waiter, &wire.Reply{Code: wire.CodeConflict, Detail: "a later request of the same process has taken its place"})
-		m.withdraw(a)
+		m.removeJoiner(a)
 	}
 }
 
 // welcome is what the ranks of g are told of it.
-func (g *group) welcome() *wire.Reply {
-	rep := &wire.Reply{Rev: g.gen, Values: make([][]byte, len(g.seats))}
-	for i := range g.seats {
-		rep.Values[i] = g.seats[i].member
+func (g *group) joinReply() *wire.Reply {
+	rep := &wire.Reply{Rev: g.gen, Values: make([][]byte, len(g.members))}
+	for i := range g.members {
+		rep.Values[i] = g.members[i].info
 	}
 	for _, rank := range g.old {
 		rep.Nums = append(rep.Nums, int64(rank))
@@ -132,73 +132,73 @@ func (g *group) welcome() *wire.Reply {
 
 // joinSurvivors enters a rank of a group into the roll of those who are left of it.
 func (m *Machine) joinSurvivors(t Ticket, req *wire.Request, rep *wire.Reply) bool {
-	g, _ := m.seatOf(t, &req.Group, rep)
+	g, _ := m.memberOf(t, &req.Group, rep)
 	if g == nil {
 		return true
 	}
-	if why := tooLargeMember(len(req.Value), len(g.seats)); why != "" {
+	if why := tooLargeMember(len(req.Value), len(g.members)); why != "" {
 		return refuse(rep, wire.CodeTooLarge, why)
 	}
 	if g.shrink != nil {
 		m.supersedeIn(g.shrink, req.Group.Rank, claim{req.Old, req.Rev}) // which closes it, if no other rank is in it
 	}
 	if g.shrink == nil {
-		g.shrink = &roll{key: g.key, size: len(g.seats), from: g, applicants: map[int]*applicant{}}
+		g.shrink = &rendezvous{key: g.key, size: len(g.members), from: g, joiners: map[int]*joiner{}}
 	}
-	return m.enter(g.shrink, t, req, rep)
+	return m.addJoiner(g.shrink, t, req, rep)
 }
 
 // enter puts the caller into r, whose last one completes it.
-func (m *Machine) enter(r *roll, t Ticket, req *wire.Request, rep *wire.Reply) bool {
+func (m *Machine) addJoiner(r *rendezvous, t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
-	if a := r.applicants[c.Rank]; a != nil {
+	if a := r.joiners[c.Rank]; a != nil {
 		return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is held by %s, who waits for the others", c.Rank, a.label))
 	}
-	a := &applicant{roll: r, label: strings.Clone(c.Label), member: req.Value, claim: claim{slices.Clone(req.Old), req.Rev}}
+	a := &joiner{rendezvous: r, label: strings.Clone(c.Label), info: req.Value, claim: claim{slices.Clone(req.Old), req.Rev}}
 	m.park(&a.waiter, t, req, a)
-	r.applicants[c.Rank] = a
-	m.completeRoll(r)
+	r.joiners[c.Rank] = a
+	m.formIfComplete(r)
 	return false
 }
 
 // disagree fails r, because c came with another world size. The caller gets the same result.
-func (m *Machine) disagree(r *roll, c *wire.Contribution) *wire.Reply {
+func (m *Machine) failSize(r *rendezvous, c *wire.Contribution) *wire.Reply {
 	first := r.inOrder()[0]
-	return m.fail(r, &wire.Verdict{
+	return m.failRendezvous(r, &wire.Failure{
 		Code: wire.CodeMismatch, By: -1,
 		Reason: fmt.Sprintf("rank %d (%s) has a world size of %d, rank %d (%s) has %d", first.rank, first.label, r.size, c.Rank, c.Label, c.Size),
 	})
 }
 
 // fail ends the attempt r: all ranks in it get the same result, which is returned.
-func (m *Machine) fail(r *roll, v *wire.Verdict) *wire.Reply {
-	m.noteRoll(r, v)
-	rep := failed(v)
+func (m *Machine) failRendezvous(r *rendezvous, v *wire.Failure) *wire.Reply {
+	m.noteRendezvous(r, v)
+	rep := failureReply(v)
 	for _, a := range r.inOrder() {
 		m.answer(&a.waiter, rep)
 	}
-	m.close(r)
+	m.closeRendezvous(r)
 	return rep
 }
 
-func (m *Machine) close(r *roll) {
+func (m *Machine) closeRendezvous(r *rendezvous) {
 	if r.from != nil {
 		r.from.shrink = nil
 		return
 	}
-	delete(m.rolls, r.key)
+	delete(m.forming, r.key)
 }
 
-func (r *roll) inOrder() []*applicant {
-	as := slices.Collect(maps.Values(r.applicants))
-	slices.SortFunc(as, func(a, b *applicant) int { return cmp.Compare(a.rank, b.rank) })
+func (r *rendezvous) inOrder() []*joiner {
+	as := slices.Collect(maps.Values(r.joiners))
+	slices.SortFunc(as, func(a, b *joiner) int { return cmp.Compare(a.rank, b.rank) })
 	return as
 }
 
 // missing are the ranks that r still needs.
-func (r *roll) missing() (ranks []int) {
+func (r *rendezvous) missing() (ranks []int) {
 	for rank := range r.size {
-		if r.applicants[rank] == nil && (r.from == nil || r.from.seats[rank].gone == wire.CodeOK) {
+		if r.joiners[rank] == nil && (r.from == nil || r.from.members[rank].gone == wire.CodeOK) {
 			ranks = append(ranks, rank)
 		}
 	}
@@ -206,79 +206,79 @@ func (r *roll) missing() (ranks []int) {
 }
 
 // complete reports whether everybody is there, without a look at each rank.
-func (r *roll) complete() bool {
+func (r *rendezvous) complete() bool {
 	if r.from != nil {
-		return len(r.applicants) == r.from.present
+		return len(r.joiners) == r.from.present
 	}
-	return len(r.applicants) == r.size
+	return len(r.joiners) == r.size
 }
 
 // completeRoll makes a group of r, if everybody is there, and tells them.
-func (m *Machine) completeRoll(r *roll) {
-	if !r.complete() || len(r.applicants) == 0 {
+func (m *Machine) formIfComplete(r *rendezvous) {
+	if !r.complete() || len(r.joiners) == 0 {
 		return
 	}
-	m.close(r)
+	m.closeRendezvous(r)
 	as := r.inOrder()
 	m.generation++
 	g := &group{
-		key: r.key, gen: m.generation, seats: make([]seat, len(as)), present: len(as), born: m.now,
+		key: r.key, gen: m.generation, members: make([]member, len(as)), present: len(as), born: m.now,
 		channels: map[string]*channel{}, tags: map[string]*streams{},
 	}
 	for i, a := range as {
-		g.seats[i] = seat{session: a.Session, join: a.ID, label: a.label, member: a.member, at: m.now, claim: a.claim}
+		g.members[i] = member{session: a.Session, join: a.ID, label: a.label, info: a.info, at: m.now, claim: a.claim}
 		s := m.sessions[a.Session]
-		s.seats = append(s.seats, seatID{g, i})
+		s.memberships = append(s.memberships, membership{g, i})
 		if r.from != nil {
 			g.old = append(g.old, a.rank)
 		}
 	}
 	m.groups[g.gen] = g
 	m.chargeGroup(g)
-	m.order.add(g)
+	m.byGeneration.add(g)
 	m.live[g.key] = g
-	rep := g.welcome()
+	rep := g.joinReply()
 	for _, a := range as {
 		m.answer(&a.waiter, rep)
 	}
 	if r.from != nil {
-		m.retire(r.from)
+		m.removeAll(r.from)
 	}
 }
 
 // retire ends a generation whose survivors have a new one.
-func (m *Machine) retire(g *group) {
-	for rank := range g.seats {
-		if g.seats[rank].gone == wire.CodeOK {
-			m.vacate(g, rank)
+func (m *Machine) removeAll(g *group) {
+	for rank := range g.members {
+		if g.members[rank].gone == wire.CodeOK {
+			m.removeMember(g, rank)
 		}
 	}
 }
 
 // withdraw takes a request out of its attempt, unanswered.
-func (m *Machine) withdraw(a *applicant) {
-	delete(a.roll.applicants, a.rank)
-	if len(a.roll.applicants) == 0 {
-		m.close(a.roll)
+func (m *Machine) removeJoiner(a *joiner) {
+	delete(a.rendezvous.joiners, a.rank)
+	if len(a.rendezvous.joiners) == 0 {
+		m.closeRendezvous(a.rendezvous)
 	}
 }
 
 // drop fails the attempt for all when one rank's deadline passes or its caller cancels. The end of a session takes out that request alone.
-func (a *applicant) drop(m *Machine, w *waiter, why wire.Code) {
+func (a *joiner) drop(m *Machine, w *waiter, why wire.Code) {
 	switch {
-	case gone(why):
-		m.withdraw(a)
-		m.forget(w)
+	case sessionEnded(why):
+		m.removeJoiner(a)
+		m.unregister(w)
 		return
 	case why == wire.CodeClosed: // the rank has left the group whose survivors these are
-		m.withdraw(a)
+		m.removeJoiner(a)
 		m.answer(w, &wire.Reply{Code: why})
 		return
 	}
-	r := a.roll
-	v := &wire.Verdict{Code: why, By: -1, Missing: r.missing(), Waited: m.now - r.since()}
+	r := a.rendezvous
+	v := &wire.Failure{Code: why, By: -1, Missing: r.missing(), Waited: m.now - r.since()}
 	if why == wire.CodeCancelled {
-		v.By, v.Reason = a.rank, m.because
+		v.By, v.Reason = a.rank, m.cancelReason
 	}
 	if g := m.live[r.key]; g != nil && r.from == nil && v.Reason == "" {
 		v.Reason = fmt.Sprintf("generation %d of this group is still live", g.gen)
@@ -286,21 +286,21 @@ func (a *applicant) drop(m *Machine, w *waiter, why wire.Code) {
 	if r.from != nil {
 		v.Doing = m.doing(r.from, v.Missing)
 	}
-	m.fail(r, v)
+	m.failRendezvous(r, v)
 }
 
 // since is when the first of those present came.
-func (r *roll) since() Time {
+func (r *rendezvous) since() Time {
 	first := Time(math.MaxInt64)
-	for _, a := range r.applicants {
+	for _, a := range r.joiners {
 		first = min(first, a.since)
 	}
 	return first
 }
 
-func (a *applicant) doing(*waiter) (*group, string) {
-	if a.roll.from != nil {
-		return a.roll.from, "shrink"
+func (a *joiner) doing(*waiter) (*group, string) {
+	if a.rendezvous.from != nil {
+		return a.rendezvous.from, "shrink"
 	}
 	return nil, ""
 }

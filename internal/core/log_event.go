@@ -20,11 +20,11 @@ const (
 )
 
 // Logs reports whether the last Apply, of a request for op, belongs into a log.
-func (m *Machine) Logs(op wire.Op) bool { return m.entered && logged(op) }
+func (m *Machine) Logs(op wire.Op) bool { return m.executed && logged(op) }
 
 func logged(op wire.Op) bool {
 	switch op {
-	case wire.OpGet, wire.OpList, wire.OpWait, wire.OpChanges, wire.OpPing, wire.OpFollow:
+	case wire.OpGet, wire.OpList, wire.OpWait, wire.OpWatch, wire.OpPing, wire.OpFollow:
 		return false
 	}
 	return true
@@ -124,15 +124,15 @@ func (m *Machine) Restart(now, grace Time) {
 	for _, l := range local.leases {
 		m.endLease(l)
 	}
-	for _, seat := range local.seats {
+	for _, seat := range local.memberships {
 		m.fence(seat.g, wire.CodeLost, "", seat.rank)
 	}
 	m.counts = counts{} // what is replayed was lost to another process
 	for _, id := range m.Sessions() {
 		s := m.sessions[id]
-		if !s.away {
-			s.away = true
-			m.arm(&s.grace, m.after(grace))
+		if !s.unresumed {
+			s.unresumed = true
+			m.arm(&s.reconnect, m.after(grace))
 		}
 	}
 }

@@ -14,18 +14,18 @@ import (
 // Sizes are those of the heap, roughly: a constant for each thing, and an eighth more than the bytes of what has a length, as the
 // allocator rounds up.
 type account struct {
-	total int64
-	of    map[uint64]int64 // by session, without those that hold nothing
+	total     int64
+	bySession map[uint64]int64 // by session, without those that hold nothing
 }
 
-func newAccount() account { return account{of: map[uint64]int64{}} }
+func newAccount() account { return account{bySession: map[uint64]int64{}} }
 
 func (a *account) charge(session uint64, bytes int) {
 	a.total += int64(bytes)
-	if n := a.of[session] + int64(bytes); n != 0 {
-		a.of[session] = n
+	if n := a.bySession[session] + int64(bytes); n != 0 {
+		a.bySession[session] = n
 	} else {
-		delete(a.of, session)
+		delete(a.bySession, session)
 	}
 }
 
@@ -68,7 +68,7 @@ func joinCost(label string, member []byte) int {
 
 func replyCost(rep *wire.Reply) int { return answerCost + rounded(valueBytes(rep)) }
 
-func (s *seat) cost() int { return memberCost + rounded(len(s.label)) + rounded(len(s.member)) }
+func (s *member) cost() int { return memberCost + rounded(len(s.label)) + rounded(len(s.info)) }
 
 // cost has room for one record's votes, which the channel keeps for its next one.
 func (ch *channel) cost() int { return newChannelCost(ch.name, len(ch.floor)) }
@@ -89,8 +89,8 @@ func (msg *message) cost() int {
 
 // chargeGroup charges the seats of a group that has come to be.
 func (m *Machine) chargeGroup(g *group) {
-	for i := range g.seats {
-		m.account.charge(g.seats[i].session, g.seats[i].cost())
+	for i := range g.members {
+		m.account.charge(g.members[i].session, g.members[i].cost())
 	}
 }
 
@@ -101,11 +101,11 @@ func (m *Machine) releaseGroup(g *group) {
 
 // each calls f for all that g holds, but calls that wait.
 func (g *group) each(f func(session uint64, bytes int)) {
-	for i := range g.seats {
-		f(g.seats[i].session, g.seats[i].cost())
+	for i := range g.members {
+		f(g.members[i].session, g.members[i].cost())
 	}
 	for _, ch := range g.inOrder() {
-		f(ch.by, ch.cost())
+		f(ch.payer, ch.cost())
 		for _, r := range ch.records {
 			r.each(f)
 		}
@@ -117,28 +117,28 @@ func (g *group) each(f func(session uint64, bytes int)) {
 
 // each calls f for all that r holds.
 func (r *record) each(f func(session uint64, bytes int)) {
-	f(r.by, r.cost)
+	f(r.payer, r.cost)
 	r.eachPayload(f)
 }
 
 func (r *record) eachPayload(f func(session uint64, bytes int)) {
-	for rank := range r.ballots {
-		if n := len(r.ballots[rank].payload); n > 0 {
-			f(r.ch.g.seats[rank].session, rounded(n))
+	for rank := range r.votes {
+		if n := len(r.votes[rank].payload); n > 0 {
+			f(r.ch.g.members[rank].session, rounded(n))
 		}
 	}
 }
 
 // each calls f for all that st holds.
 func (st *stream) each(f func(session uint64, bytes int)) {
-	f(st.by, st.cost())
+	f(st.payer, st.cost())
 	for i := range st.queue {
-		f(st.of.g.seats[st.src].session, st.queue[i].cost())
+		f(st.of.g.members[st.src].session, st.queue[i].cost())
 	}
 }
 
 // tally is the account of what is there.
-func (m *Machine) tally() account {
+func (m *Machine) recount() account {
 	a := newAccount()
 	for id, s := range m.sessions {
 		a.charge(id, sessionCost)
@@ -160,15 +160,15 @@ func (m *Machine) tally() account {
 // Limits.HeldOf; "" if it may be. A repeated request, which has been carried out or waits, is not refused.
 func (m *Machine) Refuses(sessionID uint64, req *wire.Request) string {
 	s := m.sessions[sessionID]
-	if s == nil || sessionID == Local || s.waiters[req.ID] != nil || req.Number != 0 && req.Number <= s.last() {
+	if s == nil || sessionID == Local || s.waiters[req.ID] != nil || req.Number != 0 && req.Number <= s.lastNumber() {
 		return ""
 	}
 	n := int64(m.mostCost(req))
 	switch {
 	case n == 0:
-	case m.account.of[sessionID]+n > m.limits.HeldOf:
+	case m.account.bySession[sessionID]+n > m.limits.HeldOf:
 		return fmt.Sprintf("the calls, votes, messages and members of this session hold %d bytes, and this needs up to %d; the limit of a session is %d: "+
-			"let calls end first, or raise Limits.HeldOf; a message counts until its receiver acknowledges it", m.account.of[sessionID], n, m.limits.HeldOf)
+			"let calls end first, or raise Limits.HeldOf; a message counts until its receiver acknowledges it", m.account.bySession[sessionID], n, m.limits.HeldOf)
 	case m.account.total+n > m.limits.Held:
 		return fmt.Sprintf("the calls, votes, messages and members of all sessions hold %d bytes, and this needs up to %d; the limit is %d: "+
 			"try again later, or raise Limits.Held", m.account.total, n, m.limits.Held)
@@ -179,9 +179,9 @@ func (m *Machine) Refuses(sessionID uint64, req *wire.Request) string {
 // mostCost is the most that the machine may have to hold for a request; 0 for what leaves nothing behind, or frees something.
 func (m *Machine) mostCost(req *wire.Request) int {
 	switch req.Op {
-	case wire.OpWait, wire.OpChanges, wire.OpFollow, wire.OpJoin:
+	case wire.OpWait, wire.OpWatch, wire.OpFollow, wire.OpJoin:
 		return callCost(req) + memberCost
-	case wire.OpRecv, wire.OpRoom:
+	case wire.OpRecv, wire.OpSendReady:
 		return callCost(req) + streamCost + rounded(len(req.Group.Channel))
 	case wire.OpGrant:
 		return leaseCost + answerCost
@@ -195,7 +195,7 @@ func (m *Machine) mostCost(req *wire.Request) int {
 		}
 		n := callCost(req) + rounded(len(req.Value))
 		if g := m.groups[req.Group.Generation]; g != nil {
-			n += newRecordCost(&req.Group, len(g.seats)) + m.beginCost(&req.Group)
+			n += newRecordCost(&req.Group, len(g.members)) + m.beginCost(&req.Group)
 		}
 		return n
 	}
@@ -205,10 +205,10 @@ func (m *Machine) mostCost(req *wire.Request) int {
 // beginCost is what the channel of c takes, if c begins it.
 func (m *Machine) beginCost(c *wire.Contribution) int {
 	g := m.groups[c.Generation]
-	if g == nil || c.Rank < 0 || c.Rank >= len(g.seats) || g.channel(c.Channel, c.Rank) != nil {
+	if g == nil || c.Rank < 0 || c.Rank >= len(g.members) || g.channel(c.Channel, c.Rank) != nil {
 		return 0
 	}
-	return newChannelCost(c.Channel, len(g.seats))
+	return newChannelCost(c.Channel, len(g.members))
 }
 
 // membersBytes bounds what the members of a group say of themselves, all together: each of them gets all of it in one answer.

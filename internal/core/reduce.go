@@ -13,31 +13,31 @@ type number interface {
 }
 
 // Fold makes a[i] = a[i] op b[i] for little-endian numbers of equal count.
-func Fold(f wire.Fold, a, b []byte) {
+func Reduce(f wire.Reduction, a, b []byte) {
 	switch f.Kind {
 	case wire.Int32:
-		fold32(f.Op, a, b, func(u uint32) int32 { return int32(u) }, func(v int32) uint32 { return uint32(v) })
+		reduce32(f.Op, a, b, func(u uint32) int32 { return int32(u) }, func(v int32) uint32 { return uint32(v) })
 	case wire.Uint32:
-		fold32(f.Op, a, b, func(u uint32) uint32 { return u }, func(v uint32) uint32 { return v })
+		reduce32(f.Op, a, b, func(u uint32) uint32 { return u }, func(v uint32) uint32 { return v })
 	case wire.Float32:
-		fold32(f.Op, a, b, math.Float32frombits, math.Float32bits)
+		reduce32(f.Op, a, b, math.Float32frombits, math.Float32bits)
 	case wire.Int64:
-		fold64(f.Op, a, b, func(u uint64) int64 { return int64(u) }, func(v int64) uint64 { return uint64(v) })
+		reduce64(f.Op, a, b, func(u uint64) int64 { return int64(u) }, func(v int64) uint64 { return uint64(v) })
 	case wire.Uint64:
-		fold64(f.Op, a, b, func(u uint64) uint64 { return u }, func(v uint64) uint64 { return v })
+		reduce64(f.Op, a, b, func(u uint64) uint64 { return u }, func(v uint64) uint64 { return v })
 	case wire.Float64:
-		fold64(f.Op, a, b, math.Float64frombits, math.Float64bits)
+		reduce64(f.Op, a, b, math.Float64frombits, math.Float64bits)
 	}
 }
 
-func fold32[T number](op wire.FoldOp, a, b []byte, from func(uint32) T, to func(T) uint32) {
+func reduce32[T number](op wire.ReduceOp, a, b []byte, from func(uint32) T, to func(T) uint32) {
 	le := binary.LittleEndian
 	for i := 0; i+4 <= len(a); i += 4 {
 		le.PutUint32(a[i:], to(combine(op, from(le.Uint32(a[i:])), from(le.Uint32(b[i:])))))
 	}
 }
 
-func fold64[T number](op wire.FoldOp, a, b []byte, from func(uint64) T, to func(T) uint64) {
+func reduce64[T number](op wire.ReduceOp, a, b []byte, from func(uint64) T, to func(T) uint64) {
 	le := binary.LittleEndian
 	for i := 0; i+8 <= len(a); i += 8 {
 		le.PutUint64(a[i:], to(combine(op, from(le.Uint64(a[i:])), from(le.Uint64(b[i:])))))
@@ -45,13 +45,13 @@ func fold64[T number](op wire.FoldOp, a, b []byte, from func(uint64) T, to func(
 }
 
 // combine is one step of a fold. min and max are Go's: a NaN stays a NaN.
-func combine[T number](op wire.FoldOp, x, y T) T {
+func combine[T number](op wire.ReduceOp, x, y T) T {
 	switch op {
-	case wire.FoldProduct:
+	case wire.ReduceProduct:
 		return x * y
-	case wire.FoldMin:
+	case wire.ReduceMin:
 		return min(x, y)
-	case wire.FoldMax:
+	case wire.ReduceMax:
 		return max(x, y)
 	}
 	return x + y

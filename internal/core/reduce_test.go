@@ -11,7 +11,7 @@ import (
 )
 
 // fold has one rank for each of vs, and returns what they become.
-func fold[T any](t *testing.T, op wire.FoldOp, kind wire.NumberKind, vs ...[]T) []T {
+func fold[T any](t *testing.T, op wire.ReduceOp, kind wire.NumberKind, vs ...[]T) []T {
 	t.Helper()
 	w := newCrew(t, len(vs))
 	var rep *wire.Reply
@@ -20,7 +20,7 @@ func fold[T any](t *testing.T, op wire.FoldOp, kind wire.NumberKind, vs ...[]T) 
 		if err := binary.Write(&b, binary.LittleEndian, v); err != nil {
 			t.Fatal(err)
 		}
-		c := wire.Contribution{Verb: "allreduce", Seq: 1, Root: -1, Want: wire.WantFold, Fold: wire.Fold{Op: op, Kind: kind}}
+		c := wire.Contribution{Verb: "allreduce", Seq: 1, Root: -1, Want: wire.WantReduced, Reduction: wire.Reduction{Op: op, Kind: kind}}
 		_, rep = w.cast(rank, c, b.String())
 	}
 	isCode(t, rep, wire.CodeOK)
@@ -33,7 +33,7 @@ func fold[T any](t *testing.T, op wire.FoldOp, kind wire.NumberKind, vs ...[]T) 
 
 func folds[T any](t *testing.T, kind wire.NumberKind, a, b []T, sum, product, low, high []T) {
 	t.Helper()
-	for op, want := range map[wire.FoldOp][]T{wire.FoldSum: sum, wire.FoldProduct: product, wire.FoldMin: low, wire.FoldMax: high} {
+	for op, want := range map[wire.ReduceOp][]T{wire.ReduceSum: sum, wire.ReduceProduct: product, wire.ReduceMin: low, wire.ReduceMax: high} {
 		same(t, fmt.Sprintf("fold %d of %v and %v", op, a, b), fmt.Sprint(fold(t, op, kind, a, b)), fmt.Sprint(want))
 	}
 }
@@ -54,11 +54,11 @@ func TestFolds(t *testing.T) {
 // TestFoldInRankOrder shows that the order of the sum is that of the ranks, not that in which they come.
 func TestFoldInRankOrder(t *testing.T) {
 	vs := [][]float64{{1e100}, {1}, {-1e100}, {1}}
-	same(t, "sum", fold(t, wire.FoldSum, wire.Float64, vs...)[0], 1)
+	same(t, "sum", fold(t, wire.ReduceSum, wire.Float64, vs...)[0], 1)
 	w := newCrew(t, 4)
 	var rep *wire.Reply
 	for _, rank := range []int{3, 1, 0, 2} {
-		c := wire.Contribution{Verb: "allreduce", Seq: 1, Root: -1, Want: wire.WantFold, Fold: wire.Fold{Op: wire.FoldSum, Kind: wire.Float64}}
+		c := wire.Contribution{Verb: "allreduce", Seq: 1, Root: -1, Want: wire.WantReduced, Reduction: wire.Reduction{Op: wire.ReduceSum, Kind: wire.Float64}}
 		_, rep = w.cast(rank, c, string(binary.LittleEndian.AppendUint64(nil, math.Float64bits(vs[rank][0]))))
 	}
 	same(t, "sum", math.Float64frombits(binary.LittleEndian.Uint64(rep.Value)), 1)
@@ -66,11 +66,11 @@ func TestFoldInRankOrder(t *testing.T) {
 
 func TestFoldOfUnequalLengths(t *testing.T) {
 	w := newCrew(t, 2)
-	c := wire.Contribution{Verb: "allreduce", Seq: 1, Root: -1, Want: wire.WantFold, Fold: wire.Fold{Op: wire.FoldSum, Kind: wire.Int64}}
+	c := wire.Contribution{Verb: "allreduce", Seq: 1, Root: -1, Want: wire.WantReduced, Reduction: wire.Reduction{Op: wire.ReduceSum, Kind: wire.Int64}}
 	first, _ := w.cast(0, c, "12345678")
 	_, rep := w.cast(1, c, "1234567812345678")
 	isCode(t, rep, wire.CodeInvalid)
-	same(t, "by", rep.Verdict.By, 1)
-	contains(t, rep.Verdict.Reason, "2 numbers, rank 0 has 1")
-	same(t, "both hear the same", w.answer(first).Verdict, rep.Verdict)
+	same(t, "by", rep.Failure.By, 1)
+	contains(t, rep.Failure.Reason, "2 numbers, rank 0 has 1")
+	same(t, "both hear the same", w.answer(first).Failure, rep.Failure)
 }

@@ -67,11 +67,11 @@ func TestRootThatIsHeldTimesOut(t *testing.T) {
 	w.pass(time.Second)
 	rep := w.answer(held)
 	isCode(t, rep, wire.CodeTimeout)
-	sameRanks(t, "missing are the slowest", rep.Verdict.Missing, []int{2})
-	contains(t, rep.Verdict.Doing[0], "no call since it joined")
+	sameRanks(t, "missing are the slowest", rep.Failure.Missing, []int{2})
+	contains(t, rep.Failure.Doing[0], "no call since it joined")
 	w.read(seq-1, 2)
 	_, late := w.cast(2, broadcast(seq, 0), "")
-	same(t, "a late reader hears the same", late.Verdict, rep.Verdict)
+	same(t, "a late reader hears the same", late.Failure, rep.Failure)
 }
 
 // TestRanksThatDoNotWait shows that a root is held for what lies before it alone: ranks that have gone on to later records without
@@ -122,9 +122,9 @@ func TestOverrun(t *testing.T) {
 	same(t, "records", w.m.Records(w.gen, "", 0), 1024)
 	_, rep := w.cast(0, barrier(1025), "")
 	isCode(t, rep, wire.CodeFull)
-	sameRanks(t, "missing", rep.Verdict.Missing, []int{1, 2})
-	contains(t, rep.Verdict.Reason, "1024 records behind")
-	contains(t, rep.Verdict.Doing[1], "in barrier on channel other #1")
+	sameRanks(t, "missing", rep.Failure.Missing, []int{1, 2})
+	contains(t, rep.Failure.Reason, "1024 records behind")
+	contains(t, rep.Failure.Doing[1], "in barrier on channel other #1")
 	_, first := w.cast(1, barrier(1), "")
 	isCode(t, first, wire.CodeTimeout) // what was decided is still told
 	_, rep = w.cast(1, barrier(2000), "")
@@ -157,7 +157,7 @@ func TestTooManyBytesTogether(t *testing.T) {
 	}
 	isCode(t, rep, wire.CodeTooLarge)
 	_, late := w.cast(17, allGather(), "payload")
-	same(t, "a late rank hears the same", late.Verdict, rep.Verdict)
+	same(t, "a late rank hears the same", late.Failure, rep.Failure)
 	_, rep = w.cast(17, barrier(2), "")
 	same(t, "the group goes on", rep == nil, true)
 }
@@ -172,10 +172,10 @@ func TestTypesAreTheirTellers(t *testing.T) {
 			continue
 		}
 		isCode(t, rep, wire.CodeMismatch)
-		for _, c := range rep.Verdict.Clash {
+		for _, c := range rep.Failure.Clash {
 			same(t, fmt.Sprint("type of rank ", c.Rank), c.Type, []string{"", "int", "string"}[c.Rank])
 		}
-		same(t, "rank", rep.Verdict.Clash[0].Rank, 1)
+		same(t, "rank", rep.Failure.Clash[0].Rank, 1)
 	}
 }
 
@@ -188,7 +188,7 @@ func TestLateNo(t *testing.T) {
 	no.Verb, no.No, no.Reason = "broadcast", wire.CodeInvalid, "root 7 of a group of 2"
 	_, rep = w.cast(1, no, "")
 	isCode(t, rep, wire.CodeInvalid)
-	same(t, "by", rep.Verdict.By, 1)
+	same(t, "by", rep.Failure.By, 1)
 	for rank := range 2 {
 		_, rep = w.cast(rank, barrier(2), "")
 	}
@@ -198,9 +198,9 @@ func TestLateNo(t *testing.T) {
 func TestOneRecordManyWants(t *testing.T) {
 	w := newCrew(t, 3)
 	tickets := make([]core.Ticket, 3)
-	wants := []int32{wire.WantFold, wire.WantAll, 1}
+	wants := []int32{wire.WantReduced, wire.WantAll, 1}
 	for rank := range 3 {
-		v := wire.Contribution{Verb: "reduce", Seq: 1, Root: -1, Want: wants[rank], Fold: wire.Fold{Op: wire.FoldSum, Kind: wire.Int32}}
+		v := wire.Contribution{Verb: "reduce", Seq: 1, Root: -1, Want: wants[rank], Reduction: wire.Reduction{Op: wire.ReduceSum, Kind: wire.Int32}}
 		tickets[rank], _ = w.cast(rank, v, string([]byte{byte(rank + 1), 0, 0, 0}))
 	}
 	same(t, "fold", string(w.answer(tickets[0]).Value), "\x06\x00\x00\x00")
@@ -243,7 +243,7 @@ func TestCallsInUse(t *testing.T) {
 	s := r.session()
 	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}})
 	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}}) // it comes again, and waits on
-	isCode(t, r.does(s, wire.Request{Op: wire.OpChanges, ID: 7, Rev: 1}), wire.CodeInvalid)
+	isCode(t, r.does(s, wire.Request{Op: wire.OpWatch, ID: 7, Rev: 1}), wire.CodeInvalid)
 	isCode(t, r.does(s, wire.Request{Op: wire.OpPing, ID: 7}), wire.CodeOK)
 	r.does(s, wire.Request{Op: wire.OpGoodbye})
 	isCode(t, r.does(s, wire.Request{Op: wire.OpPing}), wire.CodeDenied)
@@ -285,10 +285,10 @@ func TestCancelAtADeadline(t *testing.T) {
 		w.does(w.sessions[0], wire.Request{Op: wire.OpCancel, ID: held.ID, Group: end})
 		rep := w.answer(held)
 		isCode(t, rep, end.No)
-		same(t, "reason", rep.Verdict.Reason, end.Reason)
+		same(t, "reason", rep.Failure.Reason, end.Reason)
 		if end.No == wire.CodeTimeout {
-			sameRanks(t, "missing", rep.Verdict.Missing, []int{1})
-			same(t, "by", rep.Verdict.By, -1)
+			sameRanks(t, "missing", rep.Failure.Missing, []int{1})
+			same(t, "by", rep.Failure.By, -1)
 		}
 		_, rep = w.cast(1, c, "")
 		isCode(t, rep, end.No)
@@ -300,5 +300,5 @@ func TestCancelAtADeadline(t *testing.T) {
 	w.does(w.sessions[0], wire.Request{Op: wire.OpCancel, ID: join.ID, Group: late})
 	rep := w.answer(join)
 	isCode(t, rep, wire.CodeTimeout)
-	sameRanks(t, "missing", rep.Verdict.Missing, []int{1})
+	sameRanks(t, "missing", rep.Failure.Missing, []int{1})
 }

@@ -84,7 +84,7 @@ func TestMembersFitOneAnswer(t *testing.T) {
 	require.True(t, answered)
 	require.Equal(t, wire.CodeTooLarge, rep.Code)
 	require.Contains(t, rep.Detail, "in a group of 300 the limit is 223696")
-	require.Zero(t, m.Holdings().Rolls)
+	require.Zero(t, m.Holdings().Forming)
 	for rank := range size {
 		answered, rep = join(rank, most)
 		require.False(t, answered, rep.Detail)

@@ -11,7 +11,7 @@ import (
 
 // Agree reports whether two ranks called the same verb. Types count only if both told one: not every language has them.
 func Agree(a, b *wire.Contribution) bool {
-	return a.Verb == b.Verb && a.Root == b.Root && a.RootOnly == b.RootOnly && a.Label == b.Label && a.Fold == b.Fold &&
+	return a.Verb == b.Verb && a.Root == b.Root && a.RootOnly == b.RootOnly && a.Label == b.Label && a.Reduction == b.Reduction &&
 		(a.Want == wire.WantPart) == (b.Want == wire.WantPart) &&
 		(a.Type == b.Type || a.Type == "" || b.Type == "")
 }
@@ -36,7 +36,7 @@ func Parse(c *wire.Contribution, payload []byte, n int) (parts [][]byte, why str
 		return nil, fmt.Sprintf("root %d of %d", c.Root, n)
 	case c.RootOnly && c.Root < 0:
 		return nil, "a root's verb without a root"
-	case int(c.Want) >= n || c.Want < wire.WantFold:
+	case int(c.Want) >= n || c.Want < wire.WantReduced:
 		return nil, fmt.Sprintf("wants the payload of rank %d of %d", c.Want, n)
 	case c.Want == wire.WantPart && (!c.RootOnly || c.Rank == c.Root):
 		parts, err := wire.ParseParts(payload, n)
@@ -44,18 +44,18 @@ func Parse(c *wire.Contribution, payload []byte, n int) (parts [][]byte, why str
 			return nil, err.Error()
 		}
 		return parts, ""
-	case c.Want != wire.WantFold && c.Fold == wire.Fold{}:
+	case c.Want != wire.WantReduced && c.Reduction == wire.Reduction{}:
 		return nil, ""
-	case !c.Fold.Valid() || c.RootOnly:
+	case !c.Reduction.Valid() || c.RootOnly:
 		return nil, "no such fold"
-	case len(payload)%c.Fold.Kind.Size() != 0:
-		return nil, fmt.Sprintf("%d bytes are not numbers of %d bytes", len(payload), c.Fold.Kind.Size())
+	case len(payload)%c.Reduction.Kind.Size() != 0:
+		return nil, fmt.Sprintf("%d bytes are not numbers of %d bytes", len(payload), c.Reduction.Kind.Size())
 	}
 	return nil, ""
 }
 
 // Rough is a time to two digits that matter.
-func Rough(d time.Duration) time.Duration {
+func RoundTwoDigits(d time.Duration) time.Duration {
 	for unit := time.Duration(1); ; unit *= 10 {
 		if d/unit < 100 {
 			return d / unit * unit
