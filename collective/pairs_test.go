@@ -16,14 +16,17 @@ import (
 )
 
 // pairVerbs are Send and Recv of more than connections hold, by the name that errors have for them.
-var pairVerbs = map[string]func(r *rank, ctx context.Context, peer int) error{
-	"collective.send": func(r *rank, ctx context.Context, peer int) error {
-		return collective.Send(ctx, r.c, peer, make([]byte, 64<<20))
+var pairVerbs = map[string]func(r *rank, ctx context.Context, peer int, b []byte) error{
+	"collective.send": func(r *rank, ctx context.Context, peer int, b []byte) error {
+		return collective.Send(ctx, r.c, peer, b)
 	},
-	"collective.recv": func(r *rank, ctx context.Context, peer int) error {
-		return collective.Recv(ctx, r.c, peer, make([]byte, 64<<20))
+	"collective.recv": func(r *rank, ctx context.Context, peer int, b []byte) error {
+		return collective.Recv(ctx, r.c, peer, b)
 	},
 }
+
+// pairBytes is more than a connection holds.
+const pairBytes = 64 << 20
 
 // TestPairTimesOut has a rank whose peer does nothing: the error names the verb and the peer, on all ranks.
 func TestPairTimesOut(t *testing.T) {
@@ -33,9 +36,10 @@ func TestPairTimesOut(t *testing.T) {
 				r.allReduce(10)
 				var err error
 				if r.me() == 0 {
-					ctx, cancel := context.WithTimeout(r.ctx, 400*time.Millisecond)
+					b := make([]byte, pairBytes)
+					ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
 					defer cancel()
-					err = f(r, ctx, 2)
+					err = f(r, ctx, 2, b)
 				} else {
 					<-r.c.Group().Context().Done()
 					err = r.c.Barrier(r.ctx)
@@ -67,7 +71,7 @@ func TestPairFrozen(t *testing.T) {
 				if r.me() == 0 {
 					require.NoError(r, syscall.Kill(pid, syscall.SIGSTOP))
 					start := time.Now()
-					err := f(r, context.WithoutCancel(r.ctx), victim)
+					err := f(r, context.WithoutCancel(r.ctx), victim, make([]byte, pairBytes))
 					took := time.Since(start)
 					require.NoError(r, syscall.Kill(pid, syscall.SIGCONT))
 					assert.ErrorIs(r, err, pgroup.ErrLost)

@@ -266,7 +266,7 @@ func TestFrozen(t *testing.T) {
 
 func (r *rank) missing(ranks []int, who int) {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(r.ctx, 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(r.ctx, time.Second)
 	defer cancel()
 	_, err := r.ga.Tensors(ctx, ranks, filled(r.me(), 1000))
 	assert.ErrorIs(r, err, pgroup.ErrTimeout)

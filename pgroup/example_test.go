@@ -394,7 +394,7 @@ func ExampleRankError() {
 		if g.Rank() >= 2 {
 			return nil // they forgot
 		}
-		ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 		defer cancel()
 		err := g.Barrier(ctx)
 		if re, ok := errors.AsType[*pgroup.RankError](err); ok && g.Rank() == 0 {

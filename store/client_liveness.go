@@ -14,10 +14,11 @@ import (
 
 // silence is for how long the store has sent nothing. Its fields are protected by client.mu.
 type silence struct {
-	timeout time.Duration // until the connection is given up; does not change
+	timeout time.Duration // the liveness timeout; does not change
 	timer   *time.Timer
 	running bool
 	ticks   int       // of the timer since something came, while it runs
+	taken   uint64    // bytes that the connection has taken
 	since   time.Time // when the connection ended; zero while there is one
 	why     *Error    // it did; kept until there is another
 	gaveUp  bool
@@ -34,6 +35,15 @@ func (s *silence) tick() time.Duration { return min(s.timeout/10, time.Second) }
 
 // lasts returns for how long the store has been silent.
 func (s *silence) lasts() time.Duration { return time.Duration(s.ticks) * s.tick() }
+
+// limit returns after which silence the connection is given up. The server ends a session from which nothing came for the whole liveness
+// timeout. One that may resume elsewhere needs some of that time to do so.
+func (s *silence) limit(durable bool) time.Duration {
+	if durable {
+		return s.timeout * 3 / 4
+	}
+	return s.timeout
+}
 
 // begin lets the timer run: there is a call.
 func (s *silence) begin() {
@@ -56,13 +66,20 @@ func (c *client) listen() {
 		return
 	}
 	s.timer.Reset(s.tick())
-	if c.heard.Swap(false) || c.line == nil {
+	if c.line == nil {
+		s.ticks = 0
+		return
+	}
+	waiting, taken := c.line.out.Backlog()
+	reads := waiting > unreadPause && taken != s.taken // a long request is on its way
+	s.taken = taken
+	if c.heard.Swap(false) || reads {
 		s.ticks = 0
 		return
 	}
 	s.ticks++
 	switch {
-	case s.lasts() >= s.timeout:
+	case s.lasts() >= s.limit(c.session.durable):
 		s.gaveUp, s.ticks = true, 0
 		_ = c.line.conn.Close() // whoever reads notices
 	case s.ticks%askEveryTicks == askAfterTicks:

@@ -34,6 +34,7 @@ type conn struct {
 	log      *committer    // of a durable store; nil is none
 	welcomed uint64        // the end of the reply to the hello in the outbox, if that was held
 	trunk    *trunk        // of a relay: its branches; the Memory's mu protects it
+	paused   atomic.Bool   // the server does not read from it: the peer is to read first, or the log to be written
 	heard    atomic.Bool   // something came since the server last looked
 	unheard  atomic.Int64  // how often it has looked in vain; for others than its watch
 	meter    *meter        // nil is none

@@ -83,7 +83,7 @@ func (m *Memory) refuses(*Server) string { return "" }
 // this process itself stood still (late), no peer counts as silent: what they have sent is still to be read.
 func (m *Memory) lookAround(s *Server, late bool) {
 	late = m.stalled() || late
-	var silent, slow, relays []*conn
+	var silent, slow, relays, waiting []*conn
 	s.mu.Lock()
 	for c := range s.conns {
 		reads, behind := c.reads()
@@ -96,6 +96,8 @@ func (m *Memory) lookAround(s *Server, late bool) {
 			c.live.silent = 0
 			c.unheard.Store(0)
 			relays = append(relays, c)
+		} else if c.paused.Load() && !behind {
+			waiting = append(waiting, c)
 		} else {
 			silent = append(silent, c)
 		}
@@ -103,7 +105,10 @@ func (m *Memory) lookAround(s *Server, late bool) {
 	hasBranches := s.branches > 0
 	s.mu.Unlock()
 	for _, c := range silent {
-		c.judge()
+		c.judge(false)
+	}
+	for _, c := range waiting {
+		c.judge(true)
 	}
 	for _, c := range slow { // whatever liveness timeout it has named
 		s.log().Warn("peer cut off: it does not read, and others wait for room in the buffers", "peer", c.peer, "who", c.hello.Key, "stuck", c.stuck.silence())
@@ -113,11 +118,15 @@ func (m *Memory) lookAround(s *Server, late bool) {
 		for _, c := range relays { // while a relay itself is silent, its branches cannot be heard
 			c.lookAtBranches(late)
 		}
+		for _, c := range waiting {
+			c.lookAtBranches(true)
+		}
 	}
 }
 
-// judge counts a look at c, which has sent nothing.
-func (c *conn) judge() {
+// judge counts a look at c, from which nothing was read. If the server has paused reading until the log is written, the peer is not
+// silent: it is probed, so that it receives something from the server, and is never given up.
+func (c *conn) judge(paused bool) {
 	if c.session.Load() == 0 { // its handshake has limits of its own
 		return
 	}
@@ -125,7 +134,13 @@ func (c *conn) judge() {
 		return
 	}
 	what := c.live.count(livenessTimeout(c.hello.Timeout, c.limits.LivenessTimeout))
-	c.unheard.Store(int64(c.live.silent))
+	if paused {
+		if what == giveUp {
+			c.live.silent, what = 0, probe
+		}
+	} else {
+		c.unheard.Store(int64(c.live.silent))
+	}
 	switch what {
 	case giveUp:
 		c.lose()

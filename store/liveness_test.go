@@ -133,6 +133,22 @@ func TestSilentPeerEndsWhatWaitsForIt(t *testing.T) {
 	proxy.Cut(testcluster.RST)
 }
 
+// TestLongRequestIsNoSilence sends a request for longer than the liveness timeout: neither side takes the other for silent.
+func TestLongRequestIsNoSilence(t *testing.T) {
+	t.Parallel()
+	s := serve(t, new(store.Server), tcp)
+	proxy := testcluster.NewProxy(t, s.addr)
+	c, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 2 * time.Second})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	proxy.Up.Throttle(3 << 20)
+	conn := store.ConnOf(c.Engine())
+	start := time.Now()
+	require.NoError(t, c.Set(bounded(t), "k", make([]byte, 15<<20), nil))
+	require.Greater(t, time.Since(start), 3*time.Second)
+	require.Same(t, conn, store.ConnOf(c.Engine()), "it has not connected again")
+}
+
 // A peer that answers probes is not silent, however little it has to say.
 func TestIdlePeersAreNotLost(t *testing.T) {
 	t.Parallel()

@@ -404,9 +404,14 @@ func (m *Memory) Keys() int {
 	return m.machine.Keys()
 }
 
-// Close ends all waiting calls with ErrClosed. What is not in Dir is forgotten.
+// Close ends all waiting calls with ErrClosed, and the connections of a Server that is still running. What is not in Dir is forgotten.
 func (m *Memory) Close() error {
-	m.end(ErrClosed)
+	links := m.end(ErrClosed)
+	defer func() {
+		for _, l := range links {
+			l.close()
+		}
+	}()
 	m.mu.Lock()
 	disk, first := m.disk, !m.shut
 	m.shut = true
@@ -418,8 +423,8 @@ func (m *Memory) Close() error {
 	return disk.Close()
 }
 
-// end ends all calls with err.
-func (m *Memory) end(err error) {
+// end ends all calls with err, and returns the links, which are to be closed.
+func (m *Memory) end(err error) (links map[uint64]link) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true
@@ -432,7 +437,9 @@ func (m *Memory) end(err error) {
 	for session := range m.backups {
 		m.forgetBackup(session)
 	}
+	links = m.links
 	m.machine, m.calls, m.links = nil, nil, nil
+	return links
 }
 
 // clone makes what rep holds the caller's: the machine's values are shared by all.

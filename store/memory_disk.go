@@ -82,10 +82,8 @@ func (m *Memory) fail(err error) {
 	logger(m.Logger).Log(context.Background(), level, "the store cannot go on", "dir", m.Dir, "err", err)
 	m.mu.Lock()
 	m.fault = err
-	links := m.links
 	m.mu.Unlock()
-	m.end(err)
-	for _, l := range links {
+	for _, l := range m.end(err) {
 		l.close()
 	}
 	close(m.failed)

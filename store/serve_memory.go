@@ -31,9 +31,11 @@ func (c *conn) run(buf []byte) error {
 	held, err := c.open()
 	for err == nil {
 		if held {
+			c.paused.Store(true)
 			if c.out.Hold(unreadPause) || c.log.resumeLater(resume) {
 				<-drained
 			}
+			c.paused.Store(false)
 		} else if n, fault := c.nc.Read(c.in.room(buf)); n == 0 && fault != nil {
 			return c.end(fault)
 		} else {
@@ -49,7 +51,7 @@ func (c *conn) adopted(s *transport.Sock) (transport.Reader, error) {
 	if err := c.begin(s); err != nil {
 		return nil, err
 	}
-	c.out.Drained = func() { s.Pause(false) }
+	c.out.Drained = func() { c.pause(s, false) }
 	r := &loopConn{conn: c, sock: s}
 	held, err := c.open()
 	if err != nil {
@@ -88,11 +90,17 @@ func (c *loopConn) Flush() { c.out.Flush() }
 // pauseIf stops reading until the peer has read, and the disk written. They may have done so already: then there was no pause to end.
 func (c *loopConn) pauseIf(held bool) {
 	if held {
-		c.sock.Pause(true)
+		c.pause(c.sock, true)
 		if !c.out.Hold(unreadPause) && !c.log.resumeLater(c.out.Drained) {
-			c.sock.Pause(false)
+			c.pause(c.sock, false)
 		}
 	}
+}
+
+// pause stops or resumes reading from s, the socket of c.
+func (c *conn) pause(s *transport.Sock, on bool) {
+	c.paused.Store(on)
+	s.Pause(on)
 }
 
 // Ended implements transport.Reader.
@@ -212,8 +220,12 @@ func (c *conn) carry(now core.Time, session uint64) (full bool) {
 	}
 	if m.applyLogged(now, session, &c.req, &c.rep) && c.req.Op != wire.OpCancel {
 		m.meter.answered++
-		if c.req.Op == wire.OpStatus && c.log != nil && !c.log.disk.Shared() {
+		switch {
+		case c.log == nil || c.log.disk.Shared():
+		case c.req.Op == wire.OpStatus:
 			return c.replyStatus() > unreadPause
+		case c.req.Op == wire.OpPing: // it shows nothing of the log, and a peer sends it after its welcome
+			return c.out.AppendUrgent(func(b []byte) []byte { return c.encode(b, wire.OpPing, c.req.ID, &c.rep) }) > unreadPause
 		}
 		return c.reply(c.req.Op, c.req.ID, &c.rep) > unreadPause
 	}

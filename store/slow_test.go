@@ -293,7 +293,15 @@ func TestAClosedEngineEndsItsConnections(t *testing.T) {
 	s := serve(t, new(store.Server), tcp)
 	c := s.client(t)
 	works(t, c)
+	waited := make(chan error, 1)
+	go func() {
+		_, err := c.Wait(bounded(t), "never")
+		waited <- err
+	}()
+	testcluster.Eventually(t, patience, func() bool { return store.Calls(c.Engine()) > 0 }, "the call has begun")
+	works(t, c) // so it has reached the server
 	require.NoError(t, s.Engine.Close())
+	require.ErrorIs(t, <-waited, store.ErrUnavailable)
 	_, err := c.Get(bounded(t), "k")
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	_, err = store.Dial(bounded(t), s.addr, nil)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	disklog "github.com/muster-pg/muster/internal/journal"
@@ -164,6 +165,58 @@ func TestManyWritesWhileTheDiskStalls(t *testing.T) {
 	st, err := looker.Status(ctx, "")
 	require.NoError(t, err)
 	require.EqualValues(t, writers*each+1, st.Server.Keys)
+}
+
+// TestSlowDiskFailsNoPeer shows that peers whose requests wait, because the disk is far behind but makes progress, do not count as
+// silent, and that their clients do not take the server for silent.
+func TestSlowDiskFailsNoPeer(t *testing.T) {
+	const writers, each, size = 4, 20, 1 << 20
+	fs := &stallingFS{FS: disklog.OS}
+	m := &store.Memory{Dir: t.TempDir()}
+	store.SetFS(m, fs)
+	s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{LivenessTimeout: time.Second}}, tcp)
+	clients := make([]*store.Store, writers)
+	for i := range clients {
+		var err error
+		clients[i], err = store.Dial(bounded(t), s.addr, &store.DialOptions{LivenessTimeout: time.Second})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = clients[i].Close() })
+		_, err = clients[i].Join(bounded(t), wire.Contribution{Group: fmt.Sprint(i), Size: 1}, nil)
+		require.NoError(t, err)
+	}
+	resume := fs.stall()
+	value := bytes.Repeat([]byte("v"), size)
+	var writing sync.WaitGroup
+	for i, c := range clients {
+		for n := range each {
+			writing.Go(func() { assert.NoError(t, c.Set(bounded(t), fmt.Sprint(i, "/", n), value, nil)) })
+		}
+	}
+	testcluster.Eventually(t, patience, func() bool { return store.Crowded(m) }, "much waits for the disk")
+	written := make(chan struct{})
+	go func() {
+		writing.Wait()
+		close(written)
+	}()
+	for pace := time.NewTicker(60 * time.Millisecond); ; { // a batch of 1 MiB each
+		select {
+		case <-pace.C:
+			resume()
+			resume = fs.stall()
+			continue
+		case <-written:
+			pace.Stop()
+			resume()
+		}
+		break
+	}
+	require.NotContains(t, s.String(), "peer lost")
+	st, err := clients[0].Status(bounded(t), "")
+	require.NoError(t, err)
+	require.Len(t, st.Groups, writers)
+	for _, g := range st.Groups {
+		require.EqualValues(t, 1, g.Present, g.Name)
+	}
 }
 
 // TestAJoinThatTheDiskDelaysHasOneOutcome: the group has formed, but its answers wait for the disk, until a rank of this process has given up. That

@@ -208,7 +208,7 @@ func ExampleGroup_Barrier() {
 		log.Fatal(err)
 	}
 	defer g.Close()
-	ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer cancel()
 	verdict, _ := errors.AsType[*pgroup.RankError](g.Barrier(ctx))
 	fmt.Println("missing:", verdict.Missing)

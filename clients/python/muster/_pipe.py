@@ -16,6 +16,7 @@ from ._errors import Denied, Error, ProtocolError, make
 from ._wire import Op
 
 _ROOM = 64 << 10
+_BEHIND = 1 << 20  # bytes
 _PLAIN = "it speaks no TLS: dial it without"
 
 
@@ -40,6 +41,7 @@ class Pipe:
         self._mu = threading.Lock()  # protects the fields below, and the TLS
         self._queue = bytearray()  # what the peer has not taken yet: while there is any, a thread sends it
         self._drain: Optional[threading.Thread] = None
+        self._taken = self._seen = 0  # bytes of the queue that the peer has taken, now and at the last call of progress
         self._dead = False
 
     def secure(self, context: ssl.SSLContext, name: str, until: float) -> None:
@@ -137,6 +139,13 @@ class Pipe:
                     continue
                 with self._mu:
                     del self._queue[:n]
+                    self._taken += n
+
+    def progress(self) -> bool:
+        """Reports whether the peer is in the middle of a long request: more than 1 MiB waits for it, and it has taken some since the last call."""
+        with self._mu:
+            seen, self._seen = self._seen, self._taken
+            return len(self._queue) > _BEHIND and self._taken != seen
 
     def receive(self, timeout: float, until: float = math.inf) -> bytes:
         """Returns what comes next, and b"" at the end. Nothing in that time, or until then, is socket.timeout."""

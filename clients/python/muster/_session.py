@@ -308,8 +308,12 @@ class Session:
             if not self._calls and not self._durable:  # a durable one may go on elsewhere, and is lost if this session does not come in time
                 self._silent = 0
                 return True
+            if line.pipe.progress():
+                self._silent = 0
+                return True
             self._silent += 1
-            if self._silent * self._tick_time >= self.target.silence:
+            limit = self.target.silence * (0.75 if self._durable else 1)  # the store ends the session after all of it: there must be time to resume
+            if self._silent * self._tick_time >= limit:
                 return False
             if self._silent % _ASK_EVERY == _ASK_AFTER:
                 line.pipe.send(_wire.encode(Request(Op.PING)))

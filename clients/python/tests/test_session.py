@@ -270,6 +270,21 @@ class Sessions(unittest.TestCase):
             peer.values(wait[2], b"v")
             self.assertEqual(waiting(), [b"v"])
 
+    def test_a_long_request_is_no_silence(self) -> None:
+        with self.connected(liveness_timeout=0.6) as (store, peer):
+            peer.conn.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            size = 16 << 20
+            setting = Outcome(store.set, "k", bytes(size))
+            peer.conn.settimeout(5)
+            left, pause = size, threading.Event()
+            while left > 0:
+                got = len(peer.conn.recv(min(left, 64 << 10)))
+                self.assertGreater(got, 0, "the client has given up a store that reads")
+                left -= got
+                pause.wait(0.005)
+            peer.conn.close()
+            del setting  # its answer is of no interest
+
     def test_a_frame_that_the_store_cannot_read(self) -> None:
         with self.connected() as (store, peer):
             adding = Outcome(store.add, "k")
