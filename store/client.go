@@ -26,7 +26,7 @@ type DialOptions struct {
 	Resolve func(ctx context.Context) (addr string, err error)
 	// Moved, if it is not nil, is called for each connection with its address, and returns nil when another address serves the store: the client
 	// then leaves that connection, and makes another one. ctx ends with the connection. An error changes nothing.
-	Moved func(ctx context.Context, addr string) error
+	WaitReplaced func(ctx context.Context, addr string) error
 	// TLS is asked for the configuration of each connection, as TLSFiles.Client is made for it; nil is without TLS. Without
 	// a ServerName it gets the host that is dialed.
 	TLS func() (*tls.Config, error)

@@ -84,7 +84,7 @@ func (c *client) use(l *line) {
 		default:
 		}
 	}
-	if moved := c.dialer.options.Moved; moved != nil {
+	if moved := c.dialer.options.WaitReplaced; moved != nil {
 		c.turn.background.Go(l.watchMove(c.life, moved))
 	}
 }

@@ -203,7 +203,7 @@ func TestDurableRefuses(t *testing.T) {
 	require.NoError(t, m.Close())
 	require.NoError(t, os.Remove(filepath.Join(beheaded, "checkpoint.db")))
 	for name, c := range map[string]struct{ dir, says string }{
-		"in use":        {inUse, "another process has it"},
+		"in use":        {inUse, "in use by another process"},
 		"foreign":       {foreign, "thesis.tex"},
 		"garbage":       {garbage, "checkpoint.db"},
 		"no checkpoint": {beheaded, "restore a backup"},

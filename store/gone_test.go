@@ -46,7 +46,7 @@ func TestDirectoryIsGone(t *testing.T) {
 			}
 			t.Logf("noticed after %v", time.Since(began))
 			require.ErrorContains(t, m.Err(), dir)
-			require.ErrorContains(t, m.Err(), "it was removed or replaced while the store was using it")
+			require.ErrorContains(t, m.Err(), "removed or replaced while the store was open")
 			require.ErrorIs(t, s.Set(ctx, "k", nil, nil), store.ErrUnavailable)
 		})
 	}
@@ -78,6 +78,6 @@ func TestLockFileIsRemoved(t *testing.T) {
 	require.NoError(t, first.Open())
 	defer func() { _ = first.Close() }()
 	require.NoError(t, os.Remove(filepath.Join(dir, "lock")))
-	require.ErrorContains(t, (&store.Memory{Dir: dir}).Open(), "another process has it")
+	require.ErrorContains(t, (&store.Memory{Dir: dir}).Open(), "in use by another process")
 	require.NoFileExists(t, filepath.Join(dir, "lock"))
 }

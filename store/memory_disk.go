@@ -22,7 +22,7 @@ type Replica interface {
 
 // openDisk brings the machine back from Dir. Called with mu.
 func (m *Memory) openDisk() error {
-	o := &durable.Options{Grace: m.Grace, Logger: m.Logger, Wrote: m.meter.wrote, FS: m.fs}
+	o := &durable.Options{ReconnectTimeout: m.Grace, Logger: m.Logger, OnWrite: m.meter.wrote, FS: m.fs}
 	var disk *durable.Disk
 	var machine *core.Machine
 	var err error
@@ -39,7 +39,7 @@ func (m *Memory) openDisk() error {
 		m.failed = make(chan struct{})
 	}
 	m.commit = newCommitter(disk, m.fail)
-	disk.FoldBy(m.hold)
+	disk.MakeCheckpoints(m.hold)
 	commit := m.commit
 	disk.Watch(func(error) { commit.checkFailure() })
 	return nil

@@ -138,7 +138,7 @@ func fromURL(u *url.URL, o *DialOptions) (addr string, options DialOptions, err 
 	case u.User != nil:
 		return bad("there are no users: a secret is in a file, ?secret-file=FILE")
 	case u.Fragment != "":
-		return bad("it has a #fragment, which means nothing here")
+		return bad("a #fragment is not supported")
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		switch v := values[name]; {

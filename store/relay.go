@@ -253,7 +253,7 @@ func (r *Relay) dialStore() (*line, error) {
 func (r *Relay) use(l *line) {
 	u := newUplink(r, l)
 	r.up = u
-	if moved := r.dialer.options.Moved; moved != nil {
+	if moved := r.dialer.options.WaitReplaced; moved != nil {
 		r.running.Go(l.watchMove(r.life, moved))
 	}
 	r.running.Go(u.read)

@@ -54,7 +54,7 @@ func TestMoved(t *testing.T) {
 	c, err := store.Dial(bounded(t), "by.name:1", &store.DialOptions{
 		LivenessTimeout: time.Hour,
 		Resolve:         func(context.Context) (string, error) { return ways[way.Load()].Addr(), nil },
-		Moved: func(ctx context.Context, addr string) error {
+		WaitReplaced: func(ctx context.Context, addr string) error {
 			defer func() { left <- addr }()
 			if addr != ways[0].Addr() {
 				<-ctx.Done()

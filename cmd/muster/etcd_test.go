@@ -74,7 +74,7 @@ func TestStoreInEtcd(t *testing.T) {
 	run(t, "get", "--store", "etcd://"+addr+"/others", "key").wants(t, 5, "", "no process serves the store in the etcd at "+addr)
 	run(t, "get", "--store", "etcd://me:hidden@"+addr+"?mend=x", "key").wants(t, 2, "", "me:xxxxx@")
 	run(t, "get", "--store", "etcd://127.0.0.1:1,127.0.0.1:x", "key").wants(t, 2, "", "etcd://host:port,host:port")
-	run(t, "get", "--store", "etcd://host", "key").wants(t, 2, "", "host is no host:port")
+	run(t, "get", "--store", "etcd://host", "key").wants(t, 2, "", "host is not host:port")
 }
 
 // A standby tells Prometheus and its health address that it is one, and the leader which standbys there are.
@@ -149,7 +149,7 @@ func TestServeEtcdFlags(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
 		"--etcd http://127.0.0.1:2379":                       "no URL of the form etcd://host:2379",
-		"--etcd etcd://a":                                    "a is no host:port",
+		"--etcd etcd://a":                                    "a is not host:port",
 		"--etcd etcd://a:1?x=y":                              `unknown parameter "x"`,
 		"--etcd etcd://a:1 --data d":                         "two places for one store",
 		"--etcd-compact":                                     "--etcd-compact is for --etcd",

@@ -139,7 +139,7 @@ func TestRestoreRefuses(t *testing.T) {
 	_, url := serve(t, "--data", filepath.Join(dir, "d"))
 	file := filepath.Join(dir, "b")
 	run(t, "backup", file, "--store", url).wants(t, 0, "", "bytes")
-	run(t, "restore", file, "--data", filepath.Join(dir, "d")).wants(t, 1, "", "another process has it")
+	run(t, "restore", file, "--data", filepath.Join(dir, "d")).wants(t, 1, "", "in use by another process")
 	run(t, "restore", file, "--data", filepath.Join(dir, "new")).wants(t, 0, "muster serve --data "+filepath.Join(dir, "new")+"\n", "")
 	again := run(t, "restore", file, "--data", filepath.Join(dir, "new"))
 	again.wants(t, 1, "", "there is a store already: name an empty directory")

@@ -162,7 +162,7 @@ func (o *relaying) open(ctx context.Context) (*store.Relay, error) {
 	at, options := o.store, store.DialOptions{}
 	if o.cluster != nil {
 		at, options = "muster://"+o.cluster.Endpoints[0], o.cluster.Dial
-		options.Resolve, options.Moved = o.cluster.Leader, o.cluster.Moved
+		options.Resolve, options.WaitReplaced = o.cluster.Leader, o.cluster.WaitReplaced
 	}
 	options.Wait, options.Logger = true, o.logger
 	r, err := store.NewRelay(ctx, at, &options)

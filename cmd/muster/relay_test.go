@@ -28,7 +28,7 @@ func TestRelayRefuses(t *testing.T) {
 		"--store " + url + " --max-conns 0":                                         {2, "--max-conns must be positive"},
 		"--store " + url + " --timeout 0s":                                          {2, "--timeout must be positive"},
 		"--store tcp://127.0.0.1:1":                                                 {2, "a relay is of muster://host:port or etcd://"},
-		"--store etcd://127.0.0.1":                                                  {2, "127.0.0.1 is no host:port"},
+		"--store etcd://127.0.0.1":                                                  {2, "127.0.0.1 is not host:port"},
 		"--store " + url + "/prefix":                                                {1, "let those who connect to it name a prefix"},
 		"--store muster://127.0.0.1:1 --timeout 50ms":                               {5, "no store at 127.0.0.1:1"},
 		"--store " + url + " --listen 0.0.0.0:0":                                    {1, "--insecure"},

@@ -124,11 +124,11 @@ func (o *serving) replicate(cmd *cobra.Command, h *health, sigs <-chan os.Signal
 	}
 	r := &etcdlog.Replica{
 		Client: client, Listener: l,
-		Options: etcdlog.Options{Root: o.replica.cluster.Root, Compact: o.replica.compact, Logger: o.logger, Follows: shown.standby.Store},
-		Addr:    cmp.Or(o.replica.advertise, l.Addr().String()), Drain: o.drain,
-		Memory: func() *store.Memory { return &store.Memory{Limits: o.limits, Logger: o.logger} },
-		Server: func(m *store.Memory) (*store.Server, error) { return o.server(m) },
-		Leads: func(m *store.Memory) {
+		Options: etcdlog.Options{Root: o.replica.cluster.Root, CompactHistory: o.replica.compact, Logger: o.logger, OnStatus: shown.standby.Store},
+		Addr:    cmp.Or(o.replica.advertise, l.Addr().String()), DrainTimeout: o.drain,
+		NewMemory: func() *store.Memory { return &store.Memory{Limits: o.limits, Logger: o.logger} },
+		NewServer: func(m *store.Memory) (*store.Server, error) { return o.server(m) },
+		OnLead: func(m *store.Memory) {
 			shown.memory.Store(m)
 			if m == nil {
 				h.follows()

@@ -23,32 +23,37 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// A checkpoint is a bbolt file of four buckets, with a seal behind it (seal.go).
+// A checkpoint is a bbolt file of four buckets, followed by a seal (seal.go).
 //
 //	meta     "incarnation": u64 · "segment": u64 · "sum": tally; written last
 //	state    number u64, big-endian → a piece of core.State, as msgpack
-//	values   number u64, big-endian → a piece of a value that is large
-//	entries  key → revision u64 | when it goes i64 | reads u32 | pieces u32 | value, or the number u64 of the first of its pieces
+//	values   number u64, big-endian → a piece of a large value
+//	entries  key → revision u64 | expiry i64 | reads u32 | pieces u32 | value, or the number u64 of its first piece
 //
-// Pieces are small because bbolt has up to five values in a page, and a page in memory.
+// Large values are split into pieces, because bbolt puts up to five values into one page, and keeps
+// a page in memory.
 const (
 	metaName    = "meta"
 	stateName   = "state"
 	valuesName  = "values"
 	entriesName = "entries"
-	// batch is how many entries are read at once while nobody else has the machine: well below a millisecond.
+	// batch is how many entries are copied at once under the machine's lock: well below a
+	// millisecond.
 	batch = 1000
-	// batchBytes is how many bytes of values are read at once, but for a value that is larger, and written in one transaction.
+	// batchBytes bounds the bytes of values that are copied at once, and those of a transaction; a
+	// single larger value exceeds it.
 	batchBytes = 4 << 20
-	// pieceBytes is the most that one value of bbolt has.
+	// pieceBytes is the largest value that is put into bbolt.
 	pieceBytes = 1 << 20
-	// garbage is after how many bytes written those that bbolt has thrown away are collected: it makes a page of a large value in
-	// memory of its own, and a heap may otherwise grow to twice what the store has before a collection is due.
-	garbage = 8 << 20
+	// gcBytes is the number of bytes written after which the garbage collector runs: bbolt
+	// allocates a page of a large value separately, and the heap could grow to twice the store's
+	// size before the next regular collection.
+	gcBytes = 8 << 20
 )
 
-// tally is what must be the same when a checkpoint is read: how many entries there are, and the sum of their checksums. The
-// seal is of what the disk returned when the checkpoint was made; the tally is of what was in memory.
+// tally is what must match when a checkpoint is read: the number of entries, and the sum of their
+// checksums. The seal covers what the disk returned when the checkpoint was made; the tally covers
+// what was in memory.
 type tally struct{ count, sum uint64 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -62,19 +67,19 @@ func (t *tally) bytes() []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, t.count), t.sum)
 }
 
-// pieces gives the entries of a checkpoint, piece by piece.
-type pieces func() (entries []core.Entry, more bool, err error)
+// nextEntries returns the next entries of a checkpoint, and whether there are more.
+type nextEntries func() (entries []core.Entry, more bool, err error)
 
-// piecesOf are those of a snapshot of a machine that nobody else has.
-func piecesOf(s *core.Snapshot) pieces {
+// entriesOfSnapshot returns the entries of a snapshot whose machine no other goroutine uses.
+func entriesOfSnapshot(s *core.Snapshot) nextEntries {
 	return func() ([]core.Entry, bool, error) {
 		entries, more := s.Next(batch, batchBytes)
 		return entries, more, nil
 	}
 }
 
-// save writes a checkpoint, and puts it in the place of the one before.
-func (d *Disk) save(segment uint64, s *core.State, next pieces) error {
+// save writes a checkpoint, and replaces the previous one.
+func (d *Disk) save(segment uint64, s *core.State, next nextEntries) error {
 	name := filepath.Join(d.dir, temporary)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -88,7 +93,7 @@ func (d *Disk) save(segment uint64, s *core.State, next pieces) error {
 		_ = os.Remove(name)
 		return err
 	}
-	d.size = size
+	d.checkpointSize = size
 	if err := d.options.FS.Rename(name, filepath.Join(d.dir, checkpointName)); err != nil {
 		return err
 	}
@@ -98,8 +103,9 @@ func (d *Disk) save(segment uint64, s *core.State, next pieces) error {
 	return d.options.FS.SyncDir(d.dir)
 }
 
-// write has bbolt write a checkpoint. It needs a few times batchBytes of memory, and garbage, whatever the store has.
-func (d *Disk) write(name string, segment uint64, s *core.State, next pieces) (err error) {
+// write writes a checkpoint into a bbolt file. It needs memory of a few times batchBytes and
+// gcBytes, however large the store is.
+func (d *Disk) write(name string, segment uint64, s *core.State, next nextEntries) (err error) {
 	db, err := bbolt.Open(name, 0o600, &bbolt.Options{NoSync: true, NoFreelistSync: true, Timeout: time.Second})
 	if err != nil {
 		return err
@@ -116,7 +122,7 @@ func (d *Disk) write(name string, segment uint64, s *core.State, next pieces) (e
 			if err := w.entries(entries[:n]); err != nil {
 				return err
 			}
-			clear(entries[:n]) // values that have changed since are garbage now
+			clear(entries[:n]) // lets values be freed that have changed since
 			entries = entries[n:]
 		}
 	}
@@ -127,7 +133,7 @@ func (d *Disk) write(name string, segment uint64, s *core.State, next pieces) (e
 	return w.meta(d.Incarnation, segment)
 }
 
-// transaction returns how many entries are written in one transaction.
+// transaction returns how many of entries go into the next transaction.
 func transaction(entries []core.Entry) (n int) {
 	for size := 0; n < len(entries) && size < batchBytes; n++ {
 		size += len(entries[n].Key) + len(entries[n].Value)
@@ -137,34 +143,35 @@ func transaction(entries []core.Entry) (n int) {
 
 // writer writes the buckets of a checkpoint.
 type writer struct {
-	db    *bbolt.DB
-	all   tally
-	room  []byte // for the values of a transaction, which bbolt has in its pages when it is over
-	state uint64 // pieces of the state that are written
-	value uint64 // pieces of values that are written
-	spent int    // bytes since the last collection
+	db       *bbolt.DB
+	tally    tally
+	valueBuf []byte // encodes the values of a transaction: bbolt copies them into its pages at the end
+	state    uint64 // number of pieces of the state written
+	value    uint64 // number of pieces of values written
+	sinceGC  int    // bytes written since the last collection
 }
 
-// update puts keys and values into a bucket, in one transaction. bbolt looks at values until it is over.
+// update puts keys and values into a bucket, in one transaction. Values must not change until it
+// returns.
 func (w *writer) update(bucket string, put func(put func(k, v []byte) error) error) error {
 	return w.db.Update(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucketIfNotExists([]byte(bucket))
 		if err != nil {
 			return err
 		}
-		b.FillPercent = 0.9 // they come in order, mostly
+		b.FillPercent = 0.9 // keys come mostly in order
 		return put(func(k, v []byte) error {
-			w.all.add(k, v)
-			w.spent += len(k) + len(v)
+			w.tally.add(k, v)
+			w.sinceGC += len(k) + len(v)
 			return b.Put(k, v)
 		})
 	})
 }
 
-// collect collects garbage, if there is much.
+// collect runs the garbage collector after gcBytes.
 func (w *writer) collect() {
-	if w.spent >= garbage {
-		w.spent = 0
+	if w.sinceGC >= gcBytes {
+		w.sinceGC = 0
 		runtime.GC()
 	}
 }
@@ -175,10 +182,10 @@ func (w *writer) entries(entries []core.Entry) error {
 	for _, e := range entries {
 		size += entryHead + min(len(e.Value), pieceBytes)
 	}
-	if cap(w.room) < size {
-		w.room = make([]byte, 0, max(size, batchBytes+batchBytes/4))
+	if cap(w.valueBuf) < size {
+		w.valueBuf = make([]byte, 0, max(size, batchBytes+batchBytes/4))
 	}
-	room, number := w.room[:0], w.value
+	room, number := w.valueBuf[:0], w.value
 	for _, e := range entries {
 		if len(e.Value) > pieceBytes {
 			if err := w.pieces(valuesName, w.value, e.Value); err != nil {
@@ -207,13 +214,13 @@ func (w *writer) entries(entries []core.Entry) error {
 	})
 }
 
-// piecesOfValue is in how many pieces a value is.
+// piecesOfValue returns the number of pieces of a value.
 func piecesOfValue(v []byte) uint64 { return uint64((len(v) + pieceBytes - 1) / pieceBytes) }
 
-// entryHead is how many bytes are before the value of an entry.
+// entryHead is the number of bytes before the value of an entry.
 const entryHead = 24
 
-// pieces writes b in pieces, the first of which gets a number.
+// pieces writes b in pieces, numbered from number on.
 func (w *writer) pieces(bucket string, number uint64, b []byte) error {
 	for len(b) > 0 {
 		part := b[:min(len(b), batchBytes)]
@@ -234,7 +241,7 @@ func (w *writer) pieces(bucket string, number uint64, b []byte) error {
 	return nil
 }
 
-// Write writes a part of the state.
+// Write writes a part of the state, for wire.WriteMsgPack.
 func (w *writer) Write(b []byte) (n int, err error) {
 	first := w.state
 	w.state += piecesOfValue(b)
@@ -247,21 +254,21 @@ func (w *writer) meta(incarnation, segment uint64) error {
 		return errors.Join(
 			put([]byte("incarnation"), id),
 			put([]byte("segment"), from),
-			put([]byte("sum"), w.all.bytes()), // of all that was put before it
+			put([]byte("sum"), w.tally.bytes()), // covers all keys before it
 		)
 	})
 }
 
-// load reads the checkpoint of the directory.
+// load reads the checkpoint in the directory.
 func (d *Disk) load() (m *core.Machine, segment uint64, err error) {
 	return d.read(filepath.Join(d.dir, checkpointName))
 }
 
-// read makes a machine of a checkpoint, which it does not change. bbolt sees nothing that the seal has not found sound: it
-// believes what is in its pages. If the disk returns something else after that, a panic or a fault of the mapped file ends in
-// an error too.
+// read reads a checkpoint file, which it does not change, into a new machine. bbolt trusts its
+// pages, so the seal is verified first. If the disk returns other bytes later, a panic of bbolt or
+// a fault in the mapped file becomes an error.
 func (d *Disk) read(name string) (m *core.Machine, segment uint64, err error) {
-	if d.size, err = sealed(name); err != nil {
+	if d.checkpointSize, err = checkSeal(name); err != nil {
 		return nil, 0, err
 	}
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -284,7 +291,7 @@ func (d *Disk) read(name string) (m *core.Machine, segment uint64, err error) {
 	return m, segment, err
 }
 
-// machine makes a machine of what is in a checkpoint, and compares that with its tally.
+// machine builds the machine of a checkpoint, and verifies its tally.
 func (d *Disk) machine(tx *bbolt.Tx) (m *core.Machine, segment uint64, err error) {
 	meta, state, entries := tx.Bucket([]byte(metaName)), tx.Bucket([]byte(stateName)), tx.Bucket([]byte(entriesName))
 	if meta == nil || state == nil {
@@ -338,7 +345,7 @@ func (r *stateReader) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// entriesOf gives the entries of a checkpoint, if it has any, in memory of their own, and adds them to the tally.
+// entriesOf yields the entries of a checkpoint, as copies, and adds them to the tally.
 func entriesOf(b, values *bbolt.Bucket, all *tally) iter.Seq2[core.Entry, error] {
 	return func(yield func(core.Entry, error) bool) {
 		if b == nil {
@@ -368,7 +375,7 @@ func entriesOf(b, values *bbolt.Bucket, all *tally) iter.Seq2[core.Entry, error]
 	}
 }
 
-// largeValue is a value of n pieces, or nil if one is not there.
+// largeValue returns a value of n pieces, or nil if a piece is missing.
 func largeValue(values *bbolt.Bucket, n uint64, first []byte, all *tally) (value []byte) {
 	if values == nil || len(first) != 8 {
 		return nil

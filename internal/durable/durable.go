@@ -1,14 +1,17 @@
-// Package durable keeps a core.Machine in a directory: a log of its events, which is folded into a checkpoint from time to time.
+// Package durable keeps a core.Machine in a directory: a log of the machine's events, and a
+// checkpoint that replaces the log from time to time.
 //
-//	DIR/lock            held by the process that has the directory
-//	DIR/checkpoint.db   the state of a moment (bbolt), the segment of the log from which on to replay, and a seal
-//	DIR/log-…           segments of the log, since then (package journal)
+//	DIR/lock            locked by the process that uses the directory
+//	DIR/checkpoint.db   a state (bbolt), the log segment that follows it, and a seal with a checksum
+//	DIR/log-…           the segments of the log since then (package journal)
 //
-// A checkpoint is written beside the old one, made durable, and renamed over it: there is always one that is whole. The
-// segment that it names is durable before that, so that a directory without it has lost it.
+// A checkpoint is written to a temporary file, made durable, and renamed over the old one, so that
+// a complete one always exists. The segment that it names is durable before the rename; a directory
+// without that segment has therefore lost it.
 //
-// All that a start depends on is under a checksum, and looked at before it is used: the seal is of the whole checkpoint. A start
-// returns what was acknowledged, or an error, and then it has changed nothing but the lock.
+// A start verifies the checksum of all that it depends on before it uses it: the seal covers the
+// whole checkpoint. A start returns all that was acknowledged, or an error; in case of an error it
+// has changed nothing but the lock file.
 package durable
 
 import (
@@ -28,24 +31,24 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// What can be wrong with a directory, besides what the system says.
+// The errors of a directory that cannot be used, besides those of the operating system.
 var (
-	ErrInUse   = errors.New("another process has it")
-	ErrForeign = errors.New("it has files that are not a store's")
-	ErrNewer   = errors.New("it was written by a newer version")
-	ErrDamaged = errors.New("it is damaged")
+	ErrInUse   = errors.New("in use by another process")
+	ErrForeign = errors.New("directory has files that are not a store's")
+	ErrNewer   = errors.New("written by a newer version")
+	ErrDamaged = errors.New("damaged")
 )
 
 // FS is the file system that a directory is on.
 type FS = journal.FS
 
-// Options has defaults for its zero value.
+// Options configures a Disk. The zero value is valid.
 type Options struct {
-	Grace  time.Duration            // what sessions get after a restart to come back; default 10 s
-	Fold   int64                    // bytes of log that make a checkpoint worth while; default 64 MiB
-	Logger *slog.Logger             // nil is silent
-	FS     FS                       // of the log, and of what makes a checkpoint durable; nil is the system's
-	Wrote  func(took time.Duration) // if not nil, see journal.Options
+	ReconnectTimeout time.Duration            // how long sessions get to reconnect after a restart; default 10 s
+	CheckpointBytes  int64                    // size of the log, in bytes, that starts a checkpoint; default 64 MiB
+	Logger           *slog.Logger             // default: discards
+	FS               FS                       // of the log, and of the sync and rename of a checkpoint; default: the operating system's
+	OnWrite          func(took time.Duration) // see journal.Options
 }
 
 func (o *Options) withDefaults() *Options {
@@ -53,11 +56,11 @@ func (o *Options) withDefaults() *Options {
 	if o != nil {
 		own = *o
 	}
-	if own.Grace == 0 {
-		own.Grace = 10 * time.Second
+	if own.ReconnectTimeout == 0 {
+		own.ReconnectTimeout = 10 * time.Second
 	}
-	if own.Fold == 0 {
-		own.Fold = 64 << 20
+	if own.CheckpointBytes == 0 {
+		own.CheckpointBytes = 64 << 20
 	}
 	if own.FS == nil {
 		own.FS = journal.OS
@@ -68,15 +71,17 @@ func (o *Options) withDefaults() *Options {
 	return &own
 }
 
-// Records is an ordered log of records, in segments. A *journal.Journal keeps it in a directory, package etcdlog in an etcd.
-// The methods are documented there; all of them may be called by several goroutines.
+// Records is an ordered log of records, in segments. A *journal.Journal keeps it in a directory,
+// package etcdlog in an etcd. The methods are documented there; they may be called by several
+// goroutines at once.
 type Records interface {
 	Append(f func(b []byte) []byte) (pos uint64)
-	// Sync makes the records up to pos durable. Of a log that another process may take over, it makes all durable that was appended
-	// before it, and shows that this process still leads: an answer may leave after a Sync that began when its request was there.
+	// Sync makes the records up to pos durable. For a log that another process may take over, it
+	// makes all records durable that were appended before the call, and proves that this process
+	// still leads: a response may be sent after a Sync that began when its request had arrived.
 	Sync(pos uint64) error
 	Durable() uint64
-	Progress() uint64 // another value whenever a Sync could return
+	Progress() uint64 // changes whenever a Sync may return
 	Unsynced() int64
 	Writing() time.Duration
 	Size() int64
@@ -87,24 +92,27 @@ type Records interface {
 	Close() error
 }
 
-// Disk is a machine's directory. Whoever drives the machine appends its events in their order, and lets no answer out before Sync has
-// returned for what the answer saw. Disk owns one goroutine, from Fold on, which makes checkpoints; Close ends it.
+// Disk is the durable log of a machine, in a directory or a Replica. The caller appends the
+// machine's events in the order in which it applied them, and sends no response before Sync has
+// returned for the state that the response shows.
+//
+// Disk owns the goroutines of MakeCheckpoints and Watch; Close ends them.
 type Disk struct {
-	Incarnation uint64 // of the state, for ever
+	Incarnation uint64 // identifies the state, across restarts; a restored backup gets another one
 
-	dir     string
-	options *Options
-	held    *os.File // the directory, locked
-	lock    *os.File // the file in it, locked too: a directory on NFS cannot be
-	log     Records
-	journal *journal.Journal // that log is; nil if it is elsewhere
-	replica *Replica         // where log is then
+	dir      string
+	options  *Options
+	dirFile  *os.File // the open directory, locked
+	lockFile *os.File // the lock file, also locked: a directory on NFS cannot be
+	log      Records
+	journal  *journal.Journal // log, if it is in a directory, else nil
+	replica  *Replica         // the replica that log is of, or nil
 
-	folding sync.Mutex // held while a checkpoint is made
-	size    int64      // of the last one; with folding
-	closed  bool       // with folding: the directory may be somebody else's
-	stop    chan struct{}
-	running sync.WaitGroup
+	checkpointing  sync.Mutex // held while a checkpoint is made
+	checkpointSize int64      // guarded by checkpointing: size of the last checkpoint in bytes
+	closed         bool       // guarded by checkpointing: another process may have the directory
+	stop           chan struct{}
+	wg             sync.WaitGroup
 }
 
 const (
@@ -114,14 +122,16 @@ const (
 	logPrefix      = "log-"
 )
 
-// A store that is new begins its log with the segment 1: nothing is lost if that has no records, and there is no checkpoint. One
-// that is restored begins it with another, and needs its checkpoint.
+// A new store starts its log with segment 1: if the directory has that segment without records, and
+// no checkpoint, nothing is lost. A restored store starts with another number, because its log is
+// worthless without the checkpoint.
 const (
-	created  = 1
-	restored = 2
+	firstSegment    = 1
+	restoredSegment = 2
 )
 
-// Open opens dir, which is made if it is not there, and brings its machine back as it was when the last answer left.
+// Open opens dir, which it creates if it does not exist, and returns the machine as of the last
+// acknowledged event. Sessions get Options.ReconnectTimeout to reconnect.
 func Open(dir string, limits core.Limits, o *Options) (*Disk, *core.Machine, error) {
 	d := &Disk{dir: dir, options: o.withDefaults(), stop: make(chan struct{})}
 	m, err := d.open(limits)
@@ -145,43 +155,44 @@ func (d *Disk) open(limits core.Limits) (*core.Machine, error) {
 	if err := d.acquire(); err != nil {
 		return nil, err
 	}
-	is, err := d.look()
+	is, err := d.hasStore()
 	if err != nil {
 		return nil, err
 	}
 	if !is {
-		if err := d.create(created, core.New(limits), nil); err != nil {
+		if err := d.create(firstSegment, core.New(limits), nil); err != nil {
 			return nil, err
 		}
 	}
 	m, segment, err := d.load()
 	if err != nil {
-		return nil, advise(err)
+		return nil, addAdvice(err)
 	}
 	d.journal, err = journal.Open(d.dir, d.Incarnation, segment, m.Replay, d.logOptions())
 	if err != nil {
-		return nil, advise(err)
+		return nil, addAdvice(err)
 	}
 	d.log = d.journal
-	return m, d.goOn(m, limits, is)
+	return m, d.resume(m, limits, is)
 }
 
-// goOn begins to log what m does from now on: the limits, and, of one that was there before, the restart.
-func (d *Disk) goOn(m *core.Machine, limits core.Limits, restart bool) error {
-	// What was refused under other limits stays refused: what is replayed is replayed under those that it had.
+// resume appends what follows the replay: the limits, and the restart if the store is not new.
+func (d *Disk) resume(m *core.Machine, limits core.Limits, restart bool) error {
+	// Limits apply from here on: the replayed events were decided under earlier ones.
 	m.SetLimits(limits)
 	now := m.Now()
 	pos := d.log.Append(func(b []byte) []byte { return core.AppendLimits(b, now, limits) })
 	if restart {
-		m.Restart(now, d.options.Grace)
+		m.Restart(now, d.options.ReconnectTimeout)
 		m.Effects()
-		pos = d.log.Append(func(b []byte) []byte { return core.AppendRestart(b, now, d.options.Grace) })
+		pos = d.log.Append(func(b []byte) []byte { return core.AppendRestart(b, now, d.options.ReconnectTimeout) })
 	}
 	return d.log.Sync(pos)
 }
 
-// advise adds to an error about a damaged directory what to do. A journal.DamageError says it itself.
-func advise(err error) error {
+// addAdvice adds to an error about a damaged directory what to do. A journal.DamageError has that
+// already.
+func addAdvice(err error) error {
 	if errors.Is(err, ErrDamaged) || errors.Is(err, journal.ErrForeign) || errors.Is(err, journal.ErrOtherStore) {
 		return fmt.Errorf("%w; nothing was changed: keep a copy of the directory, check the disk, and restore the directory from a backup", err)
 	}
@@ -189,11 +200,12 @@ func advise(err error) error {
 }
 
 func (d *Disk) logOptions() *journal.Options {
-	return &journal.Options{Logger: d.options.Logger, FS: d.options.FS, Wrote: d.options.Wrote}
+	return &journal.Options{Logger: d.options.Logger, FS: d.options.FS, OnWrite: d.options.OnWrite}
 }
 
-// create makes a store of a new incarnation in a directory that look has found to have none: the segment first, then the
-// checkpoint that names it. A process that is killed in between has left a segment without records.
+// create makes a store of a new incarnation, after hasStore has found none: the segment first, then
+// the checkpoint that names it. A process that is killed in between leaves a segment without
+// records.
 func (d *Disk) create(segment uint64, m *core.Machine, progress func(done, total int)) error {
 	d.Incarnation = rand.Uint64() | 1
 	err := journal.Create(d.dir, d.Incarnation, segment, d.logOptions())
@@ -204,11 +216,12 @@ func (d *Disk) create(segment uint64, m *core.Machine, progress func(done, total
 		return err
 	}
 	s := m.Snapshot()
-	return d.save(segment, s.State, told(piecesOf(s), m.Keys(), progress))
+	return d.save(segment, s.State, withProgress(entriesOfSnapshot(s), m.Keys(), progress))
 }
 
-// look reports whether there is a store in the directory. Anything else that is there is left alone.
-func (d *Disk) look() (is bool, err error) {
+// hasStore reports whether the directory has a store. Files of other programs are an error, and are
+// not touched.
+func (d *Disk) hasStore() (is bool, err error) {
 	files, err := d.options.FS.ReadDir(d.dir)
 	if err != nil {
 		return false, err
@@ -228,56 +241,60 @@ func (d *Disk) look() (is bool, err error) {
 	return false, nil
 }
 
-// Apply appends the event of an Apply. Like Tick and Advance it does no I/O.
+// Apply appends the event of machine.Apply. Like Tick and Advance it does no I/O.
 func (d *Disk) Apply(now core.Time, session uint64, req *wire.Request) (pos uint64) {
 	return d.log.Append(func(b []byte) []byte { return core.AppendApply(b, now, session, req) })
 }
 
-// Tick appends the event of a Tick that had something to do.
+// Tick appends the event of a machine.Tick that changed the state.
 func (d *Disk) Tick(now core.Time) (pos uint64) {
 	return d.log.Append(func(b []byte) []byte { return core.AppendTick(b, now) })
 }
 
-// Advance appends the event of an Advance that had something to do.
+// Advance appends the event of a machine.Advance that changed the state.
 func (d *Disk) Advance(now core.Time) (pos uint64) {
 	return d.log.Append(func(b []byte) []byte { return core.AppendAdvance(b, now) })
 }
 
-// Sync returns when everything up to pos is on the disk. An error is for ever: what was acknowledged may not be there.
+// Sync returns when all events up to pos are durable. An error is permanent: acknowledged events
+// may be lost.
 func (d *Disk) Sync(pos uint64) error { return d.log.Sync(pos) }
 
-// Durable is up to where everything is on the disk.
+// Durable returns the position up to which all events are durable.
 func (d *Disk) Durable() uint64 { return d.log.Durable() }
 
-// Progress is another value whenever a Sync could return.
+// Progress returns a value that changes whenever a Sync may return.
 func (d *Disk) Progress() uint64 { return d.log.Progress() }
 
-// Shared reports whether another process may take the log over: then no answer leaves without a Sync.
+// Shared reports whether another process may take the log over. Then each response needs a Sync,
+// also one to a read.
 func (d *Disk) Shared() bool { return d.replica != nil }
 
-// Unsynced is how many bytes of events are not on the disk yet.
+// Unsynced returns the number of bytes of events that are not durable yet.
 func (d *Disk) Unsynced() int64 { return d.log.Unsynced() }
 
-// Writing is how long the write of the log that is under way has taken; 0 if there is none.
+// Writing returns for how long the current write of the log has taken; 0 if there is none.
 func (d *Disk) Writing() time.Duration { return d.log.Writing() }
 
-// LogSize is how many bytes of log there are since the last checkpoint.
+// LogSize returns the number of bytes of log since the last checkpoint.
 func (d *Disk) LogSize() int64 { return d.log.Size() }
 
-// Hold calls a function with the machine while nobody else has it, and no event of it is missing in the log.
-type Hold func(func(*core.Machine)) error
+// WithMachine calls a function with the machine while no other goroutine uses it, and while all of
+// its events are in the log.
+type WithMachine func(func(*core.Machine)) error
 
-// FoldBy makes checkpoints whenever the log has grown, until Close. One that fails may have filled the disk that the log needs: it is
-// tried again after twice the time, a minute at most.
-func (d *Disk) FoldBy(hold Hold) {
-	d.running.Go(func() {
+// MakeCheckpoints makes a checkpoint whenever the log is larger than Options.CheckpointBytes and
+// than the last checkpoint, until Close. A checkpoint that fails may have filled the disk that the
+// log needs: the next attempt follows after twice the time, at most a minute.
+func (d *Disk) MakeCheckpoints(hold WithMachine) {
+	d.wg.Go(func() {
 		for pause := time.Second; ; {
 			select {
 			case <-time.After(pause):
 			case <-d.stop:
 				return
 			}
-			if d.log.Size() < max(d.options.Fold, d.lastSize()) {
+			if d.log.Size() < max(d.options.CheckpointBytes, d.lastCheckpointSize()) {
 				continue
 			}
 			err := d.Checkpoint(hold)
@@ -286,21 +303,27 @@ func (d *Disk) FoldBy(hold Hold) {
 				continue
 			}
 			pause = min(2*pause, time.Minute)
-			d.options.Logger.Error("checkpoint", "dir", d.dir, "err", err, "again", pause) // the log has it all
+			d.options.Logger.Error("checkpoint", "dir", d.dir, "err", err, "again", pause) // nothing is lost: the log has all events
 		}
 	})
 }
 
-func (d *Disk) lastSize() int64 {
-	d.folding.Lock()
-	defer d.folding.Unlock()
-	return d.size
+func (d *Disk) lastCheckpointSize() int64 {
+	d.checkpointing.Lock()
+	defer d.checkpointing.Unlock()
+	return d.checkpointSize
 }
 
-// Checkpoint folds the log into a new checkpoint.
-func (d *Disk) Checkpoint(hold Hold) error {
-	d.folding.Lock()
-	defer d.folding.Unlock()
+// Checkpoint writes the state to a new checkpoint, and removes the segments of the log before it.
+//
+// The machine is only locked to begin a snapshot and to copy batches of entries: requests go on in
+// between, and their events go to the next segment. The snapshot keeps the old values of entries
+// that change meanwhile. The segment is durable before the checkpoint names it, and older segments
+// are removed after the checkpoint is durable, so that a crash at any point leaves a state and all
+// events since.
+func (d *Disk) Checkpoint(hold WithMachine) error {
+	d.checkpointing.Lock()
+	defer d.checkpointing.Unlock()
 	if d.closed {
 		return os.ErrClosed
 	}
@@ -331,38 +354,40 @@ func (d *Disk) Checkpoint(hold Hold) error {
 	return d.log.Remove(segment)
 }
 
-// Backup makes a checkpoint and opens it: a consistent copy of the store, which stays as it is.
-func (d *Disk) Backup(hold Hold) (*os.File, error) {
+// Backup makes a checkpoint and opens its file: a consistent copy of the store. The caller closes
+// the file.
+func (d *Disk) Backup(hold WithMachine) (*os.File, error) {
 	if err := d.Checkpoint(hold); err != nil {
 		return nil, err
 	}
 	return os.Open(filepath.Join(d.dir, checkpointName))
 }
 
-// Close makes what was appended durable, and leaves the directory to others.
+// Close makes all appended events durable, and releases the directory.
 func (d *Disk) Close() error {
 	close(d.stop)
-	d.running.Wait()
-	d.folding.Lock()
-	defer d.folding.Unlock()
+	d.wg.Wait()
+	d.checkpointing.Lock()
+	defer d.checkpointing.Unlock()
 	d.closed = true
 	return errors.Join(d.log.Close(), d.release())
 }
 
-// acquire locks the directory, so that who removes the lock file does not let a second server in, and the lock file.
+// acquire locks the lock file, and the directory too: removing the lock file must not let a second
+// server in.
 func (d *Disk) acquire() (err error) {
-	if d.held, err = os.Open(d.dir); err != nil {
+	if d.dirFile, err = os.Open(d.dir); err != nil {
 		return err
 	}
-	if err := lockDir(d.held); err != nil {
+	if err := lockDir(d.dirFile); err != nil {
 		return fmt.Errorf("%w (%w)", ErrInUse, err)
 	}
 	f, err := os.OpenFile(filepath.Join(d.dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
-	d.lock = f
-	if err := lockFile(f); err != nil {
+	d.lockFile = f
+	if err := flock(f); err != nil {
 		return fmt.Errorf("%w (%w)", ErrInUse, err)
 	}
 	return nil
@@ -370,7 +395,7 @@ func (d *Disk) acquire() (err error) {
 
 func (d *Disk) release() error {
 	var errs []error
-	for _, f := range []*os.File{d.lock, d.held} {
+	for _, f := range []*os.File{d.lockFile, d.dirFile} {
 		if f != nil {
 			errs = append(errs, f.Close())
 		}
@@ -378,8 +403,9 @@ func (d *Disk) release() error {
 	return errors.Join(errs...)
 }
 
-// Restore puts a backup into dir, which is made, or is empty. What comes back is another incarnation: it knows no session of the first one,
-// since those may have gone on after the backup. Unless progress is nil, it is told how many of the entries are written.
+// Restore puts a backup into dir, which does not exist or is empty. The store gets a new
+// incarnation without sessions: those of the original store may have gone on after the backup.
+// progress, if not nil, is called with the number of entries written and their total.
 func Restore(backup, dir string, progress func(done, total int)) error {
 	d := &Disk{dir: dir, options: new(Options).withDefaults(), stop: make(chan struct{})}
 	err := d.restore(backup, progress)
@@ -399,7 +425,7 @@ func (d *Disk) restore(backup string, progress func(done, total int)) error {
 	if err := d.acquire(); err != nil {
 		return err
 	}
-	if is, err := d.look(); err != nil || is {
+	if is, err := d.hasStore(); err != nil || is {
 		return errors.Join(err, fs.ErrExist)
 	}
 	m, _, err := d.read(backup)
@@ -413,11 +439,11 @@ func (d *Disk) restore(backup string, progress func(done, total int)) error {
 	for _, session := range m.Sessions() {
 		m.Apply(m.Now(), session, &wire.Request{Op: wire.OpLost}, new(wire.Reply))
 	}
-	return d.create(restored, m, progress)
+	return d.create(restoredSegment, m, progress)
 }
 
-// told tells of each piece that is taken.
-func told(next pieces, total int, progress func(done, total int)) pieces {
+// withProgress calls progress before each batch but the first.
+func withProgress(next nextEntries, total int, progress func(done, total int)) nextEntries {
 	done := 0
 	return func() ([]core.Entry, bool, error) {
 		if progress != nil && done > 0 {

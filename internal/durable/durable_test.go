@@ -255,14 +255,14 @@ func TestACheckpointThatIsInterrupted(t *testing.T) {
 // TestACheckpointThatFailsIsTriedLessAndLess: each try writes until the disk is full, and leaves nothing for the log meanwhile.
 func TestACheckpointThatFailsIsTriedLessAndLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, m, err := Open(t.TempDir(), core.Limits{}, &Options{Fold: 1})
+		d, m, err := Open(t.TempDir(), core.Limits{}, &Options{CheckpointBytes: 1})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, d.Close()) }()
 		req := wire.Request{Op: wire.OpSet, Key: "more than the checkpoint has", Value: make([]byte, 100<<10)}
 		m.Apply(0, core.Local, &req, new(wire.Reply))
 		require.NoError(t, d.Sync(d.Apply(0, core.Local, &req)))
 		tries := 0
-		d.FoldBy(func(func(*core.Machine)) error { tries++; return os.ErrInvalid })
+		d.MakeCheckpoints(func(func(*core.Machine)) error { tries++; return os.ErrInvalid })
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		require.InDelta(t, 15, tries, 2)
@@ -331,7 +331,7 @@ func TestAll(t *testing.T) {
 	require.NoError(t, d.Checkpoint(func(f func(*core.Machine)) error { f(m); return nil }))
 	require.NoError(t, d.Close())
 
-	d, m, err = Open(dir, core.Limits{}, &Options{Grace: time.Minute})
+	d, m, err = Open(dir, core.Limits{}, &Options{ReconnectTimeout: time.Minute})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, d.Close()) }()
 	again := do(core.Local, wire.Request{Op: wire.OpHello, Resume: sessions[0], Value: []byte("token of 16 byte")})

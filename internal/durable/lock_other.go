@@ -7,6 +7,6 @@ import (
 	"os"
 )
 
-func lockFile(*os.File) error { return errors.ErrUnsupported }
+func flock(*os.File) error { return errors.ErrUnsupported }
 
 func lockDir(*os.File) error { return nil }

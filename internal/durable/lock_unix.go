@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockFile keeps others out until f is closed, also by the end of the process.
-func lockFile(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+// flock locks f exclusively until it is closed, or the process ends.
+func flock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
 
-// lockDir is lockFile for a directory, where the file system can do that.
+// lockDir is flock for a directory. File systems that cannot lock directories are not an error.
 func lockDir(f *os.File) error {
-	if err := lockFile(f); errors.Is(err, unix.EWOULDBLOCK) {
+	if err := flock(f); errors.Is(err, unix.EWOULDBLOCK) {
 		return err
 	}
 	return nil

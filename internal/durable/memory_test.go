@@ -99,7 +99,7 @@ func TestMemoryOfACheckpoint(t *testing.T) {
 			began := time.Now()
 			peak := peakOf(func() {
 				require.NoError(t, d.Checkpoint(func(f func(*core.Machine)) error { f(m); return nil }))
-				size = d.lastSize()
+				size = d.lastCheckpointSize()
 			})
 			require.NoError(t, d.Close())
 			require.GreaterOrEqual(t, size, int64(total))

@@ -12,24 +12,25 @@ import (
 	"github.com/muster-pg/muster/internal/journal"
 )
 
-// The seal is behind the pages of a checkpoint, where bbolt does not look. Integers are little-endian.
+// The seal follows the pages of a checkpoint, where bbolt does not look. Integers are
+// little-endian.
 //
 //	magic    8  "musterCP"
 //	version  4  2: the format of the checkpoint
-//	length   8  of what is before the seal
-//	crc      4  CRC-32C of all that is before it in the file
+//	length   8  number of bytes before the seal
+//	crc      4  CRC-32C of all bytes before it in the file
 //
-// It goes with the file: a rename puts both in place at once, and a backup has it too.
+// It is in the same file so that a rename replaces both at once, and a backup includes it.
 const (
 	sealMagic   = "musterCP"
 	sealVersion = 2
 	sealLen     = 24
 )
 
-// sealWindow is how much of a checkpoint is read at once.
+// sealWindow is the number of bytes of a checkpoint that are read at once.
 const sealWindow = 256 << 10
 
-// seal appends the seal to a file of bbolt's, makes all of it durable, and returns its size.
+// seal appends the seal to a bbolt file, makes the file durable, and returns its size.
 func seal(fs journal.FS, name string) (size int64, err error) {
 	f, err := fs.Open(name)
 	if err != nil {
@@ -39,7 +40,7 @@ func seal(fs journal.FS, name string) (size int64, err error) {
 	if size, err = f.Size(); err != nil {
 		return 0, err
 	}
-	sum, err := sumOf(f, size)
+	sum, err := checksum(f, size)
 	if err != nil {
 		return 0, err
 	}
@@ -53,8 +54,8 @@ func seal(fs journal.FS, name string) (size int64, err error) {
 	return size + sealLen, f.Sync()
 }
 
-// sealed returns the size of a checkpoint if every byte of it is what was written.
-func sealed(name string) (size int64, err error) {
+// checkSeal returns the size of a checkpoint file, or ErrDamaged if its seal does not match.
+func checkSeal(name string) (size int64, err error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return 0, err
@@ -83,7 +84,7 @@ func sealed(name string) (size int64, err error) {
 	case binary.LittleEndian.Uint64(b[12:]) != uint64(length):
 		return unsealed("its length is wrong")
 	}
-	sum, err := sumOf(f, length)
+	sum, err := checksum(f, length)
 	if err != nil {
 		return 0, err
 	}
@@ -93,8 +94,8 @@ func sealed(name string) (size int64, err error) {
 	return info.Size(), nil
 }
 
-// sumOf is the checksum of the first n bytes of a file.
-func sumOf(f io.ReaderAt, n int64) (sum uint32, err error) {
+// checksum returns the CRC-32C of the first n bytes of a file.
+func checksum(f io.ReaderAt, n int64) (sum uint32, err error) {
 	h := crc32.New(castagnoli)
 	_, err = io.CopyBuffer(h, io.NewSectionReader(f, 0, n), make([]byte, sealWindow))
 	return h.Sum32(), err

@@ -9,29 +9,31 @@ import (
 	"time"
 )
 
-// ErrGone is why a store ends whose directory, or a file that it needs, was removed or replaced while it was open. What it
-// acknowledged may not be there after a restart.
-var ErrGone = errors.New("it was removed or replaced while the store was using it: find out by what, and restore the directory from a backup if it has lost files")
+// ErrRemoved is the error of a store whose directory, or a file that it needs, was removed or
+// replaced while it was open. Acknowledged events may be missing after a restart.
+var ErrRemoved = errors.New("removed or replaced while the store was open: find the cause, and restore the directory from a backup if files are missing")
 
-// lookAfter is how often Watch looks.
-const lookAfter = 250 * time.Millisecond
+// watchInterval is the time between two checks of Watch.
+const watchInterval = 250 * time.Millisecond
 
-// Watch looks after the directory until Close. Once it is not this store's any more, nothing more is durable: Sync returns an
-// ErrGone, and gone is called with it, from a goroutine of the Disk's. The log itself notices at once that its file was removed, on Linux:
-// Watch notices the rest, and what happens while nothing is written.
+// Watch checks, until Close, that the directory is still this store's. If it is not, the log fails:
+// Sync returns ErrRemoved, and gone is called with that error, from a goroutine of the Disk. On
+// Linux the log itself detects that its current file was removed at the next sync; Watch detects
+// the rest, and also while nothing is written. For a Replica, gone is called when another process
+// has taken over.
 func (d *Disk) Watch(gone func(error)) {
 	if d.replica != nil {
-		d.running.Go(func() {
+		d.wg.Go(func() {
 			select {
-			case <-d.replica.Lost:
+			case <-d.replica.Failed:
 				gone(d.log.Sync(0))
 			case <-d.stop:
 			}
 		})
 		return
 	}
-	d.running.Go(func() {
-		ticker := time.NewTicker(lookAfter)
+	d.wg.Go(func() {
+		ticker := time.NewTicker(watchInterval)
 		defer ticker.Stop()
 		for {
 			select {
@@ -39,7 +41,7 @@ func (d *Disk) Watch(gone func(error)) {
 			case <-d.stop:
 				return
 			}
-			if err := d.present(); err != nil {
+			if err := d.checkPresent(); err != nil {
 				d.log.Fail(err)
 				gone(err)
 				return
@@ -48,13 +50,14 @@ func (d *Disk) Watch(gone func(error)) {
 	})
 }
 
-// present looks whether all that a start needs is in the directory still, and the lock is the file that this process has locked:
-// otherwise another process may have the directory. What cannot be looked at is not taken for missing.
-func (d *Disk) present() error {
+// checkPresent returns ErrRemoved if a file that a start needs is missing, or if the lock file is
+// not the one that this process has locked: another process may then have the directory. An error
+// of a check is not evidence that a file is missing.
+func (d *Disk) checkPresent() error {
 	gone := func(name string) error {
-		return fmt.Errorf("durable: %s: %w", filepath.Join(d.dir, name), ErrGone)
+		return fmt.Errorf("durable: %s: %w", filepath.Join(d.dir, name), ErrRemoved)
 	}
-	held, err := d.lock.Stat()
+	held, err := d.lockFile.Stat()
 	if err != nil {
 		return nil
 	}

@@ -7,20 +7,21 @@ import (
 	"time"
 )
 
-// commit writes batches, in order, until b is durable or the journal has failed. Called with the turn.
+// commit writes batches, in order, until b is durable or the journal has failed. The caller holds
+// sem.
 func (j *Journal) commit(b *batch) {
 	for {
-		next := j.take(b)
+		next := j.nextBatch(b)
 		if next == nil {
 			return
 		}
-		j.settle(next, j.write(next))
+		j.completeBatch(next, j.write(next))
 	}
 }
 
-// take closes the first batch, unless b is done, and returns it. It stays in the queue, for those who
-// want to wait for it.
-func (j *Journal) take(b *batch) *batch {
+// nextBatch closes the first batch of the queue for further records and returns it, or nil if b is
+// done. The batch stays in the queue, so that callers of Sync find it.
+func (j *Journal) nextBatch(b *batch) *batch {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.err != nil || b.last <= j.durable.Load() {
@@ -30,28 +31,28 @@ func (j *Journal) take(b *batch) *batch {
 	return j.queue[0]
 }
 
-// write makes b durable. Called with the turn, and b taken.
+// write makes b durable. The caller holds sem, and nextBatch has returned b.
 func (j *Journal) write(b *batch) error {
 	began := time.Now()
 	j.writing.Store(&began)
 	defer j.writing.Store(nil)
 	if b.segment > j.seg.number {
-		if err := j.next(); err != nil {
+		if err := j.nextSegment(); err != nil {
 			return err
 		}
 	}
 	next := j.base + b.last + 1
-	seal(b.buf, j.seg.sum, j.seg.off, next-uint64(b.count), b.count)
-	if j.wrote == nil {
+	sealBatch(b.buf, j.seg.sum, j.seg.off, next-uint64(b.count), b.count)
+	if j.onWrite == nil {
 		return j.seg.write(b.buf, next)
 	}
 	err := j.seg.write(b.buf, next)
-	j.wrote(time.Since(began))
+	j.onWrite(time.Since(began))
 	return err
 }
 
-// settle tells those who wait for b, and keeps its buffer.
-func (j *Journal) settle(b *batch, err error) {
+// completeBatch wakes the callers that wait for b, and keeps its buffer.
+func (j *Journal) completeBatch(b *batch, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	switch {
@@ -62,7 +63,7 @@ func (j *Journal) settle(b *batch, err error) {
 		return
 	}
 	j.durable.Store(b.last)
-	j.live[len(j.live)-1].bytes += int64(len(b.buf))
+	j.segments[len(j.segments)-1].bytes += int64(len(b.buf))
 	if cap(b.buf) <= spareBytes {
 		j.spare = b.buf[:0]
 	}
@@ -70,47 +71,48 @@ func (j *Journal) settle(b *batch, err error) {
 	close(b.done)
 }
 
-// next creates the segment after the one that is written, all of which is durable, and then ends that one. Called with
-// the turn.
-func (j *Journal) next() error {
+// nextSegment creates the segment after the current one, all of which is durable, and then writes
+// the end of the current one. In this order, a segment with an end always has a successor. The
+// caller holds sem.
+func (j *Journal) nextSegment() error {
 	before, first := j.seg, j.base+j.durable.Load()+1
-	if err := j.create(before.number+1, first); err != nil {
+	if err := j.createSegment(before.number+1, first); err != nil {
 		return errors.Join(err, before.close())
 	}
-	return errors.Join(before.finish(first), before.close())
+	return errors.Join(before.writeEnd(first), before.close())
 }
 
-// create makes a segment, durable, whose first record has the given sequence.
-func (j *Journal) create(number, first uint64) error {
+// createSegment creates a durable segment whose first record has sequence number first.
+func (j *Journal) createSegment(number, first uint64) error {
 	name := segmentName(j.dir, number)
 	f, err := j.fs.Create(name)
 	if err != nil {
-		return named("create", name, err)
+		return fileError("create", name, err)
 	}
-	j.seg = segment{file: f, name: name, number: number, ahead: j.ahead}
+	j.seg = segment{file: f, name: name, number: number, preallocate: j.preallocate}
 	if err := j.seg.begin(header{version: version, store: j.store, segment: number, first: first}); err != nil {
 		return err
 	}
 	if err := j.fs.SyncDir(j.dir); err != nil {
-		return named("sync", j.dir, err)
+		return fileError("sync", j.dir, err)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.live = append(j.live, extent{number, headerLen})
+	j.segments = append(j.segments, extent{number, headerLen})
 	return nil
 }
 
-// begun sees to it that the given segment has been begun. Called with the turn.
-func (j *Journal) begun(segment uint64) error {
+// ensureSegment creates the given segment if it does not exist yet. The caller holds sem.
+func (j *Journal) ensureSegment(segment uint64) error {
 	b, segment := j.lastBefore(segment)
 	if b != nil {
 		j.commit(b)
 	}
-	if err := j.failed(); err != nil {
+	if err := j.failure(); err != nil {
 		return err
 	}
 	if j.seg.number < segment {
-		if err := j.next(); err != nil {
+		if err := j.nextSegment(); err != nil {
 			j.fail(err)
 			return err
 		}
@@ -118,28 +120,29 @@ func (j *Journal) begun(segment uint64) error {
 	return nil
 }
 
-// leave sees to it that segments before the given one are written no more, and returns them.
-func (j *Journal) leave(before uint64) (old []extent, err error) {
-	<-j.turn
-	defer func() { j.turn <- struct{}{} }()
-	if err := j.begun(before); err != nil {
+// detachBefore returns the segments before the given one, after making sure that they are not
+// written any more.
+func (j *Journal) detachBefore(before uint64) (old []extent, err error) {
+	<-j.sem
+	defer func() { j.sem <- struct{}{} }()
+	if err := j.ensureSegment(before); err != nil {
 		return nil, err
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	before = min(before, j.seg.number)
-	n, _ := slices.BinarySearchFunc(j.live, before, func(e extent, n uint64) int { return cmp.Compare(e.number, n) })
-	old = slices.Clone(j.live[:n])
-	j.live = slices.Delete(j.live, 0, n)
+	n, _ := slices.BinarySearchFunc(j.segments, before, func(e extent, n uint64) int { return cmp.Compare(e.number, n) })
+	old = slices.Clone(j.segments[:n])
+	j.segments = slices.Delete(j.segments, 0, n)
 	return old, nil
 }
 
-// lastBefore returns the last batch that waits for a segment before the given one, or before the
-// newest if that is older.
+// lastBefore returns the last queued batch of a segment before bound, which is before or the newest
+// segment, whichever is older.
 func (j *Journal) lastBefore(before uint64) (last *batch, bound uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	bound = min(before, j.number)
+	bound = min(before, j.segment)
 	for _, b := range j.queue {
 		if b.segment < bound {
 			last = b
@@ -148,7 +151,7 @@ func (j *Journal) lastBefore(before uint64) (last *batch, bound uint64) {
 	return last, bound
 }
 
-func (j *Journal) failed() error {
+func (j *Journal) failure() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.err

@@ -27,7 +27,7 @@ func (h home) Open(t *testing.T, segment uint64) (r durable.Records, records [][
 func (h home) Crash(_ *testing.T, r durable.Records) { r.Fail(journal.ErrClosed) }
 
 func TestContract(t *testing.T) {
-	logtest.Run(t, func(t *testing.T) logtest.Home {
+	logtest.Run(t, func(t *testing.T) logtest.Medium {
 		dir := t.TempDir()
 		require.NoError(t, journal.Create(dir, 1, logtest.First, nil))
 		return home{dir}

@@ -1,5 +1,5 @@
-// Package journal is an append-only log of records in segment files, with group commit. What a record
-// is, only its writer knows.
+// Package journal is an append-only log of records in segment files, with group commit. Records are
+// bytes, which the caller interprets.
 //
 //	err := journal.Create(dir, id, 1, nil) // once
 //	j, err := journal.Open(dir, id, 1, state.apply, nil)
@@ -8,9 +8,9 @@
 //	mu.Unlock()
 //	err = j.Sync(pos) // now it is on the disk: whoever waits for it may be answered
 //
-// A record that a caller passes or is given is copied or only lent: f may keep nothing of its
-// argument, apply nothing of its record. The caller sees to it that one process at a time has
-// the log open, and bounds what it appends before it syncs.
+// Arguments and results are not retained: the f of Append must not keep its argument, and apply
+// must not keep its record. The caller makes sure that one process at a time has the log open, and
+// bounds what it appends before it syncs.
 //
 // # Format
 //
@@ -36,20 +36,23 @@
 //
 // # Recovery
 //
-// A batch is what one write and one fdatasync make durable. It is written when the batch before it is durable.
-// When it is durable too, the mark is written behind it, and only then does Sync return; the next batch
-// overwrites the mark. A sound head, of a batch or of a mark, therefore shows that all before it was durable.
+// A batch is what one write and one fdatasync make durable. It is written after the previous batch
+// is durable. When it is durable too, the mark is written behind it, and only then does Sync
+// return; the next batch overwrites the mark. A head with a valid checksum, of a batch or of a
+// mark, therefore proves that everything before it was durable.
 //
-// A new segment is created, and durable, before the end is written into the one before it, and records are written to
-// it after that. Hence a segment with an end has a successor with a sound header, and a successor
-// of a segment without an end has no records.
+// A new segment is created, and durable, before the end is written to the previous one, and records
+// are written to it after that. A segment with an end therefore has a successor with a valid
+// header, and the successor of a segment without an end has no records.
 //
-// Open cuts off an incomplete last batch, since no caller of Sync knows of it: one with no sound head behind it, of which
-// a sector (512 bytes) is still zero, or behind the end of the file, or whose head is split between two sectors. Whatever else
-// is not sound is damage, and so is a segment that is missing: then Open returns an error, and changes nothing.
+// Open cuts off an incomplete last batch, because no Sync has returned for it: a batch with no
+// valid head behind it, of which a sector (512 bytes) is still zero, or that exceeds the file, or
+// whose head is split between two sectors. Anything else that is invalid is damage, and so is a
+// missing segment: Open then returns an error, and changes nothing.
 //
-// Killing the process loses what was appended and not written. A power failure loses what was not synced too, and
-// possibly the last mark: then damage to the last batch may look like an incomplete write, if one of its sectors is zero.
-// Open writes the last batch again: after a failed fdatasync the system may show it to readers,
-// call it clean, and not have it on the disk.
+// Killing the process loses the records that were not written. A power failure also loses those
+// that were not synced, and possibly the last mark: damage to the last batch may then look like an
+// incomplete write, if one of its sectors is zero. Open writes the last batch again, because after
+// a failed fdatasync the system may return the batch to readers and consider it clean although it
+// is not on the disk.
 package journal

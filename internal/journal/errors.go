@@ -6,7 +6,7 @@ import (
 	"io/fs"
 )
 
-// Why Open refuses a log, beside a *DamageError. It has changed nothing then.
+// The errors of Open besides *DamageError. Open has changed nothing.
 var (
 	ErrForeign    = errors.New("not a log of muster, or its beginning is lost")
 	ErrNewer      = errors.New("written by a newer muster: use that one")
@@ -15,15 +15,15 @@ var (
 	ErrMissing    = errors.New("a segment of the log is missing: restore it, or the whole directory, from a backup")
 )
 
-// ErrExists is what Create returns if there is a log already. It has changed nothing then.
+// ErrExists is the error of Create if there is a log. Create has changed nothing.
 var ErrExists = errors.New("there is a log already")
 
-// ErrClosed is what Sync returns after Close.
+// ErrClosed is the error of Sync after Close.
 var ErrClosed = errors.New("journal: closed")
 
-// DamageError says that the log has lost something that was durable. Open has changed nothing.
+// DamageError reports that the log has lost something that was durable. Open has changed nothing.
 type DamageError struct {
-	File   string // its path
+	File   string // path of the file
 	Offset int64  // where the damage begins
 	Reason string
 }
@@ -33,13 +33,13 @@ func (e *DamageError) Error() string {
 		"keep a copy of the directory, check the disk, and restore the directory from a backup", e.File, e.Offset, e.Reason)
 }
 
-// refuse wraps one of the errors above with the file that it is about.
+// refuse wraps one of the errors above with the name of the file.
 func refuse(name string, err error, detail string, args ...any) error {
 	return fmt.Errorf("journal: %s: %w%s", name, err, fmt.Sprintf(detail, args...))
 }
 
-// named says what was being done to which file, once.
-func named(op, name string, err error) error {
+// fileError adds the operation and the name of the file to err, once.
+func fileError(op, name string, err error) error {
 	if err == nil {
 		return nil
 	}

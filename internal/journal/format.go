@@ -7,19 +7,19 @@ import (
 	"path/filepath"
 )
 
-// MaxRecord is the most bytes that a record may have.
+// MaxRecord is the largest record, in bytes.
 const MaxRecord = 1 << 30
 
 const (
 	magic     = "musterJL"
 	version   = 2
 	headerLen = 40
-	headLen   = 24  // of a batch before its body, of a mark and of an end
+	headLen   = 24  // of a batch before its body, of a mark, and of an end
 	recordLen = 4   // of a record before its bytes
-	sector    = 512 // bytes that a disk writes whole or not at all, at least
+	sector    = 512 // the least number of bytes that a disk writes atomically
 )
 
-// Lengths of a head that has no records.
+// Lengths of a head without records.
 const (
 	markLength = 0
 	endLength  = 1
@@ -43,9 +43,9 @@ func (h header) append(b []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[start:], castagnoli))
 }
 
-// parseHeader takes a header off b, which has its length. sound says that the checksum is right:
-// that of a newer version may be elsewhere.
-func parseHeader(b []byte) (h header, sum uint32, sound bool) {
+// parseHeader parses a header off b, which has its length. valid reports whether the checksum
+// matches. A newer version may have its checksum elsewhere.
+func parseHeader(b []byte) (h header, sum uint32, valid bool) {
 	h.version = binary.LittleEndian.Uint32(b[8:])
 	h.store = binary.LittleEndian.Uint64(b[12:])
 	h.segment = binary.LittleEndian.Uint64(b[20:])
@@ -54,8 +54,8 @@ func parseHeader(b []byte) (h header, sum uint32, sound bool) {
 	return h, sum, sum == crc32.Checksum(b[:36], castagnoli)
 }
 
-// torn reports whether b may be what a crash has left of the header h: its bytes, or zeros. What
-// comes first in the segment need not be known.
+// torn reports whether b may be a header that a crash has left incomplete: the bytes of h, or
+// zeros. The sequence number of the first record need not be known.
 func (h header) torn(b []byte) bool {
 	whole := h.append(nil)
 	for i, c := range b[:min(len(b), 28)] {
@@ -74,9 +74,9 @@ type head struct {
 	count  uint32 // 0: there is no body
 }
 
-// parseHead takes a head off b, at offset off of the segment whose header has the checksum sum. sound says that its
-// own checksum is right, and that such a head can be.
-func parseHead(b []byte, sum uint32, off int64) (h head, sound bool) {
+// parseHead parses the head b, at offset off of the segment whose header has the checksum sum.
+// valid reports whether its checksum matches, and its fields are possible.
+func parseHead(b []byte, sum uint32, off int64) (h head, valid bool) {
 	h = head{
 		sum:    binary.LittleEndian.Uint32(b[4:]),
 		length: binary.LittleEndian.Uint32(b[8:]),
@@ -98,23 +98,23 @@ func (h head) put(b []byte, sum uint32, off int64) {
 	binary.LittleEndian.PutUint32(b, crc32.Update(seed(sum, off), castagnoli, b[4:headLen]))
 }
 
-// seal writes the head of the batch b, which has room for it, that is to be at offset off of the segment
-// whose header has the checksum sum.
-func seal(b []byte, sum uint32, off int64, first uint64, count uint32) {
+// sealBatch writes the head of the batch b, which has space for it and will be at offset off of the
+// segment whose header has the checksum sum.
+func sealBatch(b []byte, sum uint32, off int64, first uint64, count uint32) {
 	body := b[headLen:]
 	head{
 		sum: crc32.Update(seed(sum, off), castagnoli, body), length: uint32(len(body)), first: first, count: count,
 	}.put(b, sum, off)
 }
 
-// seed is what the checksums of a batch continue from.
+// seed returns the checksum that those of a batch continue from.
 func seed(sum uint32, off int64) uint32 {
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], uint64(off))
 	return crc32.Update(sum, castagnoli, b[:])
 }
 
-// eachRecord calls f with the records in body, and reports whether body is count of them.
+// eachRecord calls f with the records in body, and reports whether body has exactly count records.
 func eachRecord(body []byte, count uint32, f func([]byte) error) (whole bool, err error) {
 	for ; count > 0 && len(body) >= recordLen; count-- {
 		n := binary.LittleEndian.Uint32(body)
@@ -134,7 +134,7 @@ func segmentName(dir string, number uint64) string {
 	return filepath.Join(dir, fmt.Sprintf("log-%016x", number))
 }
 
-// segmentNumber returns the number of the segment that a file of this name is, if it is one.
+// segmentNumber returns the number of the segment file with this name, if it is one.
 func segmentNumber(name string) (number uint64, ok bool) {
 	if _, err := fmt.Sscanf(name, "log-%016x", &number); err != nil {
 		return 0, false

@@ -5,14 +5,14 @@ import (
 	"os"
 )
 
-// FS is what a journal, and the checkpoint beside it, need of a file system. Names are paths.
+// FS is the part of a file system that a journal and a checkpoint use. Names are paths.
 type FS interface {
-	Create(name string) (File, error) // fails if it exists
+	Create(name string) (File, error) // fails if the file exists
 	Open(name string) (File, error)   // for reading and writing
 	Remove(name string) error
-	Rename(from, to string) error // replaces a file that there is
+	Rename(from, to string) error // replaces an existing file
 	ReadDir(dir string) (names []string, err error)
-	SyncDir(dir string) error // makes what Create, Remove and Rename did durable
+	SyncDir(dir string) error // makes earlier calls of Create, Remove and Rename durable
 }
 
 // File is an open file. One goroutine at a time uses it.
@@ -20,12 +20,12 @@ type File interface {
 	io.ReaderAt
 	io.WriterAt
 	io.Closer
-	Sync() error               // makes the data, and what is needed to read them, durable
-	Truncate(size int64) error // to less than it has
+	Sync() error               // makes the data, and the metadata needed to read them, durable
+	Truncate(size int64) error // to a smaller size
 	Size() (int64, error)
 }
 
-// OS is the operating system's.
+// OS is the operating system's file system.
 var OS FS = osFS{}
 
 type osFS struct{}

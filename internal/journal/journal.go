@@ -15,66 +15,69 @@ import (
 )
 
 const (
-	// batchBytes is from where on a batch is closed: a longer one would save no time, and Open holds one in memory.
+	// batchBytes is the size from which on a batch is closed: a longer one would save no time, and
+	// Open reads a batch into memory.
 	batchBytes = 1 << 20
-	// spareBytes is the most that a buffer may have to be used again.
+	// spareBytes is the largest buffer that is used again.
 	spareBytes = 4 << 20
 )
 
-// Options of a journal. The zero value is good.
+// Options configures a journal. The zero value is valid.
 type Options struct {
-	FS     FS           // nil: the operating system's
-	Logger *slog.Logger // told of what Open cuts off; nil: nobody
-	// Wrote, if it is not nil, is told how long each write took until it was on the disk. It is not called by two goroutines at once.
-	Wrote func(took time.Duration)
-	Ahead int // up to so many zeros are written ahead, for faster syncs; 0: 1 MiB; 1: none
+	FS     FS           // default: the operating system's
+	Logger *slog.Logger // for what Open cuts off; default: discards
+	// OnWrite, if not nil, is called with the duration of each write, including its sync; never by
+	// two goroutines at once.
+	OnWrite     func(took time.Duration)
+	Preallocate int // number of zero bytes that are written ahead, for faster syncs; 0: 1 MiB; 1: none
 }
 
-// Journal is an open log. It owns no goroutine: who syncs writes, for all who wait.
-// All methods may be called by several goroutines.
+// Journal is an open log. It owns no goroutine: one of the goroutines in Sync writes, for all that
+// wait (group commit). Methods may be called by several goroutines at once.
 type Journal struct {
-	fs    FS
-	dir   string
-	store uint64
-	ahead int64
-	wrote func(took time.Duration)
-	base  uint64 // a record's sequence is base and its position
+	fs          FS
+	dir         string
+	store       uint64
+	preallocate int64
+	onWrite     func(took time.Duration)
+	base        uint64 // the sequence number of a record is base plus its position
 
-	turn chan struct{} // has one value; who takes it may do I/O, and puts it back
-	seg  segment       // of whoever has the turn
+	sem chan struct{} // holds one value; the goroutine that takes it may do I/O, and puts it back
+	seg segment       // guarded by sem
 
-	durable atomic.Uint64             // position; changed with the turn and mu
-	writing atomic.Pointer[time.Time] // when the write that is under way began; nil if there is none
+	durable atomic.Uint64             // position; changed with sem and mu
+	writing atomic.Pointer[time.Time] // when the current write began; nil if there is none
 
-	mu     sync.Mutex // protects the fields below; not held during I/O
-	queue  []*batch   // in order; the last may be open for more
-	pos    uint64     // of the last record
-	number uint64     // of the segment that the next record is for
-	fresh  bool       // there is none for it yet
-	live   []extent   // the segments that there are, in order
-	spare  []byte
-	err    error // for ever
+	mu           sync.Mutex // protects the fields below; not held during I/O
+	queue        []*batch   // in order; the last batch may accept more records
+	pos          uint64     // position of the last record
+	segment      uint64     // segment of the next record
+	segmentEmpty bool       // no record of segment has been appended
+	segments     []extent   // the existing segments, in order
+	spare        []byte
+	err          error // set once
 }
 
-// batch is what goes out in one write.
+// batch is a group of records that one write and one sync make durable.
 type batch struct {
-	buf     []byte // room for the head, then records; of the writer when it is taken
+	buf     []byte // space for the head, then records; owned by the writer when taken
 	segment uint64
-	last    uint64 // position
+	last    uint64 // position of the last record
 	count   uint32
-	taken   bool
-	done    chan struct{} // closed when it is durable, or err is set
+	taken   bool          // closed for further records
+	done    chan struct{} // closed when the batch is durable, or err is set
 	err     error
 }
 
-// extent is how much is in a segment.
+// extent is the number of bytes in a segment.
 type extent struct {
 	number uint64
 	bytes  int64
 }
 
-// Append adds the record that f appends to its argument, in memory, and returns its position:
-// 1 for the first since Open. f is called at once, with a lock held. A failed journal drops it.
+// Append adds the record that f appends to its argument, in memory, and returns its position: 1 for
+// the first since Open. f is called before Append returns, with a lock held. A journal that has
+// failed drops the record.
 func (j *Journal) Append(f func(b []byte) []byte) (pos uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -82,7 +85,7 @@ func (j *Journal) Append(f func(b []byte) []byte) (pos uint64) {
 		j.pos++
 		return j.pos
 	}
-	b := j.open()
+	b := j.openBatch()
 	start := len(b.buf) + recordLen
 	buf := f(append(b.buf, 0, 0, 0, 0))
 	n := len(buf) - start
@@ -94,45 +97,46 @@ func (j *Journal) Append(f func(b []byte) []byte) (pos uint64) {
 	binary.LittleEndian.PutUint32(buf[start-recordLen:], uint32(n))
 	j.pos++
 	b.buf, b.last, b.count = buf, j.pos, b.count+1
-	j.fresh = false
+	j.segmentEmpty = false
 	return j.pos
 }
 
-// open returns the batch that the next record goes to. Called with mu.
-func (j *Journal) open() *batch {
+// openBatch returns the batch that the next record goes to. The caller holds mu.
+func (j *Journal) openBatch() *batch {
 	if n := len(j.queue); n > 0 {
-		if b := j.queue[n-1]; !b.taken && b.segment == j.number && len(b.buf) < batchBytes {
+		if b := j.queue[n-1]; !b.taken && b.segment == j.segment && len(b.buf) < batchBytes {
 			return b
 		}
 	}
 	if j.spare == nil {
 		j.spare = make([]byte, 0, 4<<10)
 	}
-	b := &batch{buf: j.spare[:headLen], segment: j.number, last: j.pos, done: make(chan struct{})}
+	b := &batch{buf: j.spare[:headLen], segment: j.segment, last: j.pos, done: make(chan struct{})}
 	j.spare = nil
 	j.queue = append(j.queue, b)
 	return b
 }
 
-// Sync returns when the record at pos, and all before it, are durable. One caller writes whatever was
-// appended; those who come meanwhile wait, and one of them goes on. If writing has failed once, and after
-// Close, it returns that error for every position, the durable ones too: nobody is to go on.
+// Sync returns when the record at pos, and all before it, are durable. One caller writes all
+// records that were appended; others wait meanwhile, and one of them writes next. After a write has
+// failed, and after Close, Sync returns that error for every position, also for those that are
+// durable: the caller must stop.
 func (j *Journal) Sync(pos uint64) error {
-	b, err := j.find(pos)
+	b, err := j.batchOf(pos)
 	if b == nil {
 		return err
 	}
 	select {
 	case <-b.done:
-	case <-j.turn:
+	case <-j.sem:
 		j.commit(b)
-		j.turn <- struct{}{}
+		j.sem <- struct{}{}
 	}
 	return b.err
 }
 
-// find returns the batch that pos is in, or none if pos is durable or the journal has failed.
-func (j *Journal) find(pos uint64) (*batch, error) {
+// batchOf returns the batch of pos, or nil if pos is durable or the journal has failed.
+func (j *Journal) batchOf(pos uint64) (*batch, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	pos = min(pos, j.pos)
@@ -148,13 +152,13 @@ func (j *Journal) find(pos uint64) (*batch, error) {
 	return j.queue[i], nil
 }
 
-// Durable returns the position up to which all is durable.
+// Durable returns the position up to which all records are durable.
 func (j *Journal) Durable() uint64 { return j.durable.Load() }
 
-// Progress changes with everything that becomes durable.
+// Progress returns a value that changes whenever records become durable.
 func (j *Journal) Progress() uint64 { return j.Durable() }
 
-// Unsynced returns how many bytes have been appended that are not durable.
+// Unsynced returns the number of bytes that were appended and are not durable.
 func (j *Journal) Unsynced() (n int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -164,7 +168,7 @@ func (j *Journal) Unsynced() (n int64) {
 	return n
 }
 
-// Writing returns how long the write that is under way has taken, until it is durable; 0 if there is none.
+// Writing returns for how long the current write has taken, sync included; 0 if there is none.
 func (j *Journal) Writing() time.Duration {
 	if began := j.writing.Load(); began != nil {
 		return max(1, time.Since(*began))
@@ -172,37 +176,39 @@ func (j *Journal) Writing() time.Duration {
 	return 0
 }
 
-// Rotate begins a new segment, unless there is no record in this one yet, and returns its number: records
-// appended from now on are in it. It does no I/O: the file is made by the Sync that needs it, or by Begin.
+// Rotate begins a new segment, unless the current one has no record yet, and returns its number:
+// records that are appended from now on are in it. It does no I/O: the next Sync, or Begin, creates
+// the file.
 func (j *Journal) Rotate() (segment uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if !j.fresh {
-		j.number++
-		j.fresh = true
+	if !j.segmentEmpty {
+		j.segment++
+		j.segmentEmpty = true
 	}
-	return j.number
+	return j.segment
 }
 
-// Size returns how many bytes are in the segments that have not been removed, without zeros.
+// Size returns the number of bytes in the segments that have not been removed, without zeros
+// written ahead.
 func (j *Journal) Size() (n int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for _, e := range j.live {
+	for _, e := range j.segments {
 		n += e.bytes
 	}
 	return n
 }
 
-// Begin makes a segment that Rotate has returned, durable, after what is in those before it. A checkpoint may name it from
-// then on.
+// Begin creates a segment that Rotate has returned, durable, after making earlier segments durable.
+// From then on a checkpoint may name it.
 func (j *Journal) Begin(segment uint64) error {
-	<-j.turn
-	defer func() { j.turn <- struct{}{} }()
-	return j.begun(segment)
+	<-j.sem
+	defer func() { j.sem <- struct{}{} }()
+	return j.ensureSegment(segment)
 }
 
-// Missing returns the name of a segment that the log has, and that is not in the directory, or nothing.
+// Missing returns the name of a segment of the log that is not in the directory, or "".
 func (j *Journal) Missing() (name string) {
 	before := j.names()
 	there, err := j.fs.ReadDir(j.dir)
@@ -217,46 +223,48 @@ func (j *Journal) Missing() (name string) {
 	return ""
 }
 
-// names returns those of the segments.
+// names returns the names of the segments.
 func (j *Journal) names() (names []string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for _, e := range j.live {
+	for _, e := range j.segments {
 		names = append(names, segmentName(j.dir, e.number))
 	}
 	return names
 }
 
-// Fail ends the log with an error, as a write that fails does, unless it has failed already.
+// Fail makes the log fail with err, as a failed write does. It has no effect if the log has failed
+// before.
 func (j *Journal) Fail(err error) { j.fail(err) }
 
-// Remove removes the segments before one that Rotate has returned, when a durable checkpoint has what is
-// in them. It does what Begin does first.
+// Remove removes the segments before one that Rotate has returned. A durable checkpoint must have
+// their content. Remove does first what Begin does.
 func (j *Journal) Remove(before uint64) error {
-	old, err := j.leave(before)
+	old, err := j.detachBefore(before)
 	if err != nil {
 		return err
 	}
 	for _, e := range old {
 		name := segmentName(j.dir, e.number)
 		if err := j.fs.Remove(name); err != nil {
-			return named("remove", name, err) // the next Open will do it
+			return fileError("remove", name, err) // the next Open removes it
 		}
 	}
-	return named("sync", j.dir, j.fs.SyncDir(j.dir))
+	return fileError("sync", j.dir, j.fs.SyncDir(j.dir))
 }
 
-// Close makes all durable that was appended, and the mark behind it, and closes the log. What is appended later is dropped.
+// Close makes all appended records durable, and the mark behind them, and closes the log. Records
+// that are appended later are dropped.
 func (j *Journal) Close() error {
 	err := j.Sync(math.MaxUint64)
-	<-j.turn
-	defer func() { j.turn <- struct{}{} }()
+	<-j.sem
+	defer func() { j.sem <- struct{}{} }()
 	if errors.Is(err, ErrClosed) {
 		return nil
 	}
 	j.fail(ErrClosed)
 	if err == nil {
-		err = named("sync", j.seg.name, j.seg.file.Sync())
+		err = fileError("sync", j.seg.name, j.seg.file.Sync())
 	}
 	if e := j.seg.close(); err == nil {
 		err = e
@@ -264,7 +272,7 @@ func (j *Journal) Close() error {
 	return err
 }
 
-// fail is the end: what waits, and all that comes, gets err.
+// fail sets the final error, for all goroutines that wait and all later calls.
 func (j *Journal) fail(err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -30,7 +30,7 @@ const (
 
 func newDisk() *disk.Disk { return disk.New(rand.New(rand.NewPCG(1, 2))) }
 
-func options(d *disk.Disk) *journal.Options { return &journal.Options{FS: d, Ahead: 2048} }
+func options(d *disk.Disk) *journal.Options { return &journal.Options{FS: d, Preallocate: 2048} }
 
 // open opens the log on d, and returns what is in it.
 func open(d *disk.Disk, from uint64) (j *journal.Journal, records []string, err error) {

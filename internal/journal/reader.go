@@ -8,19 +8,19 @@ import (
 	"slices"
 )
 
-// window is how much of a file is read at once.
+// window is how many bytes of a file are read at once.
 const window = 256 << 10
 
-// reader reads a segment piece by piece. It makes room only for what is in the file.
+// reader reads a segment piece by piece. It allocates no more than the file has.
 type reader struct {
 	f    File
 	size int64
 
-	buf   []byte // the bytes from start on
+	buf   []byte // bytes from offset start on
 	start int64
 }
 
-// at returns n bytes at off, which the caller knows to be in the file. They are good until the next call.
+// at returns n bytes at off, which must be in the file. They are valid until the next call.
 func (r *reader) at(off, n int64) ([]byte, error) {
 	if off < r.start || off+n > r.start+int64(len(r.buf)) {
 		want := int(min(max(n, window), r.size-off))
@@ -40,8 +40,9 @@ func short(err error) error {
 	return err
 }
 
-// used returns where the zeros begin that the file ends with, or off if there are only zeros from there on.
-func (r *reader) used(off int64) (end int64, err error) {
+// dataEnd returns the offset after the last byte from off on that is not zero, or off if all are
+// zero.
+func (r *reader) dataEnd(off int64) (end int64, err error) {
 	end = off
 	for off < r.size {
 		n := min(window, r.size-off)
@@ -57,7 +58,8 @@ func (r *reader) used(off int64) (end int64, err error) {
 	return end, nil
 }
 
-// sound reports whether the body of the batch with the head h at off is there, and has the right checksum.
+// sound reports whether the body of the batch with head h at off is complete, and matches its
+// checksum.
 func (r *reader) sound(h head, sum uint32, off int64) (bool, error) {
 	if off+headLen+int64(h.length) > r.size {
 		return false, nil
@@ -75,9 +77,10 @@ func (r *reader) sound(h head, sum uint32, off int64) (bool, error) {
 	return crc == h.sum, nil
 }
 
-// behind looks for a sound head between off and end, after a damaged batch at off that should have begun with
-// the record next. At least recordLen bytes are lost for each record that is.
-func (r *reader) behind(sum uint32, off, end int64, next uint64) (at int64, found bool, err error) {
+// findHeadAfter looks for a valid head between off and end, after a damaged batch at off that
+// should have begun with record next. Each record that is lost takes at least recordLen bytes,
+// which rules out most false matches.
+func (r *reader) findHeadAfter(sum uint32, off, end int64, next uint64) (at int64, found bool, err error) {
 	for at = off + 1; at < end && at+headLen <= r.size; at++ { // the end of a head may be zeros
 		b, err := r.at(at, headLen)
 		if err != nil {
@@ -94,9 +97,9 @@ func (r *reader) behind(sum uint32, off, end int64, next uint64) (at int64, foun
 	return 0, false, nil
 }
 
-// torn reports whether what is at off, where a batch should begin, may be what a crash has left of a write: a part of it is
-// behind the end of the file, a sector of it has only zeros still, or, if its head is not sound, that
-// is split between two sectors, of which one may have the old mark.
+// torn reports whether the bytes at off, where a batch should begin, may be what a crash has left
+// of an incomplete write: they exceed the file, or one of their sectors is still zero, or, without
+// a valid head, the head is split between two sectors, one of which may have the old mark.
 func (r *reader) torn(sum uint32, off int64) (bool, error) {
 	if off+headLen > r.size {
 		return true, nil

@@ -5,20 +5,20 @@ import (
 	"fmt"
 )
 
-// leftOver sees to it that only a segment of this log will be removed.
-func (r *recovery) leftOver(number uint64) error {
+// checkObsolete makes sure that only a segment of this log is removed.
+func (r *recovery) checkObsolete(number uint64) error {
 	rd, err := r.open(number)
 	if err != nil {
 		return err
 	}
 	_, _, err = r.header(rd)
 	if _, damaged := errors.AsType[*DamageError](err); damaged {
-		err = nil // nobody needs it
+		err = nil // its content is not needed
 	}
 	return errors.Join(err, r.j.seg.close())
 }
 
-// open opens a segment in place of the one before.
+// open opens a segment, and closes the previous one.
 func (r *recovery) open(number uint64) (*reader, error) {
 	if err := r.j.seg.close(); err != nil {
 		return nil, err
@@ -26,21 +26,21 @@ func (r *recovery) open(number uint64) (*reader, error) {
 	name := segmentName(r.j.dir, number)
 	f, err := r.j.fs.Open(name)
 	if err != nil {
-		return nil, named("open", name, err)
+		return nil, fileError("open", name, err)
 	}
-	r.j.seg = segment{file: f, name: name, number: number, ahead: r.j.ahead}
+	r.j.seg = segment{file: f, name: name, number: number, preallocate: r.j.preallocate}
 	size, err := f.Size()
 	if err != nil {
-		return nil, named("size", name, err)
+		return nil, fileError("size", name, err)
 	}
 	r.j.seg.end = size
 	return &reader{f: f, size: size}, nil
 }
 
-// segment replays a segment, which others follow.
+// segment replays a segment. following are the numbers of those after it.
 func (r *recovery) segment(number uint64, following []uint64) error {
 	if r.ended {
-		r.prior, r.first = r.j.seg, r.next
+		r.previous, r.first = r.j.seg, r.next
 	}
 	rd, err := r.open(number)
 	if err != nil {
@@ -62,19 +62,19 @@ func (r *recovery) segment(number uint64, following []uint64) error {
 			return err
 		}
 	}
-	r.j.live = append(r.j.live, extent{number, r.j.seg.off})
+	r.j.segments = append(r.j.segments, extent{number, r.j.seg.off})
 	if r.ended {
 		return nil
 	}
 	if err := r.tail(rd, marked); err != nil {
 		return err
 	}
-	return r.successor(following)
+	return r.checkSuccessor(following)
 }
 
-// successor looks at what follows the segment, which has not ended: nothing, or a segment that has been begun, and has no
-// records yet.
-func (r *recovery) successor(following []uint64) error {
+// checkSuccessor checks what follows a segment without an end: nothing, or a segment that was
+// created and has no records yet.
+func (r *recovery) checkSuccessor(following []uint64) error {
 	if len(following) == 0 {
 		return nil
 	}
@@ -90,25 +90,25 @@ func (r *recovery) successor(following []uint64) error {
 	return nil
 }
 
-// unused reports whether a segment has no more than a header, whole or not.
+// unused reports whether a segment has at most a header, complete or not.
 func (r *recovery) unused(name string) (bool, error) {
 	f, err := r.j.fs.Open(name)
 	if err != nil {
-		return false, named("open", name, err)
+		return false, fileError("open", name, err)
 	}
 	defer func() { _ = f.Close() }()
 	size, err := f.Size()
 	if err != nil {
-		return false, named("size", name, err)
+		return false, fileError("size", name, err)
 	}
 	rd := &reader{f: f, size: size}
-	end, err := rd.used(0)
+	end, err := rd.dataEnd(0)
 	if err != nil {
-		return false, named("read", name, err)
+		return false, fileError("read", name, err)
 	}
 	b, err := rd.at(0, min(size, int64(len(magic))))
 	if err != nil {
-		return false, named("read", name, err)
+		return false, fileError("read", name, err)
 	}
 	for i, c := range b {
 		if c != 0 && c != magic[i] {
@@ -118,12 +118,12 @@ func (r *recovery) unused(name string) (bool, error) {
 	return end <= headerLen, nil
 }
 
-// header reads the header of the segment, and checks that it is this log's.
+// header reads the header of the segment, and checks that it is of this log.
 func (r *recovery) header(rd *reader) (h header, sum uint32, err error) {
 	name := r.j.seg.name
 	b, err := rd.at(0, min(headerLen, rd.size))
 	if err != nil {
-		return h, 0, r.unread(err)
+		return h, 0, r.readError(err)
 	}
 	want := header{version: version, store: r.j.store, segment: r.j.seg.number}
 	if len(b) < headerLen || string(b[:len(magic)]) != magic {
@@ -148,8 +148,8 @@ func (r *recovery) header(rd *reader) (h header, sum uint32, err error) {
 	return h, sum, nil
 }
 
-// batch replays the batch at the offset of the segment. more reports whether there is one, and marked, if there is none,
-// whether a mark or an end is there.
+// batch replays the batch at the current offset of the segment. more reports whether there was one;
+// otherwise marked reports whether a mark or an end is there.
 func (r *recovery) batch(rd *reader) (marked, more bool, err error) {
 	seg := &r.j.seg
 	if rd.size-seg.off < headLen {
@@ -157,7 +157,7 @@ func (r *recovery) batch(rd *reader) (marked, more bool, err error) {
 	}
 	b, err := rd.at(seg.off, headLen)
 	if err != nil {
-		return false, false, r.unread(err)
+		return false, false, r.readError(err)
 	}
 	h, sound := parseHead(b, seg.sum, seg.off)
 	if !sound {
@@ -171,11 +171,11 @@ func (r *recovery) batch(rd *reader) (marked, more bool, err error) {
 		return true, false, nil
 	}
 	if sound, err := rd.sound(h, seg.sum, seg.off); err != nil || !sound {
-		return false, false, r.unread(err)
+		return false, false, r.readError(err)
 	}
 	body, err := rd.at(seg.off+headLen, int64(h.length))
 	if err != nil {
-		return false, false, r.unread(err)
+		return false, false, r.readError(err)
 	}
 	if err := r.records(h, body); err != nil {
 		return false, false, err
@@ -200,30 +200,30 @@ func (r *recovery) records(h head, body []byte) error {
 	return err
 }
 
-// tail looks at what is behind the last sound batch: zeros, a batch that was not finished, or damage.
+// tail examines the bytes behind the last valid batch: zeros, an incomplete batch, or damage.
 func (r *recovery) tail(rd *reader, marked bool) error {
 	off := r.j.seg.off
-	end, err := rd.used(off)
+	end, err := rd.dataEnd(off)
 	if err != nil {
-		return r.unread(err)
+		return r.readError(err)
 	}
-	if marked { // of a batch behind the mark, at least the head has not reached the disk
+	if marked { // at least the head of a batch behind the mark has not reached the disk
 		r.cut = max(0, end-off-headLen)
 		return nil
 	}
 	if end == off {
 		return nil
 	}
-	at, found, err := rd.behind(r.j.seg.sum, off, end, r.next)
+	at, found, err := rd.findHeadAfter(r.j.seg.sum, off, end, r.next)
 	if err != nil {
-		return r.unread(err)
+		return r.readError(err)
 	}
 	if found {
 		return r.damaged(off, "what was durable before byte %d is not sound", at)
 	}
 	torn, err := rd.torn(r.j.seg.sum, off)
 	if err != nil {
-		return r.unread(err)
+		return r.readError(err)
 	}
 	if !torn {
 		return r.damaged(off, "the last batch is complete, and not sound")
@@ -236,4 +236,4 @@ func (r *recovery) damaged(off int64, reason string, args ...any) error {
 	return &DamageError{File: r.j.seg.name, Offset: off, Reason: fmt.Sprintf(reason, args...)}
 }
 
-func (r *recovery) unread(err error) error { return named("read", r.j.seg.name, err) }
+func (r *recovery) readError(err error) error { return fileError("read", r.j.seg.name, err) }

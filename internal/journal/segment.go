@@ -1,35 +1,37 @@
 package journal
 
-// aheadDefault is how many zeros are written ahead, so that fdatasync has a new size and new blocks to
-// make durable once a MiB, and not each time. On ext4 on a virtual disk with Linux 6.18, 100 bytes took one
-// caller 155 µs without and 100 µs with it, and 50 callers had 140,000 and 215,000 of them a second. Each
-// MiB makes one Sync some 4 ms longer; 16 MiB would be no faster, and make it 50. That fallocate does as
-// well is true of small batches alone: of blocks that were never written, the first write is a change too.
-const aheadDefault = 1 << 20
+// defaultPreallocate is the number of zero bytes that are written ahead, so that fdatasync has to
+// make a new file size and new blocks durable once per MiB, and not each time. On ext4 on a virtual
+// disk with Linux 6.18, writing 100 bytes took one caller 155 µs without and 100 µs with it, and 50
+// callers made 140,000 and 215,000 writes per second. Each MiB makes one Sync about 4 ms longer; 16
+// MiB would be no faster, and make it 50 ms longer. fallocate does as well only for small batches:
+// the first write to an allocated block changes metadata too.
+const defaultPreallocate = 1 << 20
 
 var zeros [64 << 10]byte
 
-// segment is the file that is written. Whoever has the journal's turn owns it.
+// segment is the file that is written. Journal.sem guards it.
 type segment struct {
-	file   File
-	name   string
-	number uint64
-	sum    uint32 // of its header
-	off    int64  // behind the last batch, where the mark is
-	end    int64  // of the file: zeros from off on
-	ahead  int64
-	head   [headLen]byte // room for a mark
+	file        File
+	name        string
+	number      uint64
+	sum         uint32 // checksum of the header
+	off         int64  // end of the last batch, where the mark is
+	end         int64  // end of the file: zeros from off on
+	preallocate int64
+	head        [headLen]byte // buffer for a mark
 }
 
-// begin writes the header.
+// begin writes the header, durably.
 func (s *segment) begin(h header) error {
 	b := h.append(nil)
 	_, s.sum, _ = parseHeader(b)
 	return s.sync(b)
 }
 
-// write appends the batch b, makes it durable, and marks it. next is the sequence after it. The mark is not synced: it is
-// there if the process is killed, and after a loss of power if the system has written it meanwhile.
+// write appends the batch b, makes it durable, and writes the mark. next is the sequence number
+// after the batch. The mark is not synced: it survives the end of the process, and a power failure
+// if the system has written it before.
 func (s *segment) write(b []byte, next uint64) error {
 	if err := s.sync(b); err != nil {
 		return err
@@ -40,38 +42,39 @@ func (s *segment) write(b []byte, next uint64) error {
 // sync appends b, and returns when it is durable.
 func (s *segment) sync(b []byte) error {
 	if _, err := s.file.WriteAt(b, s.off); err != nil {
-		return named("write", s.name, err)
+		return fileError("write", s.name, err)
 	}
 	off := s.off + int64(len(b))
 	if err := s.extend(off + headLen); err != nil {
-		return named("write", s.name, err)
+		return fileError("write", s.name, err)
 	}
 	if err := s.file.Sync(); err != nil {
-		return named("sync", s.name, err)
+		return fileError("sync", s.name, err)
 	}
 	s.off = off
 	return nil
 }
 
-// mark writes a head without records at the offset, for which there are zeros, where the next batch will overwrite it.
+// mark writes a head without records at off, where zeros are and the next batch will overwrite it.
 func (s *segment) mark(length uint32, next uint64) error {
 	head{length: length, first: next}.put(s.head[:], s.sum, s.off)
 	_, err := s.file.WriteAt(s.head[:], s.off)
-	return named("write", s.name, err)
+	return fileError("write", s.name, err)
 }
 
-// finish makes durable that the log continues in the next segment, with the record next, and gives back the zeros ahead: segments
-// stay for as long as no checkpoint succeeds, and on a disk that is nearly full there may be many.
-func (s *segment) finish(next uint64) error {
+// writeEnd makes durable that the log continues in the next segment, with record next. It truncates
+// the zeros written ahead: segments stay while checkpoints fail, and on a disk that is nearly full
+// there may be many.
+func (s *segment) writeEnd(next uint64) error {
 	if err := s.mark(endLength, next); err != nil {
 		return err
 	}
 	if used := s.off + headLen; used < s.end {
 		if err := s.file.Truncate(used); err != nil {
-			return named("truncate", s.name, err)
+			return fileError("truncate", s.name, err)
 		}
 	}
-	return named("sync", s.name, s.file.Sync())
+	return fileError("sync", s.name, s.file.Sync())
 }
 
 // extend writes zeros from off on, if the file ends there.
@@ -79,7 +82,7 @@ func (s *segment) extend(off int64) error {
 	if off <= s.end {
 		return nil
 	}
-	end := (off + s.ahead - 1) / s.ahead * s.ahead
+	end := (off + s.preallocate - 1) / s.preallocate * s.preallocate
 	for at := off; at < end; {
 		n, err := s.file.WriteAt(zeros[:min(int64(len(zeros)), end-at)], at)
 		if err != nil {
@@ -97,5 +100,5 @@ func (s *segment) close() error {
 	}
 	err := s.file.Close()
 	s.file = nil
-	return named("close", s.name, err)
+	return fileError("close", s.name, err)
 }

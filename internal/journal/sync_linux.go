@@ -7,21 +7,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errUnlinked is what a sync of a file returns that was removed: nothing reads it again.
+// errUnlinked is the error of a sync of a file that was removed: no start will read it.
 var errUnlinked = errors.New("the file was removed")
 
-// syncData leaves out what fsync does beyond it, the times of the file.
+// syncData calls fdatasync, which does not write the times of the file as fsync does.
 func syncData(f *os.File) error {
 	fd := int(f.Fd())
 	for {
 		if err := unix.Fdatasync(fd); err != unix.EINTR {
-			return errors.Join(err, linked(fd))
+			return errors.Join(err, checkLinked(fd))
 		}
 	}
 }
 
-// linked reports whether a file still has a name.
-func linked(fd int) error {
+// checkLinked returns errUnlinked if a file has no name any more.
+func checkLinked(fd int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Nlink > 0 {
 		return err

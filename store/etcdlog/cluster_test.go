@@ -48,8 +48,8 @@ func childReplica(ctx context.Context, arg string) error {
 	if err != nil {
 		return err
 	}
-	r := &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: a.Root, Outage: a.Outage, FailureTimeout: a.FailureTimeout}, Listener: l, Addr: a.Front}
-	r.Server = func(m *store.Memory) (*store.Server, error) {
+	r := &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: a.Root, OutageTimeout: a.Outage, FailureTimeout: a.FailureTimeout}, Listener: l, Addr: a.Front}
+	r.NewServer = func(m *store.Memory) (*store.Server, error) {
 		return &store.Server{Engine: m, Limits: store.ServerLimits{Grace: a.Grace}}, nil
 	}
 	return r.Run(ctx)
@@ -70,7 +70,7 @@ func newReplicas(t testing.TB, members []*member, o etcdlog.Options, grace time.
 	r := &replicas{find: client(t, members), options: o, procs: make([]*launch.Process, 3)}
 	r.options.Root = newRoot()
 	for i := range r.procs {
-		a := replicaArg{Endpoints: etcds(i), Addr: freePort(t), Root: r.options.Root, Outage: r.options.Outage, FailureTimeout: r.options.FailureTimeout, Grace: grace}
+		a := replicaArg{Endpoints: etcds(i), Addr: freePort(t), Root: r.options.Root, Outage: r.options.OutageTimeout, FailureTimeout: r.options.FailureTimeout, Grace: grace}
 		r.fronts = append(r.fronts, testcluster.NewProxy(t, a.Addr))
 		a.Front = r.fronts[i].Addr()
 		r.args = append(r.args, a)
@@ -83,7 +83,7 @@ func newReplicas(t testing.TB, members []*member, o etcdlog.Options, grace time.
 func threeReplicas(t testing.TB, flags ...string) (*replicas, []*member) {
 	t.Helper()
 	members := etcd(t, flags...)
-	return newReplicas(t, members, etcdlog.Options{Outage: time.Second}, 0, func(int) []string { return addresses(members) }), members
+	return newReplicas(t, members, etcdlog.Options{OutageTimeout: time.Second}, 0, func(int) []string { return addresses(members) }), members
 }
 
 func (r *replicas) start(t testing.TB, i int) {
@@ -113,7 +113,7 @@ func (r *replicas) restart(t testing.TB, i int) {
 func (r *replicas) leader(t testing.TB, but ...int) (leader int) {
 	t.Helper()
 	testcluster.Eventually(t, patience, func() bool {
-		l, err := etcdlog.Find(within(t, time.Second), r.find, &r.options)
+		l, err := etcdlog.FindLeader(within(t, time.Second), r.find, &r.options)
 		leader = -1
 		for i, a := range r.args {
 			if err == nil && a.Front == l.Addr {

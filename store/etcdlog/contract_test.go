@@ -21,5 +21,5 @@ func TestContract(t *testing.T) {
 // TestLog runs the contract of all logs over one in an etcd.
 func TestLog(t *testing.T) {
 	c := client(t, etcd(t))
-	logtest.Run(t, func(*testing.T) logtest.Home { return &etcdlog.Home{Client: c, Root: newRoot()} })
+	logtest.Run(t, func(*testing.T) logtest.Medium { return &etcdlog.Home{Client: c, Root: newRoot()} })
 }

@@ -15,7 +15,7 @@ import (
 
 // ReportEvery makes o one whose standbys report so often.
 func (o *Options) ReportEvery(d time.Duration) *Options {
-	o.reports = d
+	o.reportInterval = d
 	return o
 }
 
@@ -25,28 +25,28 @@ type Home struct {
 	Root   string
 }
 
-var _ logtest.Home = (*Home)(nil)
+var _ logtest.Medium = (*Home)(nil)
 
 // Open implements logtest.Home.
 func (h *Home) Open(t *testing.T, segment uint64) (r durable.Records, records [][]byte) {
 	t.Helper()
-	l := &Leadership{place: newPlace(h.Client, &Options{Root: h.Root, Part: 1000, FailureTimeout: 100 * time.Millisecond}), scratch: t.TempDir()}
+	l := &Leadership{keyspace: newKeyspace(h.Client, &Options{Root: h.Root, MaxValueBytes: 1000, FailureTimeout: 100 * time.Millisecond}), scratch: t.TempDir()}
 	if segment != logtest.First { // as after a checkpoint, which names the segment
 		resp, err := h.Client.Get(t.Context(), l.segmentKey(segment), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix())), clientv3.WithLimit(1))
 		require.NoError(t, err)
 		require.NotEmpty(t, resp.Kvs)
-		first, err := l.whereOf(resp.Kvs[0].Key)
+		first, err := l.parseLogKey(resp.Kvs[0].Key)
 		require.NoError(t, err)
 		_, err = h.Client.Put(t.Context(), l.stateKey(), encode(state{Incarnation: 1, Segment: segment, Seq: first.seq}))
 		require.NoError(t, err)
 	}
 	for {
 		records = nil
-		s := &standby{place: l.place, record: func(record []byte) error {
+		s := &standby{keyspace: l.keyspace, record: func(record []byte) error {
 			records = append(records, bytes.Clone(record))
 			return nil
 		}}
-		err := l.try(t.Context(), s, Leader{Addr: "127.0.0.1:1", ID: newID()})
+		err := l.followThenLead(t.Context(), s, Leader{Addr: "127.0.0.1:1", ID: newID()})
 		if err == nil {
 			return l.records, records
 		}
@@ -56,7 +56,7 @@ func (h *Home) Open(t *testing.T, segment uint64) (r durable.Records, records []
 
 // Process is the liveness port of a process, which ends with Close.
 type Process struct {
-	*live
+	*livenessListener
 	Leader Leader
 }
 
@@ -64,9 +64,9 @@ type Process struct {
 func NewProcess(t *testing.T) *Process {
 	t.Helper()
 	id := newID()
-	l, err := listenLive(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}, id)
+	l, err := listenLiveness(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}, id)
 	require.NoError(t, err)
-	return &Process{l, Leader{Addr: "127.0.0.1:1", ID: id, Live: l.at("127.0.0.1:1"), rev: 1}}
+	return &Process{l, Leader{Addr: "127.0.0.1:1", ID: id, LivenessAddr: l.addrFor("127.0.0.1:1"), rev: 1}}
 }
 
 // Greeted is how many standbys hold a connection.
@@ -82,7 +82,7 @@ func (p *Process) Close() { p.close() }
 // Observe is what a standby does: it returns a channel that is closed when the process of l has ended.
 func Observe(t *testing.T, l Leader) <-chan struct{} {
 	t.Helper()
-	ended, stop := l.observe(200 * time.Millisecond)
+	ended, stop := l.watchProcess(200 * time.Millisecond)
 	t.Cleanup(stop)
 	return ended
 }

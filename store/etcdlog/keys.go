@@ -11,42 +11,44 @@ import (
 
 // Leader is the value of root/leader: the process that leads.
 type Leader struct {
-	Addr string `json:"addr"`           // where it serves, host:port
-	ID   string `json:"id"`             // of the process
-	Live string `json:"live,omitempty"` // where it greets standbys with its ID, host:port
-	// Since is when it began to lead, by its clock, in milliseconds of Unix time: for people.
+	Addr         string `json:"addr"`           // where it serves clients, host:port
+	ID           string `json:"id"`             // identifies the process
+	LivenessAddr string `json:"live,omitempty"` // where it accepts standbys' liveness connections, host:port
+	// Since is when it began to lead, in milliseconds of Unix time by its own clock. It is only
+	// shown to people.
 	Since int64 `json:"since"`
 
-	rev int64 // at which it was put; 0: there is none
+	rev int64 // modification revision of root/leader; 0 if there is no leader
 }
 
 // state is the value of root/state.
 type state struct {
 	Incarnation uint64 `json:"incarnation"`
-	Segment     uint64 `json:"segment"`    // of the log, with which a start goes on
-	Seq         uint64 `json:"seq"`        // of the first part of Segment
-	Checkpoint  uint64 `json:"checkpoint"` // its ID; 0: there is none, and the store begins empty
-	Parts       int    `json:"parts"`      // of it
-	Term        uint64 `json:"term"`       // how many times a process has begun to lead
+	Segment     uint64 `json:"segment"`    // the log segment that follows Checkpoint
+	Seq         uint64 `json:"seq"`        // sequence number of the first part of Segment
+	Checkpoint  uint64 `json:"checkpoint"` // its ID; 0 if there is none and the store starts empty
+	Parts       int    `json:"parts"`      // number of parts of Checkpoint
+	Term        uint64 `json:"term"`       // number of times that a process has begun to lead
 }
 
-// empty is the state of a store that has had no leader yet.
+// empty is the state of a store that has never had a leader.
 var empty = state{Segment: 1, Seq: 1}
 
-// where is the place of a part of the log.
-type where struct{ segment, seq uint64 }
+// logPosition identifies a part of the log by its segment and its sequence number. Sequence numbers
+// do not restart with a segment.
+type logPosition struct{ segment, seq uint64 }
 
-func (p *place) logKey(w where) string {
+func (p *keyspace) logKey(w logPosition) string {
 	return fmt.Sprintf("%s%016x/%016x", p.logPrefix(), w.segment, w.seq)
 }
 
-// segmentKey is before all parts of a segment, and behind those of the segments before it.
-func (p *place) segmentKey(segment uint64) string {
+// segmentKey sorts before all parts of segment, and after those of earlier segments.
+func (p *keyspace) segmentKey(segment uint64) string {
 	return fmt.Sprintf("%s%016x/", p.logPrefix(), segment)
 }
 
-// whereOf parses a key of the log.
-func (p *place) whereOf(key []byte) (w where, err error) {
+// parseLogKey parses a key of the log.
+func (p *keyspace) parseLogKey(key []byte) (w logPosition, err error) {
 	segment, seq, ok := strings.Cut(strings.TrimPrefix(string(key), p.logPrefix()), "/")
 	if !ok {
 		return w, fmt.Errorf("key %q is no part of a log", key)
@@ -60,25 +62,27 @@ func (p *place) whereOf(key []byte) (w where, err error) {
 	return w, nil
 }
 
-func (p *place) checkpointKey(id uint64, part int) string {
+func (p *keyspace) checkpointKey(id uint64, part int) string {
 	return fmt.Sprintf("%scheckpoint/%016x/%08x", p.Root, id, part)
 }
 
-func (p *place) checkpointPrefix() string { return p.Root + "checkpoint/" }
+func (p *keyspace) checkpointPrefix() string { return p.Root + "checkpoint/" }
 
-// A part of the log is a byte that says whether its batch goes on in the next part, and bytes of the batch. A batch is records, each
-// behind its length u32, little-endian: it takes effect as a whole, with its last part.
+// A part of the log begins with one byte, more or last, which says whether its batch continues in
+// the next part; bytes of the batch follow. A batch is a list of records, each preceded by its
+// length (u32, little-endian). It takes effect as a whole, when its last part is applied.
 const (
 	more byte = iota
 	last
 )
 
-// partCost is as how many bytes a part counts at least: etcd and standbys spend some hundred on each, however short it is.
+// partCost is the least number of bytes that a part counts as, because etcd and standbys spend some
+// hundred bytes on each part however short it is.
 const partCost = 1 << 10
 
 var errBatch = errors.New("a batch of the log is malformed")
 
-// replay calls f with the records of a batch.
+// replay calls f with each record of a batch, and returns the first error.
 func replay(batch []byte, f func(record []byte) error) error {
 	for len(batch) > 0 {
 		if len(batch) < 4 {
@@ -97,6 +101,6 @@ func replay(batch []byte, f func(record []byte) error) error {
 }
 
 func encode(v any) string {
-	b, _ := json.Marshal(v) // of strings and numbers: it cannot fail
+	b, _ := json.Marshal(v) // strings and numbers only: it cannot fail
 	return string(b)
 }

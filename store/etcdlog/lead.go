@@ -21,50 +21,52 @@ import (
 
 var _ store.Replica = (*Leadership)(nil)
 
-// Leadership is what Lead returns: a store.Replica, for one store.Memory. It ends when the Memory is closed or has failed, and Close then
-// removes what it has on this machine.
+// Leadership is the result of Lead: a store.Replica, for one store.Memory. The Memory ends the
+// leadership when it is closed or fails; Close then removes the temporary files.
 type Leadership struct {
-	*place
-	fence   int64
-	standby *standby
-	fresh   bool
-	scratch string
-	addr    string    // where this process serves
-	began   time.Time // when it began to lead
-	// reportKey is its own as a standby, until the leader, which it is, removes it.
+	*keyspace
+	fence    int64
+	standby  *standby
+	newStore bool
+	scratch  string
+	addr     string    // where this process serves clients
+	began    time.Time // when it began to lead
+	// reportKey is the key of this process's own reports as a standby. They stay until they expire,
+	// and are left out of the status.
 	reportKey string
 	records   *records
 }
 
-// Lead follows the store below o.Root until this process leads it: until there is no leader, or the leader has failed. addr is where this
-// process will serve, host:port, for Find. It returns when it leads, when ctx
-// ends, or when etcd refuses access. The caller closes client, after the Leadership.
+// Lead follows the store below o.Root until there is no leader, or the leader has failed, and this
+// process leads. addr is where this process will serve, host:port, as FindLeader returns it. Lead
+// returns when this process leads, when ctx ends, or with an error that no retry can resolve, such
+// as a denied access. The caller closes client, after the Leadership.
 func Lead(ctx context.Context, client *clientv3.Client, addr string, o *Options) (*Leadership, error) {
 	return lead(ctx, client, Leader{Addr: addr, ID: newID()}, o)
 }
 
-// newID is that of a process.
+// newID returns a random ID for a process.
 func newID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
-// lead is Lead for a process as root/leader has it.
+// lead is Lead, with the whole value of root/leader.
 func lead(ctx context.Context, client *clientv3.Client, me Leader, o *Options) (*Leadership, error) {
-	p := newPlace(client, o)
+	p := newKeyspace(client, o)
 	scratch, err := os.MkdirTemp("", "muster-replica-")
 	if err != nil {
 		return nil, err
 	}
-	l := &Leadership{place: p, scratch: scratch}
+	l := &Leadership{keyspace: p, scratch: scratch}
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		s := &standby{place: p}
+		s := &standby{keyspace: p}
 		began := time.Now()
-		err := l.try(ctx, s, me)
+		err := l.followThenLead(ctx, s, me)
 		switch {
 		case err == nil:
 			return l, nil
 		case ctx.Err() != nil:
 			err = context.Cause(ctx)
 		case errors.Is(err, errBehind), errors.Is(err, ErrReplaced), transient(err):
-			p.Logger.Debug("follows anew", "root", p.Root, "err", err)
+			p.Logger.Debug("standby loads the store again", "root", p.Root, "err", err)
 			if time.Since(began) > time.Second {
 				pause = 5 * time.Millisecond
 			}
@@ -80,12 +82,12 @@ func lead(ctx context.Context, client *clientv3.Client, me Leader, o *Options) (
 	}
 }
 
-// try follows until it leads, with s, which has loaded nothing yet.
-func (l *Leadership) try(ctx context.Context, s *standby, me Leader) error {
+// followThenLead loads the store into s, follows the log, and returns nil when this process leads.
+func (l *Leadership) followThenLead(ctx context.Context, s *standby, me Leader) error {
 	if err := s.load(ctx, l.scratch); err != nil {
 		return err
 	}
-	s.reporter = newReporter(s.place, me.Addr)
+	s.reporter = newReporter(s.keyspace, me.Addr)
 	for {
 		if err := s.follow(ctx); err != nil {
 			return err
@@ -101,12 +103,13 @@ func (l *Leadership) try(ctx context.Context, s *standby, me Leader) error {
 	}
 }
 
-// campaign puts root/leader if it is as s knows it, and returns its revision then.
+// campaign puts root/leader if it is as s knows it, and returns the revision of the put, or 0 if
+// another process was faster.
 func (s *standby) campaign(ctx context.Context, me Leader) (fence int64, err error) {
 	me.Since = time.Now().UnixMilli()
 	resp, err := s.txn(ctx, []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(s.leaderKey()), "=", s.leader.rev)},
 		clientv3.OpPut(s.leaderKey(), encode(me)), clientv3.OpPut(s.beatKey(), ""))
-	if err != nil { // whether it leads is not known: a leader that does nothing fails, and is replaced
+	if err != nil { // the put may have succeeded: a leader that does nothing is replaced like one that failed
 		return 0, err
 	}
 	if !resp.Succeeded {
@@ -115,47 +118,50 @@ func (s *standby) campaign(ctx context.Context, me Leader) (fence int64, err err
 	return resp.Header.Revision, nil
 }
 
-// reload reads root/leader again, after another process won the campaign.
+// reload reads root/leader, after another process won the campaign.
 func (s *standby) reload(ctx context.Context) error {
-	resp, err := s.get(ctx, attempt, s.leaderKey())
+	resp, err := s.get(ctx, attemptTimeout, s.leaderKey())
 	if err != nil {
 		return err
 	}
 	if s.leader = (Leader{}); len(resp.Kvs) > 0 {
-		return s.note(resp.Kvs[0])
+		return s.setKey(resp.Kvs[0])
 	}
 	return nil
 }
 
-// begin applies the rest of the log, removes what its last leader has not ended, and makes the log this process's.
+// begin makes the log this process's own. It applies the rest of the log, which cannot grow any
+// more because root/leader has changed, and deletes the last leader's unfinished batch in the same
+// transaction that counts the term: parts of that batch must not be joined to a batch of this
+// leader.
 func (l *Leadership) begin(ctx context.Context) error {
 	s := l.standby
-	s.part, s.next = nil, s.whole
-	resp, err := s.get(ctx, attempt, s.stateKey())
+	s.pending, s.next = nil, s.applied
+	resp, err := s.get(ctx, attemptTimeout, s.stateKey())
 	if err != nil {
 		return err
 	}
 	var stateRev int64
 	for _, kv := range resp.Kvs {
 		stateRev = kv.ModRevision
-		if err := s.note(kv); err != nil {
+		if err := s.setKey(kv); err != nil {
 			return err
 		}
 	}
-	if s.whole.seq < s.state.Seq {
+	if s.applied.seq < s.state.Seq {
 		return errBehind
 	}
-	if err := s.catchUp(ctx, s.logKey(s.whole)); err != nil {
+	if err := s.catchUp(ctx, s.logKey(s.applied)); err != nil {
 		return err
 	}
-	next := where{max(s.whole.segment, s.state.Segment), s.whole.seq} // of a newer segment there may be no part yet
+	next := logPosition{max(s.applied.segment, s.state.Segment), s.applied.seq} // a newer segment may have no part yet
 	if s.state.Incarnation == 0 {
-		l.fresh = true
+		l.newStore = true
 		s.state.Incarnation = rand.Uint64() | 1
 	}
 	s.state.Term++
-	r := newRecords(l.place, l.fence, stateRev, next, s.bytes)
-	r.fresh = next.seq == s.state.Seq
+	r := newRecords(l.keyspace, l.fence, stateRev, next, s.bytes)
+	r.segmentEmpty = next.seq == s.state.Seq
 	unhook := context.AfterFunc(ctx, func() { r.stop(context.Cause(ctx)) })
 	err = r.putState(s.state, clientv3.OpDelete(l.logKey(next), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.logPrefix()))))
 	if !unhook() {
@@ -166,12 +172,13 @@ func (l *Leadership) begin(ctx context.Context) error {
 		return err
 	}
 	l.records = r
-	l.Logger.Info("leads", "root", l.Root, "revision", l.fence, "incarnation", s.state.Incarnation)
+	l.Logger.Info("leading", "root", l.Root, "revision", l.fence, "incarnation", s.state.Incarnation)
 	return nil
 }
 
-// fold is after how many bytes of log there is a checkpoint, if the store does not hold more: a standby that begins reads all of it.
-const fold = 16 << 20
+// checkpointBytes is the size of the log after which the leader makes a checkpoint, if the store
+// does not hold more: a standby that starts reads all of the log.
+const checkpointBytes = 16 << 20
 
 // Open implements store.Replica.
 func (l *Leadership) Open(limits store.Limits, o *durable.Options) (*durable.Disk, *core.Machine, error) {
@@ -184,9 +191,9 @@ func (l *Leadership) Open(limits store.Limits, o *durable.Options) (*durable.Dis
 	if o != nil {
 		own = *o
 	}
-	own.Fold = cmp.Or(own.Fold, fold)
+	own.CheckpointBytes = cmp.Or(own.CheckpointBytes, checkpointBytes)
 	d, err := durable.Continue(&durable.Replica{
-		Incarnation: l.standby.state.Incarnation, Fresh: l.fresh, Log: l.records, Install: l.install, Scratch: l.scratch, Lost: l.records.lost,
+		Incarnation: l.standby.state.Incarnation, New: l.newStore, Log: l.records, Install: l.install, TempDir: l.scratch, Failed: l.records.failed,
 	}, m, limits, &own)
 	if err != nil {
 		return nil, nil, errors.Join(err, l.Close())
@@ -194,43 +201,45 @@ func (l *Leadership) Open(limits store.Limits, o *durable.Options) (*durable.Dis
 	return d, m, nil
 }
 
-// install puts a checkpoint into etcd: its parts under a new ID first, then root/state, which names it.
+// install puts a checkpoint into etcd: first its parts, under a new ID, then root/state, which
+// names it. A crash between them leaves parts without a name, which the next install deletes.
 func (l *Leadership) install(file string, segment uint64) error {
 	s := state{Incarnation: l.standby.state.Incarnation, Segment: segment, Seq: l.records.firstOf(segment), Checkpoint: rand.Uint64() | 1, Term: l.standby.state.Term}
 	var err error
 	if s.Parts, err = l.upload(file, s.Checkpoint, l.records.change); err != nil {
 		return err
 	}
-	// With it go those before it, and what is left of one that was never named.
+	// Delete the earlier checkpoints, and the parts of one that was never named.
 	mine, before := l.checkpointKey(s.Checkpoint, 0), l.records.stateRev
 	err = l.records.putState(s,
 		clientv3.OpDelete(l.checkpointPrefix(), clientv3.WithRange(mine)),
 		clientv3.OpDelete(l.checkpointKey(s.Checkpoint, s.Parts), clientv3.WithRange(clientv3.GetPrefixRangeEnd(l.checkpointPrefix()))),
 	)
-	if err == nil && l.Compact {
+	if err == nil && l.CompactHistory {
 		l.compact(before)
 	}
 	return err
 }
 
-// compact drops etcd's history before a revision. A failure costs space only, and the next checkpoint tries again.
+// compact drops etcd's history before a revision. A failure costs only space, and the next
+// checkpoint tries again.
 func (l *Leadership) compact(rev int64) {
-	ctx, cancel := context.WithTimeout(l.records.life, attempt)
+	ctx, cancel := context.WithTimeout(l.records.ctx, attemptTimeout)
 	defer cancel()
 	if _, err := l.kv.Compact(ctx, rev); err != nil && !is(err, rpctypes.ErrGRPCCompacted) {
-		l.Logger.Warn("etcd's history is not compacted", "root", l.Root, "revision", rev, "err", err)
+		l.Logger.Warn("etcd history not compacted", "root", l.Root, "revision", rev, "err", err)
 	}
 }
 
-// upload puts the parts of a checkpoint by change, and returns how many they are.
-func (p *place) upload(file string, id uint64, change func(ops ...clientv3.Op) error) (parts int, err error) {
+// upload puts the parts of a checkpoint file with change, and returns their number.
+func (p *keyspace) upload(file string, id uint64, change func(ops ...clientv3.Op) error) (parts int, err error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
 	r := bufio.NewReader(f)
-	for part := make([]byte, p.Part); ; parts++ {
+	for part := make([]byte, p.MaxValueBytes); ; parts++ {
 		n, err := io.ReadFull(r, part)
 		if n == 0 && errors.Is(err, io.EOF) {
 			return parts, nil
@@ -244,14 +253,14 @@ func (p *place) upload(file string, id uint64, change func(ops ...clientv3.Op) e
 	}
 }
 
-// Close gives up the leadership, if the Memory has not, and removes what there is on this machine.
+// Close ends the leadership, if the Memory has not, and removes the temporary files.
 func (l *Leadership) Close() error {
 	return errors.Join(l.records.Close(), os.RemoveAll(l.scratch))
 }
 
-// Find returns the leader of the store below o.Root; its Addr is empty if there is none.
-func Find(ctx context.Context, client *clientv3.Client, o *Options) (Leader, error) {
-	s := &standby{place: newPlace(client, o)}
+// FindLeader returns the leader of the store below o.Root. Its Addr is empty if there is none.
+func FindLeader(ctx context.Context, client *clientv3.Client, o *Options) (Leader, error) {
+	s := &standby{keyspace: newKeyspace(client, o)}
 	err := s.reload(ctx)
 	return s.leader, err
 }

@@ -44,7 +44,7 @@ func TestLogLevels(t *testing.T) {
 	begin := func() (end func()) {
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		r := &etcdlog.Replica{Client: client(t, members), Options: o, Listener: listen(t), Leads: func(m *store.Memory) {
+		r := &etcdlog.Replica{Client: client(t, members), Options: o, Listener: listen(t), OnLead: func(m *store.Memory) {
 			if m != nil {
 				leads <- m
 			}
@@ -62,7 +62,7 @@ func TestLogLevels(t *testing.T) {
 	second := <-leads
 	require.NotSame(t, first, second)
 	said := log.String()
-	require.Contains(t, said, "hands over")
+	require.Contains(t, said, "handing over the leadership")
 	require.NotContains(t, said, "level=WARN")
 	require.NotContains(t, said, "level=ERROR")
 

@@ -33,7 +33,7 @@ func (w faultyWay) Call(_ context.Context, do func()) error {
 
 // Open implements logtest.Store.
 func (s faultyEtcd) Open(t *testing.T, f *logtest.Faults) (*durable.Disk, *core.Machine, error) {
-	o := &etcdlog.Options{Part: 1000, FailureTimeout: 100 * time.Millisecond}
+	o := &etcdlog.Options{MaxValueBytes: 1000, FailureTimeout: 100 * time.Millisecond}
 	if _, err := s.etcd.Client(direct{}).Delete(bounded(t), "muster/leader"); err != nil { // as if it had been silent
 		return nil, nil, err
 	}

@@ -21,15 +21,15 @@ var mutants = []mutant{
 	},
 	{
 		"a round that had begun confirms those that came later",
-		"records.go", `want, err := r.begun+1, r.err`, `want, err := r.begun, r.err`,
+		"records.go", `want, err := r.roundsBegun+1, r.err`, `want, err := r.roundsBegun, r.err`,
 	},
 	{
 		"answers leave before what they show is committed",
-		"records.go", `if r.ended.Load() >= want {`, `if r.ended.Load()+1 >= want {`,
+		"records.go", `if r.roundsDone.Load() >= want {`, `if r.roundsDone.Load()+1 >= want {`,
 	},
 	{
 		"a takeover does not finish applying the log",
-		"lead.go", `if err := s.catchUp(ctx, s.logKey(s.whole)); err != nil {`, `if err := ctx.Err(); err != nil {`,
+		"lead.go", `if err := s.catchUp(ctx, s.logKey(s.applied)); err != nil {`, `if err := ctx.Err(); err != nil {`,
 	},
 	{
 		"a takeover leaves the unfinished batch of the last leader in the log",
@@ -41,7 +41,7 @@ var mutants = []mutant{
 	},
 	{
 		"a standby that loads during a takeover keeps an unfinished batch",
-		"standby.go", `if err == nil && w.seq >= s.whole.seq {`, `if err == nil && w.seq == 0 {`,
+		"standby.go", `if err == nil && w.seq >= s.applied.seq {`, `if err == nil && w.seq == 0 {`,
 	},
 	{
 		"a batch that was put twice, after an unknown outcome, is applied twice",
@@ -75,11 +75,11 @@ var mutants = []mutant{
 		"lead.go", `clientv3.OpDelete(l.checkpointPrefix(), clientv3.WithRange(mine)),`, `clientv3.OpGet(mine),`,
 	},
 	{
-		"sessions get no time to come back after a takeover",
-		"../../internal/durable/durable.go", `m.Restart(now, d.options.Grace)`, `m.Restart(now, 1)`,
+		"sessions get no time to reconnect after a takeover",
+		"../../internal/durable/durable.go", `m.Restart(now, d.options.ReconnectTimeout)`, `m.Restart(now, 1)`,
 	},
 	{
-		"nobody has to come back after a takeover",
+		"no session has to reconnect after a takeover",
 		"../../internal/durable/durable.go", `if restart {`, `if false {`,
 	},
 	{

@@ -12,26 +12,32 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Options has defaults for its zero value.
+// Options configures a replicated store. The zero value is valid.
 type Options struct {
-	// Root is what all keys of this store begin with; default "muster/". What is below another root is another store.
+	// Root is the prefix of all keys of this store; default "muster/". Another root is another
+	// store.
 	Root string
-	// FailureTimeout is for how long a leader may change nothing in etcd until a standby takes over; default 700 ms.
+	// FailureTimeout is for how long a leader may change nothing in etcd before a standby takes
+	// over; default 700 ms.
 	FailureTimeout time.Duration
-	// Outage is for how long a leader tries to reach etcd before it gives up leading; default 5 s.
-	Outage time.Duration
-	// Part is how many bytes one key has at most; default 1 MiB. It must stay below etcd's --max-request-bytes (1.5 MiB).
-	Part int
-	// Follows, if it is not nil, is called about once a second while this process is a standby, with what it knows: who leads, and
-	// its own Lag (no Standbys: etcd did not answer). It must not block, and owns s.
-	Follows func(s *store.ReplicationStatus)
-	// Compact has the leader compact etcd's history with each checkpoint, up to the one before. That drops the history of all keys of
-	// the etcd, not only of those below Root: set it in an etcd of this store's own. Without it the etcd must compact itself
+	// OutageTimeout is for how long a leader retries requests that etcd does not answer before it
+	// stops leading; default 5 s.
+	OutageTimeout time.Duration
+	// MaxValueBytes is the largest value that is put into one key; default 1 MiB. It must stay
+	// below etcd's --max-request-bytes (default 1.5 MiB).
+	MaxValueBytes int
+	// OnStatus, if not nil, is called about once a second while this process is a standby, with the
+	// leader and this process's own lag. Standbys is empty if etcd did not answer. OnStatus must
+	// not block, and owns s.
+	OnStatus func(s *store.ReplicationStatus)
+	// CompactHistory makes the leader compact etcd's history at each checkpoint, up to the one
+	// before. That drops the history of all keys in etcd, not only of those below Root: set it only
+	// for an etcd that holds nothing else. Without it, etcd must compact itself
 	// (--auto-compaction-retention).
-	Compact bool
-	Logger  *slog.Logger // nil is silent
+	CompactHistory bool
+	Logger         *slog.Logger // default: discards
 
-	reports time.Duration // between those of a standby; default reports
+	reportInterval time.Duration // time between two reports of a standby
 }
 
 func (o *Options) withDefaults() Options {
@@ -41,52 +47,53 @@ func (o *Options) withDefaults() Options {
 	}
 	own.Root = cmp.Or(own.Root, "muster/")
 	own.FailureTimeout = cmp.Or(own.FailureTimeout, 700*time.Millisecond)
-	own.Outage = cmp.Or(own.Outage, 5*time.Second)
-	own.Part = cmp.Or(own.Part, 1<<20)
-	own.reports = cmp.Or(own.reports, reports)
+	own.OutageTimeout = cmp.Or(own.OutageTimeout, 5*time.Second)
+	own.MaxValueBytes = cmp.Or(own.MaxValueBytes, 1<<20)
+	own.reportInterval = cmp.Or(own.reportInterval, reportInterval)
 	if own.Logger == nil {
 		own.Logger = slog.New(slog.DiscardHandler)
 	}
 	return own
 }
 
-// place is a store's part of an etcd.
-type place struct {
+// keyspace is the part of an etcd below Options.Root: its keys, and requests with time limits.
+type keyspace struct {
 	kv      clientv3.KV
 	watcher clientv3.Watcher
 	Options
 }
 
-// get reads keys, in no longer than d: a member of etcd that has gone silent is to cost no more than that.
-func (p *place) get(ctx context.Context, d time.Duration, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+// get reads keys within d, so that a member of etcd that does not answer costs no more than that.
+func (p *keyspace) get(ctx context.Context, d time.Duration, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	return p.kv.Get(ctx, key, options...)
 }
 
-// read reads a page of the log, or a part of a checkpoint. An attempt that brings no answer is made again, with more time: a checkpoint has
-// many parts, and a standby is not to begin anew with the first because of one.
-func (p *place) read(ctx context.Context, key string, options ...clientv3.OpOption) (resp *clientv3.GetResponse, err error) {
-	for limit := attempt; ; limit *= 2 {
+// read reads a page of the log, or a part of a checkpoint. A request that is not answered is
+// repeated with twice the time, up to readLimit: a checkpoint has many parts, and one lost answer
+// must not make a standby start again with the first.
+func (p *keyspace) read(ctx context.Context, key string, options ...clientv3.OpOption) (resp *clientv3.GetResponse, err error) {
+	for limit := attemptTimeout; ; limit *= 2 {
 		resp, err = p.get(ctx, limit, key, options...)
-		if err == nil || limit > reading || ctx.Err() != nil || !transient(err) || is(err, rpctypes.ErrGRPCCompacted) {
+		if err == nil || limit > readTimeout || ctx.Err() != nil || !transient(err) || is(err, rpctypes.ErrGRPCCompacted) {
 			return resp, err
 		}
 	}
 }
 
-// txn makes a transaction, in no longer than attempt.
-func (p *place) txn(ctx context.Context, cmps []clientv3.Cmp, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, attempt)
+// txn makes a transaction within attemptTimeout.
+func (p *keyspace) txn(ctx context.Context, cmps []clientv3.Cmp, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	return p.kv.Txn(ctx).If(cmps...).Then(ops...).Commit()
 }
 
-func newPlace(client *clientv3.Client, o *Options) *place {
-	return &place{kv: client.KV, watcher: client.Watcher, Options: o.withDefaults()}
+func newKeyspace(client *clientv3.Client, o *Options) *keyspace {
+	return &keyspace{kv: client.KV, watcher: client.Watcher, Options: o.withDefaults()}
 }
 
-func (p *place) leaderKey() string { return p.Root + "leader" }
-func (p *place) beatKey() string   { return p.Root + "beat" }
-func (p *place) stateKey() string  { return p.Root + "state" }
-func (p *place) logPrefix() string { return p.Root + "log/" }
+func (p *keyspace) leaderKey() string { return p.Root + "leader" }
+func (p *keyspace) beatKey() string   { return p.Root + "beat" }
+func (p *keyspace) stateKey() string  { return p.Root + "state" }
+func (p *keyspace) logPrefix() string { return p.Root + "log/" }

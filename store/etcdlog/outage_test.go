@@ -46,7 +46,7 @@ func TestEtcdAway(t *testing.T) {
 	l := newLoad(bounded(t), t, 3, time.Minute, r.ways(t, members))
 	s := r.dial(t)
 	l.more(20)
-	for _, away := range []time.Duration{r.options.Outage / 2, 3 * r.options.Outage} {
+	for _, away := range []time.Duration{r.options.OutageTimeout / 2, 3 * r.options.OutageTimeout} {
 		members[0].kill()
 		r.nothing(t, s)
 		<-time.After(away)
@@ -55,7 +55,7 @@ func TestEtcdAway(t *testing.T) {
 		l.more(20)
 	}
 	testcluster.Freeze(t, members[0])
-	<-time.After(3 * r.options.Outage)
+	<-time.After(3 * r.options.OutageTimeout)
 	r.nothing(t, s)
 	testcluster.Thaw(t, members[0])
 	l.more(20)
@@ -76,7 +76,7 @@ func TestNoSpace(t *testing.T) {
 		_, err = c.Put(bounded(t), fmt.Sprint("filling/", i), string(bytes.Repeat([]byte("x"), 500_000)))
 	}
 	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
-	<-time.After(2 * r.options.Outage)
+	<-time.After(2 * r.options.OutageTimeout)
 	r.nothing(t, s)
 	resp, err := c.Delete(bounded(t), "filling/", clientv3.WithPrefix())
 	require.NoError(t, err)
@@ -94,7 +94,7 @@ func TestNoSpace(t *testing.T) {
 func TestOwnCallsEndInTime(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)
-	s := store.New(lead(t, client(t, members), &etcdlog.Options{Root: newRoot(), Outage: patience}))
+	s := store.New(lead(t, client(t, members), &etcdlog.Options{Root: newRoot(), OutageTimeout: patience}))
 	require.NoError(t, s.Set(bounded(t), "key", []byte("before"), nil))
 	testcluster.Freeze(t, members[0])
 	began := time.Now()

@@ -14,67 +14,71 @@ import (
 	"github.com/muster-pg/muster/internal/durable"
 )
 
-// ErrReplaced is why a leader ends: another process leads. Nothing was acknowledged since.
+// ErrReplaced is the error of a leader that another process has replaced. It has acknowledged
+// nothing since it was replaced.
 var ErrReplaced = errors.New("another process leads this store now")
 
 var _ durable.Records = (*records)(nil)
 
-// records is the log of a leader. It owns one goroutine, keep, until Close.
+// records is the log of a leader. It owns one goroutine, heartbeatLoop, until Close.
 //
-// A caller of Sync does a round: one transaction, or several if there is much to append, or a read if there is nothing. Rounds are done
-// one after the other; a round carries all that was appended before it began, and confirms the leadership for every caller
-// that came before it began.
+// Commits are grouped. A caller of Sync runs a round, one at a time: a transaction, or several if
+// there is much to append, or a linearizable read of root/leader if there is nothing to append. A
+// round commits all records that were appended before it began, and confirms the leadership for
+// each caller whose Sync began before it: a round that was under way when Sync was called proves
+// nothing for that caller, because it may have read root/leader earlier.
 type records struct {
-	*place
-	fence    int64           // the revision at which this process put root/leader
-	stateRev int64           // that of root/state; of begin, and then of install, which one goroutine at a time calls
-	lost     chan struct{}   // closed with err, unless it is errClosed
-	life     context.Context // of all requests, until Close
+	*keyspace
+	fence    int64           // revision at which this process put root/leader
+	stateRev int64           // revision of root/state; used by begin, then by install, never at once
+	failed   chan struct{}   // closed when err is set, unless to errClosed
+	ctx      context.Context // of all requests, until Close
 	stop     context.CancelCauseFunc
-	running  sync.WaitGroup
+	wg       sync.WaitGroup
 
-	turn   chan struct{} // has one value; who takes it may do a round, and puts it back
-	next   where         // with the turn: of the next part
-	first  where         // with the turn: of the first part of the newest segment that has one
-	closed bool          // with the turn
+	sem    chan struct{} // holds one value; the goroutine that takes it may run a round, and puts it back
+	next   logPosition   // guarded by sem: the position of the next part
+	first  logPosition   // guarded by sem: the first part of the newest segment that has one
+	closed bool          // guarded by sem
 
-	durable atomic.Uint64
-	ended   atomic.Uint64 // rounds that have succeeded
-	writing atomic.Pointer[time.Time]
+	durable    atomic.Uint64
+	roundsDone atomic.Uint64 // number of rounds that have succeeded
+	writing    atomic.Pointer[time.Time]
 
-	mu      sync.Mutex // protects the fields below; not held while etcd is asked
-	begun   uint64     // rounds that have begun
-	queue   []batch    // that no round has taken
-	under   int        // bytes that a round has taken
-	pos     uint64     // of the last record
-	segment uint64     // that the next record is for
-	fresh   bool       // it has none yet
-	live    map[uint64]int64
-	err     error // for good
+	mu           sync.Mutex // protects the fields below; not held during requests
+	roundsBegun  uint64     // number of rounds that have begun
+	queue        []batch    // batches that no round has taken
+	writingBytes int        // bytes of the batches that the current round has taken
+	pos          uint64     // position of the last record
+	segment      uint64     // segment of the next record
+	segmentEmpty bool       // no record of segment has been appended
+	segmentBytes map[uint64]int64
+	err          error // set once
 
 	standbys standbys
 }
 
-// batch is what one segment gets in a round.
+// batch is the records that one segment gets in a round.
 type batch struct {
 	segment uint64
 	bytes   []byte
 }
 
-// newRecords is the log of a leader since the revision fence, with root/state as it was put at the revision stateRev. Its next part is next;
-// there are so many bytes since the checkpoint.
-func newRecords(p *place, fence, stateRev int64, next where, bytes int64) *records {
+// newRecords returns the log of a leader since revision fence, with root/state as it was put at
+// revision stateRev. next is the position of its first part, and bytes the size of the log since
+// the checkpoint.
+func newRecords(p *keyspace, fence, stateRev int64, next logPosition, bytes int64) *records {
 	r := &records{
-		place: p, fence: fence, stateRev: stateRev, next: next, segment: next.segment, live: map[uint64]int64{next.segment: bytes},
-		lost: make(chan struct{}), turn: make(chan struct{}, 1),
+		keyspace: p, fence: fence, stateRev: stateRev, next: next, segment: next.segment, segmentBytes: map[uint64]int64{next.segment: bytes},
+		failed: make(chan struct{}), sem: make(chan struct{}, 1),
 	}
-	r.turn <- struct{}{}
-	r.life, r.stop = context.WithCancelCause(context.Background())
-	r.running.Go(r.keep)
+	r.sem <- struct{}{}
+	r.ctx, r.stop = context.WithCancelCause(context.Background())
+	r.wg.Go(r.heartbeatLoop)
 	return r
 }
 
-// Append implements durable.Records.
+// Append implements durable.Records. It fills the queue, which the next round takes.
 func (r *records) Append(f func(b []byte) []byte) (pos uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,38 +95,39 @@ func (r *records) Append(f func(b []byte) []byte) (pos uint64) {
 	start := len(b.bytes)
 	b.bytes = f(append(b.bytes, 0, 0, 0, 0))
 	binary.LittleEndian.PutUint32(b.bytes[start:], uint32(len(b.bytes)-start-4))
-	r.fresh = false
+	r.segmentEmpty = false
 	return r.pos
 }
 
-// Sync returns when what was appended before it is durable, and this process was found to lead after Sync was called.
+// Sync returns when all records appended before it are durable, and a request that began after Sync
+// was called has found this process to lead. The position is ignored: every call needs the proof.
 func (r *records) Sync(uint64) error {
 	r.mu.Lock()
-	want, err := r.begun+1, r.err
+	want, err := r.roundsBegun+1, r.err
 	r.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	<-r.turn
-	defer func() { r.turn <- struct{}{} }()
-	if r.ended.Load() >= want {
+	<-r.sem
+	defer func() { r.sem <- struct{}{} }()
+	if r.roundsDone.Load() >= want {
 		return nil
 	}
 	return r.round()
 }
 
-// round is one round. Called with the turn.
+// round runs one round. The caller holds sem.
 func (r *records) round() error {
 	r.mu.Lock()
 	if r.err != nil {
 		r.mu.Unlock()
 		return r.err
 	}
-	r.begun++
-	round, pos, queue := r.begun, r.pos, r.queue
+	r.roundsBegun++
+	round, pos, queue := r.roundsBegun, r.pos, r.queue
 	r.queue = nil
 	for _, b := range queue {
-		r.under += len(b.bytes)
+		r.writingBytes += len(b.bytes)
 	}
 	r.mu.Unlock()
 	began := time.Now()
@@ -131,7 +136,7 @@ func (r *records) round() error {
 	err := r.write(queue)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.under = 0
+	r.writingBytes = 0
 	if err != nil {
 		r.fail(err)
 	}
@@ -139,14 +144,15 @@ func (r *records) round() error {
 		return r.err
 	}
 	for _, b := range queue {
-		r.live[b.segment] += int64(max(len(b.bytes), partCost))
+		r.segmentBytes[b.segment] += int64(max(len(b.bytes), partCost))
 	}
 	r.durable.Store(pos)
-	r.ended.Store(round)
+	r.roundsDone.Store(round)
 	return nil
 }
 
-// write appends queue, or finds out whether this process leads. Called with the turn.
+// write puts the batches of queue, or confirms the leadership if there are none. The caller holds
+// sem.
 func (r *records) write(queue []batch) error {
 	if len(queue) == 0 {
 		return r.confirm()
@@ -157,7 +163,7 @@ func (r *records) write(queue []batch) error {
 			r.first = r.next
 		}
 		for rest := b.bytes; ; {
-			n := min(len(rest), r.Part)
+			n := min(len(rest), r.MaxValueBytes)
 			part := append(make([]byte, 0, n+1), last)
 			if n < len(rest) {
 				part[0] = more
@@ -174,16 +180,17 @@ func (r *records) write(queue []batch) error {
 	return nil
 }
 
-// change makes changes if this process leads. Each of them may be made again without harm, at any later time: whether an attempt that
-// brought no answer was carried out is not known, and a member of etcd that stood still may carry it out when it goes on.
+// change makes ops if this process leads. Each of ops must be idempotent at any later time: an
+// attempt without an answer may have been carried out, and an etcd member that was stopped may
+// carry it out when it continues.
 func (r *records) change(ops ...clientv3.Op) error {
-	_, err := r.leading(ops...)
+	_, err := r.fencedTxn(ops...)
 	return err
 }
 
-// leading is change, and returns the answer.
-func (r *records) leading(ops ...clientv3.Op) (resp *clientv3.TxnResponse, err error) {
-	err = r.insist(func(ctx context.Context) (err error) {
+// fencedTxn is change with the response.
+func (r *records) fencedTxn(ops ...clientv3.Op) (resp *clientv3.TxnResponse, err error) {
+	err = r.retry(func(ctx context.Context) (err error) {
 		resp, err = r.kv.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence)).Then(ops...).Commit()
 		if err == nil && !resp.Succeeded {
 			return ErrReplaced
@@ -193,11 +200,12 @@ func (r *records) leading(ops ...clientv3.Op) (resp *clientv3.TxnResponse, err e
 	return resp, err
 }
 
-// putState puts root/state, and makes changes with it, once. What they delete may be there again, and in use, when a late attempt is carried
-// out: so each attempt compares the revision of root/state, which only the leader changes.
+// putState puts root/state and makes ops with it, exactly once. ops delete keys, which may exist
+// again and be in use when a delayed attempt is carried out: therefore each attempt also compares
+// the revision of root/state, which only the leader changes.
 func (r *records) putState(s state, ops ...clientv3.Op) error {
 	ops = append(ops, clientv3.OpPut(r.stateKey(), encode(s)))
-	return r.insist(func(ctx context.Context) error {
+	return r.retry(func(ctx context.Context) error {
 		resp, err := r.kv.Txn(ctx).If(
 			clientv3.Compare(clientv3.ModRevision(r.leaderKey()), "=", r.fence), clientv3.Compare(clientv3.ModRevision(r.stateKey()), "=", r.stateRev),
 		).Then(ops...).Else(
@@ -217,14 +225,14 @@ func (r *records) putState(s state, ops ...clientv3.Op) error {
 		case len(state) == 0:
 			return fmt.Errorf("key %q was deleted: %w", r.stateKey(), durable.ErrDamaged)
 		}
-		r.stateRev = state[0].ModRevision // by an attempt that brought no answer
+		r.stateRev = state[0].ModRevision // an unanswered attempt succeeded
 		return nil
 	})
 }
 
-// confirm reads root/leader, linearizably.
+// confirm reads root/leader, linearizably, and returns ErrReplaced if another process leads.
 func (r *records) confirm() error {
-	return r.insist(func(ctx context.Context) error {
+	return r.retry(func(ctx context.Context) error {
 		resp, err := r.kv.Get(ctx, r.leaderKey(), clientv3.WithKeysOnly())
 		if err == nil && (len(resp.Kvs) == 0 || resp.Kvs[0].ModRevision != r.fence) {
 			return ErrReplaced
@@ -233,22 +241,23 @@ func (r *records) confirm() error {
 	})
 }
 
-// insist calls f until it has an answer, for as long as an outage may last.
-func (r *records) insist(f func(ctx context.Context) error) error {
-	return insist(r.life, &r.Options, f)
+// retry calls f until it has an answer, for at most OutageTimeout.
+func (r *records) retry(f func(ctx context.Context) error) error {
+	return retry(r.ctx, &r.Options, f)
 }
 
-// keep changes root/beat, for standbys to see, and finds out soon that another process leads, and which standbys there are.
-func (r *records) keep() {
+// heartbeatLoop changes root/beat until Close. That tells standbys that this process is alive, and
+// detects soon that another process leads.
+func (r *records) heartbeatLoop() {
 	ticker := time.NewTicker(r.FailureTimeout / 4)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ticker.C:
-		case <-r.life.Done():
+		case <-r.ctx.Done():
 			return
 		}
-		if err := r.beat(); err != nil {
+		if err := r.heartbeat(); err != nil {
 			r.Fail(err)
 			return
 		}
@@ -259,13 +268,13 @@ func (r *records) keep() {
 func (r *records) Durable() uint64 { return r.durable.Load() }
 
 // Progress implements durable.Records.
-func (r *records) Progress() uint64 { return r.ended.Load() }
+func (r *records) Progress() uint64 { return r.roundsDone.Load() }
 
 // Unsynced implements durable.Records.
 func (r *records) Unsynced() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := r.under
+	n := r.writingBytes
 	for _, b := range r.queue {
 		n += len(b.bytes)
 	}
@@ -284,7 +293,7 @@ func (r *records) Writing() time.Duration {
 func (r *records) Size() (n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, bytes := range r.live {
+	for _, bytes := range r.segmentBytes {
 		n += bytes
 	}
 	return n
@@ -294,24 +303,25 @@ func (r *records) Size() (n int64) {
 func (r *records) Rotate() (segment uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.fresh {
+	if !r.segmentEmpty {
 		r.segment++
-		r.fresh = true
+		r.segmentEmpty = true
 	}
 	return r.segment
 }
 
-// firstOf is the sequence number of the first part of the newest segment, which Begin has begun.
+// firstOf returns the sequence number of the first part of the newest segment, which Begin has
+// begun.
 func (r *records) firstOf(segment uint64) (seq uint64) {
-	<-r.turn
-	defer func() { r.turn <- struct{}{} }()
+	<-r.sem
+	defer func() { r.sem <- struct{}{} }()
 	if r.first.segment == segment {
 		return r.first.seq
 	}
 	return r.next.seq
 }
 
-// Begin implements durable.Records: what is in the segments before is durable then.
+// Begin implements durable.Records. The records of earlier segments are durable when it returns.
 func (r *records) Begin(uint64) error { return r.Sync(0) }
 
 // Remove implements durable.Records.
@@ -321,9 +331,9 @@ func (r *records) Remove(before uint64) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for segment := range r.live {
+	for segment := range r.segmentBytes {
 		if segment < before {
-			delete(r.live, segment)
+			delete(r.segmentBytes, segment)
 		}
 	}
 	return nil
@@ -336,31 +346,32 @@ func (r *records) Fail(err error) {
 	r.fail(err)
 }
 
-// fail is Fail, with mu.
+// fail sets err, and drops what has not been committed. The caller holds mu.
 func (r *records) fail(err error) {
 	if r.err != nil {
 		return
 	}
 	r.err, r.queue = fmt.Errorf("etcdlog: %w", err), nil
 	if !errors.Is(err, errClosed) {
-		close(r.lost)
+		close(r.failed)
 	}
 }
 
-var errClosed = errors.New("it is closed")
+var errClosed = errors.New("closed")
 
-// Close implements durable.Records. It leaves the leadership to others.
+// Close implements durable.Records. It deletes root/leader, if this process still leads, so that a
+// standby takes over at once.
 func (r *records) Close() error {
 	err := r.Sync(0)
-	<-r.turn
-	defer func() { r.turn <- struct{}{} }()
+	<-r.sem
+	defer func() { r.sem <- struct{}{} }()
 	if r.closed {
 		return nil
 	}
 	r.closed = true
 	r.Fail(errClosed)
 	r.stop(errClosed)
-	r.running.Wait()
+	r.wg.Wait()
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()

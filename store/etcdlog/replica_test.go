@@ -171,7 +171,7 @@ func (l *load) end() {
 // ways has clients reach the replicas by their addresses, by etcd, and through a relay, which knows the etcd.
 func (r *replicas) ways(t testing.TB, members []*member) func(i int) *store.Store {
 	c := &etcdlog.Cluster{Endpoints: addresses(members), Root: r.options.Root}
-	relay, err := store.NewRelay(within(t, patience), "muster://"+r.addrs(), &store.DialOptions{Wait: true, Resolve: c.Leader, Moved: c.Moved})
+	relay, err := store.NewRelay(within(t, patience), "muster://"+r.addrs(), &store.DialOptions{Wait: true, Resolve: c.Leader, WaitReplaced: c.WaitReplaced})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = relay.Close() })
 	at := serve(t, relay)
@@ -194,7 +194,7 @@ func TestKilledLeader(t *testing.T) {
 		takeovers, ctx, count = 200, t.Context(), 3
 	}
 	members := etcdBehind(t, count, func(peer string) string { return peer })
-	r := newReplicas(t, members, etcdlog.Options{Outage: time.Second}, 0, func(int) []string { return addresses(members) })
+	r := newReplicas(t, members, etcdlog.Options{OutageTimeout: time.Second}, 0, func(int) []string { return addresses(members) })
 	r.leader(t)
 	l := newLoad(ctx, t, 4, 5*time.Second, r.ways(t, members))
 	l.more(20)
@@ -339,7 +339,7 @@ func TestFrozenLeader(t *testing.T) {
 // TestRunEnds: a replica in this process ends with its context, as a leader and as a standby, also without an etcd.
 func TestRunEnds(t *testing.T) {
 	members := etcd(t)
-	o := etcdlog.Options{Root: newRoot(), Outage: 300 * time.Millisecond}
+	o := etcdlog.Options{Root: newRoot(), OutageTimeout: 300 * time.Millisecond}
 	type run struct {
 		stop  context.CancelFunc
 		ended chan error
@@ -351,7 +351,7 @@ func TestRunEnds(t *testing.T) {
 		x := &run{stop, make(chan error, 1), make(chan *store.Memory, 10)}
 		l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket")) // beside which there is no port for standbys
 		require.NoError(t, err)
-		r := &etcdlog.Replica{Client: c, Options: o, Listener: l, Leads: func(m *store.Memory) { x.leads <- m }}
+		r := &etcdlog.Replica{Client: c, Options: o, Listener: l, OnLead: func(m *store.Memory) { x.leads <- m }}
 		go func() { x.ended <- r.Run(ctx) }()
 		return x
 	}

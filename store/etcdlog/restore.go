@@ -14,11 +14,12 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// ErrExists is why Restore fails where a store is already.
+// ErrExists is the error of Restore if there is a store below the root.
 var ErrExists = errors.New("there is a store already: name another root, or delete its keys")
 
-// Restore makes a store below o.Root of a backup, as store.Restore does in a directory. There must be no store yet: nothing of one that is
-// there is changed (ErrExists). backup is a file that Store.Backup wrote; a nil r is as good as an empty one.
+// Restore creates a store below o.Root from a backup, as store.Restore does in a directory. If a
+// store exists there, it is not changed, and the error is ErrExists. backup is a file that
+// Store.Backup wrote. A nil r is the same as a zero RestoreOptions.
 func Restore(ctx context.Context, client *clientv3.Client, backup string, o *Options, r *store.RestoreOptions) error {
 	dir, err := os.MkdirTemp("", "muster-restore-")
 	if err != nil {
@@ -28,7 +29,7 @@ func Restore(ctx context.Context, client *clientv3.Client, backup string, o *Opt
 	if err := store.Restore(backup, dir, r); err != nil {
 		return err
 	}
-	if err := newPlace(client, o).restore(ctx, durable.CheckpointOf(dir)); err != nil {
+	if err := newKeyspace(client, o).restore(ctx, durable.CheckpointOf(dir)); err != nil {
 		e := &store.Error{Op: "restore", Key: backup, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", store.ErrUnavailable, err)}
 		if errors.Is(err, ErrExists) {
 			e.Code, e.Err = wire.CodeConflict, err
@@ -38,9 +39,9 @@ func Restore(ctx context.Context, client *clientv3.Client, backup string, o *Opt
 	return nil
 }
 
-// restore puts a checkpoint where there is none, and root/state last: only that makes a store of it. Parts that are left of an attempt that
-// failed are removed with the first checkpoint of a leader.
-func (p *place) restore(ctx context.Context, file string) error {
+// restore puts the parts of a checkpoint, and root/state last: only that key makes them a store.
+// Parts that a failed attempt leaves are deleted with the first checkpoint of a leader.
+func (p *keyspace) restore(ctx context.Context, file string) error {
 	_, incarnation, segment, err := durable.ReadCheckpoint(file)
 	if err != nil {
 		return err
@@ -49,7 +50,7 @@ func (p *place) restore(ctx context.Context, file string) error {
 		clientv3.Compare(clientv3.CreateRevision(p.stateKey()), "=", 0), clientv3.Compare(clientv3.CreateRevision(p.leaderKey()), "=", 0),
 	}
 	change := func(ops ...clientv3.Op) error {
-		return insist(ctx, &p.Options, func(ctx context.Context) error {
+		return retry(ctx, &p.Options, func(ctx context.Context) error {
 			resp, err := p.kv.Txn(ctx).If(empty...).Then(ops...).Commit()
 			if err == nil && !resp.Succeeded {
 				return ErrExists
@@ -62,12 +63,12 @@ func (p *place) restore(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	return insist(ctx, &p.Options, func(ctx context.Context) error {
+	return retry(ctx, &p.Options, func(ctx context.Context) error {
 		resp, err := p.kv.Txn(ctx).If(empty...).Then(clientv3.OpPut(p.stateKey(), encode(s))).Else(clientv3.OpGet(p.stateKey())).Commit()
 		if err != nil || resp.Succeeded {
 			return err
 		}
-		// An attempt that brought no answer may have been carried out: then it is this state that is there.
+		// An unanswered attempt may have succeeded: then the state is this one.
 		if kvs := resp.Responses[0].GetResponseRange().Kvs; len(kvs) != 1 || string(kvs[0].Value) != encode(s) {
 			return ErrExists
 		}

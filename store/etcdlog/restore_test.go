@@ -19,7 +19,7 @@ import (
 // nothing.
 func TestRestore(t *testing.T) {
 	t.Parallel()
-	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), Part: 10_000}
+	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), MaxValueBytes: 10_000}
 	first := standing(t, c, o)()
 	value := bytes.Repeat([]byte("value"), 5_000)
 	for i := range 10 {
@@ -32,7 +32,7 @@ func TestRestore(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 
-	to := &etcdlog.Options{Root: newRoot(), Part: 10_000}
+	to := &etcdlog.Options{Root: newRoot(), MaxValueBytes: 10_000}
 	require.NoError(t, etcdlog.Restore(bounded(t), c, file, to, nil))
 	require.Greater(t, len(keysBelow(t, c, to.Root)), 10, "of several parts")
 	second := standing(t, c, to)()

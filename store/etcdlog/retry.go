@@ -12,18 +12,19 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// attempt is for how long one member of etcd has to answer before another one is asked.
-const attempt = time.Second
+// attempt is how long one member of etcd has to answer before another one is asked.
+const attemptTimeout = time.Second
 
-// reading is for how long etcd has to answer with a page of a log, or a part of a checkpoint, in the end.
-const reading = 10 * attempt
+// reading is the longest time for one page of a log, or one part of a checkpoint.
+const readTimeout = 10 * attemptTimeout
 
-// insist calls f, which may be called again, until it has an answer, an error that no repetition mends, o.Outage has passed, or ctx ends. The
-// first attempts are short, and the next ones ask other members: one that is silent is not to take the time after which a leader has failed.
-func insist(ctx context.Context, o *Options, f func(ctx context.Context) error) error {
+// retry calls f, which must be idempotent, until it has an answer, an error that a retry cannot
+// resolve, o.OutageTimeout has passed, or ctx ends. The first attempts are short, and later ones
+// ask other members: a member that does not answer must not take the whole failure timeout.
+func retry(ctx context.Context, o *Options, f func(ctx context.Context) error) error {
 	began := time.Now()
-	limit := min(attempt, o.FailureTimeout/4)
-	for pause := 5 * time.Millisecond; ; pause, limit = min(2*pause, 200*time.Millisecond), min(2*limit, attempt) {
+	limit := min(attemptTimeout, o.FailureTimeout/4)
+	for pause := 5 * time.Millisecond; ; pause, limit = min(2*pause, 200*time.Millisecond), min(2*limit, attemptTimeout) {
 		one, cancel := context.WithTimeout(ctx, limit)
 		err := f(one)
 		cancel()
@@ -34,8 +35,8 @@ func insist(ctx context.Context, o *Options, f func(ctx context.Context) error) 
 			return context.Cause(ctx)
 		case !transient(err):
 			return err
-		case time.Since(began) > o.Outage:
-			return fmt.Errorf("no answer from etcd for %v: %w", o.Outage, err)
+		case time.Since(began) > o.OutageTimeout:
+			return fmt.Errorf("no answer from etcd for %v: %w", o.OutageTimeout, err)
 		}
 		select {
 		case <-time.After(pause):
@@ -45,15 +46,15 @@ func insist(ctx context.Context, o *Options, f func(ctx context.Context) error) 
 	}
 }
 
-// transient reports whether another attempt may get an answer.
+// transient reports whether another attempt may succeed.
 func transient(err error) bool {
 	if errors.Is(err, ErrReplaced) {
 		return false
 	}
-	late := text(err) == context.DeadlineExceeded.Error() // at the server, whose clock may be a little earlier, and which has no code for it
+	late := text(err) == context.DeadlineExceeded.Error() // the server's clock may be ahead, and etcd has no code for this
 	if late || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, clientv3.ErrNoAvailableEndpoints) || is(err, rpctypes.ErrGRPCRequestTooManyRequests) ||
 		is(err, rpctypes.ErrGRPCInvalidAuthToken) || is(err, rpctypes.ErrGRPCAuthOldRevision) || is(err, rpctypes.ErrGRPCNotLeader) || is(err, rpctypes.ErrGRPCNoSpace) ||
-		is(err, rpctypes.ErrGRPCCompacted) { // of a standby that reads a checkpoint, slowly
+		is(err, rpctypes.ErrGRPCCompacted) { // a standby that reads a checkpoint too slowly
 		return true
 	}
 	code := status.Code(err)
@@ -63,17 +64,17 @@ func transient(err error) bool {
 	return code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Aborted
 }
 
-// denied reports whether etcd refuses this user.
+// denied reports whether etcd denied access to the user.
 func denied(err error) bool {
 	return is(err, rpctypes.ErrGRPCPermissionDenied) || is(err, rpctypes.ErrGRPCAuthFailed) || is(err, rpctypes.ErrGRPCUserEmpty) || is(err, rpctypes.ErrGRPCAuthNotEnabled)
 }
 
-// is reports whether err is one of etcd's, which the client gives in two forms.
+// is reports whether err is target, one of etcd's errors. The client returns them in two forms.
 func is(err, target error) bool {
 	return errors.Is(err, target) || errors.Is(err, rpctypes.Error(target)) || text(err) == text(target)
 }
 
-// text is what etcd says of itself.
+// text returns etcd's message in err.
 func text(err error) string {
 	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		return e.Error()

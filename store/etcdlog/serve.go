@@ -12,27 +12,31 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Replica is one process of a replicated store: it follows the leader, and serves while it leads itself.
+// Replica is one process of a replicated store. It follows the leader, and serves clients while it
+// leads itself.
 //
 // It owns Listener, which it closes, and all goroutines that serve, until Run returns.
 type Replica struct {
 	Client   *clientv3.Client
 	Options  Options
 	Listener net.Listener
-	Addr     string // where clients reach Listener, host:port; default its address
-	// Memory makes the store of a term, with its limits; nil is one with default limits. Its Replica is set, and its Grace, if that is 0, to 20 s.
-	Memory func() *store.Memory
-	// Server makes what serves it; nil is a store.Server without TLS and secrets.
-	Server func(m *store.Memory) (*store.Server, error)
-	Drain  time.Duration // for peers to hang up, when ctx ends; 0 is not at all
-	// Leads, if it is not nil, is called with the store of a term when this process begins to lead, and with nil when it follows again.
-	Leads func(m *store.Memory)
+	Addr     string // where clients reach Listener, host:port; default: its address
+	// NewMemory returns the store of a new term, with its limits; nil means default limits. Run
+	// sets its Replica, and its ReconnectTimeout to 20 s if that is 0.
+	NewMemory func() *store.Memory
+	// NewServer returns the server of a term; nil means a store.Server without TLS and secrets.
+	NewServer    func(m *store.Memory) (*store.Server, error)
+	DrainTimeout time.Duration // how long peers get to disconnect when ctx ends; 0: none
+	// OnLead, if not nil, is called with the term's store when this process begins to lead, and
+	// with nil when it follows again.
+	OnLead func(m *store.Memory)
 }
 
-// Run follows and leads until ctx ends, or something is wrong that does not pass: etcd denies access, or what is in it is
-// malformed. It gives up the leadership before it returns, so that another process takes over at once.
+// Run follows and leads until ctx ends (nil), or until an error that no retry can resolve: etcd
+// denies access, or its content is malformed. It gives up the leadership before it returns, so that
+// another process takes over at once.
 func (r *Replica) Run(ctx context.Context) error {
-	g := &gate{Listener: r.Listener}
+	g := &acceptor{Listener: r.Listener}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -47,11 +51,11 @@ func (r *Replica) Run(ctx context.Context) error {
 		addr = r.Listener.Addr().String()
 	}
 	me := Leader{Addr: addr, ID: newID()}
-	if v, err := listenLive(r.Listener.Addr(), me.ID); err != nil {
-		r.Options.withDefaults().Logger.Warn("standbys will not notice the end of this process at once", "err", err)
+	if v, err := listenLiveness(r.Listener.Addr(), me.ID); err != nil {
+		r.Options.withDefaults().Logger.Warn("no liveness listener: standbys detect the end of this process only after the failure timeout", "err", err)
 	} else {
 		defer v.close()
-		me.Live = v.at(addr)
+		me.LivenessAddr = v.addrFor(addr)
 	}
 	for {
 		l, err := lead(ctx, r.Client, me, &r.Options)
@@ -67,40 +71,40 @@ func (r *Replica) Run(ctx context.Context) error {
 	}
 }
 
-// comeBack is what sessions get to come to the next leader. A client of one that was cut off, or stands still, notices when its own liveness
-// timeout has passed, which is 10 s.
-const comeBack = 20 * time.Second
+// reconnectTimeout is how long sessions get to reconnect to the next leader. A client that was
+// partitioned or stopped notices the takeover after its own liveness timeout, which is 10 s.
+const reconnectTimeout = 20 * time.Second
 
-// term serves until l is over, or ctx ends.
-func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
+// term serves until l has ended, or ctx ends.
+func (r *Replica) term(ctx context.Context, g *acceptor, l *Leadership) error {
 	defer l.Close()
 	m := &store.Memory{Logger: r.Options.Logger}
-	if r.Memory != nil {
-		m = r.Memory()
+	if r.NewMemory != nil {
+		m = r.NewMemory()
 	}
 	if m.Replica = l; m.Grace == 0 {
-		m.Grace = comeBack
+		m.Grace = reconnectTimeout
 	}
 	if err := m.Open(); err != nil {
 		if errors.Is(err, ErrReplaced) || transient(err) {
-			l.Logger.Warn("follows", "root", l.Root, "err", err)
+			l.Logger.Warn("following", "root", l.Root, "err", err)
 			return nil
 		}
 		return err
 	}
 	defer m.Close()
 	s := &store.Server{Engine: m, Logger: r.Options.Logger}
-	if r.Server != nil {
+	if r.NewServer != nil {
 		var err error
-		if s, err = r.Server(m); err != nil {
+		if s, err = r.NewServer(m); err != nil {
 			return err
 		}
 	}
-	if r.Leads != nil {
-		r.Leads(m)
-		defer r.Leads(nil)
+	if r.OnLead != nil {
+		r.OnLead(m)
+		defer r.OnLead(nil)
 	}
-	way := g.open()
+	way := g.beginTerm()
 	ended := make(chan error, 1)
 	var serving sync.WaitGroup
 	serving.Go(func() { ended <- s.Serve(way) })
@@ -108,10 +112,10 @@ func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
 	select {
 	case err = <-ended:
 	case <-m.Failed():
-		l.Logger.Info("follows", "root", l.Root, "err", m.Err())
+		l.Logger.Info("following", "root", l.Root, "err", m.Err())
 	case <-ctx.Done():
-		l.Logger.Info("hands over", "root", l.Root)
-		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Drain)
+		l.Logger.Info("handing over the leadership", "root", l.Root)
+		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.DrainTimeout)
 		_ = s.Shutdown(drain)
 		cancel()
 	}
@@ -120,39 +124,40 @@ func (r *Replica) term(ctx context.Context, g *gate, l *Leadership) error {
 	return err
 }
 
-// gate is a listener whose connections go to the server of a term, and are closed while there is none: their clients try another address.
-type gate struct {
+// acceptor passes the connections of a listener to the server of the current term. While this
+// process does not lead, it closes them: their clients try another address.
+type acceptor struct {
 	net.Listener
 
 	mu   sync.Mutex
-	term *termListener // nil: this process follows
+	term *termListener // nil while this process follows
 }
 
-// termListener is the listener of one term's server.
+// termListener is the listener of the server of one term.
 type termListener struct {
-	gate  *gate
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
+	acceptor *acceptor
+	conns    chan net.Conn
+	done     chan struct{}
+	once     sync.Once
 }
 
-// open begins a term.
-func (g *gate) open() *termListener {
-	w := &termListener{gate: g, conns: make(chan net.Conn), done: make(chan struct{})}
+// beginTerm returns the listener of a new term.
+func (g *acceptor) beginTerm() *termListener {
+	w := &termListener{acceptor: g, conns: make(chan net.Conn), done: make(chan struct{})}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.term = w
 	return w
 }
 
-// accept accepts until the listener is closed.
-func (g *gate) accept() {
+// accept accepts connections until the listener is closed.
+func (g *acceptor) accept() {
 	for pause := time.Millisecond; ; {
 		c, err := g.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // no more file descriptors, or a peer that went away: that passes
+		if err != nil { // out of file descriptors, or the peer closed at once: try again
 			time.Sleep(pause)
 			pause = min(2*pause, time.Second)
 			continue
@@ -183,18 +188,18 @@ func (w *termListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener: it ends the term.
+// Close implements net.Listener. It ends the term.
 func (w *termListener) Close() error {
 	w.once.Do(func() {
-		w.gate.mu.Lock()
-		if w.gate.term == w {
-			w.gate.term = nil
+		w.acceptor.mu.Lock()
+		if w.acceptor.term == w {
+			w.acceptor.term = nil
 		}
-		w.gate.mu.Unlock()
+		w.acceptor.mu.Unlock()
 		close(w.done)
 	})
 	return nil
 }
 
 // Addr implements net.Listener.
-func (w *termListener) Addr() net.Addr { return w.gate.Addr() }
+func (w *termListener) Addr() net.Addr { return w.acceptor.Addr() }

@@ -23,8 +23,8 @@ type proc struct {
 	chance *chance
 	odds   odds
 	etcd   *clientv3.Client
-	runs   gate        // shut by SIGSTOP
-	reach  gate        // shut while etcd is out of reach
+	runs   acceptor    // shut by SIGSTOP
+	reach  acceptor    // shut while etcd is out of reach
 	calm   atomic.Bool // its requests take no time, and all are answered
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -40,7 +40,7 @@ type proc struct {
 // odds are how likely things go wrong between a process and etcd.
 type odds struct{ slow, lost, unanswered, late float64 }
 
-var _ memetcd.Way = (*proc)(nil)
+var _ memetcd.Transport = (*proc)(nil)
 
 func newProc(w *world, id, seed int) *proc {
 	p := &proc{w: w, id: id, chance: newChance(seed, id), dead: make(chan struct{}), ended: make(chan struct{}), conns: map[uint64]*conn{}}
@@ -149,7 +149,7 @@ func (p *proc) kill() {
 
 // end is SIGTERM.
 func (p *proc) end() {
-	p.runs.open()
+	p.runs.beginTerm()
 	p.cancel()
 	select {
 	case <-p.ended:

@@ -65,7 +65,7 @@ type world struct {
 	etcd    *memetcd.Etcd
 	busy    bool       // etcd often takes long
 	quiet   bool       // there is little but reads
-	quorum  gate       // shut while etcd carries nothing out
+	quorum  acceptor   // shut while etcd carries nothing out
 	mu      sync.Mutex // protects procs, which the driver alone changes
 	procs   []*proc
 	audit   *audit
@@ -80,7 +80,7 @@ type world struct {
 const simRoot = "sim/"
 
 // Options of the simulated store: a value of valueBytes is a batch of several parts.
-var simOptions = etcdlog.Options{Root: simRoot, Part: 1000}
+var simOptions = etcdlog.Options{Root: simRoot, MaxValueBytes: 1000}
 
 const valueBytes = 3000
 
@@ -174,15 +174,15 @@ func (w *world) fault() {
 	case 2, 3, 4:
 		w.audit.count("stops")
 		p.runs.close()
-		w.later(w.chance.between(100*time.Millisecond, 8*time.Second), p.runs.open)
+		w.later(w.chance.between(100*time.Millisecond, 8*time.Second), p.runs.beginTerm)
 	case 5:
 		w.audit.count("cut off")
 		p.reach.close()
-		w.later(w.chance.between(100*time.Millisecond, 8*time.Second), p.reach.open)
+		w.later(w.chance.between(100*time.Millisecond, 8*time.Second), p.reach.beginTerm)
 	case 6:
 		w.audit.count("outages")
 		w.quorum.close()
-		w.later(w.chance.between(100*time.Millisecond, 7*time.Second), w.quorum.open)
+		w.later(w.chance.between(100*time.Millisecond, 7*time.Second), w.quorum.beginTerm)
 	case 7:
 		p.hangUp()
 	case 8:
@@ -210,10 +210,10 @@ func (w *world) dies(c *simClient) {
 // heal ends all faults.
 func (w *world) heal() {
 	w.healed.Store(true)
-	w.quorum.open()
+	w.quorum.beginTerm()
 	for _, p := range w.procs {
-		p.runs.open()
-		p.reach.open()
+		p.runs.beginTerm()
+		p.reach.beginTerm()
 	}
 }
 
@@ -301,12 +301,12 @@ func (c *chance) between(low, high time.Duration) time.Duration {
 }
 
 // gate is open unless it is closed. The zero value is open.
-type gate struct {
+type acceptor struct {
 	mu   sync.Mutex
 	shut chan struct{} // nil: it is open
 }
 
-func (g *gate) close() {
+func (g *acceptor) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.shut == nil {
@@ -314,7 +314,7 @@ func (g *gate) close() {
 	}
 }
 
-func (g *gate) open() {
+func (g *acceptor) beginTerm() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.shut != nil {
@@ -324,7 +324,7 @@ func (g *gate) open() {
 }
 
 // pass waits until g is open, and reports whether it had to; ok is false if done was closed first.
-func (g *gate) pass(done <-chan struct{}) (waited, ok bool) {
+func (g *acceptor) pass(done <-chan struct{}) (waited, ok bool) {
 	for {
 		g.mu.Lock()
 		shut := g.shut

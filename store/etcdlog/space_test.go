@@ -32,7 +32,7 @@ type folding struct {
 
 // Open implements store.Replica.
 func (f folding) Open(limits store.Limits, o *durable.Options) (*durable.Disk, *core.Machine, error) {
-	o.Fold = f.after
+	o.CheckpointBytes = f.after
 	return f.Replica.Open(limits, o)
 }
 
@@ -45,7 +45,7 @@ func TestSpace(t *testing.T) {
 		operations, fold, part = 1_000_000, 16<<20, 1<<20
 	}
 	members := etcd(t)
-	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), Part: part, Compact: true}
+	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), MaxValueBytes: part, CompactHistory: true}
 	first, err := c.Put(t.Context(), "other", "key")
 	require.NoError(t, err)
 	l, err := etcdlog.Lead(t.Context(), c, "127.0.0.1:1", o)
@@ -203,7 +203,7 @@ func TestCompact(t *testing.T) {
 		require.NoError(t, err)
 		_, err = c.Put(bounded(t), "other", "new")
 		require.NoError(t, err)
-		s := store.New(lead(t, c, &etcdlog.Options{Root: newRoot(), Compact: compact}))
+		s := store.New(lead(t, c, &etcdlog.Options{Root: newRoot(), CompactHistory: compact}))
 		for range 2 {
 			_, err := s.Backup(bounded(t), io.Discard) // which makes a checkpoint
 			require.NoError(t, err)

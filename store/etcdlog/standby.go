@@ -20,62 +20,64 @@ import (
 	"github.com/muster-pg/muster/internal/durable"
 )
 
-// standby is a process that follows the log with a machine of its own. One goroutine uses it.
+// standby is a process that follows the log, with a state machine of its own. One goroutine uses
+// it.
 type standby struct {
-	*place
-	machine *core.Machine
-	record  func(record []byte) error // what replays one: the machine, but in tests
-	state   state
-	leader  Leader
-	rev     int64     // of etcd, up to which it has followed
-	beat    int64     // the revision at which root/beat was put
-	heard   time.Time // when the leader or root/beat last changed
-	whole   where     // of the part behind the last batch that is whole
-	next    where     // of the part that comes next: behind whole while a batch is not whole
-	part    []byte    // what there is of it
-	bytes   int64     // of the log since the checkpoint
+	*keyspace
+	machine    *core.Machine
+	record     func(record []byte) error // applies a record: machine.Replay, except in tests
+	state      state
+	leader     Leader
+	rev        int64       // revision of etcd up to which it has followed
+	beat       int64       // revision of root/beat
+	lastChange time.Time   // when root/leader or root/beat last changed
+	applied    logPosition // position after the last complete batch
+	next       logPosition // position of the next part: after applied while a batch is incomplete
+	pending    []byte      // bytes of the incomplete batch
+	bytes      int64       // size of the log since the checkpoint
 
 	reporter *reporter
 }
 
-// errBehind is why a standby begins anew: what it would have read next is not there any more.
-var errBehind = errors.New("the log has gone on from a newer checkpoint")
+// errBehind makes a standby load the store again: the part that it would read next has been
+// deleted.
+var errBehind = errors.New("the log continues from a newer checkpoint")
 
-// errGap is why it does so, too: what it would have read next is missing.
+// errGap makes a standby load the store again: the part that it would read next is missing.
 var errGap = fmt.Errorf("a part of the log is missing: %w", errBehind)
 
-// load makes the machine of the checkpoint and the log as they are now.
+// load reads the checkpoint and the log, at one revision, into a new machine.
 func (s *standby) load(ctx context.Context, scratch string) error {
 	resp, err := s.txn(ctx, nil, clientv3.OpGet(s.stateKey()), clientv3.OpGet(s.leaderKey()), clientv3.OpGet(s.beatKey(), clientv3.WithKeysOnly()))
 	if err != nil {
 		return err
 	}
-	s.rev, s.heard = resp.Header.Revision, time.Now()
+	s.rev, s.lastChange = resp.Header.Revision, time.Now()
 	s.state, s.leader, s.beat, s.bytes = empty, Leader{}, 0, 0
 	for _, r := range resp.Responses {
 		for _, kv := range r.GetResponseRange().Kvs {
-			if err := s.note(kv); err != nil {
+			if err := s.setKey(kv); err != nil {
 				return err
 			}
 		}
 	}
-	if s.machine, err = s.checkpoint(ctx, scratch); err != nil {
+	if s.machine, err = s.loadCheckpoint(ctx, scratch); err != nil {
 		return err
 	}
 	if s.record == nil {
 		s.record = s.machine.Replay
 	}
-	s.whole = where{s.state.Segment, s.state.Seq}
-	s.next = s.whole
+	s.applied = logPosition{s.state.Segment, s.state.Seq}
+	s.next = s.applied
 	err = s.catchUp(ctx, s.segmentKey(s.state.Segment), clientv3.WithRev(s.rev))
-	if errors.Is(err, errGap) { // in what was there at one moment
+	if errors.Is(err, errGap) { // at one revision no part may be missing
 		return fmt.Errorf("the log has no part %d of segment %d, and parts behind it: %w", s.next.seq, s.next.segment, durable.ErrDamaged)
 	}
 	return err
 }
 
-// note takes the value of a key that is not of the log.
-func (s *standby) note(kv *mvccpb.KeyValue) error {
+// setKey stores the value of a key that is not part of the log.
+func (s *standby) setKey(kv *mvccpb.KeyValue) error {
 	var err error
 	switch string(kv.Key) {
 	case s.stateKey():
@@ -86,10 +88,10 @@ func (s *standby) note(kv *mvccpb.KeyValue) error {
 	case s.leaderKey():
 		s.leader = Leader{}
 		err = json.Unmarshal(kv.Value, &s.leader)
-		s.leader.rev, s.heard = kv.ModRevision, time.Now()
-		s.part, s.next = nil, s.whole // the leader before has not ended its last batch, and never will
+		s.leader.rev, s.lastChange = kv.ModRevision, time.Now()
+		s.pending, s.next = nil, s.applied // the previous leader can never complete its last batch
 	case s.beatKey():
-		s.beat, s.heard = kv.ModRevision, time.Now()
+		s.beat, s.lastChange = kv.ModRevision, time.Now()
 	}
 	if err != nil {
 		return fmt.Errorf("key %q: %w", kv.Key, err)
@@ -97,10 +99,10 @@ func (s *standby) note(kv *mvccpb.KeyValue) error {
 	return nil
 }
 
-// checkpoint makes the machine of a checkpoint, or a new one.
-func (s *standby) checkpoint(ctx context.Context, scratch string) (*core.Machine, error) {
+// loadCheckpoint returns the machine of the current checkpoint, or an empty one.
+func (s *standby) loadCheckpoint(ctx context.Context, scratch string) (*core.Machine, error) {
 	if s.state.Checkpoint == 0 {
-		return core.New(core.Limits{}), nil // its limits are the first record of the log
+		return core.New(core.Limits{}), nil // the first record of the log has its limits
 	}
 	name := filepath.Join(scratch, "checkpoint.old")
 	f, err := os.Create(name)
@@ -133,16 +135,17 @@ func (s *standby) checkpoint(ctx context.Context, scratch string) (*core.Machine
 	return m, err
 }
 
-// page is how many parts of the log are read at once in the beginning, and pageBytes how many bytes: parts may be large, but most are small.
+// pageParts is how many parts of the log are read in the first request, and pageBytes the size that
+// later requests aim at: parts may be large, but most are small.
 const (
-	page      = 16
+	pageParts = 16
 	pageBytes = 4 << 20
 )
 
-// catchUp applies what there is of the log from a key on.
+// catchUp applies the parts of the log that exist, from a key on.
 func (s *standby) catchUp(ctx context.Context, from string, options ...clientv3.OpOption) error {
 	end := clientv3.GetPrefixRangeEnd(s.logPrefix())
-	for limit := int64(page); ; {
+	for limit := int64(pageParts); ; {
 		resp, err := s.read(ctx, from, append(options, clientv3.WithRange(end), clientv3.WithLimit(limit))...)
 		if err != nil {
 			return err
@@ -161,19 +164,19 @@ func (s *standby) catchUp(ctx context.Context, from string, options ...clientv3.
 		case size < pageBytes/2:
 			limit *= 2
 		case size > 2*pageBytes:
-			limit = max(limit/2, page)
+			limit = max(limit/2, pageParts)
 		}
 	}
 }
 
-// apply takes a part of the log, and replays the batch that it ends.
+// apply takes a part of the log. If the part is the last one of a batch, it replays the batch.
 func (s *standby) apply(kv *mvccpb.KeyValue) error {
-	w, err := s.whereOf(kv.Key)
+	w, err := s.parseLogKey(kv.Key)
 	if err != nil {
 		return err
 	}
 	switch {
-	case w.seq < s.next.seq: // an attempt of the leader that brought no answer, and was repeated
+	case w.seq < s.next.seq: // an unanswered attempt of the leader that was repeated
 		return nil
 	case w.seq > s.next.seq:
 		return errGap
@@ -181,29 +184,29 @@ func (s *standby) apply(kv *mvccpb.KeyValue) error {
 	if len(kv.Value) == 0 {
 		return fmt.Errorf("key %q: %w", kv.Key, errBatch)
 	}
-	s.part = append(s.part, kv.Value[1:]...)
-	s.next = where{w.segment, w.seq + 1}
+	s.pending = append(s.pending, kv.Value[1:]...)
+	s.next = logPosition{w.segment, w.seq + 1}
 	s.bytes += int64(max(len(kv.Value), partCost))
 	if kv.Value[0] == more {
 		return nil
 	}
-	batch := s.part
-	s.part, s.whole = nil, s.next
+	batch := s.pending
+	s.pending, s.applied = nil, s.next
 	err = replay(batch, s.record)
-	s.machine.Effects() // their sessions are the leader's
+	s.machine.Effects() // discard the effects on sessions: they are the leader's
 	if err != nil {
 		return fmt.Errorf("key %q: %w", kv.Key, err)
 	}
 	return nil
 }
 
-// follow applies what the leader appends, and returns when there is no leader.
+// follow applies what the leader appends, and returns nil when there is no leader or it has failed.
 func (s *standby) follow(ctx context.Context) error {
 	if s.leader.rev == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	s.reporter.saw(s)
+	s.reporter.update(s)
 	var reporting sync.WaitGroup
 	reporting.Go(func() { s.reporter.run(ctx) })
 	defer func() {
@@ -221,7 +224,7 @@ func (s *standby) follow(ctx context.Context) error {
 		if observed != s.leader {
 			stop()
 			observed = s.leader
-			ended, stop = observed.observe(s.FailureTimeout)
+			ended, stop = observed.watchProcess(s.FailureTimeout)
 		}
 		select {
 		case <-ended:
@@ -237,16 +240,16 @@ func (s *standby) follow(ctx context.Context) error {
 				}
 				return resp.Err()
 			}
-			if err := s.take(resp.Events); err != nil {
+			if err := s.handleEvents(resp.Events); err != nil {
 				return err
 			}
-			if n := len(resp.Events); n > 0 { // the header may be of a revision whose events are still to come
+			if n := len(resp.Events); n > 0 { // not the header's revision, whose events may still come
 				s.rev = resp.Events[n-1].Kv.ModRevision
-				s.reporter.saw(s)
+				s.reporter.update(s)
 			}
 		case <-ticker.C:
-			if time.Since(s.heard) > s.FailureTimeout && s.failed(ctx) {
-				s.Logger.Warn("the leader is silent", "root", s.Root, "leader", s.leader.Addr, "since", time.Since(s.heard))
+			if time.Since(s.lastChange) > s.FailureTimeout && s.leaderFailed(ctx) {
+				s.Logger.Warn("no heartbeat from the leader", "root", s.Root, "leader", s.leader.Addr, "since", time.Since(s.lastChange))
 				return nil
 			}
 		case <-ctx.Done():
@@ -256,8 +259,8 @@ func (s *standby) follow(ctx context.Context) error {
 	return nil
 }
 
-// take applies changes, in their order.
-func (s *standby) take(events []*clientv3.Event) error {
+// handleEvents applies changes, in their order.
+func (s *standby) handleEvents(events []*clientv3.Event) error {
 	log := s.logPrefix()
 	for _, e := range events {
 		var err error
@@ -265,11 +268,11 @@ func (s *standby) take(events []*clientv3.Event) error {
 		case e.Type == mvccpb.DELETE && key == s.leaderKey():
 			s.leader = Leader{}
 		case e.Type == mvccpb.DELETE:
-			err = s.removed(key)
+			err = s.handleLogDelete(key)
 		case strings.HasPrefix(key, log):
 			err = s.apply(e.Kv)
 		default:
-			err = s.note(e.Kv)
+			err = s.setKey(e.Kv)
 		}
 		if err != nil {
 			return err
@@ -278,21 +281,24 @@ func (s *standby) take(events []*clientv3.Event) error {
 	return nil
 }
 
-// removed takes note of a part that a leader has removed. If it is of a batch that is not whole, the leader before has not ended that: this
-// process may have loaded its parts after the change of the leader, which drops them otherwise.
-func (s *standby) removed(key string) error {
+// handleLogDelete handles the deletion of a part of the log. If the part is of an incomplete batch,
+// a new leader has deleted the unfinished batch of the one before. setKey drops that batch as well;
+// but a standby that loads during the takeover reads the new root/leader first and the parts of the
+// batch afterwards.
+func (s *standby) handleLogDelete(key string) error {
 	if !strings.HasPrefix(key, s.logPrefix()) {
 		return nil
 	}
-	w, err := s.whereOf([]byte(key))
-	if err == nil && w.seq >= s.whole.seq {
-		s.part, s.next = nil, s.whole
+	w, err := s.parseLogKey([]byte(key))
+	if err == nil && w.seq >= s.applied.seq {
+		s.pending, s.next = nil, s.applied
 	}
 	return err
 }
 
-// failed asks whether the leader has changed nothing, other than what this process has heard of: what is slow may be its own watch.
-func (s *standby) failed(ctx context.Context) bool {
+// leaderFailed reads the leader's keys, and reports whether they are unchanged since the last
+// event. It may be the watch that is slow, and not the leader.
+func (s *standby) leaderFailed(ctx context.Context) bool {
 	resp, err := s.txn(ctx, nil, clientv3.OpGet(s.leaderKey(), clientv3.WithKeysOnly()), clientv3.OpGet(s.beatKey(), clientv3.WithKeysOnly()))
 	if err != nil {
 		return false
@@ -300,7 +306,7 @@ func (s *standby) failed(ctx context.Context) bool {
 	known := [...]int64{s.leader.rev, s.beat}
 	for i, r := range resp.Responses {
 		if kvs := r.GetResponseRange().Kvs; len(kvs) == 0 || kvs[0].ModRevision > known[i] {
-			s.heard = time.Now()
+			s.lastChange = time.Now()
 			return false
 		}
 	}

@@ -97,7 +97,7 @@ func TestUnfinishedBatch(t *testing.T) {
 	value := bytes.Repeat([]byte("value"), 100)
 	for parts := range 7 {
 		t.Run(fmt.Sprint(parts, " parts"), func(t *testing.T) {
-			o := &etcdlog.Options{Root: newRoot(), Part: 100, Outage: 100 * time.Millisecond, FailureTimeout: 300 * time.Millisecond}
+			o := &etcdlog.Options{Root: newRoot(), MaxValueBytes: 100, OutageTimeout: 100 * time.Millisecond, FailureTimeout: 300 * time.Millisecond}
 			c, written := client(t, members), atomic.Int64{}
 			written.Store(-1)
 			kv := &interposer{KV: c.KV}
@@ -149,7 +149,7 @@ func TestLateAttempts(t *testing.T) {
 	for name, checkpoints := range map[string]int{"log": 0, "checkpoint": 2} {
 		t.Run(name, func(t *testing.T) {
 			var l late
-			c, own, o := client(t, members), client(t, members), &etcdlog.Options{Root: newRoot(), Part: 1000, FailureTimeout: 2 * time.Second}
+			c, own, o := client(t, members), client(t, members), &etcdlog.Options{Root: newRoot(), MaxValueBytes: 1000, FailureTimeout: 2 * time.Second}
 			l.of(own)
 			m := lead(t, own, o)
 			s := store.New(m)
@@ -183,7 +183,7 @@ func TestLateAttempts(t *testing.T) {
 func TestStandbyThatWasAway(t *testing.T) {
 	t.Parallel()
 	members := etcd(t)
-	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), Part: 1000}
+	c, o := client(t, members), &etcdlog.Options{Root: newRoot(), MaxValueBytes: 1000}
 	m := lead(t, c, o)
 	s := store.New(m)
 	require.NoError(t, s.Set(bounded(t), "before", []byte("1"), nil))
@@ -225,9 +225,9 @@ func TestMalformed(t *testing.T) {
 	}{
 		"a key that is no part": {func([]string) string { return "log/x" }, "v", "log/x"},
 		"a part that is empty":  {func(log []string) string { return log[len(log)-1] }, "\x01\x00", "malformed"},
-		"a part that is gone":   {func(log []string) string { return log[1] }, "", "is damaged"},
+		"a part that is gone":   {func(log []string) string { return log[1] }, "", "damaged"},
 		"a state":               {func([]string) string { return "state" }, "{", "state"},
-		"a state that is gone":  {func([]string) string { return "state" }, "", "is damaged"},
+		"a state that is gone":  {func([]string) string { return "state" }, "", "damaged"},
 		"a leader":              {func([]string) string { return "leader" }, "nobody", "leader"},
 	} {
 		t.Run(name, func(t *testing.T) {

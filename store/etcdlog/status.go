@@ -15,54 +15,55 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// reports is how often a standby puts its key.
-const reports = time.Second
+// reportInterval is the time between two reports of a standby.
+const reportInterval = time.Second
 
-// forgotten is after how long the leader removes the key of a standby that has not put it again.
-func (p *place) forgotten() time.Duration { return 5 * p.reports }
+// reportExpiry is the age at which the leader deletes a standby's report.
+func (p *keyspace) reportExpiry() time.Duration { return 5 * p.reportInterval }
 
 // report is the value of root/standby/ID.
 type report struct {
-	Addr string `json:"addr"` // where the standby will serve, host:port
-	Lag  uint64 `json:"lag"`  // parts of the log that were committed, and that it had not applied
+	Addr string `json:"addr"` // where the standby will serve clients, host:port
+	Lag  uint64 `json:"lag"`  // committed parts of the log that it had not applied
 }
 
-func (p *place) standbyPrefix() string { return p.Root + "standby/" }
+func (p *keyspace) standbyPrefix() string { return p.Root + "standby/" }
 
-// reporter tells the leader and Options.Follows how far a standby is behind.
+// reporter reports how far a standby is behind, to the leader and to Options.OnStatus.
 type reporter struct {
-	*place
+	*keyspace
 	key, addr string
-	seen      atomic.Pointer[seen]
+	progress  atomic.Pointer[progress]
 }
 
-// seen is what a standby has followed.
-type seen struct {
-	next   where
+// progress is how far a standby has followed.
+type progress struct {
+	next   logPosition
 	leader Leader
 	term   uint64
 }
 
-func newReporter(p *place, addr string) *reporter {
-	return &reporter{place: p, key: fmt.Sprintf("%s%016x", p.standbyPrefix(), rand.Uint64()), addr: addr}
+func newReporter(p *keyspace, addr string) *reporter {
+	return &reporter{keyspace: p, key: fmt.Sprintf("%s%016x", p.standbyPrefix(), rand.Uint64()), addr: addr}
 }
 
-// saw notes how far s is.
-func (r *reporter) saw(s *standby) { r.seen.Store(&seen{s.next, s.leader, s.state.Term}) }
+// update stores the progress of s.
+func (r *reporter) update(s *standby) { r.progress.Store(&progress{s.next, s.leader, s.state.Term}) }
 
-// run reports until ctx ends. An attempt that fails is not repeated: the next report is due soon.
+// run reports until ctx ends. A failed attempt is not repeated: the next report is due soon.
 func (r *reporter) run(ctx context.Context) {
-	ticker := time.NewTicker(r.reports)
+	ticker := time.NewTicker(r.reportInterval)
 	defer ticker.Stop()
 	for lag := uint64(0); ; {
-		x := r.seen.Load()
-		// etcd counts what is behind x at the revision of the put: the leader gets that lag with the next report.
+		x := r.progress.Load()
+		// etcd counts the parts after x at the revision of the put: the leader gets that lag with
+		// the next report.
 		resp, err := r.txn(ctx, nil, clientv3.OpPut(r.key, encode(report{r.addr, lag})),
 			clientv3.OpGet(r.logKey(x.next), clientv3.WithRange(clientv3.GetPrefixRangeEnd(r.logPrefix())), clientv3.WithCountOnly()))
 		if err == nil {
 			lag = uint64(resp.Responses[1].GetResponseRange().Count)
 		}
-		if r.Follows != nil && ctx.Err() == nil {
+		if r.OnStatus != nil && ctx.Err() == nil {
 			s := &store.ReplicationStatus{Leader: x.leader.Addr, Term: x.term, LeadingFor: -1, Standbys: []store.StandbyStatus{{Addr: r.addr, Lag: lag}}}
 			if err != nil {
 				s.Standbys = nil
@@ -70,7 +71,7 @@ func (r *reporter) run(ctx context.Context) {
 			if x.leader.Addr != "" {
 				s.LeadingFor = max(0, time.Since(time.UnixMilli(x.leader.Since)))
 			}
-			r.Follows(s)
+			r.OnStatus(s)
 		}
 		select {
 		case <-ticker.C:
@@ -80,27 +81,28 @@ func (r *reporter) run(ctx context.Context) {
 	}
 }
 
-// standbys are the processes that the leader has reports of, by their keys.
-type standbys map[string]*reported
+// standbys are the reports that the leader knows, by their keys.
+type standbys map[string]*standbyReport
 
-// reported is the last report of a standby.
-type reported struct {
+// standbyReport is the last report of a standby.
+type standbyReport struct {
 	report
-	rev  int64     // of its key
-	came time.Time // when the leader saw that
+	rev       int64     // modification revision of its key
+	changedAt time.Time // when the leader saw that revision, by its own clock
 }
 
-// beat changes root/beat, takes the reports of standbys that are there, and removes those of standbys that have ended.
-func (r *records) beat() error {
+// heartbeat changes root/beat, reads the reports of standbys, and deletes those that have expired,
+// in one transaction.
+func (r *records) heartbeat() error {
 	ops := []clientv3.Op{clientv3.OpPut(r.beatKey(), ""), clientv3.OpGet(r.standbyPrefix(), clientv3.WithPrefix())}
 	r.mu.Lock()
 	for key, x := range r.standbys {
-		if time.Since(x.came) > r.forgotten() {
+		if time.Since(x.changedAt) > r.reportExpiry() {
 			ops = append(ops, clientv3.OpDelete(key))
 		}
 	}
 	r.mu.Unlock()
-	resp, err := r.leading(ops...)
+	resp, err := r.fencedTxn(ops...)
 	if err != nil {
 		return err
 	}
@@ -108,11 +110,11 @@ func (r *records) beat() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, kv := range resp.Responses[1].GetResponseRange().Kvs {
-		x := &reported{rev: kv.ModRevision, came: time.Now()}
+		x := &standbyReport{rev: kv.ModRevision, changedAt: time.Now()}
 		if old := r.standbys[string(kv.Key)]; old != nil && old.rev == x.rev {
 			x = old
 		} else if json.Unmarshal(kv.Value, &x.report) != nil {
-			x.report = report{} // of a later version: it is there
+			x.report = report{} // of a later version: list it without details
 		}
 		there[string(kv.Key)] = x
 	}
@@ -127,8 +129,8 @@ func (l *Leadership) Status() *store.ReplicationStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, key := range slices.Sorted(maps.Keys(r.standbys)) {
-		if x := r.standbys[key]; time.Since(x.came) < r.forgotten() && key != l.reportKey {
-			s.Standbys = append(s.Standbys, store.StandbyStatus{Addr: x.Addr, Lag: x.Lag, Seen: time.Since(x.came)})
+		if x := r.standbys[key]; time.Since(x.changedAt) < r.reportExpiry() && key != l.reportKey {
+			s.Standbys = append(s.Standbys, store.StandbyStatus{Addr: x.Addr, Lag: x.Lag, Seen: time.Since(x.changedAt)})
 		}
 	}
 	return s

@@ -48,7 +48,7 @@ func TestReplicationStatus(t *testing.T) {
 
 	behind := *o
 	heard := make(chan *store.ReplicationStatus, 1)
-	behind.Follows = func(r *store.ReplicationStatus) {
+	behind.OnStatus = func(r *store.ReplicationStatus) {
 		select {
 		case heard <- r:
 		default:

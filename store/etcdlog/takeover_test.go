@@ -14,7 +14,7 @@ import (
 
 // TestTakeover: the next leader has what the last one acknowledged, also from a checkpoint.
 func TestTakeover(t *testing.T) {
-	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), Part: 1000}
+	c, o := client(t, etcd(t)), &etcdlog.Options{Root: newRoot(), MaxValueBytes: 1000}
 	for term := range 5 {
 		m := lead(t, c, o)
 		s := store.New(m)

@@ -41,7 +41,7 @@ func (w *watching) Watch(ctx context.Context, key string, opts ...clientv3.OpOpt
 // batch of the one before yet, drops that batch too.
 func TestStandbyBeginsDuringTakeover(t *testing.T) {
 	t.Parallel()
-	e, o := memetcd.New(), &etcdlog.Options{Root: newRoot(), Part: 100, Outage: 50 * time.Millisecond, FailureTimeout: 200 * time.Millisecond}
+	e, o := memetcd.New(), &etcdlog.Options{Root: newRoot(), MaxValueBytes: 100, OutageTimeout: 50 * time.Millisecond, FailureTimeout: 200 * time.Millisecond}
 	first, value := e.Client(direct{}), bytes.Repeat([]byte("value"), 100)
 	var broken, written atomic.Bool
 	first.KV = &interposer{KV: first.KV, commit: func(changes []clientv3.Op, do func(context.Context) (*clientv3.TxnResponse, error)) (*clientv3.TxnResponse, error) {

@@ -25,33 +25,34 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// ErrNoLeader is why Open and Leader fail while no process serves the store.
-var ErrNoLeader = errors.New("no process leads the store there")
+// ErrNoLeader is the error of Open and Leader while no process serves the store.
+var ErrNoLeader = errors.New("the store has no leader")
 
-// Cluster is an etcd, and a store's place in it.
+// Cluster is an etcd cluster, and the root of a store in it.
 type Cluster struct {
 	Endpoints      []string // host:port
-	Root           string   // of the store's keys; empty is the default of Options
+	Root           string   // prefix of the store's keys; empty: the default of Options
 	User, Password string
-	TLS            *tls.Config // nil: without
+	TLS            *tls.Config // nil: no TLS
 	Dial           store.DialOptions
 }
 
-// The parameters of a URL. Those of the first line are etcd's, those of the second the store's.
+// parameters are the parameters of a URL: first those for etcd, then those for the store.
 var parameters = []string{
 	"password-file", "ca", "cert", "key", "server-name",
 	"secret-file", "store-ca", "store-cert", "store-key", "store-server-name",
 }
 
-// ParseURL parses etcd://host:port,host:port/root, or etcds:// with TLS: the members of an etcd, and the root of a store's keys. A
-// user's name may be in front of the hosts, with a password. All of these parameters may be left out:
+// ParseURL parses etcd://host:port,host:port/root, or etcds:// for TLS: the members of an etcd
+// cluster, and the root of a store's keys. A user's name may precede the hosts, with a password.
+// All parameters are optional:
 //
-//	password-file           the file with the user's password; without it, and without one in the URL, that is MUSTER_ETCD_PASSWORD
+//	password-file           file with the user's password; default: the password in the URL, else MUSTER_ETCD_PASSWORD
 //	ca, cert, key           PEM files: the CA bundle that verifies etcd's members, and this process's certificate for them
-//	server-name             the name in the members' certificates, if it is not the host
+//	server-name             name in the members' certificates, if it is not the host
 //	secret-file             the secret of the store, see store.ReadSecret
 //	store-ca, -cert, -key   PEM files: the CA bundle that verifies the store, and this process's certificate for it
-//	store-server-name       the name in the store's certificate, if it is not the host
+//	store-server-name       name in the store's certificate, if it is not the host
 func ParseURL(u *url.URL) (*Cluster, error) {
 	c := &Cluster{}
 	if err := c.parse(u); err != nil {
@@ -66,21 +67,21 @@ func (c *Cluster) parse(u *url.URL) error {
 	case err != nil:
 		return err
 	case u.Host == "":
-		return errors.New("it has no host: use etcd://host:2379,host2:2379/root")
+		return errors.New("no host: use etcd://host:2379,host2:2379/root")
 	case u.Fragment != "":
-		return errors.New("it has a #fragment, which means nothing here")
+		return errors.New("a #fragment is not supported")
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		switch v := values[name]; {
 		case !slices.Contains(parameters, name):
-			return fmt.Errorf("unknown parameter %q: there are %s", name, strings.Join(parameters, ", "))
+			return fmt.Errorf("unknown parameter %q: use one of %s", name, strings.Join(parameters, ", "))
 		case len(v) > 1 || v[0] == "":
-			return fmt.Errorf("the parameter %s is empty, or there twice", name)
+			return fmt.Errorf("the parameter %s is empty or repeated", name)
 		}
 	}
 	for host := range strings.SplitSeq(u.Host, ",") {
 		if _, _, err := net.SplitHostPort(host); err != nil {
-			return fmt.Errorf("%s is no host:port; etcd's port is 2379", host)
+			return fmt.Errorf("%s is not host:port; the default port of etcd is 2379", host)
 		}
 		c.Endpoints = append(c.Endpoints, host)
 	}
@@ -94,7 +95,7 @@ func (c *Cluster) userOf(u *url.URL, values url.Values) error {
 	file := values.Get("password-file")
 	if u.User == nil {
 		if file != "" {
-			return errors.New("a password-file is for a user: etcd://user@host:port")
+			return errors.New("password-file without a user: use etcd://user@host:port")
 		}
 		return nil
 	}
@@ -102,18 +103,18 @@ func (c *Cluster) userOf(u *url.URL, values url.Values) error {
 	password, given := u.User.Password()
 	switch {
 	case given && file != "":
-		return errors.New("there are a password and a password-file")
+		return errors.New("both a password and a password-file")
 	case file != "":
 		b, err := os.ReadFile(file)
 		if err != nil {
-			return fmt.Errorf("the password-file: %w", err)
+			return fmt.Errorf("password-file: %w", err)
 		}
 		password = strings.TrimRight(string(b), "\r\n")
 	case !given:
 		password = os.Getenv("MUSTER_ETCD_PASSWORD")
 	}
 	if c.Password = password; c.User == "" || password == "" {
-		return errors.New("a user needs a name and a password: put that into a file, and say ?password-file=FILE")
+		return errors.New("user name or password missing: put the password into a file and use ?password-file=FILE")
 	}
 	return nil
 }
@@ -123,7 +124,7 @@ func (c *Cluster) tlsOf(u *url.URL, values url.Values) (err error) {
 	named := files.CA != "" || files.Cert != "" || files.Key != "" || files.ServerName != ""
 	if u.Scheme != "etcds" {
 		if named {
-			return errors.New("ca, cert, key and server-name are of TLS: say etcds://")
+			return errors.New("ca, cert, key and server-name need TLS: use etcds://")
 		}
 		return nil
 	}
@@ -133,9 +134,10 @@ func (c *Cluster) tlsOf(u *url.URL, values url.Values) (err error) {
 	return err
 }
 
-// verifyAs has c verify that a server is name: gRPC puts the host that it dials in the place of c.ServerName.
+// verifyAs makes c verify that a server's name is name. c.ServerName has no effect: gRPC replaces
+// it with the host that it dials.
 func verifyAs(c *tls.Config, name string) {
-	c.InsecureSkipVerify = true // VerifyConnection does it
+	c.InsecureSkipVerify = true // VerifyConnection verifies instead
 	c.VerifyConnection = func(s tls.ConnectionState) error {
 		o := x509.VerifyOptions{DNSName: name, Roots: c.RootCAs, Intermediates: x509.NewCertPool()}
 		for _, cert := range s.PeerCertificates[1:] {
@@ -162,16 +164,19 @@ func (c *Cluster) storeOf(values url.Values) (err error) {
 	return err
 }
 
-// maxMessage bounds a request of the client, far above what a server takes: etcd's own limit is to be heard.
+// maxMessage bounds a request of the client. It is far above the server's limit, so that callers
+// get etcd's own error.
 const maxMessage = 512 << 20
 
-// Client makes a client of the etcd, which the caller closes. It connects when it is first used; with a user it does so at once, and takes no
-// longer than five seconds: etcd takes its time to compare passwords.
+// Client returns a client of the cluster, which the caller closes. Without a user it connects when
+// it is first used; with a user it connects at once, within five seconds: etcd takes some time to
+// compare passwords.
 func (c *Cluster) Client() (*clientv3.Client, error) {
-	return c.connect(context.Background(), 5*attempt, new(lastError))
+	return c.connect(context.Background(), 5*attemptTimeout, new(lastError))
 }
 
-// lastError is why the last connection could not be made: a request whose time has passed does not say so.
+// lastError is the error of the last connection attempt. The error of a request that timed out does
+// not contain it.
 type lastError struct{ atomic.Pointer[error] }
 
 func (l *lastError) dial(ctx context.Context, addr string) (net.Conn, error) {
@@ -182,17 +187,17 @@ func (l *lastError) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return conn, err
 }
 
-// connect makes a client until ctx ends. limit is for the answer whether a user is let in.
+// connect returns a client that works until ctx ends. limit bounds the authentication of a user.
 func (c *Cluster) connect(ctx context.Context, limit time.Duration, why *lastError) (*clientv3.Client, error) {
 	config := clientv3.Config{
 		Context:   ctx,
 		Endpoints: c.Endpoints, TLS: c.TLS, Username: c.User, Password: c.Password, DialTimeout: limit,
-		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: attempt, PermitWithoutStream: true,
+		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: attemptTimeout, PermitWithoutStream: true,
 		MaxCallSendMsgSize: maxMessage, MaxUnaryRetries: 1, Logger: zap.NewNop(),
 	}
-	soon := backoff.Config{BaseDelay: attempt / 10, Multiplier: 1.6, Jitter: 0.2, MaxDelay: attempt} // gRPC's own goes up to two minutes
+	soon := backoff.Config{BaseDelay: attemptTimeout / 10, Multiplier: 1.6, Jitter: 0.2, MaxDelay: attemptTimeout} // gRPC's own goes up to two minutes
 	config.DialOptions = []grpc.DialOption{
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: attempt}), grpc.WithContextDialer(why.dial),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: attemptTimeout}), grpc.WithContextDialer(why.dial),
 	}
 	client, err := clientv3.New(config)
 	if err != nil {
@@ -216,16 +221,16 @@ func (c *Cluster) unavailable(err error, why *lastError) error {
 	return e
 }
 
-// Open connects to the leader of the store that u names, as ParseURL describes it, and to each later leader when the connection
-// breaks. It is a store.Opener.
+// Open connects to the leader of the store that u names, see ParseURL, and to each later leader
+// when the connection breaks. It is a store.Opener.
 func Open(ctx context.Context, u *url.URL) (store.Engine, error) {
 	c, err := ParseURL(u)
 	if err != nil {
 		return nil, err
 	}
-	u.Path, u.RawPath = "", "" // it is the root: there is no prefix within that
+	u.Path, u.RawPath = "", "" // the path is the root, not a prefix within the store
 	o := c.Dial
-	o.Wait, o.Resolve, o.Moved = true, c.Leader, c.Moved
+	o.Wait, o.Resolve, o.WaitReplaced = true, c.Leader, c.WaitReplaced
 	s, err := store.Dial(ctx, c.Endpoints[0], &o)
 	if err != nil {
 		return nil, err
@@ -233,17 +238,17 @@ func Open(ctx context.Context, u *url.URL) (store.Engine, error) {
 	return s.Engine(), nil
 }
 
-// Leader asks etcd where the leader serves, host:port. It connects for that alone.
+// Leader asks etcd where the leader serves, host:port. It connects only for this request.
 func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
 	var why lastError
-	client, err := c.connect(ctx, attempt, &why)
+	client, err := c.connect(ctx, attemptTimeout, &why)
 	if err != nil {
 		return "", err
 	}
 	defer client.Close()
-	ctx, cancel := context.WithTimeout(ctx, 2*attempt)
+	ctx, cancel := context.WithTimeout(ctx, 2*attemptTimeout)
 	defer cancel()
-	l, err := Find(ctx, client, &Options{Root: c.Root})
+	l, err := FindLeader(ctx, client, &Options{Root: c.Root})
 	switch {
 	case err != nil:
 		return "", c.unavailable(err, &why)
@@ -256,15 +261,16 @@ func (c *Cluster) Leader(ctx context.Context) (addr string, err error) {
 	return l.Addr, nil
 }
 
-// Moved returns nil when another process leads than the one at addr, for store.DialOptions. It watches root/leader until ctx ends, by a
-// connection for that alone. A key that is gone says nothing: a leader that deletes it closes its connections.
-func (c *Cluster) Moved(ctx context.Context, addr string) error {
-	client, err := c.connect(ctx, attempt, new(lastError))
+// WaitReplaced returns nil when another process leads than the one at addr, for store.DialOptions.
+// It watches root/leader until ctx ends, over a connection of its own. It ignores the deletion of
+// the key: a leader that deletes it closes its connections.
+func (c *Cluster) WaitReplaced(ctx context.Context, addr string) error {
+	client, err := c.connect(ctx, attemptTimeout, new(lastError))
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	s := &standby{place: newPlace(client, &Options{Root: c.Root})}
+	s := &standby{keyspace: newKeyspace(client, &Options{Root: c.Root})}
 	for ctx.Err() == nil {
 		err := s.reload(ctx)
 		for err == nil && s.leader.rev > 0 {
@@ -277,7 +283,7 @@ func (c *Cluster) Moved(ctx context.Context, addr string) error {
 			return err
 		}
 		select {
-		case <-time.After(attempt):
+		case <-time.After(attemptTimeout):
 		case <-ctx.Done():
 		}
 	}
@@ -293,7 +299,7 @@ func (s *standby) nextLeader(ctx context.Context) error {
 			return err
 		}
 		if len(resp.Events) > 0 {
-			return s.take(resp.Events)
+			return s.handleEvents(resp.Events)
 		}
 	}
 	return cmp.Or(ctx.Err(), errBehind)

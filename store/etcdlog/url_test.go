@@ -36,7 +36,7 @@ func follow(t testing.TB, rawurl string, server func(m *store.Memory) (*store.Se
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	r := &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: listen(t), Server: server}
+	r := &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: cluster.Root}, Listener: listen(t), NewServer: server}
 	go func() { ended <- r.Run(ctx) }()
 	t.Cleanup(func() {
 		stop()
@@ -72,18 +72,18 @@ func TestBadURLs(t *testing.T) {
 	t.Setenv("MUSTER_ETCD_PASSWORD", "")
 	for rawurl, want := range map[string]string{
 		"etcd:///prefix":                             "no host",
-		"etcd://a":                                   "a is no host:port",
+		"etcd://a":                                   "a is not host:port",
 		"etcd://a:1,b/p":                             "not a URL",
 		"etcd://a:1#x":                               "#fragment",
 		"etcd://a:1?sesion=5s":                       `unknown parameter "sesion"`,
-		"etcd://a:1?ca=x&ca=y":                       "twice",
+		"etcd://a:1?ca=x&ca=y":                       "repeated",
 		"etcd://a:1?ca=":                             "empty",
-		"etcd://a:1?ca=x":                            "say etcds://",
+		"etcd://a:1?ca=x":                            "use etcds://",
 		"etcds://a:1?ca=/no/such/file":               "/no/such/file",
 		"etcds://a:1?cert=x":                         "go together",
-		"etcd://a:1?password-file=x":                 "for a user",
-		"etcd://me@a:1":                              "needs a name and a password",
-		"etcd://:hidden@a:1":                         "needs a name and a password",
+		"etcd://a:1?password-file=x":                 "without a user",
+		"etcd://me@a:1":                              "user name or password missing",
+		"etcd://:hidden@a:1":                         "user name or password missing",
 		"etcd://me:hidden@a:1?password-file=" + file: "a password and a password-file",
 		"etcd://me@a:1?password-file=/no/such/file":  "/no/such/file",
 		"etcd://a:1?secret-file=/no/such/file":       "/no/such/file",
@@ -101,11 +101,11 @@ func TestBadURLs(t *testing.T) {
 }
 
 // Open waits for a leader until ctx ends; the error says what is missing.
-func TestNobodyThere(t *testing.T) {
+func TestNoLeader(t *testing.T) {
 	t.Parallel()
 	members, silent := etcd(t), listen(t) // silent accepts, and answers nothing
 	for rawurl, want := range map[string]string{
-		"etcd://" + members[0].client + "/jobs":                                "no process leads the store there",
+		"etcd://" + members[0].client + "/jobs":                                "the store has no leader",
 		"etcd://" + freePort(t) + "," + freePort(t):                            "connection refused",
 		"etcd://me:hidden@" + freePort(t):                                      "connection refused",
 		"etcd://" + silent.Addr().String():                                     silent.Addr().String(),

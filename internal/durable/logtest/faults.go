@@ -18,19 +18,19 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// What a step fails with.
+// The errors of a step that fails.
 var (
 	ErrFault   = errors.New("logtest: this step fails")
 	ErrCrashed = errors.New("logtest: the process has crashed")
 )
 
-// Faults is what goes wrong between a process and the medium that has its log, a disk or an etcd. It is seeded: one that has failed
-// is tried again. Each process has Faults of its own.
+// Faults injects failures between a process and the medium of its log, a disk or an etcd. They are
+// a function of the seed. Each process has its own Faults.
 type Faults struct {
 	mu      sync.Mutex // protects the fields below
 	rng     *rand.Rand
-	left    int   // steps until the fault
-	kind    fault // of the next one
+	left    int   // steps until the next fault
+	kind    fault // kind of the next fault
 	crashed bool
 }
 
@@ -38,15 +38,15 @@ type fault int
 
 const (
 	none        fault = iota
-	before            // the step fails, and has not taken effect
-	after             // it fails, and has taken effect: its outcome is unknown
-	delay             // it is slow, so that others overtake it
-	crashBefore       // the process crashes
-	crashAfter        // it crashes when the step has taken effect
+	before            // the step fails without effect
+	after             // the step takes effect, and fails: an unknown outcome
+	delay             // the step is slow: others overtake it
+	crashBefore       // the process crashes before the step
+	crashAfter        // the process crashes after the step
 	faults
 )
 
-// Step takes a step on the medium: one that changes it, or a read.
+// Step runs a step on the medium, a change or a read.
 func (f *Faults) Step(step func() error) error {
 	kind := f.next()
 	switch kind {
@@ -67,7 +67,7 @@ func (f *Faults) Step(step func() error) error {
 	return err
 }
 
-// next is what happens to the next step.
+// next returns the fault of the next step.
 func (f *Faults) next() (kind fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -82,7 +82,7 @@ func (f *Faults) next() (kind fault) {
 	return kind
 }
 
-// arm chooses a fault, and when it happens. Called with mu.
+// arm chooses the next fault. The caller holds mu.
 func (f *Faults) arm() {
 	f.kind, f.left = fault(f.rng.IntN(int(faults))), 1+f.rng.IntN(40)
 	if f.rng.IntN(3) == 0 {
@@ -90,7 +90,7 @@ func (f *Faults) arm() {
 	}
 }
 
-// crash has all steps fail from now on.
+// crash makes all later steps fail.
 func (f *Faults) crash() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,18 +99,20 @@ func (f *Faults) crash() {
 
 // Store is a medium with the log and the checkpoints of one machine.
 type Store interface {
-	// Open opens what is there as a process of its own does, which takes all steps on the medium through f. It takes the store over from
-	// a process that has it, or fails with durable.ErrInUse.
+	// Open opens the store as a new process does, whose steps on the medium go through f. It takes
+	// the store over from a process that has it, or fails with durable.ErrInUse.
 	Open(t *testing.T, f *Faults) (*durable.Disk, *core.Machine, error)
 }
 
-// RunFaults shows that a store keeps what it has to while steps fail, before they take effect or after it, are overtaken, and
-// processes crash between any two of them: what was acknowledged is there, once and in order; of what was not there is a part without gaps, each
-// change whole or not at all; and a process that was replaced changes nothing any more. Each seed is a store of its own.
+// RunFaults checks that a store keeps its guarantees while steps fail before or after they take
+// effect, steps overtake each other, and processes crash between any two steps. Acknowledged
+// changes are there, exactly once and in order. Of the others a prefix is there, each change
+// completely or not at all. A process that was replaced changes nothing any more. Each seed is a
+// separate store.
 func RunFaults(t *testing.T, seeds int, home func(t *testing.T) Store) {
 	for seed := range seeds {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			r := &run{t: t, rng: rand.New(rand.NewPCG(uint64(seed), 17)), store: home(t)}
+			r := &scenario{t: t, rng: rand.New(rand.NewPCG(uint64(seed), 17)), store: home(t)}
 			for life := range 5 {
 				r.open(life)
 				r.write(life)
@@ -120,37 +122,37 @@ func RunFaults(t *testing.T, seeds int, home func(t *testing.T) Store) {
 	}
 }
 
-// run is one store, through the lives of its processes.
-type run struct {
-	t     *testing.T
-	rng   *rand.Rand
-	store Store
-	sure  []string // changes that are there, or are to be
-	tried []string // behind those: made by the last process
-	old   *process // that was not ended
+// scenario is one store, through several processes.
+type scenario struct {
+	t            *testing.T
+	rng          *rand.Rand
+	store        Store
+	acknowledged []string // changes that were acknowledged or seen
+	tried        []string // later changes, of the last process
+	old          *process // a process that was not ended
 
 	*process
 }
 
-// process is one that has the store.
+// process is a process that has the store open.
 type process struct {
 	faults *Faults
 	disk   *durable.Disk
 
 	mu      sync.Mutex // protects the fields below
 	machine *core.Machine
-	acked   int // so many of tried
+	acked   int // number of changes in tried that were acknowledged
 }
 
-// changesKey is the entry that all changes are appended to.
+// changesKey is the entry that all changes append to.
 const changesKey = "changes"
 
-// open opens the store, as often as it takes, and looks at what is there.
-func (r *run) open(life int) {
+// open opens the store, with retries, and checks its content.
+func (r *scenario) open(life int) {
 	r.t.Helper()
 	for tries := 0; ; tries++ {
 		f := &Faults{rng: rand.New(rand.NewPCG(r.rng.Uint64(), 0))}
-		if tries < 5 { // later nothing goes wrong
+		if tries < 5 { // without faults after that
 			f.arm()
 		}
 		d, m, err := r.store.Open(r.t, f)
@@ -158,7 +160,7 @@ func (r *run) open(life int) {
 			r.process = &process{faults: f, disk: d, machine: m}
 			break
 		}
-		if errors.Is(err, durable.ErrInUse) && r.old != nil { // by a process that is there: it cannot be replaced
+		if errors.Is(err, durable.ErrInUse) && r.old != nil { // by a running process that cannot be replaced
 			r.kill(r.old)
 			r.old = nil
 			continue
@@ -168,35 +170,37 @@ func (r *run) open(life int) {
 	var rep wire.Reply
 	r.machine.Apply(r.machine.Now(), core.Local, &wire.Request{Op: wire.OpGet, Key: changesKey}, &rep)
 	got := strings.Fields(string(rep.Value))
-	r.t.Logf("life %d: %d changes, of %d that are to be and %d that may be", life, len(got), len(r.sure), len(r.tried))
-	require.GreaterOrEqual(r.t, len(got), len(r.sure), "acknowledged changes are lost")
-	require.LessOrEqual(r.t, len(got), len(r.sure)+len(r.tried), "there are changes that no process has made")
-	require.Equal(r.t, strings.Join(slices.Concat(r.sure, r.tried)[:len(got)], " "), strings.Join(got, " "))
-	r.sure, r.tried = got, nil
+	r.t.Logf("life %d: %d changes, of %d that are to be and %d that may be", life, len(got), len(r.acknowledged), len(r.tried))
+	require.GreaterOrEqual(r.t, len(got), len(r.acknowledged), "acknowledged changes are lost")
+	require.LessOrEqual(r.t, len(got), len(r.acknowledged)+len(r.tried), "there are changes that no process has made")
+	require.Equal(r.t, strings.Join(slices.Concat(r.acknowledged, r.tried)[:len(got)], " "), strings.Join(got, " "))
+	r.acknowledged, r.tried = got, nil
 	if r.old != nil {
 		r.replaced()
 	}
 }
 
-// replaced shows that the process before, which does not know yet that it was replaced, changes nothing.
-func (r *run) replaced() {
+// replaced checks that the previous process, which does not know that it was replaced, can change
+// nothing.
+func (r *scenario) replaced() {
 	pos := r.old.disk.Apply(r.old.machine.Now(), core.Local, &wire.Request{Op: wire.OpAppend, Key: changesKey, Value: []byte("replaced ")})
 	require.Error(r.t, r.old.disk.Sync(pos), "a process that was replaced")
-	require.Error(r.t, r.old.disk.Checkpoint(r.old.hold), "a process that was replaced")
+	require.Error(r.t, r.old.disk.Checkpoint(r.old.withMachine), "a process that was replaced")
 	r.kill(r.old)
 	r.old = nil
 }
 
-// hold implements durable.Hold.
-func (p *process) hold(f func(*core.Machine)) error {
+// withMachine implements durable.WithMachine.
+func (p *process) withMachine(f func(*core.Machine)) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f(p.machine)
 	return nil
 }
 
-// write makes changes, syncs and makes checkpoints, at the same time, until something has failed or there are enough.
-func (r *run) write(life int) {
+// write makes changes, syncs and checkpoints concurrently, until a step has failed or there are
+// enough.
+func (r *scenario) write(life int) {
 	var others sync.WaitGroup
 	defer others.Wait()
 	failed := make(chan struct{})
@@ -223,7 +227,7 @@ func (r *run) write(life int) {
 			others.Go(func() { sync(pos, n) })
 		case 3:
 			if r.rng.IntN(5) == 0 {
-				others.Go(func() { _ = p.disk.Checkpoint(p.hold) }) // the log has it all
+				others.Go(func() { _ = p.disk.Checkpoint(p.withMachine) }) // a failure loses nothing: the log has all events
 			}
 		}
 		select {
@@ -234,7 +238,7 @@ func (r *run) write(life int) {
 	}
 }
 
-// apply changes the machine, and appends that to the log.
+// apply changes the machine, and appends the event.
 func (p *process) apply(req wire.Request) (pos uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -243,8 +247,8 @@ func (p *process) apply(req wire.Request) (pos uint64) {
 	return p.disk.Apply(now, core.Local, &req)
 }
 
-// end ends the process: in order, by a crash, or not before another one has the store.
-func (r *run) end() {
+// end closes the process, crashes it, or leaves it until another one has the store.
+func (r *scenario) end() {
 	p := r.process
 	switch r.rng.IntN(3) {
 	case 0:
@@ -258,11 +262,11 @@ func (r *run) end() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r.sure, r.tried = slices.Concat(r.sure, r.tried[:p.acked]), r.tried[p.acked:]
+	r.acknowledged, r.tried = slices.Concat(r.acknowledged, r.tried[:p.acked]), r.tried[p.acked:]
 }
 
-// kill is kill -9.
-func (r *run) kill(p *process) {
+// kill crashes the process.
+func (r *scenario) kill(p *process) {
 	p.faults.crash()
 	_ = p.disk.Close()
 }

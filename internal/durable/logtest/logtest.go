@@ -1,5 +1,5 @@
-// Package logtest is what every log of a store has to do: Run is the contract of durable.Records, and RunFaults that of the store which
-// has its machine in a log, while steps on the medium fail.
+// Package logtest is the conformance suite of a store's log: Run tests durable.Records, and
+// RunFaults tests a store on a log whose medium fails.
 package logtest
 
 import (
@@ -16,20 +16,21 @@ import (
 	"github.com/muster-pg/muster/internal/durable"
 )
 
-// Home is where a log is kept. It has one log at a time.
-type Home interface {
-	// Open opens the log that is there, and returns the records from a segment on, in their order.
+// Medium is where a log is kept. At most one log is open.
+type Medium interface {
+	// Open opens the log, and returns the records from a segment on, in order.
 	Open(t *testing.T, segment uint64) (r durable.Records, records [][]byte)
-	// Crash ends a log without Close, as the end of its process does: what was not synced may be lost.
+	// Crash ends a log without Close, as the end of a process does. Records that were not synced
+	// may be lost.
 	Crash(t *testing.T, r durable.Records)
 }
 
-// First is the number of the first segment of a log.
+// First is the number of the first segment of a new log.
 const First = 1
 
-// Run runs the contract, each test in a home of its own.
-func Run(t *testing.T, home func(t *testing.T) Home) {
-	for name, test := range map[string]func(t *testing.T, h Home){
+// Run runs the suite, each test with a new Medium.
+func Run(t *testing.T, home func(t *testing.T) Medium) {
+	for name, test := range map[string]func(t *testing.T, h Medium){
 		"what was synced is there after a crash, in order":     synced,
 		"what was appended is there after Close":               closed,
 		"a crash leaves what was synced, and no gap":           crashes,
@@ -48,12 +49,12 @@ func put(r durable.Records, record []byte) (pos uint64) {
 	return r.Append(func(b []byte) []byte { return append(b, record...) })
 }
 
-// numbered is the record n, with a size that depends on it.
+// numbered returns record n, whose size depends on n.
 func numbered(n uint64) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, n), bytes.Repeat([]byte{byte(n)}, int(n%50))...)
 }
 
-// are checks that records are numbered from, from+1, …, at least up to least.
+// are checks that records are from, from+1, …, and reach at least record least.
 func are(t *testing.T, records [][]byte, from, least uint64) {
 	t.Helper()
 	for i, b := range records {
@@ -62,7 +63,7 @@ func are(t *testing.T, records [][]byte, from, least uint64) {
 	require.GreaterOrEqual(t, from+uint64(len(records)), least+1, "the last of %d records", len(records))
 }
 
-func synced(t *testing.T, h Home) {
+func synced(t *testing.T, h Medium) {
 	r, records := h.Open(t, First)
 	require.Empty(t, records)
 	require.NoError(t, r.Sync(0))
@@ -88,7 +89,7 @@ func synced(t *testing.T, h Home) {
 	require.NoError(t, r.Close())
 }
 
-func closed(t *testing.T, h Home) {
+func closed(t *testing.T, h Medium) {
 	r, _ := h.Open(t, First)
 	for n := uint64(1); n <= 10; n++ {
 		put(r, numbered(n))
@@ -102,7 +103,7 @@ func closed(t *testing.T, h Home) {
 	require.NoError(t, r.Close())
 }
 
-func crashes(t *testing.T, h Home) {
+func crashes(t *testing.T, h Medium) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	least := uint64(0)
 	for range 20 {
@@ -123,7 +124,7 @@ func crashes(t *testing.T, h Home) {
 	}
 }
 
-func sizes(t *testing.T, h Home) {
+func sizes(t *testing.T, h Medium) {
 	all := [][]byte{{}, {1}, make([]byte, 3<<20), {}, bytes.Repeat([]byte{7}, 1<<20), {2}}
 	r, _ := h.Open(t, First)
 	for _, b := range all {
@@ -139,7 +140,7 @@ func sizes(t *testing.T, h Home) {
 	require.NoError(t, r.Close())
 }
 
-func segments(t *testing.T, h Home) {
+func segments(t *testing.T, h Medium) {
 	r, _ := h.Open(t, First)
 	require.EqualValues(t, First, r.Rotate(), "it has no records yet")
 	put(r, numbered(1))
@@ -169,7 +170,7 @@ func segments(t *testing.T, h Home) {
 	require.NoError(t, r.Close())
 }
 
-func failed(t *testing.T, h Home) {
+func failed(t *testing.T, h Medium) {
 	r, _ := h.Open(t, First)
 	require.NoError(t, r.Sync(put(r, numbered(1))))
 	why := errors.New("it has failed")
@@ -184,7 +185,7 @@ func failed(t *testing.T, h Home) {
 	require.NoError(t, r.Close())
 }
 
-func many(t *testing.T, h Home) {
+func many(t *testing.T, h Medium) {
 	const writers, each = 16, 30
 	r, _ := h.Open(t, First)
 	var all sync.WaitGroup
@@ -212,7 +213,7 @@ func many(t *testing.T, h Home) {
 	require.NoError(t, r.Close())
 }
 
-func ordered(t *testing.T, h Home) {
+func ordered(t *testing.T, h Medium) {
 	r, _ := h.Open(t, First)
 	stop := make(chan struct{})
 	var syncing sync.WaitGroup

@@ -1,9 +1,9 @@
-// Package disk is a file system in memory that loses power: a journal.FS for tests.
+// Package disk is a file system in memory with power failures: a journal.FS for tests.
 //
-// What was written and not synced survives Crash in any part, by sectors of 512 bytes, in any of
-// the versions that the sectors had; a file may have any size that it has had, or one between; files
-// that were made or removed may be there or not. A sync that fails leaves the bytes where readers see
-// them, calls them clean, and has brought any part of them to the disk, as Linux does.
+// Of what was written and not synced, Crash keeps any part, by sectors of 512 bytes, in any version
+// that the sectors had. A file may have any size that it has had, or one between; files that were
+// created or removed may exist or not. As on Linux, a sync that fails leaves the bytes visible to
+// readers, considers them clean, and has brought any part of them to the disk.
 package disk
 
 import (
@@ -19,35 +19,35 @@ import (
 	"github.com/muster-pg/muster/internal/journal"
 )
 
-// ErrPower is what all fails with between the power failure and Crash.
+// ErrPower is the error of all operations between the power failure and Crash.
 var ErrPower = errors.New("disk: no power")
 
-// never is how many steps it is to something that is not going to happen.
+// never is the countdown of a fault that is not planned.
 const never = -1
 
 // Disk is the file system.
 type Disk struct {
-	mu    sync.Mutex // protects all that follows, and the inodes
-	rng   *rand.Rand
-	now   map[string]*inode // the directory entries that are seen
-	kept  map[string]*inode // those that are durable
-	life  int               // how many crashes there were: files that were open then are closed
-	off   bool              // no power
-	power int               // changes until the power fails
-	write int               // writes until one fails
-	sync  int               // syncs until one fails
-	syncs int
+	mu      sync.Mutex // protects the fields below, and the inodes
+	rng     *rand.Rand
+	current map[string]*inode // the visible directory entries
+	durable map[string]*inode // the durable directory entries
+	epoch   int               // number of crashes: files opened before the last one are closed
+	off     bool              // no power
+	power   int               // changes until the power fails
+	write   int               // writes until one fails
+	sync    int               // syncs until one fails
+	syncs   int
 }
 
-// New returns an empty disk. Chance is rng's.
+// New returns an empty disk. rng decides what a crash keeps.
 func New(rng *rand.Rand) *Disk {
 	return &Disk{
-		rng: rng, now: map[string]*inode{}, kept: map[string]*inode{},
+		rng: rng, current: map[string]*inode{}, durable: map[string]*inode{},
 		power: never, write: never, sync: never,
 	}
 }
 
-// CutPower makes the power fail during the nth change from now on: the first is 0.
+// CutPower makes the power fail during the nth change from now on, counted from 0.
 func (d *Disk) CutPower(n int) { d.set(&d.power, n) }
 
 // FailWrite makes the nth write from now on stop halfway, between two sectors, with ENOSPC.
@@ -62,22 +62,22 @@ func (d *Disk) set(steps *int, n int) {
 	*steps = n
 }
 
-// Syncs returns how many syncs of files there were.
+// Syncs returns the number of syncs of files.
 func (d *Disk) Syncs() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.syncs
 }
 
-// Crash is a power failure, if there was none, and the start after it. No fault waits any more.
+// Crash is a power failure, if there was none, and the following start. It cancels planned faults.
 func (d *Disk) Crash() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.life++
+	d.epoch++
 	d.off, d.power, d.write, d.sync = false, never, never, never
 	after := map[string]*inode{}
 	for _, name := range d.names() {
-		now, kept := d.now[name], d.kept[name]
+		now, kept := d.current[name], d.durable[name]
 		if d.coin() {
 			now = kept
 		}
@@ -88,57 +88,58 @@ func (d *Disk) Crash() {
 	for _, name := range slices.Sorted(maps.Keys(after)) {
 		after[name].crash(d)
 	}
-	d.now, d.kept = after, maps.Clone(after)
+	d.current, d.durable = after, maps.Clone(after)
 }
 
-// names returns all that there may be, sorted: chance is to be the same each time.
+// names returns the names of all visible and durable files, sorted, so that a seed gives the same
+// run each time.
 func (d *Disk) names() []string {
-	all := maps.Clone(d.now)
-	maps.Copy(all, d.kept)
+	all := maps.Clone(d.current)
+	maps.Copy(all, d.durable)
 	return slices.Sorted(maps.Keys(all))
 }
 
-// Files returns what is in the files that are seen, by name.
+// Files returns the visible content of the files, by name.
 func (d *Disk) Files() map[string][]byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	files := map[string][]byte{}
-	for name, n := range d.now {
-		files[name] = slices.Clone(n.now)
+	for name, n := range d.current {
+		files[name] = slices.Clone(n.current)
 	}
 	return files
 }
 
-// Put makes a file with data in it, durable, in place of one that there may be.
+// Put creates or replaces a file with data, durably.
 func (d *Disk) Put(name string, data []byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	n := &inode{now: slices.Clone(data), kept: slices.Clone(data)}
-	n.keep()
-	d.now[name], d.kept[name] = n, n
+	n := &inode{current: slices.Clone(data), durable: slices.Clone(data)}
+	n.markDurable()
+	d.current[name], d.durable[name] = n, n
 }
 
-// Delete removes a file, for good.
+// Delete removes a file, durably.
 func (d *Disk) Delete(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.now, name)
-	delete(d.kept, name)
+	delete(d.current, name)
+	delete(d.durable, name)
 }
 
 func (d *Disk) coin() bool { return d.rng.IntN(2) == 0 }
 
-// step counts a change, and fails if the power does during it, or has before.
+// step counts a change, and fails if the power has failed or fails now.
 func (d *Disk) step() (err error) {
-	if d.off || due(&d.power) {
+	if d.off || countDown(&d.power) {
 		d.off = true
 		return ErrPower
 	}
 	return nil
 }
 
-// due counts down to 0, and reports whether it is there.
-func due(steps *int) bool {
+// countDown decrements steps, and reports whether the fault is due.
+func countDown(steps *int) bool {
 	if *steps == never {
 		return false
 	}
@@ -153,24 +154,24 @@ func (d *Disk) Create(name string) (journal.File, error) {
 	if d.off {
 		return nil, ErrPower
 	}
-	if d.now[name] != nil {
+	if d.current[name] != nil {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.EEXIST}
 	}
-	d.now[name] = &inode{dirty: map[int]bool{}}
-	return &file{d, d.now[name], d.life}, d.step()
+	d.current[name] = &inode{dirty: map[int]bool{}}
+	return &file{d, d.current[name], d.epoch}, d.step()
 }
 
 // Open opens a file.
 func (d *Disk) Open(name string) (journal.File, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch n := d.now[name]; {
+	switch n := d.current[name]; {
 	case d.off:
 		return nil, ErrPower
 	case n == nil:
 		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.ENOENT}
 	default:
-		return &file{d, n, d.life}, nil
+		return &file{d, n, d.epoch}, nil
 	}
 }
 
@@ -181,25 +182,25 @@ func (d *Disk) Remove(name string) error {
 	switch {
 	case d.off:
 		return ErrPower
-	case d.now[name] == nil:
+	case d.current[name] == nil:
 		return &fs.PathError{Op: "remove", Path: name, Err: syscall.ENOENT}
 	}
-	delete(d.now, name)
+	delete(d.current, name)
 	return d.step()
 }
 
-// Rename gives a file another name, in place of one that has it.
+// Rename renames a file, and replaces an existing one.
 func (d *Disk) Rename(from, to string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
 	case d.off:
 		return ErrPower
-	case d.now[from] == nil:
+	case d.current[from] == nil:
 		return &fs.PathError{Op: "rename", Path: from, Err: syscall.ENOENT}
 	}
-	d.now[to] = d.now[from]
-	delete(d.now, from)
+	d.current[to] = d.current[from]
+	delete(d.current, from)
 	return d.step()
 }
 
@@ -210,7 +211,7 @@ func (d *Disk) ReadDir(dir string) (names []string, err error) {
 	if d.off {
 		return nil, ErrPower
 	}
-	for name := range d.now {
+	for name := range d.current {
 		if filepath.Dir(name) == filepath.Clean(dir) {
 			names = append(names, filepath.Base(name))
 		}
@@ -219,7 +220,7 @@ func (d *Disk) ReadDir(dir string) (names []string, err error) {
 	return names, nil
 }
 
-// SyncDir makes durable which files there are in dir.
+// SyncDir makes the names of the files in dir durable.
 func (d *Disk) SyncDir(dir string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -230,9 +231,9 @@ func (d *Disk) SyncDir(dir string) error {
 		if filepath.Dir(name) != filepath.Clean(dir) {
 			continue
 		}
-		delete(d.kept, name)
-		if n := d.now[name]; n != nil {
-			d.kept[name] = n
+		delete(d.durable, name)
+		if n := d.current[name]; n != nil {
+			d.durable[name] = n
 		}
 	}
 	return nil

@@ -10,38 +10,38 @@ import (
 
 var _ journal.FS = (*Disk)(nil)
 
-// sector is what the disk writes whole or not at all.
+// sector is the number of bytes that the disk writes atomically.
 const sector = 512
 
 // inode is a file.
 type inode struct {
-	now       []byte       // what readers see
-	kept      []byte       // what is durable; zeros behind it
-	size      int          // that is durable
-	low, high int          // sizes since it was synced
-	dirty     map[int]bool // sectors of now that differ from those of kept
+	current     []byte       // content that readers see
+	durable     []byte       // durable content, followed by zeros
+	durableSize int          // durable size
+	low, high   int          // smallest and largest size since the last sync
+	dirty       map[int]bool // sectors of current that may differ from durable
 }
 
-// writeBack brings sector k to the disk.
+// writeBack makes sector k durable.
 func (n *inode) writeBack(k int) {
 	end := (k + 1) * sector
-	if len(n.kept) < end {
-		n.kept = append(n.kept, make([]byte, end-len(n.kept))...)
+	if len(n.durable) < end {
+		n.durable = append(n.durable, make([]byte, end-len(n.durable))...)
 	}
-	clear(n.kept[k*sector : end])
-	if k*sector < len(n.now) {
-		copy(n.kept[k*sector:end], n.now[k*sector:])
+	clear(n.durable[k*sector : end])
+	if k*sector < len(n.current) {
+		copy(n.durable[k*sector:end], n.current[k*sector:])
 	}
 }
 
-// keep makes the size durable, when all sectors are.
-func (n *inode) keep() {
-	n.kept = n.kept[:min(len(n.kept), len(n.now))]
-	n.size, n.low, n.high = len(n.now), len(n.now), len(n.now)
+// markDurable makes the size durable, when all sectors are.
+func (n *inode) markDurable() {
+	n.durable = n.durable[:min(len(n.durable), len(n.current))]
+	n.durableSize, n.low, n.high = len(n.current), len(n.current), len(n.current)
 	n.dirty = map[int]bool{}
 }
 
-// write changes what readers see. What the sectors were before may be on the disk already.
+// write changes what readers see. An earlier version of the sectors may reach the disk.
 func (n *inode) write(d *Disk, b []byte, off int) {
 	end := off + len(b)
 	for k := off / sector; k*sector < end; k++ {
@@ -50,65 +50,66 @@ func (n *inode) write(d *Disk, b []byte, off int) {
 		}
 		n.dirty[k] = true
 	}
-	if len(n.now) < end {
-		n.now = append(n.now, make([]byte, end-len(n.now))...)
+	if len(n.current) < end {
+		n.current = append(n.current, make([]byte, end-len(n.current))...)
 	}
 	n.high = max(n.high, end)
-	copy(n.now[off:], b)
+	copy(n.current[off:], b)
 }
 
 // truncate makes the file shorter.
 func (n *inode) truncate(size int) {
-	for k := size / sector; k*sector < max(len(n.now), len(n.kept)); k++ {
+	for k := size / sector; k*sector < max(len(n.current), len(n.durable)); k++ {
 		n.dirty[k] = true
 	}
-	n.now = n.now[:min(size, len(n.now))]
-	n.low = min(n.low, len(n.now))
+	n.current = n.current[:min(size, len(n.current))]
+	n.low = min(n.low, len(n.current))
 }
 
-// sync brings all to the disk, or what chance takes.
+// sync makes all sectors durable, or a random part of them.
 func (n *inode) sync(d *Disk, all bool) {
-	for k := 0; len(n.dirty) > 0; k++ { // in order: chance is to be the same each time
+	for k := 0; len(n.dirty) > 0; k++ { // in order, so that a seed gives the same run each time
 		if n.dirty[k] && (all || d.coin()) {
 			n.writeBack(k)
 		}
 		delete(n.dirty, k)
 	}
 	if all {
-		n.keep()
+		n.markDurable()
 	}
 }
 
 func (n *inode) crash(d *Disk) {
 	n.sync(d, false)
-	low, high := min(n.low, n.size), max(n.high, n.size)
+	low, high := min(n.low, n.durableSize), max(n.high, n.durableSize)
 	size := low + d.rng.IntN(high-low+1)
-	switch d.rng.IntN(3) { // the likely ones
+	switch d.rng.IntN(3) { // two of three times a likely size
 	case 0:
-		size = n.size
+		size = n.durableSize
 	case 1:
-		size = len(n.now)
+		size = len(n.current)
 	}
-	if len(n.kept) < size {
-		n.kept = append(n.kept, make([]byte, size-len(n.kept))...)
+	if len(n.durable) < size {
+		n.durable = append(n.durable, make([]byte, size-len(n.durable))...)
 	}
-	n.kept = n.kept[:size]
-	n.now = append(n.now[:0], n.kept...)
-	n.keep()
+	n.durable = n.durable[:size]
+	n.current = append(n.current[:0], n.durable...)
+	n.markDurable()
 }
 
 // file is an open file.
 type file struct {
-	d    *Disk
-	n    *inode
-	life int
+	d     *Disk
+	n     *inode
+	epoch int
 }
 
-// lock locks the disk, if there is power and the file is open: the caller unlocks it in any case.
+// lock locks the disk, and fails if there is no power or the file is closed. The caller unlocks in
+// any case.
 func (f *file) lock() error {
 	f.d.mu.Lock()
 	switch {
-	case f.life != f.d.life:
+	case f.epoch != f.d.epoch:
 		return fs.ErrClosed
 	case f.d.off:
 		return ErrPower
@@ -122,10 +123,10 @@ func (f *file) ReadAt(b []byte, off int64) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if off >= int64(len(f.n.now)) {
+	if off >= int64(len(f.n.current)) {
 		return 0, io.EOF
 	}
-	n := copy(b, f.n.now[off:])
+	n := copy(b, f.n.current[off:])
 	if n < len(b) {
 		return n, io.EOF
 	}
@@ -138,7 +139,7 @@ func (f *file) WriteAt(b []byte, off int64) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if due(&f.d.write) {
+	if countDown(&f.d.write) {
 		half := max(0, (int(off)+len(b)/2)/sector*sector-int(off))
 		f.n.write(f.d, b[:half], int(off))
 		return half, syscall.ENOSPC
@@ -157,7 +158,7 @@ func (f *file) Sync() error {
 		return err
 	}
 	f.d.syncs++
-	if due(&f.d.sync) {
+	if countDown(&f.d.sync) {
 		f.n.sync(f.d, false)
 		return syscall.EIO
 	}
@@ -178,12 +179,12 @@ func (f *file) Truncate(size int64) error {
 func (f *file) Size() (int64, error) {
 	err := f.lock()
 	defer f.d.mu.Unlock()
-	return int64(len(f.n.now)), err
+	return int64(len(f.n.current)), err
 }
 
 func (f *file) Close() error {
 	f.d.mu.Lock()
 	defer f.d.mu.Unlock()
-	f.life = -1
+	f.epoch = -1
 	return nil
 }

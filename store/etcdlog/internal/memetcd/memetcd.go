@@ -1,8 +1,9 @@
-// Package memetcd is an etcd in memory, for tests: the part of it that a store uses. It has linearizable reads, also of earlier
-// revisions, transactions that compare modification revisions, watches from a revision on, and compaction.
+// Package memetcd is an etcd in memory, for tests: the subset that a store uses. It has
+// linearizable reads, also of earlier revisions, transactions that compare modification revisions,
+// watches from a revision on, and compaction.
 //
-// What happens on the way to it, and back, is up to a Way: requests may be delayed, lost, carried out without an answer, or carried
-// out when their caller has long given up.
+// A Transport carries requests and responses, and injects faults: requests may be delayed, lost,
+// carried out without an answer, or carried out after their caller has given up.
 package memetcd
 
 import (
@@ -19,37 +20,37 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Etcd is the server. All of its methods may be called by several goroutines.
+// Etcd is the server. Its methods may be called by several goroutines at once.
 type Etcd struct {
 	mu        sync.Mutex // protects the fields below
 	rev       int64
 	compacted int64
-	keys      map[string][]*mvccpb.KeyValue // the versions of each key, in order; one with Version 0 is a deletion
-	events    []*clientv3.Event             // in order, those since compacted
+	keys      map[string][]*mvccpb.KeyValue // versions of each key, in order; one with Version 0 is a deletion
+	events    []*clientv3.Event             // changes since compacted, in order
 	changed   chan struct{}                 // closed by the next change
 }
 
-// New returns an etcd with no keys.
+// New returns an etcd without keys.
 func New() *Etcd {
 	return &Etcd{rev: 1, keys: map[string][]*mvccpb.KeyValue{}, changed: make(chan struct{})}
 }
 
-// Way is how a client reaches an Etcd.
-type Way interface {
-	// Call brings a request there and its answer back: it has do called, once, from any goroutine, and returns nil afterwards. With an
-	// error it may have called do, may call it later, or never.
+// Transport carries the requests of a client to an Etcd, and its answers back.
+type Transport interface {
+	// Call carries a request and its answer: it calls do once, from any goroutine, and then returns
+	// nil. When it returns an error, do may have been called, may be called later, or never.
 	Call(ctx context.Context, do func()) error
-	// Deliver returns nil when a response of a watch may reach the client. An error ends the watch.
+	// Deliver returns nil when a watch response may reach the client. An error ends the watch.
 	Deliver(ctx context.Context) error
 }
 
-// Client returns a client that reaches e by w. It has no connection, and need not be closed.
-func (e *Etcd) Client(w Way) *clientv3.Client {
-	c := &client{etcd: e, way: w}
+// Client returns a client that uses e over w. It has no connection, and need not be closed.
+func (e *Etcd) Client(w Transport) *clientv3.Client {
+	c := &client{etcd: e, transport: w}
 	return &clientv3.Client{KV: clientv3.NewKVFromKVClient(c, nil), Watcher: c}
 }
 
-// Compact forgets the history before a revision.
+// Compact drops the history before a revision.
 func (e *Etcd) Compact(rev int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -66,15 +67,15 @@ func (e *Etcd) Compact(rev int64) {
 	}
 }
 
-// Revision is that of the last change.
+// Revision returns the revision of the last change.
 func (e *Etcd) Revision() int64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.rev
 }
 
-// at is what a key had at a revision, or nil.
-func (e *Etcd) at(key string, rev int64) *mvccpb.KeyValue {
+// versionAt returns the version of a key at a revision, or nil.
+func (e *Etcd) versionAt(key string, rev int64) *mvccpb.KeyValue {
 	versions := e.keys[key]
 	i := sort.Search(len(versions), func(i int) bool { return versions[i].ModRevision > rev })
 	if i == 0 || versions[i-1].Version == 0 {
@@ -83,10 +84,11 @@ func (e *Etcd) at(key string, rev int64) *mvccpb.KeyValue {
 	return versions[i-1]
 }
 
-// within are the keys there were at a revision in [key, end), sorted; of an empty end it is key alone.
-func (e *Etcd) within(key, end []byte, rev int64) (keys []string) {
+// keysAt returns the keys in [key, end) that existed at a revision, sorted. An empty end means key
+// alone.
+func (e *Etcd) keysAt(key, end []byte, rev int64) (keys []string) {
 	for k := range e.keys {
-		if in([]byte(k), key, end) && e.at(k, rev) != nil {
+		if in([]byte(k), key, end) && e.versionAt(k, rev) != nil {
 			keys = append(keys, k)
 		}
 	}
@@ -114,12 +116,12 @@ func (e *Etcd) get(r *pb.RangeRequest) (*pb.RangeResponse, error) {
 		return nil, rpctypes.ErrGRPCCompacted
 	}
 	resp := &pb.RangeResponse{Header: e.header()}
-	for _, k := range e.within(r.Key, r.RangeEnd, rev) {
+	for _, k := range e.keysAt(r.Key, r.RangeEnd, rev) {
 		if resp.Count++; r.Limit > 0 && int64(len(resp.Kvs)) >= r.Limit {
 			resp.More = true
 			continue
 		}
-		kv := copyOf(e.at(k, rev))
+		kv := copyOf(e.versionAt(k, rev))
 		if r.KeysOnly {
 			kv.Value = nil
 		}
@@ -134,17 +136,17 @@ func copyOf(kv *mvccpb.KeyValue) *mvccpb.KeyValue {
 	}
 }
 
-// put and remove make changes of the revision rev, which is to come.
+// put and remove make changes at revision rev, which the caller then makes current.
 func (e *Etcd) put(r *pb.PutRequest, rev int64) {
 	kv := &mvccpb.KeyValue{Key: r.Key, Value: r.Value, ModRevision: rev, CreateRevision: rev, Version: 1}
-	if before := e.at(string(r.Key), rev); before != nil {
+	if before := e.versionAt(string(r.Key), rev); before != nil {
 		kv.CreateRevision, kv.Version = before.CreateRevision, before.Version+1
 	}
 	e.change(mvccpb.PUT, kv)
 }
 
 func (e *Etcd) remove(r *pb.DeleteRangeRequest, rev int64) (n int64) {
-	for _, k := range e.within(r.Key, r.RangeEnd, rev) {
+	for _, k := range e.keysAt(r.Key, r.RangeEnd, rev) {
 		e.change(mvccpb.DELETE, &mvccpb.KeyValue{Key: []byte(k), ModRevision: rev})
 		n++
 	}
@@ -156,13 +158,13 @@ func (e *Etcd) change(how mvccpb.Event_EventType, kv *mvccpb.KeyValue) {
 	e.events = append(e.events, &clientv3.Event{Type: how, Kv: kv})
 }
 
-// txn carries out a transaction, in one revision.
+// txn carries out a transaction, at one revision.
 func (e *Etcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	resp := &pb.TxnResponse{Succeeded: true}
 	for _, c := range r.Compare {
-		resp.Succeeded = resp.Succeeded && e.holds(c)
+		resp.Succeeded = resp.Succeeded && e.compare(c)
 	}
 	ops := r.Success
 	if !resp.Succeeded {
@@ -198,13 +200,13 @@ func (e *Etcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	return resp, nil
 }
 
-// holds evaluates a comparison of a modification revision; others are not used.
-func (e *Etcd) holds(c *pb.Compare) bool {
+// compare evaluates a comparison of a modification revision; no others are used.
+func (e *Etcd) compare(c *pb.Compare) bool {
 	if c.Target != pb.Compare_MOD {
 		panic("memetcd: it compares modification revisions only")
 	}
 	mod := int64(0)
-	if kv := e.at(string(c.Key), e.rev); kv != nil {
+	if kv := e.versionAt(string(c.Key), e.rev); kv != nil {
 		mod = kv.ModRevision
 	}
 	switch want := c.GetModRevision(); c.Result {
@@ -220,16 +222,16 @@ func (e *Etcd) holds(c *pb.Compare) bool {
 
 // client is a pb.KVClient and a clientv3.Watcher.
 type client struct {
-	pb.KVClient // other methods than those below are not used
+	pb.KVClient // panics on methods other than those below
 	etcd        *Etcd
-	way         Way
+	transport   Transport
 }
 
-// call has a request carried out.
+// call sends a request through the transport.
 func call[T any](ctx context.Context, c *client, do func() (*T, error)) (*T, error) {
-	var resp *T // of do, which may still be called when this has returned
+	var resp *T // do may write it after call has returned
 	var err error
-	if failed := c.way.Call(ctx, func() { resp, err = do() }); failed != nil {
+	if failed := c.transport.Call(ctx, func() { resp, err = do() }); failed != nil {
 		return nil, failed
 	}
 	return resp, err
@@ -267,7 +269,7 @@ func (c *client) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest, _ ..
 	return &pb.DeleteRangeResponse{Header: resp.Header, Deleted: resp.Responses[0].GetResponseDeleteRange().Deleted}, nil
 }
 
-// Watch implements clientv3.Watcher. It owns a goroutine until ctx ends, or the watch does.
+// Watch implements clientv3.Watcher. It owns a goroutine until ctx or the watch ends.
 func (c *client) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
 	op := clientv3.OpGet(key, opts...)
 	responses := make(chan clientv3.WatchResponse)
@@ -287,7 +289,7 @@ func (c *client) Watch(ctx context.Context, key string, opts ...clientv3.OpOptio
 					return
 				}
 			}
-			if c.way.Deliver(ctx) != nil {
+			if c.transport.Deliver(ctx) != nil {
 				return
 			}
 			select {
@@ -304,7 +306,8 @@ func (c *client) Watch(ctx context.Context, key string, opts ...clientv3.OpOptio
 	return responses
 }
 
-// since is a response with the changes since a revision, those of whole revisions; if there is none it returns a channel that the next change closes.
+// since returns a response with the changes since a revision, always of whole revisions. If there
+// are none, it returns a channel that the next change closes.
 func (e *Etcd) since(rev int64, key, end []byte) (*clientv3.WatchResponse, <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -26,9 +26,9 @@ func TestEndedProcess(t *testing.T) {
 			t.Parallel()
 			p := etcdlog.NewProcess(t)
 			t.Cleanup(p.Close)
-			front := testcluster.NewProxy(t, p.Leader.Live)
+			front := testcluster.NewProxy(t, p.Leader.LivenessAddr)
 			l := p.Leader
-			l.Live = front.Addr()
+			l.LivenessAddr = front.Addr()
 			ended := etcdlog.Observe(t, l)
 			testcluster.Eventually(t, patience, func() bool { return p.Greeted() > 0 }, "the standby connects")
 			x.do(p, front)
