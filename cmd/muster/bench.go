@@ -54,7 +54,7 @@ in a second; of set and get, those of all ranks.
 		Example: `  muster bench
   muster bench -n 2,4,8,16 --size 64KiB --cases barrier,all-gather
   muster bench --time 200ms --json | jq '.results[] | {case, ranks, median_us}'
-  muster bench --size 1KiB,64KiB,1MiB --report bench.html --report bench.png
+  muster bench --size 1KiB,64KiB,1MiB --report bench.html
   muster bench --against before.json --against peers.json --report bench.html`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
@@ -68,7 +68,7 @@ in a second; of set and get, those of all ranks.
 	f.StringVar(&o.host, "host", "rank0", "who hosts the group: rank0, or launcher as with run")
 	f.StringVar(&o.place.store, "store", "", "`URL` of a store that is there, where the ranks meet instead, as etcd://host:port")
 	f.BoolVar(&o.asJSON, "json", false, "one JSON object")
-	f.StringArrayVar(&o.reports, "report", nil, "write plots and figures to this `file`, .html or .png; may be repeated")
+	f.StringArrayVar(&o.reports, "report", nil, "write plots and figures to this `file`, a page of HTML; may be repeated")
 	f.StringArrayVar(&o.against, "against", nil, "compare with the figures in this `file` of JSON; may be repeated")
 	return cmd
 }
@@ -100,7 +100,7 @@ func (o *benching) check(cmd *cobra.Command) error {
 	if o.place.store != "" {
 		o.host = redacted(o.place.store)
 	}
-	o.spec.Launcher, o.spec.Numbers = o.host != "rank0", o.page.addr != ""
+	o.spec.Launcher = o.host != "rank0"
 	for _, s := range o.sizes {
 		o.spec.Sizes = append(o.spec.Sizes, int(s))
 	}
@@ -158,8 +158,7 @@ func (o *benching) group(n int, done func(benchreport.Result)) error {
 		return err
 	}
 	defer p.close()
-	numbers := new(rankNumbers)
-	shown, err := p.show(&o.page, o.log, numbers)
+	shown, err := p.show(&o.page, o.log)
 	if err != nil {
 		return err
 	}
@@ -183,22 +182,18 @@ func (o *benching) group(n int, done func(benchreport.Result)) error {
 	if err != nil {
 		return err
 	}
-	collectReports(job, said.values, n, numbers, done)
+	collectReports(job, said.values, n, done)
 	return wrong.add(job.Wait())
 }
 
 // collectReports puts together what the ranks measured, until the job has ended.
-func collectReports(job *launch.Job, said <-chan benchReport, n int, numbers *rankNumbers, done func(benchreport.Result)) {
+func collectReports(job *launch.Job, said <-chan benchReport, n int, done func(benchreport.Result)) {
 	type key struct {
 		name string
 		size int
 	}
 	by := map[key][]benchReport{}
 	take := func(r benchReport) {
-		if r.Numbers != "" {
-			numbers.take(r.Rank, r.Numbers)
-			return
-		}
 		k := key{r.Case, r.Size}
 		by[k] = append(by[k], r)
 		if rs := by[k]; len(rs) == n {

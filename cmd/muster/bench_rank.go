@@ -28,7 +28,6 @@ type benchSpec struct {
 	Time     time.Duration `json:"time"`
 	Cases    []string      `json:"cases"`
 	Launcher bool          `json:"launcher"` // hosts the group's store; else rank 0 does
-	Numbers  bool          `json:"numbers"`  // are to be reported
 }
 
 // benchReport is what one rank measured in one case.
@@ -38,8 +37,6 @@ type benchReport struct {
 	Size  int           `json:"size"` // 0 if the case has none
 	Took  time.Duration `json:"took"`
 	Times histogram     `json:"times"`
-
-	Numbers string `json:"numbers,omitempty"` // of what it does; then it is no case
 }
 
 func newBenchRank() *cobra.Command {
@@ -100,14 +97,6 @@ func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
 		return err
 	}
 	cfg.Schemes = schemes()
-	if spec.Numbers {
-		sink, stop, err := countHere(time.Second, func(text string) error { return report(out, benchReport{Rank: cfg.Rank, Numbers: text}) })
-		if err != nil {
-			return err
-		}
-		defer stop()
-		cfg.Trace = sink
-	}
 	b := &benchProcess{spec: spec, Rank: benchcase.Rank{Key: fmt.Sprintf("bench/%d", cfg.Rank)}}
 	if b.Store, err = schemes().Open(ctx, cfg.Address); err != nil {
 		return err

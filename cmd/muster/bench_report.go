@@ -8,23 +8,17 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/benchreport"
-	"github.com/muster-pg/muster/internal/benchcase"
 	"github.com/spf13/cobra"
 )
 
 // checkReports reads what to compare with, and refuses reports that could not be written: before anything is measured.
 func (o *benching) checkReports(cmd *cobra.Command) error {
-	sized := slices.ContainsFunc(o.spec.Cases, func(name string) bool { return benchcase.Find(name).Sized })
 	for _, name := range o.reports {
-		switch ext := filepath.Ext(name); {
-		case ext != ".html" && ext != ".png":
-			return usagef(cmd, "--report %s: a report is .html or .png", name)
-		case ext == ".png" && len(o.ranks) < 2 && (len(o.sizes) < 2 || !sized):
-			return usagef(cmd, "--report %s: a plot takes several numbers of ranks, as -n 2,4,8, or several sizes, as --size 1KiB,1MiB", name)
+		if filepath.Ext(name) != ".html" {
+			return usagef(cmd, "--report %s: a report is a page: name it .html", name)
 		}
 		if err := writable(name); err != nil {
 			return &exit{code: exitFailed, text: fmt.Sprintf("--report %s: %s", name, cause(err)), err: err}
@@ -96,11 +90,7 @@ func (o *benching) finish(out io.Writer, table benchTable, all benchreport.Run) 
 // writeReport replaces a file: a report is made again and again.
 func writeReport(name string, runs []benchreport.Run) error {
 	var b bytes.Buffer
-	write := benchreport.HTML
-	if filepath.Ext(name) == ".png" {
-		write = benchreport.PNG
-	}
-	if err := write(&b, runs); err != nil {
+	if err := benchreport.HTML(&b, runs); err != nil {
 		return err
 	}
 	return cause(os.WriteFile(name, b.Bytes(), 0o666))

@@ -3,29 +3,30 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
-	"github.com/muster-pg/muster/internal/launch"
+	"github.com/muster-pg/muster/cmd/muster/internal/merge"
+	"github.com/muster-pg/muster/tensor/safetensors"
 	"github.com/spf13/cobra"
 )
 
 // merging is what gather was told.
 type merging struct {
-	spec    gatherSpec
-	dir     string
+	shards  []string
+	out     string
+	axes    axisRules
+	force   bool
 	timeout time.Duration
-	page    pageFlags
 	log     io.Writer
 }
-
-const gatherGrace = 5 * time.Second
 
 func newGather() *cobra.Command {
 	o := &merging{}
@@ -34,8 +35,7 @@ func newGather() *cobra.Command {
 		Short: "Merge the shards of a model into one safetensors file",
 		Long: `Merge the shards of a model into one safetensors file: tensor-parallel shards along axes, pipeline
 stages by names, both at once. SHARD is a .safetensors file, the index of several, or a directory
-with one of them. Each is opened by a process of its own; rank 0, whose shard is the first,
-writes OUT as the others give. A block at a time is in memory.
+with one of them.
 
 A tensor that --axis names is joined along that axis, from all shards that have it, in the order
 of the command line. In NAME, * is any text; an exact name wins over those, and of several the
@@ -52,7 +52,7 @@ there is not overwritten unless --force says so; never if it is a file of a shar
   muster gather -o one.safetensors model.safetensors.index.json   # several files become one`,
 		Args: operands("SHARD…"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.spec.Shards = args
+			o.shards = args
 			if err := o.check(cmd); err != nil {
 				return err
 			}
@@ -63,235 +63,181 @@ there is not overwritten unless --force says so; never if it is a file of a shar
 	cmd.DisableFlagsInUseLine = true
 	cmd.ValidArgsFunction = completeModels
 	f := cmd.Flags()
-	f.StringVarP(&o.spec.Out, "output", "o", "", "`file` to write; required")
-	f.Var(&o.spec.Axes, "axis", "join tensors of this name along this axis; may be repeated")
-	f.StringVar(&o.dir, "dir", "", "let the tensors go through this `directory`, instead of from process to process")
-	f.BoolVar(&o.spec.Verify, "verify", false, "with checksums")
-	f.BoolVar(&o.spec.Force, "force", false, "overwrite OUT if it is there")
+	f.StringVarP(&o.out, "output", "o", "", "`file` to write; required")
+	f.Var(&o.axes, "axis", "join tensors of this name along this axis; may be repeated")
+	f.BoolVar(&o.force, "force", false, "overwrite OUT if it is there")
 	f.DurationVar(&o.timeout, "timeout", 0, "for all of it; 0 is no limit")
-	o.page.register(cmd, "")
 	return cmd
 }
 
 func (o *merging) check(cmd *cobra.Command) error {
 	switch {
-	case o.spec.Out == "":
+	case o.out == "":
 		return usagef(cmd, "where to write? Give -o OUT")
-	case o.spec.Out == "-":
+	case o.out == "-":
 		return usagef(cmd, "-o -: OUT is a file, which appears when it is whole")
 	case o.timeout < 0:
 		return usagef(cmd, "--timeout must not be negative")
-	case cmd.Flags().Changed("dir") && o.dir == "":
-		return usagef(cmd, "--dir is empty")
 	}
-	return o.page.check(cmd, os.Getenv("MUSTER_SECRET_FILE") != "", false, false)
+	return nil
 }
 
-// run looks at everything that can be wrong before it starts processes.
+// run looks at everything that can be wrong before it writes.
 func (o *merging) run(out io.Writer) error {
 	start := time.Now()
-	if err := o.look(); err != nil {
-		return err
-	}
-	if o.dir != "" {
-		dir, err := os.MkdirTemp(o.dir, "muster-gather-")
-		if err != nil {
-			return fmt.Errorf("--dir %s: %w", o.dir, cause(err))
-		}
-		defer os.RemoveAll(dir) // what a killed rank has left
-		o.spec.Dir = dir
-	}
-	o.spec.Part = filepath.Join(filepath.Dir(o.spec.Out), ".muster-"+rand.Text()+".part")
-	defer os.Remove(o.spec.Part) // it is there only if rank 0 was killed
-	done, err := o.launch()
+	models, err := openModels(o.shards)
 	if err != nil {
-		return err
-	}
-	took := time.Since(start)
-	_, err = fmt.Fprintf(out, "%s: %s, %s in %s, %s GB/s\n", printable(o.spec.Out), count(int64(done.Tensors), "tensor"), count(done.Total, "byte"),
-		short(took), digits(float64(done.Total)/1e9/took.Seconds()))
-	return err
-}
-
-// look opens all shards: this process can say what is wrong before there are any others.
-func (o *merging) look() error {
-	models, err := o.spec.open()
-	if err != nil {
-		return err
+		return &exit{code: exitFailed, err: err, text: strings.TrimPrefix(err.Error(), "safetensors: ")}
 	}
 	defer closeModels(models)
 	if err := o.distinct(models); err != nil {
 		return err
 	}
-	if _, err := o.spec.Axes.of(models); err != nil {
+	axes, err := o.axes.of(models)
+	if err != nil {
 		return err
 	}
-	if _, differ := mergedMetadata(models); len(differ) > 0 {
+	metadata, differ := mergedMetadata(models)
+	if len(differ) > 0 {
 		for i, k := range differ {
 			differ[i] = preview([]byte(k))
 		}
 		_, _ = fmt.Fprintf(o.log, "metadata left out, since the shards differ: %s\n", strings.Join(differ, ", "))
 	}
-	return nil
+	shards := make([]merge.Shard, len(models))
+	for i, m := range models {
+		shards[i] = merge.Shard{Name: m.path, Model: m.Model}
+	}
+	plan, err := merge.New(shards, axes)
+	if err != nil {
+		return err
+	}
+	tensors, total, err := o.write(plan, models, metadata)
+	if err != nil {
+		return err
+	}
+	took := time.Since(start)
+	_, err = fmt.Fprintf(out, "%s: %s, %s in %s, %s GB/s\n", printable(o.out), count(int64(tensors), "tensor"), count(total, "byte"),
+		short(took), digits(float64(total)/1e9/took.Seconds()))
+	return err
+}
+
+// write writes OUT, unless a signal or the timeout ends it before.
+func (o *merging) write(plan *merge.Plan, models []*model, metadata map[string]string) (tensors int, total int64, err error) {
+	ctx, end := context.WithCancelCause(context.Background())
+	defer end(nil)
+	if o.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+	}
+	signal.Ignore(syscall.SIGXFSZ) // what is too large for a limit is an error of the write
+	got := make(chan os.Signal, 1)
+	signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	defer signal.Stop(got)
+	go func() {
+		select {
+		case s := <-got:
+			end(signalled{s.(syscall.Signal)})
+		case <-ctx.Done():
+		}
+	}()
+	file, err := createOutput(o.out, filepath.Join(filepath.Dir(o.out), ".muster-"+rand.Text()+".part"), o.force)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer file.discard() // unless it is committed
+	to := &metered{Writer: file, bar: newBar(o.log)}
+	defer to.bar.clear()
+	err = plan.Write(ctx, to, metadata, func(h *safetensors.Header) { tensors, to.total = h.Len(), h.Size() })
+	if err == nil {
+		err = context.Cause(ctx)
+	}
+	if err == nil {
+		err = file.commit()
+	}
+	return tensors, to.total, o.explain(err, models)
+}
+
+// signalled is a signal that asked this process to end.
+type signalled struct{ syscall.Signal }
+
+func (s signalled) Error() string { return fmt.Sprintf("ended by signal %d (%v)", s.Signal, s.Signal) }
+
+// explain says why there is no OUT.
+func (o *merging) explain(err error, models []*model) error {
+	if s, ok := errors.AsType[signalled](err); ok {
+		return &exit{code: 128 + int(s.Signal), err: err, text: fmt.Sprintf("%v: %s is not written", s, o.out)}
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &exit{code: exitTimeout, err: err, text: fmt.Sprintf("timed out after %v, and %s is not written; --timeout gives it more time", o.timeout, o.out)}
+	}
+	for _, m := range models {
+		if path := m.cutOff(); err != nil && path != "" { // which has many errors
+			return &exit{code: exitFailed, err: err, text: path + " was cut off while it was read"}
+		}
+	}
+	return err
+}
+
+// metered shows how much is written.
+type metered struct {
+	io.Writer
+	bar         *bar
+	done, total int64
+}
+
+func (m *metered) Write(b []byte) (int, error) {
+	n, err := m.Writer.Write(b)
+	m.done += int64(n)
+	m.bar.show(m.done, m.total)
+	return n, err
 }
 
 // distinct refuses a file that is there twice, and an OUT that may not be written.
 func (o *merging) distinct(models []*model) error {
-	out, err := os.Stat(o.spec.Out)
+	out, err := os.Stat(o.out)
 	if err == nil && out.IsDir() {
-		return &exit{code: exitFailed, text: o.spec.Out + " is a directory: name a file in it"}
+		return &exit{code: exitFailed, text: o.out + " is a directory: name a file in it"}
 	}
-	for rank, m := range models {
+	for _, m := range models {
 		for file := range m.Files() {
 			path := m.pathOf(file)
 			st, err := os.Stat(path)
 			if err != nil {
-				return o.spec.of(rank, err)
+				return err
 			}
 			if out != nil && os.SameFile(st, out) {
-				return &exit{code: exitFailed, text: fmt.Sprintf("-o %s: that is a file of %s, to be read: name another one", o.spec.Out, o.spec.rank(rank))}
+				return &exit{code: exitFailed, text: fmt.Sprintf("-o %s: that is a file of %s, to be read: name another one", o.out, m.path)}
 			}
 		}
 	}
-	if _, err := os.Lstat(o.spec.Out); err == nil && !o.spec.Force {
-		return &exit{code: exitFailed, text: o.spec.Out + " is there already: name another file, or add --force to overwrite it"}
+	if _, err := os.Lstat(o.out); err == nil && !o.force {
+		return &exit{code: exitFailed, text: o.out + " is there already: name another file, or add --force to overwrite it"}
 	}
 	return o.twice(models)
 }
 
-// twice refuses a file that two ranks have.
+// twice refuses a file that two shards have.
 func (o *merging) twice(models []*model) error {
 	type owner struct {
 		os.FileInfo
-		rank int
+		*model
 	}
 	var all []owner
-	for rank, m := range models {
+	for _, m := range models {
 		for file := range m.Files() {
 			st, err := os.Stat(m.pathOf(file))
 			if err != nil {
-				return o.spec.of(rank, err)
+				return err
 			}
 			for _, other := range all {
-				if other.rank != rank && os.SameFile(st, other.FileInfo) {
-					return fmt.Errorf("%s and %s are the same file: name it once", o.spec.rank(other.rank), o.spec.rank(rank))
+				if other.model != m && os.SameFile(st, other.FileInfo) {
+					return fmt.Errorf("%s and %s have the same file: name it once", other.path, m.path)
 				}
 			}
-			all = append(all, owner{st, rank})
+			all = append(all, owner{st, m})
 		}
 	}
 	return nil
-}
-
-// launch starts the ranks and waits for their end.
-func (o *merging) launch() (gatherReport, error) {
-	none := gatherReport{}
-	p := place{masterAddr: "127.0.0.1"}
-	if err := p.open(); err != nil {
-		return none, err
-	}
-	defer p.close()
-	numbers := new(rankNumbers)
-	shown, err := p.show(&o.page, o.log, numbers)
-	if err != nil {
-		return none, err
-	}
-	defer shown.close()
-	self, err := os.Executable()
-	if err != nil {
-		return none, err
-	}
-	o.spec.Numbers = o.page.addr != ""
-	spec, err := json.Marshal(o.spec)
-	if err != nil {
-		return none, err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	if o.timeout > 0 {
-		ctx, cancel = context.WithTimeout(ctx, o.timeout)
-		defer cancel()
-	}
-	sigs := catch()
-	defer sigs.stop()
-	n := len(o.spec.Shards)
-	said, wrong := newReports[gatherReport](context.Background()), new(complaints)
-	job, err := launch.Start(ctx, launch.Spec{
-		N: n, Path: self, Args: []string{"gather-rank", string(spec)}, Tether: true, Grace: gatherGrace,
-		Env:    func(rank int) []string { return p.environ(rank, n) },
-		Output: said, ErrOutput: wrong, Prefix: func(int) string { return "" },
-	})
-	if err != nil {
-		return none, o.explain(err, nil, wrong)
-	}
-	heard := make(chan gatherReports)
-	go func() { heard <- listen(job, said.values, numbers, newBar(o.log)) }()
-	err = sigs.passOn(job, gatherGrace)
-	all := <-heard
-	if all.done != nil { // OUT is there, whatever came afterwards
-		return *all.done, nil
-	}
-	return none, o.explain(err, all.failed, wrong)
-}
-
-// gatherReports is what the ranks said.
-type gatherReports struct {
-	done   *gatherReport // rank 0's, when OUT is there
-	failed []gatherReport
-}
-
-// listen takes what ranks say until the job has ended.
-func listen(job *launch.Job, said <-chan gatherReport, numbers *rankNumbers, b *bar) (all gatherReports) {
-	take := func(r gatherReport) {
-		switch {
-		case r.Failure != nil:
-			all.failed = append(all.failed, r)
-		case r.Finished:
-			all.done = &r
-		case r.Numbers != "":
-			numbers.take(r.Rank, r.Numbers)
-		default:
-			b.show(r.Done, r.Total)
-		}
-	}
-	defer b.clear()
-	for {
-		select {
-		case r := <-said:
-			take(r)
-		case <-job.Done():
-			for len(said) > 0 {
-				take(<-said)
-			}
-			return all
-		}
-	}
-}
-
-// explain says why there is no OUT, with the shards of the ranks that it names.
-func (o *merging) explain(err error, failed []gatherReport, wrong *complaints) error {
-	e, ok := errors.AsType[*launch.ExitError](err)
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		return &exit{code: exitTimeout, err: err, text: fmt.Sprintf("timed out after %v, and %s is not written; --timeout gives it more time", o.timeout, o.spec.Out)}
-	case !ok && err != nil:
-		return wrong.add(err)
-	case !ok:
-		return wrong.add(errors.New("all ranks ended, and rank 0 did not say that it is done"))
-	case endedBy(e) != 0:
-		sig := endedBy(e)
-		return &exit{code: 128 + int(sig), err: err, text: fmt.Sprintf("ended by signal %d (%v): %s is not written", sig, sig, o.spec.Out)}
-	}
-	if e.Signal == 0 {
-		if f := worst(failed); f != nil {
-			return &exit{code: exitFailed, err: err, text: o.spec.annotate(f.text())}
-		}
-	}
-	text := e.Error()
-	if e.Signal != 0 {
-		text += fmt.Sprintf(" (%v)", e.Signal)
-	} else if said := wrong.first(); said != "" {
-		text += ": " + said
-	}
-	return &exit{code: exitFailed, err: err, text: o.spec.annotate(text)}
 }

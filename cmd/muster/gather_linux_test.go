@@ -1,12 +1,10 @@
 package main_test
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -26,22 +24,20 @@ func (d desk) hollow(t *testing.T, name string, n int64) string {
 	return d.path(name)
 }
 
-// half is a gather whose rank 0 has stopped while it wrote.
+// half is a gather that was stopped while it wrote.
 type half struct {
 	*process
-	desk  desk
-	ranks map[int]int // their processes
+	desk desk
 }
 
 // halfway starts one, and stops it where some has been written and some has not.
-func halfway(t *testing.T, flags ...string) *half {
+func halfway(t *testing.T) *half {
 	t.Helper()
 	d := emptyDesk(t)
 	const n = 96 << 20
-	args := append([]string{"gather", "-o", d.path("out"), "--axis", "w=0"}, flags...)
-	args = append(args, d.hollow(t, "a", n), d.hollow(t, "b", n))
+	args := []string{"gather", "-o", d.path("out"), "--axis", "w=0", d.hollow(t, "a", n), d.hollow(t, "b", n)}
 	for range 10 {
-		h := &half{process: start(t, args...), desk: d, ranks: map[int]int{}}
+		h := &half{process: start(t, args...), desk: d}
 		if h.stop(t, n) {
 			return h
 		}
@@ -52,17 +48,15 @@ func halfway(t *testing.T, flags ...string) *half {
 	return nil
 }
 
-// stop waits until rank 0 has written some, stops it, and reports whether less than most is written.
+// stop waits until some is written, stops the process, and reports whether less than most is written.
 func (h *half) stop(t *testing.T, most int64) bool {
 	t.Helper()
 	for gone := false; !gone; gone = h.ended() {
-		if len(h.ranks) < 2 {
-			h.findRanks()
-		} else if n := h.written(); n > 0 {
-			if syscall.Kill(h.ranks[0], syscall.SIGSTOP) != nil {
+		if n := h.written(); n > 0 {
+			if syscall.Kill(h.cmd.Process.Pid, syscall.SIGSTOP) != nil {
 				return false
 			}
-			return h.written() < most || syscall.Kill(h.ranks[0], syscall.SIGCONT) != nil
+			return h.written() < most || syscall.Kill(h.cmd.Process.Pid, syscall.SIGCONT) != nil
 		}
 		<-time.After(time.Millisecond)
 	}
@@ -71,31 +65,9 @@ func (h *half) stop(t *testing.T, most int64) bool {
 
 func (h *half) ended() bool { return gone(h.cmd.Process.Pid) }
 
-// findRanks finds the launcher's children.
-func (h *half) findRanks() {
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range stats {
-		stat, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		if len(f) < 2 || f[1] != strconv.Itoa(h.cmd.Process.Pid) {
-			continue
-		}
-		env, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "environ"))
-		for v := range bytes.SplitSeq(env, []byte{0}) {
-			if rank, ok := strings.CutPrefix(string(v), "RANK="); ok {
-				n, _ := strconv.Atoi(rank)
-				h.ranks[n], _ = strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			}
-		}
-	}
-}
-
-// written is how much rank 0 has written of its output.
+// written is how much of the output there is.
 func (h *half) written() (n int64) {
-	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", h.ranks[0]))
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", h.cmd.Process.Pid))
 	for _, fd := range fds {
 		to, err := os.Readlink(fd)
 		if err != nil || !strings.HasPrefix(to, string(h.desk)) || strings.HasSuffix(to, "/a") || strings.HasSuffix(to, "/b") {
@@ -107,44 +79,12 @@ func (h *half) written() (n int64) {
 	return n
 }
 
-func (h *half) kill(t *testing.T, rank int, sig syscall.Signal) {
-	t.Helper()
-	if err := syscall.Kill(h.ranks[rank], sig); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func TestGatherWhereARankIsKilled(t *testing.T) {
-	t.Parallel()
-	for rank, shard := range []string{"a", "b"} {
-		h := halfway(t)
-		h.kill(t, rank, syscall.SIGKILL)
-		if rank > 0 {
-			h.kill(t, 0, syscall.SIGCONT)
-		}
-		h.wait(t).wants(t, 1, "", fmt.Sprintf("rank %d (%s): killed by signal 9 (killed)", rank, h.desk.path(shard)))
-		h.desk.has(t, "a", "b")
-	}
-}
-
-// TestGatherShowsAPage of the store that it hosts, with numbers.
-func TestGatherShowsAPage(t *testing.T) {
-	t.Parallel()
-	h := halfway(t, "--http", "127.0.0.1:0")
-	_, page, _ := strings.Cut(h.complaint(t, "who waits for whom"), "is at ")
-	tells(t, page+"status", 200, `"size":2`)
-	has(t, numbersAt(t, page), "muster_store_up 1", `muster_ranks{state="idle"} `, `muster_store_requests_total{op="join"} `)
-	numbersHave(t, page, `muster_operations_total{code="ok",op="pgroup.allgather",rank="1"} `)
-	h.signal(t, syscall.SIGKILL) // before the stopped rank is found to be silent
-	h.wait(t)
-}
-
 func TestGatherInterrupted(t *testing.T) {
 	t.Parallel()
 	for sig, want := range map[syscall.Signal]string{syscall.SIGINT: "ended by signal 2 (interrupt)", syscall.SIGTERM: "ended by signal 15 (terminated)"} {
 		h := halfway(t)
 		h.signal(t, sig)
-		h.kill(t, 0, syscall.SIGCONT)
+		h.signal(t, syscall.SIGCONT)
 		h.wait(t).wants(t, 128+int(sig), "", want+": "+h.desk.path("out")+" is not written")
 		h.desk.has(t, "a", "b")
 	}
@@ -155,11 +95,6 @@ func TestGatherKilledLeavesNothing(t *testing.T) {
 	h := halfway(t)
 	h.signal(t, syscall.SIGKILL)
 	h.wait(t)
-	for _, pid := range h.ranks {
-		for !gone(pid) {
-			<-time.After(time.Millisecond)
-		}
-	}
 	f, err := os.OpenFile(string(h.desk), os.O_WRONLY|unix.O_TMPFILE, 0o600)
 	if err != nil {
 		t.Skip("this file system wants a name for every file:", err)
@@ -170,13 +105,13 @@ func TestGatherKilledLeavesNothing(t *testing.T) {
 
 func TestGatherOfAShardThatIsCutOff(t *testing.T) {
 	t.Parallel()
-	for rank, shard := range []string{"a", "b"} {
+	for _, shard := range []string{"a", "b"} {
 		h := halfway(t)
 		if err := os.Truncate(h.desk.path(shard), 1<<20); err != nil {
 			t.Fatal(err)
 		}
-		h.kill(t, 0, syscall.SIGCONT)
-		h.wait(t).wants(t, 1, "", fmt.Sprintf("rank %d (%[2]s): %[2]s was cut off", rank, h.desk.path(shard)))
+		h.signal(t, syscall.SIGCONT)
+		h.wait(t).wants(t, 1, "", h.desk.path(shard)+" was cut off")
 		h.desk.has(t, "a", "b")
 	}
 }

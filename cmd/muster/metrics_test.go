@@ -104,21 +104,18 @@ func TestBenchShowsAPage(t *testing.T) {
 	p := start(t, "bench", "-n", "2", "--time", "1h", "--cases", "barrier", "--host", "launcher", "--http", "127.0.0.1:0")
 	_, page, _ := strings.Cut(p.complaint(t, "who waits for whom"), "is at ")
 	tells(t, page+"status", 200, `"groups":[`)
-	for _, rank := range []string{"0", "1"} {
-		text := numbersHave(t, page, `muster_operations_total{code="ok",op="pgroup.barrier",rank="`+rank+`"} `)
-		has(t, text, "muster_store_up 1", `muster_operation_seconds_bucket{op="pgroup.barrier",rank="`+rank+`",le="+Inf"} `, `muster_waited_seconds_total{op="pgroup.barrier",rank="`+rank+`"} `)
-	}
+	has(t, numbersHave(t, page, `muster_store_requests_total{op="collect"} `), "muster_store_up 1", `muster_ranks{state="`)
 	p.signal(t, syscall.SIGINT)
 	p.wait(t)
 	run(t, "bench", "--http", "127.0.0.1:0").wants(t, 2, "", "add --host launcher")
 }
 
-func TestGatherRefusesAPageThatCannotBe(t *testing.T) {
+func TestBenchRefusesAPageThatCannotBe(t *testing.T) {
 	t.Parallel()
-	d := emptyDesk(t)
-	shard := d.file(t, "a.safetensors", smallModel(t), nil)
-	taken := stranger(t)
-	run(t, "gather", "-o", d.path("out"), "--http", "8080", shard).wants(t, 2, "", "--http 8080: it is not host:port")
-	run(t, "gather", "-o", d.path("out"), "--http", taken, shard).wants(t, 1, "", "let --http have another port")
-	d.has(t, "a.safetensors")
+	args := []string{"bench", "-n", "2", "--time", "1h", "--host", "launcher", "--http"}
+	run(t, append(args, "8080")...).wants(t, 2, "", "--http 8080: it is not host:port")
+	r := run(t, append(args, stranger(t))...)
+	if r.code != 1 || !strings.Contains(r.stderr, "let --http have another port") {
+		t.Errorf("%+v", r)
+	}
 }

@@ -32,24 +32,14 @@ func openModel(path string) (*model, error) {
 // pathOf is where a file of the model is.
 func (m *model) pathOf(file string) string { return filepath.Join(m.dir, filepath.FromSlash(file)) }
 
-// cutOffError is that a shard became shorter while it was read: whoever reads what is gone fails, or dies, in many ways.
-type cutOffError struct {
-	rank int
-	path string
-}
-
-func (e *cutOffError) Error() string {
-	return fmt.Sprintf("rank %d: %s was cut off while it was read", e.rank, e.path)
-}
-
-// cutOff is a *cutOffError if one of the files is shorter than when it was opened.
-func (m *model) cutOff(rank int) error {
+// cutOff is the path of a file that is shorter than when it was opened; empty if there is none.
+func (m *model) cutOff() string {
 	for file, f := range m.Files() {
 		if st, err := os.Stat(m.pathOf(file)); err == nil && st.Size() < f.Size() {
-			return &cutOffError{rank, m.pathOf(file)}
+			return m.pathOf(file)
 		}
 	}
-	return nil
+	return ""
 }
 
 // closeModels closes those that were opened.

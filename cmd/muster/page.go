@@ -20,7 +20,6 @@ import (
 	"github.com/muster-pg/muster/status"
 	"github.com/muster-pg/muster/status/metrics"
 	"github.com/muster-pg/muster/store"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 )
 
@@ -106,8 +105,8 @@ type page struct {
 	tls  bool
 }
 
-// start listens at p.addr, and shows s there, with more numbers. Without an address it does nothing, and gives nil.
-func (p *pageFlags) start(s *store.Store, files *store.TLSFiles, more ...prometheus.Collector) (*page, error) {
+// start listens at p.addr, and shows s there. Without an address it does nothing, and gives nil.
+func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) {
 	if p.addr == "" {
 		return nil, nil
 	}
@@ -125,7 +124,7 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles, more ...prometh
 		}
 		l, g.tls = tls.NewListener(l, config), true
 	}
-	g.http = http.Server{Handler: p.guard(p.handler(s, more)), ReadTimeout: askTime, WriteTimeout: readTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	g.http = http.Server{Handler: p.guard(p.handler(s)), ReadTimeout: askTime, WriteTimeout: readTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	if files != nil && files.Logger != nil { // who does not get through TLS is told as everything else is
 		g.http.ErrorLog = slog.NewLogLogger(files.Logger.Handler(), slog.LevelWarn)
 	}
@@ -134,10 +133,10 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles, more ...prometh
 }
 
 // handler is what there is at the page's address.
-func (p *pageFlags) handler(s *store.Store, more []prometheus.Collector) http.Handler {
+func (p *pageFlags) handler(s *store.Store) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", status.Handler(s, &status.Options{Address: p.store, Version: version()}))
-	mux.Handle("GET /metrics", metrics.Handler(s, more...))
+	mux.Handle("GET /metrics", metrics.Handler(s))
 	if p.pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)

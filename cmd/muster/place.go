@@ -14,7 +14,6 @@ import (
 
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 )
 
@@ -74,12 +73,12 @@ func (p *place) check(cmd *cobra.Command) error {
 }
 
 // show starts the page of the store that this process hosts, if there are to be both, and says where it is.
-func (p *place) show(flags *pageFlags, out io.Writer, more ...prometheus.Collector) (*page, error) {
+func (p *place) show(flags *pageFlags, out io.Writer) (*page, error) {
 	if p.host == nil {
 		return nil, nil
 	}
 	flags.store = p.host.url()
-	g, err := flags.start(store.New(p.host.memory), nil, more...)
+	g, err := flags.start(store.New(p.host.memory), nil)
 	if g != nil {
 		_, _ = fmt.Fprintln(out, "muster: who waits for whom is at", g.url())
 	}

@@ -60,11 +60,3 @@ func (c *complaints) add(err error) error {
 	}
 	return fmt.Errorf("%w; %s", err, bytes.TrimSpace(c.buf.Bytes()))
 }
-
-// first is the first line of the complaints.
-func (c *complaints) first() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	line, _, _ := bytes.Cut(bytes.TrimSpace(c.buf.Bytes()), []byte("\n"))
-	return preview(line)
-}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/muster-pg/muster/cmd/muster/internal/svgpng"
 	"github.com/muster-pg/muster/trace/timeline"
 	"github.com/spf13/cobra"
 )
@@ -38,7 +36,7 @@ Of a DIR it takes those of the last job in it. Clocks of different hosts are set
 the ranks ended together. The trace of a rank that was killed is good up to its last 0.1 s.
 
 -o draws: a row for each rank, a line for the end of each verb, and in red for how long the others
-waited for one rank alone. The file's name says what it is: .svg, .png, .html (the picture with
+waited for one rank alone. The file's name says what it is: .svg, .html (the picture with
 tables), or .json (all ranks as one trace, for ui.perfetto.dev).`,
 		Example: `  MUSTER_TRACE=traces muster run -n 4 -- ./train
   muster trace traces
@@ -50,7 +48,7 @@ tables), or .json (all ranks as one trace, for ui.perfetto.dev).`,
 	}
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
-	f.StringArrayVarP(&o.outputs, "output", "o", nil, "`file` to write: .svg, .png, .html or .json; may be repeated")
+	f.StringArrayVarP(&o.outputs, "output", "o", nil, "`file` to write: .svg, .html or .json; may be repeated")
 	f.BoolVar(&o.asJSON, "json", false, "the summary as one JSON object, for programs")
 	f.DurationVar(&o.from, "from", 0, "draw from this `time` on, counted from the first event")
 	f.DurationVar(&o.span, "for", 0, "draw this much `time`; 0: up to the end")
@@ -63,20 +61,13 @@ tables), or .json (all ranks as one trace, for ui.perfetto.dev).`,
 var drawers = map[string]func(*timeline.Timeline, io.Writer, *timeline.PictureOptions) error{
 	".svg":  (*timeline.Timeline).SVG,
 	".html": (*timeline.Timeline).HTML,
-	".png": func(t *timeline.Timeline, w io.Writer, o *timeline.PictureOptions) error {
-		var svg bytes.Buffer
-		if err := t.SVG(&svg, o); err != nil {
-			return err
-		}
-		return svgpng.Write(w, &svg)
-	},
 	".json": func(t *timeline.Timeline, w io.Writer, _ *timeline.PictureOptions) error { return t.Chrome(w) },
 }
 
 func (o *tracing) check(cmd *cobra.Command) error {
 	for _, path := range o.outputs {
 		if drawers[filepath.Ext(path)] == nil {
-			return usagef(cmd, "-o %s: its name has to end in .svg, .png, .html or .json", path)
+			return usagef(cmd, "-o %s: its name has to end in .svg, .html or .json", path)
 		}
 	}
 	switch {

@@ -6,11 +6,6 @@ import (
 	"fmt"
 	"html/template"
 	"io"
-	"regexp"
-	"strings"
-
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 )
 
 //go:embed page.html
@@ -63,11 +58,7 @@ func HTML(w io.Writer, runs []Run) error {
 			of.Keys = append(of.Keys, key{name, glyphSVG(i)})
 		}
 		for _, p := range s.panels {
-			svg, err := panelSVG(p)
-			if err != nil {
-				return err
-			}
-			of.Panels = append(of.Panels, svg)
+			of.Panels = append(of.Panels, panelSVG(p))
 		}
 		data.Sections = append(data.Sections, of)
 	}
@@ -77,36 +68,4 @@ func HTML(w io.Writer, runs []Run) error {
 	}
 	_, err := b.WriteTo(w)
 	return err
-}
-
-var (
-	head  = regexp.MustCompile(`(?s)^.*?<svg width="[^"]*" height="[^"]*" viewBox="([^"]*)"[^>]*>`)
-	fonts = regexp.MustCompile(`font-family:Liberation Sans;font-variant:[a-z]*;font-weight:([a-z]*);font-style:normal`)
-)
-
-// panelSVG is a panel in the page's colours, as large as there is room, and with a name for who does not see it.
-func panelSVG(p panel) (template.HTML, error) {
-	c := vgsvg.New(panelWidth, panelHeight)
-	picture(p).Draw(draw.New(c))
-	var b bytes.Buffer
-	if _, err := c.WriteTo(&b); err != nil {
-		return "", err
-	}
-	s := head.ReplaceAllString(b.String(), `<svg viewBox="$1" role="img" aria-label="`+template.HTMLEscapeString(p.title)+`">`)
-	s = fonts.ReplaceAllString(s, `font-weight:$1`)
-	for from, to := range map[string]string{"#17191C": "var(--text)", "#5B626C": "var(--dim)", "#D9DDE3": "var(--line)"} {
-		s = strings.ReplaceAll(s, from, to)
-	}
-	return template.HTML(s), nil
-}
-
-// glyphSVG is what a line looks like, for the legend.
-func glyphSVG(key int) template.HTML {
-	c := vgsvg.New(22, 10)
-	d := draw.New(c)
-	d.StrokeLine2(draw.LineStyle{Color: colourOf(key), Width: 2}, 0, 5, 22, 5)
-	d.DrawGlyph(glyphOf(key), d.Center())
-	var b bytes.Buffer
-	_, _ = c.WriteTo(&b) // a buffer takes all
-	return template.HTML(head.ReplaceAllString(b.String(), `<svg viewBox="$1" width="22" height="10" aria-hidden="true">`))
 }
