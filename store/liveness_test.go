@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"net"
 	"testing"
 	"time"
 
@@ -138,14 +139,21 @@ func TestLongRequestIsNoSilence(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
 	proxy := testcluster.NewProxy(t, s.addr)
-	c, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 2 * time.Second})
+	small := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return c, c.(*net.TCPConn).SetWriteBuffer(64 << 10) // what the kernel holds is silence
+	}
+	c, err := store.Dial(bounded(t), proxy.Addr(), &store.DialOptions{LivenessTimeout: 4 * time.Second, Dial: small})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	proxy.Up.Throttle(3 << 20)
+	proxy.Up.Throttle(5 << 19)
 	conn := store.ConnOf(c.Engine())
 	start := time.Now()
 	require.NoError(t, c.Set(bounded(t), "k", make([]byte, 15<<20), nil))
-	require.Greater(t, time.Since(start), 3*time.Second)
+	require.Greater(t, time.Since(start), 5*time.Second)
 	require.Same(t, conn, store.ConnOf(c.Engine()), "it has not connected again")
 }
 
