@@ -44,7 +44,6 @@ var floors = [][]room{
 		{name: "store/torchstore", may: []string{"store", "wire/...", "trace", "internal/transport"}},
 		{name: "store/storetest", may: []string{"store", "wire", "trace"}},
 		{name: "nfsws", may: []string{"tensor/..."}},
-		{name: "nfsws/fusetest", may: []string{"nfsws", "tensor/..."}}, // a file system like NFS
 	},
 	{
 		{name: "pgroup", may: []string{"store", "wire", "trace"}},

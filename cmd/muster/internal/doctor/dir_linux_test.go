@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/cmd/muster/internal/doctor"
-	"github.com/muster-pg/muster/nfsws/fusetest"
+	"github.com/muster-pg/muster/cmd/muster/internal/fusetest"
 )
 
 // sees examines three ranks on one directory, which the last of them sees at another place.

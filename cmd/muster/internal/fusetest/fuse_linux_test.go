@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/muster-pg/muster/cmd/muster/internal/fusetest"
 	"github.com/muster-pg/muster/nfsws"
-	"github.com/muster-pg/muster/nfsws/fusetest"
 	"github.com/muster-pg/muster/tensor"
 )
 
