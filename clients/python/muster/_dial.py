@@ -164,8 +164,9 @@ class Told(Exception):
 class Line:
     """One connection of a session, and the frames that come on it."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Pipe, addr: str = "") -> None:
         self.pipe = pipe
+        self.addr = addr  # host:port
         self.limit = _HELLO_ROOM
         self.welcome = Reply()
         self._in = bytearray()
@@ -222,6 +223,15 @@ class Dialer:
             self._next = (self._next + 1) % len(self.ways)
             raise
 
+    def replaced(self, line: Line, until: float, attempt: Attempt) -> bool:
+        """Reports whether etcd knows another leader than the one that line is connected to. False if etcd does not answer."""
+        if self.target.etcd is None:
+            return False
+        try:
+            return self.target.etcd.leader(until, attempt) != line.addr
+        except (OSError, StoreError):  # the connection may be good all the same
+            return False
+
     def elsewhere(self, e: Exception, relayed: bool) -> bool:
         """Reports whether the store may be there though a connection was refused: it was a relay that has ended, and there may soon be another, or
         there are other ways."""
@@ -235,7 +245,7 @@ def _dial(t: Target, way: str, until: float, resume: Optional[Request], attempt:
     pipe = Pipe(connect(host, port, until, attempt))
     try:
         attempt.has(pipe)
-        return _enter(Line(pipe), t, host, context, until, resume)
+        return _enter(Line(pipe, way), t, host, context, until, resume)
     except BaseException as e:
         pipe.close()
         if isinstance(e, socket.timeout):

@@ -233,6 +233,8 @@ class Session:
             except socket.timeout:
                 if not self._tick(line):
                     raise socket.timeout("it was silent for too long") from None
+                if self._silent % _ASK_EVERY == _ASK_AFTER and self._dialer.replaced(line, time.monotonic() + 1, self._attempt):
+                    raise socket.timeout("another process leads the store") from None
             else:
                 self._received(line, h, body)
 

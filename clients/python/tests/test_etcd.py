@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 import unittest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Dict, List, Tuple
@@ -91,6 +92,21 @@ class Leaders(unittest.TestCase):
         etcd.leads(addr)
         with mock.patch.object(_etcd, "_ATTEMPT", 0.05):
             self.connects(f"etcd://{silent(self)},127.0.0.1:1,{etcd.at}", fake)
+
+    def test_a_frozen_leader_is_left_for_the_next(self) -> None:
+        (fake, addr), (other, next_addr), etcd = self.fake(), self.fake(), Etcd(self)
+        etcd.leads(addr)
+        got = Outcome(muster.Store.connect, f"etcd://{etcd.at}", liveness_timeout=5, timeout=30)
+        fake.welcome(durable=1)
+        store = got()
+        began = time.monotonic()
+        etcd.leads(next_addr)
+        _, resumes = other.welcome(durable=1)
+        self.assertEqual(resumes, (7, 3))
+        self.assertLess(time.monotonic() - began, 3.5, "before it gives up a silent connection")
+        fake.close()
+        other.close()
+        store.close()
 
     def test_a_user_has_a_token(self) -> None:
         (fake, addr), etcd = self.fake(), Etcd(self)
