@@ -7,20 +7,22 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// historyBytes bounds the keys and values that the history keeps alive.
+// historyBytes bounds the keys and values that the history keeps.
 const historyBytes = 16 << 20
 
-// history is the last changes, in order; their revisions are dense.
+// history is a ring of the last changes, in order. Their revisions have no gaps: the change of
+// revision r is at list[head+r-first].
 type history struct {
-	first uint64   // revision of list[head], or of the next change
-	list  []Change // before head: forgotten, room to be used again
+	first uint64   // revision of list[head], or of the next change if the history is empty
+	list  []Change // before head: freed places
 	head  int
 	bytes int64
 }
 
-// last are the changes that are kept, in order.
+// last returns the changes that are kept, in order.
 func (h *history) last() []Change { return h.list[h.head:] }
 
+// add appends c, and removes the oldest changes beyond most, or beyond historyBytes.
 func (h *history) add(c Change, most int) {
 	h.list = append(h.list, c)
 	h.bytes += entrySize(c.Key, c.Value)
@@ -31,21 +33,21 @@ func (h *history) add(c Change, most int) {
 		h.head++
 		h.first++
 	}
-	if h.head > most { // half of it is room: move to the front, instead of to new memory
+	if h.head > most { // half of it is free: move to the front instead of growing
 		n := copy(h.list, h.list[h.head:])
 		clear(h.list[n:])
 		h.list, h.head = h.list[:n], 0
 	}
 }
 
-// Change is one of the history.
+// Change is one change of an entry.
 type Change struct {
 	Key   string
-	Value []byte // nil if the entry is gone
+	Value []byte // nil if the entry was removed
 	How   wire.Change
 }
 
-// changed records the change that made revision m.rev, and tells those who watch.
+// changed records the change that made revision m.rev, and answers the watches of its key.
 func (m *Machine) changed(key string, value []byte, how wire.Change) {
 	m.history.add(Change{key, value, how}, m.limits.History)
 	taken := m.watchers.take(key)
@@ -58,19 +60,22 @@ func (m *Machine) changed(key string, value []byte, how wire.Change) {
 	}
 }
 
-// watcher waits for the next change below its prefix.
+// watcher is a call that waits for the next change below its prefix.
 type watcher struct {
 	waiter
 	prefix string
 	node   *watchNode
-	place  *list.Element // in the node's list
+	place  *list.Element // in the list of node
 }
 
+// changes answers the changes below a prefix after revision req.Rev, one page at a time, or waits
+// for the next one. A revision that the history does not reach back to is CodeCompacted, as in
+// etcd: the client lists the entries again. 0 asks for the current revision only.
 func (m *Machine) changes(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	h := &m.history
 	rep.Rev = m.rev
 	switch {
-	case req.Rev == 0: // from now on
+	case req.Rev == 0: // the current revision
 		return true
 	case req.Rev > m.rev || req.Rev+1 < h.first:
 		m.counts.compacted++

@@ -11,30 +11,40 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// channel is one use of a channel's name for collective verbs: a sequence of records. It begins with the first vote on it, and is freed when
-// every rank that has voted on it has closed it, unless a record is left that another rank has not passed. Ranks that are gone do not count.
+// channel is one use of a channel's name for collective operations: a sequence of records, numbered
+// from 1. It begins with the first vote on it. It is freed when every present rank that has voted
+// on it has closed it, and no record is left that a rank has not passed.
 //
-// A rank that has closed a channel may use its name again before the others have closed it. It then votes on the channel's successor, while
-// they still vote on this one: a vote is always for the first channel of the name that its rank has not closed. All ranks make the same calls
-// on a channel, so the votes of two uses never meet, whatever the order in which they arrive, and requests carry the name alone. The streams
-// of a name follow the same rule, each with its two ranks (stream.go).
+// A rank that has closed a channel may use the name again before the others have closed it. It then
+// votes on the channel's successor (next), while the others still vote on this one: a vote is
+// always for the first channel of the name that its rank has not closed. All ranks make the same
+// calls on a channel, so the votes of two uses never meet, in whatever order they arrive, and
+// requests need no number of the use. The streams of a name follow the same rule, each with its two
+// ranks (stream.go).
+//
+// Ranks may be at different places of the sequence: a root of a broadcast does not wait for its
+// readers, and a rank with several calls in flight runs ahead. Three rules bound what that costs: a
+// root waits when its readers are too far behind (overWindow), a rank that others leave window
+// records behind revokes the group (overrun), and a record is freed when all present ranks have
+// passed it.
 type channel struct {
 	g       *group
-	payer   uint64 // session that is charged for it
+	payer   uint64 // the session that is charged for it
 	name    string
-	next    *channel // of the same name, opened by a rank that has closed this one
-	used    []bool   // by rank: it has voted
-	floor   []uint64 // by rank: it has passed every record up to here; closedFloor if it has closed the channel
-	records map[uint64]*record
-	bytes   int       // of the payloads in records
-	blocked []*record // have their root's yes, which waits for room; in order
-	spare   []vote    // for the next record
+	next    *channel           // the next use of the name, by ranks that have closed this one
+	used    []bool             // by rank: it has voted
+	floor   []uint64           // by rank: it has passed all records up to here
+	records map[uint64]*record // by sequence number
+	bytes   int                // of the payloads in records
+	blocked []*record          // in order: records whose root waits for its readers
+	spare   []vote             // the votes of a freed record, for the next one
 }
 
-// closedFloor is the floor of a rank that has closed the channel: no sequence number is beyond it.
+// closedFloor is the floor of a rank that has closed the channel: no sequence number is above it.
 const closedFloor = math.MaxUint64
 
-// Why a record fails that a rank has passed without a vote, and a send or recv fails whose other rank has closed the channel.
+// The reasons for which a record fails that a rank has passed without a vote, and a send or a
+// receive whose other rank has closed the channel.
 const (
 	reasonSkipped = "it went on to a later call"
 	reasonClosed  = "it has closed the channel"
@@ -43,7 +53,7 @@ const (
 // closed reports whether rank has closed ch.
 func (ch *channel) closed(rank int) bool { return ch.floor[rank] == closedFloor }
 
-// whySkipped is why there is no vote of a rank that has passed a record.
+// skipReason returns why a rank that has passed a record has no vote in it.
 func (ch *channel) skipReason(rank int) string {
 	if ch.closed(rank) {
 		return reasonClosed
@@ -51,7 +61,8 @@ func (ch *channel) skipReason(rank int) string {
 	return reasonSkipped
 }
 
-// channel is the channel that a vote of rank is for; nil if that has not begun.
+// channel returns the channel of a name that a vote of rank is for; nil if the next vote begins
+// one.
 func (g *group) channel(name string, rank int) *channel {
 	ch := g.channels[name]
 	for ch != nil && ch.closed(rank) {
@@ -60,14 +71,15 @@ func (g *group) channel(name string, rank int) *channel {
 	return ch
 }
 
-// openChannel finds the channel that c is for, or begins it; nil, and why in rep, if there are too many.
+// openChannel returns the channel that c is for, and begins it if needed. If the group has too many
+// it returns nil, and puts the error into rep.
 func (m *Machine) openChannel(g *group, by uint64, c *wire.Contribution, rep *wire.Reply) *channel {
 	if ch := g.channel(c.Channel, c.Rank); ch != nil {
 		ch.used[c.Rank] = true
 		return ch
 	}
 	if g.channelCount >= m.bounds.channels {
-		refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d channels of a group; one is freed when all ranks that use it have closed it", m.bounds.channels))
+		refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d channels of a group; a channel is freed when all ranks that use it have closed it", m.bounds.channels))
 		return nil
 	}
 	n := len(g.members)
@@ -78,7 +90,7 @@ func (m *Machine) openChannel(g *group, by uint64, c *wire.Contribution, rep *wi
 	return ch
 }
 
-// append makes ch the last channel of its name.
+// append adds ch as the last channel of its name.
 func (g *group) append(ch *channel) {
 	g.channelCount++
 	last := g.channels[ch.name]
@@ -92,7 +104,7 @@ func (g *group) append(ch *channel) {
 	last.next = ch
 }
 
-// remove takes ch out of those of its name.
+// remove removes ch from the channels of its name.
 func (g *group) remove(ch *channel) {
 	g.channelCount--
 	first := g.channels[ch.name]
@@ -109,7 +121,8 @@ func (g *group) remove(ch *channel) {
 	}
 }
 
-// inOrder lists the channels by name, those of one name in the order in which they began: maps have no order, and a replay needs one.
+// inOrder lists the channels by name, and those of one name in the order in which they began: maps
+// have no order, and a replay needs one.
 func (g *group) inOrder() (chs []*channel) {
 	for _, ch := range slices.SortedFunc(maps.Values(g.channels), func(a, b *channel) int { return cmp.Compare(a.name, b.name) }) {
 		for ; ch != nil; ch = ch.next {
@@ -119,8 +132,8 @@ func (g *group) inOrder() (chs []*channel) {
 	return chs
 }
 
-// closeChannel closes a channel and its streams for one rank, with the calls of that rank that wait there. Where it has made no call, there
-// is nothing to close.
+// closeChannel closes a channel and its streams for one rank, and answers the calls of that rank
+// that wait there. A rank that has made no call on the channel has nothing to close.
 func (m *Machine) closeChannel(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	g, s := m.memberOf(t, c, rep)
@@ -139,7 +152,7 @@ func (m *Machine) closeChannel(t Ticket, req *wire.Request, rep *wire.Reply) boo
 	return true
 }
 
-// isOn reports whether a waiting call is on the channel of a name.
+// onChannel reports whether a waiting call is on the channel with a name.
 func onChannel(o owner, channel string) bool {
 	switch o := o.(type) {
 	case *record:
@@ -152,8 +165,10 @@ func onChannel(o owner, channel string) bool {
 	return false
 }
 
-// freeIfClosed frees ch if the ranks that have voted have closed it, and no record is left. The rank that passes the last record has voted,
-// and closes ch or is gone later: no other moment can be the one.
+// freeIfClosed frees ch if the present ranks that have voted have closed it, and no record is left.
+// It is called when a rank closes ch and when a member is removed; no other event can complete the
+// condition, as the rank that passes the last record has voted on ch, so it closes ch or is removed
+// later.
 func (ch *channel) freeIfClosed(m *Machine) {
 	if len(ch.records) > 0 {
 		return
@@ -167,8 +182,9 @@ func (ch *channel) freeIfClosed(m *Machine) {
 	ch.g.remove(ch)
 }
 
-// pass moves the floor of rank: it needs nothing up to seq any more. A record that it passes without having voted cannot be decided by a yes
-// any more, and fails for why.
+// advance moves the floor of rank up to sequence number upTo: the rank will not ask for records up
+// to there again. An open record that requires a vote of rank and does not have it fails with
+// reason why.
 func (ch *channel) advance(m *Machine, rank int, upTo uint64, why string) {
 	old := ch.floor[rank]
 	if upTo <= old {
@@ -186,6 +202,7 @@ func (ch *channel) advance(m *Machine, rank int, upTo uint64, why string) {
 	}
 }
 
+// advancePast moves rank past one record; r may be nil.
 func (ch *channel) advancePast(m *Machine, rank int, r *record, why string) {
 	if r == nil {
 		return
@@ -200,7 +217,7 @@ func (ch *channel) advancePast(m *Machine, rank int, r *record, why string) {
 	}
 }
 
-// fence takes a rank that is gone out of those that still need records.
+// fence stops waiting for a removed rank: records that only it had not passed are freed.
 func (ch *channel) fence(m *Machine, rank int) {
 	for _, seq := range slices.Sorted(maps.Keys(ch.records)) {
 		if r := ch.records[seq]; r != nil && ch.floor[rank] < seq {
@@ -212,7 +229,8 @@ func (ch *channel) fence(m *Machine, rank int) {
 	ch.freeIfClosed(m)
 }
 
-// free forgets a record that nobody needs; a root that waited for room goes on.
+// free removes a record that all present ranks have passed. Its payloads are released, so roots
+// that wait for their readers may go on.
 func (ch *channel) free(m *Machine, r *record) {
 	if ch.records[r.seq] != r {
 		return
@@ -226,7 +244,7 @@ func (ch *channel) free(m *Machine, r *record) {
 	ch.unblockRoots(m)
 }
 
-// admit lets those roots go on for which there is room now.
+// unblockRoots decides the records of roots that need not wait any more.
 func (ch *channel) unblockRoots(m *Machine) {
 	for {
 		i := slices.IndexFunc(ch.blocked, func(r *record) bool { return !ch.overWindow(m, r) })
@@ -237,8 +255,10 @@ func (ch *channel) unblockRoots(m *Machine) {
 	}
 }
 
-// crowded reports whether the readers are too far behind for the root of r to go on. Only what comes before r
-// counts: ranks that do not wait for their answers may have opened later records, which cannot end before r does.
+// overWindow reports whether the root of r must wait: its readers are aheadRecords records, or
+// aheadBytes of payloads, behind. This is the flow-control window of a broadcast. Only what comes
+// before r counts: ranks with several calls in flight may have opened later records, which cannot
+// end before r does, and would block it forever.
 func (ch *channel) overWindow(m *Machine, r *record) bool {
 	if len(ch.records) <= m.bounds.aheadRecords && ch.bytes <= m.bounds.aheadBytes {
 		return false
@@ -253,7 +273,7 @@ func (ch *channel) overWindow(m *Machine, r *record) bool {
 	return before >= m.bounds.aheadRecords || before > 0 && bytes > m.bounds.aheadBytes
 }
 
-// slowest are the ranks that are there and have passed the least.
+// slowest returns the present ranks that have passed the fewest records.
 func (ch *channel) slowest() (ranks []int) {
 	low := ^uint64(0)
 	for rank, f := range ch.floor {
@@ -268,7 +288,7 @@ func (ch *channel) slowest() (ranks []int) {
 	return ranks
 }
 
-// overrun is the verdict of a channel whose slowest ranks are too far behind.
+// overrun returns the failure of a channel whose slowest ranks are too far behind.
 func (ch *channel) overrun(m *Machine) *wire.Failure {
 	ranks := ch.slowest()
 	return &wire.Failure{

@@ -151,7 +151,7 @@ func TestRollTellsWhoHoldsARank(t *testing.T) {
 	w.waits(s, w.joining("next", 0))
 	rep = w.does(w.sessions[0], w.joining("next", 0))
 	isCode(t, rep, wire.CodeConflict)
-	contains(t, rep.Detail, "rank 0 is held by pid 0, who waits for the others")
+	contains(t, rep.Detail, "rank 0 is held by pid 0, which waits for the others")
 	other := w.joining("next", 1)
 	other.Group.Size = 3
 	rep = w.does(w.sessions[1], other)

@@ -10,11 +10,12 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// size is what an entry counts for in Limits.Bytes.
+// entrySize returns what an entry counts for in Limits.Bytes.
 func entrySize(key string, value []byte) int64 { return int64(len(key) + len(value)) }
 
-// lookup finds the entry of key. One whose time is over is not there, also if it has not been taken out yet. It is left where it
-// is: reads are not logged, so that a replay would not know of the change.
+// lookup returns the entry of key, or nil. An expired entry is not returned, even if it has not
+// been removed yet. lookup does not remove it: reads are not logged, so a replay would not repeat
+// the removal.
 func (m *Machine) lookup(key string) *entry {
 	if e := m.entries.get(key); e != nil && !m.expired(e) {
 		return e
@@ -22,11 +23,13 @@ func (m *Machine) lookup(key string) *entry {
 	return nil
 }
 
+// expired reports whether e has expired, or its lease has ended.
 func (m *Machine) expired(e *entry) bool {
 	return e.pos > 0 && m.expiries.at(e) <= m.now || e.lease > 0 && m.leaseRefs[e.lease-1].ended
 }
 
-// get answers with a value. A read that counts is a change: that is for OpTake, which has a number.
+// get answers a value. An entry whose reads are counted is CodeCounted: counting is a change, which
+// only OpTake makes, since that has a number and is carried out once.
 func (m *Machine) get(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	switch e := m.lookup(req.Key); {
 	case e == nil:
@@ -42,7 +45,8 @@ func (m *Machine) get(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// take reads keys, all or none, and counts it where reads are counted.
+// take answers the values of keys, all or none, and counts one read of each whose reads are
+// counted.
 func (m *Machine) take(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if missing, complete := m.firstMissing(req.Keys, 0); !complete {
 		rep.Code, rep.Keys = wire.CodeNotFound, []string{strings.Clone(req.Keys[missing])}
@@ -60,7 +64,7 @@ func (m *Machine) take(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// consume counts one read of e; the last one takes it out.
+// consume counts one read of e. The last one removes it.
 func (m *Machine) consume(e *entry) {
 	if e.reads == 0 {
 		return
@@ -73,6 +77,7 @@ func (m *Machine) consume(e *entry) {
 
 const reasonNegativeTTL = "negative TTL"
 
+// set sets an entry, with the lease, the time to live and the number of reads of the request.
 func (m *Machine) set(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
 		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
@@ -95,20 +100,21 @@ func (m *Machine) set(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// endIn has e go when ttl has passed, if it is not 0.
+// setTTL makes e expire in ttl, unless that is 0.
 func (m *Machine) setTTL(e *entry, ttl Time) {
 	if ttl > 0 {
 		m.expiries.arm(e, m.after(ttl))
 	}
 }
 
-// renew makes e an entry for ever.
+// makePermanent makes e an entry without a time to live, a lease or a number of reads.
 func (m *Machine) makePermanent(e *entry) {
 	e.reads = 0
 	m.expiries.disarm(e)
 	m.attach(e, nil)
 }
 
+// add adds to a counter, a decimal number. One that does not exist is 0.
 func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
 		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
@@ -118,7 +124,7 @@ func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if e := before; e != nil {
 		n, err := strconv.ParseInt(string(e.val()), 10, 64)
 		if err != nil {
-			return refuse(rep, wire.CodeInvalid, "what is there is not a decimal number")
+			return refuse(rep, wire.CodeInvalid, "the value is not a decimal number")
 		}
 		old = n
 	}
@@ -137,6 +143,8 @@ func (m *Machine) add(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
+// swap sets or removes an entry if it has the value Old; nil is "does not exist". N
+// compare-and-swap.
 func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
 		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
@@ -166,6 +174,7 @@ func (m *Machine) swap(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
+// append appends to an entry, and makes it if it does not exist.
 func (m *Machine) append(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if req.TTL < 0 {
 		return refuse(rep, wire.CodeInvalid, reasonNegativeTTL)
@@ -176,7 +185,7 @@ func (m *Machine) append(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		old = before.val()
 	}
 	n := len(old) + len(req.Value)
-	// Room behind old is nobody's but ours, and is written once: those who still read old do not see it.
+	// The capacity behind old belongs to the machine, and each byte of it is written once. So readers
 	e := m.put(req.Key, append(old, req.Value...), rep)
 	if e == nil {
 		return true
@@ -189,6 +198,7 @@ func (m *Machine) append(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
+// delete removes the entries of keys. N is how many existed.
 func (m *Machine) delete(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	for _, k := range req.Keys {
 		if e := m.lookup(k); e != nil {
@@ -199,8 +209,8 @@ func (m *Machine) delete(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// put gives key a value, with a new revision. Nobody hears of it yet: the caller calls wake. It returns nil, and
-// the answer in rep, if there is no room.
+// put gives key a value and a new revision. The caller must call wake afterwards, when the entry is
+// complete. If the store has no space it returns nil, and puts the error into rep.
 func (m *Machine) put(key string, value []byte, rep *wire.Reply) *entry {
 	if what, over := m.limits.exceeded(key, value); over {
 		refuse(rep, wire.CodeTooLarge, what)
@@ -235,7 +245,7 @@ func (m *Machine) put(key string, value []byte, rep *wire.Reply) *entry {
 	return e
 }
 
-// over says which limit a key or a value is beyond.
+// exceeded reports whether a key or a value is over its limit, and which limit.
 func (l *Limits) exceeded(key string, value []byte) (what string, over bool) {
 	switch {
 	case len(key) > l.Key:
@@ -246,6 +256,7 @@ func (l *Limits) exceeded(key string, value []byte) (what string, over bool) {
 	return "", false
 }
 
+// remove removes e, and records why.
 func (m *Machine) remove(e *entry, how wire.Change) {
 	key := e.key()
 	m.preserve(key, e)
@@ -257,13 +268,14 @@ func (m *Machine) remove(e *entry, how wire.Change) {
 	m.changed(key, nil, how)
 }
 
-// What one answer to OpList or OpWatch holds at most.
+// What one answer to OpList or OpWatch has at most.
 const (
 	pageKeys  = 1000
 	pageBytes = 1 << 20
 )
 
-// list answers a page; N is 1 if there is more.
+// list answers a page of the entries below a prefix, in the order of keys. N is 1 if there are
+// more.
 func (m *Machine) list(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	limit, values := int64(pageKeys), req.Delta >= 0
 	switch {

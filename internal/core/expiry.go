@@ -1,20 +1,21 @@
 package core
 
-// deadline is when an entry goes.
+// deadline is when an entry expires.
 type deadline struct {
 	at  Time
 	ref uint32
 }
 
-// The heap is in pieces, so that it grows without being copied.
+// pieceDeadlines is the length of a piece: the heap grows by pieces, without being copied.
 const pieceDeadlines = 1024
 
-// heapTop is the place of the first deadline. From there the four below place i start at 4*(i-heapTop)+4: each such
-// four is one cache line, and 0 is no place.
+// heapTop is the place of the first deadline. The four children of place i begin at
+// 4*(i-heapTop)+4. So each group of four children is one cache line, and 0 is no place.
 const heapTop = 3
 
-// expiry is the entries that expire: a heap by time, four below each one. Entries with the same deadline go in the order
-// of their keys: after a restart they must go in the same order as before, whatever was done to the heap until then.
+// expiry is the entries that expire: a heap by time with four children for each place. Entries with
+// the same deadline are ordered by their keys: after a restart they must expire in the same order
+// as before, whatever had happened to the heap until then.
 type expiry struct {
 	slots  *slab
 	pieces []*[pieceDeadlines]deadline
@@ -27,13 +28,13 @@ func (x *expiry) len() int { return int(x.end - heapTop) }
 
 func (x *expiry) place(i uint32) *deadline { return &x.pieces[i/pieceDeadlines][i%pieceDeadlines] }
 
-// put has d in place i.
+// put stores d at place i.
 func (x *expiry) put(i uint32, d deadline) {
 	*x.place(i) = d
 	x.slots.at(d.ref).pos = i
 }
 
-// at is when s expires, or 0 if it does not.
+// at returns when s expires, or 0 if it does not.
 func (x *expiry) at(s *entry) Time {
 	if s.pos == 0 {
 		return 0
@@ -41,7 +42,7 @@ func (x *expiry) at(s *entry) Time {
 	return x.place(s.pos).at
 }
 
-// next is the first deadline.
+// next returns the first deadline.
 func (x *expiry) next() (at Time, armed bool) {
 	if x.len() == 0 {
 		return 0, false
@@ -49,7 +50,7 @@ func (x *expiry) next() (at Time, armed bool) {
 	return x.place(heapTop).at, true
 }
 
-// arm has s expire at a time, whatever it did before.
+// arm makes s expire at a time. It replaces the deadline that s had.
 func (x *expiry) arm(s *entry, at Time) {
 	i := s.pos
 	if i == 0 {
@@ -58,7 +59,7 @@ func (x *expiry) arm(s *entry, at Time) {
 	x.fix(i, deadline{at, s.ref})
 }
 
-// disarm has s not expire.
+// disarm makes s not expire.
 func (x *expiry) disarm(s *entry) {
 	if s.pos == 0 {
 		return
@@ -71,7 +72,8 @@ func (x *expiry) disarm(s *entry) {
 	}
 }
 
-// due is an entry that is due, or nil. It stays armed: a snapshot may want to know when it goes.
+// due returns an entry that has expired at now, or nil. It stays in the heap, since a snapshot may
+// need its deadline.
 func (x *expiry) due(now Time) *entry {
 	if at, armed := x.next(); !armed || at > now {
 		return nil
@@ -79,7 +81,7 @@ func (x *expiry) due(now Time) *entry {
 	return x.slots.at(x.place(heapTop).ref)
 }
 
-// grow makes room for one more, at the end.
+// grow adds a place at the end.
 func (x *expiry) grow() uint32 {
 	i := x.end
 	if int(i/pieceDeadlines) == len(x.pieces) {
@@ -89,7 +91,8 @@ func (x *expiry) grow() uint32 {
 	return i
 }
 
-// shrink takes the last one out. One piece more than is needed stays, so that it does not come and go.
+// shrink removes the last place and returns its deadline. One piece more than needed is kept, so
+// that a single entry does not allocate and free a piece each time.
 func (x *expiry) shrink() deadline {
 	x.end--
 	if need := int(x.end-1)/pieceDeadlines + 1; need+1 < len(x.pieces) {
@@ -99,7 +102,7 @@ func (x *expiry) shrink() deadline {
 	return *x.place(x.end)
 }
 
-// fix puts d where it belongs, given that place i is empty.
+// fix stores d where it belongs. Place i must be free.
 func (x *expiry) fix(i uint32, d deadline) {
 	if i > heapTop && x.before(d, *x.place(above(i))) {
 		x.rise(i, d)
@@ -139,7 +142,8 @@ func (x *expiry) sink(i uint32, d deadline) {
 	x.put(i, d)
 }
 
-// firstBelow is the place and the first deadline of those below place i; 0 if there are none.
+// firstBelow returns the place and the deadline of the first child of place i; place 0 if it has
+// none.
 func (x *expiry) firstBelow(i uint32) (uint32, deadline) {
 	from := 4*(i-heapTop) + 4
 	if from >= x.end {

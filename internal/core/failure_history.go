@@ -1,32 +1,33 @@
 package core
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/muster-pg/muster/wire"
 )
 
-// What a machine remembers of what failed, for those who look at it: nothing that it does depends on that, and a checkpoint does
-// not have it. What succeeds costs nothing here.
+// Bounds of the failures that a machine remembers for the status page. The history is not part of
+// the state: no decision depends on it, and checkpoints do not have it. Operations that succeed add
+// nothing to it.
 const (
-	maxGroupFailures = 8  // verdicts of one group
-	maxEndedGroups   = 16 // groups that are over and failed, or did not come together
-	maxFailureRanks  = 64 // of each list of a verdict
-	maxFailureReason = 512
+	maxGroupFailures = 8   // failures of one group
+	maxEndedGroups   = 16  // groups that have ended with a failure, or were never formed
+	maxFailureRanks  = 64  // ranks in each list of a failure
+	maxFailureReason = 512 // bytes of a reason
 )
 
-// failure is a verdict that was no success.
+// pastFailure is a failure as the history keeps it.
 type pastFailure struct {
 	channel string
 	seq     uint64
-	verb    string // "": all of the group
+	verb    string // "": the failure revoked the group
 	at      Time
-	unnamed int // ranks that verdict does not name
+	unnamed int // ranks that were cut from the lists of failure
 	failure wire.Failure
 }
 
-// status is f as it is told. Below a prefix not what ranks do elsewhere, which may be above it.
+// status returns f for a status page. Below a prefix it has no activities of ranks: those may be in
+// groups that the caller has no right to see.
 func (f *pastFailure) status(ago Time, prefix string) wire.FailureStatus {
 	s := wire.FailureStatus{Channel: f.channel, Seq: f.seq, Verb: f.verb, Ago: ago, Failure: f.failure, Unnamed: f.unnamed}
 	if prefix != "" {
@@ -35,17 +36,18 @@ func (f *pastFailure) status(ago Time, prefix string) wire.FailureStatus {
 	return s
 }
 
-// pastGroup is a group that is over.
+// endedGroup is a group that has ended with a failure, or was never formed.
 type endedGroup struct {
 	key        groupKey
-	gen        uint64 // 0: it did not come together
+	gen        uint64 // 0: it was never formed
 	size       int
-	born, at   Time // its life
-	revocation *pastFailure
+	born, at   Time         // when it began and ended
+	revocation *pastFailure // nil: it was not revoked
 	failures   []pastFailure
 }
 
-// failure is a failure of now. It holds nothing large of v.
+// newPastFailure copies v, with its lists and its reason cut to their bounds, so that the history
+// holds nothing large.
 func (m *Machine) newPastFailure(channel, verb string, seq uint64, v *wire.Failure) pastFailure {
 	f := pastFailure{channel: channel, seq: seq, verb: verb, at: m.now, failure: *v}
 	own := &f.failure
@@ -59,7 +61,7 @@ func (m *Machine) newPastFailure(channel, verb string, seq uint64, v *wire.Failu
 	return f
 }
 
-// note keeps the last failures.
+// appendFailure adds f to a list of the last failures of a group.
 func appendFailure(list *[]pastFailure, f pastFailure) {
 	if len(*list) == maxGroupFailures {
 		copy(*list, (*list)[1:])
@@ -69,7 +71,8 @@ func appendFailure(list *[]pastFailure, f pastFailure) {
 	*list = append(*list, f)
 }
 
-// noteRoll notes that the attempt r has failed.
+// noteRendezvous adds the failed rendezvous r to the history: to that of the group that shrinks, or
+// as a group that was never formed.
 func (m *Machine) noteRendezvous(r *rendezvous, v *wire.Failure) {
 	if r.from != nil {
 		appendFailure(&r.from.failures, m.newPastFailure("", "shrink", 0, v))
@@ -78,7 +81,7 @@ func (m *Machine) noteRendezvous(r *rendezvous, v *wire.Failure) {
 	m.addEndedGroup(endedGroup{key: r.key, size: r.size, born: m.now - v.Waited, at: m.now, failures: []pastFailure{m.newPastFailure("", "create", 0, v)}})
 }
 
-// pastGroup is what is to be told of g when it is over.
+// ended returns what the history keeps of g.
 func (g *group) ended(now Time) endedGroup {
 	p := endedGroup{key: g.key, gen: g.gen, size: len(g.members), born: g.born, at: now, failures: g.failures}
 	if g.revoked != nil {
@@ -87,7 +90,7 @@ func (g *group) ended(now Time) endedGroup {
 	return p
 }
 
-// notePast keeps a group that is over, if there is something to tell of it.
+// addEndedGroup adds p to the history, if it had a failure.
 func (m *Machine) addEndedGroup(p endedGroup) {
 	if p.revocation == nil && len(p.failures) == 0 {
 		return
@@ -96,29 +99,4 @@ func (m *Machine) addEndedGroup(p endedGroup) {
 		m.endedGroups = slices.Delete(m.endedGroups, 0, 1)
 	}
 	m.endedGroups = append(m.endedGroups, p)
-}
-
-// order lists the groups by generation. Those that are gone leave a hole, until holes are half of it.
-type groupIndex struct {
-	list  []indexedGroup
-	holes int
-}
-
-type indexedGroup struct {
-	gen uint64
-	g   *group
-}
-
-func (o *groupIndex) add(g *group) { o.list = append(o.list, indexedGroup{g.gen, g}) }
-
-func (o *groupIndex) remove(g *group) {
-	i, ok := slices.BinarySearchFunc(o.list, g.gen, func(x indexedGroup, gen uint64) int { return cmp.Compare(x.gen, gen) })
-	if !ok || o.list[i].g == nil {
-		return
-	}
-	o.list[i].g = nil
-	if o.holes++; o.holes > len(o.list)/2 {
-		o.list = slices.DeleteFunc(o.list, func(x indexedGroup) bool { return x.g == nil })
-		o.holes = 0
-	}
 }

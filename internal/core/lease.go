@@ -7,28 +7,29 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// lease holds entries: they go when it ends, which is when its session ends, when it is revoked, or when
-// nobody has kept it alive for its time. It ends once. Its id is never used again, and grows: it can fence.
+// lease owns entries: they are deleted when it ends, which is when its session ends, when it is
+// revoked, or when its client has not kept it alive for ttl. It ends once. Ids grow and are never
+// used again, so an id can serve as a fencing token (Kleppmann, "How to do distributed locking").
 type lease struct {
 	id      uint64
 	session uint64
 	ttl     Time
 	timer   timer
-	ref     uint32 // in Machine.held, while it has entries
+	ref     uint32 // place in Machine.leaseRefs, plus 1, while it has entries
 	entries leaseList
 	ended   bool
 }
 
 func (l *lease) timerState() *timer { return &l.timer }
 
-// due ends a lease that nobody has kept alive.
+// due ends a lease that has not been kept alive.
 func (l *lease) due(m *Machine) {
 	s := m.sessions[l.session]
 	s.leases = slices.DeleteFunc(s.leases, func(x *lease) bool { return x == l })
 	m.endLease(l)
 }
 
-// grant makes a lease of the caller's.
+// grant makes a lease for the caller's session.
 func (m *Machine) grant(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	s := m.sessions[t.Session]
 	switch {
@@ -47,20 +48,22 @@ func (m *Machine) grant(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// leaseOf finds a lease of the caller's; nil, and why in rep.
+// leaseOf returns a lease of the caller's session. If it has none with that id it returns nil, and
+// puts the error into rep.
 func (m *Machine) leaseOf(t Ticket, id uint64, rep *wire.Reply) *lease {
 	l := m.leases[id]
 	switch {
 	case l == nil:
-		refuse(rep, wire.CodeNotFound, fmt.Sprintf("lease %d has ended, or never was", id))
+		refuse(rep, wire.CodeNotFound, fmt.Sprintf("lease %d has ended, or never existed", id))
 	case l.session != t.Session:
-		refuse(rep, wire.CodeDenied, fmt.Sprintf("lease %d is another session's", id))
+		refuse(rep, wire.CodeDenied, fmt.Sprintf("lease %d belongs to another session", id))
 	default:
 		return l
 	}
 	return nil
 }
 
+// keepAlive restarts the time of a lease.
 func (m *Machine) keepAlive(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if l := m.leaseOf(t, req.Lease, rep); l != nil {
 		m.arm(l, m.after(l.ttl))
@@ -68,6 +71,7 @@ func (m *Machine) keepAlive(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
+// revokeLease ends a lease at the request of its session.
 func (m *Machine) revokeLease(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if l := m.leaseOf(t, req.Lease, rep); l != nil {
 		m.disarm(l)
@@ -76,8 +80,8 @@ func (m *Machine) revokeLease(t Ticket, req *wire.Request, rep *wire.Reply) bool
 	return true
 }
 
-// endLease takes a lease out. Nobody sees its entries any more; they are taken out with those whose time is over, since
-// they may be many.
+// endLease ends a lease. Its entries are not visible any more, and Tick removes them in portions,
+// since they may be many.
 func (m *Machine) endLease(l *lease) {
 	m.disarm(l)
 	delete(m.leases, l.id)
@@ -87,7 +91,7 @@ func (m *Machine) endLease(l *lease) {
 	}
 }
 
-// attach puts e on l, or on no lease if that is nil.
+// attach moves e from its lease to l; nil is no lease.
 func (m *Machine) attach(e *entry, l *lease) {
 	if e.lease > 0 {
 		m.detach(e)
@@ -101,6 +105,7 @@ func (m *Machine) attach(e *entry, l *lease) {
 	l.entries.push(&m.entries.slab, e, l.ref)
 }
 
+// detach removes e from its lease. A lease without entries gives its reference back.
 func (m *Machine) detach(e *entry) {
 	l := m.leaseRefs[e.lease-1]
 	if l.entries.remove(&m.entries.slab, e); l.entries.n == 0 {
@@ -110,7 +115,7 @@ func (m *Machine) detach(e *entry) {
 	}
 }
 
-// hold gives l a reference: entries have no room for a pointer.
+// assignRef gives l a reference of 32 bits: an entry has no space for a pointer.
 func (m *Machine) assignRef(l *lease) {
 	if n := len(m.freeLeaseRefs); n > 0 {
 		l.ref = m.freeLeaseRefs[n-1]

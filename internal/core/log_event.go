@@ -8,8 +8,12 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// A log of events is the machine: replayed into a new one, or into one that was restored, they make the same state. Requests that
-// change nothing are not in it; nor are the calls that wait for keys, changes or the end of a group: their callers ask again.
+// The log of a durable store is a sequence of events. Replayed into a new machine, or into one that
+// was restored from a checkpoint, they make the same state. Requests that change nothing are not
+// logged, and neither are calls that wait for keys, for changes or for the revocation of a group:
+// their callers repeat them after a restart.
+//
+// An event is: kind u8 | time i64 | fields, little-endian.
 
 const (
 	eventRequest byte = iota + 1
@@ -19,7 +23,7 @@ const (
 	eventLimits
 )
 
-// Logs reports whether the last Apply, of a request for op, belongs into a log.
+// Logs reports whether the last Apply, whose request was for op, must be logged.
 func (m *Machine) Logs(op wire.Op) bool { return m.executed && logged(op) }
 
 func logged(op wire.Op) bool {
@@ -30,25 +34,26 @@ func logged(op wire.Op) bool {
 	return true
 }
 
-// AppendApply appends the event of an Apply.
+// AppendApply appends the event of a call of Apply.
 func AppendApply(b []byte, now Time, session uint64, req *wire.Request) []byte {
 	b = appendEvent(b, eventRequest, now)
 	b = binary.LittleEndian.AppendUint64(b, session)
 	return wire.AppendRequest(b, req)
 }
 
-// AppendTick appends the event of a Tick that had something to do.
+// AppendTick appends the event of a call of Tick that had something to do.
 func AppendTick(b []byte, now Time) []byte { return appendEvent(b, eventTick, now) }
 
-// AppendAdvance appends the event of an Advance that had something to do.
+// AppendAdvance appends the event of a call of Advance that had something to do.
 func AppendAdvance(b []byte, now Time) []byte { return appendEvent(b, eventAdvance, now) }
 
-// AppendRestart appends the event of a Restart.
+// AppendRestart appends the event of a call of Restart.
 func AppendRestart(b []byte, now, grace Time) []byte {
 	return binary.LittleEndian.AppendUint64(appendEvent(b, eventRestart, now), uint64(grace))
 }
 
-// AppendLimits appends the event of a SetLimits. Held and HeldOf are not in it: what they refuse is refused before it is logged.
+// AppendLimits appends the event of a call of SetLimits. It omits Held and HeldOf: requests that
+// exceed them are refused before they are logged.
 func AppendLimits(b []byte, now Time, l Limits) []byte {
 	b = appendEvent(b, eventLimits, now)
 	for _, n := range [...]int64{int64(l.Key), int64(l.Value), l.Bytes, int64(l.Keys), int64(l.History), int64(l.Waiting), int64(l.Leases)} {
@@ -64,16 +69,17 @@ func parseLimits(b []byte) Limits {
 	}
 }
 
-// SetLimits changes the limits. What is beyond them already stays.
+// SetLimits changes the limits. What exceeds them already is kept.
 func (m *Machine) SetLimits(l Limits) { m.limits = l.withDefaults() }
 
 func appendEvent(b []byte, kind byte, now Time) []byte {
 	return binary.LittleEndian.AppendUint64(append(b, kind), uint64(now))
 }
 
-var errEvent = errors.New("core: this is no event")
+var errEvent = errors.New("core: malformed log event")
 
-// Replay lets an event happen again. Its answers are nobody's. The machine keeps nothing of event.
+// Replay carries out an event of the log. Its answers are dropped. The machine keeps no part of
+// event.
 func (m *Machine) Replay(event []byte) error {
 	if len(event) < 9 {
 		return errEvent
@@ -113,9 +119,10 @@ func (m *Machine) replayRequest(now Time, session uint64, frame []byte) error {
 	return nil
 }
 
-// Restart is the first event after a crash: the process that held the machine is gone, with its calls and its ranks, and the sessions of
-// others have grace to be resumed. A session that has not been resumed since an earlier restart has what is left of that time: a store
-// that restarts again and again does not keep the ranks of dead processes.
+// Restart is the first event after the process that held the machine has ended, with its own calls
+// and ranks. The sessions of clients have grace to be resumed. A session that has not been resumed
+// since an earlier restart keeps its old deadline: otherwise a store that restarts again and again
+// would keep the ranks of dead processes.
 func (m *Machine) Restart(now, grace Time) {
 	m.Advance(now)
 	local := m.sessions[Local]
@@ -127,7 +134,7 @@ func (m *Machine) Restart(now, grace Time) {
 	for _, seat := range local.memberships {
 		m.fence(seat.g, wire.CodeLost, "", seat.rank)
 	}
-	m.counts = counts{} // what is replayed was lost to another process
+	m.counts = counts{} // the sessions that failed in the replay were counted by another process
 	for _, id := range m.Sessions() {
 		s := m.sessions[id]
 		if !s.unresumed {

@@ -1,14 +1,16 @@
-// Package core is the store as a pure state machine: keys, and the records that decide
-// group verbs. It has no locks, I/O, clocks or goroutines: the same requests at the same
-// times give the same answers in the same order, in the live server, in a simulation and in a replay.
+// Package core is the store as a pure state machine: keys, and the records that decide the
+// collective operations of groups. It has no locks, I/O, clocks or goroutines. The same requests at
+// the same times give the same answers in the same order: in a server, in a simulation, and in a
+// replay of the log (state machine replication, Schneider 1990).
 //
 //	answered := m.Apply(now, session, &req, &rep)  // rep is the answer, or it comes later:
 //	for _, e := range m.Effects() { … }            // answers to requests that were waiting
 //	at, armed := m.Next()                          // call Tick then
 //
-// Whoever drives a Machine owns the lock, the clock and the connections. Strings of a
-// request may alias a buffer: the machine clones what it keeps. Values are given up to the machine by
-// the caller (see Keeps), are never changed once they are in, and may be sent without the lock.
+// The caller of a Machine owns the lock, the clock and the connections. Strings of a request may
+// alias a buffer: the machine clones what it keeps. The machine owns the values of requests that it
+// keeps (see Keeps): the caller must not modify them afterwards. It does not modify them either, so
+// replies may be sent without the lock.
 package core
 
 import (
@@ -21,23 +23,25 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Time is running time of the server since it started. It stands still while the server does.
+// Time is the running time of the server since it started for the first time. It stands still while
+// the server does not run.
 type Time = time.Duration
 
-// Local is the session of calls from within the process that holds the machine. It is never lost.
+// Local is the session of calls from within the process that holds the machine. It never fails.
 const Local uint64 = 0
 
-// Ticket names a call that waits for its answer.
+// Ticket names a call that waits for its answer: the session, and the id that the caller chose.
 type Ticket struct{ Session, ID uint64 }
 
-// Effect is the answer to a request that was waiting. Several effects may share one Reply: it is not to be changed.
+// Effect is the answer to a request that was waiting. Several effects may share one Reply, which
+// must not be modified.
 type Effect struct {
 	Ticket
 	Op    wire.Op
 	Reply *wire.Reply
 }
 
-// Limits bound what the machine holds; zero fields have the defaults.
+// Limits bound what the machine holds. Zero fields have the defaults.
 type Limits struct {
 	Key     int   // bytes of a key; default 8 KiB, and not more
 	Value   int   // bytes of a value; default 16 MiB, and not more
@@ -47,9 +51,9 @@ type Limits struct {
 	Waiting int   // calls of one session that wait; default 65,536
 	Leases  int   // of one session; default 65,536
 
-	// Held bounds what peers make the machine hold beside entries: calls that wait with their keys, members of groups, records with
-	// their votes, messages, leases, answers that are not acknowledged; default 4 GiB. HeldOf is the same for one session; default
-	// half of Held.
+	// Held bounds the memory that peers make the machine hold beside entries, in bytes: calls that
+	// wait, members of groups, records with their votes, messages, leases, and answers that are not
+	// acknowledged; default 4 GiB. HeldOf is the same for one session; default half of Held.
 	Held, HeldOf int64
 }
 
@@ -68,20 +72,23 @@ func (l Limits) withDefaults() Limits {
 	}
 }
 
-// bounds are what groups may pile up. They are not configured; a simulation makes them small, so that it meets them.
+// bounds limit what the members of a group may make the machine keep for each other. They are
+// constant; simulations make them small to reach them.
 type bounds struct {
-	// window is how many decided records a channel keeps for ranks that have not passed them;
-	// beyond that the generation is revoked.
+	// window is how many records a channel keeps for ranks that have not passed them. One more
+	// revokes the generation.
 	window int
-	// aheadRecords and aheadBytes are how far a root may run ahead of its slowest reader before it waits.
+	// aheadRecords and aheadBytes are how far a root may be ahead of its slowest reader before it
+	// waits.
 	aheadRecords, aheadBytes int
 	// streamMessages and streamBytes are what a stream holds before its senders wait.
 	streamMessages, streamBytes int
-	// channels and streams are how many of each a group has at one time.
+	// channels and streams are how many of each a group may have at one time.
 	channels, streams int
-	// unacked is how many answers to numbered requests are kept for a session that has not said that it has them.
+	// unacked is how many answers to numbered requests are kept for a session that does not
+	// acknowledge them.
 	unacked int
-	// expireAtOnce is how many entries one Tick takes out at most: so many take about a tenth of a millisecond.
+	// expireAtOnce is how many entries one Tick removes at most: they take about 0.1 ms.
 	expireAtOnce int
 }
 
@@ -91,20 +98,22 @@ var defaultBounds = bounds{
 	expireAtOnce: 32,
 }
 
-// counts are of what happened, for whoever looks. They are no state: nothing depends on them, and they are not kept.
+// counts are counters for status pages. They are not part of the state: no decision depends on
+// them, and checkpoints do not have them.
 type counts struct {
-	lost      int64 // sessions
-	compacted int64 // watches from too long ago
+	lost      int64 // sessions that failed
+	compacted int64 // watches that asked for changes older than the history
 }
 
-// Machine is the state. Make one with New.
+// Machine is the state of a store. New makes one. It must not be used by several goroutines at the
+// same time.
 type Machine struct {
 	limits Limits
 	bounds bounds
 	now    Time
 
 	// keys
-	rev      uint64 // of the last change; starts at 1, so that 0 is never one
+	rev      uint64 // revision of the last change; it starts at 1, so 0 is no revision
 	entries  *table
 	bytes    int64                 // of keys and values in entries
 	keyWaits map[string]*list.List // of *keyWait, by the key that each is listed under
@@ -116,28 +125,28 @@ type Machine struct {
 	lastSession   uint64
 	leases        map[uint64]*lease
 	lastLease     uint64
-	leaseRefs     []*lease // that have entries, by the reference that those have; nil is free
-	freeLeaseRefs []uint32 // references that are free
+	leaseRefs     []*lease // leases that have entries, by the reference that these have; nil is free
+	freeLeaseRefs []uint32 // references in leaseRefs that are free
 	generation    uint64   // the last one issued
 	groups        map[uint64]*group
-	live          map[groupKey]*group // the latest generation of each name that has members
-	forming       map[groupKey]*rendezvous
-	byGeneration  groupIndex
-	endedGroups   []endedGroup // the oldest first
-	calls         int          // that wait
-	counts        counts       // since the process began
+	live          map[groupKey]*group      // the latest generation of each name that has members
+	forming       map[groupKey]*rendezvous // groups that are created now
+	byGeneration  groupIndex               // groups in the order of their generation
+	endedGroups   []endedGroup             // the oldest first
+	calls         int                      // how many wait
+	counts        counts                   // since the process began
 	account       account
-	names         map[string]string // interned: verbs, types and labels repeat
-	plainReplies  []*wire.Reply     // see done
+	names         map[string]string // interned strings: verbs, types and labels repeat
+	plainReplies  []*wire.Reply     // see plainReply
 
 	timers       timers
 	expiries     *expiry  // of entries
-	endedLeases  []*lease // have ended, and still have entries
+	endedLeases  []*lease // that still have entries, which Tick removes
 	effects      []Effect
-	cancelReason string    // the cause of the cancel that is being carried out, for the ranks whose verb it fails
-	executed     bool      // the last Apply carried its request out, and did not refuse it at the door
-	noop         bool      // what it carried out has changed nothing: there was nothing to cancel, or no seat
-	snapshot     *Snapshot // that is being taken
+	cancelReason string    // of the cancel in progress, for the ranks that it fails
+	executed     bool      // the last Apply carried its request out, and did not refuse it before
+	noop         bool      // it changed no state: there was nothing to cancel, or no member
+	snapshot     *Snapshot // in progress; nil if there is none
 }
 
 // New returns an empty machine.
@@ -163,7 +172,8 @@ func New(l Limits) *Machine {
 	return m
 }
 
-// handler carries out one operation: it fills rep and returns true, or parks the call and returns false.
+// handler carries out one operation. It fills rep and returns true, or parks the call and returns
+// false.
 type handler func(m *Machine, t Ticket, req *wire.Request, rep *wire.Reply) bool
 
 var handlers = [...]handler{
@@ -189,7 +199,7 @@ var handlers = [...]handler{
 	wire.OpRecv:         (*Machine).recv,
 	wire.OpExpired:      (*Machine).expire,
 	wire.OpTake:         (*Machine).take,
-	wire.OpSendReady:    (*Machine).room,
+	wire.OpSendReady:    (*Machine).sendReady,
 	wire.OpGrant:        (*Machine).grant,
 	wire.OpKeepAlive:    (*Machine).keepAlive,
 	wire.OpRevoke:       (*Machine).revokeLease,
@@ -197,10 +207,11 @@ var handlers = [...]handler{
 	wire.OpPush:         (*Machine).push,
 	wire.OpPop:          (*Machine).pop,
 	wire.OpCloseChannel: (*Machine).closeChannel,
-	wire.OpAck:          (*Machine).taken,
+	wire.OpAck:          (*Machine).ack,
 }
 
-// Keeps reports whether the machine keeps the Value of a request of this kind: it must not be used again then.
+// Keeps reports whether the machine keeps the Value of requests for op. The caller must not modify
+// or reuse that Value.
 func Keeps(op wire.Op) bool {
 	switch op {
 	case wire.OpSet, wire.OpSwap, wire.OpJoin, wire.OpCollect, wire.OpSend, wire.OpHello, wire.OpPush:
@@ -209,8 +220,11 @@ func Keeps(op wire.Op) bool {
 	return false
 }
 
-// Apply carries out req for session. It reports whether rep is the answer; if not, the
-// answer is an Effect of this step or of a later one, under the ticket {session, req.ID}.
+// Apply carries out req for a session at time now. It reports whether rep is the answer. If not,
+// the answer is an Effect of this call or of a later one, with the ticket {sessionID, req.ID}.
+//
+// A request that waits, and that its client sends again after a reconnect, is found by its id and
+// waits on. A numbered request is carried out once, see executeOnce.
 func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire.Reply) (answered bool) {
 	m.Advance(now)
 	m.executed = false
@@ -222,12 +236,12 @@ func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire
 	case int(req.Op) >= len(handlers) || handlers[req.Op] == nil:
 		return refuse(rep, wire.CodeUnsupported, req.Op.String())
 	case req.Op.Waits() && s.waiters[req.ID] != nil && s.waiters[req.ID].op != req.Op:
-		return refuse(rep, wire.CodeInvalid, "this call's id is in use by a call that waits")
+		return refuse(rep, wire.CodeInvalid, "the id of this call is in use by another waiting call")
 	case req.Op.Waits() && s.isResent(req):
 		m.executed = true
 		return false
 	case req.Op.Waits() && len(s.waiters) >= m.limits.Waiting && sessionID != Local:
-		return refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d calls that wait", m.limits.Waiting))
+		return refuse(rep, wire.CodeFull, fmt.Sprintf("the limit is %d waiting calls", m.limits.Waiting))
 	}
 	m.executed, m.noop = true, false
 	if req.Number != 0 && req.Op.Numbered() {
@@ -238,8 +252,8 @@ func (m *Machine) Apply(now Time, sessionID uint64, req *wire.Request, rep *wire
 	return answered
 }
 
-// Tick lets happen what is due at now. Of the entries whose time is over it takes out bounds.expireAtOnce at most: others are to get
-// their turn meanwhile, and see none of those that are left.
+// Tick carries out what is due at now. It removes at most bounds.expireAtOnce expired entries, so
+// that other requests wait only briefly; expired entries that remain are not visible.
 func (m *Machine) Tick(now Time) {
 	m.Advance(now)
 	for range m.bounds.expireAtOnce {
@@ -249,7 +263,7 @@ func (m *Machine) Tick(now Time) {
 	}
 }
 
-// Advance lets happen what is due at now, but for entries. Apply begins with it.
+// Advance carries out what is due at now, without removing entries. Apply begins with it.
 func (m *Machine) Advance(now Time) {
 	m.now = max(m.now, now)
 	for d := m.timers.pop(m.now); d != nil; d = m.timers.pop(m.now) {
@@ -257,7 +271,8 @@ func (m *Machine) Advance(now Time) {
 	}
 }
 
-// expireOne takes out an entry whose time is over, or whose lease.
+// expireOne removes one entry that has expired, or whose lease has ended. It reports whether there
+// was one.
 func (m *Machine) expireOne() bool {
 	for n := len(m.endedLeases); n > 0; n = len(m.endedLeases) {
 		l := m.endedLeases[n-1]
@@ -274,7 +289,7 @@ func (m *Machine) expireOne() bool {
 	return e != nil
 }
 
-// Next is when Tick has something to do.
+// Next returns when Tick has something to do; armed is false if never.
 func (m *Machine) Next() (at Time, armed bool) {
 	if len(m.endedLeases) > 0 {
 		return m.now, true
@@ -286,39 +301,41 @@ func (m *Machine) Next() (at Time, armed bool) {
 	return at, armed
 }
 
-// Overdue reports whether Advance has something to do.
+// Overdue reports whether Advance has something to do at now.
 func (m *Machine) Overdue(now Time) bool {
 	at, armed := m.timers.next()
 	return armed && at <= now
 }
 
-// Expiring reports whether there is an entry whose time is over.
+// Expiring reports whether an entry has expired at now.
 func (m *Machine) Expiring(now Time) bool {
 	at, armed := m.expiries.next()
 	return armed && at <= now
 }
 
-// Knows reports whether there is such a session.
+// Knows reports whether the session exists.
 func (m *Machine) Knows(session uint64) bool { return m.sessions[session] != nil }
 
-// Now is the time that the machine has seen last.
+// Now returns the latest time that the machine has been given.
 func (m *Machine) Now() Time { return m.now }
 
-// Effects are the answers to waiting requests since it was last called.
+// Effects returns the answers to waiting requests since its last call. The caller owns the slice,
+// but not the replies.
 func (m *Machine) Effects() []Effect {
 	e := m.effects
 	m.effects = nil
 	return e
 }
 
-// Keys is the number of entries.
+// Keys returns the number of entries.
 func (m *Machine) Keys() int { return m.entries.len() }
 
-// maxCause bounds the cause of a cancel, in bytes.
+// maxCause bounds the reason of a cancel, in bytes.
 const maxCause = 512
 
-// cancel gives up a call that waits; one whose deadline has passed by its caller's clock times out. A Join that has succeeded meanwhile is undone: its caller never learned of the
-// membership, and no rank is to wait for it.
+// cancel ends a call that waits. If its caller's clock says that the deadline has passed, it times
+// out. A join that has succeeded meanwhile is undone: its caller has not learned of the membership,
+// and the other ranks would wait for a member that never calls.
 func (m *Machine) cancel(t Ticket, req *wire.Request, _ *wire.Reply) bool {
 	if w := m.sessions[t.Session].waiters[t.ID]; w != nil {
 		why := wire.CodeCancelled
@@ -342,13 +359,14 @@ func (m *Machine) ping(_ Ticket, _ *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// refuse is the answer to a request that cannot be carried out.
+// refuse puts an error into rep. It returns true: rep is the answer.
 func refuse(rep *wire.Reply, code wire.Code, detail string) bool {
 	*rep = wire.Reply{Code: code, Detail: detail}
 	return true
 }
 
-// keep returns s in memory of its own. Names that come again and again are kept once.
+// keep returns a copy of s that does not alias the buffer of a request. Short strings that repeat
+// are stored once.
 func (m *Machine) keep(s string) string {
 	const most, longest = 4096, 64
 	if s == "" {

@@ -6,16 +6,18 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// account counts the bytes that sessions make the machine hold beside entries, which Limits.Bytes bounds: calls that wait, members of
-// groups, channels, records with their votes, streams with their messages, leases, and answers that are not acknowledged. Each is
-// charged to the session that made it, where the machine begins to keep it, and released where it is let go, which may be after the
-// session has ended. tally adds the same up from what is there: after every step the two are equal.
+// account counts the bytes that sessions make the machine hold beside entries: calls that wait,
+// members of groups, channels, records with their votes, streams with their messages, leases, and
+// answers that are not acknowledged. (Limits.Bytes bounds entries.) Each is charged to the session
+// that caused it when the machine begins to keep it, and released when the machine frees it, which
+// may be after the session has ended. recount computes the same sums from the state; tests check
+// after every step that both are equal.
 //
-// Sizes are those of the heap, roughly: a constant for each thing, and an eighth more than the bytes of what has a length, as the
-// allocator rounds up.
+// Sizes are estimates of heap memory: a constant for each object, and 9/8 of the bytes of variable
+// length, as the allocator rounds up.
 type account struct {
 	total     int64
-	bySession map[uint64]int64 // by session, without those that hold nothing
+	bySession map[uint64]int64 // without sessions that hold nothing
 }
 
 func newAccount() account { return account{bySession: map[uint64]int64{}} }
@@ -31,25 +33,25 @@ func (a *account) charge(session uint64, bytes int) {
 
 func (a *account) release(session uint64, bytes int) { a.charge(session, -bytes) }
 
-// What things take on the heap, with their places in maps, lists and timers.
+// Heap bytes of objects, with their places in maps, lists and timers.
 const (
 	sessionCost = 1 << 10
 	waiterCost  = 640
-	keyCost     = 32 // of each of a call's keys
+	keyCost     = 32 // for each key of a call
 	leaseCost   = 256
 	answerCost  = 320
 	memberCost  = 256
 	channelCost = 512
 	recordCost  = 640
-	voteCost    = 192 // of each rank's place in a record
+	voteCost    = 192 // for each rank of a record
 	streamCost  = 768
 	messageCost = 128
 )
 
-// rounded is what n bytes take.
+// rounded estimates the heap bytes of n bytes.
 func rounded(n int) int { return n + n/8 }
 
-// callCost is what a call takes while it waits, without what its record keeps.
+// callCost estimates a waiting call, without what its record keeps.
 func callCost(req *wire.Request) int {
 	n := waiterCost + rounded(len(req.Key)) + rounded(len(req.Group.Label))
 	for _, k := range req.Keys {
@@ -61,7 +63,7 @@ func callCost(req *wire.Request) int {
 	return n
 }
 
-// joinCost is callCost of a Join.
+// joinCost is callCost of a join.
 func joinCost(label string, member []byte) int {
 	return waiterCost + rounded(len(label)) + rounded(len(member))
 }
@@ -70,7 +72,7 @@ func replyCost(rep *wire.Reply) int { return answerCost + rounded(valueBytes(rep
 
 func (s *member) cost() int { return memberCost + rounded(len(s.label)) + rounded(len(s.info)) }
 
-// cost has room for one record's votes, which the channel keeps for its next one.
+// cost includes the votes of one record, which the channel keeps for its next one.
 func (ch *channel) cost() int { return newChannelCost(ch.name, len(ch.floor)) }
 
 func newChannelCost(name string, ranks int) int {
@@ -87,19 +89,19 @@ func (msg *message) cost() int {
 	return messageCost + rounded(len(msg.payload)) + rounded(len(msg.typ))
 }
 
-// chargeGroup charges the seats of a group that has come to be.
+// chargeGroup charges the members of a new group.
 func (m *Machine) chargeGroup(g *group) {
 	for i := range g.members {
 		m.account.charge(g.members[i].session, g.members[i].cost())
 	}
 }
 
-// releaseGroup releases all that a group holds, which goes with it. A fence of its ranks has released the streams to them.
+// releaseGroup releases all that a group holds when it is dropped.
 func (m *Machine) releaseGroup(g *group) {
 	g.each(m.account.release)
 }
 
-// each calls f for all that g holds, but calls that wait.
+// each calls f for all that g holds, except calls that wait.
 func (g *group) each(f func(session uint64, bytes int)) {
 	for i := range g.members {
 		f(g.members[i].session, g.members[i].cost())
@@ -137,7 +139,7 @@ func (st *stream) each(f func(session uint64, bytes int)) {
 	}
 }
 
-// tally is the account of what is there.
+// recount computes the account from the state.
 func (m *Machine) recount() account {
 	a := newAccount()
 	for id, s := range m.sessions {
@@ -156,8 +158,9 @@ func (m *Machine) recount() account {
 	return a
 }
 
-// Refuses says why a request must not be carried out now, since the machine would have to hold more than Limits.Held or
-// Limits.HeldOf; "" if it may be. A repeated request, which has been carried out or waits, is not refused.
+// Refuses returns why a request must be refused: the machine would have to hold more than
+// Limits.Held or Limits.HeldOf. It returns "" if the request may be applied. A request that is sent
+// again is not refused: it has been carried out, or waits already.
 func (m *Machine) Refuses(sessionID uint64, req *wire.Request) string {
 	s := m.sessions[sessionID]
 	if s == nil || sessionID == Local || s.waiters[req.ID] != nil || req.Number != 0 && req.Number <= s.lastNumber() {
@@ -176,7 +179,8 @@ func (m *Machine) Refuses(sessionID uint64, req *wire.Request) string {
 	return ""
 }
 
-// mostCost is the most that the machine may have to hold for a request; 0 for what leaves nothing behind, or frees something.
+// mostCost returns the most that the machine may have to hold for a request; 0 for a request that
+// leaves nothing, or frees something.
 func (m *Machine) mostCost(req *wire.Request) int {
 	switch req.Op {
 	case wire.OpWait, wire.OpWatch, wire.OpFollow, wire.OpJoin:
@@ -190,7 +194,7 @@ func (m *Machine) mostCost(req *wire.Request) int {
 	case wire.OpSend:
 		return streamCost + messageCost + rounded(len(req.Value)+len(req.Group.Type)+len(req.Group.Channel)) + answerCost
 	case wire.OpCollect:
-		if req.Group.No != wire.CodeOK { // it decides, and frees what others wait in
+		if req.Group.No != wire.CodeOK { // it decides the record, which frees the calls that wait in it
 			return 0
 		}
 		n := callCost(req) + rounded(len(req.Value))
@@ -202,7 +206,7 @@ func (m *Machine) mostCost(req *wire.Request) int {
 	return 0
 }
 
-// beginCost is what the channel of c takes, if c begins it.
+// beginCost returns the cost of the channel of c if c begins it, and 0 otherwise.
 func (m *Machine) beginCost(c *wire.Contribution) int {
 	g := m.groups[c.Generation]
 	if g == nil || c.Rank < 0 || c.Rank >= len(g.members) || g.channel(c.Channel, c.Rank) != nil {
@@ -211,10 +215,12 @@ func (m *Machine) beginCost(c *wire.Contribution) int {
 	return newChannelCost(c.Channel, len(g.members))
 }
 
-// membersBytes bounds what the members of a group say of themselves, all together: each of them gets all of it in one answer.
+// membersBytes bounds the info of all members of a group together: each member gets all of it in
+// one answer.
 const membersBytes = 64 << 20
 
-// tooLargeMember says why a group of a size cannot have a member of n bytes; "" if it can. Each has an equal part, so that the sum fits.
+// tooLargeMember returns why a group of a size cannot have a member with n bytes of info, or "".
+// Each member has an equal share of the limit.
 func tooLargeMember(n, size int) string {
 	if most := membersBytes / size; n > most {
 		return fmt.Sprintf("a member of %d bytes: in a group of %d the limit is %d, since every rank gets all members", n, size, most)

@@ -29,7 +29,7 @@ var mutants = []mutant{
 	},
 	{
 		"a group that is over is still charged",
-		"group.go", `m.releaseGroup(g)`, `_ = m.account`,
+		"group_end.go", `m.releaseGroup(g)`, `_ = m.account`,
 	},
 	{
 		"no floor: a vote for what its rank has passed opens a record again",
@@ -45,11 +45,11 @@ var mutants = []mutant{
 	},
 	{
 		"a loss decides records in which the rank has voted",
-		"group.go", `m.revoke(g, v, needed)`, `m.revoke(g, v, everyRecord)`,
+		"group_end.go", `m.revoke(g, v, needed)`, `m.revoke(g, v, everyRecord)`,
 	},
 	{
 		"a lost elector is waited for",
-		"group.go", `m.revoke(g, v, needed)`, `m.revoke(g, v, func(*record) bool { return false })`,
+		"group_end.go", `m.revoke(g, v, needed)`, `m.revoke(g, v, func(*record) bool { return false })`,
 	},
 	{
 		"a mismatch counts as a yes",
@@ -253,7 +253,7 @@ var mutants = []mutant{
 	},
 	{
 		"of several who are lost together those are named who have voted",
-		"group.go", `if len(v.Lost) > 1 {`, `if len(v.Lost) > 99 {`,
+		"group_end.go", `if len(v.Lost) > 1 {`, `if len(v.Lost) > 99 {`,
 	},
 	{
 		"what is restored forgets who lost their connections together",

@@ -6,20 +6,21 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// head is the head of a queue, or one of none if the queue is empty; ok is false, and why in rep, if something else is in its place.
+// head returns the head of a queue; that of an empty queue is zero. If another entry is in its
+// place, ok is false and the error is in rep.
 func (m *Machine) head(queue string, rep *wire.Reply) (h wire.QueueHead, ok bool) {
 	e := m.lookup(wire.QueueKey(queue))
 	if e == nil {
 		return wire.QueueHead{}, true
 	}
 	if h, ok = wire.ParseQueueHead(e.val()); !ok {
-		refuse(rep, wire.CodeInvalid, fmt.Sprintf("the entry at the key %q is no queue: delete it", wire.QueueKey(queue)))
+		refuse(rep, wire.CodeInvalid, fmt.Sprintf("the entry at the key %q is not the head of a queue: delete it", wire.QueueKey(queue)))
 	}
 	return h, ok
 }
 
-// push puts a value at the end of a queue. The value comes first: if there is no room for the head of a queue that was empty, it is
-// taken out again.
+// push adds a value at the end of a queue. It writes the value first, and removes it again if the
+// store has no space for the head of a queue that was empty.
 func (m *Machine) push(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	h, ok := m.head(req.Key, rep)
 	if !ok {
@@ -36,7 +37,7 @@ func (m *Machine) push(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 		m.remove(value, wire.ChangeDelete)
 		return true
 	}
-	m.makePermanent(value) // somebody may have set them by hand, with a time to live
+	m.makePermanent(value) // a client may have set them by hand, with a time to live
 	m.makePermanent(e)
 	rep.N = h.Len()
 	m.wake(valueKey)
@@ -44,7 +45,8 @@ func (m *Machine) push(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// pop takes the first value of a queue, and tells how many there were. Values that somebody has deleted by hand are passed over.
+// pop removes the first value of a queue. N is how many values there were. It passes over values
+// that a client has deleted by hand.
 func (m *Machine) pop(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	h, ok := m.head(req.Key, rep)
 	if !ok {
@@ -72,7 +74,7 @@ func (m *Machine) pop(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// queued is the first value that is there of a queue, and its number.
+// queued returns the first value of a queue that exists, and its number; nil if there is none.
 func (m *Machine) queued(queue string, h wire.QueueHead) (value *entry, number uint64) {
 	if h.Next == 0 {
 		return nil, 0

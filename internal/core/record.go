@@ -8,48 +8,82 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// recordBytes bounds the payloads of one record together.
+// recordBytes bounds the payloads of one record together: each rank may get all of them in one
+// reply.
 const recordBytes = 256 << 20
 
-// record is one group verb: a map from rank to vote, and at last a decision.
+// record decides one collective operation of a group, which its generation, channel and sequence
+// number name. Each rank sends one vote, and the record ends with one decision that all ranks get.
+//
+// A record is open until it is decided, and is kept until every rank has passed it:
+//
+//	open ──vote──▶ open
+//	  │  last vote that success needs          ──▶ decided: success
+//	  │  a vote of no, two votes that differ,
+//	  │  a needed rank left, failed or skipped,
+//	  │  the earliest deadline, a revocation   ──▶ decided: failure
+//	decided ──every rank has passed it──▶ freed
+//
+// Its invariants:
+//
+//  1. A decision is final. Later votes get it, and change nothing.
+//  2. It succeeds only with a vote of every rank that it requires: of all ranks, or of the root
+//     alone (call.RootOnly: readers of a broadcast do not keep the root waiting).
+//  3. A vote counts once, and still counts after its rank has failed. A rank that sends it again,
+//     after a reconnect, gets the same result.
+//  4. All ranks get the same result. A failure names all ranks at fault, not only the one that was
+//     noticed first.
+//
+// This is an atomic commitment as in two-phase commit, with one difference: the coordinator, which
+// is the store, decides alone, since it has all votes in its memory. Ranks need no second phase: a
+// rank that loses the answer asks for it again.
 type record struct {
 	ch           *channel
-	payer        uint64 // session that is charged cost for it
-	cost         int    // without payloads
+	payer        uint64 // the session that is charged cost for it
+	cost         int    // in bytes, without the payloads
 	seq          uint64
-	call         wire.Contribution // the first vote's: what all others must equal
+	call         wire.Contribution // of the first vote; all other votes must agree
 	votes        []vote            // by rank
-	yes          int
-	last         int32 // 1 + the rank whose yes was the last that counted; 0: not known
-	pending      int   // ranks that are there and have not passed it
-	skipped      []int // ranks that had passed it before it was opened
-	bytes        int
-	born         Time
-	timer        timer
+	yes          int               // how many of votes are a yes
+	last         int32             // 1 + the rank whose required vote came last; 0: unknown
+	pending      int               // present ranks that have not passed it
+	skipped      []int             // ranks that had passed it before its first vote
+	bytes        int               // of all payloads
+	born         Time              // when the first vote came
+	timer        timer             // the earliest deadline of all votes
 	done         bool
-	failed       *wire.Reply // decided by a no
-	allReply     *wire.Reply // what WantAll brings, made once
-	reducedReply *wire.Reply // and WantReduced
-	rootReply    *wire.Reply // and the payload of the root
-	parts        [][][]byte
+	failed       *wire.Reply // the reply to all ranks, if it is decided as a failure
+	allReply     *wire.Reply // the reply to WantAll, which ranks share
+	reducedReply *wire.Reply // to WantReduced
+	rootReply    *wire.Reply // to ranks that want the payload of the root
+	parts        [][][]byte  // by rank: its payload as parts, one for each rank; for WantPart
 }
 
-// ballot is one rank's vote.
+// vote is one rank's vote.
 type vote struct {
-	waiter  waiter
+	waiter  waiter // the call that waits for the decision, if waiting
 	payload []byte
-	want    int32
-	yes     bool
+	want    int32 // what its rank wants of the decided record
+	yes     bool  // it has been sent and counts
 	waiting bool
 }
 
-func (r *record) open() bool             { return !r.done }
-func (r *record) timerState() *timer     { return &r.timer }
+// open reports whether r is not decided.
+func (r *record) open() bool         { return !r.done }
+func (r *record) timerState() *timer { return &r.timer }
+
+// requires reports whether r succeeds only with a vote of rank.
 func (r *record) requires(rank int) bool { return !r.call.RootOnly || rank == r.call.Root }
 
-// needs reports whether r cannot be decided by a yes without a vote that rank has not cast.
+// lacks reports whether r cannot succeed now because a vote of rank is missing.
 func (r *record) lacks(rank int) bool { return r.requires(rank) && !r.votes[rank].yes }
 
+// collect takes a vote: of a record that is open or decided, or the first vote of a new one.
+//
+// A rank has one floor for each channel, the highest sequence number that it has passed. A vote
+// passes all records before its own, as ranks call operations in order. A vote at or below the
+// floor is refused: without that a duplicate of an old request, which the network has delayed,
+// would open a record again that was freed.
 func (m *Machine) collect(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	g, s := m.memberOf(t, c, rep)
@@ -81,7 +115,9 @@ func (m *Machine) collect(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return m.addVote(r, t, req, rep)
 }
 
-// openRecord makes the record that c casts the first vote for.
+// openRecord makes the record for c, the first vote that arrives. Ranks that have passed its
+// sequence number already are in skipped: if the record requires one of them, its first vote fails
+// it.
 func (ch *channel) openRecord(m *Machine, c *wire.Contribution) *record {
 	r := &record{ch: ch, seq: c.Seq, born: m.now, votes: ch.spare, call: *c}
 	ch.spare = nil
@@ -105,13 +141,19 @@ func (ch *channel) openRecord(m *Machine, c *wire.Contribution) *record {
 	return r
 }
 
-// vote is what one rank's call does to r, open or decided.
+// addVote adds one rank's vote to r, open or decided. It reports whether rep has the answer; if
+// not, the rank waits for the decision.
+//
+// A vote that differs from a successful record revokes the group: the other ranks already act on a
+// success that this rank did not take part in. A vote of no is another matter: its rank knows that
+// it has failed, and fails alone.
 func (m *Machine) addVote(r *record, t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	b := &r.votes[c.Rank]
 	switch {
 	case r.done && r.failed == nil && c.No != wire.CodeOK && !Agree(&r.call, c):
-		*rep = *failureReply(m.refusal(r, c.Rank, c.No, c.Reason)) // it fails alone: it has called nothing else, and not this
+		// Only this rank fails: it made no other call.
+		*rep = *failureReply(m.refusal(r, c.Rank, c.No, c.Reason))
 		return true
 	case r.done && r.failed == nil && !Agree(&r.call, c):
 		m.revoke(r.ch.g, clash(&r.call, c), everyRecord)
@@ -121,8 +163,8 @@ func (m *Machine) addVote(r *record, t Ticket, req *wire.Request, rep *wire.Repl
 		*rep = *m.replyFor(r, c.Rank, c.Want)
 		return true
 	}
-	if b.waiting { // the same rank asks again: its vote stands, and the newer call gets the answer
-		m.answer(&b.waiter, &wire.Reply{Code: wire.CodeConflict, Detail: "this rank asked again"})
+	if b.waiting { // sent again: the vote still counts, the newer call gets the answer
+		m.answer(&b.waiter, &wire.Reply{Code: wire.CodeConflict, Detail: "superseded: this rank has sent the call again"})
 	}
 	b.waiting, b.want = true, c.Want
 	m.register(&b.waiter, t, req, r) // the record has one deadline, the earliest
@@ -133,7 +175,7 @@ func (m *Machine) addVote(r *record, t Ticket, req *wire.Request, rep *wire.Repl
 	return false
 }
 
-// count counts a vote for an open record, and decides it if that is the last one needed.
+// count adds a vote to an open record, and decides the record if it can be decided then.
 func (m *Machine) count(r *record, b *vote, c *wire.Contribution, payload []byte) {
 	g := r.ch.g
 	switch {
@@ -144,13 +186,13 @@ func (m *Machine) count(r *record, b *vote, c *wire.Contribution, payload []byte
 		v.Waited = m.now - r.born
 		m.decide(r, failureReply(v))
 		m.revoke(g, v, everyRecord)
-	case b.yes: // said before
+	case b.yes: // a duplicate
 	default:
 		if why := r.malformed(c, payload); why != "" {
 			m.decide(r, failureReply(m.refusal(r, c.Rank, wire.CodeInvalid, why)))
 			return
 		}
-		if r.call.Type == "" && c.Type != "" { // the first one did not tell: a clash of types is with this rank
+		if r.call.Type == "" && c.Type != "" { // later types are compared with this rank's
 			r.call.Type, r.call.Rank, r.call.Want = m.keep(c.Type), c.Rank, c.Want
 		}
 		b.yes, b.payload = true, payload
@@ -167,7 +209,8 @@ func (m *Machine) count(r *record, b *vote, c *wire.Contribution, payload []byte
 	}
 }
 
-// settle decides r if it can be decided now.
+// decideIfPossible decides r if the votes that it has allow it. Failures come first: a required
+// rank that has left, failed or skipped the record will never vote.
 func (m *Machine) decideIfPossible(r *record) {
 	g := r.ch.g
 	if len(g.members) != g.present {
@@ -199,7 +242,9 @@ func (m *Machine) decideIfPossible(r *record) {
 	}
 }
 
-// hopeless is why r can never succeed: somebody that it needs is gone.
+// unreachable returns the failure if r can no longer succeed because a rank whose vote it requires
+// has left or failed, and nil otherwise. A failed rank takes precedence for the code: it revokes
+// the group.
 func (r *record) unreachable(m *Machine) *wire.Failure {
 	v := &wire.Failure{By: -1, Waited: m.now - r.born}
 	first, end := 0, len(r.votes)
@@ -225,7 +270,8 @@ func (r *record) unreachable(m *Machine) *wire.Failure {
 	return v
 }
 
-// decide ends r, irrevocably: by no, or by yes if no is nil. Everybody who waits is told.
+// decide ends r: as a failure, or as a success if no is nil. It answers all ranks that wait. r must
+// be open: a decision is final.
 func (m *Machine) decide(r *record, no *wire.Reply) {
 	r.done, r.failed = true, no
 	m.disarm(r)
@@ -249,6 +295,7 @@ func (m *Machine) decide(r *record, no *wire.Reply) {
 	}
 }
 
+// forgetPayloads frees the payloads of a failed record, which no rank gets.
 func (r *record) forgetPayloads(m *Machine) {
 	r.eachPayload(m.account.release)
 	for i := range r.votes {
@@ -258,7 +305,7 @@ func (r *record) forgetPayloads(m *Machine) {
 	r.bytes = 0
 }
 
-// refusal is the verdict of a rank's no.
+// refusal returns the failure that rank's vote of no makes, or its lack of a vote.
 func (m *Machine) refusal(r *record, rank int, code wire.Code, reason string) *wire.Failure {
 	v := &wire.Failure{Code: code, By: rank, Reason: strings.Clone(reason), Waited: m.now - r.born}
 	v.Missing = slices.DeleteFunc(r.missing(), func(x int) bool { return x == rank })
@@ -266,7 +313,8 @@ func (m *Machine) refusal(r *record, rank int, code wire.Code, reason string) *w
 	return v
 }
 
-// missing are the ranks whose yes r still needs; if it has them all, those who keep its root waiting.
+// missing returns the ranks whose votes r lacks. If it lacks none, and its root waits for readers,
+// it returns the slowest of those.
 func (r *record) missing() (ranks []int) {
 	for rank := range r.votes {
 		if r.lacks(rank) {
@@ -279,14 +327,15 @@ func (r *record) missing() (ranks []int) {
 	return ranks
 }
 
-// due is the earliest deadline of those who voted.
+// due fails r: the earliest deadline of its votes has passed.
 func (r *record) due(m *Machine) {
 	v := &wire.Failure{Code: wire.CodeTimeout, By: -1, Missing: r.missing(), Waited: m.now - r.born}
 	v.Doing, v.Reason = m.doing(r.ch.g, v.Missing), m.sharedCause(r.ch.g, v.Missing)
 	m.decide(r, failureReply(v))
 }
 
-// drop is the cancel or the deadline of a voter, which decides for all, or its end, after which its vote still counts.
+// drop ends the wait of one vote. A deadline or a cancel fails the record for all ranks. The end of
+// a session, or of its membership, ends the wait alone: the vote still counts.
 func (r *record) drop(m *Machine, w *waiter, why wire.Code) {
 	switch {
 	case sessionEnded(why):
@@ -302,11 +351,12 @@ func (r *record) drop(m *Machine, w *waiter, why wire.Code) {
 	}
 }
 
+// doing implements owner.
 func (r *record) doing(w *waiter) (*group, string) {
 	return r.ch.g, fmt.Sprintf("%s #%d", Describe(&r.call), r.seq)
 }
 
-// clash is the verdict of two ranks that disagree.
+// clash returns the failure of two ranks whose calls differ.
 func clash(a, b *wire.Contribution) *wire.Failure {
 	own := *b
 	own.Group, own.Run, own.Reason = "", "", ""

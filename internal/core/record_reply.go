@@ -7,8 +7,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// done is the answer to those who want nothing but to know, and to know for whom they waited. There is one for each rank, so that
-// a decision makes none.
+// plainReply returns the reply for ranks that want no payload. Its N is last: 1 + the rank that
+// voted last, or 0. There is one for each rank, made once, so that deciding a barrier allocates
+// nothing.
 func (m *Machine) plainReply(last int32) *wire.Reply {
 	for len(m.plainReplies) <= int(last) {
 		m.plainReplies = append(m.plainReplies, nil)
@@ -19,7 +20,7 @@ func (m *Machine) plainReply(last int32) *wire.Reply {
 	return m.plainReplies[last]
 }
 
-// malformed is why a vote cannot be part of r, in words; "" if it can.
+// malformed returns why a vote cannot be part of r, or "".
 func (r *record) malformed(c *wire.Contribution, payload []byte) string {
 	parts, why := Parse(c, payload, len(r.votes))
 	switch {
@@ -33,7 +34,7 @@ func (r *record) malformed(c *wire.Contribution, payload []byte) string {
 	return ""
 }
 
-// keep keeps the parts of rank's payload, one for each rank.
+// keepParts keeps the parts of rank's payload, of which there is one for each rank.
 func (r *record) keepParts(rank int, parts [][]byte) {
 	if r.parts == nil {
 		r.parts = make([][][]byte, len(r.votes))
@@ -41,7 +42,8 @@ func (r *record) keepParts(rank int, parts [][]byte) {
 	r.parts[rank] = parts
 }
 
-// uneven is why numbers cannot be folded with those that are there: every rank has as many as the first.
+// lengthMismatch returns why the numbers of a vote cannot be reduced with those of the earlier
+// votes, or "". All ranks must send the same count.
 func (r *record) lengthMismatch(c *wire.Contribution, payload []byte) string {
 	if i := slices.IndexFunc(r.votes, func(b vote) bool { return b.yes }); i >= 0 && len(r.votes[i].payload) != len(payload) {
 		size := c.Reduction.Kind.Size()
@@ -50,7 +52,9 @@ func (r *record) lengthMismatch(c *wire.Contribution, payload []byte) string {
 	return ""
 }
 
-// result is what rank gets of a decided record. Equal answers are one Reply. N of a success is 1 + the rank that came last.
+// replyFor returns the reply to rank, which wants want, of a decided record. Ranks that want the
+// same share one Reply, which must not be modified. N of a success is 1 + the rank whose vote came
+// last: traces show who the others waited for.
 func (m *Machine) replyFor(r *record, rank int, want int32) *wire.Reply {
 	last := int64(r.last)
 	switch {
@@ -70,6 +74,7 @@ func (m *Machine) replyFor(r *record, rank int, want int32) *wire.Reply {
 	return m.plainReply(r.last)
 }
 
+// makeOnce returns *rep, which make makes the first time.
 func makeOnce(rep **wire.Reply, make func() *wire.Reply) *wire.Reply {
 	if *rep == nil {
 		*rep = make()
@@ -77,6 +82,7 @@ func makeOnce(rep **wire.Reply, make func() *wire.Reply) *wire.Reply {
 	return *rep
 }
 
+// allPayloads returns the reply to WantAll: the payloads in the order of ranks.
 func (r *record) allPayloads() *wire.Reply {
 	rep := &wire.Reply{N: int64(r.last), Values: make([][]byte, len(r.votes))}
 	for i := range r.votes {
@@ -85,7 +91,8 @@ func (r *record) allPayloads() *wire.Reply {
 	return rep
 }
 
-// part is rank's part of the root's payload, or of everybody's.
+// part returns the reply to WantPart: rank's part of the root's payload (scatter), or of the
+// payload of each rank (all-to-all).
 func (r *record) part(rank int) *wire.Reply {
 	if r.call.RootOnly {
 		return &wire.Reply{N: int64(r.last), Values: [][]byte{r.parts[r.call.Root][rank]}}
@@ -97,7 +104,8 @@ func (r *record) part(rank int) *wire.Reply {
 	return rep
 }
 
-// fold folds all payloads in rank order, so that every run has the same bits.
+// reduce returns the reply to WantReduced. It reduces in the order of ranks, whatever the order of
+// votes was, so that every run with the same numbers has the same bits.
 func (r *record) reduce() *wire.Reply {
 	sum := slices.Clone(r.votes[0].payload)
 	for i := range r.votes[1:] {

@@ -7,12 +7,13 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// number are the types that a fold knows.
+// number is the set of types that a reduction supports.
 type number interface {
 	int32 | int64 | uint32 | uint64 | float32 | float64
 }
 
-// Fold makes a[i] = a[i] op b[i] for little-endian numbers of equal count.
+// Reduce sets a[i] = a[i] op b[i] for all numbers of a and b, which are little-endian and have the
+// same length in bytes.
 func Reduce(f wire.Reduction, a, b []byte) {
 	switch f.Kind {
 	case wire.Int32:
@@ -44,7 +45,8 @@ func reduce64[T number](op wire.ReduceOp, a, b []byte, from func(uint64) T, to f
 	}
 }
 
-// combine is one step of a fold. min and max are Go's: a NaN stays a NaN.
+// combine is one step of a reduction. Integers wrap, and min and max are those of Go: a NaN stays a
+// NaN.
 func combine[T number](op wire.ReduceOp, x, y T) T {
 	switch op {
 	case wire.ReduceProduct:

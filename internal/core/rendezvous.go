@@ -12,21 +12,28 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// rollKey names a group: another run of the same name is another group.
+// groupKey names a group: another run of the same name is another group.
 type groupKey struct{ name, run string }
 
-// roll is one attempt to form a group: at most one request of each rank, and one outcome for all of them. It succeeds
-// when every rank is in it at the same time, and makes a generation. It fails when the first deadline of those
-// present passes, when one of them cancels, or when two name different sizes; later ranks open the next attempt.
-// A rank whose session ends meanwhile is taken out, and the attempt goes on: the rank may be started again in time.
+// rendezvous is one attempt to form a group: it collects one request of each rank, and ends with
+// one result for all of them.
+//
+// It succeeds when the requests of all ranks wait in it at the same time, and makes a new
+// generation. It fails for all when the first deadline of a waiting request passes, when one of them
+// cancels, or when two name different sizes. A failed rendezvous is closed, and the next request
+// opens a new one.
+//
+// A rank whose session ends meanwhile is removed, and the rendezvous goes on: the process may be
+// restarted before the deadline. Success means that all ranks were alive, and waiting, at one
+// moment: no rank counts that has already given up. Compare the rendezvous of torchrun.
 type rendezvous struct {
 	key     groupKey
-	size    int
-	from    *group // whose survivors these are; nil for a group of its own
-	joiners map[int]*joiner
+	size    int             // ranks that the group is to have
+	from    *group          // shrink: the old group; nil for a group that is created
+	joiners map[int]*joiner // by rank
 }
 
-// applicant is the request of a rank that waits for the others.
+// joiner is the request of a rank that waits for the others.
 type joiner struct {
 	waiter
 	rendezvous *rendezvous
@@ -35,26 +42,31 @@ type joiner struct {
 	claim      claim
 }
 
-// claim says which process asks for a rank, and how often it has asked. Only the process knows its token. A request
-// with the same token and a higher try is a retry whose earlier outcome the process never learned: it replaces what
-// the earlier one holds. The zero claim replaces nothing.
+// claim identifies the process that asks for a rank, and counts its requests. A process that does
+// not learn the result of a join (it timed out, or its connection broke) asks again with the same
+// token and a higher try; the new request replaces whatever the earlier one got, membership
+// included. The token is secret, so another process cannot take the rank over. The zero claim
+// replaces nothing.
 type claim struct {
 	token []byte
 	try   uint64
 }
 
-// replaces reports whether a request with claim c takes over what earlier holds.
+// replaces reports whether a request with claim c takes over what a request with claim earlier got.
+// It compares tokens in constant time.
 func (c claim) replaces(earlier claim) bool {
 	return len(c.token) > 0 && c.try > earlier.try && subtle.ConstantTimeCompare(c.token, earlier.token) == 1
 }
 
 const (
 	// maxSize bounds a world size.
-	maxSize = 1 << 20
+	maxSize = 1 << 20 // ranks of a group
 	// maxToken bounds the token of a claim, in bytes.
-	maxToken = 64
+	maxToken = 64 // bytes of the token of a claim
 )
 
+// join adds the caller to the rendezvous of its group, and opens one if there is none. A join that
+// has succeeded, and whose answer was lost with the connection, is answered again.
 func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	if g, _ := m.joinedBy(t); g != nil { // the answer was lost with the connection
@@ -91,7 +103,8 @@ func (m *Machine) join(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return m.addJoiner(r, t, req, rep)
 }
 
-// joinedBy is the group in which a Join obtained membership, and the rank there; nil if it did not, or the rank has left since.
+// joinedBy returns the group and the rank that a join call obtained; nil if it failed or waits, or
+// the rank has left since.
 func (m *Machine) joinedBy(t Ticket) (*group, int) {
 	for _, id := range m.sessions[t.Session].memberships {
 		if id.g.members[id.rank].join == t.ID {
@@ -101,7 +114,8 @@ func (m *Machine) joinedBy(t Ticket) (*group, int) {
 	return nil, 0
 }
 
-// supersede takes out what an earlier try of the same process holds: a rank of the live group, which leaves, or a request.
+// supersede removes what an earlier try of the same process holds: its rank in the active group,
+// which it leaves, or its request in a rendezvous.
 func (m *Machine) supersede(key groupKey, rank int, c claim) {
 	if g := m.live[key]; g != nil && rank < len(g.members) && g.members[rank].gone == wire.CodeOK && c.replaces(g.members[rank].claim) {
 		m.removeMember(g, rank)
@@ -111,14 +125,16 @@ func (m *Machine) supersede(key groupKey, rank int, c claim) {
 	}
 }
 
+// supersedeIn removes the request of an earlier try from r.
 func (m *Machine) supersedeIn(r *rendezvous, rank int, c claim) {
 	if a := r.joiners[rank]; a != nil && c.replaces(a.claim) {
-		m.answer(&a.waiter, &wire.Reply{Code: wire.CodeConflict, Detail: "a later request of the same process has taken its place"})
+		m.answer(&a.waiter, &wire.Reply{Code: wire.CodeConflict, Detail: "superseded by a later request of the same process"})
 		m.removeJoiner(a)
 	}
 }
 
-// welcome is what the ranks of g are told of it.
+// joinReply returns the answer to all ranks that formed g: its generation, what each member told of
+// itself, and the old ranks if it is a group of survivors.
 func (g *group) joinReply() *wire.Reply {
 	rep := &wire.Reply{Rev: g.gen, Values: make([][]byte, len(g.members))}
 	for i := range g.members {
@@ -130,7 +146,9 @@ func (g *group) joinReply() *wire.Reply {
 	return rep
 }
 
-// joinSurvivors enters a rank of a group into the roll of those who are left of it.
+// joinSurvivors adds the caller to the rendezvous of its group's survivors (shrink). That one
+// completes when all members that are present have called: it needs no size, as members that fail
+// meanwhile are not waited for.
 func (m *Machine) joinSurvivors(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	g, _ := m.memberOf(t, &req.Group, rep)
 	if g == nil {
@@ -140,7 +158,8 @@ func (m *Machine) joinSurvivors(t Ticket, req *wire.Request, rep *wire.Reply) bo
 		return refuse(rep, wire.CodeTooLarge, why)
 	}
 	if g.shrink != nil {
-		m.supersedeIn(g.shrink, req.Group.Rank, claim{req.Old, req.Rev}) // which closes it, if no other rank is in it
+		// This closes g.shrink if no other rank is in it.
+		m.supersedeIn(g.shrink, req.Group.Rank, claim{req.Old, req.Rev})
 	}
 	if g.shrink == nil {
 		g.shrink = &rendezvous{key: g.key, size: len(g.members), from: g, joiners: map[int]*joiner{}}
@@ -148,11 +167,11 @@ func (m *Machine) joinSurvivors(t Ticket, req *wire.Request, rep *wire.Reply) bo
 	return m.addJoiner(g.shrink, t, req, rep)
 }
 
-// enter puts the caller into r, whose last one completes it.
+// addJoiner adds the caller to r, and forms the group if r is complete then.
 func (m *Machine) addJoiner(r *rendezvous, t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	if a := r.joiners[c.Rank]; a != nil {
-		return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is held by %s, who waits for the others", c.Rank, a.label))
+		return refuse(rep, wire.CodeConflict, fmt.Sprintf("rank %d is held by %s, which waits for the others", c.Rank, a.label))
 	}
 	a := &joiner{rendezvous: r, label: strings.Clone(c.Label), info: req.Value, claim: claim{slices.Clone(req.Old), req.Rev}}
 	m.park(&a.waiter, t, req, a)
@@ -161,7 +180,8 @@ func (m *Machine) addJoiner(r *rendezvous, t Ticket, req *wire.Request, rep *wir
 	return false
 }
 
-// disagree fails r, because c came with another world size. The caller gets the same result.
+// failSize fails r because c has another world size. It returns the failure, which the caller gets
+// too.
 func (m *Machine) failSize(r *rendezvous, c *wire.Contribution) *wire.Reply {
 	first := r.inOrder()[0]
 	return m.failRendezvous(r, &wire.Failure{
@@ -170,7 +190,8 @@ func (m *Machine) failSize(r *rendezvous, c *wire.Contribution) *wire.Reply {
 	})
 }
 
-// fail ends the attempt r: all ranks in it get the same result, which is returned.
+// failRendezvous ends r as a failure: all ranks that wait in it get the same reply, which it
+// returns.
 func (m *Machine) failRendezvous(r *rendezvous, v *wire.Failure) *wire.Reply {
 	m.noteRendezvous(r, v)
 	rep := failureReply(v)
@@ -181,6 +202,7 @@ func (m *Machine) failRendezvous(r *rendezvous, v *wire.Failure) *wire.Reply {
 	return rep
 }
 
+// closeRendezvous removes r: the next request opens a new one.
 func (m *Machine) closeRendezvous(r *rendezvous) {
 	if r.from != nil {
 		r.from.shrink = nil
@@ -189,13 +211,14 @@ func (m *Machine) closeRendezvous(r *rendezvous) {
 	delete(m.forming, r.key)
 }
 
+// inOrder lists the requests by rank: maps have no order, and a replay needs one.
 func (r *rendezvous) inOrder() []*joiner {
 	as := slices.Collect(maps.Values(r.joiners))
 	slices.SortFunc(as, func(a, b *joiner) int { return cmp.Compare(a.rank, b.rank) })
 	return as
 }
 
-// missing are the ranks that r still needs.
+// missing returns the ranks that r waits for.
 func (r *rendezvous) missing() (ranks []int) {
 	for rank := range r.size {
 		if r.joiners[rank] == nil && (r.from == nil || r.from.members[rank].gone == wire.CodeOK) {
@@ -205,7 +228,7 @@ func (r *rendezvous) missing() (ranks []int) {
 	return ranks
 }
 
-// complete reports whether everybody is there, without a look at each rank.
+// complete reports whether all ranks wait in r, by counting alone: it is called for each request.
 func (r *rendezvous) complete() bool {
 	if r.from != nil {
 		return len(r.joiners) == r.from.present
@@ -213,7 +236,9 @@ func (r *rendezvous) complete() bool {
 	return len(r.joiners) == r.size
 }
 
-// completeRoll makes a group of r, if everybody is there, and tells them.
+// formIfComplete makes a group of r if it is complete, and answers all of its ranks. Generations
+// grow, so that one that was formed later always has the higher number. Survivors leave the group
+// that they were in.
 func (m *Machine) formIfComplete(r *rendezvous) {
 	if !r.complete() || len(r.joiners) == 0 {
 		return
@@ -246,7 +271,7 @@ func (m *Machine) formIfComplete(r *rendezvous) {
 	}
 }
 
-// retire ends a generation whose survivors have a new one.
+// removeAll removes the remaining members of a generation, whose survivors have formed a new one.
 func (m *Machine) removeAll(g *group) {
 	for rank := range g.members {
 		if g.members[rank].gone == wire.CodeOK {
@@ -255,7 +280,7 @@ func (m *Machine) removeAll(g *group) {
 	}
 }
 
-// withdraw takes a request out of its attempt, unanswered.
+// removeJoiner removes a request from its rendezvous, without an answer.
 func (m *Machine) removeJoiner(a *joiner) {
 	delete(a.rendezvous.joiners, a.rank)
 	if len(a.rendezvous.joiners) == 0 {
@@ -263,7 +288,8 @@ func (m *Machine) removeJoiner(a *joiner) {
 	}
 }
 
-// drop fails the attempt for all when one rank's deadline passes or its caller cancels. The end of a session takes out that request alone.
+// drop fails the rendezvous for all ranks when the deadline of one passes, or its caller cancels.
+// The end of a session, or of a membership, removes that request alone.
 func (a *joiner) drop(m *Machine, w *waiter, why wire.Code) {
 	switch {
 	case sessionEnded(why):
@@ -289,7 +315,7 @@ func (a *joiner) drop(m *Machine, w *waiter, why wire.Code) {
 	m.failRendezvous(r, v)
 }
 
-// since is when the first of those present came.
+// since returns when the first request came.
 func (r *rendezvous) since() Time {
 	first := Time(math.MaxInt64)
 	for _, a := range r.joiners {
@@ -298,6 +324,7 @@ func (r *rendezvous) since() Time {
 	return first
 }
 
+// doing implements owner.
 func (a *joiner) doing(*waiter) (*group, string) {
 	if a.rendezvous.from != nil {
 		return a.rendezvous.from, "shrink"

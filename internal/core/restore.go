@@ -7,7 +7,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Restore makes a machine of a state and its entries.
+// Restore makes a machine of a state and its entries. It returns an error if they do not fit
+// together, as in a damaged checkpoint. It keeps what s refers to.
 func Restore(l Limits, s *State, entries iter.Seq2[Entry, error]) (*Machine, error) {
 	m := New(l)
 	m.now, m.rev, m.generation, m.lastLease, m.lastSession = s.Now, s.Rev, s.Generation, s.LastLease, s.LastSession
@@ -84,7 +85,7 @@ func (m *Machine) restoreLeases(s *State) error {
 		} else {
 			owner := m.sessions[x.Session]
 			if owner == nil {
-				return fmt.Errorf("core: lease %d of session %d, which is not there", x.ID, x.Session)
+				return fmt.Errorf("core: lease %d of session %d, which does not exist", x.ID, x.Session)
 			}
 			owner.leases = append(owner.leases, l)
 			m.leases[l.id] = l
@@ -93,7 +94,7 @@ func (m *Machine) restoreLeases(s *State) error {
 		for _, key := range x.Keys {
 			e := m.entries.get(key)
 			if e == nil {
-				return fmt.Errorf("core: lease %d has key %q, which is not there", x.ID, key)
+				return fmt.Errorf("core: lease %d has key %q, which does not exist", x.ID, key)
 			}
 			m.attach(e, l)
 		}
@@ -105,7 +106,7 @@ func (m *Machine) restoreLeases(s *State) error {
 func (m *Machine) restoreCall(w *waiter, s *SavedCall, o owner) error {
 	of := m.sessions[s.Session]
 	if of == nil {
-		return fmt.Errorf("core: call %d of session %d, which is not there", s.ID, s.Session)
+		return fmt.Errorf("core: call %d of session %d, which does not exist", s.ID, s.Session)
 	}
 	*w = waiter{Ticket: Ticket{s.Session, s.ID}, op: s.Op, owner: o, rank: s.Rank, since: s.Since, cost: waiterCost}
 	of.waiters[s.ID] = w
@@ -128,7 +129,7 @@ func (m *Machine) restoreGroup(s *SavedGroup) error {
 		}
 		of := m.sessions[x.Session]
 		if of == nil {
-			return fmt.Errorf("core: rank %d of generation %d has session %d, which is not there", i, g.gen, x.Session)
+			return fmt.Errorf("core: rank %d of generation %d has session %d, which does not exist", i, g.gen, x.Session)
 		}
 		g.present++
 		of.memberships = append(of.memberships, membership{g, i})
@@ -189,7 +190,7 @@ func (m *Machine) restoreChannel(g *group, s *SavedChannel) error {
 
 func (m *Machine) restoreRecord(ch *channel, s *SavedRecord) error {
 	n := len(ch.g.members)
-	if len(s.Votes) != n || s.Call.Root >= n && s.Failed == nil { // a root that is none is why it failed
+	if len(s.Votes) != n || s.Call.Root >= n && s.Failed == nil { // an invalid root is why it failed
 		return fmt.Errorf("core: record %d of channel %q does not fit its group of %d", s.Seq, ch.name, n)
 	}
 	r := &record{ch: ch, payer: Local, cost: newRecordCost(&s.Call, n), seq: s.Seq, call: s.Call, votes: make([]vote, n), skipped: s.Skipped, last: s.Last, born: s.Born, done: s.Done, failed: s.Failed}

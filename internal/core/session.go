@@ -9,35 +9,41 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// session is one caller: a peer over any number of connections, one after the other, or this process.
+// session is one caller: a client over any number of connections, one after the other, or this
+// process. It outlives its connections: a client that reconnects within the reconnect timeout
+// resumes it, with its memberships, leases and waiting calls. Ranks fail with their session, not
+// with their connection.
 type session struct {
-	name        string
-	token       []byte             // whoever knows it may take the session up again
-	waiters     map[uint64]*waiter // by call
+	name        string             // what the client calls itself, for logs
+	token       []byte             // a secret: a client that sends it resumes the session
+	waiters     map[uint64]*waiter // by the id of the call
 	memberships []membership
-	leases      []*lease // in the order in which they were granted
-	reconnect   reconnectTimer
-	sharedCause string // it has no connection: what others lost theirs by, too; empty is of its own
-	unresumed   bool   // it has not been resumed since a restart, and grace runs since the first one
+	leases      []*lease       // in the order in which they were granted
+	reconnect   reconnectTimer // armed while it has no connection
+	sharedCause string         // why other sessions lost their connections too, or ""
+	unresumed   bool           // not resumed since a restart of the store; reconnect runs since the first
 
-	// repeats are the calls that waited when the session was last taken up again, and are to come again: true once they are answered.
+	// resent has the calls that waited when the session was last resumed, and that the client is
+	// going to send again: true once they are answered.
 	resent map[uint64]bool
 
-	// What its numbered requests were answered: those from acked+1 on, so that one that comes again gets its answer again.
+	// Exactly-once: the answers to its numbered requests from acked+1 on, so that a request that is
+	// sent again gets its first answer again (Raft dissertation, section 6.3).
 	acked   uint64
 	answers []wire.Reply
 	bytes   int // of values in answers
 }
 
+// membership is one member of a session: a rank of a group.
 type membership struct {
 	g    *group
 	rank int
 }
 
-// last is the number of the last request that was carried out.
+// lastNumber returns the number of the last request that was carried out.
 func (s *session) lastNumber() uint64 { return s.acked + uint64(len(s.answers)) }
 
-// acknowledge forgets the answers up to n: they have come.
+// acknowledge frees the answers up to number n: the client has received them.
 func (s *session) acknowledge(a *account, id, n uint64) {
 	if n <= s.acked {
 		return
@@ -53,8 +59,14 @@ func (s *session) acknowledge(a *account, id, n uint64) {
 	s.acked += k
 }
 
-// once carries a numbered request out, unless it has been carried out already: then it has the same answer. Numbers are dense, so
-// that one that was lost on its way cannot be overtaken by the next.
+// executeOnce carries out a numbered request, unless it has been carried out before: then it gives
+// the first answer again. So a client that does not know whether its request arrived sends it again
+// without risk.
+//
+// Numbers have no gaps: request n+1 is refused until request n has been carried out. Otherwise a
+// request that is resent could take effect after a later one. A number whose request is refused is
+// used all the same, so that the next request of a client with several in flight is not a gap; only
+// a client that goes beyond unacked, which it can count, gets no number used.
 func (m *Machine) executeOnce(s *session, t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	s.acknowledge(&m.account, t.Session, req.Acked)
 	switch n := req.Number; {
@@ -67,10 +79,10 @@ func (m *Machine) executeOnce(s *session, t Ticket, req *wire.Request, rep *wire
 		return refuse(rep, wire.CodeInvalid, fmt.Sprintf("request %d after %d", n, s.lastNumber()))
 	case len(s.answers) >= m.bounds.unacked:
 		return refuse(rep, wire.CodeFull, fmt.Sprintf("%d answers are not acknowledged", len(s.answers)))
-	case s.bytes > unackedBytes: // no peer knows that before it asks: the number is used, or the next would be a gap
+	case s.bytes > unackedBytes: // the client cannot foresee it: the number is used, or the next would be a gap
 		refuse(rep, wire.CodeFull, fmt.Sprintf("%d bytes of answers are not acknowledged", s.bytes))
 	default:
-		handlers[req.Op](m, t, req, rep) // what is numbered never waits
+		handlers[req.Op](m, t, req, rep) // numbered requests never wait
 	}
 	s.answers = append(s.answers, *rep)
 	s.bytes += valueBytes(rep)
@@ -78,7 +90,8 @@ func (m *Machine) executeOnce(s *session, t Ticket, req *wire.Request, rep *wire
 	return true
 }
 
-// unackedBytes bounds the values in the answers that are kept for one session, but for the last one.
+// unackedBytes bounds the values in the answers that are kept for one session. The last answer may
+// be over it.
 const unackedBytes = 64 << 20
 
 func valueBytes(rep *wire.Reply) int {
@@ -89,10 +102,12 @@ func valueBytes(rep *wire.Reply) int {
 	return n
 }
 
+// skip uses a number for nothing, in place of a request that the client gave up before it was sent.
 func (m *Machine) skip(Ticket, *wire.Request, *wire.Reply) bool { return true }
 
-// asksAgain reports whether a call that waits has come again after a reconnect. It waits on, or has been answered meanwhile: then the
-// answer is on its way already, and the call must not begin anew.
+// isResent reports whether req is a waiting call that the client sends again after a reconnect. It
+// waits on; or it has been answered meanwhile, then the answer is on its way, and the call must not
+// start again.
 func (s *session) isResent(req *wire.Request) bool {
 	if s.waiters[req.ID] == nil && (!s.resent[req.ID] || !logged(req.Op)) {
 		return false
@@ -101,8 +116,8 @@ func (s *session) isResent(req *wire.Request) bool {
 	return true
 }
 
-// hello opens a session, or takes one up again; if that cannot be, because it is lost or was never here, it opens a new one.
-// Whoever drives the machine puts the token of a new one into Old.
+// hello resumes a session, or opens a new one if that session has ended or does not exist. The
+// caller of the machine puts a random token for a new session into Old.
 func (m *Machine) hello(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	id := req.Resume
 	s := m.sessions[id]
@@ -118,7 +133,7 @@ func (m *Machine) hello(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	s.sharedCause, s.unresumed = "", false
 	s.resent = make(map[uint64]bool, len(s.waiters))
 	for id, w := range s.waiters {
-		if logged(w.op) { // to begin another anew is no harm
+		if logged(w.op) { // starting another kind again has no effect
 			s.resent[id] = false
 		}
 	}
@@ -126,13 +141,15 @@ func (m *Machine) hello(_ Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
+// goodbye ends a session: its ranks have left.
 func (m *Machine) goodbye(t Ticket, _ *wire.Request, _ *wire.Reply) bool {
 	m.endSession(t.Session, wire.CodeLeft)
 	return true
 }
 
-// lost ends a session whose connection has broken, now, or in TTL if it is not taken up again until then. Value is why, if that took the
-// connections of others too.
+// lost says that the connection of a session has broken. The session fails at once, or when TTL has
+// passed unless it is resumed before. Value is the cause if it broke the connections of other
+// sessions too.
 func (m *Machine) lost(t Ticket, req *wire.Request, _ *wire.Reply) bool {
 	if s := m.sessions[t.Session]; req.TTL > 0 && t.Session != Local {
 		s.sharedCause = string(req.Value)
@@ -143,7 +160,7 @@ func (m *Machine) lost(t Ticket, req *wire.Request, _ *wire.Reply) bool {
 	return true
 }
 
-// grace is how long a session may be without a connection.
+// reconnectTimer ends a session that has been without a connection for the reconnect timeout.
 type reconnectTimer struct {
 	id    uint64
 	timer timer
@@ -151,8 +168,10 @@ type reconnectTimer struct {
 
 func (g *reconnectTimer) timerState() *timer { return &g.timer }
 
-// due ends the session, and those that lost their connections with it and have not come back either: one verdict names all of
-// their ranks, and why.
+// due fails the session, and with it the sessions that lost their connections by the same cause and
+// have not been resumed in time either. One failure names all of their ranks and the cause: without
+// that the failure of a relay would look like that of one rank, and the next generation would still
+// have the other ranks, which have failed too.
 func (g *reconnectTimer) due(m *Machine) {
 	why := m.sessions[g.id].sharedCause
 	if why == "" {
@@ -180,14 +199,15 @@ func (g *reconnectTimer) due(m *Machine) {
 	}
 }
 
-// end takes a session out, and its ranks have left or are lost.
+// endSession removes a session; its ranks have left or failed (how).
 func (m *Machine) endSession(id uint64, how wire.Code) {
 	for _, seat := range m.removeSession(id, how) {
 		m.fence(seat.g, how, "", seat.rank)
 	}
 }
 
-// takeOut takes a session out: nobody is answered any more, and its leases end. Its seats are to be fenced.
+// removeSession removes a session: its waiting calls get no answer, and its leases end. It returns
+// its memberships, which the caller must fence.
 func (m *Machine) removeSession(id uint64, how wire.Code) (seats []membership) {
 	if id == Local {
 		return nil
@@ -207,7 +227,7 @@ func (m *Machine) removeSession(id uint64, how wire.Code) (seats []membership) {
 	return s.memberships
 }
 
-// Sessions are the ids of all sessions but the local one, in order.
+// Sessions returns the ids of all sessions but Local, in ascending order.
 func (m *Machine) Sessions() []uint64 {
 	ids := make([]uint64, 0, len(m.sessions))
 	for id := range m.sessions {

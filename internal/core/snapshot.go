@@ -1,34 +1,39 @@
 package core
 
-// Entry is an entry as a snapshot has it.
+// Entry is an entry in a snapshot.
 type Entry struct {
 	Key     string
 	Value   []byte
 	Rev     uint64
 	Reads   uint32
-	Expires Time // when it goes; 0 is never
+	Expires Time // when it expires; 0 is never
 }
 
-// Snapshot is the state of a moment, which others need not wait for: it is read in pieces, while the machine goes on. What changes
-// before it has been read is put aside as it was.
+// Snapshot is a consistent copy of the state at one moment, which is read in pieces while the
+// machine goes on: requests wait for one piece at most.
+//
+// It is a copy on write by key. Entries are read in the order of keys; cursor is the last key that
+// was read. A change of an entry behind cursor first copies the old entry to pending (preserve), so
+// that a later Next returns it as it was. Changes before cursor, and new keys, do not matter.
 type Snapshot struct {
 	State *State
 
 	m         *Machine
-	cursor    string // the last key that has been read
+	cursor    string // the last key that was read, if begun
 	begun     bool
 	preserved map[string]struct{} // keys behind cursor that have changed, or are new
-	pending   []Entry             // those of them that were there
+	pending   []Entry             // the old entries of those that existed
 }
 
-// Snapshot begins a snapshot. There is one at a time; Next ends it.
+// Snapshot begins a snapshot. There is at most one at a time; the end of Next, or Stop, ends it.
 func (m *Machine) Snapshot() *Snapshot {
 	m.snapshot = &Snapshot{State: m.state(), m: m, preserved: map[string]struct{}{}}
 	return m.snapshot
 }
 
-// Next gives some entries, in no order; more is false with the last ones. There are n of them, or fewer if their values have size bytes
-// together, beside those that have changed since the last call. Values are not to be changed.
+// Next returns up to n entries, or fewer if their values have size bytes together, and in addition
+// the entries that were preserved since the last call. They are in no order. more is false with the
+// last ones. The values must not be modified.
 func (s *Snapshot) Next(n, size int) (entries []Entry, more bool) {
 	entries, s.pending = s.pending, nil
 	s.m.entries.ascend(s.cursor, func(e *entry) bool {
@@ -55,14 +60,14 @@ func (s *Snapshot) Next(n, size int) (entries []Entry, more bool) {
 	return entries, more
 }
 
-// Stop ends a snapshot that is not read to its end.
+// Stop ends a snapshot before its last entry.
 func (s *Snapshot) Stop() {
 	if s.m.snapshot == s {
 		s.m.snapshot = nil
 	}
 }
 
-// preserve puts the entry of key aside, nil if there is none, before it changes.
+// preserve copies the entry of key for a snapshot before it changes; e is nil if there is none.
 func (m *Machine) preserve(key string, e *entry) {
 	s := m.snapshot
 	if s == nil || s.begun && key <= s.cursor {

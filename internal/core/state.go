@@ -8,46 +8,49 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// State is all that a machine knows but its entries, and what its log does not have either: calls that wait for keys, changes and
-// the end of a group. Its values and replies are the machine's, and are not to be changed.
+// State is all state of a machine except its entries, for a checkpoint. It does not have what the
+// log does not have either: calls that wait for keys, for changes or for the revocation of a group.
+// Its values and replies are shared with the machine and must not be modified. Field names are the
+// format of checkpoints.
 type State struct {
 	Now         Time
 	Rev         uint64
 	Generation  uint64
 	LastLease   uint64
-	LastSession uint64 // of a session
+	LastSession uint64 // id of the last session
 	Turn        uint64 // of the last timer
 	Limits      Limits
 	Sessions    []SavedSession
 	Leases      []SavedLease
-	EndedLeases []uint64 // leases, in the order of Machine.ending
+	EndedLeases []uint64 // ids of leases that still have entries, in the order of Machine.endedLeases
 	Groups      []SavedGroup
 	Forming     []SavedRendezvous
 	Live        []uint64 // generations
-	// History is the last changes in their order, the newest of which made revision Rev: a watch that is resumed goes on from it.
+	// History is the last changes in order. The last one made revision Rev. A watch that is resumed
+	// continues from it.
 	History []Change
 }
 
-// Due is a place among the timers; zero is none.
+// TimerState is a place in the timers; zero is not armed.
 type TimerState struct {
 	At   Time
 	Turn uint64
 }
 
-// SavedSession is a session. Its seats, leases and waiting calls are with their owners.
+// SavedSession is a session. Its memberships, leases and waiting calls are saved with their owners.
 type SavedSession struct {
 	ID          uint64
 	Name        string
 	Token       []byte
-	Reconnect   TimerState // when it is lost; zero: it has a connection
+	Reconnect   TimerState // when it fails; zero: it has a connection
 	Acked       uint64
 	Answers     []wire.Reply
-	Resent      map[uint64]bool // calls that are to come again, and whether they have been answered
-	SharedCause string          // with Grace: what others lost their connections by, too
-	Unresumed   bool            // with Grace: it has not been resumed since a restart
+	Resent      map[uint64]bool // see session.resent
+	SharedCause string          // see session.sharedCause
+	Unresumed   bool            // see session.unresumed
 }
 
-// SavedLease is a lease, and its entries in order.
+// SavedLease is a lease, and the keys of its entries in order.
 type SavedLease struct {
 	ID, Session uint64
 	TTL         Time
@@ -55,7 +58,7 @@ type SavedLease struct {
 	Keys        []string
 }
 
-// SavedGroup is a generation.
+// SavedGroup is a generation of a group.
 type SavedGroup struct {
 	Name, Run string
 	Gen       uint64
@@ -68,7 +71,7 @@ type SavedGroup struct {
 	Born      Time
 }
 
-// SavedSeat is a seat.
+// SavedMember is a member.
 type SavedMember struct {
 	Session, Join uint64
 	Label         string
@@ -88,17 +91,17 @@ type SavedCall struct {
 	Op          wire.Op
 	Rank        int
 	Since       Time
-	Due         TimerState // when it times out
+	Due         TimerState // its deadline
 }
 
-// SavedRoll is a roll.
+// SavedRendezvous is a rendezvous.
 type SavedRendezvous struct {
 	Name, Run string
 	Size      int
 	Joiners   []SavedJoiner
 }
 
-// SavedApplicant is a rank in a roll.
+// SavedJoiner is a rank in a rendezvous.
 type SavedJoiner struct {
 	Call  SavedCall
 	Label string
@@ -129,7 +132,7 @@ type SavedRecord struct {
 	Failed  *wire.Reply
 }
 
-// SavedBallot is one rank's vote.
+// SavedVote is the vote of a rank.
 type SavedVote struct {
 	Yes     bool
 	Want    int32
@@ -159,13 +162,13 @@ type SavedMessage struct {
 	Expired bool
 }
 
-// SavedSender is a call that waits for room.
+// SavedSender is a call that waits for space.
 type SavedSender struct {
 	Call  SavedCall
 	Bytes int
 }
 
-// state is the state now.
+// state returns the state now.
 func (m *Machine) state() *State {
 	s := &State{Now: m.now, Rev: m.rev, Generation: m.generation, LastLease: m.lastLease, LastSession: m.lastSession, Turn: m.timers.turn, Limits: m.limits}
 	for _, id := range append([]uint64{Local}, m.Sessions()...) {

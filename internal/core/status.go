@@ -9,15 +9,17 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// What one page of a status costs at most: others wait for the lock meanwhile. A rank is a row; so is what is merely looked at.
+// Bounds of one page of a status: other requests wait for the lock while it is made. A rank is a
+// row, and so is a group that is skipped.
 const (
 	statusRows    = 1024
-	statusForming = 256
-	statusScans   = 4096 // records of a group, or keys and rolls, that are looked at
-	statusCalls   = 1 << 14
+	statusForming = 256     // groups that form
+	statusScans   = 4096    // records of a group, keys or rendezvous that are looked at
+	statusCalls   = 1 << 14 // calls of a session that are looked at
 )
 
-// Page is a piece of a status. The next one begins with the rank Rank of the generation Generation, or with one behind it, if there is more.
+// Page is a part of a status. If there is more, the next page begins with rank Rank of generation
+// Generation, or with the one behind it.
 type Page struct {
 	wire.Status
 	More       bool
@@ -25,8 +27,9 @@ type Page struct {
 	Rank       int
 }
 
-// Status tells of the groups whose names begin with prefix, and of the keys that are waited for, from a rank of a generation on. It changes
-// nothing, and is no event. A page by itself is true; the next one may be of a later moment.
+// Status returns a page of the groups whose names begin with prefix, and of the keys below it that
+// calls wait for, from a rank of a generation on. It modifies nothing, and is not logged. A page is
+// consistent; the next one may show a later moment.
 func (m *Machine) Status(now Time, prefix string, generation uint64, rank int) *Page {
 	v := &viewer{m: m, now: max(m.now, now), prefix: prefix, rowsLeft: statusRows}
 	if generation == 0 {
@@ -63,7 +66,7 @@ type viewer struct {
 	m        *Machine
 	now      Time
 	prefix   string
-	rowsLeft int // rows that are left
+	rowsLeft int // until the page is full
 }
 
 func (v *viewer) ago(at Time) Time { return max(v.now-at, 0) }
@@ -80,7 +83,7 @@ func (v *viewer) server() {
 	v.Server = s
 }
 
-// rolls tells of groups that come together.
+// forming adds groups that form.
 func (v *viewer) forming() {
 	var found []*rendezvous
 	looks := statusScans
@@ -113,7 +116,7 @@ func (v *viewer) rendezvous(r *rendezvous) {
 	v.Groups = append(v.Groups, g)
 }
 
-// coming is a roll as a record.
+// formingRecord returns a rendezvous as a record of verb.
 func (v *viewer) formingRecord(r *rendezvous, verb string) wire.RecordStatus {
 	rec := wire.RecordStatus{Verb: verb, Root: -1}
 	next := 0
@@ -130,9 +133,9 @@ func (v *viewer) formingRecord(r *rendezvous, verb string) wire.RecordStatus {
 	return rec
 }
 
-// absent adds the ranks from first to below end, which have not joined r.
+// addMissing adds the ranks from first to below end, which have not joined r.
 func (v *viewer) addMissing(missing *wire.Ranks, r *rendezvous, first, end int) {
-	if r.from == nil { // there may be very many, and nothing is known of them
+	if r.from == nil { // they may be many, and nothing is known about them
 		missing.AddSpan(first, end-1)
 		return
 	}
@@ -143,7 +146,8 @@ func (v *viewer) addMissing(missing *wire.Ranks, r *rendezvous, first, end int) 
 	}
 }
 
-// group tells of a generation from a rank on. It returns the rank to go on from, if the page is full before the last one.
+// group adds a generation from a rank on. It returns the rank of the next page if this page is full
+// before the last rank, and 0 otherwise.
 func (v *viewer) group(g *group, from int) (next int) {
 	s := wire.GroupStatus{}
 	if from == 0 {
@@ -172,7 +176,7 @@ func (v *viewer) group(g *group, from int) (next int) {
 	return 0
 }
 
-// records tells of the oldest open records of g.
+// records adds the oldest open records of g.
 func (v *viewer) records(g *group, s *wire.GroupStatus) {
 	var open []*record
 	looks := statusScans
@@ -209,7 +213,7 @@ func (v *viewer) record(r *record) wire.RecordStatus {
 			s.Missing.Add(rank)
 		}
 	}
-	if s.Missing.Count == 0 { // its root waits for room
+	if s.Missing.Count == 0 { // its root waits for readers
 		for _, rank := range r.missing() {
 			s.Missing.Add(rank)
 		}
@@ -217,7 +221,8 @@ func (v *viewer) record(r *record) wire.RecordStatus {
 	return s
 }
 
-// waits are the sends and receives of ranks of g that wait. A session is looked through once, whatever many ranks it has.
+// waits returns the waiting sends and receives of the ranks from from to below end of g. It scans a
+// session once, however many of these ranks it has.
 func (v *viewer) waits(g *group, from, end int) map[int][]wire.WaitStatus {
 	if g.streamCount == 0 {
 		return nil
@@ -249,7 +254,7 @@ func (v *viewer) waits(g *group, from, end int) map[int][]wire.WaitStatus {
 	return waits
 }
 
-// waitOf is the send or receive that w is; of is nil if it is none.
+// waitOf returns w as a send or a receive; of is nil if it is neither.
 func (v *viewer) waitOf(w *waiter) (of *group, wait wire.WaitStatus) {
 	switch o := w.owner.(type) {
 	case *reader:
@@ -271,7 +276,7 @@ func (v *viewer) failureStatuses(failures []pastFailure) (told []wire.FailureSta
 	return told
 }
 
-// ended tells of groups that are over and failed, and of those that did not come together.
+// endedGroups adds groups that ended with a failure, and those that were never formed.
 func (v *viewer) endedGroups() {
 	for _, e := range v.m.endedGroups {
 		if !strings.HasPrefix(e.key.name, v.prefix) {
@@ -288,7 +293,7 @@ func (v *viewer) endedGroups() {
 	}
 }
 
-// keys tells of the keys that calls wait for.
+// keys adds the keys that calls wait for.
 func (v *viewer) keys() {
 	looks := statusScans
 	for key, waits := range v.m.keyWaits {
@@ -300,7 +305,7 @@ func (v *viewer) keys() {
 		}
 		s := wire.KeyStatus{Key: key, Calls: waits.Len()}
 		p := waits.Front()
-		for range min(waits.Len(), maxDoing) { // one that waits for several keys may have come here late
+		for range min(waits.Len(), maxDoing) { // some may be listed late
 			s.Waited = max(s.Waited, v.ago(p.Value.(*keyWait).since))
 			p = p.Next()
 		}

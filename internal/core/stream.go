@@ -7,14 +7,17 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// stream is one use of a tag between two ranks: the messages from one to the other, in positions from 1. A message stays until its reader
-// acknowledges it, or asks for the next one, so that asking again gives it again.
+// stream is one use of a tag between two ranks: the messages from src to dst, at positions from 1.
+// It is a queue with acknowledgments: a message is kept until its reader acknowledges it, or asks
+// for the next one, so a receive that is sent again after a reconnect gets the same message.
+// Delivery is in order and exactly once.
 //
-// A stream begins with the first call of one of its ranks. It is freed when the ranks that have made a call have closed it and no message is
-// left. As with a channel, a rank that has closed it works on its successor.
+// A stream begins with the first call of one of its ranks. It is freed when the ranks that have
+// used it have closed it and no message is left. As with a channel, a rank that has closed it uses
+// its successor (next).
 type stream struct {
 	of        *streams
-	payer     uint64 // session that is charged for it
+	payer     uint64 // the session that is charged for it
 	src, dst  int
 	next      *stream
 	source    StreamUse
@@ -23,12 +26,12 @@ type stream struct {
 	delivered uint64 // the last position that the reader was given
 	queue     []message
 	bytes     int
-	senders   []*sender // that wait for room
+	senders   []*sender // that wait for space
 	reader    *reader
-	timer     timer // when queue's first message that can expire does
+	timer     timer // armed for the first message in queue that can expire
 }
 
-// StreamEnd is what one of its two ranks has done with a stream.
+// StreamUse is what one of the two ranks has done with a stream.
 type StreamUse struct{ Used, Closed bool }
 
 type message struct {
@@ -38,19 +41,22 @@ type message struct {
 	expired bool
 }
 
+// sender is a call that waits until a message of some bytes fits.
 type sender struct {
 	waiter
 	stream *stream
 	bytes  int // of its message
 }
 
+// reader is a receive that waits for the message at pos.
 type reader struct {
 	waiter
 	stream *stream
 	pos    uint64
 }
 
-// peer checks the other rank of a send or recv, c.Root.
+// peer validates the other rank of a send or a receive, c.Root. If it is no rank, the error is in
+// rep.
 func peer(g *group, c *wire.Contribution, rep *wire.Reply) bool {
 	if c.Root < 0 || c.Root >= len(g.members) {
 		refuse(rep, wire.CodeInvalid, fmt.Sprintf("rank %d of %d", c.Root, len(g.members)))
@@ -59,7 +65,8 @@ func peer(g *group, c *wire.Contribution, rep *wire.Reply) bool {
 	return true
 }
 
-// absence is the answer to a call that needs rank, if that is gone.
+// absence returns the answer to a call that needs rank, if that has left or failed, or g is
+// revoked; otherwise nil.
 func (g *group) absence(rank int) *wire.Reply {
 	switch g.members[rank].gone {
 	case wire.CodeLost:
@@ -70,6 +77,8 @@ func (g *group) absence(rank int) *wire.Reply {
 	return g.revoked
 }
 
+// send appends a message to a stream. It does not wait: a full stream is CodeWouldBlock, and the
+// client waits by sendReady before it sends again. So a send has a number and takes effect once.
 func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	g, s := m.memberOf(t, c, rep)
@@ -98,8 +107,8 @@ func (m *Machine) send(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// room waits until a send of req.Delta bytes can succeed, or cannot any more.
-func (m *Machine) room(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+// sendReady waits until a send of req.Delta bytes can succeed, or can never succeed again.
+func (m *Machine) sendReady(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	g, s := m.memberOf(t, c, rep)
 	if g == nil || !peer(g, c, rep) {
@@ -129,12 +138,12 @@ func (m *Machine) room(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return false
 }
 
-// full reports whether a message of n bytes has to wait; alone, any is taken.
+// full reports whether a message of n bytes must wait. An empty stream takes a message of any size.
 func (st *stream) full(m *Machine, n int) bool {
 	return len(st.queue) >= m.bounds.streamMessages || st.bytes > 0 && st.bytes+n > m.bounds.streamBytes
 }
 
-// put appends msg, hands it to a reader who waits for it, and returns its position.
+// put appends msg, hands it to a reader that waits for it, and returns its position.
 func (st *stream) put(m *Machine, msg message, ttl Time) uint64 {
 	pos := st.first + uint64(len(st.queue))
 	if ttl > 0 {
@@ -153,6 +162,8 @@ func (st *stream) put(m *Machine, msg message, ttl Time) uint64 {
 	return pos
 }
 
+// recv answers the message at position c.Seq, and acknowledges those before it. Messages that were
+// sent before their sender left or failed are still delivered.
 func (m *Machine) recv(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	g, s := m.memberOf(t, c, rep)
@@ -188,7 +199,7 @@ func (m *Machine) recv(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return false
 }
 
-// read answers message pos, if it is there.
+// read puts message pos into rep. It reports false if it has not been sent yet.
 func (st *stream) read(pos uint64, rep *wire.Reply) bool {
 	i := int(pos - st.first)
 	if i >= len(st.queue) {
@@ -203,7 +214,7 @@ func (st *stream) read(pos uint64, rep *wire.Reply) bool {
 	return true
 }
 
-// acknowledge forgets the messages up to pos; senders that waited for room go on.
+// acknowledge frees the messages up to pos, and answers the senders that waited for the space.
 func (st *stream) acknowledge(m *Machine, pos uint64) {
 	for st.first <= pos && len(st.queue) > 0 {
 		st.bytes -= len(st.queue[0].payload)
@@ -216,8 +227,9 @@ func (st *stream) acknowledge(m *Machine, pos uint64) {
 	st.rearm(m)
 }
 
-// taken acknowledges the messages up to c.Seq, before their reader asks for the next one. A position that was not given yet is refused.
-func (m *Machine) taken(t Ticket, req *wire.Request, rep *wire.Reply) bool {
+// ack acknowledges the messages up to c.Seq before their reader asks for the next one: large
+// messages are freed early. A position that was not delivered yet is refused.
+func (m *Machine) ack(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	c := &req.Group
 	g, _ := m.memberOf(t, c, rep)
 	if g == nil || !peer(g, c, rep) {
@@ -232,7 +244,8 @@ func (m *Machine) taken(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-// admit tells all senders for whom there is room now: one of them may have gone meanwhile.
+// unblockSenders answers all senders whose message fits now. It does not reserve the space: a
+// sender may have failed meanwhile. A sender that finds the stream full again waits again.
 func (st *stream) unblockSenders(m *Machine) {
 	st.senders = slices.DeleteFunc(st.senders, func(w *sender) bool {
 		if st.full(m, w.bytes) {
@@ -245,7 +258,8 @@ func (st *stream) unblockSenders(m *Machine) {
 
 func (st *stream) timerState() *timer { return &st.timer }
 
-// due expires messages: what they carried is gone, their place is kept, so that the reader hears of each.
+// due expires messages. Their payloads are freed, their positions stay: the reader gets CodeExpired
+// for each.
 func (st *stream) due(m *Machine) {
 	for i := range st.queue {
 		msg := &st.queue[i]
@@ -263,8 +277,8 @@ func (st *stream) due(m *Machine) {
 	st.rearm(m)
 }
 
-// rearm sets the timer to the first message that can expire. One behind it that expires sooner
-// does so with it: senders give all their messages the same time.
+// rearm arms the timer for the first message that can expire. A later message that expires sooner
+// expires with it: senders give all of their messages the same time.
 func (st *stream) rearm(m *Machine) {
 	for i := range st.queue {
 		if msg := &st.queue[i]; msg.expires > 0 && !msg.expired {
@@ -275,7 +289,7 @@ func (st *stream) rearm(m *Machine) {
 	m.disarm(st)
 }
 
-// expire answers how many messages of a rank expired since it last asked.
+// expire answers how many messages of a rank have expired since it last asked.
 func (m *Machine) expire(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	if g, s := m.memberOf(t, &req.Group, rep); g != nil {
 		rep.N = int64(s.expired)
@@ -317,7 +331,7 @@ func (s *sender) doing(*waiter) (*group, string) {
 	return s.stream.of.g, fmt.Sprintf("send to rank %d", s.stream.dst)
 }
 
-// overdue is the answer to a send or recv that waited for rank in vain.
+// overdue returns the answer to a send or a receive whose wait for rank has ended without success.
 func (st *stream) overdue(m *Machine, w *waiter, rank int, why wire.Code) *wire.Reply {
 	v := &wire.Failure{Code: why, By: -1, Missing: []int{rank}, Waited: m.now - w.since}
 	v.Doing, v.Reason = m.doing(st.of.g, v.Missing), m.sharedCause(st.of.g, v.Missing)

@@ -11,14 +11,16 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// streams are those of one tag, by destination, then by source: the first of each pair.
+// streams has the streams of one tag, by destination and then by source: the first stream of each
+// pair.
 type streams struct {
 	g   *group
 	tag string
 	to  map[int]map[int]*stream
 }
 
-// stream is the first stream of c's tag from src to dst that c.Rank has not closed; nil if that has not begun.
+// stream returns the first stream of c's tag from src to dst that c.Rank has not closed; nil if the
+// next call begins one.
 func (g *group) stream(c *wire.Contribution, src, dst int) *stream {
 	of := g.tags[c.Channel]
 	if of == nil {
@@ -31,12 +33,13 @@ func (g *group) stream(c *wire.Contribution, src, dst int) *stream {
 	return st
 }
 
-// closed reports whether rank, one of st's two, has closed it.
+// closed reports whether rank, one of the two of st, has closed it.
 func (st *stream) closed(rank int) bool {
 	return st.src == rank && st.source.Closed || st.dst == rank && st.reading.Closed
 }
 
-// absence is the answer to a call on st that needs rank, if that does not take part any more.
+// absence returns the answer to a call on st that needs rank, if that has left, failed, or closed
+// the stream; otherwise nil.
 func (st *stream) absence(rank int) *wire.Reply {
 	if no := st.of.g.absence(rank); no != nil || !st.closed(rank) {
 		return no
@@ -44,7 +47,8 @@ func (st *stream) absence(rank int) *wire.Reply {
 	return failureReply(&wire.Failure{Code: wire.CodeSkipped, By: rank, Reason: reasonClosed})
 }
 
-// openStream finds the stream that a call of c.Rank is for, or begins it; nil, and why in rep, if there are too many.
+// openStream returns the stream that a call of c.Rank is for, and begins it if needed. If the group
+// has too many it returns nil, and puts the error into rep.
 func (m *Machine) openStream(g *group, by uint64, c *wire.Contribution, src, dst int, rep *wire.Reply) *stream {
 	st := g.stream(c, src, dst)
 	if st == nil {
@@ -59,7 +63,7 @@ func (m *Machine) openStream(g *group, by uint64, c *wire.Contribution, src, dst
 	return st
 }
 
-// addStream makes st the last stream of its tag and ranks.
+// addStream adds st as the last stream of its tag and ranks.
 func (g *group) addStream(st *stream, tag string) {
 	of := g.tags[tag]
 	if of == nil {
@@ -82,7 +86,7 @@ func (g *group) addStream(st *stream, tag string) {
 	g.streamCount++
 }
 
-// free forgets st, and what is in it.
+// free removes st and its messages.
 func (st *stream) free(m *Machine) {
 	m.disarm(st)
 	st.each(m.account.release)
@@ -109,7 +113,8 @@ func (st *stream) free(m *Machine) {
 	}
 }
 
-// freeIfClosed frees st if its reader is gone, or if the ranks that have used it have closed it and no message is left.
+// freeIfClosed frees st if its reader is gone, or if the ranks that have used it have closed it and
+// no message is left.
 func (st *stream) freeIfClosed(m *Machine) {
 	there := func(rank int) bool { return st.of.g.members[rank].gone == wire.CodeOK }
 	inUse := func(e StreamUse, rank int) bool { return e.Used && !e.Closed && there(rank) }
@@ -118,7 +123,8 @@ func (st *stream) freeIfClosed(m *Machine) {
 	}
 }
 
-// withdraw ends what rank does with st: who waits for it gets no. What it has sent stays for its reader; what was sent to it is dropped.
+// endRank ends the use of st by rank: calls of the other rank that wait get no. Messages that rank
+// has sent stay for their reader; messages to it are dropped.
 func (st *stream) endRank(m *Machine, rank int, no *wire.Reply) {
 	if r := st.reader; r != nil && st.src == rank {
 		st.reader = nil
@@ -144,14 +150,14 @@ func (of *streams) close(m *Machine, rank int) {
 	}
 }
 
-// fence takes a rank that is gone out of the streams of a tag.
+// fence removes a rank that has left or failed from the streams of a tag.
 func (of *streams) fence(m *Machine, rank int) {
 	for _, st := range of.ofRank(rank) {
 		st.endRank(m, rank, of.g.absence(rank))
 	}
 }
 
-// ofRank lists the streams that rank is the source or the destination of, in order.
+// ofRank lists the streams that rank is the source or the destination of, in a fixed order.
 func (of *streams) ofRank(rank int) (all []*stream) {
 	for _, dst := range slices.Sorted(maps.Keys(of.to)) {
 		if dst == rank {
@@ -177,7 +183,8 @@ func (g *group) tagsInOrder() []*streams {
 	return slices.SortedFunc(maps.Values(g.tags), func(a, b *streams) int { return cmp.Compare(a.tag, b.tag) })
 }
 
-// streamsInOrder lists the streams by tag, destination and source: maps have no order, and a replay needs one.
+// streamsInOrder lists the streams by tag, destination and source: maps have no order, and a replay
+// needs one.
 func (g *group) streamsInOrder() (all []*stream) {
 	for _, of := range g.tagsInOrder() {
 		for _, dst := range slices.Sorted(maps.Keys(of.to)) {
@@ -189,7 +196,7 @@ func (g *group) streamsInOrder() (all []*stream) {
 	return all
 }
 
-// revokeStreams ends every call that waits in a stream of g.
+// revokeStreams answers every call that waits in a stream of g.
 func (m *Machine) revokeStreams(g *group) {
 	for _, st := range g.streamsInOrder() {
 		if r := st.reader; r != nil {

@@ -10,22 +10,23 @@ import (
 	"github.com/tidwall/btree"
 )
 
-// entry is one entry: its key, its value, and its places in what is ordered. There are millions of them, so that
-// it is made to fill one cache line: it has no 64-bit references, and slices without what is never used of them.
+// entry is one entry of the store: its key, its value, and its places in the ordered structures. A
+// store has millions of them, so an entry fills one cache line of 64 bytes: references have 32
+// bits, and slices are stored without the words that are never used.
 type entry struct {
 	keyData *byte
-	valData *byte // not nil, in an entry that is there
+	valData *byte // not nil in an entry that exists
 	rev     uint64
 	keyLen  uint32
 	valLen  uint32
 	valCap  uint32
-	reads   uint32 // left; 0 is no limit
-	ref     uint32 // of this slot; 0 if it is free
-	chain   uint32 // next slot whose key has the same hash, or next free one
+	reads   uint32 // that are left; 0: unlimited
+	ref     uint32 // the reference of this slot; 0 if it is free
+	chain   uint32 // the next slot whose key has the same hash, or the next free slot
 	pos     uint32 // place in the expiry heap; 0 if the entry does not expire
-	lease   uint32 // the lease of the entry; 0 if it has none
+	lease   uint32 // reference of its lease; 0 if it has none
 
-	// neighbours in the list of that lease
+	// neighbors in the list of that lease
 	leasePrev, leaseNext uint32
 }
 
@@ -35,11 +36,12 @@ func (s *entry) setKey(key string) {
 	s.keyData, s.keyLen = unsafe.StringData(key), uint32(len(key))
 }
 
-// val is the value with the room behind it, as it was set.
+// val returns the value, with the capacity that it was set with.
 func (s *entry) val() []byte { return unsafe.Slice(s.valData, s.valCap)[:s.valLen] }
 
-// setVal keeps v, which has at most wire.MaxValue bytes; there may be more room behind it than can be counted. A value of no bytes is
-// never nil: that means "absent" in answers, and in the old value of a swap.
+// setVal sets the value to v, of at most wire.MaxValue bytes. A capacity that does not fit in 32
+// bits is cut. An empty value is never nil, which means "does not exist" in answers and in the old
+// value of a swap.
 func (s *entry) setVal(v []byte) {
 	if v == nil {
 		v = []byte{}
@@ -48,24 +50,26 @@ func (s *entry) setVal(v []byte) {
 	s.valCap = uint32(min(cap(v), math.MaxUint32))
 }
 
-// chunkSlots makes a chunk 32 KiB: the runtime gives those out as whole pages, without a header and rounding up.
+// chunkSlots makes a chunk 32 KiB, a size that the runtime allocates as whole pages, without a
+// header or rounding.
 const chunkSlots = 512
 
-// chunk is a piece of a slab.
+// chunk is a part of a slab.
 type chunk struct {
-	slots *[chunkSlots]entry // nil while there is none to be held
-	free  uint32             // first slot that was used and is free; the others follow by chain
+	slots *[chunkSlots]entry // nil while no slot is used
+	free  uint32             // first used and freed slot; others by entry.chain
 	used  uint16             // slots from here on were never used
 	live  uint16
 }
 
-// slab is where slots are. A slot stays where it is until it is given back. A reference is its number plus 1, so
-// that 0 is none. Which number is given out depends on nothing but what was taken and given back before.
+// slab allocates slots. A slot does not move until it is given back. A reference is the number of a
+// slot plus 1, so 0 is none. Which slot is next depends only on the slots that were taken and given
+// back before, so a replay gives the same ones.
 type slab struct {
 	chunks  []chunk
-	notFull []uint64 // a bit for each chunk: one that is not full
-	lowest  int      // words of room before it are 0
-	spare   int      // the chunk, plus 1, that has memory and no live slot; 0 is none
+	notFull []uint64 // a bit for each chunk that has a free slot
+	lowest  int      // all words of notFull before it are 0
+	spare   int      // the chunk, plus 1, that has memory and no used slot; 0 is none
 }
 
 func (b *slab) at(ref uint32) *entry {
@@ -73,8 +77,8 @@ func (b *slab) at(ref uint32) *entry {
 	return &b.chunks[i/chunkSlots].slots[i%chunkSlots]
 }
 
-// take gives out a slot that is zero but for its ref. It comes from the first chunk that has one: then the last
-// ones get empty.
+// take returns a slot that is zero except for its ref, from the first chunk that has a free one: so
+// the last chunks become empty, and their memory is freed.
 func (b *slab) take() *entry {
 	n := b.firstNotFull()
 	c := &b.chunks[n]
@@ -98,7 +102,8 @@ func (b *slab) take() *entry {
 	return s
 }
 
-// roomy is the number of the first chunk that is not full.
+// firstNotFull returns the number of the first chunk with a free slot, and adds a chunk if there is
+// none.
 func (b *slab) firstNotFull() int {
 	for ; b.lowest < len(b.notFull); b.lowest++ {
 		if w := b.notFull[b.lowest]; w != 0 {
@@ -111,6 +116,7 @@ func (b *slab) firstNotFull() int {
 	return n
 }
 
+// markNotFull sets the bit of chunk n.
 func (b *slab) markNotFull(n int) {
 	if n/64 == len(b.notFull) {
 		b.notFull = append(b.notFull, 0)
@@ -119,7 +125,7 @@ func (b *slab) markNotFull(n int) {
 	b.lowest = min(b.lowest, n/64)
 }
 
-// give takes a slot back.
+// giveBack frees a slot.
 func (b *slab) giveBack(s *entry) {
 	ref := s.ref
 	n := int(ref-1) / chunkSlots
@@ -133,8 +139,9 @@ func (b *slab) giveBack(s *entry) {
 	}
 }
 
-// empty lets go of the memory of chunk n, or of that of an empty one behind it. One of them, the first, is
-// kept: it is where the next slot comes from, or else it would come and go with a single entry.
+// dropEmpty frees the memory of the empty chunk n, or of another empty chunk behind it. One empty
+// chunk, the first, is kept: the next slot comes from there, and a single entry that comes and goes
+// would allocate and free a chunk each time.
 func (b *slab) dropEmpty(n int) {
 	if b.spare != 0 {
 		last := max(n, b.spare-1)
@@ -147,12 +154,12 @@ func (b *slab) dropEmpty(n int) {
 // table is the entries by key, and in the order of keys.
 type table struct {
 	slab
-	seed  maphash.Seed // differs from run to run: it must decide nothing that can be seen
-	mask  uint32       // of hashes; tests make it small, so that they collide
+	seed  maphash.Seed // random in each process: nothing visible may depend on hashes
+	mask  uint32       // of hashes; tests make it small to get collisions
 	index map[uint32]uint32
-	peak  int // the most entries that index held
+	peak  int // the most entries that index has held
 	order *btree.BTreeG[uint32]
-	probe string // the key of reference 0, while one is looked for in order
+	probe string // the key of reference 0, while order is searched
 }
 
 func newTable() *table {
@@ -173,7 +180,7 @@ func (t *table) keyOf(ref uint32) string {
 
 func (t *table) hash(key string) uint32 { return uint32(maphash.String(t.seed, key)) & t.mask }
 
-// get is the entry of key, or nil.
+// get returns the entry of key, or nil.
 func (t *table) get(key string) *entry {
 	for ref := t.index[t.hash(key)]; ref != 0; {
 		s := t.at(ref)
@@ -185,7 +192,7 @@ func (t *table) get(key string) *entry {
 	return nil
 }
 
-// insert adds an entry for key, which has none.
+// insert adds an entry for key, which must have none.
 func (t *table) insert(key string) *entry {
 	s := t.take()
 	s.setKey(strings.Clone(key))
@@ -197,12 +204,13 @@ func (t *table) insert(key string) *entry {
 	return s
 }
 
-// remove takes out an entry that is in no expiry and no leaseList any more. The slot is somebody else's then.
+// remove removes s, which must not be in the expiry heap or on a lease. Its slot may be reused at
+// once.
 func (t *table) remove(s *entry) {
 	t.order.Delete(s.ref)
 	t.unchain(s)
 	t.giveBack(s)
-	// A map keeps what it once needed. To copy a smaller one takes too long; to have a new one when it is empty does not.
+	// A map never shrinks. Copying a smaller one takes too long; replacing an empty one does not.
 	if t.len() == 0 && t.peak > chunkSlots {
 		t.index, t.peak = map[uint32]uint32{}, 0
 	}
@@ -225,20 +233,21 @@ func (t *table) unchain(s *entry) {
 	}
 }
 
-// ascend calls f for the entries from a key on, in the order of keys, until it returns false. It must only read.
+// ascend calls f for the entries from key from on, in the order of keys, until f returns false. f
+// must not modify the table.
 func (t *table) ascend(from string, f func(*entry) bool) {
 	t.probe = from
 	t.order.Ascend(0, func(ref uint32) bool { return f(t.at(ref)) })
 	t.probe = ""
 }
 
-// leaseList is the entries of one lease, in the order in which they came to it.
+// leaseList is the list of the entries of one lease, in the order in which they were attached.
 type leaseList struct {
 	first, last uint32
 	n           int
 }
 
-// push adds s, which is in no list, to the list of a lease.
+// push adds s, which must be in no list, to the list of a lease.
 func (l *leaseList) push(b *slab, s *entry, lease uint32) {
 	s.lease, s.leasePrev, s.leaseNext = lease, l.last, 0
 	if l.last == 0 {
@@ -250,7 +259,7 @@ func (l *leaseList) push(b *slab, s *entry, lease uint32) {
 	l.n++
 }
 
-// remove takes out s, which is in l.
+// remove removes s from l.
 func (l *leaseList) remove(b *slab, s *entry) {
 	if s.leasePrev == 0 {
 		l.first = s.leaseNext
@@ -266,7 +275,8 @@ func (l *leaseList) remove(b *slab, s *entry) {
 	l.n--
 }
 
-// each calls f for the entries in order. It may take out the one that it is called with, and no other.
+// each calls f for the entries in order. f may remove the entry that it is called with, and no
+// other.
 func (l *leaseList) each(b *slab, f func(*entry)) {
 	for ref := l.first; ref != 0; {
 		s := b.at(ref)

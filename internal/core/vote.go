@@ -7,16 +7,19 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// What is here is of one vote, and the same for whoever decides records: the machine, and an engine whose records are elsewhere.
+// The functions of this file look at one vote. The machine uses them, and so do engines that keep
+// their records elsewhere (Redis).
 
-// Agree reports whether two ranks called the same verb. Types count only if both told one: not every language has them.
+// Agree reports whether two ranks called the same operation: verb, root, label and reduction are
+// equal, and types are if both ranks named one. A client of a language without static types names
+// none.
 func Agree(a, b *wire.Contribution) bool {
 	return a.Verb == b.Verb && a.Root == b.Root && a.RootOnly == b.RootOnly && a.Label == b.Label && a.Reduction == b.Reduction &&
 		(a.Want == wire.WantPart) == (b.Want == wire.WantPart) &&
 		(a.Type == b.Type || a.Type == "" || b.Type == "")
 }
 
-// Describe is a verb as its caller would write it.
+// Describe formats a call as its caller would write it: verb, root and channel.
 func Describe(c *wire.Contribution) string {
 	s := c.Verb
 	if c.Root >= 0 {
@@ -28,14 +31,15 @@ func Describe(c *wire.Contribution) string {
 	return s
 }
 
-// Parse looks at a vote of one of n ranks once; afterwards it is trusted. It returns the parts of the payload if it has a part for each
-// rank, and why the vote can be in no record, in words; "" if it can.
+// Parse validates a vote of one of n ranks. It is called once for each vote, before the vote
+// counts; later code trusts it. It returns the parts of the payload, one for each rank, if the call
+// has parts, and why the vote is malformed, or "". The parts alias payload.
 func Parse(c *wire.Contribution, payload []byte, n int) (parts [][]byte, why string) {
 	switch {
 	case c.Root < -1 || c.Root >= n:
 		return nil, fmt.Sprintf("root %d of %d", c.Root, n)
 	case c.RootOnly && c.Root < 0:
-		return nil, "a root's verb without a root"
+		return nil, "root-only without a root"
 	case int(c.Want) >= n || c.Want < wire.WantReduced:
 		return nil, fmt.Sprintf("wants the payload of rank %d of %d", c.Want, n)
 	case c.Want == wire.WantPart && (!c.RootOnly || c.Rank == c.Root):
@@ -47,14 +51,14 @@ func Parse(c *wire.Contribution, payload []byte, n int) (parts [][]byte, why str
 	case c.Want != wire.WantReduced && c.Reduction == wire.Reduction{}:
 		return nil, ""
 	case !c.Reduction.Valid() || c.RootOnly:
-		return nil, "no such fold"
+		return nil, "no such reduction"
 	case len(payload)%c.Reduction.Kind.Size() != 0:
 		return nil, fmt.Sprintf("%d bytes are not numbers of %d bytes", len(payload), c.Reduction.Kind.Size())
 	}
 	return nil, ""
 }
 
-// Rough is a time to two digits that matter.
+// RoundTwoDigits truncates d to its two most significant digits.
 func RoundTwoDigits(d time.Duration) time.Duration {
 	for unit := time.Duration(1); ; unit *= 10 {
 		if d/unit < 100 {

@@ -9,15 +9,16 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// keyWait waits until all its keys exist at the same time. It is listed under one that is
-// missing, which is enough: while that one is missing, nothing else matters.
+// keyWait waits until all of its keys exist at the same time. It is listed under one missing key,
+// which is enough: the others do not matter while that one is missing.
 type keyWait struct {
 	waiter
 	keys    []string
-	missing int           // the place in keys of the one that it is listed under
-	place   *list.Element // in that list
+	missing int           // index in keys of the key that it is listed under
+	place   *list.Element // in the list of that key
 }
 
+// wait answers the values of keys, when all of them exist.
 func (m *Machine) wait(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	missing, complete := m.firstMissing(req.Keys, 0)
 	if complete {
@@ -33,11 +34,13 @@ func (m *Machine) wait(t Ticket, req *wire.Request, rep *wire.Reply) bool {
 	return false
 }
 
-// firstMissing returns the place of the first key that does not exist, from a place on and around to
-// the one before it. A wait goes on from the key that it was listed under: as long as no key is
-// removed, it looks at each of its keys twice at most, in whatever order they come. The second
-// look is needed since a key that was there may have been removed meanwhile; each such removal costs
-// one more round at most.
+// firstMissing returns the index of the first key that does not exist, from an index on and around
+// to the one before it.
+//
+// A wait continues at the key that it was listed under. So, as long as no key is removed, it looks
+// at each key at most twice, in whatever order they are set: n keys cost O(n), not O(n²). The
+// second look is needed since a key may have been removed after the first one; each removal costs
+// at most one more round.
 func (m *Machine) firstMissing(keys []string, from int) (at int, complete bool) {
 	for i := from; i < len(keys); i++ {
 		if m.lookup(keys[i]) == nil {
@@ -52,10 +55,10 @@ func (m *Machine) firstMissing(keys []string, from int) (at int, complete bool) 
 	return 0, true
 }
 
-// fetchBytes bounds the values of one answer.
+// fetchBytes bounds the values of one answer, in bytes.
 const fetchBytes = 256 << 20
 
-// fetch answers the values of keys, all of which exist.
+// fetch puts the values of keys, all of which exist, into rep.
 func (m *Machine) fetch(keys []string, rep *wire.Reply) {
 	rep.Values = make([][]byte, len(keys))
 	bytes := 0
@@ -68,7 +71,8 @@ func (m *Machine) fetch(keys []string, rep *wire.Reply) {
 	}
 }
 
-// show is fetch for those who only look: if reads are counted, they have to take.
+// show is fetch without counting reads. An entry whose reads are counted is CodeCounted: the client
+// must use take.
 func (m *Machine) show(keys []string, rep *wire.Reply) {
 	for _, k := range keys {
 		if m.entries.get(k).reads > 0 {
@@ -79,7 +83,7 @@ func (m *Machine) show(keys []string, rep *wire.Reply) {
 	m.fetch(keys, rep)
 }
 
-// waitFor lists kw under its key at a place, which does not exist.
+// waitFor lists kw under its key at an index, which must not exist.
 func (m *Machine) waitFor(kw *keyWait, missing int) {
 	key := kw.keys[missing]
 	waits := m.keyWaits[key]
@@ -90,8 +94,8 @@ func (m *Machine) waitFor(kw *keyWait, missing int) {
 	kw.missing, kw.place = missing, waits.PushBack(kw)
 }
 
-// wake answers those who waited for key, in the order in which they came. Of those who wait for an entry for
-// one read, one will take it; the others will wait again.
+// wake answers the calls that waited for key, in the order in which they came. If the entry is for
+// one read, all of them are woken, one takes it, and the others wait again.
 func (m *Machine) wake(key string) {
 	waits := m.keyWaits[key]
 	if waits == nil {

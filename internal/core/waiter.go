@@ -9,28 +9,29 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// waiter is a call that waits for its answer. It belongs to its owner, and is listed in its session
-// until it is answered or forgotten.
+// waiter is a call that waits for its answer. Its owner holds it, and its session lists it until it
+// is answered or its session ends.
 type waiter struct {
 	Ticket
 	op    wire.Op
 	owner owner
-	rank  int // of its group, if it is a rank's call
+	rank  int // of its group, if a rank made the call
 	since Time
-	timer timer
-	cost  int // that its session is charged
+	timer timer // its deadline; records have one of their own instead
+	cost  int   // bytes that its session is charged
 }
 
-// owner is what a waiter waits in: a key, a change, a roll, a record, a stream.
+// owner is what a call waits in: a key, a change, a rendezvous, a record or a stream.
 type owner interface {
-	// drop takes w out for a reason: CodeTimeout and CodeCancelled are answered, CodeLost and CodeLeft
-	// are the end of its session, CodeClosed that of its seat.
+	// drop removes w. The code says why: CodeTimeout and CodeCancelled are the answer, CodeClosed
+	// is the answer when the rank has left, and CodeLost and CodeLeft are the end of the session,
+	// which gets no answer.
 	drop(m *Machine, w *waiter, why wire.Code)
-	// doing says what w.rank of g waits in, for the errors of others; g is nil if it is no rank's call.
+	// doing describes the call, for errors of other ranks. g is nil if no rank made it.
 	doing(w *waiter) (g *group, what string)
 }
 
-// of reports whether w is a call of a rank of g.
+// belongsTo reports whether w is a call of a rank of g.
 func (w *waiter) belongsTo(g *group, rank int) bool {
 	of, _ := w.owner.doing(w)
 	return of == g && w.rank == rank
@@ -39,7 +40,7 @@ func (w *waiter) belongsTo(g *group, rank int) bool {
 func (w *waiter) timerState() *timer { return &w.timer }
 func (w *waiter) due(m *Machine)     { w.owner.drop(m, w, wire.CodeTimeout) }
 
-// enlist makes w the waiting call t.
+// register makes w the waiting call t, without a deadline, and charges its session.
 func (m *Machine) register(w *waiter, t Ticket, req *wire.Request, o owner) {
 	*w = waiter{Ticket: t, op: req.Op, owner: o, rank: req.Group.Rank, since: m.now, cost: callCost(req)}
 	m.account.charge(t.Session, w.cost)
@@ -47,7 +48,7 @@ func (m *Machine) register(w *waiter, t Ticket, req *wire.Request, o owner) {
 	m.calls++
 }
 
-// park is enlist with the deadline of the call.
+// park is register with the deadline of the call.
 func (m *Machine) park(w *waiter, t Ticket, req *wire.Request, o owner) {
 	m.register(w, t, req, o)
 	if req.Timeout > 0 {
@@ -55,13 +56,14 @@ func (m *Machine) park(w *waiter, t Ticket, req *wire.Request, o owner) {
 	}
 }
 
-// answer answers w and forgets it.
+// answer puts the answer to w into the effects and unregisters it. The owner must have removed w,
+// or do so in the same step.
 func (m *Machine) answer(w *waiter, rep *wire.Reply) {
 	m.effects = append(m.effects, Effect{w.Ticket, w.op, rep})
 	m.unregister(w)
 }
 
-// forget takes w out of its session. Its owner does so on its own.
+// unregister removes w from its session, and releases its charge. Its owner removes it on its own.
 func (m *Machine) unregister(w *waiter) {
 	m.disarm(w)
 	m.account.release(w.Session, w.cost)
@@ -78,19 +80,20 @@ func (m *Machine) unregister(w *waiter) {
 	w.owner = nil
 }
 
-// gone reports whether why means that nobody is there to be answered.
+// sessionEnded reports whether why means that the session of a call has ended, so that it gets no
+// answer.
 func sessionEnded(why wire.Code) bool { return why == wire.CodeLost || why == wire.CodeLeft }
 
-// dropAll drops the waiting calls of s that which says.
+// dropAll drops the waiting calls of s that which selects.
 func (m *Machine) dropAll(s *session, why wire.Code, which func(*waiter) bool) {
 	for _, w := range s.inOrder() {
-		if w.owner != nil && which(w) { // the drop of one may have answered another
+		if w.owner != nil && which(w) { // dropping one call may have answered another
 			w.owner.drop(m, w, why)
 		}
 	}
 }
 
-// inOrder lists the waiting calls in the order of their ids: maps have none, and a replay needs one.
+// inOrder lists the waiting calls by id: maps have no order, and a replay needs one.
 func (s *session) inOrder() []*waiter {
 	if s == nil || len(s.waiters) == 0 {
 		return nil
@@ -103,26 +106,28 @@ func (s *session) inOrder() []*waiter {
 	return ws
 }
 
-// clock is a place in the machine's timers. The zero clock is not armed.
+// timer is a place in the timers of the machine. The zero timer is not armed.
 type timer struct {
-	at   Time
-	turn uint64 // those of one time are due in the order in which they were armed
-	pos  int    // in the heap, plus 1
+	at   Time   // when it is due
+	turn uint64 // timers of the same time are due in the order in which they were armed
+	pos  int    // place in the heap, plus 1; 0 is not armed
 }
 
 // timed is what happens at a time.
 type timed interface {
 	timerState() *timer
-	due(m *Machine) // called once, not armed any more
+	due(m *Machine) // called once, when it is due; it is disarmed before
 }
 
-// timers are those that are armed, in the order of time.
+// timers is a heap of what is armed, by time. It does not read a clock: the driver of the machine
+// asks Next, and calls Tick. State and replay have the same order, as each arming has a number
+// (turn).
 type timers struct {
 	heap timerHeap
 	turn uint64 // the last one given
 }
 
-// next is when the first is due.
+// next returns when the first is due.
 func (t *timers) next() (at Time, armed bool) {
 	if len(t.heap) == 0 {
 		return 0, false
@@ -130,7 +135,7 @@ func (t *timers) next() (at Time, armed bool) {
 	return t.heap[0].timerState().at, true
 }
 
-// pop disarms the first, if it is due at now.
+// pop disarms and returns the first, if it is due at now, or nil.
 func (t *timers) pop(now Time) timed {
 	if at, armed := t.next(); !armed || at > now {
 		return nil
@@ -140,13 +145,14 @@ func (t *timers) pop(now Time) timed {
 	return d
 }
 
-// arm makes d due at a time, whatever it was before.
+// arm makes d due at a time. It replaces what was armed before.
 func (t *timers) arm(d timed, at Time) {
 	t.turn++
 	t.put(d, TimerState{at, t.turn})
 }
 
-// rearm is arm for what was armed before, if it was.
+// rearm is arm with the number that d had when its state was saved; it does nothing if d was not
+// armed then.
 func (t *timers) rearm(d timed, as TimerState) {
 	if as.At > 0 {
 		t.put(d, as)
@@ -169,7 +175,7 @@ func (t *timers) disarm(d timed) {
 	}
 }
 
-// timerHeap is for container/heap.
+// timerHeap implements heap.Interface.
 type timerHeap []timed
 
 func (t timerHeap) Len() int { return len(t) }
@@ -199,7 +205,8 @@ func (t *timerHeap) Pop() any {
 	return d
 }
 
-// after is the time in d; one that no clock reaches stays far away, instead of becoming one that has passed.
+// after returns the time d from now. It saturates, so that a duration without end does not become a
+// time in the past.
 func (m *Machine) after(d Time) Time {
 	if d > math.MaxInt64-m.now {
 		return math.MaxInt64

@@ -6,37 +6,39 @@ import (
 	"strings"
 )
 
-// watchers are the calls that wait for changes, by the prefix that they watch, so that a change finds those whose prefixes its key has
-// without a look at the others. It is a radix tree: below a node are the prefixes that begin with the node's own, and no two
-// children of a node go on with the same byte. A node without watchers has two children at least, but for the root, so that
-// there are at most twice as many nodes as prefixes that are watched.
+// watchers are the calls that wait for changes, by the prefix that they watch, so that a change
+// finds the watches of its key without a look at the others. They are a radix tree. Below a node
+// are the prefixes that begin with the node's prefix; no two children of a node continue with the
+// same byte. A node without watches, except the root, has at least two children, so the tree has at
+// most twice as many nodes as watched prefixes.
 type watchers struct {
 	root watchNode
-	n    int
+	n    int // calls
 }
 
 type watchNode struct {
-	prefix   string // whole, from the root on
+	prefix   string // from the root on
 	parent   *watchNode
-	children []*watchNode // by the byte that follows this prefix
+	children []*watchNode // by the byte that follows prefix
 	watchers list.List    // of *watcher, in the order in which they came
 }
 
-// add puts w into the tree, which keeps its prefix.
+// add adds w. The tree keeps w.prefix.
 func (ws *watchers) add(w *watcher) {
 	w.node = ws.root.insert(w.prefix)
 	w.place = w.node.watchers.PushBack(w)
 	ws.n++
 }
 
-// remove takes w out, and the nodes that are there for nothing else.
+// remove removes w, and the nodes that are not needed any more.
 func (ws *watchers) remove(w *watcher) {
 	w.node.watchers.Remove(w.place)
 	ws.n--
 	w.node.trim()
 }
 
-// take takes out those whose prefixes key has: the shortest first, those of one prefix in the order in which they came.
+// take removes and returns the watches whose prefixes key has: those of the shortest prefix first,
+// those of one prefix in the order in which they came.
 func (ws *watchers) take(key string) (taken []*watcher) {
 	for n := &ws.root; n != nil; n = n.next(key) {
 		for p := n.watchers.Front(); p != nil; p = p.Next() {
@@ -51,7 +53,7 @@ func (ws *watchers) take(key string) (taken []*watcher) {
 	return taken
 }
 
-// next is the child of n that is on the way to key; nil if there is none.
+// next returns the child of n on the path to key, or nil.
 func (n *watchNode) next(key string) *watchNode {
 	if i, ok := n.find(key); ok && strings.HasPrefix(key[len(n.prefix):], n.children[i].prefix[len(n.prefix):]) {
 		return n.children[i]
@@ -59,7 +61,8 @@ func (n *watchNode) next(key string) *watchNode {
 	return nil
 }
 
-// find is the place among n's children of the one that goes on as key does, which begins with n's prefix.
+// find returns the index of the child of n that continues as key does; key must begin with n's
+// prefix.
 func (n *watchNode) find(key string) (at int, ok bool) {
 	from := len(n.prefix)
 	if len(key) == from {
@@ -68,7 +71,7 @@ func (n *watchNode) find(key string) (at int, ok bool) {
 	return slices.BinarySearchFunc(n.children, key[from], func(c *watchNode, b byte) int { return int(c.prefix[from]) - int(b) })
 }
 
-// insert is the node of prefix, which begins with n's.
+// insert returns the node of prefix, which must begin with n's prefix, and makes it if needed.
 func (n *watchNode) insert(prefix string) *watchNode {
 	for len(prefix) > len(n.prefix) {
 		i, ok := n.find(prefix)
@@ -86,7 +89,8 @@ func (n *watchNode) insert(prefix string) *watchNode {
 	return n
 }
 
-// common is how many bytes a and b begin with together; from of them are known.
+// common returns the length of the common prefix of a and b, of which from bytes are known to be
+// equal.
 func common(a, b string, from int) int {
 	for from < min(len(a), len(b)) && a[from] == b[from] {
 		from++
@@ -94,8 +98,8 @@ func common(a, b string, from int) int {
 	return from
 }
 
-// trim takes n out if it has no watchers and fewer than two children; its parent gets the one that it has. A node that has been taken
-// out has no parent.
+// trim removes n if it has no watches and less than two children; its parent gets the child. A
+// removed node has no parent.
 func (n *watchNode) trim() {
 	p := n.parent
 	if p == nil || n.watchers.Len() > 0 || len(n.children) > 1 {

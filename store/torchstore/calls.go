@@ -120,7 +120,7 @@ func (c *Client) add(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 	if errors.Is(err, store.ErrUnknown) { // the server ends the connection if there is no number
 		v, _, lookErr := c.value(ctx, req.Key)
 		if _, numErr := strconv.ParseInt(string(v), 10, 64); lookErr == nil && len(v) > 0 && numErr != nil {
-			return refuse(rep, wire.CodeInvalid, "what is there is not a decimal number")
+			return refuse(rep, wire.CodeInvalid, "the value is not a decimal number")
 		}
 	}
 	if err == nil {

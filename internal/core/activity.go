@@ -1,0 +1,77 @@
+package core
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/wire"
+)
+
+// maxDoing bounds how many missing ranks an error describes. It lists the numbers of all of them.
+const maxDoing = 16
+
+// doing describes what each of ranks does at the moment, for a failure that has them as missing.
+func (m *Machine) doing(g *group, ranks []int) (what []string) {
+	for _, r := range ranks[:min(len(ranks), maxDoing)] {
+		what = append(what, m.doingOf(g, r))
+	}
+	return what
+}
+
+// doingOf describes what a rank does: the call that it waits in, in this group or in another group
+// of the same process, or else its last call.
+func (m *Machine) doingOf(g *group, rank int) string {
+	s := &g.members[rank]
+	switch s.gone {
+	case wire.CodeLost:
+		return "lost"
+	case wire.CodeLeft:
+		return "left"
+	}
+	elsewhere := ""
+	for _, w := range m.sessions[s.session].inOrder() {
+		of, what := w.owner.doing(w)
+		switch {
+		case of == nil || what == "":
+		case of == g && w.rank == rank:
+			return fmt.Sprintf("in %s for %s", what, m.since(w.since))
+		case of != g && of.members[w.rank].label == s.label && s.session != Local:
+			elsewhere = fmt.Sprintf("in %s of group %q for %s", what, of.key.name, m.since(w.since))
+		}
+	}
+	switch {
+	case elsewhere != "":
+		return elsewhere
+	case s.verb == "":
+		return fmt.Sprintf("no call since it joined %s ago", m.since(g.born))
+	case s.seq == 0:
+		return fmt.Sprintf("in no call; its last was %s, %s ago", s.verb, m.since(s.at))
+	}
+	return fmt.Sprintf("in no call; its last was %s #%d, %s ago", s.verb, s.seq, m.since(s.at))
+}
+
+// sharedCause returns the reasons for which several of ranks lost their connections at the same
+// time, and may still resume: one relay that failed must not look like many failed ranks. It is
+// empty if there is none.
+func (m *Machine) sharedCause(g *group, ranks []int) string {
+	whys, of := []string{}, map[string]int{}
+	for _, r := range ranks {
+		s := m.sessions[g.members[r].session]
+		if s == nil || s.sharedCause == "" {
+			continue
+		}
+		if of[s.sharedCause]++; of[s.sharedCause] == 1 {
+			whys = append(whys, s.sharedCause)
+		}
+	}
+	for i, why := range whys {
+		if of[why] < len(ranks) {
+			whys[i] = fmt.Sprintf("%d of them: %s", of[why], why)
+		}
+	}
+	return strings.Join(whys, "; ")
+}
+
+// since returns the time since at, rounded to two digits.
+func (m *Machine) since(at Time) time.Duration { return RoundTwoDigits(m.now - at) }
