@@ -19,7 +19,7 @@ type groupKey struct{ name, run string }
 // one result for all of them.
 //
 // It succeeds when the requests of all ranks wait in it at the same time, and makes a new
-// generation. It fails for all when the first deadline of a waiting request passes, when one of them
+// generation. It fails for all when the first deadline of those requests passes, when one of them
 // cancels, or when two name different sizes. A failed rendezvous is closed, and the next request
 // opens a new one.
 //
