@@ -41,7 +41,7 @@ func TestErrorTexts(t *testing.T) {
 		`store: get "a\nb": not found`:                                                func() error { _, err := s.Get(ctx, "a\nb"); return err },
 		`store: get "k": context canceled`:                                            func() error { _, err := s.Get(over, "k"); return err },
 		`store: set "k": invalid request: a TTL or a number of reads is out of range`: func() error { return s.Set(ctx, "k", nil, &store.SetOptions{TTL: -1}) },
-		`store: add "text": invalid request: the value is not a decimal number`:   func() error { _, err := s.Add(ctx, "text", 1); return err },
+		`store: add "text": invalid request: the value is not a decimal number`:       func() error { _, err := s.Add(ctx, "text", 1); return err },
 		`store: swap "text": conflict`:                                                func() error { _, err := s.Swap(ctx, "text", nil, nil); return err },
 		`store: watch "k": revision compacted: list again, and watch from the revision of what was listed`: func() error {
 			for _, err := range s.Watch(ctx, "k", 1<<40) {

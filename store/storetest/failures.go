@@ -143,7 +143,7 @@ func nonsense(t *testing.T, w *world) {
 		"no root for its verb":  func(c *wire.Contribution) { c.RootOnly = true },
 		"wants a rank too high": func(c *wire.Contribution) { c.Want = 2 },
 		"wants what is not":     func(c *wire.Contribution) { c.Want = wire.WantReduced - 1 },
-		"no such reduction":          func(c *wire.Contribution) { c.Want, c.Reduction = wire.WantReduced, wire.Reduction{Op: 99, Kind: 99} },
+		"no such reduction":     func(c *wire.Contribution) { c.Want, c.Reduction = wire.WantReduced, wire.Reduction{Op: 99, Kind: 99} },
 		"half a number": func(c *wire.Contribution) {
 			c.Want, c.Reduction = wire.WantReduced, wire.Reduction{Op: wire.ReduceSum, Kind: wire.Int64}
 		},
