@@ -11,40 +11,40 @@ import (
 	"github.com/hashicorp/go-msgpack/v2/codec"
 )
 
-// Codec turns objects into bytes and back. Many goroutines may use it.
+// Codec encodes objects as bytes. It is safe for concurrent use.
 type Codec interface {
-	// Append appends the bytes of v, or of what v points to, to b.
+	// Append appends the encoding of v, or of what v points to, to b.
 	Append(b []byte, v any) ([]byte, error)
-	// Parse makes b the value that v points to, which does not alias b. It takes bytes from
-	// anywhere: whatever they are, the worst is an error.
+	// Parse decodes b into the value that v points to, which does not alias b. b may come from an
+	// untrusted peer: at worst Parse returns an error.
 	Parse(b []byte, v any) error
 }
 
-// MsgPack is the Codec of groups, unless they say otherwise: structs are maps of their exported fields (tag `codec` or `json`),
-// []byte is binary and a string is text, also below any, where a map is a map[string]any and a list a []any.
-// Equal values have equal bytes.
+// MsgPack is the default Codec of groups. Structs are maps of their exported fields (tag `codec` or
+// `json`), []byte is binary and a string is text. Below an interface, a map is decoded as a
+// map[string]any and a list as a []any. Equal values have equal bytes.
 var MsgPack Codec = msgpack{}
 
-// maxDepth bounds how deep what arrives may nest.
+// maxDepth bounds the nesting of what is decoded.
 const maxDepth = 256
 
-// handle has the one pair of settings that keeps strings and bytes apart below any (WriteExt, no RawToString). It has no
-// extensions: nothing that arrives chooses a type, or code to run.
+// handle has the only settings that keep strings and bytes apart below an interface (WriteExt, no
+// RawToString). It has no extensions: received bytes choose no type and no code to run.
 var handle = func() *codec.MsgpackHandle {
 	h := &codec.MsgpackHandle{WriteExt: true}
 	h.RawToString = false
 	h.MapType = reflect.TypeFor[map[string]any]()
 	h.Canonical = true
 	h.ErrorIfNoArrayExpand = true
-	h.CheckCircularRef = true // a cycle would be a stack overflow, which nobody can recover from
+	h.CheckCircularRef = true // a cycle would overflow the stack, which cannot be recovered from
 	h.MaxDepth = maxDepth
-	h.MaxInitLen = 1 << 10 // a length that arrives is no reason to make room for it
+	h.MaxInitLen = 1 << 10 // a received length alone allocates no memory
 	return h
 }()
 
 type msgpack struct{}
 
-// coder is an encoder and a decoder, which are dear to make.
+// coder is an encoder and a decoder, which are expensive to make.
 type coder struct {
 	enc *codec.Encoder
 	dec *codec.Decoder
@@ -54,7 +54,8 @@ var coders = sync.Pool{New: func() any {
 	return &coder{codec.NewEncoderBytes(nil, handle), codec.NewDecoderBytes(nil, handle)}
 }}
 
-// release gives c back, without what it has last seen. One that failed is not used again.
+// release gives c back to the pool, without references to what it has coded. A coder that failed is
+// not reused.
 func (c *coder) release() {
 	none := []byte{}
 	c.enc.ResetBytes(&none)
@@ -68,7 +69,7 @@ func (msgpack) Append(b []byte, v any) (_ []byte, err error) {
 	}
 	c := coders.Get().(*coder)
 	defer rescue(&err, "encoding", v)
-	tail := b[len(b):] // the encoder uses b's room, if that is enough
+	tail := b[len(b):] // the encoder uses the capacity of b if that is enough
 	c.enc.ResetBytes(&tail)
 	if err := c.enc.Encode(v); err != nil {
 		return b, fmt.Errorf("msgpack: %w", err)
@@ -94,7 +95,8 @@ func (msgpack) Parse(b []byte, v any) (err error) {
 	return nil
 }
 
-// WriteMsgPack writes what MsgPack.Append appends, piece by piece, for values that are too large for one piece of memory.
+// WriteMsgPack writes what MsgPack.Append appends, in pieces, for values that are too large for one
+// buffer.
 func WriteMsgPack(w io.Writer, v any) (err error) {
 	if err := encodable(reflect.TypeOf(v)); err != nil {
 		return err
@@ -106,7 +108,7 @@ func WriteMsgPack(w io.Writer, v any) (err error) {
 	return nil
 }
 
-// ReadMsgPack is MsgPack.Parse for what r has up to its end.
+// ReadMsgPack is MsgPack.Parse for all that r has up to its end.
 func ReadMsgPack(r io.Reader, v any) (err error) {
 	defer rescue(&err, "decoding", v)
 	if err := codec.NewDecoder(r, handle).Decode(v); err != nil {
@@ -118,18 +120,19 @@ func ReadMsgPack(r io.Reader, v any) (err error) {
 	return nil
 }
 
-// rescue makes a panic of the library an error: what it was given may come from anywhere.
+// rescue turns a panic of the library into an error, since its input may be untrusted.
 func rescue(err *error, what string, v any) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("msgpack: %s a %T: %v", what, v, r)
 	}
 }
 
-// checked has what encodable found out about a reflect.Type: an error, or nil.
+// checked caches the results of encodable: an error or nil by reflect.Type.
 var checked sync.Map
 
-// encodable refuses types with parts that the library would encode as something else: it empties channels into
-// lists, and functions become nil. What is below an interface is not seen.
+// encodable refuses types with parts that the library would encode as something else: it would
+// drain channels into lists, and encode functions as nil. It does not see what is below an
+// interface.
 func encodable(t reflect.Type) error {
 	if t == nil {
 		return nil
@@ -146,7 +149,7 @@ func encodable(t reflect.Type) error {
 	return err
 }
 
-// opaque finds the first part of t that has no bytes.
+// opaque returns the path and the kind of the first part of t that has no encoding.
 func opaque(t reflect.Type, seen map[reflect.Type]bool) (at string, kind reflect.Kind) {
 	if seen[t] || marshals(t) {
 		return "", reflect.Invalid
@@ -183,7 +186,7 @@ func travels(f reflect.StructField) bool {
 
 var marshaler = reflect.TypeFor[encoding.BinaryMarshaler]()
 
-// marshals reports whether t makes bytes of itself.
+// marshals reports whether t encodes itself.
 func marshals(t reflect.Type) bool {
 	return t.Implements(marshaler) || reflect.PointerTo(t).Implements(marshaler)
 }

@@ -6,24 +6,26 @@ import (
 	"time"
 )
 
-// A relay has one connection for many sessions, which are its branches: numbers of the relay's choice, each of which is used once. What a
-// branch sends and hears is what it would on a connection of its own, in an OpRelay. Two frames say at once what many have in common:
-// an OpRelay for several calls, and OpVotes.
+// A relay has one connection to the store for the connections of many clients. Each of these has a
+// number, which the relay chooses and uses once. A frame of a relayed connection travels in an
+// OpRelay, and means what it would mean on a connection of its own. Two frames combine what many
+// connections have in common: an OpRelay with several calls is the same frame for each of them, and
+// OpVotes has the votes of many ranks for one record.
 
 const (
-	// RelayOverhead is how much longer than its frame an OpRelay for one call is.
+	// RelayOverhead is how many bytes longer than its frame an OpRelay for one call is.
 	RelayOverhead = HeaderLen + 4 + callLen
-	// MaxVotes is how many votes one OpVotes has at most: all of them are carried out at once.
+	// MaxVotes is how many votes an OpVotes has at most: they are carried out in one step.
 	MaxVotes = 1024
 
 	callLen = 4 + 8
 	voteLen = callLen + 4 + 4 + 8 + 4 // without its payload
 )
 
-// ofRelay reports whether o is no request: see ParseRelay and ParseVotes.
+// relayOnly reports whether o is not a Request: see ParseRelay and ParseVotes.
 func relayOnly(o Op) bool { return o == OpRelay || o == OpVotes }
 
-// RelayCall is a call on a branch; with ID 0 it is what nobody waits for.
+// RelayCall is a call on a connection of a relay. ID 0 is a frame without an answer.
 type RelayCall struct {
 	Conn uint32
 	ID   uint64
@@ -33,8 +35,8 @@ func (c RelayCall) append(b []byte) []byte { return appendU64(appendU32(b, c.Con
 
 func (p *parser) call() RelayCall { return RelayCall{p.u32(), p.u64()} }
 
-// AppendRelay appends an OpRelay up to its frame, which has so many bytes of body and an ID that means nothing: it is for each of calls, under
-// theirs.
+// AppendRelay appends an OpRelay up to the header of its frame, which has body bytes and is for
+// each of calls: their IDs replace its own.
 func AppendRelay(b []byte, body int, calls ...RelayCall) []byte {
 	b = AppendHeader(b, Header{Op: OpRelay, Len: uint32(4 + callLen*len(calls) + HeaderLen + body)})
 	b = appendU32(b, uint32(len(calls)))
@@ -44,22 +46,22 @@ func AppendRelay(b []byte, body int, calls ...RelayCall) []byte {
 	return b
 }
 
-// AppendBranchRequest appends r as an OpRelay of one branch.
+// AppendRelayRequest appends r as an OpRelay of one connection.
 func AppendRelayRequest(b []byte, branch uint32, r *Request) []byte {
 	start := len(b)
 	b = AppendRelay(b, 0, RelayCall{branch, r.ID})
 	return finish(AppendRequest(b, r), start)
 }
 
-// AppendBranchReply appends r as an OpRelay for one branch.
+// AppendRelayReply appends r as an OpRelay for one connection.
 func AppendRelayReply(b []byte, branch uint32, op Op, id uint64, r *Reply) []byte {
 	start := len(b)
 	b = AppendRelay(b, 0, RelayCall{branch, id})
 	return finish(AppendReply(b, op, id, r), start)
 }
 
-// ParseRelay parses the body of an OpRelay, which frame aliases. The room of calls is used again; there is at least one. The
-// frame's body may have limit bytes.
+// ParseRelay parses the body of an OpRelay, which frame aliases. It reuses the memory of calls, and
+// returns at least one. The body of the frame may have limit bytes.
 func ParseRelay(outer Header, body []byte, calls []RelayCall, limit uint32) (_ []RelayCall, h Header, frame []byte, err error) {
 	p := parser{b: body}
 	calls = calls[:0]
@@ -90,7 +92,7 @@ func ParseRelay(outer Header, body []byte, calls []RelayCall, limit uint32) (_ [
 	return calls, h, frame[HeaderLen:], nil
 }
 
-// Vote is one branch's yes for a record, whose Contribution has the rest.
+// Vote is one connection's yes for a record. The Contribution of the OpVotes has the rest.
 type Vote struct {
 	RelayCall
 	Rank    int
@@ -111,7 +113,8 @@ func AppendVote(b []byte, v *Vote) []byte {
 	return appendBytes(b, v.Value)
 }
 
-// AppendVotes appends an OpVotes: n votes, as AppendVote has made them, for the record that c names, without c's Rank and Want.
+// AppendVotes appends an OpVotes: n votes, as AppendVote made them, for the record of c; Rank and
+// Want of c are not used.
 func AppendVotes(b []byte, c *Contribution, n int, votes []byte) []byte {
 	start := len(b)
 	b = AppendHeader(b, Header{Op: OpVotes})
@@ -123,7 +126,8 @@ func AppendVotes(b []byte, c *Contribution, n int, votes []byte) []byte {
 	return finish(append(b, votes...), start)
 }
 
-// ParseVotes parses the body of an OpVotes, which c and the votes alias. The room of votes is used again.
+// ParseVotes parses the body of an OpVotes, which c and the votes alias. It reuses the memory of
+// votes.
 func ParseVotes(h Header, body []byte, c *Contribution, votes []Vote) ([]Vote, error) {
 	if h.Flags != 0 || h.Code != CodeOK || h.ID != 0 {
 		return votes[:0], ErrFlags

@@ -5,40 +5,42 @@ import (
 	"time"
 )
 
-// Reply answers a Request. Which fields are there follows from the operation and the code.
+// Reply answers a Request. The operation and the code determine which fields it has.
 type Reply struct {
 	Code    Code
 	Detail  string // of an error, in words
 	Rev     uint64 // revision of an entry; OpJoin: the generation
-	N       int64  // OpAdd: the counter; OpDelete: how many; OpHello: the session; OpPush: values in the queue; OpPop: before it
+	N       int64  // OpAdd: the counter; OpDelete: how many existed; OpHello: the session; OpPush: values in the queue; OpPop: values before it
 	Value   []byte
-	Values  [][]byte // OpWait, OpList, OpWatch, WantAll, WantPart; OpJoin: the members
-	Keys    []string // OpList, OpWatch; of an OpWait that timed out: those missing; OpStatus: names
-	Nums    []int64  // OpList: revision and TTL of each key; OpWatch: revision and Change of each; OpStatus: generation and rank to go on from
+	Values  [][]byte // OpWait, OpList, OpWatch, WantAll, WantPart; OpJoin: the info of the members
+	Keys    []string // OpList, OpWatch; OpWait that timed out: the missing ones; OpStatus: names
+	Nums    []int64  // OpList: revision and TTL of each key; OpWatch: revision and Change of each; OpStatus: generation and rank of the next page
 	Type    string   // OpRecv: of the object
-	Failure *Failure // of a group verb that failed
+	Failure *Failure // of a group operation that failed
 }
 
 // Change is what happened to a key.
 type Change int64
 
+// The parts of a reply, as bits of the header's flags.
 const (
 	ChangeSet Change = iota
 	ChangeDelete
 	ChangeExpire
 )
 
-// Verdict is what the store decided about a group verb, the same for every rank.
+// Failure is why an operation of a group failed. All ranks get the same one. Only the fields that
+// the code has a use for are set.
 type Failure struct {
 	Code    Code
-	Missing []int          // ranks that had not come
-	Doing   []string       // what each of Missing is doing instead
-	Lost    []int          // ranks whose session ended without goodbye
-	Left    []int          // ranks that said goodbye
-	By      int            // the rank that said no; -1 is the store
-	Reason  string         // what it said
-	Clash   []Contribution // the two ranks that disagree
-	Waited  time.Duration  // from the first vote to the decision
+	Missing []int          // ranks that had not called
+	Doing   []string       // what the first of Missing do instead
+	Lost    []int          // ranks that have failed: their sessions ended without goodbye
+	Left    []int          // ranks that have left
+	By      int            // the rank that failed the operation; -1: the store
+	Reason  string         // in words
+	Clash   []Contribution // the calls of two ranks that differ
+	Waited  time.Duration  // from the first vote to the failure
 }
 
 // Parts of a reply, told by the header's flags.
@@ -70,7 +72,7 @@ func (r *Reply) parts() (flags uint8) {
 	return flags
 }
 
-// AppendReply appends r as one frame that answers the call id of op.
+// AppendReply appends r to b as the frame that answers call id of op.
 func AppendReply(b []byte, op Op, id uint64, r *Reply) []byte {
 	start := len(b)
 	flags := r.parts()

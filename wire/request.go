@@ -2,65 +2,82 @@ package wire
 
 import "time"
 
-// Request is one call, as the store decides it: the only vocabulary between clients, servers
-// and engines. Which fields an operation has is the table in docs/protocol.md; the others stay zero.
+// Request is one call, as the store carries it out. Clients, servers and engines exchange nothing
+// else. docs/protocol.md has the fields of each operation; the others are zero.
 type Request struct {
 	Op      Op
-	ID      uint64        // of the call, chosen by the caller
-	Session uint64        // of the caller; set by the server, never on the wire
-	Number  uint64        // of a request that changes something: 1, 2, 3 … in its session; 0: it is carried out each time it comes
-	Acked   uint64        // with Number: the answers to all up to this one have come
-	Timeout time.Duration // what is left of the caller's deadline, 0 is none; OpHello: for how long it may be silent while others wait
-	Key     string        // or a prefix, or a queue
+	ID      uint64 // of the call, chosen by the caller
+	Session uint64 // of the caller: the server sets it, it is not in the frame
+	// Number counts the requests of a session that change state: 1, 2, 3, … The store carries out
+	// each number once; 0 is carried out each time it arrives.
+	Number uint64
+	Acked  uint64 // with Number: the client has the answers up to this number
+	// Timeout is the rest of the caller's deadline, from the receipt of the frame; 0 is none.
+	// OpHello: the liveness timeout of the client.
+	Timeout time.Duration
+	Key     string // a key, a prefix, or a queue
 	Keys    []string
-	Value   []byte        // a value, a payload, a member; nil is none; OpSwap: nil is "absent"
-	Old     []byte        // OpSwap: nil is "absent"; OpJoin: the token of this process's claim to the rank, at most 64 bytes; nil is none
-	Delta   int64         // OpAdd; OpList: how many at most; below 0 it is so many keys without their values; OpGet: so too, but not on the wire; OpStatus: from this rank on
-	TTL     time.Duration // the entry, or the message, goes when it has passed; 0 is never; OpAdd, OpAppend: if they make it
-	Reads   uint32        // the entry goes with its last read; 0 is never
-	Rev     uint64        // OpWatch: after this revision; OpHello: the incarnation that Resume is of; OpBackup: from this byte on; OpStatus: from this generation on; OpJoin: with Old, how often this process has claimed the rank: 1, 2, …
-	Lease   uint64        // OpSet: the entry goes with it; OpKeepAlive, OpRevoke: this one
-	Resume  uint64        // OpHello: the session to take up again, with its token in Value; 0 is a new one
-	Group   Contribution  // operations of groups
+	// Value is a value, a payload or the info of a member; nil is none. OpSwap: nil is "does not
+	// exist".
+	Value []byte
+	// Old is the value that OpSwap expects; nil is "does not exist". OpJoin: the token of this
+	// process's claim to the rank, of at most 64 bytes; nil is none.
+	Old []byte
+	// Delta is the number that OpAdd adds; the most keys that OpList returns, negated to omit their
+	// values; the bytes of the message of OpSendReady; the first rank of a page of OpStatus. OpGet:
+	// below 0 omits the value; not in the frame.
+	Delta int64
+	// TTL is after what time the entry or the message expires; 0 is never. OpAdd, OpAppend: of an
+	// entry that they make.
+	TTL   time.Duration
+	Reads uint32 // the entry is deleted by its last read; 0: unlimited
+	// Rev is a revision: OpWatch returns the changes after it. OpHello: the incarnation of the
+	// store that Resume is of. OpBackup: the first byte of the part. OpStatus: the first generation
+	// of the page. OpJoin: with Old, the try of this process: 1, 2, …
+	Rev    uint64
+	Lease  uint64       // OpSet: the lease of the entry; OpKeepAlive, OpRevoke: this one
+	Resume uint64       // OpHello: the session to resume, with its token in Value; 0: a new one
+	Group  Contribution // operations of groups
 }
 
-// Contribution is one rank's part of a group verb.
+// Contribution is one rank's part of an operation of a group.
 type Contribution struct {
-	Group      string    // OpJoin: the roll's name
-	Run        string    // OpJoin: the run's id; another run is another roll
-	Generation uint64    // the group, once joined; OpJoin: the generation to shrink, or 0
-	Channel    string    // OpCollect: an independent sequence; OpSend, OpRecv: the tag
-	Seq        uint64    // of the record, or position in the stream; the first is 1
-	Rank       int       // who calls
+	Group      string    // OpJoin: its name
+	Run        string    // OpJoin: the id of the run; another run is another group
+	Generation uint64    // of the group, once joined; OpJoin: the one to shrink, or 0
+	Channel    string    // OpCollect: each has its own sequence; OpSend, OpRecv: the tag
+	Seq        uint64    // of the record, or the position in the stream; the first is 1
+	Rank       int       // of the caller
 	Size       int       // OpJoin: the world size
-	Root       int       // the root; OpSend: the destination; OpRecv: the source; -1 is none
+	Root       int       // of a collective; OpSend: the destination; OpRecv: the source; -1: none
 	Verb       string    // "barrier", "broadcast", …
-	Type       string    // of the object; ranks agree on it if both tell
-	Label      string    // ranks agree on it; OpJoin: who this is, for the errors of others
-	Want       int32     // what comes back
-	RootOnly   bool      // the root's yes decides; otherwise everybody's
+	Type       string    // of the object; must be equal where two ranks set it
+	Label      string    // must be equal; OpJoin: names the process in errors of other ranks
+	Want       int32     // what the reply is to have
+	RootOnly   bool      // the vote of Root alone decides; otherwise those of all ranks
 	Reduction  Reduction // WantReduced: how
-	No         Code      // a vote of no, or the abort of a group, and why; OpCancel: CodeTimeout if the call's deadline has passed, or CodeCancelled
-	Reason     string    // in words
+	No         Code      // not 0: this is a vote of no, or an abort. OpCancel: CodeTimeout if the deadline has passed, or CodeCancelled
+	Reason     string    // of No, in words
 }
 
-// What of a decided record comes back; a number ≥ 0 is that rank's payload.
+// What the reply to a vote has. A number ≥ 0 is the payload of that rank.
 const (
 	WantNothing int32 = -1 - iota
-	WantAll           // every rank's payload, in rank order
-	WantPart          // the part at this rank's index of each payload (AppendParts)
-	WantReduced       // all payloads folded in rank order
+	WantAll           // the payloads of all ranks, in their order
+	WantPart          // the part for this rank of each payload (AppendParts)
+	WantReduced       // all payloads, reduced in the order of ranks
 )
 
-// Fold says how payloads of little-endian numbers become one.
+// Reduction is how payloads of little-endian numbers are reduced to one.
 type Reduction struct {
 	Op   ReduceOp
 	Kind NumberKind
 }
 
-// FoldOp is a reduction.
+// ReduceOp is the operator of a Reduction.
 type ReduceOp uint8
 
+// The flags of a request: which of its optional parts are present.
 const (
 	ReduceSum ReduceOp = iota + 1
 	ReduceProduct
@@ -69,7 +86,7 @@ const (
 	reduceEnd
 )
 
-// NumberKind is the type of the numbers of a Fold.
+// NumberKind is the type of the numbers of a Reduction.
 type NumberKind uint8
 
 const (
@@ -82,7 +99,7 @@ const (
 	numberEnd
 )
 
-// Size is the number of bytes of one number.
+// Size returns the bytes of one number; 0 for an unknown kind.
 func (k NumberKind) Size() int {
 	switch k {
 	case Int32, Uint32, Float32:
@@ -93,12 +110,12 @@ func (k NumberKind) Size() int {
 	return 0
 }
 
-// Valid reports whether f is a fold that exists.
+// Valid reports whether f has a known operator and kind.
 func (f Reduction) Valid() bool {
 	return f.Op > 0 && f.Op < reduceEnd && f.Kind > 0 && f.Kind < numberEnd
 }
 
-// field is a set of parts of a request's body, in the order in which they travel.
+// field is a set of parts of a request's body. They are encoded in the order of their bits.
 type field uint32
 
 const (
@@ -119,10 +136,10 @@ const (
 	fNumber      // number, acked
 	fLease       // lease
 	fResume      // resume, rev
-	fOptionalTTL // ttl, if it is not 0
+	fOptionalTTL // ttl, unless it is 0
 )
 
-// fields says which parts each operation's body has.
+// fields has the parts of the body of each operation.
 var fields = [opEnd]field{
 	OpHello:        fTimeout | fKey | fValue | fOld | fResume,
 	OpGoodbye:      0,
@@ -164,14 +181,14 @@ var fields = [opEnd]field{
 const (
 	flagValue  uint8 = 1 << iota // Value is not nil
 	flagOld                      // Old is not nil
-	flagNo                       // the vote is no
+	flagNo                       // No is not 0
 	flagNumber                   // Number is not 0
 	flagLease                    // Lease is not 0
 	flagResume                   // Resume is not 0
-	flagTTL                      // TTL is not 0, where it may be left out
+	flagTTL                      // TTL is not 0, where it is optional
 )
 
-// AppendRequest appends r as one frame.
+// AppendRequest appends r to b as one frame.
 func AppendRequest(b []byte, r *Request) []byte {
 	start := len(b)
 	f := fields[r.Op]
@@ -267,8 +284,8 @@ func (c *Contribution) append(b []byte, f field) []byte {
 	return b
 }
 
-// Parse parses the body of the frame with header h into r, which aliases body.
-// What r held before is gone; the room of its Keys is used again.
+// Parse parses the body of the frame with header h into r, which aliases body. It overwrites r, and
+// reuses the memory of its Keys.
 func (r *Request) Parse(h Header, body []byte) error {
 	keys := r.Keys[:0]
 	*r = Request{Op: h.Op, ID: h.ID}
@@ -327,7 +344,7 @@ func (r *Request) Parse(h Header, body []byte) error {
 	return p.end()
 }
 
-// requestFlags are the flags that a request with parts f may have.
+// requestFlags returns the flags that a request with parts f may have.
 func requestFlags(f field) (flags uint8) {
 	if f&fValue != 0 {
 		flags |= flagValue

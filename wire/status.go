@@ -5,78 +5,85 @@ import (
 	"time"
 )
 
-// Status is what a store tells of itself. An answer to OpStatus is a page of it: names in its Keys, all else as rows in its Value.
-// Durations, and numbers of a ServerStatus, that are below 0 are not known: not every store can tell. One whose Up is such counts no requests or bytes.
+// Status is the status of a store. The answer to OpStatus is a page of it: Keys has the names,
+// Value the rows with the rest. A duration, or a number of a ServerStatus, that is below 0 is
+// unknown: not every engine knows all of them. A store whose Up is unknown counts no requests or
+// bytes.
 type Status struct {
 	Server *ServerStatus // nil below a prefix
-	// Replication is nil below a prefix, and of a store that is not replicated. A standby returns nothing else.
+	// Replication is nil below a prefix, and for a store that is not replicated. A standby returns
+	// nothing else.
 	Replication *ReplicationStatus
-	// Groups are those that come together, then those that are, then those that are over and failed: each in the order in which they began.
+	// Groups are those that form, then those that exist, then those that ended with a failure, each
+	// in the order in which they began.
 	Groups []GroupStatus
 	Keys   []KeyStatus // that calls wait for, the longest first; not more than StatusKeys
 }
 
-// What a Status holds at most of what there may be many of.
+// Bounds of the lists of a Status.
 const (
-	StatusKeys    = 64  // keys that are waited for
-	StatusRecords = 16  // open records of a group: the oldest
-	StatusSpans   = 256 // in a list of ranks
+	StatusKeys    = 64  // keys that calls wait for
+	StatusRecords = 16  // open records of a group: the oldest ones
+	StatusSpans   = 256 // spans of a list of ranks
 	StatusWaits   = 8   // sends and receives of a rank
 )
 
-// ServerStatus is about the store as a whole. Counters only grow, so that two answers tell a rate; those of what went before a restart are gone.
+// ServerStatus is the status of the store as a whole. Counters grow while the process runs, so two
+// answers give a rate, and begin at 0 after a restart.
 type ServerStatus struct {
-	Up       time.Duration // running time; it stands still while the store does, and goes on after a restart of a durable one
+	Up       time.Duration // running time; it stands still while the store does not run, and continues after a restart of a durable store
 	Durable  bool
 	Sessions int64
 	Calls    int64 // that wait
 	Groups   int64
-	Keys     int64
+	Keys     int64   // that calls wait for, those with the longest wait first; at most StatusKeys
 	Bytes    int64   // of keys and values
-	In, Out  uint64  // bytes from and to peers
+	In, Out  uint64  // bytes from and to clients
 	Ops      []int64 // requests that were carried out, by Op
-	// Latency is how often an answer that needs nobody else took how long in the store. It is counted while somebody asks for it.
+	// Latency is a histogram of the time from a request to its answer in the store, for requests
+	// that need no other client. It is collected while a client asks for it.
 	Latency    []Bucket
-	LatencySum time.Duration // the sum of what Latency counts
+	LatencySum time.Duration // of what Latency counts
 
-	Conns        int64 // connections, also those of other protocols
-	Accepted     int64 // connections that came, and were not turned away
-	Refused      int64 // those that were turned away
-	Dropped      int64 // those that were cut off, since the peer did not read
-	LostSessions int64 // sessions
+	Conns        int64 // connections, those of other protocols included
+	Accepted     int64 // connections that were accepted
+	Refused      int64 // connections that were refused
+	Dropped      int64 // connections that were closed because the client did not read
+	LostSessions int64 // sessions that failed
 	Watches      int64 // calls that wait for the next change
 	History      int64 // changes that a watch can go back
-	Compacted    int64 // watches that wanted to go back further
+	Compacted    int64 // watches that asked for older changes
 
-	LogBytes int64         // bytes of the log of a durable store, since its last checkpoint
-	Syncs    []Bucket      // how often a write of the log took how long, until it was on the disk
-	SyncSum  time.Duration // the sum of what Syncs counts
-	// Writing is for how long the write of the log that is under way has not been on the disk; 0 if there is none. No change is acknowledged
-	// meanwhile.
+	LogBytes int64         // of the log of a durable store since its last checkpoint
+	Syncs    []Bucket      // a histogram of the time that a write of the log takes until it is on the disk
+	SyncSum  time.Duration // of what Syncs counts
+	// SyncPending is for how long the current write of the log has not reached the disk; 0 if there
+	// is none. No change is acknowledged meanwhile.
 	SyncPending time.Duration
 }
 
-// counts are the numbers behind the latencies, in their order on the wire.
+// counts returns the numbers behind the latencies, in their order on the wire.
 func (s *ServerStatus) counts() [9]*int64 {
 	return [...]*int64{&s.Conns, &s.Accepted, &s.Refused, &s.Dropped, &s.LostSessions, &s.Watches, &s.History, &s.Compacted, &s.LogBytes}
 }
 
-// Bucket is a range of a histogram that is not empty: what took Below at most, and longer than that of the one before.
+// Bucket is a range of a histogram that is not empty: durations up to UpTo, and longer than those
+// of the bucket before.
 type Bucket struct {
 	UpTo  time.Duration
 	Count int64
 }
 
-// GroupStatus is one generation of a group, or one that comes together.
+// GroupStatus is one generation of a group, or a group that forms.
 type GroupStatus struct {
 	Name, Run  string
-	Generation uint64 // 0: it comes together
+	Generation uint64 // 0: it forms
 	Size       int
-	Present    int           // ranks that are there
-	Age        time.Duration // since it was made, or since the first of those who are there came
-	Ended      time.Duration // ago; -1: it is not over; 0: it is, and nobody knows since when
-	Revoked    *FailureStatus
-	Open       int // records; Records has the oldest
+	Present    int            // ranks that have joined, and have neither left nor failed
+	Age        time.Duration  // since it was formed, or since the first rank called
+	Ended      time.Duration  // how long ago; -1: it has not ended; 0: it has, at an unknown time
+	Revoked    *FailureStatus // why it was revoked; nil: it is active
+	Open       int            // how many records are open; Records has the oldest
 	Ranks      []RankStatus
 	Records    []RecordStatus
 	Failures   []FailureStatus // of the last records that failed, the oldest first
@@ -85,13 +92,13 @@ type GroupStatus struct {
 // RankStatus is a rank.
 type RankStatus struct {
 	Rank     int
-	Label    string // who it is, in its own words
+	Label    string // names its process
 	Session  uint64
-	Gone     Code          // CodeLost, CodeLeft, or CodeOK: it is there
-	Verb     string        // of its last call; "": none
-	Seq      uint64        // and its number, if that has one
-	Ago      time.Duration // since then, or since it joined
-	LastSeen time.Duration // since its process was last heard of, to 0.2 s; -1: unknown
+	Gone     Code          // CodeLost: failed; CodeLeft: left; CodeOK: present
+	Verb     string        // its last call; "": none
+	Seq      uint64        // the sequence number of that call; 0 if it has none
+	Ago      time.Duration // since that call, or since it joined
+	LastSeen time.Duration // since its process was last seen, to 0.2 s; -1: unknown
 	Waits    []WaitStatus
 }
 
@@ -103,31 +110,34 @@ type WaitStatus struct {
 	Waited time.Duration
 }
 
-// RecordStatus is a verb that is not decided yet: "create" and "shrink" too.
+// RecordStatus is a collective operation that is not decided yet, or "create" or "shrink" of a
+// group.
 type RecordStatus struct {
 	Channel   string
 	Seq       uint64
 	Verb      string
-	Root      int // -1: none
-	Age       time.Duration
+	Root      int           // -1: none
+	Age       time.Duration // since its first vote
 	Remaining time.Duration // until its deadline; 0: it has none
-	Arrived   Ranks
-	Missing   Ranks // who is waited for
+	Arrived   Ranks         // ranks that have voted
+	Missing   Ranks         // ranks that it waits for
 }
 
-// Ranks are some ranks of a group: how many, and which, as far as there is room for.
+// Ranks is a set of ranks: how many there are, and their spans, of which it has StatusSpans at
+// most.
 type Ranks struct {
 	Count int
-	Spans []Span // in order
+	Spans []Span // in ascending order
 }
 
-// Span is ranks from First to Last.
+// Span is the ranks from First to Last.
 type Span struct{ First, Last int }
 
-// Add adds a rank that is higher than those before.
+// Add adds a rank, which must be higher than those before.
 func (r *Ranks) Add(rank int) { r.AddSpan(rank, rank) }
 
-// AddSpan adds ranks from first to last, if last is not below first; they are higher than those before.
+// AddSpan adds the ranks from first to last, which must be higher than those before. It adds none
+// if last is below first.
 func (r *Ranks) AddSpan(first, last int) {
 	if last < first {
 		return
@@ -140,7 +150,7 @@ func (r *Ranks) AddSpan(first, last int) {
 	}
 }
 
-// First lists the first n ranks, or all if there are not so many.
+// First returns the first n ranks, or all if there are fewer.
 func (r *Ranks) First(n int) (ranks []int) {
 	for _, s := range r.Spans {
 		for rank := s.First; rank <= s.Last; rank++ {
@@ -153,43 +163,45 @@ func (r *Ranks) First(n int) (ranks []int) {
 	return ranks
 }
 
-// FailureStatus is why something failed, and when.
+// FailureStatus is a failure, and when it happened.
 type FailureStatus struct {
 	Channel string
 	Seq     uint64
-	Verb    string // "": all of the group
+	Verb    string // "": it revoked the group
 	Ago     time.Duration
 	Failure Failure
-	Unnamed int // ranks that the verdict does not name
+	Unnamed int // ranks that were cut from the lists of Failure
 }
 
 // KeyStatus is a key that calls wait for.
 type KeyStatus struct {
 	Key    string
 	Calls  int
-	Waited time.Duration // the first of them
+	Waited time.Duration // by the call that came first
 }
 
-// ErrStatus says that rows are in an order that means nothing.
+// ErrStatus is returned for a status whose rows have no group or no name.
 var ErrStatus = errors.New("wire: a row of a status without its group or its name")
 
-// ReplicationStatus is about a store that several processes keep, of which one at a time leads.
+// ReplicationStatus is the status of a replicated store: several processes keep it, and one of them
+// at a time is the leader.
 type ReplicationStatus struct {
 	Leading    bool          // the process that answers is the leader
-	Leader     string        // the address where the leader serves; "": there is none
-	Term       uint64        // 1 for the first leader of the store; each takeover adds 1
-	LeadingFor time.Duration // for how long the leader has led
+	Leader     string        // address at which the leader serves; "": there is none
+	Term       uint64        // 1 for the first leader of the store; a takeover adds 1
+	LeadingFor time.Duration // how long the leader has led
 	Standbys   []StandbyStatus
 }
 
 // StandbyStatus is a process that follows the log of the leader.
 type StandbyStatus struct {
-	Addr string        // where it will serve
-	Lag  uint64        // entries of the log that were committed, and that it had not applied, when it last reported
-	Seen time.Duration // since then
+	Addr string        // at which it will serve
+	Lag  uint64        // entries of the log that were committed, and that it had not applied when it last reported
+	Seen time.Duration // since that report
 }
 
-// Rows of a status: kind u8 | length u32 | fields. A reader skips kinds that it does not know, and what is behind the fields that it knows.
+// Kinds of rows. A row is: kind u8 | length u32 | fields. A reader skips kinds that it does not
+// know, and fields behind those that it knows.
 const (
 	rowServer uint8 = iota + 1
 	rowGroup
@@ -200,7 +212,8 @@ const (
 	rowReplication
 )
 
-// AppendStatus appends the names and the rows of a page. A group of size 0 goes on with the last one of the page before.
+// AppendStatus appends the names and the rows of a page. A group of size 0 continues the last one
+// of the page before.
 func AppendStatus(names []string, rows []byte, s *Status) ([]string, []byte) {
 	if s.Server != nil {
 		rows = appendRow(rows, rowServer, s.Server.append)
@@ -278,7 +291,7 @@ func (s *Status) parseNamed(kind uint8, name string, p *parser) {
 	s.Groups[len(s.Groups)-1].parse(p)
 }
 
-// parseRow parses what has no name of its own.
+// parseRow parses a row that has no name.
 func (s *Status) parseRow(kind uint8, p *parser) error {
 	switch {
 	case kind == rowServer:

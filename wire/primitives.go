@@ -38,7 +38,7 @@ func appendInts(b []byte, vs []int) []byte {
 	return b
 }
 
-// absent is the length of a value that is nil, which is not the same as empty.
+// nilLen is the length of a nil value, which differs from an empty one.
 const nilLen = 1<<32 - 1
 
 func appendValues(b []byte, vs [][]byte) []byte {
@@ -66,14 +66,14 @@ func finish(b []byte, start int) []byte {
 	return b
 }
 
-// parser takes values from the front of b. After its first error all are zero:
-// callers look at the error once, at the end.
+// parser takes values from the front of b. After its first error all values are zero, so callers
+// check the error once, at the end.
 type parser struct {
 	b   []byte
 	err error
 }
 
-// present fails if a part whose flag is set is 0: that is how it is absent.
+// present fails if a part whose flag is set is 0: 0 is encoded by omitting the part.
 func (p *parser) present(v uint64) {
 	if v == 0 {
 		p.fail(ErrFlags)
@@ -87,7 +87,7 @@ func (p *parser) fail(err error) {
 	p.b = nil
 }
 
-// end reports the first error, or that bytes are left over.
+// end returns the first error, or ErrTrailing if bytes are left.
 func (p *parser) end() error {
 	if p.err == nil && len(p.b) > 0 {
 		return ErrTrailing
@@ -144,7 +144,7 @@ func (p *parser) u64() uint64 {
 func (p *parser) int() int                { return int(int32(p.u32())) }
 func (p *parser) duration() time.Duration { return time.Duration(p.u64()) }
 
-// bytes is never nil, unless the parser has failed.
+// bytes aliases b. It is nil only if the parser has failed.
 func (p *parser) bytes(limit int) []byte {
 	n := p.u32()
 	if n > uint32(limit) {
@@ -154,14 +154,14 @@ func (p *parser) bytes(limit int) []byte {
 	return p.take(int(n))
 }
 
-// string aliases b as bytes does: nothing is copied.
+// string aliases b, too: nothing is copied.
 func (p *parser) string(limit int) string {
 	v := p.bytes(limit)
 	return unsafe.String(unsafe.SliceData(v), len(v))
 }
 
-// count is the number of elements that follow, each of at least size bytes:
-// what cannot be there is refused before room is made for it.
+// count returns the number of elements that follow, each of at least size bytes. A number that
+// cannot fit is refused before memory is allocated for it.
 func (p *parser) count(size int) int {
 	n := p.u32()
 	if int64(n)*int64(size) > int64(len(p.b)) {
@@ -171,7 +171,7 @@ func (p *parser) count(size int) int {
 	return int(n)
 }
 
-// strings uses the room of dst; it is never nil, unless the parser has failed.
+// strings reuses the memory of dst. It is nil only if the parser has failed.
 func (p *parser) strings(dst []string, limit int) []string {
 	n := p.count(4)
 	if n > MaxKeys {
@@ -215,7 +215,7 @@ func (p *parser) values() [][]byte {
 	return vs
 }
 
-// AppendParts appends a payload made of parts, for WantPart: one for each rank.
+// AppendParts appends a payload made of parts, one for each rank, for WantPart.
 func AppendParts(b []byte, parts [][]byte) []byte { return appendValues(b, parts) }
 
 // ParseParts parses what AppendParts made of n parts, which alias b.

@@ -1,0 +1,216 @@
+// Package wire encodes and decodes muster's protocol. It has pure functions without sockets, locks
+// or clocks.
+//
+//	b = wire.AppendRequest(b, &req)            // one frame: header and body
+//	h, err := wire.ParseHeader(b, limit)       // the length is checked before anything is allocated
+//	err = req.Parse(h, b[wire.HeaderLen:])
+//
+// Append functions append to b and return it. Parse functions return values that alias b, strings
+// included: a caller that keeps a part clones it, and must not modify b before that.
+// docs/protocol.md is the normative description; its tables have the names of this package.
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// Preface is what a client sends before its first frame. Its first byte is neither ASCII nor the
+// start of a TLS record, so other protocols can share the port. It ends with two line ends, and
+// with bytes that are a complete header, so that a server of another protocol answers at once
+// instead of waiting for more.
+const Preface = "\x8dMUSTER\x01\r\n\r\n"
+
+const (
+	// Version of the protocol.
+	Version = 1 // of the protocol
+	// VersionAt is the place of the version's byte in Preface.
+	VersionAt = 7 // index of the version's byte in Preface
+)
+
+// HeaderLen is the length of the header of a frame, in bytes: body length u32 | op u8 | flags u8 |
+// code u16 | id u64, little-endian.
+const HeaderLen = 16
+
+// Limits of a frame. A longer one is refused before it is read.
+const (
+	MaxKey   = 8 << 10  // bytes of a key, and of a group's name, a verb, a type or a label
+	MaxValue = 16 << 20 // bytes of a value or a payload
+	MaxKeys  = 1 << 17  // keys in one request
+	MaxBody  = MaxValue + 1<<20
+	MaxReply = 1 << 30 // bytes of a reply's body: an all-gather has the payloads of all ranks
+)
+
+// Op is the operation of a frame. Numbers are append-only; docs/protocol.md has the table.
+type Op uint8
+
+const (
+	OpHello        Op = iota + 1 // opens or resumes a session; the reply has its number
+	OpGoodbye                    // ends the session: its ranks have left, and have not failed
+	OpCancel                     // cancels the call with this frame's id
+	OpPing                       // is answered at once
+	OpGet                        // returns the value of one key, at once
+	OpSet                        // sets a key
+	OpWait                       // waits until all of its keys exist
+	OpAdd                        // adds to a counter
+	OpSwap                       // compares and swaps a value
+	OpAppend                     // appends to a value
+	OpDelete                     // deletes keys
+	OpList                       // returns a page of the entries below a prefix
+	OpWatch                      // returns the changes below a prefix after a revision; waits for the first
+	OpJoin                       // joins the rendezvous of a group as one of its ranks
+	OpLeave                      // leaves a group, or revokes it (abort)
+	OpFollow                     // waits until a generation is revoked
+	OpCollect                    // is one rank's vote for one record: a collective operation
+	OpSend                       // appends a message to a stream between two ranks
+	OpRecv                       // waits for a message of a stream
+	OpExpired                    // returns how many messages of a rank expired unread
+	OpLost                       // says that a session's connection has broken: from a server or relay, refused from a client
+	OpTake                       // reads keys, and counts one read of each whose reads are counted
+	OpSendReady                  // waits until a message fits into a stream
+	OpGrant                      // makes a lease
+	OpKeepAlive                  // keeps a lease alive
+	OpRevoke                     // ends a lease; its entries are deleted
+	OpSkip                       // uses a number for nothing
+	OpProbe                      // is a liveness probe of a server, which the client sends back
+	OpProof                      // is the challenge of a server, and the client's proof of the secret
+	OpBackup                     // returns a part of a copy of the store
+	OpRelay                      // carries a frame of one or several connections of a relay
+	OpVotes                      // carries votes of several connections of a relay for one record
+	OpStatus                     // returns a page of the store's status: groups, and which ranks they wait for
+	OpPush                       // appends a value to a queue
+	OpPop                        // removes the first value of a queue
+	OpCloseChannel               // says that a rank makes no more calls on a channel
+	OpAck                        // acknowledges the messages of a stream up to a position
+	opEnd
+)
+
+var opNames = [opEnd]string{
+	OpHello: "hello", OpGoodbye: "goodbye", OpCancel: "cancel", OpPing: "ping", OpGet: "get", OpSet: "set", OpWait: "wait",
+	OpAdd: "add", OpSwap: "swap", OpAppend: "append", OpDelete: "delete", OpList: "list", OpWatch: "watch", OpJoin: "join",
+	OpLeave: "leave", OpFollow: "follow", OpCollect: "collect", OpSend: "send", OpRecv: "recv", OpExpired: "expired", OpLost: "lost",
+	OpTake: "take", OpSendReady: "send ready", OpGrant: "lease", OpKeepAlive: "keep alive", OpRevoke: "revoke", OpSkip: "skip", OpProbe: "probe",
+	OpProof: "proof", OpBackup: "backup", OpRelay: "relay", OpVotes: "votes", OpStatus: "status",
+	OpPush: "push", OpPop: "pop", OpCloseChannel: "close channel", OpAck: "acknowledge",
+}
+
+func (o Op) String() string {
+	if o < opEnd && opNames[o] != "" {
+		return opNames[o]
+	}
+	return fmt.Sprintf("op(%d)", uint8(o))
+}
+
+// Waits reports whether the answer to o may take as long as its caller allows. A client sends a
+// waiting call again after a reconnect, under the same id: it changes nothing, or is a vote, which
+// counts once.
+func (o Op) Waits() bool {
+	switch o {
+	case OpWait, OpWatch, OpJoin, OpFollow, OpCollect, OpRecv, OpSendReady:
+		return true
+	}
+	return false
+}
+
+// Numbered reports whether o changes state each time it is carried out. It never waits. A session
+// numbers such requests, and the store carries out each number once.
+func (o Op) Numbered() bool { return o < opEnd && fields[o]&fNumber != 0 }
+
+// Code is the outcome of a call. Numbers are append-only; docs/protocol.md has the table.
+type Code uint16
+
+const (
+	CodeOK          Code = iota
+	CodeNotFound         // the key does not exist
+	CodeExpired          // it has expired
+	CodeConflict         // another caller was first
+	CodeLost             // a rank has failed: its session ended without goodbye
+	CodeTimeout          // the deadline has passed
+	CodeTooLarge         // over a limit on one object
+	CodeFull             // over a limit on all objects together
+	CodeDenied           // access denied
+	CodeUnavailable      // the store cannot be reached
+	CodeUnsupported      // this engine does not implement the operation
+	CodeCompacted        // the history does not reach back so far: list again
+	CodeClosed           // closed by this side
+	CodeInvalid          // invalid request
+	CodeMismatch         // ranks made different calls
+	CodeAborted          // a rank aborted the group
+	CodeLeft             // a rank left the group
+	CodeCancelled        // a rank's context was cancelled
+	CodeStale            // the generation has ended, or the sequence number is passed
+	CodeCounted          // reads of the entry are counted: use OpTake
+	CodeWouldBlock       // the stream is full: wait by OpSendReady
+	CodeFailed           // a rank could not do its part of an operation; the group stays active
+	CodeSkipped          // a rank went on to a later call without a vote for this one; the group stays active
+	CodeAgain            // the store has no buffer for the answer now: the client sends the request again
+	codeEnd
+)
+
+var codeNames = [codeEnd]string{
+	"ok", "not found", "expired", "conflict", "lost", "timed out", "too large", "full", "denied", "unavailable", "unsupported",
+	"compacted", "closed", "invalid", "mismatch", "aborted", "left", "cancelled", "stale",
+	"counted", "would block", "failed", "skipped", "no space for the answer",
+}
+
+func (c Code) String() string {
+	if c < codeEnd {
+		return codeNames[c]
+	}
+	return fmt.Sprintf("code(%d)", uint16(c))
+}
+
+// Header is the first HeaderLen bytes of a frame.
+type Header struct {
+	Len   uint32 // bytes of the body that follows
+	Op    Op     // of the request; a reply has that of its request
+	Flags uint8  // which optional parts the body has
+	Code  Code   // of a reply; 0 in requests
+	ID    uint64 // of the call; its reply has the same
+}
+
+// Errors of frames that cannot be parsed.
+var (
+	ErrTooLarge  = errors.New("wire: frame too large")
+	ErrTruncated = errors.New("wire: truncated frame")
+	ErrTrailing  = errors.New("wire: bytes after the end of a body")
+	ErrUnknownOp = errors.New("wire: unknown operation")
+	ErrFlags     = errors.New("wire: unknown flags")
+)
+
+// AppendHeader appends h to b.
+func AppendHeader(b []byte, h Header) []byte {
+	b = binary.LittleEndian.AppendUint32(b, h.Len)
+	b = append(b, byte(h.Op), h.Flags)
+	b = binary.LittleEndian.AppendUint16(b, uint16(h.Code))
+	return binary.LittleEndian.AppendUint64(b, h.ID)
+}
+
+// ParseHeader parses the header at the front of b. A body of more than limit bytes is ErrTooLarge.
+func ParseHeader(b []byte, limit uint32) (Header, error) {
+	if len(b) < HeaderLen {
+		return Header{}, ErrTruncated
+	}
+	h := Header{
+		Len:   binary.LittleEndian.Uint32(b),
+		Op:    Op(b[4]),
+		Flags: b[5],
+		Code:  Code(binary.LittleEndian.Uint16(b[6:])),
+		ID:    binary.LittleEndian.Uint64(b[8:]),
+	}
+	if h.Len > limit {
+		return h, fmt.Errorf("%w: %s of %d bytes, the limit is %d", ErrTooLarge, h.Op, h.Len, limit)
+	}
+	if h.Op == 0 || h.Op >= opEnd {
+		return h, fmt.Errorf("%w: %d", ErrUnknownOp, uint8(h.Op))
+	}
+	return h, nil
+}
+
+// Readdress changes the header at the front of b to answer another call: one encoded body serves
+// many.
+func Readdress(b []byte, op Op, id uint64) {
+	b[4] = byte(op)
+	binary.LittleEndian.PutUint64(b[8:], id)
+}
