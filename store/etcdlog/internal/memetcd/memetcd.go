@@ -8,6 +8,7 @@ package memetcd
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"slices"
 	"sort"
@@ -105,19 +106,26 @@ func in(k, key, end []byte) bool {
 
 func (e *Etcd) header() *pb.ResponseHeader { return &pb.ResponseHeader{Revision: e.rev} }
 
-func (e *Etcd) get(r *pb.RangeRequest) (*pb.RangeResponse, error) {
-	rev := r.Revision
-	switch {
-	case rev == 0:
-		rev = e.rev
+// check returns the error of a request for a revision that is not there.
+func (e *Etcd) check(r *pb.RangeRequest) error {
+	switch rev := r.Revision; {
 	case rev > e.rev:
-		return nil, rpctypes.ErrGRPCFutureRev
-	case rev < e.compacted:
-		return nil, rpctypes.ErrGRPCCompacted
+		return rpctypes.ErrGRPCFutureRev
+	case rev > 0 && rev < e.compacted:
+		return rpctypes.ErrGRPCCompacted
 	}
+	return nil
+}
+
+// get reads at the revision of the request, or at the current one.
+func (e *Etcd) get(r *pb.RangeRequest, current int64) *pb.RangeResponse {
+	rev := cmp.Or(r.Revision, current)
 	resp := &pb.RangeResponse{Header: e.header()}
 	for _, k := range e.keysAt(r.Key, r.RangeEnd, rev) {
-		if resp.Count++; r.Limit > 0 && int64(len(resp.Kvs)) >= r.Limit {
+		if resp.Count++; r.CountOnly {
+			continue
+		}
+		if r.Limit > 0 && int64(len(resp.Kvs)) >= r.Limit {
 			resp.More = true
 			continue
 		}
@@ -127,7 +135,7 @@ func (e *Etcd) get(r *pb.RangeRequest) (*pb.RangeResponse, error) {
 		}
 		resp.Kvs = append(resp.Kvs, kv)
 	}
-	return resp, nil
+	return resp
 }
 
 func copyOf(kv *mvccpb.KeyValue) *mvccpb.KeyValue {
@@ -170,16 +178,23 @@ func (e *Etcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	if !resp.Succeeded {
 		ops = r.Failure
 	}
+	for _, op := range ops {
+		if r := op.GetRequestRange(); r != nil {
+			if err := e.check(r); err != nil {
+				return nil, err
+			}
+		}
+	}
 	before := len(e.events)
 	for _, op := range ops {
 		own := &pb.ResponseOp{}
 		switch {
 		case op.GetRequestRange() != nil:
-			got, err := e.get(op.GetRequestRange())
-			if err != nil {
-				return nil, err
+			current := e.rev
+			if len(e.events) > before { // a transaction reads its own changes
+				current++
 			}
-			own.Response = &pb.ResponseOp_ResponseRange{ResponseRange: got}
+			own.Response = &pb.ResponseOp_ResponseRange{ResponseRange: e.get(op.GetRequestRange(), current)}
 		case op.GetRequestPut() != nil:
 			e.put(op.GetRequestPut(), e.rev+1)
 			own.Response = &pb.ResponseOp_ResponsePut{ResponsePut: &pb.PutResponse{}}
@@ -242,7 +257,7 @@ func (c *client) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOp
 	return call(ctx, c, func() (*pb.RangeResponse, error) {
 		c.etcd.mu.Lock()
 		defer c.etcd.mu.Unlock()
-		return c.etcd.get(r)
+		return c.etcd.get(r, c.etcd.rev), c.etcd.check(r)
 	})
 }
 

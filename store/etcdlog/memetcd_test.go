@@ -1,0 +1,144 @@
+package etcdlog_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
+)
+
+// TestMemetcdIsLikeEtcd sends the same random requests, of the kinds that this package uses, to an
+// etcd and to the one in memory of the simulation: their answers and their watches are the same.
+func TestMemetcdIsLikeEtcd(t *testing.T) {
+	t.Parallel()
+	ctx := bounded(t)
+	memory := memetcd.New()
+	played, real := memory.Client(direct{}), client(t, etcd(t))
+	first, err := real.Get(ctx, "none")
+	require.NoError(t, err)
+	require.Equal(t, first.Header.Revision, memory.Revision(), "both are fresh")
+	last := make(chan int64, 2) // the revision at which to stop watching
+	watched := make(chan []string, 2)
+	for _, c := range []*clientv3.Client{played, real} {
+		changes := c.Watch(ctx, "k/", clientv3.WithPrefix(), clientv3.WithRev(2))
+		go func() { watched <- events(ctx, changes, last) }()
+	}
+
+	chance := rand.New(rand.NewPCG(1, 2))
+	key := func() string { return fmt.Sprint("k/", chance.IntN(6)) }
+	revision := func() int64 { return 1 + chance.Int64N(memory.Revision()+1) }
+	get := func() clientv3.Op {
+		switch chance.IntN(4) {
+		case 0:
+			return clientv3.OpGet(key(), clientv3.WithKeysOnly())
+		case 1:
+			return clientv3.OpGet("k/", clientv3.WithPrefix(), clientv3.WithLimit(1+chance.Int64N(4)))
+		case 2:
+			return clientv3.OpGet(key(), clientv3.WithRange(key()), clientv3.WithRev(revision()))
+		}
+		return clientv3.OpGet("k/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+	}
+	change := func(key string) clientv3.Op {
+		switch chance.IntN(4) {
+		case 0:
+			return clientv3.OpDelete(key)
+		case 1:
+			return clientv3.OpDelete(key, clientv3.WithRange(key+"/x"))
+		}
+		return clientv3.OpPut(key, fmt.Sprint(chance.IntN(100)))
+	}
+	for range 2000 {
+		var op clientv3.Op
+		switch chance.IntN(20) {
+		case 0:
+			rev := revision() / 2
+			_, err := real.Compact(ctx, rev)
+			if err == nil {
+				memory.Compact(rev)
+			}
+			continue
+		case 1, 2, 3, 4, 5:
+			op = get()
+		case 6, 7, 8, 9, 10:
+			op = change(key())
+		default:
+			n := chance.IntN(6)
+			cmp := clientv3.Compare(clientv3.ModRevision(key()), []string{"=", "!=", "<", ">"}[chance.IntN(4)], revision()-1)
+			op = clientv3.OpTxn([]clientv3.Cmp{cmp}, []clientv3.Op{change(fmt.Sprint("k/", n)), get(), change(fmt.Sprint("k/", (n+1)%6))}, []clientv3.Op{get()})
+		}
+		want, wantErr := real.Do(ctx, op)
+		got, gotErr := played.Do(ctx, op)
+		require.Equal(t, fmt.Sprint(wantErr), fmt.Sprint(gotErr))
+		if wantErr == nil {
+			require.Equal(t, answer(want), answer(got))
+		}
+	}
+	_, err = real.Put(ctx, "k/", "end")
+	require.NoError(t, err)
+	_, err = played.Put(ctx, "k/", "end")
+	require.NoError(t, err)
+	last <- memory.Revision()
+	last <- memory.Revision()
+	require.Equal(t, <-watched, <-watched)
+}
+
+// answer is an OpResponse in words.
+func answer(r clientv3.OpResponse) string {
+	switch {
+	case r.Get() != nil:
+		return keyValues((*pb.RangeResponse)(r.Get()))
+	case r.Put() != nil:
+		return fmt.Sprint("put ", r.Put().Header.Revision)
+	case r.Del() != nil:
+		return fmt.Sprint("deleted ", r.Del().Deleted, r.Del().Header.Revision)
+	}
+	s := fmt.Sprint("txn ", r.Txn().Succeeded, r.Txn().Header.Revision)
+	for _, op := range r.Txn().Responses {
+		if get := op.GetResponseRange(); get != nil {
+			s += " " + keyValues(get)
+		}
+		s += fmt.Sprint(" ", op.GetResponseDeleteRange().GetDeleted())
+	}
+	return s
+}
+
+func keyValues(r *pb.RangeResponse) string {
+	s := fmt.Sprint("got ", r.Count, r.More)
+	for _, kv := range r.Kvs {
+		s += " " + keyValue(kv)
+	}
+	return s
+}
+
+func keyValue(kv *mvccpb.KeyValue) string {
+	return fmt.Sprintf("%s=%s@%d,%d,%d", kv.Key, kv.Value, kv.CreateRevision, kv.ModRevision, kv.Version)
+}
+
+// events are what a watch brings up to a revision, and the error that ends it before.
+func events(ctx context.Context, changes clientv3.WatchChan, last <-chan int64) (all []string) {
+	for rev, until := int64(0), int64(math.MaxInt64); rev < until; {
+		select {
+		case resp := <-changes:
+			if resp.Canceled {
+				return append(all, fmt.Sprint(resp.Err()))
+			}
+			for _, e := range resp.Events {
+				all = append(all, fmt.Sprint(e.Type, " ", keyValue(e.Kv)))
+				rev = e.Kv.ModRevision
+			}
+		case until = <-last:
+		case <-ctx.Done():
+			return append(all, fmt.Sprint(ctx.Err(), " at ", rev, " of ", until))
+		}
+	}
+	return all
+}
