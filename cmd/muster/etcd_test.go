@@ -54,7 +54,7 @@ func TestStoreInEtcd(t *testing.T) {
 	addr := etcd(t)
 	at := "etcd://" + addr + "/jobs"
 	ones, one := replica(t, at)
-	ones.complaint(t, "msg=leads")
+	ones.complaint(t, "msg=leading")
 	twos, two := replica(t, at)
 	run(t, "set", "--store", at, "key", "value").wants(t, 0, "", "")
 	run(t, "get", "--store", at, "key").wants(t, 0, "value\n", "")
@@ -88,7 +88,7 @@ func TestReplicasTellHowTheyDo(t *testing.T) {
 		return p, strings.TrimPrefix(p.line(t, "muster://"), "muster://"), page, strings.TrimSuffix(health, "/healthz")
 	}
 	leader, one, leading, _ := begin()
-	leader.complaint(t, "msg=leads")
+	leader.complaint(t, "msg=leading")
 	standby, two, following, health := begin()
 	tells(t, health+"/healthz", 200, "ok")
 	tells(t, health+"/readyz", 503, "standby")
@@ -100,7 +100,7 @@ func TestReplicasTellHowTheyDo(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	leader.signal(t, syscall.SIGKILL)
-	standby.complaint(t, "msg=leads")
+	standby.complaint(t, "msg=leading")
 	testcluster.Eventually(t, time.Minute, func() bool {
 		code, _ := told(t, health+"/readyz")
 		return code == 200
@@ -130,7 +130,7 @@ func TestRelayOfAStoreInEtcd(t *testing.T) {
 	t.Parallel()
 	at := "etcd://" + etcd(t) + "/jobs"
 	first, _ := replica(t, at)
-	first.complaint(t, "msg=leads")
+	first.complaint(t, "msg=leading")
 	replica(t, at)
 	_, near := relay(t, "--store", at)
 	steps(t, near, []step{{args: "add n 2", stdout: "2\n"}})

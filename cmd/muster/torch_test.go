@@ -112,7 +112,7 @@ func TestTorchOutlivesTheLeader(t *testing.T) {
 			}
 			at := "etcd://" + etcd(t) + "/jobs"
 			leader, _ := replica(t, at)
-			leader.complaint(t, "msg=leads")
+			leader.complaint(t, "msg=leading")
 			second, _ := replica(t, at)
 			_, near := relay(t, "--store", at, "--torch", "1.9")
 			host, port, _ := net.SplitHostPort(strings.TrimPrefix(near, "muster://"))
@@ -130,7 +130,7 @@ func TestTorchOutlivesTheLeader(t *testing.T) {
 
 			run(t, "wait", "--store", at, "waits/0", "waits/1", "waits/2", "--timeout", "2m").wants(t, 0, "", "")
 			leader.signal(t, syscall.SIGKILL)
-			second.complaint(t, "msg=leads")
+			second.complaint(t, "msg=leading")
 			replica(t, at)
 			run(t, "set", "--store", at, "go", "1").wants(t, 0, "", "")
 
