@@ -126,7 +126,8 @@ func (p *pair) measure(n int, verb func(ctx context.Context, rank int) (release 
 	p.ReportMetric(float64(p.Elapsed())/float64(rounds)/float64(max(copying, 1)), "memcpys")
 }
 
-// BenchmarkTensors gathers one tensor of each of two ranks; memcpys is its time in copies of as many bytes.
+// BenchmarkTensors gathers one tensor of each of two ranks; memcpys is its time in copies of as
+// many bytes.
 func BenchmarkTensors(b *testing.B) {
 	for _, way := range []struct {
 		name        string

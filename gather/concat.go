@@ -14,8 +14,9 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// Concat joins the t of each rank of the list along axis, in the order of the list; nil is "absent". The result is the first rank's own
-// memory; on the others, and outside of the list, it is nil. All have one dtype, and one shape but for axis.
+// Concat joins the t of each rank of the list along axis, in the order of the list; a rank without
+// a part passes nil. The first rank gets the result, in memory of its own; all other ranks get nil.
+// All parts have one dtype, and one shape but for axis.
 func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor.Tensor) (*tensor.Tensor, error) {
 	var out *tensor.Tensor
 	m := &merge{op: opConcat, axes: func(string) (int, bool) { return axis, true }}
@@ -30,9 +31,9 @@ func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor
 			return nil, failed(0, err)
 		}
 		out = tensor.New(info.DType, info.Shape...)
-		return &filler{room: out.Data}, nil
+		return &filler{buffer: out.Data}, nil
 	}
-	own := parcelOf(t)
+	own := contributionOf(t)
 	own.axis = axis
 	err := m.run(ctx, ga, ranks, own)
 	if err != nil {
@@ -41,12 +42,15 @@ func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor
 	return out, nil
 }
 
-// ConcatTo merges the tensors of all ranks of the list into one safetensors file, which the first rank writes to w as it comes: a block of it is in
-// its memory at a time, and nothing is copied at ranks whose tensors were born in Options.Arena. w and how count on the first
-// rank only. A nil ts is "absent".
+// ConcatTo merges the tensors of all ranks of the list into one safetensors file, which the first
+// rank writes to w while the data arrives: it has one block in memory at a time, and ranks whose
+// tensors were allocated in Options.Arena copy nothing. w and how count on the first rank only. A
+// rank without tensors passes a nil ts.
 //
-// A tensor whose name is in how.Axis is joined along that axis, from all ranks that have it, in the order of the list. Any other is taken from the first rank that has it,
-// and the rest must have the same, to the last byte: so a replica that has diverged is an error. After an error, w has part of a file.
+// A tensor whose name is in how.Axis is joined along that axis, from all ranks that have it, in the
+// order of the list. Any other is taken from the first rank that has it, and the rest must have the
+// same, to the last byte: so a replica that has diverged is an error. After an error, w has part of
+// a file.
 func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, how Merge, ts map[string]*tensor.Tensor) error {
 	axis := how.Axis
 	m := &merge{op: opConcatTo, axes: func(name string) (int, bool) { a, ok := axis[name]; return a, ok }}
@@ -65,9 +69,9 @@ func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, how 
 		}
 		return out, err
 	}
-	own := parcel{absent: ts == nil, tensors: ts}
+	own := contribution{absent: ts == nil, tensors: ts}
 	if w == nil && len(ranks) > 0 && ranks[0] == ga.group.Rank() {
-		own = parcel{fault: fmt.Errorf("there is nothing to write to: w is nil: %w", pgroup.ErrInvalid)}
+		own = contribution{fault: fmt.Errorf("there is nothing to write to: w is nil: %w", pgroup.ErrInvalid)}
 	}
 	return m.run(ctx, ga, ranks, own)
 }
@@ -76,24 +80,24 @@ func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, how 
 type Merge struct {
 	Axis     map[string]int            // of each tensor that is in parts
 	Metadata map[string]string         // of the file
-	Begin    func(*safetensors.Header) // if set, is told what the file will have, when all ranks have agreed and nothing is written yet
+	Begin    func(*safetensors.Header) // if set, gets the header when all ranks have agreed, before it is written
 }
 
-// sink takes tensors in an order that it says itself.
+// sink takes the data of tensors in the order of its Names.
 type sink interface {
 	io.WriteCloser
 	Names() []string
 }
 
 // filler is the sink of Concat.
-type filler struct{ room []byte }
+type filler struct{ buffer []byte }
 
 func (f *filler) Names() []string { return []string{singleName} }
 func (f *filler) Close() error    { return nil }
 
 func (f *filler) Write(p []byte) (int, error) {
-	n := copy(f.room, p)
-	f.room = f.room[n:]
+	n := copy(f.buffer, p)
+	f.buffer = f.buffer[n:]
 	return n, nil
 }
 
@@ -101,11 +105,11 @@ func (f *filler) Write(p []byte) (int, error) {
 type merge struct {
 	op    string
 	axes  func(name string) (axis int, ok bool)
-	check func(has func(name string) bool) error // has tells whether a rank has a tensor
+	check func(has func(name string) bool) error // has reports whether a rank has a tensor
 	open  func(infos map[string]safetensors.Info) (sink, error)
 }
 
-func (m *merge) run(ctx context.Context, ga *Gatherer, ranks []int, own parcel) (err error) {
+func (m *merge) run(ctx context.Context, ga *Gatherer, ranks []int, own contribution) (err error) {
 	own.lazy = true
 	ctx, cancel := ga.bound(ctx)
 	defer cancel()
@@ -115,19 +119,19 @@ func (m *merge) run(ctx context.Context, ga *Gatherer, ranks []int, own parcel) 
 	}
 	defer func() { v.end(ctx, err) }()
 	if !v.first() {
-		l, err := v.gives(ctx, own, sameAxis)
+		l, err := v.send(ctx, own, sameAxis)
 		if err != nil {
 			return err
 		}
-		err = l.returned(ctx) // nothing is left to be read, but its Release may be under way
+		err = l.returned(ctx) // nothing is left to be read, but the first rank may still have to release it
 		if ctx.Err() == nil {
-			return nil // it is there, or the first rank has gone, and reads nothing
+			return nil // it is released, or the first rank has gone, and reads nothing
 		}
 		return err
 	}
-	l := &loan{}
+	l := &resources{}
 	defer l.release()
-	return v.takeOffers(ctx, own, l, sameAxis, func(ctx context.Context, offers []offer) error {
+	return v.receiveOffers(ctx, own, l, sameAxis, func(ctx context.Context, offers []offer) error {
 		plan, err := m.plan(v, offers)
 		if err != nil {
 			return err
@@ -177,7 +181,7 @@ func (m *merge) plan(v *verb, offers []offer) (map[string]*joint, error) {
 	return plan, nil
 }
 
-// add takes up what the rank with index i has of a tensor.
+// add adds what the rank with index i has of a tensor to the plan.
 func (m *merge) add(v *verb, plan map[string]*joint, i int, it *item, offers []offer) error {
 	j := plan[it.Name]
 	axis, joins := m.axes(it.Name)
@@ -208,7 +212,7 @@ func (m *merge) add(v *verb, plan map[string]*joint, i int, it *item, offers []o
 	return m.whole(v, i, it, j)
 }
 
-// whole wants the runs of packed elements to begin and end on whole bytes.
+// whole refuses packed elements whose runs do not begin and end on whole bytes.
 func (m *merge) whole(v *verb, i int, it *item, j *joint) error {
 	if j.outer > 1 && it.size()%j.outer != 0 {
 		return mismatch(i, "%srank %d has %v, whose rows along axis %d are no whole bytes", prefix(it.Name), v.ranks[i], it, j.axis)
@@ -236,8 +240,8 @@ func fits(a, b *item, axis int) bool {
 	return true
 }
 
-// write brings everything to where it belongs, in the order of the result.
-func (m *merge) write(ctx context.Context, v *verb, plan map[string]*joint, offers []offer, own parcel, l *loan) error {
+// write copies all tensors to the sink, in the order of the result.
+func (m *merge) write(ctx context.Context, v *verb, plan map[string]*joint, offers []offer, own contribution, l *resources) error {
 	infos := make(map[string]safetensors.Info, len(plan))
 	for name, j := range plan {
 		infos[name] = j.Info
@@ -283,7 +287,7 @@ func (j *joint) write(ctx context.Context, v *verb, w io.Writer, from []source, 
 	return nil
 }
 
-// copySame writes what the first has, and compares the others with it.
+// copySame writes what the first rank of them has, and compares the others with it.
 func (j *joint) copySame(ctx context.Context, v *verb, w io.Writer, name string, readers []*reader) error {
 	first := readers[0]
 	for first.left() > 0 {

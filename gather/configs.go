@@ -6,12 +6,13 @@ import (
 	"github.com/muster-pg/muster/tensor/tree"
 )
 
-// Configs brings the config of each rank of the list to the first of them: structs, maps and slices with tensors in their leaves, as package
-// tree parts and joins them; nil is "absent". They may differ in anything that T allows.
+// Configs brings the config of each rank of the list to the first of them: structs, maps and slices
+// with tensors in their leaves, which package tree splits and joins; a rank that has none passes
+// nil. Configs may differ in anything that T allows.
 func Configs[T any](ctx context.Context, ga *Gatherer, ranks []int, cfg *T) (*Result[*T], error) {
-	p, err := configParcel(cfg)
+	p, err := configContribution(cfg)
 	if err != nil {
-		p = parcel{fault: err}
+		p = contribution{fault: err}
 	}
 	join := func(r received) (*T, error) {
 		v := new(T)
@@ -20,9 +21,9 @@ func Configs[T any](ctx context.Context, ga *Gatherer, ranks []int, cfg *T) (*Re
 	return run(ctx, ga, opConfigs, ranks, p, anyOffers, cfg, join)
 }
 
-func configParcel[T any](cfg *T) (p parcel, err error) {
+func configContribution[T any](cfg *T) (p contribution, err error) {
 	if cfg == nil {
-		return parcel{absent: true}, nil
+		return contribution{absent: true}, nil
 	}
 	p.config, p.tensors, err = tree.Split(cfg)
 	return p, err

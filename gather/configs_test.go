@@ -114,7 +114,8 @@ func TestConfigsReleaseKeepsOwn(t *testing.T) {
 	})
 }
 
-// TestConfigsAbsent has every set of absent ranks, the first among them: the result stays aligned with the list.
+// TestConfigsAbsent has every set of absent ranks, the first among them: the result stays aligned
+// with the list.
 func TestConfigsAbsent(t *testing.T) {
 	type layer struct {
 		Of     int

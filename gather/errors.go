@@ -11,7 +11,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// fault is a failure as the first rank tells the others of it. Its ranks are indexes in the list.
+// fault is a failure in the form in which the first rank sends it to the others. Its ranks are
+// indexes in the list.
 type fault struct {
 	Code    wire.Code
 	By      int // the rank at fault; -1: none in particular
@@ -30,24 +31,25 @@ func mismatch(by int, format string, args ...any) error {
 	return &fault{Code: wire.CodeMismatch, By: by, Reason: fmt.Sprintf(format, args...)}
 }
 
-// linkError is of a connection to a rank. That it broke is a suspicion: who is lost, the store says.
+// linkError is the error of a connection to a rank. It is only a suspicion that the rank has
+// failed: the store decides that.
 type linkError struct{ error }
 
 func (e linkError) Unwrap() error { return e.error }
 
-// errLate ends what the first rank waits for.
-var errLate = errors.New("it took too long")
+// errTooLong ends the first rank's wait for data.
+var errTooLong = errors.New("it took too long")
 
-// late is what is said of ranks that the first rank has waited for, until err.
-func late(err error) error {
-	return &fault{Code: wire.CodeTimeout, By: -1, Missing: culprits(err), Reason: asFault(err).Reason, err: err}
+// timedOut is the failure that names the ranks that the first rank has waited for, until err.
+func timedOut(err error) error {
+	return &fault{Code: wire.CodeTimeout, By: -1, Missing: responsible(err), Reason: asFault(err).Reason, err: err}
 }
 
-// culprits are those that err is of.
-func culprits(err error) (all []int) {
+// responsible returns the ranks that err is about.
+func responsible(err error) (all []int) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
-			all = append(all, culprits(e)...)
+			all = append(all, responsible(e)...)
 		}
 	} else if f, ok := errors.AsType[*fault](err); ok && f.By > 0 {
 		all = []int{f.By}
@@ -55,7 +57,8 @@ func culprits(err error) (all []int) {
 	return all
 }
 
-// failed is what went wrong at a rank, or on the way from it, unless that is known better.
+// failed says that the rank with index by has failed, or the connection to it, unless err has a
+// rank already.
 func failed(by int, err error) error {
 	if _, ok := errors.AsType[*fault](err); ok {
 		return err
@@ -66,15 +69,17 @@ func failed(by int, err error) error {
 	return &fault{Code: wire.CodeFailed, By: by, Reason: err.Error(), err: err}
 }
 
-// verdict is a failure as the caller gets it: of this verb, with the ranks of the group.
-func (v *verb) verdict(err error) error {
+// rankError returns a failure in the form that the caller gets: of this verb, with the ranks of the
+// group.
+func (v *verb) rankError(err error) error {
 	if errors.Is(err, pgroup.ErrAborted) {
 		err = v.ga.aborted(err)
 	}
-	return v.ga.verdict(v.op, v.ranks, err)
+	return v.ga.rankError(v.op, v.ranks, err)
 }
 
-// aborted is why the Gatherer's group was aborted, if that is why that of a list was: who, and the reason.
+// aborted returns why the Gatherer's group was aborted, if the group of a list was aborted because
+// of that.
 func (ga *Gatherer) aborted(err error) error {
 	whole := ga.group.Context()
 	select {
@@ -88,36 +93,37 @@ func (ga *Gatherer) aborted(err error) error {
 	return err
 }
 
-// verdict is a failure of op. Ranks in err are indexes in ranks, unless it is of the whole group.
-func (ga *Gatherer) verdict(op string, ranks []int, err error) error {
-	told := &wire.Failure{By: -1, Reason: err.Error()}
+// rankError returns a failure of op. Ranks in err are indexes in ranks, unless it is of the whole
+// group.
+func (ga *Gatherer) rankError(op string, ranks []int, err error) error {
+	result := &wire.Failure{By: -1, Reason: err.Error()}
 	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Failure != nil {
 		copied := *re.Failure
-		told = &copied
+		result = &copied
 		if re.Group == ga.group.Name() {
 			ranks = nil
 		}
 	} else if f, ok := errors.AsType[*fault](err); ok {
-		told = &wire.Failure{Code: f.Code, By: f.By, Missing: f.Missing, Lost: f.Lost, Reason: f.Reason}
+		result = &wire.Failure{Code: f.Code, By: f.By, Missing: f.Missing, Lost: f.Lost, Reason: f.Reason}
 	} else {
 		return fmt.Errorf("%s on rank %d of %d: ranks %v: %w", op, ga.group.Rank(), ga.group.Size(), ranks, err)
 	}
-	told.By = rankOf(ranks, told.By)
-	for _, list := range []*[]int{&told.Missing, &told.Lost, &told.Left} {
+	result.By = rankOf(ranks, result.By)
+	for _, list := range []*[]int{&result.Missing, &result.Lost, &result.Left} {
 		*list = slices.Clone(*list)
 		for i, r := range *list {
 			(*list)[i] = rankOf(ranks, r)
 		}
 	}
-	told.Clash = slices.Clone(told.Clash)
-	for i := range told.Clash {
-		told.Clash[i].Rank = rankOf(ranks, told.Clash[i].Rank)
+	result.Clash = slices.Clone(result.Clash)
+	for i := range result.Clash {
+		result.Clash[i].Rank = rankOf(ranks, result.Clash[i].Rank)
 	}
-	return &pgroup.RankError{Op: op, Group: ga.group.Name(), Rank: ga.group.Rank(), Size: ga.group.Size(), Failure: told, Err: err}
+	return &pgroup.RankError{Op: op, Group: ga.group.Name(), Rank: ga.group.Rank(), Size: ga.group.Size(), Failure: result, Err: err}
 }
 
-// because makes a verdict about this rank wrap what happened here.
-func because(err, cause error) error {
+// withCause makes a failure of this rank wrap the error that occurred here.
+func withCause(err, cause error) error {
 	re, ok := errors.AsType[*pgroup.RankError](err)
 	if !ok || cause == nil || re.Failure == nil || re.By != re.Rank {
 		return err

@@ -15,7 +15,8 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// inGroup runs body on each of n ranks, here in one process. A program of its own has pgroup.FromEnv and Create instead.
+// inGroup runs body on each of n ranks, here in one process. A program of its own has
+// pgroup.FromEnv and Create instead.
 func inGroup(n int, o *gather.Options, body func(ctx context.Context, rank int, ga *gather.Gatherer) error) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -228,7 +229,8 @@ func ExampleResult_Present() {
 	// rank 2 [2 2.5]
 }
 
-// A tensor that was born in an arena is not copied: the first rank reads it in place, and its owner waits before it is changed.
+// A tensor that was born in an arena is not copied: the first rank reads it in place, and its owner
+// waits before it is changed.
 func ExampleResult_Returned() {
 	arena, err := shm.NewArena(nil)
 	if err != nil { // not on this system: tensors are copied

@@ -52,8 +52,8 @@ func Offers() (encoded [][]byte) {
 		{Fault: &fault{Code: wire.CodeLost, By: -1, Reason: "no goodbye", Lost: []int{3, 300}}},
 		{Absent: true, Ready: true, Axis: -1},
 		{Ready: true, Config: true, Summed: true, Axis: 3, List: List([]string{"w"}, tensor.F32, 2), Export: 9},
-		{Far: &spot{Len: 1 << 20}},
-		{Far: &spot{Len: 5, Ref: &shm.Ref{Arena: 1 << 63, Segment: 7, Offset: 64, Len: 5}}},
+		{Long: &listLocation{Len: 1 << 20}},
+		{Long: &listLocation{Len: 5, Ref: &shm.Ref{Arena: 1 << 63, Segment: 7, Offset: 64, Len: 5}}},
 		{Version: &nfsws.Version{Sequence: 42, ID: 1 << 31, Sum: 1 << 63}},
 	} {
 		encoded = append(encoded, o.encode())
@@ -89,9 +89,10 @@ func Impossible(verb uint8, call uint64) map[string][]byte {
 	}
 }
 
-// Grab is a first rank that asks for what is offered in list b over the stream of list a, and reads none of it.
+// Grab is a first rank that asks for what is offered in list b over the stream of list a, and reads
+// none of it.
 func Grab(ctx context.Context, ga *Gatherer, a, b string, from int) error {
-	ca, cb := ga.circles[a], ga.circles[b]
+	ca, cb := ga.subgroups[a], ga.subgroups[b]
 	cb.calls++
 	mine := offer{Absent: true, Ready: true, Call: cb.calls}
 	cb.records.Skip(2 * cb.turns)
@@ -100,7 +101,7 @@ func Grab(ctx context.Context, ga *Gatherer, a, b string, from int) error {
 	if err != nil {
 		return err
 	}
-	offers, err := (&verb{circle: cb}).openOffers(encoded)
+	offers, err := (&verb{subgroup: cb}).openOffers(encoded)
 	if err != nil {
 		return err
 	}
@@ -108,6 +109,6 @@ func Grab(ctx context.Context, ga *Gatherer, a, b string, from int) error {
 	for range 64 {
 		requests = appendPiece(requests, piece{export: offers[1].Export, n: pieceLen})
 	}
-	_, err = ga.in.streams[giver{ca.group.Generation(), from}].conn.Write(requests)
+	_, err = ga.in.streams[senderID{ca.group.Generation(), from}].conn.Write(requests)
 	return err
 }

@@ -42,8 +42,8 @@ func behindProxy(t *testing.T, n int, o gather.Options) (job, *testcluster.Proxy
 	return job{way: way{apart: true}, n: n, meet: meet, o: o}, proxy
 }
 
-// TestDataLink breaks the connection that brings the bytes of a rank, after the first of them: one verdict for all, in their time,
-// which names that rank. The next gather works.
+// TestDataLink breaks the connection that brings the bytes of a rank, after the first of them: one
+// failure for all, in their time, which names that rank. The next gather works.
 func TestDataLink(t *testing.T) {
 	for name, fault := range map[string]struct {
 		on, off func(*testcluster.Proxy)
@@ -64,7 +64,7 @@ func TestDataLink(t *testing.T) {
 					fault.on(proxy)
 				}
 			}})
-			verdicts := make([]string, 3)
+			failures := make([]string, 3)
 			j.run(t, func(r *rank) {
 				ranks := []int{0, 1, 2}
 				if !r.gathers(ranks, 0, 1000) {
@@ -81,7 +81,7 @@ func TestDataLink(t *testing.T) {
 				defer cancel()
 				_, err := r.ga.Tensors(ctx, ranks, mine)
 				re := r.rankError(err)
-				verdicts[r.me()] = verdict(re)
+				failures[r.me()] = failureText(re)
 				if errors.Is(err, pgroup.ErrTimeout) {
 					assert.Equal(r, []int{1}, re.Missing, "%v", err)
 				} else {
@@ -94,18 +94,19 @@ func TestDataLink(t *testing.T) {
 				assert.NoError(r, r.group.Barrier(r.ctx))
 				r.gathers(ranks, 10, 1<<20)
 			})
-			assert.Equal(t, verdicts[0], verdicts[1])
-			assert.Equal(t, verdicts[0], verdicts[2])
+			assert.Equal(t, failures[0], failures[1])
+			assert.Equal(t, failures[0], failures[2])
 		})
 	}
 }
 
-// verdict is what is the same on every rank.
-func verdict(re *pgroup.RankError) string {
+// failureText is what is the same on every rank.
+func failureText(re *pgroup.RankError) string {
 	return fmt.Sprint(re.Code, " by ", re.By, " missing ", re.Missing, " lost ", re.Lost, " left ", re.Left)
 }
 
-// TestChangedOnOffer changes a tensor, which was born in an arena, while the first rank still waits for another: checksums find it.
+// TestChangedOnOffer changes a tensor, which was born in an arena, while the first rank still waits
+// for another: checksums find it.
 func TestChangedOnOffer(t *testing.T) {
 	for _, w := range ways() {
 		if !w.born {
@@ -178,9 +179,9 @@ func plays(seed uint64, ranks []int, n int) (all []play) {
 	return all
 }
 
-// ending is how a verb ended on one rank; the verdict is empty if the store did not say.
+// ending is how a verb ended on one rank; its failure is empty if the store did not say.
 type ending struct {
-	verdict string
+	failure string
 	err     error
 }
 
@@ -212,7 +213,7 @@ func (p play) act(ctx context.Context, t *testing.T, ga *gather.Gatherer, me, nu
 		case !ok:
 			return ending{err.Error(), err}
 		}
-		return ending{verdict(re), err}
+		return ending{failureText(re), err}
 	}
 	defer res.Release()
 	for rank, got := range res.Present() {
@@ -223,8 +224,8 @@ func (p play) act(ctx context.Context, t *testing.T, ga *gather.Gatherer, me, nu
 	return ending{"success", nil}
 }
 
-// TestManyListsAtOnce has gatherers of overlapping groups, each with several lists, on all of which ranks are absent, differ, cancel and
-// break by chance: all ranks of a list always hear the same.
+// TestManyListsAtOnce has gatherers of overlapping groups, each with several lists, on all of which
+// ranks are absent, differ, cancel and break by chance: all ranks of a list always hear the same.
 func TestManyListsAtOnce(t *testing.T) {
 	n := 150
 	if testing.Short() {
@@ -284,11 +285,11 @@ func TestManyListsAtOnce(t *testing.T) {
 			for name, by := range ends {
 				want := ""
 				for _, end := range by {
-					want = cmp.Or(want, end.verdict)
+					want = cmp.Or(want, end.failure)
 				}
 				for _, end := range by {
-					if end.verdict != "" && end.verdict != want {
-						assert.Fail(t, "ranks heard different verdicts", "%s: %+v", name, by)
+					if end.failure != "" && end.failure != want {
+						assert.Fail(t, "ranks got different failures", "%s: %+v", name, by)
 						break
 					}
 				}
@@ -297,7 +298,8 @@ func TestManyListsAtOnce(t *testing.T) {
 	}
 }
 
-// TestHostileOffers casts votes in the name of a rank that gives, whose words make no sense: it is named, and nothing else happens.
+// TestHostileOffers casts votes in the name of a rank that gives, whose words make no sense: it is
+// named, and nothing else happens.
 func TestHostileOffers(t *testing.T) {
 	for _, garbage := range [][]byte{nil, {0xc1}, bytes.Repeat([]byte{0x91}, 5000), []byte("\x81\xa4List\xc4\x03abc"), []byte("\x81\xa5Ready\xc3"), []byte("\x81\xa6Export\xcf\xff\xff\xff\xff\xff\xff\xff\xff")} {
 		t.Run(fmt.Sprintf("%.20q", garbage), func(t *testing.T) {
@@ -334,8 +336,9 @@ func (h *held) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 	return err
 }
 
-// TestLateFirstRank keeps back from the first rank that all have made their offers. The one that gives is done with that verb by then: it closes, or
-// fails in the next, and connects again. The first rank still gets what was offered to it.
+// TestLateFirstRank keeps back from the first rank that all have made their offers. The one that
+// gives is done with that verb by then: it closes, or fails in the next, and connects again. The
+// first rank still gets what was offered to it.
 func TestLateFirstRank(t *testing.T) {
 	ranks := []int{0, 1}
 	for name, meanwhile := range map[string]func(r *rank){

@@ -14,8 +14,9 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// jobDir is the workspace of a job in Options.Dir: that of the group's name, and of its run, so that another job does not take this one for an
-// older run. A group that names no run has a workspace that no other job finds, named after the Gatherer.
+// jobDir is the workspace of a job in Options.Dir. Its name has the group's name and its run, so
+// that another job does not take this one for an older run. A group without a run has a workspace
+// that no other job finds, named after the Gatherer.
 func jobDir(dir string, g *pgroup.Group, id uint64) string {
 	run := "run-" + url.PathEscape(g.Config().Run)
 	if g.Config().Run == "" {
@@ -31,7 +32,8 @@ func jobDir(dir string, g *pgroup.Group, id uint64) string {
 // maxFileName is what most file systems allow.
 const maxFileName = 255
 
-// beginFiles is what rank 0 does before the others open the workspace: it begins a generation, which is newer than what a killed run has left.
+// beginFiles runs on rank 0 before the others open the workspace: it begins a generation, which is
+// newer than what a killed run has left.
 func beginFiles(dir string, g *pgroup.Group, id uint64) (generation uint64, err error) {
 	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return 0, err
@@ -44,7 +46,8 @@ func openFiles(dir string, g *pgroup.Group, id, generation uint64) (*nfsws.Works
 	return nfsws.Open(jobDir(dir, g, id), g.Rank(), &nfsws.Options{Generation: generation, Accumulate: true, Logger: g.Logger()})
 }
 
-// removeDir removes the workspace of a job that names no run, which no job opens again, when the last rank closes. That of a run stays, empty.
+// removeDir removes the workspace of a job without a run, which no job opens again, when the last
+// rank closes. The workspace of a run stays, empty.
 func (ga *Gatherer) removeDir(ctx context.Context) {
 	if ga.group.Config().Run != "" {
 		return

@@ -19,40 +19,41 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Options has defaults for nil: through shared memory on one node, over TCP between nodes. Dir (whether it is set), Verify
-// and Unequal are the same on all ranks.
+// Options has defaults for nil. Dir (whether it is set), Verify and Unequal are the same on all
+// ranks.
 type Options struct {
-	// Dir is a directory that all ranks' nodes share; made if its parent is there. Jobs may use the same one at the same time. A job that was killed
-	// leaves files there: the next job of its pgroup.Config.Name and Run removes them. Without a Run no job does.
+	// Dir is a directory that all ranks' nodes share; it is made if its parent exists. Several jobs
+	// may use the same one at the same time. A job that was killed leaves files there: the next job
+	// of its pgroup.Config.Name and Run removes them. Without a Run no job does.
 	Dir     string
 	Listen  string     // host or host:port that ranks on other nodes connect to; default: the interface that leads to the store
-	Arena   *shm.Arena // tensors born here are not copied. It stays the caller's, and is closed after the Gatherer
-	Limit   int64      // bytes of shared memory that copies may take; 0: as many as the node gives
+	Arena   *shm.Arena // tensors allocated here are not copied. The caller owns it, and closes it after the Gatherer
+	Limit   int64      // bytes of shared memory for copies; 0: as many as the node gives
 	Verify  bool       // checksums through memory and TCP too; files have them anyway
 	Unequal bool       // Tensors may differ in shape, and TensorMaps in names and shapes
 
-	// Progress is told how much of what a rank gives has arrived, on the first rank, a few times a second at most and at the end. It must
-	// be quick.
+	// Progress is called on the first rank with how much of a rank's data has arrived, a few times
+	// a second at most and at the end. It must return quickly.
 	Progress func(Progress)
 
-	Trace trace.Sink // is told of every verb; nil: the group's, see pgroup.Group.Trace
+	Trace trace.Sink // gets an event for every verb; nil: the group's, see pgroup.Group.Trace
 }
 
 // Progress is how far a verb is with one rank.
 type Progress struct {
-	Rank        int   // in the group, who gives
+	Rank        int   // of the sender, in the group
 	Done, Total int64 // bytes
 }
 
-// Gatherer is one rank's part in gathers. It keeps links and segments between them. Many goroutines may use it; on one list of ranks
-// there is one verb at a time.
+// Gatherer is one rank's part in gathers. It keeps connections and segments between them. It is
+// safe for concurrent use; on one list of ranks there is one verb at a time.
 //
-// It owns a goroutine for each connection to a rank that it gathers with, those of its link.Mesh, its own arena, and in
-// Dir what it has published. Close ends all of them.
+// It owns a goroutine for each connection to a rank that it gathers with, those of its link.Mesh,
+// its own arena, and in Dir what it has published. Close ends all of them.
 type Gatherer struct {
 	group *pgroup.Group
 	id    uint64 // of this Gatherer, the same on all ranks
-	name  string // of the groups of its lists: other Gatherers of group have others
+	name  string // of the groups of its lists; each Gatherer has its own
 	opts  Options
 	mesh  *link.Mesh       // nil with Dir
 	arena *shm.Arena       // for copies; nil where there is no shared memory
@@ -60,31 +61,31 @@ type Gatherer struct {
 
 	generation uint64 // of files
 
-	in      intake  // what comes from ranks that give to this one
-	exports exports // what ranks may fetch from this one
+	in      inbound // from ranks that send to this one
+	exports exports // tensors that ranks may fetch from this one
 
 	life context.Context // ends with Close
 	die  context.CancelFunc
 	once sync.Once
 
-	mu      sync.Mutex // protects the fields below
-	circles map[string]*circle
-	loans   map[*loan]struct{} // of Results that are not released
-	closed  bool
+	mu         sync.Mutex // protects the fields below
+	subgroups  map[string]*subgroup
+	unreleased map[*resources]struct{} // of Results that are not released
+	closed     bool
 }
 
-// settings are what all ranks have to agree on.
+// settings are what all ranks have to agree on, and what rank 0 decides.
 type settings struct {
 	Dir, Verify, Unequal bool
-	ID                   uint64 // random, of rank 0: of this Gatherer, among all that there are
+	ID                   uint64 // identifies this Gatherer; random, chosen by rank 0
 	Generation           uint64 // of the workspace, of rank 0
-	Err                  string // of rank 0: why there is no workspace
+	Err                  string // why rank 0 could not make the workspace
 }
 
-// Open is called by every rank of g, and is a few round trips. A nil o is Options{}. The group stays the caller's, and is
-// closed after the Gatherer.
+// Open is called by every rank of g, and is a few round trips. A nil o is Options{}. The group
+// stays the caller's, and is closed after the Gatherer.
 func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Gatherer, error) {
-	ga := &Gatherer{group: g, circles: map[string]*circle{}, loans: map[*loan]struct{}{}}
+	ga := &Gatherer{group: g, subgroups: map[string]*subgroup{}, unreleased: map[*resources]struct{}{}}
 	ga.life, ga.die = context.WithCancel(context.Background())
 	if o != nil {
 		ga.opts = *o
@@ -107,13 +108,13 @@ func (ga *Gatherer) open(ctx context.Context) error {
 	ga.id, ga.generation, ga.name = agreed.ID, agreed.Generation, fmt.Sprintf("gather %x", agreed.ID)
 	if ga.opts.Dir != "" {
 		ga.files, err = openFiles(ga.opts.Dir, ga.group, agreed.ID, agreed.Generation)
-		return ga.everyone(ctx, "gather.open", err)
+		return ga.agreeOnError(ctx, "gather.open", err)
 	}
 	ga.arena, err = shm.NewArena(&shm.Options{Limit: ga.opts.Limit})
 	if errors.Is(err, shm.ErrUnsupported) {
 		err = nil
 	}
-	if err := ga.everyone(ctx, "gather.open", err); err != nil {
+	if err := ga.agreeOnError(ctx, "gather.open", err); err != nil {
 		return err
 	}
 	ga.mesh, err = link.Open(ctx, ga.group, link.Options{Name: "gather", Listen: ga.opts.Listen, Accept: ga.in.accept})
@@ -133,17 +134,17 @@ func (ga *Gatherer) agree(ctx context.Context) (agreed settings, err error) {
 		return agreed, gone
 	}
 	if all[0].Err != "" {
-		return agreed, ga.verdict("gather.open", nil, &fault{Code: wire.CodeFailed, By: 0, Reason: all[0].Err, err: err})
+		return agreed, ga.rankError("gather.open", nil, &fault{Code: wire.CodeFailed, By: 0, Reason: all[0].Err, err: err})
 	}
 	for rank, s := range all {
 		first := all[0]
 		switch {
 		case s.Dir != first.Dir:
-			return agreed, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Dir, and rank 0 %s", rank, has(s.Dir), has(first.Dir)))
+			return agreed, ga.rankError("gather.open", nil, mismatch(rank, "rank %d %s Options.Dir, and rank 0 %s", rank, has(s.Dir), has(first.Dir)))
 		case s.Verify != first.Verify:
-			return agreed, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Verify, and rank 0 %s", rank, has(s.Verify), has(first.Verify)))
+			return agreed, ga.rankError("gather.open", nil, mismatch(rank, "rank %d %s Options.Verify, and rank 0 %s", rank, has(s.Verify), has(first.Verify)))
 		case s.Unequal != first.Unequal:
-			return agreed, ga.verdict("gather.open", nil, mismatch(rank, "rank %d %s Options.Unequal, and rank 0 %s", rank, has(s.Unequal), has(first.Unequal)))
+			return agreed, ga.rankError("gather.open", nil, mismatch(rank, "rank %d %s Options.Unequal, and rank 0 %s", rank, has(s.Unequal), has(first.Unequal)))
 		}
 	}
 	return all[0], nil
@@ -169,8 +170,8 @@ func has(on bool) string {
 
 const controlChannel = "\x00gather"
 
-// everyone makes one rank's failure that of all: the lowest rank's counts.
-func (ga *Gatherer) everyone(ctx context.Context, op string, err error) error {
+// agreeOnError makes one rank's error the error of all: that of the lowest rank counts.
+func (ga *Gatherer) agreeOnError(ctx context.Context, op string, err error) error {
 	mine := ""
 	if err != nil {
 		mine = err.Error()
@@ -182,16 +183,17 @@ func (ga *Gatherer) everyone(ctx context.Context, op string, err error) error {
 	for rank, text := range all {
 		switch {
 		case text != "" && rank == ga.group.Rank():
-			return ga.verdict(op, nil, failed(rank, err))
+			return ga.rankError(op, nil, failed(rank, err))
 		case text != "":
-			return ga.verdict(op, nil, failed(rank, errors.New(text)))
+			return ga.rankError(op, nil, failed(rank, errors.New(text)))
 		}
 	}
 	return nil
 }
 
-// circle returns what the ranks of a list share, made when the list is first used; nil if this rank is not in it.
-func (ga *Gatherer) circle(op string, ranks []int) (*circle, error) {
+// subgroup returns the subgroup of a list, made when the list is first used; nil if this rank is
+// not in it.
+func (ga *Gatherer) subgroup(op string, ranks []int) (*subgroup, error) {
 	if err := ga.checkRanks(op, ranks); err != nil {
 		return nil, err
 	}
@@ -204,10 +206,10 @@ func (ga *Gatherer) circle(op string, ranks []int) (*circle, error) {
 	if ga.closed {
 		return nil, fmt.Errorf("%s on rank %d: %w", op, ga.group.Rank(), pgroup.ErrClosed)
 	}
-	c := ga.circles[key]
+	c := ga.subgroups[key]
 	if c == nil {
-		c = &circle{ga: ga, ranks: slices.Clone(ranks), name: ga.name}
-		ga.circles[key] = c
+		c = &subgroup{ga: ga, ranks: slices.Clone(ranks), name: ga.name}
+		ga.subgroups[key] = c
 	}
 	return c, nil
 }
@@ -230,8 +232,10 @@ func (ga *Gatherer) checkRanks(op string, ranks []int) error {
 	return nil
 }
 
-// Close ends this rank's part: whoever waits for it in a verb hears that it left (or misses it, on a list that was not used before). Results
-// that are not released yet are, by it: what they hold must not be touched any more. It may be called twice; each call returns when all is over.
+// Close ends this rank's part. Ranks that wait for it in a verb get an error that it left (or that
+// it is missing, on a list that was not used before). It releases all Results that are not released
+// yet: their memory must not be touched any more. It may be called twice; each call returns when
+// all has ended.
 func (ga *Gatherer) Close() (err error) {
 	ga.once.Do(func() { err = ga.close() })
 	return err
@@ -240,22 +244,22 @@ func (ga *Gatherer) Close() (err error) {
 func (ga *Gatherer) close() error {
 	ga.die()
 	ga.mu.Lock()
-	circles := slices.Collect(maps.Values(ga.circles))
-	loans := slices.Collect(maps.Keys(ga.loans))
+	subgroups := slices.Collect(maps.Values(ga.subgroups))
+	unreleased := slices.Collect(maps.Keys(ga.unreleased))
 	ga.closed = true
 	ga.mu.Unlock()
-	for _, l := range loans {
+	for _, l := range unreleased {
 		l.release()
 	}
 	var errs []error
-	for _, c := range circles {
+	for _, c := range subgroups {
 		errs = append(errs, c.close())
 	}
 	if ga.mesh != nil {
 		ga.mesh.Close()
 	}
 	ga.in.close()
-	for _, c := range circles { // a verb that is in progress ends now, and uses the arena until then
+	for _, c := range subgroups { // a verb that is in progress ends now, and uses the arena until then
 		c.mu.Lock()
 		c.mu.Unlock() //nolint:staticcheck // it waits, and guards nothing
 	}
@@ -265,7 +269,7 @@ func (ga *Gatherer) close() error {
 	if ga.files != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 		defer cancel()
-		if err := ga.files.Remove(ctx); !errors.Is(err, nfsws.ErrSuperseded) { // a newer job has taken it over, and will
+		if err := ga.files.Remove(ctx); !errors.Is(err, nfsws.ErrSuperseded) { // a newer job has superseded this one, and removes it
 			errs = append(errs, err)
 		}
 		errs = append(errs, ga.files.Close())

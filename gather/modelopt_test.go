@@ -30,7 +30,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// The tests TestModelOpt01 to 10 are where modelopt.torch.export.distribute fails, each under its number.
+// The tests TestModelOpt01 to 10 are where modelopt.torch.export.distribute fails, each under its
+// number.
 
 // job is a group like way.run's, on a store that the test has its hands on.
 type job struct {
@@ -90,7 +91,8 @@ func watch(t *testing.T, see func(*wire.Request)) *store.Store {
 	return s
 }
 
-// offers is the vote of a rank of the list with what it has to give in its nth verb: it gives from then on.
+// offers is the vote of a rank of the list with what it has to give in its nth verb: it gives from
+// then on.
 func offers(req *wire.Request, index int, nth uint64) bool {
 	return req.Op == wire.OpCollect && req.Group.Channel == "verbs" && req.Group.Rank == index && req.Group.Seq == 2*nth-1
 }
@@ -145,8 +147,8 @@ func TestModelOpt01OneDirectory(t *testing.T) {
 	assert.Empty(t, filesIn(t, o.Dir), "after all are closed")
 }
 
-// TestModelOpt01LaterRun starts a job while an older one of the same name and run is still there, in the same directory: the new one gets what is
-// its own, and the old one is told to end.
+// TestModelOpt01LaterRun starts a job while an older one of the same name and run is still there,
+// in the same directory: the new one gets what is its own, and the old one is told to end.
 func TestModelOpt01LaterRun(t *testing.T) {
 	o := gather.Options{Dir: t.TempDir()}
 	opened, later := make(chan struct{}, 2), make(chan struct{})
@@ -263,7 +265,8 @@ func TestModelOpt03FullMemory(t *testing.T) {
 	}
 }
 
-// TestModelOpt04Sizes gathers what is smaller than what it is part of, and nothing at all: what travels is what there is.
+// TestModelOpt04Sizes gathers what is smaller than what it is part of, and nothing at all: what
+// travels is what there is.
 func TestModelOpt04Sizes(t *testing.T) {
 	part := func(r *rank) *tensor.Tensor { // 1 KiB of 16 MiB
 		p, err := r.tensor(7, 1<<14, 256).Slice(0, 100, 101)
@@ -315,7 +318,8 @@ func mapping(t *testing.T, data []byte) (inode string, offset uint64) {
 	return "", 0
 }
 
-// memory is the segments that this process has descriptors of, and how many bytes of the host's memory they take.
+// memory is the segments that this process has descriptors of, and how many bytes of the host's
+// memory they take.
 func memory(t *testing.T) (segments int, taken int64) {
 	t.Helper()
 	const dir = "/proc/self/fd/"
@@ -331,7 +335,8 @@ func memory(t *testing.T) (segments int, taken int64) {
 	return segments, taken
 }
 
-// TestModelOpt05NoCopy has tensors that were born in an arena: the first rank has the same pages of the same file.
+// TestModelOpt05NoCopy has tensors that were born in an arena: the first rank has the same pages of
+// the same file.
 func TestModelOpt05NoCopy(t *testing.T) {
 	for _, w := range ways() {
 		if !w.born {
@@ -406,7 +411,8 @@ func TestModelOpt05Reused(t *testing.T) {
 	}
 }
 
-// TestModelOpt06Thousands gathers one tensor and thousands: that takes as many requests to the store, and as many segments.
+// TestModelOpt06Thousands gathers one tensor and thousands: that takes as many requests to the
+// store, and as many segments.
 func TestModelOpt06Thousands(t *testing.T) {
 	for _, w := range ways() {
 		if w.tls { // its store needs certificates, and counts nothing else than TCP's
@@ -453,7 +459,8 @@ func TestModelOpt06Thousands(t *testing.T) {
 	}
 }
 
-// TestModelOpt07NobodyIsStranded has one rank that does not come, for all reasons: before the list is used first, and later.
+// TestModelOpt07NobodyIsStranded has one rank that does not come, for all reasons: before the list
+// is used first, and later.
 func TestModelOpt07NobodyIsStranded(t *testing.T) {
 	reason := errors.New("out of cheese")
 	for _, test := range []struct {
@@ -543,8 +550,8 @@ func flip(path string) error {
 	return os.WriteFile(path, b, 0o600)
 }
 
-// spoilt is a gather over a directory in which what rank 1 has published is spoilt before the first rank reads it: it still waits for
-// rank 2. Rank 2 returns the file, the last of its kind.
+// spoilt is a gather over a directory in which what rank 1 has published is spoilt before the first
+// rank reads it: it still waits for rank 2. Rank 2 returns the file, the last of its kind.
 func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published <-chan struct{}) (string, error) {
 	file := ""
 	if r.me() == 2 {
@@ -563,7 +570,8 @@ func (r *rank) spoilt(dir, kind string, spoil func(path string) error, published
 	return file, err
 }
 
-// TestModelOpt09HalfAState spoils what was published: an error for all, which names rank and file, and then they go on.
+// TestModelOpt09HalfAState spoils what was published: an error for all, which names rank and file,
+// and then they go on.
 func TestModelOpt09HalfAState(t *testing.T) {
 	for name, half := range halves {
 		t.Run(name, func(t *testing.T) {
@@ -594,7 +602,8 @@ func TestModelOpt09HalfAState(t *testing.T) {
 	}
 }
 
-// TestModelOpt10NothingRuns has a config that is a program to a reader that runs what it reads: here it is a text.
+// TestModelOpt10NothingRuns has a config that is a program to a reader that runs what it reads:
+// here it is a text.
 func TestModelOpt10NothingRuns(t *testing.T) {
 	evil := map[string]any{"__reduce__": []any{"os.system", "exit 1"}, "$tensor": "../../../etc/passwd", "$float": "NaN", "py": "\x00cos\nsystem"}
 	overAll(t, 2, gather.Options{}, func(r *rank) {
@@ -609,7 +618,8 @@ func TestModelOpt10NothingRuns(t *testing.T) {
 	})
 }
 
-// TestModelOpt08NothingIsDropped publishes late: a first rank that waits in an empty directory has everything, or an error.
+// TestModelOpt08NothingIsDropped publishes late: a first rank that waits in an empty directory has
+// everything, or an error.
 func TestModelOpt08NothingIsDropped(t *testing.T) {
 	dir := t.TempDir()
 	job{n: 4, o: gather.Options{Dir: dir}}.run(t, func(r *rank) {
@@ -652,8 +662,9 @@ func TestModelOptFirstOfTheListReceives(t *testing.T) {
 	})
 }
 
-// TestModelOptScoped uses a result within a function, as upstream's context managers do: what it was is given back afterwards, also
-// if Release is forgotten on the others, and if Close comes first.
+// TestModelOptScoped uses a result within a function, as upstream's context managers do: what it
+// was is given back afterwards, also if Release is forgotten on the others, and if Close comes
+// first.
 func TestModelOptScoped(t *testing.T) {
 	overAll(t, 2, gather.Options{}, func(r *rank) {
 		sum := 0
@@ -683,7 +694,8 @@ func TestModelOptScoped(t *testing.T) {
 	})
 }
 
-// TestModelOptExport is the use of it: shards are merged per tensor, then stages per layer, onto the first rank.
+// TestModelOptExport is the use of it: shards are merged per tensor, then stages per layer, onto
+// the first rank.
 func TestModelOptExport(t *testing.T) {
 	type layer struct {
 		Index  int

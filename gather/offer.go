@@ -12,22 +12,22 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// offer is what a rank has to give, and where it lies. It travels through the group's store, to all ranks of the list, so it is
-// short: a long list of items lies where the items do.
+// offer describes what a rank sends, and where it lies. It travels through the group's store, to
+// all ranks of the list, so it is short: a long list of items lies where the items do.
 type offer struct {
 	Verb    uint8  // index in verbs
-	Call    uint64 // the how manyth on this list
-	Fault   *fault // why this rank can give nothing; the rest is empty then
+	Call    uint64 // number of the call on this list
+	Fault   *fault // why this rank can send nothing; the rest is empty then
 	Absent  bool
-	Ready   bool           // nothing can go wrong any more: the first rank has it all in its memory, and the list is here
+	Ready   bool           // the first rank cannot fail any more: it has all in its memory, and the list is here
 	Config  bool           // the item with configName is a config
 	Summed  bool           // items have checksums
 	Axis    int            // of a Concat
-	List    []byte         // what there is, and where; nil if it is long
-	Far     *spot          // where a long one lies, unless that is in a directory
-	Line    uint64         // number of the connection that shared memory is lent over
-	Stream  uint64         // number of the connection that items are to be fetched over
-	Export  uint64         // names them there; 0: there are none
+	List    []byte         // the items and where they are; nil if it is long
+	Long    *listLocation  // where a long list is, unless that is in a directory
+	Memory  uint64         // number of the connection over which memory is shared
+	Stream  uint64         // number of the connection over which items are fetched
+	Export  uint64         // identifies the items there; 0: there are none
 	Version *nfsws.Version // for those that are in a directory
 
 	listed bool         // the list has been read, and what it says is below
@@ -36,7 +36,7 @@ type offer struct {
 	blocks []*shm.Block // what refs name, mapped by the first rank
 }
 
-// verbs are those that there are; ranks that call different ones are told.
+// verbs has all verbs: it is an error if ranks call different ones.
 var verbs = []string{opTensors, opTensorMaps, opConfigs, opConcat, opConcatTo}
 
 const (
@@ -47,8 +47,8 @@ const (
 	opConcatTo   = "gather.concatto"
 )
 
-// spot is where a long list lies: in shared memory, or behind the last item of a stream.
-type spot struct {
+// listLocation is where a long list is: in shared memory, or behind the last item of a stream.
+type listLocation struct {
 	Ref *shm.Ref // nil: in a stream
 	Len int
 }
@@ -73,7 +73,7 @@ func (it *item) String() string {
 	return (&tensor.Tensor{DType: it.DType, Shape: it.Shape}).String()
 }
 
-// size is the length in bytes. What others say is checked when it comes.
+// size is the length in bytes. The sizes of other ranks' items are checked when they arrive.
 func (it *item) size() int {
 	n, _ := tensor.Size(it.DType, it.Shape...)
 	return n
@@ -105,7 +105,8 @@ func (o *offer) read(list []byte) (err error) {
 	return o.checkItems()
 }
 
-// openOffers finds the ranks that cannot give, and offers that make no sense. Each rank finds the same.
+// openOffers decodes the offers, and fails if a rank has nothing to send because of an error, or if
+// an offer is invalid. Each rank gets the same result.
 func (v *verb) openOffers(encoded [][]byte) ([]offer, error) {
 	offers := make([]offer, len(encoded))
 	for i := range offers {
@@ -113,7 +114,7 @@ func (v *verb) openOffers(encoded [][]byte) ([]offer, error) {
 			return nil, failed(i, err)
 		}
 	}
-	if err := v.atOneCall(offers); err != nil {
+	if err := v.sameCall(offers); err != nil {
 		return nil, err
 	}
 	for i := range offers {
@@ -126,7 +127,7 @@ func (v *verb) openOffers(encoded [][]byte) ([]offer, error) {
 			}
 			return nil, f
 		}
-		if !offers[i].possible(i == 0, v.ga.files != nil) {
+		if !offers[i].valid(i == 0, v.ga.files != nil) {
 			return nil, failed(i, errMalformed)
 		}
 		if err := offers[i].open(); err != nil {
@@ -136,9 +137,10 @@ func (v *verb) openOffers(encoded [][]byte) ([]offer, error) {
 	return offers, nil
 }
 
-// atOneCall wants all ranks to be at the same call on this list. One that has given up, while the list's group was not made yet, is ahead, and has
-// not been heard of by those who waited. After this they are together.
-func (v *verb) atOneCall(offers []offer) error {
+// sameCall fails unless all ranks are at the same call on this list. A rank that timed out before
+// the list's group was made is ahead of those that still waited, which did not know of it. After
+// this failure they are at the same call.
+func (v *verb) sameCall(offers []offer) error {
 	least, most := offers[0].Call, offers[0].Call
 	for _, o := range offers {
 		least, most = min(least, o.Call), max(most, o.Call)
@@ -163,8 +165,9 @@ func (o *offer) verb() string {
 	return "another verb"
 }
 
-// possible reports whether an offer can be had: from a directory if there is one, and not otherwise.
-func (o *offer) possible(first, files bool) bool {
+// valid reports whether an offer can be received: from a directory if there is one, and not
+// otherwise.
+func (o *offer) valid(first, files bool) bool {
 	switch {
 	case o.Absent:
 		return true
@@ -174,8 +177,8 @@ func (o *offer) possible(first, files bool) bool {
 	return (o.Version != nil) == (files && !first)
 }
 
-// suits reports whether what is listed is what the verb brings.
-func (o *offer) suits() bool {
+// matchesVerb reports whether the listed items are what the verb sends.
+func (o *offer) matchesVerb() bool {
 	switch o.verb() {
 	case opTensors, opConcat:
 		return !o.Config && len(o.items) == 1 && o.items[0].Name == singleName
@@ -189,7 +192,7 @@ func (o *offer) suits() bool {
 // compare compares offers that are all listed.
 func (v *verb) compare(agree check, offers []offer) error {
 	for i := range offers {
-		if o := &offers[i]; !o.Absent && o.listed && !o.suits() {
+		if o := &offers[i]; !o.Absent && o.listed && !o.matchesVerb() {
 			return failed(i, errMalformed)
 		}
 	}
@@ -201,7 +204,7 @@ func listed(offers []offer) bool {
 	return !slices.ContainsFunc(offers, func(o offer) bool { return !o.Absent && o.List == nil })
 }
 
-// ready reports whether nothing can go wrong any more.
+// ready reports whether the first rank cannot fail any more.
 func ready(offers []offer) bool {
 	return !slices.ContainsFunc(offers, func(o offer) bool { return !o.Ready })
 }
@@ -230,7 +233,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func checksum(data []byte) uint32 { return crc32.Checksum(data, castagnoli) }
 
-// checkItems refuses items that make no sense: they come from the network.
+// checkItems refuses invalid items: they come from the network.
 func (o *offer) checkItems() error {
 	total := 0
 	for i := range o.items {

@@ -121,8 +121,9 @@ func killRounds() int {
 	return 10
 }
 
-// TestKilled kills the first rank, or one that gives, at moments drawn by chance, while they gather back to back: whoever is left hears who
-// is lost, what the first rank has stays as it was, and nothing is left of anything.
+// TestKilled kills the first rank, or one that gives, at moments drawn by chance, while they gather
+// back to back: whoever is left hears who is lost, what the first rank has stays as it was, and
+// nothing is left of anything.
 func TestKilled(t *testing.T) {
 	ranks := []int{2, 0, 3, 1}
 	for _, victim := range []int{2, 3} {
@@ -187,7 +188,8 @@ func (r *rank) untilKilled(ranks []int, victim int, after time.Duration) {
 	held.Release()
 }
 
-// TestModelOpt01AfterACrash kills all of a job at once, and starts it again under the same names, on the same host and directory.
+// TestModelOpt01AfterACrash kills all of a job at once, and starts it again under the same names,
+// on the same host and directory.
 func TestModelOpt01AfterACrash(t *testing.T) {
 	overProcs(t, 2, func(t *testing.T, j pgrouptest.Job) {
 		j.MayFail = []int{0, 1}
@@ -235,8 +237,8 @@ func TestModelOpt02ReaderExits(t *testing.T) {
 	})
 }
 
-// TestFrozen stops a rank that gives: the others hear at their deadline that it is missing. When it goes on, it hears of it, and all
-// gather again.
+// TestFrozen stops a rank that gives: the others hear at their deadline that it is missing. When it
+// goes on, it hears of it, and all gather again.
 func TestFrozen(t *testing.T) {
 	overProcs(t, 3, func(t *testing.T, j pgrouptest.Job) {
 		processes(t, j, func(r *rank) {
@@ -273,7 +275,8 @@ func (r *rank) missing(ranks []int, who int) {
 	assert.Equal(r, []int{who}, r.rankError(err).Missing, "%v", err)
 }
 
-// TestFrozenForLong stops a rank for longer than its liveness timeout: it is lost, and returns that error when it goes on.
+// TestFrozenForLong stops a rank for longer than its liveness timeout: it is lost, and returns that
+// error when it goes on.
 func TestFrozenForLong(t *testing.T) {
 	processes(t, pgrouptest.Job{N: 3, LivenessTimeout: time.Second}, func(r *rank) {
 		ranks := []int{0, 1, 2}
@@ -308,7 +311,8 @@ func (a *at) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestKilledWhileItIsWritten kills the first rank, or one that gives, when so many bytes of a file are written.
+// TestKilledWhileItIsWritten kills the first rank, or one that gives, when so many bytes of a file
+// are written.
 func TestKilledWhileItIsWritten(t *testing.T) {
 	for _, victim := range []int{2, 3} {
 		t.Run(fmt.Sprint("rank ", victim), func(t *testing.T) {

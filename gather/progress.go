@@ -8,7 +8,7 @@ import (
 // reportEvery is how often Options.Progress is called for a rank, beside the last time.
 const reportEvery = 100 * time.Millisecond
 
-// meter calls Options.Progress, for one verb: once at a time.
+// meter calls Options.Progress, for one verb, one call at a time.
 type meter struct {
 	report func(Progress)
 	mu     sync.Mutex // protects ranks, and is held during report
@@ -17,7 +17,7 @@ type meter struct {
 
 type metered struct {
 	Progress
-	told time.Time
+	reported time.Time
 }
 
 func (ga *Gatherer) meter(ranks []int, offers []offer) *meter {
@@ -41,8 +41,8 @@ func (m *meter) of(i int) func(n int) {
 		defer m.mu.Unlock()
 		r := &m.ranks[i]
 		r.Done += int64(n)
-		if now := time.Now(); r.Done == r.Total || now.Sub(r.told) >= reportEvery {
-			r.told = now
+		if now := time.Now(); r.Done == r.Total || now.Sub(r.reported) >= reportEvery {
+			r.reported = now
 			m.report(r.Progress)
 		}
 	}

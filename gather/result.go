@@ -6,20 +6,21 @@ import (
 	"sync"
 )
 
-// Result is what the first rank of a list got. On the others it has no Items. It is to be released on every rank.
+// Result is what the first rank of a list received. On the others it has no Items. It is to be
+// released on every rank.
 type Result[T any] struct {
 	First   bool      // this rank is the first of the list, and has Items
 	Outside bool      // this rank is not in the list
 	Items   []Item[T] // aligned with the list of ranks
 
-	loan *loan
+	resources *resources
 }
 
-// Item is what one rank gave.
+// Item is what one rank sent.
 type Item[T any] struct {
 	Rank   int // in the group
 	Absent bool
-	Value  T // until Release; of the first rank itself it is what it passed
+	Value  T // valid until Release; of the first rank itself it is what it passed
 }
 
 // Present yields rank and value of those that are not absent, in the order of the list.
@@ -33,25 +34,29 @@ func (r *Result[T]) Present() iter.Seq2[int, T] {
 	}
 }
 
-// Release gives the memory of Items back to the ranks that it is of, who may now change it: their tensors' Data must not be
-// touched any more. It may be called twice, from many goroutines, and on every rank.
-func (r *Result[T]) Release() { r.loan.release() }
+// Release returns the memory of Items to the ranks that own it, which may then change it: the
+// tensors' Data must not be touched any more. It may be called twice, from many goroutines, and on
+// every rank.
+func (r *Result[T]) Release() { r.resources.release() }
 
-// Returned waits until the first rank has released what this rank gave. Before that, a tensor that was born in Options.Arena
-// must not be changed: the first rank may be reading it. Other tensors have been copied, and may be changed at once.
-// Without a deadline ctx gets the group's Config.Timeout. An error is a *pgroup.RankError that names the first rank: ErrTimeout or ErrCancelled if
-// ctx ends before, ErrLost or ErrLeft if the first rank is gone, ErrFailed if a gather on the list has failed since. It may be reading still.
-func (r *Result[T]) Returned(ctx context.Context) error { return r.loan.returned(ctx) }
+// Returned waits until the first rank has released what this rank sent. Before that, a tensor that
+// was allocated in Options.Arena must not be modified: the first rank may be reading it. Other
+// tensors have been copied, and may be changed at once. Without a deadline ctx gets the group's
+// Config.Timeout. An error is a *pgroup.RankError that names the first rank: ErrTimeout or
+// ErrCancelled if ctx ends before, ErrLost or ErrLeft if the first rank is gone, ErrFailed if a
+// gather on the list has failed since. It may be reading still.
+func (r *Result[T]) Returned(ctx context.Context) error { return r.resources.returned(ctx) }
 
-// loan is what a Result keeps of others, or others of it.
-type loan struct {
+// resources is what a Result holds: on the first rank memory of the others, on these the memory
+// that they share.
+type resources struct {
 	once sync.Once
 	mu   sync.Mutex                      // protects undo while it grows
 	undo []func()                        // on the first rank
-	lent func(ctx context.Context) error // on the others
+	wait func(ctx context.Context) error // on the others
 }
 
-func (l *loan) release() {
+func (l *resources) release() {
 	if l == nil {
 		return
 	}
@@ -62,15 +67,15 @@ func (l *loan) release() {
 	})
 }
 
-func (l *loan) returned(ctx context.Context) error {
-	if l == nil || l.lent == nil {
+func (l *resources) returned(ctx context.Context) error {
+	if l == nil || l.wait == nil {
 		return nil
 	}
-	return l.lent(ctx)
+	return l.wait(ctx)
 }
 
 // keep adds to what Release undoes.
-func (l *loan) keep(undo func()) {
+func (l *resources) keep(undo func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.undo = append(l.undo, undo)

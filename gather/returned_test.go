@@ -15,8 +15,9 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// TestReturnedIsBounded has a first rank that does not release what it got. Returned ends with its context, or after the group's timeout if that
-// has no deadline; its error names the first rank, and the next gather works.
+// TestReturnedIsBounded has a first rank that does not release what it got. Returned ends with its
+// context, or after the group's timeout if that has no deadline; its error names the first rank,
+// and the next gather works.
 func TestReturnedIsBounded(t *testing.T) {
 	sharing(t)
 	ranks := []int{1, 0}
@@ -66,8 +67,8 @@ func TestReturnedIsBounded(t *testing.T) {
 	}
 }
 
-// TestReturnedFromAFirstRankThatIsGone stops or kills the first rank while it has what it got. Those that wait for it have the same error as in any
-// verb: it is lost.
+// TestReturnedFromAFirstRankThatIsGone stops or kills the first rank while it has what it got.
+// Those that wait for it have the same error as in any verb: it is lost.
 func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 	sharing(t)
 	for name, signal := range map[string]syscall.Signal{"frozen": syscall.SIGSTOP, "killed": syscall.SIGKILL} {

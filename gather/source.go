@@ -27,7 +27,7 @@ const blockMemory = 8 << 20
 func (v *verb) blockLen(n int) int { return max(blockMemory/n, 64<<10) }
 
 // sources are those of all ranks of the list, by index; nil for those that are absent.
-func (v *verb) sources(ctx context.Context, offers []offer, own parcel, l *loan) ([]source, error) {
+func (v *verb) sources(ctx context.Context, offers []offer, own contribution, l *resources) ([]source, error) {
 	from := make([]source, len(offers))
 	meter := v.ga.meter(v.ranks, offers)
 	for i := range offers {
@@ -38,7 +38,7 @@ func (v *verb) sources(ctx context.Context, offers []offer, own parcel, l *loan)
 			from[i] = local(own.tensors)
 			continue
 		}
-		r := &receiving{verb: v, from: i, offer: &offers[i], loan: l, got: meter.of(i)}
+		r := &receiver{verb: v, from: i, offer: &offers[i], resources: l, got: meter.of(i)}
 		s, err := r.source(ctx)
 		if err != nil {
 			return nil, failed(i, err)
@@ -48,23 +48,23 @@ func (v *verb) sources(ctx context.Context, offers []offer, own parcel, l *loan)
 	return from, nil
 }
 
-func (r *receiving) source(ctx context.Context) (source, error) {
+func (r *receiver) source(ctx context.Context) (source, error) {
 	if r.offer.Version != nil {
 		view, err := r.ga.files.View(ctx, r.rank(), *r.offer.Version)
 		if err != nil {
 			return nil, err
 		}
-		r.loan.keep(func() { _ = view.Close() })
+		r.resources.keep(func() { _ = view.Close() })
 		return &published{r, view}, nil
 	}
 	if err := r.reach(ctx); err != nil {
 		return nil, err
 	}
 	if r.offer.Export == 0 {
-		return &remote{receiving: r}, nil
+		return &remote{receiver: r}, nil
 	}
-	stream, err := r.ga.in.streamOf(r.giver(), r.offer.Stream)
-	return &remote{receiving: r, stream: stream}, err
+	stream, err := r.ga.in.streamOf(r.senderID(), r.offer.Stream)
+	return &remote{receiver: r, stream: stream}, err
 }
 
 // local is the first rank's own tensors.
@@ -80,7 +80,7 @@ func (l local) at(_ context.Context, name string, off int64, n int, _ []byte) ([
 
 // remote is another rank's, in shared memory or to be fetched.
 type remote struct {
-	*receiving
+	*receiver
 	stream *fetcher
 }
 
@@ -101,7 +101,7 @@ func (r *remote) at(ctx context.Context, name string, off int64, n int, buf []by
 
 // published is another rank's, in files.
 type published struct {
-	*receiving
+	*receiver
 	view *nfsws.View
 }
 
@@ -201,7 +201,8 @@ type writeError struct{ error }
 
 func (e writeError) Unwrap() error { return e.error }
 
-// blame says whose fault an error of reading a tensor from the rank with index i, or of writing it, is.
+// blame says whose fault an error of reading a tensor from the rank with index i, or of writing it,
+// is.
 func blame(i int, name string, err error) error {
 	if w, ok := errors.AsType[writeError](err); ok {
 		return w.error

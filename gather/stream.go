@@ -14,14 +14,15 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// A stream brings items that are not in shared memory. The first rank asks for pieces of them, and reads them to where they
-// belong; many requests are under way at a time. Numbers are little-endian.
+// A stream carries items that are not in shared memory. The first rank asks for pieces of them, and
+// reads them into their final place; many requests are in flight at a time. Numbers are
+// little-endian.
 //
 //	request: export u64 | item u32 | length u32 | offset u64
 //
 // The item lastItem is the last of an export.
 //
-//	answer:  length u32 | bytes      length is that of the request, or 0: there is no such thing any more
+//	answer:  length u32 | bytes      length is that of the request, or 0: it does not exist any more
 const (
 	requestLen = 8 + 4 + 4 + 8
 	pieceLen   = 1 << 20 // bytes asked for at a time
@@ -73,14 +74,15 @@ type want struct {
 	dst  []byte
 }
 
-// fetch fills what is wanted of an export. A context that ends breaks the stream, for half of an answer may be under way; it
-// is no good after any error. The error is of the item that is returned.
+// fetch reads what is wanted of an export. A context that ends breaks the stream, since an answer
+// may be half read; after any error the stream is not used again. The error is of the item that is
+// returned.
 func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got func(n int)) (item int, err error) {
-	come := int64(0)
+	arrived := int64(0)
 	stop := context.AfterFunc(ctx, func() { _ = f.conn.SetDeadline(time.Unix(1, 0)) })
 	defer func() {
 		if !stop() { // the connection's own error is that of the deadline
-			err = fmt.Errorf("%d bytes have come: %w", come, context.Cause(ctx))
+			err = fmt.Errorf("%d bytes have come: %w", arrived, context.Cause(ctx))
 		}
 		if err != nil {
 			_ = f.conn.Close()
@@ -88,13 +90,13 @@ func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got fu
 		}
 	}()
 	asked, answers := pieces(wants), pieces(wants)
-	under := 0 // bytes that are asked for and have not come
+	inFlight := 0 // bytes that are asked for and have not come
 	next, more := asked()
 	for {
 		f.buf = f.buf[:0]
-		for ; more && under < ahead*pieceLen && len(f.buf) < bufferLen; next, more = asked() {
+		for ; more && inFlight < ahead*pieceLen && len(f.buf) < bufferLen; next, more = asked() {
 			f.buf = appendPiece(f.buf, piece{export: export, item: uint32(next.item), n: uint32(len(next.dst)), off: uint64(next.off)})
-			under += len(next.dst)
+			inFlight += len(next.dst)
 		}
 		if len(f.buf) > 0 {
 			if _, err := f.conn.Write(f.buf); err != nil {
@@ -108,13 +110,13 @@ func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got fu
 		if err := f.answer(w.dst); err != nil {
 			return w.item, err
 		}
-		under -= len(w.dst)
-		come += int64(len(w.dst))
+		inFlight -= len(w.dst)
+		arrived += int64(len(w.dst))
 		got(len(w.dst))
 	}
 }
 
-// pieces parts what is wanted into what is asked for at a time.
+// pieces splits what is wanted into requests.
 func pieces(wants []want) func() (w want, ok bool) {
 	i, done := 0, 0
 	return func() (want, bool) {
@@ -156,13 +158,14 @@ type exports struct {
 
 // export is what one verb offers to one rank.
 type export struct {
-	to    uint64 // the circle whose stream it is fetched over
+	to    uint64 // the subgroup over whose stream it is fetched
 	items []*tensor.Tensor
 	busy  sync.WaitGroup // answers that are being written
 }
 
-// add makes items fetchable over the stream of a circle until remove. (Over another, which is not closed when the verb fails, whoever does
-// not read would hold up its end.)
+// add makes items fetchable over the stream of a subgroup until remove. (A stream of another
+// subgroup is not closed when the verb fails: a peer that does not read would delay the end of this
+// one.)
 func (e *exports) add(to uint64, items []*tensor.Tensor) uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -174,8 +177,8 @@ func (e *exports) add(to uint64, items []*tensor.Tensor) uint64 {
 	return e.last
 }
 
-// remove ends an export, and returns when nobody reads its memory any more. By then all of it has been fetched, or the
-// verb has failed and the connection is closed: nothing is written for long.
+// remove ends an export, and returns when its memory is not read any more. By then all of it has
+// been fetched, or the verb has failed and the connection is closed: no write takes long.
 func (e *exports) remove(id uint64) {
 	e.mu.Lock()
 	x := e.open[id]
@@ -187,11 +190,11 @@ func (e *exports) remove(id uint64) {
 }
 
 // take is the memory of a piece, held until done is called.
-func (e *exports) take(circle uint64, p piece) (data []byte, done func()) {
+func (e *exports) take(subgroup uint64, p piece) (data []byte, done func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	x := e.open[p.export]
-	if x == nil || x.to != circle || len(x.items) == 0 || p.item != lastItem && int64(p.item) >= int64(len(x.items)) {
+	if x == nil || x.to != subgroup || len(x.items) == 0 || p.item != lastItem && int64(p.item) >= int64(len(x.items)) {
 		return nil, func() {}
 	}
 	data = x.items[min(int64(p.item), int64(len(x.items)-1))].Data
@@ -202,16 +205,16 @@ func (e *exports) take(circle uint64, p piece) (data []byte, done func()) {
 	return data[p.off:][:p.n:p.n], x.busy.Done
 }
 
-// serve answers what the first rank of a circle asks for, until the connection ends. Small answers are written together, while more requests are
-// there already.
-func (e *exports) serve(conn net.Conn, circle uint64) error {
+// serve answers the requests of the first rank of a subgroup, until the connection ends. Small
+// answers are written together while more requests are already there.
+func (e *exports) serve(conn net.Conn, subgroup uint64) error {
 	in, out := bufio.NewReaderSize(conn, bufferLen), bufio.NewWriterSize(conn, bufferLen)
 	var request [requestLen]byte
 	for {
 		if _, err := io.ReadFull(in, request[:]); err != nil {
 			return err
 		}
-		if err := e.reply(conn, out, circle, parsePiece(request[:])); err != nil {
+		if err := e.reply(conn, out, subgroup, parsePiece(request[:])); err != nil {
 			return err
 		}
 		if in.Buffered() < requestLen {
@@ -222,8 +225,8 @@ func (e *exports) serve(conn net.Conn, circle uint64) error {
 	}
 }
 
-func (e *exports) reply(conn net.Conn, out *bufio.Writer, circle uint64, p piece) error {
-	data, done := e.take(circle, p)
+func (e *exports) reply(conn net.Conn, out *bufio.Writer, subgroup uint64, p piece) error {
+	data, done := e.take(subgroup, p)
 	defer done()
 	head := binary.LittleEndian.AppendUint32(out.AvailableBuffer(), uint32(len(data)))
 	if _, err := out.Write(head); err != nil || len(data) <= bufferLen/2 {

@@ -9,30 +9,30 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// singleName is what the tensor of Tensors and Concat travels as.
+// singleName is the name of the tensor of Tensors and Concat.
 const singleName = "tensor"
 
-// Tensors brings the t of each rank of the list to the first of them; nil is "absent". Unless Options.Unequal, all that are there have
-// one shape; they always have one dtype.
+// Tensors brings the t of each rank of the list to the first of them; a rank that has none passes
+// nil. Unless Options.Unequal is set, all have one shape; they always have one dtype.
 func (ga *Gatherer) Tensors(ctx context.Context, ranks []int, t *tensor.Tensor) (*Result[*tensor.Tensor], error) {
 	single := func(r received) (*tensor.Tensor, error) { return r.tensors[singleName], nil }
-	return run(ctx, ga, opTensors, ranks, parcelOf(t), sameTensors, t, single)
+	return run(ctx, ga, opTensors, ranks, contributionOf(t), sameTensors, t, single)
 }
 
-// parcelOf is one tensor, or absent.
-func parcelOf(t *tensor.Tensor) parcel {
-	return parcel{absent: t == nil, tensors: map[string]*tensor.Tensor{singleName: t}}
+// contributionOf is one tensor, or none.
+func contributionOf(t *tensor.Tensor) contribution {
+	return contribution{absent: t == nil, tensors: map[string]*tensor.Tensor{singleName: t}}
 }
 
-// TensorMaps is Tensors for many names at once; a nil map is "absent". Unless Options.Unequal, all that are there have the same names, and
-// the same dtype and shape for each.
+// TensorMaps is Tensors for many names at once; a rank that has none passes a nil map. Unless
+// Options.Unequal is set, all have the same names, and the same dtype and shape for each.
 func (ga *Gatherer) TensorMaps(ctx context.Context, ranks []int, ts map[string]*tensor.Tensor) (*Result[map[string]*tensor.Tensor], error) {
 	all := func(r received) (map[string]*tensor.Tensor, error) { return r.tensors, nil }
-	return run(ctx, ga, opTensorMaps, ranks, parcel{absent: ts == nil, tensors: ts}, sameTensors, ts, all)
+	return run(ctx, ga, opTensorMaps, ranks, contribution{absent: ts == nil, tensors: ts}, sameTensors, ts, all)
 }
 
-// run is a verb: it gives, or takes and makes values of what came.
-func run[T any](ctx context.Context, ga *Gatherer, op string, ranks []int, p parcel, agree check, own T, value func(received) (T, error)) (res *Result[T], err error) {
+// run runs a verb: it sends p, or receives and makes values of what was received.
+func run[T any](ctx context.Context, ga *Gatherer, op string, ranks []int, p contribution, agree check, own T, value func(received) (T, error)) (res *Result[T], err error) {
 	ctx, cancel := ga.bound(ctx)
 	defer cancel()
 	v, err := ga.begin(ctx, op, ranks)
@@ -44,14 +44,14 @@ func run[T any](ctx context.Context, ga *Gatherer, op string, ranks []int, p par
 	}
 	defer func() { v.end(ctx, err) }()
 	if !v.first() {
-		l, err := v.gives(ctx, p, agree)
+		l, err := v.send(ctx, p, agree)
 		if err != nil {
 			return nil, err
 		}
-		return &Result[T]{loan: l}, nil
+		return &Result[T]{resources: l}, nil
 	}
 	res = &Result[T]{First: true}
-	res.loan, err = v.takes(ctx, p, agree, func(got parcels) error {
+	res.resources, err = v.receive(ctx, p, agree, func(got allReceived) error {
 		for i, r := range got {
 			it := Item[T]{Rank: v.ranks[i], Absent: r.absent}
 			switch {
@@ -75,7 +75,7 @@ func run[T any](ctx context.Context, ga *Gatherer, op string, ranks []int, p par
 
 func anyOffers(*verb, []offer) error { return nil }
 
-// sameTensors wants all that are there to offer the same tensors.
+// sameTensors fails unless all ranks that send offer the same tensors.
 func sameTensors(v *verb, offers []offer) error {
 	first := slices.IndexFunc(offers, func(o offer) bool { return !o.Absent })
 	if first < 0 {
@@ -142,9 +142,10 @@ func prefix(name string) string {
 	return fmt.Sprintf("tensor %q: ", name)
 }
 
-// begin finds the list's circle and makes this its verb; nil if this rank is not in the list. ctx has a deadline from then on.
+// begin finds the list's subgroup and makes this its verb; nil if this rank is not in the list. ctx
+// must have a deadline.
 func (ga *Gatherer) begin(ctx context.Context, op string, ranks []int) (*verb, error) {
-	c, err := ga.circle(op, ranks)
+	c, err := ga.subgroup(op, ranks)
 	if c == nil || err != nil {
 		return nil, err
 	}

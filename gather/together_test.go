@@ -70,7 +70,8 @@ func TestRanksCallDifferentVerbs(t *testing.T) {
 	})
 }
 
-// TestFirstUse has a rank that is late, or gives up, when a list is first used: the call that it has missed fails for all, and the next is of all.
+// TestFirstUse has a rank that is late, or gives up, when a list is first used: the call that it
+// has missed fails for all, and the next is of all.
 func TestFirstUse(t *testing.T) {
 	for name, gone := range map[string]func(r *rank, ranks []int){
 		"it is late": func(r *rank, _ []int) {
@@ -170,7 +171,8 @@ func TestBadArguments(t *testing.T) {
 	})
 }
 
-// TestImpossibleOffers casts votes in the name of a rank that gives, which promise what cannot be: it is named, and nothing else happens.
+// TestImpossibleOffers casts votes in the name of a rank that gives, which promise what cannot be:
+// it is named, and nothing else happens.
 func TestImpossibleOffers(t *testing.T) {
 	verbs := []string{"gather.tensors", "gather.tensormaps", "gather.configs", "gather.concat", "gather.concatto"}
 	for what := range gather.Impossible(0, 0) {
@@ -204,8 +206,8 @@ func TestImpossibleOffers(t *testing.T) {
 	}
 }
 
-// TestAnotherListsExport is a first rank that asks over one list's stream for what it is offered on another, and reads none of it: who gives
-// ends in its time all the same.
+// TestAnotherListsExport is a first rank that asks over one list's stream for what it is offered on
+// another, and reads none of it: who gives ends in its time all the same.
 func TestAnotherListsExport(t *testing.T) {
 	job{way: way{apart: true}, n: 3}.run(t, func(r *rank) {
 		a, b := []int{0, 1}, []int{0, 1, 2}
@@ -226,7 +228,8 @@ func TestAnotherListsExport(t *testing.T) {
 	})
 }
 
-// TestDisagreementsTakeNoMemory has ranks that disagree, with tensors that were born in a small arena, and are freed after each time.
+// TestDisagreementsTakeNoMemory has ranks that disagree, with tensors that were born in a small
+// arena, and are freed after each time.
 func TestDisagreementsTakeNoMemory(t *testing.T) {
 	sharing(t)
 	job{n: 2}.run(t, func(r *rank) {

@@ -28,7 +28,8 @@ func (e *forgetful) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	return err
 }
 
-// overtaken gives the other rank its reply to the verb whose number is fault only once the rank that lost its own is at the next verb.
+// overtaken gives the other rank its reply to the verb whose number is fault only once the rank
+// that lost its own is at the next verb.
 type overtaken struct {
 	store.Engine
 	unknown int
@@ -50,8 +51,9 @@ func (e *overtaken) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	return err
 }
 
-// TestUnknownOffers: a rank that does not know whether its offers were taken meets the others again in the next verb, also if it is there before
-// they have heard of those offers. In the verb itself, the others wait for the word of the first rank.
+// TestUnknownOffers: a rank that does not know whether its offers were taken meets the others again
+// in the next verb, also if it is there before they have heard of those offers. In the verb itself,
+// the others wait for the word of the first rank.
 func TestUnknownOffers(t *testing.T) {
 	const rounds, fault = 7, 3
 	for _, w := range ways() {

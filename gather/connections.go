@@ -13,53 +13,54 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// What a connection is for. The rank that gives dials, for one list of ranks: so a verb that fails, and breaks its connections, is
-// nothing to other lists.
+// The kinds of connections. The sender dials, for one list of ranks: so a verb that fails, and
+// closes its connections, does not affect other lists.
 const (
 	forMemory byte = 'm' // passes shared memory
 	forStream byte = 's' // brings bytes
 )
 
-// giver is a rank in a circle, which has dialled this one.
-type giver struct {
-	circle uint64 // generation of the circle's group
-	rank   int
+// senderID is a rank of a subgroup that has dialed this one.
+type senderID struct {
+	subgroup uint64 // generation of the subgroup's group
+	rank     int
 }
 
-// intake is the connections that ranks have dialled which give to this one.
+// inbound is the connections from ranks that send to this one.
 //
-// A rank that dials again has given up the connection before. But what it has offered over that may still have to be had: a rank whose
-// offer is all there is done with the verb, and may be at the next, while this one is late. So the connection that was used last is kept until
-// the rank offers something over another.
-type intake struct {
+// A rank that dials again does not use its connection before that any more. But this rank may not
+// have read all that was offered over it: a sender whose offer is ready has ended its verb, and may
+// be in the next one, while this rank is late. So the connection that was used last is kept until
+// the sender offers something over another.
+type inbound struct {
 	mu      sync.Mutex // protects the fields below
 	closed  bool
-	memory  map[giver][]*lender // that which was used last, and the newest; their numbers grow
-	streams map[giver]*fetcher  // the newest
+	memory  map[senderID][]*inboundMemory // that which was used last, and the newest; their numbers grow
+	streams map[senderID]*fetcher         // the newest
 }
 
-// lender is a connection that memory of a rank comes over.
-type lender struct {
+// inboundMemory is a connection over which a rank shares memory with this one.
+type inboundMemory struct {
 	*shm.Conn
 	number uint64
 	used   bool
 }
 
-func (in *intake) init() {
-	in.memory, in.streams = map[giver][]*lender{}, map[giver]*fetcher{}
+func (in *inbound) init() {
+	in.memory, in.streams = map[senderID][]*inboundMemory{}, map[senderID]*fetcher{}
 }
 
 // accept takes a connection over.
-func (in *intake) accept(c *link.Conn) {
+func (in *inbound) accept(c *link.Conn) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	from := giver{c.ID, c.Rank}
+	from := senderID{c.ID, c.Rank}
 	unix, isUnix := c.Conn.(*net.UnixConn)
 	switch {
 	case in.closed:
 		_ = c.Close()
 	case c.Kind == forMemory && isUnix:
-		in.acceptMemory(from, &lender{Conn: shm.NewConn(unix), number: c.Number})
+		in.acceptMemory(from, &inboundMemory{Conn: shm.NewConn(unix), number: c.Number})
 	case c.Kind == forStream:
 		in.acceptStream(from, newFetcher(c.Conn, c.Number))
 	default:
@@ -67,13 +68,13 @@ func (in *intake) accept(c *link.Conn) {
 	}
 }
 
-func (in *intake) acceptMemory(from giver, l *lender) {
+func (in *inbound) acceptMemory(from senderID, l *inboundMemory) {
 	all := in.memory[from]
 	if n := len(all); n > 0 && all[n-1].number > l.number {
 		_ = l.Close()
 		return
 	}
-	all = slices.DeleteFunc(all, func(old *lender) bool {
+	all = slices.DeleteFunc(all, func(old *inboundMemory) bool {
 		if !old.used {
 			_ = old.Close()
 		}
@@ -82,7 +83,7 @@ func (in *intake) acceptMemory(from giver, l *lender) {
 	in.memory[from] = append(all, l)
 }
 
-func (in *intake) acceptStream(from giver, f *fetcher) {
+func (in *inbound) acceptStream(from senderID, f *fetcher) {
 	old := in.streams[from]
 	if old != nil && old.number > f.number {
 		old, f = f, old
@@ -93,12 +94,13 @@ func (in *intake) acceptStream(from giver, f *fetcher) {
 	in.streams[from] = f
 }
 
-// memoryOf is the connection that a rank's shared memory comes over. Those before it are not needed any more.
-func (in *intake) memoryOf(from giver, number uint64) (*shm.Conn, error) {
+// memoryOf returns the connection with that number over which a rank shares memory. It closes those
+// before it, which are not needed any more.
+func (in *inbound) memoryOf(from senderID, number uint64) (*shm.Conn, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	all := in.memory[from]
-	i := slices.IndexFunc(all, func(l *lender) bool { return l.number == number })
+	i := slices.IndexFunc(all, func(l *inboundMemory) bool { return l.number == number })
 	if i < 0 {
 		return nil, linkError{fmt.Errorf("rank %d offers shared memory over a connection that is not there", from.rank)}
 	}
@@ -110,9 +112,9 @@ func (in *intake) memoryOf(from giver, number uint64) (*shm.Conn, error) {
 	return all[i].Conn, nil
 }
 
-// streamOf is the stream that a rank's offer is fetched over. A rank that has given the verb up may have dialed another already, for the next
-// one: that is not to be used, and broken, for this one.
-func (in *intake) streamOf(from giver, number uint64) (*fetcher, error) {
+// streamOf returns the stream over which a rank's offer is fetched. A rank that has timed out may
+// have dialed another already, for the next verb: this verb must not use and break that one.
+func (in *inbound) streamOf(from senderID, number uint64) (*fetcher, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if f := in.streams[from]; f != nil && f.number == number {
@@ -121,7 +123,7 @@ func (in *intake) streamOf(from giver, number uint64) (*fetcher, error) {
 	return nil, linkError{fmt.Errorf("rank %d offers a stream over a connection that is not there", from.rank)}
 }
 
-func (in *intake) close() {
+func (in *inbound) close() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.closed = true
@@ -135,45 +137,48 @@ func (in *intake) close() {
 	}
 }
 
-// outlet is a circle's connections to its first rank, made when they are needed. The stream has a goroutine that serves it.
-type outlet struct {
+// outbound is the connections of a subgroup to its first rank, made when they are needed. A
+// goroutine serves the stream.
+type outbound struct {
 	wg sync.WaitGroup
 
 	mu     sync.Mutex // protects the fields below
 	closed bool
-	alone  bool       // the two can share no memory
-	memory *line      // nil: not made, or broken
-	stream *link.Conn // like memory
-	dialed uint64     // how often
+	alone  bool            // the two can share no memory
+	memory *outboundMemory // nil: not made, or broken
+	stream *link.Conn      // like memory
+	dialed uint64          // how often
 }
 
-// line is a connection that memory is lent to the first rank over. One verb at a time uses it.
-type line struct {
+// outboundMemory is a connection over which memory is shared with the first rank. One verb at a
+// time uses it.
+type outboundMemory struct {
 	*shm.Conn
 	number uint64
 	known  map[segment]bool // that the first rank has mapped
 }
 
-// segment names one of those that a rank lends.
+// segment identifies a segment of shared memory.
 type segment struct {
 	arena  uint64
 	number uint32
 }
 
 // knows reports whether the first rank has mapped what all refs are in.
-func (l *line) knows(refs []shm.Ref) bool {
+func (l *outboundMemory) knows(refs []shm.Ref) bool {
 	return !slices.ContainsFunc(refs, func(r shm.Ref) bool { return !l.known[segment{r.Arena, r.Segment}] })
 }
 
 // learn notes that the first rank has mapped what refs are in.
-func (l *line) learn(refs []shm.Ref) {
+func (l *outboundMemory) learn(refs []shm.Ref) {
 	for _, r := range refs {
 		l.known[segment{r.Arena, r.Segment}] = true
 	}
 }
 
-// memoryOut is a connection to lend the first rank shared memory over; nil without an error if the two cannot share any.
-func (v *verb) memoryOut(ctx context.Context) (*line, error) {
+// memoryOut returns the connection over which to share memory with the first rank; nil without an
+// error if the two cannot share any.
+func (v *verb) memoryOut(ctx context.Context) (*outboundMemory, error) {
 	out := &v.out
 	out.mu.Lock()
 	l, alone := out.memory, out.alone
@@ -200,11 +205,11 @@ func (v *verb) memoryOut(ctx context.Context) (*line, error) {
 	if out.memory != nil {
 		_ = out.memory.Close()
 	}
-	out.memory = &line{shm.NewConn(unix), conn.Number, map[segment]bool{}}
+	out.memory = &outboundMemory{shm.NewConn(unix), conn.Number, map[segment]bool{}}
 	return out.memory, nil
 }
 
-// streamOut is the number of a stream that the first rank can fetch from this one over.
+// streamOut returns the number of the stream over which the first rank can fetch from this one.
 func (v *verb) streamOut(ctx context.Context) (number uint64, err error) {
 	out := &v.out
 	out.mu.Lock()
@@ -224,7 +229,7 @@ func (v *verb) streamOut(ctx context.Context) (number uint64, err error) {
 	}
 	out.stream = conn
 	out.wg.Go(func() {
-		_ = v.ga.exports.serve(conn, conn.ID) // the first rank reports what it lacks
+		_ = v.ga.exports.serve(conn, conn.ID) // the first rank reports what it did not get
 		out.lose(conn)
 	})
 	return conn.Number, nil
@@ -243,7 +248,7 @@ func (v *verb) dial(ctx context.Context, kind byte) (*link.Conn, error) {
 }
 
 // lose forgets a stream that has ended; the next verb dials another.
-func (out *outlet) lose(conn *link.Conn) {
+func (out *outbound) lose(conn *link.Conn) {
 	_ = conn.Close()
 	out.mu.Lock()
 	defer out.mu.Unlock()
@@ -252,9 +257,10 @@ func (out *outlet) lose(conn *link.Conn) {
 	}
 }
 
-// reset ends the connections, after a verb that failed: the first rank may have asked for what it will not read, and what was
-// lent to it may never be returned. Memory that is out on loan then is not used again.
-func (out *outlet) reset() {
+// reset closes the connections, after a verb that failed: the first rank may have asked for data
+// that it will not read, and may never release what was shared with it. The arena does not reuse
+// memory that is shared over a closed connection.
+func (out *outbound) reset() {
 	out.mu.Lock()
 	defer out.mu.Unlock()
 	if out.memory != nil {
@@ -267,7 +273,7 @@ func (out *outlet) reset() {
 	}
 }
 
-func (out *outlet) close() {
+func (out *outbound) close() {
 	out.mu.Lock()
 	out.closed = true
 	out.mu.Unlock()

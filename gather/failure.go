@@ -12,13 +12,15 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// How a rank that waits for bytes hears that they will not come: its connection breaks, the store says that a rank is lost, the one that was
-// to give them has had its verdict, or the time is over.
+// Failure detection of a rank that waits for data. The data will not come if the connection breaks,
+// if the store reports that a rank is lost, if the sender has already ended the verb with a
+// failure, or if the time is over.
 
-// whileThere runs f for as long as all ranks of the list are there, and there is time to tell them how it went.
-func (v *verb) whileThere(ctx context.Context, f func(ctx context.Context) error) error {
+// whileAlive runs f for as long as all ranks of the list are alive, and ends it early enough to
+// send its result to the others.
+func (v *verb) whileAlive(ctx context.Context, f func(ctx context.Context) error) error {
 	if deadline, ok := ctx.Deadline(); ok {
-		early, stop := context.WithDeadlineCause(ctx, deadline.Add(-tellTime(time.Until(deadline))), errLate)
+		early, stop := context.WithDeadlineCause(ctx, deadline.Add(-reportTime(time.Until(deadline))), errTooLong)
 		defer stop()
 		ctx = early
 	}
@@ -37,31 +39,33 @@ func (v *verb) whileThere(ctx context.Context, f func(ctx context.Context) error
 		return nil
 	}
 	cause := context.Cause(ctx)
-	v.heed(ctx, err)
+	v.awaitFailure(ctx, err)
 	switch {
 	case over.Err() != nil:
 		return context.Cause(over)
 	case cause == nil:
 		return err
-	case errors.Is(cause, errLate):
-		return late(err)
+	case errors.Is(cause, errTooLong):
+		return timedOut(err)
 	default:
 		return &fault{Code: wire.CodeCancelled, By: 0, Reason: cause.Error(), err: cause}
 	}
 }
 
-// tellTime is what the first rank keeps, of the time that it has, to tell the others who it has waited for. Those who called before it need
-// to hear of it before their own time is over.
-func tellTime(left time.Duration) time.Duration {
+// reportTime is the part of the time left that the first rank keeps to send the others the names of
+// the ranks that it has waited for. Ranks that called before it need that before their own time is
+// over.
+func reportTime(left time.Duration) time.Duration {
 	return min(max(left/10, 50*time.Millisecond), time.Second)
 }
 
 // lossTime is longer than the store takes to declare a rank lost whose process has ended.
 const lossTime = time.Second
 
-// heed waits, if err is of a connection that broke, for the store's word on the rank at its other end: mostly that is lost, or has its
-// verdict already, and all are to hear that.
-func (v *verb) heed(ctx context.Context, err error) {
+// awaitFailure waits, if err is of a connection that broke, until the store reports the failure of
+// the rank at its other end: mostly that rank is lost, or has ended the verb with a failure, and
+// all ranks are to get that as the reason.
+func (v *verb) awaitFailure(ctx context.Context, err error) {
 	if _, broken := errors.AsType[linkError](err); !broken {
 		return
 	}
@@ -75,10 +79,10 @@ func (v *verb) heed(ctx context.Context, err error) {
 	v.awaitWithdrawal(ctx, cancel)
 }
 
-// A rank that has its verdict before the first rank has given its word takes back what it offered. It says so under a key, for a first rank
-// that waits for that.
+// A rank that gets a failure before the first rank has sent its result withdraws its offer. It sets
+// a key, for a first rank that waits for the data.
 
-func (v *verb) withdrawal() string {
+func (v *verb) withdrawalKey() string {
 	return fmt.Sprintf("\x00gather withdrawn/%d/%d", v.group.Generation(), v.calls)
 }
 
@@ -88,22 +92,22 @@ func (v *verb) withdraw() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lossTime)
 	defer cancel()
-	_ = v.ga.group.Store().Set(ctx, v.withdrawal(), nil, &store.SetOptions{TTL: time.Minute}) // without it, the first waits longer
+	_ = v.ga.group.Store().Set(ctx, v.withdrawalKey(), nil, &store.SetOptions{TTL: time.Minute}) // without it, the first waits longer
 }
 
 // awaitWithdrawal cancels ctx when a rank has withdrawn. It returns when ctx has ended.
 func (v *verb) awaitWithdrawal(ctx context.Context, cancel context.CancelCauseFunc) {
-	if _, err := v.ga.group.Store().Wait(ctx, v.withdrawal()); err == nil {
+	if _, err := v.ga.group.Store().Wait(ctx, v.withdrawalKey()); err == nil {
 		cancel(errWithdrawn)
 	}
 	<-ctx.Done()
 }
 
-var errWithdrawn = errors.New("a rank has its verdict already")
+var errWithdrawn = errors.New("a rank has already failed in this verb")
 
-// why is what a rank tells the others of why it has nothing to give.
-func (v *verb) why(ctx context.Context, err error) *fault {
-	v.heed(ctx, err)
+// faultOf is the failure that a rank sends to the others in place of an offer.
+func (v *verb) faultOf(ctx context.Context, err error) *fault {
+	v.awaitFailure(ctx, err)
 	if over := v.group.Context(); over.Err() != nil {
 		return asFault(context.Cause(over))
 	}

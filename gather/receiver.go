@@ -13,8 +13,9 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// parcels is what the first rank has received, by index in the list. What it gave itself is not in it.
-type parcels []received
+// allReceived is what the first rank has received, by index in the list, without its own
+// contribution.
+type allReceived []received
 
 type received struct {
 	absent  bool
@@ -22,15 +23,15 @@ type received struct {
 	tensors map[string]*tensor.Tensor
 }
 
-// check compares offers before any of their bytes are looked at; an error is everybody's.
+// check compares offers before any of their bytes are read; all ranks get its error.
 type check func(v *verb, offers []offer) error
 
-// takes does the part of the first rank, from the offers to the verdict; use makes of what came what the caller wants. That lives until the
-// loan is released.
-func (v *verb) takes(ctx context.Context, own parcel, agree check, use func(parcels) error) (*loan, error) {
-	l := &loan{}
-	err := v.takeOffers(ctx, own, l, agree, func(ctx context.Context, offers []offer) error {
-		got, err := v.receive(ctx, offers, l)
+// receive runs a verb on the first rank, from the offers to the result. use converts what was
+// received for the caller; it is valid until the resources are released.
+func (v *verb) receive(ctx context.Context, own contribution, agree check, use func(allReceived) error) (*resources, error) {
+	l := &resources{}
+	err := v.receiveOffers(ctx, own, l, agree, func(ctx context.Context, offers []offer) error {
+		got, err := v.collect(ctx, offers, l)
 		if err != nil {
 			return err
 		}
@@ -40,25 +41,25 @@ func (v *verb) takes(ctx context.Context, own parcel, agree check, use func(parc
 		l.release()
 		return nil, err
 	}
-	return v.ga.lend(l)
+	return v.ga.track(l)
 }
 
-// takeOffers is run on the first rank.
-func (v *verb) takeOffers(ctx context.Context, own parcel, l *loan, agree check, receive func(ctx context.Context, offers []offer) error) error {
-	g := &giving{verb: v, parcel: own, taken: l}
+// receiveOffers runs a verb on the first rank; collect gets what the others offer.
+func (v *verb) receiveOffers(ctx context.Context, own contribution, l *resources, agree check, collect func(ctx context.Context, offers []offer) error) error {
+	g := &sender{verb: v, contribution: own, held: l}
 	cause := g.list()
 	switch list := encodeList(nil, g.offer.items); {
 	case cause != nil:
-		g.offer = offer{Fault: v.why(ctx, cause)}
+		g.offer = offer{Fault: v.faultOf(ctx, cause)}
 	case g.offer.Absent:
 	case len(list) <= shortList:
 		g.offer.List, g.offer.Ready = list, !own.lazy
 	}
-	return because(v.run(ctx, g, agree, receive), cause)
+	return withCause(v.run(ctx, g, agree, collect), cause)
 }
 
-// readLists gets the lists that are too long for the offers.
-func (v *verb) readLists(ctx context.Context, offers []offer, l *loan) error {
+// readLists reads the lists that are too long for the offers.
+func (v *verb) readLists(ctx context.Context, offers []offer, l *resources) error {
 	for i := range offers {
 		o := &offers[i]
 		if i == 0 || o.Absent || o.List != nil {
@@ -71,37 +72,37 @@ func (v *verb) readLists(ctx context.Context, offers []offer, l *loan) error {
 	return nil
 }
 
-// maxList bounds the memory for what has not been looked at yet.
+// maxList bounds the memory for a list that has not been checked yet.
 const maxList = 256 << 20
 
-func (v *verb) readList(ctx context.Context, i int, o *offer, l *loan) error {
-	r := &receiving{verb: v, from: i, offer: o, loan: l}
+func (v *verb) readList(ctx context.Context, i int, o *offer, l *resources) error {
+	r := &receiver{verb: v, from: i, offer: o, resources: l}
 	switch {
 	case o.Version != nil:
 		return r.readHeader(ctx)
-	case o.Far == nil || o.Far.Len < 0 || o.Far.Len > maxList:
+	case o.Long == nil || o.Long.Len < 0 || o.Long.Len > maxList:
 		return errMalformed
-	case o.Far.Ref != nil:
-		blocks, err := r.lent(ctx, *o.Far.Ref)
+	case o.Long.Ref != nil:
+		blocks, err := r.mapRefs(ctx, *o.Long.Ref)
 		if err != nil {
 			return err
 		}
 		return o.read(blocks[0].Data)
 	}
-	stream, err := v.ga.in.streamOf(r.giver(), r.offer.Stream)
+	stream, err := v.ga.in.streamOf(r.senderID(), r.offer.Stream)
 	if err != nil {
 		return err
 	}
-	list := make([]byte, o.Far.Len)
+	list := make([]byte, o.Long.Len)
 	if _, err := stream.fetch(ctx, o.Export, []want{{lastItem, 0, list}}, func(int) {}); err != nil {
 		return err
 	}
 	return o.read(list)
 }
 
-// receive gets what the others offer, from all of them at a time.
-func (v *verb) receive(ctx context.Context, offers []offer, l *loan) (parcels, error) {
-	got := make(parcels, len(offers))
+// collect receives what the others offer, from all of them at a time.
+func (v *verb) collect(ctx context.Context, offers []offer, l *resources) (allReceived, error) {
+	got := make(allReceived, len(offers))
 	errs := make([]error, len(offers))
 	meter := v.ga.meter(v.ranks, offers)
 	var wg sync.WaitGroup
@@ -110,7 +111,7 @@ func (v *verb) receive(ctx context.Context, offers []offer, l *loan) (parcels, e
 		if i == 0 || offers[i].Absent {
 			continue
 		}
-		r := &receiving{verb: v, from: i, offer: &offers[i], loan: l, got: meter.of(i)}
+		r := &receiver{verb: v, from: i, offer: &offers[i], resources: l, got: meter.of(i)}
 		if r.offer.waits() {
 			wg.Go(func() { got[i], errs[i] = r.all(ctx) })
 		} else {
@@ -126,23 +127,23 @@ func (v *verb) receive(ctx context.Context, offers []offer, l *loan) (parcels, e
 	return got, errors.Join(errs...)
 }
 
-// waits reports whether it takes more than a look into memory to have what is offered.
+// waits reports whether receiving takes more than a look into memory.
 func (o *offer) waits() bool { return o.Summed || o.Version != nil || o.Export != 0 }
 
-// receiving is one rank's offer on its way into the first rank.
-type receiving struct {
+// receiver receives one rank's offer, on the first rank.
+type receiver struct {
 	*verb
-	from  int // index in the list
-	offer *offer
-	loan  *loan
-	got   func(n int)
+	from      int // index in the list
+	offer     *offer
+	resources *resources
+	got       func(n int)
 }
 
-func (r *receiving) rank() int    { return r.ranks[r.from] }
-func (r *receiving) giver() giver { return giver{r.group.Generation(), r.rank()} }
+func (r *receiver) rank() int          { return r.ranks[r.from] }
+func (r *receiver) senderID() senderID { return senderID{r.group.Generation(), r.rank()} }
 
 // all receives every item whole.
-func (r *receiving) all(ctx context.Context) (received, error) {
+func (r *receiver) all(ctx context.Context) (received, error) {
 	if err := r.reach(ctx); err != nil {
 		return received{}, err
 	}
@@ -173,26 +174,26 @@ func (r *receiving) all(ctx context.Context) (received, error) {
 			return received{}, named(it.Name, err)
 		}
 		out.tensors[it.Name] = t
-		r.loan.keep(func() { t.Data = nil })
+		r.resources.keep(func() { t.Data = nil })
 	}
 	return out, nil
 }
 
 var errCorrupt = errors.New("checksums differ")
 
-// reach maps the shared memory that is offered.
-func (r *receiving) reach(ctx context.Context) error {
+// reach maps the shared memory of the offer.
+func (r *receiver) reach(ctx context.Context) error {
 	if len(r.offer.refs) == 0 {
 		return nil
 	}
-	blocks, err := r.lent(ctx, r.offer.refs...)
+	blocks, err := r.mapRefs(ctx, r.offer.refs...)
 	r.offer.blocks = blocks
 	return err
 }
 
-// lent is what the giver has lent, until the loan is released.
-func (r *receiving) lent(ctx context.Context, refs ...shm.Ref) ([]*shm.Block, error) {
-	conn, err := r.ga.in.memoryOf(r.giver(), r.offer.Line)
+// mapRefs maps shared memory of the sender, until the resources are released.
+func (r *receiver) mapRefs(ctx context.Context, refs ...shm.Ref) ([]*shm.Block, error) {
+	conn, err := r.ga.in.memoryOf(r.senderID(), r.offer.Memory)
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +204,7 @@ func (r *receiving) lent(ctx context.Context, refs ...shm.Ref) ([]*shm.Block, er
 	case err != nil:
 		return nil, err
 	}
-	r.loan.keep(func() {
+	r.resources.keep(func() {
 		for _, b := range blocks {
 			b.Release()
 		}
@@ -211,8 +212,8 @@ func (r *receiving) lent(ctx context.Context, refs ...shm.Ref) ([]*shm.Block, er
 	return blocks, nil
 }
 
-// readHeader makes the list of what was published.
-func (r *receiving) readHeader(ctx context.Context) error {
+// readHeader makes the list of a published version.
+func (r *receiver) readHeader(ctx context.Context) error {
 	view, err := r.ga.files.View(ctx, r.rank(), *r.offer.Version)
 	if err != nil {
 		return err
@@ -225,8 +226,8 @@ func (r *receiving) readHeader(ctx context.Context) error {
 	return r.offer.checkItems()
 }
 
-// fetch brings the items that are streamed, into memory that is used again after Release. The result is by item.
-func (r *receiving) fetch(ctx context.Context) ([][]byte, error) {
+// fetch reads the streamed items, into memory that is reused after Release. The result is by item.
+func (r *receiver) fetch(ctx context.Context) ([][]byte, error) {
 	data := make([][]byte, len(r.offer.items))
 	total := 0
 	for i := range r.offer.items {
@@ -237,11 +238,11 @@ func (r *receiving) fetch(ctx context.Context) ([][]byte, error) {
 	if total == 0 {
 		return data, nil
 	}
-	stream, err := r.ga.in.streamOf(r.giver(), r.offer.Stream)
+	stream, err := r.ga.in.streamOf(r.senderID(), r.offer.Stream)
 	if err != nil {
 		return nil, err
 	}
-	room, err := r.ga.room(total, r.loan)
+	buffer, err := r.ga.buffer(total, r.resources)
 	if err != nil {
 		return nil, failed(0, err)
 	}
@@ -252,8 +253,8 @@ func (r *receiving) fetch(ctx context.Context) ([][]byte, error) {
 			continue
 		}
 		n := it.size()
-		data[i] = room[:n:n]
-		room = room[(n+align-1)/align*align:]
+		data[i] = buffer[:n:n]
+		buffer = buffer[(n+align-1)/align*align:]
 		wants = append(wants, want{item: i, dst: data[i]})
 	}
 	if i, err := stream.fetch(ctx, r.offer.Export, wants, r.got); err != nil {
@@ -263,7 +264,7 @@ func (r *receiving) fetch(ctx context.Context) ([][]byte, error) {
 }
 
 // room is memory for what is fetched.
-func (ga *Gatherer) room(n int, l *loan) ([]byte, error) {
+func (ga *Gatherer) buffer(n int, l *resources) ([]byte, error) {
 	if ga.arena == nil {
 		return make([]byte, n), nil
 	}
@@ -275,7 +276,7 @@ func (ga *Gatherer) room(n int, l *loan) ([]byte, error) {
 }
 
 // fromFiles reads what was published, and compares it with what was offered.
-func (r *receiving) fromFiles(ctx context.Context) (received, error) {
+func (r *receiver) fromFiles(ctx context.Context) (received, error) {
 	state, err := r.ga.files.ReadVersion(ctx, r.rank(), *r.offer.Version)
 	if err != nil {
 		return received{}, err
@@ -298,24 +299,24 @@ func (r *receiving) fromFiles(ctx context.Context) (received, error) {
 		}
 		out.tensors[it.Name] = t
 		r.got(len(t.Data))
-		r.loan.keep(func() { t.Data = nil })
+		r.resources.keep(func() { t.Data = nil })
 	}
 	return out, nil
 }
 
 func tensorLen(it *item) int { return (&tensor.Tensor{Shape: it.Shape}).Len() }
 
-// lend makes Close release what a Result has not.
-func (ga *Gatherer) lend(l *loan) (*loan, error) {
+// track makes Close release what a Result has not.
+func (ga *Gatherer) track(l *resources) (*resources, error) {
 	l.keep(func() {
 		ga.mu.Lock()
 		defer ga.mu.Unlock()
-		delete(ga.loans, l)
+		delete(ga.unreleased, l)
 	})
 	ga.mu.Lock()
 	closed := ga.closed
 	if !closed {
-		ga.loans[l] = struct{}{}
+		ga.unreleased[l] = struct{}{}
 	}
 	ga.mu.Unlock()
 	if closed {

@@ -11,22 +11,29 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Offers and lists as bytes. Numbers are uvarints, unless they say otherwise; u32 and u64 are little-endian. Text and bytes have their
-// length in front.
+// The codec of offers and lists. It is written by hand because it is on the path of every gather: a
+// msgpack codec by reflection takes 14 µs for one offer with one tensor, where a whole gather of
+// two ranks takes 22 µs, and 5 ms for a list of 1,000 tensors.
 //
-//	offer: flags u8 | verb u8 | call | axis varint | fault | list, if that is here | length of a far list, and its ref, if it has one | line | export | version: sequence | id | sum u64
-//	fault: 0, or code | reason | count of ranks that are lost, and they
+// Numbers are uvarints, unless they say otherwise; u32 and u64 are little-endian. Text and bytes
+// have their length in front.
+//
+//	offer: flags u8 | verb u8 | call | axis varint | fault | list, if that is here
+//	       length of a long list, and its ref, if it has one | memory | stream | export | version
+//	fault: 0, or code | reason | count of lost ranks, and they
 //	list:  count of refs, and they | count of items, and for each, in the order of their names:
-//	       name | dtype u8 | axes, and the length of each | where: 0 is streamed, else 1 + index of a ref | offset there | CRC-32C u32
+//	       name | dtype u8 | count of axes, and the length of each |
+//	       where: 0 is streamed, else 1 + index of a ref | offset there | CRC-32C u32
 //	ref:   arena u64 | segment | offset | length
+//	version: sequence | id | sum u64
 const (
 	flagAbsent byte = 1 << iota
 	flagReady
 	flagConfig
 	flagSummed
 	flagList
-	flagFar
-	flagFarRef
+	flagLong
+	flagLongRef
 	flagVersion
 )
 
@@ -42,7 +49,7 @@ var errMalformed = errors.New("a malformed offer: another version of muster?")
 func (o *offer) flags() (f byte) {
 	for flag, on := range map[byte]bool{
 		flagAbsent: o.Absent, flagReady: o.Ready, flagConfig: o.Config, flagSummed: o.Summed, flagList: o.List != nil,
-		flagFar: o.Far != nil, flagFarRef: o.Far != nil && o.Far.Ref != nil, flagVersion: o.Version != nil,
+		flagLong: o.Long != nil, flagLongRef: o.Long != nil && o.Long.Ref != nil, flagVersion: o.Version != nil,
 	} {
 		if on {
 			f |= flag
@@ -59,13 +66,13 @@ func (o *offer) encode() []byte {
 	if o.List != nil {
 		b = appendText(b, o.List)
 	}
-	if o.Far != nil {
-		b = binary.AppendUvarint(b, uint64(o.Far.Len))
-		if o.Far.Ref != nil {
-			b = appendRef(b, *o.Far.Ref)
+	if o.Long != nil {
+		b = binary.AppendUvarint(b, uint64(o.Long.Len))
+		if o.Long.Ref != nil {
+			b = appendRef(b, *o.Long.Ref)
 		}
 	}
-	b = binary.AppendUvarint(b, o.Line)
+	b = binary.AppendUvarint(b, o.Memory)
 	b = binary.AppendUvarint(b, o.Stream)
 	b = binary.AppendUvarint(b, o.Export)
 	if o.Version != nil {
@@ -88,14 +95,14 @@ func (o *offer) decode(b []byte) error {
 	if f&flagList != 0 {
 		o.List = p.text()
 	}
-	if f&flagFar != 0 {
-		o.Far = &spot{Len: p.number(maxInt)}
-		if f&flagFarRef != 0 {
+	if f&flagLong != 0 {
+		o.Long = &listLocation{Len: p.number(maxInt)}
+		if f&flagLongRef != 0 {
 			r := p.ref()
-			o.Far.Ref = &r
+			o.Long.Ref = &r
 		}
 	}
-	o.Line = uint64(p.number(maxInt))
+	o.Memory = uint64(p.number(maxInt))
 	o.Stream = uint64(p.number(maxInt))
 	o.Export = uint64(p.number(maxInt))
 	if f&flagVersion != 0 {
@@ -176,7 +183,8 @@ func appendRef(b []byte, r shm.Ref) []byte {
 	return binary.AppendUvarint(b, uint64(r.Len))
 }
 
-// parser takes values from the front of rest. After the first that is not there or out of bounds, all are zero, and end says so.
+// parser takes values from the front of rest. After the first that is missing or out of bounds, all
+// are zero, and end returns an error.
 type parser struct {
 	rest []byte
 	bad  bool

@@ -13,40 +13,42 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// circle is a list of ranks that gather: a group of their own, whose rank 0 is the first of the list. It is made when
-// the list is first used.
+// subgroup is a list of ranks that gather: a group of their own, whose rank 0 is the first of the
+// list. It is made when the list is first used.
 //
-// A verb is one record of that group, or two; each verb has two numbers of its own, so that a rank which does not know how a record ended
-// goes on with the next verb, where the others are. In the first, an all-gather, every rank says what it offers; all compare the same offers, and come to
-// the same end. If the first rank has everything in its memory then, in segments that it has mapped before, that is all: nothing can go
-// wrong any more. Otherwise it gets what it has not, and the second record, a broadcast, is its word on whether it could.
-type circle struct {
+// A verb is one record of that group, or two. Each verb has two sequence numbers of its own: a rank
+// that does not know how a record ended goes on with the next verb, as the others do. The first
+// record, an all-gather, has the offer of every rank; all ranks compare the same offers, and get
+// the same result. If the first rank then has everything in its memory, in segments that it has
+// mapped before, the verb ends: nothing can fail any more. Otherwise it reads what it does not
+// have, and the second record, a broadcast, has its result.
+type subgroup struct {
 	ga    *Gatherer
 	ranks []int
 	name  string
 
-	mu sync.Mutex // held for the whole of a verb: whoever finds it locked is ErrBusy
+	mu sync.Mutex // held for the whole of a verb: another call gets ErrBusy
 
-	out     outlet        // where this rank gives
+	out     outbound      // to the first rank
 	records *pgroup.Group // the channel of group for the records of verbs
 	turns   uint64        // verbs that have begun on records
 
-	calls uint64 // of verbs on this list. Ranks at different ones do not meet: one has given up what another calls now
+	calls uint64 // of verbs on this list. Ranks at different ones do not match: one has timed out
 
-	lock     sync.Mutex    // protects the fields below; close does not wait for a verb
-	group    *pgroup.Group // nil until the first verb, which sets it with mu held too
-	unfollow func() bool   // ends that an abort of the Gatherer's group is one of this
-	closed   bool
+	lock          sync.Mutex    // protects the fields below; close does not wait for a verb
+	group         *pgroup.Group // nil until the first verb, which sets it with mu held too
+	stopFollowing func() bool   // stops the abort of the Gatherer's group from aborting this one
+	closed        bool
 }
 
-// outcome is what the first rank says.
+// outcome is the result of the first rank.
 type outcome struct {
 	Fault *fault
 }
 
 // verb is one call of one rank.
 type verb struct {
-	*circle
+	*subgroup
 	op string
 
 	// Of the trace.
@@ -55,16 +57,16 @@ type verb struct {
 	bytes  int64
 }
 
-func (c *circle) first() bool { return c.ranks[0] == c.ga.group.Rank() }
+func (c *subgroup) first() bool { return c.ranks[0] == c.ga.group.Rank() }
 
-// begin makes this the circle's only verb; end tells the trace, and gives way to the next.
-func (c *circle) begin(ctx context.Context, op string) (*verb, error) {
+// begin makes this the only verb of the subgroup; end records it in the trace, and allows the next.
+func (c *subgroup) begin(ctx context.Context, op string) (*verb, error) {
 	if !c.mu.TryLock() {
 		return nil, fmt.Errorf("%s on rank %d: ranks %v: %w", op, c.ga.group.Rank(), c.ranks, pgroup.ErrBusy)
 	}
 	c.calls++
-	v := &verb{circle: c, op: op, start: trace.Now(c.ga.opts.Trace)}
-	if err := v.meet(ctx); err != nil {
+	v := &verb{subgroup: c, op: op, start: trace.Now(c.ga.opts.Trace)}
+	if err := v.form(ctx); err != nil {
 		c.mu.Unlock()
 		return nil, err
 	}
@@ -81,8 +83,8 @@ func (v *verb) end(ctx context.Context, err error) {
 	v.mu.Unlock()
 }
 
-// moved notes how much a verb was about: what this rank gave, or what the first one got.
-func (v *verb) moved(own *giving, offers []offer) {
+// countBytes counts what this rank sent, or what the first rank received.
+func (v *verb) countBytes(own *sender, offers []offer) {
 	if !v.first() {
 		v.bytes = own.offer.total()
 		return
@@ -94,13 +96,13 @@ func (v *verb) moved(own *giving, offers []offer) {
 	}
 }
 
-// meet makes the group of the list.
-func (v *verb) meet(ctx context.Context) error {
+// form makes the group of the list.
+func (v *verb) form(ctx context.Context) error {
 	if v.group != nil {
 		return nil
 	}
 	if ctx.Err() != nil { // the others wait until their own time is over
-		return v.verdict(context.Cause(ctx))
+		return v.rankError(context.Cause(ctx))
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -108,18 +110,18 @@ func (v *verb) meet(ctx context.Context) error {
 	g, err := v.ga.group.Sub(ctx, v.name, v.ranks...)
 	switch {
 	case err != nil && v.ga.life.Err() != nil:
-		return v.verdict(pgroup.ErrClosed)
+		return v.rankError(pgroup.ErrClosed)
 	case err != nil:
-		return v.verdict(err)
+		return v.rankError(err)
 	}
 	v.lock.Lock()
 	defer v.lock.Unlock()
 	if v.closed {
-		return errors.Join(v.verdict(pgroup.ErrClosed), g.Close())
+		return errors.Join(v.rankError(pgroup.ErrClosed), g.Close())
 	}
 	v.group, v.records = g, g.Channel("verbs")
 	whole := v.ga.group.Context()
-	v.unfollow = context.AfterFunc(whole, func() {
+	v.stopFollowing = context.AfterFunc(whole, func() {
 		if cause := context.Cause(whole); errors.Is(cause, pgroup.ErrAborted) {
 			g.Abort(cause)
 		}
@@ -127,9 +129,9 @@ func (v *verb) meet(ctx context.Context) error {
 	return nil
 }
 
-// run is the verb, from the offer to the verdict. agree compares what is offered, and receive gets it, on the first rank. A failure
-// is the same on every rank.
-func (v *verb) run(ctx context.Context, own *giving, agree check, receive func(ctx context.Context, offers []offer) error) error {
+// run runs a verb, from the offer to the result. agree compares the offers; collect receives them,
+// on the first rank. A failure is the same on every rank.
+func (v *verb) run(ctx context.Context, own *sender, agree check, collect func(ctx context.Context, offers []offer) error) error {
 	own.offer.Verb, own.offer.Call = uint8(slices.Index(verbs, v.op)), v.calls
 	called := trace.Now(v.ga.opts.Trace)
 	v.records.Skip(2 * v.turns)
@@ -140,71 +142,72 @@ func (v *verb) run(ctx context.Context, own *giving, agree check, receive func(c
 	}
 	if err != nil {
 		own.unseen = !errors.Is(err, pgroup.ErrUnknown) && !errors.Is(err, pgroup.ErrUnavailable) && !errors.Is(err, pgroup.ErrClosed)
-		return v.verdict(err)
+		return v.rankError(err)
 	}
 	offers, err := v.openOffers(encoded)
 	if !called.IsZero() {
-		defer func() { v.moved(own, offers) }() // some lists come later
+		defer func() { v.countBytes(own, offers) }() // some lists come later
 	}
 	if all := listed(offers); err == nil && all {
 		err = v.compare(agree, offers)
 	}
 	if err != nil {
 		own.unseen = true
-		return v.verdict(err)
+		return v.rankError(err)
 	}
 	offers[v.group.Rank()].items = own.offer.items
 	switch {
 	case !ready(offers):
-		return v.conclude(ctx, own, agree, offers, receive)
+		return v.secondRecord(ctx, own, agree, offers, collect)
 	case v.first():
-		return v.sure(receive(ctx, offers))
+		return v.finishReady(collect(ctx, offers))
 	}
 	return nil
 }
 
-// sure passes on the end of what cannot fail. If it has failed all the same, the others are not to go on as if it had not.
-func (v *verb) sure(err error) error {
+// finishReady ends a verb that cannot fail any more. If it has failed all the same, it aborts the
+// group, so that the others do not go on.
+func (v *verb) finishReady(err error) error {
 	if err == nil {
 		return nil
 	}
-	err = v.verdict(asFault(err))
+	err = v.rankError(asFault(err))
 	v.group.Abort(err)
 	return err
 }
 
-// conclude is the second record.
-func (v *verb) conclude(ctx context.Context, own *giving, agree check, offers []offer, receive func(ctx context.Context, offers []offer) error) error {
+// secondRecord has the first rank's result.
+func (v *verb) secondRecord(ctx context.Context, own *sender, agree check, offers []offer, collect func(ctx context.Context, offers []offer) error) error {
 	var out outcome
 	if v.first() {
-		err := v.whileThere(ctx, func(ctx context.Context) error {
+		err := v.whileAlive(ctx, func(ctx context.Context) error {
 			if !listed(offers) {
-				if err := v.readLists(ctx, offers, own.taken); err != nil {
+				if err := v.readLists(ctx, offers, own.held); err != nil {
 					return err
 				}
 				if err := v.compare(agree, offers); err != nil {
 					return err
 				}
 			}
-			return receive(ctx, offers)
+			return collect(ctx, offers)
 		})
 		if err != nil {
 			out.Fault = asFault(err)
 		}
 	}
-	told, err := pgroup.Broadcast(ctx, v.records, 0, out)
+	result, err := pgroup.Broadcast(ctx, v.records, 0, out)
 	switch {
-	case err != nil: // decided without the first rank: a deadline passed, or somebody is lost
+	case err != nil: // decided without the first rank: a deadline passed, or a rank is lost
 		v.withdraw()
-		return v.verdict(err)
-	case told.Fault != nil:
-		return v.verdict(told.Fault)
+		return v.rankError(err)
+	case result.Fault != nil:
+		return v.rankError(result.Fault)
 	}
 	own.mapped()
 	return nil
 }
 
-// asFault is what the first rank tells the others of an error of its own.
+// asFault is the form of an error in which the first rank sends it to the others.
 func asFault(err error) *fault {
 	if f, ok := errors.AsType[*fault](err); ok {
 		return f
@@ -223,14 +226,14 @@ func asFault(err error) *fault {
 }
 
 // close leaves the group of the list, so that a verb in progress ends.
-func (c *circle) close() error {
+func (c *subgroup) close() error {
 	c.lock.Lock()
 	c.closed = true
 	g := c.group
 	c.lock.Unlock()
 	var err error
 	if g != nil {
-		c.unfollow()
+		c.stopFollowing()
 		err = g.Close()
 	}
 	c.out.close()
