@@ -7,13 +7,13 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Names of types that pass in a way of their own.
+// Names of types that are not encoded as they are.
 const (
-	bytesType = "[]byte" // every slice of bytes: it passes as it is
+	bytesType = "[]byte" // any slice of bytes, which is sent as it is
 	anyType   = "any"    // encoded as what it holds
 )
 
-// typeName is how ranks tell what they send and want. It is made without allocation.
+// typeName returns the name under which ranks compare types. It does not allocate.
 func typeName[T any]() string {
 	t := reflect.TypeFor[T]()
 	switch {
@@ -30,7 +30,8 @@ func isBytes(t reflect.Type) bool {
 	return t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8
 }
 
-// encode gives the bytes of *v: its own, if it is a slice of bytes, or else some in buf's room. It fails for more than a store takes.
+// encode returns the encoding of *v: a slice of bytes itself, or else bytes in the capacity of buf.
+// An object that exceeds the limit is an error.
 func encode[T any](codec wire.Codec, buf []byte, v *T) (b []byte, err error) {
 	if p, ok := any(v).(*[]byte); ok {
 		b = *p
@@ -42,7 +43,7 @@ func encode[T any](codec wire.Codec, buf []byte, v *T) (b []byte, err error) {
 	return b, checkSize(len(b))
 }
 
-// decode makes *v of b, which it may keep.
+// decode decodes b into *v, which may alias b.
 func decode[T any](codec wire.Codec, b []byte, v *T) error {
 	if p, ok := any(v).(*[]byte); ok {
 		*p = b
@@ -63,10 +64,11 @@ func checkSize(n int) error {
 	return &badArgument{fmt.Sprintf(text, float64(n)/(1<<20), wire.MaxValue>>20), ErrTooLarge}
 }
 
-// keptRoom is how large a group's buffer for objects may stay.
-const keptRoom = 64 << 10
+// maxKeptBuffer bounds the buffer for objects that a group keeps, in bytes.
+const maxKeptBuffer = 64 << 10
 
-// encodeIn is encode for a verb: an object that cannot be encoded makes the vote no.
+// encodeIn is encode for a collective operation: an object that cannot be encoded makes the vote a
+// no.
 func encodeIn[T any](cl *call, v *T) []byte {
 	b, err := encode(cl.cfg.Codec, cl.buf, v)
 	if err != nil {
@@ -74,14 +76,14 @@ func encodeIn[T any](cl *call, v *T) []byte {
 		return nil
 	}
 	if !isBytes(reflect.TypeFor[T]()) {
-		cl.keep(b)
+		cl.keepBuffer(b)
 	}
 	return b
 }
 
-// keep makes b the group's room for the next object.
-func (cl *call) keep(b []byte) {
-	if cap(b) <= keptRoom {
+// keepBuffer keeps b as the buffer for the next object.
+func (cl *call) keepBuffer(b []byte) {
+	if cap(b) <= maxKeptBuffer {
 		cl.buf = b
 	}
 }
@@ -112,7 +114,7 @@ func encodeParts[T any](cl *call, vs []T) []byte {
 
 // decodeAll decodes one object of each rank.
 func decodeAll[T any](cl *call, got [][]byte) ([]T, error) {
-	if err := cl.want(cl.size, got); err != nil {
+	if err := cl.checkCount(cl.size, got); err != nil {
 		return nil, err
 	}
 	vs := make([]T, len(got))
@@ -126,7 +128,7 @@ func decodeAll[T any](cl *call, got [][]byte) ([]T, error) {
 
 // decodeOne decodes the object of a root.
 func decodeOne[T any](cl *call, got [][]byte) (v T, err error) {
-	if err := cl.want(1, got); err != nil {
+	if err := cl.checkCount(1, got); err != nil {
 		return v, err
 	}
 	if err := decode(cl.cfg.Codec, got[0], &v); err != nil {

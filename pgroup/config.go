@@ -19,58 +19,67 @@ const (
 	defaultExpiry  = time.Hour
 )
 
-// Config says who this process is and where the group meets.
+// Config says who this process is, and where the ranks of the group meet. Fields that are zero have
+// the defaults.
 type Config struct {
-	Name string // tells groups on one store apart; default "world"
-	Run  string // tells runs of one job apart: another run is another group
+	Name string // of the group, on a store that several share; default "world"
+	Run  string // id of the run of the job: another run is another group
 	Rank int    // 0 ≤ Rank < Size
 	Size int    // ≥ 1; 0 is an error, not a group of one
 
 	// Where to meet, one of them; a group of one needs none:
 
-	// Address is host:port, where rank 0 listens and the others connect, as soon as it does; if the port is in
-	// use there, rank 0 connects too. Or it is the URL of a store that is there, as muster://host:port.
+	// Address, Listener or Store is where the ranks meet; exactly one must be set. A group of one
+	// needs none.
+	//
+	// Address is host:port, where rank 0 listens and the others connect, in any order of starting;
+	// if the port is in use, rank 0 connects too. Or it is the URL of a running store, such as
+	// muster://host:port.
 	Address  string
-	Listener net.Listener // on rank 0: it hosts here. Create takes it over, also if it fails
-	Store    *store.Store // a store that is there; it stays open when the group is closed
+	Listener net.Listener // on rank 0, which hosts the store here; Create owns it, also if it fails
+	Store    *store.Store // a running store, which stays open when the group is closed
 
-	Schemes store.Schemes      // for Address; nil: store.Builtin
-	Dial    *store.DialOptions // for Address; Create always waits until somebody listens
+	Schemes store.Schemes      // of URLs in Address; default store.Builtin
+	Dial    *store.DialOptions // for Address; Create always waits until the store listens
 
-	// Secret is what every rank has to know to take part; see store.ReadSecret. It is never sent. Rank 0 hosts with it.
+	// Secret is shared by all ranks and authenticates them; see store.ReadSecret. It is never sent.
+	// Rank 0 requires it of the others.
 	Secret []byte
-	// TLS is how rank 0 hosts, and how the others connect: it needs a certificate for a server there, and none, or one for a client,
-	// elsewhere. The client's part of Dial comes first.
+	// TLS has the files with which rank 0 serves TLS, and the others connect: a server certificate
+	// on rank 0, none or a client certificate elsewhere. Dial.TLS takes precedence on clients.
 	TLS *store.TLSFiles
 
-	// Insecure lets rank 0 listen beyond loopback though whoever can connect can take part, since there is neither a Secret nor TLS
-	// that requires certificates of clients: say so only in a network that you trust.
+	// Insecure lets rank 0 listen on other addresses than loopback without authentication (neither
+	// Secret nor TLS with client certificates). Set it only in a trusted network.
 	Insecure bool
 
-	Timeout time.Duration // of Create, and of a verb whose ctx has no deadline; default 5 min
-	Expiry  time.Duration // of a message that nobody fetches; default 1 h
-	// LivenessTimeout is for how long a rank may be silent, answers to liveness probes included, before it is lost (ErrLost); and for how
-	// long a store may, before its connection is made anew. Default 10 s, or what a store that is there has; at least 0.6 s. Longer suits
-	// hosts with many more threads than cores, shorter detects frozen processes sooner. A rank whose process ends is detected in half a second, whatever this is.
-	// Config.Dial comes first; a Config.Store has its own.
+	Timeout time.Duration // of Create, and of an operation whose ctx has no deadline; default 5 min
+	Expiry  time.Duration // of a message that is not received; default 1 h
+	// LivenessTimeout is how long a rank may send nothing, answers to liveness probes included,
+	// before it has failed (ErrLost); and how long the store may, before a rank reconnects. Default
+	// 10 s, or that of the store; at least 0.6 s. Choose more on hosts with many more threads than
+	// cores, and less to detect frozen processes sooner. The end of a process is detected in half a
+	// second in any case. Config.Dial takes precedence; a Config.Store has its own.
 	LivenessTimeout time.Duration
 
-	Host   string       // names this node; default: boot id and mount and ipc namespace
+	Host   string       // names this node; default: boot id, and mount and ipc namespace
 	Codec  wire.Codec   // of objects; default wire.MsgPack
-	Logger *slog.Logger // default: none; see Group.Logger for what its records have
+	Logger *slog.Logger // default: none; see Group.Logger for the attributes of its records
 
-	// Trace is told of every verb, of the group and of all that are made of it; of packages gather and collective too, unless they have a
-	// sink of their own. Default: none, which costs nothing.
+	// Trace gets an event for each operation of the group and of the groups made of it, those of
+	// packages gather and collective included unless they have a sink of their own. Default: none,
+	// which costs nothing.
 	Trace trace.Sink
-	// TraceDir is where Create makes a file of all that Trace is told, for "muster trace" and Perfetto: rank3-HOST-PID.json. The directory is
-	// made if it is not there. Default: none.
+	// TraceDir is the directory in which Create makes a file of all events of Trace, for "muster
+	// trace" and Perfetto: rank3-HOST-PID.json. The directory is made if it does not exist.
+	// Default: none.
 	TraceDir string
 
 	file *traceFile // of TraceDir
-	sink trace.Sink // Trace and file; nil: none
+	sink trace.Sink // Trace and file; nil if neither is set
 }
 
-// withDefaults checks c and fills in what it leaves out.
+// withDefaults validates c and fills in the defaults.
 func (c Config) withDefaults() (Config, error) {
 	if err := c.check(); err != nil {
 		return c, err
@@ -112,11 +121,11 @@ func (c *Config) check() error {
 	case len(c.Run) > wire.MaxKey/4:
 		return invalid("Config.Run has %d bytes, the limit is %d", len(c.Run), wire.MaxKey/4)
 	}
-	return c.checkPlace()
+	return c.checkRendezvous()
 }
 
-// checkPlace checks that there is one place to meet, and that it can be one.
-func (c *Config) checkPlace() error {
+// checkRendezvous checks that exactly one of Address, Listener and Store is set, and is valid.
+func (c *Config) checkRendezvous() error {
 	var places []string
 	for _, p := range []struct {
 		field string
@@ -128,9 +137,9 @@ func (c *Config) checkPlace() error {
 	}
 	switch {
 	case len(places) > 1:
-		return invalid("%s are set: a group meets in one place", strings.Join(places, " and "))
+		return invalid("%s are set: set only one of them", strings.Join(places, " and "))
 	case len(places) == 0 && c.Size > 1:
-		return invalid("none of Config.Address, Config.Listener and Config.Store is set: where do the %d ranks meet?", c.Size)
+		return invalid("none of Config.Address, Config.Listener and Config.Store is set: the %d ranks need one of them to meet", c.Size)
 	case c.Listener != nil && c.Rank != 0:
 		return invalid("Config.Listener on rank %d: only rank 0 hosts; the others have its Config.Address", c.Rank)
 	case c.Address == "" || isURL(c.Address):
@@ -151,7 +160,7 @@ func (c *Config) checkAddress() error {
 	case n == 0 && c.Size > 1:
 		return invalid("Config.Address %q has port 0, which the other ranks cannot know: listen first, and give rank 0 the Config.Listener", c.Address)
 	case strings.ContainsAny(host, " /"):
-		return invalid("Config.Address %q: no such host can be", c.Address)
+		return invalid("Config.Address %q: invalid host name", c.Address)
 	}
 	return nil
 }
@@ -160,7 +169,7 @@ func isURL(address string) bool {
 	return strings.Contains(address, "://") || strings.HasPrefix(address, "mem:")
 }
 
-// badArgument is an error that matches is, and says no more than it is told to.
+// badArgument is an error with a text that matches the error is.
 type badArgument struct {
 	text string
 	is   error

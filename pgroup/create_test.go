@@ -110,7 +110,7 @@ func TestCreateWhenNobodyListens(t *testing.T) {
 	addr := freeAddr(t)
 	start := time.Now()
 	_, err := pgroup.Create(within(t, 300*time.Millisecond), pgroup.Config{Rank: 1, Size: 4, Address: addr})
-	says(t, err, context.DeadlineExceeded, `create of group "world" on rank 1 of 4`, "nobody listens at "+addr+" after 0.", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)")
+	says(t, err, context.DeadlineExceeded, `create of group "world" on rank 1 of 4`, "no process listens at "+addr+" after 0.", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)")
 	if took := time.Since(start); took > 2*time.Second {
 		t.Errorf("only after %v", took)
 	}
@@ -122,7 +122,7 @@ func TestCreateWhereTheStoreHangs(t *testing.T) {
 	defer l.Close()
 	addr := l.Addr().String()
 	_, err := pgroup.Create(within(t, 300*time.Millisecond), pgroup.Config{Rank: 1, Size: 4, Address: addr})
-	says(t, err, context.DeadlineExceeded, "no answer from "+addr+" after 0.", "is that rank 0 or a store, and does it hang?")
+	says(t, err, context.DeadlineExceeded, "no answer from "+addr+" after 0.", "check that rank 0 or a store listens there, and is not frozen")
 	if strings.Contains(err.Error(), "nobody listens") {
 		t.Error(err)
 	}

@@ -258,7 +258,7 @@ func TestARankThatWasAwayBlamesNobodyElse(t *testing.T) {
 		lost.Wait()
 		c.mend(1)
 		err := g.Barrier(t.Context())
-		v := rankError(t, g, err, pgroup.ErrLost, "lost rank 1", "the others went on without it")
+		v := rankError(t, g, err, pgroup.ErrLost, "lost rank 1", "its session has expired")
 		equal(t, g, "lost", v.Lost, []int{1})
 	})
 }

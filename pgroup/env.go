@@ -12,11 +12,11 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Variables that are muster's own. Empty is as good as not set.
+// The environment variables of muster. An empty one counts as not set.
 const (
-	envStore    = "MUSTER_STORE"            // URL of a store that is there
+	envStore    = "MUSTER_STORE"            // URL of a running store
 	envName     = "MUSTER_NAME"             // Config.Name
-	envRun      = "MUSTER_RUN"              // Config.Run, whatever the launcher says
+	envRun      = "MUSTER_RUN"              // Config.Run; overrides the launcher's
 	envTimeout  = "MUSTER_TIMEOUT"          // Config.Timeout, as "30s"
 	envExpiry   = "MUSTER_EXPIRY"           // Config.Expiry, as "1h"
 	envLiveness = "MUSTER_LIVENESS_TIMEOUT" // Config.LivenessTimeout, as "30s"
@@ -30,19 +30,19 @@ const (
 	envTLSKey     = "MUSTER_TLS_KEY"
 )
 
-// agentStore is set by torchrun if its agent serves MASTER_PORT.
+// agentStore is set by torchrun if its agent listens on MASTER_PORT.
 const agentStore = "TORCHELASTIC_USE_AGENT_STORE"
 
-// launcher is how a program that starts ranks tells each of them who it is.
+// launcher is a program that starts ranks, and the variables that it sets for them.
 type launcher struct {
 	name    string
-	rank    string            // is set by this launcher, and by no other that comes before
+	rank    string            // set by this launcher, and by none that comes before it
 	size    []string          // the first that is set counts
-	run     func() string     // the run's id
-	address func(*env) string // where to meet, if MASTER_ADDR does not say
+	run     func() string     // returns the id of the run
+	address func(*env) string // returns where the ranks meet if MASTER_ADDR is not set
 }
 
-// launchers, the innermost first: whoever starts torchrun under Slurm means torchrun.
+// launchers has the innermost first: a torchrun that Slurm started takes precedence.
 var launchers = []launcher{
 	{name: "torchrun", rank: "RANK", size: []string{"WORLD_SIZE"}, run: envRunID("TORCHELASTIC_RUN_ID")},
 	{
@@ -53,13 +53,26 @@ var launchers = []launcher{
 	{name: "a Kubernetes indexed job", rank: "JOB_COMPLETION_INDEX", size: []string{"WORLD_SIZE"}, run: func() string { return "" }},
 }
 
-// FromEnv is the Config that a launcher has set in the environment: torchrun or muster run (RANK), Open MPI
-// (OMPI_COMM_WORLD_RANK), Slurm (SLURM_PROCID), or a Kubernetes indexed job (JOB_COMPLETION_INDEX, with WORLD_SIZE set in its manifest); the first of
-// them counts. The group meets at MASTER_ADDR and MASTER_PORT, or at the store that MUSTER_STORE names. Under Slurm the first node of the step and
-// a port made of the job's id will do, under Open MPI on one node its loopback. Where torchrun's agent listens on MASTER_PORT, the next
-// port is used. MUSTER_NAME, MUSTER_RUN, MUSTER_TIMEOUT, MUSTER_EXPIRY, MUSTER_LIVENESS_TIMEOUT, MUSTER_HOST and MUSTER_INSECURE set the
-// fields of those names, and MUSTER_TRACE sets TraceDir. MUSTER_SECRET_FILE names the file that Secret is read from, and MUSTER_TLS_CA, MUSTER_TLS_CERT and
-// MUSTER_TLS_KEY those of TLS; with a CA and without a secret, rank 0 requires certificates. An error says which variable is missing or malformed, and whose it is.
+// FromEnv returns the Config that a launcher has set in the environment. The first launcher counts
+// whose variable is set:
+//
+//	RANK                  torchrun, muster run
+//	OMPI_COMM_WORLD_RANK  Open MPI
+//	SLURM_PROCID          Slurm
+//	JOB_COMPLETION_INDEX  a Kubernetes indexed job, with WORLD_SIZE set in its manifest
+//
+// The ranks meet at MASTER_ADDR and MASTER_PORT, or at the store of MUSTER_STORE. Slurm needs
+// neither: the default is the first node of the step, and a port derived from the job's id. Open
+// MPI on one node defaults to its loopback address. If torchrun's agent listens on MASTER_PORT, the
+// next port is used.
+//
+// MUSTER_NAME, MUSTER_RUN, MUSTER_TIMEOUT, MUSTER_EXPIRY, MUSTER_LIVENESS_TIMEOUT, MUSTER_HOST and
+// MUSTER_INSECURE set the fields with these names, and MUSTER_TRACE sets TraceDir.
+// MUSTER_SECRET_FILE is the file from which Secret is read. MUSTER_TLS_CA, MUSTER_TLS_CERT and
+// MUSTER_TLS_KEY are the files of TLS; with a CA and without a secret, rank 0 requires client
+// certificates.
+//
+// An error names the variable that is missing or malformed, and its launcher.
 func FromEnv() (Config, error) {
 	for _, l := range launchers {
 		if os.Getenv(l.rank) != "" {
@@ -75,7 +88,7 @@ func FromEnv() (Config, error) {
 	return Config{}, invalid("no launcher's environment: none of %s is set; \"muster run -n 4 -- PROGRAM\" sets it, or give rank and size in the program", strings.Join(known, ", "))
 }
 
-// env reads variables; its first error stays.
+// env reads variables. It keeps its first error.
 type env struct {
 	launcher string
 	err      error
@@ -87,12 +100,12 @@ func (e *env) config(l launcher) Config {
 		Timeout: e.duration(envTimeout), Expiry: e.duration(envExpiry), Insecure: e.bool(envInsecure),
 		LivenessTimeout: e.duration(envLiveness), TraceDir: os.Getenv(envTrace),
 	}
-	e.secure(&c)
+	e.setSecurity(&c)
 	if c.Run = os.Getenv(envRun); c.Run == "" {
 		c.Run = l.run()
 	}
 	if e.err == nil {
-		c.Address = e.place(l, c.Size)
+		c.Address = e.rendezvous(l, c.Size)
 	}
 	if e.err != nil {
 		return Config{}
@@ -100,8 +113,8 @@ func (e *env) config(l launcher) Config {
 	return c
 }
 
-// secure is who may take part.
-func (e *env) secure(c *Config) {
+// setSecurity sets the authentication and encryption.
+func (e *env) setSecurity(c *Config) {
 	if file := os.Getenv(envSecretFile); file != "" {
 		secret, err := store.ReadSecret(file)
 		if err != nil {
@@ -119,18 +132,18 @@ func (e *env) secure(c *Config) {
 	}
 }
 
-// place is where a group of a size meets.
-func (e *env) place(l launcher, size int) string {
+// rendezvous returns the address or URL at which a group of a size meets.
+func (e *env) rendezvous(l launcher, size int) string {
 	if url := os.Getenv(envStore); url != "" {
 		if !isURL(url) {
-			e.fail("%s is %q, which is no URL, as muster://host:port", envStore, url)
+			e.fail("%s is %q, which is not a URL, such as muster://host:port", envStore, url)
 		}
 		return url
 	}
 	host, port := os.Getenv("MASTER_ADDR"), os.Getenv("MASTER_PORT")
 	switch {
 	case host != "" && port != "":
-		return e.master(host, port)
+		return e.masterAddress(host, port)
 	case host == "" && port == "" && size == 1:
 		return ""
 	case l.address != nil:
@@ -143,11 +156,11 @@ func (e *env) place(l launcher, size int) string {
 	return ""
 }
 
-// master is MASTER_ADDR:MASTER_PORT, or the next port if torchrun's agent has that one.
-func (e *env) master(host, port string) string {
+// masterAddress returns MASTER_ADDR:MASTER_PORT, or the next port if torchrun's agent has that one.
+func (e *env) masterAddress(host, port string) string {
 	n := e.number("MASTER_PORT")
 	if n < 1 || n > 65535 {
-		e.fail("MASTER_PORT is %q, which is no port", port)
+		e.fail("MASTER_PORT is %q, which is not a port", port)
 		return ""
 	}
 	if agent, err := strconv.ParseBool(os.Getenv(agentStore)); err == nil && agent {
@@ -156,9 +169,10 @@ func (e *env) master(host, port string) string {
 	return net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(n))
 }
 
-// at is MASTER_ADDR, if it is set, or host; and MASTER_PORT, or one that the job's id makes: the same on every rank, below the
-// ports that the system gives away, and seldom another job's.
-func (e *env) at(host, job string) string {
+// derivedAddress returns host, or MASTER_ADDR if it is set, with MASTER_PORT or a port derived from
+// the job's id. That port is the same on all ranks, below the ports that the system assigns, and
+// rarely that of another job.
+func (e *env) derivedAddress(host, job string) string {
 	if addr := os.Getenv("MASTER_ADDR"); addr != "" {
 		host = addr
 	}
@@ -168,7 +182,7 @@ func (e *env) at(host, job string) string {
 		h.Write([]byte(job))
 		return net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(15000+int(h.Sum32()%16000)))
 	}
-	return e.master(host, port)
+	return e.masterAddress(host, port)
 }
 
 func envRunID(names ...string) func() string {
@@ -182,10 +196,11 @@ func envRunID(names ...string) func() string {
 	}
 }
 
-// openMPIAddress is the loopback, if all ranks are on one node: mpirun tells nobody where rank 0 is.
+// openMPIAddress returns the loopback address if all ranks are on one node: mpirun does not tell
+// ranks where rank 0 is.
 func openMPIAddress(e *env) string {
 	if e.number("OMPI_COMM_WORLD_LOCAL_SIZE") == e.number("OMPI_COMM_WORLD_SIZE") || os.Getenv("MASTER_ADDR") != "" {
-		return e.at("127.0.0.1", envRunID("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")())
+		return e.derivedAddress("127.0.0.1", envRunID("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")())
 	}
 	e.missing("MASTER_ADDR")
 	return ""
@@ -199,7 +214,7 @@ func (e *env) fail(format string, args ...any) {
 
 func (e *env) missing(name string) { e.fail("%s is not set", name) }
 
-// number is the first of the variables that is set, which has to be a number ≥ 0.
+// number returns the first of the variables that is set, which must be an integer ≥ 0.
 func (e *env) number(names ...string) int {
 	for _, name := range names {
 		v := os.Getenv(name)
@@ -208,7 +223,7 @@ func (e *env) number(names ...string) int {
 		}
 		n, err := strconv.ParseInt(v, 10, 32)
 		if err != nil || n < 0 {
-			e.fail("%s is %q, which is no number ≥ 0", name, v)
+			e.fail("%s is %q, which is not an integer ≥ 0", name, v)
 		}
 		return int(n)
 	}
@@ -223,7 +238,7 @@ func (e *env) duration(name string) time.Duration {
 	}
 	d, err := time.ParseDuration(v)
 	if err != nil || d < 0 {
-		e.fail("%s is %q, which is no duration, as 30s or 5m", name, v)
+		e.fail("%s is %q, which is not a duration, such as 30s or 5m", name, v)
 	}
 	return d
 }
@@ -240,9 +255,12 @@ func (e *env) bool(name string) bool {
 	return b
 }
 
-// Environ is FromEnv's inverse, for launchers: what to append to the environment of the process that is to be c.Rank. It has the variables
-// of torchrun, which most programs know, and unsets what an outer launcher may have left. A Listener is given
-// by its address; Store, Schemes, Dial, Secret, TLS, Codec, Logger and Trace are not told (MUSTER_SECRET_FILE and the like stay as they are, and so does MUSTER_TRACE without a TraceDir). LOCAL_RANK is the launcher's to add.
+// Environ returns the environment variables from which FromEnv makes c, for launchers to append to
+// the environment of the process with rank c.Rank. They are those of torchrun, which most programs
+// know, and unset what an outer launcher may have left. A Listener becomes its address. Store,
+// Schemes, Dial, Secret, TLS, Codec, Logger and Trace are not included: MUSTER_SECRET_FILE and the
+// like stay as they are, and so does MUSTER_TRACE without a TraceDir. The launcher must add
+// LOCAL_RANK.
 func (c Config) Environ() []string {
 	vars := []string{
 		"RANK=" + strconv.Itoa(c.Rank),

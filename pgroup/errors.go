@@ -12,55 +12,61 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// What an error of this package matches, with errors.Is.
+// Errors that the errors of this package match with errors.Is.
 var (
-	// ErrTimeout matches context.DeadlineExceeded too.
+	// ErrTimeout: the deadline has passed. It matches context.DeadlineExceeded, too.
 	ErrTimeout = store.ErrTimeout
-	// ErrCancelled matches context.Canceled too.
+	// ErrCancelled: a rank cancelled the operation. It matches context.Canceled, too.
 	ErrCancelled = store.ErrCancelled
-	// ErrLost: a rank's process or connection ended without goodbye. The group is over; Shrink has the rest of it.
+	// ErrLost: a rank has failed, which means that failure detection has found its process or its
+	// connection dead. The group is revoked; Shrink makes a group of the survivors.
 	ErrLost = store.ErrLost
-	// ErrLeft: a rank closed the group.
+	// ErrLeft: a rank has closed the group.
 	ErrLeft = store.ErrLeft
-	// ErrMismatch: ranks called different verbs, or the same with another root, type or length. The group is over.
+	// ErrMismatch: ranks called different operations, or the same one with different roots, types
+	// or lengths. The group is revoked.
 	ErrMismatch = store.ErrMismatch
-	// ErrAborted: a rank called Abort. The group is over.
+	// ErrAborted: a rank called Abort. The group is revoked.
 	ErrAborted = store.ErrAborted
-	// ErrFailed: a rank could not do its part of what packages gather or collective do. The group goes on.
+	// ErrFailed: a rank could not do its part of an operation of package gather or collective. The
+	// group stays active.
 	ErrFailed = store.ErrFailed
-	// ErrSkipped: a rank went on to a later verb without taking part in this one, as it may after ErrUnknown. The group goes on.
+	// ErrSkipped: a rank went on to a later operation without taking part in this one, as it may
+	// after ErrUnknown. The group stays active.
 	ErrSkipped = store.ErrSkipped
-	// ErrUnknown: the store did not answer in time, and may have decided either way.
+	// ErrUnknown: the store did not answer in time; the operation may have succeeded or failed.
 	ErrUnknown = store.ErrUnknown
-	// ErrUnavailable: the store that nobody of the group hosts is gone.
+	// ErrUnavailable: the store, which no rank of the group hosts, cannot be reached.
 	ErrUnavailable = store.ErrUnavailable
-	// ErrConflict: another process holds this rank.
+	// ErrConflict: another process has this rank.
 	ErrConflict = store.ErrConflict
-	// ErrExpired: nobody fetched the message within Config.Expiry.
+	// ErrExpired: the message was not received within Config.Expiry.
 	ErrExpired = store.ErrExpired
-	// ErrTooLarge: an object is over the limit of a store.
+	// ErrTooLarge: an object exceeds a limit of the store.
 	ErrTooLarge = store.ErrTooLarge
-	// ErrInvalid: an argument makes no sense, or an object cannot be encoded.
+	// ErrInvalid: an argument is invalid, or an object cannot be encoded.
 	ErrInvalid = store.ErrInvalid
-	// ErrClosed: this handle was closed.
+	// ErrClosed: this handle is closed.
 	ErrClosed = store.ErrClosed
-	// ErrBusy: another goroutine is in a collective verb of this group, or waits for the same rank's messages.
+	// ErrBusy: another goroutine is in a collective operation of this group, or waits for a message
+	// of the same rank.
 	ErrBusy = errors.New("another verb of this group is in progress")
 )
 
-// RankError is the verdict of a verb that failed, the same on every rank. Packages gather, collective and strategy return it too.
+// RankError is the failure of an operation of a group. All ranks get the same one, but for Rank.
+// Packages gather, collective and strategy return it too.
 type RankError struct {
 	Op         string // "barrier", "create", "collective.allreduce"
 	Group      string
-	Channel    string // "" is the group itself
-	Rank, Size int    // who tells
-	Seq        uint64 // of the verb on its channel; 0 if it has none
+	Channel    string // "": the group itself
+	Rank, Size int    // of the rank that returns the error
+	Seq        uint64 // of the operation on its channel; 0 if it has none
 
-	*wire.Failure       // why, and who; never nil
-	Err           error // what is wrapped
+	*wire.Failure       // why it failed, and the ranks at fault; never nil
+	Err           error // the wrapped error
 }
 
-// Error says what failed, why, whose fault it is, and what the ranks at fault do instead.
+// Error returns what failed, why, which ranks are at fault, and what those do instead.
 func (e *RankError) Error() string {
 	var b strings.Builder
 	if !strings.Contains(e.Op, ".") {
@@ -81,11 +87,11 @@ func (e *RankError) Error() string {
 	return b.String()
 }
 
-// Unwrap returns what is wrapped.
+// Unwrap returns the wrapped error.
 func (e *RankError) Unwrap() error { return e.Err }
 
-// Is matches the error that the verdict's code stands for. A deadline is context.DeadlineExceeded too, and a
-// cancel context.Canceled, whichever rank it came from.
+// Is reports whether the code of the failure stands for target. A timeout matches
+// context.DeadlineExceeded, too, and a cancel context.Canceled, whichever rank it came from.
 func (e *RankError) Is(target error) bool {
 	if e.Failure == nil {
 		return false
@@ -99,17 +105,17 @@ func (e *RankError) Is(target error) bool {
 	return e.Code != wire.CodeOK && target == store.CodeError(e.Code)
 }
 
-// Timeout reports whether a deadline passed.
+// Timeout reports whether a deadline has passed.
 func (e *RankError) Timeout() bool { return errors.Is(e, context.DeadlineExceeded) }
 
-// of is e as the failure of another verb, that it made impossible.
+// of returns e as the failure of another operation that it made impossible.
 func (e *RankError) of(op string) *RankError {
 	own := *e
 	own.Op, own.Seq, own.Channel = op, 0, ""
 	return &own
 }
 
-// why is the verdict in words.
+// why returns the failure in words.
 func (e *RankError) why() string {
 	v := e.Failure
 	if v == nil {
@@ -117,28 +123,29 @@ func (e *RankError) why() string {
 	}
 	switch v.Code {
 	case wire.CodeTimeout, wire.CodeCancelled:
-		return e.overdue()
+		return e.overdueText()
 	case wire.CodeLost:
-		return join("lost "+ranks(v.Lost), v.Reason)
+		return joinNonEmpty("lost "+ranks(v.Lost), v.Reason)
 	case wire.CodeLeft:
-		return join(ranks(v.Left)+" left", v.Reason)
+		return joinNonEmpty(ranks(v.Left)+" left", v.Reason)
 	case wire.CodeMismatch:
-		return join("ranks disagree", clash(v.Clash), v.Reason)
+		return joinNonEmpty("ranks disagree", clash(v.Clash), v.Reason)
 	}
 	if v.Code == wire.CodeConflict {
-		return join(v.Code.String(), v.Reason, "each process needs a rank of its own, and each run a name of its own (MUSTER_RUN)")
+		return joinNonEmpty(v.Code.String(), v.Reason, "each process needs a rank of its own, and each run a name of its own (MUSTER_RUN)")
 	}
 	if v.By >= 0 {
-		return fmt.Sprintf("rank %d: %s", v.By, join(v.Code.String(), v.Reason))
+		return fmt.Sprintf("rank %d: %s", v.By, joinNonEmpty(v.Code.String(), v.Reason))
 	}
 	if v.Reason == "" && e.Err != nil {
-		return join(e.Err.Error(), late(v))
+		return joinNonEmpty(e.Err.Error(), missingText(v))
 	}
-	return join(v.Code.String(), v.Reason, late(v))
+	return joinNonEmpty(v.Code.String(), v.Reason, missingText(v))
 }
 
-// overdue tells of a verb that took too long for a rank, and of those who kept it waiting.
-func (e *RankError) overdue() string {
+// overdueText describes an operation that timed out or was cancelled, and the ranks that were
+// missing.
+func (e *RankError) overdueText() string {
 	v := e.Failure
 	what := v.Code.String()
 	switch {
@@ -156,11 +163,11 @@ func (e *RankError) overdue() string {
 	if reason == context.Canceled.Error() || v.By >= 0 && v.Code == wire.CodeTimeout { // the context's own words, that what has said
 		reason = ""
 	}
-	return join(what, late(v), reason)
+	return joinNonEmpty(what, missingText(v), reason)
 }
 
-// late names the ranks that others wait for, and what they do instead.
-func late(v *wire.Failure) string {
+// missingText lists the missing ranks and what they do instead.
+func missingText(v *wire.Failure) string {
 	if len(v.Missing) == 0 {
 		return ""
 	}
@@ -176,8 +183,8 @@ func late(v *wire.Failure) string {
 	return s.String()
 }
 
-// join puts the parts that are there behind each other.
-func join(parts ...string) string {
+// joinNonEmpty joins the parts that are not empty with ": ".
+func joinNonEmpty(parts ...string) string {
 	var there []string
 	for _, p := range parts {
 		if p != "" {
@@ -187,7 +194,7 @@ func join(parts ...string) string {
 	return strings.Join(there, ": ")
 }
 
-// clash says who called what: only that in which they differ, beside the verb.
+// clash describes the calls of two ranks, with only the arguments that differ.
 func clash(cs []wire.Contribution) string {
 	if len(cs) != 2 {
 		return ""
@@ -195,12 +202,12 @@ func clash(cs []wire.Contribution) string {
 	a, b := &cs[0], &cs[1]
 	say := func(c *wire.Contribution) string {
 		typ := a.Type != b.Type && a.Type != "" && b.Type != ""
-		return fmt.Sprintf("rank %d called %s", c.Rank, called(c, a.Root != b.Root || a.Verb != b.Verb, typ, a.Label != b.Label))
+		return fmt.Sprintf("rank %d called %s", c.Rank, describeCall(c, a.Root != b.Root || a.Verb != b.Verb, typ, a.Label != b.Label))
 	}
 	return say(a) + ", " + say(b)
 }
 
-func called(c *wire.Contribution, root, typ, label bool) string {
+func describeCall(c *wire.Contribution, root, typ, label bool) string {
 	var args []string
 	if root && c.Root >= 0 {
 		args = append(args, fmt.Sprintf("root %d", c.Root))
@@ -217,12 +224,12 @@ func called(c *wire.Contribution, root, typ, label bool) string {
 	return c.Verb + "(" + strings.Join(args, ", ") + ")"
 }
 
-// ranks is a list of ranks in words: "rank 2", "ranks 2 and 3", "ranks 3–17, 20".
+// ranks formats a list of ranks: "rank 2", "ranks 2 and 3", "ranks 3–17, 20".
 func ranks(rs []int) string {
 	const most = 16
 	var parts []string
 	for i := 0; i < len(rs); {
-		n := run(rs[i:])
+		n := consecutive(rs[i:])
 		switch {
 		case len(parts) == most:
 			return fmt.Sprintf("ranks %s and %d more", strings.Join(parts, ", "), len(rs)-i)
@@ -245,8 +252,8 @@ func ranks(rs []int) string {
 	return "ranks " + strings.Join(parts, ", ")
 }
 
-// run is how many ranks at the front of rs follow each other.
-func run(rs []int) int {
+// consecutive returns how many ranks at the front of rs are consecutive.
+func consecutive(rs []int) int {
 	n := 1
 	for n < len(rs) && rs[n] == rs[n-1]+1 {
 		n++
@@ -254,7 +261,8 @@ func run(rs []int) int {
 	return n
 }
 
-// TypeError says that an object is not what its receiver wants. A message stays where it is, for a Recv that wants it.
+// TypeError is returned for a message of another type than its receiver wants. The message stays
+// for a Recv of the right type.
 type TypeError struct {
 	Group      string
 	From, To   int // ranks
@@ -265,5 +273,5 @@ func (e *TypeError) Error() string {
 	return fmt.Sprintf("pgroup: group %q: rank %d sent %s, rank %d wants %s", e.Group, e.From, e.Sent, e.To, e.Want)
 }
 
-// Is makes it a mismatch.
+// Is matches ErrMismatch.
 func (e *TypeError) Is(target error) bool { return target == ErrMismatch }

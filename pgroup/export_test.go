@@ -17,17 +17,17 @@ var (
 )
 
 // KillHost ends the server of a group's store without a goodbye, as the end of its process does.
-func KillHost(g *Group) { _ = g.site.server.Close() }
+func KillHost(g *Group) { _ = g.shared.server.Close() }
 
 // MemberRoundTrip encodes and parses a member.
 func MemberRoundTrip(pid uint32, hosts bool, host, addr string) (gotPID uint32, gotHosts bool, gotHost, gotAddr string, err error) {
-	m, err := parseMember(appendMember(nil, member{node: 7, pid: pid, hosts: hosts, host: host, addr: addr}))
+	m, err := parseMemberInfo(appendMemberInfo(nil, memberInfo{node: 7, pid: pid, hosts: hosts, host: host, addr: addr}))
 	return m.pid, m.hosts, m.host, m.addr, err
 }
 
 // ParseMember parses what may come from anywhere.
 func ParseMember(b []byte) error {
-	_, err := parseMember(b)
+	_, err := parseMemberInfo(b)
 	return err
 }
 

@@ -99,7 +99,7 @@ func TestEveryRecordSaysWhoAndWhere(t *testing.T) {
 	}
 	for rank := range 3 {
 		said := messages(list, "train", rank)
-		for _, want := range []string{"0 joined", "0 begins", "2 steps", "1 is aside", "4 a verb has failed"} {
+		for _, want := range []string{"0 joined", "0 begins", "2 steps", "1 is aside", "4 operation failed"} {
 			require.Contains(t, said, want)
 		}
 		require.Contains(t, messages(list, "train/same", rank), "0 is in a sub")
@@ -109,7 +109,7 @@ func TestEveryRecordSaysWhoAndWhere(t *testing.T) {
 	require.EqualValues(t, 7, list[i]["epoch"])
 	i = slices.IndexFunc(list, func(rec map[string]any) bool { return rec["msg"] == "is aside" })
 	require.Equal(t, "side", list[i]["channel"])
-	i = slices.IndexFunc(list, func(rec map[string]any) bool { return rec["msg"] == "a verb has failed" })
+	i = slices.IndexFunc(list, func(rec map[string]any) bool { return rec["msg"] == "operation failed" })
 	require.Equal(t, []any{"WARN", "barrier"}, []any{list[i]["level"], list[i]["op"]})
 	require.Contains(t, list[i]["err"], "no more data")
 }

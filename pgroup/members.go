@@ -13,16 +13,17 @@ import (
 // Member is one rank, as all ranks know it.
 type Member struct {
 	Rank      int
-	LocalRank int    // among the ranks of its node, by rank
-	Node      int    // those of ranks that can share memory are the same; they are numbered as they come, by rank
-	PID       int    // in its own namespace
-	Host      string // name of its node, 64 bytes at most
-	Addr      string // where it hosts the group's store; "" if it does not
+	LocalRank int    // number of lower ranks on its node
+	Node      int    // ranks with the same number can share memory; numbered from 0, in the order of ranks
+	PID       int    // in its own PID namespace
+	Host      string // name of its node, at most 64 bytes
+	Addr      string // at which it hosts the group's store; "" if it does not
 }
 
-// member is what a rank says of itself when it joins: node u64 | pid u32 | hosts u8 | host u8 + bytes | address.
-// Every rank gets that of every other, so it is short, and only looked at when asked for.
-type member struct {
+// memberInfo is what a rank tells the others when it joins: node u64 | pid u32 | hosts u8 | length
+// of host u8, host | address. All ranks get that of all others, so it is short, and decoded only
+// when needed.
+type memberInfo struct {
 	node  uint64 // equal on the ranks of one node
 	pid   uint32
 	hosts bool
@@ -31,14 +32,14 @@ type member struct {
 }
 
 const (
-	memberLen = 8 + 4 + 1 + 1
-	maxHost   = 64
-	maxAddr   = 255
+	memberInfoLen = 8 + 4 + 1 + 1
+	maxHost       = 64
+	maxAddr       = 255
 )
 
-var errMember = errors.New("malformed member: another version of muster?")
+var errMemberInfo = errors.New("malformed member: another version of muster?")
 
-func appendMember(b []byte, m member) []byte {
+func appendMemberInfo(b []byte, m memberInfo) []byte {
 	m.host = clip(m.host, maxHost)
 	b = binary.LittleEndian.AppendUint64(b, m.node)
 	b = binary.LittleEndian.AppendUint32(b, m.pid)
@@ -51,42 +52,42 @@ func appendMember(b []byte, m member) []byte {
 	return append(b, clip(m.addr, maxAddr)...)
 }
 
-func parseMember(b []byte) (member, error) {
-	if len(b) < memberLen {
-		return member{}, errMember
+func parseMemberInfo(b []byte) (memberInfo, error) {
+	if len(b) < memberInfoLen {
+		return memberInfo{}, errMemberInfo
 	}
 	n := int(b[13])
-	if b[12] > 1 || n > maxHost || len(b) < memberLen+n || len(b) > memberLen+n+maxAddr {
-		return member{}, errMember
+	if b[12] > 1 || n > maxHost || len(b) < memberInfoLen+n || len(b) > memberInfoLen+n+maxAddr {
+		return memberInfo{}, errMemberInfo
 	}
-	return member{
+	return memberInfo{
 		node:  binary.LittleEndian.Uint64(b),
 		pid:   binary.LittleEndian.Uint32(b[8:]),
 		hosts: b[12] == 1,
-		host:  string(b[memberLen : memberLen+n]),
-		addr:  string(b[memberLen+n:]),
+		host:  string(b[memberInfoLen : memberInfoLen+n]),
+		addr:  string(b[memberInfoLen+n:]),
 	}, nil
 }
 
-// node is the node of a member, without a look at the rest.
+// node returns the node of a member without decoding the rest.
 func node(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// self is what this process says of itself.
-func (c *Config) self(host string, at *site) member {
+// selfInfo returns what this process tells the others.
+func (c *Config) selfInfo(host string, at *sharedStore) memberInfo {
 	id := c.Host
 	if id == "" {
 		id = thisNode()
 	}
 	h := fnv.New64a()
 	h.Write([]byte(id))
-	m := member{node: h.Sum64(), pid: uint32(os.Getpid()), hosts: at.hosts(), host: host}
+	m := memberInfo{node: h.Sum64(), pid: uint32(os.Getpid()), hosts: at.hosts(), host: host}
 	if m.hosts {
 		m.addr = at.addr
 	}
 	return m
 }
 
-// nodeName is what errors call this node.
+// nodeName returns the name of this node for errors.
 func (c *Config) nodeName() string {
 	if c.Host != "" {
 		return clip(c.Host, maxHost)
@@ -98,8 +99,8 @@ func (c *Config) nodeName() string {
 	return clip(name, maxHost)
 }
 
-// thisNode tells apart what cannot share memory: machines, their boots, and containers. Hostnames would not do, since
-// containers and clones may have the same.
+// thisNode identifies what can share memory: a boot of a machine, and a container on it. Host names
+// do not suffice: containers and clones may have the same one.
 var thisNode = sync.OnceValue(func() string {
 	var id []string
 	if runtime.GOOS == "linux" {
@@ -119,12 +120,13 @@ var thisNode = sync.OnceValue(func() string {
 	return strings.Join(id, " ")
 })
 
-// Members lists the ranks, in their order. Like all that follows it is known since the group was made, and costs no round trip.
+// Members returns the ranks in their order. Like the methods below it needs no round trip: it is
+// known since the group was formed.
 func (g *Group) Members() []Member {
 	ms := make([]Member, g.size)
 	local, nodes := map[uint64]int{}, map[uint64]int{}
 	for rank, b := range g.members {
-		m, _ := parseMember(b) // checked when it came
+		m, _ := parseMemberInfo(b) // validated by checkMembers
 		if _, ok := nodes[m.node]; !ok {
 			nodes[m.node] = len(nodes)
 		}
@@ -134,7 +136,7 @@ func (g *Group) Members() []Member {
 	return ms
 }
 
-// LocalRank is the number of lower ranks on this rank's node.
+// LocalRank returns the number of lower ranks on this rank's node.
 func (g *Group) LocalRank() int {
 	n := 0
 	for _, b := range g.members[:g.rank] {
@@ -145,12 +147,13 @@ func (g *Group) LocalRank() int {
 	return n
 }
 
-// SameNode reports whether rank is on this rank's node: they can share memory. A rank that does not exist is not.
+// SameNode reports whether rank is on this rank's node, so that they can share memory. It is false
+// for a rank that does not exist.
 func (g *Group) SameNode(rank int) bool {
 	return rank >= 0 && rank < g.size && node(g.members[rank]) == node(g.members[g.rank])
 }
 
-// NodeCount is the number of nodes that the ranks are on.
+// NodeCount returns the number of nodes that the ranks are on.
 func (g *Group) NodeCount() int {
 	nodes := map[uint64]bool{}
 	for _, b := range g.members {

@@ -12,16 +12,16 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// inboxes are this rank's streams of one channel, by source.
+// inboxes are the streams to this rank on one channel, by source.
 type inboxes struct {
 	mu sync.Mutex // protects of
 	of map[int]*inbox
 }
 
-// inbox is where this rank is in the stream from another.
+// inbox is the position of this rank in the stream from another rank.
 type inbox struct {
-	mu    sync.Mutex // held for the whole of a Recv: whoever finds it locked is ErrBusy
-	taken uint64     // messages; guarded by mu
+	mu       sync.Mutex // held during a Recv: a caller that finds it locked gets ErrBusy
+	received uint64     // messages; protected by mu
 }
 
 func (in *inboxes) from(src int) *inbox {
@@ -38,83 +38,85 @@ func (in *inboxes) from(src int) *inbox {
 	return box
 }
 
-// Send sends v to dst, which may be this rank, and returns when the store has it: dst need not have called Recv. Messages
-// from one rank to another on one channel arrive in the order of their sending. While 64 messages or 16 MiB wait for
-// dst, Send waits. A message that is not fetched within Config.Expiry is gone.
+// Send sends v to dst, which may be this rank. It returns when the store has the message: dst need
+// not have called Recv. Messages from one rank to another on one channel are delivered once, in the
+// order of sending. While 64 messages or 16 MiB wait for dst, Send waits. A message that is not
+// received within Config.Expiry expires.
 func Send[T any](ctx context.Context, g *Group, dst int, v T) (err error) {
 	size := 0
 	if g.cfg.sink != nil {
-		defer func(start time.Time) { g.tell(ctx, "send", start, size, err) }(time.Now())
+		defer func(start time.Time) { g.traceOp(ctx, "send", start, size, err) }(time.Now())
 	}
 	op := "send to " + strconv.Itoa(dst)
 	if err := g.checkPeer(ctx, op, dst); err != nil {
 		return err
 	}
-	defer g.release()
+	defer g.endCall()
 	payload, err := encode(g.cfg.Codec, nil, &v)
 	if err != nil {
 		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, g.name, g.rank, invalidObject(err))
 	}
 	size = len(payload)
-	bounded, cancel := g.bound(ctx)
+	bounded, cancel := g.withTimeout(ctx)
 	defer cancel()
 	c := g.stream(dst, typeName[T]())
 	if err := g.store.Send(bounded, c, payload, g.cfg.Expiry); err != nil {
-		return g.fault(op, 0, err)
+		return g.asRankError(op, 0, err)
 	}
 	return nil
 }
 
-// Recv returns the next message from src: each once, in the order of sending. If that is not a T the error is a *[TypeError],
-// and the message waits for a Recv of another type; Recv[any] takes whatever comes. A message that expired is
-// ErrExpired, in its turn. A second Recv from the same rank at the same time is ErrBusy.
+// Recv returns the next message from src. If it is not a T the error is a *[TypeError], and the
+// message stays for a Recv of another type; Recv[any] takes any. A message that has expired is
+// ErrExpired, once. A second Recv from the same rank at the same time is ErrBusy.
 func Recv[T any](ctx context.Context, g *Group, src int) (v T, err error) {
 	var c wire.Contribution
 	var payload []byte
 	if g.cfg.sink != nil {
-		defer func(start time.Time) { g.tellRecv(ctx, start, src, c.Seq, len(payload), err) }(time.Now())
+		defer func(start time.Time) { g.traceRecv(ctx, start, src, c.Seq, len(payload), err) }(time.Now())
 	}
 	op := "recv from " + strconv.Itoa(src)
 	if err := g.checkPeer(ctx, op, src); err != nil {
 		return v, err
 	}
-	defer g.release()
+	defer g.endCall()
 	box := g.inboxes.from(src)
 	if !box.mu.TryLock() {
 		return v, fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, g.name, g.rank, ErrBusy)
 	}
 	defer box.mu.Unlock()
-	bounded, cancel := g.bound(ctx)
+	bounded, cancel := g.withTimeout(ctx)
 	defer cancel()
 	c = g.stream(src, typeName[T]())
-	c.Seq = box.taken + 1
+	c.Seq = box.received + 1
 	var sent string
 	payload, sent, err = g.store.Recv(bounded, c)
 	if err != nil {
 		if errors.Is(err, ErrExpired) {
-			box.taken++
+			box.received++
 		}
-		return v, g.fault(op, 0, err)
+		return v, g.asRankError(op, 0, err)
 	}
 	if err := parse(g, payload, sent, src, &v); err != nil {
 		var none T
 		return none, err
 	}
-	if box.taken++; len(payload) >= receiptBytes {
-		_ = g.store.Received(bounded, c) // or the Recv of the next one says so
+	if box.received++; len(payload) >= ackAtOnceBytes {
+		_ = g.store.Received(bounded, c) // if it fails, the Recv of the next one acknowledges
 	}
 	return v, nil
 }
 
-// receiptBytes is the size of a message that Recv acknowledges at once: until then the store keeps it, and counts it against its sender. A
-// smaller one is acknowledged by the Recv of the next message, which saves a round trip.
-const receiptBytes = 64 << 10
+// ackAtOnceBytes is the size from which Recv acknowledges a message at once: until then the store
+// keeps it, and counts it against its sender. A smaller one is acknowledged by the Recv of the next
+// message, which saves a round trip.
+const ackAtOnceBytes = 64 << 10
 
-// parse makes *v of a message, if it is one that the caller wants.
+// parse decodes a message into *v if its type is one that the caller wants.
 func parse[T any](g *Group, payload []byte, sent string, src int, v *T) error {
 	want := typeName[T]()
 	switch {
-	case want == anyType && sent == bytesType: // it was not encoded
+	case want == anyType && sent == bytesType: // bytes are not encoded
 		*any(v).(*any) = payload
 		return nil
 	case want == anyType || sent == "" || sent == want || sent == anyType && want != bytesType:
@@ -127,14 +129,15 @@ func parse[T any](g *Group, payload []byte, sent string, src int, v *T) error {
 	return nil
 }
 
-// stream is what the request of a message says of where it goes, or comes from.
+// stream returns the Contribution of a send to peer, or a receive from it.
 func (g *Group) stream(peer int, typ string) wire.Contribution {
 	return wire.Contribution{Generation: g.generation, Rank: g.rank, Root: peer, Channel: g.channel, Type: typ}
 }
 
-// checkPeer refuses what needs no round trip to be refused, and begins a call: release ends it.
+// checkPeer refuses invalid calls without a round trip, and begins a call otherwise: endCall must
+// end it.
 func (g *Group) checkPeer(ctx context.Context, op string, peer int) error {
-	if err := g.hold(op); err != nil {
+	if err := g.beginCall(op); err != nil {
 		return err
 	}
 	err := ctx.Err()
@@ -149,12 +152,12 @@ func (g *Group) checkPeer(ctx context.Context, op string, peer int) error {
 		err = g.rankError(op, &wire.Failure{Code: code, By: g.rank, Reason: "before the call"}, err)
 	}
 	if err != nil {
-		g.release()
+		g.endCall()
 	}
 	return err
 }
 
-// invalidObject makes an encoding error one of those that can be matched.
+// invalidObject makes an encoding error match ErrInvalid, or ErrTooLarge.
 func invalidObject(err error) error {
 	if errors.Is(err, store.ErrTooLarge) {
 		return err
@@ -162,7 +165,7 @@ func invalidObject(err error) error {
 	return fmt.Errorf("%w: %w", ErrInvalid, err)
 }
 
-// refusalCode is what a vote of no says of an object that cannot be encoded.
+// refusalCode returns the code of a vote of no for an object that cannot be encoded.
 func refusalCode(err error) wire.Code {
 	if errors.Is(err, store.ErrTooLarge) {
 		return wire.CodeTooLarge

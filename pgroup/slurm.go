@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// slurmRun is the id of this job step: one allocation may run several at a time.
+// slurmRun returns the id of this job step: one allocation may run several steps at a time.
 func slurmRun() string {
 	job := envRunID("SLURM_JOB_ID", "SLURM_JOBID")()
 	if step := envRunID("SLURM_STEP_ID", "SLURM_STEPID")(); step != "" {
@@ -15,7 +15,7 @@ func slurmRun() string {
 	return job
 }
 
-// slurmAddress is a port of the step's first node, which is where rank 0 runs.
+// slurmAddress returns a port of the step's first node, where rank 0 runs.
 func slurmAddress(e *env) string {
 	host := os.Getenv("MASTER_ADDR")
 	if host == "" {
@@ -28,10 +28,10 @@ func slurmAddress(e *env) string {
 	if e.err != nil {
 		return ""
 	}
-	return e.at(host, run)
+	return e.derivedAddress(host, run)
 }
 
-// firstNode is the first node of the first of the lists that is set.
+// firstNode returns the first node of the first of the lists that is set.
 func (e *env) firstNode(names ...string) string {
 	for _, name := range names {
 		list := os.Getenv(name)
@@ -48,8 +48,8 @@ func (e *env) firstNode(names ...string) string {
 	return ""
 }
 
-// firstHost is the first host of a list as Slurm writes it: "login,node[03-07,9]-ib,…" has ranges in brackets,
-// several of them in a name with several parts, "rack[0-1]n[04-05]".
+// firstHost returns the first host of a list in Slurm's notation: "login,node[03-07,9]-ib,…" has
+// ranges in brackets; a name may have several, "rack[0-1]n[04-05]".
 func firstHost(list string) (string, error) {
 	var host strings.Builder
 	for rest := list; rest != ""; {
@@ -62,16 +62,16 @@ func firstHost(list string) (string, error) {
 			break
 		}
 		if rest[end] == ']' {
-			return "", fmt.Errorf("a ] without its [")
+			return "", fmt.Errorf("a ] without a [")
 		}
 		rest = rest[end+1:]
 		closing := strings.IndexByte(rest, ']')
 		if closing < 0 {
-			return "", fmt.Errorf("a [ without its ]")
+			return "", fmt.Errorf("a [ without a ]")
 		}
 		first := rest[:strings.IndexAny(rest, ",-]")]
 		if first == "" || strings.Trim(first, "0123456789") != "" {
-			return "", fmt.Errorf("[%s] is no range of numbers", rest[:closing])
+			return "", fmt.Errorf("[%s] is not a range of numbers", rest[:closing])
 		}
 		host.WriteString(first)
 		rest = rest[closing+1:]

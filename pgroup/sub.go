@@ -16,10 +16,14 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Sub makes a group of some ranks, in the order given: rank i of it is ranks[i] here. Those ranks call it, and no
-// others, each with the same list, and it does not count among the verbs of g. The name is for errors and for Group.Store; the same name and ranks again give another group, except after a
-// deadline or a cancel, when a rank may try again and meet those who still wait, or come later.
-// It lives on when g is closed, but not when the store goes that g's host hosts.
+// Sub makes a group of some ranks of g: rank i of the new group is ranks[i]. Exactly those ranks
+// must call it, all with the same list; it is not part of the sequence of g's operations. name is
+// used in errors and for Group.Store. The same name and ranks make another group each time, except
+// that after a timeout or a cancel a rank may try again and meet those that still wait, or come
+// later.
+//
+// The new group outlives Close of g, but not the store that g's host hosts. The caller must Close
+// it.
 func (g *Group) Sub(ctx context.Context, name string, ranks ...int) (*Group, error) {
 	rank, err := g.checkSub(name, ranks)
 	if err != nil {
@@ -30,14 +34,14 @@ func (g *Group) Sub(ctx context.Context, name string, ranks ...int) (*Group, err
 	g.uses[use]++
 	nth := g.uses[use]
 	g.lock.Unlock()
-	sub, err := g.derive(ctx, admission{
+	sub, err := g.derive(ctx, joinRequest{
 		op: fmt.Sprintf("sub %q", name), name: g.name + "/" + name, rank: rank, size: len(ranks),
 		run: fmt.Sprintf("sub %d of generation %d, ranks %s", nth, g.generation, use[len(name)+1:]),
 	})
 	if (errors.Is(err, ErrTimeout) || errors.Is(err, ErrCancelled)) && !errors.Is(err, ErrUnknown) {
 		g.lock.Lock()
 		defer g.lock.Unlock()
-		if g.uses[use] == nth { // this rank was not seen: who was late, or tries again, is to meet those who still wait
+		if g.uses[use] == nth { // a retry must meet the ranks that still wait
 			g.uses[use]--
 		}
 	}
@@ -67,7 +71,7 @@ func (g *Group) checkSub(name string, ranks []int) (rank int, err error) {
 	return rank, nil
 }
 
-// subKey names a list of ranks. A long one is named by its hash, since names are bounded.
+// subKey names a list of ranks. It uses the hash of a long one, since names are bounded.
 func subKey(name string, ranks []int) string {
 	list := strings.Trim(fmt.Sprint(ranks), "[]")
 	if len(list) > 256 {
@@ -78,19 +82,20 @@ func subKey(name string, ranks []int) string {
 	return name + "\x00" + list
 }
 
-// Split makes groups of the ranks that pass the same color, in the order of their keys, then of their ranks. All ranks of g call it; one
-// whose color is negative gets nil. It is one verb of g, and then one round trip.
+// Split makes a group of the ranks that pass the same color, in the order of their keys, then of
+// their ranks in g. All ranks of g must call it; one with a negative color gets nil. It takes one
+// operation of g and one more round trip. The caller must Close the new group.
 func (g *Group) Split(ctx context.Context, color, key int) (*Group, error) {
-	ctx, cancel := g.bound(ctx)
+	ctx, cancel := g.withTimeout(ctx)
 	defer cancel()
 	cl := call{Group: g, c: wire.Contribution{Verb: "split", Root: -1, Want: wire.WantAll}}
 	if err := cl.begin(); err != nil {
 		return nil, err
 	}
-	got, err := cl.cast(ctx, appendSplit(nil, color, key))
+	got, err := cl.vote(ctx, appendSplit(nil, color, key))
 	seq := cl.c.Seq
 	if err == nil {
-		err = cl.want(g.size, got)
+		err = cl.checkCount(g.size, got)
 	}
 	cl.end()
 	if err != nil || color < 0 {
@@ -100,19 +105,19 @@ func (g *Group) Split(ctx context.Context, color, key int) (*Group, error) {
 	if err != nil {
 		return nil, cl.undecodable(-1, err)
 	}
-	return g.derive(ctx, admission{
+	return g.derive(ctx, joinRequest{
 		op: fmt.Sprintf("split(color %d)", color), name: fmt.Sprintf("%s/%d", g.name, color), rank: slices.Index(ranks, g.rank), size: len(ranks),
 		run: fmt.Sprintf("split %d of generation %d, channel %q", seq, g.generation, g.channel),
 	})
 }
 
-// appendSplit is a rank's part of Split: color i64 | key i64.
+// appendSplit encodes a rank's part of Split: color i64 | key i64.
 func appendSplit(b []byte, color, key int) []byte {
 	b = binary.LittleEndian.AppendUint64(b, uint64(color))
 	return binary.LittleEndian.AppendUint64(b, uint64(key))
 }
 
-// sameColor lists the ranks of a color, in their new order.
+// sameColor returns the ranks of a color, in their new order.
 func sameColor(parts [][]byte, color int) ([]int, error) {
 	var ranks []int
 	keys := make([]int64, len(parts))
@@ -129,56 +134,58 @@ func sameColor(parts [][]byte, color int) ([]int, error) {
 	return ranks, nil
 }
 
-// Shrink makes the next generation of a group that lost ranks: those who call it, densely ranked in their old order, once every
-// rank has called it or is gone. g is over then, and still to be closed. It cannot help if the rank is gone
-// that hosted the store.
+// Shrink makes the next generation of a group in which ranks have failed: the ranks that call it,
+// renumbered without gaps in their old order. It returns when every rank of g has called it, has
+// left or has failed. g must still be closed. It fails if the rank that hosted the store has
+// failed.
 func (g *Group) Shrink(ctx context.Context) (*Group, error) {
-	ctx, cancel := g.bound(ctx)
+	ctx, cancel := g.withTimeout(ctx)
 	defer cancel()
-	return g.enter(ctx, admission{op: "shrink", name: g.name, run: g.run, rank: g.rank, size: g.size, from: g.generation})
+	return g.joinOnSameStore(ctx, joinRequest{op: "shrink", name: g.name, run: g.run, rank: g.rank, size: g.size, from: g.generation})
 }
 
-// derive makes a group of ranks of g. It gives up when g is over: a rank that is lost never comes.
-func (g *Group) derive(ctx context.Context, a admission) (*Group, error) {
-	if over := g.whyOver(); over != nil {
+// derive makes a group of ranks of g. It gives up when g is revoked: a rank that has failed never
+// joins.
+func (g *Group) derive(ctx context.Context, a joinRequest) (*Group, error) {
+	if over := g.revokedBy(); over != nil {
 		return nil, over.of(a.op)
 	}
-	ctx, cancel := g.bound(ctx)
+	ctx, cancel := g.withTimeout(ctx)
 	defer cancel()
 	ctx, abandon := context.WithCancelCause(ctx)
 	defer abandon(nil)
 	over := g.Context()
 	defer context.AfterFunc(over, func() { abandon(context.Cause(over)) })()
-	sub, err := g.enter(ctx, a)
+	sub, err := g.joinOnSameStore(ctx, a)
 	if errors.Is(err, ErrCancelled) && ctx.Err() == nil {
-		// Another rank cancelled it: because g is over, perhaps, which this one is about to be told.
+		// Another rank cancelled it, perhaps since g is revoked, which this rank learns soon.
 		select {
 		case <-over.Done():
-		case <-time.After(overTime):
+		case <-time.After(revocationDelay):
 		case <-ctx.Done():
 		}
 	}
 	if err != nil && over.Err() != nil {
-		if why := g.whyOver(); why != nil {
+		if why := g.revokedBy(); why != nil {
 			return nil, why.of(a.op)
 		}
 	}
 	return sub, err
 }
 
-// overTime is more than ranks differ in when they are told that a group is over.
-const overTime = time.Second
+// revocationDelay is longer than the delay between ranks in learning of a revocation.
+const revocationDelay = time.Second
 
-// enter joins on g's site, and holds it.
-func (g *Group) enter(ctx context.Context, a admission) (*Group, error) {
-	if g.isClosed() || !g.site.hold() {
+// joinOnSameStore joins on the store of g, with a reference of its own.
+func (g *Group) joinOnSameStore(ctx context.Context, a joinRequest) (*Group, error) {
+	if g.isClosed() || !g.shared.acquire() {
 		return nil, g.closedError(a.op)
 	}
 	start := trace.Now(g.cfg.sink)
-	sub, err := g.cfg.join(ctx, g.site, a)
-	g.cfg.tellJoin(ctx, a, sub, start, err)
+	sub, err := g.cfg.join(ctx, g.shared, a)
+	g.cfg.traceJoin(ctx, a, sub, start, err)
 	if err != nil {
-		g.site.abandon(&g.cfg)
+		g.shared.releaseUnused(&g.cfg)
 		return nil, err
 	}
 	return sub, nil

@@ -14,8 +14,9 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// note keeps what cast knows for the trace. A rank that came last has waited for nobody.
-func (cl *call) note(ctx context.Context, given []byte, got [][]byte, last int, err error) {
+// noteResult keeps the result of a vote for the trace. A rank whose vote came last has waited for
+// no rank.
+func (cl *call) noteResult(ctx context.Context, given []byte, got [][]byte, last int, err error) {
 	cl.ctx, cl.last, cl.err = ctx, last, err
 	if err != nil {
 		cl.last = culprit(err)
@@ -30,7 +31,7 @@ func (cl *call) note(ctx context.Context, given []byte, got [][]byte, last int, 
 	}
 }
 
-// culprit is the one rank that an error names; -1 if it names none, or more.
+// culprit returns the only rank that an error names; -1 if it names none, or several.
 func culprit(err error) int {
 	re, ok := errors.AsType[*RankError](err)
 	if !ok || re.Failure == nil {
@@ -44,14 +45,14 @@ func culprit(err error) int {
 	return re.By
 }
 
-// record tells the trace of a collective verb.
-func (cl *call) record() {
+// traceCall sends the event of a collective operation.
+func (cl *call) traceCall() {
 	e := cl.event(cl.c.Verb, cl.start)
 	e.Seq, e.Last, e.Bytes, e.Waited, e.Err = cl.c.Seq, cl.last, int64(cl.bytes), cl.waited, cl.err
 	trace.Record(cl.ctx, cl.cfg.sink, e)
 }
 
-// event is what all events of a handle have in common.
+// event returns an event with the fields that all events of a handle have.
 func (g *Group) event(verb string, start time.Time) trace.Event {
 	return trace.Event{
 		Op: "pgroup." + verb, Group: g.name, Channel: g.channel, Generation: g.generation, ID: g.id,
@@ -59,27 +60,29 @@ func (g *Group) event(verb string, start time.Time) trace.Event {
 	}
 }
 
-// tell tells the trace of what is no collective verb.
-func (g *Group) tell(ctx context.Context, verb string, start time.Time, bytes int, err error) {
+// traceOp sends the event of an operation that is not collective.
+func (g *Group) traceOp(ctx context.Context, verb string, start time.Time, bytes int, err error) {
 	e := g.event(verb, start)
 	e.Bytes, e.Err = int64(bytes), err
 	trace.Record(ctx, g.cfg.sink, e)
 }
 
-// tellRecv tells the trace of message seq from src: all of its time this rank waited for that one, if there is one.
-func (g *Group) tellRecv(ctx context.Context, start time.Time, src int, seq uint64, bytes int, err error) {
+// traceRecv sends the event of a receive of message seq from src. The whole duration counts as
+// waiting for src.
+func (g *Group) traceRecv(ctx context.Context, start time.Time, src int, seq uint64, bytes int, err error) {
 	e := g.event("recv", start)
 	e.Seq, e.Bytes, e.Err, e.End = seq, int64(bytes), err, time.Now()
 	if src >= 0 && src < g.Size() {
 		e.Last = src
 	}
 	e.Waited = e.Duration()
-	e.Channel += fmt.Sprintf(" from %d", src) // numbers are the stream's
+	e.Channel += fmt.Sprintf(" from %d", src) // Seq is of the stream
 	trace.Record(ctx, g.cfg.sink, e)
 }
 
-// tellJoin tells the trace of a group that has come together, or did not: all of its time this rank waited.
-func (c *Config) tellJoin(ctx context.Context, a admission, g *Group, start time.Time, err error) {
+// traceJoin sends the event of a join that has succeeded or failed. The whole duration counts as
+// waiting.
+func (c *Config) traceJoin(ctx context.Context, a joinRequest, g *Group, start time.Time, err error) {
 	if c.sink == nil {
 		return
 	}
@@ -99,8 +102,9 @@ func (c *Config) tellJoin(ctx context.Context, a admission, g *Group, start time
 	trace.Record(ctx, c.sink, e)
 }
 
-// identify makes what tells this generation from one with the same number on another store: who its ranks are.
-func (s *seat) identify() {
+// setTraceID sets the id that distinguishes this generation from one with the same number on
+// another store: a hash of its members.
+func (s *membership) setTraceID() {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s\x00%s\x00%d", s.name, s.run, s.generation)
 	for _, m := range s.members {
@@ -109,7 +113,8 @@ func (s *seat) identify() {
 	s.id = max(h.Sum64(), 1)
 }
 
-// traceFile is a file of TraceDir. Every handle of a group that tells it holds it; it goes with the last one.
+// traceFile is a file of TraceDir. Each handle of a group that writes to it holds a reference; the
+// last one closes it.
 type traceFile struct {
 	*trace.ChromeWriter
 	f *os.File
@@ -118,7 +123,7 @@ type traceFile struct {
 	refs int
 }
 
-// openTrace makes the file that c asks for, and has it told what Trace is.
+// openTrace makes the file that c asks for, and the sink that writes to it and to Trace.
 func (c *Config) openTrace() error {
 	c.file, c.sink = nil, c.Trace
 	if c.TraceDir == "" {
@@ -136,7 +141,7 @@ func (c *Config) openTrace() error {
 	return nil
 }
 
-// createTrace makes a file that is not there yet: a process may have several groups, and its number may come again.
+// createTrace makes a new file: a process may have several groups, and process ids repeat.
 func createTrace(dir, name string) (*os.File, error) {
 	for n, file := 1, name; ; n++ {
 		f, err := os.OpenFile(filepath.Join(dir, file+".json"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
@@ -147,7 +152,7 @@ func createTrace(dir, name string) (*os.File, error) {
 	}
 }
 
-// fileName is a host's name as part of a file's.
+// fileName returns a host's name for use in a file name.
 func fileName(host string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '-' || r == '.' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' {
@@ -166,10 +171,11 @@ func (t *traceFile) hold() {
 	t.refs++
 }
 
-// fileTime is how long the end of a group may wait for its file.
-const fileTime = 5 * time.Second
+// traceCloseTimeout is how long Close of a group waits for its trace file.
+const traceCloseTimeout = 5 * time.Second
 
-// release lets go of the file. That it could not be written is no reason for a group to fail, or to hang.
+// release releases a reference. A file that cannot be written is logged, and does not make the
+// group fail or hang.
 func (t *traceFile) release(c *Config) {
 	if t == nil {
 		return
@@ -183,13 +189,13 @@ func (t *traceFile) release(c *Config) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- errors.Join(t.Close(), t.f.Close()) }()
-	late := time.NewTimer(fileTime)
+	late := time.NewTimer(traceCloseTimeout)
 	defer late.Stop()
 	var err error
 	select {
 	case err = <-ended:
 	case <-late.C:
-		err = fmt.Errorf("not within %v: the group ends without it", fileTime)
+		err = fmt.Errorf("not within %v: the group ends without it", traceCloseTimeout)
 	}
 	if err != nil {
 		c.logger().Error("the trace could not be written", "file", t.f.Name(), "err", err)

@@ -6,8 +6,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Broadcast returns root's v on every rank; what the others pass counts only for its type. The root does not wait for its
-// readers, up to 128 verbs or 16 MiB ahead of the slowest, and gets back v itself.
+// Broadcast returns root's v on all ranks. On other ranks only the type of v matters. The root gets
+// back v itself, and does not wait for its readers, unless the slowest is 128 operations or 16 MiB
+// behind.
 func Broadcast[T any](ctx context.Context, g *Group, root int, v T) (T, error) {
 	var none T
 	cl := call{Group: g, c: wire.Contribution{Verb: "broadcast", Root: root, Type: typeName[T](), RootOnly: true, Want: int32(root)}}
@@ -21,7 +22,7 @@ func Broadcast[T any](ctx context.Context, g *Group, root int, v T) (T, error) {
 		payload = encodeIn(&cl, &v)
 	}
 	cl.checkRoot()
-	got, err := cl.cast(ctx, payload)
+	got, err := cl.vote(ctx, payload)
 	switch {
 	case err != nil:
 		return none, err
@@ -31,23 +32,23 @@ func Broadcast[T any](ctx context.Context, g *Group, root int, v T) (T, error) {
 	return decodeOne[T](&cl, got)
 }
 
-// AllGather returns the v of every rank, in rank order, on every rank: Size objects. All of them together may
-// have 256 MiB.
+// AllGather returns, on all ranks, the v of each rank in the order of ranks: Size objects, at most
+// 256 MiB together.
 func AllGather[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 	cl := call{Group: g, c: wire.Contribution{Verb: "allgather", Root: -1, Type: typeName[T](), Want: wire.WantAll}}
 	if err := cl.begin(); err != nil {
 		return nil, err
 	}
 	defer cl.end()
-	got, err := cl.cast(ctx, encodeIn(&cl, &v))
+	got, err := cl.vote(ctx, encodeIn(&cl, &v))
 	if err != nil {
 		return nil, err
 	}
 	return decodeAll[T](&cl, got)
 }
 
-// Gather returns the v of every rank, in rank order, on root, and nil on the others, who wait for it
-// too: its success means that every rank has called it.
+// Gather returns the v of each rank, in the order of ranks, on root, and nil on the other ranks.
+// These wait for it too: its success means that all ranks have called it.
 func Gather[T any](ctx context.Context, g *Group, root int, v T) ([]T, error) {
 	cl := call{Group: g, c: wire.Contribution{Verb: "gather", Root: root, Type: typeName[T](), Want: wire.WantNothing}}
 	if err := cl.begin(); err != nil {
@@ -58,15 +59,15 @@ func Gather[T any](ctx context.Context, g *Group, root int, v T) ([]T, error) {
 	if g.rank == root {
 		cl.c.Want = wire.WantAll
 	}
-	got, err := cl.cast(ctx, encodeIn(&cl, &v))
+	got, err := cl.vote(ctx, encodeIn(&cl, &v))
 	if err != nil || g.rank != root {
 		return nil, err
 	}
 	return decodeAll[T](&cl, got)
 }
 
-// Scatter returns root's vs[i] on rank i. vs has Size objects on root, 16 MiB together; it does not count on the others.
-// The root does not wait for the others, as in Broadcast.
+// Scatter returns root's vs[i] on rank i. vs has Size objects on root, at most 16 MiB together;
+// other ranks may pass nil. The root does not wait for the others, as in Broadcast.
 func Scatter[T any](ctx context.Context, g *Group, root int, vs []T) (T, error) {
 	var none T
 	cl := call{Group: g, c: wire.Contribution{Verb: "scatter", Root: root, Type: typeName[T](), RootOnly: true, Want: wire.WantPart}}
@@ -79,21 +80,22 @@ func Scatter[T any](ctx context.Context, g *Group, root int, vs []T) (T, error) 
 	if g.rank == root {
 		payload = encodeParts(&cl, vs)
 	}
-	got, err := cl.cast(ctx, payload)
+	got, err := cl.vote(ctx, payload)
 	if err != nil {
 		return none, err
 	}
 	return decodeOne[T](&cl, got)
 }
 
-// AllToAll returns on rank i the vs[i] of every rank, in rank order. vs has Size objects on every rank, 16 MiB together.
+// AllToAll returns, on rank i, the vs[i] of each rank in the order of ranks. vs has Size objects on
+// all ranks, at most 16 MiB together.
 func AllToAll[T any](ctx context.Context, g *Group, vs []T) ([]T, error) {
 	cl := call{Group: g, c: wire.Contribution{Verb: "alltoall", Root: -1, Type: typeName[T](), Want: wire.WantPart}}
 	if err := cl.begin(); err != nil {
 		return nil, err
 	}
 	defer cl.end()
-	got, err := cl.cast(ctx, encodeParts(&cl, vs))
+	got, err := cl.vote(ctx, encodeParts(&cl, vs))
 	if err != nil {
 		return nil, err
 	}

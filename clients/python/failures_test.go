@@ -206,7 +206,7 @@ func TestPythonThatHoldsItsLockForTooLong(t *testing.T) {
 	f := outcome(t, errs[1], "Lost")
 	require.Equal(t, []int{1}, f.Lost)
 	require.True(t, f.is("SessionLost"))
-	require.Contains(t, f.Text, "lost rank 1: it was away, or silent, for too long; the others went on without it")
+	require.Contains(t, f.Text, "lost rank 1: its session has expired: it was disconnected, or sent nothing, for too long")
 }
 
 func TestACutConnectionMends(t *testing.T) {
@@ -370,7 +370,7 @@ func TestWhoIsNotThereWhenJoining(t *testing.T) {
 	nobody := l.Addr().String()
 	require.NoError(t, l.Close())
 	f = p.fails("Timeout", "new", "join", 1, 3, nobody, kw{"timeout": 0.2})
-	require.Contains(t, f.Text, `pgroup: create of group "world" on rank 1 of 3: nobody listens at `+nobody+" after 0.2s: start rank 0 or the store")
+	require.Contains(t, f.Text, `pgroup: create of group "world" on rank 1 of 3: no process listens at `+nobody+" after 0.2s: start rank 0 or the store")
 	require.True(t, f.is("Unavailable"), f.Kinds)
 	f = p.fails("Timeout", "new", "join", 0, 3, nobody, kw{"timeout": 0.2})
 	require.Contains(t, f.Text, `(a Python rank 0 does not host the store: "muster serve" does)`)

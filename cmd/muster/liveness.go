@@ -36,7 +36,7 @@ func (l *livenessFlag) fromEnviron() (err error) {
 		return nil
 	}
 	if l.timeout, err = time.ParseDuration(v); err != nil || l.timeout < 0 {
-		return &exit{code: exitUsage, text: envLiveness + " is " + v + ", which is no duration, as 30s", err: err}
+		return &exit{code: exitUsage, text: envLiveness + " is " + v + ", which is not a duration, such as 30s", err: err}
 	}
 	return nil
 }

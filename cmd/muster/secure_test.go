@@ -182,7 +182,7 @@ func TestLivenessTimeoutReachesTheRanks(t *testing.T) {
 	env := []string{"MUSTER_LIVENESS_TIMEOUT=8s"}
 	runIn(t, nil, env, show...).wants(t, 0, "=8s=\n", "")
 	runIn(t, nil, env, append([]string{"run", "--liveness-timeout", "7s"}, show[1:]...)...).wants(t, 0, "=7s=\n", "")
-	runIn(t, nil, []string{"MUSTER_LIVENESS_TIMEOUT=x"}, show...).wants(t, 2, "", "MUSTER_LIVENESS_TIMEOUT is x, which is no duration")
+	runIn(t, nil, []string{"MUSTER_LIVENESS_TIMEOUT=x"}, show...).wants(t, 2, "", "MUSTER_LIVENESS_TIMEOUT is x, which is not a duration")
 	run(t, "run", "--liveness-timeout", "0s", "-n", "1", "--", "true").wants(t, 2, "", "--liveness-timeout must be positive")
 }
 

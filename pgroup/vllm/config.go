@@ -38,7 +38,7 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Rank < 0 || c.Rank >= c.Size:
 		return c, invalid("Config.Rank is %d, with a Config.Size of %d: ranks are 0 to %d", c.Rank, c.Size, c.Size-1)
 	case c.Store == nil:
-		return c, invalid("Config.Store is nil: where do the %d ranks meet?", c.Size)
+		return c, invalid("Config.Store is nil: %d ranks need one to meet", c.Size)
 	case c.Timeout < 0:
 		return c, invalid("Config.Timeout is %v", c.Timeout)
 	case c.DataExpiration < 0:

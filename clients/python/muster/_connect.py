@@ -142,7 +142,7 @@ def _outcome(sock: socket.socket) -> Optional[OSError]:
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     try:
         if not code and sock.getsockname() == sock.getpeername():
-            code = errno.ECONNREFUSED  # nobody listens at a port of the range from which both ends got theirs: it is connected to itself
+            code = errno.ECONNREFUSED  # no process listens at a port of the range from which both ends got theirs: it is connected to itself
     except OSError:
         code = errno.ECONNRESET  # it was there, and has ended just now
     return OSError(code, os.strerror(code)) if code else None

@@ -36,7 +36,7 @@ class _Env:
             v = self.get(name)
             if v:
                 if not re.fullmatch(r"\+?[0-9]+", v) or int(v) >= 1 << 31:
-                    raise self.bad(f"{name} is {quote(v)}, which is no number ≥ 0")
+                    raise self.bad(f"{name} is {quote(v)}, which is not an integer ≥ 0")
                 return int(v)
         raise self.missing(*names)
 
@@ -46,7 +46,7 @@ class _Env:
             return default
         seconds = _seconds(v)
         if seconds is None:
-            raise self.bad(f"{name} is {quote(v)}, which is no duration, as 30s or 5m")
+            raise self.bad(f"{name} is {quote(v)}, which is not a duration, such as 30s or 5m")
         return seconds or default
 
     def at(self, host: str, job: str) -> str:
@@ -59,7 +59,7 @@ class _Env:
         """Returns MASTER_ADDR:MASTER_PORT, or the next port if torchrun's agent has that one."""
         n = self.number("MASTER_PORT")
         if not 1 <= n <= 65535:
-            raise self.bad(f"MASTER_PORT is {quote(port)}, which is no port")
+            raise self.bad(f"MASTER_PORT is {quote(port)}, which is not a port")
         if self.get(_AGENT) in ("1", "t", "T", "TRUE", "true", "True"):
             n += 1
         return _join(host, n)
@@ -119,14 +119,14 @@ def first_host(nodes: str) -> str:
         if m.group() == ",":
             break
         if m.group() == "]":
-            raise ValueError("a ] without its [")
+            raise ValueError("a ] without a [")
         rest = rest[m.end() :]
         ranges, closing, rest = rest.partition("]")
         if not closing:
-            raise ValueError("a [ without its ]")
+            raise ValueError("a [ without a ]")
         first = re.split("[,-]", ranges)[0]
         if not re.fullmatch("[0-9]+", first):
-            raise ValueError(f"[{ranges}] is no range of numbers")
+            raise ValueError(f"[{ranges}] is not a range of numbers")
         host += first
     if not host:
         raise ValueError("it has no host")
@@ -184,7 +184,7 @@ def _place(e: _Env, launcher: _Launcher) -> str:
     url = e.get("MUSTER_STORE")
     if url:
         if "://" not in url and not url.startswith("mem:"):
-            raise e.bad(f"MUSTER_STORE is {quote(url)}, which is no URL, as muster://host:port")
+            raise e.bad(f"MUSTER_STORE is {quote(url)}, which is not a URL, such as muster://host:port")
         return url
     host, port = e.get("MASTER_ADDR"), e.get("MASTER_PORT")
     if host and port:

@@ -98,7 +98,7 @@ class Config:
             if len(text(v)) > MAX_KEY // 4:
                 raise invalid(f"{what} has {len(text(v))} bytes, the limit is {MAX_KEY // 4}")
         if not self.store:
-            raise invalid(f"there is no store: where do the {self.size} ranks meet?")
+            raise invalid(f"there is no store: {self.size} ranks need one to meet")
 
 
 class Site:
@@ -231,7 +231,7 @@ class Seat:
         v = Failure(e.code, reason=e.detail)
         hosted = f"it hosted the store at {self.store.address}"
         if isinstance(e, SessionLost):  # the others have been told so
-            v.code, v.lost, v.reason = Code.LOST, [self.rank], "it was away, or silent, for too long; the others went on without it"
+            v.code, v.lost, v.reason = Code.LOST, [self.rank], "its session has expired: it was disconnected, or sent nothing, for too long"
         elif e.code == Code.LEFT and self.host >= 0:
             v.left, v.reason = [self.host], hosted
         elif e.code in _GONE and self.host >= 0:
@@ -308,9 +308,9 @@ def _create_error(config: Config, e: StoreError, before: Optional[Error], took: 
     """Says at which step it failed."""
     says = f"pgroup: create of group {quote(config.name)} on rank {config.rank} of {config.size}"
     if e.op == "dial" and e.code in (Code.TIMEOUT, Code.CANCELLED):
-        what, do = "nobody listens at", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)"
+        what, do = "no process listens at", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)"
         if "it has not answered" in str(e):
-            what, do = "no answer from", "is that rank 0 or a store, and does it hang?"
+            what, do = "no answer from", "check that rank 0 or a store listens there, and is not frozen"
         says += f": {what} {e.key} after {took:.1f}s: {do}"
         if config.rank == 0:
             says += ' (a Python rank 0 does not host the store: "muster serve" does)'

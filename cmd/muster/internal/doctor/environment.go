@@ -85,7 +85,7 @@ func (d *Doctor) numbers(l launcher) (fs []Finding) {
 			continue
 		}
 		if n, err := strconv.Atoi(v); err != nil || n < 0 {
-			fs = append(fs, problem(fmt.Sprintf("%s is %q, which is no number ≥ 0", name, v), "let the launcher set it"))
+			fs = append(fs, problem(fmt.Sprintf("%s is %q, which is not an integer ≥ 0", name, v), "let the launcher set it"))
 		}
 	}
 	for _, pair := range [][2]string{{l.rank, l.size}, {l.localRank, l.localSize}} {

@@ -14,33 +14,33 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// site is where groups meet: a store, and in the process that hosts it, its server. Every group handle
-// on it holds it; it goes with the last one.
-type site struct {
-	store *store.Store
-	addr  string // in errors
-	kept  bool   // somebody else closes store
+// sharedStore is the store that groups of this process share, and in the process that hosts it the
+// server too. Each group handle holds a reference; the last one closes it.
+type sharedStore struct {
+	store    *store.Store
+	addr     string // for errors
+	external bool   // Config.Store: the caller closes it
 
 	// of the process that hosts it
-	server *store.Server
+	server *store.Server   // of the process that hosts the store; nil elsewhere, and so are the next ones
 	served chan struct{}   // closed when Serve has returned
-	broken context.Context // ends with the cause when Serve fails
+	broken context.Context // cancelled with the cause when Serve fails
 	fail   context.CancelCauseFunc
-	keys   []string // in hosting
+	keys   []string // its addresses in hosting
 
 	mu   sync.Mutex // protects refs
 	refs int
 }
 
-// hosting is what this process serves, by address. That a port is taken is a fact of the process: a second group of it at the
-// same address shares the server that listens there, and holds it like the first one.
+// hosting is what this process serves, by address. A second group of the process at the same
+// address shares the server that listens there: the port is in use, and the owner is known.
 var hosting = struct {
 	mu sync.Mutex // protects at
-	at map[string]*site
-}{at: map[string]*site{}}
+	at map[string]*sharedStore
+}{at: map[string]*sharedStore{}}
 
-// hold counts one more handle; false if the last one is gone.
-func (s *site) hold() bool {
+// acquire adds a reference. It reports false if the last one has been released.
+func (s *sharedStore) acquire() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refs == 0 {
@@ -50,14 +50,14 @@ func (s *site) hold() bool {
 	return true
 }
 
-// release counts one handle less; the last one closes what the site owns, and a server drains until ctx ends.
-func (s *site) release(ctx context.Context) error {
+// release releases a reference. The last one closes what s owns; a server drains until ctx ends.
+func (s *sharedStore) release(ctx context.Context) error {
 	s.mu.Lock()
 	s.refs--
 	last := s.refs == 0
 	s.mu.Unlock()
 	switch {
-	case !last || s.kept:
+	case !last || s.external:
 		return nil
 	case s.server == nil:
 		return s.store.Close()
@@ -67,12 +67,12 @@ func (s *site) release(ctx context.Context) error {
 		err = errors.Join(fmt.Errorf("pgroup: the store at %s: %w", s.addr, err), s.server.Close())
 	}
 	<-s.served
-	s.forget()
+	s.unpublish()
 	return errors.Join(err, s.store.Close())
 }
 
-// abandon releases a site that no group came of.
-func (s *site) abandon(c *Config) {
+// releaseUnused releases the reference of a group that could not be formed.
+func (s *sharedStore) releaseUnused(c *Config) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
 	defer cancel()
 	if err := s.release(ctx); err != nil {
@@ -80,27 +80,28 @@ func (s *site) abandon(c *Config) {
 	}
 }
 
-func (s *site) hosts() bool { return s != nil && s.server != nil }
+func (s *sharedStore) hosts() bool { return s != nil && s.server != nil }
 
-// meet finds the place that c names: it opens, hosts or dials it.
-func (c *Config) meet(ctx context.Context) (*site, error) {
+// openStore returns the store at which the ranks of c meet: it opens, hosts or dials it.
+func (c *Config) openStore(ctx context.Context) (*sharedStore, error) {
 	switch {
 	case c.Store != nil:
-		return &site{store: c.Store, addr: "Config.Store", kept: true, refs: 1}, nil
+		return &sharedStore{store: c.Store, addr: "Config.Store", external: true, refs: 1}, nil
 	case c.Listener != nil:
 		return c.host(c.Listener)
 	case c.Address == "":
-		return &site{store: store.New(new(store.Memory)), addr: "this process", refs: 1}, nil
+		return &sharedStore{store: store.New(new(store.Memory)), addr: "this process", refs: 1}, nil
 	case isURL(c.Address):
-		return c.openURL(ctx)
+		return c.openURLStore(ctx)
 	case c.Rank == 0:
 		return c.listen(ctx)
 	}
 	return c.dial(ctx, c.Address, true)
 }
 
-// openURL opens the store of a URL. That of a muster server is waited for; other schemes have their own ways.
-func (c *Config) openURL(ctx context.Context) (*site, error) {
+// openURLStore opens the store of a URL. It waits for a muster server to listen; other schemes
+// decide by themselves.
+func (c *Config) openURLStore(ctx context.Context) (*sharedStore, error) {
 	u, err := url.Parse(c.Address)
 	if err != nil {
 		return nil, invalid("Config.Address: %v", err)
@@ -121,18 +122,18 @@ func (c *Config) openURL(ctx context.Context) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &site{store: s, addr: u.Redacted(), refs: 1}, nil
+	return &sharedStore{store: s, addr: u.Redacted(), refs: 1}, nil
 }
 
-func (c *Config) dial(ctx context.Context, addr string, wait bool) (*site, error) {
+func (c *Config) dial(ctx context.Context, addr string, wait bool) (*sharedStore, error) {
 	s, err := store.Dial(ctx, addr, c.dialOptions(wait))
 	if err != nil {
 		return nil, err
 	}
-	return &site{store: s, addr: addr, refs: 1}, nil
+	return &sharedStore{store: s, addr: addr, refs: 1}, nil
 }
 
-// dialOptions are those of c.Dial, with what c has of its own.
+// dialOptions returns c.Dial with the settings of c for what it leaves out.
 func (c *Config) dialOptions(wait bool) *store.DialOptions {
 	o := store.DialOptions{Logger: c.storeLogger()}
 	if c.Dial != nil {
@@ -151,13 +152,13 @@ func (c *Config) dialOptions(wait bool) *store.DialOptions {
 	return &o
 }
 
-// portWait is how long rank 0 looks for who uses its port, before that is an error: a host that ends has neither
-// freed it nor answers.
+// portWait is how long rank 0 looks for the owner of its port before that is an error: a host that
+// is ending has not freed the port, and does not answer either.
 const portWait = 2 * time.Second
 
-// listen hosts at c.Address. If the port is in use, whoever listens there is where the group meets: another group of this
-// process, or the agent of a launcher.
-func (c *Config) listen(ctx context.Context) (*site, error) {
+// listen hosts at c.Address. If the port is in use, the group meets at the store that listens
+// there: that of another group of this process, or of a launcher's agent.
+func (c *Config) listen(ctx context.Context) (*sharedStore, error) {
 	for began := time.Now(); ; {
 		l, err := store.Listen(ctx, c.Address)
 		switch {
@@ -183,17 +184,18 @@ func (c *Config) listen(ctx context.Context) (*site, error) {
 	}
 }
 
-// hostedHere holds the site that this process serves at an address, if it does.
-func hostedHere(addr string) *site {
+// hostedHere returns the store that this process serves at an address, with a new reference, or
+// nil.
+func hostedHere(addr string) *sharedStore {
 	hosting.mu.Lock()
 	defer hosting.mu.Unlock()
-	if s := hosting.at[addr]; s != nil && s.hold() {
+	if s := hosting.at[addr]; s != nil && s.acquire() {
 		return s
 	}
 	return nil
 }
 
-// newServer is a server of a new store, with what c says of who may come in.
+// newServer returns a server of a new store in memory, with the authentication that c asks for.
 func (c *Config) newServer() (*store.Server, error) {
 	srv := &store.Server{Engine: new(store.Memory), Insecure: c.Insecure, Logger: c.storeLogger()}
 	srv.Limits.LivenessTimeout = c.LivenessTimeout
@@ -208,8 +210,8 @@ func (c *Config) newServer() (*store.Server, error) {
 	return srv, err
 }
 
-// host serves a new store on l. This process uses it without a socket.
-func (c *Config) host(l net.Listener) (*site, error) {
+// host serves a new store on l. This process uses it without a socket. It owns l, also if it fails.
+func (c *Config) host(l net.Listener) (*sharedStore, error) {
 	srv, err := c.newServer()
 	if err == nil {
 		err = srv.Check(l.Addr())
@@ -220,9 +222,9 @@ func (c *Config) host(l net.Listener) (*site, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	s := &site{store: store.New(srv.Engine), addr: l.Addr().String(), refs: 1, served: make(chan struct{}), server: srv}
+	s := &sharedStore{store: store.New(srv.Engine), addr: l.Addr().String(), refs: 1, served: make(chan struct{}), server: srv}
 	s.broken, s.fail = context.WithCancelCause(context.Background())
-	s.enter(l.Addr().String(), c.Address)
+	s.publish(l.Addr().String(), c.Address)
 	go func() {
 		defer close(s.served)
 		if err := s.server.Serve(l); !errors.Is(err, store.ErrServerClosed) {
@@ -234,8 +236,8 @@ func (c *Config) host(l net.Listener) (*site, error) {
 	return s, nil
 }
 
-// enter makes s known to the other groups of this process.
-func (s *site) enter(addrs ...string) {
+// publish makes s known to other groups of this process.
+func (s *sharedStore) publish(addrs ...string) {
 	hosting.mu.Lock()
 	defer hosting.mu.Unlock()
 	for _, a := range addrs {
@@ -246,7 +248,7 @@ func (s *site) enter(addrs ...string) {
 	}
 }
 
-func (s *site) forget() {
+func (s *sharedStore) unpublish() {
 	hosting.mu.Lock()
 	defer hosting.mu.Unlock()
 	for _, a := range s.keys {

@@ -11,25 +11,26 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Number is what AllReduce can combine.
+// Number is the set of types that AllReduce supports.
 type Number interface {
 	~int | ~int32 | ~int64 | ~uint32 | ~uint64 | ~float32 | ~float64
 }
 
-// Op is a reduction.
+// Op is a reduction operator.
 type Op uint8
 
 const (
-	Sum Op = iota // integers wrap around, as Go's do
+	Sum Op = iota // integers wrap around, as in Go
 	Product
-	Min // a NaN anywhere is a NaN
+	Min // NaN if any number is NaN; so is Max
 	Max
-	// Avg is Sum divided by Size, as Go divides: that of integers is truncated toward 0. Integers of 32 bits or fewer are summed as 64-bit ones, so the
-	// average is always right; the sum of 64-bit integers wraps around, as Sum does.
+	// Avg is Sum divided by Size, as Go divides: integers are truncated toward 0. Integers of at
+	// most 32 bits are summed as 64-bit ones, so that the average is exact; the sum of 64-bit
+	// integers wraps around.
 	Avg
 )
 
-var folds = [...]struct {
+var reductions = [...]struct {
 	name string
 	fold wire.ReduceOp
 }{
@@ -37,17 +38,18 @@ var folds = [...]struct {
 	Min: {"min", wire.ReduceMin}, Max: {"max", wire.ReduceMax},
 }
 
-// String is the reduction's name.
+// String returns the name of the operator.
 func (op Op) String() string {
-	if int(op) < len(folds) {
-		return folds[op].name
+	if int(op) < len(reductions) {
+		return reductions[op].name
 	}
 	return fmt.Sprintf("op(%d)", uint8(op))
 }
 
-// AllReduce returns, on every rank, the numbers of all ranks combined by op: as many as each rank passes, which must
-// be equally many, or none. They are combined in rank order, so that every rank has the same bits. It is meant
-// for a few numbers; tensors go through package collective.
+// AllReduce returns, on all ranks, the numbers of all ranks reduced by op, element by element. All
+// ranks must pass the same count, which may be 0. The order of reduction is that of ranks, so all
+// ranks, and all runs, get the same bits. It is meant for a few numbers; use package collective for
+// tensors.
 func AllReduce[T Number](ctx context.Context, g *Group, op Op, vs ...T) ([]T, error) {
 	kind := numberKind[T]()
 	cl := call{Group: g, c: wire.Contribution{Verb: "allreduce", Root: -1, Type: typeName[T](), Want: wire.WantReduced}}
@@ -57,21 +59,21 @@ func AllReduce[T Number](ctx context.Context, g *Group, op Op, vs ...T) ([]T, er
 	defer cl.end()
 	cl.c.Label = op.String() + " of " + strconv.Itoa(len(vs))
 	var payload []byte
-	if int(op) < len(folds) {
+	if int(op) < len(reductions) {
 		if op == Avg {
 			kind = wideKind(kind)
 		}
-		cl.c.Reduction = wire.Reduction{Op: folds[op].fold, Kind: kind}
+		cl.c.Reduction = wire.Reduction{Op: reductions[op].fold, Kind: kind}
 		payload = encodeNumbers(&cl, kind, vs)
 	} else {
 		cl.refuse(wire.CodeInvalid, fmt.Errorf("there is no reduction %d", uint8(op)))
 		cl.c.Want = wire.WantNothing
 	}
-	got, err := cl.cast(ctx, payload)
+	got, err := cl.vote(ctx, payload)
 	if err != nil {
 		return nil, err
 	}
-	if err := cl.want(1, got); err != nil {
+	if err := cl.checkCount(1, got); err != nil {
 		return nil, err
 	}
 	switch {
@@ -85,7 +87,7 @@ func AllReduce[T Number](ctx context.Context, g *Group, op Op, vs ...T) ([]T, er
 	return averages[T](parseNumbers[T](got[0], kind), g.size), nil
 }
 
-// wideKind is what numbers of a kind are summed as for their average.
+// wideKind returns the kind as which numbers are summed for an average.
 func wideKind(kind wire.NumberKind) wire.NumberKind {
 	switch kind {
 	case wire.Int32:
@@ -104,14 +106,14 @@ func averages[T, S Number](sums []S, n int) []T {
 	return all
 }
 
-// encodeNumbers gives the bytes of vs, in the group's room.
+// encodeNumbers encodes vs in the group's buffer.
 func encodeNumbers[T Number](cl *call, kind wire.NumberKind, vs []T) []byte {
 	if err := checkSize(len(vs) * kind.Size()); err != nil {
 		cl.refuse(wire.CodeTooLarge, err)
 		return nil
 	}
 	b := appendNumbers(cl.buf[:0], kind, vs)
-	cl.keep(b)
+	cl.keepBuffer(b)
 	return b
 }
 
@@ -128,7 +130,7 @@ func numberKind[T Number]() wire.NumberKind {
 	case reflect.Float64:
 		return wire.Float64
 	}
-	return wire.Int64 // int too, so that machines agree
+	return wire.Int64 // int too, so that 32-bit and 64-bit machines agree
 }
 
 // appendNumbers appends vs in little-endian order.

@@ -11,14 +11,15 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// call is one collective verb of one rank: it takes one sequence number and casts one vote, whatever
-// happens. A rank that cannot take part votes no, so that nobody waits for it.
+// call is one collective operation of one rank. It takes one sequence number and sends one vote,
+// whatever happens: a rank that cannot take part votes no, so that the other ranks need not wait
+// for it.
 type call struct {
 	*Group
-	c     wire.Contribution
-	cause error // why this rank votes no
+	c       wire.Contribution
+	refusal error // why this rank votes no
 
-	// Of the trace.
+	// For the trace.
 	start, voted time.Time
 	ctx          context.Context
 	last         int
@@ -27,14 +28,15 @@ type call struct {
 	err          error
 }
 
-// begin takes the sequence number; end tells the trace, and gives way to the next verb.
+// begin takes the sequence number. end must be called when begin has succeeded: it traces the
+// operation and allows the next one.
 func (cl *call) begin() error {
 	g := cl.Group
-	if err := g.hold(cl.c.Verb); err != nil {
+	if err := g.beginCall(cl.c.Verb); err != nil {
 		return err
 	}
 	if !g.mu.TryLock() {
-		g.release()
+		g.endCall()
 		return fmt.Errorf("pgroup: %s of group %q on rank %d: %w", cl.c.Verb, g.name, g.rank, ErrBusy)
 	}
 	cl.start = trace.Now(g.cfg.sink)
@@ -44,13 +46,13 @@ func (cl *call) begin() error {
 
 func (cl *call) end() {
 	if cl.cfg.sink != nil {
-		cl.record()
+		cl.traceCall()
 	}
 	cl.mu.Unlock()
-	cl.release()
+	cl.endCall()
 }
 
-// checkRoot refuses a root that is no rank.
+// checkRoot refuses a root that is not a rank.
 func (cl *call) checkRoot() {
 	if root := cl.c.Root; root < 0 || root >= cl.size {
 		cl.refuse(wire.CodeInvalid, fmt.Errorf("root %d of a group of %d: ranks are 0 to %d", root, cl.size, cl.size-1))
@@ -58,31 +60,31 @@ func (cl *call) checkRoot() {
 	}
 }
 
-// refuse makes the vote no. The first reason counts.
+// refuse makes the vote a no. The first reason counts.
 func (cl *call) refuse(code wire.Code, cause error) {
-	if cl.cause == nil {
-		cl.cause = cause
+	if cl.refusal == nil {
+		cl.refusal = cause
 		cl.c.No, cl.c.Reason = code, clip(cause.Error(), 512)
 	}
 }
 
-// cast votes, and returns what the decided record brings.
-func (cl *call) cast(ctx context.Context, payload []byte) ([][]byte, error) {
+// vote sends the vote, waits for the decision, and returns what the record gives.
+func (cl *call) vote(ctx context.Context, payload []byte) ([][]byte, error) {
 	if cl.c.No != wire.CodeOK {
 		payload = nil
 	}
-	bounded, cancel := cl.bound(ctx)
+	bounded, cancel := cl.withTimeout(ctx)
 	defer cancel()
 	cl.voted = trace.Now(cl.cfg.sink)
 	got, last, err := cl.store.CollectLast(bounded, cl.c, payload)
 	switch {
-	case cl.cause != nil:
+	case cl.refusal != nil:
 		err = cl.refused(err)
 	case err != nil:
-		err = cl.fault(cl.c.Verb, cl.c.Seq, err)
+		err = cl.asRankError(cl.c.Verb, cl.c.Seq, err)
 	}
 	if cl.cfg.sink != nil {
-		cl.note(ctx, payload, got, last, err)
+		cl.noteResult(ctx, payload, got, last, err)
 	}
 	if err != nil {
 		return nil, err
@@ -90,25 +92,27 @@ func (cl *call) cast(ctx context.Context, payload []byte) ([][]byte, error) {
 	return got, nil
 }
 
-// refused is the error of a verb that this rank did not take part in: its own reason, unless the verb had failed before.
+// refused returns the error of an operation in which this rank voted no: its own reason, unless the
+// operation had failed before.
 func (cl *call) refused(err error) error {
 	v := &wire.Failure{Code: cl.c.No, By: cl.rank, Reason: cl.c.Reason}
 	if e, ok := errors.AsType[*store.Error](err); ok && e.Failure != nil && e.Failure.By != cl.rank {
 		v = e.Failure
 	}
-	re := cl.rankError(cl.c.Verb, v, errors.Join(cl.cause, err))
+	re := cl.rankError(cl.c.Verb, v, errors.Join(cl.refusal, err))
 	re.Channel, re.Seq = cl.c.Channel, cl.c.Seq
 	return re
 }
 
-// undecodable is the error of a verb that succeeded, whose object of one rank is none for this one.
+// undecodable returns the error of an operation that succeeded, but gave an object of a rank that
+// this rank cannot decode.
 func (cl *call) undecodable(rank int, err error) error {
 	cl.err = fmt.Errorf("pgroup: %s #%d of group %q on rank %d: the object of rank %d: %w", cl.c.Verb, cl.c.Seq, cl.name, cl.rank, rank, err)
 	return cl.err
 }
 
-// want refuses an answer that has not as many payloads as asked for.
-func (cl *call) want(n int, got [][]byte) error {
+// checkCount refuses an answer that does not have n payloads.
+func (cl *call) checkCount(n int, got [][]byte) error {
 	if len(got) != n {
 		cl.err = fmt.Errorf("pgroup: %s #%d of group %q on rank %d: the store answered with %d payloads, not %d: %w",
 			cl.c.Verb, cl.c.Seq, cl.name, cl.rank, len(got), n, store.ErrProtocol)
@@ -117,13 +121,13 @@ func (cl *call) want(n int, got [][]byte) error {
 	return nil
 }
 
-// nothing is the cancel of a context that is not this package's.
-func nothing() {}
+// noCancel is a no-op, for contexts that the caller owns.
+func noCancel() {}
 
-// bound gives ctx the default deadline, if it has none.
-func (s *seat) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+// withTimeout gives ctx the default timeout if it has no deadline.
+func (s *membership) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
-		return ctx, nothing
+		return ctx, noCancel
 	}
 	return context.WithTimeout(ctx, s.cfg.Timeout)
 }

@@ -1,0 +1,251 @@
+package pgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/trace"
+	"github.com/muster-pg/muster/wire"
+)
+
+const (
+	// leaveWait is how long Close and Abort wait for the store's answer.
+	leaveWait = time.Second
+	// drainWait is how long the last Close on the host waits for its clients to disconnect.
+	drainWait = 10 * time.Second
+	// shutdownChannel is the channel of Shutdown, which must not take a number of another channel.
+	shutdownChannel = "\x00shutdown"
+)
+
+// membership is one rank's slot in one generation of a group. The handles of its channels share it.
+type membership struct {
+	cfg        Config // with defaults; Name, Run, Rank and Size are of the group that was created first
+	name, run  string
+	rank, size int
+	generation uint64
+	id         uint64   // of the generation in traces, if it is traced
+	members    [][]byte // by rank, as appendMemberInfo encoded them; validated
+	host       int      // the rank that hosts the store; -1: none of the group does
+	shared     *sharedStore
+	store      *store.Store
+
+	closing chan struct{} // closed when Close begins
+	closed  chan struct{} // closed when Close has ended
+
+	lock         sync.Mutex // protects the fields below; not held during I/O
+	closeBegan   bool       // Close has begun
+	shuttingDown bool       // Shutdown has begun, so the end of the host is expected
+	revocation   *RankError // why the generation was revoked, as far as this rank knows
+	channels     map[string]*Group
+	uses         map[string]int // of each Sub, so that the same name and ranks make another group
+	prefixed     *store.Store
+	ctx          context.Context // what Context returns; nil until its first call
+	cancel       context.CancelCauseFunc
+	wg           sync.WaitGroup
+}
+
+// prefixedStore returns the store below this generation's prefix.
+func (s *membership) prefixedStore() *store.Store {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	if s.prefixed == nil {
+		s.prefixed = store.Prefix(s.store, fmt.Sprintf("%s/%d/", s.name, s.generation))
+	}
+	return s.prefixed
+}
+
+// request returns a Contribution in the name of this rank.
+func (s *membership) request() wire.Contribution {
+	return wire.Contribution{Generation: s.generation, Rank: s.rank}
+}
+
+// groupContext implements Group.Context. A goroutine waits until the store reports that the
+// generation is revoked.
+func (s *membership) groupContext() context.Context {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	if s.ctx != nil {
+		return s.ctx
+	}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	if s.closeBegan {
+		s.cancel(s.closedError(""))
+		return s.ctx
+	}
+	ctx, cancel := s.ctx, s.cancel
+	s.wg.Go(func() {
+		err := s.asRankError("", "", 0, s.store.Follow(ctx, s.request()))
+		s.lock.Lock()
+		defer s.lock.Unlock()
+		if !s.shuttingDown || !errors.Is(err, ErrLeft) { // Close cancels with its own cause
+			cancel(err)
+		}
+	})
+	return ctx
+}
+
+// revokedBy returns the failure that revoked the generation, if this rank knows of one.
+func (s *membership) revokedBy() *RankError {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	return s.revocation
+}
+
+// noteRevocation keeps the failure that revoked the generation, for operations that the store does
+// not decide.
+func (s *membership) noteRevocation(re *RankError) {
+	switch re.Code {
+	case wire.CodeLost, wire.CodeMismatch, wire.CodeAborted, wire.CodeUnavailable:
+	default:
+		return
+	}
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	if s.revocation == nil {
+		s.revocation = re
+	}
+}
+
+// leave tells the store that this rank leaves. If the store cannot be reached it detects the end of
+// the session by itself.
+func (s *membership) leave(c wire.Contribution) {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
+	defer cancel()
+	if err := s.store.Leave(ctx, c); err != nil {
+		s.handle("").log.Debug("the store did not hear that this rank leaves", "err", err)
+	}
+}
+
+func (s *membership) shutdown(ctx context.Context) error {
+	ctx, cancel := s.withTimeout(ctx)
+	defer cancel()
+	s.lock.Lock()
+	s.shuttingDown = true
+	s.lock.Unlock()
+	cl := call{Group: s.handle(shutdownChannel), c: wire.Contribution{Verb: "shutdown", Root: -1, Want: wire.WantNothing}}
+	if err := cl.begin(); err != nil {
+		return err
+	}
+	_, err := cl.vote(ctx, nil)
+	cl.end()
+	// Late callers still get the answers that are in flight.
+	drain, stop := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
+	defer stop()
+	if ctx.Err() == nil {
+		drain = ctx
+	}
+	return errors.Join(err, s.closeWithin(drain))
+}
+
+func (s *membership) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainWait)
+	defer cancel()
+	return s.closeWithin(ctx)
+}
+
+// closeWithin leaves the group and releases its store. The last handle drains a server until ctx
+// ends.
+func (s *membership) closeWithin(ctx context.Context) error {
+	s.lock.Lock()
+	if s.closeBegan {
+		s.lock.Unlock()
+		<-s.closed
+		return nil
+	}
+	s.closeBegan = true
+	close(s.closing)
+	cancel := s.cancel
+	s.lock.Unlock()
+
+	defer close(s.closed)
+	start := trace.Now(s.cfg.sink)
+	s.leave(s.request()) // this ends the pending calls of this rank too
+	if cancel != nil {
+		cancel(s.closedError(""))
+	}
+	s.wg.Wait()
+	if s.cfg.sink != nil {
+		s.handle("").traceOp(context.Background(), "close", start, 0, nil)
+	}
+	s.cfg.file.release(&s.cfg)
+	return s.shared.release(ctx)
+}
+
+func (s *membership) isClosed() bool {
+	select {
+	case <-s.closing:
+		return true
+	default:
+		return false
+	}
+}
+
+// closedError returns the error of an operation of a closed handle.
+func (s *membership) closedError(op string) *RankError {
+	return s.rankError(op, &wire.Failure{Code: wire.CodeClosed, By: -1, Reason: "this rank has closed it"}, ErrClosed)
+}
+
+func (s *membership) rankError(op string, v *wire.Failure, err error) *RankError {
+	return &RankError{Op: op, Group: s.name, Rank: s.rank, Size: s.size, Failure: v, Err: err}
+}
+
+// asRankError returns the error of an operation for the store's error err.
+func (s *membership) asRankError(op, channel string, seq uint64, err error) error {
+	if s.isClosed() {
+		return s.closedError(op)
+	}
+	e, ok := errors.AsType[*store.Error](err)
+	if !ok {
+		err = fmt.Errorf("pgroup: %s of group %q on rank %d: %w", op, s.name, s.rank, err)
+		s.handle(channel).logFailure(op, err)
+		return err
+	}
+	re := s.rankError(op, e.Failure, err)
+	if re.Failure == nil {
+		re.Failure = s.failureOf(e)
+	}
+	re.Channel, re.Seq = channel, seq
+	if channel == shutdownChannel {
+		re.Channel, re.Seq = "", 0
+	}
+	s.noteRevocation(re)
+	s.handle(channel).logFailure(op, re)
+	return re
+}
+
+// failureOf returns the failure for a store's error that carries none, with the rank at fault if it
+// is known.
+func (s *membership) failureOf(e *store.Error) *wire.Failure {
+	v := &wire.Failure{Code: code(e), By: -1, Reason: e.Detail}
+	gone := isGone(v.Code) // the connection broke, or the server said goodbye
+	switch {
+	case errors.Is(e, store.ErrSession): // the others have been told so
+		v.Code, v.Lost, v.Reason = wire.CodeLost, []int{s.rank}, "its session has expired: it was disconnected, or sent nothing, for too long"
+	case gone && s.host >= 0 && v.Code == wire.CodeLeft:
+		v.Left, v.Reason = []int{s.host}, "it hosted the store at "+s.shared.addr
+	case gone && s.host >= 0:
+		v.Code, v.Lost, v.Reason = wire.CodeLost, []int{s.host}, "it hosted the store at "+s.shared.addr
+	case gone:
+		v.Code, v.Reason = wire.CodeUnavailable, s.shared.addr+" is gone"
+	case v.Code == wire.CodeTimeout || v.Code == wire.CodeCancelled:
+		v.Reason = fmt.Sprintf("no answer from the store at %s: outcome unknown", s.shared.addr)
+	}
+	return v
+}
+
+// clip shortens s to at most n bytes, at the end of a character.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	const more = "…"
+	n -= len(more)
+	for n > 0 && s[n]&0xc0 == 0x80 { // amid a character
+		n--
+	}
+	return s[:n] + more
+}
