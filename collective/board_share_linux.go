@@ -58,7 +58,7 @@ func (m *boards) exchange(ctx context.Context, c *core, i, rank int, refs []*shm
 		return err
 	}
 	m.conns = append(m.conns, conn)
-	lend := func() error { return conn.Lend(ctx, m.arena, *refs[m.me]) }
+	lend := func() error { return conn.Share(ctx, m.arena, *refs[m.me]) }
 	if i < m.me {
 		if err := lend(); err != nil {
 			return err

@@ -27,7 +27,7 @@ func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor
 			return nil, nil
 		}
 		size, _ := tensor.Size(info.DType, info.Shape...) // the plan has looked at it
-		if err := shm.Room(int64(size)); err != nil {
+		if err := shm.CheckMemory(int64(size)); err != nil {
 			return nil, failed(0, err)
 		}
 		out = tensor.New(info.DType, info.Shape...)

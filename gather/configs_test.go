@@ -80,7 +80,7 @@ func TestConfigs(t *testing.T) {
 			assert.Equal(r, r.me() == 1, res.Outside)
 			if !res.First {
 				assert.Empty(r, res.Items)
-				assert.NoError(r, res.Returned(r.ctx))
+				assert.NoError(r, res.WaitReleased(r.ctx))
 				continue
 			}
 			require.Len(r, res.Items, len(list))
@@ -109,7 +109,7 @@ func TestConfigsReleaseKeepsOwn(t *testing.T) {
 			assert.Same(r, mine, res.Items[0].Value, "its own is what it passed")
 		}
 		res.Release()
-		assert.NoError(r, res.Returned(r.ctx))
+		assert.NoError(r, res.WaitReleased(r.ctx))
 		sameModel(r.T, r.plain().model(r.me()), mine)
 	})
 }

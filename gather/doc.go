@@ -26,5 +26,5 @@
 // in place. Between nodes the first rank fetches them over TCP, into their final place. With
 // Options.Dir they go through a directory that all nodes share. What the first rank receives is
 // read-only and ends with Release; a tensor that was allocated in an arena is shared until then,
-// and must not be modified (Result.Returned).
+// and must not be modified (Result.WaitReleased).
 package gather

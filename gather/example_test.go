@@ -231,7 +231,7 @@ func ExampleResult_Present() {
 
 // A tensor that was born in an arena is not copied: the first rank reads it in place, and its owner
 // waits before it is changed.
-func ExampleResult_Returned() {
+func ExampleResult_WaitReleased() {
 	arena, err := shm.NewArena(nil)
 	if err != nil { // not on this system: tensors are copied
 		fmt.Println("1 2")
@@ -254,7 +254,7 @@ func ExampleResult_Returned() {
 				fmt.Print(numbers(res.Items[1].Value)[0], " ")
 			}
 			res.Release()
-			if err := res.Returned(ctx); err != nil {
+			if err := res.WaitReleased(ctx); err != nil {
 				return err
 			}
 		}

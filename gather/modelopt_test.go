@@ -359,7 +359,7 @@ func TestModelOpt05NoCopy(t *testing.T) {
 					assert.Equal(r, whole[rank], []string{inode, fmt.Sprint(offset)}, "rank %d's", rank)
 				}
 				res.Release()
-				assert.NoError(r, res.Returned(r.ctx))
+				assert.NoError(r, res.WaitReleased(r.ctx))
 			}
 			assert.Equal(r, before, r.arena.Stats())
 			_, taken := memory(r.T)
@@ -391,7 +391,7 @@ func TestModelOpt05Reused(t *testing.T) {
 						return
 					}
 					res.Release()
-					assert.NoError(r, res.Returned(r.ctx))
+					assert.NoError(r, res.WaitReleased(r.ctx))
 					if !assert.NoError(r, r.group.Barrier(r.ctx)) {
 						return
 					}

@@ -39,13 +39,13 @@ func (r *Result[T]) Present() iter.Seq2[int, T] {
 // every rank.
 func (r *Result[T]) Release() { r.resources.release() }
 
-// Returned waits until the first rank has released what this rank sent. Before that, a tensor that
+// WaitReleased waits until the first rank has released what this rank sent. Before that, a tensor that
 // was allocated in Options.Arena must not be modified: the first rank may be reading it. Other
 // tensors have been copied, and may be changed at once. Without a deadline ctx gets the group's
 // Config.Timeout. An error is a *pgroup.RankError that names the first rank: ErrTimeout or
 // ErrCancelled if ctx ends before, ErrLost or ErrLeft if the first rank is gone, ErrFailed if a
 // gather on the list has failed since. It may be reading still.
-func (r *Result[T]) Returned(ctx context.Context) error { return r.resources.returned(ctx) }
+func (r *Result[T]) WaitReleased(ctx context.Context) error { return r.resources.returned(ctx) }
 
 // resources is what a Result holds: on the first rank memory of the others, on these the memory
 // that they share.

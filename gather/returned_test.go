@@ -27,17 +27,17 @@ func TestReturnedIsBounded(t *testing.T) {
 		want error
 	}{
 		"by the group's timeout": {3 * time.Second, func(ctx context.Context, r *gather.Result[*tensor.Tensor]) error {
-			return r.Returned(context.WithoutCancel(ctx))
+			return r.WaitReleased(context.WithoutCancel(ctx))
 		}, pgroup.ErrTimeout},
 		"by its deadline": {time.Minute, func(ctx context.Context, r *gather.Result[*tensor.Tensor]) error {
 			ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 			defer cancel()
-			return r.Returned(ctx)
+			return r.WaitReleased(ctx)
 		}, pgroup.ErrTimeout},
 		"by a cancel": {time.Minute, func(ctx context.Context, r *gather.Result[*tensor.Tensor]) error {
 			ctx, cancel := context.WithCancel(ctx)
 			cancel()
-			return r.Returned(ctx)
+			return r.WaitReleased(ctx)
 		}, pgroup.ErrCancelled},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestReturnedIsBounded(t *testing.T) {
 					assert.Equal(r, []int{1}, re.Missing, "%v", err)
 					assert.NotContains(r, err.Error(), "{", "no structs")
 					assert.NoError(r, pgroup.Send(ctx, r.group, 1, true))
-					assert.NoError(r, res.Returned(ctx))
+					assert.NoError(r, res.WaitReleased(ctx))
 				}
 				(&rank{T: r.T, way: r.way, ctx: ctx, group: r.group, ga: r.ga, arena: r.arena}).gathers(ranks, 10, 100)
 			})
@@ -89,7 +89,7 @@ func TestReturnedFromAFirstRankThatIsGone(t *testing.T) {
 					defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
 				}
 				start := time.Now()
-				err = res.Returned(context.WithoutCancel(r.ctx))
+				err = res.WaitReleased(context.WithoutCancel(r.ctx))
 				assert.Less(r, time.Since(start), soon)
 				assert.ErrorIs(r, err, pgroup.ErrLost)
 				assert.Equal(r, []int{first}, r.rankError(err).Lost, "%v", err)

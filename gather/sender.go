@@ -174,7 +174,7 @@ func (g *sender) shareAllocated(ctx context.Context) error {
 }
 
 func (g *sender) shareRefs(ctx context.Context, arena *shm.Arena, refs ...shm.Ref) error {
-	err := g.conn.Lend(ctx, arena, refs...)
+	err := g.conn.Share(ctx, arena, refs...)
 	switch {
 	case err == nil:
 		g.shared = append(g.shared, refs...)
@@ -260,7 +260,7 @@ func (g *sender) end(result error) {
 
 // takeBack reports whether all is as if nothing had been offered.
 func (g *sender) takeBack() bool {
-	return g.conn == nil || g.conn.TakeBack(g.shared...) == nil
+	return g.conn == nil || g.conn.Unshare(g.shared...) == nil
 }
 
 // mapped notes that the first rank has mapped what was shared with it: from then on, what is in the
@@ -283,7 +283,7 @@ func (g *sender) returned(ctx context.Context) error {
 	defer cancel(nil)
 	over := g.group.Context()
 	defer context.AfterFunc(over, func() { cancel(context.Cause(over)) })()
-	err := g.conn.Returned(ctx, g.offer.refs...)
+	err := g.conn.WaitReleased(ctx, g.offer.refs...)
 	if err == nil {
 		return nil
 	}

@@ -29,7 +29,7 @@ func TestTensors(t *testing.T) {
 			if !res.First {
 				assert.Empty(r, res.Items)
 				res.Release()
-				assert.NoError(r, res.Returned(r.ctx))
+				assert.NoError(r, res.WaitReleased(r.ctx))
 				continue
 			}
 			require.Len(r, res.Items, 3)
@@ -277,7 +277,7 @@ func TestOnLoan(t *testing.T) {
 					assert.Equal(r, byte(round), res.Items[1].Value.Data[0])
 					res.Release()
 				}
-				assert.NoError(r, res.Returned(r.ctx))
+				assert.NoError(r, res.WaitReleased(r.ctx))
 			}
 			late, err := r.ga.Tensors(r.ctx, []int{0, 1}, mine)
 			if !assert.NoError(r, err) {
@@ -286,11 +286,11 @@ func TestOnLoan(t *testing.T) {
 			if r.me() == 1 {
 				ctx, cancel := context.WithTimeout(r.ctx, 20*time.Millisecond)
 				defer cancel()
-				assert.ErrorIs(r, late.Returned(ctx), context.DeadlineExceeded)
+				assert.ErrorIs(r, late.WaitReleased(ctx), context.DeadlineExceeded)
 			}
 			assert.NoError(r, r.group.Barrier(r.ctx))
 			late.Release()
-			assert.NoError(r, late.Returned(r.ctx))
+			assert.NoError(r, late.WaitReleased(r.ctx))
 		})
 	}
 }

@@ -14,10 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// grain is the least memory that is taken at a time, so that small allocations seldom look at the limits.
+// grain is the least memory that is reserved at a time, so that small allocations seldom read the
+// limits.
 const grain = 1 << 20
 
-// Arena is memory that peers can be lent. It is a tensor.Allocator, and safe for concurrent use.
+// Arena allocates memory that can be shared with peers. It is a tensor.Allocator, and safe for
+// concurrent use.
 type Arena struct {
 	id      uint64
 	segment int64
@@ -25,9 +27,9 @@ type Arena struct {
 	page    int64
 	host    host
 
-	grow sync.Mutex // held while memory is taken, which takes time; before mu
+	grow sync.Mutex // held while memory is reserved, which takes time; acquired before mu
 
-	mu     sync.Mutex // protects what follows, the segments and the blocks; after that of a Conn
+	mu     sync.Mutex // protects the fields below, the segments and the blocks; acquired after that of a Conn
 	closed bool
 	next   uint32
 	segs   []*segment // by their addresses
@@ -35,7 +37,7 @@ type Arena struct {
 	free   index
 	taken  int64 // the sum of all tops
 	inUse  int64
-	lent   int64
+	shared int64
 }
 
 // NewArena makes an arena, which takes no memory yet.
@@ -46,7 +48,7 @@ func NewArena(o *Options) (*Arena, error) {
 	page := int64(os.Getpagesize())
 	a := &Arena{page: page, limit: o.Limit, segment: o.Segment, host: thisHost(), byID: map[uint32]*segment{}}
 	switch {
-	case o.Segment < 0 || o.Segment > mostMapped:
+	case o.Segment < 0 || o.Segment > maxMapped:
 		return nil, fmt.Errorf("shm: Options.Segment is %d: give a size in bytes, or 0", o.Segment)
 	case o.Limit < 0:
 		return nil, fmt.Errorf("shm: Options.Limit is %d: give a size in bytes, or 0 for none", o.Limit)
@@ -57,7 +59,7 @@ func NewArena(o *Options) (*Arena, error) {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // never fails
 	a.id = binary.LittleEndian.Uint64(id[:])
-	s, err := newSegment(a.id, 0, page) // whether that is possible is to be known now
+	s, err := newSegment(a.id, 0, page) // to fail now if the system has no such memory
 	if err != nil {
 		return nil, err
 	}
@@ -66,11 +68,12 @@ func NewArena(o *Options) (*Arena, error) {
 	return a, nil
 }
 
-// Alloc gives n bytes that begin at a multiple of 64 and have no more capacity than length. Their contents are whatever they are. The
-// memory is there when Alloc returns: it is ErrFull otherwise. What was freed is reused first; taking new memory is slower by
-// far than that, and one goroutine does it at a time.
+// Alloc returns n bytes that begin at a multiple of 64; their capacity is their length, and their
+// contents are undefined. The memory is reserved when Alloc returns; otherwise the error is
+// ErrFull. Freed memory is reused first; to reserve new memory is slower by far, and one goroutine
+// does it at a time.
 func (a *Arena) Alloc(n int) ([]byte, error) {
-	if n < 0 || n > math.MaxInt-align || int64(n) > mostMapped {
+	if n < 0 || n > math.MaxInt-align || int64(n) > maxMapped {
 		return nil, fmt.Errorf("shm: Alloc(%d): no memory has that many bytes", n)
 	}
 	size := roundUp(int64(n), align)
@@ -79,7 +82,7 @@ func (a *Arena) Alloc(n int) ([]byte, error) {
 	}
 	a.grow.Lock()
 	defer a.grow.Unlock()
-	if b, err := a.reuse(int64(n), size); b != nil || err != nil { // what whoever had grow left over
+	if b, err := a.reuse(int64(n), size); b != nil || err != nil { // what the goroutine that had grow left over
 		return b, err
 	}
 	b, err := a.reserve(size)
@@ -89,7 +92,7 @@ func (a *Arena) Alloc(n int) ([]byte, error) {
 	return a.commit(b, int64(n), size, a.extend(b, size))
 }
 
-// reuse gives memory that was taken before; nil if there is none that fits.
+// reuse allocates from memory that was reserved before; nil if none fits.
 func (a *Arena) reuse(n, size int64) ([]byte, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -109,8 +112,8 @@ func (a *Arena) reuse(n, size int64) ([]byte, error) {
 	return a.take(b, n, size), nil
 }
 
-// reserve finds the first segment at whose end size bytes can be, or makes one. The block is the caller's, the last of its
-// segment, and too short as yet. grow is held.
+// reserve finds the first segment with space for size bytes at its end, or makes one. The block is
+// the caller's, the last of its segment, and too short until extend. grow is held.
 func (a *Arena) reserve(size int64) (*block, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -163,9 +166,10 @@ func (a *Arena) open(size int64) (*segment, error) {
 	return s, nil
 }
 
-// extend takes memory for b, which reserve gave, until it has size bytes, or what there is. grow is held.
+// extend reserves memory for b, which is from reserve, until it has size bytes, or as many as there
+// are. grow is held.
 func (a *Arena) extend(b *block, size int64) error {
-	s, from := b.seg, b.off+b.len // that is top, which nobody else moves
+	s, from := b.seg, b.off+b.len // that is top, which only the holder of grow moves
 	least := roundUp(b.off+size, a.page) - from
 	n, err := a.afford(min(max(least, grain), s.size-from), least)
 	if err != nil {
@@ -180,30 +184,30 @@ func (a *Arena) extend(b *block, size int64) error {
 	return err
 }
 
-// afford is how much can be taken: want, or, if that is too much, least.
+// afford returns how much can be reserved: want, or, if that is too much, least.
 func (a *Arena) afford(want, least int64) (int64, error) {
-	if a.room(want) == nil {
+	if a.check(want) == nil {
 		return want, nil
 	}
-	err := a.room(least)
+	err := a.check(least)
 	if err != nil && a.trim() {
-		err = a.room(least)
+		err = a.check(least)
 	}
 	return least, err
 }
 
-// room says whether n more bytes can be taken.
-func (a *Arena) room(n int64) error {
+// check returns ErrFull unless n more bytes can be reserved.
+func (a *Arena) check(n int64) error {
 	a.mu.Lock()
 	left := a.limit - a.taken
 	a.mu.Unlock()
 	if a.limit > 0 && n > left {
 		return full(n, left, fmt.Sprintf("Options.Limit of %s", amount(a.limit)))
 	}
-	return a.host.room(n)
+	return a.host.check(n)
 }
 
-// commit makes b, which was reserved, an allocation, unless err is why it cannot be one. What was taken is free then.
+// commit makes b, which was reserved, an allocation; if err is not nil, it frees b and returns err.
 func (a *Arena) commit(b *block, n, size int64, err error) ([]byte, error) {
 	a.mu.Lock()
 	if a.closed && err == nil {
@@ -222,9 +226,9 @@ func (a *Arena) commit(b *block, n, size int64, err error) ([]byte, error) {
 	return nil, err
 }
 
-// Free gives back exactly what Alloc gave. It is reused as soon as no peer holds any of it. A slice that is not of this arena, or
-// only a part, or was freed already, is a mistake that would corrupt somebody's memory: Free panics. (It cannot tell
-// if the same bytes have been allocated again since.)
+// Free frees exactly what Alloc returned. It is reused as soon as no peer holds any of it. Free
+// panics if b is not of this arena, is only a part, or was freed already: such a mistake would
+// corrupt other memory. (It cannot tell if the same bytes have been allocated again since.)
 func (a *Arena) Free(b []byte) {
 	if len(b) == 0 {
 		return
@@ -237,13 +241,13 @@ func (a *Arena) Free(b []byte) {
 	}
 	bl.used = false
 	bl.seg.owned--
-	a.idle(bl)
+	a.freeIfUnused(bl)
 	gone := a.sweep(func(*segment) bool { return false })
 	a.mu.Unlock()
 	giveBack(gone)
 }
 
-// freeable is b's block, or what is wrong with b. mu is held.
+// freeable returns b's block, or what is wrong with b. mu is held.
 func (a *Arena) freeable(b []byte) (*block, string) {
 	s, off := a.locate(b)
 	if s == nil {
@@ -262,15 +266,15 @@ func (a *Arena) freeable(b []byte) (*block, string) {
 	return bl, ""
 }
 
-// idle makes bl free if nobody uses it any more. mu is held.
-func (a *Arena) idle(bl *block) {
+// freeIfUnused frees bl if it is neither allocated nor shared. mu is held.
+func (a *Arena) freeIfUnused(bl *block) {
 	if bl.free() && !bl.seg.gone {
 		a.inUse -= bl.len
 		a.release(bl)
 	}
 }
 
-// locate is where b begins; nil if that is elsewhere. mu is held.
+// locate returns where b begins; nil if that is not in this arena. mu is held.
 func (a *Arena) locate(b []byte) (*segment, int64) {
 	at := address(b)
 	i, found := slices.BinarySearchFunc(a.segs, at, func(s *segment, at uintptr) int { return cmp.Compare(address(s.mem), at) })
@@ -289,8 +293,8 @@ func (a *Arena) locate(b []byte) (*segment, int64) {
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// Find says where b lives, which is what Alloc gave or a part of it. It is false if b is not of this arena, was freed, or is
-// empty, and after Close.
+// Find returns the ref of b, which is what Alloc returned or a part of it. It is false if b is not
+// of this arena, was freed, or is empty, and after Close.
 func (a *Arena) Find(b []byte) (Ref, bool) {
 	if len(b) == 0 {
 		return Ref{}, false
@@ -306,7 +310,7 @@ func (a *Arena) Find(b []byte) (Ref, bool) {
 	return r, err == nil
 }
 
-// allocation is what r is a part of. mu is held.
+// allocation returns the allocation that r is a part of. mu is held.
 func (a *Arena) allocation(r Ref) (*block, error) {
 	s := a.byID[r.Segment]
 	if r.Arena != a.id || s == nil {
@@ -322,10 +326,11 @@ func (a *Arena) allocation(r Ref) (*block, error) {
 	return b, nil
 }
 
-// Trim gives segments back that hold nothing. Peers that have them mapped hear of it, and the host has the memory when they do.
+// Trim gives empty segments back to the host. Peers that have them mapped are notified, and the
+// host has the memory when they have unmapped them.
 func (a *Arena) Trim() { a.trim() }
 
-// trim reports whether there was something to give back.
+// trim reports whether it gave something back.
 func (a *Arena) trim() bool {
 	a.mu.Lock()
 	gone := a.sweep(func(s *segment) bool { return s.live == 0 })
@@ -334,8 +339,8 @@ func (a *Arena) trim() bool {
 	return len(gone) > 0
 }
 
-// sweep takes segments out of the arena: those that also says, and those that have no future. mu is held; the caller
-// gives them back without it.
+// sweep removes segments from the arena: those for which also is true, and those that can never be
+// used again. mu is held; the caller gives them back after it has released mu.
 func (a *Arena) sweep(also func(*segment) bool) (gone []*segment) {
 	leaves := func(s *segment) bool {
 		return s.retired && s.live == 0 || a.closed && s.owned == 0 || also(s)
@@ -351,10 +356,10 @@ func (a *Arena) sweep(also func(*segment) bool) (gone []*segment) {
 		s.gone = true
 		delete(a.byID, s.id)
 		a.taken -= s.top
-		for _, b := range s.blocks { // what is lent of a closed arena
+		for _, b := range s.blocks { // what is shared of a closed arena
 			if !b.free() {
 				a.inUse -= b.len
-				a.lent -= b.len
+				a.shared -= b.len
 			}
 		}
 		gone = append(gone, s)
@@ -363,7 +368,8 @@ func (a *Arena) sweep(also func(*segment) bool) (gone []*segment) {
 	return gone
 }
 
-// giveBack unmaps segments that are out of their arenas, and tells the peers that have them. No lock is held.
+// giveBack unmaps segments that were removed from their arenas, and notifies the peers that have
+// them. No lock is held.
 func giveBack(gone []*segment) {
 	for _, s := range gone {
 		_ = unix.Munmap(s.mem)
@@ -378,11 +384,11 @@ func giveBack(gone []*segment) {
 	}
 }
 
-// Stats returns what the arena has.
+// Stats returns the arena's sizes and counts.
 func (a *Arena) Stats() Stats {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	st := Stats{Segments: len(a.segs), Taken: a.taken, InUse: a.inUse, Lent: a.lent}
+	st := Stats{Segments: len(a.segs), Taken: a.taken, InUse: a.inUse, Shared: a.shared}
 	for _, s := range a.segs {
 		st.Mapped += s.size
 		if s.retired {
@@ -392,9 +398,10 @@ func (a *Arena) Stats() Stats {
 	return st
 }
 
-// Close ends the arena: Alloc and Lend are ErrClosed. Segments of which all was freed go at once, also if something of them is lent: a
-// peer's mapping is its own and lives as long as its Blocks. A slice that was not freed stays what it is, and its segment with it,
-// until Free; so Close never pulls memory from under somebody. It may be called twice, and always returns nil.
+// Close ends the arena: Alloc and Share return ErrClosed. Segments of which all was freed are given
+// back at once, also if something of them is shared: a peer's mapping is its own and lives as long
+// as its Blocks. A slice that was not freed stays valid, with its segment, until Free. Close may be
+// called twice, and always returns nil.
 func (a *Arena) Close() error {
 	a.mu.Lock()
 	a.closed = true

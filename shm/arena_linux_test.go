@@ -111,7 +111,8 @@ func faults(t testing.TB) int64 {
 	return u.Minflt
 }
 
-// TestReuseTakesNoPage shows that the second gather of the same sizes costs no page: the arena takes nothing, and nothing faults.
+// TestReuseTakesNoPage shows that the second gather of the same sizes costs no page: the arena
+// takes nothing, and nothing faults.
 func TestReuseTakesNoPage(t *testing.T) {
 	a := newArena(t, nil)
 	sizes := []int{32 << 20, 1 << 20, 100, 7 << 20, 40 << 20, 3}
@@ -187,7 +188,8 @@ func (s *shrinking) Open(name string) (fs.File, error) {
 	return fstest.MapFS{name: {Data: []byte(text)}}.Open(name)
 }
 
-// TestHostIsFull shows what is left when the host has no memory any more while it is being taken: what was taken can be used.
+// TestHostIsFull shows what is left when the host has no memory any more while it is being taken:
+// what was taken can be used.
 func TestHostIsFull(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 256 * mib})
 	looks := slices.Repeat([]int{200}, 2+64/4) // before all of it, and before each step of 4 MiB
@@ -233,7 +235,8 @@ func TestTrim(t *testing.T) {
 	alloc(t, a, 10)
 }
 
-// TestAllocAtOnce allocates, checks and frees from many goroutines, and trims and closes under them.
+// TestAllocAtOnce allocates, checks and frees from many goroutines, and trims and closes under
+// them.
 func TestAllocAtOnce(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 1 << 18})
 	var all sync.WaitGroup

@@ -11,8 +11,8 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// BenchmarkCopyIn copies into a block that was used before. "of-memcpy" is its share of the speed of the same copy between two slices of Go's,
-// taken turn by turn.
+// BenchmarkCopyIn copies into a block that was used before. "of-memcpy" is its share of the speed
+// of the same copy between two slices of Go's, taken turn by turn.
 func BenchmarkCopyIn(b *testing.B) {
 	for _, size := range []int{1 << 20, 64 << 20} {
 		b.Run(fmt.Sprintf("%dMiB", size>>20), func(b *testing.B) {
@@ -120,19 +120,20 @@ func BenchmarkLend(b *testing.B) {
 	refs := slices.Repeat([]shm.Ref{ref}, 2000)
 	b.ReportAllocs()
 	for n := 1; b.Loop(); n++ {
-		if err := c.Lend(b.Context(), a, ref); err != nil {
+		if err := c.Share(b.Context(), a, ref); err != nil {
 			b.Fatal(err)
 		}
 		if n%len(refs) == 0 { // so that it does not come to the most
 			b.StopTimer()
 			p.giveBack(refs...)
-			require.NoError(b, c.Returned(b.Context(), ref))
+			require.NoError(b, c.WaitReleased(b.Context(), ref))
 			b.StartTimer()
 		}
 	}
 }
 
-// BenchmarkRoundTrip lends a block, maps it, releases it and waits until it is returned. A process hears of the loan through a pipe.
+// BenchmarkRoundTrip lends a block, maps it, releases it and waits until it is returned. A process
+// hears of the loan through a pipe.
 func BenchmarkRoundTrip(b *testing.B) {
 	b.Run("process", func(b *testing.B) {
 		c, p := start(b, "echo")
@@ -141,13 +142,13 @@ func BenchmarkRoundTrip(b *testing.B) {
 		p.tell(b, parcel{Ref: ref})
 		b.ReportAllocs()
 		for b.Loop() {
-			if err := c.Lend(b.Context(), a, ref); err != nil {
+			if err := c.Share(b.Context(), a, ref); err != nil {
 				b.Fatal(err)
 			}
 			if _, err := p.in.Write([]byte{0}); err != nil {
 				b.Fatal(err)
 			}
-			if err := c.Returned(b.Context(), ref); err != nil {
+			if err := c.WaitReleased(b.Context(), ref); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -158,7 +159,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 		_, ref := filled(b, a, 1<<20, 1)
 		b.ReportAllocs()
 		for b.Loop() {
-			if err := c.Lend(b.Context(), a, ref); err != nil {
+			if err := c.Share(b.Context(), a, ref); err != nil {
 				b.Fatal(err)
 			}
 			blocks, err := d.Map(b.Context(), ref)
@@ -166,7 +167,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 				b.Fatal(err)
 			}
 			blocks[0].Release()
-			if err := c.Returned(b.Context(), ref); err != nil {
+			if err := c.WaitReleased(b.Context(), ref); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -184,7 +185,7 @@ func BenchmarkManySmall(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := c.Lend(b.Context(), a, refs...); err != nil {
+		if err := c.Share(b.Context(), a, refs...); err != nil {
 			b.Fatal(err)
 		}
 		blocks, err := d.Map(b.Context(), refs...)
@@ -194,7 +195,7 @@ func BenchmarkManySmall(b *testing.B) {
 		for _, block := range blocks {
 			block.Release()
 		}
-		if err := c.Returned(b.Context(), refs...); err != nil {
+		if err := c.WaitReleased(b.Context(), refs...); err != nil {
 			b.Fatal(err)
 		}
 	}

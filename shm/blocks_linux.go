@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// align is what allocations begin at a multiple of: a cache line, and more than any dtype wants.
+// align is what the addresses of allocations are a multiple of: a cache line, and more than any
+// dtype needs.
 const align = 64
 
 // block is a piece of a segment: free, or an allocation. The arena's mu protects it.
@@ -13,11 +14,11 @@ type block struct {
 	seg      *segment
 	off, len int64
 	n        int64 // of an allocation: the bytes that were asked for
-	used     bool  // from Alloc to Free, and while memory is being taken for it
-	lent     int   // loans of which the peer has not released, also after Free
+	used     bool  // from Alloc to Free, and while memory is reserved for it
+	shared   int   // refs shared and not released by the peer, also after Free
 }
 
-func (b *block) free() bool { return !b.used && b.lent == 0 }
+func (b *block) free() bool { return !b.used && b.shared == 0 }
 
 // at is the index of the block that off is in, which is below top.
 func (s *segment) at(off int64) int {
@@ -36,7 +37,7 @@ func (s *segment) last() *block {
 	return s.blocks[len(s.blocks)-1]
 }
 
-// spare is how large an allocation at the segment's end can be, if memory is taken for it.
+// spare is how large an allocation at the segment's end can be.
 func (s *segment) spare() int64 {
 	n := s.size - s.top
 	if b := s.last(); b != nil {
@@ -45,11 +46,12 @@ func (s *segment) spare() int64 {
 	return n
 }
 
-// index has the blocks that can be reused, by segment and place. The first that fits is taken: so who allocates the same sizes
-// again, after all was freed, gets the same places again, and takes no new memory. (With the smallest that fits it may.)
+// index has the blocks that can be reused, by segment and offset. The first that fits is used: a
+// caller that allocates the same sizes again, after all was freed, gets the same places again, and
+// reserves no new memory. (With the smallest that fits it may not.)
 type index []entry
 
-// entry has what a search looks at next to each other.
+// entry keeps what a search reads close together.
 type entry struct {
 	len int64
 	b   *block
@@ -81,7 +83,8 @@ func (x *index) remove(b *block) {
 	}
 }
 
-// take makes b, which is in no index, an allocation of n bytes that fills size of it. The rest is free. mu is held.
+// take makes b, which is in no index, an allocation of n bytes that fills size of it. The rest is
+// free. mu is held.
 func (a *Arena) take(b *block, n, size int64) []byte {
 	s := b.seg
 	if rest := b.len - size; rest > 0 {
@@ -95,7 +98,7 @@ func (a *Arena) take(b *block, n, size int64) []byte {
 	return s.mem[b.off : b.off+n : b.off+n]
 }
 
-// release makes b, which nobody uses, free, and one with its neighbours. mu is held.
+// release frees b, and merges it with free neighbours. mu is held.
 func (a *Arena) release(b *block) {
 	s := b.seg
 	s.live--
@@ -114,7 +117,7 @@ func (a *Arena) release(b *block) {
 		}
 	}
 	begin, end := s.blocks[from].off, s.blocks[to-1].off+s.blocks[to-1].len
-	if begin == end { // memory that was not given
+	if begin == end { // nothing was reserved
 		s.blocks = slices.Delete(s.blocks, from, to)
 		return
 	}
@@ -123,14 +126,14 @@ func (a *Arena) release(b *block) {
 	a.reusable(b)
 }
 
-// reusable puts b where Alloc looks, unless its segment is retired. mu is held.
+// reusable adds b to the index, unless its segment is retired. mu is held.
 func (a *Arena) reusable(b *block) {
 	if !b.seg.retired {
 		a.free.add(b)
 	}
 }
 
-// retire takes what is free in s from where Alloc looks, for ever. mu is held.
+// retire takes the free blocks of s from the index, permanently. mu is held.
 func (a *Arena) retire(s *segment) {
 	if s.retired {
 		return

@@ -10,39 +10,41 @@ import (
 )
 
 const (
-	// fullQueue is how many notices wait to be sent before Lend adds no more. Each that has a segment keeps a descriptor open.
+	// fullQueue is how many notices wait to be sent before Share adds no more. Each that has a
+	// segment keeps a descriptor open.
 	fullQueue = 256
 
-	// lastWords is how long Close waits for a peer that does not read.
-	lastWords = 100 * time.Millisecond
+	// closeTimeout is how long Close waits for a peer that does not read.
+	closeTimeout = 100 * time.Millisecond
 )
 
-// Conn passes segments to one peer over one unix socket, each descriptor once. Both sides may lend and map. It is safe for
-// concurrent use.
+// Conn passes segments to one peer over one unix socket, each descriptor once. Both sides may share
+// and map. It is safe for concurrent use.
 //
-// It owns the socket and two goroutines, one that reads and one that writes, which end with Close or with the peer; and a mapping of
-// each segment that the peer has sent, until Close: a Conn that has ended has to be closed too.
+// It owns the socket and two goroutines, one that reads and one that writes, which end with Close
+// or with the peer; and a mapping of each segment that the peer has sent, until Close: a Conn that
+// has ended must be closed too.
 type Conn struct {
 	sock  *net.UnixConn
 	done  chan struct{}
 	quit  chan struct{} // closed by Close
-	wake  chan struct{} // for the writer: there is something
+	wake  chan struct{} // for the writer: there is something to send
 	wrote chan struct{} // closed when the writer has ended
 	once  sync.Once
 
-	mu      sync.Mutex    // protects what follows; before that of an arena
-	changed chan struct{} // closed when what somebody waits for may have come; nil if nobody waits
+	mu      sync.Mutex    // protects the fields below; acquired before that of an arena
+	changed chan struct{} // closed when what a goroutine waits for may have come; nil if none waits
 	err     error         // why it has ended, before done is closed
 	broken  error         // why the writer has ended
 	closing bool
 
-	// What is lent to the peer.
-	sent  map[key]*sent
-	loans map[Ref]loan // after the end: what was never returned
-	out   int          // how many loans that is
-	queue []notice
+	// What is shared with the peer.
+	sent   map[key]*sent
+	shares map[Ref]share // after the end: what was never released
+	out    int           // how many refs that is
+	queue  []notice
 
-	// What the peer has lent.
+	// What the peer has shared.
 	maps     map[key]*mapping
 	mappings int   // also those that only Blocks use any more
 	mapped   int64 // bytes of them
@@ -50,52 +52,56 @@ type Conn struct {
 	returns  []Ref
 }
 
-// NewConn makes a Conn of c, a stream socket ("unix"), on which nothing else may be sent or read any more. Close, or the end of the peer,
-// ends its goroutines; Close is due in any case. If c is something else, the Conn has ended, and Err says so.
+// NewConn makes a Conn of c, a stream socket ("unix"), on which nothing else may be sent or read
+// any more. The caller must call Close, also after the end of the peer. If c is something else, the
+// Conn has ended, and Err says so.
 func NewConn(c *net.UnixConn) *Conn {
 	conn := &Conn{
 		sock: c, done: make(chan struct{}), quit: make(chan struct{}), wake: make(chan struct{}, 1), wrote: make(chan struct{}),
-		sent: map[key]*sent{}, loans: map[Ref]loan{}, maps: map[key]*mapping{},
+		sent: map[key]*sent{}, shares: map[Ref]share{}, maps: map[key]*mapping{},
 	}
 	go conn.write()
 	go conn.read()
 	return conn
 }
 
-// Lend lets the peer map what refs name of a, each once: a ref that is lent twice can be mapped twice. It is the caller who tells the
-// peer of the refs, once for each loan, after Lend; all that Lend sends is the segments that the peer does not have. These are in
-// the socket when it returns: what the peer is told of it can map, also if this process is killed before. So Lend waits for
-// nobody, unless there are such and the socket is full. A ref counts as lent until the peer has released it, and is not
-// reused before, also if it is freed. Lend is all or nothing.
-func (c *Conn) Lend(ctx context.Context, a *Arena, refs ...Ref) error {
+// Share allows the peer to map each of refs, which name memory of a, once: a ref that is shared
+// twice can be mapped twice. The caller sends the peer the refs, once for each time that they are
+// shared, after Share; Share itself sends only the segments that the peer does not have. These are
+// in the socket when it returns: the peer can map every ref that it receives, also if this process
+// is killed before. So Share blocks only while there are such segments and the socket is full. A
+// ref is shared until the peer has released it, and is not reused before, also if it is freed.
+// Share is all or nothing.
+func (c *Conn) Share(ctx context.Context, a *Arena, refs ...Ref) error {
 	if len(refs) == 0 {
 		return nil
 	}
-	if err := c.await(ctx, func() (bool, error) { return c.lend(a, refs) }); err != nil {
-		return fmt.Errorf("shm: lend %d refs: %w", len(refs), err)
+	if err := c.await(ctx, func() (bool, error) { return c.share(a, refs) }); err != nil {
+		return fmt.Errorf("shm: share %d refs: %w", len(refs), err)
 	}
 	return nil
 }
 
-// post gives the writer something to send. mu is held.
+// post queues a notice for the writer. mu is held.
 func (c *Conn) post(n notice) {
 	c.queue = append(c.queue, n)
-	c.nudge()
+	c.wakeWriter()
 }
 
-func (c *Conn) nudge() {
+func (c *Conn) wakeWriter() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Map gives what the peer has lent, a Block for each ref, of which the peer must have told the caller: once for each Block. (Memory that
-// was not lent may change while it is read, and its Release is a fault that ends the Conn.) It waits until the segments of all refs
-// have arrived, and takes none before. A ref that is not within its segment is an error at once.
+// Map maps what the peer has shared, a Block for each ref, which the caller has received from the
+// peer once for each Block. (Memory that was not shared may change while it is read, and its
+// Release is an error that ends the Conn.) It waits until the segments of all refs have arrived. A
+// ref that is not within its segment is an error at once.
 //
-// What has arrived can be mapped until Close, also after the end of the Conn or of the peer: the memory lives on in this process. If it
-// cannot be read, which is an error, it is returned to the peer.
+// What has arrived can be mapped until Close, also after the end of the Conn or of the peer: the
+// memory lives on in this process. If it cannot be read, which is an error, it is released.
 func (c *Conn) Map(ctx context.Context, refs ...Ref) ([]*Block, error) {
 	if len(refs) == 0 {
 		return nil, nil
@@ -110,7 +116,7 @@ func (c *Conn) Map(ctx context.Context, refs ...Ref) ([]*Block, error) {
 	case refused != nil:
 		return nil, fmt.Errorf("shm: map %d refs: %w", len(refs), refused)
 	case err != nil:
-		return nil, fmt.Errorf("shm: map %d refs%s: %w", len(refs), c.wanting(refs), err)
+		return nil, fmt.Errorf("shm: map %d refs%s: %w", len(refs), c.missingText(refs), err)
 	}
 	for i, b := range blocks {
 		if err := b.m.prefault(refs[i]); err != nil {
@@ -128,8 +134,8 @@ func (c *Conn) accept(refs []Ref) ([]*Block, error) {
 	switch {
 	case c.closing:
 		return nil, ErrClosed
-	case c.open+len(refs) > mostLoans:
-		return nil, fmt.Errorf("%d Blocks are not released, or the peer does not read that they are, and %d is the most", c.open, mostLoans)
+	case c.open+len(refs) > maxShares:
+		return nil, fmt.Errorf("%d Blocks are not released, or the peer does not read that they are, and %d is the most", c.open, maxShares)
 	}
 	for _, r := range refs {
 		if err := c.maps[r.key()].check(r); err != nil {
@@ -150,13 +156,14 @@ func (c *Conn) accept(refs []Ref) ([]*Block, error) {
 	return blocks, nil
 }
 
-// missing is the index of the first of refs whose segment is not there; -1 if there is none. mu is held.
+// missing is the index of the first of refs whose segment is not there; -1 if there is none. mu is
+// held.
 func (c *Conn) missing(refs []Ref) int {
 	return slices.IndexFunc(refs, func(r Ref) bool { return c.maps[r.key()] == nil })
 }
 
-// wanting says which of refs Map has waited for.
-func (c *Conn) wanting(refs []Ref) string {
+// missingText says which of refs Map has waited for.
+func (c *Conn) missingText(refs []Ref) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if i := c.missing(refs); i >= 0 {
@@ -165,32 +172,34 @@ func (c *Conn) wanting(refs []Ref) string {
 	return ""
 }
 
-// Returned waits until the peer has released all that was lent of refs over this Conn: then it can be reused, or written to. A ref counts
-// as it was lent: one for half of it is another ref. It is an error if the Conn ends before.
-func (c *Conn) Returned(ctx context.Context, refs ...Ref) error {
-	out := 0 // are not returned
+// WaitReleased waits until the peer has released all of refs that were shared over this Conn: then
+// the memory can be reused, or written to. A ref counts as it was shared: one for half of it is
+// another ref. It is an error if the Conn ends before.
+func (c *Conn) WaitReleased(ctx context.Context, refs ...Ref) error {
+	out := 0 // are not released
 	err := c.await(ctx, func() (bool, error) {
 		out = 0
 		for _, r := range refs {
-			if c.loans[r].n > 0 {
+			if c.shares[r].n > 0 {
 				out++
 			}
 		}
 		return out == 0, nil
 	})
 	if err != nil {
-		return fmt.Errorf("shm: the peer has not returned %d of %d refs: %w", out, len(refs), err)
+		return fmt.Errorf("shm: the peer has not released %d of %d refs: %w", out, len(refs), err)
 	}
 	return nil
 }
 
-// await waits until try, which is called with mu held, is true or an error. It is an error if the Conn or ctx ends before.
+// await waits until try, which is called with mu held, is true or an error. It is an error if the
+// Conn or ctx ends before.
 func (c *Conn) await(ctx context.Context, try func() (bool, error)) error {
 	for {
 		c.mu.Lock()
 		ok, err := try()
 		if !ok && err == nil && (c.closing || c.err != nil) {
-			err = c.why()
+			err = c.reason()
 		}
 		if ok || err != nil {
 			c.mu.Unlock()
@@ -210,7 +219,7 @@ func (c *Conn) await(ctx context.Context, try func() (bool, error)) error {
 	}
 }
 
-// change wakes those who wait. mu is held.
+// change wakes all waiting goroutines. mu is held.
 func (c *Conn) change() {
 	if c.changed != nil {
 		close(c.changed)
@@ -218,34 +227,36 @@ func (c *Conn) change() {
 	}
 }
 
-// why is why the Conn has ended, or is about to. mu is held.
-func (c *Conn) why() error {
+// reason is why the Conn has ended, or is about to. mu is held.
+func (c *Conn) reason() error {
 	if c.err != nil {
 		return c.err
 	}
 	return ErrClosed
 }
 
-// Done is closed when the Conn has ended, and all that was lent over it is settled.
+// Done is closed when the Conn has ended, and its memory is accounted for.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err is why the Conn has ended: ErrClosed after Close, an io.EOF in it where the peer has ended; nil while it has not.
+// Err is why the Conn has ended: ErrClosed after Close, an io.EOF in it where the peer has ended;
+// nil while it has not.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Close ends the Conn, waits for its goroutines, and ends its mappings. What was released before still reaches the peer, if it reads
-// within a tenth of a second. Blocks stay what they are until Release; what was lent and not returned is lost to its arena. It may be
-// called twice, and always returns nil.
+// Close ends the Conn, waits for its goroutines, and ends its mappings. What was released before
+// still reaches the peer, if it reads within a tenth of a second. Blocks stay valid until Release;
+// what was shared and not released is retired in its arena. It may be called twice, and always
+// returns nil.
 func (c *Conn) Close() error {
 	c.once.Do(func() {
 		c.mu.Lock()
 		c.closing = true
 		c.change()
 		c.mu.Unlock()
-		_ = c.sock.SetWriteDeadline(time.Now().Add(lastWords))
+		_ = c.sock.SetWriteDeadline(time.Now().Add(closeTimeout))
 		close(c.quit)
 	})
 	<-c.wrote
@@ -262,8 +273,9 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Block is memory of the peer, mapped read-only: writing to Data is a fault that ends the process. It stays readable until Release, also
-// after the end of the Conn or of the peer. A Block that is never released keeps the segment of the peer in memory.
+// Block is memory of the peer, mapped read-only: writing to Data is a fault that ends the process.
+// It stays readable until Release, also after the end of the Conn or of the peer. A Block that is
+// never released keeps the segment of the peer in memory.
 type Block struct {
 	Data []byte
 
@@ -272,9 +284,9 @@ type Block struct {
 	ref  Ref
 }
 
-// Release gives the bytes back to the peer, who may overwrite them at once: nobody may read what Data was any more, and it is nil
-// afterwards. Release does not wait: the Conn's writer tells the peer, and a peer that does not read keeps nobody waiting. It may be
-// called twice, and after the Conn's end.
+// Release returns the memory to the peer, which may overwrite it at once: what Data was must not be
+// read any more, and Data is nil afterwards. Release does not wait: the Conn's writer sends it, and
+// a peer that does not read delays no caller. It may be called twice, and after the Conn's end.
 func (b *Block) Release() {
 	if b == nil || b.conn == nil {
 		return
@@ -289,7 +301,7 @@ func (b *Block) Release() {
 	b.m, b.Data = nil, nil
 	if c.err == nil {
 		c.returns = append(c.returns, b.ref)
-		c.nudge()
+		c.wakeWriter()
 	} else {
 		c.open--
 	}
@@ -298,7 +310,8 @@ func (b *Block) Release() {
 	unmap(dead)
 }
 
-// unuse ends one use of m, and gives it back if that was the last. mu is held, and is not when it is unmapped.
+// unuse ends one use of m, and gives it back if that was the last. mu is held, and is not when it
+// is unmapped.
 func (c *Conn) unuse(m *mapping) []*mapping {
 	if m.uses--; m.uses > 0 {
 		return nil

@@ -31,8 +31,8 @@ func TestLendMapRelease(t *testing.T) {
 		b, ref := filled(t, a, 1<<20, 1)
 		part, ok := a.Find(b[100:300])
 		require.True(t, ok)
-		require.NoError(t, way.from.Lend(ctx, a, ref, part))
-		require.EqualValues(t, 1<<20, a.Stats().Lent)
+		require.NoError(t, way.from.Share(ctx, a, ref, part))
+		require.EqualValues(t, 1<<20, a.Stats().Shared)
 		blocks, err := way.to.Map(ctx, part, ref)
 		require.NoError(t, err)
 		require.Equal(t, b[100:300], blocks[0].Data)
@@ -45,8 +45,8 @@ func TestLendMapRelease(t *testing.T) {
 			require.Nil(t, bl.Data)
 			bl.Release()
 		}
-		require.NoError(t, way.from.Returned(ctx, ref, part))
-		require.Zero(t, a.Stats().Lent)
+		require.NoError(t, way.from.WaitReleased(ctx, ref, part))
+		require.Zero(t, a.Stats().Shared)
 		a.Free(b)
 	}
 }
@@ -58,8 +58,8 @@ func TestAsOftenAsLent(t *testing.T) {
 	a := newArena(t, nil)
 	_, ref := filled(t, a, 100, 1)
 	_, other := filled(t, a, 100, 2)
-	require.NoError(t, c.Lend(ctx, a, ref, other, ref))
-	require.NoError(t, c.Lend(ctx, a, ref))
+	require.NoError(t, c.Share(ctx, a, ref, other, ref))
+	require.NoError(t, c.Share(ctx, a, ref))
 	blocks, err := d.Map(ctx, ref, ref)
 	require.NoError(t, err)
 	last, err := d.Map(ctx, other, ref)
@@ -67,21 +67,21 @@ func TestAsOftenAsLent(t *testing.T) {
 	for _, b := range append(blocks, last[0]) {
 		b.Release()
 	}
-	require.NoError(t, c.Returned(ctx, other))
+	require.NoError(t, c.WaitReleased(ctx, other))
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
-	err = c.Returned(short, other, ref)
+	err = c.WaitReleased(short, other, ref)
 	require.ErrorIs(t, err, context.DeadlineExceeded, "one is still out")
-	require.ErrorContains(t, err, "shm: the peer has not returned 1 of 2 refs")
-	require.EqualValues(t, 128, a.Stats().Lent)
+	require.ErrorContains(t, err, "shm: the peer has not released 1 of 2 refs")
+	require.EqualValues(t, 128, a.Stats().Shared)
 	last[1].Release()
-	require.NoError(t, c.Returned(ctx, ref, other))
-	require.Zero(t, a.Stats().Lent)
+	require.NoError(t, c.WaitReleased(ctx, ref, other))
+	require.Zero(t, a.Stats().Shared)
 	nothing, err := d.Map(ctx)
 	require.NoError(t, err)
 	require.Empty(t, nothing)
-	require.NoError(t, c.Lend(ctx, a))
-	require.NoError(t, c.Returned(ctx))
+	require.NoError(t, c.Share(ctx, a))
+	require.NoError(t, c.WaitReleased(ctx))
 }
 
 // TestMapWaitsForSegments shows that Map takes nothing before all is there.
@@ -91,7 +91,7 @@ func TestMapWaitsForSegments(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 1 << 16})
 	b, ref := filled(t, a, 1<<16, 1)
 	later, late := filled(t, a, 1<<16, 2)
-	require.NoError(t, c.Lend(ctx, a, ref))
+	require.NoError(t, c.Share(ctx, a, ref))
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
 	_, err := d.Map(short, ref, late)
@@ -102,23 +102,24 @@ func TestMapWaitsForSegments(t *testing.T) {
 		blocks, _ := d.Map(ctx, ref, late)
 		got <- blocks
 	}()
-	require.NoError(t, c.Lend(ctx, a, late))
+	require.NoError(t, c.Share(ctx, a, late))
 	blocks := <-got
 	require.Len(t, blocks, 2)
 	require.Equal(t, b, blocks[0].Data)
 	require.Equal(t, later, blocks[1].Data)
 	blocks[0].Release()
 	blocks[1].Release()
-	require.NoError(t, c.Returned(ctx, ref, late))
+	require.NoError(t, c.WaitReleased(ctx, ref, late))
 }
 
-// TestMapOutOfBounds shows that a ref that cannot be is an error at once, also beside one whose segment is not there, and takes nothing.
+// TestMapOutOfBounds shows that a ref that cannot be is an error at once, also beside one whose
+// segment is not there, and takes nothing.
 func TestMapOutOfBounds(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
 	a := newArena(t, &shm.Options{Segment: 1 << 16})
 	_, ref := filled(t, a, 1<<16, 1)
-	require.NoError(t, c.Lend(ctx, a, ref))
+	require.NoError(t, c.Share(ctx, a, ref))
 	never := shm.Ref{Arena: ref.Arena, Segment: 77, Len: 1}
 	for name, bad := range map[string]shm.Ref{
 		"beyond":   {Offset: 1<<16 - 1, Len: 2},
@@ -137,15 +138,15 @@ func TestMapOutOfBounds(t *testing.T) {
 			require.EqualError(t, err, fmt.Sprintf("shm: map %d refs: %+v is not within a segment of 65536 bytes", len(refs), bad), name)
 		}
 		blocks[0].Release()
-		require.NoError(t, c.Returned(ctx, ref))
-		require.NoError(t, c.Lend(ctx, a, ref))
+		require.NoError(t, c.WaitReleased(ctx, ref))
+		require.NoError(t, c.Share(ctx, a, ref))
 	}
 	_, err := d.Map(ctx, shm.Ref{Arena: ref.Arena, Segment: 77, Offset: -1, Len: 1})
 	require.ErrorContains(t, err, "not within", "in no segment")
 	blocks, err := d.Map(ctx, ref)
 	require.NoError(t, err)
 	blocks[0].Release()
-	require.NoError(t, c.Returned(ctx, ref), "the Conns have not ended")
+	require.NoError(t, c.WaitReleased(ctx, ref), "the Conns have not ended")
 }
 
 // TestNotReusedWhileHeld shows that freed memory waits for its peer, and for the last of several.
@@ -156,8 +157,8 @@ func TestNotReusedWhileHeld(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 1 << 20})
 	b, ref := filled(t, a, 1<<20, 1)
 	want := sum(b)
-	require.NoError(t, c.Lend(ctx, a, ref))
-	require.NoError(t, e.Lend(ctx, a, ref))
+	require.NoError(t, c.Share(ctx, a, ref))
+	require.NoError(t, e.Share(ctx, a, ref))
 	one, err := d.Map(ctx, ref)
 	require.NoError(t, err)
 	two, err := f.Map(ctx, ref)
@@ -166,24 +167,24 @@ func TestNotReusedWhileHeld(t *testing.T) {
 	require.Panics(t, func() { a.Free(b) })
 	_, ok := a.Find(b)
 	require.False(t, ok)
-	require.Error(t, c.Lend(ctx, a, ref), "it is freed")
+	require.Error(t, c.Share(ctx, a, ref), "it is freed")
 	other := alloc(t, a, 1<<20)
 	fill(other, 2)
 	a.Free(other)
 	a.Trim()
 	require.Equal(t, 1, a.Stats().Segments, "that which is held")
 	one[0].Release()
-	require.NoError(t, c.Returned(ctx, ref))
+	require.NoError(t, c.WaitReleased(ctx, ref))
 	fill(alloc(t, a, 1<<20), 3)
 	require.Equal(t, want, sum(two[0].Data))
 	two[0].Release()
-	require.NoError(t, e.Returned(ctx, ref))
+	require.NoError(t, e.WaitReleased(ctx, ref))
 	alloc(t, a, 1<<20)
 	require.Equal(t, shm.Stats{Segments: 2, Mapped: 2 << 20, Taken: 2 << 20, InUse: 2 << 20}, a.Stats())
 }
 
-// TestConnEnds shows what each side has when a Conn ends while something is lent: a Block stays what it is, and its memory is never written
-// to again.
+// TestConnEnds shows what each side has when a Conn ends while something is lent: a Block stays
+// what it is, and its memory is never written to again.
 func TestConnEnds(t *testing.T) {
 	for _, who := range []string{"lender", "borrower"} {
 		t.Run(who, func(t *testing.T) {
@@ -193,7 +194,7 @@ func TestConnEnds(t *testing.T) {
 			b, ref := filled(t, a, 1000, 1)
 			kept, _ := filled(t, a, 1000, 2)
 			want := sum(b)
-			require.NoError(t, c.Lend(ctx, a, ref))
+			require.NoError(t, c.Share(ctx, a, ref))
 			blocks, err := d.Map(ctx, ref)
 			require.NoError(t, err)
 			ends, peer := c, d
@@ -204,8 +205,8 @@ func TestConnEnds(t *testing.T) {
 			<-peer.Done()
 			require.ErrorIs(t, ends.Err(), shm.ErrClosed)
 			require.ErrorIs(t, peer.Err(), io.EOF)
-			require.ErrorIs(t, c.Returned(ctx, ref), c.Err())
-			require.ErrorIs(t, c.Lend(ctx, a, ref), c.Err())
+			require.ErrorIs(t, c.WaitReleased(ctx, ref), c.Err())
+			require.ErrorIs(t, c.Share(ctx, a, ref), c.Err())
 
 			require.Equal(t, 1, a.Stats().Retired)
 			a.Free(b)
@@ -222,7 +223,8 @@ func TestConnEnds(t *testing.T) {
 	}
 }
 
-// TestMapAfterTheEnd shows that what the peer has sent before its end can be mapped after it, until Close.
+// TestMapAfterTheEnd shows that what the peer has sent before its end can be mapped after it, until
+// Close.
 func TestMapAfterTheEnd(t *testing.T) {
 	ctx := within(t)
 	before := segments(os.Getpid())
@@ -231,7 +233,7 @@ func TestMapAfterTheEnd(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 1 << 16})
 	b, ref := filled(t, a, 1000, 1)
 	other, second := filled(t, a, 1<<16, 2)
-	require.NoError(t, c.Lend(ctx, a, ref, second))
+	require.NoError(t, c.Share(ctx, a, ref, second))
 	require.NoError(t, c.Close()) // what is in the socket nobody has read
 	d := shm.NewConn(far)
 	defer d.Close()
@@ -245,7 +247,7 @@ func TestMapAfterTheEnd(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, b, blocks[0].Data)
 	require.Equal(t, other, blocks[1].Data)
-	require.ErrorIs(t, d.Lend(ctx, a, ref), io.EOF)
+	require.ErrorIs(t, d.Share(ctx, a, ref), io.EOF)
 	_, err = d.Map(ctx, shm.Ref{Arena: ref.Arena, Segment: ref.Segment, Offset: 1 << 16, Len: 1})
 	require.ErrorContains(t, err, "not within a segment")
 	blocks[1].Release()
@@ -262,26 +264,28 @@ func TestMapAfterTheEnd(t *testing.T) {
 	require.Equal(t, before, segments(os.Getpid()))
 }
 
-// TestReleaseThenClose shows that what was released before Close is told, so that nothing is retired.
+// TestReleaseThenClose shows that what was released before Close is told, so that nothing is
+// retired.
 func TestReleaseThenClose(t *testing.T) {
 	for range 100 {
 		ctx := within(t)
 		c, d := pair(t)
 		a := newArena(t, nil)
 		_, ref := filled(t, a, 1000, 1)
-		require.NoError(t, c.Lend(ctx, a, ref))
+		require.NoError(t, c.Share(ctx, a, ref))
 		blocks, err := d.Map(ctx, ref)
 		require.NoError(t, err)
 		blocks[0].Release()
 		require.NoError(t, d.Close())
-		require.NoError(t, c.Returned(ctx, ref))
+		require.NoError(t, c.WaitReleased(ctx, ref))
 		<-c.Done()
-		require.NoError(t, c.Returned(ctx, ref), "also after the end")
+		require.NoError(t, c.WaitReleased(ctx, ref), "also after the end")
 		require.Zero(t, a.Stats().Retired)
 	}
 }
 
-// TestArenaCloses shows that what is lent outlives its arena at the peer, and what is in use outlives it here.
+// TestArenaCloses shows that what is lent outlives its arena at the peer, and what is in use
+// outlives it here.
 func TestArenaCloses(t *testing.T) {
 	ctx := within(t)
 	c, d := pair(t)
@@ -289,21 +293,21 @@ func TestArenaCloses(t *testing.T) {
 	freed, ref := filled(t, a, 1<<16, 1)
 	kept, still := filled(t, a, 1<<16, 2)
 	want := sum(freed)
-	require.NoError(t, c.Lend(ctx, a, ref, still))
+	require.NoError(t, c.Share(ctx, a, ref, still))
 	a.Free(freed)
 	require.NoError(t, a.Close())
 	require.NoError(t, a.Close())
-	require.Equal(t, shm.Stats{Segments: 1, Mapped: 1 << 16, Taken: 1 << 16, InUse: 1 << 16, Lent: 1 << 16}, a.Stats())
+	require.Equal(t, shm.Stats{Segments: 1, Mapped: 1 << 16, Taken: 1 << 16, InUse: 1 << 16, Shared: 1 << 16}, a.Stats())
 	_, err := a.Alloc(1)
 	require.ErrorIs(t, err, shm.ErrClosed)
-	require.ErrorIs(t, c.Lend(ctx, a, still), shm.ErrClosed)
+	require.ErrorIs(t, c.Share(ctx, a, still), shm.ErrClosed)
 	blocks, err := d.Map(ctx, ref, still)
 	require.NoError(t, err)
 	require.Equal(t, want, sum(blocks[0].Data))
 	require.Equal(t, kept, blocks[1].Data)
 	blocks[0].Release()
 	blocks[1].Release()
-	require.NoError(t, c.Returned(ctx, ref, still))
+	require.NoError(t, c.WaitReleased(ctx, ref, still))
 	a.Free(kept)
 	require.Zero(t, a.Stats())
 }
@@ -316,12 +320,12 @@ func TestTrimReachesThePeer(t *testing.T) {
 	a := newArena(t, nil)
 	for range 3 {
 		b, ref := filled(t, a, 1<<20, 1)
-		require.NoError(t, c.Lend(ctx, a, ref))
+		require.NoError(t, c.Share(ctx, a, ref))
 		blocks, err := d.Map(ctx, ref)
 		require.NoError(t, err)
 		require.Equal(t, before+3, segments(os.Getpid()), "the owner's descriptor and mapping, and the peer's mapping")
 		blocks[0].Release()
-		require.NoError(t, c.Returned(ctx, ref))
+		require.NoError(t, c.WaitReleased(ctx, ref))
 		a.Free(b)
 		a.Trim()
 		require.Zero(t, a.Stats())
@@ -335,7 +339,7 @@ func TestReadOnly(t *testing.T) {
 	c, d := pair(t)
 	a := newArena(t, nil)
 	_, ref := filled(t, a, 1<<16, 1)
-	require.NoError(t, c.Lend(ctx, a, ref))
+	require.NoError(t, c.Share(ctx, a, ref))
 	blocks, err := d.Map(ctx, ref)
 	require.NoError(t, err)
 	data := blocks[0].Data
@@ -346,8 +350,8 @@ func TestReadOnly(t *testing.T) {
 	blocks[0].Release()
 }
 
-// TestFullSocket shows that a peer that does not read keeps Lend no longer than its context if there are segments to send, not at all if
-// there are none, and that few descriptors wait.
+// TestFullSocket shows that a peer that does not read keeps Lend no longer than its context if
+// there are segments to send, not at all if there are none, and that few descriptors wait.
 func TestFullSocket(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)
@@ -361,16 +365,16 @@ func TestFullSocket(t *testing.T) {
 	var err error
 	for {
 		_, ref := filled(t, a, page, 1)
-		if err = c.Lend(short, a, ref); err != nil {
+		if err = c.Share(short, a, ref); err != nil {
 			break
 		}
 		refs = append(refs, ref)
 	}
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Less(t, len(refs), 2000)
-	require.EqualValues(t, len(refs)*page, a.Stats().Lent, "the last is not lent")
+	require.EqualValues(t, len(refs)*page, a.Stats().Shared, "the last is not shared")
 	for range 1000 {
-		require.NoError(t, c.Lend(short, a, refs...), "nothing to send")
+		require.NoError(t, c.Share(short, a, refs...), "nothing to send")
 	}
 	many := newArena(t, &shm.Options{Segment: int64(page)})
 	before := open(t)
@@ -380,8 +384,8 @@ func TestFullSocket(t *testing.T) {
 		b, ref := filled(t, many, page, 1)
 		blocks, late = append(blocks, b), append(late, ref)
 	}
-	require.ErrorIs(t, c.Lend(short, many, late...), context.DeadlineExceeded)
-	require.Zero(t, many.Stats().Lent)
+	require.ErrorIs(t, c.Share(short, many, late...), context.DeadlineExceeded)
+	require.Zero(t, many.Stats().Shared)
 	for _, b := range blocks {
 		many.Free(b)
 	}
@@ -389,11 +393,12 @@ func TestFullSocket(t *testing.T) {
 	require.LessOrEqual(t, open(t), before+256, "that wait to be sent")
 	require.NoError(t, c.Close())
 	require.LessOrEqual(t, open(t), before)
-	require.ErrorIs(t, c.Lend(ctx, a, refs...), shm.ErrClosed)
+	require.ErrorIs(t, c.Share(ctx, a, refs...), shm.ErrClosed)
 	require.Equal(t, len(refs), a.Stats().Retired)
 }
 
-// TestLendSendsNothing shows that the peer's socket has nothing to read of a loan of a segment that it has.
+// TestLendSendsNothing shows that the peer's socket has nothing to read of a loan of a segment that
+// it has.
 func TestLendSendsNothing(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)
@@ -403,10 +408,10 @@ func TestLendSendsNothing(t *testing.T) {
 	_, ref := filled(t, a, 1000, 1)
 	_, other := filled(t, a, 1000, 2)
 	for range 100 {
-		require.NoError(t, c.Lend(ctx, a, ref, other))
+		require.NoError(t, c.Share(ctx, a, ref, other))
 	}
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		if err := c.Lend(ctx, a, ref); err != nil {
+		if err := c.Share(ctx, a, ref); err != nil {
 			panic(err)
 		}
 	}))
@@ -416,26 +421,26 @@ func TestLendSendsNothing(t *testing.T) {
 	require.Len(t, all, 8+24, "one segment")
 }
 
-// TestMost shows how many loans there may be, for who lends and for who maps.
-// TestTakeBack ends loans that the peer was not told of: their memory is reused, and what else is lent stays.
+// TestMost shows how many loans there may be, for who lends and for who maps. TestTakeBack ends
+// loans that the peer was not told of: their memory is reused, and what else is lent stays.
 func TestTakeBack(t *testing.T) {
 	c, p := pair(t)
 	a := newArena(t, &shm.Options{Limit: 1 << 20})
 	b, ref := filled(t, a, 600<<10, 1)
-	require.NoError(t, c.Lend(t.Context(), a, ref, ref))
-	require.NoError(t, c.TakeBack(ref))
+	require.NoError(t, c.Share(t.Context(), a, ref, ref))
+	require.NoError(t, c.Unshare(ref))
 	a.Free(b)
 	_, err := a.Alloc(600 << 10)
 	require.ErrorIs(t, err, shm.ErrFull, "one loan is left")
 	blocks, err := p.Map(t.Context(), ref)
 	require.NoError(t, err)
 	blocks[0].Release()
-	require.NoError(t, c.Returned(t.Context(), ref))
+	require.NoError(t, c.WaitReleased(t.Context(), ref))
 	_, err = a.Alloc(600 << 10)
 	require.NoError(t, err)
-	require.Error(t, c.TakeBack(ref), "it is not lent")
+	require.Error(t, c.Unshare(ref), "it is not shared")
 	require.NoError(t, c.Close())
-	require.ErrorIs(t, c.TakeBack(ref), shm.ErrClosed)
+	require.ErrorIs(t, c.Unshare(ref), shm.ErrClosed)
 }
 
 func TestMost(t *testing.T) {
@@ -448,9 +453,9 @@ func TestMost(t *testing.T) {
 	_, ref := filled(t, a, 10, 1)
 	const most = 1 << 20
 	refs := slices.Repeat([]shm.Ref{ref}, most)
-	require.NoError(t, c.Lend(ctx, a, refs[1:]...))
-	require.EqualError(t, c.Lend(ctx, a, ref, ref), "shm: lend 2 refs: 1048575 are lent over this Conn and not returned, and 1048576 is the most")
-	require.NoError(t, c.Lend(ctx, a, ref))
+	require.NoError(t, c.Share(ctx, a, refs[1:]...))
+	require.EqualError(t, c.Share(ctx, a, ref, ref), "shm: share 2 refs: 1048575 are shared over this Conn and not released, and 1048576 is the most")
+	require.NoError(t, c.Share(ctx, a, ref))
 	blocks, err := d.Map(ctx, refs...)
 	require.NoError(t, err)
 	_, err = d.Map(ctx, ref)
@@ -458,17 +463,18 @@ func TestMost(t *testing.T) {
 	for _, b := range blocks {
 		b.Release()
 	}
-	require.NoError(t, c.Returned(ctx, ref))
-	require.NoError(t, c.Lend(ctx, a, ref))
+	require.NoError(t, c.WaitReleased(ctx, ref))
+	require.NoError(t, c.Share(ctx, a, ref))
 	one, err := d.Map(ctx, ref)
 	require.NoError(t, err)
 	one[0].Release()
-	require.NoError(t, c.Returned(ctx, ref))
-	require.Zero(t, a.Stats().Lent)
+	require.NoError(t, c.WaitReleased(ctx, ref))
+	require.Zero(t, a.Stats().Shared)
 }
 
-// TestMostSegments shows how many segments a peer may have, and that it has them until all that is lent of them is returned, also if their
-// arenas are closed before the peer has heard of what is lent.
+// TestMostSegments shows how many segments a peer may have, and that it has them until all that is
+// lent of them is returned, also if their arenas are closed before the peer has heard of what is
+// lent.
 func TestMostSegments(t *testing.T) {
 	if testing.Short() {
 		t.Skip("4,096 segments: not in a short run")
@@ -482,7 +488,7 @@ func TestMostSegments(t *testing.T) {
 		a := newArena(t, &shm.Options{Segment: int64(page)})
 		for range 512 {
 			b, ref := filled(t, a, page, uint64(i))
-			require.NoError(t, c.Lend(ctx, a, ref))
+			require.NoError(t, c.Share(ctx, a, ref))
 			refs = append(refs, ref)
 			a.Free(b)
 		}
@@ -490,8 +496,8 @@ func TestMostSegments(t *testing.T) {
 	}
 	a := newArena(t, nil)
 	b, ref := filled(t, a, 10, 1)
-	require.EqualError(t, c.Lend(ctx, a, ref),
-		"shm: lend 1 refs: the peer has 4096 segments, the most there may be: Trim, or set Options.Segment to more than 64.0 MiB")
+	require.EqualError(t, c.Share(ctx, a, ref),
+		"shm: share 1 refs: the peer has 4096 segments, the most there may be: Trim, or set Options.Segment to more than 64.0 MiB")
 	blocks, err := d.Map(ctx, refs...)
 	require.NoError(t, err)
 	require.LessOrEqual(t, open(t), files+8, "sockets, and a's")
@@ -503,12 +509,12 @@ func TestMostSegments(t *testing.T) {
 		require.Equal(t, want, b.Data)
 		b.Release()
 	}
-	require.NoError(t, c.Returned(ctx, refs...))
-	require.NoError(t, c.Lend(ctx, a, ref))
+	require.NoError(t, c.WaitReleased(ctx, refs...))
+	require.NoError(t, c.Share(ctx, a, ref))
 	one, err := d.Map(ctx, ref)
 	require.NoError(t, err)
 	one[0].Release()
-	require.NoError(t, c.Returned(ctx, ref))
+	require.NoError(t, c.WaitReleased(ctx, ref))
 	a.Free(b)
 	a.Trim()
 	testcluster.Eventually(t, patience, func() bool { return segments(os.Getpid()) == before }, "the peer to unmap them")
@@ -546,7 +552,7 @@ func TestWaitersHear(t *testing.T) {
 	c, d := pair(t)
 	a := newArena(t, nil)
 	_, ref := filled(t, a, 10, 1)
-	require.NoError(t, c.Lend(ctx, a, ref))
+	require.NoError(t, c.Share(ctx, a, ref))
 	blocks, err := d.Map(ctx, ref)
 	require.NoError(t, err)
 	var waits sync.WaitGroup
@@ -555,7 +561,7 @@ func TestWaitersHear(t *testing.T) {
 			_, err := d.Map(ctx, shm.Ref{Arena: 1, Len: 1})
 			assert.ErrorIs(t, err, shm.ErrClosed)
 		})
-		waits.Go(func() { assert.ErrorIs(t, c.Returned(ctx, ref), io.EOF) })
+		waits.Go(func() { assert.ErrorIs(t, c.WaitReleased(ctx, ref), io.EOF) })
 	}
 	require.NoError(t, d.Close())
 	waits.Wait()
@@ -573,7 +579,8 @@ func TestOtherSockets(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// TestManyAtOnce lends, maps and releases from many goroutines over several Conns, and checks each byte.
+// TestManyAtOnce lends, maps and releases from many goroutines over several Conns, and checks each
+// byte.
 func TestManyAtOnce(t *testing.T) {
 	ctx := within(t)
 	a := newArena(t, &shm.Options{Segment: 1 << 18})
@@ -592,7 +599,7 @@ func TestManyAtOnce(t *testing.T) {
 					fill(b, seed)
 					want := sum(b)
 					ref, _ := a.Find(b)
-					if !assert.NoError(t, c.Lend(ctx, a, ref)) {
+					if !assert.NoError(t, c.Share(ctx, a, ref)) {
 						return
 					}
 					a.Free(b)
@@ -604,7 +611,7 @@ func TestManyAtOnce(t *testing.T) {
 					blocks[0].Release()
 					if i%16 == 0 {
 						a.Trim()
-						assert.NoError(t, c.Returned(ctx, ref))
+						assert.NoError(t, c.WaitReleased(ctx, ref))
 					}
 				}
 			})

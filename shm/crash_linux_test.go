@@ -106,7 +106,8 @@ func parent() (*shm.Conn, error) {
 	return shm.NewConn(c.(*net.UnixConn)), nil
 }
 
-// beLender lends one after the other, each of a size and with contents of its own, and frees it at once; a few are out at a time.
+// beLender lends one after the other, each of a size and with contents of its own, and frees it at
+// once; a few are out at a time.
 func beLender() error {
 	ctx := context.Background()
 	c, err := parent()
@@ -126,7 +127,7 @@ func beLender() error {
 		}
 		fill(b, seed)
 		ref, _ := a.Find(b)
-		if err := c.Lend(ctx, a, ref); err != nil {
+		if err := c.Share(ctx, a, ref); err != nil {
 			return err
 		}
 		if err := out.Encode(parcel{ref, sum(b)}); err != nil {
@@ -134,7 +135,7 @@ func beLender() error {
 		}
 		a.Free(b)
 		if refs = append(refs, ref); len(refs) > 8 {
-			if err := c.Returned(ctx, refs[0]); err != nil {
+			if err := c.WaitReleased(ctx, refs[0]); err != nil {
 				return err
 			}
 			refs = refs[1:]
@@ -237,8 +238,9 @@ func names(t testing.TB) (list []string) {
 	return list
 }
 
-// TestLenderIsKilled kills lenders at many points. What this process has mapped stays what it is, what it was told of can be mapped yet, it
-// hears of the end, and when it has released all and closed nothing is left. Two lenders at a time show that jobs do not meet.
+// TestLenderIsKilled kills lenders at many points. What this process has mapped stays what it is,
+// what it was told of can be mapped yet, it hears of the end, and when it has released all and
+// closed nothing is left. Two lenders at a time show that jobs do not meet.
 func TestLenderIsKilled(t *testing.T) {
 	ctx := within(t)
 	before, files := segments(os.Getpid()), names(t)
@@ -301,7 +303,7 @@ func TestBorrowerIsKilled(t *testing.T) {
 		var all []shm.Ref
 		for i := range kill {
 			b, ref := filled(t, a, 200_000, uint64(i))
-			require.NoError(t, c.Lend(ctx, a, ref))
+			require.NoError(t, c.Share(ctx, a, ref))
 			p.tell(t, parcel{ref, sum(b)})
 			a.Free(b)
 			all = append(all, ref)
@@ -314,7 +316,7 @@ func TestBorrowerIsKilled(t *testing.T) {
 		<-c.Done()
 		require.ErrorIs(t, c.Err(), io.EOF)
 		if kill > 2 { // the second was not released
-			require.ErrorIs(t, c.Returned(ctx, all...), io.EOF)
+			require.ErrorIs(t, c.WaitReleased(ctx, all...), io.EOF)
 		}
 		require.Zero(t, a.Stats().InUse)
 		require.Zero(t, a.Stats().Retired, "nothing else of them was in use")
@@ -323,8 +325,8 @@ func TestBorrowerIsKilled(t *testing.T) {
 	require.Equal(t, before, segments(os.Getpid()))
 }
 
-// TestFrozenIsNotDead stops a borrower, ends the Conn, and uses all memory that can be had: what the borrower has is not touched, nor is what
-// it has yet to hear of.
+// TestFrozenIsNotDead stops a borrower, ends the Conn, and uses all memory that can be had: what
+// the borrower has is not touched, nor is what it has yet to hear of.
 func TestFrozenIsNotDead(t *testing.T) {
 	ctx := within(t)
 	c, p := start(t, "holder")
@@ -332,18 +334,18 @@ func TestFrozenIsNotDead(t *testing.T) {
 	b, ref := filled(t, a, 1<<19, 1)
 	kept := alloc(t, a, 100)
 	want := parcel{ref, sum(b)}
-	require.NoError(t, c.Lend(ctx, a, ref))
+	require.NoError(t, c.Share(ctx, a, ref))
 	p.tell(t, want)
 	require.Equal(t, want, p.receive(t))
 	a.Free(b)
 	require.NoError(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 	late, more := filled(t, a, 100, 3)
 	untouched := parcel{more, sum(late)}
-	require.NoError(t, c.Lend(ctx, a, more), "Lend does not wait for the peer")
+	require.NoError(t, c.Share(ctx, a, more), "Lend does not wait for the peer")
 	a.Free(late)
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, c.Returned(short, ref), context.DeadlineExceeded)
+	require.ErrorIs(t, c.WaitReleased(short, ref), context.DeadlineExceeded)
 	require.NoError(t, c.Close())
 	for n := 1 << 18; n > 100; {
 		b, err := a.Alloc(n)
@@ -494,7 +496,7 @@ func useUpDescriptors() error {
 	}
 	fmt.Println(err)
 	ref, _ := a.Find(b)
-	if err := conns[0].Lend(context.Background(), a, ref); err != nil {
+	if err := conns[0].Share(context.Background(), a, ref); err != nil {
 		return err
 	}
 	_, err = conns[1].Map(context.Background(), ref)
@@ -522,8 +524,8 @@ func fillGroup() error {
 	return errors.New("there was no limit")
 }
 
-// fillShare is a rank that takes 64 MiB at a time, until there is no more, while other ranks of its control group do the same. It keeps what it has until
-// all of them are done.
+// fillShare is a rank that takes 64 MiB at a time, until there is no more, while other ranks of its
+// control group do the same. It keeps what it has until all of them are done.
 func fillShare() error {
 	a, err := shm.NewArena(nil)
 	if err != nil {

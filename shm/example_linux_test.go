@@ -54,7 +54,7 @@ func Example() {
 	}
 	copy(b, "hello")
 	ref, _ := arena.Find(b)
-	if err := lender.Lend(ctx, arena, ref); err != nil { // then send ref to the peer
+	if err := lender.Share(ctx, arena, ref); err != nil { // then send ref to the peer
 		panic(err)
 	}
 
@@ -65,7 +65,7 @@ func Example() {
 	fmt.Printf("%s\n", blocks[0].Data)
 	blocks[0].Release()
 
-	if err := lender.Returned(ctx, ref); err != nil {
+	if err := lender.WaitReleased(ctx, ref); err != nil {
 		panic(err)
 	}
 	arena.Free(b)
@@ -175,11 +175,11 @@ func ExampleArena_Stats() {
 		panic(err)
 	}
 	ref, _ := arena.Find(b[:100])
-	if err := lender.Lend(ctx, arena, ref); err != nil {
+	if err := lender.Share(ctx, arena, ref); err != nil {
 		panic(err)
 	}
 	fmt.Printf("%+v\n", arena.Stats())
-	// Output: {Segments:1 Retired:0 Mapped:67108864 Taken:1048576 InUse:1024 Lent:1024}
+	// Output: {Segments:1 Retired:0 Mapped:67108864 Taken:1048576 InUse:1024 Shared:1024}
 }
 
 func ExampleArena_Close() {
@@ -213,7 +213,7 @@ func ExampleNewConn() {
 	// Output: shm: the peer has ended the connection: EOF
 }
 
-func ExampleConn_Lend() {
+func ExampleConn_Share() {
 	ctx := context.Background()
 	lender, borrower := connect()
 	defer lender.Close()
@@ -228,7 +228,7 @@ func ExampleConn_Lend() {
 		panic(err)
 	}
 	ref, _ := arena.Find(b)
-	fmt.Println(lender.Lend(ctx, arena, ref))
+	fmt.Println(lender.Share(ctx, arena, ref))
 	arena.Free(b) // nobody else gets these bytes before the peer has released them
 	fmt.Println(arena.Stats().InUse)
 	// Output:
@@ -236,7 +236,7 @@ func ExampleConn_Lend() {
 	// 128
 }
 
-func ExampleConn_TakeBack() {
+func ExampleConn_Unshare() {
 	ctx := context.Background()
 	lender, borrower := connect()
 	defer lender.Close()
@@ -251,17 +251,17 @@ func ExampleConn_TakeBack() {
 		panic(err)
 	}
 	ref, _ := arena.Find(b)
-	fmt.Println(lender.Lend(ctx, arena, ref))
-	fmt.Println(lender.TakeBack(ref)) // the peer was not told of it after all
-	fmt.Println(lender.Returned(ctx, ref))
+	fmt.Println(lender.Share(ctx, arena, ref))
+	fmt.Println(lender.Unshare(ref)) // the peer was not told of it after all
+	fmt.Println(lender.WaitReleased(ctx, ref))
 	// Output:
 	// <nil>
 	// <nil>
 	// <nil>
 }
 
-func ExampleRoom() {
-	if err := shm.Room(1 << 60); errors.Is(err, shm.ErrFull) {
+func ExampleCheckMemory() {
+	if err := shm.CheckMemory(1 << 60); errors.Is(err, shm.ErrFull) {
 		fmt.Println("this host has not that much")
 	}
 	// Output: this host has not that much
@@ -284,7 +284,7 @@ func ExampleConn_Map() {
 	copy(b, "0123456789")
 	first, _ := arena.Find(b[:4])
 	rest, _ := arena.Find(b[4:])
-	if err := lender.Lend(ctx, arena, first, rest); err != nil {
+	if err := lender.Share(ctx, arena, first, rest); err != nil {
 		panic(err)
 	}
 	blocks, err := borrower.Map(ctx, rest, first)
@@ -315,7 +315,7 @@ func ExampleConn_Map_afterTheEnd() {
 	}
 	copy(b, "testament")
 	ref, _ := arena.Find(b)
-	if err := lender.Lend(ctx, arena, ref); err != nil { // then send ref to the peer
+	if err := lender.Share(ctx, arena, ref); err != nil { // then send ref to the peer
 		panic(err)
 	}
 	lender.Close() // or kill -9
@@ -334,7 +334,7 @@ func ExampleConn_Map_afterTheEnd() {
 	// shm: map 1 refs: shm: closed
 }
 
-func ExampleConn_Returned() {
+func ExampleConn_WaitReleased() {
 	ctx := context.Background()
 	lender, borrower := connect()
 	defer lender.Close()
@@ -348,11 +348,11 @@ func ExampleConn_Returned() {
 		panic(err)
 	}
 	ref, _ := arena.Find(b)
-	if err := lender.Lend(ctx, arena, ref); err != nil {
+	if err := lender.Share(ctx, arena, ref); err != nil {
 		panic(err)
 	}
 	borrower.Close() // without having released it
-	err = lender.Returned(ctx, ref)
+	err = lender.WaitReleased(ctx, ref)
 	fmt.Println(errors.Is(err, io.EOF))
 	<-lender.Done()
 	fmt.Println(arena.Stats().Retired) // the bytes may be read yet
@@ -384,7 +384,7 @@ func ExampleBlock_Release() {
 	}
 	copy(b, "hello")
 	ref, _ := arena.Find(b)
-	if err := lender.Lend(ctx, arena, ref); err != nil {
+	if err := lender.Share(ctx, arena, ref); err != nil {
 		panic(err)
 	}
 	blocks, err := borrower.Map(ctx, ref)

@@ -25,10 +25,10 @@ func Layout(a *Arena) (all, free []Span) {
 }
 
 // RoomBelow is what the limits that are read below root say about n bytes.
-func RoomBelow(root fs.FS, n int64) error { return newHost(root).room(n) }
+func RoomBelow(root fs.FS, n int64) error { return newHost(root).check(n) }
 
 // RoomOf is Room for what an arena has seen.
-func RoomOf(a *Arena, n int64) error { return a.host.room(n) }
+func RoomOf(a *Arena, n int64) error { return a.host.check(n) }
 
 // SetHost makes a look for limits below root.
 func SetHost(a *Arena, root fs.FS) { a.host = newHost(root) }
@@ -63,7 +63,8 @@ func Parse(b []byte) (again []byte, n int, err error) {
 	return again, n, nil
 }
 
-// Bits are the bits from ≤ i < to in a set of n, and whether the set says that they are all there before and after.
+// Bits are the bits from ≤ i < to in a set of n, and whether the set says that they are all there
+// before and after.
 func Bits(n, from, to int) (set []uint64, before, after bool) {
 	set = make([]uint64, (n+63)/64)
 	before = allSet(set, from, to)

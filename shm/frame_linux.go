@@ -9,25 +9,26 @@ import (
 //
 //	magic u16 | version u8 | kind u8 | count u32 | count records of the kind's size
 //
-// A segment's frame is sent by one sendmsg of its own with the segment's descriptor. Of a loan nothing is sent but the segment, once: the
-// peer is told of the ref by others. A return ends one loan of exactly its ref. A drop is sent when nothing of the segment is lent.
+// The frame of a segment is sent by one sendmsg of its own, with the segment's descriptor. To share
+// a ref sends nothing but its segment, once: the callers exchange the ref. A return releases
+// exactly its ref, once. A drop is sent when nothing of the segment is shared.
 const (
 	magic   = 0x4d73 // "sM"
 	version = 1
 
-	header   = 8
-	mostBody = 64 << 10
+	header  = 8
+	maxBody = 64 << 10
 
 	kindSegment kind = 1 // arena u64, segment u32, 0 u32, size u64; one, with its descriptor
 	kindReturn  kind = 2 // arena u64, segment u32, 0 u32, offset u64, len u64
 	kindDrop    kind = 3 // arena u64, segment u32, 0 u32
 )
 
-// What one side has of the other.
+// Limits of what one side can make the other hold.
 const (
-	mostLoans    = 1 << 20 // over a Conn, that are not returned
-	mostSegments = 4096
-	mostMapped   = 1 << 44 // bytes of address space; also the largest segment
+	maxShares   = 1 << 20 // refs over a Conn that are not released
+	maxSegments = 4096
+	maxMapped   = 1 << 44 // bytes of address space; also the largest segment
 )
 
 type kind uint8
@@ -66,7 +67,7 @@ func parse(b []byte) (f frame, n int, err error) {
 		return frame{}, 0, fmt.Errorf("there is no kind %d of message", f.kind)
 	}
 	body := count * int64(sizes[f.kind])
-	if count == 0 || body > mostBody || f.kind == kindSegment && count > 1 {
+	if count == 0 || body > maxBody || f.kind == kindSegment && count > 1 {
 		return frame{}, 0, fmt.Errorf("%d records in a message of kind %d", count, f.kind)
 	}
 	if int64(len(b)-header) < body {
@@ -85,7 +86,7 @@ func appendHeader(b []byte, k kind, count int) []byte {
 }
 
 // mostRecords is how many a frame can have.
-func mostRecords(k kind) int { return mostBody / sizes[k] }
+func maxRecords(k kind) int { return maxBody / sizes[k] }
 
 func appendKey(b []byte, k key) []byte {
 	b = binary.LittleEndian.AppendUint64(b, k.arena)
@@ -101,7 +102,7 @@ func appendRef(b []byte, r Ref) []byte {
 	return binary.LittleEndian.AppendUint64(b, uint64(r.Len))
 }
 
-// readKey wants the four bytes after a segment to be 0.
+// readKey refuses a key whose last four bytes are not 0.
 func readKey(b []byte) (key, error) {
 	if pad := binary.LittleEndian.Uint32(b[12:]); pad != 0 {
 		return key{}, fmt.Errorf("%#x where 0 is due", pad)

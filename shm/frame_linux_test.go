@@ -58,7 +58,8 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// FuzzConn gives a Conn whatever there is, after a segment that is in order, while something is lent over it.
+// FuzzConn gives a Conn whatever there is, after a segment that is in order, while something is
+// lent over it.
 func FuzzConn(f *testing.F) {
 	for _, g := range golden {
 		f.Add(bytesOf(f, g))
@@ -72,13 +73,13 @@ func FuzzConn(f *testing.F) {
 		p := rawPeer{t, far}
 		p.segment(p.memfd(1<<12, sealedAll), 1<<12)
 		lent, ref := filled(t, a, 64, 1)
-		require.NoError(t, c.Lend(t.Context(), a, ref))
+		require.NoError(t, c.Share(t.Context(), a, ref))
 		p.giveBack(ref)
 		_, _ = far.Write(b)
 		require.NoError(t, far.CloseWrite())
 		<-c.Done()
 		require.Error(t, c.Err())
-		require.NoError(t, c.Returned(t.Context(), ref))
+		require.NoError(t, c.WaitReleased(t.Context(), ref))
 		require.NoError(t, c.Close())
 		far.Close()
 		a.Free(lent)

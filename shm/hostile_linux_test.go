@@ -69,7 +69,8 @@ func (p rawPeer) giveBack(refs ...shm.Ref) {
 	require.NoError(p.t, err)
 }
 
-// TestHostile shows that whatever a peer sends that it should not ends the Conn with a clear error, and leaves nothing open.
+// TestHostile shows that whatever a peer sends that it should not ends the Conn with a clear error,
+// and leaves nothing open.
 func TestHostile(t *testing.T) {
 	const size = 1 << 16
 	good := func(p rawPeer) { p.segment(p.memfd(size, sealedAll), size) }
@@ -117,7 +118,7 @@ func TestHostile(t *testing.T) {
 		"twice":              {func(p rawPeer) { good(p); good(p) }, "there before: true"},
 		"padding":            {func(p rawPeer) { p.send(message(1, 1, 1, 1|1<<32, size), p.memfd(size, sealedAll)) }, "0x1 where 0 is due"},
 		"segments for ever":  {segmentsForEver, "4096 segments"},
-		"returns the unlent": {func(p rawPeer) { p.giveBack(ref) }, fmt.Sprintf("return of %+v, which is not lent", ref)},
+		"returns the unlent": {func(p rawPeer) { p.giveBack(ref) }, fmt.Sprintf("release of %+v, which is not shared", ref)},
 		"returns padding":    {func(p rawPeer) { p.send(message(2, 1, 1, 1|1<<32, 0, 1)) }, "0x1 where 0 is due"},
 		"drops nothing":      {func(p rawPeer) { p.send(message(3, 1, 1, 1)) }, "the end of segment 1"},
 		"drops twice":        {func(p rawPeer) { good(p); p.send(message(3, 2, 1, 1, 1, 1)) }, "the end of segment 1"},
@@ -162,7 +163,8 @@ func segmentsForEver(p rawPeer) {
 	}
 }
 
-// TestReturnsTooMuch shows that whoever returns more than was lent is not trusted any more: what it has is lost, what it returned before is not.
+// TestReturnsTooMuch shows that whoever returns more than was lent is not trusted any more: what it
+// has is lost, what it returned before is not.
 func TestReturnsTooMuch(t *testing.T) {
 	for name, extra := range map[string]func(lent shm.Ref) shm.Ref{
 		"once more": func(lent shm.Ref) shm.Ref { return lent },
@@ -179,21 +181,21 @@ func TestReturnsTooMuch(t *testing.T) {
 				a := newArena(t, nil)
 				_, ref := filled(t, a, 100, 1)
 				_, other := filled(t, a, 100, 2)
-				require.NoError(t, c.Lend(ctx, a, ref, ref, other))
+				require.NoError(t, c.Share(ctx, a, ref, ref, other))
 				p := rawPeer{t, far}
 				if frames == 2 {
 					p.giveBack(ref, ref)
-					require.NoError(t, c.Returned(ctx, ref))
+					require.NoError(t, c.WaitReleased(ctx, ref))
 					p.giveBack(extra(ref))
 				} else {
 					p.giveBack(ref, ref, extra(ref))
 				}
 				<-c.Done()
-				require.ErrorContains(t, c.Err(), fmt.Sprintf("refused what the peer has sent: the return of %+v, which is not lent", extra(ref)))
-				require.NoError(t, c.Returned(ctx, ref))
-				require.ErrorIs(t, c.Returned(ctx, other), c.Err())
+				require.ErrorContains(t, c.Err(), fmt.Sprintf("refused what the peer has sent: the release of %+v, which is not shared", extra(ref)))
+				require.NoError(t, c.WaitReleased(ctx, ref))
+				require.ErrorIs(t, c.WaitReleased(ctx, other), c.Err())
 				require.Equal(t, 1, a.Stats().Retired)
-				require.Zero(t, a.Stats().Lent)
+				require.Zero(t, a.Stats().Shared)
 			})
 		}
 	}
@@ -231,7 +233,7 @@ func TestThePeerCannotWrite(t *testing.T) {
 	a := newArena(t, &shm.Options{Segment: 1 << 16})
 	b, ref := filled(t, a, 1<<16, 1)
 	want := sum(b)
-	require.NoError(t, c.Lend(ctx, a, ref))
+	require.NoError(t, c.Share(ctx, a, ref))
 	oob := make([]byte, unix.CmsgSpace(4))
 	_, oobn, _, _, err := far.ReadMsgUnix(make([]byte, 1024), oob)
 	require.NoError(t, err)
@@ -255,7 +257,8 @@ func TestThePeerCannotWrite(t *testing.T) {
 	b[0]++ // the owner goes on
 }
 
-// TestSurvivesTruncation shows why seals are wanted: the owner of a segment cannot make it a trap for its readers.
+// TestSurvivesTruncation shows why seals are wanted: the owner of a segment cannot make it a trap
+// for its readers.
 func TestSurvivesTruncation(t *testing.T) {
 	ctx := within(t)
 	near, far := sockets(t)

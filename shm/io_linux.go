@@ -30,7 +30,8 @@ func (c *Conn) write() {
 	}
 }
 
-// fail ends the Conn because writing is over. The reader hears of it after what the peer has said before.
+// fail ends the Conn because writing has failed. The reader first handles what the peer has sent
+// before.
 func (c *Conn) fail(err error) {
 	c.mu.Lock()
 	if !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
@@ -59,13 +60,14 @@ func (c *Conn) flush(b []byte) ([]byte, error) {
 	}
 }
 
-// pending takes what is queued; of the returns, which it appends to b, a frame full.
+// pending removes what is queued; of the returns, which it appends to b, as many as fit into a
+// frame.
 func (c *Conn) pending(b []byte) ([]notice, []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	queue := c.queue
 	c.queue = nil
-	if n := min(len(c.returns), mostRecords(kindReturn)); n > 0 {
+	if n := min(len(c.returns), maxRecords(kindReturn)); n > 0 {
 		b = appendHeader(b, kindReturn, n)
 		for _, r := range c.returns[:n] {
 			b = appendRef(b, r)
@@ -80,7 +82,8 @@ func (c *Conn) pending(b []byte) ([]notice, []byte) {
 	return queue, b
 }
 
-// notify sends notices, each by itself, ends their hold of segments, and tells who lends of these.
+// notify sends notices, one at a time, ends their hold of segments, and wakes the goroutines that
+// share them.
 func (c *Conn) notify(queue []notice) (err error) {
 	for _, n := range queue {
 		switch {
@@ -100,13 +103,13 @@ func (c *Conn) notify(queue []notice) (err error) {
 	return err
 }
 
-// arrived notes what is in the socket.
+// arrived notes that these segments are in the socket.
 func (c *Conn) arrived(queue []notice) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, n := range queue {
 		if s := c.sent[n.key]; s != nil {
-			s.there = true
+			s.delivered = true
 		}
 	}
 	c.change()
@@ -133,9 +136,9 @@ type reader struct {
 	oob []byte
 }
 
-// read is the reader: it handles what arrives, and settles everything when the Conn ends.
+// read is the reader: it handles what arrives, and cleans up when the Conn ends.
 func (c *Conn) read() {
-	r := &reader{c: c, buf: make([]byte, header+mostBody)}
+	r := &reader{c: c, buf: make([]byte, header+maxBody)}
 	r.oob = make([]byte, unix.CmsgSpace(4)) // honest peers send one descriptor at a time
 	err := stream(c.sock)
 	for err == nil {
@@ -154,7 +157,7 @@ func stream(c *net.UnixConn) error {
 	return nil
 }
 
-// next reads once, and handles what is all there.
+// next reads once, and handles all frames that are complete.
 func (r *reader) next() error {
 	n, oobn, flags, _, err := r.c.sock.ReadMsgUnix(r.buf[r.n:], r.oob)
 	if oobn > 0 {
@@ -167,7 +170,7 @@ func (r *reader) next() error {
 		return fmt.Errorf("shm: read from the peer: %w", err)
 	case flags&unix.MSG_CTRUNC != 0:
 		return errors.New("shm: a descriptor was cut off: the peer has sent more than it may, or this process can have no more (ulimit -n, RLIMIT_NOFILE)")
-	case len(r.fds) > 2: // that of a message that is not all there, and that of the one after
+	case len(r.fds) > 2: // one of a message that is incomplete, and one of the next
 		return errors.New("shm: the peer has sent more descriptors than segments")
 	}
 	r.n += n
@@ -188,7 +191,7 @@ func descriptors(oob []byte) (fds []int) {
 	return fds
 }
 
-// handle handles the frames that are all there.
+// handle handles the complete frames.
 func (r *reader) handle() error {
 	at := 0
 	for {
@@ -215,7 +218,7 @@ var handlers = [...]func(*reader, []byte) error{
 	kindSegment: (*reader).segment, kindReturn: (*reader).returned, kindDrop: (*reader).drop,
 }
 
-// segment maps one that the peer will lend of.
+// segment maps a segment that the peer has sent.
 func (r *reader) segment(b []byte) error {
 	if len(r.fds) == 0 {
 		return errors.New("a segment without a descriptor")
@@ -229,11 +232,11 @@ func (r *reader) segment(b []byte) error {
 	c.mu.Lock()
 	count, mapped, had := c.mappings, c.mapped, c.maps[k] != nil
 	c.mu.Unlock()
-	if had || count >= mostSegments || size > mostMapped-mapped {
+	if had || count >= maxSegments || size > maxMapped-mapped {
 		return fmt.Errorf("segment %d of %d bytes, where %d segments of %d bytes are mapped (there before: %t)", k.segment, size, count, mapped, had)
 	}
 	m, err := mapPeer(r.fds[0], size)
-	_ = unix.Close(r.fds[0]) // before anyone learns of the mapping, which needs it no more
+	_ = unix.Close(r.fds[0]) // before the mapping, which does not need it, is visible
 	r.fds = r.fds[1:]
 	if err != nil {
 		return err
@@ -247,7 +250,7 @@ func (r *reader) segment(b []byte) error {
 	return nil
 }
 
-// returned ends loans.
+// returned handles refs that the peer has released.
 func (r *reader) returned(b []byte) error {
 	c := r.c
 	var gone []*segment
@@ -259,7 +262,7 @@ func (r *reader) returned(b []byte) error {
 		if err != nil {
 			return err
 		}
-		some, err := c.back(ref)
+		some, err := c.unshareOne(ref)
 		if err != nil {
 			return err
 		}
@@ -269,7 +272,7 @@ func (r *reader) returned(b []byte) error {
 	return nil
 }
 
-// drop ends the Conn's use of a segment that the peer has no more.
+// drop ends the Conn's use of a segment that the peer does not have any more.
 func (r *reader) drop(b []byte) error {
 	c := r.c
 	var dead []*mapping
@@ -291,7 +294,7 @@ func (r *reader) drop(b []byte) error {
 	return nil
 }
 
-// end settles everything. The reader calls it, as its last.
+// end cleans up. It is the last call of the reader.
 func (c *Conn) end(err error) {
 	_ = c.sock.Close() // the writer ends
 	c.mu.Lock()
@@ -303,8 +306,8 @@ func (c *Conn) end(err error) {
 	}
 	c.err = err
 	var gone []*segment
-	for _, l := range c.loans {
-		gone = append(gone, l.block.seg.arena.lose(l)...)
+	for _, l := range c.shares {
+		gone = append(gone, l.block.seg.arena.abandon(l)...)
 	}
 	queue, have := c.queue, c.sent
 	c.open -= len(c.returns)
@@ -317,7 +320,7 @@ func (c *Conn) end(err error) {
 		}
 	}
 	for _, s := range have {
-		s.seg.arena.forget(c, s.seg)
+		s.seg.arena.unregister(c, s.seg)
 	}
 	close(c.done)
 	c.mu.Lock()

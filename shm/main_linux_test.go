@@ -22,7 +22,8 @@ import (
 // patience is for how long a test waits for what must come.
 const patience = 30 * time.Second
 
-// childIs makes the test binary a child: it is what the child does, at the socket that is its descriptor 3.
+// childIs makes the test binary a child: it is what the child does, at the socket that is its
+// descriptor 3.
 const childIs = "MUSTER_SHM_CHILD"
 
 func TestMain(m *testing.M) {

@@ -20,8 +20,8 @@ type mapping struct {
 	warm []uint64   // a bit for each page that has been brought into the page table
 }
 
-// mapPeer maps the segment of which the peer has sent the descriptor and the size. It refuses whatever could be changed by the peer in a
-// way that makes reading a fault. The descriptor is still the caller's.
+// mapPeer maps a segment whose descriptor and size the peer has sent. It refuses one that the peer
+// could change in a way that makes reading a fault. The caller closes the descriptor.
 func mapPeer(fd int, size int64) (*mapping, error) {
 	if err := checkSegment(fd, size); err != nil {
 		return nil, err
@@ -34,7 +34,7 @@ func mapPeer(fd int, size int64) (*mapping, error) {
 	return &mapping{mem: mem, uses: 1, warm: make([]uint64, (pages+63)/64)}, nil
 }
 
-// checkSegment wants a memfd whose size is final and that nobody can punch holes into.
+// checkSegment refuses everything but a memfd whose size is final and that cannot get holes.
 func checkSegment(fd int, size int64) error {
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	switch {
@@ -49,15 +49,15 @@ func checkSegment(fd int, size int64) error {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fmt.Errorf("fstat its descriptor: %w", err)
 	}
-	if size <= 0 || size > mostMapped || int64(int(size)) != size || st.Size != size {
+	if size <= 0 || size > maxMapped || int64(int(size)) != size || st.Size != size {
 		return fmt.Errorf("its segment has %d bytes, not %d as it says", st.Size, size)
 	}
 	return nil
 }
 
-// check wants r to be within its segment, of which m is nil as long as it has not arrived.
+// check refuses a ref that is not within its segment; m is nil if the segment has not arrived.
 func (m *mapping) check(r Ref) error {
-	size := int64(mostMapped)
+	size := int64(maxMapped)
 	if m != nil {
 		size = int64(len(m.mem))
 	}
@@ -70,8 +70,9 @@ func (m *mapping) check(r Ref) error {
 // slice is r's bytes.
 func (m *mapping) slice(r Ref) []byte { return m.mem[r.Offset : r.Offset+r.Len : r.Offset+r.Len] }
 
-// prefault brings the pages of r into the page table. It is faster than a fault for each few pages, and a page that cannot be had, as
-// in a segment with holes, is an error here where it would be a signal later.
+// prefault maps the pages of r into the page table. That is faster than a fault for every few
+// pages, and a page that does not exist, as in a segment with holes, is an error here where it
+// would be a signal later.
 func (m *mapping) prefault(r Ref) error {
 	page := int64(os.Getpagesize())
 	from, to := int(r.Offset/page), int((r.Offset+r.Len+page-1)/page)
@@ -82,8 +83,8 @@ func (m *mapping) prefault(r Ref) error {
 		return nil
 	}
 	mem := m.mem[int64(from)*page : min(int64(to)*page, int64(len(m.mem)))]
-	if n := absent(mem, page); n > 0 { // holes, or swapped out: it is this process that takes the memory now
-		if err := Room(n); err != nil {
+	if n := notResident(mem, page); n > 0 { // holes, or swapped out: it is this process that takes the memory now
+		if err := CheckMemory(n); err != nil {
 			return err
 		}
 	}
@@ -97,8 +98,8 @@ func (m *mapping) prefault(r Ref) error {
 	return nil
 }
 
-// absent is how many bytes of mem are not in the host's memory; 0 if it does not tell.
-func absent(mem []byte, page int64) (n int64) {
+// notResident is how many bytes of mem are not in the host's memory; 0 if the system does not tell.
+func notResident(mem []byte, page int64) (n int64) {
 	if len(mem) == 0 {
 		return 0
 	}
@@ -135,7 +136,7 @@ func setAll(set []uint64, from, to int) {
 	}
 }
 
-// unmap ends mappings that nobody uses.
+// unmap ends mappings that are not used any more.
 func unmap(ms []*mapping) {
 	for _, m := range ms {
 		_ = unix.Munmap(m.mem)

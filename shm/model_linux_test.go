@@ -32,7 +32,8 @@ func newModel(t testing.TB) *model {
 	return &model{t: t, a: newArena(t, &shm.Options{Segment: smallSegment})}
 }
 
-// alloc allocates, and checks that the first free piece that fits was taken, and no memory if there was one.
+// alloc allocates, and checks that the first free piece that fits was taken, and no memory if there
+// was one.
 func (m *model) alloc(n int) {
 	size := int64(n+63) / 64 * 64
 	before := m.free()
@@ -71,7 +72,8 @@ func (m *model) release(i int) {
 	m.a.Free(l.b)
 }
 
-// free is what a naive arena would have free: the longest runs between allocations, up to where memory was taken.
+// free is what a naive arena would have free: the longest runs between allocations, up to where
+// memory was taken.
 func (m *model) free() (free []shm.Span) {
 	all, _ := shm.Layout(m.a)
 	tops := map[uint32]int64{}

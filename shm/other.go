@@ -7,14 +7,14 @@ import (
 	"net"
 )
 
-// Arena is memory that peers can be lent; on this system there is none.
+// Arena allocates memory that can be shared with peers; on this system there is none.
 type Arena struct{}
 
 // NewArena is ErrUnsupported.
 func NewArena(*Options) (*Arena, error) { return nil, ErrUnsupported }
 
-// Room is nil: nothing is known of this system's memory.
-func Room(int64) error { return nil }
+// CheckMemory returns nil: the limits of this system are unknown.
+func CheckMemory(int64) error { return nil }
 
 // Alloc is ErrUnsupported.
 func (a *Arena) Alloc(int) ([]byte, error) { return nil, ErrUnsupported }
@@ -49,17 +49,17 @@ func NewConn(c *net.UnixConn) *Conn {
 	return &Conn{done}
 }
 
-// Lend is ErrUnsupported.
-func (c *Conn) Lend(context.Context, *Arena, ...Ref) error { return ErrUnsupported }
+// Share returns ErrUnsupported.
+func (c *Conn) Share(context.Context, *Arena, ...Ref) error { return ErrUnsupported }
 
-// TakeBack is ErrUnsupported.
-func (c *Conn) TakeBack(...Ref) error { return ErrUnsupported }
+// Unshare returns ErrUnsupported.
+func (c *Conn) Unshare(...Ref) error { return ErrUnsupported }
 
 // Map is ErrUnsupported.
 func (c *Conn) Map(context.Context, ...Ref) ([]*Block, error) { return nil, ErrUnsupported }
 
-// Returned is nil: nothing was lent.
-func (c *Conn) Returned(context.Context, ...Ref) error { return nil }
+// WaitReleased returns nil: nothing was shared.
+func (c *Conn) WaitReleased(context.Context, ...Ref) error { return nil }
 
 // Done is closed.
 func (c *Conn) Done() <-chan struct{} { return c.done }

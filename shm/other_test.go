@@ -20,5 +20,5 @@ func TestUnsupported(t *testing.T) {
 	c := shm.NewConn(new(net.UnixConn))
 	<-c.Done()
 	require.ErrorIs(t, c.Err(), shm.ErrUnsupported)
-	require.ErrorIs(t, c.Lend(t.Context(), &a, shm.Ref{}), shm.ErrUnsupported)
+	require.ErrorIs(t, c.Share(t.Context(), &a, shm.Ref{}), shm.ErrUnsupported)
 }

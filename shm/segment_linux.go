@@ -10,27 +10,30 @@ import (
 )
 
 const (
-	// populateStep is how much is taken in one go. A signal, as a profiler's, interrupts fallocate, which then undoes what it did:
-	// a large step would never end.
+	// populateStep is how much is reserved in one call. A signal, such as a profiler's, interrupts
+	// fallocate, which then undoes what it did: a large step would never end.
 	populateStep = 4 << 20
 
-	// checkStep is after how much the limits are looked at again: others take memory too. It is a multiple of populateStep.
+	// checkStep is how much is reserved between two checks of the limits: other processes take
+	// memory too. It is a multiple of populateStep.
 	checkStep = 64 << 20
 
-	// enough is how much has to be left beside what is taken, so that processes need not take turns: checkStep for each of 64.
-	enough = 4 << 30
+	// ample is how much has to be left beside what is reserved, so that processes need no lock:
+	// checkStep for each of 64.
+	ample = 4 << 30
 
 	sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 )
 
-// segment is a memfd that the arena has mapped. The arena's mu protects what is below mem, but holds.
+// segment is a memfd that the arena has mapped. The arena's mu protects what is below mem, but
+// holds.
 type segment struct {
 	arena *Arena
 	id    uint32
 	size  int64
 	mem   []byte // all of it, writable
 
-	top     int64    // where memory ends that was taken
+	top     int64    // end of the reserved memory
 	blocks  []*block // [0, top), without holes, in order
 	live    int      // blocks that are not free
 	owned   int      // of these: not given to Free yet
@@ -60,7 +63,7 @@ func newSegment(arena uint64, id uint32, size int64) (*segment, error) {
 	return &segment{id: id, size: size, mem: mem, conns: map[*Conn]struct{}{}, fd: fd, held: 1}, nil
 }
 
-// checkFileSize keeps ftruncate from the signal that RLIMIT_FSIZE has for whoever goes beyond it.
+// checkFileSize returns an error where ftruncate would raise the signal of RLIMIT_FSIZE.
 func checkFileSize(size int64) error {
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &lim); err == nil && uint64(size) > lim.Cur {
@@ -88,7 +91,8 @@ func memfd(name string) (int, error) {
 	return fd, nil
 }
 
-// mapWritable gives fd its size for ever and maps it. After that nobody else can make it writable.
+// mapWritable sets the size of fd, seals it, and maps it. After that no process can make it
+// writable.
 func mapWritable(fd int, size int64) ([]byte, error) {
 	if err := again(func() error { return unix.Ftruncate(fd, size) }); err != nil {
 		return nil, fmt.Errorf("shm: a segment of %s: ftruncate: %w", amount(size), err)
@@ -110,16 +114,17 @@ func mapWritable(fd int, size int64) ([]byte, error) {
 	return mem, nil
 }
 
-// populate takes the memory of [from, to) now, and returns how far it came. Where the limits of h are near, processes of the host take turns, each for one
-// step: what one has found to be left is not taken by another before it has used it.
+// populate reserves the memory of [from, to), and returns how far it came. Where a limit of h is
+// near, processes of the host reserve memory one at a time, a step each: what one has found to be
+// left is not taken by another before it has used it.
 func (s *segment) populate(from, to int64, h host) (int64, error) {
-	turns := &turns{h: h}
+	memoryLock := &memoryLock{h: h}
 	for n := int64(0); from < to; {
 		if n%checkStep == 0 {
-			turns.needed = h.room(to-from+enough) != nil
+			memoryLock.needed = h.check(to-from+ample) != nil
 		}
 		step := min(populateStep, to-from)
-		if err := turns.take(to-from, func() error { return s.back(from, step) }); err != nil {
+		if err := memoryLock.take(to-from, func() error { return s.allocate(from, step) }); err != nil {
 			return from, err
 		}
 		from += step
@@ -128,8 +133,8 @@ func (s *segment) populate(from, to int64, h host) (int64, error) {
 	return from, nil
 }
 
-// back takes the memory of n bytes.
-func (s *segment) back(from, n int64) error {
+// allocate reserves the memory of n bytes.
+func (s *segment) allocate(from, n int64) error {
 	if err := again(func() error { return unix.Fallocate(s.fd, 0, from, n) }); err != nil {
 		return refused(n, "fallocate", err)
 	}
@@ -147,7 +152,7 @@ func refused(wanted int64, call string, err error) error {
 	return fmt.Errorf("shm: %s: %w", call, err)
 }
 
-// writable brings the pages of mem, which are there, into the page table, so that writing to them costs no fault.
+// writable maps the pages of mem into the page table, so that writing to them costs no fault.
 func writable(mem []byte) error {
 	err := again(func() error { return unix.Madvise(mem, unix.MADV_POPULATE_WRITE) })
 	if errors.Is(err, unix.EINVAL) { // before Linux 5.14

@@ -49,7 +49,7 @@ func Here() *System {
 		LookupHost: net.DefaultResolver.LookupHost, Interfaces: interfaces,
 		Listen: new(net.ListenConfig).Listen, Dial: new(net.Dialer).DialContext,
 		Holder: holder, Ephemeral: ephemeral, OpenFiles: openFiles, Backlog: backlog,
-		SharedSize: sharedSize, Memfd: memfd, Room: shm.Room, Volume: volume,
+		SharedSize: sharedSize, Memfd: memfd, Room: shm.CheckMemory, Volume: volume,
 	}
 }
 

@@ -80,8 +80,8 @@ func TestRoom(t *testing.T) {
 	a := newArena(t, nil)
 	require.NoError(t, shm.RoomOf(a, 1))
 	require.ErrorIs(t, shm.RoomOf(a, 1<<60), shm.ErrFull)
-	require.NoError(t, shm.Room(1))
-	require.ErrorIs(t, shm.Room(1<<60), shm.ErrFull)
+	require.NoError(t, shm.CheckMemory(1))
+	require.ErrorIs(t, shm.CheckMemory(1<<60), shm.ErrFull)
 }
 
 func merge(trees ...tree) tree {
@@ -92,11 +92,12 @@ func merge(trees ...tree) tree {
 	return all
 }
 
-// cgroupVar names a directory of control groups with a limit of memory in which the test may make one; without it the test that wants
-// one does not run.
+// cgroupVar names a directory of control groups with a limit of memory in which the test may make
+// one; without it the test that wants one does not run.
 const cgroupVar = "MUSTER_TEST_CGROUP"
 
-// TestControlGroup takes memory in a control group until there is no more: that is an error, and the kernel kills nobody.
+// TestControlGroup takes memory in a control group until there is no more: that is an error, and
+// the kernel kills nobody.
 func TestControlGroup(t *testing.T) {
 	dir := controlGroup(t, 192)
 	cmd := inGroup(t, dir, "group")
@@ -129,7 +130,8 @@ func inGroup(t *testing.T, dir, what string) *exec.Cmd {
 	return cmd
 }
 
-// TestRanksShareAControlGroup has ranks take memory at the same time, until there is no more: that is ErrFull for each of them, every time.
+// TestRanksShareAControlGroup has ranks take memory at the same time, until there is no more: that
+// is ErrFull for each of them, every time.
 func TestRanksShareAControlGroup(t *testing.T) {
 	dir := controlGroup(t, 400)
 	rounds := 20

@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// host is where the limits of memory are read. The kernel kills a process that goes beyond one, so they are looked at before.
+// host reads the limits of memory. The kernel kills a process that exceeds one, so they are checked
+// before.
 type host struct {
 	root   fs.FS // that of the file system, with proc and sys
 	mounts []hierarchy
@@ -33,11 +34,12 @@ type bound struct {
 	max, left int64
 }
 
-// margin is what is left to others of a bound: page tables, the heap.
+// margin is what is left for other memory below a bound: page tables, the heap.
 func (b bound) margin() int64 { return min(max(b.max/64, 1<<20), 256<<20) }
 
-// room says whether n more bytes can be taken. A limit that cannot be read is none.
-func (h host) room(n int64) error {
+// check returns ErrFull unless n more bytes can be reserved. A limit that cannot be read is
+// ignored.
+func (h host) check(n int64) error {
 	for _, b := range h.bounds(n) {
 		if left := max(b.left-b.margin(), 0); n > left {
 			return full(n, left, fmt.Sprintf("%s of %s", b.name, amount(b.max)))
@@ -46,16 +48,16 @@ func (h host) room(n int64) error {
 	return nil
 }
 
-// Room says whether this host, and the control groups that this process is in, have memory for n more bytes: ErrFull if not. On systems
-// that do not tell it is nil.
-func Room(n int64) error { return thisHost().room(n) }
+// CheckMemory returns ErrFull unless this host, and the control groups that this process is in,
+// have memory for n more bytes. On systems without such figures it returns nil.
+func CheckMemory(n int64) error { return thisHost().check(n) }
 
 // full is ErrFull with its figures.
 func full(wanted, left int64, limit string) error {
 	return fmt.Errorf("%w: %s wanted, %s left: %s", ErrFull, amount(wanted), amount(left), limit)
 }
 
-// bounds are those that matter to who wants n bytes.
+// bounds returns the limits that apply to an allocation of n bytes.
 func (h host) bounds(n int64) []bound {
 	bs := h.cgroups(n)
 	info := h.table("proc/meminfo")
@@ -108,7 +110,8 @@ func (h host) cgroups(n int64) (bs []bound) {
 	return bs
 }
 
-// membership is the group of this process in the hierarchy of version 2 and in that of version 1 for memory.
+// membership is the group of this process in the hierarchy of version 2 and in that of version 1
+// for memory.
 func (h host) membership() map[string]string {
 	groups := map[string]string{}
 	for line := range h.lines("proc/self/cgroup") {
@@ -148,8 +151,9 @@ func has(list, name string) bool {
 	return false
 }
 
-// cgroup is the limit of the group in dir, if it has one. What is cached of files is not in the way, because the kernel gives it up
-// first; how much that is takes time to read, and is not asked if n bytes fit beside it.
+// cgroup returns the limit of the group in dir, if it has one. Cached file pages do not count,
+// because the kernel reclaims them first; to read how many there are takes time, and is done only
+// if n bytes do not fit beside them.
 func (h host) cgroup(dir string, f files, n int64) (bound, bool) {
 	most, ok := h.number(path.Join(dir, f.max))
 	if !ok || most > math.MaxInt64/2 { // "max", or what version 1 has for it
