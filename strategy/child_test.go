@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/strategy"
 )
@@ -23,7 +23,7 @@ var children = testcluster.Children{"worker": childWorker, "averager": childAver
 // childWorker is given its id, and the URL of the store. It takes part in steps, until it is killed.
 func childWorker(ctx context.Context, arg string) error {
 	id, at, _ := strings.Cut(arg, " ")
-	n := &strategy.WorkerNode{Coordinator: at, Worker: worker(id, 1, 3)}
+	n := &strategy.WorkerNode{Address: at, Worker: worker(id, 1, 3)}
 	if err := n.Start(ctx); err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func TestKilledProcesses(t *testing.T) {
 		var next *launch.Process
 		again.Go(func() { next = process(t, at, "b") })
 		why := verdict(t, a)
-		assert.True(t, errors.Is(why, pgroup.ErrLost) || errors.Is(why, coordinator.ErrOver), "%v", why)
+		assert.True(t, errors.Is(why, pgroup.ErrLost) || errors.Is(why, membership.ErrOver), "%v", why)
 		again.Wait()
 		size(3)
 		require.Equal(t, 0, a.Rank())

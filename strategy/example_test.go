@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"github.com/muster-pg/muster/collective"
-	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/strategy"
@@ -125,8 +125,8 @@ func workers(ctx context.Context, meet *store.Store, ids ...string) (nodes []*st
 	var all sync.WaitGroup
 	for _, id := range ids {
 		n := &strategy.WorkerNode{
-			Store:  meet, // or Coordinator: "muster://store:7070"
-			Worker: coordinator.Config{Job: "train", ID: id, Min: len(ids), Max: 8},
+			Store:  meet, // or Address: "muster://store:7070"
+			Worker: membership.Config{Job: "train", ID: id, Min: len(ids), Max: 8},
 		}
 		nodes = append(nodes, n)
 		all.Go(func() { _ = n.Start(ctx) })
@@ -156,7 +156,7 @@ func ExampleWorkerNode() {
 }
 
 func ExampleWorkerNode_Start() {
-	n := &strategy.WorkerNode{Coordinator: "muster://store:7070", Worker: coordinator.Config{Job: "train", ID: "a", Min: 2}, Listen: "0.0.0.0:7000"}
+	n := &strategy.WorkerNode{Address: "muster://store:7070", Worker: membership.Config{Job: "train", ID: "a", Min: 2}, Listen: "0.0.0.0:7000"}
 	fmt.Println(n.Rank(), n.Size(), n.Start(context.Background()))
 	// Output: -1 0 strategy: start of worker "a": refusing to serve beyond loopback: Listen is "0.0.0.0:7000": set TLS, or listen on 127.0.0.1, or set Insecure
 }
@@ -166,7 +166,7 @@ func ExampleWorkerNode_Next() {
 	meet := store.New(new(store.Memory))
 	defer meet.Close()
 	nodes := workers(ctx, meet, "a")
-	a, b := nodes[0], &strategy.WorkerNode{Store: meet, Worker: coordinator.Config{Job: "train", ID: "b", Min: 1, Max: 8}}
+	a, b := nodes[0], &strategy.WorkerNode{Store: meet, Worker: membership.Config{Job: "train", ID: "b", Min: 1, Max: 8}}
 	defer a.Close()
 	defer b.Close()
 	go func() { _ = b.Start(ctx) }() // while a trains

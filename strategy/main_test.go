@@ -14,9 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
-	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/strategy"
@@ -189,13 +189,13 @@ func url(t testing.TB) string {
 }
 
 // worker is of a job of that many.
-func worker(id string, least, most int) coordinator.Config {
-	return coordinator.Config{Job: "train", ID: id, Min: least, Max: most}
+func worker(id string, least, most int) membership.Config {
+	return membership.Config{Job: "train", ID: id, Min: least, Max: most}
 }
 
 // newNode is closed when the test ends.
 func newNode(t *testing.T, at, id string, least, most int) *strategy.WorkerNode {
-	n := &strategy.WorkerNode{Coordinator: at, Worker: worker(id, least, most), Timeout: soon}
+	n := &strategy.WorkerNode{Address: at, Worker: worker(id, least, most), Timeout: soon}
 	t.Cleanup(func() { assert.NoError(t, n.Close()) })
 	return n
 }

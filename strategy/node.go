@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/collective"
-	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/trace"
@@ -22,7 +22,7 @@ import (
 // WorkerNode is a worker of a job whose workers come and go. It registers, sends its heartbeats, and is connected to the others of the view that
 // it is in:
 //
-//	node := &strategy.WorkerNode{Coordinator: "muster://store:7070", Worker: coordinator.Config{Job: "train", ID: host, Min: 2, Max: 8}}
+//	node := &strategy.WorkerNode{Address: "muster://store:7070", Worker: membership.Config{Job: "train", ID: host, Min: 2, Max: 8}}
 //	err := node.Start(ctx) // returns in a view
 //	defer node.Close()
 //	for s := node.Strategy(); ; {
@@ -40,15 +40,15 @@ import (
 // worker that has been there for longest; the others, new ones among them, have their weights from it. A rank may have finished a step whose verb
 // failed on another.
 //
-// The node has no goroutine of its own: those that send heartbeats and watch for views are its coordinator.Member's, from Start to Close, and
+// The node has no goroutine of its own: those that send heartbeats and watch for views are its membership.Member's, from Start to Close, and
 // those of the connections are the collective.Comm's, from one view to the next. Many goroutines may use a node.
 type WorkerNode struct {
-	Coordinator string       // URL of the store, as muster://host:port; whoever serves it may come later
-	Store       *store.Store // one that is open, instead; Close leaves it open
-	Worker      coordinator.Config
+	Address string       // URL of the store, as muster://host:port; whoever serves it may come later
+	Store   *store.Store // one that is open, instead; Close leaves it open
+	Worker  membership.Config
 
 	// TLS is for the store, which may ask for a certificate, and turns on TLS between workers, with certificates that they make for
-	// it. A Coordinator that names its TLS turns it on too. All workers use it, or none.
+	// it. An Address that names its TLS turns it on too. All workers use it, or none.
 	TLS *store.TLSFiles
 	// Listen is the host or host:port that workers on other nodes connect to; default: the interface of the default route, and
 	// 127.0.0.1 if there are no other nodes. Beyond loopback it takes TLS, or Insecure.
@@ -70,11 +70,11 @@ type WorkerNode struct {
 	mu     sync.Mutex              // protects the fields below; not held during I/O
 	life   context.Context         // from Start until Close begins; nil: not started
 	stop   context.CancelCauseFunc // ends it
-	member *coordinator.Member
+	member *membership.Member
 	round  *round // nil: between views
 }
 
-// The errors of a node's own; others are those of coordinator, pgroup and store.
+// The errors of a node's own; others are those of membership, pgroup and store.
 var (
 	// ErrStarted: Start was called before, and Close was not.
 	ErrStarted = errors.New("started already")
@@ -86,7 +86,7 @@ var (
 
 const (
 	defaultTimeout = 5 * time.Minute
-	defaultTTL     = 10 * time.Second // the coordinator's
+	defaultTTL     = 10 * time.Second // that of package membership
 	duplicatePause = 100 * time.Millisecond
 	leaveTime      = time.Second // that Close waits for the store to hear of it
 )
@@ -179,7 +179,7 @@ func (w *WorkerNode) Close() error {
 
 // Over reports whether err, of a strategy, is the end of its view, after which Next has another one, and not the caller's own. A verb that
 // another rank has ended may be either, until this one hears of the view's end too: then Over waits for that, for a second at most. What
-// has heard of it is a *coordinator.ViewError too, which says who came or went.
+// has heard of it is a *membership.ViewError too, which says who came or went.
 func (w *WorkerNode) Over(err error) bool {
 	r := w.current()
 	return r != nil && r.view.Over(err)
@@ -210,7 +210,7 @@ func (w *WorkerNode) Size() int {
 }
 
 // Member is the registration, for checkpoints; nil if the node is not started. It is the node's to close.
-func (w *WorkerNode) Member() *coordinator.Member {
+func (w *WorkerNode) Member() *membership.Member {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.member
@@ -271,8 +271,8 @@ func (w *WorkerNode) log() *slog.Logger {
 // check refuses what makes no sense before anybody is asked.
 func (w *WorkerNode) check() error {
 	switch {
-	case (w.Coordinator == "") == (w.Store == nil):
-		return fmt.Errorf("%w: one of Coordinator and Store says where the job is", pgroup.ErrInvalid)
+	case (w.Address == "") == (w.Store == nil):
+		return fmt.Errorf("%w: one of Address and Store says where the job is", pgroup.ErrInvalid)
 	case w.Timeout < 0:
 		return fmt.Errorf("%w: Timeout is %v", pgroup.ErrInvalid, w.Timeout)
 	case w.Listen != "" && !w.secure() && !isLoopback(w.Listen):
@@ -289,7 +289,7 @@ func (w *WorkerNode) encrypts() bool {
 	if w.TLS != nil {
 		return true
 	}
-	u, err := url.Parse(w.Coordinator)
+	u, err := url.Parse(w.Address)
 	if err != nil {
 		return false
 	}

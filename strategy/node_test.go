@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/strategy"
@@ -191,7 +191,7 @@ func TestReadyAfterAVerdict(t *testing.T) {
 	}
 	_, err = nodes[0].Next(within(t, 50*time.Millisecond))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "view 1 still holds")
+	require.ErrorContains(t, err, "view 1 has not ended")
 	each(nodes, func(n *strategy.WorkerNode) { assert.NoError(t, n.Close()) })
 	start(t, nodes...)
 	steps(t, nodes...)
@@ -259,7 +259,7 @@ func TestStartWithinItsContext(t *testing.T) {
 	s, err := store.Open(bounded(t), at)
 	require.NoError(t, err)
 	defer s.Close()
-	m, err := coordinator.Join(bounded(t), s, worker("b", 2, 0))
+	m, err := membership.Join(bounded(t), s, worker("b", 2, 0))
 	require.NoError(t, err)
 	defer m.Close()
 	err = a.Start(within(t, 300*time.Millisecond))
@@ -271,11 +271,11 @@ func TestNodesThatMakeNoSense(t *testing.T) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
 	for says, n := range map[string]*strategy.WorkerNode{
-		"one of Coordinator and Store":   {Worker: worker("a", 1, 0)},
-		"one of Coordinator and Store s": {Worker: worker("a", 1, 0), Store: s, Coordinator: "muster://127.0.0.1:1"},
-		"Timeout is -1s":                 {Worker: worker("a", 1, 0), Store: s, Timeout: -time.Second},
-		"no URL of the form":             {Worker: worker("a", 1, 0), Coordinator: "127.0.0.1:1"},
-		"Config.Min is 0":                {Worker: worker("a", 0, 0), Store: s},
+		"one of Address and Store":   {Worker: worker("a", 1, 0)},
+		"one of Address and Store s": {Worker: worker("a", 1, 0), Store: s, Address: "muster://127.0.0.1:1"},
+		"Timeout is -1s":             {Worker: worker("a", 1, 0), Store: s, Timeout: -time.Second},
+		"no URL of the form":         {Worker: worker("a", 1, 0), Address: "127.0.0.1:1"},
+		"Config.Min is 0":            {Worker: worker("a", 0, 0), Store: s},
 	} {
 		err := n.Start(bounded(t))
 		require.ErrorIs(t, err, pgroup.ErrInvalid)

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/collective"
-	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
@@ -40,22 +40,22 @@ func (w *WorkerNode) dial(ctx context.Context) (*store.Store, error) {
 	if w.TLS != nil {
 		o.TLS = w.TLS.Client
 	}
-	return store.DialURL(ctx, w.Coordinator, o)
+	return store.DialURL(ctx, w.Address, o)
 }
 
 // join tries again while the id may be that of this worker's former life.
-func (w *WorkerNode) join(ctx context.Context, s *store.Store) (*coordinator.Member, error) {
+func (w *WorkerNode) join(ctx context.Context, s *store.Store) (*membership.Member, error) {
 	c := w.Worker
 	c.Addr = cmp.Or(c.Addr, w.Listen)
 	var duplicate error // of an attempt before this one
 	for end := time.Now().Add(cmp.Or(c.TTL, defaultTTL) + leaveTime); ; {
-		m, err := coordinator.Join(ctx, s, c)
+		m, err := membership.Join(ctx, s, c)
 		switch {
 		case err == nil:
 			return m, nil
 		case ctx.Err() != nil && duplicate != nil:
 			return nil, fmt.Errorf("%w: %w", ctx.Err(), duplicate)
-		case !errors.Is(err, coordinator.ErrDuplicate) || time.Now().After(end):
+		case !errors.Is(err, membership.ErrDuplicate) || time.Now().After(end):
 			return nil, err
 		}
 		duplicate = err
@@ -70,7 +70,7 @@ func (w *WorkerNode) join(ctx context.Context, s *store.Store) (*coordinator.Mem
 func (w *WorkerNode) next(ctx context.Context) (*AllReduce, error) {
 	for {
 		v, err := w.member.Next(ctx)
-		if errors.Is(err, coordinator.ErrEvicted) {
+		if errors.Is(err, membership.ErrEvicted) {
 			w.log().Warn("evicted: registers again", "worker", w.Worker.ID, "err", err)
 			w.leave()
 			if err := w.enter(ctx); err != nil {
@@ -139,7 +139,7 @@ func (w *WorkerNode) end() {
 
 // round is a view with connections.
 type round struct {
-	view     coordinator.View
+	view     membership.View
 	over     context.Context // ends with the view
 	group    *pgroup.Group
 	comm     *collective.Comm
@@ -147,7 +147,7 @@ type round struct {
 }
 
 // connect makes the group of v, and the Comm, which every worker of v does.
-func (w *WorkerNode) connect(ctx context.Context, v coordinator.View) (*round, error) {
+func (w *WorkerNode) connect(ctx context.Context, v membership.View) (*round, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ctx = v.Context(ctx)

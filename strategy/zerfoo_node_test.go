@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/strategy"
@@ -97,15 +97,15 @@ func TestZerfooIDs(t *testing.T) {
 	second := newNode(t, at, "a", 1, 2)
 	second.Worker.TTL = 500 * time.Millisecond // after which it cannot be its own former life
 	err := second.Start(bounded(t))
-	require.ErrorIs(t, err, coordinator.ErrDuplicate)
+	require.ErrorIs(t, err, membership.ErrDuplicate)
 	require.ErrorContains(t, err, `strategy: start of worker "a": `)
 	second.Worker.TTL = 0
 	err = second.Start(within(t, 500*time.Millisecond))
-	require.ErrorIs(t, err, coordinator.ErrDuplicate)
+	require.ErrorIs(t, err, membership.ErrDuplicate)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 
 	empty := newNode(t, at, "", 1, 2)
-	require.ErrorIs(t, empty.Start(bounded(t)), coordinator.ErrInvalid)
+	require.ErrorIs(t, empty.Start(bounded(t)), membership.ErrInvalid)
 	steps(t, a)
 }
 
@@ -119,7 +119,7 @@ func TestZerfooFiftyAtOnce(t *testing.T) {
 	steps(t, nodes...)
 }
 
-// TestZerfooCheckpoints: one is complete when all have ended it. More of them: coordinator's TestCheckpoint….
+// TestZerfooCheckpoints: one is complete when all have ended it. More of them: membership's TestCheckpoint….
 func TestZerfooCheckpoints(t *testing.T) {
 	at := url(t)
 	nodes := []*strategy.WorkerNode{newNode(t, at, "a", 3, 0), newNode(t, at, "b", 3, 0), newNode(t, at, "c", 3, 0)}
@@ -224,7 +224,7 @@ func ready(n *strategy.WorkerNode) (code int, text string) {
 }
 
 // TestZerfooEviction: a worker that is silent for longer than its TTL is out. It comes back by itself, with a rank of its own: 1 of 2. That
-// 100 ms are enough, and how much they are: coordinator's TestSilentWorkerIsEvicted.
+// 100 ms are enough, and how much they are: membership's TestSilentWorkerIsEvicted.
 func TestZerfooEviction(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, &store.Server{Engine: new(store.Memory)})

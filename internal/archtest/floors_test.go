@@ -52,7 +52,7 @@ var floors = [][]room{
 	{
 		{name: "pgroup/pgrouptest", may: []string{"pgroup", "status", "store", "internal/launch"}},
 		{name: "pgroup/vllm", may: []string{"pgroup", "store/...", "wire/...", "tensor", "internal/reduce"}},
-		{name: "coordinator", may: []string{"pgroup", "store"}},
+		{name: "membership", may: []string{"pgroup", "store"}},
 		{name: "internal/benchcase", may: []string{"pgroup", "store"}}, // what both benchmark programs measure
 		{name: "internal/link", may: []string{"pgroup", "shm"}},
 		{name: "internal/testcluster", may: []string{
@@ -64,7 +64,7 @@ var floors = [][]room{
 		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "trace", "wire"}},
 	},
 	{
-		{name: "strategy", may: []string{"collective", "coordinator", "internal/alias", "pgroup", "store", "tensor", "trace"}},
+		{name: "strategy", may: []string{"collective", "internal/alias", "membership", "pgroup", "store", "tensor", "trace"}},
 	},
 	{ // modules of their own
 		{name: "examples/...", may: []string{"..."}},

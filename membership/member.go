@@ -1,4 +1,4 @@
-package coordinator
+package membership
 
 import (
 	"context"
@@ -12,34 +12,36 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Member is this worker's registration. It sends its own heartbeats, those of its lease, and takes part in deciding views, until it is
-// evicted or closed. It may be used by many goroutines at once.
+// Member is the registration of this worker. It owns three goroutines, which Close and Leave end: one
+// follows the roster in the store, one decides views while this worker is the leader, and one waits for
+// the end of the lease. The lease renews itself. A Member is safe for concurrent use.
 type Member struct {
 	cfg   Config // with defaults
 	store *store.Store
 	keys  keys
 	lease *store.Lease
-	self  registration // its rev is 0: the store's word is in the roster
+	self  registration // its rev is 0; the roster has it with its revision
 
-	life  context.Context // until it is over
+	life  context.Context // ends when the member ends
 	stop  context.CancelFunc
 	tasks sync.WaitGroup
-	kick  chan struct{} // holds one: the roster has changed
-	bye   sync.Once     // the lease is given back once
+	kick  chan struct{} // holds a token if the roster has changed
+	bye   sync.Once     // the lease is closed once
 
 	mu      sync.Mutex    // protects the fields below; never held during I/O
-	roster  *roster       // as the watch has told, in its order
-	epoch   *epoch        // the newest view; nil if there is none
-	given   *epoch        // what Next gave last
-	over    error         // ErrEvicted or ErrClosed, with the reason, when this worker is out
-	changed chan struct{} // closed when something above has changed, and another one made
+	roster  *roster       // as brought by the watch
+	current *viewState    // the newest view, or nil
+	given   *viewState    // the view that Next returned last
+	over    error         // ErrEvicted or ErrClosed, with the reason, when the member has ended
+	changed chan struct{} // closed and replaced when a field above changes
 
-	unheard, undecided error // why nothing is heard of the store, and why the last attempt to decide a view failed
+	unreachable, undecided error // why the store cannot be reached, and why the last attempt to decide a view failed
 }
 
-// Join registers this worker in the job, in the order of calls, and returns without waiting for others: that is for Next. It
-// is refused if another worker that lives has its id (ErrDuplicate), also if that is its own former life, which the store
-// has not given up yet: try again, for Config.TTL.
+// Join registers this worker in the job on the store s, which the caller keeps open until the Member is
+// closed. It does not wait for other workers; Next does. The error matches ErrDuplicate if a live worker
+// has the same ID. That may be an earlier process of this worker whose lease has not expired: try again
+// for Config.TTL.
 func Join(ctx context.Context, s *store.Store, c Config) (*Member, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -53,7 +55,7 @@ func Join(ctx context.Context, s *store.Store, c Config) (*Member, error) {
 	}
 	if err != nil {
 		m.stop()
-		m.giveBack(ctx)
+		m.closeLease(ctx)
 		return nil, m.fail("join", err)
 	}
 	m.tasks.Go(m.follow)
@@ -62,7 +64,8 @@ func Join(ctx context.Context, s *store.Store, c Config) (*Member, error) {
 	return m, nil
 }
 
-// register enters the worker, and sees who was there before: it is the store's revisions that tell who was first.
+// register creates the worker's entry, and checks it against those before it: the store's revisions
+// give the order.
 func (m *Member) register(ctx context.Context) error {
 	late := fmt.Errorf("%w: its lease of %v ended while it registered", ErrEvicted, m.cfg.TTL)
 	err := m.store.Set(ctx, m.self.key, encode(&m.self), &store.SetOptions{Lease: m.lease})
@@ -87,26 +90,26 @@ func (m *Member) register(ctx context.Context) error {
 	return nil
 }
 
-// follow keeps the roster as the store has it, until the member is over. While the store is away nothing is heard of it; whether that
-// is for too long is for the lease to say.
+// follow keeps the roster up to date until the member ends. While the store cannot be reached, the roster
+// does not change; the lease decides whether that takes too long.
 func (m *Member) follow() {
 	const firstPause, mostPause = 10 * time.Millisecond, time.Second
 	for pause := firstPause; m.life.Err() == nil; {
 		begun := time.Now()
 		switch err := m.watch(); {
-		case errors.Is(err, store.ErrClosed), errors.Is(err, store.ErrDenied): // for good
+		case errors.Is(err, store.ErrClosed), errors.Is(err, store.ErrDenied): // permanent
 			m.evict(err)
 		case errors.Is(err, store.ErrCompacted), time.Since(begun) > mostPause:
 			pause = firstPause
 		default:
-			m.note(&m.unheard, err)
+			m.note(&m.unreachable, err)
 			pause = min(2*pause, mostPause)
 		}
-		m.rest(pause)
+		m.sleep(pause)
 	}
 }
 
-// watch reads the roster, and follows its changes until something fails.
+// watch reads the roster and applies its changes until it fails.
 func (m *Member) watch() error {
 	after, err := m.store.Revision(m.life)
 	if err != nil {
@@ -117,7 +120,7 @@ func (m *Member) watch() error {
 		return err
 	}
 	m.load(r)
-	m.note(&m.unheard, nil)
+	m.note(&m.unreachable, nil)
 	for e, err := range m.store.Watch(m.life, m.keys.roster, after) {
 		if err == nil {
 			err = m.apply(e)
@@ -129,28 +132,28 @@ func (m *Member) watch() error {
 	return nil
 }
 
-// load takes up the whole roster. A view counts only if this worker was registered after it was read.
+// load replaces the roster. It ignores a view that was read while this worker was not registered.
 func (m *Member) load(r *roster) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if r.workers[m.self.key] == nil {
-		m.finish(fmt.Errorf("%w: its registration is gone", ErrEvicted))
+		m.finish(fmt.Errorf("%w: its registration has been deleted", ErrEvicted))
 		return
 	}
 	m.roster = r
-	if m.epoch != nil {
-		for _, s := range m.epoch.Seats {
+	if m.current != nil {
+		for _, s := range m.current.Slots {
 			if r.workers[s.Key] == nil {
-				m.epoch.without(s.Key, false)
+				m.current.remove(s.Key, false)
 			}
 		}
 	}
 	m.adopt(r.view)
-	m.tell()
+	m.notify()
 }
 
-// apply takes up one change. Events come in their order, so that a worker hears that it is evicted before it hears of any view that
-// was made after that, one of its own included.
+// apply applies one change. Changes come in order: a worker sees its own eviction before any view that was
+// created after it, also one that it created itself.
 func (m *Member) apply(e store.Event) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -158,42 +161,42 @@ func (m *Member) apply(e store.Event) error {
 	switch worker := strings.HasPrefix(e.Key, m.keys.workers); {
 	case m.over != nil:
 	case worker && e.Deleted && e.Key == m.self.key:
-		m.finish(fmt.Errorf("%w: its registration is gone", ErrEvicted))
+		m.finish(fmt.Errorf("%w: its registration has been deleted", ErrEvicted))
 	case worker && e.Deleted:
 		delete(m.roster.workers, e.Key)
-		if m.epoch != nil {
-			m.epoch.without(e.Key, !e.Expired)
+		if m.current != nil {
+			m.current.remove(e.Key, !e.Expired)
 		}
 	case e.Deleted && e.Key == m.keys.view:
 		m.roster.view = nil
 	case e.Deleted:
 	default:
-		if err = m.roster.take(e.Entry, &m.keys); err == nil && !worker {
+		if err = m.roster.add(e.Entry, &m.keys); err == nil && !worker {
 			m.adopt(m.roster.view)
 		}
 	}
-	m.tell()
+	m.notify()
 	return err
 }
 
-// adopt makes v the view, if it is newer: its time may have been renewed. Called with mu.
+// adopt makes v the current view if it is newer; it may be the same, renewed. The caller holds mu.
 func (m *Member) adopt(v *record) {
-	if v == nil || m.epoch != nil && v.Generation <= m.epoch.Generation {
+	if v == nil || m.current != nil && v.Generation <= m.current.Generation {
 		return
 	}
-	if m.epoch != nil {
-		m.epoch.superseded(v)
+	if m.current != nil {
+		m.current.replaced(v)
 	}
-	m.epoch = m.newEpoch(v)
-	for _, s := range v.Seats {
+	m.current = m.newViewState(v)
+	for _, s := range v.Slots {
 		if m.roster.workers[s.Key] == nil {
-			m.epoch.without(s.Key, false)
+			m.current.remove(s.Key, false)
 		}
 	}
 }
 
-// tell wakes those who wait for a change. Called with mu.
-func (m *Member) tell() {
+// notify wakes the calls that wait for a change. The caller holds mu.
+func (m *Member) notify() {
 	close(m.changed)
 	m.changed = make(chan struct{})
 	select {
@@ -202,22 +205,22 @@ func (m *Member) tell() {
 	}
 }
 
-// finish is the end of the member, for the reason why; the first one counts. Called with mu.
+// finish ends the member for the reason why. Only the first call has an effect. The caller holds mu.
 func (m *Member) finish(why error) {
 	if m.over != nil {
 		return
 	}
 	m.over = why
-	if m.epoch != nil {
-		end := m.epoch.over()
+	if m.current != nil {
+		end := m.current.ended()
 		end.Err = why
-		m.epoch.end(end)
+		m.current.end(end)
 	}
 	m.stop()
-	m.tell()
+	m.notify()
 }
 
-// guard hears of the lease's end before the watch may: when the store is away.
+// guard ends the member with its lease, also while the store cannot be reached.
 func (m *Member) guard() {
 	select {
 	case <-m.life.Done():
@@ -226,34 +229,34 @@ func (m *Member) guard() {
 	}
 }
 
-// evict is finish for a worker that cannot know what the store has of it.
+// evict ends the member as evicted, because the store may have deleted its registration.
 func (m *Member) evict(why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.finish(fmt.Errorf("%w: %w", ErrEvicted, why))
 }
 
-// note keeps a trouble for those who wait and wonder.
-func (m *Member) note(trouble *error, err error) {
+// note records in field, for the errors of Next, why there is no progress.
+func (m *Member) note(field *error, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	*trouble = err
+	*field = err
 }
 
-// rest waits, unless the member is over.
-func (m *Member) rest(d time.Duration) {
+// sleep waits for d, or until the member ends.
+func (m *Member) sleep(d time.Duration) {
 	select {
 	case <-time.After(d):
 	case <-m.life.Done():
 	}
 }
 
-// Next waits for a view that is newer than what it gave last, and that this worker is in. When ctx ends first the error says what is waited for. A view
-// that was over before it could be given is left out.
+// Next waits for a view that is newer than the one it returned last and has this worker, and skips views
+// that have ended already. If ctx ends first, the error says what Next was waiting for.
 func (m *Member) Next(ctx context.Context) (View, error) {
 	for {
 		m.mu.Lock()
-		e, over, changed := m.epoch, m.over, m.changed
+		e, over, changed := m.current, m.over, m.changed
 		if over == nil && ctx.Err() == nil && e != nil && e != m.given && e.rank >= 0 && e.ctx.Err() == nil {
 			m.given = e
 			m.mu.Unlock()
@@ -271,7 +274,7 @@ func (m *Member) Next(ctx context.Context) (View, error) {
 	}
 }
 
-// overdue says what Next waits for.
+// overdue returns the error of Next when ctx has ended.
 func (m *Member) overdue(ctx context.Context) error {
 	err := context.Cause(ctx)
 	if !errors.Is(err, ctx.Err()) {
@@ -282,21 +285,21 @@ func (m *Member) overdue(ctx context.Context) error {
 	defer m.mu.Unlock()
 	live := m.roster.inOrder(&m.self)
 	switch {
-	case m.unheard != nil:
-		e.Detail = m.unheard.Error()
+	case m.unreachable != nil:
+		e.Detail = m.unreachable.Error()
 	case m.undecided != nil:
 		e.Detail = m.undecided.Error()
 	case len(live) < m.cfg.Min:
 		e.Detail = fmt.Sprintf("%d of %d workers are registered: %v", len(live), m.cfg.Min, names(live))
-	case m.epoch != nil && m.epoch.rank < 0 && m.epoch.ctx.Err() == nil:
-		e.Detail = fmt.Sprintf("it is a standby: view %d has its %d workers", m.epoch.Generation, len(m.epoch.Seats))
-	case m.epoch != nil && m.epoch.ctx.Err() == nil:
-		e.Detail = fmt.Sprintf("view %d still holds", m.epoch.Generation)
+	case m.current != nil && m.current.rank < 0 && m.current.ctx.Err() == nil:
+		e.Detail = fmt.Sprintf("this worker is a standby: view %d has its %d workers", m.current.Generation, len(m.current.Slots))
+	case m.current != nil && m.current.ctx.Err() == nil:
+		e.Detail = fmt.Sprintf("view %d has not ended", m.current.Generation)
 	}
 	return e
 }
 
-// names lists workers, and not too many.
+// names returns the first 16 workers of rs as text.
 func names(rs []*registration) string {
 	const most = 16
 	var b strings.Builder
@@ -312,7 +315,7 @@ func names(rs []*registration) string {
 	return b.String()
 }
 
-// fail is the error of op.
+// fail returns err as an Error of op.
 func (m *Member) fail(op string, err error) *Error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -323,24 +326,25 @@ func (m *Member) fail(op string, err error) *Error {
 	return e
 }
 
-// why is the reason for which the member is over, or nil.
+// why returns the reason for which the member has ended, or nil.
 func (m *Member) why() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.over
 }
 
-// Close takes this worker out, and returns when its goroutines have ended and the store has heard of it, or a moment over a second has passed: then it
-// goes by its TTL. To the others it is lost. It may be called twice, and after Leave.
+// Close ends the registration of this worker. The others see it as failed. Close waits for the Member's
+// goroutines, and about a second for the store; without its reply the registration expires after
+// Config.TTL. It may be called more than once, and after Leave.
 func (m *Member) Close() error {
 	m.quit()
 	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
 	defer cancel()
-	m.giveBack(ctx)
+	m.closeLease(ctx)
 	return nil
 }
 
-// quit ends everything on this side.
+// quit ends the member and waits for its goroutines.
 func (m *Member) quit() {
 	m.mu.Lock()
 	m.finish(ErrClosed)
@@ -348,9 +352,9 @@ func (m *Member) quit() {
 	m.tasks.Wait()
 }
 
-// giveBack ends the lease, and with it what the store has of this worker; a store that does not hear of it before ctx has ended, and Grace
-// has passed, ends it by its TTL.
-func (m *Member) giveBack(ctx context.Context) {
+// closeLease ends the lease, and with it the registration. If ctx, and store.ResultGrace after it, end
+// before the store has replied, the lease expires after its TTL.
+func (m *Member) closeLease(ctx context.Context) {
 	m.bye.Do(func() {
 		if m.lease == nil {
 			return
@@ -361,12 +365,13 @@ func (m *Member) giveBack(ctx context.Context) {
 	})
 }
 
-// Leave is Close, and says goodbye: to the others this worker has left. The last one to leave takes away what the job has in
-// the store. The worker is out also if it fails. It may be called after Close, and does nothing then.
+// Leave is Close with a goodbye: the others see that this worker has left, not that it failed. The last
+// worker to leave deletes all keys of the job. The registration ends also if Leave returns an error. After
+// Close, Leave does nothing.
 func (m *Member) Leave(ctx context.Context) error {
 	before := m.why()
 	m.quit()
-	defer m.giveBack(ctx)
+	defer m.closeLease(ctx)
 	switch {
 	case errors.Is(before, ErrEvicted):
 		return m.fail("leave", before)
@@ -394,7 +399,8 @@ func (m *Member) goodbye(ctx context.Context) error {
 		}
 		left = append(left, key)
 	}
-	// Another job of this name may have begun: what it has is not there before its view is, and then this swap fails.
+	// Another job of this name may have begun. It creates its checkpoints after its view, so this swap
+	// fails if there are any.
 	if _, err := m.store.Swap(ctx, m.keys.view, r.view.raw, nil); err != nil || len(left) == 0 {
 		return ignore(err, store.ErrConflict)
 	}

@@ -1,4 +1,4 @@
-package coordinator_test
+package membership_test
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -16,7 +16,7 @@ func BenchmarkJoin(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {
 				s := store.New(new(store.Memory))
-				ms := make([]*coordinator.Member, n)
+				ms := make([]*membership.Member, n)
 				for i := range ms {
 					ms[i] = join(b, s, worker(fmt.Sprint("w", i), n, 0))
 				}
@@ -41,7 +41,7 @@ func BenchmarkChange(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			s := store.New(new(store.Memory))
 			defer s.Close()
-			ms := make([]*coordinator.Member, n)
+			ms := make([]*membership.Member, n)
 			for i := range ms {
 				ms[i] = join(b, s, worker(fmt.Sprint("w", i), 1, n))
 			}

@@ -1,4 +1,4 @@
-package coordinator_test
+package membership_test
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -79,21 +79,21 @@ func bounded(t testing.TB) context.Context {
 }
 
 // worker is a Config of the job of most tests.
-func worker(id string, least, most int) coordinator.Config {
-	return coordinator.Config{Job: "train", ID: id, Addr: "10.0.0.1:" + id, Min: least, Max: most}
+func worker(id string, least, most int) membership.Config {
+	return membership.Config{Job: "train", ID: id, Addr: "10.0.0.1:" + id, Min: least, Max: most}
 }
 
 // join closes the member when the test ends.
-func join(t testing.TB, s *store.Store, c coordinator.Config) *coordinator.Member {
+func join(t testing.TB, s *store.Store, c membership.Config) *membership.Member {
 	t.Helper()
-	m, err := coordinator.Join(bounded(t), s, c)
+	m, err := membership.Join(bounded(t), s, c)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = m.Close() })
 	return m
 }
 
 // next is the view that m gets next, which has these workers, and m at this rank.
-func next(t testing.TB, m *coordinator.Member, rank int, ids ...string) coordinator.View {
+func next(t testing.TB, m *membership.Member, rank int, ids ...string) membership.View {
 	t.Helper()
 	v, err := m.Next(bounded(t))
 	require.NoError(t, err)
@@ -104,7 +104,7 @@ func next(t testing.TB, m *coordinator.Member, rank int, ids ...string) coordina
 }
 
 // settles is a view of these workers, after others that m may see before.
-func settles(t testing.TB, m *coordinator.Member, ids ...string) coordinator.View {
+func settles(t testing.TB, m *membership.Member, ids ...string) membership.View {
 	t.Helper()
 	for {
 		v, err := m.Next(bounded(t))
@@ -115,7 +115,7 @@ func settles(t testing.TB, m *coordinator.Member, ids ...string) coordinator.Vie
 	}
 }
 
-func idsOf(ws []coordinator.Worker) (ids []string) {
+func idsOf(ws []membership.Worker) (ids []string) {
 	for _, w := range ws {
 		ids = append(ids, w.ID)
 	}
@@ -123,21 +123,21 @@ func idsOf(ws []coordinator.Worker) (ids []string) {
 }
 
 // ended waits for the end of ctx, and returns its cause.
-func ended(t testing.TB, ctx context.Context) *coordinator.ViewError {
+func ended(t testing.TB, ctx context.Context) *membership.ViewError {
 	t.Helper()
 	select {
 	case <-ctx.Done():
 	case <-bounded(t).Done():
 		t.Fatal("the view has not ended")
 	}
-	why, ok := errors.AsType[*coordinator.ViewError](context.Cause(ctx))
+	why, ok := errors.AsType[*membership.ViewError](context.Cause(ctx))
 	require.True(t, ok, "%v", context.Cause(ctx))
-	require.ErrorIs(t, why, coordinator.ErrOver)
+	require.ErrorIs(t, why, membership.ErrOver)
 	return why
 }
 
 // nothing checks that m gets no view for a while, and returns what it is told.
-func nothing(t testing.TB, m *coordinator.Member, for_ time.Duration) string {
+func nothing(t testing.TB, m *membership.Member, for_ time.Duration) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), for_)
 	defer cancel()

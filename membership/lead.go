@@ -1,4 +1,4 @@
-package coordinator
+package membership
 
 import (
 	"context"
@@ -9,16 +9,17 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// leader is what the one who decides views remembers; each member has one, and that of the worker which registered first is at work. Two may
-// be for a moment, when one of them was evicted and does not know it: the store lets one of them create a view, and the other follows.
+// leader is the state of the worker that decides views. Each member has one; that of the live worker
+// which registered first is active. Two may be active for a moment, when a worker was evicted and does
+// not know it: the compare-and-swap in the store lets one of them create the next view.
 type leader struct {
 	*Member
-	since   time.Time // when a change that calls for a view was first seen, with Min workers there
-	kept    uint64    // the generation whose time was last renewed
+	since   time.Time // when a change that requires a new view was first seen, with at least Min workers
+	kept    uint64    // the generation whose retention was last renewed
 	renewed time.Time
 }
 
-// lead decides views as soon as it is this member's turn, until the member is over.
+// lead decides views while this member is the leader, until the member ends.
 func (m *Member) lead() {
 	const firstPause, mostPause = 20 * time.Millisecond, time.Second
 	l := leader{Member: m}
@@ -26,7 +27,7 @@ func (m *Member) lead() {
 		wait, err := l.step(m.life)
 		m.note(&m.undecided, err)
 		if err != nil {
-			m.rest(pause)
+			m.sleep(pause)
 			pause = min(2*pause, mostPause)
 			continue
 		}
@@ -39,7 +40,7 @@ func (m *Member) lead() {
 	}
 }
 
-// step does what is to be done now, and says when to look again though nothing has changed.
+// step does what is due now. It returns after which time to call it again if nothing changes.
 func (l *leader) step(ctx context.Context) (wait time.Duration, err error) {
 	next, view, leads := l.plan()
 	switch {
@@ -62,13 +63,14 @@ func (l *leader) step(ctx context.Context) (wait time.Duration, err error) {
 	return retention / 3, l.decide(ctx)
 }
 
-// plan is who ought to be in the next view, nil if that is as it is; and whether this member is the one to see to it.
+// plan returns the workers of the next view, nil if they are those of the current view; the current
+// view; and whether this member is the leader.
 func (l *leader) plan() (next []*registration, view *record, leads bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	next, leads = l.turn(l.roster)
-	if l.epoch != nil {
-		view = &l.epoch.record
+	next, leads = l.elect(l.roster)
+	if l.current != nil {
+		view = &l.current.record
 	}
 	if !leads || view.holds(next) {
 		next = nil
@@ -76,13 +78,13 @@ func (l *leader) plan() (next []*registration, view *record, leads bool) {
 	return next, view, leads
 }
 
-// turn is who ought to be in a view, by r, and whether this member is the first of them.
-func (l *leader) turn(r *roster) (next []*registration, leads bool) {
+// elect returns the workers that a view of r has, and whether this member is the first of them.
+func (l *leader) elect(r *roster) (next []*registration, leads bool) {
 	live := r.inOrder(&l.self)
 	return live[:min(len(live), l.cfg.Max)], len(live) > 0 && live[0].key == l.self.key
 }
 
-// decide makes a view of who is there. What the watch has told may be old: only what is read now counts.
+// decide creates a view of the live workers. It reads the roster again, because the watch may be behind.
 func (l *leader) decide(ctx context.Context) error {
 	r, err := readRoster(ctx, l.store, &l.keys)
 	if err != nil {
@@ -94,39 +96,41 @@ func (l *leader) decide(ctx context.Context) error {
 	if r.view != nil {
 		before, v.Run, old = r.view, r.view.Run, r.view.raw
 	}
-	if before != nil { // without r.view whoever left last took it away, since this worker was not there yet: another run begins
+	if before != nil { // without r.view, the last worker to leave deleted it before this one joined: a new run begins
 		v.Generation = before.Generation + 1
 	}
-	next, leads := l.turn(r)
+	next, leads := l.elect(r)
 	if !leads || len(next) < l.cfg.Min || before.holds(next) {
-		return nil // the watch is about to tell
+		return nil // the watch will bring the change that this read has seen
 	}
 	for _, g := range next {
-		v.Seats = append(v.Seats, seat{g.Worker, g.key})
+		v.Slots = append(v.Slots, slot{g.Worker, g.key})
 	}
 	l.since = time.Time{}
 	return l.create(ctx, &v, old)
 }
 
-// known is the newest view that the watch has told of, or nil.
+// known returns the newest view that the watch has brought, or nil.
 func (l *leader) known() *record {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.epoch == nil {
+	if l.current == nil {
 		return nil
 	}
-	return &l.epoch.record
+	return &l.current.record
 }
 
-// create makes v the view, in the place of the one that it follows, and of no other: so a generation of a run is decided once, however late a
-// leader is who does not know that it is evicted. This member too hears of it from the watch, and of its eviction before, if there was one.
+// create replaces the view old by v with a compare-and-swap. So a generation of a run is decided once,
+// even by a leader that was evicted and does not know it. This member, too, takes v from the watch, which
+// brings its own eviction first, if there was one.
 func (l *leader) create(ctx context.Context, v *record, old []byte) error {
 	ctx, cancel := lingering(ctx)
 	defer cancel()
 	return l.swap(ctx, v.Generation, old, encode(v))
 }
 
-// swap makes a view, or the one that is there, live from now on for a while; if it is another one, somebody else has decided.
+// swap replaces old by view, which may be the same, and lets it expire after retention. If the view in
+// the store is another one, it does nothing: another worker has decided.
 func (l *leader) swap(ctx context.Context, generation uint64, old, view []byte) error {
 	_, err := l.store.SwapFor(ctx, l.keys.view, old, view, retention)
 	if err == nil {
@@ -135,7 +139,7 @@ func (l *leader) swap(ctx context.Context, generation uint64, old, view []byte) 
 	return ignore(err, store.ErrConflict)
 }
 
-// ignore is err, if it is not that.
+// ignore returns nil if err is that, and otherwise err.
 func ignore(err, that error) error {
 	if errors.Is(err, that) {
 		return nil
@@ -143,7 +147,7 @@ func ignore(err, that error) error {
 	return err
 }
 
-// lingering is ctx, and ends a while later.
+// lingering returns a context that ends store.ResultGrace after ctx.
 func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -159,7 +163,7 @@ func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// tend keeps the view alive.
+// tend renews the retention of the view.
 func (l *leader) tend(ctx context.Context, view *record) error {
 	if view == nil || l.kept == view.Generation && time.Since(l.renewed) < retention/3 {
 		return nil

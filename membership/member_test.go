@@ -1,4 +1,4 @@
-package coordinator_test
+package membership_test
 
 import (
 	"context"
@@ -11,15 +11,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
 
 // group meets the others of v.
-func group(t testing.TB, v coordinator.View) *pgroup.Group {
+func group(t testing.TB, v membership.View) *pgroup.Group {
 	t.Helper()
 	g, err := pgroup.Create(bounded(t), v.Config())
 	require.NoError(t, err)
@@ -52,20 +52,20 @@ func TestSilentWorkerIsEvicted(t *testing.T) {
 		require.Equal(t, []int{1}, why.Lost)
 		require.ErrorIs(t, why, pgroup.ErrLost)
 		require.NotErrorIs(t, why, pgroup.ErrLeft)
-		require.EqualError(t, why, `coordinator: view 2 of job "train" is over on rank 0 of 2, worker "a": lost rank 1, worker "b" at 10.0.0.1:b`)
+		require.EqualError(t, why, `membership: view 2 of job "train" ended on rank 0 of 2, worker "a": lost rank 1, worker "b" at 10.0.0.1:b`)
 		require.EqualValues(t, 3, next(t, a, 0, "a").Generation) // nobody asked for it
 
 		require.NoError(t, of.Context(t.Context()).Err(), "b has not heard of it")
 		way.thaw()
 		_, err := b.Next(bounded(t))
-		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorIs(t, err, membership.ErrEvicted)
 		require.ErrorContains(t, err, `next of worker "b" (rank 1) in job "train": evicted`)
 		why = ended(t, of.Context(t.Context()))
-		require.ErrorIs(t, why, coordinator.ErrEvicted)
+		require.ErrorIs(t, why, membership.ErrEvicted)
 		require.True(t, of.Over(why))
 		_, err = b.StartCheckpoint(bounded(t), 1, "")
-		require.ErrorIs(t, err, coordinator.ErrEvicted)
-		require.ErrorIs(t, b.Leave(bounded(t)), coordinator.ErrEvicted)
+		require.ErrorIs(t, err, membership.ErrEvicted)
+		require.ErrorIs(t, b.Leave(bounded(t)), membership.ErrEvicted)
 
 		again := join(t, store.New(way), c)
 		next(t, again, 1, "a", "b")
@@ -84,10 +84,10 @@ func TestWorkerWithoutStoreGivesUp(t *testing.T) {
 		way.freeze()
 		start := time.Now()
 		_, err := a.Next(t.Context())
-		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorIs(t, err, membership.ErrEvicted)
 		require.ErrorIs(t, err, store.ErrTimeout)
 		require.Less(t, time.Since(start), 30*time.Second)
-		require.ErrorIs(t, ended(t, v.Context(t.Context())), coordinator.ErrEvicted)
+		require.ErrorIs(t, ended(t, v.Context(t.Context())), membership.ErrEvicted)
 		start = time.Now()
 		require.NoError(t, a.Close())
 		require.LessOrEqual(t, time.Since(start), 2*time.Second)
@@ -126,7 +126,7 @@ func TestElastic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := store.New(new(store.Memory))
 		t.Cleanup(func() { _ = s.Close() })
-		with := func(id string) *coordinator.Member {
+		with := func(id string) *membership.Member {
 			c := worker(id, 2, 4)
 			c.Settle = 10 * time.Second
 			return join(t, s, c)
@@ -156,7 +156,7 @@ func TestElastic(t *testing.T) {
 		why := ended(t, view.Context(t.Context()))
 		require.Equal(t, []int{1}, why.Left)
 		require.ErrorIs(t, why, pgroup.ErrLeft)
-		require.EqualError(t, why, `coordinator: view 2 of job "train" is over on rank 0 of 4, worker "a": left by rank 1, worker "b" at 10.0.0.1:b`)
+		require.EqualError(t, why, `membership: view 2 of job "train" ended on rank 0 of 4, worker "a": left by rank 1, worker "b" at 10.0.0.1:b`)
 		settles(t, a, "a", "c", "d", "e")
 		next(t, e, 3, "a", "c", "d", "e")
 		require.Zero(t, time.Since(start))
@@ -193,7 +193,7 @@ func TestDeciderIsFrozen(t *testing.T) {
 		require.Greater(t, v.Generation, old.Generation)
 		way.thaw()
 		_, err := a.Next(bounded(t)) // and decides nothing that anybody hears of
-		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorIs(t, err, membership.ErrEvicted)
 		nothing(t, b, time.Minute)
 		next(t, c, 1, "b", "c")
 	})
@@ -202,7 +202,7 @@ func TestDeciderIsFrozen(t *testing.T) {
 // A decision that was on its way when its maker was evicted comes too late.
 func TestViewIsDecidedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const second = "coordinator/train/roster/view"
+		const second = "membership/train/roster/view"
 		memory := new(store.Memory)
 		t.Cleanup(func() { _ = memory.Close() })
 		s, way := store.New(memory), newLine(memory)
@@ -218,7 +218,7 @@ func TestViewIsDecidedOnce(t *testing.T) {
 		require.NoError(t, err)
 		way.thaw()
 		_, err = a.Next(bounded(t))
-		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorIs(t, err, membership.ErrEvicted)
 		time.Sleep(time.Minute)
 		after, err := s.Get(t.Context(), second)
 		require.NoError(t, err)
@@ -234,10 +234,10 @@ func TestForeignKeys(t *testing.T) {
 		t.Cleanup(func() { _ = s.Close() })
 		a := join(t, s, worker("a", 1, 2))
 		next(t, a, 0, "a")
-		for _, key := range []string{"coordinator/train/roster/worker/x", "coordinator/train/roster/view/x", "coordinator/train/roster/x"} {
+		for _, key := range []string{"membership/train/roster/worker/x", "membership/train/roster/view/x", "membership/train/roster/x"} {
 			require.NoError(t, s.Set(t.Context(), key, []byte("not JSON"), nil))
-			_, err := coordinator.Join(t.Context(), s, worker("b", 1, 2))
-			require.ErrorContains(t, err, `what is at key "`+key+`" is not of this package`)
+			_, err := membership.Join(t.Context(), s, worker("b", 1, 2))
+			require.ErrorContains(t, err, `key "`+key+`" was not written by this package`)
 			require.Contains(t, nothing(t, a, time.Minute), key)
 			_, err = s.Delete(t.Context(), key)
 			require.NoError(t, err)
@@ -256,7 +256,7 @@ func TestStoreThatIsFull(t *testing.T) {
 		a := join(t, s, worker("a", 2, 0))
 		join(t, s, worker("b", 2, 0))
 		require.Contains(t, nothing(t, a, time.Minute), "store full")
-		_, err := coordinator.Join(t.Context(), s, worker("c", 2, 0))
+		_, err := membership.Join(t.Context(), s, worker("c", 2, 0))
 		require.ErrorIs(t, err, store.ErrFull)
 	})
 }
@@ -279,7 +279,7 @@ func TestStoreThatHangs(t *testing.T) {
 		for _, op := range []wire.Op{wire.OpGrant, wire.OpSet, wire.OpList} {
 			way.freezeAt(op)
 			within(func(ctx context.Context) error {
-				_, err := coordinator.Join(ctx, s, worker("a", 1, 0))
+				_, err := membership.Join(ctx, s, worker("a", 1, 0))
 				return err
 			})
 			way.thaw()
@@ -310,10 +310,10 @@ func TestStoreThatIsClosed(t *testing.T) {
 		v := next(t, a, 0, "a")
 		require.NoError(t, s.Close())
 		_, err := a.Next(bounded(t))
-		require.ErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorIs(t, err, membership.ErrEvicted)
 		require.ErrorIs(t, err, store.ErrClosed)
-		require.ErrorIs(t, ended(t, v.Context(t.Context())), coordinator.ErrEvicted)
-		require.ErrorIs(t, a.Leave(bounded(t)), coordinator.ErrEvicted)
+		require.ErrorIs(t, ended(t, v.Context(t.Context())), membership.ErrEvicted)
+		require.ErrorIs(t, a.Leave(bounded(t)), membership.ErrEvicted)
 	})
 }
 
@@ -331,10 +331,10 @@ func TestCloseAndLeave(t *testing.T) {
 		require.NoError(t, b.Close())
 		require.NoError(t, b.Leave(bounded(t)))
 		err := <-waits
-		require.ErrorIs(t, err, coordinator.ErrClosed)
-		require.NotErrorIs(t, err, coordinator.ErrEvicted)
+		require.ErrorIs(t, err, membership.ErrClosed)
+		require.NotErrorIs(t, err, membership.ErrEvicted)
 		why := ended(t, of.Context(t.Context()))
-		require.ErrorIs(t, why, coordinator.ErrClosed)
+		require.ErrorIs(t, why, membership.ErrClosed)
 		require.ErrorContains(t, why, `view`)
 		require.Equal(t, []int{1}, ended(t, v.Context(t.Context())).Lost)
 		settles(t, a, "a")
@@ -343,7 +343,7 @@ func TestCloseAndLeave(t *testing.T) {
 		require.NoError(t, a.Leave(bounded(t)))
 		require.NoError(t, a.Close())
 		_, err = a.Next(t.Context())
-		require.ErrorIs(t, err, coordinator.ErrClosed)
+		require.ErrorIs(t, err, membership.ErrClosed)
 		for e, err := range at().List(bounded(t), "") {
 			require.NoError(t, err)
 			t.Errorf("%s is left", e.Key)
@@ -392,7 +392,7 @@ func TestConnectionThatBreaks(t *testing.T) {
 	require.EqualValues(t, 2, next(t, b, 1, "a", "b", "c").Generation)
 	why := ended(t, v.Context(t.Context()))
 	require.Empty(t, why.Lost)
-	require.EqualError(t, why, `coordinator: view 1 of job "train" is over on rank 1 of 2, worker "b": joined by worker "c" at 10.0.0.1:c`)
+	require.EqualError(t, why, `membership: view 1 of job "train" ended on rank 1 of 2, worker "b": joined by worker "c" at 10.0.0.1:c`)
 }
 
 func TestStoreThatIsRestarted(t *testing.T) {
@@ -430,10 +430,10 @@ func TestStoreThatForgets(t *testing.T) {
 	v := next(t, a, 0, "a")
 	stop()
 	_, err = a.Next(bounded(t))
-	require.ErrorIs(t, err, coordinator.ErrEvicted)
+	require.ErrorIs(t, err, membership.ErrEvicted)
 	require.True(t, v.Over(ended(t, v.Context(t.Context()))))
 	require.NoError(t, a.Close())
-	_, err = coordinator.Join(bounded(t), s, c)
+	_, err = membership.Join(bounded(t), s, c)
 	require.ErrorIs(t, err, store.ErrUnavailable)
 
 	l, err = net.Listen("tcp", addr)
@@ -538,7 +538,7 @@ func trainingLoop(t *testing.T, at func() *store.Store) {
 
 // train reduces over whoever is there, until ctx ends.
 func train(ctx context.Context, s *store.Store, id string, most int, reached chan<- string) error {
-	m, err := coordinator.Join(ctx, s, worker(id, 1, most))
+	m, err := membership.Join(ctx, s, worker(id, 1, most))
 	if err != nil {
 		return err
 	}
@@ -558,7 +558,7 @@ func train(ctx context.Context, s *store.Store, id string, most int, reached cha
 	}
 }
 
-func steps(ctx context.Context, v coordinator.View, reached chan<- string) error {
+func steps(ctx context.Context, v membership.View, reached chan<- string) error {
 	g, err := pgroup.Create(ctx, v.Config())
 	if err != nil {
 		return err

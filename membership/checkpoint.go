@@ -1,4 +1,4 @@
-package coordinator
+package membership
 
 import (
 	"context"
@@ -11,28 +11,29 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Checkpoint is something that all workers of a view are to save: it is complete when each of them has ended it. If one of
-// them is lost before, it never is.
+// Checkpoint is a checkpoint that all workers of a view save together. It is complete when each of them
+// has called End. If one of them fails before, it is never complete.
 type Checkpoint struct {
 	ID         string
-	Epoch      int64
-	Path       string
-	Generation uint64   // of the view whose workers these are
+	Epoch      int64    // of the training, as given to StartCheckpoint
+	Path       string   // as given to StartCheckpoint
+	Generation uint64   // of the view
 	Workers    []Worker // by rank
 
-	seats  []seat
+	slots  []slot
 	member *Member
 }
 
-// saved is a Checkpoint as it is in the store.
+// saved is the form of a Checkpoint in the store.
 type saved struct {
 	Epoch      int64
 	Path       string
 	Generation uint64
-	Seats      []seat
+	Slots      []slot
 }
 
-// StartCheckpoint begins a checkpoint of the view that Next gave last. One worker does that, and tells the others the ID, for Checkpoint.
+// StartCheckpoint begins a checkpoint of the view that Next returned last. One worker calls it and sends
+// the ID to the others, which pass it to Checkpoint. epoch and path are for the caller's use.
 func (m *Member) StartCheckpoint(ctx context.Context, epoch int64, path string) (*Checkpoint, error) {
 	const op = "start of a checkpoint"
 	m.mu.Lock()
@@ -42,13 +43,13 @@ func (m *Member) StartCheckpoint(ctx context.Context, epoch int64, path string) 
 	case over != nil:
 		return nil, m.fail(op, over)
 	case view == nil:
-		return nil, m.fail(op, fmt.Errorf("%w: Next has given none", ErrNotInView))
+		return nil, m.fail(op, fmt.Errorf("%w: Next has returned no view", ErrNotInView))
 	case view.ctx.Err() != nil:
 		return nil, m.fail(op, context.Cause(view.ctx))
 	case !utf8.ValidString(path):
 		return nil, m.fail(op, fmt.Errorf("%w: path %q is not UTF-8", ErrInvalid, path))
 	}
-	s := saved{epoch, path, view.Generation, view.Seats}
+	s := saved{epoch, path, view.Generation, view.Slots}
 	id := fmt.Sprintf("%d-%s", epoch, rand.Text())
 	err := m.store.Set(ctx, m.keys.checkpoint(id)+"is", encode(&s), &store.SetOptions{TTL: checkpointTTL})
 	if err != nil {
@@ -57,7 +58,8 @@ func (m *Member) StartCheckpoint(ctx context.Context, epoch int64, path string) 
 	return m.checkpoint(id, &s), nil
 }
 
-// Checkpoint is the checkpoint of this ID, which another worker may have started; ErrNotFound if there is none.
+// Checkpoint returns the checkpoint with this ID, which another worker may have started. The error
+// matches ErrNotFound if it does not exist.
 func (m *Member) Checkpoint(ctx context.Context, id string) (*Checkpoint, error) {
 	key := m.keys.checkpoint(id) + "is"
 	v, err := m.store.Get(ctx, key)
@@ -72,21 +74,22 @@ func (m *Member) Checkpoint(ctx context.Context, id string) (*Checkpoint, error)
 }
 
 func (m *Member) checkpoint(id string, s *saved) *Checkpoint {
-	c := &Checkpoint{ID: id, Epoch: s.Epoch, Path: s.Path, Generation: s.Generation, seats: s.Seats, member: m}
-	for _, s := range s.Seats {
+	c := &Checkpoint{ID: id, Epoch: s.Epoch, Path: s.Path, Generation: s.Generation, slots: s.Slots, member: m}
+	for _, s := range s.Slots {
 		c.Workers = append(c.Workers, s.Worker)
 	}
 	return c
 }
 
-// End says that this worker has saved its part, and returns whether all have: the last one hears that it is complete, and so
-// does whoever calls it again. A worker that is not in the checkpoint's view hears ErrNotInView; one that was evicted and is back is another worker.
+// End records that this worker has saved its part, and reports whether all workers have. It is
+// idempotent. The error matches ErrNotInView if this worker is not in the checkpoint's view; a worker
+// that was evicted and has joined again is another worker.
 func (c *Checkpoint) End(ctx context.Context) (complete bool, err error) {
 	if err := c.member.why(); err != nil {
 		return false, c.fail("end", err)
 	}
-	if (&record{Seats: c.seats}).rank(c.member.self.key) < 0 {
-		return false, c.fail("end", fmt.Errorf("%w: generation %d has %d workers, and this is none of them", ErrNotInView, c.Generation, len(c.seats)))
+	if (&record{Slots: c.slots}).rank(c.member.self.key) < 0 {
+		return false, c.fail("end", fmt.Errorf("%w: generation %d has %d workers, and this worker is not one of them", ErrNotInView, c.Generation, len(c.slots)))
 	}
 	err = c.member.store.Set(ctx, c.key(c.member.self.key), nil, &store.SetOptions{TTL: checkpointTTL})
 	if err != nil {
@@ -96,7 +99,7 @@ func (c *Checkpoint) End(ctx context.Context) (complete bool, err error) {
 	return err == nil && len(missing) == 0, err
 }
 
-// Missing are the workers that have not ended it, by rank: none if it is complete.
+// Missing returns the workers that have not called End, by rank; none if the checkpoint is complete.
 func (c *Checkpoint) Missing(ctx context.Context) ([]Worker, error) {
 	ended := map[string]bool{}
 	for key, err := range c.member.store.Keys(ctx, c.key("")) {
@@ -106,7 +109,7 @@ func (c *Checkpoint) Missing(ctx context.Context) ([]Worker, error) {
 		ended[key] = true
 	}
 	var missing []Worker
-	for _, s := range c.seats {
+	for _, s := range c.slots {
 		if !ended[c.key(s.Key)] {
 			missing = append(missing, s.Worker)
 		}
@@ -114,10 +117,11 @@ func (c *Checkpoint) Missing(ctx context.Context) ([]Worker, error) {
 	return missing, nil
 }
 
-// Wait waits until all workers have ended it. When ctx ends first, which a View's Context does when one of them is lost, the error says who has not.
+// Wait waits until the checkpoint is complete. If ctx ends first, as a View's Context does when a worker
+// fails, the error names the keys of the workers that are missing.
 func (c *Checkpoint) Wait(ctx context.Context) error {
-	all := make([]string, len(c.seats))
-	for i, s := range c.seats {
+	all := make([]string, len(c.slots))
+	for i, s := range c.slots {
 		all[i] = c.key(s.Key)
 	}
 	_, err := c.member.store.Wait(ctx, all...)
@@ -130,7 +134,8 @@ func (c *Checkpoint) Wait(ctx context.Context) error {
 	return c.fail("wait", err)
 }
 
-// key is that of the end of the worker with this registration; that of all of them is without one.
+// key returns the key that says that the worker with this registration has called End. An empty
+// registration gives the prefix of these keys.
 func (c *Checkpoint) key(registration string) string {
 	return c.member.keys.checkpoint(c.ID) + "ended/" + strings.TrimPrefix(registration, c.member.keys.workers)
 }

@@ -1,4 +1,4 @@
-package coordinator_test
+package membership_test
 
 import (
 	"context"
@@ -10,17 +10,17 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
 
 // pair is two workers of a job, and the groups of their view.
-func pair(t *testing.T, at func() *store.Store) (ms []*coordinator.Member, vs []coordinator.View, gs []*pgroup.Group) {
+func pair(t *testing.T, at func() *store.Store) (ms []*membership.Member, vs []membership.View, gs []*pgroup.Group) {
 	t.Helper()
-	ms = []*coordinator.Member{join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))}
-	vs = []coordinator.View{next(t, ms[0], 0, "a", "b"), next(t, ms[1], 1, "a", "b")}
+	ms = []*membership.Member{join(t, at(), worker("a", 2, 0)), join(t, at(), worker("b", 2, 0))}
+	vs = []membership.View{next(t, ms[0], 0, "a", "b"), next(t, ms[1], 1, "a", "b")}
 	gs = make([]*pgroup.Group, 2)
 	first := make(chan error, 1)
 	go func() {
@@ -58,7 +58,7 @@ func TestOver(t *testing.T) {
 		require.True(t, vs[0].Over(context.Cause(vs[0].Context(t.Context()))) || vs[0].Context(t.Context()).Err() == nil)
 		require.False(t, vs[0].Over(errors.New("the loss is NaN")))
 		why := ended(t, vs[0].Context(bounded(t)))
-		require.False(t, vs[0].Over(&coordinator.ViewError{Job: "train", Generation: 2}), "another view's")
+		require.False(t, vs[0].Over(&membership.ViewError{Job: "train", Generation: 2}), "another view's")
 		require.True(t, vs[0].Over(why))
 		require.True(t, vs[0].Over(own), "it can no longer be told from the end")
 	})
@@ -119,7 +119,7 @@ func TestViewContext(t *testing.T) {
 	join(t, s, worker("b", 1, 2))
 	require.Equal(t, "b", ended(t, ctx).Joined[0].ID)
 	require.True(t, v.Over(ctx.Err()))
-	require.ErrorIs(t, context.Cause(v.Context(t.Context())), coordinator.ErrOver, "it is over already")
+	require.ErrorIs(t, context.Cause(v.Context(t.Context())), membership.ErrOver, "it is over already")
 }
 
 // The groups of two views never meet, nor those of two jobs of one name.
@@ -136,7 +136,7 @@ func TestConfigOfAView(t *testing.T) {
 		require.Equal(t, second.Config().Run, of.Config().Run)
 		require.Equal(t, 1, of.Config().Rank)
 		require.Same(t, s, of.Config().Store)
-		for _, v := range []coordinator.View{first, second} {
+		for _, v := range []membership.View{first, second} {
 			seen[v.Config().Name+" "+v.Config().Run] = true
 		}
 		require.NoError(t, b.Leave(bounded(t)))

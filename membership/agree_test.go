@@ -1,4 +1,4 @@
-package coordinator_test
+package membership_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/wire"
 )
@@ -21,15 +21,15 @@ import (
 // history is what the workers of a job were given.
 type history struct {
 	mu    sync.Mutex
-	views map[string]coordinator.View // by run and generation: when all have left another run begins
-	last  map[string][]string         // the workers of the last view of each worker
-	came  map[string]int              // when each worker joined: ids are not used again
+	views map[string]membership.View // by run and generation: when all have left another run begins
+	last  map[string][]string        // the workers of the last view of each worker
+	came  map[string]int             // when each worker joined: ids are not used again
 	wrong []string
 	given int
 }
 
 // saw checks a view of worker id, whose last one was of generation before.
-func (h *history) saw(id string, before uint64, v coordinator.View) {
+func (h *history) saw(id string, before uint64, v membership.View) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.given++
@@ -56,16 +56,16 @@ func (h *history) saw(id string, before uint64, v coordinator.View) {
 type life struct {
 	id   string
 	way  *line
-	m    *coordinator.Member
+	m    *membership.Member
 	done chan struct{}
 }
 
-func (h *history) live(t *testing.T, memory *store.Memory, c coordinator.Config) *life {
+func (h *history) live(t *testing.T, memory *store.Memory, c membership.Config) *life {
 	l := &life{id: c.ID, way: newLine(memory), done: make(chan struct{})}
 	h.mu.Lock()
 	h.came[c.ID] = len(h.came)
 	h.mu.Unlock()
-	m, err := coordinator.Join(t.Context(), store.New(l.way), c)
+	m, err := membership.Join(t.Context(), store.New(l.way), c)
 	require.NoError(t, err)
 	l.m = m
 	t.Cleanup(func() {
@@ -108,9 +108,9 @@ func agree(t *testing.T, seed uint64) int {
 	chance := rand.New(rand.NewPCG(seed, 5))
 	memory := &store.Memory{Limits: store.Limits{History: 1 << (2 * chance.IntN(8))}} // who was frozen may have to read everything again
 	t.Cleanup(func() { _ = memory.Close() })
-	h := &history{views: map[string]coordinator.View{}, last: map[string][]string{}, came: map[string]int{}}
+	h := &history{views: map[string]membership.View{}, last: map[string][]string{}, came: map[string]int{}}
 	least := 1 + chance.IntN(3)
-	config := coordinator.Config{Job: "train", Min: least, Max: least + chance.IntN(4), TTL: 5 * time.Second}
+	config := membership.Config{Job: "train", Min: least, Max: least + chance.IntN(4), TTL: 5 * time.Second}
 	if chance.IntN(2) == 0 {
 		config.Settle = 300 * time.Millisecond
 	}
@@ -160,7 +160,7 @@ func agree(t *testing.T, seed uint64) int {
 }
 
 // checkQuiet checks that the first workers that live are in a view, and have heard of it.
-func checkQuiet(t *testing.T, h *history, all []*life, c coordinator.Config) {
+func checkQuiet(t *testing.T, h *history, all []*life, c membership.Config) {
 	var live []string
 	for _, l := range all {
 		select {
@@ -210,7 +210,7 @@ func TestLateLeader(t *testing.T) {
 				slow.holds.Store(true)
 				act(t, s)
 				synctest.Wait() // what it does is on its way
-				for e, err := range s.List(t.Context(), "coordinator/train/roster/worker/") {
+				for e, err := range s.List(t.Context(), "membership/train/roster/worker/") {
 					require.NoError(t, err)
 					_, err = s.Delete(t.Context(), e.Key)
 					require.NoError(t, err)

@@ -1,4 +1,4 @@
-package coordinator_test
+package membership_test
 
 import (
 	"context"
@@ -7,21 +7,21 @@ import (
 	"sync"
 	"time"
 
-	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
 
 // job is a store, in this process, and what workers of a job of two are told.
-func job(id string) coordinator.Config {
-	return coordinator.Config{Job: "train", ID: id, Addr: "host-" + id + ":7000", Min: 2}
+func job(id string) membership.Config {
+	return membership.Config{Job: "train", ID: id, Addr: "host-" + id + ":7000", Min: 2}
 }
 
 // members are workers a and b of a job, and their view. What is left out here is what to do with errors.
-func members(ctx context.Context) (a, b *coordinator.Member, va, vb coordinator.View) {
+func members(ctx context.Context) (a, b *membership.Member, va, vb membership.View) {
 	s := store.New(new(store.Memory)) // or store.Open(ctx, "muster://host:7070")
-	a, _ = coordinator.Join(ctx, s, job("a"))
-	b, _ = coordinator.Join(ctx, s, job("b"))
+	a, _ = membership.Join(ctx, s, job("a"))
+	b, _ = membership.Join(ctx, s, job("b"))
 	va, _ = a.Next(ctx)
 	vb, _ = b.Next(ctx)
 	return a, b, va, vb
@@ -30,21 +30,21 @@ func members(ctx context.Context) (a, b *coordinator.Member, va, vb coordinator.
 func ExampleJoin() {
 	ctx := context.Background()
 	s := store.New(new(store.Memory))
-	m, err := coordinator.Join(ctx, s, job("a"))
+	m, err := membership.Join(ctx, s, job("a"))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	defer m.Close()
-	_, err = coordinator.Join(ctx, s, job("a"))
+	_, err = membership.Join(ctx, s, job("a"))
 	fmt.Println(err)
-	// Output: coordinator: join of worker "a" in job "train": id in use: by worker "a" at host-a:7000
+	// Output: membership: join of worker "a" in job "train": id in use: by worker "a" at host-a:7000
 }
 
 func ExampleMember_Next() {
 	ctx := context.Background()
 	s := store.New(new(store.Memory))
-	a, _ := coordinator.Join(ctx, s, job("a"))
+	a, _ := membership.Join(ctx, s, job("a"))
 	defer a.Close()
 
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
@@ -52,12 +52,12 @@ func ExampleMember_Next() {
 	_, err := a.Next(short)
 	fmt.Println(err)
 
-	b, _ := coordinator.Join(ctx, s, job("b"))
+	b, _ := membership.Join(ctx, s, job("b"))
 	defer b.Close()
 	v, _ := b.Next(ctx)
 	fmt.Println("rank", v.Rank, "of", v.Workers)
 	// Output:
-	// coordinator: next of worker "a" in job "train": context deadline exceeded: 1 of 2 workers are registered: "a" at host-a:7000
+	// membership: next of worker "a" in job "train": context deadline exceeded: 1 of 2 workers are registered: "a" at host-a:7000
 	// rank 1 of ["a" at host-a:7000 "b" at host-b:7000]
 }
 
@@ -69,7 +69,7 @@ func ExampleMember_Leave() {
 	over := view.Context(ctx)
 	<-over.Done()
 	fmt.Println(context.Cause(over))
-	// Output: coordinator: view 1 of job "train" is over on rank 0 of 2, worker "a": left by rank 1, worker "b" at host-b:7000
+	// Output: membership: view 1 of job "train" ended on rank 0 of 2, worker "a": left by rank 1, worker "b" at host-b:7000
 }
 
 func ExampleMember_Close() {
@@ -84,7 +84,7 @@ func ExampleMember_Close() {
 	fmt.Println(err)
 	// Output:
 	// true
-	// coordinator: next of worker "b" (rank 1) in job "train": closed
+	// membership: next of worker "b" (rank 1) in job "train": closed
 }
 
 func ExampleView_Config() {
@@ -93,7 +93,7 @@ func ExampleView_Config() {
 	defer a.Close()
 	defer b.Close()
 	var ranks sync.WaitGroup
-	for _, v := range []coordinator.View{va, vb} {
+	for _, v := range []membership.View{va, vb} {
 		ranks.Go(func() {
 			g, err := pgroup.Create(v.Context(ctx), v.Config())
 			if err != nil {
@@ -120,7 +120,7 @@ func ExampleView_Context() {
 	fmt.Println(within.Err())
 	_ = b.Close()
 	<-within.Done()
-	fmt.Println(errors.Is(context.Cause(within), coordinator.ErrOver))
+	fmt.Println(errors.Is(context.Cause(within), membership.ErrOver))
 	// Output:
 	// <nil>
 	// true
@@ -161,7 +161,7 @@ func ExampleMember_StartCheckpoint() {
 	defer a.Close()
 	defer b.Close()
 	started, _ := a.StartCheckpoint(ctx, 7, "/ckpt/7")
-	for _, m := range []*coordinator.Member{a, b} {
+	for _, m := range []*membership.Member{a, b} {
 		c, _ := m.Checkpoint(ctx, started.ID) // which a has told the others, by Broadcast
 		complete, _ := c.End(ctx)
 		fmt.Println(c.Path, complete)
@@ -177,7 +177,7 @@ func ExampleMember_Checkpoint() {
 	defer a.Close()
 	defer b.Close()
 	_, err := a.Checkpoint(ctx, "7-X")
-	fmt.Println(errors.Is(err, coordinator.ErrNotFound))
+	fmt.Println(errors.Is(err, membership.ErrNotFound))
 	// Output: true
 }
 

@@ -1,4 +1,4 @@
-package coordinator_test
+package membership_test
 
 import (
 	"context"
@@ -13,14 +13,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 )
 
 func TestRanksFollowRegistration(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
-		var ms []*coordinator.Member
+		var ms []*membership.Member
 		for _, id := range []string{"c", "a", "b"} {
 			ms = append(ms, join(t, at(), worker(id, 3, 0)))
 		}
@@ -28,7 +28,7 @@ func TestRanksFollowRegistration(t *testing.T) {
 			v := next(t, m, rank, "c", "a", "b")
 			require.EqualValues(t, 1, v.Generation)
 			require.Equal(t, "train", v.Job)
-			require.Equal(t, coordinator.Worker{ID: "a", Addr: "10.0.0.1:a"}, v.Workers[1])
+			require.Equal(t, membership.Worker{ID: "a", Addr: "10.0.0.1:a"}, v.Workers[1])
 		}
 	})
 }
@@ -39,9 +39,9 @@ func TestDuplicateID(t *testing.T) {
 		v := next(t, a, 0, "a")
 		second := worker("a", 1, 2)
 		second.Addr = "10.0.0.9:1"
-		_, err := coordinator.Join(bounded(t), at(), second)
-		require.ErrorIs(t, err, coordinator.ErrDuplicate)
-		require.EqualError(t, err, `coordinator: join of worker "a" in job "train": id in use: by worker "a" at 10.0.0.1:a`)
+		_, err := membership.Join(bounded(t), at(), second)
+		require.ErrorIs(t, err, membership.ErrDuplicate)
+		require.EqualError(t, err, `membership: join of worker "a" in job "train": id in use: by worker "a" at 10.0.0.1:a`)
 		require.NoError(t, v.Context(t.Context()).Err(), "who was there does not notice")
 
 		other := worker("a", 1, 0)
@@ -57,14 +57,14 @@ func TestManyWithOneID(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		const many = 10
 		var mu sync.Mutex
-		var in []*coordinator.Member
+		var in []*membership.Member
 		var wg sync.WaitGroup
 		for range many {
 			s := at()
 			wg.Go(func() {
-				m, err := coordinator.Join(bounded(t), s, worker("a", 1, 0))
+				m, err := membership.Join(bounded(t), s, worker("a", 1, 0))
 				if err != nil {
-					assert.ErrorIs(t, err, coordinator.ErrDuplicate)
+					assert.ErrorIs(t, err, membership.ErrDuplicate)
 					return
 				}
 				mu.Lock()
@@ -81,28 +81,28 @@ func TestManyWithOneID(t *testing.T) {
 
 func TestBadConfig(t *testing.T) {
 	s := testcluster.Store(t)()
-	for text, change := range map[string]func(*coordinator.Config){
-		"Config.Job is empty":                           func(c *coordinator.Config) { c.Job = "" },
-		"Config.ID is empty":                            func(c *coordinator.Config) { c.ID = "" },
-		"Config.ID is not UTF-8":                        func(c *coordinator.Config) { c.ID = "\xff" },
-		"Config.Addr has 257 bytes, the limit is 256":   func(c *coordinator.Config) { c.Addr = strings.Repeat("a", 257) },
-		"Config.Min is 0: a view has a worker at least": func(c *coordinator.Config) { c.Min = 0 },
-		"Config.Max is 1, less than Config.Min, 2":      func(c *coordinator.Config) { c.Max = 1 },
-		"Config.Settle is -1s":                          func(c *coordinator.Config) { c.Settle = -time.Second },
-		"Config.TTL is -1s":                             func(c *coordinator.Config) { c.TTL = -time.Second },
+	for text, change := range map[string]func(*membership.Config){
+		"Config.Job is empty":                             func(c *membership.Config) { c.Job = "" },
+		"Config.ID is empty":                              func(c *membership.Config) { c.ID = "" },
+		"Config.ID is not UTF-8":                          func(c *membership.Config) { c.ID = "\xff" },
+		"Config.Addr has 257 bytes, the limit is 256":     func(c *membership.Config) { c.Addr = strings.Repeat("a", 257) },
+		"Config.Min is 0: a view has at least one worker": func(c *membership.Config) { c.Min = 0 },
+		"Config.Max is 1, less than Config.Min, 2":        func(c *membership.Config) { c.Max = 1 },
+		"Config.Settle is -1s":                            func(c *membership.Config) { c.Settle = -time.Second },
+		"Config.TTL is -1s":                               func(c *membership.Config) { c.TTL = -time.Second },
 	} {
 		c := worker("a", 2, 0)
 		change(&c)
-		_, err := coordinator.Join(t.Context(), s, c)
-		require.ErrorIs(t, err, coordinator.ErrInvalid)
+		_, err := membership.Join(t.Context(), s, c)
+		require.ErrorIs(t, err, membership.ErrInvalid)
 		require.ErrorContains(t, err, text)
-		e, ok := errors.AsType[*coordinator.Error](err)
+		e, ok := errors.AsType[*membership.Error](err)
 		require.True(t, ok)
 		require.Equal(t, [...]any{"join", c.Job, c.ID, -1}, [...]any{e.Op, e.Job, e.ID, e.Rank})
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := coordinator.Join(ctx, s, worker("a", 1, 0))
+	_, err := membership.Join(ctx, s, worker("a", 1, 0))
 	require.ErrorIs(t, err, context.Canceled)
 }
 
@@ -110,19 +110,19 @@ func TestWorkersThatAreToldDifferentSizes(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		a := join(t, at(), worker("a", 1, 3))
 		v := next(t, a, 0, "a")
-		_, err := coordinator.Join(bounded(t), at(), worker("b", 2, 3))
-		require.ErrorIs(t, err, coordinator.ErrMismatch)
+		_, err := membership.Join(bounded(t), at(), worker("b", 2, 3))
+		require.ErrorIs(t, err, membership.ErrMismatch)
 		require.ErrorContains(t, err, `Min is 2 and Max is 3 here, and 1 and 3 on worker "a" at 10.0.0.1:a`)
 		join(t, at(), worker("c", 1, 3))
 		require.Equal(t, []string{"a", "c"}, idsOf(settles(t, a, "a", "c").Workers))
-		require.Equal(t, []coordinator.Worker{{ID: "c", Addr: "10.0.0.1:c"}}, ended(t, v.Context(t.Context())).Joined, "b was in no view")
+		require.Equal(t, []membership.Worker{{ID: "c", Addr: "10.0.0.1:c"}}, ended(t, v.Context(t.Context())).Joined, "b was in no view")
 	})
 }
 
 func TestNamesAreEscaped(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		jobs := []string{"a", "a/roster", "a%2Froster", "../a", " ", "日本", "a\x00b"}
-		var ms []*coordinator.Member
+		var ms []*membership.Member
 		for _, job := range jobs {
 			c := worker("w/"+job, 1, 0)
 			c.Job = job
@@ -142,7 +142,7 @@ func TestNamesAreEscaped(t *testing.T) {
 		}
 		for e, err := range at().List(bounded(t), "") {
 			require.NoError(t, err)
-			require.True(t, strings.HasPrefix(e.Key, "coordinator/"), e.Key)
+			require.True(t, strings.HasPrefix(e.Key, "membership/"), e.Key)
 		}
 	})
 }
@@ -150,13 +150,13 @@ func TestNamesAreEscaped(t *testing.T) {
 func TestFiftyAtOnce(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		const n = 50
-		views := make([]coordinator.View, n)
-		ms := make([]*coordinator.Member, n)
+		views := make([]membership.View, n)
+		ms := make([]*membership.Member, n)
 		var wg sync.WaitGroup
 		for i := range n {
 			s := at()
 			wg.Go(func() {
-				m, err := coordinator.Join(bounded(t), s, worker(fmt.Sprint("w", i), n, 0))
+				m, err := membership.Join(bounded(t), s, worker(fmt.Sprint("w", i), n, 0))
 				if !assert.NoError(t, err) {
 					return
 				}
@@ -183,7 +183,7 @@ func TestFiftyAtOnce(t *testing.T) {
 func TestUnauthenticatedRegistrationIsRefused(t *testing.T) {
 	ours, reads := []byte("the secret of all workers"), []byte("the secret of who may look")
 	addr := serve(t, &store.Server{Engine: new(store.Memory), Access: []store.Access{
-		{Secret: ours, Prefix: "coordinator/train/", Write: true}, {Secret: reads},
+		{Secret: ours, Prefix: "membership/train/", Write: true}, {Secret: reads},
 	}})
 	with := func(secret []byte) (*store.Store, error) {
 		s, err := store.Dial(bounded(t), addr, &store.DialOptions{Secret: secret})
@@ -198,7 +198,7 @@ func TestUnauthenticatedRegistrationIsRefused(t *testing.T) {
 	}
 	s, err := with(reads)
 	require.NoError(t, err)
-	_, err = coordinator.Join(bounded(t), s, worker("a", 1, 0))
+	_, err = membership.Join(bounded(t), s, worker("a", 1, 0))
 	require.ErrorIs(t, err, store.ErrDenied)
 
 	s, err = with(ours)
@@ -207,7 +207,7 @@ func TestUnauthenticatedRegistrationIsRefused(t *testing.T) {
 	group(t, next(t, m, 0, "a"))
 	other := worker("a", 1, 0)
 	other.Job = "another"
-	_, err = coordinator.Join(bounded(t), s, other)
+	_, err = membership.Join(bounded(t), s, other)
 	require.ErrorIs(t, err, store.ErrDenied, "the secret is for one job")
 	require.NoError(t, m.Leave(bounded(t)))
 }
@@ -221,15 +221,15 @@ func TestNextSaysWhatIsMissing(t *testing.T) {
 		start := time.Now()
 		said := nothing(t, b, 3*time.Second)
 		require.Equal(t, 3*time.Second, time.Since(start))
-		require.Equal(t, `coordinator: next of worker "b" in job "train": context deadline exceeded: 1 of 2 workers are registered: "b" at 10.0.0.1:b`, said)
+		require.Equal(t, `membership: next of worker "b" in job "train": context deadline exceeded: 1 of 2 workers are registered: "b" at 10.0.0.1:b`, said)
 
 		a := join(t, s, worker("a", 2, 0))
 		next(t, a, 1, "b", "a")
 		next(t, b, 0, "b", "a")
-		require.Contains(t, nothing(t, a, time.Second), `next of worker "a" (rank 1) in job "train": context deadline exceeded: view 1 still holds`)
+		require.Contains(t, nothing(t, a, time.Second), `next of worker "a" (rank 1) in job "train": context deadline exceeded: view 1 has not ended`)
 
 		standby := join(t, s, worker("c", 2, 0))
-		require.Contains(t, nothing(t, standby, time.Second), "it is a standby: view 1 has its 2 workers")
+		require.Contains(t, nothing(t, standby, time.Second), "this worker is a standby: view 1 has its 2 workers")
 
 		cause := errors.New("the user is tired")
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -237,7 +237,7 @@ func TestNextSaysWhatIsMissing(t *testing.T) {
 		_, err := a.Next(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, cause)
-		for _, m := range []*coordinator.Member{a, b, standby} {
+		for _, m := range []*membership.Member{a, b, standby} {
 			require.NoError(t, m.Close())
 		}
 	})

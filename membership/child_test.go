@@ -1,4 +1,4 @@
-package coordinator_test
+package membership_test
 
 import (
 	"context"
@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/store"
 )
 
@@ -31,13 +31,13 @@ func childWorker(ctx context.Context, arg string) error {
 	for life := 1; ; life++ {
 		c := worker(id, least, most)
 		c.TTL = 3 * time.Second
-		m, err := coordinator.Join(ctx, s, c)
+		m, err := membership.Join(ctx, s, c)
 		if err != nil {
 			return err
 		}
 		for {
 			v, err := m.Next(ctx)
-			if errors.Is(err, coordinator.ErrEvicted) {
+			if errors.Is(err, membership.ErrEvicted) {
 				break
 			}
 			if err != nil {

@@ -1,4 +1,4 @@
-package coordinator
+package membership
 
 import (
 	"cmp"
@@ -14,19 +14,20 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// What a job has in its store, all of it below coordinator/JOB/, where JOB is escaped:
+// keys are the keys of a job, all of them below membership/JOB/, where JOB is escaped:
 //
-//	roster/view                 a record: the newest view. Each takes the place of the one before, by a swap, and of no other
-//	roster/worker/NAME          a registration, as long as its lease lives; NAME is drawn by chance
+//	roster/view                 a record: the newest view, replaced by compare-and-swap
+//	roster/worker/NAME          a registration, while its lease is valid; NAME is random
 //	checkpoint/ID/is            a Checkpoint
-//	checkpoint/ID/ended/NAME    that worker has ended it
-//	group/GENERATION/world      the name of the view's pgroup
+//	checkpoint/ID/ended/NAME    exists when that worker has ended the checkpoint
+//	group/GENERATION/world      the name of the view's group
 //
-// The view sorts before workers: whoever lists the roster and finds its own registration was a worker when it read the view.
+// The view sorts before the workers: a worker that lists the roster and finds its own registration was
+// registered when it read the view.
 type keys struct{ job, roster, view, workers, checkpoints string }
 
 func keysOf(job string) keys {
-	base := "coordinator/" + url.PathEscape(job) + "/"
+	base := "membership/" + url.PathEscape(job) + "/"
 	return keys{
 		job: base, roster: base + "roster/", view: base + "roster/view", workers: base + "roster/worker/",
 		checkpoints: base + "checkpoint/",
@@ -45,73 +46,74 @@ type registration struct {
 	Min, Max int
 
 	key string
-	rev store.Revision // of its only change: the order of registration
+	rev store.Revision // of its only change; registrations are ordered by it
 }
 
-// agrees reports whether two workers are told the same of their job. Others are refused, and until they have heard of it they do not count.
+// agrees reports whether two workers have the same Min and Max. A worker that does not agree with the
+// first one is refused; until it has left it does not count.
 func (r *registration) agrees(o *registration) bool { return r.Min == o.Min && r.Max == o.Max }
 
-// seat is a worker in a record.
-type seat struct {
+// slot is the place of a worker in a record.
+type slot struct {
 	Worker
-	Key string // of its registration: a worker that came back with its id is another one
+	Key string // of its registration: a worker that joins again with the same ID has another key
 }
 
-// record is a view as it is in the store.
+// record is the form of a view in the store.
 type record struct {
-	Run        string // drawn by chance when the job began: another job of this name never meets its groups
+	Run        string // random, from the job's first view: a later job of this name cannot meet its groups
 	Generation uint64
-	Seats      []seat // by rank
+	Slots      []slot // by rank
 
-	raw []byte // it, as it is in the store
+	raw []byte // the encoded record, for compare-and-swap
 }
 
-// rank is that of the worker with this key, -1 if it is not in r.
+// rank returns the rank of the worker with this key, or -1.
 func (r *record) rank(key string) int {
 	if r == nil {
 		return -1
 	}
-	return slices.IndexFunc(r.Seats, func(s seat) bool { return s.Key == key })
+	return slices.IndexFunc(r.Slots, func(s slot) bool { return s.Key == key })
 }
 
-// holds reports whether the workers of r are just these.
+// holds reports whether the workers of r are exactly rs, in this order.
 func (r *record) holds(rs []*registration) bool {
-	return r != nil && slices.EqualFunc(r.Seats, rs, func(s seat, g *registration) bool { return s.Key == g.key })
+	return r != nil && slices.EqualFunc(r.Slots, rs, func(s slot, g *registration) bool { return s.Key == g.key })
 }
 
-// roster is who is registered, and the newest view.
+// roster is the registered workers and the newest view.
 type roster struct {
 	workers map[string]*registration // by key
 	view    *record                  // nil if there is none
 }
 
-// readRoster reads the roster, in the order of its keys: see keys.
+// readRoster reads the roster in the order of its keys; see keys.
 func readRoster(ctx context.Context, s *store.Store, k *keys) (*roster, error) {
 	r := &roster{workers: map[string]*registration{}}
 	for e, err := range s.List(ctx, k.roster) {
 		if err != nil {
 			return nil, err
 		}
-		if err := r.take(e, k); err != nil {
+		if err := r.add(e, k); err != nil {
 			return nil, err
 		}
 	}
 	return r, nil
 }
 
-// take takes up an entry: the view, or a worker.
-func (r *roster) take(e store.Entry, k *keys) error {
+// add adds an entry of the store: the view, or a worker.
+func (r *roster) add(e store.Entry, k *keys) error {
 	switch {
 	case strings.HasPrefix(e.Key, k.workers):
-		return r.register(e)
+		return r.addWorker(e)
 	case e.Key == k.view:
-		return r.see(e)
+		return r.setView(e)
 	}
-	return foreign(e, errors.New("it is none of its keys"))
+	return foreign(e, errors.New("unknown key"))
 }
 
-// register takes up a worker's entry.
-func (r *roster) register(e store.Entry) error {
+// addWorker adds a worker's entry.
+func (r *roster) addWorker(e store.Entry) error {
 	g := &registration{key: e.Key, rev: e.Rev}
 	if err := decode(e, g); err != nil {
 		return err
@@ -120,8 +122,8 @@ func (r *roster) register(e store.Entry) error {
 	return nil
 }
 
-// see takes up the view.
-func (r *roster) see(e store.Entry) error {
+// setView sets the view.
+func (r *roster) setView(e store.Entry) error {
 	v := &record{raw: e.Value}
 	if err := decode(e, v); err != nil {
 		return err
@@ -137,9 +139,9 @@ func decode(e store.Entry, v any) error {
 	return nil
 }
 
-// foreign is that somebody else has written there.
+// foreign returns the error that e was not written by this package.
 func foreign(e store.Entry, why error) error {
-	return fmt.Errorf("what is at key %q is not of this package: %w", e.Key, why)
+	return fmt.Errorf("key %q was not written by this package: %w", e.Key, why)
 }
 
 func encode(v any) []byte {
@@ -150,7 +152,8 @@ func encode(v any) []byte {
 	return b
 }
 
-// inOrder are those who agree with self, in the order of registration, each id once: whoever came second is about to be refused.
+// inOrder returns the workers that agree with self, in the order of registration. Of several with the
+// same ID it has the first: the others are about to be refused.
 func (r *roster) inOrder(self *registration) []*registration {
 	seen := map[string]bool{}
 	all := slices.SortedFunc(maps.Values(r.workers), func(a, b *registration) int { return cmp.Compare(a.rev, b.rev) })
@@ -161,7 +164,8 @@ func (r *roster) inOrder(self *registration) []*registration {
 	})
 }
 
-// refuses is why a worker that has just registered may not stay; nil if it may. Of two only the later one is refused.
+// refuses returns why a worker that has just registered must leave, or nil. Of two workers that exclude
+// each other, only the later one is refused.
 func (r *roster) refuses(self *registration) error {
 	first := self
 	for _, g := range r.workers {

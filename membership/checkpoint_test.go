@@ -1,23 +1,23 @@
-package coordinator_test
+package membership_test
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
 )
 
 func TestCheckpoint(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
-		var ms []*coordinator.Member
+		var ms []*membership.Member
 		for _, id := range []string{"a", "b", "c"} {
 			ms = append(ms, join(t, at(), worker(id, 3, 0)))
 		}
 		_, err := ms[0].StartCheckpoint(bounded(t), 7, "/ckpt/7")
-		require.True(t, err == nil || coordinatorError(t, err).Rank == -1, "only with a view")
+		require.True(t, err == nil || membershipError(t, err).Rank == -1, "only with a view")
 		for rank, m := range ms {
 			next(t, m, rank, "a", "b", "c")
 		}
@@ -50,9 +50,9 @@ func TestCheckpoint(t *testing.T) {
 	})
 }
 
-func coordinatorError(t *testing.T, err error) *coordinator.Error {
+func membershipError(t *testing.T, err error) *membership.Error {
 	t.Helper()
-	e, ok := err.(*coordinator.Error) //nolint:errorlint // it is what is returned, not what is wrapped
+	e, ok := err.(*membership.Error) //nolint:errorlint // it is what is returned, not what is wrapped
 	require.True(t, ok, "%v", err)
 	return e
 }
@@ -61,16 +61,16 @@ func TestCheckpointOfOthers(t *testing.T) {
 	everywhere(t, func(t *testing.T, at func() *store.Store) {
 		a := join(t, at(), worker("a", 1, 1))
 		_, err := a.Checkpoint(bounded(t), "no/such")
-		require.ErrorIs(t, err, coordinator.ErrNotFound)
-		require.ErrorContains(t, err, `coordinator: checkpoint "no/such" of worker "a" in job "train": `)
+		require.ErrorIs(t, err, membership.ErrNotFound)
+		require.ErrorContains(t, err, `membership: checkpoint "no/such" of worker "a" in job "train": `)
 
 		standby := join(t, at(), worker("b", 1, 1))
 		_, err = standby.StartCheckpoint(bounded(t), 1, "/ckpt")
-		require.ErrorIs(t, err, coordinator.ErrNotInView)
+		require.ErrorIs(t, err, membership.ErrNotInView)
 
 		v := next(t, a, 0, "a")
 		_, err = a.StartCheckpoint(bounded(t), 1, "\xff")
-		require.ErrorIs(t, err, coordinator.ErrInvalid)
+		require.ErrorIs(t, err, membership.ErrInvalid)
 		c, err := a.StartCheckpoint(bounded(t), -1, "")
 		require.NoError(t, err)
 		require.EqualValues(t, -1, c.Epoch)
@@ -78,21 +78,21 @@ func TestCheckpointOfOthers(t *testing.T) {
 		of, err := standby.Checkpoint(bounded(t), c.ID)
 		require.NoError(t, err)
 		_, err = of.End(bounded(t))
-		require.ErrorIs(t, err, coordinator.ErrNotInView)
-		require.ErrorContains(t, err, `coordinator: end of checkpoint "`+c.ID+`" of worker "b" in job "train": not in the view: generation 1 has 1 workers, and this is none of them`)
+		require.ErrorIs(t, err, membership.ErrNotInView)
+		require.ErrorContains(t, err, `membership: end of checkpoint "`+c.ID+`" of worker "b" in job "train": not in the view: generation 1 has 1 workers, and this worker is not one of them`)
 		missing, err := c.Missing(bounded(t))
 		require.NoError(t, err)
 		require.Equal(t, v.Workers, missing)
 
 		require.NoError(t, a.Close())
 		_, err = c.End(bounded(t))
-		require.ErrorIs(t, err, coordinator.ErrClosed)
+		require.ErrorIs(t, err, membership.ErrClosed)
 		next(t, standby, 0, "b")
 		back := join(t, at(), worker("a", 1, 1))
 		of, err = back.Checkpoint(bounded(t), c.ID)
 		require.NoError(t, err)
 		_, err = of.End(bounded(t))
-		require.ErrorIs(t, err, coordinator.ErrNotInView, "who came back is another worker")
+		require.ErrorIs(t, err, membership.ErrNotInView, "who came back is another worker")
 	})
 }
 
@@ -110,10 +110,10 @@ func TestCheckpointOfTheLost(t *testing.T) {
 		go func() { waits <- c.Wait(v.Context(bounded(t))) }()
 		require.NoError(t, b.Close())
 		err = <-waits
-		require.ErrorIs(t, err, coordinator.ErrOver)
+		require.ErrorIs(t, err, membership.ErrOver)
 		require.ErrorIs(t, err, pgroup.ErrLost)
 		require.True(t, v.Over(err))
 		_, err = a.StartCheckpoint(bounded(t), 4, "/ckpt/4")
-		require.ErrorIs(t, err, coordinator.ErrOver)
+		require.ErrorIs(t, err, membership.ErrOver)
 	})
 }

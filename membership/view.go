@@ -1,0 +1,205 @@
+package membership
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/store"
+)
+
+// View is one generation of the job: its workers and their ranks, the same on all of them.
+type View struct {
+	Job        string
+	Generation uint64       // from 1; it increases with each view of the job
+	Rank       int          // the rank of this worker
+	Workers    []Worker     // by rank
+	Store      *store.Store // the Member's, which owns it
+
+	state *viewState
+}
+
+// viewState is a view as a Member sees it, until it ends.
+type viewState struct {
+	record
+	rank int // of this worker; -1 if it is not in it
+	who  Worker
+	job  string
+	keys keys
+	ctx  context.Context // ends when the view ends; its cause is a *ViewError
+	end  context.CancelCauseFunc
+}
+
+func (m *Member) newViewState(r *record) *viewState {
+	e := &viewState{record: *r, rank: r.rank(m.self.key), who: m.self.Worker, job: m.cfg.Job, keys: m.keys}
+	e.ctx, e.end = context.WithCancelCause(context.Background())
+	return e
+}
+
+// view returns e in the form of Next's result.
+func (m *Member) view(e *viewState) View {
+	v := View{Job: m.cfg.Job, Generation: e.Generation, Rank: e.rank, Store: m.store, state: e}
+	for _, s := range e.Slots {
+		v.Workers = append(v.Workers, s.Worker)
+	}
+	return v
+}
+
+// Size returns the number of workers.
+func (v View) Size() int { return len(v.Workers) }
+
+// Config returns the configuration of this view's group, which forms on the Member's store. Set other
+// fields before pgroup.Create.
+func (v View) Config() pgroup.Config {
+	return pgroup.Config{Name: v.state.keys.group(v.Generation), Run: v.state.Run, Rank: v.Rank, Size: v.Size(), Store: v.Store}
+}
+
+// Context returns a context that ends with ctx, or when this view ends: one of its workers has failed
+// or left, a newer view has replaced it, or this worker was evicted or closed. In that case its cause
+// is a *ViewError.
+func (v View) Context(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if v.state.ctx.Err() != nil { // AfterFunc would cancel ctx later, from another goroutine
+		cancel(context.Cause(v.state.ctx))
+		return ctx
+	}
+	stop := context.AfterFunc(v.state.ctx, func() { cancel(context.Cause(v.state.ctx)) })
+	context.AfterFunc(ctx, func() { stop() })
+	return ctx
+}
+
+// endDelay is how long Over waits for the end of a view that another worker may have seen already.
+const endDelay = time.Second
+
+// Over reports whether err was caused by the end of this view: a rank has failed, left or joined. Next
+// then returns the view that follows, or the error that this worker was evicted. If Over returns false,
+// err has another cause, and is for the caller to handle.
+//
+// If another rank has cancelled a verb, the reason may be that it saw the end of the view first. In that
+// case Over waits up to a second for the end.
+func (v View) Over(err error) bool {
+	if err == nil {
+		return false
+	}
+	if end, ok := errors.AsType[*ViewError](err); ok {
+		return end.Job == v.Job && end.Generation == v.Generation
+	}
+	re, ok := errors.AsType[*pgroup.RankError](err)
+	ours := ok && strings.HasPrefix(re.Group, v.state.keys.group(v.Generation))
+	switch {
+	case ours && (errors.Is(err, pgroup.ErrLost) || errors.Is(err, pgroup.ErrLeft)):
+		return true
+	case ours && errors.Is(err, pgroup.ErrCancelled) && re.By >= 0 && re.By != v.Rank:
+		return v.endsWithin(endDelay)
+	}
+	return v.state.ctx.Err() != nil && followsEnd(err)
+}
+
+// endsWithin waits up to d for the end of the view, and reports whether it has ended.
+func (v View) endsWithin(d time.Duration) bool {
+	select {
+	case <-v.state.ctx.Done():
+		return true
+	case <-time.After(d):
+		return false
+	}
+}
+
+// followsEnd reports whether err is one that the end of a view causes in calls. An abort, a mismatch, or
+// an error of the program itself is not.
+func followsEnd(err error) bool {
+	return slices.ContainsFunc([]error{
+		context.Canceled, context.DeadlineExceeded, pgroup.ErrUnknown, pgroup.ErrUnavailable, store.ErrStale, store.ErrSession,
+	}, func(e error) bool { return errors.Is(err, e) })
+}
+
+// ViewError says why a view has ended. It matches ErrOver, pgroup.ErrLost if ranks have failed,
+// pgroup.ErrLeft if ranks have left, and ErrEvicted or ErrClosed if this worker was evicted or closed.
+type ViewError struct {
+	Job        string
+	ID         string // of this worker
+	Rank, Size int    // the rank of this worker, -1 if it was not in the view; and the size of the view
+	Generation uint64
+
+	Lost, Left []int    // ranks
+	Gone       []Worker // the workers of these ranks, those of Lost first
+	Joined     []Worker // the new workers of the view that follows
+	Err        error    // why this worker is not in the job any more, or nil
+}
+
+func (e *ViewError) Error() string {
+	var why []string
+	for i, rank := range slices.Concat(e.Lost, e.Left) {
+		what := "lost rank"
+		if i >= len(e.Lost) {
+			what = "left by rank"
+		}
+		why = append(why, fmt.Sprintf("%s %d, worker %v", what, rank, e.Gone[i]))
+	}
+	for _, w := range e.Joined {
+		why = append(why, fmt.Sprintf("joined by worker %v", w))
+	}
+	if e.Err != nil {
+		why = append(why, e.Err.Error())
+	}
+	return fmt.Sprintf("membership: view %d of job %q ended on rank %d of %d, worker %q: %s",
+		e.Generation, e.Job, e.Rank, e.Size, e.ID, strings.Join(why, ", "))
+}
+
+// Unwrap returns e.Err.
+func (e *ViewError) Unwrap() error { return e.Err }
+
+// Is reports whether target is one of the errors that e matches.
+func (e *ViewError) Is(target error) bool {
+	switch target {
+	case ErrOver:
+		return true
+	case pgroup.ErrLost:
+		return len(e.Lost) > 0
+	case pgroup.ErrLeft:
+		return len(e.Left) > 0
+	}
+	return false
+}
+
+// ended returns a ViewError of e without a reason.
+func (e *viewState) ended() *ViewError {
+	return &ViewError{Job: e.job, ID: e.who.ID, Rank: e.rank, Size: len(e.Slots), Generation: e.Generation}
+}
+
+// remove ends e if it has a worker with this key, which has left or failed.
+func (e *viewState) remove(key string, left bool) {
+	rank := e.record.rank(key)
+	if rank < 0 {
+		return
+	}
+	why := e.ended()
+	why.Gone = []Worker{e.Slots[rank].Worker}
+	if left {
+		why.Left = []int{rank}
+	} else {
+		why.Lost = []int{rank}
+	}
+	e.end(why)
+}
+
+// replaced ends e because next replaces it. A worker that is not in next, and whose end was not seen,
+// counts as failed.
+func (e *viewState) replaced(next *record) {
+	why := e.ended()
+	for rank, s := range e.Slots {
+		if next.rank(s.Key) < 0 {
+			why.Lost, why.Gone = append(why.Lost, rank), append(why.Gone, s.Worker)
+		}
+	}
+	for _, s := range next.Slots {
+		if e.record.rank(s.Key) < 0 {
+			why.Joined = append(why.Joined, s.Worker)
+		}
+	}
+	e.end(why)
+}
