@@ -1,5 +1,5 @@
-# All of these need Go alone; race needs gcc too. The pinned tools build themselves.
-.PHONY: test race lint fmt fuzz bench cover soak ci
+# All of these need Go alone; race needs gcc too, and site Python. The pinned tools build themselves.
+.PHONY: test race lint fmt fuzz bench cover soak site ci
 
 test:
 	go test work
@@ -11,6 +11,7 @@ lint:
 	go vet work
 	.ci/tool golangci-lint run $$(go list -m -f '{{.Dir}}/...')
 	.ci/tool deadcode -test work
+	.ci/tool vale --output=line $$(git ls-files '*.md')
 
 fmt:
 	go fix work
@@ -41,6 +42,10 @@ soak:
 	go test -v -timeout 60m -run '^TestExplore$$' ./internal/core -explore.depth 13
 	MUSTER_SOAK=1 go test -v -timeout 60m -run '^TestMutants$$' ./internal/core
 	.ci/fuzz 60s
+
+# The documentation as a site, in the folder site: open site/index.html.
+site:
+	NO_MKDOCS_2_WARNING=1 $$(.ci/python site) -m mkdocs build --quiet --strict
 
 ci:
 	.ci/run

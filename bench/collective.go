@@ -34,7 +34,7 @@ func runCollective(ctx context.Context, args []string, out io.Writer) error {
 	f.Var(&o.ways, "ways", "measure only rows (VERB@WHO) that this regular expression matches")
 	f.BoolVar(&o.mpi, "mpi", true, "measure Open MPI too, if it is there")
 	f.StringVar(&o.python, "python", "python3", "measure gloo too, if this interpreter has torch; empty: do not")
-	f.StringVar(&o.zerfoo, "zerfoo", "", "measure Zerfoo too: a program that is a rank of it (docs/benchmarks.md)")
+	f.StringVar(&o.zerfoo, "zerfoo", "", "measure Zerfoo too: a program that is a rank of it (docs/explanation/benchmarks.md)")
 	f.StringVar(&o.profile, "profile", "", "folder for CPU profiles of rank 0")
 	f.BoolVar(&o.asJSON, "json", false, "print JSON")
 	if err := f.Parse(args); err != nil {
@@ -46,7 +46,7 @@ func runCollective(ctx context.Context, args []string, out io.Writer) error {
 	}
 	rep := newReport("collective", "p50 µs", "p90 µs", "mean µs", "CPU µs", "alloc B", "÷ MPI shm", "÷ MPI TCP", "÷ gloo", "÷ Zerfoo", "÷ bare", "÷ copied", "others %")
 	rep.note("%d ranks, float32; time of the slowest rank, behind a barrier of the same library; chained: of calls that follow each other, on rank 0", o.size)
-	rep.note("medians of the calmer half of %d rounds of %v; CPU of all ranks with the barrier; alloc: what one rank allocates per verb, of which the barrier is one; bare: see docs/benchmarks.md", o.rounds, o.slice)
+	rep.note("medians of the calmer half of %d rounds of %v; CPU of all ranks with the barrier; alloc: what one rank allocates per verb, of which the barrier is one; bare: see docs/explanation/benchmarks.md", o.rounds, o.slice)
 	g := &games{slice: o.slice, rounds: o.rounds}
 	stop, err := o.invite(ctx, g, rep, sizes)
 	defer stop()

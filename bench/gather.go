@@ -50,7 +50,7 @@ func runGather(ctx context.Context, args []string, out io.Writer) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(o.dir)) }()
 	rep := newReport("gather", "p50 µs", "p90 µs", "slowest rank", "CPU µs", "÷ memcpy", "÷ at once", "÷ bare", "others %")
 	rep.note("%d processes, of each so much; time on the rank that receives, behind a barrier; CPU of all ranks, with the barrier", o.size)
-	rep.note("medians of the calmer half of %d rounds of %v; memcpy: one rank's bytes, alone; at once: by all that give; bare: see docs/benchmarks.md", o.rounds, o.slice)
+	rep.note("medians of the calmer half of %d rounds of %v; memcpy: one rank's bytes, alone; at once: by all that give; bare: see docs/explanation/benchmarks.md", o.rounds, o.slice)
 	g := &games{slice: o.slice, rounds: o.rounds}
 	stop, err := o.invite(ctx, g, rep, sizes)
 	defer stop()

@@ -7,7 +7,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Where an algorithm is better than the one before, of those that Auto chooses from (docs/benchmarks.md, docs/scale.md).
+// Where an algorithm is better than the one before, of those that Auto chooses from (docs/explanation/benchmarks.md, docs/explanation/scale.md).
 const (
 	leastHalving = 128 << 10 // bytes
 	leastRing    = 2 << 20   // bytes of each rank's chunk

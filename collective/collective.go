@@ -36,7 +36,7 @@ const (
 type Algorithm uint8
 
 const (
-	// Auto is the best of them, as measured (docs/benchmarks.md), and shared memory where ranks have any.
+	// Auto is the best of them, as measured (docs/explanation/benchmarks.md), and shared memory where ranks have any.
 	Auto Algorithm = iota
 	// Ring moves each byte 2(p−1)/p times over each link, in 2(p−1) steps.
 	Ring

@@ -7,7 +7,7 @@
 //
 // Append functions append to b and return it. Parse functions return values that alias b, strings
 // included: a caller that keeps a part clones it, and must not modify b before that.
-// docs/protocol.md is the normative description; its tables have the names of this package.
+// docs/reference/protocol.md is the normative description; its tables have the names of this package.
 package wire
 
 import (
@@ -42,7 +42,7 @@ const (
 	MaxReply = 1 << 30 // bytes of a reply's body: an all-gather has the payloads of all ranks
 )
 
-// Op is the operation of a frame. Numbers are append-only; docs/protocol.md has the table.
+// Op is the operation of a frame. Numbers are append-only; docs/reference/protocol.md has the table.
 type Op uint8
 
 const (
@@ -117,7 +117,7 @@ func (o Op) Waits() bool {
 // numbers such requests, and the store carries out each number once.
 func (o Op) Numbered() bool { return o < opEnd && fields[o]&fNumber != 0 }
 
-// Code is the outcome of a call. Numbers are append-only; docs/protocol.md has the table.
+// Code is the outcome of a call. Numbers are append-only; docs/reference/protocol.md has the table.
 type Code uint16
 
 const (

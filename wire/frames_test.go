@@ -25,7 +25,7 @@ var (
 	}
 )
 
-// goldenRequests has every operation with all its fields, and its bytes as docs/protocol.md has them. Those that may be
+// goldenRequests has every operation with all its fields, and its bytes as docs/reference/protocol.md has them. Those that may be
 // numbered are there without a number; TestNumbered has the rest.
 var goldenRequests = []struct {
 	req   wire.Request

@@ -3,7 +3,7 @@ package wire
 import "time"
 
 // Request is one call, as the store carries it out. Clients, servers and engines exchange nothing
-// else. docs/protocol.md has the fields of each operation; the others are zero.
+// else. docs/reference/protocol.md has the fields of each operation; the others are zero.
 type Request struct {
 	Op      Op
 	ID      uint64 // of the call, chosen by the caller

@@ -82,10 +82,10 @@ func (w *tap) pass(from, to net.Conn) {
 	}
 }
 
-// verbsInDocs is the table of verbs in docs/protocol.md: what each rank's vote says, for root 0 of two ranks.
+// verbsInDocs is the table of verbs in docs/reference/protocol.md: what each rank's vote says, for root 0 of two ranks.
 func verbsInDocs(t *testing.T) map[string][2]string {
 	t.Helper()
-	doc, err := os.ReadFile("../../docs/protocol.md")
+	doc, err := os.ReadFile("../../docs/reference/protocol.md")
 	require.NoError(t, err)
 	_, table, ok := strings.Cut(string(doc), "| `verb` | root | root-only | want: root | want: others | payload: root | payload: others |\n|---|---|---|---|---|---|---|\n")
 	require.True(t, ok)
@@ -126,7 +126,7 @@ func kindOf(req *wire.Request) string {
 	return fmt.Sprintf("%q", b)
 }
 
-// TestTheVerbsInTheProtocol: docs/protocol.md says of every verb what ranks of Go and of Python vote.
+// TestTheVerbsInTheProtocol: docs/reference/protocol.md says of every verb what ranks of Go and of Python vote.
 func TestTheVerbsInTheProtocol(t *testing.T) {
 	docs := verbsInDocs(t)
 	ctx := bounded(t)
@@ -156,7 +156,7 @@ func TestTheVerbsInTheProtocol(t *testing.T) {
 	seq := map[string]uint64{}
 	for at, req := range w.votes() {
 		verb, c := req.Group.Verb, &req.Group
-		require.Contains(t, docs, verb, "docs/protocol.md does not have it")
+		require.Contains(t, docs, verb, "docs/reference/protocol.md does not have it")
 		got := fmt.Sprintf("root %d, only %d, want %d: %s", c.Root, map[bool]int{true: 1}[c.RootOnly], c.Want, kindOf(&req))
 		require.Equal(t, docs[verb][c.Rank], got, "%s of rank %d", verb, c.Rank)
 		require.Equal(t, map[bool]string{true: "\x00shutdown"}[verb == "shutdown"], c.Channel)
@@ -167,7 +167,7 @@ func TestTheVerbsInTheProtocol(t *testing.T) {
 		seq[key]++
 		require.Equal(t, seq[key], c.Seq, at)
 	}
-	runs := map[string]string{ // docs/protocol.md has them
+	runs := map[string]string{ // docs/reference/protocol.md has them
 		"world": `^$`, "to be split": `^$`, "to be split/pair": `^sub 1 of generation \d+, ranks 1 0$`,
 		"to be split/0": `^split 1 of generation \d+, channel ""$`, "to be split/1": `^split 1 of generation \d+, channel ""$`,
 	}

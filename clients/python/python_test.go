@@ -22,7 +22,7 @@ func TestPython(t *testing.T) {
 	require.Regexp(t, `Ran \d\d+ tests`, out)
 }
 
-// TestReadme runs the examples of the README, on a store of this test.
+// TestReadme runs the examples of the README on a store of this test.
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
@@ -36,11 +36,11 @@ func TestReadme(t *testing.T) {
 	require.Greater(t, len(regexp.MustCompile(`(?m)^ok$`).FindAllString(out, -1)), 30, out)
 }
 
-// TestReadmeWhoMayComeIn runs the lines about secrets and TLS, each on a store that wants what it shows, where the files are.
-func TestReadmeWhoMayComeIn(t *testing.T) {
+// TestReadmeAuthentication runs the lines about secrets and TLS, each on a store that requires them, in the directory of the files.
+func TestReadmeAuthentication(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	_, block, ok := strings.Cut(string(readme), "## Who may come in\n\n```python\n")
+	_, block, ok := strings.Cut(string(readme), "## Authentication\n\n```python\n")
 	require.True(t, ok)
 	block, _, _ = strings.Cut(block, "```")
 	lines := strings.Split(strings.TrimSpace(block), "\n")

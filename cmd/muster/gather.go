@@ -47,7 +47,8 @@ with a note.
 
 OUT appears when it is whole and on the disk, and nothing is left of it otherwise. One that is
 there is not overwritten unless --force says so; never if it is a file of a shard.`,
-		Example: `  muster gather -o model.safetensors --axis '*.q_proj.weight=0' --axis '*.o_proj.weight=1' rank-*.safetensors
+		Example: `  muster gather -o model.safetensors --axis '*.q_proj.weight=0' --axis '*.o_proj.weight=1' \
+    rank-*.safetensors
   muster gather -o whole.safetensors stage-0/ stage-1/
   muster gather -o one.safetensors model.safetensors.index.json   # several files become one`,
 		Args: operands("SHARD…"),

@@ -71,7 +71,8 @@ a certificate or TLS lets them in only below a prefix that is opened by name:
 Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		Example: `  muster serve
   muster serve --data /var/lib/muster
-  muster serve --etcd etcd://10.0.0.1:2379,10.0.0.2:2379/jobs --listen 10.0.0.5:7070 --secret-file secret
+  muster serve --etcd etcd://10.0.0.1:2379,10.0.0.2:2379/jobs --listen 10.0.0.5:7070 \
+    --secret-file secret
   muster serve --http 127.0.0.1:8080   # a page: who waits for whom
   muster serve --listen 127.0.0.1:0 --log-level debug
   muster serve --listen 10.0.0.5:7070 --secret-file secret

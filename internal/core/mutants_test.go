@@ -7,7 +7,7 @@ import (
 	"github.com/muster-pg/muster/internal/mutationtest"
 )
 
-// mutant is one change that breaks a rule of docs/guarantees.md.
+// mutant is one change that breaks a rule of docs/explanation/guarantees.md.
 type mutant struct {
 	name     string
 	file     string

@@ -17,7 +17,7 @@ var (
 )
 
 // TestSimulation runs whole systems over the shipped machine: a server, ranks, and a network that delays and cuts; ranks
-// that die, cancel, come late or disagree. After each step the auditor checks the properties in docs/guarantees.md.
+// that die, cancel, come late or disagree. After each step the auditor checks the properties in docs/explanation/guarantees.md.
 // A seed is a schedule: one that fails replays.
 func TestSimulation(t *testing.T) {
 	if *simSeed != 0 {

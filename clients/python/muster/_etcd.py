@@ -1,4 +1,4 @@
-"""Stores in an etcd: which process leads one, as etcd knows it (docs/etcd.md). etcd is asked over HTTP, through its JSON gateway."""
+"""Stores in an etcd: which process leads one, as etcd knows it (docs/guides/high-availability.md). etcd is asked over HTTP, through its JSON gateway."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The protocol as bytes: no sockets, locks or clocks.
 
-docs/protocol.md is the normative description; the names are its names. Integers are
+docs/reference/protocol.md is the normative description; the names are its names. Integers are
 little-endian, durations are in nanoseconds.
 """
 
@@ -150,7 +150,7 @@ class Contribution:
 
 @dataclass
 class Request:
-    """One call. Which fields an operation has is a table of docs/protocol.md."""
+    """One call. Which fields an operation has is a table of docs/reference/protocol.md."""
 
     op: Op
     id: int = 0

@@ -1,0 +1,179 @@
+package main_test
+
+import (
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	muster "github.com/muster-pg/muster/cmd/muster"
+)
+
+const commandReference = "../../docs/reference/cli.md"
+
+// TestCommandReference compares docs/reference/cli.md with the commands' help.
+func TestCommandReference(t *testing.T) {
+	t.Parallel()
+	want := reference(muster.NewRoot())
+	if f := flag.Lookup("update"); f != nil && f.Value.String() == "true" { // a flag of teatest
+		if err := os.WriteFile(commandReference, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(commandReference)
+	if err != nil || string(got) != want {
+		t.Errorf("docs/reference/cli.md is not up to date (%v): go test ./cmd/muster -run TestCommandReference -update", err)
+	}
+}
+
+// reference is a page with each command of root.
+func reference(root *cobra.Command) string {
+	var b strings.Builder
+	b.WriteString("# Command line\n\n`go test ./cmd/muster -run TestCommandReference -update` writes this page from the commands' help.\n" +
+		"[Configuration](configuration.md) has the environment variables, URLs and exit codes.\n\n| command | |\n|---|---|\n")
+	var commands []*cobra.Command
+	for _, g := range root.Groups() {
+		for _, c := range root.Commands() {
+			if c.GroupID == g.ID && c.Name() != "help" && c.Name() != "completion" {
+				commands = append(commands, c)
+			}
+		}
+	}
+	for _, c := range commands {
+		fmt.Fprintf(&b, "| [muster %s](#muster-%s) | %s |\n", c.Name(), c.Name(), strings.ReplaceAll(c.Short, "|", `\|`))
+	}
+	for _, c := range commands {
+		c.InitDefaultHelpFlag()
+		fmt.Fprintf(&b, "\n## muster %s\n\n```\n%s\n```\n\n", c.Name(), c.UseLine())
+		text := c.Long
+		if text == "" {
+			text = c.Short + "."
+		}
+		fmt.Fprintf(&b, "```text\n%s\n```\n\n```sh\n%s\n```\n\n", text, strings.TrimSpace(strings.ReplaceAll(c.Example, "\n  ", "\n")))
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Hidden || f.Name == "help" {
+				return
+			}
+			b.WriteString(wrapped(flagLine(f)))
+		})
+	}
+	return strings.TrimRight(b.String(), "\n") + "\n"
+}
+
+// flagLine is an item of a list about f.
+func flagLine(f *pflag.Flag) string {
+	kind, usage := pflag.UnquoteUsage(f)
+	name := "--" + f.Name
+	if f.Shorthand != "" {
+		name = "-" + f.Shorthand + ", " + name
+	}
+	line := "- `" + strings.TrimSpace(name+" "+kind) + "`: " + usage
+	switch f.DefValue {
+	case "", "0", "0s", "false", "[]":
+		return line
+	}
+	return line + " (default `" + strings.Trim(f.DefValue, "[]") + "`)"
+}
+
+// wrapped is an item of a list in lines of 100 columns.
+func wrapped(item string) string {
+	var b strings.Builder
+	line := ""
+	for _, w := range strings.Fields(item) {
+		if line != "" && len([]rune(line))+1+len([]rune(w)) > 100 {
+			b.WriteString(line + "\n")
+			line = " "
+		}
+		if line != "" {
+			line += " "
+		}
+		line += w
+	}
+	return b.String() + line + "\n"
+}
+
+var (
+	shellBlock = regexp.MustCompile("(?ms)^```sh\n(.*?)^```")
+	program    = regexp.MustCompile("(?ms)^```go\n(package main\n.*?)^```")
+	invocation = regexp.MustCompile(`(?:^|[\s;(|])(?:/tmp/)?muster ([a-z]+)([^\n#;|&>)]*)`)
+)
+
+// TestCommandsOfTheDocs parses each call of muster in the shell blocks of README.md and docs/: the command exists, and has the flags.
+func TestCommandsOfTheDocs(t *testing.T) {
+	t.Parallel()
+	calls := 0
+	err := fs.WalkDir(os.DirFS("../.."), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() && name != "." && strings.HasPrefix(d.Name(), ".") {
+			return fs.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(name, ".md") || name == "CHANGELOG.md" {
+			return nil
+		}
+		text, err := os.ReadFile(filepath.Join("../..", name))
+		for _, block := range shellBlock.FindAllStringSubmatch(string(text), -1) {
+			for _, m := range invocation.FindAllStringSubmatch(strings.ReplaceAll(block[1], "\\\n", " "), -1) {
+				calls++
+				checkCall(t, name, m[1], strings.Fields(m[2]))
+			}
+		}
+		return err
+	})
+	if err != nil || calls < 50 {
+		t.Errorf("%d calls were found: %v", calls, err)
+	}
+}
+
+func checkCall(t *testing.T, file, name string, args []string) {
+	t.Helper()
+	c, _, err := muster.NewRoot().Find([]string{name})
+	if err != nil {
+		t.Errorf("%s calls muster %s: %v", file, name, err)
+		return
+	}
+	c.InitDefaultHelpFlag()
+	for _, a := range args {
+		flag, _, _ := strings.Cut(a, "=")
+		switch {
+		case a == "--":
+			return
+		case strings.HasPrefix(flag, "--") && c.Flags().Lookup(flag[2:]) == nil,
+			len(flag) == 2 && flag[0] == '-' && flag != "-1" && c.Flags().ShorthandLookup(flag[1:]) == nil:
+			t.Errorf("%s calls muster %s with %s, which it does not have", file, name, flag)
+		}
+	}
+}
+
+// TestGettingStarted runs the program of docs/getting-started.md as its text says, and compares the output.
+func TestGettingStarted(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/getting-started.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := program.FindStringSubmatch(string(page))
+	if m == nil {
+		t.Fatal("the page has no program")
+	}
+	dir := t.TempDir()
+	source, exe := filepath.Join(dir, "main.go"), filepath.Join(dir, "train")
+	if err := os.WriteFile(source, []byte(m[1]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", exe, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	r := run(t, "run", "-n", "4", "--", exe)
+	_, want, _ := strings.Cut(string(page), "$ muster run -n 4 -- train/train\n")
+	want, _, _ = strings.Cut(want, "```")
+	if r.code != 0 || r.stdout != want {
+		t.Errorf("%+v, want %q", r, want)
+	}
+}

@@ -1,0 +1,216 @@
+// Package docs_test has the Go code that README.md and docs/ show, so that it is compiled.
+package docs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net/http"
+	"time"
+
+	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/coordinator"
+	"github.com/muster-pg/muster/gather"
+	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/pgroup"
+	"github.com/muster-pg/muster/pgroup/vllm"
+	"github.com/muster-pg/muster/status/metrics"
+	"github.com/muster-pg/muster/store"
+	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/store/torchstore"
+	"github.com/muster-pg/muster/strategy"
+	"github.com/muster-pg/muster/tensor"
+	"github.com/muster-pg/muster/trace/prom"
+	"github.com/muster-pg/muster/wire"
+)
+
+var _ = []any{
+	handleAFailure, withoutALauncher, groupsWithinTheJob, aStoreInMemory, overEtcd, onlyHosts, aStoreOfPython, rankZeroOfVLLM,
+	anotherRankOfVLLM, gatherConfigs, averageGradients, elastic, numbers, records, drive,
+}
+
+func handleAFailure(ctx context.Context, g *pgroup.Group) error {
+	err := g.Barrier(ctx)
+	if re, ok := errors.AsType[*pgroup.RankError](err); ok && errors.Is(err, pgroup.ErrLost) {
+		log.Print(re.Lost)       // [2], on every rank
+		g2, err := g.Shrink(ctx) // the survivors, as ranks 0 to Size-2
+		if err != nil {
+			return err
+		}
+		g = g2
+	}
+	return g.Close()
+}
+
+func withoutALauncher(ctx context.Context, rank, size int) (*pgroup.Group, error) {
+	g, err := pgroup.Create(ctx, pgroup.Config{Rank: rank, Size: size, Address: "10.0.0.5:29500"})
+	return g, err
+}
+
+func groupsWithinTheJob(ctx context.Context, g *pgroup.Group) error {
+	pair, err := g.Sub(ctx, "pair", 0, 3) // called by ranks 0 and 3 only
+	if err != nil {
+		return err
+	}
+	half, err := g.Split(ctx, g.Rank()%2, g.Rank()) // called by all ranks
+	return errors.Join(pair.Close(), half.Close(), err)
+}
+
+func aStoreInMemory() {
+	s := store.New(new(store.Memory))
+	defer s.Close()
+}
+
+func overEtcd(ctx context.Context, rank, size int) (*pgroup.Group, error) {
+	schemes := store.Builtin()
+	schemes["etcd"], schemes["etcds"] = etcdlog.Open, etcdlog.Open
+	g, err := pgroup.Create(ctx, pgroup.Config{
+		Address: "etcd://etcd-1:2379/jobs", Schemes: schemes, Rank: rank, Size: size,
+	})
+	return g, err
+}
+
+func onlyHosts() *store.Server {
+	srv := &store.Server{Engine: new(store.Memory), Protocols: []store.Protocol{&torchstore.Protocol{}}}
+	return srv
+}
+
+func aStoreOfPython(ctx context.Context) (*store.Store, error) {
+	schemes := store.Builtin()
+	schemes["tcp"] = torchstore.Open
+	s, err := schemes.Open(ctx, "tcp://10.0.0.1:29500?join=true")
+	return s, err
+}
+
+func rankZeroOfVLLM(ctx context.Context) error {
+	l, err := store.Listen(ctx, "127.0.0.1:29500")
+	if err != nil {
+		return err
+	}
+	engine := new(store.Memory)
+	torch := &torchstore.Protocol{
+		TTL: []torchstore.Rule{{Prefix: "", TTL: time.Hour}}, // keys that Python sets expire
+		// Python ranks detect failed Python ranks by these keys.
+		Ranks: []string{"broadcast_from/{rank}/*", "broadcast_tensor/{rank}/*"},
+	}
+	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{torch}}
+	go func() { log.Print(srv.Serve(l)) }()
+	// Join returns when all 4 ranks have joined.
+	g, err := vllm.Join(ctx, vllm.Config{Rank: 0, Size: 4, Store: store.New(engine)})
+	return errors.Join(g.Close(), err)
+}
+
+func anotherRankOfVLLM(ctx context.Context) error {
+	// Without Options.Join: vllm.Join counts this rank.
+	c, err := torchstore.Dial(ctx, "127.0.0.1:29500", nil)
+	if err != nil {
+		return err
+	}
+	g, err := vllm.Join(ctx, vllm.Config{Rank: 1, Size: 4, Store: store.New(c)})
+	return errors.Join(g.Close(), err)
+}
+
+type Layer struct {
+	Name   string
+	Weight *tensor.Tensor
+}
+
+func gatherConfigs(ctx context.Context, g *pgroup.Group, w *tensor.Tensor) error {
+	ga, err := gather.Open(ctx, g, nil) // on every rank; it keeps connections and memory segments
+	if err != nil {
+		return err
+	}
+	defer ga.Close()
+	ranks := []int{2, 0, 3} // rank 2 receives
+	res, err := gather.Configs(ctx, ga, ranks, &Layer{Name: "q_proj", Weight: w})
+	if err != nil {
+		return err
+	}
+	defer res.Release()
+	for rank, layer := range res.Present() { // on rank 2, in the order of the list
+		fmt.Println(rank, layer.Name)
+	}
+	return nil
+}
+
+func averageGradients(ctx context.Context, g *pgroup.Group, grads []float32, params, byName map[string]*tensor.Tensor) error {
+	err := averageSlices(ctx, g, grads)
+	if err != nil {
+		return err
+	}
+	return averageModel(ctx, g, params, byName)
+}
+
+func averageSlices(ctx context.Context, g *pgroup.Group, grads []float32) error {
+	c, err := collective.Open(ctx, g, nil) // on every rank: shared memory on a host, TCP between hosts
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	err = collective.AllReduce(ctx, c, collective.Avg, grads) // []float32, in place; any number type
+	return err
+}
+
+func averageModel(ctx context.Context, g *pgroup.Group, params, grads map[string]*tensor.Tensor) error {
+	c, err := collective.Open(ctx, g, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	s := strategy.New(c, nil)
+	err = s.BroadcastTensors(ctx, 0, params)
+	if err != nil {
+		return err
+	}
+	err = s.AllReduceGradients(ctx, grads) // map[string]*tensor.Tensor
+	return err
+}
+
+func elastic(ctx context.Context, s *store.Store, host, addr string, train func(context.Context, *pgroup.Group) error) error {
+	config := coordinator.Config{Job: "train", ID: host, Addr: addr, Min: 2, Max: 8}
+	m, err := coordinator.Join(ctx, s, config)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	for {
+		view, err := m.Next(ctx) // returns when there are enough workers
+		if err != nil {
+			return err
+		}
+		g, err := pgroup.Create(view.Context(ctx), view.Config())
+		if err == nil {
+			err = train(view.Context(ctx), g)
+		}
+		if err == nil {
+			return m.Leave(ctx)
+		}
+		if !view.Over(err) { // a failure of the program itself
+			return err
+		}
+	}
+}
+
+func numbers(s *store.Store, cfg pgroup.Config) error {
+	sink, err := prom.New(nil, nil) // muster/trace/prom: counts what this process's ranks do
+	if err != nil {
+		return err
+	}
+	cfg.Trace = sink                                      // wherever a Config has a Sink
+	http.Handle("GET /metrics", metrics.Handler(s, sink)) // muster/status/metrics
+	return nil
+}
+
+func records(g *pgroup.Group, loss float64) {
+	g.Logger().Info("epoch", "loss", loss) // … group=train generation=7 rank=3 seq=4711 loss=0.31
+}
+
+func drive(m *core.Machine, now core.Time, session uint64, req wire.Request, rep wire.Reply, send func(any)) (bool, core.Time, bool) {
+	answered := m.Apply(now, session, &req, &rep) // rep is the answer, or it follows later
+	for _, e := range m.Effects() {               // answers to calls that were waiting
+		send(e)
+	}
+	at, armed := m.Next() // call Tick then
+	return answered, at, armed
+}

@@ -1,0 +1,165 @@
+package archtest
+
+import (
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+)
+
+// maxColumns is the length of the longest line of Markdown that is not a row of a table.
+const maxColumns = 100
+
+// A page is one Markdown file.
+type page struct {
+	path    string // from the root of the repository, with slashes
+	lines   []string
+	code    []bool // for each line: it is in a block of code
+	anchors map[string]bool
+}
+
+var (
+	link     = regexp.MustCompile(`!?\[[^\]]*\]\(([^)\s]+)\)`)
+	codeSpan = regexp.MustCompile("`[^`]*`")
+	named    = regexp.MustCompile("`((?:Test|Fuzz|Benchmark)[A-Z0-9]\\w*)[`/]")
+	declared = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
+)
+
+// TestDocsLines limits the length of lines in Markdown files. A row of a table cannot wrap.
+func TestDocsLines(t *testing.T) {
+	for _, p := range pages(t) {
+		for i, l := range p.lines {
+			if n := utf8.RuneCountInString(l); n > maxColumns && !strings.HasPrefix(l, "|") {
+				t.Errorf("%s:%d has %d columns, more than %d", p.path, i+1, n, maxColumns)
+			}
+		}
+	}
+}
+
+// TestDocsLinks resolves relative links of Markdown files: the file exists, and it has the anchor.
+func TestDocsLinks(t *testing.T) {
+	byPath := map[string]page{}
+	for _, p := range pages(t) {
+		byPath[p.path] = p
+	}
+	for _, p := range byPath {
+		text := p.prose()
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			file, anchor, _ := strings.Cut(m[1], "#")
+			if strings.Contains(file, "://") {
+				continue
+			}
+			to := p.path
+			if file != "" {
+				to = path.Join(path.Dir(p.path), file)
+			}
+			if _, err := os.Stat(filepath.Join("../..", to)); err != nil {
+				t.Errorf("%s links to %s, which does not exist", p.path, to)
+				continue
+			}
+			if target, ok := byPath[to]; anchor != "" && (!ok || !target.anchors[anchor]) {
+				t.Errorf("%s links to %s, which has no heading #%s", p.path, to, anchor)
+			}
+		}
+	}
+}
+
+// TestDocsNameTests requires that each test that a Markdown file names in code exists. A name that ends in … is a prefix of several.
+func TestDocsNameTests(t *testing.T) {
+	exists := map[string]bool{}
+	walk(t, "_test.go", func(_, text string) {
+		for _, m := range declared.FindAllStringSubmatch(text, -1) {
+			exists[m[1]] = true
+		}
+	})
+	for _, p := range pages(t) {
+		if p.path == "CHANGELOG.md" {
+			continue // it names tests as they were
+		}
+		for i, l := range p.lines {
+			for _, m := range named.FindAllStringSubmatch(l, -1) {
+				if !exists[m[1]] {
+					t.Errorf("%s:%d names %s, which does not exist", p.path, i+1, m[1])
+				}
+			}
+		}
+	}
+}
+
+// prose is the text of p without its code; line ends are spaces, since the text of a link may wrap.
+func (p page) prose() string {
+	var b strings.Builder
+	for i, l := range p.lines {
+		if !p.code[i] {
+			b.WriteString(l + " ")
+		}
+	}
+	return codeSpan.ReplaceAllString(b.String(), "`x`")
+}
+
+// pages returns all Markdown files of the repository.
+func pages(t *testing.T) (all []page) {
+	t.Helper()
+	walk(t, ".md", func(name, text string) {
+		p := page{path: name, lines: strings.Split(text, "\n"), anchors: map[string]bool{}}
+		code := false
+		for _, l := range p.lines {
+			fence := strings.HasPrefix(strings.TrimSpace(l), "```")
+			p.code = append(p.code, code || fence)
+			if fence {
+				code = !code
+			}
+			if title := strings.TrimLeft(l, "#"); !code && title != l && strings.HasPrefix(title, " ") {
+				p.anchors[slug(title)] = true
+			}
+		}
+		if code {
+			t.Errorf("%s ends in a block of code", name)
+		}
+		all = append(all, p)
+	})
+	if len(all) == 0 {
+		t.Error("no Markdown file was found")
+	}
+	return all
+}
+
+// slug is the anchor that GitHub and MkDocs make of a heading.
+func slug(title string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == ' ':
+			return '-'
+		case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+			return unicode.ToLower(r)
+		}
+		return -1
+	}, strings.TrimSpace(title))
+}
+
+// walk calls f with each file of the repository whose name ends in suffix.
+func walk(t *testing.T, suffix string, f func(name, text string)) {
+	t.Helper()
+	root := os.DirFS("../..")
+	err := fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && name != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules" || d.Name() == "site"):
+			return fs.SkipDir
+		case d.IsDir() || !strings.HasSuffix(name, suffix):
+			return nil
+		}
+		text, err := fs.ReadFile(root, name)
+		f(name, string(text))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
