@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/collective"
-	"github.com/muster-pg/muster/coordinator"
 	"github.com/muster-pg/muster/gather"
 	"github.com/muster-pg/muster/internal/core"
+	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/pgroup/vllm"
 	"github.com/muster-pg/muster/status/metrics"
@@ -168,8 +168,8 @@ func averageModel(ctx context.Context, g *pgroup.Group, params, grads map[string
 }
 
 func elastic(ctx context.Context, s *store.Store, host, addr string, train func(context.Context, *pgroup.Group) error) error {
-	config := coordinator.Config{Job: "train", ID: host, Addr: addr, Min: 2, Max: 8}
-	m, err := coordinator.Join(ctx, s, config)
+	config := membership.Config{Job: "train", ID: host, Addr: addr, Min: 2, Max: 8}
+	m, err := membership.Join(ctx, s, config)
 	if err != nil {
 		return err
 	}
