@@ -13,7 +13,7 @@ import (
 )
 
 // patience bounds the runs of tests that fail.
-const patience = 30 * time.Second
+const opTimeout = 30 * time.Second
 
 // wanted is set for the tests of this file, which fail: they run only when a test of the other file asks.
 const wanted = "PGROUPTEST_FAIL"

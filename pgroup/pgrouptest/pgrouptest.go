@@ -27,9 +27,10 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Run runs f on n ranks in this process, one goroutine each, as subtests "rank=0" and so on. A
-// rank that fails or panics aborts the group, and so the others, with its message. A rank that does not return within 2 s
-// of that, or 5 s before the time of the test binary ends, fails with the stacks of the goroutines that run f, and is not waited for: a goroutine cannot be ended.
+// Run runs f on n ranks in this process, one goroutine each, as subtests "rank=0" and so on. A rank
+// that fails or panics aborts the group with its message. A rank that does not return within 2 s of
+// that, or 5 s before the test binary's timeout, fails with the stacks of the goroutines that run
+// f. It is not waited for, as a goroutine cannot be ended.
 func Run(t *testing.T, n int, f func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	meet := store.New(new(store.Memory))
@@ -37,15 +38,15 @@ func Run(t *testing.T, n int, f func(t *testing.T, g *pgroup.Group)) {
 	hung, ended := context.WithCancel(t.Context())
 	defer ended()
 	if at, ok := t.Deadline(); ok {
-		defer time.AfterFunc(time.Until(at)-margin, ended).Stop()
+		defer time.AfterFunc(time.Until(at)-reportMargin, ended).Stop()
 	}
-	failed := sync.OnceFunc(func() { time.AfterFunc(returnTime, ended) })
+	failed := sync.OnceFunc(func() { time.AfterFunc(returnTimeout, ended) })
 	var ranks sync.WaitGroup
 	for rank := range n {
 		ranks.Go(func() {
 			t.Run(fmt.Sprintf("rank=%d", rank), func(t *testing.T) {
 				g, err := pgroup.Create(t.Context(), pgroup.Config{
-					Name: t.Name()[:len(t.Name())-len(fmt.Sprintf("/rank=%d", rank))], Rank: rank, Size: n, Store: meet, Timeout: patience(t),
+					Name: t.Name()[:len(t.Name())-len(fmt.Sprintf("/rank=%d", rank))], Rank: rank, Size: n, Store: meet, Timeout: opTimeout(t),
 				})
 				if err != nil {
 					t.Fatal(err)
@@ -54,12 +55,12 @@ func Run(t *testing.T, n int, f func(t *testing.T, g *pgroup.Group)) {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					play(t, g, f, failed, func() bool { return hung.Err() != nil })
+					runRank(t, g, f, failed, func() bool { return hung.Err() != nil })
 				}()
 				select {
 				case <-done:
 				case <-hung.Done():
-					t.Errorf("this rank has not returned; the goroutines of all ranks that have not:\n%s", playing())
+					t.Errorf("this rank has not returned; the goroutines of all ranks that have not:\n%s", rankStacks())
 				}
 			})
 		})
@@ -67,15 +68,15 @@ func Run(t *testing.T, n int, f func(t *testing.T, g *pgroup.Group)) {
 	ranks.Wait()
 }
 
-// returnTime is how long the other ranks have to return after one has failed.
-const returnTime = 2 * time.Second
+// returnTimeout is how long the other ranks have to return after one has failed.
+const returnTimeout = 2 * time.Second
 
-// playing is the stacks of the goroutines that run a rank.
-func playing() []byte {
+// rankStacks returns the stacks of the goroutines that run a rank.
+func rankStacks() []byte {
 	all := make([]byte, 1<<20)
 	var of [][]byte
 	for stack := range bytes.SplitSeq(all[:runtime.Stack(all, true)], []byte("\n\n")) {
-		if bytes.Contains(stack, []byte("pgrouptest.play(")) {
+		if bytes.Contains(stack, []byte("pgrouptest.runRank(")) {
 			of = append(of, stack)
 		}
 	}
@@ -88,8 +89,9 @@ func Procs(t *testing.T, n int, f func(t *testing.T, g *pgroup.Group)) {
 	Job{N: n}.Run(t, f)
 }
 
-// play runs f as one rank. However it fails, the others get an error, after failed was called. given reports that the rank is not waited for any more.
-func play(t *testing.T, g *pgroup.Group, f func(t *testing.T, g *pgroup.Group), failed func(), given func() bool) {
+// runRank runs f as one rank. However f fails, failed is called and the group is aborted. given
+// reports that the test does not wait for the rank any more.
+func runRank(t *testing.T, g *pgroup.Group, f func(t *testing.T, g *pgroup.Group), failed func(), given func() bool) {
 	defer func() { // also when f ends its goroutine, as t.Fatal does
 		p := recover()
 		if given() { // t has ended without it: it must not be used any more
@@ -106,16 +108,17 @@ func play(t *testing.T, g *pgroup.Group, f func(t *testing.T, g *pgroup.Group), 
 	f(t, g)
 }
 
-// margin is how long before the end of the test binary's time a test ends by itself, with a word on why.
-const margin = 5 * time.Second
+// reportMargin is how long before the timeout of the test binary a test ends by itself, to report
+// why.
+const reportMargin = 5 * time.Second
 
-// patience is how long a verb without a deadline waits: no longer than the test binary lives, and no longer than
-// somebody looks at a test that hangs.
-func patience(t *testing.T) time.Duration {
+// opTimeout returns the timeout of an operation without a deadline: at most a minute, and less if
+// the test binary ends before.
+func opTimeout(t *testing.T) time.Duration {
 	const most = time.Minute
 	at, ok := t.Deadline()
 	if !ok {
 		return most
 	}
-	return max(min(most, time.Until(at)-margin), time.Second)
+	return max(min(most, time.Until(at)-reportMargin), time.Second)
 }

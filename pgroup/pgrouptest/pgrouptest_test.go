@@ -77,7 +77,7 @@ func wantLost(t *testing.T, err error, rank int) {
 // failing runs this test binary again with one of the tests below, which fail, and returns what it printed.
 func failing(t *testing.T, name string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), opTimeout)
 	defer cancel()
 	out, err := command(ctx, name).CombinedOutput()
 	if err == nil {

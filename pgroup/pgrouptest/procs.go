@@ -25,41 +25,42 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Job is n ranks that are processes: the test binary again, with -test.run of the test's name. No
-// TestMain is needed. What stands before Run in the test function runs in every rank too; what stands
-// behind it runs in the test alone.
+// Job is n ranks that are processes: the test binary again, with -test.run of the test's name. It
+// needs no TestMain. Code before Run in the test function runs in each rank too; code after it runs
+// in the test alone.
 type Job struct {
 	N          int
-	Env        []string      // added to each rank's environment; MUSTER_RUN is pgroup.Config.Run
-	Hosts      []string      // one a rank: plays several nodes
-	MayFail    []int         // ranks whose death is part of the test
-	Rank0Hosts bool          // the store, as in most jobs; otherwise the test does
-	Timeout    time.Duration // of the whole job; default a minute, and no longer than the test binary lives
+	Env        []string      // added to the environment of each rank; MUSTER_RUN is pgroup.Config.Run
+	Hosts      []string      // one for each rank: simulates several nodes
+	MayFail    []int         // ranks that the test ends
+	Rank0Hosts bool          // rank 0 hosts the store, as in most jobs; otherwise the test does
+	Timeout    time.Duration // of the whole job; default a minute, and at most that of the test binary
 
-	LivenessTimeout time.Duration // as in pgroup.Config: until a rank that is stopped is lost
+	LivenessTimeout time.Duration // as in pgroup.Config
 }
 
-// What a rank is told by its environment.
+// Environment variables of a rank.
 const (
-	envCall  = "MUSTER_TEST_CALL" // name of the test, and which call of Run in it
-	envRank  = "MUSTER_TEST_RANK"
-	envStore = "MUSTER_TEST_STORE" // where the ranks meet
-	envLeft  = "MUSTER_TEST_PATIENCE"
+	envCall    = "MUSTER_TEST_CALL" // name of the test, and the number of the call of Run in it
+	envRank    = "MUSTER_TEST_RANK"
+	envStore   = "MUSTER_TEST_STORE" // store of the test
+	envTimeout = "MUSTER_TEST_TIMEOUT"
 )
 
-// tethered ranks listen for the test's end, with a goroutine that their own checks for leaks would find. On
-// Linux the kernel ends them.
-const tethered = runtime.GOOS != "linux"
+// useTether reports whether ranks watch a pipe for the end of the test, by a goroutine that their
+// own leak checks would find. On Linux the kernel ends them.
+const useTether = runtime.GOOS != "linux"
 
-// calls counts the calls of Run by test: a rank runs the one that it was started for.
+// calls counts the calls of Run by test: a rank runs the call that it was started for.
 var calls = struct {
 	sync.Mutex
 	made map[string]int
 }{made: map[string]int{}}
 
-// Run runs f on j.N processes, and fails t if one of them fails. The first rank that fails ends the others, and its output is printed
-// first; with -v all output is printed as it comes. If the job does not end in time, the error names the ranks that the others wait for,
-// and the output has the stacks of all goroutines of every rank.
+// Run runs f on j.N processes, and fails t if one of them fails. The first rank that fails ends the
+// others, and its output is printed first; with -v all output is printed as it comes. If the job
+// does not end in time, the error names the ranks that the others wait for, and the output has the
+// stacks of all goroutines of all ranks.
 func (j Job) Run(t *testing.T, f func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	calls.Lock()
@@ -74,7 +75,7 @@ func (j Job) Run(t *testing.T, f func(t *testing.T, g *pgroup.Group)) {
 	}
 }
 
-// start is the test's side: it starts the ranks and waits for them.
+// start starts the ranks and waits for them; the test process calls it.
 func (j Job) start(t *testing.T, call string) {
 	t.Helper()
 	if j.N < 1 || len(j.Hosts) > 0 && len(j.Hosts) != j.N {
@@ -88,18 +89,18 @@ func (j Job) start(t *testing.T, call string) {
 	defer stop()
 	limit := j.Timeout
 	if limit == 0 {
-		limit = patience(t)
+		limit = opTimeout(t)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	out := newTranscript(t.Output(), j.N, testing.Verbose())
 	var dumping atomic.Bool // from here on ranks end because they were asked for their stacks
 	job, err := launch.Start(ctx, launch.Spec{
-		N: j.N, Path: self, Args: arguments(t, limit), Output: out, Tether: tethered, Grace: time.Second, Prefix: prefix,
+		N: j.N, Path: self, Args: arguments(t, limit), Output: out, Tether: useTether, Grace: time.Second, Prefix: prefix,
 		MayFail: func(rank int) bool { return dumping.Load() || slices.Contains(j.MayFail, rank) },
 		Env: func(rank int) []string {
 			// The race detector would make each rank linger for a second at its end.
-			return append(slices.Clone(j.Env), "GORACE=atexit_sleep_ms=0", envCall+"="+call, envRank+"="+strconv.Itoa(rank), envStore+"="+addr, envLeft+"="+(limit+dumpTime).String()) // a hang is the job's, before a verb times out
+			return append(slices.Clone(j.Env), "GORACE=atexit_sleep_ms=0", envCall+"="+call, envRank+"="+strconv.Itoa(rank), envStore+"="+addr, envTimeout+"="+(limit+dumpTimeout).String()) // the job times out before an operation does
 		},
 	})
 	if err != nil {
@@ -114,7 +115,7 @@ func (j Job) start(t *testing.T, call string) {
 		job.Signal(syscall.SIGQUIT) // the Go runtime prints the stacks of all goroutines, and exits
 		select {
 		case <-job.Done():
-		case <-time.After(dumpTime):
+		case <-time.After(dumpTimeout):
 		}
 		cancel(why)
 		<-job.Done()
@@ -137,10 +138,10 @@ func (j Job) start(t *testing.T, call string) {
 	}
 }
 
-// dumpTime is how long ranks may take to print their stacks.
-const dumpTime = 3 * time.Second
+// dumpTimeout is how long ranks may take to print their stacks.
+const dumpTimeout = 3 * time.Second
 
-// blame names the ranks that others wait for, and which wait in no call themselves.
+// blame names the ranks that others wait for, and that wait in no call themselves.
 func (j Job) blame(ctx context.Context, meet *store.Store) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -173,7 +174,7 @@ const (
 	keyAddress = "address"
 )
 
-// serve is the store in which the ranks find each other.
+// serve starts the store of the job in this process.
 func serve(t *testing.T) (meet *store.Store, addr string, stop func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -191,17 +192,19 @@ func serve(t *testing.T) (meet *store.Store, addr string, stop func()) {
 	}
 }
 
-// arguments make the test binary run t alone. Coverage is not passed on: the ranks would write over each other's.
+// arguments returns the arguments with which the test binary runs t alone. Coverage is not passed
+// on: the ranks would overwrite each other's files.
 func arguments(t *testing.T, limit time.Duration) []string {
 	parts := strings.Split(t.Name(), "/")
 	for i, p := range parts {
 		parts[i] = "^" + regexp.QuoteMeta(p) + "$"
 	}
 	// With -test.v a failure is printed when it happens, and not when its test ends: by then the rank may have been ended.
-	return []string{"-test.run=" + strings.Join(parts, "/"), "-test.count=1", "-test.timeout=" + (limit + dumpTime + margin).String(), "-test.v"}
+	return []string{"-test.run=" + strings.Join(parts, "/"), "-test.count=1", "-test.timeout=" + (limit + dumpTimeout + reportMargin).String(), "-test.v"}
 }
 
-// rank is a rank's side. The test ends with it: what stands behind Run is not the rank's.
+// rank runs f as a rank; a rank's process calls it. The test ends with it: code after Run does not
+// run in a rank.
 func (j Job) rank(t *testing.T, f func(t *testing.T, g *pgroup.Group)) {
 	t.Helper()
 	launch.ExitWithParent()
@@ -209,7 +212,7 @@ func (j Job) rank(t *testing.T, f func(t *testing.T, g *pgroup.Group)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left, err := time.ParseDuration(os.Getenv(envLeft))
+	left, err := time.ParseDuration(os.Getenv(envTimeout))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,17 +239,18 @@ func (j Job) join(t *testing.T, c pgroup.Config, f func(t *testing.T, g *pgroup.
 		t.Fatal(err)
 	}
 	defer func() { _ = g.Close() }()
-	play(t, g, f, func() {
+	runRank(t, g, f, func() {
 		_, _ = meet.Append(context.WithoutCancel(t.Context()), keyFailed, []byte(strconv.Itoa(c.Rank)+" "))
 	}, func() bool { return false })
 	if j.Rank0Hosts && !t.Failed() { // the others still need rank 0
-		ctx, cancel := context.WithTimeout(t.Context(), margin)
+		ctx, cancel := context.WithTimeout(t.Context(), reportMargin)
 		defer cancel()
 		_ = g.Shutdown(ctx) // fails where a rank's death was the test
 	}
 }
 
-// place is where the group meets. A port that rank 0 has chosen is told through the test's store.
+// place sets where the group meets. Rank 0 publishes the port that it has chosen in the test's
+// store.
 func (j Job) place(ctx context.Context, meet *store.Store, c *pgroup.Config) error {
 	if !j.Rank0Hosts {
 		c.Address = "muster://" + os.Getenv(envStore)

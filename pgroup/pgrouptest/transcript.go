@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// transcript is what the ranks of a job print. With -v it is passed on as it comes; otherwise it is kept, and printed
-// at the end with the culprit's lines first.
+// transcript collects what the ranks of a job print. With -v it passes lines on as they come;
+// otherwise it keeps them, and prints those of the culprit first at the end.
 type transcript struct {
 	to      io.Writer
 	verbose bool
@@ -19,20 +19,20 @@ type transcript struct {
 	ranks []bytes.Buffer
 }
 
-// mostKept bounds what is kept of one rank, in bytes: its beginning.
+// mostKept bounds what is kept of one rank, in bytes, from its beginning.
 const mostKept = 1 << 20
 
 func newTranscript(to io.Writer, n int, verbose bool) *transcript {
 	return &transcript{to: to, verbose: verbose, ranks: make([]bytes.Buffer, n)}
 }
 
-// prefix is what the lines of a rank begin with.
+// prefix returns the prefix of the lines of a rank.
 func prefix(rank int) string { return "[" + strconv.Itoa(rank) + "] " }
 
-// chatter is what every test binary prints when nothing is wrong.
+// chatter matches what every test binary prints when nothing is wrong.
 var chatter = regexp.MustCompile(`^\[\d+\] +(PASS|=== .*|--- SKIP: .*|\S*pgrouptest\S*: *)\n$`)
 
-// Write gets whole lines of one rank.
+// Write takes whole lines of one rank.
 func (x *transcript) Write(b []byte) (int, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -57,7 +57,8 @@ func rankOf(line []byte) (rank int, ok bool) {
 	return rank, err == nil
 }
 
-// print writes what was kept: the culprit's lines, if there is one, and then the others' in the order of ranks.
+// print writes what was kept: the lines of the culprit, if there is one, and then those of the
+// others in the order of ranks.
 func (x *transcript) print(culprit int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

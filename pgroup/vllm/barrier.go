@@ -14,42 +14,44 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// barrier is one Barrier, by its ID, as ranks of Go do it. The first of them to set rank 0's departure decides for all: that everybody
-// came, or why not. That key is set by rank 0 in any case, and deleted by it, be it of Go or of Python.
+// barrier is one Barrier of Go ranks. The first of them that sets the departure key of rank 0
+// decides the result for all of them: success, or why not. Rank 0, Go or Python, sets that key in
+// any case, and deletes it.
 type barrier struct {
 	*call
 	id string
-	n  uint64 // of rank 0's broadcast that has the ID; it is taken whether the barrier succeeds or not
+	n  uint64 // number of rank 0's broadcast of the ID; it is used whether the barrier succeeds or not
 }
 
-// What arrivals and departures hold: vLLM never looks.
+// Values of arrival and departure keys; vLLM does not look at them.
 const (
-	byGo   = "muster" // an arrival
-	passed = "1"      // a departure; what else begins with failed
+	byGo   = "muster" // an arrival of a Go rank
+	passed = "1"      // a departure; any other value begins with failed
 	failed = "failed "
 )
 
 func (b *barrier) arrival(rank int) string   { return fmt.Sprintf("arrival_%s_%d", b.id, rank) }
 func (b *barrier) departure(rank int) string { return fmt.Sprintf("departure_%s_%d", b.id, rank) }
 
-// Barrier returns when every rank has called it. Ranks of Go all have the same outcome; whoever is late hears why the others gave up.
-// Rank 0 waits until all others have left it, or ctx ends, so that a store that it hosts is not gone before.
+// Barrier returns when all ranks have called it. All Go ranks get the same result, late ones
+// included. Rank 0 waits until all others have left the barrier, or ctx ends, so that a store that
+// it hosts outlives the barrier.
 func (g *Group) Barrier(ctx context.Context) error {
 	c := &call{Group: g, op: "barrier"}
-	return c.alone(ctx, &g.together, func(ctx context.Context) error {
+	return c.exclusive(ctx, &g.collective, func(ctx context.Context) error {
 		g.barriers++
 		c.seq = g.barriers
-		b := &barrier{call: c, n: g.casts[0]}
-		g.casts[0]++
+		b := &barrier{call: c, n: g.broadcasts[0]}
+		g.broadcasts[0]++
 		if err := b.open(ctx); err != nil {
 			return err
 		}
-		c.over = b.failure
-		return b.pass(ctx)
+		c.groupFailed = b.decidedFailure
+		return b.meet(ctx)
 	})
 }
 
-// open learns the ID of the barrier, or makes it.
+// open makes the ID of the barrier on rank 0, and receives it on the other ranks.
 func (b *barrier) open(ctx context.Context) error {
 	if b.cfg.Rank == 0 {
 		b.id = barrierID + uuid()
@@ -59,7 +61,7 @@ func (b *barrier) open(ctx context.Context) error {
 		}
 		return b.publish(ctx, object, b.n, pickled)
 	}
-	values, err := b.await(ctx, []need{{key: object.cast(0, b.n), from: 0, n: b.n, m: object, cast: true}})
+	values, err := b.await(ctx, []need{{key: object.broadcastKey(0, b.n), from: 0, n: b.n, m: object, broadcast: true}})
 	if err != nil {
 		return err
 	}
@@ -76,14 +78,14 @@ func (b *barrier) open(ctx context.Context) error {
 	return nil
 }
 
-// pass meets the others.
-func (b *barrier) pass(ctx context.Context) error {
+// meet announces the arrival of this rank, and waits for those of all ranks.
+func (b *barrier) meet(ctx context.Context) error {
 	if _, err := b.set(ctx, b.arrival(b.cfg.Rank), []byte(byGo)); err != nil {
-		return b.fault(err)
+		return b.asRankError(err)
 	}
 	arrivals, err := b.await(ctx, b.needs(b.arrival))
 	if err != nil {
-		return b.giveUp(ctx, err)
+		return b.decideFailure(ctx, err)
 	}
 	decided, err := b.decide(ctx, passed)
 	if err != nil {
@@ -92,22 +94,22 @@ func (b *barrier) pass(ctx context.Context) error {
 	return b.end(ctx, decided, arrivals)
 }
 
-// end does what a rank has to do after the decision, and returns what that is.
+// end does what a rank has to do after the decision, and returns the result.
 func (b *barrier) end(ctx context.Context, decided string, arrivals [][]byte) error {
-	last, cancel := b.linger(ctx)
+	last, cancel := b.lingering(ctx)
 	defer cancel()
-	if err := b.verdict(decided); err != nil {
-		_, _ = b.store.Delete(last, b.arrival(b.cfg.Rank)) // so that ranks of Python that are late do not pass; at worst they do
+	if err := b.errorOf(decided); err != nil {
+		_, _ = b.store.Delete(last, b.arrival(b.cfg.Rank)) // late Python ranks should not pass; this is best effort
 		return err
 	}
-	// It has passed: what goes wrong from here on is not its failure.
+	// It has succeeded: later errors do not change that.
 	if b.cfg.Rank == 0 {
 		b.cleanUp(ctx)
 		return nil
 	}
 	_, _ = b.set(last, b.departure(b.cfg.Rank), []byte(passed))
 	if b.cleansID(arrivals) {
-		_, _ = b.store.Delete(last, object.cast(0, b.n))
+		_, _ = b.store.Delete(last, object.broadcastKey(0, b.n))
 	}
 	return nil
 }
@@ -120,9 +122,10 @@ func (b *barrier) needs(key func(rank int) string) []need {
 	return needs
 }
 
-// decide makes outcome that of the barrier, unless another rank was faster, and returns what it is.
+// decide makes outcome the result of the barrier, unless another rank was faster, and returns the
+// result.
 func (b *barrier) decide(ctx context.Context, outcome string) (string, error) {
-	ctx, cancel := b.linger(ctx)
+	ctx, cancel := b.lingering(ctx)
 	defer cancel()
 	now, err := b.store.Swap(ctx, b.departure(0), nil, []byte(outcome))
 	if errors.Is(err, store.ErrConflict) {
@@ -131,8 +134,8 @@ func (b *barrier) decide(ctx context.Context, outcome string) (string, error) {
 	return outcome, err
 }
 
-// verdict is the error that an outcome stands for.
-func (b *barrier) verdict(outcome string) error {
+// errorOf returns the error that a result stands for; nil is success.
+func (b *barrier) errorOf(outcome string) error {
 	text, bad := strings.CutPrefix(outcome, failed)
 	if !bad {
 		return nil
@@ -144,17 +147,17 @@ func (b *barrier) verdict(outcome string) error {
 	return b.rankError(v, store.CodeError(v.Code))
 }
 
-// failure is the verdict, if ranks of Go have one already, and it is an error.
-func (b *barrier) failure(ctx context.Context) error {
+// decidedFailure returns the result if Go ranks have decided one, and it is a failure.
+func (b *barrier) decidedFailure(ctx context.Context) error {
 	outcome, err := b.store.Get(ctx, b.departure(0))
 	if err != nil {
 		return nil
 	}
-	return b.verdict(string(outcome))
+	return b.errorOf(string(outcome))
 }
 
-// giveUp makes err the outcome for every rank of Go, unless there is one.
-func (b *barrier) giveUp(ctx context.Context, err error) error {
+// decideFailure makes err the result for all Go ranks, unless there is one.
+func (b *barrier) decideFailure(ctx context.Context, err error) error {
 	e, ok := errors.AsType[*pgroup.RankError](err)
 	if !ok || e.Code == wire.CodeClosed || e.Code == wire.CodeUnavailable {
 		return err
@@ -168,38 +171,38 @@ func (b *barrier) giveUp(ctx context.Context, err error) error {
 	if swapErr != nil {
 		return b.unknown(errors.Join(err, swapErr))
 	}
-	if decided == mine { // now it goes with time
-		last, cancel := b.linger(ctx)
+	if decided == mine { // give it a time to live
+		last, cancel := b.lingering(ctx)
 		defer cancel()
 		_ = b.put(last, b.departure(0), []byte(mine))
 	}
 	return b.end(ctx, decided, nil)
 }
 
-// unknown is the error of a rank that could not learn what was decided.
+// unknown returns the error of a rank that could not learn the decision.
 func (b *barrier) unknown(err error) error {
-	if b.life.Err() != nil {
+	if b.ctx.Err() != nil {
 		return b.closed()
 	}
-	return b.rankError(&wire.Failure{Code: wire.CodeUnavailable, By: -1, Reason: "the store did not say what became of the barrier"}, fmt.Errorf("%w: %w", store.ErrUnknown, err))
+	return b.rankError(&wire.Failure{Code: wire.CodeUnavailable, By: -1, Reason: "the store did not report the result of the barrier"}, fmt.Errorf("%w: %w", store.ErrUnknown, err))
 }
 
-// cleanUp is rank 0's: when all others have told that they will look for nothing any more, it deletes what the barrier has set.
+// cleanUp is for rank 0: it deletes the keys of the barrier when all other ranks have departed.
 func (b *barrier) cleanUp(ctx context.Context) {
 	if _, err := b.await(ctx, b.needs(b.departure)); err != nil {
 		return
 	}
-	keys := []string{object.cast(0, b.n)}
+	keys := []string{object.broadcastKey(0, b.n)}
 	for rank := range b.cfg.Size {
 		keys = append(keys, b.arrival(rank), b.departure(rank))
 	}
-	last, cancel := b.linger(ctx)
+	last, cancel := b.lingering(ctx)
 	defer cancel()
 	_, _ = b.store.Delete(last, keys...)
 }
 
-// cleansID reports whether this is the rank that deletes the ID, which vLLM leaves behind: everybody has read it. Rank 0 does if it is
-// of Go, and otherwise the first rank that is.
+// cleansID reports whether this rank deletes the ID, which vLLM leaves: rank 0 if it is a Go rank,
+// and otherwise the first rank that is.
 func (b *barrier) cleansID(arrivals [][]byte) bool {
 	for rank, who := range arrivals {
 		if string(who) == byGo {
@@ -209,7 +212,7 @@ func (b *barrier) cleansID(arrivals [][]byte) bool {
 	return false
 }
 
-// uuid is one of version 4.
+// uuid returns a random UUID (version 4).
 func uuid() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails

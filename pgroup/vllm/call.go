@@ -13,37 +13,39 @@ import (
 	"github.com/muster-pg/muster/wire/pickle"
 )
 
-// call is one verb of this rank.
+// call is one operation of this rank.
 type call struct {
 	*Group
-	op  string // as errors have it
+	op  string // for errors
 	seq uint64 // its number, from 1; 0 if it has none
-	// over, if it is not nil, tells whether ranks of Go have decided that the verb has failed.
-	over   func(ctx context.Context) error
-	waits  string // for whom, once it has waited for long
-	failed bool   // it ended so, and has said it; guarded by mu
+	// groupFailed returns the error that the Go ranks have decided for the operation, if they have;
+	// nil in operations without a common result.
+	groupFailed func(ctx context.Context) error
+	waitingFor  string // the ranks, after a long wait
+	failed      bool   // it failed, and this rank has published it; protected by mu
 }
 
 // need is a key that this rank waits for.
 type need struct {
-	key  string
-	from int    // the rank that sets it
-	n    uint64 // its number
-	m    medium
-	cast bool // it is a broadcast
-	sent bool // it is a message to this rank
+	key       string
+	from      int    // the rank that sets it
+	n         uint64 // number of the message or broadcast
+	m         payloadKind
+	broadcast bool // of a broadcast
+	message   bool // of a message to this rank
 }
 
-// other is the key that from sets if it sends what is of the other medium.
+// other returns the key that from would have set for the other kind of payload.
 func (n need) other(me int) string {
-	if n.cast {
-		return n.m.other().cast(n.from, n.n)
+	if n.broadcast {
+		return n.m.other().broadcastKey(n.from, n.n)
 	}
-	return n.m.other().sent(me, n.n)
+	return n.m.other().messageKey(me, n.n)
 }
 
-// look is how long a rank waits until it looks around why, and then between one look and the next.
-const look = 500 * time.Millisecond
+// checkInterval is how long a rank waits before it checks why a key is missing, and between two
+// checks.
+const checkInterval = 500 * time.Millisecond
 
 // await returns the values of all needs, in their order.
 func (c *call) await(ctx context.Context, needs []need) ([][]byte, error) {
@@ -52,27 +54,28 @@ func (c *call) await(ctx context.Context, needs []need) ([][]byte, error) {
 	}
 	began := time.Now()
 	for {
-		values, missing, err := c.wait(ctx, look, needs)
+		values, missing, err := c.wait(ctx, checkInterval, needs)
 		switch {
 		case err == nil:
-			c.waits = ""
+			c.waitingFor = ""
 			return values, nil
 		case ctx.Err() != nil:
-			return c.overdue(ctx, needs, began)
+			return c.overdueError(ctx, needs, began)
 		case !errors.Is(err, store.ErrTimeout):
-			return nil, c.fault(err)
+			return nil, c.asRankError(err)
 		}
-		if _, err := c.lookAround(ctx, missing); err != nil {
+		if _, err := c.checkMissing(ctx, missing); err != nil {
 			return nil, err
 		}
-		if c.waits == "" {
-			c.waits = ", waiting for " + ranks(missing)
-			c.say(ctx, "in")
+		if c.waitingFor == "" {
+			c.waitingFor = ", waiting for " + ranks(missing)
+			c.setActivity(ctx, "in")
 		}
 	}
 }
 
-// wait waits for all needs, but not for long, and returns the missing ones with the error.
+// wait waits for all needs, for at most the given time, and returns the missing ones with the
+// error.
 func (c *call) wait(ctx context.Context, long time.Duration, needs []need) (values [][]byte, missing []need, err error) {
 	ctx, cancel := context.WithTimeout(ctx, long)
 	defer cancel()
@@ -90,7 +93,7 @@ func (c *call) wait(ctx context.Context, long time.Duration, needs []need) (valu
 	}
 }
 
-// among is those needs whose keys are in keys.
+// among returns the needs whose keys are in keys.
 func among(needs []need, keys []string) []need {
 	in := make(map[string]bool, len(keys))
 	for _, k := range keys {
@@ -105,20 +108,20 @@ func among(needs []need, keys []string) []need {
 	return some
 }
 
-// overdue is what becomes of a verb whose context has ended: what has come in the last moment, or an error that says who is missing
-// and what they do instead.
-func (c *call) overdue(ctx context.Context, needs []need, began time.Time) ([][]byte, error) {
-	if c.life.Err() != nil {
+// overdueError returns the error of an operation whose context has ended, with the missing ranks
+// and what they do instead; or the values, if they have come at the last moment.
+func (c *call) overdueError(ctx context.Context, needs []need, began time.Time) ([][]byte, error) {
+	if c.ctx.Err() != nil {
 		return nil, c.closed()
 	}
-	last, cancel := c.grace()
+	last, cancel := c.shortContext()
 	defer cancel()
 	values, missing, err := c.wait(last, time.Millisecond, needs)
 	if err == nil {
 		return values, nil
 	}
-	c.waits = ", waiting for " + ranks(missing)
-	told, err := c.lookAround(last, missing)
+	c.waitingFor = ", waiting for " + ranks(missing)
+	told, err := c.checkMissing(last, missing)
 	if err != nil {
 		return nil, err
 	}
@@ -130,14 +133,14 @@ func (c *call) overdue(ctx context.Context, needs []need, began time.Time) ([][]
 	return nil, c.rankError(v, ctx.Err())
 }
 
-// grace is for the last words of a verb that failed.
-func (c *call) grace() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(c.life, store.Grace)
+// shortContext returns a context for what remains to be done after an operation has failed.
+func (c *call) shortContext() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(c.ctx, store.Grace)
 }
 
-// linger is a context that ends a moment after ctx, for what must not be left undecided.
-func (c *call) linger(ctx context.Context) (context.Context, func()) {
-	long, cancel := context.WithCancel(c.life)
+// lingering returns a context that ends shortly after ctx, for what must not be left undecided.
+func (c *call) lingering(ctx context.Context) (context.Context, func()) {
+	long, cancel := context.WithCancel(c.ctx)
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(store.Grace, cancel) })
 	return long, func() {
 		stop()
@@ -145,7 +148,7 @@ func (c *call) linger(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// ended is why ctx has.
+// ended returns the code for the end of ctx.
 func (c *call) ended(ctx context.Context) wire.Code {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return wire.CodeTimeout
@@ -153,7 +156,7 @@ func (c *call) ended(ctx context.Context) wire.Code {
 	return wire.CodeCancelled
 }
 
-// canceller is this rank if it cancelled the verb.
+// canceller returns this rank if it cancelled the operation, and -1 otherwise.
 func (c *call) canceller(ctx context.Context) int {
 	if c.ended(ctx) == wire.CodeCancelled {
 		return c.cfg.Rank
@@ -161,35 +164,36 @@ func (c *call) canceller(ctx context.Context) int {
 	return -1
 }
 
-// say tells the other ranks of Go what this one does with the verb. It is worth no error.
-func (c *call) say(ctx context.Context, what string) {
+// setActivity publishes what this rank does. An error is ignored.
+func (c *call) setActivity(ctx context.Context, what string) {
 	what += " " + c.op
 	if c.seq > 0 {
 		what += fmt.Sprintf(" #%d", c.seq)
 	}
 	c.mu.Lock()
-	c.said = c
+	c.lastActivity = c
 	c.mu.Unlock()
-	_ = c.store.Set(ctx, note(doing, c.cfg.Rank), []byte(what+c.waits), nil)
+	_ = c.store.Set(ctx, note(doing, c.cfg.Rank), []byte(what+c.waitingFor), nil)
 }
 
-// report tells the other ranks of Go that the verb has failed, or takes back what it said, and what one before it did that failed.
+// report publishes that the operation has failed. If it succeeded, report deletes what this rank
+// has published about it, or about an earlier operation that failed.
 func (c *call) report(err error) {
-	ctx, cancel := c.grace()
+	ctx, cancel := c.shortContext()
 	defer cancel()
 	if e, ok := errors.AsType[*pgroup.RankError](err); ok {
 		if e.Code != wire.CodeClosed && e.Code != wire.CodeUnavailable {
 			c.mu.Lock()
 			c.failed = true
 			c.mu.Unlock()
-			c.say(ctx, "failed in")
+			c.setActivity(ctx, "failed in")
 		}
 		return
 	}
 	c.mu.Lock()
-	stale := c.said == c || c.said != nil && c.said.failed
+	stale := c.lastActivity == c || c.lastActivity != nil && c.lastActivity.failed
 	if stale {
-		c.said = nil
+		c.lastActivity = nil
 	}
 	c.mu.Unlock()
 	if stale {
@@ -197,7 +201,7 @@ func (c *call) report(err error) {
 	}
 }
 
-// parse makes *v of what n is for.
+// parse decodes what n waits for into *v.
 func (c *call) parse(b []byte, n need, v any) error {
 	if err := c.checkObject(b, n); err != nil {
 		return err
@@ -209,21 +213,22 @@ func (c *call) parse(b []byte, n need, v any) error {
 	if err == nil {
 		return nil
 	}
-	reason := fmt.Sprintf("rank %d sent what this rank does not take: %v", n.from, err)
+	reason := fmt.Sprintf("rank %d sent an object that this rank cannot decode: %v", n.from, err)
 	if n.m == array {
-		reason = fmt.Sprintf("rank %d set %q to what is no tensor, and is passed over: %v", n.from, n.key, err)
+		reason = fmt.Sprintf("rank %d set %q to an object that is not a tensor; it is skipped: %v", n.from, n.key, err)
 		err = noTensor{err}
 	}
 	return c.rankError(&wire.Failure{Code: wire.CodeMismatch, By: -1, Reason: reason}, err)
 }
 
-// noTensor is the error of a pickle under the key of a tensor which is none: no verb could ever take it.
+// noTensor is the error of a pickle under the key of a tensor that is not a tensor: no operation
+// can ever receive it.
 type noTensor struct{ error }
 
 func (e noTensor) Unwrap() error { return e.error }
 
-// passes reports whether what was waited for is done with: it was read, or it never can be.
-func passes(err error) bool {
+// consumed reports whether a message is done with: it was read, or can never be read.
+func consumed(err error) bool {
 	if err == nil || errors.Is(err, store.ErrExpired) {
 		return true
 	}
@@ -232,12 +237,12 @@ func passes(err error) bool {
 	return unreadable || misplaced
 }
 
-// mostID is more bytes than a barrier's ID has as a pickle, whatever the protocol.
+// mostID is more than the size of a pickled barrier ID, in bytes, in any protocol.
 const mostID = 256
 
-// checkObject refuses the ID of a barrier, which is broadcast too, and waits for this rank's Barrier.
+// checkObject refuses the ID of a barrier. It is broadcast too, and stays for this rank's Barrier.
 func (c *call) checkObject(b []byte, n need) error {
-	if !n.cast || n.m != object || len(b) > mostID {
+	if !n.broadcast || n.m != object || len(b) > mostID {
 		return nil
 	}
 	v, err := pickle.Parse(b)
@@ -247,14 +252,14 @@ func (c *call) checkObject(b []byte, n need) error {
 	return nil
 }
 
-// closed is the error of every verb after Close.
+// closed returns the error of operations after Close.
 func (c *call) closed() error {
 	return c.rankError(&wire.Failure{Code: wire.CodeClosed, By: -1, Reason: "by this rank"}, nil)
 }
 
-// fault is what the store's error means to a rank.
-func (c *call) fault(err error) error {
-	if c.life.Err() != nil {
+// asRankError returns the error of an operation for the store's error err.
+func (c *call) asRankError(err error) error {
+	if c.ctx.Err() != nil {
 		return c.closed()
 	}
 	e, ok := errors.AsType[*store.Error](err)
@@ -264,7 +269,7 @@ func (c *call) fault(err error) error {
 	v := &wire.Failure{Code: e.Code, By: -1, Reason: err.Error()}
 	switch e.Code {
 	case wire.CodeUnavailable:
-		v.Reason = "the store is gone, which vLLM's rank 0 hosts: " + v.Reason
+		v.Reason = "the store cannot be reached, which vLLM's rank 0 hosts: " + v.Reason
 	case wire.CodeTimeout, wire.CodeCancelled:
 		v.Reason = "before the store answered: " + v.Reason
 	}

@@ -11,9 +11,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// BroadcastObj returns src's v on every rank; what the others pass counts for nothing. src does not wait for the others, and gets back v
-// itself. If it does not fit into a T the error is pgroup.ErrMismatch, and the object stays for a BroadcastObj of another type;
-// what is no plain value, or has expired, is passed over, as in RecvObj.
+// BroadcastObj returns src's v on all ranks; on other ranks v is ignored. src does not wait for the
+// others, and gets back v itself. An object that does not fit into a T is pgroup.ErrMismatch, and
+// stays for a BroadcastObj of another type; one that is not a plain value, or has expired, is
+// skipped, as in RecvObj.
 func BroadcastObj[T any](ctx context.Context, g *Group, src int, v T) (T, error) {
 	got := v
 	if err := g.broadcast(ctx, src, object, v, &got); err != nil {
@@ -23,8 +24,8 @@ func BroadcastObj[T any](ctx context.Context, g *Group, src int, v T) (T, error)
 	return got, nil
 }
 
-// Broadcast returns src's tensor on every rank, as BroadcastObj does; t counts for nothing on the others, and may be nil there.
-// What is no tensor, though its key is a tensor's, is passed over, as in Recv.
+// Broadcast returns src's tensor on all ranks, as BroadcastObj does; on other ranks t is ignored
+// and may be nil. An object under the key of a tensor is skipped, as in Recv.
 func (g *Group) Broadcast(ctx context.Context, src int, t *tensor.Tensor) (*tensor.Tensor, error) {
 	got := t
 	if err := g.broadcast(ctx, src, array, t, &got); err != nil {
@@ -33,7 +34,7 @@ func (g *Group) Broadcast(ctx context.Context, src int, t *tensor.Tensor) (*tens
 	return got, nil
 }
 
-// AllGatherObj returns the v of every rank, in rank order, on every rank.
+// AllGatherObj returns, on all ranks, the v of each rank in the order of ranks.
 func AllGatherObj[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 	vs := make([]T, g.cfg.Size)
 	vs[g.cfg.Rank] = v
@@ -45,11 +46,11 @@ func AllGatherObj[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 	return vs, nil
 }
 
-// Op is a reduction: Sum, Product, Min or Max.
+// Op is a reduction operator: Sum, Product, Min or Max.
 type Op = pgroup.Op
 
-// The reductions: what torch makes of it, element by element, in rank order. Integers wrap around, a NaN anywhere is the Min and the
-// Max, and 16-bit floats are rounded after each step.
+// The operators, as torch defines them, applied element by element in the order of ranks. Integers
+// wrap around, a NaN makes Min and Max NaN, and 16-bit floats are rounded after each step.
 const (
 	Sum     = pgroup.Sum
 	Product = pgroup.Product
@@ -59,8 +60,9 @@ const (
 
 var reductions = map[Op]reduce.Op{Sum: reduce.Sum, Product: reduce.Product, Min: reduce.Min, Max: reduce.Max}
 
-// AllReduce returns the tensors of all ranks combined, the same bits on every rank, those of Python included. All have one dtype and one
-// shape; if not, the error is pgroup.ErrMismatch. t stays as it is.
+// AllReduce returns the tensors of all ranks reduced by op, with the same bits on all ranks,
+// Python's included. All must have the same dtype and shape; otherwise the error is
+// pgroup.ErrMismatch. t is not modified.
 func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op Op) (*tensor.Tensor, error) {
 	all := make([]*tensor.Tensor, g.cfg.Size)
 	c := &call{Group: g, op: "allreduce"}
@@ -87,7 +89,7 @@ func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op Op) (*tensor
 	return sum, nil
 }
 
-// checkReduce refuses what cannot be reduced.
+// checkReduce refuses tensors and operators that cannot be reduced.
 func (c *call) checkReduce(t *tensor.Tensor, op Op) error {
 	_, ok := reductions[op]
 	switch err := t.Check(); {
@@ -101,7 +103,7 @@ func (c *call) checkReduce(t *tensor.Tensor, op Op) error {
 	return nil
 }
 
-func (g *Group) broadcast(ctx context.Context, src int, m medium, v, into any) error {
+func (g *Group) broadcast(ctx context.Context, src int, m payloadKind, v, into any) error {
 	c := &call{Group: g, op: "broadcast from " + strconv.Itoa(src)}
 	if err := c.check(src); err != nil {
 		return err
@@ -113,48 +115,49 @@ func (g *Group) broadcast(ctx context.Context, src int, m medium, v, into any) e
 			return err
 		}
 	}
-	return c.alone(ctx, &g.together, func(ctx context.Context) error {
-		c.seq = g.casts[src] + 1
+	return c.exclusive(ctx, &g.collective, func(ctx context.Context) error {
+		c.seq = g.broadcasts[src] + 1
 		if src == g.cfg.Rank {
-			err := c.publish(ctx, m, g.casts[src], b)
+			err := c.publish(ctx, m, g.broadcasts[src], b)
 			if err == nil {
-				g.casts[src]++
+				g.broadcasts[src]++
 			}
 			return err
 		}
-		err := c.take(ctx, c.castNeed(src, m), into)
-		if passes(err) {
-			g.casts[src]++
+		err := c.receive(ctx, c.broadcastNeed(src, m), into)
+		if consumed(err) {
+			g.broadcasts[src]++
 		}
 		return err
 	})
 }
 
-// castNeed is src's next broadcast.
-func (c *call) castNeed(src int, m medium) need {
-	n := c.casts[src]
-	return need{key: m.cast(src, n), from: src, n: n, m: m, cast: true}
+// broadcastNeed returns the need of src's next broadcast.
+func (c *call) broadcastNeed(src int, m payloadKind) need {
+	n := c.broadcasts[src]
+	return need{key: m.broadcastKey(src, n), from: src, n: n, m: m, broadcast: true}
 }
 
-// publish broadcasts b, as this rank's number n.
-func (c *call) publish(ctx context.Context, m medium, n uint64, b []byte) error {
-	if err := c.put(ctx, m.cast(c.cfg.Rank, n), b); err != nil {
-		return c.fault(err)
+// publish broadcasts b as number n of this rank.
+func (c *call) publish(ctx context.Context, m payloadKind, n uint64, b []byte) error {
+	if err := c.put(ctx, m.broadcastKey(c.cfg.Rank, n), b); err != nil {
+		return c.asRankError(err)
 	}
 	if err := c.store.Set(ctx, note(cast, c.cfg.Rank), strconv.AppendUint(nil, n+1, 10), nil); err != nil {
-		return c.fault(err)
+		return c.asRankError(err)
 	}
 	return nil
 }
 
-// allGather broadcasts what own is, and reads what every other rank has broadcast. vLLM goes rank by rank; the keys are the same if
-// this rank begins with its own, and waits for all others at once. It takes its numbers whether it succeeds or not.
+// allGather broadcasts the result of own, and receives the broadcast of each other rank. vLLM
+// proceeds rank by rank; this rank begins with its own, and waits for all others at once, with the
+// same keys. It uses one number of each rank whether it succeeds or not.
 func (c *call) allGather(ctx context.Context, own func() ([]byte, error), into func(rank int) any) error {
-	return c.alone(ctx, &c.together, func(ctx context.Context) error {
+	return c.exclusive(ctx, &c.collective, func(ctx context.Context) error {
 		c.gathers++
 		c.seq = c.gathers
-		n := c.casts[c.cfg.Rank]
-		needs := c.takeAll()
+		n := c.broadcasts[c.cfg.Rank]
+		needs := c.nextOfAll()
 		b, err := own()
 		if err != nil {
 			return err
@@ -175,14 +178,14 @@ func (c *call) allGather(ctx context.Context, own func() ([]byte, error), into f
 	})
 }
 
-// takeAll takes the next number of every rank, and is what those of the others stand for.
-func (c *call) takeAll() []need {
+// nextOfAll uses the next number of each rank, and returns the needs of the other ranks.
+func (c *call) nextOfAll() []need {
 	var needs []need
-	for rank := range c.casts {
+	for rank := range c.broadcasts {
 		if rank != c.cfg.Rank {
-			needs = append(needs, c.castNeed(rank, object))
+			needs = append(needs, c.broadcastNeed(rank, object))
 		}
-		c.casts[rank]++
+		c.broadcasts[rank]++
 	}
 	return needs
 }

@@ -15,20 +15,20 @@ const (
 	lease             = 10 * time.Second
 )
 
-// Config says who this process is and where the group meets.
+// Config says who this process is, and which store the group uses.
 type Config struct {
 	Name  string       // in errors; default "vllm"
 	Rank  int          // 0 ≤ Rank < Size
 	Size  int          // ≥ 1: vLLM's world_size
-	Store *store.Store // of this group alone; it stays open when the group is closed
+	Store *store.Store // used by this group alone; Close of the group leaves it open
 
-	Timeout time.Duration // of Join, and of a verb whose ctx has no deadline; default 5 min
-	// DataExpiration is how long what this rank sends stays there; default 1 h. A store that has times to live keeps to it by
-	// itself; in others, what is older goes when this rank sends again, as in vLLM.
+	Timeout time.Duration // of Join, and of an operation whose ctx has no deadline; default 5 min
+	// DataExpiration is how long the store keeps what this rank sends; default 1 h. A store with
+	// times to live expires it; otherwise this rank deletes it when it sends again, as in vLLM.
 	DataExpiration time.Duration
 }
 
-// withDefaults checks c and fills in what it leaves out.
+// withDefaults validates c and fills in the defaults.
 func (c Config) withDefaults() (Config, error) {
 	switch {
 	case c.Size == 0:
@@ -56,7 +56,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// badArgument is an error that matches pgroup.ErrInvalid, and says no more than it is told to.
+// badArgument is an error that matches pgroup.ErrInvalid.
 type badArgument string
 
 func (e badArgument) Error() string        { return string(e) }

@@ -28,24 +28,24 @@ func TestVLLM01TwoSenders(t *testing.T) {
 	s := memory(t)
 	gs := join(t, s, 4, vllm.Config{})
 	require.NoError(t, vllm.SendObj(ctx, gs[0], 2, "from 0"))
-	verdict(t, vllm.SendObj(ctx, gs[1], 2, "from 1"), pgroup.ErrConflict, "rank 0 sends to rank 2", "do not name the sender")
-	verdict(t, gs[1].Send(ctx, 2, tensor.New(tensor.U8, 1)), pgroup.ErrConflict, "rank 0 sends to rank 2")
+	failure(t, vllm.SendObj(ctx, gs[1], 2, "from 1"), pgroup.ErrConflict, "rank 0 sends to rank 2", "do not name the sender")
+	failure(t, gs[1].Send(ctx, 2, tensor.New(tensor.U8, 1)), pgroup.ErrConflict, "rank 0 sends to rank 2")
 	require.NoError(t, vllm.SendObj(ctx, gs[1], 3, "to another"))
 
 	_, err := vllm.RecvObj[string](ctx, gs[2], 3)
-	verdict(t, err, pgroup.ErrConflict, "rank 0 sends to this rank")
+	failure(t, err, pgroup.ErrConflict, "rank 0 sends to this rank")
 	got, err := vllm.RecvObj[string](ctx, gs[2], 0)
 	require.NoError(t, err)
 	require.Equal(t, "from 0", got)
 	_, err = vllm.RecvObj[string](ctx, gs[2], 1) // it would read what rank 0 sent
-	verdict(t, err, pgroup.ErrConflict, "rank 0 has sent to this rank")
+	failure(t, err, pgroup.ErrConflict, "rank 0 has sent to this rank")
 	require.NoError(t, vllm.SendObj(ctx, gs[0], 2, "again"))
 
 	// A rank of Python claims nothing, but its message is there.
 	b, err := pickle.Append(nil, "from Python")
 	require.NoError(t, err)
 	require.NoError(t, s.Set(ctx, "send_to/1/0", b, nil))
-	verdict(t, vllm.SendObj(ctx, gs[0], 1, "from 0"), pgroup.ErrConflict, "rank of Python sends to rank 1")
+	failure(t, vllm.SendObj(ctx, gs[0], 1, "from 0"), pgroup.ErrConflict, "rank of Python sends to rank 1")
 }
 
 // The barrier keeps to its timeout, whoever is missing, and names them.
@@ -59,7 +59,7 @@ func TestVLLM02BarrierTimeout(t *testing.T) {
 				require.GreaterOrEqual(t, time.Since(began), time.Second)
 				require.LessOrEqual(t, time.Since(began), time.Second+store.Grace)
 				for _, err := range errs {
-					v := verdict(t, err, pgroup.ErrTimeout, "barrier #1")
+					v := failure(t, err, pgroup.ErrTimeout, "barrier #1")
 					require.Equal(t, missing, v.Missing)
 					require.ErrorIs(t, err, context.DeadlineExceeded)
 				}
@@ -71,7 +71,7 @@ func TestVLLM02BarrierTimeout(t *testing.T) {
 			gs := join(t, memory(t), 3, vllm.Config{})
 			_, errs := tryEach(gs[1:], barrier(within(t, time.Second)))
 			for _, err := range errs {
-				require.Equal(t, []int{0}, verdict(t, err, pgroup.ErrTimeout, `"broadcast_from/0/0"`).Missing)
+				require.Equal(t, []int{0}, failure(t, err, pgroup.ErrTimeout, `"broadcast_from/0/0"`).Missing)
 			}
 		})
 	})
@@ -91,10 +91,10 @@ func TestVLLM03SplitVerdict(t *testing.T) {
 				}
 				_, errs := tryEach(early, barrier(within(t, time.Second)))
 				for _, err := range errs {
-					require.Equal(t, []int{late}, verdict(t, err, pgroup.ErrTimeout).Missing)
+					require.Equal(t, []int{late}, failure(t, err, pgroup.ErrTimeout).Missing)
 				}
 				err := gs[late].Barrier(within(t, time.Minute))
-				verdict(t, err, pgroup.ErrTimeout)
+				failure(t, err, pgroup.ErrTimeout)
 				each(t, gs, barrier(within(t, time.Minute)))
 			})
 		})
@@ -173,7 +173,7 @@ func TestVLLM05MixedVerbs(t *testing.T) {
 		"tensor, object":             {array, text, "rank 0 sent a tensor, this rank waits for an object", pgroup.ErrMismatch, ""},
 		"object, tensor":             {text, array, "rank 0 sent an object, this rank waits for a tensor", pgroup.ErrMismatch, ""},
 		"tensor, barrier":            {array, meet, "rank 0 sent a tensor, this rank waits for an object", pgroup.ErrMismatch, ""},
-		"another type":               {text, number, "rank 0 sent what this rank does not take", pgroup.ErrMismatch, ""},
+		"another type":               {text, number, "rank 0 sent an object that this rank cannot decode", pgroup.ErrMismatch, ""},
 		"broadcast from 1, barrier":  {from1, meet, "broadcast from 1 #1, waiting for rank 1", pgroup.ErrTimeout, "barrier #1, waiting for rank 0"},
 		"broadcast from each other":  {from1, any1, "broadcast from 1 #1, waiting for rank 1", pgroup.ErrTimeout, "broadcast from 0 #1, waiting for rank 0"},
 		"all-gather, broadcast of 0": {gather, number, "", nil, "missing rank 1"},
@@ -187,7 +187,7 @@ func TestVLLM05MixedVerbs(t *testing.T) {
 				if c.is == nil {
 					require.NoError(t, errs[1])
 				} else {
-					verdict(t, errs[1], c.is, c.says)
+					failure(t, errs[1], c.is, c.says)
 				}
 				if c.hears != "" {
 					require.ErrorContains(t, errs[0], c.hears)
@@ -270,7 +270,7 @@ func TestVLLM08Death(t *testing.T) {
 		go func() { _, err := vllm.RecvObj[any](ctx, gs[1], 2); waiting <- err }()
 		_ = at[2].Close() // as its process's end would
 		for range 4 {
-			require.Equal(t, []int{2}, verdict(t, <-waiting, pgroup.ErrLost, "lost rank 2").Lost)
+			require.Equal(t, []int{2}, failure(t, <-waiting, pgroup.ErrLost, "lost rank 2").Lost)
 		}
 	})
 	t.Run("of the host", func(t *testing.T) {
@@ -280,7 +280,7 @@ func TestVLLM08Death(t *testing.T) {
 		waiting := make(chan error, 1)
 		go func() { waiting <- gs[1].Barrier(within(t, time.Minute)) }()
 		stop()
-		verdict(t, <-waiting, pgroup.ErrUnavailable, "the store is gone, which vLLM's rank 0 hosts")
+		failure(t, <-waiting, pgroup.ErrUnavailable, "the store cannot be reached, which vLLM's rank 0 hosts")
 	})
 }
 
@@ -340,7 +340,7 @@ func TestVLLM10Unsafe(t *testing.T) {
 		func() error { return gs[1].Barrier(ctx) },
 	} {
 		err := verb()
-		verdict(t, err, pgroup.ErrMismatch)
+		failure(t, err, pgroup.ErrMismatch)
 		require.ErrorIs(t, err, pickle.ErrRefused)
 		bad, is := errors.AsType[*pickle.Error](err)
 		require.True(t, is)
@@ -379,11 +379,11 @@ func TestVLLM12Close(t *testing.T) {
 		require.ErrorIs(t, gs[1].Barrier(t.Context()), pgroup.ErrBusy)
 		require.NoError(t, gs[1].Close())
 		require.NoError(t, gs[1].Close())
-		verdict(t, <-waiting, pgroup.ErrClosed)
-		verdict(t, <-waiting, pgroup.ErrClosed)
-		verdict(t, gs[1].Barrier(t.Context()), pgroup.ErrClosed)
+		failure(t, <-waiting, pgroup.ErrClosed)
+		failure(t, <-waiting, pgroup.ErrClosed)
+		failure(t, gs[1].Barrier(t.Context()), pgroup.ErrClosed)
 		_, err := vllm.BroadcastObj[any](within(t, time.Minute), gs[0], 1, nil)
-		require.Equal(t, []int{1}, verdict(t, err, pgroup.ErrLeft, "rank 1 left").Left)
+		require.Equal(t, []int{1}, failure(t, err, pgroup.ErrLeft, "rank 1 left").Left)
 		require.NoError(t, s.Set(t.Context(), "still", []byte("here"), nil))
 	})
 }
@@ -393,9 +393,9 @@ func TestVLLM13Expiry(t *testing.T) {
 	late := func(t *testing.T, g *vllm.Group, rest time.Duration) {
 		began := time.Now()
 		_, err := vllm.BroadcastObj[any](within(t, time.Hour), g, 0, nil)
-		verdict(t, err, pgroup.ErrExpired, `"broadcast_from/0/0"`, "rank 0")
+		failure(t, err, pgroup.ErrExpired, `"broadcast_from/0/0"`, "rank 0")
 		_, err = vllm.RecvObj[any](within(t, time.Hour), g, 0)
-		verdict(t, err, pgroup.ErrExpired, `"send_to/1/0"`, "rank 0")
+		failure(t, err, pgroup.ErrExpired, `"send_to/1/0"`, "rank 0")
 		require.Less(t, time.Since(began), rest)
 	}
 	t.Run("by the store", func(t *testing.T) {

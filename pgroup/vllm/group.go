@@ -14,70 +14,72 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Group is one rank of a group. It may be used by many goroutines: one collective verb (BroadcastObj, AllGatherObj, Broadcast,
-// AllReduce, Barrier) at a time, one receive, and one send to each rank; another is pgroup.ErrBusy. Neither waits for the other.
+// Group is one rank of a group. It is safe for concurrent use by one collective operation
+// (BroadcastObj, AllGatherObj, Broadcast, AllReduce, Barrier), one receive, and one send to each
+// rank at a time; another one is pgroup.ErrBusy.
 type Group struct {
 	cfg   Config
 	store *store.Store
-	lease *store.Lease // nil if the store has none
+	lease *store.Lease // nil if the store has no leases
 
-	life  context.Context // until Close
+	ctx   context.Context // cancelled by Close
 	close context.CancelFunc
 	once  sync.Once
 
-	together sync.Mutex // held for the whole of a collective verb
-	casts    []uint64   // by source: how many broadcasts this rank has sent, or taken; guarded by together
-	barriers uint64     // guarded by together
-	gathers  uint64     // guarded by together
+	collective sync.Mutex // held during a collective operation
+	broadcasts []uint64   // by source: how many this rank has sent or received; protected by collective
+	barriers   uint64     // protected by collective
+	gathers    uint64     // protected by collective
 
 	in  inbox
 	out []outbox // by destination
 
-	mu      sync.Mutex // protects the fields below; never held during I/O
-	said    *call      // what of this rank's verbs has told the others of itself last; nil if that is taken back
-	plain   bool       // the store has no times to live
-	entries []aging    // then: what this rank has set, the oldest first
+	mu           sync.Mutex    // protects the fields below; never held during I/O
+	lastActivity *call         // the operation that this rank published last; nil if that was deleted
+	noTTL        bool          // the store has no times to live
+	entries      []expiringKey // with noTTL: the keys that this rank has set, the oldest first
 }
 
-// aging is a key that goes when it is too old.
-type aging struct {
+// expiringKey is a key that this rank deletes when it is too old.
+type expiringKey struct {
 	key string
 	at  time.Time
 }
 
-// Join makes this process a rank. On rank 0 it returns when all ranks have come, as vLLM's create does, on the others at once.
-// More ranks than Size, or a rank of Go that is there twice, are pgroup.ErrConflict.
+// Join joins the group as a rank. On rank 0 it returns when all ranks have joined, as vLLM's create
+// does; on the others at once. More ranks than Size, or two Go processes with the same rank, are
+// pgroup.ErrConflict. The caller must Close the group.
 func Join(ctx context.Context, c Config) (*Group, error) {
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	g := &Group{cfg: c, store: c.Store, casts: make([]uint64, c.Size), out: make([]outbox, c.Size)}
-	g.life, g.close = context.WithCancel(context.Background())
-	ctx, done := g.bound(ctx)
+	g := &Group{cfg: c, store: c.Store, broadcasts: make([]uint64, c.Size), out: make([]outbox, c.Size)}
+	g.ctx, g.close = context.WithCancel(context.Background())
+	ctx, done := g.withTimeout(ctx)
 	defer done()
-	join := &entering{call: &call{Group: g, op: "join"}}
-	if err := join.enter(ctx); err != nil {
-		g.bye(join.retreat)
+	join := &joining{call: &call{Group: g, op: "join"}}
+	if err := join.claimRank(ctx); err != nil {
+		g.shortly(join.undo)
 		g.close()
 		return nil, err
 	}
 	return g, nil
 }
 
-// Rank is this process's rank.
+// Rank returns this process's rank.
 func (g *Group) Rank() int { return g.cfg.Rank }
 
-// Size is how many ranks there are.
+// Size returns the number of ranks.
 func (g *Group) Size() int { return g.cfg.Size }
 
-// Close ends every call in progress with pgroup.ErrClosed, and tells the other ranks of Go that this one has left. What it sent
-// stays, and the store stays open. It may be called twice.
+// Close ends all calls in progress with pgroup.ErrClosed, and publishes to other Go ranks that this
+// one has left. What it has sent is kept, and the store stays open. A second Close does nothing.
 func (g *Group) Close() error {
 	g.once.Do(func() {
 		g.close()
-		g.bye(func(ctx context.Context) {
-			_ = g.store.Set(ctx, note(joined, g.cfg.Rank), []byte(hasLeft), nil)
+		g.shortly(func(ctx context.Context) {
+			_ = g.store.Set(ctx, note(joined, g.cfg.Rank), []byte(stateLeft), nil)
 			if g.lease != nil {
 				_ = g.lease.Close(ctx)
 			}
@@ -86,15 +88,16 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// bye calls last, which has not long: a store that is gone keeps nobody.
-func (g *Group) bye(last func(context.Context)) {
+// shortly calls last with a short deadline: a store that is unreachable must not block Close.
+func (g *Group) shortly(last func(context.Context)) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	last(ctx)
 }
 
-// bound is ctx with a deadline, which ends with the group too.
-func (g *Group) bound(ctx context.Context) (context.Context, func()) {
+// withTimeout gives ctx the default timeout if it has no deadline, and cancels it when the group is
+// closed.
+func (g *Group) withTimeout(ctx context.Context) (context.Context, func()) {
 	var cancels []func()
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -102,7 +105,7 @@ func (g *Group) bound(ctx context.Context) (context.Context, func()) {
 		cancels = append(cancels, cancel)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(g.life, cancel)
+	stop := context.AfterFunc(g.ctx, cancel)
 	return ctx, func() {
 		stop()
 		cancel()
@@ -112,33 +115,33 @@ func (g *Group) bound(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// entering is a Join, and how far it has come.
-type entering struct {
+// joining is a Join in progress: what it has done so far.
+type joining struct {
 	*call
 	claimed, counted bool
 }
 
-// enter takes this rank's place.
-func (c *entering) enter(ctx context.Context) error {
-	if _, err := c.store.Swap(ctx, note(joined, c.cfg.Rank), nil, []byte(isHere+uuid())); errors.Is(err, store.ErrConflict) {
+// claimRank claims this rank and counts it.
+func (c *joining) claimRank(ctx context.Context) error {
+	if _, err := c.store.Swap(ctx, note(joined, c.cfg.Rank), nil, []byte(stateJoined+uuid())); errors.Is(err, store.ErrConflict) {
 		return c.conflict("another process has joined as this rank", err)
 	} else if err != nil {
-		return c.fault(err)
+		return c.asRankError(err)
 	}
 	c.claimed = true
-	if err := c.live(ctx); err != nil {
-		return c.fault(err)
+	if err := c.announce(ctx); err != nil {
+		return c.asRankError(err)
 	}
-	n, err := c.store.Add(ctx, comers, 1)
+	n, err := c.store.Add(ctx, joinCount, 1)
 	if err != nil {
-		return c.fault(err)
+		return c.asRankError(err)
 	}
 	c.counted = true
 	switch {
 	case n > int64(c.cfg.Size):
 		return c.conflict(fmt.Sprintf("this is number %d to join %d ranks", n, c.cfg.Size), nil)
 	case c.cfg.Rank == 0:
-		return c.muster(ctx, n)
+		return c.waitForAll(ctx, n)
 	}
 	return nil
 }
@@ -147,10 +150,10 @@ func (c *call) conflict(why string, err error) error {
 	return c.rankError(&wire.Failure{Code: wire.CodeConflict, By: -1, Reason: why + ", or had in an earlier run: a group needs a store of its own"}, err)
 }
 
-// retreat takes back what enter did.
-func (c *entering) retreat(ctx context.Context) {
+// undo takes back what claimRank did.
+func (c *joining) undo(ctx context.Context) {
 	if c.counted {
-		_, _ = c.store.Add(ctx, comers, -1)
+		_, _ = c.store.Add(ctx, joinCount, -1)
 	}
 	if c.lease != nil {
 		_ = c.lease.Close(ctx)
@@ -160,8 +163,8 @@ func (c *entering) retreat(ctx context.Context) {
 	}
 }
 
-// live makes the end of this process known to ranks of Go, if the store can.
-func (g *Group) live(ctx context.Context) error {
+// announce makes failure detection of this process possible for Go ranks, if the store has leases.
+func (g *Group) announce(ctx context.Context) error {
 	l, err := g.store.Lease(ctx, lease)
 	if errors.Is(err, store.ErrUnsupported) {
 		return nil
@@ -173,11 +176,12 @@ func (g *Group) live(ctx context.Context) error {
 	if err := g.store.Set(ctx, note(alive, g.cfg.Rank), nil, &store.SetOptions{Lease: l}); err != nil {
 		return err
 	}
-	return g.store.Set(ctx, note(joined, g.cfg.Rank), []byte(isLeased), nil)
+	return g.store.Set(ctx, note(joined, g.cfg.Rank), []byte(stateLeased), nil)
 }
 
-// muster waits until all ranks have come, n of whom are there. Python only counts itself, so there is nothing that one could wait for.
-func (c *call) muster(ctx context.Context, n int64) error {
+// waitForAll waits until all ranks have joined; n have. It polls: a Python rank only increments a
+// counter, which no wait can wait for.
+func (c *call) waitForAll(ctx context.Context, n int64) error {
 	began := time.Now()
 	for pause := time.Millisecond; n < int64(c.cfg.Size); pause = min(2*pause, 50*time.Millisecond) {
 		select {
@@ -187,20 +191,20 @@ func (c *call) muster(ctx context.Context, n int64) error {
 				Code: c.ended(ctx), By: -1, Waited: time.Since(began), Reason: fmt.Sprintf("%d of %d ranks have joined%s", n, c.cfg.Size, c.present()),
 			}, ctx.Err())
 		}
-		now, err := c.store.Add(ctx, comers, 0)
+		now, err := c.store.Add(ctx, joinCount, 0)
 		if err != nil && ctx.Err() == nil {
-			return c.fault(err)
+			return c.asRankError(err)
 		}
 		n = max(n, now)
 	}
 	return nil
 }
 
-// present names the ranks of Go that have joined.
+// present lists the Go ranks that have joined.
 func (c *call) present() string {
-	ctx, cancel := c.grace()
+	ctx, cancel := c.shortContext()
 	defer cancel()
-	told := c.listen(ctx, nil)
+	told := c.readNotes(ctx, nil)
 	var there []string
 	for rank := range c.cfg.Size {
 		if told[note(joined, rank)] != "" {
@@ -213,7 +217,7 @@ func (c *call) present() string {
 	return "; of those of Go " + strings.Join(there, ", ")
 }
 
-// check refuses a rank that is none.
+// check refuses an invalid rank.
 func (c *call) check(rank int) error {
 	if rank < 0 || rank >= c.cfg.Size {
 		return c.invalid("rank %d of a group of %d: ranks are 0 to %d", rank, c.cfg.Size, c.cfg.Size-1)
@@ -221,31 +225,33 @@ func (c *call) check(rank int) error {
 	return nil
 }
 
-// invalid is the error of an argument that makes no sense.
+// invalid returns the error of an invalid argument.
 func (c *call) invalid(format string, args ...any) error {
 	return invalid("%s of group %q on rank %d: %s", c.op, c.cfg.Name, c.cfg.Rank, fmt.Sprintf(format, args...))
 }
 
-// alone runs a verb, with lock held, unless another one has it.
-func (c *call) alone(ctx context.Context, lock *sync.Mutex, verb func(ctx context.Context) error) error {
-	if c.life.Err() != nil {
+// exclusive runs an operation with lock held; if another operation holds it, the error is
+// pgroup.ErrBusy.
+func (c *call) exclusive(ctx context.Context, lock *sync.Mutex, verb func(ctx context.Context) error) error {
+	if c.ctx.Err() != nil {
 		return c.closed()
 	}
 	if !lock.TryLock() {
 		return fmt.Errorf("vllm: %s of group %q on rank %d: %w", c.op, c.cfg.Name, c.cfg.Rank, pgroup.ErrBusy)
 	}
 	defer lock.Unlock()
-	ctx, done := c.bound(ctx)
+	ctx, done := c.withTimeout(ctx)
 	defer done()
 	err := verb(ctx)
 	c.report(err)
 	return err
 }
 
-// set sets a key that goes after DataExpiration, and reports whether the store keeps to that.
+// set sets a key with DataExpiration as its time to live, and reports whether the store supports
+// that.
 func (g *Group) set(ctx context.Context, key string, value []byte) (keeps bool, err error) {
 	g.mu.Lock()
-	plain := g.plain
+	plain := g.noTTL
 	g.mu.Unlock()
 	if !plain {
 		err := g.store.Set(ctx, key, value, &store.SetOptions{TTL: g.cfg.DataExpiration})
@@ -253,13 +259,13 @@ func (g *Group) set(ctx context.Context, key string, value []byte) (keeps bool, 
 			return true, err
 		}
 		g.mu.Lock()
-		g.plain = true
+		g.noTTL = true
 		g.mu.Unlock()
 	}
 	return false, g.store.Set(ctx, key, value, nil)
 }
 
-// put sets a key that goes after DataExpiration; in a store that does not keep to it, this rank does when it puts another one.
+// put is set; if the store has no times to live, a later put deletes the key.
 func (g *Group) put(ctx context.Context, key string, value []byte) error {
 	if err := g.expire(ctx); err != nil {
 		return err
@@ -270,11 +276,11 @@ func (g *Group) put(ctx context.Context, key string, value []byte) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.entries = append(g.entries, aging{key, time.Now()})
+	g.entries = append(g.entries, expiringKey{key, time.Now()})
 	return nil
 }
 
-// expire deletes what is too old, of what the store keeps.
+// expire deletes the keys that are too old in a store without times to live.
 func (g *Group) expire(ctx context.Context) error {
 	var old []string
 	g.mu.Lock()

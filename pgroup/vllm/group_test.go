@@ -31,7 +31,7 @@ func TestJoinTimeout(t *testing.T) {
 		defer g.Close()
 		began := time.Now()
 		_, err = vllm.Join(t.Context(), vllm.Config{Rank: 0, Size: 4, Store: s, Timeout: 3 * time.Second})
-		verdict(t, err, pgroup.ErrTimeout, "2 of 4 ranks have joined; of those of Go 0, 2")
+		failure(t, err, pgroup.ErrTimeout, "2 of 4 ranks have joined; of those of Go 0, 2")
 		require.Equal(t, 3*time.Second, time.Since(began))
 
 		ctx, cancel := context.WithCancel(t.Context())
@@ -47,7 +47,7 @@ func TestJoinAgain(t *testing.T) {
 		s := at(t)
 		for range 3 {
 			_, err := vllm.Join(t.Context(), vllm.Config{Rank: 0, Size: 2, Store: s, Timeout: 300 * time.Millisecond})
-			verdict(t, err, pgroup.ErrTimeout, "1 of 2 ranks have joined")
+			failure(t, err, pgroup.ErrTimeout, "1 of 2 ranks have joined")
 		}
 		each(t, join(t, s, 2, vllm.Config{}), barrier(within(t, time.Minute)))
 	})
@@ -58,13 +58,13 @@ func TestJoinConflict(t *testing.T) {
 	s := memory(t)
 	join(t, s, 2, vllm.Config{})
 	_, err := vllm.Join(t.Context(), vllm.Config{Rank: 1, Size: 2, Store: s})
-	verdict(t, err, pgroup.ErrConflict, "another process has joined as this rank")
+	failure(t, err, pgroup.ErrConflict, "another process has joined as this rank")
 
 	s = memory(t)
 	_, err = s.Add(t.Context(), "\x00torch/init/", 2) // two of Python
 	require.NoError(t, err)
 	_, err = vllm.Join(t.Context(), vllm.Config{Rank: 1, Size: 2, Store: s})
-	verdict(t, err, pgroup.ErrConflict, "number 3 to join 2 ranks", "a group needs a store of its own")
+	failure(t, err, pgroup.ErrConflict, "number 3 to join 2 ranks", "a group needs a store of its own")
 }
 
 // What fails because it took too long may be repeated; what does not fit waits for one whom it fits.
@@ -73,24 +73,24 @@ func TestRepeat(t *testing.T) {
 		ctx := t.Context()
 		gs := join(t, memory(t), 2, vllm.Config{Timeout: time.Second})
 		_, err := vllm.RecvObj[string](ctx, gs[1], 0)
-		v := verdict(t, err, pgroup.ErrTimeout, `no key "send_to/1/0"`, "recv from 0")
+		v := failure(t, err, pgroup.ErrTimeout, `no key "send_to/1/0"`, "recv from 0")
 		require.Equal(t, []int{0}, v.Missing)
 		_, err = vllm.BroadcastObj(ctx, gs[1], 0, "")
-		verdict(t, err, pgroup.ErrTimeout, `no key "broadcast_from/0/0"`)
+		failure(t, err, pgroup.ErrTimeout, `no key "broadcast_from/0/0"`)
 
 		cancelled, cancel := context.WithCancel(ctx)
 		go func() { synctest.Wait(); cancel() }()
 		_, err = vllm.RecvObj[string](cancelled, gs[1], 0)
-		verdict(t, err, pgroup.ErrCancelled, "cancelled here")
+		failure(t, err, pgroup.ErrCancelled, "cancelled here")
 		require.ErrorIs(t, err, context.Canceled)
 
 		require.NoError(t, vllm.SendObj(ctx, gs[0], 1, "hello"))
 		_, err = vllm.BroadcastObj(ctx, gs[0], 0, "world")
 		require.NoError(t, err)
 		_, err = vllm.RecvObj[int](ctx, gs[1], 0)
-		verdict(t, err, pgroup.ErrMismatch, "rank 0 sent what this rank does not take", "str")
+		failure(t, err, pgroup.ErrMismatch, "rank 0 sent an object that this rank cannot decode", "str")
 		_, err = vllm.BroadcastObj(ctx, gs[1], 0, 1.5)
-		verdict(t, err, pgroup.ErrMismatch)
+		failure(t, err, pgroup.ErrMismatch)
 		hello, err := vllm.RecvObj[any](ctx, gs[1], 0)
 		require.NoError(t, err)
 		require.Equal(t, "hello", hello)
@@ -109,7 +109,7 @@ func TestGatherAfterFailure(t *testing.T) {
 		}
 		_, errs := tryEach(gs[:2], gather("first", time.Second))
 		for _, err := range errs {
-			require.Equal(t, []int{2}, verdict(t, err, pgroup.ErrTimeout, "allgather #1").Missing)
+			require.Equal(t, []int{2}, failure(t, err, pgroup.ErrTimeout, "allgather #1").Missing)
 		}
 		late, err := gather("first", time.Second)(gs[2])
 		require.NoError(t, err)
@@ -135,7 +135,7 @@ func TestOrder(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "one", one)
 	_, err = vllm.RecvObj[any](ctx, gs[1], 0)
-	verdict(t, err, pgroup.ErrMismatch, "rank 0 sent a tensor, this rank waits for an object", `"send_tensor/1/1"`)
+	failure(t, err, pgroup.ErrMismatch, "rank 0 sent a tensor, this rank waits for an object", `"send_tensor/1/1"`)
 	two, err := gs[1].Recv(ctx, 0)
 	require.NoError(t, err)
 	require.True(t, tensor.Equal(two, tensor.From([]uint8{2}, 1)))
@@ -169,8 +169,8 @@ func TestAllReduce(t *testing.T) {
 	_, errs := tryEach(gs, func(g *vllm.Group) (*tensor.Tensor, error) {
 		return g.AllReduce(ctx, tensor.New(tensor.F32, 1+g.Rank()/2), vllm.Sum)
 	})
-	verdict(t, errs[0], pgroup.ErrMismatch, "rank 2 has F32[2], this rank F32[1]")
-	verdict(t, errs[2], pgroup.ErrMismatch, "rank 0 has F32[1], this rank F32[2]")
+	failure(t, errs[0], pgroup.ErrMismatch, "rank 2 has F32[2], this rank F32[1]")
+	failure(t, errs[2], pgroup.ErrMismatch, "rank 0 has F32[1], this rank F32[2]")
 }
 
 // Arguments that make no sense are refused before anything is sent.
@@ -223,7 +223,7 @@ func TestWhatIsNoTensorIsPassedOver(t *testing.T) {
 		for i := range values[:len(values)-1] {
 			got, err := verb()
 			require.Nil(t, got)
-			verdict(t, err, pgroup.ErrMismatch, fmt.Sprintf("rank 0 set %q to what is no tensor, and is passed over: pickle: ", key+strconv.Itoa(i)))
+			failure(t, err, pgroup.ErrMismatch, fmt.Sprintf("rank 0 set %q to an object that is not a tensor; it is skipped: pickle: ", key+strconv.Itoa(i)))
 		}
 		got, err := verb()
 		require.NoError(t, err)
@@ -244,7 +244,7 @@ func TestTextLikeABarrier(t *testing.T) {
 	require.NoError(t, err)
 	type named string
 	_, err = vllm.BroadcastObj[named](ctx, gs[1], 0, "")
-	verdict(t, err, pgroup.ErrMismatch, "rank 0 called barrier, this rank broadcast from 0")
+	failure(t, err, pgroup.ErrMismatch, "rank 0 called barrier, this rank broadcast from 0")
 }
 
 // One verb of a kind at a time; what is set for vLLM has its time to live.
@@ -282,13 +282,13 @@ func TestBareStore(t *testing.T) {
 		gs := join(t, s, 3, vllm.Config{})
 		_, errs := tryEach(gs[:2], barrier(within(t, time.Second)))
 		for _, err := range errs {
-			require.Equal(t, []int{2}, verdict(t, err, pgroup.ErrTimeout, "2: in no verb of this group that waits").Missing)
+			require.Equal(t, []int{2}, failure(t, err, pgroup.ErrTimeout, "2: in no operation of this group that waits").Missing)
 		}
-		verdict(t, gs[2].Barrier(within(t, time.Minute)), pgroup.ErrTimeout)
+		failure(t, gs[2].Barrier(within(t, time.Minute)), pgroup.ErrTimeout)
 		each(t, gs, barrier(within(t, time.Minute)))
 		require.NoError(t, gs[2].Close())
 		_, err := vllm.BroadcastObj[any](within(t, time.Minute), gs[0], 2, nil)
-		verdict(t, err, pgroup.ErrLeft)
+		failure(t, err, pgroup.ErrLeft)
 	})
 }
 
@@ -310,7 +310,7 @@ func TestGatherInStep(t *testing.T) {
 					}
 					return vllm.AllGatherObj(t.Context(), g, 1)
 				})
-				require.Equal(t, []int{1}, verdict(t, errs[0], pgroup.ErrTimeout).Missing)
+				require.Equal(t, []int{1}, failure(t, errs[0], pgroup.ErrTimeout).Missing)
 				require.Error(t, errs[1])
 				for _, got := range each(t, gs, func(g *vllm.Group) ([]int, error) { return vllm.AllGatherObj(t.Context(), g, 2) }) {
 					require.Equal(t, []int{2, 2}, got)
@@ -352,7 +352,7 @@ func TestLastWord(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "goodbye", got)
 		_, err = vllm.BroadcastObj(within(t, time.Minute), gs[1], 0, "")
-		verdict(t, err, pgroup.ErrLeft)
+		failure(t, err, pgroup.ErrLeft)
 	})
 }
 
@@ -407,7 +407,7 @@ func TestUnknown(t *testing.T) {
 					require.Equal(t, name == "passed", err == nil, "%d: %v", i, err)
 				}
 				require.ErrorIs(t, errs[len(gs)], pgroup.ErrUnknown)
-				verdict(t, errs[len(gs)], pgroup.ErrUnavailable, "did not say what became of the barrier")
+				failure(t, errs[len(gs)], pgroup.ErrUnavailable, "did not report the result of the barrier")
 			})
 		})
 	}

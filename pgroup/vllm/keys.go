@@ -8,56 +8,59 @@ import (
 	"github.com/muster-pg/muster/store/torchstore"
 )
 
-// medium is what travels. vLLM has keys of its own for tensors, and counts both together.
-type medium int
+// payloadKind is what a message carries. vLLM has separate keys for tensors, and counts both kinds
+// together.
+type payloadKind int
 
 const (
-	object medium = iota
+	object payloadKind = iota
 	array
 )
 
-func (m medium) String() string { return [...]string{"an object", "a tensor"}[m] }
+func (m payloadKind) String() string { return [...]string{"an object", "a tensor"}[m] }
 
-func (m medium) other() medium { return array - m }
+func (m payloadKind) other() payloadKind { return array - m }
 
-// sent is the key of what a rank sends to dst after n others.
-func (m medium) sent(dst int, n uint64) string {
+// messageKey returns the key of message n to dst, from 0.
+func (m payloadKind) messageKey(dst int, n uint64) string {
 	return fmt.Sprintf("%s/%d/%d", [...]string{"send_to", "send_tensor"}[m], dst, n)
 }
 
-// cast is the key of what src broadcasts after n others.
-func (m medium) cast(src int, n uint64) string {
+// broadcastKey returns the key of broadcast n of src, from 0.
+func (m payloadKind) broadcastKey(src int, n uint64) string {
 	return fmt.Sprintf("%s/%d/%d", [...]string{"broadcast_from", "broadcast_tensor"}[m], src, n)
 }
 
-// barrierID is what the names of barriers begin with.
+// barrierID is the prefix of barrier names.
 const barrierID = "barrier_"
 
-// isBarrierID reports whether s is what vLLM makes: barrier_ and a UUID.
+// isBarrierID reports whether s is "barrier_" and a UUID, as vLLM makes them.
 func isBarrierID(s string) bool {
 	uuid, ok := strings.CutPrefix(s, barrierID)
 	return ok && len(uuid) == 36 && strings.Count(uuid, "-") == 4
 }
 
-// comers counts the ranks that have joined: what PyTorch calls init/, as package torchstore keeps it.
-const comers = torchstore.InitKey
+// joinCount is the key that counts the ranks that have joined: PyTorch's init/, as package
+// torchstore stores it.
+const joinCount = torchstore.InitKey
 
-// notes is what the keys begin with by which ranks of Go tell each other more than vLLM does.
-const notes = "muster/"
+// notePrefix is the prefix of the keys that Go ranks use among each other, beside those of vLLM.
+const notePrefix = "muster/"
 
+// Values of the joined key.
 const (
-	joined = notes + "joined/"
-	alive  = notes + "alive/"
-	sent   = notes + "sent/"
-	cast   = notes + "cast/"
-	doing  = notes + "doing/"
+	joined = notePrefix + "joined/"
+	alive  = notePrefix + "alive/"
+	sent   = notePrefix + "sent/"
+	cast   = notePrefix + "cast/"
+	doing  = notePrefix + "doing/"
 )
 
 // What joined says.
 const (
-	isHere   = "here "  // and what no other process says
-	isLeased = "leased" // and alive goes when this rank does
-	hasLeft  = "left"
+	stateJoined = "here "  // followed by a random ID
+	stateLeased = "leased" // and the alive key exists as long as the process
+	stateLeft   = "left"
 )
 
 func note(kind string, rank int) string { return kind + strconv.Itoa(rank) }

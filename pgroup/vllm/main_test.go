@@ -141,7 +141,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 }
 
 // verdict requires that err is a RankError that matches target and has all of these words.
-func verdict(t *testing.T, err, target error, words ...string) *wire.Failure {
+func failure(t *testing.T, err, target error, words ...string) *wire.Failure {
 	t.Helper()
 	re, is := errors.AsType[*pgroup.RankError](err)
 	require.True(t, is, "%v", err)

@@ -236,7 +236,7 @@ func mixedExpiry(t *testing.T, m *mixed) {
 	for _, g := range m.ranks {
 		if g != nil {
 			_, err := vllm.BroadcastObj[any](m.ctx, g, 3, nil)
-			verdict(t, err, pgroup.ErrExpired, `"broadcast_from/3/0"`)
+			failure(t, err, pgroup.ErrExpired, `"broadcast_from/3/0"`)
 		}
 	}
 }
@@ -247,7 +247,7 @@ func mixedSenders(t *testing.T, m *mixed) {
 	require.NoError(t, err)
 	for rank, g := range m.ranks {
 		if g != nil && rank != 2 {
-			verdict(t, vllm.SendObj(m.ctx, g, 2, "mine"), pgroup.ErrConflict, "a rank of Python sends to rank 2")
+			failure(t, vllm.SendObj(m.ctx, g, 2, "mine"), pgroup.ErrConflict, "a rank of Python sends to rank 2")
 		}
 	}
 	got, err := vllm.RecvObj[string](m.ctx, m.ranks[2], 3)
@@ -262,7 +262,7 @@ func mixedVerbs(t *testing.T, m *mixed) {
 	for _, g := range m.ranks {
 		if g != nil {
 			_, err := vllm.BroadcastObj[any](m.ctx, g, 3, nil)
-			verdict(t, err, pgroup.ErrMismatch, "rank 3 sent a tensor, this rank waits for an object")
+			failure(t, err, pgroup.ErrMismatch, "rank 3 sent a tensor, this rank waits for an object")
 			got, err := g.Broadcast(m.ctx, 3, nil)
 			require.NoError(t, err)
 			require.True(t, tensor.Equal(got, tensor.From([]int64{1}, 1)))

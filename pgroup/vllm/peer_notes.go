@@ -11,25 +11,26 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// told is what ranks of Go have told: their notes by key.
-type told map[string]string
+// peerNotes has what Go ranks have published about themselves, by key.
+type peerNotes map[string]string
 
-// listen returns what has been told by everybody, or, if the store cannot list keys, by those who owe missing, as far as they are few.
-func (c *call) listen(ctx context.Context, missing []need) told {
-	t := told{}
-	for e, err := range c.store.List(ctx, notes) {
+// readNotes returns the notes of all ranks, or, if the store cannot list keys, those of the ranks
+// that this one waits for, as far as they are few.
+func (c *call) readNotes(ctx context.Context, missing []need) peerNotes {
+	t := peerNotes{}
+	for e, err := range c.store.List(ctx, notePrefix) {
 		if errors.Is(err, store.ErrUnsupported) {
-			return c.ask(ctx, missing)
+			return c.readNotesOf(ctx, missing)
 		}
 		t[e.Key] = string(e.Value)
 	}
 	return t
 }
 
-func (c *call) ask(ctx context.Context, missing []need) told {
-	t := told{}
+func (c *call) readNotesOf(ctx context.Context, missing []need) peerNotes {
+	t := peerNotes{}
 	keys := []string{note(sent, c.cfg.Rank)}
-	for _, n := range missing[:min(len(missing), mostProbes)] {
+	for _, n := range missing[:min(len(missing), maxProbes)] {
 		keys = append(keys, note(joined, n.from), note(doing, n.from), note(cast, n.from))
 	}
 	for _, key := range keys {
@@ -40,24 +41,24 @@ func (c *call) ask(ctx context.Context, missing []need) told {
 	return t
 }
 
-// doing is what a rank does, as far as it has told.
-func (t told) doing(rank int) string {
+// doing returns what a rank does, as far as it has published it.
+func (t peerNotes) doing(rank int) string {
 	switch state, what := t[note(joined, rank)], t[note(doing, rank)]; {
 	case what != "":
 		return what
 	case state == "":
-		return "not there yet, or of Python, which does not tell"
-	case state == hasLeft:
+		return "not joined yet, or a Python rank, which publishes nothing"
+	case state == stateLeft:
 		return "left"
 	}
-	return "in no verb of this group that waits"
+	return "in no operation of this group that waits"
 }
 
-// casts is how many broadcasts src has sent.
-func (t told) casts(src int) uint64 { return number(t[note(cast, src)]) }
+// broadcasts returns how many broadcasts src has sent.
+func (t peerNotes) broadcasts(src int) uint64 { return number(t[note(cast, src)]) }
 
-// sends is how many messages src has sent to dst.
-func (t told) sends(src, dst int) uint64 {
+// sends returns how many messages src has sent to dst.
+func (t peerNotes) sends(src, dst int) uint64 {
 	who, n, _ := strings.Cut(t[note(sent, dst)], " ")
 	if who != strconv.Itoa(src) {
 		return 0
@@ -73,24 +74,25 @@ func number(s string) uint64 {
 	return n
 }
 
-// mostProbes is how many ranks of Python a look is for, when many are missing.
-const mostProbes = 8
+// maxProbes is how many Python ranks are probed when many are missing.
+const maxProbes = 8
 
-// lookAround returns an error if one of missing will never come, or the verb is over; otherwise what the other ranks told.
-func (c *call) lookAround(ctx context.Context, missing []need) (told, error) {
-	t := c.listen(ctx, missing)
-	if c.over != nil {
-		if err := c.over(ctx); err != nil {
+// checkMissing returns an error if a rank that this one waits for will never send, or the operation
+// has failed; otherwise the notes of the other ranks.
+func (c *call) checkMissing(ctx context.Context, missing []need) (peerNotes, error) {
+	t := c.readNotes(ctx, missing)
+	if c.groupFailed != nil {
+		if err := c.groupFailed(ctx); err != nil {
 			return t, err
 		}
 	}
 	var all *wire.Failure
 	for i, n := range missing {
-		v := c.hopeless(ctx, t, n, i < mostProbes)
+		v := c.unreachable(ctx, t, n, i < maxProbes)
 		if v == nil || all != nil && all.Code != v.Code {
 			continue
 		}
-		// It may have come after the wait, and before what speaks against it.
+		// It may have come after the wait, and before the notes were read.
 		if _, err := c.store.Get(ctx, n.key); !errors.Is(err, store.ErrNotFound) {
 			continue
 		}
@@ -106,11 +108,12 @@ func (c *call) lookAround(ctx context.Context, missing []need) (told, error) {
 	return t, nil
 }
 
-// hopeless says why what is missing will never come, if that is so. Ranks of Go tell it themselves; for the others it takes probe to
-// look what is in the store instead.
-func (c *call) hopeless(ctx context.Context, t told, n need, probe bool) *wire.Failure {
-	probe = probe && n.cast && t[note(joined, n.from)] == ""
-	counted := n.cast && t.casts(n.from) > n.n || n.sent && t.sends(n.from, c.cfg.Rank) > n.n
+// unreachable returns the failure if what n waits for will never come, and nil otherwise. Go ranks
+// publish what they have sent; for Python ranks, if probe is set, it looks for what they sent
+// instead.
+func (c *call) unreachable(ctx context.Context, t peerNotes, n need, probe bool) *wire.Failure {
+	probe = probe && n.broadcast && t[note(joined, n.from)] == ""
+	counted := n.broadcast && t.broadcasts(n.from) > n.n || n.message && t.sends(n.from, c.cfg.Rank) > n.n
 	switch {
 	case (counted || probe) && c.has(ctx, n.other(c.cfg.Rank)):
 		return &wire.Failure{Code: wire.CodeMismatch, By: -1, Reason: fmt.Sprintf(
@@ -120,9 +123,9 @@ func (c *call) hopeless(ctx context.Context, t told, n need, probe bool) *wire.F
 			"rank %d is past the key %q, whose time was over before this rank read it", n.from, n.key)}
 	}
 	switch t[note(joined, n.from)] {
-	case hasLeft:
+	case stateLeft:
 		return &wire.Failure{Code: wire.CodeLeft, By: -1, Left: []int{n.from}, Reason: "without the key " + strconv.Quote(n.key)}
-	case isLeased:
+	case stateLeased:
 		if _, ok := t[note(alive, n.from)]; !ok {
 			return &wire.Failure{Code: wire.CodeLost, By: -1, Lost: []int{n.from}, Reason: "without the key " + strconv.Quote(n.key)}
 		}
@@ -135,12 +138,13 @@ func (c *call) has(ctx context.Context, key string) bool {
 	return err == nil
 }
 
-// hasLater reports whether there is a broadcast after n, which ranks of Python leave when n has expired: they delete when they send.
+// hasLater reports whether the store has a broadcast after n. A Python rank that is past n may have
+// deleted n: it deletes expired data when it sends.
 func (c *call) hasLater(ctx context.Context, n need) bool {
-	return c.has(ctx, n.m.cast(n.from, n.n+1)) || c.has(ctx, n.m.other().cast(n.from, n.n+1))
+	return c.has(ctx, n.m.broadcastKey(n.from, n.n+1)) || c.has(ctx, n.m.other().broadcastKey(n.from, n.n+1))
 }
 
-// ranks names those who owe needs.
+// ranks formats the ranks that needs wait for.
 func ranks(needs []need) string {
 	const most = 8
 	var b strings.Builder
@@ -159,7 +163,7 @@ func ranks(needs []need) string {
 	return "ranks " + b.String()
 }
 
-// quoted is the keys of needs, a few of them.
+// quoted formats the keys of needs, at most three of them.
 func quoted(needs []need) string {
 	const most = 3
 	var b strings.Builder
