@@ -13,8 +13,9 @@ import (
 // mostAllocated is how many bytes one verb of one rank may allocate when it has been called before.
 const mostAllocated = 1 << 10
 
-// TestAllocations counts what verbs allocate in steady state, where contexts have no deadline, which costs most. Of several counts the
-// least is that of steady state: a verb that took long, as on a busy machine, has asked what the others do.
+// TestAllocations counts what verbs allocate in steady state, where contexts have no deadline,
+// which costs most. Of several counts the least is that of steady state: a verb that took long, as
+// on a busy machine, has asked what the others do.
 func TestAllocations(t *testing.T) {
 	if underRace {
 		t.Skip("the race detector allocates too")

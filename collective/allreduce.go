@@ -7,15 +7,16 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Where an algorithm is better than the one before, of those that Auto chooses from (docs/explanation/benchmarks.md, docs/explanation/scale.md).
+// Where an algorithm is better than the one before, of those that Auto chooses from
+// (docs/explanation/benchmarks.md, docs/explanation/scale.md).
 const (
 	leastHalving = 128 << 10 // bytes
 	leastRing    = 2 << 20   // bytes of each rank's chunk
 	leastRingOdd = 128 << 10 // the same, of ranks that are no power of two, of which some wait for others in halving
 )
 
-// sites is where ranks are, as one of them sees it.
-type sites struct {
+// placement is the nodes of the ranks, as one of them sees it.
+type placement struct {
 	hosts   [][]int // the ranks of each node, both in order
 	columns int     // how many ranks each node has at least
 	place   int     // of this rank on its node
@@ -24,7 +25,7 @@ type sites struct {
 	all     []int
 }
 
-func newSites(hosts [][]int, rank int) (s sites) {
+func newSites(hosts [][]int, rank int) (s placement) {
 	s.hosts, s.columns = hosts, len(hosts[0])
 	for i, ranks := range hosts {
 		s.columns = min(s.columns, len(ranks))
@@ -43,7 +44,7 @@ func newSites(hosts [][]int, rank int) (s sites) {
 }
 
 // neighbours are the ranks of this one's node, itself among them.
-func (s *sites) neighbours() []int { return s.hosts[s.node] }
+func (s *placement) neighbours() []int { return s.hosts[s.node] }
 
 // allReduce is AllReduce over connections, and within hosts if they have memory that they share.
 func (c *call) allReduce(x vector) error {
@@ -61,7 +62,8 @@ func (c *call) allReduce(x vector) error {
 		return err
 	}
 	if c.div > 1 && c.dt16 == tensor.BF16 && reduce.Overflows(wide) {
-		// A sum of float32s may be too large though the average is not. All ranks have the same sum, and so divide first, all of them.
+		// A sum of float32s may be too large though the average is not. All ranks have the same
+		// sum, and so divide first, all of them.
 		wide = c.widen(x)
 		reduce.Scale(wide, c.div)
 		c.div = 1
@@ -79,17 +81,18 @@ func (c *call) reduceWith(alg Algorithm, hierarchical bool, x vector) error {
 	if hierarchical {
 		return c.hierarchical(x)
 	}
-	return c.flat(alg, c.sites.all, c.rank(), x)
+	return c.flat(alg, c.placement.all, c.rank(), x)
 }
 
-// reduceOnce has every rank combine a chunk of all ranks' x in one step: 16-bit floats are rounded once, and nothing between is too large for them.
+// reduceOnce has every rank combine a chunk of all ranks' x in one step: 16-bit floats are rounded
+// once, and nothing between is too large for them.
 func (c *call) reduceOnce(x vector) error {
 	p, me := c.size(), c.rank()
 	chunk := func(i int) vector { return c.chunk(x, i, p) }
-	if err := c.direct(c.sites.all, me, chunk(me), chunk); err != nil {
+	if err := c.direct(c.placement.all, me, chunk(me), chunk); err != nil {
 		return err
 	}
-	return c.ringGather(c.sites.all, me, chunk)
+	return c.ringGather(c.placement.all, me, chunk)
 }
 
 // widen is x, of 16-bit floats, as float32.
@@ -130,11 +133,12 @@ func best(p, n int) Algorithm {
 	return Ring
 }
 
-// hierarchical parts x in chunks, one for each of the first ranks of every node, as many as all nodes have. They combine theirs within the node,
-// then with the ranks at their place on other nodes, and bring them to all. It divides once, by the number of all ranks, so nodes may have
-// different numbers of them.
+// hierarchical splits x into chunks, one for each of the first ranks of every node, as many as all
+// nodes have. These ranks combine their chunk within the node, then with the ranks at their place
+// on other nodes, and copy it to all. It divides once, by the number of all ranks, so nodes may
+// have different numbers of them.
 func (c *call) hierarchical(x vector) error {
-	s := &c.sites
+	s := &c.placement
 	var mine vector
 	if s.place < s.columns {
 		mine = c.chunk(x, s.place, s.columns)

@@ -59,7 +59,8 @@ func TestBits(t *testing.T) {
 	})
 }
 
-// TestHalves has 16-bit floats whose sum is beyond them, though their average is not, and such as would be lost one by one in a sum of their kind.
+// TestHalves has 16-bit floats whose sum is beyond them, though their average is not, and such as
+// would be lost one by one in a sum of their kind.
 func TestHalves(t *testing.T) {
 	over(t, []int{4, 5}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {

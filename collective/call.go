@@ -48,7 +48,7 @@ type plan struct {
 	// Of a verb that takes several slices as one.
 	slices  int
 	lengths uint64                       // a hash of their lengths
-	list    func(list [][]byte) [][]byte // appends them; x is made of them when the verb has the turn
+	list    func(list [][]byte) [][]byte // appends them; x is made of them when the verb begins
 }
 
 var reductions = [...]reduce.Op{Sum: reduce.Sum, Avg: reduce.Sum, Product: reduce.Product, Min: reduce.Min, Max: reduce.Max}
@@ -79,14 +79,15 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 	return c.perform(ctx, &p, c.seq, func(cl *call) error {
 		err := cl.do(&p)
 		if err == nil && c.local != nil {
-			c.local.let()
+			c.local.unhold()
 		}
 		return err
 	})
 }
 
-// turn waits until all verbs are done that were called before. The next ones wait until what it returns is closed. If ctx ends first, or the time
-// of a verb, then so does the Comm: the other ranks wait for this one in a verb that it does not come to.
+// turn waits until all verbs are done that were called before. The next ones wait until what it
+// returns is closed. If ctx ends first, or the time of a verb, then so does the Comm: the other
+// ranks wait for this one in a verb that it does not come to.
 func (c *core) turn(ctx context.Context, p *plan) (chan struct{}, error) {
 	mine, before := c.queue()
 	if before == nil || done(before) {
@@ -132,13 +133,14 @@ func (c *core) queue() (mine, before chan struct{}) {
 	return mine, before
 }
 
-// perform makes one call of what f does, with a deadline, one verdict for all ranks, and a trace.
+// perform makes one call of a verb that f does, with a deadline, one result for all ranks, and a
+// trace.
 func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call) error) error {
 	if c.over.Err() != nil {
 		return c.ended(p.verb)
 	}
 	cl := c.newCall(ctx, p, seq)
-	if ctx.Err() != nil { // the others wait, and are to hear so
+	if ctx.Err() != nil { // the others wait, and are to get this as the reason
 		cl.cancelled()
 		return c.ended(p.verb)
 	}
@@ -148,7 +150,7 @@ func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call
 		cl.limit = cl.start.Add(c.timeout)
 	}
 	c.watch.begin(cl)
-	err := cl.verdict(f(cl))
+	err := cl.failureOf(f(cl))
 	c.watch.end(cl)
 	cl.trace(p.x.n, err)
 	return err
@@ -182,7 +184,7 @@ func (c *call) trace(bytes int, err error) {
 	}
 }
 
-// check refuses what makes no sense before anybody else hears of it.
+// check refuses invalid arguments before other ranks are involved.
 func (c *core) check(p *plan) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("collective: %v of group %q on rank %d: %s: %w", p.verb, c.name, c.rank(), fmt.Sprintf(format, args...), pgroup.ErrInvalid)
@@ -231,25 +233,25 @@ func (c *core) ended(v verb) error {
 	return fmt.Errorf("collective: %v of group %q on rank %d: %w", v, c.name, c.rank(), err)
 }
 
-// suspicion is that something is wrong with a rank, until the store says what.
-type suspicion struct {
-	verdict *wire.Failure
-	wait    bool // it may be lost
+// suspected is the error of a rank that may have failed; the store decides whether it has.
+type suspected struct {
+	failureOf *wire.Failure
+	wait      bool // it may be lost
 }
 
-func (s *suspicion) Error() string { return s.verdict.Reason }
+func (s *suspected) Error() string { return s.failureOf.Reason }
 
 // lossTime is longer than the store takes to declare a rank lost whose process has ended.
 const lossTime = time.Second
 
-// verdict is what all ranks hear of an error of this one.
-func (c *call) verdict(err error) error {
+// failureOf is the failure that all ranks get because of an error of this one.
+func (c *call) failureOf(err error) error {
 	if err == nil {
 		return nil
 	}
-	s, ok := errors.AsType[*suspicion](err)
+	s, ok := errors.AsType[*suspected](err)
 	if !ok {
-		s = &suspicion{&wire.Failure{Code: wire.CodeFailed, By: c.rank(), Reason: err.Error()}, false}
+		s = &suspected{&wire.Failure{Code: wire.CodeFailed, By: c.rank(), Reason: err.Error()}, false}
 	}
 	if s.wait {
 		select {
@@ -258,12 +260,12 @@ func (c *call) verdict(err error) error {
 		}
 	}
 	if c.over.Err() == nil {
-		c.fail(s.verdict)
+		c.fail(s.failureOf)
 	}
 	<-c.over.Done()
-	c.lanes.close() // from here on nobody uses the caller's slices
+	c.conns.close() // from here on the caller's slices are not used
 	if c.local != nil && !c.isPair() {
-		c.local.retreat()
+		c.local.withdraw()
 	}
 	return c.ended(c.verb)
 }
@@ -271,22 +273,22 @@ func (c *call) verdict(err error) error {
 // broken is a connection's end.
 func (c *call) broken(rank int, err error) error {
 	if errors.Is(err, net.ErrClosed) || c.over.Err() != nil {
-		return &suspicion{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: "its data connection is closed"}, true}
+		return &suspected{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: "its data connection is closed"}, true}
 	}
-	return &suspicion{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: "its data connection broke: " + err.Error()}, true}
+	return &suspected{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: "its data connection broke: " + err.Error()}, true}
 }
 
 func (c *call) left(rank int) error {
-	return &suspicion{&wire.Failure{Code: wire.CodeLeft, By: -1, Left: []int{rank}, Reason: "in " + c.head.String()}, false}
+	return &suspected{&wire.Failure{Code: wire.CodeLeft, By: -1, Left: []int{rank}, Reason: "in " + c.head.String()}, false}
 }
 
 func (c *call) failed(rank int, err error) error {
-	return &suspicion{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: err.Error()}, false}
+	return &suspected{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: err.Error()}, false}
 }
 
-// disagree is what two ranks hear who do not do the same.
-func (c *call) disagree(rank int, theirs head) error {
-	return &suspicion{&wire.Failure{Code: wire.CodeMismatch, By: rank, Reason: disagreement(rank, theirs, c.rank(), c.head)}, false}
+// mismatchOf is the failure of two ranks that do different things.
+func (c *call) mismatchOf(rank int, theirs head) error {
+	return &suspected{&wire.Failure{Code: wire.CodeMismatch, By: rank, Reason: disagreement(rank, theirs, c.rank(), c.head)}, false}
 }
 
 func disagreement(rank int, theirs head, other int, h head) string {
@@ -299,10 +301,11 @@ func disagreement(rank int, theirs head, other int, h head) string {
 // isPair reports whether this is a Send or a Recv, which run beside the verbs of all ranks.
 func (c *call) isPair() bool { return c.head.verb == send }
 
-// await notes whom this rank waits for, for those who ask when time is over.
+// await notes the rank that this one waits for, for the error of a timeout.
 func (c *core) await(rank int) { c.waiting.Store(int64(rank) + 1) }
 
-// awaited are the ranks that this one waits for, or better: those that are in no verb, and what they do.
+// awaited are the ranks that this one waits for, or better: those that are in no verb, and what
+// they do.
 func (c *call) awaited() (ranks []int, doing []string) {
 	if ranks, doing = c.watch.missing(c); len(ranks) > 0 {
 		return ranks, doing

@@ -12,8 +12,8 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// TestCloseWaitsForWhatWasStarted closes a Comm while a function that Start runs is in a verb, and another one waits for its turn: both have ended when Close
-// returns.
+// TestCloseWaitsForWhatWasStarted closes a Comm while a function that Start runs is in a verb, and
+// another one waits for its turn: both have ended when Close returns.
 func TestCloseWaitsForWhatWasStarted(t *testing.T) {
 	over(t, []int{2}, func(t *testing.T, w way, n int) {
 		closed := make(chan struct{})

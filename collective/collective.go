@@ -21,9 +21,11 @@ import (
 // Op is a reduction.
 type Op = pgroup.Op
 
-// The reductions, as of pgroup: integers wrap around; a NaN anywhere is the Min and the Max. Float16 and BFloat16 are combined as float32. Avg of
-// integers is truncated toward 0. The average of integers of up to 32 bits, and of Float16 and BFloat16, is right whatever their sum is; a sum of 64-bit integers
-// wraps around, and one of float32 or float64 may be infinite, also on the way to an average.
+// The reductions, as of pgroup: integers wrap around; a NaN anywhere is the Min and the Max.
+// Float16 and BFloat16 are combined as float32. Avg of integers is truncated toward 0. The average
+// of integers of up to 32 bits, and of Float16 and BFloat16, is right whatever their sum is; a sum
+// of 64-bit integers wraps around, and one of float32 or float64 may be infinite, also on the way
+// to an average.
 const (
 	Sum     = pgroup.Sum
 	Product = pgroup.Product
@@ -32,17 +34,20 @@ const (
 	Avg     = pgroup.Avg
 )
 
-// Algorithm is a way to reduce over connections; which one is best depends on how many bytes and ranks there are.
+// Algorithm is an algorithm of reductions over connections; which one is best depends on how many
+// bytes and ranks there are.
 type Algorithm uint8
 
 const (
-	// Auto is the best of them, as measured (docs/explanation/benchmarks.md), and shared memory where ranks have any.
+	// Auto is the best of them, as measured (docs/explanation/benchmarks.md), and shared memory
+	// where ranks have any.
 	Auto Algorithm = iota
 	// Ring moves each byte 2(p−1)/p times over each link, in 2(p−1) steps.
 	Ring
 	// RecursiveDoubling moves each byte log₂ p times, in as many steps.
 	RecursiveDoubling
-	// HalvingDoubling moves as much as Ring in 2 log₂ p steps; ranks that are no power of two fold into those that are.
+	// HalvingDoubling moves as much as Ring in 2 log₂ p steps; ranks that are no power of two fold
+	// into those that are.
 	HalvingDoubling
 	// Hierarchical reduces within each host, among hosts, and spreads within each host.
 	Hierarchical
@@ -52,16 +57,18 @@ const (
 type Options struct {
 	Algorithm Algorithm
 	Listen    string     // host or host:port that ranks on other nodes connect to; default: the interface that leads to the store
-	Trace     trace.Sink // is told of every verb that has begun; nil: the group's, see pgroup.Group.Trace
+	Trace     trace.Sink // gets an event for every verb that has begun; nil: the group's, see pgroup.Group.Trace
 
 	process string // of tests: what takes ranks of one process for others
 }
 
-// Comm is a group with connections. Verbs run one at a time, in the order in which they are called; many goroutines may call them, if it is the
-// same order on every rank. After an error it refuses further use.
+// Comm is a group with connections. Verbs run one at a time, in the order in which they are called;
+// many goroutines may call them, if it is the same order on every rank. After an error it refuses
+// further use.
 //
-// It owns a group of its own with one goroutine that follows it, a link.Mesh, a goroutine for each rank that it sends to over a
-// connection and for each call of Start, and the memory that it shares with ranks of its host. Close ends all of them.
+// It owns a group of its own with one goroutine that follows it, a link.Mesh, a goroutine for each
+// rank that it sends to over a connection and for each call of Start, and the memory that it shares
+// with ranks of its host. Close ends all of them.
 type Comm struct {
 	*core
 	inner bool // has the turn
@@ -69,15 +76,15 @@ type Comm struct {
 
 // core is what a Comm and those that Start makes have in common.
 type core struct {
-	group   *pgroup.Group // of its own, of all ranks of the caller's
-	name    string        // of the caller's group, for errors
-	opts    Options
-	mesh    *link.Mesh
-	lanes   *lanes
-	sites   sites
-	timeout time.Duration // of calls whose context has no deadline
-	local   *local        // shared memory with the ranks of this one's node; nil: none
-	shared  bool          // nodes that have several ranks share memory: the same on all ranks
+	group     *pgroup.Group // of its own, of all ranks of the caller's
+	name      string        // of the caller's group, for errors
+	opts      Options
+	mesh      *link.Mesh
+	conns     *conns
+	placement placement
+	timeout   time.Duration // of calls whose context has no deadline
+	local     *local        // shared memory with the ranks of this one's node; nil: none
+	shared    bool          // nodes that have several ranks share memory: the same on all ranks
 
 	over context.Context // ends when no verb can succeed any more; its cause is the error of all
 	end  context.CancelCauseFunc
@@ -108,7 +115,8 @@ type core struct {
 	waiting atomic.Int64 // 1 + the rank that this one waits for; 0: none
 }
 
-// Open connects the ranks of g, each of which calls it. The group stays the caller's.
+// Open connects the ranks of g; every rank calls it. The caller keeps g, and closes it after the
+// Comm.
 func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 	c := &core{name: g.Name()}
 	if o != nil {
@@ -123,9 +131,9 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 		c.end(err)
 		return nil, err
 	}
-	c.group, c.sites, c.timeout = sub, newSites(hosts(sub), sub.Rank()), sub.Config().Timeout
-	c.lanes = newLanes(c)
-	context.AfterFunc(c.over, c.lanes.close) // so that what waits for others ends
+	c.group, c.placement, c.timeout = sub, newSites(hosts(sub), sub.Rank()), sub.Config().Timeout
+	c.conns = newConns(c)
+	context.AfterFunc(c.over, c.conns.close) // so that what waits for others ends
 	if err := c.open(ctx); err != nil {
 		comm := &Comm{core: c}
 		return nil, errors.Join(err, comm.Close())
@@ -135,8 +143,8 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 
 func (c *core) open(ctx context.Context) (err error) {
 	follow := c.group.Context()
-	context.AfterFunc(follow, func() { c.heard(context.Cause(follow)) })
-	if c.mesh, err = link.Open(ctx, c.group, link.Options{Name: "collective", Listen: c.opts.Listen, Accept: c.lanes.accept}); err != nil {
+	context.AfterFunc(follow, func() { c.onGroupEnd(context.Cause(follow)) })
+	if c.mesh, err = link.Open(ctx, c.group, link.Options{Name: "collective", Listen: c.opts.Listen, Accept: c.conns.accept}); err != nil {
 		return err
 	}
 	return c.share(ctx)
@@ -170,7 +178,8 @@ func (c *Comm) Name() string { return c.name }
 // Group is that of the Comm's own, with the ranks of the one that it was opened on.
 func (c *Comm) Group() *pgroup.Group { return c.group }
 
-// Shutdown returns when all ranks have called it, and closes: nobody waits for this rank any more. It closes too if it fails.
+// Shutdown returns when all ranks have called it, and closes the Comm, also if it fails. After that
+// no rank waits for this one.
 func (c *Comm) Shutdown(ctx context.Context) error {
 	if c.over.Err() != nil {
 		return c.Close()
@@ -178,21 +187,22 @@ func (c *Comm) Shutdown(ctx context.Context) error {
 	return errors.Join(c.Barrier(ctx), c.Close())
 }
 
-// Close ends this rank's part, at once. Ranks that wait for it in a verb hear that it left. It returns when what Start has started has ended; in such a
-// function, called on the Comm that it was given, it does not wait for that. It may be called twice.
+// Close ends this rank's part at once. Ranks that wait for it in a verb get an error that it left.
+// It returns when all functions of Start have returned; in such a function, called on the Comm that
+// it was given, it does not wait for that. It may be called twice.
 func (c *Comm) Close() (err error) {
 	if !c.inner {
 		defer c.started.Wait()
 	}
 	c.once.close.Do(func() {
-		if c.over.Err() == nil { // otherwise the others hear why
-			c.lanes.goodbye()
+		if c.over.Err() == nil { // otherwise the others have the reason already
+			c.conns.announceLeave()
 			if c.local != nil {
 				c.local.leave()
 			}
 		}
 		c.end(pgroup.ErrClosed)
-		c.lanes.close()
+		c.conns.close()
 		if c.mesh != nil {
 			c.mesh.Close()
 		}
@@ -207,27 +217,27 @@ func (c *Comm) Close() (err error) {
 	return err
 }
 
-// faultKey has the verdict that ended a Comm: the first that was written.
-const faultKey = "fault"
+// failureKey has the failure that ended a Comm: the first that was written.
+const failureKey = "fault"
 
-// failed is what a Comm's abort of its group begins with: the verdict is at faultKey then.
+// failed begins the reason of an abort by a Comm: the failure is at failureKey then.
 const failed = "a verb failed: "
 
-// tellTime bounds what it takes to agree on a verdict.
-const tellTime = time.Second
+// failTime bounds how long ranks take to agree on a failure.
+const failTime = time.Second
 
-// fail ends the Comm on every rank, with a verdict: v, unless another rank was first.
+// fail ends the Comm on every rank, with the failure v, unless another rank was first.
 func (c *core) fail(v *wire.Failure) {
 	c.once.fail.Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), tellTime)
+		ctx, cancel := context.WithTimeout(context.Background(), failTime)
 		defer cancel()
 		b, _ := json.Marshal(v)
-		now, err := c.group.Store().Swap(ctx, faultKey, nil, b)
+		now, err := c.group.Store().Swap(ctx, failureKey, nil, b)
 		if err != nil && now == nil { // this rank may be the one that is lost: the group knows
 			select {
 			case <-c.over.Done():
 			case <-ctx.Done():
-				c.end(c.rankError(v)) // nobody can be told soon
+				c.end(c.rankError(v)) // the store cannot be reached soon
 			}
 		}
 		if told := parseVerdict(now); told != nil {
@@ -242,23 +252,23 @@ func (c *core) fail(v *wire.Failure) {
 	})
 }
 
-// heard is told why the Comm's group has ended.
-func (c *core) heard(cause error) {
+// onGroupEnd handles the end of the Comm's group.
+func (c *core) onGroupEnd(cause error) {
 	if re, ok := errors.AsType[*pgroup.RankError](cause); ok && re.Failure != nil {
 		v := re.Failure
 		if re.Code == wire.CodeAborted && strings.HasPrefix(re.Reason, failed) {
-			v = cmp.Or(c.fault(), v)
+			v = cmp.Or(c.storedFailure(), v)
 		}
 		cause = c.rankError(v)
 	}
 	c.end(cause)
 }
 
-// fault is the verdict that is written; nil if there is none.
-func (c *core) fault() *wire.Failure {
-	ctx, cancel := context.WithTimeout(context.Background(), tellTime)
+// storedFailure is the failure at failureKey; nil if there is none.
+func (c *core) storedFailure() *wire.Failure {
+	ctx, cancel := context.WithTimeout(context.Background(), failTime)
 	defer cancel()
-	b, err := c.group.Store().Get(ctx, faultKey)
+	b, err := c.group.Store().Get(ctx, failureKey)
 	if err != nil {
 		return nil
 	}
@@ -274,7 +284,7 @@ func parseVerdict(b []byte) *wire.Failure {
 	return v
 }
 
-// rankError is a verdict as this rank tells it.
+// rankError is a failure as this rank returns it.
 func (c *core) rankError(v *wire.Failure) error {
 	return &pgroup.RankError{Op: "collective", Group: c.name, Rank: c.rank(), Size: c.size(), Failure: v, Err: errors.New(v.Reason)}
 }

@@ -276,7 +276,8 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// TestDisagreement has one rank do something else: all hear what, of which two, and nobody can go on.
+// TestDisagreement has one rank do something else: all hear what, of which two, and nobody can go
+// on.
 func TestDisagreement(t *testing.T) {
 	for name, odd := range map[string]func(r *rank) error{
 		"length": func(r *rank) error { return collective.AllReduce(r.ctx, r.c, collective.Sum, make([]float32, 1001)) },
@@ -313,7 +314,8 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
-// TestOneRankFails has one rank that cancels, times out, leaves or aborts: all have an error that names it, soon, and nobody can go on.
+// TestOneRankFails has one rank that cancels, times out, leaves or aborts: all have an error that
+// names it, soon, and nobody can go on.
 func TestOneRankFails(t *testing.T) {
 	for name, test := range map[string]struct {
 		fails func(r *rank)

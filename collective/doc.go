@@ -1,11 +1,14 @@
-// Package collective moves large slices among ranks, in place: through memory in one process or on one host, over TCP between hosts.
+// Package collective reduces and moves large slices among ranks, in place: through memory in one
+// process or on one host, over TCP between hosts.
 //
-//	c, err := collective.Open(ctx, g, nil)                  // every rank of the group
+//	c, err := collective.Open(ctx, g, nil)                    // every rank of the group
 //	err = collective.AllReduce(ctx, c, collective.Avg, grads) // the same bits on every rank, and in every run
-//	err = collective.AllReduceAll(ctx, c, collective.Avg, [][]float32{weights, biases}) // several slices as though they were one
+//	err = collective.AllReduceAll(ctx, c, collective.Avg, [][]float32{weights, biases}) // several slices as one
 //
-// All ranks call the same verbs in the same order, with the same type, length, op and root; whoever does not is told, on all ranks. Each
-// verb is numbered, and so are its messages: a rank that is early or late never mixes two.
+// All ranks call the same verbs in the same order, with the same type, length, op and root; if they
+// do not, all ranks get an error that says so. Each verb has a sequence number, and so have its
+// messages: the messages of two verbs are never confused.
 //
-// After an error the Comm is over, on every rank, with one verdict: what slices hold is not defined then. Shrink the group and open another.
+// After an error the Comm has ended, on every rank, with the same failure; the contents of the
+// slices are undefined then. Shrink the group and open another Comm.
 package collective

@@ -2,7 +2,8 @@ package collective
 
 import "math/bits"
 
-// fold is what the algorithms have in common that want a power of two of ranks: the first ranks join in pairs until there is one.
+// fold is common to the algorithms that need a power of two of ranks: the first ranks join in pairs
+// until there is one. (See Rabenseifner, Optimization of Collective Reduction Operations, 2004.)
 type fold struct {
 	*call
 	ranks []int
@@ -74,8 +75,8 @@ func (c *call) receiveAll(from, s int, x vector) error {
 	return pieces(x, func(n uint32, piece vector) error { return c.receive(from, step(s, n), piece) })
 }
 
-// combineWith receives what a rank has of x, and combines it with what is here: theirs first, if they are lower. So both ranks of a pair get the
-// same bits.
+// combineWith receives what a rank has of x, and combines it with what is here: theirs first, if
+// they are lower. So both ranks of a pair get the same bits.
 func (c *call) combineWith(from, s int, x vector, div int, lower bool) error {
 	return pieces(x, func(n uint32, piece vector) error {
 		got := one(c.buffer(piece.n))
@@ -106,7 +107,7 @@ func (c *call) doubling(ranks []int, me int, x vector) error {
 		if err := c.sendAll(to, s, x); err != nil {
 			return err
 		}
-		if x.n > smallMessage { // it is on its way in x itself, which is about to change
+		if x.n > smallMessage { // it is being sent from x itself, which is about to change
 			if err := c.exchangeLarge(to, s, x, div, partner < f.id); err != nil {
 				return err
 			}
@@ -139,7 +140,8 @@ func (c *call) exchangeLarge(with, s int, x vector, div int, lower bool) error {
 	return nil
 }
 
-// halving reduces x on all ranks: pairs exchange halves, then halves of those, until each has a part that is of all; and the same way back.
+// halving reduces x on all ranks by recursive halving and doubling (Rabenseifner): pairs exchange
+// halves, then halves of those, until each has a part of the result; then the same steps backwards.
 func (c *call) halving(ranks []int, me int, x vector) error {
 	f := c.fold(ranks, me)
 	if err := f.begin(x); err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// connected runs body on each of n ranks, here in one process. A program of its own has pgroup.FromEnv and Create instead.
+// connected runs body on each of n ranks, here in one process. A program of its own has
+// pgroup.FromEnv and Create instead.
 func connected(n int, body func(ctx context.Context, rank int, c *collective.Comm) error) {
 	s := store.New(new(store.Memory))
 	defer s.Close()

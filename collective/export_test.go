@@ -11,7 +11,7 @@ func Apart(o *Options, process string) { o.process = process }
 
 // Tell has a rank say as it opens that it is of a process, and has no memory to share.
 func Tell(ctx context.Context, g *pgroup.Group, process string) error {
-	_, err := pgroup.AllGather(ctx, g.Channel("open"), card{Process: process})
+	_, err := pgroup.AllGather(ctx, g.Channel("open"), peerInfo{Process: process})
 	return err
 }
 

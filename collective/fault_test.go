@@ -24,7 +24,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// wires are what lies between ranks, which are on nodes of their own: a proxy before each one's data, and one between it and the store.
+// wires are what lies between ranks, which are on nodes of their own: a proxy before each one's
+// data, and one between it and the store.
 type wires struct {
 	way
 	data, store []*testcluster.Proxy
@@ -79,7 +80,8 @@ func (e *rewriting) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	return e.Engine.Do(ctx, req, rep)
 }
 
-// TestCutOff cuts the wires of a rank, one of whose verbs is under way: the others are told that it is lost, and so is it.
+// TestCutOff cuts the wires of a rank, one of whose verbs is under way: the others are told that it
+// is lost, and so is it.
 func TestCutOff(t *testing.T) {
 	w := between(t, 4)
 	const victim = 2
@@ -118,8 +120,9 @@ func TestTLS(t *testing.T) {
 	})
 }
 
-// TestRingIsBoundByItsLinks gives each rank a link of so many bytes a second: a ring takes as long as its 2(p−1)/p of the bytes need on one link,
-// within 15 %. A machine that is busy may be late now and then, but not each time.
+// TestRingIsBoundByItsLinks gives each rank a link of so many bytes a second: a ring takes as long
+// as its 2(p−1)/p of the bytes need on one link, within 15 %. A machine that is busy may be late
+// now and then, but not each time.
 func TestRingIsBoundByItsLinks(t *testing.T) {
 	if underRace {
 		t.Skip("under the race detector it is not the links that take the time")
@@ -159,7 +162,8 @@ func TestRingIsBoundByItsLinks(t *testing.T) {
 	assert.GreaterOrEqual(t, best, bound*85/100, "the links are faster than they are to be")
 }
 
-// TestSteps has ranks do many verbs back to back, each of which is late now and then: no step mixes with another.
+// TestSteps has ranks do many verbs back to back, each of which is late now and then: no step mixes
+// with another.
 func TestSteps(t *testing.T) {
 	for name, c := range map[string]struct {
 		w     way

@@ -19,13 +19,13 @@ const (
 	allToAll
 	barrier
 	send
-	goodbye // the rank closes, and sends nothing any more
-	receive // what a Recv is called here; on connections both ends of a message are send
+	announceLeave // the rank closes, and sends nothing any more
+	receive       // what a Recv is called here; on connections both ends of a message are send
 )
 
 var verbNames = [...]string{
 	allReduce: "allreduce", reduceTo: "reduce", reduceScatter: "reducescatter", allGather: "allgather", broadcast: "broadcast",
-	allToAll: "alltoall", barrier: "barrier", send: "send", goodbye: "close", receive: "recv",
+	allToAll: "alltoall", barrier: "barrier", send: "send", announceLeave: "close", receive: "recv",
 }
 
 func (v verb) String() string {
@@ -35,7 +35,8 @@ func (v verb) String() string {
 	return fmt.Sprintf("verb %d", uint8(v))
 }
 
-// head is in front of everything that a rank sends: what all ranks must agree on, and which part it is. Little-endian:
+// head is in front of everything that a rank sends: what all ranks must agree on, and which part it
+// is. Little-endian:
 //
 //	generation u64 | seq u64 | count u64 | root i32 | verb u8 | op u8 | dtype u8 | 0 u8 | slices u32 | lengths u32 | part u32 | length u32
 type head struct {
@@ -87,7 +88,7 @@ func (h head) agrees(o head) bool {
 func (h head) String() string {
 	s := fmt.Sprintf("%v #%d", h.verb, h.seq)
 	switch h.verb {
-	case barrier, goodbye:
+	case barrier, announceLeave:
 		return s
 	case allReduce, reduceTo, reduceScatter:
 		s += " " + h.op.String()

@@ -1,12 +1,12 @@
 package collective
 
-// The verbs of ranks on one host, over what they show each other. Where data are parted, they are the chunks of a slice (call.chunk), of
-// which the first ranks have one each.
+// The verbs of ranks on one host, over the memory that they share. Where data are split, it is into
+// the chunks of a slice (call.chunk), of which the first ranks have one each.
 
 // smallLocal is the most bytes that every rank combines by itself: one step instead of two.
 const smallLocal = 8 << 10
 
-// onHost does a verb whose ranks are all here.
+// onHost does a verb whose ranks are all on this host.
 func (c *call) onHost(p *plan) error {
 	l := c.local
 	n := len(l.ranks)
@@ -31,9 +31,9 @@ func (c *call) onHost(p *plan) error {
 
 // blocks calls f for parts of x that fit into a step.
 func (l *local) blocks(c *call, x vector, f func(block vector) error) error {
-	room := l.room(c)
+	capacity := l.capacity(c)
 	for x.n > 0 {
-		n := min(x.n, room)
+		n := min(x.n, capacity)
 		if err := f(x.part(0, n)); err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func (l *local) reduce(c *call, x vector, root, div int) error {
 	return l.blocks(c, x, func(block vector) error { return l.reduceBlock(c, block, root, div) })
 }
 
-// reduceDirect has each rank combine its chunk of everybody's x, and write it there.
+// reduceDirect has each rank combine its chunk of all ranks' x, and write it there.
 func (l *local) reduceDirect(c *call, x vector, root, div int) error {
 	if err := l.step(c, x); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (l *local) reduceDirect(c *call, x vector, root, div int) error {
 	return l.end(c)
 }
 
-// reduceBlock shows a block, combines a chunk of everybody's, and shows that.
+// reduceBlock posts a block, combines a chunk of all ranks' blocks, and posts that.
 func (l *local) reduceBlock(c *call, x vector, root, div int) error {
 	if err := l.put(c, x); err != nil {
 		return err
@@ -91,7 +91,8 @@ func (l *local) reduceBlock(c *call, x vector, root, div int) error {
 	return nil
 }
 
-// parts shows src, and calls f for bytes of this rank's one of its k chunks, from at on, which view finds in what a rank has shown.
+// parts posts src, and calls f for bytes of this rank's one of its k chunks, from at on, which view
+// finds in what a rank has posted.
 func (l *local) parts(c *call, src vector, k int, f func(at, n int, view func(index int) vector)) error {
 	if l.direct() {
 		if err := l.step(c, src); err != nil {
@@ -103,7 +104,7 @@ func (l *local) parts(c *call, src vector, k int, f func(at, n int, view func(in
 		}
 		return l.end(c)
 	}
-	each := l.room(c) / k / c.elem * c.elem
+	each := l.capacity(c) / k / c.elem * c.elem
 	for at := 0; at < c.longest(src.n, k); at += each {
 		l.pieces = l.pieces[:0]
 		before := 0 // of this rank's part, of others'
@@ -131,7 +132,7 @@ func cut(x vector, at, n int) vector {
 	return x.part(at, min(n, x.n-at))
 }
 
-// scatter combines this rank's one of k chunks of everybody's src into dst.
+// scatter combines this rank's one of k chunks of all ranks' src into dst.
 func (l *local) scatter(c *call, src vector, k, div int, dst vector) error {
 	return l.parts(c, src, k, func(at, n int, view func(int) vector) {
 		l.srcs = l.srcs[:0]
@@ -142,7 +143,7 @@ func (l *local) scatter(c *call, src vector, k, div int, dst vector) error {
 	})
 }
 
-// exchange gets this rank's part of everybody's src.
+// exchange copies this rank's part of each rank's src.
 func (l *local) exchange(c *call, dst, src vector) error {
 	p := len(l.ranks)
 	return l.parts(c, src, p, func(at, n int, view func(int) vector) {
@@ -169,13 +170,13 @@ func (l *local) gather(c *call, x vector, k int) error {
 		}
 		return l.end(c)
 	}
-	room := l.room(c)
-	for at := 0; at < c.longest(x.n, k); at += room {
-		if err := l.put(c, cut(mine, at, room)); err != nil {
+	capacity := l.capacity(c)
+	for at := 0; at < c.longest(x.n, k); at += capacity {
+		if err := l.put(c, cut(mine, at, capacity)); err != nil {
 			return err
 		}
 		for i := range k {
-			if piece := cut(c.chunk(x, i, k), at, room); i != l.me {
+			if piece := cut(c.chunk(x, i, k), at, capacity); i != l.me {
 				copyVector(piece, l.shown(i, 0, piece.n))
 			}
 		}
@@ -191,7 +192,7 @@ func (l *local) spread(c *call, root int, x vector) error {
 		}
 		return vector{}
 	}
-	if l.direct() && x.n > l.room(c) {
+	if l.direct() && x.n > l.capacity(c) {
 		if err := l.step(c, show(x)); err != nil {
 			return err
 		}

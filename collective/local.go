@@ -5,30 +5,37 @@ import (
 	"errors"
 )
 
-// medium is memory that the ranks of one node see of each other. Each rank posts, under numbers that grow, what the others may look at.
+// medium is memory that the ranks of one node see of each other. Each rank posts, under numbers
+// that grow, what the others may look at.
 type medium interface {
-	// slot is where what is posted under a number may be put: room bytes. It is used again for the number after the next.
+	// slot is the buffer for what is posted under a number: capacity bytes. It is used again for
+	// the number after the next.
 	slot(n uint64) []byte
-	// post shows the others data, which is at the beginning of the slot, or, if the medium is direct, anywhere.
+	// post shows the others data, which is at the beginning of the slot, or, if the medium is
+	// direct, anywhere.
 	post(n uint64, h *head, data vector)
-	// wait returns when another rank has posted under a number; false if it has left, or if over has ended.
+	// wait returns when another rank has posted under a number; false if it has left, or if over
+	// has ended.
 	wait(over context.Context, index int, n uint64) bool
-	// look is what a rank has posted under a number, from wait until this rank posts under the next. Of the data it shows as much as is asked for,
-	// whatever the rank says: it may have gone wrong.
+	// look is what a rank has posted under a number, from wait until this rank posts under the
+	// next. Of the data it shows as much as is asked for, whatever the rank says: it may have gone
+	// wrong.
 	look(index int, n uint64, length int) (head, vector)
 	// direct reports whether ranks may also write to what others have posted, which is theirs.
 	direct() bool
-	// hold begins to use what others have posted, and let ends that; it is false if one of them has retreated. Who retreats waits until nobody
-	// uses what it has posted, and nobody will.
+	// hold begins the use of what others have posted, and unhold ends it; it is false if one of
+	// them has withdrawn. A rank that withdraws waits until what it has posted is not used any
+	// more.
 	hold() bool
-	let()
-	retreat()
+	unhold()
+	withdraw()
 	leave()
 	close()
 }
 
-// local is the ranks of one node, this one among them, over a medium. All of them take every step together: so what one has posted under a
-// number may be replaced when all have posted under the next but one.
+// local is the ranks of one node, this one among them, over a medium. All of them take every step
+// together: so what one has posted under a number may be replaced when all have posted under the
+// next but one.
 type local struct {
 	medium
 	ranks []int
@@ -39,12 +46,12 @@ type local struct {
 	srcs, pieces []vector // used again
 }
 
-// room is how many bytes a step brings, of whole elements.
-func (l *local) room(c *call) int { return len(l.slot(0)) / c.elem * c.elem }
+// capacity is how many bytes a step carries, of whole elements.
+func (l *local) capacity(c *call) int { return len(l.slot(0)) / c.elem * c.elem }
 
 // step shows data, and returns when all others have shown theirs.
 func (l *local) step(c *call, data vector) error {
-	l.let()
+	l.unhold()
 	l.n++
 	l.head = c.head
 	l.head.length = uint32(data.n)
@@ -61,7 +68,7 @@ func (l *local) step(c *call, data vector) error {
 			return c.left(rank)
 		}
 		if theirs, _ := l.look(i, l.n, 0); !c.head.agrees(theirs) {
-			return c.disagree(rank, theirs)
+			return c.mismatchOf(rank, theirs)
 		}
 	}
 	c.await(-1)
@@ -76,7 +83,7 @@ var errRetreat = errors.New("another rank has failed")
 // end returns when all others have used what this one has shown, as this one has what they have.
 func (l *local) end(c *call) error {
 	err := l.step(c, vector{})
-	l.let()
+	l.unhold()
 	return err
 }
 

@@ -7,11 +7,12 @@ import (
 	"github.com/muster-pg/muster/internal/reduce"
 )
 
-// What the algorithms over connections are made of: a verb sends and receives parts, and combines what has come.
+// The parts of the algorithms over connections: a verb sends and receives parts, and combines what
+// has arrived.
 
 // send sends a part of this verb. data has to stay as it is until flush.
 func (c *call) send(to int, part uint32, data vector) error {
-	out, err := c.lanes.to(c.ctx, laneKey{to, forVerbs})
+	out, err := c.conns.to(c.ctx, connKey{to, forVerbs})
 	if err != nil {
 		return c.broken(to, err)
 	}
@@ -23,7 +24,7 @@ func (c *call) send(to int, part uint32, data vector) error {
 
 // flush returns when all that was sent to a rank is written.
 func (c *call) flush(to int) error {
-	out, err := c.lanes.to(c.ctx, laneKey{to, forVerbs})
+	out, err := c.conns.to(c.ctx, connKey{to, forVerbs})
 	if err == nil {
 		err = out.flush()
 	}
@@ -36,7 +37,7 @@ func (c *call) flush(to int) error {
 // receive reads the next message of a rank, which is that part of this verb, into dst.
 func (c *call) receive(from int, part uint32, dst vector) error {
 	c.await(from)
-	in, err := c.lanes.from(c.ctx, laneKey{from, forVerbs})
+	in, err := c.conns.from(c.ctx, connKey{from, forVerbs})
 	if err != nil {
 		return c.broken(from, err)
 	}
@@ -47,7 +48,7 @@ func (c *call) receive(from int, part uint32, dst vector) error {
 	return nil
 }
 
-func (in *inLane) receive(c *call, from int, part uint32, dst vector) error {
+func (in *inbound) receive(c *call, from int, part uint32, dst vector) error {
 	r := io.Reader(in.r)
 	if in.r.Buffered() == 0 && dst.n > smallMessage {
 		r = in.conn // what is large goes straight to where it belongs
@@ -57,10 +58,10 @@ func (in *inLane) receive(c *call, from int, part uint32, dst vector) error {
 	}
 	theirs := parseHead(in.head[:])
 	switch {
-	case theirs.verb == goodbye:
+	case theirs.verb == announceLeave:
 		return c.left(from)
 	case !c.head.agrees(theirs):
-		return c.disagree(from, theirs)
+		return c.mismatchOf(from, theirs)
 	case theirs.part != part || int(theirs.length) != dst.n:
 		return c.failed(from, fmt.Errorf("it sends part %d of %d bytes, where part %d of %d bytes is expected: another version of muster?", theirs.part, theirs.length, part, dst.n))
 	}
@@ -92,7 +93,8 @@ func (c *call) intoAll(div int, dsts, srcs []vector) {
 	c.combineAll(div)
 }
 
-// combineAll makes each of c.dsts the combination of c.srcs, as far at a time as all of them are contiguous.
+// combineAll makes each of c.dsts the combination of c.srcs, as far at a time as all of them are
+// contiguous.
 func (c *call) combineAll(div int) {
 	for c.dsts[0].n > 0 {
 		n := min(contiguous(c.dsts), contiguous(c.srcs))

@@ -9,8 +9,9 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Send sends x to another rank, which receives as many of the same type. It returns when x may be changed. Messages of one rank to another
-// arrive in their order. They do not count among the verbs of all ranks, and run beside them; one at a time each way between two ranks.
+// Send sends x to another rank, which receives as many of the same type. It returns when x may be
+// changed. Messages of one rank to another arrive in their order. They do not count among the verbs
+// of all ranks, and run beside them; one at a time each way between two ranks.
 func Send[T tensor.Number](ctx context.Context, c *Comm, dst int, x []T) error {
 	return c.pair(ctx, planOf(send, 0, rooted(dst), x, nil), dst)
 }
@@ -48,7 +49,7 @@ func (c *Comm) pair(ctx context.Context, p plan, peer int) error {
 }
 
 func (c *call) sendPair(to int, x vector) error {
-	out, err := c.lanes.to(c.ctx, laneKey{to, forPairs})
+	out, err := c.conns.to(c.ctx, connKey{to, forPairs})
 	if err != nil {
 		return c.broken(to, err)
 	}
@@ -65,14 +66,14 @@ func (c *call) sendPair(to int, x vector) error {
 }
 
 func (c *call) receivePair(from int, x vector) error {
-	in, err := c.lanes.from(c.ctx, laneKey{from, forPairs})
+	in, err := c.conns.from(c.ctx, connKey{from, forPairs})
 	if err != nil {
 		return c.broken(from, err)
 	}
 	return pieces(x, func(n uint32, piece vector) error { return in.receive(c, from, n, piece) })
 }
 
-// pairs are the messages of one rank to another, each way.
+// pairs are the messages between one rank and another, each way.
 type pairs struct {
 	mu   sync.Mutex // protects the fields below
 	busy map[pairKey]bool
@@ -84,7 +85,7 @@ type pairKey struct {
 	out  bool
 }
 
-// take begins a message, and tells its number; false if another is under way.
+// take begins a message, and returns its number; false if another is in progress.
 func (p *pairs) take(k pairKey) (seq uint64, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -28,7 +28,8 @@ var pairVerbs = map[string]func(r *rank, ctx context.Context, peer int, b []byte
 // pairBytes is more than a connection holds.
 const pairBytes = 64 << 20
 
-// TestPairTimesOut has a rank whose peer does nothing: the error names the verb and the peer, on all ranks.
+// TestPairTimesOut has a rank whose peer does nothing: the error names the verb and the peer, on
+// all ranks.
 func TestPairTimesOut(t *testing.T) {
 	for op, f := range pairVerbs {
 		t.Run(op, func(t *testing.T) {
@@ -59,7 +60,8 @@ func TestPairTimesOut(t *testing.T) {
 	}
 }
 
-// TestPairFrozen stops the peer of a Send or Recv, whose context has no deadline: it is lost after the liveness timeout, as in any verb.
+// TestPairFrozen stops the peer of a Send or Recv, whose context has no deadline: it is lost after
+// the liveness timeout, as in any verb.
 func TestPairFrozen(t *testing.T) {
 	for op, f := range pairVerbs {
 		t.Run(op, func(t *testing.T) {

@@ -8,9 +8,10 @@ type Pending struct {
 	err  error
 }
 
-// Start runs f after everything that was called or started before it, and lets this goroutine go on. All ranks call Start in the same order as
-// verbs. What f calls on c is its own; c is for f alone. Data that f uses belong to it until Wait. Close ends the verbs that f is in, and waits for f: f
-// may close its own c alone.
+// Start runs f after everything that was called or started before it, and lets this goroutine go
+// on. All ranks call Start in the same order as verbs. What f calls on c is its own; c is for f
+// alone. Data that f uses belong to it until Wait. Close ends the verbs that f is in, and waits for
+// f: f may close its own c alone.
 func (c *Comm) Start(ctx context.Context, f func(ctx context.Context, c *Comm) error) *Pending {
 	p := &Pending{done: make(chan struct{})}
 	if c.inner {
@@ -30,7 +31,8 @@ func (c *Comm) Start(ctx context.Context, f func(ctx context.Context, c *Comm) e
 	return p
 }
 
-// Wait returns the error of f, when it has ended, or that of ctx if that ends first: then f still runs.
+// Wait returns the error of f, when it has ended, or that of ctx if that ends first: then f still
+// runs.
 func (p *Pending) Wait(ctx context.Context) error {
 	select {
 	case <-p.done:

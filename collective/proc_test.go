@@ -107,7 +107,8 @@ func (r *rank) goOn() {
 
 const roundVar = "COLLECTIVE_TEST_ROUND"
 
-// TestKilled kills a rank at moments drawn by chance: all others hear which is lost, and go on without it.
+// TestKilled kills a rank at moments drawn by chance: all others hear which is lost, and go on
+// without it.
 func TestKilled(t *testing.T) {
 	rounds := 5
 	if testing.Short() {
@@ -135,7 +136,8 @@ func TestKilled(t *testing.T) {
 	})
 }
 
-// TestFrozen stops a rank, which neither reads nor closes anything: it is lost for all, and for itself when it goes on.
+// TestFrozen stops a rank, which neither reads nor closes anything: it is lost for all, and for
+// itself when it goes on.
 func TestFrozen(t *testing.T) {
 	overProcs(t, func(t *testing.T, j pgrouptest.Job) {
 		const victim = 2

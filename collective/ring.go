@@ -2,14 +2,15 @@ package collective
 
 import "slices"
 
-// Algorithms over connections. All have x in one order of ranks, those of the list, of which this one has index me; and all ranks do the same
-// steps, so that who receives knows what comes.
+// Algorithms over connections. All have x in one order of ranks, those of the list, of which this
+// one has index me; and all ranks do the same steps, so that a receiver knows what arrives.
 
-// pieceLen is the most bytes of a message: what has come is combined and sent on while the next is under way.
+// pieceLen is the most bytes of a message: one is combined and sent on while the next arrives.
 const pieceLen = 256 << 10
 
-// pieces calls f for pieces of x, each a message, whatever slices it has bytes of: many small slices make few messages. Of nothing there is one, which is
-// empty: who has nothing to send says so, and with it what it does.
+// pieces calls f for pieces of x, each a message, which may span several slices: many small slices
+// make few messages. An empty x is one empty message, so that a rank without data still says what
+// it does.
 func pieces(x vector, f func(part uint32, piece vector) error) error {
 	for part := uint32(0); ; part++ {
 		n := min(x.n, pieceLen)
@@ -25,8 +26,9 @@ func pieces(x vector, f func(part uint32, piece vector) error) error {
 // step is the part number of a piece in a step of an algorithm.
 func step(s int, piece uint32) uint32 { return uint32(s)<<20 | piece }
 
-// ring reduces x on all ranks. Each chunk goes round twice: once it is combined with every rank's, beginning after its owner, then it replaces
-// every rank's.
+// ring reduces x on all ranks. Each chunk goes round twice: first it is combined with that of every
+// rank, beginning after its owner, then the result is copied to every rank. (See Patarasuk and
+// Yuan, Bandwidth optimal all-reduce algorithms, 2009.)
 func (c *call) ring(ranks []int, me int, x vector) error {
 	p := len(ranks)
 	next, prev := ranks[(me+1)%p], ranks[(me+p-1)%p]
@@ -81,8 +83,8 @@ func (c *call) ringGather(ranks []int, me int, chunk func(i int) vector) error {
 	return c.flush(next)
 }
 
-// direct sends every rank its part of src, and combines what comes for this one into dst, in the order of the ranks: each element is rounded
-// once. dst may be this rank's own part.
+// direct sends every rank its part of src, and combines what comes for this one into dst, in the
+// order of the ranks: each element is rounded once. dst may be this rank's own part.
 func (c *call) direct(ranks []int, me int, dst vector, part func(i int) vector) error {
 	p := len(ranks)
 	for s := 1; s < p; s++ {

@@ -11,36 +11,36 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// card is what a rank tells the others as it opens.
-type card struct {
-	Algorithm Algorithm
-	Process   string   // the same for ranks of one process
-	Room      string   // where ranks of one process meet, of rank 0
-	Board     *shm.Ref // what this rank shares with other processes of its node; nil: it cannot
+// peerInfo is what a rank sends the others when it opens a Comm.
+type peerInfo struct {
+	Algorithm  Algorithm
+	Process    string   // the same for ranks of one process
+	Rendezvous string   // the name of rank 0's rendezvous for ranks of one process
+	Board      *shm.Ref // what this rank shares with other processes of its node; nil: it cannot
 }
 
-// share makes what the ranks of a node have in common. All ranks come to the same, whether nodes share memory: all that have several ranks
-// do, or none.
+// share makes what the ranks of a node have in common. All ranks come to the same, whether nodes
+// share memory: all that have several ranks do, or none.
 func (c *core) share(ctx context.Context) error {
-	mine := card{Algorithm: c.opts.Algorithm, Process: cmp.Or(c.opts.process, thisProcess()), Room: rand.Text()}
-	var board *boards
-	ranks := c.sites.neighbours()
+	mine := peerInfo{Algorithm: c.opts.Algorithm, Process: cmp.Or(c.opts.process, thisProcess()), Rendezvous: rand.Text()}
+	var buffer *sharedBuffers
+	ranks := c.placement.neighbours()
 	if len(ranks) > 1 {
-		board, mine.Board = newBoard()
+		buffer, mine.Board = newSharedBuffer()
 	}
-	cards, err := pgroup.AllGather(ctx, c.group.Channel("open"), mine)
+	peers, err := pgroup.AllGather(ctx, c.group.Channel("open"), mine)
 	if err == nil {
-		err = c.checkCards(cards)
+		err = c.checkPeers(peers)
 	}
-	if err != nil || !c.shares(cards) {
-		board.discard()
+	if err != nil || !c.shares(peers) {
+		buffer.discard()
 		return err
 	}
 	var l *local
 	if len(ranks) > 1 {
-		l = &local{ranks: ranks, me: c.sites.place}
-		if err = c.enter(ctx, l, board, fmt.Sprint(cards[0].Room, " ", c.sites.node), cards); err != nil {
-			l.close() // and so those who try it with this rank fail too
+		l = &local{ranks: ranks, me: c.placement.place}
+		if err = c.enter(ctx, l, buffer, fmt.Sprint(peers[0].Rendezvous, " ", c.placement.node), peers); err != nil {
+			l.close() // so that those that map this rank's buffer fail too
 		}
 	}
 	// One that could not is to keep all others from waiting for it there.
@@ -62,23 +62,23 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-func (c *core) checkCards(cards []card) error {
-	if a := cards[0].Algorithm; a > Hierarchical {
+func (c *core) checkPeers(peers []peerInfo) error {
+	if a := peers[0].Algorithm; a > Hierarchical {
 		return fmt.Errorf("collective: Options.Algorithm is %d, which is none: %w", a, pgroup.ErrInvalid)
 	}
-	for rank, m := range cards {
-		if m.Algorithm != cards[0].Algorithm {
-			return fmt.Errorf("collective: rank %d has Options.Algorithm %d, and rank 0 %d: %w", rank, m.Algorithm, cards[0].Algorithm, pgroup.ErrMismatch)
+	for rank, m := range peers {
+		if m.Algorithm != peers[0].Algorithm {
+			return fmt.Errorf("collective: rank %d has Options.Algorithm %d, and rank 0 %d: %w", rank, m.Algorithm, peers[0].Algorithm, pgroup.ErrMismatch)
 		}
 	}
 	return nil
 }
 
 // shares reports whether all nodes that have several ranks can share memory, and there are such.
-func (c *core) shares(cards []card) (some bool) {
-	for _, ranks := range c.sites.hosts {
+func (c *core) shares(peers []peerInfo) (some bool) {
+	for _, ranks := range c.placement.hosts {
 		some = some || len(ranks) > 1
-		if !together(cards, ranks) && slices.ContainsFunc(ranks, func(r int) bool { return cards[r].Board == nil }) {
+		if !together(peers, ranks) && slices.ContainsFunc(ranks, func(r int) bool { return peers[r].Board == nil }) {
 			return false
 		}
 	}
@@ -86,21 +86,22 @@ func (c *core) shares(cards []card) (some bool) {
 }
 
 // together reports whether ranks are all in one process.
-func together(cards []card, ranks []int) bool {
-	return !slices.ContainsFunc(ranks, func(r int) bool { return cards[r].Process != cards[ranks[0]].Process })
+func together(peers []peerInfo, ranks []int) bool {
+	return !slices.ContainsFunc(ranks, func(r int) bool { return peers[r].Process != peers[ranks[0]].Process })
 }
 
-// enter makes the medium: slices if all ranks of the node are in one process, boards if not.
-func (c *core) enter(ctx context.Context, l *local, board *boards, room string, cards []card) error {
-	if together(cards, l.ranks) {
-		board.discard()
-		l.medium = newInProcess(room, len(l.ranks), l.me)
+// enter makes the medium: slices if all ranks of the node are in one process, shared buffers if
+// not.
+func (c *core) enter(ctx context.Context, l *local, buffer *sharedBuffers, rendezvous string, peers []peerInfo) error {
+	if together(peers, l.ranks) {
+		buffer.discard()
+		l.medium = newInProcess(rendezvous, len(l.ranks), l.me)
 		return nil
 	}
 	refs := make([]*shm.Ref, len(l.ranks))
 	for i, r := range l.ranks {
-		refs[i] = cards[r].Board
+		refs[i] = peers[r].Board
 	}
-	l.medium = board
-	return board.connect(ctx, c, l.ranks, l.me, refs)
+	l.medium = buffer
+	return buffer.connect(ctx, c, l.ranks, l.me, refs)
 }

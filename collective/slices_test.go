@@ -17,7 +17,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// split is x as slices of these lengths, each in memory of its own, and what is left over as the last one.
+// split is x as slices of these lengths, each in memory of its own, and what is left over as the
+// last one.
 func split[T any](x []T, lengths ...int) (xs [][]T) {
 	for _, n := range lengths {
 		xs = append(xs, append(make([]T, 0, n), x[:n]...))
@@ -42,7 +43,8 @@ func total(lengths []int) (n int) {
 	return n
 }
 
-// noisy are numbers, the same again after 997, of which a sum of floats depends on the order, and a sum of integers wraps around.
+// noisy are numbers, the same again after 997, of which a sum of floats depends on the order, and a
+// sum of integers wraps around.
 func noisy[T tensor.Number](rank, n int) []T {
 	x := make([]T, n)
 	r := rand.New(rand.NewPCG(uint64(rank), 2))
@@ -86,7 +88,8 @@ func sameBitsOf[T tensor.Number](r *rank) {
 	}
 }
 
-// sameBitsOfMany averages as many elements as fill a message but for one, exactly, and one more, with tiny slices between.
+// sameBitsOfMany averages as many elements as fill a message but for one, exactly, and one more,
+// with tiny slices between.
 func sameBitsOfMany[T tensor.Number](r *rank) {
 	var zero T
 	message := (256 << 10) / len(tensor.From([]T{zero}).Data)
@@ -147,7 +150,8 @@ func TestBroadcastAll(t *testing.T) {
 	})
 }
 
-// TestSlicesOfOtherLengths has rank 1 pass as many elements as the others, but not in the same slices: all ranks have one error, which says so.
+// TestSlicesOfOtherLengths has rank 1 pass as many elements as the others, but not in the same
+// slices: all ranks have one error, which says so.
 func TestSlicesOfOtherLengths(t *testing.T) {
 	all := func(lengths ...int) func(r *rank) error {
 		return func(r *rank) error {

@@ -13,16 +13,19 @@ import (
 )
 
 const (
-	// tick is how often calls that are in progress are looked at: a timer and a context for each would cost more than a small verb does.
+	// tick is how often calls that are in progress are looked at: a timer and a context for each
+	// would cost more than a small verb does.
 	tick = 10 * time.Millisecond
-	// stuckTime is how long a verb takes before a rank asks what the others do. Messages say so only to those that get some.
+	// stuckTime is how long a verb takes before a rank asks what the others do. Messages say so
+	// only to those that get some.
 	stuckTime = 100 * time.Millisecond
-	// idleTicks is how many looks that find nothing it takes until nobody looks any more, before the next call.
+	// idleTicks is how many checks without a call it takes until the watch stops, before the next
+	// call.
 	idleTicks = 100
 )
 
-// watch looks after the calls of a Comm: it ends those whose time is over or whose context has ended, and asks the other ranks what they do
-// when one has taken long.
+// watch checks the calls of a Comm: it ends those whose time is over or whose context has ended,
+// and asks the other ranks what they do when one takes long.
 type watch struct {
 	asking sync.WaitGroup
 
@@ -58,7 +61,7 @@ func (w *watch) end(c *call) {
 	}
 }
 
-// stop ends the watch, and returns when nobody asks anything any more.
+// stop ends the watch, and returns when all its questions have ended.
 func (w *watch) stop() {
 	w.mu.Lock()
 	w.stopped = true
@@ -96,7 +99,8 @@ func (w *watch) look() {
 	}
 }
 
-// missing are the ranks that a verb has waited for whose time is over, and what they do: those that are in no verb, if they are found in time.
+// missing returns the ranks that a verb has waited for until its time was over, and what they do;
+// ranks that are in no verb only if they are found in time.
 func (w *watch) missing(c *call) (ranks []int, doing []string) {
 	w.mu.Lock()
 	s := c.stuck
@@ -112,8 +116,8 @@ func (w *watch) missing(c *call) (ranks []int, doing []string) {
 	}
 }
 
-// stuck is a verb that takes long. Through the store it finds ranks that do something else, and that wait for each other. A Send or Recv waits for
-// its peer there.
+// stuck is a verb that takes long. Through the store it finds ranks that do something else, and
+// that wait for each other. A Send or Recv waits for its peer there.
 type stuck struct {
 	call    *call
 	ctx     context.Context // ends with the verb, or its deadline
@@ -132,7 +136,7 @@ func newStuck(c *call) *stuck {
 func (s *stuck) run() {
 	defer close(s.done)
 	if s.call.isPair() {
-		// No rank sends on this channel: the error says what the peer does instead.
+		// No rank sends on this channel: the error of the receive says what the peer does instead.
 		_, err := pgroup.Recv[any](s.ctx, s.call.group.Channel("\x00stuck"), s.call.peer)
 		s.noteMissing(err)
 		return
@@ -165,8 +169,10 @@ func (s *stuck) noteMissing(err error) bool {
 	return true
 }
 
-// compare ends the Comm if ranks do different things in the same call. One that is in another call may be about to follow, or to go on: who waits for
-// a message of a call has it in time, since all messages of a call are sent before the next begins. All that compare have the same heads.
+// compare ends the Comm if ranks do different things in the same call. A rank in another call may
+// be about to follow, or to go on: a rank that waits for a message of a call gets it in time, since
+// all messages of a call are sent before the next begins. All ranks that compare have the same
+// heads.
 func (s *stuck) compare(heads [][]byte) {
 	first := map[uint64]int{} // of each call, the first rank
 	for rank, b := range heads {

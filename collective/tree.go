@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// largeTree is the fewest bytes for which a chain of ranks, each of which passes on what it gets, is faster than a tree.
+// largeTree is the fewest bytes for which a chain of ranks, each of which passes on what it gets,
+// is faster than a tree.
 const largeTree = 128 << 10
 
 // spread brings root's x to all ranks: by a binomial tree, or along a chain if it is large.
@@ -35,7 +36,8 @@ func (c *call) spread(root int, x vector) error {
 
 const received = 1 // the step of a message back that x has come
 
-// pass brings x on from a rank, or none, to others, who say when they have it, and those behind them: the root hears of it if they have another one.
+// pass copies x from one rank, or none, to others, which acknowledge it, and what is behind them:
+// the root gets an error if they do another verb.
 func (c *call) pass(from int, to []int, x vector) error {
 	err := pieces(x, func(n uint32, piece vector) (err error) {
 		if from >= 0 {
@@ -57,7 +59,8 @@ func (c *call) pass(from int, to []int, x vector) error {
 	return c.send(from, step(received, 0), vector{})
 }
 
-// collect combines all ranks' x on root. Each rank combines a part, in the order of the ranks, and root gets the parts.
+// collect combines all ranks' x on root. Each rank combines a part, in the order of the ranks, and
+// sends it to root.
 func (c *call) collect(root int, x vector) error {
 	p := c.size()
 	own := c.chunk(x, c.rank(), p)
@@ -66,7 +69,7 @@ func (c *call) collect(root int, x vector) error {
 		c.result = slices.Grow(c.result[:0], own.n) // x is not to change
 		dst = one(c.result[:own.n])
 	}
-	if err := c.direct(c.sites.all, c.rank(), dst, func(i int) vector { return c.chunk(x, i, p) }); err != nil {
+	if err := c.direct(c.placement.all, c.rank(), dst, func(i int) vector { return c.chunk(x, i, p) }); err != nil {
 		return err
 	}
 	if c.rank() != root {
@@ -101,10 +104,12 @@ func (c *call) exchange(dst, src vector) error {
 			return err
 		}
 	}
-	return c.flushAll(c.sites.all, me)
+	return c.flushAll(c.placement.all, me)
 }
 
-// meet returns when all ranks have come: in each of log₂ p steps a rank hears of twice as many.
+// meet returns when all ranks have called it: a dissemination barrier of log₂ p steps, in each of
+// which a rank learns of twice as many. (See Hensgen, Finkel and Manber, Two algorithms for barrier
+// synchronization, 1988.)
 func (c *call) meet() error {
 	p, me := c.size(), c.rank()
 	for mask, s := 1, 0; mask < p; mask, s = mask<<1, s+1 {

@@ -2,9 +2,10 @@ package collective
 
 import "iter"
 
-// vector is the data of a verb: several slices, or a range of them, that are treated as one contiguous slice without being copied into one. It is a value
-// of fixed size: a part of a vector is another vector of the same memory, and making one allocates nothing. Slices begin and end between elements, so that every
-// part with whole elements is made of slices with whole elements.
+// vector is the data of a verb: several slices, or a range of them, that are treated as one
+// contiguous slice without being copied into one. It is a value of fixed size: a part of a vector
+// is another vector of the same memory, and making one allocates nothing. Slices begin and end
+// between elements, so that every part with whole elements is made of slices with whole elements.
 type vector struct {
 	head []byte   // the first contiguous bytes, at most n; empty only if n is 0
 	rest [][]byte // the slices after it; those at the end may lie beyond n

@@ -15,21 +15,25 @@ func AllReduce[T tensor.Number](ctx context.Context, c *Comm, op Op, x []T) erro
 	return c.run(ctx, planOf(allReduce, op, -1, x, nil))
 }
 
-// AllReduceAll combines xs of all ranks, element by element, into xs on all of them: several slices as though they were one, in about the time of one. They are
-// reduced where they lie. All ranks pass slices of the same lengths, which may be 0, in the same order; they share no memory (ErrInvalid).
+// AllReduceAll combines xs of all ranks, element by element, into xs on all of them: several slices
+// as though they were one, in about the time of one. They are reduced where they lie. All ranks
+// pass slices of the same lengths, which may be 0, in the same order; they share no memory
+// (ErrInvalid).
 //
-// The result has the same bits on every rank and in every run, as of AllReduce. It is what PyTorch calls all_reduce_coalesced.
+// The result has the same bits on every rank and in every run, as of AllReduce. It is what PyTorch
+// calls all_reduce_coalesced.
 func AllReduceAll[T tensor.Number](ctx context.Context, c *Comm, op Op, xs [][]T) error {
 	return c.run(ctx, planOfAll(allReduce, op, -1, xs))
 }
 
-// Reduce combines x of all ranks, element by element, into x on root. On the others it stays as it is.
+// Reduce combines x of all ranks, element by element, into x on root. On the others it stays as it
+// is.
 func Reduce[T tensor.Number](ctx context.Context, c *Comm, root int, op Op, x []T) error {
 	return c.run(ctx, planOf(reduceTo, op, rooted(root), x, nil))
 }
 
-// ReduceScatter combines src of all ranks, element by element, of which each rank gets a part: the first the first. src has Size times as many elements as
-// dst, which may be this rank's part of it.
+// ReduceScatter combines src of all ranks, element by element, of which each rank gets a part: the
+// first the first. src has Size times as many elements as dst, which may be this rank's part of it.
 func ReduceScatter[T tensor.Number](ctx context.Context, c *Comm, op Op, dst, src []T) error {
 	if err := c.lengths(reduceScatter, len(src), len(dst)); err != nil {
 		return err
@@ -37,7 +41,8 @@ func ReduceScatter[T tensor.Number](ctx context.Context, c *Comm, op Op, dst, sr
 	return c.run(ctx, planOf(reduceScatter, op, -1, src, dst))
 }
 
-// AllGather gets src of all ranks, in their order. dst has Size times as many elements as src, which may be this rank's part of it.
+// AllGather gets src of all ranks, in their order. dst has Size times as many elements as src,
+// which may be this rank's part of it.
 func AllGather[T tensor.Number](ctx context.Context, c *Comm, dst, src []T) error {
 	if err := c.lengths(allGather, len(dst), len(src)); err != nil {
 		return err
@@ -50,14 +55,14 @@ func Broadcast[T tensor.Number](ctx context.Context, c *Comm, root int, x []T) e
 	return c.run(ctx, planOf(broadcast, 0, rooted(root), x, nil))
 }
 
-// BroadcastAll brings xs of root to all ranks: several slices as though they were one, where they lie. All ranks pass slices of the same lengths, in the same
-// order.
+// BroadcastAll brings xs of root to all ranks: several slices as though they were one, where they
+// lie. All ranks pass slices of the same lengths, in the same order.
 func BroadcastAll[T tensor.Number](ctx context.Context, c *Comm, root int, xs [][]T) error {
 	return c.run(ctx, planOfAll(broadcast, 0, rooted(root), xs))
 }
 
-// AllToAll sends the ith of Size equal parts of src to rank i, and gets its own part of everybody's src, in the order of the ranks. dst and
-// src have the same length, and do not overlap.
+// AllToAll sends the ith of Size equal parts of src to rank i, and receives its own part of each
+// rank's src, in the order of the ranks. dst and src have the same length, and do not overlap.
 func AllToAll[T tensor.Number](ctx context.Context, c *Comm, dst, src []T) error {
 	switch {
 	case len(dst) != len(src):
@@ -108,7 +113,7 @@ func bytesOf[T tensor.Number](x []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(zero)))
 }
 
-// lengths wants all of Size parts.
+// lengths fails unless all is Size parts long.
 func (c *core) lengths(v verb, all, part int) error {
 	if all != part*c.size() {
 		return c.invalid(v, "%d elements in all are not %d times %d", all, c.size(), part)
@@ -127,7 +132,7 @@ func (c *call) do(p *plan) error {
 		return c.alone(p)
 	case p.op == Avg && reduce.IsNarrow(p.dt):
 		return c.doWide(p)
-	case c.shared && len(c.sites.hosts) == 1 && (c.opts.Algorithm == Auto || c.opts.Algorithm == Hierarchical):
+	case c.shared && len(c.placement.hosts) == 1 && (c.opts.Algorithm == Auto || c.opts.Algorithm == Hierarchical):
 		return c.onHost(p)
 	case p.x.n == 0:
 		return c.meet()
@@ -162,7 +167,8 @@ func (c *call) doWide(p *plan) error {
 	return nil
 }
 
-// wideBuffer is memory for n bytes of elements of a wider type than the caller's, which is used again.
+// wideBuffer is memory for n bytes of elements of a wider type than the caller's, which is used
+// again.
 func (c *call) wideBuffer(n int) []byte {
 	if cap(c.wide) < n {
 		c.wide = make([]byte, n)
@@ -184,10 +190,10 @@ func (c *call) amongHosts(p *plan) error {
 	case reduceTo:
 		return c.collect(p.root, p.x)
 	case reduceScatter:
-		return c.direct(c.sites.all, c.rank(), p.y, func(i int) vector { return c.chunk(p.x, i, n) })
+		return c.direct(c.placement.all, c.rank(), p.y, func(i int) vector { return c.chunk(p.x, i, n) })
 	case allGather:
 		copyVector(c.chunk(p.y, c.rank(), n), p.x)
-		return c.ringGather(c.sites.all, c.rank(), func(i int) vector { return c.chunk(p.y, i, n) })
+		return c.ringGather(c.placement.all, c.rank(), func(i int) vector { return c.chunk(p.y, i, n) })
 	case broadcast:
 		return c.spread(p.root, p.x)
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // newBoard is this rank's, and where others find it; nil if there is no shared memory.
-func newBoard() (*boards, *shm.Ref) {
+func newSharedBuffer() (*sharedBuffers, *shm.Ref) {
 	arena, err := shm.NewArena(nil)
 	if err != nil {
 		return nil, nil
@@ -24,18 +24,19 @@ func newBoard() (*boards, *shm.Ref) {
 	}
 	clear(mine)
 	ref, _ := arena.Find(mine)
-	return &boards{arena: arena, mine: mine}, &ref
+	return &sharedBuffers{arena: arena, mine: mine}, &ref
 }
 
-// discard gives back a board that is not needed.
-func (m *boards) discard() {
+// discard frees a buffer that is not needed.
+func (m *sharedBuffers) discard() {
 	if m != nil {
 		m.close()
 	}
 }
 
-// connect maps the boards of the others of this node. It tries all, so that nobody waits for this rank if one fails.
-func (m *boards) connect(ctx context.Context, c *core, ranks []int, me int, refs []*shm.Ref) (err error) {
+// connect maps the buffers of the others of this node. It tries all, so that no rank waits for this
+// one if one fails.
+func (m *sharedBuffers) connect(ctx context.Context, c *core, ranks []int, me int, refs []*shm.Ref) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
 	m.me, m.all = me, make([][]byte, len(ranks))
@@ -48,11 +49,13 @@ func (m *boards) connect(ctx context.Context, c *core, ranks []int, me int, refs
 	return err
 }
 
-// connectTime bounds how long ranks of a host take to show each other their boards; without them they use connections.
+// connectTime bounds how long ranks of a host take to map each other's buffers; without them they
+// use connections.
 const connectTime = 10 * time.Second
 
-// exchange maps the board of the rank with index i, which maps this one's. The one with the higher index dials, and speaks first.
-func (m *boards) exchange(ctx context.Context, c *core, i, rank int, refs []*shm.Ref) error {
+// exchange maps the buffer of the rank with index i, which maps this one's. The one with the higher
+// index dials, and sends first.
+func (m *sharedBuffers) exchange(ctx context.Context, c *core, i, rank int, refs []*shm.Ref) error {
 	conn, err := c.memoryTo(ctx, rank, i < m.me)
 	if err != nil {
 		return err
@@ -91,7 +94,7 @@ func (c *core) memoryTo(ctx context.Context, rank int, dial bool) (*shm.Conn, er
 		}
 	} else {
 		select {
-		case conn = <-c.lanes.memory[rank]:
+		case conn = <-c.conns.memory[rank]:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case <-c.over.Done():

@@ -12,43 +12,44 @@ import (
 	"github.com/muster-pg/muster/internal/link"
 )
 
-// What a connection is for. Each brings messages one way, from who dialled it: in the order of the verbs, so that the next one is always what
-// the receiver waits for, and goes straight into its slice.
+// The kinds of connections. Each carries messages one way, from the rank that dialed it, in the
+// order of the verbs: the next message is always the one that the receiver waits for, and is read
+// into its slice.
 const (
 	forVerbs  byte = 'c'
 	forPairs  byte = 'p' // Send and Recv
 	forMemory byte = 'm' // a shm.Conn
 )
 
-// lanes are the connections of one rank to others, made when they are first needed.
-type lanes struct {
+// conns are the connections of one rank to others, made when they are first needed.
+type conns struct {
 	core *core
 	wg   sync.WaitGroup
 
-	mu     sync.Mutex // protects the fields below
-	closed bool
-	came   chan struct{} // closed when a connection has come that somebody waits for; nil: nobody does
-	out    map[laneKey]*outLane
-	in     map[laneKey]*inLane
+	mu      sync.Mutex // protects the fields below
+	closed  bool
+	arrived chan struct{} // closed when a connection arrives that a call waits for; nil: none waits
+	out     map[connKey]*outbound
+	in      map[connKey]*inbound
 
-	memory []chan *link.Conn // by rank: has room for the one that is dialled as a Comm opens
+	memory []chan *link.Conn // by rank: holds the one that is dialed while a Comm opens
 }
 
-type laneKey struct {
+type connKey struct {
 	rank int
 	kind byte
 }
 
 // inLane is where a rank's messages arrive. One goroutine uses it at a time.
-type inLane struct {
+type inbound struct {
 	conn net.Conn
 	r    *bufio.Reader
 	head [headLen]byte
 }
 
-// outLane is where messages to a rank go. What is queued is written by a goroutine of its own, so that who sends can receive meanwhile: if all
-// ranks only wrote, nobody would read.
-type outLane struct {
+// outbound is a connection for messages to a rank. A goroutine of its own writes what is queued, so
+// that the sender can receive meanwhile: if all ranks only wrote, none would read.
+type outbound struct {
 	conn net.Conn
 
 	mu      sync.Mutex // protects the fields below
@@ -66,8 +67,8 @@ type message struct {
 	data vector
 }
 
-func newLanes(c *core) *lanes {
-	l := &lanes{core: c, out: map[laneKey]*outLane{}, in: map[laneKey]*inLane{}, memory: make([]chan *link.Conn, c.size())}
+func newConns(c *core) *conns {
+	l := &conns{core: c, out: map[connKey]*outbound{}, in: map[connKey]*inbound{}, memory: make([]chan *link.Conn, c.size())}
 	for i := range l.memory {
 		l.memory[i] = make(chan *link.Conn, 1)
 	}
@@ -75,7 +76,7 @@ func newLanes(c *core) *lanes {
 }
 
 // accept takes over what another rank has dialled.
-func (l *lanes) accept(c *link.Conn) {
+func (l *conns) accept(c *link.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.Kind == forMemory && !l.closed {
@@ -86,39 +87,40 @@ func (l *lanes) accept(c *link.Conn) {
 		}
 		return
 	}
-	k := laneKey{c.Rank, c.Kind}
+	k := connKey{c.Rank, c.Kind}
 	if l.closed || l.in[k] != nil || c.Kind != forVerbs && c.Kind != forPairs {
 		_ = c.Close()
 		return
 	}
-	l.in[k] = &inLane{conn: c.Conn, r: bufio.NewReaderSize(c.Conn, readBuffer)}
-	if l.came != nil {
-		close(l.came)
-		l.came = nil
+	l.in[k] = &inbound{conn: c.Conn, r: bufio.NewReaderSize(c.Conn, readBuffer)}
+	if l.arrived != nil {
+		close(l.arrived)
+		l.arrived = nil
 	}
 }
 
 const (
 	readBuffer = 64 << 10
-	// smallMessage is copied and written at once by who sends it, if nothing is queued: sockets have room for it.
+	// smallMessage is the most bytes of a message that its sender copies and writes at once, if
+	// nothing is queued: they fit into the buffers of sockets.
 	smallMessage = 16 << 10
 )
 
 // from is the connection that a rank's messages come over.
-func (l *lanes) from(ctx context.Context, k laneKey) (*inLane, error) {
+func (l *conns) from(ctx context.Context, k connKey) (*inbound, error) {
 	for {
 		l.mu.Lock()
 		in := l.in[k]
-		if in == nil && l.came == nil {
-			l.came = make(chan struct{})
+		if in == nil && l.arrived == nil {
+			l.arrived = make(chan struct{})
 		}
-		came := l.came
+		arrived := l.arrived
 		l.mu.Unlock()
 		if in != nil {
 			return in, nil
 		}
 		select {
-		case <-came:
+		case <-arrived:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case <-l.core.over.Done():
@@ -128,7 +130,7 @@ func (l *lanes) from(ctx context.Context, k laneKey) (*inLane, error) {
 }
 
 // to is the connection to a rank. Of a kind, one goroutine at a time asks for it.
-func (l *lanes) to(ctx context.Context, k laneKey) (*outLane, error) {
+func (l *conns) to(ctx context.Context, k connKey) (*outbound, error) {
 	l.mu.Lock()
 	out := l.out[k]
 	l.mu.Unlock()
@@ -142,7 +144,7 @@ func (l *lanes) to(ctx context.Context, k laneKey) (*outLane, error) {
 	if err != nil {
 		return nil, err
 	}
-	out = &outLane{conn: c.Conn}
+	out = &outbound{conn: c.Conn}
 	out.change = sync.NewCond(&out.mu)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,7 +158,7 @@ func (l *lanes) to(ctx context.Context, k laneKey) (*outLane, error) {
 }
 
 // close ends all connections, and so whatever waits for them.
-func (l *lanes) close() {
+func (l *conns) close() {
 	l.mu.Lock()
 	l.closed = true
 	for _, in := range l.in {
@@ -164,25 +166,26 @@ func (l *lanes) close() {
 	}
 	for _, m := range l.memory {
 		select {
-		case c := <-m: // nobody has taken it
+		case c := <-m: // it is not used yet
 			_ = c.Close()
 		default:
 		}
 	}
 	for _, out := range l.out {
-		_ = out.conn.Close() // before stop: somebody may be writing
+		_ = out.conn.Close() // before stop: a goroutine may be writing
 		out.stop(net.ErrClosed)
 	}
 	l.mu.Unlock()
 	l.wg.Wait()
 }
 
-// goodbye tells ranks that may wait for this one that it has left, behind what it has sent before.
-func (l *lanes) goodbye() {
+// announceLeave sends ranks that may wait for this one that it has left, after what it has sent
+// before.
+func (l *conns) announceLeave() {
 	l.mu.Lock()
 	outs := slices.Collect(maps.Values(l.out))
 	l.mu.Unlock()
-	h := head{verb: goodbye, generation: l.core.group.Generation()}
+	h := head{verb: announceLeave, generation: l.core.group.Generation()}
 	for _, out := range outs {
 		_ = out.conn.SetWriteDeadline(time.Now().Add(goodbyeTime))
 		out.send(&h, vector{})
@@ -196,12 +199,12 @@ func (l *lanes) goodbye() {
 const goodbyeTime = 100 * time.Millisecond
 
 // send sends a message. data has to stay as it is until flush.
-func (o *outLane) send(h *head, data vector) {
+func (o *outbound) send(h *head, data vector) {
 	h.length = uint32(data.n)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
-	case o.err != nil: // who receives next hears of it
+	case o.err != nil: // the next receiver gets it
 	case len(o.queue) == 0 && !o.writing && data.n <= smallMessage:
 		o.small = slices.Grow(o.small[:0], headLen+smallMessage)[:headLen]
 		h.put(o.small)
@@ -217,8 +220,8 @@ func (o *outLane) send(h *head, data vector) {
 	}
 }
 
-// write is the goroutine of a lane.
-func (o *outLane) write() {
+// write is the goroutine of an outbound connection.
+func (o *outbound) write() {
 	var batch []message
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -233,7 +236,7 @@ func (o *outLane) write() {
 		o.writing = true
 		o.mu.Unlock()
 		err := o.writeAll(batch)
-		clear(batch) // nobody's memory is held
+		clear(batch) // no caller's memory is held
 		o.mu.Lock()
 		o.writing = false
 		if o.err == nil {
@@ -243,7 +246,7 @@ func (o *outLane) write() {
 	}
 }
 
-func (o *outLane) writeAll(batch []message) error {
+func (o *outbound) writeAll(batch []message) error {
 	for i := range batch {
 		m := &batch[i]
 		o.bufs = append(o.bufs[:0], m.head[:])
@@ -258,8 +261,8 @@ func (o *outLane) writeAll(batch []message) error {
 	return nil
 }
 
-// stop ends the goroutine, and all who wait.
-func (o *outLane) stop(err error) {
+// stop ends the goroutine, and all calls that wait.
+func (o *outbound) stop(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.err == nil {
@@ -269,7 +272,7 @@ func (o *outLane) stop(err error) {
 }
 
 // flush returns when all that was sent is written.
-func (o *outLane) flush() error {
+func (o *outbound) flush() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for (len(o.queue) > 0 || o.writing) && o.err == nil {

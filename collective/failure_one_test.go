@@ -12,7 +12,8 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// TestOneVerdict has a rank that cancels before it has heard that another one has aborted: all say the same of it.
+// TestOneVerdict has a rank that cancels before it has heard that another one has aborted: all say
+// the same of it.
 func TestOneVerdict(t *testing.T) {
 	const n = 4
 	w := between(t, n)

@@ -17,7 +17,8 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// TestInvalid has arguments that make no sense: an error at once, on the rank that passes them, and the Comm goes on.
+// TestInvalid has arguments that make no sense: an error at once, on the rank that passes them, and
+// the Comm goes on.
 func TestInvalid(t *testing.T) {
 	way{host: apart}.run(t, 3, func(r *rank) {
 		x := make([]float32, 7)
@@ -37,7 +38,8 @@ func TestInvalid(t *testing.T) {
 	})
 }
 
-// TestEmptyDisagreement has verbs that bring no data, which is no reason not to notice that they differ.
+// TestEmptyDisagreement has verbs that bring no data, which is no reason not to notice that they
+// differ.
 func TestEmptyDisagreement(t *testing.T) {
 	over(t, []int{3}, func(t *testing.T, w way, n int) {
 		w.run(t, n, func(r *rank) {
@@ -53,7 +55,8 @@ func TestEmptyDisagreement(t *testing.T) {
 	})
 }
 
-// TestFewElements has fewer elements than ranks, some of which have none to combine: they notice all the same that one passes more.
+// TestFewElements has fewer elements than ranks, some of which have none to combine: they notice
+// all the same that one passes more.
 func TestFewElements(t *testing.T) {
 	over(t, []int{4}, func(t *testing.T, w way, n int) {
 		for name, f := range map[string]func(r *rank, x []int16) error{
@@ -83,7 +86,8 @@ func TestRoots(t *testing.T) {
 	})
 }
 
-// TestDeadline has a rank that does not come: the others hear at their deadline, whom they have waited for.
+// TestDeadline has a rank that does not come: the others hear at their deadline, whom they have
+// waited for.
 func TestDeadline(t *testing.T) {
 	over(t, []int{3}, func(t *testing.T, w way, n int) {
 		var others sync.WaitGroup
@@ -107,7 +111,8 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// TestTurn has a verb whose context ends while another one is under way, for which it would have to wait.
+// TestTurn has a verb whose context ends while another one is under way, for which it would have to
+// wait.
 func TestTurn(t *testing.T) {
 	way{host: apart}.run(t, 2, func(r *rank) {
 		r.allReduce(10)
@@ -123,8 +128,8 @@ func TestTurn(t *testing.T) {
 	})
 }
 
-// TestSlicesAreTheCallersAfterAnError writes to a slice as soon as a verb has failed, at moments drawn by chance: the race detector tells if others
-// still use it.
+// TestSlicesAreTheCallersAfterAnError writes to a slice as soon as a verb has failed, at moments
+// drawn by chance: the race detector tells if others still use it.
 func TestSlicesAreTheCallersAfterAnError(t *testing.T) {
 	over(t, []int{4}, func(t *testing.T, w way, n int) {
 		for round := range 5 {
@@ -170,7 +175,8 @@ func TestOpenAgain(t *testing.T) {
 	})
 }
 
-// TestRejoin has a rank that comes again: all meet in a new generation, and what is left of the old one is over.
+// TestRejoin has a rank that comes again: all meet in a new generation, and what is left of the old
+// one is over.
 func TestRejoin(t *testing.T) {
 	meet := store.New(new(store.Memory))
 	defer meet.Close()
