@@ -152,7 +152,7 @@ func lingering(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
 		select {
-		case <-time.After(store.Grace):
+		case <-time.After(store.ResultGrace):
 			cancel()
 		case <-longer.Done():
 		}

@@ -274,7 +274,7 @@ func TestStoreThatHangs(t *testing.T) {
 			defer cancel()
 			start := time.Now()
 			require.ErrorIs(t, f(ctx), context.DeadlineExceeded)
-			require.LessOrEqual(t, time.Since(start), time.Second+store.Grace)
+			require.LessOrEqual(t, time.Since(start), time.Second+store.ResultGrace)
 		}
 		for _, op := range []wire.Op{wire.OpGrant, wire.OpSet, wire.OpList} {
 			way.freezeAt(op)

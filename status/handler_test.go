@@ -305,7 +305,7 @@ func BenchmarkView(b *testing.B) {
 func TestRanksOfALargeGroup(t *testing.T) {
 	const n = 300
 	s, _, url := page(t)
-	rolls := make([]store.Roll, n)
+	rolls := make([]store.Membership, n)
 	var wg sync.WaitGroup
 	for rank := range n {
 		wg.Go(func() {

@@ -13,19 +13,19 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Access is what the holder of a secret, or of a client certificate for a name, may do, or the peers of another protocol. Somebody who matches
-// several may do what any of them allows.
+// Access is what the holder of a secret or of a client certificate, or the peers of another
+// protocol, may do. A peer that matches several has the rights of all of them.
 type Access struct {
-	Secret []byte // 16 bytes or more; see ReadSecret. Or:
-	Name   string // of a client certificate: its common name, or one of its DNS names or URIs. Or:
-	// Protocol is the name of one of Server.Protocols. Who speaks it comes in without any proof, and sees what is below Prefix as if that
-	// were the whole store.
+	Secret []byte // at least 16 bytes, see ReadSecret; or:
+	Name   string // of a client certificate: its common name, or one of its DNS names or URIs; or:
+	// Protocol is the name of one of Server.Protocols. Its peers are not authenticated, and see the
+	// part of the store below Prefix as the whole store.
 	Protocol string
-	Prefix   string // of keys and of group names, as it is: "a" covers "ab", "a/" does not; "" is everything
-	Write    bool   // and join groups; otherwise read only
+	Prefix   string // of keys and group names, as a string: "a" covers "ab", "a/" does not; "" covers all
+	Write    bool   // may change entries and join groups; otherwise read only
 }
 
-// checkAccess refuses what nobody, or anybody, could match.
+// checkAccess rejects entries that match no peer, or more than one kind.
 func checkAccess(accesses []Access) error {
 	for i, a := range accesses {
 		bad := func(what string) error {
@@ -45,7 +45,7 @@ func checkAccess(accesses []Access) error {
 	return nil
 }
 
-// matchCertificate returns the indexes of those accesses that are for one of the names of cert.
+// matchCertificate returns the indexes of the accesses for one of the names of cert.
 func matchCertificate(accesses []Access, cert *x509.Certificate) (matched []int) {
 	names := append([]string{cert.Subject.CommonName}, cert.DNSNames...)
 	for _, u := range cert.URIs {
@@ -59,17 +59,18 @@ func matchCertificate(accesses []Access, cert *x509.Certificate) (matched []int)
 	return matched
 }
 
-// hasSecrets reports whether any of them is for a secret.
+// hasSecrets reports whether any access needs a secret.
 func hasSecrets(accesses []Access) bool {
 	return slices.ContainsFunc(accesses, func(a Access) bool { return a.Secret != nil })
 }
 
-// hasNames reports whether any of them is for a certificate.
+// hasNames reports whether any access needs a certificate.
 func hasNames(accesses []Access) bool {
 	return slices.ContainsFunc(accesses, func(a Access) bool { return a.Name != "" })
 }
 
-// verifiedCertificate is the certificate of conn's peer; nil if it has none, or nobody has verified it.
+// verifiedCertificate returns the certificate of conn's peer, or nil if it has none or it was not
+// verified.
 func verifiedCertificate(conn net.Conn) *x509.Certificate {
 	c, ok := conn.(interface{ ConnectionState() tls.ConnectionState })
 	if !ok {
@@ -81,16 +82,16 @@ func verifiedCertificate(conn net.Conn) *x509.Certificate {
 	return nil
 }
 
-// right is to read, or to read and write, what is below a prefix.
+// right is the right to read, or to read and write, below a prefix.
 type right struct {
 	prefix string
 	write  bool
 }
 
-// rights are what a peer may do; nil is everything, and rights{} nothing.
+// rights are what a peer may do. nil means everything, and rights{} nothing.
 type rights []right
 
-// rightsOf is what those accesses allow together that matched.
+// rightsOf returns the rights of the matched accesses together.
 func rightsOf(accesses []Access, matched []int) rights {
 	r := rights{}
 	for _, i := range matched {
@@ -105,28 +106,28 @@ func rightsOf(accesses []Access, matched []int) rights {
 	return r
 }
 
-// need is what a peer needs the right to, for an operation.
-type need uint8
+// requirement is the kind of right that an operation needs.
+type requirement uint8
 
 const (
-	needAll      need = iota // everything: also for operations that the table does not know
-	needNothing              // of its own: about the session, or a seat, which is that of the session which joined
-	needRead                 // its key
-	needReads                // its keys
-	needBelow                // to read all that begins with its key
-	needWrite                // its key
-	needWrites               // its keys
-	needJoin                 // to write below the group's name
-	needAnything             // to write anything
+	needAll      requirement = iota // the right to everything; also for operations without an entry
+	needNothing                     // none: it is about the session, or a member of the session
+	needRead                        // to read its key
+	needReads                       // to read its keys
+	needBelow                       // to read all keys that begin with its key
+	needWrite                       // to write its key
+	needWrites                      // to write its keys
+	needJoin                        // to write below the group's name
+	needAnything                    // to write any key
 )
 
-// needs says what each operation needs.
-var needs = [256]need{
+// needs has the requirement of each operation.
+var needs = [256]requirement{
 	wire.OpHello:        needNothing,
 	wire.OpGoodbye:      needNothing,
 	wire.OpCancel:       needNothing,
 	wire.OpPing:         needNothing,
-	wire.OpGet:          needRead, // also if it is the last one that the entry has
+	wire.OpGet:          needRead, // also if it is the last read of the entry
 	wire.OpSet:          needWrite,
 	wire.OpWait:         needReads,
 	wire.OpAdd:          needWrite,
@@ -142,7 +143,7 @@ var needs = [256]need{
 	wire.OpSend:         needNothing,
 	wire.OpRecv:         needNothing,
 	wire.OpExpired:      needNothing,
-	wire.OpLost:         needAll, // no peer says it
+	wire.OpLost:         needAll, // no peer sends it
 	wire.OpTake:         needWrites,
 	wire.OpSendReady:    needNothing,
 	wire.OpGrant:        needAnything,
@@ -152,7 +153,7 @@ var needs = [256]need{
 	wire.OpProbe:        needNothing,
 	wire.OpProof:        needNothing,
 	wire.OpBackup:       needAll,
-	wire.OpRelay:        needNothing, // what comes in it needs something
+	wire.OpRelay:        needNothing, // the requests in it are checked
 	wire.OpVotes:        needNothing,
 	wire.OpStatus:       needBelow,
 	wire.OpPush:         needWrite, // the queue is below its name
@@ -161,7 +162,7 @@ var needs = [256]need{
 	wire.OpAck:          needNothing,
 }
 
-// refuse says why a peer with rights r may not have req carried out; "" if it may.
+// refuse returns why a peer with rights r may not make req, or "".
 func (r rights) refuse(req *wire.Request) string {
 	if r == nil {
 		return ""
@@ -181,31 +182,31 @@ func (r rights) refuse(req *wire.Request) string {
 		if r.cover(req.Key, false) {
 			return ""
 		}
-		return r.no("read below " + quoted(req.Key))
+		return r.denied("read below " + quoted(req.Key))
 	case needJoin:
-		if req.Group.Generation != 0 || r.cover(req.Group.Group, true) { // survivors have a seat
+		if req.Group.Generation != 0 || r.cover(req.Group.Group, true) { // survivors are members already
 			return ""
 		}
-		return r.no("join the group " + quoted(req.Group.Group))
+		return r.denied("join the group " + quoted(req.Group.Group))
 	case needAnything:
 		if slices.ContainsFunc(r, func(one right) bool { return one.write }) {
 			return ""
 		}
 	}
-	return r.no(req.Op.String())
+	return r.denied(req.Op.String())
 }
 
-// refuseKeys says why a peer may not read, or write, one of keys.
+// refuseKeys returns why a peer may not read, or write, one of keys, or "".
 func (r rights) refuseKeys(verb string, keys ...string) string {
 	for _, k := range keys {
 		if !r.cover(k, verb == "write") {
-			return r.no(verb + " " + quoted(k))
+			return r.denied(verb + " " + quoted(k))
 		}
 	}
 	return ""
 }
 
-// cover reports whether r has the right to name, and all that begins with it.
+// cover reports whether r has the right to name and all names that begin with it.
 func (r rights) cover(name string, write bool) bool {
 	for _, one := range r {
 		if (one.write || !write) && strings.HasPrefix(name, one.prefix) {
@@ -215,12 +216,12 @@ func (r rights) cover(name string, write bool) bool {
 	return false
 }
 
-func (r rights) no(to string) string {
+func (r rights) denied(to string) string {
 	return fmt.Sprintf("no right to %s: this peer may %s", to, r)
 }
 
-// someRights is how many a text names.
-const someRights = 4
+// maxNamedRights is how many rights a message names.
+const maxNamedRights = 4
 
 func (r rights) String() string {
 	if r == nil {
@@ -231,7 +232,7 @@ func (r rights) String() string {
 	}
 	var parts []string
 	for i, one := range r {
-		if i == someRights {
+		if i == maxNamedRights {
 			parts = append(parts, fmt.Sprintf("%d more", len(r)-i))
 			break
 		}
@@ -253,7 +254,7 @@ func (one right) String() string {
 
 func quoted(s string) string { return strconv.Quote(clip(s)) }
 
-// encode is r for another process; nil is everything.
+// encode encodes r for the store behind a relay; nil is everything.
 func (r rights) encode() []byte {
 	if r == nil {
 		return nil
@@ -269,7 +270,7 @@ func (r rights) encode() []byte {
 	return wire.AppendParts(nil, parts)
 }
 
-// parseRights is what encode was told.
+// parseRights parses the result of encode.
 func parseRights(b []byte) (rights, error) {
 	if b == nil {
 		return nil, nil

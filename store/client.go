@@ -17,56 +17,65 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// DialOptions has defaults for nil.
+// DialOptions configures a client. A nil *DialOptions is the same as the zero value.
 type DialOptions struct {
-	// Dial makes the connection; nil is a net.Dialer.
+	// Dial makes a connection; nil means a net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// Resolve, if it is not nil, returns the address, host:port, for each new connection. The address given to Dial then only names the
-	// store in errors.
+	// Resolve, if not nil, returns the address, host:port, for each new connection. The address
+	// passed to Dial then only names the store in errors.
 	Resolve func(ctx context.Context) (addr string, err error)
-	// Moved, if it is not nil, is called for each connection with its address, and returns nil when another address serves the store: the client
-	// then leaves that connection, and makes another one. ctx ends with the connection. An error changes nothing.
+	// WaitReplaced, if not nil, is called for each connection with its address, and returns nil
+	// when another address serves the store: the client then closes that connection and makes a new
+	// one. ctx ends with the connection. An error has no effect.
 	WaitReplaced func(ctx context.Context, addr string) error
-	// TLS is asked for the configuration of each connection, as TLSFiles.Client is made for it; nil is without TLS. Without
-	// a ServerName it gets the host that is dialed.
+	// TLS returns the configuration of a new connection, as TLSFiles.Client does; nil means no TLS.
+	// If the configuration has no ServerName, the client sets it to the host that it dials.
 	TLS func() (*tls.Config, error)
-	// Secret is what this side proves to know, and the store has to; see ReadSecret. It is never sent. Nil is none.
+	// Secret authenticates both sides: each proves that it knows it, and neither sends it (see
+	// ReadSecret). Nil means none.
 	Secret []byte
-	// Wait keeps trying while nobody listens there, or the name does not resolve, until ctx
-	// ends: ranks may start before the store does.
+	// Wait makes Dial retry until ctx ends while the server cannot be reached or its name does not
+	// resolve: ranks may start before the store.
 	Wait bool
-	// LivenessTimeout is for how long either side may be silent, answers to liveness probes included, before the other takes it for
-	// failed: the store this process, whose ranks are lost then, and this process its connection, which it makes anew. Default: the
-	// server's for the former, 10 s for the latter. At least 0.6 s, at most an hour.
+	// LivenessTimeout is the time after which a side that receives nothing, no answer to a liveness
+	// probe either, considers the other one failed. The store then fails this process's ranks; this
+	// process closes the connection and reconnects. Default: the server's for the former, 10 s for
+	// the latter. At least 0.6 s, at most one hour.
 	LivenessTimeout time.Duration
-	Logger          *slog.Logger // nil is silent
-	// Trace is told of every call, as "store.get", with how many bytes it brought or took. Rank is −1: a store knows no ranks. What waits for
-	// others, as store.wait, is all Waited. Nil is nobody.
+	Logger          *slog.Logger // nil discards
+	// Trace, if not nil, receives an event for each call, as "store.get", with the bytes of its
+	// values. Its rank is −1. A call that waits for others, such as store.wait, counts as Waited
+	// completely.
 	Trace trace.Sink
 }
 
 const (
-	// handshakeTime bounds a handshake whose ctx does not.
-	handshakeTime = 10 * time.Second
-	// goodbyeTime bounds how long Close waits for the server to have heard it.
-	goodbyeTime = time.Second
-	// clientRoom is the size of a client's read buffer; larger replies get memory of their own.
-	clientRoom = 32 << 10
-	// largeRequest is from where on a request waits its turn while more than largeQueue bytes
-	// wait for the server to read.
+	// handshakeTimeout bounds a handshake whose ctx has no earlier deadline.
+	handshakeTimeout = 10 * time.Second
+	// goodbyeTimeout bounds how long Close waits for the server to receive the goodbye.
+	goodbyeTimeout = time.Second
+	// clientBufferSize is the size of a client's read buffer; larger replies get memory of their
+	// own.
+	clientBufferSize = 32 << 10
+	// largeRequest is the size from which on a request waits while more than largeQueue bytes wait
+	// for the server to read.
 	largeRequest = 64 << 10
 	largeQueue   = 32 << 20
-	// clientQueue bounds what waits for a server that does not read.
+	// clientQueue bounds the bytes that wait for a server that does not read.
 	clientQueue = 256 << 20
 )
 
-// Dial connects to the Server at addr, a host:port, or several with commas: ways to one and the same store, through relays or to itself. They
-// are tried in turn, from the first on, also when a connection breaks. A malformed address, or somebody else who listens there (ErrProtocol), is an
-// error at once, and so is one of both sides that does not let in or trust the other (ErrDenied). ctx bounds the dialing alone.
+// Dial connects to the Server at addr: a host:port, or several separated by commas, which are
+// alternative addresses of one store, directly or through relays. They are tried in order, also
+// when a connection breaks. A malformed address, a peer that is not a muster store (ErrProtocol)
+// and a failed authentication on either side (ErrDenied) are errors at once. ctx bounds only the
+// dialing.
 //
-// The connection mends itself. Calls that have no answer yet are repeated; what changes something takes effect once.
-// If the session could not be taken up again, since its time to come back has passed or the store lost its memory, then changes that
-// were under way are ErrUnknown, and nothing is repeated. A store that has gone for good is ErrUnavailable.
+// The client reconnects by itself and resumes its session. Calls without a reply are sent again,
+// and each change takes effect exactly once. If the session cannot be resumed, because the
+// reconnect timeout has passed or the store has lost its memory, calls in progress that change
+// something return ErrUnknown, and are not repeated. If the store cannot be reached any more, calls
+// return ErrUnavailable.
 func Dial(ctx context.Context, addr string, o *DialOptions) (*Store, error) {
 	if o == nil {
 		o = &DialOptions{}
@@ -89,7 +98,7 @@ func dialError(addr string, err error, waited time.Duration) error {
 		return err
 	case ok && errors.Is(told, ErrDenied):
 		e.Code, e.Err, e.Detail = told.Code, told.Err, told.Detail
-	case ok && nobodyThere(told): // a relay says so
+	case ok && isUnreachable(told): // a relay reports it
 		e.Err = fmt.Errorf("%w: %s", ErrUnavailable, told.Detail)
 	case ok:
 		e.Err, e.Detail = fmt.Errorf("%w: %w", ErrUnavailable, told.Err), told.Detail
@@ -103,7 +112,7 @@ func dialError(addr string, err error, waited time.Duration) error {
 	return e
 }
 
-// checkAddr refuses addresses that no amount of waiting makes right.
+// checkAddr rejects addresses that can never become reachable.
 func checkAddr(addr string) error {
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -115,26 +124,27 @@ func checkAddr(addr string) error {
 	return nil
 }
 
-// nobodyThere reports whether err may go away when the server has started.
-func nobodyThere(err error) bool {
+// isUnreachable reports whether err may go away when the server has started.
+func isUnreachable(err error) bool {
 	var dns *net.DNSError
 	var timeout net.Error
 	if told, ok := errors.AsType[*Error](err); ok && (told.Code == wire.CodeUnavailable || told.Code == wire.CodeLost) {
-		return true // by a relay, of the store
+		return true // reported by a relay, about the store
 	}
 	return errors.As(err, &dns) || errors.As(err, &timeout) && timeout.Timeout() ||
 		errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EHOSTUNREACH) ||
 		errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EPIPE) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// isRefused reports whether nobody listens there, or, as a relay says, where the store is.
-func isRefused(err error) bool {
+// isConnRefused reports whether no process listens at the address, or, reported by a relay, at the
+// store's.
+func isConnRefused(err error) bool {
 	told, ok := errors.AsType[*Error](err)
 	return errors.Is(err, syscall.ECONNREFUSED) || ok && told.Code == wire.CodeLost
 }
 
-// whoami is how this process is called in the logs of others.
-func whoami() string {
+// processName is the name of this process in the logs of its peers.
+func processName() string {
 	host, _ := os.Hostname()
 	return fmt.Sprintf("pid %d on %s", os.Getpid(), host)
 }

@@ -12,72 +12,76 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// client is an Engine over one session, which all calls share: a call that waits delays no other, and one that is
-// given up leaves the rest as it is. The session has one connection at a time; see client_mend.go for what happens between two.
+// client is an Engine over one session, which all calls share. A call that waits does not delay
+// others, and abandoning one does not affect the connection. The session has one connection at a
+// time; client_reconnect.go describes what happens between two.
 //
-// Somebody reads for all: see client_read.go. It owns at most one goroutine, which reads or mends, and two timers; Close ends them.
+// One goroutine reads for all calls: see client_read.go. A client owns at most one goroutine, which
+// reads or reconnects, one that waits for DialOptions.WaitReplaced, and two timers; Close ends
+// them.
 type client struct {
 	dialer *dialer
 	logger *slog.Logger
-	ended  chan struct{}      // closed when there will be no connection any more
-	life   context.Context    // until Close
-	stop   context.CancelFunc // ends life
+	ended  chan struct{}      // closed when there will be no further connection
+	ctx    context.Context    // until Close
+	cancel context.CancelFunc // ends ctx
 
-	large   chan struct{} // holds a token while a large request waits for room
-	drained chan struct{} // gets a token when there is room again
-	heard   atomic.Bool   // something came since the silence was last looked at
+	large    chan struct{} // holds a token while a large request waits to be sent
+	drained  chan struct{} // gets a token when the outbox has drained
+	received atomic.Bool   // something was received since the last health check
 
-	mu        sync.Mutex // protects the fields below
-	line      *line      // nil while there is none
-	session   session
-	calls     map[uint64]*clientCall
-	cancelled map[uint64]withdrawal // calls that the store was asked to give up, and why
-	last      uint64                // id
-	numbers   numbers
-	closed    bool
-	turn      turn
-	mending   bool
-	silence   silence
-	fruitless int // connections in a row that have ended without an answer
+	mu           sync.Mutex  // protects the fields below
+	conn         *clientConn // nil while there is none
+	session      session
+	calls        map[uint64]*clientCall
+	cancelled    map[uint64]withdrawal // calls that the store was asked to cancel, and why
+	last         uint64                // the last id
+	numbers      numbers
+	closed       bool
+	readTurn     readTurn
+	reconnecting bool
+	health       connHealth
+	failedConns  int // successive connections that have ended without a reply
 }
 
-// clientCall is a call that waits for its reply. done gets one value: calls are used again.
+// clientCall is a call that waits for its reply. done gets one value and is not closed, because
+// calls are pooled.
 type clientCall struct {
 	id     uint64
-	number uint64 // 0 until it is sent, and for what changes nothing
-	line   *line  // that it was sent on last; nil is none
+	number uint64      // 0 until it is sent, and for operations that change nothing
+	conn   *clientConn // connection that it was last sent on; nil: none
 	req    *wire.Request
 	rep    *wire.Reply
 	err    error
 	done   chan struct{}
-	tries  int // that the store had no room to answer
+	tries  int // replies with CodeAgain: the store had no space for the reply
 }
 
 var clientCalls = sync.Pool{New: func() any { return &clientCall{done: make(chan struct{}, 1)} }}
 
-func newClient(d *dialer, l *line) *client {
+func newClient(d *dialer, l *clientConn) *client {
 	c := &client{
 		dialer: d, logger: logger(d.options.Logger), ended: make(chan struct{}),
 		large: make(chan struct{}, 1), drained: make(chan struct{}, 1),
 		calls: map[uint64]*clientCall{}, cancelled: map[uint64]withdrawal{},
 	}
-	c.life, c.stop = context.WithCancel(context.Background())
-	c.numbers.room = make(chan struct{}, 1)
-	c.mu.Lock() // the timers may be early
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.numbers.freed = make(chan struct{}, 1)
+	c.mu.Lock() // a timer may fire at once
 	defer c.mu.Unlock()
-	c.turn.idle = time.AfterFunc(idleAfter, c.rested)
-	c.turn.armed = true
-	c.silence.timeout = livenessTimeout(d.options.LivenessTimeout)
-	c.silence.timer = time.AfterFunc(time.Hour, c.listen)
-	c.silence.timer.Stop()
+	c.readTurn.idle = time.AfterFunc(idleAfter, c.onIdle)
+	c.readTurn.timerSet = true
+	c.health.timeout = livenessTimeout(d.options.LivenessTimeout)
+	c.health.timer = time.AfterFunc(time.Hour, c.checkHealth)
+	c.health.timer.Stop()
 	c.session = sessionOf(&l.welcome)
 	c.use(l)
 	return c
 }
 
-// use makes l the connection. Called with mu.
-func (c *client) use(l *line) {
-	c.line = l
+// use makes l the connection. The caller holds mu.
+func (c *client) use(l *clientConn) {
+	c.conn = l
 	l.out.Drained = func() {
 		select {
 		case c.drained <- struct{}{}:
@@ -85,7 +89,7 @@ func (c *client) use(l *line) {
 		}
 	}
 	if moved := c.dialer.options.WaitReplaced; moved != nil {
-		c.turn.background.Go(l.watchMove(c.life, moved))
+		c.readTurn.wg.Go(l.watchReplaced(c.ctx, moved))
 	}
 }
 
@@ -97,7 +101,7 @@ func (c *client) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	return c.do(ctx, req, rep)
 }
 
-// traced is do, and tells sink of it.
+// traced is do with a trace event.
 func (c *client) traced(ctx context.Context, sink trace.Sink, req *wire.Request, rep *wire.Reply) error {
 	e := trace.Event{Op: "store." + req.Op.String(), Rank: -1, Last: -1, Bytes: int64(len(req.Value)), Start: time.Now()}
 	err := c.do(ctx, req, rep)
@@ -121,17 +125,17 @@ func (c *client) traced(ctx context.Context, sink trace.Sink, req *wire.Request,
 func (c *client) do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	call := clientCalls.Get().(*clientCall)
 	call.req, call.rep, call.err = req, rep, nil
-	call.number, call.line, call.tries = 0, nil, 0
+	call.number, call.conn, call.tries = 0, nil, 0
 	if err := c.submit(ctx, call); err != nil {
 		return err
 	}
-	c.lead(ctx, call.id)
-	err := await(ctx, req.Op, call.done, func(why withdrawal) { c.withdraw(req.Op, call.id, why) })
+	c.readUntil(ctx, call.id)
+	err := await(ctx, req.Op, call.done, func(why withdrawal) { c.sendCancel(req.Op, call.id, why) })
 	if err != nil {
 		if given, sent := c.abandon(call); given {
-			return c.gaveUp(req.Op, sent, err) // call is not used again
+			return c.contextError(req.Op, sent, err) // call is not pooled
 		}
-		<-call.done // the reader has it: the answer came just now
+		<-call.done // a reader has the reply already
 	}
 	err = call.err
 	call.req, call.rep = nil, nil
@@ -139,7 +143,8 @@ func (c *client) do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	return err
 }
 
-// submit registers a call, and sends it if there is a connection. A large one waits first while others wait for the store to read.
+// submit registers a call, and sends it if there is a connection. A large request first waits while
+// others wait for the server to read.
 func (c *client) submit(ctx context.Context, call *clientCall) error {
 	if len(call.req.Value) > largeRequest {
 		select {
@@ -148,7 +153,7 @@ func (c *client) submit(ctx context.Context, call *clientCall) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := c.roomForLarge(ctx); err != nil {
+		if err := c.waitToSendLarge(ctx); err != nil {
 			return err
 		}
 	}
@@ -159,12 +164,12 @@ func (c *client) submit(ctx context.Context, call *clientCall) error {
 	return err
 }
 
-func (c *client) roomForLarge(ctx context.Context) error {
+func (c *client) waitToSendLarge(ctx context.Context) error {
 	for {
 		c.mu.Lock()
-		l := c.line
+		l := c.conn
 		c.mu.Unlock()
-		if l == nil || !l.out.Hold(largeQueue) {
+		if l == nil || !l.out.Blocked(largeQueue) {
 			return nil
 		}
 		select {
@@ -175,51 +180,53 @@ func (c *client) roomForLarge(ctx context.Context) error {
 	}
 }
 
-// register gives a call its id, and queues it on the connection, which is returned; nil if there is none: it is sent when there is.
-func (c *client) register(ctx context.Context, call *clientCall) (*line, error) {
+// register gives a call its id and queues it on the connection, which it returns. Without a
+// connection it returns nil: the call is sent after the reconnect.
+func (c *client) register(ctx context.Context, call *clientCall) (*clientConn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	numbered := call.req.Op.Numbered()
 	if numbered {
-		if err := c.roomForNumber(ctx); err != nil {
+		if err := c.waitForNumber(ctx); err != nil {
 			return nil, err
 		}
 	}
 	if c.closed {
 		return nil, ErrClosed
 	}
-	if err := c.session.refuses(call.req); err != nil {
+	if err := c.session.check(call.req); err != nil {
 		return nil, err
 	}
 	c.last++
 	call.id = c.last
 	c.calls[call.id] = call
-	c.turn.used = true
-	c.silence.begin()
+	c.readTurn.called = true
+	c.health.start()
 	if numbered {
-		c.numbers.held++
+		c.numbers.count++
 	}
-	if c.line == nil {
-		c.startMending()
+	if c.conn == nil {
+		c.startReconnecting()
 		return nil, nil
 	}
 	c.transmit(call)
-	return c.line, nil
+	return c.conn, nil
 }
 
-// roomForNumber waits while as many numbers are open as may be. Each that goes on wakes the next, whatever the reason. Called with
-// mu; it unlocks meanwhile.
-func (c *client) roomForNumber(ctx context.Context) error {
+// waitForNumber waits while the maximum of numbered requests is in progress. Each goroutine that
+// stops waiting wakes the next one, so that a wake-up is not lost. The caller holds mu, which is
+// unlocked meanwhile.
+func (c *client) waitForNumber(ctx context.Context) error {
 	waited := false
 	for c.numbers.full() && !c.closed {
 		switch {
-		case c.line != nil || c.mending:
-		case waited: // and in vain: whoever mended has given up
+		case c.conn != nil || c.reconnecting:
+		case waited: // in vain: the reconnect has failed
 			c.numbers.wake()
-			why := *c.silence.why
+			why := *c.health.downReason
 			return &why
 		default:
-			c.startMending()
+			c.startReconnecting()
 		}
 		waited = true
 		c.mu.Unlock()
@@ -235,19 +242,21 @@ func (c *client) roomForNumber(ctx context.Context) error {
 	return nil
 }
 
-// transmit queues a call on the connection. What is numbered gets its number here: the store wants them in order. Called with mu.
+// transmit queues a call on the connection. Numbers are assigned here, because the store requires
+// them in order. The caller holds mu.
 func (c *client) transmit(call *clientCall) {
 	if call.number == 0 && call.req.Op.Numbered() {
 		call.number = c.numbers.next(call)
 	}
-	call.line = c.line
+	call.conn = c.conn
 	req := *call.req
 	req.ID, req.Number, req.Acked = call.id, call.number, c.numbers.acked
-	c.line.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &req) })
+	c.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &req) })
 }
 
-// again sends a call once more, after a pause, for whose answer the store had no room. It reports false if the call was given up.
-func (c *client) again(l *line, id uint64) bool {
+// retryLater sends a call again after a pause, because the store had no space for its reply. It
+// returns false if the call was abandoned.
+func (c *client) retryLater(l *clientConn, id uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	call := c.calls[id]
@@ -255,11 +264,11 @@ func (c *client) again(l *line, id uint64) bool {
 		return false
 	}
 	call.tries++
-	pause := min(firstPause<<min(call.tries-1, 10), mostAgain)
+	pause := min(firstPause<<min(call.tries-1, 10), maxRetryPause)
 	time.AfterFunc(pause/2+rand.N(pause), func() {
 		c.mu.Lock()
 		call := c.calls[id]
-		if call == nil || c.line != l { // it was given up, or goes with the others of a connection that has broken
+		if call == nil || c.conn != l { // abandoned, or resent after a reconnect
 			c.mu.Unlock()
 			return
 		}
@@ -273,18 +282,18 @@ func (c *client) again(l *line, id uint64) bool {
 	return true
 }
 
-// withdraw tells the store that nobody waits for a call any more.
-func (c *client) withdraw(op wire.Op, id uint64, why withdrawal) {
+// sendCancel tells the store that a call is not waited for any more.
+func (c *client) sendCancel(op wire.Op, id uint64, why withdrawal) {
 	if !op.Waits() {
 		return
 	}
 	c.mu.Lock()
-	if c.calls[id] == nil { // answered just now: no other answer would end the cancel
+	if c.calls[id] == nil { // just answered: no further reply would remove the entry
 		c.mu.Unlock()
 		return
 	}
 	c.cancelled[id] = why
-	l := c.line
+	l := c.conn
 	if l != nil {
 		l.cancel(id, why)
 	}
@@ -294,11 +303,12 @@ func (c *client) withdraw(op wire.Op, id uint64, why withdrawal) {
 	}
 }
 
-func (l *line) cancel(id uint64, why withdrawal) {
+func (l *clientConn) cancel(id uint64, why withdrawal) {
 	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, why.request(id)) })
 }
 
-// abandon gives up a call; it is too late if a reader has taken it. What was sent may have been carried out.
+// abandon gives up a call; it returns false if a reader has taken it already. A request that was
+// sent may take effect.
 func (c *client) abandon(call *clientCall) (given, sent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -307,17 +317,19 @@ func (c *client) abandon(call *clientCall) (given, sent bool) {
 	}
 	delete(c.calls, call.id)
 	c.numbers.abandon(call)
-	return true, call.line != nil
+	return true, call.conn != nil
 }
 
-// acknowledgeAtOnce is from how many bytes on an answer to a numbered request is acknowledged at once. The store keeps it until then, in what
-// it may hold for all sessions, and the next numbered request, which acknowledges smaller ones, may be long in coming.
-const acknowledgeAtOnce = 64 << 10
+// ackAtOnceBytes is the reply size from which on the reply to a numbered request is acknowledged at
+// once. The store keeps replies until then, within a limit for all sessions, and the next numbered
+// request, which acknowledges smaller replies, may be far off.
+const ackAtOnceBytes = 64 << 10
 
-// acknowledge sends a numbered request that does nothing, but says which answers have come.
+// acknowledge sends a numbered request without effect, which acknowledges the replies received so
+// far.
 func (c *client) acknowledge() {
 	c.mu.Lock()
-	l := c.line
+	l := c.conn
 	if c.closed || l == nil || c.numbers.full() {
 		c.mu.Unlock()
 		return
@@ -330,8 +342,8 @@ func (c *client) acknowledge() {
 	l.out.Flush()
 }
 
-// take takes the call that a reply answers.
-func (c *client) take(id uint64) *clientCall {
+// takeCall removes and returns the call that a reply answers.
+func (c *client) takeCall(id uint64) *clientCall {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	call := c.calls[id]
@@ -341,8 +353,8 @@ func (c *client) take(id uint64) *clientCall {
 	return call
 }
 
-// endAll ends all calls with err. Called with mu.
-func (c *client) endAll(err error) {
+// failAll ends all calls with err. The caller holds mu.
+func (c *client) failAll(err error) {
 	for id, call := range c.calls {
 		delete(c.calls, id)
 		c.numbers.abandon(call)
@@ -351,9 +363,10 @@ func (c *client) endAll(err error) {
 	c.numbers.wake()
 }
 
-// outcome is what err means for call: if it changes something and was sent, nobody knows.
+// outcome is the error of call when the connection ended with err: unknown if call changes
+// something and was sent.
 func (c *client) outcome(call *clientCall, err error) error {
-	if call.line == nil || !call.req.Op.Numbered() {
+	if call.conn == nil || !call.req.Op.Numbered() {
 		return err
 	}
 	return inDoubt(err)
@@ -361,63 +374,66 @@ func (c *client) outcome(call *clientCall, err error) error {
 
 func (call *clientCall) end(err error) {
 	call.err = err
-	call.done <- struct{}{} // from here on call is somebody else's
+	call.done <- struct{}{} // the caller owns call from here on
 }
 
-// Close says goodbye and waits, shortly, until the server has heard it: its ranks have left then, and are not
-// lost. Calls in progress end at once: what the server still answers is nobody's.
+// Close says goodbye and waits, for at most goodbyeTimeout, until the server has received it: its
+// ranks have then left, and have not failed. Calls in progress end at once; later replies to them
+// are dropped.
 func (c *client) Close() error {
 	c.mu.Lock()
 	first := !c.closed
 	c.closed = true
-	c.endAll(ErrClosed)
-	c.silence.timer.Stop()
-	c.turn.idle.Stop()
-	l := c.line
+	c.failAll(ErrClosed)
+	c.health.timer.Stop()
+	c.readTurn.idle.Stop()
+	l := c.conn
 	c.mu.Unlock()
 	if first {
-		c.stop()
+		c.cancel()
 		if l == nil {
 			close(c.ended)
 		} else {
 			l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpGoodbye}) })
 			l.out.Flush()
-			c.readToEnd(l)
+			c.drain(l)
 		}
 	}
 	<-c.ended
-	c.turn.background.Wait()
+	c.readTurn.wg.Wait()
 	if l != nil {
 		l.pipe.Done()
 	}
 	return nil
 }
 
-// numbers are those of the requests that change something: 1, 2, 3 … in the order in which they are sent.
+// numbers assigns numbers to the requests that change something: 1, 2, 3 … in the order in which
+// they are sent. The store uses them to apply each request exactly once, and keeps its replies
+// until they are acknowledged.
 type numbers struct {
-	acked uint64     // the answers to all up to this one have come
-	open  []numbered // from acked+1 on
-	held  int        // requests that have a number, or will get one
-	room  chan struct{}
-	gone  map[uint64]uint64 // numbers of calls that were given up, by id
+	acked     uint64            // the replies up to this number have arrived
+	open      []numbered        // the requests from acked+1 on
+	count     int               // requests that have a number, or will get one
+	freed     chan struct{}     // gets a token when a request may get a number
+	abandoned map[uint64]uint64 // numbers of abandoned calls, by id
 }
 
-// numbered is one of them, until its answer has come.
+// numbered is a request with a number, until its reply has arrived.
 type numbered struct {
 	id       uint64
-	call     *clientCall // nil if it was given up
+	call     *clientCall // nil if it was abandoned
 	answered bool
 }
 
-// mostNumbered is how many may be open: the store keeps its answers for so many.
-const mostNumbered = 1000
+// maxNumbered is how many may be in progress: the store keeps that many replies.
+const maxNumbered = 1000
 
-func (n *numbers) full() bool { return n.held >= mostNumbered }
+func (n *numbers) full() bool { return n.count >= maxNumbered }
 
-// wait waits until there may be room.
+// wait waits until a number may be free.
 func (n *numbers) wait(ctx context.Context) error {
 	select {
-	case <-n.room:
+	case <-n.freed:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -426,7 +442,7 @@ func (n *numbers) wait(ctx context.Context) error {
 
 func (n *numbers) wake() {
 	select {
-	case n.room <- struct{}{}:
+	case n.freed <- struct{}{}:
 	default:
 	}
 }
@@ -436,40 +452,40 @@ func (n *numbers) next(call *clientCall) uint64 {
 	return n.acked + uint64(len(n.open))
 }
 
-// abandon notes that nobody waits for call any more. If it was sent, its number stays open until it is answered.
+// abandon marks call as abandoned. If it was sent, its number stays in use until the reply arrives.
 func (n *numbers) abandon(call *clientCall) {
 	switch {
 	case call.number != 0:
 		n.open[call.number-n.acked-1].call = nil
-		if n.gone == nil {
-			n.gone = map[uint64]uint64{}
+		if n.abandoned == nil {
+			n.abandoned = map[uint64]uint64{}
 		}
-		n.gone[call.id] = call.number
+		n.abandoned[call.id] = call.number
 	case call.req.Op.Numbered():
-		n.held--
+		n.count--
 		n.wake()
 	}
 }
 
-// skip gives the number of a request that does nothing, and for which nobody waits.
+// skip returns the number of a request without effect, which no caller waits for.
 func (n *numbers) skip(id uint64) uint64 {
 	n.open = append(n.open, numbered{id: id})
-	n.held++
+	n.count++
 	number := n.acked + uint64(len(n.open))
-	if n.gone == nil {
-		n.gone = map[uint64]uint64{}
+	if n.abandoned == nil {
+		n.abandoned = map[uint64]uint64{}
 	}
-	n.gone[id] = number
+	n.abandoned[id] = number
 	return number
 }
 
-// answered notes that the reply to a call has come; call is nil if it was given up.
+// answered records the reply to a request; call is nil if it was abandoned.
 func (n *numbers) answered(id uint64, call *clientCall) {
 	var number uint64
 	if call != nil {
 		number = call.number
-	} else if number = n.gone[id]; number != 0 {
-		delete(n.gone, id)
+	} else if number = n.abandoned[id]; number != 0 {
+		delete(n.abandoned, id)
 	}
 	if number == 0 {
 		return
@@ -481,7 +497,7 @@ func (n *numbers) answered(id uint64, call *clientCall) {
 	}
 	n.open = n.open[k:]
 	n.acked += uint64(k)
-	n.held -= k
+	n.count -= k
 	if k > 0 {
 		n.wake()
 	}

@@ -20,15 +20,15 @@ import (
 
 // dialer makes connections to one store.
 type dialer struct {
-	addr    string   // as it was given
-	ways    []string // the addresses in it
-	next    int      // that is tried next; of who dials, which is one at a time
+	addr    string   // as the caller passed it
+	addrs   []string // the addresses in addr
+	next    int      // index of the next one to try; used by one dial at a time
 	options DialOptions
 }
 
 func newDialer(addr string, o DialOptions) (*dialer, error) {
-	d := &dialer{addr: addr, ways: strings.Split(addr, ","), options: o}
-	for _, way := range d.ways {
+	d := &dialer{addr: addr, addrs: strings.Split(addr, ","), options: o}
+	for _, way := range d.addrs {
 		if err := checkAddr(way); err != nil {
 			return nil, &Error{Op: "dial", Key: addr, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: err.Error()}
 		}
@@ -41,29 +41,29 @@ func newDialer(addr string, o DialOptions) (*dialer, error) {
 	return d, nil
 }
 
-// takeoverTime bounds how long a dial of several addresses is repeated after one of the peers hung up, as standbys of a replicated store do:
-// its leader may be changing.
-const takeoverTime = 5 * time.Second
+// takeoverTimeout bounds how long a dial of several addresses is repeated after a peer has closed
+// the connection, as standbys of a replicated store do: a new leader may be taking over.
+const takeoverTimeout = 5 * time.Second
 
-// hungUp reports whether the peer closed the connection before it sent a reply.
-func hungUp(err error) bool {
+// isHangup reports whether the peer closed the connection without a reply.
+func isHangup(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// dialUntil tries every way once, and with Wait until ctx ends.
-func (d *dialer) dialUntil(ctx context.Context, hello *wire.Request) (*line, error) {
+// dialUntil tries each address once, and with Wait until ctx ends.
+func (d *dialer) dialUntil(ctx context.Context, hello *wire.Request) (*clientConn, error) {
 	began, standby := time.Now(), false
 	for tries, pause := 1, 5*time.Millisecond; ; tries++ {
 		l, err := d.dial(ctx, hello)
-		standby = standby || len(d.ways) > 1 && hungUp(err)
+		standby = standby || len(d.addrs) > 1 && isHangup(err)
 		switch {
 		case err == nil:
 			return l, nil
-		case tries < len(d.ways) && ctx.Err() == nil:
+		case tries < len(d.addrs) && ctx.Err() == nil:
 			continue
-		case standby && nobodyThere(err) && time.Since(began) < takeoverTime && ctx.Err() == nil:
-		case (isDoubtful(err) || hungUp(err)) && tries < mostDoubts*len(d.ways) && ctx.Err() == nil: // or it is a relay whose connection to the store just ended
-		case !d.options.Wait || !nobodyThere(err):
+		case standby && isUnreachable(err) && time.Since(began) < takeoverTimeout && ctx.Err() == nil:
+		case (isAmbiguousTLS(err) || isHangup(err)) && tries < maxTLSAttempts*len(d.addrs) && ctx.Err() == nil: // or a relay whose connection to the store has just ended
+		case !d.options.Wait || !isUnreachable(err):
 			return nil, dialError(d.addr, err, 0)
 		}
 		select {
@@ -75,82 +75,82 @@ func (d *dialer) dialUntil(ctx context.Context, hello *wire.Request) (*line, err
 	}
 }
 
-// line is one connection of a client, and the session that it was welcomed to.
-type line struct {
-	conn    net.Conn
-	way     string // the address
-	pipe    transport.NetPipe
-	out     *transport.Outbox
-	in      *frames // with buf: of whoever has the turn to read
-	buf     []byte
-	welcome wire.Reply
-	brought bool               // a reply after that to the hello; owned by the goroutine that reads
-	unwatch context.CancelFunc // with DialOptions.Moved: ends its call
-	moved   atomic.Bool        // it has returned nil
+// clientConn is one connection of a client or a relay to the store, after the handshake.
+type clientConn struct {
+	nc        net.Conn
+	addr      string // address of the server
+	pipe      transport.NetPipe
+	out       *transport.Outbox
+	in        *frameReader // with buf: owned by the goroutine that reads
+	buf       []byte
+	welcome   wire.Reply
+	gotReply  bool               // a reply after that to the hello; owned by the goroutine that reads
+	stopWatch context.CancelFunc // with DialOptions.WaitReplaced: ends its call
+	replaced  atomic.Bool        // WaitReplaced has returned nil
 }
 
-// dial connects and says hello: for a new session, or to take up the one that hello names. Whatever is wrong with this way, the next time is
-// another one's.
-func (d *dialer) dial(ctx context.Context, hello *wire.Request) (*line, error) {
-	way := d.ways[d.next]
+// dial connects and sends the hello: for a new session, or to resume the one that hello names.
+// After an error the next call tries the next address.
+func (d *dialer) dial(ctx context.Context, hello *wire.Request) (*clientConn, error) {
+	way := d.addrs[d.next]
 	if d.options.Resolve != nil {
 		var err error
 		if way, err = d.options.Resolve(ctx); err != nil {
 			return nil, err
 		}
 	}
-	l, err := d.dialWay(ctx, way, hello)
+	l, err := d.dialAddr(ctx, way, hello)
 	if err != nil {
-		d.next = (d.next + 1) % len(d.ways)
+		d.next = (d.next + 1) % len(d.addrs)
 	}
 	return l, err
 }
 
-func (d *dialer) dialWay(ctx context.Context, way string, hello *wire.Request) (*line, error) {
+func (d *dialer) dialAddr(ctx context.Context, way string, hello *wire.Request) (*clientConn, error) {
 	dial := d.options.Dial
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}
-	config, err := d.config(way)
+	config, err := d.tlsConfig(way)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
+	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
 	conn, err := dial(ctx, "tcp", way)
 	if err != nil {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
-	l := &line{conn: conn, way: way, in: &frames{limit: helloRoom}, buf: make([]byte, clientRoom)}
-	if err = l.secure(config); err == nil {
+	l := &clientConn{nc: conn, addr: way, in: &frameReader{limit: maxHandshakeFrame}, buf: make([]byte, clientBufferSize)}
+	if err = l.tlsHandshake(config); err == nil {
 		err = l.hello(hello, &d.options)
 	}
 	if !stop() {
 		err = fmt.Errorf("it has not answered: %w", ctx.Err())
 	}
 	if err != nil {
-		_ = l.conn.Close()
+		_ = l.nc.Close()
 		return nil, err
 	}
-	l.pipe = transport.NewPipe(l.conn)
+	l.pipe = transport.NewPipe(l.nc)
 	l.out = transport.NewOutbox(l.pipe, clientQueue)
 	return l, nil
 }
 
-// end ends a connection that nobody uses any more.
-func (l *line) end() {
-	_ = l.conn.Close()
+// close ends a connection that is not used any more.
+func (l *clientConn) close() {
+	_ = l.nc.Close()
 	l.pipe.Done()
 }
 
-// config is that of one dial; nil is without TLS.
-func (d *dialer) config(way string) (*tls.Config, error) {
+// tlsConfig returns the configuration for one dial; nil means no TLS.
+func (d *dialer) tlsConfig(way string) (*tls.Config, error) {
 	if d.options.TLS == nil {
 		return nil, nil
 	}
 	c, err := d.options.TLS()
-	if errors.Is(err, ErrInvalid) { // as TLSFiles has it
+	if errors.Is(err, ErrInvalid) { // from TLSFiles
 		return nil, err
 	}
 	if err != nil {
@@ -158,45 +158,46 @@ func (d *dialer) config(way string) (*tls.Config, error) {
 	}
 	if c.ServerName == "" {
 		c = c.Clone()
-		c.ServerName, _, _ = net.SplitHostPort(way) // it is one
+		c.ServerName, _, _ = net.SplitHostPort(way) // addr was checked
 	}
 	return c, nil
 }
 
-// secure is the TLS handshake.
-func (l *line) secure(config *tls.Config) error {
+// tlsHandshake makes the TLS handshake, if config is not nil.
+func (l *clientConn) tlsHandshake(config *tls.Config) error {
 	if config == nil {
 		return nil
 	}
-	t := tlsConn{tls.Client(l.conn, config), l.conn}
-	l.conn = t
+	t := tlsConn{tls.Client(l.nc, config), l.nc}
+	l.nc = t
 	err := t.Handshake()
 	if err == nil {
 		err = t.checkVersion()
 	}
-	if err == nil || nobodyThere(err) || errors.Is(err, net.ErrClosed) { // the store is about to end, perhaps
+	if err == nil || isUnreachable(err) || errors.Is(err, net.ErrClosed) { // the server may be shutting down
 		return err
 	}
-	return cmp.Or(refusal(err), error(doubtful{denied("TLS: " + err.Error())}))
+	return cmp.Or(tlsRefusal(err), error(ambiguousTLSError{denied("TLS: " + err.Error())}))
 }
 
-// speaksPlain reports whether head, where a TLS record should be, begins a frame that answers a hello: the upper bytes of its length are
-// 0, and then comes the operation.
+// speaksPlain reports whether head, read in place of a TLS record, begins a frame that answers a
+// hello: the upper bytes of its length are 0, and the operation follows.
 func speaksPlain(head [5]byte) bool {
 	return head[2] == 0 && head[3] == 0 && head[4] == byte(wire.OpHello)
 }
 
 func denied(why string) error { return &Error{Code: wire.CodeDenied, Err: ErrDenied, Detail: why} }
 
-// hello opens the session. With a secret it ends well only if the store has proved that it knows it too.
-func (l *line) hello(resume *wire.Request, o *DialOptions) error {
+// hello opens the session. With a secret, it succeeds only if the store has proved that it knows
+// the secret too.
+func (l *clientConn) hello(resume *wire.Request, o *DialOptions) error {
 	secret := o.Secret
-	req := wire.Request{Op: wire.OpHello, Timeout: o.LivenessTimeout, Key: cmp.Or(resume.Key, whoami()), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
+	req := wire.Request{Op: wire.OpHello, Timeout: o.LivenessTimeout, Key: cmp.Or(resume.Key, processName()), Resume: resume.Resume, Rev: resume.Rev, Value: resume.Value}
 	if secret != nil {
 		req.Old = newNonce()
 	}
-	_, writeErr := l.conn.Write(wire.AppendRequest([]byte(wire.Preface), &req))
-	h, rep, err := l.answer()
+	_, writeErr := l.nc.Write(wire.AppendRequest([]byte(wire.Preface), &req))
+	h, rep, err := l.readReply()
 	if _, told := errors.AsType[*Error](err); writeErr != nil && err != nil && !told {
 		return writeErr
 	}
@@ -205,7 +206,7 @@ func (l *line) hello(resume *wire.Request, o *DialOptions) error {
 		if shown, err = l.prove(secret, req.Old, rep.Value); err != nil {
 			return err
 		}
-		h, rep, err = l.answer()
+		h, rep, err = l.readReply()
 	}
 	switch {
 	case err != nil:
@@ -222,14 +223,14 @@ func (l *line) hello(resume *wire.Request, o *DialOptions) error {
 	return nil
 }
 
-// answer reads one frame of the handshake.
-func (l *line) answer() (h wire.Header, rep wire.Reply, err error) {
-	h, body, _, err := readFrame(l.conn, l.in, l.buf)
+// readReply reads one frame of the handshake.
+func (l *clientConn) readReply() (h wire.Header, rep wire.Reply, err error) {
+	h, body, _, err := readFrame(l.nc, l.in, l.buf)
 	switch {
 	case errors.Is(err, wire.ErrTooLarge), errors.Is(err, wire.ErrUnknownOp):
 		return h, rep, fmt.Errorf("%w: it answered %q", ErrProtocol, clip(string(l.in.buf[l.in.r:l.in.w])))
 	case err != nil:
-		return h, rep, cmp.Or(refusal(err), err)
+		return h, rep, cmp.Or(tlsRefusal(err), err)
 	case h.Op == wire.OpGoodbye:
 		return h, rep, fmt.Errorf("it is shutting down: %w", io.EOF)
 	}
@@ -239,14 +240,15 @@ func (l *line) answer() (h wire.Header, rep wire.Reply, err error) {
 	return h, rep, nil
 }
 
-// prove answers the store's question for the secret. shown reports whether the welcome proves that the store knows it too.
-func (l *line) prove(secret, mine, theirs []byte) (shown func(welcome *wire.Reply) bool, err error) {
-	bind, err := binding(l.conn)
+// prove answers the store's challenge. shown reports whether the welcome proves that the store
+// knows the secret too.
+func (l *clientConn) prove(secret, mine, theirs []byte) (shown func(welcome *wire.Reply) bool, err error) {
+	bind, err := binding(l.nc)
 	if err != nil {
 		return nil, err
 	}
 	req := wire.Request{Op: wire.OpProof, Value: proof(secret, proofClient, mine, theirs, bind)}
-	if _, err := l.conn.Write(wire.AppendRequest(nil, &req)); err != nil {
+	if _, err := l.nc.Write(wire.AppendRequest(nil, &req)); err != nil {
 		return nil, err
 	}
 	return func(welcome *wire.Reply) bool {
@@ -254,15 +256,15 @@ func (l *line) prove(secret, mine, theirs []byte) (shown func(welcome *wire.Repl
 	}, nil
 }
 
-// readFrame reads until there is a whole frame.
-func readFrame(conn net.Conn, in *frames, buf []byte) (h wire.Header, body []byte, owned bool, err error) {
+// readFrame reads until a frame is complete.
+func readFrame(conn net.Conn, in *frameReader, buf []byte) (h wire.Header, body []byte, owned bool, err error) {
 	for {
 		h, body, owned, ok, err := in.next()
 		if ok || err != nil {
 			return h, body, owned, err
 		}
-		n, err := conn.Read(in.room(buf))
-		if in.got(n); n == 0 && err != nil {
+		n, err := conn.Read(in.buffer(buf))
+		if in.advance(n); n == 0 && err != nil {
 			return h, nil, false, err
 		}
 	}

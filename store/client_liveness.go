@@ -8,110 +8,115 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// A client that waits for answers notices when the store says nothing at all: it asks, says so in the errors of calls whose
-// deadlines pass, and tries another connection in the end. One of a durable store notices also while no call waits: its session may go on
-// elsewhere, and is lost if it does not come there in time.
+// A client that waits for replies detects that the store sends nothing: it sends a probe, adds that
+// to the errors of calls whose deadlines pass, and finally reconnects. A client of a durable store
+// detects it also while no call waits, because its session may continue at another server, and is
+// lost if it is not resumed in time.
 
-// silence is for how long the store has sent nothing. Its fields are protected by client.mu.
-type silence struct {
-	timeout time.Duration // the liveness timeout; does not change
-	timer   *time.Timer
-	running bool
-	ticks   int       // of the timer since something came, while it runs
-	taken   uint64    // bytes that the connection has taken
-	since   time.Time // when the connection ended; zero while there is one
-	why     *Error    // it did; kept until there is another
-	gaveUp  bool
+// connHealth measures for how long nothing was received from the store. The client's mu protects
+// it.
+type connHealth struct {
+	timeout    time.Duration // liveness timeout; constant
+	timer      *time.Timer
+	running    bool
+	ticks      int       // timer ticks since something was received
+	sent       uint64    // bytes that the connection had sent at the last tick
+	downSince  time.Time // when the connection ended; zero while there is one
+	downReason *Error    // why it ended; kept until the next one
+	timedOut   bool      // the connection was closed by checkHealth
 }
 
-// A client asks a silent store after 2 ticks, and every 5 from then on.
+// A client probes after 2 ticks without data, and every 5 ticks from then on.
 const (
 	askAfterTicks = 2
 	askEveryTicks = 5
 )
 
-// tick is the period of the timer: a tenth of the timeout, or a second. Time during which this process stands still is one tick.
-func (s *silence) tick() time.Duration { return min(s.timeout/10, time.Second) }
+// tick returns the period of the timer: a tenth of the timeout, at most a second. While this
+// process is stopped, at most one tick passes.
+func (s *connHealth) tick() time.Duration { return min(s.timeout/10, time.Second) }
 
-// lasts returns for how long the store has been silent.
-func (s *silence) lasts() time.Duration { return time.Duration(s.ticks) * s.tick() }
+// silentFor returns for how long nothing was received.
+func (s *connHealth) silentFor() time.Duration { return time.Duration(s.ticks) * s.tick() }
 
-// limit returns after which silence the connection is given up. The server ends a session from which nothing came for the whole liveness
-// timeout. One that may resume elsewhere needs some of that time to do so.
-func (s *silence) limit(durable bool) time.Duration {
+// limit returns the time after which the connection is closed. The server ends a session from which
+// it receives nothing for the whole liveness timeout; a session that may resume at another server
+// needs part of that time.
+func (s *connHealth) limit(durable bool) time.Duration {
 	if durable {
 		return s.timeout * 3 / 4
 	}
 	return s.timeout
 }
 
-// begin lets the timer run: there is a call.
-func (s *silence) begin() {
+// start starts the timer, because there is a call.
+func (s *connHealth) start() {
 	if !s.running {
 		s.running, s.ticks = true, 0
 		s.timer.Reset(s.tick())
 	}
 }
 
-func (s *silence) down(why *Error) { s.since, s.why, s.gaveUp = time.Now(), why, false }
-func (s *silence) up()             { s.since, s.ticks = time.Time{}, 0 }
+func (s *connHealth) down(why *Error) { s.downSince, s.downReason, s.timedOut = time.Now(), why, false }
+func (s *connHealth) up()             { s.downSince, s.ticks = time.Time{}, 0 }
 
-// listen is what the timer does.
-func (c *client) listen() {
+// checkHealth runs at each tick of the timer.
+func (c *client) checkHealth() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := &c.silence
+	s := &c.health
 	s.running = (len(c.calls) > 0 || c.session.durable) && !c.closed
 	if !s.running {
 		return
 	}
 	s.timer.Reset(s.tick())
-	if c.line == nil {
+	if c.conn == nil {
 		s.ticks = 0
 		return
 	}
-	waiting, taken := c.line.out.Backlog()
-	reads := waiting > unreadPause && taken != s.taken // a long request is on its way
-	s.taken = taken
-	if c.heard.Swap(false) || reads {
+	waiting, taken := c.conn.out.Backlog()
+	reads := waiting > unreadPause && taken != s.sent // a long request is being sent
+	s.sent = taken
+	if c.received.Swap(false) || reads {
 		s.ticks = 0
 		return
 	}
 	s.ticks++
 	switch {
-	case s.lasts() >= s.limit(c.session.durable):
-		s.gaveUp, s.ticks = true, 0
-		_ = c.line.conn.Close() // whoever reads notices
+	case s.silentFor() >= s.limit(c.session.durable):
+		s.timedOut, s.ticks = true, 0
+		_ = c.conn.nc.Close() // the reading goroutine notices
 	case s.ticks%askEveryTicks == askAfterTicks:
-		c.line.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
-		go c.line.out.Flush()
+		c.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
+		go c.conn.out.Flush()
 	}
 }
 
-// watchMove returns what waits until moved says that another address serves the store, and ends the connection then. It ends with life, and when
-// unwatch is called.
-func (l *line) watchMove(life context.Context, moved func(ctx context.Context, addr string) error) func() {
+// watchReplaced returns a function that waits until wait reports that another address serves the
+// store, and then closes the connection. It returns when life ends, or stopWatch is called.
+func (l *clientConn) watchReplaced(life context.Context, moved func(ctx context.Context, addr string) error) func() {
 	var ctx context.Context
-	ctx, l.unwatch = context.WithCancel(life)
+	ctx, l.stopWatch = context.WithCancel(life)
 	return func() {
-		defer l.unwatch()
-		if moved(ctx, l.way) == nil && ctx.Err() == nil {
-			l.moved.Store(true)
-			_ = l.conn.Close() // whoever reads notices
+		defer l.stopWatch()
+		if moved(ctx, l.addr) == nil && ctx.Err() == nil {
+			l.replaced.Store(true)
+			_ = l.nc.Close() // the reading goroutine notices
 		}
 	}
 }
 
-// gaveUp is the error of a call whose context has ended: it says what is known of the store, and whether the call may have taken effect.
-func (c *client) gaveUp(op wire.Op, sent bool, err error) error {
+// contextError is the error of a call whose context has ended: it describes the state of the
+// connection, and whether the call may have taken effect.
+func (c *client) contextError(op wire.Op, sent bool, err error) error {
 	c.mu.Lock()
-	s := &c.silence
+	s := &c.health
 	what := ""
 	switch {
-	case !s.since.IsZero():
-		what = fmt.Sprintf("there is no connection since %v: %v", time.Since(s.since).Round(time.Millisecond), s.why.Detail)
+	case !s.downSince.IsZero():
+		what = fmt.Sprintf("there is no connection since %v: %v", time.Since(s.downSince).Round(time.Millisecond), s.downReason.Detail)
 	case s.ticks > 0:
-		what = fmt.Sprintf("it has been silent for %v", s.lasts())
+		what = fmt.Sprintf("it has been silent for %v", s.silentFor())
 	}
 	c.mu.Unlock()
 	if sent && op.Numbered() {

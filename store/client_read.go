@@ -12,31 +12,33 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Who reads. A goroutine that does nothing but read would cost every call a pass through the
-// scheduler, and where processes outnumber cores that is a good part of a barrier. So whoever waits for a reply reads, for
-// all, until it has its own. If others still wait then, a goroutine reads on until nobody does; it also reads when
-// nobody has called for a while, to hear of the connection's end.
+// Which goroutine reads. A goroutine that only reads would cost every call a pass through the
+// scheduler, and where processes outnumber cores that is a large part of a barrier. Therefore a
+// caller that waits for a reply reads, for all callers, until it has its own. If others still wait
+// then, a background goroutine reads until none does. It also reads when there was no call for a
+// while, to detect the end of the connection.
 
-// idleAfter is how long nobody calls before a goroutine listens.
+// idleAfter is the time without a call after which the background goroutine reads.
 const idleAfter = 5 * time.Millisecond
 
-// turn is the turn to read. Its fields are protected by client.mu.
-type turn struct {
+// readTurn is the right to read from the connection. The client's mu protects its fields.
+type readTurn struct {
 	taken       bool
-	leader      uint64 // the call whose caller has it; 0 is the goroutine
-	interrupted bool   // the leader's read has been ended by a deadline
+	leader      uint64 // id of the call whose caller reads; 0: the background goroutine
+	interrupted bool   // the leader's read was ended by a deadline
 	idle        *time.Timer
-	armed       bool // idle is set
-	used        bool // there was a call since
-	background  sync.WaitGroup
+	timerSet    bool // idle is running
+	called      bool // there was a call since idle was started
+	wg          sync.WaitGroup
 }
 
 // longAgo is a deadline that ends a read at once.
 var longAgo = time.Unix(1, 0)
 
-// lead reads, if nobody else does, until call id is answered, ctx ends, or the connection does.
-func (c *client) lead(ctx context.Context, id uint64) {
-	l := c.takeTurn(id)
+// readUntil reads, unless another goroutine does, until call id is answered, ctx ends, or the
+// connection ends.
+func (c *client) readUntil(ctx context.Context, id uint64) {
+	l := c.acquireTurn(id)
 	if l == nil {
 		return
 	}
@@ -46,184 +48,189 @@ func (c *client) lead(ctx context.Context, id uint64) {
 		answered, err := c.readOne(l)
 		switch {
 		case err != nil && c.wasInterrupted():
-			c.passTurn()
+			c.releaseTurn()
 			return
 		case err != nil:
-			c.broke(l, err)
+			c.connEnded(l, err)
 			return
 		case answered == id:
-			c.passTurn()
+			c.releaseTurn()
 			return
 		}
 	}
 }
 
-// takeTurn makes the caller of id the reader, unless somebody else is, or has read its reply already.
-func (c *client) takeTurn(id uint64) *line {
+// acquireTurn gives the turn to the caller of id, unless another goroutine has it, or has already
+// read the reply.
+func (c *client) acquireTurn(id uint64) *clientConn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.turn.taken || c.calls[id] == nil || c.line == nil {
+	if c.readTurn.taken || c.calls[id] == nil || c.conn == nil {
 		return nil
 	}
-	c.turn.taken, c.turn.leader = true, id
-	return c.line
+	c.readTurn.taken, c.readTurn.leader = true, id
+	return c.conn
 }
 
-// interrupt ends the read of the leader, if that still is the caller of id.
+// interrupt ends the read of the leader, if that is still the caller of id.
 func (c *client) interrupt(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.turn.taken && c.turn.leader == id {
+	if c.readTurn.taken && c.readTurn.leader == id {
 		c.stopLeader()
 	}
 }
 
-// stopLeader ends the read of the caller who has the turn, if it is one. Called with mu.
+// stopLeader ends the read of the leader, if a caller reads. The caller holds mu.
 func (c *client) stopLeader() {
-	if c.turn.leader != 0 {
-		c.turn.interrupted = true
-		_ = c.line.conn.SetReadDeadline(longAgo)
+	if c.readTurn.leader != 0 {
+		c.readTurn.interrupted = true
+		_ = c.conn.nc.SetReadDeadline(longAgo)
 	}
 }
 
 func (c *client) wasInterrupted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.turn.interrupted
+	return c.readTurn.interrupted
 }
 
-// passTurn gives the turn to a goroutine if somebody waits, or Close does; otherwise to the next caller.
-func (c *client) passTurn() {
+// releaseTurn passes the turn to a background goroutine if calls wait, or Close does, and otherwise
+// to the next caller.
+func (c *client) releaseTurn() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t := &c.turn
+	t := &c.readTurn
 	t.leader = 0
 	if t.interrupted {
 		t.interrupted = false
 		until := time.Time{}
 		if c.closed {
-			until = time.Now().Add(goodbyeTime)
+			until = time.Now().Add(goodbyeTimeout)
 		}
-		_ = c.line.conn.SetReadDeadline(until)
+		_ = c.conn.nc.SetReadDeadline(until)
 	}
 	if len(c.calls) > 0 || c.closed {
-		l := c.line
-		t.background.Go(func() { c.readOn(l) })
+		l := c.conn
+		t.wg.Go(func() { c.readLoop(l) })
 		return
 	}
-	c.rest()
+	c.freeTurn()
 }
 
-// rest leaves the turn to the next caller, or to the goroutine that listens when there is none for a while. Called with mu.
-func (c *client) rest() {
-	t := &c.turn
+// freeTurn leaves the turn to the next caller, or, when there is none for a while, to the
+// background goroutine. The caller holds mu.
+func (c *client) freeTurn() {
+	t := &c.readTurn
 	t.taken = false
-	if !t.armed {
-		t.armed = true
+	if !t.timerSet {
+		t.timerSet = true
 		t.idle.Reset(idleAfter)
 	}
 }
 
-// rested is what the idle timer does: it looks again, or listens.
-func (c *client) rested() {
+// onIdle runs when the idle timer fires: it starts the background goroutine, or the timer again if
+// there was a call.
+func (c *client) onIdle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t := &c.turn
-	t.armed = false
+	t := &c.readTurn
+	t.timerSet = false
 	switch {
-	case c.closed || t.taken || c.line == nil:
-	case t.used:
-		t.used = false
-		t.armed = true
+	case c.closed || t.taken || c.conn == nil:
+	case t.called:
+		t.called = false
+		t.timerSet = true
 		t.idle.Reset(idleAfter)
 	default:
 		t.taken, t.leader = true, 0
-		l := c.line
-		t.background.Go(func() { c.readOn(l) })
+		l := c.conn
+		t.wg.Go(func() { c.readLoop(l) })
 	}
 }
 
-// readOn reads until nobody waits, or the connection ends. It has the turn.
-func (c *client) readOn(l *line) {
+// readLoop reads until no call waits, or the connection ends. The caller has the turn.
+func (c *client) readLoop(l *clientConn) {
 	for {
 		if _, err := c.readOne(l); err != nil {
-			c.broke(l, err)
+			c.connEnded(l, err)
 			return
 		}
-		if c.quiet() {
+		if c.freeTurnIfUnused() {
 			return
 		}
 	}
 }
 
-// quiet gives up the turn if nobody waits.
-func (c *client) quiet() bool {
+// freeTurnIfUnused frees the turn if no call waits.
+func (c *client) freeTurnIfUnused() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.calls) > 0 || c.closed {
 		return false
 	}
-	c.rest()
+	c.freeTurn()
 	return true
 }
 
-// readToEnd sees to it that somebody reads until the connection ends, and no longer than goodbyeTime.
-func (c *client) readToEnd(l *line) {
-	_ = l.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
+// drain makes sure that a goroutine reads until the connection ends, for at most goodbyeTimeout.
+func (c *client) drain(l *clientConn) {
+	_ = l.nc.SetReadDeadline(time.Now().Add(goodbyeTimeout))
 	c.mu.Lock()
-	mine := !c.turn.taken
-	c.turn.taken = true
+	mine := !c.readTurn.taken
+	c.readTurn.taken = true
 	c.stopLeader()
 	c.mu.Unlock()
 	if mine {
-		c.readOn(l)
+		c.readLoop(l)
 	}
 }
 
-// readOne reads a frame and completes its call, if somebody still waits for it.
-func (c *client) readOne(l *line) (id uint64, err error) {
-	h, body, owned, err := readFrame(l.conn, l.in, l.buf)
+// readOne reads a frame, and completes its call unless that was abandoned.
+func (c *client) readOne(l *clientConn) (id uint64, err error) {
+	h, body, owned, err := readFrame(l.nc, l.in, l.buf)
 	if err != nil {
 		return 0, err
 	}
-	c.heard.Store(true)
+	c.received.Store(true)
 	if h.ID == 0 {
-		return 0, c.told(l, h.Op)
+		return 0, c.handleServerFrame(l, h.Op)
 	}
-	l.brought = true
+	l.gotReply = true
 	if h.Op == wire.OpGoodbye {
-		return h.ID, c.refused(h, body)
+		return h.ID, c.handleRefusal(h, body)
 	}
-	if h.Code == wire.CodeAgain && c.again(l, h.ID) {
+	if h.Code == wire.CodeAgain && c.retryLater(l, h.ID) {
 		return 0, nil
 	}
-	call := c.take(h.ID)
+	call := c.takeCall(h.ID)
 	if call == nil {
-		return h.ID, nil // a cancel's answer, or that of a call that was given up
+		return h.ID, nil // the reply to a cancel, or to an abandoned call
 	}
 	if len(body) > 0 && !owned {
 		body = append(make([]byte, 0, len(body)), body...)
 	}
 	err = call.rep.Parse(h, body)
-	if err == nil && !fits(call.req, call.rep) {
-		err = fmt.Errorf("%w (%v)", errUnfit, call.req.Op)
+	if err == nil && !isComplete(call.req, call.rep) {
+		err = fmt.Errorf("%w (%v)", errIncomplete, call.req.Op)
 	}
 	if err == nil && h.Code == wire.CodeOK {
-		c.note(call)
+		c.recordResult(call)
 	}
 	if err != nil {
-		call.end(c.broken(l, err))
+		call.end(c.connError(l, err))
 		return h.ID, err
 	}
-	if call.number != 0 && len(body) > acknowledgeAtOnce {
+	if call.number != 0 && len(body) > ackAtOnceBytes {
 		c.acknowledge()
 	}
 	call.end(nil)
 	return h.ID, nil
 }
 
-// fits reports whether an answer has as much as its request asks for, which its users count on.
-func fits(req *wire.Request, rep *wire.Reply) bool {
+// isComplete reports whether a reply has as many elements as its request asks for; callers index
+// them without checks.
+func isComplete(req *wire.Request, rep *wire.Reply) bool {
 	keys, values, nums := len(rep.Keys), len(rep.Values), len(rep.Nums)
 	switch {
 	case rep.Code != wire.CodeOK:
@@ -238,11 +245,11 @@ func fits(req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-var errUnfit = errors.New("an answer without all that was asked for")
+var errIncomplete = errors.New("an answer without all that was asked for")
 
-// refused ends the call whose frame the store cannot read: to send it again would bring that again. The number that it had stays open, and
-// is skipped when the session is resumed.
-func (c *client) refused(h wire.Header, body []byte) error {
+// handleRefusal ends the call whose frame the store could not parse, without resending it. Its
+// number stays in use, and is skipped when the session is resumed.
+func (c *client) handleRefusal(h wire.Header, body []byte) error {
 	var rep wire.Reply
 	if err := rep.Parse(h, bytes.Clone(body)); err != nil {
 		return err
@@ -259,13 +266,13 @@ func (c *client) refused(h wire.Header, body []byte) error {
 	e := &Error{
 		Op: call.req.Op.String(), Code: rep.Code, Err: cmp.Or(CodeError(rep.Code), ErrProtocol), Detail: "the store refuses the request: " + rep.Detail,
 	}
-	e.about(call.req)
+	e.setSubject(call.req)
 	call.end(e)
 	return nil
 }
 
-// told is what the store says without having been asked.
-func (c *client) told(l *line, op wire.Op) error {
+// handleServerFrame handles a frame that is not a reply.
+func (c *client) handleServerFrame(l *clientConn, op wire.Op) error {
 	switch op {
 	case wire.OpGoodbye:
 		return errGoodbye
@@ -276,8 +283,8 @@ func (c *client) told(l *line, op wire.Op) error {
 	return nil
 }
 
-// note notes that a rank has joined in this session, or that a lease is its.
-func (c *client) note(call *clientCall) {
+// recordResult records the ranks and leases of this session.
+func (c *client) recordResult(call *clientCall) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch call.req.Op {

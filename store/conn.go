@@ -24,7 +24,7 @@ type conn struct {
 	peer     string     // its address
 	addr     netip.Addr // that without the port; none if it is no TCP
 	hello    wire.Request
-	in       frames // owned by who reads
+	in       frameReader // owned by who reads
 	req      wire.Request
 	rep      wire.Reply
 	session  atomic.Uint64 // 0 before it is open
@@ -46,15 +46,15 @@ type conn struct {
 	began      time.Time     // these two are protected by the server's mu
 	unfinished *list.Element // among the server's handshakes; nil once this one is over
 
-	mu    sync.Mutex // protects the fields below until the session begins
-	nc    net.Conn   // nil once a loop has the socket
-	guest *guest     // of another protocol; nil is of this one
-	pipe  transport.Pipe
-	out   *transport.Outbox // nil before the session begins
+	mu      sync.Mutex   // protects the fields below until the session begins
+	nc      net.Conn     // nil once a loop has the socket
+	foreign *foreignConn // of another protocol; nil is of this one
+	pipe    transport.Pipe
+	out     *transport.Outbox // nil before the session begins
 }
 
 func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
-	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frames{limit: helloRoom, budget: s.budget}}
+	c := &conn{server: s, nc: nc, limits: limits, peer: nc.RemoteAddr().String(), in: frameReader{limit: maxHandshakeFrame, budget: s.budget}}
 	if a, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		c.addr = a.AddrPort().Addr().Unmap()
 	}
@@ -69,11 +69,11 @@ var errDone = errors.New("goodbye")
 
 // readRoom is the size of the buffer of a connection that a goroutine reads: small, since most
 // connections are idle most of the time.
-const readRoom = 4 << 10
+const readBufferSize = 4 << 10
 
 // serve shakes hands and serves the connection, or leaves it to a loop.
 func (c *conn) serve() {
-	buf := make([]byte, readRoom)
+	buf := make([]byte, readBufferSize)
 	err := c.welcome(buf)
 	c.server.shaken(c)
 	if err != nil {
@@ -81,8 +81,8 @@ func (c *conn) serve() {
 		c.server.ended(c, err)
 		return
 	}
-	if c.guest != nil {
-		err = c.guest.serve(c)
+	if c.foreign != nil {
+		err = c.foreign.serve(c)
 		_ = c.nc.Close()
 		c.server.ended(c, err)
 		return
@@ -102,7 +102,7 @@ type reader interface {
 func (c *conn) serveBy(r reader, buf []byte) {
 	if tcp, ok := c.nc.(*net.TCPConn); ok {
 		if loop := c.server.loop(); loop != nil {
-			c.in.giveBack()
+			c.in.compact()
 			if err := loop.Adopt(tcp, r.adopted); err != nil {
 				_ = tcp.Close()
 				c.server.ended(c, err)
@@ -139,7 +139,7 @@ func (c *conn) begin(p transport.Pipe) error {
 		c.out.Gate = c.log
 	}
 	if c.meter != nil {
-		c.out.Taken = &c.meter.out
+		c.out.SentCounter = &c.meter.out
 	}
 	c.mu.Unlock()
 	if c.server.ending() {
@@ -156,8 +156,8 @@ func (c *conn) close() {
 		_ = c.pipe.Close()
 		return
 	}
-	if c.guest != nil {
-		c.guest.leave()
+	if c.foreign != nil {
+		c.foreign.stop()
 	}
 	_ = c.nc.Close()
 }
@@ -165,10 +165,10 @@ func (c *conn) close() {
 // goodbye says that there will be nothing more. A peer that is still shaking hands hears nothing.
 func (c *conn) goodbye() {
 	c.mu.Lock()
-	out, guest := c.out, c.guest
+	out, guest := c.out, c.foreign
 	c.mu.Unlock()
 	if guest != nil {
-		guest.leave()
+		guest.stop()
 		return
 	}
 	if c.memory == nil || out == nil { // the store goes on without this relay
@@ -296,7 +296,7 @@ func (c *conn) ownValue(owned bool) {
 
 // got takes n bytes that have been read.
 func (c *conn) got(n int) {
-	c.in.got(n)
+	c.in.advance(n)
 	if n > 0 {
 		c.heard.Store(true)
 		if c.meter != nil {
@@ -311,7 +311,7 @@ func (c *conn) read(buf []byte) error {
 		if ok, err := c.next(); ok || err != nil {
 			return err
 		}
-		n, err := c.nc.Read(c.in.room(buf))
+		n, err := c.nc.Read(c.in.buffer(buf))
 		if c.got(n); n == 0 && err != nil {
 			return err
 		}

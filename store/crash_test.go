@@ -171,7 +171,7 @@ func TestRestartsDoNotRenewTheTimeToReconnect(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	var wg sync.WaitGroup
-	var roll store.Roll
+	var roll store.Membership
 	for rank, s := range []*store.Store{s, dead} {
 		wg.Go(func() {
 			r, err := s.Join(ctx, wire.Contribution{Group: "g", Rank: rank, Size: 2, Label: fmt.Sprint("rank ", rank)}, nil)

@@ -10,7 +10,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// What an *Error wraps.
+// The errors that an *Error wraps.
 var (
 	ErrNotFound    = errors.New("not found")
 	ErrExpired     = errors.New("expired")
@@ -33,16 +33,18 @@ var (
 	ErrFailed      = errors.New("a rank failed")
 	ErrSkipped     = errors.New("a rank skipped it")
 
-	// ErrUnknown says that it is not known whether the operation took effect.
+	// ErrUnknown means that the operation may or may not have taken effect.
 	ErrUnknown = errors.New("outcome unknown")
-	// ErrSession says that the store went on without this client, which was away, or silent, for too long: for others its ranks
-	// are lost, and its leases have ended. What is called from now on is in a new session. It comes with ErrUnavailable.
-	ErrSession = errors.New("this session is lost")
-	// ErrProtocol says that whoever listens there is not a muster store.
+	// ErrSessionLost means that the store has ended this client's session, because the client was
+	// disconnected or not responding for too long: for other ranks its ranks have failed, and its
+	// leases have ended. Later calls use a new session. The error also matches ErrUnavailable.
+	ErrSessionLost = errors.New("this session is lost")
+	// ErrProtocol means that the peer is not a muster store.
 	ErrProtocol = errors.New("not a muster store")
-	// ErrInsecure says that a server would be open to the network without being told so by name.
+	// ErrInsecure means that a server would accept unauthenticated peers from other hosts, and
+	// Insecure is not set.
 	ErrInsecure = errors.New("refusing to serve beyond loopback")
-	// ErrServerClosed is what Serve returns after Close or Shutdown.
+	// ErrServerClosed is the error of Serve after Close or Shutdown.
 	ErrServerClosed = errors.New("store: server closed")
 )
 
@@ -56,7 +58,7 @@ var codeErrs = map[wire.Code]error{
 	wire.CodeAgain: ErrFull,
 }
 
-// CodeError is the error that c stands for; nil for wire.CodeOK.
+// CodeError returns the error of code c; nil for wire.CodeOK.
 func CodeError(c wire.Code) error {
 	if c == wire.CodeOK {
 		return nil
@@ -67,18 +69,18 @@ func CodeError(c wire.Code) error {
 	return errors.New(c.String())
 }
 
-// Error is the one typed error of this package. It wraps one of the errors above, and
-// matches context.DeadlineExceeded or context.Canceled where that is the reason.
+// Error is the typed error of this package. It wraps one of the errors above, and matches
+// context.DeadlineExceeded or context.Canceled if that is the reason.
 type Error struct {
-	Op      string   // "get", "collect", …
-	Key     string   // or a group's name; of several keys the first
-	Keys    []string // of an operation on several keys: the first 10; of a Wait that timed out, of those that are missing
+	Op      string   // name of the operation: "get", "collect", …
+	Key     string   // key or name of the group; the first of several keys
+	Keys    []string // the first 10 keys of an operation on several; for a Wait that timed out, the missing ones
 	Code    wire.Code
-	Detail  string        // what a user needs to know beyond the code
-	Failure *wire.Failure // of a group verb
+	Detail  string        // what the code does not say
+	Failure *wire.Failure // why a group operation failed
 	Err     error
 
-	more bool // there are keys that Keys does not have
+	more bool // there are more keys than Keys has
 }
 
 func (e *Error) Error() string {
@@ -104,7 +106,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is makes a deadline or a cancel the same error whether the store noticed it first or this side.
+// Is makes a deadline or a cancel the same error on both sides, whichever noticed it first.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case context.DeadlineExceeded:
@@ -115,27 +117,27 @@ func (e *Error) Is(target error) bool {
 	return target == codeErrs[e.Code]
 }
 
-// Timeout reports whether a deadline passed, as net.Error does.
+// Timeout reports whether a deadline passed, as in net.Error.
 func (e *Error) Timeout() bool { return errors.Is(e, context.DeadlineExceeded) }
 
-// answer is the error that the answer to req means; nil if it is none.
+// answer returns the error that the reply to req means, or nil.
 func answer(req *wire.Request, rep *wire.Reply) error {
 	if rep.Code == wire.CodeOK {
 		return nil
 	}
 	e := &Error{Op: req.Op.String(), Code: rep.Code, Detail: rep.Detail, Failure: rep.Failure, Err: CodeError(rep.Code)}
-	e.about(req)
+	e.setSubject(req)
 	if e.Detail == "" && rep.Failure != nil {
 		e.Detail = rep.Failure.Reason
 	}
 	if req.Op == wire.OpWait && len(rep.Keys) > 0 {
-		e.names(rep.Keys)
+		e.setKeys(rep.Keys)
 	}
 	return e
 }
 
-// failure is the error of a call that has no answer. One without an operation is why the connection that all
-// calls share has ended.
+// failure returns the error of a call without a reply. An err without an operation is why the
+// connection, which all calls share, has ended.
 func failure(req *wire.Request, err error) error {
 	e, ok := errors.AsType[*Error](err)
 	switch {
@@ -149,7 +151,7 @@ func failure(req *wire.Request, err error) error {
 		e = &Error{Code: failureCode(err), Err: err}
 	}
 	e.Op = req.Op.String()
-	e.about(req)
+	e.setSubject(req)
 	return e
 }
 
@@ -165,7 +167,7 @@ func failureCode(err error) wire.Code {
 	return wire.CodeUnavailable
 }
 
-// inDoubt returns err with ErrUnknown, for a call that may have taken effect.
+// inDoubt adds ErrUnknown to err, for a call that may have taken effect.
 func inDoubt(err error) error {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
@@ -176,13 +178,13 @@ func inDoubt(err error) error {
 	return &own
 }
 
-// about has e name what req is about.
-func (e *Error) about(req *wire.Request) {
+// setSubject sets Key and Keys to the subject of req.
+func (e *Error) setSubject(req *wire.Request) {
 	switch {
 	case req.Key != "":
 		e.Key = clip(req.Key)
 	case len(req.Keys) > 0:
-		e.names(req.Keys)
+		e.setKeys(req.Keys)
 	case req.Lease != 0:
 		e.Key = strconv.FormatUint(req.Lease, 10)
 	default:
@@ -190,17 +192,17 @@ func (e *Error) about(req *wire.Request) {
 	}
 }
 
-// mostNamed is how many keys an error names.
-const mostNamed = 10
+// maxNamedKeys is how many keys an error names.
+const maxNamedKeys = 10
 
-// names has e name keys, of which there is one at least.
-func (e *Error) names(keys []string) {
+// setKeys sets Key and Keys. There is at least one key.
+func (e *Error) setKeys(keys []string) {
 	e.Key, e.Keys, e.more = clip(keys[0]), nil, false
 	if len(keys) == 1 {
 		return
 	}
-	for _, k := range keys[:min(len(keys), mostNamed)] {
+	for _, k := range keys[:min(len(keys), maxNamedKeys)] {
 		e.Keys = append(e.Keys, clip(k))
 	}
-	e.more = len(keys) > mostNamed
+	e.more = len(keys) > maxNamedKeys
 }

@@ -7,7 +7,7 @@ func Metered(looked bool) func() {
 	m := new(Memory)
 	if looked {
 		m.meter.start = time.Now()
-		m.meter.asked.Store(1 << 62)
+		m.meter.lastQuery.Store(1 << 62)
 	}
 	return func() {
 		began := m.meter.begin()

@@ -13,15 +13,15 @@ func ConnOf(e Engine) net.Conn {
 	c := e.(*client)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.line == nil {
+	if c.conn == nil {
 		return nil
 	}
-	return c.line.conn
+	return c.conn.nc
 }
 
 // Kill ends a client as the end of its process would: without goodbye, and it does not come back.
 func Kill(e Engine) {
-	e.(*client).stop()
+	e.(*client).cancel()
 	if conn := ConnOf(e); conn != nil {
 		_ = conn.Close()
 	}
@@ -46,11 +46,11 @@ func Waiting(m *Memory) int {
 
 // Cut cuts a stream that comes in pieces into frames, with a buffer of room bytes.
 func Cut(pieces [][]byte, room int) (heads []wire.Header, bodies []string, err error) {
-	f, buf := frames{limit: wire.MaxBody}, make([]byte, room)
+	f, buf := frameReader{limit: wire.MaxBody}, make([]byte, room)
 	for _, p := range pieces {
 		for len(p) > 0 {
-			n := copy(f.room(buf), p)
-			f.got(n)
+			n := copy(f.buffer(buf), p)
+			f.advance(n)
 			p = p[n:]
 			for {
 				h, body, _, ok, err := f.next()
@@ -62,7 +62,7 @@ func Cut(pieces [][]byte, room int) (heads []wire.Header, bodies []string, err e
 				}
 				heads, bodies = append(heads, h), append(bodies, string(body))
 			}
-			f.giveBack()
+			f.compact()
 			clear(buf)
 		}
 	}

@@ -19,10 +19,10 @@ import (
 
 const (
 	// helloRoom bounds the frames of a handshake: who the peer is, a token, a nonce, a proof.
-	helloRoom = 32 << 10
+	maxHandshakeFrame = 32 << 10
 	// awayTime is how long a peer that is turned away has to hear why, and mostAway how many may hear it at once.
-	awayTime = time.Second
-	mostAway = 64
+	refusalTimeout = time.Second
+	maxRefusals    = 64
 )
 
 // tlsRecord is the first byte of a TLS handshake.
@@ -30,8 +30,8 @@ const tlsRecord = 0x16
 
 // What the two sides of a misunderstanding are told. Neither may look like the head of a TLS record: see speaksPlain.
 const (
-	wantsTLS = "it speaks TLS only: dial it with TLS"
-	lacksTLS = "it speaks no TLS: dial it without"
+	tlsRequired    = "it speaks TLS only: dial it with TLS"
+	tlsUnsupported = "it speaks no TLS: dial it without"
 )
 
 // tlsConn is a TLS connection whose Close does not wait for the peer to take a close_notify: frames have lengths, and sessions a goodbye.
@@ -56,12 +56,12 @@ func (c *conn) welcome(buf []byte) error {
 	if err := c.secure(buf); err != nil {
 		return err
 	}
-	if c.guest == nil {
+	if c.foreign == nil {
 		if err := c.preface(buf); err != nil {
 			return err
 		}
 	}
-	if c.guest != nil {
+	if c.foreign != nil {
 		return c.nc.SetDeadline(time.Time{})
 	}
 	if err := c.read(buf); err != nil {
@@ -87,14 +87,14 @@ func (c *conn) secure(buf []byte) error {
 		return nil
 	}
 	raw := c.nc
-	first, p, err := c.look(buf)
+	first, p, err := c.detectProtocol(buf)
 	switch {
 	case err != nil:
 		return fmt.Errorf("handshake: %w", err)
 	case p != nil:
-		return c.invite(p, first)
+		return c.setForeign(p, first)
 	}
-	t := tlsConn{tls.Server(&replayed{raw, bytes.Clone(first)}, c.server.TLS), raw}
+	t := tlsConn{tls.Server(&prefixedConn{raw, bytes.Clone(first)}, c.server.TLS), raw}
 	c.mu.Lock()
 	c.nc = t
 	c.mu.Unlock()
@@ -104,7 +104,7 @@ func (c *conn) secure(buf []byte) error {
 		c.nc = raw
 		c.mu.Unlock()
 		if plain.RecordHeader[0] == wire.Preface[0] {
-			c.turnAway(wire.CodeDenied, wantsTLS)
+			c.turnAway(wire.CodeDenied, tlsRequired)
 		}
 		return fmt.Errorf("%w: this server speaks TLS only, the peer does not: it began with %q", ErrProtocol, plain.RecordHeader)
 	}
@@ -122,9 +122,9 @@ func (c *conn) secure(buf []byte) error {
 
 // preface reads what every peer sends first, of this protocol or of another.
 func (c *conn) preface(buf []byte) error {
-	first, p, err := c.look(buf)
+	first, p, err := c.detectProtocol(buf)
 	if p != nil {
-		return c.invite(p, first)
+		return c.setForeign(p, first)
 	}
 	n := len(first)
 	if err == nil {
@@ -140,7 +140,7 @@ func (c *conn) preface(buf []byte) error {
 	case got[:wire.VersionAt] == wire.Preface[:wire.VersionAt]:
 		c.turnAway(wire.CodeUnsupported, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
 	case got[0] == tlsRecord && got[1] == 3: // a ClientHello
-		c.turnAway(wire.CodeDenied, lacksTLS)
+		c.turnAway(wire.CodeDenied, tlsUnsupported)
 		return fmt.Errorf("%w: the peer speaks TLS, this server does not", ErrProtocol)
 	}
 	return fmt.Errorf("%w: it began with %q", ErrProtocol, got)
@@ -247,7 +247,7 @@ func (c *conn) refuse(now core.Time, session uint64, code wire.Code, why string)
 
 // turnAway answers a hello with no.
 func (c *conn) turnAway(code wire.Code, detail string) {
-	_ = c.nc.SetDeadline(time.Now().Add(awayTime))
+	_ = c.nc.SetDeadline(time.Now().Add(refusalTimeout))
 	b := wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Code: code, Detail: detail})
 	if _, err := c.nc.Write(b); err == nil {
 		linger(c.nc)
@@ -257,8 +257,8 @@ func (c *conn) turnAway(code wire.Code, detail string) {
 
 // sendAway turns away a peer for which there is no room.
 func (c *conn) sendAway(detail string) {
-	_ = c.nc.SetDeadline(time.Now().Add(awayTime))
-	if c.secure(make([]byte, len(wire.Preface))) == nil && c.guest == nil {
+	_ = c.nc.SetDeadline(time.Now().Add(refusalTimeout))
+	if c.secure(make([]byte, len(wire.Preface))) == nil && c.foreign == nil {
 		c.turnAway(wire.CodeFull, detail)
 	}
 	_ = c.nc.Close()
@@ -270,7 +270,7 @@ func linger(nc net.Conn) {
 	if !ok {
 		return
 	}
-	_ = nc.SetDeadline(time.Now().Add(awayTime))
+	_ = nc.SetDeadline(time.Now().Add(refusalTimeout))
 	_ = half.CloseWrite()
-	_, _ = io.Copy(io.Discard, io.LimitReader(nc, readRoom))
+	_, _ = io.Copy(io.Discard, io.LimitReader(nc, readBufferSize))
 }

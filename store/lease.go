@@ -9,39 +9,42 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Lease holds entries (SetOptions.Lease): they go when it ends. It is kept alive until Close, by a goroutine
-// that the Lease owns. It ends when Close is called, here or of its Store, when the session of its Store ends, when nothing was heard of this process
-// for the lease's time, and never twice.
+// Lease is a set of entries (SetOptions.Lease) that are deleted when it ends. A goroutine that the
+// Lease owns keeps it alive until Close. A lease ends when Close is called, here or of its Store,
+// when the session of its Store ends, or when the store has received nothing of this process for
+// the lease's time. A lease that has ended is never renewed.
 //
-// A process that was stopped may believe in a lease that has ended. Whatever is done under a lease is
-// safe only if it carries ID: whoever guards the thing refuses an ID that is lower than one it has seen.
+// A process that was stopped may consider a lease alive that has ended. An operation under a lease
+// is safe only if it carries ID as a fencing token: the resource must refuse an ID lower than one
+// that it has seen.
 type Lease struct {
 	store  *Store
 	id     uint64
 	ttl    time.Duration
 	cancel context.CancelFunc
-	done   chan struct{} // closed when it has ended
+	done   chan struct{} // closed when the lease has ended
 	once   sync.Once
-	err    error // why, after done
+	err    error // why it has ended; set before done is closed
 }
 
-// Lease makes a lease that ends ttl after it was last kept alive, which happens three times as often. ttl is a lower bound, in time
-// that the store is running.
+// Lease grants a lease that ends ttl after it was last kept alive, which happens three times in
+// ttl. The time counts only while the store runs, so that ttl is a lower bound.
 func (s *Store) Lease(ctx context.Context, ttl time.Duration) (*Lease, error) {
 	var rep wire.Reply
-	if err := s.Do(ctx, &wire.Request{Op: wire.OpGrant, TTL: min(ttl, ages)}, &rep); err != nil {
+	if err := s.Do(ctx, &wire.Request{Op: wire.OpGrant, TTL: min(ttl, maxTimeout)}, &rep); err != nil {
 		return nil, err
 	}
 	l := &Lease{store: s, id: uint64(rep.N), ttl: ttl, done: make(chan struct{})}
-	life, cancel := context.WithCancel(s.life)
+	life, cancel := context.WithCancel(s.ctx)
 	l.cancel = cancel
-	go l.keep(life)
+	go l.keepAlive(life)
 	return l, nil
 }
 
-// foreign reports whether l is of another client, or of another Memory, than s: what has the same number there is another lease.
+// foreign reports whether l belongs to another client or Memory than s: there its number means
+// another lease.
 func (l *Lease) foreign(s *Store) bool {
-	a, b := base(l.store.engine), base(s.engine)
+	a, b := baseEngine(l.store.engine), baseEngine(s.engine)
 	switch a.(type) {
 	case *client, *Memory:
 	default:
@@ -54,13 +57,13 @@ func (l *Lease) foreign(s *Store) bool {
 	return false
 }
 
-// base is the engine below prefixes.
-func base(e Engine) Engine {
+// baseEngine returns the engine below prefixes.
+func baseEngine(e Engine) Engine {
 	for {
 		switch p := e.(type) {
 		case *prefixed:
 			e = p.engine
-		case *owner:
+		case *ownedPrefix:
 			e = p.engine
 		default:
 			return e
@@ -68,13 +71,15 @@ func base(e Engine) Engine {
 	}
 }
 
-// ID is a number that no other lease of the store has; later ones are higher: a fencing token.
+// ID returns the number of the lease, a fencing token: unique in the store, and higher than the IDs
+// of earlier leases.
 func (l *Lease) ID() uint64 { return l.id }
 
-// Done is closed when the lease has ended, as far as this side knows; Err says why.
+// Done returns a channel that is closed when the lease has ended, as far as this process knows. Err
+// returns the reason.
 func (l *Lease) Done() <-chan struct{} { return l.done }
 
-// Err is why the lease has ended: ErrClosed after Close; nil while it has not.
+// Err returns why the lease has ended: ErrClosed after Close. It returns nil before that.
 func (l *Lease) Err() error {
 	select {
 	case <-l.done:
@@ -84,7 +89,7 @@ func (l *Lease) Err() error {
 	}
 }
 
-// Close ends the lease: its entries are gone when it returns without an error. It may be called twice.
+// Close ends the lease. Its entries are deleted when it returns nil. It may be called twice.
 func (l *Lease) Close(ctx context.Context) error {
 	l.end(ErrClosed)
 	err := l.store.Do(ctx, &wire.Request{Op: wire.OpRevoke, Lease: l.id}, new(wire.Reply))
@@ -102,8 +107,8 @@ func (l *Lease) end(err error) {
 	})
 }
 
-// keep keeps the lease alive until it has ended.
-func (l *Lease) keep(life context.Context) {
+// keepAlive keeps the lease alive until it has ended.
+func (l *Lease) keepAlive(life context.Context) {
 	each := max(l.ttl/3, time.Millisecond)
 	for heard := time.Now(); ; {
 		select {
@@ -121,16 +126,16 @@ func (l *Lease) keep(life context.Context) {
 		case life.Err() != nil:
 			l.end(ErrClosed)
 			return
-		case errors.Is(err, ErrNotFound), errors.Is(err, ErrClosed), errors.Is(err, ErrDenied), time.Since(heard) >= l.patience(err):
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrClosed), errors.Is(err, ErrDenied), time.Since(heard) >= l.expiryLimit(err):
 			l.end(err)
 			return
 		}
 	}
 }
 
-// patience is for how long the store need not be heard until the lease counts as ended. A store that only says nothing may have stood
-// still, and then the lease lives.
-func (l *Lease) patience(err error) time.Duration {
+// expiryLimit returns how long after the last successful keep-alive the lease counts as ended.
+// While the store is only slow to answer, it may have been stopped, and the lease is alive.
+func (l *Lease) expiryLimit(err error) time.Duration {
 	if errors.Is(err, ErrUnavailable) {
 		return l.ttl
 	}

@@ -9,37 +9,37 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// meter counts what a Memory and the connections to it do, for Status. Counting is a few additions for a batch of requests; times are
-// taken only while somebody looks.
+// meter counts what a Memory and its connections do, for Status. Counting costs a few additions per
+// batch of requests; durations are measured only while the status is queried.
 type meter struct {
 	in, out atomic.Uint64 // bytes from and to peers
 
-	conns, arrived, refused, slow atomic.Int64 // connections: there are, have come, were turned away, were cut off
+	conns, arrived, refused, slow atomic.Int64 // connections: open, accepted, refused, dropped because the peer did not read
 
-	asked atomic.Int64 // when somebody last looked, by time.Since(meterStart); 0 is never, or long ago
-	start time.Time
+	lastQuery atomic.Int64 // when the status was last queried, since start; 0: never, or long ago
+	start     time.Time
 
 	// protected by the Memory's mu
 	ops      [64]int64
-	took     times // until answers
-	answered int   // requests of the batch that is carried out
+	latency  histogram // time until the reply
+	answered int       // requests of the current batch that were answered
 
 	mu     sync.Mutex // protects synced
-	synced times      // writes of the log
+	synced histogram  // of writes of the log
 }
 
-// times are how often something took how long.
-type times struct {
+// histogram counts durations.
+type histogram struct {
 	counts [256]int64 // by bucketOf
 	sum    time.Duration
 }
 
-func (t *times) add(took time.Duration, n int) {
+func (t *histogram) add(took time.Duration, n int) {
 	t.counts[bucketOf(took)] += int64(n)
 	t.sum += took * time.Duration(n)
 }
 
-func (t *times) buckets() (list []wire.Bucket) {
+func (t *histogram) buckets() (list []wire.Bucket) {
 	for i, n := range t.counts {
 		if n > 0 {
 			list = append(list, wire.Bucket{UpTo: bucketEnd(i), Count: n})
@@ -48,41 +48,42 @@ func (t *times) buckets() (list []wire.Bucket) {
 	return list
 }
 
-// lookTime is for how long times are taken after somebody has looked: longer than from one look to the next, if a minute is between them.
-const lookTime = 90 * time.Second
+// samplingTime is how long durations are measured after a query of the status: longer than between
+// queries once a minute.
+const samplingTime = 90 * time.Second
 
-// begin is when what end is told of begins; zero if nobody looks.
+// begin returns the start time for end; zero if durations are not measured.
 func (m *meter) begin() time.Time {
-	if m.asked.Load() == 0 {
+	if m.lastQuery.Load() == 0 {
 		return time.Time{}
 	}
 	return time.Now()
 }
 
-// end counts n requests that were answered together. Called with the Memory's mu.
+// end counts n requests that were answered together. The caller holds the Memory's mu.
 func (m *meter) end(began time.Time, n int) {
 	if began.IsZero() || n == 0 {
 		return
 	}
-	m.took.add(time.Since(began), n)
-	if began.Sub(m.start) > time.Duration(m.asked.Load())+lookTime {
-		m.asked.Store(0)
+	m.latency.add(time.Since(began), n)
+	if began.Sub(m.start) > time.Duration(m.lastQuery.Load())+samplingTime {
+		m.lastQuery.Store(0)
 	}
 }
 
-// status puts what was counted into s. Called with the Memory's mu.
+// status puts the counts into s. The caller holds the Memory's mu.
 func (m *meter) status(s *wire.ServerStatus) {
 	if m.start.IsZero() {
 		m.start = time.Now()
 	}
-	m.asked.Store(max(1, int64(time.Since(m.start))))
+	m.lastQuery.Store(max(1, int64(time.Since(m.start))))
 	s.In, s.Out = m.in.Load(), m.out.Load()
 	last := len(m.ops)
 	for last > 0 && m.ops[last-1] == 0 {
 		last--
 	}
 	s.Ops = append([]int64{}, m.ops[:last]...)
-	s.Latency, s.LatencySum = m.took.buckets(), m.took.sum
+	s.Latency, s.LatencySum = m.latency.buckets(), m.latency.sum
 	s.Conns, s.Accepted, s.Refused, s.Dropped = m.conns.Load(), m.arrived.Load(), m.refused.Load(), m.slow.Load()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,34 +97,35 @@ func (m *meter) wrote(took time.Duration) {
 	m.synced.add(took, 1)
 }
 
-// What becomes of connections is counted where there is a meter: it is nil of a relay.
+// The methods below count connections. The meter of a relay is nil.
 
-func (m *meter) came() {
+func (m *meter) connAccepted() {
 	if m != nil {
 		m.conns.Add(1)
 		m.arrived.Add(1)
 	}
 }
 
-func (m *meter) went() {
+func (m *meter) connClosed() {
 	if m != nil {
 		m.conns.Add(-1)
 	}
 }
 
-func (m *meter) refuses() {
+func (m *meter) connRefused() {
 	if m != nil {
 		m.refused.Add(1)
 	}
 }
 
-func (m *meter) cuts() {
+func (m *meter) connDropped() {
 	if m != nil {
 		m.slow.Add(1)
 	}
 }
 
-// bucketOf is the bucket of d: four for each power of two, so that a quantile is right to a fifth.
+// bucketOf returns the bucket of d: there are four per power of two, so that a quantile is accurate
+// to a fifth.
 func bucketOf(d time.Duration) int {
 	n := uint64(max(d, 0))
 	if n < 4 {
@@ -133,7 +135,7 @@ func bucketOf(d time.Duration) int {
 	return exp*4 + int(n>>exp)
 }
 
-// bucketEnd is the longest duration of a bucket.
+// bucketEnd returns the longest duration of a bucket.
 func bucketEnd(i int) time.Duration {
 	if i < 8 {
 		return time.Duration(i)
@@ -142,5 +144,5 @@ func bucketEnd(i int) time.Duration {
 	return time.Duration(uint64(i%4+5)<<exp - 1)
 }
 
-// OpName is the name of ServerStatus.Ops[op].
+// OpName returns the name of ServerStatus.Ops[op].
 func OpName(op int) string { return wire.Op(op).String() }

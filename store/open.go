@@ -11,19 +11,20 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Opener opens the engine that a URL names. The path of the URL is a prefix within that engine; an opener that makes
-// something else of it takes it out of u.
+// Opener opens the engine that a URL names. The path of the URL is a prefix within that engine; an
+// opener that uses the path otherwise removes it from u.
 type Opener func(ctx context.Context, u *url.URL) (Engine, error)
 
-// Schemes is what a program can open by URL. It is a value: there is no registry.
+// Schemes are the URL schemes that a program can open. It is a plain value: there is no registry.
 type Schemes map[string]Opener
 
-// Builtin opens mem: (a Memory of its own) and muster://host:port/prefix (a Server; see DialURL).
+// Builtin returns the openers of mem: (a new Memory) and muster://host:port/prefix (a Server, see
+// DialURL).
 func Builtin() Schemes {
 	return Schemes{"mem": openMemory, "muster": openServer}
 }
 
-// Open opens rawurl; a scheme that is not there is an error that lists those that are.
+// Open opens rawurl. The error for an unknown scheme lists those that are known.
 func (m Schemes) Open(ctx context.Context, rawurl string) (*Store, error) {
 	bad := func(format string, args ...any) error {
 		return &Error{Op: "open", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: fmt.Sprintf(format, args...)}
@@ -40,10 +41,11 @@ func (m Schemes) Open(ctx context.Context, rawurl string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return below(e, u), nil
+	return prefixStore(e, u), nil
 }
 
-// redacted is rawurl for errors, without a password, which somebody may have put there: no scheme takes one from a URL.
+// redacted returns rawurl for errors, without a password, which a user may have put there although
+// no scheme takes one from a URL.
 func redacted(rawurl string) string {
 	if u, err := url.Parse(rawurl); err == nil {
 		if u.User == nil {
@@ -57,10 +59,10 @@ func redacted(rawurl string) string {
 	return rawurl
 }
 
-// below is the part of e that the path of u names.
-func below(e Engine, u *url.URL) *Store {
+// prefixStore returns the part of e that the path of u names.
+func prefixStore(e Engine, u *url.URL) *Store {
 	if prefix := strings.TrimPrefix(u.Path, "/"); prefix != "" {
-		return New(&owner{newPrefixed(e, prefix+"/")})
+		return New(&ownedPrefix{newPrefixed(e, prefix+"/")})
 	}
 	return New(e)
 }
@@ -69,16 +71,16 @@ func (m Schemes) examples() string {
 	return strings.Join(slices.Sorted(maps.Keys(m)), "://… or ") + "://…"
 }
 
-// owner is a prefix of an engine that nobody else holds.
-type owner struct{ *prefixed }
+// ownedPrefix is a prefix of an engine that it owns.
+type ownedPrefix struct{ *prefixed }
 
-// Close closes the engine below.
-func (o *owner) Close() error {
-	o.close()
+// Close closes the engine.
+func (o *ownedPrefix) Close() error {
+	o.cancel()
 	return o.engine.Close()
 }
 
-// Open is Builtin().Open.
+// Open is Builtin().Open: it opens a store by URL.
 func Open(ctx context.Context, rawurl string) (*Store, error) { return Builtin().Open(ctx, rawurl) }
 
 func openMemory(context.Context, *url.URL) (Engine, error) { return new(Memory), nil }
@@ -95,15 +97,16 @@ func openServer(ctx context.Context, u *url.URL) (Engine, error) {
 	return s.engine, nil
 }
 
-// DialURL is Dial for a URL, muster://host:port/prefix?name=value&…, with these names, all of which may be left out:
+// DialURL is Dial for a URL, muster://host:port/prefix?name=value&…, with these optional
+// parameters:
 //
-//	secret-file   see ReadSecret
-//	ca            PEM file of who signs the server's certificate; the system's if TLS is turned on by another name
-//	cert, key     PEM files of the client's own certificate
-//	server-name   who the server is to be, if not the host; together with another one of TLS
-//	tls           true turns TLS on, as ca or cert do; false turns it off, whatever o says
+//	secret-file   file with the secret, see ReadSecret
+//	ca            CA bundle (PEM) that verifies the server's certificate; default: the system's, if TLS is on
+//	cert, key     PEM files: the client's certificate and key
+//	server-name   name in the server's certificate, if it is not the host; needs tls, ca or cert
+//	tls           true turns TLS on, as ca and cert do; false turns it off, also if o has it
 //
-// What the URL says takes the place of what o does.
+// The parameters of the URL override o.
 func DialURL(ctx context.Context, rawurl string, o *DialOptions) (*Store, error) {
 	u, err := url.Parse(rawurl)
 	if err != nil || u.Scheme != "muster" {
@@ -117,13 +120,13 @@ func DialURL(ctx context.Context, rawurl string, o *DialOptions) (*Store, error)
 	if err != nil {
 		return nil, err
 	}
-	return below(s.engine, u), nil
+	return prefixStore(s.engine, u), nil
 }
 
-// parameters are those of a muster:// URL.
+// parameters are the parameters of a muster:// URL.
 var parameters = []string{"secret-file", "ca", "cert", "key", "server-name", "tls"}
 
-// fromURL is what u says of a store, with the rest from o.
+// fromURL returns the addresses and options that u names, with the other options from o.
 func fromURL(u *url.URL, o *DialOptions) (addr string, options DialOptions, err error) {
 	if o != nil {
 		options = *o

@@ -39,7 +39,7 @@ func (p *passage) adopted(s *transport.Sock) (transport.Reader, error) {
 		p.up.leave(p)
 		return nil, err
 	}
-	p.in.giveBack()
+	p.in.compact()
 	p.Flush()
 	return p, nil
 }
@@ -49,13 +49,13 @@ func (p *passage) Readable(buf []byte) error {
 	if p.pauses() { // before it is read: each of many peers would bring one more frame
 		return nil
 	}
-	n, err := p.sock.Read(p.in.room(buf))
+	n, err := p.sock.Read(p.in.buffer(buf))
 	if err != nil {
 		return err
 	}
 	p.got(n)
 	err = p.passOn()
-	p.in.giveBack()
+	p.in.compact()
 	p.pauses()
 	return err
 }
@@ -75,7 +75,7 @@ func (p *passage) pauses() bool {
 
 // behind reports whether too much waits, for the peer or for the store: goOn is called later.
 func (p *passage) behind() bool {
-	mine, theirs := p.out.Hold(unreadPause), p.up.crowded()
+	mine, theirs := p.out.Blocked(unreadPause), p.up.crowded()
 	return mine || theirs
 }
 
@@ -119,7 +119,7 @@ func (p *passage) readOn(buf []byte) error {
 				<-p.room
 			}
 		}
-		n, err := p.nc.Read(p.in.room(buf))
+		n, err := p.nc.Read(p.in.buffer(buf))
 		if p.got(n); n == 0 && err != nil {
 			return err
 		}
@@ -189,7 +189,7 @@ func (p *passage) welcomed(rep *wire.Reply) {
 }
 
 // closeLater closes the connection when the peer has had the time to read what was written last, and to close it itself.
-func (p *passage) closeLater() { time.AfterFunc(awayTime, p.close) }
+func (p *passage) closeLater() { time.AfterFunc(refusalTimeout, p.close) }
 
 // heardHere reports whether the store has asked for the peer, which has been heard here and not there: it is in the middle of a long frame, or of
 // reading one.

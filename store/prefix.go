@@ -7,21 +7,22 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Prefix is the part of s below prefix: keys, and groups by their names. Its Close ends its own
-// calls, and leaves s open. A Backup, which has the whole store, is ErrUnsupported.
+// Prefix returns the part of s below prefix: its keys, and groups by their names. Closing it ends
+// its own calls, and leaves s open. Backup, which covers the whole store, is ErrUnsupported.
 func Prefix(s *Store, prefix string) *Store { return New(newPrefixed(s.engine, prefix)) }
 
-// prefixed puts prefix in front of names on their way in, and takes it off on their way out.
+// prefixed is an engine that adds prefix to the names in requests, and removes it from those in
+// replies.
 type prefixed struct {
 	engine Engine
 	prefix string
-	open   context.Context // until Close
-	close  context.CancelFunc
+	ctx    context.Context // until Close
+	cancel context.CancelFunc
 }
 
 func newPrefixed(e Engine, prefix string) *prefixed {
 	p := &prefixed{engine: e, prefix: prefix}
-	p.open, p.close = context.WithCancel(context.Background())
+	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
 
@@ -46,7 +47,7 @@ func (p *prefixed) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	default:
 		own.Key = p.prefix + req.Key
 	}
-	if err := check(&own); err != nil {
+	if err := validate(&own); err != nil {
 		return err
 	}
 	err := p.do(ctx, &own, rep)
@@ -58,7 +59,7 @@ func (p *prefixed) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 
 // do is the engine's Do, until Close.
 func (p *prefixed) do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	if p.open.Err() != nil {
+	if p.ctx.Err() != nil {
 		return ErrClosed
 	}
 	if !req.Op.Waits() {
@@ -66,16 +67,16 @@ func (p *prefixed) do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(p.open, cancel)()
+	defer context.AfterFunc(p.ctx, cancel)()
 	err := p.engine.Do(ctx, req, rep)
-	if p.open.Err() != nil && (err != nil || rep.Code == wire.CodeCancelled) {
+	if p.ctx.Err() != nil && (err != nil || rep.Code == wire.CodeCancelled) {
 		return ErrClosed
 	}
 	return err
 }
 
-// Close implements Engine. The store below is not its own.
+// Close implements Engine. It leaves the engine open.
 func (p *prefixed) Close() error {
-	p.close()
+	p.cancel()
 	return nil
 }

@@ -13,42 +13,46 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Protocol is another protocol on the port of a Server, told from others by what a peer sends first. Its connections
-// count as others do; all of ServerLimits but InFlight, Grace and LivenessTimeout holds for them.
+// Protocol is another protocol on the port of a Server, distinguished by the first bytes that a
+// peer sends. Its connections count as others do, and all ServerLimits except InFlight,
+// ReconnectTimeout and LivenessTimeout apply to them.
 //
-// Its peers prove nothing. They reach the whole store if everybody does, by this server's protocol; if that takes a secret,
-// a certificate or TLS, they are turned away, unless one of Access opens a prefix to the protocol by its name.
+// Its peers are not authenticated. They can use the whole store if the server's own protocol needs
+// no authentication and no TLS. Otherwise they are refused, unless an Access opens a prefix to the
+// protocol by its name.
 type Protocol interface {
-	// Name is what Access calls it.
+	// Name returns the name for Access.Protocol.
 	Name() string
-	// Match looks at the first bytes of a connection, of which there are at most 12. It says yes, no, or that it takes more
-	// of them to tell. There are none if the peer has said nothing in all the time for a handshake.
+	// Match looks at the first bytes of a connection, at most 12. It returns whether the connection
+	// uses the protocol, or whether it needs more bytes to tell. first is empty if the peer has
+	// sent nothing within the time for a handshake.
 	Match(first []byte) (yes, more bool)
-	// ServeConn serves a connection until it ends; the server then closes it. When ctx ends, what has been asked is answered,
-	// and that is all: waiting, in the store and for the peer, is over. Whatever it started has ended when it returns.
-	ServeConn(ctx context.Context, v *Visit) error
+	// ServeConn serves a connection until it ends; the server then closes it. When ctx ends,
+	// ServeConn answers the requests that it has received and returns, without waiting for the
+	// store or the peer. All goroutines that it has started must have ended when it returns.
+	ServeConn(ctx context.Context, v *ProtocolConn) error
 }
 
-// Visit is a connection of a Protocol.
-type Visit struct {
+// ProtocolConn is a connection of a Protocol.
+type ProtocolConn struct {
 	Conn  net.Conn
-	First []byte // what has been read of it already
-	Store *Store // what the peer reaches
-	// Prompt is that Store answers at once what need not wait: it is in this process, and not on a disk. Then one goroutine may serve
-	// many connections.
-	Prompt bool
+	First []byte // bytes that were already read
+	Store *Store // the part of the store that the peer can use
+	// Immediate is true if Store answers requests that need not wait at once: it is in this
+	// process, and not durable. One goroutine may then serve many connections.
+	Immediate bool
 }
 
-// guest is a connection of a Protocol.
-type guest struct {
+// foreignConn is a connection of another protocol.
+type foreignConn struct {
 	protocol Protocol
-	visit    Visit
+	conn     ProtocolConn
 	ctx      context.Context // until the server stops
-	leave    context.CancelFunc
+	stop     context.CancelFunc
 }
 
-// invite makes the connection one of p's, which the first bytes are of.
-func (c *conn) invite(p Protocol, first []byte) error {
+// setForeign makes the connection one of p, whose first bytes were read.
+func (c *conn) setForeign(p Protocol, first []byte) error {
 	c.hello.Key = p.Name()
 	_, secured := c.nc.(tlsConn)
 	s, err := c.server.openTo(p, secured)
@@ -56,24 +60,24 @@ func (c *conn) invite(p Protocol, first []byte) error {
 		return err
 	}
 	prompt := c.memory != nil && !c.memory.stays()
-	g := &guest{protocol: p, visit: Visit{Conn: c.nc, First: bytes.Clone(first), Store: s, Prompt: prompt}}
-	g.ctx, g.leave = context.WithCancel(context.Background())
+	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: bytes.Clone(first), Store: s, Immediate: prompt}}
+	g.ctx, g.stop = context.WithCancel(context.Background())
 	c.mu.Lock()
-	c.guest = g
+	c.foreign = g
 	c.mu.Unlock()
 	return nil
 }
 
 // serve serves the connection until it ends.
-func (g *guest) serve(c *conn) error {
-	defer g.leave()
+func (g *foreignConn) serve(c *conn) error {
+	defer g.stop()
 	if c.server.ending() {
 		return net.ErrClosed
 	}
-	return g.protocol.ServeConn(g.ctx, &g.visit)
+	return g.protocol.ServeConn(g.ctx, &g.conn)
 }
 
-// openTo is what the peers of p reach.
+// openTo returns the part of the store that the peers of p can use.
 func (s *Server) openTo(p Protocol, secured bool) (*Store, error) {
 	refuse := func(wants string) error {
 		return fmt.Errorf("%w: it speaks %s, and this server wants %s: open a prefix to that by name (Access.Protocol)", ErrDenied, p.Name(), wants)
@@ -82,7 +86,7 @@ func (s *Server) openTo(p Protocol, secured bool) (*Store, error) {
 	switch {
 	case i >= 0:
 		a := s.Access[i]
-		e := Engine(shared{s.Engine})
+		e := Engine(unclosable{s.Engine})
 		if !a.Write {
 			e = &readOnly{e}
 		}
@@ -92,16 +96,16 @@ func (s *Server) openTo(p Protocol, secured bool) (*Store, error) {
 	case s.TLS != nil && !secured:
 		return nil, refuse("TLS")
 	}
-	return New(shared{s.Engine}), nil
+	return New(unclosable{s.Engine}), nil
 }
 
-// shared is an Engine that its user cannot close.
-type shared struct{ Engine }
+// unclosable is an Engine whose Close has no effect.
+type unclosable struct{ Engine }
 
 // Close does nothing.
-func (shared) Close() error { return nil }
+func (unclosable) Close() error { return nil }
 
-// readOnly is an engine that refuses to change anything.
+// readOnly is an engine that refuses changes.
 type readOnly struct{ Engine }
 
 // Do implements Engine.
@@ -113,8 +117,9 @@ func (r *readOnly) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	return r.Engine.Do(ctx, req, rep)
 }
 
-// look reads the first bytes of a connection into buf, as few as tell what it is: one of a Protocol's, or another one.
-func (c *conn) look(buf []byte) (first []byte, p Protocol, err error) {
+// detectProtocol reads the first bytes of a connection into buf, as few as identify the protocol. p
+// is nil for the server's own.
+func (c *conn) detectProtocol(buf []byte) (first []byte, p Protocol, err error) {
 	buf = buf[:len(wire.Preface)]
 	n := 0
 	for n < len(buf) && len(c.server.Protocols) > 0 {
@@ -134,7 +139,8 @@ func (c *conn) look(buf []byte) (first []byte, p Protocol, err error) {
 	return buf[:n], nil, nil
 }
 
-// match finds whose peer begins like that; more is that it takes more to tell.
+// match returns the protocol whose connections begin with first; more reports that more bytes are
+// needed.
 func (s *Server) match(first []byte) (p Protocol, more bool) {
 	if len(first) > 0 && (first[0] == wire.Preface[0] || first[0] == tlsRecord) {
 		return nil, false
@@ -149,7 +155,7 @@ func (s *Server) match(first []byte) (p Protocol, more bool) {
 	return nil, more
 }
 
-// checkProtocols refuses names that are ambiguous, or of nothing.
+// checkProtocols rejects unknown and repeated names of protocols.
 func (s *Server) checkProtocols() error {
 	var names []string
 	for _, p := range s.Protocols {
@@ -174,14 +180,14 @@ func (s *Server) checkProtocols() error {
 	return nil
 }
 
-// replayed is a connection whose first bytes have been read already.
-type replayed struct {
+// prefixedConn is a connection whose first bytes were already read.
+type prefixedConn struct {
 	net.Conn
 	first []byte
 }
 
 // Read implements net.Conn.
-func (r *replayed) Read(b []byte) (int, error) {
+func (r *prefixedConn) Read(b []byte) (int, error) {
 	if len(r.first) == 0 {
 		return r.Conn.Read(b)
 	}

@@ -71,11 +71,11 @@ func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error
 	if err != nil {
 		return nil, err
 	}
-	r := &Relay{name: relayName + whoami(), logger: logger(options.Logger)}
+	r := &Relay{name: relayName + processName(), logger: logger(options.Logger)}
 	if r.dialer, err = newDialer(addr, options); err != nil {
 		return nil, err
 	}
-	config, err := r.dialer.config(r.dialer.ways[0])
+	config, err := r.dialer.tlsConfig(r.dialer.addrs[0])
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func relayed(welcome *wire.Reply) bool {
 }
 
 // accept refuses, and ends, a connection that a relay can do nothing with.
-func (r *Relay) accept(l *line) error {
+func (r *Relay) accept(l *clientConn) error {
 	nums, why := l.welcome.Nums, "it takes no relays: it is of another version, or has another engine"
 	switch {
 	case len(nums) > 2 && nums[2] == takesRelays:
@@ -114,7 +114,7 @@ func (r *Relay) accept(l *line) error {
 	case relayed(&l.welcome):
 		why = "that is a relay itself: name the store"
 	}
-	l.end()
+	l.close()
 	return &Error{Op: "relay", Key: r.dialer.addr, Code: wire.CodeUnsupported, Err: ErrUnsupported, Detail: why}
 }
 
@@ -134,7 +134,7 @@ func (r *Relay) direct(ctx context.Context) (*Store, error) {
 	if own != nil || closed {
 		return own, closedIf(closed)
 	}
-	d := &dialer{addr: r.dialer.addr, ways: r.dialer.ways, options: r.dialer.options} // who dials has its own
+	d := &dialer{addr: r.dialer.addr, addrs: r.dialer.addrs, options: r.dialer.options} // who dials has its own
 	l, err := d.dialUntil(ctx, &wire.Request{})
 	if err != nil {
 		return nil, err
@@ -171,7 +171,7 @@ func (r *Relay) Close() error {
 	if up != nil {
 		up.line.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpGoodbye}) })
 		up.line.out.Flush()
-		_ = up.line.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
+		_ = up.line.nc.SetReadDeadline(time.Now().Add(goodbyeTimeout))
 	}
 	r.running.Wait()
 	return nil
@@ -226,23 +226,23 @@ func (r *Relay) dial() {
 	}
 	r.mu.Unlock()
 	if err == nil && !used {
-		l.end()
+		l.close()
 	}
 	close(done)
 }
 
 // dialStore tries each address once. If Resolve finds the store, its leader may be changing: then it
 // tries for takeoverTime.
-func (r *Relay) dialStore() (*line, error) {
+func (r *Relay) dialStore() (*clientConn, error) {
 	began := time.Now()
 	for tries := 1; ; tries++ {
 		l, err := r.dialer.dial(r.life, &wire.Request{Key: r.name})
 		switch {
 		case err == nil || r.life.Err() != nil:
 			return l, err
-		case tries < len(r.dialer.ways):
-		case r.dialer.options.Resolve != nil && nobodyThere(err) && time.Since(began) < takeoverTime:
-			time.Sleep(takeoverTime / 100)
+		case tries < len(r.dialer.addrs):
+		case r.dialer.options.Resolve != nil && isUnreachable(err) && time.Since(began) < takeoverTimeout:
+			time.Sleep(takeoverTimeout / 100)
 		default:
 			return nil, err
 		}
@@ -250,19 +250,19 @@ func (r *Relay) dialStore() (*line, error) {
 }
 
 // use makes l the connection to the store. Called with mu.
-func (r *Relay) use(l *line) {
+func (r *Relay) use(l *clientConn) {
 	u := newUplink(r, l)
 	r.up = u
 	if moved := r.dialer.options.WaitReplaced; moved != nil {
-		r.running.Go(l.watchMove(r.life, moved))
+		r.running.Go(l.watchReplaced(r.life, moved))
 	}
 	r.running.Go(u.read)
 }
 
 // gone notes that u has ended.
 func (r *Relay) gone(u *uplink, err error) {
-	if u.line.unwatch != nil {
-		u.line.unwatch()
+	if u.line.stopWatch != nil {
+		u.line.stopWatch()
 	}
 	r.mu.Lock()
 	if r.up == u {
@@ -279,8 +279,8 @@ func (r *Relay) gone(u *uplink, err error) {
 func (r *Relay) excuse(err error) (code wire.Code, detail string) {
 	code = wire.CodeUnavailable
 	switch {
-	case isDoubtful(err): // the next peer makes it try again
-	case isRefused(err):
+	case isAmbiguousTLS(err): // the next peer makes it try again
+	case isConnRefused(err):
 		code = wire.CodeLost
 	case errors.Is(err, ErrDenied), errors.Is(err, ErrProtocol), errors.Is(err, ErrInvalid), errors.Is(err, ErrUnsupported):
 		code = wire.CodeDenied
@@ -302,7 +302,7 @@ func (r *Relay) lookAround(_ *Server, late bool) {
 	case u == nil:
 		return
 	case lost:
-		_ = u.line.conn.Close() // its reader notices
+		_ = u.line.nc.Close() // its reader notices
 	case asks:
 		u.line.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
 	}

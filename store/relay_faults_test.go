@@ -312,7 +312,7 @@ func TestAFrozenRelayIsNamed(t *testing.T) {
 	}
 	testcluster.Thaw(t, p)
 	for rank := range 8 {
-		require.ErrorIs(t, g.barrier(bounded(t), rank, 2), store.ErrSession, "rank %d", rank)
+		require.ErrorIs(t, g.barrier(bounded(t), rank, 2), store.ErrSessionLost, "rank %d", rank)
 	}
 }
 

@@ -16,27 +16,28 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// How both sides prove that they hold a secret without sending it: each sends a nonce, and then the HMAC of both
-// nonces. The client goes first: a server that does not know the secret gets nothing to answer with.
+// Authentication. Both sides prove that they know a secret without sending it: each sends a nonce,
+// and then the HMAC of both nonces. The client proves first, so that a server that does not know
+// the secret gets no proof of another one.
 const (
 	nonceLen    = 32
 	proofLen    = sha256.Size
 	bindingLen  = 32
-	minSecret   = 16 // whoever pretends to be a server gets a proof, and can try guesses on it at leisure
+	minSecret   = 16 // a false server gets a proof, and can try guesses on it offline
 	maxSecret   = 4096
 	proofClient = "muster 1 client"
-	proofServer = "muster 1 server" // another one, so that nobody's own proof can be sent back to them
+	proofServer = "muster 1 server" // differs from proofClient, so that a proof cannot be sent back to its author
 	makeSecret  = `"head -c 32 /dev/urandom | base64 > secret" makes one`
 )
 
-// newNonce is fresh for each handshake, so that no proof is good for another one.
+// newNonce returns a new nonce, so that a proof is valid for one handshake only.
 func newNonce() []byte {
 	b := make([]byte, nonceLen)
 	_, _ = rand.Read(b) // it never fails
 	return b
 }
 
-// proof is what who, one of the labels above, sends.
+// proof returns the proof of who, one of the labels above.
 func proof(secret []byte, who string, clientNonce, serverNonce, binding []byte) []byte {
 	h := hmac.New(sha256.New, secret)
 	h.Write([]byte(who))
@@ -47,14 +48,16 @@ func proof(secret []byte, who string, clientNonce, serverNonce, binding []byte) 
 	return h.Sum(nil)
 }
 
-// proves reports whether given is who's proof. Nonces have one length, so that no two handshakes hash alike.
+// proves reports whether given is the proof of who. Nonces have a fixed length, so that the hashes
+// of two handshakes differ.
 func proves(given, secret []byte, who string, clientNonce, serverNonce, binding []byte) bool {
 	same := hmac.Equal(given, proof(secret, who, clientNonce, serverNonce, binding))
 	return same && len(clientNonce) == nonceLen && len(serverNonce) == nonceLen && len(secret) >= minSecret
 }
 
-// matchSecret returns the indexes of those accesses whose secret the client has proved; ok if there are any.
-// It tries all of them, whichever matches: time tells nobody how many there are before it.
+// matchSecret returns the indexes of the accesses whose secret the client has proved; ok reports
+// whether there are any. It tries all of them in any case, so that the time does not depend on
+// which one matches.
 func matchSecret(accesses []Access, given, clientNonce, serverNonce, binding []byte) (matched []int, ok bool) {
 	for i := range accesses {
 		if proves(given, accesses[i].Secret, proofClient, clientNonce, serverNonce, binding) {
@@ -64,8 +67,8 @@ func matchSecret(accesses []Access, given, clientNonce, serverNonce, binding []b
 	return matched, len(matched) > 0
 }
 
-// binding is what both ends of one TLS connection know, and nobody else: with it a proof is of no use to somebody
-// in the middle. It is nil without TLS. A connection that hides its TLS has none, so that the proofs will differ.
+// binding returns key material that only the two ends of a TLS connection know (RFC 9266), which
+// makes a proof worthless for a man in the middle. It is nil without TLS.
 func binding(conn net.Conn) ([]byte, error) {
 	c, ok := conn.(interface{ ConnectionState() tls.ConnectionState })
 	if !ok {
@@ -78,7 +81,7 @@ func binding(conn net.Conn) ([]byte, error) {
 	return state.ExportKeyingMaterial("EXPORTER-muster-1", nil, bindingLen)
 }
 
-// checkSecret refuses a secret that could be guessed.
+// checkSecret rejects a secret that could be guessed.
 func checkSecret(secret []byte) error {
 	if bad := badSecret(secret); bad != "" {
 		return secretError("", "%s", bad)
@@ -96,7 +99,8 @@ func badSecret(secret []byte) string {
 	return ""
 }
 
-// ReadSecret reads the secret in file, which nobody but its owner may read, without the end of line that it may end in.
+// ReadSecret reads the secret in file, without a final end of line. The file must not be accessible
+// to other users than its owner.
 func ReadSecret(file string) ([]byte, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -109,7 +113,7 @@ func ReadSecret(file string) ([]byte, error) {
 	}
 	var b []byte
 	if err == nil {
-		b, err = io.ReadAll(io.LimitReader(f, maxSecret+3)) // with an end of line, and one byte too many
+		b, err = io.ReadAll(io.LimitReader(f, maxSecret+3)) // with an end of line, and one byte more
 	}
 	if err != nil {
 		return nil, &Error{Op: "secret", Key: file, Code: wire.CodeInvalid, Err: err}
@@ -121,7 +125,8 @@ func ReadSecret(file string) ([]byte, error) {
 	return b, nil
 }
 
-// readByOthers reports whether others than its owner can do anything with f. Windows says nothing of that in modes.
+// readByOthers reports whether the mode of f gives other users any access. On Windows modes do not
+// tell.
 func readByOthers(f *os.File) (bool, error) {
 	i, err := f.Stat()
 	if err != nil {

@@ -32,11 +32,11 @@ func (c *conn) run(buf []byte) error {
 	for err == nil {
 		if held {
 			c.paused.Store(true)
-			if c.out.Hold(unreadPause) || c.log.resumeLater(resume) {
+			if c.out.Blocked(unreadPause) || c.log.resumeLater(resume) {
 				<-drained
 			}
 			c.paused.Store(false)
-		} else if n, fault := c.nc.Read(c.in.room(buf)); n == 0 && fault != nil {
+		} else if n, fault := c.nc.Read(c.in.buffer(buf)); n == 0 && fault != nil {
 			return c.end(fault)
 		} else {
 			c.got(n)
@@ -69,14 +69,14 @@ type loopConn struct {
 
 // Readable implements transport.Reader.
 func (c *loopConn) Readable(buf []byte) error {
-	n, err := c.sock.Read(c.in.room(buf))
+	n, err := c.sock.Read(c.in.buffer(buf))
 	if err != nil {
 		return err
 	}
 	c.got(n)
 	c.lazy = true
 	held, err := c.carryOut()
-	c.in.giveBack()
+	c.in.compact()
 	if held {
 		c.out.Flush()
 	}
@@ -91,7 +91,7 @@ func (c *loopConn) Flush() { c.out.Flush() }
 func (c *loopConn) pauseIf(held bool) {
 	if held {
 		c.pause(c.sock, true)
-		if !c.out.Hold(unreadPause) && !c.log.resumeLater(c.out.Drained) {
+		if !c.out.Blocked(unreadPause) && !c.log.resumeLater(c.out.Drained) {
 			c.pause(c.sock, false)
 		}
 	}
@@ -117,7 +117,7 @@ func (c *conn) open() (held bool, err error) {
 		before.close()
 	}
 	held, err = c.carryOut()
-	c.in.giveBack()
+	c.in.compact()
 	return held, err
 }
 
@@ -150,7 +150,7 @@ func (c *conn) carryOut() (held bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		if overloaded || c.out.Hold(unreadPause) {
+		if overloaded || c.out.Blocked(unreadPause) {
 			return true, nil
 		}
 		if !more {

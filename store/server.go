@@ -50,7 +50,7 @@ func (l ServerLimits) withDefaults() ServerLimits {
 		Conns:      cmp.Or(l.Conns, 65536),
 		PerAddr:    cmp.Or(l.PerAddr, 16384),
 		Handshakes: cmp.Or(l.Handshakes, 4096),
-		Handshake:  cmp.Or(l.Handshake, handshakeTime),
+		Handshake:  cmp.Or(l.Handshake, handshakeTimeout),
 		InFlight:   cmp.Or(l.InFlight, 64<<20),
 		Buffers:    max(cmp.Or(l.Buffers, 4<<30), leastBuffers),
 		Grace:      cmp.Or(l.Grace, 500*time.Millisecond),
@@ -243,7 +243,7 @@ func (s *Server) start(nc net.Conn) {
 		s.turnAway(c, fmt.Sprintf("the limit is %d connections from one address", limits.PerAddr))
 	default:
 		s.conns[c] = struct{}{}
-		c.meter.came()
+		c.meter.connAccepted()
 		s.perAddr[c.addr]++
 		c.began, c.unfinished = time.Now(), s.handshakes.PushBack(c)
 		s.running.Add(1)
@@ -276,8 +276,8 @@ func (s *Server) makeRoom(l ServerLimits) {
 // turnAway tells a peer that there is no room for it, unless too many are being told. Called with mu.
 func (s *Server) turnAway(c *conn, why string) {
 	s.log().Warn("connection refused", "peer", c.peer, "reason", why)
-	c.meter.refuses()
-	if s.away >= mostAway {
+	c.meter.connRefused()
+	if s.away >= maxRefusals {
 		_ = c.nc.Close()
 		return
 	}
@@ -315,7 +315,7 @@ func (s *Server) remove(c *conn) {
 		return
 	}
 	delete(s.conns, c)
-	c.meter.went()
+	c.meter.connClosed()
 	if s.perAddr[c.addr]--; s.perAddr[c.addr] == 0 {
 		delete(s.perAddr, c.addr)
 	}
@@ -329,7 +329,7 @@ func (s *Server) remove(c *conn) {
 // ended takes out a connection, and says why it is over.
 func (s *Server) ended(c *conn, err error) {
 	if errors.Is(err, transport.ErrSlow) {
-		c.meter.cuts()
+		c.meter.connDropped()
 	}
 	switch {
 	case errors.Is(err, errDone), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
@@ -340,7 +340,7 @@ func (s *Server) ended(c *conn, err error) {
 	if c.out != nil {
 		c.out.Discard()
 	}
-	c.in.drop()
+	c.in.release()
 	s.mu.Lock()
 	s.remove(c)
 	s.mu.Unlock()

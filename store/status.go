@@ -80,7 +80,7 @@ func (s *Store) Names(ctx context.Context, prefix, after string, n int) (entries
 }
 
 // ReadOnly is s for those who only look: what would change something is ErrDenied. Its Close leaves s open.
-func ReadOnly(s *Store) *Store { return New(&readOnly{shared{s.engine}}) }
+func ReadOnly(s *Store) *Store { return New(&readOnly{unclosable{s.engine}}) }
 
 // status answers a page of a status. Called with mu.
 func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {

@@ -1,12 +1,15 @@
-// Package store is where a group's state lives: keys, and the records that decide group verbs.
+// Package store is a key-value store for groups of processes: keys with watches, leases and queues,
+// and the records by which ranks decide group operations.
 //
 //	s, err := store.Open(ctx, "muster://127.0.0.1:7070")
 //	v, err := s.Wait(ctx, "model/ready")
 //
-// A Store is the verbs; an Engine carries them out. Memory is state in this process, a Server
-// serves an Engine, Dial reaches one, Prefix is a part of one. Whoever can use one can use all.
+// A Store has the operations; an Engine carries them out. Memory is an engine in this process,
+// Server serves a Memory over the network, Dial connects to a Server, and Prefix is a part of a
+// store. All of them are used in the same way.
 //
-// Values passed in may be reused on return; values returned are the caller's.
+// Values that are passed in may be reused when the call returns; returned values belong to the
+// caller.
 package store
 
 import (
@@ -18,48 +21,50 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Engine carries out requests. Package storetest is its contract.
+// Engine carries out requests. Package storetest is its conformance suite.
 type Engine interface {
-	// Do answers req into rep, whatever the answer's code. It waits as req asks, and no longer than ctx.
-	// When a deadline passes, an operation that waits is given Grace for the store's own word, which
-	// says who or what is missing; when ctx is cancelled, OpJoin, OpCollect, OpSend and OpRecv are
-	// withdrawn and given Grace for what was decided. An error means that there is no answer.
-	// Do keeps neither req nor rep, and what rep holds is the caller's.
+	// Do carries out req, and fills rep, whatever the code of the reply. It waits as req asks, and
+	// no longer than ctx. When a deadline passes, an operation that waits gets ResultGrace for the
+	// store's own result, which names the missing ranks or keys. When ctx is cancelled, the store
+	// is asked to cancel OpJoin, OpCollect and OpRecv, and gets ResultGrace for the result. An
+	// error means that there is no reply. Do keeps neither req nor rep, and the content of rep
+	// belongs to the caller.
 	Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
-	// Close ends every call in progress with ErrClosed. It may be called twice.
+	// Close ends all calls in progress with ErrClosed. It may be called twice.
 	Close() error
 }
 
-// Grace is how long a group verb waits past its context for the verdict that all ranks share.
-const Grace = 250 * time.Millisecond
+// ResultGrace is how long a group operation waits past its context for the result that all ranks
+// share.
+const ResultGrace = 250 * time.Millisecond
 
-// Store is what users hold: the verbs, over an Engine. It may be used by many goroutines at once.
+// Store has the operations on an Engine. It may be used by many goroutines at once.
 type Store struct {
 	engine Engine
-	life   context.Context // of what works for it between calls: its leases
-	end    context.CancelFunc
+	ctx    context.Context // of goroutines between calls: those of leases
+	cancel context.CancelFunc
 }
 
-// New returns the verbs over e.
+// New returns a Store on e.
 func New(e Engine) *Store {
 	life, end := context.WithCancel(context.Background())
 	return &Store{e, life, end}
 }
 
-// Engine returns the engine, to put something in front of it.
+// Engine returns the engine, for wrappers.
 func (s *Store) Engine() Engine { return s.engine }
 
-// Do passes req to the engine with what is left of ctx, and returns the answer's error.
-// It is there for operations that have no verb of their own.
+// Do passes req to the engine, with the time that is left of ctx, and returns the error of the
+// reply. It is for operations without a method of their own.
 func (s *Store) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	if err := ctx.Err(); err != nil {
 		return failure(req, err)
 	}
-	if err := check(req); err != nil {
+	if err := validate(req); err != nil {
 		return err
 	}
 	if at, ok := ctx.Deadline(); ok && req.Op.Waits() {
-		req.Timeout = min(max(time.Until(at), 1), ages)
+		req.Timeout = min(max(time.Until(at), 1), maxTimeout)
 	}
 	if err := s.engine.Do(ctx, req, rep); err != nil {
 		return failure(req, err)
@@ -67,23 +72,23 @@ func (s *Store) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) erro
 	return answer(req, rep)
 }
 
-// ages is for ever, and can be added to a time.
-const ages = time.Duration(1 << 62)
+// maxTimeout means no deadline; adding it to the current time cannot overflow.
+const maxTimeout = time.Duration(1 << 62)
 
-// Close closes the engine, and ends the leases that were made here with ErrClosed.
+// Close closes the engine, and ends the leases that were granted here with ErrClosed.
 func (s *Store) Close() error {
-	defer s.end()
+	defer s.cancel()
 	return s.engine.Close()
 }
 
-// SetOptions has defaults for nil: the entry stays until it is deleted.
+// SetOptions configures Set. nil means that the entry stays until it is deleted.
 type SetOptions struct {
-	TTL   time.Duration // the entry goes when it has passed, never before; 0 is never
-	Reads int           // the entry goes with its last read (Get or Wait); 0 is never
-	Lease *Lease        // the entry goes when it ends
+	TTL   time.Duration // the entry expires after this time, never before; 0: never
+	Reads int           // the entry is deleted with this many reads (Get or Wait); 0: never
+	Lease *Lease        // the entry is deleted when the lease ends
 }
 
-// Get returns the value of key; ErrNotFound at once if there is none.
+// Get returns the value of key, or ErrNotFound.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpGet, Key: key}, &rep)
@@ -97,7 +102,8 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, error) {
 	return rep.Value, err
 }
 
-// take reads entries whose reads are counted: a change, which takes effect once, whatever happens to its answer.
+// take reads entries with a limited number of reads: a change, applied exactly once even if its
+// reply is lost.
 func (s *Store) take(ctx context.Context, op string, keys ...string) ([][]byte, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpTake, Keys: keys}, &rep)
@@ -107,8 +113,8 @@ func (s *Store) take(ctx context.Context, op string, keys ...string) ([][]byte, 
 	return rep.Values, err
 }
 
-// Wait returns the values of all keys, in their order, once all of them exist: one round
-// trip. If ctx ends first, its error names the keys that are missing.
+// Wait returns the values of all keys, in their order, as soon as all of them exist, in one round
+// trip. If ctx ends first, the error names the missing keys.
 func (s *Store) Wait(ctx context.Context, keys ...string) ([][]byte, error) {
 	for {
 		var rep wire.Reply
@@ -120,20 +126,20 @@ func (s *Store) Wait(ctx context.Context, keys ...string) ([][]byte, error) {
 			return nil, err
 		}
 		values, err := s.take(ctx, "wait", keys...)
-		if !errors.Is(err, ErrNotFound) { // otherwise somebody else was faster
+		if !errors.Is(err, ErrNotFound) { // otherwise another reader took one of them
 			return values, err
 		}
 	}
 }
 
-// Set gives key a value, and forgets the TTL and the reads that it had.
+// Set sets the value of key, and replaces its TTL and its number of reads.
 func (s *Store) Set(ctx context.Context, key string, value []byte, o *SetOptions) error {
-	req := wire.Request{Op: wire.OpSet, Key: key, Value: present(value)}
+	req := wire.Request{Op: wire.OpSet, Key: key, Value: nonNil(value)}
 	if o != nil {
 		if o.TTL < 0 || o.Reads < 0 || int64(o.Reads) > 1<<32-1 {
 			return &Error{Op: "set", Key: key, Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "a TTL or a number of reads is out of range"}
 		}
-		req.TTL, req.Reads = min(o.TTL, ages), uint32(o.Reads)
+		req.TTL, req.Reads = min(o.TTL, maxTimeout), uint32(o.Reads)
 		if o.Lease != nil {
 			if o.Lease.foreign(s) {
 				return &Error{Op: "set", Key: key, Code: wire.CodeDenied, Err: ErrDenied, Detail: "the lease is of another Store: their numbers mean nothing to each other"}
@@ -144,46 +150,47 @@ func (s *Store) Set(ctx context.Context, key string, value []byte, o *SetOptions
 	return s.Do(ctx, &req, new(wire.Reply))
 }
 
-// Add adds delta to the counter key, which starts at 0, and returns its new value. Counters
-// are decimal text, as PyTorch's TCPStore has them; ErrInvalid if key holds something else. TTL and reads stay.
+// Add adds delta to the counter key, which starts at 0, and returns its new value. Counters are
+// decimal text, as in PyTorch's TCPStore; ErrInvalid if the value of key is something else. TTL and
+// reads are kept.
 func (s *Store) Add(ctx context.Context, key string, delta int64) (int64, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpAdd, Key: key, Delta: delta}, &rep)
 	return rep.N, err
 }
 
-// Swap replaces the value of key by new if it is old, and returns the value that key has
-// now. nil is "absent", on both sides: Swap(nil, v) creates, Swap(v, nil) deletes. If
-// something else is there, that is returned with ErrConflict.
+// Swap replaces the value of key by new if it is old (compare-and-swap), and returns the current
+// value. nil means absent: Swap(nil, v) creates, Swap(v, nil) deletes. If the value is not old, it
+// is returned with ErrConflict.
 func (s *Store) Swap(ctx context.Context, key string, old, new []byte) (now []byte, err error) {
 	var rep wire.Reply
 	err = s.Do(ctx, &wire.Request{Op: wire.OpSwap, Key: key, Old: old, Value: new}, &rep)
 	return rep.Value, err
 }
 
-// SwapFor is Swap, and gives the entry that it makes a time to live. SwapFor(v, v) gives one that is still the same its time anew.
+// SwapFor is Swap with a time to live. SwapFor(v, v) renews that of an unchanged entry.
 func (s *Store) SwapFor(ctx context.Context, key string, old, new []byte, ttl time.Duration) (now []byte, err error) {
 	var rep wire.Reply
 	err = s.Do(ctx, &wire.Request{Op: wire.OpSwap, Key: key, Old: old, Value: new, TTL: ttl}, &rep)
 	return rep.Value, err
 }
 
-// Append appends to the value of key, which starts empty, and returns its new length. An empty value makes an entry of no bytes if there
-// is none. TTL and reads stay.
+// Append appends to the value of key, which starts empty, and returns its new length. Appending
+// nothing creates an empty entry if there is none. TTL and reads are kept.
 func (s *Store) Append(ctx context.Context, key string, value []byte) (int, error) {
 	var rep wire.Reply
-	err := s.Do(ctx, &wire.Request{Op: wire.OpAppend, Key: key, Value: present(value)}, &rep)
+	err := s.Do(ctx, &wire.Request{Op: wire.OpAppend, Key: key, Value: nonNil(value)}, &rep)
 	return int(rep.N), err
 }
 
-// Delete deletes keys and returns how many were there.
+// Delete deletes keys, and returns how many of them existed.
 func (s *Store) Delete(ctx context.Context, keys ...string) (int, error) {
 	var rep wire.Reply
 	err := s.Do(ctx, &wire.Request{Op: wire.OpDelete, Keys: keys}, &rep)
 	return int(rep.N), err
 }
 
-// Revision numbers the changes of a store, from 1. Every change of a key has its own.
+// Revision numbers the changes of a store, from 1. Each change of a key has its own revision.
 type Revision uint64
 
 // Revision returns the revision of the store's last change.
@@ -193,19 +200,19 @@ func (s *Store) Revision(ctx context.Context) (Revision, error) {
 	return Revision(rep.Rev), err
 }
 
-// Entry is a key and what the store knows of it.
+// Entry is a key with its value and metadata.
 type Entry struct {
 	Key   string
 	Value []byte
 	Rev   Revision      // of its last change
-	TTL   time.Duration // what is left of it; 0 is for ever
+	TTL   time.Duration // time left; 0: no expiry
 }
 
-// listPage is how many entries one round trip of List brings.
+// listPage is how many entries a round trip of List returns.
 const listPage = 1000
 
-// List gives the entries whose keys start with prefix, in the order of their keys. What
-// changes meanwhile may be seen or not; each entry by itself is true.
+// List yields the entries whose keys start with prefix, in key order. Concurrent changes may be
+// seen or not; each entry by itself is consistent.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		var after []string // the last key seen
@@ -222,7 +229,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[Entry, error]
 					return
 				}
 			}
-			if rep.N == 0 { // nothing left
+			if rep.N == 0 { // no more entries
 				return
 			}
 			after = rep.Keys[len(rep.Keys)-1:]
@@ -230,7 +237,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[Entry, error]
 	}
 }
 
-// Keys gives the keys that start with prefix, as List does, without what they hold.
+// Keys yields the keys that start with prefix, as List does, without values.
 func (s *Store) Keys(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for after := []string(nil); ; {
@@ -244,7 +251,7 @@ func (s *Store) Keys(ctx context.Context, prefix string) iter.Seq2[string, error
 					return
 				}
 			}
-			if rep.N == 0 { // nothing left
+			if rep.N == 0 { // no more entries
 				return
 			}
 			after = rep.Keys[len(rep.Keys)-1:]
@@ -255,13 +262,13 @@ func (s *Store) Keys(ctx context.Context, prefix string) iter.Seq2[string, error
 // Event is a change of an entry.
 type Event struct {
 	Entry
-	Deleted bool // the entry is gone: Value is nil
-	Expired bool // and because its time was over, or its reads
+	Deleted bool // the entry was deleted: Value is nil
+	Expired bool // it expired, or was read for the last time
 }
 
-// Watch gives the changes below prefix after a revision, in their order, each once, until ctx
-// ends; that is its last error. After 0 it gives those from now on. If the store has
-// forgotten changes that came after the revision, the error is ErrCompacted: list again.
+// Watch yields the changes below prefix after a revision, in order and each exactly once, until ctx
+// ends, which is its last error. With revision 0 it begins with the next change. If the store has
+// compacted changes after the revision, the error is ErrCompacted: use List again.
 func (s *Store) Watch(ctx context.Context, prefix string, after Revision) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		for {
@@ -287,8 +294,8 @@ func (s *Store) Watch(ctx context.Context, prefix string, after Revision) iter.S
 	}
 }
 
-// present is v, but never nil, which would mean "absent".
-func present(v []byte) []byte {
+// nonNil returns v, or an empty slice for nil, which would mean absent.
+func nonNil(v []byte) []byte {
 	if v == nil {
 		return []byte{}
 	}

@@ -13,22 +13,24 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TLSFiles names PEM files for TLS 1.3. Changed files are taken up by the handshakes that begin a second later, without a
-// restart; while they cannot be read, the last good ones stay, and Logger is told. It may be used by many goroutines at once.
+// TLSFiles names PEM files for TLS 1.3. Changes of the files are used for handshakes from a second
+// later on, without a restart; while the new files cannot be read, the old ones stay in use, and
+// Logger gets an error. It may be used by many goroutines at once.
 type TLSFiles struct {
-	Cert, Key     string       // of this side; a client may have none
-	CA            string       // who may have signed the other side's; "": a server asks for none, a client trusts the system's
-	RequireClient bool         // a server turns away who has no certificate
-	ServerName    string       // a client wants the server to be this; "" leaves that to who dials
-	Logger        *slog.Logger // nil is silent
+	Cert, Key     string       // of this side; optional for a client
+	CA            string       // CA bundle that verifies the peer; "": a server asks for no certificate, a client uses the system's CAs
+	RequireClient bool         // a server refuses clients without a certificate
+	ServerName    string       // name in the server's certificate, for a client; "": the dialer sets it
+	Logger        *slog.Logger // nil discards
 
-	server, client reloaded
+	server, client reloadedConfig
 }
 
-// lookEvery is how often files are looked at: not for each of ten thousand handshakes.
-const lookEvery = time.Second
+// reloadInterval is the least time between two checks of the files.
+const reloadInterval = time.Second
 
-// Server reads the files, and returns what tls.NewListener and tls.Server need. It looks at the files again by itself.
+// Server reads the files, and returns a configuration for tls.NewListener and tls.Server, which
+// checks the files again by itself.
 func (f *TLSFiles) Server() (*tls.Config, error) {
 	switch {
 	case f.Cert == "" || f.Key == "":
@@ -41,7 +43,7 @@ func (f *TLSFiles) Server() (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
-		SessionTicketsDisabled: true, // a ticket would outlive the CA that its certificate was checked with
+		SessionTicketsDisabled: true, // a ticket would outlive the CA that verified its certificate
 		ClientAuth:             f.clientAuth(),
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 			return f.server.get(f.Logger, f.files(), f.loadServer)
@@ -49,9 +51,9 @@ func (f *TLSFiles) Server() (*tls.Config, error) {
 	}, nil
 }
 
-// Client reads the files, or what has changed since, and returns what one dial needs: call it for each, since a
-// client's configuration, unlike a server's, cannot change its CA by itself. Without f.ServerName the caller sets the
-// result's, which is its own. Only the first call can fail.
+// Client reads the files, again if they have changed, and returns the configuration of one dial:
+// call it for each one, because a client's configuration cannot replace its CAs. The result belongs
+// to the caller, who sets its ServerName if f has none. Only the first call can fail.
 func (f *TLSFiles) Client() (*tls.Config, error) {
 	if (f.Cert == "") != (f.Key == "") {
 		return nil, tlsError("", errors.New("a certificate and a key go together"))
@@ -86,7 +88,7 @@ func (f *TLSFiles) loadServer() (*tls.Config, error) {
 	return c, err
 }
 
-// clientAuth is what a server asks of clients.
+// clientAuth returns which certificate a server asks of clients.
 func (f *TLSFiles) clientAuth() tls.ClientAuthType {
 	switch {
 	case f.CA == "":
@@ -104,8 +106,9 @@ func (f *TLSFiles) loadClient() (*tls.Config, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Given like this it is sent whoever signed it: the server says what is wrong with it. One in Certificates that the
-		// server cannot check would be left out silently.
+		// The certificate is sent whichever CA signed it, so that the server can say what is wrong
+		// with it. One in Certificates would be left out silently if the server does not name its
+		// CA.
 		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
 	if f.CA == "" {
@@ -160,29 +163,30 @@ func tlsError(file string, err error) error {
 	return &Error{Op: "tls", Key: file, Code: wire.CodeInvalid, Err: err}
 }
 
-// reloaded is a configuration that is loaded from files, and again when they have changed.
-type reloaded struct {
-	mu      sync.Mutex // protects the fields below; not held while files are read
-	good    *tls.Config
-	of      []os.FileInfo // what the files were before they were last read
-	failure string        // of the last reading; "" if it went well
-	looked  time.Time
-	looking bool // somebody is; the others take what there is
+// reloadedConfig is a configuration that is loaded again when its files have changed.
+type reloadedConfig struct {
+	mu       sync.Mutex // protects the fields below; not held while files are read
+	good     *tls.Config
+	stats    []os.FileInfo // stats of the files before they were last read
+	failure  string        // error of the last attempt to read them; "" if it succeeded
+	checked  time.Time
+	checking bool // a goroutine checks; others use the current configuration
 }
 
-// get returns the last configuration that load could make. Only while there is none, it returns an error.
-func (r *reloaded) get(log *slog.Logger, files []string, load func() (*tls.Config, error)) (*tls.Config, error) {
+// get returns the last configuration that load has returned. It returns an error only while there
+// is none.
+func (r *reloadedConfig) get(log *slog.Logger, files []string, load func() (*tls.Config, error)) (*tls.Config, error) {
 	r.mu.Lock()
 	first, now := r.good == nil, time.Now()
-	if !first && (r.looking || now.Sub(r.looked) < lookEvery) {
+	if !first && (r.checking || now.Sub(r.checked) < reloadInterval) {
 		defer r.mu.Unlock()
 		return r.good, nil
 	}
-	of, failure := r.of, r.failure
-	r.looked, r.looking = now, true
+	of, failure := r.stats, r.failure
+	r.checked, r.checking = now, true
 	r.mu.Unlock()
 
-	is := stamps(files) // before they are read: what changes meanwhile is seen next time
+	is := statFiles(files) // before reading, so that a change during it is detected next time
 	var c *tls.Config
 	var err error
 	if first || failure != "" || !unchanged(of, is) {
@@ -191,7 +195,7 @@ func (r *reloaded) get(log *slog.Logger, files []string, load func() (*tls.Confi
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.looking, r.of, r.failure = false, is, ""
+	r.checking, r.stats, r.failure = false, is, ""
 	switch {
 	case err != nil && r.good == nil:
 		return nil, err
@@ -209,8 +213,8 @@ func (r *reloaded) get(log *slog.Logger, files []string, load func() (*tls.Confi
 	return r.good, nil
 }
 
-// stamps has nil for a file that is not there.
-func stamps(files []string) []os.FileInfo {
+// statFiles returns the FileInfo of each file, nil for one that does not exist.
+func statFiles(files []string) []os.FileInfo {
 	is := make([]os.FileInfo, len(files))
 	for i, name := range files {
 		if s, err := os.Stat(name); err == nil {

@@ -397,7 +397,7 @@ func (s *Server) admitBranch(c *conn) (why string) {
 	}
 	s.branches++
 	s.perAddr[c.addr]++
-	c.out.Widen(c.limits.InFlight)
+	c.out.AddLimit(c.limits.InFlight)
 	return ""
 }
 
@@ -409,5 +409,5 @@ func (s *Server) forgetBranches(c *conn, n int) {
 	if s.perAddr[c.addr] -= n; s.perAddr[c.addr] == 0 {
 		delete(s.perAddr, c.addr)
 	}
-	c.out.Widen(-n * c.limits.InFlight)
+	c.out.AddLimit(-n * c.limits.InFlight)
 }

@@ -29,7 +29,7 @@ const (
 // uplink is a relay's connection to the store, and what comes and goes on it.
 type uplink struct {
 	relay *Relay
-	line  *line
+	line  *clientConn
 	heard atomic.Bool
 
 	since, asked time.Time // the relay's mu protects these: the store was heard; it was asked
@@ -75,7 +75,7 @@ type ballot struct {
 	of    []*passage
 }
 
-func newUplink(r *Relay, l *line) *uplink {
+func newUplink(r *Relay, l *clientConn) *uplink {
 	u := &uplink{
 		relay: r, line: l, since: time.Now(), passages: map[uint32]*passage{}, ballots: map[record]*ballot{}, seats: map[uint64]int{},
 		waiting: map[*passage]struct{}{},
@@ -88,7 +88,7 @@ func newUplink(r *Relay, l *line) *uplink {
 }
 
 // crowded reports whether too much waits for the store; goOn is called later.
-func (u *uplink) crowded() bool { return u.line.out.Hold(uplinkQueue) }
+func (u *uplink) crowded() bool { return u.line.out.Blocked(uplinkQueue) }
 
 // wait has p go on when the store has read.
 func (u *uplink) wait(p *passage) {
@@ -115,7 +115,7 @@ func (u *uplink) open(p *passage) error {
 		return net.ErrClosed
 	}
 	if u.last == math.MaxUint32 { // each number is used once
-		_ = u.line.conn.Close()
+		_ = u.line.nc.Close()
 		return net.ErrClosed
 	}
 	u.last++
@@ -317,14 +317,14 @@ func (u *uplink) read() {
 		var h wire.Header
 		var body []byte
 		var owned bool
-		if h, body, owned, err = readFrame(u.line.conn, u.line.in, u.line.buf); err == nil {
+		if h, body, owned, err = readFrame(u.line.nc, u.line.in, u.line.buf); err == nil {
 			u.heard.Store(true)
 			err = u.told(h, body, owned)
 		}
 	}
 	u.relay.gone(u, err)
 	u.end(errors.Is(err, errGoodbye))
-	u.line.end()
+	u.line.close()
 }
 
 // told is a frame of the store's.

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// Budget bounds the bytes that many connections hold together. A nil one is no bound.
+// Budget bounds the bytes that many connections hold together. A nil Budget has no bound.
 type Budget struct {
 	limit int64
 	used  atomic.Int64
@@ -14,30 +14,30 @@ type Budget struct {
 // NewBudget returns a budget of limit bytes.
 func NewBudget(limit int64) *Budget { return &Budget{limit: limit} }
 
-// Take takes n bytes off the budget, or gives them back if n is below 0.
+// Take takes n bytes from the budget, or returns them if n is negative.
 func (b *Budget) Take(n int) {
 	if b != nil && n != 0 {
 		b.used.Add(int64(n))
 	}
 }
 
-// Used is how many bytes are taken.
+// Used returns the number of bytes taken.
 func (b *Budget) Used() int64 { return b.used.Load() }
 
 // Fits reports whether n bytes are left.
 func (b *Budget) Fits(n int) bool { return b == nil || b.used.Load()+int64(n) <= b.limit }
 
-// Body is bytes that may wait in several outboxes, and count once. Nobody may change them any more.
+// Body is bytes that may wait in several outboxes, and count once. They must not be modified.
 type Body struct {
 	Bytes []byte
 
 	mu      sync.Mutex // protects the fields below
-	waiting int        // outboxes that have it
+	waiting int        // number of outboxes that have it
 	budget  *Budget    // of the first of them
 }
 
-// hold counts one more outbox.
-func (b *Body) hold(budget *Budget) {
+// retain counts one more outbox.
+func (b *Body) retain(budget *Budget) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.waiting++; b.waiting == 1 {
@@ -46,7 +46,7 @@ func (b *Body) hold(budget *Budget) {
 	}
 }
 
-// release counts one less.
+// release counts one outbox less.
 func (b *Body) release() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -115,7 +115,7 @@ func TestGateMakesNobodySlow(t *testing.T) {
 	require.EqualValues(t, 100, o.Budget.Used())
 	waiting, _ := o.Backlog()
 	require.Zero(t, waiting)
-	require.True(t, o.Hold(20))
+	require.True(t, o.Blocked(20))
 	require.Zero(t, drained)
 	g.commit(1)
 	require.Equal(t, 1, drained)

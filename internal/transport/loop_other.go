@@ -7,11 +7,11 @@ import (
 	"net"
 )
 
-// Loop reads many sockets from one goroutine. This system has none: NewLoop says so, and
-// each connection is read by a goroutine of its own.
+// Loop reads many sockets from one goroutine. It is not supported on this system: NewLoop returns
+// an error, and each connection is read by a goroutine of its own.
 type Loop struct{}
 
-// Reader is told of a Sock's bytes.
+// Reader handles the events of a Sock.
 type Reader interface {
 	Readable(buf []byte) error
 	Flush()

@@ -1,5 +1,5 @@
-// Package transport is how the bytes of many connections get in and out of a process: Outbox, whose callers
-// never wait for the peer, and Loop, which reads many sockets from one goroutine.
+// Package transport moves the bytes of many connections in and out of a process: an Outbox, whose
+// callers never wait for the peer, and a Loop, which reads many sockets from one goroutine.
 package transport
 
 import (
@@ -9,34 +9,36 @@ import (
 	"sync/atomic"
 )
 
-// ErrSlow is the end of a connection whose peer does not read what it asked for.
+// ErrSlow is the error of a connection whose peer does not read the replies to its requests.
 var ErrSlow = errors.New("the peer does not read: too much is waiting for it")
 
-// Pipe is the way out of an Outbox.
+// Pipe is the connection that an Outbox writes to.
 type Pipe interface {
-	// TryWrite writes what fits of bufs, one behind the other, without waiting for the peer.
+	// TryWrite writes as much of bufs, in order, as fits without waiting for the peer.
 	TryWrite(bufs [][]byte) (n int, err error)
-	// Room sees to it that resume is called, once and not before Room has returned, when there is
-	// room for more or the connection has ended.
-	Room(resume func())
+	// NotifyWritable calls resume once, after NotifyWritable has returned, when more can be written
+	// or the connection has ended.
+	NotifyWritable(resume func())
 	// Close ends the connection. It is called with the outbox locked.
 	Close() error
 }
 
 const (
-	// ShareFrom is from where on bytes that several connections get are not copied for each.
+	// ShareFrom is the size from which on a body for several connections is not copied for each.
 	ShareFrom = 8 << 10
-	// sharedLimit bounds what is shared and waits for one peer: others may long have theirs.
+	// sharedLimit bounds the shared bytes that wait for one peer: other peers may have read theirs
+	// long ago.
 	sharedLimit = 1 << 30
-	// room is the size of the buffers in which small frames are gathered.
-	room = 4 << 10
-	// full is from where on a buffer gets no more: one that grows is copied, and has room for more than it holds.
-	full = 64 << 10
-	// most is how many pieces go into one write.
-	most = 16
+	// smallBuffer is the size of the pooled buffers that small frames are appended to.
+	smallBuffer = 4 << 10
+	// fullBuffer is the size from which on a buffer gets no more frames: growing it would copy it,
+	// and leave unused capacity.
+	fullBuffer = 64 << 10
+	// maxBuffers is the number of buffers in one write.
+	maxBuffers = 16
 )
 
-var buffers = sync.Pool{New: func() any { return new([room]byte) }}
+var buffers = sync.Pool{New: func() any { return new([smallBuffer]byte) }}
 
 // Gate is the log of a durable store, as an Outbox sees it. Its methods are called with an outbox
 // locked; it must not hold a lock of its own while it calls a method of an Outbox.
@@ -57,55 +59,58 @@ type mark struct{ end, pos uint64 }
 // chunk is some bytes to be written.
 type chunk struct {
 	b      []byte
-	shared *Body // that b is of, if it is with other connections: not ours to use again, and not counted
+	shared *Body // the body that b belongs to, if other connections share it: neither reused nor counted
 }
 
-// Outbox gathers frames for one connection and writes them, many at once if they come fast.
-// Whoever calls Flush writes, as far as the pipe takes it at once; the rest is written when the pipe has room.
-// It owns no goroutine.
+// Outbox queues frames for one connection and writes them, several at once if they come fast. The
+// caller of Flush writes as much as the pipe takes without waiting; the rest is written when the
+// pipe is writable again. An Outbox owns no goroutine.
 //
-// With a Gate, a frame that shows the log up to a position is held until that position is committed,
-// and so are all frames behind it. Frames keep their order, and no peer sees a state that a crash
-// could undo.
+// With a Gate, a frame that shows the log up to a position is held until that position is
+// committed, and so are all frames behind it. Frames keep their order, and no peer sees a state
+// that a crash could undo.
 type Outbox struct {
-	// Drained, if not nil, is called once for a Hold that was true, when all is written or the
-	// connection has ended. It is set before the first Append, and called with the outbox locked.
+	// Drained, if not nil, is called once after Blocked has returned true, when all is written or
+	// the connection has ended. It is set before the first Append, and called with the outbox
+	// locked.
 	Drained func()
-	// Taken, if not nil, counts the bytes that the pipe takes. It is set before the first Append.
-	Taken *atomic.Uint64
-	// Budget, if not nil, bounds what waits in this outbox and in others. A peer for whom more waits than is left of it is too slow: so
-	// something is always left for those that read. It is set before the first Append.
+	// SentCounter, if not nil, counts the bytes that the pipe has taken. It is set before the first
+	// Append.
+	SentCounter *atomic.Uint64
+	// Budget, if not nil, bounds the bytes that wait in several outboxes together. A connection for
+	// which more bytes wait than are left in the budget is closed (ErrSlow), so that something is
+	// left for peers that read. It is set before the first Append.
 	Budget *Budget
-	// Gate, if not nil, holds frames back. It is set before the first Append.
+	// Gate, if not nil, decides which frames are held. It is set before the first Append.
 	Gate Gate
 
 	pipe Pipe
 
-	mu      sync.Mutex // protects the fields below; not held while writing
-	limit   int
-	queue   chunks
-	bytes   int    // that are not shared and not written, held ones too
-	shared  int    // those that are shared
-	writing bool   // somebody writes, or waits for room: Flush leaves it to them
-	paused  bool   // somebody waits for Drained
-	taken   uint64 // bytes, by the pipe
-	err     error
+	mu            sync.Mutex // protects the fields below; not held while writing
+	limit         int
+	queue         chunks
+	bytes         int    // unwritten bytes, held ones included, without shared ones
+	shared        int    // unwritten shared bytes, held ones included
+	writing       bool   // a goroutine writes, or waits until the pipe is writable: Flush leaves the writing to it
+	drainedWanted bool   // Drained is to be called
+	sent          uint64 // bytes that the pipe has taken
+	err           error
 
-	held       chunks // frames that wait for the Gate; they follow those in queue
-	marks      []mark // of the frames in held; both fields increase
-	heldBytes  int    // the part of bytes that is in held
-	heldShared int    // the part of shared that is in held
-	put, moved uint64 // total bytes ever appended to held, and moved from held to queue
+	held                  chunks // frames that wait for the Gate; they follow those in queue
+	marks                 []mark // of the frames in held; both fields increase
+	heldBytes             int    // the part of bytes that is in held
+	heldShared            int    // the part of shared that is in held
+	heldTotal, movedTotal uint64 // total bytes ever appended to held, and moved from held to queue
 
-	bufs [most][]byte // of whoever set writing
+	bufs [maxBuffers][]byte // owned by the goroutine that set writing
 }
 
-// NewOutbox returns the outbox of a connection. If there is more for a peer for whom more than limit
-// bytes wait already, it is too slow, and the connection is closed. What is shared has a limit of its own.
+// NewOutbox returns the outbox of a connection. If a frame is appended while more than limit bytes
+// wait for the peer, the connection is closed (ErrSlow). Shared bytes have a limit of their own.
 func NewOutbox(p Pipe, limit int) *Outbox { return &Outbox{pipe: p, limit: limit} }
 
-// Widen lets n bytes more wait, or with n below 0 fewer.
-func (o *Outbox) Widen(n int) {
+// AddLimit raises the limit by n bytes, or lowers it if n is negative.
+func (o *Outbox) AddLimit(n int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.limit += n
@@ -119,7 +124,7 @@ func (o *Outbox) Append(f func(b []byte) []byte) (waiting int) { return o.Append
 func (o *Outbox) AppendAt(pos uint64, f func(b []byte) []byte) (waiting int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.open() {
+	if o.admit() {
 		o.grow(pos, f)
 	}
 	return o.bytes
@@ -129,7 +134,7 @@ func (o *Outbox) AppendAt(pos uint64, f func(b []byte) []byte) (waiting int) {
 func (o *Outbox) AppendUrgent(f func(b []byte) []byte) (waiting int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.open() {
+	if o.admit() {
 		n := o.queue.grow(f)
 		o.bytes += n
 		o.Budget.Take(n)
@@ -143,7 +148,7 @@ func (o *Outbox) AppendShared(pos uint64, head []byte, body *Body) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch {
-	case !o.open():
+	case !o.admit():
 	case len(body.Bytes) < ShareFrom:
 		o.grow(pos, func(b []byte) []byte { return append(append(b, head...), body.Bytes...) })
 	default:
@@ -152,20 +157,20 @@ func (o *Outbox) AppendShared(pos uint64, head []byte, body *Body) {
 		if len(o.marks) > 0 {
 			o.held = append(o.held, chunk{body.Bytes, body})
 			o.heldShared += n
-			o.put += uint64(n)
-			o.marks[len(o.marks)-1].end = o.put
+			o.heldTotal += uint64(n)
+			o.marks[len(o.marks)-1].end = o.heldTotal
 		} else {
 			o.queue = append(o.queue, chunk{body.Bytes, body})
 		}
 		o.shared += n
-		body.hold(o.Budget)
+		body.retain(o.Budget)
 	}
 }
 
-// open reports whether a frame may be appended. It ends the connection if too much waits for the peer
-// already; the size of the new frame does not count, so that one reply may be as large as necessary.
-// Held bytes do not count either, because they wait for the log and not for the peer.
-func (o *Outbox) open() bool {
+// admit reports whether a frame may be appended. If too much waits for the peer already, it ends
+// the connection; the size of the new frame does not count, so that one reply may be as large as
+// necessary. Held bytes do not count either, because they wait for the log and not for the peer.
+func (o *Outbox) admit() bool {
 	mine, shared := o.bytes-o.heldBytes, o.shared-o.heldShared
 	if o.err == nil && (mine > o.limit || shared > sharedLimit || mine+shared > 0 && !o.Budget.Fits(mine+shared)) {
 		o.fail(ErrSlow)
@@ -178,13 +183,13 @@ func (o *Outbox) grow(pos uint64, f func(b []byte) []byte) {
 	var n int
 	if last := len(o.marks) - 1; last >= 0 || o.Gate != nil && pos > o.Gate.Committed() {
 		n = o.held.grow(f)
-		o.put += uint64(n)
+		o.heldTotal += uint64(n)
 		o.heldBytes += n
 		o.Gate.AddHeld(n)
 		if last < 0 || pos > o.marks[last].pos {
 			o.marks = append(o.marks, mark{pos: pos})
 		}
-		o.marks[len(o.marks)-1].end = o.put
+		o.marks[len(o.marks)-1].end = o.heldTotal
 	} else {
 		n = o.queue.grow(f)
 	}
@@ -198,8 +203,8 @@ type chunks []chunk
 
 // grow appends a frame, which f appends to its argument, and returns its length.
 func (q *chunks) grow(f func(b []byte) []byte) (n int) {
-	if n := len(*q); n == 0 || (*q)[n-1].shared != nil || len((*q)[n-1].b) >= full {
-		*q = append(*q, chunk{b: buffers.Get().(*[room]byte)[:0]})
+	if n := len(*q); n == 0 || (*q)[n-1].shared != nil || len((*q)[n-1].b) >= fullBuffer {
+		*q = append(*q, chunk{b: buffers.Get().(*[smallBuffer]byte)[:0]})
 	}
 	last := &(*q)[len(*q)-1]
 	before := len(last.b)
@@ -212,14 +217,14 @@ func (q *chunks) grow(f func(b []byte) []byte) (n int) {
 func (o *Outbox) Held() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.put
+	return o.heldTotal
 }
 
 // Release moves the held frames up to the offset end to the queue, although they are not committed.
 func (o *Outbox) Release(end uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.err == nil && end > o.moved {
+	if o.err == nil && end > o.movedTotal {
 		o.move(end)
 		for len(o.marks) > 0 && o.marks[0].end <= end {
 			o.marks = append(o.marks[:0], o.marks[1:]...)
@@ -242,9 +247,9 @@ func (o *Outbox) moveCommitted() {
 // move moves the held bytes up to the offset end to queue. Offsets are ends of frames, so a shared
 // chunk, which is the end of a frame, is moved whole. The caller holds mu.
 func (o *Outbox) move(end uint64) {
-	for o.moved < end {
+	for o.movedTotal < end {
 		c := &o.held[0]
-		k := min(int(end-o.moved), len(c.b))
+		k := min(int(end-o.movedTotal), len(c.b))
 		part := *c
 		if k < len(c.b) { // the rest stays in the same buffer: part must not grow into it
 			part.b = c.b[:k:k]
@@ -256,7 +261,7 @@ func (o *Outbox) move(end uint64) {
 			o.heldBytes -= k
 			o.Gate.AddHeld(-k)
 		}
-		o.moved += uint64(k)
+		o.movedTotal += uint64(k)
 		if c.b = c.b[k:]; len(c.b) == 0 {
 			*c = chunk{} // the array of o.held must not keep its bytes alive
 			o.held = o.held[1:]
@@ -279,14 +284,15 @@ func (o *Outbox) Flush() {
 	}
 }
 
-// resume goes on writing when there is room.
+// resume continues writing when the pipe is writable.
 func (o *Outbox) resume() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.write()
 }
 
-// write writes until the queue is empty or the pipe full. Called with mu and writing; it unlocks meanwhile.
+// write writes until the queue is empty or the pipe takes no more. The caller holds mu, which write
+// unlocks during I/O, and has set writing.
 func (o *Outbox) write() {
 	for len(o.queue) > 0 && o.err == nil {
 		queue := o.queue
@@ -294,25 +300,25 @@ func (o *Outbox) write() {
 		o.mu.Unlock()
 		rest, freed, shared, err := o.writeAll(queue)
 		o.mu.Lock()
-		if o.err == nil { // otherwise nothing is counted any more
+		if o.err == nil { // otherwise fail has reset the counts
 			o.bytes -= freed
 			o.shared -= shared
 			o.Budget.Take(-freed)
 		}
-		o.taken += uint64(freed + shared)
-		if o.Taken != nil {
-			o.Taken.Add(uint64(freed + shared))
+		o.sent += uint64(freed + shared)
+		if o.SentCounter != nil {
+			o.SentCounter.Add(uint64(freed + shared))
 		}
 		if err != nil {
 			o.fail(err)
 		}
 		if o.err != nil {
-			release(rest)
+			releaseShared(rest)
 			break
 		}
 		if len(rest) > 0 {
 			o.queue = append(rest, o.queue...)
-			o.pipe.Room(o.resume)
+			o.pipe.NotifyWritable(o.resume)
 			return
 		}
 	}
@@ -322,19 +328,20 @@ func (o *Outbox) write() {
 	}
 }
 
-// notifyDrained calls Drained if Hold has returned true since the last call. The caller holds mu.
+// notifyDrained calls Drained if Blocked has returned true since the last call. The caller holds
+// mu.
 func (o *Outbox) notifyDrained() {
-	if o.paused && o.Drained != nil {
-		o.paused = false
+	if o.drainedWanted && o.Drained != nil {
+		o.drainedWanted = false
 		o.Drained()
 	}
 }
 
-// writeAll writes what the pipe takes of queue, and returns what it did not.
+// writeAll writes what the pipe takes of queue, and returns the rest.
 func (o *Outbox) writeAll(queue []chunk) (rest []chunk, freed, shared int, err error) {
 	for len(queue) > 0 {
 		bufs := o.bufs[:0]
-		for _, c := range queue[:min(len(queue), most)] {
+		for _, c := range queue[:min(len(queue), maxBuffers)] {
 			bufs = append(bufs, c.b)
 		}
 		n, err := o.pipe.TryWrite(bufs)
@@ -353,7 +360,7 @@ func (o *Outbox) writeAll(queue []chunk) (rest []chunk, freed, shared int, err e
 	return nil, freed, shared, nil
 }
 
-// written takes n bytes off queue, and says how many of them were not shared.
+// written removes n written bytes from queue, and returns how many of them were not shared.
 func written(queue []chunk, n int) (rest []chunk, freed int) {
 	for len(queue) > 0 {
 		c := &queue[0]
@@ -368,16 +375,16 @@ func written(queue []chunk, n int) (rest []chunk, freed int) {
 		}
 		if c.shared != nil {
 			c.shared.release()
-		} else if cap(c.b) == room {
-			buffers.Put((*[room]byte)(c.b[:room]))
+		} else if cap(c.b) == smallBuffer {
+			buffers.Put((*[smallBuffer]byte)(c.b[:smallBuffer]))
 		}
 		queue = queue[1:]
 	}
 	return queue, freed
 }
 
-// release lets go of the shared bytes in queue.
-func release(queue []chunk) {
+// releaseShared releases the shared bodies in queue.
+func releaseShared(queue []chunk) {
 	for _, c := range queue {
 		if c.shared != nil {
 			c.shared.release()
@@ -385,12 +392,12 @@ func release(queue []chunk) {
 	}
 }
 
-// fail closes the connection: its reader notices. Called with mu.
+// fail closes the connection, which its reader notices. The caller holds mu.
 func (o *Outbox) fail(err error) {
 	if o.err == nil {
 		o.err = err
-		release(o.queue)
-		release(o.held)
+		releaseShared(o.queue)
+		releaseShared(o.held)
 		o.Budget.Take(-o.bytes)
 		if o.heldBytes > 0 {
 			o.Gate.AddHeld(-o.heldBytes)
@@ -402,27 +409,28 @@ func (o *Outbox) fail(err error) {
 	}
 }
 
-// Discard forgets what waits: the connection has ended.
+// Discard drops what waits, after the connection has ended.
 func (o *Outbox) Discard() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.fail(net.ErrClosed)
 }
 
-// Hold reports whether more than n bytes wait for the peer or the log after a Flush. If so, Drained is
-// called later.
-func (o *Outbox) Hold(n int) bool {
+// Blocked reports whether more than n bytes wait for the peer or the log after a Flush. If so,
+// Drained is called later.
+func (o *Outbox) Blocked(n int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.paused = o.paused || o.err == nil && o.bytes > n
+	o.drainedWanted = o.drainedWanted || o.err == nil && o.bytes > n
 	return o.err == nil && o.bytes > n
 }
 
-// Backlog returns how many bytes wait for the peer, without held ones, and how many it has taken so far.
+// Backlog returns how many bytes wait for the peer, without held ones, and how many have been sent
+// so far.
 func (o *Outbox) Backlog() (waiting int, taken uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.bytes - o.heldBytes, o.taken
+	return o.bytes - o.heldBytes, o.sent
 }
 
 // Waiting returns how many bytes wait for the peer or the log.
@@ -432,7 +440,7 @@ func (o *Outbox) Waiting() int {
 	return o.bytes
 }
 
-// Err is why the connection was closed, if it was the outbox that closed it.
+// Err returns the error with which the outbox has closed the connection, or nil.
 func (o *Outbox) Err() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

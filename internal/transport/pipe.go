@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewPipe returns the Pipe of conn: of its socket if it has one, otherwise (TLS, net.Pipe) of a
-// buffer that a goroutine writes. Done waits for the goroutines of a pipe, which end with the connection.
+// NewPipe returns the Pipe of conn: it writes to the socket of conn if it has one, and otherwise
+// (TLS, net.Pipe) to a buffer that a goroutine writes. Done waits for the pipe's goroutines, which
+// end with the connection.
 func NewPipe(conn net.Conn) NetPipe {
 	if sc, ok := conn.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
@@ -30,32 +31,32 @@ type NetPipe interface {
 
 // socketPipe writes to a socket that Go's runtime polls.
 type socketPipe struct {
-	conn    net.Conn
-	raw     syscall.RawConn
-	waiting crew
+	conn       net.Conn
+	raw        syscall.RawConn
+	goroutines lateWaitGroup
 
-	// of the write in progress: a closure for each would be garbage for each
+	// state of the write in progress, so that no closure is allocated for each
 	attempt func(fd uintptr) bool
 	next    [][]byte
 	wrote   int
-	fault   error
+	err     error
 }
 
 func (p *socketPipe) TryWrite(bufs [][]byte) (int, error) {
-	p.next, p.wrote, p.fault = bufs, 0, nil
+	p.next, p.wrote, p.err = bufs, 0, nil
 	if err := p.raw.Write(p.attempt); err != nil {
 		return 0, err
 	}
-	return p.wrote, p.fault
+	return p.wrote, p.err
 }
 
-// writeOnce says that it is done whatever happened: that keeps the runtime from waiting.
+// writeOnce returns true in any case, so that the runtime does not wait for the socket.
 func (p *socketPipe) writeOnce(fd uintptr) bool {
-	p.wrote, p.fault = tryWrite(int(fd), p.next)
+	p.wrote, p.err = tryWrite(int(fd), p.next)
 	return true
 }
 
-// tryWrite is one write that does not wait.
+// tryWrite makes one write without waiting.
 func tryWrite(fd int, bufs [][]byte) (n int, err error) {
 	if len(bufs) == 1 {
 		n, err = unix.Write(fd, bufs[0])
@@ -71,9 +72,9 @@ func tryWrite(fd int, bufs [][]byte) (n int, err error) {
 	return n, nil
 }
 
-func (p *socketPipe) Room(resume func()) {
-	p.waiting.Go(func() {
-		// The runtime may have seen the room before it began to wait: so look, then wait.
+func (p *socketPipe) NotifyWritable(resume func()) {
+	p.goroutines.Go(func() {
+		// The socket may have become writable before the runtime began to wait: poll it first.
 		_ = p.raw.Write(func(fd uintptr) bool {
 			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 			n, err := unix.Poll(fds, 0)
@@ -84,12 +85,12 @@ func (p *socketPipe) Room(resume func()) {
 }
 
 func (p *socketPipe) Close() error { return p.conn.Close() }
-func (p *socketPipe) Done()        { p.waiting.Wait() }
+func (p *socketPipe) Done()        { p.goroutines.Wait() }
 
-// bufferPipe copies what is written, and writes it from a goroutine while there is something.
+// bufferPipe copies what is written, and writes it from a goroutine.
 type bufferPipe struct {
-	conn    net.Conn
-	waiting crew
+	conn       net.Conn
+	goroutines lateWaitGroup
 
 	mu     sync.Mutex // protects the fields below
 	busy   bool
@@ -97,8 +98,8 @@ type bufferPipe struct {
 	err    error
 }
 
-// bufferRoom is how much a bufferPipe takes at once.
-const bufferRoom = 64 << 10
+// maxBufferedWrite is how many bytes a bufferPipe takes at once.
+const maxBufferedWrite = 64 << 10
 
 func (p *bufferPipe) TryWrite(bufs [][]byte) (int, error) {
 	b := bufs[0]
@@ -107,9 +108,9 @@ func (p *bufferPipe) TryWrite(bufs [][]byte) (int, error) {
 	if p.busy || p.err != nil {
 		return 0, p.err
 	}
-	own := append([]byte(nil), b[:min(len(b), bufferRoom)]...)
+	own := append([]byte(nil), b[:min(len(b), maxBufferedWrite)]...)
 	p.busy = true
-	p.waiting.Go(func() { p.write(own) })
+	p.goroutines.Go(func() { p.write(own) })
 	return len(own), nil
 }
 
@@ -126,38 +127,38 @@ func (p *bufferPipe) write(b []byte) {
 	}
 }
 
-func (p *bufferPipe) Room(resume func()) {
+func (p *bufferPipe) NotifyWritable(resume func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.busy {
 		p.resume = resume
 		return
 	}
-	p.waiting.Go(resume)
+	p.goroutines.Go(resume)
 }
 
 func (p *bufferPipe) Close() error { return p.conn.Close() }
-func (p *bufferPipe) Done()        { p.waiting.Wait() }
+func (p *bufferPipe) Done()        { p.goroutines.Wait() }
 
-// crew is a WaitGroup for goroutines that may begin while somebody waits already: whoever writes does not know that the connection
-// has ended just now.
-type crew struct {
+// lateWaitGroup is a WaitGroup whose goroutines may also start while another goroutine waits: a
+// writer does not know that the connection has just ended.
+type lateWaitGroup struct {
 	mu   sync.Mutex
 	n    int
-	none chan struct{} // closed when n is 0; nil unless somebody waits
+	none chan struct{} // closed when n is 0; nil unless a goroutine waits
 }
 
-func (c *crew) Go(f func()) {
+func (c *lateWaitGroup) Go(f func()) {
 	c.mu.Lock()
 	c.n++
 	c.mu.Unlock()
 	go func() {
-		defer c.gone()
+		defer c.done()
 		f()
 	}()
 }
 
-func (c *crew) gone() {
+func (c *lateWaitGroup) done() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.n--; c.n == 0 && c.none != nil {
@@ -166,7 +167,7 @@ func (c *crew) gone() {
 	}
 }
 
-func (c *crew) Wait() {
+func (c *lateWaitGroup) Wait() {
 	c.mu.Lock()
 	none := c.none
 	if c.n > 0 && none == nil {

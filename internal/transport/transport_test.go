@@ -48,8 +48,8 @@ func (p *pipe) TryWrite(bufs [][]byte) (n int, err error) {
 	return n, p.err
 }
 
-func (p *pipe) Room(resume func()) { p.resume = resume }
-func (p *pipe) Close() error       { p.closed = true; return nil }
+func (p *pipe) NotifyWritable(resume func()) { p.resume = resume }
+func (p *pipe) Close() error                 { p.closed = true; return nil }
 
 // more makes room for n bytes.
 func (p *pipe) more(n int) {
@@ -80,7 +80,7 @@ func TestOutboxWritesInOrderWhateverThePipeTakes(t *testing.T) {
 			p.more(step)
 		}
 		require.Equal(t, whole, p.got.String())
-		require.False(t, o.Hold(0))
+		require.False(t, o.Blocked(0))
 	}
 	require.Equal(t, bytes.Repeat([]byte("shared"), 2000), body, "what is shared is untouched")
 }
@@ -95,7 +95,7 @@ func TestOutboxEndsWithAPeerThatIsTooSlow(t *testing.T) {
 	add(o, "x")
 	require.ErrorIs(t, o.Err(), transport.ErrSlow)
 	require.True(t, p.closed)
-	require.False(t, o.Hold(0), "its reader hears of the end elsewhere")
+	require.False(t, o.Blocked(0), "its reader hears of the end elsewhere")
 	p.more(100)
 	require.Zero(t, p.got.Len())
 }
@@ -116,8 +116,8 @@ func TestDrainedIsCalledOnceForAHold(t *testing.T) {
 	o.Drained = func() { drained++ }
 	add(o, "1234567890")
 	o.Flush()
-	require.False(t, o.Hold(10))
-	require.True(t, o.Hold(9))
+	require.False(t, o.Blocked(10))
+	require.True(t, o.Blocked(9))
 	p.more(5)
 	require.Zero(t, drained)
 	p.more(5)
@@ -141,7 +141,7 @@ func TestDrainedIsCalledWhenTheConnectionEnds(t *testing.T) {
 			o.Drained = func() { drained++ }
 			add(o, "1234567890")
 			o.Flush()
-			require.True(t, o.Hold(0))
+			require.True(t, o.Blocked(0))
 			end(p, o)
 			require.Error(t, o.Err())
 			require.Equal(t, 1, drained)
@@ -191,7 +191,7 @@ func TestDrainedIsCalledByWhoeverWritesTheLast(t *testing.T) {
 	p := &pipe{take: 100}
 	o := transport.NewOutbox(p, 100)
 	o.Drained = func() { drained++ }
-	p.during = func() { held = o.Hold(0) }
+	p.during = func() { held = o.Blocked(0) }
 	add(o, "1234567890")
 	o.Flush()
 	require.True(t, held)
@@ -204,7 +204,7 @@ func TestDrainedIsCalledHoweverTheConnectionEnds(t *testing.T) {
 	o.Drained = func() { drained++ }
 	add(o, "1234567890")
 	o.Flush()
-	require.True(t, o.Hold(0))
+	require.True(t, o.Blocked(0))
 	p.err = io.ErrClosedPipe
 	p.more(0)
 	require.Equal(t, 1, drained)
@@ -264,9 +264,9 @@ func (e *echo) Readable(buf []byte) error {
 	}
 	e.out.Append(func(b []byte) []byte { return append(b, buf[:n]...) })
 	e.out.Flush()
-	if e.out.Hold(1 << 20) {
+	if e.out.Blocked(1 << 20) {
 		e.sock.Pause(true)
-		if !e.out.Hold(1 << 20) {
+		if !e.out.Blocked(1 << 20) {
 			e.sock.Pause(false)
 		}
 	}

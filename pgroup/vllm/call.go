@@ -135,13 +135,13 @@ func (c *call) overdueError(ctx context.Context, needs []need, began time.Time) 
 
 // shortContext returns a context for what remains to be done after an operation has failed.
 func (c *call) shortContext() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(c.ctx, store.Grace)
+	return context.WithTimeout(c.ctx, store.ResultGrace)
 }
 
 // lingering returns a context that ends shortly after ctx, for what must not be left undecided.
 func (c *call) lingering(ctx context.Context) (context.Context, func()) {
 	long, cancel := context.WithCancel(c.ctx)
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(store.Grace, cancel) })
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(store.ResultGrace, cancel) })
 	return long, func() {
 		stop()
 		cancel()

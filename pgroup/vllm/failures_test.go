@@ -57,7 +57,7 @@ func TestVLLM02BarrierTimeout(t *testing.T) {
 				began := time.Now()
 				_, errs := tryEach(gs[:4-len(missing)], barrier(within(t, time.Second)))
 				require.GreaterOrEqual(t, time.Since(began), time.Second)
-				require.LessOrEqual(t, time.Since(began), time.Second+store.Grace)
+				require.LessOrEqual(t, time.Since(began), time.Second+store.ResultGrace)
 				for _, err := range errs {
 					v := failure(t, err, pgroup.ErrTimeout, "barrier #1")
 					require.Equal(t, missing, v.Missing)

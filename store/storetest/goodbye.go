@@ -216,7 +216,7 @@ func lossFollowed(t *testing.T, w *world) {
 func lossShrink(t *testing.T, w *world) {
 	ranks := w.group(3)
 	w.lose(ranks[0], ranks[1])
-	rolls := make([]store.Roll, 2)
+	rolls := make([]store.Membership, 2)
 	now := ranks[1:]
 	allGood(t, together(2, func(i int) (_ [][]byte, err error) {
 		rolls[i], err = now[i].Join(w.ctx, now[i].seat(), nil)
@@ -236,7 +236,7 @@ func lossOfSurvivors(t *testing.T, w *world) {
 	for len(now) > 2 {
 		w.lose(now[0], now[1])
 		now = now[1:]
-		rolls := make([]store.Roll, len(now))
+		rolls := make([]store.Membership, len(now))
 		allGood(t, together(len(now), func(i int) (_ [][]byte, err error) {
 			rolls[i], err = now[i].Join(w.ctx, now[i].seat(), nil)
 			return nil, err

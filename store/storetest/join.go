@@ -36,7 +36,7 @@ var joinChecks = []check{
 
 func joinCompletes(t *testing.T, w *world) {
 	const n = 5
-	rolls := make([]store.Roll, n)
+	rolls := make([]store.Membership, n)
 	allGood(t, together(n, func(i int) (_ [][]byte, err error) {
 		rolls[i], err = w.store().Join(w.ctx, applicant("g", i, n), fmt.Appendf(nil, "member %d", i))
 		return nil, err
@@ -245,7 +245,7 @@ func joinGenerations(t *testing.T, w *world) {
 func joinSurvivors(t *testing.T, w *world) {
 	ranks := w.group(4)
 	good(t, ranks[1].Leave(w.ctx, ranks[1].seat()))
-	rolls := make([]store.Roll, 4)
+	rolls := make([]store.Membership, 4)
 	shrink := func(i int) (err error) {
 		rolls[i], err = ranks[i].Join(w.ctx, ranks[i].seat(), fmt.Appendf(nil, "was %d", i))
 		return err

@@ -126,7 +126,7 @@ const mostMissing = 100
 
 // missing answers a wait whose time is over with the keys that are missing.
 func (c *Client) missing(ctx context.Context, keys []string, rep *wire.Reply) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.Grace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.ResultGrace)
 	defer cancel()
 	rep.Code, rep.Values = wire.CodeTimeout, nil
 	seen := map[string]bool{}

@@ -26,7 +26,7 @@ func FuzzServeConn(f *testing.F) {
 		mine, theirs := net.Pipe()
 		var both sync.WaitGroup
 		both.Go(func() {
-			_ = (&torchstore.Protocol{Ranks: []string{"{rank}"}}).ServeConn(context.Background(), &store.Visit{Conn: theirs, Store: store.New(m)})
+			_ = (&torchstore.Protocol{Ranks: []string{"{rank}"}}).ServeConn(context.Background(), &store.ProtocolConn{Conn: theirs, Store: store.New(m)})
 			_ = theirs.Close()
 		})
 		both.Go(func() { _, _ = io.Copy(io.Discard, mine) })

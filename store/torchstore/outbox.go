@@ -45,7 +45,7 @@ func (o *outbox) room(ctx context.Context, most int) error {
 		}
 		drained := o.drained
 		o.mu.Unlock()
-		if !o.Hold(most) {
+		if !o.Blocked(most) {
 			return o.Err()
 		}
 		select {

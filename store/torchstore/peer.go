@@ -47,7 +47,7 @@ type peer struct {
 	question   question
 }
 
-func newPeer(ctx context.Context, p *Protocol, v *store.Visit, limits tcpstore.Limits) *peer {
+func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn, limits tcpstore.Limits) *peer {
 	peer := &peer{protocol: p, store: v.Store, addr: v.Conn.RemoteAddr(), in: inbox{limits: limits, buf: v.First, w: len(v.First)}}
 	peer.life, peer.fail = context.WithCancelCause(ctx)
 	peer.forget = func() {}

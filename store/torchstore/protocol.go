@@ -98,7 +98,7 @@ func (p *Protocol) Match(first []byte) (yes, more bool) {
 }
 
 // ServeConn implements store.Protocol.
-func (p *Protocol) ServeConn(ctx context.Context, v *store.Visit) error {
+func (p *Protocol) ServeConn(ctx context.Context, v *store.ProtocolConn) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (p *Protocol) ServeConn(ctx context.Context, v *store.Visit) error {
 		limits.Value = wire.MaxValue
 	}
 	peer := newPeer(ctx, p, v, limits)
-	if tcp, ok := v.Conn.(*net.TCPConn); ok && v.Prompt {
+	if tcp, ok := v.Conn.(*net.TCPConn); ok && v.Immediate {
 		if loop := p.loops.borrow(); loop != nil {
 			defer p.loops.giveBack()
 			return peer.serveBy(ctx, loop, tcp)

@@ -21,7 +21,7 @@ func visit(t *testing.T, say []byte) (mine net.Conn, over chan error) {
 	mine, theirs := net.Pipe()
 	over = make(chan error, 1)
 	go func() {
-		err := new(torchstore.Protocol).ServeConn(t.Context(), &store.Visit{Conn: theirs, Store: store.New(m)})
+		err := new(torchstore.Protocol).ServeConn(t.Context(), &store.ProtocolConn{Conn: theirs, Store: store.New(m)})
 		_ = theirs.Close()
 		_ = m.Close()
 		over <- err

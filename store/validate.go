@@ -6,12 +6,12 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// check refuses what no engine would take, before anything is sent: a frame that is too large would
-// cost the connection that all calls share.
-func check(req *wire.Request) error {
+// validate rejects requests that every engine would reject, before anything is sent: a frame that
+// is too large would end the connection that all calls share.
+func validate(req *wire.Request) error {
 	bad := func(format string, args ...any) error {
 		e := &Error{Op: req.Op.String(), Code: wire.CodeTooLarge, Err: ErrTooLarge, Detail: fmt.Sprintf(format, args...)}
-		e.about(req)
+		e.setSubject(req)
 		return e
 	}
 	c := &req.Group
@@ -39,7 +39,7 @@ func check(req *wire.Request) error {
 	return nil
 }
 
-// clip keeps an error readable whatever key it names.
+// clip shortens a name for errors.
 func clip(s string) string {
 	if len(s) > 100 {
 		return s[:97] + "…"

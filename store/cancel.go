@@ -10,22 +10,23 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// What a waiting call does when its context ends, of a Memory and of a client.
+// What a waiting call does when its context ends, in a Memory and in a client.
 
-// withdrawal is why a waiting call is given up.
+// withdrawal is why a waiting call is cancelled.
 type withdrawal struct {
 	code  wire.Code // CodeTimeout or CodeCancelled
-	cause string    // of a cancel, in words
+	cause string    // text of the context's cause, for a cancel
 }
 
-// request is the cancel of the call id.
+// request returns the cancel of the call id.
 func (w *withdrawal) request(id uint64) *wire.Request {
 	return &wire.Request{Op: wire.OpCancel, ID: id, Group: wire.Contribution{No: w.code, Reason: w.cause}}
 }
 
-// await returns nil when done is closed. When ctx ends first, the call is withdrawn. The store then decides it for all ranks, so
-// that its answer is waited for, no longer than Grace: the store keeps the deadline itself, and is sent a cancel. A store that
-// keeps the deadline later, as a busy one does, is sent a cancel that says so.
+// await returns nil when done is closed. When ctx ends first, it asks the store to cancel the call.
+// The store then decides the call for all ranks, so its reply is awaited for up to ResultGrace. The
+// store knows the deadline and applies it itself; if it is late, as a busy store may be, it is sent
+// a cancel with CodeTimeout.
 func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(withdrawal)) error {
 	select {
 	case <-done:
@@ -37,8 +38,8 @@ func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(
 	if !passed {
 		withdraw(withdrawal{wire.CodeCancelled, causeOf(ctx)})
 	}
-	if passed && op.Waits() || decides(op) {
-		grace := time.NewTimer(Grace)
+	if passed && op.Waits() || decidesForAll(op) {
+		grace := time.NewTimer(ResultGrace)
 		defer grace.Stop()
 		select {
 		case <-done:
@@ -52,26 +53,26 @@ func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(
 	return err
 }
 
-// causeOf returns the text of the cause that ctx was cancelled with; "" if there is none.
+// causeOf returns the text of the cause that ctx was cancelled with, or "".
 func causeOf(ctx context.Context) string {
 	cause := context.Cause(ctx)
 	if cause == nil || errors.Is(ctx.Err(), cause) {
 		return ""
 	}
 	text := strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) { // it is part of other ranks' errors, on one line
+		if !unicode.IsPrint(r) { // it becomes part of other ranks' errors, on one line
 			return ' '
 		}
 		return r
 	}, cause.Error())
-	return strings.ToValidUTF8(text[:min(len(text), mostCause)], "")
+	return strings.ToValidUTF8(text[:min(len(text), maxCause)], "")
 }
 
-// mostCause bounds the bytes of a cause that the errors of the other ranks contain.
-const mostCause = 512
+// maxCause bounds the bytes of a cause in the errors of other ranks.
+const maxCause = 512
 
-// decides reports whether the end of a call to op is something that others must agree on.
-func decides(op wire.Op) bool {
+// decidesForAll reports whether other ranks must agree on the end of a call to op.
+func decidesForAll(op wire.Op) bool {
 	switch op {
 	case wire.OpJoin, wire.OpCollect, wire.OpRecv:
 		return true

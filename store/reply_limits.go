@@ -6,10 +6,13 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// fitting returns rep, or what a peer gets in its place when ServerLimits.Buffers, or InFlight of this connection, has no room for it: an
-// answer may carry many values, each of which is in the store already, and behind a relay many clients share a connection. CodeAgain has the client send the request again. That changes nothing: what waits, and what reads, may be
-// asked again, and the answer to a numbered request is kept under its number. A quarter of the buffers is left for small answers, so that a
-// peer that takes part of a large one is not cut off for the next small one.
+// fitting returns rep, or what the peer gets instead when ServerLimits.Buffers, or InFlight of this
+// connection, has no space for it: a reply may have many values, all of which the store holds
+// already, and many clients of a relay share a connection. On CodeAgain the client sends the
+// request again. That has no side effects: waits and reads can be repeated, and the reply to a
+// numbered request is kept under its number. A quarter of the buffers is reserved for small
+// replies, so that a peer that is reading a large reply is not disconnected because of the next
+// small one.
 func (c *conn) fitting(rep *wire.Reply) *wire.Reply {
 	n := len(rep.Value)
 	for _, v := range rep.Values {
@@ -30,8 +33,8 @@ func (c *conn) fitting(rep *wire.Reply) *wire.Reply {
 	return rep
 }
 
-// mostLarge is how many bytes of the buffers large answers may have.
+// maxLargeReplies returns how many bytes of the buffers large replies may use.
 func (c *conn) mostLarge() int64 { return c.limits.Buffers - c.limits.Buffers/4 }
 
-// short reports whether the buffers may have no room for the answer to a large Get.
+// short reports whether the buffers may have no space for the reply to a large Get.
 func (c *conn) short() bool { return c.server.budget.Used()+wire.MaxValue > c.mostLarge() }

@@ -9,18 +9,18 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// QueueKey is the key of the entry that is there while there is something in queue: for Wait and Watch. It has the numbers of
-// the queue's values, which are entries with keys that begin with this one. A client that deletes it loses the values, and
-// they stay where they are.
+// QueueKey returns the key of the entry that exists while queue has values, for Wait and Watch. It
+// has the numbers of the queue's values, which are entries with keys below this one. Deleting it
+// loses the values, which stay allocated.
 func QueueKey(queue string) string { return wire.QueueKey(queue) }
 
-// Push puts value at the end of queue: one operation, which takes effect whole or not at all. The names of queues are no
-// keys: there may be a queue and a key of the same name. A queue has as much room as the store (ErrFull).
+// Push appends value to queue, atomically. Names of queues are separate from keys: a queue and a
+// key may have the same name. A queue is limited only by the store (ErrFull).
 func (s *Store) Push(ctx context.Context, queue string, value []byte) error {
-	return s.Do(ctx, &wire.Request{Op: wire.OpPush, Key: queue, Value: present(value)}, new(wire.Reply))
+	return s.Do(ctx, &wire.Request{Op: wire.OpPush, Key: queue, Value: nonNil(value)}, new(wire.Reply))
 }
 
-// Pop takes the first value of queue. It waits until there is one.
+// Pop removes and returns the first value of queue. It waits until there is one.
 func (s *Store) Pop(ctx context.Context, queue string) ([]byte, error) {
 	for {
 		value, n, err := s.TryPop(ctx, queue)
@@ -36,15 +36,15 @@ func (s *Store) Pop(ctx context.Context, queue string) ([]byte, error) {
 	}
 }
 
-// TryPop takes the first of the n values of queue: one operation, so that each value is given once. If there are none, n is 0.
-// A ctx that ends while the answer is on its way gets it, if it comes within Grace. If that is ErrUnknown, the value may be
-// taken.
+// TryPop removes and returns the first of the n values of queue, atomically, so that each value is
+// returned once. If there are none, n is 0. If ctx ends while the reply is on its way, TryPop waits
+// for it for up to ResultGrace. After ErrUnknown the value may have been removed.
 func (s *Store) TryPop(ctx context.Context, queue string) (value []byte, n int, err error) {
 	req, rep := wire.Request{Op: wire.OpPop, Key: queue}, wire.Reply{}
 	if err := ctx.Err(); err != nil {
 		return nil, 0, failure(&req, err)
 	}
-	ctx, cancel := aMomentMore(ctx)
+	ctx, cancel := withResultGrace(ctx)
 	defer cancel()
 	if err = s.Do(ctx, &req, &rep); errors.Is(err, ErrNotFound) {
 		return nil, 0, nil
@@ -52,20 +52,20 @@ func (s *Store) TryPop(ctx context.Context, queue string) (value []byte, n int, 
 	return rep.Value, int(rep.N), err
 }
 
-// aMomentMore is ctx, and a moment more for an answer that must not be lost.
-func aMomentMore(ctx context.Context) (context.Context, context.CancelFunc) {
+// withResultGrace returns ctx extended by ResultGrace, for a reply that must not be lost.
+func withResultGrace(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Done() == nil {
 		return ctx, func() {}
 	}
 	long, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(Grace, func() { cancel(context.Cause(ctx)) }) })
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(ResultGrace, func() { cancel(context.Cause(ctx)) }) })
 	return long, func() {
 		stop()
 		cancel(nil)
 	}
 }
 
-// QueueLen is how many values are in queue.
+// QueueLen returns the number of values in queue.
 func (s *Store) QueueLen(ctx context.Context, queue string) (int, error) {
 	head, err := s.Get(ctx, QueueKey(queue))
 	if errors.Is(err, ErrNotFound) {

@@ -1,0 +1,121 @@
+package store
+
+import (
+	"bytes"
+	"errors"
+
+	"github.com/muster-pg/muster/internal/transport"
+	"github.com/muster-pg/muster/wire"
+)
+
+// firstAlloc is how much is allocated for a large frame before more of it has arrived.
+const firstAlloc = 64 << 10
+
+// frameReader splits a stream of bytes into frames. It reads into a buffer that it borrows while it
+// parses, so that idle connections hold none. A frame larger than that gets memory of its own,
+// which grows as the frame arrives: a length alone must not allocate memory.
+type frameReader struct {
+	limit uint32 // of a body, in bytes
+	buf   []byte // borrowed or owned
+	owned bool   // buf is owned, for one large frame
+	r, w  int    // read and write positions in buf
+
+	budget    *transport.Budget // of all connections; nil: no limit
+	charged   int               // bytes taken from budget
+	exhausted bool              // the budget was exceeded: the stream cannot continue
+}
+
+// charge sets the bytes taken from the budget to n; false if they do not fit.
+func (f *frameReader) charge(n int) bool {
+	f.exhausted = f.exhausted || n > f.charged && !f.budget.Fits(n-f.charged)
+	if f.exhausted {
+		return false
+	}
+	f.budget.Take(n - f.charged)
+	f.charged = n
+	return true
+}
+
+// release returns the bytes to the budget after the end of the connection.
+func (f *frameReader) release() {
+	f.budget.Take(-f.charged)
+	f.charged = 0
+}
+
+// errBuffers is the error of a connection whose frames exceed the budget.
+var errBuffers = errors.New("the server's buffers are full (ServerLimits.Buffers): the peer may try again")
+
+// buffer returns where the next bytes have to be read to. The caller then calls advance with their
+// number.
+func (f *frameReader) buffer(borrowed []byte) []byte {
+	pending := f.buf[f.r:f.w]
+	need := wire.HeaderLen
+	if len(pending) >= wire.HeaderLen {
+		if h, err := wire.ParseHeader(pending, f.limit); err == nil {
+			need += int(h.Len)
+		}
+	}
+	if f.owned && f.w < len(f.buf) {
+		return f.buf[f.w:]
+	}
+	buf := borrowed
+	if f.owned = need > len(borrowed); f.owned {
+		n := min(need, max(firstAlloc, 4*len(pending)))
+		if !f.charge(n) {
+			f.buf, f.r, f.w, f.owned = make([]byte, 1), 0, 0, false // never parsed
+			return f.buf
+		}
+		buf = make([]byte, n)
+	}
+	f.r, f.w = 0, copy(buf, pending)
+	f.buf = buf
+	return buf[f.w:]
+}
+
+func (f *frameReader) advance(n int) { f.w += n }
+
+// next returns the next complete frame. Its body is valid until the next call of buffer, or belongs
+// to the caller if owned is true.
+func (f *frameReader) next() (h wire.Header, body []byte, owned, ok bool, err error) {
+	if f.exhausted {
+		return h, nil, false, false, errBuffers
+	}
+	if f.w-f.r < wire.HeaderLen {
+		return h, nil, false, false, nil
+	}
+	if h, err = wire.ParseHeader(f.buf[f.r:f.w], f.limit); err != nil {
+		return h, nil, false, false, err
+	}
+	n := wire.HeaderLen + int(h.Len)
+	if f.w-f.r < n {
+		return h, nil, false, false, nil
+	}
+	body = f.buf[f.r+wire.HeaderLen : f.r+n : f.r+n]
+	f.r += n
+	if owned = f.owned; owned {
+		f.release()
+		*f = frameReader{limit: f.limit, budget: f.budget}
+	}
+	return h, body, owned, true, nil
+}
+
+// op returns the operation of the next frame, if its header has arrived; otherwise 0.
+func (f *frameReader) op() wire.Op {
+	if f.w-f.r < wire.HeaderLen {
+		return 0
+	}
+	h, err := wire.ParseHeader(f.buf[f.r:f.w], f.limit)
+	if err != nil {
+		return 0
+	}
+	return h.Op
+}
+
+// compact copies the unparsed rest, so that the borrowed buffer can be used for another connection.
+func (f *frameReader) compact() {
+	if f.owned || f.exhausted || !f.charge(f.w-f.r) {
+		return
+	}
+	f.buf = bytes.Clone(f.buf[f.r:f.w])
+	f.r, f.w = 0, len(f.buf)
+}
