@@ -379,7 +379,7 @@ func TestKeysOfADeadJobGo(t *testing.T) {
 }
 
 func TestConnectionThatBreaks(t *testing.T) {
-	addr := serve(t, &store.Server{Engine: new(store.Memory), Limits: store.ServerLimits{Grace: soon}})
+	addr := serve(t, &store.Server{Engine: new(store.Memory), Limits: store.ServerLimits{ReconnectTimeout: soon}})
 	proxy := testcluster.NewProxy(t, addr)
 	a, b := join(t, dial(t, proxy.Addr()), worker("a", 2, 3)), join(t, dial(t, proxy.Addr()), worker("b", 2, 3))
 	next(t, a, 0, "a", "b")
@@ -399,7 +399,7 @@ func TestStoreThatIsRestarted(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	dir := t.TempDir()
-	durable := func() *store.Server { return &store.Server{Engine: &store.Memory{Dir: dir, Grace: soon}} }
+	durable := func() *store.Server { return &store.Server{Engine: &store.Memory{Dir: dir, ReconnectTimeout: soon}} }
 	stop := serveAt(t, durable(), l)
 	addr := l.Addr().String()
 	a, b := join(t, dial(t, addr), worker("a", 2, 3)), join(t, dial(t, addr), worker("b", 2, 3))

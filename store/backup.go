@@ -99,7 +99,7 @@ func (m *Memory) backupFile(session, from uint64) (*backupCopy, error) {
 	case from > 0:
 		return nil, &Error{Op: "backup", Code: wire.CodeStale, Err: ErrStale, Detail: "this copy is gone: begin again"}
 	}
-	file, err := disk.Backup(m.hold)
+	file, err := disk.Backup(m.withMachine)
 	if err != nil {
 		return nil, err
 	}
@@ -113,8 +113,8 @@ func (m *Memory) backupFile(session, from uint64) (*backupCopy, error) {
 	if m.backups == nil {
 		m.backups = map[uint64]*backupCopy{}
 	}
-	m.copies++
-	f = &backupCopy{file, m.copies}
+	m.backupsBegun++
+	f = &backupCopy{file, m.backupsBegun}
 	m.backups[session] = f
 	return f, nil
 }
@@ -135,11 +135,11 @@ func (m *Memory) forgetBackup(session uint64) {
 
 // answerBackup answers a peer's OpBackup, from a goroutine: a copy takes a while.
 func (c *conn) answerBackup(session, id, from uint64) {
-	var of *branch
-	if c.trunk != nil {
-		of = c.trunk.branch
+	var of *relayedConn
+	if c.stream != nil {
+		of = c.stream.current
 	}
-	c.server.running.Go(func() {
+	c.server.wg.Go(func() {
 		var rep wire.Reply
 		if err := c.memory.backup(session, from, &rep); err != nil {
 			rep = wire.Reply{Code: failureCode(err), Detail: err.Error()}

@@ -13,13 +13,13 @@ import (
 // What a waiting call does when its context ends, in a Memory and in a client.
 
 // withdrawal is why a waiting call is cancelled.
-type withdrawal struct {
+type cancellation struct {
 	code  wire.Code // CodeTimeout or CodeCancelled
 	cause string    // text of the context's cause, for a cancel
 }
 
 // request returns the cancel of the call id.
-func (w *withdrawal) request(id uint64) *wire.Request {
+func (w *cancellation) request(id uint64) *wire.Request {
 	return &wire.Request{Op: wire.OpCancel, ID: id, Group: wire.Contribution{No: w.code, Reason: w.cause}}
 }
 
@@ -27,7 +27,7 @@ func (w *withdrawal) request(id uint64) *wire.Request {
 // The store then decides the call for all ranks, so its reply is awaited for up to ResultGrace. The
 // store knows the deadline and applies it itself; if it is late, as a busy store may be, it is sent
 // a cancel with CodeTimeout.
-func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(withdrawal)) error {
+func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(cancellation)) error {
 	select {
 	case <-done:
 		return nil
@@ -36,7 +36,7 @@ func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(
 	err := ctx.Err()
 	passed := errors.Is(err, context.DeadlineExceeded)
 	if !passed {
-		withdraw(withdrawal{wire.CodeCancelled, causeOf(ctx)})
+		withdraw(cancellation{wire.CodeCancelled, causeOf(ctx)})
 	}
 	if passed && op.Waits() || decidesForAll(op) {
 		grace := time.NewTimer(ResultGrace)
@@ -48,7 +48,7 @@ func await(ctx context.Context, op wire.Op, done <-chan struct{}, withdraw func(
 		}
 	}
 	if passed {
-		withdraw(withdrawal{code: wire.CodeTimeout})
+		withdraw(cancellation{code: wire.CodeTimeout})
 	}
 	return err
 }

@@ -34,8 +34,8 @@ type client struct {
 	conn         *clientConn // nil while there is none
 	session      session
 	calls        map[uint64]*clientCall
-	cancelled    map[uint64]withdrawal // calls that the store was asked to cancel, and why
-	last         uint64                // the last id
+	cancelled    map[uint64]cancellation // calls that the store was asked to cancel, and why
+	last         uint64                  // the last id
 	numbers      numbers
 	closed       bool
 	readTurn     readTurn
@@ -63,7 +63,7 @@ func newClient(d *dialer, l *clientConn) *client {
 	c := &client{
 		dialer: d, logger: logger(d.options.Logger), ended: make(chan struct{}),
 		large: make(chan struct{}, 1), drained: make(chan struct{}, 1),
-		calls: map[uint64]*clientCall{}, cancelled: map[uint64]withdrawal{},
+		calls: map[uint64]*clientCall{}, cancelled: map[uint64]cancellation{},
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.numbers.freed = make(chan struct{}, 1)
@@ -130,7 +130,7 @@ func (c *client) do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 		return err
 	}
 	c.readUntil(ctx, call.id)
-	err := await(ctx, req.Op, call.done, func(why withdrawal) { c.sendCancel(req.Op, call.id, why) })
+	err := await(ctx, req.Op, call.done, func(why cancellation) { c.sendCancel(req.Op, call.id, why) })
 	if err != nil {
 		if given, sent := c.abandon(call); given {
 			return c.contextError(req.Op, sent, err) // call is not pooled
@@ -283,7 +283,7 @@ func (c *client) retryLater(l *clientConn, id uint64) bool {
 }
 
 // sendCancel tells the store that a call is not waited for any more.
-func (c *client) sendCancel(op wire.Op, id uint64, why withdrawal) {
+func (c *client) sendCancel(op wire.Op, id uint64, why cancellation) {
 	if !op.Waits() {
 		return
 	}
@@ -303,7 +303,7 @@ func (c *client) sendCancel(op wire.Op, id uint64, why withdrawal) {
 	}
 }
 
-func (l *clientConn) cancel(id uint64, why withdrawal) {
+func (l *clientConn) cancel(id uint64, why cancellation) {
 	l.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, why.request(id)) })
 }
 
@@ -369,7 +369,7 @@ func (c *client) outcome(call *clientCall, err error) error {
 	if call.conn == nil || !call.req.Op.Numbered() {
 		return err
 	}
-	return inDoubt(err)
+	return unknownOutcome(err)
 }
 
 func (call *clientCall) end(err error) {

@@ -75,7 +75,7 @@ func (c *client) checkHealth() {
 		return
 	}
 	waiting, taken := c.conn.out.Backlog()
-	reads := waiting > unreadPause && taken != s.sent // a long request is being sent
+	reads := waiting > maxUnread && taken != s.sent // a long request is being sent
 	s.sent = taken
 	if c.received.Swap(false) || reads {
 		s.ticks = 0

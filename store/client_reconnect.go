@@ -38,7 +38,7 @@ type session struct {
 
 func sessionOf(w *wire.Reply) session {
 	s := session{id: uint64(w.N), incarnation: w.Rev, token: w.Value, joined: map[uint64]bool{}, leases: map[uint64]bool{}, ended: make(chan struct{})}
-	s.durable, s.relayed = len(w.Nums) > 0 && w.Nums[0] != 0, relayed(w)
+	s.durable, s.relayed = len(w.Nums) > 0 && w.Nums[0] != 0, isRelayed(w)
 	return s
 }
 
@@ -291,7 +291,7 @@ func (c *client) resumeOn(l *clientConn) bool {
 	if !c.session.matches(&l.welcome) {
 		c.startNewSession(&l.welcome)
 	}
-	c.session.relayed = relayed(&l.welcome)
+	c.session.relayed = isRelayed(&l.welcome)
 	l.out = transport.NewOutbox(l.pipe, clientQueue+c.pendingBytes())
 	c.use(l)
 	c.health.up()

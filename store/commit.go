@@ -27,11 +27,11 @@ import (
 const slowDisk = 500 * time.Millisecond
 
 // mostUnsynced is how many events without a waiting reply may be in memory only.
-const mostUnsynced = 4096
+const maxUnsynced = 4096
 
 // mostUncommitted is how many bytes of events and replies may wait for the log. Above it, no request
 // is read except OpStatus.
-const mostUncommitted = 64 << 20
+const maxUncommitted = 64 << 20
 
 // committer writes the log of a durable store. It is the Gate of the outboxes of all its connections.
 // It owns two goroutines, which close ends: one writes the log, the other flushes the outboxes that
@@ -175,7 +175,7 @@ func (c *committer) requestWrite(pos uint64) {
 // overloaded reports whether so much waits for the log that no more requests are to be read. A nil c,
 // of a store without a log, never is.
 func (c *committer) overloaded() bool {
-	return c != nil && c.held.Load()+c.disk.Unsynced() > mostUncommitted
+	return c != nil && c.held.Load()+c.disk.Unsynced() > maxUncommitted
 }
 
 // resumeLater calls resume after the next write of the log, if c is overloaded, and reports whether
@@ -265,10 +265,10 @@ func (c *committer) release() {
 	outboxes, committed := slices.Collect(maps.Keys(c.outboxes)), c.Committed()
 	clear(c.outboxes)
 	c.mu.Unlock()
-	if len(outboxes) < spreadFrom {
+	if len(outboxes) < parallelFrom {
 		flush(outboxes)
 	} else {
-		spread(len(outboxes), func(from, to int) { flush(outboxes[from:to]) })
+		inParallel(len(outboxes), func(from, to int) { flush(outboxes[from:to]) })
 	}
 	c.mu.Lock()
 	c.released = committed

@@ -26,7 +26,7 @@ func served(engine func(*testing.T) store.Backend, w wires, grace time.Duration)
 	return func(t *testing.T) func() store.Engine {
 		e := engine(t)
 		l, dial := w(t)
-		srv := &store.Server{Engine: e, Limits: store.ServerLimits{Grace: grace}}
+		srv := &store.Server{Engine: e, Limits: store.ServerLimits{ReconnectTimeout: grace}}
 		var serving sync.WaitGroup
 		serving.Go(func() { _ = srv.Serve(l) })
 		t.Cleanup(func() {

@@ -15,40 +15,41 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// conn is one peer of a Server. A goroutine does the handshake; then a loop reads, on systems that have one.
-// What the peer asks is answered in line where it need not wait; other answers come from elsewhere.
+// conn is a connection of a Server. A goroutine makes the handshake; then a loop reads, on systems
+// that have one. Requests that need not wait are answered by the goroutine that has read them;
+// other replies come from other goroutines.
 type conn struct {
-	server   *Server
-	memory   *Memory // that carries out what the peer asks; nil behind a relay
-	limits   ServerLimits
-	peer     string     // its address
-	addr     netip.Addr // that without the port; none if it is no TCP
-	hello    wire.Request
-	in       frameReader // owned by who reads
-	req      wire.Request
-	rep      wire.Reply
-	session  atomic.Uint64 // 0 before it is open
-	rights   rights        // nil is everything; since the handshake
-	proof    [][]byte      // that this side knows the peer's secret; for the welcome
-	lazy     bool          // the loop flushes what is answered in line
-	log      *committer    // of a durable store; nil is none
-	welcomed uint64        // the end of the reply to the hello in the outbox, if that was held
-	trunk    *trunk        // of a relay: its branches; the Memory's mu protects it
-	paused   atomic.Bool   // the server does not read from it: the peer is to read first, or the log to be written
-	heard    atomic.Bool   // something came since the server last looked
-	unheard  atomic.Int64  // how often it has looked in vain; for others than its watch
-	meter    *meter        // nil is none
-	live     liveness      // with stuck and taken, owned by the server's watch
-	stuck    liveness      // while much waits for the peer, which takes nothing
-	taken    uint64        // bytes, by the peer
-	gaveUp   bool          // its server has, since it was silent; set before it is closed, with the Memory's mu
+	server       *Server
+	memory       *Memory // carries out the requests; nil for a relay
+	limits       ServerLimits
+	peer         string     // address of the peer
+	addr         netip.Addr // the address without the port; invalid if it is not TCP
+	hello        wire.Request
+	in           frameReader // owned by the goroutine that reads
+	req          wire.Request
+	rep          wire.Reply
+	session      atomic.Uint64 // 0 before the session is open
+	rights       rights        // set by the handshake; nil: everything
+	proof        [][]byte      // that this side knows the peer's secret; for the welcome
+	deferFlush   bool          // the loop flushes the replies of processRequests
+	log          *committer    // of a durable store; nil: none
+	welcomed     uint64        // where the reply to the hello ends in the outbox, if that was held
+	stream       *relayStream  // if the peer is a relay; guarded by the Memory's mu
+	paused       atomic.Bool   // reading is paused until the peer has read, or the log is written
+	received     atomic.Bool   // bytes were received since the last check
+	missedChecks atomic.Int64  // checks without received bytes; read by other goroutines
+	meter        *meter        // nil: none
+	liveness     liveness      // with stalled and sent: owned by watchPeers
+	stalled      liveness      // while much waits for a peer that reads nothing
+	sent         uint64        // bytes sent at the last check
+	timedOut     bool          // closed because it did not answer; set before it is closed, with the Memory's mu
 
-	began      time.Time     // these two are protected by the server's mu
-	unfinished *list.Element // among the server's handshakes; nil once this one is over
+	acceptedAt time.Time     // these two are guarded by the server's mu
+	unfinished *list.Element // its element of Server.handshakes; nil when the handshake is finished
 
 	mu      sync.Mutex   // protects the fields below until the session begins
-	nc      net.Conn     // nil once a loop has the socket
-	foreign *foreignConn // of another protocol; nil is of this one
+	nc      net.Conn     // nil when a loop has the socket
+	foreign *foreignConn // for a connection of another protocol, else nil
 	pipe    transport.Pipe
 	out     *transport.Outbox // nil before the session begins
 }
@@ -64,18 +65,18 @@ func newConn(s *Server, nc net.Conn, limits ServerLimits) *conn {
 	return c
 }
 
-// errDone is the end of a connection whose peer said goodbye.
+// errDone is the end of a connection whose peer has said goodbye.
 var errDone = errors.New("goodbye")
 
-// readRoom is the size of the buffer of a connection that a goroutine reads: small, since most
-// connections are idle most of the time.
+// readBufferSize is the size of the buffer of a connection that a goroutine reads: small, because
+// most connections are idle most of the time.
 const readBufferSize = 4 << 10
 
-// serve shakes hands and serves the connection, or leaves it to a loop.
+// serve makes the handshake, and serves the connection or passes it to a loop.
 func (c *conn) serve() {
 	buf := make([]byte, readBufferSize)
-	err := c.welcome(buf)
-	c.server.shaken(c)
+	err := c.handshake(buf)
+	c.server.handshakeDone(c)
 	if err != nil {
 		_ = c.nc.Close()
 		c.server.ended(c, err)
@@ -92,14 +93,14 @@ func (c *conn) serve() {
 
 // reader serves a connection after its handshake.
 type reader interface {
-	// adopted starts to serve it on a socket that a loop reads.
+	// adopted starts to serve the connection on a socket that a loop reads.
 	adopted(s *transport.Sock) (transport.Reader, error)
-	// run serves it until it ends, and reads into buf from this goroutine.
+	// run serves the connection until it ends, reading into buf from this goroutine.
 	run(buf []byte) error
 }
 
-// serveBy has r serve the connection.
-func (c *conn) serveBy(r reader, buf []byte) {
+// serveWith serves the connection with r.
+func (c *conn) serveWith(r reader, buf []byte) {
 	if tcp, ok := c.nc.(*net.TCPConn); ok {
 		if loop := c.server.loop(); loop != nil {
 			c.in.compact()
@@ -111,7 +112,7 @@ func (c *conn) serveBy(r reader, buf []byte) {
 		}
 	}
 	pipe := transport.NewPipe(c.nc)
-	err := c.begin(pipe)
+	err := c.usePipe(pipe)
 	if err == nil {
 		err = r.run(buf)
 	}
@@ -123,8 +124,8 @@ func (c *conn) serveBy(r reader, buf []byte) {
 	c.server.ended(c, err)
 }
 
-// begin makes p the way to the peer, unless the server is ending.
-func (c *conn) begin(p transport.Pipe) error {
+// usePipe creates the outbox, which writes to p, unless the server is stopping.
+func (c *conn) usePipe(p transport.Pipe) error {
 	if c.memory != nil {
 		var err error
 		if c.log, err = c.memory.log(); err != nil {
@@ -142,13 +143,13 @@ func (c *conn) begin(p transport.Pipe) error {
 		c.out.SentCounter = &c.meter.out
 	}
 	c.mu.Unlock()
-	if c.server.ending() {
+	if c.server.isStopping() {
 		return net.ErrClosed
 	}
 	return nil
 }
 
-// close ends the connection at once, from any goroutine.
+// close ends the connection at once. Any goroutine may call it.
 func (c *conn) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,7 +163,7 @@ func (c *conn) close() {
 	_ = c.nc.Close()
 }
 
-// goodbye says that there will be nothing more. A peer that is still shaking hands hears nothing.
+// goodbye tells the peer that the server shuts down. A peer in the handshake gets no message.
 func (c *conn) goodbye() {
 	c.mu.Lock()
 	out, guest := c.out, c.foreign
@@ -179,64 +180,66 @@ func (c *conn) goodbye() {
 	out.Flush()
 }
 
-// probe asks the peer whether it is there.
+// probe sends a liveness probe.
 func (c *conn) probe() {
 	c.mu.Lock()
 	out := c.out
 	c.mu.Unlock()
-	if out != nil { // a stalled log does not delay it
+	if out != nil { // it overtakes replies that wait for a stalled log
 		out.AppendUrgent(func(b []byte) []byte { return wire.AppendReply(b, wire.OpProbe, 0, new(wire.Reply)) })
 		out.Flush()
 	}
 }
 
-// grace is how long the session may be without a connection once this one has broken.
-func (c *conn) grace() time.Duration {
-	if c.server.ending() && !c.memory.stays() { // a durable store comes back
+// reconnectTimeout returns how long the session may be without a connection after this one.
+func (c *conn) reconnectTimeout() time.Duration {
+	if c.server.isStopping() && !c.memory.isDurable() { // a durable store is restarted
 		return 0
 	}
-	return c.limits.Grace
+	return c.limits.ReconnectTimeout
 }
 
-// reply queues an answer, and returns how many bytes wait for the peer now.
+// reply queues a reply, and returns how many bytes wait for the peer now.
 func (c *conn) reply(op wire.Op, id uint64, rep *wire.Reply) (waiting int) {
-	if t := c.trunk; t != nil && t.op == wire.OpVotes && t.branch != nil {
+	if t := c.stream; t != nil && t.op == wire.OpVotes && t.current != nil {
 		return c.replyToVote(op, id, rep)
 	}
-	rep = c.fitting(rep)
-	return c.queue(func(b []byte) []byte { return c.encode(b, op, id, rep) })
+	rep = c.limitReply(rep)
+	return c.enqueue(func(b []byte) []byte { return c.encode(b, op, id, rep) })
 }
 
-// queue puts what encode appends behind the answers that wait, and returns how many bytes of them there are. Called with the Memory's mu.
-func (c *conn) queue(encode func(b []byte) []byte) (waiting int) {
+// enqueue queues what encode appends, behind the replies that wait, and returns how many bytes
+// wait. The caller holds the Memory's mu.
+func (c *conn) enqueue(encode func(b []byte) []byte) (waiting int) {
 	return c.out.AppendAt(c.memory.position(), encode)
 }
 
-// encode appends an answer to what is being carried out.
+// encode appends the reply to the current request.
 func (c *conn) encode(b []byte, op wire.Op, id uint64, rep *wire.Reply) []byte {
-	if c.trunk != nil {
-		return c.trunk.branch.encode(b, op, id, rep)
+	if c.stream != nil {
+		return c.stream.current.encode(b, op, id, rep)
 	}
 	return wire.AppendReply(b, op, id, rep)
 }
 
-// deliver implements link.
+// deliver implements sessionConn.
 func (c *conn) deliver(e core.Effect, pos uint64, encode *encoder) {
-	if alone(e.Op) { // it counts against InFlight
-		e.Reply = c.fitting(e.Reply)
+	if isForOnePeer(e.Op) { // it counts against InFlight
+		e.Reply = c.limitReply(e.Reply)
 	}
 	head, body := encode.frameOf(e)
-	if alone(e.Op) {
+	if isForOnePeer(e.Op) {
 		c.out.AppendAt(pos, func(b []byte) []byte { return append(append(b, head...), body.Bytes...) })
 		return
 	}
 	c.out.AppendShared(pos, head, body)
 }
 
-// flush implements link.
+// flush implements sessionConn.
 func (c *conn) flush() { c.out.Flush() }
 
-// next parses the next request that is whole into c.req, if there is one. Its value is the machine's to keep.
+// next parses the next complete request into c.req, if there is one. The machine may keep its
+// value.
 func (c *conn) next() (ok bool, err error) {
 	h, body, owned, ok, err := c.in.next()
 	if err != nil {
@@ -246,10 +249,10 @@ func (c *conn) next() (ok bool, err error) {
 		return false, err
 	}
 	if h.Op == wire.OpRelay || h.Op == wire.OpVotes {
-		return true, c.nextOfBranches(h, body, owned)
+		return true, c.parseRelayFrame(h, body, owned)
 	}
-	if c.trunk != nil {
-		c.trunk.op = 0
+	if c.stream != nil {
+		c.stream.op = 0
 	}
 	err = c.req.Parse(h, body)
 	if err == nil && (h.Op == wire.OpLost || h.Op == wire.OpHello && c.session.Load() != 0) {
@@ -263,8 +266,9 @@ func (c *conn) next() (ok bool, err error) {
 	return true, nil
 }
 
-// refuseFrame says goodbye to the call whose frame cannot be read, behind the answers that wait: the connection ends, since what comes next
-// is not known either. Without that the peer would take it for broken, and send the same frame on the next one.
+// refuseFrame sends a goodbye for a call whose frame cannot be parsed, after the replies that wait.
+// The connection ends, because what follows cannot be parsed either. Without the goodbye the client
+// would reconnect and send the same frame again.
 func (c *conn) refuseFrame(h wire.Header, err error) {
 	c.mu.Lock()
 	out := c.out
@@ -272,10 +276,10 @@ func (c *conn) refuseFrame(h wire.Header, err error) {
 	if out == nil || h.ID == 0 || h.Op == wire.OpRelay || h.Op == wire.OpVotes || errors.Is(err, errBuffers) {
 		return
 	}
-	c.queue(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, h.ID, refusedFrame(err)) })
+	c.enqueue(func(b []byte) []byte { return wire.AppendReply(b, wire.OpGoodbye, h.ID, refusedFrame(err)) })
 }
 
-// refusedFrame is the goodbye to a frame that cannot be read.
+// refusedFrame returns the goodbye for a frame that cannot be parsed.
 func refusedFrame(err error) *wire.Reply {
 	code := wire.CodeInvalid
 	switch {
@@ -287,32 +291,32 @@ func refusedFrame(err error) *wire.Reply {
 	return &wire.Reply{Code: code, Detail: err.Error()}
 }
 
-// ownValue makes the value of what was parsed the machine's to keep.
+// ownValue copies the value of c.req if the machine may keep it.
 func (c *conn) ownValue(owned bool) {
 	if !owned && core.Keeps(c.req.Op) && c.req.Value != nil {
 		c.req.Value = append(make([]byte, 0, len(c.req.Value)), c.req.Value...)
 	}
 }
 
-// got takes n bytes that have been read.
-func (c *conn) got(n int) {
+// receivedBytes records n bytes that were read.
+func (c *conn) receivedBytes(n int) {
 	c.in.advance(n)
 	if n > 0 {
-		c.heard.Store(true)
+		c.received.Store(true)
 		if c.meter != nil {
 			c.meter.in.Add(uint64(n))
 		}
 	}
 }
 
-// read reads until there is a whole request.
+// read reads until a request is complete.
 func (c *conn) read(buf []byte) error {
 	for {
 		if ok, err := c.next(); ok || err != nil {
 			return err
 		}
 		n, err := c.nc.Read(c.in.buffer(buf))
-		if c.got(n); n == 0 && err != nil {
+		if c.receivedBytes(n); n == 0 && err != nil {
 			return err
 		}
 	}

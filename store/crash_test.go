@@ -31,7 +31,7 @@ func beServer() {
 		if err != nil {
 			return err
 		}
-		m := &store.Memory{Dir: v[0], Grace: grace}
+		m := &store.Memory{Dir: v[0], ReconnectTimeout: grace}
 		if err := m.Open(); err != nil {
 			return err
 		}

@@ -9,29 +9,30 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// letter is an answer on its way to a connection.
-type letter struct {
-	to     link
+// delivery is a reply on its way to a connection.
+type delivery struct {
+	conn   sessionConn
 	effect core.Effect
 }
 
-// spreadFrom is how many letters are too many for the goroutine that happened to cause them:
-// the last rank of a large barrier would write to all others before it reads on.
-const spreadFrom = 64
+// parallelFrom is the number of deliveries from which on they are made in parallel: otherwise the
+// last rank of a large barrier would write to all others before it reads on.
+const parallelFrom = 64
 
-// post delivers letters, which show the log up to pos. When it returns, each is written to its socket, or waits in an outbox for its peer
-// or for the log.
-func post(letters []letter, pos uint64) {
-	letters = fanOut(letters, pos)
-	if len(letters) < spreadFrom {
-		send(letters, pos)
+// deliverAll delivers replies that show the log up to pos. When it returns, each is written to its
+// socket, or waits in an outbox for its peer or for the log.
+func deliverAll(letters []delivery, pos uint64) {
+	letters = deliverToRelays(letters, pos)
+	if len(letters) < parallelFrom {
+		deliverInOrder(letters, pos)
 		return
 	}
-	spread(len(letters), func(from, to int) { send(letters[from:to], pos) })
+	inParallel(len(letters), func(from, to int) { deliverInOrder(letters[from:to], pos) })
 }
 
-// spread does n things on all processors, and returns when they are done.
-func spread(n int, do func(from, to int)) {
+// inParallel calls do for parts of [0, n) on all processors, and returns when all calls have
+// returned.
+func inParallel(n int, do func(from, to int)) {
 	workers := runtime.GOMAXPROCS(0)
 	each := (n + workers - 1) / workers
 	var wg sync.WaitGroup
@@ -44,17 +45,17 @@ func spread(n int, do func(from, to int)) {
 	wg.Wait()
 }
 
-func send(letters []letter, pos uint64) {
+func deliverInOrder(letters []delivery, pos uint64) {
 	var e encoder
 	for i, l := range letters {
-		l.to.deliver(l.effect, pos, &e)
-		if i+1 == len(letters) || letters[i+1].to != l.to {
-			l.to.flush()
+		l.conn.deliver(l.effect, pos, &e)
+		if i+1 == len(letters) || letters[i+1].conn != l.conn {
+			l.conn.flush()
 		}
 	}
 }
 
-// encoder encodes a reply once for all who get the same one.
+// encoder encodes a reply once for all sessions that get the same one.
 type encoder struct {
 	reply *wire.Reply
 	frame []byte
@@ -62,7 +63,8 @@ type encoder struct {
 	head  [wire.HeaderLen]byte
 }
 
-// frameOf returns the frame that answers e: a header for e alone, good until the next call, and a body that may be shared.
+// frameOf returns the frame that answers e: a header for e alone, valid until the next call, and a
+// body that may be shared.
 func (c *encoder) frameOf(e core.Effect) (head []byte, body *transport.Body) {
 	if c.reply != e.Reply {
 		c.reply = e.Reply

@@ -168,7 +168,7 @@ func failureCode(err error) wire.Code {
 }
 
 // inDoubt adds ErrUnknown to err, for a call that may have taken effect.
-func inDoubt(err error) error {
+func unknownOutcome(err error) error {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
 		return fmt.Errorf("%w: %w", ErrUnknown, err)

@@ -102,7 +102,7 @@ type bystander struct {
 func newBystander(f *testing.F, e store.Backend) *bystander {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(f, err)
-	srv := &store.Server{Engine: e, Logger: slog.New(slog.DiscardHandler), Limits: store.ServerLimits{Grace: 10 * time.Millisecond}}
+	srv := &store.Server{Engine: e, Logger: slog.New(slog.DiscardHandler), Limits: store.ServerLimits{ReconnectTimeout: 10 * time.Millisecond}}
 	go func() { _ = srv.Serve(l) }()
 	other, err := store.Dial(f.Context(), l.Addr().String(), nil)
 	require.NoError(f, err)

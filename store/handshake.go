@@ -14,13 +14,15 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// How a peer comes in: TLS if the server has it, the preface, hello, and if the server has secrets, the proof of one. All of that
-// within Limits.Handshake; until it is over, nothing is carried out, and nothing large is read.
+// The handshake: TLS if the server has it, the preface, the hello, and, if the server has secrets,
+// the proof of one. All of it within ServerLimits.Handshake. Until it is finished no request is
+// carried out, and no large frame is read.
 
 const (
-	// helloRoom bounds the frames of a handshake: who the peer is, a token, a nonce, a proof.
+	// maxHandshakeFrame bounds the frames of a handshake: a name, a token, a nonce, a proof.
 	maxHandshakeFrame = 32 << 10
-	// awayTime is how long a peer that is turned away has to hear why, and mostAway how many may hear it at once.
+	// refusalTimeout is how long a refused peer gets to read the reason, and maxRefusals how many
+	// may do so at once.
 	refusalTimeout = time.Second
 	maxRefusals    = 64
 )
@@ -28,13 +30,15 @@ const (
 // tlsRecord is the first byte of a TLS handshake.
 const tlsRecord = 0x16
 
-// What the two sides of a misunderstanding are told. Neither may look like the head of a TLS record: see speaksPlain.
+// Errors for a peer that uses TLS where the server does not, or the reverse. Neither may look like
+// the head of a TLS record: see speaksPlain.
 const (
 	tlsRequired    = "it speaks TLS only: dial it with TLS"
 	tlsUnsupported = "it speaks no TLS: dial it without"
 )
 
-// tlsConn is a TLS connection whose Close does not wait for the peer to take a close_notify: frames have lengths, and sessions a goodbye.
+// tlsConn is a TLS connection whose Close does not wait for the peer to read a close_notify. The
+// protocol needs none: frames have lengths, and sessions a goodbye.
 type tlsConn struct {
 	*tls.Conn
 	raw net.Conn
@@ -42,7 +46,8 @@ type tlsConn struct {
 
 func (c tlsConn) Close() error { return c.raw.Close() }
 
-// checkVersion refuses what a configuration that is not ours may have let in: proofs are bound to TLS 1.3.
+// checkVersion rejects TLS below 1.3, which a caller's configuration may allow: proofs need the key
+// export of 1.3.
 func (c tlsConn) checkVersion() error {
 	if v := c.ConnectionState().Version; v < tls.VersionTLS13 {
 		return fmt.Errorf("%s, where TLS 1.3 is the least", tls.VersionName(v))
@@ -50,10 +55,11 @@ func (c tlsConn) checkVersion() error {
 	return nil
 }
 
-// welcome lets the peer in, or says why not. If it speaks another protocol, it is a guest then.
-func (c *conn) welcome(buf []byte) error {
+// handshake makes the handshake, and returns the error if the peer is refused. A peer of another
+// protocol is a foreignConn afterwards.
+func (c *conn) handshake(buf []byte) error {
 	_ = c.nc.SetDeadline(time.Now().Add(c.limits.Handshake))
-	if err := c.secure(buf); err != nil {
+	if err := c.tlsHandshake(buf); err != nil {
 		return err
 	}
 	if c.foreign == nil {
@@ -70,7 +76,7 @@ func (c *conn) welcome(buf []byte) error {
 	if c.req.Op != wire.OpHello {
 		return fmt.Errorf("%w: %s before hello", ErrProtocol, c.req.Op)
 	}
-	c.hello = wire.Request{ // in memory of its own: the buffer is used again
+	c.hello = wire.Request{ // copied, because the buffer is reused
 		Op: c.req.Op, ID: c.req.ID, Key: strings.Clone(c.req.Key), Value: bytes.Clone(c.req.Value), Old: bytes.Clone(c.req.Old),
 		Resume: c.req.Resume, Rev: c.req.Rev, Timeout: c.req.Timeout,
 	}
@@ -81,8 +87,8 @@ func (c *conn) welcome(buf []byte) error {
 	return c.nc.SetDeadline(time.Time{})
 }
 
-// secure is the TLS handshake, if the server has TLS.
-func (c *conn) secure(buf []byte) error {
+// tlsHandshake makes the TLS handshake, if the server has TLS.
+func (c *conn) tlsHandshake(buf []byte) error {
 	if c.server.TLS == nil {
 		return nil
 	}
@@ -104,23 +110,23 @@ func (c *conn) secure(buf []byte) error {
 		c.nc = raw
 		c.mu.Unlock()
 		if plain.RecordHeader[0] == wire.Preface[0] {
-			c.turnAway(wire.CodeDenied, tlsRequired)
+			c.refuseHello(wire.CodeDenied, tlsRequired)
 		}
 		return fmt.Errorf("%w: this server speaks TLS only, the peer does not: it began with %q", ErrProtocol, plain.RecordHeader)
 	}
 	if err == nil {
-		if err = t.checkVersion(); err == nil && c.server.wantsCertificate() && verifiedCertificate(t) == nil {
-			err = errors.New("no certificate of the peer has been verified") // by a configuration that is not what it says
+		if err = t.checkVersion(); err == nil && c.server.requiresCertificate() && verifiedCertificate(t) == nil {
+			err = errors.New("no certificate of the peer has been verified") // the caller's configuration does not enforce its ClientAuth
 		}
 	}
 	if err != nil {
-		linger(raw) // there may be an alert on its way
+		linger(raw) // the peer must be able to read the alert
 		return fmt.Errorf("TLS handshake: %w", err)
 	}
 	return nil
 }
 
-// preface reads what every peer sends first, of this protocol or of another.
+// preface reads the first bytes of a peer, of this protocol or another one.
 func (c *conn) preface(buf []byte) error {
 	first, p, err := c.detectProtocol(buf)
 	if p != nil {
@@ -138,19 +144,20 @@ func (c *conn) preface(buf []byte) error {
 	case got == wire.Preface:
 		return nil
 	case got[:wire.VersionAt] == wire.Preface[:wire.VersionAt]:
-		c.turnAway(wire.CodeUnsupported, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
+		c.refuseHello(wire.CodeUnsupported, fmt.Sprintf("this server speaks version %d of the protocol", wire.Version))
 	case got[0] == tlsRecord && got[1] == 3: // a ClientHello
-		c.turnAway(wire.CodeDenied, tlsUnsupported)
+		c.refuseHello(wire.CodeDenied, tlsUnsupported)
 		return fmt.Errorf("%w: the peer speaks TLS, this server does not", ErrProtocol)
 	}
 	return fmt.Errorf("%w: it began with %q", ErrProtocol, got)
 }
 
-// authenticate finds out what the peer may do. What it may do is this connection's, not its session's: who takes a session up again
-// needs its token, and may do what it has shown itself to be allowed, which is nothing more for having the token.
+// authenticate determines the rights of the connection. They belong to the connection and not to
+// its session: resuming a session needs its token, and gives no rights beyond those that the peer
+// has proved on this connection.
 func (c *conn) authenticate(buf []byte) error {
 	nonce := c.hello.Old
-	c.hello.Old = nil // an engine has its own use for it
+	c.hello.Old = nil // engines use the field otherwise
 	accesses := c.server.Access
 	if len(accesses) == 0 {
 		return nil
@@ -184,7 +191,8 @@ func (c *conn) authenticate(buf []byte) error {
 	return nil
 }
 
-// challenge has the peer prove a secret, and prepares the proof that this side knows it too. It returns the accesses that have that secret.
+// challenge makes the peer prove a secret, and prepares this side's proof. It returns the accesses
+// with that secret.
 func (c *conn) challenge(buf, nonce []byte) ([]int, error) {
 	mine := newNonce()
 	if _, err := c.nc.Write(wire.AppendReply(nil, wire.OpProof, 0, &wire.Reply{Value: mine})); err != nil {
@@ -204,35 +212,38 @@ func (c *conn) challenge(buf, nonce []byte) ([]int, error) {
 	if !ok {
 		return nil, c.deny("wrong secret")
 	}
-	secret := c.server.Access[matched[0]].Secret // those that match are alike
+	secret := c.server.Access[matched[0]].Secret // all matched accesses have the same secret
 	c.proof = [][]byte{proof(secret, proofServer, nonce, mine, bind)}
 	return matched, nil
 }
 
-// deny turns the peer away, and returns why.
+// deny refuses the peer with CodeDenied, and returns the error.
 func (c *conn) deny(why string) error {
-	c.turnAway(wire.CodeDenied, why)
+	c.refuseHello(wire.CodeDenied, why)
 	return fmt.Errorf("%w: %s", ErrDenied, why)
 }
 
-// greet answers the hello. The engine knows whether it is durable, the server what the grace is.
-func (c *conn) greet(welcome *wire.Reply) {
+// sendWelcome answers the hello. The engine has set whether it is durable, the server adds its
+// reconnect timeout.
+func (c *conn) sendWelcome(welcome *wire.Reply) {
 	welcome.Values = c.proof
-	welcome.Nums = append(welcome.Nums[:1], int64(c.limits.Grace), takesRelays)
+	welcome.Nums = append(welcome.Nums[:1], int64(c.limits.ReconnectTimeout), acceptsRelays)
 	c.reply(wire.OpHello, c.hello.ID, welcome)
 }
 
-// refusal says why the peer has no right to have c.req carried out; "" if it has.
-func (c *conn) refusal() string {
-	if why := c.rights.refuse(&c.req); why != "" || c.trunk == nil || c.trunk.branch == nil {
+// denialReason returns why the peer has no right to make c.req, or "". A relayed peer needs the
+// rights of its relay and its own.
+func (c *conn) denialReason() string {
+	if why := c.rights.refuse(&c.req); why != "" || c.stream == nil || c.stream.current == nil {
 		return why
 	}
-	return c.trunk.branch.rights.refuse(&c.req)
+	return c.stream.current.rights.refuse(&c.req)
 }
 
-// refuse answers c.req, which is not to be carried out. Its number, if it has one, is used all the same, for what has no
-// effect. If the machine says more about the number, that is the answer.
-func (c *conn) refuse(now core.Time, session uint64, code wire.Code, why string) {
+// refuseRequest answers c.req with an error. A refused request still consumes its sequence number:
+// OpSkip takes its place, so that later numbers stay valid. If the machine rejects the number
+// itself, that is the reply.
+func (c *conn) refuseRequest(now core.Time, session uint64, code wire.Code, why string) {
 	op := c.req.Op
 	c.rep = wire.Reply{}
 	if c.req.Number != 0 {
@@ -245,8 +256,8 @@ func (c *conn) refuse(now core.Time, session uint64, code wire.Code, why string)
 	c.reply(op, c.req.ID, &c.rep)
 }
 
-// turnAway answers a hello with no.
-func (c *conn) turnAway(code wire.Code, detail string) {
+// refuseHello answers a hello with an error, and closes the connection.
+func (c *conn) refuseHello(code wire.Code, detail string) {
 	_ = c.nc.SetDeadline(time.Now().Add(refusalTimeout))
 	b := wire.AppendReply(nil, wire.OpHello, 0, &wire.Reply{Code: code, Detail: detail})
 	if _, err := c.nc.Write(b); err == nil {
@@ -255,16 +266,16 @@ func (c *conn) turnAway(code wire.Code, detail string) {
 	_ = c.nc.Close()
 }
 
-// sendAway turns away a peer for which there is no room.
-func (c *conn) sendAway(detail string) {
+// refuseForLimit refuses a peer that exceeds a limit, after the TLS handshake.
+func (c *conn) refuseForLimit(detail string) {
 	_ = c.nc.SetDeadline(time.Now().Add(refusalTimeout))
-	if c.secure(make([]byte, len(wire.Preface))) == nil && c.foreign == nil {
-		c.turnAway(wire.CodeFull, detail)
+	if c.tlsHandshake(make([]byte, len(wire.Preface))) == nil && c.foreign == nil {
+		c.refuseHello(wire.CodeFull, detail)
 	}
 	_ = c.nc.Close()
 }
 
-// linger lets the peer take what was written last: a close at once might take it back.
+// linger lets the peer read what was written last: closing a socket with unread input discards it.
 func linger(nc net.Conn) {
 	half, ok := nc.(interface{ CloseWrite() error })
 	if !ok {

@@ -36,14 +36,14 @@ type host func(t *testing.T) (addr string, restart func())
 // inProcess is a host of an engine, which is lost with it.
 func inProcess(engine func(*testing.T) store.Backend) host {
 	return func(t *testing.T) (string, func()) {
-		s := serve(t, &store.Server{Engine: engine(t), Limits: store.ServerLimits{Grace: 150 * time.Millisecond}}, tcp)
+		s := serve(t, &store.Server{Engine: engine(t), Limits: store.ServerLimits{ReconnectTimeout: 150 * time.Millisecond}}, tcp)
 		return s.addr, nil
 	}
 }
 
 // killedRelay is a relay that is killed, and starts again, of a store that is not.
 func killedRelay(t *testing.T) (string, func()) {
-	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: time.Second}}, tcp)
+	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: time.Second}}, tcp)
 	p, addr := relayProcess(t, s, "127.0.0.1:0")
 	return addr, func() {
 		testcluster.Kill(t, p)

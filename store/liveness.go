@@ -18,50 +18,50 @@ import (
 const DefaultLivenessTimeout = 10 * time.Second
 
 const (
-	look           = 200 * time.Millisecond // how often the server looks for peers that are silent
+	checkInterval  = 200 * time.Millisecond // how often the server looks for peers that are silent
 	livenessProbes = 3                      // how often a silent peer is probed within its timeout
-	leastLiveness  = livenessProbes * look
-	mostLiveness   = time.Hour
+	minLiveness    = livenessProbes * checkInterval
+	maxLiveness    = time.Hour
 )
 
 // livenessTimeout returns the first of the timeouts that is set, within what can be told and what a server accepts of a client.
 func livenessTimeout(timeouts ...time.Duration) time.Duration {
-	return min(max(cmp.Or(cmp.Or(timeouts...), DefaultLivenessTimeout), leastLiveness), mostLiveness)
+	return min(max(cmp.Or(cmp.Or(timeouts...), DefaultLivenessTimeout), minLiveness), maxLiveness)
 }
 
 // liveness counts for how long a peer has been silent.
 type liveness struct {
-	silent int // looks since something came
+	missed int // looks since something came
 }
 
 // silence returns for how long the peer has been silent.
-func (l *liveness) silence() time.Duration { return time.Duration(l.silent) * look }
+func (l *liveness) silentFor() time.Duration { return time.Duration(l.missed) * checkInterval }
 
 // judgement is what follows from a look at a silent peer.
-type judgement int
+type action int
 
 const (
-	leave judgement = iota
+	leave action = iota
 	probe
-	giveUp
+	fail
 )
 
 // count counts one more look at a peer that has sent nothing since the one before, and says what follows.
-func (l *liveness) count(timeout time.Duration) judgement {
-	l.silent++
-	most := int((timeout + look - 1) / look)
+func (l *liveness) miss(timeout time.Duration) action {
+	l.missed++
+	most := int((timeout + checkInterval - 1) / checkInterval)
 	switch {
-	case l.silent >= most:
-		return giveUp
-	case l.silent%(most/livenessProbes) == 0:
+	case l.missed >= most:
+		return fail
+	case l.missed%(most/livenessProbes) == 0:
 		return probe
 	}
 	return leave
 }
 
 // watch looks after the peers until the server stops.
-func (s *Server) watch() {
-	ticker := time.NewTicker(look)
+func (s *Server) watchPeers() {
+	ticker := time.NewTicker(checkInterval)
 	defer ticker.Stop()
 	last := time.Now()
 	for {
@@ -70,31 +70,31 @@ func (s *Server) watch() {
 		case <-s.stopped:
 			return
 		}
-		late := time.Since(last) > look+lateness
+		late := time.Since(last) > checkInterval+lateness
 		last = time.Now()
-		s.Engine.lookAround(s, late)
+		s.Engine.checkPeers(s, late)
 	}
 }
 
 // refuses implements Backend.
-func (m *Memory) refuses(*Server) string { return "" }
+func (m *Memory) checkServer(*Server) string { return "" }
 
 // lookAround implements Backend: it probes the peers that are silent, and gives up those that have been so for their liveness timeout. If
 // this process itself stood still (late), no peer counts as silent: what they have sent is still to be read.
-func (m *Memory) lookAround(s *Server, late bool) {
+func (m *Memory) checkPeers(s *Server, late bool) {
 	late = m.stalled() || late
 	var silent, slow, relays, waiting []*conn
 	s.mu.Lock()
 	for c := range s.conns {
-		reads, behind := c.reads()
-		if c.stuck.silent++; !behind || reads || late {
-			c.stuck.silent = 0
-		} else if c.stuck.silence() >= c.limits.LivenessTimeout && c.short() {
+		reads, behind := c.readProgress()
+		if c.stalled.missed++; !behind || reads || late {
+			c.stalled.missed = 0
+		} else if c.stalled.silentFor() >= c.limits.LivenessTimeout && c.lowOnBuffers() {
 			slow = append(slow, c)
 		}
-		if c.heard.Swap(false) || reads || late {
-			c.live.silent = 0
-			c.unheard.Store(0)
+		if c.received.Swap(false) || reads || late {
+			c.liveness.missed = 0
+			c.missedChecks.Store(0)
 			relays = append(relays, c)
 		} else if c.paused.Load() && !behind {
 			waiting = append(waiting, c)
@@ -102,67 +102,67 @@ func (m *Memory) lookAround(s *Server, late bool) {
 			silent = append(silent, c)
 		}
 	}
-	hasBranches := s.branches > 0
+	hasBranches := s.relayedConns > 0
 	s.mu.Unlock()
 	for _, c := range silent {
-		c.judge(false)
+		c.checkPeer(false)
 	}
 	for _, c := range waiting {
-		c.judge(true)
+		c.checkPeer(true)
 	}
 	for _, c := range slow { // whatever liveness timeout it has named
-		s.log().Warn("peer cut off: it does not read, and others wait for room in the buffers", "peer", c.peer, "who", c.hello.Key, "stuck", c.stuck.silence())
+		s.log().Warn("peer cut off: it does not read, and others wait for room in the buffers", "peer", c.peer, "who", c.hello.Key, "stuck", c.stalled.silentFor())
 		c.close()
 	}
 	if hasBranches {
 		for _, c := range relays { // while a relay itself is silent, its branches cannot be heard
-			c.lookAtBranches(late)
+			c.checkRelayed(late)
 		}
 		for _, c := range waiting {
-			c.lookAtBranches(true)
+			c.checkRelayed(true)
 		}
 	}
 }
 
 // judge counts a look at c, from which nothing was read. If the server has paused reading until the log is written, the peer is not
 // silent: it is probed, so that it receives something from the server, and is never given up.
-func (c *conn) judge(paused bool) {
+func (c *conn) checkPeer(paused bool) {
 	if c.session.Load() == 0 { // its handshake has limits of its own
 		return
 	}
 	if _, taken := c.out.Backlog(); taken == 0 { // the welcome has not left
 		return
 	}
-	what := c.live.count(livenessTimeout(c.hello.Timeout, c.limits.LivenessTimeout))
+	what := c.liveness.miss(livenessTimeout(c.hello.Timeout, c.limits.LivenessTimeout))
 	if paused {
-		if what == giveUp {
-			c.live.silent, what = 0, probe
+		if what == fail {
+			c.liveness.missed, what = 0, probe
 		}
 	} else {
-		c.unheard.Store(int64(c.live.silent))
+		c.missedChecks.Store(int64(c.liveness.missed))
 	}
 	switch what {
-	case giveUp:
-		c.lose()
+	case fail:
+		c.failPeer()
 	case probe:
 		c.probe()
 	}
 }
 
 // lookAtBranches is lookAround for the branches of a relay that has been heard.
-func (c *conn) lookAtBranches(late bool) {
+func (c *conn) checkRelayed(late bool) {
 	m := c.memory
 	var probes []wire.RelayCall
-	var lost []*branch
+	var lost []*relayedConn
 	m.mu.Lock()
-	if c.trunk != nil {
-		for _, b := range c.trunk.branches {
-			if b.heard || late {
-				b.heard, b.live.silent = false, 0
+	if c.stream != nil {
+		for _, b := range c.stream.conns {
+			if b.received || late {
+				b.received, b.liveness.missed = false, 0
 				continue
 			}
-			switch b.live.count(livenessTimeout(b.timeout, c.limits.LivenessTimeout)) {
-			case giveUp:
+			switch b.liveness.miss(livenessTimeout(b.timeout, c.limits.LivenessTimeout)) {
+			case fail:
 				lost = append(lost, b)
 			case probe:
 				probes = append(probes, wire.RelayCall{Conn: b.number})
@@ -177,7 +177,7 @@ func (c *conn) lookAtBranches(late bool) {
 		c.out.Flush()
 	}
 	for _, b := range lost {
-		c.server.log().Warn("peer lost", "peer", c.peer, "who", clip(b.who), "branch", b.number, "silent", b.live.silence())
+		c.server.log().Warn("peer lost", "peer", c.peer, "who", clip(b.name), "branch", b.number, "silent", b.liveness.silentFor())
 		m.detach(b.session, b, wire.OpLost, 0)
 		b.close()
 	}
@@ -185,7 +185,7 @@ func (c *conn) lookAtBranches(late bool) {
 
 // reads reports whether many bytes wait for the peer, and whether it has taken some of them since this was last asked. One that does
 // has its requests held back while it is behind, and is not silent.
-func (c *conn) reads() (reads, behind bool) {
+func (c *conn) readProgress() (readProgress, behind bool) {
 	c.mu.Lock()
 	out := c.out
 	c.mu.Unlock()
@@ -193,18 +193,18 @@ func (c *conn) reads() (reads, behind bool) {
 		return false, false
 	}
 	waiting, taken := out.Backlog()
-	behind = waiting > unreadPause
-	reads = behind && taken != c.taken
-	c.taken = taken
-	return reads, behind
+	behind = waiting > maxUnread
+	readProgress = behind && taken != c.sent
+	c.sent = taken
+	return readProgress, behind
 }
 
 // lose ends a silent peer's session: it cannot be resumed.
-func (c *conn) lose() {
-	c.server.log().Warn("peer lost", "peer", c.peer, "who", c.hello.Key, "silent", c.live.silence())
+func (c *conn) failPeer() {
+	c.server.log().Warn("peer lost", "peer", c.peer, "who", c.hello.Key, "silent", c.liveness.silentFor())
 	session := c.session.Load()
 	c.memory.mu.Lock()
-	c.gaveUp = true
+	c.timedOut = true
 	c.memory.mu.Unlock()
 	c.memory.detach(session, c, wire.OpLost, 0)
 	c.close()

@@ -34,39 +34,39 @@ type Memory struct {
 	// Replica, instead of Dir, keeps the store's log where another process can take the store over; see package etcdlog.
 	Replica Replica
 	// Grace is how long sessions may take to come back after a restart of a durable store; default 10 s.
-	Grace  time.Duration
-	Logger *slog.Logger // nil is silent
+	ReconnectTimeout time.Duration
+	Logger           *slog.Logger // nil is silent
 
-	mu      sync.Mutex // protects the fields below; never held during I/O
-	machine *core.Machine
-	start   time.Time
-	stopped time.Duration // of the time since start, how long this process stood still
-	timer   *time.Timer
-	armed   core.Time // what timer is set to; 0 is nothing
-	calls   map[core.Ticket]*call
-	links   map[uint64]link // sessions that are connections of a Server
-	lastID  uint64
-	closed  bool
-	shut    bool // Close has been called
+	mu          sync.Mutex // protects the fields below; never held during I/O
+	machine     *core.Machine
+	start       time.Time
+	stopped     time.Duration // of the time since start, how long this process stood still
+	timer       *time.Timer
+	armed       core.Time // what timer is set to; 0 is nothing
+	calls       map[core.Ticket]*call
+	links       map[uint64]sessionConn // sessions that are connections of a Server
+	lastID      uint64
+	closed      bool
+	closeCalled bool // Close has been called
 
 	incarnation uint64 // of the state: sessions of another one cannot be taken up again
 
-	fs      durable.FS    // of Dir, in tests; nil is the system's
-	disk    *durable.Disk // nil if nothing is to survive
-	commit  *committer    // with disk
-	pos     uint64        // of the last event in disk's log
-	logged  core.Time     // of that event
-	durable uint64        // where the disk was when stalled last looked
-	waited  bool          // somebody waited for it then
-	meter   meter
-	backups map[uint64]*backupCopy // by session, that are being read
-	copies  uint64                 // how many backups were begun
-	fault   error                  // why the store has failed; closed is true then
-	failed  chan struct{}          // closed then
+	fs           durable.FS    // of Dir, in tests; nil is the system's
+	disk         *durable.Disk // nil if nothing is to survive
+	commit       *committer    // with disk
+	pos          uint64        // of the last event in disk's log
+	logged       core.Time     // of that event
+	durable      uint64        // where the disk was when stalled last looked
+	waited       bool          // somebody waited for it then
+	meter        meter
+	backups      map[uint64]*backupCopy // by session, that are being read
+	backupsBegun uint64                 // how many backups were begun
+	failure      error                  // why the store has failed; closed is true then
+	failed       chan struct{}          // closed then
 }
 
 // stays reports whether what m has outlives this process.
-func (m *Memory) stays() bool { return m.Dir != "" || m.Replica != nil }
+func (m *Memory) isDurable() bool { return m.Dir != "" || m.Replica != nil }
 
 // call is a Do that waits.
 type call struct {
@@ -81,12 +81,12 @@ func (c *call) end(err error) {
 }
 
 // link is a session's way to its peer.
-type link interface {
+type sessionConn interface {
 	// deliver queues a reply that shows the log up to pos. encode encodes a reply that many sessions get only once.
 	deliver(e core.Effect, pos uint64, encode *encoder)
 	flush()
 	close()
-	quiet() time.Duration // since the peer was last heard of
+	silentFor() time.Duration // since the peer was last heard of
 }
 
 // A process that was stopped finds all deadlines passed when it goes on, though its peers have kept
@@ -99,8 +99,8 @@ const (
 
 // open makes m ready. Called with mu.
 func (m *Memory) open() error {
-	if m.fault != nil {
-		return m.fault
+	if m.failure != nil {
+		return m.failure
 	}
 	if m.closed {
 		return ErrClosed
@@ -108,14 +108,14 @@ func (m *Memory) open() error {
 	if m.machine != nil {
 		return nil
 	}
-	if !m.stays() {
+	if !m.isDurable() {
 		m.machine, m.incarnation = core.New(m.Limits), rand.Uint64()|1
 	} else if err := m.openDisk(); err != nil {
 		return err
 	}
 	m.start = time.Now().Add(-m.machine.Now())
 	m.calls = map[core.Ticket]*call{}
-	m.links = map[uint64]link{}
+	m.links = map[uint64]sessionConn{}
 	m.timer = time.AfterFunc(time.Hour, m.tick)
 	m.timer.Stop()
 	return nil
@@ -191,7 +191,7 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 		err = m.await(ctx, own, c)
 	case commit != nil && (own.Op != wire.OpStatus || commit.disk.Shared()): // a status is to say that the disk stalls
 		if err = commit.await(ctx, pos); err != nil && own.Op.Numbered() {
-			err = inDoubt(err)
+			err = unknownOutcome(err)
 		}
 	}
 	if err == nil {
@@ -235,7 +235,7 @@ func newToken() []byte {
 
 // await waits for c's answer, and withdraws it when ctx ends.
 func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
-	err := await(ctx, req.Op, c.done, func(why withdrawal) {
+	err := await(ctx, req.Op, c.done, func(why cancellation) {
 		m.mu.Lock()
 		if m.closed {
 			m.mu.Unlock()
@@ -280,19 +280,19 @@ func (m *Memory) release() {
 		m.armed = at
 		m.timer.Reset(m.armed - (time.Since(m.start) - m.stopped))
 	}
-	var answers []letter
+	var answers []delivery
 	var calls []*call
 	if len(effects) > 0 {
 		answers, calls = m.route(effects)
 	}
 	commit := m.commit
-	behind := commit != nil && m.pos > m.disk.Durable()+mostUnsynced
+	behind := commit != nil && m.pos > m.disk.Durable()+maxUnsynced
 	m.mu.Unlock()
 	if behind {
 		commit.requestWrite(pos)
 	}
 	if len(answers) > 0 {
-		post(answers, pos)
+		deliverAll(answers, pos)
 	}
 	for _, c := range calls { // after the replies to peers: a process that hosts a store may exit when its own call returns
 		if commit == nil {
@@ -304,10 +304,10 @@ func (m *Memory) release() {
 }
 
 // route finds out who is told what. Called with mu.
-func (m *Memory) route(effects []core.Effect) (answers []letter, calls []*call) {
+func (m *Memory) route(effects []core.Effect) (answers []delivery, calls []*call) {
 	for _, e := range effects {
 		if l := m.links[e.Session]; l != nil {
-			answers = append(answers, letter{l, e})
+			answers = append(answers, delivery{l, e})
 			continue
 		}
 		if c := m.calls[e.Ticket]; c != nil {
@@ -348,7 +348,7 @@ func (m *Memory) tickOnce() (more bool) {
 
 // attach opens the session that hello asks for, or takes it up again. Its answers go to c from now on, the welcome first, and no request of the
 // link that it had before is carried out any more; that link is returned, to be closed.
-func (m *Memory) attach(c *conn, hello *wire.Request, welcome *wire.Reply) (before link, err error) {
+func (m *Memory) attach(c *conn, hello *wire.Request, welcome *wire.Reply) (before sessionConn, err error) {
 	m.mu.Lock()
 	if err := m.open(); err != nil {
 		m.mu.Unlock()
@@ -359,7 +359,7 @@ func (m *Memory) attach(c *conn, hello *wire.Request, welcome *wire.Reply) (befo
 	before = m.links[session]
 	m.links[session] = c
 	c.session.Store(session)
-	c.greet(welcome) // with mu: no other answer may come before it
+	c.sendWelcome(welcome) // with mu: no other answer may come before it
 	c.welcomed = c.out.Held()
 	if c.welcomed > 0 && !m.disk.Shared() { // a shared log: another process may lead
 		time.AfterFunc(slowDisk, func() {
@@ -372,21 +372,23 @@ func (m *Memory) attach(c *conn, hello *wire.Request, welcome *wire.Reply) (befo
 }
 
 // attached reports whether session's answers still go to l. Called with mu.
-func (m *Memory) attached(session uint64, l link) bool { return !m.closed && m.links[session] == l }
+func (m *Memory) attached(session uint64, l sessionConn) bool {
+	return !m.closed && m.links[session] == l
+}
 
 // detach ends a session: by goodbye, or lost, if l is its link. One that is lost may come back until grace has passed.
-func (m *Memory) detach(session uint64, l link, how wire.Op, grace time.Duration) {
+func (m *Memory) detach(session uint64, l sessionConn, how wire.Op, grace time.Duration) {
 	m.mu.Lock()
 	if m.closed {
 		m.mu.Unlock()
 		return
 	}
-	m.part(m.now(), session, l, &wire.Request{Op: how, TTL: grace})
+	m.endSession(m.now(), session, l, &wire.Request{Op: how, TTL: grace})
 	m.release()
 }
 
 // part is how a session ends, or loses its link, if that is l. Called with mu, of a store that is not closed.
-func (m *Memory) part(now core.Time, session uint64, l link, how *wire.Request) {
+func (m *Memory) endSession(now core.Time, session uint64, l sessionConn, how *wire.Request) {
 	if m.attached(session, l) {
 		delete(m.links, session)
 		m.forgetBackup(session)
@@ -413,8 +415,8 @@ func (m *Memory) Close() error {
 		}
 	}()
 	m.mu.Lock()
-	disk, first := m.disk, !m.shut
-	m.shut = true
+	disk, first := m.disk, !m.closeCalled
+	m.closeCalled = true
 	m.mu.Unlock()
 	if disk == nil || !first {
 		return nil
@@ -424,7 +426,7 @@ func (m *Memory) Close() error {
 }
 
 // end ends all calls with err, and returns the links, which are to be closed.
-func (m *Memory) end(err error) (links map[uint64]link) {
+func (m *Memory) end(err error) (links map[uint64]sessionConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true

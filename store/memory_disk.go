@@ -22,7 +22,7 @@ type Replica interface {
 
 // openDisk brings the machine back from Dir. Called with mu.
 func (m *Memory) openDisk() error {
-	o := &durable.Options{ReconnectTimeout: m.Grace, Logger: m.Logger, OnWrite: m.meter.wrote, FS: m.fs}
+	o := &durable.Options{ReconnectTimeout: m.ReconnectTimeout, Logger: m.Logger, OnWrite: m.meter.wrote, FS: m.fs}
 	var disk *durable.Disk
 	var machine *core.Machine
 	var err error
@@ -39,14 +39,14 @@ func (m *Memory) openDisk() error {
 		m.failed = make(chan struct{})
 	}
 	m.commit = newCommitter(disk, m.fail)
-	disk.MakeCheckpoints(m.hold)
+	disk.MakeCheckpoints(m.withMachine)
 	commit := m.commit
 	disk.Watch(func(error) { commit.checkFailure() })
 	return nil
 }
 
 // hold implements durable.Hold.
-func (m *Memory) hold(f func(*core.Machine)) error {
+func (m *Memory) withMachine(f func(*core.Machine)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.machine == nil {
@@ -68,7 +68,7 @@ func (m *Memory) stalled() bool {
 	m.waited = m.commit.writing.Load()
 	stalled := waited && m.waited && m.durable == durable
 	if m.durable = durable; stalled {
-		m.stopped += look
+		m.stopped += checkInterval
 	}
 	return stalled
 }
@@ -81,7 +81,7 @@ func (m *Memory) fail(err error) {
 	}
 	logger(m.Logger).Log(context.Background(), level, "the store cannot go on", "dir", m.Dir, "err", err)
 	m.mu.Lock()
-	m.fault = err
+	m.failure = err
 	m.mu.Unlock()
 	for _, l := range m.end(err) {
 		l.close()
@@ -103,7 +103,7 @@ func (m *Memory) Failed() <-chan struct{} {
 func (m *Memory) Err() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.fault
+	return m.failure
 }
 
 // applyLogged has the machine carry out a request, and writes it down. Called with mu.

@@ -59,7 +59,7 @@ func (c *conn) setForeign(p Protocol, first []byte) error {
 	if err != nil {
 		return err
 	}
-	prompt := c.memory != nil && !c.memory.stays()
+	prompt := c.memory != nil && !c.memory.isDurable()
 	g := &foreignConn{protocol: p, conn: ProtocolConn{Conn: c.nc, First: bytes.Clone(first), Store: s, Immediate: prompt}}
 	g.ctx, g.stop = context.WithCancel(context.Background())
 	c.mu.Lock()
@@ -71,7 +71,7 @@ func (c *conn) setForeign(p Protocol, first []byte) error {
 // serve serves the connection until it ends.
 func (g *foreignConn) serve(c *conn) error {
 	defer g.stop()
-	if c.server.ending() {
+	if c.server.isStopping() {
 		return net.ErrClosed
 	}
 	return g.protocol.ServeConn(g.ctx, &g.conn)

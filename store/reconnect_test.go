@@ -22,7 +22,7 @@ import (
 // Frames are cut in their middle, in both directions, hundreds of times.
 func TestCutsInLargeFrames(t *testing.T) {
 	const clients, each, cuts, most = 5, 10, 300, 5 * time.Second
-	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
 	proxy := testcluster.NewProxy(t, s.addr)
 	ctx := bounded(t)
 	var over atomic.Bool
@@ -115,7 +115,7 @@ func TestServerThatIsGoneEndsEveryCallAtOnce(t *testing.T) {
 
 // A server that refuses for a moment, and still has the session: what was given up as unknown has been carried out once, or never.
 func TestServerThatRefusesForAMoment(t *testing.T) {
-	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
 	c, proxy := s.through(t)
 	direct := s.client(t)
 	adds := inFlight(t, c, direct, proxy, 20)
@@ -196,7 +196,7 @@ func TestRestartedServer(t *testing.T) {
 }
 
 func TestSessionThatComesBackTooLate(t *testing.T) {
-	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: 50 * time.Millisecond}}, tcp)
+	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: 50 * time.Millisecond}}, tcp)
 	c, proxy := s.through(t)
 	direct := s.client(t)
 	g := join(t, direct, c)
@@ -218,7 +218,7 @@ func TestSessionThatComesBackTooLate(t *testing.T) {
 
 // An error of a call whose context ends while there is no connection says so, and whether it may have taken effect.
 func TestContextThatEndsWithoutAConnection(t *testing.T) {
-	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
 	c, proxy := s.through(t)
 	works(t, c)
 	proxy.Stall(true)
@@ -247,7 +247,7 @@ func TestContextThatEndsWithoutAConnection(t *testing.T) {
 }
 
 func TestCloseDuringMending(t *testing.T) {
-	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
 	c, proxy := s.through(t)
 	waits := waiting(t, c, 20)
 	proxy.Stall(true)
@@ -265,7 +265,7 @@ func TestCloseDuringMending(t *testing.T) {
 // More changes at once than may be without an answer wait for their turn.
 func TestTheWindow(t *testing.T) {
 	const n = 1500
-	s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
 	for _, cuts := range []int{0, 10} {
 		t.Run(fmt.Sprint(cuts, " cuts"), func(t *testing.T) {
 			c, proxy := s.through(t)
@@ -291,7 +291,7 @@ func TestTheWindow(t *testing.T) {
 func TestTheWindowEnds(t *testing.T) {
 	const n = 1500
 	full := func(t *testing.T) (*store.Store, *testcluster.Proxy, <-chan error) {
-		s := serve(t, &store.Server{Limits: store.ServerLimits{Grace: comesBack}}, tcp)
+		s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
 		c, proxy := s.through(t)
 		works(t, c)
 		proxy.Stall(true)
@@ -416,7 +416,7 @@ func ask(t *testing.T, c net.Conn, req wire.Request) wire.Reply {
 }
 
 func TestStaleConnectionAppliesNothing(t *testing.T) {
-	eachWith(t, store.ServerLimits{Grace: comesBack}, func(t *testing.T, s *service) {
+	eachWith(t, store.ServerLimits{ReconnectTimeout: comesBack}, func(t *testing.T, s *service) {
 		old, welcome := s.handshake(t, nil)
 		rep := ask(t, old, wire.Request{Op: wire.OpAdd, ID: 1, Number: 1, Key: "n", Delta: 1})
 		require.EqualValues(t, 1, rep.N)
@@ -436,7 +436,7 @@ func TestStaleConnectionAppliesNothing(t *testing.T) {
 
 // The old connection's requests come all the time, while the session is taken up by one after the other.
 func TestStaleConnectionsUnderLoad(t *testing.T) {
-	eachWith(t, store.ServerLimits{Grace: comesBack}, func(t *testing.T, s *service) {
+	eachWith(t, store.ServerLimits{ReconnectTimeout: comesBack}, func(t *testing.T, s *service) {
 		_, welcome := s.handshake(t, nil)
 		var writing sync.WaitGroup
 		next := uint64(1)
@@ -476,7 +476,7 @@ func TestStaleConnectionsUnderLoad(t *testing.T) {
 }
 
 func TestWhatDoesNotResumeOpensASession(t *testing.T) {
-	eachWith(t, store.ServerLimits{Grace: comesBack}, func(t *testing.T, s *service) {
+	eachWith(t, store.ServerLimits{ReconnectTimeout: comesBack}, func(t *testing.T, s *service) {
 		mine, welcome := s.handshake(t, nil)
 		require.Len(t, welcome.Values, 0)
 		require.Equal(t, []int64{0, int64(comesBack)}, welcome.Nums[:2])

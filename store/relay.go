@@ -15,47 +15,54 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Relay is the store at the other end of one connection, for the ranks of one host: a Server with a Relay as its Engine passes on what
-// its peers say, so that the store has as many connections as there are hosts, and one vote and one verdict for each of them.
+// Relay multiplexes the connections of the ranks of one host to a store over one connection. A
+// Server with a Relay as its Engine forwards the requests of its peers, so that the store has one
+// connection per host, and receives one frame of votes and sends one result per host.
 //
 //	r, err := store.NewRelay(ctx, "muster://10.0.0.5:7070", nil)
 //	server := &store.Server{Engine: r}
 //	err = server.Serve(listener)
 //
-// Sessions live at the store. Each has what it would have on a connection of its own: its numbers, its grace, its silence, its own name
-// in errors; it may be taken up again by any other way. A relay that ends takes no session with it: its ranks come back through the next
-// one, or without one (see Dial), or are lost when their grace has passed, in one verdict that names the relay.
+// Sessions are kept by the store. Each has what it would have on a connection of its own: request
+// numbers, reconnect timeout, liveness timeout, and its own name in errors. It can be resumed over
+// any other path. When a relay ends, no session ends with it: its ranks reconnect through the next
+// relay, or directly (see Dial), or fail after their reconnect timeout, in one result that names
+// the relay.
 //
-// Votes for one record are held back until those of all its ranks here have come, and for 2 ms at most; all else is passed on at once, behind
-// the votes that came before it. Nothing is decided, added up or answered here.
+// Votes for a record are held until those of all ranks behind the relay have arrived, for at most 2
+// ms; everything else is forwarded at once, after the votes that came before it. The relay makes no
+// decisions, reduces no values and answers no requests.
 //
-// Towards the store its peers have the rights that the relay has, and of those what Server.Access leaves them. So a Server whose Relay shows
-// the store a secret or a certificate refuses to serve whoever comes, on loopback too, unless it is Insecure.
+// At the store, peers have the rights of the relay, restricted by Server.Access. Therefore a Server
+// whose Relay authenticates to the store must authenticate its peers too, also on loopback, unless
+// it is Insecure.
 //
-// It owns one goroutine that reads from the store while there is a connection, one that dials when a peer comes and there is none, and a
-// timer. Close ends them, and the connections of all peers with them.
+// A Relay owns a goroutine that reads from the store while there is a connection, one that dials
+// when a peer connects and there is none, one for DialOptions.WaitReplaced, and a timer. Close ends
+// them, and the connections of all peers.
 type Relay struct {
-	dialer *dialer
-	name   string
-	logger *slog.Logger
-	shows  bool // a secret or a certificate
-	life   context.Context
-	stop   context.CancelFunc
+	dialer         *dialer
+	name           string
+	logger         *slog.Logger
+	hasCredentials bool // it authenticates to the store with a secret or a certificate
+	ctx            context.Context
+	cancel         context.CancelFunc
 
 	mu      sync.Mutex // protects the fields below
-	up      *uplink    // nil while there is none
+	up      *upstream  // nil while there is none
 	dialing chan struct{}
-	why     error // the last dial failed
-	own     *Store
+	dialErr error // error of the last dial
+	direct  *Store
 	closed  bool
-	running sync.WaitGroup
+	wg      sync.WaitGroup
 }
 
 // relayName begins the name of a relay, for logs.
 const relayName = "relay, "
 
-// NewRelay connects to the store that rawurl names, as DialURL does. ctx bounds that alone; later the relay dials when a peer comes.
-// With DialOptions.Resolve, rawurl only names the store in errors.
+// NewRelay connects to the store that rawurl names, as DialURL does. ctx bounds only that; later
+// the relay dials when a peer connects. With DialOptions.Resolve, rawurl only names the store in
+// errors.
 func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error) {
 	bad := func(detail string) error {
 		return &Error{Op: "relay", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: detail}
@@ -79,108 +86,109 @@ func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error
 	if err != nil {
 		return nil, err
 	}
-	r.shows = options.Secret != nil || config != nil && showsCertificate(config)
-	r.life, r.stop = context.WithCancel(context.Background())
+	r.hasCredentials = options.Secret != nil || config != nil && hasCertificate(config)
+	r.ctx, r.cancel = context.WithCancel(context.Background())
 	l, err := r.dialer.dialUntil(ctx, &wire.Request{Key: r.name})
 	if err == nil {
-		err = r.accept(l)
+		err = r.checkWelcome(l)
 	}
 	if err != nil {
-		r.stop()
+		r.cancel()
 		return nil, err
 	}
-	r.mu.Lock() // its reader may be early
+	r.mu.Lock() // its reader may start at once
 	defer r.mu.Unlock()
 	r.use(l)
 	return r, nil
 }
 
-// showsCertificate reports whether there is one for the server to see.
-func showsCertificate(c *tls.Config) bool {
+// hasCertificate reports whether c has a client certificate.
+func hasCertificate(c *tls.Config) bool {
 	return len(c.Certificates) > 0 || c.GetClientCertificate != nil
 }
 
-// relayed reports whether a welcome has come through a relay.
-func relayed(welcome *wire.Reply) bool {
-	return len(welcome.Nums) > 2 && welcome.Nums[2] == cameByRelay
+// isRelayed reports whether a welcome has come through a relay.
+func isRelayed(welcome *wire.Reply) bool {
+	return len(welcome.Nums) > 2 && welcome.Nums[2] == viaRelay
 }
 
-// accept refuses, and ends, a connection that a relay can do nothing with.
-func (r *Relay) accept(l *clientConn) error {
+// checkWelcome closes a connection that a relay cannot use, and returns the reason.
+func (r *Relay) checkWelcome(l *clientConn) error {
 	nums, why := l.welcome.Nums, "it takes no relays: it is of another version, or has another engine"
 	switch {
-	case len(nums) > 2 && nums[2] == takesRelays:
+	case len(nums) > 2 && nums[2] == acceptsRelays:
 		return nil
-	case relayed(&l.welcome):
+	case isRelayed(&l.welcome):
 		why = "that is a relay itself: name the store"
 	}
 	l.close()
 	return &Error{Op: "relay", Key: r.dialer.addr, Code: wire.CodeUnsupported, Err: ErrUnsupported, Detail: why}
 }
 
-// Do implements Engine: calls of this process have a connection of their own.
+// Do implements Engine. Calls of this process use a connection of their own.
 func (r *Relay) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
-	s, err := r.direct(ctx)
+	s, err := r.directStore(ctx)
 	if err != nil {
 		return err
 	}
 	return s.engine.Do(ctx, req, rep)
 }
 
-func (r *Relay) direct(ctx context.Context) (*Store, error) {
+func (r *Relay) directStore(ctx context.Context) (*Store, error) {
 	r.mu.Lock()
-	own, closed := r.own, r.closed
+	own, closed := r.direct, r.closed
 	r.mu.Unlock()
 	if own != nil || closed {
-		return own, closedIf(closed)
+		return own, errIfClosed(closed)
 	}
-	d := &dialer{addr: r.dialer.addr, addrs: r.dialer.addrs, options: r.dialer.options} // who dials has its own
+	d := &dialer{addr: r.dialer.addr, addrs: r.dialer.addrs, options: r.dialer.options} // a dialer is used by one goroutine at a time
 	l, err := d.dialUntil(ctx, &wire.Request{})
 	if err != nil {
 		return nil, err
 	}
 	s := New(newClient(d, l))
 	r.mu.Lock()
-	if own, closed = r.own, r.closed; own == nil && !closed {
-		own, r.own = s, s
+	if own, closed = r.direct, r.closed; own == nil && !closed {
+		own, r.direct = s, s
 	}
 	r.mu.Unlock()
 	if own != s {
 		_ = s.Close()
 	}
-	return own, closedIf(closed)
+	return own, errIfClosed(closed)
 }
 
-func closedIf(closed bool) error {
+func errIfClosed(closed bool) error {
 	if closed {
 		return ErrClosed
 	}
 	return nil
 }
 
-// Close ends the connection to the store, and with it those of all peers. It may be called twice.
+// Close ends the connection to the store, and those of all peers. It may be called twice.
 func (r *Relay) Close() error {
-	r.stop()
+	r.cancel()
 	r.mu.Lock()
 	r.closed = true
-	up, own := r.up, r.own
+	up, own := r.up, r.direct
 	r.mu.Unlock()
 	if own != nil {
 		_ = own.Close()
 	}
 	if up != nil {
-		up.line.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpGoodbye}) })
-		up.line.out.Flush()
-		_ = up.line.nc.SetReadDeadline(time.Now().Add(goodbyeTimeout))
+		up.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpGoodbye}) })
+		up.conn.out.Flush()
+		_ = up.conn.nc.SetReadDeadline(time.Now().Add(goodbyeTimeout))
 	}
-	r.running.Wait()
+	r.wg.Wait()
 	return nil
 }
 
 var errCutAgain = errors.New("the connection has ended as soon as it was there")
 
-// uplink is the connection to the store. Without one it is dialed, once for all who ask meanwhile; stopped is the end of asking.
-func (r *Relay) uplink(stopped <-chan struct{}) (*uplink, error) {
+// connection returns the connection to the store. If there is none it is dialed, once for all
+// callers that wait meanwhile. It returns ErrClosed when stopped is closed.
+func (r *Relay) connection(stopped <-chan struct{}) (*upstream, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for tried := false; r.up == nil; tried = true {
@@ -188,10 +196,10 @@ func (r *Relay) uplink(stopped <-chan struct{}) (*uplink, error) {
 		case r.closed:
 			return nil, ErrClosed
 		case tried && r.dialing == nil:
-			return nil, cmp.Or(r.why, errCutAgain)
+			return nil, cmp.Or(r.dialErr, errCutAgain)
 		case r.dialing == nil:
 			r.dialing = make(chan struct{})
-			r.running.Go(r.dial)
+			r.wg.Go(r.dial)
 		}
 		done := r.dialing
 		r.mu.Unlock()
@@ -212,14 +220,14 @@ func (r *Relay) uplink(stopped <-chan struct{}) (*uplink, error) {
 func (r *Relay) dial() {
 	l, err := r.dialStore()
 	if err == nil {
-		err = r.accept(l)
+		err = r.checkWelcome(l)
 	}
 	if err != nil {
 		r.logger.Warn("the store cannot be reached", "addr", r.dialer.addr, "err", err)
 	}
 	r.mu.Lock()
 	done := r.dialing
-	r.dialing, r.why = nil, err
+	r.dialing, r.dialErr = nil, err
 	used := err == nil && !r.closed
 	if used {
 		r.use(l)
@@ -231,14 +239,14 @@ func (r *Relay) dial() {
 	close(done)
 }
 
-// dialStore tries each address once. If Resolve finds the store, its leader may be changing: then it
-// tries for takeoverTime.
+// dialStore tries each address once. With Resolve, a new leader may be taking over: then it tries
+// for takeoverTimeout.
 func (r *Relay) dialStore() (*clientConn, error) {
 	began := time.Now()
 	for tries := 1; ; tries++ {
-		l, err := r.dialer.dial(r.life, &wire.Request{Key: r.name})
+		l, err := r.dialer.dial(r.ctx, &wire.Request{Key: r.name})
 		switch {
-		case err == nil || r.life.Err() != nil:
+		case err == nil || r.ctx.Err() != nil:
 			return l, err
 		case tries < len(r.dialer.addrs):
 		case r.dialer.options.Resolve != nil && isUnreachable(err) && time.Since(began) < takeoverTimeout:
@@ -249,20 +257,20 @@ func (r *Relay) dialStore() (*clientConn, error) {
 	}
 }
 
-// use makes l the connection to the store. Called with mu.
+// use makes l the connection to the store. The caller holds mu.
 func (r *Relay) use(l *clientConn) {
-	u := newUplink(r, l)
+	u := newUpstream(r, l)
 	r.up = u
 	if moved := r.dialer.options.WaitReplaced; moved != nil {
-		r.running.Go(l.watchReplaced(r.life, moved))
+		r.wg.Go(l.watchReplaced(r.ctx, moved))
 	}
-	r.running.Go(u.read)
+	r.wg.Go(u.read)
 }
 
-// gone notes that u has ended.
-func (r *Relay) gone(u *uplink, err error) {
-	if u.line.stopWatch != nil {
-		u.line.stopWatch()
+// upstreamEnded handles the end of u.
+func (r *Relay) upstreamEnded(u *upstream, err error) {
+	if u.conn.stopWatch != nil {
+		u.conn.stopWatch()
 	}
 	r.mu.Lock()
 	if r.up == u {
@@ -275,8 +283,9 @@ func (r *Relay) gone(u *uplink, err error) {
 	}
 }
 
-// excuse is what a peer is told for which there is no store: the code says whether one may be there soon.
-func (r *Relay) excuse(err error) (code wire.Code, detail string) {
+// unavailableReply returns the code and the message for a peer while the store cannot be reached.
+// The code tells whether the store may be reachable soon.
+func (r *Relay) unavailableReply(err error) (code wire.Code, detail string) {
 	code = wire.CodeUnavailable
 	switch {
 	case isAmbiguousTLS(err): // the next peer makes it try again
@@ -288,32 +297,34 @@ func (r *Relay) excuse(err error) (code wire.Code, detail string) {
 	return code, fmt.Sprintf("the relay cannot reach the store at %s: %v", r.dialer.addr, err)
 }
 
-// lookAround implements Backend: the store looks after its peers. It asks a store that is silent, and gives up its connection if it stays so. For those peers that are heard here, and of
-// which the store wants to know, it says so. late is that this process itself stood still.
-func (r *Relay) lookAround(_ *Server, late bool) {
+// checkPeers implements Backend. The store itself checks the liveness of the peers. checkPeers
+// pings a store from which nothing was received, and closes its connection after the liveness
+// timeout. It also confirms probed peers whose frames could not be forwarded. late means that this
+// process was stopped.
+func (r *Relay) checkPeers(_ *Server, late bool) {
 	r.mu.Lock()
 	u := r.up
 	asks, lost := false, false
 	if u != nil {
-		asks, lost = u.silence(late)
+		asks, lost = u.checkStore(late)
 	}
 	r.mu.Unlock()
 	switch {
 	case u == nil:
 		return
 	case lost:
-		_ = u.line.nc.Close() // its reader notices
+		_ = u.conn.nc.Close() // its reader notices
 	case asks:
-		u.line.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
+		u.conn.out.Append(func(b []byte) []byte { return wire.AppendRequest(b, &wire.Request{Op: wire.OpPing}) })
 	}
-	u.vouch()
-	u.line.out.Flush()
+	u.confirmPeers()
+	u.conn.out.Flush()
 }
 
-// refuses implements Backend: a relay that presents credentials to the store needs a Server that
-// authenticates its clients.
-func (r *Relay) refuses(s *Server) string {
-	if !r.shows || s.Insecure || len(s.Access) > 0 || s.wantsCertificate() {
+// checkServer implements Backend. A relay that authenticates to the store needs a Server that
+// authenticates its peers.
+func (r *Relay) checkServer(s *Server) string {
+	if !r.hasCredentials || s.Insecure || len(s.Access) > 0 || s.requiresCertificate() {
 		return ""
 	}
 	return "it shows the store a secret or a certificate, and whoever reaches this address would have its rights: want a secret or a client certificate " +
@@ -322,12 +333,12 @@ func (r *Relay) refuses(s *Server) string {
 
 // serve implements Backend.
 func (r *Relay) serve(c *conn, buf []byte) {
-	u, err := r.uplink(c.server.stopped)
+	u, err := r.connection(c.server.stopped)
 	if err != nil {
-		code, why := r.excuse(err)
-		c.turnAway(code, why)
+		code, why := r.unavailableReply(err)
+		c.refuseHello(code, why)
 		c.server.ended(c, err)
 		return
 	}
-	c.serveBy(&passage{conn: c, up: u, seats: map[seat]struct{}{}}, buf)
+	c.serveWith(&relayPeer{conn: c, upstream: u, members: map[member]struct{}{}}, buf)
 }

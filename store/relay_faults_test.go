@@ -137,12 +137,12 @@ func behind(t *testing.T, s *service, addr string, n, m int) (stores []*store.St
 }
 
 func patient(grace time.Duration) *store.Server {
-	return &store.Server{Limits: store.ServerLimits{Grace: grace}}
+	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: grace}}
 }
 
 // soon is patient, with a liveness timeout of a second: a test waits for a peer to be lost that is silent.
 func soon(grace time.Duration) *store.Server {
-	return &store.Server{Limits: store.ServerLimits{Grace: grace, LivenessTimeout: time.Second}}
+	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: grace, LivenessTimeout: time.Second}}
 }
 
 // A relay that is killed takes nothing with it: the next one at its address goes on.

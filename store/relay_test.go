@@ -13,7 +13,7 @@ import (
 // relayed is the same engine behind a Server, behind a relay.
 func relayed(engine func(*testing.T) store.Backend, w wires, grace time.Duration) world {
 	return func(t *testing.T) func() store.Engine {
-		s := serve(t, &store.Server{Engine: engine(t), Limits: store.ServerLimits{Grace: grace}}, tcp)
+		s := serve(t, &store.Server{Engine: engine(t), Limits: store.ServerLimits{ReconnectTimeout: grace}}, tcp)
 		r := relay(t, s.addr, &store.Server{}, w)
 		return func() store.Engine {
 			c, err := store.Dial(t.Context(), "127.0.0.1:1", &store.DialOptions{Dial: r.dial})

@@ -13,14 +13,14 @@ import (
 // numbered request is kept under its number. A quarter of the buffers is reserved for small
 // replies, so that a peer that is reading a large reply is not disconnected because of the next
 // small one.
-func (c *conn) fitting(rep *wire.Reply) *wire.Reply {
+func (c *conn) limitReply(rep *wire.Reply) *wire.Reply {
 	n := len(rep.Value)
 	for _, v := range rep.Values {
 		n += len(v)
 	}
-	most := c.mostLarge()
+	most := c.maxLargeReplies()
 	switch {
-	case n <= unreadPause:
+	case n <= maxUnread:
 		return rep
 	case int64(n) > most:
 		return &wire.Reply{Code: wire.CodeFull, Detail: fmt.Sprintf("an answer of %d bytes, and the server's buffers have at most %d for answers: ask for less at once, or raise ServerLimits.Buffers", n, most)}
@@ -34,7 +34,7 @@ func (c *conn) fitting(rep *wire.Reply) *wire.Reply {
 }
 
 // maxLargeReplies returns how many bytes of the buffers large replies may use.
-func (c *conn) mostLarge() int64 { return c.limits.Buffers - c.limits.Buffers/4 }
+func (c *conn) maxLargeReplies() int64 { return c.limits.Buffers - c.limits.Buffers/4 }
 
 // short reports whether the buffers may have no space for the reply to a large Get.
-func (c *conn) short() bool { return c.server.budget.Used()+wire.MaxValue > c.mostLarge() }
+func (c *conn) lowOnBuffers() bool { return c.server.budget.Used()+wire.MaxValue > c.maxLargeReplies() }

@@ -21,7 +21,7 @@ import (
 func durableService(t *testing.T) *service {
 	t.Helper()
 	return serve(t, &store.Server{
-		Engine: &store.Memory{Dir: t.TempDir()}, Limits: store.ServerLimits{Grace: 5 * time.Second, LivenessTimeout: time.Second},
+		Engine: &store.Memory{Dir: t.TempDir()}, Limits: store.ServerLimits{ReconnectTimeout: 5 * time.Second, LivenessTimeout: time.Second},
 	}, tcp)
 }
 

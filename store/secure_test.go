@@ -434,7 +434,7 @@ func listed(ctx context.Context, s *store.Store, prefix string) error {
 func TestARefusalUsesItsNumberAndComesAgain(t *testing.T) {
 	for _, e := range slices.Concat(engines, durables) {
 		t.Run(e.name, func(t *testing.T) {
-			s := serve(t, &store.Server{Engine: e.engine(t), Access: parts, Limits: store.ServerLimits{Grace: time.Hour}}, e.wires)
+			s := serve(t, &store.Server{Engine: e.engine(t), Access: parts, Limits: store.ServerLimits{ReconnectTimeout: time.Hour}}, e.wires)
 			set := wire.Request{Op: wire.OpSet, ID: 1, Number: 1, Key: "k", Value: []byte{}}
 			add := wire.Request{Op: wire.OpAdd, ID: 2, Number: 2, Key: "jobs/a/n", Delta: 1}
 			c, welcome := s.entered(t, secretOf("p"), wire.Request{})

@@ -9,14 +9,14 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// batch is how many requests a connection may have carried out before others get the lock.
-const batch = 64
+// requestBatch is how many requests a connection may make before others get the lock.
+const requestBatch = 64
 
-// unreadPause is how many bytes of answers may wait for a peer before its requests do.
-const unreadPause = 1 << 20
+// maxUnread is how many bytes of replies may wait for a peer before its requests have to wait.
+const maxUnread = 1 << 20
 
 // serve implements Backend.
-func (m *Memory) serve(c *conn, buf []byte) { c.serveBy(c, buf) }
+func (m *Memory) serve(c *conn, buf []byte) { c.serveWith(c, buf) }
 
 // run implements reader.
 func (c *conn) run(buf []byte) error {
@@ -28,34 +28,34 @@ func (c *conn) run(buf []byte) error {
 		}
 	}
 	c.out.Drained = resume
-	held, err := c.open()
+	held, err := c.openSession()
 	for err == nil {
 		if held {
 			c.paused.Store(true)
-			if c.out.Blocked(unreadPause) || c.log.resumeLater(resume) {
+			if c.out.Blocked(maxUnread) || c.log.resumeLater(resume) {
 				<-drained
 			}
 			c.paused.Store(false)
 		} else if n, fault := c.nc.Read(c.in.buffer(buf)); n == 0 && fault != nil {
-			return c.end(fault)
+			return c.endSession(fault)
 		} else {
-			c.got(n)
+			c.receivedBytes(n)
 		}
-		held, err = c.carryOut()
+		held, err = c.processRequests()
 	}
-	return c.end(err)
+	return c.endSession(err)
 }
 
 // adopted implements reader.
 func (c *conn) adopted(s *transport.Sock) (transport.Reader, error) {
-	if err := c.begin(s); err != nil {
+	if err := c.usePipe(s); err != nil {
 		return nil, err
 	}
 	c.out.Drained = func() { c.pause(s, false) }
 	r := &loopConn{conn: c, sock: s}
-	held, err := c.open()
+	held, err := c.openSession()
 	if err != nil {
-		return nil, c.end(err)
+		return nil, c.endSession(err)
 	}
 	r.pauseIf(held)
 	return r, nil
@@ -73,9 +73,9 @@ func (c *loopConn) Readable(buf []byte) error {
 	if err != nil {
 		return err
 	}
-	c.got(n)
-	c.lazy = true
-	held, err := c.carryOut()
+	c.receivedBytes(n)
+	c.deferFlush = true
+	held, err := c.processRequests()
 	c.in.compact()
 	if held {
 		c.out.Flush()
@@ -87,27 +87,29 @@ func (c *loopConn) Readable(buf []byte) error {
 // Flush implements transport.Reader.
 func (c *loopConn) Flush() { c.out.Flush() }
 
-// pauseIf stops reading until the peer has read, and the disk written. They may have done so already: then there was no pause to end.
+// pauseIf stops reading until the peer has read, or the log is written. If that has happened
+// already, no callback would end the pause, and it is ended here.
 func (c *loopConn) pauseIf(held bool) {
 	if held {
 		c.pause(c.sock, true)
-		if !c.out.Blocked(unreadPause) && !c.log.resumeLater(c.out.Drained) {
+		if !c.out.Blocked(maxUnread) && !c.log.resumeLater(c.out.Drained) {
 			c.pause(c.sock, false)
 		}
 	}
 }
 
-// pause stops or resumes reading from s, the socket of c.
+// pause stops reading from s, the socket of c, or resumes it.
 func (c *conn) pause(s *transport.Sock, on bool) {
 	c.paused.Store(on)
 	s.Pause(on)
 }
 
 // Ended implements transport.Reader.
-func (c *loopConn) Ended(err error) { c.server.ended(c.conn, c.end(err)) }
+func (c *loopConn) Ended(err error) { c.server.ended(c.conn, c.endSession(err)) }
 
-// open opens the session, or takes it up again, answers the hello, and carries out what came right behind it.
-func (c *conn) open() (held bool, err error) {
+// openSession opens the session, or resumes it, answers the hello, and processes the requests that
+// arrived with it.
+func (c *conn) openSession() (held bool, err error) {
 	var welcome wire.Reply
 	before, err := c.memory.attach(c, &c.hello, &welcome)
 	if err != nil {
@@ -116,20 +118,21 @@ func (c *conn) open() (held bool, err error) {
 	if before != nil {
 		before.close()
 	}
-	held, err = c.carryOut()
+	held, err = c.processRequests()
 	c.in.compact()
 	return held, err
 }
 
-// end ends the session by goodbye, or lets go of it: it is lost if it is not taken up again in time.
-func (c *conn) end(err error) error {
+// endSession ends the session after a goodbye, or detaches it: its ranks fail if it is not resumed
+// in time.
+func (c *conn) endSession(err error) error {
 	if session := c.session.Load(); session != 0 {
 		how := wire.OpLost
 		if errors.Is(err, errDone) {
 			how = wire.OpGoodbye
 		}
-		c.memory.detachBranches(c, err)
-		c.memory.detach(session, c, how, c.grace())
+		c.memory.detachRelayed(c, err)
+		c.memory.detach(session, c, how, c.reconnectTimeout())
 	}
 	if cause := c.out.Err(); cause != nil {
 		return cause
@@ -137,20 +140,21 @@ func (c *conn) end(err error) error {
 	return err
 }
 
-// carryOut carries out the requests that are whole, and answers them with one write. If the peer does not read
-// what it asked for, or the disk does not write, the others are held: for Drained, and another carryOut. It never waits for the
-// disk: it has other connections to read.
-func (c *conn) carryOut() (held bool, err error) {
+// processRequests carries out the complete requests, and writes their replies at once. If the peer
+// does not read its replies, or the log is not written, the remaining requests are held until
+// Drained is called. It never waits for the disk, because the same goroutine reads other
+// connections.
+func (c *conn) processRequests() (held bool, err error) {
 	for {
-		more, full, overloaded, err := c.turn()
-		c.trunk.closeReplaced()
-		if err != nil || full || overloaded || !more && !c.lazy {
+		more, full, overloaded, err := c.processBatch()
+		c.stream.closeReplaced()
+		if err != nil || full || overloaded || !more && !c.deferFlush {
 			c.out.Flush()
 		}
 		if err != nil {
 			return false, err
 		}
-		if overloaded || c.out.Blocked(unreadPause) {
+		if overloaded || c.out.Blocked(maxUnread) {
 			return true, nil
 		}
 		if !more {
@@ -159,9 +163,9 @@ func (c *conn) carryOut() (held bool, err error) {
 	}
 }
 
-// turn carries out a batch of requests under one lock; full means that the replies must be written first, overloaded that the log must be written
-// write before there are more.
-func (c *conn) turn() (more, full, overloaded bool, err error) {
+// processBatch carries out a batch of requests under one lock. full means that the replies must be
+// written before there are more, overloaded that the log must be written first.
+func (c *conn) processBatch() (more, full, overloaded bool, err error) {
 	m := c.memory
 	session := c.session.Load()
 	overloaded = c.log.overloaded()
@@ -175,24 +179,24 @@ func (c *conn) turn() (more, full, overloaded bool, err error) {
 	now := m.now()
 	m.meter.answered = 0
 	defer func() { m.meter.end(began, m.meter.answered) }()
-	for done := 0; done < batch; done += c.trunk.weight() {
+	for done := 0; done < requestBatch; done += c.stream.weight() {
 		if op := c.in.op(); overloaded && op != 0 && op != wire.OpStatus {
 			return false, false, true, nil
 		}
 		if ok, err := c.next(); err != nil || !ok {
 			return false, false, false, err
 		}
-		if full, err := c.step(now); err != nil || full {
+		if full, err := c.process(now); err != nil || full {
 			return full, full, false, err
 		}
 	}
 	return true, false, false, nil
 }
 
-// step carries out what has been read; full is that many bytes of answers wait.
-func (c *conn) step(now core.Time) (full bool, err error) {
-	if c.trunk != nil && c.trunk.op != 0 {
-		return c.stepBranches(now)
+// process carries out the request that was read; full reports that too many bytes of replies wait.
+func (c *conn) process(now core.Time) (full bool, err error) {
+	if c.stream != nil && c.stream.op != 0 {
+		return c.processRelayFrame(now)
 	}
 	switch c.req.Op {
 	case wire.OpProbe:
@@ -200,18 +204,18 @@ func (c *conn) step(now core.Time) (full bool, err error) {
 	case wire.OpGoodbye:
 		return false, errDone
 	}
-	return c.carry(now, c.session.Load()), nil
+	return c.execute(now, c.session.Load()), nil
 }
 
-// carry carries out c.req for a session, this connection's or that of the branch which it is of.
-func (c *conn) carry(now core.Time, session uint64) (full bool) {
+// execute carries out c.req for a session: that of this connection, or of a relayed one.
+func (c *conn) execute(now core.Time, session uint64) (full bool) {
 	m := c.memory
-	code, why := wire.CodeDenied, c.refusal()
+	code, why := wire.CodeDenied, c.denialReason()
 	if why == "" {
 		code, why = wire.CodeFull, m.machine.Refuses(session, &c.req)
 	}
 	if why != "" {
-		c.refuse(now, session, code, why)
+		c.refuseRequest(now, session, code, why)
 		return false
 	}
 	if c.req.Op == wire.OpBackup {
@@ -223,21 +227,21 @@ func (c *conn) carry(now core.Time, session uint64) (full bool) {
 		switch {
 		case c.log == nil || c.log.disk.Shared():
 		case c.req.Op == wire.OpStatus:
-			return c.replyStatus() > unreadPause
-		case c.req.Op == wire.OpPing: // it shows nothing of the log, and a peer sends it after its welcome
-			return c.out.AppendUrgent(func(b []byte) []byte { return c.encode(b, wire.OpPing, c.req.ID, &c.rep) }) > unreadPause
+			return c.replyStatus() > maxUnread
+		case c.req.Op == wire.OpPing: // it shows nothing of the log, and peers send it only after the welcome
+			return c.out.AppendUrgent(func(b []byte) []byte { return c.encode(b, wire.OpPing, c.req.ID, &c.rep) }) > maxUnread
 		}
-		return c.reply(c.req.Op, c.req.ID, &c.rep) > unreadPause
+		return c.reply(c.req.Op, c.req.ID, &c.rep) > maxUnread
 	}
 	return false
 }
 
-// replyStatus queues the reply to OpStatus. It does not wait for the disk, and overtakes what is held.
-// The reply to the hello must come first, so it is released, too. On a relay's connection the reply
-// waits, because what is held may be the reply to a hello.
+// replyStatus queues the reply to OpStatus, which does not wait for the disk, and overtakes held
+// replies. The reply to the hello must come first, so it is released too. On a relay's connection
+// the status waits, because held replies may include replies to hellos.
 func (c *conn) replyStatus() (waiting int) {
 	encode := func(b []byte) []byte { return c.encode(b, wire.OpStatus, c.req.ID, &c.rep) }
-	if c.trunk != nil {
+	if c.stream != nil {
 		return c.out.Append(encode)
 	}
 	c.out.Release(c.welcomed)

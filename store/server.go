@@ -21,91 +21,99 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// ServerLimits bound what peers can make a Server hold. Zero fields have the defaults. What a Memory holds has its own Limits.
+// ServerLimits bounds what the peers of a Server can use. Zero fields mean the defaults. What a
+// Memory holds is bounded by its own Limits.
 type ServerLimits struct {
-	Conns   int // connections at once; default 65,536. One too many is told, and closed
+	Conns   int // connections at once; default 65,536. Further ones get an error, and are closed
 	PerAddr int // of them from one IP address; default 16,384
-	// Handshakes is how many may be unfinished at once; default 4,096. If there are more, the oldest is dropped, once it has had a tenth
-	// of its time: a burst gets through, and peers that never finish keep nobody out.
+	// Handshakes bounds the unfinished handshakes; default 4,096. When there are more, the oldest
+	// is dropped once it has taken a tenth of Handshake: bursts succeed, and peers that never
+	// finish cannot block others.
 	Handshakes int
-	Handshake  time.Duration // from accept to the answer to hello; default 10 s
-	InFlight   int           // bytes of answers that wait for one slow peer; default 64 MiB. Its requests wait from 1 MiB on
-	// Buffers bounds the bytes of all peers that are on their way: frames that have not come whole, and answers that wait; default 4 GiB,
-	// at least 64 MiB. A peer whose frame does not fit, or for whom more waits than is left, is cut off, and may try again. So is
-	// one that reads nothing of what waits for it for LivenessTimeout, while large answers to others wait for room.
+	Handshake  time.Duration // time from accept to the reply to the hello; default 10 s
+	InFlight   int           // bytes of replies that wait for one peer; default 64 MiB. From 1 MiB on its requests wait
+	// Buffers bounds the bytes in transit of all peers: incomplete frames, and replies that wait;
+	// default 4 GiB, at least 64 MiB. A peer whose frame does not fit, or for which more waits than
+	// is left, is disconnected, and may reconnect. So is a peer that reads none of its replies for
+	// LivenessTimeout while large replies to other peers wait for space.
 	Buffers int64
-	// Grace is how long a session whose connection has broken may take to come back, before it is lost; default 500 ms.
-	Grace time.Duration
-	// LivenessTimeout is after how long a peer that sends nothing, and answers no liveness probe, has failed; default 10 s, at least
-	// 0.6 s. It holds for peers that name none of their own (DialOptions.LivenessTimeout). One whose connection ends is detected by
-	// that, and lost after Grace.
+	// ReconnectTimeout is how long a session whose connection has broken may take to reconnect
+	// before its ranks have failed; default 500 ms.
+	ReconnectTimeout time.Duration
+	// LivenessTimeout is the time after which a peer that sends nothing, not even an answer to a
+	// liveness probe, has failed; default 10 s, at least 0.6 s. It applies to peers that set none
+	// of their own (DialOptions.LivenessTimeout). A peer whose connection ends is detected by that,
+	// and fails after ReconnectTimeout.
 	LivenessTimeout time.Duration
 }
 
-// leastBuffers has room for several of the largest frames: one that never fits would be sent again and again.
-const leastBuffers = 64 << 20
+// minBuffers has space for several of the largest frames: one that never fits would be sent again
+// forever.
+const minBuffers = 64 << 20
 
 func (l ServerLimits) withDefaults() ServerLimits {
 	return ServerLimits{
-		Conns:      cmp.Or(l.Conns, 65536),
-		PerAddr:    cmp.Or(l.PerAddr, 16384),
-		Handshakes: cmp.Or(l.Handshakes, 4096),
-		Handshake:  cmp.Or(l.Handshake, handshakeTimeout),
-		InFlight:   cmp.Or(l.InFlight, 64<<20),
-		Buffers:    max(cmp.Or(l.Buffers, 4<<30), leastBuffers),
-		Grace:      cmp.Or(l.Grace, 500*time.Millisecond),
+		Conns:            cmp.Or(l.Conns, 65536),
+		PerAddr:          cmp.Or(l.PerAddr, 16384),
+		Handshakes:       cmp.Or(l.Handshakes, 4096),
+		Handshake:        cmp.Or(l.Handshake, handshakeTimeout),
+		InFlight:         cmp.Or(l.InFlight, 64<<20),
+		Buffers:          max(cmp.Or(l.Buffers, 4<<30), minBuffers),
+		ReconnectTimeout: cmp.Or(l.ReconnectTimeout, 500*time.Millisecond),
 
 		LivenessTimeout: livenessTimeout(l.LivenessTimeout),
 	}
 }
 
-// Backend is what a Server serves: a *Memory, or a *Relay.
+// Backend is the engine of a Server: a *Memory or a *Relay.
 type Backend interface {
 	Engine
-	// serve serves a connection after its handshake: until it ends, or by giving it to a loop.
+	// serve serves a connection after its handshake: until it ends, or by passing it to a loop.
 	serve(c *conn, buf []byte)
-	// lookAround detects peers that have failed. It is called at intervals of look; late means that
-	// this process itself was stopped since the last call.
-	lookAround(s *Server, late bool)
-	// refuses returns the reason why s must not serve it, or "".
-	refuses(s *Server) string
+	// checkPeers detects peers that have failed. It is called every checkInterval; late means that
+	// this process was stopped since the last call.
+	checkPeers(s *Server, late bool)
+	// checkServer returns why s must not serve the backend, or "".
+	checkServer(s *Server) string
 }
 
-// Server serves a Backend, without a goroutine for each connection where the system has a way to read many sockets at once.
+// Server serves a Backend to other processes. On systems with a way to read many sockets at once it
+// needs no goroutine per connection.
 //
-// It owns the listeners that it was given, the connections, and all those goroutines. Close ends all of
-// them and waits; it does not close the Engine.
+// It owns its listeners, the connections, and their goroutines. Close ends all of them and waits;
+// it does not close the Engine.
 type Server struct {
 	Engine Backend
-	// TLS is how to speak TLS 1.3; see TLSFiles.Server. Nil is plain TCP. Its ClientAuth says what is asked of clients, also if its
-	// GetConfigForClient makes other configurations.
+	// TLS is the TLS 1.3 configuration, see TLSFiles.Server; nil means plain TCP. Its ClientAuth
+	// must say what is asked of clients, also if GetConfigForClient returns other configurations.
 	TLS *tls.Config
-	// Access is who may come in, and what they may do; others are denied. Empty is everybody, everything.
+	// Access lists who may connect, and their rights; other peers are refused. Empty means that
+	// every peer may do everything.
 	Access   []Access
-	Insecure bool // serve beyond loopback, to whoever comes
-	// Protocols are others that are spoken on the same port, as those of package torchstore.
+	Insecure bool // allow unauthenticated access from other hosts
+	// Protocols are other protocols on the same port, such as that of package torchstore.
 	Protocols []Protocol
 	Limits    ServerLimits
-	Logger    *slog.Logger // nil is silent
+	Logger    *slog.Logger // nil discards
 
-	mu         sync.Mutex // protects the fields below
-	listeners  map[net.Listener]struct{}
-	conns      map[*conn]struct{}
-	perAddr    map[netip.Addr]int
-	handshakes list.List     // conns whose handshake is unfinished, the oldest first
-	freed      chan struct{} // gets a token when there are fewer of them
-	branches   int           // of relays: they count as connections
-	away       int           // connections that are being turned away
-	loops      []*transport.Loop
-	adopted    int // connections that a loop was given; they take turns
-	budget     *transport.Budget
-	stopping   bool
-	stopped    chan struct{}  // closed with stopping
-	running    sync.WaitGroup // connections, and watch
+	mu             sync.Mutex // protects the fields below
+	listeners      map[net.Listener]struct{}
+	conns          map[*conn]struct{}
+	perAddr        map[netip.Addr]int
+	handshakes     list.List     // connections with an unfinished handshake, the oldest first
+	handshakeFreed chan struct{} // gets a token when one of them has ended
+	relayedConns   int           // connections of relays' peers: they count as connections
+	refusing       int           // connections that are being refused
+	loops          []*transport.Loop
+	adopted        int // connections that were passed to a loop; used for round robin
+	budget         *transport.Budget
+	stopping       bool
+	stopped        chan struct{}  // closed when stopping is set
+	wg             sync.WaitGroup // connections, and watchPeers
 }
 
-// Listen listens on exactly addr, a host:port: an IPv4 address is not an IPv6 one as well, as it would
-// be with net.Listen and 0.0.0.0.
+// Listen listens on exactly addr, host:port: unlike net.Listen, it does not listen on IPv6 for an
+// IPv4 address such as 0.0.0.0.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	network := "tcp"
 	if host, _, err := net.SplitHostPort(addr); err == nil {
@@ -116,24 +124,25 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, network, addr)
 }
 
-// Serve accepts connections on l until Close or Shutdown, and then returns ErrServerClosed. What Check says is an error at once.
+// Serve accepts connections on l until Close or Shutdown, and then returns ErrServerClosed. It
+// first returns the error of Check, if any. It closes l.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.admit(l); err != nil {
+	if err := s.addListener(l); err != nil {
 		_ = l.Close()
 		return err
 	}
-	defer s.forget(l)
+	defer s.removeListener(l)
 	for pause := time.Millisecond; ; {
 		nc, err := l.Accept()
 		switch {
 		case err == nil:
 			pause = time.Millisecond
 			s.start(nc)
-		case s.ending():
+		case s.isStopping():
 			return ErrServerClosed
 		case errors.Is(err, net.ErrClosed):
 			return err
-		default: // no more file descriptors, or a peer that went away: that passes
+		default: // temporary: out of file descriptors, or the peer has closed the connection
 			s.log().Warn("accept", "err", err)
 			time.Sleep(pause)
 			pause = min(2*pause, time.Second)
@@ -141,10 +150,11 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
-// Check says why s would not serve at addr; nil if it would. An address that others than this machine can reach is ErrInsecure, unless
-// a peer needs a secret (Access) or a certificate (Access, or TLS that requires one) to come in, or s.Insecure says that it need not.
-// TLS alone is not enough: it encrypts, and authenticates no client. Nor is any of them if Access opens a prefix to
-// another protocol, whose peers prove nothing.
+// Check returns why s would not serve at addr, or nil. An address that other hosts can reach is
+// ErrInsecure unless peers need a secret (Access) or a certificate (Access, or TLS that requires
+// one), or s.Insecure is set. TLS without client certificates is not enough: it encrypts, but
+// authenticates no client. Nor is any of these if Access opens a prefix to another protocol, whose
+// peers are not authenticated.
 func (s *Server) Check(addr net.Addr) error {
 	if err := cmp.Or(checkAccess(s.Access), s.checkProtocols()); err != nil {
 		return err
@@ -160,7 +170,7 @@ func (s *Server) Check(addr net.Addr) error {
 		}
 	}
 	if s.Engine != nil {
-		if why := s.Engine.refuses(s); why != "" {
+		if why := s.Engine.checkServer(s); why != "" {
 			return &Error{Op: "relay", Key: addr.String(), Code: wire.CodeDenied, Err: ErrInsecure, Detail: why}
 		}
 	}
@@ -175,7 +185,7 @@ func (s *Server) Check(addr net.Addr) error {
 				"listen on 127.0.0.1, or set Insecure if the network is yours", a, s.Access[i].Protocol, s.Access[i].Prefix),
 		}
 	}
-	if len(s.Access) > 0 || s.wantsCertificate() {
+	if len(s.Access) > 0 || s.requiresCertificate() {
 		return nil
 	}
 	return &Error{
@@ -185,12 +195,12 @@ func (s *Server) Check(addr net.Addr) error {
 	}
 }
 
-// wantsCertificate reports whether nobody comes in without one.
-func (s *Server) wantsCertificate() bool {
+// requiresCertificate reports whether TLS refuses clients without a certificate.
+func (s *Server) requiresCertificate() bool {
 	return s.TLS != nil && s.TLS.ClientAuth == tls.RequireAndVerifyClientCert
 }
 
-func (s *Server) admit(l net.Listener) error {
+func (s *Server) addListener(l net.Listener) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopping {
@@ -205,21 +215,21 @@ func (s *Server) admit(l net.Listener) error {
 	if s.listeners == nil {
 		s.listeners, s.conns, s.perAddr = map[net.Listener]struct{}{}, map[*conn]struct{}{}, map[netip.Addr]int{}
 		s.budget = transport.NewBudget(s.Limits.withDefaults().Buffers)
-		s.stopped, s.freed = make(chan struct{}), make(chan struct{}, 1)
-		s.running.Go(s.watch)
+		s.stopped, s.handshakeFreed = make(chan struct{}), make(chan struct{}, 1)
+		s.wg.Go(s.watchPeers)
 	}
 	s.listeners[l] = struct{}{}
 	return nil
 }
 
-func (s *Server) forget(l net.Listener) {
+func (s *Server) removeListener(l net.Listener) {
 	s.mu.Lock()
 	delete(s.listeners, l)
 	s.mu.Unlock()
 	_ = l.Close()
 }
 
-func (s *Server) ending() bool {
+func (s *Server) isStopping() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stopping
@@ -233,30 +243,30 @@ func (s *Server) start(nc net.Conn) {
 	c := newConn(s, nc, limits)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.makeRoom(limits)
+	s.limitHandshakes(limits)
 	switch {
 	case s.stopping:
 		_ = nc.Close()
-	case len(s.conns)+s.branches >= limits.Conns:
-		s.turnAway(c, fmt.Sprintf("the limit is %d connections", limits.Conns))
+	case len(s.conns)+s.relayedConns >= limits.Conns:
+		s.refuseConn(c, fmt.Sprintf("the limit is %d connections", limits.Conns))
 	case c.addr.IsValid() && s.perAddr[c.addr] >= limits.PerAddr:
-		s.turnAway(c, fmt.Sprintf("the limit is %d connections from one address", limits.PerAddr))
+		s.refuseConn(c, fmt.Sprintf("the limit is %d connections from one address", limits.PerAddr))
 	default:
 		s.conns[c] = struct{}{}
 		c.meter.connAccepted()
 		s.perAddr[c.addr]++
-		c.began, c.unfinished = time.Now(), s.handshakes.PushBack(c)
-		s.running.Add(1)
+		c.acceptedAt, c.unfinished = time.Now(), s.handshakes.PushBack(c)
+		s.wg.Add(1)
 		go c.serve()
 	}
 }
 
-// makeRoom sees to it that there is room for one more handshake: it waits a little for one that is unfinished, and then drops the
-// oldest. Called with mu, which it may unlock meanwhile.
-func (s *Server) makeRoom(l ServerLimits) {
+// limitHandshakes makes space for another handshake: it waits a little for an unfinished one, and
+// then drops the oldest. The caller holds mu, which may be unlocked meanwhile.
+func (s *Server) limitHandshakes(l ServerLimits) {
 	for !s.stopping && s.handshakes.Len() > 0 && (s.handshakes.Len() >= l.Handshakes || len(s.conns) >= l.Conns) {
 		oldest := s.handshakes.Front().Value.(*conn)
-		rest := l.Handshake/10 - time.Since(oldest.began)
+		rest := l.Handshake/10 - time.Since(oldest.acceptedAt)
 		if rest <= 0 {
 			s.log().Warn("handshake dropped", "peer", oldest.peer, "reason", "others wait", "limit", l.Handshakes)
 			s.remove(oldest)
@@ -265,7 +275,7 @@ func (s *Server) makeRoom(l ServerLimits) {
 		}
 		s.mu.Unlock()
 		select {
-		case <-s.freed:
+		case <-s.handshakeFreed:
 		case <-time.After(rest):
 		case <-s.stopped:
 		}
@@ -273,43 +283,44 @@ func (s *Server) makeRoom(l ServerLimits) {
 	}
 }
 
-// turnAway tells a peer that there is no room for it, unless too many are being told. Called with mu.
-func (s *Server) turnAway(c *conn, why string) {
+// refuseConn sends an error to a peer that exceeds a limit, unless too many are being refused. The
+// caller holds mu.
+func (s *Server) refuseConn(c *conn, why string) {
 	s.log().Warn("connection refused", "peer", c.peer, "reason", why)
 	c.meter.connRefused()
-	if s.away >= maxRefusals {
+	if s.refusing >= maxRefusals {
 		_ = c.nc.Close()
 		return
 	}
-	s.away++
-	s.running.Go(func() {
-		c.sendAway(why)
+	s.refusing++
+	s.wg.Go(func() {
+		c.refuseForLimit(why)
 		s.mu.Lock()
-		s.away--
+		s.refusing--
 		s.mu.Unlock()
 	})
 }
 
-// shaken notes that c's handshake is over.
-func (s *Server) shaken(c *conn) {
+// handshakeDone records that c's handshake is finished.
+func (s *Server) handshakeDone(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.unfinished != nil {
 		s.handshakes.Remove(c.unfinished)
 		c.unfinished = nil
-		s.free()
+		s.signalFreed()
 	}
 }
 
-// free tells makeRoom. Called with mu.
-func (s *Server) free() {
+// signalFreed wakes limitHandshakes. The caller holds mu.
+func (s *Server) signalFreed() {
 	select {
-	case s.freed <- struct{}{}:
+	case s.handshakeFreed <- struct{}{}:
 	default:
 	}
 }
 
-// remove takes c out of what is counted, once. Called with mu.
+// remove removes c from the counts, at most once. The caller holds mu.
 func (s *Server) remove(c *conn) {
 	if _, ok := s.conns[c]; !ok {
 		return
@@ -323,10 +334,10 @@ func (s *Server) remove(c *conn) {
 		s.handshakes.Remove(c.unfinished)
 		c.unfinished = nil
 	}
-	s.free()
+	s.signalFreed()
 }
 
-// ended takes out a connection, and says why it is over.
+// ended removes a connection, and logs why it ended.
 func (s *Server) ended(c *conn, err error) {
 	if errors.Is(err, transport.ErrSlow) {
 		c.meter.connDropped()
@@ -344,10 +355,10 @@ func (s *Server) ended(c *conn, err error) {
 	s.mu.Lock()
 	s.remove(c)
 	s.mu.Unlock()
-	s.running.Done()
+	s.wg.Done()
 }
 
-// loop is the loop that reads the next connection; nil if this system has none.
+// loop returns the loop for the next connection, or nil if the system has none.
 func (s *Server) loop() *transport.Loop {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -367,7 +378,7 @@ func (s *Server) loop() *transport.Loop {
 	return s.loops[s.adopted%len(s.loops)]
 }
 
-// stop stops accepting, and lists the connections that there are.
+// stop stops accepting, and returns the current connections.
 func (s *Server) stop() []*conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -394,9 +405,9 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// wait returns when all connections have ended, and what served them.
+// wait returns when all connections, and the goroutines that served them, have ended.
 func (s *Server) wait() {
-	s.running.Wait()
+	s.wg.Wait()
 	s.mu.Lock()
 	loops := s.loops
 	s.mu.Unlock()
@@ -405,8 +416,8 @@ func (s *Server) wait() {
 	}
 }
 
-// Shutdown says goodbye to every peer behind the last of its answers, and waits until they
-// have hung up. When ctx ends first, it closes the others and returns ctx's error.
+// Shutdown sends each peer a goodbye after its last reply, and waits until all peers have
+// disconnected. If ctx ends first, it closes the remaining connections and returns ctx's error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	for _, c := range s.stop() {
 		c.goodbye()

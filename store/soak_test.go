@@ -27,7 +27,7 @@ var soak = flag.Duration("soak", 3*time.Second, "how long TestSoak runs")
 func TestSoak(t *testing.T) {
 	const clients, samples = 50, 20
 	memory := new(store.Memory)
-	s := serve(t, &store.Server{Engine: memory, Limits: store.ServerLimits{Grace: 200 * time.Millisecond}}, tcp)
+	s := serve(t, &store.Server{Engine: memory, Limits: store.ServerLimits{ReconnectTimeout: 200 * time.Millisecond}}, tcp)
 	ctx, cancel := context.WithTimeout(t.Context(), *soak)
 	defer cancel()
 	before := runtime.NumGoroutine()

@@ -119,15 +119,15 @@ func (m *Memory) heard(r *RankStatus) time.Duration {
 	case r.Session == core.Local:
 		return 0
 	case l != nil:
-		return l.quiet()
+		return l.silentFor()
 	}
 	return -1
 }
 
 // quiet implements link.
-func (c *conn) quiet() time.Duration {
-	if c.heard.Load() {
+func (c *conn) silentFor() time.Duration {
+	if c.received.Load() {
 		return 0
 	}
-	return time.Duration(c.unheard.Load()) * look
+	return time.Duration(c.missedChecks.Load()) * checkInterval
 }

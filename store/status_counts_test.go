@@ -29,7 +29,7 @@ func TestStatusCountsConnections(t *testing.T) {
 	for _, wires := range engines[:2] {
 		t.Run(wires.name, func(t *testing.T) {
 			m := new(store.Memory)
-			s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{Conns: 2, Grace: time.Millisecond}}, wires.wires)
+			s := serve(t, &store.Server{Engine: m, Limits: store.ServerLimits{Conns: 2, ReconnectTimeout: time.Millisecond}}, wires.wires)
 			require.Equal(t, &store.ServerStatus{}, firstCounts(t, m))
 			works(t, s.client(t))
 			second := s.greeted(t)

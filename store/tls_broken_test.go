@@ -41,7 +41,7 @@ func (c *flipping) Write(b []byte) (int, error) {
 func TestABrokenTLSHandshakeIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	f := newTLSFiles(t)
-	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Limits: store.ServerLimits{Grace: time.Minute, Handshake: time.Second}}, tcp)
+	s := serve(t, &store.Server{TLS: serverTLS(t, f.server()), Limits: store.ServerLimits{ReconnectTimeout: time.Minute, Handshake: time.Second}}, tcp)
 	var up, down atomic.Int32
 	var last atomic.Pointer[flipping]
 	dialFlipping := func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -211,7 +211,7 @@ func TestPythonThatHoldsItsLockForTooLong(t *testing.T) {
 
 func TestACutConnectionMends(t *testing.T) {
 	k := makeKeys(t)
-	long := store.ServerLimits{Grace: time.Minute} // however slow the machine
+	long := store.ServerLimits{ReconnectTimeout: time.Minute} // however slow the machine
 	for name, c := range map[string]struct {
 		srv  *store.Server
 		with kw
@@ -281,7 +281,7 @@ func cutAdds(t *testing.T, proxy *testcluster.Proxy, p *rank) {
 }
 
 func TestAwayForLongerThanTheGrace(t *testing.T) {
-	srv := &store.Server{Limits: store.ServerLimits{Grace: time.Millisecond, LivenessTimeout: time.Second}}
+	srv := &store.Server{Limits: store.ServerLimits{ReconnectTimeout: time.Millisecond, LivenessTimeout: time.Second}}
 	addr := serve(t, srv)
 	proxy := testcluster.NewProxy(t, addr)
 	p, q := start(t), start(t)

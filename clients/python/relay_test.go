@@ -56,7 +56,7 @@ func relay(t *testing.T, addr, at string) (*launch.Process, string) {
 
 // patient is a store that no machine is too slow for.
 func patient() *store.Server {
-	return &store.Server{Limits: store.ServerLimits{Grace: time.Minute, LivenessTimeout: time.Second}}
+	return &store.Server{Limits: store.ServerLimits{ReconnectTimeout: time.Minute, LivenessTimeout: time.Second}}
 }
 
 // interrupted is an all-gather of all ranks, and an add of each of Python's; hit comes in the middle of it, and rank 0 after that.
@@ -135,7 +135,7 @@ func TestPythonHasOtherWays(t *testing.T) {
 
 // Ranks whose relay does not come back are lost together, and who is not hears that it was the relay.
 func TestPythonHearsOfARelayThatDoesNotComeBack(t *testing.T) {
-	addr := serve(t, &store.Server{Limits: store.ServerLimits{Grace: 100 * time.Millisecond}})
+	addr := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: 100 * time.Millisecond}})
 	p, at := relay(t, addr, "127.0.0.1:0")
 	behind, direct := []*rank{start(t), start(t)}, start(t)
 	done := make(chan error, 2)

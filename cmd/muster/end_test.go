@@ -91,7 +91,7 @@ func TestRelayEndsWhileRanksAreInABarrier(t *testing.T) {
 	for name, other := range map[string]bool{"the next relay": false, "another way": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, url := serve(t, "--grace", "20s")
+			_, url := serve(t, "--reconnect-timeout", "20s")
 			p, at := relay(t, "--store", url)
 			ways := at
 			if other {

@@ -39,8 +39,8 @@ has a connection, and of each barrier a message, for each host, and not for each
 connect to the relay as if it were the store. The first line on standard output is its address.
 
 All that is kept is kept by the store: a relay can be stopped, and started again. Its ranks go on
-if they are back within the grace of the store (serve --grace), by this relay or by another way
-that their URL has: muster://127.0.0.1:7070,store:7070. Else they are lost, and errors name the
+if they reconnect within the timeout of the store (serve --reconnect-timeout), over this relay or
+another address of their URL: muster://127.0.0.1:7070,store:7070. Else they fail, and errors name the
 relay.
 
 Who may connect to the relay is said as for serve: --secret-file, --access, --tls-…. What the

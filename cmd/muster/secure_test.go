@@ -192,7 +192,7 @@ func TestLimitFlags(t *testing.T) {
 		"max-key": {"0", "9KiB", "x"}, "max-value": {"0", "17MiB"}, "max-bytes": {"0", "1TB", "-1"}, "max-in-flight": {"0", "x"}, "max-held": {"0", "x"}, "max-held-per-peer": {"0"}, "max-buffers": {"0", "-1"},
 		"max-keys": {"0", "-1", "x"}, "max-conns": {"0", "-1"}, "max-conns-per-addr": {"0", "-1"}, "max-handshakes": {"0", "-1"},
 		"max-waiting": {"0", "-1"}, "max-leases": {"0", "-1"}, "history": {"0"},
-		"handshake-timeout": {"0s", "-1s", "x"}, "liveness-timeout": {"0s", "-1s", "10"}, "grace": {"0s", "-1s"},
+		"handshake-timeout": {"0s", "-1s", "x"}, "liveness-timeout": {"0s", "-1s", "10"}, "reconnect-timeout": {"0s", "-1s"},
 	} {
 		for _, v := range bad {
 			run(t, "serve", "--listen", "127.0.0.1:0", "--"+flag, v).wants(t, 2, "", "--"+flag)

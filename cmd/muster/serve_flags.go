@@ -82,7 +82,7 @@ func (l *limitFlags) register(cmd *cobra.Command) {
 	number(&l.limits.Leases, "max-leases", 65536, "leases of one peer")
 	l.connFlags.register(cmd)
 	l.live.register(cmd)
-	during(&l.server.Grace, "grace", 500*time.Millisecond, "time for a peer whose connection broke to come back")
+	during(&l.server.ReconnectTimeout, "reconnect-timeout", 500*time.Millisecond, "`duration` that a session may take to reconnect before its ranks have failed")
 }
 
 // check looks at what flags cannot check, and gives the limits.
@@ -93,7 +93,7 @@ func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits
 	if err := checkPositive(cmd, map[string]int64{
 		"max-key": int64(l.key), "max-value": int64(l.value), "max-bytes": int64(l.bytes), "max-held": int64(l.held), "max-held-per-peer": int64(l.heldOf),
 		"max-keys": int64(l.limits.Keys), "history": int64(l.limits.History), "max-waiting": int64(l.limits.Waiting), "max-leases": int64(l.limits.Leases),
-		"grace": int64(l.server.Grace),
+		"reconnect-timeout": int64(l.server.ReconnectTimeout),
 	}); err != nil {
 		return l.limits, l.server, err
 	}

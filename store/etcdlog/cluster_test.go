@@ -50,7 +50,7 @@ func childReplica(ctx context.Context, arg string) error {
 	}
 	r := &etcdlog.Replica{Client: c, Options: etcdlog.Options{Root: a.Root, OutageTimeout: a.Outage, FailureTimeout: a.FailureTimeout}, Listener: l, Addr: a.Front}
 	r.NewServer = func(m *store.Memory) (*store.Server, error) {
-		return &store.Server{Engine: m, Limits: store.ServerLimits{Grace: a.Grace}}, nil
+		return &store.Server{Engine: m, Limits: store.ServerLimits{ReconnectTimeout: a.Grace}}, nil
 	}
 	return r.Run(ctx)
 }

@@ -82,8 +82,8 @@ func (r *Replica) term(ctx context.Context, g *acceptor, l *Leadership) error {
 	if r.NewMemory != nil {
 		m = r.NewMemory()
 	}
-	if m.Replica = l; m.Grace == 0 {
-		m.Grace = reconnectTimeout
+	if m.Replica = l; m.ReconnectTimeout == 0 {
+		m.ReconnectTimeout = reconnectTimeout
 	}
 	if err := m.Open(); err != nil {
 		if errors.Is(err, ErrReplaced) || transient(err) {

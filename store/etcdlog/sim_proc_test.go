@@ -70,7 +70,7 @@ func (p *proc) run() {
 			}
 			return
 		}
-		m := &store.Memory{Replica: folding{l, 1}, Grace: 20 * time.Second}
+		m := &store.Memory{Replica: folding{l, 1}, ReconnectTimeout: 20 * time.Second}
 		if err := m.Open(); err == nil {
 			p.w.audit.count("terms")
 			p.serve(m)

@@ -1,0 +1,229 @@
+package store
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/muster-pg/muster/internal/transport"
+	"github.com/muster-pg/muster/wire"
+)
+
+// relayPeer is the connection of a relay's peer, and its part of the stream to the store.
+type relayPeer struct {
+	*conn
+	upstream *upstream
+	number   uint32
+	sock     *transport.Sock // nil: a goroutine reads
+	resumed  chan struct{}   // gets a token when reading may continue; for a goroutine
+
+	probed atomic.Bool // the store has probed the peer, and nothing was forwarded since
+
+	// Guarded by the upstream's mu:
+	pendingVotes *heldVotes          // held votes that include votes of this peer
+	members      map[member]struct{} // the members that have voted here
+}
+
+// adopted implements reader.
+func (p *relayPeer) adopted(s *transport.Sock) (transport.Reader, error) {
+	if err := p.usePipe(s); err != nil {
+		return nil, err
+	}
+	p.sock = s
+	p.out.Drained = func() { s.Pause(false) }
+	err := p.sendHello()
+	if err == nil {
+		err = p.forwardFrames()
+	}
+	if err != nil {
+		p.upstream.peerEnded(p)
+		return nil, err
+	}
+	p.in.compact()
+	p.Flush()
+	return p, nil
+}
+
+// Readable implements transport.Reader.
+func (p *relayPeer) Readable(buf []byte) error {
+	if p.pauseIfBlocked() { // before reading: each of many peers would add another frame
+		return nil
+	}
+	n, err := p.sock.Read(p.in.buffer(buf))
+	if err != nil {
+		return err
+	}
+	p.receivedBytes(n)
+	err = p.forwardFrames()
+	p.in.compact()
+	p.pauseIfBlocked()
+	return err
+}
+
+// pauseIfBlocked stops reading while the peer does not read its replies, or the store its requests.
+// If that is over already, no callback would end the pause, and it is ended here.
+func (p *relayPeer) pauseIfBlocked() bool {
+	if !p.isBlocked() {
+		return false
+	}
+	p.sock.Pause(true)
+	if p.upstream.resumeLater(p); p.isBlocked() {
+		return true
+	}
+	p.sock.Pause(false)
+	return false
+}
+
+// isBlocked reports whether too much waits, for the peer or for the store: resumeReading is called
+// later.
+func (p *relayPeer) isBlocked() bool {
+	mine, theirs := p.out.Blocked(maxUnread), p.upstream.isBlocked()
+	return mine || theirs
+}
+
+// Flush implements transport.Reader. The first peer of those that were read writes the frames of
+// all.
+func (p *relayPeer) Flush() { p.upstream.conn.out.Flush() }
+
+// Ended implements transport.Reader.
+func (p *relayPeer) Ended(err error) {
+	p.upstream.peerEnded(p)
+	p.server.ended(p.conn, p.cause(err))
+}
+
+// cause returns the error of the outbox, if it has ended the connection, and otherwise err.
+func (p *relayPeer) cause(err error) error {
+	if cause := p.out.Err(); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// run implements reader.
+func (p *relayPeer) run(buf []byte) error {
+	p.resumed = make(chan struct{}, 1)
+	p.out.Drained = p.resumeReading
+	err := p.sendHello()
+	if err == nil {
+		err = p.readLoop(buf)
+	}
+	p.upstream.peerEnded(p)
+	return err
+}
+
+func (p *relayPeer) readLoop(buf []byte) error {
+	for {
+		if err := p.forwardFrames(); err != nil {
+			return err
+		}
+		p.Flush()
+		for p.isBlocked() {
+			if p.upstream.resumeLater(p); p.isBlocked() {
+				<-p.resumed
+			}
+		}
+		n, err := p.nc.Read(p.in.buffer(buf))
+		if p.receivedBytes(n); n == 0 && err != nil {
+			return err
+		}
+	}
+}
+
+// resumeReading resumes reading, or checks again whether it may.
+func (p *relayPeer) resumeReading() {
+	if p.sock != nil {
+		p.sock.Pause(false)
+		return
+	}
+	select {
+	case p.resumed <- struct{}{}:
+	default:
+	}
+}
+
+// sendHello forwards the peer's hello, with the rights that it has here.
+func (p *relayPeer) sendHello() error {
+	p.hello.Old = p.rights.encode()
+	return p.upstream.open(p)
+}
+
+// forwardFrames forwards the complete frames.
+func (p *relayPeer) forwardFrames() error {
+	for {
+		h, body, _, ok, err := p.in.next()
+		if err != nil || !ok {
+			return err
+		}
+		switch h.Op {
+		case wire.OpHello, wire.OpLost, wire.OpRelay, wire.OpVotes:
+			return fmt.Errorf("%s: %w", h.Op, wire.ErrUnknownOp)
+		}
+		if h.Op == wire.OpProbe {
+			p.upstream.answerProbe(p)
+			continue
+		}
+		if h.Op == wire.OpCollect {
+			if err := p.req.Parse(h, body); err != nil {
+				return fmt.Errorf("%s: %w", h.Op, err)
+			}
+			if p.upstream.vote(p) {
+				continue
+			}
+		}
+		if h.Op == wire.OpLeave && p.req.Parse(h, body) == nil {
+			p.upstream.memberLeft(p, memberOf(&p.req.Group))
+		}
+		p.upstream.forward(p, h, body)
+	}
+}
+
+// welcomed forwards the store's welcome, with the proof that this side knows the peer's secret, or
+// the store's refusal.
+func (p *relayPeer) welcomed(rep *wire.Reply) {
+	id := p.hello.ID
+	if rep.Code != wire.CodeOK {
+		id = 0
+	}
+	rep.Values = p.proof
+	p.out.Append(func(b []byte) []byte { return wire.AppendReply(b, wire.OpHello, id, rep) })
+	p.out.Flush()
+	if rep.Code != wire.CodeOK {
+		p.closeLater()
+	}
+}
+
+// closeLater closes the connection after the peer has had time to read the last frame and close it
+// itself.
+func (p *relayPeer) closeLater() { time.AfterFunc(refusalTimeout, p.close) }
+
+// needsVouching reports whether the store has probed the peer, and bytes were received from it that
+// could not be forwarded yet: it is sending a long frame, or reading one.
+func (p *relayPeer) needsVouching() bool {
+	reads, _ := p.readProgress()
+	if !p.probed.Load() || !p.received.Swap(false) && !reads {
+		return false
+	}
+	p.probed.Store(false)
+	return true
+}
+
+// deliverReply queues a reply for the peer.
+func (p *relayPeer) deliverReply(h wire.Header, id uint64, body *transport.Body) {
+	h.ID = id
+	switch h.Op {
+	case wire.OpCollect, wire.OpJoin: // other peers may get the same one
+		p.out.AppendShared(0, wire.AppendHeader(make([]byte, 0, wire.HeaderLen), h), body)
+	default: // it counts against InFlight
+		p.out.Append(func(b []byte) []byte { return append(wire.AppendHeader(b, h), body.Bytes...) })
+	}
+	if h.Op == wire.OpProbe {
+		p.probed.Store(true)
+	}
+	p.out.Flush()
+}
+
+// clearProbe records that a frame of the peer is forwarded, which also answers a probe.
+func (p *relayPeer) clearProbe() {
+	p.received.Store(false)
+	p.probed.Store(false)
+}
