@@ -87,7 +87,7 @@ func TestLimitsOfWhatAStoreHolds(t *testing.T) {
 					}
 					return <-errs // the other two wait
 				},
-				store.ErrFull, "the limit is 2 calls that wait", nil,
+				store.ErrFull, "the limit is 2 waiting calls", nil,
 			},
 		} {
 			t.Run(e.name+"/"+name, func(t *testing.T) {

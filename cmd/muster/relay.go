@@ -40,8 +40,8 @@ connect to the relay as if it were the store. The first line on standard output 
 
 All that is kept is kept by the store: a relay can be stopped, and started again. Its ranks go on
 if they reconnect within the timeout of the store (serve --reconnect-timeout), over this relay or
-another address of their URL: muster://127.0.0.1:7070,store:7070. Else they fail, and errors name the
-relay.
+another address of their URL: muster://127.0.0.1:7070,store:7070. Else they fail, and errors name
+the relay.
 
 Who may connect to the relay is said as for serve: --secret-file, --access, --tls-…. What the
 relay shows the store is in its URL: muster://store:7070?secret-file=FILE&ca=FILE&cert=FILE&key=FILE
