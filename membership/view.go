@@ -113,7 +113,7 @@ func (v View) endsWithin(d time.Duration) bool {
 // an error of the program itself is not.
 func followsEnd(err error) bool {
 	return slices.ContainsFunc([]error{
-		context.Canceled, context.DeadlineExceeded, pgroup.ErrUnknown, pgroup.ErrUnavailable, store.ErrStale, store.ErrSession,
+		context.Canceled, context.DeadlineExceeded, pgroup.ErrUnknown, pgroup.ErrUnavailable, store.ErrStale, store.ErrSessionLost,
 	}, func(e error) bool { return errors.Is(err, e) })
 }
 
