@@ -7,8 +7,10 @@ import (
 	"math"
 )
 
-// Begin begins a generation in dir that is newer than all that are there, and returns its number: one process of a job calls it, and tells the others,
-// which open that generation. No clock has a part in it, and no two processes begin the same one. The directory is made if its parent is there.
+// Begin begins a generation in dir that is newer than all that exist, and returns its number: one
+// process of a job calls it, and sends the number to the others, which open that generation. It
+// reads no clock, and no two processes begin the same generation. The directory is made if its
+// parent exists.
 func Begin(dir string) (generation uint64, err error) {
 	v, err := openVolume(dir)
 	if err != nil {
@@ -34,7 +36,7 @@ func begin(v volume) (generation uint64, err error) {
 	}
 	for generation < math.MaxUint64 {
 		generation++
-		if err := v.Mkdir(generationName(generation)); !errors.Is(err, fs.ErrExist) { // the listing may have been a cached one
+		if err := v.Mkdir(generationName(generation)); !errors.Is(err, fs.ErrExist) { // the listing may have been cached
 			return generation, err
 		}
 	}

@@ -25,8 +25,8 @@ func benchWeights() map[string]*tensor.Tensor {
 	return ts
 }
 
-// BenchmarkWrite publishes 64 MiB, and, in turns, writes, syncs and renames a file of the same bytes. Removing the state
-// that was replaced is counted, removing the file is not.
+// BenchmarkWrite publishes 64 MiB, and, in turns, writes, syncs and renames a file of the same
+// bytes. Removing the state that was replaced is counted, removing the file is not.
 func BenchmarkWrite(b *testing.B) {
 	dir, ts := b.TempDir(), benchWeights()
 	w := open(b, dir, 0, nil)
@@ -54,7 +54,8 @@ func plainWrite(dir string, data []byte) {
 	must(0, os.Rename(filepath.Join(dir, "plain.tmp"), filepath.Join(dir, "plain")))
 }
 
-// BenchmarkRead reads 64 MiB back and verifies them, and, in turns, reads the same file into fresh memory.
+// BenchmarkRead reads 64 MiB back and verifies them, and, in turns, reads the same file into fresh
+// memory.
 func BenchmarkRead(b *testing.B) {
 	dir := b.TempDir()
 	w := open(b, dir, 0, nil)
@@ -73,7 +74,8 @@ func BenchmarkRead(b *testing.B) {
 	report(b, ours, theirs)
 }
 
-// BenchmarkView reads all tensors in blocks of 1 MiB, into the same memory each time, as reading the file does.
+// BenchmarkView reads all tensors in blocks of 1 MiB, into the same memory each time, as reading
+// the file does.
 func BenchmarkView(b *testing.B) {
 	dir := b.TempDir()
 	w := open(b, dir, 0, nil)

@@ -35,8 +35,8 @@ func child(t testing.TB, mode, dir string, arg int) *exec.Cmd {
 
 func told() (dir string, arg int) { return os.Getenv(dirVar), must(strconv.Atoi(os.Getenv(argVar))) }
 
-// die publishes a state, whose number is arg, and kills itself at operation number arg, of which half is done if it
-// writes.
+// die publishes a state, whose number is arg, and kills itself at operation number arg, of which
+// half is done if it writes.
 func die() {
 	dir, k := told()
 	n := uint32(k + 2)
@@ -54,8 +54,9 @@ func die() {
 	os.Exit(0)
 }
 
-// TestKilledAtEachStep kills a rank at each operation of an Open and a Write that replaces a state, while another rank
-// reads all the time: it sees the old state or the new one. The next Open collects what is left.
+// TestKilledAtEachStep kills a rank at each operation of an Open and a Write that replaces a state,
+// while another rank reads all the time: it sees the old state or the new one. The next Open
+// collects what is left.
 func TestKilledAtEachStep(t *testing.T) {
 	dir := t.TempDir()
 	w := open(t, dir, 1, nil)
@@ -112,8 +113,8 @@ func publish() {
 	os.Exit(0)
 }
 
-// TestModelOptHalfAState is failure 9: a process writes a thousand states, one over the other, while another reads. It
-// never sees half of one, and never an older one after a newer one.
+// TestModelOptHalfAState is failure 9: a process writes a thousand states, one over the other,
+// while another reads. It never sees half of one, and never an older one after a newer one.
 func TestModelOptHalfAState(t *testing.T) {
 	rounds := 1000
 	if testing.Short() {

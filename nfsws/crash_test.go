@@ -15,8 +15,9 @@ import (
 
 var errPower = errors.New("no power")
 
-// TestPowerLoss cuts the power before each operation of a publish that replaces a state, of a removal, and of an Open,
-// and looks what is on the disk then: the old state or the new one, and the new one for sure if it was acknowledged.
+// TestPowerLoss cuts the power before each operation of a publish that replaces a state, of a
+// removal, and of an Open, and looks what is on the disk then: the old state or the new one, and
+// the new one for sure if it was acknowledged.
 func TestPowerLoss(t *testing.T) {
 	acts := map[string]struct {
 		do   func(*nfsws.Workspace) error
@@ -75,8 +76,8 @@ func survived(t *testing.T, d *disk) uint32 {
 	return n
 }
 
-// TestPowerLossAfterTakingBack is a state that was taken back, since its directory could not be synced, once or for
-// longer; perhaps the rank comes back before the power goes.
+// TestPowerLossAfterTakingBack is a state that was taken back, since its directory could not be
+// synced, once or for longer; perhaps the rank comes back before the power goes.
 func TestPowerLossAfterTakingBack(t *testing.T) {
 	for seed := range uint64(400) {
 		d := newDisk(seed)

@@ -13,8 +13,8 @@ import (
 	"github.com/muster-pg/muster/nfsws"
 )
 
-// disk is a file system in memory that loses, when it crashes, what was not synced: any of the bytes, and any of the
-// changes of a directory, one without another that came before.
+// disk is a file system in memory that loses, when it crashes, what was not synced: any of the
+// bytes, and any of the changes of a directory, one without another that came before.
 type disk struct {
 	mu    sync.Mutex
 	rng   *rand.Rand

@@ -15,13 +15,14 @@ var (
 	ErrNotPublished = errors.New("not published")
 	// ErrCorrupt: there is a state, but not as it was written.
 	ErrCorrupt = errors.New("corrupt")
-	// ErrSuperseded: a newer generation has begun here, and this process is left over from an older run. It should end.
+	// ErrSuperseded: a newer generation has begun here, and this process is left over from an older
+	// run. It should end.
 	ErrSuperseded = errors.New("superseded by a newer generation")
 	// ErrClosed: the Workspace or the View was closed.
 	ErrClosed = errors.New("closed")
 )
 
-// Error says what failed, for which rank, and at which file.
+// Error says which operation failed, for which rank, and at which file.
 type Error struct {
 	Op         string // the verb, as "read"
 	Rank       int    // whose state it is about
@@ -39,8 +40,8 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// atFile is what a step failed at, before the verb is known. Its name is below the workspace's directory; wrap makes it
-// the Path of an Error, which says it.
+// atFile is the error of a step at a file, whose name is below the workspace's directory; wrap
+// makes it the Path of an Error.
 type atFile struct {
 	name string
 	err  error
@@ -49,7 +50,8 @@ type atFile struct {
 func (e *atFile) Error() string { return e.err.Error() }
 func (e *atFile) Unwrap() error { return e.err }
 
-// at names the file that err is about, once; what the operating system wraps around it says the same again.
+// at names the file that err is about, once; what the operating system wraps around it says the
+// same again.
 func at(name string, err error) error {
 	switch e := err.(type) { //nolint:errorlint // only what is outermost is taken off, and nothing that was said about it
 	case nil:
@@ -82,7 +84,8 @@ func (w *Workspace) wrap(op string, rank int, err error) error {
 	return e
 }
 
-// passing reports whether a stale cache of this client may be why: looking again, afresh, may give another answer.
+// passing reports whether a stale cache of this client may be the cause: to look again may give
+// another answer.
 func passing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESTALE) || errors.Is(err, ErrCorrupt)
 }

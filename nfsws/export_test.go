@@ -8,7 +8,7 @@ type (
 const (
 	PartBytes   = partBytes
 	MaxManifest = maxManifest
-	Patience    = patience
+	Patience    = staleTime
 )
 
 // OSVolume is the operating system's, below dir.

@@ -77,7 +77,8 @@ func faultsOf(op string) map[string]*fault {
 	return all[kind]
 }
 
-// everywhere tries every fault at every operation of act. The order of some of them is by chance, their number is not.
+// everywhere tries every fault at every operation of act. The order of some of them is by chance,
+// their number is not.
 func everywhere(t *testing.T, act func(*stage) error, check func(s *stage, op string, err error)) {
 	s := newStage(t)
 	s.v.arm(func(string) *fault { return nil })
@@ -125,8 +126,8 @@ func allFaults() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// settled requires that readers see the new state if it was published, and otherwise the old one; and that nothing is
-// left behind when the rank has come back.
+// settled requires that readers see the new state if it was published, and otherwise the old one;
+// and that nothing is left behind when the rank has come back.
 func (s *stage) settled(op string, err error) {
 	t := s.t
 	if strings.HasPrefix(op, "sync") || strings.HasPrefix(op, "close") || strings.HasPrefix(op, "write") {
@@ -206,8 +207,8 @@ func TestFaultsWhileOpening(t *testing.T) {
 		})
 }
 
-// TestFaultsWhileReading wants the newest state, or an error where the disk has told one. What a stale cache may have
-// said is asked again.
+// TestFaultsWhileReading wants the newest state, or an error where the disk has told one. What a
+// stale cache may have said is asked again.
 func TestFaultsWhileReading(t *testing.T) {
 	verbs := map[string]func(w *nfsws.Workspace, v nfsws.Version) (*nfsws.State, error){
 		"read": func(w *nfsws.Workspace, _ nfsws.Version) (*nfsws.State, error) {
@@ -236,7 +237,8 @@ func TestFaultsWhileReading(t *testing.T) {
 				},
 				func(s *stage, op string, err error) {
 					if err != nil {
-						// What the disk has refused is an error, and so is what Open hears: it has no context to wait with.
+						// What the disk has refused is an error, and so is what Open hears: it has
+						// no context to wait with.
 						require.True(t, strings.HasSuffix(op, ": error") || strings.Contains(err.Error(), "open rank"), "%s: %v", op, err)
 						return
 					}
@@ -405,8 +407,8 @@ func TestWaitSees(t *testing.T) {
 	})
 }
 
-// TestOpenWithAStaleListing is a manifest that is there already, and not in the listing that a restarted rank gets: its
-// weights are not taken for left over.
+// TestOpenWithAStaleListing is a manifest that is there already, and not in the listing that a
+// restarted rank gets: its weights are not taken for left over.
 func TestOpenWithAStaleListing(t *testing.T) {
 	s := newStage(t)
 	s.v.old = slices.DeleteFunc(s.v.old, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), ".json") })

@@ -24,7 +24,8 @@ func seal(body string) []byte {
 	return fmt.Appendf(nil, "%s\"xxh3\":\"%016x\"}\n", body, xxh3.HashString(body))
 }
 
-// TestHostileDirectory has what a broken or evil peer may put there: it is refused by its name, and nothing happens.
+// TestHostileDirectory has what a broken or evil peer may put there: it is refused by its name, and
+// nothing happens.
 func TestHostileDirectory(t *testing.T) {
 	replace := func(old, by string) func(manifest, _ string) error {
 		return func(manifest, _ string) error {
@@ -110,7 +111,8 @@ func overwrite(name, by string) error {
 	return err
 }
 
-// TestAnotherVersion is a version that a peer names, with a checksum that is not that of the manifest.
+// TestAnotherVersion is a version that a peer names, with a checksum that is not that of the
+// manifest.
 func TestAnotherVersion(t *testing.T) { synctest.Test(t, testAnotherVersion) }
 
 func testAnotherVersion(t *testing.T) {
@@ -123,8 +125,8 @@ func testAnotherVersion(t *testing.T) {
 	require.ErrorContains(t, err, "as that of the version asked for")
 }
 
-// TestModelOptNoCode is failure 10: a peer's state is data, and nothing but data, whatever it holds. It has no pickles
-// in it, and what has is refused.
+// TestModelOptNoCode is failure 10: a peer's state is data, and nothing but data, whatever it
+// holds. It has no pickles in it, and what has is refused.
 func TestModelOptNoCode(t *testing.T) { synctest.Test(t, testNoCode) }
 
 func testNoCode(t *testing.T) {

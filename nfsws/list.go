@@ -16,8 +16,9 @@ type Entry struct {
 	WeightsSize int64 // of the file with the weights
 }
 
-// List yields the newest state of each rank of this generation, in the order of ranks. Its manifest was read, its
-// weights were not. What a rank's error is about, Entry.Rank says; the others are listed all the same.
+// List yields the newest state of each rank of this generation, in the order of ranks. Its manifest
+// was read, its weights were not. What a rank's error is about, Entry.Rank says; the others are
+// listed all the same.
 func (w *Workspace) List(ctx context.Context) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		ctx, done, err := w.begin(ctx)
@@ -46,7 +47,8 @@ func (w *Workspace) List(ctx context.Context) iter.Seq2[Entry, error] {
 	}
 }
 
-// follows reports whether entries, which are sorted, begin with those of rank, and a manifest is among these.
+// follows reports whether entries, which are sorted, begin with those of rank, and a manifest is
+// among these.
 func follows(entries []entry, rank int) bool {
 	for _, e := range entries {
 		if e.rank != rank || e.kind == kindManifest {
@@ -59,7 +61,7 @@ func follows(entries []entry, rank int) bool {
 // describe opens the state v of rank, or a newer one if that one was replaced.
 func (w *Workspace) describe(ctx context.Context, rank int, v Version) (Entry, error) {
 	e := Entry{Rank: rank, Generation: w.generation}
-	err := w.patiently(ctx, func() error {
+	err := w.retryStale(ctx, func() error {
 		src, err := w.open(rank, v)
 		if err != nil {
 			last, none := w.find(rank)

@@ -14,15 +14,15 @@ import (
 
 const (
 	format = "muster-nfsws/1"
-	// partBytes is how much one checksum is of: small enough to stay in a processor's cache between reading and
-	// hashing, large enough for the checksums of a terabyte to fit in a manifest.
+	// partBytes is how much one checksum is of: small enough to stay in a processor's cache between
+	// reading and hashing, large enough for the checksums of a terabyte to fit in a manifest.
 	partBytes = 1 << 20
-	// maxManifest is the most that a reader takes in before it knows that it is whole.
+	// maxManifest is the most that a reader reads before it knows that the manifest is complete.
 	maxManifest = 64 << 20
 )
 
-// manifest is the file that makes a state exist. Its last line is the checksum of all lines before it, so that
-// `head -n -1 FILE | xxhsum -H3` tells the same.
+// manifest is the file that makes a state exist. Its last line is the checksum of all lines before
+// it: the output of `head -n -1 FILE | xxhsum -H3`.
 type manifest struct {
 	Format     string          `json:"format"`
 	Rank       int             `json:"rank"`
@@ -86,7 +86,7 @@ func parseManifest(raw []byte) (m *manifest, sum uint64, err error) {
 	return m, sum, nil
 }
 
-// check holds m to the name that it was found under. Nothing in it is ever used as a name.
+// check compares m with the name that it was found under. No string in it is used as a file name.
 func (m *manifest) check(generation uint64, rank int, v Version) error {
 	want := fileName(rank, v, kindWeights)
 	id := fmt.Sprintf("%08x", v.ID)
@@ -125,7 +125,8 @@ func (m *manifest) config() []byte {
 	return m.Config
 }
 
-// checkConfig returns config as it goes into a manifest. One that is deeper than parsers go must not make the manifest so.
+// checkConfig returns config as it goes into a manifest. One that is deeper than parsers go must
+// not make the manifest so.
 func checkConfig(config []byte) (json.RawMessage, error) {
 	config = bytes.Trim(config, " \t\r\n")
 	switch {

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// Version names one state of a rank in a generation, and no other: nothing is ever published under it again. It may travel
-// as JSON or msgpack.
+// Version identifies one state of a rank in a generation: nothing is ever published under it again.
+// It can be encoded as JSON or msgpack.
 type Version struct {
 	Sequence uint64 // later publishes of a rank have higher ones
-	ID       uint32 // drawn by chance: two processes that believe to be one rank do not collide
+	ID       uint32 // random: two processes that both run as one rank do not collide
 	Sum      uint64 // the manifest's checksum, and so of all that it names
 }
 

@@ -14,34 +14,38 @@ import (
 
 // Options has defaults for its zero value.
 type Options struct {
-	// Generation of the job, as pgroup.Group.Generation or a count of restarts. States of another one do not exist.
+	// Generation of the job, as pgroup.Group.Generation or a count of restarts. States of another
+	// one do not exist.
 	Generation uint64
-	// Accumulate makes Write leave this rank's earlier states, which stay until Discard. The newest is still what Read gives.
+	// Accumulate makes Write leave this rank's earlier states, which stay until Discard. The newest
+	// is still what Read gives.
 	Accumulate bool
 	// Keep is how many older generations Open leaves; 0 is none.
 	Keep int
-	// Poll is how long Wait waits before it looks again, at first; then longer, up to ten times as long. 0 is 100 ms.
+	// Poll is how long Wait waits before it looks again, at first; then longer, up to ten times as
+	// long. 0 is 100 ms.
 	Poll time.Duration
-	// Logger is told what could not be removed; nil: nobody.
+	// Logger gets a record of each file that could not be removed; nil: none.
 	Logger *slog.Logger
 
 	volume volume // nil: the operating system's
 }
 
-// patience is for how long an answer that cannot be right is taken for one of a stale cache.
-const patience = time.Second
+// staleTime is for how long an impossible answer is attributed to a stale cache.
+const staleTime = time.Second
 
-// Workspace is a rank's handle on a directory that it shares with others. Its methods may be called by several goroutines.
+// Workspace is a rank's handle on a directory that it shares with others. It is safe for concurrent
+// use.
 type Workspace struct {
 	volume     volume
-	dir        string // as told to Open
+	dir        string // as passed to Open
 	rank       int
 	generation uint64
 	poll       time.Duration
 	accumulate bool
 	logger     *slog.Logger
 
-	turn chan struct{} // has one value; who takes it may publish or remove
+	turn chan struct{} // has one value; the call that receives it may publish or remove
 
 	mu       sync.Mutex // protects the fields below; not held during I/O
 	last     *Version   // what this handle has published and not removed
@@ -52,9 +56,9 @@ type Workspace struct {
 	end      context.CancelCauseFunc
 }
 
-// Open opens the workspace in dir, as rank. The directory is made if its parent is there. What this rank has left
-// unfinished in this generation is removed, and so are generations that are older than what is to be kept. It is
-// ErrSuperseded if there is a newer one.
+// Open opens the workspace in dir, as rank. The directory is made if its parent exists. Open
+// removes unfinished files of this rank in this generation, and generations that are older than
+// what is to be kept. It returns ErrSuperseded if there is a newer generation.
 func Open(dir string, rank int, o *Options) (*Workspace, error) {
 	if o == nil {
 		o = new(Options)
@@ -93,7 +97,7 @@ func Open(dir string, rank int, o *Options) (*Workspace, error) {
 	return w, nil
 }
 
-// enter makes the generation's directory, and tidies up.
+// enter makes the generation's directory, and removes what is not needed.
 func (w *Workspace) enter(keep int) error {
 	older, err := w.current()
 	if err != nil {
@@ -146,8 +150,8 @@ func (w *Workspace) current() (older []uint64, err error) {
 	return older, nil
 }
 
-// list returns the files of the generation, sorted. Nothing else tells what is there: asking for a name that does
-// not exist yet may be answered with "no" for as long as the answer stays in a cache.
+// list returns the files of the generation, sorted. Only a listing is reliable: the answer to a
+// lookup of a name that does not exist yet may stay in a cache.
 func (w *Workspace) list() ([]entry, error) {
 	name := generationName(w.generation)
 	all, err := w.volume.ReadDir(name)
@@ -185,8 +189,8 @@ func (w *Workspace) own() ([]entry, error) {
 	return own, nil
 }
 
-// Close ends the calls that are under way, with ErrClosed, and waits for them. What is published stays. Views stay
-// open. It may be called twice.
+// Close ends the calls in progress, with ErrClosed, and waits for them. What is published stays.
+// Views stay open. It may be called twice.
 func (w *Workspace) Close() error {
 	w.mu.Lock()
 	first := !w.closed
@@ -200,7 +204,7 @@ func (w *Workspace) Close() error {
 	return w.wrap("close", w.rank, w.volume.Close())
 }
 
-// begin is the beginning of every call; done is its end.
+// begin begins a call; done ends it.
 func (w *Workspace) begin(ctx context.Context) (_ context.Context, done func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -220,7 +224,7 @@ func (w *Workspace) begin(ctx context.Context) (_ context.Context, done func(), 
 	}, nil
 }
 
-// beginTurn is begin for what changes files.
+// beginTurn is begin for calls that change files, which run one at a time.
 func (w *Workspace) beginTurn(ctx context.Context) (_ context.Context, done func(), err error) {
 	ctx, end, err := w.begin(ctx)
 	if err != nil {

@@ -392,8 +392,9 @@ func TestManyGoroutines(t *testing.T) {
 	require.Len(t, names(t, dir), 4)
 }
 
-// TestTwoProcessesOfOneRank is a mistake, as a restart of a rank whose process has not ended. Each may replace what the
-// other has published, or remove what it is about to; nobody sees half of a state.
+// TestTwoProcessesOfOneRank is a mistake, as a restart of a rank whose process has not ended. Each
+// may replace what the other has published, or remove what it is about to; nobody sees half of a
+// state.
 func TestTwoProcessesOfOneRank(t *testing.T) {
 	dir := t.TempDir()
 	reader := open(t, dir, 1, nil)
@@ -415,7 +416,8 @@ func TestTwoProcessesOfOneRank(t *testing.T) {
 	wg.Wait()
 }
 
-// TestOpenWhileAnotherWrites is the same mistake: the Open takes what is being written for left over. The Write fails.
+// TestOpenWhileAnotherWrites is the same mistake: the Open takes what is being written for left
+// over. The Write fails.
 func TestOpenWhileAnotherWrites(t *testing.T) {
 	s := newStage(t)
 	s.v.arm(func(op string) *fault {

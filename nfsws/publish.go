@@ -16,13 +16,14 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// Write publishes config, a JSON value, and weights as this rank's state; either may be nil. Others see all of it or
-// nothing, and it is durable when Write returns. Neither may change before that.
+// Write publishes config, a JSON value, and weights as this rank's state; either may be nil. Other
+// ranks see all of it or nothing, and it is durable when Write returns. Neither may change before
+// that.
 //
-// It replaces the state before, whose files stay until the next Write, for those who read them, or, with
-// Options.Accumulate, until Discard. After an error that one
-// is still the newest; only if the file system could not say whether the last step was done, and the error says so, the
-// new one may be. What an error leaves behind, the next Write or Open removes.
+// It replaces the previous state, whose files stay until the next Write, for its readers, or, with
+// Options.Accumulate, until Discard. After an error the previous state is still the newest, unless
+// the error says that the file system could not report whether the last step was done. The next
+// Write or Open removes what a failed Write leaves.
 func (w *Workspace) Write(ctx context.Context, config []byte, weights map[string]*tensor.Tensor) (Version, error) {
 	ctx, done, err := w.beginTurn(ctx)
 	if err != nil {
@@ -60,8 +61,9 @@ func (w *Workspace) write(ctx context.Context, config []byte, weights map[string
 	return p.version, nil
 }
 
-// settled reports whether the newest state will outlast a crash, so that those before it may go. This handle knows of one
-// that it has published; another may be there from a Write that died, or failed, as it was about to make it durable.
+// settled reports whether the newest state will outlast a crash, so that those before it may be
+// removed. This handle knows that of a state that it has published; another one may be from a Write
+// that died, or failed, before it made the state durable.
 func (w *Workspace) settled(own []entry) bool {
 	v, ok := newest(own, w.rank)
 	last := w.lastPublished()
@@ -78,8 +80,8 @@ func (w *Workspace) nextVersion() (Version, error) {
 	return Version{Sequence: w.sequence, ID: rand.Uint32()}, nil
 }
 
-// publish is one Write. The order is what makes it atomic: weights, manifest, and the directory with both of them are
-// durable before the manifest gets its name.
+// publish is one Write. The order makes it atomic: weights, manifest, and the directory with both
+// of them are durable before the manifest gets its name.
 type publish struct {
 	w       *Workspace
 	version Version
@@ -110,7 +112,8 @@ func (p *publish) run(ctx context.Context, config json.RawMessage, weights map[s
 	return p.commit(ctx)
 }
 
-// confirm looks whether the weights are still there: the Open of another process of this rank takes them for left over.
+// confirm checks that the weights still exist: the Open of another process of this rank may have
+// removed them as unfinished.
 func (p *publish) confirm() error {
 	f, err := p.w.volume.Open(p.name(kindWeights))
 	if err != nil {
@@ -179,7 +182,8 @@ func (p *publish) writeTemp() error {
 	return at(p.name(kindTemp), syncClose(f, err))
 }
 
-// syncClose makes f durable, unless err is set, and closes it: on NFS, that is where an error of writing may come out.
+// syncClose makes f durable, unless err is set, and closes it: on NFS, close may report an error of
+// an earlier write.
 func syncClose(f file, err error) error {
 	if err == nil {
 		err = f.Sync()
@@ -205,7 +209,8 @@ func (p *publish) commit(ctx context.Context) error {
 	return nil
 }
 
-// retract takes the manifest back, which may not outlast a crash. Its weights go only when that is durable.
+// retract removes the manifest, which may not outlast a crash. Its weights are removed only when
+// that is durable.
 func (p *publish) retract(err error) error {
 	if p.w.volume.Remove(p.name(kindManifest)) != nil || p.w.syncGeneration() != nil {
 		return fmt.Errorf("the state may be published, if nothing crashes: %w", err)
@@ -214,15 +219,16 @@ func (p *publish) retract(err error) error {
 	return err
 }
 
-// look finds out what came of a rename that reported an error. The answer to one that was done may have been lost, and
-// its repetition found nothing left to rename. Only if the old name could be removed was it surely not done.
+// look finds out whether a rename that reported an error was done. The answer to one that was done
+// may have been lost, and its repetition found nothing left to rename. It was certainly not done
+// only if the old name could be removed.
 func (p *publish) look(ctx context.Context, err error) error {
 	if p.w.volume.Remove(p.name(kindTemp)) == nil {
 		p.w.remove(p.name(kindWeights))
 		return err
 	}
 	pace := p.w.pace()
-	for begun := time.Now(); time.Since(begun) < patience; {
+	for begun := time.Now(); time.Since(begun) < staleTime; {
 		if p.landed() {
 			return nil
 		}
@@ -242,12 +248,12 @@ func (p *publish) landed() bool {
 	if v, ok := newest(own, p.w.rank); !ok || compareVersions(v, p.version) != 0 {
 		return false
 	}
-	raw, err := p.w.slurp(p.name(kindManifest))
+	raw, err := p.w.readManifest(p.name(kindManifest))
 	return err == nil && string(raw) == string(p.raw)
 }
 
-// partWriter writes to a file, and keeps a checksum of each part. It hashes a block and then writes it, while it is in
-// the processor's cache.
+// partWriter writes to a file, and keeps a checksum of each part. It hashes a block and then writes
+// it, while it is in the processor's cache.
 type partWriter struct {
 	ctx   context.Context
 	file  file
@@ -291,7 +297,7 @@ func (p *partWriter) finish() []string {
 	return p.sums
 }
 
-// writeAll takes less than all for an error also of a file that does not.
+// writeAll returns an error also if a file writes less than all without one.
 func writeAll(f file, b []byte) (int, error) {
 	n, err := f.Write(b)
 	if err == nil && n < len(b) {

@@ -11,7 +11,7 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// State is what one rank published: whole, and as it was written. It is in memory of its own, which the caller may keep.
+// State is what one rank published: complete, and as it was written. Its memory is the caller's.
 type State struct {
 	Rank       int
 	Generation uint64
@@ -31,9 +31,10 @@ func (w *Workspace) Read(ctx context.Context, rank int) (*State, error) {
 	return s, w.wrap("read", rank, err)
 }
 
-// read looks for the newest anew whenever what it found may have been replaced, or not have arrived.
+// read looks for the newest state again whenever the one that it found may have been replaced, or
+// has not arrived.
 func (w *Workspace) read(ctx context.Context, rank int) (s *State, err error) {
-	err = w.patiently(ctx, func() error {
+	err = w.retryStale(ctx, func() error {
 		v, err := w.find(rank)
 		if err != nil {
 			return err
@@ -44,8 +45,9 @@ func (w *Workspace) read(ctx context.Context, rank int) (s *State, err error) {
 	return s, err
 }
 
-// ReadVersion returns exactly the state v of rank, as its Write returned it. Since v is known to exist, a file that is
-// not to be seen yet is waited for, until ctx ends. It is ErrNotPublished if v was replaced, and its files are gone.
+// ReadVersion returns exactly the state v of rank, which is from its Write. Since v exists,
+// ReadVersion waits for files that this client cannot see yet, until ctx ends. It returns
+// ErrNotPublished if v was replaced, and its files are gone.
 func (w *Workspace) ReadVersion(ctx context.Context, rank int, v Version) (*State, error) {
 	ctx, done, err := w.begin(ctx)
 	if err != nil {
@@ -81,8 +83,8 @@ func (w *Workspace) Wait(ctx context.Context, rank int) (*State, error) {
 	}
 }
 
-// find returns the newest version of rank, by its name only. What this handle has published itself is there, even if
-// this client cannot see it yet.
+// find returns the newest version of rank, by its name only, or what this handle has published
+// itself, even if this client cannot see it yet.
 func (w *Workspace) find(rank int) (Version, error) {
 	entries, err := w.list()
 	if err != nil {
@@ -98,10 +100,10 @@ func (w *Workspace) find(rank int) (Version, error) {
 	return v, nil
 }
 
-// exactly calls look until it succeeds or v is known to be gone. The name is looked up first, as it exists; if this
-// client says no, from a cache, a listing makes it ask.
+// exactly calls look until it succeeds or v is known to be gone. The name is looked up first, as it
+// exists; if this client says that it does not, from a cache, a listing makes it ask the server.
 func (w *Workspace) exactly(ctx context.Context, rank int, v Version, look func() error) error {
-	return w.patiently(ctx, func() error {
+	return w.retryStale(ctx, func() error {
 		err := look()
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -126,9 +128,9 @@ func lists(entries []entry, rank int, v Version) bool {
 	return false
 }
 
-// patiently calls look again, until ctx ends, while its answer may come from a stale cache of this client. Corrupt is
-// what stays so for a while.
-func (w *Workspace) patiently(ctx context.Context, look func() error) error {
+// retryStale calls look again, until ctx ends, while its answer may come from a stale cache of this
+// client. Data that stays wrong for a while is corrupt.
+func (w *Workspace) retryStale(ctx context.Context, look func() error) error {
 	var since time.Time // of the first answer that was corrupt
 	for pace := w.pace(); ; {
 		err := look()
@@ -138,7 +140,7 @@ func (w *Workspace) patiently(ctx context.Context, look func() error) error {
 		case !errors.Is(err, ErrCorrupt):
 		case since.IsZero():
 			since = time.Now()
-		case time.Since(since) >= patience:
+		case time.Since(since) >= staleTime:
 			return err
 		}
 		if e := pace.wait(ctx); e != nil {
@@ -147,10 +149,10 @@ func (w *Workspace) patiently(ctx context.Context, look func() error) error {
 	}
 }
 
-// pace is how long is waited between looks: longer each time.
+// pace is the wait between two looks, which grows.
 type pace struct{ next, most time.Duration }
 
-// pace is for what should be over in a moment.
+// pace is for what should end soon.
 func (w *Workspace) pace() pace { return pace{min(w.poll, 5*time.Millisecond), w.poll} }
 
 func (p *pace) wait(ctx context.Context) error {
@@ -186,7 +188,7 @@ func (w *Workspace) load(ctx context.Context, rank int, v Version) (*State, erro
 // open opens a state: its manifest, which is read, and its weights. A Sum of 0 is not compared.
 func (w *Workspace) open(rank int, v Version) (*source, error) {
 	name := w.in(fileName(rank, v, kindManifest))
-	raw, err := w.slurp(name)
+	raw, err := w.readManifest(name)
 	if err != nil {
 		return nil, err
 	}
@@ -212,7 +214,8 @@ func (w *Workspace) openWeights(rank int, v Version, m *manifest) (*source, erro
 	src := &source{name: w.in(fileName(rank, v, kindWeights)), version: v, manifest: m, sums: sums}
 	src.file, err = w.volume.Open(src.name)
 	if errors.Is(err, fs.ErrNotExist) {
-		// Either it was replaced in this moment, which looking again shows, or somebody has removed it.
+		// Either it was replaced just now, which the next look shows, or it was removed by another
+		// program.
 		return nil, corrupt(src.name, "it is missing, and its manifest is there")
 	}
 	if err != nil {
@@ -229,8 +232,8 @@ func (w *Workspace) openWeights(rank int, v Version, m *manifest) (*source, erro
 	return src, nil
 }
 
-// slurp reads a manifest's bytes.
-func (w *Workspace) slurp(name string) ([]byte, error) {
+// readManifest reads a manifest's bytes.
+func (w *Workspace) readManifest(name string) ([]byte, error) {
 	f, err := w.volume.Open(name)
 	if err != nil {
 		return nil, at(name, err)

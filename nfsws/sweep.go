@@ -8,8 +8,9 @@ import (
 	"syscall"
 )
 
-// sweepUnfinished removes what publishes that have died left of this rank: manifests that were being written, and of
-// states the one file that has lost the other. Entries are this rank's, sorted.
+// sweepUnfinished removes what interrupted publishes have left of this rank: manifests that were
+// being written, and of states the one file that has lost the other. Entries are this rank's,
+// sorted.
 func (w *Workspace) sweepUnfinished(own []entry) {
 	last, _ := newest(own, w.rank)
 	has := setOf(own)
@@ -22,7 +23,7 @@ func (w *Workspace) sweepUnfinished(own []entry) {
 			orphans = append(orphans, e)
 		}
 	}
-	// A manifest that was taken back must not come back, after a crash, without its weights.
+	// A manifest that was removed must not reappear, after a crash, without its weights.
 	if len(orphans) > 0 && w.syncGeneration() == nil {
 		for _, e := range orphans {
 			w.remove(w.in(e.name()))
@@ -30,8 +31,8 @@ func (w *Workspace) sweepUnfinished(own []entry) {
 	}
 }
 
-// sweepReplaced removes what is older than the newest state, and nothing that is newer: if two processes believe to be
-// this rank, it is what the other is about to publish.
+// sweepReplaced removes what is older than the newest state, and nothing that is newer: if two
+// processes run as this rank, that is what the other is about to publish.
 func (w *Workspace) sweepReplaced(own []entry) {
 	last, _ := newest(own, w.rank)
 	has := setOf(own)
@@ -56,8 +57,9 @@ func (w *Workspace) syncGeneration() error {
 	return at(dir, w.volume.SyncDir(dir))
 }
 
-// hasManifest looks a second time, by name, before weights are removed: the first look may have been at an old listing.
-// Nobody will ever publish a state under a name that is not there now, so that the answer may well be cached.
+// hasManifest looks a second time, by name, before weights are removed: the first look may have
+// been at an old listing. No state is ever published under a name that does not exist now, so a
+// cached answer does no harm.
 func (w *Workspace) hasManifest(v Version) bool {
 	f, err := w.volume.Open(w.in(fileName(w.rank, v, kindManifest)))
 	if err == nil {
@@ -66,18 +68,19 @@ func (w *Workspace) hasManifest(v Version) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// remove removes a file, or tells that it could not: it is in nobody's way then, and is tried again later.
+// remove removes a file, or logs that it could not: the file does no harm, and the next sweep tries
+// again.
 func (w *Workspace) remove(name string) bool {
 	err := w.volume.Remove(name)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return true
 	}
-	w.logger.Warn("nfsws: cannot remove a file that nobody needs", "path", w.path(name), "error", err)
+	w.logger.Warn("nfsws: cannot remove a file that is not needed", "path", w.path(name), "error", err)
 	return false
 }
 
-// collect removes generations: files of ours in directories of ours. What others have put there stays, and so does the
-// directory then. Several ranks may do it at once.
+// collect removes generations: files of this package in directories of this package. Files of other
+// programs stay, and so do their directories. Several ranks may do it at once.
 func (w *Workspace) collect(generations []uint64) {
 	for _, g := range generations {
 		dir := generationName(g)
@@ -99,16 +102,16 @@ func (w *Workspace) collect(generations []uint64) {
 	}
 }
 
-// removeDir may find it full again: of what a client keeps for a reader that still has it open, or of what a process
-// of that generation has just made. The next Open goes on.
+// removeDir may find the directory not empty again: with what a client keeps for a reader that
+// still has it open, or what a process of that generation has just made. The next Open tries again.
 func (w *Workspace) removeDir(dir string) {
 	err := w.volume.Remove(dir)
 	if !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, fs.ErrExist) && err != nil && !errors.Is(err, fs.ErrNotExist) {
-		w.logger.Warn("nfsws: cannot remove a generation that nobody needs", "path", w.path(dir), "error", err)
+		w.logger.Warn("nfsws: cannot remove a generation that is not needed", "path", w.path(dir), "error", err)
 	}
 }
 
-// Remove takes back what this rank has published in this generation. Those who read it at the moment may hear
+// Remove removes what this rank has published in this generation. Concurrent readers may get
 // ErrNotPublished.
 func (w *Workspace) Remove(ctx context.Context) error {
 	ctx, done, err := w.beginTurn(ctx)
@@ -119,8 +122,8 @@ func (w *Workspace) Remove(ctx context.Context) error {
 	return w.wrap("remove", w.rank, w.removeAll(ctx))
 }
 
-// Discard takes back one state that this rank has published in this generation: v is what its Write returned. Those who
-// read it at the moment may hear ErrNotPublished. One that is not there is no error.
+// Discard removes one state that this rank has published in this generation: v is what its Write
+// returned. Concurrent readers may get ErrNotPublished. It is no error if the state does not exist.
 func (w *Workspace) Discard(ctx context.Context, v Version) error {
 	_, done, err := w.beginTurn(ctx)
 	if err != nil {
@@ -130,7 +133,7 @@ func (w *Workspace) Discard(ctx context.Context, v Version) error {
 	return w.wrap("discard", w.rank, w.discard(v))
 }
 
-// discard takes the manifest back for good before the weights.
+// discard removes the manifest durably before the weights.
 func (w *Workspace) discard(v Version) error {
 	for _, k := range []kind{kindManifest, kindWeights} {
 		name := w.in(fileName(w.rank, v, k))
@@ -147,8 +150,8 @@ func (w *Workspace) discard(v Version) error {
 	return nil
 }
 
-// removeAll begins with the oldest manifest, each durably: at no moment is a state that was replaced the newest again, and
-// none loses its weights before its manifest.
+// removeAll begins with the oldest manifest, each durably: at no moment is a replaced state the
+// newest again, and none loses its weights before its manifest.
 func (w *Workspace) removeAll(ctx context.Context) error {
 	own, err := w.own()
 	if err != nil {

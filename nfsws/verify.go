@@ -11,7 +11,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// source is an open state. What is read of the weights is what was written, or an error.
+// source is an open state. Reads of the weights return what was written, or an error.
 type source struct {
 	name     string // of the weights
 	version  Version
@@ -41,10 +41,11 @@ func (s *source) read(p []byte, part int) error {
 	return nil
 }
 
-// maxReaders is how many parts are read at once: as many as hide the copying and the checksums behind each other.
+// maxReaders is how many parts are read at once: enough to overlap copying and checksums.
 const maxReaders = 4
 
-// all reads everything into fresh memory. Each part is hashed by the goroutine that has just read it.
+// all reads everything into fresh memory. Each part is hashed by the goroutine that has just read
+// it.
 func (s *source) all(ctx context.Context) ([]byte, error) {
 	if int64(int(s.size())) != s.size() {
 		return nil, at(s.name, fmt.Errorf("%d bytes do not fit in memory: use View", s.size()))

@@ -9,8 +9,8 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// View is an open state that is read part by part, for states that are larger than memory. What is read was verified.
-// One goroutine at a time may use it.
+// View is an open state that is read part by part, for states that are larger than memory. All data
+// is verified. It is not safe for concurrent use.
 type View struct {
 	Rank       int
 	Generation uint64
@@ -22,11 +22,11 @@ type View struct {
 	src    *source
 	closed bool
 	part   int    // whose bytes are in spare; -1: none
-	spare  []byte // a part of which a reader wants less than all
+	spare  []byte // a part that was read only in part
 }
 
-// View opens the state v of rank, as ReadVersion reads it; a zero v is the newest, and ErrNotPublished if there is none.
-// It is to be closed.
+// View opens the state v of rank, as ReadVersion does; a zero v is the newest, and ErrNotPublished
+// if there is none. The caller closes it.
 func (w *Workspace) View(ctx context.Context, rank int, v Version) (*View, error) {
 	ctx, done, err := w.begin(ctx)
 	if err != nil {
@@ -35,7 +35,7 @@ func (w *Workspace) View(ctx context.Context, rank int, v Version) (*View, error
 	defer done()
 	var view *View
 	if v == (Version{}) {
-		err = w.patiently(ctx, func() error {
+		err = w.retryStale(ctx, func() error {
 			v, err := w.find(rank)
 			if err == nil {
 				view, err = w.view(rank, v)
@@ -72,16 +72,17 @@ func (w *Workspace) view(rank int, v Version) (*View, error) {
 	return view, nil
 }
 
-// headerReader reads a file once, as opening it again is up to those who opened it.
+// headerReader reads a file once; the caller opens it again where that is needed.
 type headerReader struct{ v *View }
 
 func (r headerReader) ReadAt(p []byte, off int64) (int, error) {
 	return r.v.readAt(p, off, r.v.src.size(), r.v.src.read)
 }
 
-// ReadAt fills p with the bytes of the tensor called name from off on, as io.ReaderAt does; the tensor's end is io.EOF.
-// Whole mebibytes of the file are read into p without a copy, so that large blocks are faster than small ones. If the
-// files are gone since a newer state replaced this one, it is ErrNotPublished; what was read before is right.
+// ReadAt fills p with the bytes of the tensor called name from off on, as io.ReaderAt does; the
+// tensor's end is io.EOF. Whole mebibytes of the file are read into p without a copy, so that large
+// blocks are faster than small ones. If the files are gone since a newer state replaced this one,
+// it is ErrNotPublished; what was read before is right.
 func (v *View) ReadAt(name string, p []byte, off int64) (n int, err error) {
 	info, ok := v.Header.Info(name)
 	switch {
@@ -143,13 +144,14 @@ func (v *View) fetch(part int, read func(p []byte, part int) error) error {
 	return nil
 }
 
-// read reads a part. If the file is stale, or its bytes are wrong, it is opened again, by name: names are of one content.
+// read reads a part. If the file handle is stale, or the bytes are wrong, it opens the file again
+// by name: a name never gets other contents.
 func (v *View) read(p []byte, part int) error {
 	err := v.src.read(p, part)
 	if !passing(err) {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(v.w.life, patience)
+	ctx, cancel := context.WithTimeout(v.w.life, staleTime)
 	defer cancel()
 	return v.w.exactly(ctx, v.Rank, v.Version, func() error {
 		src, err := v.w.open(v.Rank, v.Version)
@@ -162,7 +164,7 @@ func (v *View) read(p []byte, part int) error {
 	})
 }
 
-// Close may be called twice. What was read stays.
+// Close closes the files. It may be called twice. What was read stays valid.
 func (v *View) Close() error {
 	if v.closed {
 		return nil

@@ -110,7 +110,8 @@ func TestViewOfDamage(t *testing.T) {
 	})
 }
 
-// TestViewOfAReplacedState is one whose files are removed, as another client sees it: it has it open, and that is stale.
+// TestViewOfAReplacedState is one whose files are removed, as another client sees it: it has it
+// open, and that is stale.
 func TestViewOfAReplacedState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t)

@@ -10,7 +10,8 @@ import (
 	"syscall"
 )
 
-// volume is what a workspace needs of a directory on a file system. Names are below it, and "." is itself.
+// volume is what a workspace needs of a directory on a file system. Names are below it, and "." is
+// itself.
 type volume interface {
 	Mkdir(name string) error
 	Create(name string) (file, error)           // to write; fails if it exists
@@ -39,7 +40,7 @@ type osVolume struct {
 
 type osFile struct{ *os.File }
 
-// openVolume opens the directory called path, which is made if its parent is there.
+// openVolume opens the directory called path, which is made if its parent exists.
 func openVolume(path string) (*osVolume, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -81,7 +82,8 @@ func (v *osVolume) Create(name string) (file, error) {
 	return osFile{f}, nil
 }
 
-// Open looks what it is first: opening a pipe would block, and a link may lead anywhere in the directory.
+// Open checks the type first: opening a pipe would block, and a link may lead anywhere in the
+// directory.
 func (v *osVolume) Open(name string) (file, error) {
 	before, err := v.root.Lstat(name)
 	if err != nil {
@@ -101,8 +103,8 @@ func (v *osVolume) Open(name string) (file, error) {
 	return osFile{f}, nil
 }
 
-// ReadDir opens by the path where it can: a client looks at a directory's age when its name is looked up, not when
-// one that is open is read.
+// ReadDir opens by the path where it can: a client looks at a directory's age when its name is
+// looked up, not when one that is open is read.
 func (v *osVolume) ReadDir(name string) ([]fs.DirEntry, error) {
 	open := v.root.Open
 	if name == "." {
@@ -116,8 +118,8 @@ func (v *osVolume) ReadDir(name string) ([]fs.DirEntry, error) {
 	return d.ReadDir(-1)
 }
 
-// syncDir syncs what was opened, and closes it. Where directories cannot be synced, their changes are durable at once,
-// as on NFS, or nothing can be done.
+// syncDir syncs what was opened, and closes it. Where directories cannot be synced, their changes
+// are durable at once, as on NFS, or nothing can be done.
 func syncDir(d *os.File, err error) error {
 	if err != nil {
 		return err

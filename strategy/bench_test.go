@@ -59,7 +59,8 @@ func gradients() map[string]*tensor.Tensor {
 	return grads
 }
 
-// averageAll is what a rank of BenchmarkGradients does: it averages all gradients as one slice, or by a strategy.
+// averageAll is what a rank of BenchmarkGradients does: it averages all gradients as one slice, or
+// by a strategy.
 func averageAll(ctx context.Context, g *pgroup.Group, mode string, loop func() bool) error {
 	c, err := collective.Open(ctx, g, nil)
 	if err != nil {
@@ -106,8 +107,9 @@ func childAverager(ctx context.Context, arg string) error {
 	return err
 }
 
-// BenchmarkGradients averages gradients on two processes, over shared memory and over TCP: as one slice, which is the least that it can take, and by a strategy,
-// which is to take no more than 1.15 times as long.
+// BenchmarkGradients averages gradients on two processes, over shared memory and over TCP: as one
+// slice, which is the least that it can take, and by a strategy, which is to take no more than 1.15
+// times as long.
 func BenchmarkGradients(b *testing.B) {
 	for _, host := range []string{"memory", "TCP"} {
 		for _, mode := range []string{"flat", "strategy"} {

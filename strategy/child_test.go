@@ -20,7 +20,8 @@ import (
 // children is what the test binary can be instead of the tests: a worker, or a rank of a benchmark.
 var children = testcluster.Children{"worker": childWorker, "averager": childAverager}
 
-// childWorker is given its id, and the URL of the store. It takes part in steps, until it is killed.
+// childWorker is given its id, and the URL of the store. It takes part in steps, until it is
+// killed.
 func childWorker(ctx context.Context, arg string) error {
 	id, at, _ := strings.Cut(arg, " ")
 	n := &strategy.WorkerNode{Address: at, Worker: worker(id, 1, 3)}
@@ -47,8 +48,8 @@ func process(t *testing.T, at, id string) *launch.Process {
 	return testcluster.Start(t, "worker", id+" "+at)
 }
 
-// TestKilledProcesses: those who wait for a worker that is killed in the middle of a step hear who it was, and go on; it comes back at
-// once, with the rank behind them.
+// TestKilledProcesses: those who wait for a worker that is killed in the middle of a step hear who
+// it was, and go on; it comes back at once, with the rank behind them.
 func TestKilledProcesses(t *testing.T) {
 	at := url(t)
 	a := newNode(t, at, "a", 1, 3)

@@ -1,5 +1,5 @@
-// Package strategy is data parallelism: it averages the gradients of all ranks, brings weights from one to all, and keeps a worker in a job whose
-// workers come and go.
+// Package strategy is data parallelism: it averages the gradients of all ranks, broadcasts weights
+// from one rank, and keeps a worker in a job whose workers join, leave and fail.
 //
 //	s := strategy.New(comm, nil)
 //	err := s.BroadcastTensors(ctx, 0, params)
@@ -9,6 +9,7 @@
 //		...
 //	}
 //
-// An [AllReduce] works over a collective.Comm that somebody has opened. A [WorkerNode] is all of a worker: it registers with the coordinator,
-// sends heartbeats, connects to the others of its view, and has an AllReduce for each view.
+// An [AllReduce] works over a collective.Comm that the caller has opened. A [WorkerNode] is all of
+// a worker: it registers in the membership of a job, sends heartbeats, connects to the others of
+// its view, and has an AllReduce for each view.
 package strategy

@@ -8,7 +8,8 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// A call here is several verbs of package collective. Its errors name the call, and none of those: which there are is no caller's concern.
+// A call here is several verbs of package collective. Its errors name the call, and none of those:
+// which there are is no caller's concern.
 
 // agreement is how the verb by which ranks compare their calls is described at the store.
 const (

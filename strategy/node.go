@@ -19,8 +19,8 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// WorkerNode is a worker of a job whose workers come and go. It registers, sends its heartbeats, and is connected to the others of the view that
-// it is in:
+// WorkerNode is a worker of an elastic job. It registers, sends its heartbeats, and is connected to
+// the others of the view that it is in:
 //
 //	node := &strategy.WorkerNode{Address: "muster://store:7070", Worker: membership.Config{Job: "train", ID: host, Min: 2, Max: 8}}
 //	err := node.Start(ctx) // returns in a view
@@ -35,34 +35,39 @@ import (
 //		}
 //	}
 //
-// When a worker of the view is lost or leaves, or another one joins, then the view is over: what its strategy is asked for fails, on all ranks
-// with the same verdict, and Next has the strategy of the next view, whose ranks are 0, 1, 2, … again. Rank 0 is the
-// worker that has been there for longest; the others, new ones among them, have their weights from it. A rank may have finished a step whose verb
-// failed on another.
+// The view ends when one of its workers fails or leaves, or another one joins. Then the operations
+// of its strategy fail, on all ranks with the same result, and Next returns the strategy of the
+// next view, whose ranks are 0, 1, 2, … again. Rank 0 is the worker that has been there for
+// longest; the others, new ones among them, get their weights from it. A rank may have finished a
+// step whose verb failed on another.
 //
-// The node has no goroutine of its own: those that send heartbeats and watch for views are its membership.Member's, from Start to Close, and
-// those of the connections are the collective.Comm's, from one view to the next. Many goroutines may use a node.
+// The node has no goroutine of its own: those that send heartbeats and watch for views belong to
+// its membership.Member, from Start to Close, and those of the connections to the collective.Comm,
+// from one view to the next. It is safe for concurrent use.
 type WorkerNode struct {
-	Address string       // URL of the store, as muster://host:port; whoever serves it may come later
+	Address string       // URL of the store, as muster://host:port; it need not be up yet
 	Store   *store.Store // one that is open, instead; Close leaves it open
 	Worker  membership.Config
 
-	// TLS is for the store, which may ask for a certificate, and turns on TLS between workers, with certificates that they make for
-	// it. An Address that names its TLS turns it on too. All workers use it, or none.
+	// TLS is for the store, which may ask for a certificate, and turns on TLS between workers, with
+	// certificates that they make for it. An Address that names its TLS turns it on too. All
+	// workers use it, or none.
 	TLS *store.TLSFiles
-	// Listen is the host or host:port that workers on other nodes connect to; default: the interface of the default route, and
-	// 127.0.0.1 if there are no other nodes. Beyond loopback it takes TLS, or Insecure.
+	// Listen is the host or host:port that workers on other nodes connect to; default: the
+	// interface of the default route, and 127.0.0.1 if there are no other nodes. Beyond loopback it
+	// takes TLS, or Insecure.
 	Listen   string
-	Insecure bool   // gradients may cross a network in the open, where whoever is on their way can read and change them
+	Insecure bool   // gradients may cross a network unencrypted, where others can read and change them
 	Host     string // names this node, as in pgroup.Config
 
-	// LivenessTimeout is for how long a worker may be silent before it is lost, as in pgroup.Config. The Store has its own.
+	// LivenessTimeout is for how long a worker may be silent before it is lost, as in
+	// pgroup.Config. The Store has its own.
 	LivenessTimeout time.Duration
 
 	Timeout   time.Duration        // of a verb whose ctx has no deadline, and of waiting for the store; default 5 min
 	Algorithm collective.Algorithm // of the strategies, the same for all workers
 	Logger    *slog.Logger         // default: none
-	Trace     trace.Sink           // is told of what strategies and their Comms do
+	Trace     trace.Sink           // gets an event for every operation of strategies and their Comms
 
 	steps sync.Mutex   // keeps Start, Next and Close apart
 	open  *store.Store // that Start has opened; guarded by steps
@@ -88,12 +93,13 @@ const (
 	defaultTimeout = 5 * time.Minute
 	defaultTTL     = 10 * time.Second // that of package membership
 	duplicatePause = 100 * time.Millisecond
-	leaveTime      = time.Second // that Close waits for the store to hear of it
+	leaveTime      = time.Second // how long Close waits for the store's answer
 )
 
-// Start registers the worker, and returns when it is in a view and connected to the others. A worker that was killed may
-// come back before the store has given up its former life; its id is in use until then, and Start tries again, for Worker.TTL at most. ctx
-// bounds the start alone. After an error nothing is left of it, and the node may be started again.
+// Start registers the worker, and returns when it is in a view and connected to the others. A
+// worker that was killed may come back before the store has given up its former life; its id is in
+// use until then, and Start tries again, for Worker.TTL at most. ctx bounds the start alone. After
+// an error nothing is left of it, and the node may be started again.
 func (w *WorkerNode) Start(ctx context.Context) error {
 	if err := w.check(); err != nil {
 		return w.fail("start", err)
@@ -143,8 +149,9 @@ func (w *WorkerNode) untilClose(ctx context.Context) (context.Context, context.C
 	}
 }
 
-// Next waits for a view that is newer than that of Strategy, closes that, and returns the strategy of the new one, when all of its workers
-// have come to it. A worker that was evicted, since it was away for too long, registers again. Call it when Over says so: while the view holds, it waits.
+// Next waits for a view that is newer than that of Strategy, closes that, and returns the strategy
+// of the new one, when all of its workers have come to it. A worker that was evicted, since it was
+// away for too long, registers again. Call it when Over says so: while the view holds, it waits.
 func (w *WorkerNode) Next(ctx context.Context) (*AllReduce, error) {
 	if !w.steps.TryLock() {
 		return nil, w.fail("next", pgroup.ErrBusy)
@@ -162,8 +169,8 @@ func (w *WorkerNode) Next(ctx context.Context) (*AllReduce, error) {
 	return s, nil
 }
 
-// Close takes the worker out of its job; to the others, it has left. Verbs, Start and Next that are in progress fail. It may be called twice, and
-// before Start, which may be called again.
+// Close ends the worker's part in its job; to the others, it has left. Verbs, Start and Next that
+// are in progress fail. It may be called twice, and before Start, which may be called again.
 func (w *WorkerNode) Close() error {
 	w.mu.Lock()
 	stop := w.stop
@@ -177,15 +184,17 @@ func (w *WorkerNode) Close() error {
 	return nil
 }
 
-// Over reports whether err, of a strategy, is the end of its view, after which Next has another one, and not the caller's own. A verb that
-// another rank has ended may be either, until this one hears of the view's end too: then Over waits for that, for a second at most. What
-// has heard of it is a *membership.ViewError too, which says who came or went.
+// Over reports whether err, of a strategy, is the end of its view, after which Next returns another
+// one, and not an error of the caller. A verb that another rank has ended may be either, until this
+// one learns of the view's end too: then Over waits for that, for a second at most. An error that
+// Over has recognized is a *membership.ViewError too, which names the workers that joined or left.
 func (w *WorkerNode) Over(err error) bool {
 	r := w.current()
 	return r != nil && r.view.Over(err)
 }
 
-// Strategy is that of the view that the worker is in; nil before Start, after Close, and while Next changes it.
+// Strategy is that of the view that the worker is in; nil before Start, after Close, and while Next
+// changes it.
 func (w *WorkerNode) Strategy() *AllReduce {
 	if r := w.current(); r != nil {
 		return r.strategy
@@ -209,14 +218,16 @@ func (w *WorkerNode) Size() int {
 	return 0
 }
 
-// Member is the registration, for checkpoints; nil if the node is not started. It is the node's to close.
+// Member is the registration, for checkpoints; nil if the node is not started. It is the node's to
+// close.
 func (w *WorkerNode) Member() *membership.Member {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.member
 }
 
-// Ready answers 200 while the worker is in a view whose strategy works, and 503 with the reason while not: a health check.
+// Ready is a health check: it answers 200 while the worker is in a view whose strategy works, and
+// 503 with the reason while not.
 func (w *WorkerNode) Ready() http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 		text, err := w.ready()

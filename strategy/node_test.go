@@ -21,8 +21,8 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// TestViews has workers join, leave and come back while the others train. Ranks are dense in each view, and all ranks of a view have the
-// same verdict when it ends.
+// TestViews has workers join, leave and come back while the others train. Ranks are dense in each
+// view, and all ranks of a view have the same verdict when it ends.
 func TestViews(t *testing.T) {
 	for _, tls := range []bool{false, true} {
 		t.Run(fmt.Sprint("TLS ", tls), func(t *testing.T) {
@@ -63,7 +63,8 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// changes does what ends the view of nodes, which train until then and go on to the next one. It returns what they heard.
+// changes does what ends the view of nodes, which train until then and go on to the next one. It
+// returns what they heard.
 func changes(t *testing.T, do func(), nodes ...*strategy.WorkerNode) (verdicts []*pgroup.RankError) {
 	t.Helper()
 	var mu sync.Mutex
@@ -95,7 +96,8 @@ func same(t *testing.T, verdicts []*pgroup.RankError, says string) {
 	}
 }
 
-// TestTraining is the loop of WorkerNode's comment: what is left of three workers has the weights of who trained from the beginning.
+// TestTraining is the loop of WorkerNode's comment: what is left of three workers has the weights
+// of who trained from the beginning.
 func TestTraining(t *testing.T) {
 	at := url(t)
 	ctx := bounded(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// plan is in which order a set of tensors is moved. It follows from names, dtypes and shapes alone, so that it is the same on all ranks, and is kept for the
-// next call.
+// plan is the order in which a set of tensors is reduced. It follows from names, dtypes and shapes
+// alone, so that it is the same on all ranks, and is kept for the next call.
 type plan struct {
 	parts []part
 	bytes int64
@@ -45,7 +45,7 @@ func (p *plan) is(ts map[string]*tensor.Tensor) bool {
 	return true
 }
 
-// planFor is the plan of ts, or what is wrong with a tensor.
+// planFor returns the plan of ts, or what is wrong with a tensor.
 func (s *AllReduce) planFor(ts map[string]*tensor.Tensor) (*plan, error) {
 	if !s.last.is(ts) {
 		p, err := newPlan(ts)
@@ -80,7 +80,7 @@ func newPlan(ts map[string]*tensor.Tensor) (*plan, error) {
 	return p, nil
 }
 
-// sum sets what ranks compare, and finds the odd one.
+// sum sets the hash that ranks compare, and finds the tensor that cannot be averaged.
 func (p *plan) sum() {
 	h := fnv.New64a()
 	for i := range p.parts {
@@ -93,13 +93,14 @@ func (p *plan) sum() {
 	p.hash = h.Sum64()
 }
 
-// words are what each rank shows the others: the operation, and the plan's hash.
+// words is how many numbers each rank sends the others: the operation, and the plan's hash.
 const words = 2
 
 // wrong marks the operation of a rank that cannot take part.
 const wrong = 1 << 63
 
-// agree returns the plan if all ranks have the same one, for the same operation. If not, all of them say the same of it.
+// agree returns the plan if all ranks have the same one, for the same operation. If not, all of
+// them get the same error.
 func (s *AllReduce) agree(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) (*plan, error) {
 	p, bad := s.planFor(ts)
 	switch {
@@ -129,14 +130,14 @@ func (s *AllReduce) agree(ctx context.Context, op string, root int, ts map[strin
 	return p, nil
 }
 
-// claim is what a rank says of its call when ranks do not agree.
+// claim is a rank's description of its call when ranks do not agree.
 type claim struct {
 	Op      string
 	Bad     string            // what is wrong with it
 	Tensors map[string]string // dtype and shape by name
 }
 
-// explain asks all ranks what they do, and says what differs.
+// explain compares the calls of all ranks, and returns an error that says what differs.
 func (s *AllReduce) explain(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor, bad error) error {
 	mine := claim{Op: op, Tensors: map[string]string{}}
 	if root >= 0 {
@@ -165,12 +166,12 @@ func (s *AllReduce) explain(ctx context.Context, op string, root int, ts map[str
 	return s.fail(op, pgroup.ErrMismatch)
 }
 
-// differs is what c, of a rank, has that rank 0 has not, or the other way around.
+// differs says how c, of a rank, differs from that of rank 0.
 func (c *claim) differs(rank int, zero *claim) string {
 	if c.Op != zero.Op {
 		return fmt.Sprintf("rank %d called %s, rank 0 called %s", rank, c.Op, zero.Op)
 	}
-	both := map[string]string{} // what they say may be nil
+	both := map[string]string{} // the maps of the claims may be nil
 	maps.Copy(both, zero.Tensors)
 	maps.Copy(both, c.Tensors)
 	for _, name := range slices.Sorted(maps.Keys(both)) {

@@ -14,18 +14,22 @@ import (
 
 // Options has defaults for nil.
 type Options struct {
-	// Trace is told of every operation: strategy.allreduce_gradients, strategy.broadcast_tensor, strategy.broadcast_tensors,
-	// strategy.barrier and strategy.shutdown. Bytes are those of this rank's tensors. Nil is
-	// the group's, see pgroup.Group.Trace.
+	// Trace gets an event for every operation: strategy.allreduce_gradients,
+	// strategy.broadcast_tensor, strategy.broadcast_tensors, strategy.barrier and
+	// strategy.shutdown. Bytes are those of this rank's tensors. Nil is the group's, see
+	// pgroup.Group.Trace.
 	Trace trace.Sink
 }
 
-// AllReduce is data parallelism over a Comm, whose Algorithm says how: flat, or by host. It has no goroutine of its own.
+// AllReduce is data parallelism over a Comm, whose Algorithm says how: flat, or by host. It has no
+// goroutine of its own.
 //
-// Many goroutines may use it. Their calls are served one at a time, and every rank makes the same calls in the same order: if two goroutines
-// race, so that ranks differ in who came first, that is ErrMismatch on all ranks, and no tensor is changed.
+// It is safe for concurrent use. Calls are served one at a time, and every rank makes the same
+// calls in the same order: if two goroutines race, so that ranks differ in which was first, that is
+// ErrMismatch on all ranks, and no tensor is changed.
 //
-// After any other error of a verb the Comm is over, on every rank with the same verdict, a *pgroup.RankError; what the tensors hold is not defined.
+// After any other error of a verb the Comm has ended, on every rank with the same
+// *pgroup.RankError; the contents of the tensors are undefined.
 type AllReduce struct {
 	comm  *collective.Comm
 	group string // its name
@@ -72,13 +76,16 @@ func (s *AllReduce) Rank() int { return s.comm.Group().Rank() }
 // Size is the number of ranks.
 func (s *AllReduce) Size() int { return s.comm.Group().Size() }
 
-// AllReduceGradients replaces each gradient by its average over all ranks, in place, with the same bits on every rank and in every run. The
-// sum is divided once, by Size, however many ranks a host has. Each dtype is averaged as itself: integers toward 0, Float16 and
-// BFloat16 by way of float32. All gradients of a dtype are one collective.AllReduceAll, however many they are, and are reduced where they lie.
+// AllReduceGradients replaces each gradient by its average over all ranks, in place, with the same
+// bits on every rank and in every run. The sum is divided once, by Size, however many ranks a host
+// has. Integers are truncated toward 0; Float16 and BFloat16 are averaged as float32. All gradients
+// of a dtype are one collective.AllReduceAll, and are not copied into a contiguous buffer.
 //
-// All ranks pass the same names, with the same dtypes and shapes. If they do not (ErrMismatch), or a tensor makes no sense or shares memory with another one
-// (ErrInvalid), all ranks have the same error, which says of which tensor and which ranks; nothing is changed, and the next call may do better. The map may be
-// empty on all ranks. Of gradients that are the same memory, as those of tied weights, pass one.
+// All ranks pass the same names, with the same dtypes and shapes. If they do not (ErrMismatch), or
+// a tensor is invalid or shares memory with another one (ErrInvalid), all ranks get the same error,
+// which names the tensor and the ranks; nothing is changed, and the next call may succeed. The map
+// may be empty on all ranks. Of gradients that are the same memory, as those of tied weights, pass
+// one.
 func (s *AllReduce) AllReduceGradients(ctx context.Context, grads map[string]*tensor.Tensor) error {
 	return s.move(ctx, allReduceGradients, -1, grads)
 }
@@ -88,7 +95,8 @@ func (s *AllReduce) BroadcastTensor(ctx context.Context, root int, t *tensor.Ten
 	return s.move(ctx, broadcastTensor, root, map[string]*tensor.Tensor{"tensor": t})
 }
 
-// BroadcastTensors brings ts of root to all ranks, which have the same names, dtypes and shapes. The dtypes may be any.
+// BroadcastTensors brings ts of root to all ranks, which have the same names, dtypes and shapes.
+// The dtypes may be any.
 func (s *AllReduce) BroadcastTensors(ctx context.Context, root int, ts map[string]*tensor.Tensor) error {
 	return s.move(ctx, broadcastTensors, root, ts)
 }
@@ -98,7 +106,8 @@ func (s *AllReduce) Barrier(ctx context.Context) error {
 	return s.do(ctx, barrier, func(ctx context.Context) (int64, error) { return 0, s.comm.Barrier(ctx) })
 }
 
-// Shutdown waits until all ranks have called it, and closes the Comm, also if they do not before ctx ends. It may be called twice.
+// Shutdown waits until all ranks have called it, and closes the Comm, also if ctx ends before. It
+// may be called twice.
 func (s *AllReduce) Shutdown(ctx context.Context) error {
 	err := s.do(ctx, shutdown, func(ctx context.Context) (int64, error) {
 		if s.closed {
@@ -129,16 +138,17 @@ func (s *AllReduce) do(ctx context.Context, op string, f func(ctx context.Contex
 	return e.Err
 }
 
-// begin waits for the turn. A call that does not get it in time ends the Comm for all: the other ranks wait for this one in it.
+// begin waits for the turn. A call that does not get it in time ends the Comm for all: the other
+// ranks wait for this one in it.
 func (s *AllReduce) begin(ctx context.Context, op string) error {
 	select {
-	case s.turn <- struct{}{}: // also if ctx has ended, which the Comm tells all
+	case s.turn <- struct{}{}: // also if ctx has ended: the Comm fails on all ranks then
 	default:
 		select {
 		case s.turn <- struct{}{}:
 		case <-ctx.Done():
 			err := s.fail(op, fmt.Errorf("another call was in progress: %w", context.Cause(ctx)))
-			if !s.viewOver() { // which ends that other call too, for everybody
+			if !s.viewOver() { // which ends that other call too, on all ranks
 				s.comm.Group().Abort(err)
 			}
 			return err
@@ -151,7 +161,8 @@ func (s *AllReduce) begin(ctx context.Context, op string) error {
 	return nil
 }
 
-// bound gives ctx the group's timeout, if it has no deadline: one for all that a call does. The end of the view ends it too.
+// bound gives ctx the group's timeout, if it has no deadline: one for all that a call does. The end
+// of the view ends it too.
 func (s *AllReduce) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	cancel := func() {}
 	if _, ok := ctx.Deadline(); !ok {
@@ -171,7 +182,7 @@ func (s *AllReduce) bound(ctx context.Context) (context.Context, context.CancelF
 
 func (s *AllReduce) viewOver() bool { return s.view != nil && s.view.Err() != nil }
 
-// ofView adds to an error that the end of the view has brought what that was, which the verdict does not say.
+// ofView adds the end of the view to the error that it has caused.
 func (s *AllReduce) ofView(err error) error {
 	if !s.viewOver() || !errors.Is(err, pgroup.ErrCancelled) && !errors.Is(err, pgroup.ErrLost) && !errors.Is(err, pgroup.ErrLeft) {
 		return err

@@ -77,7 +77,8 @@ func elements(g *tensor.Tensor) string {
 	return fmt.Sprint(tensor.View[tensor.Float16](g))
 }
 
-// TestShapes: scalars, empty tensors, an empty map, and memory that is not aligned on some of the ranks.
+// TestShapes: scalars, empty tensors, an empty map, and memory that is not aligned on some of the
+// ranks.
 func TestShapes(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		r.ok(r.AllReduceGradients(r.ctx, nil))
@@ -102,7 +103,8 @@ func TestShapes(t *testing.T) {
 	})
 }
 
-// TestBroadcastOfAnyDType brings weights that nobody can calculate with, as one and as many, from each root.
+// TestBroadcastOfAnyDType brings weights that nobody can calculate with, as one and as many, from
+// each root.
 func TestBroadcastOfAnyDType(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		for root := range 3 {
@@ -133,8 +135,8 @@ func TestBroadcastOfAnyDType(t *testing.T) {
 	})
 }
 
-// TestDisagreement has rank 1 of 3 pass something else: all ranks have the same error, which says of which tensor and which ranks. Nothing
-// is changed, and the strategy goes on.
+// TestDisagreement has rank 1 of 3 pass something else: all ranks have the same error, which says
+// of which tensor and which ranks. Nothing is changed, and the strategy goes on.
 func TestDisagreement(t *testing.T) {
 	type tensors = map[string]*tensor.Tensor
 	scalar := tensor.New(tensor.F32)
@@ -177,7 +179,8 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
-// TestSharedMemory has gradients that share memory, on one rank: all ranks have the error, nothing is changed, and the strategy goes on.
+// TestSharedMemory has gradients that share memory, on one rank: all ranks have the error, nothing
+// is changed, and the strategy goes on.
 func TestSharedMemory(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		x := repeat(10, float32(r.Rank()))
@@ -215,8 +218,8 @@ func TestDisagreementOnTheCall(t *testing.T) {
 	}
 }
 
-// TestGoroutinesAtOnce: those of a rank are served one at a time. In the same order on all ranks it is right; in another, all hear of it, and no
-// tensor has a sum that nobody asked for.
+// TestGoroutinesAtOnce: those of a rank are served one at a time. In the same order on all ranks it
+// is right; in another, all hear of it, and no tensor has a sum that nobody asked for.
 func TestGoroutinesAtOnce(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		var all sync.WaitGroup
@@ -253,7 +256,8 @@ func TestGoroutinesAtOnce(t *testing.T) {
 	})
 }
 
-// TestCallThatGetsNoTurn: it does not outlive its context, and the others, who would wait for it, hear of it.
+// TestCallThatGetsNoTurn: it does not outlive its context, and the others, who would wait for it,
+// hear of it.
 func TestCallThatGetsNoTurn(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {

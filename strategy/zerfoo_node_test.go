@@ -119,7 +119,8 @@ func TestZerfooFiftyAtOnce(t *testing.T) {
 	steps(t, nodes...)
 }
 
-// TestZerfooCheckpoints: one is complete when all have ended it. More of them: membership's TestCheckpoint….
+// TestZerfooCheckpoints: one is complete when all have ended it. More of them: membership's
+// TestCheckpoint….
 func TestZerfooCheckpoints(t *testing.T) {
 	at := url(t)
 	nodes := []*strategy.WorkerNode{newNode(t, at, "a", 3, 0), newNode(t, at, "b", 3, 0), newNode(t, at, "c", 3, 0)}
@@ -223,8 +224,9 @@ func ready(n *strategy.WorkerNode) (code int, text string) {
 	return rec.Code, rec.Body.String()
 }
 
-// TestZerfooEviction: a worker that is silent for longer than its TTL is out. It comes back by itself, with a rank of its own: 1 of 2. That
-// 100 ms are enough, and how much they are: membership's TestSilentWorkerIsEvicted.
+// TestZerfooEviction: a worker that is silent for longer than its TTL is out. It comes back by
+// itself, with a rank of its own: 1 of 2. That 100 ms are enough, and how much they are:
+// membership's TestSilentWorkerIsEvicted.
 func TestZerfooEviction(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, &store.Server{Engine: new(store.Memory)})
@@ -252,7 +254,8 @@ func TestZerfooEviction(t *testing.T) {
 	steps(t, a, b)
 }
 
-// TestZerfoo7Heartbeats: workers that do nothing for long are not out, and one that is killed and comes back has a rank of its own.
+// TestZerfoo7Heartbeats: workers that do nothing for long are not out, and one that is killed and
+// comes back has a rank of its own.
 func TestZerfoo7Heartbeats(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, &store.Server{Engine: new(store.Memory)})

@@ -23,7 +23,8 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// The tests of this file and zerfoo_node_test.go are of what Zerfoo's package distributed promises, and, those with a number, of where it fails.
+// The tests of this file and zerfoo_node_test.go are of what Zerfoo's package distributed promises,
+// and, those with a number, of where it fails.
 
 func TestZerfooAverages(t *testing.T) {
 	over(t, 2, func(r *rank) {
@@ -195,7 +196,8 @@ func TestZerfoo2ConsecutiveBroadcasts(t *testing.T) {
 	})
 }
 
-// TestZerfoo3Hierarchical: every parameter is its own, on every rank, and hosts with few ranks do not count for more.
+// TestZerfoo3Hierarchical: every parameter is its own, on every rank, and hosts with few ranks do
+// not count for more.
 func TestZerfoo3Hierarchical(t *testing.T) {
 	for name, host := range map[string]func(int) string{
 		"2 and 2":     func(rank int) string { return fmt.Sprint(rank / 2) },
