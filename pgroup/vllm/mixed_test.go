@@ -309,13 +309,13 @@ func mixedGroups(t *testing.T, it, too *mixed) {
 		})
 }
 
-// mixedLate: a rank of Python that is late does not pass a barrier that ranks of Go have given up.
+// mixedLate checks that a late Python rank does not pass a barrier that the Go ranks have given up.
 func mixedLate(t *testing.T, m *mixed) {
 	const late = 3
 	together(late, func(rank int) {
 		if g := m.ranks[rank]; g != nil {
 			re, _ := errors.AsType[*pgroup.RankError](g.Barrier(within(t, time.Second)))
-			check(t, nil, re != nil && slices.Equal(re.Missing, []int{late}) && strings.Contains(re.Error(), "or of Python"), re)
+			check(t, nil, re != nil && slices.Equal(re.Missing, []int{late}) && strings.Contains(re.Error(), "or a Python rank"), re)
 			return
 		}
 		_, err := m.peers[rank].do("g['it'].barrier(1.0)")
