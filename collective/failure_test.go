@@ -236,7 +236,7 @@ func TestBusy(t *testing.T) {
 }
 
 func TestTrace(t *testing.T) {
-	sinks := make([]trace.Memory, 2)
+	sinks := make([]trace.Counter, 2)
 	for i := range sinks {
 		sinks[i].Keep = 10
 	}
@@ -265,7 +265,7 @@ func TestTrace(t *testing.T) {
 
 // Without a sink of its own, a Comm tells that of its group.
 func TestTraceOfTheGroup(t *testing.T) {
-	var sink trace.Memory
+	var sink trace.Counter
 	w := way{host: apart, set: func(c *pgroup.Config) { c.Trace = &sink }}
 	w.run(t, 2, func(r *rank) { r.allReduce(100) })
 	require.EqualValues(t, 2, sink.Total("collective.allreduce").Count)

@@ -16,7 +16,7 @@ import (
 func TestTrace(t *testing.T) {
 	for _, w := range ways() {
 		t.Run(w.name, func(t *testing.T) {
-			sink := &trace.Memory{Keep: 100}
+			sink := &trace.Counter{Keep: 100}
 			w.run(t, 4, gather.Options{Trace: sink}, func(r *rank) {
 				res, err := r.ga.Tensors(r.ctx, list, r.tensor(1, 300))
 				if !assert.NoError(r, err) {
@@ -57,7 +57,7 @@ func TestTrace(t *testing.T) {
 
 // Without a sink of its own, a Gatherer tells that of its group.
 func TestTraceOfTheGroup(t *testing.T) {
-	sink := &trace.Memory{}
+	sink := &trace.Counter{}
 	g, err := pgroup.Create(t.Context(), pgroup.Config{Size: 1, Trace: sink})
 	require.NoError(t, err)
 	ga, err := gather.Open(context.Background(), g, nil)

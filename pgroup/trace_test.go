@@ -21,13 +21,13 @@ import (
 )
 
 // seen is what the ranks of a traced group did.
-type seen []*trace.Memory
+type seen []*trace.Counter
 
 // traced is at, with a sink for each rank.
 func traced(n int, at place) (place, seen) {
 	sinks := make(seen, n)
 	for i := range sinks {
-		sinks[i] = &trace.Memory{Keep: 1000}
+		sinks[i] = &trace.Counter{Keep: 1000}
 	}
 	return func(t *testing.T) func(int) pgroup.Config {
 		config := at(t)
@@ -196,7 +196,7 @@ func TestTraceOfFailures(t *testing.T) {
 	gs[0].Abort(cause)
 	require.Equal(t, cause, sinks.one(t, 0, "pgroup.abort").Err)
 
-	lonely := &trace.Memory{Keep: 1}
+	lonely := &trace.Counter{Keep: 1}
 	_, err = pgroup.Create(within(t, 20*time.Millisecond), pgroup.Config{Size: 2, Store: store.New(new(store.Memory)), Trace: lonely})
 	require.ErrorIs(t, err, pgroup.ErrTimeout)
 	e = lonely.Events()[0]
@@ -304,7 +304,7 @@ func TestNoTraceAllocatesNothing(t *testing.T) {
 			return errors.Join(err, recvErr)
 		}, 12},
 	} {
-		without, with := alone(nil), alone(new(trace.Memory))
+		without, with := alone(nil), alone(new(trace.Counter))
 		run := func(g *pgroup.Group) float64 {
 			return testing.AllocsPerRun(200, func() { require.NoError(t, c.verb(g)) })
 		}

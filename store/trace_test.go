@@ -13,7 +13,7 @@ import (
 
 func TestTraceOfAClient(t *testing.T) {
 	_, addr := serving(t, new(store.Server))
-	sink := &trace.Memory{Keep: 10}
+	sink := &trace.Counter{Keep: 10}
 	s := dialed(t, addr, &store.DialOptions{Trace: sink})
 	ctx := t.Context()
 	require.NoError(t, s.Set(ctx, "k", []byte("12345"), nil))

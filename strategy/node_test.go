@@ -290,7 +290,7 @@ func TestNodesThatMakeNoSense(t *testing.T) {
 func TestNodesOfOneProcess(t *testing.T) {
 	s := testcluster.Store(t)()
 	var nodes []*strategy.WorkerNode
-	var seen trace.Memory
+	var seen trace.Counter
 	for _, id := range []string{"a", "b", "c"} {
 		n := &strategy.WorkerNode{Store: s, Worker: worker(id, 3, 0), Trace: &seen}
 		t.Cleanup(func() { _ = n.Close() })

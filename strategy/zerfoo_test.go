@@ -118,11 +118,11 @@ func TestZerfooBroadcastWaitsForTheRoot(t *testing.T) {
 }
 
 func TestZerfooMetrics(t *testing.T) {
-	seen := make([]*trace.Memory, 3)
+	seen := make([]*trace.Counter, 3)
 	var all sync.WaitGroup
 	open := testcluster.Store(t)
 	for i := range seen {
-		seen[i] = &trace.Memory{Keep: 10}
+		seen[i] = &trace.Counter{Keep: 10}
 		all.Go(func() {
 			g, err := pgroup.Create(bounded(t), pgroup.Config{Name: "world", Rank: i, Size: 3, Store: open()})
 			if !assert.NoError(t, err) {

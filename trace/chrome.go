@@ -14,46 +14,49 @@ import (
 )
 
 const (
-	// chromeDelay is how long an event may be in memory alone.
+	// chromeDelay is how long an event may be in memory only.
 	chromeDelay = 100 * time.Millisecond
-	// chromeRoom is how much may wait for a writer that is slow.
-	chromeRoom = 8 << 20
-	// chromeVersion is of the fields that the reader knows.
+	// chromeMaxBuffer bounds what waits for a slow writer, in bytes.
+	chromeMaxBuffer = 8 << 20
+	// chromeVersion is the version of the fields.
 	chromeVersion = 1
 )
 
-// process tells this process from all others: its number comes again, after it or in another container.
+// process identifies this process: process ids repeat, over time and in other containers.
 var process = sync.OnceValue(rand.Text)
 
-// ChromeWriter is a Sink that writes a file which Perfetto opens. It may be used by many goroutines at once.
+// ChromeWriter is a Sink that writes a file for Perfetto. It is safe for concurrent use.
 //
-// Record does not wait for the file: a timer writes what there is within 100 ms. So a process that is killed loses what it did in that time, and
-// its file, which lacks its end then, still opens. A failure alone is written before Record returns, if w takes no more than 100 ms, since programs end because of
-// them. While w is slow, what does not fit in 8 MiB is left out, and the file says how much that was.
+// Record does not wait for the file: a timer writes within 100 ms. A process that is killed loses
+// the events of that time; its file, which lacks its end then, can still be opened. Only a failed
+// operation is written before Record returns, for at most 100 ms, since programs exit because of
+// failures. While w is slow, events that do not fit in 8 MiB are dropped, and the file says how
+// many.
 type ChromeWriter struct {
 	w     io.Writer
 	start time.Time
 	pid   int
 
-	mu      sync.Mutex // protects the fields below; not held while w writes
-	idle    sync.Cond  // nobody writes
-	buf     []byte     // what is not written yet
-	spare   []byte
-	timer   *time.Timer
-	armed   bool
-	writing bool
-	closed  bool
-	err     error // the first of w
-	dropped int
-	named   bool // the process has a name
-	tracks  map[trackKey]*track
-	tids    int
+	mu         sync.Mutex // protects the fields below; not held while w writes
+	notWriting sync.Cond  // signals that writing is false
+	buf        []byte     // not written yet
+	spare      []byte
+	timer      *time.Timer
+	armed      bool
+	writing    bool
+	closed     bool
+	err        error // the first error of w
+	dropped    int
+	named      bool // the process has a name
+	tracks     map[trackKey]*track
+	tids       int
 }
 
-// trackKey is what has rows of its own: what one package does in one group.
+// trackKey identifies a track: the operations of one package in one group.
 type trackKey struct{ family, group string }
 
-// track is its rows, by when the last event in each ended: events of one row must not overlap.
+// track is the rows of a track. Events of one row must not overlap, so each has the end of its last
+// event.
 type track struct{ rows []row }
 
 type row struct {
@@ -61,12 +64,13 @@ type row struct {
 	end time.Duration
 }
 
-// Chrome writes events to w in Chrome's trace event format, one a line, as ui.perfetto.dev, chrome://tracing and "muster trace" open it. A
-// file is one process's. Its times count from when Chrome was called, by the running clock of this process, which no change of the
-// time of day disturbs; "muster trace" brings those of several processes together (see package timeline). Close it at the end.
+// Chrome returns a sink that writes events to w in Chrome's trace event format, one per line, for
+// ui.perfetto.dev, chrome://tracing and "muster trace". A file is of one process. Its times are
+// monotonic, from the call of Chrome on; "muster trace" aligns those of several processes (see
+// package timeline). The caller must Close it.
 func Chrome(w io.Writer) *ChromeWriter {
 	c := &ChromeWriter{w: w, start: time.Now(), pid: os.Getpid(), tracks: map[trackKey]*track{}}
-	c.idle.L = &c.mu
+	c.notWriting.L = &c.mu
 	c.timer = time.AfterFunc(time.Hour, c.expired)
 	c.timer.Stop()
 	host, _ := os.Hostname()
@@ -83,7 +87,7 @@ func (c *ChromeWriter) Record(_ context.Context, e Event) {
 	switch {
 	case c.closed || c.err != nil:
 		return
-	case len(c.buf) > chromeRoom:
+	case len(c.buf) > chromeMaxBuffer:
 		c.dropped++
 		return
 	}
@@ -96,8 +100,8 @@ func (c *ChromeWriter) Record(_ context.Context, e Event) {
 	c.arm()
 }
 
-// writeNow has what there is written, and waits for that, but no longer than anything else may be in memory alone: a file may hang, and whoever
-// is told of a failure is not to. Called with mu; it unlocks meanwhile.
+// writeNow writes the buffer and waits for that, for at most chromeDelay: the file may hang, and a
+// failed operation must not. c.mu must be held; it is unlocked meanwhile.
 func (c *ChromeWriter) writeNow() {
 	written := make(chan struct{})
 	go func() {
@@ -116,7 +120,7 @@ func (c *ChromeWriter) writeNow() {
 	}
 }
 
-// arm has the timer write what there is. Called with mu.
+// arm starts the timer for the buffer. c.mu must be held.
 func (c *ChromeWriter) arm() {
 	if !c.armed && !c.writing {
 		c.armed = true
@@ -131,7 +135,8 @@ func (c *ChromeWriter) expired() {
 	c.write()
 }
 
-// write writes until nothing is left, unless somebody else does. Called with mu; it unlocks meanwhile.
+// write writes until the buffer is empty, unless another goroutine does. c.mu must be held; it is
+// unlocked meanwhile.
 func (c *ChromeWriter) write() {
 	if c.writing {
 		return
@@ -146,21 +151,22 @@ func (c *ChromeWriter) write() {
 		c.spare, c.err = b, err
 	}
 	c.writing = false
-	c.idle.Broadcast()
+	c.notWriting.Broadcast()
 }
 
-// Flush writes what there is, and returns w's first error.
+// Flush writes the buffer, and returns the first error of w.
 func (c *ChromeWriter) Flush() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.writing {
-		c.idle.Wait()
+		c.notWriting.Wait()
 	}
 	c.write()
 	return c.err
 }
 
-// Close ends the file, leaves w open, and returns w's first error. What is recorded later is nobody's. It may be called twice.
+// Close ends the file, and returns the first error of w. It does not close w. Later events are
+// dropped. A second Close only flushes.
 func (c *ChromeWriter) Close() error {
 	c.mu.Lock()
 	if !c.closed {
@@ -173,7 +179,7 @@ func (c *ChromeWriter) Close() error {
 	return c.Flush()
 }
 
-// noteDropped says how many events are missing before at. Called with mu.
+// noteDropped writes how many events were dropped before at. c.mu must be held.
 func (c *ChromeWriter) noteDropped(at time.Time) {
 	if c.dropped == 0 {
 		return
@@ -183,7 +189,7 @@ func (c *ChromeWriter) noteDropped(at time.Time) {
 	c.dropped = 0
 }
 
-// append appends one event. Called with mu.
+// append appends one event. c.mu must be held.
 func (c *ChromeWriter) append(e *Event) {
 	family, name, ok := strings.Cut(e.Op, ".")
 	if !ok {
@@ -192,7 +198,7 @@ func (c *ChromeWriter) append(e *Event) {
 	begin, end := e.Start.Sub(c.start), e.End.Sub(c.start)
 	if !c.named && e.Size > 0 {
 		c.named = true
-		c.nameIt("process_name", 0, fmt.Sprintf("rank %d of %d", e.Rank, e.Size))
+		c.appendName("process_name", 0, fmt.Sprintf("rank %d of %d", e.Rank, e.Size))
 	}
 	tid := c.row(trackKey{family, e.Group}, begin, end)
 	b := append(c.buf, ",\n{\"name\":"...)
@@ -213,7 +219,7 @@ func (c *ChromeWriter) append(e *Event) {
 	c.buf = append(b, "}}"...)
 }
 
-// appendArgs appends what is there of the rest.
+// appendArgs appends the fields that are set.
 func appendArgs(b []byte, e *Event) []byte {
 	number := func(name string, n int64) {
 		b = append(append(append(b, `,"`...), name...), `":`...)
@@ -251,7 +257,7 @@ func appendArgs(b []byte, e *Event) []byte {
 	return b
 }
 
-// row is where an event is drawn: the first row of its track that is free. Called with mu.
+// row returns the row for an event: the first one of its track that is free. c.mu must be held.
 func (c *ChromeWriter) row(k trackKey, begin, end time.Duration) int {
 	t := c.tracks[k]
 	if t == nil {
@@ -270,17 +276,17 @@ func (c *ChromeWriter) row(k trackKey, begin, end time.Duration) int {
 	if n := len(t.rows); n > 1 {
 		title += fmt.Sprintf(" (%d)", n)
 	}
-	c.nameIt("thread_name", c.tids, title)
+	c.appendName("thread_name", c.tids, title)
 	return c.tids
 }
 
-// nameIt gives a process or a row of it a name.
-func (c *ChromeWriter) nameIt(what string, tid int, name string) {
+// appendName names the process or a row of it.
+func (c *ChromeWriter) appendName(what string, tid int, name string) {
 	c.buf = fmt.Appendf(c.buf, ",\n"+`{"name":"%s","ph":"M","pid":%d,"tid":%d,"args":{"name":`, what, c.pid, tid)
 	c.buf = append(appendJSON(c.buf, name), "}}"...)
 }
 
-// appendMicros appends d in microseconds, to the nanosecond.
+// appendMicros appends d in microseconds, with nanoseconds as decimals.
 func appendMicros(b []byte, d time.Duration) []byte {
 	if d < 0 {
 		b, d = append(b, '-'), -d
@@ -292,7 +298,7 @@ func appendMicros(b []byte, d time.Duration) []byte {
 	return b
 }
 
-// appendJSON appends s as JSON has it.
+// appendJSON appends s as a JSON string.
 func appendJSON(b []byte, s string) []byte {
 	const hex = "0123456789abcdef"
 	b = append(b, '"')

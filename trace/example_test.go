@@ -21,7 +21,7 @@ func barrier(ctx context.Context, sink trace.Sink) (err error) {
 }
 
 func ExampleRecord() {
-	var seen trace.Memory
+	var seen trace.Counter
 	_ = barrier(context.Background(), &seen)
 	_ = barrier(context.Background(), nil) // nobody listens
 	fmt.Println(seen.Total("pgroup.barrier").Count)
@@ -29,19 +29,19 @@ func ExampleRecord() {
 }
 
 func ExampleNow() {
-	fmt.Println(trace.Now(nil).IsZero(), trace.Now(&trace.Memory{}).IsZero())
+	fmt.Println(trace.Now(nil).IsZero(), trace.Now(&trace.Counter{}).IsZero())
 	// Output: true false
 }
 
 func ExampleMulti() {
-	counts, last := &trace.Memory{}, &trace.Memory{Keep: 1}
+	counts, last := &trace.Counter{}, &trace.Counter{Keep: 1}
 	_ = barrier(context.Background(), trace.Multi(counts, nil, last))
 	fmt.Println(counts.Total("pgroup.barrier").Count, last.Events()[0].Group)
 	// Output: 1 world
 }
 
-func ExampleMemory() {
-	m := trace.Memory{Keep: 100}
+func ExampleCounter() {
+	m := trace.Counter{Keep: 100}
 	start := time.Now()
 	for i := range 4 {
 		e := trace.Event{Op: "collective.allreduce", Rank: i, Size: 4, Bytes: 1 << 20, Start: start, End: start.Add(250 * time.Millisecond)}

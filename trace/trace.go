@@ -1,11 +1,11 @@
-// Package trace says what every verb did: one Event as it ends.
+// Package trace records one Event for each operation, when it ends.
 //
-//	var seen trace.Memory
-//	cfg.Trace = trace.Multi(&seen, prom) // wherever a Config has a Sink
+//	var seen trace.Counter
+//	cfg.Trace = trace.Multi(&seen, prom) // every Config with a Sink
 //	...
 //	fmt.Println(seen.Total("collective.allreduce").Seconds())
 //
-// A nil Sink is nobody who listens, and costs nothing.
+// A nil Sink records nothing, and costs nothing.
 package trace
 
 import (
@@ -18,28 +18,30 @@ import (
 type Event struct {
 	Op         string // "pgroup.barrier", "collective.allreduce", "store.get", …
 	Group      string
-	Channel    string // of the group, whose records have numbers of their own; "" is the group itself; behind the scenes, as of packages on top, it starts with a NUL byte
+	Channel    string // "": the group itself; channels of packages begin with a NUL byte
 	Generation uint64
-	ID         uint64 // of this generation, the same on all ranks, and another one on another store; 0 if not known
-	Seq        uint64 // of the verb, on its channel; the same on all ranks. 0: it has none
+	ID         uint64 // of this generation, equal on all ranks, and different on another store; 0: unknown
+	Seq        uint64 // of the operation on its channel, equal on all ranks; 0: it has none
 	Rank, Size int
-	Last       int   // the rank that came last, and the others waited for; -1 if not known
-	Bytes      int64 // that this rank gave; of those that only got some, those
+	Last       int   // the rank that arrived last, which the others waited for; -1: unknown
+	Bytes      int64 // that this rank contributed; those that it received if it contributed none
 	Start, End time.Time
-	Waited     time.Duration // of it, for others
+	Waited     time.Duration // part of the duration, for other ranks
 	Err        error
 }
 
-// Duration is how long the operation took.
+// Duration returns how long the operation took.
 func (e *Event) Duration() time.Duration { return e.End.Sub(e.Start) }
 
-// Sink receives events. Record is called by many goroutines at once, on the way of the verb that it tells of: it must not block. ctx is the
-// verb's, for its parent span, and may have ended. An Event is the sink's to keep.
+// Sink receives events. Record is called concurrently, by the goroutine of the operation: it must
+// not block. ctx is the operation's context, for its parent span, and may have ended. The sink may
+// keep the Event.
 type Sink interface {
 	Record(ctx context.Context, e Event)
 }
 
-// Now is when an operation begins whose event goes to s. Without a sink it is the zero time, and no clock is read.
+// Now returns the current time, for the start of an operation whose event goes to s. Without a sink
+// it returns the zero time, and reads no clock.
 func Now(s Sink) time.Time {
 	if s == nil {
 		return time.Time{}
@@ -47,7 +49,7 @@ func Now(s Sink) time.Time {
 	return time.Now()
 }
 
-// Record gives e to s, if there is one. Without e.End, e ends now.
+// Record sends e to s, unless that is nil. Without e.End, e ends now.
 func Record(ctx context.Context, s Sink, e Event) {
 	if s == nil {
 		return
@@ -58,7 +60,8 @@ func Record(ctx context.Context, s Sink, e Event) {
 	s.Record(ctx, e)
 }
 
-// Multi records to each of sinks, in their order; to those of them that are not nil. It is nil if none is.
+// Multi returns a sink that sends to all sinks that are not nil, in their order. It is nil if none
+// is left.
 func Multi(sinks ...Sink) Sink {
 	there := slices.DeleteFunc(slices.Clone(sinks), func(s Sink) bool { return s == nil })
 	switch len(there) {

@@ -24,7 +24,7 @@ func event(op string, d time.Duration) trace.Event {
 }
 
 func TestMemoryCounts(t *testing.T) {
-	var m trace.Memory
+	var m trace.Counter
 	require.Zero(t, m.Total("allreduce"))
 	require.Empty(t, m.Totals())
 	m.Record(t.Context(), event("allreduce", time.Second))
@@ -48,7 +48,7 @@ func TestMemoryCounts(t *testing.T) {
 }
 
 func TestMemoryKeepsTheLast(t *testing.T) {
-	m := trace.Memory{Keep: 3}
+	m := trace.Counter{Keep: 3}
 	for seq := range uint64(8) {
 		require.Len(t, m.Events(), min(int(seq), 3))
 		m.Record(t.Context(), trace.Event{Op: "barrier", Seq: seq})
@@ -69,7 +69,7 @@ func TestMemoryKeepsTheLast(t *testing.T) {
 
 func TestMemoryByManyAtOnce(t *testing.T) {
 	const goroutines, each = 10, 500
-	m := trace.Memory{Keep: 7}
+	m := trace.Counter{Keep: 7}
 	var wg sync.WaitGroup
 	for range goroutines {
 		wg.Go(func() {
@@ -89,7 +89,7 @@ func TestMemoryByManyAtOnce(t *testing.T) {
 func TestMulti(t *testing.T) {
 	require.Nil(t, trace.Multi())
 	require.Nil(t, trace.Multi(nil, nil))
-	var a, b trace.Memory
+	var a, b trace.Counter
 	require.Same(t, &a, trace.Multi(nil, &a))
 	sinks := []trace.Sink{&a, nil, &b}
 	both := trace.Multi(sinks...)
@@ -109,7 +109,7 @@ func TestRecord(t *testing.T) {
 	trace.Record(t.Context(), nil, event("barrier", 0)) // nobody listens
 	require.Zero(t, trace.Now(nil))
 
-	m := trace.Memory{Keep: 2}
+	m := trace.Counter{Keep: 2}
 	before := time.Now()
 	began := trace.Now(&m)
 	require.False(t, began.Before(before))
@@ -131,7 +131,7 @@ func TestRecordAllocatesNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		trace.Record(ctx, nil, trace.Event{Op: "barrier", Start: trace.Now(nil)})
 	}), "without a sink")
-	m := trace.Memory{Keep: 10}
+	m := trace.Counter{Keep: 10}
 	for range m.Keep {
 		m.Record(ctx, event("barrier", 0))
 	}
@@ -142,7 +142,7 @@ func TestRecordAllocatesNothing(t *testing.T) {
 
 func BenchmarkRecord(b *testing.B) {
 	for name, sink := range map[string]trace.Sink{
-		"nil": nil, "memory": &trace.Memory{}, "keeping": &trace.Memory{Keep: 1000},
+		"nil": nil, "memory": &trace.Counter{}, "keeping": &trace.Counter{Keep: 1000},
 	} {
 		b.Run(name, func(b *testing.B) {
 			ctx := b.Context()

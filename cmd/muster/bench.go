@@ -175,7 +175,7 @@ func (o *benching) group(n int, done func(benchreport.Result)) error {
 	defer cancel()
 	said, wrong := newReports[benchReport](ctx), new(complaints)
 	job, err := launch.Start(ctx, launch.Spec{
-		N: n, Path: self, Args: []string{"bench-rank", string(spec)}, Tether: true, Grace: time.Second,
+		N: n, Path: self, Args: []string{"bench-rank", string(spec)}, ParentPipe: true, Grace: time.Second,
 		Env:    func(rank int) []string { return p.environ(rank, n) },
 		Output: said, ErrOutput: wrong, Prefix: func(int) string { return "" },
 	})

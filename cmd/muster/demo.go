@@ -85,7 +85,7 @@ func (d *demo) launch(ctx context.Context) error {
 	}
 	d.reports = newReports[demoReport](ctx)
 	d.job, err = launch.Start(ctx, launch.Spec{
-		N: demoRanks, Path: self, Args: []string{"demo-rank"}, Tether: true, Grace: time.Second,
+		N: demoRanks, Path: self, Args: []string{"demo-rank"}, ParentPipe: true, Grace: time.Second,
 		Env:    func(rank int) []string { return d.place.environ(rank, demoRanks) },
 		Output: d.reports, ErrOutput: &d.complaints, Prefix: func(int) string { return "" },
 		MayFail: func(rank int) bool { return rank == demoVictim },

@@ -53,7 +53,7 @@ func start(t *testing.T, n int, args func(rank int) string, place func(rank int)
 	t.Cleanup(cancel)
 	j := &job{out: newText(), errs: newText()}
 	j.Job, err = launch.Start(ctx, launch.Spec{
-		N: n, Path: self, Output: j.out, ErrOutput: j.errs, Tether: true, Grace: -1,
+		N: n, Path: self, Output: j.out, ErrOutput: j.errs, ParentPipe: true, Grace: -1,
 		MayFail: func(int) bool { return true }, // as if each were started by hand: nobody ends the others
 		Env: func(rank int) []string {
 			c := place(rank)

@@ -55,38 +55,38 @@ type Spec struct {
 	Args []string // arguments, without the program's name
 	Dir  string   // working directory; "" is this process's
 
-	// Env is what each rank gets beside this process's environment; on a clash it
-	// wins. Nil adds nothing.
+	// Env returns what is added to the environment of a rank; it overrides this process's
+	// variables. Nil adds nothing.
 	Env func(rank int) []string
 
-	// Output gets what the ranks write to standard output and standard error, each
-	// line behind its rank's prefix; nil discards it. Calls are never concurrent,
-	// and each carries whole lines. The order of lines holds within a stream of a
-	// rank, not between its two streams. A last line without newline gets one, and
-	// a line above 64 KiB comes in pieces of that size, each a line of its own.
+	// Output gets what the ranks write to standard output and standard error, each line with its
+	// rank's prefix; nil discards it. Calls are never concurrent, and each has whole lines. Lines
+	// of one stream of a rank are in order; lines of its two streams are not ordered. A last line
+	// without newline gets one. A line above 64 KiB is cut into pieces of that size, each a line of
+	// its own.
 	//
-	// A slow Output slows the ranks down; one that blocks for ever blocks Wait. After
-	// its first error the rest is read and discarded, and Wait returns that error
-	// unless a rank has failed. A broken pipe (EPIPE) ends the ranks: nobody reads any more.
+	// A slow Output slows the ranks down; one that blocks blocks Wait. After its first error the
+	// rest is read and discarded, and Wait returns that error unless a rank has failed. A broken
+	// pipe (EPIPE) ends the ranks: the output has no reader.
 	Output io.Writer
 
-	// ErrOutput takes the ranks' standard error instead; nil is Output. Calls to the
-	// two are never concurrent either: they may be the same terminal.
+	// ErrOutput gets the ranks' standard error instead; nil is Output. Calls of the two are never
+	// concurrent either: they may be the same terminal.
 	ErrOutput io.Writer
 
-	// Prefix is what each line of a rank begins with; nil is "[rank] ".
+	// Prefix returns the prefix of each line of a rank; nil is "[rank] ".
 	Prefix func(rank int) string
 
-	// Tether makes the ranks' standard input a pipe that ends with this process, for
-	// programs which call ExitWithParent. Otherwise their standard input is empty.
-	Tether bool
+	// ParentPipe makes the ranks' standard input a pipe that ends with this process, for programs
+	// that call ExitWithParent. Otherwise their standard input is empty.
+	ParentPipe bool
 
 	// Grace is the time from SIGTERM to SIGKILL; 0 is DefaultGrace, and less than 0
 	// kills at once.
 	Grace time.Duration
 
-	// MayFail names ranks whose failure is expected: it does not end the others, and
-	// Wait does not report it. Nil names none.
+	// MayFail reports whether a rank's failure is expected: it does not end the others, and Wait
+	// does not report it. Nil is never.
 	MayFail func(rank int) bool
 }
 
@@ -119,10 +119,10 @@ func (s Spec) withDefaults() Spec {
 // Job is a set of ranks that was started together. Its methods may be called from
 // any goroutine.
 type Job struct {
-	spec   Spec
-	procs  []*Process // by rank
-	out    *output
-	tether tether
+	spec       Spec
+	procs      []*Process // by rank
+	out        *output
+	parentPipe parentPipe
 
 	failed chan *ExitError // each rank sends at most once: N fit
 	gone   chan struct{}   // each rank sends once: N fit
@@ -171,7 +171,7 @@ func (j *Job) Done() <-chan struct{} { return j.done }
 // SIGKILL ends the job without any grace.
 func (j *Job) Signal(sig os.Signal) {
 	for _, p := range j.procs {
-		_ = p.Signal(sig) // one that has ended needs none
+		_ = p.Signal(sig) // ignore ranks that have ended
 	}
 }
 

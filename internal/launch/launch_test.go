@@ -275,7 +275,7 @@ func TestTether(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var said sayings
 	s := spec(2, "tethered:block")
-	s.Output, s.Tether = &said, true
+	s.Output, s.ParentPipe = &said, true
 	job := startIn(ctx, t, s)
 	said.await(t, "ready", 2) // with the parent there, they stay
 	cancel()
@@ -310,7 +310,7 @@ func TestStartFailure(t *testing.T) {
 func TestStartFailureKillsThoseStarted(t *testing.T) {
 	var said sayings
 	s := spec(3, "stubborn")
-	s.Output, s.Tether = &said, true
+	s.Output, s.ParentPipe = &said, true
 	env := s.Env
 	s.Env = func(rank int) []string {
 		if rank < 2 {

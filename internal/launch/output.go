@@ -18,11 +18,11 @@ const (
 	maxDrain = 1 << 20 // the most that a pipe holds, unless root has raised it
 )
 
-// output is where the ranks' lines meet.
+// output merges the lines of all ranks.
 type output struct {
-	stdout, stderr io.Writer // nil: nobody wants it
+	stdout, stderr io.Writer // nil: discarded
 
-	closed chan struct{} // closed when a reader has gone away (EPIPE)
+	closed chan struct{} // closed when the reader has gone away (EPIPE)
 
 	mu  sync.Mutex // protects the writers and err
 	err error      // the first write that failed; later ones are not tried
@@ -56,8 +56,8 @@ func (o *output) failure() error {
 	return o.err
 }
 
-// connect gives cmd a pipe for each of its streams that somebody wants. Two pipes,
-// because in one the two could mix within a line.
+// connect gives cmd a pipe for each of its streams that is not discarded. There are two, since
+// lines of the two streams could mix in one.
 func (o *output) connect(cmd *exec.Cmd, prefix string) (*streams, error) {
 	s := &streams{}
 	var err error
@@ -65,7 +65,7 @@ func (o *output) connect(cmd *exec.Cmd, prefix string) (*streams, error) {
 		return nil, err
 	}
 	if cmd.Stderr, err = s.open(o, o.stderr, prefix); err != nil {
-		s.abandon()
+		s.closePipes()
 		return nil, err
 	}
 	return s, nil
@@ -82,7 +82,7 @@ type stream struct {
 	lines       lines
 }
 
-// open returns the end for the rank, or nil if nobody wants the stream.
+// open returns the rank's end of a new pipe, or nil if the stream is discarded.
 func (s *streams) open(o *output, w io.Writer, prefix string) (io.Writer, error) {
 	if w == nil {
 		return nil, nil
@@ -96,15 +96,15 @@ func (s *streams) open(o *output, w io.Writer, prefix string) (io.Writer, error)
 	return pw, nil
 }
 
-// abandon closes the pipes of a rank that was not started.
-func (s *streams) abandon() {
+// closePipes closes the pipes of a rank that was not started.
+func (s *streams) closePipes() {
 	for _, st := range s.all {
 		st.read.Close()
 		st.write.Close()
 	}
 }
 
-// copy starts to copy; the rank has its own hold on the write ends by now.
+// copy starts the copying goroutines; the rank has its own write ends by now.
 func (s *streams) copy() {
 	for _, st := range s.all {
 		st.write.Close()
@@ -112,9 +112,9 @@ func (s *streams) copy() {
 	}
 }
 
-// finish returns when all that the rank wrote is delivered. The rank's group is
-// gone, so that all is in the pipe; whoever else has it open (a process that left
-// the group) is not waited for.
+// finish returns when all that the rank wrote is delivered. The rank's process group has ended, so
+// all of it is in the pipe. A process that left the group, and has the pipe open, is not waited
+// for.
 func (s *streams) finish() {
 	for _, st := range s.all {
 		_ = st.read.SetReadDeadline(time.Unix(1, 0)) // a pipe without deadlines is read to its end

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	groupTick = 5 * time.Millisecond // between two looks at a group that is to end: nothing tells
-	killWait  = 5 * time.Second      // for a killed group; what then remains hangs in the kernel
+	groupTick = 5 * time.Millisecond // between two checks of a process group that is to end: the kernel sends no event
+	killWait  = 5 * time.Second      // for a killed process group; a process that remains is blocked in the kernel
 )
 
 // Process is one rank. Its methods may be called from any goroutine.
@@ -23,9 +23,9 @@ type Process struct {
 	done chan struct{}
 	err  *ExitError // written before done closes
 
-	mu    sync.Mutex // protects the fields below; held while signalling
-	asked bool       // the group has had its SIGTERM
-	gone  bool       // the group is empty: its number may already be another's
+	mu         sync.Mutex // protects the fields below; held while signalling
+	terminated bool       // the group was sent SIGTERM
+	gone       bool       // the group is empty: its number may be reused
 }
 
 // Rank returns the rank of the process.
@@ -57,7 +57,7 @@ func (p *Process) Err() error {
 func (p *Process) Signal(sig os.Signal) error {
 	s, ok := sig.(syscall.Signal)
 	if !ok {
-		return fmt.Errorf("signal rank %d: %v is no signal here", p.rank, sig)
+		return fmt.Errorf("signal rank %d: %v is not a signal of this system", p.rank, sig)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,44 +73,44 @@ func (p *Process) signalLocked(s syscall.Signal) error {
 	return os.NewSyscallError("kill", syscall.Kill(-p.Pid(), s))
 }
 
-// terminate asks the group to end, once: some programs take a second SIGTERM for
-// impatience. A stopped process hears it only when it is continued.
+// terminate sends SIGTERM to the group, once: some programs take a second one as a request to exit
+// at once. SIGCONT lets a stopped process receive it.
 func (p *Process) terminate() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.asked {
+	if p.terminated {
 		return
 	}
-	p.asked = true
+	p.terminated = true
 	_ = p.signalLocked(syscall.SIGTERM) // one that has ended needs none
 	_ = p.signalLocked(syscall.SIGCONT)
 }
 
-// watch is the rank's own goroutine. The failure is told before the rest is tidied
-// up: that can take the whole grace, and the other ranks must not wait for it.
+// watch is the rank's own goroutine. It reports a failure before it ends the rest of the group:
+// that can take the whole grace, and the other ranks must not wait for it.
 func (p *Process) watch(j *Job) {
 	waitErr := p.reap()
 	p.err = exitError(p.rank, p.cmd.ProcessState, waitErr)
 	if p.err != nil && !j.spec.MayFail(p.rank) {
 		j.failed <- p.err
 	}
-	p.tidy(j.spec.Grace)
+	p.endGroup(j.spec.Grace)
 	p.streams.finish()
 	close(p.done)
 	j.gone <- struct{}{}
 }
 
-// tidy ends what the rank left behind in its group.
-func (p *Process) tidy(grace time.Duration) {
-	if p.emptied() {
+// endGroup ends what the rank left behind in its group.
+func (p *Process) endGroup(grace time.Duration) {
+	if p.groupEmpty() {
 		return
 	}
 	p.terminate()
-	if p.emptiedWithin(grace) {
+	if p.groupEmptyWithin(grace) {
 		return
 	}
 	_ = p.Signal(syscall.SIGKILL)
-	if p.emptiedWithin(killWait) {
+	if p.groupEmptyWithin(killWait) {
 		return
 	}
 	p.mu.Lock()
@@ -118,31 +118,30 @@ func (p *Process) tidy(grace time.Duration) {
 	p.mu.Unlock()
 }
 
-// emptied reports whether the group has no process any more, and is the only place
-// where that is found out. The number of a group that has members is not given to
-// anybody else.
-func (p *Process) emptied() bool {
+// groupEmpty reports whether the group has no process any more, and is the only place that sets
+// gone. The number of a group with members is not reused.
+func (p *Process) groupEmpty() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.gone = p.gone || !groupRuns(p.Pid())
 	return p.gone
 }
 
-func (p *Process) emptiedWithin(d time.Duration) bool {
+func (p *Process) groupEmptyWithin(d time.Duration) bool {
 	if d <= 0 {
-		return p.emptied()
+		return p.groupEmpty()
 	}
 	timeout := time.NewTimer(d)
 	defer timeout.Stop()
 	tick := time.NewTicker(groupTick)
 	defer tick.Stop()
 	for {
-		if p.emptied() {
+		if p.groupEmpty() {
 			return true
 		}
 		select {
 		case <-timeout.C:
-			return p.emptied()
+			return p.groupEmpty()
 		case <-tick.C:
 		}
 	}

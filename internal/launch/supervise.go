@@ -10,30 +10,30 @@ import (
 	"time"
 )
 
-// supervise is the job's own goroutine: it starts the ranks, tells started, and
-// decides about them until the last is gone. It keeps its thread all that time, for
-// Pdeathsig (see the package comment).
+// supervise is the job's own goroutine: it starts the ranks, reports to started, and decides about
+// them until the last has ended. It keeps its thread all that time, for Pdeathsig (see the package
+// comment).
 func (j *Job) supervise(ctx context.Context, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer close(j.done)
-	defer j.tether.release()
+	defer j.parentPipe.release()
 
 	if err := j.startAll(ctx); err != nil {
-		j.abandon()
+		j.killStarted()
 		started <- err
 		return
 	}
 	started <- nil
-	j.err = j.look(ctx)
+	j.err = j.waitAll(ctx)
 }
 
 func (j *Job) startAll(ctx context.Context) error {
-	if j.spec.Tether {
-		if err := j.tether.open(); err != nil {
+	if j.spec.ParentPipe {
+		if err := j.parentPipe.open(); err != nil {
 			return fmt.Errorf("start ranks: %w", err)
 		}
-		defer j.tether.started()
+		defer j.parentPipe.started()
 	}
 	for rank := range j.spec.N {
 		if ctx.Err() != nil {
@@ -55,7 +55,7 @@ func (j *Job) start(rank int) (*Process, error) {
 		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		streams.abandon()
+		streams.closePipes()
 		return nil, err
 	}
 	p := &Process{rank: rank, cmd: cmd, streams: streams, done: make(chan struct{})}
@@ -69,23 +69,23 @@ func (j *Job) command(rank int) *exec.Cmd {
 	cmd.Dir = j.spec.Dir
 	cmd.Env = append(cmd.Environ(), j.spec.Env(rank)...)
 	cmd.SysProcAttr = processAttr()
-	if r := j.tether.read; r != nil {
+	if r := j.parentPipe.read; r != nil {
 		cmd.Stdin = r // not set to a nil *os.File: that is no nil io.Reader
 	}
 	return cmd
 }
 
-// abandon kills the ranks that were started before one could not be.
-func (j *Job) abandon() {
+// killStarted kills the ranks that were started before one could not be.
+func (j *Job) killStarted() {
 	j.Signal(syscall.SIGKILL)
 	for range j.procs {
 		<-j.gone
 	}
 }
 
-// look waits for the ranks, ends them all at the first failure, at the context's end or
-// when the reader of their output has gone away, and returns why.
-func (j *Job) look(ctx context.Context) error {
+// waitAll waits for the ranks, ends all of them at the first failure, at the end of the context, or
+// when their output has no reader any more, and returns why.
+func (j *Job) waitAll(ctx context.Context) error {
 	var cause error
 	var kill <-chan time.Time
 	end := func(why error) {
@@ -110,12 +110,12 @@ func (j *Job) look(ctx context.Context) error {
 			left--
 		}
 	}
-	return j.verdict(cause)
+	return j.result(cause)
 }
 
-// verdict looks once more at the failures: the last rank's may have been ready
-// together with its going.
-func (j *Job) verdict(cause error) error {
+// result checks once more for a failure: that of the last rank may have become ready together with
+// its end.
+func (j *Job) result(cause error) error {
 	if cause != nil {
 		return cause
 	}
@@ -127,7 +127,7 @@ func (j *Job) verdict(cause error) error {
 	}
 }
 
-// terminate asks every rank to end; what it returns says when to stop asking.
+// terminate asks all ranks to end. The channel that it returns says when to kill them.
 func (j *Job) terminate() <-chan time.Time {
 	if j.spec.Grace < 0 {
 		j.Signal(syscall.SIGKILL)
@@ -139,17 +139,16 @@ func (j *Job) terminate() <-chan time.Time {
 	return time.After(j.spec.Grace)
 }
 
-// ExitError says which rank failed, and how.
+// ExitError is the failure of a rank.
 type ExitError struct {
 	Rank   int
-	Code   int            // exit status; -1 if it was killed or its end is not known
-	Signal syscall.Signal // what killed it; 0 if it exited
+	Code   int            // exit status; -1 if it was killed or its end is unknown
+	Signal syscall.Signal // that killed it; 0 if it exited
 
-	cause error // why its end is not known
+	cause error // why its end is unknown
 }
 
-// exitError returns nil for a process that ended well. waitErr is what waiting for
-// it returned.
+// exitError returns nil for a process that succeeded. waitErr is the error of waiting for it.
 func exitError(rank int, state *os.ProcessState, waitErr error) *ExitError {
 	if state == nil {
 		return &ExitError{Rank: rank, Code: -1, cause: waitErr}
@@ -164,7 +163,7 @@ func exitError(rank int, state *os.ProcessState, waitErr error) *ExitError {
 	return e
 }
 
-// Error is "rank 2: exit status 3" or "rank 2: killed by signal 9".
+// Error returns "rank 2: exit status 3" or "rank 2: killed by signal 9".
 func (e *ExitError) Error() string {
 	switch {
 	case e.cause != nil:
@@ -176,10 +175,11 @@ func (e *ExitError) Error() string {
 	}
 }
 
-// Unwrap returns the error of waiting for the rank, if that is what failed.
+// Unwrap returns the error of waiting for the rank, if there was one.
 func (e *ExitError) Unwrap() error { return e.cause }
 
-// ExitCode is what a shell would say: the exit status, or 128 plus the signal.
+// ExitCode returns the exit status as a shell does: 128 plus the signal if a signal killed the
+// rank.
 func (e *ExitError) ExitCode() int {
 	switch {
 	case e.Signal != 0:

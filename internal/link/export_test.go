@@ -1,7 +1,7 @@
 package link
 
 // Addr is where a rank listens for TCP.
-func Addr(m *Mesh, rank int) string { return m.cards[rank].Addr }
+func Addr(m *Mesh, rank int) string { return m.peers[rank].Addr }
 
 // Redirect makes m look for a rank elsewhere.
-func Redirect(m *Mesh, rank int, addr string) { m.cards[rank].Addr = addr }
+func Redirect(m *Mesh, rank int, addr string) { m.peers[rank].Addr = addr }

@@ -14,9 +14,10 @@ import (
 	"time"
 )
 
-// How two ends of a connection get to know each other. The key is the token of the one that accepts, which ranks of the
-// group know and others do not; it is not sent. An acceptor answers every hello, also one that is meant for another mesh: a dialer that gets no
-// answer connects again. Numbers are little-endian.
+// The two ends of a connection authenticate each other by challenge and response. The key is the
+// token of the acceptor, which only ranks of the group know; it is never sent. An acceptor answers
+// every hello, also one for another mesh, since a dialer without an answer retries. Numbers are
+// little-endian.
 //
 //	dialer → acceptor   hello: magic[8] | kind u8 | id u64 | number u64 | from u32 | to u32 | generation u64 | name[8] | nonce[32]
 //	acceptor → dialer   nonce[32] | HMAC-SHA256(token, "accept", hello, nonce)[32]
@@ -28,12 +29,12 @@ const (
 	macLen   = sha256.Size
 	nameLen  = 8
 	helloLen = len(magic) + 1 + 8 + 8 + 4 + 4 + 8 + nameLen + nonceLen
-	welcomed = 1
+	accepted = 1
 )
 
 var (
-	errStranger = errors.New("it does not know the key that the ranks of this group have")
-	errMagic    = errors.New("it speaks something else")
+	errWrongKey = errors.New("the peer does not know the key of this group")
+	errProtocol = errors.New("the peer uses another protocol")
 )
 
 func newNonce() []byte {
@@ -59,10 +60,11 @@ func (m *Mesh) nameHash() []byte {
 	return h[:nameLen]
 }
 
-// parseHello is who dials, and what for. A hello for another rank, group or mesh is refused: addresses are used again.
+// parseHello returns which rank dials, and for what purpose. A hello for another rank, group or
+// mesh is an error: addresses are reused.
 func (m *Mesh) parseHello(b []byte) (from int, p Purpose, err error) {
 	if string(b[:len(magic)]) != magic {
-		return 0, p, errMagic
+		return 0, p, errProtocol
 	}
 	b = b[len(magic):]
 	p = Purpose{Kind: b[0], ID: binary.LittleEndian.Uint64(b[1:]), Number: binary.LittleEndian.Uint64(b[9:])}
@@ -72,9 +74,9 @@ func (m *Mesh) parseHello(b []byte) (from int, p Purpose, err error) {
 	generation := binary.LittleEndian.Uint64(b[8:])
 	switch {
 	case to != m.group.Rank() || generation != m.group.Generation() || !bytes.Equal(b[16:16+nameLen], m.nameHash()):
-		return 0, p, fmt.Errorf("it is meant for rank %d of generation %d, or for another mesh", to, generation)
-	case from >= len(m.cards) || from == m.group.Rank():
-		return 0, p, fmt.Errorf("it says that it is rank %d", from)
+		return 0, p, fmt.Errorf("the hello is for rank %d of generation %d, or for another mesh", to, generation)
+	case from >= len(m.peers) || from == m.group.Rank():
+		return 0, p, fmt.Errorf("the hello is from rank %d, which is invalid", from)
 	}
 	return from, p, nil
 }
@@ -87,13 +89,14 @@ func mac(token []byte, who string, hello, nonce []byte) []byte {
 	return h.Sum(nil)
 }
 
-// introduce is the dialer's side.
-func (m *Mesh) introduce(ctx context.Context, conn net.Conn, rank int, p Purpose) (net.Conn, error) {
-	conn, err := m.secure(ctx, conn, rank)
+// dialHandshake is the handshake of the dialer. It returns the connection to use, which may be a
+// TLS connection.
+func (m *Mesh) dialHandshake(ctx context.Context, conn net.Conn, rank int, p Purpose) (net.Conn, error) {
+	conn, err := m.dialTLS(ctx, conn, rank)
 	if err != nil {
 		return nil, err
 	}
-	token := m.cards[rank].Token
+	token := m.peers[rank].Token
 	hello := m.appendHello(nil, p, rank)
 	var answer [nonceLen + macLen]byte
 	var end [1]byte
@@ -102,7 +105,7 @@ func (m *Mesh) introduce(ctx context.Context, conn net.Conn, rank int, p Purpose
 		func() error { return read(conn, answer[:]) },
 		func() error {
 			if !hmac.Equal(answer[nonceLen:], mac(token, "accept", hello, answer[:nonceLen])) {
-				return errStranger
+				return errWrongKey
 			}
 			return write(conn, mac(token, "dial", hello, answer[:nonceLen]))
 		},
@@ -113,15 +116,15 @@ func (m *Mesh) introduce(ctx context.Context, conn net.Conn, rank int, p Purpose
 			return nil, err
 		}
 	}
-	if end[0] != welcomed {
-		return nil, errMagic
+	if end[0] != accepted {
+		return nil, errProtocol
 	}
 	return conn, nil
 }
 
-// receive is the acceptor's side.
-func (m *Mesh) receive(conn net.Conn) error {
-	conn, err := m.secureServer(conn)
+// acceptHandshake is the handshake of the acceptor. It hands the connection to Accept.
+func (m *Mesh) acceptHandshake(conn net.Conn) error {
+	conn, err := m.acceptTLS(conn)
 	if err != nil {
 		return err
 	}
@@ -130,7 +133,7 @@ func (m *Mesh) receive(conn net.Conn) error {
 		return err
 	}
 	from, purpose, err := m.parseHello(hello[:])
-	if errors.Is(err, errMagic) {
+	if errors.Is(err, errProtocol) {
 		return err
 	}
 	nonce := newNonce()
@@ -139,20 +142,20 @@ func (m *Mesh) receive(conn net.Conn) error {
 		return err
 	}
 	if err == nil {
-		err = m.isWhoItSays(conn, from)
+		err = m.checkCertificate(conn, from)
 	}
-	if err != nil { // who meant another mesh sees that from the answer, and does not come again
+	if err != nil { // the dialer sees from the answer that it meant another mesh, and gives up
 		return err
 	}
 	if err := read(conn, proof[:]); err != nil {
 		return err
 	}
 	if !hmac.Equal(proof[:], mac(m.token, "dial", hello[:], nonce)) {
-		return errStranger
+		return errWrongKey
 	}
 	_ = conn.SetDeadline(time.Time{})
 	m.opts.Accept(&Conn{Conn: conn, Rank: from, Purpose: purpose})
-	return write(conn, []byte{welcomed})
+	return write(conn, []byte{accepted})
 }
 
 func read(conn net.Conn, b []byte) error {

@@ -1,13 +1,15 @@
-// Package link gets the ranks of a group sockets to each other, for what is too bulky for the group's store: unix sockets
-// on one node, TCP between nodes. What travels over them is up to who asked for them.
+// Package link makes direct connections between the ranks of a group, for data that is too large
+// for the group's store: unix sockets on one node, TCP between nodes. The users of a connection
+// define its protocol.
 //
 //	m, err := link.Open(ctx, g, link.Options{Name: "gather", Accept: accept}) // on every rank
 //	c, err := m.Dial(ctx, 2, purpose)                                        // rank 2's accept has it by now
 //
-// Ranks learn each other's addresses and keys through the group, so whoever may take part in the group may connect, and nobody
-// else. Where the group uses TLS, so do TCP connections, with certificates that are made for this one mesh.
+// Ranks learn each other's addresses and keys through the group, so exactly the processes that may
+// take part in the group may connect. If the group uses TLS, TCP connections do too, with
+// certificates that are made for this mesh.
 //
-// A broken connection is a suspicion and no verdict: the group's store says who is lost.
+// A broken connection alone does not mean that a rank has failed: the group's store decides that.
 package link
 
 import (
@@ -24,72 +26,76 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// Options of a mesh; Name and Accept are needed.
+// Options of a mesh. Name and Accept are required.
 type Options struct {
-	Name   string // tells the meshes of a group apart; all ranks open them in the same order
-	Listen string // host or host:port for other nodes to connect to; default: the interface that leads to the group's store
+	Name   string // distinguishes the meshes of a group; all ranks open them in the same order
+	Listen string // host or host:port at which other nodes connect; default: the interface on the route to the group's store
 
-	// Accept takes over a connection that another rank has dialled. Dial returns over there when it has. It must not wait. Who has dialled
-	// speaks first: what the other side says before it hears anything may come before Dial knows that it is accepted.
+	// Accept takes over a connection that another rank has dialed. Dial returns on that rank when
+	// Accept has returned. It must not block. The dialer must send first: what the acceptor sends
+	// before may arrive before Dial knows that it is accepted.
 	Accept func(*Conn)
 }
 
-// Conn is a connection to a rank. Its owner is who dialled it, or Accept.
+// Conn is a connection to a rank. The caller of Dial, or Accept, owns it.
 type Conn struct {
 	net.Conn     // *net.UnixConn, *net.TCPConn or *tls.Conn
-	Rank     int // the other end
+	Rank     int // of the other end
 	Purpose
 }
 
-// Purpose is what a connection is for; the two ends know what it means.
+// Purpose is what a connection is for, as its two ends define it.
 type Purpose struct {
 	Kind   byte
 	ID     uint64
-	Number uint64 // tells which came first of those that are for the same: Accept may hear of them in another order
+	Number uint64 // orders connections for the same purpose: Accept may get them in another order
 }
 
-// Mesh is one rank's listeners, and what it knows of the others'. It owns a goroutine for each listener and one for each
-// connection that is being made; Close ends them. Many goroutines may use it.
+// Mesh is one rank's listeners, and the addresses of the other ranks. It owns a goroutine for each
+// listener and for each handshake; Close ends them. It is safe for concurrent use.
 type Mesh struct {
 	group  *pgroup.Group
 	opts   Options
-	cards  []card // by rank
-	token  []byte // of this rank
+	peers  []peerInfo // by rank
+	token  []byte     // of this rank
 	ident  *identity
 	listen []net.Listener
 
-	wg   sync.WaitGroup
-	life context.Context // ends with Close
-	die  context.CancelFunc
+	wg     sync.WaitGroup
+	ctx    context.Context // cancelled by Close
+	cancel context.CancelFunc
 
-	mu     sync.Mutex // protects the fields below
-	closed bool
-	young  map[net.Conn]uint64 // not yet handed over; those that were accepted, by when
-	nth    uint64
+	mu      sync.Mutex // protects the fields below
+	closed  bool
+	pending map[net.Conn]uint64 // connections in their handshake; the value orders accepted ones, and is 0 for dialed ones
+	nth     uint64              // the last number in pending
 }
 
+// The pauses before a retry are random, and at most this long.
 const (
-	// handshakeTime bounds what an accepted connection may take to prove itself.
-	handshakeTime = 10 * time.Second
-	// maxStrangers bounds, together with the size of the group, how many are at it at a time: one more ends the oldest, so that strangers who
-	// say nothing keep nobody out. A rank of the group whose handshake ends like that connects again.
-	maxStrangers = 256
+	// handshakeTimeout bounds the handshake of an accepted connection.
+	handshakeTimeout = 10 * time.Second
+	// maxUnauthenticated bounds, together with the size of the group, how many accepted connections
+	// are in their handshake at a time. One more closes the oldest, so that peers that send nothing
+	// cannot block ranks of the group. A rank whose handshake is closed in this way retries.
+	maxUnauthenticated = 256
 )
 
-// ErrClosed is what a closed mesh says.
+// ErrClosed is returned by a closed mesh.
 var ErrClosed = errors.New("link: the mesh is closed")
 
-// Open is called by every rank of g: it is one all-gather, on a channel of its own.
+// Open opens a mesh. All ranks of g must call it: it is one all-gather, on a channel of its own.
+// The caller must Close the mesh.
 func Open(ctx context.Context, g *pgroup.Group, o Options) (*Mesh, error) {
-	m := &Mesh{group: g, opts: o, young: map[net.Conn]uint64{}}
-	m.life, m.die = context.WithCancel(context.Background())
-	mine, err := m.start(ctx)
+	m := &Mesh{group: g, opts: o, pending: map[net.Conn]uint64{}}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	mine, err := m.selfInfo(ctx)
 	if err != nil {
-		mine.Err = err.Error() // the others hear of it
+		mine.Err = err.Error() // the other ranks fail too
 	}
-	m.cards, err = pgroup.AllGather(ctx, g.Channel("\x00link "+o.Name), mine)
+	m.peers, err = pgroup.AllGather(ctx, g.Channel("\x00link "+o.Name), mine)
 	if err == nil {
-		err = m.checkCards()
+		err = m.checkPeers()
 	}
 	if err != nil {
 		m.Close()
@@ -101,10 +107,10 @@ func Open(ctx context.Context, g *pgroup.Group, o Options) (*Mesh, error) {
 	return m, nil
 }
 
-// start makes what this rank tells the others.
-func (m *Mesh) start(ctx context.Context) (card, error) {
+// selfInfo starts the listeners, and returns what this rank tells the others.
+func (m *Mesh) selfInfo(ctx context.Context) (peerInfo, error) {
 	m.token = newNonce()
-	mine := card{Token: m.token}
+	mine := peerInfo{Token: m.token}
 	if m.group.Size() == 1 {
 		return mine, nil
 	}
@@ -126,14 +132,14 @@ func (m *Mesh) start(ctx context.Context) (card, error) {
 	return mine, nil
 }
 
-func (m *Mesh) checkCards() error {
-	for rank, c := range m.cards {
+func (m *Mesh) checkPeers() error {
+	for rank, c := range m.peers {
 		switch {
 		case c.Err != "":
 			return fmt.Errorf("link: rank %d: %s", rank, c.Err)
 		case len(c.Token) != nonceLen || c.Cert != nil && len(c.Cert) != printLen:
-			return fmt.Errorf("link: rank %d tells nothing to connect with: another version of muster?", rank)
-		case (c.Cert != nil) != (m.cards[0].Cert != nil):
+			return fmt.Errorf("link: rank %d sent malformed connection data: another version of muster?", rank)
+		case (c.Cert != nil) != (m.peers[0].Cert != nil):
 			return fmt.Errorf("link: rank %d %s, and rank 0 %s: give all ranks the same pgroup.Config.TLS", rank, tlsWord(c.Cert != nil), tlsWord(c.Cert == nil))
 		}
 	}
@@ -147,27 +153,28 @@ func tlsWord(on bool) string {
 	return "uses no TLS"
 }
 
-// Dial connects to a rank; Accept over there is told what for. On one node it is a *net.UnixConn, where there are such. A connection that ends
-// before the other side has answered is made again: that side was busy, or something on the way was. Dial ends with ctx and with the group, and
-// takes no longer than the group's Config.Timeout.
+// Dial connects to a rank; Accept on that rank gets p. On one node it is a *net.UnixConn where
+// there are such. A connection that ends before the other side has answered is tried again: that
+// side was overloaded, or the network failed. Dial ends with ctx, with the group, and after the
+// group's Config.Timeout.
 func (m *Mesh) Dial(ctx context.Context, rank int, p Purpose) (*Conn, error) {
-	if rank < 0 || rank >= len(m.cards) || rank == m.group.Rank() {
-		return nil, fmt.Errorf("link: rank %d is none to connect to", rank)
+	if rank < 0 || rank >= len(m.peers) || rank == m.group.Rank() {
+		return nil, fmt.Errorf("link: cannot connect to rank %d", rank)
 	}
-	ctx, cancel := m.bound(ctx)
+	ctx, cancel := m.withTimeout(ctx)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		conn, err := m.dial(ctx, rank, p)
 		if err == nil {
 			return &Conn{Conn: conn, Rank: rank, Purpose: p}, nil
 		}
-		if !cutShort(err) {
-			return nil, fmt.Errorf("link: connecting to rank %d: %w", rank, m.why(ctx, err))
+		if !retryable(err) {
+			return nil, fmt.Errorf("link: connecting to rank %d: %w", rank, m.cause(ctx, err))
 		}
-		select { // the dialers of many ranks are not to come back all at once
+		select { // the dialers of many ranks should not retry all at once
 		case <-time.After(rand.N(pause)):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("link: connecting to rank %d: %w: every attempt was cut short: %w", rank, m.why(ctx, err), err)
+			return nil, fmt.Errorf("link: connecting to rank %d: %w: every attempt was cut short: %w", rank, m.cause(ctx, err), err)
 		}
 	}
 }
@@ -178,12 +185,12 @@ const (
 	lastPause  = time.Second
 )
 
-// bound ends ctx with the group and with the mesh, and after the group's timeout.
-func (m *Mesh) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+// withTimeout returns a context that ends with ctx, the group, the mesh, and the group's timeout.
+func (m *Mesh) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, stop := context.WithTimeout(ctx, m.group.Config().Timeout)
 	ctx, cancel := context.WithCancelCause(ctx)
 	over := m.group.Context()
-	releases := []func() bool{context.AfterFunc(over, func() { cancel(context.Cause(over)) }), context.AfterFunc(m.life, func() { cancel(ErrClosed) })}
+	releases := []func() bool{context.AfterFunc(over, func() { cancel(context.Cause(over)) }), context.AfterFunc(m.ctx, func() { cancel(ErrClosed) })}
 	return ctx, func() {
 		for _, release := range releases {
 			release()
@@ -193,8 +200,9 @@ func (m *Mesh) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 	}
 }
 
-// cutShort reports whether the other side ended the connection without an answer. One that refuses answers.
-func cutShort(err error) bool {
+// retryable reports whether the other side closed the connection without an answer. A side that
+// refuses answers.
+func retryable(err error) bool {
 	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
 		if errors.Is(err, e) {
 			return true
@@ -208,12 +216,12 @@ func (m *Mesh) dial(ctx context.Context, rank int, p Purpose) (net.Conn, error) 
 	if err != nil {
 		return nil, err
 	}
-	if err := m.own(conn); err != nil {
+	if err := m.track(conn); err != nil {
 		return nil, err
 	}
-	defer m.disown(conn)
+	defer m.untrack(conn)
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	secured, err := m.introduce(ctx, conn, rank, p)
+	secured, err := m.dialHandshake(ctx, conn, rank, p)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -224,19 +232,19 @@ func (m *Mesh) dial(ctx context.Context, rank int, p Purpose) (net.Conn, error) 
 	return secured, nil
 }
 
-// connect prefers the unix socket. One that is not there is in another network namespace.
+// connect prefers the unix socket. One that does not exist is in another network namespace.
 func (m *Mesh) connect(ctx context.Context, rank int) (net.Conn, error) {
 	var d net.Dialer
-	if c := m.cards[rank]; c.Unix != "" && m.group.SameNode(rank) {
+	if c := m.peers[rank]; c.Unix != "" && m.group.SameNode(rank) {
 		if conn, err := d.DialContext(ctx, "unix", c.Unix); err == nil {
 			return conn, nil
 		}
 	}
-	return d.DialContext(ctx, "tcp", m.cards[rank].Addr)
+	return d.DialContext(ctx, "tcp", m.peers[rank].Addr)
 }
 
-// why prefers what ended a connection to how it looked.
-func (m *Mesh) why(ctx context.Context, err error) error {
+// cause returns why a connection was ended, if this side ended it, or err.
+func (m *Mesh) cause(ctx context.Context, err error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -248,80 +256,81 @@ func (m *Mesh) why(ctx context.Context, err error) error {
 	return err
 }
 
-// accept owns its listener's goroutine; Close ends it.
+// accept runs in the goroutine of its listener, until Close.
 func (m *Mesh) accept(l net.Listener) {
 	for {
 		conn, err := l.Accept()
 		if err == nil {
-			err = m.accepted(conn)
+			err = m.trackAccepted(conn)
 		}
 		if err != nil {
 			if m.isClosed() {
 				return
 			}
-			// Out of descriptors, most likely: whoever waits has a deadline of their own.
+			// Most likely out of file descriptors. Dialers have deadlines.
 			m.group.Logger().Warn("accepting a data connection", "addr", l.Addr(), "err", err)
 			<-time.After(acceptPause)
 			continue
 		}
-		m.wg.Go(func() { m.welcome(conn) })
+		m.wg.Go(func() { m.handleAccepted(conn) })
 	}
 }
 
-// acceptPause is the wait after an accept that failed.
+// acceptPause is the wait after a failed accept.
 const acceptPause = 10 * time.Millisecond
 
-// welcome hands an accepted connection over, once it has proved itself.
-func (m *Mesh) welcome(conn net.Conn) {
-	defer m.disown(conn)
-	_ = conn.SetDeadline(time.Now().Add(handshakeTime))
-	if err := m.receive(conn); err != nil {
+// handleAccepted runs the handshake of an accepted connection and hands it over.
+func (m *Mesh) handleAccepted(conn net.Conn) {
+	defer m.untrack(conn)
+	_ = conn.SetDeadline(time.Now().Add(handshakeTimeout))
+	if err := m.acceptHandshake(conn); err != nil {
 		_ = conn.Close()
 		m.group.Logger().Warn("a data connection was refused", "from", conn.RemoteAddr(), "err", err)
 	}
 }
 
-// own makes Close end conn, while it is young.
-func (m *Mesh) own(conn net.Conn) error {
+// track makes Close end conn during its handshake.
+func (m *Mesh) track(conn net.Conn) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
 		_ = conn.Close()
 		return ErrClosed
 	}
-	m.young[conn] = 0
+	m.pending[conn] = 0
 	return nil
 }
 
-// accepted is own for a connection that was accepted. It ends the oldest of those if they are too many.
-func (m *Mesh) accepted(conn net.Conn) error {
-	if err := m.own(conn); err != nil {
+// trackAccepted is track for an accepted connection. It closes the oldest accepted connection if
+// there are too many.
+func (m *Mesh) trackAccepted(conn net.Conn) error {
+	if err := m.track(conn); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.nth++
-	m.young[conn] = m.nth
+	m.pending[conn] = m.nth
 	oldest, accepted := conn, 0
-	for c, nth := range m.young {
+	for c, nth := range m.pending {
 		if nth > 0 {
 			accepted++
-			if nth < m.young[oldest] {
+			if nth < m.pending[oldest] {
 				oldest = c
 			}
 		}
 	}
-	if accepted > maxStrangers+len(m.cards) {
-		delete(m.young, oldest)
+	if accepted > maxUnauthenticated+len(m.peers) {
+		delete(m.pending, oldest)
 		_ = oldest.Close()
 	}
 	return nil
 }
 
-func (m *Mesh) disown(conn net.Conn) {
+func (m *Mesh) untrack(conn net.Conn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.young, conn)
+	delete(m.pending, conn)
 }
 
 func (m *Mesh) isClosed() bool {
@@ -330,13 +339,13 @@ func (m *Mesh) isClosed() bool {
 	return m.closed
 }
 
-// Close stops listening, ends the connections that are being made, and waits for its goroutines. Those that were
-// handed over are their owners'. It may be called twice.
+// Close closes the listeners and the connections in their handshake, and waits for the mesh's
+// goroutines. Connections that were handed over stay open. A second Close does nothing.
 func (m *Mesh) Close() {
-	m.die()
+	m.cancel()
 	m.mu.Lock()
 	m.closed = true
-	for conn := range m.young {
+	for conn := range m.pending {
 		_ = conn.Close()
 	}
 	m.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 
 const printLen = sha256.Size
 
-// identity is a certificate that is made for one mesh, and known by its hash: what a rank has for the group's store may be good
-// for a client only, or for another name.
+// identity is a certificate that is made for one mesh and identified by its hash. The certificate
+// that a rank has for the group's store may be valid for a client only, or for another name.
 type identity struct {
 	cert  tls.Certificate
 	print [printLen]byte
@@ -29,7 +29,7 @@ func newIdentity() (*identity, error) {
 		return nil, err
 	}
 	now := time.Now()
-	// Ranks' clocks may differ: the hash is what counts, and that is checked.
+	// The clocks of ranks may differ; the hash alone is checked.
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: now.AddDate(-1, 0, 0), NotAfter: now.AddDate(100, 0, 0)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, public, private)
 	if err != nil {
@@ -38,9 +38,9 @@ func newIdentity() (*identity, error) {
 	return &identity{cert: tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}, print: sha256.Sum256(der)}, nil
 }
 
-var errCertificate = errors.New("its certificate is not that of the rank")
+var errCertificate = errors.New("the certificate is not that of the rank")
 
-// config trusts the certificates that known says yes to.
+// config returns a configuration that accepts the certificates whose hashes known accepts.
 func (id *identity) config(known func(print []byte) bool) *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
@@ -62,27 +62,27 @@ func fingerprint(s tls.ConnectionState) []byte {
 	return print[:]
 }
 
-// secure is the dialer's TLS, if the group uses it. What stays on the node needs none.
-func (m *Mesh) secure(ctx context.Context, conn net.Conn, rank int) (net.Conn, error) {
+// dialTLS is the TLS handshake of the dialer, if the group uses TLS. Unix sockets need none.
+func (m *Mesh) dialTLS(ctx context.Context, conn net.Conn, rank int) (net.Conn, error) {
 	if m.ident == nil || isUnix(conn) {
 		return conn, nil
 	}
-	c := tls.Client(conn, m.ident.config(func(print []byte) bool { return bytes.Equal(print, m.cards[rank].Cert) }))
+	c := tls.Client(conn, m.ident.config(func(print []byte) bool { return bytes.Equal(print, m.peers[rank].Cert) }))
 	return c, c.HandshakeContext(ctx)
 }
 
-func (m *Mesh) secureServer(conn net.Conn) (net.Conn, error) {
+func (m *Mesh) acceptTLS(conn net.Conn) (net.Conn, error) {
 	if m.ident == nil || isUnix(conn) {
 		return conn, nil
 	}
-	c := tls.Server(conn, m.ident.config(func([]byte) bool { return true })) // isWhoItSays is asked when it has said
+	c := tls.Server(conn, m.ident.config(func([]byte) bool { return true })) // checkCertificate compares it with the hello
 	return c, c.Handshake()
 }
 
-// isWhoItSays compares the dialer's certificate with that of the rank that it claims to be.
-func (m *Mesh) isWhoItSays(conn net.Conn, from int) error {
+// checkCertificate compares the dialer's certificate with that of the rank in its hello.
+func (m *Mesh) checkCertificate(conn net.Conn, from int) error {
 	c, ok := conn.(*tls.Conn)
-	if ok && !bytes.Equal(fingerprint(c.ConnectionState()), m.cards[from].Cert) {
+	if ok && !bytes.Equal(fingerprint(c.ConnectionState()), m.peers[from].Cert) {
 		return errCertificate
 	}
 	return nil

@@ -5,13 +5,13 @@ import (
 	"net"
 )
 
-// listenUnix listens at a name that is no file, and ends with the process. Nobody can guess it; who finds it in /proc
-// still has to know the token.
+// listenUnix listens at an abstract unix socket: its name is not a file, and ends with the process.
+// The name is random; a process that finds it in /proc still needs the token.
 func listenUnix() (net.Listener, string) {
 	name := "@muster-" + hex.EncodeToString(newNonce()[:16])
 	l, err := net.Listen("unix", name)
 	if err != nil {
-		return nil, "" // TCP will do
+		return nil, "" // use TCP
 	}
 	return l, name
 }

@@ -10,13 +10,15 @@ import (
 	"github.com/muster-pg/muster/internal/launch"
 )
 
-// childVar makes the test binary one of its Children: the name, and what it is given.
+// childVar makes the test binary one of its Children: it has the name and the argument.
 const childVar = "MUSTER_TEST_CHILD"
 
-// Children are what a test binary can be instead of its tests: a real process, to be killed and frozen. Start starts one of them.
+// Children are functions that a test binary can run instead of its tests: real processes, to be
+// killed and frozen. Start starts one.
 type Children map[string]func(ctx context.Context, arg string) error
 
-// Run is the beginning of TestMain. In a child it does the child's work, and ends the process; elsewhere it returns.
+// Run must be called first in TestMain. In a child it runs the child's function and exits;
+// elsewhere it returns.
 func (c Children) Run() {
 	name, arg, is := strings.Cut(os.Getenv(childVar), "|")
 	if !is {
@@ -34,12 +36,14 @@ func (c Children) Run() {
 	os.Exit(0)
 }
 
-// Env makes the test binary the child of that name. The race detector would sleep for a second at its end.
+// Env returns the environment that makes the test binary the child with a name. It stops the race
+// detector from sleeping for a second at exit.
 func Env(name, arg string) []string {
 	return []string{childVar + "=" + name + "|" + arg, "GORACE=atexit_sleep_ms=0"}
 }
 
-// Start starts the test binary as the child of that name. It ends with the test, if not before, and may fail.
+// Start starts the test binary as the child with a name. The child ends with the test at the
+// latest, and may fail.
 func Start(t testing.TB, name, arg string) *launch.Process {
 	t.Helper()
 	exe, err := os.Executable()
@@ -47,7 +51,7 @@ func Start(t testing.TB, name, arg string) *launch.Process {
 		t.Fatal(err)
 	}
 	job, err := launch.Start(t.Context(), launch.Spec{
-		N: 1, Path: exe, Tether: true, Output: t.Output(), Grace: -1,
+		N: 1, Path: exe, ParentPipe: true, Output: t.Output(), Grace: -1,
 		Env:     func(int) []string { return Env(name, arg) },
 		MayFail: func(int) bool { return true },
 	})

@@ -11,8 +11,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// lingering is how long what was told to end may take for it.
-const lingering = 2 * time.Second
+// leakTimeout is how long goroutines and processes that were told to end may take.
+const leakTimeout = 2 * time.Second
 
 // Leaks runs the tests, and then fails if a goroutine or a child process is left
 // over, orphans of children included (on Linux). It exits, as goleak.VerifyTestMain
@@ -43,11 +43,11 @@ func report(leaks ...error) int {
 	return code
 }
 
-// leftGoroutines knows the one goroutine that is meant to last: that of a child
-// which listens for its parent's end.
+// leftGoroutines ignores the one goroutine that is meant to last: that of a child which waits for
+// its parent's end.
 func leftGoroutines() (left error) {
 	lasting := goleak.IgnoreAnyFunction("github.com/muster-pg/muster/internal/launch.exitAtEOF")
-	holdsWithin(lingering, func() bool {
+	holdsWithin(leakTimeout, func() bool {
 		left = goleak.Find(lasting)
 		return left == nil
 	})
@@ -56,7 +56,7 @@ func leftGoroutines() (left error) {
 
 func leftChildren() error {
 	var left []string
-	holdsWithin(lingering, func() bool {
+	holdsWithin(leakTimeout, func() bool {
 		reapZombies()
 		left = left[:0]
 		for _, pid := range children() {
@@ -72,7 +72,7 @@ func leftChildren() error {
 	return fmt.Errorf("%s", strings.Join(left, ", "))
 }
 
-// reapZombies may take any child, since the tests are over.
+// reapZombies may reap any child, since the tests are over.
 func reapZombies() {
 	for {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)

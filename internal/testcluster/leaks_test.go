@@ -69,7 +69,7 @@ func leaking(t *testing.T, what string) (said string, err error) {
 	}
 	var out bytes.Buffer
 	job, err := launch.Start(t.Context(), launch.Spec{
-		N: 1, Path: exe, Args: []string{"-test.run=^TestLeavesOver$"}, Tether: true, Output: &out, Grace: -1,
+		N: 1, Path: exe, Args: []string{"-test.run=^TestLeavesOver$"}, ParentPipe: true, Output: &out, Grace: -1,
 		Env: func(int) []string { return []string{leak + "=" + what, "GORACE=atexit_sleep_ms=0"} },
 	})
 	if err != nil {

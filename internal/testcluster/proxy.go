@@ -22,30 +22,30 @@ const (
 	FIN               // closed: peers read the end of the stream
 )
 
-// Proxy stands before a TCP address and passes everything on, with the faults that it
-// is told. Each can be set and taken back while connections are open.
+// Proxy is a TCP proxy that injects faults. Faults can be set and removed while connections are
+// open.
 //
-// The faults of Way apply to Up and Down apart; the methods of the same name here set
-// both. Connecting itself is never delayed: a client is connected to the proxy before
-// the proxy connects to the target, and a client whose target refuses is reset.
+// The faults of Direction apply to Up and Down separately; the methods of Proxy with the same names
+// set both. Connecting is never delayed: a client is connected to the proxy before the proxy
+// connects to the target, and a client whose target refuses is reset.
 type Proxy struct {
-	Up   *Way // from the client to the target
-	Down *Way // from the target to the client
+	Up   *Direction // from the client to the target
+	Down *Direction // from the target to the client
 
-	t     testing.TB
-	addr  string
-	guard int // a bound socket that does not listen: it keeps the port while refusing
+	t        testing.TB
+	addr     string
+	reserved int // a bound socket that does not listen: it keeps the port while connections are refused
 
-	doorMu sync.Mutex // serialises Refuse, Cut and close
-	door   *door      // nil while refusing; protected by doorMu
+	acceptorMu sync.Mutex // serialises Refuse, Cut and close
+	acceptor   *acceptor  // nil while refusing; protected by acceptorMu
 
 	mu     sync.Mutex // protects the fields below
 	target string
 	pairs  map[*pair]struct{}
 }
 
-// NewProxy starts a proxy for target on a port of 127.0.0.1. It ends with the test,
-// and all its connections and goroutines with it.
+// NewProxy starts a proxy for target on a port of 127.0.0.1. It ends with the test, with all of its
+// connections and goroutines.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	guard, addr, err := reserve()
@@ -53,8 +53,8 @@ func NewProxy(t testing.TB, target string) *Proxy {
 		t.Fatalf("reserve a port for a proxy: %v", err)
 	}
 	p := &Proxy{
-		Up: newWay(), Down: newWay(),
-		t: t, addr: addr, guard: guard,
+		Up: newDirection(), Down: newDirection(),
+		t: t, addr: addr, reserved: guard,
 		target: target, pairs: map[*pair]struct{}{},
 	}
 	t.Cleanup(p.close)
@@ -62,10 +62,10 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	return p
 }
 
-// Addr is where clients connect: HOST:PORT, the same for the proxy's whole life.
+// Addr returns the address at which clients connect, HOST:PORT. It does not change.
 func (p *Proxy) Addr() string { return p.addr }
 
-// Target sets where later connections go: a server may come back elsewhere.
+// Target sets where later connections go: a server may restart at another address.
 func (p *Proxy) Target(addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,30 +79,29 @@ func (p *Proxy) Conns() int {
 	return len(p.pairs)
 }
 
-// Refuse says whether new connections are refused, as where nobody listens. Open ones
-// stay. When it returns, no connection from before is still to be accepted.
+// Refuse sets whether new connections are refused, as if no process listened. Open connections
+// stay. When it returns, no earlier connection is still to be accepted.
 func (p *Proxy) Refuse(refuse bool) {
-	p.doorMu.Lock()
-	defer p.doorMu.Unlock()
+	p.acceptorMu.Lock()
+	defer p.acceptorMu.Unlock()
 	switch {
-	case refuse && p.door != nil:
-		p.door.close()
-		p.door = nil
-	case !refuse && p.door == nil:
-		p.door = p.open()
+	case refuse && p.acceptor != nil:
+		p.acceptor.close()
+		p.acceptor = nil
+	case !refuse && p.acceptor == nil:
+		p.acceptor = p.open()
 	}
 }
 
-// Cut ends every connection there is, and returns when all are gone; what was under
-// way in the proxy is lost. Connections made after it work, unless refused; one that
-// is being made meanwhile may be cut too.
+// Cut ends all connections, and returns when they have ended; data in the proxy is lost. Later
+// connections work, unless refused; one that is made at the same time may be cut too.
 func (p *Proxy) Cut(how Ending) {
-	p.doorMu.Lock()
-	defer p.doorMu.Unlock()
-	if old := p.door; old != nil {
+	p.acceptorMu.Lock()
+	defer p.acceptorMu.Unlock()
+	if old := p.acceptor; old != nil {
 		// A client may have connected without having been accepted yet. The kernel
 		// resets those when their listener closes; the next is open by then.
-		p.door = p.open()
+		p.acceptor = p.open()
 		old.close()
 	}
 	p.endAll(how)
@@ -120,44 +119,44 @@ func (p *Proxy) endAll(how Ending) {
 	}
 }
 
-// Delay sets Way.Delay both ways: a round trip gets twice as much.
+// Delay sets Direction.Delay in both directions: a round trip takes twice as much longer.
 func (p *Proxy) Delay(d time.Duration) { p.Up.Delay(d); p.Down.Delay(d) }
 
-// Jitter sets Way.Jitter both ways.
+// Jitter sets Direction.Jitter in both directions.
 func (p *Proxy) Jitter(most time.Duration, seed uint64) {
 	p.Up.Jitter(most, seed)
 	p.Down.Jitter(most, seed+1)
 }
 
-// Blackhole sets Way.Blackhole both ways: a cut wire.
+// Blackhole sets Direction.Blackhole in both directions: a cut wire.
 func (p *Proxy) Blackhole(on bool) { p.Up.Blackhole(on); p.Down.Blackhole(on) }
 
-// Stall sets Way.Stall both ways.
+// Stall sets Direction.Stall in both directions.
 func (p *Proxy) Stall(on bool) { p.Up.Stall(on); p.Down.Stall(on) }
 
-// Throttle sets Way.Throttle both ways.
+// Throttle sets Direction.Throttle in both directions.
 func (p *Proxy) Throttle(bytesPerSecond int) {
 	p.Up.Throttle(bytesPerSecond)
 	p.Down.Throttle(bytesPerSecond)
 }
 
-// Split sets Way.Split both ways.
+// Split sets Direction.Split in both directions.
 func (p *Proxy) Split(n int) { p.Up.Split(n); p.Down.Split(n) }
 
 func (p *Proxy) close() {
 	p.Refuse(true)
 	p.Cut(FIN)
-	_ = syscall.Close(p.guard)
+	_ = syscall.Close(p.reserved)
 }
 
-// door is a listener and the goroutine that accepts from it.
-type door struct {
+// acceptor is a listener and the goroutine that accepts from it.
+type acceptor struct {
 	listener net.Listener
-	shut     chan struct{} // closed when the goroutine has ended
+	done     chan struct{} // closed when the goroutine has ended
 }
 
 // open returns nil, and fails the test, if it cannot listen.
-func (p *Proxy) open() *door {
+func (p *Proxy) open() *acceptor {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		ctlErr := c.Control(func(fd uintptr) { err = sharePort(int(fd)) })
@@ -168,20 +167,20 @@ func (p *Proxy) open() *door {
 		p.t.Errorf("proxy: %v", err)
 		return nil
 	}
-	d := &door{listener: l, shut: make(chan struct{})}
+	d := &acceptor{listener: l, done: make(chan struct{})}
 	go p.accept(d)
 	return d
 }
 
-func (d *door) close() {
+func (d *acceptor) close() {
 	d.listener.Close()
-	<-d.shut
+	<-d.done
 }
 
-// accept owns the door until its listener closes. Each pair has a goroutine of its
-// own, which endAll waits for.
-func (p *Proxy) accept(d *door) {
-	defer close(d.shut)
+// accept accepts connections until its listener closes. Each pair has a goroutine, which endAll
+// waits for.
+func (p *Proxy) accept(d *acceptor) {
+	defer close(d.done)
 	for {
 		c, err := d.listener.Accept()
 		if err != nil {
@@ -207,8 +206,8 @@ func (p *Proxy) serve(pr *pair, target string) {
 	delete(p.pairs, pr)
 }
 
-// reserve binds a port without listening. Listeners that share the port may come and
-// go; nobody else can take it, and in between, connecting is refused.
+// reserve binds a port without listening. Listeners that share the port can be opened and closed;
+// no other process can take it, and in between connections are refused.
 func reserve() (fd int, addr string, err error) {
 	syscall.ForkLock.RLock()
 	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)

@@ -11,17 +11,19 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// StoreVariable is the environment variable with the URL of a store, muster://host:port, over which tests run that take theirs
-// from Store or StoreURL. If it is not set, each of their stores is in memory.
+// StoreVariable is the environment variable with the URL of a store, muster://host:port, for tests
+// that use Store or StoreURL. If it is not set, each of their stores is in memory.
 const StoreVariable = "MUSTER_TEST_STORE"
 
 var stores atomic.Uint64
 
-// Store makes an empty store for a test. Each call of open is for another rank or worker: in memory all of them get the same
-// *store.Store; over the store that StoreVariable names each gets a session of its own, below the prefix of StoreURL. Any goroutine
-// can call open, which panics if that store cannot be reached. What it returned is closed when the test ends.
+// Store makes an empty store for a test. Each call of open is for another rank or worker. In memory
+// all of them get the same *store.Store; with the store of StoreVariable each gets a session of its
+// own, below the prefix of StoreURL. open may be called by any goroutine, and panics if that store
+// cannot be reached. The stores are closed when the test ends.
 //
-// It is not for a synctest bubble, in which time does not pass while a server answers: use a store.Memory there.
+// Do not use it in a synctest bubble, in which time does not pass while a server answers: use a
+// store.Memory there.
 func Store(t testing.TB) (open func() *store.Store) {
 	t.Helper()
 	url := StoreURL()
@@ -31,7 +33,7 @@ func Store(t testing.TB) (open func() *store.Store) {
 		return func() *store.Store { return s }
 	}
 	return func() *store.Store {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), kernelTimeout)
 		defer cancel()
 		s, err := store.Open(ctx, url)
 		if err != nil {
@@ -42,7 +44,8 @@ func Store(t testing.TB) (open func() *store.Store) {
 	}
 }
 
-// StoreURL returns the URL of an empty part of the store that StoreVariable names, another one with each call; "" if it names none.
+// StoreURL returns the URL of an empty part of the store of StoreVariable, another one with each
+// call; "" if that is not set.
 func StoreURL() string {
 	url := os.Getenv(StoreVariable)
 	if url == "" {

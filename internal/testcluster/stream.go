@@ -16,13 +16,13 @@ import (
 
 const (
 	readSize  = 32 << 10
-	window    = 128 << 10 // bytes under way in one direction of a connection
-	long      = 4 << 20   // the same on a way with delay, where more is under way at full speed
-	chunkCost = 64        // counted for each chunk, or tiny ones would be unbounded
+	window    = 128 << 10 // bytes in flight in one direction of a connection
+	long      = 4 << 20   // the same in a direction with delay, where more is in flight at full speed
+	chunkCost = 64        // counted for each chunk, as tiny chunks would be unbounded otherwise
 )
 
-// pair is a client and its connection to the target. Its goroutine (Proxy.serve) owns
-// the four that move bytes; end stops all of them.
+// pair is a client's connection and the connection to the target. Its goroutine (Proxy.serve) owns
+// the four goroutines that move bytes; end stops all of them.
 type pair struct {
 	proxy *Proxy
 	fins  atomic.Int32  // directions that have ended well
@@ -68,7 +68,7 @@ func (pr *pair) run(target string) {
 	moving.Wait()
 }
 
-// dials is told of the connection before it is made, for end.
+// dials keeps the socket to the target before it is connected, for end.
 func (pr *pair) dials(_, _ string, c syscall.RawConn) error {
 	pr.mu.Lock()
 	defer pr.mu.Unlock()
@@ -76,7 +76,7 @@ func (pr *pair) dials(_, _ string, c syscall.RawConn) error {
 	return nil
 }
 
-// add makes c part of the pair, or closes it if the pair has ended meanwhile.
+// add adds c to the pair, or closes it if the pair has ended meanwhile.
 func (pr *pair) add(c *net.TCPConn) bool {
 	pr.mu.Lock()
 	defer pr.mu.Unlock()
@@ -121,16 +121,16 @@ func shut(c *net.TCPConn, how Ending) {
 	c.Close()
 }
 
-// stream is one direction of a pair: take reads into the queue, give writes from it.
+// stream is one direction of a pair: take reads into the queue, and give writes from it.
 type stream struct {
 	pair     *pair
-	way      *Way
+	way      *Direction
 	src, dst *net.TCPConn
 	queue    *queue
 	back     *queue // the other direction's
 
-	free  time.Time // owned by give: when the next piece may go out
-	holed bool      // owned by give: something was lost, and nothing may follow it
+	free  time.Time // owned by give: when the next piece may be sent
+	holed bool      // owned by give: data was lost, so nothing may follow it
 }
 
 // chunk is what was read at once, or the end of the stream.
@@ -144,7 +144,7 @@ type chunk struct {
 }
 
 func (s *stream) chunk(data []byte) chunk {
-	return chunk{data: bytes.Clone(data), read: time.Now(), jitter: s.way.draw()}
+	return chunk{data: bytes.Clone(data), read: time.Now(), jitter: s.way.nextJitter()}
 }
 
 func (s *stream) take() {
@@ -162,7 +162,7 @@ func (s *stream) take() {
 }
 
 func (s *stream) window() int {
-	if f, _ := s.way.now(); f.delay+f.jitter > 0 {
+	if f, _ := s.way.current(); f.delay+f.jitter > 0 {
 		return long
 	}
 	return window
@@ -177,8 +177,8 @@ func (s *stream) end(err error) chunk {
 	return c
 }
 
-// give delivers until the pair ends: also after the end of the stream, since a reset
-// may follow that.
+// give delivers until the pair ends. It continues after the end of the stream, since a reset may
+// follow.
 func (s *stream) give() {
 	for {
 		c, ok := s.queue.pop(s.pair.ctx)
@@ -188,7 +188,7 @@ func (s *stream) give() {
 	}
 }
 
-// deliver returns when c is delivered or lost; false: the pair has ended.
+// deliver returns when c is delivered or lost. It reports false if the pair has ended.
 func (s *stream) deliver(c chunk) bool {
 	for {
 		f, ok := s.await(c)
@@ -213,11 +213,11 @@ func (s *stream) deliver(c chunk) bool {
 	}
 }
 
-// await returns when c is due, with the faults of that moment; false: the pair has
+// await returns when c is due, with the faults at that moment. It reports false if the pair has
 // ended.
 func (s *stream) await(c chunk) (faults, bool) {
 	for {
-		f, changed := s.way.now()
+		f, changed := s.way.current()
 		d := time.Until(s.due(c, f))
 		if s.pair.ctx.Err() != nil {
 			return f, false
@@ -245,8 +245,8 @@ func (s *stream) due(c chunk, f faults) time.Time {
 	return due
 }
 
-// write passes a piece on. If the receiver takes no more, its sender is told so the
-// other way, where that news may be late or get lost like any other.
+// write sends a piece. If the receiver has closed, its sender is told in the other direction, where
+// that may be delayed or lost too.
 func (s *stream) write(b []byte, f faults) bool {
 	s.free = f.free(s.free, time.Now(), len(b))
 	if _, err := s.dst.Write(b); err != nil {
@@ -268,9 +268,9 @@ func (s *stream) finish(how Ending) {
 	}
 }
 
-// queue holds what is under way.
+// queue holds what is in flight.
 type queue struct {
-	more, room chan struct{} // hold one token each: look again
+	more, room chan struct{} // hold one token each: check again
 
 	mu     sync.Mutex // protects the fields below
 	chunks []chunk
@@ -281,8 +281,8 @@ func newQueue() *queue {
 	return &queue{more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// push waits until there are fewer than limit bytes, except for the last chunk;
-// false: the pair has ended.
+// push waits until the queue has fewer than limit bytes, except for the last chunk. It reports
+// false if the pair has ended.
 func (q *queue) push(ctx context.Context, c chunk, limit int) bool {
 	for !q.tryPush(c, limit) {
 		select {
@@ -306,7 +306,7 @@ func (q *queue) tryPush(c chunk, limit int) bool {
 	return true
 }
 
-// pop waits for a chunk; false: the pair has ended.
+// pop waits for a chunk. It reports false if the pair has ended.
 func (q *queue) pop(ctx context.Context) (chunk, bool) {
 	for {
 		if c, ok := q.tryPop(); ok {

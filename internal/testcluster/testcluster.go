@@ -1,18 +1,18 @@
-// Package testcluster has faults for our tests: processes that are killed or frozen,
-// and connections that are slow, torn or silent.
+// Package testcluster injects faults in our tests: processes that are killed or frozen, and
+// connections that are slow, broken or silent.
 //
-//	func TestMain(m *testing.M) { testcluster.Leaks(m) } // nothing may be left over
+//	func TestMain(m *testing.M) { testcluster.Leaks(m) } // fails if anything is left over
 //
 //	proxy := testcluster.NewProxy(t, server.Addr())
 //	client := dial(proxy.Addr())
-//	proxy.Delay(5 * time.Millisecond) // both ways
-//	proxy.Down.Blackhole(true)        // the client hears nothing any more
-//	proxy.Cut(testcluster.RST)        // its host has restarted
+//	proxy.Delay(5 * time.Millisecond) // in both directions
+//	proxy.Down.Blackhole(true)        // the client receives nothing any more
+//	proxy.Cut(testcluster.RST)        // as if the host had restarted
 //
-//	testcluster.Freeze(t, job.Process(2)) // alive to the network, silent to its peers
+//	testcluster.Freeze(t, job.Process(2)) // its connections stay open, and send nothing
 //	testcluster.Kill(t, job.Process(2))
 //
-// Everything here returns when its effect is there, so that no test needs to sleep.
+// The functions return when the fault is in effect, so that no test needs to sleep.
 package testcluster
 
 import (
@@ -23,38 +23,37 @@ import (
 )
 
 const (
-	patience = 10 * time.Second     // for what the kernel does at once on a machine that is not stuck
-	tick     = 2 * time.Millisecond // between two looks at what tells nobody
+	kernelTimeout = 10 * time.Second     // for what the kernel does at once unless the machine is stuck
+	tick          = 2 * time.Millisecond // between two checks of what has no event
 )
 
-// Process is a process that somebody waits for: *launch.Process is one.
+// Process is a process that has a waiter: *launch.Process is one.
 type Process interface {
 	Pid() int
 	Signal(os.Signal) error
 	Done() <-chan struct{} // closed when the process has ended and is reaped
 }
 
-// Kill kills the process as kill -9 does, and returns when it has ended.
+// Kill kills the process by SIGKILL, and returns when it has ended.
 func Kill(t testing.TB, p Process) {
 	t.Helper()
 	signal(t, p, syscall.SIGKILL)
 	select {
 	case <-p.Done():
-	case <-time.After(patience):
-		t.Fatalf("process %d still there %v after SIGKILL", p.Pid(), patience)
+	case <-time.After(kernelTimeout):
+		t.Fatalf("process %d still there %v after SIGKILL", p.Pid(), kernelTimeout)
 	}
 }
 
-// Freeze stops the process and returns when all its threads stand still (its children,
-// if Signal reaches them, may take a moment longer). Its connections stay open, as those
-// of a suspended or swapped-out machine do.
+// Freeze stops the process, and returns when all of its threads are stopped; those of its children
+// may take a moment longer. Its connections stay open, as those of a suspended machine.
 func Freeze(t testing.TB, p Process) {
 	t.Helper()
 	signal(t, p, syscall.SIGSTOP)
 	await(t, p, "stopped", func() bool { return stopped(p.Pid()) })
 }
 
-// Thaw lets a frozen process go on, and returns when it does.
+// Thaw continues a frozen process, and returns when it runs.
 func Thaw(t testing.TB, p Process) {
 	t.Helper()
 	signal(t, p, syscall.SIGCONT)
@@ -78,18 +77,18 @@ func await(t testing.TB, p Process, state string, reached func() bool) {
 			return false
 		}
 	}
-	Eventually(t, patience, func() bool { return ended() || reached() }, "process is not "+state)
+	Eventually(t, kernelTimeout, func() bool { return ended() || reached() }, "process is not "+state)
 	if ended() {
 		t.Fatalf("process %d ended before it was %s", p.Pid(), state)
 	}
 }
 
-// Alive reports whether a process runs or is stopped; a zombie is dead.
+// Alive reports whether a process runs or is stopped; a zombie is not alive.
 func Alive(pid int) bool { return alive(pid) }
 
-// Eventually waits until cond holds, and fails the test if it does not within the
-// time given. It is for what has no event to wait for; it looks at once, and then
-// every few milliseconds. cond runs on the caller's goroutine.
+// Eventually waits until cond holds, and fails the test if it does not within the given time. It is
+// for conditions without an event: it checks at once, and then every few milliseconds. cond runs on
+// the caller's goroutine.
 func Eventually(t testing.TB, within time.Duration, cond func() bool, msg string) {
 	t.Helper()
 	if !holdsWithin(within, cond) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Unwritable is a directory in which nobody may make a file, not even root.
+// Unwritable returns a directory in which no user can make a file, not even root.
 func Unwritable(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() == 0 {

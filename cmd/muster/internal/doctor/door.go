@@ -39,7 +39,7 @@ func (w *ward) reachable(ctx context.Context) string {
 	if w.group.NodeCount() == 1 {
 		return loopback
 	}
-	for _, host := range link.Routes(w.group.Config().Address) {
+	for _, host := range link.RouteHosts(w.group.Config().Address) {
 		if ip, err := w.source(ctx, host); err == nil && !ip.IsLoopback() {
 			return ip.String()
 		}

@@ -21,7 +21,7 @@ func TestRoutes(t *testing.T) {
 		"etcds://me:x@h1:2379,h2:2379/?ca=a,b:1,c": {"h1", "h2"},
 		"mem://": {},
 	} {
-		require.Equal(t, append(hosts, "192.0.2.1"), link.Routes(address), address)
+		require.Equal(t, append(hosts, "192.0.2.1"), link.RouteHosts(address), address)
 	}
 }
 

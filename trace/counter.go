@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// Total is what a Memory knows of one operation.
+// Total has the counts of one operation.
 type Total struct {
 	Count  int64
 	Failed int64         // of Count, those with an error
-	Time   time.Duration // the sum of their durations
-	Waited time.Duration // of it, for others
+	Time   time.Duration // sum of the durations
+	Waited time.Duration // part of Time, for other ranks
 	Bytes  int64
 }
 
-// Seconds is the sum of the durations in seconds.
+// Seconds returns the sum of the durations in seconds.
 func (t Total) Seconds() float64 { return t.Time.Seconds() }
 
-// Mean is the average duration; 0 of none.
+// Mean returns the average duration; 0 if there was none.
 func (t Total) Mean() time.Duration {
 	if t.Count == 0 {
 		return 0
@@ -27,20 +27,22 @@ func (t Total) Mean() time.Duration {
 	return t.Time / time.Duration(t.Count)
 }
 
-// Memory is a Sink that counts, and keeps the last events. The zero value is ready, and keeps counts alone. It may be used by many
-// goroutines at once; in steady state it allocates nothing.
-type Memory struct {
-	// Keep is how many of the last events are kept; set it before the first one. What they hold, an Err above all, is kept alive by them.
+// Counter is a Sink that counts operations, and keeps the last events. The zero value is ready to
+// use, and keeps no events. It is safe for concurrent use, and does not allocate for operations
+// that it knows.
+type Counter struct {
+	// Keep is how many of the last events are kept. Set it before the first event. Events keep
+	// their Err alive.
 	Keep int
 
 	mu     sync.Mutex // protects the fields below
 	totals map[string]Total
-	last   []Event // a ring: the oldest is at next, once it is full
+	last   []Event // a ring; once it is full, the oldest is at next
 	next   int
 }
 
 // Record implements Sink.
-func (m *Memory) Record(_ context.Context, e Event) {
+func (m *Counter) Record(_ context.Context, e Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.totals == nil {
@@ -58,8 +60,8 @@ func (m *Memory) Record(_ context.Context, e Event) {
 	m.keep(e)
 }
 
-// keep puts e into the ring. Called with mu.
-func (m *Memory) keep(e Event) {
+// keep adds e to the ring. m.mu must be held.
+func (m *Counter) keep(e Event) {
 	switch {
 	case m.Keep <= 0:
 	case len(m.last) < m.Keep:
@@ -70,22 +72,22 @@ func (m *Memory) keep(e Event) {
 	}
 }
 
-// Total is what is known of op so far.
-func (m *Memory) Total(op string) Total {
+// Total returns the counts of op.
+func (m *Counter) Total(op string) Total {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.totals[op]
 }
 
-// Totals is what is known of all operations so far, by their names. The map is the caller's.
-func (m *Memory) Totals() map[string]Total {
+// Totals returns the counts of all operations, by name. The caller owns the map.
+func (m *Counter) Totals() map[string]Total {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return maps.Clone(m.totals)
 }
 
-// Events are the last ones, at most Keep of them, oldest first. The slice is the caller's.
-func (m *Memory) Events() []Event {
+// Events returns the last events, at most Keep, the oldest first. The caller owns the slice.
+func (m *Counter) Events() []Event {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	es := make([]Event, 0, len(m.last))
@@ -93,8 +95,8 @@ func (m *Memory) Events() []Event {
 	return append(es, m.last[:m.next]...)
 }
 
-// Reset forgets everything.
-func (m *Memory) Reset() {
+// Reset deletes all counts and events.
+func (m *Counter) Reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.totals, m.last, m.next = nil, nil, 0

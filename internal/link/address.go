@@ -7,20 +7,21 @@ import (
 	"strings"
 )
 
-// card is what a rank tells the others of itself. It travels through the group, and nobody else sees it than who sees that.
-type card struct {
+// peerInfo is what a rank tells the others when the mesh opens. It is sent through the group, and
+// visible to its ranks alone.
+type peerInfo struct {
 	Unix  string // name of its unix socket; "" if it has none
 	Addr  string // host:port of its TCP listener
-	Token []byte // who knows it may connect
+	Token []byte // a secret: a rank that knows it may connect
 	Cert  []byte // hash of its certificate; nil: no TLS
 	Err   string // why it cannot take part
 }
 
-// listenTCP listens where the others can connect to.
+// listenTCP listens where the other ranks can connect.
 func (m *Mesh) listenTCP(ctx context.Context) (net.Listener, error) {
 	addr := m.opts.Listen
 	if addr == "" {
-		addr = m.reachable(ctx)
+		addr = m.localAddr(ctx)
 	}
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		addr = net.JoinHostPort(strings.Trim(addr, "[]"), "0")
@@ -31,36 +32,37 @@ func (m *Mesh) listenTCP(ctx context.Context) (net.Listener, error) {
 	}
 	if ip := l.Addr().(*net.TCPAddr).IP; ip.IsUnspecified() {
 		_ = l.Close()
-		return nil, fmt.Errorf("listening for data connections at %s: name one interface, the others must know where to connect to", addr)
+		return nil, fmt.Errorf("listening for data connections at %s: choose one interface, since the other ranks need an address", addr)
 	}
 	return l, nil
 }
 
 const loopback = "127.0.0.1"
 
-// reachable is this node's address on the way to the store, or else to anywhere. On one node loopback will do.
-func (m *Mesh) reachable(ctx context.Context) string {
+// localAddr returns this node's address on the route to the store, or else on the default route;
+// the loopback address if all ranks are on one node.
+func (m *Mesh) localAddr(ctx context.Context) string {
 	if m.group.NodeCount() == 1 {
 		return loopback
 	}
-	for _, to := range Routes(m.group.Config().Address) {
-		// Connecting a datagram socket sends nothing: it asks the kernel for the route.
+	for _, to := range RouteHosts(m.group.Config().Address) {
+		// Connecting a datagram socket sends nothing; it only looks up the route.
 		conn, err := new(net.Dialer).DialContext(ctx, "udp", net.JoinHostPort(to, "9"))
 		if err != nil {
 			continue
 		}
 		ip := conn.LocalAddr().(*net.UDPAddr).IP
 		_ = conn.Close()
-		if !ip.IsLoopback() { // to a relay of this node, or to rank 0 itself: others cannot connect there
+		if !ip.IsLoopback() { // loopback leads to a relay of this node, or to rank 0 itself
 			return ip.String()
 		}
 	}
 	return loopback
 }
 
-// Routes are hosts on the way to which a node's address may be one that others can connect to: those where its ranks meet, and one that leads
-// to the default route.
-func Routes(address string) (hosts []string) {
+// RouteHosts returns hosts to which a node's route may have a source address that other nodes can
+// connect to: those of the store's address, and one on the default route.
+func RouteHosts(address string) (hosts []string) {
 	ways := address
 	if _, rest, isURL := strings.Cut(address, "://"); isURL {
 		ways, _, _ = strings.Cut(rest, "/")

@@ -1,0 +1,117 @@
+package testcluster
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+const (
+	splitGap = 100 * time.Microsecond // between pieces, so that a reader gets them one by one
+	catchUp  = 10 * time.Millisecond  // how much a throttled direction makes up for late timers
+)
+
+// Direction is one direction of a Proxy. Its faults apply to all connections, open and new, and to
+// data that is in flight already.
+type Direction struct {
+	mu      sync.Mutex // protects the fields below
+	faults  faults
+	chance  *rand.Rand
+	changed chan struct{} // closed at each change
+}
+
+// faults are the faults of a Direction; the zero value is none.
+type faults struct {
+	delay, jitter    time.Duration
+	blackhole, stall bool
+	throttle, split  int
+}
+
+func newDirection() *Direction {
+	return &Direction{changed: make(chan struct{}), chance: rand.New(rand.NewPCG(0, 0))}
+}
+
+// Delay adds d to the time that bytes take. Order and throughput stay.
+func (w *Direction) Delay(d time.Duration) { w.set(func(f *faults) { f.delay = d }) }
+
+// Jitter adds up to most, drawn for each chunk from the seed. Order stays, so what follows a late
+// chunk is late, too.
+func (w *Direction) Jitter(most time.Duration, seed uint64) {
+	w.set(func(f *faults) {
+		f.jitter = most
+		w.chance = rand.New(rand.NewPCG(seed, 0))
+	})
+}
+
+// Blackhole sets whether bytes are lost, and with them the end of a connection; connections stay
+// open. A connection that has lost anything carries nothing in this direction ever again, as TCP
+// delivers no gaps; the others continue afterwards.
+//
+// New connections are still made: a proxy cannot keep the kernel from answering. Use Proxy.Refuse
+// where that matters.
+func (w *Direction) Blackhole(on bool) { w.set(func(f *faults) { f.blackhole = on }) }
+
+// Stall sets whether bytes wait: a wire that is cut and repaired, where TCP sends again what was
+// lost. When the buffers are full, the sender blocks.
+func (w *Direction) Stall(on bool) { w.set(func(f *faults) { f.stall = on }) }
+
+// Throttle limits each connection to a rate; 0 is no limit.
+func (w *Direction) Throttle(bytesPerSecond int) {
+	w.set(func(f *faults) { f.throttle = bytesPerSecond })
+}
+
+// Split delivers pieces of at most n bytes, 0.1 ms apart; 0 is no limit. A slower reader still gets
+// several at once.
+func (w *Direction) Split(n int) { w.set(func(f *faults) { f.split = n }) }
+
+func (w *Direction) set(change func(*faults)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change(&w.faults)
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// current returns the faults, and a channel that is closed when they change.
+func (w *Direction) current() (faults, <-chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.faults, w.changed
+}
+
+// nextJitter returns the jitter of a chunk.
+func (w *Direction) nextJitter() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.faults.jitter <= 0 {
+		return 0
+	}
+	return time.Duration(w.chance.Int64N(int64(w.faults.jitter)))
+}
+
+// piece returns how many of n bytes are sent at once.
+func (f faults) piece(n int) int {
+	if f.throttle > 0 {
+		n = min(n, max(1, f.throttle/100)) // a hundredth of a second at a time
+	}
+	if f.split > 0 {
+		n = min(n, f.split)
+	}
+	return n
+}
+
+// free returns when the next piece may be sent, if one of n bytes is sent now and could have been
+// sent at due.
+func (f faults) free(due, now time.Time, n int) time.Time {
+	var next time.Time
+	if f.throttle > 0 {
+		if late := now.Add(-catchUp); due.Before(late) {
+			due = late
+		}
+		next = due.Add(time.Duration(n) * time.Second / time.Duration(f.throttle))
+	}
+	if gap := now.Add(splitGap); f.split > 0 && next.Before(gap) {
+		next = gap
+	}
+	return next
+}
