@@ -66,8 +66,10 @@ func ExampleWorkspace_Write() {
 	fmt.Println(version.Sequence, err)
 	_, err = w.Write(context.Background(), []byte(`{step:3}`), nil)
 	fmt.Println(err)
-	// Output: 1 <nil> 2 <nil> nfsws: write rank 0 of generation 0: the config is no JSON: invalid
-	// character 's' looking for beginning of object key string
+	// Output:
+	// 1 <nil>
+	// 2 <nil>
+	// nfsws: write rank 0 of generation 0: the config is no JSON: invalid character 's' looking for beginning of object key string
 }
 
 func ExampleWorkspace_Read() {

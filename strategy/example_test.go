@@ -67,8 +67,7 @@ func ExampleAllReduce_AllReduceGradients_mismatch() {
 			fmt.Println(err)
 		}
 	})
-	// Output: strategy: allreduce_gradients of group "world" on rank 0 of 2: ranks disagree: tensor
-	// "w" is F32[3,2] on rank 1, and F32[2,3] on rank 0
+	// Output: strategy: allreduce_gradients of group "world" on rank 0 of 2: ranks disagree: tensor "w" is F32[3,2] on rank 1, and F32[2,3] on rank 0
 }
 
 func ExampleAllReduce_BroadcastTensor() {
@@ -159,8 +158,7 @@ func ExampleWorkerNode() {
 func ExampleWorkerNode_Start() {
 	n := &strategy.WorkerNode{Address: "muster://store:7070", Worker: membership.Config{Job: "train", ID: "a", Min: 2}, Listen: "0.0.0.0:7000"}
 	fmt.Println(n.Rank(), n.Size(), n.Start(context.Background()))
-	// Output: -1 0 strategy: start of worker "a": refusing to serve beyond loopback: Listen is
-	// "0.0.0.0:7000": set TLS, or listen on 127.0.0.1, or set Insecure
+	// Output: -1 0 strategy: start of worker "a": refusing to serve beyond loopback: Listen is "0.0.0.0:7000": set TLS, or listen on 127.0.0.1, or set Insecure
 }
 
 func ExampleWorkerNode_Next() {
