@@ -20,9 +20,10 @@ func (t *Tensor) AppendFloat32s(dst []float32) ([]float32, error) {
 	return all, nil
 }
 
-// Float32sAt converts the elements from ≤ i < from+len(dst), in the order that they have in memory, and says how many: less
-// than len(dst) where the tensor ends, and without an error. Integers and F64 are rounded to the nearest float32;
-// false is 0 and true is 1. C64 is an error, and so is a Bool that is neither 0 nor 1.
+// Float32sAt converts the elements from ≤ i < from+len(dst), in the order that they have in memory,
+// and says how many: less than len(dst) where the tensor ends, and without an error. Integers and
+// F64 are rounded to the nearest float32; false is 0 and true is 1. C64 is an error, and so is a
+// Bool that is neither 0 nor 1.
 func (t *Tensor) Float32sAt(dst []float32, from int) (int, error) {
 	if err := t.Check(); err != nil {
 		return 0, err

@@ -8,9 +8,10 @@ import (
 	"slices"
 )
 
-// FromFloat32s is a tensor of vals, converted. Without a shape it has one axis. Floats are rounded as by Float16From and
-// those like it; F4, F6E2M3 and F6E3M2 saturate, infinities too. What is no rounding is an error: a fraction, or what is
-// out of range, as an integer; all but 0 and 1 as a Bool; NaN as F4, F6E2M3 or F6E3M2, which have none; anything as C64.
+// FromFloat32s is a tensor of vals, converted. Without a shape it has one axis. Floats are rounded
+// as by Float16From and those like it; F4, F6E2M3 and F6E3M2 saturate, infinities too. What is no
+// rounding is an error: a fraction, or what is out of range, as an integer; all but 0 and 1 as a
+// Bool; NaN as F4, F6E2M3 or F6E3M2, which have none; anything as C64.
 func FromFloat32s(dt DType, vals []float32, shape ...int) (*Tensor, error) {
 	if len(shape) == 0 {
 		shape = []int{len(vals)}

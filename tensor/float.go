@@ -2,11 +2,12 @@ package tensor
 
 import "math"
 
-// Float16 is IEEE binary16. As of all the floats here, which Go has no type for, Float32 is exact, and the function named
-// From rounds to the nearest, ties to the even code; NaN stays NaN, though not what it carries. What is too large becomes
-// what ml_dtypes for Python makes of it: an infinity as Float16, BFloat16 and Float8E5M2, and NaN as Float8E4M3,
-// Float8E4M3FNUZ and Float8E5M2FNUZ, which have no infinity. PyTorch is the same, except that it saturates Float8E4M3
-// to ±448: who wants that clamps before.
+// Float16 is IEEE binary16. For all the floats here, which Go has no type for, Float32 is exact,
+// and the function named From rounds to the nearest, ties to the even code; NaN stays NaN, but its
+// payload may change. A value that is too large is converted as ml_dtypes for Python does it: to an
+// infinity as Float16, BFloat16 and Float8E5M2, and to NaN as Float8E4M3, Float8E4M3FNUZ and
+// Float8E5M2FNUZ, which have no infinity. PyTorch does the same, except that it saturates
+// Float8E4M3 to ±448: clamp before the conversion for that.
 type Float16 uint16
 
 // BFloat16 is the upper half of a float32.
@@ -77,10 +78,12 @@ func (f *format) signed(code, sign uint32) uint32 {
 	return code | sign
 }
 
-// round is the code that is next to b, the bits of a float32 ≥ 0; or one above all others if b is larger than them.
+// round is the code that is next to b, the bits of a float32 ≥ 0; or one above all others if b is
+// larger than them.
 func (f *format) round(b uint32) uint32 {
 	if b < uint32(128-f.bias)<<mantissa { // below the smallest normal
-		// The sum has an ulp of the smallest subnormal, so that adding rounds as we want it.
+		// The sum has an ulp of the smallest subnormal, so that the addition rounds to the nearest,
+		// ties to even.
 		bound := math.Float32frombits(uint32(127+1-f.bias-f.man+mantissa) << mantissa)
 		return math.Float32bits(math.Float32frombits(b)+bound) - math.Float32bits(bound)
 	}
@@ -100,14 +103,16 @@ func (f *format) decode(code uint32) float32 {
 	case code > f.max:
 		return math.Float32frombits(signBits | f32NaN)
 	}
-	// The exponent's bias is made float32's by a multiplication, which is exact, for subnormals too.
+	// The exponent's bias is made float32's by a multiplication, which is exact, for subnormals
+	// too.
 	scale := math.Float32frombits(uint32(127+127-f.bias) << mantissa)
 	return math.Float32frombits(signBits | math.Float32bits(math.Float32frombits(code<<(mantissa-f.man))*scale))
 }
 
 const f32NaN = 0x7fc00000
 
-// table is the values of all codes; the rest, where there are less than 256 codes, begins again with the first.
+// table is the values of all codes; the rest, where there are less than 256 codes, begins again
+// with the first.
 func (f *format) table() (t [256]float32) {
 	for i := range t {
 		t[i] = f.decode(uint32(i) & (1<<(1+f.exp+f.man) - 1))
@@ -176,8 +181,9 @@ func Float8E5M2FNUZFrom(v float32) Float8E5M2FNUZ { return Float8E5M2FNUZ(float8
 // Float32 is the value of f.
 func (f Float8E5M2FNUZ) Float32() float32 { return tableE5M2FNUZ[f] }
 
-// Float8E8M0From is the nearest power of two, ties to the larger, at least 2^-127. What is no number above 0, or from
-// 1.5·2^127, is NaN. (PyTorch differs: it drops the sign, and makes 0 the smallest power.)
+// Float8E8M0From is the nearest power of two, ties to the larger, at least 2^-127. What is no
+// number above 0, or from 1.5·2^127, is NaN. (PyTorch differs: it drops the sign, and makes 0 the
+// smallest power.)
 func Float8E8M0From(v float32) Float8E8M0 {
 	b := math.Float32bits(v)
 	switch {

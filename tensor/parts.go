@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// A span is where the elements from ≤ i < to along an axis are: one run of bytes in each row, where a row is all of the
-// axis and of those after it.
+// A span is where the elements from ≤ i < to along an axis are: one run of bytes in each row, where
+// a row is all of the axis and of those after it.
 type span struct {
 	rows, row int // how many, and of how many bytes
 	at, n     int // the run in each row, in bytes
@@ -25,7 +25,7 @@ func (t *Tensor) span(axis, from, to int) (span, error) {
 		return span{}, fmt.Errorf("tensor: [%d:%d] is out of range along axis %d of %v", from, to, axis, t)
 	}
 	if t.Len() == 0 {
-		return span{}, nil // and its other axes may have any length, whose product would overflow
+		return span{}, nil // the other axes may have any length, whose product would overflow
 	}
 	rows, step := 1, uint64(t.DType.Bits()) // step is what one element of the axis takes, in bits
 	for _, d := range t.Shape[:axis] {
@@ -41,8 +41,9 @@ func (t *Tensor) span(axis, from, to int) (span, error) {
 	return span{rows: rows, row: int(row / 8), at: int(first / 8), n: int((last - first) / 8)}, nil
 }
 
-// Slice is the elements from ≤ i < to along axis. Along axis 0, or where every axis before it has one element, it
-// shares t's memory; elsewhere it is a copy that owns only its part. Packed elements must begin and end on whole bytes.
+// Slice is the elements from ≤ i < to along axis. Along axis 0, or where every axis before it has
+// one element, it shares t's memory; elsewhere it is a copy that owns only its part. Packed
+// elements must begin and end on whole bytes.
 func (t *Tensor) Slice(axis, from, to int) (*Tensor, error) {
 	s, err := t.span(axis, from, to)
 	if err != nil {
@@ -59,8 +60,9 @@ func (t *Tensor) Slice(axis, from, to int) (*Tensor, error) {
 	return part, nil
 }
 
-// CopyInto copies src to the elements at ≤ i < at+src.Shape[axis] along axis of dst. The two have the same dtype, and the
-// same length along the other axes. Packed elements must begin and end on whole bytes.
+// CopyInto copies src to the elements at ≤ i < at+src.Shape[axis] along axis of dst. The two have
+// the same dtype, and the same length along the other axes. Packed elements must begin and end on
+// whole bytes.
 func CopyInto(dst *Tensor, axis, at int, src *Tensor) error {
 	if err := src.Check(); err != nil {
 		return err
@@ -99,8 +101,8 @@ func copyRuns(dst, src []byte, n, dstStep, srcStep, count int) {
 	}
 }
 
-// Concat joins ts along axis, in a's memory; nil is the heap. They have the same dtype, and the same length along the
-// other axes. It copies, also where ts is only one.
+// Concat joins ts along axis, in a's memory; nil is the heap. They have the same dtype, and the
+// same length along the other axes. It copies, also where ts is only one.
 func Concat(a Allocator, axis int, ts ...*Tensor) (*Tensor, error) {
 	if len(ts) == 0 {
 		return nil, errors.New("tensor: nothing to concatenate")

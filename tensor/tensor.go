@@ -10,20 +10,21 @@ import (
 	"strings"
 )
 
-// Tensor is a dense, row-major array. Its fields may be read; New, From and Wrap make one, and check them.
+// Tensor is a dense, row-major array. Its fields may be read; New, From and Wrap make one, and
+// check them.
 type Tensor struct {
 	DType DType
 	Shape []int  // elements along each axis, the outermost first; empty is a scalar
 	Data  []byte // Size(DType, Shape...) bytes, little-endian
 }
 
-// An Allocator gives memory that tensors are born in, aligned for every dtype; shm.Arena is one.
+// An Allocator allocates memory for tensors, aligned for every dtype; shm.Arena is one.
 type Allocator interface {
 	Alloc(n int) ([]byte, error)
 }
 
-// Size is the number of bytes of a tensor. It is an error if the dtype or an axis makes no sense, if there are more
-// bytes than an int can count, or if packed elements do not fill whole bytes.
+// Size is the number of bytes of a tensor. It is an error if the dtype or an axis makes no sense,
+// if there are more bytes than an int can count, or if packed elements do not fill whole bytes.
 func Size(dt DType, shape ...int) (int, error) {
 	if !dt.Valid() {
 		return 0, fmt.Errorf("tensor: %v is not a dtype", dt)
@@ -161,8 +162,8 @@ func (t *Tensor) Reshape(shape ...int) (*Tensor, error) {
 	return Wrap(t.Data, t.DType, shape...)
 }
 
-// Equal reports whether a and b have the same dtype, shape and bytes. A NaN thus equals itself, and 0 is not -0. Two
-// nils are equal.
+// Equal reports whether a and b have the same dtype, shape and bytes. A NaN thus equals itself, and
+// 0 is not -0. Two nils are equal.
 func Equal(a, b *Tensor) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -14,7 +14,7 @@ var (
 	ErrNoTensor = errors.New("no such tensor")
 )
 
-// FormatError says what is wrong with a file, or with the index of a model.
+// FormatError describes what is wrong with a file, or with the index of a model.
 type FormatError struct {
 	File   string // as it was given; empty if there was no name
 	Tensor string // the tensor at fault; empty if there is none
@@ -38,7 +38,7 @@ func (e *FormatError) Error() string {
 // Is makes e match ErrFormat.
 func (e *FormatError) Is(target error) bool { return target == ErrFormat }
 
-// WriteError says what could not be written.
+// WriteError describes what could not be written.
 type WriteError struct {
 	File   string // as it was given; empty if there was no name
 	Tensor string // the tensor at fault; empty if there is none

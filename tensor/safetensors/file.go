@@ -35,8 +35,8 @@ func Parse(b []byte) (*File, error) {
 	return &File{Header: *h, data: b[h.start:]}, nil
 }
 
-// Read reads a whole file into memory, which it takes only as data arrive. What follows after the last tensor must be
-// the end. The tensors may be written.
+// Read reads a whole file into memory, which it takes only as data arrive. What follows after the
+// last tensor must be the end. The tensors may be written.
 func Read(r io.Reader) (*File, error) {
 	h, err := readHeader(r, math.MaxInt64)
 	if err != nil {
@@ -65,8 +65,8 @@ func readError(err error, h *Header, n int64) error {
 	return fmt.Errorf("safetensors: read: %w", err)
 }
 
-// Load reads a file into memory: for file systems where others may replace or cut off what is there, as on NFS. The
-// tensors may be written.
+// Load reads a file into memory: for file systems where other clients may replace or truncate the
+// file, as on NFS. The tensors may be written.
 func Load(name string) (*File, error) {
 	f, err := loadFile(name)
 	if err != nil {
@@ -117,7 +117,8 @@ func openFile(name string) (r *os.File, size int64, err error) {
 	return r, st.Size(), nil
 }
 
-// Tensor is the tensor called name, ErrNoTensor if there is none, fs.ErrClosed after Close. It shares f's memory.
+// Tensor is the tensor called name, ErrNoTensor if there is none, fs.ErrClosed after Close. It
+// shares f's memory.
 func (f *File) Tensor(name string) (*tensor.Tensor, error) {
 	if f.isClosed() {
 		return nil, fmt.Errorf("safetensors: %stensor %s: %w", f.where(), quote(name), fs.ErrClosed)
@@ -144,8 +145,8 @@ func (f *File) at(i int) *tensor.Tensor {
 	return &tensor.Tensor{DType: info.DType, Shape: shape, Data: f.data[begin:end:end]}
 }
 
-// All are the tensors, in the order of their data. They share f's memory. It panics after Close, since what it would
-// leave out could pass for not being there.
+// All are the tensors, in the order of their data. They share f's memory. It panics after Close,
+// since what it would leave out could pass for not being there.
 func (f *File) All() iter.Seq2[string, *tensor.Tensor] {
 	return func(yield func(string, *tensor.Tensor) bool) {
 		for i, name := range f.names {
@@ -165,8 +166,9 @@ func (f *File) isClosed() bool {
 	return f.closed
 }
 
-// Close ends f, and the mapping of Open: a tensor of it that is used later is a fault that no recover catches.
-// Tensors in memory live on. A File that is not closed keeps its mapping as long as the process lives.
+// Close ends f, and the mapping of Open: a tensor of it that is used later is a fault that no
+// recover catches. Tensors in memory live on. A File that is not closed keeps its mapping as long
+// as the process lives.
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -182,10 +184,10 @@ func (f *File) Close() error {
 	return nil
 }
 
-// Open maps a file, read-only: nothing but the header is read until tensors are. If the file is cut off later, as a
-// file on NFS can be that another host replaces, using what is gone is a fault that ends the process: Load such files.
-// What replaces the file by a rename, as WriteFile does, leaves the mapping as it was. Where files cannot be mapped,
-// Open is Load.
+// Open maps a file, read-only: nothing but the header is read until tensors are. If the file is cut
+// off later, as a file on NFS can be that another host replaces, using what is gone is a fault that
+// ends the process: Load such files. What replaces the file by a rename, as WriteFile does, leaves
+// the mapping as it was. Where files cannot be mapped, Open is Load.
 func Open(name string) (*File, error) {
 	f, err := mapFile(name)
 	if err != nil {

@@ -73,8 +73,8 @@ func (h *Header) Size() int64 {
 	return h.infos[len(h.infos)-1].End
 }
 
-// ReadHeader reads and checks the header of a file of size bytes, and nothing else of it: for those who read data
-// themselves, whole or in parts.
+// ReadHeader reads and checks the header of a file of size bytes, and nothing else of it: for
+// callers that read the data themselves, all or in parts.
 //
 //	info, _ := h.Info("w")
 //	data := io.NewSectionReader(r, info.Begin, info.End-info.Begin)
@@ -89,7 +89,7 @@ func ReadHeader(r io.ReaderAt, size int64) (*Header, error) {
 	return h, nil
 }
 
-// readHeader reads a header from the beginning of a file, of which no more than size bytes are there.
+// readHeader reads a header from the beginning of a file of at most size bytes.
 func readHeader(r io.Reader, size int64) (*Header, error) {
 	length, err := readN(r, lengthLen)
 	if err != nil {
@@ -289,8 +289,8 @@ func (h *Header) place(info *Info, begin, end uint64, at int64) error {
 // String is the dtype and the shape, as "BF16[4096,4096]".
 func (i Info) String() string { return (&tensor.Tensor{DType: i.DType, Shape: i.Shape}).String() }
 
-// sizeOf is the number of bytes of a tensor. It multiplies from the left, as the reference does: a shape that
-// overflows before its 0 comes is refused.
+// sizeOf is the number of bytes of a tensor. It multiplies from the left, as the reference does: a
+// shape that overflows before its 0 comes is refused.
 func sizeOf(dt tensor.DType, shape []int) (uint64, error) {
 	n, ok := uint64(1), true
 	times := func(d int) {

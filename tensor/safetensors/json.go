@@ -7,11 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth is how deep values may be nested, as in the reference reader: what is skipped may not cost a stack.
+// maxDepth is how deep values may be nested, as in the reference reader: what is skipped may not
+// cost a stack.
 const maxDepth = 127
 
-// A scanner reads JSON as RFC 8259 has it, and nothing beyond. Package json would let pass duplicate names, invalid
-// UTF-8 and half surrogates, and would not say where what is wrong is. Its strings alias text where they can.
+// A scanner reads JSON as RFC 8259 has it, and nothing beyond. Package json would let pass
+// duplicate names, invalid UTF-8 and half surrogates, and would not say where what is wrong is. Its
+// strings alias text where they can.
 type scanner struct {
 	text  string // valid UTF-8
 	base  int64  // offset of text in the file
@@ -67,7 +69,7 @@ func (s *scanner) unexpected(what string) error {
 	return s.fail(s.pos, "%q is where %s should be", r, what)
 }
 
-// end wants nothing but white space to follow.
+// end fails unless only white space follows.
 func (s *scanner) end() error {
 	if s.peek(); s.pos < len(s.text) {
 		return s.unexpected("the end")

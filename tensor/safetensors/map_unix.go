@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapFile reads the header as other files are read, so that a file that is cut off meanwhile is an error there.
+// mapFile reads the header as other files are read, so that a file that is cut off meanwhile is an
+// error there.
 func mapFile(name string) (*File, error) {
 	r, size, err := openFile(name)
 	if err != nil {

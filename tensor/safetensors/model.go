@@ -22,7 +22,8 @@ const (
 	indexSuffix = ".safetensors.index.json"
 )
 
-// Model is the tensors of one file, or of several files that an index lists. Many goroutines may use it at once.
+// Model is the tensors of one file, or of several files that an index lists. Many goroutines may
+// use it at once.
 type Model struct {
 	TotalSize int64 // metadata.total_size of the index, unchecked, since writers differ in what they count; 0 if it is not there
 
@@ -37,18 +38,20 @@ type shard struct {
 	*File
 }
 
-// OpenModel opens a file, an index, or a directory that has one of them. In a directory with several it takes that
-// called model, and shards count as part of their index. Each file is opened as by Open.
+// OpenModel opens a file, an index, or a directory that has one of them. In a directory with
+// several it takes that called model, and shards count as part of their index. Each file is opened
+// as by Open.
 func OpenModel(path string) (*Model, error) { return openModel(path, nil) }
 
-// OpenLenient is OpenModel for a model whose index is not as it should be, as long as it leaves no doubt about the bytes of any tensor. It calls report for
-// each of these faults, and goes on:
+// OpenLenient is OpenModel for a model whose index is not as it should be, as long as it leaves no
+// doubt about the bytes of any tensor. It calls report for each of these faults, and goes on:
 //
 //   - a file has a tensor that the index does not list for any file: it is part of the model
 //   - metadata is not an object, as null: it is passed over
 //   - metadata.total_size is no number of bytes: TotalSize is the number if it is one as text, and 0 otherwise
 //
-// All else is an error, as of OpenModel: a file that is missing or broken, a tensor that is not where the index says, or is in two files.
+// All else is an error, as of OpenModel: a file that is missing or broken, a tensor that is not
+// where the index says, or is in two files.
 func OpenLenient(path string, report func(*FormatError)) (*Model, error) {
 	if report == nil {
 		report = func(*FormatError) {}
@@ -113,9 +116,10 @@ func find(dir string) (string, error) {
 	return "", fmt.Errorf("safetensors: %s has no *%s and no *%s: %w", dir, suffix, indexSuffix, os.ErrNotExist)
 }
 
-// OpenIndex opens all files that an index, as model.safetensors.index.json, lists. Their names must be local to the
-// index's directory; a link there may lead elsewhere, as they do in caches. It is an error if a file is missing, if it
-// does not have a tensor that the index says it has, or has another one.
+// OpenIndex opens all files that an index, as model.safetensors.index.json, lists. Their names must
+// be local to the index's directory; a link there may lead elsewhere, as they do in caches. It is
+// an error if a file is missing, if it does not have a tensor that the index says it has, or has
+// another one.
 func OpenIndex(name string) (*Model, error) { return openIndex(name, nil) }
 
 func openIndex(name string, report func(*FormatError)) (*Model, error) {
@@ -303,8 +307,8 @@ func (m *Model) open(index, file string, want map[string]bool) error {
 	return nil
 }
 
-// unlisted looks for tensors of a file that the index does not list there. In a lenient mode they are part of the model, unless another file has one
-// of that name too.
+// unlisted looks for tensors of a file that the index does not list there. In a lenient mode they
+// are part of the model, unless another file has one of that name too.
 func (m *Model) unlisted(index, path string, f *File, want map[string]bool) error {
 	for name := range f.Infos() {
 		if want[name] {
@@ -362,7 +366,8 @@ func (m *Model) All() iter.Seq2[string, *tensor.Tensor] {
 	}
 }
 
-// Files are the model's files under their names, in the order of the names. They close with the model.
+// Files are the model's files under their names, in the order of the names. They close with the
+// model.
 func (m *Model) Files() iter.Seq2[string, *File] {
 	return func(yield func(string, *File) bool) {
 		for _, f := range m.files {

@@ -14,7 +14,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// plan is the header for tensors of these dtypes and shapes, in the reference's order, and its bytes in the file.
+// plan is the header for tensors of these dtypes and shapes, in the reference's order, and its
+// bytes in the file.
 func plan(infos map[string]Info, metadata map[string]string) (*Header, []byte, error) {
 	h := &Header{Metadata: maps.Clone(metadata), names: inOrder(infos), infos: make([]Info, len(infos)), index: map[string]int{}}
 	if err := checkMetadata(metadata); err != nil {

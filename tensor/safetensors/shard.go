@@ -15,11 +15,12 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// WriteSharded writes tensors as a model in files base-00001-of-0000N.safetensors in dir, filled in the order of the
-// names, each with at most maxShardBytes of data, or one tensor that is larger; and last base.safetensors.index.json,
-// without which OpenModel does not take the files for a model. Each file is written as by WriteFile and has the
-// metadata. It refuses to write over a model, fs.ErrExist, since until the end nobody could tell the old files from the
-// new. What it has written it removes if it fails.
+// WriteSharded writes tensors as a model in files base-00001-of-0000N.safetensors in dir, filled in
+// the order of the names, each with at most maxShardBytes of data, or one tensor that is larger;
+// and last base.safetensors.index.json, without which OpenModel does not accept the files as a
+// model. Each file is written as by WriteFile and has the metadata. It returns fs.ErrExist if there
+// is a model already, since until the end old and new files could not be told apart. If it fails it
+// removes what it has written.
 func WriteSharded(dir, base string, maxShardBytes int64, ts map[string]*tensor.Tensor, metadata map[string]string) (err error) {
 	index := filepath.Join(dir, base+indexSuffix)
 	switch _, err := os.Lstat(index); {
@@ -38,7 +39,7 @@ func WriteSharded(dir, base string, maxShardBytes int64, ts map[string]*tensor.T
 	defer func() {
 		if err != nil {
 			for _, name := range slices.Backward(written) { // the index first
-				_ = os.Remove(name) // the first error is the one to tell
+				_ = os.Remove(name) // the first error is the one to return
 			}
 		}
 	}()
@@ -57,7 +58,7 @@ func WriteSharded(dir, base string, maxShardBytes int64, ts map[string]*tensor.T
 	return writeIndex(index, total, files)
 }
 
-// checkAll tells what no file can hold before one is there.
+// checkAll finds what no file can hold, before one is written.
 func checkAll(ts map[string]*tensor.Tensor, metadata map[string]string) error {
 	infos, err := infosOf(ts)
 	if err != nil {

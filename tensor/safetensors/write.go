@@ -11,8 +11,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Write writes tensors as one file, with the bytes of the reference writer. Metadata that are nil are left out. Nothing
-// is written if a tensor or a name cannot be.
+// Write writes tensors as one file, with the bytes of the reference writer. Metadata that are nil
+// are left out. Nothing is written if a tensor or a name cannot be.
 func Write(w io.Writer, ts map[string]*tensor.Tensor, metadata map[string]string) error {
 	infos, err := infosOf(ts)
 	if err != nil {
@@ -35,9 +35,10 @@ func Write(w io.Writer, ts map[string]*tensor.Tensor, metadata map[string]string
 	return sw.Close()
 }
 
-// WriteFile writes tensors as the file called name, whole or not at all, and durable: under another name in the same
-// directory, .safetensors-*.tmp, that is synced and then renamed. It replaces a file that is there, and leaves nothing
-// behind if it fails. Readers of the old file keep it.
+// WriteFile writes tensors as the file called name, completely or not at all, and durably: it
+// writes another name in the same directory, .safetensors-*.tmp, syncs it, and renames it. It
+// replaces a file that exists, and leaves nothing behind if it fails. Readers of the old file keep
+// it.
 func WriteFile(name string, ts map[string]*tensor.Tensor, metadata map[string]string) error {
 	return replace(name, func(w io.Writer) error { return Write(w, ts, metadata) })
 }
@@ -54,7 +55,7 @@ func replace(name string, write func(io.Writer) error) error {
 		err = os.Rename(temp, name)
 	}
 	if err != nil {
-		_ = os.Remove(temp) // the first error is the one to tell
+		_ = os.Remove(temp) // the first error is the one to return
 	} else if err = syncDir(dir); err == nil {
 		return nil
 	}
@@ -64,7 +65,8 @@ func replace(name string, write func(io.Writer) error) error {
 	return &WriteError{File: name, Err: err}
 }
 
-// fill makes f what write writes, durable. NFS may tell only at Close that it could not write.
+// fill writes f by calling write, and makes it durable. NFS may report only at Close that it could
+// not write.
 func fill(f *os.File, write func(io.Writer) error) error {
 	err := write(f)
 	if err == nil {

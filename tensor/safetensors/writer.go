@@ -9,8 +9,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// A Writer writes a file whose data come piece by piece, so that it may be larger than memory. After an error it does
-// nothing but return it. It must not be used by two goroutines at once.
+// A Writer writes a file whose data come piece by piece, so that it may be larger than memory.
+// After an error all its methods return that error. It is not safe for concurrent use.
 type Writer struct {
 	w    io.Writer
 	h    *Header
@@ -21,8 +21,8 @@ type Writer struct {
 	err  error  // what ended it
 }
 
-// NewWriter writes the header for tensors with the dtypes and shapes of infos; their Begin and End do not matter. The
-// data must follow in the order of Names.
+// NewWriter writes the header for tensors with the dtypes and shapes of infos; their Begin and End
+// do not matter. The data must follow in the order of Names.
 func NewWriter(w io.Writer, infos map[string]Info, metadata map[string]string) (*Writer, error) {
 	h, head, err := plan(infos, metadata)
 	if err != nil {
@@ -52,8 +52,9 @@ func (w *Writer) Names() []string { return w.h.Names() }
 // Header is what has been written before the data: it has where each tensor begins and ends.
 func (w *Writer) Header() *Header { return w.h }
 
-// Begin says that the bytes of the tensor called name come next, and no others until the next Begin. It is an error if
-// they do not, or if bytes of a tensor before it are missing. Without Begin, the data are one stream.
+// Begin says that the bytes of the tensor called name come next, and no others until the next
+// Begin. It is an error if they do not, or if bytes of a tensor before it are missing. Without
+// Begin, the data are one stream.
 func (w *Writer) Begin(name string) error {
 	if w.err != nil {
 		return w.err
@@ -71,7 +72,8 @@ func (w *Writer) Begin(name string) error {
 	return nil
 }
 
-// WriteTensor writes all of the tensor called name, which must come next. It is an error if t is not what the header says.
+// WriteTensor writes all of the tensor called name, which must come next. It is an error if t is
+// not what the header says.
 func (w *Writer) WriteTensor(name string, t *tensor.Tensor) error {
 	if err := w.Begin(name); err != nil {
 		return err
@@ -86,8 +88,8 @@ func (w *Writer) WriteTensor(name string, t *tensor.Tensor) error {
 	return err
 }
 
-// Write writes the next bytes of the data. If p has more than are left, of the tensor that was begun or of all, it is an
-// error at once, and nothing of p is written.
+// Write writes the next bytes of the data. If p has more than are left, of the tensor that was
+// begun or of all, it is an error at once, and nothing of p is written.
 func (w *Writer) Write(p []byte) (int, error) {
 	switch over := int64(len(p)) - (w.end - w.pos); {
 	case w.err != nil:
@@ -113,7 +115,7 @@ func (w *Writer) Close() error {
 	return w.err
 }
 
-// current is the tensor whose byte is next.
+// current is the tensor that the next byte belongs to.
 func (w *Writer) current() string {
 	for i, info := range w.h.infos {
 		if info.End > w.pos {

@@ -43,7 +43,7 @@ func isBytes(t reflect.Type) bool {
 	return t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8 && !hasOwn(t.Elem())
 }
 
-// holdsTensor reports whether a t may hold tensors in its exported fields. What an interface holds nobody knows.
+// holdsTensor reports whether a t may hold tensors in its exported fields; an interface may.
 func holdsTensor(t reflect.Type, seen map[reflect.Type]bool) bool {
 	if t == tensorType {
 		return true
@@ -160,8 +160,8 @@ func validName(name string) bool {
 	return name != ""
 }
 
-// dominant leaves of the fields with the same name the one that Go would choose, or else the one with a tag. Where
-// encoding/json drops fields that neither rule tells apart, this is an error.
+// dominant leaves of the fields with the same name the one that Go would choose, or else the one
+// with a tag. Where encoding/json drops fields that neither rule tells apart, this is an error.
 func dominant(t reflect.Type, all []field) ([]field, error) {
 	best := map[string]field{}
 	double := map[string]bool{}

@@ -13,9 +13,10 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Join sets *v, a pointer's target of the type that was split or an any, to what config and tensors are together. The tensors
-// are not copied. An *Error names what does not fit: a tensor that is missing or that no leaf wants, a key that is there
-// twice or that *v has no field for, a value of another type; then *v is as it was.
+// Join sets *v, of the type that was split or an any, to the value of config with its tensors,
+// which are not copied. If they do not fit, it returns an *Error that says where, and leaves *v as
+// it was: a tensor is missing or belongs to no leaf, a key is there twice or *v has no field for
+// it, a value has another type.
 func Join(config []byte, tensors map[string]*tensor.Tensor, v any) error {
 	target := reflect.ValueOf(v)
 	if target.Kind() != reflect.Pointer || target.IsNil() {

@@ -16,7 +16,8 @@ type path struct {
 	limit int // of depth
 }
 
-// in is the walk one step further down, through key; without one where that is a pointer or an interface.
+// in is the walk one step further down, through key; without one where that is a pointer or an
+// interface.
 func (p *path) in(walk func() error, key ...string) error {
 	if p.depth == p.limit {
 		return p.errorf("nested deeper than %d: is it a cycle?", p.limit)
@@ -29,7 +30,7 @@ func (p *path) in(walk func() error, key ...string) error {
 	return err
 }
 
-// An Error says what is wrong with a config, and where.
+// An Error says what is wrong with a config, and at which path.
 type Error struct {
 	Path string // of the value at fault, as the name of a tensor is; "" is the config itself
 	Err  error

@@ -11,8 +11,9 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Split parts v into JSON, the same for the same v, and the tensors in its leaves by their names, which share memory with
-// v's. An *Error names what cannot be split: a func, a cycle, a string that is not UTF-8, a tensor that Check refuses.
+// Split splits v into JSON, which is the same for the same v, and the tensors in its leaves by
+// their names, which share memory with v's. An *Error names what cannot be split: a func, a cycle,
+// a string that is not UTF-8, an invalid tensor.
 func Split(v any) (config []byte, tensors map[string]*tensor.Tensor, err error) {
 	s := splitter{path: path{limit: maxDepth}, structs: structs{}, tensors: map[string]*tensor.Tensor{}}
 	if err := s.value(reflect.ValueOf(v), false); err != nil {
@@ -28,7 +29,7 @@ type splitter struct {
 	tensors map[string]*tensor.Tensor
 }
 
-// value writes v. Under an interface, whoever joins has no type to read it by, only what the JSON says.
+// value writes v. Under an interface, Join has only the JSON, and no type to read it by.
 func (s *splitter) value(v reflect.Value, untyped bool) error {
 	if !v.IsValid() {
 		return s.write("null")
@@ -76,7 +77,7 @@ func (s *splitter) marshal(v any) error {
 	return nil
 }
 
-// scalar writes what has no parts.
+// scalar writes a leaf that is not a tensor.
 func (s *splitter) scalar(v reflect.Value) error {
 	switch v.Kind() {
 	case reflect.Bool, reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
@@ -136,8 +137,8 @@ func (s *splitter) tensor(x *tensor.Tensor) error {
 	return s.write("}")
 }
 
-// own writes v by its own methods. As a typed leaf that is read by its own methods too, and as it is; untyped, its
-// keys are escaped as all others.
+// own writes v by its own methods. As a typed leaf that is read by its own methods too, and as it
+// is; untyped, its keys are escaped as all others.
 func (s *splitter) own(v reflect.Value, untyped bool) error {
 	if holdsTensor(v.Type(), map[reflect.Type]bool{}) {
 		return s.errorf("%v has a method of its own for JSON or text, which does not part its tensors", v.Type())
