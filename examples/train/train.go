@@ -10,8 +10,8 @@ import (
 	"math/rand/v2"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
 )
 
@@ -21,7 +21,7 @@ const seed = 1 // of the first weights and of the order of examples
 type trainer struct {
 	*options
 	comm *collective.Comm
-	dp   *strategy.AllReduce
+	dp   *dataparallel.Strategy
 	data dataset
 	net  *network
 	grad layers
@@ -35,7 +35,7 @@ func open(ctx context.Context, g *pgroup.Group, o *options, data dataset) (*trai
 	if err != nil {
 		return nil, err
 	}
-	t := &trainer{options: o, comm: comm, dp: strategy.New(comm, nil), data: data, net: newNetwork(o.hidden), grad: newLayers(o.hidden)}
+	t := &trainer{options: o, comm: comm, dp: dataparallel.New(comm, nil), data: data, net: newNetwork(o.hidden), grad: newLayers(o.hidden)}
 	t.sgd.velocity = make([]float32, len(t.grad.all))
 	t.sums = make(exactSum, len(t.grad.all)+1)
 	if t.dp.Rank() == 0 {

@@ -64,7 +64,7 @@ var floors = [][]room{
 		{name: "gather", may: []string{"internal/link", "pgroup", "shm", "store", "tensor/...", "nfsws", "trace", "wire"}},
 	},
 	{
-		{name: "strategy", may: []string{"collective", "internal/alias", "membership", "pgroup", "store", "tensor", "trace"}},
+		{name: "dataparallel", may: []string{"collective", "internal/alias", "membership", "pgroup", "store", "tensor", "trace"}},
 	},
 	{ // modules of their own
 		{name: "examples/...", may: []string{"..."}},

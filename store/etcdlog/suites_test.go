@@ -27,7 +27,7 @@ func TestSuites(t *testing.T) {
 		t.Skip("it builds the tests of other packages")
 	}
 	c := client(t, etcd(t))
-	for _, name := range []string{"pgroup", "gather", "membership", "strategy"} {
+	for _, name := range []string{"pgroup", "gather", "membership", "dataparallel"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := lead(t, c, &etcdlog.Options{Root: newRoot()})

@@ -305,7 +305,7 @@ func level(op string) int {
 		return 1
 	case "gather", "collective":
 		return 2
-	case "strategy":
+	case "dataparallel":
 		return 3
 	}
 	return 4

@@ -240,7 +240,7 @@ func TestRecordsOfOtherPackages(t *testing.T) {
 	j.meets("pgroup.create", 0, 0, time.Millisecond, 2*time.Millisecond)
 	j.meets("collective.allreduce", 1, 100*time.Millisecond, 300*time.Millisecond, 110*time.Millisecond)
 	j.meets("collective.broadcast", 2, 400*time.Millisecond, 600*time.Millisecond, 410*time.Millisecond)
-	j.meets("strategy.allreduce_gradients", 1, 99*time.Millisecond, 299*time.Millisecond, 109*time.Millisecond)
+	j.meets("dataparallel.allreduce_gradients", 1, 99*time.Millisecond, 299*time.Millisecond, 109*time.Millisecond)
 	for rank := range j.events {
 		j.events[rank][3].End = j.events[rank][3].End.Add(5 * time.Millisecond)
 	}

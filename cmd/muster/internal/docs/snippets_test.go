@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/gather"
 	"github.com/muster-pg/muster/internal/core"
 	"github.com/muster-pg/muster/membership"
@@ -19,7 +20,6 @@ import (
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
 	"github.com/muster-pg/muster/store/torchstore"
-	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/trace/prom"
 	"github.com/muster-pg/muster/wire"
@@ -158,7 +158,7 @@ func averageModel(ctx context.Context, g *pgroup.Group, params, grads map[string
 		return err
 	}
 	defer c.Close()
-	s := strategy.New(c, nil)
+	s := dataparallel.New(c, nil)
 	err = s.BroadcastTensors(ctx, 0, params)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package strategy_test
+package dataparallel_test
 
 import (
 	"context"
@@ -14,12 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/internal/certs"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
 )
 
@@ -69,7 +69,7 @@ var ways = []way{
 // rank is one rank of a test.
 type rank struct {
 	*testing.T
-	*strategy.AllReduce
+	*dataparallel.Strategy
 	ctx  context.Context
 	comm *collective.Comm
 }
@@ -103,7 +103,7 @@ func (w way) run(t *testing.T, n int, f func(r *rank)) {
 				return
 			}
 			defer c.Close()
-			f(&rank{t, strategy.New(c, nil), ctx, c})
+			f(&rank{t, dataparallel.New(c, nil), ctx, c})
 		})
 	}
 	all.Wait()
@@ -194,14 +194,14 @@ func worker(id string, least, most int) membership.Config {
 }
 
 // newNode is closed when the test ends.
-func newNode(t *testing.T, at, id string, least, most int) *strategy.WorkerNode {
-	n := &strategy.WorkerNode{Address: at, Worker: worker(id, least, most), Timeout: soon}
+func newNode(t *testing.T, at, id string, least, most int) *dataparallel.WorkerNode {
+	n := &dataparallel.WorkerNode{Address: at, Worker: worker(id, least, most), Timeout: soon}
 	t.Cleanup(func() { assert.NoError(t, n.Close()) })
 	return n
 }
 
 // start starts all nodes at once.
-func start(t *testing.T, nodes ...*strategy.WorkerNode) {
+func start(t *testing.T, nodes ...*dataparallel.WorkerNode) {
 	t.Helper()
 	errs := make([]error, len(nodes))
 	var all sync.WaitGroup
@@ -213,7 +213,7 @@ func start(t *testing.T, nodes ...*strategy.WorkerNode) {
 }
 
 // each calls f for all nodes at once.
-func each(nodes []*strategy.WorkerNode, f func(n *strategy.WorkerNode)) {
+func each(nodes []*dataparallel.WorkerNode, f func(n *dataparallel.WorkerNode)) {
 	var all sync.WaitGroup
 	for _, n := range nodes {
 		all.Go(func() { f(n) })

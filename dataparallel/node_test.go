@@ -1,4 +1,4 @@
-package strategy_test
+package dataparallel_test
 
 import (
 	"context"
@@ -12,17 +12,17 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/trace"
 )
 
-// TestViews has workers join, leave and come back while the others train. Ranks are dense in each
-// view, and all ranks of a view have the same verdict when it ends.
+// TestViews has workers join, leave and come back while the others train. Ranks are dense in each view, and all ranks of a view have the
+// same verdict when it ends.
 func TestViews(t *testing.T) {
 	for _, tls := range []bool{false, true} {
 		t.Run(fmt.Sprint("TLS ", tls), func(t *testing.T) {
@@ -33,7 +33,7 @@ func TestViews(t *testing.T) {
 			} else {
 				at = url(t)
 			}
-			var nodes []*strategy.WorkerNode
+			var nodes []*dataparallel.WorkerNode
 			for i, id := range []string{"a", "b", "c", "d"} {
 				n := newNode(t, at, id, 2, 3)
 				n.TLS, n.Host, n.Listen = files, apart(i/2), "127.0.0.1"
@@ -63,9 +63,8 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// changes does what ends the view of nodes, which train until then and go on to the next one. It
-// returns what they heard.
-func changes(t *testing.T, do func(), nodes ...*strategy.WorkerNode) (verdicts []*pgroup.RankError) {
+// changes does what ends the view of nodes, which train until then and go on to the next one. It returns what they heard.
+func changes(t *testing.T, do func(), nodes ...*dataparallel.WorkerNode) (verdicts []*pgroup.RankError) {
 	t.Helper()
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -96,13 +95,12 @@ func same(t *testing.T, verdicts []*pgroup.RankError, says string) {
 	}
 }
 
-// TestTraining is the loop of WorkerNode's comment: what is left of three workers has the weights
-// of who trained from the beginning.
+// TestTraining is the loop of WorkerNode's comment: what is left of three workers has the weights of who trained from the beginning.
 func TestTraining(t *testing.T) {
 	at := url(t)
 	ctx := bounded(t)
 	const goal = 300
-	train := func(ctx context.Context, n *strategy.WorkerNode, s *strategy.AllReduce, w []float64, leaves int) error {
+	train := func(ctx context.Context, n *dataparallel.WorkerNode, s *dataparallel.Strategy, w []float64, leaves int) error {
 		if err := s.BroadcastTensors(ctx, 0, map[string]*tensor.Tensor{"w": tensor.From(w)}); err != nil {
 			return err
 		}
@@ -154,13 +152,13 @@ func TestReady(t *testing.T) {
 	starting := make(chan error, 1)
 	go func() { starting <- a.Start(bounded(t)) }()
 	testcluster.Eventually(t, soon, func() bool { return a.Member() != nil }, "it registers")
-	is := func(n *strategy.WorkerNode, code int, says string) {
+	is := func(n *dataparallel.WorkerNode, code int, says string) {
 		t.Helper()
 		got, text := ready(n)
 		require.Equal(t, code, got, text)
 		require.Contains(t, text, says)
 	}
-	is(a, http.StatusServiceUnavailable, `worker "a": it waits for the workers of its view`)
+	is(a, http.StatusServiceUnavailable, `worker "a": waiting for the workers of the view`)
 	require.NoError(t, b.Start(bounded(t)))
 	require.NoError(t, <-starting)
 	is(a, http.StatusOK, "rank 0 of 2 in view 1")
@@ -170,7 +168,7 @@ func TestReady(t *testing.T) {
 	testcluster.Eventually(t, soon, func() bool { code, _ := ready(a); return code != http.StatusOK }, "it hears of it")
 	is(a, http.StatusServiceUnavailable, "rank 1")
 
-	each([]*strategy.WorkerNode{a, b}, func(n *strategy.WorkerNode) {
+	each([]*dataparallel.WorkerNode{a, b}, func(n *dataparallel.WorkerNode) {
 		if n == b {
 			assert.NoError(t, b.Start(bounded(t)))
 			return
@@ -183,7 +181,7 @@ func TestReady(t *testing.T) {
 // TestReadyAfterAVerdict: the view holds, but nothing can be done in it.
 func TestReadyAfterAVerdict(t *testing.T) {
 	at := url(t)
-	nodes := []*strategy.WorkerNode{newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)}
+	nodes := []*dataparallel.WorkerNode{newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)}
 	start(t, nodes...)
 	err := nodes[0].Strategy().Barrier(within(t, 20*time.Millisecond))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -194,7 +192,7 @@ func TestReadyAfterAVerdict(t *testing.T) {
 	_, err = nodes[0].Next(within(t, 50*time.Millisecond))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "view 1 has not ended")
-	each(nodes, func(n *strategy.WorkerNode) { assert.NoError(t, n.Close()) })
+	each(nodes, func(n *dataparallel.WorkerNode) { assert.NoError(t, n.Close()) })
 	start(t, nodes...)
 	steps(t, nodes...)
 }
@@ -215,7 +213,7 @@ func TestWhatCloseEnds(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- a.Start(t.Context()) }()
 	testcluster.Eventually(t, soon, func() bool { return a.Member() != nil }, "it registers")
-	require.ErrorIs(t, a.Start(bounded(t)), strategy.ErrStarted)
+	require.ErrorIs(t, a.Start(bounded(t)), dataparallel.ErrStarted)
 	_, err := a.Next(bounded(t))
 	require.ErrorIs(t, err, pgroup.ErrBusy)
 	require.NoError(t, a.Close())
@@ -272,12 +270,12 @@ func TestStartWithinItsContext(t *testing.T) {
 func TestNodesThatMakeNoSense(t *testing.T) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
-	for says, n := range map[string]*strategy.WorkerNode{
-		"one of Address and Store":   {Worker: worker("a", 1, 0)},
-		"one of Address and Store s": {Worker: worker("a", 1, 0), Store: s, Address: "muster://127.0.0.1:1"},
-		"Timeout is -1s":             {Worker: worker("a", 1, 0), Store: s, Timeout: -time.Second},
-		"no URL of the form":         {Worker: worker("a", 1, 0), Address: "127.0.0.1:1"},
-		"Config.Min is 0":            {Worker: worker("a", 0, 0), Store: s},
+	for says, n := range map[string]*dataparallel.WorkerNode{
+		"set one of Address and Store": {Worker: worker("a", 1, 0)},
+		"one of Address and Store":     {Worker: worker("a", 1, 0), Store: s, Address: "muster://127.0.0.1:1"},
+		"Timeout is -1s":               {Worker: worker("a", 1, 0), Store: s, Timeout: -time.Second},
+		"no URL of the form":           {Worker: worker("a", 1, 0), Address: "127.0.0.1:1"},
+		"Config.Min is 0":              {Worker: worker("a", 0, 0), Store: s},
 	} {
 		err := n.Start(bounded(t))
 		require.ErrorIs(t, err, pgroup.ErrInvalid)
@@ -289,18 +287,18 @@ func TestNodesThatMakeNoSense(t *testing.T) {
 // TestNodesOfOneProcess share a store, and tell of what they do.
 func TestNodesOfOneProcess(t *testing.T) {
 	s := testcluster.Store(t)()
-	var nodes []*strategy.WorkerNode
+	var nodes []*dataparallel.WorkerNode
 	var seen trace.Counter
 	for _, id := range []string{"a", "b", "c"} {
-		n := &strategy.WorkerNode{Store: s, Worker: worker(id, 3, 0), Trace: &seen}
+		n := &dataparallel.WorkerNode{Store: s, Worker: worker(id, 3, 0), Trace: &seen}
 		t.Cleanup(func() { _ = n.Close() })
 		nodes = append(nodes, n)
 	}
 	start(t, nodes...)
 	steps(t, nodes...)
-	require.EqualValues(t, 3, seen.Total("strategy.allreduce_gradients").Count)
+	require.EqualValues(t, 3, seen.Total("dataparallel.allreduce_gradients").Count)
 	require.EqualValues(t, 3, seen.Total("collective.allreduce").Count)
-	each(nodes, func(n *strategy.WorkerNode) { assert.NoError(t, n.Close()) })
+	each(nodes, func(n *dataparallel.WorkerNode) { assert.NoError(t, n.Close()) })
 	_, err := s.Revision(bounded(t))
 	require.NoError(t, err, "it is the caller's")
 }

@@ -1,4 +1,4 @@
-package strategy_test
+package dataparallel_test
 
 import (
 	"context"
@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
 )
 
@@ -30,7 +30,7 @@ func BenchmarkAllReduceGradients(b *testing.B) {
 			c, err := collective.Open(b.Context(), g, nil)
 			require.NoError(b, err)
 			defer c.Close()
-			a := strategy.New(c, nil)
+			a := dataparallel.New(c, nil)
 			grads := map[string]*tensor.Tensor{}
 			for i := range n {
 				grads[fmt.Sprint("layer ", i)] = tensor.New(tensor.F32, 100)
@@ -59,8 +59,7 @@ func gradients() map[string]*tensor.Tensor {
 	return grads
 }
 
-// averageAll is what a rank of BenchmarkGradients does: it averages all gradients as one slice, or
-// by a strategy.
+// averageAll is what a rank of BenchmarkGradients does: it averages all gradients as one slice, or by a strategy.
 func averageAll(ctx context.Context, g *pgroup.Group, mode string, loop func() bool) error {
 	c, err := collective.Open(ctx, g, nil)
 	if err != nil {
@@ -76,7 +75,7 @@ func averageAll(ctx context.Context, g *pgroup.Group, mode string, loop func() b
 		all := make([]float32, total/4)
 		step = func() error { return collective.AllReduce(ctx, c, collective.Avg, all) }
 	} else {
-		s := strategy.New(c, nil)
+		s := dataparallel.New(c, nil)
 		step = func() error { return s.AllReduceGradients(ctx, grads) }
 	}
 	for range 3 {
@@ -107,9 +106,8 @@ func childAverager(ctx context.Context, arg string) error {
 	return err
 }
 
-// BenchmarkGradients averages gradients on two processes, over shared memory and over TCP: as one
-// slice, which is the least that it can take, and by a strategy, which is to take no more than 1.15
-// times as long.
+// BenchmarkGradients averages gradients on two processes, over shared memory and over TCP: as one slice, which is the least that it can take, and by a strategy,
+// which is to take no more than 1.15 times as long.
 func BenchmarkGradients(b *testing.B) {
 	for _, host := range []string{"memory", "TCP"} {
 		for _, mode := range []string{"flat", "strategy"} {

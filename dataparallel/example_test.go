@@ -1,4 +1,4 @@
-package strategy_test
+package dataparallel_test
 
 import (
 	"context"
@@ -8,15 +8,15 @@ import (
 	"sync"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
 )
 
 // world has two ranks of this process do f. What is left out is what to do with errors.
-func world(f func(ctx context.Context, s *strategy.AllReduce)) {
+func world(f func(ctx context.Context, s *dataparallel.Strategy)) {
 	ctx := context.Background()
 	meet := store.New(new(store.Memory))
 	defer meet.Close()
@@ -27,14 +27,14 @@ func world(f func(ctx context.Context, s *strategy.AllReduce)) {
 			defer g.Close()
 			c, _ := collective.Open(ctx, g, nil)
 			defer c.Close()
-			f(ctx, strategy.New(c, nil))
+			f(ctx, dataparallel.New(c, nil))
 		})
 	}
 	ranks.Wait()
 }
 
 func ExampleNew() {
-	world(func(ctx context.Context, s *strategy.AllReduce) {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		if s.Rank() == 0 {
 			fmt.Println("one of", s.Size())
 		}
@@ -42,8 +42,8 @@ func ExampleNew() {
 	// Output: one of 2
 }
 
-func ExampleAllReduce_AllReduceGradients() {
-	world(func(ctx context.Context, s *strategy.AllReduce) {
+func ExampleStrategy_AllReduceGradients() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		w, loss := []float32{2, 4, 6}, []float64{0.5}
 		if s.Rank() == 1 {
 			w, loss = []float32{4, 6, 8}, []float64{0.25}
@@ -56,8 +56,8 @@ func ExampleAllReduce_AllReduceGradients() {
 	// Output: [3 5 7] [0.375] <nil>
 }
 
-func ExampleAllReduce_AllReduceGradients_mismatch() {
-	world(func(ctx context.Context, s *strategy.AllReduce) {
+func ExampleStrategy_AllReduceGradients_mismatch() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		grads := map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 2, 3)}
 		if s.Rank() == 1 {
 			grads["w"] = tensor.New(tensor.F32, 3, 2)
@@ -67,11 +67,11 @@ func ExampleAllReduce_AllReduceGradients_mismatch() {
 			fmt.Println(err)
 		}
 	})
-	// Output: strategy: allreduce_gradients of group "world" on rank 0 of 2: ranks disagree: tensor "w" is F32[3,2] on rank 1, and F32[2,3] on rank 0
+	// Output: dataparallel: allreduce_gradients of group "world" on rank 0 of 2: ranks disagree: tensor "w" is F32[3,2] on rank 1, and F32[2,3] on rank 0
 }
 
-func ExampleAllReduce_BroadcastTensor() {
-	world(func(ctx context.Context, s *strategy.AllReduce) {
+func ExampleStrategy_BroadcastTensor() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		x := []int64{int64(s.Rank())}
 		_ = s.BroadcastTensor(ctx, 1, tensor.From(x))
 		if s.Rank() == 0 {
@@ -81,8 +81,8 @@ func ExampleAllReduce_BroadcastTensor() {
 	// Output: [1]
 }
 
-func ExampleAllReduce_BroadcastTensors() {
-	world(func(ctx context.Context, s *strategy.AllReduce) {
+func ExampleStrategy_BroadcastTensors() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		w, b := make([]float32, 2), make([]float64, 1)
 		if s.Rank() == 0 {
 			w, b = []float32{1, 2}, []float64{3}
@@ -95,10 +95,10 @@ func ExampleAllReduce_BroadcastTensors() {
 	// Output: [1 2] [3]
 }
 
-func ExampleAllReduce_Barrier() {
+func ExampleStrategy_Barrier() {
 	var mu sync.Mutex
 	ready := 0
-	world(func(ctx context.Context, s *strategy.AllReduce) {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		mu.Lock()
 		ready++
 		mu.Unlock()
@@ -110,8 +110,8 @@ func ExampleAllReduce_Barrier() {
 	// Output: 2 are ready
 }
 
-func ExampleAllReduce_Shutdown() {
-	world(func(ctx context.Context, s *strategy.AllReduce) {
+func ExampleStrategy_Shutdown() {
+	world(func(ctx context.Context, s *dataparallel.Strategy) {
 		first, second := s.Shutdown(ctx), s.Shutdown(ctx)
 		if s.Rank() == 0 {
 			fmt.Println(first, second, errors.Is(s.Barrier(ctx), pgroup.ErrClosed))
@@ -121,10 +121,10 @@ func ExampleAllReduce_Shutdown() {
 }
 
 // workers are nodes of a job of as many, started.
-func workers(ctx context.Context, meet *store.Store, ids ...string) (nodes []*strategy.WorkerNode) {
+func workers(ctx context.Context, meet *store.Store, ids ...string) (nodes []*dataparallel.WorkerNode) {
 	var all sync.WaitGroup
 	for _, id := range ids {
-		n := &strategy.WorkerNode{
+		n := &dataparallel.WorkerNode{
 			Store:  meet, // or Address: "muster://store:7070"
 			Worker: membership.Config{Job: "train", ID: id, Min: len(ids), Max: 8},
 		}
@@ -156,9 +156,9 @@ func ExampleWorkerNode() {
 }
 
 func ExampleWorkerNode_Start() {
-	n := &strategy.WorkerNode{Address: "muster://store:7070", Worker: membership.Config{Job: "train", ID: "a", Min: 2}, Listen: "0.0.0.0:7000"}
+	n := &dataparallel.WorkerNode{Address: "muster://store:7070", Worker: membership.Config{Job: "train", ID: "a", Min: 2}, Listen: "0.0.0.0:7000"}
 	fmt.Println(n.Rank(), n.Size(), n.Start(context.Background()))
-	// Output: -1 0 strategy: start of worker "a": refusing to serve beyond loopback: Listen is "0.0.0.0:7000": set TLS, or listen on 127.0.0.1, or set Insecure
+	// Output: -1 0 dataparallel: start of worker "a": refusing to serve beyond loopback: Listen is "0.0.0.0:7000": set TLS, or listen on 127.0.0.1, or set Insecure
 }
 
 func ExampleWorkerNode_Next() {
@@ -166,7 +166,7 @@ func ExampleWorkerNode_Next() {
 	meet := store.New(new(store.Memory))
 	defer meet.Close()
 	nodes := workers(ctx, meet, "a")
-	a, b := nodes[0], &strategy.WorkerNode{Store: meet, Worker: membership.Config{Job: "train", ID: "b", Min: 1, Max: 8}}
+	a, b := nodes[0], &dataparallel.WorkerNode{Store: meet, Worker: membership.Config{Job: "train", ID: "b", Min: 1, Max: 8}}
 	defer a.Close()
 	defer b.Close()
 	go func() { _ = b.Start(ctx) }() // while a trains
@@ -210,7 +210,7 @@ func ExampleWorkerNode_Ready() {
 	ask()
 	// Output:
 	// 200 rank 0 of 1 in view 1
-	// 503 strategy: ready of worker "a": not started
+	// 503 dataparallel: ready of worker "a": not started
 }
 
 func ExampleWorkerNode_Member() {

@@ -1,4 +1,4 @@
-package strategy_test
+package dataparallel_test
 
 import (
 	"context"
@@ -12,8 +12,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// TestErrorsNameTheCall: an error names the call that failed, its ranks, and no verb that the call
-// is made of.
+// TestErrorsNameTheCall: an error names the call that failed, its ranks, and no verb that the call is made of.
 func TestErrorsNameTheCall(t *testing.T) {
 	grads := func() map[string]*tensor.Tensor {
 		return map[string]*tensor.Tensor{"w": tensor.From([]float32{1, 2})}
@@ -24,7 +23,7 @@ func TestErrorsNameTheCall(t *testing.T) {
 			return
 		}
 		assert.ErrorIs(r.T, err, is)
-		assert.Contains(r.T, err.Error(), "strategy.allreduce_gradients")
+		assert.Contains(r.T, err.Error(), "dataparallel.allreduce_gradients")
 		assert.NotContains(r.T, err.Error(), "collective.allgather")
 		assert.NotContains(r.T, err.Error(), "U64")
 		assert.Equal(r.T, "world", re.Group)

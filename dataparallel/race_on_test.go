@@ -1,6 +1,6 @@
 //go:build race
 
-package strategy_test
+package dataparallel_test
 
 // mostAllocated has room for what the race detector allocates too.
 const mostAllocated = 32 << 10

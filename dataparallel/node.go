@@ -1,4 +1,4 @@
-package strategy
+package dataparallel
 
 import (
 	"context"
@@ -19,10 +19,10 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// WorkerNode is a worker of an elastic job. It registers, sends its heartbeats, and is connected to
-// the others of the view that it is in:
+// WorkerNode is a worker of a job in which workers may join, leave and fail. It registers, renews its
+// lease, and connects to the other workers of its view:
 //
-//	node := &strategy.WorkerNode{Address: "muster://store:7070", Worker: membership.Config{Job: "train", ID: host, Min: 2, Max: 8}}
+//	node := &dataparallel.WorkerNode{Address: "muster://store:7070", Worker: membership.Config{Job: "train", ID: host, Min: 2, Max: 8}}
 //	err := node.Start(ctx) // returns in a view
 //	defer node.Close()
 //	for s := node.Strategy(); ; {
@@ -35,42 +35,40 @@ import (
 //		}
 //	}
 //
-// The view ends when one of its workers fails or leaves, or another one joins. Then the operations
-// of its strategy fail, on all ranks with the same result, and Next returns the strategy of the
-// next view, whose ranks are 0, 1, 2, … again. Rank 0 is the worker that has been there for
-// longest; the others, new ones among them, get their weights from it. A rank may have finished a
-// step whose verb failed on another.
+// A view ends when one of its workers fails or leaves, or another worker joins. Calls of its Strategy then
+// fail, with the same error on all ranks, and Next returns the Strategy of the next view, with ranks from 0
+// again. Rank 0 is the worker that has been in the job for longest: broadcast weights from it. A rank may
+// have completed a step that failed on another rank.
 //
-// The node has no goroutine of its own: those that send heartbeats and watch for views belong to
-// its membership.Member, from Start to Close, and those of the connections to the collective.Comm,
-// from one view to the next. It is safe for concurrent use.
+// A WorkerNode is safe for concurrent use. It owns no goroutine itself. Its membership.Member has those
+// that renew the lease and watch for views, from Start to Close; its collective.Comm has those of the
+// connections, for one view.
 type WorkerNode struct {
-	Address string       // URL of the store, as muster://host:port; it need not be up yet
-	Store   *store.Store // one that is open, instead; Close leaves it open
+	Address string       // URL of the store, as muster://host:port; the store may start later
+	Store   *store.Store // an open store, instead of Address; Close does not close it
 	Worker  membership.Config
 
-	// TLS is for the store, which may ask for a certificate, and turns on TLS between workers, with
-	// certificates that they make for it. An Address that names its TLS turns it on too. All
-	// workers use it, or none.
+	// TLS is used for the connection to the store, and turns on TLS between workers, with certificates
+	// that they generate for it. Parameters for TLS in Address turn it on, too. All workers must use
+	// TLS, or none.
 	TLS *store.TLSFiles
-	// Listen is the host or host:port that workers on other nodes connect to; default: the
-	// interface of the default route, and 127.0.0.1 if there are no other nodes. Beyond loopback it
-	// takes TLS, or Insecure.
+	// Listen is the host or host:port that workers on other nodes connect to. Default: the interface of
+	// the default route, and 127.0.0.1 if all workers are on one node. An address that is not loopback
+	// requires TLS or Insecure.
 	Listen   string
-	Insecure bool   // gradients may cross a network unencrypted, where others can read and change them
+	Insecure bool   // allow connections without TLS between hosts, which the network can read and change
 	Host     string // names this node, as in pgroup.Config
 
-	// LivenessTimeout is for how long a worker may be silent before it is lost, as in
-	// pgroup.Config. The Store has its own.
+	// LivenessTimeout is as in pgroup.Config. It is not used with Store, which has its own.
 	LivenessTimeout time.Duration
 
-	Timeout   time.Duration        // of a verb whose ctx has no deadline, and of waiting for the store; default 5 min
-	Algorithm collective.Algorithm // of the strategies, the same for all workers
+	Timeout   time.Duration        // of a verb whose ctx has no deadline, and of the connection to the store; default 5 min
+	Algorithm collective.Algorithm // the same in all workers
 	Logger    *slog.Logger         // default: none
-	Trace     trace.Sink           // gets an event for every operation of strategies and their Comms
+	Trace     trace.Sink           // receives the events of each Strategy and its Comm
 
-	steps sync.Mutex   // keeps Start, Next and Close apart
-	open  *store.Store // that Start has opened; guarded by steps
+	steps sync.Mutex   // held by Start, Next and Close
+	open  *store.Store // opened by Start, or nil; protected by steps
 
 	mu     sync.Mutex              // protects the fields below; not held during I/O
 	life   context.Context         // from Start until Close begins; nil: not started
@@ -79,13 +77,13 @@ type WorkerNode struct {
 	round  *round // nil: between views
 }
 
-// The errors of a node's own; others are those of membership, pgroup and store.
+// Errors of a WorkerNode match these, or those of packages membership, pgroup and store.
 var (
-	// ErrStarted: Start was called before, and Close was not.
+	// ErrStarted: the node was started, and not closed since.
 	ErrStarted = errors.New("started already")
-	// ErrNotStarted: Start was not called, or Close was.
+	// ErrNotStarted: the node was not started, or was closed.
 	ErrNotStarted = errors.New("not started")
-	// ErrInsecure: workers would listen beyond loopback without TLS.
+	// ErrInsecure: workers would listen without TLS on an address that is not loopback.
 	ErrInsecure = store.ErrInsecure
 )
 
@@ -93,13 +91,13 @@ const (
 	defaultTimeout = 5 * time.Minute
 	defaultTTL     = 10 * time.Second // that of package membership
 	duplicatePause = 100 * time.Millisecond
-	leaveTime      = time.Second // how long Close waits for the store's answer
+	leaveTime      = time.Second // how long Close waits for the store's reply
 )
 
-// Start registers the worker, and returns when it is in a view and connected to the others. A
-// worker that was killed may come back before the store has given up its former life; its id is in
-// use until then, and Start tries again, for Worker.TTL at most. ctx bounds the start alone. After
-// an error nothing is left of it, and the node may be started again.
+// Start registers the worker, and returns when it is in a view and connected to the other workers. If an
+// earlier process of this worker was killed, its ID may be in use until its lease expires; Start tries
+// again, for Worker.TTL at most. ctx bounds Start only. After an error the worker is not registered, and the
+// node may be started again.
 func (w *WorkerNode) Start(ctx context.Context) error {
 	if err := w.check(); err != nil {
 		return w.fail("start", err)
@@ -121,7 +119,7 @@ func (w *WorkerNode) Start(ctx context.Context) error {
 	return nil
 }
 
-// begin takes the lock, and makes the node a started one.
+// begin locks steps and marks the node as started. It returns false, without the lock, if it was started.
 func (w *WorkerNode) begin() bool {
 	if !w.steps.TryLock() {
 		return false
@@ -136,7 +134,7 @@ func (w *WorkerNode) begin() bool {
 	return true
 }
 
-// untilClose is ctx, and ends when Close begins.
+// untilClose returns a context that ends with ctx or when Close is called.
 func (w *WorkerNode) untilClose(ctx context.Context) (context.Context, context.CancelFunc) {
 	w.mu.Lock()
 	life := w.life
@@ -149,10 +147,10 @@ func (w *WorkerNode) untilClose(ctx context.Context) (context.Context, context.C
 	}
 }
 
-// Next waits for a view that is newer than that of Strategy, closes that, and returns the strategy
-// of the new one, when all of its workers have come to it. A worker that was evicted, since it was
-// away for too long, registers again. Call it when Over says so: while the view holds, it waits.
-func (w *WorkerNode) Next(ctx context.Context) (*AllReduce, error) {
+// Next waits for a newer view, closes the connections of the old one, and returns the Strategy of the new
+// view when all of its workers have connected. A worker whose lease has expired registers again. Call Next
+// when Over returns true: while the view has not ended, Next waits.
+func (w *WorkerNode) Next(ctx context.Context) (*Strategy, error) {
 	if !w.steps.TryLock() {
 		return nil, w.fail("next", pgroup.ErrBusy)
 	}
@@ -169,8 +167,8 @@ func (w *WorkerNode) Next(ctx context.Context) (*AllReduce, error) {
 	return s, nil
 }
 
-// Close ends the worker's part in its job; to the others, it has left. Verbs, Start and Next that
-// are in progress fail. It may be called twice, and before Start, which may be called again.
+// Close removes the worker from its job: to the others, it has left. Verbs, Start and Next in progress fail.
+// It may be called more than once, and before Start. The node may be started again.
 func (w *WorkerNode) Close() error {
 	w.mu.Lock()
 	stop := w.stop
@@ -184,25 +182,24 @@ func (w *WorkerNode) Close() error {
 	return nil
 }
 
-// Over reports whether err, of a strategy, is the end of its view, after which Next returns another
-// one, and not an error of the caller. A verb that another rank has ended may be either, until this
-// one learns of the view's end too: then Over waits for that, for a second at most. An error that
-// Over has recognized is a *membership.ViewError too, which names the workers that joined or left.
+// Over reports whether err, an error of the Strategy, was caused by the end of its view: then call Next. If
+// it returns false, err has another cause, and is for the caller to handle. If another rank has cancelled
+// the verb, Over waits up to a second for the end of the view. An error that the end of the view has caused
+// usually matches *membership.ViewError, which says which workers joined, left or failed.
 func (w *WorkerNode) Over(err error) bool {
 	r := w.current()
 	return r != nil && r.view.Over(err)
 }
 
-// Strategy is that of the view that the worker is in; nil before Start, after Close, and while Next
-// changes it.
-func (w *WorkerNode) Strategy() *AllReduce {
+// Strategy returns the Strategy of the current view; nil before Start, after Close, and during Next.
+func (w *WorkerNode) Strategy() *Strategy {
 	if r := w.current(); r != nil {
 		return r.strategy
 	}
 	return nil
 }
 
-// Rank is this worker's number in the view; -1 if Strategy is nil.
+// Rank returns the rank of this worker in the view; -1 if Strategy returns nil.
 func (w *WorkerNode) Rank() int {
 	if r := w.current(); r != nil {
 		return r.view.Rank
@@ -210,7 +207,7 @@ func (w *WorkerNode) Rank() int {
 	return -1
 }
 
-// Size is the number of workers in the view; 0 if Strategy is nil.
+// Size returns the number of workers in the view; 0 if Strategy returns nil.
 func (w *WorkerNode) Size() int {
 	if r := w.current(); r != nil {
 		return r.view.Size()
@@ -218,16 +215,15 @@ func (w *WorkerNode) Size() int {
 	return 0
 }
 
-// Member is the registration, for checkpoints; nil if the node is not started. It is the node's to
-// close.
+// Member returns the registration, for checkpoints; nil if the node is not started. The node closes it.
 func (w *WorkerNode) Member() *membership.Member {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.member
 }
 
-// Ready is a health check: it answers 200 while the worker is in a view whose strategy works, and
-// 503 with the reason while not.
+// Ready returns a health check: it answers 200 while the worker is in a view that has not failed, and
+// otherwise 503 with the reason.
 func (w *WorkerNode) Ready() http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 		text, err := w.ready()
@@ -246,7 +242,7 @@ func (w *WorkerNode) ready() (string, error) {
 	case !w.started():
 		return "", w.fail("ready", ErrNotStarted)
 	case r == nil:
-		return "", w.fail("ready", errors.New("it waits for the workers of its view"))
+		return "", w.fail("ready", errors.New("waiting for the workers of the view"))
 	case r.over.Err() != nil:
 		return "", w.fail("ready", context.Cause(r.over))
 	}
@@ -269,7 +265,7 @@ func (w *WorkerNode) current() *round {
 }
 
 func (w *WorkerNode) fail(op string, err error) error {
-	return fmt.Errorf("strategy: %s of worker %q: %w", op, w.Worker.ID, err)
+	return fmt.Errorf("dataparallel: %s of worker %q: %w", op, w.Worker.ID, err)
 }
 
 func (w *WorkerNode) log() *slog.Logger {
@@ -279,11 +275,11 @@ func (w *WorkerNode) log() *slog.Logger {
 	return w.Logger
 }
 
-// check refuses what makes no sense before anybody is asked.
+// check returns an error if the configuration is not valid.
 func (w *WorkerNode) check() error {
 	switch {
 	case (w.Address == "") == (w.Store == nil):
-		return fmt.Errorf("%w: one of Address and Store says where the job is", pgroup.ErrInvalid)
+		return fmt.Errorf("%w: set one of Address and Store", pgroup.ErrInvalid)
 	case w.Timeout < 0:
 		return fmt.Errorf("%w: Timeout is %v", pgroup.ErrInvalid, w.Timeout)
 	case w.Listen != "" && !w.secure() && !isLoopback(w.Listen):
@@ -292,7 +288,7 @@ func (w *WorkerNode) check() error {
 	return nil
 }
 
-// secure reports whether workers may listen beyond loopback.
+// secure reports whether workers may listen on addresses that are not loopback.
 func (w *WorkerNode) secure() bool { return w.Insecure || w.encrypts() }
 
 // encrypts reports whether connections use TLS.
@@ -308,7 +304,7 @@ func (w *WorkerNode) encrypts() bool {
 	return q.Has("ca") || q.Has("cert") || q.Get("tls") == "true"
 }
 
-// isLoopback does not look names up: only what can be nothing else is.
+// isLoopback reports whether addr is certainly loopback. It does not resolve names.
 func isLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

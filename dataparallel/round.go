@@ -1,4 +1,4 @@
-package strategy
+package dataparallel
 
 import (
 	"cmp"
@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// enter finds the store, and registers there.
+// enter opens the store, unless the caller has, and registers the worker.
 func (w *WorkerNode) enter(ctx context.Context) error {
 	s := w.Store
 	if s == nil {
@@ -43,11 +43,12 @@ func (w *WorkerNode) dial(ctx context.Context) (*store.Store, error) {
 	return store.DialURL(ctx, w.Address, o)
 }
 
-// join tries again while the id may be that of this worker's former life.
+// join registers the worker. It tries again while the ID may belong to an earlier process of this worker
+// whose lease has not expired.
 func (w *WorkerNode) join(ctx context.Context, s *store.Store) (*membership.Member, error) {
 	c := w.Worker
 	c.Addr = cmp.Or(c.Addr, w.Listen)
-	var duplicate error // of an attempt before this one
+	var duplicate error // of an earlier attempt
 	for end := time.Now().Add(cmp.Or(c.TTL, defaultTTL) + leaveTime); ; {
 		m, err := membership.Join(ctx, s, c)
 		switch {
@@ -61,17 +62,17 @@ func (w *WorkerNode) join(ctx context.Context, s *store.Store) (*membership.Memb
 		duplicate = err
 		select {
 		case <-time.After(duplicatePause):
-		case <-ctx.Done(): // which Join says
+		case <-ctx.Done(): // Join returns the error
 		}
 	}
 }
 
-// next gets into the next view. One that is over before all have come to it is none.
-func (w *WorkerNode) next(ctx context.Context) (*AllReduce, error) {
+// next connects to the workers of the next view. It skips a view that ends before all have connected.
+func (w *WorkerNode) next(ctx context.Context) (*Strategy, error) {
 	for {
 		v, err := w.member.Next(ctx)
 		if errors.Is(err, membership.ErrEvicted) {
-			w.log().Warn("evicted: registers again", "worker", w.Worker.ID, "err", err)
+			w.log().Warn("evicted, registering again", "worker", w.Worker.ID, "err", err)
 			w.leave()
 			if err := w.enter(ctx); err != nil {
 				return nil, err
@@ -86,16 +87,16 @@ func (w *WorkerNode) next(ctx context.Context) (*AllReduce, error) {
 		switch {
 		case err == nil:
 			w.swap(r)
-			w.log().Info("in a view", "worker", w.Worker.ID, "view", v.Generation, "rank", v.Rank, "size", v.Size())
+			w.log().Info("joined view", "worker", w.Worker.ID, "view", v.Generation, "rank", v.Rank, "size", v.Size())
 			return r.strategy, nil
 		case ctx.Err() != nil || !v.Over(err):
 			return nil, err
 		}
-		w.log().Info("a view is over before it began", "worker", w.Worker.ID, "view", v.Generation, "err", err)
+		w.log().Info("view ended before all workers had connected", "worker", w.Worker.ID, "view", v.Generation, "err", err)
 	}
 }
 
-// swap makes r the round, and closes the one before.
+// swap makes r the current round, and closes the previous one.
 func (w *WorkerNode) swap(r *round) {
 	w.mu.Lock()
 	before := w.round
@@ -106,7 +107,7 @@ func (w *WorkerNode) swap(r *round) {
 	}
 }
 
-// leave undoes enter, and what came of it.
+// leave undoes enter, and closes the round.
 func (w *WorkerNode) leave() {
 	w.swap(nil)
 	w.mu.Lock()
@@ -126,7 +127,7 @@ func (w *WorkerNode) leave() {
 	}
 }
 
-// end makes the node one that is not started.
+// end undoes begin: the node is not started any more.
 func (w *WorkerNode) end() {
 	w.leave()
 	w.mu.Lock()
@@ -137,16 +138,16 @@ func (w *WorkerNode) end() {
 	w.life, w.stop = nil, nil
 }
 
-// round is a view with connections.
+// round is a view and the connections to its workers.
 type round struct {
 	view     membership.View
-	over     context.Context // ends with the view
+	over     context.Context // ends when the view ends
 	group    *pgroup.Group
 	comm     *collective.Comm
-	strategy *AllReduce
+	strategy *Strategy
 }
 
-// connect makes the group of v, and the Comm, which every worker of v does.
+// connect creates the group of v and its Comm. All workers of v call it.
 func (w *WorkerNode) connect(ctx context.Context, v membership.View) (*round, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -154,7 +155,7 @@ func (w *WorkerNode) connect(ctx context.Context, v membership.View) (*round, er
 	cfg := v.Config()
 	cfg.Host, cfg.Timeout, cfg.Logger, cfg.TLS = w.Host, w.Timeout, w.Logger, w.TLS
 	if cfg.TLS == nil && w.encrypts() {
-		cfg.TLS = &store.TLSFiles{} // there is a store already: this is for data connections alone
+		cfg.TLS = &store.TLSFiles{} // the store is open already: this is for the connections between workers
 	}
 	g, err := pgroup.Create(ctx, cfg)
 	if err != nil {
@@ -172,7 +173,7 @@ func (w *WorkerNode) connect(ctx context.Context, v membership.View) (*round, er
 
 func (w *WorkerNode) openComm(ctx context.Context, g *pgroup.Group) (*collective.Comm, error) {
 	if w.Listen == "" && g.NodeCount() > 1 && !w.secure() {
-		return nil, fmt.Errorf("%w: its view has workers on %d nodes: set TLS, or Listen to 127.0.0.1 if they are one machine, or Insecure", ErrInsecure, g.NodeCount())
+		return nil, fmt.Errorf("%w: the view has workers on %d nodes: set TLS, or Listen to 127.0.0.1 if they are one machine, or Insecure", ErrInsecure, g.NodeCount())
 	}
 	return collective.Open(ctx, g, &collective.Options{Algorithm: w.Algorithm, Listen: w.Listen, Trace: w.Trace})
 }

@@ -1,4 +1,4 @@
-package strategy_test
+package dataparallel_test
 
 import (
 	"context"
@@ -77,8 +77,7 @@ func elements(g *tensor.Tensor) string {
 	return fmt.Sprint(tensor.View[tensor.Float16](g))
 }
 
-// TestShapes: scalars, empty tensors, an empty map, and memory that is not aligned on some of the
-// ranks.
+// TestShapes: scalars, empty tensors, an empty map, and memory that is not aligned on some of the ranks.
 func TestShapes(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		r.ok(r.AllReduceGradients(r.ctx, nil))
@@ -103,8 +102,7 @@ func TestShapes(t *testing.T) {
 	})
 }
 
-// TestBroadcastOfAnyDType brings weights that nobody can calculate with, as one and as many, from
-// each root.
+// TestBroadcastOfAnyDType brings weights that nobody can calculate with, as one and as many, from each root.
 func TestBroadcastOfAnyDType(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		for root := range 3 {
@@ -135,8 +133,8 @@ func TestBroadcastOfAnyDType(t *testing.T) {
 	})
 }
 
-// TestDisagreement has rank 1 of 3 pass something else: all ranks have the same error, which says
-// of which tensor and which ranks. Nothing is changed, and the strategy goes on.
+// TestDisagreement has rank 1 of 3 pass something else: all ranks have the same error, which says of which tensor and which ranks. Nothing
+// is changed, and the strategy goes on.
 func TestDisagreement(t *testing.T) {
 	type tensors = map[string]*tensor.Tensor
 	scalar := tensor.New(tensor.F32)
@@ -168,7 +166,7 @@ func TestDisagreement(t *testing.T) {
 				err := r.AllReduceGradients(r.ctx, passed)
 				assert.ErrorIs(r, err, odd.is)
 				assert.ErrorContains(r, err, odd.says)
-				assert.ErrorContains(r, err, fmt.Sprintf(`strategy: allreduce_gradients of group "world" on rank %d of 3: `, r.Rank()))
+				assert.ErrorContains(r, err, fmt.Sprintf(`dataparallel: allreduce_gradients of group "world" on rank %d of 3: `, r.Rank()))
 				_, texts[r.Rank()], _ = strings.Cut(fmt.Sprint(err), "of 3: ")
 				assert.True(r, tensor.Equal(tensor.From(repeat(4, float32(r.Rank())), 2, 2), ts["w"]))
 				r.ok(r.AllReduceGradients(r.ctx, ts))
@@ -179,8 +177,7 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
-// TestSharedMemory has gradients that share memory, on one rank: all ranks have the error, nothing
-// is changed, and the strategy goes on.
+// TestSharedMemory has gradients that share memory, on one rank: all ranks have the error, nothing is changed, and the strategy goes on.
 func TestSharedMemory(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		x := repeat(10, float32(r.Rank()))
@@ -218,8 +215,8 @@ func TestDisagreementOnTheCall(t *testing.T) {
 	}
 }
 
-// TestGoroutinesAtOnce: those of a rank are served one at a time. In the same order on all ranks it
-// is right; in another, all hear of it, and no tensor has a sum that nobody asked for.
+// TestGoroutinesAtOnce: those of a rank are served one at a time. In the same order on all ranks it is right; in another, all hear of it, and no
+// tensor has a sum that nobody asked for.
 func TestGoroutinesAtOnce(t *testing.T) {
 	over(t, 3, func(r *rank) {
 		var all sync.WaitGroup
@@ -256,8 +253,7 @@ func TestGoroutinesAtOnce(t *testing.T) {
 	})
 }
 
-// TestCallThatGetsNoTurn: it does not outlive its context, and the others, who would wait for it,
-// hear of it.
+// TestCallThatGetsNoTurn: it does not outlive its context, and the others, who would wait for it, hear of it.
 func TestCallThatGetsNoTurn(t *testing.T) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
@@ -275,7 +271,7 @@ func TestCallThatGetsNoTurn(t *testing.T) {
 				<-busy
 				err := r.Barrier(within(r.T, 20*time.Millisecond))
 				assert.ErrorIs(r, err, context.DeadlineExceeded)
-				assert.ErrorContains(r, err, "strategy: barrier of group \"world\" on rank 0 of 2: another call was in progress: context deadline exceeded")
+				assert.ErrorContains(r, err, "dataparallel: barrier of group \"world\" on rank 0 of 2: another call was in progress: context deadline exceeded")
 				assert.ErrorIs(r, <-first, pgroup.ErrAborted)
 				<-told
 			})

@@ -1,4 +1,4 @@
-package strategy_test
+package dataparallel_test
 
 import (
 	"context"
@@ -16,15 +16,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/muster-pg/muster/collective"
+	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
 	"github.com/muster-pg/muster/trace"
 )
 
-// The tests of this file and zerfoo_node_test.go are of what Zerfoo's package distributed promises,
-// and, those with a number, of where it fails.
+// The tests of this file and zerfoo_node_test.go are of what Zerfoo's package distributed promises, and, those with a number, of where it fails.
 
 func TestZerfooAverages(t *testing.T) {
 	over(t, 2, func(r *rank) {
@@ -133,7 +132,7 @@ func TestZerfooMetrics(t *testing.T) {
 			if !assert.NoError(t, err) {
 				return
 			}
-			a := strategy.New(c, &strategy.Options{Trace: seen[i]})
+			a := dataparallel.New(c, &dataparallel.Options{Trace: seen[i]})
 			grads := map[string]*tensor.Tensor{"w": tensor.New(tensor.F32, 100), "b": tensor.New(tensor.F64)}
 			for range 3 {
 				assert.NoError(t, a.AllReduceGradients(bounded(t), grads))
@@ -147,13 +146,13 @@ func TestZerfooMetrics(t *testing.T) {
 	}
 	all.Wait()
 	for i, m := range seen {
-		sum := m.Total("strategy.allreduce_gradients")
+		sum := m.Total("dataparallel.allreduce_gradients")
 		require.Equal(t, [...]int64{3, 0, 3 * 408}, [...]int64{sum.Count, sum.Failed, sum.Bytes})
 		require.Positive(t, sum.Seconds())
-		require.EqualValues(t, 408, m.Total("strategy.broadcast_tensors").Bytes)
-		require.Equal(t, [...]int64{2, 1}, [...]int64{m.Total("strategy.broadcast_tensor").Count, m.Total("strategy.broadcast_tensor").Failed})
-		require.EqualValues(t, 1, m.Total("strategy.barrier").Count)
-		require.EqualValues(t, 1, m.Total("strategy.shutdown").Count)
+		require.EqualValues(t, 408, m.Total("dataparallel.broadcast_tensors").Bytes)
+		require.Equal(t, [...]int64{2, 1}, [...]int64{m.Total("dataparallel.broadcast_tensor").Count, m.Total("dataparallel.broadcast_tensor").Failed})
+		require.EqualValues(t, 1, m.Total("dataparallel.barrier").Count)
+		require.EqualValues(t, 1, m.Total("dataparallel.shutdown").Count)
 		es := m.Events()
 		require.Len(t, es, 8)
 		for nth, e := range es {
@@ -196,8 +195,7 @@ func TestZerfoo2ConsecutiveBroadcasts(t *testing.T) {
 	})
 }
 
-// TestZerfoo3Hierarchical: every parameter is its own, on every rank, and hosts with few ranks do
-// not count for more.
+// TestZerfoo3Hierarchical: every parameter is its own, on every rank, and hosts with few ranks do not count for more.
 func TestZerfoo3Hierarchical(t *testing.T) {
 	for name, host := range map[string]func(int) string{
 		"2 and 2":     func(rank int) string { return fmt.Sprint(rank / 2) },

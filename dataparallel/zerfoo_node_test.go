@@ -1,4 +1,4 @@
-package strategy_test
+package dataparallel_test
 
 import (
 	"context"
@@ -13,27 +13,27 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
 	"github.com/muster-pg/muster/store"
-	"github.com/muster-pg/muster/strategy"
 	"github.com/muster-pg/muster/tensor"
 )
 
 // step averages the ranks of a node's view, and returns what comes of it.
-func step(ctx context.Context, s *strategy.AllReduce) (float64, error) {
+func step(ctx context.Context, s *dataparallel.Strategy) (float64, error) {
 	x := []float64{float64(s.Rank())}
 	err := s.AllReduceGradients(ctx, map[string]*tensor.Tensor{"rank": tensor.From(x)})
 	return x[0], err
 }
 
 // steps checks that nodes are one world, with dense ranks.
-func steps(t *testing.T, nodes ...*strategy.WorkerNode) {
+func steps(t *testing.T, nodes ...*dataparallel.WorkerNode) {
 	t.Helper()
 	ranks := make([]int, len(nodes))
 	var mu sync.Mutex
-	each(nodes, func(n *strategy.WorkerNode) {
+	each(nodes, func(n *dataparallel.WorkerNode) {
 		mean, err := step(bounded(t), n.Strategy())
 		assert.NoError(t, err)
 		assert.InDelta(t, float64(len(nodes)-1)/2, mean, 1e-9)
@@ -46,17 +46,17 @@ func steps(t *testing.T, nodes ...*strategy.WorkerNode) {
 }
 
 // untilOver steps until the view is over, and goes to the next one.
-func untilOver(t *testing.T, n *strategy.WorkerNode) {
+func untilOver(t *testing.T, n *dataparallel.WorkerNode) {
 	t.Helper()
 	assert.Error(t, verdict(t, n))
 }
 
 // verdict is untilOver, and returns how it ended.
-func verdict(t *testing.T, n *strategy.WorkerNode) (why error) {
+func verdict(t *testing.T, n *dataparallel.WorkerNode) (why error) {
 	t.Helper()
 	s := n.Strategy()
 	if s == nil {
-		return strategy.ErrNotStarted
+		return dataparallel.ErrNotStarted
 	}
 	for why == nil {
 		_, why = step(bounded(t), s)
@@ -71,7 +71,7 @@ func verdict(t *testing.T, n *strategy.WorkerNode) (why error) {
 
 func TestZerfooRanksFromTheCoordinator(t *testing.T) {
 	at := url(t)
-	var nodes []*strategy.WorkerNode
+	var nodes []*dataparallel.WorkerNode
 	var all sync.WaitGroup
 	for i, id := range []string{"c", "a", "b"} {
 		n := newNode(t, at, id, 3, 0)
@@ -98,7 +98,7 @@ func TestZerfooIDs(t *testing.T) {
 	second.Worker.TTL = 500 * time.Millisecond // after which it cannot be its own former life
 	err := second.Start(bounded(t))
 	require.ErrorIs(t, err, membership.ErrDuplicate)
-	require.ErrorContains(t, err, `strategy: start of worker "a": `)
+	require.ErrorContains(t, err, `dataparallel: start of worker "a": `)
 	second.Worker.TTL = 0
 	err = second.Start(within(t, 500*time.Millisecond))
 	require.ErrorIs(t, err, membership.ErrDuplicate)
@@ -111,7 +111,7 @@ func TestZerfooIDs(t *testing.T) {
 
 func TestZerfooFiftyAtOnce(t *testing.T) {
 	at := url(t)
-	var nodes []*strategy.WorkerNode
+	var nodes []*dataparallel.WorkerNode
 	for i := range 50 {
 		nodes = append(nodes, newNode(t, at, fmt.Sprint("worker ", i), 50, 0))
 	}
@@ -119,11 +119,10 @@ func TestZerfooFiftyAtOnce(t *testing.T) {
 	steps(t, nodes...)
 }
 
-// TestZerfooCheckpoints: one is complete when all have ended it. More of them: membership's
-// TestCheckpoint….
+// TestZerfooCheckpoints: one is complete when all have ended it. More of them: membership's TestCheckpoint….
 func TestZerfooCheckpoints(t *testing.T) {
 	at := url(t)
-	nodes := []*strategy.WorkerNode{newNode(t, at, "a", 3, 0), newNode(t, at, "b", 3, 0), newNode(t, at, "c", 3, 0)}
+	nodes := []*dataparallel.WorkerNode{newNode(t, at, "a", 3, 0), newNode(t, at, "b", 3, 0), newNode(t, at, "c", 3, 0)}
 	start(t, nodes...)
 	c, err := nodes[0].Member().StartCheckpoint(bounded(t), 7, "/ckpt/7")
 	require.NoError(t, err)
@@ -152,7 +151,7 @@ func TestZerfooCertificates(t *testing.T) {
 		require.Equal(t, -1, n.Rank())
 	}
 
-	nodes := []*strategy.WorkerNode{newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)}
+	nodes := []*dataparallel.WorkerNode{newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)}
 	for i, n := range nodes {
 		n.TLS, n.Host, n.Listen = p.client(), apart(i), "127.0.0.1:0"
 	}
@@ -165,7 +164,7 @@ func TestZerfooRefusesToListenInTheOpen(t *testing.T) {
 		n := newNode(t, "muster://127.0.0.1:1", "a", 1, 0) // nobody is asked
 		n.Listen = listen
 		err := n.Start(bounded(t))
-		require.ErrorIs(t, err, strategy.ErrInsecure)
+		require.ErrorIs(t, err, dataparallel.ErrInsecure)
 		require.ErrorContains(t, err, fmt.Sprintf("Listen is %q: set TLS", listen))
 		require.Equal(t, -1, n.Rank())
 	}
@@ -180,8 +179,8 @@ func TestZerfooRefusesToListenInTheOpen(t *testing.T) {
 	// Nobody has said where to listen, and there are two machines.
 	a, b := newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)
 	a.Host, b.Host = "one", "two"
-	each([]*strategy.WorkerNode{a, b}, func(n *strategy.WorkerNode) {
-		assert.ErrorIs(t, n.Start(within(t, 5*time.Second)), strategy.ErrInsecure)
+	each([]*dataparallel.WorkerNode{a, b}, func(n *dataparallel.WorkerNode) {
+		assert.ErrorIs(t, n.Start(within(t, 5*time.Second)), dataparallel.ErrInsecure)
 	})
 	a.Insecure, b.Insecure = true, true
 	start(t, a, b)
@@ -191,13 +190,13 @@ func TestZerfooRefusesToListenInTheOpen(t *testing.T) {
 func TestZerfooLifecycle(t *testing.T) {
 	at := url(t)
 	a, b := newNode(t, at, "a", 2, 0), newNode(t, at, "b", 2, 0)
-	unstarted := func(n *strategy.WorkerNode) {
+	unstarted := func(n *dataparallel.WorkerNode) {
 		require.Equal(t, -1, n.Rank())
 		require.Zero(t, n.Size())
 		require.Nil(t, n.Strategy())
 		require.Nil(t, n.Member())
 		_, err := n.Next(bounded(t))
-		require.ErrorIs(t, err, strategy.ErrNotStarted)
+		require.ErrorIs(t, err, dataparallel.ErrNotStarted)
 		require.False(t, n.Over(pgroup.ErrLost))
 		code, text := ready(n)
 		require.Equal(t, http.StatusServiceUnavailable, code)
@@ -207,9 +206,9 @@ func TestZerfooLifecycle(t *testing.T) {
 	require.NoError(t, a.Close())
 	for range 3 { // restarts
 		start(t, a, b)
-		require.ErrorIs(t, a.Start(bounded(t)), strategy.ErrStarted)
+		require.ErrorIs(t, a.Start(bounded(t)), dataparallel.ErrStarted)
 		steps(t, a, b)
-		each([]*strategy.WorkerNode{a, b}, func(n *strategy.WorkerNode) { assert.NoError(t, n.Strategy().Shutdown(bounded(t))) })
+		each([]*dataparallel.WorkerNode{a, b}, func(n *dataparallel.WorkerNode) { assert.NoError(t, n.Strategy().Shutdown(bounded(t))) })
 		require.NoError(t, a.Close())
 		require.NoError(t, a.Close())
 		require.NoError(t, b.Close())
@@ -218,15 +217,14 @@ func TestZerfooLifecycle(t *testing.T) {
 }
 
 // ready asks for the node's health.
-func ready(n *strategy.WorkerNode) (code int, text string) {
+func ready(n *dataparallel.WorkerNode) (code int, text string) {
 	rec := httptest.NewRecorder()
 	n.Ready().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 	return rec.Code, rec.Body.String()
 }
 
-// TestZerfooEviction: a worker that is silent for longer than its TTL is out. It comes back by
-// itself, with a rank of its own: 1 of 2. That 100 ms are enough, and how much they are:
-// membership's TestSilentWorkerIsEvicted.
+// TestZerfooEviction: a worker that is silent for longer than its TTL is out. It comes back by itself, with a rank of its own: 1 of 2. That
+// 100 ms are enough, and how much they are: membership's TestSilentWorkerIsEvicted.
 func TestZerfooEviction(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, &store.Server{Engine: new(store.Memory)})
@@ -254,13 +252,12 @@ func TestZerfooEviction(t *testing.T) {
 	steps(t, a, b)
 }
 
-// TestZerfoo7Heartbeats: workers that do nothing for long are not out, and one that is killed and
-// comes back has a rank of its own.
+// TestZerfoo7Heartbeats: workers that do nothing for long are not out, and one that is killed and comes back has a rank of its own.
 func TestZerfoo7Heartbeats(t *testing.T) {
 	t.Parallel()
 	addr := serve(t, &store.Server{Engine: new(store.Memory)})
 	wire := testcluster.NewProxy(t, addr)
-	nodes := []*strategy.WorkerNode{newNode(t, "muster://"+addr, "a", 2, 0), newNode(t, "muster://"+wire.Addr(), "b", 2, 0)}
+	nodes := []*dataparallel.WorkerNode{newNode(t, "muster://"+addr, "a", 2, 0), newNode(t, "muster://"+wire.Addr(), "b", 2, 0)}
 	for _, n := range nodes {
 		n.Worker.TTL = time.Second
 	}

@@ -1,4 +1,4 @@
-package strategy_test
+package dataparallel_test
 
 import (
 	"context"
@@ -10,21 +10,20 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/muster-pg/muster/dataparallel"
 	"github.com/muster-pg/muster/internal/launch"
 	"github.com/muster-pg/muster/internal/testcluster"
 	"github.com/muster-pg/muster/membership"
 	"github.com/muster-pg/muster/pgroup"
-	"github.com/muster-pg/muster/strategy"
 )
 
 // children is what the test binary can be instead of the tests: a worker, or a rank of a benchmark.
 var children = testcluster.Children{"worker": childWorker, "averager": childAverager}
 
-// childWorker is given its id, and the URL of the store. It takes part in steps, until it is
-// killed.
+// childWorker is given its id, and the URL of the store. It takes part in steps, until it is killed.
 func childWorker(ctx context.Context, arg string) error {
 	id, at, _ := strings.Cut(arg, " ")
-	n := &strategy.WorkerNode{Address: at, Worker: worker(id, 1, 3)}
+	n := &dataparallel.WorkerNode{Address: at, Worker: worker(id, 1, 3)}
 	if err := n.Start(ctx); err != nil {
 		return err
 	}
@@ -48,8 +47,8 @@ func process(t *testing.T, at, id string) *launch.Process {
 	return testcluster.Start(t, "worker", id+" "+at)
 }
 
-// TestKilledProcesses: those who wait for a worker that is killed in the middle of a step hear who
-// it was, and go on; it comes back at once, with the rank behind them.
+// TestKilledProcesses: those who wait for a worker that is killed in the middle of a step hear who it was, and go on; it comes back at
+// once, with the rank behind them.
 func TestKilledProcesses(t *testing.T) {
 	at := url(t)
 	a := newNode(t, at, "a", 1, 3)

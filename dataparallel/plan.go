@@ -1,4 +1,4 @@
-package strategy
+package dataparallel
 
 import (
 	"cmp"
@@ -13,16 +13,16 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// plan is the order in which a set of tensors is reduced. It follows from names, dtypes and shapes
-// alone, so that it is the same on all ranks, and is kept for the next call.
+// plan is the order in which a set of tensors is moved. It depends on names, dtypes and shapes only, so it
+// is the same on all ranks. It is reused while the calls have the same tensors.
 type plan struct {
-	parts []part
-	bytes int64
-	hash  uint64
-	odd   *part // one that cannot be averaged, if there is any
+	parts        []part
+	bytes        int64
+	hash         uint64
+	hasNoAverage *part // the first part whose dtype cannot be averaged, or nil
 }
 
-// part is a tensor. They are ordered by dtype, then by name.
+// part describes a tensor. The parts of a plan are ordered by dtype, then by name.
 type part struct {
 	name  string
 	dtype tensor.DType
@@ -30,8 +30,8 @@ type part struct {
 	bytes int
 }
 
-// is reports whether the plan is for ts.
-func (p *plan) is(ts map[string]*tensor.Tensor) bool {
+// matches reports whether p is the plan of ts.
+func (p *plan) matches(ts map[string]*tensor.Tensor) bool {
 	if p == nil || len(ts) != len(p.parts) {
 		return false
 	}
@@ -45,9 +45,9 @@ func (p *plan) is(ts map[string]*tensor.Tensor) bool {
 	return true
 }
 
-// planFor returns the plan of ts, or what is wrong with a tensor.
-func (s *AllReduce) planFor(ts map[string]*tensor.Tensor) (*plan, error) {
-	if !s.last.is(ts) {
+// planFor returns the plan of ts and fills in s.tensors and s.data, or returns why a tensor is not valid.
+func (s *Strategy) planFor(ts map[string]*tensor.Tensor) (*plan, error) {
+	if !s.last.matches(ts) {
 		p, err := newPlan(ts)
 		if err != nil {
 			return nil, err
@@ -76,38 +76,39 @@ func newPlan(ts map[string]*tensor.Tensor) (*plan, error) {
 		p.bytes += int64(len(t.Data))
 	}
 	slices.SortStableFunc(p.parts, func(a, b part) int { return cmp.Compare(a.dtype, b.dtype) })
-	p.sum()
+	p.finish()
 	return p, nil
 }
 
-// sum sets the hash that ranks compare, and finds the tensor that cannot be averaged.
-func (p *plan) sum() {
+// finish computes the hash, and sets hasNoAverage.
+func (p *plan) finish() {
 	h := fnv.New64a()
 	for i := range p.parts {
 		part := &p.parts[i]
 		fmt.Fprintf(h, "%q %v %v\n", part.name, part.dtype, part.shape)
-		if averages[part.dtype] == nil && p.odd == nil {
-			p.odd = part
+		if averages[part.dtype] == nil && p.hasNoAverage == nil {
+			p.hasNoAverage = part
 		}
 	}
 	p.hash = h.Sum64()
 }
 
-// words is how many numbers each rank sends the others: the operation, and the plan's hash.
+// words is how many words each rank sends to the others in agree: the operation, and the plan's hash.
 const words = 2
 
-// wrong marks the operation of a rank that cannot take part.
-const wrong = 1 << 63
+// invalid marks the operation of a rank whose arguments are not valid.
+const invalid = 1 << 63
 
-// agree returns the plan if all ranks have the same one, for the same operation. If not, all of
-// them get the same error.
-func (s *AllReduce) agree(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) (*plan, error) {
+// agree returns the plan if all ranks have the same one, for the same operation. Otherwise all ranks
+// return the same error. Two words from each rank decide it; only when they differ do ranks exchange
+// what their calls are, in explain.
+func (s *Strategy) agree(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor) (*plan, error) {
 	p, bad := s.planFor(ts)
 	switch {
 	case root >= s.Size() || root < 0 && op != allReduceGradients:
 		bad = fmt.Errorf("there is no rank %d in a group of %d", root, s.Size())
-	case bad == nil && op == allReduceGradients && p.odd != nil:
-		bad = fmt.Errorf("tensor %q is %v, which cannot be averaged", p.odd.name, p.odd.dtype)
+	case bad == nil && op == allReduceGradients && p.hasNoAverage != nil:
+		bad = fmt.Errorf("tensor %q is %v, which cannot be averaged", p.hasNoAverage.name, p.hasNoAverage.dtype)
 	case bad == nil && op == allReduceGradients:
 		if i, j, ok := s.aliases.Find(s.data); ok {
 			bad = fmt.Errorf("tensors %q and %q share memory", p.parts[i].name, p.parts[j].name)
@@ -115,7 +116,7 @@ func (s *AllReduce) agree(ctx context.Context, op string, root int, ts map[strin
 	}
 	s.mine[0], s.mine[1] = uint64(root+1), 0
 	if bad != nil {
-		s.mine[0] |= wrong
+		s.mine[0] |= invalid
 	} else {
 		s.mine[1] = p.hash
 	}
@@ -123,22 +124,22 @@ func (s *AllReduce) agree(ctx context.Context, op string, root int, ts map[strin
 		return nil, err
 	}
 	for i, w := range s.all {
-		if w != s.all[i%words] || w&wrong != 0 && i%words == 0 {
+		if w != s.all[i%words] || w&invalid != 0 && i%words == 0 {
 			return nil, s.explain(ctx, op, root, ts, bad)
 		}
 	}
 	return p, nil
 }
 
-// claim is a rank's description of its call when ranks do not agree.
+// claim describes a rank's call when ranks do not agree.
 type claim struct {
 	Op      string
-	Bad     string            // what is wrong with it
+	Bad     string            // why it is not valid, or empty
 	Tensors map[string]string // dtype and shape by name
 }
 
-// explain compares the calls of all ranks, and returns an error that says what differs.
-func (s *AllReduce) explain(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor, bad error) error {
+// explain gathers the claims of all ranks, and returns an error that says how they differ.
+func (s *Strategy) explain(ctx context.Context, op string, root int, ts map[string]*tensor.Tensor, bad error) error {
 	mine := claim{Op: op, Tensors: map[string]string{}}
 	if root >= 0 {
 		mine.Op = fmt.Sprintf("%s from rank %d", op, root)
@@ -149,7 +150,7 @@ func (s *AllReduce) explain(ctx context.Context, op string, root int, ts map[str
 	for name, t := range ts {
 		mine.Tensors[name] = t.String()
 	}
-	all, err := pgroup.AllGather(ctx, s.comm.Group().Channel("strategy"), mine)
+	all, err := pgroup.AllGather(ctx, s.comm.Group().Channel("dataparallel"), mine)
 	if err != nil {
 		return err
 	}
@@ -166,12 +167,12 @@ func (s *AllReduce) explain(ctx context.Context, op string, root int, ts map[str
 	return s.fail(op, pgroup.ErrMismatch)
 }
 
-// differs says how c, of a rank, differs from that of rank 0.
+// differs describes the first difference between c, the claim of rank, and that of rank 0.
 func (c *claim) differs(rank int, zero *claim) string {
 	if c.Op != zero.Op {
 		return fmt.Sprintf("rank %d called %s, rank 0 called %s", rank, c.Op, zero.Op)
 	}
-	both := map[string]string{} // the maps of the claims may be nil
+	both := map[string]string{} // a decoded map may be nil
 	maps.Copy(both, zero.Tensors)
 	maps.Copy(both, c.Tensors)
 	for _, name := range slices.Sorted(maps.Keys(both)) {
