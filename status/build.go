@@ -185,7 +185,7 @@ func rankOf(g *store.GroupStatus, rank int) *store.RankStatus {
 func (b *builder) who(g *store.GroupStatus, rank int) Who {
 	r := rankOf(g, rank)
 	if r == nil {
-		return Who{Rank: rank, Doing: "has not come", Heard: -1}
+		return Who{Rank: rank, Doing: "has not joined", Heard: -1}
 	}
 	_, waits := b.waitsIn(g, r)
 	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, Heard: seconds(r.LastSeen)}

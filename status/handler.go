@@ -220,7 +220,7 @@ func (h *handler) keys(w http.ResponseWriter, r *http.Request) {
 func (h *handler) value(w http.ResponseWriter, r *http.Request) {
 	v, err := h.store.Get(r.Context(), r.URL.Query().Get("key"))
 	if errors.Is(err, store.ErrDenied) {
-		err = fmt.Errorf("not shown: its reads are counted, and this would be one, or there is no right to it (%w)", err)
+		err = fmt.Errorf("not shown: its reads are counted, or access is denied (%w)", err)
 	}
 	head := v[:min(len(v), mostValue)]
 	out := map[string]any{"bytes": len(v), "clipped": len(head) < len(v)}

@@ -58,7 +58,7 @@ func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 	case w.asking <- struct{}{}:
 		defer func() { <-w.asking }()
 	case <-ctx.Done():
-		return nil, nil, fmt.Errorf("status: somebody else asks the store, which has not answered yet: %w", ctx.Err())
+		return nil, nil, fmt.Errorf("status: another viewer has asked the store, which has not answered yet: %w", ctx.Err())
 	}
 	if (w.view != nil || w.err != nil) && time.Since(w.at) < w.good {
 		return w.view, w.last, w.err

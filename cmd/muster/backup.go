@@ -19,10 +19,11 @@ func newBackup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE|-",
 		Short: "Copy a running store to a file",
-		Long: `Copy all that a running store with --data or --etcd holds to a file, as it is at one moment. The
-store goes on meanwhile. Who comes in by a secret or a certificate needs the right to everything.
+		Long: `Copy the data of a running store with --data or --etcd, as it is at one moment, to a file. The store
+continues meanwhile. A client needs the right to everything.
 
-FILE is written beside its place and renamed when it is whole; one that is there is not overwritten.`,
+FILE is written beside its place and renamed when it is complete. An existing file is not
+overwritten.`,
 		Example: `  muster backup store-$(date +%F).backup
   muster backup - --store muster://10.0.0.5:7070 | ssh elsewhere 'cat > store.backup'`,
 		Args: operands("FILE"),
@@ -66,7 +67,7 @@ func backup(ctx context.Context, log io.Writer, s *store.Store, name string) err
 // backupError tells a store that has answered that it cannot make the copy from one that is gone.
 func backupError(err error) error {
 	if e, ok := errors.AsType[*store.Error](err); ok && e.Err == store.ErrUnavailable { //nolint:errorlint // what a lost connection wraps is another Error
-		return &exit{code: exitFailed, text: "the store cannot make a copy of itself: " + e.Detail + ": it goes on; look at its folder (--data) and its log"}
+		return &exit{code: exitFailed, text: "the store cannot make a copy of itself: " + e.Detail + ": it continues; check its directory (--data) and its log"}
 	}
 	return err
 }
@@ -90,13 +91,12 @@ func newRestore() *cobra.Command {
 	var data, at string
 	cmd := &cobra.Command{
 		Use:   "restore FILE --data DIR|--etcd URL",
-		Short: "Make a store of a backup",
-		Long: `Make a store of a backup: in a folder that is empty or not there, for "muster serve --data DIR";
-or below the root in an etcd that the URL names, where there is no store, for
-"muster serve --etcd URL".
+		Short: "Make a store from a backup",
+		Long: `Make a store from a backup: in an empty or new directory, for "muster serve --data DIR"; or below an
+empty root in an etcd, for "muster serve --etcd URL".
 
-Keys, their times to live and generation numbers come back. Sessions do not, nor what was held
-by their leases, nor groups: whoever was there may have gone on after the backup.`,
+Keys, their TTLs and generation numbers return. Sessions, entries of their leases, and groups do
+not: their clients may have continued after the backup.`,
 		Example: `  muster restore store-2026-11-21.backup --data /var/lib/muster
   muster restore store-2026-11-21.backup --etcd etcd://10.0.0.1:2379/restored`,
 		Args: operands("FILE"),
@@ -123,7 +123,7 @@ by their leases, nor groups: whoever was there may have gone on after the backup
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&data, "data", "", "`folder` of the new store")
+	cmd.Flags().StringVar(&data, "data", "", "`directory` of the new store")
 	cmd.Flags().StringVar(&at, "etcd", "", "`URL` of an etcd that keeps the new store, etcd://host:2379,host:2379[/root]")
 	return cmd
 }

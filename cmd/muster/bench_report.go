@@ -115,7 +115,7 @@ func (t benchTable) compare(runs []benchreport.Run) {
 			fmt.Fprintf(t.out, "  %s %s  %s  %s\n", padRight(name, 20), padLeft(fmt.Sprintf("%d ranks", r.Ranks), 10), padLeft(benchreport.Latency(b.Micros), 9), t.verdict(b))
 		}
 		if none {
-			fmt.Fprintln(t.out, "  nothing in common: the cases, ranks and sizes are others, or it tells no latency")
+			fmt.Fprintln(t.out, "  nothing in common: other cases, ranks or sizes, or it has no latency")
 		}
 	}
 }

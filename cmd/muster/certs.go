@@ -18,15 +18,15 @@ func newCerts() *cobra.Command {
 	var o certs.Options
 	cmd := &cobra.Command{
 		Use:   "certs DIR",
-		Short: "Make certificates for serve, and for those who reach it",
-		Long: `Make certificates for serve, and for those who reach it, in the directory DIR.
+		Short: "Make certificates for the server and its clients",
+		Long: `Make certificates for the server and its clients, in the directory DIR.
 
-A first call makes an authority (ca.pem, ca-key.pem), and signs a certificate for the server
-(server.pem) and one for each --name, with its key beside it (NAME.pem, NAME-key.pem). Where
-there is an authority already, it signs what --host and --name ask for. Files that are there
-stay as they are: to renew a certificate, move it and its key away first.
+The first call makes a certificate authority (ca.pem, ca-key.pem), and signs a certificate for the
+server (server.pem) and one for each --name, with its key beside it (NAME.pem, NAME-key.pem). Where
+there is an authority already, it signs what --host and --name ask for. Existing files are not
+changed: to renew a certificate, move it and its key away first.
 
-Everybody needs ca.pem, a client its own pair; ca-key.pem is only needed to sign more.`,
+Server and clients need ca.pem; a client also needs its own pair. ca-key.pem only signs new ones.`,
 		Example: `  muster certs tls
   muster certs tls --host node7,10.0.0.7 --name trainer,viewer
   muster certs tls --name another --days 30`,
@@ -34,9 +34,9 @@ Everybody needs ca.pem, a client its own pair; ca-key.pem is only needed to sign
 		RunE: func(cmd *cobra.Command, args []string) error { return makeCerts(cmd, args[0], o) },
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&o.Hosts, "host", nil, "what the server is reached by: DNS `names`, IP addresses (default localhost, 127.0.0.1, ::1, this host)")
-	f.StringSliceVar(&o.Names, "name", nil, "clients' `names`, each gets a certificate (default client)")
-	f.IntVar(&o.Days, "days", 365, "how many `days` they are valid")
+	f.StringSliceVar(&o.Hosts, "host", nil, "`names` of the server: DNS names, IP addresses (default localhost, 127.0.0.1, ::1, this host)")
+	f.StringSliceVar(&o.Names, "name", nil, "`names` of clients; each gets a certificate (default client)")
+	f.IntVar(&o.Days, "days", 365, "validity in `days`")
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -88,9 +88,9 @@ func whatNext(out io.Writer, o certs.Options, path func(name string) string) {
 	if len(o.Names) > 0 {
 		client = o.Names[0]
 	}
-	fmt.Fprintf(out, "\nNow start the server, which lets in who has a certificate:\n  muster serve%s --tls-cert %s --tls-key %s --tls-ca %s --require-client-cert\n",
+	fmt.Fprintf(out, "\nStart the server, which requires a client certificate:\n  muster serve%s --tls-cert %s --tls-key %s --tls-ca %s --require-client-cert\n",
 		listen, path("server.pem"), path("server-key.pem"), path("ca.pem"))
-	fmt.Fprintf(out, "\nAnd reach it:\n  export MUSTER_STORE=muster://%s MUSTER_TLS_CA=%s\n  export MUSTER_TLS_CERT=%s MUSTER_TLS_KEY=%s\n  muster set key value\n",
+	fmt.Fprintf(out, "\nConnect:\n  export MUSTER_STORE=muster://%s MUSTER_TLS_CA=%s\n  export MUSTER_TLS_CERT=%s MUSTER_TLS_KEY=%s\n  muster set key value\n",
 		addr, path("ca.pem"), path(client+".pem"), path(client+"-key.pem"))
 }
 
@@ -98,9 +98,9 @@ func whatNext(out io.Writer, o certs.Options, path func(name string) string) {
 func whoseFile(name string) string {
 	switch base, isKey := strings.CutSuffix(strings.TrimSuffix(name, ".pem"), "-key"); {
 	case base == "ca" && isKey:
-		return "signs more of them; keep it to yourself"
+		return "signs new certificates; keep it secret"
 	case base == "ca":
-		return "for everybody"
+		return "for server and clients"
 	case base == "server":
 		return "for the server"
 	default:

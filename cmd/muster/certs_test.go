@@ -20,8 +20,8 @@ func TestCerts(t *testing.T) {
 	}
 	quoted := strings.ReplaceAll(dir, "'", `'\''`)
 	for _, line := range []string{
-		"  ca.pem            for everybody\n",
-		"  ca-key.pem        signs more of them; keep it to yourself\n",
+		"  ca.pem            for server and clients\n",
+		"  ca-key.pem        signs new certificates; keep it secret\n",
 		"  server.pem        for the server\n",
 		"  server-key.pem    for the server\n",
 		"  trainer.pem       for the client trainer\n",

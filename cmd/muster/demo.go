@@ -26,7 +26,7 @@ const (
 func newDemo() *cobra.Command {
 	return &cobra.Command{
 		Use:   "demo",
-		Short: "Show a group of four real processes, and what happens when one is killed",
+		Short: "Run a group of four real processes, and kill one",
 		Long: `Start four processes that form two overlapping groups, gather a layer's configuration from each of
 them, pass a barrier, and kill one. Exits with 0 if all of it happened as it says.`,
 		Example: "  muster demo",
@@ -74,7 +74,7 @@ func (d *demo) run(ctx context.Context) error {
 	if err != nil {
 		return d.complaints.add(fmt.Errorf("the demo went wrong: %w", err))
 	}
-	d.say("%s in %s.\n", d.ink.green("All of it as told,"), short(time.Since(d.start)))
+	d.say("%s in %s.\n", d.ink.green("All of it as expected,"), short(time.Since(d.start)))
 	return nil
 }
 
@@ -94,7 +94,7 @@ func (d *demo) launch(ctx context.Context) error {
 }
 
 func (d *demo) tell(ctx context.Context) error {
-	d.say("%s\n\n", d.ink.bold("muster: four processes, two groups, one loss"))
+	d.say("%s\n\n", d.ink.bold("muster: four processes, two groups, one failure"))
 	for _, chapter := range []func(context.Context) error{d.meet, d.gather, d.barrier, d.kill} {
 		if err := chapter(ctx); err != nil {
 			return err
@@ -115,12 +115,12 @@ func (d *demo) meet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.item("world", "ranks 0–3 have met, %s after they started", short(slowest(world)))
+	d.item("world", "ranks 0–3 have joined, %s after they started", short(slowest(world)))
 	trainers, err := d.await(ctx, stepTrainers, demoTrainers)
 	if err != nil {
 		return err
 	}
-	d.item("trainers", "ranks 0–2 have met again, in a group of their own: %s", short(slowest(trainers)))
+	d.item("trainers", "ranks 0–2 have joined a second group: %s", short(slowest(trainers)))
 	return nil
 }
 
@@ -200,7 +200,7 @@ func (d *demo) killedToo(ctx context.Context, victim *launch.Process) error {
 			return err
 		}
 	}
-	d.say("\n  ranks 0 and 1 hear the same of it in trainers.\n")
+	d.say("\n  ranks 0 and 1 get the same error in trainers.\n")
 	select {
 	case <-victim.Done():
 	case <-ctx.Done():
@@ -214,10 +214,10 @@ func (d *demo) killedToo(ctx context.Context, victim *launch.Process) error {
 
 func (d *demo) checkLoss(r demoReport, took time.Duration) error {
 	if !slices.Equal(r.Lost, []int{demoVictim}) {
-		return fmt.Errorf("rank %d was to hear that rank %d is lost, and heard: %s", r.Rank, demoVictim, r.Text)
+		return fmt.Errorf("rank %d must report that rank %d has failed, but reported: %s", r.Rank, demoVictim, r.Text)
 	}
 	if took > demoLate {
-		return fmt.Errorf("rank %d heard of the loss only after %s", r.Rank, short(took))
+		return fmt.Errorf("rank %d detected the failure only after %s", r.Rank, short(took))
 	}
 	return nil
 }

@@ -14,8 +14,8 @@ func TestDemo(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	for _, want := range []string{
-		"ranks 0–3 have met", "ranks 0–2 have met again", "layers.0.self_attn     32  4096 × 4096", "1000 of them",
-		`on rank 0 of 4: lost rank 2`, `on rank 1 of 4: lost rank 2`, `on rank 3 of 4: lost rank 2`, "in trainers", "All of it as told",
+		"ranks 0–3 have joined", "ranks 0–2 have joined a second group", "layers.0.self_attn     32  4096 × 4096", "1000 of them",
+		`on rank 0 of 4: lost rank 2`, `on rank 1 of 4: lost rank 2`, `on rank 3 of 4: lost rank 2`, "in trainers", "All of it as expected",
 	} {
 		if !strings.Contains(r.stdout, want) {
 			t.Errorf("no %q", want)

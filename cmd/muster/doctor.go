@@ -23,17 +23,17 @@ func newDoctor() *cobra.Command {
 	o := &doctoring{}
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Examine this environment as the ranks of a job need it, and say what to do",
-		Long: `Examine this environment as the ranks of a job need it: what launchers have set, host names and
-addresses, ports, certificates, shared memory, limits of files, and a directory that is shared.
-Whatever is found is ok, a warning, or a problem, with what to do about it.
+		Short: "Check this environment for a job, and say what to do",
+		Long: `Check this environment for a job: variables of launchers, host names and addresses, ports,
+certificates, shared memory, limits of files, and a shared directory. Each finding is ok, a warning,
+or a problem, with what to do about it.
 
-Started as the ranks of a job are, by muster run, torchrun, mpirun or srun, all ranks meet and try
-each other too: whether each can connect to every other and in which direction not, how far their
-clocks are apart, what they see of each other's files, and whether they are of one build. Rank 0
-prints what all have found.
+Started as the ranks of a job, by muster run, torchrun, mpirun or srun, all ranks check each other
+too: whether each can connect to every other and in which direction not, how far their clocks are
+apart, what they see of each other's files, and whether they run the same build. Rank 0 prints the
+findings of all ranks.
 
-Exits with 1 if there is a problem. Nothing waits longer than --timeout.`,
+Exits with 1 if there is a problem. No check takes longer than --timeout.`,
 		Example: `  muster doctor
   muster doctor --port 29500 --port 10.0.0.5:7070 --dir /shared/job
   muster run -n 4 -- muster doctor
@@ -43,10 +43,10 @@ Exits with 1 if there is a problem. Nothing waits longer than --timeout.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringArrayVar(&o.Ports, "port", nil, "a `number` that is to be free here, or host:port that is to be reached; may be repeated")
+	f.StringArrayVar(&o.Ports, "port", nil, "port `number` that must be free here, or host:port that must be reachable; may be repeated")
 	f.StringVar(&o.Dir, "dir", "", "`directory` that the ranks share")
-	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "for all of it")
-	f.BoolVar(&o.asJSON, "json", false, "as one JSON object, for programs")
+	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "timeout of the whole command")
+	f.BoolVar(&o.asJSON, "json", false, "print one JSON object, for programs")
 	return cmd
 }
 

@@ -83,7 +83,7 @@ func TestReplicasTellHowTheyDo(t *testing.T) {
 	at := "etcd://" + etcd(t) + "/jobs"
 	begin := func() (p *process, addr, page, health string) {
 		p = start(t, "serve", "--etcd", at, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--health", "127.0.0.1:0")
-		_, health, _ = strings.Cut(p.complaint(t, "msg=telling"), "health=")
+		_, health, _ = strings.Cut(p.complaint(t, `msg="serving health checks"`), "health=")
 		_, page, _ = strings.Cut(p.complaint(t, "page="), "page=")
 		return p, strings.TrimPrefix(p.line(t, "muster://"), "muster://"), page, strings.TrimSuffix(health, "/healthz")
 	}

@@ -28,14 +28,14 @@ const (
 )
 
 func exitCodesTopic() *cobra.Command {
-	return &cobra.Command{Use: "exit-codes", Short: "What muster exits with", Long: `What muster exits with:
+	return &cobra.Command{Use: "exit-codes", Short: "Exit codes", Long: `Exit codes:
 
-  0    it went well
-  1    it failed: the line on standard error says why; doctor: it has found a problem
-  2    it was called in a wrong way: unknown flag, malformed address, missing argument
+  0    success
+  1    failure: the line on standard error says why; doctor: a problem was found
+  2    wrong usage: unknown flag, malformed address, missing argument
   3    get: there is no such key
-  4    the time given by --timeout was over
-  5    the store cannot be reached, or went away, and was not back when --timeout was over
+  4    --timeout has passed
+  5    the store could not be reached, or went away and did not return within --timeout
 
 run exits with the exit code of the first rank that failed, or 128 plus the number of the
 signal that killed it (143 is SIGTERM), with 141 if the reader of its output has gone away, and with
@@ -49,20 +49,20 @@ gather exits with 128 plus the number of the signal that ended it.`}
 func environmentTopic() *cobra.Command {
 	return &cobra.Command{Use: "environment", Short: "The variables that muster reads and sets", Long: `Variables that muster reads:
 
-  MUSTER_STORE         the store of the commands that work on one, unless --store is given
-  MUSTER_SECRET_FILE   file with the secret that it wants, unless --secret-file is given; run hosts with it
-  MUSTER_TLS_CA        PEM file of who signs its certificate, unless --tls-ca is given
-  MUSTER_TLS_CERT      PEM file of a certificate for it to see, unless --tls-cert is given
-  MUSTER_TLS_KEY       PEM file of the key of that, unless --tls-key is given
-  NO_COLOR             if it is not empty, there is no colour; nor is there when the output is no terminal
+  MUSTER_STORE         URL of the store, unless --store is given
+  MUSTER_SECRET_FILE   file with its secret, unless --secret-file is given; run hosts with it
+  MUSTER_TLS_CA        CA bundle (PEM) that verifies its certificate, unless --tls-ca is given
+  MUSTER_TLS_CERT      the client's certificate (PEM), unless --tls-cert is given
+  MUSTER_TLS_KEY       the key of that (PEM), unless --tls-key is given
+  NO_COLOR             not empty: no colors; there are none either if the output is no terminal
 
-Variables that run passes on to the ranks, as all that it has, and that pgroup.FromEnv reads:
+Variables that pgroup.FromEnv reads; run passes on all variables that it has:
 
   MUSTER_TRACE         directory for a trace of each rank; see "muster trace"
   MUSTER_NAME          name of the group; default world
   MUSTER_TIMEOUT       time for a verb whose context has no deadline, as 30s
   MUSTER_EXPIRY        time for which a message that no rank receives is kept, as 1h
-  MUSTER_HOST          name of this node: ranks of one node share memory; default: it is found out
+  MUSTER_HOST          name of this node: ranks of one node share memory; default: detected
   MUSTER_INSECURE      1: rank 0 may listen beyond loopback without a secret or certificates
 
 And that serve and run read too, unless --liveness-timeout is given:
@@ -74,8 +74,8 @@ Variables that run sets for each rank:
   RANK, LOCAL_RANK               0 to n-1
   WORLD_SIZE, LOCAL_WORLD_SIZE   n
   MASTER_ADDR, MASTER_PORT       where the ranks meet
-  MUSTER_STORE                   the store there, as a URL: run hosts it, unless --master-port is given
-  MUSTER_RUN                     a name of this run, so that no rank of another one is taken for one of it
+  MUSTER_STORE                   URL of the store: run hosts it, unless --master-port is given
+  MUSTER_RUN                     id of this run; ranks of different runs never join one group
 
 pgroup.FromEnv reads them, and those of torchrun, Open MPI, Slurm and Kubernetes.`}
 }
@@ -234,7 +234,7 @@ func (e *storeError) unavailable(inner *store.Error) string {
 	case errors.Is(e.err, store.ErrFull) && inner != nil && inner.Op == "dial":
 		return fmt.Sprintf("the store at %s has no room: %s", addr, reason(e.err))
 	case errors.Is(e.err, store.ErrProtocol):
-		return fmt.Sprintf("whoever listens at %s is no muster store (%v): check --store or MUSTER_STORE", addr, e.err)
+		return fmt.Sprintf("the process that listens at %s is no muster store (%v): check --store or MUSTER_STORE", addr, e.err)
 	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "tcp"):
 		return fmt.Sprintf("PyTorch hosts no store at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
 	case errors.Is(e.err, etcdlog.ErrNoLeader):

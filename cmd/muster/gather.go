@@ -47,8 +47,7 @@ with a note.
 
 OUT appears when it is whole and on the disk, and nothing is left of it otherwise. One that is
 there is not overwritten unless --force says so; never if it is a file of a shard.`,
-		Example: `  muster gather -o model.safetensors --axis '*.q_proj.weight=0' --axis '*.o_proj.weight=1' \
-    rank-*.safetensors
+		Example: `  muster gather -o model.safetensors --axis '*.q_proj.weight=0' --axis '*.o_proj.weight=1' rank-*
   muster gather -o whole.safetensors stage-0/ stage-1/
   muster gather -o one.safetensors model.safetensors.index.json   # several files become one`,
 		Args: operands("SHARD…"),
@@ -65,16 +64,16 @@ there is not overwritten unless --force says so; never if it is a file of a shar
 	cmd.ValidArgsFunction = completeModels
 	f := cmd.Flags()
 	f.StringVarP(&o.out, "output", "o", "", "`file` to write; required")
-	f.Var(&o.axes, "axis", "join tensors of this name along this axis; may be repeated")
+	f.Var(&o.axes, "axis", "join tensors with this name along this axis; may be repeated")
 	f.BoolVar(&o.force, "force", false, "overwrite OUT if it is there")
-	f.DurationVar(&o.timeout, "timeout", 0, "for all of it; 0 is no limit")
+	f.DurationVar(&o.timeout, "timeout", 0, "timeout of the whole command; 0 is none")
 	return cmd
 }
 
 func (o *merging) check(cmd *cobra.Command) error {
 	switch {
 	case o.out == "":
-		return usagef(cmd, "where to write? Give -o OUT")
+		return usagef(cmd, "the output is missing: set -o OUT")
 	case o.out == "-":
 		return usagef(cmd, "-o -: OUT is a file, which appears when it is whole")
 	case o.timeout < 0:

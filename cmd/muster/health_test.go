@@ -65,7 +65,7 @@ func TestHealth(t *testing.T) {
 func TestServeTellsHowItDoes(t *testing.T) {
 	t.Parallel()
 	p := start(t, "serve", "--listen", "127.0.0.1:0", "--health", "127.0.0.1:0", "--drain", "1h")
-	_, base, _ := strings.Cut(p.complaint(t, "msg=telling"), "health=")
+	_, base, _ := strings.Cut(p.complaint(t, `msg="serving health checks"`), "health=")
 	base = strings.TrimSuffix(base, "/healthz")
 	url := p.line(t, "muster://")
 	tells(t, base+"/healthz", 200, "ok")
@@ -123,7 +123,7 @@ func TestHealthRefuses(t *testing.T) {
 	if _, err := muster.StartHealth(l.Addr().String()); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("%v", err)
 	}
-	run(t, "serve", "--health", l.Addr().String(), "--listen", "127.0.0.1:0").wants(t, 1, "", "let --health have another port")
+	run(t, "serve", "--health", l.Addr().String(), "--listen", "127.0.0.1:0").wants(t, 1, "", "set --health to another port")
 	run(t, "serve", "--health", "8080").wants(t, 2, "", "--health 8080: it is not host:port")
 }
 

@@ -28,14 +28,14 @@ func TestEveryCommandHasHelp(t *testing.T) {
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"":                 "A store that is there",
+		"":                 "A running store",
 		"help":             "exit-codes",
 		"--help":           "See it work:     muster demo",
 		"help run":         "--grace",
 		"help gather":      "--axis NAME=AXIS",
 		"help tensors":     "--no-stats",
 		"run --help":       "--grace",
-		"help exit-codes":  "the store cannot be reached",
+		"help exit-codes":  "the store could not be reached",
 		"help environment": "MUSTER_RUN",
 		"version":          "muster ",
 		"--version":        "muster ",
@@ -91,7 +91,7 @@ func TestCompletionOfKeys(t *testing.T) {
 	_, url := serve(t)
 	steps(t, url, []step{{args: "set model/a 1"}, {args: "set model/b 1"}, {args: "set other 1"}})
 	for args, want := range map[string]string{
-		"get model/": "model/a\nmodel/b\n:4\n", "keys o": "other\n:4\n", "get --store muster://127.0.0.1:1 m": ":4\n", "help exit": "exit-codes\tWhat muster exits with\n:4\n",
+		"get model/": "model/a\nmodel/b\n:4\n", "keys o": "other\n:4\n", "get --store muster://127.0.0.1:1 m": ":4\n", "help exit": "exit-codes\tExit codes\n:4\n",
 	} {
 		r := runIn(t, nil, []string{"MUSTER_STORE=" + url}, append([]string{"__complete"}, strings.Fields(args)...)...)
 		if r.code != 0 || r.stdout != want {

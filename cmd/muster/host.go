@@ -103,14 +103,14 @@ func listenError(flag, addr string, err error) error {
 	case errors.Is(err, store.ErrInsecure) && told != nil && told.Op == "access":
 		text = "refusing to serve with this --access: " + strings.Replace(told.Detail, "set Insecure", "add --insecure", 1)
 	case errors.Is(err, store.ErrInsecure):
-		text = fmt.Sprintf("refusing to serve beyond loopback, at %s: whoever reaches it could read and write everything; "+
-			"let %s be 127.0.0.1, want a secret%s, or add --insecure if the network is yours", addr, flag, wanting)
+		text = fmt.Sprintf("refusing to serve beyond loopback, at %s: all hosts that reach it could read and write everything; "+
+			"set %s to 127.0.0.1, require a secret%s, or add --insecure in a trusted network", addr, flag, wanting)
 	case errors.Is(err, store.ErrInvalid), errors.Is(err, store.ErrUnavailable):
 		text = strings.TrimPrefix(err.Error(), "store: ")
 	case errors.Is(err, syscall.EADDRINUSE):
-		text = fmt.Sprintf("cannot listen at %s: %s: let %s have another port, or 0 for any that is free", addr, reason(err), flag)
+		text = fmt.Sprintf("cannot listen at %s: %s: set %s to another port, or to 0 for a free one", addr, reason(err), flag)
 	default:
-		text = fmt.Sprintf("cannot listen at %s: %s: let %s be an address of this machine", addr, reason(err), flag)
+		text = fmt.Sprintf("cannot listen at %s: %s: set %s to an address of this machine", addr, reason(err), flag)
 	}
 	return &exit{code: exitFailed, text: text, err: err}
 }

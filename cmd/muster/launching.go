@@ -74,7 +74,7 @@ func (l *launching) seen(now *wire.Status) bool {
 		if g.Generation > 0 || g.Ended >= 0 {
 			return true
 		}
-		l.show(g.Present, g.Size, fmt.Sprintf("ranks have come to %s", printable(g.Name)))
+		l.show(g.Present, g.Size, fmt.Sprintf("ranks have joined %s", printable(g.Name)))
 	}
 	return false
 }

@@ -79,7 +79,7 @@ func TestNumbersAndProfilesWantThePassword(t *testing.T) {
 	p := start(t, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--http-secret-file", file, "--http-pprof")
 	_, page, _ := strings.Cut(p.complaint(t, "page="), "page=")
 	for _, path := range []string{"metrics", "debug/pprof/", "debug/pprof/cmdline", "debug/pprof/heap"} {
-		tells(t, page+path, 401, "a password is wanted")
+		tells(t, page+path, 401, "password required")
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+path, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -115,7 +115,7 @@ func TestBenchRefusesAPageThatCannotBe(t *testing.T) {
 	args := []string{"bench", "-n", "2", "--time", "1h", "--host", "launcher", "--http"}
 	run(t, append(args, "8080")...).wants(t, 2, "", "--http 8080: it is not host:port")
 	r := run(t, append(args, stranger(t))...)
-	if r.code != 1 || !strings.Contains(r.stderr, "let --http have another port") {
+	if r.code != 1 || !strings.Contains(r.stderr, "set --http to another port") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -33,9 +33,9 @@ type pageFlags struct {
 
 func (p *pageFlags) register(cmd *cobra.Command, addr string) {
 	f := cmd.Flags()
-	f.StringVar(&p.addr, "http", addr, "`address` of a page that shows who waits for whom, host:port; /metrics there is for Prometheus")
-	f.StringVar(&p.secretFile, "http-secret-file", "", "`file` with the password of the page; any user name does")
-	f.BoolVar(&p.pprof, "http-pprof", false, "profiles of this process too, at /debug/pprof/ of the page's address")
+	f.StringVar(&p.addr, "http", addr, "`address` (host:port) of the status page; /metrics there is for Prometheus")
+	f.StringVar(&p.secretFile, "http-secret-file", "", "`file` with the password of the status page; any user name is accepted")
+	f.BoolVar(&p.pprof, "http-pprof", false, "serve profiles of this process at /debug/pprof/ of the page")
 }
 
 // check reads what the flags name. A store that wants to know who comes wants it at its page too, and so does whoever is not alone with it.
@@ -64,11 +64,11 @@ func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool)
 	case insecure:
 		return nil
 	case guarded && p.secret == nil:
-		return p.refusal(cmd, "this store wants to know who comes, and its page would show it to everybody: want a password (--http-secret-file)")
+		return p.refusal(cmd, "this store requires authentication, and its page would show its data to all users: set a password (--http-secret-file)")
 	case !local && p.secret == nil:
-		return p.refusal(cmd, "whoever reaches it would see keys and values: let --http be 127.0.0.1, for ssh -L or a proxy"+overTLS(cmd, ", or want a password (--http-secret-file) over TLS (--tls-cert)"))
+		return p.refusal(cmd, "all hosts that reach it would see keys and values: set --http to 127.0.0.1, with ssh -L or a proxy"+overTLS(cmd, ", or set a password (--http-secret-file) and TLS (--tls-cert)"))
 	case !local && !encrypted:
-		return p.refusal(cmd, "its password could be read on the way: let --http be 127.0.0.1, for ssh -L or a proxy"+overTLS(cmd, ", or let it have TLS (--tls-cert)"))
+		return p.refusal(cmd, "its password could be read on the network: set --http to 127.0.0.1, with ssh -L or a proxy"+overTLS(cmd, ", or set --tls-cert"))
 	}
 	return nil
 }
@@ -83,7 +83,7 @@ func overTLS(cmd *cobra.Command, advice string) string {
 
 func (p *pageFlags) refusal(cmd *cobra.Command, why string) error {
 	if cmd.Flags().Lookup("insecure") != nil {
-		why += "; or add --insecure if the network is yours"
+		why += "; or add --insecure in a trusted network"
 	}
 	return &exit{code: exitFailed, text: fmt.Sprintf("refusing to show a page at %s: %s", p.addr, why)}
 }
@@ -170,12 +170,12 @@ func (p *pageFlags) guard(next http.Handler) http.Handler {
 		got := sha256.Sum256([]byte(password))
 		switch {
 		case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
-			http.Error(w, "not for pages from elsewhere", http.StatusForbidden)
+			http.Error(w, "cross-site requests are refused", http.StatusForbidden)
 		case p.secret != nil && subtle.ConstantTimeCompare(got[:], want[:]) != 1:
 			w.Header().Set("WWW-Authenticate", `Basic realm="muster", charset="UTF-8"`)
-			http.Error(w, "a password is wanted: that of --http-secret-file", http.StatusUnauthorized)
+			http.Error(w, "password required: that of --http-secret-file", http.StatusUnauthorized)
 		case p.secret == nil && !isNumber(r.Host):
-			http.Error(w, "without a password (--http-secret-file) this page has no name: call it by its address, or localhost", http.StatusMisdirectedRequest)
+			http.Error(w, "without a password (--http-secret-file) use an IP address or localhost in the URL", http.StatusMisdirectedRequest)
 		default:
 			next.ServeHTTP(w, r)
 		}
@@ -197,14 +197,14 @@ func newPage() *cobra.Command {
 	var insecure bool
 	cmd := &cobra.Command{
 		Use:   "page",
-		Short: "Show in a browser who waits for whom",
-		Long: `Show in a browser who waits for whom in a store that is there: groups, ranks, verbs that wait,
-who has come and who is missing, the last failures, keys. The store may be one that rank 0 hosts.
-It shows what this process may read, and changes nothing. Without --store and MUSTER_STORE it shows
-the store of the "muster run" of this user that runs on this host. Ends by Ctrl-C.
+		Short: "Serve a status page: who waits for whom",
+		Long: `Serve a status page of a running store: groups, ranks, waiting verbs with the ranks that have
+joined and those that are missing, the last failures, keys. The store may be one that rank 0 hosts.
+The page shows what this process may read, and changes nothing. Without --store and MUSTER_STORE it
+shows the store of the "muster run" of this user on this host. Ctrl-C ends it.
 
-The first line on standard output is its address. Beyond loopback it wants a password, and so
-does a store that wants a secret or a certificate.`,
+The first line on standard output is the page's address. The page requires a password beyond
+loopback, and for a store that requires a secret or a certificate.`,
 		Example: `  muster page --store muster://10.0.0.5:7070
   muster page --store muster://$MASTER_ADDR:$MASTER_PORT --http 127.0.0.1:0
   muster page --store muster://10.0.0.5:7070/jobs/a   # only what is below a prefix`,
@@ -241,6 +241,6 @@ does a store that wants a secret or a certificate.`,
 	}
 	r.flags(cmd, 0)
 	p.register(cmd, "127.0.0.1:8080")
-	cmd.Flags().BoolVar(&insecure, "insecure", false, "show it whoever may come, and without TLS")
+	cmd.Flags().BoolVar(&insecure, "insecure", false, "serve the page beyond loopback without a password and TLS")
 	return cmd
 }

@@ -35,23 +35,22 @@ func newRelay() *cobra.Command {
 		Use:   "relay",
 		Short: "Bring all ranks of a host to a store over one connection, until SIGINT or SIGTERM",
 		Long: `Bring all ranks of a host to a store over one connection, until SIGINT or SIGTERM. The store then
-has a connection, and of each barrier a message, for each host, and not for each rank. Ranks
+has one connection, and one message of each barrier, for each host and not for each rank. Ranks
 connect to the relay as if it were the store. The first line on standard output is its address.
 
-All that is kept is kept by the store: a relay can be stopped, and started again. Its ranks go on
-if they reconnect within the timeout of the store (serve --reconnect-timeout), over this relay or
-another address of their URL: muster://127.0.0.1:7070,store:7070. Else they fail, and errors name
-the relay.
+The store keeps all state: a relay can be stopped and started again. Its ranks resume if they
+reconnect in time (serve --reconnect-timeout), by this relay or another address of their URL:
+muster://127.0.0.1:7070,store:7070. Otherwise they fail, and errors name the relay.
 
-Who may connect to the relay is said as for serve: --secret-file, --access, --tls-…. What the
-relay shows the store is in its URL: muster://store:7070?secret-file=FILE&ca=FILE&cert=FILE&key=FILE
+--secret-file, --access and --tls-… authenticate clients of the relay, as for serve. The relay's
+own credentials for the store are in the URL of --store:
+muster://store:7070?secret-file=FILE&ca=FILE&cert=FILE&key=FILE
 or etcd://etcd:2379/root?secret-file=FILE&store-ca=FILE&store-cert=FILE&store-key=FILE
-Its ranks may do what that allows the relay, and of that what --access leaves them. So a relay
-with a secret or a certificate of its own wants one of its ranks too, or --insecure.
+Its ranks have the relay's rights, as far as --access allows. So a relay with a secret or a
+certificate of its own requires one of its ranks too, or --insecure.
 
-PyTorch's processes may use the relay as a TCPStore, as they may a store (--torch). Their client
-knows one address and does not connect again: through a relay of its host, a job goes on when the
-store is served by another process.
+PyTorch processes may use the relay as a TCPStore (--torch). Their client knows one address and does
+not reconnect: through a relay on its host, a job continues when another process serves the store.
 
 Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		Example: `  muster relay --store muster://10.0.0.5:7070
@@ -63,11 +62,11 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` to listen at, host:port")
+	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` (host:port) to listen at")
 	f.StringVar(&o.store, "store", "", "`URL` of the store, muster://host:port[?secret-file=…] or etcd://host:port,host:port[/root]; or set MUSTER_STORE")
-	f.DurationVar(&o.timeout, "timeout", time.Minute, "time for the store to be there, at the start")
-	f.BoolVar(&o.insecure, "insecure", false, "listen whoever may come in: beyond loopback, or with a secret or a certificate of the relay's own")
-	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.DurationVar(&o.timeout, "timeout", time.Minute, "time to wait for the store at start")
+	f.BoolVar(&o.insecure, "insecure", false, "allow unauthenticated access, from other hosts or to a relay with credentials of its own")
+	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")
 	o.torch.register(cmd)
 	o.who.register(cmd)
 	o.limit.register(cmd)

@@ -37,8 +37,8 @@ func execute(args []string) int {
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "muster",
-		Short: "Process groups: start them, host their store, look into it",
-		Long: `muster brings processes together in groups, and keeps what they agree on.
+		Short: "Process groups: start them, host their store, inspect it",
+		Long: `muster runs process groups: it starts ranks, hosts their store, and shows what they wait for.
 
 See it work:     muster demo
 Start a group:   muster run -n 4 -- ./train
@@ -53,7 +53,7 @@ Look at a model: muster tensors model.safetensors`,
 	}
 	root.AddGroup(
 		&cobra.Group{ID: groupStart, Title: "Processes:"},
-		&cobra.Group{ID: groupStore, Title: "A store that is there (--store or MUSTER_STORE):"},
+		&cobra.Group{ID: groupStore, Title: "A running store (--store or MUSTER_STORE):"},
 		&cobra.Group{ID: groupFiles, Title: "Files:"},
 		&cobra.Group{ID: groupOther, Title: "Other:"},
 	)

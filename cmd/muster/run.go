@@ -32,14 +32,15 @@ func newRun() *cobra.Command {
 		Short: "Start a program as the ranks of a group, on this machine",
 		Long: `Start a program as the ranks of a group, on this machine, and wait until they have ended.
 
-Each rank finds in its environment who it is and where the others are (see "muster help
-environment"); pgroup.FromEnv reads it, and so do programs made for torchrun. Lines of output
-begin with their rank. If one rank fails the others get SIGTERM, and after --grace SIGKILL.
-Signals are passed on; a second SIGINT or SIGTERM kills. If the reader of the output goes away, as
-in "muster run … | head", the ranks are ended. Exits as the first rank that failed.`,
+Each rank gets its number, the number of ranks, and the store's address in its environment (see
+"muster help environment"); pgroup.FromEnv reads them, and so do programs made for torchrun. Lines
+of output begin with their rank. If one rank fails the others get SIGTERM, and SIGKILL after
+--grace. Signals are passed on; a second SIGINT or SIGTERM kills. If the reader of the output goes
+away, as in "muster run … | head", the ranks are ended. Exits with the code of the first rank that
+failed.`,
 		Example: `  muster run -n 4 -- ./train --epochs 3
   muster run -n 2 --env GOMAXPROCS=1 -- sh -c 'echo rank $RANK of $WORLD_SIZE'
-  muster run -n 4 --http 127.0.0.1:8080 -- ./train         # a page: who waits for whom
+  muster run -n 4 --http 127.0.0.1:8080 -- ./train         # with the status page
   muster run -n 4 --master-port 29500 -- python train.py   # rank 0 listens there itself`,
 		Args: operands("PROGRAM", "[ARG…]"),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
@@ -47,23 +48,23 @@ in "muster run … | head", the ranks are ended. Exits as the first rank that fa
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what stands behind the program is the program's
-	f.IntVarP(&o.n, "ranks", "n", 0, "how many `ranks` to start; required")
-	f.BoolVar(&o.noPrefix, "no-prefix", false, "lines of output as they are, and standard error apart")
+	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks` to start; required")
+	f.BoolVar(&o.noPrefix, "no-prefix", false, "do not prefix lines of output; keep standard error separate")
 	f.StringArrayVar(&o.env, "env", nil, "`NAME=VALUE` for every rank; may be repeated")
 	f.DurationVar(&o.grace, "grace", launch.DefaultGrace, "time between SIGTERM and SIGKILL")
 	f.StringVar(&o.masterAddr, "master-addr", "127.0.0.1", "`address` where the ranks meet")
-	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens itself; 0: run hosts a store, at a free one")
+	f.IntVar(&o.masterPort, "master-port", 0, "`port` where rank 0 listens; 0: run hosts the store, at a free port")
 	o.page.register(cmd, "")
-	f.StringVar(&o.store, "store", "", "`URL` of a store that is there, where the ranks meet instead, as etcd://host:port")
+	f.StringVar(&o.store, "store", "", "`URL` of a running store, where the ranks meet instead, as etcd://host:port")
 	o.live.register(cmd)
-	f.BoolVar(&o.insecure, "insecure", false, "meet beyond loopback, without encryption or password")
+	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback without encryption and authentication")
 	return cmd
 }
 
 func (o *running) check(cmd *cobra.Command) error {
 	switch {
 	case !cmd.Flags().Changed("ranks"):
-		return usagef(cmd, "how many ranks? Give -n")
+		return usagef(cmd, "the number of ranks is missing: set -n")
 	case o.n < 1:
 		return usagef(cmd, "-n %d: there must be at least 1 rank", o.n)
 	case o.grace < 0:

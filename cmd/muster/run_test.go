@@ -100,7 +100,7 @@ func TestRunRefuses(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"true":                                 {2, "Give -n"},
+		"true":                                 {2, "set -n"},
 		"-n 0 true":                            {2, "at least 1"},
 		"-n -1 true":                           {2, "at least 1"},
 		"-n x true":                            {2, "is no whole number"},

@@ -35,36 +35,36 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Host a store until SIGINT or SIGTERM",
-		Long: `Host a store until SIGINT or SIGTERM: in memory, or with --data in a folder of its own. What a
-store with --data has acknowledged is there again after a crash, of the process or the machine,
-and its clients go on by themselves when it is back. With --etcd, several processes keep one store
-in an etcd: one of them serves, and when it fails another one takes over within a second. Clients
-name all of them, --store muster://a:7070,b:7070, or the etcd, --store etcd://host:2379.
+		Long: `Host a store until SIGINT or SIGTERM. The store is in memory, or with --data in a directory. A store
+with --data has all acknowledged changes after a crash, of the process or the machine, and clients
+reconnect when it is back. With --etcd, several processes share one store in an etcd: one of them
+leads, and another one takes over within a second when it fails. Clients name all of the processes,
+--store muster://a:7070,b:7070, or the etcd, --store etcd://host:2379.
 
-The first line on standard output is the store's address, as --store and MUSTER_STORE take it;
-with port 0 the system chooses the port. Logs go to standard error. The first signal stops it
-gracefully: peers hear that it ends, and get --drain to hang up. A second one stops it at once.
+The first line on standard output is the store's address, as --store and MUSTER_STORE take it; with
+port 0 the system chooses the port. Logs go to standard error. The first signal stops the server
+gracefully: clients are notified, and have --drain to disconnect. A second one stops it at once.
 
---health is for those who start it anew or send it clients: HTTP, where /healthz says whether it
-lives, and /readyz whether clients should come. It tells systemd as well (Type=notify).
+--health serves /healthz (the process works) and /readyz (clients may connect) over HTTP, for
+supervisors and load balancers. systemd gets the same (Type=notify).
 
---http is a page for people: groups and ranks, who waits for whom and for how long, the last
-failures, keys. It changes nothing. If the store wants to know who comes, or the page is beyond
-loopback, it wants a password (--http-secret-file), and beyond loopback TLS (--tls-cert).
+--http serves the status page: groups and ranks, who waits for whom and for how long, the last
+failures, keys. It changes nothing. It requires a password (--http-secret-file) if the store
+requires authentication, and beyond loopback, where it also requires TLS (--tls-cert).
 
-Beyond loopback it wants to know who comes: by a secret, which both sides prove to know and
-neither sends (--secret-file), or by a certificate (--tls-ca with --require-client-cert; "muster
-certs" makes them). TLS alone lets everybody in. Changed certificates are taken up as they are.
+Beyond loopback the store requires authentication: a secret, which both sides prove and neither
+sends (--secret-file), or a client certificate (--tls-ca with --require-client-cert; "muster certs"
+makes them). TLS alone authenticates no client. Changed certificates are reloaded.
 
---access says who may do what, by secret or by name of a certificate, below a prefix of keys and
-of group names; who matches several entries may do what any of them allows. A file of such:
+--access gives rights, by secret or by the name in a certificate, below a prefix of keys and group
+names. A client that matches several entries has the rights of all of them. For example:
 
   [{"name": "trainer", "prefix": "jobs/a/", "write": true},
    {"secret_file": "viewer.secret", "prefix": "jobs/"}]
 
-Python processes that use PyTorch find a TCPStore on the same port (--torch): torchrun with
---rdzv-endpoint, init_process_group, vLLM. They prove nothing, so that a store which wants a secret,
-a certificate or TLS lets them in only below a prefix that is opened by name:
+PyTorch processes find a TCPStore on the same port (--torch): torchrun with --rdzv-endpoint,
+init_process_group, vLLM. Their protocol has no authentication. A store that requires a secret, a
+certificate or TLS accepts them only below a prefix that is opened to the protocol:
 
   [{"protocol": "torch", "prefix": "python/", "write": true}]
 
@@ -73,22 +73,22 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
   muster serve --data /var/lib/muster
   muster serve --etcd etcd://10.0.0.1:2379,10.0.0.2:2379/jobs --listen 10.0.0.5:7070 \
     --secret-file secret
-  muster serve --http 127.0.0.1:8080   # a page: who waits for whom
+  muster serve --http 127.0.0.1:8080   # with the status page
   muster serve --listen 127.0.0.1:0 --log-level debug
   muster serve --listen 10.0.0.5:7070 --secret-file secret
   muster serve --listen 10.0.0.5:7070 --tls-cert tls/server.pem --tls-key tls/server-key.pem \
     --tls-ca tls/ca.pem --require-client-cert
-  muster serve --listen 10.0.0.5:7070 --insecure   # whoever reaches it reads and writes`,
+  muster serve --listen 10.0.0.5:7070 --insecure   # all hosts that reach it have access`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` to listen at, host:port")
-	f.StringVar(&o.data, "data", "", "`folder` to keep the store in, made if need be; without it, nothing is kept")
-	f.BoolVar(&o.insecure, "insecure", false, "listen beyond loopback whoever may come in")
-	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for peers to hang up, after the first signal")
-	f.StringVar(&o.health, "health", "", "`address` to tell at over HTTP how it does, host:port; nothing else is told there, to anybody")
-	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&o.listen, "listen", "127.0.0.1:7070", "`address` (host:port) to listen at")
+	f.StringVar(&o.data, "data", "", "`directory` of the store, created if missing; without it the store is in memory")
+	f.BoolVar(&o.insecure, "insecure", false, "allow unauthenticated access from other hosts")
+	f.DurationVar(&o.drain, "drain", 10*time.Second, "time for clients to disconnect after the first signal")
+	f.StringVar(&o.health, "health", "", "`address` (host:port) for health checks over HTTP, without authentication")
+	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")
 	o.replica.register(cmd)
 	o.page.register(cmd, "")
 	o.torch.register(cmd)
@@ -160,7 +160,7 @@ func (o *serving) tellHealth() (*health, error) {
 	if err != nil {
 		return nil, listenError("--health", o.health, err)
 	}
-	o.logger.Info("telling", "health", "http://"+h.addr.String()+"/healthz")
+	o.logger.Info("serving health checks", "health", "http://"+h.addr.String()+"/healthz")
 	return h, nil
 }
 
@@ -223,7 +223,7 @@ func (o *serving) stop(h *host, sig os.Signal, sigs <-chan os.Signal) error {
 		}
 	}()
 	if err := h.drain(ctx, o.drain); err != nil {
-		o.logger.Warn("stopped with peers connected", "err", err)
+		o.logger.Warn("stopped with clients connected", "err", err)
 		return nil
 	}
 	o.logger.Info("stopped")

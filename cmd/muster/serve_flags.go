@@ -27,14 +27,14 @@ type connFlags struct {
 
 func (c *connFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.IntVar(&c.server.Conns, "max-conns", 65536, "connections at once")
-	f.IntVar(&c.server.PerAddr, "max-conns-per-addr", 16384, "connections at once from one IP address")
-	f.IntVar(&c.server.Handshakes, "max-handshakes", 4096, "unfinished handshakes: then the oldest one is dropped")
+	f.IntVar(&c.server.Conns, "max-conns", 65536, "maximum number of connections")
+	f.IntVar(&c.server.PerAddr, "max-conns-per-addr", 16384, "maximum number of connections from one IP address")
+	f.IntVar(&c.server.Handshakes, "max-handshakes", 4096, "maximum number of unfinished handshakes; beyond it the oldest one is dropped")
 	c.inFlight = 64 << 20
-	f.Var(&c.inFlight, "max-in-flight", "answers that wait for one slow peer: then it is cut off")
+	f.Var(&c.inFlight, "max-in-flight", "maximum size of waiting answers for one peer; beyond it the peer is disconnected")
 	c.buffers = 4 << 30
-	f.Var(&c.buffers, "max-buffers", "frames and answers of all peers that are on their way: then peers are cut off, and may try again; at least 64MiB")
-	f.DurationVar(&c.server.Handshake, "handshake-timeout", 10*time.Second, "time for a peer to come in")
+	f.Var(&c.buffers, "max-buffers", "maximum size of partial frames and waiting answers of all peers; beyond it peers are disconnected; at least 64MiB")
+	f.DurationVar(&c.server.Handshake, "handshake-timeout", 10*time.Second, "maximum duration of a handshake")
 }
 
 // check looks at what flags cannot check, and gives the limits.
@@ -71,18 +71,18 @@ func (l *limitFlags) register(cmd *cobra.Command) {
 	during := func(p *time.Duration, name string, value time.Duration, usage string) {
 		f.DurationVar(p, name, value, usage)
 	}
-	bytes(&l.key, "max-key", wire.MaxKey, "of a key, and not more than the default")
-	bytes(&l.value, "max-value", wire.MaxValue, "of a value, and not more than the default")
-	bytes(&l.bytes, "max-bytes", 4<<30, "keys and values together: then writes are refused, reads and deletes go on")
-	bytes(&l.held, "max-held", 4<<30, "calls that wait, votes, messages and members of groups, of all peers: then such calls are refused")
-	bytes(&l.heldOf, "max-held-per-peer", 2<<30, "the same, of one peer")
+	bytes(&l.key, "max-key", wire.MaxKey, "maximum size of a key; at most the default")
+	bytes(&l.value, "max-value", wire.MaxValue, "maximum size of a value; at most the default")
+	bytes(&l.bytes, "max-bytes", 4<<30, "maximum size of keys and values; beyond it writes are refused, reads and deletes work")
+	bytes(&l.held, "max-held", 4<<30, "maximum size of waiting calls, votes, messages and group members of all peers; beyond it such calls are refused")
+	bytes(&l.heldOf, "max-held-per-peer", 2<<30, "the same as --max-held, for one peer")
 	number(&l.limits.Keys, "max-keys", 16<<20, "keys")
-	number(&l.limits.History, "history", 8192, "changes that watch --from can go back")
-	number(&l.limits.Waiting, "max-waiting", 65536, "calls of one peer that wait")
-	number(&l.limits.Leases, "max-leases", 65536, "leases of one peer")
+	number(&l.limits.History, "history", 8192, "number of changes that watch --from can go back")
+	number(&l.limits.Waiting, "max-waiting", 65536, "maximum number of waiting calls of one peer")
+	number(&l.limits.Leases, "max-leases", 65536, "maximum number of leases of one peer")
 	l.connFlags.register(cmd)
 	l.live.register(cmd)
-	during(&l.server.ReconnectTimeout, "reconnect-timeout", 500*time.Millisecond, "`duration` that a session may take to reconnect before its ranks have failed")
+	during(&l.server.ReconnectTimeout, "reconnect-timeout", 500*time.Millisecond, "time for a client to resume its session after its connection broke, before its ranks have failed")
 }
 
 // check looks at what flags cannot check, and gives the limits.
@@ -107,7 +107,7 @@ func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits
 	}{"max-key": {l.key, wire.MaxKey}, "max-value": {l.value, wire.MaxValue}} {
 		if int64(is.size) > is.most {
 			most := size(is.most)
-			return l.limits, l.server, usagef(cmd, "--%s %s: the protocol has no room for more than %s", name, &is.size, &most)
+			return l.limits, l.server, usagef(cmd, "--%s %s: the protocol allows at most %s", name, &is.size, &most)
 		}
 	}
 	l.limits.Key, l.limits.Value, l.limits.Bytes = int(l.key), int(l.value), int64(l.bytes)
@@ -123,12 +123,12 @@ type accessFlags struct {
 
 func (a *accessFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&a.secret, "secret-file", "", "`file` with a secret: who knows it may read and write everything")
-	f.StringVar(&a.list, "access", "", "JSON `file` of who may do what: see above")
-	f.StringVar(&a.files.Cert, "tls-cert", "", "PEM `file` of the server's certificate; turns TLS 1.3 on")
-	f.StringVar(&a.files.Key, "tls-key", "", "PEM `file` of its key")
-	f.StringVar(&a.files.CA, "tls-ca", "", "PEM `file` of who signs certificates of clients, which may have one")
-	f.BoolVar(&a.files.RequireClient, "require-client-cert", false, "let nobody in without one")
+	f.StringVar(&a.secret, "secret-file", "", "`file` with a secret; clients that prove it may read and write everything")
+	f.StringVar(&a.list, "access", "", "JSON `file` with the rights of clients, as above")
+	f.StringVar(&a.files.Cert, "tls-cert", "", "`file` (PEM) with the server's certificate; enables TLS 1.3")
+	f.StringVar(&a.files.Key, "tls-key", "", "`file` (PEM) with the key of --tls-cert")
+	f.StringVar(&a.files.CA, "tls-ca", "", "CA bundle `file` (PEM) that verifies client certificates")
+	f.BoolVar(&a.files.RequireClient, "require-client-cert", false, "require a client certificate")
 }
 
 // check reads what the flags name.
@@ -140,7 +140,7 @@ func (a *accessFlags) check(cmd *cobra.Command) (files *store.TLSFiles, access [
 	case t.CA != "" && t.Cert == "":
 		return nil, nil, usagef(cmd, "--tls-ca needs --tls-cert and --tls-key")
 	case t.RequireClient && t.CA == "":
-		return nil, nil, usagef(cmd, "--require-client-cert needs --tls-ca: who signs them?")
+		return nil, nil, usagef(cmd, "--require-client-cert needs --tls-ca, which verifies them")
 	}
 	if t.Cert != "" {
 		files = t
@@ -181,10 +181,10 @@ func readAccess(file string) (access []store.Access, err error) {
 		return nil, fmt.Errorf("it is no list of {\"secret_file\", \"name\" or \"protocol\", \"prefix\", \"write\"}: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("there is something behind the list")
+		return nil, errors.New("there is data after the list")
 	}
 	if len(entries) == 0 {
-		return nil, errors.New("it is empty: nobody could come in")
+		return nil, errors.New("it is empty: no client would have access")
 	}
 	for i, e := range entries {
 		a := store.Access{Name: e.Name, Protocol: e.Protocol, Prefix: e.Prefix, Write: e.Write}

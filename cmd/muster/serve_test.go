@@ -79,7 +79,7 @@ func TestServeDrains(t *testing.T) {
 	p, url := serve(t, "--drain", "50ms")
 	holdOn(t, url)
 	p.signal(t, syscall.SIGTERM)
-	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "stopped with peers connected") {
+	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "stopped with clients connected") {
 		t.Errorf("%+v", r)
 	}
 }
@@ -91,7 +91,7 @@ func TestServeSecondSignalStopsAtOnce(t *testing.T) {
 	p.signal(t, syscall.SIGTERM)
 	p.complaint(t, "msg=stopping")
 	p.signal(t, syscall.SIGTERM)
-	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "stopped with peers connected") {
+	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "stopped with clients connected") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -21,9 +21,9 @@ type torchFlags struct {
 
 func (o *torchFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.version, "torch", torchNow, "`version` of PyTorch whose processes may use this store as a TCPStore: 2.2 and later; 1.9 or 2.1, as well as those; off")
-	f.StringArrayVar(&o.ttl, "torch-ttl", nil, "`prefix=time`: what they set below prefix, but for queues, goes after time; the first that fits counts")
-	f.StringArrayVar(&o.ranks, "torch-rank", nil, "`pattern` of keys, with {rank} for a decimal number, and maybe a * at its end for anything or nothing, slashes too: when who sets one is gone, those who wait for it hear so")
+	f.StringVar(&o.version, "torch", torchNow, "oldest PyTorch `version` that may use this store as a TCPStore: 2.2, or 2.1 or 1.9 in addition; off disables it")
+	f.StringArrayVar(&o.ttl, "torch-ttl", nil, "`prefix=time`: TTL of keys that PyTorch sets below prefix, except queues; the first match counts")
+	f.StringArrayVar(&o.ranks, "torch-rank", nil, "`pattern` of keys with {rank} for a number, and * at the end for any text: the client that sets such a key is that rank; when it disconnects, waits for its keys fail")
 }
 
 // check is what the flags say.

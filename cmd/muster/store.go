@@ -36,10 +36,10 @@ type parameter struct{ name, flag, env, usage, value string }
 
 func parameters() []parameter {
 	return []parameter{
-		{name: "secret-file", flag: "secret-file", env: "MUSTER_SECRET_FILE", usage: "`file` with the secret that the store wants"},
-		{name: "ca", flag: "tls-ca", env: "MUSTER_TLS_CA", usage: "PEM `file` of who signs the store's certificate; turns TLS on"},
-		{name: "cert", flag: "tls-cert", env: "MUSTER_TLS_CERT", usage: "PEM `file` of a certificate for the store to see; turns TLS on"},
-		{name: "key", flag: "tls-key", env: "MUSTER_TLS_KEY", usage: "PEM `file` of the key of --tls-cert"},
+		{name: "secret-file", flag: "secret-file", env: "MUSTER_SECRET_FILE", usage: "`file` with the secret of the store"},
+		{name: "ca", flag: "tls-ca", env: "MUSTER_TLS_CA", usage: "CA bundle `file` (PEM) that verifies the store's certificate; enables TLS"},
+		{name: "cert", flag: "tls-cert", env: "MUSTER_TLS_CERT", usage: "`file` (PEM) with the client's certificate; enables TLS"},
+		{name: "key", flag: "tls-key", env: "MUSTER_TLS_KEY", usage: "`file` (PEM) with the key of --tls-cert"},
 	}
 }
 
@@ -54,7 +54,7 @@ func (r *remote) flags(cmd *cobra.Command, timeout time.Duration) {
 	}
 	usage := "give up after this time"
 	if timeout == 0 {
-		usage += "; 0 is never"
+		usage += "; 0 is no timeout"
 	}
 	f.DurationVar(&r.timeout, "timeout", timeout, usage)
 	if cmd.ValidArgsFunction == nil {

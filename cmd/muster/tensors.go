@@ -45,7 +45,7 @@ memory. With --no-stats only headers are read. In a GLOB, * is any text; quote i
 	}
 	cmd.ValidArgsFunction = completeModels
 	f := cmd.Flags()
-	f.BoolVar(&o.noStats, "no-stats", false, "what the headers say, at once")
+	f.BoolVar(&o.noStats, "no-stats", false, "print the headers only, without reading the data")
 	f.BoolVar(&o.asJSON, "json", false, "one JSON object a line, for each tensor")
 	f.StringArrayVar(&o.match, "match", nil, "only tensors whose name a `GLOB` fits; may be repeated")
 	f.StringVar(&o.sort, "sort", "file", "`order`: name, size (largest first), or file: as they lie there")

@@ -122,7 +122,7 @@ func TestRunShowsWhoHasCome(t *testing.T) {
 	script := `[ $RANK = 0 ] || read x < "$1"; MUSTER_TEST_ROLE=rank exec "$0"`
 	ptm, cmd := onTerminal(t, 80, "run", "-n", "2", "--", "sh", "-c", script, self(t), gate)
 	var out bytes.Buffer
-	for b := make([]byte, 4096); !strings.Contains(out.String(), "1 of 2 ranks have come to world"); {
+	for b := make([]byte, 4096); !strings.Contains(out.String(), "1 of 2 ranks have joined world"); {
 		n, err := ptm.Read(b)
 		out.Write(b[:n])
 		require.NoError(t, err, "%q", out.String())
@@ -130,7 +130,7 @@ func TestRunShowsWhoHasCome(t *testing.T) {
 	require.NoError(t, os.WriteFile(gate, []byte("\n"), 0))
 	_, _ = out.ReadFrom(ptm) // ends with EIO
 	require.NoError(t, cmd.Wait(), out.String())
-	drawn(t, out.String(), 80, "ranks have come to world")
+	drawn(t, out.String(), 80, "ranks have joined world")
 	require.Contains(t, out.String(), "[0] [0 10] <nil> <nil>\r\n")
 }
 

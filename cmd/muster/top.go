@@ -20,10 +20,10 @@ func newTop() *cobra.Command {
 	var every time.Duration
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show who waits for whom, as it changes",
-		Long: `Show who waits for whom, as it changes: the same as "muster who" prints once, and what the store
-does a second. Without --store and MUSTER_STORE it is the store of the "muster run" of this user on
-this host. Arrows and Page keys scroll, r shows every rank, space stops and goes on, q ends.`,
+		Short: "Show who waits for whom, live",
+		Long: `Show who waits for whom, live: the output of "muster who", and the store's rates. Without --store
+and MUSTER_STORE it shows the store of the "muster run" of this user on this host. Arrow and Page
+keys scroll, r shows every rank, space pauses, q ends.`,
 		Example: `  muster top
   muster top --store muster://$MASTER_ADDR:$MASTER_PORT --every 5s`,
 		Args: operands(),
@@ -32,7 +32,7 @@ this host. Arrows and Page keys scroll, r shows every rank, space stops and goes
 				return usagef(cmd, "--every must be 100ms or more")
 			}
 			if widthOf(os.Stdout) == 0 {
-				return &exit{code: exitUsage, text: `top wants a terminal; "muster who" prints the same once`}
+				return &exit{code: exitUsage, text: `top needs a terminal; "muster who" prints the same once`}
 			}
 			if err := r.findOne(); err != nil {
 				return err
@@ -51,7 +51,7 @@ this host. Arrows and Page keys scroll, r shows every rank, space stops and goes
 		},
 	}
 	r.flags(cmd, 0)
-	cmd.Flags().DurationVar(&every, "every", time.Second, "`time` from one look to the next")
+	cmd.Flags().DurationVar(&every, "every", time.Second, "interval `time` between updates")
 	return cmd
 }
 
@@ -161,7 +161,7 @@ func (m *topModel) View() tea.View {
 	for len(shown) < room+1 {
 		shown = append(shown, "")
 	}
-	foot := "q ends · ↑↓ scroll · r ranks · space stops"
+	foot := "q ends · ↑↓ scroll · r ranks · space pauses"
 	if rest := len(lines) - from - room; rest > 0 {
 		foot += fmt.Sprintf(" · %d more below", rest)
 	}
@@ -189,7 +189,7 @@ func (m *topModel) head() string {
 		r := m.view.Server.Rates
 		parts = append(parts, fmt.Sprintf("%.0f ops/s · in %s/s · out %s/s", r.Ops, bytesText(int64(r.In)), bytesText(int64(r.Out))))
 		if r.P99 > 0 {
-			parts = append(parts, fmt.Sprintf("half in %s, 99 %% in %s", short(duration(r.P50)), short(duration(r.P99))))
+			parts = append(parts, fmt.Sprintf("p50 %s, p99 %s", short(duration(r.P50)), short(duration(r.P99))))
 		}
 	}
 	return strings.Join(parts, " · ")

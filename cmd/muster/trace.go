@@ -28,16 +28,16 @@ func newTrace() *cobra.Command {
 	o := &tracing{}
 	cmd := &cobra.Command{
 		Use:   "trace DIR | trace FILE…",
-		Short: "Merge the traces of ranks, draw them, and say who the others waited for",
-		Long: `Merge the traces of a job's ranks, and say who came last how often, and how long the others waited
-for it. Traces are made by MUSTER_TRACE=DIR in the environment of the ranks, or by trace.Chrome.
+		Short: "Merge and draw the traces of ranks, and find stragglers",
+		Long: `Merge the traces of a job's ranks, and print how often each rank came last, and how long the others
+waited for it. MUSTER_TRACE=DIR in the environment of the ranks, or trace.Chrome, makes the traces.
 
-Of a DIR it takes those of the last job in it. Clocks of different hosts are set by the verbs that
-the ranks ended together. The trace of a rank that was killed is good up to its last 0.1 s.
+Of a DIR the command takes the last job. The ends of common verbs align the clocks of different
+hosts. The trace of a killed rank lacks at most its last 0.1 s.
 
--o draws: a row for each rank, a line for the end of each verb, and in red for how long the others
-waited for one rank alone. The file's name says what it is: .svg, .html (the picture with
-tables), or .json (all ranks as one trace, for ui.perfetto.dev).`,
+-o draws a row for each rank, a line for the end of each verb, and in red how long the others waited
+for one rank alone. The file's name selects the format: .svg, .html (the picture with tables), or
+.json (all ranks as one trace, for ui.perfetto.dev).`,
 		Example: `  MUSTER_TRACE=traces muster run -n 4 -- ./train
   muster trace traces
   muster trace traces -o job.html -o job.json
@@ -49,7 +49,7 @@ tables), or .json (all ranks as one trace, for ui.perfetto.dev).`,
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
 	f.StringArrayVarP(&o.outputs, "output", "o", nil, "`file` to write: .svg, .html or .json; may be repeated")
-	f.BoolVar(&o.asJSON, "json", false, "the summary as one JSON object, for programs")
+	f.BoolVar(&o.asJSON, "json", false, "the summary print one JSON object, for programs")
 	f.DurationVar(&o.from, "from", 0, "draw from this `time` on, counted from the first event")
 	f.DurationVar(&o.span, "for", 0, "draw this much `time`; 0: up to the end")
 	f.IntVar(&o.width, "width", 0, "of the picture, in `pixels`; 0: 1200")
@@ -186,7 +186,7 @@ func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note str
 		for _, r := range more {
 			caused += r.Caused
 		}
-		p.line("and %d more, for whom the others waited %s; --json has them all", len(more), traceTime(caused))
+		p.line("and %d more, for which the others waited %s; --json has them all", len(more), traceTime(caused))
 	}
 	if s.Absent > 0 {
 		p.line("and %s for ranks whose traces are not here", traceTime(s.Absent))

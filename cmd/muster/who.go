@@ -20,13 +20,13 @@ func newWho() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "who",
 		Short: "Print who waits for whom, and for how long",
-		Long: `Print who waits for whom, and for how long: groups whose verbs are not decided, who has come and
-who is missing and what they do instead, groups that come together, sends, receives and calls
-that wait for keys; then the groups, and what failed last. The longest wait is first.
+		Long: `Print who waits for whom, and for how long: undecided verbs with the ranks that have joined, those
+that are missing and what they do instead; forming groups, sends, receives and calls that wait for
+keys; then the groups, and the last failures. The longest wait is first.
 
-It works on any store, also on the one that rank 0 hosts, and shows what this process may read.
-Without --store and MUSTER_STORE it prints every "muster run" of this user that runs on this host.
-"muster top" shows the same as it changes, "muster page" in a browser.`,
+It works with any store, also one that rank 0 hosts, and shows what this process may read. Without
+--store and MUSTER_STORE it prints every "muster run" of this user on this host. "muster top" shows
+the same live, "muster page" in a browser.`,
 		Example: `  muster who
   muster who --store muster://$MASTER_ADDR:$MASTER_PORT --ranks   # and every rank
   muster who --json | jq -r '.blame[] | "\(.group) \(.rank) \(.label)"'`,
@@ -51,8 +51,8 @@ Without --store and MUSTER_STORE it prints every "muster run" of this user that 
 		},
 	}
 	r.flags(cmd, quick)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "as one JSON object, for programs")
-	cmd.Flags().BoolVar(&ranks, "ranks", false, "with every rank of every group")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, for programs")
+	cmd.Flags().BoolVar(&ranks, "ranks", false, "include every rank of every group")
 	return cmd
 }
 
@@ -213,12 +213,12 @@ func (p *whoPrinter) wait(w *status.Wait) {
 	var more []string
 	switch w.Kind {
 	case "verb":
-		more = append(more, fmt.Sprintf("%d of %d have come", w.Came, w.Size))
+		more = append(more, fmt.Sprintf("%d of %d have joined", w.Came, w.Size))
 	case "key":
 		more = append(more, fmt.Sprintf("%d waiting", w.Came))
 	}
 	if w.Left > 0 {
-		more = append(more, "gives up in "+ago(w.Left))
+		more = append(more, "times out in "+ago(w.Left))
 	}
 	note := ""
 	if len(more) > 0 {
@@ -243,7 +243,7 @@ func whoText(r status.Who) string {
 		s += ": " + printable(r.Doing)
 	}
 	if r.Heard >= 1 {
-		s += ", heard of " + ago(r.Heard) + " ago"
+		s += ", last seen " + ago(r.Heard) + " ago"
 	}
 	return s
 }
@@ -271,7 +271,7 @@ func (p *whoPrinter) group(g *status.Group) {
 	for _, r := range g.Ranks {
 		heard := ""
 		if r.Heard >= 1 {
-			heard = ", heard of " + ago(r.Heard) + " ago"
+			heard = ", last seen " + ago(r.Heard) + " ago"
 		}
 		p.line("    rank %-5d %s  %s%s", r.Rank, printable(r.Label), printable(r.Doing), heard)
 	}
@@ -279,5 +279,5 @@ func (p *whoPrinter) group(g *status.Group) {
 
 // stateText is a state of a group in words.
 func stateText(state string) string {
-	return map[string]string{"forming": "comes together", "idle": "idle", "waiting": "waits", "revoked": "has failed", "over": "is over"}[state]
+	return map[string]string{"forming": "forming", "idle": "idle", "waiting": "waits", "revoked": "has failed", "over": "is over"}[state]
 }

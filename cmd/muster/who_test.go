@@ -80,7 +80,7 @@ func TestWho(t *testing.T) {
 	r := run(t, "who", "--store", url, "--ranks")
 	want := regexp.MustCompile(`^jobs/train waits for rank 1 \(pid 7 on node-b\): no call since it joined [0-9.]+ s ago.*
 
- +[0-9.]+ s  jobs/train · barrier #1  \(1 of 2 have come\)
+ +[0-9.]+ s  jobs/train · barrier #1  \(1 of 2 have joined\)
  +waits for rank 1 \(pid 7 on node-b\): no call since it joined [0-9.]+ s ago.*
 
 groups
@@ -283,23 +283,23 @@ func TestPageRefuses(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0":                                   {1, "want a password (--http-secret-file) over TLS"},
-		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0 --http-secret-file " + secret:      {1, "let it have TLS (--tls-cert)"},
-		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --secret-file " + secret:         {1, "wants to know who comes"},
+		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0":                                   {1, "set a password (--http-secret-file) and TLS"},
+		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0 --http-secret-file " + secret:      {1, "set --tls-cert"},
+		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --secret-file " + secret:         {1, "requires authentication"},
 		"serve --listen 127.0.0.1:0 --http nonsense":                                    {2, "it is not host:port"},
 		"serve --listen 127.0.0.1:0 --http-secret-file " + secret:                       {2, "is for --http"},
 		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --http-secret-file /nothing":     {1, "--http-secret-file: "},
-		"serve --listen 127.0.0.1:0 --http " + strings.TrimPrefix(url, "muster://"):     {1, "let --http have another port"},
+		"serve --listen 127.0.0.1:0 --http " + strings.TrimPrefix(url, "muster://"):     {1, "set --http to another port"},
 		"run -n 1 --http 127.0.0.1:0 --master-port 1234 -- true":                        {2, "muster page --store muster://127.0.0.1:1234"},
-		"page --store " + url + " --http 0.0.0.0:0":                                     {1, "let --http be 127.0.0.1"},
-		"page --http 127.0.0.1:0 --store " + url + "?secret-file=" + secret:             {1, "wants to know who comes"},
+		"page --store " + url + " --http 0.0.0.0:0":                                     {1, "set --http to 127.0.0.1"},
+		"page --http 127.0.0.1:0 --store " + url + "?secret-file=" + secret:             {1, "requires authentication"},
 		"page --http 127.0.0.1:0":                                                       {2, "which store?"},
-		"page --http 127.0.0.1:0 --store etcd://me:pw@127.0.0.1:1":                      {1, "wants to know who comes"},
-		"page --store " + url + " --http 0.0.0.0:0 --http-secret-file " + secret:        {1, "for ssh -L or a proxy; or add --insecure"},         // its --tls-cert is for the store to see
-		"bench --host launcher --http 0.0.0.0:0":                                        {1, "let --http be 127.0.0.1, for ssh -L or a proxy\n"}, // has no --insecure
+		"page --http 127.0.0.1:0 --store etcd://me:pw@127.0.0.1:1":                      {1, "requires authentication"},
+		"page --store " + url + " --http 0.0.0.0:0 --http-secret-file " + secret:        {1, "with ssh -L or a proxy; or add --insecure"},         // its --tls-cert is for the store to see
+		"bench --host launcher --http 0.0.0.0:0":                                        {1, "set --http to 127.0.0.1, with ssh -L or a proxy\n"}, // has no --insecure
 		"page --http 127.0.0.1:0 --store tcp://" + strings.TrimPrefix(url, "muster://"): {1, "unsupported by this engine"},
 		"page --http 127.0.0.1:0 --store muster://127.0.0.1:1":                          {5, "no store at 127.0.0.1:1"},
-		"page --http " + strings.TrimPrefix(url, "muster://") + " --store " + url:       {1, "let --http have another port"},
+		"page --http " + strings.TrimPrefix(url, "muster://") + " --store " + url:       {1, "set --http to another port"},
 	} {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()

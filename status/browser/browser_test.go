@@ -241,7 +241,7 @@ func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
 			has(t, ctx, "#verdict", "train · barrier #3 waits: ", "for rank 2", "pid 4102 on node-a", "evaluate · create waits: ") // both jobs that hang
 			has(t, ctx, "#about", "muster://store:7070 · muster v1")
 			require.True(t, value[bool](t, ctx, `(() => { const r = document.querySelector("#verdict").getBoundingClientRect(); return r.top >= 0 && r.bottom <= innerHeight })()`), "it is on the first screen")
-			has(t, ctx, "#waits", "7 of 8 have come, 1 missing", "evaluate · create", "has not come", "key model/ready")
+			has(t, ctx, "#waits", "7 of 8 have joined, 1 missing", "evaluate · create", "has not joined", "key model/ready")
 			has(t, ctx, "#waits .who", "rank 2 pid 4102 on node-a · in no call; its last was barrier #1")
 			has(t, ctx, "#failures", "train · barrier #2: timed out")
 			require.Equal(t, []int{8, 1}, value[[]int](t, ctx, `(() => { const r = document.querySelector("#waits li .ranks"); return [r.children.length, r.querySelectorAll(".missing").length] })()`))
@@ -297,7 +297,7 @@ func TestPageIsLive(t *testing.T) {
 	j.barrier(context.Background(), 3, 2)
 	has(t, ctx, "#verdict", "evaluate · create")
 	j.barrier(context.Background(), 4, 2)
-	has(t, ctx, "#waits", "train · barrier #4", "1 of 8 have come")
+	has(t, ctx, "#waits", "train · barrier #4", "1 of 8 have joined")
 	require.Equal(t, "SUMMARY", value[string](t, ctx, `document.activeElement.tagName`))
 	require.True(t, value[bool](t, ctx, `document.querySelector("#groups details:last-of-type").open`))
 	require.NoError(t, j.m.Close())
@@ -352,13 +352,13 @@ func TestManyRanks(t *testing.T) {
 	ctx := browser(t, devices[0])
 	j.barrier(context.Background(), 1, 7)
 	run(t, ctx, chromedp.Navigate(j.url))
-	has(t, ctx, "#waits", "1 of 10000 have come, 9999 missing")
+	has(t, ctx, "#waits", "1 of 10000 have joined, 9999 missing")
 	run(t, ctx, chromedp.Click("#groups summary"))
 	has(t, ctx, "#groups td", "pid 4106", "pid 14099") // an event has 256 of them, the rest is fetched
 	has(t, ctx, "#groups .more", "")
 	until(t, ctx, `(() => {
 		const all = [...document.querySelectorAll("#waits .ranks i")].map((i) => i.title)
-		return all[0] === "ranks 0–39: 1 have come, 39 missing, 0 gone" && all.at(-1) === "ranks 9960–9999: 0 have come, 40 missing, 0 gone"
+		return all[0] === "ranks 0–39: 1 have joined, 39 missing, 0 gone" && all.at(-1) === "ranks 9960–9999: 0 have joined, 40 missing, 0 gone"
 	})()`)
 }
 
@@ -416,7 +416,7 @@ func TestUnknownIsSaid(t *testing.T) {
 	run(t, ctx, chromedp.Navigate(page.URL))
 	has(t, ctx, "#waits", "train · barrier #3")
 	has(t, ctx, "#waits .time", "unknown")
-	has(t, ctx, "#numbers div", "kept on a disk\nyes, which stalls: 12", "running\nunknown", "clients\nunknown", "in them\nunknown", "operations\nunknown", "keys\n7")
+	has(t, ctx, "#numbers div", "persistent\nyes; the disk stalls: 12", "uptime\nunknown", "clients\nunknown", "data size\nunknown", "operations\nunknown", "keys\n7")
 	for _, id := range []string{"#waits", "#groups", "#numbers"} {
 		require.NotRegexp(t, `-0?1|\b0\.0 s`, strings.ReplaceAll(value[string](t, ctx, fmt.Sprintf("document.querySelector(%q).innerText", id)), "run-1", ""), id)
 	}
@@ -501,7 +501,7 @@ func TestPageWaitsForRoom(t *testing.T) {
 		defer rep.Body.Close()
 	}
 	run(t, ctx, chromedp.Navigate(j.url))
-	has(t, ctx, "#linetext", "has no room for it now")
+	has(t, ctx, "#linetext", "has too many viewers")
 	leave()
 	until(t, ctx, `$("linetext").textContent === "live"`)
 }

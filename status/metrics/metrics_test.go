@@ -227,7 +227,7 @@ func TestStoreOfTheRealWorld(t *testing.T) {
 # HELP muster_store_connections Connections.
 # TYPE muster_store_connections gauge
 muster_store_connections 1
-# HELP muster_store_durable Whether the store is kept on a disk.
+# HELP muster_store_durable Whether the store is durable.
 # TYPE muster_store_durable gauge
 muster_store_durable 1
 # HELP muster_store_keys Keys.

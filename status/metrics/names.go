@@ -14,17 +14,17 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 
 var (
 	up        = desc("store_up", "Whether the store has answered.")
-	requests  = desc("store_requests_total", "Requests that were carried out, by operation.", "op")
-	answers   = desc("store_answer_seconds", "How long answers that need nobody else take in the store. They are counted for 90 seconds after somebody has looked.")
-	syncs     = desc("store_log_sync_seconds", "How long writes of the log take until they are on the disk.")
-	groups    = desc("groups", "Groups, by state: they come together, are at work, wait in a verb, have failed, or have failed and are over.", "state")
-	ranks     = desc("ranks", "Ranks of those groups, by state: in no call, waiting, waited for while in no call, left, or lost.", "state")
+	requests  = desc("store_requests_total", "Requests, by operation.", "op")
+	answers   = desc("store_answer_seconds", "Latency in the store, of answers that do not wait for other clients; for 90 seconds after a scrape.")
+	syncs     = desc("store_log_sync_seconds", "Time until a write of the log is durable.")
+	groups    = desc("groups", "Groups, by state: forming, idle, waiting in a verb, failed, or failed and closed.", "state")
+	ranks     = desc("ranks", "Ranks of those groups, by state: in no call, waiting, awaited while in no call, left, or failed.", "state")
 	takeovers = desc("replication_takeovers_total", "How many times another process began to lead, since the store began.")
-	waits     = desc("waits", "What waits, by kind: verbs that are not decided, messages between ranks, and keys that calls wait for.", "kind")
+	waits     = desc("waits", "Waiting calls, by kind: undecided verbs, messages between ranks, and keys.", "kind")
 	leads     = desc("replication_leads", "Whether this process is the leader of a replicated store: 0 is a standby.")
 	led       = desc("replication_led_seconds", "For how long the leader has led.")
 	lag       = desc("replication_lag_entries", "Entries of the log that were committed, and that the standby had not applied when it last reported.", "standby")
-	longest   = desc("longest_wait_seconds", "For how long the oldest of those has been waiting, by kind.", "kind")
+	longest   = desc("longest_wait_seconds", "Age of the oldest of those, by kind.", "kind")
 )
 
 // number is a metric that is one field.
@@ -36,14 +36,14 @@ type number struct {
 }
 
 var numbers = []number{
-	level("store_running_seconds", "How long the store has been running. It goes on after a restart of a durable one.", func(s *store.ServerStatus) float64 { return s.Up.Seconds() }),
-	level("store_durable", "Whether the store is kept on a disk.", func(s *store.ServerStatus) float64 { return float64(btoi(s.Durable)) }),
+	level("store_running_seconds", "Uptime of the store; of a durable one across restarts.", func(s *store.ServerStatus) float64 { return s.Up.Seconds() }),
+	level("store_durable", "Whether the store is durable.", func(s *store.ServerStatus) float64 { return float64(btoi(s.Durable)) }),
 	level("store_connections", "Connections.", func(s *store.ServerStatus) float64 { return float64(s.Conns) }),
-	count("store_accepted_connections_total", "Connections that were let in.", func(s *store.ServerStatus) float64 { return float64(s.Accepted) }),
-	count("store_refused_connections_total", "Connections that were turned away, since there were too many.", func(s *store.ServerStatus) float64 { return float64(s.Refused) }),
-	count("store_slow_connections_total", "Connections that were cut off, since the peer did not read what it had asked for.", func(s *store.ServerStatus) float64 { return float64(s.Dropped) }),
-	level("store_sessions", "Sessions of clients, also of those that may come back.", func(s *store.ServerStatus) float64 { return float64(s.Sessions) }),
-	count("store_lost_sessions_total", "Sessions that were lost, and their ranks with them.", func(s *store.ServerStatus) float64 { return float64(s.LostSessions) }),
+	count("store_accepted_connections_total", "Connections that were accepted.", func(s *store.ServerStatus) float64 { return float64(s.Accepted) }),
+	count("store_refused_connections_total", "Connections that were refused at a limit.", func(s *store.ServerStatus) float64 { return float64(s.Refused) }),
+	count("store_slow_connections_total", "Connections that were closed because the peer did not read its answers.", func(s *store.ServerStatus) float64 { return float64(s.Dropped) }),
+	level("store_sessions", "Sessions of clients, also of those that may reconnect.", func(s *store.ServerStatus) float64 { return float64(s.Sessions) }),
+	count("store_lost_sessions_total", "Sessions that failed, and their ranks with them.", func(s *store.ServerStatus) float64 { return float64(s.LostSessions) }),
 	level("store_waiting_calls", "Calls that wait.", func(s *store.ServerStatus) float64 { return float64(s.Calls) }),
 	level("store_keys", "Keys.", func(s *store.ServerStatus) float64 { return float64(s.Keys) }),
 	level("store_stored_bytes", "Bytes of keys and values.", func(s *store.ServerStatus) float64 { return float64(s.Bytes) }),
@@ -53,7 +53,7 @@ var numbers = []number{
 	level("store_history_changes", "Changes that a watch can go back.", func(s *store.ServerStatus) float64 { return float64(s.History) }),
 	count("store_compacted_watches_total", "Watches that were further behind than the history goes back.", func(s *store.ServerStatus) float64 { return float64(s.Compacted) }),
 	kept(level("store_log_bytes", "Bytes of log since the last checkpoint.", func(s *store.ServerStatus) float64 { return float64(s.LogBytes) })),
-	kept(level("store_log_write_seconds", "For how long the write of the log that is under way has not been on the disk.", func(s *store.ServerStatus) float64 { return s.SyncPending.Seconds() })),
+	kept(level("store_log_write_seconds", "Age of the current write of the log.", func(s *store.ServerStatus) float64 { return s.SyncPending.Seconds() })),
 }
 
 // traffic is n, unless s is of a store that counts nothing.

@@ -72,7 +72,7 @@ function whoText(r) {
   const parts = [];
   if (r.label) parts.push(r.label);
   if (r.doing) parts.push(r.doing);
-  if (r.heard_seconds >= 1) parts.push("heard of " + time(r.heard_seconds) + " ago");
+  if (r.heard_seconds >= 1) parts.push("last seen " + time(r.heard_seconds) + " ago");
   return parts.join(" · ");
 }
 
@@ -98,8 +98,8 @@ function strip(e, w) {
   e.dataset.is = text;
   e.replaceChildren(...state.map((s, i) => {
     const square = make("i", s), from = i * each, n = Math.min(each, size - from), c = counts[i];
-    square.title = n === 1 ? "rank " + from + (s === "missing" ? ": missing" : s === "gone" ? ": gone" : ": has come")
-      : "ranks " + from + "–" + (from + n - 1) + ": " + c.here + " have come, " + (n - c.here - c.gone) + " missing, " + c.gone + " gone";
+    square.title = n === 1 ? "rank " + from + (s === "missing" ? ": missing" : s === "gone" ? ": gone" : ": has joined")
+      : "ranks " + from + "–" + (from + n - 1) + ": " + c.here + " have joined, " + (n - c.here - c.gone) + " missing, " + c.gone + " gone";
     return square;
   }));
 }
@@ -115,9 +115,9 @@ function showWaits(waits, more) {
     put(li.querySelector(".time"), time(w.for_seconds));
     const note = [];
     if (w.generation) note.push("generation " + w.generation);
-    if (w.kind === "verb") note.push(w.came + " of " + w.size + " have come, " + w.missing + " missing");
+    if (w.kind === "verb") note.push(w.came + " of " + w.size + " have joined, " + w.missing + " missing");
     if (w.kind === "key") note.push(w.came + (w.came === 1 ? " call waits" : " calls wait"));
-    if (w.left_seconds) note.push("gives up in " + time(w.left_seconds));
+    if (w.left_seconds) note.push("times out in " + time(w.left_seconds));
     put(li.querySelector(".note"), note.join(" · "));
     const verb = w.kind === "verb" && w.size > 1;
     li.querySelector(".ranks").hidden = !verb;
@@ -130,7 +130,7 @@ function showWaits(waits, more) {
   });
   put($("waiting-count"), waits.length ? String(waits.length + more) : "nothing");
   $("waits-more").hidden = !more;
-  put($("waits-more"), more + " more, which have not waited for so long: muster who has all.");
+  put($("waits-more"), more + " more with shorter waits: muster who prints all.");
 }
 
 // culprits are the jobs that wait for ranks which wait in nothing themselves: a line for each, with the ranks.
@@ -159,13 +159,13 @@ function showVerdict(v) {
     if (lines.length > most) lines.splice(most, lines.length - most, { head: "and " + (lines.length - most) + " more", detail: "" });
     if (!lines.length) lines = [{
       head: title(longest) + " waits: " + time(longest.for_seconds) + (longest.missing ? ", for " + longest.missing + (longest.missing === 1 ? " rank" : " ranks") : ""),
-      detail: longest.ranks.some((r) => r.waits) ? "All who are missing wait themselves: for each other?" : "",
+      detail: longest.ranks.some((r) => r.waits) ? "All missing ranks wait too: a deadlock?" : "",
     }];
   }
   const bad = v.groups.find((g) => g.state === "revoked");
   if (bad && state === "calm") {
     state = "stuck";
-    lines = [{ head: bad.name + " has failed: " + bad.why, detail: "" }];
+    lines = [{ head: bad.name + " failed: " + bad.why, detail: "" }];
   }
   e.className = "verdict " + state;
   const text = JSON.stringify(lines);
@@ -177,13 +177,13 @@ function showVerdict(v) {
 }
 
 const states = {
-  forming: ["comes together", "slow"], idle: ["idle", "calm"], waiting: ["waits", "slow"],
-  revoked: ["has failed", "stuck"], over: ["is over", "stuck"],
+  forming: ["forming", "slow"], idle: ["idle", "calm"], waiting: ["waiting", "slow"],
+  revoked: ["failed", "stuck"], over: ["closed", "stuck"],
 };
 
 function showGroups(v) {
   sync($("groups"), v.groups, (g) => [g.name, g.run, g.generation, g.state === "over"].join(" "), () => {
-    const head = make("tr", "", ...["rank", "who", "does", "heard of"].map((n) => make("th", "", n)));
+    const head = make("tr", "", ...["rank", "process", "call", "last seen"].map((n) => make("th", "", n)));
     return make("details", "",
       make("summary", "", make("b"), make("span", "tag"), " ", make("span", "note")),
       make("table", "", make("thead", "", head), make("tbody")), make("p", "note more"));
@@ -204,7 +204,7 @@ function showGroups(v) {
   });
   const more = $("groups-more");
   more.hidden = !v.more;
-  put(more, (v.more || 0) + " more, in which nothing is wrong or as long ago: muster who --json has all.");
+  put(more, (v.more || 0) + " more without a failure or a wait: muster who --json prints all.");
   put($("groups-count"), v.groups.length ? String(v.groups.length + (v.more || 0)) : "none");
 }
 
@@ -222,7 +222,7 @@ function showRanks(d, g) {
   }
   sync(d.querySelector("tbody"), g.ranks, (r) => String(r.rank), () => {
     const tr = make("tr", "", make("td"), make("td"), make("td"), make("td", "num"));
-    tr.children[3].dataset.name = "heard of";
+    tr.children[3].dataset.name = "last seen";
     return tr;
   }, (tr, r) => {
     tr.className = r.state;
@@ -255,13 +255,13 @@ function showReplication(r) {
 }
 
 function showNumbers(s, standby) {
-  if (!s) { $("numbers").replaceChildren(make("div", "", make("dd", "", standby ? "A standby: the leader's page shows the store." : "Only what is below a prefix is shown."))); return; }
+  if (!s) { $("numbers").replaceChildren(make("div", "", make("dd", "", standby ? "A standby: the leader's page shows the store." : "Only data below a prefix is shown."))); return; }
   const r = s.rates, none = s.up_seconds < 0 ? "unknown" : "…"; // a store that cannot tell how long it runs counts nothing
   const rows = [
-    ["running", time(s.up_seconds)], ["kept on a disk", !s.durable ? "no" : s.disk_stalled_seconds ? "yes, which stalls: " + time(s.disk_stalled_seconds) : "yes"], ["clients", amount(s.sessions, "")],
-    ["calls that wait", amount(s.calls_waiting, "")], ["keys", amount(s.keys, "")], ["in them", amount(s.bytes, "B")],
+    ["uptime", time(s.up_seconds)], ["persistent", !s.durable ? "no" : s.disk_stalled_seconds ? "yes; the disk stalls: " + time(s.disk_stalled_seconds) : "yes"], ["clients", amount(s.sessions, "")],
+    ["waiting calls", amount(s.calls_waiting, "")], ["keys", amount(s.keys, "")], ["data size", amount(s.bytes, "B")],
     ["operations", r ? amount(r.ops_per_second, "/s") : none], ["in", r ? amount(r.bytes_in_per_second, "B/s") : none], ["out", r ? amount(r.bytes_out_per_second, "B/s") : none],
-    ["half take", r ? short(r.p50_seconds) : none], ["99 % take", r ? short(r.p99_seconds) : none],
+    ["p50", r ? short(r.p50_seconds) : none], ["p99", r ? short(r.p99_seconds) : none],
   ];
   sync($("numbers"), rows, (x) => x[0], (x) => make("div", "", make("dt", "", x[0]), make("dd")), (e, x) => put(e.lastChild, x[1]));
   const ops = r ? Object.entries(r.ops).sort((a, b) => b[1] - a[1]).slice(0, 8) : [];
@@ -293,7 +293,7 @@ function listen() {
   events.addEventListener("away", (e) => line("away", "the store does not answer: " + JSON.parse(e.data)));
   events.onerror = () => {
     const refused = events.readyState === EventSource.CLOSED;
-    line("away", "the server of this page " + (refused ? "has no room for it now" : "is away") + "; what is below is old");
+    line("away", "the server of this page " + (refused ? "has too many viewers" : "does not answer") + "; the data below is old");
     if (refused) setTimeout(listen, 5000);
   };
 }
@@ -316,7 +316,7 @@ async function list(more) {
     for (const k of page.keys) $("keys").append(keyRow(k));
     if (page.keys.length) listed.after = page.keys[page.keys.length - 1].at;
     $("more").hidden = !page.more;
-    put(note, $("keys").childElementCount ? "Values are shown only when you open one." : "There is no such key.");
+    put(note, $("keys").childElementCount ? "Values are shown only when you open one." : "No such key.");
   } catch (err) {
     put(note, String(err.message || err));
     $("more").hidden = true;

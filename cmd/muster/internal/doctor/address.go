@@ -19,7 +19,7 @@ func (d *Doctor) host(ctx context.Context, _ *patient) []Finding {
 		return []Finding{warning(fmt.Sprintf("this host has no name (%v)", err), "give it one: messages name ranks by it")}
 	}
 	if name == "localhost" || strings.HasPrefix(name, "localhost.") {
-		return []Finding{warning("this host calls itself "+name, "hostnamectl set-hostname: messages of several hosts cannot be told apart")}
+		return []Finding{warning("this host calls itself "+name, "hostnamectl set-hostname: messages of several hosts cannot be distinguished")}
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.patience())
 	defer cancel()
@@ -30,7 +30,7 @@ func (d *Doctor) host(ctx context.Context, _ *patient) []Finding {
 			"muster does not need it, but gloo and MPI do: put it into /etc/hosts or the name server")}
 	case allLoopback(addrs) && d.severalHosts():
 		return []Finding{warning(fmt.Sprintf("this host's name, %s, is %s here, which other hosts cannot reach", name, strings.Join(addrs, ", ")),
-			"let it be the address of the network in /etc/hosts: gloo and MPI tell it to the others, and so does a MASTER_ADDR made of it")}
+			"let it be the address of the network in /etc/hosts: gloo and MPI send it to the others, and a MASTER_ADDR may be made of it")}
 	}
 	return []Finding{ok("%s is %s", name, strings.Join(addrs, ", "))}
 }

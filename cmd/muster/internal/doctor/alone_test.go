@@ -66,7 +66,7 @@ func TestEnvironments(t *testing.T) {
 		"two launchers":           {master(env{"RANK": "1", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}), doctor.Warning, "the first one counts"},
 		"two stores":              {env{"RANK": "0", "WORLD_SIZE": "1", "MUSTER_STORE": "muster://10.0.0.2:1", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "2"}, doctor.Warning, "the store counts"},
 		"a world without a rank":  {env{"WORLD_SIZE": "2"}, doctor.Warning, "RANK is not"},
-		"one rank":                {env{"RANK": "0", "WORLD_SIZE": "1"}, doctor.OK, "1 rank, which meets nobody"},
+		"one rank":                {env{"RANK": "0", "WORLD_SIZE": "1"}, doctor.OK, "a single rank"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &doctor.Doctor{System: healthy()}
@@ -242,7 +242,7 @@ func TestPortsThatMayNot(t *testing.T) {
 	d.System.Listen = func(context.Context, string, string) (net.Listener, error) { return nil, syscall.EACCES }
 	wants(t, examined(t, d), "ports", doctor.Problem, "port 80 may not be listened at")
 	d.System.Listen = func(context.Context, string, string) (net.Listener, error) { return nil, syscall.EADDRNOTAVAIL }
-	wants(t, examined(t, d), "ports", doctor.Problem, "nobody can listen at :80")
+	wants(t, examined(t, d), "ports", doctor.Problem, "no process can listen at :80")
 }
 
 // TestPortThatOthersTry: the ranks of one host ask for it at the same time, and each has it for a moment.

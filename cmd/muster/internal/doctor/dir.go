@@ -32,7 +32,7 @@ func (d *Doctor) directory(context.Context, *patient) []Finding {
 	v, err := d.System.Volume(d.Dir)
 	switch {
 	case err != nil:
-		return []Finding{warning("what is free cannot be told: "+err.Error(), "look at \"df "+d.Dir+"\"")}
+		return []Finding{warning("the free space is unknown: "+err.Error(), "look at \"df "+d.Dir+"\"")}
 	case v.Free < littleDisk:
 		return []Finding{warning(fmt.Sprintf("%s has %s free", d.Dir, bytesText(v.Free)), "remove what is old, or name another directory")}
 	}

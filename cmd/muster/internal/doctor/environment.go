@@ -49,7 +49,7 @@ func (d *Doctor) environment(_ context.Context, p *patient) (fs []Finding) {
 	}
 	if p.config != nil {
 		if p.config.Address == "" {
-			return append(fs, ok("%s: 1 rank, which meets nobody", present[0].name))
+			return append(fs, ok("%s: a single rank", present[0].name))
 		}
 		fs = append(fs, ok("%s: %s, which meet at %s", present[0].name, count(p.config.Size, "rank"), withoutPassword(p.config.Address)))
 	}

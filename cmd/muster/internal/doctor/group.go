@@ -125,7 +125,7 @@ func (w *ward) introduce(ctx context.Context) error {
 	names := map[string]int{}
 	for _, m := range w.members {
 		if node, seen := names[w.cards[m.Rank].Host]; seen && node != m.Node {
-			w.say("host", warning(fmt.Sprintf("several hosts or containers call themselves %s", w.cards[m.Rank].Host), "give them names of their own, or set MUSTER_HOST: messages cannot tell them apart"))
+			w.say("host", warning(fmt.Sprintf("several hosts or containers call themselves %s", w.cards[m.Rank].Host), "give them names of their own, or set MUSTER_HOST: messages cannot distinguish them"))
 			break
 		}
 		names[w.cards[m.Rank].Host] = m.Node

@@ -166,7 +166,7 @@ func TestLinks(t *testing.T) {
 		}, "no answer within 1s", "drops it"},
 		"refused":      {func(context.Context, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }, "the connection is refused", "rejects it"},
 		"no route":     {func(context.Context, string) (net.Conn, error) { return nil, syscall.EHOSTUNREACH }, "no route to host", "ip route get"},
-		"foreign":      {to(closes.Addr().String()), "somebody else answers there", "same address"},
+		"foreign":      {to(closes.Addr().String()), "another process answers there", "same address"},
 		"nothing up":   {through(func(p *testcluster.Proxy) { p.Up.Blackhole(true) }), "it connects, and no byte comes through", "load balancer"},
 		"nothing down": {through(func(p *testcluster.Proxy) { p.Down.Blackhole(true) }), "it connects, and no byte comes through", "load balancer"},
 		"large up": {func(ctx context.Context, addr string) (net.Conn, error) {

@@ -207,7 +207,7 @@ func (w *ward) kindText(kind string, t trouble) string {
 		refused:     "the connection is refused",
 		silent:      fmt.Sprintf("no answer within %v", w.patience()),
 		unreachable: t.Detail,
-		foreign:     "somebody else answers there",
+		foreign:     "another process answers there",
 		small:       "it connects, and no byte comes through",
 		up:          "few bytes pass, and 64 KiB do not",
 		down:        "few bytes pass, and 64 KiB do not come back",

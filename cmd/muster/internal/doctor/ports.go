@@ -65,7 +65,7 @@ func (d *Doctor) free(ctx context.Context, addr string, meeting bool) Finding {
 	case errors.Is(err, syscall.EACCES):
 		return problem(fmt.Sprintf("port %s may not be listened at", port), "ports below 1024 are root's: use a higher one")
 	}
-	return problem(fmt.Sprintf("nobody can listen at %s: %s", addr, innermost(err)), "let the address be one of this host")
+	return problem(fmt.Sprintf("no process can listen at %s: %s", addr, innermost(err)), "let the address be one of this host")
 }
 
 // listen tries again if the port is taken: other ranks of this host try it too, each for a moment.
@@ -119,7 +119,7 @@ func (d *Doctor) reach(ctx context.Context, addr string) Finding {
 	}
 	switch kind := dialKind(ctx, err); kind {
 	case refused:
-		return problem(addr+" refuses: nobody listens there, or a firewall rejects it", "start the store or rank 0 first; is the port right?")
+		return problem(addr+" refuses: no process listens there, or a firewall rejects it", "start the store or rank 0 first; is the port right?")
 	case silent:
 		return problem(fmt.Sprintf("%s does not answer within %v", addr, d.patience()), "a firewall drops it, or the address is of no host: let TCP to that port through")
 	}
