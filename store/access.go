@@ -106,89 +106,33 @@ func rightsOf(accesses []Access, matched []int) rights {
 	return r
 }
 
-// requirement is the kind of right that an operation needs.
-type requirement uint8
-
-const (
-	needAll      requirement = iota // the right to everything; also for operations without an entry
-	needNothing                     // none: it is about the session, or a member of the session
-	needRead                        // to read its key
-	needReads                       // to read its keys
-	needBelow                       // to read all keys that begin with its key
-	needWrite                       // to write its key
-	needWrites                      // to write its keys
-	needJoin                        // to write below the group's name
-	needAnything                    // to write any key
-)
-
-// needs has the requirement of each operation.
-var needs = [256]requirement{
-	wire.OpHello:        needNothing,
-	wire.OpGoodbye:      needNothing,
-	wire.OpCancel:       needNothing,
-	wire.OpPing:         needNothing,
-	wire.OpGet:          needRead, // also if it is the last read of the entry
-	wire.OpSet:          needWrite,
-	wire.OpWait:         needReads,
-	wire.OpAdd:          needWrite,
-	wire.OpSwap:         needWrite,
-	wire.OpAppend:       needWrite,
-	wire.OpDelete:       needWrites,
-	wire.OpList:         needBelow,
-	wire.OpWatch:        needBelow,
-	wire.OpJoin:         needJoin,
-	wire.OpLeave:        needNothing,
-	wire.OpFollow:       needNothing,
-	wire.OpCollect:      needNothing,
-	wire.OpSend:         needNothing,
-	wire.OpRecv:         needNothing,
-	wire.OpExpired:      needNothing,
-	wire.OpLost:         needAll, // no peer sends it
-	wire.OpTake:         needWrites,
-	wire.OpSendReady:    needNothing,
-	wire.OpGrant:        needAnything,
-	wire.OpKeepAlive:    needAnything,
-	wire.OpRevoke:       needAnything,
-	wire.OpSkip:         needNothing,
-	wire.OpProbe:        needNothing,
-	wire.OpProof:        needNothing,
-	wire.OpBackup:       needAll,
-	wire.OpRelay:        needNothing, // the requests in it are checked
-	wire.OpVotes:        needNothing,
-	wire.OpStatus:       needBelow,
-	wire.OpPush:         needWrite, // the queue is below its name
-	wire.OpPop:          needWrite,
-	wire.OpCloseChannel: needNothing,
-	wire.OpAck:          needNothing,
-}
-
 // refuse returns why a peer with rights r may not make req, or "".
 func (r rights) refuse(req *wire.Request) string {
 	if r == nil {
 		return ""
 	}
-	switch needs[req.Op] {
-	case needNothing:
+	switch req.Op.Right() {
+	case wire.NeedNothing:
 		return ""
-	case needRead:
+	case wire.NeedRead:
 		return r.refuseKeys("read", req.Key)
-	case needReads:
+	case wire.NeedReads:
 		return r.refuseKeys("read", req.Keys...)
-	case needWrite:
+	case wire.NeedWrite:
 		return r.refuseKeys("write", req.Key)
-	case needWrites:
+	case wire.NeedWrites:
 		return r.refuseKeys("write", req.Keys...)
-	case needBelow:
+	case wire.NeedBelow:
 		if r.cover(req.Key, false) {
 			return ""
 		}
 		return r.denied("read below " + quoted(req.Key))
-	case needJoin:
+	case wire.NeedJoin:
 		if req.Group.Generation != 0 || r.cover(req.Group.Group, true) { // survivors are members already
 			return ""
 		}
 		return r.denied("join the group " + quoted(req.Group.Group))
-	case needAnything:
+	case wire.NeedAnything:
 		if slices.ContainsFunc(r, func(one right) bool { return one.write }) {
 			return ""
 		}

@@ -63,13 +63,7 @@ func (s *session) check(req *wire.Request) error {
 
 // ranked reports whether req is made for a rank that has joined.
 func ranked(req *wire.Request) bool {
-	switch req.Op {
-	case wire.OpLeave, wire.OpFollow, wire.OpCollect, wire.OpSend, wire.OpRecv, wire.OpExpired, wire.OpSendReady, wire.OpCloseChannel, wire.OpAck:
-		return true
-	case wire.OpJoin:
-		return req.Group.Generation != 0
-	}
-	return false
+	return req.Op.ByMember() || req.Op == wire.OpJoin && req.Group.Generation != 0
 }
 
 const (

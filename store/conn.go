@@ -293,7 +293,7 @@ func refusedFrame(err error) *wire.Reply {
 
 // ownValue copies the value of c.req if the machine may keep it.
 func (c *conn) ownValue(owned bool) {
-	if !owned && core.Keeps(c.req.Op) && c.req.Value != nil {
+	if !owned && c.req.Op.KeepsValue() && c.req.Value != nil {
 		c.req.Value = append(make([]byte, 0, len(c.req.Value)), c.req.Value...)
 	}
 }

@@ -1,6 +1,10 @@
 package store
 
-import "crypto/x509"
+import (
+	"crypto/x509"
+
+	"github.com/muster-pg/muster/wire"
+)
 
 // What the handshake uses.
 var (
@@ -30,8 +34,8 @@ const (
 // Rights are what a peer may do.
 type Rights = rights
 
-// Known reports whether the table of needs has a line for an operation that is not one of those that need everything.
-func Known(op uint8) bool { return needs[op] != needAll }
+// Known reports whether the table of operations has a right for op other than the right to everything.
+func Known(op uint8) bool { return wire.Op(op).Right() != wire.NeedAll }
 
 // Refuse is what its request is refused with.
 var Refuse = rights.refuse

@@ -161,7 +161,7 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	own := requests.Get().(*wire.Request)
 	*own = *req
 	defer func() { *own = wire.Request{}; requests.Put(own) }()
-	if core.Keeps(req.Op) {
+	if req.Op.KeepsValue() {
 		own.Value = bytes.Clone(req.Value)
 	}
 	m.mu.Lock()

@@ -30,13 +30,7 @@ func newPrefixed(e Engine, prefix string) *prefixed {
 func (p *prefixed) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	own := *req
 	switch req.Op {
-	case wire.OpWait, wire.OpTake, wire.OpDelete, wire.OpList:
-		own.Keys = make([]string, len(req.Keys))
-		for i, k := range req.Keys {
-			own.Keys[i] = p.prefix + k
-		}
-		own.Key = p.prefix + req.Key
-	case wire.OpHello, wire.OpGoodbye, wire.OpCancel, wire.OpPing, wire.OpLost, wire.OpGrant, wire.OpKeepAlive, wire.OpRevoke, wire.OpSkip:
+	case wire.OpHello: // its key is the name of the caller
 	case wire.OpBackup:
 		return &Error{
 			Op: "backup", Key: p.prefix, Code: wire.CodeUnsupported, Err: ErrUnsupported,
@@ -45,7 +39,15 @@ func (p *prefixed) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	case wire.OpJoin:
 		own.Group.Group = p.prefix + req.Group.Group
 	default:
-		own.Key = p.prefix + req.Key
+		if req.Op.HasKey() {
+			own.Key = p.prefix + req.Key
+		}
+		if req.Op.HasKeys() {
+			own.Keys = make([]string, len(req.Keys))
+			for i, k := range req.Keys {
+				own.Keys[i] = p.prefix + k
+			}
+		}
 	}
 	if err := validate(&own); err != nil {
 		return err

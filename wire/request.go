@@ -139,44 +139,6 @@ const (
 	fOptionalTTL // ttl, unless it is 0
 )
 
-// fields has the parts of the body of each operation.
-var fields = [opEnd]field{
-	OpHello:        fTimeout | fKey | fValue | fOld | fResume,
-	OpGoodbye:      0,
-	OpCancel:       fNo,
-	OpPing:         0,
-	OpGet:          fKey,
-	OpSet:          fNumber | fKey | fValue | fTTL | fReads | fLease,
-	OpWait:         fTimeout | fKeys,
-	OpAdd:          fNumber | fKey | fDelta | fOptionalTTL,
-	OpSwap:         fNumber | fKey | fValue | fOld | fOptionalTTL,
-	OpAppend:       fNumber | fKey | fValue | fOptionalTTL,
-	OpDelete:       fNumber | fKeys,
-	OpList:         fKey | fKeys | fDelta,
-	OpWatch:        fTimeout | fKey | fRev,
-	OpJoin:         fTimeout | fValue | fOld | fRev | fMember | fForm,
-	OpLeave:        fNumber | fMember | fNo,
-	OpFollow:       fTimeout | fMember,
-	OpCollect:      fTimeout | fValue | fMember | fCall | fVote | fNo,
-	OpSend:         fNumber | fValue | fTTL | fMember | fCall,
-	OpRecv:         fTimeout | fMember | fCall,
-	OpExpired:      fNumber | fMember,
-	OpLost:         fTTL | fValue,
-	OpTake:         fNumber | fKeys,
-	OpSendReady:    fTimeout | fDelta | fMember | fCall,
-	OpGrant:        fNumber | fTTL,
-	OpKeepAlive:    fLease,
-	OpRevoke:       fNumber | fLease,
-	OpSkip:         fNumber,
-	OpProof:        fValue,
-	OpBackup:       fRev,
-	OpStatus:       fKey | fDelta | fRev,
-	OpPush:         fNumber | fKey | fValue,
-	OpPop:          fNumber | fKey,
-	OpCloseChannel: fNumber | fMember | fCall,
-	OpAck:          fMember | fCall,
-}
-
 // Flags of a request: which of the optional parts are there.
 const (
 	flagValue  uint8 = 1 << iota // Value is not nil
@@ -191,7 +153,7 @@ const (
 // AppendRequest appends r to b as one frame.
 func AppendRequest(b []byte, r *Request) []byte {
 	start := len(b)
-	f := fields[r.Op]
+	f := r.Op.info().fields
 	b = AppendHeader(b, Header{Op: r.Op, Flags: r.flags(f), ID: r.ID})
 	if f&fNumber != 0 && r.Number != 0 {
 		b = appendU64(b, r.Number)
@@ -292,7 +254,7 @@ func (r *Request) Parse(h Header, body []byte) error {
 	if h.Op == 0 || h.Op >= opEnd || relayOnly(h.Op) {
 		return ErrUnknownOp
 	}
-	f := fields[h.Op]
+	f := h.Op.info().fields
 	if h.Flags&^requestFlags(f) != 0 || h.Code != CodeOK {
 		return ErrFlags
 	}

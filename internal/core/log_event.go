@@ -26,13 +26,7 @@ const (
 // Logs reports whether the last Apply, whose request was for op, must be logged.
 func (m *Machine) Logs(op wire.Op) bool { return m.executed && logged(op) }
 
-func logged(op wire.Op) bool {
-	switch op {
-	case wire.OpGet, wire.OpList, wire.OpWait, wire.OpWatch, wire.OpPing, wire.OpFollow:
-		return false
-	}
-	return true
-}
+func logged(op wire.Op) bool { return !op.ReadOnly() }
 
 // AppendApply appends the event of a call of Apply.
 func AppendApply(b []byte, now Time, session uint64, req *wire.Request) []byte {
@@ -112,7 +106,7 @@ func (m *Machine) replayRequest(now Time, session uint64, frame []byte) error {
 	if err := req.Parse(h, frame[wire.HeaderLen:]); err != nil {
 		return err
 	}
-	if Keeps(req.Op) {
+	if req.Op.KeepsValue() {
 		req.Value = bytes.Clone(req.Value)
 	}
 	m.Apply(now, session, &req, new(wire.Reply))

@@ -9,7 +9,7 @@
 //
 // The caller of a Machine owns the lock, the clock and the connections. Strings of a request may
 // alias a buffer: the machine clones what it keeps. The machine owns the values of requests that it
-// keeps (see Keeps): the caller must not modify them afterwards. It does not modify them either, so
+// keeps (see wire.Op.KeepsValue): the caller must not modify them afterwards. It does not modify them either, so
 // replies may be sent without the lock.
 package core
 
@@ -208,16 +208,6 @@ var handlers = [...]handler{
 	wire.OpPop:          (*Machine).pop,
 	wire.OpCloseChannel: (*Machine).closeChannel,
 	wire.OpAck:          (*Machine).ack,
-}
-
-// Keeps reports whether the machine keeps the Value of requests for op. The caller must not modify
-// or reuse that Value.
-func Keeps(op wire.Op) bool {
-	switch op {
-	case wire.OpSet, wire.OpSwap, wire.OpJoin, wire.OpCollect, wire.OpSend, wire.OpHello, wire.OpPush:
-		return true
-	}
-	return false
 }
 
 // Apply carries out req for a session at time now. It reports whether rep is the answer. If not,

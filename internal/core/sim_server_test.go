@@ -156,7 +156,7 @@ func (w *world) playRequest(e *logged) {
 	if err != nil {
 		breaks("N2 what is encoded parses", "%s: %v", h.Op, err)
 	}
-	if core.Keeps(h.Op) {
+	if h.Op.KeepsValue() {
 		w.req.Value = bytes.Clone(w.req.Value)
 	}
 	w.carryOut(e, e.cl, e.session)
