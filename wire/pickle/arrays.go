@@ -61,7 +61,8 @@ func (m *machine) gather(dt tensor.DType, data []byte, l layout) (*tensor.Tensor
 	return t, nil
 }
 
-// bare is l without its axes of one element: a pickle may have many of them, and each would be looked at for each element.
+// bare returns l without its axes of one element: a pickle may have many of them, and each would
+// cost time for each element.
 func (l layout) bare() layout {
 	b := layout{offset: l.offset}
 	for i, d := range l.shape {
@@ -72,7 +73,7 @@ func (l layout) bare() layout {
 	return b
 }
 
-// last is the index of the last element; not ok if it is more than can be counted. No axis is empty.
+// last returns the index of the last element; ok is false if it overflows. No axis is empty.
 func (l layout) last() (at uint64, ok bool) {
 	const most = 1 << 61
 	at = uint64(l.offset)
@@ -86,7 +87,7 @@ func (l layout) last() (at uint64, ok bool) {
 	return at, true
 }
 
-// copyStrided copies elements into dst, row by row, and gives what is left of dst.
+// copyStrided copies elements into dst, row by row, and returns the rest of dst.
 func copyStrided(dst, src []byte, shape, strides []int, width int) []byte {
 	switch {
 	case slices.Equal(strides, rowMajor(shape)):
@@ -107,14 +108,14 @@ func copyStrided(dst, src []byte, shape, strides []int, width int) []byte {
 	return dst
 }
 
-// swap makes big-endian words of so many bytes little-endian.
+// swap converts big-endian words of the given width to little-endian ones.
 func swap(data []byte, width int) {
 	for ; len(data) >= width && width > 1; data = data[width:] {
 		slices.Reverse(data[:width])
 	}
 }
 
-// shape is the axes that a tuple has.
+// shape returns the axes in a tuple.
 func (m *machine) shape(v any) ([]int, error) {
 	t, ok := v.(*tuple)
 	if !ok {
@@ -134,7 +135,7 @@ func (m *machine) shape(v any) ([]int, error) {
 	return shape, nil
 }
 
-// number is a scalar of numpy as a plain value.
+// number returns a scalar of numpy as a plain value.
 func number(dt tensor.DType, b []byte) (any, bool) {
 	var word [8]byte
 	copy(word[:], b)

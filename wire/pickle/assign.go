@@ -37,7 +37,7 @@ var (
 	tensorType = reflect.TypeFor[*tensor.Tensor]()
 )
 
-// misfit is the error of a value that would lose something.
+// misfit returns the error of a value that would lose information.
 func misfit(to reflect.Value, v any) error {
 	return fmt.Errorf("%s does not fit into %v", kind(v), to.Type())
 }
@@ -122,7 +122,7 @@ func toUint(v any) (uint64, bool) {
 	return 0, false
 }
 
-// assignFloat takes ints too, as Python does, if none of their digits is lost.
+// assignFloat takes ints too, as Python does, if the conversion is exact.
 func assignFloat(to reflect.Value, v any) error {
 	switch v := v.(type) {
 	case float64:

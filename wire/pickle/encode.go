@@ -13,8 +13,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Append appends v as a pickle that Python reads. If v is none of the values in the package comment, the error says where
-// in v, and b is as it was.
+// Append appends v as a pickle that Python reads. If v is none of the values in the package
+// comment, the error has the place in v, and b is returned unchanged.
 func Append(b []byte, v any) ([]byte, error) {
 	e := encoder{b: append(b, 0x80, 4)}
 	if err := e.value(v, 1); err != nil {

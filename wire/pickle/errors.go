@@ -12,11 +12,12 @@ var (
 	ErrTooLarge  = errors.New("too large")
 )
 
-// Error says what is wrong with a pickle, and where. It wraps ErrRefused, ErrMalformed or ErrTooLarge.
+// Error describes what is wrong with a pickle, and where. It wraps ErrRefused, ErrMalformed or
+// ErrTooLarge.
 type Error struct {
-	Offset int    // of the opcode; of the call that reads it, for one in a storage of torch
-	Op     string // its name, as pickletools has it
-	Name   string // what was refused: "os.system", or "" if it has no name
+	Offset int    // of the opcode; in a storage of torch, of the call that reads it
+	Op     string // name of the opcode in pickletools
+	Name   string // of what was refused, such as "os.system"; "" if it has no name
 	Reason string
 	Err    error
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// finish is the value that users get for one of the machine's.
+// finish converts a value of the machine to the value that callers get.
 func (m *machine) finish(v any) (any, error) {
 	done, _, err := m.finishAt(v, 1)
 	return done, err
@@ -149,7 +149,8 @@ func (m *machine) finishBlob(v *blob) (any, error) {
 	return v.done, nil
 }
 
-// brief is v in an error, if it is a small number, and otherwise what it is: the digits of a large one take longer than all the rest.
+// brief formats v for an error: a small number as it is, and other values by their type, since
+// formatting a large number takes longer than all the rest.
 func brief(v any) string {
 	switch v := v.(type) {
 	case int64:
@@ -160,7 +161,7 @@ func brief(v any) string {
 	return kind(v)
 }
 
-// kind is what Python calls a value.
+// kind returns Python's name of v's type.
 func kind(v any) string {
 	switch v := v.(type) {
 	case nil:

@@ -6,7 +6,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// A global is a name that a pickle may import, and what stands for it here: code of ours that makes a value.
+// global is a name that a pickle may import, and the Go code that makes its value here.
 type global struct {
 	name  string
 	call  func(m *machine, args []any) (any, error) // nil: it cannot be called
@@ -15,7 +15,7 @@ type global struct {
 
 const nccl = "vllm.distributed.device_communicators.pynccl_wrapper"
 
-// globals are all names that are not refused, by module and name.
+// globals has all names that are not refused, by module and name.
 var globals = tableOf(map[string]*global{
 	"builtins set":       {call: callSet},
 	"builtins frozenset": {call: callFrozenSet},
@@ -64,7 +64,7 @@ func tableOf(table map[string]*global) map[string]*global {
 	return table
 }
 
-// find is the global with that name, or its refusal.
+// find returns the global with that name, or an error that refuses it.
 func (m *machine) find(module, name string) (*global, error) {
 	if g, ok := globals[module+" "+name]; ok {
 		return g, nil

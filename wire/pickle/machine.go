@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Parse is the value that b, one whole pickle, has. It does not alias b.
+// Parse returns the value of b, which is one whole pickle. The value does not alias b.
 func Parse(b []byte) (any, error) {
 	room := minRoom + roomEach*len(b)
 	m := machine{b: b, ops: &opcodes, room: &room}
@@ -19,20 +19,20 @@ func Parse(b []byte) (any, error) {
 	return m.finish(v)
 }
 
-// machine runs a pickle: a stack, marks in it, and a memo of what may be needed again. What it makes are values of Go that
-// cannot change any more, and pointers to the types in object.go, which can.
+// machine runs a pickle: it has a stack, marks in it, and a memo of values that may be used again.
+// Its values are immutable Go values, and pointers to the types in objects.go, which are mutable.
 type machine struct {
 	b     []byte
-	at    int // of the next byte
-	op    int // of the opcode that runs
+	at    int // index of the next byte
+	op    int // index of the current opcode
 	stack []any
-	marks []int // where the stack was, the last is a floor for pop
+	marks []int // stack heights; the last one is the floor of pop
 	memo  []any
-	room  *int // bytes that may still be made
+	room  *int // bytes that may still be allocated
 	ops   *[256]opcode
-	outer *machine // whose value this is a pickle in
+	outer *machine // the machine in whose pickle this one is nested
 
-	// persistent is the value of a persistent id. Without it they are refused.
+	// persistent returns the value of a persistent id. If it is nil, they are refused.
 	persistent func(id any) (any, error)
 }
 
@@ -51,7 +51,7 @@ const (
 	word = 16
 )
 
-// run carries out one pickle, up to its STOP.
+// run runs one pickle up to its STOP.
 func (m *machine) run() (any, error) {
 	for {
 		m.op = m.at
@@ -79,7 +79,7 @@ func (m *machine) stop() (any, error) {
 	return m.pop()
 }
 
-// spend takes n bytes of room, before they are made.
+// spend charges n bytes before they are allocated.
 func (m *machine) spend(n int) error {
 	if n > *m.room {
 		return m.fail(ErrTooLarge, "more than %d MiB and %d bytes for each of the pickle's are needed", minRoom>>20, roomEach)
@@ -88,7 +88,7 @@ func (m *machine) spend(n int) error {
 	return nil
 }
 
-// take is the next n bytes, which alias the pickle.
+// take returns the next n bytes, which alias the pickle.
 func (m *machine) take(n uint64) ([]byte, error) {
 	if n > uint64(len(m.b)-m.at) {
 		return nil, m.malformed("it ends %d bytes early", n-uint64(len(m.b)-m.at))
@@ -123,7 +123,7 @@ func (m *machine) sized(size int) ([]byte, error) {
 	return m.take(n)
 }
 
-// line is what comes before the next line feed.
+// line returns what precedes the next line feed.
 func (m *machine) line() (string, error) {
 	n := slices.Index(m.b[m.at:], '\n')
 	if n < 0 {
@@ -134,7 +134,7 @@ func (m *machine) line() (string, error) {
 	return string(b), m.spend(n)
 }
 
-// push puts v on the stack; it has made so many bytes.
+// push pushes v, whose construction has allocated n bytes.
 func (m *machine) push(v any, made int) error {
 	if err := m.spend(word + made); err != nil {
 		return err
@@ -143,7 +143,7 @@ func (m *machine) push(v any, made int) error {
 	return nil
 }
 
-// floor is where the values after the last mark begin.
+// floor returns the height of the stack at the last mark.
 func (m *machine) floor() int {
 	if n := len(m.marks); n > 0 {
 		return m.marks[n-1]
@@ -161,7 +161,7 @@ func (m *machine) pop() (any, error) {
 	return v, nil
 }
 
-// top is the last value, which stays.
+// top returns the last value without removing it.
 func (m *machine) top() (any, error) {
 	n := len(m.stack)
 	if n <= m.floor() {
@@ -170,7 +170,7 @@ func (m *machine) top() (any, error) {
 	return m.stack[n-1], nil
 }
 
-// popN is the last n values. They are good until the next push.
+// popN removes and returns the last n values, which are valid until the next push.
 func (m *machine) popN(n int) ([]any, error) {
 	from := len(m.stack) - n
 	if from < m.floor() {
@@ -181,7 +181,8 @@ func (m *machine) popN(n int) ([]any, error) {
 	return vs, nil
 }
 
-// popMark is the values after the last mark, which goes. They are good until the next push.
+// popMark removes the last mark, and removes and returns the values after it, which are valid until
+// the next push.
 func (m *machine) popMark() ([]any, error) {
 	n := len(m.marks)
 	if n == 0 {
@@ -192,8 +193,8 @@ func (m *machine) popMark() ([]any, error) {
 	return m.popN(len(m.stack) - from)
 }
 
-// put remembers the last value. Picklers number from 0 or 1 without gaps, so that a number is never larger than the place
-// it is at: more is no reason to make room.
+// put stores the last value in the memo. Picklers number entries from 0 or 1 without gaps, so a
+// valid number is never larger than the offset; larger ones allocate nothing.
 func (m *machine) put(i uint64) error {
 	v, err := m.top()
 	if err != nil {

@@ -23,7 +23,7 @@ type (
 	NcclUniqueID [128]byte
 )
 
-// Get is the value of a key that is a str.
+// Get returns the value of a key that is a str.
 func (d Dict) Get(name string) (any, bool) {
 	for _, item := range d {
 		if key, ok := item.Key.(string); ok && key == name {

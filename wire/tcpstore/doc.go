@@ -1,16 +1,17 @@
-// Package tcpstore is the protocol of PyTorch's TCPStore as bytes: pure functions, no sockets, and no store. It says
-// what was asked and answered, not what that means.
+// Package tcpstore encodes and decodes the protocol of PyTorch's TCPStore. It has pure functions
+// without sockets, and no store: it says what was asked and answered, and not what that means.
 //
 //	n, whole, err := tcpstore.C.NextRequest(b, &cursor, limits) // how long is the message at the front of b?
 //	if whole {
 //		err = req.Parse(tcpstore.C, b[:n])
 //	}
 //
-// The protocol has no frames, no version and no request ids: a message ends where its last part does, and a connection
-// has one request outstanding. A peer flushes when it likes, so that a message may come in any pieces. Next functions
-// find its end: they check each length as soon as it is there, before its bytes are, and a Cursor remembers how far they
-// came, so that each byte is looked at once. Parse functions take one whole message and alias it, strings included:
-// whoever keeps a part of what they gave clones it.
+// The protocol has no frames, no version and no request ids: a message ends where its last part
+// does, and a connection has one request outstanding. A message may arrive in any pieces. The Next
+// functions find its end: they check each length as soon as it has arrived, before its bytes have,
+// and a Cursor remembers how far they came, so that each byte is scanned once. The Parse functions
+// take one whole message and return values that alias it, strings included: a caller that keeps a
+// part clones it.
 //
 // # Layout
 //

@@ -1,6 +1,6 @@
 package tcpstore
 
-// part is a piece of a message.
+// part is a part of a message.
 type part uint8
 
 const (
@@ -12,7 +12,7 @@ const (
 	pWord                   // N, four bytes
 	pInt                    // N, eight bytes
 	pKeys                   // a count, and as many Keys
-	pPairs                  // a count, and as many Keys and Values by turns
+	pPairs                  // a count, and as many pairs of Key and Value
 	pValues                 // as many Values as the request has Keys
 	pPop                    // N, and a Value if N > 0
 	pEvent                  // N, and unless it is Registered a Key, an Old and a Value

@@ -7,29 +7,30 @@ import (
 	"unsafe"
 )
 
-// Request is one call of a client. Which fields an operation has is the table in the package comment; Parse leaves the
-// others zero, and Append does not look at them.
+// Request is one call of a client. The package comment has the fields of each operation; Parse
+// leaves the others zero, and Append ignores them.
 type Request struct {
 	Op     Op
 	Key    string
 	Keys   []string
-	Value  []byte   // COMPARE_SET: the new one
-	Old    []byte   // COMPARE_SET: the expected one
+	Value  []byte   // COMPARE_SET: the new value
+	Old    []byte   // COMPARE_SET: the expected value
 	Values [][]byte // one for each of Keys
 	N      int64    // a delta, a nonce, a world size
 }
 
 // Reply answers a Request.
 type Reply struct {
-	Key    string // WATCH_KEY: the one that has changed
+	Key    string // WATCH_KEY: the key that has changed
 	Keys   []string
-	Value  []byte // WATCH_KEY: the new one
+	Value  []byte // WATCH_KEY: the new value
 	Old    []byte
 	Values [][]byte
 	N      int64 // a number, or a byte such as Ready
 }
 
-// AppendRequest appends r as g has it. It is an error if g has no such operation; b is then as it was.
+// AppendRequest appends r in the encoding of g. If g does not have the operation it returns an
+// error, and b unchanged.
 func AppendRequest(b []byte, g Generation, r *Request) ([]byte, error) {
 	number := slices.Index(g.ops(), r.Op)
 	if number < 0 {
@@ -62,7 +63,7 @@ func AppendRequest(b []byte, g Generation, r *Request) ([]byte, error) {
 	return b, nil
 }
 
-// AppendReply appends the reply to a request with operation op, which is nothing if op has none.
+// AppendReply appends the reply to a request with operation op; nothing if op has no reply.
 func AppendReply(b []byte, op Op, r *Reply) []byte {
 	for _, p := range op.parts(&replies) {
 		switch p {
@@ -131,8 +132,8 @@ func appendEvent(b []byte, r *Reply) []byte {
 	return b
 }
 
-// Parse parses b, which is one whole request of generation g, into r, which aliases b. What r held before is gone; the
-// room of its slices is used again.
+// Parse parses b, one whole request of generation g, into r, which aliases b. It overwrites r, and
+// reuses the memory of its slices.
 func (r *Request) Parse(g Generation, b []byte) error {
 	*r = Request{Keys: r.Keys[:0], Values: r.Values[:0]}
 	if len(b) == 0 {
@@ -169,8 +170,8 @@ func (r *Request) Parse(g Generation, b []byte) error {
 	return p.end(op)
 }
 
-// Parse parses b, which is one whole reply to a request with operation op and so many keys, into r, which aliases b. What
-// r held before is gone; the room of its slices is used again.
+// Parse parses b, one whole reply to a request with operation op and keys keys, into r, which
+// aliases b. It overwrites r, and reuses the memory of its slices.
 func (r *Reply) Parse(op Op, keys int, b []byte) error {
 	*r = Reply{Keys: r.Keys[:0], Values: r.Values[:0]}
 	p := parser{b: b}
@@ -201,8 +202,8 @@ func (r *Reply) Parse(op Op, keys int, b []byte) error {
 	return p.end(op)
 }
 
-// parser takes parts from the front of b. After its first error all are zero: callers look at the error once, at the
-// end.
+// parser takes parts from the front of b. After its first error all values are zero, so callers
+// check the error once, at the end.
 type parser struct {
 	b   []byte
 	err error
@@ -215,7 +216,7 @@ func (p *parser) fail(err error) {
 	p.b = nil
 }
 
-// end reports the first error, or that bytes are left over.
+// end returns the first error, or an error if bytes are left.
 func (p *parser) end(op Op) error {
 	if p.err == nil && len(p.b) > 0 {
 		p.err = ErrTrailing
@@ -264,8 +265,8 @@ func (p *parser) string() string {
 	return unsafe.String(unsafe.SliceData(v), len(v))
 }
 
-// count is the number of items that follow, each of at least size bytes: what cannot be there is refused before room is
-// made for it.
+// count returns the number of items that follow, each of at least size bytes. A number that cannot
+// fit is refused before memory is allocated for it.
 func (p *parser) count(size uint64) int {
 	n := p.u64()
 	if n > uint64(len(p.b))/size {

@@ -5,17 +5,18 @@ import (
 	"fmt"
 )
 
-// Cursor is how far Next has looked into a message that is not whole. Its zero value is the start of one, and that
-// is what Next leaves when it has found the end.
+// Cursor is how far a Next function has scanned an incomplete message. The zero value is the start
+// of a message; Next resets it when it has found the end.
 type Cursor struct {
-	at   int    // bytes that were looked at
-	part int    // the part that is next
-	left uint64 // what is still to come of a part that is open
+	at   int    // bytes that were scanned
+	part int    // the next part
+	left uint64 // what is missing of an open part
 	open bool   // the count of the part was read
 }
 
-// NextRequest finds the end of the request at the front of b. If it is whole, n is its length; otherwise n is more
-// than len(b) and the next call has nothing to find before b has that many bytes. Until then b may move, but it only grows.
+// NextRequest finds the end of the request at the front of b. If the request is complete, n is its
+// length. Otherwise n is more than len(b), and b needs at least n bytes before the next call can
+// find the end. Between calls b may move, but must only grow.
 func (g Generation) NextRequest(b []byte, c *Cursor, lim Limits) (n int, whole bool, err error) {
 	if len(b) == 0 {
 		return 1, false, nil
@@ -28,7 +29,7 @@ func (g Generation) NextRequest(b []byte, c *Cursor, lim Limits) (n int, whole b
 	return c.next(b, op, op.parts(&requests), 0, lim)
 }
 
-// operation is the one with g's number.
+// operation returns the operation with g's number.
 func (g Generation) operation(number byte) (Op, error) {
 	if ops := g.ops(); int(number) < len(ops) {
 		return ops[number], nil
@@ -36,7 +37,7 @@ func (g Generation) operation(number byte) (Op, error) {
 	return 0, fmt.Errorf("%w: number %d of generation %v", ErrUnknownOp, number, g)
 }
 
-// NextReply is NextRequest for the reply to a request with operation op and so many keys.
+// NextReply is NextRequest for the reply to a request with operation op and keys keys.
 func NextReply(b []byte, op Op, keys int, c *Cursor, lim Limits) (n int, whole bool, err error) {
 	if op == 0 || op >= opEnd {
 		return 0, false, fmt.Errorf("%w: %v", ErrUnknownOp, op)
@@ -64,7 +65,7 @@ func (c *Cursor) next(b []byte, op Op, parts []part, keys int, lim Limits) (n in
 	return n, true, nil
 }
 
-// scan looks at what has come of a message.
+// scan scans the part of a message that has arrived.
 type scan struct {
 	*Cursor
 	b    []byte

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Generation is one of the protocol's three numberings.
+// Generation is one of the three numberings of the protocol.
 type Generation uint8
 
 const (
@@ -23,11 +23,11 @@ func (g Generation) String() string {
 }
 
 const (
-	// Magic is what VALIDATE carries.
+	// Magic is the number in VALIDATE.
 	Magic = 0x3C85F7CE
-	// Preface is what a client of generation C sends first: VALIDATE, whole.
+	// Preface is the first request of a client of generation C: a VALIDATE.
 	Preface = "\x00\xce\xf7\x85\x3c"
-	// KeyPrefix is in front of each key that a user named.
+	// KeyPrefix is the prefix of each key that a user named.
 	KeyPrefix = "/"
 	// InitKey counts the clients that have joined. It has no KeyPrefix.
 	InitKey = "init/"
@@ -35,9 +35,9 @@ const (
 
 // What the one byte of a reply says.
 const (
-	Ready        = 0 // CHECK: all keys are there
+	Ready        = 0 // CHECK: all keys exist
 	NotReady     = 1
-	StopWaiting  = 0 // WAIT, BARRIER: what was waited for has come
+	StopWaiting  = 0 // WAIT, BARRIER: the wait has ended
 	WaitCanceled = 1 // CANCEL_WAIT
 	Updated      = 0 // WATCH_KEY
 	Created      = 1
@@ -79,7 +79,7 @@ var opNames = [opEnd]string{
 	OpQueueLen: "QUEUE_LEN", OpListKeys: "LIST_KEYS", OpBarrier: "BARRIER", OpWatchKey: "WATCH_KEY",
 }
 
-// String is the name that PyTorch's source has for o.
+// String returns the name of o in PyTorch's source.
 func (o Op) String() string {
 	if o > 0 && o < opEnd {
 		return opNames[o]
@@ -100,7 +100,7 @@ var numbers = [...][]Op{
 	},
 }
 
-// ops are g's operations; a generation that there is not has none.
+// ops returns g's operations; nil for an unknown generation.
 func (g Generation) ops() []Op {
 	if g > C {
 		return nil
