@@ -310,7 +310,7 @@ func (c *client) startNewSession(w *wire.Reply) {
 	c.log().Warn("store session lost", "restarted", w.Rev != c.session.incarnation)
 	why := &Error{
 		Key: c.dialer.addr, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, ErrSessionLost),
-		Detail: "the session was not taken up again in time",
+		Detail: "the session was not resumed in time",
 	}
 	if w.Rev != c.session.incarnation {
 		why.Err, why.Detail = ErrUnavailable, "it has been restarted, and has forgotten everything"

@@ -208,7 +208,7 @@ func TestSessionThatComesBackTooLate(t *testing.T) {
 	for range 5 {
 		err := <-adds
 		require.ErrorIs(t, err, store.ErrUnknown)
-		require.ErrorContains(t, err, "was not taken up again in time")
+		require.ErrorContains(t, err, "was not resumed in time")
 	}
 	n, err := c.Add(bounded(t), "n", 1)
 	require.NoError(t, err)

@@ -15,7 +15,7 @@ import (
 
 // checkedTexts are the directories whose texts have the words of .vale: string literals of Go files, and Python files as a whole. Vale
 // itself checks Markdown files.
-var checkedTexts = []string{"cmd/muster", "status", "internal/launch"}
+var checkedTexts = []string{"cmd/muster", "status", "clients/python/muster", "internal/launch"}
 
 // TestWordsOfTexts compares help texts, errors and other string literals with the words to avoid.
 func TestWordsOfTexts(t *testing.T) {

@@ -65,7 +65,7 @@ def between(bad: Bad, name: str, v: Any, least: int, most: int) -> int:
 
 
 def seconds(bad: Bad, name: str, v: Any, *, zero: bool = True, forever: bool = True) -> float:
-    """Returns a duration; math.inf is for ever."""
+    """Returns a duration; math.inf is no timeout."""
     if type(v) not in (float, int) and (isinstance(v, bool) or not isinstance(v, numbers.Real)):
         raise of_type(bad, name, "a number of seconds", v)
     try:

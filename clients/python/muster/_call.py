@@ -75,7 +75,7 @@ class Call:
         return self._done.acquire(timeout=min(max(until - time.monotonic(), 0), threading.TIMEOUT_MAX))
 
     def outcome(self, e: NoAnswer) -> NoAnswer:
-        """Is what e means for it: if it changes something and was sent, nobody knows."""
+        """Returns the error for it after e: Unknown too, if it is a change that was sent."""
         return e.unknown() if self.numbered and self.line is not None and e.code != Code.CLOSED else e
 
 
@@ -102,7 +102,7 @@ class Numbers:
         return self.acked + len(self.open)
 
     def abandon(self, call: Call) -> None:
-        """Notes that nobody waits for call. If it was sent, its number stays open until it is answered."""
+        """Abandons call: no thread waits for it. If it was sent, its number stays open until it is answered."""
         if call.number:
             self.open[call.number - self.acked - 1].call = None
             self._gone[call.id] = call.number

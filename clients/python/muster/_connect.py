@@ -160,10 +160,10 @@ def _resolve(host: str, port: int, until: float, attempt: Attempt) -> _Found:
     """Returns the addresses of host.
 
     Nothing can interrupt a resolver that waits for a name server. So it waits in a thread of its own, a daemon, which ends when the
-    resolver gives up; nobody waits for it, and what it finds after the deadline is dropped.
+    resolver gives up; no thread waits for it, and what it finds after the deadline is dropped.
     """
     with contextlib.suppress(socket.gaierror):
-        return _look_up(host, port, socket.AI_NUMERICHOST)  # asks nobody
+        return _look_up(host, port, socket.AI_NUMERICHOST)  # needs no name server
     found: List[_Found] = []
     errors: List[Exception] = []
     done = threading.Event()

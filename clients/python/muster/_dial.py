@@ -153,7 +153,7 @@ def _redacted(url: str) -> str:
     return scheme + sep + rest.rpartition("@")[2] if sep else url
 
 
-class Told(Exception):
+class Refusal(Exception):
     """What the store said instead of a welcome."""
 
     def __init__(self, code: Code, detail: str) -> None:
@@ -212,7 +212,7 @@ class Dialer:
     def dial(self, until: float, resume: Optional[Request] = None, attempt: Optional[Attempt] = None) -> Line:
         """Connects and says hello: for a new session, or to take up the one that resume names. Who has the attempt may end it.
 
-        Whatever is wrong with this way, the next time is another one's.
+        After an error of this address the next attempt uses another one.
         """
         attempt, way = attempt or Attempt(), self.ways[self._next]
         try:
@@ -282,7 +282,7 @@ def _hello(line: Line, secret: Optional[bytes], binding: bytes, until: float, re
     if h.op != Op.HELLO:
         raise make(ProtocolError, _NO_WELCOME)
     if rep.code != Code.OK:
-        raise Told(rep.code, rep.detail)
+        raise Refusal(rep.code, rep.detail)
     if secret is not None and nonce is not None:
         shown = rep.values[0] if rep.values is not None and len(rep.values) == 1 else None
         if shown is None or not _secure.proves(shown, secret, nonce, theirs, binding):
@@ -306,9 +306,9 @@ def _answer(line: Line, until: float) -> Tuple[_wire.Header, Reply]:
         raise make(ProtocolError, _NO_WELCOME) from None
 
 
-def nobody_there(e: BaseException) -> bool:
+def not_served(e: BaseException) -> bool:
     """Reports whether e may go away when the server has started."""
-    if isinstance(e, Told):
+    if isinstance(e, Refusal):
         return e.code in (Code.UNAVAILABLE, Code.LOST)  # by a relay, of the store
     if isinstance(e, (socket.gaierror, socket.timeout, TimeoutError, EOFError, ConnectionError)):
         return not isinstance(e, Error)
@@ -316,8 +316,8 @@ def nobody_there(e: BaseException) -> bool:
 
 
 def refused(e: BaseException) -> bool:
-    """Reports whether nobody listens there, or, as a relay says, where the store is."""
-    return isinstance(e, ConnectionRefusedError) or isinstance(e, Told) and e.code == Code.LOST
+    """Reports whether no store is served there, nor, as a relay reports, behind the relay."""
+    return isinstance(e, ConnectionRefusedError) or isinstance(e, Refusal) and e.code == Code.LOST
 
 
 def relayed(welcome: Reply) -> bool:
@@ -333,20 +333,20 @@ def words(e: BaseException) -> str:
 
 
 def dial_error(addr: str, e: BaseException, waited: Optional[float] = None) -> Error:
-    """Is the error of the dialing that e ended; waited seconds if nobody served there all the time."""
+    """Returns the error of a dial that e ended; waited is for how many seconds no store was served there."""
     if isinstance(e, StoreError):
         return e
     if isinstance(e, ProtocolError):
         return store_error("dial", addr, Code.UNAVAILABLE, also=(ProtocolError,), what=str(e))
     if isinstance(e, Denied):
         return store_error("dial", addr, Code.DENIED, str(e))
-    if isinstance(e, Told) and not nobody_there(e):
+    if isinstance(e, Refusal) and not not_served(e):
         if e.code == Code.DENIED:
             return store_error("dial", addr, Code.DENIED, e.detail)
         what = f"{words_of(Code.UNAVAILABLE)}: {words_of(e.code)}"
         return store_error("dial", addr, Code.UNAVAILABLE, e.detail, also=kind_of(e.code), what=what)
-    what = f"{words_of(Code.UNAVAILABLE)}: {e.detail if isinstance(e, Told) else words(e)}"
+    what = f"{words_of(Code.UNAVAILABLE)}: {e.detail if isinstance(e, Refusal) else words(e)}"
     if waited is None:
         return store_error("dial", addr, Code.UNAVAILABLE, what=what)
-    detail = f"nobody served there for {waited:.2f}s"
+    detail = f"no store was served there for {waited:.2f}s"
     return store_error("dial", addr, Code.TIMEOUT, detail, also=kind_of(Code.UNAVAILABLE), what=what)

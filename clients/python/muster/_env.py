@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Callable, Mapping, Optional, Tuple
 
 from ._errors import Error, quote
-from ._seat import Config, invalid
+from ._membership import Config, invalid
 from ._secure import TLS, read_secret
 
 _AGENT = "TORCHELASTIC_USE_AGENT_STORE"  # set by torchrun if its agent serves MASTER_PORT
@@ -75,7 +75,7 @@ class _Launcher:
 
 
 def _mpi_address(e: _Env) -> str:
-    """Is the loopback, if all ranks are on one node: mpirun tells nobody where rank 0 is."""
+    """Returns loopback, if all ranks are on one node: mpirun does not publish where rank 0 is."""
     if e.get("MASTER_ADDR") or e.number("OMPI_COMM_WORLD_LOCAL_SIZE") == e.number("OMPI_COMM_WORLD_SIZE"):
         return e.at("127.0.0.1", e.get(*_MPI_RUN))
     raise e.missing("MASTER_ADDR")
@@ -133,7 +133,7 @@ def first_host(nodes: str) -> str:
     return host
 
 
-# The innermost first: whoever starts torchrun under Slurm means torchrun.
+# The innermost first: torchrun under Slurm counts as torchrun.
 _LAUNCHERS = (
     _Launcher("torchrun", "RANK", ("WORLD_SIZE",), lambda e: e.get("TORCHELASTIC_RUN_ID")),
     _Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), lambda e: e.get(*_MPI_RUN), _mpi_address),

@@ -1,10 +1,10 @@
-"""What can go wrong, with the words that Go has for it.
+"""Errors, with the texts of Go.
 
-An error is where it comes from, a StoreError or a RankError, and what it is, such as Timeout or Lost:
+The class of an error has two bases: its origin, StoreError or RankError, and its kind, such as Timeout or Lost:
 
     try:
         group.barrier(timeout=30)
-    except muster.Lost as e:          # whatever the verb
+    except muster.Lost as e:          # of any verb
         print(e.code, e)
     except muster.RankError as e:     # any other failure of a group operation
         print(e.missing, e.doing)
@@ -19,7 +19,7 @@ from ._wire import Code, Contribution, Failure
 
 
 class Error(Exception):
-    """Everything that this package raises."""
+    """The base of all errors of this package."""
 
     code: Code = Code.INVALID
 
@@ -32,17 +32,17 @@ class NotFound(Error):
 
 
 class Expired(Error):
-    """It was there, and its time is over."""
+    """It has expired."""
 
 
 class Conflict(Error):
-    """Somebody else was first, or holds this rank."""
+    """Another client was first, or holds this rank."""
 
-    value: Optional[bytes] = None  # of a swap: what is there
+    value: Optional[bytes] = None  # of a swap: the current value
 
 
 class Lost(Error):
-    """A rank's process or connection ended without goodbye. The group is over."""
+    """Failure detected: a rank's process or connection ended without goodbye. The group is closed."""
 
 
 class Timeout(Error, TimeoutError):
@@ -50,15 +50,15 @@ class Timeout(Error, TimeoutError):
 
 
 class TooLarge(Error):
-    """Beyond the limit on one thing."""
+    """An object exceeds a limit on its size."""
 
 
 class Full(Error):
-    """Beyond the store's limit on all things together."""
+    """The store has reached a limit."""
 
 
 class Denied(Error):
-    """The store does not let this in, or this does not trust the store."""
+    """Access denied by the store, or the store did not authenticate itself."""
 
 
 class Unavailable(Error, ConnectionError):
@@ -66,31 +66,31 @@ class Unavailable(Error, ConnectionError):
 
 
 class Unsupported(Error):
-    """The store does not have it."""
+    """The store does not support the operation."""
 
 
 class Compacted(Error):
-    """The store has forgotten the changes that were asked for: list again."""
+    """The store no longer has the requested changes: list again."""
 
 
 class Closed(Error):
-    """This side has closed it."""
+    """This process has closed it."""
 
 
 class Invalid(Error, ValueError):
-    """It makes no sense."""
+    """An invalid argument."""
 
 
 class InvalidType(Invalid, TypeError):
-    """An argument is not of the type that it has to be."""
+    """An argument has the wrong type."""
 
 
 class Mismatch(Error):
-    """Ranks called different verbs, or the same with another root, type or length. The group is over."""
+    """Ranks called different verbs, or the same with another root, type or length. The group is closed."""
 
 
 class Aborted(Error):
-    """A rank called abort. The group is over."""
+    """A rank called abort. The group is closed."""
 
 
 class Left(Error):
@@ -98,31 +98,31 @@ class Left(Error):
 
 
 class Cancelled(Error):
-    """A rank gave the verb up."""
+    """A rank cancelled the verb."""
 
 
 class Stale(Error):
-    """The generation is over."""
+    """The generation has ended."""
 
 
 class Failed(Error):
-    """A rank could not do its part. The group goes on."""
+    """A rank could not do its part. The group continues."""
 
 
 class Skipped(Error):
-    """A rank went on to a later verb without taking part in this one. The group goes on."""
+    """A rank went on to a later verb without taking part in this one. The group continues."""
 
 
 class Unknown(Error):
-    """The store did not answer in time: it may have taken effect or not. Comes with another kind."""
+    """The store did not answer in time: the call may have taken effect. Combined with another kind."""
 
 
 class SessionLost(Error):
-    """The store went on without this client, which was away, or silent, for too long. Comes with Unavailable."""
+    """The session has expired: this client was disconnected, or sent nothing, for too long. Combined with Unavailable."""
 
 
 class ProtocolError(Error):
-    """Whoever listens there is not a muster store."""
+    """The process that listens there is not a muster store."""
 
 
 class Busy(Error):

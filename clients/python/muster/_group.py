@@ -7,12 +7,12 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type, TypeVar, Union
 
-from . import _arguments, _env, _objects, _seat, _wire
+from . import _arguments, _env, _objects, _membership, _wire
 from ._arguments import Value
 from ._call import NoAnswer
 from ._errors import Busy, Error, Expired, Invalid, Kinds, StoreError, TooLarge, Unknown, Unsupported, clip, make, quote
 from ._member import Member
-from ._seat import LEAVE_WAIT, Config, Seat, invalid
+from ._membership import LEAVE_WAIT, Config, Membership, invalid
 from ._secure import TLS
 from ._span import Span
 from ._store import Store, nanoseconds
@@ -34,23 +34,23 @@ class Group:
     Every rank, in Go or in Python, calls the collective verbs (barrier, broadcast, gather, all_gather, scatter, all_to_all,
     all_reduce) in the same order, one at a time; a second one at the same time is Busy. send and recv are free of that, and a
     channel has a sequence of its own. A verb is decided once, for all: all ranks get the same result, and if it is
-    a failure, a RankError says why, and who.
+    a failure, a RankError has the reason and the ranks.
 
-    timeout, in seconds (int or float; math.inf is for ever), bounds a verb for every rank: the earliest deadline decides. Without
-    it the group's counts.
+    timeout, in seconds (int or float; math.inf is no timeout), bounds a verb for every rank: the earliest deadline decides. Without
+    it, the group's timeout is used.
 
-    What a group decides is a RankError, and of the class that says what: Timeout (with the missing ranks), Lost, Left, Mismatch, Aborted,
+    A failure that the group decided is a RankError, and has a class for its kind: Timeout (with the missing ranks), Lost, Left, Mismatch, Aborted,
     Cancelled, Failed, Invalid or TooLarge (what a rank brought), Stale; Closed, Unavailable and Unknown as for a Store. Lost,
-    Mismatch and Aborted end the group; after the others it goes on.
+    Mismatch and Aborted end the group; after the others it continues.
 
-    Objects are small, at most 16 MiB, and what msgpack has: None, bool, int, float, str, bytes, lists and dicts (a tuple
-    arrives as a list). To Go they are values of any type that msgpack can decode into. What Go's verbs of []byte
-    pass goes by the verbs that end in _bytes.
+    Objects are msgpack values of at most 16 MiB: None, bool, int, float, str, bytes, lists and dicts (a tuple
+    arrives as a list). In Go they are values of any type that msgpack can decode into. For Go's verbs of []byte,
+    use the verbs that end in _bytes.
     """
 
-    def __init__(self, seat: Seat, channel: str = "") -> None:
+    def __init__(self, membership: Membership, channel: str = "") -> None:
         """Not called by users: see join and from_env."""
-        self._seat = seat
+        self._membership = membership
         self._channel = channel
         self._channels: Dict[str, Group] = {"": self}
         self._busy = threading.Lock()  # held for the whole of a collective verb
@@ -58,8 +58,8 @@ class Group:
         self._boxes: Dict[int, _Box] = {}
         # Of a channel. It is closed in two steps: no call begins any more, and the calls under way have ended. Only then does the
         # store learn of it, because a call that came later would be one of the next use of the name.
-        self._calls = seat.store._scoped() if channel else seat.store
-        self._closed = False  # the seat's lock protects its change
+        self._calls = membership.store._scoped() if channel else membership.store
+        self._closed = False  # the membership's lock protects its change
         self._used = False  # a call has been made: the store may know the channel
 
     @classmethod
@@ -79,16 +79,16 @@ class Group:
         liveness_timeout: Optional[float] = None,
         trace_dir: str = "",
     ) -> _G:
-        """Joins a group: returns when all ranks have, or says who has not.
+        """Joins a group. Returns when all ranks have joined; the error of a timeout names the missing ranks.
 
-        store is where the ranks meet: host:port, where a Go rank 0 or "muster serve" listens, now or a little later; a
-        URL, as for Store.connect; or a Store, which stays open when the group is closed. name tells groups on
-        one store apart, and run those of one job's runs. timeout bounds joining, and each verb that does not say otherwise;
-        a message that nobody fetches within expiry seconds is gone. liveness_timeout: see Store.connect. trace_dir is where a file is made of
-        what this group does, for "muster trace" and Perfetto; it is made if it is not there.
+        store is where the ranks meet: host:port of a Go rank 0 or of "muster serve", which may start later; a
+        URL, as for Store.connect; or a Store, which stays open when the group is closed. name is unique
+        among the groups on one store, and run among the runs of one job. timeout bounds joining, and each verb without its own;
+        a message that no rank receives within expiry seconds is dropped. liveness_timeout: see Store.connect. trace_dir is a directory
+        for the trace of this group, for "muster trace" and Perfetto; it is created if missing.
         """
         config = Config(rank, size, store, name=name, run=run, timeout=timeout, expiry=expiry, host=host, tls=tls, secret=secret, liveness_timeout=liveness_timeout, trace_dir=trace_dir)
-        return cls(_seat.join(config))
+        return cls(_membership.join(config))
 
     @classmethod
     def from_env(cls: Type[_G]) -> _G:
@@ -97,42 +97,42 @@ class Group:
         The launchers are torchrun or muster run, Open MPI, Slurm, and indexed jobs of Kubernetes. The group meets at
         MASTER_ADDR and MASTER_PORT, or at the store that MUSTER_STORE names. MUSTER_TRACE is trace_dir.
         """
-        return cls(_seat.join(_env.config()))
+        return cls(_membership.join(_env.config()))
 
     @property
     def rank(self) -> int:
         """This process's rank: 0 ≤ rank < size."""
-        return self._seat.rank
+        return self._membership.rank
 
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return self._seat.size
+        return self._membership.size
 
     @property
     def name(self) -> str:
         """The group's name."""
-        return self._seat.name
+        return self._membership.name
 
     @property
     def generation(self) -> int:
         """The number of this group on its store, never used again there."""
-        return self._seat.generation
+        return self._membership.generation
 
     @property
     def members(self) -> List[Member]:
         """The ranks, in their order."""
-        return list(self._seat.members)
+        return list(self._membership.members)
 
     @property
     def local_rank(self) -> int:
         """The number of lower ranks on this rank's node."""
-        return self._seat.members[self.rank].local_rank
+        return self._membership.members[self.rank].local_rank
 
     @property
     def store(self) -> Store:
         """The store that the group meets on, below a prefix that is this generation's alone."""
-        return self._seat.store.below(f"{self.name}/{self.generation}/")
+        return self._membership.store.below(f"{self.name}/{self.generation}/")
 
     def channel(self, name: str) -> "Group":
         """Returns a handle of this group with a sequence of verbs of its own, at no round trip; send and recv on it are streams of their own.
@@ -142,14 +142,14 @@ class Group:
         begins anew. A group has at most 4,096 channels at a time, one more is Full: close those that are not needed any more.
         Closing the group closes all of its channels.
         """
-        _arguments.text(self._seat.bad("channel"), "name", name)
-        with self._seat.lock:
+        _arguments.text(self._membership.bad("channel"), "name", name)
+        with self._membership.lock:
             g = self._channels.get(name)
             return self._open(name) if g is None else g
 
     def _open(self, name: str) -> "Group":
-        """Makes the handle of a channel. Called with the seat's lock."""
-        g = self._channels[name] = Group(self._seat, name)
+        """Makes the handle of a channel. Called with the membership's lock."""
+        g = self._channels[name] = Group(self._membership, name)
         g._channels = self._channels
         return g
 
@@ -219,7 +219,7 @@ class Group:
         Each rank passes equally many, all of them int (64 bits, which wrap) or all of them float. They are combined in rank
         order, so that every rank has the same bits.
         """
-        _arguments.text(self._seat.bad("allreduce"), "op", op)
+        _arguments.text(self._membership.bad("allreduce"), "op", op)
         with Verb(self, "allreduce", timeout, want=WANT_REDUCED) as v:
             ns, kind, form = v.numbers(numbers)
             v.c.label = f"{op} of {len(ns)}"
@@ -246,7 +246,7 @@ class Group:
     def _send(self, span: Span, obj: Any, dst: int, timeout: Optional[float]) -> None:
         op = f"send to {dst}"
         dst = self._check_peer(op, "dst", dst)
-        until = self._seat.until(op, timeout)
+        until = self._membership.until(op, timeout)
         raw = isinstance(obj, (bytes, bytearray, memoryview))
         try:
             payload = bytes(obj) if raw else _objects.pack(obj)
@@ -256,7 +256,7 @@ class Group:
             raise make(kind, f"pgroup: {op} of group {quote(self.name)} on rank {self.rank}: {e}") from None
         span.given = len(payload)
         c = self._stream(dst, _BYTES if raw else _ANY)
-        req = Request(Op.SEND, value=payload, ttl=nanoseconds(self._seat.config.expiry), group=c)
+        req = Request(Op.SEND, value=payload, ttl=nanoseconds(self._membership.config.expiry), group=c)
         try:
             self._calls._send(req, until)
         except StoreError as e:
@@ -270,8 +270,8 @@ class Group:
     def _recv(self, span: Span, src: int, timeout: Optional[float]) -> Any:
         op = f"recv from {src}"
         src = self._check_peer(op, "src", src)
-        until = self._seat.until(op, timeout)
-        with self._seat.lock:
+        until = self._membership.until(op, timeout)
+        with self._membership.lock:
             box = self._boxes.setdefault(src, _Box())
         if not box.busy.acquire(blocking=False):
             raise self._busy_error(op)
@@ -311,29 +311,29 @@ class Group:
 
     def expired(self, *, timeout: Optional[float] = None) -> int:
         """Returns how many messages that this rank has sent have expired unread since it last asked."""
-        until = self._seat.until("expired", timeout)
-        with Span(self._seat.trace, "expire", self._seat):
+        until = self._membership.until("expired", timeout)
+        with Span(self._membership.trace, "expire", self._membership):
             try:
-                return self._seat.store._request(Request(Op.EXPIRED, group=self._seat.seat()), until).n
+                return self._membership.store._request(Request(Op.EXPIRED, group=self._membership.contribution()), until).n
             except StoreError as e:
-                raise self._seat.fault("expire", self._channel, 0, e) from None
+                raise self._membership.fault("expire", self._channel, 0, e) from None
 
     def abort(self, cause: object) -> None:
         """Ends the group for every rank: all pending and later verbs are Aborted, with the text of cause, and this rank named."""
-        with Span(self._seat.trace, "abort", self._seat) as span:
+        with Span(self._membership.trace, "abort", self._membership) as span:
             span.error = clip(str(cause), _wire.MAX_KEY) or "no cause given"
-            self._seat.leave(Code.ABORTED, span.error)
+            self._membership.leave(Code.ABORTED, span.error)
 
     def shrink(self, *, timeout: Optional[float] = None) -> "Group":
         """Makes the next generation of a group that lost ranks: those who call it, densely ranked in their old order.
 
         This group is over then, and still to be closed. It cannot help if the rank is gone that hosted the store.
         """
-        old = self._seat
+        old = self._membership
         until = old.until("shrink", timeout)
         if old.closed or not old.site.hold():
             raise old.closed_error("shrink")
-        new = Seat(old.config, old.site, old.name, old.run)
+        new = Membership(old.config, old.site, old.name, old.run)
         new.rank, new.size, new.host = old.rank, old.size, old.host
         try:
             with Span(old.trace, "shrink", new) as span:
@@ -349,7 +349,7 @@ class Group:
 
         shutdown of a channel is a barrier, after which the channel is closed.
         """
-        self._seat.until("shutdown", timeout)  # refuses a wrong one before anything ends
+        self._membership.until("shutdown", timeout)  # refuses a wrong one before anything ends
         try:
             if self._channel:
                 self.barrier(timeout=timeout)
@@ -360,7 +360,7 @@ class Group:
             self.close()
 
     def close(self) -> None:
-        """Takes this rank out of the group, at once, whatever the others do: those who wait for it hear that it left.
+        """Leaves the group at once, without waiting for the others: ranks that wait for it get Left.
 
         It ends every verb of this rank. It may be called twice.
 
@@ -371,33 +371,33 @@ class Group:
         if self._channel:
             self._close_channel()
         else:
-            self._seat.close()
+            self._membership.close()
 
     def _close_channel(self) -> None:
-        with self._seat.lock:
+        with self._membership.lock:
             if self._closed:
                 return
             self._closed = True
-        with Span(self._seat.trace, "close", self._seat, self._channel):
+        with Span(self._membership.trace, "close", self._membership, self._channel):
             known = False
             try:
                 self._calls._end("this rank has closed the channel")
-                if self._used and not self._seat.closed:
-                    c = self._seat.seat()
+                if self._used and not self._membership.closed:
+                    c = self._membership.contribution()
                     c.channel = self._channel
-                    self._seat.store._request(Request(Op.CLOSE_CHANNEL, group=c), time.monotonic() + LEAVE_WAIT)
+                    self._membership.store._request(Request(Op.CLOSE_CHANNEL, group=c), time.monotonic() + LEAVE_WAIT)
                 known = True
             except NoAnswer:
                 pass  # this process is a fork: the channel is the parent's
             except StoreError as e:
-                if not (self._seat.closed or isinstance(e, Unsupported)):
-                    raise self._seat.fault("close", self._channel, 0, e) from None
+                if not (self._membership.closed or isinstance(e, Unsupported)):
+                    raise self._membership.fault("close", self._channel, 0, e) from None
             finally:
                 self._forget(known)
 
     def _forget(self, known: bool) -> None:
         """Ends the use of the channel's name. One that the store does not know to be closed leaves its numbers to the next use."""
-        with self._seat.lock:
+        with self._membership.lock:
             del self._channels[self._channel]
             if not known:
                 g = self._open(self._channel)
@@ -414,15 +414,15 @@ class Group:
         return f"<muster.Group {quote(self.name)}{channel} rank {self.rank} of {self.size}>"
 
     def _span(self, verb: str) -> Span:
-        return Span(self._seat.trace, verb, self._seat, self._channel)
+        return Span(self._membership.trace, verb, self._membership, self._channel)
 
     def _stream(self, peer: int, kind: str) -> Contribution:
-        c = self._seat.seat()
+        c = self._membership.contribution()
         c.root, c.channel, c.type = peer, self._channel, kind
         return c
 
     def _check_peer(self, op: str, name: str, peer: int) -> int:
-        peer = _arguments.whole(self._seat.bad(op), name, peer)
+        peer = _arguments.whole(self._membership.bad(op), name, peer)
         if not 0 <= peer < self.size:
             says = f"rank {peer} of a group of {self.size}: ranks are 0 to {self.size - 1}"
             raise invalid(f"{op} of group {quote(self.name)} on rank {self.rank}: {says}")
@@ -436,17 +436,17 @@ class Group:
         self._used = True
 
     def _is_closed(self) -> bool:
-        return self._seat.closed or self._closed
+        return self._membership.closed or self._closed
 
     def _closed_error(self, op: str, also: Kinds = ()) -> Error:
-        return self._seat.closed_error(op, "" if self._channel == SHUTDOWN else self._channel, also)
+        return self._membership.closed_error(op, "" if self._channel == SHUTDOWN else self._channel, also)
 
     def _fault(self, op: str, seq: int, e: StoreError) -> Error:
         """Is what the store's error means to this rank."""
         if self._is_closed():
             return self._closed_error(op, (Unknown,) if isinstance(e, Unknown) else ())
         shut = self._channel == SHUTDOWN
-        return self._seat.fault(op, "" if shut else self._channel, 0 if shut else seq, e)
+        return self._membership.fault(op, "" if shut else self._channel, 0 if shut else seq, e)
 
     def _busy_error(self, op: str) -> Error:
         says = "another verb of this group is in progress"

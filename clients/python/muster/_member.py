@@ -40,7 +40,7 @@ def encode(host: str) -> bytes:
 
 
 def parse(members: Sequence[bytes]) -> List[Member]:
-    """Returns the ranks of a roll, in their order."""
+    """Returns the members of a group, by rank."""
     nodes: Dict[int, int] = {}
     local: Dict[int, int] = {}
     out = []
@@ -76,7 +76,7 @@ def fnv(b: bytes) -> int:
 
 
 def _this_node() -> str:
-    """Tells apart what cannot share memory: machines, their boots, and containers."""
+    """Returns a number that differs where memory cannot be shared: machines, their boots, and containers."""
     parts: List[str] = []
     if sys.platform == "linux":
         try:

@@ -24,7 +24,7 @@ class Pipe:
     """Carries bytes. One thread receives, and any may send.
 
     Sending never waits for the peer to read: what it does not take at once, a thread of the pipe's own
-    sends on. So whoever receives can answer, and a caller's deadline counts whatever the peer does.
+    sends on. So the receiving thread can answer, and a caller's deadline holds regardless of the peer.
 
     TLS goes through memory, because an ssl.SSLSocket cannot send in one thread while another receives.
     """

@@ -1,4 +1,4 @@
-"""Who may come in: TLS, secrets, and the proof of one."""
+"""Authentication: TLS, secrets, and the proof of a secret."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ File = Union[str, "os.PathLike[str]"]
 
 @dataclass(frozen=True)
 class TLS:
-    """PEM files for TLS 1.3. They are read again for each connection, so that changed ones count from the next on."""
+    """PEM files for TLS 1.3. They are read for each connection, so that changed files apply to the next one."""
 
-    ca: Optional[File] = None  # who signs the store's certificate; None: those that the system trusts
-    cert: Optional[File] = None  # this side's own, with its key
+    ca: Optional[File] = None  # CA bundle that verifies the store's certificate; None: the system's
+    cert: Optional[File] = None  # the client's certificate, with its key
     key: Optional[File] = None
-    server_name: str = ""  # who the store has to be; "": the host that is dialed
+    server_name: str = ""  # name in the store's certificate; "": the host that is dialed
 
     def __post_init__(self) -> None:
         for name in ("ca", "cert", "key"):
@@ -64,7 +64,7 @@ class TLS:
 
 
 def read_secret(file: File) -> bytes:
-    """Reads the secret in a file, which nobody but its owner may read, without the end of line that it may end in."""
+    """Reads the secret in a file, without a line end. Only the owner may have the right to read the file."""
     _arguments.file(_wrong("secret"), "file", file)
     try:
         with open(file, "rb") as f:
@@ -113,7 +113,7 @@ def _proof(secret: bytes, who: bytes, client_nonce: bytes, server_nonce: bytes, 
 
 @contextlib.contextmanager
 def exporting(context: ssl.SSLContext) -> Iterator[Callable[[], bytes]]:
-    """Gives the binding of the connection whose handshake is done within: what both its ends know, and nobody else.
+    """Gives the binding of the connection whose handshake is done within: what only both its ends know.
 
     Module ssl has no exporter of keys (RFC 8446, 7.5), but it logs the secret that exporters are made of. It
     does so into a pipe of this process: nothing of it is on a disk.
@@ -142,7 +142,7 @@ def _binding(log: bytes) -> bytes:
         words = line.split()
         if len(words) == 3 and words[0] == b"EXPORTER_SECRET":
             return _export(bytes.fromhex(words[2].decode()), b"EXPORTER-muster-1")
-    raise store_error("dial", "", Code.UNSUPPORTED, what="this Python's TLS tells no exporter secret: use a client certificate")
+    raise store_error("dial", "", Code.UNSUPPORTED, what="this Python's TLS has no exporter secret: use a client certificate")
 
 
 def _export(master: bytes, label: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """A session with a store: calls that many threads share, and one connection at a time.
 
-A thread of the session's own reads for all, so that it answers the store's probes whatever the callers do. When the
+A thread of the session's own reads for all, so that it answers the store's probes regardless of the callers. When the
 connection breaks, it dials again, takes the session up, and repeats what has no answer: what changes something under its
 number, so that it takes effect once, the rest under its id.
 """
@@ -18,7 +18,7 @@ from typing import Dict, List, Optional, Sequence, Set
 from . import _dial, _wire
 from ._call import Call, NoAnswer, Numbers, Scope
 from ._connect import Attempt
-from ._dial import Dialer, Line, Told
+from ._dial import Dialer, Line, Refusal
 from ._errors import (
     Compacted,
     Denied,
@@ -38,7 +38,7 @@ _MOST_NUMBERED = 1000  # open at a time: the store keeps its answers for so many
 _FIRST_PAUSE, _MOST_PAUSE = 0.005, 0.25
 _MEND = 5.0  # seconds for which a store that keeps nothing is looked for: its sessions are lost by then
 _MOST_AGAIN = 0.1  # seconds before a request is sent again for whose answer the store had no room
-_GOODBYE = 1.0  # seconds that close waits for the store to have heard it
+_GOODBYE = 1.0  # seconds that close waits for the store to receive it
 _ASK_AFTER, _ASK_EVERY = 2, 5  # ticks; one is a tenth of the liveness timeout, or a second
 
 
@@ -61,7 +61,7 @@ class Session:
         self._last = 0
         self._numbers = Numbers()
         self._closed = False
-        self._wanted = False  # somebody waits for a connection
+        self._wanted = False  # a call waits for a connection
         self._tick_time = min(self.target.silence / 10, 1.0)
         self._fruitless = 0  # connections in a row that have ended without an answer; of the thread
         self._silent = 0  # ticks since something came, while calls wait
@@ -79,7 +79,7 @@ class Session:
     def _welcome(self, w: Reply) -> None:
         self._id, self._incarnation, self._token = w.n, w.rev, w.value
         self._durable = bool(w.nums) and w.nums is not None and w.nums[0] != 0
-        self._relayed = _dial.relayed(w)  # that nobody is there says nothing of the store
+        self._relayed = _dial.relayed(w)  # then a refused connection does not mean that the store is gone
         self._joined: Set[int] = set()
         self._leases: Set[int] = set()
 
@@ -90,7 +90,7 @@ class Session:
             self._register(call, until)
             if call.wait(until) or call.op in _wire.WAITS and call.wait(time.monotonic() + GRACE):
                 return _result(call)
-        except BaseException:  # a signal: nobody waits for it any more
+        except BaseException:  # a signal: the caller does not wait any more
             self._give_up(call)
             raise
         sent = self._give_up(call, Code.TIMEOUT)
@@ -196,7 +196,7 @@ class Session:
         return e.unknown() if sent and call.numbered else e
 
     def close(self) -> None:
-        """Says goodbye, and waits shortly until the store has heard it. Calls in progress end at once. It may be called twice."""
+        """Says goodbye, and waits shortly until the store has received it. Calls in progress end at once. It may be called twice."""
         if os.getpid() != self._pid:
             return
         with self._cond:
@@ -220,7 +220,7 @@ class Session:
         while line is not None:
             try:
                 self._read_on(line)
-            except Exception as e:  # whatever ends the connection is told to those who wait for it
+            except Exception as e:  # any error ends the waiting calls
                 line.pipe.close()
                 self._broke(e)
             line = self._mend()
@@ -332,7 +332,7 @@ class Session:
             self._line, self._since, self._silent = None, time.monotonic(), 0
             self._fruitless += 1
             self._why = self._broken(error)
-            self._wanted = True  # also if nobody calls: the session is to be kept
+            self._wanted = True  # also without calls: the session is kept
             if isinstance(error, _wire.Malformed) or isinstance(error, _Goodbye) and not self._durable:
                 self._end_calls(list(self._calls.values()), self._why)
                 self._wanted = False  # the next call tries
@@ -359,7 +359,7 @@ class Session:
                 tries += 1
                 try:
                     line = self._dialer.dial(math.inf, self._resume(), self._attempt)
-                except Exception as e:  # whatever ends the dialing ends the calls that wait for it
+                except Exception as e:  # any error ends the calls that wait for the dial
                     if self._hopeless(e, time.monotonic() - began):
                         self._fail(e)
                         break
@@ -380,25 +380,25 @@ class Session:
 
     def _hopeless(self, e: Exception, tried: float) -> bool:
         """Reports whether the store need not be looked for any more: one that keeps nothing, and is not there, took everything with it."""
-        if isinstance(e, (Denied, ProtocolError, Invalid)) or isinstance(e, Told) and e.code == Code.DENIED:
+        if isinstance(e, (Denied, ProtocolError, Invalid)) or isinstance(e, Refusal) and e.code == Code.DENIED:
             return True
         if self._durable:
             return False
         if isinstance(e, (EOFError, socket.timeout)):
             return tried > _MEND
-        return not _dial.nobody_there(e) or _dial.refused(e) and not self._dialer.elsewhere(e, self._relayed) or tried > _MEND
+        return not _dial.not_served(e) or _dial.refused(e) and not self._dialer.elsewhere(e, self._relayed) or tried > _MEND
 
     def _fail(self, e: Exception) -> None:
         """Ends the calls that wait for a connection. The next one tries again."""
         with self._cond:
             self._wanted = False
             why = self._why
-            if isinstance(e, Told) and not _dial.nobody_there(e):
+            if isinstance(e, Refusal) and not _dial.not_served(e):
                 why = NoAnswer(e.code, words_of(e.code), e.detail, why.addr)
             elif isinstance(e, Error):
                 why = NoAnswer(e.code, words_of(e.code), str(e), why.addr, kind_of(e.code))
-            elif isinstance(e, Told) or not _dial.refused(e):
-                then = e.detail or words_of(e.code) if isinstance(e, Told) else _dial.words(e)
+            elif isinstance(e, Refusal) or not _dial.refused(e):
+                then = e.detail or words_of(e.code) if isinstance(e, Refusal) else _dial.words(e)
                 why = NoAnswer(why.code, why.what, f"{why.detail}; then: {then}", why.addr, why.also)
             self._end_calls(list(self._calls.values()), why)
 
@@ -423,7 +423,7 @@ class Session:
         why = NoAnswer(Code.UNAVAILABLE, what, "it has been restarted, and has forgotten everything", addr, (Unavailable,))
         if not restarted:
             what += ": this session is lost"
-            why = NoAnswer(Code.UNAVAILABLE, what, "the session was not taken up again in time", addr, (Unavailable, SessionLost))
+            why = NoAnswer(Code.UNAVAILABLE, what, "the session was not resumed in time", addr, (Unavailable, SessionLost))
         for call in list(self._calls.values()):
             if call.op == Op.WATCH and call.rev and restarted:
                 end = NoAnswer(Code.COMPACTED, "", "it has been restarted, and its revisions begin anew", addr, (Compacted,))

@@ -7,7 +7,7 @@ from typing import List, NamedTuple, Optional, Protocol
 
 from ._errors import RankError
 
-now = time.perf_counter_ns  # runs on, whatever becomes of the time of day
+now = time.perf_counter_ns  # monotonic
 
 
 class Who(NamedTuple):
@@ -21,7 +21,7 @@ class Who(NamedTuple):
 
 
 class Rank(Protocol):
-    """A Who, or a seat in a group."""
+    """A Who, or a membership in a group."""
 
     @property
     def name(self) -> str: ...
@@ -36,19 +36,19 @@ class Rank(Protocol):
 
 
 class Sink(Protocol):
-    """Is told of what has ended: a trace."""
+    """Receives ended operations: a trace."""
 
     def record(self, s: Span) -> None: ...
 
 
 class Span:
-    """Begins now, and tells the trace when it ends. Without a trace no clock is read."""
+    """Begins now, and reports its end to the trace. Without a trace no clock is read."""
 
     seq = 0
     last = -1  # the rank that came last, and the others waited for
     given = 0  # bytes that this rank gave; if it only got some, those
     error = ""
-    _voted = 0  # since when it waits; 0: for nobody
+    _voted = 0  # since when it waits; 0: it does not wait
     _heard = 0  # when it knew; 0: at its end
 
     def __init__(self, trace: Optional[Sink], verb: str, who: Rank, channel: str = "") -> None:
@@ -62,7 +62,7 @@ class Span:
         if self.trace is not None:
             self._voted = now()
 
-    def heard(self, given: bytes, got: List[bytes], last: int) -> None:
+    def answered(self, given: bytes, got: List[bytes], last: int) -> None:
         """Says that it waits no more."""
         if self.trace is not None:
             self._heard, self.last = now(), last
@@ -90,7 +90,7 @@ class Span:
 
     @property
     def waited(self) -> int:
-        """Nanoseconds for which it waited for others. A rank that came last has waited for nobody."""
+        """Nanoseconds for which it waited for others. The last rank has not waited."""
         if not self._voted or self.last == self.who.rank:
             return 0
         return (self._heard or self.end) - self._voted

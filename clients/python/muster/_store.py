@@ -31,7 +31,7 @@ class Entry:
     key: str
     value: bytes
     revision: int  # of its last change
-    ttl: Optional[float]  # seconds that are left of it; None is for ever
+    ttl: Optional[float]  # remaining seconds; None: it does not expire
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Event:
 class Store:
     """A store: keys with values, which are bytes. Many threads may use it.
 
-    The connection mends itself. Calls that have no answer yet are repeated; what changes something takes effect once. If the
-    session could not be taken up again, what was under way is Unknown.
-    Every verb waits for at most timeout seconds, or those that connect was given (300); math.inf is for ever.
+    The client reconnects. It repeats calls that have no answer, and each change takes effect exactly once. If the
+    session cannot be resumed, open changes are Unknown.
+    Every call waits for at most timeout seconds, or the timeout of connect (300); math.inf is no timeout.
 
     Keys are str of at most 8 KiB, values are bytes (or bytearray, or memoryview) of at most 16 MiB, times are seconds, int or float.
-    Any verb may raise, beside what it says itself: Timeout; Unavailable, if the store is gone; Unknown too, if it may have
-    taken effect; Denied, TooLarge or Full, if the store does not take it; Closed; and Invalid, before anything is sent.
+    Any call may also raise Timeout; Unavailable, if the store is gone; Unknown too, if it may have taken effect; Denied,
+    TooLarge or Full, if the store refuses it; Closed; and Invalid, before anything is sent.
     """
 
     def __init__(self, session: Session, timeout: float, prefix: str = "", own: bool = True, scope: Optional[Scope] = None) -> None:
@@ -78,12 +78,12 @@ class Store:
     ) -> _S:
         """Connects to the store at address: host:port, muster://host:port/prefix?name=value&…, or etcd://host:port/root?name=value&…
 
-        Several host:port with commas are ways to one and the same store, through relays (muster relay) or to itself. They are tried in turn, also when a connection breaks.
+        Several host:port with commas are addresses of one store: relays (muster relay), the store itself, or its replicas. They are tried in turn, also when a connection breaks.
         The parameters of such a URL are secret-file, ca, cert, key, server-name and tls, as in Go's store.DialURL. An etcd:// or etcds:// URL names the members
-        of an etcd that keeps the store (muster serve --etcd), with the parameters of Go's etcdlog.ParseURL: the leader is looked up for each connection, and waited for. With wait it keeps trying while nobody listens there: ranks may start before the store does.
-        timeout is in seconds, for connecting and for each verb that says none. Whom the store does not let in is Denied, who listens
-        there and is none is ProtocolError, and otherwise that nobody does is Unavailable.
-        liveness_timeout is for how many seconds this process may be silent before the store takes its ranks for lost: no thread of it runs while one holds the interpreter's lock. It is also
+        of an etcd that keeps the store (muster serve --etcd), with the parameters of Go's etcdlog.ParseURL: the leader is looked up for each connection, and waited for. With wait it retries until the store is served: ranks may start before the store.
+        timeout is in seconds, for connecting and for each call without its own. Denied: access denied. ProtocolError: no muster store
+        listens there. Unavailable: the store is not served.
+        liveness_timeout is for how many seconds this process may be silent before its ranks have failed: it is silent while a thread holds the interpreter's lock. It is also
         for how long the store may be silent before the connection is made anew. Default: the store's own (10), at least 0.6.
         """
         bad = _bad("dial", address)
@@ -96,8 +96,8 @@ class Store:
         while True:
             try:
                 return cls(Session(dialer, dialer.first(until)), timeout, target.prefix)
-            except (Exception, _dial.Told) as e:
-                if not wait or not _dial.nobody_there(e):
+            except (Exception, _dial.Refusal) as e:
+                if not wait or not _dial.not_served(e):
                     raise _dial.dial_error(target.addr, e) from None
                 time.sleep(max(min(pause, until - time.monotonic()), 0))
                 pause = min(2 * pause, 0.25)
@@ -118,7 +118,7 @@ class Store:
         return Store(self._session, self._timeout, prefix, own=False)
 
     def within(self: _S, timeout: float) -> _S:
-        """Gives the verbs that say no timeout another one, and returns the store."""
+        """Sets the timeout of calls without their own, and returns the store."""
         self._timeout = _arguments.seconds(_bad("within"), "timeout", timeout)
         return self
 
@@ -151,7 +151,7 @@ class Store:
             try:
                 return self._take("wait", asked, until)
             except NotFound:
-                pass  # somebody else was faster
+                pass  # another client was faster
 
     def set(
         self, key: str, value: Value, *, ttl: Optional[float] = None, reads: Optional[int] = None, timeout: Optional[float] = None
@@ -295,7 +295,7 @@ class Store:
         return self._session.do(call, until)
 
     def _collect(self, req: Request, until: float) -> Tuple[List[bytes], int]:
-        """Casts a vote, and returns what of the record it wants, once that is decided, and which rank came last; -1 if the store does not tell."""
+        """Sends a vote. Returns the wanted part of the record, once that is decided, and the rank that arrived last, or -1 if unknown."""
         try:
             rep = self._do(req, until)
         except StoreError as e:
@@ -354,7 +354,7 @@ def unknown(e: StoreError) -> StoreError:
 
 
 def nanoseconds(seconds: Optional[float]) -> int:
-    """Returns a duration for the wire: at least 1, since 0 is for ever."""
+    """Returns a duration for the wire: at least 1, since 0 is no timeout."""
     if seconds is None or seconds == math.inf:
         return 0
     return min(max(int(seconds * 1e9), 1), _wire.AGES)

@@ -1,4 +1,4 @@
-"""The file in which a process tells what its ranks did, as Go's trace.Chrome writes it: for "muster trace", and Perfetto.
+"""The file of what the ranks of a process did, as Go's trace.Chrome writes it: for "muster trace", and Perfetto.
 
 Verbs do not wait for the file: a thread writes what there is within 0.1 s. So a process that is killed loses what it did in that
 time, and its file, which lacks its end then, is still read. A failure alone is written at once, since programs end because of them, if
@@ -40,7 +40,7 @@ def create(directory: str, rank: int, host: str) -> Trace:
 
 
 class Trace:
-    """A file. Every group that tells it holds it; it goes with the last one, or with the process."""
+    """A file. Every group that writes to it holds it; the last one closes it, or the end of the process."""
 
     def __init__(self, path: str, file: BinaryIO) -> None:
         self._path, self._file, self._pid = path, file, os.getpid()

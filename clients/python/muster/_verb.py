@@ -21,9 +21,9 @@ INT64, FLOAT64 = 2, 6  # kinds of what is folded
 
 
 class Verb:
-    """One collective verb of one rank: it takes one sequence number and casts one vote, whatever happens.
+    """One collective verb of one rank: it takes one sequence number and sends one vote in any case.
 
-    A rank that cannot take part votes no, so that nobody waits for it.
+    A rank that cannot take part votes no, so that no rank waits for it.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Verb:
         want: int = WANT_NOTHING,
         root_only: bool = False,
     ) -> None:
-        self.g, self.seat = g, g._seat
-        self.until = self.seat.until(verb, timeout)
-        root = _arguments.whole(self.seat.bad(verb), "root", root)
+        self.g, self.membership = g, g._membership
+        self.until = self.membership.until(verb, timeout)
+        root = _arguments.whole(self.membership.bad(verb), "root", root)
         self.c = Contribution(verb=verb, root=root, type=kind, want=want, root_only=root_only, channel=g._channel)
         self.payload = b""
         self.cause: Optional[str] = None  # why this rank votes no
@@ -49,8 +49,8 @@ class Verb:
         if not self.g._busy.acquire(blocking=False):
             raise self.g._busy_error(self.c.verb)
         self.g._seq += 1
-        self.c.generation, self.c.rank, self.c.seq = self.seat.generation, self.seat.rank, self.g._seq
-        self.span = Span(self.seat.trace, self.c.verb, self.seat, self.c.channel)
+        self.c.generation, self.c.rank, self.c.seq = self.membership.generation, self.membership.rank, self.g._seq
+        self.span = Span(self.membership.trace, self.c.verb, self.membership, self.c.channel)
         self.span.seq = self.g._seq
         return self
 
@@ -68,8 +68,8 @@ class Verb:
 
     def check_root(self) -> None:
         """Refuses a root that is no rank."""
-        if not 0 <= self.c.root < self.seat.size:
-            self.refuse(Code.INVALID, f"root {self.c.root} of a group of {self.seat.size}: ranks are 0 to {self.seat.size - 1}")
+        if not 0 <= self.c.root < self.membership.size:
+            self.refuse(Code.INVALID, f"root {self.c.root} of a group of {self.membership.size}: ranks are 0 to {self.membership.size - 1}")
             self.c.root, self.c.root_only, self.c.want = -1, False, WANT_NOTHING
 
     def encode(self, pack: Callable[[Any], bytes], obj: Any) -> None:
@@ -83,7 +83,7 @@ class Verb:
             self.refuse(Code.INVALID, str(e))
         except struct.error as e:
             self.refuse(Code.INVALID, f"numbers: {e}")
-        except Exception as e:  # whatever an object does when it is looked at
+        except Exception as e:  # an object may raise any error when it is encoded
             self.refuse(Code.INVALID, f"msgpack: {e}")
 
     def numbers(self, ns: Any) -> Tuple[List[Any], int, str]:
@@ -106,8 +106,8 @@ class Verb:
         except Invalid as e:
             self.refuse(Code.INVALID, str(e))
             return
-        if len(objs) != self.seat.size:
-            self.refuse(Code.INVALID, f"{len(objs)} objects for a group of {self.seat.size}")
+        if len(objs) != self.membership.size:
+            self.refuse(Code.INVALID, f"{len(objs)} objects for a group of {self.membership.size}")
             return
         self.encode(lambda vs: _wire.encode_parts([_objects.pack(v) for v in vs]), objs)
 
@@ -126,7 +126,7 @@ class Verb:
             got, last = self.g._calls._collect(Request(Op.COLLECT, value=self.payload, group=self.c), until)
         except StoreError as e:
             error = e
-        self.span.heard(self.payload, got, last)
+        self.span.answered(self.payload, got, last)
         if self.cause is not None:
             raise self._refused(error)
         if error is not None:
@@ -135,14 +135,14 @@ class Verb:
 
     def _refused(self, error: Optional[StoreError]) -> RankError:
         """Is the error of a verb that this rank did not take part in: its own reason, unless the verb had failed before."""
-        v = Failure(Code(self.c.no), by=self.seat.rank, reason=self.c.reason)
-        if error is not None and error.failure is not None and error.failure.by != self.seat.rank:
+        v = Failure(Code(self.c.no), by=self.membership.rank, reason=self.c.reason)
+        if error is not None and error.failure is not None and error.failure.by != self.membership.rank:
             v = error.failure
-        return self.seat.error(self.c.verb, v, self.c.channel, self.c.seq, kind_of(Code(self.c.no)))
+        return self.membership.error(self.c.verb, v, self.c.channel, self.c.seq, kind_of(Code(self.c.no)))
 
     def decode(self, unpack: Callable[[bytes], Any], got: List[bytes], n: int) -> List[Any]:
         """Makes objects of n payloads."""
-        at = f"pgroup: {self.c.verb} #{self.c.seq} of group {quote(self.seat.name)} on rank {self.seat.rank}"
+        at = f"pgroup: {self.c.verb} #{self.c.seq} of group {quote(self.membership.name)} on rank {self.membership.rank}"
         if len(got) != n:
             raise make(ProtocolError, f"{at}: the store answered with {len(got)} payloads, not {n}: not a muster store")
         out = []
@@ -150,7 +150,7 @@ class Verb:
             try:
                 out.append(unpack(b))
             except Exception as e:
-                whose = rank if n == self.seat.size else self.c.root
+                whose = rank if n == self.membership.size else self.c.root
                 raise make(Invalid, f"{at}: the object of rank {whose}: msgpack: {e}") from None
         return out
 

@@ -131,7 +131,7 @@ class Ends(Case):
             channel = g.channel("c")
             channel.barrier()
             receiving = Outcome(channel.recv, 0)
-            session = g._seat.store._session
+            session = g._membership.store._session
             while not session._calls:
                 time.sleep(0.001)
             with session._cond, store._session._cond:

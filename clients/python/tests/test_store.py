@@ -290,7 +290,7 @@ class Groups(Case):
             g.send("late", 0)
             threading.Event().wait(0.1)
             self.fails(muster.Expired, "recv from 0 of group", g.recv, 0)
-            g._seat.config.expiry = 60  # for the next one, however slow the machine
+            g._membership.config.expiry = 60  # for the next one, however slow the machine
             g.send("next", 0)
             self.assertEqual((g.recv(0), g.expired()), ("next", 1))
 

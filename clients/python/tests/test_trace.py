@@ -79,7 +79,7 @@ class File(unittest.TestCase):
             with self.assertRaisesRegex(muster.Error, "why"), Span(trace, "barrier", ME._replace(name='a"\n\udcff'), "\0side") as s:
                 s.seq = 3
                 s.waits()
-                s.heard(b"four", [b"not counted"], 2)
+                s.answered(b"four", [b"not counted"], 2)
                 raise muster.Error('why: "é"')
         trace.release()
         [e] = events(self.read())
@@ -277,7 +277,7 @@ class Groups(Case):
             _trace._DELAY = 1000
             g = muster.Group.join(0, 1, sys.argv[1], name=sys.argv[2], trace_dir=sys.argv[3])
             g.barrier()
-            with g._seat.trace._cond:
+            with g._membership.trace._cond:
                 pid = os.fork()
                 if pid == 0:
                     signal.alarm(20)  # whatever hangs ends here

@@ -33,7 +33,7 @@ from ._wire import MAX_KEY, Code, Contribution, Op, Request, Failure, text
 if TYPE_CHECKING:
     from ._trace import Trace
 
-LEAVE_WAIT = 1.0  # seconds that a close or an abort waits for the store to hear of it
+LEAVE_WAIT = 1.0  # seconds that a close or an abort waits for the store to receive it
 _GONE = (Code.UNAVAILABLE, Code.LEFT)
 
 
@@ -125,7 +125,7 @@ class Site:
             self.store.close()
 
 
-class Seat:
+class Membership:
     """One rank's place. The channels of its group share it."""
 
     def __init__(self, config: Config, site: Site, name: str, run: str) -> None:
@@ -133,13 +133,13 @@ class Seat:
         self.rank, self.size = config.rank, config.size
         self.generation = 0
         self.trace = config.trace
-        self.id = 0  # tells this generation from one of the same number on another store; for the trace
+        self.id = 0  # distinguishes this generation from that number on another store; for the trace
         self.members: List[Member] = []
         self.host = -1  # the rank that hosts the store; -1 if none does
         self.lock = threading.Lock()  # protects the fields below
         self.closed = False
 
-    def seat(self) -> Contribution:
+    def contribution(self) -> Contribution:
         """Says who calls."""
         return Contribution(generation=self.generation, rank=self.rank)
 
@@ -152,7 +152,7 @@ class Seat:
         return time.monotonic() + (self.config.timeout if timeout is None else _arguments.seconds(self.bad(op), "timeout", timeout))
 
     def enter(self, until: float, op: str, old: int = 0) -> None:
-        """Joins the roll: of the group, or with a generation that of its survivors."""
+        """Joins the group, or with a generation the group of its survivors."""
         label = f"pid {os.getpid()} on {_member.host_name(self.config.host)}"
         c = Contribution(group=self.name, run=self.run, rank=self.rank, size=self.size, generation=old, label=label)
         claim = _Claim(self.name, self.run, self.rank, old)
@@ -182,15 +182,15 @@ class Seat:
 
     def _check_roll(self, members: List[bytes]) -> None:
         if not 0 <= self.rank < self.size:
-            raise make(ProtocolError, f"not a muster store: a roll of {self.size} without this rank")
+            raise make(ProtocolError, f"not a muster store: a group of {self.size} without this rank")
         self.members = _member.parse(members)
         for m in self.members:
             if m.addr:
                 self.host = m.rank
 
     def leave(self, no: Code = Code.OK, reason: str = "") -> None:
-        """Tells the store. If that cannot be reached, it will notice."""
-        c = self.seat()
+        """Sends the goodbye. A store that cannot be reached detects the end itself."""
+        c = self.contribution()
         c.no, c.reason = no, reason
         try:
             self.store._request(Request(Op.LEAVE, group=c), time.monotonic() + LEAVE_WAIT)
@@ -230,7 +230,7 @@ class Seat:
         """Returns the failure for a store error that carries none, with the rank at fault if it is known."""
         v = Failure(e.code, reason=e.detail)
         hosted = f"it hosted the store at {self.store.address}"
-        if isinstance(e, SessionLost):  # the others have been told so
+        if isinstance(e, SessionLost):  # the others have that result
             v.code, v.lost, v.reason = Code.LOST, [self.rank], "its session has expired: it was disconnected, or sent nothing, for too long"
         elif e.code == Code.LEFT and self.host >= 0:
             v.left, v.reason = [self.host], hosted
@@ -248,14 +248,14 @@ def went_away(e: Error) -> bool:
     return isinstance(e, StoreError) and e.op != "dial" and e.failure is None and e.code in _GONE
 
 
-def join(config: Config) -> Seat:
+def join(config: Config) -> Membership:
     """Joins a group, and begins its trace."""
     trace = config.trace = _open_trace(config)
     try:
         with Span(trace, "create", Who(config.name, config.rank, config.size)) as span:
             span.waits()
-            span.who = seat = _join(config)
-        return seat
+            span.who = membership = _join(config)
+        return membership
     finally:
         if trace is not None:
             trace.release()
@@ -273,7 +273,7 @@ def _open_trace(config: Config) -> Optional[Trace]:
         raise invalid(f"trace_dir (MUSTER_TRACE) {quote(config.trace_dir)}: {why}: is it a directory that rank {config.rank} may write to?") from None
 
 
-def _join(config: Config) -> Seat:
+def _join(config: Config) -> Membership:
     """Joins a group. A store that goes away meanwhile may be the last run's, which still ends: it is looked for again."""
     began = time.monotonic()
     until, pause = began + config.timeout, 0.01
@@ -289,19 +289,19 @@ def _join(config: Config) -> Seat:
         pause = min(2 * pause, 1.0)
 
 
-def _join_once(config: Config, until: float) -> Seat:
+def _join_once(config: Config, until: float) -> Membership:
     store = config.store
     own = isinstance(store, str)
     if isinstance(store, str):
         left = max(until - time.monotonic(), 0.001)
         store = Store.connect(store, tls=config.tls, secret=config.secret, liveness_timeout=config.liveness_timeout, timeout=left, wait=True).within(config.timeout)
-    seat = Seat(config, Site(store, own), config.name, config.run)
+    membership = Membership(config, Site(store, own), config.name, config.run)
     try:
-        seat.enter(until, "")
+        membership.enter(until, "")
     except BaseException:
-        seat.site.release()
+        membership.site.release()
         raise
-    return seat
+    return membership
 
 
 def _create_error(config: Config, e: StoreError, before: Optional[Error], took: float) -> Error:
