@@ -8,7 +8,8 @@ import (
 	"sync"
 )
 
-// bareStore is a key-value server as one writes it in an hour: a goroutine for each connection, a map and a lock.
+// bareStore is a key-value server as one writes it in an hour: a goroutine for each connection, a
+// map and a lock.
 type bareStore struct {
 	mu sync.RWMutex
 	m  map[string][]byte

@@ -135,7 +135,8 @@ type entrant struct {
 	can  func(c course) bool
 }
 
-// invite starts all who can take part, and says what they do. stop ends them, and can be called after an error too.
+// invite starts all who can take part, and says what they do. stop ends them, and can be called
+// after an error too.
 func (o *collectiveOptions) invite(ctx context.Context, g *games, rep *report, all []course) (stop func(), err error) {
 	var stops []func()
 	stop = func() {
@@ -227,7 +228,8 @@ func (o *collectiveOptions) wanted(name string) bool {
 	return slices.ContainsFunc(all, func(c course) bool { return o.ways.is(c.verb + atWhom + name) })
 }
 
-// ensemble is a team as one party: its lap is that of the slowest rank in each call, or of rank 0 if calls follow each other.
+// ensemble is a team as one party: its lap is that of the slowest rank in each call, or of rank 0
+// if calls follow each other.
 type ensemble struct{ *team }
 
 func (e *ensemble) turn(ctx context.Context, way string, bytes, count int) ([]lap, time.Duration, error) {
@@ -281,7 +283,8 @@ func (o *collectiveOptions) inviteMPI(ctx context.Context, rep *report) ([]entra
 // overMemory has Open MPI use shared memory.
 var overMemory = []string{"--mca", "btl", "vader,self"}
 
-// mpiCollective is Open MPI. It runs for a turn alone, since its processes use the CPU while they wait.
+// mpiCollective is Open MPI. It runs for a turn alone, since its processes use the CPU while they
+// wait.
 type mpiCollective struct {
 	program *mpiProgram
 	size    int
@@ -313,8 +316,8 @@ func (o *collectiveOptions) inviteGloo(ctx context.Context, rep *report) ([]entr
 	return []entrant{{byGloo, &ensemble{t}, can}}, t.stop, nil
 }
 
-// inviteZerfoo starts a program of the user's: each rank is told its number, how many there are, and a free address for rank 0, and takes
-// turns as gloo's script does.
+// inviteZerfoo starts a program of the user's: each rank is told its number, how many there are,
+// and a free address for rank 0, and takes turns as gloo's script does.
 func (o *collectiveOptions) inviteZerfoo(ctx context.Context, rep *report) ([]entrant, func(), error) {
 	nobody := func() {}
 	if o.zerfoo == "" {

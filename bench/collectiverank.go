@@ -66,8 +66,9 @@ func startReducers(ctx context.Context, o reducersOptions) (*team, error) {
 	return t, nil
 }
 
-// beReducer is the role of ranks FIRST to END (without it) of SIZE: reducer FIRST END SIZE HOW PROFILE ADDR. Who has rank 0 tells
-// its address first. From then on a line is WAY BYTES COUNT, and answered with a lap.
+// beReducer is the role of ranks FIRST to END (without it) of SIZE: reducer FIRST END SIZE HOW
+// PROFILE ADDR. Who has rank 0 tells its address first. From then on a line is WAY BYTES COUNT, and
+// answered with a lap.
 func beReducer(args []string) (err error) {
 	var first, end, size int
 	for i, into := range []*int{&first, &end, &size} {
@@ -205,7 +206,8 @@ func (m *reducers) turn(way string, bytes, count int) (all lap, err error) {
 	return all, nil
 }
 
-// times fills took. before is a barrier: in front of each call, or of the first one if they follow each other.
+// times fills took. before is a barrier: in front of each call, or of the first one if they follow
+// each other.
 func (d *drill) times(took []float64) error {
 	for i := range took {
 		if i == 0 || !d.chain {

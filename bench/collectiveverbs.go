@@ -68,8 +68,8 @@ func floats(bytes int) []float32 {
 	return x
 }
 
-// bareRanks is the least that an all-reduce of goroutines can be: they see each other's slices, each combines a part of them, and gates are
-// between.
+// bareRanks is the least that an all-reduce of goroutines can be: they see each other's slices,
+// each combines a part of them, and gates are between.
 type bareRanks struct {
 	gate *gate
 	own  [][]float32 // of each rank

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// cpuTime is the CPU time that the threads of a process have had, user and system; 0 where there is no /proc.
+// cpuTime is the CPU time that the threads of a process have had, user and system; 0 where there is
+// no /proc.
 func cpuTime(pid int) (sum time.Duration) {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	for _, t := range tasks {
@@ -42,7 +43,8 @@ func loadAverage() string {
 	return string(bytes.TrimSpace(b))
 }
 
-// machineTime is the CPU time that all CPUs have spent on anything, since the start; 0 where there is no /proc.
+// machineTime is the CPU time that all CPUs have spent on anything, since the start; 0 where there
+// is no /proc.
 func machineTime() (busy time.Duration) {
 	const tick = 10 * time.Millisecond // USER_HZ is 100 everywhere
 	b, err := os.ReadFile("/proc/stat")

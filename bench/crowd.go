@@ -14,10 +14,12 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// traffic is what connections have carried: bytes to the other end and from it, and packets that were sent again.
+// traffic is what connections have carried: bytes to the other end and from it, and packets that
+// were sent again.
 type traffic struct{ out, in, resent uint64 }
 
-// wires are connections whose traffic is counted: by the kernel, so that they are as fast as others.
+// wires are connections whose traffic is counted: by the kernel, so that they are as fast as
+// others.
 type wires struct {
 	mu    sync.Mutex // protects conns
 	conns []*net.TCPConn
@@ -66,8 +68,8 @@ func newCrowd(addrs string, host, first, end, size int) *crowd {
 	}
 }
 
-// beCrowd is the role of ranks FIRST to END (without it) of SIZE, HOST of them at each of ADDRS: crowd ADDRS FIRST END SIZE HOST. It answers each step
-// with how long that took.
+// beCrowd is the role of ranks FIRST to END (without it) of SIZE, HOST of them at each of ADDRS:
+// crowd ADDRS FIRST END SIZE HOST. It answers each step with how long that took.
 func beCrowd(args []string) error {
 	var first, end, size, host int
 	for i, into := range []*int{&first, &end, &size, &host} {
@@ -121,7 +123,8 @@ func (c *crowd) each(step func(i int) error) (took time.Duration, err error) {
 	return time.Since(began), err
 }
 
-// crowded is for how long processes may stand still that are many more than the machine has cores: hosts of their own would not.
+// crowded is for how long processes may stand still that are many more than the machine has cores:
+// hosts of their own would not.
 const crowded = 15 * time.Second
 
 const stepTime = 5 * time.Minute // an all-gather of 10,000 ranks brings 7 GB
@@ -177,7 +180,8 @@ func (c *crowd) ping(ctx context.Context, i int) error {
 	return err
 }
 
-// beRelays is the role of COUNT relays: relays ADDR COUNT. It tells their addresses, and answers "traffic" with that to the store.
+// beRelays is the role of COUNT relays: relays ADDR COUNT. It tells their addresses, and answers
+// "traffic" with that to the store.
 func beRelays(args []string) error {
 	count, err := strconv.Atoi(args[1])
 	if err != nil {

@@ -62,7 +62,8 @@ func each[T any](vs []T, f func(T) float64) []float64 {
 	return fs
 }
 
-// exponent is x of the n^x that fits vs best, by least squares of logarithms; what is not positive has none.
+// exponent is x of the n^x that fits vs best, by least squares of logarithms; what is not positive
+// has none.
 func exponent(ns, vs []float64) (x float64, ok bool) {
 	var xs, ys []float64
 	for i, v := range vs {

@@ -171,8 +171,8 @@ type fileEvent struct {
 	call  func(d *desk, ctx context.Context) error
 }
 
-// prepare has each call begin alike: with memory to be had that was used before, and, for the one that is not to sync, without a file to replace;
-// ext4 syncs what replaces another file.
+// prepare has each call begin alike: with memory to be had that was used before, and, for the one
+// that is not to sync, without a file to replace; ext4 syncs what replaces another file.
 func (d *desk) prepare(name string) error {
 	runtime.GC()
 	if name != plainWrite {

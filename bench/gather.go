@@ -81,7 +81,8 @@ func (o *gatherOptions) parse() (sizes []int, err error) {
 	return sizes, nil
 }
 
-// invite starts all contenders, and says what they do. stop ends them, and can be called after an error too.
+// invite starts all contenders, and says what they do. stop ends them, and can be called after an
+// error too.
 func (o *gatherOptions) invite(ctx context.Context, g *games, rep *report, sizes []int) (stop func(), err error) {
 	var stops []func()
 	stop = func() {

@@ -15,8 +15,8 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// gatherer is one rank of bench gather: in a star, and in two muster groups of the same processes, of which one takes them all to be on
-// one node, and the other each to be on its own. Rank 0 hosts.
+// gatherer is one rank of bench gather: in a star, and in two muster groups of the same processes,
+// of which one takes them all to be on one node, and the other each to be on its own. Rank 0 hosts.
 type gatherer struct {
 	rank, size int
 	dir        string // for files
@@ -53,8 +53,8 @@ func (d *drill) close() (err error) {
 	return err
 }
 
-// beGatherer is the role of a rank: gatherer RANK SIZE DIR PROFILE [STAR GROUP]. Rank 0 tells both addresses first. From then on a line is
-// WAY BYTES COUNT, and answered with a lap.
+// beGatherer is the role of a rank: gatherer RANK SIZE DIR PROFILE [STAR GROUP]. Rank 0 tells both
+// addresses first. From then on a line is WAY BYTES COUNT, and answered with a lap.
 func beGatherer(args []string) (err error) {
 	m := &gatherer{dir: args[2]}
 	for i, into := range []*int{&m.rank, &m.size} {

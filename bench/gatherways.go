@@ -14,7 +14,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// way is one way for bytes to get from all ranks to rank 0, or a part of one that nothing can be faster than.
+// way is one way for bytes to get from all ranks to rank 0, or a part of one that nothing can be
+// faster than.
 type way struct {
 	name  string
 	sizes func(bytes int) bool // which sizes it makes sense for; nil: all
@@ -44,7 +45,8 @@ const (
 func large(bytes int) bool { return bytes >= mib }
 func small(bytes int) bool { return bytes < mib }
 
-// gatherWays are of muster and of the bare floor. Between two gathers, memory is back at whoever it is of.
+// gatherWays are of muster and of the bare floor. Between two gathers, memory is back at whoever it
+// is of.
 var gatherWays = []way{
 	{name: bareStar, sizes: small, open: func(m *gatherer, d *drill, _ int) error { d.call = m.star.barrier; return nil }},
 	{name: "muster barrier", sizes: small, open: openBarrier},
@@ -72,7 +74,8 @@ var gatherWays = []way{
 	{name: fileWays[3], sizes: never, open: func(m *gatherer, d *drill, n int) error { return m.openConcatTo(d, n, m.dir) }},
 }
 
-// mapWays are gathers of many tensors, and fileWays write what is gathered to a file. They have sizes of their own.
+// mapWays are gathers of many tensors, and fileWays write what is gathered to a file. They have
+// sizes of their own.
 var (
 	mapWays  = []string{"map, born in the arena", "map, copied in", "map, over TCP"}
 	fileWays = []string{"write to tmpfs", "ConcatTo, tmpfs", "write to disk", "ConcatTo, disk"}
@@ -122,7 +125,8 @@ func openCopies(m *gatherer, d *drill, n int) error {
 	return nil
 }
 
-// openBareShare is the least that a gather through memory can be: all but rank 0 copy to where rank 0 can read, and say so.
+// openBareShare is the least that a gather through memory can be: all but rank 0 copy to where rank
+// 0 can read, and say so.
 func openBareShare(m *gatherer, d *drill, n int) error {
 	arena, err := m.arena(d)
 	if err != nil {
@@ -269,7 +273,8 @@ func (m *gatherer) tensors(ga *gather.Gatherer, t *tensor.Tensor, u use, out []b
 	return nil
 }
 
-// openFresh has a new Gatherer for each gather; with links it has gathered a little before, so that only its segments are new.
+// openFresh has a new Gatherer for each gather; with links it has gathered a little before, so that
+// only its segments are new.
 func (m *gatherer) openFresh(d *drill, n int, links bool) error {
 	t, err1 := m.tensor(d, nil, n)
 	little, err2 := m.tensor(d, nil, 4*kib)

@@ -71,7 +71,8 @@ func (c *client) batch(op operation, depth int, value []byte) error {
 	return c.exchange(depth, nil)
 }
 
-// exchange writes what is in out, and reads so many replies. The last one goes to last, unless that is nil.
+// exchange writes what is in out, and reads so many replies. The last one goes to last, unless that
+// is nil.
 func (c *client) exchange(depth int, last func(reply []byte) error) error {
 	if _, err := c.conn.Write(c.out); err != nil {
 		return err

@@ -9,7 +9,8 @@
 //	go run ./bench files     // states on disk beside write, fsync and rename; safetensors; torch.save and torch.load
 //
 // Machines are noisy: what counts are the ratios within one run, and CPU time per operation. A
-// figure is the median of several rounds, and in each round every peer has its turn under the same conditions.
+// figure is the median of several rounds, and in each round every peer has its turn under the same
+// conditions.
 package main
 
 import (

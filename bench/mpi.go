@@ -94,7 +94,8 @@ func (p *mpiProgram) start(ctx context.Context, n int, way []string, args ...str
 	return string(b), cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
 }
 
-// mpiGather is MPI_Gather as a party of bench gather. It runs for a turn alone, since processes of MPI that wait use the CPU.
+// mpiGather is MPI_Gather as a party of bench gather. It runs for a turn alone, since processes of
+// MPI that wait use the CPU.
 type mpiGather struct {
 	program *mpiProgram
 	size    int

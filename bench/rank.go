@@ -88,7 +88,8 @@ type finding struct {
 	spread
 }
 
-// beRank is the role of a rank: rank RANK SIZE ROUNDS SLICE PROFILE VERBS [STAR GROUP]. Rank 0 hosts, and tells both addresses first.
+// beRank is the role of a rank: rank RANK SIZE ROUNDS SLICE PROFILE VERBS [STAR GROUP]. Rank 0
+// hosts, and tells both addresses first.
 func beRank(args []string) error {
 	var m member
 	var rounds int

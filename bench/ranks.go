@@ -26,7 +26,8 @@ type ranksOptions struct {
 // ranksVerbs are what a group does, in this order; connect and join come before, once.
 var ranksVerbs = []string{"barrier", "all-gather 64 B", "broadcast 1 KiB"}
 
-// runRanks measures what groups of growing size cost, over real sockets: connected to the store, and behind a relay for each host.
+// runRanks measures what groups of growing size cost, over real sockets: connected to the store,
+// and behind a relay for each host.
 func runRanks(ctx context.Context, args []string, out io.Writer) error {
 	o := ranksOptions{}
 	f := flag.NewFlagSet("ranks", flag.ContinueOnError)
@@ -92,7 +93,8 @@ func (o *ranksOptions) check(counts string) error {
 	return checkFiles(max(o.counts[len(o.counts)-1], 2*o.each) + 100)
 }
 
-// checkFiles refuses to begin what the limit on open files would end. Go has raised it as far as it can.
+// checkFiles refuses to begin what the limit on open files would end. Go has raised it as far as it
+// can.
 func checkFiles(n int) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {

@@ -115,8 +115,9 @@ func awaitListener(ctx context.Context, addr string) error {
 	}
 }
 
-// serveMuster is the role of a muster server. It answers "memory" with its memoryUse, and from "profile PATH" on it writes a CPU profile;
-// args may be -data and a folder, and name a CPU profile.
+// serveMuster is the role of a muster server. It answers "memory" with its memoryUse, and from
+// "profile PATH" on it writes a CPU profile; args may be -data and a folder, and name a CPU
+// profile.
 func serveMuster(args []string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -9,8 +9,9 @@ import (
 	"sync"
 )
 
-// star is the least that a group of processes can be in Go: a coordinator in rank 0's process, and a TCP connection from each
-// rank, also from rank 0. It knows no errors, deadlines or names, and that all ranks are of one opinion.
+// star is the least that a group of processes can be in Go: a coordinator in rank 0's process, and
+// a TCP connection from each rank, also from rank 0. It knows no errors, deadlines or names, and
+// that all ranks are of one opinion.
 //
 //	request: op u8 | peer u8 | length u32 | payload
 //	reply:   its bytes; whoever asked knows how many
@@ -35,7 +36,8 @@ const (
 	starParallel = 64 << 10
 )
 
-// serveStar takes size connections, each of which begins with its rank, and serves them until they end.
+// serveStar takes size connections, each of which begins with its rank, and serves them until they
+// end.
 func serveStar(l net.Listener, size int) error {
 	s := &star{conns: make([]net.Conn, size), parts: make([][]byte, size)}
 	for range size {

@@ -12,7 +12,8 @@ import (
 
 // party is whoever can be told to do something so often, and tells how long each time took.
 type party interface {
-	// turn returns a lap for each rank, or for the first alone, and the CPU time of processes that have ended since.
+	// turn returns a lap for each rank, or for the first alone, and the CPU time of processes that
+	// have ended since.
 	turn(ctx context.Context, way string, bytes, count int) (laps []lap, ended time.Duration, err error)
 	// pids are its processes that live on.
 	pids() []int
@@ -129,7 +130,8 @@ type games struct {
 // most bounds the calls of a turn.
 const most = 2000
 
-// play has every event once in each round, after a turn that finds out how often is enough for a slice.
+// play has every event once in each round, after a turn that finds out how often is enough for a
+// slice.
 func (g *games) play(ctx context.Context) error {
 	var all []party
 	for _, e := range g.events {
@@ -166,7 +168,8 @@ func distinct(cs []party) (found []party) {
 	return found
 }
 
-// tell adds a row for each event. What is compared was measured in the same rounds: in the calmer half of those of both.
+// tell adds a row for each event. What is compared was measured in the same rounds: in the calmer
+// half of those of both.
 func (g *games) tell(rep *report) {
 	byKey := map[string]*event{}
 	for _, e := range g.events {

@@ -243,7 +243,8 @@ func fillTTL(ctx context.Context, s *server, keys []string, value []byte) error 
 	return nil
 }
 
-// rate gives all their turns: forwards and backwards, so that nobody always comes behind the same one.
+// rate gives all their turns: forwards and backwards, so that nobody always comes behind the same
+// one.
 func (o *ttlOptions) rate(ctx context.Context, servers []*server, shapes []shape, keys []string, rep *report) error {
 	value := o.value()
 	for _, s := range servers {
@@ -273,8 +274,8 @@ func (o *ttlOptions) rate(ctx context.Context, servers []*server, shapes []shape
 	return nil
 }
 
-// loads are the servers, and those that have the entries once more, to be asked for those: but not by sets that would
-// have them live for ever.
+// loads are the servers, and those that have the entries once more, to be asked for those: but not
+// by sets that would have them live for ever.
 func loads(servers []*server, keys []string, op operation) (turns []*server) {
 	for _, s := range servers {
 		turns = append(turns, s)
