@@ -11,11 +11,12 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// backupPiece is how much of a backup one answer brings.
+// backupPiece is how many bytes of a backup one reply returns.
 const backupPiece = 1 << 20
 
-// Backup writes a consistent copy of all that a durable store holds, which goes on meanwhile: a file for Restore. It has no part of a
-// store: of a Prefix it is ErrUnsupported.
+// Backup writes a consistent copy of a durable store to w, as Restore reads it, and returns the
+// number of bytes written. The store continues to serve meanwhile. The backup of a Prefix is
+// ErrUnsupported: a backup always has the whole store.
 func (s *Store) Backup(ctx context.Context, w io.Writer) (written int64, err error) {
 	for id := uint64(0); ; {
 		var rep wire.Reply
@@ -37,13 +38,14 @@ func (s *Store) Backup(ctx context.Context, w io.Writer) (written int64, err err
 	}
 }
 
-// RestoreOptions are for Restore. The zero value, and nil, are good.
+// RestoreOptions configures Restore. nil is the same as the zero value.
 type RestoreOptions struct {
-	Progress func(done, total int) // is told now and then how many of the entries are written; nil is nobody
+	Progress func(done, total int) // called with the number of entries written, and their total; may be nil
 }
 
-// Restore makes a store of a backup in dir, which is made, or is empty. Sessions, and what their leases held, are not brought back: who
-// was there may have gone on since. A nil o is as good as an empty one.
+// Restore creates a store from a backup in dir, which does not exist or is empty. Sessions and the
+// entries of their leases are not restored, because their clients may have continued since the
+// backup.
 func Restore(backup, dir string, o *RestoreOptions) error {
 	if o == nil {
 		o = new(RestoreOptions)
@@ -58,7 +60,8 @@ func Restore(backup, dir string, o *RestoreOptions) error {
 	return nil
 }
 
-// backup answers a piece of a copy: the first one makes it, and keeps it open for the others. It takes a while, and is called without mu.
+// backup returns a piece of a backup. The first request makes the backup, and keeps its file open
+// for the others. It takes a while, and is called without mu.
 func (m *Memory) backup(session, from uint64, rep *wire.Reply) error {
 	f, err := m.backupFile(session, from)
 	if err != nil {
@@ -74,7 +77,7 @@ func (m *Memory) backup(session, from uint64, rep *wire.Reply) error {
 	_, err = f.ReadAt(rep.Value, int64(from))
 	if from+uint64(len(rep.Value)) >= uint64(rep.N) || err != nil {
 		m.mu.Lock()
-		m.forgetBackup(session)
+		m.closeBackup(session)
 		m.mu.Unlock()
 	}
 	if errors.Is(err, io.EOF) {
@@ -83,7 +86,7 @@ func (m *Memory) backup(session, from uint64, rep *wire.Reply) error {
 	return err
 }
 
-// backupFile makes a copy, or finds the one that session is reading.
+// backupFile makes a backup, or returns the one that session is reading.
 func (m *Memory) backupFile(session, from uint64) (*backupCopy, error) {
 	m.mu.Lock()
 	err := m.open()
@@ -105,11 +108,11 @@ func (m *Memory) backupFile(session, from uint64) (*backupCopy, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.machine == nil || !m.machine.Knows(session) { // it has ended meanwhile
+	if m.machine == nil || !m.machine.Knows(session) { // the session has ended meanwhile
 		_ = file.Close()
 		return nil, ErrClosed
 	}
-	m.forgetBackup(session)
+	m.closeBackup(session)
 	if m.backups == nil {
 		m.backups = map[uint64]*backupCopy{}
 	}
@@ -119,21 +122,21 @@ func (m *Memory) backupFile(session, from uint64) (*backupCopy, error) {
 	return f, nil
 }
 
-// backupCopy is a copy that is being read.
+// backupCopy is a backup that is being read.
 type backupCopy struct {
 	*os.File
 	id uint64
 }
 
-// forgetBackup closes the copy that session was reading. Called with mu.
-func (m *Memory) forgetBackup(session uint64) {
+// closeBackup closes the backup that session was reading. The caller holds mu.
+func (m *Memory) closeBackup(session uint64) {
 	if f := m.backups[session]; f != nil {
 		_ = f.Close()
 		delete(m.backups, session)
 	}
 }
 
-// answerBackup answers a peer's OpBackup, from a goroutine: a copy takes a while.
+// answerBackup answers a peer's OpBackup in a goroutine, because a backup takes a while.
 func (c *conn) answerBackup(session, id, from uint64) {
 	var of *relayedConn
 	if c.stream != nil {

@@ -212,7 +212,7 @@ func (c *committer) write(progress chan<- struct{}) {
 		if end {
 			return
 		}
-		if err := c.round(wanted); err != nil {
+		if err := c.writeOnce(wanted); err != nil {
 			c.fail(err)
 			return
 		}
@@ -236,8 +236,8 @@ func (c *committer) wrote() (idle bool) {
 	return c.wanted <= c.Committed()
 }
 
-// round writes the log once.
-func (c *committer) round(wanted uint64) error {
+// writeOnce writes the log once.
+func (c *committer) writeOnce(wanted uint64) error {
 	c.writing.Store(true)
 	defer c.writing.Store(false)
 	if c.disk.Shared() {

@@ -28,7 +28,7 @@ func Kill(e Engine) {
 }
 
 // Breath is what deadlines get that passed while the process stood still.
-const Breath = breath
+const Breath = catchUpTime
 
 // StandStill makes m believe that its process was stopped for d, before its next deadline.
 func StandStill(m *Memory, d time.Duration) {

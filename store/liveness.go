@@ -7,59 +7,61 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Failure detection. A process that ends closes its connection, which the server sees at once. A process that hangs, or a machine
-// that vanishes, closes nothing: the server sends a peer that is silent liveness probes (OpProbe), which a client answers whatever
-// its callers do. A peer that sends nothing for its liveness timeout, no answer to a probe either, has failed: its session ends at
-// once, without the time to reconnect that a broken connection gives.
+// Failure detection. A process that ends closes its connection, which the server detects at once. A
+// process that hangs, or a machine that vanishes, closes nothing: the server sends liveness probes
+// (OpProbe) to a peer that sends nothing, which a client answers whatever its callers do. A peer
+// that sends nothing for its liveness timeout, not even an answer to a probe, has failed: its
+// session ends at once, without the reconnect timeout that a broken connection gets.
 
-// DefaultLivenessTimeout is the liveness timeout of servers and clients that set none. A healthy process on a host with far more
-// runnable threads than cores answers late, by seconds. To take it for failed ends its group, while to detect a real failure later
-// costs seconds.
+// DefaultLivenessTimeout is the liveness timeout of servers and clients that set none. A healthy
+// process on a host with far more runnable threads than cores may answer seconds late. A false
+// suspicion ends its group, whereas detecting a real failure later costs only seconds.
 const DefaultLivenessTimeout = 10 * time.Second
 
 const (
-	checkInterval  = 200 * time.Millisecond // how often the server looks for peers that are silent
-	livenessProbes = 3                      // how often a silent peer is probed within its timeout
+	checkInterval  = 200 * time.Millisecond // time between two checks of the peers
+	livenessProbes = 3                      // probes of a peer within its timeout
 	minLiveness    = livenessProbes * checkInterval
 	maxLiveness    = time.Hour
 )
 
-// livenessTimeout returns the first of the timeouts that is set, within what can be told and what a server accepts of a client.
+// livenessTimeout returns the first of the timeouts that is not 0, within the bounds that a server
+// accepts.
 func livenessTimeout(timeouts ...time.Duration) time.Duration {
 	return min(max(cmp.Or(cmp.Or(timeouts...), DefaultLivenessTimeout), minLiveness), maxLiveness)
 }
 
-// liveness counts for how long a peer has been silent.
+// liveness measures for how long nothing was received from a peer.
 type liveness struct {
-	missed int // looks since something came
+	missed int // checks since something was received
 }
 
-// silence returns for how long the peer has been silent.
+// silentFor returns for how long nothing was received.
 func (l *liveness) silentFor() time.Duration { return time.Duration(l.missed) * checkInterval }
 
-// judgement is what follows from a look at a silent peer.
+// action is what to do with a peer from which nothing was received.
 type action int
 
 const (
-	leave action = iota
-	probe
-	fail
+	noAction action = iota
+	sendProbe
+	endPeer
 )
 
-// count counts one more look at a peer that has sent nothing since the one before, and says what follows.
+// miss counts a check of a peer that has sent nothing since the last one, and returns what to do.
 func (l *liveness) miss(timeout time.Duration) action {
 	l.missed++
 	most := int((timeout + checkInterval - 1) / checkInterval)
 	switch {
 	case l.missed >= most:
-		return fail
+		return endPeer
 	case l.missed%(most/livenessProbes) == 0:
-		return probe
+		return sendProbe
 	}
-	return leave
+	return noAction
 }
 
-// watch looks after the peers until the server stops.
+// watchPeers checks the peers until the server stops.
 func (s *Server) watchPeers() {
 	ticker := time.NewTicker(checkInterval)
 	defer ticker.Stop()
@@ -70,17 +72,18 @@ func (s *Server) watchPeers() {
 		case <-s.stopped:
 			return
 		}
-		late := time.Since(last) > checkInterval+lateness
+		late := time.Since(last) > checkInterval+maxTimerDelay
 		last = time.Now()
 		s.Engine.checkPeers(s, late)
 	}
 }
 
-// refuses implements Backend.
+// checkServer implements Backend.
 func (m *Memory) checkServer(*Server) string { return "" }
 
-// lookAround implements Backend: it probes the peers that are silent, and gives up those that have been so for their liveness timeout. If
-// this process itself stood still (late), no peer counts as silent: what they have sent is still to be read.
+// checkPeers implements Backend. It probes peers that send nothing, and ends those that have sent
+// nothing for their liveness timeout. If this process was stopped (late), no check is missed: what
+// the peers have sent is still to be read.
 func (m *Memory) checkPeers(s *Server, late bool) {
 	late = m.stalled() || late
 	var silent, slow, relays, waiting []*conn
@@ -110,12 +113,12 @@ func (m *Memory) checkPeers(s *Server, late bool) {
 	for _, c := range waiting {
 		c.checkPeer(true)
 	}
-	for _, c := range slow { // whatever liveness timeout it has named
+	for _, c := range slow { // whatever its own liveness timeout
 		s.log().Warn("peer cut off: it does not read, and others wait for room in the buffers", "peer", c.peer, "who", c.hello.Key, "stuck", c.stalled.silentFor())
 		c.close()
 	}
 	if hasBranches {
-		for _, c := range relays { // while a relay itself is silent, its branches cannot be heard
+		for _, c := range relays { // while nothing is received from a relay, nothing can be from its peers
 			c.checkRelayed(late)
 		}
 		for _, c := range waiting {
@@ -124,32 +127,33 @@ func (m *Memory) checkPeers(s *Server, late bool) {
 	}
 }
 
-// judge counts a look at c, from which nothing was read. If the server has paused reading until the log is written, the peer is not
-// silent: it is probed, so that it receives something from the server, and is never given up.
+// checkPeer counts a check of c, from which nothing was read. If the server has paused reading
+// until the log is written, the peer cannot be heard: it is probed, so that it receives something
+// from the server, and never ended.
 func (c *conn) checkPeer(paused bool) {
-	if c.session.Load() == 0 { // its handshake has limits of its own
+	if c.session.Load() == 0 { // the handshake has its own timeout
 		return
 	}
-	if _, taken := c.out.Backlog(); taken == 0 { // the welcome has not left
+	if _, taken := c.out.Backlog(); taken == 0 { // the welcome was not sent yet
 		return
 	}
 	what := c.liveness.miss(livenessTimeout(c.hello.Timeout, c.limits.LivenessTimeout))
 	if paused {
-		if what == fail {
-			c.liveness.missed, what = 0, probe
+		if what == endPeer {
+			c.liveness.missed, what = 0, sendProbe
 		}
 	} else {
 		c.missedChecks.Store(int64(c.liveness.missed))
 	}
 	switch what {
-	case fail:
+	case endPeer:
 		c.failPeer()
-	case probe:
+	case sendProbe:
 		c.probe()
 	}
 }
 
-// lookAtBranches is lookAround for the branches of a relay that has been heard.
+// checkRelayed is checkPeers for the peers of a relay from which something was received.
 func (c *conn) checkRelayed(late bool) {
 	m := c.memory
 	var probes []wire.RelayCall
@@ -162,16 +166,16 @@ func (c *conn) checkRelayed(late bool) {
 				continue
 			}
 			switch b.liveness.miss(livenessTimeout(b.timeout, c.limits.LivenessTimeout)) {
-			case fail:
+			case endPeer:
 				lost = append(lost, b)
-			case probe:
+			case sendProbe:
 				probes = append(probes, wire.RelayCall{Conn: b.number})
 			}
 		}
 	}
 	m.mu.Unlock()
 	if len(probes) > 0 {
-		c.out.Append(func(to []byte) []byte { // behind welcomes of branches
+		c.out.Append(func(to []byte) []byte { // after the welcomes of the relayed connections
 			return wire.AppendReply(wire.AppendRelay(to, 0, probes...), wire.OpProbe, 0, new(wire.Reply))
 		})
 		c.out.Flush()
@@ -183,8 +187,9 @@ func (c *conn) checkRelayed(late bool) {
 	}
 }
 
-// reads reports whether many bytes wait for the peer, and whether it has taken some of them since this was last asked. One that does
-// has its requests held back while it is behind, and is not silent.
+// readProgress reports whether many bytes wait for the peer (behind), and whether it has read some
+// of them since the last call (reads). While a peer is behind, its requests are not read, so that
+// reading counts as a sign of life.
 func (c *conn) readProgress() (readProgress, behind bool) {
 	c.mu.Lock()
 	out := c.out
@@ -199,7 +204,7 @@ func (c *conn) readProgress() (readProgress, behind bool) {
 	return readProgress, behind
 }
 
-// lose ends a silent peer's session: it cannot be resumed.
+// failPeer ends the session of a peer that does not respond. It cannot be resumed.
 func (c *conn) failPeer() {
 	c.server.log().Warn("peer lost", "peer", c.peer, "who", c.hello.Key, "silent", c.liveness.silentFor())
 	session := c.session.Load()

@@ -17,55 +17,60 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Limits bound what a Memory holds. The zero value has the defaults.
+// Limits bounds what a Memory holds. Zero fields mean the defaults.
 type Limits = core.Limits
 
-// Memory is the semantics: an Engine whose state is in this process. The zero value is ready.
+// Memory is the Engine whose state is in this process. The zero value is ready to use.
 //
-// It drives one core.Machine: its lock, its clock, and who is told. It owns no goroutine; one
-// timer runs while something has a deadline. Calls that wait cost a map entry and a channel.
+// It drives one core.Machine, which has the semantics: Memory adds the lock, the clock, the log,
+// and the delivery of replies. It owns a timer while something has a deadline, and, if it is
+// durable, the goroutines of its committer and its disk. A waiting call costs a map entry and a
+// channel.
 type Memory struct {
-	// Before the first call:
+	// Set before the first call:
 	Limits Limits
-	// Dir, if it is not empty, is a directory of this store's own, which is made if need be: what was acknowledged then survives
-	// the end of the process at any moment, and of the machine too. The answer to a change waits until it is on the disk, together with
-	// those of others; answers to reads wait for the changes that they show.
+	// Dir, if not empty, is a directory for this store only, which is created if it does not exist.
+	// Acknowledged changes then survive the end of the process or of the machine at any moment. The
+	// reply to a change waits until the change is on disk, together with others (group commit);
+	// replies to reads wait for the changes that they show.
 	Dir string
-	// Replica, instead of Dir, keeps the store's log where another process can take the store over; see package etcdlog.
+	// Replica, an alternative to Dir, keeps the log where another process can take the store over;
+	// see package etcdlog.
 	Replica Replica
-	// Grace is how long sessions may take to come back after a restart of a durable store; default 10 s.
+	// ReconnectTimeout is how long sessions may take to reconnect after a restart of a durable
+	// store; default 10 s.
 	ReconnectTimeout time.Duration
-	Logger           *slog.Logger // nil is silent
+	Logger           *slog.Logger // nil discards
 
 	mu          sync.Mutex // protects the fields below; never held during I/O
 	machine     *core.Machine
 	start       time.Time
-	stopped     time.Duration // of the time since start, how long this process stood still
+	stopped     time.Duration // time since start during which this process was stopped
 	timer       *time.Timer
-	armed       core.Time // what timer is set to; 0 is nothing
+	timerAt     core.Time // machine time at which timer fires; 0: not running
 	calls       map[core.Ticket]*call
-	links       map[uint64]sessionConn // sessions that are connections of a Server
+	conns       map[uint64]sessionConn // connections of a Server, by session
 	lastID      uint64
 	closed      bool
 	closeCalled bool // Close has been called
 
-	incarnation uint64 // of the state: sessions of another one cannot be taken up again
+	incarnation uint64 // of the state: a session of another one cannot be resumed
 
-	fs           durable.FS    // of Dir, in tests; nil is the system's
-	disk         *durable.Disk // nil if nothing is to survive
-	commit       *committer    // with disk
-	pos          uint64        // of the last event in disk's log
-	logged       core.Time     // of that event
-	durable      uint64        // where the disk was when stalled last looked
-	waited       bool          // somebody waited for it then
-	meter        meter
-	backups      map[uint64]*backupCopy // by session, that are being read
-	backupsBegun uint64                 // how many backups were begun
-	failure      error                  // why the store has failed; closed is true then
-	failed       chan struct{}          // closed then
+	fs            durable.FS    // of Dir, in tests; nil: the system's
+	disk          *durable.Disk // nil if the store is not durable
+	commit        *committer    // nil if the store is not durable
+	pos           uint64        // position of the last event in the log
+	loggedTime    core.Time     // machine time of that event
+	lastProgress  uint64        // disk.Progress at the last call of stalled
+	waitedForDisk bool          // whether a reply waited for it then
+	meter         meter
+	backups       map[uint64]*backupCopy // backups that are being read, by session
+	backupsBegun  uint64                 // number of backups begun
+	failure       error                  // why the store has failed; closed is true then
+	failed        chan struct{}          // closed when failure is set
 }
 
-// stays reports whether what m has outlives this process.
+// isDurable reports whether the state outlives this process.
 func (m *Memory) isDurable() bool { return m.Dir != "" || m.Replica != nil }
 
 // call is a Do that waits.
@@ -80,24 +85,26 @@ func (c *call) end(err error) {
 	close(c.done)
 }
 
-// link is a session's way to its peer.
+// sessionConn is the connection of a session: a conn, or a relayedConn.
 type sessionConn interface {
-	// deliver queues a reply that shows the log up to pos. encode encodes a reply that many sessions get only once.
+	// deliver queues a reply that shows the log up to pos. encode encodes a reply to several
+	// sessions only once.
 	deliver(e core.Effect, pos uint64, encode *encoder)
 	flush()
 	close()
-	silentFor() time.Duration // since the peer was last heard of
+	silentFor() time.Duration // how long ago something was received from the peer
 }
 
-// A process that was stopped finds all deadlines passed when it goes on, though its peers have kept
-// them: time that it did not see does not count. A timer that is late by more than lateness tells
-// of it; then everything gets breath, so that what lies in the sockets is read first.
+// A process that was stopped finds all deadlines passed when it continues, although its peers have
+// kept them. Time during which it was stopped therefore does not count. A timer that fires more
+// than maxTimerDelay late indicates a stop; the clock then continues catchUpTime before the
+// deadline, so that what is in the sockets is read first.
 const (
-	lateness = 100 * time.Millisecond
-	breath   = 20 * time.Millisecond
+	maxTimerDelay = 100 * time.Millisecond
+	catchUpTime   = 20 * time.Millisecond
 )
 
-// open makes m ready. Called with mu.
+// open makes m ready. The caller holds mu.
 func (m *Memory) open() error {
 	if m.failure != nil {
 		return m.failure
@@ -115,20 +122,20 @@ func (m *Memory) open() error {
 	}
 	m.start = time.Now().Add(-m.machine.Now())
 	m.calls = map[core.Ticket]*call{}
-	m.links = map[uint64]sessionConn{}
+	m.conns = map[uint64]sessionConn{}
 	m.timer = time.AfterFunc(time.Hour, m.tick)
 	m.timer.Stop()
 	return nil
 }
 
-// Open makes m ready, as the first call would: what is wrong with Dir is told here.
+// Open makes m ready, as the first call would, and returns any error of Dir or Replica.
 func (m *Memory) Open() error {
 	m.mu.Lock()
 	if err := m.open(); err != nil {
 		m.mu.Unlock()
 		return err
 	}
-	m.release()
+	m.unlockAndDeliver()
 	return nil
 }
 
@@ -140,17 +147,17 @@ func (m *Memory) log() (*committer, error) {
 	return m.commit, err
 }
 
-// now is the machine's time. Called with mu.
+// now returns the machine's time. The caller holds mu.
 func (m *Memory) now() core.Time {
 	now := time.Since(m.start) - m.stopped
-	if m.armed > 0 && now > m.armed+lateness {
-		m.stopped += now - m.armed + breath
-		now = m.armed - breath
+	if m.timerAt > 0 && now > m.timerAt+maxTimerDelay {
+		m.stopped += now - m.timerAt + catchUpTime
+		now = m.timerAt - catchUpTime
 	}
 	return now
 }
 
-// requests are used again: the machine keeps none.
+// requests are pooled: the machine keeps none.
 var requests = sync.Pool{New: func() any { return new(wire.Request) }}
 
 // Do implements Engine.
@@ -177,19 +184,19 @@ func (m *Memory) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	var c *call
 	ticket := core.Ticket{Session: own.Session, ID: own.ID}
 	if !answered {
-		if before := m.calls[ticket]; before != nil { // the same call came again: it waits on
+		if before := m.calls[ticket]; before != nil { // the call was sent again after a reconnect; only the last one waits
 			before.end(ErrClosed)
 		}
 		c = &call{rep: rep, done: make(chan struct{})}
 		m.calls[ticket] = c
 	}
 	commit, pos := m.commit, m.position()
-	m.release()
+	m.unlockAndDeliver()
 	var err error
 	switch {
 	case !answered:
 		err = m.await(ctx, own, c)
-	case commit != nil && (own.Op != wire.OpStatus || commit.disk.Shared()): // a status is to say that the disk stalls
+	case commit != nil && (own.Op != wire.OpStatus || commit.disk.Shared()): // a status reports that the disk stalls, and does not wait for it
 		if err = commit.await(ctx, pos); err != nil && own.Op.Numbered() {
 			err = unknownOutcome(err)
 		}
@@ -208,7 +215,7 @@ func (m *Memory) position() uint64 {
 	return m.commit.position(m.pos)
 }
 
-// apply has the machine carry out a request. Called with mu.
+// apply carries out a request on the machine. The caller holds mu.
 func (m *Memory) apply(session uint64, req *wire.Request, rep *wire.Reply) (answered bool) {
 	if req.Op == wire.OpHello {
 		req.Old = newToken()
@@ -226,14 +233,14 @@ func (m *Memory) apply(session uint64, req *wire.Request, rep *wire.Reply) (answ
 	return answered
 }
 
-// newToken is what a client has to know to take its session up again.
+// newToken returns the token that a client needs to resume its session.
 func newToken() []byte {
 	token := make([]byte, 16)
 	_, _ = crand.Read(token) // never fails
 	return token
 }
 
-// await waits for c's answer, and withdraws it when ctx ends.
+// await waits for c's reply, and cancels the call when ctx ends.
 func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
 	err := await(ctx, req.Op, c.done, func(why cancellation) {
 		m.mu.Lock()
@@ -242,7 +249,7 @@ func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
 			return
 		}
 		m.applyLogged(m.now(), req.Session, why.request(req.ID), new(wire.Reply))
-		m.release()
+		m.unlockAndDeliver()
 	})
 	if err == nil {
 		return c.err
@@ -257,7 +264,7 @@ func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
 	switch {
 	case waits:
 		return err
-	case commit != nil: // answered meanwhile; the log may take longer than the caller waits
+	case commit != nil: // answered; the log may take longer than the caller waits
 		select {
 		case <-c.done:
 		default:
@@ -268,17 +275,18 @@ func (m *Memory) await(ctx context.Context, req *wire.Request, c *call) error {
 	return c.err
 }
 
-// release sets the timer, unlocks, and tells those whose calls the last step answered.
-func (m *Memory) release() {
+// unlockAndDeliver ends a step: it sets the timer, unlocks mu, and delivers the replies that the
+// step has produced.
+func (m *Memory) unlockAndDeliver() {
 	effects, pos := m.machine.Effects(), m.position()
 	at, ok := m.machine.Next()
-	at = max(at, m.machine.Now()) // what is left of many things that were due is not late
+	at = max(at, m.machine.Now()) // the rest of many due events is not late
 	if ok && m.disk != nil {
-		at = min(at, m.logged+timeLogged)
+		at = min(at, m.loggedTime+timeLogInterval)
 	}
-	if ok && (m.armed == 0 || at < m.armed) {
-		m.armed = at
-		m.timer.Reset(m.armed - (time.Since(m.start) - m.stopped))
+	if ok && (m.timerAt == 0 || at < m.timerAt) {
+		m.timerAt = at
+		m.timer.Reset(m.timerAt - (time.Since(m.start) - m.stopped))
 	}
 	var answers []delivery
 	var calls []*call
@@ -303,10 +311,11 @@ func (m *Memory) release() {
 	}
 }
 
-// route finds out who is told what. Called with mu.
+// route separates the effects into replies to connections and calls in this process. The caller
+// holds mu.
 func (m *Memory) route(effects []core.Effect) (answers []delivery, calls []*call) {
 	for _, e := range effects {
-		if l := m.links[e.Session]; l != nil {
+		if l := m.conns[e.Session]; l != nil {
 			answers = append(answers, delivery{l, e})
 			continue
 		}
@@ -319,15 +328,15 @@ func (m *Memory) route(effects []core.Effect) (answers []delivery, calls []*call
 	return answers, calls
 }
 
-// tick lets happen what is due, in small portions. Between two of them it lets others run who wait for the lock: a mutex alone would
-// leave it to whoever has it already.
+// tick processes due events, in small portions. Between two of them it yields, because a mutex
+// alone would be handed to waiting goroutines only after a delay.
 func (m *Memory) tick() {
 	for m.tickOnce() {
 		runtime.Gosched()
 	}
 }
 
-// tickOnce reports whether there is more to do.
+// tickOnce processes a portion, and reports whether more is due.
 func (m *Memory) tickOnce() (more bool) {
 	m.mu.Lock()
 	if m.closed {
@@ -338,16 +347,17 @@ func (m *Memory) tickOnce() (more bool) {
 	m.tickLogged(now)
 	at, armed := m.machine.Next()
 	if more = armed && at <= now; more {
-		m.armed = now // no timer is needed
+		m.timerAt = now // tick continues: no timer is needed
 	} else {
-		m.armed = 0
+		m.timerAt = 0
 	}
-	m.release()
+	m.unlockAndDeliver()
 	return more
 }
 
-// attach opens the session that hello asks for, or takes it up again. Its answers go to c from now on, the welcome first, and no request of the
-// link that it had before is carried out any more; that link is returned, to be closed.
+// attach opens the session that hello asks for, or resumes it. From now on its replies go to c, the
+// welcome first, and requests of its previous connection are ignored; attach returns that
+// connection, which the caller closes.
 func (m *Memory) attach(c *conn, hello *wire.Request, welcome *wire.Reply) (before sessionConn, err error) {
 	m.mu.Lock()
 	if err := m.open(); err != nil {
@@ -356,27 +366,28 @@ func (m *Memory) attach(c *conn, hello *wire.Request, welcome *wire.Reply) (befo
 	}
 	m.apply(core.Local, hello, welcome)
 	session := uint64(welcome.N)
-	before = m.links[session]
-	m.links[session] = c
+	before = m.conns[session]
+	m.conns[session] = c
 	c.session.Store(session)
-	c.sendWelcome(welcome) // with mu: no other answer may come before it
+	c.sendWelcome(welcome) // with mu: the welcome must be the first reply
 	c.welcomed = c.out.Held()
-	if c.welcomed > 0 && !m.disk.Shared() { // a shared log: another process may lead
+	if c.welcomed > 0 && !m.disk.Shared() { // not with a shared log: another process may lead
 		time.AfterFunc(slowDisk, func() {
 			c.out.Release(c.welcomed)
 			c.out.Flush()
 		})
 	}
-	m.release()
+	m.unlockAndDeliver()
 	return before, nil
 }
 
-// attached reports whether session's answers still go to l. Called with mu.
+// attached reports whether l is the connection of session. The caller holds mu.
 func (m *Memory) attached(session uint64, l sessionConn) bool {
-	return !m.closed && m.links[session] == l
+	return !m.closed && m.conns[session] == l
 }
 
-// detach ends a session: by goodbye, or lost, if l is its link. One that is lost may come back until grace has passed.
+// detach ends a session, if l is its connection: by OpGoodbye, or by OpLost with the time in which
+// it may be resumed.
 func (m *Memory) detach(session uint64, l sessionConn, how wire.Op, grace time.Duration) {
 	m.mu.Lock()
 	if m.closed {
@@ -384,19 +395,20 @@ func (m *Memory) detach(session uint64, l sessionConn, how wire.Op, grace time.D
 		return
 	}
 	m.endSession(m.now(), session, l, &wire.Request{Op: how, TTL: grace})
-	m.release()
+	m.unlockAndDeliver()
 }
 
-// part is how a session ends, or loses its link, if that is l. Called with mu, of a store that is not closed.
+// endSession removes l, if it is the session's connection, and applies how. The caller holds mu,
+// and the store is not closed.
 func (m *Memory) endSession(now core.Time, session uint64, l sessionConn, how *wire.Request) {
 	if m.attached(session, l) {
-		delete(m.links, session)
-		m.forgetBackup(session)
+		delete(m.conns, session)
+		m.closeBackup(session)
 		m.applyLogged(now, session, how, new(wire.Reply))
 	}
 }
 
-// Keys is the number of entries.
+// Keys returns the number of entries.
 func (m *Memory) Keys() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -406,9 +418,10 @@ func (m *Memory) Keys() int {
 	return m.machine.Keys()
 }
 
-// Close ends all waiting calls with ErrClosed, and the connections of a Server that is still running. What is not in Dir is forgotten.
+// Close ends all waiting calls with ErrClosed, and the connections of a Server that is still
+// running. The content of a store without Dir or Replica is lost. It may be called twice.
 func (m *Memory) Close() error {
-	links := m.end(ErrClosed)
+	links := m.endCalls(ErrClosed)
 	defer func() {
 		for _, l := range links {
 			l.close()
@@ -425,8 +438,9 @@ func (m *Memory) Close() error {
 	return disk.Close()
 }
 
-// end ends all calls with err, and returns the links, which are to be closed.
-func (m *Memory) end(err error) (links map[uint64]sessionConn) {
+// endCalls closes the store for further calls, ends all calls with err, and returns the
+// connections, which the caller closes.
+func (m *Memory) endCalls(err error) (links map[uint64]sessionConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true
@@ -437,14 +451,14 @@ func (m *Memory) end(err error) (links map[uint64]sessionConn) {
 		c.end(err)
 	}
 	for session := range m.backups {
-		m.forgetBackup(session)
+		m.closeBackup(session)
 	}
-	links = m.links
-	m.machine, m.calls, m.links = nil, nil, nil
+	links = m.conns
+	m.machine, m.calls, m.conns = nil, nil, nil
 	return links
 }
 
-// clone makes what rep holds the caller's: the machine's values are shared by all.
+// clone copies the content of rep for the caller: the machine's values are shared.
 func clone(rep *wire.Reply) {
 	rep.Value = bytes.Clone(rep.Value)
 	rep.Values = cloneAll(rep.Values)
@@ -452,7 +466,7 @@ func clone(rep *wire.Reply) {
 	rep.Type = strings.Clone(rep.Type)
 }
 
-// cloneAll copies values into one piece of memory: an all-gather has many small ones.
+// cloneAll copies values into one allocation, because an all-gather has many small ones.
 func cloneAll(values [][]byte) [][]byte {
 	n := 0
 	for _, v := range values {

@@ -11,16 +11,16 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Replica opens a log that this process leads, and the machine that has replayed it.
+// Replica opens a log that this process leads, and returns the machine that has replayed it.
 type Replica interface {
 	Open(limits Limits, o *durable.Options) (*durable.Disk, *core.Machine, error)
-	// Status returns what is known of the processes that keep the store, without waiting for anything.
+	// Status returns the state of the replicas, without waiting.
 	Status() *ReplicationStatus
 }
 
-// A durable Memory writes down what its machine does, before anybody hears of it.
+// A durable Memory logs the events of its machine before any reply shows them.
 
-// openDisk brings the machine back from Dir. Called with mu.
+// openDisk restores the machine from Dir or Replica. The caller holds mu.
 func (m *Memory) openDisk() error {
 	o := &durable.Options{ReconnectTimeout: m.ReconnectTimeout, Logger: m.Logger, OnWrite: m.meter.wrote, FS: m.fs}
 	var disk *durable.Disk
@@ -34,7 +34,7 @@ func (m *Memory) openDisk() error {
 	if err != nil {
 		return &Error{Op: "open", Key: m.Dir, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
 	}
-	m.disk, m.machine, m.incarnation, m.logged = disk, machine, disk.Incarnation, machine.Now()
+	m.disk, m.machine, m.incarnation, m.loggedTime = disk, machine, disk.Incarnation, machine.Now()
 	if m.failed == nil {
 		m.failed = make(chan struct{})
 	}
@@ -45,7 +45,7 @@ func (m *Memory) openDisk() error {
 	return nil
 }
 
-// hold implements durable.Hold.
+// withMachine implements durable.WithMachine.
 func (m *Memory) withMachine(f func(*core.Machine)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -56,40 +56,42 @@ func (m *Memory) withMachine(f func(*core.Machine)) error {
 	return nil
 }
 
-// stalled reports whether the disk has done nothing since this was last asked, though somebody has waited for it all the time. Then nobody is heard, whatever
-// they say: it is as if the process stood still, and the time does not count.
+// stalled reports whether the disk has made no progress since the last call although a reply has
+// waited for it all the time. Requests are not read then, so that peers cannot be heard: the time
+// does not count, as if the process had been stopped.
 func (m *Memory) stalled() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.disk == nil {
 		return false
 	}
-	durable, waited := m.disk.Progress(), m.waited
-	m.waited = m.commit.writing.Load()
-	stalled := waited && m.waited && m.durable == durable
-	if m.durable = durable; stalled {
+	durable, waited := m.disk.Progress(), m.waitedForDisk
+	m.waitedForDisk = m.commit.writing.Load()
+	stalled := waited && m.waitedForDisk && m.lastProgress == durable
+	if m.lastProgress = durable; stalled {
 		m.stopped += checkInterval
 	}
 	return stalled
 }
 
-// fail ends a store that cannot write any more: what it has acknowledged is there, and nothing more is.
+// fail ends a store that cannot write its log any more: all that it has acknowledged is in the log.
 func (m *Memory) fail(err error) {
 	level := slog.LevelError
-	if m.Replica != nil { // another process goes on with it
+	if m.Replica != nil { // another process continues
 		level = slog.LevelWarn
 	}
 	logger(m.Logger).Log(context.Background(), level, "the store cannot go on", "dir", m.Dir, "err", err)
 	m.mu.Lock()
 	m.failure = err
 	m.mu.Unlock()
-	for _, l := range m.end(err) {
+	for _, l := range m.endCalls(err) {
 		l.close()
 	}
 	close(m.failed)
 }
 
-// Failed is closed when a durable store cannot write any more; Err says why.
+// Failed returns a channel that is closed when a durable store cannot write its log any more. Err
+// returns the reason.
 func (m *Memory) Failed() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -99,14 +101,14 @@ func (m *Memory) Failed() <-chan struct{} {
 	return m.failed
 }
 
-// Err is why the store has failed.
+// Err returns why the store has failed, or nil.
 func (m *Memory) Err() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.failure
 }
 
-// applyLogged has the machine carry out a request, and writes it down. Called with mu.
+// applyLogged carries out a request on the machine, and logs it. The caller holds mu.
 func (m *Memory) applyLogged(now core.Time, session uint64, req *wire.Request, rep *wire.Reply) (answered bool) {
 	m.meter.ops[int(req.Op)%len(m.meter.ops)]++
 	if req.Op == wire.OpStatus {
@@ -116,32 +118,34 @@ func (m *Memory) applyLogged(now core.Time, session uint64, req *wire.Request, r
 	if m.disk == nil {
 		return m.machine.Apply(now, session, req, rep)
 	}
-	// An entry whose time is over is not seen any more: then that time is to be in the log, or it would be back after a crash.
-	if m.machine.Overdue(now) || m.logged < now && m.machine.Expiring(now) {
+	// Expired entries are invisible. The time at which they became so must be in the log, or a
+	// replay would show them again.
+	if m.machine.Overdue(now) || m.loggedTime < now && m.machine.Expiring(now) {
 		m.machine.Advance(now)
-		m.pos, m.logged = m.disk.Advance(now), now
+		m.pos, m.loggedTime = m.disk.Advance(now), now
 	}
 	answered = m.machine.Apply(now, session, req, rep)
 	if m.machine.Logs(req.Op) {
-		m.pos, m.logged = m.disk.Apply(now, session, req), now
+		m.pos, m.loggedTime = m.disk.Apply(now, session, req), now
 	}
 	return answered
 }
 
-// tickLogged lets happen what is due, and writes it down. Called with mu.
+// tickLogged processes due events, and logs the tick. The caller holds mu.
 func (m *Memory) tickLogged(now core.Time) {
 	at, armed := m.machine.Next()
 	m.machine.Tick(now)
 	switch {
 	case m.disk == nil || !armed:
 	case at <= now:
-		m.pos, m.logged = m.disk.Tick(now), now
-	case now-m.logged >= timeLogged:
-		m.pos, m.logged = m.disk.Advance(now), now
+		m.pos, m.loggedTime = m.disk.Tick(now), now
+	case now-m.loggedTime >= timeLogInterval:
+		m.pos, m.loggedTime = m.disk.Advance(now), now
 		m.commit.requestWrite(m.position())
 	}
 }
 
-// timeLogged is how often the time is written down while something is due later, if nothing else is. A restart goes on from the last time in the
-// log: without that a store that is killed again and again before something is due would never get there.
-const timeLogged = time.Second
+// timeLogInterval is how often the time is logged while a deadline is pending and nothing else is
+// logged. A restart continues with the last logged time: without this, a store that is killed
+// repeatedly would never reach the deadline.
+const timeLogInterval = time.Second

@@ -219,10 +219,10 @@ func (c *conn) openRelayed(number uint32) error {
 	m.apply(core.Local, &c.req, &welcome)
 	b.session = uint64(welcome.N)
 	t.conns[number] = b
-	if before := m.links[b.session]; before != nil {
+	if before := m.conns[b.session]; before != nil {
 		t.replaced = append(t.replaced, before)
 	}
-	m.links[b.session] = b
+	m.conns[b.session] = b
 	welcome.Nums = append(welcome.Nums[:1], int64(c.limits.ReconnectTimeout), viaRelay)
 	c.reply(wire.OpHello, id, &welcome)
 	return nil
@@ -261,7 +261,7 @@ func (m *Memory) detachRelayed(c *conn, err error) {
 	}
 	c.server.removeRelayedConns(c, len(t.conns))
 	clear(t.conns)
-	m.release()
+	m.unlockAndDeliver()
 }
 
 // relayEndReason describes why the relay's connection ended, for the failure of its ranks.

@@ -175,7 +175,7 @@ func (c *conn) processBatch() (more, full, overloaded bool, err error) {
 		m.mu.Unlock()
 		return false, false, false, net.ErrClosed
 	}
-	defer m.release()
+	defer m.unlockAndDeliver()
 	now := m.now()
 	m.meter.answered = 0
 	defer func() { m.meter.end(began, m.meter.answered) }()

@@ -9,35 +9,37 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// What Status gives. Durations are those at the time of the answer.
+// The types of Status. Durations are as of the time of the reply.
 type (
-	// Status is what a store tells of itself.
+	// Status describes a store.
 	Status = wire.Status
-	// ServerStatus is about the store as a whole.
+	// ServerStatus describes the store as a whole.
 	ServerStatus = wire.ServerStatus
-	// ReplicationStatus is about the processes that keep a replicated store.
+	// ReplicationStatus describes the processes of a replicated store.
 	ReplicationStatus = wire.ReplicationStatus
-	// StandbyStatus is one of them that follows the leader.
+	// StandbyStatus describes a process that follows the leader.
 	StandbyStatus = wire.StandbyStatus
-	// GroupStatus is one generation of a group, or one that comes together.
+	// GroupStatus describes a generation of a group, or a rendezvous that is forming one.
 	GroupStatus = wire.GroupStatus
-	// RankStatus is a rank.
+	// RankStatus describes a rank.
 	RankStatus = wire.RankStatus
-	// RecordStatus is a verb that is not decided yet.
+	// RecordStatus describes an operation that is not decided yet.
 	RecordStatus = wire.RecordStatus
-	// WaitStatus is a send or a receive that waits.
+	// WaitStatus describes a waiting send or receive.
 	WaitStatus = wire.WaitStatus
-	// FailureStatus is why something failed.
+	// FailureStatus describes why an operation failed.
 	FailureStatus = wire.FailureStatus
-	// KeyStatus is a key that calls wait for.
+	// KeyStatus describes a key that calls wait for.
 	KeyStatus = wire.KeyStatus
-	// Bucket is a range of a histogram of times.
+	// Bucket is a bucket of a histogram of durations.
 	Bucket = wire.Bucket
 )
 
-// Status returns what the store sees: the groups whose names begin with prefix and their ranks, which verbs are not decided yet, who has
-// come and who is missing, for how long, and what failed last. It changes nothing. It takes the right to read below prefix; numbers
-// about the whole store come if that is "". It is made of pages, so that it delays nobody, and may be of several moments.
+// Status returns the state of the groups whose names begin with prefix: their ranks, the undecided
+// operations with the ranks that have joined and those that are missing, and the last failure. It
+// changes nothing. It needs the right to read below prefix; figures of the whole store are included
+// if prefix is "". It is fetched in pages, so that it delays no other request; the pages may be of
+// different moments.
 func (s *Store) Status(ctx context.Context, prefix string) (*Status, error) {
 	all, size := new(Status), 0
 	for req := (wire.Request{Op: wire.OpStatus, Key: prefix}); ; {
@@ -62,8 +64,8 @@ func (s *Store) Status(ctx context.Context, prefix string) (*Status, error) {
 	}
 }
 
-// Names gives a page of the entries below prefix that come after a key, n at most, in the order of keys, without their values. More
-// is whether there are others behind them.
+// Names returns a page of at most n entries below prefix that follow a key, in key order, without
+// their values. More reports whether there are further ones.
 func (s *Store) Names(ctx context.Context, prefix, after string, n int) (entries []Entry, more bool, err error) {
 	req := wire.Request{Op: wire.OpList, Key: prefix, Delta: -int64(max(1, min(n, listPage)))}
 	if after != "" {
@@ -79,17 +81,18 @@ func (s *Store) Names(ctx context.Context, prefix, after string, n int) (entries
 	return entries, rep.N != 0, nil
 }
 
-// ReadOnly is s for those who only look: what would change something is ErrDenied. Its Close leaves s open.
+// ReadOnly returns s for observers: operations that change something are ErrDenied. Its Close
+// leaves s open.
 func ReadOnly(s *Store) *Store { return New(&readOnly{unclosable{s.engine}}) }
 
-// status answers a page of a status. Called with mu.
+// status answers a page of a status. The caller holds mu.
 func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 	*rep = wire.Reply{}
 	page := m.machine.Status(now, req.Key, req.Rev, int(max(0, min(req.Delta, maxRank))))
 	for i := range page.Groups {
 		for j := range page.Groups[i].Ranks {
 			r := &page.Groups[i].Ranks[j]
-			r.LastSeen = m.heard(r)
+			r.LastSeen = m.lastSeen(r)
 		}
 	}
 	if s := page.Server; s != nil {
@@ -111,9 +114,10 @@ func (m *Memory) status(now core.Time, req *wire.Request, rep *wire.Reply) {
 // maxRank is more than any rank.
 const maxRank = 1 << 30
 
-// heard is how long ago a rank's process was last heard of; -1 is unknown. Called with mu.
-func (m *Memory) heard(r *RankStatus) time.Duration {
-	switch l := m.links[r.Session]; {
+// lastSeen returns how long ago something was received from a rank's process; −1 if that is
+// unknown. The caller holds mu.
+func (m *Memory) lastSeen(r *RankStatus) time.Duration {
+	switch l := m.conns[r.Session]; {
 	case r.Gone != wire.CodeOK:
 		return -1
 	case r.Session == core.Local:
@@ -124,7 +128,7 @@ func (m *Memory) heard(r *RankStatus) time.Duration {
 	return -1
 }
 
-// quiet implements link.
+// silentFor implements sessionConn.
 func (c *conn) silentFor() time.Duration {
 	if c.received.Load() {
 		return 0
