@@ -120,7 +120,7 @@ func (c *Config) createError(err, before error, took time.Duration) error {
 	step := fmt.Sprintf("pgroup: create of group %q on rank %d of %d", c.Name, c.Rank, c.Size)
 	if e, ok := errors.AsType[*store.Error](err); ok && e.Op == "dial" && (e.Code == wire.CodeTimeout || e.Code == wire.CodeCancelled) {
 		what, do := "no process listens at", "start rank 0 or the store, or check its address (MASTER_ADDR and MASTER_PORT, or MUSTER_STORE)"
-		if strings.Contains(err.Error(), "it has not answered") {
+		if strings.Contains(err.Error(), "no answer: ") {
 			what, do = "no answer from", "check that rank 0 or a store listens there, and is not frozen"
 		}
 		step += fmt.Sprintf(": %s %s after %.1fs: %s", what, e.Key, took.Seconds(), do)

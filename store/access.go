@@ -33,11 +33,11 @@ func checkAccess(accesses []Access) error {
 		}
 		switch {
 		case a.Secret == nil && a.Name == "" && a.Protocol == "":
-			return bad("neither a secret nor a name: nobody would have it")
+			return bad("neither a secret nor a name: no peer matches it")
 		case a.Secret != nil && a.Name != "":
-			return bad("a secret and a name: make two of it, whoever has either then has it")
+			return bad("a secret and a name: use two entries")
 		case a.Protocol != "" && (a.Secret != nil || a.Name != ""):
-			return bad("a protocol, and a secret or a name, which nobody is asked for there: make two of it")
+			return bad("a protocol, and a secret or a name, which its peers cannot present: use two entries")
 		case a.Secret != nil && badSecret(a.Secret) != "":
 			return bad(badSecret(a.Secret))
 		}
@@ -219,7 +219,7 @@ func parseRights(b []byte) (rights, error) {
 	if b == nil {
 		return nil, nil
 	}
-	bad := fmt.Errorf("%w: these are no rights", ErrProtocol)
+	bad := fmt.Errorf("%w: malformed rights", ErrProtocol)
 	if len(b) < 4 {
 		return nil, bad
 	}

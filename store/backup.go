@@ -96,11 +96,11 @@ func (m *Memory) backupFile(session, from uint64) (*backupCopy, error) {
 	case err != nil:
 		return nil, err
 	case disk == nil:
-		return nil, &Error{Op: "backup", Code: wire.CodeUnsupported, Err: ErrUnsupported, Detail: "this store keeps nothing on a disk"}
+		return nil, &Error{Op: "backup", Code: wire.CodeUnsupported, Err: ErrUnsupported, Detail: "this store is not durable"}
 	case from > 0 && f != nil:
 		return f, nil
 	case from > 0:
-		return nil, &Error{Op: "backup", Code: wire.CodeStale, Err: ErrStale, Detail: "this copy is gone: begin again"}
+		return nil, &Error{Op: "backup", Code: wire.CodeStale, Err: ErrStale, Detail: "the backup was dropped: start again"}
 	}
 	file, err := disk.Backup(m.withMachine)
 	if err != nil {

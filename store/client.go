@@ -107,7 +107,7 @@ func dialError(addr string, err error, waited time.Duration) error {
 	}
 	if waited > 0 {
 		e.Code = failureCode(err)
-		e.Detail = fmt.Sprintf("no store was served there for %v", waited.Round(time.Millisecond))
+		e.Detail = fmt.Sprintf("no store answered for %v", waited.Round(time.Millisecond))
 	}
 	return e
 }

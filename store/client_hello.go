@@ -127,7 +127,7 @@ func (d *dialer) dialAddr(ctx context.Context, way string, hello *wire.Request) 
 		err = l.hello(hello, &d.options)
 	}
 	if !stop() {
-		err = fmt.Errorf("it has not answered: %w", ctx.Err())
+		err = fmt.Errorf("no answer: %w", ctx.Err())
 	}
 	if err != nil {
 		_ = l.nc.Close()
@@ -212,7 +212,7 @@ func (l *clientConn) hello(resume *wire.Request, o *DialOptions) error {
 	case err != nil:
 		return err
 	case h.Op != wire.OpHello:
-		return fmt.Errorf("%w: its answer is no welcome", ErrProtocol)
+		return fmt.Errorf("%w: unexpected reply to the hello", ErrProtocol)
 	case rep.Code != wire.CodeOK:
 		return &Error{Code: rep.Code, Err: CodeError(rep.Code), Detail: rep.Detail}
 	case secret != nil && (shown == nil || !shown(&rep)):
@@ -232,10 +232,10 @@ func (l *clientConn) readReply() (h wire.Header, rep wire.Reply, err error) {
 	case err != nil:
 		return h, rep, cmp.Or(tlsRefusal(err), err)
 	case h.Op == wire.OpGoodbye:
-		return h, rep, fmt.Errorf("it is shutting down: %w", io.EOF)
+		return h, rep, fmt.Errorf("the store is shutting down: %w", io.EOF)
 	}
 	if rep.Parse(h, bytes.Clone(body)) != nil {
-		return h, rep, fmt.Errorf("%w: its answer is no welcome", ErrProtocol)
+		return h, rep, fmt.Errorf("%w: unexpected reply to the hello", ErrProtocol)
 	}
 	return h, rep, nil
 }

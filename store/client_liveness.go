@@ -114,9 +114,9 @@ func (c *client) contextError(op wire.Op, sent bool, err error) error {
 	what := ""
 	switch {
 	case !s.downSince.IsZero():
-		what = fmt.Sprintf("there is no connection since %v: %v", time.Since(s.downSince).Round(time.Millisecond), s.downReason.Detail)
+		what = fmt.Sprintf("not connected for %v: %v", time.Since(s.downSince).Round(time.Millisecond), s.downReason.Detail)
 	case s.ticks > 0:
-		what = fmt.Sprintf("it has been silent for %v", s.silentFor())
+		what = fmt.Sprintf("nothing received from the store for %v", s.silentFor())
 	}
 	c.mu.Unlock()
 	if sent && op.Numbered() {

@@ -245,7 +245,7 @@ func isComplete(req *wire.Request, rep *wire.Reply) bool {
 	return true
 }
 
-var errIncomplete = errors.New("an answer without all that was asked for")
+var errIncomplete = errors.New("incomplete reply")
 
 // handleRefusal ends the call whose frame the store could not parse, without resending it. Its
 // number stays in use, and is skipped when the session is resumed.
@@ -264,7 +264,7 @@ func (c *client) handleRefusal(h wire.Header, body []byte) error {
 	delete(c.cancelled, h.ID)
 	c.numbers.abandon(call)
 	e := &Error{
-		Op: call.req.Op.String(), Code: rep.Code, Err: cmp.Or(CodeError(rep.Code), ErrProtocol), Detail: "the store refuses the request: " + rep.Detail,
+		Op: call.req.Op.String(), Code: rep.Code, Err: cmp.Or(CodeError(rep.Code), ErrProtocol), Detail: "the store rejected the request: " + rep.Detail,
 	}
 	e.setSubject(call.req)
 	call.end(e)

@@ -52,9 +52,9 @@ func (s *session) check(req *wire.Request) error {
 	switch {
 	case !s.replacesLost:
 	case ranked(req) && !s.joined[req.Group.Generation]:
-		return &Error{Code: wire.CodeUnavailable, Err: s.lostErr, Detail: "the session in which this rank joined is lost"}
+		return &Error{Code: wire.CodeUnavailable, Err: s.lostErr, Detail: "the session in which this rank joined was lost"}
 	case req.Lease != 0 && !s.leases[req.Lease]:
-		e := &Error{Op: req.Op.String(), Code: wire.CodeNotFound, Err: ErrNotFound, Detail: "the session of its lease is lost"}
+		e := &Error{Op: req.Op.String(), Code: wire.CodeNotFound, Err: ErrNotFound, Detail: "the session of its lease was lost"}
 		e.setSubject(req)
 		return e
 	}
@@ -124,9 +124,9 @@ func (c *client) connError(l *clientConn, err error) *Error {
 	case l.out.Err() != nil:
 		e.Detail = l.out.Err().Error()
 	case c.health.timedOut:
-		e.Detail = "it was silent for too long"
+		e.Detail = "nothing received for the liveness timeout"
 	case errors.Is(err, io.EOF):
-		e.Detail = "it closed the connection"
+		e.Detail = "connection closed by the store"
 	}
 	return e
 }
@@ -142,7 +142,7 @@ func malformed(err error) bool {
 	return false
 }
 
-var errGoodbye = errors.New("it has shut down")
+var errGoodbye = errors.New("the store has shut down")
 
 // startReconnecting starts the reconnecting goroutine, unless it runs, there is a connection, or
 // the client is closed. The caller holds mu.
@@ -313,12 +313,12 @@ func (c *client) startNewSession(w *wire.Reply) {
 		Detail: "the session was not resumed in time",
 	}
 	if w.Rev != c.session.incarnation {
-		why.Err, why.Detail = ErrUnavailable, "it has been restarted, and has forgotten everything"
+		why.Err, why.Detail = ErrUnavailable, "the store was restarted without its data"
 	}
 	for id, call := range c.calls {
 		if call.req.Op == wire.OpWatch && call.req.Rev != 0 && w.Rev != c.session.incarnation {
 			delete(c.calls, id)
-			call.end(&Error{Key: c.dialer.addr, Code: wire.CodeCompacted, Err: ErrCompacted, Detail: "it has been restarted, and its revisions begin anew"})
+			call.end(&Error{Key: c.dialer.addr, Code: wire.CodeCompacted, Err: ErrCompacted, Detail: "the store was restarted, and its revisions start again"})
 			continue
 		}
 		if op := call.req.Op; call.conn != nil && (op.Numbered() || op == wire.OpJoin || op == wire.OpKeepAlive) || ranked(call.req) || call.req.Lease != 0 {

@@ -32,7 +32,7 @@ func TestDialWhereNobodyListens(t *testing.T) {
 	_, err = store.Dial(ctx, addr, &store.DialOptions{Wait: true})
 	require.ErrorIs(t, err, store.ErrUnavailable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Regexp(t, `there for [\d.]+ms$`, err.Error())
+	require.Regexp(t, `answered for [\d.]+ms$`, err.Error())
 }
 
 func TestDialWaitsForAServerThatStartsLater(t *testing.T) {
@@ -118,7 +118,7 @@ func TestDialSomebodySilentIsBoundedByTheContext(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, err, store.ErrUnavailable)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorContains(t, err, "it has not answered")
+		require.ErrorContains(t, err, "no answer")
 	}
 }
 
@@ -291,5 +291,5 @@ func TestErrorsOfTheEnd(t *testing.T) {
 	c := s.client(t)
 	require.NoError(t, s.Close())
 	_, err := c.Get(bounded(t), "k")
-	require.Equal(t, fmt.Sprintf(`store: get "k": store unavailable: %s: it closed the connection`, "127.0.0.1:1"), err.Error())
+	require.Equal(t, fmt.Sprintf(`store: get "k": store unavailable: %s: connection closed by the store`, "127.0.0.1:1"), err.Error())
 }

@@ -34,7 +34,7 @@ func tlsRefusal(err error) error {
 		if speaksPlain(plain.RecordHeader) {
 			return denied(tlsUnsupported)
 		}
-		return ambiguousTLSError{fmt.Errorf("%w: it speaks no TLS", ErrProtocol)}
+		return ambiguousTLSError{fmt.Errorf("%w: the server does not use TLS", ErrProtocol)}
 	}
 	if untrusted, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return denied("its certificate is not trusted: " + untrusted.Err.Error())
@@ -44,9 +44,9 @@ func tlsRefusal(err error) error {
 	case !ok || alert.Op != "remote error" && alert.Op != "local error":
 		return nil
 	case alert.Op == "remote error" && isCertificateAlert(alert.Err):
-		return denied("it refuses TLS: " + alert.Err.Error())
+		return denied("TLS refused: " + alert.Err.Error())
 	case alert.Op == "remote error":
-		return ambiguousTLSError{denied("it refuses TLS: " + alert.Err.Error())}
+		return ambiguousTLSError{denied("TLS refused: " + alert.Err.Error())}
 	}
 	return ambiguousTLSError{denied("TLS: " + alert.Err.Error())}
 }

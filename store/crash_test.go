@@ -248,7 +248,7 @@ func TestAStoreThatDoesNotComeBack(t *testing.T) {
 	defer cancel()
 	err := s.Set(ctx, "k", nil, nil)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, p.addr+": there is no connection since")
+	require.ErrorContains(t, err, p.addr+": not connected for")
 	p.start(t)
 	works(t, s)
 }

@@ -38,7 +38,7 @@ var (
 	// ErrSessionLost means that the store has ended this client's session, because the client was
 	// disconnected or not responding for too long: for other ranks its ranks have failed, and its
 	// leases have ended. Later calls use a new session. The error also matches ErrUnavailable.
-	ErrSessionLost = errors.New("this session is lost")
+	ErrSessionLost = errors.New("session lost")
 	// ErrProtocol means that the peer is not a muster store.
 	ErrProtocol = errors.New("not a muster store")
 	// ErrInsecure means that a server would accept unauthenticated peers from other hosts, and

@@ -45,5 +45,5 @@ func ExampleServer_access() {
 	// <nil>
 	// 0.1 <nil>
 	// store: set "config/lr": denied: no right to write "config/lr": this peer may read below "config/"
-	// true it wants a secret, and none was given
+	// true this store requires a secret, and none was given
 }

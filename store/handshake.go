@@ -33,8 +33,8 @@ const tlsRecord = 0x16
 // Errors for a peer that uses TLS where the server does not, or the reverse. Neither may look like
 // the head of a TLS record: see speaksPlain.
 const (
-	tlsRequired    = "it speaks TLS only: dial it with TLS"
-	tlsUnsupported = "it speaks no TLS: dial it without"
+	tlsRequired    = "this server requires TLS: dial it with TLS"
+	tlsUnsupported = "this server does not use TLS: dial it without"
 )
 
 // tlsConn is a TLS connection whose Close does not wait for the peer to read a close_notify. The
@@ -181,11 +181,11 @@ func (c *conn) authenticate(buf []byte) error {
 	case cert != nil:
 		return c.deny(fmt.Sprintf("the certificate of %s has no rights here", quoted(cert.Subject.CommonName)))
 	case secrets:
-		return c.deny("it wants a secret, and none was given")
+		return c.deny("this store requires a secret, and none was given")
 	case hasNames(accesses):
-		return c.deny("it wants a client certificate, and none was given")
+		return c.deny("this store requires a client certificate, and none was given")
 	default:
-		return c.deny("it is open to peers of other protocols only")
+		return c.deny("this store accepts unauthenticated peers of other protocols only")
 	}
 	c.rights = rightsOf(accesses, matched)
 	return nil

@@ -114,7 +114,7 @@ func (m *Memory) checkPeers(s *Server, late bool) {
 		c.checkPeer(true)
 	}
 	for _, c := range slow { // whatever its own liveness timeout
-		s.log().Warn("peer cut off: it does not read, and others wait for room in the buffers", "peer", c.peer, "who", c.hello.Key, "stuck", c.stalled.silentFor())
+		s.log().Warn("peer disconnected: it does not read, and others wait for buffer space", "peer", c.peer, "who", c.hello.Key, "stuck", c.stalled.silentFor())
 		c.close()
 	}
 	if hasBranches {

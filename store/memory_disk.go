@@ -80,7 +80,7 @@ func (m *Memory) fail(err error) {
 	if m.Replica != nil { // another process continues
 		level = slog.LevelWarn
 	}
-	logger(m.Logger).Log(context.Background(), level, "the store cannot go on", "dir", m.Dir, "err", err)
+	logger(m.Logger).Log(context.Background(), level, "the store has failed", "dir", m.Dir, "err", err)
 	m.mu.Lock()
 	m.failure = err
 	m.mu.Unlock()

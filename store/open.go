@@ -110,7 +110,7 @@ func openServer(ctx context.Context, u *url.URL) (Engine, error) {
 func DialURL(ctx context.Context, rawurl string, o *DialOptions) (*Store, error) {
 	u, err := url.Parse(rawurl)
 	if err != nil || u.Scheme != "muster" {
-		return nil, &Error{Op: "dial", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "it is no URL of the form muster://host:port"}
+		return nil, &Error{Op: "dial", Key: redacted(rawurl), Code: wire.CodeInvalid, Err: ErrInvalid, Detail: "not a URL of the form muster://host:port"}
 	}
 	addr, options, err := fromURL(u, o)
 	if err != nil {
@@ -139,16 +139,16 @@ func fromURL(u *url.URL, o *DialOptions) (addr string, options DialOptions, err 
 	case err != nil:
 		return bad("%v", err)
 	case u.User != nil:
-		return bad("there are no users: a secret is in a file, ?secret-file=FILE")
+		return bad("no users are supported: use ?secret-file=FILE")
 	case u.Fragment != "":
 		return bad("a #fragment is not supported")
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		switch v := values[name]; {
 		case !slices.Contains(parameters, name):
-			return bad("unknown parameter %q: there are %s", name, strings.Join(parameters, ", "))
+			return bad("unknown parameter %q: use one of %s", name, strings.Join(parameters, ", "))
 		case len(v) > 1:
-			return bad("the parameter %s is there twice", name)
+			return bad("the parameter %s is repeated", name)
 		case v[0] == "":
 			return bad("the parameter %s is empty", name)
 		}
@@ -159,13 +159,13 @@ func fromURL(u *url.URL, o *DialOptions) (addr string, options DialOptions, err 
 	case v != "" && v != "true" && v != "false":
 		return bad("the parameter tls is %q, which is neither true nor false", v)
 	case v == "false" && (turnsOn || files.ServerName != ""):
-		return bad("tls=false, and parameters of TLS")
+		return bad("tls=false with parameters of TLS")
 	case v == "false":
 		options.TLS = nil
 	case turnsOn || v == "true":
 		options.TLS = files.Client
 	case files.ServerName != "":
-		return bad("server-name is of TLS: say tls=true, or ca")
+		return bad("server-name needs TLS: set tls=true or ca")
 	}
 	if file := values.Get("secret-file"); file != "" {
 		if options.Secret, err = ReadSecret(file); err != nil {

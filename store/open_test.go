@@ -59,24 +59,24 @@ func TestOpenByURL(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 	_, err = store.DialURL(bounded(t), "muster://"+both.addr+"?tls=false", &store.DialOptions{Secret: secretOf("s"), TLS: f.anonymous().Client})
-	require.ErrorContains(t, err, "it speaks TLS only")
+	require.ErrorContains(t, err, "this server requires TLS")
 	_, err = store.Open(bounded(t), "muster://"+mutual.addr+"?tls=true")
 	require.ErrorContains(t, err, "not trusted", "the system's authorities")
 }
 
 func TestOpenRefusesURLs(t *testing.T) {
 	for rawurl, want := range map[string]string{
-		"muster://h:1?secret=x":              `unknown parameter "secret": there are secret-file, ca, cert, key, server-name, tls`,
-		"muster://h:1?ca=x&ca=y":             "the parameter ca is there twice",
+		"muster://h:1?secret=x":              `unknown parameter "secret": use one of secret-file, ca, cert, key, server-name, tls`,
+		"muster://h:1?ca=x&ca=y":             "the parameter ca is repeated",
 		"muster://h:1?secret-file=":          "the parameter secret-file is empty",
 		"muster://h:1?tls=on":                `the parameter tls is "on"`,
-		"muster://h:1?tls=false&ca=x":        "tls=false, and parameters of TLS",
-		"muster://h:1?server-name=x":         "server-name is of TLS",
+		"muster://h:1?tls=false&ca=x":        "tls=false with parameters of TLS",
+		"muster://h:1?server-name=x":         "server-name needs TLS",
 		"muster://h:1?cert=x":                "a certificate and a key go together",
 		"muster://h:1?ca=/none.pem":          "/none.pem",
 		"muster://h:1?secret-file=/none":     "/none",
 		"muster://h:1?%zz":                   "invalid URL escape",
-		"muster://user:password@h:1":         "there are no users: a secret is in a file, ?secret-file=FILE",
+		"muster://user:password@h:1":         "no users are supported: use ?secret-file=FILE",
 		"muster://h:1#top":                   "#fragment",
 		"muster://h":                         "missing port",
 		"http://h:1":                         "muster://",

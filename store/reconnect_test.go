@@ -162,7 +162,7 @@ func TestRestartedServer(t *testing.T) {
 	for range 20 {
 		err := <-adds
 		require.ErrorIs(t, err, store.ErrUnknown)
-		require.ErrorContains(t, err, "it has been restarted")
+		require.ErrorContains(t, err, "the store was restarted")
 		require.ErrorContains(t, err, proxy.Addr())
 	}
 	err = <-barriers
@@ -174,7 +174,7 @@ func TestRestartedServer(t *testing.T) {
 	// What is of the old one is not mistaken for what is of the new one under the same number.
 	err = g.barrier(ctx, 0, 2)
 	require.ErrorIs(t, err, store.ErrUnavailable)
-	require.ErrorContains(t, err, "the session in which this rank joined is lost")
+	require.ErrorContains(t, err, "the session in which this rank joined was lost")
 	require.NotContains(t, err.Error(), ": :")
 	again, err := c.Lease(ctx, time.Minute)
 	require.NoError(t, err)
@@ -233,7 +233,7 @@ func TestContextThatEndsWithoutAConnection(t *testing.T) {
 	_, err := c.Add(short, "unsent", 1)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NotErrorIs(t, err, store.ErrUnknown)
-	require.ErrorContains(t, err, proxy.Addr()+": there is no connection since")
+	require.ErrorContains(t, err, proxy.Addr()+": not connected for")
 	cancel()
 	err = <-adding
 	require.ErrorIs(t, err, context.Canceled)

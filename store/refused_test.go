@@ -55,7 +55,7 @@ func TestAFrameThatTheStoreCannotRead(t *testing.T) {
 			for range 3 {
 				err = c.Engine().Do(bounded(t), &bad, new(wire.Reply))
 				require.ErrorIs(t, err, store.ErrTooLarge)
-				require.ErrorContains(t, err, "the store refuses the request: ")
+				require.ErrorContains(t, err, "the store rejected the request: ")
 			}
 			n, err := c.Add(bounded(t), "n", 1)
 			require.NoError(t, err)

@@ -70,9 +70,9 @@ func NewRelay(ctx context.Context, rawurl string, o *DialOptions) (*Relay, error
 	u, err := url.Parse(rawurl)
 	switch {
 	case err != nil || u.Scheme != "muster":
-		return nil, bad("it is no URL of the form muster://host:port")
+		return nil, bad("not a URL of the form muster://host:port")
 	case strings.TrimPrefix(u.Path, "/") != "":
-		return nil, bad("a relay passes on the whole store: let those who connect to it name a prefix")
+		return nil, bad("a relay serves the whole store: clients of the relay may use a prefix")
 	}
 	addr, options, err := fromURL(u, o)
 	if err != nil {
@@ -114,12 +114,12 @@ func isRelayed(welcome *wire.Reply) bool {
 
 // checkWelcome closes a connection that a relay cannot use, and returns the reason.
 func (r *Relay) checkWelcome(l *clientConn) error {
-	nums, why := l.welcome.Nums, "it takes no relays: it is of another version, or has another engine"
+	nums, why := l.welcome.Nums, "the server accepts no relays: it has another version"
 	switch {
 	case len(nums) > 2 && nums[2] == acceptsRelays:
 		return nil
 	case isRelayed(&l.welcome):
-		why = "that is a relay itself: name the store"
+		why = "the address is that of a relay: name the store"
 	}
 	l.close()
 	return &Error{Op: "relay", Key: r.dialer.addr, Code: wire.CodeUnsupported, Err: ErrUnsupported, Detail: why}
@@ -184,7 +184,7 @@ func (r *Relay) Close() error {
 	return nil
 }
 
-var errCutAgain = errors.New("the connection has ended as soon as it was there")
+var errCutAgain = errors.New("the connection ended at once")
 
 // connection returns the connection to the store. If there is none it is dialed, once for all
 // callers that wait meanwhile. It returns ErrClosed when stopped is closed.
@@ -327,7 +327,7 @@ func (r *Relay) checkServer(s *Server) string {
 	if !r.hasCredentials || s.Insecure || len(s.Access) > 0 || s.requiresCertificate() {
 		return ""
 	}
-	return "it shows the store a secret or a certificate, and whoever reaches this address would have its rights: want a secret or a client certificate " +
+	return "the relay authenticates to the store, and every peer would have its rights: require a secret or a client certificate " +
 		"here too (Access, TLS), or set Insecure if all who reach it may have them"
 }
 

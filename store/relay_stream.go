@@ -269,7 +269,7 @@ func (c *conn) relayEndReason(err error) string {
 	what := "was cut off"
 	switch {
 	case c.timedOut:
-		what = "was silent for too long"
+		what = "did not respond"
 	case errors.Is(err, errDone), errors.Is(err, net.ErrClosed):
 		what = "has ended"
 	}

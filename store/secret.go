@@ -109,7 +109,7 @@ func ReadSecret(file string) ([]byte, error) {
 	defer f.Close()
 	open, err := readByOthers(f)
 	if open {
-		return nil, secretError(file, "others than its owner may read it: \"chmod 600 %s\", and if they have read it, %s", file, makeSecret)
+		return nil, secretError(file, "other users may read it: \"chmod 600 %s\", and if they have read it, %s", file, makeSecret)
 	}
 	var b []byte
 	if err == nil {

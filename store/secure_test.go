@@ -106,24 +106,24 @@ func TestNoWayIn(t *testing.T) {
 		says   string // the client's error
 		logs   string // the server
 	}{
-		"no secret":            {secret, nil, nil, "it wants a secret, and none was given", "it wants a secret"},
+		"no secret":            {secret, nil, nil, "this store requires a secret, and none was given", "this store requires a secret"},
 		"wrong secret":         {secret, secretOf("x"), nil, "wrong secret", "denied: wrong secret"},
 		"wrong secret, TLS":    {both, secretOf("x"), f.client(), "wrong secret", "wrong secret"},
 		"no rights":            {both, nil, f.client(), `the certificate of "trainer" has no rights here, and no secret was given`, "has no rights here"},
-		"no secret, TLS":       {both, nil, f.anonymous(), "it wants a secret", "it wants a secret"},
+		"no secret, TLS":       {both, nil, f.anonymous(), "this store requires a secret", "this store requires a secret"},
 		"no name":              {byName, nil, f.client(), `the certificate of "trainer" has no rights here`, "has no rights here"},
-		"no certificate here":  {byName, nil, f.anonymous(), "it wants a client certificate", "it wants a client certificate"},
-		"no certificate":       {mutual, nil, f.anonymous(), "it refuses TLS: tls: certificate required", "TLS handshake: tls: client didn't provide a certificate"},
-		"unknown certificate":  {mutual, nil, unsigned, "it refuses TLS: tls: unknown certificate authority", "unknown authority"},
+		"no certificate here":  {byName, nil, f.anonymous(), "this store requires a client certificate", "this store requires a client certificate"},
+		"no certificate":       {mutual, nil, f.anonymous(), "TLS refused: tls: certificate required", "TLS handshake: tls: client didn't provide a certificate"},
+		"unknown certificate":  {mutual, nil, unsigned, "TLS refused: tls: unknown certificate authority", "unknown authority"},
 		"untrusted":            {mutual, nil, untrusting, "its certificate is not trusted: x509: certificate signed by unknown authority", "bad certificate"},
 		"another host":         {mutual, nil, elsewhere, "its certificate is not trusted: x509: certificate is valid for node7, not elsewhere", "bad certificate"},
 		"secret for nothing":   {plain, secretOf("s"), nil, "the store did not prove that it knows the secret", ""},
 		"secret, not TLS":      {encrypted, secretOf("s"), f.anonymous(), "the store did not prove that it knows the secret", ""},
-		"a secret for a name":  {byName, secretOf("s"), f.anonymous(), "it wants a client certificate", ""},
-		"plain where TLS is":   {encrypted, nil, nil, "it speaks TLS only", "this server speaks TLS only, the peer does not"},
-		"secret where TLS is":  {both, secretOf("s"), nil, "it speaks TLS only", "this server speaks TLS only, the peer does not"},
-		"TLS where plain is":   {plain, nil, f.anonymous(), "it speaks no TLS", "the peer speaks TLS, this server does not"},
-		"TLS where secrets is": {secret, secretOf("s"), f.anonymous(), "it speaks no TLS", "the peer speaks TLS, this server does not"},
+		"a secret for a name":  {byName, secretOf("s"), f.anonymous(), "this store requires a client certificate", ""},
+		"plain where TLS is":   {encrypted, nil, nil, "this server requires TLS", "this server speaks TLS only, the peer does not"},
+		"secret where TLS is":  {both, secretOf("s"), nil, "this server requires TLS", "this server speaks TLS only, the peer does not"},
+		"TLS where plain is":   {plain, nil, f.anonymous(), "this server does not use TLS", "the peer speaks TLS, this server does not"},
+		"TLS where secrets is": {secret, secretOf("s"), f.anonymous(), "this server does not use TLS", "the peer speaks TLS, this server does not"},
 	} {
 		for w, wires := range map[string]wires{"tcp": tcp, "pipes": pipes} {
 			if w == "pipes" && no.files != nil {
@@ -347,7 +347,7 @@ func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
 			set := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: "in", Value: []byte{}})
 			large := wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Value: make([]byte, 1<<20), Old: store.NewNonce()})
 			for want, b := range map[string][]byte{
-				"it wants a secret":    append(greeting(), set...),
+				"this store requires a secret":    append(greeting(), set...),
 				"set before the proof": append(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}), set...),
 				"wrong secret":         append(wire.AppendRequest(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: make([]byte, 31)}), &wire.Request{Op: wire.OpProof, Value: make([]byte, 32)}), set...),
 				"proof before hello":   wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpProof}),

@@ -164,7 +164,7 @@ func (s *Server) Check(addr net.Addr) error {
 			if a.Name != "" {
 				return &Error{
 					Op: "access", Key: strconv.Itoa(i), Code: wire.CodeInvalid, Err: ErrInvalid,
-					Detail: "it is for a client certificate, and none is asked for: that takes TLS, with the CA that signs them",
+					Detail: "it is for a client certificate, and the server asks for none: set TLS with the CA that signs them",
 				}
 			}
 		}
@@ -190,7 +190,7 @@ func (s *Server) Check(addr net.Addr) error {
 	}
 	return &Error{
 		Op: "serve", Key: a.String(), Code: wire.CodeDenied, Err: ErrInsecure,
-		Detail: "anybody who can reach this address could read and write: want a secret or a client certificate (Access, TLS), " +
+		Detail: "any host that can reach this address could read and write: require a secret or a client certificate (Access, TLS), " +
 			"listen on 127.0.0.1, or set Insecure if the network is yours",
 	}
 }

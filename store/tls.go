@@ -142,7 +142,7 @@ func (f *TLSFiles) readKey() ([]byte, error) {
 	}
 	defer file.Close()
 	if open, err := readByOthers(file); err == nil && open {
-		logger(f.Logger).Warn("others than its owner may read this key", "file", f.Key, "do", "chmod 600 "+f.Key)
+		logger(f.Logger).Warn("other users may read this key", "file", f.Key, "do", "chmod 600 "+f.Key)
 	}
 	return io.ReadAll(file)
 }
@@ -202,12 +202,12 @@ func (r *reloadedConfig) get(log *slog.Logger, files []string, load func() (*tls
 	case err != nil:
 		r.failure = err.Error()
 		if r.failure != failure {
-			logger(log).Error("changed TLS files cannot be used, the old ones stay", "err", err)
+			logger(log).Error("changed TLS files cannot be used: the old ones stay in use", "err", err)
 		}
 	case c != nil:
 		r.good = c
 		if !first {
-			logger(log).Info("changed TLS files taken up", "files", files)
+			logger(log).Info("changed TLS files loaded", "files", files)
 		}
 	}
 	return r.good, nil

@@ -232,11 +232,11 @@ func TestTLSTakesUpChangedFiles(t *testing.T) {
 		time.Sleep(time.Second)
 		second := serial()
 		require.NotEqual(t, first, second)
-		require.Equal(t, 2, strings.Count(f.String(), "changed TLS files taken up"), &f.journal)
+		require.Equal(t, 2, strings.Count(f.String(), "changed TLS files loaded"), &f.journal)
 
 		time.Sleep(time.Hour)
 		require.Equal(t, second, serial())
-		require.Equal(t, 2, strings.Count(f.String(), "taken up"), "not read again while they stay")
+		require.Equal(t, 2, strings.Count(f.String(), "files loaded"), "not read again while they stay")
 	})
 }
 

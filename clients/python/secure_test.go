@@ -66,19 +66,19 @@ func TestWhoComesIn(t *testing.T) {
 	}{
 		{server: "open"},
 		{server: "open", with: kw{"secret_file": k.secretFile}, kind: "Denied", says: "the store did not prove that it knows the secret"},
-		{server: "open", with: kw{"tls": ca}, kind: "Denied", says: "it speaks no TLS: dial it without"},
+		{server: "open", with: kw{"tls": ca}, kind: "Denied", says: "this server does not use TLS: dial it without"},
 		{server: "secret", with: kw{"secret_file": k.secretFile}},
-		{server: "secret", kind: "Denied", says: "it wants a secret, and none was given"},
+		{server: "secret", kind: "Denied", says: "this store requires a secret, and none was given"},
 		{server: "secret", with: kw{"secret_file": other}, kind: "Denied", says: "wrong secret"},
 		{server: "TLS", with: kw{"tls": ca}},
-		{server: "TLS", kind: "Denied", says: "it speaks TLS only: dial it with TLS"},
+		{server: "TLS", kind: "Denied", says: "this server requires TLS: dial it with TLS"},
 		{server: "TLS", with: kw{"tls": kw{"ca": stranger.path("ca.pem")}}, kind: "Denied", says: "its certificate is not trusted: "},
 		{server: "TLS", with: kw{"tls": kw{"ca": k.path("ca.pem"), "server_name": "elsewhere"}}, kind: "Denied", says: "its certificate is not trusted: "},
 		{server: "TLS and secret", with: kw{"tls": ca, "secret_file": k.secretFile}},
 		{server: "TLS and secret", with: kw{"tls": ca, "secret_file": other}, kind: "Denied", says: "wrong secret"},
-		{server: "TLS and secret", with: kw{"tls": ca}, kind: "Denied", says: "it wants a secret, and none was given"},
+		{server: "TLS and secret", with: kw{"tls": ca}, kind: "Denied", says: "this store requires a secret, and none was given"},
 		{server: "certificates", with: kw{"tls": client}},
-		{server: "certificates", with: kw{"tls": ca}, kind: "Denied", says: "it refuses TLS: "},
+		{server: "certificates", with: kw{"tls": ca}, kind: "Denied", says: "TLS refused: "},
 	} {
 		addr := servers[c.server]
 		with := kw{"timeout": 10}

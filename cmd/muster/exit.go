@@ -177,12 +177,12 @@ func access(why string) string {
 		{"x509: certificate is valid for", "use a name or address that its certificate has, or make one with \"muster certs --host\""},
 		{"not valid for any names", "use a name or address that its certificate has, or make one with \"muster certs --host\""},
 		{"certificate required", "set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
-		{"wants a client certificate", "set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
-		{"refuses TLS: tls: ", "check --tls-cert (MUSTER_TLS_CERT)"},
+		{"requires a client certificate", "set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
+		{"TLS refused: tls: ", "check --tls-cert (MUSTER_TLS_CERT)"},
 		{"has no rights here", "check --tls-cert (MUSTER_TLS_CERT)"},
-		{"speaks TLS only", "set --tls-ca (MUSTER_TLS_CA)"},
+		{"requires TLS", "set --tls-ca (MUSTER_TLS_CA)"},
 		{"is not trusted", "check --tls-ca (MUSTER_TLS_CA)"},
-		{"speaks no TLS", "leave out --tls-ca, --tls-cert and --tls-key"},
+		{"does not use TLS", "leave out --tls-ca, --tls-cert and --tls-key"},
 		{"wrong secret", "check --secret-file (MUSTER_SECRET_FILE)"},
 		{"did not prove that it knows the secret", "if that store has no secret, leave out --secret-file (MUSTER_SECRET_FILE); else check it"},
 		{"secret", "set --secret-file (MUSTER_SECRET_FILE)"},
@@ -217,7 +217,7 @@ func isUnavailable(err error) bool {
 
 // unconnected is for how long a call that timed out has had no connection, and why; "" if it had one.
 func unconnected(err error) string {
-	const since = "there is no connection since "
+	const since = "not connected for "
 	_, rest, found := strings.Cut(oneLine(err.Error()), since)
 	if !found {
 		return ""

@@ -65,7 +65,7 @@ func TestStoreWithDataIsAway(t *testing.T) {
 	wait := start(t, "wait", "k", "--timeout", "3s", "--store", url)
 	waits(t, url)
 	p.signal(t, syscall.SIGKILL)
-	wait.wait(t).wants(t, 5, "", "cannot be reached (there is no connection since ")
+	wait.wait(t).wants(t, 5, "", "cannot be reached (not connected for ")
 }
 
 // TestChangeWithoutAnAnswer has a change that may have been made say so.

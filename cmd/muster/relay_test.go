@@ -29,10 +29,10 @@ func TestRelayRefuses(t *testing.T) {
 		"--store " + url + " --timeout 0s":                                          {2, "--timeout must be positive"},
 		"--store tcp://127.0.0.1:1":                                                 {2, "a relay is of muster://host:port or etcd://"},
 		"--store etcd://127.0.0.1":                                                  {2, "127.0.0.1 is not host:port"},
-		"--store " + url + "/prefix":                                                {1, "let those who connect to it name a prefix"},
+		"--store " + url + "/prefix":                                                {1, "clients of the relay may use a prefix"},
 		"--store muster://127.0.0.1:1 --timeout 50ms":                               {5, "no store at 127.0.0.1:1"},
 		"--store " + url + " --listen 0.0.0.0:0":                                    {1, "--insecure"},
-		"--store " + safe:                                                           {1, "it wants a secret"},
+		"--store " + safe:                                                           {1, "this store requires a secret"},
 		"--store " + safe + "?secret-file=" + d.path("other"):                       {1, "wrong secret"},
 		"--listen 127.0.0.1:0 --store " + safe + "?secret-file=" + d.path("secret"): {1, "would have its rights"},
 		"--store " + url + " --tls-cert x":                                          {2, "--tls-cert and --tls-key go together"},
@@ -50,7 +50,7 @@ func TestRelay(t *testing.T) {
 	p, at := relay(t, "--store", url)
 	steps(t, at, []step{{args: "set a 1"}, {args: "add n 2", stdout: "2\n"}})
 	steps(t, url, []step{{args: "get a", stdout: "1\n"}})
-	run(t, "relay", "--store", at).wants(t, 1, "", "that is a relay itself")
+	run(t, "relay", "--store", at).wants(t, 1, "", "the address is that of a relay")
 	_, again := relay(t, "--store", url)
 	steps(t, again+","+strings.TrimPrefix(url, "muster://"), []step{{args: "get n", stdout: "2\n"}})
 	p.signal(t, syscall.SIGTERM)
@@ -80,7 +80,7 @@ func TestRelayWithSecrets(t *testing.T) {
 	_, url := serve(t, append(d.serverFlags(), "--access", d.path("access.json"))...)
 	ca := "?ca=" + d.path("tls/ca.pem")
 	_, at := relay(t, append(d.serverFlags(), "--store", url+ca+"&secret-file="+d.path("secret"), "--access", d.path("viewers.json"))...)
-	steps(t, at, []step{{args: "get job/a/x", code: 1, stderr: "it speaks TLS only"}})
+	steps(t, at, []step{{args: "get job/a/x", code: 1, stderr: "this server requires TLS"}})
 	at += ca
 	steps(t, at+"&secret-file="+d.path("other"), []step{
 		{args: "set job/a/x 1"},
@@ -92,5 +92,5 @@ func TestRelayWithSecrets(t *testing.T) {
 		{args: "get job/b", code: 1, stderr: `no right to read "job/b"`},
 	})
 	steps(t, at+"&secret-file="+d.path("secret"), []step{{args: "get job/a/x", code: 1, stderr: "wrong secret"}})
-	steps(t, at, []step{{args: "get job/a/x", code: 1, stderr: "it wants a secret"}})
+	steps(t, at, []step{{args: "get job/a/x", code: 1, stderr: "this store requires a secret"}})
 }

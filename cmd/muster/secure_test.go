@@ -59,8 +59,8 @@ func TestServeWithCertificates(t *testing.T) {
 	tries(t, []string{"MUSTER_STORE=" + at}, []step{
 		{args: "get k --tls-ca " + d.path("tls/ca.pem") + " --tls-cert " + d.path("tls/viewer.pem") + " --tls-key " + d.path("tls/viewer-key.pem"), stdout: "v\n"},
 		{args: "get k --store " + at + "?" + ca + pair, stdout: "v\n"},
-		{args: "get k", code: 1, stderr: "access denied by the store at " + strings.TrimPrefix(at, "muster://") + ": it speaks TLS only: dial it with TLS: set --tls-ca (MUSTER_TLS_CA)"},
-		{args: "get k --tls-ca " + d.path("tls/ca.pem"), code: 1, stderr: "it refuses TLS: tls: certificate required: set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
+		{args: "get k", code: 1, stderr: "access denied by the store at " + strings.TrimPrefix(at, "muster://") + ": this server requires TLS: dial it with TLS: set --tls-ca (MUSTER_TLS_CA)"},
+		{args: "get k --tls-ca " + d.path("tls/ca.pem"), code: 1, stderr: "TLS refused: tls: certificate required: set --tls-cert and --tls-key (MUSTER_TLS_CERT, MUSTER_TLS_KEY)"},
 		{args: "get k --store " + at + "?tls=true" + pair, code: 1, stderr: "its certificate is not trusted"},
 		{args: "get k --store " + at + "?server-name=elsewhere&" + ca + pair, code: 1, stderr: "not elsewhere"},
 		{args: "get k --tls-ca " + d.path("none"), code: 1, stderr: "no such file"},
@@ -68,7 +68,7 @@ func TestServeWithCertificates(t *testing.T) {
 		{args: "get k --store " + at + "?cert", code: 1, stderr: "the parameter cert is empty"},
 		{args: "get k --store muster://me:hidden@127.0.0.1:1", code: 2, stderr: "--store muster://me:xxxxx@127.0.0.1:1: there are no users"},
 	})
-	runIn(t, nil, append(d.client("trainer"), "MUSTER_STORE="+at+"?tls=false"), "get", "k").wants(t, 1, "", "it speaks TLS only")
+	runIn(t, nil, append(d.client("trainer"), "MUSTER_STORE="+at+"?tls=false"), "get", "k").wants(t, 1, "", "this server requires TLS")
 	p.signal(t, syscall.SIGTERM)
 	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "didn't provide a certificate") {
 		t.Errorf("%+v", r)
@@ -88,7 +88,7 @@ func TestServeWithASecret(t *testing.T) {
 		{args: "get k --store " + at + "?secret-file=" + d.path("other") + " --secret-file " + d.path("secret"), code: 1, stderr: "wrong secret"},
 		{args: "get k --secret-file " + d.path("none"), code: 1, stderr: "no such file"},
 	})
-	run(t, "get", "k", "--store", at).wants(t, 1, "", "it wants a secret, and none was given: set --secret-file (MUSTER_SECRET_FILE)")
+	run(t, "get", "k", "--store", at).wants(t, 1, "", "this store requires a secret, and none was given: set --secret-file (MUSTER_SECRET_FILE)")
 	_, open := serve(t)
 	run(t, "get", "k", "--store", open, "--secret-file", d.path("secret")).wants(t, 1, "", "did not prove that it knows the secret")
 	p.signal(t, syscall.SIGTERM)
@@ -118,7 +118,7 @@ func TestServeAccess(t *testing.T) {
 		{args: "set cfg/k v --secret-file " + d.path("other")},
 	})
 	tries(t, env("MUSTER_SECRET_FILE="+d.path("secret")), []step{{args: "keys", stdout: "cfg/k\njobs/a/k\n"}})
-	tries(t, env(), []step{{args: "keys", code: 1, stderr: "it wants a secret"}})
+	tries(t, env(), []step{{args: "keys", code: 1, stderr: "this store requires a secret"}})
 }
 
 func TestServeRefusesWrongPapers(t *testing.T) {

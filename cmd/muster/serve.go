@@ -136,7 +136,7 @@ func (o *serving) run(cmd *cobra.Command) error {
 	case err := <-h.ended:
 		return err
 	case <-h.memory.Failed():
-		return &exit{code: exitFailed, text: "the store cannot go on: " + h.memory.Err().Error(), err: h.memory.Err()}
+		return &exit{code: exitFailed, text: "the store has failed: " + h.memory.Err().Error(), err: h.memory.Err()}
 	case sig := <-sigs:
 		told.ends()
 		return o.stop(h, sig, sigs)

@@ -159,7 +159,7 @@ func (o *serving) replicate(cmd *cobra.Command, h *health, sigs <-chan os.Signal
 		}
 	}
 	if err != nil {
-		return &exit{code: exitFailed, text: "the store cannot go on: " + err.Error(), err: err}
+		return &exit{code: exitFailed, text: "the store has failed: " + err.Error(), err: err}
 	}
 	return nil
 }

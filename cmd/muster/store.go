@@ -170,7 +170,7 @@ func checkURL(raw string) error {
 	case (err != nil || u.Host == "") && strings.HasPrefix(raw, "etcd"):
 		return errors.New("it is no URL of the form etcd://host:port,host:port[/prefix]; of hosts that are IPv6 addresses it takes one")
 	case err != nil || u.Host == "":
-		return errors.New("it is no URL of the form muster://host:port")
+		return errors.New("not a URL of the form muster://host:port")
 	case schemes()[u.Scheme] == nil || u.Scheme == "mem":
 		return fmt.Errorf("%s:// is not known here, only muster://host:port, etcd://host:port,host:port, and tcp://host:port that PyTorch hosts", u.Scheme)
 	case etcd: // hosts may be many, and are looked at when they are opened

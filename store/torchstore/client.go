@@ -121,7 +121,7 @@ func optionsOf(u *url.URL) (*Options, error) {
 	for name, v := range values {
 		switch {
 		case len(v) > 1:
-			return nil, fmt.Errorf("the parameter %s is there twice", name)
+			return nil, fmt.Errorf("the parameter %s is repeated", name)
 		case name == "join" && (v[0] == "true" || v[0] == "false"):
 			o.Join = v[0] == "true"
 		case name == "torch":

@@ -17,7 +17,7 @@ from ._wire import Op
 
 _ROOM = 64 << 10
 _BEHIND = 1 << 20  # bytes
-_PLAIN = "it speaks no TLS: dial it without"
+_PLAIN = "this server does not use TLS: dial it without"
 
 
 class Pipe:
@@ -232,7 +232,7 @@ def _check_record(b: bytes) -> None:
         return
     if b[2] == 0 and b[3] == 0 and b[4] == Op.HELLO:
         raise make(Denied, _PLAIN)
-    raise make(ProtocolError, "not a muster store: it speaks no TLS")
+    raise make(ProtocolError, "not a muster store: the server does not use TLS")
 
 
 def refusal(e: ssl.SSLError) -> Error:
@@ -240,5 +240,5 @@ def refusal(e: ssl.SSLError) -> Error:
     if isinstance(e, ssl.SSLCertVerificationError):
         return make(Denied, f"its certificate is not trusted: {e.verify_message}")
     if e.reason and "ALERT" in e.reason:
-        return make(Denied, f"it refuses TLS: {e.reason.split('ALERT_')[-1].replace('_', ' ').lower()}")
+        return make(Denied, f"TLS refused: {e.reason.split('ALERT_')[-1].replace('_', ' ').lower()}")
     return make(Denied, f"TLS: {e.reason or e}")

@@ -420,7 +420,7 @@ class Session:
         """Is a new session, because the store does not know the old one: what was under way in its name is over. Called with the lock."""
         restarted = w.rev != self._incarnation
         what, addr = words_of(Code.UNAVAILABLE), self.target.addr
-        why = NoAnswer(Code.UNAVAILABLE, what, "it has been restarted, and has forgotten everything", addr, (Unavailable,))
+        why = NoAnswer(Code.UNAVAILABLE, what, "the store was restarted without its data", addr, (Unavailable,))
         if not restarted:
             what += ": this session is lost"
             why = NoAnswer(Code.UNAVAILABLE, what, "the session was not resumed in time", addr, (Unavailable, SessionLost))

@@ -218,7 +218,7 @@ class Sessions(unittest.TestCase):
             self.assertEqual(more(), 1)
 
     def test_a_new_session(self) -> None:
-        lost, forgotten = "the session was not resumed in time", "it has been restarted, and has forgotten everything"
+        lost, forgotten = "the session was not resumed in time", "the store was restarted without its data"
         for incarnation, says in ((3, lost), (4, forgotten)):
             with self.subTest(says):
                 self.fresh()
