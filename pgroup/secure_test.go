@@ -86,9 +86,9 @@ func TestGroupThatARankMayNotJoin(t *testing.T) {
 	}()
 	for want, c := range map[string]pgroup.Config{
 		"this store requires a secret, and none was given: check Config.Secret (MUSTER_SECRET_FILE)": {},
-		"wrong secret: check Config.Secret (MUSTER_SECRET_FILE)":                          {Secret: []byte(strings.Repeat("x", 16))},
-		"this server does not use TLS: dial it without: check Config.TLS (MUSTER_TLS_CA, ":            {Secret: secret, TLS: p.files(1)},
-		"secret: invalid request: 5 b":                                                    {Secret: []byte("short")},
+		"wrong secret: check Config.Secret (MUSTER_SECRET_FILE)":                                     {Secret: []byte(strings.Repeat("x", 16))},
+		"this server does not use TLS: dial it without: check Config.TLS (MUSTER_TLS_CA, ":           {Secret: secret, TLS: p.files(1)},
+		"secret: invalid request: 5 b":                                                               {Secret: []byte("short")},
 	} {
 		c.Address, c.Rank, c.Size = l.Addr().String(), 1, 2
 		began := time.Now()

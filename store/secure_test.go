@@ -347,11 +347,11 @@ func TestNothingIsCarriedOutBeforeTheProof(t *testing.T) {
 			set := wire.AppendRequest(nil, &wire.Request{Op: wire.OpSet, ID: 1, Key: "in", Value: []byte{}})
 			large := wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Value: make([]byte, 1<<20), Old: store.NewNonce()})
 			for want, b := range map[string][]byte{
-				"this store requires a secret":    append(greeting(), set...),
-				"set before the proof": append(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}), set...),
-				"wrong secret":         append(wire.AppendRequest(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: make([]byte, 31)}), &wire.Request{Op: wire.OpProof, Value: make([]byte, 32)}), set...),
-				"proof before hello":   wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpProof}),
-				"hello of 10486":       large,
+				"this store requires a secret": append(greeting(), set...),
+				"set before the proof":         append(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: store.NewNonce()}), set...),
+				"wrong secret":                 append(wire.AppendRequest(wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpHello, Old: make([]byte, 31)}), &wire.Request{Op: wire.OpProof, Value: make([]byte, 32)}), set...),
+				"proof before hello":           wire.AppendRequest([]byte(wire.Preface), &wire.Request{Op: wire.OpProof}),
+				"hello of 10486":               large,
 			} {
 				c := s.raw(t)
 				go func() { _, _ = c.Write(b) }()
