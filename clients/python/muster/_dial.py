@@ -348,5 +348,5 @@ def dial_error(addr: str, e: BaseException, waited: Optional[float] = None) -> E
     what = f"{words_of(Code.UNAVAILABLE)}: {e.detail if isinstance(e, Refusal) else words(e)}"
     if waited is None:
         return store_error("dial", addr, Code.UNAVAILABLE, what=what)
-    detail = f"no store was served there for {waited:.2f}s"
+    detail = f"no store answered for {waited:.2f}s"
     return store_error("dial", addr, Code.TIMEOUT, detail, also=kind_of(Code.UNAVAILABLE), what=what)

@@ -190,9 +190,9 @@ class Session:
         e = NoAnswer(Code.TIMEOUT, what)
         if self._since:
             since = time.monotonic() - self._since
-            e = NoAnswer(Code.TIMEOUT, what, f"there is no connection since {since:.3g}s: {self._why.detail}", self.target.addr)
+            e = NoAnswer(Code.TIMEOUT, what, f"not connected for {since:.3g}s: {self._why.detail}", self.target.addr)
         elif self._silent:
-            e = NoAnswer(Code.TIMEOUT, what, f"it has been silent for {self._silent * self._tick_time:.3g}s", self.target.addr)
+            e = NoAnswer(Code.TIMEOUT, what, f"nothing received from the store for {self._silent * self._tick_time:.3g}s", self.target.addr)
         return e.unknown() if sent and call.numbered else e
 
     def close(self) -> None:
@@ -426,7 +426,7 @@ class Session:
             why = NoAnswer(Code.UNAVAILABLE, what, "the session was not resumed in time", addr, (Unavailable, SessionLost))
         for call in list(self._calls.values()):
             if call.op == Op.WATCH and call.rev and restarted:
-                end = NoAnswer(Code.COMPACTED, "", "it has been restarted, and its revisions begin anew", addr, (Compacted,))
+                end = NoAnswer(Code.COMPACTED, "", "the store was restarted, and its revisions start again", addr, (Compacted,))
             elif call.line is not None and (call.numbered or call.op in (Op.JOIN, Op.KEEP_ALIVE)) or call.ranked or call.lease:
                 end = call.outcome(why)
             else:
