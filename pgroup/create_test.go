@@ -106,7 +106,7 @@ func TestCreateAloneNeedsNoPlace(t *testing.T) {
 	ok(t, g, "shutdown", g.Shutdown(t.Context()))
 }
 
-func TestCreateWhenNobodyListens(t *testing.T) {
+func TestCreateWithoutListener(t *testing.T) {
 	addr := freeAddr(t)
 	start := time.Now()
 	_, err := pgroup.Create(within(t, 300*time.Millisecond), pgroup.Config{Rank: 1, Size: 4, Address: addr})
@@ -128,7 +128,7 @@ func TestCreateWhereTheStoreHangs(t *testing.T) {
 	}
 }
 
-func TestCreateNamesWhoIsMissing(t *testing.T) {
+func TestCreateNamesMissingRanks(t *testing.T) {
 	l := listen(t)
 	together(2, func(rank int) {
 		c := pgroup.Config{Rank: rank, Size: 4, Address: l.Addr().String()}

@@ -65,7 +65,7 @@ func TestShutdownThenClosed(t *testing.T) {
 	})
 }
 
-func TestShutdownSaysWhoHasNotCome(t *testing.T) {
+func TestShutdownNamesMissingRanks(t *testing.T) {
 	bubble(t, 2, nil, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {
 			v := rankError(t, g, g.Shutdown(within(t, time.Second)), pgroup.ErrTimeout, "shutdown of group", "missing rank 1", "recv from rank 0")
@@ -238,7 +238,7 @@ func TestShrinkWaitsForEverySurvivor(t *testing.T) {
 }
 
 // A rank that was away for too long is told so: the one that hosts the store is there, and is not to blame.
-func TestARankThatWasAwayBlamesNobodyElse(t *testing.T) {
+func TestExpiredSessionNamesItsOwnRank(t *testing.T) {
 	var c cutter
 	var through, lost sync.WaitGroup
 	through.Add(3)

@@ -74,7 +74,7 @@ func TestFailure02OverSockets(t *testing.T) {
 }
 
 // 3. Two ranks time out, and a late third gets success from the same barrier.
-func TestFailure03OneVerdict(t *testing.T) {
+func TestFailure03SameResultOnAllRanks(t *testing.T) {
 	bubble(t, 3, nil, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 2 {
 			time.Sleep(1500 * time.Millisecond)
@@ -299,7 +299,7 @@ func TestFailure08ADeadRankIsNamed(t *testing.T) {
 }
 
 // A store of its own is nobody's fault.
-func TestFailure08AStoreOfItsOwnBlamesNobody(t *testing.T) {
+func TestFailure08ExternalStoreNamesNoRank(t *testing.T) {
 	var c cutter
 	var through sync.WaitGroup
 	through.Add(2)
@@ -427,7 +427,7 @@ func TestFailure12CloseFreesTheAddress(t *testing.T) {
 }
 
 // 13. Messages expire only when their rank sends again, and a late reader hangs.
-func TestFailure13ALateReaderHearsExpired(t *testing.T) {
+func TestFailure13LateReaderGetsExpired(t *testing.T) {
 	edit := func(c *pgroup.Config) { c.Expiry = time.Hour }
 	bubble(t, 2, edit, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 0 {

@@ -59,8 +59,8 @@ func messages(list []map[string]any, group string, rank int) (said []string) {
 	return said
 }
 
-// TestEveryRecordSaysWhoAndWhere: group, rank and sequence number, of what a rank says itself too, and of groups that are made of others.
-func TestEveryRecordSaysWhoAndWhere(t *testing.T) {
+// TestLogRecordsHaveGroupAndRank: group, rank and sequence number, of what a rank says itself too, and of groups that are made of others.
+func TestLogRecordsHaveGroupAndRank(t *testing.T) {
 	var rs records
 	log := rs.logger()
 	gs := create(t, 3, func(t *testing.T) func(int) pgroup.Config {

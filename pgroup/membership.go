@@ -223,7 +223,7 @@ func (s *membership) failureOf(e *store.Error) *wire.Failure {
 	v := &wire.Failure{Code: code(e), By: -1, Reason: e.Detail}
 	gone := isGone(v.Code) // the connection broke, or the server said goodbye
 	switch {
-	case errors.Is(e, store.ErrSessionLost): // the others have been told so
+	case errors.Is(e, store.ErrSessionLost): // the other ranks get this failure, too
 		v.Code, v.Lost, v.Reason = wire.CodeLost, []int{s.rank}, "its session has expired: it was disconnected, or sent nothing, for too long"
 	case gone && s.host >= 0 && v.Code == wire.CodeLeft:
 		v.Left, v.Reason = []int{s.host}, "it hosted the store at "+s.shared.addr

@@ -216,7 +216,7 @@ func TestSendWaitsForRoom(t *testing.T) {
 }
 
 // What a rank sent before it left is there; then the reader hears that it left.
-func TestMessagesOfOneWhoLeft(t *testing.T) {
+func TestMessagesOfALeftRank(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		if g.Rank() == 1 {
 			ok(t, g, "send", pgroup.Send(t.Context(), g, 0, "last words"))

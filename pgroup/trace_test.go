@@ -117,7 +117,7 @@ func everyVerb(t *testing.T, g *pgroup.Group) {
 }
 
 // Who comes last is told by the store, and the others have waited for that one.
-func TestTraceTellsWhoCameLast(t *testing.T) {
+func TestTraceHasLastRank(t *testing.T) {
 	const n = 3
 	at, sinks := traced(n, hosted)
 	gs := create(t, n, at)

@@ -186,7 +186,7 @@ func TestAllReduceOfNegativeAverageTruncates(t *testing.T) {
 }
 
 // A rank that cannot take part says so, and why, to all.
-func TestWhoCannotTakePartIsNamed(t *testing.T) {
+func TestRefusingRankIsNamed(t *testing.T) {
 	everywhere(t, func(t *testing.T, g *pgroup.Group) {
 		bad := g.Rank() == 1
 		for _, call := range []struct {

@@ -43,7 +43,7 @@ type Failure struct {
 	Waited  time.Duration  // from the first vote to the failure
 }
 
-// Parts of a reply, told by the header's flags.
+// The parts of a reply, as bits of the header's flags.
 const (
 	partNumbers uint8 = 1 << iota // Rev and N
 	partDetail

@@ -142,7 +142,7 @@ func TestShrink(t *testing.T) {
 	same(t, "generations", w.m.Groups(), 1)
 }
 
-func TestRollTellsWhoHoldsARank(t *testing.T) {
+func TestConflictNamesTheHolderOfARank(t *testing.T) {
 	w := newCrew(t, 2)
 	s := w.session()
 	rep := w.does(s, w.joining("world", 1))

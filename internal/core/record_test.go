@@ -253,8 +253,8 @@ func TestCallsInUse(t *testing.T) {
 	isCode(t, r.does(core.Local, wire.Request{Op: wire.OpPing}), wire.CodeOK)
 }
 
-// TestWhoCameLast: N of a success is 1 + the rank whose vote decided, after a restart too.
-func TestWhoCameLast(t *testing.T) {
+// TestLastVoterIsReported: N of a success is 1 + the rank whose vote decided, after a restart too.
+func TestLastVoterIsReported(t *testing.T) {
 	w := newCrew(t, 3)
 	tickets := []core.Ticket{w.waits(w.sessions[2], w.voting(2, barrier(1), "")), w.waits(w.sessions[0], w.voting(0, barrier(1), ""))}
 	_, decides := w.call(w.sessions[1], w.voting(1, barrier(1), ""))

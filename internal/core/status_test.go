@@ -86,7 +86,7 @@ func TestStatusOfARoot(t *testing.T) {
 	require.Equal(t, ranksOf(1, 2), w.status("").Groups[0].Records[0].Missing, "who has not passed")
 }
 
-func TestStatusOfThoseWhoComeTogether(t *testing.T) {
+func TestStatusOfFormingGroup(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	c := &crew{rig: r, sessions: []uint64{r.session(), r.session(), r.session(), r.session()}}
 	req := c.joining("new", 1)
@@ -109,9 +109,9 @@ func TestStatusOfThoseWhoComeTogether(t *testing.T) {
 	require.Equal(t, []any{"create", wire.CodeTimeout, []int{0, 2}}, []any{over.Failures[0].Verb, over.Failures[0].Failure.Code, over.Failures[0].Failure.Missing})
 }
 
-// TestStatusOfManyWhoComeTogether: who has come is told of all groups, and of not more ranks than a page has room for who they are: others
+// TestStatusOfLargeFormingGroup: who has come is told of all groups, and of not more ranks than a page has room for who they are: others
 // wait meanwhile.
-func TestStatusOfManyWhoComeTogether(t *testing.T) {
+func TestStatusOfLargeFormingGroup(t *testing.T) {
 	const groups, came = 30, 100
 	r := newRig(t, core.Limits{})
 	c := &crew{rig: r, sessions: make([]uint64, came+1)}
@@ -218,7 +218,7 @@ func TestStatusForgets(t *testing.T) {
 	require.Len(t, groups[0].Revoked.Failure.Reason, 512)
 }
 
-func TestStatusOfALargeVerdict(t *testing.T) {
+func TestStatusOfALargeFailure(t *testing.T) {
 	w := newCrew(t, 200)
 	req := w.voting(0, barrier(1), "")
 	req.Timeout = time.Second

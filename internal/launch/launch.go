@@ -22,8 +22,8 @@
 //
 // The ranks also end when this process ends, even by kill -9. On Linux the kernel
 // sees to it (Pdeathsig); elsewhere, and in addition, a program of ours can ask for
-// [Spec.Tether] and call [ExitWithParent]. The kernel tells the ranks only: after a
-// kill -9 of this process, the children of a rank that is not tethered live on.
+// [Spec.ParentPipe] and call [ExitWithParent]. The kernel signals the ranks only: after a
+// kill -9 of this process, the children of a rank without that pipe live on.
 //
 // # Who owns which goroutine
 //
@@ -33,7 +33,7 @@
 // started from the caller's goroutine, one that is locked to its thread and returns
 // would take its ranks along. Each rank has one goroutine that waits for its end,
 // and one for each of its two output streams. All have ended when Wait returns; if
-// nobody calls Wait, they end with the ranks all the same.
+// Wait is not called, they end with the ranks all the same.
 package launch
 
 import (

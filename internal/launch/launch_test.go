@@ -129,7 +129,7 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-func TestFrozenRankHearsTheEnd(t *testing.T) {
+func TestFrozenRankIsEnded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var said sayings
 	s := spec(1, "polite")

@@ -82,7 +82,7 @@ func TestOutputOfLongLine(t *testing.T) {
 	}
 }
 
-func TestOutputNobodyWants(t *testing.T) {
+func TestDiscardedOutput(t *testing.T) {
 	if err := wait(t, start(t, spec(2, "count:20000"))); err != nil {
 		t.Error(err)
 	}

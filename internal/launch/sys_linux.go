@@ -21,7 +21,7 @@ func (p *Process) reap() error {
 	for {
 		err := unix.Waitid(unix.P_PID, p.Pid(), nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if err != unix.EINTR {
-			break // any other error is told by Wait below
+			break // Wait below returns any other error
 		}
 	}
 	p.mu.Lock()
@@ -32,7 +32,7 @@ func (p *Process) reap() error {
 }
 
 // groupRuns reports whether a process of the group runs. A zombie does not: where
-// process 1 reaps nobody, as in many containers, orphans stay zombies for ever.
+// process 1 does not reap, as in many containers, orphans stay zombies.
 func groupRuns(group int) bool {
 	if unix.Kill(-group, 0) != nil {
 		return false

@@ -5,7 +5,7 @@ package launch
 import "syscall"
 
 // processAttr gives a rank its own group. There is no Pdeathsig here: only a rank
-// that is tethered notices a kill -9 of this process.
+// with Spec.ParentPipe notices a kill -9 of this process.
 func processAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // reap waits for the rank's end. Between the reaping and mu, a signal could reach a

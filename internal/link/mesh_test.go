@@ -182,8 +182,8 @@ func TestAStrangerIsTurnedAway(t *testing.T) {
 	}
 }
 
-// TestStrangersKeepNobodyOut has more strangers who say nothing than there may be handshakes: the oldest go.
-func TestStrangersKeepNobodyOut(t *testing.T) {
+// TestUnauthenticatedPeersDoNotBlockRanks has more strangers who say nothing than there may be handshakes: the oldest go.
+func TestUnauthenticatedPeersDoNotBlockRanks(t *testing.T) {
 	groups := cluster(t, 2, true, nil)
 	meshes, accepted := open(t, groups)
 	var strangers []net.Conn
@@ -287,7 +287,7 @@ func TestTheTokenOfAnotherMesh(t *testing.T) {
 	assert.Empty(t, accepted[0])
 }
 
-func TestDialNamesWhoIsNotThere(t *testing.T) {
+func TestDialNamesMissingRank(t *testing.T) {
 	meshes, _ := open(t, cluster(t, 3, true, nil))
 	meshes[2].Close()
 	_, err := meshes[0].Dial(t.Context(), 2, link.Purpose{Kind: 'x', ID: 7, Number: 1 << 40})

@@ -262,7 +262,7 @@ func (s *stream) finish(how Ending) {
 		s.pair.end(RST)
 		return
 	}
-	_ = s.dst.CloseWrite() // if it was reset meanwhile, the other direction tells
+	_ = s.dst.CloseWrite() // if it was reset meanwhile, the other direction reports it
 	if s.pair.fins.Add(1) == 2 {
 		s.pair.end(FIN)
 	}

@@ -49,7 +49,7 @@ func procPath(pid int, name string) string {
 }
 
 // adoptOrphans makes this process the parent of its descendants' orphans, which
-// would otherwise go to process 1 and be counted by nobody.
+// would otherwise go to process 1 and not be counted.
 func adoptOrphans() error { return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 
 // children lists the processes whose parent this one is. It does not use

@@ -78,7 +78,7 @@ func TestVLLM02BarrierTimeout(t *testing.T) {
 }
 
 // No rank passes a barrier that has failed for others, and all are in step afterwards.
-func TestVLLM03SplitVerdict(t *testing.T) {
+func TestVLLM03SplitResult(t *testing.T) {
 	for late := range 3 {
 		t.Run(fmt.Sprintf("rank %d is late", late), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -102,7 +102,7 @@ func TestVLLM03SplitVerdict(t *testing.T) {
 }
 
 // A rank that comes in the very moment in which others give up hears what they hear, whichever that is.
-func TestVLLM03SplitVerdictRace(t *testing.T) {
+func TestVLLM03SplitResultRace(t *testing.T) {
 	for i := range 200 {
 		synctest.Test(t, func(t *testing.T) {
 			gs := join(t, memory(t), 3, vllm.Config{})

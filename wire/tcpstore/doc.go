@@ -50,5 +50,5 @@
 //	N u8: Updated, Created, Deleted | Key str | Old vec | Value vec
 //
 // Generation A is torch 1.9 to 2.0, B is 2.1, and C is 2.2 and later, which opens a connection with Preface. A and B
-// cannot be told apart by what they send.
+// cannot be distinguished by what they send.
 package tcpstore
