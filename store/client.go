@@ -93,15 +93,15 @@ func Dial(ctx context.Context, addr string, o *DialOptions) (*Store, error) {
 
 func dialError(addr string, err error, waited time.Duration) error {
 	e := &Error{Op: "dial", Key: addr, Code: wire.CodeUnavailable, Err: fmt.Errorf("%w: %w", ErrUnavailable, err)}
-	switch told, ok := errors.AsType[*Error](err); {
-	case ok && told.Op != "":
+	switch reported, ok := errors.AsType[*Error](err); {
+	case ok && reported.Op != "":
 		return err
-	case ok && errors.Is(told, ErrDenied):
-		e.Code, e.Err, e.Detail = told.Code, told.Err, told.Detail
-	case ok && isUnreachable(told): // a relay reports it
-		e.Err = fmt.Errorf("%w: %s", ErrUnavailable, told.Detail)
+	case ok && errors.Is(reported, ErrDenied):
+		e.Code, e.Err, e.Detail = reported.Code, reported.Err, reported.Detail
+	case ok && isUnreachable(reported): // a relay reports it
+		e.Err = fmt.Errorf("%w: %s", ErrUnavailable, reported.Detail)
 	case ok:
-		e.Err, e.Detail = fmt.Errorf("%w: %w", ErrUnavailable, told.Err), told.Detail
+		e.Err, e.Detail = fmt.Errorf("%w: %w", ErrUnavailable, reported.Err), reported.Detail
 	case errors.Is(err, ErrProtocol):
 		e.Err = err
 	}
@@ -128,7 +128,7 @@ func checkAddr(addr string) error {
 func isUnreachable(err error) bool {
 	var dns *net.DNSError
 	var timeout net.Error
-	if told, ok := errors.AsType[*Error](err); ok && (told.Code == wire.CodeUnavailable || told.Code == wire.CodeLost) {
+	if reported, ok := errors.AsType[*Error](err); ok && (reported.Code == wire.CodeUnavailable || reported.Code == wire.CodeLost) {
 		return true // reported by a relay, about the store
 	}
 	return errors.As(err, &dns) || errors.As(err, &timeout) && timeout.Timeout() ||
@@ -139,8 +139,8 @@ func isUnreachable(err error) bool {
 // isConnRefused reports whether no process listens at the address, or, reported by a relay, at the
 // store's.
 func isConnRefused(err error) bool {
-	told, ok := errors.AsType[*Error](err)
-	return errors.Is(err, syscall.ECONNREFUSED) || ok && told.Code == wire.CodeLost
+	reported, ok := errors.AsType[*Error](err)
+	return errors.Is(err, syscall.ECONNREFUSED) || ok && reported.Code == wire.CodeLost
 }
 
 // processName is the name of this process in the logs of its peers.

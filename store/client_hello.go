@@ -198,7 +198,7 @@ func (l *clientConn) hello(resume *wire.Request, o *DialOptions) error {
 	}
 	_, writeErr := l.nc.Write(wire.AppendRequest([]byte(wire.Preface), &req))
 	h, rep, err := l.readReply()
-	if _, told := errors.AsType[*Error](err); writeErr != nil && err != nil && !told {
+	if _, reported := errors.AsType[*Error](err); writeErr != nil && err != nil && !reported {
 		return writeErr
 	}
 	var shown func(rep *wire.Reply) bool

@@ -23,7 +23,7 @@ func nobody(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func TestDialWhereNobodyListens(t *testing.T) {
+func TestDialRefusedConnection(t *testing.T) {
 	addr := nobody(t)
 	_, err := store.Dial(bounded(t), addr, nil)
 	require.ErrorIs(t, err, store.ErrUnavailable)
@@ -215,7 +215,7 @@ func TestAWaitThatIsGivenUpLeavesTheConnectionAsItIs(t *testing.T) {
 	})
 }
 
-func TestABlockedWaitDelaysNobody(t *testing.T) {
+func TestABlockedWaitDelaysNoOtherCall(t *testing.T) {
 	each(t, func(t *testing.T, s *service) {
 		c := s.client(t)
 		errs := waiting(t, c, 10)

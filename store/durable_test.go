@@ -29,7 +29,7 @@ func TestClientServerDurable(t *testing.T) {
 	storetest.Run(t, served(onDisk, tcp, soonLost), &storetest.Options{Cut: cut})
 }
 
-func TestDurableComesBack(t *testing.T) {
+func TestDurableRestart(t *testing.T) {
 	dir, ctx := t.TempDir(), bounded(t)
 	for life := range 5 {
 		m := &store.Memory{Dir: dir}

@@ -146,7 +146,7 @@ func TestTruncatedFrameThenEnd(t *testing.T) {
 	})
 }
 
-func TestWrongVersionHearsWhichIsSpoken(t *testing.T) {
+func TestWrongVersionGetsTheSupportedOne(t *testing.T) {
 	c := serve(t, new(store.Server), tcp).raw(t)
 	send(t, c, otherVersion(7))
 	h, rep := receiveReply(t, c)

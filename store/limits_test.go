@@ -217,7 +217,7 @@ func TestTooManyConnectionsFromOneAddress(t *testing.T) {
 }
 
 // Peers that begin a handshake and never end it keep nobody out: the oldest goes.
-func TestUnfinishedHandshakesKeepNobodyOut(t *testing.T) {
+func TestUnfinishedHandshakesBlockNoPeer(t *testing.T) {
 	f := newTLSFiles(t)
 	for name, tc := range map[string]struct {
 		limits store.ServerLimits

@@ -175,7 +175,7 @@ func TestIdlePeersAreNotLost(t *testing.T) {
 }
 
 // By default a rank that is awaited may be silent for seconds, as healthy ones are on a busy host.
-func TestSilenceOfSecondsLosesNobody(t *testing.T) {
+func TestPauseOfSecondsFailsNoPeer(t *testing.T) {
 	t.Parallel()
 	s := serve(t, new(store.Server), tcp)
 	b, proxy := s.through(t)
@@ -229,7 +229,7 @@ func TestFrozenClientIsNotLostBefore(t *testing.T) {
 }
 
 // A server that stood still has lost nobody: sessions, leases, TTLs and deadlines have the time that it was not there.
-func TestFrozenServerLosesNobody(t *testing.T) {
+func TestFrozenServerFailsNoPeer(t *testing.T) {
 	t.Parallel()
 	p, addr := serverProcess(t)
 	a, b := dial(t, addr), dial(t, addr)

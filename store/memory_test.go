@@ -43,7 +43,7 @@ func TestWaitEndsAtItsDeadline(t *testing.T) {
 }
 
 // What lies in the sockets of a process that was stopped is read before a deadline that passed meanwhile is decided.
-func TestAProcessThatStoodStillExpiresNobody(t *testing.T) {
+func TestStoppedProcessExpiresNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := new(store.Memory)
 		s := store.New(m)

@@ -195,7 +195,7 @@ func TestRestartedServer(t *testing.T) {
 	g.goesOn(t, 1)
 }
 
-func TestSessionThatComesBackTooLate(t *testing.T) {
+func TestSessionResumedTooLate(t *testing.T) {
 	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: 50 * time.Millisecond}}, tcp)
 	c, proxy := s.through(t)
 	direct := s.client(t)
@@ -246,7 +246,7 @@ func TestContextThatEndsWithoutAConnection(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrNotFound, "it had not arrived, and was given up")
 }
 
-func TestCloseDuringMending(t *testing.T) {
+func TestCloseDuringReconnect(t *testing.T) {
 	s := serve(t, &store.Server{Limits: store.ServerLimits{ReconnectTimeout: comesBack}}, tcp)
 	c, proxy := s.through(t)
 	waits := waiting(t, c, 20)

@@ -101,7 +101,7 @@ func TestGateIsPassed(t *testing.T) {
 }
 
 // Held frames do not make a peer slow. Reading from it is paused until all of them are written.
-func TestGateMakesNobodySlow(t *testing.T) {
+func TestGateCountsNoPeerAsSlow(t *testing.T) {
 	p := &pipe{take: 1 << 20}
 	o, g := gated(p, 5)
 	o.Budget = transport.NewBudget(1000)
