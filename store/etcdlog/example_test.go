@@ -2,62 +2,89 @@ package etcdlog_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
-	"os/signal"
-	"syscall"
+	"net/url"
+	"os"
+	"path/filepath"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/muster-pg/muster/store"
 	"github.com/muster-pg/muster/store/etcdlog"
+	"github.com/muster-pg/muster/store/etcdlog/internal/memetcd"
 )
 
-// Any number of such processes serve one store: one leads, and the others stand by. They need an
-// etcd, so the examples of this package are compiled and not run.
+// etcdClient is clientv3.New in a program.
+func etcdClient() *clientv3.Client { return memetcd.New().Client(direct{}) }
+
+// Any number of processes run a Replica of one store: one leads, and the others stand by.
 func ExampleReplica_Run() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"10.0.0.1:2379", "10.0.0.2:2379", "10.0.0.3:2379"}})
+	ctx, cancel := context.WithCancel(context.Background())
+	listener, err := store.Listen(ctx, "127.0.0.1:0")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer client.Close()
-	listener, err := store.Listen(ctx, "10.0.0.1:7070")
-	if err != nil {
+	r := &etcdlog.Replica{
+		Client:   etcdClient(), // clientv3.New(clientv3.Config{Endpoints: …})
+		Listener: listener,
+		OnLead: func(m *store.Memory) {
+			if m != nil {
+				fmt.Println("leading")
+				cancel() // a program cancels when it gets SIGTERM
+			}
+		},
+	}
+	if err := r.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		log.Fatal(err)
 	}
-	r := &etcdlog.Replica{Client: client, Listener: listener}
-	if err := r.Run(ctx); err != nil {
-		log.Fatal(err)
-	}
+	// Output: leading
 }
 
-// A client names the etcd, and reaches whichever process leads.
-func ExampleOpen() {
-	ctx := context.Background()
-	open := store.Schemes{"etcd": etcdlog.Open, "etcds": etcdlog.Open}
-	s, err := open.Open(ctx, "etcd://10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379/jobs")
+// A URL names the members of the etcd, and the root of the store's keys.
+func ExampleParseURL() {
+	u, err := url.Parse("etcd://10.0.0.1:2379,10.0.0.2:2379/jobs")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer s.Close()
-	n, err := s.Add(ctx, "starts", 1)
+	c, err := etcdlog.ParseURL(u)
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("start", n)
+	fmt.Println(c.Endpoints, c.Root)
+	// Output: [10.0.0.1:2379 10.0.0.2:2379] jobs/
 }
 
 // A backup of any store, also of one in a directory, becomes a replicated one.
 func ExampleRestore() {
 	ctx := context.Background()
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"10.0.0.1:2379"}})
+	dir, err := os.MkdirTemp("", "example")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer client.Close()
-	if err := etcdlog.Restore(ctx, client, "/backups/store", &etcdlog.Options{Root: "jobs/"}, nil); err != nil {
+	defer os.RemoveAll(dir)
+	s := store.New(&store.Memory{Dir: filepath.Join(dir, "store")})
+	defer s.Close()
+	if err := s.Set(ctx, "model", []byte("llama"), nil); err != nil {
 		log.Fatal(err)
 	}
+	backup := filepath.Join(dir, "backup")
+	f, err := os.Create(backup)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := s.Backup(ctx, f); err != nil {
+		log.Fatal(err)
+	}
+
+	client := etcdClient() // clientv3.New(clientv3.Config{Endpoints: …})
+	for range 2 {
+		err := etcdlog.Restore(ctx, client, backup, &etcdlog.Options{Root: "jobs/"}, nil)
+		fmt.Println(err == nil, errors.Is(err, etcdlog.ErrExists))
+	}
+	// Output:
+	// true false
+	// false true
 }

@@ -72,7 +72,8 @@ func TestMemetcdIsLikeEtcd(t *testing.T) {
 			op = change(key())
 		default:
 			n := chance.IntN(6)
-			cmp := clientv3.Compare(clientv3.ModRevision(key()), []string{"=", "!=", "<", ">"}[chance.IntN(4)], revision()-1)
+			target := []func(string) clientv3.Cmp{clientv3.ModRevision, clientv3.CreateRevision}[chance.IntN(2)]
+			cmp := clientv3.Compare(target(key()), []string{"=", "!=", "<", ">"}[chance.IntN(4)], revision()-1)
 			op = clientv3.OpTxn([]clientv3.Cmp{cmp}, []clientv3.Op{change(fmt.Sprint("k/", n)), get(), change(fmt.Sprint("k/", (n+1)%6))}, []clientv3.Op{get()})
 		}
 		want, wantErr := real.Do(ctx, op)

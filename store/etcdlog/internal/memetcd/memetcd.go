@@ -215,24 +215,27 @@ func (e *Etcd) txn(r *pb.TxnRequest) (*pb.TxnResponse, error) {
 	return resp, nil
 }
 
-// compare evaluates a comparison of a modification revision; no others are used.
+// compare evaluates a comparison of a key's revision of modification or creation, which is 0 for a
+// key that does not exist; no others are used.
 func (e *Etcd) compare(c *pb.Compare) bool {
-	if c.Target != pb.Compare_MOD {
-		panic("memetcd: it compares modification revisions only")
+	kv := cmp.Or(e.versionAt(string(c.Key), e.rev), new(mvccpb.KeyValue))
+	rev, want := kv.ModRevision, c.GetModRevision()
+	switch c.Target {
+	case pb.Compare_CREATE:
+		rev, want = kv.CreateRevision, c.GetCreateRevision()
+	case pb.Compare_MOD:
+	default:
+		panic("memetcd: it compares revisions only")
 	}
-	mod := int64(0)
-	if kv := e.versionAt(string(c.Key), e.rev); kv != nil {
-		mod = kv.ModRevision
-	}
-	switch want := c.GetModRevision(); c.Result {
+	switch c.Result {
 	case pb.Compare_EQUAL:
-		return mod == want
+		return rev == want
 	case pb.Compare_GREATER:
-		return mod > want
+		return rev > want
 	case pb.Compare_LESS:
-		return mod < want
+		return rev < want
 	}
-	return mod != c.GetModRevision()
+	return rev != want
 }
 
 // client is a pb.KVClient and a clientv3.Watcher.
