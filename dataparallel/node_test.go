@@ -274,7 +274,7 @@ func TestNodesThatMakeNoSense(t *testing.T) {
 		"set one of Address and Store": {Worker: worker("a", 1, 0)},
 		"one of Address and Store":     {Worker: worker("a", 1, 0), Store: s, Address: "muster://127.0.0.1:1"},
 		"Timeout is -1s":               {Worker: worker("a", 1, 0), Store: s, Timeout: -time.Second},
-		"no URL of the form":           {Worker: worker("a", 1, 0), Address: "127.0.0.1:1"},
+		"not a URL of the form":        {Worker: worker("a", 1, 0), Address: "127.0.0.1:1"},
 		"Config.Min is 0":              {Worker: worker("a", 0, 0), Store: s},
 	} {
 		err := n.Start(bounded(t))

@@ -122,7 +122,7 @@ func TestAnswersThatLackSomething(t *testing.T) {
 			defer s.Close()
 			err = c.ask(s)
 			require.ErrorIs(t, err, store.ErrUnavailable)
-			require.ErrorContains(t, err, "without all that was asked for")
+			require.ErrorContains(t, err, "incomplete reply")
 		})
 	}
 }

@@ -485,8 +485,8 @@ func TestServeBeyondLoopback(t *testing.T) {
 		"secret":                {door{Access: []store.Access{all("s")}}, false, ""},
 		"TLS and secret":        {door{TLS: serverTLS(t, noCA), Access: []store.Access{all("s")}}, false, ""},
 		"TLS and names":         {door{TLS: serverTLS(t, f.server()), Access: []store.Access{{Name: "x"}}}, false, ""},
-		"names without TLS":     {door{Access: []store.Access{all("s"), {Name: "x"}}}, false, `access "1": invalid request: it is for a client certificate, and none is asked for`},
-		"names without a CA":    {door{TLS: serverTLS(t, noCA), Access: []store.Access{{Name: "x"}}}, false, "none is asked for"},
+		"names without TLS":     {door{Access: []store.Access{all("s"), {Name: "x"}}}, false, `access "1": invalid request: it is for a client certificate, and the server asks for none`},
+		"names without a CA":    {door{TLS: serverTLS(t, noCA), Access: []store.Access{{Name: "x"}}}, false, "the server asks for none"},
 		"a short secret":        {door{Access: []store.Access{{Secret: []byte("short")}}}, false, "5 bytes are too few"},
 	} {
 		for _, addr := range []net.Addr{beyond, here} {

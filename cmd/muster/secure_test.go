@@ -153,7 +153,7 @@ func TestServeRefusesWrongPapers(t *testing.T) {
 		"--access DIR/both.json":             {1, "entry 1 needs a secret_file, a name or a protocol, one of them"},
 		"--access DIR/more.json":             {1, "data after the list"},
 		"--access DIR/missing.json":          {1, d.path("nowhere")},
-		"--access DIR/name.json":             {1, "none is asked for: that takes TLS"},
+		"--access DIR/name.json":             {1, "the server asks for none: set TLS"},
 		"--listen 0.0.0.0:0 " + server:       {1, "refusing to serve beyond loopback"},
 		"--listen 0.0.0.0:0 --secret-file x": {1, "--secret-file: "},
 	} {
