@@ -11,23 +11,25 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// builder knows of each rank what it waits in.
+// builder determines which call each rank waits in.
 type builder struct {
-	walks int // that are left of mostWalks
+	walks int // the number of rank visits left, of mostWalks
 	in    map[*store.GroupStatus]map[int]call
-	// elsewhere is what a process waits in, of whatever group: the one of its ranks that waits longest.
+	// elsewhere is the call that each process waits in, in any group. If several of its ranks wait,
+	// it is the one that has waited longest.
 	elsewhere map[process]call
-	// shared are processes with several ranks in a group, as goroutines: it is not known which of them waits elsewhere.
+	// shared contains the processes that run several ranks of one group, as goroutines. For these
+	// it is unknown which rank makes a call in another group.
 	shared map[process]bool
 }
 
-// process is one, by its session and its own name.
+// process identifies a process by its session and its label.
 type process struct {
 	session uint64
 	label   string
 }
 
-// call is what somebody waits in.
+// call is a call that a rank waits in.
 type call struct {
 	group *store.GroupStatus
 	what  string
@@ -56,7 +58,8 @@ func newBuilder(s *store.Status) *builder {
 	return b
 }
 
-// callsOf is what ranks of g wait in, of those that have come somewhere.
+// callsOf returns the calls that ranks of g wait in, by rank. If a rank waits in several, it is the
+// one that has waited longest.
 func (b *builder) callsOf(g *store.GroupStatus) map[int]call {
 	in := map[int]call{}
 	put := func(rank int, c call) {
@@ -79,7 +82,7 @@ func (b *builder) callsOf(g *store.GroupStatus) map[int]call {
 	return in
 }
 
-// walk calls f with the ranks of g from first to last.
+// walk calls f with the ranks of g from first to last, up to the limits mostRanks and mostWalks.
 func (b *builder) walk(g *store.GroupStatus, first, last int, f func(rank int)) {
 	for rank := max(first, 0); rank <= last && rank < min(g.Size, mostRanks) && b.walks > 0; rank++ {
 		b.walks--
@@ -87,14 +90,14 @@ func (b *builder) walk(g *store.GroupStatus, first, last int, f func(rank int)) 
 	}
 }
 
-// What a store that is none can make a viewer do has an end.
+// Limits on the work that the answer of a malicious or broken store can cause.
 const (
-	mostRanks = 1 << 20 // of a group
-	mostWalks = 1 << 22 // ranks in lists of ranks, of all groups together
-	mostSpans = 256     // of ranks that are gone
+	mostRanks = 1 << 20 // ranks of a group
+	mostWalks = 1 << 22 // ranks visited in lists of ranks, of all groups together
+	mostSpans = 256     // spans of failed and departed ranks
 )
 
-// recordText is a verb as its caller would write it.
+// recordText returns the call of a record as its caller would write it.
 func recordText(r *store.RecordStatus) string {
 	s := r.Verb
 	if r.Root >= 0 {
@@ -120,7 +123,8 @@ func waitText(w *store.WaitStatus) string {
 	return s
 }
 
-// quote quotes what is not plain text: channels of muster's own begin with a zero byte.
+// quote quotes s if it is not plain text: names of muster's internal channels begin with a zero
+// byte.
 func quote(s string) string {
 	if strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) || r == ' ' }) {
 		return strconv.Quote(s)
@@ -128,7 +132,7 @@ func quote(s string) string {
 	return s
 }
 
-// waits are what waits in g.
+// waits returns the calls of g that wait.
 func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 	gone := goneIn(g)
 	for i := range g.Records {
@@ -156,7 +160,8 @@ func (b *builder) waits(g *store.GroupStatus) (list []Wait) {
 	return list
 }
 
-// goneIn are the ranks of g that are lost or have left, as far as there is room for: each verb of g that waits has them.
+// goneIn returns the ranks of g that have failed or left, as at most mostSpans spans. Each waiting
+// verb of g shares the list.
 func goneIn(g *store.GroupStatus) (gone []Span) {
 	for i := range g.Ranks {
 		switch r, n := &g.Ranks[i], len(gone); {
@@ -172,7 +177,7 @@ func goneIn(g *store.GroupStatus) (gone []Span) {
 	return gone
 }
 
-// rankOf is a rank of g; nil if it has not come.
+// rankOf returns the status of a rank of g, or nil if it has not joined.
 func rankOf(g *store.GroupStatus, rank int) *store.RankStatus {
 	i, ok := slices.BinarySearchFunc(g.Ranks, rank, func(r store.RankStatus, rank int) int { return r.Rank - rank })
 	if !ok {
@@ -181,7 +186,7 @@ func rankOf(g *store.GroupStatus, rank int) *store.RankStatus {
 	return &g.Ranks[i]
 }
 
-// who is a rank that others wait for.
+// who describes a rank that other ranks wait for.
 func (b *builder) who(g *store.GroupStatus, rank int) Who {
 	r := rankOf(g, rank)
 	if r == nil {
@@ -191,7 +196,8 @@ func (b *builder) who(g *store.GroupStatus, rank int) Who {
 	return Who{Rank: rank, Label: r.Label, Doing: b.doing(g, r), Waits: waits, Heard: seconds(r.LastSeen)}
 }
 
-// waitsIn is what a rank of g waits in, there or elsewhere, if it does.
+// waitsIn returns the call that a rank of g waits in, in g or in another group, and whether there
+// is one.
 func (b *builder) waitsIn(g *store.GroupStatus, r *store.RankStatus) (c call, waits bool) {
 	if r.Gone != 0 {
 		return c, false
@@ -204,7 +210,7 @@ func (b *builder) waitsIn(g *store.GroupStatus, r *store.RankStatus) (c call, wa
 	return c, waits && c.group != g && !b.shared[p]
 }
 
-// doing is what a rank does, in words.
+// doing describes in words what a rank does.
 func (b *builder) doing(g *store.GroupStatus, r *store.RankStatus) string {
 	c, waits := b.waitsIn(g, r)
 	switch {
@@ -222,7 +228,7 @@ func (b *builder) doing(g *store.GroupStatus, r *store.RankStatus) string {
 	return fmt.Sprintf("in no call; its last was %s #%d%s", r.Verb, r.Seq, words(", %s ago", r.Ago))
 }
 
-// words says d, if that is known.
+// words formats d, or returns "" if d is unknown.
 func words(format string, d time.Duration) string {
 	if d < 0 {
 		return ""
@@ -230,12 +236,13 @@ func words(format string, d time.Duration) string {
 	return fmt.Sprintf(format, Short(d))
 }
 
-// group is g as it is shown, with most ranks at most, if that is not 0.
+// group returns g for display. If most is not 0, it includes at most that many ranks: those that
+// failed or that others wait for come first.
 func (b *builder) group(g *store.GroupStatus, most int) Group {
 	v := Group{
 		Name: g.Name, Run: g.Run, Generation: g.Generation, Size: g.Size, Present: g.Present, Age: seconds(g.Age), State: stateOf(g),
 	}
-	if g.Ended > 0 { // at 0 it is over, and the store cannot tell since when
+	if g.Ended > 0 { // 0: closed at an unknown time
 		v.Ended = max(seconds(g.Ended), 0.001)
 	}
 	if g.Revoked != nil {
@@ -264,7 +271,7 @@ func (b *builder) group(g *store.GroupStatus, most int) Group {
 	return v
 }
 
-// state is one of Rank.State.
+// state returns the value of Rank.State.
 func (b *builder) state(g *store.GroupStatus, r *store.RankStatus, awaited bool) string {
 	_, waits := b.waitsIn(g, r)
 	switch {
@@ -278,7 +285,7 @@ func (b *builder) state(g *store.GroupStatus, r *store.RankStatus, awaited bool)
 	return "idle"
 }
 
-// awaitedIn are the ranks of g that others of it wait for.
+// awaitedIn returns the ranks of g that other ranks of g wait for.
 func (b *builder) awaitedIn(g *store.GroupStatus) map[int]bool {
 	awaited := map[int]bool{}
 	for i := range g.Records {
@@ -309,7 +316,7 @@ func stateOf(g *store.GroupStatus) string {
 	return "idle"
 }
 
-// why is a verdict in words.
+// why describes a failure in words.
 func why(f *store.FailureStatus) string {
 	v := &f.Failure
 	var parts []string
@@ -340,7 +347,7 @@ func why(f *store.FailureStatus) string {
 	return strings.Join(parts, ", ")
 }
 
-// rankList is "rank 3", or "ranks 0–2, 7".
+// rankList formats a list of ranks, as "rank 3" or "ranks 0–2, 7".
 func rankList(ranks []int) string {
 	var parts []string
 	for i := 0; i < len(ranks); {
@@ -363,7 +370,7 @@ func rankList(ranks []int) string {
 	return "ranks " + strings.Join(parts, ", ")
 }
 
-// Short is a duration as people read it: "0.4 s", "41 s", "3 min 7 s", "2 h 5 min".
+// Short formats a duration: "0.4 s", "41 s", "3 min 7 s", "2 h 5 min".
 func Short(d time.Duration) string {
 	switch {
 	case d < 10*time.Second:

@@ -26,17 +26,23 @@ import (
 var files embed.FS
 
 const (
-	every      = time.Second // that the page is told anew
-	mostPages  = 64          // that are open at once
+	every      = time.Second // between two updates of an open page
+	mostPages  = 64          // pages open at once
 	writeTime  = 10 * time.Second
 	keysOfPage = 100
 	mostValue  = 4 << 10 // bytes of a value that are shown
 )
 
-// Handler is a page that shows s while it is open, and nothing but GET. It lets everybody see what s may read who can reach it: where that is not
-// as it should be, put what asks for a password in front of it. On loopback that is every page in a browser of this machine too, under a
-// name of its own that is said to be 127.0.0.1: refuse requests whose Host is no address and not localhost. It is at "/" of its own; its
-// links are relative. Of o only Address and Version count; it may be nil.
+// Handler returns a handler that serves a status page of s and updates it while it is open. It
+// answers only GET requests and changes nothing in the store.
+//
+// Handler does not authenticate: every client that can connect to it sees all that s may read. If
+// that is too much, put an authenticating handler in front of it. On loopback, clients include the
+// pages in every browser on the same machine, also from a host name whose DNS record is changed to
+// 127.0.0.1 (DNS rebinding): reject requests whose Host is neither an address nor localhost.
+//
+// The page is at "/" of the handler, and its links are relative. Handler uses only the fields
+// Address and Version of o, which may be nil.
 func Handler(s *store.Store, o *Options) http.Handler {
 	h := &handler{store: store.ReadOnly(s)}
 	page := Options{Ranks: 256, Groups: 100, Waits: 60, Failures: 50}
@@ -44,7 +50,7 @@ func Handler(s *store.Store, o *Options) http.Handler {
 		page.Address, page.Version = o.Address, o.Version
 	}
 	h.watch = NewWatch(h.store, every*9/10, &page)
-	static, _ := fs.Sub(files, "page") // is there
+	static, _ := fs.Sub(files, "page") // cannot fail: the directory is embedded
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(static))
 	mux.HandleFunc("GET /status", h.once)
@@ -58,14 +64,15 @@ func Handler(s *store.Store, o *Options) http.Handler {
 type handler struct {
 	store *store.Store
 	watch *Watch
-	open  atomic.Int32 // pages
+	open  atomic.Int32 // open pages
 
 	mu    sync.Mutex // protects the fields below
 	told  *View
-	event []byte // told, as it goes to all pages
+	event []byte // told, encoded for all pages
 }
 
-// guarded adds what keeps a page to itself: nothing from elsewhere, in no frame, in no cache.
+// guarded sets headers that isolate the page: it loads nothing from other origins, cannot be
+// framed, and is not cached.
 func guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -77,13 +84,13 @@ func guarded(next http.Handler) http.Handler {
 	})
 }
 
-// once is a view, for programs.
+// once serves a view as JSON, for programs.
 func (h *handler) once(w http.ResponseWriter, r *http.Request) {
 	v, err := h.watch.View(r.Context())
 	reply(w, v, err)
 }
 
-// ranks is one generation with all of its ranks: an event has the first ones alone.
+// ranks serves one generation with all of its ranks. An event includes only the first ones.
 func (h *handler) ranks(w http.ResponseWriter, r *http.Request) {
 	gen, err := strconv.ParseUint(r.FormValue("generation"), 10, 64)
 	if err != nil {
@@ -125,10 +132,10 @@ func reply(w http.ResponseWriter, v any, err error) {
 func write(w http.ResponseWriter, code int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(v) // the peer is gone
+	_ = json.NewEncoder(w).Encode(v) // an error means that the peer has disconnected
 }
 
-// events tells a page what there is to see, until it is closed.
+// events sends a view to a page whenever it changes, until the page is closed.
 func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	if h.open.Add(1) > mostPages {
 		h.open.Add(-1)
@@ -157,7 +164,7 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// tell writes one event: what there is to see, or why there is nothing.
+// tell writes one event: the view, or the reason why there is none.
 func (h *handler) tell(w io.Writer, v *View, away error) error {
 	b, err := h.eventOf(v, away)
 	if err != nil {
@@ -167,7 +174,7 @@ func (h *handler) tell(w io.Writer, v *View, away error) error {
 	return err
 }
 
-// eventOf makes an event. A view is made into one once for all pages: it may be large.
+// eventOf encodes an event. A view may be large, so it is encoded once for all pages.
 func (h *handler) eventOf(v *View, away error) ([]byte, error) {
 	if away != nil {
 		return event("away", away.Error())
@@ -191,13 +198,13 @@ func event(name string, data any) ([]byte, error) {
 
 // keyView is an entry without its value.
 type keyView struct {
-	Key string  `json:"key"` // quoted, if it is no text
-	At  string  `json:"at"`  // the key itself, as it stands in a query
+	Key string  `json:"key"` // quoted if it is not text
+	At  string  `json:"at"`  // the key, escaped for a URL query
 	Rev uint64  `json:"rev"`
 	TTL float64 `json:"ttl_seconds,omitempty"`
 }
 
-// plain quotes what JSON or a page would show as something else.
+// plain quotes a key that JSON or a page would not show exactly.
 func plain(key string) string {
 	if !utf8.ValidString(key) || strings.ContainsFunc(key, func(r rune) bool { return !strconv.IsPrint(r) }) {
 		return strconv.Quote(key)
@@ -205,7 +212,7 @@ func plain(key string) string {
 	return key
 }
 
-// keys is a page of those below a prefix.
+// keys serves one page of the keys below a prefix.
 func (h *handler) keys(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	entries, more, err := h.store.Names(r.Context(), q.Get("prefix"), q.Get("after"), keysOfPage)
@@ -216,7 +223,8 @@ func (h *handler) keys(w http.ResponseWriter, r *http.Request) {
 	reply(w, map[string]any{"keys": list, "more": more}, err)
 }
 
-// value is what a key holds, or the beginning of it: for who asks for it.
+// value serves the value of a key, or the beginning of it. A page requests it only when its user
+// does.
 func (h *handler) value(w http.ResponseWriter, r *http.Request) {
 	v, err := h.store.Get(r.Context(), r.URL.Query().Get("key"))
 	if errors.Is(err, store.ErrDenied) {

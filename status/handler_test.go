@@ -64,7 +64,8 @@ func get(t *testing.T, url string) (code int, body string, head http.Header) {
 	return rep.StatusCode, string(b), rep.Header
 }
 
-// TestPage: its files are there, and nothing else; nothing is taken from elsewhere, and nothing is changed.
+// TestPage: its files are there, and nothing else; nothing is taken from elsewhere, and nothing is
+// changed.
 func TestPage(t *testing.T) {
 	_, _, url := page(t)
 	for path, want := range map[string]string{"/": "<!doctype html>", "/style.css": "prefers-color-scheme", "/script.js": "EventSource", "/icon.svg": "<svg", "/status": `"waiting":[]`} {
@@ -83,7 +84,8 @@ func TestPage(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, rep.StatusCode)
 }
 
-// TestEvents: one at once, and then again; the store is asked once for all pages, and not at all while there is none.
+// TestEvents: one at once, and then again; the store is asked once for all pages, and not at all
+// while there is none.
 func TestEvents(t *testing.T) {
 	s, c, url := page(t)
 	go func() { _, _ = s.Wait(context.Background(), "model/ready") }()
@@ -136,7 +138,8 @@ func event(t *testing.T, r *bufio.Reader) (name, data string) {
 	}
 }
 
-// TestKeysAndValues: keys come without values, in pages; a value for who asks for it; nobody's read is counted.
+// TestKeysAndValues: keys come without values, in pages; a value for who asks for it; nobody's read
+// is counted.
 func TestKeysAndValues(t *testing.T) {
 	s, _, url := page(t)
 	ctx := t.Context()
@@ -238,7 +241,8 @@ func TestQuestionsThatMakeNoSense(t *testing.T) {
 	require.Contains(t, body, "the limit is 8192")
 }
 
-// BenchmarkPage is what a client pays for a page that is open on a store with many ranks. Off is the same with none.
+// BenchmarkPage is what a client pays for a page that is open on a store with many ranks. Off is
+// the same with none.
 func BenchmarkPage(b *testing.B) {
 	for _, open := range []bool{false, true} {
 		b.Run(map[bool]string{false: "off", true: "open"}[open], func(b *testing.B) {
@@ -274,7 +278,8 @@ func BenchmarkPage(b *testing.B) {
 	}
 }
 
-// BenchmarkView is what a page that is open costs the process that shows it, each second: the store's lock, and the rest.
+// BenchmarkView is what a page that is open costs the process that shows it, each second: the
+// store's lock, and the rest.
 func BenchmarkView(b *testing.B) {
 	for _, size := range []int{8, 1000, 10_000} {
 		b.Run(strconv.Itoa(size)+" ranks", func(b *testing.B) {

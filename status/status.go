@@ -1,9 +1,11 @@
-// Package status shows who waits for whom: the page of a store, and what it says, for other ways to show it.
+// Package status shows which ranks wait, and for which other ranks: as a web page of a store, and
+// as a [View] for other displays.
 //
 //	http.Handle("/muster/", http.StripPrefix("/muster", status.Handler(s, nil)))
 //
-// All of it comes by Store.Status, so that it is of the store of this process or of one that was dialed, of all of it or of what is below a
-// prefix, and shows what s has the right to read. Nothing is changed by it.
+// All data comes from Store.Status. So the store may be in this process or on another host, all of
+// it or the part below a prefix, and the view shows what s has the right to read. The package never
+// changes the store.
 package status
 
 import (
@@ -14,30 +16,33 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// Watch asks a store for its status again and again, for any number of viewers: no more often than they want it, not at all
-// while there are none, and never for more than a hundredth of the time. The zero value is not ready; use NewWatch.
+// Watch caches the status of a store for any number of viewers. It requests the status no more
+// often than they need, not at all while there are none, and never for more than a hundredth of the
+// time. The zero value is not ready; use NewWatch.
 type Watch struct {
 	store   *store.Store
 	every   time.Duration
 	options Options
 
-	asking chan struct{} // has room for who asks, for all; protects the fields below
+	asking chan struct{} // a semaphore for one caller at a time; protects the fields below
 	last   *store.Status
-	seen   time.Time // last
+	seen   time.Time // when last was received
 	view   *View
-	err    error // why there is no view
+	err    error // the reason why there is no view
 	at     time.Time
-	good   time.Duration // that view or err is, from at on
+	good   time.Duration // how long view or err is valid, from at on
 }
 
 const (
 	askTime = 5 * time.Second // for one answer
-	stale   = time.Minute
-	share   = 100              // of what asking takes, a view is good for at least so many times that
-	longest = 10 * time.Second // but not longer
+	stale   = time.Minute     // older data is not used for rates
+	// a view stays valid for at least share times the duration of the request
+	share   = 100
+	longest = 10 * time.Second // but no longer than this
 )
 
-// NewWatch returns a Watch of s. A view is good for as long as every says, or longer if it took long; 0 is not at all.
+// NewWatch returns a Watch of s. A view stays valid for the duration every, or longer if the
+// request was slow. If every is 0, views are not cached.
 func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
 	w := &Watch{store: s, every: every, asking: make(chan struct{}, 1)}
 	if o != nil {
@@ -46,13 +51,15 @@ func NewWatch(s *store.Store, every time.Duration, o *Options) *Watch {
 	return w
 }
 
-// View returns what there is to see now, or was a short time ago. It is shared: do not change it.
+// View returns a view that is no older than the cache allows. All callers share it: do not change
+// it.
 func (w *Watch) View(ctx context.Context) (*View, error) {
 	v, _, err := w.Look(ctx)
 	return v, err
 }
 
-// Look is View, and the status that the view is of. Without a view, the status means nothing.
+// Look returns the view of View together with the status from which it was made. If there is no
+// view, the status is undefined.
 func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 	select {
 	case w.asking <- struct{}{}:
@@ -68,7 +75,7 @@ func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 	switch {
 	case err == nil:
 		w.saw(now, time.Since(began))
-	case ctx.Err() != nil: // it says nothing of the store: who has asked is gone
+	case ctx.Err() != nil: // the caller has gone; this says nothing about the store
 		return nil, nil, err
 	default:
 		w.view, w.err, w.at, w.good = nil, err, time.Now(), w.every
@@ -76,10 +83,10 @@ func (w *Watch) Look(ctx context.Context) (*View, *store.Status, error) {
 	return w.view, w.last, w.err
 }
 
-// saw takes an answer, for which the store took so long.
+// saw stores the answer now, which took that long to receive.
 func (w *Watch) saw(now *store.Status, took time.Duration) {
 	before := w.last
-	if time.Since(w.seen) > stale { // a rate of so long ago says nothing
+	if time.Since(w.seen) > stale { // too old to compute rates
 		before = nil
 	}
 	began := time.Now()

@@ -9,128 +9,136 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// View is a status as people read it: what waits, and for whom; then everything else. Times are in seconds; those below 0 are not
-// known, nor are such numbers of a Server: not every store can tell.
+// View is a status prepared for display: the calls that wait and the ranks that they wait for, then
+// everything else. Times are in seconds. A negative time, or a negative number of a Server, is
+// unknown: not every store reports all of them.
 type View struct {
-	Address string `json:"address,omitempty"` // of the store; as Options has it
-	Version string `json:"version,omitempty"` // of the program that shows it
+	Address string `json:"address,omitempty"` // of the store, from Options
+	Version string `json:"version,omitempty"` // of the program that shows it, from Options
 
-	Server *Server `json:"server,omitempty"` // none below a prefix
-	// Replication is of a replicated store, and not below a prefix. A standby has nothing else.
+	Server *Server `json:"server,omitempty"` // nil for a prefix
+	// Replication is set for a replicated store, and nil for a prefix. A standby reports nothing
+	// else.
 	Replication *Replication `json:"replication,omitempty"`
 
-	Blame    []Blame   `json:"blame"`   // who keeps others waiting and waits in nothing, the longest first
-	Waiting  []Wait    `json:"waiting"` // the longest first
+	// the ranks that others wait for and that do not wait themselves; longest wait first
+	Blame    []Blame   `json:"blame"`
+	Waiting  []Wait    `json:"waiting"` // longest wait first
 	Groups   []Group   `json:"groups"`
-	Failures []Failure `json:"failures"`       // the latest first
-	More     int       `json:"more,omitempty"` // groups that are not among Groups
-	// MoreWaiting and MoreFailures are those that are not in the lists.
+	Failures []Failure `json:"failures"`       // latest first
+	More     int       `json:"more,omitempty"` // groups omitted from Groups
+	// MoreWaiting and MoreFailures are the numbers of elements omitted from the lists.
 	MoreWaiting  int `json:"more_waiting,omitempty"`
 	MoreFailures int `json:"more_failures,omitempty"`
 }
 
-// Server is the store as a whole. Rates are over the time since the view before.
+// Server describes the store as a whole. Rates are over the time since the previous view.
 type Server struct {
 	Up      float64 `json:"up_seconds"`
 	Durable bool    `json:"durable"`
-	// DiskStalled is for how long a write of the log has not been on the disk; 0 if that is less than a tenth of a second. Meanwhile no
-	// change is acknowledged.
+	// DiskStalled is how long the current write of the log has not been durable, or 0 if that is
+	// less than 0.1 s. Meanwhile the store acknowledges no change.
 	DiskStalled float64 `json:"disk_stalled_seconds,omitempty"`
 	Sessions    int64   `json:"sessions"`
 	Calls       int64   `json:"calls_waiting"`
 	Groups      int64   `json:"groups"`
 	Keys        int64   `json:"keys"`
 	Bytes       int64   `json:"bytes"`
-	Rates       *Rates  `json:"rates,omitempty"` // none in the first view
+	Rates       *Rates  `json:"rates,omitempty"` // nil in the first view
 }
 
-// Replication is the processes that keep a replicated store, of which one at a time leads.
+// Replication describes the processes of a replicated store, of which one at a time is the leader.
 type Replication struct {
-	Leads    bool      `json:"leads"`  // the process that answers is the leader
-	Leader   string    `json:"leader"` // where the leader serves, host:port; "": there is none
+	Leads    bool      `json:"leads"`  // whether the process that answers is the leader
+	Leader   string    `json:"leader"` // where the leader serves, host:port; "" if there is none
 	Term     uint64    `json:"term"`   // 1 for the first leader of the store; each takeover adds 1
 	Led      float64   `json:"led_seconds"`
-	Standbys []Standby `json:"standbys"` // of a standby: itself
+	Standbys []Standby `json:"standbys"` // a standby reports itself
 }
 
-// Standby is a process that follows the log of the leader.
+// Standby is a process that follows the leader's log.
 type Standby struct {
-	Addr string  `json:"address"`
-	Lag  uint64  `json:"lag_entries"` // of the log that were committed, and that it had not applied
+	Addr string `json:"address"`
+	// entries of the log that were committed, and that it had not applied
+	Lag  uint64  `json:"lag_entries"`
 	Seen float64 `json:"seen_seconds"`
 }
 
-// Rates are what the store does, a second.
+// Rates are the activity of the store, per second.
 type Rates struct {
-	Ops float64            `json:"ops_per_second"`
-	In  float64            `json:"bytes_in_per_second"`
-	Out float64            `json:"bytes_out_per_second"`
-	P50 float64            `json:"p50_seconds"` // of answers that need nobody else, in the store; 0: there were none
+	Ops float64 `json:"ops_per_second"`
+	In  float64 `json:"bytes_in_per_second"`
+	Out float64 `json:"bytes_out_per_second"`
+	// latency in the store, of answers that wait for no other client; 0: there were none
+	P50 float64            `json:"p50_seconds"`
 	P99 float64            `json:"p99_seconds"`
 	By  map[string]float64 `json:"ops"` // by operation
 }
 
-// Wait is something that waits: a verb that is not decided, a send, a receive, or calls for a key.
+// Wait is a call that waits: an undecided verb, a send, a receive, or the calls for one key.
 type Wait struct {
-	Group      string  `json:"group,omitempty"`
-	Run        string  `json:"run,omitempty"`
-	Generation uint64  `json:"generation,omitempty"` // 0: it comes together, or is no group's
-	Kind       string  `json:"kind"`                 // "verb", "message" or "key"
+	Group string `json:"group,omitempty"`
+	Run   string `json:"run,omitempty"`
+	// 0: the group is forming, or there is no group
+	Generation uint64  `json:"generation,omitempty"`
+	Kind       string  `json:"kind"` // "verb", "message" or "key"
 	What       string  `json:"what"`
 	For        float64 `json:"for_seconds"`
 	Left       float64 `json:"left_seconds,omitempty"` // until its deadline, if it has one
 	Size       int     `json:"size,omitempty"`
 	Came       int     `json:"came"`
 	Missing    int     `json:"missing"`
-	Ranks      []Who   `json:"ranks"` // who is missing: the first ones
-	Here       []Span  `json:"here"`  // who has come
+	Ranks      []Who   `json:"ranks"` // the missing ranks: the first ones
+	Here       []Span  `json:"here"`  // the ranks that have arrived
 	Gone       []Span  `json:"gone,omitempty"`
 }
 
-// Span is ranks from the first to the second.
+// Span is the range of ranks from Span[0] to Span[1], both included.
 type Span [2]int
 
 // Who is a rank that others wait for.
 type Who struct {
 	Rank  int     `json:"rank"`
-	Label string  `json:"label,omitempty"` // "": it has not come
+	Label string  `json:"label,omitempty"` // "": it has not joined
 	Doing string  `json:"doing,omitempty"`
-	Waits bool    `json:"waits"`         // it waits itself
-	Heard float64 `json:"heard_seconds"` // since its process was heard of; -1: unknown
+	Waits bool    `json:"waits"`         // whether it waits itself
+	Heard float64 `json:"heard_seconds"` // since its process was last seen; -1: unknown
 }
 
-// Blame is a rank that others wait for, while it waits in nothing itself.
+// Blame is a rank that others wait for, and that does not wait itself.
 type Blame struct {
 	Who
 	Group      string  `json:"group"`
 	Run        string  `json:"run,omitempty"`
 	Generation uint64  `json:"generation,omitempty"`
-	What       string  `json:"what"` // that others wait in
+	What       string  `json:"what"` // the call that others wait in
 	For        float64 `json:"for_seconds"`
 }
 
-// Group is a group, or what is left of one.
+// Group is a group, active or closed.
 type Group struct {
 	Name       string  `json:"name"`
 	Run        string  `json:"run,omitempty"`
-	Generation uint64  `json:"generation,omitempty"` // 0: it comes together, or did not
+	Generation uint64  `json:"generation,omitempty"` // 0: it is forming, or it failed to form
 	Size       int     `json:"size"`
 	Present    int     `json:"present"`
 	Age        float64 `json:"age_seconds"`
-	Ended      float64 `json:"ended_seconds_ago,omitempty"` // if it is over
-	State      string  `json:"state"`                       // "forming", "idle", "waiting", "revoked", "over"
-	Why        string  `json:"why,omitempty"`
-	Ranks      []Rank  `json:"ranks"`
-	More       int     `json:"more_ranks,omitempty"`
-	// States is how many ranks are in each state, also of those that are not among Ranks.
+	Ended      float64 `json:"ended_seconds_ago,omitempty"` // if it is closed
+	// "forming", "idle", "waiting", "revoked", "over"
+	State string `json:"state"`
+	Why   string `json:"why,omitempty"`
+	Ranks []Rank `json:"ranks"`
+	More  int    `json:"more_ranks,omitempty"`
+	// States is the number of ranks in each state, including those omitted from Ranks.
 	States map[string]int `json:"states"`
 }
 
 // Rank is a rank of a group.
 type Rank struct {
-	Rank    int     `json:"rank"`
-	Label   string  `json:"label"`
-	State   string  `json:"state"` // "lost", "left", "awaited", "waits" or "idle": in no call
+	Rank  int    `json:"rank"`
+	Label string `json:"label"`
+	// "lost" (failed), "left", "awaited", "waits", or "idle": in no call
+	State   string  `json:"state"`
 	Doing   string  `json:"doing"`
 	Since   float64 `json:"since_seconds"` // its last call
 	Heard   float64 `json:"heard_seconds"`
@@ -139,7 +147,7 @@ type Rank struct {
 	of *store.RankStatus
 }
 
-// Failure is a verdict that was no success.
+// Failure is a call or a group that failed.
 type Failure struct {
 	Group      string  `json:"group"`
 	Run        string  `json:"run,omitempty"`
@@ -150,20 +158,20 @@ type Failure struct {
 	Why        string  `json:"why"`
 }
 
-// Options has defaults for nil.
+// Options configures a view; nil means defaults.
 type Options struct {
-	Address, Version string // of the store and of this program; shown as they are
+	Address, Version string // of the store and of this program; shown unchanged
 
-	Ranks    int // of a group that are shown at most, those who are awaited or gone first; default all
-	Groups   int // that are shown at most, those where something waits or failed first; default all
-	Waits    int // that are shown at most, the longest; default all
-	Failures int // that are shown at most, the latest; default all
+	Ranks    int // at most so many ranks of a group, awaited and failed ones first; default all
+	Groups   int // at most so many groups, failed and waiting ones first; default all
+	Waits    int // at most so many, the longest waits first; default all
+	Failures int // at most so many, the latest first; default all
 }
 
-// someRanks is how many of those who are missing are described.
+// someRanks is how many of the missing ranks of a call are described.
 const someRanks = 16
 
-// Of makes a view of a status; before is an earlier one, for rates, or nil.
+// Of makes a view of the status now. The earlier status before is used for rates; it may be nil.
 func Of(now, before *store.Status, o *Options) *View {
 	if o == nil {
 		o = new(Options)
@@ -195,7 +203,7 @@ func Of(now, before *store.Status, o *Options) *View {
 	return v
 }
 
-// seconds is -1 for what is not known.
+// seconds converts d, or returns -1 if d is unknown.
 func seconds(d time.Duration) float64 {
 	if d < 0 {
 		return -1
@@ -203,7 +211,8 @@ func seconds(d time.Duration) float64 {
 	return d.Round(time.Millisecond).Seconds()
 }
 
-// blame finds who keeps others waiting. Who waits in several ways is listed once, by the longest.
+// blame lists the ranks that others wait for and that do not wait themselves. A rank that others
+// wait for in several calls is listed once, with the longest wait.
 func (v *View) blame() {
 	type id struct {
 		group, run string
@@ -211,7 +220,7 @@ func (v *View) blame() {
 		rank       int
 	}
 	seen := map[id]bool{}
-	for _, w := range v.Waiting { // each has at most someRanks
+	for _, w := range v.Waiting { // each has at most someRanks ranks
 		for _, r := range w.Ranks {
 			if at := (id{w.Group, w.Run, w.Generation, r.Rank}); !r.Waits && !seen[at] && len(v.Blame) < mostBlame {
 				seen[at] = true
@@ -221,10 +230,10 @@ func (v *View) blame() {
 	}
 }
 
-// mostBlame bounds Blame: so many ranks of all jobs together.
+// mostBlame bounds Blame, over all jobs.
 const mostBlame = 256
 
-// trim takes out what there is no room for.
+// trim shortens the lists to the limits in o.
 func (v *View) trim(o *Options) {
 	if o.Groups > 0 && len(v.Groups) > o.Groups {
 		slices.SortStableFunc(v.Groups, func(a, b Group) int { return cmp.Compare(dull(a.State), dull(b.State)) })
@@ -233,7 +242,8 @@ func (v *View) trim(o *Options) {
 	}
 	if o.Waits > 0 && len(v.Waiting) > o.Waits {
 		v.MoreWaiting = len(v.Waiting) - o.Waits
-		v.Waiting = slices.Clone(v.Waiting[:o.Waits]) // the others are not kept
+		// a clone, so that the omitted elements can be freed
+		v.Waiting = slices.Clone(v.Waiting[:o.Waits])
 	}
 	if o.Failures > 0 && len(v.Failures) > o.Failures {
 		v.MoreFailures = len(v.Failures) - o.Failures
@@ -241,7 +251,7 @@ func (v *View) trim(o *Options) {
 	}
 }
 
-// dull and calm are higher the less there is to see.
+// dull and calm rank states by their importance to the user: the most important is 0.
 func dull(state string) int {
 	return slices.Index([]string{"revoked", "forming", "waiting", "over", "idle"}, state)
 }
@@ -250,7 +260,7 @@ func calm(state string) int {
 	return slices.Index([]string{"lost", "awaited", "left", "waits", "idle"}, state)
 }
 
-// stalled is from when on a write of the log is worth telling.
+// stalled is the age from which a pending write of the log is reported.
 const stalled = 100 * time.Millisecond
 
 func serverOf(now, before *store.Status) *Server {
@@ -284,7 +294,7 @@ func serverOf(now, before *store.Status) *Server {
 	return v
 }
 
-// quantile is the time that a part q of the answers since old took at most.
+// quantile returns the latency that a fraction q of the answers since old did not exceed.
 func quantile(now, old *store.ServerStatus, q float64) float64 {
 	before := map[time.Duration]int64{}
 	for _, b := range old.Latency {
@@ -303,7 +313,7 @@ func quantile(now, old *store.ServerStatus, q float64) float64 {
 	return 0
 }
 
-// failures are those of g.
+// failures returns the failures of g.
 func failures(g *store.GroupStatus) (list []Failure) {
 	add := func(f *store.FailureStatus) {
 		what := f.Verb

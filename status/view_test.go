@@ -56,8 +56,8 @@ func TestBlame(t *testing.T) {
 	require.Equal(t, "waiting", v.Groups[0].State)
 }
 
-// TestBlameOfSeveralJobs: each job that hangs has its culprits, however many another one has, and also if its group has the same name and has not
-// formed.
+// TestBlameOfSeveralJobs: each job that hangs has its culprits, however many another one has, and
+// also if its group has the same name and has not formed.
 func TestBlameOfSeveralJobs(t *testing.T) {
 	all := new(store.Status)
 	job := func(run string, generation uint64, missing wire.Ranks) {
@@ -108,8 +108,9 @@ func TestElsewhere(t *testing.T) {
 	require.Equal(t, "no call since it joined 1 min 0 s ago", v.Blame[0].Doing)
 }
 
-// TestElsewhereOfTheHost: rank 0 that hosts the store has the store's own session, which is 0, in all of its groups. Ranks that are
-// goroutines of one process have all of it in common: then nobody knows which of them waits.
+// TestElsewhereOfTheHost: rank 0 that hosts the store has the store's own session, which is 0, in
+// all of its groups. Ranks that are goroutines of one process have all of it in common: then nobody
+// knows which of them waits.
 func TestElsewhereOfTheHost(t *testing.T) {
 	s := &store.Status{Groups: []store.GroupStatus{
 		{
@@ -226,7 +227,8 @@ func TestFalseStore(t *testing.T) {
 	require.Len(t, v.Waiting, 2)
 }
 
-// TestFalseListsOfRanks do not keep a viewer busy for ever: one walk through all of them would be 2 to the power of 51.
+// TestFalseListsOfRanks do not keep a viewer busy for ever: one walk through all of them would be 2
+// to the power of 51.
 func TestFalseListsOfRanks(t *testing.T) {
 	everybody := wire.Ranks{Count: 1 << 30}
 	for range 1 << 12 {

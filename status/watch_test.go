@@ -66,7 +66,8 @@ func TestWatchHasNoRateOfLongAgo(t *testing.T) {
 	})
 }
 
-// TestWatchOfAStoreThatHangs: one viewer asks for all, and the others hear what that one heard; who goes away does not wait.
+// TestWatchOfAStoreThatHangs: one viewer asks for all, and the others hear what that one heard; who
+// goes away does not wait.
 func TestWatchOfAStoreThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &hung{}

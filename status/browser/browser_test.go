@@ -97,7 +97,8 @@ func newJob(t *testing.T, name string, size int) *job {
 	return j
 }
 
-// join lets n of size ranks join, whose processes count from pid on; if those are all, it returns the generation.
+// join lets n of size ranks join, whose processes count from pid on; if those are all, it returns
+// the generation.
 func (j *job) join(name string, pid, n, size int) (gen uint64) {
 	var joined sync.WaitGroup
 	for rank := range n {
@@ -196,7 +197,8 @@ func press(t *testing.T, ctx context.Context, keys ...string) {
 	}
 }
 
-// shortcut presses a key as a keyboard does: what the page does at once is before what the key would write.
+// shortcut presses a key as a keyboard does: what the page does at once is before what the key
+// would write.
 func shortcut(t *testing.T, ctx context.Context, key string) {
 	t.Helper()
 	for _, typ := range []input.DispatchKeyEventType{input.DispatchKeyEventTypeKeyDown, input.DispatchKeyEventTypeKeyUp} {
@@ -230,15 +232,16 @@ func picture(t *testing.T, ctx context.Context, name string) {
 	}
 }
 
-// TestStuckBarrierIsSeenAtOnce: on every screen, above everything else and without scrolling: the group, the verb, for how long, and who is
-// missing.
+// TestStuckBarrierIsSeenAtOnce: on every screen, above everything else and without scrolling: the
+// group, the verb, for how long, and who is missing.
 func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
 			j := stuck(t)
 			ctx := browser(t, d)
 			open(t, ctx, j)
-			has(t, ctx, "#verdict", "train · barrier #3 waits: ", "for rank 2", "pid 4102 on node-a", "evaluate · create waits: ") // both jobs that hang
+			// both jobs that hang
+			has(t, ctx, "#verdict", "train · barrier #3 waits: ", "for rank 2", "pid 4102 on node-a", "evaluate · create waits: ")
 			has(t, ctx, "#about", "muster://store:7070 · muster v1")
 			require.True(t, value[bool](t, ctx, `(() => { const r = document.querySelector("#verdict").getBoundingClientRect(); return r.top >= 0 && r.bottom <= innerHeight })()`), "it is on the first screen")
 			has(t, ctx, "#waits", "7 of 8 have joined, 1 missing", "evaluate · create", "has not joined", "key model/ready")
@@ -252,7 +255,8 @@ func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
 	}
 }
 
-// contrast is a script that gives the texts that are hard to read on their ground: below 4.5 : 1, as WCAG has it.
+// contrast is a script that gives the texts that are hard to read on their ground: below 4.5 : 1,
+// as WCAG has it.
 const contrast = `(() => {
 	const light = (c) => { const [r, g, b] = c.match(/[\d.]+/g).map((x) => { x /= 255; return x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4 }); return .2126 * r + .7152 * g + .0722 * b };
 	const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!/, 0\)$/.test(c)) return c } return "rgb(255, 255, 255)" };
@@ -285,7 +289,8 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// TestPageIsLive: what changes is seen without a reload, what is open stays open, and where the focus is it stays.
+// TestPageIsLive: what changes is seen without a reload, what is open stays open, and where the
+// focus is it stays.
 func TestPageIsLive(t *testing.T) {
 	j := stuck(t)
 	ctx := browser(t, devices[0])
@@ -326,7 +331,8 @@ func TestKeyboard(t *testing.T) {
 	has(t, ctx, "#keys pre", "64\n(2 bytes)")
 }
 
-// TestNothingIsShownUnlessAskedFor: no value, until its key is opened; a counted one not at all; and names are text, whatever is in them.
+// TestNothingIsShownUnlessAskedFor: no value, until its key is opened; a counted one not at all;
+// and names are text, whatever is in them.
 func TestNothingIsShownUnlessAskedFor(t *testing.T) {
 	j := stuck(t)
 	ctx := browser(t, devices[2])
@@ -354,7 +360,8 @@ func TestManyRanks(t *testing.T) {
 	run(t, ctx, chromedp.Navigate(j.url))
 	has(t, ctx, "#waits", "1 of 10000 have joined, 9999 missing")
 	run(t, ctx, chromedp.Click("#groups summary"))
-	has(t, ctx, "#groups td", "pid 4106", "pid 14099") // an event has 256 of them, the rest is fetched
+	// an event has 256 of them, the rest is fetched
+	has(t, ctx, "#groups td", "pid 4106", "pid 14099")
 	has(t, ctx, "#groups .more", "")
 	until(t, ctx, `(() => {
 		const all = [...document.querySelectorAll("#waits .ranks i")].map((i) => i.title)
@@ -362,7 +369,8 @@ func TestManyRanks(t *testing.T) {
 	})()`)
 }
 
-// TestHeadline: above everything else is the culprit of each job that hangs, and none of the ranks that wait for it.
+// TestHeadline: above everything else is the culprit of each job that hangs, and none of the ranks
+// that wait for it.
 func TestHeadline(t *testing.T) {
 	j := newJob(t, "ready", 1)
 	for _, name := range []string{"train", "tune", "serve"} {
@@ -441,7 +449,8 @@ func (r replicated) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	return nil
 }
 
-// TestReplication: a page shows who leads and how far standbys are behind; that of a standby shows no numbers of the store.
+// TestReplication: a page shows who leads and how far standbys are behind; that of a standby shows
+// no numbers of the store.
 func TestReplication(t *testing.T) {
 	says := &store.ReplicationStatus{Leader: "a:7070", Term: 3, LeadingFor: 90 * time.Second, Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}}}
 	at := func(leads bool) context.Context {

@@ -1,2 +1,3 @@
-// Package browser has the tests of the page of package status in a real browser. It is a module of its own, for what drives that.
+// Package browser tests the page of package status in a real browser. It is a separate module
+// because of the dependencies that this takes.
 package browser

@@ -35,13 +35,16 @@ const (
 // looks is how many times as often as once a second each way is looked at.
 const looks = float64(time.Second / each)
 
-// BenchmarkWatched is what it costs a store that is used as fast as it goes, over TCP, that somebody looks once a second: with the page, and by
-// scraping metrics. Once a second is too little to be seen beside what else a machine does. So each way is looked at 40 times as often, which nothing
-// is kept from one look to the next for, and figures are a 40th of what that costs. An op is a round, in which four stores take turns, in an
-// order by chance: one that nobody looks at, another one of those, and those two. Figures are medians over the rounds, each compared with the first of
-// the same round: by how many per cent fewer requests were answered in a second, and for a second of this process's processor time, which others on
-// the machine disturb less. ± is how far the median may be off, 19 times out of 20. The time of the viewers is in it. What each request pays while
-// somebody looks is BenchmarkMeter's, in package store.
+// BenchmarkWatched is what it costs a store that is used as fast as it goes, over TCP, that
+// somebody looks once a second: with the page, and by scraping metrics. Once a second is too little
+// to be seen beside what else a machine does. So each way is looked at 40 times as often, which
+// nothing is kept from one look to the next for, and figures are a 40th of what that costs. An op
+// is a round, in which four stores take turns, in an order by chance: one that nobody looks at,
+// another one of those, and those two. Figures are medians over the rounds, each compared with the
+// first of the same round: by how many per cent fewer requests were answered in a second, and for a
+// second of this process's processor time, which others on the machine disturb less. ± is how far
+// the median may be off, 19 times out of 20. The time of the viewers is in it. What each request
+// pays while somebody looks is BenchmarkMeter's, in package store.
 //
 //	go test ./status/metrics -run '^$' -bench Watched -benchtime 200x -timeout 30m
 func BenchmarkWatched(b *testing.B) {
@@ -84,7 +87,8 @@ func median(vs []float64) float64 {
 	return (vs[(len(vs)-1)/2] + vs[len(vs)/2]) / 2
 }
 
-// spread is half of the interval in which the median is, with 95 %: by the order of the values alone, however they are distributed.
+// spread is half of the interval in which the median is, with 95 %: by the order of the values
+// alone, however they are distributed.
 func spread(vs []float64) float64 {
 	vs = slices.Sorted(slices.Values(vs))
 	n := float64(len(vs))
@@ -125,7 +129,8 @@ func (w *way) start(b *testing.B) {
 	}
 	joining.Wait()
 	mux := http.NewServeMux()
-	fresh := func(h func() http.Handler) http.HandlerFunc { // a handler that knows of no look before
+	// a handler that knows of no look before
+	fresh := func(h func() http.Handler) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) { h().ServeHTTP(w, r) }
 	}
 	mux.HandleFunc("GET /status", fresh(func() http.Handler { return status.Handler(s, nil) }))

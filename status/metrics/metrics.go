@@ -1,14 +1,17 @@
-// Package metrics tells Prometheus what a store does, and what waits in it.
+// Package metrics exports the state of a store to Prometheus: its activity, and what waits in it.
 //
 //	http.Handle("/metrics", metrics.Handler(s))
 //
-// All of it comes by Store.Status: the store may be of this process, or one that was dialed, as one that rank 0 hosts. It is asked when
-// Prometheus asks, and never for more than a hundredth of the time. What ranks themselves do is counted by package trace/prom, whose Sink is a
-// collector too: give it to Handler, or both to a registry of your own.
+// All of it comes from Store.Status: the store may be in this process or on another host, for
+// example one that rank 0 hosts. The collector requests the status only during a scrape, and never
+// for more than a hundredth of the time. The ranks' own activity is counted by package trace/prom,
+// whose Sink is a collector too: pass it to Handler, or register both with your own registry.
 //
-// No label has a group, a rank or a key: they would have no bound. The page has them.
+// No label contains a group, a rank or a key, because their number has no bound. The status page
+// shows them.
 //
-// A standby of a replicated store has muster_store_up 1, muster_replication_leads 0, and its own lag.
+// A standby of a replicated store reports muster_store_up 1, muster_replication_leads 0, and its
+// own lag.
 package metrics
 
 import (
@@ -25,12 +28,14 @@ import (
 )
 
 const (
-	askTime = 4 * time.Second        // less than Prometheus waits
-	every   = 500 * time.Millisecond // that the store is asked at most: several may scrape
-	atOnce  = 8                      // scrapes
+	askTime = 4 * time.Second // less than Prometheus's own timeout
+	// between two requests to the store: there may be several scrapers
+	every  = 500 * time.Millisecond
+	atOnce = 8 // concurrent scrapes
 )
 
-// Handler serves the metrics of s, of this process (go_…, process_…), and of more.
+// Handler returns a handler that serves the metrics of s, those of this process (go_…, process_…),
+// and those of the collectors in more.
 func Handler(s *store.Store, more ...prometheus.Collector) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(New(s), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
@@ -38,8 +43,9 @@ func Handler(s *store.Store, more ...prometheus.Collector) http.Handler {
 	return promhttp.HandlerFor(r, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: atOnce})
 }
 
-// New returns a collector of what s says of its store. What is about the store as a whole takes the right to read everything. A store that does
-// not answer has muster_store_up 0, and nothing else.
+// New returns a collector of the metrics of s. The metrics of the store as a whole require the
+// right to read everything. If the store does not answer, the only metric is muster_store_up with
+// the value 0.
 func New(s *store.Store) prometheus.Collector {
 	return &collector{status.NewWatch(store.ReadOnly(s), every, &status.Options{Ranks: 1})}
 }
@@ -72,7 +78,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	if r := s.Replication; r != nil {
 		ofReplication(ch, r)
 		if !r.Leading {
-			return // a standby knows nothing else
+			return // a standby reports nothing else
 		}
 	}
 	ofGroups(ch, v)
@@ -86,12 +92,12 @@ func gauge(d *prometheus.Desc, v float64, labels ...string) prometheus.Metric {
 func ofServer(ch chan<- prometheus.Metric, s *store.ServerStatus) {
 	for i := range numbers {
 		if n := &numbers[i]; !n.durable || s.Durable {
-			if x := n.of(s); x >= 0 { // otherwise it is not known
+			if x := n.of(s); x >= 0 { // otherwise it is unknown
 				ch <- prometheus.MustNewConstMetric(n.desc, n.kind, x)
 			}
 		}
 	}
-	byName := map[string]int64{} // those that have no name of their own share one
+	byName := map[string]int64{} // operations without a name of their own share one
 	for op, n := range s.Ops {
 		byName[store.OpName(op)] += n
 	}
@@ -100,7 +106,7 @@ func ofServer(ch chan<- prometheus.Metric, s *store.ServerStatus) {
 			ch <- prometheus.MustNewConstMetric(requests, prometheus.CounterValue, float64(n), name)
 		}
 	}
-	if s.Up < 0 { // it counts nothing
+	if s.Up < 0 { // this store keeps no counters
 		return
 	}
 	ch <- histogram(answers, s.Latency, s.LatencySum)
@@ -115,7 +121,7 @@ func ofReplication(ch chan<- prometheus.Metric, r *store.ReplicationStatus) {
 	if r.LeadingFor >= 0 {
 		ch <- gauge(led, r.LeadingFor.Seconds())
 	}
-	lags := map[string]uint64{} // a process that was started again may be there twice
+	lags := map[string]uint64{} // a restarted process may be listed twice
 	for _, s := range r.Standbys {
 		lags[s.Addr] = max(lags[s.Addr], s.Lag)
 	}
@@ -124,7 +130,8 @@ func ofReplication(ch chan<- prometheus.Metric, r *store.ReplicationStatus) {
 	}
 }
 
-// ofGroups counts groups and ranks by their states. All states are there, so that none has gaps.
+// ofGroups counts groups and ranks by state. It reports every state, also those with count 0, so
+// that no time series has gaps.
 func ofGroups(ch chan<- prometheus.Metric, v *status.View) {
 	ofGroup, ofRank := map[string]int{}, map[string]int{}
 	for i := range v.Groups {

@@ -76,7 +76,8 @@ var everything = &store.Status{
 	Keys: []store.KeyStatus{{Key: "ready", Calls: 3, Waited: 90 * time.Second}},
 	Replication: &store.ReplicationStatus{
 		Leading: true, Leader: "a:7070", Term: 3, LeadingFor: 30 * time.Second,
-		Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}, {Addr: "c:7070", Lag: 9}}, // c was started again
+		// c was started again
+		Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}, {Addr: "c:7070", Lag: 9}},
 	},
 }
 
@@ -309,7 +310,8 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// TestNoNameOfAnybody is in a label: they would have no bound, and tell whoever may read numbers of what jobs there are.
+// TestNoNameOfAnybody is in a label: they would have no bound, and tell whoever may read numbers of
+// what jobs there are.
 func TestNoNameOfAnybody(t *testing.T) {
 	all, err := registryOf(t, said{status: everything}).Gather()
 	require.NoError(t, err)

@@ -27,12 +27,12 @@ var (
 	longest   = desc("longest_wait_seconds", "Age of the oldest of those, by kind.", "kind")
 )
 
-// number is a metric that is one field.
+// number is a metric that is computed from one field of a ServerStatus.
 type number struct {
 	desc    *prometheus.Desc
 	kind    prometheus.ValueType
 	of      func(*store.ServerStatus) float64
-	durable bool // of a durable store only
+	durable bool // only for durable stores
 }
 
 var numbers = []number{
@@ -56,7 +56,7 @@ var numbers = []number{
 	kept(level("store_log_write_seconds", "Age of the current write of the log.", func(s *store.ServerStatus) float64 { return s.SyncPending.Seconds() })),
 }
 
-// traffic is n, unless s is of a store that counts nothing.
+// traffic returns n, or -1 (unknown) if s is from a store that keeps no counters.
 func traffic(s *store.ServerStatus, n uint64) float64 {
 	if s.Up < 0 {
 		return -1
@@ -84,13 +84,14 @@ func btoi(b bool) int {
 	return 0
 }
 
-// The histograms have bounds at each fourth power of two from 1 µs to 17 s: a store's own buckets end there too.
+// The bounds of the histograms are the powers of four from 1 µs to 17 s, which are also bounds of
+// the store's own buckets.
 const (
 	firstBound = 10 // 2^10 ns
 	lastBound  = 34
 )
 
-// histogram makes one of a store's buckets, which are finer.
+// histogram converts the buckets of a store, which are finer.
 func histogram(d *prometheus.Desc, buckets []store.Bucket, sum time.Duration) prometheus.Metric {
 	bounds := map[float64]uint64{}
 	total := uint64(0)
