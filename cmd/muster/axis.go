@@ -10,16 +10,16 @@ import (
 
 // axisRule says along which axis tensors are joined.
 type axisRule struct {
-	Name string `json:"name"` // or a glob
+	Name string `json:"name"` // a name or a glob
 	Axis int    `json:"axis"`
 }
 
 func (r axisRule) String() string { return fmt.Sprintf("%s=%d", printable(r.Name), r.Axis) }
 
-// axisRules is a flag that may be repeated.
+// axisRules is the value of a flag that may be repeated.
 type axisRules []axisRule
 
-// Set implements pflag.Value. A name may have a "=" itself.
+// Set implements pflag.Value. The name may contain "=".
 func (rs *axisRules) Set(text string) error {
 	i := strings.LastIndexByte(text, '=')
 	if i < 1 {
@@ -44,7 +44,8 @@ func (rs *axisRules) String() string { return "" }
 // Type implements pflag.Value.
 func (rs *axisRules) Type() string { return "NAME=AXIS" }
 
-// of is the axis of each tensor that has one: by its name, or else by the first glob that fits.
+// of returns the axis of each tensor that has one: from the rule with its exact name, or else from
+// the first glob that matches.
 func (rs axisRules) of(models []*model) (map[string]int, error) {
 	axes, used := map[string]int{}, map[string]bool{}
 	for _, m := range models {
@@ -65,7 +66,7 @@ func (rs axisRules) of(models []*model) (map[string]int, error) {
 	return axes, nil
 }
 
-// fit finds the rule for a name, and notes all that fit it in used.
+// fit returns the rule for a name, and records all rules that match it in used.
 func (rs axisRules) fit(name string, used map[string]bool) (best axisRule, ok bool) {
 	for _, r := range rs {
 		if !globbed(r.Name, name) {
@@ -79,8 +80,8 @@ func (rs axisRules) fit(name string, used map[string]bool) (best axisRule, ok bo
 	return best, ok
 }
 
-// mergedMetadata is what the files of all models say: keys whose value is the same in all that have
-// them. Those that differ are told apart.
+// mergedMetadata returns the metadata of the merged model, which consists of the keys whose value
+// is the same in all files that have them. It returns the keys whose values differ in differ.
 func mergedMetadata(models []*model) (same map[string]string, differ []string) {
 	odd := map[string]bool{}
 	for _, m := range models {

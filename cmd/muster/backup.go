@@ -41,7 +41,7 @@ overwritten.`,
 	return cmd
 }
 
-// backup writes to a new file, which appears when it is whole.
+// backup writes a backup to a new file, which gets its name when it is complete.
 func backup(ctx context.Context, log io.Writer, s *store.Store, name string) error {
 	if _, err := os.Stat(name); err == nil {
 		return &exit{code: exitFailed, text: name + " is there already: name another file"}
@@ -54,7 +54,7 @@ func backup(ctx context.Context, log io.Writer, s *store.Store, name string) err
 	b := newBar(log)
 	n, err := s.Backup(ctx, &counted{w: f, bar: b})
 	if err = errors.Join(backupError(err), f.Sync(), f.Close()); err == nil {
-		err = os.Link(part, name) // unlike a rename, this overwrites nothing
+		err = os.Link(part, name) // unlike a rename, a link does not overwrite
 	}
 	_ = os.Remove(part)
 	b.clear()
@@ -64,7 +64,7 @@ func backup(ctx context.Context, log io.Writer, s *store.Store, name string) err
 	return err
 }
 
-// backupError tells a store that has answered that it cannot make the copy from one that is gone.
+// backupError distinguishes a store that failed to make the backup from one that is unavailable.
 func backupError(err error) error {
 	if e, ok := errors.AsType[*store.Error](err); ok && e.Err == store.ErrUnavailable { //nolint:errorlint // what a lost connection wraps is another Error
 		return &exit{code: exitFailed, text: "the store cannot make a copy of itself: " + e.Detail + ": it continues; check its directory (--data) and its log"}
@@ -72,7 +72,7 @@ func backupError(err error) error {
 	return err
 }
 
-// counted shows how much is written. How much it will be nobody knows.
+// counted shows how much has been written. The total is unknown.
 type counted struct {
 	w    io.Writer
 	bar  *bar

@@ -9,17 +9,17 @@ import (
 	"unicode/utf8"
 )
 
-// bar shows on a terminal how far something is. Elsewhere it shows nothing.
+// bar shows progress on a terminal. If the output is not a terminal, it shows nothing.
 type bar struct {
 	out   io.Writer
-	width func() int // of the terminal now; 0: it is none
+	width func() int // current width of the terminal; 0: not a terminal
 	text  func(done, total int64, took time.Duration) string
-	start time.Time // of the first showing
-	drawn time.Time // at last
+	start time.Time // of the first show
+	drawn time.Time // of the last drawing
 	shown bool
 }
 
-// newBar is one of bytes.
+// newBar returns a bar that shows a number of bytes.
 func newBar(w io.Writer) *bar {
 	b := &bar{out: w, width: func() int { return widthOf(w) }, text: barLine}
 	if os.Getenv("TERM") == "dumb" {
@@ -28,21 +28,21 @@ func newBar(w io.Writer) *bar {
 	return b
 }
 
-// newCountBar is one of what has been done, as "ranks have started".
+// newCountBar returns a bar that shows a count, with a text such as "ranks have started".
 func newCountBar(w io.Writer, what string) *bar {
 	b := newBar(w)
 	b.text = func(done, total int64, took time.Duration) string { return countLine(done, total, took, what) }
 	return b
 }
 
-// drawEvery is how often it is drawn: a terminal is slow, and so are people.
+// drawEvery is the time between two drawings: terminals are slow, and more would not be readable.
 const drawEvery = 50 * time.Millisecond
 
-// show draws it anew, unless it has been a moment ago. A total of 0 is one that nobody knows.
+// show draws the bar, unless it was drawn less than drawEvery ago. If total is 0, it is unknown.
 func (b *bar) show(done, total int64) {
 	width, now := b.width(), time.Now()
 	if total > 0 {
-		done = min(done, total) // who counts may have been told too little
+		done = min(done, total) // the total may be an estimate that is too low
 	}
 	if width == 0 || b.shown && now.Sub(b.drawn) < drawEvery && (done < total || total == 0) {
 		return
@@ -65,7 +65,7 @@ func (b *bar) show(done, total int64) {
 	b.shown = true
 }
 
-// clear takes it away.
+// clear removes the bar.
 func (b *bar) clear() {
 	if b.shown {
 		_, _ = fmt.Fprint(b.out, "\r\x1b[K")
@@ -73,7 +73,8 @@ func (b *bar) clear() {
 	}
 }
 
-// barLine is what stands behind the bar: all is on the disk only after the last byte.
+// barLine returns the text beside a bar that shows bytes. When all bytes are written, it says that
+// they are still being synced to the disk.
 func barLine(done, total int64, took time.Duration) string {
 	if total == 0 {
 		return " " + bytesText(done)
@@ -90,7 +91,8 @@ func barLine(done, total int64, took time.Duration) string {
 	return line + fmt.Sprintf("  %s GB/s  %s left", digits(rate/1e9), left.Round(time.Second))
 }
 
-// countLine is that of things that take about as long each.
+// countLine returns the text beside a bar that counts items. The estimate of the time left assumes
+// that all items take about as long.
 func countLine(done, total int64, took time.Duration, what string) string {
 	if total == 0 {
 		return fmt.Sprintf(" %d %s", done, what)

@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// benching is what bench was told.
+// benching holds the options of bench.
 type benching struct {
 	spec    benchSpec
 	ranks   []int
@@ -151,7 +151,7 @@ func (o *benching) run(cmd *cobra.Command) error {
 	return o.finish(out, table, all)
 }
 
-// group runs all cases with n ranks, and gives done each result as it comes.
+// group runs all cases with n ranks, and passes each result to done when it arrives.
 func (o *benching) group(n int, done func(benchreport.Result)) error {
 	p := o.place
 	if err := p.open(); err != nil {
@@ -186,7 +186,7 @@ func (o *benching) group(n int, done func(benchreport.Result)) error {
 	return wrong.add(job.Wait())
 }
 
-// collectReports puts together what the ranks measured, until the job has ended.
+// collectReports combines the reports of the ranks until the job has ended.
 func collectReports(job *launch.Job, said <-chan benchReport, n int, done func(benchreport.Result)) {
 	type key struct {
 		name string
@@ -213,7 +213,7 @@ func collectReports(job *launch.Job, said <-chan benchReport, n int, done func(b
 	}
 }
 
-// resultOf sums up what the ranks measured in one case.
+// resultOf combines the reports of all ranks for one case.
 func resultOf(rs []benchReport) benchreport.Result {
 	c := benchcase.Find(rs[0].Case)
 	var all histogram
@@ -238,11 +238,11 @@ func resultOf(rs []benchReport) benchreport.Result {
 	}
 }
 
-// benchTable writes results for people, as they come.
+// benchTable prints results for people, as they arrive.
 type benchTable struct {
 	out   io.Writer
 	ink   ink
-	sizes bool // more than one
+	sizes bool // whether there are several sizes
 }
 
 func (t benchTable) title(r benchreport.Run, s *sizes) {
@@ -253,7 +253,7 @@ func (t benchTable) head(ranks int) {
 	fmt.Fprintf(t.out, "\n%s %s\n", t.ink.bold(padRight(fmt.Sprintf("%d ranks", ranks), t.width()+2)), t.ink.dim("   median        p99       mean      ops/s"))
 }
 
-// width is that of a case's name.
+// width returns the width of the column of case names.
 func (t benchTable) width() int {
 	if t.sizes {
 		return 20

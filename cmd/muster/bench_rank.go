@@ -18,23 +18,25 @@ import (
 )
 
 const (
-	benchFirst = 20                     // operations of the first round, which does not count
-	benchRound = 100 * time.Millisecond // of one round: between rounds rank 0 decides how long the next is
+	benchFirst = 20 // operations of the first round, which is not counted
+	// duration of a round; between rounds rank 0 decides the length of the next
+	benchRound = 100 * time.Millisecond
 )
 
-// benchSpec is what ranks are told.
+// benchSpec is the job that the ranks receive.
 type benchSpec struct {
-	Sizes    []int         `json:"sizes"`
-	Time     time.Duration `json:"time"`
-	Cases    []string      `json:"cases"`
-	Launcher bool          `json:"launcher"` // hosts the group's store; else rank 0 does
+	Sizes []int         `json:"sizes"`
+	Time  time.Duration `json:"time"`
+	Cases []string      `json:"cases"`
+	// whether the launcher hosts the group's store; otherwise rank 0 does
+	Launcher bool `json:"launcher"`
 }
 
-// benchReport is what one rank measured in one case.
+// benchReport is the result of one rank in one case.
 type benchReport struct {
 	Rank  int           `json:"rank"`
 	Case  string        `json:"case"`
-	Size  int           `json:"size"` // 0 if the case has none
+	Size  int           `json:"size"` // 0 if the case has no size
 	Took  time.Duration `json:"took"`
 	Times histogram     `json:"times"`
 }
@@ -55,12 +57,12 @@ func newBenchRank() *cobra.Command {
 	}
 }
 
-// limit is how long all cases may take: far more than they should.
+// limit returns the timeout for all cases, which is far more than they need.
 func (s benchSpec) limit() time.Duration {
 	return 30*time.Second + 5*time.Duration(s.rounds())*(s.Time+time.Second)
 }
 
-// rounds is how many results a group has.
+// rounds returns how many results a group produces.
 func (s benchSpec) rounds() (n int) {
 	for range s.each() {
 		n++
@@ -68,7 +70,7 @@ func (s benchSpec) rounds() (n int) {
 	return n
 }
 
-// each goes through the cases, of each size; those without one come once.
+// each iterates over the cases with each size. A case without a size occurs once.
 func (s benchSpec) each() iter.Seq2[int, *benchcase.Case] {
 	return func(yield func(int, *benchcase.Case) bool) {
 		for later, size := range s.Sizes {
@@ -87,7 +89,7 @@ func (s benchSpec) each() iter.Seq2[int, *benchcase.Case] {
 
 // benchProcess is one rank of the benchmark.
 type benchProcess struct {
-	benchcase.Rank // its store is the launcher's
+	benchcase.Rank // the rank; its store is that of the launcher
 	spec           benchSpec
 }
 
@@ -119,8 +121,8 @@ func benchRank(ctx context.Context, spec benchSpec, out io.Writer) error {
 	return b.Group.Shutdown(ctx)
 }
 
-// join forms the group. If rank 0 hosts it, the others learn from the launcher's store where: no
-// port needs to be free by guess.
+// join forms the group. If rank 0 hosts it, the others get its address from the launcher's store,
+// so that no free port must be guessed.
 func (b *benchProcess) join(ctx context.Context, cfg pgroup.Config) (err error) {
 	const where = "bench/address"
 	switch {
@@ -144,7 +146,8 @@ func (b *benchProcess) join(ctx context.Context, cfg pgroup.Config) (err error) 
 	return err
 }
 
-// measure runs rounds of a case until rank 0 says that its time is over. The first one does not count.
+// measure runs rounds of a case until rank 0 decides that its time is over. The first round is not
+// counted.
 func (b *benchProcess) measure(ctx context.Context, c *benchcase.Case) (benchReport, error) {
 	r := benchReport{Rank: b.Group.Rank(), Case: c.Name}
 	if c.Sized {
@@ -171,7 +174,7 @@ func (b *benchProcess) measure(ctx context.Context, c *benchcase.Case) (benchRep
 	}
 }
 
-// next is how many operations the next round has; 0 is none.
+// next returns how many operations the next round has; 0 means that there is none.
 func (b *benchProcess) next(count int, took, total time.Duration) int {
 	left := b.spec.Time - total
 	if left <= 0 {

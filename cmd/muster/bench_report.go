@@ -14,7 +14,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// checkReports reads what to compare with, and refuses reports that could not be written: before anything is measured.
+// checkReports reads the runs to compare with, and rejects reports that could not be written. It
+// does both before anything is measured.
 func (o *benching) checkReports(cmd *cobra.Command) error {
 	for _, name := range o.reports {
 		if filepath.Ext(name) != ".html" {
@@ -34,7 +35,7 @@ func (o *benching) checkReports(cmd *cobra.Command) error {
 	return nil
 }
 
-// writable tries what writeReport does, and leaves the file as it is, or not there.
+// writable checks that writeReport can write the file, and does not change or create it.
 func writable(name string) error {
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 	if err == nil {
@@ -57,23 +58,23 @@ func readRuns(name string) ([]benchreport.Run, error) {
 	defer f.Close()
 	runs, err := benchreport.Read(f, strings.TrimSuffix(filepath.Base(name), filepath.Ext(name)))
 	for i := range runs {
-		if runs[i].Name == thisRun { // an earlier one
+		if runs[i].Name == thisRun { // from an earlier run
 			runs[i].Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
 		}
 	}
 	return runs, err
 }
 
-// thisRun is the name of what is measured now.
+// thisRun is the name of the current run.
 const thisRun = "this run"
 
-// finish prints and writes what was asked for.
+// finish prints the comparison and writes the reports that were requested.
 func (o *benching) finish(out io.Writer, table benchTable, all benchreport.Run) error {
 	runs := append([]benchreport.Run{all}, o.others...)
 	if len(o.others) > 0 {
 		table.compare(runs)
 	}
-	var failed []error // a disk that is full by now takes no figures away
+	var failed []error // collected: figures are printed even if the disk is full
 	for _, name := range o.reports {
 		if err := writeReport(name, runs); err != nil {
 			failed = append(failed, fmt.Errorf("--report %s: %w", name, err))
@@ -87,7 +88,7 @@ func (o *benching) finish(out io.Writer, table benchTable, all benchreport.Run) 
 	return errors.Join(failed...)
 }
 
-// writeReport replaces a file: a report is made again and again.
+// writeReport writes or replaces a file, because a report may be made again.
 func writeReport(name string, runs []benchreport.Run) error {
 	var b bytes.Buffer
 	if err := benchreport.HTML(&b, runs); err != nil {
@@ -96,7 +97,7 @@ func writeReport(name string, runs []benchreport.Run) error {
 	return cause(os.WriteFile(name, b.Bytes(), 0o666))
 }
 
-// compare writes how this run did beside others.
+// compare prints a comparison of this run with others.
 func (t benchTable) compare(runs []benchreport.Run) {
 	rows, by := benchreport.Compare(runs)
 	for i, other := range runs[1:] {

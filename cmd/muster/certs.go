@@ -78,7 +78,7 @@ func makeCerts(cmd *cobra.Command, dir string, o certs.Options) error {
 	return nil
 }
 
-// whatNext says how to use what was made.
+// whatNext prints how to use the new files.
 func whatNext(out io.Writer, o certs.Options, path func(name string) string) {
 	listen, addr, client := "", "127.0.0.1:7070", "client"
 	if len(o.Hosts) > 0 {
@@ -94,7 +94,7 @@ func whatNext(out io.Writer, o certs.Options, path func(name string) string) {
 		addr, path("ca.pem"), path(client+".pem"), path(client+"-key.pem"))
 }
 
-// whoseFile says what to do with a file.
+// whoseFile describes who needs a file and for what.
 func whoseFile(name string) string {
 	switch base, isKey := strings.CutSuffix(strings.TrimSuffix(name, ".pem"), "-key"); {
 	case base == "ca" && isKey:
@@ -110,7 +110,7 @@ func whoseFile(name string) string {
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// shellWord is s as a shell reads it.
+// shellWord quotes s for a shell.
 func shellWord(s string) string {
 	if plainWord.MatchString(s) {
 		return s

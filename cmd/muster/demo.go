@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	demoTime     = 30 * time.Second // all of it; it takes a fraction of a second
-	demoRankTime = 20 * time.Second // of one rank, which then says what it waits for
-	demoLate     = time.Second      // a loss has to be known by then
+	demoTime     = 30 * time.Second // timeout of the demo; it takes a fraction of a second
+	demoRankTime = 20 * time.Second // timeout of one rank, which then reports what it waits for
+	demoLate     = time.Second      // a failure must be detected within this time
 )
 
 func newDemo() *cobra.Command {
@@ -40,7 +40,7 @@ them, pass a barrier, and kill one. Exits with 0 if all of it happened as it say
 	}
 }
 
-// demo tells the story of one job.
+// demo runs one job and explains what happens.
 type demo struct {
 	out   io.Writer
 	ink   ink
@@ -49,7 +49,7 @@ type demo struct {
 	place      place
 	job        *launch.Job
 	reports    reports[demoReport]
-	early      []demoReport // came before they were asked for
+	early      []demoReport // received before they were awaited
 	complaints complaints
 }
 
@@ -188,7 +188,7 @@ func (d *demo) kill(ctx context.Context) error {
 	return d.killedToo(ctx, victim)
 }
 
-// killedToo is about the second group, and about the end of the victim.
+// killedToo checks that the second group gets the failure too, and that the victim has ended.
 func (d *demo) killedToo(ctx context.Context, victim *launch.Process) error {
 	survivors := []int{0, 1}
 	too, err := d.await(ctx, stepToo, survivors)

@@ -15,21 +15,21 @@ import (
 
 const (
 	demoRanks    = 4
-	demoVictim   = 2 // is killed
+	demoVictim   = 2 // the rank that is killed
 	demoBarriers = 1000
 )
 
-var demoTrainers = []int{0, 1, 2} // the second group
+var demoTrainers = []int{0, 1, 2} // the ranks of the second group
 
-// What a rank of the demo reports, in this order.
+// The steps that a rank of the demo reports, in this order.
 const (
 	stepWorld    = "world"
 	stepTrainers = "trainers"
 	stepGather   = "gather"
 	stepBarrier  = "barrier"
-	stepReady    = "ready" // to see the victim die
+	stepReady    = "ready" // it waits for the failure of the victim
 	stepLost     = "lost"
-	stepToo      = "too" // the trainers have lost it too
+	stepToo      = "too" // the second group has failed too
 )
 
 // demoReport is one step of one rank.
@@ -37,12 +37,12 @@ type demoReport struct {
 	Rank   int           `json:"rank"`
 	Step   string        `json:"step"`
 	Took   time.Duration `json:"took,omitempty"`
-	Layers []layer       `json:"layers,omitempty"` // by rank
+	Layers []layer       `json:"layers,omitempty"` // in the order of ranks
 	Lost   []int         `json:"lost,omitempty"`
 	Text   string        `json:"text,omitempty"`
 }
 
-// layer is what the ranks of a pipeline tell each other before they export a model.
+// layer is what the ranks of a pipeline exchange before they export a model.
 type layer struct {
 	Name  string
 	Heads int
@@ -51,7 +51,7 @@ type layer struct {
 	Scale float64
 }
 
-// demoLayer is the layer that a rank has.
+// demoLayer returns the layer that a rank holds.
 func demoLayer(rank int) layer {
 	return []layer{
 		{Name: "embed_tokens", Shape: []int{32000, 4096}, DType: "bf16", Scale: 1},
@@ -73,7 +73,7 @@ func newDemoRank() *cobra.Command {
 	}
 }
 
-// demoRank is what each of the processes does.
+// demoRank runs one rank of the demo.
 func demoRank(ctx context.Context, out io.Writer) error {
 	start := time.Now()
 	cfg, err := pgroup.FromEnv()
@@ -94,10 +94,10 @@ func demoRank(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// demoProcess is one of them.
+// demoProcess is one rank of the demo.
 type demoProcess struct {
 	world    *pgroup.Group
-	trainers *pgroup.Group // nil on those that are not in it
+	trainers *pgroup.Group // nil on ranks that are not members
 	out      *json.Encoder
 	start    time.Time
 }
@@ -123,7 +123,8 @@ func (d *demoProcess) sub(ctx context.Context) (err error) {
 }
 
 func (d *demoProcess) gather(ctx context.Context) error {
-	if err := d.world.Barrier(ctx); err != nil { // so that it is the gather alone that is timed
+	// so that the measured time is that of the gather alone
+	if err := d.world.Barrier(ctx); err != nil {
 		return err
 	}
 	start := time.Now()
@@ -146,10 +147,10 @@ func (d *demoProcess) barrier(ctx context.Context) error {
 	return d.say(demoReport{Step: stepBarrier, Took: times.quantile(0.5)})
 }
 
-// lose waits for the victim, which does not come.
+// lose waits in a barrier for the victim, which is killed instead.
 func (d *demoProcess) lose(ctx context.Context) error {
 	if d.world.Rank() == demoVictim {
-		<-ctx.Done() // it is killed before
+		<-ctx.Done() // it is killed before this
 		return ctx.Err()
 	}
 	if err := d.say(demoReport{Step: stepReady}); err != nil {
@@ -161,7 +162,7 @@ func (d *demoProcess) lose(ctx context.Context) error {
 	return d.lost(stepToo, d.trainers.Barrier(ctx))
 }
 
-// lost reports the error that a verb returned, which has to be one.
+// lost reports the error that a verb returned, which must be a RankError.
 func (d *demoProcess) lost(step string, err error) error {
 	re, ok := asRankError(err)
 	if !ok {

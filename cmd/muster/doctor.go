@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// doctoring is what doctor was told.
+// doctoring holds the options of doctor.
 type doctoring struct {
 	doctor.Doctor
 	timeout time.Duration
@@ -94,7 +94,7 @@ func (o *doctoring) run(cmd *cobra.Command) error {
 		return r.Print(out, doctor.Ink{Good: k.green, Fair: k.yellow, Bad: k.red, Dim: k.dim})
 	})
 	if err == nil && problems > 0 {
-		return &exit{code: exitFailed} // the report says all
+		return &exit{code: exitFailed} // the report says everything
 	}
 	return err
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// What the process exits with; exitCodesTopic tells users.
+// The exit codes of the process; exitCodesTopic documents them.
 const (
 	exitOK          = 0
 	exitFailed      = 1
@@ -23,7 +23,7 @@ const (
 	exitNotFound    = 3
 	exitTimeout     = 4
 	exitUnavailable = 5
-	exitNotRunnable = 126 // run: as shells have it
+	exitNotRunnable = 126 // of run, as in shells
 	exitNoProgram   = 127
 )
 
@@ -80,22 +80,22 @@ Variables that run sets for each rank:
 pgroup.FromEnv reads them, and those of torchrun, Open MPI, Slurm and Kubernetes.`}
 }
 
-// exit is an error with the code that it ends the process with. Its text may be empty.
+// exit is an error together with the exit code of the process. Its text may be empty.
 type exit struct {
 	code int
 	text string
-	err  error // the reason, for errors.Is
+	err  error // the cause, for errors.Is
 }
 
 func (e *exit) Error() string { return e.text }
 func (e *exit) Unwrap() error { return e.err }
 
-// usagef is the error of a wrong command line.
+// usagef returns the error of a wrong command line.
 func usagef(cmd *cobra.Command, format string, args ...any) error {
 	return &exit{code: exitUsage, text: fmt.Sprintf(format, args...) + fmt.Sprintf("; see %q", cmd.CommandPath()+" --help")}
 }
 
-// explain puts err into one line, and says what to exit with.
+// explain returns the line to print for err, and the exit code.
 func explain(err error) (line string, code int) {
 	if e, ok := errors.AsType[*exit](err); ok {
 		return oneLine(e.text), e.code
@@ -107,8 +107,8 @@ func explain(err error) (line string, code int) {
 	return oneLine(err.Error()), code
 }
 
-// oneLine joins the lines of an error that wraps several, and shows what would do something to a terminal: files and
-// servers have a say in errors.
+// oneLine joins the lines of an error that wraps several, and escapes control characters: errors
+// contain text from files and servers.
 func oneLine(s string) string {
 	s = strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), ": ")
 	if printable(s) == s {
@@ -130,7 +130,7 @@ func oneLine(s string) string {
 	return b.String()
 }
 
-// storeError is an error of the store at url, with what to do about it.
+// storeError is an error of the store at url. Its text includes a remedy.
 type storeError struct {
 	url string
 	err error
@@ -141,7 +141,8 @@ func (e *storeError) Unwrap() error { return e.err }
 func (e *storeError) exitCode() int {
 	inner, _ := errors.AsType[*store.Error](e.err)
 	switch {
-	case inner != nil && inner.Op == "open" && errors.Is(e.err, store.ErrInvalid): // what the URL says
+	// the URL is wrong
+	case inner != nil && inner.Op == "open" && errors.Is(e.err, store.ErrInvalid):
 		return exitUsage
 	case errors.Is(e.err, store.ErrNotFound), errors.Is(e.err, store.ErrExpired):
 		return exitNotFound
@@ -171,7 +172,7 @@ func (e *storeError) Error() string {
 	return strings.TrimPrefix(e.err.Error(), "store: ")
 }
 
-// access is which flags help against a refusal.
+// access returns which flags to use after an access denial with the reason why.
 func access(why string) string {
 	for _, x := range [...]struct{ part, flags string }{
 		{"x509: certificate is valid for", "use a name or address that its certificate has, or make one with \"muster certs --host\""},
@@ -194,7 +195,7 @@ func access(why string) string {
 	return ""
 }
 
-// late says what did not come in time.
+// late describes what a call waited for that timed out.
 func (e *storeError) late(inner *store.Error) string {
 	switch {
 	case inner != nil && inner.Op == "wait":
@@ -209,13 +210,15 @@ func (e *storeError) late(inner *store.Error) string {
 	return e.err.Error()
 }
 
-// isUnavailable reports whether no store answers. A dial that took too long is that too, and a call that ended without a connection.
+// isUnavailable reports whether no store answers. This includes a dial that timed out, and a call
+// that ended while the client had no connection.
 func isUnavailable(err error) bool {
 	inner, ok := errors.AsType[*store.Error](err)
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrProtocol) || ok && inner.Op == "dial" || unconnected(err) != ""
 }
 
-// unconnected is for how long a call that timed out has had no connection, and why; "" if it had one.
+// unconnected returns for how long a call that timed out had no connection and why, or "" if it had
+// one.
 func unconnected(err error) string {
 	const since = "not connected for "
 	_, rest, found := strings.Cut(oneLine(err.Error()), since)
@@ -241,7 +244,8 @@ func (e *storeError) unavailable(inner *store.Error) string {
 		return fmt.Sprintf("no process serves the store in the etcd at %s: start some with \"muster serve --etcd URL\"", addr)
 	case inner != nil && inner.Op == "dial" && strings.HasPrefix(e.url, "etcd"):
 		return fmt.Sprintf("no etcd at %s (%s): check --store or MUSTER_STORE", addr, reason(e.err))
-	// That is why it says nothing: a relay that nobody has answered is late too, and says so itself.
+	// A dial that timed out without another reason. A relay that the store does not answer times
+	// out too, but its error gives a reason.
 	case inner != nil && inner.Op == "dial" && reason(e.err) == context.DeadlineExceeded.Error():
 		return fmt.Sprintf("no answer from %s: what listens there hangs, or something in between lets nothing through; check --store or MUSTER_STORE", addr)
 	case inner != nil && inner.Op == "dial" && reason(e.err) == "no such host":
@@ -260,7 +264,8 @@ func (e *storeError) unavailable(inner *store.Error) string {
 	return text
 }
 
-// addr is where the store is, without its parameters, which may be long.
+// addr returns the host and port of the store, without the parameters of its URL, which may be
+// long.
 func (e *storeError) addr() string {
 	if u, err := url.Parse(e.url); err == nil && u.Host != "" {
 		return u.Host
@@ -268,7 +273,7 @@ func (e *storeError) addr() string {
 	return e.url
 }
 
-// reason is the innermost part of an error that ends in the system's own words.
+// reason returns the innermost part of an error, which is usually the text of the operating system.
 func reason(err error) string {
 	s := oneLine(err.Error())
 	return strings.TrimSpace(s[strings.LastIndex(s, ": ")+1:])

@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// merging is what gather was told.
+// merging holds the options of gather.
 type merging struct {
 	shards  []string
 	out     string
@@ -82,7 +82,7 @@ func (o *merging) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// run looks at everything that can be wrong before it writes.
+// run checks all inputs before it writes anything.
 func (o *merging) run(out io.Writer) error {
 	start := time.Now()
 	models, err := openModels(o.shards)
@@ -122,7 +122,7 @@ func (o *merging) run(out io.Writer) error {
 	return err
 }
 
-// write writes OUT, unless a signal or the timeout ends it before.
+// write writes OUT, unless a signal or the timeout stops it.
 func (o *merging) write(plan *merge.Plan, models []*model, metadata map[string]string) (tensors int, total int64, err error) {
 	ctx, end := context.WithCancelCause(context.Background())
 	defer end(nil)
@@ -131,7 +131,7 @@ func (o *merging) write(plan *merge.Plan, models []*model, metadata map[string]s
 		ctx, cancel = context.WithTimeout(ctx, o.timeout)
 		defer cancel()
 	}
-	signal.Ignore(syscall.SIGXFSZ) // what is too large for a limit is an error of the write
+	signal.Ignore(syscall.SIGXFSZ) // a file beyond the size limit is then an error of the write
 	got := make(chan os.Signal, 1)
 	signal.Notify(got, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	defer signal.Stop(got)
@@ -146,7 +146,7 @@ func (o *merging) write(plan *merge.Plan, models []*model, metadata map[string]s
 	if err != nil {
 		return 0, 0, err
 	}
-	defer file.discard() // unless it is committed
+	defer file.discard() // does nothing after a commit
 	to := &metered{Writer: file, bar: newBar(o.log)}
 	defer to.bar.clear()
 	err = plan.Write(ctx, to, metadata, func(h *safetensors.Header) { tensors, to.total = h.Len(), h.Size() })
@@ -159,12 +159,12 @@ func (o *merging) write(plan *merge.Plan, models []*model, metadata map[string]s
 	return tensors, to.total, o.explain(err, models)
 }
 
-// signalled is a signal that asked this process to end.
+// signalled is the error of a process that a signal asked to end.
 type signalled struct{ syscall.Signal }
 
 func (s signalled) Error() string { return fmt.Sprintf("ended by signal %d (%v)", s.Signal, s.Signal) }
 
-// explain says why there is no OUT.
+// explain adds to err why OUT was not written.
 func (o *merging) explain(err error, models []*model) error {
 	if s, ok := errors.AsType[signalled](err); ok {
 		return &exit{code: 128 + int(s.Signal), err: err, text: fmt.Sprintf("%v: %s is not written", s, o.out)}
@@ -173,14 +173,14 @@ func (o *merging) explain(err error, models []*model) error {
 		return &exit{code: exitTimeout, err: err, text: fmt.Sprintf("timed out after %v, and %s is not written; --timeout gives it more time", o.timeout, o.out)}
 	}
 	for _, m := range models {
-		if path := m.cutOff(); err != nil && path != "" { // which has many errors
+		if path := m.cutOff(); err != nil && path != "" { // a truncated file causes various errors
 			return &exit{code: exitFailed, err: err, text: path + " was cut off while it was read"}
 		}
 	}
 	return err
 }
 
-// metered shows how much is written.
+// metered is a writer that shows how much is written.
 type metered struct {
 	io.Writer
 	bar         *bar
@@ -194,7 +194,7 @@ func (m *metered) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// distinct refuses a file that is there twice, and an OUT that may not be written.
+// distinct rejects a file that is given twice, and an OUT that must not be written.
 func (o *merging) distinct(models []*model) error {
 	out, err := os.Stat(o.out)
 	if err == nil && out.IsDir() {
@@ -218,7 +218,7 @@ func (o *merging) distinct(models []*model) error {
 	return o.twice(models)
 }
 
-// twice refuses a file that two shards have.
+// twice rejects a file that is in two shards.
 func (o *merging) twice(models []*model) error {
 	type owner struct {
 		os.FileInfo

@@ -2,8 +2,8 @@ package main
 
 import "strings"
 
-// globbed reports whether name is what pattern says, in which * is any text, also with dots, and
-// everything else is itself.
+// globbed reports whether name matches pattern. A * matches any text, including dots, and every
+// other character matches itself.
 func globbed(pattern, name string) bool {
 	parts := strings.Split(pattern, "*")
 	last := len(parts) - 1

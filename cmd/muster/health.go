@@ -14,16 +14,17 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// askTime is how long the store may take for the answer to a question.
+// askTime is the timeout of a question to the store.
 const askTime = 2 * time.Second
 
-// health tells over HTTP how a server does, to whoever may reach its address: that, and nothing of what the store holds. /healthz is
-// whether it lives, and /readyz whether clients should come: not while it reads what it has kept, nor once it has been told to end.
-// It tells systemd too, if that has started it. A nil one tells systemd alone.
+// health serves the health of a server over HTTP, without authentication; it shows nothing of what
+// the store contains. /healthz reports whether the server is alive, and /readyz whether clients may
+// connect: not while it loads its data, nor after it has been asked to stop. It notifies systemd
+// too, if systemd started the process. A nil health notifies only systemd.
 type health struct {
 	http   http.Server
 	addr   net.Addr
-	store  atomic.Pointer[store.Store] // once it serves
+	store  atomic.Pointer[store.Store] // set while it serves
 	ending atomic.Bool
 }
 
@@ -53,18 +54,18 @@ func tell(w http.ResponseWriter, err error) {
 	_, _ = fmt.Fprintln(w, "ok")
 }
 
-// alive is why the server should be started anew.
+// alive returns why the server should be restarted, or nil.
 func (h *health) alive(ctx context.Context) error {
 	s := h.store.Load()
 	if s == nil {
-		return nil // it reads what it has kept, or follows
+		return nil // it loads its data, or it is a standby
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	return ask(ctx, s)
 }
 
-// ready is why clients should not come.
+// ready returns why clients should not connect, or nil.
 func (h *health) ready(ctx context.Context) error {
 	switch {
 	case h.ending.Load():
@@ -75,15 +76,15 @@ func (h *health) ready(ctx context.Context) error {
 	return h.alive(ctx)
 }
 
-// serves tells that e is served.
+// serves records that e is served.
 func (h *health) serves(e store.Engine) {
 	if h != nil {
 		h.store.Store(store.New(e))
 	}
-	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // nobody to tell is no failure
+	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady) // without systemd this is no failure
 }
 
-// follows reports that this process is a standby: alive, and not ready for clients.
+// follows records that this process is a standby: alive, but not ready for clients.
 func (h *health) follows() {
 	if h != nil {
 		h.store.Store(nil)
@@ -91,7 +92,7 @@ func (h *health) follows() {
 	_, _ = daemon.SdNotify(false, daemon.SdNotifyReady)
 }
 
-// ends tells that the server has been told to end.
+// ends records that the server has been asked to stop.
 func (h *health) ends() {
 	if h != nil {
 		h.ending.Store(true)

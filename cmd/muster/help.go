@@ -34,7 +34,7 @@ func newHelp(root *cobra.Command) *cobra.Command {
 	}
 }
 
-// addCompletion adds cobra's command, which takes any word for a shell that it does not know.
+// addCompletion adds the completion command of cobra, but rejects an unknown shell.
 func addCompletion(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	cmd, _, err := root.Find([]string{"completion"})

@@ -14,7 +14,7 @@ type histogram struct {
 	Sum     time.Duration `json:"sum"`
 }
 
-const fine = 8 // bits of a duration that tell its bucket
+const fine = 8 // leading bits of a duration that determine its bucket
 
 func (h *histogram) add(d time.Duration) {
 	if h.Buckets == nil {
@@ -38,7 +38,7 @@ func (h *histogram) merge(o histogram) {
 	h.Sum += o.Sum
 }
 
-// quantile is the duration that a share q of all do not exceed.
+// quantile returns the duration that a fraction q of all durations do not exceed.
 func (h *histogram) quantile(q float64) time.Duration {
 	left := int(q * float64(h.Count))
 	for _, b := range slices.Sorted(maps.Keys(h.Buckets)) {

@@ -13,27 +13,27 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// host is a store in this process.
+// host is a store that this process serves.
 type host struct {
 	addr   net.Addr
 	server *store.Server
 	memory *store.Memory
-	ended  chan error // gets what Serve returned, once
+	ended  chan error // receives the result of Serve, once
 }
 
-// hostOptions has defaults for its zero value.
+// hostOptions configures a host. The zero value means defaults.
 type hostOptions struct {
 	limits       store.Limits
-	data         string // folder; empty is in memory
+	data         string // directory; empty: in memory
 	serverLimits store.ServerLimits
 	insecure     bool
-	tls          *store.TLSFiles // nil is without
+	tls          *store.TLSFiles // nil: without TLS
 	access       []store.Access
 	protocols    []store.Protocol
 	logger       *slog.Logger
 }
 
-// server is one of e that does not serve yet.
+// server returns a server of e, which does not listen yet.
 func (o *hostOptions) server(e store.Backend) (*store.Server, error) {
 	s := &store.Server{Engine: e, Insecure: o.insecure, Access: o.access, Protocols: o.protocols, Limits: o.serverLimits, Logger: o.logger}
 	if o.tls == nil {
@@ -45,7 +45,7 @@ func (o *hostOptions) server(e store.Backend) (*store.Server, error) {
 	return s, err
 }
 
-// startHost listens at addr, and serves there until close or drain.
+// startHost listens at addr, and serves a store there until close or drain.
 func startHost(addr string, o hostOptions) (*host, error) {
 	memory := &store.Memory{Limits: o.limits, Dir: o.data, Logger: o.logger}
 	server, err := o.server(memory)
@@ -78,7 +78,7 @@ func startServer(addr string, server *store.Server, memory *store.Memory) (*host
 
 func (h *host) url() string { return "muster://" + h.addr.String() }
 
-// drain waits until the peers have hung up, for at most d or until ctx ends.
+// drain waits until all clients have disconnected, for at most d or until ctx ends.
 func (h *host) drain(ctx context.Context, d time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -92,7 +92,7 @@ func (h *host) close() {
 	_ = h.memory.Close()
 }
 
-// listenError says what to do if an address, which a flag gave, cannot be had.
+// listenError adds a remedy to the error of listening at addr, which was given by flag.
 func listenError(flag, addr string, err error) error {
 	text, wanting := "", " or a certificate (--secret-file, --access, --require-client-cert)"
 	if flag != "--listen" {

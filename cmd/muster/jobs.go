@@ -13,8 +13,9 @@ import (
 	"time"
 )
 
-// job is a "muster run" of this user on this host. While it runs it has a file in jobsDir, and holds a lock on it, which
-// the kernel releases when its process ends, however it ends. So who, top and page find its store.
+// job describes a running "muster run" of this user on this host. While it runs, it has a file in
+// jobsDir and holds a lock on it. The kernel releases the lock when the process ends, for whatever
+// reason. With these files who, top and page find the store of a job.
 type job struct {
 	PID     int       `json:"pid"`
 	URL     string    `json:"url"`
@@ -26,7 +27,7 @@ func (j *job) String() string {
 	return fmt.Sprintf("%s (pid %d, for %s): %s", redacted(j.URL), j.PID, ago(time.Since(j.Started).Seconds()), printable(strings.Join(j.Command, " ")))
 }
 
-// jobsDir is a directory that only this user can write to; it is made if it is not there.
+// jobsDir returns a directory that only this user can write to, and creates it if necessary.
 func jobsDir() (string, error) {
 	dir := filepath.Join(os.TempDir(), "muster-"+strconv.Itoa(os.Getuid()))
 	if run := os.Getenv("XDG_RUNTIME_DIR"); run != "" {
@@ -45,7 +46,8 @@ func jobsDir() (string, error) {
 	return dir, nil
 }
 
-// announce makes the file of a job. A job that cannot have one is only not found by itself.
+// announce creates the file of a job. If it cannot, the job runs, but other commands do not find it
+// by themselves.
 func announce(j *job) (end func(), err error) {
 	dir, err := jobsDir()
 	if err != nil {
@@ -79,7 +81,7 @@ func announce(j *job) (end func(), err error) {
 	return end, nil
 }
 
-// jobs are those that run, the oldest first. Files of jobs that have ended are removed.
+// jobs returns the running jobs, oldest first. It removes the files of jobs that have ended.
 func jobs() []job {
 	dir, err := jobsDir()
 	if err != nil {
@@ -102,15 +104,16 @@ func jobAt(path string) (j job, ok bool) {
 		return j, false
 	}
 	defer f.Close()
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil { // nobody holds it any more
+	// unlocked: the job has ended
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil {
 		_ = os.Remove(path)
 		return j, false
 	}
 	return j, json.NewDecoder(f).Decode(&j) == nil
 }
 
-// find gives r the store of the job that runs here, if no other one is named. If several jobs run, it returns the
-// remotes of all.
+// find sets the store of r to that of the running job, unless a store was named. If several jobs
+// run, it returns the remotes of all.
 func (r *remote) find() ([]*remote, error) {
 	if r.url != "" || os.Getenv("MUSTER_STORE") != "" {
 		return []*remote{r}, nil
@@ -127,7 +130,7 @@ func (r *remote) find() ([]*remote, error) {
 	return all, nil
 }
 
-// findOne is find for a command that works on one store.
+// findOne is like find, for a command that works on one store.
 func (r *remote) findOne() error {
 	all, err := r.find()
 	if err != nil {

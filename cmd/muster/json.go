@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// plainJSON passes JSON on to w, with what would do something to a terminal as escapes: package json leaves those beyond ASCII as they are.
-// Each Write has whole characters.
+// plainJSON writes JSON to w and escapes characters that would control a terminal: package json
+// escapes only those in ASCII. Each Write must contain whole characters.
 type plainJSON struct{ w io.Writer }
 
 // Write implements io.Writer.
@@ -32,5 +32,6 @@ func (p plainJSON) Write(b []byte) (int, error) {
 	return len(b), err
 }
 
-// hidden reports whether r is a character beyond ASCII's own that is not seen. The line ends of JSON stay.
+// hidden reports whether r is an unprintable character beyond ASCII's control characters. The line
+// ends of JSON stay.
 func hidden(r rune) bool { return r >= 0x7f && !unicode.IsPrint(r) }

@@ -52,7 +52,7 @@ func newKeys() *cobra.Command {
 	return cmd
 }
 
-// printer writes entries one way or another.
+// printer returns a function that prints an entry in the requested format.
 func printer(w io.Writer, k ink, long, asJSON bool) func(store.Entry) error {
 	if asJSON {
 		enc := json.NewEncoder(plainJSON{w})
@@ -72,7 +72,7 @@ func printer(w io.Writer, k ink, long, asJSON bool) func(store.Entry) error {
 	}
 }
 
-// entryJSON is an entry for programs. A value that is no text is in base64.
+// entryJSON is the JSON form of an entry. A value that is not text is in base64.
 type entryJSON struct {
 	Key   string         `json:"key"`
 	Value *string        `json:"value,omitempty"`
@@ -91,7 +91,7 @@ func entryOf(e store.Entry) entryJSON {
 	return j
 }
 
-// ttl is what is left of an entry's time.
+// ttl returns the remaining lifetime of an entry as text.
 func ttl(d time.Duration) string {
 	if d == 0 {
 		return "-"
@@ -99,7 +99,8 @@ func ttl(d time.Duration) string {
 	return d.Round(100 * time.Millisecond).String()
 }
 
-// printable is s as it is, or quoted if it would do something to a terminal or to lines.
+// printable returns s, quoted if it contains characters that would control a terminal or break
+// lines.
 func printable(s string) string {
 	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return strconv.Quote(s)
@@ -107,7 +108,7 @@ func printable(s string) string {
 	return s
 }
 
-// preview is the beginning of a value.
+// preview returns the beginning of a value.
 func preview(b []byte) string {
 	const most = 60
 	if len(b) <= most {

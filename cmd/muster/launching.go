@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	launchSoon = 300 * time.Millisecond // what takes no longer shows nothing
-	launchLook = 200 * time.Millisecond // between looks at who has come
+	launchSoon = 300 * time.Millisecond // a faster start shows nothing
+	launchLook = 200 * time.Millisecond // between two requests for the status of the store
 )
 
-// launching shows on a terminal how many ranks have started, and then how many have come to their group: until it is there, or a rank
-// says something.
+// launching shows on a terminal how many ranks have started, and then how many have joined their
+// group, until the group has formed or a rank prints something.
 type launching struct {
 	began time.Time
 	ended chan struct{} // closed by end
@@ -42,10 +42,10 @@ func (l *launching) show(done, total int, what string) {
 	l.bar.show(int64(done), int64(total))
 }
 
-// started is told before a rank is started.
+// started is called before a rank is started.
 func (l *launching) started(rank, n int) { l.show(rank, n, "ranks have started") }
 
-// look looks into the store that the ranks meet at, until end.
+// look requests the status of the store where the ranks meet, again and again until end is called.
 func (l *launching) look(s *store.Store) {
 	if l.bar.width() == 0 {
 		return
@@ -68,7 +68,7 @@ func (l *launching) look(s *store.Store) {
 	})
 }
 
-// seen shows a group that comes together, and reports whether one has.
+// seen shows the progress of a forming group, and reports whether a group has formed.
 func (l *launching) seen(now *wire.Status) bool {
 	for _, g := range now.Groups {
 		if g.Generation > 0 || g.Ended >= 0 {
@@ -79,7 +79,7 @@ func (l *launching) seen(now *wire.Status) bool {
 	return false
 }
 
-// conceal takes the bar away for good.
+// conceal removes the bar for the rest of the job.
 func (l *launching) conceal() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,7 +93,7 @@ func (l *launching) end() {
 	l.conceal()
 }
 
-// behind is w, before which the bar goes.
+// behind returns a writer to w that removes the bar before it writes.
 func (l *launching) behind(w io.Writer) io.Writer { return curtain{l, w} }
 
 type curtain struct {

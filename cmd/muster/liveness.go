@@ -8,10 +8,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// envLiveness has the liveness timeout of stores that are hosted here, and of the ranks.
+// envLiveness is the variable with the liveness timeout of hosted stores and of the ranks.
 const envLiveness = "MUSTER_LIVENESS_TIMEOUT"
 
-// livenessFlag is how long a peer may be silent; 0 is what nobody has set.
+// livenessFlag is the flag for the liveness timeout; 0 means that it is not set.
 type livenessFlag struct {
 	timeout time.Duration
 }
@@ -21,7 +21,7 @@ func (l *livenessFlag) register(cmd *cobra.Command) {
 		"liveness timeout: a peer that sends nothing for so long, and answers no probe, has failed; at least 600ms; or set "+envLiveness)
 }
 
-// check looks at the flag, or at the variable if the flag is not given.
+// check validates the flag, or the variable if the flag is not given.
 func (l *livenessFlag) check(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("liveness-timeout") {
 		return checkPositive(cmd, map[string]int64{"liveness-timeout": int64(l.timeout)})

@@ -1,11 +1,11 @@
-// Command muster shows, hosts and inspects groups of processes, and launches them.
+// Command muster launches groups of processes, hosts their stores, and shows their state.
 //
-//	muster demo                                     # the whole story, on real processes
+//	muster demo                                     # a demonstration on real processes
 //	muster run -n 4 -- ./train                      # starts four ranks that find each other
-//	muster serve --listen 127.0.0.1:7070            # a store for those that are started elsewhere
-//	muster get model/ready --wait                   # what is in one
+//	muster serve --listen 127.0.0.1:7070            # a store for ranks that are started elsewhere
+//	muster get model/ready --wait                   # reads a key of a store
 //
-// muster help has the rest.
+// Run muster help for all commands.
 package main
 
 import "os"

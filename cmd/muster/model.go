@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// model is what a file, an index or a directory on the command line has.
+// model is the model in a file, index or directory of the command line.
 type model struct {
 	*safetensors.Model
 	path string // as it was given
@@ -29,10 +29,11 @@ func openModel(path string) (*model, error) {
 	return &model{m, path, dir}, nil
 }
 
-// pathOf is where a file of the model is.
+// pathOf returns the path of a file of the model.
 func (m *model) pathOf(file string) string { return filepath.Join(m.dir, filepath.FromSlash(file)) }
 
-// cutOff is the path of a file that is shorter than when it was opened; empty if there is none.
+// cutOff returns the path of a file that is shorter now than when it was opened; empty if there is
+// none.
 func (m *model) cutOff() string {
 	for file, f := range m.Files() {
 		if st, err := os.Stat(m.pathOf(file)); err == nil && st.Size() < f.Size() {
@@ -42,7 +43,7 @@ func (m *model) cutOff() string {
 	return ""
 }
 
-// closeModels closes those that were opened.
+// closeModels closes all models.
 func closeModels(models []*model) {
 	for _, m := range models {
 		_ = m.Close() // nothing was written
@@ -61,7 +62,7 @@ func openModels(paths []string) (models []*model, err error) {
 	return models, nil
 }
 
-// tensorRow is one tensor of a file, and what is said of it.
+// tensorRow is one tensor of a file together with its statistics.
 type tensorRow struct {
 	file, name string
 	from       *safetensors.File
@@ -70,12 +71,13 @@ type tensorRow struct {
 
 	stats *tensorStats // nil: there are none
 	err   error
-	done  chan struct{} // closed when the two above are there
+	done  chan struct{} // closed when stats and err are set
 }
 
 func (r *tensorRow) bytes() int64 { return r.info.End - r.info.Begin }
 
-// rowsOf are the tensors of a model that one of the patterns fits, in the order of the files.
+// rowsOf returns the tensors of a model whose names match one of the patterns, in the order of the
+// files.
 func rowsOf(m *model, patterns []string, used map[string]bool) (rows []*tensorRow) {
 	for file, f := range m.Files() {
 		for name, info := range f.Infos() {
@@ -89,7 +91,8 @@ func rowsOf(m *model, patterns []string, used map[string]bool) (rows []*tensorRo
 	return rows
 }
 
-// matches reports whether one of the patterns fits, and notes all that do in used. None at all fit everything.
+// matches reports whether name matches one of the patterns, or there are no patterns. It records
+// all patterns that match in used.
 func matches(name string, patterns []string, used map[string]bool) bool {
 	fits := len(patterns) == 0
 	for _, p := range patterns {
@@ -100,12 +103,12 @@ func matches(name string, patterns []string, used map[string]bool) bool {
 	return fits
 }
 
-// completeModels completes the names of files and directories that may have tensors.
+// completeModels completes the names of files and directories that may contain tensors.
 func completeModels(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return []string{"safetensors", "json"}, cobra.ShellCompDirectiveFilterFileExt
 }
 
-// bytesText is a number of bytes with three digits.
+// bytesText formats a number of bytes with three digits.
 func bytesText(n int64) string {
 	for _, u := range units {
 		if u.bytes > 1 && n >= u.bytes {

@@ -8,12 +8,13 @@ import (
 	"syscall"
 )
 
-// output is a file that appears when it is whole. Until then it has no name, where the system can have
-// such files: so nothing is left of it, however its process ends. Elsewhere it has the name part.
+// output is a file that gets its name when it is complete. Where the system supports files without
+// a name, nothing is left of it if the process ends before. Elsewhere it has the temporary name
+// part.
 type output struct {
-	*os.File   // but its own Write, whose errors have path
+	*os.File   // Write is overridden: its errors contain path
 	path, part string
-	force      bool // replaces a file that is there
+	force      bool // whether to replace an existing file
 	nameless   bool
 }
 
@@ -42,7 +43,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// cause is the system's own error in err.
+// cause returns the error of the operating system in err.
 func cause(err error) error {
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno
@@ -50,7 +51,7 @@ func cause(err error) error {
 	return err
 }
 
-// commit makes it durable and gives it its name.
+// commit makes the file durable and gives it its name.
 func (o *output) commit() error {
 	if err := o.Sync(); err != nil {
 		return o.wrong("sync", err)
@@ -58,13 +59,13 @@ func (o *output) commit() error {
 	if err := o.name(); err != nil {
 		return o.wrong("name", err)
 	}
-	if err := o.Close(); err != nil { // NFS may tell only now that it could not write
+	if err := o.Close(); err != nil { // NFS may report a failed write only now
 		return o.wrong("close", err)
 	}
 	return syncDirectory(filepath.Dir(o.path))
 }
 
-// name gives the file its name: by a link where nothing may be overwritten, which refuses that by itself.
+// name gives the file its name. Unless force is set it uses a link, which fails if the name exists.
 func (o *output) name() error {
 	switch {
 	case o.nameless && !o.force:
@@ -91,7 +92,7 @@ func (o *output) wrong(op string, err error) error {
 	return &fs.PathError{Op: op, Path: o.path, Err: cause(err)}
 }
 
-// discard leaves nothing of a file that has not been committed.
+// discard removes a file that has not been committed.
 func (o *output) discard() {
 	_ = o.Close()
 	_ = os.Remove(o.part) // it may have no name
@@ -105,7 +106,7 @@ func syncDirectory(name string) error {
 	err = d.Sync()
 	_ = d.Close() // it was only read
 	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOTSUP) {
-		return nil // some file systems cannot
+		return nil // some file systems do not support this
 	}
 	return err
 }

@@ -7,13 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openNameless opens a file without a name on dir's file system; nil if there is no such thing.
+// openNameless opens a file without a name on the file system of dir, or returns nil if that is not
+// supported.
 func openNameless(dir string) *os.File {
 	f, err := os.OpenFile(dir, os.O_WRONLY|unix.O_TMPFILE, 0o666)
 	if err != nil {
 		return nil
 	}
-	if _, err := os.Stat(descriptor(f)); err != nil { // no /proc, through which it gets its name
+	if _, err := os.Stat(descriptor(f)); err != nil { // without /proc the file could not get a name
 		_ = f.Close()
 		return nil
 	}

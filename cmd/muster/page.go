@@ -23,7 +23,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// pageFlags say where the page is, and who may see it.
+// pageFlags are the flags of the status page: its address, and access to it.
 type pageFlags struct {
 	addr, secretFile string
 	secret           []byte
@@ -38,7 +38,8 @@ func (p *pageFlags) register(cmd *cobra.Command, addr string) {
 	f.BoolVar(&p.pprof, "http-pprof", false, "serve profiles of this process at /debug/pprof/ of the page")
 }
 
-// check reads what the flags name. A store that wants to know who comes wants it at its page too, and so does whoever is not alone with it.
+// check validates the flags and reads the files they name. If the store requires authentication,
+// its page requires it too, and so does a page that other hosts can reach.
 func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool) error {
 	if p.addr == "" {
 		if p.secretFile != "" {
@@ -73,7 +74,8 @@ func (p *pageFlags) check(cmd *cobra.Command, guarded, encrypted, insecure bool)
 	return nil
 }
 
-// overTLS is an advice that only serve can follow: elsewhere a certificate is for the store to see, or there is none.
+// overTLS returns advice that applies only to serve: the other commands have no certificate for the
+// page.
 func overTLS(cmd *cobra.Command, advice string) string {
 	if cmd.Name() != "serve" {
 		return ""
@@ -88,24 +90,25 @@ func (p *pageFlags) refusal(cmd *cobra.Command, why string) error {
 	return &exit{code: exitFailed, text: fmt.Sprintf("refusing to show a page at %s: %s", p.addr, why)}
 }
 
-// isLoopback reports whether addr is one that only this machine reaches.
+// isLoopback reports whether addr can be reached only from this machine.
 func isLoopback(addr string) bool {
-	host, _, _ := net.SplitHostPort(addr) // has been checked
+	host, _, _ := net.SplitHostPort(addr) // addr has been checked
 	ip, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// readTime is how long a peer may take to read an answer. A profile takes what it is asked for, if that is less.
+// readTime is how long a client may take to read an answer. A profile may take as long as
+// requested, up to this limit.
 const readTime = 2 * time.Minute
 
-// page shows a store over HTTP, until close.
+// page serves the status page of a store over HTTP, until close.
 type page struct {
 	http http.Server
 	addr net.Addr
 	tls  bool
 }
 
-// start listens at p.addr, and shows s there. Without an address it does nothing, and gives nil.
+// start listens at p.addr and shows s there. Without an address it returns nil.
 func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) {
 	if p.addr == "" {
 		return nil, nil
@@ -116,7 +119,8 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) 
 	}
 	g := &page{addr: l.Addr()}
 	if files != nil {
-		own := store.TLSFiles{Cert: files.Cert, Key: files.Key, Logger: files.Logger} // whoever has the password needs no certificate
+		// no client CA: a client that has the password needs no certificate
+		own := store.TLSFiles{Cert: files.Cert, Key: files.Key, Logger: files.Logger}
 		config, err := own.Server()
 		if err != nil {
 			_ = l.Close()
@@ -125,14 +129,14 @@ func (p *pageFlags) start(s *store.Store, files *store.TLSFiles) (*page, error) 
 		l, g.tls = tls.NewListener(l, config), true
 	}
 	g.http = http.Server{Handler: p.guard(p.handler(s)), ReadTimeout: askTime, WriteTimeout: readTime, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
-	if files != nil && files.Logger != nil { // who does not get through TLS is told as everything else is
+	if files != nil && files.Logger != nil { // log failed TLS handshakes like everything else
 		g.http.ErrorLog = slog.NewLogLogger(files.Logger.Handler(), slog.LevelWarn)
 	}
 	go func() { _ = g.http.Serve(l) }()
 	return g, nil
 }
 
-// handler is what there is at the page's address.
+// handler returns the handler of everything at the page's address.
 func (p *pageFlags) handler(s *store.Store) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/", status.Handler(s, &status.Options{Address: p.store, Version: version()}))
@@ -160,9 +164,10 @@ func (g *page) close() {
 	}
 }
 
-// guard asks for the password. Without one it serves only who calls this machine by its number, or localhost: a page from elsewhere, whose
-// own name is said to be 127.0.0.1, gets nothing. Nor does one that has it loaded by the browser of who may see it, which could start
-// profiles, or take the room of other pages.
+// guard requires the password. Without a password it serves only requests that name this machine by
+// an IP address or localhost, which prevents DNS rebinding: a page from another site whose host
+// name resolves to 127.0.0.1 gets nothing. It also rejects cross-site requests by the browser of an
+// authorized user, which could start profiles or use up the limit of open pages.
 func (p *pageFlags) guard(next http.Handler) http.Handler {
 	want := sha256.Sum256(p.secret)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -182,7 +187,7 @@ func (p *pageFlags) guard(next http.Handler) http.Handler {
 	})
 }
 
-// isNumber reports whether host, perhaps with a port, is an address or localhost.
+// isNumber reports whether host, with or without a port, is an IP address or localhost.
 func isNumber(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

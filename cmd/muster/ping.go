@@ -37,7 +37,7 @@ be reached.`,
 	return cmd
 }
 
-// ask asks a store something that it knows at once, and that everybody may ask.
+// ask sends the store a request that it answers at once and that needs no rights.
 func ask(ctx context.Context, s *store.Store) error {
 	_, err := s.Revision(ctx)
 	if errors.Is(err, store.ErrUnsupported) {

@@ -17,12 +17,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// place is where the ranks of one run meet: a store in this process, whose port cannot
-// be anybody else's, a store that is there, or a port that rank 0 is told to listen at.
+// place is the store where the ranks of one run meet: a store in this process, whose port is
+// therefore free, an existing store, or a port at which rank 0 is to listen.
 type place struct {
 	store      string // its URL; "": one of the others
 	masterAddr string
-	masterPort int // 0: this process hosts
+	masterPort int // 0: this process hosts the store
 	insecure   bool
 	live       livenessFlag
 
@@ -41,7 +41,7 @@ func (p *place) open() error {
 		return nil
 	}
 	o := hostOptions{insecure: p.insecure, serverLimits: store.ServerLimits{LivenessTimeout: p.live.timeout}}
-	if file := os.Getenv("MUSTER_SECRET_FILE"); file != "" { // the ranks have it too
+	if file := os.Getenv("MUSTER_SECRET_FILE"); file != "" { // the ranks have the variable too
 		secret, err := store.ReadSecret(file)
 		if err != nil {
 			return &exit{code: exitUsage, text: "MUSTER_SECRET_FILE: " + strings.TrimPrefix(err.Error(), "store: "), err: err}
@@ -57,7 +57,7 @@ func (p *place) open() error {
 	return nil
 }
 
-// check refuses a store where ranks of several processes cannot meet.
+// check rejects a store where ranks of several processes cannot meet.
 func (p *place) check(cmd *cobra.Command) error {
 	if p.store == "" {
 		return nil
@@ -72,7 +72,8 @@ func (p *place) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// show starts the page of the store that this process hosts, if there are to be both, and says where it is.
+// show starts the page of the store that this process hosts, if both are requested, and prints its
+// address.
 func (p *place) show(flags *pageFlags, out io.Writer) (*page, error) {
 	if p.host == nil {
 		return nil, nil
@@ -91,7 +92,8 @@ func (p *place) close() {
 	}
 }
 
-// url is that of the store where the ranks meet, for who may read the same files as this process.
+// url returns the URL of the store where the ranks meet, for processes that can read the same files
+// as this one.
 func (p *place) url() string {
 	if p.store != "" {
 		return p.store
@@ -108,7 +110,7 @@ func (p *place) url() string {
 	return u
 }
 
-// environ is what makes a process rank number rank of n.
+// environ returns the environment that makes a process the given rank of n.
 func (p *place) environ(rank, n int) []string {
 	c := pgroup.Config{Run: p.id, Rank: rank, Size: n, Insecure: p.insecure, LivenessTimeout: p.live.timeout}
 	switch {
@@ -120,7 +122,7 @@ func (p *place) environ(rank, n int) []string {
 		return p.local(c.Environ(), rank, n)
 	}
 	c.Address = p.host.url()
-	host, port, _ := net.SplitHostPort(p.host.addr.String()) // it is one
+	host, port, _ := net.SplitHostPort(p.host.addr.String()) // a valid address
 	plain := []string{"MASTER_ADDR=" + host, "MASTER_PORT=" + port, "MUSTER_TLS_CA=", "MUSTER_TLS_CERT=", "MUSTER_TLS_KEY="}
 	return p.local(append(c.Environ(), plain...), rank, n)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// relaying is what relay was told.
+// relaying holds the options of relay.
 type relaying struct {
 	hostOptions
 	limit    connFlags
@@ -24,7 +24,7 @@ type relaying struct {
 	torch    torchFlags
 	listen   string
 	store    string
-	cluster  *etcdlog.Cluster // nil: store names the store's own addresses
+	cluster  *etcdlog.Cluster // nil: store contains the store's own addresses
 	timeout  time.Duration
 	logLevel string
 }
@@ -73,7 +73,7 @@ Sizes are bytes, or 64KiB, 16MiB, 4GiB.`,
 	return cmd
 }
 
-// check looks at what flags cannot check, and puts it where it belongs.
+// check validates what the flags alone cannot, and sets the options that follow from it.
 func (o *relaying) check(cmd *cobra.Command) error {
 	if err := checkListen(o.listen); err != nil {
 		return usagef(cmd, "--listen %s: %v", o.listen, err)
@@ -148,10 +148,10 @@ func (o *relaying) run(cmd *cobra.Command) error {
 	}
 }
 
-// relayPatience is how long the store may be missed without a word in the log.
+// relayPatience is how long the store may be unavailable before a message is logged.
 const relayPatience = 2 * time.Second
 
-// open connects to the store, once it is there.
+// open waits until the store is available, and connects to it.
 func (o *relaying) open(ctx context.Context) (*store.Relay, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
@@ -171,7 +171,7 @@ func (o *relaying) open(ctx context.Context) (*store.Relay, error) {
 	return r, err
 }
 
-// newLogger is one for standard error.
+// newLogger returns a logger to standard error.
 func newLogger(cmd *cobra.Command, name string) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(name)); err != nil {

@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// reports turns what ranks print, a JSON value a line, into values. It is an Output of
-// launch.Spec; ctx ends when nobody takes the values any more.
+// reports decodes the output of ranks, one JSON value per line. It is an Output of launch.Spec; ctx
+// ends when the values are no longer received.
 type reports[T any] struct {
 	ctx    context.Context
 	values chan T
@@ -20,7 +20,7 @@ func newReports[T any](ctx context.Context) reports[T] {
 	return reports[T]{ctx, make(chan T, 64)}
 }
 
-// Write takes whole lines.
+// Write decodes whole lines.
 func (r reports[T]) Write(b []byte) (int, error) {
 	for line := range bytes.Lines(b) {
 		var v T
@@ -36,10 +36,10 @@ func (r reports[T]) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// report is the other end, in a rank.
+// report writes a value for reports, in a rank.
 func report(w io.Writer, v any) error { return json.NewEncoder(w).Encode(v) }
 
-// complaints is what ranks write to standard error. They say nothing unless something is wrong.
+// complaints collects what ranks write to standard error. They write nothing unless they fail.
 type complaints struct {
 	mu  sync.Mutex // protects buf
 	buf bytes.Buffer

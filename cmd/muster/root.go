@@ -19,7 +19,7 @@ const (
 	groupOther = "other"
 )
 
-// execute carries out one command line, and returns what the process is to exit with.
+// execute runs one command line, and returns the exit code of the process.
 func execute(args []string) int {
 	root := newRoot()
 	root.SetArgs(shieldNumbers(root, args))
@@ -78,7 +78,7 @@ Look at a model: muster tensors model.safetensors`,
 	return root
 }
 
-// flagError is about a flag that is not known, or whose value is malformed.
+// flagError describes an unknown flag or an invalid value of a flag.
 func flagError(cmd *cobra.Command, err error) error {
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
@@ -103,7 +103,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	return usagef(cmd, "%s %q%s", name, bad.GetValue(), want)
 }
 
-// knownCommand is for what stands where a command should.
+// knownCommand returns an error if the first argument is not a command.
 func knownCommand(root *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -115,8 +115,8 @@ func knownCommand(root *cobra.Command, args []string) error {
 	return usagef(root, "there is no command %q%s", args[0], hint)
 }
 
-// operands checks how many arguments a command has: each name is one, "[NAME]" may be left
-// out, and "NAME…" is one or more.
+// operands checks the number of arguments of a command. Each name is one argument; "[NAME]" is
+// optional, and "NAME…" is one or more.
 func operands(names ...string) cobra.PositionalArgs {
 	least, most := 0, len(names)
 	for _, n := range names {
@@ -140,7 +140,8 @@ func operands(names ...string) cobra.PositionalArgs {
 
 var negative = regexp.MustCompile(`^-[0-9]+$`)
 
-// shieldNumbers moves the negative numbers of add behind "--": they are no flags.
+// shieldNumbers moves the negative numbers of add behind "--", so that they are not parsed as
+// flags.
 func shieldNumbers(root *cobra.Command, args []string) []string {
 	cmd, _, err := root.Find(args)
 	if err != nil || cmd.Name() != "add" || slices.Contains(args, "--") {

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// running is what run was told.
+// running holds the options of run.
 type running struct {
 	place
 	n        int
@@ -47,7 +47,7 @@ failed.`,
 	}
 	cmd.DisableFlagsInUseLine = true
 	f := cmd.Flags()
-	f.SetInterspersed(false) // what stands behind the program is the program's
+	f.SetInterspersed(false) // flags after the program belong to the program
 	f.IntVarP(&o.n, "ranks", "n", 0, "number of `ranks` to start; required")
 	f.BoolVar(&o.noPrefix, "no-prefix", false, "do not prefix lines of output; keep standard error separate")
 	f.StringArrayVar(&o.env, "env", nil, "`NAME=VALUE` for every rank; may be repeated")
@@ -150,7 +150,7 @@ func (o *running) spec(path string, args []string, show *launching) launch.Spec 
 	}
 }
 
-// programError is about a program that cannot be started; its exit codes are a shell's.
+// programError describes a program that cannot be started. The exit codes are those of a shell.
 func programError(name string, err error) error {
 	switch {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
@@ -163,7 +163,7 @@ func programError(name string, err error) error {
 	return &exit{code: exitNotRunnable, text: fmt.Sprintf("%q cannot be started: %s", name, reason(err)), err: err}
 }
 
-// ended turns what Wait said into what this process says.
+// ended converts the result of Wait into the error of this process.
 func ended(err error, n int) error {
 	if errors.Is(err, syscall.EPIPE) {
 		return &exit{code: 128 + int(syscall.SIGPIPE), text: "the reader of the output has gone away: the ranks were ended", err: err}

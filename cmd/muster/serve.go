@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// serving is what serve was told.
+// serving holds the options of serve.
 type serving struct {
 	hostOptions
 	limit    limitFlags
@@ -143,15 +143,15 @@ func (o *serving) run(cmd *cobra.Command) error {
 	}
 }
 
-// limitMemory has the garbage collector keep the process near what its limits add up to, unless GOMEMLIMIT says something else: left
-// alone it lets garbage grow to the size of what is in use.
+// limitMemory sets the memory limit of the garbage collector to the sum of the store's limits,
+// unless GOMEMLIMIT is set. By default, garbage may grow to the size of the live data.
 func (o *serving) limitMemory() {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(o.limits.Bytes + o.limits.Held + o.serverLimits.Buffers)
 	}
 }
 
-// tellHealth starts what --health wants: nil is nothing.
+// tellHealth starts the server for --health. It returns nil if the flag is not set.
 func (o *serving) tellHealth() (*health, error) {
 	if o.health == "" {
 		return nil, nil
@@ -164,7 +164,7 @@ func (o *serving) tellHealth() (*health, error) {
 	return h, nil
 }
 
-// check looks at what flags cannot check, and puts it where it belongs.
+// check validates what the flags alone cannot, and sets the options that follow from it.
 func (o *serving) check(cmd *cobra.Command) error {
 	logger, err := newLogger(cmd, o.logLevel)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// replicaFlags say where the log of a replicated store is.
+// replicaFlags are the flags of a replicated store and its log.
 type replicaFlags struct {
 	url, advertise string
 	compact        bool
-	cluster        *etcdlog.Cluster // nil: the store is this process's alone
+	cluster        *etcdlog.Cluster // nil: the store is not replicated
 }
 
 func (r *replicaFlags) register(cmd *cobra.Command) {
@@ -50,14 +50,14 @@ func (r *replicaFlags) check(cmd *cobra.Command, o *serving) error {
 		}
 		return nil
 	}
-	host, _, _ := net.SplitHostPort(o.listen) // has been checked
+	host, _, _ := net.SplitHostPort(o.listen) // the address has been checked
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		return usagef(cmd, "--listen %s is no address that clients can dial: say which one is, by --advertise host:port", o.listen)
 	}
 	return nil
 }
 
-// etcdOf is the etcd that the flag --etcd names, and a store's place in it.
+// etcdOf returns the etcd that the flag --etcd names, and the place of the store in it.
 func etcdOf(cmd *cobra.Command, rawurl string) (*etcdlog.Cluster, error) {
 	u, err := url.Parse(rawurl)
 	if err != nil || u.Scheme != "etcd" && u.Scheme != "etcds" {
@@ -71,7 +71,8 @@ func etcdOf(cmd *cobra.Command, rawurl string) (*etcdlog.Cluster, error) {
 	return c, nil
 }
 
-// current is the engine of this process: the store that it leads. While it follows, only its status as a standby can be asked for.
+// current is the engine that the status page of this process uses: the store while this process is
+// the leader. While it is a standby, it answers only requests for its status as a standby.
 type current struct {
 	memory  atomic.Pointer[store.Memory]
 	standby atomic.Pointer[store.ReplicationStatus]
@@ -93,14 +94,16 @@ func (c *current) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 // Close implements store.Engine. It does nothing: etcdlog.Replica closes the store of each term.
 func (c *current) Close() error { return nil }
 
-// replicate follows and serves a replicated store until a signal arrives or an error occurs that no retry resolves.
+// replicate follows and serves a replicated store until a signal arrives or an error occurs that no
+// retry resolves.
 func (o *serving) replicate(cmd *cobra.Command, h *health, sigs <-chan os.Signal) error {
 	l, err := store.Listen(cmd.Context(), o.listen)
 	if err != nil {
 		return listenError("--listen", o.listen, err)
 	}
 	defer l.Close()
-	probe, err := o.server(new(store.Memory)) // reports wrong certificates, and an address that needs --insecure, at the start
+	// reports wrong certificates, and an address that needs --insecure, at the start
+	probe, err := o.server(new(store.Memory))
 	if err == nil {
 		err = probe.Check(l.Addr())
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// connFlags are the limits of connections that serve and relay have flags for, with their defaults.
+// connFlags are the flags of serve and relay for limits of connections, with their defaults.
 type connFlags struct {
 	inFlight size
 	buffers  size
@@ -37,7 +37,7 @@ func (c *connFlags) register(cmd *cobra.Command) {
 	f.DurationVar(&c.server.Handshake, "handshake-timeout", 10*time.Second, "maximum duration of a handshake")
 }
 
-// check looks at what flags cannot check, and gives the limits.
+// check validates the flags and returns the limits.
 func (c *connFlags) check(cmd *cobra.Command) (store.ServerLimits, error) {
 	c.server.InFlight, c.server.Buffers = int(c.inFlight), int64(c.buffers)
 	return c.server, checkPositive(cmd, map[string]int64{
@@ -55,7 +55,7 @@ func checkPositive(cmd *cobra.Command, flags map[string]int64) error {
 	return nil
 }
 
-// limitFlags are the limits that serve has flags for, with their defaults.
+// limitFlags are the flags of serve for limits, with their defaults.
 type limitFlags struct {
 	connFlags
 	live              livenessFlag
@@ -85,7 +85,7 @@ func (l *limitFlags) register(cmd *cobra.Command) {
 	during(&l.server.ReconnectTimeout, "reconnect-timeout", 500*time.Millisecond, "time for a client to resume its session after its connection broke, before its ranks have failed")
 }
 
-// check looks at what flags cannot check, and gives the limits.
+// check validates the flags and returns the limits.
 func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits, error) {
 	if _, err := l.connFlags.check(cmd); err != nil {
 		return l.limits, l.server, err
@@ -115,10 +115,10 @@ func (l *limitFlags) check(cmd *cobra.Command) (store.Limits, store.ServerLimits
 	return l.limits, l.server, nil
 }
 
-// accessFlags say who may come in.
+// accessFlags are the flags for authentication and authorization.
 type accessFlags struct {
 	files        store.TLSFiles
-	secret, list string // files
+	secret, list string // file names
 }
 
 func (a *accessFlags) register(cmd *cobra.Command) {
@@ -131,7 +131,7 @@ func (a *accessFlags) register(cmd *cobra.Command) {
 	f.BoolVar(&a.files.RequireClient, "require-client-cert", false, "require a client certificate")
 }
 
-// check reads what the flags name.
+// check reads the files that the flags name.
 func (a *accessFlags) check(cmd *cobra.Command) (files *store.TLSFiles, access []store.Access, err error) {
 	t := &a.files
 	switch {
@@ -160,9 +160,9 @@ func (a *accessFlags) check(cmd *cobra.Command) (files *store.TLSFiles, access [
 	return files, access, nil
 }
 
-// accessEntry is one of the file that --access names.
+// accessEntry is one entry of the file that --access names.
 type accessEntry struct {
-	SecretFile string `json:"secret_file"` // from the directory of that file
+	SecretFile string `json:"secret_file"` // relative to the directory of that file
 	Name       string `json:"name"`
 	Protocol   string `json:"protocol"`
 	Prefix     string `json:"prefix"`
@@ -205,7 +205,7 @@ func readAccess(file string) (access []store.Access, err error) {
 	return access, nil
 }
 
-// oneOf reports whether exactly one of them is not empty.
+// oneOf reports whether exactly one of texts is not empty.
 func oneOf(texts ...string) bool {
 	n := 0
 	for _, s := range texts {

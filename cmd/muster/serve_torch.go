@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// torchNow is the first version of PyTorch whose clients say who they are.
+// torchNow is the first version of PyTorch whose clients identify themselves.
 const torchNow = "2.2"
 
-// torchFlags say which Python processes may use the store.
+// torchFlags are the flags for PyTorch processes that use the store.
 type torchFlags struct {
 	version    string
 	ttl, ranks []string
@@ -26,7 +26,7 @@ func (o *torchFlags) register(cmd *cobra.Command) {
 	f.StringArrayVar(&o.ranks, "torch-rank", nil, "`pattern` of keys with {rank} for a number, and * at the end for any text: the client that sets such a key is that rank; when it disconnects, waits for its keys fail")
 }
 
-// check is what the flags say.
+// check validates the flags, and returns the protocol that they configure.
 func (o *torchFlags) check(cmd *cobra.Command) ([]store.Protocol, error) {
 	p := &torchstore.Protocol{Ranks: o.ranks}
 	switch o.version {

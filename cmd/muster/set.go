@@ -36,7 +36,7 @@ func newSet() *cobra.Command {
 	return cmd
 }
 
-// valueOf is the argument, or what comes on standard input for -.
+// valueOf returns the argument, or the content of standard input for "-".
 func valueOf(cmd *cobra.Command, arg string) ([]byte, error) {
 	if arg != "-" {
 		return []byte(arg), nil

@@ -9,10 +9,11 @@ import (
 	"github.com/muster-pg/muster/internal/launch"
 )
 
-// signals are those that a launcher passes on to its ranks.
+// signals are the signals that a launcher passes on to its ranks.
 type signals struct{ got chan os.Signal }
 
-// catch begins to catch them: before the ranks start, so that none ends the launcher alone.
+// catch starts to catch them. Call it before the ranks start, so that no signal ends only the
+// launcher.
 func catch() signals {
 	s := signals{make(chan os.Signal, 8)}
 	signal.Notify(s.got, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE)
@@ -21,8 +22,8 @@ func catch() signals {
 
 func (s signals) stop() { signal.Stop(s.got) }
 
-// passOn passes signals on until the job has ended, and returns how. After one that asks to
-// end, the ranks have the grace to do so; a second one is SIGKILL.
+// passOn passes signals on until the job has ended, and returns its result. After a signal to end,
+// the ranks have the duration grace to do so; a second such signal sends SIGKILL.
 func (s signals) passOn(job *launch.Job, grace time.Duration) error {
 	var kill <-chan time.Time
 	for {

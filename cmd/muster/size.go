@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// size is a flag for a number of bytes: 512, 64KiB, 4GiB.
+// size is the value of a flag for a number of bytes: 512, 64KiB, 4GiB.
 type size int64
 
 var units = []struct {
@@ -45,7 +45,7 @@ func (s *size) String() string {
 // Type implements pflag.Value.
 func (s *size) Type() string { return "size" }
 
-// sizes is a flag for several, parted by commas.
+// sizes is the value of a flag for several sizes, separated by commas.
 type sizes []size
 
 // Set implements pflag.Value.

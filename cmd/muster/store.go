@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	dialTime = 5 * time.Second  // to connect; --timeout counts from then on
-	quick    = 10 * time.Second // for a command that has nothing to wait for
+	dialTime = 5 * time.Second  // timeout to connect; --timeout begins after that
+	quick    = 10 * time.Second // timeout of a command that does not wait
 )
 
 // remote is the store that a command works on.
@@ -28,10 +28,10 @@ type remote struct {
 	url     string
 	timeout time.Duration
 	secure  []parameter
-	job     *job // that it was found by; nil if its URL was given
+	job     *job // the job that it was found by; nil if its URL was given
 }
 
-// parameter is one of a store's URL that a flag or a variable may give too.
+// parameter is a parameter of a store's URL that a flag or a variable may set too.
 type parameter struct{ name, flag, env, usage, value string }
 
 func parameters() []parameter {
@@ -43,7 +43,7 @@ func parameters() []parameter {
 	}
 }
 
-// flags registers --store and --timeout; 0 is as long as it takes.
+// flags registers --store and --timeout; a timeout of 0 means none.
 func (r *remote) flags(cmd *cobra.Command, timeout time.Duration) {
 	f := cmd.Flags()
 	f.StringVar(&r.url, "store", "", "`URL` of the store, muster://host:port[/prefix][?secret-file=…], etcd://host:port,host:port[/prefix], or tcp://host:port that PyTorch hosts; or set MUSTER_STORE")
@@ -91,7 +91,7 @@ func (r *remote) open() (*store.Store, error) {
 	return schemes().Open(ctx, r.target())
 }
 
-// schemes are the engines that a URL may name.
+// schemes returns the engines that a URL may name.
 func schemes() store.Schemes {
 	all := store.Builtin()
 	all["tcp"], all["tcpstore"] = torchstore.Open, torchstore.Open
@@ -99,10 +99,12 @@ func schemes() store.Schemes {
 	return all
 }
 
-// target is the store's URL with the parameters that flags and variables give. What the URL says itself comes first, then flags.
+// target returns the store's URL with the parameters that flags and variables set. Parameters in
+// the URL have priority, then flags.
 func (r *remote) target() string {
 	u, err := url.Parse(r.url)
-	if err != nil || u.Scheme != "muster" && u.Scheme != "etcd" && u.Scheme != "etcds" { // the others have neither secrets nor TLS
+	// other schemes have neither secrets nor TLS
+	if err != nil || u.Scheme != "muster" && u.Scheme != "etcd" && u.Scheme != "etcds" {
 		return r.url
 	}
 	q, err := url.ParseQuery(u.RawQuery)
@@ -122,7 +124,8 @@ func (r *remote) target() string {
 	return u.String()
 }
 
-// proves reports whether the store is told who comes: by a secret, a certificate, or the user that an etcd has.
+// proves reports whether the client authenticates to the store: by a secret, a certificate, or a
+// user of etcd.
 func (r *remote) proves() bool {
 	u, err := url.Parse(r.target())
 	return err == nil && (u.User != nil || u.Query().Has("secret-file") || u.Query().Has("cert"))
@@ -148,7 +151,7 @@ func (r *remote) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// redacted is a URL without a password that it should not have.
+// redacted returns a URL without its password.
 func redacted(raw string) string {
 	if u, err := url.Parse(raw); err == nil && u.User != nil {
 		return u.Redacted()
@@ -156,7 +159,7 @@ func redacted(raw string) string {
 	return raw
 }
 
-// checkURL says what is wrong with the URL of a store.
+// checkURL validates the URL of a store.
 func checkURL(raw string) error {
 	u, err := url.Parse(raw)
 	etcd := err == nil && (u.Scheme == "etcd" || u.Scheme == "etcds")
@@ -173,7 +176,7 @@ func checkURL(raw string) error {
 		return errors.New("not a URL of the form muster://host:port")
 	case schemes()[u.Scheme] == nil || u.Scheme == "mem":
 		return fmt.Errorf("%s:// is not known here, only muster://host:port, etcd://host:port,host:port, and tcp://host:port that PyTorch hosts", u.Scheme)
-	case etcd: // hosts may be many, and are looked at when they are opened
+	case etcd: // there may be several hosts; they are checked when the store is opened
 		return nil
 	}
 	for way := range strings.SplitSeq(u.Host, ",") {
@@ -192,7 +195,7 @@ func checkPort(addr string) error {
 	return nil
 }
 
-// completeKeys completes an argument by the keys of the store, for the shell.
+// completeKeys completes an argument with the keys of the store, for shell completion.
 func (r *remote) completeKeys(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	r.timeout = time.Second
 	var keys []string

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// listing is what tensors was told.
+// listing holds the options of tensors.
 type listing struct {
 	noStats, asJSON bool
 	match           []string
@@ -67,7 +67,7 @@ func (o *listing) run(cmd *cobra.Command, paths []string) error {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	workers := o.measure(ctx, slices.Concat(lists...))
-	defer workers() // they read what is closed next
+	defer workers() // the workers read the models, which are closed next
 	defer cancel()
 	out := bufio.NewWriter(cmd.OutOrStdout())
 	if o.asJSON {
@@ -84,7 +84,7 @@ func (o *listing) run(cmd *cobra.Command, paths []string) error {
 	return nil
 }
 
-// lists are the rows of each model, in the order in which they are printed.
+// lists returns the rows of each model, in the order in which they are printed.
 func (o *listing) lists(models []*model) (lists [][]*tensorRow, err error) {
 	used := map[string]bool{}
 	for _, m := range models {
@@ -105,7 +105,8 @@ func (o *listing) lists(models []*model) (lists [][]*tensorRow, err error) {
 	return lists, nil
 }
 
-// measure begins to compute the rows' statistics, in their order, on all cores. What it returns waits for the end of that.
+// measure starts to compute the statistics of the rows, in their order, on all cores. It returns a
+// function that waits until this is done.
 func (o *listing) measure(ctx context.Context, rows []*tensorRow) (wait func()) {
 	todo, ended := make(chan *tensorRow), make(chan struct{})
 	workers := runtime.GOMAXPROCS(0)
@@ -121,7 +122,7 @@ func (o *listing) measure(ctx context.Context, rows []*tensorRow) (wait func()) 
 	go func() {
 		defer close(todo)
 		for _, r := range rows {
-			todo <- r // a worker takes it soon, also after ctx has ended
+			todo <- r // a worker receives it soon, even after ctx has ended
 		}
 	}()
 	return func() {
@@ -145,7 +146,7 @@ func (r *tensorRow) measure(ctx context.Context, e *elements, noStats bool) {
 	}
 }
 
-// tensorJSON is a tensor for programs.
+// tensorJSON is the JSON form of a tensor.
 type tensorJSON struct {
 	File       string `json:"file"`
 	Name       string `json:"name"`
@@ -174,7 +175,7 @@ func (o *listing) printJSON(out *bufio.Writer, rows []*tensorRow) error {
 	return out.Flush()
 }
 
-// flushed is err, after what came before it has been written.
+// flushed flushes out and returns err, or the error of the flush.
 func flushed(out *bufio.Writer, err error) error {
 	if e := out.Flush(); e != nil {
 		return e
@@ -182,7 +183,7 @@ func flushed(out *bufio.Writer, err error) error {
 	return err
 }
 
-// flushWhen writes what has been printed before waiting for a row that is not ready.
+// flushWhen flushes out if row r is not ready, before the caller waits for it.
 func flushWhen(out *bufio.Writer, r *tensorRow) error {
 	select {
 	case <-r.done:

@@ -8,11 +8,13 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// codeCounts is how often each code of a dtype of one or two bytes is in a tensor: statistics follow from that, and each element is
-// looked at once, without arithmetic. Most of a model is of such dtypes.
+// codeCounts counts how often each code of a dtype of one or two bytes occurs in a tensor. The
+// statistics follow from the counts, so that each element is read only once, without arithmetic.
+// Most of a model has such dtypes.
 type codeCounts [1 << 16]int64
 
-// hasCodes reports whether codes can be counted. Of Bool, most make no sense, which the other way tells.
+// hasCodes reports whether codes can be counted. It is false for Bool, of which most codes are
+// invalid; the general method detects that.
 func hasCodes(dt tensor.DType) bool {
 	return dt != tensor.Bool && (dt.Bits() == 8 || dt.Bits() == 16)
 }
@@ -39,7 +41,7 @@ func (c *codeCounts) of(ctx context.Context, t *tensor.Tensor) error {
 	return nil
 }
 
-// codeValues are what the codes of a dtype stand for.
+// codeValues returns the values of all codes of a dtype.
 func codeValues(dt tensor.DType) ([]float32, error) {
 	size := dt.Bits() / 8
 	codes := make([]byte, size<<dt.Bits())
@@ -56,7 +58,7 @@ func codeValues(dt tensor.DType) ([]float32, error) {
 	return all.AppendFloat32s(nil)
 }
 
-// statsOfCodes is statsOf for a dtype with codes.
+// statsOfCodes is like statsOf, for a dtype with codes.
 func statsOfCodes(ctx context.Context, c *codeCounts, t *tensor.Tensor) (*tensorStats, error) {
 	values, err := codeValues(t.DType)
 	if err != nil {

@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	statsBlock = 1 << 14 // elements that are in memory at a time
+	statsBlock = 1 << 14 // elements in memory at a time
 	statsBins  = 16
 )
 
-// tensorStats is about the elements of one tensor.
+// tensorStats contains the statistics of the elements of one tensor.
 type tensorStats struct {
 	NaN   int64 `json:"nan"`
 	Inf   int64 `json:"inf"`
@@ -25,25 +25,28 @@ type tensorStats struct {
 	*spread // nil if no element is finite
 }
 
-// spread is about those that are finite.
+// spread contains the statistics of the finite elements.
 type spread struct {
-	Min  float64          `json:"min"`
-	Max  float64          `json:"max"`
-	Mean float64          `json:"mean"`
-	Std  float64          `json:"std"`  // of all there are: the squares are divided by their number, not by one less
-	Bins [statsBins]int64 `json:"bins"` // how many are in each part of Min to Max, which are equally wide
+	Min  float64 `json:"min"`
+	Max  float64 `json:"max"`
+	Mean float64 `json:"mean"`
+	// the population standard deviation: the sum of squares is divided by n, not n-1
+	Std float64 `json:"std"`
+	// counts of the elements in equal parts of the range from Min to Max
+	Bins [statsBins]int64 `json:"bins"`
 }
 
-// hasStats reports whether elements of a dtype can be put in an order.
+// hasStats reports whether elements of a dtype can be ordered.
 func hasStats(dt tensor.DType) bool { return dt != tensor.C64 }
 
-// statsOf reads t block by block, once or twice. A file that is cut off meanwhile is an error, not a fault.
+// statsOf reads t block by block, once or twice. If the mapped file is truncated meanwhile, it
+// returns an error instead of a fault.
 func statsOf(ctx context.Context, e *elements, t *tensor.Tensor) (s *tensorStats, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
-		case interface{ Addr() uintptr }: // of a fault in the mapping
+		case interface{ Addr() uintptr }: // a fault in the mapping
 			s, err = nil, errors.New("the file was cut off, or cannot be read any more")
 		default:
 			panic(r)
@@ -61,13 +64,13 @@ func statsOf(ctx context.Context, e *elements, t *tensor.Tensor) (s *tensorStats
 	return s, s.measure(ctx, e)
 }
 
-// limits are of the elements that are finite, by now.
+// limits are the minimum and maximum of the finite elements seen so far.
 type limits struct {
 	some   bool
 	lo, hi float64
 }
 
-// spread has them; nil if there were no elements.
+// spread returns a spread with these limits, or nil if there were no elements.
 func (l *limits) spread() *spread {
 	if !l.some {
 		return nil
@@ -94,7 +97,7 @@ func (s *tensorStats) note(l *limits, x float64, n int64) {
 	l.lo, l.hi = min(l.lo, x), max(l.hi, x)
 }
 
-// limits counts what is special, and finds Min and Max.
+// limits counts NaN, infinite and zero elements, and finds Min and Max.
 func (s *tensorStats) limits(ctx context.Context, e *elements) error {
 	var l limits
 	for {
@@ -106,7 +109,7 @@ func (s *tensorStats) limits(ctx context.Context, e *elements) error {
 			break
 		}
 		for _, x := range block {
-			if !(x > l.lo && x < l.hi && x != 0) { // most are between the limits
+			if !(x > l.lo && x < l.hi && x != 0) { // most elements are within the limits
 				s.note(&l, x, 1)
 			}
 		}
@@ -115,7 +118,8 @@ func (s *tensorStats) limits(ctx context.Context, e *elements) error {
 	return nil
 }
 
-// frame is the middle of all, and half of how far they are apart: elements are moved by them to -1 to 1, so that nothing overflows.
+// frame returns the middle of the range and half of its width. Elements are mapped with them to the
+// range from -1 to 1, so that nothing overflows.
 func (s *spread) frame() (mid, half float64) {
 	if half = s.Max/2 - s.Min/2; half == 0 {
 		return s.Min, 1
@@ -123,10 +127,10 @@ func (s *spread) frame() (mid, half float64) {
 	return s.Min/2 + s.Max/2, half
 }
 
-// binOf is the bin of an element that was moved.
+// binOf returns the bin of an element that was mapped to the range from -1 to 1.
 func binOf(y float64) int { return max(0, min(statsBins-1, int((y+1)*(statsBins/2)))) }
 
-// measure does the rest.
+// measure computes the mean, the standard deviation and the bins.
 func (s *spread) measure(ctx context.Context, e *elements) error {
 	mid, half := s.frame()
 	var all moments
@@ -152,10 +156,11 @@ func (s *spread) measure(ctx context.Context, e *elements) error {
 	return nil
 }
 
-// moments are the mean of n numbers, and the sum of the squares of how far they are from it.
+// moments are the mean of n numbers, and the sum of the squares of their distances from it.
 type moments struct{ n, mean, squares float64 }
 
-// add adds a block: by its own mean, so that no digits are lost where numbers are close to each other.
+// add adds a block of numbers by combining its mean with that of the previous numbers, so that no
+// digits are lost if the numbers are close to each other.
 func (m *moments) add(block []float64) {
 	n := float64(len(block))
 	if n == 0 {
@@ -175,7 +180,8 @@ func (m *moments) add(block []float64) {
 	m.n = total
 }
 
-// elements are those of a tensor as float64, block by block. One of them is used for many tensors.
+// elements reads the elements of a tensor as float64, block by block. One elements is used for many
+// tensors.
 type elements struct {
 	t      *tensor.Tensor
 	at     int
@@ -186,7 +192,8 @@ type elements struct {
 
 func (e *elements) begin(t *tensor.Tensor) { e.t, e.at = t, 0 }
 
-// next is the next block, which is good until the call after it and may be changed; empty at the end.
+// next returns the next block, which is valid until the next call and may be modified; it is empty
+// at the end.
 func (e *elements) next(ctx context.Context) ([]float64, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -208,7 +215,8 @@ func (e *elements) next(ctx context.Context) ([]float64, error) {
 	return e.wide[:n], nil
 }
 
-// wideOf is how to read elements that a float32 would round; nil for others.
+// wideOf returns a function that decodes elements that a float32 would round, or nil for other
+// dtypes.
 func wideOf(dt tensor.DType) func(dst []float64, data []byte) {
 	le := binary.LittleEndian
 	switch dt {

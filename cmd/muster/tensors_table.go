@@ -16,33 +16,34 @@ import (
 )
 
 const (
-	nameLeast = 20 // characters that a name has, however narrow the terminal is
-	nameMost  = 60 // that names are filled up to, in files and pipes
+	nameLeast = 20 // minimum width of names, in a narrow terminal
+	nameMost  = 60 // width to which names are padded in files and pipes
 	shapeMost = 30
 	numberLen = 9  // -1.23e-05
-	noteLeast = 14 // a NaN is to be seen, however narrow the terminal is
+	noteLeast = 14 // minimum width of notes, so that a NaN is visible in a narrow terminal
 )
 
-// column is one of a table.
+// column is a column of a table.
 type column struct {
 	head  string
 	width int
 	left  bool // aligned
-	drop  int  // what goes first where there is no room, those of one number together; 0 stays
-	cell  func(r *tensorRow) string
+	// columns are dropped in a narrow terminal in this order, equal numbers together; 0: never
+	drop int
+	cell func(r *tensorRow) string
 }
 
-// tensorTable prints rows for people, as they are ready.
+// tensorTable prints rows for people, as they become ready.
 type tensorTable struct {
 	out     *bufio.Writer
 	ink     ink
-	width   int // of the terminal; 0 is no limit
-	notes   int // columns of it that are for notes
+	width   int // width of the terminal; 0: no limit
+	notes   int // part of the width that is reserved for notes
 	rows    []*tensorRow
 	columns []column
 }
 
-// newTensorTable makes a table for where, which out writes to.
+// newTensorTable returns a table that is printed to out, which writes to where.
 func newTensorTable(where io.Writer, out *bufio.Writer, rows []*tensorRow, noStats bool) *tensorTable {
 	t := &tensorTable{out: out, ink: inkOf(where), width: widthOf(where), rows: rows}
 	t.columns = []column{
@@ -68,7 +69,7 @@ func newTensorTable(where io.Writer, out *bufio.Writer, rows []*tensorRow, noSta
 	return t
 }
 
-// widthOf is how wide a terminal is, and 0 for everything else.
+// widthOf returns the width of a terminal, or 0 if w is not one.
 func widthOf(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil {
@@ -95,7 +96,7 @@ func number(head string, drop int, of func(*spread) float64) column {
 	}}
 }
 
-// dimensions is a shape as 4096×4096.
+// dimensions formats a shape, as 4096×4096.
 func dimensions(shape []int) string {
 	if len(shape) == 0 {
 		return "scalar"
@@ -103,7 +104,7 @@ func dimensions(shape []int) string {
 	return strings.ReplaceAll(strings.Trim(fmt.Sprint(shape), "[]"), " ", "×")
 }
 
-// picture has a bar for each bin, of which those with any element can be seen.
+// picture draws the bins as bars. A bin with any element is visible.
 func picture(r *tensorRow) string {
 	if r.stats == nil || r.stats.spread == nil {
 		return ""
@@ -122,7 +123,7 @@ func picture(r *tensorRow) string {
 	return s.String()
 }
 
-// fit makes room: names get shorter, and then columns go.
+// fit makes the table fit into the terminal: first it shortens names, then it drops columns.
 func (t *tensorTable) fit() {
 	name := &t.columns[0]
 	if t.width == 0 {
@@ -149,7 +150,7 @@ func (t *tensorTable) fit() {
 	}
 }
 
-// dropNext is what goes first of the columns that are left; 0 if all stay.
+// dropNext returns the drop number of the columns to drop next; 0 if none can be dropped.
 func (t *tensorTable) dropNext() (next int) {
 	for _, c := range t.columns {
 		if c.drop > 0 && (next == 0 || c.drop < next) {
@@ -197,7 +198,7 @@ func (t *tensorTable) print(m *model) error {
 	return t.out.Flush()
 }
 
-// line is a row, without what is special about it.
+// line formats a row, without its note.
 func (t *tensorTable) line(cell func(c column) string) string {
 	var cells []string
 	for _, c := range t.columns {
@@ -214,7 +215,7 @@ func (t *tensorTable) line(cell func(c column) string) string {
 	return t.cut(strings.TrimRight(strings.Join(cells, strings.Repeat(" ", gap)), " "), t.width)
 }
 
-// note counts what is special; bad is what should not be there.
+// note counts the special values of a row; bad reports whether some of them indicate an error.
 func (t *tensorTable) note(r *tensorRow) (s string, bad bool) {
 	if r.stats == nil {
 		return "", false
@@ -251,7 +252,7 @@ func count(n int64, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// metadata prints those of all files, each that is the same only once.
+// metadata prints the metadata of all files. Equal entries are printed once.
 func (t *tensorTable) metadata(m *model) {
 	seen := map[string]bool{}
 	for _, f := range m.Files() {
@@ -265,7 +266,7 @@ func (t *tensorTable) metadata(m *model) {
 	}
 }
 
-// cut shortens s at its end; a width of 0 is that of what is no terminal.
+// cut shortens s at its end. If the table's width is 0, the output is no terminal and s is not cut.
 func (t *tensorTable) cut(s string, width int) string {
 	if t.width == 0 || utf8.RuneCountInString(s) <= width {
 		return s
@@ -273,12 +274,12 @@ func (t *tensorTable) cut(s string, width int) string {
 	return string([]rune(s)[:width-1]) + "…"
 }
 
-// middle leaves out what is in the middle of s: names differ at their ends.
+// middle shortens s in the middle, because names differ at their ends.
 func middle(s string, width int) string {
 	r := []rune(s)
 	if len(r) <= width {
 		return s
 	}
-	head := (width - 1) / 3 // the end says more
+	head := (width - 1) / 3 // the end is more informative
 	return string(r[:head]) + "…" + string(r[len(r)-(width-1-head):])
 }

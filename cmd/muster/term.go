@@ -11,7 +11,7 @@ import (
 	"golang.org/x/term"
 )
 
-// ink is colour where a person reads, and nothing everywhere else.
+// ink colours text if the output is a terminal.
 type ink bool
 
 func inkOf(w io.Writer) ink {
@@ -32,13 +32,13 @@ func (k ink) red(s string) string    { return k.in("1;31", s) }
 func (k ink) yellow(s string) string { return k.in("33", s) }
 func (k ink) green(s string) string  { return k.in("1;32", s) }
 
-// rank colours what belongs to a rank.
+// rank returns s in the colour of a rank.
 func (k ink) rank(rank int, s string) string {
 	colours := []string{"36", "35", "33", "32", "34", "96", "95", "93", "92", "94"}
 	return k.in(colours[rank%len(colours)], s)
 }
 
-// padLeft and padRight count characters, not bytes: there are µs and × in tables.
+// padLeft and padRight count characters, not bytes: tables contain µs and ×.
 func padLeft(s string, width int) string {
 	return strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s))) + s
 }
@@ -47,7 +47,7 @@ func padRight(s string, width int) string {
 	return s + strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s)))
 }
 
-// short is a duration with three digits.
+// short formats a duration with three digits.
 func short(d time.Duration) string {
 	switch {
 	case d < time.Microsecond:

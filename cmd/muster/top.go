@@ -55,7 +55,7 @@ keys scroll, r shows every rank, space pauses, q ends.`,
 	return cmd
 }
 
-// topModel is what top shows, and what its keys do.
+// topModel is the state of top.
 type topModel struct {
 	ctx   context.Context
 	watch *status.Watch
@@ -77,19 +77,19 @@ func newTopModel(ctx context.Context, s *store.Store, url string, every time.Dur
 	}
 }
 
-// seen is what a look at the store gave.
+// seen is the message with the result of a request to the store.
 type seen struct {
 	view *status.View
 	err  error
 }
 
-// look asks the store.
+// look requests the status of the store.
 func (m *topModel) look() tea.Msg {
 	v, err := m.watch.View(m.ctx)
 	return seen{v, err}
 }
 
-// again is that it is time for the next look.
+// again is the message that it is time for the next request.
 type again struct{}
 
 // Init implements tea.Model.
@@ -142,7 +142,7 @@ func (m *topModel) press(key string) tea.Cmd {
 	return nil
 }
 
-// lines are all there are, of which the screen shows a part.
+// lines returns all lines, of which the screen shows a part.
 func (m *topModel) lines() []string {
 	if m.view == nil {
 		return nil
@@ -174,7 +174,7 @@ func (m *topModel) View() tea.View {
 	return v
 }
 
-// head is the first line: of which store, and what it does.
+// head returns the first line: the store and its activity.
 func (m *topModel) head() string {
 	parts := []string{m.ink.bold("muster") + " " + m.url}
 	switch {
@@ -195,5 +195,5 @@ func (m *topModel) head() string {
 	return strings.Join(parts, " · ")
 }
 
-// duration is a number of seconds.
+// duration converts a number of seconds.
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

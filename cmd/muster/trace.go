@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// tracing is what trace was told.
+// tracing holds the options of trace.
 type tracing struct {
 	outputs    []string
 	asJSON     bool
@@ -57,7 +57,7 @@ for one rank alone. The file's name selects the format: .svg, .html (the picture
 	return cmd
 }
 
-// drawers are the kinds of files, by how their names end.
+// drawers are the output formats, by file name extension.
 var drawers = map[string]func(*timeline.Timeline, io.Writer, *timeline.PictureOptions) error{
 	".svg":  (*timeline.Timeline).SVG,
 	".html": (*timeline.Timeline).HTML,
@@ -111,7 +111,7 @@ func (o *tracing) run(cmd *cobra.Command, args []string) error {
 	return out.Flush()
 }
 
-// read reads files, or the last job of a directory; a note says what was left aside.
+// read reads files, or the last job of a directory. The note says what it omitted.
 func (o *tracing) read(cmd *cobra.Command, args []string) (files []*timeline.File, note string, err error) {
 	if info, err := os.Stat(args[0]); err == nil && info.IsDir() {
 		if len(args) > 1 {
@@ -140,7 +140,7 @@ func (o *tracing) read(cmd *cobra.Command, args []string) (files []*timeline.Fil
 	return files, "", nil
 }
 
-// writeOutput writes a file, whole or not at all.
+// writeOutput writes a file atomically.
 func writeOutput(path string, write func(io.Writer) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), ".muster-*")
 	if err != nil {
@@ -166,7 +166,8 @@ type tracePrinter struct {
 	ink
 }
 
-func (p *tracePrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) } // a bufio.Writer remembers
+// a bufio.Writer remembers
+func (p *tracePrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) }
 
 func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note string) {
 	failed := ""
@@ -233,7 +234,7 @@ func rowName(r *timeline.Row) string {
 	return fmt.Sprintf("rank %d", r.Rank)
 }
 
-// traceTime is a duration as people read it.
+// traceTime formats a duration for people.
 func traceTime(d time.Duration) string {
 	switch {
 	case d >= time.Minute:
@@ -246,7 +247,7 @@ func traceTime(d time.Duration) string {
 	return fmt.Sprintf("%d µs", d.Microseconds())
 }
 
-// rankJSON is one rank of a summary, in seconds.
+// rankJSON is one rank of a summary, with times in seconds.
 type rankJSON struct {
 	Rank      int     `json:"rank"`
 	Host      string  `json:"host"`

@@ -22,7 +22,7 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// version is what the build says of itself.
+// version returns the version from the build information.
 func version() string {
 	name, notes := "muster (devel)", []string{runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
 	if info, ok := debug.ReadBuildInfo(); ok {

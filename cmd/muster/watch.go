@@ -58,7 +58,7 @@ func watch(ctx context.Context, s *store.Store, prefix string, from store.Revisi
 	return nil
 }
 
-// compacted says what to do if the store has forgotten what came after from.
+// compacted adds a remedy if the store has discarded the changes after from.
 func compacted(err error, from uint64) error {
 	if !errors.Is(err, store.ErrCompacted) {
 		return err
@@ -83,7 +83,7 @@ func eventPrinter(w io.Writer, asJSON bool) func(store.Event) error {
 	}
 }
 
-// kind is what happened.
+// kind returns what happened to the key.
 func kind(e store.Event) string {
 	switch {
 	case e.Expired:

@@ -56,7 +56,8 @@ the same live, "muster page" in a browser.`,
 	return cmd
 }
 
-// who prints who waits for whom in one store; which one, if nobody has named it.
+// who prints which ranks of one store wait, and for which other ranks. If the store was found by
+// its job, it prints the job first.
 func (r *remote) who(cmd *cobra.Command, asJSON, ranks bool) error {
 	return r.do(cmd, func(ctx context.Context, s *store.Store) error {
 		now, err := s.Status(ctx, "")
@@ -79,7 +80,7 @@ func (r *remote) who(cmd *cobra.Command, asJSON, ranks bool) error {
 	})
 }
 
-// visible is why s shows nothing, if it will not do so later either.
+// visible returns why s shows nothing, if it will not do so later either.
 func visible(ctx context.Context, s *store.Store) error {
 	ctx, cancel := context.WithTimeout(ctx, quick)
 	defer cancel()
@@ -97,14 +98,16 @@ type whoPrinter struct {
 	ranks bool
 }
 
-func (p *whoPrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) } // a bufio.Writer remembers
+// a bufio.Writer remembers
+func (p *whoPrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) }
 
 func (p *whoPrinter) print(v *status.View) {
 	if len(v.Waiting) == 0 {
 		p.line("%s", p.green("nothing waits"))
 	}
 	jobs := map[string]bool{}
-	for i := range v.Blame { // at the end of a chain of those who wait for one another: one of each job
+	// one rank for each job: the end of a chain of ranks that wait for each other
+	for i := range v.Blame {
 		b := &v.Blame[i]
 		if job := fmt.Sprintf("%s %q %d", b.Group, b.Run, b.Generation); !jobs[job] {
 			jobs[job] = true
@@ -146,7 +149,7 @@ func (p *whoPrinter) print(v *status.View) {
 	}
 }
 
-// replicationText is who keeps a replicated store.
+// replicationText describes the processes of a replicated store.
 func replicationText(r *status.Replication) string {
 	text := "no process leads"
 	if r.Leader != "" {
@@ -170,7 +173,7 @@ func replicationText(r *status.Replication) string {
 	return text
 }
 
-// serverText is what is known of the store as a whole.
+// serverText describes the store as a whole.
 func serverText(s *status.Server) string {
 	var parts []string
 	for _, x := range []struct {
@@ -196,7 +199,7 @@ func serverText(s *status.Server) string {
 	return text
 }
 
-// ago is a number of seconds as people read it.
+// ago formats a number of seconds for people.
 func ago(seconds float64) string {
 	if seconds < 0 {
 		return "unknown"
@@ -204,7 +207,7 @@ func ago(seconds float64) string {
 	return status.Short(duration(seconds))
 }
 
-// wait is one line of what waits, and one for each rank that it waits for.
+// wait prints one line for a call that waits, and one for each rank that it waits for.
 func (p *whoPrinter) wait(w *status.Wait) {
 	what := printable(w.What)
 	if w.Kind != "key" {
@@ -233,7 +236,7 @@ func (p *whoPrinter) wait(w *status.Wait) {
 	}
 }
 
-// whoText is what is known of a rank, behind its number.
+// whoText describes a rank, to follow its number.
 func whoText(r status.Who) string {
 	s := ""
 	if r.Label != "" {
@@ -277,7 +280,7 @@ func (p *whoPrinter) group(g *status.Group) {
 	}
 }
 
-// stateText is a state of a group in words.
+// stateText describes the state of a group.
 func stateText(state string) string {
 	return map[string]string{"forming": "forming", "idle": "idle", "waiting": "waits", "revoked": "has failed", "over": "is over"}[state]
 }
