@@ -21,7 +21,7 @@ type curve struct {
 	buf    *bufio.Writer
 }
 
-// newCurve writes to a file what is added, and keeps it; "" is no file.
+// newCurve returns a curve that is also written to file; "" means no file.
 func newCurve(file string) (*curve, error) {
 	if file == "" {
 		return &curve{name: "this run"}, nil
@@ -31,7 +31,7 @@ func newCurve(file string) (*curve, error) {
 		return nil, err
 	}
 	c := &curve{name: nameOf(file), file: f, buf: bufio.NewWriter(f)}
-	_, _ = fmt.Fprintln(c.buf, "step,loss") // Flush has its error
+	_, _ = fmt.Fprintln(c.buf, "step,loss") // Flush returns the error
 	return c, nil
 }
 
@@ -40,7 +40,7 @@ func nameOf(file string) string {
 	return strings.TrimSuffix(base, filepath.Ext(base))
 }
 
-// add takes the loss of the next step. What is written has as many digits as it takes to read the same bits again.
+// add appends the loss of the next step. The file contains enough digits to restore the same bits.
 func (c *curve) add(step int, loss float64) error {
 	c.losses = append(c.losses, loss)
 	if c.file == nil {
@@ -50,7 +50,7 @@ func (c *curve) add(step int, loss float64) error {
 	return err
 }
 
-// close ends the file. Twice is once.
+// close closes the file. Further calls do nothing.
 func (c *curve) close() error {
 	if c.file == nil {
 		return nil
@@ -60,7 +60,7 @@ func (c *curve) close() error {
 	return err
 }
 
-// readCurve reads what a curve has written.
+// readCurve reads the file of a curve.
 func readCurve(file string) (*curve, error) {
 	f, err := os.Open(file)
 	if err != nil {

@@ -14,25 +14,26 @@ import (
 
 const (
 	pixels  = 8 * 8
-	ink     = 16 // the most that a pixel has
+	ink     = 16 // the maximum value of a pixel
 	classes = 10
 )
 
-// digits is the data set that comes with the program; data/README.md says where it is from.
+// digits is the embedded data set; data/README.md describes its source.
 //
 //go:embed data/digits.csv.gz
 var digits []byte
 
-// example is one image and what it shows.
+// example is an image and its label.
 type example struct {
 	image [pixels]float32 // 0 to 1, row by row
 	label int
 }
 
-// dataset is the examples that the model learns from, and those that it never sees.
+// dataset contains the examples for training, and those held out for evaluation.
 type dataset struct{ train, heldOut []example }
 
-// load reads a data set: gzipped CSV, a row for each image, its pixels and then its label. "" is the one that comes with the program.
+// load reads a data set: gzipped CSV with a row for each image, its pixels and then its label. If
+// file is "", it is the embedded data set.
 func load(file string) (dataset, error) {
 	raw, name := digits, "the built-in data"
 	if file != "" {
@@ -49,7 +50,8 @@ func load(file string) (dataset, error) {
 	return split(all), nil
 }
 
-// split holds every fifth example out. The file does not say who wrote which, so the same people's digits are in both parts.
+// split holds out every fifth example. The file does not say who wrote which digit, so both parts
+// contain digits by the same people.
 func split(all []example) (d dataset) {
 	for i, e := range all {
 		if i%5 == 4 {

@@ -5,19 +5,21 @@ import (
 	"math"
 )
 
-// Fixed point: an int64 counts units of 2^-40. A summand is at most 2^10, and there are at most 2^12 of them in a batch, so that a sum stays
-// below 2^63.
+// Fixed point: an int64 counts units of 2^-40. A summand is at most 2^10, and there are at most
+// 2^12 of them in a batch, so a sum stays below 2^63.
 const (
 	unit     = 1.0 / (1 << 40)
 	maxTerm  = 1 << 10
 	maxBatch = 1 << 12
 )
 
-// exactSum is the sum of gradients, and behind them that of their losses. Each number is rounded once, to a multiple of unit, before it is
-// added; the sum itself is not rounded, so neither order nor grouping matters: integers are associative, and floats are not.
+// exactSum is the sum of gradients, followed by the sum of their losses. Each number is rounded
+// once, to a multiple of unit, before it is added. The sum itself is not rounded, so neither order
+// nor grouping matters: integer addition is associative, and floating-point addition is not.
 type exactSum []int64
 
-// add takes the gradient and the loss of one example. It is an error if a number does not fit, or is none.
+// add adds the gradient and the loss of one example. It returns an error if a number is too large
+// or NaN.
 func (s exactSum) add(grad []float32, loss float64) error {
 	last := len(s) - 1
 	for i, v := range grad[:last] {
@@ -32,14 +34,14 @@ func (s exactSum) add(grad []float32, loss float64) error {
 }
 
 func addFixed(sum *int64, v float64) error {
-	if !(math.Abs(v) <= maxTerm) { // NaN too
+	if !(math.Abs(v) <= maxTerm) { // false for NaN too
 		return fmt.Errorf("%v is beyond the ±%d that -deterministic can add: a smaller -lr may help", v, maxTerm)
 	}
 	*sum += int64(math.RoundToEven(v / unit)) // the division is exact: unit is a power of two
 	return nil
 }
 
-// mean puts the mean gradient of n examples into grad, and returns their mean loss.
+// mean stores the mean gradient of n examples in grad, and returns their mean loss.
 func (s exactSum) mean(grad []float32, n int) (loss float64) {
 	last := len(s) - 1
 	for i, v := range s[:last] {

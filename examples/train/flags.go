@@ -17,11 +17,11 @@ type options struct {
 	others                 []string // curves of other runs, to draw beside this one's
 }
 
-// parseFlags writes help to out if it is asked for; the error is flag.ErrHelp then.
+// parseFlags parses the flags. If help is requested, it writes it to out and returns flag.ErrHelp.
 func parseFlags(args []string, out io.Writer) (*options, error) {
 	o := &options{}
 	f := flag.NewFlagSet("train", flag.ContinueOnError)
-	f.SetOutput(io.Discard) // errors are told in one line
+	f.SetOutput(io.Discard) // errors are printed by the caller in one line
 	f.Usage = func() {}
 	f.IntVar(&o.steps, "steps", 400, "how many batches to learn from")
 	f.IntVar(&o.batch, "batch", 64, "how many digits all ranks together learn from in a step")
@@ -53,7 +53,7 @@ func (o *options) check() error {
 		return fmt.Errorf("-batch %d: from 1 to %d", o.batch, maxBatch)
 	case o.hidden < 1 || o.hidden > 1<<16:
 		return fmt.Errorf("-hidden %d: from 1 to %d", o.hidden, 1<<16)
-	case !(o.rate > 0 && o.rate < 1e9): // not NaN either
+	case !(o.rate > 0 && o.rate < 1e9): // rejects NaN too
 		return fmt.Errorf("-lr %v: above 0, and finite", o.rate)
 	case o.plot == "" && len(o.others) > 0:
 		return fmt.Errorf("%q is for -plot, which is not given", o.others[0])
@@ -66,7 +66,8 @@ func (o *options) check() error {
 	return nil
 }
 
-// common is what all ranks must have alike, or their replicas would part without a word.
+// common returns a text that must be equal on all ranks; otherwise their replicas would diverge
+// without an error.
 func (o *options) common(data dataset) string {
 	h := sha256.New()
 	for _, part := range [][]example{data.train, data.heldOut} {

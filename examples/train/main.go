@@ -3,8 +3,8 @@
 //	muster run -n 4 -- go run ./examples/train
 //	muster run -n 4 -- go run ./examples/train -deterministic -csv four.csv
 //
-// Every rank has the whole model, and learns from its share of each batch; the gradients are averaged over all ranks. README.md shows
-// what it prints and draws.
+// Every rank has the whole model, and learns from its share of each batch; the gradients are
+// averaged over all ranks. README.md shows the output and the plots.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// run returns what the process exits with: 2 if it was called in a wrong way, 1 if it failed.
+// run returns the exit code of the process: 2 for wrong usage, 1 for a failure.
 func run(args []string, out, errs io.Writer) int {
 	o, err := parseFlags(args, out)
 	if errors.Is(err, flag.ErrHelp) {
@@ -42,7 +42,7 @@ func run(args []string, out, errs io.Writer) int {
 	return 0
 }
 
-// run is one rank's life.
+// run runs one rank.
 func (o *options) run(ctx context.Context, out io.Writer) error {
 	cfg, err := pgroup.FromEnv()
 	if err != nil {
@@ -58,9 +58,9 @@ func (o *options) run(ctx context.Context, out io.Writer) error {
 	}
 	if err := o.train(ctx, g, out); err != nil {
 		if ctx.Err() != nil {
-			err = fmt.Errorf("%w: %w", context.Cause(ctx), err) // which signal it was
+			err = fmt.Errorf("%w: %w", context.Cause(ctx), err) // adds the signal
 		}
-		g.Abort(err) // the others need not wait for this rank, and hear why
+		g.Abort(err) // so that the other ranks do not wait for this rank, and get its error
 		return fmt.Errorf("rank %d: %w", g.Rank(), err)
 	}
 	return g.Shutdown(ctx)
@@ -104,14 +104,15 @@ func (o *options) train(ctx context.Context, g *pgroup.Group, out io.Writer) (er
 	return t.dp.Shutdown(ctx)
 }
 
-// files are what a run leaves. Rank 0 writes them, and the others none.
+// files are the output files of a run. Only rank 0 writes them.
 type files struct {
 	plot, model string
 	others      []*curve // to draw
 	mine        *curve
 }
 
-// prepare fails before the training if it would after it.
+// prepare reads the other curves and creates the CSV file, so that errors occur before the training
+// and not after it.
 func (o *options) prepare(rank int) (f files, err error) {
 	if rank != 0 {
 		f.mine, err = newCurve("")

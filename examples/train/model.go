@@ -7,7 +7,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// layers are the weights of a perceptron with one hidden layer, or their gradient. They are parts of one slice, all.
+// layers are the weights of a perceptron with one hidden layer, or their gradient. All of them are
+// parts of one slice.
 type layers struct {
 	all    []float32
 	w1, b1 []float32 // hidden×pixels, hidden
@@ -26,7 +27,7 @@ func newLayers(hidden int) layers {
 	return l
 }
 
-// tensors are the layers by name, in the same memory.
+// tensors returns the layers by name, in the same memory.
 func (l layers) tensors() map[string]*tensor.Tensor {
 	hidden := len(l.b1)
 	return map[string]*tensor.Tensor{
@@ -37,7 +38,8 @@ func (l layers) tensors() map[string]*tensor.Tensor {
 	}
 }
 
-// draw fills the weights, evenly within the bounds of He et al. (2015), and leaves the biases at 0.
+// draw initializes the weights with uniform random numbers within the bounds of He et al. (2015),
+// and leaves the biases at 0.
 func (l layers) draw(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	fill := func(w []float32, in int) {
@@ -50,7 +52,7 @@ func (l layers) draw(seed uint64) {
 	fill(l.w2, len(l.b1))
 }
 
-// network computes with weights. It has room for what lies between the layers.
+// network evaluates the model. It has buffers for the values between the layers.
 type network struct {
 	layers
 	hidden, dHidden []float32
@@ -60,7 +62,7 @@ func newNetwork(hidden int) *network {
 	return &network{layers: newLayers(hidden), hidden: make([]float32, hidden), dHidden: make([]float32, hidden)}
 }
 
-// scores computes how much speaks for each class.
+// scores computes the score (logit) of each class.
 func (n *network) scores(image *[pixels]float32) (z [classes]float32) {
 	for j := range n.hidden {
 		n.hidden[j] = max(0, n.b1[j]+dot(n.w1[j*pixels:][:pixels], image[:]))
@@ -71,7 +73,8 @@ func (n *network) scores(image *[pixels]float32) (z [classes]float32) {
 	return z
 }
 
-// backward adds the gradient of the loss of one example to grad, and returns the loss: the cross entropy, in nats.
+// backward adds the gradient of the loss of one example to grad, and returns the loss: the cross
+// entropy, in nats.
 func (n *network) backward(grad layers, e *example) float64 {
 	p, loss := softmax(n.scores(&e.image), e.label)
 	clear(n.dHidden)
@@ -93,7 +96,7 @@ func (n *network) backward(grad layers, e *example) float64 {
 	return loss
 }
 
-// right counts the examples that the model takes for what they are.
+// right counts the examples that the model classifies correctly.
 func (n *network) right(examples []example) (count int) {
 	for i := range examples {
 		z := n.scores(&examples[i].image)
@@ -148,8 +151,8 @@ const momentum = 0.9
 // sgd is stochastic gradient descent with momentum.
 type sgd struct{ velocity []float32 }
 
-// update takes one step down. Each product is rounded by itself: otherwise Go may fuse it with the sum on some processors and
-// not on others, and replicas on both would drift apart.
+// update takes one step of gradient descent. Each product is rounded separately. Otherwise Go may
+// fuse it with the sum on some processors and not on others, and replicas on both would diverge.
 func (s *sgd) update(w, grad []float32, rate float32) {
 	for i, g := range grad {
 		v := float32(momentum*s.velocity[i]) + g

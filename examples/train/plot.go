@@ -20,7 +20,7 @@ const (
 	plotHeight = 14 * vg.Centimeter
 )
 
-// plotFormat is that of a file, by its name.
+// plotFormat returns the format of a file, from its name.
 func plotFormat(file string) (string, error) {
 	format := strings.ToLower(strings.TrimPrefix(filepath.Ext(file), "."))
 	if !slices.Contains([]string{"svg", "png", "pdf"}, format) {
@@ -29,7 +29,7 @@ func plotFormat(file string) (string, error) {
 	return format, nil
 }
 
-// drawCurves writes a picture of the curves, and below of what each differs from the first.
+// drawCurves draws the curves, and below them the difference of each from the first.
 func drawCurves(file string, curves []*curve) error {
 	format, err := plotFormat(file)
 	if err != nil {
@@ -40,7 +40,8 @@ func drawCurves(file string, curves []*curve) error {
 	loss.Legend.Top = true
 	diff.X.Label.Text = "step"
 	diff.Y.Label.Text = "difference from " + curves[0].name
-	const thin, step = vg.Length(0.8), vg.Length(0.6) // what is drawn first is thicker: it is seen beside what lies on it
+	// curves drawn earlier are thicker, so that they stay visible below later ones
+	const thin, step = vg.Length(0.8), vg.Length(0.6)
 	for i, c := range curves {
 		line, err := addLine(loss, c.losses, i, thin+step*vg.Length(len(curves)-1-i))
 		if err != nil {
@@ -48,7 +49,8 @@ func drawCurves(file string, curves []*curve) error {
 		}
 		loss.Legend.Add(c.name, line)
 	}
-	for i, c := range slices.Backward(curves) { // so those that are like the first one lie above those that are not
+	// draws curves that are equal to the first one above those that are not
+	for i, c := range slices.Backward(curves) {
 		if _, err := addLine(diff, minus(c.losses, curves[0].losses), i, thin+step*vg.Length(i)); err != nil {
 			return err
 		}
@@ -71,7 +73,7 @@ func addLine(p *plot.Plot, ys []float64, color int, width vg.Length) (*plotter.L
 	return line, nil
 }
 
-// minus is as long as the shorter one.
+// minus returns a-b, with the length of the shorter one.
 func minus(a, b []float64) []float64 {
 	d := make([]float64, min(len(a), len(b)))
 	for i := range d {

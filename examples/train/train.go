@@ -15,7 +15,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-const seed = 1 // of the first weights and of the order of examples
+const seed = 1 // of the initial weights and of the order of examples
 
 // trainer is one rank's replica of the model, and its share of the work.
 type trainer struct {
@@ -47,7 +47,7 @@ func open(ctx context.Context, g *pgroup.Group, o *options, data dataset) (*trai
 	return t, nil
 }
 
-// run takes all steps. It tells each of them, with its loss, which is the same on all ranks.
+// run takes all steps. After each step it calls tell with the loss, which is the same on all ranks.
 func (t *trainer) run(ctx context.Context, tell func(step int, loss float64) error) error {
 	b := batches{n: len(t.data.train), size: t.batch}
 	for step := 1; step <= t.steps; step++ {
@@ -62,7 +62,8 @@ func (t *trainer) run(ctx context.Context, tell func(step int, loss float64) err
 	return nil
 }
 
-// step learns from one batch, of which every rank takes its share, and returns its mean loss before.
+// step trains on one batch, of which every rank takes its share. It returns the mean loss of the
+// batch before the step.
 func (t *trainer) step(ctx context.Context, batch []int) (loss float64, err error) {
 	rank, size := t.dp.Rank(), t.dp.Size()
 	mine := batch[len(batch)*rank/size : len(batch)*(rank+1)/size]
@@ -81,14 +82,16 @@ func (t *trainer) step(ctx context.Context, batch []int) (loss float64, err erro
 	return loss, nil
 }
 
-// average is how data parallelism is mostly done: each rank sums its own gradients, and the ranks average their sums, in floats.
+// average is the usual form of data parallelism: each rank sums its own gradients, and the ranks
+// average their sums, in floating point.
 func (t *trainer) average(ctx context.Context, mine []int, n int) (float64, error) {
 	clear(t.grad.all)
 	loss := []float64{0}
 	for _, i := range mine {
 		loss[0] += t.net.backward(t.grad, &t.data.train[i])
 	}
-	scale := float32(t.dp.Size()) / float32(n) // shares may differ by one: the average over ranks is to be that over examples
+	// shares may differ by one: the result must be the average over examples, not over ranks
+	scale := float32(t.dp.Size()) / float32(n)
 	for i := range t.grad.all {
 		t.grad.all[i] *= scale
 	}
@@ -99,7 +102,7 @@ func (t *trainer) average(ctx context.Context, mine []int, n int) (float64, erro
 	return loss[0] / float64(n), err
 }
 
-// exact is the same mean, with bits that do not depend on how many ranks there are.
+// exact computes the same mean, with bits that do not depend on the number of ranks.
 func (t *trainer) exact(ctx context.Context, mine []int, n int) (float64, error) {
 	clear(t.sums)
 	for _, i := range mine {
@@ -115,13 +118,13 @@ func (t *trainer) exact(ctx context.Context, mine []int, n int) (float64, error)
 	return t.sums.mean(t.grad.all, n), nil
 }
 
-// same returns a checksum of the weights. It is an error if ranks have different ones.
+// same returns a checksum of the weights. It returns an error if the weights of the ranks differ.
 func (t *trainer) same(ctx context.Context, g *pgroup.Group) (string, error) {
 	sum := fmt.Sprintf("%x", sha256.Sum256(tensor.From(t.net.all).Data))
 	return sum, alike(ctx, g, "weights", sum)
 }
 
-// alike is an error, on all ranks, if they have different values of what.
+// alike returns an error on all ranks if their values of what differ.
 func alike(ctx context.Context, g *pgroup.Group, what, mine string) error {
 	all, err := pgroup.AllGather(ctx, g, mine)
 	if err != nil {
@@ -135,8 +138,9 @@ func alike(ctx context.Context, g *pgroup.Group, what, mine string) error {
 	return nil
 }
 
-// batches deals out examples: in every epoch all of them, in another order, the same on every rank. What does not fill a batch at the
-// end of an epoch is left out.
+// batches selects the examples of each step. Every epoch contains all examples in another order,
+// which is the same on every rank. The examples that do not fill a batch at the end of an epoch are
+// omitted.
 type batches struct {
 	n, size int
 	epoch   uint64
@@ -153,7 +157,7 @@ func (b *batches) next() []int {
 	return batch
 }
 
-// report is what rank 0 prints and keeps of a run.
+// report prints and records a run on rank 0.
 type report struct {
 	out   io.Writer
 	every int // steps between two lines

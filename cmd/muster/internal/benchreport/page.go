@@ -13,7 +13,7 @@ var pageText string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{"size": Size, "latency": Latency, "rate": Rate}).Parse(pageText))
 
-// heading is what the first run is.
+// heading returns the heading of a run.
 func heading(r Run) string {
 	text := r.Name
 	if r.Version != "" && r.Version != r.Name {
@@ -25,7 +25,7 @@ func heading(r Run) string {
 	return text
 }
 
-// sheetOf is what the template shows of a section.
+// sheetOf is the template's data for a section.
 type sheetOf struct {
 	Title, About string
 	Keys         []key
@@ -37,7 +37,7 @@ type key struct {
 	Glyph template.HTML
 }
 
-// HTML writes a page that needs nothing else.
+// HTML writes a page that loads no other files.
 func HTML(w io.Writer, runs []Run) error {
 	rows, by := Compare(runs)
 	data := struct {
@@ -47,7 +47,7 @@ func HTML(w io.Writer, runs []Run) error {
 		Sections []sheetOf
 		Rows     []Comparison
 		By       string
-		Foreign  bool // figures that this machine has not made
+		Foreign  bool // whether some figures come from another machine
 	}{Heading: heading(runs[0]), Runs: runs, Others: runs[1:], Rows: rows, By: by}
 	for _, r := range runs[1:] {
 		data.Foreign = data.Foreign || r.Cores != runs[0].Cores

@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// section is plots of one kind, whose lines have the same meaning in all.
+// section is a list of plots of one kind, whose lines have the same meaning in all plots.
 type section struct {
 	title, about string
-	lines        []string // what the lines are, by colour
+	lines        []string // the names of the lines, by colour
 	panels       []panel
 }
 
@@ -17,17 +17,17 @@ type panel struct {
 	title string
 	x, y  axis
 	lines []line
-	first bool // its first line counts most
+	first bool // whether to emphasize the first line
 }
 
-// axis has a unit.
+// axis is an axis of a plot.
 type axis struct {
 	label string
 	text  func(float64) string
-	room  int // for labels, of an axis from left to right
+	room  int // how many labels fit, for a horizontal axis
 }
 
-// line is a curve; key is which of the section's lines it is.
+// line is a curve. The key is its index in the lines of the section.
 type line struct {
 	key    int
 	points []point
@@ -42,7 +42,7 @@ var (
 	inBytesPS = axis{text: Rate}
 )
 
-// A dimension is what results differ in, beside their case.
+// dimension is a parameter in which results differ besides their case.
 type dimension struct {
 	of    func(Result) int
 	named func(int) string
@@ -58,7 +58,7 @@ var (
 	}}
 )
 
-// sections are all plots of runs that have more than a point.
+// sections returns all plots of runs that have more than one point.
 func sections(runs []Run) []section {
 	m := metricOf(runs)
 	all := []section{
@@ -70,8 +70,9 @@ func sections(runs []Run) []section {
 	return slices.DeleteFunc(all, func(s section) bool { return len(s.panels) == 0 })
 }
 
-// plots has y over one dimension. If there is one run, a line is a value of the other dimension; if there are several, each is a line, and
-// each value of the other dimension a panel.
+// plots returns plots of y over one dimension. For one run, there is a line for each value of the
+// other dimension. For several runs, there is a line for each run, and a panel for each value of
+// the other dimension.
 func plots(runs []Run, over, other dimension, x, y axis, value func(Result) float64) (s section) {
 	cases, others := casesOf(runs[0]), valuesOf(runs[0], other)
 	if len(runs) > 1 {
@@ -89,7 +90,7 @@ func plots(runs []Run, over, other dimension, x, y axis, value func(Result) floa
 		}
 	}
 	for _, c := range cases {
-		var lines []line // of the one run
+		var lines []line // if there is only one run
 		for key, o := range others {
 			if len(runs) == 1 {
 				lines = append(lines, curve(runs[0], key, c, o, over, other, value)...)
@@ -113,7 +114,7 @@ func titled(name string, o int, other dimension) string {
 	return name + ", " + other.named(o)
 }
 
-// curve is a run's values of a case, if it has any.
+// curve returns a run's values of a case, if it has any.
 func curve(r Run, key int, name string, o int, over, other dimension, value func(Result) float64) []line {
 	l := line{key: key}
 	for _, res := range r.Results {

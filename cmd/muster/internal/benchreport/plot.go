@@ -8,10 +8,11 @@ import (
 	"strings"
 )
 
-// palette can be told apart without seeing all colours, on light ground and on dark.
+// palette is a list of colours that colour-blind readers can distinguish, on light and dark
+// backgrounds.
 var palette = []string{"#2f6fdb", "#d95f0e", "#0e9a73", "#c25d9c", "#b08a00", "#3a9fd0", "#7d7d85"}
 
-// glyphs are the outlines of points, around 0,0: with colours, they tell lines apart.
+// glyphs are the outlines of points, around 0,0. Together with the colours they distinguish lines.
 var glyphs = []string{
 	"M-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0z", "M-3,-3h6v6h-6z", "M0,-4l4,7h-8z", "M0,-4l4,4l-4,4l-4,-4z", "M0,4l4,-7h-8z",
 	"M-4,-1h3v-3h2v3h3v2h-3v3h-2v-3h-3z",
@@ -20,15 +21,15 @@ var glyphs = []string{
 func colourOf(key int) string { return palette[key%len(palette)] }
 func glyphOf(key int) string  { return glyphs[(key+key/len(palette))%len(glyphs)] }
 
-// Where the axes of a panel are in its picture, in the units of its viewBox.
+// Positions of the axes of a panel, in the units of the picture's viewBox.
 const (
 	panelWidth, panelHeight   = 400, 260
 	left, right, top, bottom  = 64.0, 390.0, 30.0, 216.0
 	labelBelow, axisNameBelow = 16, 36
 )
 
-// panelSVG is a panel in the page's colours, with a name for readers that do not see it. Both axes
-// are logarithmic.
+// panelSVG draws a panel in the page's colours, with a label for screen readers. Both axes are
+// logarithmic.
 func panelSVG(p panel) template.HTML {
 	xs, lo, hi := extent(p)
 	ys := ticks(lo, hi)
@@ -44,7 +45,7 @@ func panelSVG(p panel) template.HTML {
 		fmt.Fprintf(&b, `<text x="%.1f" y="%g" text-anchor="middle">%s</text>`, x(v), bottom+labelBelow, p.x.text(v))
 	}
 	fmt.Fprintf(&b, `<text x="%g" y="%g" text-anchor="middle">%s</text>`, (left+right)/2, bottom+axisNameBelow, p.x.label)
-	for _, l := range slices.Backward(p.lines) { // the first one on top
+	for _, l := range slices.Backward(p.lines) { // draws the first line last, on top
 		width := 1.8
 		if p.first && l.key == 0 {
 			width = 2.8
@@ -60,17 +61,18 @@ func panelSVG(p panel) template.HTML {
 	return template.HTML(b.String())
 }
 
-// scale is where a value between lo and hi is between from and to.
+// scale returns a function that maps a value between lo and hi logarithmically to a position
+// between from and to.
 func scale(lo, hi, from, to float64) func(v float64) float64 {
 	return func(v float64) float64 { return from + (to-from)*math.Log(v/lo)/math.Log(hi/lo) }
 }
 
-// glyphSVG is what a line looks like, for the legend.
+// glyphSVG draws the symbol of a line for the legend.
 func glyphSVG(key int) template.HTML {
 	return template.HTML(fmt.Sprintf(`<svg viewBox="-11 -5 22 10" width="22" height="10" aria-hidden="true"><path d="M-11,0H11" stroke="%[1]s" stroke-width="2"/><path d="%[2]s" fill="%[1]s"/></svg>`, colourOf(key), glyphOf(key)))
 }
 
-// extent is all that a panel's axes have to show.
+// extent returns the ranges of values that the axes of a panel must show.
 func extent(p panel) (xs []float64, lo, hi float64) {
 	lo, hi = math.Inf(1), 0
 	for _, l := range p.lines {
@@ -83,7 +85,7 @@ func extent(p panel) (xs []float64, lo, hi float64) {
 	return spaced(slices.Compact(xs), p.x.room), lo, hi
 }
 
-// spaced leaves out values whose labels would touch: there is room for so many.
+// spaced omits values whose labels would overlap: there is room for so many labels.
 func spaced(xs []float64, room int) (kept []float64) {
 	least := math.Log(xs[len(xs)-1]/xs[0]) / float64(room)
 	for i, x := range xs {
@@ -95,7 +97,7 @@ func spaced(xs []float64, room int) (kept []float64) {
 	return kept
 }
 
-// ticks are round numbers from lo to hi and a little beyond, about five.
+// ticks returns about five round numbers from lo to hi and a little beyond.
 func ticks(lo, hi float64) (at []float64) {
 	decades := math.Log10(hi / lo)
 	steps := []float64{1, 2, 5}

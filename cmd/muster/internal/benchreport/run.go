@@ -1,5 +1,5 @@
-// Package benchreport compares runs of muster bench with each other, and with figures of others, in tables and plots: an HTML page that
-// needs no network, or a picture.
+// Package benchreport compares runs of muster bench with each other and with figures from other
+// sources, in tables and plots. The output is a self-contained HTML page, or a picture.
 package benchreport
 
 import (
@@ -12,34 +12,36 @@ import (
 	"strings"
 )
 
-// Result is one case with so many ranks. At least one of Median, Mean and Rate is known.
+// Result is the result of one case with a number of ranks. At least one of Median, Mean and Rate is
+// known.
 type Result struct {
 	Case   string  `json:"case"`
 	Ranks  int     `json:"ranks"`
-	Size   int     `json:"size_bytes,omitempty"` // of an object; 0 if the case has none
-	Count  int     `json:"count,omitempty"`      // times measured
+	Size   int     `json:"size_bytes,omitempty"` // of an object; 0 if the case has no size
+	Count  int     `json:"count,omitempty"`      // number of measurements
 	Median float64 `json:"median_us,omitempty"`
 	P99    float64 `json:"p99_us,omitempty"`
 	Mean   float64 `json:"mean_us,omitempty"`
 	Rate   float64 `json:"ops_per_s,omitempty"`
 }
 
-// Run is what was measured at once: what muster bench --json prints, or figures of others.
+// Run is the results of one measurement: the output of muster bench --json, or figures from another
+// source.
 type Run struct {
 	Name    string   `json:"name,omitempty"`
 	Version string   `json:"version,omitempty"`
 	Date    string   `json:"date,omitempty"`
 	Cores   int      `json:"cores,omitempty"`
 	Seconds float64  `json:"seconds_per_case,omitempty"`
-	Host    string   `json:"host,omitempty"` // of the group: rank0 or launcher
+	Host    string   `json:"host,omitempty"` // host of the group's store: rank0 or launcher
 	Note    string   `json:"note,omitempty"`
 	Results []Result `json:"results"`
 }
 
-// mostBytes is more than a file of figures has.
+// mostBytes limits the size of a file of figures.
 const mostBytes = 16 << 20
 
-// Read reads one run, or an array of them. A run without a name gets name.
+// Read reads one run or an array of runs. A run without a name gets the given name.
 func Read(r io.Reader, name string) ([]Run, error) {
 	b, err := io.ReadAll(io.LimitReader(r, mostBytes+1))
 	if err != nil {
@@ -102,13 +104,13 @@ func (r *Run) check() error {
 }
 
 func (r Result) known() bool {
-	const most = 1e15 // µs are 30 years
+	const most = 1e15 // in µs, this is 30 years
 	all := []float64{r.Median, r.P99, r.Mean, r.Rate}
 	return min(r.Median, r.P99, r.Mean, r.Rate) >= 0 && max(r.Median, r.Mean, r.Rate) > 0 &&
 		!slices.ContainsFunc(all, func(x float64) bool { return x > most || x > 0 && x < 1/most })
 }
 
-// find is the result of the same case.
+// find returns the result of the same case.
 func (r *Run) find(name string, ranks, size int) (Result, bool) {
 	i := slices.IndexFunc(r.Results, func(o Result) bool { return o.Case == name && o.Ranks == ranks && o.Size == size })
 	if i < 0 {
@@ -117,7 +119,7 @@ func (r *Run) find(name string, ranks, size int) (Result, bool) {
 	return r.Results[i], true
 }
 
-// metric is what latencies are compared by: the median, if all who have the case know it.
+// metric is the latency by which runs are compared: the median, if all runs with the case have it.
 type metric string
 
 const (
@@ -125,7 +127,7 @@ const (
 	mean   metric = "mean"
 )
 
-// metricOf is what runs can be compared by.
+// metricOf returns the metric by which all runs can be compared.
 func metricOf(runs []Run) metric {
 	for _, run := range runs {
 		for _, r := range run.Results {
@@ -137,7 +139,7 @@ func metricOf(runs []Run) metric {
 	return median
 }
 
-// of is the latency of r in microseconds; 0 if it is not known.
+// of returns the latency of r in microseconds; 0 if it is unknown.
 func (m metric) of(r Result) float64 {
 	if m == mean {
 		return r.Mean
@@ -145,28 +147,32 @@ func (m metric) of(r Result) float64 {
 	return r.Median
 }
 
-// Throughput is how many bytes of objects pass in a second, each object counted once; 0 if it is not known.
+// Throughput returns the bytes of objects per second, with each object counted once; 0 if it is
+// unknown.
 func (r Result) Throughput() float64 {
 	rate := r.Rate
-	if rate == 0 && r.Mean > 0 && r.Case != "set" && r.Case != "get" { // of those each rank has its own rate
+	// in set and get each rank has its own rate
+	if rate == 0 && r.Mean > 0 && r.Case != "set" && r.Case != "get" {
 		rate = 1e6 / r.Mean
 	}
 	return rate * float64(r.Size)
 }
 
-// Comparison is a result of the first run beside those of the others.
+// Comparison is a result of the first run together with those of the other runs.
 type Comparison struct {
 	Result
 	Others []Beside // one for each other run
 }
 
-// Beside is how another run did. Ratio is how many times as long it took; 0 if it has no such case.
+// Beside is the result of another run. Ratio is its latency divided by that of the first run; 0 if
+// it does not have the case.
 type Beside struct {
 	Micros float64
 	Ratio  float64
 }
 
-// Compare puts runs[1:] beside runs[0], by what is returned: the median or the mean.
+// Compare compares runs[1:] with runs[0]. It returns the metric that it used: the median or the
+// mean.
 func Compare(runs []Run) (rows []Comparison, by string) {
 	m := metricOf(runs)
 	for _, r := range runs[0].Results {
@@ -183,9 +189,9 @@ func Compare(runs []Run) (rows []Comparison, by string) {
 	return rows, string(m)
 }
 
-// Verdict is a ratio in words: what the first run is, beside the other.
+// Verdict describes the ratio in words, from the view of the first run.
 func (b Beside) Verdict() string {
-	const noise = 1.1 // less is not told from chance
+	const noise = 1.1 // smaller differences are not significant
 	switch {
 	case b.Ratio == 0:
 		return ""
@@ -197,7 +203,7 @@ func (b Beside) Verdict() string {
 	return "as fast"
 }
 
-// digits is x with three digits or fewer.
+// digits formats x with at most three digits.
 func digits(x float64) string {
 	switch {
 	case x < 10:
@@ -208,7 +214,7 @@ func digits(x float64) string {
 	return fmt.Sprintf("%.0f", math.Round(x/10)*10)
 }
 
-// Latency is a number of microseconds with three digits and a unit.
+// Latency formats a number of microseconds with three digits and a unit.
 func Latency(us float64) string {
 	x, unit := us, "µs"
 	switch {
@@ -220,7 +226,7 @@ func Latency(us float64) string {
 	return three(x) + " " + unit
 }
 
-// Rate is a number of bytes a second with three digits and a unit.
+// Rate formats a number of bytes per second with three digits and a unit.
 func Rate(bytes float64) string {
 	for _, u := range []struct {
 		name string
@@ -245,7 +251,7 @@ func three(x float64) string {
 
 func trim(s string) string { return strings.TrimSuffix(strings.TrimRight(s, "0"), ".") }
 
-// Size is a number of bytes with a unit of 1024.
+// Size formats a number of bytes with a binary unit.
 func Size(n int) string {
 	for _, u := range []struct {
 		name string

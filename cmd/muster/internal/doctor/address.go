@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// host looks at how this host calls itself.
+// host checks the name of this host.
 func (d *Doctor) host(ctx context.Context, _ *patient) []Finding {
 	name, err := d.System.Hostname()
 	if err != nil || name == "" {
@@ -41,7 +41,7 @@ func allLoopback(addrs []string) bool {
 
 func isLoopback(addr string) bool { ip := net.ParseIP(addr); return ip != nil && ip.IsLoopback() }
 
-// hostsOf are those of a URL, or of host:port.
+// hostsOf returns the hosts in a URL or in host:port.
 func hostsOf(address string) (hosts []string) {
 	for _, way := range waysOf(address) {
 		host, _, err := net.SplitHostPort(way)
@@ -52,7 +52,7 @@ func hostsOf(address string) (hosts []string) {
 	return hosts
 }
 
-// waysOf are the host:port of a URL, which may have several, or the address itself.
+// waysOf returns the list of host:port in a URL, which may contain several, or the address itself.
 func waysOf(address string) []string {
 	if u, err := url.Parse(address); err == nil && u.Host != "" {
 		return strings.Split(u.Host, ",")
@@ -63,7 +63,7 @@ func waysOf(address string) []string {
 	return []string{address}
 }
 
-// meeting is where the ranks meet, as far as the environment tells.
+// meeting returns the address where the ranks meet, as far as the environment defines it.
 func (d *Doctor) meeting(p *patient) string {
 	env := d.System.Getenv
 	switch {
@@ -77,7 +77,7 @@ func (d *Doctor) meeting(p *patient) string {
 	return ""
 }
 
-// elsewhere says what to set for ranks to meet where all can.
+// elsewhere returns the advice to set an address that all ranks can reach.
 func elsewhere(meeting string) string {
 	if strings.Contains(meeting, "://") {
 		return "let MUSTER_STORE have the store's address in the network, also if this host has a relay: muster://127.0.0.1:7070,store:7070"
@@ -85,12 +85,13 @@ func elsewhere(meeting string) string {
 	return "let MASTER_ADDR be rank 0's address in the network"
 }
 
-// hosting reports whether this process listens at the meeting's address itself.
+// hosting reports whether this process itself is to listen at the address where the ranks meet.
 func (p *patient) hosting() bool {
 	return p.config != nil && p.config.Rank == 0 && p.config.Size > 1 && !strings.Contains(p.config.Address, "://") && p.config.Address != ""
 }
 
-// address looks at where the ranks meet: whether its name resolves, and to what, and over which interface it is reached.
+// address checks the address where the ranks meet: whether its name resolves, to which addresses,
+// and by which interface they are reached.
 func (d *Doctor) address(ctx context.Context, p *patient) (fs []Finding) {
 	for _, host := range hostsOf(d.meeting(p)) {
 		fs = append(fs, d.addressOf(ctx, p, host)...)
@@ -111,14 +112,15 @@ func (d *Doctor) addressOf(ctx context.Context, p *patient, host string) []Findi
 	switch loopback := slices.IndexFunc(addrs, isLoopback); {
 	case net.ParseIP(addrs[0]).IsUnspecified():
 		return append(fs, problem(host+" is no address that others can connect to", elsewhere(d.meeting(p))))
-	case loopback >= 0 && d.severalHosts() && len(hostsOf(d.meeting(p))) == 1: // of several ways that may be a relay's
+	// with several addresses, this one may be a relay's
+	case loopback >= 0 && d.severalHosts() && len(hostsOf(d.meeting(p))) == 1:
 		return append(fs, problem(fmt.Sprintf("%s is %s here, which other hosts cannot reach, and the ranks are on several", host, addrs[loopback]),
 			"look for its name at 127.0.1.1 in /etc/hosts there, and "+elsewhere(d.meeting(p))))
 	}
 	return append(fs, d.way(ctx, p, host, addrs)...)
 }
 
-// lookupError is what is wrong, without the name again.
+// lookupError describes a failed lookup, without the name.
 func lookupError(err error) string {
 	if e, isDNS := errors.AsType[*net.DNSError](err); isDNS {
 		return e.Err
@@ -145,7 +147,8 @@ func (d *Doctor) resolve(ctx context.Context, host string) (addrs []string, slow
 	return addrs, slow, err
 }
 
-// way says by which interface host is reached, or, of rank 0 that listens there, has it.
+// way returns by which interface host is reached. If rank 0 runs here, it checks that an interface
+// has the address.
 func (d *Doctor) way(ctx context.Context, p *patient, host string, addrs []string) []Finding {
 	nics, err := d.System.Interfaces()
 	if err != nil {
@@ -166,7 +169,8 @@ func (d *Doctor) way(ctx context.Context, p *patient, host string, addrs []strin
 	return d.over(p, nicOf(nics, from), host, addrs)
 }
 
-// virtual are names of interfaces that lead to containers and virtual machines of this host, and to no other host.
+// virtual contains name prefixes of interfaces that lead only to containers and virtual machines of
+// this host.
 var virtual = []string{"docker", "virbr", "veth", "br-", "podman", "lxc", "lxd", "vmnet"}
 
 func (d *Doctor) over(p *patient, nic, host string, addrs []string) []Finding {
@@ -183,7 +187,8 @@ func (d *Doctor) over(p *patient, nic, host string, addrs []string) []Finding {
 	return []Finding{ok("%s is %s, reached over %s", host, strings.Join(addrs, ", "), nic)}
 }
 
-// source is this host's address on the way to addr. Connecting a datagram socket sends nothing: it asks the kernel for the route.
+// source returns this host's address on the route to addr. Connecting a datagram socket sends
+// nothing: it only looks up the route.
 func (d *Doctor) source(ctx context.Context, addr string) (net.IP, error) {
 	c, err := d.System.Dial(ctx, "udp", net.JoinHostPort(addr, "9"))
 	if err != nil {
@@ -220,7 +225,7 @@ func listed(nics []Interface) string {
 	return strings.Join(all, ", ")
 }
 
-// innermost is the system's word for what is wrong.
+// innermost returns the operating system's description of err.
 func innermost(err error) string {
 	if errno, isErrno := errors.AsType[syscall.Errno](err); isErrno {
 		return errno.Error()

@@ -10,16 +10,17 @@ import (
 
 const (
 	clockRounds = 8
-	skewSeen    = 100 * time.Millisecond // lines of logs are in the wrong order
-	skewHarms   = 30 * time.Second       // certificates and the times of files
+	skewSeen    = 100 * time.Millisecond // lines of logs may be in the wrong order
+	skewHarms   = 30 * time.Second       // affects certificates and the times of files
 )
 
-// reading is what a rank's clock said before and after a barrier, in nanoseconds since 1970.
+// reading is a rank's clock before and after a barrier, in nanoseconds since 1970.
 type reading struct{ Before, After int64 }
 
-// clocks compares the ranks' clocks. A barrier is decided at one moment: no rank's clock said more than that when it came, nor less
-// when it left. So for any two of them, what one says more than the other is at least the one's Before without the
-// other's After; that of several barriers is the most that is certain.
+// clocks compares the clocks of the ranks. All ranks are inside a barrier at the moment when it is
+// decided, so each clock shows a time between the rank's Before and After at that moment. So clock
+// a is ahead of clock b by at least a.Before - b.After, and by at most a.After - b.Before. Several
+// barriers narrow these bounds.
 func (w *ward) clocks(ctx context.Context) error {
 	mine := make([]reading, clockRounds)
 	for i := range mine {
@@ -33,7 +34,7 @@ func (w *ward) clocks(ctx context.Context) error {
 	if err != nil || w.group.Rank() != 0 {
 		return err
 	}
-	var within time.Duration // what may be of the ranks whose clocks are right
+	var within time.Duration // largest possible difference among the clocks that agree
 	for rank, theirs := range all[1:] {
 		least, most := ahead(theirs, all[0])
 		if f, off := w.skew(rank+1, least, most); off {
@@ -48,7 +49,7 @@ func (w *ward) clocks(ctx context.Context) error {
 	return nil
 }
 
-// ahead bounds what a clock says more than another.
+// ahead returns bounds of how far one clock is ahead of another.
 func ahead(theirs, mine []reading) (least, most time.Duration) {
 	for i := range min(len(theirs), len(mine)) {
 		lo, hi := time.Duration(theirs[i].Before-mine[i].After), time.Duration(theirs[i].After-mine[i].Before)
@@ -60,7 +61,7 @@ func ahead(theirs, mine []reading) (least, most time.Duration) {
 	return least, most
 }
 
-// skew says by how much a rank's clock is certainly wrong, or rank 0's.
+// skew returns a finding if the clock of a rank is certainly wrong compared with that of rank 0.
 func (w *ward) skew(rank int, least, most time.Duration) (f Finding, off bool) {
 	by, way := least, "ahead of"
 	if most < 0 {

@@ -14,7 +14,7 @@ import (
 
 const littleDisk = 1 << 30
 
-// directory looks at --dir by this process alone.
+// directory checks --dir from this process alone.
 func (d *Doctor) directory(context.Context, *patient) []Finding {
 	if d.Dir == "" {
 		return nil
@@ -43,7 +43,7 @@ func (d *Doctor) directory(context.Context, *patient) []Finding {
 	return []Finding{ok("%s%s: files are written, synced and renamed", d.Dir, kind)}
 }
 
-// failure is an error of a file, without its name, which is nobody's.
+// failure describes an error of a file without the name, which is that of a temporary file.
 func failure(err error) string {
 	if e, isPath := errors.AsType[*fs.PathError](err); isPath {
 		return e.Op + ": " + e.Err.Error()
@@ -54,7 +54,7 @@ func failure(err error) string {
 	return err.Error()
 }
 
-// publish writes, syncs, renames over, reads and removes a file, as who publishes a state does.
+// publish writes, syncs, renames, reads and removes a file, as programs do that publish a state.
 func publish(path string) error {
 	defer os.Remove(path)
 	for _, version := range []byte{1, 2} {
@@ -69,7 +69,7 @@ func publish(path string) error {
 	return err
 }
 
-// replace gives path new content, whole.
+// replace replaces the content of path atomically.
 func replace(path string, b []byte) error {
 	part := path + ".part"
 	if err := write(part, b); err != nil {
@@ -79,7 +79,7 @@ func replace(path string, b []byte) error {
 	return os.Rename(part, path)
 }
 
-// write makes or overwrites a file, durably.
+// write creates or overwrites a file, and syncs it.
 func write(path string, b []byte) error {
 	f, err := os.Create(path)
 	if err != nil {
@@ -91,10 +91,12 @@ func write(path string, b []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// content is a file that shows whether it is whole: one byte, many times.
+// content returns the content of a test file, one byte many times, which shows whether the file is
+// complete.
 func content(version byte) []byte { return bytes.Repeat([]byte{version}, 64<<10) }
 
-// within reports whether an operation ended in time. The system may not let go of it, as of a file whose server is gone.
+// within reports whether f returned within d. If f hangs in the kernel, for example because a file
+// server is gone, its goroutine stays.
 func within(ctx context.Context, d time.Duration, f func()) bool {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()

@@ -1,6 +1,7 @@
-// Package doctor examines an environment as the ranks of a job need it: alone, or on all ranks of a job at once, which
-// then try each other too. Whatever it finds is a [Finding], with what to do about it. Nothing in it outlives its
-// context: what does not answer is a finding as well.
+// Package doctor checks whether an environment meets the needs of a job's ranks. It runs in one
+// process, or in all ranks of a job at once, which then also test the connections between them.
+// Each result is a [Finding], with a remedy. Checks end with their context: a check that gets no
+// answer is a finding too.
 package doctor
 
 import (
@@ -12,45 +13,47 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// Level is how bad a finding is.
+// Level is the severity of a finding.
 type Level string
 
-// What a finding can be.
+// The levels of a finding.
 const (
 	OK      Level = "ok"
-	Warning Level = "warning" // it works, and may not be what is wanted
+	Warning Level = "warning" // it works, but perhaps not as intended
 	Problem Level = "problem" // it does not work
 )
 
-// Finding is what a check has found.
+// Finding is the result of a check.
 type Finding struct {
 	Check string `json:"check"`
 	Level Level  `json:"level"`
 	Text  string `json:"text"`
-	Do    string `json:"do,omitempty"`    // about it
-	Ranks []int  `json:"ranks,omitempty"` // that found the same; none if it is of no group, or of all ranks together
+	Do    string `json:"do,omitempty"` // the remedy
+	// that found the same; none if there is no group, or if it concerns all ranks together
+	Ranks []int `json:"ranks,omitempty"`
 }
 
-// Report is what all checks have found.
+// Report contains the results of all checks.
 type Report struct {
 	Version  string    `json:"version"`
-	Ranks    int       `json:"ranks"` // that have come; 1 without a group
+	Ranks    int       `json:"ranks"` // that have joined; 1 without a group
 	Hosts    int       `json:"hosts"`
 	Problems int       `json:"problems"`
 	Warnings int       `json:"warnings"`
 	Findings []Finding `json:"findings"`
 }
 
-// Doctor examines. Version and System are required.
+// Doctor runs the checks. Version and System are required.
 type Doctor struct {
-	Version  string
-	System   *System
-	Ports    []string      // a number, which is to be free here, or host:port, which is to be reached
+	Version string
+	System  *System
+	// a port number, which must be free on this host, or host:port, which must be reachable
+	Ports    []string
 	Dir      string        // a directory that the ranks share; "" is none
-	Patience time.Duration // with each answer from elsewhere; 0 is 3 s
+	Patience time.Duration // timeout of each answer from another host; 0 is 3 s
 }
 
-// checks are all that there are, in the order of a report.
+// checks are the names of all checks, in the order of a report.
 var checks = []string{"version", "environment", "host", "address", "ports", "security", "memory", "files", "dir", "group", "clocks", "links"}
 
 const defaultPatience = 3 * time.Second
@@ -62,9 +65,10 @@ func (d *Doctor) patience() time.Duration {
 	return defaultPatience
 }
 
-// Run examines until ctx ends at the latest, which has a deadline. In a group rank 0 alone tells what all have found, before the
-// others return; if there is no group, or no longer, every rank tells what it has found itself. The number of problems is the same on
-// all ranks that could agree on it.
+// Run runs the checks, until ctx ends at the latest. The context must have a deadline. In a group
+// only rank 0 calls tell, with the findings of all ranks and before the other ranks return. If
+// there is no group, or if it fails, each rank calls tell with its own findings. The number of
+// problems is the same on all ranks that could agree on it.
 func (d *Doctor) Run(ctx context.Context, tell func(*Report) error) (problems int, err error) {
 	p := d.patient()
 	found := d.alone(ctx, p)
@@ -75,10 +79,10 @@ func (d *Doctor) Run(ctx context.Context, tell func(*Report) error) (problems in
 	return d.together(ctx, p, found, tell)
 }
 
-// patient is what is known of this process.
+// patient is the configuration of this process.
 type patient struct {
-	config *pgroup.Config // nil if no launcher has said
-	wrong  error          // with what it said
+	config *pgroup.Config // nil if there is no launcher
+	wrong  error          // an error in what the launcher set
 }
 
 func (d *Doctor) patient() *patient {
@@ -92,7 +96,7 @@ func (d *Doctor) patient() *patient {
 	return &patient{config: &c}
 }
 
-// alone makes the checks that take no other rank, all at once.
+// alone runs the checks that need no other rank, concurrently.
 func (d *Doctor) alone(ctx context.Context, p *patient) []Finding {
 	checks := []struct {
 		name  string
@@ -107,12 +111,13 @@ func (d *Doctor) alone(ctx context.Context, p *patient) []Finding {
 		{"files", d.files},
 		{"dir", d.directory},
 	}
-	// What asks others has their patience, and a little for what comes around that.
+	// A check that waits for answers uses d.patience() as its timeout. The rest is for its other
+	// work.
 	ctx, cancel := context.WithTimeout(ctx, 2*d.patience())
 	defer cancel()
 	results := make([]chan []Finding, len(checks))
 	for i, c := range checks {
-		results[i] = make(chan []Finding, 1) // nobody may listen any more
+		results[i] = make(chan []Finding, 1) // buffered, because the receiver may have stopped
 		go func() { results[i] <- c.check(ctx, p) }()
 	}
 	found := []Finding{{Check: "version", Level: OK, Text: d.Version}}
@@ -127,7 +132,7 @@ func (d *Doctor) alone(ctx context.Context, p *patient) []Finding {
 	return found
 }
 
-// late is what a check has found that may not have ended in time.
+// late returns the findings of a check that may have run out of time.
 func (d *Doctor) late(name string, result <-chan []Finding) []Finding {
 	select {
 	case fs := <-result:
@@ -152,7 +157,7 @@ func ok(format string, args ...any) Finding {
 func warning(text, do string) Finding { return Finding{Level: Warning, Text: text, Do: do} }
 func problem(text, do string) Finding { return Finding{Level: Problem, Text: text, Do: do} }
 
-// report puts findings in order.
+// report sorts findings into a report.
 func (d *Doctor) report(found []Finding, ranks, hosts int) *Report {
 	r := &Report{Version: d.Version, Ranks: ranks, Hosts: hosts, Findings: merged(found)}
 	for _, f := range r.Findings {
@@ -166,7 +171,7 @@ func (d *Doctor) report(found []Finding, ranks, hosts int) *Report {
 	return r
 }
 
-// merged makes one of the findings that are the same but for who found them.
+// merged merges the findings that differ only in their ranks.
 func merged(found []Finding) (all []Finding) {
 	for _, f := range found {
 		i := slices.IndexFunc(all, func(o Finding) bool {

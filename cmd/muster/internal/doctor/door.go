@@ -11,7 +11,8 @@ import (
 	"github.com/muster-pg/muster/internal/link"
 )
 
-// door is where a rank listens while the others try it. Who does not know the token is turned away.
+// door listens for the connections with which the other ranks test this rank. It closes connections
+// of clients that do not have the token.
 type door struct {
 	listener net.Listener
 	token    string
@@ -23,7 +24,8 @@ type door struct {
 	conns  map[net.Conn]bool
 }
 
-// openDoor listens where package gather and collective would: at this node's address on the way to the store, and on one node at loopback.
+// openDoor listens where packages gather and collective would: at this node's address on the route
+// to the store, or at loopback if there is only one node.
 func (w *ward) openDoor(ctx context.Context, token string) (*door, error) {
 	l, err := w.System.Listen(ctx, "tcp", net.JoinHostPort(w.reachable(ctx), "0"))
 	if err != nil {
@@ -82,7 +84,7 @@ func (d *door) leave(c net.Conn) {
 
 // serve is the other end of try.
 func (d *door) serve(c net.Conn) {
-	_ = c.SetDeadline(time.Now().Add(3 * d.patience)) // it is a socket
+	_ = c.SetDeadline(time.Now().Add(3 * d.patience)) // cannot fail for a socket
 	token := make([]byte, len(d.token))
 	if readFull(c, token) != nil || subtle.ConstantTimeCompare(token, []byte(d.token)) != 1 {
 		return
@@ -92,7 +94,7 @@ func (d *door) serve(c net.Conn) {
 		return
 	}
 	if _, err := c.Write(token[:1]); err == nil {
-		_, _ = c.Write(many) // who does not get it says so
+		_, _ = c.Write(many) // a peer that does not receive it reports that
 		_, _ = io.Copy(io.Discard, c)
 	}
 }

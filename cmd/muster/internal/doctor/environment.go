@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// A launcher has told a process who it is, by variables.
+// launcher describes the variables by which a launcher passes ranks to its processes.
 type launcher struct {
 	name, rank, size     string
 	localRank, localSize string
 }
 
-// launchers, in the order in which pgroup.FromEnv believes them.
+// launchers are in the order in which pgroup.FromEnv uses them.
 var launchers = []launcher{
 	{"torchrun or muster run", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
 	{"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
@@ -22,7 +22,7 @@ var launchers = []launcher{
 	{"a Kubernetes indexed job", "JOB_COMPLETION_INDEX", "WORLD_SIZE", "", ""},
 }
 
-// launched reports whether a launcher has set anybody's rank.
+// launched reports whether a launcher has set a rank.
 func (d *Doctor) launched() bool { return len(d.present()) > 0 }
 
 func (d *Doctor) present() (all []launcher) {
@@ -34,7 +34,7 @@ func (d *Doctor) present() (all []launcher) {
 	return all
 }
 
-// environment looks for variables that contradict each other.
+// environment checks for variables that contradict each other.
 func (d *Doctor) environment(_ context.Context, p *patient) (fs []Finding) {
 	present := d.present()
 	if len(present) == 0 {
@@ -56,7 +56,7 @@ func (d *Doctor) environment(_ context.Context, p *patient) (fs []Finding) {
 	return fs
 }
 
-// withoutPassword is an address as anybody may read it: reports are passed on.
+// withoutPassword removes the password from an address, because reports may be published.
 func withoutPassword(address string) string {
 	if u, err := url.Parse(address); err == nil && u.User != nil {
 		return u.Redacted()
@@ -71,13 +71,13 @@ func (d *Doctor) unlaunched() []Finding {
 	return []Finding{ok("no launcher has started this process, so it is examined alone; with \"muster run -n 4 -- muster doctor\", torchrun, mpirun or srun the ranks try each other too")}
 }
 
-// number is a variable's; ok is false if it is not set or none.
+// number returns the number in a variable; ok is false if it is not set or not a number.
 func (d *Doctor) number(name string) (n int, ok bool) {
 	n, err := strconv.Atoi(d.System.Getenv(name))
 	return n, err == nil && name != ""
 }
 
-// numbers checks those that one launcher has set.
+// numbers checks the numbers that one launcher has set.
 func (d *Doctor) numbers(l launcher) (fs []Finding) {
 	for _, name := range []string{l.rank, l.size, l.localRank, l.localSize} {
 		v := d.System.Getenv(name)
@@ -103,10 +103,11 @@ func (d *Doctor) numbers(l launcher) (fs []Finding) {
 	return fs
 }
 
-// contradictions are among launchers, and among addresses.
+// contradictions checks for contradictions among launchers and among addresses.
 func (d *Doctor) contradictions(present []launcher) (fs []Finding) {
 	env := d.System.Getenv
-	inner := env("TORCHELASTIC_RUN_ID") != "" || env("MUSTER_RUN") != "" // torchrun in Slurm has other numbers than Slurm, rightly
+	// torchrun inside Slurm correctly sets other numbers than Slurm
+	inner := env("TORCHELASTIC_RUN_ID") != "" || env("MUSTER_RUN") != ""
 	for _, other := range present[1:] {
 		first := present[0]
 		if a, b := env(first.rank), env(other.rank); a != b && !inner {
@@ -121,7 +122,7 @@ func (d *Doctor) contradictions(present []launcher) (fs []Finding) {
 	return fs
 }
 
-// severalHosts reports whether the launcher says that ranks are on more than this host.
+// severalHosts reports whether according to the launcher there are ranks on other hosts.
 func (d *Doctor) severalHosts() bool {
 	for _, l := range d.present() {
 		local, isLocal := d.number(l.localSize)

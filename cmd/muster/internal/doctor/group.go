@@ -14,25 +14,26 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// card is what a rank tells the others of itself at first.
+// card is the information about a rank that all ranks exchange first.
 type card struct {
 	Version string
 	Host    string
 	Dir     string
-	Nonce   string // rank 0's names files
+	Nonce   string // that of rank 0 is part of file names
 }
 
-// ward is a group whose ranks are examined together.
+// ward is a group whose ranks are checked together.
 type ward struct {
 	*Doctor
 	group   *pgroup.Group
 	members []pgroup.Member
 	cards   []card
-	found   []Finding // of this rank
-	all     []Finding // on rank 0: of all ranks together
+	found   []Finding // findings of this rank
+	all     []Finding // on rank 0: findings about all ranks together
 }
 
-// together makes the checks that take all ranks. What this rank has found alone goes along.
+// together runs the checks that need all ranks. The findings that this rank made alone are included
+// in the report.
 func (d *Doctor) together(ctx context.Context, p *patient, alone []Finding, tell func(*Report) error) (int, error) {
 	g, err := d.join(ctx, *p.config)
 	if err != nil {
@@ -53,13 +54,13 @@ func (d *Doctor) together(ctx context.Context, p *patient, alone []Finding, tell
 	return r.Problems, tell(r)
 }
 
-// tellError is of telling, not of the group.
+// tellError is an error of the tell function, as opposed to one of the group.
 type tellError struct{ err error }
 
 func (e *tellError) Error() string { return e.err.Error() }
 func (e *tellError) Unwrap() error { return e.err }
 
-// join forms a group beside those of the job, in half of the time that there is.
+// join forms a group in addition to those of the job, within half of the time until the deadline.
 func (d *Doctor) join(ctx context.Context, c pgroup.Config) (*pgroup.Group, error) {
 	c.Name = "muster-doctor"
 	if end, isSet := ctx.Deadline(); isSet {
@@ -71,7 +72,7 @@ func (d *Doctor) join(ctx context.Context, c pgroup.Config) (*pgroup.Group, erro
 	return pgroup.Create(ctx, c)
 }
 
-// notJoined says why there is no group, and what of it can be seen from here.
+// notJoined returns the reason why the group has not formed, and what can be seen of it from here.
 func (d *Doctor) notJoined(ctx context.Context, p *patient, err error) []Finding {
 	invalid := errors.Is(err, pgroup.ErrInvalid)
 	do := "are all ranks started, and do they have the same addresses? --timeout gives them more time"
@@ -93,7 +94,7 @@ func (d *Doctor) notJoined(ctx context.Context, p *patient, err error) []Finding
 	return fs
 }
 
-// examine returns the number of problems of all ranks.
+// examine runs the checks of the group, and returns the number of problems of all ranks.
 func (w *ward) examine(ctx context.Context, tell func(*Report) error) (int, error) {
 	if err := w.introduce(ctx); err != nil {
 		return 0, err
@@ -106,11 +107,11 @@ func (w *ward) examine(ctx context.Context, tell func(*Report) error) (int, erro
 	return w.tell(ctx, tell)
 }
 
-// introduce lets all know all, and compares them.
+// introduce exchanges the cards of all ranks and compares them.
 func (w *ward) introduce(ctx context.Context) error {
 	host := w.System.Getenv("MUSTER_HOST")
 	if host == "" {
-		host, _ = w.System.Hostname() // not knowing it has been found already
+		host, _ = w.System.Hostname() // an unknown name is already a finding of its own
 	}
 	cards, err := pgroup.AllGather(ctx, w.group, card{w.Version, host, w.Dir, rand.Text()})
 	if err != nil {
@@ -155,7 +156,7 @@ func (w *ward) say(check string, fs ...Finding) { w.all = append(w.all, named(ch
 // find adds findings of this rank.
 func (w *ward) find(check string, fs ...Finding) { w.found = append(w.found, named(check, fs)...) }
 
-// nodes lists hosts with their ranks.
+// nodes lists the hosts with their ranks.
 func (w *ward) nodes() string {
 	var text []string
 	for node := range w.group.NodeCount() {
@@ -168,7 +169,7 @@ func (w *ward) nodes() string {
 	return strings.Join(text, ", ")
 }
 
-// node is one host with its ranks.
+// node describes one host with its ranks.
 func (w *ward) node(n int) string {
 	var ranks []int
 	name := ""
@@ -180,7 +181,8 @@ func (w *ward) node(n int) string {
 	return fmt.Sprintf("%s (%s)", name, ranksText(ranks))
 }
 
-// tell brings all findings to rank 0, which tells them, and the number of problems to all.
+// tell collects all findings on rank 0, which reports them, and sends the number of problems to all
+// ranks.
 func (w *ward) tell(ctx context.Context, tell func(*Report) error) (int, error) {
 	mine, err := json.Marshal(w.found)
 	if err != nil {
@@ -206,7 +208,7 @@ func (w *ward) tell(ctx context.Context, tell func(*Report) error) (int, error) 
 	return problems, err
 }
 
-// attributed are the findings of all ranks, with who they are of.
+// attributed returns the findings of all ranks, with the ranks that made them.
 func (w *ward) attributed(theirs [][]byte) (found []Finding, err error) {
 	for rank, b := range theirs {
 		var fs []Finding
@@ -221,7 +223,7 @@ func (w *ward) attributed(theirs [][]byte) (found []Finding, err error) {
 	return found, nil
 }
 
-// ranksText is "rank 3" or "ranks 0–2, 5".
+// ranksText formats ranks as "rank 3" or "ranks 0–2, 5".
 func ranksText(ranks []int) string {
 	ranks = slices.Compact(slices.Sorted(slices.Values(ranks)))
 	var parts []string

@@ -18,15 +18,15 @@ import (
 // What can be wrong with a connection from one rank to another.
 const (
 	refused     = "refused"
-	silent      = "silent"      // nothing comes back
-	unreachable = "unreachable" // the system knows no way
-	foreign     = "foreign"     // somebody else answers
-	small       = "small"       // it connects, and no byte comes
-	up          = "up"          // few bytes pass, many do not, to whom was dialled
-	down        = "down"        // the same, from there
+	silent      = "silent"      // no answer
+	unreachable = "unreachable" // there is no route
+	foreign     = "foreign"     // another program answers
+	small       = "small"       // it connects, and no byte arrives
+	up          = "up"          // few bytes pass, many do not, towards the dialed rank
+	down        = "down"        // the same, from the dialed rank
 )
 
-const atOnce = 64 // dials of one rank
+const atOnce = 64 // concurrent dials of one rank
 
 // trouble is a connection that does not work.
 type trouble struct {
@@ -35,10 +35,11 @@ type trouble struct {
 	Detail   string
 }
 
-// where a rank listens while the others try it.
+// where is the address at which a rank listens for the test connections of the others, or why it
+// does not.
 type where struct{ Addr, Token, Err string }
 
-// links lets each rank listen, and dial every other.
+// links makes each rank listen, and dial every other rank.
 func (w *ward) links(ctx context.Context) error {
 	at := where{Token: rand.Text()}
 	door, err := w.openDoor(ctx, at.Token)
@@ -54,7 +55,8 @@ func (w *ward) links(ctx context.Context) error {
 		return err
 	}
 	bad := w.dialInTime(ctx, all)
-	theirs, err := pgroup.Gather(ctx, w.group, 0, bad) // nobody hangs up before all have dialled
+	// no rank closes its listener before all have dialed
+	theirs, err := pgroup.Gather(ctx, w.group, 0, bad)
 	if err != nil || w.group.Rank() != 0 {
 		return err
 	}
@@ -66,7 +68,7 @@ func (w *ward) links(ctx context.Context) error {
 	return nil
 }
 
-// dialInTime takes no more than half of the time that is left.
+// dialInTime calls dialAll with half of the time until the deadline.
 func (w *ward) dialInTime(ctx context.Context, all []where) []trouble {
 	if end, isSet := ctx.Deadline(); isSet {
 		var cancel context.CancelFunc
@@ -76,14 +78,15 @@ func (w *ward) dialInTime(ctx context.Context, all []where) []trouble {
 	return w.dialAll(ctx, all)
 }
 
-// dialAll tries all other ranks.
+// dialAll tests the connections to all other ranks.
 func (w *ward) dialAll(ctx context.Context, all []where) (bad []trouble) {
 	var mu sync.Mutex // protects bad
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, atOnce)
 	n := w.group.Size()
 	for i := 1; i < n; i++ {
-		to := (w.group.Rank() + i) % n // not all at the same one
+		// in different orders, so that not all ranks dial the same one
+		to := (w.group.Rank() + i) % n
 		slots <- struct{}{}
 		if ctx.Err() != nil {
 			w.find("links", warning(fmt.Sprintf("there was no time to try the ways to %d more ranks", n-i), "give it more: --timeout"))
@@ -106,10 +109,10 @@ func (w *ward) dialAll(ctx context.Context, all []where) (bad []trouble) {
 	return bad
 }
 
-// bulk is more than one packet, on any network.
+// bulk is more than one packet on any network.
 const bulk = 64 << 10
 
-// try dials, shows the token, and lets many bytes pass in both directions.
+// try dials, sends the token, and transfers many bytes in both directions.
 func (w *ward) try(ctx context.Context, to where) (kind string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, w.patience())
 	defer cancel()
@@ -123,14 +126,14 @@ func (w *ward) try(ctx context.Context, to where) (kind string, err error) {
 		kind        string
 		send, fetch []byte
 	}{{small, []byte(to.Token), ack}, {up, make([]byte, bulk), ack}, {down, nil, make([]byte, bulk)}} {
-		_ = c.SetDeadline(time.Now().Add(w.patience())) // it is a socket
+		_ = c.SetDeadline(time.Now().Add(w.patience())) // cannot fail for a socket
 		if _, err = c.Write(s.send); err == nil {
 			err = readFull(c, s.fetch)
 		}
 		switch {
 		case err == nil:
 		case !isTimeout(err) && s.kind == small:
-			return foreign, err // it hung up on the token
+			return foreign, err // it closed the connection after the token
 		default:
 			return s.kind, err
 		}
@@ -138,7 +141,7 @@ func (w *ward) try(ctx context.Context, to where) (kind string, err error) {
 	return "", nil
 }
 
-// dialKind is what the error of a dial means.
+// dialKind returns the kind of trouble for the error of a dial.
 func dialKind(ctx context.Context, err error) string {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -154,13 +157,13 @@ func isTimeout(err error) bool {
 	return isNet && n.Timeout()
 }
 
-// route is from one host to another, with one kind of trouble.
+// route is a pair of hosts with one kind of trouble.
 type route struct {
 	from, to int // hosts
 	kind     string
 }
 
-// explain puts troubles together by hosts: a firewall seldom knows ranks.
+// explain groups the troubles by hosts, because a firewall rarely distinguishes ranks.
 func (w *ward) explain(bad []trouble, all []where) (fs []Finding) {
 	by := map[route][]trouble{}
 	for _, t := range bad {
@@ -182,7 +185,7 @@ func (w *ward) explain(bad []trouble, all []where) (fs []Finding) {
 	return fs
 }
 
-// pairs says which ranks cannot connect to which.
+// pairs describes which ranks cannot connect to which.
 func (w *ward) pairs(ts []trouble) string {
 	var from, to []int
 	for _, t := range ts {
@@ -194,7 +197,7 @@ func (w *ward) pairs(ts []trouble) string {
 	text := fmt.Sprintf("%s on %s cannot talk to %s on %s", ranksText(from), w.members[from[0]].Host, ranksText(to), w.members[to[0]].Host)
 	whole := len(from) * len(to)
 	if slices.Equal(from, to) {
-		whole -= len(from) // nobody dials himself
+		whole -= len(from) // a rank does not dial itself
 	}
 	if len(ts) < whole {
 		text += fmt.Sprintf(" (%d of the pairs)", len(ts))

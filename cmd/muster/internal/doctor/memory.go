@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	littleShared = 1 << 30   // of /dev/shm: containers begin with 64 MiB
+	littleShared = 1 << 30   // of /dev/shm; the default of containers is 64 MiB
 	littleRoom   = 256 << 20 // of memory
 )
 
-// memory looks at what ranks of one host share.
+// memory checks the shared memory for the ranks of one host.
 func (d *Doctor) memory(context.Context, *patient) (fs []Finding) {
 	switch err := d.System.Memfd(); {
 	case errors.Is(err, errors.ErrUnsupported):
@@ -28,7 +28,7 @@ func (d *Doctor) memory(context.Context, *patient) (fs []Finding) {
 	return append(fs, d.shared()...)
 }
 
-// shared looks at /dev/shm, which muster does without.
+// shared checks /dev/shm, which other programs need and muster does not.
 func (d *Doctor) shared() []Finding {
 	size, free, err := d.System.SharedSize()
 	switch {
@@ -43,7 +43,7 @@ func (d *Doctor) shared() []Finding {
 	return []Finding{ok("/dev/shm has %s", bytesText(size))}
 }
 
-// bytesText is a number of bytes with its unit.
+// bytesText formats a number of bytes with its unit.
 func bytesText(n uint64) string {
 	for _, u := range []struct {
 		name string
@@ -56,10 +56,11 @@ func bytesText(n uint64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
-// spareFiles are those that a rank has open beside its connections.
+// spareFiles is how many files a rank has open besides its connections.
 const spareFiles = 64
 
-// files looks at how many a rank may have open: one for each other rank, in both directions, and as the store's host one for each client.
+// files checks the limit of open files of a rank: one for each other rank in both directions, and
+// on the store's host one for each client.
 func (d *Doctor) files(_ context.Context, p *patient) (fs []Finding) {
 	size := 1
 	if p.config != nil {

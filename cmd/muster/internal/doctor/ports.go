@@ -14,13 +14,13 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// ports looks at the one where the ranks meet, and at those that were asked for.
+// ports checks the port where the ranks meet, and the ports in d.Ports.
 func (d *Doctor) ports(ctx context.Context, p *patient) (fs []Finding) {
 	switch meeting := d.meeting(p); {
 	case p.hosting():
 		fs = append(fs, d.free(ctx, p.config.Address, true))
 		fs = append(fs, d.givenAway(meeting)...)
-	case p.config == nil: // in a group the joining tells
+	case p.config == nil: // in a group, joining it is the test
 		for _, way := range waysOf(meeting) {
 			fs = append(fs, d.reach(ctx, way))
 		}
@@ -28,7 +28,7 @@ func (d *Doctor) ports(ctx context.Context, p *patient) (fs []Finding) {
 	return append(fs, d.asked(ctx)...)
 }
 
-// asked looks at the ports that were asked for, all at once: each may take all of the patience.
+// asked checks the ports in d.Ports concurrently: each may take the full timeout.
 func (d *Doctor) asked(ctx context.Context) []Finding {
 	fs := make([]Finding, len(d.Ports))
 	var wg sync.WaitGroup
@@ -45,7 +45,8 @@ func (d *Doctor) asked(ctx context.Context) []Finding {
 	return fs
 }
 
-// free says whether this process can listen at addr, and if not, who does. A store is as good, where ranks meet.
+// free reports whether this process can listen at addr, and if not, which process does. At the
+// address where the ranks meet, a store is fine too.
 func (d *Doctor) free(ctx context.Context, addr string, meeting bool) Finding {
 	l, err := d.listen(ctx, addr)
 	_, port, _ := net.SplitHostPort(addr)
@@ -68,14 +69,15 @@ func (d *Doctor) free(ctx context.Context, addr string, meeting bool) Finding {
 	return problem(fmt.Sprintf("no process can listen at %s: %s", addr, innermost(err)), "let the address be one of this host")
 }
 
-// listen tries again if the port is taken: other ranks of this host try it too, each for a moment.
+// listen retries if the port is taken: other ranks of this host may be testing it too.
 func (d *Doctor) listen(ctx context.Context, addr string) (l net.Listener, err error) {
 	for pause := time.Millisecond; pause < 200*time.Millisecond; pause *= 2 {
 		if l, err = d.System.Listen(ctx, "tcp", addr); !errors.Is(err, syscall.EADDRINUSE) {
 			return l, err
 		}
 		select {
-		case <-time.After(pause/2 + rand.N(pause)): // not all at once again
+		// a random time, so that ranks do not retry together
+		case <-time.After(pause/2 + rand.N(pause)):
 		case <-ctx.Done():
 			return nil, err
 		}
@@ -83,7 +85,7 @@ func (d *Doctor) listen(ctx context.Context, addr string) (l net.Listener, err e
 	return nil, err
 }
 
-// isStore reports whether a muster store listens at addr, also if it does not let us in.
+// isStore reports whether a muster store listens at addr, even if it denies access.
 func (d *Doctor) isStore(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, d.patience()/2)
 	defer cancel()
@@ -94,7 +96,8 @@ func (d *Doctor) isStore(ctx context.Context, addr string) bool {
 	return err == nil || errors.Is(err, store.ErrDenied)
 }
 
-// givenAway warns of a port that the system may have given to a client when it is wanted.
+// givenAway warns of a port in the ephemeral range, which the system may have given to a client
+// when the job needs it.
 func (d *Doctor) givenAway(addr string) []Finding {
 	_, port, _ := net.SplitHostPort(addr)
 	n, err := strconv.Atoi(port)
@@ -105,7 +108,7 @@ func (d *Doctor) givenAway(addr string) []Finding {
 	return nil
 }
 
-// reach says whether somebody answers at addr.
+// reach reports whether addr accepts connections.
 func (d *Doctor) reach(ctx context.Context, addr string) Finding {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		return problem(addr+", where the ranks meet, has no port", "let MUSTER_STORE be muster://host:port")

@@ -12,7 +12,7 @@ import (
 
 const soonOver = 7 * 24 * time.Hour
 
-// security looks at the certificates that the group has.
+// security checks the certificates of the group.
 func (d *Doctor) security(_ context.Context, p *patient) []Finding {
 	if p.config == nil || p.config.TLS == nil {
 		return nil
@@ -31,7 +31,7 @@ func (d *Doctor) security(_ context.Context, p *patient) []Finding {
 	return []Finding{d.validity(t.Cert)}
 }
 
-// validity is about the time in which the certificate is one, as this host's clock has it.
+// validity checks the validity period of a certificate against this host's clock.
 func (d *Doctor) validity(file string) Finding {
 	b, err := os.ReadFile(file)
 	block, _ := pem.Decode(b)

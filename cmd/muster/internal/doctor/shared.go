@@ -10,10 +10,11 @@ import (
 	"time"
 )
 
-// soonSeen is how late a new file may be for nobody to notice.
+// soonSeen is the delay up to which a new file is visible soon enough.
 const soonSeen = time.Second
 
-// sharedDirectory tries what rank 0 does in --dir, and the others see of it. Every rank goes through all steps, whatever it finds.
+// sharedDirectory checks which of rank 0's changes in --dir the other ranks see. Every rank runs
+// all steps, whatever it finds.
 func (w *ward) sharedDirectory(ctx context.Context) error {
 	for rank, c := range w.cards {
 		if (c.Dir == "") != (w.cards[0].Dir == "") {
@@ -44,25 +45,27 @@ func (w *ward) sharedDirectory(ctx context.Context) error {
 	return nil
 }
 
-// longest is how long a step may take; what waits in one waits for patience.
+// longest is the timeout of a step. A loop inside a step waits for at most w.patience().
 func (w *ward) longest() time.Duration { return w.patience() + w.patience()/2 }
 
-// board is the files that rank 0 makes for the others to see. A step that hangs keeps its goroutine and writes here later, so
-// that then there are no more steps, and nothing of them is judged.
+// board is the state of the shared directory check. Rank 0 writes files, and the other ranks read
+// them. A step that hangs keeps its goroutine, which may write to the fields later. So after such a
+// step no further steps run, and the fields are not evaluated.
 type board struct {
 	*ward
 	path string
 	hung bool
 
-	writes error         // rank 0's
-	seen   time.Duration // after which the new file was; < 0: never
-	listed bool          // in the directory, if it was never seen
-	stale  bool          // the old content of a file that was overwritten
-	torn   bool          // a part of a file that was replaced
-	gone   error         // of a file that was replaced
-	last   bool          // the last of the replaced ones was seen, or, by rank 0, is to come
+	writes error         // errors of rank 0
+	seen   time.Duration // the delay until the new file was visible; < 0: never
+	listed bool          // the new file was never visible, but it was in the directory's list
+	stale  bool          // a file that was overwritten still had its old content
+	torn   bool          // a file that was replaced had partial content
+	gone   error         // the error of a file that was replaced
+	// the last replacement was seen; on rank 0: it will be written next
+	last bool
 
-	version byte // rank 0's, of what is replaced
+	version byte // on rank 0: of the replaced file
 }
 
 func (b *board) writer() bool { return b.group.Rank() == 0 }
@@ -73,7 +76,8 @@ func (b *board) note(err error) {
 	}
 }
 
-// ask has the client of the file system learn that there is no such file, which it may believe for long.
+// ask looks up a file that does not exist yet, so that the client of the file system caches that.
+// Some clients keep this for long.
 func (b *board) ask() {
 	if !b.writer() {
 		_, _ = os.Stat(b.path)
@@ -87,12 +91,12 @@ func (b *board) create() {
 	if b.writer() {
 		b.note(write(b.path, content(1)))
 	} else {
-		_, _ = os.ReadFile(b.path + ".over") // names and contents are known here from now on
+		_, _ = os.ReadFile(b.path + ".over") // from now on names and contents are cached here
 		_, _ = os.ReadFile(b.path + ".race")
 	}
 }
 
-// look waits until the new file is seen.
+// look waits until the new file is visible.
 func (b *board) look() {
 	if b.writer() {
 		return
@@ -116,7 +120,8 @@ func (b *board) overwrite() {
 	}
 }
 
-// reread opens a file anew that was overwritten and closed: then it has to be new here.
+// reread opens a file again after it was overwritten and closed. Its new content must be visible
+// then.
 func (b *board) reread() {
 	if !b.writer() {
 		got, err := os.ReadFile(b.path + ".over")
@@ -124,9 +129,9 @@ func (b *board) reread() {
 	}
 }
 
-const replaced = 20 // times at most
+const replaced = 20 // maximum number of replacements
 
-// race reads a file while it is replaced, for half of the patience at most.
+// race reads a file while rank 0 replaces it, for half of the timeout at most.
 func (b *board) race() {
 	for began := time.Now(); time.Since(began) < b.patience()/2 && !b.last && !b.elsewhere(); time.Sleep(time.Millisecond) {
 		if !b.writer() {
@@ -142,14 +147,14 @@ func (b *board) race() {
 	}
 }
 
-// settle waits for the last version, which is there now.
+// settle waits for the last version, which exists now.
 func (b *board) settle() {
 	for began := time.Now(); !b.writer() && time.Since(began) < b.patience() && !b.last && !b.elsewhere(); time.Sleep(10 * time.Millisecond) {
 		b.readRaced()
 	}
 }
 
-// elsewhere reports whether this is another directory than rank 0's.
+// elsewhere reports whether this is not rank 0's directory.
 func (b *board) elsewhere() bool { return b.seen < 0 && !b.listed }
 
 func (b *board) readRaced() {
@@ -164,7 +169,7 @@ func (b *board) readRaced() {
 	}
 }
 
-// judge says what the steps have found.
+// judge turns the results of the steps into findings.
 func (b *board) judge() {
 	switch {
 	case b.hung:
@@ -197,7 +202,7 @@ func (b *board) judgeReader() {
 	}
 }
 
-// remove leaves nothing.
+// remove removes all files.
 func (b *board) remove(ctx context.Context) {
 	if !b.writer() {
 		return

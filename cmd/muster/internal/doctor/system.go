@@ -10,27 +10,30 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// System is what is asked of the machine. [Here] answers truly.
+// System contains the functions through which the checks see the machine. [Here] returns the real
+// ones.
 type System struct {
-	Getenv     func(name string) string
-	FromEnv    func() (pgroup.Config, error) // who this process is, if a launcher's variables are set
+	Getenv func(name string) string
+	// the configuration of this process, if a launcher's variables are set
+	FromEnv    func() (pgroup.Config, error)
 	Now        func() time.Time
 	Hostname   func() (string, error)
 	LookupHost func(ctx context.Context, host string) ([]string, error)
 	Interfaces func() ([]Interface, error)
 	Listen     func(ctx context.Context, network, addr string) (net.Listener, error)
 	Dial       func(ctx context.Context, network, addr string) (net.Conn, error)
-	Holder     func(port int) string // who listens at it: "nginx (pid 7)"; "" if nobody can tell
+	// the process that listens at port: "nginx (pid 7)"; "" if unknown
+	Holder     func(port int) string
 	Ephemeral  func() (first, last int)
 	OpenFiles  func() (limit uint64, err error)
-	Backlog    func() int // the longest queue of connections that the system has; 0 if it cannot tell
+	Backlog    func() int // the system's limit of queued connections; 0 if unknown
 	SharedSize func() (size, free uint64, err error)
 	Memfd      func() error
-	Room       func(n int64) error // whether there is memory for n more bytes
+	Room       func(n int64) error // whether memory for n more bytes is available
 	Volume     func(dir string) (Volume, error)
 }
 
-// Interface is one of the network.
+// Interface is a network interface.
 type Interface struct {
 	Name  string
 	Addrs []net.IP
@@ -38,11 +41,11 @@ type Interface struct {
 
 // Volume is the file system of a directory.
 type Volume struct {
-	Kind string // "" if it is not known
+	Kind string // "" if it is unknown
 	Free uint64
 }
 
-// Here is the machine that this process runs on.
+// Here returns the machine that this process runs on.
 func Here() *System {
 	return &System{
 		Getenv: os.Getenv, FromEnv: pgroup.FromEnv, Now: time.Now, Hostname: os.Hostname,
@@ -61,7 +64,7 @@ func interfaces() (all []Interface, err error) {
 	for _, n := range nics {
 		addrs, err := n.Addrs()
 		if err != nil {
-			continue // it has just gone
+			continue // the interface has just been removed
 		}
 		i := Interface{Name: n.Name}
 		for _, a := range addrs {

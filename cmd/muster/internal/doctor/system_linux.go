@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holder looks for the socket that listens at port, and for the process that has it open.
+// holder finds the socket that listens at port, and the process that has it open.
 func holder(port int) string {
 	inode := listening("/proc/net/tcp", port)
 	if inode == "" {
@@ -35,7 +35,7 @@ func holder(port int) string {
 	return "a process of another user, or of another container"
 }
 
-// listening is the inode of the socket that listens at port, from a table of the kernel.
+// listening returns the inode of the socket that listens at port, from a table of the kernel.
 func listening(table string, port int) string {
 	f, err := os.Open(table)
 	if err != nil {
@@ -56,7 +56,7 @@ func listening(table string, port int) string {
 	return ""
 }
 
-// ephemeral are the ports that the system gives away.
+// ephemeral returns the range of ports that the system gives to clients.
 func ephemeral() (first, last int) {
 	b, _ := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	_, _ = fmt.Sscan(string(b), &first, &last)
@@ -77,7 +77,7 @@ func sharedSize() (size, free uint64, err error) {
 	return st.Blocks * uint64(st.Bsize), st.Bavail * uint64(st.Bsize), nil
 }
 
-// memfd makes one as package shm does: sealed, and written to before.
+// memfd creates shared memory as package shm does: sealed, after a write.
 func memfd() error {
 	fd, err := unix.MemfdCreate("muster-doctor", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -91,7 +91,7 @@ func memfd() error {
 	return os.NewSyscallError("seal", err)
 }
 
-// kinds are file systems by their magic numbers: those where it matters, and those that are met most.
+// kinds maps magic numbers to file systems: those that need special care, and the most common ones.
 var kinds = map[int64]string{
 	unix.NFS_SUPER_MAGIC: "nfs", unix.FUSE_SUPER_MAGIC: "fuse", unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlay",
 	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs", unix.V9FS_MAGIC: "9p",

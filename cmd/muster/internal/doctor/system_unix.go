@@ -4,7 +4,7 @@ package doctor
 
 import "golang.org/x/sys/unix"
 
-// openFiles is the hard limit: Go raises the soft one to it.
+// openFiles returns the hard limit, because Go raises the soft limit to it.
 func openFiles() (uint64, error) {
 	var l unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l)

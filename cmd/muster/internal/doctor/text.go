@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Ink marks text for a terminal. The zero Ink leaves it as it is.
+// Ink marks text for a terminal. The zero Ink does not change the text.
 type Ink struct{ Good, Fair, Bad, Dim func(string) string }
 
 // Print writes a report for people.
@@ -31,7 +31,7 @@ func in(mark func(string) string, s string) string {
 	return mark(s)
 }
 
-// who has found it, unless all have.
+// who returns the ranks that made a finding, or "" if all have.
 func (r *Report) who(f Finding) string {
 	if len(f.Ranks) == 0 || len(f.Ranks) == r.Ranks {
 		return ""

@@ -9,9 +9,9 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Mount mounts the directory called under, as a client does that believes what it was told for a time, and returns
-// where. The test is skipped, and says so, where nothing can be mounted. What is done to under directly is what another
-// client does.
+// Mount mounts the directory under and returns the mount point. The mount caches attributes and
+// entries for the duration believe. Changes made directly in under have the effect of changes by
+// another client. If nothing can be mounted, Mount skips the test and logs why.
 func Mount(t testing.TB, under string, believe time.Duration) (mounted string) {
 	t.Helper()
 	root, err := fs.NewLoopbackRoot(under)

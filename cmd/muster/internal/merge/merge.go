@@ -1,5 +1,6 @@
-// Package merge makes one model of several shards, which are files of this host. Tensors that were
-// split are joined along an axis; all others may be in one shard, or be the same in several.
+// Package merge merges several shards of a model, which are local files, into one model. Tensors
+// that were split are joined along an axis. All other tensors may be in one shard, or identical in
+// several.
 package merge
 
 import (
@@ -18,13 +19,13 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// Shard is a part of a model. Errors call it by its name.
+// Shard is a part of a model. Errors refer to it by its name.
 type Shard struct {
 	Name  string
 	Model *safetensors.Model
 }
 
-// Plan is what the merged model will have.
+// Plan describes the merged model.
 type Plan struct {
 	shards []Shard
 	joints map[string]*joint
@@ -33,13 +34,13 @@ type Plan struct {
 // joint is one tensor of the result.
 type joint struct {
 	safetensors.Info
-	axis  int   // that it is joined along; -1: all shards have the same
+	axis  int   // along which it is joined; -1: all shards have the same tensor
 	from  []int // the indexes of the shards that have it
-	outer int   // how often a run of bytes of each shard follows
+	outer int   // how many runs of bytes each shard contributes, in turn
 }
 
-// New compares the tensors of all shards by their dtypes and shapes; it reads no data. A tensor
-// whose name is in axes is joined along that axis, from all shards that have it, in their order.
+// New compares the dtypes and shapes of the tensors of all shards; it reads no data. A tensor whose
+// name is in axes is joined along that axis, from all shards that have it, in their order.
 func New(shards []Shard, axes map[string]int) (*Plan, error) {
 	p := &Plan{shards: shards, joints: map[string]*joint{}}
 	for i, s := range shards {
@@ -63,7 +64,7 @@ func New(shards []Shard, axes map[string]int) (*Plan, error) {
 	return p, nil
 }
 
-// add adds what shard i has of a tensor.
+// add adds a tensor of shard i.
 func (p *Plan) add(i int, name string, info safetensors.Info, axis int) error {
 	this := p.shards[i].Name
 	if axis >= len(info.Shape) {
@@ -101,7 +102,7 @@ func (p *Plan) add(i int, name string, info safetensors.Info, axis int) error {
 	return nil
 }
 
-// fits reports whether info has j's dtype, and its shape but for the axis.
+// fits reports whether info has j's dtype, and j's shape except along the axis.
 func (j *joint) fits(info safetensors.Info) bool {
 	if info.DType != j.DType || len(info.Shape) != len(j.Shape) {
 		return false
@@ -114,7 +115,7 @@ func (j *joint) fits(info safetensors.Info) bool {
 	return true
 }
 
-// info is what the header of shard i says of a tensor.
+// info returns the header entry of a tensor in shard i.
 func (p *Plan) info(i int, name string) (info safetensors.Info) {
 	for _, f := range p.shards[i].Model.Files() {
 		if found, ok := f.Info(name); ok {
@@ -124,17 +125,17 @@ func (p *Plan) info(i int, name string) (info safetensors.Info) {
 	return info
 }
 
-// block is how much is compared, or written, before looking whether to go on.
+// block is how many bytes are compared or written between two checks of the context.
 const block = 4 << 20
 
-// Write writes the merged model to w, and nothing if ctx has ended. Begin is called with what the
-// file will have. Of shards that are mapped, a file that is cut off meanwhile is an error.
+// Write writes the merged model to w. It stops when ctx ends. Before the data, it calls begin with
+// the header of the file. If a mapped shard is truncated meanwhile, Write returns an error.
 func (p *Plan) Write(ctx context.Context, w io.Writer, metadata map[string]string, begin func(*safetensors.Header)) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
-		case interface{ Addr() uintptr }: // of a fault in a mapping
+		case interface{ Addr() uintptr }: // a fault in a mapping
 			err = errors.New("a shard was cut off, or cannot be read any more")
 		default:
 			panic(r)
@@ -144,7 +145,7 @@ func (p *Plan) Write(ctx context.Context, w io.Writer, metadata map[string]strin
 	for name, j := range p.joints {
 		infos[name] = j.Info
 	}
-	const small = 1 << 20 // runs along an inner axis are short
+	const small = 1 << 20 // buffers the runs along an inner axis, which are short
 	last := &stopper{ctx: ctx, w: w}
 	buffer := bufio.NewWriterSize(last, small)
 	out, err := safetensors.NewWriter(buffer, infos, metadata)
@@ -179,7 +180,7 @@ func (p *Plan) write(ctx context.Context, w io.Writer, name string) error {
 		return err
 	}
 	if !slices.ContainsFunc(parts, func(part []byte) bool { return len(part) > 0 }) {
-		return nil // however many rows of nothing there are
+		return nil // avoids iterating over any number of empty rows
 	}
 	for row := range j.outer {
 		for _, part := range parts {
@@ -192,7 +193,7 @@ func (p *Plan) write(ctx context.Context, w io.Writer, name string) error {
 	return nil
 }
 
-// compare makes it an error if a shard has other bytes than the first one.
+// compare returns an error if the bytes of a shard differ from those of the first one.
 func (p *Plan) compare(ctx context.Context, j *joint, name string, parts [][]byte) error {
 	first := p.shards[j.from[0]].Name
 	for k, part := range parts[1:] {
@@ -209,7 +210,7 @@ func (p *Plan) compare(ctx context.Context, j *joint, name string, parts [][]byt
 	return nil
 }
 
-// stopper is a writer that ends with its context, and keeps its error.
+// stopper is a writer that fails when its context has ended, and keeps its first error.
 type stopper struct {
 	ctx context.Context
 	w   io.Writer
