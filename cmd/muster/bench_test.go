@@ -65,7 +65,8 @@ func TestBenchRefuses(t *testing.T) {
 	}
 }
 
-// TestBenchReports: a run, and another one beside it and beside peers.
+// TestBenchReports checks the report of a run compared with another run and with figures of other
+// systems.
 func TestBenchReports(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -99,7 +100,8 @@ func TestBenchAgainstWhatIsNone(t *testing.T) {
 	require.Contains(t, r.stdout, "beside other, by the mean\n  nothing in common")
 	run(t, "bench", "-n", "2", "--time", "1h", "--report", filepath.Join(path, "y.html")).wants(t, 1, "", "y.html: not a directory")
 
-	// What is there stays as it is until there is something new; what is not is not made before.
+	// An existing report is unchanged until the new one is written, and no new file is created
+	// before that.
 	require.NoError(t, os.WriteFile(path, []byte("[]"), 0o600))
 	dir := filepath.Dir(path)
 	old, none := filepath.Join(dir, "old.html"), filepath.Join(dir, "none.html")

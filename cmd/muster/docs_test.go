@@ -19,11 +19,12 @@ import (
 
 const commandReference = "../../docs/reference/cli.md"
 
-// TestCommandReference compares docs/reference/cli.md with the commands' help.
+// TestCommandReference checks that docs/reference/cli.md is equal to the help of the commands.
 func TestCommandReference(t *testing.T) {
 	t.Parallel()
 	want := reference(muster.NewRoot())
-	if f := flag.Lookup("update"); f != nil && f.Value.String() == "true" { // a flag of teatest
+	// a flag that package teatest defines
+	if f := flag.Lookup("update"); f != nil && f.Value.String() == "true" {
 		if err := os.WriteFile(commandReference, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -34,7 +35,7 @@ func TestCommandReference(t *testing.T) {
 	}
 }
 
-// reference is a page with each command of root.
+// reference returns a page with the help of root and all its commands.
 func reference(root *cobra.Command) string {
 	var b strings.Builder
 	b.WriteString("# Command line\n\n`go test ./cmd/muster -run TestCommandReference -update` writes this page from the commands' help.\n" +
@@ -68,7 +69,7 @@ func reference(root *cobra.Command) string {
 	return strings.TrimRight(b.String(), "\n") + "\n"
 }
 
-// flagLine is an item of a list about f.
+// flagLine returns the list item of flag f.
 func flagLine(f *pflag.Flag) string {
 	kind, usage := pflag.UnquoteUsage(f)
 	name := "--" + f.Name
@@ -83,7 +84,7 @@ func flagLine(f *pflag.Flag) string {
 	return line + " (default `" + strings.Trim(f.DefValue, "[]") + "`)"
 }
 
-// wrapped is an item of a list in lines of 100 columns.
+// wrapped returns a list item in lines of at most 100 columns.
 func wrapped(item string) string {
 	var b strings.Builder
 	line := ""
@@ -106,7 +107,8 @@ var (
 	invocation = regexp.MustCompile(`(?:^|[\s;(|])(?:/tmp/)?muster ([a-z]+)([^\n#;|&>)]*)`)
 )
 
-// TestCommandsOfTheDocs parses each call of muster in the shell blocks of README.md and docs/: the command exists, and has the flags.
+// TestCommandsOfTheDocs checks that each call of muster in the shell blocks of README.md and docs/
+// has an existing command and existing flags.
 func TestCommandsOfTheDocs(t *testing.T) {
 	t.Parallel()
 	calls := 0
@@ -151,7 +153,8 @@ func checkCall(t *testing.T, file, name string, args []string) {
 	}
 }
 
-// TestGettingStarted runs the program of docs/getting-started.md as its text says, and compares the output.
+// TestGettingStarted runs the program of docs/getting-started.md as the page says, and compares
+// what it prints with the page.
 func TestGettingStarted(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/getting-started.md")

@@ -20,7 +20,7 @@ func TestDoctorAlone(t *testing.T) {
 	}
 }
 
-// report is what --json prints.
+// report is a report that doctor --json prints.
 type report struct {
 	Ranks, Problems int
 	Findings        []struct{ Check, Level, Text, Do string }
@@ -43,7 +43,7 @@ func reportOf(t *testing.T, r result) (p report) {
 	return p
 }
 
-// TestDoctorOfRanks is of processes that a launcher has started.
+// TestDoctorOfRanks runs doctor in ranks that a launcher has started.
 func TestDoctorOfRanks(t *testing.T) {
 	t.Parallel()
 	p := reportOf(t, run(t, "run", "-n", "4", "--no-prefix", "--", self(t), "doctor", "--json", "--dir", t.TempDir()))
@@ -53,7 +53,8 @@ func TestDoctorOfRanks(t *testing.T) {
 	require.Contains(t, p.text("clocks", "ok"), "all clocks agree")
 }
 
-// TestDoctorOfRanksWithoutALauncher: rank 0 hosts, and all end with 1, after rank 0 has told what is wrong.
+// TestDoctorOfRanksWithoutALauncher checks that without a launcher rank 0 hosts the store and
+// prints the report, and that all ranks exit with 1.
 func TestDoctorOfRanksWithoutALauncher(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -87,7 +88,7 @@ func TestDoctorFindsWhoIsMissing(t *testing.T) {
 	require.Contains(t, p.text("environment", "problem"), "RANK is 3, and WORLD_SIZE is 3")
 }
 
-// TestDoctorWithFewFiles has a true limit.
+// TestDoctorWithFewFiles runs doctor under a real limit of open files.
 func TestDoctorWithFewFiles(t *testing.T) {
 	t.Parallel()
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", `ulimit -n 100; exec "$0" doctor --json`, self(t))
@@ -98,7 +99,7 @@ func TestDoctorWithFewFiles(t *testing.T) {
 	require.Contains(t, p.text("files", "problem"), "100 files may be open, and 64 ranks take up to 256")
 }
 
-// TestDoctorNamesWhoHasAPort asks the true system.
+// TestDoctorNamesWhoHasAPort finds the owner of a port in the real system.
 func TestDoctorNamesWhoHasAPort(t *testing.T) {
 	t.Parallel()
 	if _, err := os.Stat("/proc/net/tcp"); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// pair is two ranks, of which the first waits in a barrier for the second.
+// pair is a group of two ranks, of which the first waits in a barrier for the second.
 type pair struct {
 	t     *testing.T
 	ctx   context.Context
@@ -21,7 +21,8 @@ type pair struct {
 	first chan error
 }
 
-// waiting makes a pair at the addresses of its ranks, and returns when the store has the first one's vote, and not the other's.
+// waiting forms a pair whose ranks dial the given URLs. It returns when the store has the vote of
+// rank 0 and not that of rank 1.
 func waiting(t *testing.T, urls ...string) *pair {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -48,7 +49,7 @@ func waiting(t *testing.T, urls ...string) *pair {
 	return p
 }
 
-// goesOn wants the barrier to go on as if nothing had been.
+// goesOn checks that the barrier succeeds when rank 1 calls it too.
 func (p *pair) goesOn() {
 	p.t.Helper()
 	if err := errors.Join(p.gs[1].Barrier(p.ctx), <-p.first); err != nil {
@@ -56,7 +57,8 @@ func (p *pair) goesOn() {
 	}
 }
 
-// TestServeEndsWhileRanksAreInABarrier: they hear so at once, and hang up, so that nobody waits for the end of --drain.
+// TestServeEndsWhileRanksAreInABarrier checks that the ranks get an error at once and disconnect,
+// so that the server does not wait for the end of --drain.
 func TestServeEndsWhileRanksAreInABarrier(t *testing.T) {
 	t.Parallel()
 	p, url := serve(t, "--drain", "1h")
@@ -70,7 +72,8 @@ func TestServeEndsWhileRanksAreInABarrier(t *testing.T) {
 	}
 }
 
-// TestServeWithDataEndsWhileRanksAreInABarrier: the next one goes on with it.
+// TestServeWithDataEndsWhileRanksAreInABarrier checks that the barrier continues at the next
+// server.
 func TestServeWithDataEndsWhileRanksAreInABarrier(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -85,7 +88,8 @@ func TestServeWithDataEndsWhileRanksAreInABarrier(t *testing.T) {
 	ranks.goesOn()
 }
 
-// TestRelayEndsWhileRanksAreInABarrier: they go on by the next relay, or by another way, and the store hears that nobody is lost.
+// TestRelayEndsWhileRanksAreInABarrier checks that the ranks reconnect by the next relay, or by
+// another address, and that the store does not consider them failed.
 func TestRelayEndsWhileRanksAreInABarrier(t *testing.T) {
 	t.Parallel()
 	for name, other := range map[string]bool{"the next relay": false, "another way": true} {

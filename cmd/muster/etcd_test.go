@@ -14,7 +14,7 @@ import (
 	"github.com/muster-pg/muster/internal/testcluster"
 )
 
-// etcd starts one of the test's own, and returns where it is.
+// etcd starts an etcd for the test, and returns its address.
 func etcd(t *testing.T) (addr string) {
 	t.Helper()
 	exe, err := exec.LookPath("etcd")
@@ -41,14 +41,16 @@ func etcd(t *testing.T) (addr string) {
 	return addr
 }
 
-// replica starts a process that keeps a store in the etcd at a URL, and returns it and where it listens.
+// replica starts a process that serves the store in the etcd at the URL at. It returns the process
+// and its address.
 func replica(t *testing.T, at string) (p *process, addr string) {
 	t.Helper()
 	p = start(t, "serve", "--etcd", at, "--listen", "127.0.0.1:0")
 	return p, strings.TrimPrefix(p.line(t, "muster://"), "muster://")
 }
 
-// A store may be kept in an etcd: clients find it by the URL of the etcd, or by the addresses of those who may serve it.
+// TestStoreInEtcd checks that clients find a store in an etcd by the URL of the etcd, and by the
+// addresses of the processes that may serve it.
 func TestStoreInEtcd(t *testing.T) {
 	t.Parallel()
 	addr := etcd(t)
@@ -77,7 +79,8 @@ func TestStoreInEtcd(t *testing.T) {
 	run(t, "get", "--store", "etcd://host", "key").wants(t, 2, "", "host is not host:port")
 }
 
-// A standby tells Prometheus and its health address that it is one, and the leader which standbys there are.
+// TestReplicasTellHowTheyDo checks that a standby reports in its metrics and at its health address
+// that it is one, and that the leader lists the standbys.
 func TestReplicasTellHowTheyDo(t *testing.T) {
 	t.Parallel()
 	at := "etcd://" + etcd(t) + "/jobs"
@@ -108,7 +111,8 @@ func TestReplicasTellHowTheyDo(t *testing.T) {
 	has(t, numbersHave(t, following, "muster_replication_leads 1"), "muster_replication_takeovers_total 1", "muster_store_keys ")
 }
 
-// A backup of a store in an etcd is restored below another root, and nowhere where a store is.
+// TestBackupOfAStoreInEtcd checks that a backup of a store in an etcd can be restored below another
+// root, but not where a store exists.
 func TestBackupOfAStoreInEtcd(t *testing.T) {
 	t.Parallel()
 	at := "etcd://" + etcd(t)
@@ -125,7 +129,8 @@ func TestBackupOfAStoreInEtcd(t *testing.T) {
 	run(t, "restore", file+"x", "--etcd", at+"/other").wants(t, 1, "", "no such file")
 }
 
-// A relay asks etcd for the leader: a call through it goes on after a takeover.
+// TestRelayOfAStoreInEtcd checks that a relay gets the leader's address from etcd, so that a call
+// through it survives a takeover.
 func TestRelayOfAStoreInEtcd(t *testing.T) {
 	t.Parallel()
 	at := "etcd://" + etcd(t) + "/jobs"
@@ -144,7 +149,8 @@ func TestRelayOfAStoreInEtcd(t *testing.T) {
 	steps(t, near, []step{{args: "add n 2", stdout: "4\n"}})
 }
 
-// The flags of a replicated store are looked at before anything listens.
+// TestServeEtcdFlags checks that the flags of a replicated store are validated before the process
+// listens.
 func TestServeEtcdFlags(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
@@ -162,7 +168,7 @@ func TestServeEtcdFlags(t *testing.T) {
 	}
 }
 
-// Ranks that run and bench start may meet there.
+// TestRanksMeetAtEtcd checks that the ranks of run and bench can meet at a store in an etcd.
 func TestRanksMeetAtEtcd(t *testing.T) {
 	t.Parallel()
 	at := "etcd://" + etcd(t) + "/jobs"

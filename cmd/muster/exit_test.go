@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestHintsFitTheRefusal has errors say what helps against what is wrong, and nothing else.
+// TestHintsFitTheRefusal checks that errors contain the remedy for their cause, and no other.
 func TestHintsFitTheRefusal(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
@@ -58,7 +58,8 @@ func TestHelpHasTheVariablesOfGroups(t *testing.T) {
 	}
 }
 
-// TestStoreWithDataIsAway has calls time out while a store that may come back is not there: that is what they say.
+// TestStoreWithDataIsAway checks the errors of calls that time out while a durable store is
+// unavailable.
 func TestStoreWithDataIsAway(t *testing.T) {
 	t.Parallel()
 	p, url := serve(t, "--data", t.TempDir())
@@ -68,7 +69,7 @@ func TestStoreWithDataIsAway(t *testing.T) {
 	wait.wait(t).wants(t, 5, "", "cannot be reached (not connected for ")
 }
 
-// TestChangeWithoutAnAnswer has a change that may have been made say so.
+// TestChangeWithoutAnAnswer checks that an error says so if the change may have been made.
 func TestChangeWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
@@ -78,7 +79,8 @@ func TestChangeWithoutAnAnswer(t *testing.T) {
 	add.wait(t).wants(t, 5, "", "it is not known whether the change was made")
 }
 
-// cutter passes one connection on to a store, until the peer has sent what: then it is broken, and none is made again.
+// cutter forwards one connection to a store until the client has sent what. Then it closes the
+// connection and accepts no other.
 func cutter(t *testing.T, store string, what []byte) (addr string, cut <-chan struct{}) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -122,7 +124,8 @@ func waits(t *testing.T, url string) {
 	t.Fatal("nothing waits")
 }
 
-// TestBackupThatTheStoreCannotMake is about a store that is there, and has no room for the copy.
+// TestBackupThatTheStoreCannotMake checks the error if the store is available but cannot write the
+// backup.
 func TestBackupThatTheStoreCannotMake(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -157,7 +160,7 @@ func TestRestoreRefuses(t *testing.T) {
 	run(t, "restore", file, "--data", filepath.Join(dir, "other")).wants(t, 1, "", "its checksum is wrong: use another backup")
 }
 
-// TestRelayWaitsForItsStore says so.
+// TestRelayWaitsForItsStore checks that a relay logs that it waits for its store.
 func TestRelayWaitsForItsStore(t *testing.T) {
 	t.Parallel()
 	p := start(t, "relay", "--listen", "127.0.0.1:0", "--store", "muster://"+closedPort(t))

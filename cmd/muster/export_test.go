@@ -33,7 +33,8 @@ func (h *histogram) Quantile(q float64) time.Duration { return h.quantile(q) }
 func (h *histogram) Mean() time.Duration              { return h.mean() }
 func (h *histogram) Merge(o histogram)                { h.merge(o) }
 
-// StatsOf is the statistics of a tensor: min, max, mean and standard deviation of its finite elements.
+// StatsOf returns the statistics of a tensor: min, max, mean and standard deviation of its finite
+// elements.
 func StatsOf(ctx context.Context, t *tensor.Tensor) ([4]float64, error) {
 	s, err := statsOf(ctx, new(elements), t)
 	if err != nil || s.spread == nil {
@@ -47,10 +48,11 @@ var (
 	BarLine = barLine
 )
 
-// PrintWho prints what "muster who" does.
+// PrintWho prints a view as "muster who" does.
 func PrintWho(w io.Writer, v *status.View) { (&whoPrinter{Writer: w}).print(v) }
 
-// WriteNamed writes text to a new file at path where no file can be without a name, and commits it if it is to.
+// WriteNamed writes text to a new file at path as on systems where every file has a name, and
+// optionally commits it.
 func WriteNamed(path, part, text string, force, commit bool) error {
 	o := &output{path: path, part: part, force: force}
 	if err := o.createNamed(); err != nil {
@@ -64,13 +66,13 @@ func WriteNamed(path, part, text string, force, commit bool) error {
 	return err
 }
 
-// StartHealth is what serve --health starts.
+// StartHealth starts the server of serve --health.
 func StartHealth(addr string) (*Health, error) {
 	h, err := startHealth(addr)
 	return &Health{h}, err
 }
 
-// Health is a health.
+// Health is a health for tests.
 type Health struct{ *health }
 
 func (h *Health) Addr() net.Addr        { return h.addr }
@@ -78,7 +80,7 @@ func (h *Health) Serves(e store.Engine) { h.serves(e) }
 func (h *Health) Ends()                 { h.ends() }
 func (h *Health) Close()                { h.close() }
 
-// NewTop is what muster top shows of a store.
+// NewTop returns the model of muster top for a store.
 func NewTop(ctx context.Context, s *store.Store, url string, every time.Duration) tea.Model {
 	return newTopModel(ctx, s, url, every, false)
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hollow writes a file with one tensor of n zeros, which takes no room on the disk.
+// hollow writes a sparse file with one tensor of n zeros.
 func (d desk) hollow(t *testing.T, name string, n int64) string {
 	t.Helper()
 	head := fmt.Appendf(nil, `{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}`, n, n)
@@ -30,7 +30,7 @@ type half struct {
 	desk desk
 }
 
-// halfway starts one, and stops it where some has been written and some has not.
+// halfway starts a gather, and stops it when a part of the file has been written.
 func halfway(t *testing.T) *half {
 	t.Helper()
 	d := emptyDesk(t)
@@ -41,14 +41,15 @@ func halfway(t *testing.T) *half {
 		if h.stop(t, n) {
 			return h
 		}
-		h.wait(t) // it was too fast
+		h.wait(t) // it finished too early
 		_ = os.Remove(d.path("out"))
 	}
 	t.Fatal("no gather could be stopped while it wrote")
 	return nil
 }
 
-// stop waits until some is written, stops the process, and reports whether less than most is written.
+// stop waits until some bytes are written, stops the process, and reports whether fewer than most
+// bytes are written.
 func (h *half) stop(t *testing.T, most int64) bool {
 	t.Helper()
 	for gone := false; !gone; gone = h.ended() {
@@ -65,7 +66,7 @@ func (h *half) stop(t *testing.T, most int64) bool {
 
 func (h *half) ended() bool { return gone(h.cmd.Process.Pid) }
 
-// written is how much of the output there is.
+// written returns the number of bytes written.
 func (h *half) written() (n int64) {
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", h.cmd.Process.Pid))
 	for _, fd := range fds {

@@ -23,7 +23,7 @@ const (
 	pipelineStages = 2
 )
 
-// smallModel is a model of two layers, whole.
+// smallModel returns a complete model of two layers.
 func smallModel(t *testing.T) tensors {
 	t.Helper()
 	ts := tensors{"embed_tokens.weight": normal(1, 50, 32), "norm.weight": normal(2, 32)}
@@ -39,12 +39,12 @@ func smallModel(t *testing.T) tensors {
 	return ts
 }
 
-// axes are along which the ranks of a tensor-parallel group share tensors.
+// axes are the axes along which the ranks of a tensor-parallel group share tensors.
 var axes = map[string]int{"q_proj.weight": 0, "o_proj.weight": 1, "experts": 1, "packed": 1, "embed_tokens.weight": 0}
 
 var axisFlags = []string{"--axis", "*.q_proj.weight=0", "--axis", "*.o_proj.weight=1", "--axis", "*experts=1", "--axis", "*packed=1", "--axis", "embed_tokens.weight=0"}
 
-// shardOf is what one of the processes that train a model has of it.
+// shardOf returns the part of a model that one of the training processes holds.
 func shardOf(t *testing.T, ts tensors, stage, part int) tensors {
 	t.Helper()
 	shard := tensors{}
@@ -71,7 +71,8 @@ func shardOf(t *testing.T, ts tensors, stage, part int) tensors {
 	return shard
 }
 
-// modelShards writes the shards of a small model, and returns their paths in the order of the ranks.
+// modelShards writes the shards of a small model, and returns their paths in the order of the
+// ranks.
 func (d desk) modelShards(t *testing.T, ts tensors) (paths []string) {
 	t.Helper()
 	for stage := range pipelineStages {
@@ -244,7 +245,7 @@ func TestGatherRefuses(t *testing.T) {
 	d.same(t, "there", []byte("precious"))
 }
 
-// notesOf parts what gather tells beside an error from the error.
+// notesOf separates the notes in stderr from the error.
 func notesOf(stderr string) (notes, rest string) {
 	if notes, rest, ok := strings.Cut(stderr, "\n"); ok && strings.HasPrefix(notes, "metadata left out") {
 		return notes, rest
@@ -258,9 +259,10 @@ func TestGatherRules(t *testing.T) {
 	a := d.file(t, "a", tensors{"x.w": normal(1, 2, 2), "y.w": normal(2, 2, 2), "z.w=0": normal(3, 2, 2)}, nil)
 	b := d.file(t, "b", tensors{"x.w": normal(4, 2, 2), "y.w": normal(5, 2, 2), "z.w=0": normal(6, 2, 2)}, nil)
 	for flags, want := range map[string]string{
-		"*=0":                 "x.w 4×2, y.w 4×2, z.w=0 4×2",
-		"*=1 x.w=0":           "x.w 4×2, y.w 2×4, z.w=0 2×4", // the exact name, though it comes later
-		"*.w=1 y*=0 *=0":      "x.w 2×4, y.w 2×4, z.w=0 4×2", // the first glob
+		"*=0": "x.w 4×2, y.w 4×2, z.w=0 4×2",
+		// the exact name has priority over an earlier glob
+		"*=1 x.w=0":           "x.w 4×2, y.w 2×4, z.w=0 2×4",
+		"*.w=1 y*=0 *=0":      "x.w 2×4, y.w 2×4, z.w=0 4×2", // the first glob counts
 		"x.w=0 y.w=1 z.w=0=1": "x.w 4×2, y.w 2×4, z.w=0 2×4",
 	} {
 		args := []string{"gather", "--force", "-o", d.path("out"), a, b}
@@ -308,7 +310,7 @@ func TestGatherTimesOut(t *testing.T) {
 	}
 }
 
-// The same where the system has no files without a name.
+// TestGatherOutputWithAName runs the tests of the output on systems where every file has a name.
 func TestGatherOutputWithAName(t *testing.T) {
 	t.Parallel()
 	d := emptyDesk(t)
@@ -341,7 +343,7 @@ func TestGatherWhereTheDiskIsFull(t *testing.T) {
 	d := emptyDesk(t)
 	a, b := d.file(t, "a", tensors{"w": normal(1, 1<<20)}, nil), d.file(t, "b", tensors{"w": normal(1, 1<<20)}, nil)
 	for _, flags := range [][]string{{"--axis", "w=0"}, {"--axis", "w=0", "--force"}} {
-		// A limit of the process stands for the disk: so no rights are needed.
+		// A limit of the process simulates a full disk, so that the test needs no rights.
 		args := append([]string{"-c", `ulimit -f 4096; exec "$0" "$@"`, self(t), "gather", "-o", d.path("out"), a, b}, flags...)
 		cmd := exec.CommandContext(t.Context(), "sh", args...)
 		cmd.Env = append(os.Environ(), role+"="+roleMuster)
@@ -381,8 +383,10 @@ func TestGatherExamplesWork(t *testing.T) {
 		}
 		for line := range strings.Lines(cmd.Example) {
 			if strings.Contains(line, "index.json") {
-				_ = os.Remove(d.path("model.safetensors"))                                                                 // that of the example before
-				if err := safetensors.WriteSharded(string(d), "model", 5000, whole, nil); err != nil && verb == "gather" { // it is there when tensors comes
+				// written by the previous example
+				_ = os.Remove(d.path("model.safetensors"))
+				// when the loop comes to tensors, the files of gather exist already
+				if err := safetensors.WriteSharded(string(d), "model", 5000, whole, nil); err != nil && verb == "gather" {
 					t.Fatal(err)
 				}
 			}

@@ -16,7 +16,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// told is what is told at a URL.
+// told returns the answer at a URL.
 func told(t *testing.T, url string) (status int, text string) {
 	t.Helper()
 	rep, err := (&http.Client{Timeout: limit}).Get(url)
@@ -46,7 +46,7 @@ func TestHealth(t *testing.T) {
 	}
 	defer h.Close()
 	base := "http://" + h.Addr().String()
-	tells(t, base+"/healthz", 200, "ok") // while it reads what it has kept, which may take long
+	tells(t, base+"/healthz", 200, "ok") // while it loads its data, which may take long
 	tells(t, base+"/readyz", 503, "kept")
 	m := new(store.Memory)
 	h.Serves(m)

@@ -21,16 +21,16 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// role says what this binary is to be, when the tests start it again.
+// The variable role selects what this binary does when a test starts it again.
 const (
 	role       = "MUSTER_TEST_ROLE"
 	roleMuster = "muster"
-	roleRank   = "rank"   // a program of a user
-	roleHolder = "holder" // one that holds a connection until it dies
-	roleFiller = "filler" // one that fills a store
+	roleRank   = "rank"   // a user's program
+	roleHolder = "holder" // holds a connection until it is killed
+	roleFiller = "filler" // fills a store
 )
 
-// limit is for whatever should take no time.
+// limit is the timeout of operations that should take almost no time.
 const limit = 30 * time.Second
 
 func TestMain(m *testing.M) {
@@ -47,12 +47,13 @@ func TestMain(m *testing.M) {
 	for _, name := range []string{"MUSTER_STORE", "MUSTER_NAME", "NO_COLOR", "RANK"} {
 		_ = os.Unsetenv(name)
 	}
-	// Under -race every process sleeps a second before it ends, and here there are hundreds.
+	// With -race every process sleeps for a second before it exits, and these tests start hundreds.
 	_ = os.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	os.Exit(m.Run())
 }
 
-// asRank forms the group that the environment tells of, and prints what all ranks say.
+// asRank forms the group that the environment configures, and prints the contributions of all
+// ranks.
 func asRank() int {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -103,13 +104,14 @@ func asFiller() int {
 	return 0
 }
 
-// result is how a command ended.
+// result is the result of a command.
 type result struct {
 	code           int
 	stdout, stderr string
 }
 
-// wants checks a result: the code, what stdout is, and what stderr has; "" is nothing there.
+// wants checks the exit code, that stdout is equal, and that stderr contains the text; "" means
+// that nothing is printed.
 func (r result) wants(t *testing.T, code int, stdout, stderr string) {
 	t.Helper()
 	if r.code != code || r.stdout != stdout || (r.stderr == "") != (stderr == "") || !strings.Contains(r.stderr, stderr) {
@@ -120,19 +122,19 @@ func (r result) wants(t *testing.T, code int, stdout, stderr string) {
 	}
 }
 
-// run carries out one command line of muster.
+// run runs one command line of muster.
 func run(t *testing.T, args ...string) result {
 	t.Helper()
 	return start(t, args...).wait(t)
 }
 
-// runIn does so with standard input and more environment.
+// runIn is like run, with standard input and more environment variables.
 func runIn(t *testing.T, stdin io.Reader, env []string, args ...string) result {
 	t.Helper()
 	return startIn(t, stdin, env, args...).wait(t)
 }
 
-// process is a muster that runs.
+// process is a running muster.
 type process struct {
 	cmd    *exec.Cmd
 	stdout *bufio.Reader
@@ -148,7 +150,7 @@ func startIn(t *testing.T, stdin io.Reader, env []string, args ...string) *proce
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, self(t), args...)
-	// No test finds the jobs of another one, unless it says so.
+	// Isolates the tests: by default a test does not find the jobs of another one.
 	cmd.Env = append(append(os.Environ(), role+"="+roleMuster, "XDG_RUNTIME_DIR="+os.DevNull), env...)
 	cmd.Stdin = stdin
 	stdout, err := cmd.StdoutPipe()
@@ -164,7 +166,7 @@ func startIn(t *testing.T, stdin io.Reader, env []string, args ...string) *proce
 	}
 	t.Cleanup(func() {
 		cancel()
-		_ = cmd.Wait() // if nobody has
+		_ = cmd.Wait() // unless the test has done so
 	})
 	return &process{cmd, bufio.NewReader(stdout), bufio.NewReader(stderr)}
 }
@@ -196,19 +198,19 @@ func (p *process) wait(t *testing.T) result {
 	return result{p.cmd.ProcessState.ExitCode(), string(stdout), string(stderr)}
 }
 
-// endsIn kills it, unless stop is called before.
+// endsIn kills the process after d, unless stop is called before.
 func (p *process) endsIn(d time.Duration) (stop func() bool) {
 	return time.AfterFunc(d, func() { _ = p.cmd.Process.Kill() }).Stop
 }
 
-// line reads standard output up to a line with text in it, and returns that.
+// line reads standard output up to a line that contains text, and returns the line.
 func (p *process) line(t *testing.T, text string) string {
 	t.Helper()
 	defer p.endsIn(limit)()
 	return lineOf(t, p.stdout, text)
 }
 
-// complaint does so for standard error.
+// complaint is like line, for standard error.
 func (p *process) complaint(t *testing.T, text string) string {
 	t.Helper()
 	defer p.endsIn(limit)()
@@ -244,7 +246,7 @@ func serve(t *testing.T, args ...string) (*process, string) {
 	return p, p.line(t, "muster://127.0.0.1:")
 }
 
-// gone reports whether a process has ended. Where process 1 reaps nobody, orphans stay zombies.
+// gone reports whether a process has ended. If process 1 does not reap orphans, they stay zombies.
 func gone(pid int) bool {
 	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 		return true

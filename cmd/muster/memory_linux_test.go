@@ -18,7 +18,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// The limits of a server that is attacked, of which its memory may be a fifth more.
+// Limits of the attacked server. Its memory may exceed their sum by a fifth.
 const (
 	attackedBytes   = 64 << 20 // of keys and values
 	attackedHeld    = 96 << 20
@@ -26,8 +26,9 @@ const (
 	attackedLimit   = attackedBytes + attackedHeld + attackedBuffers
 )
 
-// TestMemoryUnderAttack has peers make a server hold as much as they can, each in its own way. Its resident memory stays within its limits
-// and a fifth, the peers get errors that name a limit, and others are served meanwhile.
+// TestMemoryUnderAttack lets clients make a server hold as much memory as they can, in different
+// ways. It checks that the resident memory stays below the sum of the limits plus a fifth, that the
+// clients get errors that name a limit, and that other clients are served meanwhile.
 func TestMemoryUnderAttack(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the race detector takes memory of its own, several times as much")
@@ -44,8 +45,8 @@ func TestMemoryUnderAttack(t *testing.T) {
 		}
 	}
 	for name, a := range map[string]struct {
-		with   string // file of a secret
-		refuse string // what errors say; "" if there are none
+		with   string // file with a secret
+		refuse string // text of the errors; "" if there are none
 		attack func(a *attacker)
 	}{
 		"waits":        {reader, "Limits.Held", (*attacker).waits},
@@ -79,7 +80,7 @@ func TestMemoryUnderAttack(t *testing.T) {
 	}
 }
 
-// peakMemory is the most that a process has had in memory.
+// peakMemory returns the peak of the resident memory of a process.
 func peakMemory(t *testing.T, pid int) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -103,14 +104,14 @@ func readSecret(t *testing.T, file string) []byte {
 	return s
 }
 
-// attacker makes a server hold things.
+// attacker makes a server hold memory.
 type attacker struct {
 	t              *testing.T
 	ctx            context.Context
 	at             string
 	secret, writer []byte
 	calls          sync.WaitGroup
-	said           atomic.Value // the last refusal
+	said           atomic.Value // the last error
 }
 
 func (a *attacker) dial(secret []byte) *store.Store {
@@ -122,7 +123,7 @@ func (a *attacker) dial(secret []byte) *store.Store {
 	return s
 }
 
-// works asserts that others are served.
+// works checks that other clients are served.
 func (a *attacker) works() {
 	s := a.dial(a.writer)
 	ctx, cancel := context.WithTimeout(a.ctx, 20*time.Second)
@@ -137,8 +138,8 @@ func (a *attacker) works() {
 
 const attackers = 4
 
-// each has n calls made by each of the attackers at once, all of which may wait, and returns when the first is refused, or when each has
-// been answered.
+// each makes n calls by each of the attackers concurrently, and all calls may wait. It returns when
+// the first one is denied, or when all have been answered.
 func (a *attacker) each(n int, call func(s *store.Store, by, i int) error) {
 	refused, answered := make(chan struct{}), make(chan struct{})
 	var once sync.Once
@@ -163,7 +164,7 @@ func (a *attacker) each(n int, call func(s *store.Store, by, i int) error) {
 	case <-a.ctx.Done():
 		a.t.Error("nothing is refused")
 	}
-	ctx, cancel := context.WithTimeout(a.ctx, time.Second) // the others go on
+	ctx, cancel := context.WithTimeout(a.ctx, time.Second) // the other attackers continue
 	defer cancel()
 	select {
 	case <-answered:
@@ -192,7 +193,7 @@ func (a *attacker) watches() {
 	})
 }
 
-// reads asks for many values at once.
+// reads requests many values at once.
 func (a *attacker) reads() {
 	w := a.dial(a.writer)
 	value := make([]byte, 15<<20)
@@ -209,7 +210,7 @@ func (a *attacker) reads() {
 		_, err := s.Wait(a.ctx, keys...)
 		return err
 	})
-	for range attackers { // and gets that nobody reads
+	for range attackers { // and does not read the answers
 		c := a.raw()
 		for i := range 20 {
 			if _, err := c.Write(wire.AppendRequest(nil, &wire.Request{Op: wire.OpGet, ID: uint64(i + 1), Key: "v0"})); err != nil {
@@ -220,7 +221,7 @@ func (a *attacker) reads() {
 	a.works()
 }
 
-// raw is a connection with a session whose answers nobody reads.
+// raw returns a connection with a session, whose answers are not read.
 func (a *attacker) raw() net.Conn {
 	var raw net.Conn
 	s, err := store.Dial(a.ctx, a.at, &store.DialOptions{Secret: a.secret, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -259,7 +260,7 @@ func (a *attacker) joins() {
 	})
 }
 
-// pair joins a group with itself.
+// pair forms a group of two ranks, both of which are the attacker.
 func (a *attacker) pair(s *store.Store, name string) (generation uint64) {
 	other := make(chan error, 1)
 	go func() {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// numbersAt are the metrics that are told at a page.
+// numbersAt returns the metrics that a page serves.
 func numbersAt(t *testing.T, page string) string {
 	t.Helper()
 	code, text := told(t, page+"metrics")
@@ -21,7 +21,7 @@ func numbersAt(t *testing.T, page string) string {
 	return text
 }
 
-// numbersHave waits until there is such a line.
+// numbersHave waits until the metrics contain the line.
 func numbersHave(t *testing.T, page, line string) (text string) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); ; {
@@ -52,10 +52,10 @@ func TestServeTellsPrometheus(t *testing.T) {
 	stuck(t, dial(t, url), "train")
 	has(t, numbersAt(t, page), "muster_store_up 1", "muster_store_durable 1", "muster_store_log_bytes ", "muster_store_log_sync_seconds_count ",
 		`muster_groups{state="waiting"} 1`, `muster_ranks{state="waits"} 1`, `muster_store_requests_total{op="collect"} 1`, "go_goroutines ", "process_open_fds ")
-	tells(t, page+"debug/pprof/", 404, "") // not unless it is asked for
+	tells(t, page+"debug/pprof/", 404, "") // only with --http-pprof
 	tells(t, page+"status", 200, `"train"`)
 
-	// From outside: the store of somebody else.
+	// The page of a store in another process.
 	other := start(t, "page", "--store", url, "--http", "127.0.0.1:0", "--http-pprof")
 	page = other.line(t, "http://127.0.0.1:")
 	has(t, numbersAt(t, page), "muster_store_up 1", "muster_store_durable 1", `muster_groups{state="waiting"} 1`)
@@ -63,13 +63,14 @@ func TestServeTellsPrometheus(t *testing.T) {
 	tells(t, page+"debug/pprof/goroutine?debug=1", 200, "goroutine profile")
 	p.signal(t, syscall.SIGKILL)
 	p.wait(t)
-	text := numbersHave(t, page, "muster_store_up 0") // for half a second they are those of before
+	// for half a second the previous metrics are cached
+	text := numbersHave(t, page, "muster_store_up 0")
 	if strings.Contains(text, "muster_store_keys") {
 		t.Errorf("of a store that is away it is %q", text)
 	}
 }
 
-// TestNumbersAndProfilesWantThePassword too.
+// TestNumbersAndProfilesWantThePassword checks that metrics and profiles require the password too.
 func TestNumbersAndProfilesWantThePassword(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "secret")
@@ -98,7 +99,7 @@ func TestNumbersAndProfilesWantThePassword(t *testing.T) {
 	run(t, "serve", "--http-pprof").wants(t, 2, "", "--http-pprof is for --http")
 }
 
-// TestBenchShowsAPage of the store that it hosts, with numbers.
+// TestBenchShowsAPage checks the page and the metrics of the store that bench hosts.
 func TestBenchShowsAPage(t *testing.T) {
 	t.Parallel()
 	p := start(t, "bench", "-n", "2", "--time", "1h", "--cases", "barrier", "--host", "launcher", "--http", "127.0.0.1:0")

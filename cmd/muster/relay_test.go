@@ -57,10 +57,12 @@ func TestRelay(t *testing.T) {
 	if r := p.wait(t); r.code != 0 || !strings.Contains(r.stderr, "stopped") {
 		t.Errorf("%+v", r)
 	}
-	steps(t, at+","+strings.TrimPrefix(url, "muster://"), []step{{args: "get n", stdout: "2\n"}}) // another way is there
+	// by the other address
+	steps(t, at+","+strings.TrimPrefix(url, "muster://"), []step{{args: "get n", stdout: "2\n"}})
 }
 
-// A relay is there though its store is not: what is missing is the store.
+// TestRelayWithoutAStore checks that the error of a relay whose store has gone says that the store
+// is missing.
 func TestRelayWithoutAStore(t *testing.T) {
 	t.Parallel()
 	p, url := serve(t)
@@ -70,7 +72,8 @@ func TestRelayWithoutAStore(t *testing.T) {
 	run(t, "get", "--store", at, "a").wants(t, 5, "", "cannot reach its store at "+strings.TrimPrefix(url, "muster://"))
 }
 
-// What the relay shows the store, and what it wants itself, are apart; the less of both is what may be done.
+// TestRelayWithSecrets checks that the credentials of the relay for the store and those that it
+// requires of its clients are independent, and that clients have only the rights that both grant.
 func TestRelayWithSecrets(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// sh is a rank that a shell plays.
+// sh returns the arguments for a rank that is a shell script.
 func sh(script string) []string { return []string{"--", "sh", "-c", script} }
 
 func runSh(n int, flags, script string) []string {
@@ -133,7 +133,7 @@ func TestRunPassesSignalsOn(t *testing.T) {
 	p.signal(t, syscall.SIGTERM)
 	p.line(t, "term")
 	p.line(t, "term")
-	if r := p.wait(t); r.code != 0 { // the shell itself has something to say of it
+	if r := p.wait(t); r.code != 0 { // the shell itself reports it
 		t.Errorf("%+v", r)
 	}
 }
@@ -150,7 +150,7 @@ func TestRunEndedBySignal(t *testing.T) {
 	}
 }
 
-// stubborn is a rank that does not end when it is asked to.
+// stubborn is a rank that ignores SIGTERM.
 const stubborn = `trap 'echo no' TERM; echo ready; while :; do sleep 60 & wait $!; done`
 
 func TestRunKillsAfterTheGrace(t *testing.T) {
@@ -191,7 +191,8 @@ func TestRunLeavesNobodyBehind(t *testing.T) {
 	}
 }
 
-// TestRunWhoseReaderGoesAway: "muster run … | head -1" ends, with its ranks and what they have started.
+// TestRunWhoseReaderGoesAway checks that "muster run … | head -1" ends, together with its ranks and
+// the processes that they started.
 func TestRunWhoseReaderGoesAway(t *testing.T) {
 	t.Parallel()
 	r, w, err := os.Pipe()

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// desk is a directory with certificates in tls, and secrets.
+// desk is a directory with secrets, and with certificates in tls.
 type desk string
 
 func newDesk(t *testing.T) desk {
@@ -35,12 +35,12 @@ func (d desk) serverFlags() []string {
 	return []string{"--tls-cert", d.path("tls/server.pem"), "--tls-key", d.path("tls/server-key.pem"), "--tls-ca", d.path("tls/ca.pem")}
 }
 
-// client are the variables of who has a certificate.
+// client returns the variables of a client that has a certificate.
 func (d desk) client(name string) []string {
 	return []string{"MUSTER_TLS_CA=" + d.path("tls/ca.pem"), "MUSTER_TLS_CERT=" + d.path("tls/"+name+".pem"), "MUSTER_TLS_KEY=" + d.path("tls/"+name+"-key.pem")}
 }
 
-// tries carries out commands with variables.
+// tries runs commands with environment variables.
 func tries(t *testing.T, env []string, all []step) {
 	t.Helper()
 	for _, s := range all {
@@ -175,7 +175,8 @@ func TestRunWithASecret(t *testing.T) {
 	runIn(t, nil, []string{"MUSTER_SECRET_FILE=" + d.path("none")}, "run", "-n", "1", "--", "true").wants(t, 2, "", "MUSTER_SECRET_FILE: ")
 }
 
-// TestLivenessTimeoutReachesTheRanks: by flag or by variable, and the flag counts.
+// TestLivenessTimeoutReachesTheRanks checks that the ranks use the timeout of the flag, or that of
+// the variable if the flag is not set.
 func TestLivenessTimeoutReachesTheRanks(t *testing.T) {
 	t.Parallel()
 	show := []string{"run", "-n", "1", "--no-prefix", "--", "sh", "-c", "echo =$MUSTER_LIVENESS_TIMEOUT="}

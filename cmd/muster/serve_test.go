@@ -58,7 +58,7 @@ func TestServeLimits(t *testing.T) {
 	})
 }
 
-// holdOn is a peer that does not hang up when the server says goodbye.
+// holdOn starts a client that does not disconnect when the server stops.
 func holdOn(t *testing.T, url string) {
 	t.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(url, "muster://"))

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// step is one command on a store, and what it should do.
+// step is a command on a store, and its expected result.
 type step struct {
 	args           string // separated by spaces
 	code           int
@@ -168,7 +168,7 @@ func closedPort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// mute lets everybody connect, and says nothing.
+// mute starts a server that accepts connections and sends nothing.
 func mute(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -178,7 +178,7 @@ func mute(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// stranger is a service that speaks another protocol.
+// stranger starts a service with another protocol.
 func stranger(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -205,7 +205,7 @@ func TestStoreGoesAway(t *testing.T) {
 	p, url := serve(t, "--log-level", "debug")
 	w := start(t, "watch", "--from", "1", "--store", url)
 	run(t, "set", "k", "v", "--store", url).wants(t, 0, "", "")
-	w.line(t, "k = v") // so it is connected
+	w.line(t, "k = v") // so the client is connected
 	p.signal(t, syscall.SIGTERM)
 	w.wait(t).wants(t, 5, "", "went away")
 	if r := p.wait(t); r.code != 0 {
@@ -213,7 +213,8 @@ func TestStoreGoesAway(t *testing.T) {
 	}
 }
 
-// mem:// is a store of the command's own, with nothing in it: for trying what a command says.
+// TestStoreOfThisProcess checks commands with mem://, which is an empty store in the process of the
+// command.
 func TestStoreOfThisProcess(t *testing.T) {
 	t.Parallel()
 	run(t, "set", "k", "v", "--store", "mem://").wants(t, 0, "", "")

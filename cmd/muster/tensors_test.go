@@ -37,7 +37,7 @@ func emptyDesk(t *testing.T) desk {
 	return desk(t.TempDir())
 }
 
-// floats is a tensor of values.
+// floats returns a tensor with the values vals.
 func floats(t *testing.T, dt tensor.DType, vals []float32, shape ...int) *tensor.Tensor {
 	t.Helper()
 	x, err := tensor.FromFloat32s(dt, vals, shape...)
@@ -47,7 +47,7 @@ func floats(t *testing.T, dt tensor.DType, vals []float32, shape ...int) *tensor
 	return x
 }
 
-// normal is a tensor of random values.
+// normal returns a tensor of normally distributed random values.
 func normal(seed uint64, shape ...int) *tensor.Tensor {
 	r := rand.New(rand.NewPCG(seed, 7))
 	x := tensor.New(tensor.F32, shape...)
@@ -58,7 +58,7 @@ func normal(seed uint64, shape ...int) *tensor.Tensor {
 	return x
 }
 
-// everyDType has a tensor of each, with what is special in those that can have it.
+// everyDType returns a tensor of each dtype, with special values if the dtype has them.
 func everyDType(t *testing.T) tensors {
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
 	ts := tensors{
@@ -103,7 +103,7 @@ func TestTensorsGolden(t *testing.T) {
 	}
 }
 
-// listed is what --json prints.
+// listed is the JSON form of a tensor in tensors --json.
 type listed struct {
 	File, Name, DType string
 	Shape             []int
@@ -159,7 +159,7 @@ func TestTensorsJSON(t *testing.T) {
 	}
 }
 
-// checkStats computes them in another way.
+// checkStats compares the statistics with those of a different algorithm.
 func checkStats(t *testing.T, w *tensor.Tensor, l listed) {
 	t.Helper()
 	v, err := tensor.View[float32](w)
@@ -181,7 +181,7 @@ func checkStats(t *testing.T, w *tensor.Tensor, l listed) {
 		t.Errorf("%v %v %v %v, not %v %v %v %v", *l.Min, *l.Max, *l.Mean, *l.Std, lo, hi, mean, std)
 	}
 	var total int64
-	for i, b := range l.Bins { // one that is on a boundary may be rounded to either side
+	for i, b := range l.Bins { // a value on a boundary may be rounded to either side
 		total += b
 		if b-bins[i] > 2 || bins[i]-b > 2 {
 			t.Errorf("bins %v, not %v", l.Bins, bins)
@@ -193,7 +193,8 @@ func checkStats(t *testing.T, w *tensor.Tensor, l listed) {
 	}
 }
 
-// Statistics neither overflow, nor lose the digits that a float32 has not.
+// TestTensorsStats checks that the statistics do not overflow, and that they keep the digits that a
+// float32 would lose.
 func TestTensorsStats(t *testing.T) {
 	t.Parallel()
 	most := math.MaxFloat64
@@ -228,7 +229,8 @@ func TestTensorsStats(t *testing.T) {
 	}
 }
 
-// What is computed from counts of codes is what their values give.
+// TestTensorsStatsOfCodes checks that the statistics computed from counts of codes are equal to
+// those computed from the values.
 func TestTensorsStatsOfCodes(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
@@ -394,7 +396,7 @@ func TestTensorsRefuses(t *testing.T) {
 			argv = append(argv, a)
 		}
 		r := run(t, append([]string{"tensors"}, argv...)...)
-		r.stdout = "" // rows before the one that is wrong
+		r.stdout = "" // the rows before the wrong one
 		r.wants(t, want.code, "", want.stderr)
 		if strings.ContainsRune(r.stderr, '\x1b') {
 			t.Errorf("%q", r.stderr)

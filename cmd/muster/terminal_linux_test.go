@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onTerminal starts muster on a terminal of a width.
+// onTerminal starts muster on a terminal with the given width.
 func onTerminal(t *testing.T, width uint16, args ...string) (ptm *os.File, cmd *exec.Cmd) {
 	t.Helper()
 	ptm, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -43,7 +43,7 @@ func onTerminal(t *testing.T, width uint16, args ...string) (ptm *os.File, cmd *
 	return ptm, cmd
 }
 
-// terminal starts muster on a terminal of a width, and returns what it wrote there.
+// terminal runs muster on a terminal with the given width, and returns what it wrote there.
 func terminal(t *testing.T, width uint16, args ...string) string {
 	t.Helper()
 	ptm, cmd := onTerminal(t, width, args...)
@@ -55,10 +55,11 @@ func terminal(t *testing.T, width uint16, args ...string) string {
 	return out.String()
 }
 
-// erase is what a bar begins with, and what takes it away.
+// erase clears the line, before a bar is drawn and to remove it.
 const erase = "\r\x1b[K"
 
-// drawn are the bars in what was written to a terminal of a width; the last thing there is not to be one.
+// drawn checks that out contains bars with text that fit into the width of the terminal, and that
+// it does not end with one.
 func drawn(t *testing.T, out string, width int, text string) {
 	t.Helper()
 	parts := strings.Split(out, erase)
@@ -114,7 +115,8 @@ func TestBackupAndRestoreShowProgress(t *testing.T) {
 	require.NotContains(t, r.stderr, "\x1b")
 }
 
-// TestRunShowsWhoHasCome: until all have, and nothing after that.
+// TestRunShowsWhoHasCome checks that run shows how many ranks have joined until all have, and
+// removes the bar then.
 func TestRunShowsWhoHasCome(t *testing.T) {
 	t.Parallel()
 	gate := filepath.Join(t.TempDir(), "gate")
@@ -134,7 +136,8 @@ func TestRunShowsWhoHasCome(t *testing.T) {
 	require.Contains(t, out.String(), "[0] [0 10] <nil> <nil>\r\n")
 }
 
-// TestRunWithoutATerminal, and on one where all goes fast, shows no bar.
+// TestRunWithoutATerminal checks that run shows no bar without a terminal, nor on a terminal if the
+// start is fast.
 func TestRunWithoutATerminal(t *testing.T) {
 	t.Parallel()
 	r := run(t, "run", "-n", "2", "--", "sh", "-c", "echo here")

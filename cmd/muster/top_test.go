@@ -16,7 +16,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// TestTop drives the whole of it, with a terminal of 100 × 20.
+// TestTop runs the complete program on a terminal of 100 × 20.
 func TestTop(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
@@ -40,13 +40,14 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// top is a model by itself, without a terminal.
+// top is the model without a terminal.
 type top struct {
 	t *testing.T
 	tea.Model
 }
 
-// send sends it a message, and what its commands give, as far as they are no ticks: those would wait.
+// send sends the model a message, and executes the command that follows a key press. Other commands
+// are ticks, which would wait.
 func (m *top) send(msg tea.Msg) (quit bool) {
 	m.t.Helper()
 	next, cmd := m.Update(msg)
@@ -58,7 +59,7 @@ func (m *top) send(msg tea.Msg) (quit bool) {
 	return quit
 }
 
-// looks has it look at the store.
+// looks lets the model request the status of the store.
 func (m *top) looks() {
 	m.t.Helper()
 	m.send(m.Init()())

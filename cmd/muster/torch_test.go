@@ -18,7 +18,7 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// asTorch says what a client of PyTorch says first, and returns what it hears.
+// asTorch sends the first messages of a PyTorch client, and returns the answer.
 func asTorch(t *testing.T, url string) string {
 	t.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(url, "muster://"))
@@ -68,7 +68,7 @@ func TestServeTorch(t *testing.T) {
 		"--access DIR/other.json":             {1, `does not speak "other"`},
 		"--access DIR/two.json":               {1, "entry 1 needs a secret_file, a name or a protocol, one of them"},
 		"--torch off --access DIR/torch.json": {1, `does not speak "torch"`},
-		// The later --listen counts: anybody there would be let in without a proof.
+		// The later --listen counts: every host could connect without authentication.
 		"--listen 0.0.0.0:0 --access DIR/torch.json":  {1, `peers that speak "torch" prove nothing: all of them could use what is below "python/"`},
 		"--listen 0.0.0.0:0 --access DIR/secret.json": {1, "listen on 127.0.0.1, or add --insecure if the network is yours"},
 	} {
@@ -76,7 +76,8 @@ func TestServeTorch(t *testing.T) {
 	}
 }
 
-// TestServeTorchBeyondLoopback: who says by name that the network is theirs is served.
+// TestServeTorchBeyondLoopback checks that serve listens beyond loopback for PyTorch if --insecure
+// is set.
 func TestServeTorchBeyondLoopback(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)
@@ -88,7 +89,8 @@ func TestServeTorchBeyondLoopback(t *testing.T) {
 	}
 }
 
-// A store that PyTorch hosts can be looked into: here it is ours, which speaks as PyTorch's does.
+// TestStoreOfTorch checks the commands on a store that PyTorch hosts. The test uses a muster store,
+// which speaks the same protocol.
 func TestStoreOfTorch(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
@@ -100,8 +102,8 @@ func TestStoreOfTorch(t *testing.T) {
 	run(t, "set", "--store", tcp, "key", "value", "--ttl", "1m").wants(t, 1, "", "unsupported")
 }
 
-// An unmodified job of PyTorch behind a relay does not notice that the leader of its store is killed: neither while its ranks wait, nor while
-// they change keys.
+// TestTorchOutlivesTheLeader checks that an unmodified PyTorch job behind a relay does not notice
+// that the leader of its store is killed, neither while its ranks wait nor while they change keys.
 func TestTorchOutlivesTheLeader(t *testing.T) {
 	t.Parallel()
 	cache, _ := os.UserCacheDir()
@@ -144,7 +146,7 @@ func TestTorchOutlivesTheLeader(t *testing.T) {
 	}
 }
 
-// Two agents of torchrun, with two ranks each, meet in a store that we host.
+// TestTorchrun runs two agents of torchrun, with two ranks each, that meet at a store of muster.
 func TestTorchrun(t *testing.T) {
 	cache, _ := os.UserCacheDir()
 	exe := cmp.Or(os.Getenv("MUSTER_TORCH"), filepath.Join(cache, "muster", "torch", "bin", "python"))

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// traced runs ranks that make traces, and returns where those are.
+// traced runs ranks that write traces, and returns their directory.
 func traced(t *testing.T, n string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "traces")
@@ -59,7 +59,8 @@ func TestTraceOfAJob(t *testing.T) {
 	}
 }
 
-// Of several jobs in a directory it takes the last; files that are named have to be of one.
+// TestTraceOfSeveralJobs checks that of several jobs in a directory trace reads the last, and that
+// it rejects named files of different jobs.
 func TestTraceOfSeveralJobs(t *testing.T) {
 	t.Parallel()
 	dir := traced(t, "2")
@@ -109,7 +110,8 @@ func TestTraceOfWhatIsNone(t *testing.T) {
 	}
 }
 
-// What a full disk has left of one rank's file does not hide the others, and what a file says does nothing to a terminal.
+// TestTraceOfBadFiles checks that a truncated file of one rank, as a full disk leaves it, does not
+// hide the others, and that the content of a file cannot control the terminal.
 func TestTraceOfBadFiles(t *testing.T) {
 	t.Parallel()
 	dir := traced(t, "2")
@@ -134,7 +136,7 @@ func TestTraceOfBadFiles(t *testing.T) {
 	}
 }
 
-// A rank that is killed leaves a trace that is good up to there.
+// TestTraceOfAKilledRank checks that a killed rank leaves a trace that is valid up to that time.
 func TestTraceOfAKilledRank(t *testing.T) {
 	t.Parallel()
 	dir := traced(t, "2")

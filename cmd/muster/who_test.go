@@ -105,7 +105,8 @@ $`)
 	run(t, "who", "now").wants(t, 2, "", "one argument too many")
 }
 
-// TestWhoNamesTheCulpritOfEachJob: the headline has a line for each job that hangs. A group without an open verb is idle.
+// TestWhoNamesTheCulpritOfEachJob checks that the headline has a line for each job that hangs, and
+// that a group without an open verb is idle.
 func TestWhoNamesTheCulpritOfEachJob(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
@@ -138,7 +139,7 @@ func TestWhoSaysThatTheDiskStalls(t *testing.T) {
 	}
 }
 
-// TestWhoShowsNamesAsText: what a rank calls itself and its verbs does nothing to a terminal.
+// TestWhoShowsNamesAsText checks that the names of ranks and verbs cannot control the terminal.
 func TestWhoShowsNamesAsText(t *testing.T) {
 	t.Parallel()
 	const evil = "\x1b]0;a title\a\x1b[2J\u009b31m\u202e\U000e0001"
@@ -189,7 +190,7 @@ func TestWhoShowsNamesAsText(t *testing.T) {
 	}
 }
 
-// fetch is what there is at a URL, for a user with a password, by a name of the host.
+// fetch returns the status code at a URL, with a password and a Host header.
 func fetch(t *testing.T, url, password, host string) (code int) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -223,7 +224,8 @@ func TestServeShowsAPage(t *testing.T) {
 			t.Errorf("for host %q it is %d", host, code)
 		}
 	}
-	for mode, want := range map[string]int{"no-cors": 403, "cors": 403, "navigate": 200} { // by a page from elsewhere, or by a link on it
+	// from a page on another site, or by a link on it
+	for mode, want := range map[string]int{"no-cors": 403, "cors": 403, "navigate": 200} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, page+"status", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -246,7 +248,7 @@ func TestServeShowsAPage(t *testing.T) {
 	}
 }
 
-// secretIn makes a file with a secret.
+// secretIn creates a file with a secret.
 func secretIn(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "secret")
@@ -256,7 +258,8 @@ func secretIn(t *testing.T, text string) string {
 	return file
 }
 
-// TestPageWantsAPassword where the store wants to know who comes.
+// TestPageWantsAPassword checks that the page requires a password if the store requires
+// authentication.
 func TestPageWantsAPassword(t *testing.T) {
 	t.Parallel()
 	const password = "a password of the page"
@@ -283,20 +286,22 @@ func TestPageRefuses(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0":                                   {1, "set a password (--http-secret-file) and TLS"},
-		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0 --http-secret-file " + secret:      {1, "set --tls-cert"},
-		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --secret-file " + secret:         {1, "requires authentication"},
-		"serve --listen 127.0.0.1:0 --http nonsense":                                    {2, "it is not host:port"},
-		"serve --listen 127.0.0.1:0 --http-secret-file " + secret:                       {2, "is for --http"},
-		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --http-secret-file /nothing":     {1, "--http-secret-file: "},
-		"serve --listen 127.0.0.1:0 --http " + strings.TrimPrefix(url, "muster://"):     {1, "set --http to another port"},
-		"run -n 1 --http 127.0.0.1:0 --master-port 1234 -- true":                        {2, "muster page --store muster://127.0.0.1:1234"},
-		"page --store " + url + " --http 0.0.0.0:0":                                     {1, "set --http to 127.0.0.1"},
-		"page --http 127.0.0.1:0 --store " + url + "?secret-file=" + secret:             {1, "requires authentication"},
-		"page --http 127.0.0.1:0":                                                       {2, "which store?"},
-		"page --http 127.0.0.1:0 --store etcd://me:pw@127.0.0.1:1":                      {1, "requires authentication"},
-		"page --store " + url + " --http 0.0.0.0:0 --http-secret-file " + secret:        {1, "with ssh -L or a proxy; or add --insecure"},         // its --tls-cert is for the store to see
-		"bench --host launcher --http 0.0.0.0:0":                                        {1, "set --http to 127.0.0.1, with ssh -L or a proxy\n"}, // has no --insecure
+		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0":                               {1, "set a password (--http-secret-file) and TLS"},
+		"serve --listen 127.0.0.1:0 --http 0.0.0.0:0 --http-secret-file " + secret:  {1, "set --tls-cert"},
+		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --secret-file " + secret:     {1, "requires authentication"},
+		"serve --listen 127.0.0.1:0 --http nonsense":                                {2, "it is not host:port"},
+		"serve --listen 127.0.0.1:0 --http-secret-file " + secret:                   {2, "is for --http"},
+		"serve --listen 127.0.0.1:0 --http 127.0.0.1:0 --http-secret-file /nothing": {1, "--http-secret-file: "},
+		"serve --listen 127.0.0.1:0 --http " + strings.TrimPrefix(url, "muster://"): {1, "set --http to another port"},
+		"run -n 1 --http 127.0.0.1:0 --master-port 1234 -- true":                    {2, "muster page --store muster://127.0.0.1:1234"},
+		"page --store " + url + " --http 0.0.0.0:0":                                 {1, "set --http to 127.0.0.1"},
+		"page --http 127.0.0.1:0 --store " + url + "?secret-file=" + secret:         {1, "requires authentication"},
+		"page --http 127.0.0.1:0":                                                   {2, "which store?"},
+		"page --http 127.0.0.1:0 --store etcd://me:pw@127.0.0.1:1":                  {1, "requires authentication"},
+		// its --tls-cert is the client certificate for the store
+		"page --store " + url + " --http 0.0.0.0:0 --http-secret-file " + secret: {1, "with ssh -L or a proxy; or add --insecure"},
+		// bench has no --insecure
+		"bench --host launcher --http 0.0.0.0:0":                                        {1, "set --http to 127.0.0.1, with ssh -L or a proxy\n"},
 		"page --http 127.0.0.1:0 --store tcp://" + strings.TrimPrefix(url, "muster://"): {1, "unsupported by this engine"},
 		"page --http 127.0.0.1:0 --store muster://127.0.0.1:1":                          {5, "no store at 127.0.0.1:1"},
 		"page --http " + strings.TrimPrefix(url, "muster://") + " --store " + url:       {1, "set --http to another port"},
@@ -308,7 +313,7 @@ func TestPageRefuses(t *testing.T) {
 	}
 }
 
-// TestPageOverTLS: beyond loopback, with a password and the store's certificate.
+// TestPageOverTLS checks the page beyond loopback, with a password and the store's certificate.
 func TestPageOverTLS(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "tls")
@@ -343,7 +348,7 @@ func TestPageOverTLS(t *testing.T) {
 	}
 }
 
-// TestPageOfAStoreThatIsThere: also of one that rank 0 hosts.
+// TestPageOfAStoreThatIsThere checks the page of an existing store, also of one that rank 0 hosts.
 func TestPageOfAStoreThatIsThere(t *testing.T) {
 	t.Parallel()
 	_, url := serve(t)
@@ -357,7 +362,7 @@ func TestPageOfAStoreThatIsThere(t *testing.T) {
 	}
 }
 
-// TestRunShowsAPage of the store that it hosts.
+// TestRunShowsAPage checks the page of the store that run hosts.
 func TestRunShowsAPage(t *testing.T) {
 	t.Parallel()
 	p := start(t, "run", "-n", "1", "--http", "127.0.0.1:0", "--", "sh", "-c", "echo here; exec sleep 60")
@@ -368,7 +373,8 @@ func TestRunShowsAPage(t *testing.T) {
 	p.wait(t)
 }
 
-// TestWhoFindsTheJobsOfThisHost: who needs no URL for what "muster run" has started here, as long as it runs.
+// TestWhoFindsTheJobsOfThisHost checks that who needs no URL for the jobs that "muster run" has
+// started on this host, as long as they run.
 func TestWhoFindsTheJobsOfThisHost(t *testing.T) {
 	t.Parallel()
 	env := []string{"XDG_RUNTIME_DIR=" + t.TempDir(), "MUSTER_STORE="}
@@ -392,7 +398,7 @@ func TestWhoFindsTheJobsOfThisHost(t *testing.T) {
 	if r.code != 2 || !strings.Contains(r.stderr, "2 jobs run here; give --store") || strings.Count(r.stderr, "muster://127.0.0.1:") != 2 {
 		t.Errorf("a page of two jobs: %+v", r)
 	}
-	two.signal(t, syscall.SIGKILL) // its file stays, its lock does not
+	two.signal(t, syscall.SIGKILL) // its file stays, but its lock is released
 	two.wait(t)
 	one.signal(t, syscall.SIGTERM)
 	one.wait(t)

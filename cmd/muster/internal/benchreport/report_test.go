@@ -14,7 +14,7 @@ import (
 	"github.com/muster-pg/muster/cmd/muster/internal/benchreport"
 )
 
-// measured is a run of so many times the latency.
+// measured returns a run whose latencies are multiplied by times.
 func measured(name string, times float64) benchreport.Run {
 	r := benchreport.Run{Name: name, Version: "muster v1", Cores: 2, Seconds: 1, Host: "rank0"}
 	for _, ranks := range []int{2, 4, 8} {
@@ -85,7 +85,7 @@ func TestCompare(t *testing.T) {
 	require.Equal(t, []benchreport.Beside{{Micros: 160, Ratio: 2}}, rows[0].Others)
 	require.Equal(t, "2× faster", rows[0].Others[0].Verdict())
 
-	// Others know the mean alone: so that is what all are compared by.
+	// The other systems report only the mean, so all runs are compared by the mean.
 	rows, by = benchreport.Compare(append([]benchreport.Run{measured("now", 1)}, peers(t)...))
 	require.Equal(t, "mean", by)
 	require.InDelta(t, 1102/96.0, rows[0].Others[0].Ratio, 1e-9)
@@ -126,7 +126,7 @@ func html(t *testing.T, runs ...benchreport.Run) string {
 	return b.String()
 }
 
-// outside is whatever a browser would fetch.
+// outside matches everything that a browser would fetch.
 var outside = regexp.MustCompile(`(?i)\b(src|href)=|url\(|@import|<script|<link|<iframe|<image`)
 
 func TestHTMLOfOneRun(t *testing.T) {
@@ -163,7 +163,7 @@ func TestHTMLOfWhatHasNoCurve(t *testing.T) {
 	require.Contains(t, p, "<td>80 µs<td>240 µs")
 }
 
-// TestManyRuns: more than there are colours.
+// TestManyRuns compares more runs than there are colours.
 func TestManyRuns(t *testing.T) {
 	var runs []benchreport.Run
 	for i := range 20 {

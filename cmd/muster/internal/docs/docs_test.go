@@ -10,8 +10,9 @@ import (
 
 var block = regexp.MustCompile("(?ms)^```go\n(.*?)^```")
 
-// TestGoCodeOfTheDocs requires that each block of Go in README.md and docs/ is in a Go file of this repository, apart from its
-// indentation, so that the compiler has seen it. A whole program is run by TestGettingStarted of cmd/muster.
+// TestGoCodeOfTheDocs checks that each Go block in README.md and docs/ occurs, apart from its
+// indentation, in a test file of this repository, so that it is compiled. TestGettingStarted of
+// cmd/muster checks the complete programs.
 func TestGoCodeOfTheDocs(t *testing.T) {
 	root := os.DirFS("../../../..")
 	var code strings.Builder
@@ -52,7 +53,8 @@ func TestGoCodeOfTheDocs(t *testing.T) {
 	}
 }
 
-// flat is code without the indentation of its lines, and without the spaces that align comments.
+// flat returns code without the indentation of its lines, and without the spaces that align
+// comments.
 func flat(code string) string {
 	var b strings.Builder
 	for l := range strings.Lines(code) {

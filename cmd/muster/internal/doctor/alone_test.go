@@ -32,7 +32,7 @@ func TestAllIsWell(t *testing.T) {
 	require.True(t, strings.HasSuffix(text.String(), "\n\nall is well\n"), text.String())
 }
 
-// TestHere asks the true system: whatever it is like, all is answered.
+// TestHere runs the checks on the real system and checks that all of them end, whatever its state.
 func TestHere(t *testing.T) {
 	r := examined(t, &doctor.Doctor{System: doctor.Here(), Dir: t.TempDir()})
 	for _, check := range []string{"version", "environment", "host", "memory", "files", "dir"} {
@@ -72,7 +72,8 @@ func TestEnvironments(t *testing.T) {
 			d := &doctor.Doctor{System: healthy()}
 			c.env.with(t, d.System)
 			d.System.Dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second) // some would wait for a group
+			// some would wait for a group
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			var got *doctor.Report
 			_, err := d.Run(ctx, func(r *doctor.Report) error { got = r; return nil })
@@ -82,7 +83,7 @@ func TestEnvironments(t *testing.T) {
 	}
 }
 
-// TestPasswordsAreNotTold: a report is passed on to others.
+// TestPasswordsAreNotTold checks that a report contains no passwords, because it may be published.
 func TestPasswordsAreNotTold(t *testing.T) {
 	d := &doctor.Doctor{System: healthy()}
 	env{"RANK": "0", "WORLD_SIZE": "2", "MUSTER_STORE": "etcd://me:hidden@10.0.0.2:2379"}.with(t, d.System)
@@ -99,7 +100,7 @@ func TestStoreWithoutAPort(t *testing.T) {
 	wants(t, examined(t, d), "ports", doctor.Problem, "node-b, where the ranks meet, has no port")
 }
 
-// TestTorchrunInSlurm: numbers of an outer launcher are others, rightly.
+// TestTorchrunInSlurm checks that different numbers of an outer launcher are accepted.
 func TestTorchrunInSlurm(t *testing.T) {
 	d := &doctor.Doctor{System: healthy()}
 	env{"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "j", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}.with(t, d.System)
@@ -177,7 +178,7 @@ func TestNoRoute(t *testing.T) {
 	wants(t, r, "ports", doctor.Problem, "cannot be reached: network is unreachable")
 }
 
-// TestSilentNameServer: what asks for a name does not outlive its patience.
+// TestSilentNameServer checks that a lookup ends after the timeout.
 func TestSilentNameServer(t *testing.T) {
 	d := &doctor.Doctor{System: healthy(), Patience: 300 * time.Millisecond}
 	env{"MUSTER_STORE": "muster://node-b:7"}.with(t, d.System)
@@ -190,7 +191,7 @@ func TestSilentNameServer(t *testing.T) {
 	wants(t, r, "host", doctor.Warning, "does not resolve")
 }
 
-// TestWhatHangs: a file system whose server is gone does not let go of who asks it.
+// TestWhatHangs checks that a check that hangs in the file system becomes a finding.
 func TestWhatHangs(t *testing.T) {
 	t.Parallel()
 	free := make(chan struct{})
@@ -220,7 +221,7 @@ func TestPorts(t *testing.T) {
 		return new(net.ListenConfig).Listen(ctx, network, "127.0.0.1"+addr)
 	}
 	d.System.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if strings.HasPrefix(addr, "10.9.9.9:") { // a firewall
+		if strings.HasPrefix(addr, "10.9.9.9:") { // like a firewall that drops packets
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}
@@ -245,7 +246,8 @@ func TestPortsThatMayNot(t *testing.T) {
 	wants(t, examined(t, d), "ports", doctor.Problem, "no process can listen at :80")
 }
 
-// TestPortThatOthersTry: the ranks of one host ask for it at the same time, and each has it for a moment.
+// TestPortThatOthersTry simulates ranks of one host that test a port at the same time, each for a
+// moment.
 func TestPortThatOthersTry(t *testing.T) {
 	d := &doctor.Doctor{System: healthy(), Ports: []string{"29500"}}
 	tries := 0
@@ -322,7 +324,8 @@ func TestMeetingPort(t *testing.T) {
 	})
 }
 
-// TestRankWithoutRankZero says how rank 0 cannot be reached, beside that it was not.
+// TestRankWithoutRankZero checks that a rank reports why it cannot reach rank 0, in addition to the
+// failure to form the group.
 func TestRankWithoutRankZero(t *testing.T) {
 	l, port := listen(t)
 	require.NoError(t, l.Close())
@@ -410,7 +413,7 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// TestAdviceNamesWhatIsSet: of two variables it is the one that counts.
+// TestAdviceNamesWhatIsSet checks that the advice names the variable that is in effect.
 func TestAdviceNamesWhatIsSet(t *testing.T) {
 	for want, e := range map[string]env{
 		"let MUSTER_STORE have":  {"MUSTER_STORE": "muster://here:7", "SLURM_NNODES": "2"},
@@ -422,7 +425,8 @@ func TestAdviceNamesWhatIsSet(t *testing.T) {
 	}
 }
 
-// TestStrangerWhereTheRanksMeet: who has the port is no matter of patience.
+// TestStrangerWhereTheRanksMeet checks that another program at the port where the ranks meet is
+// detected without waiting for a timeout.
 func TestStrangerWhereTheRanksMeet(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -20,7 +20,8 @@ import (
 	"github.com/muster-pg/muster/cmd/muster/internal/fusetest"
 )
 
-// sees examines three ranks on one directory, which the last of them sees at another place.
+// sees runs the checks on three ranks that share a directory, whose path for the last rank is
+// second.
 func sees(t *testing.T, first, second string) *doctor.Report {
 	t.Helper()
 	r, errs := job(t, 3, func(rank int, d *doctor.Doctor) {
@@ -62,13 +63,13 @@ func TestDirectoryThatOneHas(t *testing.T) {
 	wants(t, r, "dir", doctor.Problem, `rank 0 has --dir "" and rank 1 has "/`)
 }
 
-// client is one of a file system, whose files some test opens.
+// client is a node of a file system whose open files have the content that a function returns.
 type client struct {
 	fs.LoopbackNode
 	open func(path string) ([]byte, syscall.Errno)
 }
 
-// WrapChild makes every file one of this client.
+// WrapChild makes every file a node of this client.
 func (c *client) WrapChild(_ context.Context, ops fs.InodeEmbedder) fs.InodeEmbedder {
 	return &client{fs.LoopbackNode{RootData: ops.(*fs.LoopbackNode).RootData}, c.open}
 }
@@ -86,7 +87,7 @@ func (r read) Read(_ context.Context, dest []byte, off int64) (fuse.ReadResult, 
 	return fuse.ReadResultData(r[from:min(from+int64(len(dest)), int64(len(r)))]), 0
 }
 
-// mount mounts under, seen by such a client.
+// mount mounts under as such a client sees it.
 func mount(t *testing.T, under string, open func(path string) ([]byte, syscall.Errno)) (mounted string) {
 	t.Helper()
 	root := &fs.LoopbackRoot{Path: under}
@@ -147,7 +148,8 @@ func TestDirectoryWhoseRenamesAreNotAtomic(t *testing.T) {
 	well(t, r, 1, 1)
 }
 
-// TestDirectoryThatHangs: a rank whose file system does not answer says so, in time, and the others go on.
+// TestDirectoryThatHangs checks that a rank whose file system does not answer reports that in time,
+// and that the other ranks continue.
 func TestDirectoryThatHangs(t *testing.T) {
 	t.Parallel()
 	first, gate := t.TempDir(), make(chan struct{})

@@ -95,7 +95,8 @@ func TestClocks(t *testing.T) {
 	}
 }
 
-// network puts d's host into 10.0.0.0/24, which is 127.0.0.1 in truth. Its own connections to other ranks are made by dial, if that is not nil.
+// network places d's host in the simulated network 10.0.0.0/24, which is really 127.0.0.1. If dial
+// is not nil, d's connections to other ranks are made by it.
 func network(rank int, d *doctor.Doctor, dial func(ctx context.Context, addr string) (net.Conn, error)) {
 	ip := map[int]string{0: "10.0.0.1", 1: "10.0.0.2"}[rank/2]
 	if dial == nil {
@@ -118,7 +119,7 @@ func straight(ctx context.Context, addr string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", addr)
 }
 
-// placed listens at another address, as it says.
+// placed is a listener that reports another address.
 type placed struct {
 	net.Listener
 	ip string
@@ -128,7 +129,8 @@ func (p placed) Addr() net.Addr {
 	return &net.TCPAddr{IP: net.ParseIP(p.ip), Port: p.Listener.Addr().(*net.TCPAddr).Port}
 }
 
-// TestLinks is of ways on which connections from rank 2, alone on its host, go wrong in all manners. Those to it do not.
+// TestLinks checks the findings when the connections from rank 2, which is alone on its host, fail
+// in all possible ways, while those to it work.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	closes, err := net.Listen("tcp", "127.0.0.1:0")
@@ -188,7 +190,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// narrow loses what does not fit a packet.
+// narrow drops writes that do not fit into a packet.
 type narrow struct{ net.Conn }
 
 func (n narrow) Write(b []byte) (int, error) {
@@ -198,7 +200,7 @@ func (n narrow) Write(b []byte) (int, error) {
 	return n.Conn.Write(b)
 }
 
-// narrowDoor has connections that lose what does not fit a packet.
+// narrowDoor accepts connections that drop writes that do not fit into a packet.
 type narrowDoor struct{ net.Listener }
 
 func (n narrowDoor) Accept() (net.Conn, error) {
@@ -233,7 +235,7 @@ func TestRankThatCannotListen(t *testing.T) {
 	well(t, r, 1, 0)
 }
 
-// TestSomePairs: not all of the ranks of two hosts.
+// TestSomePairs checks the finding when only some of the ranks of two hosts cannot connect.
 func TestSomePairs(t *testing.T) {
 	t.Parallel()
 	r, _ := job(t, 4, func(rank int, d *doctor.Doctor) {
@@ -247,10 +249,11 @@ func TestSomePairs(t *testing.T) {
 	well(t, r, 2, 0)
 }
 
-// TestOnePair: of the ranks of two hosts, and one listens where only its own host reaches it.
+// TestOnePair checks the finding when one pair of ranks on two hosts cannot connect, and one of
+// them listens at an address that only its own host can reach.
 func TestOnePair(t *testing.T) {
 	t.Parallel()
-	var first atomic.Value // where rank 0 listens
+	var first atomic.Value // the address at which rank 0 listens
 	r, _ := job(t, 4, func(rank int, d *doctor.Doctor) {
 		network(rank, d, nil)
 		if rank == 0 {
@@ -281,7 +284,7 @@ func TestOnePair(t *testing.T) {
 	well(t, r, 1, 0)
 }
 
-// TestStrangersAtTheDoor: who does not know the token hears nothing.
+// TestStrangersAtTheDoor checks that a client without the token gets no data.
 func TestStrangersAtTheDoor(t *testing.T) {
 	t.Parallel()
 	heard := make(chan error, 1)
@@ -315,7 +318,8 @@ func TestStrangersAtTheDoor(t *testing.T) {
 	well(t, r, 0, 0)
 }
 
-// TestRankThatIsLost: the others say which, and what they have found themselves.
+// TestRankThatIsLost checks that the other ranks report which rank has failed, and their own
+// findings.
 func TestRankThatIsLost(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -20,16 +20,17 @@ import (
 
 func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
-// patience is long enough for what works, on a machine that others use, and not waited for but where something does not.
+// patience is the timeout of the checks. It is long enough for checks that succeed on a busy
+// machine, and only checks that fail take this long.
 const patience = time.Second
 
-// limit is for whatever should take no time.
+// limit is the timeout of operations that should take almost no time.
 const limit = time.Minute
 
-// env is an environment.
+// env is a set of environment variables.
 type env map[string]string
 
-// healthy is a host at which nothing is wrong, with two networks and no launcher.
+// healthy returns a host without problems, with two networks and no launcher.
 func healthy() *doctor.System {
 	s := doctor.Here()
 	s.Getenv = func(string) string { return "" }
@@ -45,7 +46,7 @@ func healthy() *doctor.System {
 		return []doctor.Interface{{Name: "lo", Addrs: ips("127.0.0.1")}, {Name: "eth0", Addrs: ips("10.0.0.1")}, {Name: "docker0", Addrs: ips("172.17.0.1")}}, nil
 	}
 	s.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		if network == "udp" { // the route
+		if network == "udp" { // a lookup of the route
 			from, known := map[string]string{"10.0.0.2:9": "10.0.0.1", "172.17.0.9:9": "172.17.0.1"}[addr]
 			if !known {
 				from = "127.0.0.1"
@@ -72,7 +73,7 @@ func ips(all ...string) (as []net.IP) {
 	return as
 }
 
-// routed is a datagram socket of which only its own address is asked for.
+// routed is a datagram socket that is used only for its own address.
 type routed struct {
 	net.Conn
 	from string
@@ -81,7 +82,8 @@ type routed struct {
 func (r routed) LocalAddr() net.Addr { return &net.UDPAddr{IP: net.ParseIP(r.from)} }
 func (routed) Close() error          { return nil }
 
-// with sets variables for s, and for pgroup.FromEnv: so it is not for tests that run beside others.
+// with sets the variables for s and for pgroup.FromEnv. It sets them in the process, so tests that
+// use it cannot run in parallel.
 func (e env) with(t *testing.T, s *doctor.System) {
 	for _, name := range []string{
 		"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "MUSTER_STORE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX",
@@ -96,7 +98,7 @@ func (e env) with(t *testing.T, s *doctor.System) {
 	s.FromEnv = pgroup.FromEnv
 }
 
-// examined is the report of one process.
+// examined returns the report of one process.
 func examined(t *testing.T, d *doctor.Doctor) *doctor.Report {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -113,7 +115,8 @@ func examined(t *testing.T, d *doctor.Doctor) *doctor.Report {
 	return got
 }
 
-// wants asserts that there is exactly one finding of a check that has text, with what to do unless it is ok, and returns it.
+// wants asserts that there is exactly one finding of a check that contains text, and that it has a
+// remedy unless it is ok. It returns the finding.
 func wants(t *testing.T, r *doctor.Report, check string, level doctor.Level, text string) doctor.Finding {
 	t.Helper()
 	var is []doctor.Finding
@@ -128,14 +131,15 @@ func wants(t *testing.T, r *doctor.Report, check string, level doctor.Level, tex
 	return is[0]
 }
 
-// well asserts that nothing else is wrong than so many problems and warnings.
+// well asserts that the report has so many problems and warnings.
 func well(t *testing.T, r *doctor.Report, problems, warnings int) {
 	t.Helper()
 	all, _ := json.MarshalIndent(r.Findings, "", " ")
 	require.Equal(t, []int{problems, warnings}, []int{r.Problems, r.Warnings}, "problems and warnings in %s", all)
 }
 
-// job examines n ranks, two on each host, as goroutines; bend makes them ill.
+// job runs the checks on n ranks, two on each host, as goroutines. The function bend introduces
+// faults.
 func job(t *testing.T, n int, bend func(rank int, d *doctor.Doctor)) (*doctor.Report, []error) {
 	t.Helper()
 	return jobIn(t, n, func(int) context.Context { return t.Context() }, bend)

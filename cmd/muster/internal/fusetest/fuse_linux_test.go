@@ -20,10 +20,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// believe is for how long a client believes a "no": longer than any test takes.
+// believe is how long a client caches that a name does not exist: longer than any test takes.
 const believe = time.Minute
 
-// soon ends before a client would ask again by itself.
+// soon returns a context that ends before the cache of a client expires.
 func soon(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), believe/2)
 	t.Cleanup(cancel)
@@ -42,7 +42,7 @@ func weights(n int32) map[string]*tensor.Tensor {
 	return map[string]*tensor.Tensor{"w": tensor.From([]int32{n, n, n})}
 }
 
-// absent asks for names, and is believed to have heard "no" for a minute, whatever happens.
+// absent looks up names that do not exist, so that the client caches this for the duration believe.
 func absent(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, p := range paths {
@@ -51,8 +51,8 @@ func absent(t *testing.T, paths ...string) {
 	}
 }
 
-// elsewhere publishes a state in a directory of its own, and returns how to bring it to another one, as if published
-// there: so that its names can be asked for before they are there.
+// elsewhere publishes a state in a separate directory, and returns a function that moves it to
+// another directory as if it were published there. So its names can be looked up before they exist.
 func elsewhere(t *testing.T, rank int) (v nfsws.Version, files []string, bring func(gen string)) {
 	dir := t.TempDir()
 	v, err := open(t, dir, rank).Write(t.Context(), []byte(`{"layer":7}`), weights(7))
@@ -65,7 +65,7 @@ func elsewhere(t *testing.T, rank int) (v nfsws.Version, files []string, bring f
 	}
 	return v, files, func(gen string) {
 		for i := range found {
-			last := len(found) - 1 - i // the manifest is the first by name, and comes last
+			last := len(found) - 1 - i // the manifest is the first by name and must come last
 			require.NoError(t, os.Rename(found[last], filepath.Join(gen, files[last])))
 		}
 	}
@@ -73,15 +73,16 @@ func elsewhere(t *testing.T, rank int) (v nfsws.Version, files []string, bring f
 
 const generation = "gen-00000000000000000000"
 
-// TestModelOptNegativeLookup is failure 8: this client has asked for a file before another client made it, so that it
-// does not exist here for a minute. A rank's state is seen all the same, at once.
+// TestModelOptNegativeLookup is failure 8: this client has looked up a file before another client
+// created it, so for a minute it does not exist here. The state of a rank is visible at once all
+// the same.
 func TestModelOptNegativeLookup(t *testing.T) {
 	t.Run("the trap", func(t *testing.T) {
 		under := t.TempDir()
 		mounted := fusetest.Mount(t, under, believe)
 		absent(t, mounted+"/rank_1_state.pth")
 		require.NoError(t, os.WriteFile(under+"/rank_1_state.pth", nil, 0o600))
-		absent(t, mounted+"/rank_1_state.pth") // and so a layer is lost
+		absent(t, mounted+"/rank_1_state.pth") // so a layer would be missing
 	})
 	t.Run("Wait", func(t *testing.T) {
 		under := t.TempDir()
@@ -126,7 +127,8 @@ func TestModelOptNegativeLookup(t *testing.T) {
 	})
 }
 
-// TestOtherClients are three clients that publish and read at once: two mounts, and the directory itself.
+// TestOtherClients runs three clients that publish and read concurrently: two mounts, and the
+// directory itself.
 func TestOtherClients(t *testing.T) {
 	under := t.TempDir()
 	dirs := []string{under, fusetest.Mount(t, under, believe), fusetest.Mount(t, under, believe)}
@@ -160,7 +162,7 @@ func TestOtherClients(t *testing.T) {
 	ranks.Wait()
 }
 
-// TestAnotherClientRemoves is a state that is taken away while this client remembers it.
+// TestAnotherClientRemoves removes a state that this client has cached.
 func TestAnotherClientRemoves(t *testing.T) {
 	under := t.TempDir()
 	publisher, w := open(t, under, 0), open(t, fusetest.Mount(t, under, believe), 1)
