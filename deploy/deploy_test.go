@@ -1,5 +1,6 @@
-// Package deploy_test tries what is in this directory as far as one machine without a cluster can: what is said to an orchestrator is read as it
-// would, strictly, and carried out with processes.
+// Package deploy_test tests the files in this directory as far as one machine without a cluster
+// can. It parses the manifests strictly, as the orchestrator would, and runs their commands as
+// processes.
 package deploy_test
 
 import (
@@ -33,7 +34,7 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// patience is for what comes at once on a machine that is not stuck.
+// patience is the timeout of operations that should be immediate.
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 	testcluster.Leaks(m)
 }
 
-// rank is the program in the job's image: it prints what all ranks say.
+// rank is the program in the job's image: it prints the contributions of all ranks.
 func rank(ctx context.Context, _ string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -61,7 +62,7 @@ func rank(ctx context.Context, _ string) error {
 	return g.Shutdown(ctx)
 }
 
-// muster is the command, built as the image's is.
+// muster builds the command as for the image, and returns its path.
 func muster(t *testing.T) string {
 	t.Helper()
 	line := regexp.MustCompile(`RUN (CGO_ENABLED=0) (go build .*) -o \S+ \./(\S+)`).FindStringSubmatch(read(t, "Containerfile"))
@@ -82,7 +83,8 @@ func read(t *testing.T, file string) string {
 	return string(b)
 }
 
-// documents are those of a YAML file, into their types: a field that a type has not is an error.
+// documents decodes the documents of a YAML file into the given types. A field that a type does not
+// have is an error.
 func documents(t *testing.T, file string, into ...any) {
 	t.Helper()
 	parts := strings.Split(read(t, file), "\n---\n")
@@ -92,13 +94,14 @@ func documents(t *testing.T, file string, into ...any) {
 	}
 }
 
-// server is a muster serve that runs.
+// server is a running muster serve.
 type server struct {
 	cmd         *exec.Cmd
 	url, health string
 }
 
-// serve starts cmd, with arguments that may listen anywhere: here at a free port of loopback.
+// serve starts cmd. In its arguments, an address on all interfaces is replaced with a free port of
+// loopback.
 func serve(t *testing.T, cmd *exec.Cmd) *server {
 	t.Helper()
 	listens := regexp.MustCompile(`:(7070|8080)$`)
@@ -130,7 +133,7 @@ func serve(t *testing.T, cmd *exec.Cmd) *server {
 	return s
 }
 
-// probe is what a kubelet gets.
+// probe returns the status code that a kubelet would get.
 func (s *server) probe(t *testing.T, p *core.Probe) int {
 	t.Helper()
 	client := http.Client{Timeout: time.Duration(p.TimeoutSeconds) * time.Second}
@@ -141,7 +144,7 @@ func (s *server) probe(t *testing.T, p *core.Probe) int {
 	return rep.StatusCode
 }
 
-// stop is what an orchestrator does: SIGTERM, and no patience beyond grace.
+// stop ends the server as an orchestrator does: with SIGTERM, and SIGKILL after grace.
 func (s *server) stop(t *testing.T, grace time.Duration) {
 	t.Helper()
 	require.NoError(t, s.cmd.Process.Signal(syscall.SIGTERM))
@@ -150,7 +153,7 @@ func (s *server) stop(t *testing.T, grace time.Duration) {
 	assert.NoError(t, s.cmd.Wait())
 }
 
-// call runs a muster on the store.
+// call runs a command of muster on the store.
 func (s *server) call(t *testing.T, exe, secret string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), exe, args...)
@@ -160,7 +163,7 @@ func (s *server) call(t *testing.T, exe, secret string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// secretFile has a secret.
+// secretFile creates a file with a secret.
 func secretFile(t *testing.T, dir string) string {
 	t.Helper()
 	file := filepath.Join(dir, "secret")
@@ -168,7 +171,8 @@ func secretFile(t *testing.T, dir string) string {
 	return file
 }
 
-// TestKubernetes has the stateful set's container serve, be stopped, and come back with its volume, and the job's pods meet there.
+// TestKubernetes checks that the container of the stateful set serves, stops, and restarts with its
+// volume, and that the pods of the job meet there.
 func TestKubernetes(t *testing.T) {
 	var service core.Service
 	var set apps.StatefulSet
@@ -204,7 +208,7 @@ func TestKubernetes(t *testing.T) {
 	checkJob(t, &job, s, secret, fmt.Sprintf("muster://%s-0.%s:7070", set.Name, service.Name))
 }
 
-// checkJob starts the pods of a job as processes; url is where the store is in the cluster.
+// checkJob starts the pods of a job as processes; url is the URL of the store in the cluster.
 func checkJob(t *testing.T, job *batch.Job, s *server, secret, url string) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -235,7 +239,8 @@ func checkJob(t *testing.T, job *batch.Job, s *server, secret, url string) {
 	}
 }
 
-// TestImage runs the image's command where nothing else is, as its user. Only root may.
+// TestImage runs the image's command in an otherwise empty root directory, as the image's user. It
+// requires root.
 func TestImage(t *testing.T) {
 	file := read(t, "Containerfile")
 	word := func(name string) (args []string) {
@@ -271,7 +276,8 @@ func TestImage(t *testing.T) {
 	s.stop(t, patience)
 }
 
-// TestSystemd has the units' commands serve, and relay what is served; and systemd, where there is one, look at the units.
+// TestSystemd runs the commands of the units, serve and relay, and verifies the units with
+// systemd-analyze if it is installed.
 func TestSystemd(t *testing.T) {
 	exe := muster(t)
 	units := map[string]string{}
@@ -301,7 +307,7 @@ func TestSystemd(t *testing.T) {
 	verify(t, units)
 }
 
-// verify has systemd, where there is one, look at units.
+// verify checks units with systemd-analyze if it is installed.
 func verify(t *testing.T, units map[string]string) {
 	t.Helper()
 	analyze, err := exec.LookPath("systemd-analyze")

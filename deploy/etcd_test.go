@@ -22,13 +22,14 @@ import (
 	"github.com/muster-pg/muster/internal/certs"
 )
 
-// secured is an etcd that wants certificates, and the files of those who use it and the store.
+// secured is an etcd that requires client certificates, together with the files of its clients and
+// of the store.
 type secured struct {
 	addr string
 	dir  string // ca.pem, server.pem, server-key.pem, etcd.pem, etcd-key.pem, secret
 }
 
-// etcd starts one; it ends with the test.
+// etcd starts an etcd, which ends with the test.
 func etcd(t *testing.T) *secured {
 	t.Helper()
 	exe, err := exec.LookPath("etcd")
@@ -59,7 +60,7 @@ func freePort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// folder has copies of files of e, by their names there.
+// folder creates a directory with copies of files of e, under the given names.
 func (e *secured) folder(t *testing.T, names map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -71,19 +72,20 @@ func (e *secured) folder(t *testing.T, names map[string]string) string {
 	return dir
 }
 
-// replicas are processes of one store, and how to start each.
+// replicas are the processes of one store, and functions that start them.
 type replicas struct {
 	start []func() *server
 	all   []*server
 	url   string
 }
 
-// goOn has the store go on while each process is replaced, and while the first one is killed.
+// goOn checks that the store continues while each process is replaced, and after the first one is
+// killed.
 func (r *replicas) goOn(t *testing.T, exe, secret string, grace time.Duration) {
 	t.Helper()
 	client := &server{url: r.url}
 	assert.Equal(t, "1", client.call(t, exe, secret, "add", "n", "1", "--timeout", "30s"))
-	for i := len(r.all) - 1; i >= 0; i-- { // as a stateful set does
+	for i := len(r.all) - 1; i >= 0; i-- { // in the order of a stateful set
 		r.all[i].stop(t, grace)
 		r.all[i] = r.start[i]()
 		assert.Equal(t, fmt.Sprint(len(r.all)-i+1), client.call(t, exe, secret, "add", "n", "1", "--timeout", "30s"))
@@ -92,8 +94,8 @@ func (r *replicas) goOn(t *testing.T, exe, secret string, grace time.Duration) {
 	assert.Equal(t, "5", client.call(t, exe, secret, "add", "n", "1", "--timeout", "30s"))
 }
 
-// TestKubernetesWithEtcd has the stateful set's pods serve one store from an etcd with TLS, be replaced one by one and killed, and the job's pods
-// meet there.
+// TestKubernetesWithEtcd checks that the pods of the stateful set serve one store from an etcd with
+// TLS, while they are replaced one by one and killed, and that the pods of the job meet there.
 func TestKubernetesWithEtcd(t *testing.T) {
 	var service core.Service
 	var budget policy.PodDisruptionBudget
@@ -147,11 +149,12 @@ func TestKubernetesWithEtcd(t *testing.T) {
 	assert.Equal(t, set.Spec.Template.Labels, pod.TopologySpreadConstraints[0].LabelSelector.MatchLabels)
 }
 
-// TestSystemdWithEtcd has the unit's command serve one store on three hosts, which are processes here.
+// TestSystemdWithEtcd checks that the unit's command serves one store on three hosts, which are
+// simulated by processes.
 func TestSystemdWithEtcd(t *testing.T) {
 	exe, e := muster(t), etcd(t)
 	unit := strings.ReplaceAll(read(t, "systemd/muster-etcd.service"), "/usr/local/bin/muster", exe)
-	files := map[string]string{ // of /etc/muster
+	files := map[string]string{ // in /etc/muster
 		"secret": "secret", "server.pem": "server.pem", "server-key.pem": "server-key.pem", "etcd-ca.pem": "ca.pem", "etcd.pem": "etcd.pem", "etcd-key.pem": "etcd-key.pem",
 	}
 	credentials := map[string]string{}

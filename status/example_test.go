@@ -12,7 +12,7 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// The page of a store, in a server of one's own.
+// ExampleHandler serves the page of a store in the program's own HTTP server.
 func ExampleHandler() {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -30,7 +30,7 @@ func ExampleHandler() {
 	// Output: 200 OK application/json
 }
 
-// A view for a program that shows it in its own way.
+// ExampleNewWatch uses a view in a program that displays it itself.
 func ExampleNewWatch() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -42,7 +42,8 @@ func ExampleNewWatch() {
 	// Output: 0 wait <nil>
 }
 
-// The view for people, and the status that it is of, for numbers that it has not.
+// ExampleWatch_Look gets a view together with the status from which it was made, for numbers that
+// the view does not contain.
 func ExampleWatch_Look() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -22,10 +22,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// counted counts what a store is asked.
+// counted counts the requests to a store.
 type counted struct {
 	store.Engine
-	asked atomic.Int64 // for its status
+	asked atomic.Int64 // requests for the status
 	fails atomic.Bool
 }
 
@@ -53,7 +53,7 @@ func page(t *testing.T) (s *store.Store, c *counted, url string) {
 	return s, c, srv.URL
 }
 
-// get is what there is at a URL.
+// get returns the answer at a URL.
 func get(t *testing.T, url string) (code int, body string, head http.Header) {
 	t.Helper()
 	rep, err := http.Get(url)
@@ -64,8 +64,8 @@ func get(t *testing.T, url string) (code int, body string, head http.Header) {
 	return rep.StatusCode, string(b), rep.Header
 }
 
-// TestPage: its files are there, and nothing else; nothing is taken from elsewhere, and nothing is
-// changed.
+// TestPage checks that the page serves its own files and nothing else, that it loads nothing from
+// other origins, and that it rejects requests that could change something.
 func TestPage(t *testing.T) {
 	_, _, url := page(t)
 	for path, want := range map[string]string{"/": "<!doctype html>", "/style.css": "prefers-color-scheme", "/script.js": "EventSource", "/icon.svg": "<svg", "/status": `"waiting":[]`} {
@@ -84,8 +84,8 @@ func TestPage(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, rep.StatusCode)
 }
 
-// TestEvents: one at once, and then again; the store is asked once for all pages, and not at all
-// while there is none.
+// TestEvents checks that a page gets an event at once and then regularly, and that several pages
+// share the requests to the store.
 func TestEvents(t *testing.T) {
 	s, c, url := page(t)
 	go func() { _, _ = s.Wait(context.Background(), "model/ready") }()
@@ -138,8 +138,8 @@ func event(t *testing.T, r *bufio.Reader) (name, data string) {
 	}
 }
 
-// TestKeysAndValues: keys come without values, in pages; a value for who asks for it; nobody's read
-// is counted.
+// TestKeysAndValues checks that keys are listed in pages and without values, that a value is served
+// on request, and that the page does not consume a counted read.
 func TestKeysAndValues(t *testing.T) {
 	s, _, url := page(t)
 	ctx := t.Context()
@@ -180,7 +180,7 @@ func TestKeysAndValues(t *testing.T) {
 	require.Equal(t, "secret", string(v))
 }
 
-// TestStoreThatIsAway: that is an error with its reason.
+// TestStoreThatIsAway checks that an unavailable store causes an error with the reason.
 func TestStoreThatIsAway(t *testing.T) {
 	_, c, url := page(t)
 	c.fails.Store(true)
@@ -206,11 +206,12 @@ func TestTooManyPages(t *testing.T) {
 	}
 }
 
-// TestKeysThatAreNoText: JSON has no way to write them, but they are listed once each, and opened.
+// TestKeysThatAreNoText checks that keys that are not valid UTF-8, which JSON cannot represent, are
+// listed once each and can be opened.
 func TestKeysThatAreNoText(t *testing.T) {
 	s, _, url := page(t)
 	want := map[string]string{}
-	for i := range 150 { // more than a page
+	for i := range 150 { // more than one page of keys
 		key := "bin\xff\xfe/ " + strconv.Itoa(1000+i)
 		require.NoError(t, s.Set(t.Context(), key, []byte(strconv.Itoa(i)), nil))
 		want[strconv.Quote(key)] = strconv.Itoa(i)
@@ -241,8 +242,8 @@ func TestQuestionsThatMakeNoSense(t *testing.T) {
 	require.Contains(t, body, "the limit is 8192")
 }
 
-// BenchmarkPage is what a client pays for a page that is open on a store with many ranks. Off is
-// the same with none.
+// BenchmarkPage measures the cost of an open page for a client of a store with many ranks. Off is
+// the same without a page.
 func BenchmarkPage(b *testing.B) {
 	for _, open := range []bool{false, true} {
 		b.Run(map[bool]string{false: "off", true: "open"}[open], func(b *testing.B) {
@@ -278,8 +279,8 @@ func BenchmarkPage(b *testing.B) {
 	}
 }
 
-// BenchmarkView is what a page that is open costs the process that shows it, each second: the
-// store's lock, and the rest.
+// BenchmarkView measures the cost of a view, which an open page requests each second: the time
+// under the store's lock, and the rest.
 func BenchmarkView(b *testing.B) {
 	for _, size := range []int{8, 1000, 10_000} {
 		b.Run(strconv.Itoa(size)+" ranks", func(b *testing.B) {
@@ -306,7 +307,8 @@ func BenchmarkView(b *testing.B) {
 	}
 }
 
-// TestRanksOfALargeGroup: an event has 256 ranks of a group, and /ranks all of them.
+// TestRanksOfALargeGroup checks that an event contains 256 ranks of a group, and /ranks all of
+// them.
 func TestRanksOfALargeGroup(t *testing.T) {
 	const n = 300
 	s, _, url := page(t)

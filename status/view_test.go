@@ -19,7 +19,8 @@ func ranks(spans ...int) (r wire.Ranks) {
 	return r
 }
 
-// chain is a group in which rank 0 waits for 1, which waits for 2, which does something else.
+// chain returns the status of a group in which rank 0 waits for rank 1, and rank 1 for rank 2,
+// which is in no call.
 func chain() *store.Status {
 	return &store.Status{Groups: []store.GroupStatus{{
 		Name: "train", Generation: 7, Size: 4, Present: 4, Age: time.Hour, Ended: -1, Open: 1,
@@ -34,7 +35,8 @@ func chain() *store.Status {
 	}}}
 }
 
-// TestBlame: not who waits too, but the one at the end of the chain.
+// TestBlame checks that only the rank at the end of a chain is blamed, not the ranks that wait
+// themselves.
 func TestBlame(t *testing.T) {
 	v := status.Of(chain(), nil, nil)
 	require.Equal(t, []status.Blame{{
@@ -56,8 +58,8 @@ func TestBlame(t *testing.T) {
 	require.Equal(t, "waiting", v.Groups[0].State)
 }
 
-// TestBlameOfSeveralJobs: each job that hangs has its culprits, however many another one has, and
-// also if its group has the same name and has not formed.
+// TestBlameOfSeveralJobs checks that each job that hangs has its own blamed ranks, however many
+// another job has, and even if its group has the same name and has not formed.
 func TestBlameOfSeveralJobs(t *testing.T) {
 	all := new(store.Status)
 	job := func(run string, generation uint64, missing wire.Ranks) {
@@ -79,7 +81,7 @@ func TestBlameOfSeveralJobs(t *testing.T) {
 	require.Equal(t, []string{"muster://h:1", "muster v1"}, []string{v.Address, v.Version})
 }
 
-// TestDeadlock: ranks that wait for each other are nobody's blame.
+// TestDeadlock checks that ranks that wait for each other are not blamed.
 func TestDeadlock(t *testing.T) {
 	s := chain()
 	s.Groups[0].Records[0].Missing, s.Groups[0].Records[0].Arrived = ranks(2, 2), ranks(0, 1, 3, 3)
@@ -90,7 +92,8 @@ func TestDeadlock(t *testing.T) {
 	require.Equal(t, "in send to rank 0 for 1.0 s", v.Waiting[0].Ranks[0].Doing)
 }
 
-// TestElsewhere: a rank that is missing may wait in another group.
+// TestElsewhere checks that a missing rank is described by the call of another group in which it
+// waits.
 func TestElsewhere(t *testing.T) {
 	s := chain()
 	s.Groups = append(s.Groups, store.GroupStatus{
@@ -108,9 +111,9 @@ func TestElsewhere(t *testing.T) {
 	require.Equal(t, "no call since it joined 1 min 0 s ago", v.Blame[0].Doing)
 }
 
-// TestElsewhereOfTheHost: rank 0 that hosts the store has the store's own session, which is 0, in
-// all of its groups. Ranks that are goroutines of one process have all of it in common: then nobody
-// knows which of them waits.
+// TestElsewhereOfTheHost checks two special cases. A rank 0 that hosts the store has the store's
+// session, which is 0, in all of its groups. Ranks that are goroutines of one process share the
+// session and the label, so it is unknown which of them waits.
 func TestElsewhereOfTheHost(t *testing.T) {
 	s := &store.Status{Groups: []store.GroupStatus{
 		{
@@ -170,14 +173,14 @@ func TestGroupsThatComeGoAndFail(t *testing.T) {
 	require.Equal(t, 1, few.Groups[0].More)
 }
 
-// TestNothing: lists are there, for programs, also if there is nothing in them.
+// TestNothing checks that empty lists are encoded as empty lists, for programs.
 func TestNothing(t *testing.T) {
 	b, err := json.Marshal(status.Of(new(store.Status), nil, nil))
 	require.NoError(t, err)
 	require.JSONEq(t, `{"blame":[],"waiting":[],"groups":[],"failures":[]}`, string(b))
 }
 
-// TestUnknown: what a store cannot tell is said of nothing, or is -1. It is no 0.
+// TestUnknown checks that what a store does not report is omitted or -1, and not 0.
 func TestUnknown(t *testing.T) {
 	now := chain()
 	g := &now.Groups[0]
@@ -217,7 +220,7 @@ func TestRates(t *testing.T) {
 	require.Equal(t, 0.0, status.Of(&store.Status{Server: &store.ServerStatus{Up: 13 * time.Second, In: 3000, Out: 150}}, now, nil).Server.Rates.P50)
 }
 
-// TestFalseStore: a status that makes no sense is shown as it is, and does no harm.
+// TestFalseStore checks that an inconsistent status does no harm.
 func TestFalseStore(t *testing.T) {
 	everybody := wire.Ranks{Count: 1 << 30, Spans: []wire.Span{{First: 0, Last: 1 << 30}}}
 	v := status.Of(&store.Status{Groups: []store.GroupStatus{{
@@ -227,8 +230,8 @@ func TestFalseStore(t *testing.T) {
 	require.Len(t, v.Waiting, 2)
 }
 
-// TestFalseListsOfRanks do not keep a viewer busy for ever: one walk through all of them would be 2
-// to the power of 51.
+// TestFalseListsOfRanks checks that false lists of ranks cannot block a viewer: visiting all of
+// these ranks would take 2^51 steps.
 func TestFalseListsOfRanks(t *testing.T) {
 	everybody := wire.Ranks{Count: 1 << 30}
 	for range 1 << 12 {
@@ -242,7 +245,8 @@ func TestFalseListsOfRanks(t *testing.T) {
 	require.Equal(t, []int{1, 1<<7 - 1}, []int{len(v.Waiting), v.MoreWaiting})
 }
 
-// TestManyWaitsOfManyWhoAreGone: what a page is told stays small, whatever is in the store.
+// TestManyWaitsOfManyWhoAreGone checks that the data for a page stays small, whatever the store
+// contains.
 func TestManyWaitsOfManyWhoAreGone(t *testing.T) {
 	const size = 10_000
 	g := store.GroupStatus{Name: "train", Generation: 1, Size: size, Ended: -1, Open: 1}

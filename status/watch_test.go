@@ -15,7 +15,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// slow takes its time to answer.
+// slow is an engine that answers after a delay.
 type slow struct {
 	takes time.Duration
 	asked int
@@ -34,7 +34,7 @@ func (s *slow) Do(ctx context.Context, _ *wire.Request, rep *wire.Reply) error {
 
 func (*slow) Close() error { return nil }
 
-// TestWatchTakesAHundredthOfTheTime: what is dear to ask is asked less often.
+// TestWatchTakesAHundredthOfTheTime checks that a slow status is requested less often.
 func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
 	for takes, want := range map[time.Duration]int{0: 100, time.Millisecond: 100, 30 * time.Millisecond: 33, time.Second: 10} {
 		synctest.Test(t, func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestWatchTakesAHundredthOfTheTime(t *testing.T) {
 	}
 }
 
-// TestWatchHasNoRateOfLongAgo: what was seen before a pause is no basis.
+// TestWatchHasNoRateOfLongAgo checks that a view before a long pause is not used for rates.
 func TestWatchHasNoRateOfLongAgo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := store.New(new(store.Memory))
@@ -66,8 +66,8 @@ func TestWatchHasNoRateOfLongAgo(t *testing.T) {
 	})
 }
 
-// TestWatchOfAStoreThatHangs: one viewer asks for all, and the others hear what that one heard; who
-// goes away does not wait.
+// TestWatchOfAStoreThatHangs checks that one viewer makes the request for all, that the others get
+// its result, and that a viewer whose context ends does not wait.
 func TestWatchOfAStoreThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &hung{}
@@ -96,7 +96,8 @@ func TestWatchOfAStoreThatHangs(t *testing.T) {
 	})
 }
 
-// TestWhoGivesUpSaysNothingOfTheStore: the next one asks anew.
+// TestWhoGivesUpSaysNothingOfTheStore checks that after a canceled request the next viewer makes a
+// new one.
 func TestWhoGivesUpSaysNothingOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &slow{takes: time.Second}
@@ -110,7 +111,7 @@ func TestWhoGivesUpSaysNothingOfTheStore(t *testing.T) {
 	})
 }
 
-// hung does not answer.
+// hung is an engine that does not answer.
 type hung struct{ asked int }
 
 func (h *hung) Do(ctx context.Context, _ *wire.Request, _ *wire.Reply) error {

@@ -1,4 +1,4 @@
-// Package grafana_test reads the dashboard as Grafana and Prometheus would.
+// Package grafana_test checks the dashboard as Grafana and Prometheus would.
 package grafana_test
 
 import (
@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { testcluster.Leaks(m) }
 
-// What a dashboard is, as far as it is used here: anything else is a mistake.
+// The parts of a dashboard that are used here. Other fields are errors.
 type (
 	dashboard struct {
 		Title, UID, Description, Refresh, Timezone string
@@ -81,7 +81,8 @@ func read(t *testing.T) (d dashboard) {
 	return d
 }
 
-// TestDashboard is one that Grafana takes: panels have ids of their own and a place of their own, and ask whichever Prometheus is chosen.
+// TestDashboard checks that Grafana accepts the dashboard: each panel has its own id and its own
+// place, and uses the selected Prometheus.
 func TestDashboard(t *testing.T) {
 	d := read(t)
 	require.Equal(t, []any{"muster", "muster", true}, []any{d.Title, d.UID, d.SchemaVersion >= 36})
@@ -125,7 +126,7 @@ func TestDashboard(t *testing.T) {
 
 var variables = regexp.MustCompile(`\$\{?(\w+)\}?`)
 
-// promQL is a query as Prometheus gets it.
+// promQL returns a query as Prometheus gets it.
 func (d *dashboard) promQL(t *testing.T, expr string) string {
 	known := []string{"__rate_interval"}
 	for _, v := range d.Templating.List {
@@ -137,7 +138,8 @@ func (d *dashboard) promQL(t *testing.T, expr string) string {
 	return variables.ReplaceAllString(strings.ReplaceAll(expr, "$__rate_interval", "1m"), "x")
 }
 
-// TestQueries are ones that Prometheus takes, of metrics that there are, each with labels that it has. Each metric of muster is in one.
+// TestQueries checks that Prometheus accepts the queries, that their metrics and labels exist, and
+// that each metric of muster is in a query.
 func TestQueries(t *testing.T) {
 	d, there := read(t), served(t)
 	shown := map[string]bool{}
@@ -165,16 +167,16 @@ func TestQueries(t *testing.T) {
 	}
 }
 
-// metric is what Prometheus makes of a line.
+// metric describes a metric as Prometheus parses it.
 type metric struct {
 	family string
-	count  bool // that only grows
+	count  bool // whether it is a counter
 	labels map[string]bool
 }
 
 type exposition map[string]metric
 
-// check says what is wrong with a selector, and gives the family that it is of.
+// check checks a selector, and returns the metric family that it selects.
 func (there exposition) check(t *testing.T, s *parser.VectorSelector, path []parser.Node) string {
 	m, ok := there[s.Name]
 	if !assert.True(t, ok, "%s: there is no such metric", s.Name) {
@@ -191,7 +193,7 @@ func (there exposition) check(t *testing.T, s *parser.VectorSelector, path []par
 	return m.family
 }
 
-// served is what a program has that hosts a durable store and ranks.
+// served returns the metrics of a program that hosts a durable store and ranks.
 func served(t *testing.T) exposition {
 	m := &store.Memory{Dir: t.TempDir()}
 	srv := &store.Server{Engine: m}

@@ -16,7 +16,8 @@ import (
 	train "github.com/muster-pg/muster/examples/train"
 )
 
-// The data are those that their README tells of, with as many of each digit as their authors say.
+// TestData checks that the data match their README and the numbers of each digit that the authors
+// of the data set give.
 func TestData(t *testing.T) {
 	assert.Contains(t, string(read(t, "data/README.md")), fmt.Sprintf("%x", sha256.Sum256(train.Digits)))
 	for _, file := range []string{"", "data/digits.csv.gz"} {

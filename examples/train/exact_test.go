@@ -11,7 +11,8 @@ import (
 	train "github.com/muster-pg/muster/examples/train"
 )
 
-// Neither the order of the summands nor who has which matters.
+// TestExactOrder checks that neither the order of the summands nor their distribution over ranks
+// matters.
 func TestExactOrder(t *testing.T) {
 	const n, width = 64, 5
 	r := rand.New(rand.NewPCG(1, 2))

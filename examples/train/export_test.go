@@ -8,7 +8,8 @@ var (
 
 func (c *curve) Losses() []float64 { return c.losses }
 
-// Count is how many digits there are to learn from, how many held out, and of each label.
+// Count returns how many digits are for training and how many held out, and how many there are of
+// each label.
 func Count(file string) (train, heldOut int, labels [classes]int, err error) {
 	d, err := load(file)
 	for _, part := range [][]example{d.train, d.heldOut} {
@@ -19,7 +20,8 @@ func Count(file string) (train, heldOut int, labels [classes]int, err error) {
 	return len(d.train), len(d.heldOut), labels, err
 }
 
-// Gradient is that of the loss of an example of the built-in data, and a function of the weights that is the loss.
+// Gradient returns the gradient of the loss of an example of the built-in data, and a function of
+// the weights that computes the loss.
 func Gradient(hidden, nth int) (weights, grad []float32, loss func() float64, err error) {
 	d, err := load("")
 	if err != nil {
@@ -31,7 +33,7 @@ func Gradient(hidden, nth int) (weights, grad []float32, loss func() float64, er
 	return n.all, g.all, func() float64 { return n.backward(newLayers(hidden), &d.train[nth]) }, nil
 }
 
-// ExactMean is the mean of gradients, and of losses, each of which a rank has.
+// ExactMean returns the mean of the gradients and losses of all ranks.
 func ExactMean(ranks [][][]float32, losses [][]float64) (grad []float32, loss float64, err error) {
 	var total exactSum
 	count := 0
@@ -50,7 +52,7 @@ func ExactMean(ranks [][][]float32, losses [][]float64) (grad []float32, loss fl
 	return grad, total.mean(grad, count), nil
 }
 
-// Batches are the first batches of examples.
+// Batches returns the first batches of examples.
 func Batches(n, size, count int) (all [][]int) {
 	b := batches{n: n, size: size}
 	for range count {

@@ -21,10 +21,12 @@ import (
 	"github.com/muster-pg/muster/store"
 )
 
-// arguments are what this binary is called with, a line each, when a test starts it again as a rank.
+// arguments is the variable with the arguments, one per line, with which a test starts this binary
+// again as a rank.
 const arguments = "MUSTER_TRAIN_TEST"
 
-// limit is for whatever should take little time, also on a busy machine under the race detector.
+// limit is the timeout of operations that should take little time, on a busy machine and with the
+// race detector.
 const limit = 2 * time.Minute
 
 func TestMain(m *testing.M) {
@@ -38,13 +40,13 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// job is ranks that are processes.
+// job is a set of ranks that are processes.
 type job struct {
 	*launch.Job
 	out, errs *text
 }
 
-// start starts n ranks; args is what each of them is called with.
+// start starts n ranks; args returns the arguments of each.
 func start(t *testing.T, n int, args func(rank int) string, place func(rank int) pgroup.Config) *job {
 	t.Helper()
 	self, err := os.Executable()
@@ -54,11 +56,12 @@ func start(t *testing.T, n int, args func(rank int) string, place func(rank int)
 	j := &job{out: newText(), errs: newText()}
 	j.Job, err = launch.Start(ctx, launch.Spec{
 		N: n, Path: self, Output: j.out, ErrOutput: j.errs, ParentPipe: true, Grace: -1,
-		MayFail: func(int) bool { return true }, // as if each were started by hand: nobody ends the others
+		// as if each were started by hand: no launcher ends the others
+		MayFail: func(int) bool { return true },
 		Env: func(rank int) []string {
 			c := place(rank)
 			c.Rank, c.Size = rank, n
-			// The race detector would make each rank linger for a second at its end.
+			// With the race detector each rank would sleep for a second before it exits.
 			return append(c.Environ(), "GORACE=atexit_sleep_ms=0", arguments+"="+args(rank))
 		},
 	})
@@ -66,7 +69,7 @@ func start(t *testing.T, n int, args func(rank int) string, place func(rank int)
 	return j
 }
 
-// served is a store that the test hosts.
+// served starts a store that the test hosts.
 func served(t *testing.T) func(int) pgroup.Config {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -83,7 +86,7 @@ func served(t *testing.T) func(int) pgroup.Config {
 	return func(int) pgroup.Config { return pgroup.Config{Address: "muster://" + l.Addr().String()} }
 }
 
-// hosted is a store that rank 0 hosts, at a port that was free.
+// hosted returns the configuration for a store that rank 0 hosts, at a port that was free.
 func hosted(t *testing.T) func(int) pgroup.Config {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -92,7 +95,7 @@ func hosted(t *testing.T) func(int) pgroup.Config {
 	return func(int) pgroup.Config { return pgroup.Config{Address: l.Addr().String()} }
 }
 
-// run runs n ranks, all of which are to end well, and returns what they print.
+// run runs n ranks, all of which must succeed, and returns what they print.
 func run(t *testing.T, n int, args string) string {
 	t.Helper()
 	j := start(t, n, func(int) string { return args }, served(t))
@@ -105,7 +108,7 @@ func run(t *testing.T, n int, args string) string {
 	return j.out.String()
 }
 
-// said is what a rank has printed to standard error.
+// said returns what a rank has printed to standard error.
 func said(j *job, rank int) string {
 	var mine []string
 	for line := range strings.Lines(j.errs.String()) {
@@ -116,7 +119,7 @@ func said(j *job, rank int) string {
 	return strings.Join(mine, "")
 }
 
-// text keeps what is written, and tells who waits for some of it.
+// text stores what is written, and notifies waiting readers.
 type text struct {
 	mu     sync.Mutex // protects the fields below
 	b      bytes.Buffer
@@ -157,7 +160,7 @@ func (j *job) wait(t *testing.T, s string) {
 	}
 }
 
-// others are the ranks below n but one.
+// others returns the ranks below n except one.
 func others(n, but int) (ranks []int) {
 	for rank := range n {
 		ranks = append(ranks, rank)

@@ -21,7 +21,7 @@ import (
 	"github.com/muster-pg/muster/tensor/safetensors"
 )
 
-// left are the files that a run leaves.
+// left contains the files that a run leaves.
 type left struct{ csv, model []byte }
 
 func trained(t *testing.T, n int, flags string) left {
@@ -40,11 +40,12 @@ func read(t *testing.T, file string) []byte {
 	return b
 }
 
-// The loss of every step and the weights at the end have the same bits, however many processes there are.
+// TestDeterministic checks that the loss of every step and the final weights have the same bits for
+// any number of processes.
 func TestDeterministic(t *testing.T) {
 	for _, flags := range []string{
 		"-deterministic -steps 40",
-		"-deterministic -steps 20 -batch 3", // less than one for each of four ranks
+		"-deterministic -steps 20 -batch 3", // fewer than one for each of four ranks
 		"-deterministic -steps 40 -batch 61 -hidden 7",
 	} {
 		t.Run(flags, func(t *testing.T) {
@@ -58,7 +59,8 @@ func TestDeterministic(t *testing.T) {
 	}
 }
 
-// Floats give the same bits in every run of as many ranks, and others with another number of them.
+// TestDefault checks that floating-point sums give the same bits in every run with the same number
+// of ranks, and others with another number.
 func TestDefault(t *testing.T) {
 	one, four, again := trained(t, 1, "-steps 30"), trained(t, 4, "-steps 30"), trained(t, 4, "-steps 30")
 	assert.Equal(t, string(four.csv), string(again.csv))
@@ -98,7 +100,7 @@ func TestLearns(t *testing.T) {
 
 			ls := losses(t, read(t, csv))
 			require.Len(t, ls, 400)
-			assert.Greater(t, ls[0], 2.0) // ln 10 and more: it knows nothing
+			assert.Greater(t, ls[0], 2.0) // at least ln 10: the model is untrained
 			assert.Less(t, ls[399], 0.2)
 			assert.Contains(t, out, fmt.Sprintf("step 400 of 400: loss %.4f\n", ls[399]))
 
@@ -117,7 +119,8 @@ func TestLearns(t *testing.T) {
 	}
 }
 
-// A rank that is killed ends the others: each says who is lost, and has an exit status of 1.
+// TestKilled checks that the other ranks end when one is killed: each prints the failed rank and
+// exits with 1.
 func TestKilled(t *testing.T) {
 	for name, tc := range map[string]struct {
 		victim int
@@ -141,7 +144,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// A rank that is asked to end tells the others.
+// TestTerminated checks that a rank that gets a signal to end notifies the others.
 func TestTerminated(t *testing.T) {
 	j := start(t, 3, func(int) string { return "-batch 4 -steps 10000000" }, served(t))
 	j.wait(t, "step 500 of")
@@ -161,14 +164,14 @@ func assertExit(t *testing.T, j *job, rank, code int) {
 	assert.Equal(t, code, e.Code, "rank %d: %s", rank, said(j, rank))
 }
 
-// What one rank finds wrong, all hear.
+// TestOneRankFails checks that an error of one rank reaches all ranks.
 func TestOneRankFails(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing.csv.gz")
 	for name, tc := range map[string]struct {
-		flags string // of rank 1; on the others only those in common
+		flags string // of rank 1; the other ranks have only the common flags
 		same  string
-		mine  string // what rank 1 says
-		all   string // what all say
+		mine  string // what rank 1 prints
+		all   string // what all ranks print
 	}{
 		"no data":         {flags: "-data " + missing, mine: "no data: open " + missing, all: "no data"},
 		"other flags":     {flags: "-lr 0.5", mine: "rank 1 -steps 400 -batch 64 -hidden 64 -lr 0.5", all: "ranks have different flags or data: rank 0 -steps 400 -batch 64 -hidden 64 -lr 0.05"},
@@ -238,7 +241,7 @@ func TestNoLauncher(t *testing.T) {
 }
 
 func TestBatches(t *testing.T) {
-	all := train.Batches(10, 3, 6) // two epochs, of each of which one example is left out
+	all := train.Batches(10, 3, 6) // two epochs; in each, one example is left over
 	assert.Equal(t, all, train.Batches(10, 3, 6))
 	assert.NotEqual(t, all[:3], all[3:])
 	for _, epoch := range [][][]int{all[:3], all[3:]} {
@@ -254,7 +257,7 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// The gradient is the slope of the loss.
+// TestGradient checks that the gradient is the slope of the loss.
 func TestGradient(t *testing.T) {
 	weights, grad, loss, err := train.Gradient(12, 345)
 	require.NoError(t, err)

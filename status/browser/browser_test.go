@@ -24,10 +24,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// limit is for a test, on a machine that others use too.
+// limit is the timeout of a test on a busy machine.
 const limit = 2 * time.Minute
 
-// A device is a screen.
+// device is a kind of screen.
 type device struct {
 	name          string
 	width, height int64
@@ -41,7 +41,7 @@ var devices = []device{
 	{"phone-dark", 390, 844, true, true},
 }
 
-// browser is a Chromium that shows d; it ends with the test.
+// browser starts a Chromium with the screen of d; it ends with the test.
 func browser(t *testing.T, d device) context.Context {
 	t.Helper()
 	path := os.Getenv("MUSTER_CHROMIUM")
@@ -97,8 +97,8 @@ func newJob(t *testing.T, name string, size int) *job {
 	return j
 }
 
-// join lets n of size ranks join, whose processes count from pid on; if those are all, it returns
-// the generation.
+// join lets n ranks of a group with the given size join, with process ids from pid on. If these are
+// all ranks, it returns the generation.
 func (j *job) join(name string, pid, n, size int) (gen uint64) {
 	var joined sync.WaitGroup
 	for rank := range n {
@@ -118,7 +118,7 @@ func (j *job) join(name string, pid, n, size int) (gen uint64) {
 	return gen
 }
 
-// barrier has ranks call barrier number seq, for as long as ctx says.
+// barrier lets ranks call barrier number seq, until ctx ends.
 func (j *job) barrier(ctx context.Context, seq uint64, ranks ...int) *sync.WaitGroup {
 	var called sync.WaitGroup
 	for _, rank := range ranks {
@@ -132,7 +132,7 @@ func (j *job) barrier(ctx context.Context, seq uint64, ranks ...int) *sync.WaitG
 	return &called
 }
 
-// stuck is a job whose rank 2 does not come to a barrier; one has failed before.
+// stuck returns a job whose rank 2 does not call a barrier; an earlier barrier has failed.
 func stuck(t *testing.T) *job {
 	j := newJob(t, "train", 8)
 	j.barrier(context.Background(), 1, 0, 1, 2, 3, 4, 5, 6, 7).Wait()
@@ -140,7 +140,7 @@ func stuck(t *testing.T) *job {
 	defer cancel()
 	j.barrier(short, 2, 0, 1, 3).Wait()
 	j.barrier(context.Background(), 3, 0, 1, 3, 4, 5, 6, 7)
-	require.Eventually(t, func() bool { // what comes later waits for less long
+	require.Eventually(t, func() bool { // so that the calls that follow wait for a shorter time
 		s, err := store.New(j.m).Status(t.Context(), "")
 		return err == nil && len(s.Groups[0].Records) == 1 && s.Groups[0].Records[0].Age > 10*time.Millisecond
 	}, limit, 10*time.Millisecond)
@@ -153,13 +153,13 @@ func stuck(t *testing.T) *job {
 	return j
 }
 
-// run carries out actions.
+// run executes actions.
 func run(t *testing.T, ctx context.Context, actions ...chromedp.Action[chromedp.Void]) {
 	t.Helper()
 	require.NoError(t, chromedp.Do(ctx, actions...))
 }
 
-// value is what a script gives.
+// value returns the value of a script.
 func value[T any](t *testing.T, ctx context.Context, script string) T {
 	t.Helper()
 	v, err := chromedp.Run(ctx, chromedp.Evaluate[T](script))
@@ -167,7 +167,7 @@ func value[T any](t *testing.T, ctx context.Context, script string) T {
 	return v
 }
 
-// until waits until a script gives true.
+// until waits until a script returns true.
 func until(t *testing.T, ctx context.Context, script string) {
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
@@ -181,7 +181,7 @@ func until(t *testing.T, ctx context.Context, script string) {
 	}
 }
 
-// has waits until what selector names has all texts.
+// has waits until the element of selector contains all texts.
 func has(t *testing.T, ctx context.Context, selector string, texts ...string) {
 	t.Helper()
 	for _, text := range texts {
@@ -197,8 +197,8 @@ func press(t *testing.T, ctx context.Context, keys ...string) {
 	}
 }
 
-// shortcut presses a key as a keyboard does: what the page does at once is before what the key
-// would write.
+// shortcut presses a key as a keyboard does: the page's handler runs before the key would insert a
+// character.
 func shortcut(t *testing.T, ctx context.Context, key string) {
 	t.Helper()
 	for _, typ := range []input.DispatchKeyEventType{input.DispatchKeyEventTypeKeyDown, input.DispatchKeyEventTypeKeyUp} {
@@ -211,14 +211,14 @@ func shortcut(t *testing.T, ctx context.Context, key string) {
 	}
 }
 
-// open opens the page of j, and waits until it tells of the barrier.
+// open opens the page of j, and waits until it shows the barrier.
 func open(t *testing.T, ctx context.Context, j *job) {
 	t.Helper()
 	run(t, ctx, chromedp.Navigate(j.url))
 	has(t, ctx, "#verdict", "barrier #3")
 }
 
-// picture keeps a picture for who asks for them by MUSTER_SCREENSHOTS, a folder.
+// picture saves a screenshot if MUSTER_SCREENSHOTS names a directory.
 func picture(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
 	dir := os.Getenv("MUSTER_SCREENSHOTS")
@@ -232,15 +232,15 @@ func picture(t *testing.T, ctx context.Context, name string) {
 	}
 }
 
-// TestStuckBarrierIsSeenAtOnce: on every screen, above everything else and without scrolling: the
-// group, the verb, for how long, and who is missing.
+// TestStuckBarrierIsSeenAtOnce checks that every screen shows, above everything else and without
+// scrolling, the group, the verb, for how long it has waited, and which rank is missing.
 func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
 			j := stuck(t)
 			ctx := browser(t, d)
 			open(t, ctx, j)
-			// both jobs that hang
+			// Both jobs that hang.
 			has(t, ctx, "#verdict", "train · barrier #3 waits: ", "for rank 2", "pid 4102 on node-a", "evaluate · create waits: ")
 			has(t, ctx, "#about", "muster://store:7070 · muster v1")
 			require.True(t, value[bool](t, ctx, `(() => { const r = document.querySelector("#verdict").getBoundingClientRect(); return r.top >= 0 && r.bottom <= innerHeight })()`), "it is on the first screen")
@@ -255,8 +255,8 @@ func TestStuckBarrierIsSeenAtOnce(t *testing.T) {
 	}
 }
 
-// contrast is a script that gives the texts that are hard to read on their ground: below 4.5 : 1,
-// as WCAG has it.
+// contrast is a script that returns the texts whose contrast with their background is below 4.5 :
+// 1, the minimum in WCAG.
 const contrast = `(() => {
 	const light = (c) => { const [r, g, b] = c.match(/[\d.]+/g).map((x) => { x /= 255; return x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4 }); return .2126 * r + .7152 * g + .0722 * b };
 	const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!/, 0\)$/.test(c)) return c } return "rgb(255, 255, 255)" };
@@ -272,7 +272,7 @@ const contrast = `(() => {
 	return bad.join("; ");
 })()`
 
-// TestColours: dark is dark, and text can be read in both.
+// TestColours checks that the dark mode is dark, and that text is readable in both modes.
 func TestColours(t *testing.T) {
 	for _, d := range devices[:2] {
 		t.Run(d.name, func(t *testing.T) {
@@ -289,8 +289,8 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// TestPageIsLive: what changes is seen without a reload, what is open stays open, and where the
-// focus is it stays.
+// TestPageIsLive checks that changes appear without a reload, and that open elements and the focus
+// stay.
 func TestPageIsLive(t *testing.T) {
 	j := stuck(t)
 	ctx := browser(t, devices[0])
@@ -309,7 +309,7 @@ func TestPageIsLive(t *testing.T) {
 	has(t, ctx, "#line.away", "does not answer")
 }
 
-// TestKeyboard: all of it without a mouse.
+// TestKeyboard uses the whole page without a mouse.
 func TestKeyboard(t *testing.T) {
 	j := stuck(t)
 	ctx := browser(t, devices[0])
@@ -331,8 +331,8 @@ func TestKeyboard(t *testing.T) {
 	has(t, ctx, "#keys pre", "64\n(2 bytes)")
 }
 
-// TestNothingIsShownUnlessAskedFor: no value, until its key is opened; a counted one not at all;
-// and names are text, whatever is in them.
+// TestNothingIsShownUnlessAskedFor checks that no value is shown until its key is opened, that a
+// counted one is not shown at all, and that names are shown as text, whatever they contain.
 func TestNothingIsShownUnlessAskedFor(t *testing.T) {
 	j := stuck(t)
 	ctx := browser(t, devices[2])
@@ -352,7 +352,7 @@ func TestNothingIsShownUnlessAskedFor(t *testing.T) {
 	require.Equal(t, "counted", string(v))
 }
 
-// TestManyRanks: a group of 10,000 ranks is a page that answers.
+// TestManyRanks checks that a page of a group of 10,000 ranks stays responsive.
 func TestManyRanks(t *testing.T) {
 	j := newJob(t, "large", 10_000)
 	ctx := browser(t, devices[0])
@@ -360,7 +360,7 @@ func TestManyRanks(t *testing.T) {
 	run(t, ctx, chromedp.Navigate(j.url))
 	has(t, ctx, "#waits", "1 of 10000 have joined, 9999 missing")
 	run(t, ctx, chromedp.Click("#groups summary"))
-	// an event has 256 of them, the rest is fetched
+	// An event contains 256 ranks; the page requests the rest.
 	has(t, ctx, "#groups td", "pid 4106", "pid 14099")
 	has(t, ctx, "#groups .more", "")
 	until(t, ctx, `(() => {
@@ -369,8 +369,8 @@ func TestManyRanks(t *testing.T) {
 	})()`)
 }
 
-// TestHeadline: above everything else is the culprit of each job that hangs, and none of the ranks
-// that wait for it.
+// TestHeadline checks that the headline names the blamed rank of each job that hangs, and none of
+// the ranks that wait for it.
 func TestHeadline(t *testing.T) {
 	j := newJob(t, "ready", 1)
 	for _, name := range []string{"train", "tune", "serve"} {
@@ -391,7 +391,7 @@ func TestHeadline(t *testing.T) {
 	require.NotContains(t, value[string](t, ctx, `document.querySelector("#groups").innerText`), "at work")
 }
 
-// vague is a store that cannot tell when anything was, nor what it does.
+// vague is a store that reports neither times nor its activity.
 type vague struct{ store.Engine }
 
 func (v vague) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
@@ -412,7 +412,7 @@ func (v vague) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error
 	return nil
 }
 
-// TestUnknownIsSaid: what a store cannot tell is no 0.
+// TestUnknownIsSaid checks that unknown values are not shown as 0.
 func TestUnknownIsSaid(t *testing.T) {
 	j := stuck(t)
 	page := httptest.NewServer(status.Handler(store.New(vague{j.m}), nil))
@@ -430,11 +430,11 @@ func TestUnknownIsSaid(t *testing.T) {
 	}
 }
 
-// replicated is a store that says of its replicas what it was told.
+// replicated is a store that reports the given status of its replicas.
 type replicated struct {
 	store.Engine
 	says *store.ReplicationStatus
-	more bool // than that
+	more bool // whether it reports more than that
 }
 
 func (r replicated) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
@@ -449,8 +449,8 @@ func (r replicated) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) 
 	return nil
 }
 
-// TestReplication: a page shows who leads and how far standbys are behind; that of a standby shows
-// no numbers of the store.
+// TestReplication checks that the page shows the leader and the lag of the standbys, and that the
+// page of a standby shows no numbers of the store.
 func TestReplication(t *testing.T) {
 	says := &store.ReplicationStatus{Leader: "a:7070", Term: 3, LeadingFor: 90 * time.Second, Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}}}
 	at := func(leads bool) context.Context {
@@ -473,7 +473,7 @@ func TestReplication(t *testing.T) {
 	has(t, ctx, "#numbers div", "the leader's page shows the store")
 }
 
-// TestNothingFromElsewhere: the page needs no internet.
+// TestNothingFromElsewhere checks that the page loads nothing from other origins.
 func TestNothingFromElsewhere(t *testing.T) {
 	j := stuck(t)
 	ctx := browser(t, devices[0])
@@ -481,7 +481,7 @@ func TestNothingFromElsewhere(t *testing.T) {
 	require.Empty(t, value[[]string](t, ctx, `performance.getEntriesByType("resource").map((e) => new URL(e.name).origin).filter((o) => o !== location.origin)`))
 }
 
-// TestKeysThatAreNoText: each is one of its own, and can be opened.
+// TestKeysThatAreNoText checks that keys that are not valid UTF-8 are distinct and can be opened.
 func TestKeysThatAreNoText(t *testing.T) {
 	j := stuck(t)
 	for _, last := range []string{"\xfe", "\xff"} {
@@ -496,7 +496,8 @@ func TestKeysThatAreNoText(t *testing.T) {
 	has(t, ctx, "#keys li:last-child pre", "value of ff")
 }
 
-// TestPageWaitsForRoom: one page too many says so, and is live when another one is closed.
+// TestPageWaitsForRoom checks that one page too many reports that, and becomes live when another
+// page is closed.
 func TestPageWaitsForRoom(t *testing.T) {
 	j := stuck(t)
 	ctx := browser(t, devices[0])

@@ -25,26 +25,29 @@ import (
 )
 
 const (
-	slice   = 250 * time.Millisecond // of one way
-	each    = slice / 10             // from one look to the next
-	callers = 16                     // of the store, at once
-	ranks   = 256                    // of a group that is looked at
+	slice   = 250 * time.Millisecond // duration of one way in a round
+	each    = slice / 10             // between two requests of a viewer
+	callers = 16                     // concurrent clients of the store
+	ranks   = 256                    // in the group that is shown
 	keys    = 10_000
 )
 
-// looks is how many times as often as once a second each way is looked at.
+// looks is by how much more often a way is viewed than once a second.
 const looks = float64(time.Second / each)
 
-// BenchmarkWatched is what it costs a store that is used as fast as it goes, over TCP, that
-// somebody looks once a second: with the page, and by scraping metrics. Once a second is too little
-// to be seen beside what else a machine does. So each way is looked at 40 times as often, which
-// nothing is kept from one look to the next for, and figures are a 40th of what that costs. An op
-// is a round, in which four stores take turns, in an order by chance: one that nobody looks at,
-// another one of those, and those two. Figures are medians over the rounds, each compared with the
-// first of the same round: by how many per cent fewer requests were answered in a second, and for a
-// second of this process's processor time, which others on the machine disturb less. ± is how far
-// the median may be off, 19 times out of 20. The time of the viewers is in it. What each request
-// pays while somebody looks is BenchmarkMeter's, in package store.
+// BenchmarkWatched measures the cost of one request per second by a viewer, for a store under full
+// load over TCP: with the page, and by scraping metrics.
+//
+// The cost of one request per second is too small to be measured among the other activity of a
+// machine. So each way is viewed 40 times as often, without a cache between the requests, and the
+// figures are a 40th of the measured cost. An op is a round, in which four stores take turns in
+// random order: one without a viewer, another one without a viewer, and the two with one.
+//
+// The figures are medians over the rounds, each compared with the first store in the same round: by
+// how many percent fewer requests were answered per second, and per second of this process's CPU
+// time, which other processes disturb less. ± is half of the 95 % confidence interval of the
+// median. The time of the viewers is included. BenchmarkMeter in package store measures the cost
+// for each request while the store is viewed.
 //
 //	go test ./status/metrics -run '^$' -bench Watched -benchtime 200x -timeout 30m
 func BenchmarkWatched(b *testing.B) {
@@ -69,10 +72,11 @@ func BenchmarkWatched(b *testing.B) {
 		report(b, "%slower-", w.name, off.perSecond, w.perSecond)
 		report(b, "%dearer-", w.name, off.perProcessor, w.perProcessor)
 	}
-	b.ReportMetric(0, "ns/op") // a round takes as long as it takes
+	b.ReportMetric(0, "ns/op") // omitted: the duration of a round is fixed
 }
 
-// report tells by how many per cent less there was than with nobody, for one look a second.
+// report reports by how many percent the rate is lower than without a viewer, for one request per
+// second.
 func report(b *testing.B, what, name string, off, with []float64) {
 	less := make([]float64, len(off))
 	for i := range less {
@@ -87,8 +91,8 @@ func median(vs []float64) float64 {
 	return (vs[(len(vs)-1)/2] + vs[len(vs)/2]) / 2
 }
 
-// spread is half of the interval in which the median is, with 95 %: by the order of the values
-// alone, however they are distributed.
+// spread returns half of the 95 % confidence interval of the median. It depends only on the order
+// of the values, and not on their distribution.
 func spread(vs []float64) float64 {
 	vs = slices.Sorted(slices.Values(vs))
 	n := float64(len(vs))
@@ -96,10 +100,10 @@ func spread(vs []float64) float64 {
 	return (vs[len(vs)-1-low] - vs[low]) / 2
 }
 
-// way is a store, and how it is looked at.
+// way is a store and the way in which it is viewed.
 type way struct {
 	name string
-	path string // of the page that is looked at; none is not at all
+	path string // of the page that is viewed; "": not viewed
 
 	memory *store.Memory
 	server *store.Server
@@ -129,7 +133,7 @@ func (w *way) start(b *testing.B) {
 	}
 	joining.Wait()
 	mux := http.NewServeMux()
-	// a handler that knows of no look before
+	// A new handler for each request, which has cached nothing.
 	fresh := func(h func() http.Handler) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) { h().ServeHTTP(w, r) }
 	}
@@ -145,7 +149,7 @@ func (w *way) stop() {
 	_ = w.memory.Close()
 }
 
-// run uses the store for a slice.
+// run uses the store for the duration slice.
 func (w *way) run(b *testing.B) {
 	ctx, cancel := context.WithTimeout(b.Context(), slice)
 	defer cancel()
@@ -184,7 +188,7 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// watch looks again and again.
+// watch requests url again and again.
 func watch(ctx context.Context, url string) {
 	tick := time.NewTicker(each)
 	defer tick.Stop()
@@ -205,7 +209,7 @@ func fetch(ctx context.Context, url string) {
 	}
 	rep, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return // the slice is over
+		return // the slice has ended
 	}
 	_, _ = io.Copy(io.Discard, rep.Body)
 	_ = rep.Body.Close()

@@ -16,7 +16,7 @@ import (
 	"github.com/muster-pg/muster/trace/prom"
 )
 
-// A process that hosts a store, or has dialed one, and has ranks: one address for all of it.
+// ExampleHandler serves the metrics of a store, of this process and of its ranks at one address.
 func ExampleHandler() {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -42,7 +42,7 @@ func ExampleHandler() {
 	// Output: muster_store_keys 0
 }
 
-// In a registry that has others too.
+// ExampleNew registers the metrics of a store in a registry with other collectors.
 func ExampleNew() {
 	s := store.New(new(store.Memory))
 	defer s.Close()

@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// said is a store that has this to say.
+// said is a store that returns the given answer.
 type said struct {
 	status *store.Status
 	code   wire.Code
@@ -48,7 +48,7 @@ func registryOf(t *testing.T, e store.Engine) *prometheus.Registry {
 	return r
 }
 
-// everything has a number of its own in every field.
+// everything has a different number in every field.
 var everything = &store.Status{
 	Server: &store.ServerStatus{
 		Up: 90 * time.Second, Durable: true, Sessions: 2, Calls: 3, Groups: 4, Keys: 5, Bytes: 6, In: 7, Out: 8,
@@ -76,7 +76,7 @@ var everything = &store.Status{
 	Keys: []store.KeyStatus{{Key: "ready", Calls: 3, Waited: 90 * time.Second}},
 	Replication: &store.ReplicationStatus{
 		Leading: true, Leader: "a:7070", Term: 3, LeadingFor: 30 * time.Second,
-		// c was started again
+		// c was restarted
 		Standbys: []store.StandbyStatus{{Addr: "b:7070", Lag: 2}, {Addr: "c:7070"}, {Addr: "c:7070", Lag: 9}},
 	},
 }
@@ -187,7 +187,7 @@ muster_waits{kind="verb"} 1
 	require.Equal(t, 1, sync)
 }
 
-// textOf is what is served of some metrics, without what helps.
+// textOf returns the text of some metrics, without the help lines.
 func textOf(t *testing.T, r prometheus.Gatherer, names []string) string {
 	all, err := r.Gather()
 	require.NoError(t, err)
@@ -204,7 +204,7 @@ func textOf(t *testing.T, r prometheus.Gatherer, names []string) string {
 	return b.String()
 }
 
-// TestStoreOfTheRealWorld: a store that is used, over a connection, has the same.
+// TestStoreOfTheRealWorld checks that a real store, over a connection, has the same metrics.
 func TestStoreOfTheRealWorld(t *testing.T) {
 	m := &store.Memory{Dir: t.TempDir()}
 	srv := &store.Server{Engine: m}
@@ -244,7 +244,8 @@ muster_store_stored_bytes 6
 	require.Empty(t, lint)
 }
 
-// TestNothingButWhatIsThere: of a store that is away, in memory, or seen below a prefix.
+// TestNothingButWhatIsThere checks that metrics are omitted for a store that is unavailable, in
+// memory, a standby, or seen below a prefix.
 func TestNothingButWhatIsThere(t *testing.T) {
 	count := func(e store.Engine, names ...string) int {
 		n, err := testutil.GatherAndCount(registryOf(t, e), names...)
@@ -261,14 +262,14 @@ func TestNothingButWhatIsThere(t *testing.T) {
 	require.Equal(t, 0, count(below, "muster_store_keys", "muster_store_answer_seconds"))
 	require.Equal(t, 5, count(below, "muster_groups"))
 	standby := said{status: &store.Status{Replication: &store.ReplicationStatus{LeadingFor: -1}}}
-	require.Equal(t, 3, count(standby)) // with up, leads and takeovers
+	require.Equal(t, 3, count(standby)) // up, leads and takeovers
 	memory := new(store.Memory)
 	defer memory.Close()
 	require.Equal(t, 0, count(memory, "muster_store_log_bytes", "muster_store_log_sync_seconds"))
 	require.Equal(t, 1, count(memory, "muster_store_answer_seconds"))
 }
 
-// TestUnknown: what a store cannot tell has no number.
+// TestUnknown checks that unknown values have no metric.
 func TestUnknown(t *testing.T) {
 	families, err := registryOf(t, said{status: &store.Status{Server: &store.ServerStatus{Up: -1, Durable: true, Keys: 7, Sessions: -1, Bytes: -1, Conns: -1, LogBytes: -1}}}).Gather()
 	require.NoError(t, err)
@@ -282,7 +283,8 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// TestHandler serves what a Prometheus asks for, with what ranks of this process do.
+// TestHandler checks that the handler serves all formats that Prometheus requests, with the metrics
+// of the ranks of this process.
 func TestHandler(t *testing.T) {
 	s := store.New(new(store.Memory))
 	defer s.Close()
@@ -310,8 +312,8 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// TestNoNameOfAnybody is in a label: they would have no bound, and tell whoever may read numbers of
-// what jobs there are.
+// TestNoNameOfAnybody checks that no label contains the name of a group, rank or key: their number
+// has no bound, and they would disclose the jobs to every client that may read metrics.
 func TestNoNameOfAnybody(t *testing.T) {
 	all, err := registryOf(t, said{status: everything}).Gather()
 	require.NoError(t, err)
