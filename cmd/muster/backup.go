@@ -128,7 +128,7 @@ not: their clients may have continued after the backup.`,
 	return cmd
 }
 
-// restoreToEtcd makes a store of a backup in the etcd that a URL names.
+// restoreToEtcd restores a backup to the etcd that a URL names.
 func restoreToEtcd(cmd *cobra.Command, backup, at string, o *store.RestoreOptions) error {
 	cluster, err := etcdOf(cmd, at)
 	if err != nil {

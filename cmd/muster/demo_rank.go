@@ -42,7 +42,7 @@ type demoReport struct {
 	Text   string        `json:"text,omitempty"`
 }
 
-// layer is what the ranks of a pipeline exchange before they export a model.
+// layer is the information that the ranks of a pipeline exchange before they export a model.
 type layer struct {
 	Name  string
 	Heads int

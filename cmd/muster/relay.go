@@ -134,7 +134,7 @@ func (o *relaying) run(cmd *cobra.Command) error {
 		return listenError("--listen", o.listen, err)
 	}
 	defer h.server.Close()
-	(*health)(nil).serves(r) // systemd waits for it
+	(*health)(nil).serves(r) // notifies systemd, which may wait for it
 	if _, err := fmt.Fprintln(cmd.OutOrStdout(), h.url()); err != nil {
 		return err
 	}

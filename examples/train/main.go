@@ -1,4 +1,4 @@
-// Train learns to read handwritten digits, on as many processes as it is started as.
+// Train trains a model that reads handwritten digits, on any number of processes.
 //
 //	muster run -n 4 -- go run ./examples/train
 //	muster run -n 4 -- go run ./examples/train -deterministic -csv four.csv

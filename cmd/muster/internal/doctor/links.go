@@ -15,7 +15,7 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// What can be wrong with a connection from one rank to another.
+// The kinds of trouble with a connection from one rank to another.
 const (
 	refused     = "refused"
 	silent      = "silent"      // no answer

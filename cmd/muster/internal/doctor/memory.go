@@ -9,7 +9,7 @@ import (
 
 const (
 	littleShared = 1 << 30   // of /dev/shm; the default of containers is 64 MiB
-	littleRoom   = 256 << 20 // of memory
+	littleRoom   = 256 << 20 // of available memory
 )
 
 // memory checks the shared memory for the ranks of one host.
