@@ -166,7 +166,7 @@ type tracePrinter struct {
 	ink
 }
 
-// a bufio.Writer remembers
+// line prints a line. A bufio.Writer keeps the error until Flush.
 func (p *tracePrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) }
 
 func (p *tracePrinter) print(s *timeline.Summary, t *timeline.Timeline, note string) {

@@ -98,7 +98,7 @@ type whoPrinter struct {
 	ranks bool
 }
 
-// a bufio.Writer remembers
+// line prints a line. A bufio.Writer keeps the error until Flush.
 func (p *whoPrinter) line(format string, args ...any) { _, _ = fmt.Fprintf(p, format+"\n", args...) }
 
 func (p *whoPrinter) print(v *status.View) {
