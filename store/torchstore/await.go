@@ -10,7 +10,7 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// wait returns the values of keys once all are there.
+// wait returns the values of keys once all exist.
 func (c *Client) wait(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	limited := ctx
 	if req.Timeout > 0 {
@@ -36,8 +36,9 @@ func (c *Client) wait(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	return nil
 }
 
-// await waits until all keys have been there: on a connection, and by looking now and then, since some servers do not tell those who wait
-// of a COMPARE_SET. If too many wait already it only looks, and more often.
+// await waits until each of the keys has existed. It waits on a connection, and it also polls at
+// intervals, since some servers do not notify waiters of a COMPARE_SET. If too many calls already
+// wait, it only polls, at shorter intervals.
 func (c *Client) await(ctx context.Context, sent []string) error {
 	blocking, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -63,13 +64,14 @@ func (c *Client) await(ctx context.Context, sent []string) error {
 	}
 }
 
-// How often those look who wait on a connection, and those who have none.
+// lookFirst and lookMost bound the polling intervals of a call that waits on a connection;
+// pollFirst and pollMost those of a call that has no connection.
 const (
 	lookFirst, lookMost = 100 * time.Millisecond, time.Second
 	pollFirst, pollMost = 2 * time.Millisecond, 100 * time.Millisecond
 )
 
-// block waits on a connection.
+// block waits for the keys on a connection.
 func (c *Client) block(ctx context.Context, sent []string) error {
 	for r := c.retry(); ; {
 		began := time.Now()
@@ -83,7 +85,8 @@ func (c *Client) block(ctx context.Context, sent []string) error {
 	}
 }
 
-// values are those of keys; none if one of them is gone again. Some servers end the connection for a key that is missing.
+// values returns the values of keys, or none if one of them has been deleted. Some servers end the
+// connection for a key that is missing.
 func (c *Client) values(ctx context.Context, keys []string) (values [][]byte, err error) {
 	if !c.o.Generation.Has(tcpstore.OpMultiGet) {
 		return c.valuesOneByOne(ctx, keys)
@@ -114,17 +117,18 @@ func (c *Client) valuesOneByOne(ctx context.Context, keys []string) (values [][]
 		}
 		values = append(values, v)
 	}
-	replies, err := c.ask(ctx, checkOf(sent(keys...)...)) // each has been there: were they at the same time?
+	// each has existed; check that they exist at the same time
+	replies, err := c.ask(ctx, checkOf(sent(keys...)...))
 	if err != nil || replies[0].N != tcpstore.Ready {
 		return nil, err
 	}
 	return values, nil
 }
 
-// mostMissing is how many missing keys an error names.
+// mostMissing is the maximum number of missing keys that an error names.
 const mostMissing = 100
 
-// missing answers a wait whose time is over with the keys that are missing.
+// missing returns the error of a wait that has timed out. It names the keys that are missing.
 func (c *Client) missing(ctx context.Context, keys []string, rep *wire.Reply) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.ResultGrace)
 	defer cancel()

@@ -8,8 +8,9 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// barriers are those that some have come to and others have not. They are no entries of the store: who has come is a connection of this
-// server, and gone when it is. So a name can be used again, and a client that gives up, or is gone, does not count.
+// barriers are the barriers that some clients have reached and others have not. They are not
+// entries of the store: an arrival belongs to a connection of this server, and ends with it. So a
+// name can be used again, and a client that gives up or disconnects does not count.
 type barriers struct {
 	mu   sync.Mutex          // protects the fields below
 	open map[string]*meeting // by name
@@ -17,11 +18,11 @@ type barriers struct {
 
 // meeting is one use of a barrier.
 type meeting struct {
-	come int64         // protected by the barriers' mu
-	full chan struct{} // closed when all have come
+	come int64         // clients that have arrived; protected by the barriers' mu
+	full chan struct{} // closed when all clients have arrived
 }
 
-// arrive counts one more. If those are all, the meeting is over.
+// arrive counts one more client. If all have arrived, the barrier is complete.
 func (b *barriers) arrive(name string, size int64) *meeting {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -43,7 +44,7 @@ func (b *barriers) arrive(name string, size int64) *meeting {
 	return m
 }
 
-// leave counts one less, unless all have come.
+// leave counts one client less, unless the barrier is complete.
 func (b *barriers) leave(name string, m *meeting) (left bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -56,7 +57,7 @@ func (b *barriers) leave(name string, m *meeting) (left bool) {
 	return true
 }
 
-// barrier answers when as many have come as N says.
+// barrier answers once N clients have arrived.
 func (p *peer) barrier(_ context.Context, req *tcpstore.Request) error {
 	if !p.waiting.over() {
 		return errWaits

@@ -14,7 +14,7 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// ask carries out requests that only look.
+// ask carries out read-only requests.
 func (c *Client) ask(ctx context.Context, reqs ...tcpstore.Request) ([]tcpstore.Reply, error) {
 	for r := c.retry(); ; {
 		replies, err := c.send(ctx, c.calls, reqs...)
@@ -24,7 +24,7 @@ func (c *Client) ask(ctx context.Context, reqs ...tcpstore.Request) ([]tcpstore.
 	}
 }
 
-// change carries out requests that change something.
+// change carries out requests that change entries.
 func (c *Client) change(ctx context.Context, reqs ...tcpstore.Request) ([]tcpstore.Reply, error) {
 	replies, err := c.send(ctx, c.calls, reqs...)
 	if isBroken(err) {
@@ -38,7 +38,7 @@ func isBroken(err error) bool {
 	return is
 }
 
-// told is err as the caller hears it.
+// told maps err to the error that the caller gets.
 func (c *Client) told(err error) error {
 	if isBroken(err) {
 		return c.unavailable(err)
@@ -46,7 +46,7 @@ func (c *Client) told(err error) error {
 	return err
 }
 
-// retry is for calls that are made again after their connection broke.
+// retry is the state of a call that is repeated after its connection broke.
 type retry struct {
 	until time.Time
 	pause time.Duration
@@ -54,7 +54,7 @@ type retry struct {
 
 func (c *Client) retry() retry { return retry{time.Now().Add(c.o.Mend), time.Millisecond} }
 
-// again waits a little, and reports whether there is time for another try.
+// again waits for a short time, and reports whether there is time for another attempt.
 func (r *retry) again(ctx context.Context) bool {
 	if !time.Now().Add(r.pause).Before(r.until) {
 		return false
@@ -72,7 +72,7 @@ func checkOf(sent ...string) tcpstore.Request {
 	return tcpstore.Request{Op: tcpstore.OpCheck, Keys: sent}
 }
 
-// sent are keys as they travel.
+// sent returns keys in the form that the protocol sends.
 func sent(keys ...string) []string {
 	out := make([]string, len(keys))
 	for i, k := range keys {
@@ -90,7 +90,8 @@ func (c *Client) get(ctx context.Context, req *wire.Request, rep *wire.Reply) er
 	return err
 }
 
-// value is a key's value, and whether there is one. For a key that is missing a server gives an empty one, or ends the connection.
+// value returns a key's value, and whether the key exists. For a missing key a server answers with
+// an empty value, or ends the connection.
 func (c *Client) value(ctx context.Context, key string) (v []byte, ok bool, err error) {
 	k := sent(key)
 	for r := c.retry(); ; {
@@ -102,7 +103,8 @@ func (c *Client) value(ctx context.Context, key string) (v []byte, ok bool, err 
 		if err == nil && (len(replies[0].Value) > 0 || replies[1].N == tcpstore.Ready) {
 			return present(replies[0].Value), true, nil
 		}
-		if err != nil && !isBroken(err) || !r.again(ctx) { // otherwise it has been deleted just now
+		// otherwise the key has just been deleted
+		if err != nil && !isBroken(err) || !r.again(ctx) {
 			return nil, false, c.told(err)
 		}
 	}
@@ -110,14 +112,15 @@ func (c *Client) value(ctx context.Context, key string) (v []byte, ok bool, err 
 
 func (c *Client) set(ctx context.Context, req *wire.Request, _ *wire.Reply) error {
 	k := sent(req.Key)
-	// The check is what tells that the server has seen it: SET has no answer.
+	// SET has no answer: the answer to the CHECK shows that the server has processed it.
 	_, err := c.change(ctx, tcpstore.Request{Op: tcpstore.OpSet, Key: k[0], Value: req.Value}, checkOf(k...))
 	return err
 }
 
 func (c *Client) add(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	replies, err := c.change(ctx, tcpstore.Request{Op: tcpstore.OpAdd, Key: sent(req.Key)[0], N: req.Delta})
-	if errors.Is(err, store.ErrUnknown) { // the server ends the connection if there is no number
+	// the server ends the connection if the value is not a number
+	if errors.Is(err, store.ErrUnknown) {
 		v, _, lookErr := c.value(ctx, req.Key)
 		if _, numErr := strconv.ParseInt(string(v), 10, 64); lookErr == nil && len(v) > 0 && numErr != nil {
 			return refuse(rep, wire.CodeInvalid, "the value is not a decimal number")
@@ -136,7 +139,8 @@ func (c *Client) append(ctx context.Context, req *wire.Request, rep *wire.Reply)
 	k := sent(req.Key)
 	if old, _, err := c.value(ctx, req.Key); err != nil {
 		return err
-	} else if n := len(old) + len(req.Value); n > c.o.Limits.Value { // others could not set it back
+		// no other client could set it back
+	} else if n := len(old) + len(req.Value); n > c.o.Limits.Value {
 		return refuse(rep, wire.CodeTooLarge, fmt.Sprintf("the value would have %d bytes, the limit is %d", n, c.o.Limits.Value))
 	}
 	replies, err := c.change(ctx, tcpstore.Request{Op: tcpstore.OpAppend, Key: k[0], Value: req.Value}, tcpstore.Request{Op: tcpstore.OpGet, Key: k[0]})
@@ -146,7 +150,7 @@ func (c *Client) append(ctx context.Context, req *wire.Request, rep *wire.Reply)
 	return err
 }
 
-// mostDeleted is how many keys are deleted at once.
+// mostDeleted is the maximum number of keys that one request deletes.
 const mostDeleted = 1000
 
 func (c *Client) delete(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
@@ -166,8 +170,8 @@ func (c *Client) delete(ctx context.Context, req *wire.Request, rep *wire.Reply)
 	return nil
 }
 
-// swap looks first, since COMPARE_SET takes an empty value and none for the same, and answers alike whether it changed something or
-// found it there.
+// swap reads first, since COMPARE_SET does not distinguish an empty value from a missing key, and
+// its answer does not show whether it changed the value or found it there.
 func (c *Client) swap(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	if req.Value == nil && req.Old != nil {
 		return refuse(rep, wire.CodeUnsupported, "a TCPStore cannot delete a key only if it has a value")
@@ -199,7 +203,7 @@ func (c *Client) swap(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	return nil
 }
 
-// list answers a page.
+// list returns one page of entries.
 func (c *Client) list(ctx context.Context, req *wire.Request, rep *wire.Reply) error {
 	all, supported, err := c.keys(ctx)
 	if !supported || err != nil {
@@ -239,7 +243,7 @@ func (c *Client) list(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 			if v, there, err = c.value(ctx, k); err != nil {
 				return err
 			}
-			if !there && i < len(keys)-1 { // the last one is where the next page begins
+			if !there && i < len(keys)-1 { // the last key is where the next page begins
 				continue
 			}
 		}
@@ -248,17 +252,17 @@ func (c *Client) list(ctx context.Context, req *wire.Request, rep *wire.Reply) e
 	return nil
 }
 
-// mostListed is how many entries a page has.
+// mostListed is the maximum number of entries of a page.
 const mostListed int64 = 1000
 
-// keys are all that the server has, if it can tell.
+// keys returns all keys of the server; supported is false if the server cannot list them.
 func (c *Client) keys(ctx context.Context) (keys []string, supported bool, err error) {
 	if !c.o.Generation.Has(tcpstore.OpListKeys) {
 		return nil, false, nil
 	}
 	replies, err := c.send(ctx, c.calls, tcpstore.Request{Op: tcpstore.OpListKeys})
 	if isBroken(err) {
-		if _, err := c.ask(ctx, checkOf()); err != nil { // it is not there at all
+		if _, err := c.ask(ctx, checkOf()); err != nil { // the server is not reachable at all
 			return nil, true, err
 		}
 		return nil, false, nil

@@ -16,52 +16,60 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// Options has defaults for nil.
+// Options are the options of Dial. Zero fields have defaults.
 type Options struct {
-	// Generation is that of the torch which hosts the store; 0 is C, torch 2.2 and later.
+	// Generation is the protocol generation of the torch version that hosts the store. Zero is C,
+	// torch 2.2 and later.
 	Generation tcpstore.Generation
-	// Join counts this process among those that the host waits for, as every Python process with a world size does, once. Leave it false
-	// below vllm.Join, which counts the rank itself.
+	// Join counts this process among those that the host waits for, once, as every Python process
+	// with a world size does. Leave it false below vllm.Join, which counts the rank itself.
 	Join bool
-	// Dial makes a connection; nil is a net.Dialer.
+	// Dial makes a connection; nil uses a net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
-	// Conns is how many calls that need not wait may be under way at once, each with a connection; default 16.
+	// Conns is the maximum number of concurrent calls that do not wait. Each uses a connection. The
+	// default is 16.
 	Conns int
-	// Waits is how many that wait have a connection of their own; default 256. More of them ask again and again.
+	// Waits is the maximum number of waiting calls that have a connection of their own. Calls
+	// beyond it poll. The default is 256.
 	Waits int
-	// Mend is how long a call tries to reach a server that is not there; default 10 s, and no longer than its context.
+	// Mend is how long a call tries to reach a server that is unreachable, within its context. The
+	// default is 10 s.
 	Mend time.Duration
-	// Limits are the server's; zero fields are those of PyTorch's.
+	// Limits are the server's limits. Zero fields are PyTorch's defaults.
 	Limits tcpstore.Limits
 }
 
 // Client is an Engine over a TCPStore that Python hosts.
 //
-// What that server cannot do is store.ErrUnsupported: lifetimes and leases, counted reads, revisions and Watch, groups and streams, a Swap
-// that deletes, Append with torch before 2.1, and List before 2.10. Some of what it can do has less to it:
+// Operations that the server does not have return store.ErrUnsupported: lifetimes and leases,
+// counted reads, revisions and Watch, groups and streams, a Swap that deletes, Append with torch
+// before 2.1, and List before 2.10. Some of the other operations guarantee less than those of other
+// engines:
 //
-//   - Swap to a value that is there already counts as done, and one from "absent" takes an empty value that comes at the same time for absent.
-//   - Append's length may be that of somebody else's Append right after it.
-//   - Add does not notice an overflow, and takes "12x" for 12.
-//   - List gives each value as it was at some time while it ran.
+//   - A Swap to a value that the key already has counts as done. A Swap from "absent" also succeeds
+//     on an empty value that is set at the same time.
+//   - The length that Append returns may be that of another client's Append directly after it.
+//   - Add does not detect an overflow, and reads "12x" as 12.
+//   - List returns each value as it was at some time during the call.
 //
-// A connection that breaks is made anew. Calls that only look are repeated; a change whose answer has not come is ErrUnknown.
+// A connection that breaks is replaced. Read-only calls are repeated; a change whose answer is
+// missing returns ErrUnknown.
 type Client struct {
 	addr    string
 	o       Options
-	calls   chan struct{}   // has one for each call under way that need not wait
-	waits   chan struct{}   // and for each that waits
-	life    context.Context // until Close
+	calls   chan struct{}   // holds a token for each call under way that does not wait
+	waits   chan struct{}   // holds a token for each call that waits
+	life    context.Context // ends with Close
 	end     context.CancelFunc
-	running sync.WaitGroup // links
+	running sync.WaitGroup // the read goroutines of the links
 
 	mu    sync.Mutex // protects the fields below
 	links map[*link]struct{}
-	idle  []*link // the one used last is last
+	idle  []*link // the most recently used link is last
 }
 
-// Dial connects to the TCPStore at addr, a host:port. It retries while nobody listens there until ctx ends, or Options.Mend
-// has passed: this process may have started before the one that hosts.
+// Dial connects to the TCPStore at addr, a host:port. It retries until ctx ends or Options.Mend has
+// passed, since this process may have started before the one that hosts the store.
 func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 	if o == nil {
 		o = &Options{}
@@ -95,9 +103,9 @@ func Dial(ctx context.Context, addr string, o *Options) (*Client, error) {
 	return c, nil
 }
 
-// Open opens tcp://host:port, with these parameters, all of which may be left out:
+// Open opens tcp://host:port, with these optional parameters:
 //
-//	torch  the version of it that hosts the store, as 1.13 or 2.1; anything from 2.2 on is the default
+//	torch  the version of torch that hosts the store, as 1.13 or 2.1; the default is 2.2 or later
 //	join   true counts this process among those that the host waits for: see Options.Join
 //
 // It is a store.Opener.
@@ -135,7 +143,7 @@ func optionsOf(u *url.URL) (*Options, error) {
 	return o, nil
 }
 
-// generationOf is what a version of torch speaks.
+// generationOf returns the protocol generation of a version of torch.
 func generationOf(version string) (tcpstore.Generation, error) {
 	var major, minor int
 	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil || major < 1 || major == 1 && minor < 9 {
@@ -173,7 +181,7 @@ func (c *Client) Do(ctx context.Context, req *wire.Request, rep *wire.Reply) err
 	return err
 }
 
-// operations are those that a TCPStore has.
+// operations maps an op to the method that carries it out, for the operations that a TCPStore has.
 var operations = [256]func(c *Client, ctx context.Context, req *wire.Request, rep *wire.Reply) error{
 	wire.OpGet:    (*Client).get,
 	wire.OpSet:    (*Client).set,
@@ -185,13 +193,14 @@ var operations = [256]func(c *Client, ctx context.Context, req *wire.Request, re
 	wire.OpList:   (*Client).list,
 }
 
-// refuse is the answer to what cannot be.
+// refuse fills rep with an error.
 func refuse(rep *wire.Reply, code wire.Code, detail string) error {
 	*rep = wire.Reply{Code: code, Detail: detail}
 	return nil
 }
 
-// tooLarge says what of req the server would end the connection for.
+// tooLarge names the part of req that exceeds the server's limits, for which it would end the
+// connection. It returns "" if there is none.
 func (c *Client) tooLarge(req *wire.Request) string {
 	for _, k := range append(slices.Clip(req.Keys), req.Key) {
 		if sent, _ := sentOf(k); len(sent) > c.o.Limits.Key {

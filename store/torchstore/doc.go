@@ -1,9 +1,10 @@
-// Package torchstore speaks the protocol of PyTorch's TCPStore, both ways: with Protocol, unmodified Python processes use a
-// store.Server as if it were theirs; with Dial, Go processes use a TCPStore that Python hosts.
+// Package torchstore implements the protocol of PyTorch's TCPStore on both sides. With Protocol,
+// unmodified Python processes use a store.Server as their TCPStore. With Dial, Go processes use a
+// TCPStore that Python hosts.
 //
 //	srv := &store.Server{Engine: engine, Protocols: []store.Protocol{&torchstore.Protocol{}}}
 //
-// Either way Go and Python see the same entries. What Python calls "a" is "a" in Go too:
+// Either way Go and Python see the same entries. The key "a" in Python is "a" in Go:
 //
 //	Python                      Go
 //	store.set("a", "1")         s.Set(ctx, "a", []byte("1"), nil)
@@ -14,5 +15,6 @@
 //	store.queue_push("q", v)    s.Push(ctx, "q", v)
 //	store.delete_key("a")       s.Delete(ctx, "a")
 //
-// Names with a zero byte in them are the store's own, and not shown to Python: queues, barriers, and what PyTorch keeps for itself.
+// Names that contain a zero byte are internal to the store and hidden from Python: queues,
+// barriers, and the keys that PyTorch reserves for itself.
 package torchstore

@@ -10,8 +10,8 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// handler carries out a request. What it does not clone of req is good until it returns. An error ends the connection: the protocol
-// has no other way to say no.
+// handler carries out a request. req is valid until it returns; a handler clones what it keeps. An
+// error ends the connection: the protocol has no error reply.
 type handler func(p *peer, ctx context.Context, req *tcpstore.Request) error
 
 var handlers = [...]handler{
@@ -43,10 +43,10 @@ func (p *peer) ping(_ context.Context, req *tcpstore.Request) error {
 	return p.answer(req.Op, tcpstore.Reply{N: req.N})
 }
 
-// mostKeys is how many keys are not much, while others wait.
+// mostKeys is the maximum number of keys that a request may have on a shared loop.
 const mostKeys = 64
 
-// long reports whether so many keys keep others waiting.
+// long reports whether a request with these keys would delay other connections too long.
 func (p *peer) long(keys []string) bool { return p.quick && len(keys) > mostKeys }
 
 func (p *peer) set(ctx context.Context, req *tcpstore.Request) error {
@@ -57,7 +57,7 @@ func (p *peer) put(ctx context.Context, key string, value []byte) error {
 	return p.change(ctx, wire.Request{Op: wire.OpSet, Key: key, Value: present(value)})
 }
 
-// change changes an entry, by its key as it was sent. The answer is in p.question.
+// change changes an entry. The request's key is in the protocol's form. The reply is in p.question.
 func (p *peer) change(ctx context.Context, req wire.Request) error {
 	req.TTL = p.protocol.ttl(req.Key)
 	req.Key = keyOf(req.Key)
@@ -65,7 +65,7 @@ func (p *peer) change(ctx context.Context, req wire.Request) error {
 	return p.question.do(ctx, p.store, req)
 }
 
-// multiSet sets one after the other.
+// multiSet sets the keys one after the other.
 func (p *peer) multiSet(ctx context.Context, req *tcpstore.Request) error {
 	if p.long(req.Keys) {
 		return errLong
@@ -78,11 +78,12 @@ func (p *peer) multiSet(ctx context.Context, req *tcpstore.Request) error {
 	return nil
 }
 
-// compareSet answers with what is there now. That nothing was there, where something was expected, is told by what was expected.
+// compareSet answers with the current value. If the key is missing but a value was expected, it
+// answers with the expected value.
 func (p *peer) compareSet(ctx context.Context, req *tcpstore.Request) error {
 	old := req.Old
 	if len(old) == 0 {
-		old = nil // empty is absent,
+		old = nil // an empty value means absent
 	}
 	for {
 		err := p.change(ctx, wire.Request{Op: wire.OpSwap, Key: req.Key, Old: old, Value: present(req.Value)})
@@ -92,12 +93,12 @@ func (p *peer) compareSet(ctx context.Context, req *tcpstore.Request) error {
 			now = req.Value
 		case !errors.Is(err, store.ErrConflict):
 			return err
-		case now == nil && len(req.Old) == 0: // and was there a moment ago
+		case now == nil && len(req.Old) == 0: // the key existed a moment ago
 			old = nil
 			continue
 		case now == nil:
 			now = req.Old
-		case old == nil && len(now) == 0: // or empty
+		case old == nil && len(now) == 0: // or the value is empty
 			old = now
 			continue
 		}
@@ -105,7 +106,7 @@ func (p *peer) compareSet(ctx context.Context, req *tcpstore.Request) error {
 	}
 }
 
-// present is v, but never nil, which would be "absent".
+// present returns v, but never nil, which would mean "absent".
 func present(v []byte) []byte {
 	if v == nil {
 		return []byte{}
@@ -117,7 +118,7 @@ func (p *peer) get(ctx context.Context, req *tcpstore.Request) error {
 	return p.value(ctx, req.Key)
 }
 
-// multiGet answers with one value after the other, so that they need not be held together.
+// multiGet sends one value after the other, so that they are not all in memory at once.
 func (p *peer) multiGet(ctx context.Context, req *tcpstore.Request) error {
 	if p.long(req.Keys) {
 		return errLong
@@ -134,11 +135,11 @@ func (p *peer) multiGet(ctx context.Context, req *tcpstore.Request) error {
 	return nil
 }
 
-// value answers with the value of a key; one that is missing is empty.
+// value answers with the value of a key, or with an empty value if it is missing.
 func (p *peer) value(ctx context.Context, key string) error {
 	q := &p.question
 	switch err := q.get(ctx, p.store, keyOf(key)); {
-	case q.rep.Code == wire.CodeCounted: // to read it is a change
+	case q.rep.Code == wire.CodeCounted: // reading this key changes it
 		v, err := p.store.Get(ctx, keyOf(key))
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			return err
@@ -148,11 +149,11 @@ func (p *peer) value(ctx context.Context, key string) error {
 		return err
 	}
 	err := p.answer(tcpstore.OpGet, tcpstore.Reply{Value: q.rep.Value})
-	q.rep.Value = nil // it may have been a large one
+	q.rep.Value = nil // the value may be large
 	return err
 }
 
-// question is room for a request to the store and its answer, which is used again and again.
+// question is a reusable store request and its reply.
 type question struct {
 	req wire.Request
 	rep wire.Reply
@@ -211,34 +212,35 @@ func (p *peer) all(ctx context.Context, keys []string) (bool, error) {
 	return true, nil
 }
 
-// exists reports whether there is a key, or a queue with something in it.
+// exists reports whether the key, or a queue of that name with an element, exists.
 func (p *peer) exists(ctx context.Context, q *question, key string) (bool, error) {
 	is, err := q.exists(ctx, p.store, key)
 	if is || err != nil {
 		return is, err
 	}
 	is, err = q.exists(ctx, p.store, store.QueueKey(key))
-	if errors.Is(err, store.ErrTooLarge) { // there can be no queue of this name
+	if errors.Is(err, store.ErrTooLarge) { // no queue can have this name
 		return false, nil
 	}
 	return is, err
 }
 
-// exists does not want the value, which may be large. It has no use for an error that says what is missing either.
+// exists asks for the key without its value, which may be large, and without the error text that
+// says what is missing.
 func (q *question) exists(ctx context.Context, s *store.Store, key string) (bool, error) {
 	q.req, q.rep = wire.Request{Op: wire.OpGet, Key: key, Delta: -1}, wire.Reply{}
 	if err := s.Engine().Do(ctx, &q.req, &q.rep); err != nil {
 		return false, err
 	}
 	is := q.rep.Code == wire.CodeOK || q.rep.Code == wire.CodeCounted
-	q.rep.Value = nil // some engines have it all the same
+	q.rep.Value = nil // some engines return the value all the same
 	if !is && q.rep.Code != wire.CodeNotFound {
 		return false, fmt.Errorf("%q: %w: %s", key, store.CodeError(q.rep.Code), q.rep.Detail)
 	}
 	return is, nil
 }
 
-// there is what the error of a read says of a key.
+// there reports whether a key exists, given the error of a read.
 func there(err error) (bool, error) {
 	e, ok := errors.AsType[*store.Error](err)
 	switch {
@@ -266,7 +268,7 @@ func (p *peer) listKeys(ctx context.Context, req *tcpstore.Request) error {
 	return p.answer(req.Op, tcpstore.Reply{Keys: keys})
 }
 
-// keys gives those that Python is shown, page by page.
+// keys calls each with the keys that Python may see, page by page.
 func (p *peer) keys(ctx context.Context, each func(sent string)) error {
 	q := &p.question
 	for after := []string(nil); ; {
@@ -288,7 +290,7 @@ func (p *peer) keys(ctx context.Context, each func(sent string)) error {
 	}
 }
 
-// keysAtOnce is how many are looked at while others wait.
+// keysAtOnce is the number of keys that are read in one turn on a shared loop.
 const keysAtOnce = 500
 
 func (p *peer) queuePush(ctx context.Context, req *tcpstore.Request) error {

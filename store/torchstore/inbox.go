@@ -7,17 +7,19 @@ import (
 )
 
 const (
-	// firstRoom is the size of a connection's buffer: small, since most are idle most of the time.
+	// firstRoom is the initial size of a connection's buffer. It is small, since most connections
+	// are idle most of the time.
 	firstRoom = 4 << 10
-	// mostRoom is how large a buffer may stay behind after a large message.
+	// mostRoom is the maximum size of a buffer that is kept after a large message.
 	mostRoom = 64 << 10
 )
 
-// inbox cuts what a connection brings into messages. A large one gets room as it comes: a length alone makes nobody pay.
+// inbox splits the bytes of a connection into messages. The buffer for a large message grows as its
+// bytes arrive: a length field alone allocates nothing.
 type inbox struct {
 	limits   tcpstore.Limits
 	buf      []byte
-	r, w     int // what is in buf
+	r, w     int // buf[r:w] is unread
 	borrowed bool
 	cursor   tcpstore.Cursor
 }
@@ -25,7 +27,8 @@ type inbox struct {
 // finder finds the end of a message at the front of b.
 type finder func(b []byte, c *tcpstore.Cursor, limits tcpstore.Limits) (n int, whole bool, err error)
 
-// next is the next message that is whole. It is good until next, room or giveBack is called.
+// next returns the next complete message. It is valid until the next call of next, room or
+// giveBack.
 func (in *inbox) next(find finder) (message []byte, need int, err error) {
 	b := in.buf[in.r:in.w]
 	n, whole, err := find(b, &in.cursor, in.limits)
@@ -36,7 +39,7 @@ func (in *inbox) next(find finder) (message []byte, need int, err error) {
 	return b[:n:n], n, nil
 }
 
-// receive reads from c until there is a whole message.
+// receive reads from c until there is a complete message.
 func (in *inbox) receive(c net.Conn, find finder) ([]byte, error) {
 	for {
 		message, need, err := in.next(find)
@@ -49,7 +52,7 @@ func (in *inbox) receive(c net.Conn, find finder) ([]byte, error) {
 	}
 }
 
-// fill reads from c, given that there must be need bytes to go on.
+// fill reads from c. The message needs at least need bytes.
 func (in *inbox) fill(c net.Conn, need int) error {
 	n, err := c.Read(in.room(need))
 	in.w += n
@@ -59,14 +62,16 @@ func (in *inbox) fill(c net.Conn, need int) error {
 	return err
 }
 
-// room is where to read to, given that there must be need bytes to go on. Who has read n bytes adds them to w.
+// room returns the buffer to read into, given that the message needs at least need bytes. A caller
+// that has read n bytes adds n to w.
 func (in *inbox) room(need int) []byte {
 	have := in.w - in.r
 	left := in.left()
 	if left || in.w == len(in.buf) || have == 0 {
 		buf := in.buf
 		if left || have == len(buf) {
-			buf = make([]byte, max(firstRoom, min(max(need, have+have/4), 4*have))) // of a list, need is no more than the next item
+			// for a list, need covers no more than the next item
+			buf = make([]byte, max(firstRoom, min(max(need, have+have/4), 4*have)))
 		}
 		in.r, in.w = 0, copy(buf, in.buf[in.r:in.w])
 		in.buf = buf
@@ -74,17 +79,20 @@ func (in *inbox) room(need int) []byte {
 	return in.buf[in.w:]
 }
 
-// left reports whether buf is there for a large message, before a small one, or a piece of one.
+// left reports whether buf was allocated for a large message, and now holds a small one or a part
+// of one.
 func (in *inbox) left() bool { return len(in.buf) > mostRoom && in.w-in.r < len(in.buf)/8 }
 
-// borrow makes buf the room, if there is nothing to go on with: most messages come whole, and then need none of their own.
+// borrow uses buf as the buffer, if no unread bytes are left. Most messages arrive whole, and then
+// need no buffer of their own.
 func (in *inbox) borrow(buf []byte) {
 	if in.r == in.w {
 		in.buf, in.r, in.w, in.borrowed = buf, 0, 0, true
 	}
 }
 
-// giveBack keeps what is left in what was borrowed, or was for a large message, and no room if nothing is left.
+// giveBack ends the use of a borrowed buffer, or of one for a large message, and copies the unread
+// bytes to a new buffer. Without unread bytes the inbox keeps no buffer.
 func (in *inbox) giveBack() {
 	rest := in.buf[in.r:in.w]
 	if !in.borrowed && !in.left() && len(rest) > 0 {

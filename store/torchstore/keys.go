@@ -7,15 +7,15 @@ import (
 )
 
 const (
-	// hidden is in all names that Python is not shown.
+	// hidden is contained in all names that Python does not see.
 	hidden = "\x00"
-	// InitKey is what Go calls "init/", the number of clients with a world size that have come.
+	// InitKey is the Go name of "init/", the number of clients with a world size that have joined.
 	InitKey = ownPrefix + tcpstore.InitKey
-	// ownPrefix is in front of what is not a user's.
+	// ownPrefix precedes the keys that are not a user's.
 	ownPrefix = hidden + "torch/"
 )
 
-// keyOf is the store's key for one of the protocol.
+// keyOf returns the store's key for a key of the protocol.
 func keyOf(sent string) string {
 	if key, users := strings.CutPrefix(sent, tcpstore.KeyPrefix); users {
 		return key
@@ -23,7 +23,7 @@ func keyOf(sent string) string {
 	return ownPrefix + sent
 }
 
-// sentOf is keyOf's inverse; ok is that there is something to show.
+// sentOf is the inverse of keyOf; ok is false for a hidden key.
 func sentOf(key string) (sent string, ok bool) {
 	if own, is := strings.CutPrefix(key, ownPrefix); is {
 		return own, true

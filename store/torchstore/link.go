@@ -14,31 +14,32 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// replyLimits bound what a server may answer.
+// replyLimits bound a server's reply.
 var replyLimits = tcpstore.Limits{Value: 1 << 30, Message: 1 << 30, Keys: 16 << 20}
 
-// link is a connection of a Client. It has one call at a time, and a goroutine that reads: so the end of a connection is seen at once, and a
-// call whose caller has left does not take the connection with it.
+// link is a connection of a Client. It has at most one call at a time, and a goroutine that reads.
+// So the end of a connection is detected at once, and a call whose caller has returned does not end
+// the connection.
 type link struct {
 	client *Client
 	conn   net.Conn
-	in     inbox // owned by who reads
+	in     inbox // owned by the reading goroutine
 
 	mu     sync.Mutex // protects the fields below
-	call   *call      // nil if it is idle
+	call   *call      // nil while idle
 	broken error
 }
 
-// call is requests that are sent together.
+// call is a list of requests that are sent together.
 type call struct {
 	expects []expected
 	replies []tcpstore.Reply
-	slot    chan struct{} // gets a token back when the call is over
+	slot    chan struct{} // gets a token back when the call ends
 	done    chan struct{}
-	err     error // after done
+	err     error // valid after done
 }
 
-// expected is a reply to come.
+// expected describes a reply to come.
 type expected struct {
 	op   tcpstore.Op
 	keys int
@@ -48,10 +49,10 @@ func (e expected) find(b []byte, c *tcpstore.Cursor, limits tcpstore.Limits) (in
 	return tcpstore.NextReply(b, e.op, e.keys, c, limits)
 }
 
-// brokenError is a connection that ended under a call: it may have taken effect or not.
+// brokenError is the error of a call whose connection ended: the call may have taken effect or not.
 type brokenError struct{ error }
 
-// connect makes a connection, and sees that a TCPStore is at the other end.
+// connect makes a connection, and verifies that a TCPStore answers on it.
 func (c *Client) connect(ctx context.Context) (*link, error) {
 	conn, err := c.o.Dial(ctx, "tcp", c.addr)
 	if err != nil {
@@ -75,10 +76,11 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// greetTime is how long a server may take for its first answer. PyTorch's looks up names first, one after the other.
+// greetTime is how long a server may take for its first answer. PyTorch's server first looks up
+// host names, one after the other.
 const greetTime = 30 * time.Second
 
-// greet says who this is, and wants an answer.
+// greet sends the protocol's preface and a ping, and waits for the answer.
 func (l *link) greet(ctx context.Context) error {
 	nonce := time.Now().UnixNano() & 0xffffffff
 	hello, err := tcpstore.AppendRequest([]byte(tcpstore.Preface), tcpstore.C, &tcpstore.Request{Op: tcpstore.OpPing, N: nonce})
@@ -106,7 +108,7 @@ func (l *link) greet(ctx context.Context) error {
 
 var errStranger = errors.New("this is no TCPStore of torch 2.2 or later")
 
-// start sends a call. What goes wrong then, who reads tells its caller.
+// start sends a call. The reading goroutine reports a failure of the connection to the caller.
 func (l *link) start(ctx context.Context, k *call, message []byte) error {
 	l.mu.Lock()
 	if l.broken != nil {
@@ -117,12 +119,12 @@ func (l *link) start(ctx context.Context, k *call, message []byte) error {
 	l.mu.Unlock()
 	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetWriteDeadline(time.Unix(1, 0)) })
 	if _, err := l.conn.Write(message); !stop() || err != nil {
-		_ = l.conn.Close() // half of it may be on its way
+		_ = l.conn.Close() // a part of the message may have been sent
 	}
 	return nil
 }
 
-// giveUp ends the connection, unless the call is over.
+// giveUp ends the connection, unless the call has ended.
 func (l *link) giveUp(k *call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,7 +188,7 @@ func (l *link) readAll() error {
 
 var errUnasked = errors.New("an answer that nobody asked for")
 
-// finish ends a call, and makes the connection free for the next.
+// finish ends a call, and makes the connection available to the next one.
 func (l *link) finish(k *call) {
 	l.mu.Lock()
 	l.call = nil
@@ -200,7 +202,7 @@ func (k *call) end() {
 	close(k.done)
 }
 
-// release puts a link back among those that are free.
+// release puts a link back into the list of idle links.
 func (c *Client) release(l *link) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -209,7 +211,7 @@ func (c *Client) release(l *link) {
 	}
 }
 
-// forget takes a link out that has ended.
+// forget removes a link that has ended.
 func (c *Client) forget(l *link) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,7 +224,7 @@ func (c *Client) forget(l *link) {
 	}
 }
 
-// free is a link that is idle, or a new one. While nobody listens, it tries again.
+// free returns an idle link, or a new one. It retries while the server refuses connections.
 func (c *Client) free(ctx context.Context) (*link, error) {
 	c.mu.Lock()
 	if n := len(c.idle); n > 0 {
@@ -259,7 +261,8 @@ func (c *Client) unavailable(err error) *store.Error {
 
 var errNoSlot = errors.New("too many calls wait")
 
-// take takes a slot. Those for calls that wait are had at once, or not: nobody knows when there will be one.
+// take takes a slot. For calls that wait it does not block, since a slot may stay in use without a
+// bound.
 func (c *Client) take(ctx context.Context, slots chan struct{}) error {
 	select {
 	case slots <- struct{}{}:
@@ -279,7 +282,8 @@ func (c *Client) take(ctx context.Context, slots chan struct{}) error {
 	}
 }
 
-// send carries out requests on one connection, and returns the replies of those that have one. Its slot is one of c.calls or c.waits.
+// send carries out requests on one connection, and returns the replies of those that have one.
+// slots is c.calls or c.waits.
 func (c *Client) send(ctx context.Context, slots chan struct{}, reqs ...tcpstore.Request) ([]tcpstore.Reply, error) {
 	k := &call{slot: slots, done: make(chan struct{})}
 	var message []byte
@@ -307,9 +311,9 @@ func (c *Client) send(ctx context.Context, slots chan struct{}, reqs ...tcpstore
 	case <-k.done:
 		return k.replies, k.err
 	case <-ctx.Done():
-		if slots == c.waits { // the server forgets the wait with its connection
+		if slots == c.waits { // the server ends the wait with its connection
 			l.giveUp(k)
-		} else { // it may have no end that anybody sees, and the call has a slot
+		} else { // the call may never end, and it holds a slot
 			time.AfterFunc(c.o.Mend, func() { l.giveUp(k) })
 		}
 		return nil, ctx.Err()

@@ -8,21 +8,22 @@ import (
 )
 
 const (
-	// piece is how much of what a client has asked for may wait for it before its requests do.
+	// piece is the number of bytes of replies that may wait for a client before its next requests
+	// are delayed.
 	piece = 1 << 20
-	// mostWaiting is how much may do so in any case.
+	// mostWaiting is the maximum number of bytes that may wait for a client at any time.
 	mostWaiting = 1 << 30
 )
 
-// outbox is the way back to a client. Nobody waits for the client but in room.
+// outbox sends to a client. Only room blocks until the client reads.
 type outbox struct {
 	*transport.Outbox
 
 	mu      sync.Mutex    // protects the fields below
-	drained chan struct{} // closed when all is written; nil if nobody waits for it
+	drained chan struct{} // closed when all is written; nil if no caller waits
 }
 
-// open makes pipe the way.
+// open sets the pipe that the outbox writes to.
 func (o *outbox) open(pipe transport.Pipe) {
 	o.Outbox = transport.NewOutbox(pipe, mostWaiting)
 	o.Drained = func() {
@@ -35,7 +36,7 @@ func (o *outbox) open(pipe transport.Pipe) {
 	}
 }
 
-// room writes what there is, and waits until no more than most bytes wait for the client.
+// room writes what is queued, and waits until at most most bytes wait for the client.
 func (o *outbox) room(ctx context.Context, most int) error {
 	o.Flush()
 	for {

@@ -13,37 +13,40 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// patience is how long the store may take for what need not wait, and half as long again if a context is used again.
+// patience is the time limit of the store for an operation that does not wait. It is up to half as
+// long again if a context is used again.
 const patience = 20 * time.Second
 
-// peer is a connection of a client. What need not wait is carried out by who reads: one loop for many connections, or a goroutine of its
-// own; see serve.go. What waits has a goroutine.
+// peer is a connection of a client. Requests that do not wait are carried out by the reader: one
+// loop for many connections, or a goroutine of its own (see serve.go). A request that waits has a
+// goroutine.
 type peer struct {
 	protocol *Protocol
 	store    *store.Store
 	addr     net.Addr
 	out      outbox
 	stall    stall
-	life     context.Context // until the connection ends
+	life     context.Context // ends with the connection
 	fail     context.CancelCauseFunc
 	running  sync.WaitGroup
-	kept     atomic.Int64 // bytes that watched keys hold
+	kept     atomic.Int64 // bytes of the watched keys' values
 
-	// Of who reads, or does what takes long meanwhile:
+	// The fields below belong to the reader, or to the goroutine that carries out a long request in
+	// its place.
 	in         inbox
-	quick      bool // others wait: what takes long is errLong
+	quick      bool // other connections wait: a long request returns errLong
 	generation tcpstore.Generation
 	req        tcpstore.Request
 	answered   tcpstore.Op
 	rep        tcpstore.Reply
 	encode     func(b []byte) []byte // appends the answer rep to answered
-	soon       context.Context       // for what need not wait
+	soon       context.Context       // for operations that do not wait
 	forget     context.CancelFunc
-	began      time.Time    // of soon
-	waiting    *waiting     // WAIT or BARRIER, the last that there was
-	watched    int          // keys
-	sent       int          // values of a MULTI_GET that is not finished
-	ranks      map[int]bool // that the client has shown to be
+	began      time.Time    // when soon was made
+	waiting    *waiting     // the most recent WAIT or BARRIER
+	watched    int          // number of keys
+	sent       int          // values sent of a MULTI_GET that is not finished
+	ranks      map[int]bool // the ranks of the client, by the keys that it has changed
 	question   question
 }
 
@@ -55,7 +58,7 @@ func newPeer(ctx context.Context, p *Protocol, v *store.ProtocolConn, limits tcp
 	return peer
 }
 
-// next is the next request that is whole.
+// next returns the next complete request.
 func (p *peer) next() (message []byte, need int, err error) {
 	if p.generation == 0 {
 		if need := p.detect(); need > 0 {
@@ -65,7 +68,7 @@ func (p *peer) next() (message []byte, need int, err error) {
 	return p.in.next(p.generation.NextRequest)
 }
 
-// detect finds out which generation the client is of, or how many bytes that takes.
+// detect determines the client's protocol generation, or returns how many bytes that takes.
 func (p *peer) detect() (need int) {
 	first := p.in.buf[p.in.r:p.in.w]
 	n := min(len(first), len(tcpstore.Preface))
@@ -80,13 +83,15 @@ func (p *peer) detect() (need int) {
 	return 0
 }
 
-// mostTurn is how long a client that asks one thing after the other, and waits for no answer, may keep others waiting.
+// mostTurn is how long a client that sends requests without waiting for answers may delay other
+// connections.
 const mostTurn = time.Millisecond
 
-// carryOutAll carries out the requests that are whole; need is how many bytes it takes to go on. If others wait, it stops before what takes
-// long, when many of them have, and when the client is to read first.
+// carryOutAll carries out the complete requests; need is the number of bytes that the next one
+// takes. If other connections wait, it stops before a long request, after mostTurn, and when the
+// client must read first.
 func (p *peer) carryOutAll() (need int, long bool, err error) {
-	var began time.Time // of the second one: there is seldom any
+	var began time.Time // when the second request began: there is seldom one
 	for n := 0; ; n++ {
 		message, need, err := p.next()
 		if err != nil || message == nil {
@@ -115,7 +120,8 @@ func (p *peer) carryOutAll() (need int, long bool, err error) {
 	}
 }
 
-// errLong is what a handler returns that would keep others waiting: it is called again, and goes on, when they need not wait.
+// errLong is returned by a handler that would delay other connections. The handler is called again
+// on the connection's goroutine, and continues there.
 var errLong = errors.New("this takes long")
 
 // carryOut carries out one request.
@@ -123,20 +129,22 @@ func (p *peer) carryOut(message []byte) error {
 	if err := p.req.Parse(p.generation, message); err != nil {
 		return err
 	}
-	ctx := context.Background() // nothing waits
+	ctx := context.Background() // the request does not block
 	if !p.quick {
 		ctx = p.hasten()
 	}
 	if err := handlers[p.req.Op](p, ctx, &p.req); err != nil {
 		return fmt.Errorf("%v: %w", p.req.Op, err)
 	}
-	if len(p.in.buf) > mostRoom { // which the request, and the room for the next one, would keep
+	// the request, and the buffer of the next one, would keep it in memory
+	if len(p.in.buf) > mostRoom {
 		p.req, p.question = tcpstore.Request{}, question{}
 	}
 	return nil
 }
 
-// hasten is for what the store is to answer soon. One context serves many calls, since it costs more than they do.
+// hasten returns the context of an operation that the store must answer soon. One context serves
+// many calls, since creating one costs more than a call.
 func (p *peer) hasten() context.Context {
 	if now := time.Now(); now.Sub(p.began) > patience/2 {
 		p.forget()
@@ -146,33 +154,35 @@ func (p *peer) hasten() context.Context {
 	return p.soon
 }
 
-// answer queues the answer to a request, by who reads.
+// answer queues the reply to a request. Only the reader calls it.
 func (p *peer) answer(op tcpstore.Op, rep tcpstore.Reply) error {
 	p.answered, p.rep = op, rep
 	p.out.Append(p.encode)
-	p.rep = tcpstore.Reply{} // it may have been a large one
+	p.rep = tcpstore.Reply{} // it may have been large
 	return nil
 }
 
-// tell queues something for the client, by anybody, and sends it.
+// tell queues a message for the client and sends it. Any goroutine may call it.
 func (p *peer) tell(op tcpstore.Op, rep *tcpstore.Reply) {
 	p.out.Append(func(b []byte) []byte { return tcpstore.AppendReply(b, op, rep) })
 	p.flush()
 }
 
-// waiting is a call that waits.
+// waiting is a request that waits.
 type waiting struct {
-	cancel   context.CancelFunc
-	answered atomic.Bool   // before the client can see it: it may ask the next thing at once
-	done     chan struct{} // closed when the answer is queued, or there will be none
+	cancel context.CancelFunc
+	// set before the client can see the answer, since it may send the next request at once
+	answered atomic.Bool
+	done     chan struct{} // closed when the answer is queued, or will not come
 }
 
-// over reports whether the client may wait for something else.
+// over reports whether the client may start another wait.
 func (w *waiting) over() bool { return w == nil || w.answered.Load() }
 
 var errWaits = errors.New("the one before still waits")
 
-// later answers op with what wait returns, and meanwhile goes on reading. A wait that ends with its context is not answered.
+// later answers op with the result of wait, and continues to read meanwhile. A wait that ends with
+// its context is not answered.
 func (p *peer) later(op tcpstore.Op, wait func(ctx context.Context) (answer int64, err error)) error {
 	if !p.waiting.over() {
 		return errWaits
@@ -195,7 +205,8 @@ func (p *peer) later(op tcpstore.Op, wait func(ctx context.Context) (answer int6
 	return nil
 }
 
-// cancelWait gives up what waits. Its answer may be on its way already: the client reads both.
+// cancelWait cancels the wait of the client. Its answer may already have been sent: the client
+// reads both.
 func (p *peer) cancelWait(context.Context, *tcpstore.Request) error {
 	if w := p.waiting; w != nil {
 		w.cancel()

@@ -13,44 +13,53 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// Protocol lets processes that use PyTorch's TCPStore into a store.Server. Its zero value is for torch 2.2 and later. It is for one Server:
-// its clients meet in barriers, and those of another one do not.
+// Protocol lets processes that use PyTorch's TCPStore connect to a store.Server. Its zero value is
+// for torch 2.2 and later. A Protocol is for one Server: its clients meet in barriers, and those of
+// another Protocol do not.
 //
-// A client sees the entries of the store, and its changes are everybody's. What it waits for costs no one else anything, and ends with its
-// connection. MULTI_SET and MULTI_GET are so many single operations; others may see them half done. A client that reads nothing of what it asked
-// for, or sends nothing more of a message of more than 64 KiB that it has begun, is given up after 10 seconds. Until then it holds what it
-// has asked for, of a MULTI_GET 1 MiB and a value at most, or has sent: the server pays, and no other client.
+// A client sees the entries of the store, and all clients see its changes. A wait delays no other
+// client, and ends with its connection. MULTI_SET and MULTI_GET are sequences of single operations;
+// other clients may see them partly done. The server ends the connection of a client that reads
+// none of its replies, or that stops in the middle of a message of more than 64 KiB, after 10
+// seconds. Until then the replies (of a MULTI_GET at most 1 MiB and one value) or the partial
+// message use the server's memory, and delay no other client.
 type Protocol struct {
-	// Older is a generation whose clients are let in too, A or B: those two cannot be told from each other.
+	// Older is an older generation whose clients are also accepted, A or B: these two cannot be
+	// distinguished.
 	Older tcpstore.Generation
-	// Limits bound what a client may send. Value is 16 MiB if it is zero; the store has its own limits too.
+	// Limits bound the messages of a client. A zero Value is 16 MiB. The store's own limits also
+	// apply.
 	Limits tcpstore.Limits
-	// TTL gives entries that clients make by names of their own a time to live, which they cannot ask for: by the first rule whose
-	// prefix a name has. SET and COMPARE_SET begin it anew. Queues have none: what is pushed stays until it is popped.
+	// TTL sets the time to live of entries that clients create, since the protocol has none. The
+	// first rule whose prefix matches the name applies. SET and COMPARE_SET restart it. It does not
+	// apply to queues: an element stays until it is popped.
 	TTL []Rule
-	// Ranks are patterns of names: {rank}, once, is one decimal digit or more, all that there are at that place, a * at the very end is
-	// anything or nothing, slashes included, and all else is itself. "ready/{rank}" is ready/7, and neither ready/7/a nor ready/x;
-	// "{rank}/*" is 7/, 7/a and 7/a/b, and not 7. The first pattern that fits counts. Names are those that the store has: of
-	// PrefixStore("p", …) they begin with p/.
+	// Ranks are patterns of names. {rank}, which occurs once, matches all decimal digits at that
+	// place, at least one. A * at the end matches any suffix, also an empty one and one with
+	// slashes. All else matches itself. "ready/{rank}" matches ready/7, but not ready/7/a or
+	// ready/x; "{rank}/*" matches 7/, 7/a and 7/a/b, but not 7. The first pattern that matches
+	// applies. Names are those of the store: with PrefixStore("p", …) they begin with p/.
 	//
-	// Who changes such a key is that rank. Once its last connection has ended, all who wait for a missing key of that rank hear it: PyTorch
-	// raises an error at once, instead of at its timeout. Its clients say no goodbye, so that one that was done counts as lost too. A rank
-	// that comes again is not lost any more; and when all are gone, the first that comes begins another run, in which none is lost.
+	// A client that changes such a key has that rank. Once the last connection of a rank has ended,
+	// all clients that wait for a missing key of it get an error: PyTorch raises at once, instead
+	// of at its timeout. The protocol has no goodbye, so a rank that was done also counts as
+	// failed. A rank that reconnects is no longer failed; and when all ranks have disconnected, the
+	// next one begins another run, in which none is failed.
 	Ranks  []string
-	Logger *slog.Logger // nil is silent
+	Logger *slog.Logger // nil discards the log
 
 	ranks    ranks
 	barriers barriers
 	loops    loops
 }
 
-// Rule is for the names that begin with Prefix: "" is all.
+// Rule applies to the names that begin with Prefix; "" matches all names.
 type Rule struct {
 	Prefix string
 	TTL    time.Duration
 }
 
-// Check says what is wrong with p; nil if it can be used.
+// Check returns an error that says what is wrong with p, or nil.
 func (p *Protocol) Check() error {
 	if p.Older > tcpstore.B {
 		return fmt.Errorf("torchstore: generation %v is not older", p.Older)
@@ -63,7 +72,7 @@ func (p *Protocol) Check() error {
 	return checkPatterns(p.Ranks)
 }
 
-// ttl is that of an entry which a client makes.
+// ttl returns the time to live of an entry that a client creates.
 func (p *Protocol) ttl(sent string) time.Duration {
 	name, users := strings.CutPrefix(sent, tcpstore.KeyPrefix)
 	for _, r := range p.TTL {
@@ -88,7 +97,7 @@ func (p *Protocol) Name() string { return "torch" }
 func (p *Protocol) Match(first []byte) (yes, more bool) {
 	n := min(len(first), len(tcpstore.Preface))
 	switch {
-	case n == 0: // the second connection of such a client says nothing unless it watches a key
+	case n == 0: // the second connection of such a client sends nothing unless it watches a key
 		return p.Older == tcpstore.A, true
 	case string(first[:n]) == tcpstore.Preface[:n]:
 		return n == len(tcpstore.Preface), n < len(tcpstore.Preface)

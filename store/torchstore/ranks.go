@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// rankMark is where a pattern has the rank.
+// rankMark is the place of the rank in a pattern.
 const rankMark = "{rank}"
 
-// checkPatterns refuses what matches nothing.
+// checkPatterns rejects patterns that match nothing.
 func checkPatterns(patterns []string) error {
 	for _, p := range patterns {
 		if strings.Count(p, rankMark) != 1 || strings.Contains(strings.TrimSuffix(p, "*"), "*") {
@@ -21,7 +21,7 @@ func checkPatterns(patterns []string) error {
 	return nil
 }
 
-// rankOf is the rank that a name is of, by the first pattern that it matches.
+// rankOf returns the rank of a name, by the first pattern that matches it.
 func rankOf(patterns []string, name string) (rank int, ok bool) {
 	for _, p := range patterns {
 		before, after, _ := strings.Cut(p, rankMark)
@@ -39,18 +39,21 @@ func rankOf(patterns []string, name string) (rank int, ok bool) {
 	return 0, false
 }
 
-// ranks are those that clients have shown to be, and whether they are still there.
+// ranks are the ranks that clients have shown by the keys that they change, and whether they are
+// connected.
 type ranks struct {
 	mu    sync.Mutex   // protects the fields below
-	conns map[int]int  // connections of each
-	lost  map[int]bool // that had some, and have none
+	conns map[int]int  // number of connections of each rank
+	lost  map[int]bool // ranks that had connections, and have none now
 	event chan struct{}
 }
 
-// mostRanks bounds those that are there, those that are lost, and those of one connection: more are not noted.
+// mostRanks bounds the connected ranks, the failed ranks, and the ranks of one connection. Ranks
+// beyond it are not noted.
 const mostRanks = 1 << 16
 
-// joined notes that a connection is of a rank. The first that comes when there was nobody begins another run.
+// joined notes that a connection belongs to rank. The first one after all ranks have disconnected
+// begins another run.
 func (r *ranks) joined(rank int) (noted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -65,7 +68,7 @@ func (r *ranks) joined(rank int) (noted bool) {
 	return true
 }
 
-// left notes that it has ended.
+// left notes that a connection of rank has ended.
 func (r *ranks) left(rank int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -82,7 +85,7 @@ func (r *ranks) left(rank int) {
 	}
 }
 
-// next is closed at the next loss.
+// next returns a channel that is closed at the next failure of a rank.
 func (r *ranks) next() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,7 +101,7 @@ func (r *ranks) isLost(rank int) bool {
 	return r.lost[rank]
 }
 
-// own notes which rank the client is, by a key that it changes.
+// own notes the client's rank, by a key that it changes.
 func (p *peer) own(key string) {
 	if len(p.protocol.Ranks) == 0 {
 		return
@@ -115,14 +118,14 @@ func (p *peer) own(key string) {
 	}
 }
 
-// disown notes that the client is gone.
+// disown notes that the client has disconnected.
 func (p *peer) disown() {
 	for rank := range p.ranks {
 		p.protocol.ranks.left(rank)
 	}
 }
 
-// lostError says that nobody will set a key.
+// lostError is the error of a wait for a key whose rank has failed.
 type lostError struct {
 	rank int
 	key  string
@@ -132,7 +135,7 @@ func (e *lostError) Error() string {
 	return fmt.Sprintf("rank %d is lost, of which %q is", e.rank, e.key)
 }
 
-// mourn returns when one of keys is missing whose rank is lost, or with ctx.
+// mourn returns when the rank of a missing key has failed, or when ctx ends.
 func (p *peer) mourn(ctx context.Context, keys []string) error {
 	var q question
 	for {

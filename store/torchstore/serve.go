@@ -10,18 +10,19 @@ import (
 	"github.com/muster-pg/muster/internal/transport"
 )
 
-// Where the store answers at once, one loop reads all connections, and carries out what they ask: to wake a goroutine for each request would
-// take longer than the request. What takes long is left to the connection's goroutine; the loop does not read the connection meanwhile.
-// Elsewhere, and where the system has no such loop, that goroutine reads.
+// If the store answers at once, one loop reads all connections and carries out their requests:
+// waking a goroutine for each request would take longer than the request. Long requests are left to
+// the connection's goroutine; meanwhile the loop does not read the connection. With other engines,
+// and on systems that have no such loop, that goroutine reads.
 
-// loops is the loop of a Protocol, which is there while it has connections.
+// loops is the loop of a Protocol. It exists while the Protocol has connections.
 type loops struct {
 	mu    sync.Mutex // protects the fields below
 	loop  *transport.Loop
 	users int
 }
 
-// borrow is the loop for one more connection; nil if this system has none.
+// borrow returns the loop for one more connection, or nil if this system has none.
 func (l *loops) borrow() *transport.Loop {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,10 +46,10 @@ func (l *loops) giveBack() {
 	}
 }
 
-// lastWords is how long a client may take for what was answered before the end.
+// lastWords is how long a client may take to read the replies that were queued before the end.
 const lastWords = time.Second
 
-// serve serves a connection by a goroutine that reads.
+// serve serves a connection with a goroutine that reads.
 func (p *peer) serve(ctx context.Context, c net.Conn) error {
 	pipe := transport.NewPipe(c)
 	p.out.open(pipe)
@@ -64,7 +65,7 @@ func (p *peer) serve(ctx context.Context, c net.Conn) error {
 	return err
 }
 
-// run carries out what the client asks.
+// run carries out the client's requests.
 func (p *peer) run(c net.Conn) error {
 	for {
 		need, _, err := p.carryOutAll()
@@ -80,7 +81,7 @@ func (p *peer) run(c net.Conn) error {
 	}
 }
 
-// end ends what the connection has begun, and says why it is over.
+// end ends the requests of the connection that are under way, and returns why the connection ended.
 func (p *peer) end(ctx context.Context, err error) error {
 	p.fail(err)
 	p.forget()
@@ -98,12 +99,12 @@ type reader struct {
 	*peer
 	sock *transport.Sock
 	need int
-	away atomic.Bool   // the connection's goroutine has the peer, and the loop leaves it alone
-	long chan struct{} // gets a token when it is to have it
-	over chan error    // gets the end of the connection
+	away atomic.Bool   // the connection's goroutine owns the peer; the loop does not use it
+	long chan struct{} // gets a token when the goroutine is to take over
+	over chan error    // gets the connection's error when it ends
 }
 
-// serveBy serves a connection that loop reads.
+// serveBy serves a connection that the loop reads.
 func (p *peer) serveBy(ctx context.Context, loop *transport.Loop, c *net.TCPConn) error {
 	r := &reader{peer: p, long: make(chan struct{}, 1), over: make(chan error, 1)}
 	p.quick = true
@@ -143,7 +144,7 @@ func (r *reader) Readable(buf []byte) error {
 	return r.goOn()
 }
 
-// goOn carries out what has come, and leaves to the goroutine what takes long.
+// goOn carries out the requests that have arrived, and leaves long ones to the goroutine.
 func (r *reader) goOn() error {
 	need, long, err := r.carryOutAll()
 	r.need = need
@@ -162,7 +163,7 @@ func (r *reader) goOn() error {
 	return err
 }
 
-// takeTime carries out what has come, at leisure.
+// takeTime carries out the requests that have arrived, without a time limit.
 func (r *reader) takeTime() {
 	r.quick = false
 	need, _, err := r.carryOutAll()
@@ -172,7 +173,7 @@ func (r *reader) takeTime() {
 	if err != nil {
 		r.out.Flush()
 		r.fail(err)
-		return // the loop sees the end
+		return // the loop detects the end
 	}
 	r.need, r.quick = need, true
 	r.noteHeld()

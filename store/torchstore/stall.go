@@ -7,26 +7,27 @@ import (
 	"time"
 )
 
-// stallTime is how long a client may take nothing of what it has asked for, or send nothing more of a large message.
+// stallTime is how long a client may read none of its replies, or send nothing more of a large
+// message.
 const stallTime = 10 * time.Second
 
 var errStalled = errors.New("for 10 seconds it has read nothing of what it asked for, or sent no more of a message that it has begun")
 
-// stall ends a connection whose client has us hold something, and does nothing.
+// stall ends the connection of a client that makes the server hold memory, and makes no progress.
 type stall struct {
-	held atomic.Int64  // bytes of a message that is not whole, if it is a large one
-	came atomic.Uint64 // how often there was more of it
+	held atomic.Int64  // bytes of an incomplete large message
+	came atomic.Uint64 // number of times that more of it arrived
 
 	mu     sync.Mutex // protects the fields below
 	timer  *time.Timer
 	armed  bool
 	over   bool
-	behind bool   // when the timer was set, something waited for the client,
-	taken  uint64 // which had taken so many bytes
-	had    uint64 // and came was this
+	behind bool   // when the timer was set, replies waited for the client,
+	taken  uint64 // which had read so many bytes,
+	had    uint64 // and came had this value
 }
 
-// noteHeld looks at what is there of a message that is not whole, before more of it is read.
+// noteHeld notes the size of the incomplete message, before more of it is read.
 func (p *peer) noteHeld() {
 	held := int64(p.in.w - p.in.r)
 	if held <= mostRoom {
@@ -39,7 +40,7 @@ func (p *peer) noteHeld() {
 	}
 }
 
-// flush sends what there is, as far as the client takes it.
+// flush sends what is queued, as far as the client accepts it.
 func (p *peer) flush() {
 	p.out.Flush()
 	if waiting, _ := p.out.Backlog(); waiting > 0 {
@@ -47,13 +48,13 @@ func (p *peer) flush() {
 	}
 }
 
-// room sends what there is, and waits until little of it waits for the client.
+// room sends what is queued, and waits until little of it waits for the client.
 func (p *peer) room() error {
 	p.flush()
 	return p.out.room(p.life, piece)
 }
 
-// roomy is room if a lot waits for the client, which may take long.
+// roomy calls room if much waits for the client. It may block.
 func (p *peer) roomy() error {
 	waiting, _ := p.out.Backlog()
 	switch {
@@ -65,7 +66,7 @@ func (p *peer) roomy() error {
 	return p.room()
 }
 
-// watch looks after stallTime whether the client has done something.
+// watch checks every stallTime whether the client has made progress.
 func (p *peer) watch() {
 	waiting, taken := p.out.Backlog()
 	s := &p.stall

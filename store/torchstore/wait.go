@@ -11,7 +11,7 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// wait answers when all keys exist, or queues of their names have something in them.
+// wait answers when all keys, or queues of their names with an element, exist.
 func (p *peer) wait(ctx context.Context, req *tcpstore.Request) error {
 	if all, err := p.all(ctx, req.Keys); err != nil {
 		return err
@@ -25,7 +25,8 @@ func (p *peer) wait(ctx context.Context, req *tcpstore.Request) error {
 	return p.later(req.Op, func(ctx context.Context) (int64, error) { return p.awaitOrMourn(ctx, keys) })
 }
 
-// awaitOrMourn waits for keys, or for the loss of a rank that was to set one: the answer is then one at which PyTorch raises an error.
+// awaitOrMourn waits for keys, or for the failure of a rank that should have set one. The answer in
+// that case makes PyTorch raise an error.
 func (p *peer) awaitOrMourn(ctx context.Context, keys []string) (answer int64, err error) {
 	if len(p.protocol.Ranks) == 0 {
 		return tcpstore.StopWaiting, p.await(ctx, keys)
@@ -45,7 +46,8 @@ func (p *peer) awaitOrMourn(ctx context.Context, keys []string) (answer int64, e
 	return tcpstore.WaitCanceled, nil
 }
 
-// await waits for one key after the other, as PyTorch's server does: one that is deleted again has been there.
+// await waits for the keys one after the other, as PyTorch's server does: a key that is deleted
+// again has existed.
 func (p *peer) await(ctx context.Context, keys []string) error {
 	var q question
 	for _, k := range keys {

@@ -12,13 +12,14 @@ import (
 	"github.com/muster-pg/muster/wire/tcpstore"
 )
 
-// mostWatched bounds the keys that one connection watches, and mostKept what they hold, of which each watch has a copy: it tells the old value too.
+// mostWatched bounds the keys that one connection watches. mostKept bounds the bytes of their
+// values: each watch has a copy, since a notification has the old value too.
 const (
 	mostWatched = 1024
 	mostKept    = 64 << 20
 )
 
-// keep notes that a watch has a copy of now instead of old.
+// keep notes that a watch now has a copy of now instead of old.
 func (p *peer) keep(old, now []byte) error {
 	if p.kept.Add(int64(len(now)-len(old))) > mostKept {
 		return fmt.Errorf("what the watched keys hold is more than %d bytes", mostKept)
@@ -26,7 +27,7 @@ func (p *peer) keep(old, now []byte) error {
 	return nil
 }
 
-// watchKey tells the client of all changes of a key from now on.
+// watchKey notifies the client of all changes of a key from now on.
 func (p *peer) watchKey(ctx context.Context, req *tcpstore.Request) error {
 	if p.watched++; p.watched > mostWatched {
 		return fmt.Errorf("more than %d keys", mostWatched)
@@ -50,7 +51,8 @@ func (p *peer) watchKey(ctx context.Context, req *tcpstore.Request) error {
 	return nil
 }
 
-// snapshot is the value of key after a revision, nil if there is none. All changes of the key up to then are in it.
+// snapshot returns the value of key and a revision, nil if the key is missing. The value includes
+// all changes of the key up to that revision.
 func (p *peer) snapshot(ctx context.Context, key string) (store.Revision, []byte, error) {
 	rev, err := p.store.Revision(ctx)
 	if err != nil {
@@ -64,7 +66,7 @@ func (p *peer) snapshot(ctx context.Context, key string) (store.Revision, []byte
 	return max(rev, store.Revision(rep.Rev)), rep.Value, err
 }
 
-// follow tells of what changes after rev, when the key had a value.
+// follow notifies the client of the changes after rev, at which the key had value.
 func (p *peer) follow(sent string, rev store.Revision, value []byte) error {
 	key := keyOf(sent)
 	for {
@@ -85,7 +87,8 @@ func (p *peer) follow(sent string, rev store.Revision, value []byte) error {
 		if p.life.Err() != nil {
 			return p.life.Err()
 		}
-		now, v, err := p.snapshot(p.life, key) // more has changed than the store keeps: what it was is lost, what it is now is not
+		// the store has dropped some of the changes: the old value is lost, the current one is not
+		now, v, err := p.snapshot(p.life, key)
 		if err == nil {
 			err = p.keep(value, v)
 		}
@@ -99,7 +102,7 @@ func (p *peer) follow(sent string, rev store.Revision, value []byte) error {
 	}
 }
 
-// tellOf sends one change.
+// tellOf sends one change to the client.
 func (p *peer) tellOf(sent string, old, now []byte, deleted bool) error {
 	rep := tcpstore.Reply{N: tcpstore.Updated, Key: sent, Old: old, Value: now}
 	switch {
