@@ -54,7 +54,8 @@ func channelAhead(t *testing.T, w *world) {
 	ranks := w.group(3)
 	allGood(t, everybody(ranks, on("x", barrier(1))))
 	var second []<-chan outcome
-	for _, r := range ranks[:2] { // rank 2 is in the first use until these wait in the second
+	// rank 2 is in the first use until the other ranks wait in the second
+	for _, r := range ranks[:2] {
 		r.closes(t)
 		second = append(second, r.collectLater(t, w.ctx, on("x", allGather(1)), fmt.Appendf(nil, "second %d", r.n)...))
 		r.seen(t, ranks[2], "all-gather")
@@ -131,7 +132,7 @@ func channelMessages(t *testing.T, w *world) {
 	ranks := w.group(2)
 	good(t, ranks[0].send(w.ctx, 1, "x", "a"))
 	ranks[0].closes(t)
-	good(t, ranks[0].send(w.ctx, 1, "x", "second")) // of another use
+	good(t, ranks[0].send(w.ctx, 1, "x", "second")) // of the next use
 	ranks[1].gets(t, 0, "x", 1, "a")
 	err := ranks[1].recv(w.ctx, 0, "x", 2).err
 	is(t, err, store.ErrSkipped)

@@ -46,11 +46,11 @@ func closedCall(t *testing.T, s *store.Store, req wire.Request) {
 	is(t, s.Do(ctx, &req, new(wire.Reply)), store.ErrClosed)
 }
 
-// closeEnds asserts that closing s ends call, which waits for what never comes.
+// closeEnds asserts that closing s ends call, which would otherwise not return.
 func closeEnds(t *testing.T, w *world, s *store.Store, call func() error) {
 	t.Helper()
 	waiting := laterErr(t, call)
-	for range 10 { // time for it to get there; it is to be ErrClosed in any case
+	for range 10 { // lets the call reach its wait; it is ErrClosed in any case
 		_, err := s.Get(w.ctx, "missing")
 		is(t, err, store.ErrNotFound)
 	}

@@ -101,9 +101,9 @@ func readerWaits(t *testing.T, w *world) {
 	}
 }
 
-// ahead casts root-only votes until one of them waits for the readers; that is the one which fails.
-// A machine under load may carry the verdict too late for the call's own patience (ErrUnknown): a
-// repeated vote asks for it again.
+// ahead casts root-only votes until one of them waits for the readers, and returns the error of
+// that vote. On a loaded machine the result may arrive after the result grace of the call
+// (ErrUnknown): repeating the vote asks for the result again.
 func ahead(t *testing.T, w *world, root *rank, most uint64, payload []byte) (done uint64, err error) {
 	t.Helper()
 	for seq := range most {
@@ -280,7 +280,8 @@ var clashChecks = []check{
 	{"ends what others wait for on other channels", clashElsewhere, []Feature{Collect}},
 }
 
-// clash asserts that two ranks which disagree are both named on every rank, and that the generation is over.
+// clash asserts that on every rank the error names both of two ranks that disagree, and that the
+// generation is revoked.
 func clash(t *testing.T, w *world, change func(*wire.Contribution), of func(wire.Contribution) any) {
 	ranks := w.group(4)
 	c := wire.Contribution{
@@ -288,7 +289,7 @@ func clash(t *testing.T, w *world, change func(*wire.Contribution), of func(wire
 	}
 	other := c
 	change(&other)
-	out := together(3, func(i int) ([][]byte, error) { // the fourth rank comes later
+	out := together(3, func(i int) ([][]byte, error) { // the fourth rank arrives later
 		o := ranks[i].collect(w.ctx, []wire.Contribution{c, c, other}[i], make([]byte, 8)...)
 		return o.values, o.err
 	})
@@ -302,7 +303,7 @@ func clash(t *testing.T, w *world, change func(*wire.Contribution), of func(wire
 	over(t, w, ranks, store.ErrMismatch)
 }
 
-// over asserts that the generation of ranks is revoked because of want.
+// over asserts that the generation of ranks is revoked with the error want.
 func over(t *testing.T, w *world, ranks []*rank, want error) {
 	t.Helper()
 	for _, r := range ranks {

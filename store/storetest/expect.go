@@ -15,7 +15,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// good ends the test if there is an error.
+// good fails the test if err is not nil.
 func good(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -23,7 +23,7 @@ func good(t *testing.T, err error) {
 	}
 }
 
-// is ends the test unless err is target.
+// is fails the test unless errors.Is(err, target).
 func is(t *testing.T, err, target error) {
 	t.Helper()
 	if !errors.Is(err, target) {
@@ -31,7 +31,7 @@ func is(t *testing.T, err, target error) {
 	}
 }
 
-// same ends the test unless got is want.
+// same fails the test unless got equals want.
 func same[T any](t *testing.T, what string, got, want T) {
 	t.Helper()
 	if !reflect.DeepEqual(got, want) {
@@ -39,7 +39,7 @@ func same[T any](t *testing.T, what string, got, want T) {
 	}
 }
 
-// holds ends the test unless key has value.
+// holds fails the test unless key has value.
 func holds(t *testing.T, w *world, s *store.Store, key, value string) {
 	t.Helper()
 	v, err := s.Get(w.ctx, key)
@@ -47,14 +47,14 @@ func holds(t *testing.T, w *world, s *store.Store, key, value string) {
 	same(t, "value of "+key, string(v), value)
 }
 
-// lacksKey ends the test if key is there.
+// lacksKey fails the test if key exists.
 func lacksKey(t *testing.T, w *world, s *store.Store, key string) {
 	t.Helper()
 	_, err := s.Get(w.ctx, key)
 	is(t, err, store.ErrNotFound)
 }
 
-// names ends the test unless err's text has all words.
+// names fails the test unless err's text contains all words.
 func names(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
@@ -67,7 +67,8 @@ func names(t *testing.T, err error, words ...string) {
 	}
 }
 
-// verdict is the verdict of err; the test ends if that has none.
+// verdict returns the failure that err carries, the same on all ranks. It fails the test if err has
+// none.
 func verdict(t *testing.T, err error) *wire.Failure {
 	t.Helper()
 	e, ok := errors.AsType[*store.Error](err)
@@ -77,7 +78,7 @@ func verdict(t *testing.T, err error) *wire.Failure {
 	return e.Failure
 }
 
-// texts are values as strings, for a comparison that can be read.
+// texts returns values as strings, for readable comparisons.
 func texts(values [][]byte) []string {
 	ss := make([]string, len(values))
 	for i, v := range values {
@@ -86,13 +87,13 @@ func texts(values [][]byte) []string {
 	return ss
 }
 
-// outcome is what a call gave.
+// outcome is what a call returned.
 type outcome struct {
 	values [][]byte
 	err    error
 }
 
-// later runs f beside the test, which does not end before f has.
+// later runs f concurrently with the test. The test does not end before f has returned.
 func later(t *testing.T, f func() ([][]byte, error)) <-chan outcome {
 	ch := make(chan outcome, 1)
 	var wg sync.WaitGroup
@@ -104,12 +105,12 @@ func later(t *testing.T, f func() ([][]byte, error)) <-chan outcome {
 	return ch
 }
 
-// laterErr is later for a call that gives an error alone.
+// laterErr is later for a call that returns only an error.
 func laterErr(t *testing.T, f func() error) <-chan outcome {
 	return later(t, func() ([][]byte, error) { return nil, f() })
 }
 
-// stillWaits fails the test if ch has an outcome already.
+// stillWaits fails the test if ch already has an outcome.
 func stillWaits(t *testing.T, what string, ch <-chan outcome) {
 	t.Helper()
 	select {
@@ -119,7 +120,7 @@ func stillWaits(t *testing.T, what string, ch <-chan outcome) {
 	}
 }
 
-// together runs f(0) … f(n-1) at once, and returns what they gave.
+// together runs f(0) … f(n-1) concurrently, and returns their outcomes.
 func together(n int, f func(i int) ([][]byte, error)) []outcome {
 	out := make([]outcome, n)
 	var wg sync.WaitGroup
@@ -130,7 +131,7 @@ func together(n int, f func(i int) ([][]byte, error)) []outcome {
 	return out
 }
 
-// allGood ends the test if one of the outcomes is an error.
+// allGood fails the test if one of the outcomes is an error.
 func allGood(t *testing.T, out []outcome) {
 	t.Helper()
 	for i, o := range out {
@@ -140,7 +141,7 @@ func allGood(t *testing.T, out []outcome) {
 	}
 }
 
-// until asks again until ask says yes, or ctx ends: for what no event tells of.
+// until calls ask until it returns true, or ctx ends. It is for conditions that no event announces.
 func until(t *testing.T, ctx context.Context, what string, ask func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -154,7 +155,7 @@ func until(t *testing.T, ctx context.Context, what string, ask func() bool) {
 	}
 }
 
-// next is the next of a watch; the test ends if that is an error.
+// next returns the next event of a watch. It fails the test if that is an error.
 func next(t *testing.T, pull func() (store.Event, error, bool)) store.Event {
 	t.Helper()
 	e, err, ok := pull()
@@ -165,14 +166,14 @@ func next(t *testing.T, pull func() (store.Event, error, bool)) store.Event {
 	return e
 }
 
-// watch follows prefix after a revision; the test ends it.
+// watch follows prefix after a revision; it ends with the test.
 func (w *world) watch(s *store.Store, prefix string, after store.Revision) func() (store.Event, error, bool) {
 	pull, stop := iter.Pull2(s.Watch(w.ctx, prefix, after))
 	w.t.Cleanup(stop)
 	return pull
 }
 
-// revision is the store's revision now.
+// revision returns the store's current revision.
 func (w *world) revision(s *store.Store) store.Revision {
 	w.t.Helper()
 	rev, err := s.Revision(w.ctx)
@@ -180,7 +181,7 @@ func (w *world) revision(s *store.Store) store.Revision {
 	return rev
 }
 
-// set sets keys to their own names.
+// set sets each key to its own name.
 func (w *world) set(s *store.Store, keys ...string) {
 	w.t.Helper()
 	for _, k := range keys {
@@ -188,5 +189,5 @@ func (w *world) set(s *store.Store, keys ...string) {
 	}
 }
 
-// big is n bytes that are not all the same.
+// big returns n bytes that are not all the same.
 func big(n int) []byte { return bytes.Repeat([]byte("0123456789abcdef"), n/16+1)[:n] }

@@ -135,7 +135,8 @@ func noAfterYes(t *testing.T, w *world) {
 	goesOn(t, ranks, 2)
 }
 
-// nonsense must reach the others as a verdict, or they would wait in vain.
+// nonsense checks that an invalid vote reaches the other ranks as an error: otherwise they would
+// wait until their timeout.
 func nonsense(t *testing.T, w *world) {
 	for name, change := range map[string]func(*wire.Contribution){
 		"root out of range":     func(c *wire.Contribution) { c.Root = 2 },

@@ -58,7 +58,7 @@ func leftVoted(t *testing.T, w *world) {
 func leftNotNeeded(t *testing.T, w *world) {
 	ranks := w.group(3)
 	good(t, ranks[2].Leave(w.ctx, ranks[2].seat()))
-	for seq := range uint64(500) { // also where its acknowledgement would be missing
+	for seq := range uint64(500) { // also records for which an acknowledgement would be missing
 		good(t, ranks[0].collect(w.ctx, broadcast(seq+1, 0)).err)
 		good(t, ranks[1].collect(w.ctx, broadcast(seq+1, 0)).err)
 	}
@@ -195,7 +195,7 @@ func lossGave(t *testing.T, w *world) {
 	is(t, ranks[0].collect(w.ctx, broadcast(2, 1)).err, store.ErrLost)
 }
 
-// lose cuts r, and returns when the store has told other.
+// lose cuts r's session, and returns when the store has notified other.
 func (w *world) lose(r, other *rank) {
 	w.t.Helper()
 	w.Cut(r.engine)
@@ -230,7 +230,8 @@ func lossShrink(t *testing.T, w *world) {
 	goesOn(t, now, 1)
 }
 
-// Ranks change with each generation: the first is lost of each, so that no rank keeps its number.
+// lossOfSurvivors checks groups whose ranks change with each generation: rank 0 of each is lost, so
+// that no rank keeps its number.
 func lossOfSurvivors(t *testing.T, w *world) {
 	now := w.group(5)
 	for len(now) > 2 {

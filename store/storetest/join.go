@@ -68,7 +68,7 @@ func joinTimeout(t *testing.T, w *world) {
 	}))
 }
 
-// forming waits until so many ranks are in the attempt to form a group.
+// forming waits until present ranks are in the attempt to form a group.
 func forming(t *testing.T, w *world, present int) {
 	t.Helper()
 	until(t, w.ctx, "ranks are in the attempt", func() bool {
@@ -116,13 +116,13 @@ func joinClaimed(t *testing.T, w *world) {
 	forming(t, w, 1)
 	again := laterErr(t, func() error { return claimed(b, 2) })
 	is(t, (<-stale).err, store.ErrConflict)
-	is(t, claimed(c, 1), store.ErrConflict) // an earlier one that was late on its way
+	is(t, claimed(c, 1), store.ErrConflict) // an earlier claim that arrived late
 	r, err := c.Join(w.ctx, applicant("g", 1, 2), []byte("other"))
 	good(t, err)
 	same(t, "members", texts(r.Members), []string{"try 2", "other"})
 	good(t, (<-again).err)
 
-	// In a group that has formed, its rank leaves, and the next attempt is open.
+	// Once the group has formed, a newer try makes its rank leave, and the next attempt is open.
 	next := laterErr(t, func() error { return claimed(a, 3) })
 	vote := barrier(1)
 	vote.Generation, vote.Rank = r.Generation, 1
@@ -146,7 +146,7 @@ func joinCancelled(t *testing.T, w *world) {
 	same(t, "missing", verdict(t, err).Missing, []int{0})
 }
 
-// joinTwice does not know which of the two comes first: the other one hears of it.
+// joinTwice accepts either order of the two sessions: the other one gets the error.
 func joinTwice(t *testing.T, w *world) {
 	first := make(chan outcome, 2)
 	for _, who := range []string{"alice", "bob"} {
@@ -175,7 +175,7 @@ func joinHeld(t *testing.T, w *world) {
 	goesOn(t, ranks, 1)
 }
 
-// joinSize does not know which of the two comes first: both hear it.
+// joinSize accepts either order of the two ranks: both get the error.
 func joinSize(t *testing.T, w *world) {
 	out := together(2, func(i int) ([][]byte, error) {
 		_, err := w.store().Join(w.ctx, applicant("g", i, 3-i), nil)
@@ -270,7 +270,8 @@ func joinSurvivors(t *testing.T, w *world) {
 	goesOn(t, now, 1)
 }
 
-// joinSurvivorsClaimed: the rank that tries again is the only one in the attempt, which its earlier try leaves empty.
+// joinSurvivorsClaimed checks a rank that tries again and is the only one in the attempt: its
+// earlier try leaves the attempt empty.
 func joinSurvivorsClaimed(t *testing.T, w *world) {
 	ranks := w.group(2)
 	try := func(n uint64) <-chan outcome {
@@ -316,7 +317,8 @@ func joinDenied(t *testing.T, w *world) {
 	goesOn(t, ranks, 1)
 }
 
-// joinStranger has a session that is of no group ask for another's: the answers are those for a generation that never was.
+// joinStranger sends requests for a group from a session that is not in it: the answers are those
+// for a generation that never existed.
 func joinStranger(t *testing.T, w *world) {
 	ranks := w.group(2)
 	s := w.store()

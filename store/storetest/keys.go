@@ -120,7 +120,8 @@ func appends(t *testing.T, w *world) {
 	holds(t, w, s, "key", "abcdef")
 }
 
-// appendsNothing makes an entry of no bytes, which is there: a nil value would mean that it is not, and a loop of Swaps would never end.
+// appendsNothing checks that appending no bytes makes an entry that exists: a nil value would mean
+// that it does not, and a loop of Swaps would never end.
 func appendsNothing(t *testing.T, w *world) {
 	s := w.store()
 	n, err := s.Append(w.ctx, "key", nil)
@@ -184,7 +185,7 @@ func addOverflow(t *testing.T, w *world) {
 	for key, n := range map[string]int64{"up": math.MaxInt64, "down": math.MinInt64} {
 		_, err := s.Add(w.ctx, key, n)
 		good(t, err)
-		_, err = s.Add(w.ctx, key, n/math.MaxInt64) // one further
+		_, err = s.Add(w.ctx, key, n/math.MaxInt64) // one more
 		is(t, err, store.ErrInvalid)
 		holds(t, w, s, key, fmt.Sprint(n))
 	}
@@ -205,7 +206,7 @@ var swapChecks = []check{
 	{"of eight at once one wins", swapRace, []Feature{Swap}},
 }
 
-// swapTable has every case; nil is "absent".
+// swapTable has all cases; nil is "absent".
 func swapTable(t *testing.T, w *world) {
 	a, b, empty := []byte("a"), []byte("b"), []byte{}
 	for _, c := range []struct {

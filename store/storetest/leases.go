@@ -32,12 +32,12 @@ var leaseChecks = []check{
 	{"a wait for what it holds is over before it ends, or is none", leaseWait, []Feature{Leases, Wait}},
 }
 
-// lease makes a lease that lives through the check.
+// lease makes a lease that lives until the end of the check.
 func (w *world) lease(s *store.Store) *store.Lease {
 	w.t.Helper()
 	l, err := s.Lease(w.ctx, limit)
 	good(w.t, err)
-	w.t.Cleanup(func() { // while the session is open: ends its goroutine
+	w.t.Cleanup(func() { // while the session is open: ends the lease's goroutine
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), time.Second)
 		defer cancel()
 		_ = l.Close(ctx)
@@ -45,7 +45,7 @@ func (w *world) lease(s *store.Store) *store.Lease {
 	return l
 }
 
-// grant makes a lease that nobody keeps alive.
+// grant makes a lease that no client keeps alive.
 func (w *world) grant(s *store.Store, ttl time.Duration) uint64 {
 	w.t.Helper()
 	var rep wire.Reply
@@ -53,7 +53,7 @@ func (w *world) grant(s *store.Store, ttl time.Duration) uint64 {
 	return uint64(rep.N)
 }
 
-// put sets key to its name on a lease.
+// put sets key to its own name on a lease.
 func (w *world) put(s *store.Store, lease uint64, key string) error {
 	return s.Do(w.ctx, &wire.Request{Op: wire.OpSet, Key: key, Value: []byte(key), Lease: lease}, new(wire.Reply))
 }
@@ -66,7 +66,7 @@ func (w *world) revoke(s *store.Store, lease uint64) error {
 	return s.Do(w.ctx, &wire.Request{Op: wire.OpRevoke, Lease: lease}, new(wire.Reply))
 }
 
-// on sets keys to their names on l.
+// on sets each key to its own name on l.
 func (w *world) on(s *store.Store, l *store.Lease, keys ...string) {
 	w.t.Helper()
 	for _, k := range keys {
@@ -74,7 +74,7 @@ func (w *world) on(s *store.Store, l *store.Lease, keys ...string) {
 	}
 }
 
-// expires ends the test unless the next changes are that keys expire, in any order.
+// expires fails the test unless the next changes are the expiry of keys, in any order.
 func expires(t *testing.T, pull func() (store.Event, error, bool), keys ...string) {
 	t.Helper()
 	var gone []string
@@ -138,7 +138,7 @@ func leaseKept(t *testing.T, w *world) {
 	var start time.Time
 	key := w.quickly(ttl, func(key string) {
 		granted := time.Now()
-		inTime := func(err error) { // otherwise it may have ended
+		inTime := func(err error) { // otherwise the lease may have ended
 			if time.Since(granted) < ttl {
 				good(t, err)
 			}
@@ -159,7 +159,7 @@ func leaseKept(t *testing.T, w *world) {
 
 func leaseHeld(t *testing.T, w *world) {
 	s := w.store()
-	ttl := max(w.TTL, 3*time.Second) // a busy machine is late, but not by so much
+	ttl := max(w.TTL, 3*time.Second) // long enough for the delays of a busy machine
 	l, err := s.Lease(w.ctx, ttl)
 	good(t, err)
 	w.on(s, l, "key")

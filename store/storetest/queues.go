@@ -21,7 +21,7 @@ var queueChecks = []check{
 	{"what was passed in may be changed, and what was returned", queueOwns, []Feature{Queues}},
 }
 
-// popped ends the test unless the first value of queue is one of n, and is value.
+// popped fails the test unless the queue had n values and the first one is value.
 func popped(t *testing.T, w *world, s *store.Store, queue, value string, n int) {
 	t.Helper()
 	v, got, err := s.TryPop(w.ctx, queue)
@@ -130,7 +130,7 @@ func queueMany(t *testing.T, w *world) {
 	for _, c := range waiting {
 		o := <-c
 		good(t, o.err)
-		last := map[byte]int{} // of each pusher: a popper has them in their order
+		last := map[byte]int{} // for each pusher, since a popper gets its values in their order
 		for _, v := range o.values {
 			var who byte
 			var k int

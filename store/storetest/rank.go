@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// rank is a member of a group, on a session of its own.
+// rank is a member of a group, with a session of its own.
 type rank struct {
 	*store.Store
 	engine store.Engine
@@ -23,15 +23,15 @@ type rank struct {
 	probes uint64
 }
 
-// label is what a rank says it is.
+// label is the name that rank n reports.
 func label(n int) string { return fmt.Sprintf("host-%d:%d", n, 1000+n) }
 
-// applicant is what rank n of size joins with.
+// applicant is the contribution with which rank n of size joins.
 func applicant(group string, n, size int) wire.Contribution {
 	return wire.Contribution{Group: group, Run: "run", Rank: n, Size: size, Label: label(n)}
 }
 
-// group makes a group of size ranks.
+// group forms a group of size ranks.
 func (w *world) group(size int) []*rank {
 	w.t.Helper()
 	ranks := make([]*rank, size)
@@ -43,7 +43,7 @@ func (w *world) group(size int) []*rank {
 	return ranks
 }
 
-// join lets ranks join name together.
+// join lets ranks join name concurrently.
 func (w *world) join(ranks []*rank, name string) {
 	w.t.Helper()
 	allGood(w.t, together(len(ranks), func(n int) ([][]byte, error) {
@@ -53,16 +53,16 @@ func (w *world) join(ranks []*rank, name string) {
 	}))
 }
 
-// seat is a contribution with nothing but who casts it.
+// seat is a contribution with only the generation and the rank.
 func (r *rank) seat() wire.Contribution { return wire.Contribution{Generation: r.gen, Rank: r.n} }
 
-// in is c as this rank casts it.
+// in is c with r's generation and rank.
 func (r *rank) in(c wire.Contribution) wire.Contribution {
 	c.Generation, c.Rank = r.gen, r.n
 	return c
 }
 
-// collect casts a vote, with the rank's own payload "rank n" unless there is another one.
+// collect casts a vote with payload, or with the payload "rank n" if there is none.
 func (r *rank) collect(ctx context.Context, c wire.Contribution, payload ...byte) outcome {
 	if payload == nil {
 		payload = fmt.Appendf(nil, "rank %d", r.n)
@@ -71,7 +71,7 @@ func (r *rank) collect(ctx context.Context, c wire.Contribution, payload ...byte
 	return outcome{values, err}
 }
 
-// collectLater casts a vote beside the test.
+// collectLater casts a vote concurrently with the test.
 func (r *rank) collectLater(t *testing.T, ctx context.Context, c wire.Contribution, payload ...byte) <-chan outcome {
 	return later(t, func() ([][]byte, error) {
 		o := r.collect(ctx, c, payload...)
@@ -79,7 +79,7 @@ func (r *rank) collectLater(t *testing.T, ctx context.Context, c wire.Contributi
 	})
 }
 
-// everybody casts c, from all ranks at once.
+// everybody casts c from all ranks concurrently.
 func everybody(ranks []*rank, c wire.Contribution) []outcome {
 	return together(len(ranks), func(i int) ([][]byte, error) {
 		o := ranks[i].collect(ranks[i].w.ctx, c)
@@ -87,7 +87,7 @@ func everybody(ranks []*rank, c wire.Contribution) []outcome {
 	})
 }
 
-// goesOn asserts that a barrier of ranks works.
+// goesOn asserts that a barrier of ranks succeeds.
 func goesOn(t *testing.T, ranks []*rank, seq uint64) {
 	t.Helper()
 	allGood(t, everybody(ranks, barrier(seq)))
@@ -105,7 +105,8 @@ func broadcast(seq uint64, root int) wire.Contribution {
 	return wire.Contribution{Seq: seq, Verb: "broadcast", Root: root, RootOnly: true, Want: int32(root)}
 }
 
-// calls lets rank be in a barrier that it alone has called, and returns when the store has its vote.
+// calls casts r's vote in a barrier that no other rank has called, and returns when the store has
+// the vote.
 func (r *rank) calls(t *testing.T, other *rank, c wire.Contribution) <-chan outcome {
 	t.Helper()
 	waiting := r.collectLater(t, r.w.ctx, c)
@@ -113,7 +114,8 @@ func (r *rank) calls(t *testing.T, other *rank, c wire.Contribution) <-chan outc
 	return waiting
 }
 
-// seen returns when the store tells other that r is in what: other opens records on a channel of its own, whose verdicts tell it.
+// seen returns when the store reports to other that r is in what. To find out, other opens records
+// on a channel of its own; their errors say what r does.
 func (r *rank) seen(t *testing.T, other *rank, what string) {
 	t.Helper()
 	until(t, r.w.ctx, fmt.Sprintf("rank %d is in %s", r.n, what), func() bool {
@@ -128,7 +130,7 @@ func (r *rank) seen(t *testing.T, other *rank, what string) {
 	})
 }
 
-// agreed ends the test unless all outcomes are the same verdict, and returns it.
+// agreed fails the test unless all outcomes have the same failure, and returns it.
 func agreed(t *testing.T, out ...outcome) *wire.Failure {
 	t.Helper()
 	first := verdict(t, out[0].err)
@@ -139,19 +141,19 @@ func agreed(t *testing.T, out ...outcome) *wire.Failure {
 	return first
 }
 
-// send puts a message into the stream to dst.
+// send adds a message to the stream to dst.
 func (r *rank) send(ctx context.Context, dst int, tag, message string, ttl ...time.Duration) error {
 	c := r.in(wire.Contribution{Root: dst, Channel: tag, Verb: "send", Type: "text"})
 	return r.Send(ctx, c, []byte(message), append(ttl, 0)[0])
 }
 
-// recv takes message pos from the stream from src.
+// recv receives message pos of the stream from src.
 func (r *rank) recv(ctx context.Context, src int, tag string, pos uint64) outcome {
 	v, _, err := r.Recv(ctx, r.in(wire.Contribution{Root: src, Channel: tag, Seq: pos, Verb: "recv"}))
 	return outcome{[][]byte{v}, err}
 }
 
-// gets ends the test unless message pos from src is want.
+// gets fails the test unless message pos from src is want.
 func (r *rank) gets(t *testing.T, src int, tag string, pos uint64, want string) {
 	t.Helper()
 	o := r.recv(r.w.ctx, src, tag, pos)

@@ -34,13 +34,13 @@ var reconnectChecks = []check{
 	{"a lease lives on", breakLease, []Feature{Leases, Breaks, Sessions}},
 }
 
-// breaks is how many breaks make a check.
+// breaks is the number of breaks in a check.
 const breaks = 40
 
-// storm breaks the connections of engines, in turn, while callers call. It ends after so many breaks, each of which some calls
-// have survived.
+// storm breaks the connections of engines, in turn, while callers make calls. It ends after that
+// many breaks. After each break it waits until some calls have succeeded.
 type storm struct {
-	calls atomic.Int64 // that have succeeded
+	calls atomic.Int64 // number of successful calls
 	over  atomic.Bool
 }
 
@@ -55,7 +55,7 @@ func (s *storm) call(do func(n int) error) error {
 	return nil
 }
 
-// weather begins a storm over engines.
+// weather starts a storm that breaks the connections of engines.
 func (w *world) weather(engines ...store.Engine) *storm {
 	s := new(storm)
 	ended := later(w.t, func() ([][]byte, error) {
@@ -83,7 +83,7 @@ func (w *world) weather(engines ...store.Engine) *storm {
 	return s
 }
 
-// callers run do in several goroutines on each of two sessions until the storm is over.
+// callers runs do in several goroutines on each of two sessions until the storm is over.
 func (w *world) callers(each int, do func(s *store.Store, caller, n int) error) (*store.Store, []outcome) {
 	a, b := w.engine(), w.engine()
 	weather := w.weather(a, b)
@@ -164,7 +164,7 @@ func breakDeletes(t *testing.T, w *world) {
 	}
 }
 
-// breakTakes has two who want each entry: one gets it.
+// breakTakes checks that of two callers that take each entry, exactly one gets it.
 func breakTakes(t *testing.T, w *world) {
 	s, out := w.callers(4, func(s *store.Store, caller, n int) error {
 		one := fmt.Sprint("one ", caller, n)
@@ -214,7 +214,8 @@ func breakStream(t *testing.T, w *world) {
 	good(t, (<-sent).err)
 }
 
-// breakGivenUp adds with contexts that end at any time: what is told as unknown may count, what failed otherwise may not.
+// breakGivenUp adds with contexts that end at any time. A call that returned ErrUnknown may count;
+// a call that failed otherwise must not.
 func breakGivenUp(t *testing.T, w *world) {
 	var yes, unknown atomic.Int64
 	s, out := w.callers(4, func(s *store.Store, caller, n int) error {
@@ -243,7 +244,7 @@ func breakGivenUp(t *testing.T, w *world) {
 	}
 }
 
-// breakOrder has one writer for each key, who knows what must be there.
+// breakOrder has one writer for each key, so the writer knows the expected value.
 func breakOrder(t *testing.T, w *world) {
 	_, out := w.callers(4, func(s *store.Store, caller, n int) error {
 		key := fmt.Sprint("own ", caller)
@@ -255,7 +256,7 @@ func breakOrder(t *testing.T, w *world) {
 	allGood(t, out)
 }
 
-// back returns when e is connected again.
+// back returns when e has reconnected.
 func (w *world) back(e store.Engine) {
 	w.t.Helper()
 	lacksKey(w.t, w, store.New(e), "no such key")
@@ -382,7 +383,7 @@ func breakCollects(t *testing.T, w *world) {
 		for seq := uint64(1); ; seq++ {
 			mine := fmt.Sprint(seq, " from ", i)
 			if i == 0 && weather.over.Load() {
-				mine = "the last" // all end with the same one
+				mine = "the last" // all end with the same value
 			}
 			o := ranks[i].collect(w.ctx, allGather(seq), []byte(mine)...)
 			if o.err != nil {

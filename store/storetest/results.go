@@ -81,7 +81,7 @@ func resultNothing(t *testing.T, w *world) {
 	}
 }
 
-// parts is a payload with a part for each of n ranks: "from>to".
+// parts returns a payload with a part for each of n ranks: "from>to".
 func parts(from, n int) []byte {
 	ps := make([][]byte, n)
 	for to := range ps {
@@ -144,7 +144,8 @@ func resultMixed(t *testing.T, w *world) {
 	same(t, "one", out[3].values, [][]byte{{2, 0, 0, 0}})
 }
 
-// resultUnasked asserts that an all-to-all in which one rank wants nothing either fails for all or gives the others their parts.
+// resultUnasked asserts that an all-to-all in which one rank wants no result either fails on all
+// ranks or gives the others their parts.
 func resultUnasked(t *testing.T, w *world) {
 	ranks := w.group(3)
 	out := together(3, func(i int) ([][]byte, error) {
@@ -202,7 +203,7 @@ func resultFolds(t *testing.T, w *world) {
 	}
 }
 
-// foldsOf asserts that a fold of the ranks' numbers is that of a loop over them.
+// foldsOf asserts that a reduction of the ranks' numbers equals that of a loop over them.
 func foldsOf[T number](t *testing.T, ranks []*rank, seq uint64, op wire.ReduceOp, kind wire.NumberKind, numbers [][]T) {
 	t.Helper()
 	want := append([]T(nil), numbers[0]...)
@@ -240,7 +241,7 @@ func littleEndian[T number](ns []T) []byte {
 	return b
 }
 
-// resultFoldOrder lets the ranks come in every order: the sum has the same bits.
+// resultFoldOrder lets the ranks arrive in every order: the sum has the same bits.
 func resultFoldOrder(t *testing.T, w *world) {
 	ranks := w.group(3)
 	numbers := [][]float64{{1e16, 0.1}, {1, 0.2}, {-1e16, 0.3}}

@@ -23,7 +23,7 @@ var statusChecks = []check{
 	{"it changes nothing", statusPure, []Feature{Status, Watch}},
 }
 
-// sees is the group of the test, as the store tells of it; nil if there is none.
+// sees returns the status of the test's group, or nil if there is none.
 func sees(t *testing.T, w *world, s *store.Store) *store.GroupStatus {
 	t.Helper()
 	all, err := s.Status(w.ctx, "")
@@ -35,7 +35,7 @@ func sees(t *testing.T, w *world, s *store.Store) *store.GroupStatus {
 	return &all.Groups[i]
 }
 
-// comes returns the group once it is as is says.
+// comes returns the group's status once is reports true for it.
 func comes(t *testing.T, w *world, s *store.Store, what string, is func(*store.GroupStatus) bool) (g *store.GroupStatus) {
 	t.Helper()
 	until(t, w.ctx, what, func() bool {
@@ -108,7 +108,8 @@ func statusRecv(t *testing.T, w *world) {
 
 func statusVerdict(t *testing.T, w *world) {
 	ranks := w.group(2)
-	is(t, ranks[0].collect(w.within(10*soon), barrier(1)).err, store.ErrTimeout) // not so soon that a slow engine cannot say who is missing
+	// a timeout that is long enough for a slow engine to report the missing ranks
+	is(t, ranks[0].collect(w.within(10*soon), barrier(1)).err, store.ErrTimeout)
 	g := comes(t, w, w.store(), "the failed record", func(g *store.GroupStatus) bool { return len(g.Failures) == 1 })
 	v := g.Failures[0]
 	same(t, "of", []any{v.Verb, v.Seq}, []any{"barrier", uint64(1)})

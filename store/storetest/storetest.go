@@ -7,7 +7,7 @@
 //		}, &storetest.Options{Without: []storetest.Feature{storetest.Sessions}})
 //	}
 //
-// What an engine cannot do it says (Options.Without); all else must hold.
+// Options.Without lists the features that an engine does not have; all else must hold.
 package storetest
 
 import (
@@ -22,8 +22,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Feature is a part of the contract that an engine may be without. It then answers ErrUnsupported to
-// the operations of that part, and the suite asserts that; the last six have no operation of their own.
+// Feature is a part of the contract that an engine may lack. The engine then returns ErrUnsupported
+// for the operations of that part, and the suite asserts it. The last six features have no
+// operations of their own.
 type Feature string
 
 const (
@@ -32,47 +33,52 @@ const (
 	Collect  Feature = "collect" // groups: join, leave, follow and collect
 	Delete   Feature = "delete"
 	List     Feature = "list"
-	Reads    Feature = "reads"   // entries that go with their last read
+	Reads    Feature = "reads"   // entries with a limited number of reads
 	Streams  Feature = "streams" // send, recv and expire
 	Swap     Feature = "swap"
 	TTL      Feature = "ttl"
 	Wait     Feature = "wait"
 	Watch    Feature = "watch"
-	Leases   Feature = "leases" // entries that go with a lease
+	Leases   Feature = "leases" // entries that end with a lease
 	Queues   Feature = "queues"
-	Remove   Feature = "remove" // swap of a value for nothing
+	Remove   Feature = "remove" // a swap of a value for nothing, which deletes
 	Status   Feature = "status"
 	Channels Feature = "channels" // close channel and acknowledge
-	Attempts Feature = "attempts" // an attempt to form a group has one outcome, and claims are heeded
-	Crowds   Feature = "crowds"   // groups of thousands that come together at once
-	Waiters  Feature = "waiters"  // a status that tells all of calls that wait: their deadlines and tags, and keys
+	// an attempt to form a group has one outcome, and claims are checked
+	Attempts Feature = "attempts"
+	Crowds   Feature = "crowds" // groups of thousands of ranks that form at once
+	// a status with the deadlines and tags of all waiting calls, and with keys
+	Waiters Feature = "waiters"
 
-	Checked    Feature = "checked"    // counters that do not overflow, and are not added to what is no number
-	Compaction Feature = "compaction" // a history with an end: watch may say ErrCompacted
-	Sessions   Feature = "sessions"   // what Open's function returns are sessions of their own, not one and the same
-	Loss       Feature = "loss"       // Options.Cut; implied if that is nil
-	Breaks     Feature = "breaks"     // Options.Break; implied if that is nil
+	// counters detect an overflow, and reject a value that is not a number
+	Checked    Feature = "checked"
+	Compaction Feature = "compaction" // a bounded history: Watch may return ErrCompacted
+	// the engines that Open's function returns are separate sessions
+	Sessions Feature = "sessions"
+	Loss     Feature = "loss"   // Options.Cut; implied if that is nil
+	Breaks   Feature = "breaks" // Options.Break; implied if that is nil
 )
 
-// Options has defaults for nil: everything is supported, but no session can be cut, nor its connection broken.
+// Options are the options of Run. By default all features are supported, but no session can be cut,
+// and no connection broken.
 type Options struct {
 	Without []Feature
-	// Cut ends a session as a crash of its process would: without goodbye.
+	// Cut ends a session as a crash of its process would: without a goodbye.
 	Cut func(store.Engine)
-	// Break ends a session's connection alone: the session comes back by itself.
+	// Break ends a session's connection, but not the session, which reconnects.
 	Break func(store.Engine)
-	// Only has the names of the chapters to run; default all.
+	// Only names the chapters to run; the default is all.
 	Only []string
-	// TTL is the shortest that the engine keeps; default 50 ms.
+	// TTL is the shortest time to live that the engine supports; the default is 50 ms.
 	TTL time.Duration
-	// Key is the length of the longest key that the engine takes; default wire.MaxKey.
+	// Key is the maximum length of a key; the default is wire.MaxKey.
 	Key int
-	// Value is the length of the largest value that the engine takes; default wire.MaxValue.
+	// Value is the maximum length of a value; the default is wire.MaxValue.
 	Value int
 }
 
-// Run tests an engine. open makes a store with nothing in it, and returns the function that opens a session on
-// it; open cleans up after itself, sessions are closed by Run before that.
+// Run tests an engine. open creates an empty store, and returns the function that opens a session
+// of it. open registers its own cleanup; Run closes the sessions before that.
 func Run(t *testing.T, open func(t *testing.T) (session func() store.Engine), o *Options) {
 	s := &suite{open: open}
 	if o != nil {
@@ -108,7 +114,7 @@ type chapter struct {
 	cases []check
 }
 
-// check is one sentence of the contract.
+// check is a test of one statement of the contract.
 type check struct {
 	name  string
 	run   func(t *testing.T, w *world)
@@ -146,7 +152,8 @@ type suite struct {
 	open func(t *testing.T) func() store.Engine
 }
 
-// limit is how long a check may take, on a machine that others use too: an engine that hangs fails.
+// limit is how long a check may take, also on a machine that other processes use. It turns a
+// deadlock of the engine into a failure.
 const limit = 30 * time.Second
 
 func (s *suite) run(t *testing.T, c check) {
@@ -161,7 +168,7 @@ func (s *suite) run(t *testing.T, c check) {
 
 func (s *suite) lacks(f Feature) bool { return slices.Contains(s.Without, f) }
 
-// world is one store, and the ways to reach it. It is made for one check.
+// world is one store and its sessions, created for one check.
 type world struct {
 	*suite
 	t       *testing.T
@@ -182,18 +189,19 @@ func (w *world) engine() store.Engine {
 	return e
 }
 
-// store opens a session, and returns the verbs over it.
+// store opens a session, and returns a Store over it.
 func (w *world) store() *store.Store { return store.New(w.engine()) }
 
-// within is the check's context with a shorter time.
+// within returns the check's context with a shorter timeout.
 func (w *world) within(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(w.ctx, d)
 	w.t.Cleanup(cancel)
 	return ctx
 }
 
-// quickly does what has to be done within d until it was, and returns the prefix of the keys that counts: each attempt has its own. What a
-// time to live ended meanwhile, on a machine that others use too, says nothing of the engine.
+// quickly repeats do, each time with another prefix for its keys, until an attempt takes less than
+// d, and returns the prefix of that attempt. Entries that expire during a slower attempt, on a
+// machine that other processes use, would say nothing about the engine.
 func (w *world) quickly(d time.Duration, do func(prefix string)) (prefix string) {
 	w.t.Helper()
 	for i := 0; w.ctx.Err() == nil; i++ {
@@ -208,10 +216,10 @@ func (w *world) quickly(d time.Duration, do func(prefix string)) (prefix string)
 	return ""
 }
 
-// soon is a time that is short, but longer than a busy machine needs for some calls.
+// soon is a short time, but longer than a busy machine needs for a few calls.
 const soon = 100 * time.Millisecond
 
-// requests has those that an engine without a feature does not support.
+// requests maps a feature to the requests that an engine without it rejects.
 func requests() map[Feature][]wire.Request {
 	c := wire.Contribution{Group: "g", Generation: 1, Seq: 1, Size: 1, Root: -1, Verb: "barrier", Want: wire.WantNothing}
 	return map[Feature][]wire.Request{
@@ -248,11 +256,11 @@ func requests() map[Feature][]wire.Request {
 	}
 }
 
-// unsupported asserts that what an engine is without it refuses by name.
+// unsupported asserts that an engine rejects the operations of the features that it lacks.
 func (s *suite) unsupported(t *testing.T) {
 	for _, f := range s.Without {
 		for _, req := range requests()[f] {
-			if req.Op == wire.OpPing { // an engine may have revisions, and no watch
+			if req.Op == wire.OpPing { // an engine may have revisions, but no watch
 				continue
 			}
 			t.Run(string(f)+"/"+req.Op.String(), func(t *testing.T) {

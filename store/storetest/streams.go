@@ -169,7 +169,7 @@ func streamOwnership(t *testing.T, w *world) {
 	}
 }
 
-// fill sends n messages of a size from 0 to 1.
+// fill sends n messages of size bytes from rank 0 to rank 1.
 func fill(t *testing.T, ranks []*rank, n, size int) {
 	t.Helper()
 	for range n {
@@ -303,7 +303,7 @@ func streamExpiredRoom(t *testing.T, w *world) {
 	for range 2 {
 		good(t, ranks[0].send(w.ctx, 1, "", string(big(8<<20)), w.TTL))
 	}
-	good(t, ranks[0].send(w.ctx, 1, "", "last")) // waits for the others to go
+	good(t, ranks[0].send(w.ctx, 1, "", "last")) // waits until the other messages have been removed
 	ranks[0].expires(t, 2)
 	is(t, ranks[1].recv(w.ctx, 0, "", 1).err, store.ErrExpired)
 	is(t, ranks[1].recv(w.ctx, 0, "", 2).err, store.ErrExpired)

@@ -44,7 +44,8 @@ func waitLater(t *testing.T, w *world) {
 	same(t, "values", texts(o.values), []string{"key"})
 }
 
-// holdsNothing makes some calls while key is missing and waiting waits for it.
+// holdsNothing makes some calls while key is missing, to check that waiting, which waits for it,
+// blocks no other call.
 func holdsNothing(t *testing.T, w *world, s *store.Store, key string, waiting <-chan outcome) {
 	t.Helper()
 	for range 10 {
@@ -109,7 +110,7 @@ func waitTimeout(t *testing.T, w *world) {
 	holds(t, w, s, "present", "present")
 }
 
-// inTime ends the test unless what took d, and not much longer.
+// inTime fails the test unless what took at least d, and not much longer.
 func inTime(t *testing.T, what string, start time.Time, d time.Duration) {
 	t.Helper()
 	if took := time.Since(start); took < d || took > d+limit/2 {
@@ -257,7 +258,7 @@ func ttlAnew(t *testing.T, w *world) {
 func ttlOrder(t *testing.T, w *world) {
 	s := w.store()
 	rev := w.revision(s)
-	p := w.quickly(w.TTL, func(p string) { // their ends are so far apart
+	p := w.quickly(w.TTL, func(p string) { // their expiry times are this far apart
 		for i, k := range []string{"3", "1", "2"} {
 			good(t, s.Set(w.ctx, p+k, nil, &store.SetOptions{TTL: time.Duration([]int{3, 1, 2}[i]) * w.TTL}))
 		}
@@ -308,7 +309,8 @@ func ttlWait(t *testing.T, w *world) {
 	same(t, "values", texts(o.values), []string{"2", "lasting"})
 }
 
-// ttlMade leaves the TTL alone that an entry has, or has not; but swap makes it anew.
+// ttlMade checks that an entry's TTL, or its absence, does not change, except that Swap sets it
+// anew.
 func ttlMade(t *testing.T, w *world) {
 	s := w.store()
 	w.set(s, "stays")

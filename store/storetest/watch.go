@@ -63,7 +63,8 @@ func watchLater(t *testing.T, w *world) {
 	}
 }
 
-// watchNow cannot know when the watch begins: it sets until the watch has seen something. From there on it must see all.
+// watchNow sets the key until the watch has seen a change, since it cannot know when the watch
+// begins. From there on the watch must see all changes.
 func watchNow(t *testing.T, w *world) {
 	a, b := w.store(), w.store()
 	w.set(b, "before")
@@ -80,7 +81,7 @@ func watchNow(t *testing.T, w *world) {
 		if err := b.Set(w.ctx, fmt.Sprintf("%06d", i), nil, nil); err != nil {
 			break
 		}
-		<-time.After(time.Millisecond) // no faster than the other side can see
+		<-time.After(time.Millisecond) // no faster than the watch can follow
 	}
 	o := <-seen
 	good(t, o.err)
@@ -198,7 +199,8 @@ func watchEnds(t *testing.T, w *world) {
 	holds(t, w, s, "key", "key")
 }
 
-// watchCompacted makes changes until the first one is forgotten: how many are kept is the engine's choice, not that it is bounded.
+// watchCompacted makes changes until the first one is dropped: the engine chooses how many it
+// keeps, but the number must be bounded.
 func watchCompacted(t *testing.T, w *world) {
 	s := w.store()
 	w.set(s, "key")
@@ -232,7 +234,7 @@ func compacted(t *testing.T, w *world, s *store.Store, after store.Revision) boo
 	return false
 }
 
-// watchSet watches from the revision of now, and makes one change.
+// watchSet watches from the current revision, and makes one change.
 func (w *world) watchSet(s *store.Store) func() (store.Event, error, bool) {
 	events := w.watch(s, "", w.revision(s))
 	w.set(s, "newest")
