@@ -8,14 +8,13 @@ import (
 	"sync"
 )
 
-// bareStore is a key-value server as one writes it in an hour: a goroutine for each connection, a
-// map and a lock.
+// bareStore is a minimal key-value server: a goroutine for each connection, a map and a lock.
 type bareStore struct {
 	mu sync.RWMutex
 	m  map[string][]byte
 }
 
-// serveBare is the role of the bare key-value server.
+// serveBare runs the role of the bare key-value server.
 func serveBare([]string) error {
 	s := &bareStore{m: map[string][]byte{}}
 	return serveEach(func(c net.Conn) {
@@ -72,7 +71,7 @@ func (s *bareStore) answer(r *bufio.Reader, w *bufio.Writer) error {
 	return err
 }
 
-// serveEach tells its address, and serves each connection in a goroutine, until the parent is done.
+// serveEach prints its address, and serves each connection in a goroutine, until the parent ends.
 func serveEach(serve func(c net.Conn)) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -14,10 +14,11 @@ import (
 	"time"
 )
 
-// roleVar is the environment variable that makes this program a child, and says which one.
+// roleVar is the environment variable that makes this program a child, and names its role.
 const roleVar = "MUSTER_BENCH_ROLE"
 
-// roles are what a child can be. Each lives until its stdin ends, which it does with its parent.
+// roles are the roles of children. A child lives until its stdin ends, which happens when its
+// parent ends.
 var roles map[string]func(args []string) error
 
 func init() { // not a literal: the roles start children in turn
@@ -49,17 +50,18 @@ func runChild() (status int) {
 	return 0
 }
 
-// process is a child. It is told things by lines, and answers with lines.
+// process is a child. It reads commands from its stdin and writes answers to its stdout, a line
+// each.
 type process struct {
 	role   string // for errors
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	out    *bufio.Reader
 	stderr bytes.Buffer
-	log    sync.WaitGroup // a goroutine throws away what it prints
+	log    sync.WaitGroup // the goroutine that discards the child's output
 }
 
-// spawn starts this program as role.
+// spawn starts this program in a role.
 func spawn(ctx context.Context, role string, args ...string) (*process, error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -68,7 +70,7 @@ func spawn(ctx context.Context, role string, args ...string) (*process, error) {
 	return spawnFrom(ctx, exe, role, args...)
 }
 
-// spawnFrom starts a build of this program as role.
+// spawnFrom starts a build of this program in a role.
 func spawnFrom(ctx context.Context, exe, role string, args ...string) (*process, error) {
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
@@ -93,7 +95,7 @@ func start(role string, cmd *exec.Cmd) (*process, error) {
 	return p, cmd.Start()
 }
 
-// line is the child's next line.
+// line returns the child's next line.
 func (p *process) line() (string, error) {
 	s, err := p.out.ReadString('\n')
 	if err != nil {
@@ -103,16 +105,16 @@ func (p *process) line() (string, error) {
 	return strings.TrimSpace(s), nil
 }
 
-// ask says something to the child, and returns its answer.
+// ask sends a command to the child, and returns its answer.
 func (p *process) ask(what string) (string, error) {
 	if _, err := io.WriteString(p.in, what+"\n"); err != nil {
-		_, why := p.line() // it has ended, and may have said why
+		_, why := p.line() // the child has ended, and may have printed an error
 		return "", errors.Join(err, why)
 	}
 	return p.line()
 }
 
-// stop ends the child: gently, and then not.
+// stop ends the child: it closes the child's stdin, and kills it if that does not suffice.
 func (p *process) stop() {
 	_ = p.in.Close()
 	timer := time.AfterFunc(3*time.Second, func() { _ = p.cmd.Process.Kill() })
@@ -131,10 +133,10 @@ func (p *process) finish() error {
 	return nil
 }
 
-// tell prints a line to the parent.
+// tell prints a line, which the parent reads.
 func tell(format string, args ...any) { fmt.Printf(format+"\n", args...) }
 
-// listen answers the parent's lines until there are no more.
+// listen calls answer for each of the parent's lines until its stdin ends.
 func listen(answer func(line string) error) error {
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {

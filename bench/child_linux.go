@@ -5,5 +5,5 @@ import (
 	"syscall"
 )
 
-// bindLife has the kernel end cmd when this process is killed.
+// bindLife makes the kernel kill cmd when this process is killed.
 func bindLife(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

@@ -4,5 +4,5 @@ package main
 
 import "os/exec"
 
-// bindLife does nothing here: children of ours end with their stdin.
+// bindLife does nothing on this system: children of this program end with their stdin.
 func bindLife(*exec.Cmd) {}

@@ -64,7 +64,7 @@ func runCollective(ctx context.Context, args []string, out io.Writer) error {
 	return rep.write(out, o.asJSON)
 }
 
-// course is what is to be measured: a verb and a size.
+// course is one thing to measure: a verb and a size.
 type course struct {
 	verb  string
 	bytes int
@@ -113,7 +113,7 @@ func parseBytes(name, text string) (sizes []int, err error) {
 	return sizes, nil
 }
 
-// Who does it.
+// The names of the implementations, and of the columns that compare them.
 const (
 	byMemory  = "muster, shared memory"
 	byTCP     = "muster, TCP"
@@ -128,15 +128,15 @@ const (
 	whatPeers = "÷ MPI shm,÷ MPI TCP,÷ gloo,÷ Zerfoo,÷ bare,÷ copied"
 )
 
-// entrant is one who can take part, in some courses.
+// entrant is a party that can take part in some of the courses.
 type entrant struct {
 	name string
 	who  party
 	can  func(c course) bool
 }
 
-// invite starts all who can take part, and says what they do. stop ends them, and can be called
-// after an error too.
+// invite starts all entrants that can take part, and adds their events to g. stop ends them; it can
+// be called after an error too.
 func (o *collectiveOptions) invite(ctx context.Context, g *games, rep *report, all []course) (stop func(), err error) {
 	var stops []func()
 	stop = func() {
@@ -190,7 +190,7 @@ func isVerb(c course, names ...string) bool {
 	return slices.Contains(names, verb)
 }
 
-// inviteOurs starts what this program does itself.
+// inviteOurs starts the entrants that this program implements.
 func (o *collectiveOptions) inviteOurs(ctx context.Context, _ *report) (who []entrant, stop func(), err error) {
 	var teams []*team
 	stop = func() {
@@ -200,7 +200,7 @@ func (o *collectiveOptions) inviteOurs(ctx context.Context, _ *report) (who []en
 	}
 	for _, x := range []struct {
 		name, how string
-		each      int // ranks of a process
+		each      int // ranks per process
 		can       func(course) bool
 	}{
 		{byMemory, ranksNear, 1, anything},
@@ -222,14 +222,14 @@ func (o *collectiveOptions) inviteOurs(ctx context.Context, _ *report) (who []en
 	return who, stop, nil
 }
 
-// wanted reports whether -ways leaves anything for one to do.
+// wanted reports whether -ways selects any way of this name.
 func (o *collectiveOptions) wanted(name string) bool {
 	all, _ := o.parse()
 	return slices.ContainsFunc(all, func(c course) bool { return o.ways.is(c.verb + atWhom + name) })
 }
 
-// ensemble is a team as one party: its lap is that of the slowest rank in each call, or of rank 0
-// if calls follow each other.
+// ensemble is a team as one party. Its lap is that of the slowest rank in each call, or of rank 0
+// if calls are chained.
 type ensemble struct{ *team }
 
 func (e *ensemble) turn(ctx context.Context, way string, bytes, count int) ([]lap, time.Duration, error) {
@@ -242,7 +242,7 @@ func (e *ensemble) turn(ctx context.Context, way string, bytes, count int) ([]la
 
 func isChained(way string) bool { return strings.Contains(way, chainedSuffix) }
 
-// merged is the lap of several ranks together.
+// merged combines the laps of several ranks into one.
 func merged(laps []lap, chained bool) (all lap) {
 	for i, l := range laps {
 		all.CPU += l.CPU
@@ -260,7 +260,7 @@ func merged(laps []lap, chained bool) (all lap) {
 	return all
 }
 
-// inviteMPI is nobody where there is no Open MPI.
+// inviteMPI returns no entrants if Open MPI is missing.
 func (o *collectiveOptions) inviteMPI(ctx context.Context, rep *report) ([]entrant, func(), error) {
 	nobody := func() {}
 	if !o.mpi || !o.wanted(byMPI) && !o.wanted(byMPITCP) {
@@ -280,15 +280,15 @@ func (o *collectiveOptions) inviteMPI(ctx context.Context, rep *report) ([]entra
 	}, program.remove, nil
 }
 
-// overMemory has Open MPI use shared memory.
+// overMemory are the arguments that make Open MPI use shared memory.
 var overMemory = []string{"--mca", "btl", "vader,self"}
 
-// mpiCollective is Open MPI. It runs for a turn alone, since its processes use the CPU while they
+// mpiCollective is Open MPI. It runs only for its turn, since its processes use the CPU while they
 // wait.
 type mpiCollective struct {
 	program *mpiProgram
 	size    int
-	way     []string // for mpirun
+	way     []string // arguments for mpirun
 }
 
 func (m *mpiCollective) pids() []int { return nil }
@@ -302,7 +302,7 @@ func (m *mpiCollective) turn(ctx context.Context, way string, n, count int) ([]l
 	return m.program.laps(ctx, m.size, m.way, count, "collective", name, strconv.Itoa(n), strconv.Itoa(count), chained)
 }
 
-// inviteGloo is nobody where there is no torch.
+// inviteGloo returns no entrants if torch is missing.
 func (o *collectiveOptions) inviteGloo(ctx context.Context, rep *report) ([]entrant, func(), error) {
 	nobody := func() {}
 	if !o.wanted(byGloo) {
@@ -316,15 +316,15 @@ func (o *collectiveOptions) inviteGloo(ctx context.Context, rep *report) ([]entr
 	return []entrant{{byGloo, &ensemble{t}, can}}, t.stop, nil
 }
 
-// inviteZerfoo starts a program of the user's: each rank is told its number, how many there are,
-// and a free address for rank 0, and takes turns as gloo's script does.
+// inviteZerfoo starts a program of the user's. Each rank gets its number, the number of ranks, and
+// a free address for rank 0, and takes turns as gloo's script does.
 func (o *collectiveOptions) inviteZerfoo(ctx context.Context, rep *report) ([]entrant, func(), error) {
 	nobody := func() {}
 	if o.zerfoo == "" {
 		rep.note("NO ZERFOO: -zerfoo names no program that is a rank of it")
 		return nil, nobody, nil
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0") // a free address, for rank 0
+	l, err := net.Listen("tcp", "127.0.0.1:0") // finds a free address for rank 0
 	if err != nil {
 		return nil, nobody, err
 	}

@@ -17,10 +17,10 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// Where the ranks of bench collective take each other to be.
+// Where the ranks of bench collective assume that the others run.
 const (
-	ranksNear = "near" // on one node
-	ranksFar  = "far"  // on as many nodes as ranks
+	ranksNear = "near" // on one host
+	ranksFar  = "far"  // each on a host of its own
 	ranksBare = "bare" // in one process, without muster
 )
 
@@ -35,12 +35,12 @@ type reducer struct {
 	rank, size int
 	group      *pgroup.Group
 	comm       *collective.Comm
-	bare       *bareRanks // instead of group and comm
+	bare       *bareRanks // used instead of group and comm
 }
 
-// reducersOptions say how ranks are to be started.
+// reducersOptions are the options of startReducers.
 type reducersOptions struct {
-	size, each int // ranks in all, and of a process
+	size, each int // ranks in total, and per process
 	how        string
 	profile    string
 }
@@ -66,9 +66,9 @@ func startReducers(ctx context.Context, o reducersOptions) (*team, error) {
 	return t, nil
 }
 
-// beReducer is the role of ranks FIRST to END (without it) of SIZE: reducer FIRST END SIZE HOW
-// PROFILE ADDR. Who has rank 0 tells its address first. From then on a line is WAY BYTES COUNT, and
-// answered with a lap.
+// beReducer runs the role of the ranks FIRST to END (exclusive) of SIZE: reducer FIRST END SIZE HOW
+// PROFILE ADDR. The process of rank 0 first prints its address. From then on each line is WAY BYTES
+// COUNT, and the answer is a lap.
 func beReducer(args []string) (err error) {
 	var first, end, size int
 	for i, into := range []*int{&first, &end, &size} {
@@ -93,7 +93,7 @@ func beReducer(args []string) (err error) {
 	return errors.Join(listen(m.answer), m.close())
 }
 
-// meet makes the group.
+// meet forms the group.
 func (m *reducers) meet(how, addr string) error {
 	if how == ranksBare {
 		tell("nowhere")
@@ -139,7 +139,7 @@ func (m *reducers) close() error {
 	})
 }
 
-// each runs f for all ranks at once.
+// each runs f for all ranks of this process concurrently.
 func (m *reducers) each(f func(r *reducer) error) error {
 	errs := make([]error, len(m.ranks))
 	var wg sync.WaitGroup
@@ -171,7 +171,7 @@ func (m *reducers) answer(line string) error {
 	return err
 }
 
-// turn measures count calls of all ranks here.
+// turn measures count calls of all ranks of this process.
 func (m *reducers) turn(way string, bytes, count int) (all lap, err error) {
 	drills := make([]*drill, len(m.ranks))
 	took := make([][]float64, len(m.ranks))
@@ -201,13 +201,13 @@ func (m *reducers) turn(way string, bytes, count int) (all lap, err error) {
 	all = merged(laps, isChained(way))
 	all.CPU, all.Alloc = micros(cpu), float64(after.TotalAlloc-before.TotalAlloc)/float64(len(m.ranks))
 	if !isChained(way) {
-		all.Alloc /= 2 // the barrier is a verb too
+		all.Alloc /= 2 // half, since the barrier is a verb too
 	}
 	return all, nil
 }
 
-// times fills took. before is a barrier: in front of each call, or of the first one if they follow
-// each other.
+// times fills took with the duration of each call. A barrier, before, precedes each call, or only
+// the first one if calls are chained.
 func (d *drill) times(took []float64) error {
 	for i := range took {
 		if i == 0 || !d.chain {
@@ -224,7 +224,7 @@ func (d *drill) times(took []float64) error {
 	return nil
 }
 
-// open makes what a way needs.
+// open prepares a way.
 func (r *reducer) open(way string, bytes int) (d *drill, err error) {
 	name, who, _ := strings.Cut(way, atWhom)
 	name, chained := strings.CutSuffix(name, chainedSuffix)
@@ -247,7 +247,7 @@ func (r *reducer) open(way string, bytes int) (d *drill, err error) {
 	return d, nil
 }
 
-// check is one all-reduce whose result is known.
+// check runs one all-reduce whose result is known.
 func check(ctx context.Context, c *collective.Comm, bytes int) error {
 	rank, size := c.Group().Rank(), c.Group().Size()
 	x := make([]float32, bytes/4)

@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// target is what was wanted of one row: at most so many times as long as another one, or as a time.
+// target is the goal for one row: at most a factor of another row, or a time.
 type target struct {
 	what      string
 	verb      string
 	bytes     int
-	who, than string // than is empty: µs
+	who, than string // if than is empty, the bound is in µs
 	most      float64
 }
 
@@ -23,10 +23,10 @@ var collectiveTargets = []target{
 	{what: "16 MiB in one process, under 6 ms", verb: allReduceVerb, bytes: 16 * mib, who: inOne, most: 6000},
 }
 
-// allocTarget is what a rank may allocate per call.
+// allocTarget is the maximum number of bytes that a rank may allocate per call.
 const allocTarget = 1024
 
-// note says whether a target was reached; nothing if it was not measured.
+// note reports whether a target was reached. It reports nothing if the row was not measured.
 func (t target) note(g *games, rep *report) {
 	e := g.find(t.verb+atWhom+t.who, t.bytes)
 	if e == nil {
@@ -43,7 +43,7 @@ func (t target) note(g *games, rep *report) {
 	rep.note("target %s: %s %s, %s", t.what, figure(found), unit, metText(found <= t.most))
 }
 
-// noteAlloc says whether any of muster's rows allocates more than it should.
+// noteAlloc reports whether any of muster's rows allocates more than allocTarget.
 func noteAlloc(g *games, rep *report) {
 	worst, where := 0.0, ""
 	for _, e := range g.events {
@@ -65,7 +65,7 @@ func metText(met bool) string {
 	return "NOT MET"
 }
 
-// find is the event of a way and a size, if it takes place.
+// find returns the event of a way and a size, or nil if it was not measured.
 func (g *games) find(way string, bytes int) *event {
 	i := slices.IndexFunc(g.events, func(e *event) bool { return e.way == way && e.bytes == bytes })
 	if i < 0 {

@@ -10,10 +10,10 @@ import (
 const (
 	allReduceVerb = "all-reduce"
 	barrierVerb   = "barrier"
-	chainedSuffix = ", chained" // calls follow each other, without a barrier in between
+	chainedSuffix = ", chained" // calls follow each other without a barrier
 )
 
-// collectiveVerb is a verb of collective; bytes are those of the larger slice.
+// collectiveVerb is a verb of package collective; bytes is the length of the larger slice.
 type collectiveVerb struct {
 	name string
 	open func(ctx context.Context, c *collective.Comm, bytes int) func() error
@@ -59,7 +59,8 @@ func verbOf(name string) *collectiveVerb {
 	return nil
 }
 
-// floats are so many bytes of zeros that have been written to: sums of them stay what they are.
+// floats returns a slice of so many bytes of zeros. All pages have been written to. Zeros keep the
+// sums zero.
 func floats(bytes int) []float32 {
 	x := make([]float32, bytes/4)
 	for i := range x {
@@ -68,12 +69,12 @@ func floats(bytes int) []float32 {
 	return x
 }
 
-// bareRanks is the least that an all-reduce of goroutines can be: they see each other's slices,
-// each combines a part of them, and gates are between.
+// bareRanks is the lower bound of an all-reduce between goroutines. All see each other's slices,
+// each combines a part of them, and gates separate the steps.
 type bareRanks struct {
 	gate *gate
-	own  [][]float32 // of each rank
-	room [][]float32 // where others see a copy of it
+	own  [][]float32 // the slice of each rank
+	room [][]float32 // the copies that other ranks read
 }
 
 func newBareRanks(size int) *bareRanks {
@@ -100,12 +101,12 @@ func (b *bareRanks) open(rank, bytes int, copied bool) func() error {
 		sum(b.room, begin, end, b.room[:1])
 		b.gate.wait()
 		copy(x, b.room[0])
-		b.gate.wait() // nobody replaces what others copy
+		b.gate.wait() // so that no rank overwrites what others copy
 		return nil
 	}
 }
 
-// sum makes a part of all tos the sum of those of xs, a block that stays in the cache at a time.
+// sum sets a part of each of tos to the sum of that part of xs, in blocks that stay in the cache.
 func sum(xs [][]float32, begin, end int, tos [][]float32) {
 	const block = 1024
 	var room [block]float32
@@ -124,7 +125,7 @@ func sum(xs [][]float32, begin, end int, tos [][]float32) {
 	}
 }
 
-// gate lets goroutines through when all have come.
+// gate is a barrier of goroutines.
 type gate struct {
 	size  int
 	mu    sync.Mutex // protects the fields below

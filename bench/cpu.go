@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// cpuTime is the CPU time that the threads of a process have had, user and system; 0 where there is
-// no /proc.
+// cpuTime returns the CPU time that the threads of a process have used, user and system, or 0 if
+// there is no /proc.
 func cpuTime(pid int) (sum time.Duration) {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	for _, t := range tasks {
@@ -26,7 +26,7 @@ func cpuTime(pid int) (sum time.Duration) {
 	return sum
 }
 
-// residentBytes is the resident memory of a process; 0 where there is no /proc.
+// residentBytes returns the resident memory of a process, or 0 if there is no /proc.
 func residentBytes(pid int) int64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if err != nil {
@@ -37,16 +37,16 @@ func residentBytes(pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// loadAverage is how busy the machine is, in the kernel's words.
+// loadAverage returns the kernel's load averages as text.
 func loadAverage() string {
 	b, _ := os.ReadFile("/proc/loadavg")
 	return string(bytes.TrimSpace(b))
 }
 
-// machineTime is the CPU time that all CPUs have spent on anything, since the start; 0 where there
-// is no /proc.
+// machineTime returns the CPU time that all CPUs have spent on all processes since boot, or 0 if
+// there is no /proc.
 func machineTime() (busy time.Duration) {
-	const tick = 10 * time.Millisecond // USER_HZ is 100 everywhere
+	const tick = 10 * time.Millisecond // USER_HZ is 100 on all systems
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return 0
@@ -60,7 +60,7 @@ func machineTime() (busy time.Duration) {
 	return busy
 }
 
-// watch finds out how much of the machine others use while something is measured.
+// watch measures how much of the machine other processes use during a measurement.
 type watch struct {
 	began time.Time
 	busy  time.Duration
@@ -68,7 +68,8 @@ type watch struct {
 
 func startWatch() watch { return watch{time.Now(), machineTime()} }
 
-// others is their part of all CPU time since the start, when ours was so much.
+// others returns the share of the CPU time since the start that other processes used, given that
+// the measured ones used ours.
 func (w watch) others(ours time.Duration) float64 {
 	all := time.Since(w.began) * time.Duration(runtime.NumCPU())
 	return max(0, float64(machineTime()-w.busy-ours)/float64(all))

@@ -14,18 +14,17 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// traffic is what connections have carried: bytes to the other end and from it, and packets that
-// were sent again.
+// traffic is what connections have carried: bytes sent, bytes received, and packets that were
+// retransmitted.
 type traffic struct{ out, in, resent uint64 }
 
-// wires are connections whose traffic is counted: by the kernel, so that they are as fast as
-// others.
+// wires are connections whose traffic the kernel counts, so that they are as fast as others.
 type wires struct {
 	mu    sync.Mutex // protects conns
 	conns []*net.TCPConn
 }
 
-// dial is for store.DialOptions.
+// dial is a dial function for store.DialOptions.
 func (w *wires) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	c, err := new(net.Dialer).DialContext(ctx, network, addr)
 	if tcp, ok := c.(*net.TCPConn); ok {
@@ -50,7 +49,7 @@ func (t traffic) tell() { tell("%d %d %d", t.out, t.in, t.resent) }
 
 // crowd is the ranks of one process.
 type crowd struct {
-	addrs       []string // of the store, or of their relays, each of which has so many ranks
+	addrs       []string // of the store, or of its relays, each of which serves host ranks
 	host        int
 	first, size int
 	stores      []*store.Store
@@ -68,8 +67,8 @@ func newCrowd(addrs string, host, first, end, size int) *crowd {
 	}
 }
 
-// beCrowd is the role of ranks FIRST to END (without it) of SIZE, HOST of them at each of ADDRS:
-// crowd ADDRS FIRST END SIZE HOST. It answers each step with how long that took.
+// beCrowd runs the role of the ranks FIRST to END (exclusive) of SIZE, HOST of them at each of
+// ADDRS: crowd ADDRS FIRST END SIZE HOST. It answers each step with its duration.
 func beCrowd(args []string) error {
 	var first, end, size, host int
 	for i, into := range []*int{&first, &end, &size, &host} {
@@ -105,7 +104,7 @@ func beCrowd(args []string) error {
 	})
 }
 
-// each runs step for all ranks at once.
+// each runs step for all ranks concurrently.
 func (c *crowd) each(step func(i int) error) (took time.Duration, err error) {
 	began := time.Now()
 	var wg sync.WaitGroup
@@ -123,14 +122,15 @@ func (c *crowd) each(step func(i int) error) (took time.Duration, err error) {
 	return time.Since(began), err
 }
 
-// crowded is for how long processes may stand still that are many more than the machine has cores:
-// hosts of their own would not.
+// crowded is a liveness timeout for processes that are far more than the machine has cores, and so
+// may be stopped for long. Processes on hosts of their own would not be.
 const crowded = 15 * time.Second
 
-const stepTime = 5 * time.Minute // an all-gather of 10,000 ranks brings 7 GB
+const stepTime = 5 * time.Minute // an all-gather of 10,000 ranks transfers 7 GB
 
 func (c *crowd) connect(ctx context.Context, i int) error {
-	s, err := store.Dial(ctx, c.addrs[i/c.host%len(c.addrs)], &store.DialOptions{Dial: c.wires.dial, LivenessTimeout: crowded}) // no second try: a reset is an error
+	// without a retry: a reset is an error
+	s, err := store.Dial(ctx, c.addrs[i/c.host%len(c.addrs)], &store.DialOptions{Dial: c.wires.dial, LivenessTimeout: crowded})
 	c.stores[i] = s
 	return err
 }
@@ -142,7 +142,7 @@ func (c *crowd) join(ctx context.Context, i int) error {
 	return err
 }
 
-// collect is a verb of one rank, and wants so many values, each of which is long enough.
+// collect calls a verb for one rank, and checks the number of values and their length.
 func (c *crowd) collect(ctx context.Context, i int, of wire.Contribution, payload []byte, values, length int) error {
 	c.seats[i].Seq++
 	of.Generation, of.Rank, of.Seq = c.seats[i].Generation, c.seats[i].Rank, c.seats[i].Seq
@@ -174,14 +174,14 @@ func (c *crowd) broadcast(ctx context.Context, i int) error {
 	return c.collect(ctx, i, wire.Contribution{Root: 0, RootOnly: true, Verb: "broadcast", Want: 0}, payload, 1, 1<<10)
 }
 
-// ping finds out whether the connection still is one.
+// ping checks the connection of rank i.
 func (c *crowd) ping(ctx context.Context, i int) error {
 	_, err := c.stores[i].Revision(ctx)
 	return err
 }
 
-// beRelays is the role of COUNT relays: relays ADDR COUNT. It tells their addresses, and answers
-// "traffic" with that to the store.
+// beRelays runs the role of COUNT relays: relays ADDR COUNT. It prints their addresses, and answers
+// "traffic" with the traffic to the store.
 func beRelays(args []string) error {
 	count, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -201,7 +201,7 @@ func beRelays(args []string) error {
 	return listen(func(string) error { w.traffic().tell(); return nil })
 }
 
-// serveRelay is a relay of the store at to.
+// serveRelay runs a relay of the store at to.
 func serveRelay(to string, o *store.DialOptions) (addr string, stop func(), err error) {
 	r, err := store.NewRelay(context.Background(), "muster://"+to, o)
 	if err != nil {

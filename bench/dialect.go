@@ -13,28 +13,28 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// operation is what a load consists of.
+// operation is an operation of a load.
 type operation string
 
 const (
 	opGet operation = "get"
 	opSet operation = "set"
-	opTTL operation = "set TTL" // a set for longTTL
+	opTTL operation = "set TTL" // a set with longTTL
 )
 
-// longTTL is one that does not pass during a run.
+// longTTL is a time to live that does not pass during a run.
 const longTTL = time.Hour
 
-// dialect is how one connection speaks with a server: as cheap for all as it can be, so that the
-// differences are the servers'.
+// dialect is the protocol of a connection to a server. Each implementation is as cheap as possible,
+// so that differences come from the servers.
 type dialect interface {
 	open(c net.Conn) error
 	request(b []byte, op operation, key string, value []byte) []byte
-	// reply is the length of the reply at the front of b; 0 if it is not whole.
+	// reply returns the length of the reply at the front of b, or 0 if it is incomplete.
 	reply(b []byte) (n int, err error)
 }
 
-// wireDialect is muster's. It lives for one connection: its request is used again and again.
+// wireDialect is muster's protocol. Each connection has one, since it reuses its request.
 type wireDialect struct{ req wire.Request }
 
 func (d *wireDialect) open(c net.Conn) error {
@@ -83,7 +83,7 @@ func (*wireDialect) reply(b []byte) (int, error) {
 	return n, nil
 }
 
-// respDialect is Redis's.
+// respDialect is Redis's protocol.
 type respDialect struct{}
 
 func (respDialect) open(net.Conn) error { return nil }
@@ -126,7 +126,7 @@ func (respDialect) reply(b []byte) (int, error) {
 	return 0, fmt.Errorf("redis: %q", b[:end])
 }
 
-// bareDialect is that of the bare Go server:
+// bareDialect is the protocol of the bare Go server:
 //
 //	request: op u8 | key length u16 | value length u32 | key | value
 //	reply:   status u8 | value length u32 | value

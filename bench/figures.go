@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// quantile of sorted values; NaN of none.
+// quantile returns a quantile of sorted values, or NaN if there are none.
 func quantile[T int32 | int64 | float64](sorted []T, q float64) float64 {
 	if len(sorted) == 0 {
 		return math.NaN()
@@ -15,7 +15,7 @@ func quantile[T int32 | int64 | float64](sorted []T, q float64) float64 {
 	return float64(sorted[int(q*float64(len(sorted)-1))])
 }
 
-// median does not change vs.
+// median returns the median of vs. It does not modify vs.
 func median(vs []float64) float64 {
 	s := slices.Sorted(slices.Values(vs))
 	if n := len(s); n > 0 && n%2 == 0 {
@@ -34,7 +34,7 @@ func mean(vs []float64) float64 {
 	return sum / float64(len(vs))
 }
 
-// ratios are the quotients of what was measured in the same rounds.
+// ratios returns the quotients of values that were measured in the same rounds.
 func ratios(a, b []float64) []float64 {
 	rs := make([]float64, min(len(a), len(b)))
 	for i := range rs {
@@ -45,13 +45,13 @@ func ratios(a, b []float64) []float64 {
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// calmest keeps the calmer half of the rounds: those in which others used the least of the machine.
+// calmest returns the half of the rounds in which other processes used the least CPU time.
 func calmest[T any](rounds []T, others func(T) float64) []T {
 	slices.SortStableFunc(rounds, func(a, b T) int { return cmp.Compare(others(a), others(b)) })
 	return rounds[:len(rounds)/2+len(rounds)%2]
 }
 
-// medianOf is the median of one figure of many.
+// medianOf returns the median of f over vs.
 func medianOf[T any](vs []T, f func(T) float64) float64 { return median(each(vs, f)) }
 
 func each[T any](vs []T, f func(T) float64) []float64 {
@@ -62,8 +62,8 @@ func each[T any](vs []T, f func(T) float64) []float64 {
 	return fs
 }
 
-// exponent is x of the n^x that fits vs best, by least squares of logarithms; what is not positive
-// has none.
+// exponent returns the x for which n^x fits vs best, by least squares of logarithms. ok is false if
+// a value is not positive.
 func exponent(ns, vs []float64) (x float64, ok bool) {
 	var xs, ys []float64
 	for i, v := range vs {

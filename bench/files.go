@@ -99,10 +99,10 @@ type desk struct {
 	dir     string
 	space   *nfsws.Workspace
 	weights map[string]*tensor.Tensor
-	state   string // file of the newest state
+	state   string // file of the latest state
 	version nfsws.Version
-	bytes   []byte // of that file
-	room    []byte // to read into again and again
+	bytes   []byte // contents of that file
+	room    []byte // a reusable read buffer
 }
 
 const manyTensors = 1000
@@ -136,7 +136,7 @@ func openDesk(ctx context.Context, dir string, n int) (d *desk, err error) {
 
 func (d *desk) path(name string) string { return filepath.Join(d.dir, name+".safetensors") }
 
-// pids are none: it is this process.
+// pids returns nil: the party is this process.
 func (d *desk) pids() []int { return nil }
 
 func (d *desk) turn(ctx context.Context, name string, _, count int) ([]lap, time.Duration, error) {
@@ -155,7 +155,8 @@ func (d *desk) turn(ctx context.Context, name string, _, count int) ([]lap, time
 	return []lap{l}, 0, nil
 }
 
-// What others are compared with. What replaces a file frees the one before, in all of them.
+// The ways that others are compared with. In all of them, a write that replaces a file frees the
+// previous one.
 const (
 	plainWrite = "write, rename"
 	plainSync  = "write, fsync, rename"
@@ -164,15 +165,16 @@ const (
 	plainParse = "read of 1,000 tensors' file"
 )
 
-// fileEvent is something to do with files; plain is what the ones after it are compared with.
+// fileEvent is an operation on files; if plain is set, the ones after it are compared with it.
 type fileEvent struct {
 	name  string
 	plain bool
 	call  func(d *desk, ctx context.Context) error
 }
 
-// prepare has each call begin alike: with memory to be had that was used before, and, for the one
-// that is not to sync, without a file to replace; ext4 syncs what replaces another file.
+// prepare gives each call the same conditions: memory that was used before is free, and for the
+// write without a sync there is no file to replace, since ext4 syncs a file that replaces another
+// one.
 func (d *desk) prepare(name string) error {
 	runtime.GC()
 	if name != plainWrite {
@@ -208,7 +210,7 @@ func closed(f *safetensors.File, err error) error {
 	return f.Close()
 }
 
-// write is a plain file of the same bytes.
+// write writes a plain file of the same bytes.
 func (d *desk) write(sync bool) error {
 	name := d.path("plain")
 	f, err := os.Create(name + ".tmp")

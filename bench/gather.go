@@ -81,7 +81,7 @@ func (o *gatherOptions) parse() (sizes []int, err error) {
 	return sizes, nil
 }
 
-// invite starts all contenders, and says what they do. stop ends them, and can be called after an
+// invite starts all parties, and adds their events to g. stop ends them; it can be called after an
 // error too.
 func (o *gatherOptions) invite(ctx context.Context, g *games, rep *report, sizes []int) (stop func(), err error) {
 	var stops []func()
@@ -129,7 +129,7 @@ var (
 	mapBases    = map[string]string{}
 )
 
-// ours adds what this program does itself.
+// ours adds the ways that this program implements.
 func (o *gatherOptions) ours(g *games, who party, bytes int) {
 	for _, w := range gatherWays {
 		if w.sizes == nil || w.sizes(bytes) {
@@ -138,7 +138,7 @@ func (o *gatherOptions) ours(g *games, who party, bytes int) {
 	}
 }
 
-// special adds maps, and files of the largest size.
+// special adds gathers of maps, and files of the largest size.
 func (o *gatherOptions) special(g *games, ours party, torch *team, sizes []int) {
 	many := fmt.Sprintf("%d tensors", o.tensors)
 	for _, way := range mapWays {
@@ -157,14 +157,14 @@ func (o *gatherOptions) special(g *games, ours party, torch *team, sizes []int) 
 	}
 }
 
-// add adds a way, if it is to be measured.
+// add adds a way, if the flags select it.
 func (o *gatherOptions) add(g *games, who party, way string, bytes int, size string, bases map[string]string) {
 	if o.ways.is(way) {
 		g.events = append(g.events, &event{who: who, way: way, bytes: bytes, name: []string{size, way}, bases: bases})
 	}
 }
 
-// matcher is a flag; its zero value matches all.
+// matcher is a regular expression flag; its zero value matches all.
 type matcher struct{ *regexp.Regexp }
 
 func (m *matcher) Set(s string) (err error) {
@@ -213,7 +213,7 @@ func (o *gatherOptions) team(ctx context.Context) (*team, error) {
 	return t, nil
 }
 
-// inviteMPI is nobody where there is no Open MPI.
+// inviteMPI returns no entrants if Open MPI is missing.
 func (o *gatherOptions) inviteMPI(ctx context.Context, rep *report) (who []*mpiGather, gone func(), err error) {
 	gone = func() {}
 	if !o.mpi {

@@ -15,8 +15,9 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// gatherer is one rank of bench gather: in a star, and in two muster groups of the same processes,
-// of which one takes them all to be on one node, and the other each to be on its own. Rank 0 hosts.
+// gatherer is one rank of bench gather. It is in a star, and in two muster groups of the same
+// processes: in one they assume that all are on one host, in the other that each is on a host of
+// its own. Rank 0 hosts the star and the store.
 type gatherer struct {
 	rank, size int
 	dir        string // for files
@@ -26,22 +27,23 @@ type gatherer struct {
 	open       []*pgroup.Group
 }
 
-// warmUps are the calls of a turn that are not counted: segments are made, and pages touched.
+// warmUps is the number of calls of a turn that are not counted: they create segments and touch
+// pages.
 const warmUps = 3
 
-// lap is what one rank tells of a turn.
+// lap is what one rank reports of a turn.
 type lap struct {
 	Took  []float64 // µs, of each call
-	CPU   float64   // µs, of all calls and what is around them
-	Alloc float64   // bytes that a rank allocated in all calls, if it is known
+	CPU   float64   // µs, of all calls and the overhead around them
+	Alloc float64   // bytes that a rank allocated in all calls, if known
 }
 
-// drill is something that is measured: call, by all ranks at the same time.
+// drill is a measurement: all ranks run call concurrently.
 type drill struct {
-	chain  bool         // each call follows the one before, without a barrier
-	before func() error // if not nil: what belongs to each call, and is not measured
+	chain  bool         // calls follow each other without a barrier
+	before func() error // if not nil, runs before each call, and is not measured
 	call   func() error
-	after  []func() error // at the end, the last first
+	after  []func() error // runs at the end, in reverse order
 }
 
 func (d *drill) close() (err error) {
@@ -53,8 +55,8 @@ func (d *drill) close() (err error) {
 	return err
 }
 
-// beGatherer is the role of a rank: gatherer RANK SIZE DIR PROFILE [STAR GROUP]. Rank 0 tells both
-// addresses first. From then on a line is WAY BYTES COUNT, and answered with a lap.
+// beGatherer runs the role of a rank: gatherer RANK SIZE DIR PROFILE [STAR GROUP]. Rank 0 first
+// prints both addresses. From then on each line is WAY BYTES COUNT, and the answer is a lap.
 func beGatherer(args []string) (err error) {
 	m := &gatherer{dir: args[2]}
 	for i, into := range []*int{&m.rank, &m.size} {
@@ -86,7 +88,7 @@ func beGatherer(args []string) (err error) {
 	return err
 }
 
-// meet makes the groups. The far one has its members meet in the store of the near one.
+// meet forms the groups. The members of the far group rendezvous in the store of the near one.
 func (m *gatherer) meet(addrs []string) (err error) {
 	cfg := pgroup.Config{Name: "near", Rank: m.rank, Size: m.size, Timeout: time.Minute}
 	if m.rank == 0 {
@@ -111,7 +113,7 @@ func (m *gatherer) meet(addrs []string) (err error) {
 	}
 	cfg.Name, cfg.Host, cfg.Listener, cfg.Address = "far", "node-"+strconv.Itoa(m.rank), nil, "muster://"+addrs[1]
 	m.far, err = pgroup.Create(context.Background(), cfg)
-	m.open = []*pgroup.Group{m.far, m.near} // the store is the near one's, and goes last
+	m.open = []*pgroup.Group{m.far, m.near} // the near group hosts the store, and is closed last
 	return err
 }
 
@@ -137,7 +139,7 @@ func (m *gatherer) answer(line string) error {
 	return err
 }
 
-// turn measures count calls, each of which begins behind a barrier.
+// turn measures count calls, each after a barrier.
 func (m *gatherer) turn(way *way, bytes, count int) (l lap, err error) {
 	d := new(drill)
 	defer func() { err = errors.Join(err, d.close()) }()
@@ -177,7 +179,7 @@ func (m *gatherer) once(d *drill) (took float64, err error) {
 	return micros(time.Since(began)), err
 }
 
-// file is where rank 0 writes; it goes at the end.
+// file returns the file that rank 0 writes; it is removed at the end.
 func (m *gatherer) file(d *drill, folder string) (f *os.File, err error) {
 	if m.rank != 0 {
 		return nil, nil

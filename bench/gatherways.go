@@ -14,11 +14,11 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// way is one way for bytes to get from all ranks to rank 0, or a part of one that nothing can be
-// faster than.
+// way is one way to move bytes from all ranks to rank 0, or a part of such a way that is a lower
+// bound for others.
 type way struct {
 	name  string
-	sizes func(bytes int) bool // which sizes it makes sense for; nil: all
+	sizes func(bytes int) bool // the sizes to measure; nil means all
 	open  func(m *gatherer, d *drill, bytes int) error
 }
 
@@ -29,7 +29,7 @@ func gatherWay(name string) *way {
 	return nil
 }
 
-// Ways that others are compared with.
+// The ways that others are compared with.
 const (
 	oneCopy   = "memcpy, 1 rank alone"
 	allCopies = "memcpy, givers at once"
@@ -45,8 +45,8 @@ const (
 func large(bytes int) bool { return bytes >= mib }
 func small(bytes int) bool { return bytes < mib }
 
-// gatherWays are of muster and of the bare floor. Between two gathers, memory is back at whoever it
-// is of.
+// gatherWays are the ways of muster and of the bare lower bounds. Between two gathers, all memory
+// is returned to its owner.
 var gatherWays = []way{
 	{name: bareStar, sizes: small, open: func(m *gatherer, d *drill, _ int) error { d.call = m.star.barrier; return nil }},
 	{name: "muster barrier", sizes: small, open: openBarrier},
@@ -74,7 +74,7 @@ var gatherWays = []way{
 	{name: fileWays[3], sizes: never, open: func(m *gatherer, d *drill, n int) error { return m.openConcatTo(d, n, m.dir) }},
 }
 
-// mapWays are gathers of many tensors, and fileWays write what is gathered to a file. They have
+// mapWays are gathers of many tensors, and fileWays write the gathered tensors to a file. They have
 // sizes of their own.
 var (
 	mapWays  = []string{"map, born in the arena", "map, copied in", "map, over TCP"}
@@ -83,7 +83,7 @@ var (
 
 func never(int) bool { return false }
 
-// tmpfs is where files are in memory.
+// tmpfs is a directory whose files are in memory.
 const tmpfs = "/dev/shm"
 
 func openBarrier(m *gatherer, d *drill, _ int) error {
@@ -91,7 +91,7 @@ func openBarrier(m *gatherer, d *drill, _ int) error {
 	return nil
 }
 
-// room is memory that has been written to.
+// room returns n bytes of memory that has been written to.
 func room(n int) []byte {
 	b := make([]byte, n)
 	for i := 0; i < n; i += 1 << 10 {
@@ -100,7 +100,7 @@ func room(n int) []byte {
 	return b
 }
 
-// openCopy copies n bytes so often at some ranks.
+// openCopy copies n bytes the given number of times on the ranks for which here is true.
 func (m *gatherer) openCopy(d *drill, n int, here bool, times int) error {
 	if !here {
 		d.call = func() error { return nil }
@@ -125,8 +125,8 @@ func openCopies(m *gatherer, d *drill, n int) error {
 	return nil
 }
 
-// openBareShare is the least that a gather through memory can be: all but rank 0 copy to where rank
-// 0 can read, and say so.
+// openBareShare is the lower bound of a gather through memory: all ranks but rank 0 copy to memory
+// that rank 0 can read, and notify it.
 func openBareShare(m *gatherer, d *drill, n int) error {
 	arena, err := m.arena(d)
 	if err != nil {
@@ -155,16 +155,16 @@ func (m *gatherer) arena(d *drill) (*shm.Arena, error) {
 	return a, err
 }
 
-// between is where the ranks take each other to be.
+// between says where the ranks assume that the others run.
 type between int
 
 const (
-	near  between = iota // on one node
-	far                  // on as many nodes as ranks
-	files                // beside one directory
+	near  between = iota // on one host
+	far                  // each on a host of its own
+	files                // with a common directory
 )
 
-// gatherer opens a Gatherer, and closes it at the end.
+// gatherer opens a Gatherer. It is closed at the end of the drill.
 func (m *gatherer) gatherer(d *drill, where between, arena *shm.Arena) (*gather.Gatherer, error) {
 	g, o := m.near, &gather.Options{Arena: arena}
 	switch where {
@@ -180,15 +180,15 @@ func (m *gatherer) gatherer(d *drill, where between, arena *shm.Arena) (*gather.
 	return ga, err
 }
 
-// birth is where a rank's tensors come from.
+// birth says where a rank's tensors are allocated.
 type birth bool
 
 const (
-	born     birth = true // in the gather's arena
+	born     birth = true // in the arena of the gather
 	ordinary birth = false
 )
 
-// allocator is nil for memory of Go's.
+// allocator returns the arena for tensors, or nil for Go's memory.
 func (m *gatherer) allocator(d *drill, b birth) (*shm.Arena, error) {
 	if b == ordinary {
 		return nil, nil
@@ -196,7 +196,7 @@ func (m *gatherer) allocator(d *drill, b birth) (*shm.Arena, error) {
 	return m.arena(d)
 }
 
-// tensor is n bytes, the first of which tells whose they are.
+// tensor returns a tensor of n bytes, whose first byte depends on the rank.
 func (m *gatherer) tensor(d *drill, a *shm.Arena, n int) (t *tensor.Tensor, err error) {
 	if a == nil {
 		t, err = tensor.Wrap(room(n), tensor.F32, n/4)
@@ -210,7 +210,7 @@ func (m *gatherer) tensor(d *drill, a *shm.Arena, n int) (t *tensor.Tensor, err 
 	return t, err
 }
 
-// use is what rank 0 does with what it got of another rank.
+// use is what rank 0 does with the data that it receives from another rank.
 type use func(data, room []byte)
 
 func nothing([]byte, []byte)   {}
@@ -247,7 +247,7 @@ func tensorsWay(where between, b birth, u use) func(*gatherer, *drill, int) erro
 	}
 }
 
-// chained is a way without the barriers between its calls.
+// chained returns a way without the barriers between its calls.
 func chained(open func(*gatherer, *drill, int) error) func(*gatherer, *drill, int) error {
 	return func(m *gatherer, d *drill, n int) error {
 		d.chain = true
@@ -255,7 +255,7 @@ func chained(open func(*gatherer, *drill, int) error) func(*gatherer, *drill, in
 	}
 }
 
-// tensors is one gather: until rank 0 has used what it got, and given it back.
+// tensors runs one gather, until rank 0 has used the result and released it.
 func (m *gatherer) tensors(ga *gather.Gatherer, t *tensor.Tensor, u use, out []byte) error {
 	res, err := ga.Tensors(context.Background(), m.list, t)
 	if err != nil {
@@ -273,19 +273,20 @@ func (m *gatherer) tensors(ga *gather.Gatherer, t *tensor.Tensor, u use, out []b
 	return nil
 }
 
-// openFresh has a new Gatherer for each gather; with links it has gathered a little before, so that
-// only its segments are new.
+// openFresh makes a new Gatherer for each gather. With links, the Gatherer has gathered a small
+// tensor before, so that only its segments are new.
 func (m *gatherer) openFresh(d *drill, n int, links bool) error {
 	t, err1 := m.tensor(d, nil, n)
 	little, err2 := m.tensor(d, nil, 4*kib)
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	own := new(drill) // of each call
+	own := new(drill) // for each call
 	d.after = append(d.after, func() error { return own.close() })
 	var ga *gather.Gatherer
 	d.before = func() (err error) {
-		if err = errors.Join(m.star.barrier(), own.close()); err != nil { // rank 0 is done with what it got
+		// after the barrier, rank 0 has used the result
+		if err = errors.Join(m.star.barrier(), own.close()); err != nil {
 			return err
 		}
 		if ga, err = m.gatherer(own, near, nil); err != nil || !links {
@@ -333,7 +334,7 @@ func (m *gatherer) maps(ga *gather.Gatherer, ts map[string]*tensor.Tensor) error
 	return nil
 }
 
-// rewound makes f empty, as a file that was never written to.
+// rewound truncates f, so that it is as a new file.
 func rewound(f *os.File) error {
 	if f == nil {
 		return nil
@@ -368,7 +369,7 @@ func (m *gatherer) openConcatTo(d *drill, n int, folder string) error {
 	return nil
 }
 
-// openWrite has rank 0 write as many bytes as all ranks have, and nothing else.
+// openWrite makes rank 0 write as many bytes as all ranks have, and nothing else.
 func (m *gatherer) openWrite(d *drill, n int, folder string) error {
 	f, err := m.file(d, folder)
 	if err != nil || f == nil {

@@ -64,7 +64,7 @@ func parseSizes(s string) (sizes []int, err error) {
 	return sizes, nil
 }
 
-// measure runs a group of n processes, and then Open MPI's.
+// measure runs a group of n processes, and then one of Open MPI.
 func (o *groupsOptions) measure(ctx context.Context, n int, mpi *mpiProgram, rep *report) error {
 	found, err := o.group(ctx, n)
 	if err != nil {
@@ -79,7 +79,7 @@ func (o *groupsOptions) measure(ctx context.Context, n int, mpi *mpiProgram, rep
 	for _, v := range chosen(o.verbs) {
 		var rounds []groupRound
 		for i, x := range found {
-			if x.Verb == v.name && x.Way == "muster" { // the one before is the bare one
+			if x.Verb == v.name && x.Way == "muster" { // the one before is the bare way
 				rounds = append(rounds, groupRound{bare: found[i-1].spread, muster: x.spread})
 			}
 		}
@@ -124,10 +124,10 @@ func addRatios(figures map[string]float64, rounds []groupRound) {
 	}
 }
 
-// group starts n ranks, and collects what rank 0 tells.
+// group starts n ranks, and collects what rank 0 reports.
 func (o *groupsOptions) group(ctx context.Context, n int) (found []finding, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // kills those who are left
+	defer cancel() // kills the ranks that are left
 	args := func(rank int, more ...string) []string {
 		return append([]string{strconv.Itoa(rank), strconv.Itoa(n), strconv.Itoa(o.rounds), o.slice.String(), o.profile, o.verbs}, more...)
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// kvOptions are the flags of kv.
+// kvOptions are the flags of bench kv.
 type kvOptions struct {
 	rounds, idle, size int
 	slice              time.Duration
@@ -79,11 +79,11 @@ func parseShapes(s string) (shapes []shape, err error) {
 	return shapes, nil
 }
 
-// rivals are the servers of a run, and what else is to be stopped when it ends.
+// rivals are the servers of a run, and other resources to release when it ends.
 type rivals struct {
 	servers []*server
 	holders []*process // of idle connections
-	dirs    []string   // to be removed
+	dirs    []string   // removed at the end
 }
 
 func (r *rivals) stop() {
@@ -105,7 +105,7 @@ func (r *rivals) add(s *server, err error) error {
 	return err
 }
 
-// spawn starts the servers. Those that were started are returned with an error too.
+// spawn starts the servers. It returns the servers that were started with an error too.
 func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
 	r = new(rivals)
 	var profile []string
@@ -139,7 +139,7 @@ func (o *kvOptions) spawn(ctx context.Context) (r *rivals, err error) {
 	return r, nil
 }
 
-// addDurable starts servers that write everything down before they answer.
+// addDurable starts servers that write each change to disk before they answer.
 func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
 	dir, err := os.MkdirTemp(o.data, "durable-*")
 	if err != nil {
@@ -173,7 +173,7 @@ func (o *kvOptions) addDurable(ctx context.Context, r *rivals) error {
 	return r.add(spawnRedis(ctx, "redis+disk", "--appendonly", "yes", "--appendfsync", "always", "--dir", aof))
 }
 
-// addIdle starts one more muster server, and somebody who holds n idle connections to it.
+// addIdle starts one more muster server, and a process that holds n idle connections to it.
 func (r *rivals) addIdle(ctx context.Context, n int, name string, args ...string) error {
 	s, err := spawnServer(ctx, name, "muster", newWireDialect, args...)
 	if err := r.add(s, err); err != nil {
@@ -188,7 +188,7 @@ func (r *rivals) addIdle(ctx context.Context, n int, name string, args ...string
 	return err
 }
 
-// measure gives every server its turn, round by round.
+// measure gives every server its turn in each round.
 func (o *kvOptions) measure(ctx context.Context, servers []*server, shapes []shape, rep *report) error {
 	value := []byte(strings.Repeat("x", o.size))
 	for _, s := range servers {
@@ -221,7 +221,7 @@ type kvRound struct {
 	of     map[string]sample
 }
 
-// takeTurns puts a load on each server for some time.
+// takeTurns puts a load on each server for a time slice.
 func takeTurns(ctx context.Context, servers []*server, sh shape, op operation, value []byte, slice time.Duration) (kvRound, error) {
 	r := kvRound{of: map[string]sample{}}
 	processes := map[*process]bool{} // a server may have several turns

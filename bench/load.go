@@ -11,15 +11,16 @@ import (
 	"time"
 )
 
-// shape is how many connections a load has, and how many requests each has under way.
+// shape is the number of connections of a load, and the number of requests that each has under way.
 type shape struct{ conns, depth int }
 
 func (s shape) String() string { return fmt.Sprintf("%d×%d", s.conns, s.depth) }
 
-// sample is what one turn of a load found.
+// sample is the result of one turn of a load.
 type sample struct {
-	rate      float64 // operations per second
-	p50, p99  float64 // µs of a batch: depth requests written together, until the last reply
+	rate float64 // operations per second
+	// µs of a batch: depth requests, which are written together, until the last reply
+	p50, p99  float64
 	serverCPU float64 // µs per operation, user and system
 	clientCPU float64
 }
@@ -43,8 +44,8 @@ type client struct {
 	dialect dialect
 	keys    []string
 	out, in []byte
-	r, w    int // what is in in
-	next    int // key
+	r, w    int // in[r:w] is unread
+	next    int // index of the next key
 	took    []int32
 }
 
@@ -61,7 +62,7 @@ func dialClient(ctx context.Context, s *server) (*client, error) {
 	return c, c.dialect.open(conn)
 }
 
-// batch is depth requests in one write, and all their replies.
+// batch sends depth requests in one write, and reads their replies.
 func (c *client) batch(op operation, depth int, value []byte) error {
 	c.out = c.out[:0]
 	for range depth {
@@ -71,8 +72,7 @@ func (c *client) batch(op operation, depth int, value []byte) error {
 	return c.exchange(depth, nil)
 }
 
-// exchange writes what is in out, and reads so many replies. The last one goes to last, unless that
-// is nil.
+// exchange writes out, and reads depth replies. It passes the last one to last, unless that is nil.
 func (c *client) exchange(depth int, last func(reply []byte) error) error {
 	if _, err := c.conn.Write(c.out); err != nil {
 		return err
@@ -104,7 +104,7 @@ func (c *client) read() error {
 	return err
 }
 
-// work runs batches until the time is over.
+// work runs batches until the given time.
 func (c *client) work(op operation, depth int, value []byte, until time.Time) error {
 	for now := time.Now(); now.Before(until); {
 		if err := c.batch(op, depth, value); err != nil {
@@ -132,7 +132,7 @@ func fill(ctx context.Context, s *server, value []byte) error {
 	return nil
 }
 
-// measure puts a load on s for some time.
+// measure puts a load on s for duration d.
 func measure(ctx context.Context, s *server, sh shape, op operation, value []byte, d time.Duration) (sample, error) {
 	cs := make([]*client, sh.conns)
 	defer closeAll(cs)
@@ -173,7 +173,7 @@ func summary(cs []*client, depth int, took, serverCPU, clientCPU time.Duration) 
 	}
 }
 
-// together runs f for each client at the same time, and returns the first error.
+// together runs f for each client concurrently, and returns the first error.
 func together(cs []*client, f func(c *client) error) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(cs))
@@ -197,7 +197,7 @@ func closeAll(cs []*client) {
 	}
 }
 
-// ownCPU is the CPU time of this process.
+// ownCPU returns the CPU time of this process.
 func ownCPU() time.Duration {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {

@@ -1,16 +1,20 @@
-// Bench measures muster side by side with its peers: in one run, in turns, on loopback.
+// Bench measures muster side by side with comparable systems: in one run, in turns, on loopback.
 //
-//	go run ./bench kv        // a key-value server beside redis-server and a bare Go one
-//	go run ./bench ttl       // memory and rates of a million entries with a time to live
-//	go run ./bench groups    // barrier, all-gather, broadcast and messages beside a bare Go star, and Open MPI
-//	go run ./bench ranks     // thousands of ranks on real sockets
-//	go run ./bench gather    // tensors of 4 processes onto one, beside memcpy, a bare Go star, Open MPI, ModelOpt's way and Gloo
-//	go run ./bench collective // large slices, all-reduced and more, beside Open MPI, gloo, Zerfoo and bare Go
-//	go run ./bench files     // states on disk beside write, fsync and rename; safetensors; torch.save and torch.load
+//	go run ./bench kv         // a key-value server beside redis-server and a bare Go one
+//	go run ./bench ttl        // memory and rates of a million entries with a time to live
+//	go run ./bench groups     // barrier, all-gather, broadcast and messages
+//	                          // beside a bare Go star, and Open MPI
+//	go run ./bench ranks      // thousands of ranks on real sockets
+//	go run ./bench gather     // tensors of 4 processes onto one, beside memcpy, a bare Go star,
+//	                          // Open MPI, ModelOpt's way and Gloo
+//	go run ./bench collective // large slices, all-reduced and more, beside Open MPI, gloo, Zerfoo
+//	                          // and bare Go
+//	go run ./bench files      // states on disk beside write, fsync and rename; safetensors;
+//	                          // torch.save and torch.load
 //
-// Machines are noisy: what counts are the ratios within one run, and CPU time per operation. A
-// figure is the median of several rounds, and in each round every peer has its turn under the same
-// conditions.
+// Times vary between machines and runs. Compare the ratios within one run, and the CPU time per
+// operation. A figure is the median of several rounds. In each round every system has its turn
+// under the same conditions.
 package main
 
 import (
@@ -54,7 +58,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is main without its process.
+// run is main without the process's exit.
 func run(ctx context.Context, args []string, out, errs io.Writer) (status int) {
 	if len(args) == 0 {
 		usage(errs)
@@ -70,7 +74,7 @@ func run(ctx context.Context, args []string, out, errs io.Writer) (status int) {
 	switch err := commands[i].run(ctx, args[1:], out); {
 	case errors.Is(err, flag.ErrHelp):
 		return 2
-	case ctx.Err() != nil: // what came of it is not the reason
+	case ctx.Err() != nil: // err is only a consequence of it
 		fmt.Fprintf(errs, "bench %s: %v (%v)\n", args[0], ctx.Err(), err)
 		return 1
 	case err != nil:

@@ -7,13 +7,14 @@ import (
 	"runtime/debug"
 )
 
-// memoryUse is what a process uses, in bytes.
+// memoryUse is the memory of a process, in bytes.
 type memoryUse struct {
 	resident    int64
-	heap, stack uint64 // of Go
+	heap, stack uint64 // of the Go runtime
 }
 
-// measureMemory collects the garbage first, and gives back what is free.
+// measureMemory runs the garbage collector, and returns free memory to the system, before it
+// measures.
 func measureMemory() memoryUse {
 	runtime.GC()
 	debug.FreeOSMemory()
@@ -22,7 +23,7 @@ func measureMemory() memoryUse {
 	return memoryUse{residentBytes(os.Getpid()), m.HeapAlloc, m.StackInuse}
 }
 
-// askMemory asks a muster server how much it uses.
+// askMemory asks a muster server for its memory use.
 func (s *server) askMemory() (m memoryUse, err error) {
 	answer, err := s.ask("memory")
 	if err != nil {
@@ -32,7 +33,7 @@ func (s *server) askMemory() (m memoryUse, err error) {
 	return m, err
 }
 
-// perConn is how much more than before m is, for each of n.
+// perConn returns by how much m exceeds before, for each of n connections.
 func (m memoryUse) perConn(before memoryUse, n int) (resident, heapStack float64) {
 	resident = float64(m.resident-before.resident) / float64(n)
 	heapStack = float64(int64(m.heap+m.stack)-int64(before.heap+before.stack)) / float64(n)

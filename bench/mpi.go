@@ -17,10 +17,10 @@ import (
 //go:embed mpi/verbs.c
 var mpiSource []byte
 
-// errNoMPI says what to do.
+// errNoMPI is the error if Open MPI is missing.
 var errNoMPI = errors.New("mpicc or mpirun is not in PATH: install Open MPI (apt install openmpi-bin libopenmpi-dev gcc), or leave out -mpi")
 
-// mpiProgram is the verbs in C.
+// mpiProgram is a C program with the same verbs.
 type mpiProgram struct{ dir, path string }
 
 func buildMPI(ctx context.Context) (*mpiProgram, error) {
@@ -48,7 +48,7 @@ func buildMPI(ctx context.Context) (*mpiProgram, error) {
 
 func (p *mpiProgram) remove() { _ = os.RemoveAll(p.dir) }
 
-// overTCP has Open MPI use TCP on loopback.
+// overTCP are the arguments that make Open MPI use TCP on loopback.
 var overTCP = []string{"--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"}
 
 // run measures n processes over TCP on loopback.
@@ -61,7 +61,7 @@ func (p *mpiProgram) run(ctx context.Context, n int, each time.Duration) (found 
 	for line := range strings.Lines(out) {
 		f := strings.Split(strings.TrimSpace(line), ";")
 		if len(f) != 4 {
-			continue // mpirun's own words
+			continue // a message of mpirun's
 		}
 		var x spread
 		for i, into := range []*float64{&x.P50, &x.P90, &x.Mean} {
@@ -74,7 +74,7 @@ func (p *mpiProgram) run(ctx context.Context, n int, each time.Duration) (found 
 	return found, nil
 }
 
-// start runs the program in n processes, and returns what it printed and the CPU time of all.
+// start runs the program in n processes. It returns their output and their total CPU time.
 func (p *mpiProgram) start(ctx context.Context, n int, way []string, args ...string) (out string, cpu time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -82,7 +82,8 @@ func (p *mpiProgram) start(ctx context.Context, n int, way []string, args ...str
 	all = append(append(all, way...), p.path)
 	cmd := exec.CommandContext(ctx, "mpirun", append(all, args...)...)
 	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its processes then
+	// mpirun then ends its processes
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
 	bindLife(cmd)
 	var errs bytes.Buffer
@@ -94,13 +95,13 @@ func (p *mpiProgram) start(ctx context.Context, n int, way []string, args ...str
 	return string(b), cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime(), nil
 }
 
-// mpiGather is MPI_Gather as a party of bench gather. It runs for a turn alone, since processes of
-// MPI that wait use the CPU.
+// mpiGather is MPI_Gather as a party of bench gather. It runs only for its turn, since MPI's
+// processes use the CPU while they wait.
 type mpiGather struct {
 	program *mpiProgram
 	size    int
 	name    string
-	way     []string // for mpirun
+	way     []string // arguments for mpirun
 }
 
 func (m *mpiGather) pids() []int { return nil }
@@ -109,7 +110,7 @@ func (m *mpiGather) turn(ctx context.Context, _ string, n, count int) ([]lap, ti
 	return m.program.laps(ctx, m.size, m.way, count, "gather", strconv.Itoa(n), strconv.Itoa(count))
 }
 
-// laps runs the program for count calls of which it tells the times, in one lap.
+// laps runs the program for count calls, and returns their times as one lap.
 func (p *mpiProgram) laps(ctx context.Context, size int, way []string, count int, args ...string) ([]lap, time.Duration, error) {
 	out, cpu, err := p.start(ctx, size, way, args...)
 	if err != nil {
@@ -119,7 +120,7 @@ func (p *mpiProgram) laps(ctx context.Context, size int, way []string, count int
 	for line := range strings.Lines(out) {
 		text, ok := strings.CutPrefix(strings.TrimSpace(line), "took;")
 		if !ok {
-			continue // mpirun's own words
+			continue // a message of mpirun's
 		}
 		took, err := strconv.ParseFloat(text, 64)
 		if err != nil {

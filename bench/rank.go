@@ -23,15 +23,15 @@ type member struct {
 	rank, size int
 	star       *ray
 	group      *pgroup.Group
-	got        []byte // what a star brings
+	got        []byte // what the star delivers
 }
 
-// verb is something that a group does, in both ways.
+// verb is an operation of a group, in both ways.
 type verb struct {
 	name   string
-	of     string // the case
-	bytes  int    // of the object
-	fenced bool   // each time begins behind a barrier, and is that of the slowest rank
+	of     string // the case that it belongs to
+	bytes  int    // size of the object
+	fenced bool   // each time begins after a barrier, and is that of the slowest rank
 	bare   func(m *member, object []byte) error
 }
 
@@ -43,7 +43,7 @@ var verbs = []verb{
 	{name: "ping-pong 1 KiB", of: "ping-pong", bytes: kib, bare: barePingPong},
 }
 
-// chosen are the verbs whose name contains what.
+// chosen returns the verbs whose name contains what.
 func chosen(what string) []verb {
 	return slices.DeleteFunc(slices.Clone(verbs), func(v verb) bool { return !strings.Contains(v.name, what) })
 }
@@ -75,21 +75,21 @@ func barePingPong(m *member, object []byte) error {
 	return nil
 }
 
-// spread is what a series of times came to, in µs.
+// spread summarizes a series of times, in µs.
 type spread struct {
 	P50, P90, Mean float64
 	CPU            float64 // µs of all ranks together, per call
-	Others         float64 // their part of the machine meanwhile
+	Others         float64 // the share of the CPU time that other processes used
 }
 
-// finding is what rank 0 tells: one turn of one verb.
+// finding is what rank 0 reports: one turn of one verb.
 type finding struct {
 	Verb, Way string
 	spread
 }
 
-// beRank is the role of a rank: rank RANK SIZE ROUNDS SLICE PROFILE VERBS [STAR GROUP]. Rank 0
-// hosts, and tells both addresses first.
+// beRank runs the role of a rank: rank RANK SIZE ROUNDS SLICE PROFILE VERBS [STAR GROUP]. Rank 0
+// hosts both groups, and first prints both addresses.
 func beRank(args []string) error {
 	var m member
 	var rounds int
@@ -103,7 +103,8 @@ func beRank(args []string) error {
 	if slice, err = time.ParseDuration(args[3]); err != nil {
 		return err
 	}
-	go func() { _ = listen(func(string) error { return nil }); os.Exit(1) }() // the parent has ended
+	// the parent has ended
+	go func() { _ = listen(func(string) error { return nil }); os.Exit(1) }()
 	if err := m.meet(args[6:]); err != nil {
 		return err
 	}
@@ -125,7 +126,7 @@ func beRank(args []string) error {
 	return m.group.Shutdown(ctx)
 }
 
-// meet hosts both groups, or goes where they are.
+// meet hosts both groups on rank 0, and connects to them on other ranks.
 func (m *member) meet(addrs []string) error {
 	cfg := pgroup.Config{Rank: m.rank, Size: m.size, Timeout: time.Minute}
 	if m.rank == 0 {
@@ -150,7 +151,7 @@ func (m *member) meet(addrs []string) error {
 	return err
 }
 
-// measure does v in turns: bare, muster, bare, …
+// measure measures v in turns: bare, muster, bare, …
 func (m *member) measure(v verb, rounds int, slice time.Duration) error {
 	ctx := context.Background()
 	object := make([]byte, v.bytes)
@@ -185,7 +186,7 @@ func (m *member) measure(v verb, rounds int, slice time.Duration) error {
 	return nil
 }
 
-// calibrate finds out how many calls fit into a slice; rank 0 decides.
+// calibrate determines how many calls fit into a slice; rank 0 decides.
 func (m *member) calibrate(call func() error, fenced bool, slice time.Duration) (n int, err error) {
 	const trial = 10
 	if _, err := m.times(call, trial, fenced); err != nil {
@@ -205,7 +206,7 @@ func (m *member) calibrate(call func() error, fenced bool, slice time.Duration) 
 	return int(binary.LittleEndian.Uint64(got)), err
 }
 
-// times calls n times, and returns how long each took here, in µs.
+// times calls call n times, and returns how long each took on this rank, in µs.
 func (m *member) times(call func() error, n int, fenced bool) ([]float64, error) {
 	took := make([]float64, n)
 	for i := range took {
@@ -259,7 +260,7 @@ func (m *member) series(call func() error, n int, fenced bool) (s spread, err er
 	return s, m.star.barrier()
 }
 
-// gather gives every rank's numbers, as many from each, to all.
+// gather returns the numbers of all ranks to all. Each rank passes equally many.
 func (m *member) gather(mine []float64) ([][]float64, error) {
 	out := make([]byte, 0, 8*len(mine))
 	for _, v := range mine {

@@ -23,11 +23,11 @@ type ranksOptions struct {
 	direct     bool
 }
 
-// ranksVerbs are what a group does, in this order; connect and join come before, once.
+// ranksVerbs are the verbs of a group, in this order. Connect and join come first, once.
 var ranksVerbs = []string{"barrier", "all-gather 64 B", "broadcast 1 KiB"}
 
-// runRanks measures what groups of growing size cost, over real sockets: connected to the store,
-// and behind a relay for each host.
+// runRanks measures the cost of groups of growing size over real sockets: with ranks that connect
+// to the store, and with a relay for each host.
 func runRanks(ctx context.Context, args []string, out io.Writer) error {
 	o := ranksOptions{}
 	f := flag.NewFlagSet("ranks", flag.ContinueOnError)
@@ -47,7 +47,7 @@ func runRanks(ctx context.Context, args []string, out io.Writer) error {
 	rep := newReport("ranks", "ms", "worst ms", "store µs/rank", "relays µs/rank", "ranks µs/rank", "to store B/rank", "from store B/rank", "resent", "store RSS KiB/rank", "heap+stack KiB/rank", "broken")
 	rep.note("ms: until the last rank has it, the median of at most %d; µs: CPU time of one call, by all processes of that kind; B: on the store's connections, without TCP/IP; resent: packets, of all connections", o.rounds)
 	rep.note("KiB of the store, beyond an empty one; broken: connections that were reset, of all; growth: x of what grows as n^x in total, fitted to the rows above")
-	var failed error // what was measured before is told all the same
+	var failed error // the rows that were measured before an error are reported too
 	for _, way := range o.ways() {
 		var all []rankRows
 		for _, n := range o.counts {
@@ -93,8 +93,8 @@ func (o *ranksOptions) check(counts string) error {
 	return checkFiles(max(o.counts[len(o.counts)-1], 2*o.each) + 100)
 }
 
-// checkFiles refuses to begin what the limit on open files would end. Go has raised it as far as it
-// can.
+// checkFiles rejects a run that would exceed the limit on open files, which Go has already raised
+// to its maximum.
 func checkFiles(n int) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
@@ -106,7 +106,8 @@ func checkFiles(n int) error {
 	return nil
 }
 
-// rankRow is what was measured of one verb; rankRows of all, with so many ranks.
+// rankRow is the result of one verb; rankRows are the results of all verbs, for one number of
+// ranks.
 type (
 	rankRow struct {
 		verb    string
@@ -118,7 +119,7 @@ type (
 	}
 )
 
-// growth fits x in n^x to the totals of each verb.
+// growth fits the x of n^x to the totals of each verb.
 func growth(all []rankRows) (rows []rankRow) {
 	if len(all) < 2 {
 		return nil
@@ -146,7 +147,7 @@ func growth(all []rankRows) (rows []rankRow) {
 // crowds are the client processes of one measurement.
 type crowds []*process
 
-// askAll tells all the same, and returns what they answer.
+// askAll sends the same command to all, and returns their answers.
 func (cs crowds) askAll(what string) ([]string, error) {
 	answers := make([]string, len(cs))
 	errs := make([]error, len(cs))
@@ -158,7 +159,7 @@ func (cs crowds) askAll(what string) ([]string, error) {
 	return answers, errors.Join(errs...)
 }
 
-// ask tells all the same, and returns the longest time that one answers with.
+// ask sends the same command to all, and returns the longest time that one answers.
 func (cs crowds) ask(what string) (slowest time.Duration, err error) {
 	answers, err := cs.askAll(what)
 	if err != nil {
@@ -181,7 +182,7 @@ func (cs crowds) cpu() (sum time.Duration) {
 	return sum
 }
 
-// traffic asks for the sum of what the connections have carried.
+// traffic returns the sum of the traffic of the connections.
 func (cs crowds) traffic() (sum traffic, err error) {
 	answers, err := cs.askAll("traffic")
 	for _, a := range answers {
@@ -200,7 +201,7 @@ func (cs crowds) stop() {
 	}
 }
 
-// field is a store, with ranks, and relays between them if there are some.
+// field is a store, its ranks, and the relays between them, if any.
 type field struct {
 	n      int
 	store  *server
@@ -215,7 +216,7 @@ func (f *field) stop() {
 	f.store.kill()
 }
 
-// open starts the processes; nobody has connected yet but relays.
+// open starts the processes. Only relays connect yet.
 func (o *ranksOptions) open(ctx context.Context, way string, n int) (*field, error) {
 	s, err := spawnServer(ctx, "muster", "muster", newWireDialect)
 	if err != nil {
@@ -235,7 +236,7 @@ func (o *ranksOptions) open(ctx context.Context, way string, n int) (*field, err
 	return f, nil
 }
 
-// openSome starts a process of ranks, and one of their relays.
+// openSome starts a process with some of the ranks, and a process with their relays.
 func (o *ranksOptions) openSome(ctx context.Context, f *field, way string, first, end int) error {
 	addrs, host := f.store.addr, 1
 	if way == "relays" {
@@ -279,18 +280,18 @@ func (o *ranksOptions) measure(ctx context.Context, way string, n int) (rows []r
 		figures["store RSS KiB/rank"], figures["heap+stack KiB/rank"] = rss/1024, heap/1024
 		rows = append(rows, rankRow{verb, figures})
 	}
-	broken, err := f.ranks.ask("broken") // so many ns as connections
+	broken, err := f.ranks.ask("broken") // as many ns as broken connections
 	for _, r := range rows {
 		r.figures["broken"] = float64(broken)
 	}
 	return rows, err
 }
 
-// spent is what all have used until now.
+// spent is what all processes have used so far.
 type spent struct {
 	store, relays, ranks time.Duration
 	traffic              traffic // of the store's connections
-	resent               uint64  // of all
+	resent               uint64  // of all connections
 }
 
 func (f *field) spent() (u spent, err error) {
@@ -306,7 +307,7 @@ func (f *field) spent() (u spent, err error) {
 	return u, err
 }
 
-// step has all ranks do something some times, one after the other.
+// step makes all ranks run a verb several times, one call after the other.
 func (f *field) step(verb string, rounds int, budget time.Duration) (map[string]float64, error) {
 	before, err := f.spent()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 )
 
-// report is what a run found: rows of figures, and how busy the machine was meanwhile.
+// report is the result of a run: rows of figures, and how busy the machine was meanwhile.
 type report struct {
 	Command string   `json:"command"`
 	CPUs    int      `json:"cpus"`
@@ -23,7 +23,7 @@ type report struct {
 
 // row is one line of the table.
 type row struct {
-	Name    []string           `json:"name"` // what was measured, of whom
+	Name    []string           `json:"name"` // what was measured, and of which system
 	Figures map[string]float64 `json:"figures"`
 }
 
@@ -37,7 +37,7 @@ func (r *report) note(format string, args ...any) {
 
 func (r *report) add(figures map[string]float64, name ...string) {
 	for k, v := range figures {
-		if math.IsNaN(v) || math.IsInf(v, 0) { // JSON has none
+		if math.IsNaN(v) || math.IsInf(v, 0) { // JSON has no such number
 			delete(figures, k)
 		}
 	}
@@ -90,7 +90,7 @@ func (r *report) writeRow(w io.Writer, x row) {
 	fmt.Fprintln(w)
 }
 
-// figure is v with three digits that mean something.
+// figure formats v with three significant digits.
 func figure(v float64) string {
 	switch a := math.Abs(v); {
 	case a >= 100:

@@ -23,14 +23,14 @@ type server struct {
 	newDialect func() dialect
 	*process
 
-	keys []string // what a load asks for; nil is the usual ones
+	keys []string // the keys of a load; nil means the default ones
 }
 
 func newWireDialect() dialect { return new(wireDialect) }
 func newRESPDialect() dialect { return respDialect{} }
 func newBareDialect() dialect { return bareDialect{} }
 
-// spawnServer starts one of our own servers, which tells its address.
+// spawnServer starts a server of this program, which prints its address.
 func spawnServer(ctx context.Context, name, role string, newDialect func() dialect, args ...string) (*server, error) {
 	p, err := spawn(ctx, role, args...)
 	return awaitServer(name, newDialect, p, err)
@@ -42,7 +42,7 @@ func spawnOther(ctx context.Context, name, exe string, args ...string) (*server,
 	return awaitServer(name, newWireDialect, p, err)
 }
 
-// awaitServer takes what spawn has returned.
+// awaitServer reads the address from the process that spawn has returned.
 func awaitServer(name string, newDialect func() dialect, p *process, err error) (*server, error) {
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func awaitServer(name string, newDialect func() dialect, p *process, err error) 
 	return &server{name: name, addr: addr, newDialect: newDialect, process: p}, nil
 }
 
-// errNoRedis says what to do.
+// errNoRedis is the error if redis-server is missing.
 var errNoRedis = errors.New("redis-server is not in PATH: install it (apt install redis-server), or leave it out with -redis=false")
 
 // spawnRedis starts a redis-server.
@@ -115,9 +115,9 @@ func awaitListener(ctx context.Context, addr string) error {
 	}
 }
 
-// serveMuster is the role of a muster server. It answers "memory" with its memoryUse, and from
-// "profile PATH" on it writes a CPU profile; args may be -data and a folder, and name a CPU
-// profile.
+// serveMuster runs the role of a muster server. It answers "memory" with its memoryUse, and from
+// "profile PATH" on it writes a CPU profile. args are optional: -data and a folder, and the path of
+// a CPU profile.
 func serveMuster(args []string) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -175,7 +175,7 @@ func profileCPU(path string) (stop func(), err error) {
 	}, nil
 }
 
-// holdIdle is the role of somebody with many connections that do nothing: idle ADDR COUNT.
+// holdIdle runs the role of a process that holds many idle connections: idle ADDR COUNT.
 func holdIdle(args []string) error {
 	n, err := strconv.Atoi(args[1])
 	if err != nil {

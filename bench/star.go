@@ -9,12 +9,12 @@ import (
 	"sync"
 )
 
-// star is the least that a group of processes can be in Go: a coordinator in rank 0's process, and
-// a TCP connection from each rank, also from rank 0. It knows no errors, deadlines or names, and
-// that all ranks are of one opinion.
+// star is a minimal group of processes in Go: a coordinator in rank 0's process, and a TCP
+// connection from each rank, including rank 0. It handles no errors, deadlines or names, and
+// assumes that all ranks make the same calls.
 //
 //	request: op u8 | peer u8 | length u32 | payload
-//	reply:   its bytes; whoever asked knows how many
+//	reply:   its bytes; the caller knows how many
 type star struct {
 	conns []net.Conn
 
@@ -24,20 +24,20 @@ type star struct {
 }
 
 const (
-	starBarrier   byte = iota + 1 // replied with one byte
-	starGather                    // with the payloads of all ranks
-	starBroadcast                 // with the payload of the one rank that has one
+	starBarrier   byte = iota + 1 // the reply is one byte
+	starGather                    // the reply is the payloads of all ranks
+	starBroadcast                 // the reply is the payload of the one rank that has one
 	starSend                      // the payload goes to a peer
 )
 
 const (
 	starHeader = 6
-	// starParallel is from where on replies are written by a goroutine for each rank.
+	// starParallel is the payload size from which on a goroutine for each rank writes the replies.
 	starParallel = 64 << 10
 )
 
-// serveStar takes size connections, each of which begins with its rank, and serves them until they
-// end.
+// serveStar accepts size connections, each of which begins with its rank, and serves them until
+// they end.
 func serveStar(l net.Listener, size int) error {
 	s := &star{conns: make([]net.Conn, size), parts: make([][]byte, size)}
 	for range size {
@@ -74,7 +74,7 @@ func (s *star) serve(rank int) error {
 	}
 }
 
-// take takes one rank's request; the last one brings the replies of all.
+// take takes one rank's request. The last request of an operation sends the replies of all ranks.
 func (s *star) take(op byte, rank, peer int, payload []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +88,7 @@ func (s *star) take(op byte, rank, peer int, payload []byte) error {
 	}
 	s.came = 0
 	reply := []byte{1}
-	if op != starBarrier { // a broadcast is a gather in which all but one have nothing
+	if op != starBarrier { // a broadcast is a gather in which all ranks but one have no payload
 		reply = bytes.Join(s.parts, nil)
 	}
 	return s.reply(reply)
@@ -126,7 +126,7 @@ func dialStar(addr string, rank int) (*ray, error) {
 	return &ray{conn: c}, err
 }
 
-// call says something to the star, and reads a reply of len(reply) bytes.
+// call sends a request to the star, and reads a reply of len(reply) bytes.
 func (r *ray) call(op byte, peer int, payload, reply []byte) error {
 	r.out = append(r.out[:0], op, byte(peer))
 	r.out = binary.LittleEndian.AppendUint32(r.out, uint32(len(payload)))

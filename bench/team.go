@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// party is whoever can be told to do something so often, and tells how long each time took.
+// party can run a way several times on command, and report how long each call took.
 type party interface {
-	// turn returns a lap for each rank, or for the first alone, and the CPU time of processes that
-	// have ended since.
+	// turn returns a lap for each rank, or for the first rank alone, and the CPU time of processes
+	// that have ended since.
 	turn(ctx context.Context, way string, bytes, count int) (laps []lap, ended time.Duration, err error)
-	// pids are its processes that live on.
+	// pids returns the processes that still run.
 	pids() []int
 }
 
-// team is a party of processes that are told their turns by lines.
+// team is a party of processes that read their turns as lines.
 type team struct {
 	cancel context.CancelFunc
 	ranks  []*process
@@ -32,7 +32,8 @@ func (t *team) pids() (pids []int) {
 	return pids
 }
 
-// turn tells all the same. The first error ends all, for the others may wait for who has it.
+// turn sends the same command to all processes. The first error ends all, since the others may wait
+// for the process that failed.
 func (t *team) turn(_ context.Context, way string, bytes, count int) ([]lap, time.Duration, error) {
 	laps := make([]lap, len(t.ranks))
 	done := make(chan error)
@@ -49,13 +50,13 @@ func (t *team) turn(_ context.Context, way string, bytes, count int) ([]lap, tim
 	for range t.ranks {
 		if err := <-done; err != nil {
 			all = errors.Join(all, err)
-			time.AfterFunc(time.Second, t.cancel) // the others may tell more
+			time.AfterFunc(time.Second, t.cancel) // time for the others to print their errors
 		}
 	}
 	return laps, 0, all
 }
 
-// stop ends all, which end by themselves when nothing is left to be told.
+// stop ends all processes: each ends by itself when its stdin ends.
 func (t *team) stop() {
 	for _, p := range t.ranks {
 		_ = p.in.Close()
@@ -66,31 +67,31 @@ func (t *team) stop() {
 	t.cancel()
 }
 
-// event is one way of one party at one size, and what its turns came to.
+// event is one way of one party at one size, and the results of its turns.
 type event struct {
 	who   party
 	way   string
 	bytes int
 	name  []string          // of its row
-	bases map[string]string // columns, and the ways of the same size that it is compared with there
+	bases map[string]string // columns, and the ways of the same size to compare with
 
 	count  int
 	rounds []turned
 }
 
-// turned is one turn.
+// turned is the result of one turn.
 type turned struct {
-	p50, p90 float64 // µs, on the first rank
+	p50, p90 float64 // µs, on rank 0
 	slowest  float64 // p50 of the slowest rank
-	mean     float64 // µs, on the first rank
-	cpu      float64 // µs of all ranks together, per call; 0: unknown
-	alloc    float64 // bytes that a rank allocates, per call, where most are; 0: unknown
+	mean     float64 // µs, on rank 0
+	cpu      float64 // µs of all ranks together, per call; 0 if unknown
+	alloc    float64 // bytes allocated per call, on the rank that allocates most; 0 if unknown
 	others   float64
 }
 
 func (e *event) key() string { return fmt.Sprint(e.way, e.bytes) }
 
-// take has e's turn.
+// take runs a turn of e.
 func (e *event) take(ctx context.Context, all []party, count int) (turned, error) {
 	pids := []int{os.Getpid()}
 	for _, c := range all {
@@ -120,17 +121,17 @@ func (e *event) take(ctx context.Context, all []party, count int) (turned, error
 	return x, nil
 }
 
-// games are events in turns.
+// games are events that take turns.
 type games struct {
 	events []*event
 	slice  time.Duration
 	rounds int
 }
 
-// most bounds the calls of a turn.
+// most is the maximum number of calls of a turn.
 const most = 2000
 
-// play has every event once in each round, after a turn that finds out how often is enough for a
+// play runs every event once in each round, after a turn that determines how many calls fill a
 // slice.
 func (g *games) play(ctx context.Context) error {
 	var all []party
@@ -168,8 +169,8 @@ func distinct(cs []party) (found []party) {
 	return found
 }
 
-// tell adds a row for each event. What is compared was measured in the same rounds: in the calmer
-// half of those of both.
+// tell adds a row for each event. Only values of the same rounds are compared: of the calmer half
+// of the rounds of both events.
 func (g *games) tell(rep *report) {
 	byKey := map[string]*event{}
 	for _, e := range g.events {
@@ -198,12 +199,12 @@ func (g *games) tell(rep *report) {
 	}
 }
 
-// calm is the median of a figure of the calmer half of the turns.
+// calm returns the median of a figure over the calmer half of the turns.
 func (e *event) calm(f func(turned) float64) float64 {
 	return medianOf(calmest(slices.Clone(e.rounds), func(x turned) float64 { return x.others }), f)
 }
 
-// over is how many times as long as base e takes.
+// over returns the ratio of e's time to base's.
 func (e *event) over(base *event) float64 {
 	type pair struct{ e, base turned }
 	pairs := make([]pair, len(e.rounds))

@@ -17,7 +17,7 @@ var gatherScript string
 //go:embed python/files.py
 var filesScript string
 
-// hasTorch reports whether an interpreter can import torch, and notes it if not.
+// hasTorch reports whether an interpreter can import torch, and adds a note if not.
 func hasTorch(ctx context.Context, python string, rep *report) bool {
 	if python == "" {
 		return false
@@ -34,7 +34,7 @@ func hasTorch(ctx context.Context, python string, rep *report) bool {
 //go:embed python/collective.py
 var collectiveScript string
 
-// spawnTorch starts torch's ranks, which run a script; nil where there is no torch.
+// spawnTorch starts torch's ranks, which run a script. It returns nil if torch is missing.
 func spawnTorch(ctx context.Context, python, text string, size int, rep *report) (*team, error) {
 	if !hasTorch(ctx, python, rep) {
 		return nil, nil
@@ -58,7 +58,7 @@ func spawnTorch(ctx context.Context, python, text string, size int, rep *report)
 	return t, nil
 }
 
-// scriptIn puts a script into dir.
+// scriptIn writes a script into dir.
 func scriptIn(dir, script string) (name string, err error) {
 	name = filepath.Join(dir, "bench.py")
 	return name, os.WriteFile(name, []byte(script), 0o600)

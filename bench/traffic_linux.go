@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trafficOf is what c has carried, as the kernel has counted it.
+// trafficOf returns the traffic of c, as the kernel has counted it.
 func trafficOf(c *net.TCPConn) (t traffic) {
 	raw, err := c.SyscallConn()
 	if err != nil {

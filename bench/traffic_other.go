@@ -4,5 +4,5 @@ package main
 
 import "net"
 
-// trafficOf is nothing where the kernel does not tell.
+// trafficOf returns zero on systems whose kernel does not report it.
 func trafficOf(*net.TCPConn) traffic { return traffic{} }

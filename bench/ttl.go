@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// ttlOptions are the flags of ttl.
+// ttlOptions are the flags of bench ttl.
 type ttlOptions struct {
 	n, size, rounds       int
 	slice                 time.Duration
@@ -47,7 +47,7 @@ func runTTL(ctx context.Context, args []string, out io.Writer) error {
 	return o.live(ctx, out)
 }
 
-// spawn starts a muster, another build's, and a redis for each of the suffixes.
+// spawn starts a muster server, one of another build, and a redis-server for each of the suffixes.
 func (o *ttlOptions) spawn(ctx context.Context, suffixes ...string) (r *rivals, err error) {
 	r = new(rivals)
 	for _, suffix := range suffixes {
@@ -74,7 +74,7 @@ func (o *ttlOptions) spawn(ctx context.Context, suffixes ...string) (r *rivals, 
 	return r, nil
 }
 
-// profileMuster has those servers write profiles from now on.
+// profileMuster makes the muster servers write profiles from now on.
 func (o *ttlOptions) profileMuster(servers []*server) error {
 	for _, s := range servers {
 		if o.profile == "" || s.isRedis() {
@@ -87,13 +87,13 @@ func (o *ttlOptions) profileMuster(servers []*server) error {
 	return nil
 }
 
-// What is behind the name of a server that has the entries, and of a load that asks for them all.
+// The suffixes of the names of a server that has the entries, and of a load on all of them.
 const (
 	withTTL = "+TTL"
 	asksAll = ", all"
 )
 
-// live measures what entries cost while they live.
+// live measures the cost of entries while they live.
 func (o *ttlOptions) live(ctx context.Context, out io.Writer) error {
 	shapes, err := parseShapes(o.shapes)
 	if err != nil {
@@ -136,7 +136,7 @@ func (o *ttlOptions) live(ctx context.Context, out io.Writer) error {
 	return rep.write(out, o.asJSON)
 }
 
-// ttlKeys are keys in the order of keys.
+// ttlKeys returns n keys in sorted order.
 func ttlKeys(n int) []string {
 	const width = 16
 	all := make([]byte, 0, n*width)
@@ -151,10 +151,10 @@ func ttlKeys(n int) []string {
 	return ks
 }
 
-// value is what entries have.
+// value returns the value of the entries.
 func (o *ttlOptions) value() []byte { return []byte(strings.Repeat("x", o.size)) }
 
-// weigh fills s, and finds out what an entry takes beyond its key and value.
+// weigh fills s, and determines the memory of an entry beyond its key and value.
 func (o *ttlOptions) weigh(ctx context.Context, s *server, keys []string) (map[string]float64, error) {
 	if !o.sorted {
 		keys = shuffled(keys)
@@ -209,7 +209,7 @@ func weight(ctx context.Context, s *server) (t taken, err error) {
 	return t, err
 }
 
-// infoField is a number in redis's INFO.
+// infoField returns a number of redis's INFO.
 func infoField(info, name string) (int64, error) {
 	lines := bufio.NewScanner(strings.NewReader(info))
 	for lines.Scan() {
@@ -220,7 +220,7 @@ func infoField(info, name string) (int64, error) {
 	return 0, fmt.Errorf("redis: no %s in INFO", name)
 }
 
-// fillDepth is how many sets of a fill are under way.
+// fillDepth is the number of sets of a fill that are under way.
 const fillDepth = 256
 
 // fillTTL sets keys that expire.
@@ -243,8 +243,8 @@ func fillTTL(ctx context.Context, s *server, keys []string, value []byte) error 
 	return nil
 }
 
-// rate gives all their turns: forwards and backwards, so that nobody always comes behind the same
-// one.
+// rate runs the turns of all servers, forwards and backwards in turn, so that none always follows
+// the same one.
 func (o *ttlOptions) rate(ctx context.Context, servers []*server, shapes []shape, keys []string, rep *report) error {
 	value := o.value()
 	for _, s := range servers {
@@ -274,8 +274,8 @@ func (o *ttlOptions) rate(ctx context.Context, servers []*server, shapes []shape
 	return nil
 }
 
-// loads are the servers, and those that have the entries once more, to be asked for those: but not
-// by sets that would have them live for ever.
+// loads returns the servers, and once more those that have the entries, as loads on these entries.
+// Sets are left out there, since they would remove the times to live.
 func loads(servers []*server, keys []string, op operation) (turns []*server) {
 	for _, s := range servers {
 		turns = append(turns, s)
