@@ -23,17 +23,17 @@ import (
 const Preface = "\x8dMUSTER\x01\r\n\r\n"
 
 const (
-	// Version of the protocol.
-	Version = 1 // of the protocol
-	// VersionAt is the place of the version's byte in Preface.
-	VersionAt = 7 // index of the version's byte in Preface
+	// Version is the version of the protocol.
+	Version = 1
+	// VersionAt is the index of the version's byte in Preface.
+	VersionAt = 7
 )
 
 // HeaderLen is the length of the header of a frame, in bytes: body length u32 | op u8 | flags u8 |
 // code u16 | id u64, little-endian.
 const HeaderLen = 16
 
-// Limits of a frame. A longer one is refused before it is read.
+// Limits of a frame. A frame that exceeds one is refused before it is read.
 const (
 	MaxKey   = 8 << 10  // bytes of a key, and of a group's name, a verb, a type or a label
 	MaxValue = 16 << 20 // bytes of a value or a payload
@@ -68,8 +68,8 @@ const (
 	CodeCounted          // reads of the entry are counted: use OpTake
 	CodeWouldBlock       // the stream is full: wait by OpSendReady
 	CodeFailed           // a rank could not do its part of an operation; the group stays active
-	CodeSkipped          // a rank went on to a later call without a vote for this one; the group stays active
-	CodeAgain            // the store has no buffer for the answer now: the client sends the request again
+	CodeSkipped          // a rank moved on without a vote for this call; the group stays active
+	CodeAgain            // the store has no buffer for the answer now: the client retries
 	codeEnd
 )
 

@@ -12,7 +12,7 @@ const (
 	OpPing                       // is answered at once
 	OpGet                        // returns the value of one key, at once
 	OpSet                        // sets a key
-	OpWait                       // waits until all of its keys exist
+	OpWait                       // waits until all its keys exist
 	OpAdd                        // adds to a counter
 	OpSwap                       // compares and swaps a value
 	OpAppend                     // appends to a value
@@ -22,26 +22,26 @@ const (
 	OpJoin                       // joins the rendezvous of a group as one of its ranks
 	OpLeave                      // leaves a group, or revokes it (abort)
 	OpFollow                     // waits until a generation is revoked
-	OpCollect                    // is one rank's vote for one record: a collective operation
+	OpCollect                    // casts one rank's vote for one record: a collective operation
 	OpSend                       // appends a message to a stream between two ranks
 	OpRecv                       // waits for a message of a stream
 	OpExpired                    // returns how many messages of a rank expired unread
-	OpLost                       // says that a session's connection has broken: from a server or relay, refused from a client
+	OpLost                       // a session's connection has broken; sent only by servers and relays
 	OpTake                       // reads keys, and counts one read of each whose reads are counted
 	OpSendReady                  // waits until a message fits into a stream
 	OpGrant                      // makes a lease
 	OpKeepAlive                  // keeps a lease alive
 	OpRevoke                     // ends a lease; its entries are deleted
-	OpSkip                       // uses a number for nothing
-	OpProbe                      // is a liveness probe of a server, which the client sends back
-	OpProof                      // is the challenge of a server, and the client's proof of the secret
+	OpSkip                       // uses a sequence number without a change
+	OpProbe                      // liveness probe of a server, which the client sends back
+	OpProof                      // the server's challenge, and the client's proof that it knows the secret
 	OpBackup                     // returns a part of a copy of the store
 	OpRelay                      // carries a frame of one or several connections of a relay
 	OpVotes                      // carries votes of several connections of a relay for one record
 	OpStatus                     // returns a page of the store's status: groups, and which ranks they wait for
 	OpPush                       // appends a value to a queue
 	OpPop                        // removes the first value of a queue
-	OpCloseChannel               // says that a rank makes no more calls on a channel
+	OpCloseChannel               // closes a channel: the rank makes no more calls on it
 	OpAck                        // acknowledges the messages of a stream up to a position
 	opEnd
 )
@@ -50,18 +50,19 @@ const (
 type Right uint8
 
 const (
-	NeedAll      Right = iota // to everything; also of operations that the table does not have
-	NeedNothing               // none: it is about the session, or about a member of the session
-	NeedRead                  // to read its key
-	NeedReads                 // to read its keys
-	NeedBelow                 // to read all keys that begin with its key
-	NeedWrite                 // to write its key
-	NeedWrites                // to write its keys
-	NeedJoin                  // to write below the group's name
-	NeedAnything              // to write any key
+	// access to everything; also for operations that the table does not have
+	NeedAll      Right = iota
+	NeedNothing        // no right: the operation concerns the session, or a member of the session
+	NeedRead           // to read its key
+	NeedReads          // to read its keys
+	NeedBelow          // to read all keys that begin with its key
+	NeedWrite          // to write its key
+	NeedWrites         // to write its keys
+	NeedJoin           // to write below the group's name
+	NeedAnything       // to write any key
 )
 
-// opInfo is what clients, servers and engines have to know about an operation.
+// opInfo is what clients, servers and engines need to know about an operation.
 type opInfo struct {
 	name       string // for errors and status pages
 	right      Right

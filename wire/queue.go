@@ -43,7 +43,7 @@ type QueueHead struct{ First, Next uint64 }
 // queueHeadLen is the length of a QueueHead in bytes.
 const queueHeadLen = 16
 
-// Len returns how many values the queue has.
+// Len returns the number of values of the queue.
 func (h QueueHead) Len() int64 { return int64(h.Next - h.First) }
 
 // AppendQueueHead appends h: First u64 | Next u64, little-endian.

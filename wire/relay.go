@@ -13,9 +13,10 @@ import (
 // OpVotes has the votes of many ranks for one record.
 
 const (
-	// RelayOverhead is how many bytes longer than its frame an OpRelay for one call is.
+	// RelayOverhead is the number of bytes by which an OpRelay for one call is longer than its
+	// frame.
 	RelayOverhead = HeaderLen + 4 + callLen
-	// MaxVotes is how many votes an OpVotes has at most: they are carried out in one step.
+	// MaxVotes is the maximum number of votes of an OpVotes: they are carried out in one step.
 	MaxVotes = 1024
 
 	callLen = 4 + 8
@@ -25,7 +26,7 @@ const (
 // relayOnly reports whether o is not a Request: see ParseRelay and ParseVotes.
 func relayOnly(o Op) bool { return o == OpRelay || o == OpVotes }
 
-// RelayCall is a call on a connection of a relay. ID 0 is a frame without an answer.
+// RelayCall is a call on a connection of a relay. A frame that has no answer has ID 0.
 type RelayCall struct {
 	Conn uint32
 	ID   uint64
@@ -92,7 +93,8 @@ func ParseRelay(outer Header, body []byte, calls []RelayCall, limit uint32) (_ [
 	return calls, h, frame[HeaderLen:], nil
 }
 
-// Vote is one connection's yes for a record. The Contribution of the OpVotes has the rest.
+// Vote is one connection's vote of yes for a record. The Contribution of the OpVotes has the fields
+// that are common to all votes.
 type Vote struct {
 	RelayCall
 	Rank    int

@@ -7,30 +7,34 @@ import (
 
 // Reply answers a Request. The operation and the code determine which fields it has.
 type Reply struct {
-	Code    Code
-	Detail  string // of an error, in words
-	Rev     uint64 // revision of an entry; OpJoin: the generation
-	N       int64  // OpAdd: the counter; OpDelete: how many existed; OpHello: the session; OpPush: values in the queue; OpPop: values before it
-	Value   []byte
-	Values  [][]byte // OpWait, OpList, OpWatch, WantAll, WantPart; OpJoin: the info of the members
-	Keys    []string // OpList, OpWatch; OpWait that timed out: the missing ones; OpStatus: names
-	Nums    []int64  // OpList: revision and TTL of each key; OpWatch: revision and Change of each; OpStatus: generation and rank of the next page
-	Type    string   // OpRecv: of the object
+	Code   Code
+	Detail string // text of an error
+	Rev    uint64 // revision of an entry; OpJoin: the generation
+	// OpAdd: the counter; OpDelete: the number of keys that existed; OpHello: the session; OpPush:
+	// the length of the queue; OpPop: the length before
+	N      int64
+	Value  []byte
+	Values [][]byte // OpWait, OpList, OpWatch, WantAll, WantPart; OpJoin: the info of the members
+	Keys   []string // OpList, OpWatch; OpWait that timed out: the missing keys; OpStatus: names
+	// OpList: revision and TTL of each key; OpWatch: revision and Change of each; OpStatus:
+	// generation and rank of the next page
+	Nums    []int64
+	Type    string   // OpRecv: type of the object
 	Failure *Failure // of a group operation that failed
 }
 
 // Change is what happened to a key.
 type Change int64
 
-// The parts of a reply, as bits of the header's flags.
+// The changes of a key: set, deleted, or expired.
 const (
 	ChangeSet Change = iota
 	ChangeDelete
 	ChangeExpire
 )
 
-// Failure is why an operation of a group failed. All ranks get the same one. Only the fields that
-// the code has a use for are set.
+// Failure describes why an operation of a group failed. All ranks get the same one. Only the fields
+// that the code uses are set.
 type Failure struct {
 	Code    Code
 	Missing []int          // ranks that had not called
@@ -38,7 +42,7 @@ type Failure struct {
 	Lost    []int          // ranks that have failed: their sessions ended without goodbye
 	Left    []int          // ranks that have left
 	By      int            // the rank that failed the operation; -1: the store
-	Reason  string         // in words
+	Reason  string         // text
 	Clash   []Contribution // the calls of two ranks that differ
 	Waited  time.Duration  // from the first vote to the failure
 }

@@ -11,26 +11,30 @@ type Request struct {
 	// Number counts the requests of a session that change state: 1, 2, 3, … The store carries out
 	// each number once; 0 is carried out each time it arrives.
 	Number uint64
-	Acked  uint64 // with Number: the client has the answers up to this number
-	// Timeout is the rest of the caller's deadline, from the receipt of the frame; 0 is none.
-	// OpHello: the liveness timeout of the client.
+	Acked  uint64 // with Number: the client has received the answers up to this number
+	// Timeout is the time left until the caller's deadline, counted from the receipt of the frame;
+	// 0 means no deadline. OpHello: the client's liveness timeout.
 	Timeout time.Duration
 	Key     string // a key, a prefix, or a queue
 	Keys    []string
-	// Value is a value, a payload or the info of a member; nil is none. OpSwap: nil is "does not
-	// exist".
+	// Value is a value, a payload or the info of a member; nil means none. OpSwap: nil means that
+	// the key is to be deleted.
 	Value []byte
-	// Old is the value that OpSwap expects; nil is "does not exist". OpJoin: the token of this
-	// process's claim to the rank, of at most 64 bytes; nil is none.
+	// Old is the value that OpSwap expects; nil means that the key must not exist. OpJoin: the
+	// token of this process's claim to the rank, of at most 64 bytes; nil means none.
 	Old []byte
-	// Delta is the number that OpAdd adds; the most keys that OpList returns, negated to omit their
-	// values; the bytes of the message of OpSendReady; the first rank of a page of OpStatus. OpGet:
-	// below 0 omits the value; not in the frame.
+	// Delta has several uses:
+	//
+	//   - OpAdd: the number to add
+	//   - OpList: the maximum number of keys to return, negated to omit their values
+	//   - OpSendReady: the length of the message in bytes
+	//   - OpStatus: the first rank of the page
+	//   - OpGet: below 0 omits the value; this is not in the frame
 	Delta int64
-	// TTL is after what time the entry or the message expires; 0 is never. OpAdd, OpAppend: of an
-	// entry that they make.
+	// TTL is the time after which the entry or the message expires; 0 means never. OpAdd, OpAppend:
+	// it applies only to an entry that they create.
 	TTL   time.Duration
-	Reads uint32 // the entry is deleted by its last read; 0: unlimited
+	Reads uint32 // the entry is deleted by its last read; 0 means unlimited
 	// Rev is a revision: OpWatch returns the changes after it. OpHello: the incarnation of the
 	// store that Resume is of. OpBackup: the first byte of the part. OpStatus: the first generation
 	// of the page. OpJoin: with Old, the try of this process: 1, 2, …
@@ -53,14 +57,14 @@ type Contribution struct {
 	Verb       string    // "barrier", "broadcast", …
 	Type       string    // of the object; must be equal where two ranks set it
 	Label      string    // must be equal; OpJoin: names the process in errors of other ranks
-	Want       int32     // what the reply is to have
+	Want       int32     // which payloads the reply has
 	RootOnly   bool      // the vote of Root alone decides; otherwise those of all ranks
 	Reduction  Reduction // WantReduced: how
 	No         Code      // not 0: this is a vote of no, or an abort. OpCancel: CodeTimeout if the deadline has passed, or CodeCancelled
-	Reason     string    // of No, in words
+	Reason     string    // text for No
 }
 
-// What the reply to a vote has. A number ≥ 0 is the payload of that rank.
+// The payloads in the reply to a vote. A number ≥ 0 means the payload of that rank.
 const (
 	WantNothing int32 = -1 - iota
 	WantAll           // the payloads of all ranks, in their order
@@ -77,7 +81,7 @@ type Reduction struct {
 // ReduceOp is the operator of a Reduction.
 type ReduceOp uint8
 
-// The flags of a request: which of its optional parts are present.
+// The operators of a Reduction.
 const (
 	ReduceSum ReduceOp = iota + 1
 	ReduceProduct
@@ -139,7 +143,7 @@ const (
 	fOptionalTTL // ttl, unless it is 0
 )
 
-// Flags of a request: which of the optional parts are there.
+// The flags of a request: which optional parts it has.
 const (
 	flagValue  uint8 = 1 << iota // Value is not nil
 	flagOld                      // Old is not nil

@@ -11,10 +11,10 @@ type Status struct {
 	// Replication is nil below a prefix, and for a store that is not replicated. A standby returns
 	// nothing else.
 	Replication *ReplicationStatus
-	// Groups are those that form, then those that exist, then those that ended with a failure, each
-	// in the order in which they began.
+	// Groups are the groups that form, then the active ones, then those that ended with a failure,
+	// each in the order in which they began.
 	Groups []GroupStatus
-	Keys   []KeyStatus // that calls wait for, the longest first; not more than StatusKeys
+	Keys   []KeyStatus // keys that calls wait for, the longest wait first; at most StatusKeys
 }
 
 // Bounds of the lists of a Status.
@@ -28,19 +28,20 @@ const (
 // ServerStatus is the status of the store as a whole. Counters grow while the process runs, so two
 // answers give a rate, and begin at 0 after a restart.
 type ServerStatus struct {
-	Up       time.Duration // running time; it stands still while the store does not run, and continues after a restart of a durable store
+	// time that the store has run; a durable store continues it after a restart
+	Up       time.Duration
 	Durable  bool
 	Sessions int64
-	Calls    int64 // that wait
+	Calls    int64 // number of calls that wait
 	Groups   int64
-	Keys     int64   // that calls wait for, those with the longest wait first; at most StatusKeys
+	Keys     int64   // number of keys that calls wait for
 	Bytes    int64   // of keys and values
 	In, Out  uint64  // bytes from and to clients
-	Ops      []int64 // requests that were carried out, by Op
+	Ops      []int64 // number of requests that were carried out, by Op
 	// Latency is a histogram of the time from a request to its answer in the store, for requests
 	// that need no other client. It is collected while a client asks for it.
 	Latency    []Bucket
-	LatencySum time.Duration // of what Latency counts
+	LatencySum time.Duration // sum of the times that Latency counts
 
 	Conns        int64 // connections, those of other protocols included
 	Accepted     int64 // connections that were accepted
@@ -48,14 +49,14 @@ type ServerStatus struct {
 	Dropped      int64 // connections that were closed because the client did not read
 	LostSessions int64 // sessions that failed
 	Watches      int64 // calls that wait for the next change
-	History      int64 // changes that a watch can go back
-	Compacted    int64 // watches that asked for older changes
+	History      int64 // number of changes that a watch can go back
+	Compacted    int64 // number of watches that asked for older changes
 
-	LogBytes int64         // of the log of a durable store since its last checkpoint
-	Syncs    []Bucket      // a histogram of the time that a write of the log takes until it is on the disk
-	SyncSum  time.Duration // of what Syncs counts
-	// SyncPending is for how long the current write of the log has not reached the disk; 0 if there
-	// is none. No change is acknowledged meanwhile.
+	LogBytes int64         // size of a durable store's log since its last checkpoint
+	Syncs    []Bucket      // a histogram of the time until a write of the log is on the disk
+	SyncSum  time.Duration // sum of the times that Syncs counts
+	// SyncPending is how long the current write of the log has been waiting for the disk; 0 means
+	// that there is none. No change is acknowledged meanwhile.
 	SyncPending time.Duration
 }
 
@@ -74,28 +75,29 @@ type Bucket struct {
 // GroupStatus is one generation of a group, or a group that forms.
 type GroupStatus struct {
 	Name, Run  string
-	Generation uint64 // 0: it forms
+	Generation uint64 // 0: the group forms
 	Size       int
-	Present    int            // ranks that have joined, and have neither left nor failed
-	Age        time.Duration  // since it was formed, or since the first rank called
-	Ended      time.Duration  // how long ago; -1: it has not ended; 0: it has, at an unknown time
-	Revoked    *FailureStatus // why it was revoked; nil: it is active
-	Open       int            // how many records are open; Records has the oldest
-	Ranks      []RankStatus
-	Records    []RecordStatus
-	Failures   []FailureStatus // of the last records that failed, the oldest first
+	Present    int           // ranks that have joined, and have neither left nor failed
+	Age        time.Duration // since it was formed, or since the first rank called
+	// time since its end; -1: it has not ended; 0: it has ended at an unknown time
+	Ended    time.Duration
+	Revoked  *FailureStatus // why it was revoked; nil: it is active
+	Open     int            // number of open records; Records has the oldest
+	Ranks    []RankStatus
+	Records  []RecordStatus
+	Failures []FailureStatus // the last records that failed, the oldest first
 }
 
 // RankStatus is a rank.
 type RankStatus struct {
 	Rank     int
-	Label    string // names its process
+	Label    string // name of its process
 	Session  uint64
 	Gone     Code          // CodeLost: failed; CodeLeft: left; CodeOK: present
 	Verb     string        // its last call; "": none
 	Seq      uint64        // the sequence number of that call; 0 if it has none
-	Ago      time.Duration // since that call, or since it joined
-	LastSeen time.Duration // since its process was last seen, to 0.2 s; -1: unknown
+	Ago      time.Duration // time since that call, or since it joined
+	LastSeen time.Duration // time since its process was last seen, to 0.2 s; -1: unknown
 	Waits    []WaitStatus
 }
 
@@ -115,13 +117,12 @@ type RecordStatus struct {
 	Verb      string
 	Root      int           // -1: none
 	Age       time.Duration // since its first vote
-	Remaining time.Duration // until its deadline; 0: it has none
+	Remaining time.Duration // time until its deadline; 0: it has none
 	Arrived   Ranks         // ranks that have voted
-	Missing   Ranks         // ranks that it waits for
+	Missing   Ranks         // ranks that have not voted
 }
 
-// Ranks is a set of ranks: how many there are, and their spans, of which it has StatusSpans at
-// most.
+// Ranks is a set of ranks: their number, and at most StatusSpans of their spans.
 type Ranks struct {
 	Count int
 	Spans []Span // in ascending order
@@ -164,17 +165,17 @@ func (r *Ranks) First(n int) (ranks []int) {
 type FailureStatus struct {
 	Channel string
 	Seq     uint64
-	Verb    string // "": it revoked the group
+	Verb    string // "": the failure revoked the group
 	Ago     time.Duration
 	Failure Failure
-	Unnamed int // ranks that were cut from the lists of Failure
+	Unnamed int // number of ranks that were cut from the lists of Failure
 }
 
 // KeyStatus is a key that calls wait for.
 type KeyStatus struct {
 	Key    string
 	Calls  int
-	Waited time.Duration // by the call that came first
+	Waited time.Duration // how long the first of the calls has waited
 }
 
 // ReplicationStatus is the status of a replicated store: several processes keep it, and one of them
@@ -189,7 +190,7 @@ type ReplicationStatus struct {
 
 // StandbyStatus is a process that follows the log of the leader.
 type StandbyStatus struct {
-	Addr string        // at which it will serve
-	Lag  uint64        // entries of the log that were committed, and that it had not applied when it last reported
-	Seen time.Duration // since that report
+	Addr string        // address at which it will serve
+	Lag  uint64        // committed entries of the log that it had not applied when it last reported
+	Seen time.Duration // time since that report
 }

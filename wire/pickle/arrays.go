@@ -8,14 +8,15 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// layout is where the elements of an array are in its bytes.
+// layout describes where the elements of an array are in its bytes.
 type layout struct {
 	shape   []int
 	strides []int // in elements
 	offset  int   // in elements
 }
 
-// rowMajor are the strides of a shape whose last axis varies fastest; columnMajor is the other way.
+// rowMajor returns the strides of a shape whose last axis varies fastest; columnMajor those of one
+// whose first axis does.
 func rowMajor(shape []int) []int {
 	strides := make([]int, len(shape))
 	n := 1
@@ -36,7 +37,7 @@ func columnMajor(shape []int) []int {
 	return strides
 }
 
-// gather is a tensor of the elements of data.
+// gather returns a tensor of the elements of data that l selects, in row-major order.
 func (m *machine) gather(dt tensor.DType, data []byte, l layout) (*tensor.Tensor, error) {
 	size, err := tensor.Size(dt, l.shape...)
 	if err != nil {
@@ -135,7 +136,7 @@ func (m *machine) shape(v any) ([]int, error) {
 	return shape, nil
 }
 
-// number returns a scalar of numpy as a plain value.
+// number converts a numpy scalar to a plain value.
 func number(dt tensor.DType, b []byte) (any, bool) {
 	var word [8]byte
 	copy(word[:], b)

@@ -9,8 +9,9 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Codec lets a group exchange objects with vLLM's. Its Parse takes a pointer to an any, to one of the types in the
-// package comment, or to what they fit into without loss: numbers, strings, slices, arrays, maps and pointers of them.
+// Codec exchanges objects with the groups of vLLM. Its Parse takes a pointer to an any, to one of
+// the types in the package comment, or to a type that can hold the value without loss: numbers,
+// strings, slices, arrays, maps and pointers to them.
 var Codec wire.Codec = codec{}
 
 type codec struct{}
@@ -122,7 +123,7 @@ func toUint(v any) (uint64, bool) {
 	return 0, false
 }
 
-// assignFloat takes ints too, as Python does, if the conversion is exact.
+// assignFloat also converts ints, as Python does, if the conversion is exact.
 func assignFloat(to reflect.Value, v any) error {
 	switch v := v.(type) {
 	case float64:
@@ -186,7 +187,7 @@ func assignList(to reflect.Value, items []any) error {
 	return nil
 }
 
-// makeRoom makes a slice of n items; an array has to have n.
+// makeRoom makes a slice of n items, or checks that an array has n.
 func makeRoom(to reflect.Value, n int) error {
 	if to.Kind() == reflect.Array {
 		if to.Len() != n {

@@ -2,7 +2,7 @@ package pickle
 
 import "unicode/utf8"
 
-// badCall is the error of a call with arguments that a pickler does not write.
+// badCall returns the error of a call with arguments that no pickler writes.
 func (m *machine) badCall(name string, args []any) error {
 	kinds := "nothing"
 	for i, a := range args {
@@ -15,7 +15,7 @@ func (m *machine) badCall(name string, args []any) error {
 	return m.malformed("%s is called with %s", name, kinds)
 }
 
-// callSet is a set as protocols up to 3 have it: of a list.
+// callSet makes a set of a list, as protocols up to 3 write it.
 func callSet(m *machine, args []any) (any, error) { return m.newSet("set", args, false) }
 
 func callFrozenSet(m *machine, args []any) (any, error) { return m.newSet("frozenset", args, true) }
@@ -36,7 +36,7 @@ func (m *machine) newSet(name string, args []any, frozen bool) (any, error) {
 	return nil, m.badCall(name, args)
 }
 
-// callBytes is empty bytes, as protocols up to 2 have them.
+// callBytes makes empty bytes, as protocols up to 2 write them.
 func callBytes(m *machine, args []any) (any, error) {
 	if len(args) != 0 {
 		return nil, m.badCall("bytes", args)
@@ -44,7 +44,7 @@ func callBytes(m *machine, args []any) (any, error) {
 	return &blob{}, nil
 }
 
-// callByteArray is a bytearray as protocols up to 4 have it: of bytes.
+// callByteArray makes a bytearray of bytes, as protocols up to 4 write it.
 func callByteArray(m *machine, args []any) (any, error) {
 	if len(args) == 0 {
 		return &blob{mutable: true}, nil
@@ -57,7 +57,7 @@ func callByteArray(m *machine, args []any) (any, error) {
 	return nil, m.badCall("bytearray", args)
 }
 
-// callEncode is bytes as protocols up to 2 have them: text in Latin-1.
+// callEncode makes bytes of text in Latin-1, as protocols up to 2 write them.
 func callEncode(m *machine, args []any) (any, error) {
 	if len(args) != 2 || args[1] != any("latin1") {
 		return nil, m.badCall("_codecs.encode", args)
@@ -86,7 +86,7 @@ func callOrderedDict(m *machine, args []any) (any, error) {
 	return &dict{}, nil
 }
 
-// callSize is a shape, as a tuple.
+// callSize makes a shape of a tuple.
 func callSize(m *machine, args []any) (any, error) {
 	if len(args) == 1 {
 		if t, ok := args[0].(*tuple); ok {
@@ -96,7 +96,8 @@ func callSize(m *machine, args []any) (any, error) {
 	return nil, m.badCall("torch.Size", args)
 }
 
-// callStructure is a structure of ctypes: its class, and a tuple of its attributes and its bytes.
+// callStructure makes a structure of ctypes: the arguments are its class, and a tuple of its
+// attributes and its bytes.
 func callStructure(m *machine, args []any) (any, error) {
 	if len(args) != 2 {
 		return nil, m.badCall("_ctypes._unpickle", args)

@@ -88,20 +88,20 @@ func (e *encoder) special(v any, depth int) error {
 	return e.reflected(reflect.ValueOf(v), depth)
 }
 
-// global is a name that Python imports.
+// global writes a name that Python imports.
 func (e *encoder) global(module, name string) {
 	e.shortText(module)
 	e.shortText(name)
 	e.raw(0x93)
 }
 
-// shortText is a str of less than 256 bytes.
+// shortText writes a str of less than 256 bytes.
 func (e *encoder) shortText(s string) {
 	e.raw(0x8c, byte(len(s)))
 	e.b = append(e.b, s...)
 }
 
-// oldText is a str in protocol 2.
+// oldText writes a str in protocol 2.
 func (e *encoder) oldText(s string) {
 	e.raw('X')
 	e.b = append(binary.LittleEndian.AppendUint32(e.b, uint32(len(s))), s...)
@@ -121,7 +121,7 @@ func (e *encoder) bytes(b []byte) {
 	e.b = append(e.b, b...)
 }
 
-// sized is one of three opcodes, and the length as it has it.
+// sized writes one of three opcodes, and the length in the encoding of that opcode.
 func (e *encoder) sized(short, long, huge byte, n int) {
 	switch {
 	case n <= math.MaxUint8:
@@ -156,7 +156,7 @@ func (e *encoder) int(v int64) {
 	}
 }
 
-// big is an int in two's complement, little-endian.
+// big writes an int in two's complement, little-endian.
 func (e *encoder) big(v *big.Int) error {
 	if v == nil {
 		e.raw('N')
@@ -238,7 +238,8 @@ func (e *encoder) members(items []any, end byte, depth int) error {
 	return nil
 }
 
-// key is a value that Python can hash, and that is there once. It is judged as it will arrive.
+// key writes a key of a dict or a member of a set. It checks that Python can hash the value, and
+// that the value occurs once, as it will be after decoding.
 func (e *encoder) key(v any, seen map[string]bool, depth int) error {
 	at := len(e.b)
 	if err := e.value(v, depth+1); err != nil {

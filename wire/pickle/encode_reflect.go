@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// reflected is a value of a type that is one of ours underneath.
+// reflected writes a value whose underlying type is one that Append knows.
 func (e *encoder) reflected(v reflect.Value, depth int) error {
 	switch v.Kind() {
 	case reflect.Bool:
@@ -53,7 +53,7 @@ func (e *encoder) sequence(v reflect.Value, depth int) error {
 	return nil
 }
 
-// mapped is a dict in the order of its keys' pickles, so that equal maps have equal bytes.
+// mapped writes a dict in the order of its keys' pickles, so that equal maps have equal bytes.
 func (e *encoder) mapped(v reflect.Value, depth int) error {
 	type entry struct{ key, item []byte }
 	var entries []entry

@@ -7,7 +7,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// array is numpy.ndarray(shape, dtype, bytearray), which every numpy has.
+// array writes numpy.ndarray(shape, dtype, bytearray), which all versions of numpy have.
 func (e *encoder) array(a Array) error {
 	if err := a.Check(); err != nil {
 		return err
@@ -38,7 +38,7 @@ func (e *encoder) shape(shape []int) error {
 	return nil
 }
 
-// tensor is what torch itself writes: a storage as torch.save has it, and a view of it.
+// tensor writes what torch itself writes: a storage in the format of torch.save, and a view of it.
 func (e *encoder) tensor(t *tensor.Tensor) error {
 	if err := t.Check(); err != nil {
 		return err
@@ -49,7 +49,8 @@ func (e *encoder) tensor(t *tensor.Tensor) error {
 	}
 	name, class, elements := "", torchTypes[i].storage, t.Len()
 	rebuild := "_rebuild_tensor_v2"
-	if class == "" { // its storage is bytes: torch 2.15 writes an UntypedStorage, which it cannot read
+	// the storage is untyped bytes: torch 2.15 writes an UntypedStorage, which it cannot read
+	if class == "" {
 		rebuild, name, class, elements = "_rebuild_tensor_v3", torchTypes[i].name, "ByteStorage", len(t.Data)
 	}
 	e.global("torch._utils", rebuild)
@@ -73,7 +74,8 @@ func (e *encoder) tensor(t *tensor.Tensor) error {
 	return nil
 }
 
-// torchStrides are row-major as torch has them: an empty axis counts as one of 1.
+// torchStrides returns torch's row-major strides, for which an empty axis counts as one of length
+// 1.
 func torchStrides(shape []int) []int {
 	filled := make([]int, len(shape))
 	for i, d := range shape {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// What can be wrong with a pickle.
+// The kinds of errors in a pickle.
 var (
 	ErrRefused   = errors.New("no plain value")
 	ErrMalformed = errors.New("malformed")
@@ -17,7 +17,7 @@ var (
 type Error struct {
 	Offset int    // of the opcode; in a storage of torch, of the call that reads it
 	Op     string // name of the opcode in pickletools
-	Name   string // of what was refused, such as "os.system"; "" if it has no name
+	Name   string // the refused name, such as "os.system"; "" if it has none
 	Reason string
 	Err    error
 }
@@ -32,7 +32,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// fail is an Error at the opcode that m is at.
+// fail returns an Error at m's current opcode.
 func (m *machine) fail(err error, format string, args ...any) error {
 	return &Error{Offset: m.offset(), Op: m.opName(), Reason: fmt.Sprintf(format, args...), Err: err}
 }
@@ -41,7 +41,7 @@ func (m *machine) malformed(format string, args ...any) error {
 	return m.fail(ErrMalformed, format, args...)
 }
 
-// refuse is an Error about something with a name.
+// refuse returns an Error about a refused name.
 func (m *machine) refuse(name, format string, args ...any) error {
 	return &Error{Offset: m.offset(), Op: m.opName(), Name: name, Reason: fmt.Sprintf(format, args...), Err: ErrRefused}
 }

@@ -14,12 +14,13 @@ func (m *machine) finish(v any) (any, error) {
 	return done, err
 }
 
-// size is how much a finished value is, if what is in several places is counted in each; 64 bytes are a value.
+// size is the size of a finished value, in units of about 64 bytes. A value that is in several
+// places counts in each of them.
 type size struct{ values, depth int }
 
 func sizeOf(n int) size { return size{1 + n/64, 1} }
 
-// finishAt finishes v, which is so deep.
+// finishAt finishes v, which is at the given depth.
 func (m *machine) finishAt(v any, depth int) (any, size, error) {
 	if depth > maxDepth {
 		return nil, size{}, m.fail(ErrTooLarge, "values are more than %d deep", maxDepth)
@@ -61,7 +62,7 @@ func (m *machine) finishAt(v any, depth int) (any, size, error) {
 	return nil, size{}, m.fail(ErrRefused, "a %s is no plain value", kind(v))
 }
 
-// whole is items, and not nil.
+// whole returns items, and an empty slice instead of nil.
 func whole(items []any) []any {
 	if items == nil {
 		return []any{}
@@ -69,7 +70,7 @@ func whole(items []any) []any {
 	return items
 }
 
-// finishItems finishes items in their place, once, and makes a value of them.
+// finishItems finishes items in place, once, and makes a value of them.
 func (m *machine) finishItems(n *node, items []any, depth int, value func() any) (any, size, error) {
 	done, err := m.enter(n, depth)
 	if done || err != nil {
@@ -105,7 +106,7 @@ func (m *machine) finishDict(d *dict, depth int) (any, size, error) {
 	return d.done, d.size, nil
 }
 
-// enter opens a node. It reports whether it is finished already.
+// enter opens a node, and reports whether it is already finished.
 func (m *machine) enter(n *node, depth int) (done bool, err error) {
 	switch n.state {
 	case finished:
@@ -120,7 +121,7 @@ func (m *machine) enter(n *node, depth int) (done bool, err error) {
 	return false, nil
 }
 
-// finishChild finishes what is in n, which is so deep, and counts it.
+// finishChild finishes v, a part of n at the given depth, and adds its size to n's.
 func (m *machine) finishChild(n *node, v any, depth int) (any, error) {
 	done, s, err := m.finishAt(v, depth+1)
 	if err != nil {

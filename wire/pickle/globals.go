@@ -6,16 +6,16 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// global is a name that a pickle may import, and the Go code that makes its value here.
+// global is a name that a pickle may import, and the Go function that makes its value.
 type global struct {
 	name  string
-	call  func(m *machine, args []any) (any, error) // nil: it cannot be called
+	call  func(m *machine, args []any) (any, error) // nil: the name cannot be called
 	dtype tensor.DType                              // of a dtype or a storage of torch
 }
 
 const nccl = "vllm.distributed.device_communicators.pynccl_wrapper"
 
-// globals has all names that are not refused, by module and name.
+// globals has all names that are accepted, by module and name.
 var globals = tableOf(map[string]*global{
 	"builtins set":       {call: callSet},
 	"builtins frozenset": {call: callFrozenSet},
@@ -50,7 +50,7 @@ var globals = tableOf(map[string]*global{
 	nccl + " ncclUniqueId": {},
 })
 
-// tableOf adds torch's dtypes and storages, and names.
+// tableOf adds torch's dtypes and storages to the table, and sets the names.
 func tableOf(table map[string]*global) map[string]*global {
 	for _, t := range torchTypes {
 		table["torch "+t.name] = &global{dtype: t.dtype}
@@ -64,7 +64,7 @@ func tableOf(table map[string]*global) map[string]*global {
 	return table
 }
 
-// find returns the global with that name, or an error that refuses it.
+// find returns the global with that name, or the error that refuses it.
 func (m *machine) find(module, name string) (*global, error) {
 	if g, ok := globals[module+" "+name]; ok {
 		return g, nil
@@ -108,7 +108,7 @@ func opStackGlobal(m *machine) error {
 	return m.push(g, 0)
 }
 
-// opReduce makes the value that a call would give.
+// opReduce makes the value that a call would return.
 func opReduce(m *machine) error {
 	words, err := m.popN(2)
 	if err != nil {
@@ -131,7 +131,7 @@ func opReduce(m *machine) error {
 	return m.push(v, listSize)
 }
 
-// opBuild gives an object its state: dtypes and arrays of numpy have one.
+// opBuild sets the state of an object: dtypes and arrays of numpy have one.
 func opBuild(m *machine) error {
 	words, err := m.popN(1)
 	if err != nil {
@@ -158,7 +158,7 @@ func opBuild(m *machine) error {
 	return m.push(v, 0)
 }
 
-// opInst is protocol 0's class and call in one.
+// opInst is protocol 0's opcode for a class and its call.
 func opInst(m *machine) error {
 	module, name, err := m.lines()
 	if err != nil {
@@ -178,7 +178,7 @@ func opObj(m *machine) error {
 	return m.refuseObject(items[0])
 }
 
-// opNewObj has the class below its arguments: one value, or two.
+// opNewObj expects the class below its arguments, which are one value or two.
 func opNewObj(m *machine) error {
 	n := 2
 	if m.b[m.op] == 0x92 {

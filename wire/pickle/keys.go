@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// key is the text that is the same for values that are one key in Python.
+// key returns a text that is equal for values that are the same key in Python.
 func (m *machine) key(v any) (string, error) {
 	key, err := m.finish(v)
 	if err != nil {
@@ -27,7 +27,8 @@ func (m *machine) key(v any) (string, error) {
 	return string(b), m.spend(len(b))
 }
 
-// keyer makes keys into texts. Room is for their bytes: those of sets within sets are sorted, and count each time.
+// keyer makes texts of keys. room is the number of bytes that they may still take: the texts of
+// sets within sets are built and sorted at each level, and count each time.
 type keyer struct{ room int }
 
 func (k *keyer) spend(n int) error {
@@ -38,7 +39,7 @@ func (k *keyer) spend(n int) error {
 	return nil
 }
 
-// append appends what identifies a key of a dict or a member of a set.
+// append appends the text of a key of a dict or a member of a set.
 func (k *keyer) append(b []byte, v any) ([]byte, error) {
 	switch v := v.(type) {
 	case nil:
@@ -78,7 +79,7 @@ func (k *keyer) sized(b []byte, s string) ([]byte, error) {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...), nil
 }
 
-// float makes whole floats the keys that ints of their value are.
+// float appends the text of the equal int if the float is a whole number.
 func (k *keyer) float(b []byte, v float64) ([]byte, error) {
 	switch {
 	case math.IsNaN(v):
@@ -100,7 +101,7 @@ func (k *keyer) tuple(b []byte, items []any) (_ []byte, err error) {
 	return b, k.spend(2)
 }
 
-// set does not depend on the order.
+// set appends a text that does not depend on the order of items.
 func (k *keyer) set(b []byte, items []any) ([]byte, error) {
 	keys := make([]string, 0, len(items))
 	for _, item := range items {

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// integer is v, as an int64 if it fits.
+// integer returns v as an int64 if it fits, and v otherwise.
 func integer(v *big.Int) any {
 	if v.IsInt64() {
 		return v.Int64()
@@ -18,7 +18,7 @@ func integer(v *big.Int) any {
 	return v
 }
 
-// decimal is a line that is a number of the memo.
+// decimal reads a line with an index of the memo.
 func (m *machine) decimal() (uint64, error) {
 	s, err := m.line()
 	if err != nil {
@@ -31,7 +31,7 @@ func (m *machine) decimal() (uint64, error) {
 	return i, nil
 }
 
-// opInt is protocol 0's int, and its bool.
+// opInt reads protocol 0's int or bool.
 func opInt(m *machine) error {
 	s, err := m.line()
 	switch {
@@ -81,7 +81,7 @@ func (m *machine) opUint(size int) error {
 	return m.push(int64(v), 8)
 }
 
-// opLong is an int in two's complement, little-endian.
+// opLong reads an int in two's complement, little-endian.
 func (m *machine) opLong(size int) error {
 	b, err := m.sized(size)
 	if err != nil {
@@ -141,7 +141,7 @@ func (m *machine) pushText(b []byte) error {
 	return m.push(string(b), word)
 }
 
-// opBinString is Python 2's str, which Python 3 reads if it is ASCII.
+// opBinString reads Python 2's str, which Python 3 accepts if it is ASCII.
 func (m *machine) opBinString(size int) error {
 	b, err := m.sized(size)
 	if err != nil {
@@ -159,7 +159,7 @@ func (m *machine) pushASCII(b []byte) error {
 	return m.pushText(b)
 }
 
-// opString is Python 2's str as its source has it: quoted, with escapes.
+// opString reads Python 2's str in source form: quoted, with escapes.
 func opString(m *machine) error {
 	s, err := m.line()
 	if err != nil {
@@ -183,7 +183,7 @@ func opString(m *machine) error {
 	return m.pushASCII(b)
 }
 
-// unescape is the byte of the escape at the front of s, after its backslash.
+// unescape returns the byte of the escape sequence at the front of s, after the backslash.
 func unescape(s string) (c byte, rest string, ok bool) {
 	if s == "" {
 		return 0, "", false
@@ -202,7 +202,7 @@ func unescape(s string) (c byte, rest string, ok bool) {
 	return byte(v), s[from+size:], err == nil
 }
 
-// opUnicode is protocol 0's str: Latin-1 with \u and \U.
+// opUnicode reads protocol 0's str: Latin-1 with \u and \U.
 func opUnicode(m *machine) error {
 	s, err := m.line()
 	if err != nil {
@@ -219,7 +219,7 @@ func opUnicode(m *machine) error {
 	return m.pushText(b)
 }
 
-// rawUnicode is the character at the front of s.
+// rawUnicode returns the character at the front of s.
 func rawUnicode(s string) (r rune, rest string, ok bool) {
 	size := 0
 	switch {

@@ -19,35 +19,35 @@ func Parse(b []byte) (any, error) {
 	return m.finish(v)
 }
 
-// machine runs a pickle: it has a stack, marks in it, and a memo of values that may be used again.
-// Its values are immutable Go values, and pointers to the types in objects.go, which are mutable.
+// machine runs a pickle. It has a stack with marks, and a memo of values that may be used again.
+// Its values are immutable Go values, and pointers to the mutable types in objects.go.
 type machine struct {
 	b     []byte
 	at    int // index of the next byte
 	op    int // index of the current opcode
 	stack []any
-	marks []int // stack heights; the last one is the floor of pop
+	marks []int // stack heights; pop must not go below the last one
 	memo  []any
 	room  *int // bytes that may still be allocated
 	ops   *[256]opcode
 	outer *machine // the machine in whose pickle this one is nested
 
-	// persistent returns the value of a persistent id. If it is nil, they are refused.
+	// persistent returns the value of a persistent id. If it is nil, persistent ids are refused.
 	persistent func(id any) (any, error)
 }
 
-// An opcode is one instruction.
+// opcode is one instruction.
 type opcode struct {
 	name string
 	run  func(*machine) error
 }
 
-// unset is in the memo where nothing was put.
+// unset is the value of unused memo entries.
 type unset struct{}
 
 const (
 	opStop = '.'
-	// word is what a place on the stack, in a list or in the memo takes.
+	// word is the size of an entry of the stack, of a list or of the memo.
 	word = 16
 )
 
@@ -106,7 +106,7 @@ func (m *machine) u8() (byte, error) {
 	return b[0], nil
 }
 
-// uint is an unsigned integer of so many bytes.
+// uint reads an unsigned integer of size bytes.
 func (m *machine) uint(size int) (uint64, error) {
 	var word [8]byte
 	b, err := m.take(uint64(size))
@@ -114,7 +114,7 @@ func (m *machine) uint(size int) (uint64, error) {
 	return binary.LittleEndian.Uint64(word[:]), err
 }
 
-// sized is the bytes after a length of so many bytes.
+// sized reads a length of size bytes, and returns as many bytes.
 func (m *machine) sized(size int) ([]byte, error) {
 	n, err := m.uint(size)
 	if err != nil {
@@ -134,7 +134,7 @@ func (m *machine) line() (string, error) {
 	return string(b), m.spend(n)
 }
 
-// push pushes v, whose construction has allocated n bytes.
+// push pushes v; made is the number of bytes that were allocated for it.
 func (m *machine) push(v any, made int) error {
 	if err := m.spend(word + made); err != nil {
 		return err

@@ -8,13 +8,13 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// numpyTypes are the dtypes that numpy has, by its names without the order of bytes.
+// numpyTypes are numpy's dtypes, by their names without the byte order.
 var numpyTypes = map[string]tensor.DType{
 	"b1": tensor.Bool, "i1": tensor.I8, "i2": tensor.I16, "i4": tensor.I32, "i8": tensor.I64, "u1": tensor.U8, "u2": tensor.U16,
 	"u4": tensor.U32, "u8": tensor.U64, "f2": tensor.F16, "f4": tensor.F32, "f8": tensor.F64, "c8": tensor.C64,
 }
 
-// numpyName is numpy's name for a dtype, with the order of bytes; "" if it has none.
+// numpyName returns numpy's name for a dtype, with the byte order, or "" if it has none.
 func numpyName(dt tensor.DType) string {
 	for name, t := range numpyTypes {
 		switch {
@@ -31,11 +31,11 @@ func numpyName(dt tensor.DType) string {
 // dtype is a numpy.dtype.
 type dtype struct {
 	tensor.DType
-	big   bool // endian
+	big   bool // big-endian
 	built bool
 }
 
-// array is a numpy.ndarray that gets its elements by BUILD.
+// array is a numpy.ndarray whose elements a later BUILD sets.
 type array struct {
 	done *Array
 }
@@ -59,7 +59,7 @@ func float(dt tensor.DType, n uint64) (any, bool) {
 	return nil, false
 }
 
-// newDType is the dtype with a name as "f4" or "<f4".
+// newDType returns the dtype of a name such as "f4" or "<f4".
 func (m *machine) newDType(name string) (*dtype, error) {
 	bare := strings.TrimLeft(name, "<>|=")
 	dt, ok := numpyTypes[bare]
@@ -69,7 +69,7 @@ func (m *machine) newDType(name string) (*dtype, error) {
 	return &dtype{DType: dt, big: strings.HasPrefix(name, ">")}, nil
 }
 
-// callDType is a dtype of a name, and whether to align and to copy.
+// callDType makes a dtype of a name; the other arguments are whether to align and to copy.
 func callDType(m *machine, args []any) (any, error) {
 	if len(args) != 1 && len(args) != 3 {
 		return nil, m.badCall("numpy.dtype", args)
@@ -81,7 +81,8 @@ func callDType(m *machine, args []any) (any, error) {
 	return m.newDType(name)
 }
 
-// buildDType sets the order of bytes. What else there is belongs to dtypes that are refused, or to their metadata.
+// buildDType sets the byte order. The rest of the state belongs to dtypes that are refused, or to
+// their metadata.
 func (m *machine) buildDType(dt *dtype, state any) error {
 	t, ok := state.(*tuple)
 	if !ok || len(t.items) < 5 || dt.built {
@@ -100,7 +101,7 @@ func (m *machine) buildDType(dt *dtype, state any) error {
 	return nil
 }
 
-// dtypeOf is what an argument says about elements.
+// dtypeOf returns the dtype that an argument names.
 func (m *machine) dtypeOf(v any) (*dtype, error) {
 	switch v := v.(type) {
 	case *dtype:
@@ -111,7 +112,7 @@ func (m *machine) dtypeOf(v any) (*dtype, error) {
 	return nil, m.malformed("a numpy.dtype that is a %s", kind(v))
 }
 
-// callReconstruct is an array that has no elements yet.
+// callReconstruct makes an array without elements.
 func callReconstruct(m *machine, args []any) (any, error) {
 	if len(args) != 3 {
 		return nil, m.badCall("numpy._reconstruct", args)
@@ -122,7 +123,7 @@ func callReconstruct(m *machine, args []any) (any, error) {
 	return &array{}, nil
 }
 
-// buildArray has version, shape, dtype, whether it is column-major, and bytes.
+// buildArray sets an array's state: version, shape, dtype, whether it is column-major, and bytes.
 func (m *machine) buildArray(a *array, state any) error {
 	t, ok := state.(*tuple)
 	if !ok || len(t.items) != 5 || a.done != nil {
@@ -140,7 +141,7 @@ func (m *machine) buildArray(a *array, state any) error {
 	return nil
 }
 
-// callFromBuffer has bytes, dtype, shape, and the order of axes.
+// callFromBuffer makes an array; its arguments are bytes, dtype, shape, and the order of the axes.
 func callFromBuffer(m *machine, args []any) (any, error) {
 	if len(args) != 4 && len(args) != 5 {
 		return nil, m.badCall("numpy._frombuffer", args)
@@ -152,7 +153,7 @@ func callFromBuffer(m *machine, args []any) (any, error) {
 	return m.newArray(args[0], args[1], args[2], order)
 }
 
-// callArray is numpy.ndarray(shape, dtype, buffer), which is what Append writes.
+// callArray makes numpy.ndarray(shape, dtype, buffer), which is what Append writes.
 func callArray(m *machine, args []any) (any, error) {
 	if len(args) != 3 {
 		return nil, m.badCall("numpy.ndarray", args)
@@ -177,7 +178,7 @@ func (m *machine) newArray(data, elements, axes any, order string) (Array, error
 	return m.arrayOf(data, elements, l)
 }
 
-// transposed is an array whose axes were exchanged: its bytes are those of shape, in row-major order.
+// transposed makes an array with exchanged axes, whose bytes are in row-major order of shape.
 func (m *machine) transposed(args []any) (any, error) {
 	shape, err := m.shape(args[2])
 	if err != nil {
@@ -202,7 +203,7 @@ func (m *machine) transposed(args []any) (any, error) {
 	return m.arrayOf(args[0], args[1], l)
 }
 
-// arrayOf has all of its bytes, and no others.
+// arrayOf returns an array, and checks that data has exactly its bytes.
 func (m *machine) arrayOf(data, elements any, l layout) (Array, error) {
 	dt, err := m.dtypeOf(elements)
 	if err != nil {
@@ -225,7 +226,8 @@ func (m *machine) arrayOf(data, elements any, l layout) (Array, error) {
 	return Array{t}, nil
 }
 
-// swapWidth is the size of a word: a complex number has two.
+// swapWidth returns the size of a word for a change of the byte order: a complex number has two
+// words.
 func swapWidth(dt tensor.DType) int {
 	if dt == tensor.C64 {
 		return 4
@@ -233,7 +235,7 @@ func swapWidth(dt tensor.DType) int {
 	return dt.Bits() / 8
 }
 
-// callScalar has a dtype and bytes.
+// callScalar makes a scalar of a dtype and bytes.
 func callScalar(m *machine, args []any) (any, error) {
 	if len(args) != 2 {
 		return nil, m.badCall("numpy.scalar", args)

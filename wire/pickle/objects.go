@@ -2,7 +2,7 @@ package pickle
 
 import "slices"
 
-// These are values that may still change, or that are copied only when it is known what for.
+// Mutable values, and values that are copied only when their use is known.
 type (
 	blob struct {
 		b       []byte // aliases the pickle
@@ -30,7 +30,7 @@ type (
 	}
 )
 
-// What they take besides their items, about.
+// The approximate sizes of objects without their items.
 const (
 	blobSize = 48
 	listSize = 64
@@ -38,7 +38,7 @@ const (
 	keySize  = 80 // of an entry in an index
 )
 
-// node is how far finish is with an object.
+// node is the state of an object in finish.
 type node struct {
 	state state
 	done  any
@@ -87,7 +87,7 @@ func opList(m *machine) error {
 	return m.push(l, listSize)
 }
 
-// extend appends items to a list. Twice their size is what growing may take.
+// extend appends items to a list. It charges twice their size, since the slice may grow.
 func (m *machine) extend(v any, items []any) error {
 	l, ok := v.(*list)
 	if !ok {
@@ -100,7 +100,7 @@ func (m *machine) extend(v any, items []any) error {
 	return nil
 }
 
-// refuseInto refuses to change a value as only another kind is.
+// refuseInto returns the error of an opcode that changes a value of the wrong kind.
 func (m *machine) refuseInto(v any, what string) error {
 	if g, ok := v.(*global); ok {
 		return m.refuse(g.name, "a class cannot be given %s", what)
@@ -108,7 +108,7 @@ func (m *machine) refuseInto(v any, what string) error {
 	return m.malformed("a %s cannot be given %s", kind(v), what)
 }
 
-// intoTop puts items into the value on top.
+// intoTop puts items into the value on top of the stack.
 func (m *machine) intoTop(put func(v any, items []any) error, items []any, err error) error {
 	if err != nil {
 		return err
@@ -152,7 +152,7 @@ func opSetItems(m *machine) error {
 	return m.intoTop(m.setItems, items, err)
 }
 
-// setItems puts keys and values, by turns, into a dict.
+// setItems puts alternating keys and values into a dict.
 func (m *machine) setItems(v any, items []any) error {
 	d, ok := v.(*dict)
 	if !ok {
@@ -187,7 +187,7 @@ func opAddItems(m *machine) error {
 	return m.intoTop(m.addItems, items, err)
 }
 
-// addItems puts members into a set that may be changed.
+// addItems adds members to a mutable set.
 func (m *machine) addItems(v any, items []any) error {
 	s, ok := v.(*set)
 	if !ok || s.frozen {

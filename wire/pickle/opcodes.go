@@ -1,6 +1,6 @@
 package pickle
 
-// opcodes are pickle's, with the names of pickletools. STOP is carried out by run.
+// opcodes are pickle's opcodes, with the names of pickletools. run itself carries out STOP.
 var opcodes = [256]opcode{
 	opStop: {"STOP", nil},
 	'(':    {"MARK", opMark},
@@ -83,7 +83,7 @@ func opMark(m *machine) error {
 	return m.spend(word)
 }
 
-// opPop takes the last value, or the mark if it is last.
+// opPop removes the last value, or the mark if that is last.
 func opPop(m *machine) error {
 	if n := len(m.marks); n > 0 && m.floor() == len(m.stack) {
 		m.marks = m.marks[:n-1]
@@ -109,7 +109,7 @@ func opProto(m *machine) error {
 	return err
 }
 
-// opFrame says how many bytes may be read at once; all of them are here.
+// opFrame reads the length of a frame, which is not needed: the whole pickle is in memory.
 func opFrame(m *machine) error {
 	n, err := m.uint(8)
 	if err == nil && n > uint64(len(m.b)-m.at) {

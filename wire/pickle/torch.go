@@ -7,7 +7,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// torchTypes are the dtypes that torch has too. Those with a storage are older than the others.
+// torchTypes are the dtypes that torch also has. The older ones have a storage class.
 var torchTypes = []torchType{
 	{tensor.Bool, "bool", "BoolStorage"},
 	{tensor.U8, "uint8", "ByteStorage"},
@@ -41,7 +41,7 @@ type storage struct {
 	b     []byte
 }
 
-// What torch.save writes before a storage, each a pickle of its own.
+// What torch.save writes before a storage, each in a pickle of its own.
 const (
 	torchProtocol = 1001
 	zipMagic      = "PK\x03\x04"
@@ -49,8 +49,8 @@ const (
 
 var torchMagic, _ = new(big.Int).SetString("1950a86a20f9469cfc6c", 16)
 
-// callLoad is a storage in the format that torch.save had before 1.6, which is what torch pickles to this day:
-// five pickles, the number of elements, and their bytes.
+// callLoad reads a storage in the format of torch.save before 1.6, in which torch still pickles
+// storages: five pickles, the number of elements, and their bytes.
 func callLoad(m *machine, args []any) (any, error) {
 	if len(args) != 1 {
 		return nil, m.badCall("torch.storage._load_from_bytes", args)
@@ -62,7 +62,7 @@ func callLoad(m *machine, args []any) (any, error) {
 	if len(b.b) >= len(zipMagic) && string(b.b[:len(zipMagic)]) == zipMagic {
 		return nil, m.refuse("torch.save", "a zip file in a pickle")
 	}
-	if err := m.spend(len(b.b)); err != nil { // it may be read again and again
+	if err := m.spend(len(b.b)); err != nil { // it may be read repeatedly
 		return nil, err
 	}
 	in := &machine{b: b.b, outer: m, ops: m.ops, room: m.room}
@@ -87,7 +87,7 @@ func (m *machine) loadStorage() (any, error) {
 		return nil, m.malformed("torch.save has a %s, not a storage", kind(v))
 	}
 	m.persistent = nil
-	if _, err := m.next(); err != nil { // the names of storages, of which there is one
+	if _, err := m.next(); err != nil { // the list of storages, which has one name
 		return nil, err
 	}
 	n, err := m.uint(8)
@@ -107,7 +107,7 @@ func (m *machine) next() (any, error) {
 	return m.run()
 }
 
-// preamble is what says that this is torch's format, and little-endian.
+// preamble checks that the format is torch's, and little-endian.
 func (m *machine) preamble() error {
 	magic, err := m.next()
 	if err != nil {
@@ -131,11 +131,11 @@ func (m *machine) preamble() error {
 	return m.fail(ErrRefused, "a storage of a host that is not little-endian")
 }
 
-// littleEndianKey is the text of a key.
+// littleEndianKey is the text of that key, in the form of keyer.
 var littleEndianKey = "s" + string(rune(len("little_endian"))) + "little_endian"
 
-// storageOf is a storage without its bytes, and how many elements it has: ("storage", class, name, device, elements,
-// None).
+// storageOf returns a storage without its bytes, and its number of elements, from its id:
+// ("storage", class, name, device, elements, None).
 func (m *machine) storageOf(id any) (*storage, int, error) {
 	t, ok := id.(*tuple)
 	if !ok || len(t.items) != 6 || t.items[0] != any("storage") {
@@ -158,10 +158,11 @@ func (m *machine) storageOf(id any) (*storage, int, error) {
 	return &storage{dtype: class.dtype}, int(n), nil
 }
 
-// width is the bytes of an element.
+// width returns the size of an element in bytes.
 func (s *storage) width() int { return max(1, s.dtype.Bits()/8) }
 
-// callTensor is a tensor: storage, offset, shape, strides, whether it has a gradient, hooks; and metadata.
+// callTensor makes a tensor. Its arguments are storage, offset, shape, strides, whether it has a
+// gradient, hooks, and metadata.
 func callTensor(m *machine, args []any) (any, error) {
 	if len(args) != 6 && len(args) != 7 {
 		return nil, m.badCall("torch._utils._rebuild_tensor_v2", args)
@@ -173,7 +174,7 @@ func callTensor(m *machine, args []any) (any, error) {
 	return m.newTensor(s.dtype, s, args[1:6], args[6:])
 }
 
-// callTensorV3 has a dtype before the metadata; its storage has none.
+// callTensorV3 makes a tensor whose dtype is an argument before the metadata; its storage has none.
 func callTensorV3(m *machine, args []any) (any, error) {
 	if len(args) != 7 && len(args) != 8 {
 		return nil, m.badCall("torch._utils._rebuild_tensor_v3", args)
@@ -213,7 +214,7 @@ func (m *machine) newTensor(dt tensor.DType, s *storage, args, metadata []any) (
 	return m.gather(dt, s.b, layout{shape, strides, int(offset)})
 }
 
-// callParameter is the tensor of a parameter.
+// callParameter returns the tensor of a parameter.
 func callParameter(m *machine, args []any) (any, error) {
 	if len(args) == 3 {
 		if t, ok := args[0].(*tensor.Tensor); ok {
@@ -247,7 +248,7 @@ var torchPreamble = func() []byte {
 	return e.b
 }()
 
-// torchBytes is t's storage as torch.save writes it.
+// torchBytes returns t's storage in the format of torch.save.
 func torchBytes(t *tensor.Tensor, class string, elements int) []byte {
 	e := encoder{b: append(make([]byte, 0, len(torchPreamble)+len(t.Data)+128), torchPreamble...)}
 	e.raw(0x80, 2, '(')

@@ -5,17 +5,17 @@ import (
 )
 
 type (
-	// Tuple is a tuple.
+	// Tuple is a Python tuple.
 	Tuple []any
-	// ByteArray is a bytearray.
+	// ByteArray is a Python bytearray.
 	ByteArray []byte
-	// Dict is a dict, in its order.
+	// Dict is a Python dict, in its order.
 	Dict []Item
 	// Item is a key of a Dict and its value.
 	Item struct{ Key, Value any }
-	// Set is a set, in the order in which it came.
+	// Set is a Python set, in the order of the pickle.
 	Set []any
-	// FrozenSet is a frozenset, in the order in which it came.
+	// FrozenSet is a Python frozenset, in the order of the pickle.
 	FrozenSet []any
 	// Array is a numpy.ndarray; a bare *tensor.Tensor is a torch.Tensor.
 	Array struct{ *tensor.Tensor }
@@ -33,12 +33,13 @@ func (d Dict) Get(name string) (any, bool) {
 	return nil, false
 }
 
-// What bounds a pickle.
+// Limits of a pickle.
 const (
-	maxDepth  = 1000     // how deep values nest
-	maxShared = 1 << 20  // values more than bytes of the pickle, if those in several places are written out
-	minRoom   = 64 << 20 // bytes that may be held
-	roomEach  = 32       // bytes more for each byte of the pickle
+	maxDepth = 1000 // nesting of values
+	// number of values beyond the pickle's bytes, if a value in several places counts in each
+	maxShared = 1 << 20
+	minRoom   = 64 << 20 // bytes that may be allocated
+	roomEach  = 32       // additional bytes for each byte of the pickle
 	maxDigits = 4300     // of an int in decimal, as in CPython
 	maxRank   = 64       // axes of an array, as in numpy
 )

@@ -1,5 +1,5 @@
 // Package tcpstore encodes and decodes the protocol of PyTorch's TCPStore. It has pure functions
-// without sockets, and no store: it says what was asked and answered, and not what that means.
+// without sockets, and no store: it does not implement the operations.
 //
 //	n, whole, err := tcpstore.C.NextRequest(b, &cursor, limits) // how long is the message at the front of b?
 //	if whole {
@@ -21,7 +21,8 @@
 //	strs       count u64 | count × str
 //	pairs      count u64 | count × (str | vec)
 //
-// A request is its operation's number, one byte, and these parts. The names are those of the fields that have them.
+// A request is its operation's number, one byte, and these parts. Their names are those of the
+// fields.
 //
 //	C   B   A   operation     request                         reply
 //	0           VALIDATE      0x3C85F7CE u32                  nothing
@@ -45,10 +46,10 @@
 //	18          BARRIER       Key str | N i64                 N u8: StopWaiting
 //	        7   WATCH_KEY     Key str                         N u8: Registered, or an event
 //
-// An event is what a server of generation A sends when a watched key has changed:
+// A server of generation A sends an event when a watched key has changed:
 //
 //	N u8: Updated, Created, Deleted | Key str | Old vec | Value vec
 //
-// Generation A is torch 1.9 to 2.0, B is 2.1, and C is 2.2 and later, which opens a connection with Preface. A and B
-// cannot be distinguished by what they send.
+// Generation A is torch 1.9 to 2.0, B is 2.1, and C is 2.2 and later, which opens a connection with
+// Preface. The messages of A and B cannot be distinguished.
 package tcpstore

@@ -58,7 +58,7 @@ var replies = [opEnd][]part{
 	OpWatchKey:   {pEvent},
 }
 
-// parts are op's row of one of the tables; an operation that there is not has none.
+// parts returns op's row of one of the tables, or nil for an unknown operation.
 func (o Op) parts(table *[opEnd][]part) []part {
 	if o >= opEnd {
 		return nil

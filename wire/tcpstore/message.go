@@ -63,7 +63,8 @@ func AppendRequest(b []byte, g Generation, r *Request) ([]byte, error) {
 	return b, nil
 }
 
-// AppendReply appends the reply to a request with operation op; nothing if op has no reply.
+// AppendReply appends the reply to a request with operation op. It appends nothing if op has no
+// reply.
 func AppendReply(b []byte, op Op, r *Reply) []byte {
 	for _, p := range op.parts(&replies) {
 		switch p {

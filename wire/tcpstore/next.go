@@ -5,13 +5,13 @@ import (
 	"fmt"
 )
 
-// Cursor is how far a Next function has scanned an incomplete message. The zero value is the start
-// of a message; Next resets it when it has found the end.
+// Cursor is the position up to which a Next function has scanned an incomplete message. The zero
+// value is the start of a message; Next resets it when it has found the end.
 type Cursor struct {
-	at   int    // bytes that were scanned
+	at   int    // bytes that have been scanned
 	part int    // the next part
-	left uint64 // what is missing of an open part
-	open bool   // the count of the part was read
+	left uint64 // missing bytes or items of an open part
+	open bool   // the count of the part has been read
 }
 
 // NextRequest finds the end of the request at the front of b. If the request is complete, n is its
@@ -73,7 +73,7 @@ type scan struct {
 	lim  Limits
 }
 
-// skip is where the part ends, or how many bytes it takes to know more.
+// skip returns the end of the part, or the number of bytes that it takes to know more.
 func (s *scan) skip(p part) (end int, err error) {
 	switch p {
 	case pByte:
@@ -104,7 +104,7 @@ func (s *scan) skip(p part) (end int, err error) {
 	}
 }
 
-// magic fails with the first byte that is wrong.
+// magic checks the number byte by byte, and fails at the first wrong one.
 func (s *scan) magic() (end int, err error) {
 	end = s.at + 4
 	for i := s.at; i < min(end, len(s.b)); i++ {
@@ -115,7 +115,7 @@ func (s *scan) magic() (end int, err error) {
 	return end, nil
 }
 
-// sized is where the bytes after a length end.
+// sized returns the end of the bytes after a length.
 func (s *scan) sized(limit int) (end int, err error) {
 	if len(s.b) < s.at+8 {
 		return s.at + 8, nil
@@ -127,7 +127,7 @@ func (s *scan) sized(limit int) (end int, err error) {
 	return s.at + 8 + int(n), nil
 }
 
-// list is where a count, and that many groups of items, end.
+// list returns the end of a count and that many groups of items.
 func (s *scan) list(group uint64, even, odd int) (end int, err error) {
 	if !s.open {
 		if len(s.b) < s.at+8 {
@@ -142,7 +142,8 @@ func (s *scan) list(group uint64, even, odd int) (end int, err error) {
 	return s.items(even, odd)
 }
 
-// items is where what is left of a list ends. The limit of an item is even or odd, as the number of those left is.
+// items returns the end of the rest of a list. The limit of an item is even or odd, depending on
+// whether the number of items left is even or odd.
 func (s *scan) items(even, odd int) (end int, err error) {
 	for s.left > 0 {
 		limit := even

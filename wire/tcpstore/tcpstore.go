@@ -33,7 +33,7 @@ const (
 	InitKey = "init/"
 )
 
-// What the one byte of a reply says.
+// The values of one-byte replies.
 const (
 	Ready        = 0 // CHECK: all keys exist
 	NotReady     = 1
@@ -111,7 +111,8 @@ func (g Generation) ops() []Op {
 // Has reports whether g has the operation.
 func (g Generation) Has(op Op) bool { return slices.Contains(g.ops(), op) }
 
-// What can be wrong with a message. Its connection has no use any more: where the next message begins is not known.
+// Errors of messages. After one of them the connection cannot be used: the start of the next
+// message is unknown.
 var (
 	ErrUnknownOp = errors.New("tcpstore: unknown operation")
 	ErrTooLarge  = errors.New("tcpstore: too large")
@@ -121,7 +122,8 @@ var (
 	ErrMismatch  = errors.New("tcpstore: as many values as keys are needed")
 )
 
-// Limits bound what a peer may send. A zero is the limit of PyTorch's server, or the default.
+// Limits bound the messages of a peer. Zero fields are the limits of PyTorch's server, or the
+// defaults.
 type Limits struct {
 	Key     int // bytes of a key; 8 KiB
 	Value   int // bytes of a value; 8 MiB
