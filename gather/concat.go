@@ -16,17 +16,17 @@ import (
 
 // Concat joins the t of each rank of the list along axis, in the order of the list; a rank without
 // a part passes nil. The first rank gets the result, in memory of its own; all other ranks get nil.
-// All parts have one dtype, and one shape but for axis.
+// All parts have the same dtype, and the same shape except along axis.
 func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor.Tensor) (*tensor.Tensor, error) {
 	var out *tensor.Tensor
 	m := &merge{op: opConcat, axes: func(string) (int, bool) { return axis, true }}
 	m.check = func(func(string) bool) error { return nil }
 	m.open = func(infos map[string]safetensors.Info) (sink, error) {
 		info, ok := infos[singleName]
-		if !ok { // all absent
+		if !ok { // all ranks are absent
 			return nil, nil
 		}
-		size, _ := tensor.Size(info.DType, info.Shape...) // the plan has looked at it
+		size, _ := tensor.Size(info.DType, info.Shape...) // plan has checked it
 		if err := shm.CheckMemory(int64(size)); err != nil {
 			return nil, failed(0, err)
 		}
@@ -42,15 +42,15 @@ func (ga *Gatherer) Concat(ctx context.Context, ranks []int, axis int, t *tensor
 	return out, nil
 }
 
-// ConcatTo merges the tensors of all ranks of the list into one safetensors file, which the first
-// rank writes to w while the data arrives: it has one block in memory at a time, and ranks whose
-// tensors were allocated in Options.Arena copy nothing. w and how count on the first rank only. A
-// rank without tensors passes a nil ts.
+// ConcatTo merges the tensors of all ranks of the list into one safetensors file. The first rank
+// writes it to w while the data arrives: it has one block in memory at a time, and ranks whose
+// tensors were allocated in Options.Arena copy nothing. w and how are used on the first rank only.
+// A rank without tensors passes a nil ts.
 //
 // A tensor whose name is in how.Axis is joined along that axis, from all ranks that have it, in the
-// order of the list. Any other is taken from the first rank that has it, and the rest must have the
-// same, to the last byte: so a replica that has diverged is an error. After an error, w has part of
-// a file.
+// order of the list. Any other tensor is taken from the first rank that has it, and must have the
+// same bytes on all others: a replica that has diverged is an error. After an error, w has received
+// a part of a file.
 func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, how Merge, ts map[string]*tensor.Tensor) error {
 	axis := how.Axis
 	m := &merge{op: opConcatTo, axes: func(name string) (int, bool) { a, ok := axis[name]; return a, ok }}
@@ -76,14 +76,15 @@ func (ga *Gatherer) ConcatTo(ctx context.Context, w io.Writer, ranks []int, how 
 	return m.run(ctx, ga, ranks, own)
 }
 
-// Merge says how ConcatTo makes one file of what ranks have.
+// Merge says how ConcatTo merges the tensors of the ranks into one file.
 type Merge struct {
-	Axis     map[string]int            // of each tensor that is in parts
-	Metadata map[string]string         // of the file
-	Begin    func(*safetensors.Header) // if set, gets the header when all ranks have agreed, before it is written
+	Axis     map[string]int    // the axis of each tensor that is split across ranks
+	Metadata map[string]string // of the file
+	// if set, is called with the header when all ranks have agreed, before it is written
+	Begin func(*safetensors.Header)
 }
 
-// sink takes the data of tensors in the order of its Names.
+// sink receives the data of tensors in the order of its Names.
 type sink interface {
 	io.WriteCloser
 	Names() []string
@@ -101,7 +102,7 @@ func (f *filler) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// merge is a Concat or ConcatTo.
+// merge is a call of Concat or ConcatTo.
 type merge struct {
 	op    string
 	axes  func(name string) (axis int, ok bool)
@@ -123,9 +124,10 @@ func (m *merge) run(ctx context.Context, ga *Gatherer, ranks []int, own contribu
 		if err != nil {
 			return err
 		}
-		err = l.returned(ctx) // nothing is left to be read, but the first rank may still have to release it
+		// all data has been read, but the first rank may not have released it yet
+		err = l.returned(ctx)
 		if ctx.Err() == nil {
-			return nil // it is released, or the first rank has gone, and reads nothing
+			return nil // it is released, or the first rank is gone and reads nothing
 		}
 		return err
 	}
@@ -152,12 +154,12 @@ func sameAxis(v *verb, offers []offer) error {
 // joint is one tensor of the result.
 type joint struct {
 	safetensors.Info
-	axis  int   // -1: all from have the same
+	axis  int   // -1: all ranks in from have the same bytes
 	from  []int // indexes of the ranks that have it
-	outer int   // how often a run of each follows
+	outer int   // number of runs of each rank
 }
 
-// plan compares all offers, before any bytes are read.
+// plan compares all offers, before any bytes are read, and returns the tensors of the result.
 func (m *merge) plan(v *verb, offers []offer) (map[string]*joint, error) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(offers, func(o offer) bool { return o.find(name) != nil })
@@ -181,7 +183,7 @@ func (m *merge) plan(v *verb, offers []offer) (map[string]*joint, error) {
 	return plan, nil
 }
 
-// add adds what the rank with index i has of a tensor to the plan.
+// add adds a tensor of the rank with index i to the plan.
 func (m *merge) add(v *verb, plan map[string]*joint, i int, it *item, offers []offer) error {
 	j := plan[it.Name]
 	axis, joins := m.axes(it.Name)
@@ -212,7 +214,7 @@ func (m *merge) add(v *verb, plan map[string]*joint, i int, it *item, offers []o
 	return m.whole(v, i, it, j)
 }
 
-// whole refuses packed elements whose runs do not begin and end on whole bytes.
+// whole rejects packed elements whose runs do not begin and end on whole bytes.
 func (m *merge) whole(v *verb, i int, it *item, j *joint) error {
 	if j.outer > 1 && it.size()%j.outer != 0 {
 		return mismatch(i, "%srank %d has %v, whose rows along axis %d are no whole bytes", prefix(it.Name), v.ranks[i], it, j.axis)
@@ -227,7 +229,7 @@ func along(axis int) string {
 	return fmt.Sprintf("; they may differ along axis %d only", axis)
 }
 
-// fits reports whether a and b are equal but for an axis.
+// fits reports whether a and b have the same dtype, and the same shape except along axis.
 func fits(a, b *item, axis int) bool {
 	if a.DType != b.DType || len(a.Shape) != len(b.Shape) {
 		return false
@@ -262,7 +264,7 @@ func (m *merge) write(ctx context.Context, v *verb, plan map[string]*joint, offe
 	return out.Close()
 }
 
-// write writes one tensor: for each index of the outer axes a run of every rank.
+// write writes one tensor: for each index of the outer axes, a run of every rank.
 func (j *joint) write(ctx context.Context, v *verb, w io.Writer, from []source, name string) error {
 	readers := make([]*reader, len(j.from))
 	for k, i := range j.from {
@@ -272,7 +274,7 @@ func (j *joint) write(ctx context.Context, v *verb, w io.Writer, from []source, 
 		return j.copySame(ctx, v, w, name, readers)
 	}
 	if j.outer > 0 && slices.IndexFunc(readers, func(r *reader) bool { return r.size > 0 }) < 0 {
-		return nil // however many rows of nothing there are
+		return nil // there may be any number of empty rows
 	}
 	for range j.outer {
 		if ctx.Err() != nil {
@@ -287,7 +289,7 @@ func (j *joint) write(ctx context.Context, v *verb, w io.Writer, from []source, 
 	return nil
 }
 
-// copySame writes what the first rank of them has, and compares the others with it.
+// copySame writes the tensor of the first of readers, and compares the others with it.
 func (j *joint) copySame(ctx context.Context, v *verb, w io.Writer, name string, readers []*reader) error {
 	first := readers[0]
 	for first.left() > 0 {

@@ -6,9 +6,9 @@ import (
 	"github.com/muster-pg/muster/tensor/tree"
 )
 
-// Configs brings the config of each rank of the list to the first of them: structs, maps and slices
-// with tensors in their leaves, which package tree splits and joins; a rank that has none passes
-// nil. Configs may differ in anything that T allows.
+// Configs sends the config of each rank of the list to the first of them. A config consists of
+// structs, maps and slices with tensors in their leaves; package tree splits and joins it. A rank
+// that has none passes nil. Configs may differ in all that T allows.
 func Configs[T any](ctx context.Context, ga *Gatherer, ranks []int, cfg *T) (*Result[*T], error) {
 	p, err := configContribution(cfg)
 	if err != nil {

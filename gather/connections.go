@@ -16,8 +16,8 @@ import (
 // The kinds of connections. The sender dials, for one list of ranks: so a verb that fails, and
 // closes its connections, does not affect other lists.
 const (
-	forMemory byte = 'm' // passes shared memory
-	forStream byte = 's' // brings bytes
+	forMemory byte = 'm' // shares memory
+	forStream byte = 's' // streams bytes
 )
 
 // senderID is a rank of a subgroup that has dialed this one.
@@ -28,15 +28,16 @@ type senderID struct {
 
 // inbound is the connections from ranks that send to this one.
 //
-// A rank that dials again does not use its connection before that any more. But this rank may not
-// have read all that was offered over it: a sender whose offer is ready has ended its verb, and may
-// be in the next one, while this rank is late. So the connection that was used last is kept until
-// the sender offers something over another.
+// When a rank dials again, it no longer uses its previous connection. But this rank may not have
+// read everything that was offered over it: a sender whose offer was ready has ended its verb, and
+// may be in the next one before this rank. So the connection that was used last is kept until the
+// sender offers something over another.
 type inbound struct {
-	mu      sync.Mutex // protects the fields below
-	closed  bool
-	memory  map[senderID][]*inboundMemory // that which was used last, and the newest; their numbers grow
-	streams map[senderID]*fetcher         // the newest
+	mu     sync.Mutex // protects the fields below
+	closed bool
+	// the one that was used last, and the newest; their numbers grow
+	memory  map[senderID][]*inboundMemory
+	streams map[senderID]*fetcher // the newest
 }
 
 // inboundMemory is a connection over which a rank shares memory with this one.
@@ -50,7 +51,7 @@ func (in *inbound) init() {
 	in.memory, in.streams = map[senderID][]*inboundMemory{}, map[senderID]*fetcher{}
 }
 
-// accept takes a connection over.
+// accept takes ownership of a new connection.
 func (in *inbound) accept(c *link.Conn) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -94,8 +95,8 @@ func (in *inbound) acceptStream(from senderID, f *fetcher) {
 	in.streams[from] = f
 }
 
-// memoryOf returns the connection with that number over which a rank shares memory. It closes those
-// before it, which are not needed any more.
+// memoryOf returns the connection with that number over which a rank shares memory. It closes
+// earlier ones, which are no longer needed.
 func (in *inbound) memoryOf(from senderID, number uint64) (*shm.Conn, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -113,7 +114,8 @@ func (in *inbound) memoryOf(from senderID, number uint64) (*shm.Conn, error) {
 }
 
 // streamOf returns the stream over which a rank's offer is fetched. A rank that has timed out may
-// have dialed another already, for the next verb: this verb must not use and break that one.
+// already have dialed another stream for the next verb. This verb must not use that one, since its
+// failure would break it.
 func (in *inbound) streamOf(from senderID, number uint64) (*fetcher, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -137,17 +139,17 @@ func (in *inbound) close() {
 	}
 }
 
-// outbound is the connections of a subgroup to its first rank, made when they are needed. A
-// goroutine serves the stream.
+// outbound is the connections of a subgroup to its first rank. They are made on demand. A goroutine
+// serves the stream.
 type outbound struct {
 	wg sync.WaitGroup
 
 	mu     sync.Mutex // protects the fields below
 	closed bool
-	alone  bool            // the two can share no memory
+	alone  bool            // the two cannot share memory
 	memory *outboundMemory // nil: not made, or broken
 	stream *link.Conn      // like memory
-	dialed uint64          // how often
+	dialed uint64          // number of dials
 }
 
 // outboundMemory is a connection over which memory is shared with the first rank. One verb at a
@@ -155,7 +157,7 @@ type outbound struct {
 type outboundMemory struct {
 	*shm.Conn
 	number uint64
-	known  map[segment]bool // that the first rank has mapped
+	known  map[segment]bool // segments that the first rank has mapped
 }
 
 // segment identifies a segment of shared memory.
@@ -164,20 +166,20 @@ type segment struct {
 	number uint32
 }
 
-// knows reports whether the first rank has mapped what all refs are in.
+// knows reports whether the first rank has mapped the segments of all refs.
 func (l *outboundMemory) knows(refs []shm.Ref) bool {
 	return !slices.ContainsFunc(refs, func(r shm.Ref) bool { return !l.known[segment{r.Arena, r.Segment}] })
 }
 
-// learn notes that the first rank has mapped what refs are in.
+// learn notes that the first rank has mapped the segments of refs.
 func (l *outboundMemory) learn(refs []shm.Ref) {
 	for _, r := range refs {
 		l.known[segment{r.Arena, r.Segment}] = true
 	}
 }
 
-// memoryOut returns the connection over which to share memory with the first rank; nil without an
-// error if the two cannot share any.
+// memoryOut returns the connection over which to share memory with the first rank. It returns nil
+// without an error if the two cannot share memory.
 func (v *verb) memoryOut(ctx context.Context) (*outboundMemory, error) {
 	out := &v.out
 	out.mu.Lock()
@@ -229,7 +231,7 @@ func (v *verb) streamOut(ctx context.Context) (number uint64, err error) {
 	}
 	out.stream = conn
 	out.wg.Go(func() {
-		_ = v.ga.exports.serve(conn, conn.ID) // the first rank reports what it did not get
+		_ = v.ga.exports.serve(conn, conn.ID) // the first rank reports what it could not fetch
 		out.lose(conn)
 	})
 	return conn.Number, nil
@@ -247,7 +249,7 @@ func (v *verb) dial(ctx context.Context, kind byte) (*link.Conn, error) {
 	return c, nil
 }
 
-// lose forgets a stream that has ended; the next verb dials another.
+// lose removes a stream that has ended; the next verb dials another.
 func (out *outbound) lose(conn *link.Conn) {
 	_ = conn.Close()
 	out.mu.Lock()

@@ -15,24 +15,25 @@ import (
 // indexes in the list.
 type fault struct {
 	Code    wire.Code
-	By      int // the rank at fault; -1: none in particular
+	By      int // the rank at fault; -1: no single rank
 	Missing []int
 	Lost    []int
 	Reason  string
 
-	err error // what it was, on the rank where it was
+	err error // the original error, on the rank where it occurred
 }
 
 func (f *fault) Error() string { return f.Reason }
 func (f *fault) Unwrap() error { return f.err }
 
-// mismatch is what ranks disagree about; by is the one that differs from those before it.
+// mismatch returns the failure of ranks that disagree; by is the first one that differs from those
+// before it.
 func mismatch(by int, format string, args ...any) error {
 	return &fault{Code: wire.CodeMismatch, By: by, Reason: fmt.Sprintf(format, args...)}
 }
 
-// linkError is the error of a connection to a rank. It is only a suspicion that the rank has
-// failed: the store decides that.
+// linkError is the error of a connection to a rank. The rank is only suspected: the store detects
+// failures.
 type linkError struct{ error }
 
 func (e linkError) Unwrap() error { return e.error }
@@ -40,12 +41,12 @@ func (e linkError) Unwrap() error { return e.error }
 // errTooLong ends the first rank's wait for data.
 var errTooLong = errors.New("it took too long")
 
-// timedOut is the failure that names the ranks that the first rank has waited for, until err.
+// timedOut returns the failure that names the ranks for which the first rank waited until err.
 func timedOut(err error) error {
 	return &fault{Code: wire.CodeTimeout, By: -1, Missing: responsible(err), Reason: asFault(err).Reason, err: err}
 }
 
-// responsible returns the ranks that err is about.
+// responsible returns the ranks that err names.
 func responsible(err error) (all []int) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -57,8 +58,8 @@ func responsible(err error) (all []int) {
 	return all
 }
 
-// failed says that the rank with index by has failed, or the connection to it, unless err has a
-// rank already.
+// failed returns the failure of the rank with index by, or of the connection to it, unless err
+// already names a rank.
 func failed(by int, err error) error {
 	if _, ok := errors.AsType[*fault](err); ok {
 		return err
@@ -69,8 +70,8 @@ func failed(by int, err error) error {
 	return &fault{Code: wire.CodeFailed, By: by, Reason: err.Error(), err: err}
 }
 
-// rankError returns a failure in the form that the caller gets: of this verb, with the ranks of the
-// group.
+// rankError converts a failure to the error that the caller gets: with this verb, and with the
+// ranks of the group.
 func (v *verb) rankError(err error) error {
 	if errors.Is(err, pgroup.ErrAborted) {
 		err = v.ga.aborted(err)
@@ -78,14 +79,13 @@ func (v *verb) rankError(err error) error {
 	return v.ga.rankError(v.op, v.ranks, err)
 }
 
-// aborted returns why the Gatherer's group was aborted, if the group of a list was aborted because
-// of that.
+// aborted returns why the Gatherer's group was aborted, if that also aborted the group of a list.
 func (ga *Gatherer) aborted(err error) error {
 	whole := ga.group.Context()
 	select {
 	case <-whole.Done():
 	case <-ga.life.Done():
-	case <-time.After(lossTime): // it is not
+	case <-time.After(lossTime): // it was not aborted
 	}
 	if cause := context.Cause(whole); errors.Is(cause, pgroup.ErrAborted) {
 		return cause
@@ -93,8 +93,8 @@ func (ga *Gatherer) aborted(err error) error {
 	return err
 }
 
-// rankError returns a failure of op. Ranks in err are indexes in ranks, unless it is of the whole
-// group.
+// rankError returns the error of a failure of op. The ranks in err are indexes in ranks, unless it
+// is a failure of the whole group.
 func (ga *Gatherer) rankError(op string, ranks []int, err error) error {
 	result := &wire.Failure{By: -1, Reason: err.Error()}
 	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Failure != nil {
@@ -122,7 +122,7 @@ func (ga *Gatherer) rankError(op string, ranks []int, err error) error {
 	return &pgroup.RankError{Op: op, Group: ga.group.Name(), Rank: ga.group.Rank(), Size: ga.group.Size(), Failure: result, Err: err}
 }
 
-// withCause makes a failure of this rank wrap the error that occurred here.
+// withCause makes a failure of this rank wrap the error that occurred on it.
 func withCause(err, cause error) error {
 	re, ok := errors.AsType[*pgroup.RankError](err)
 	if !ok || cause == nil || re.Failure == nil || re.By != re.Rank {
@@ -133,12 +133,12 @@ func withCause(err, cause error) error {
 	return &own
 }
 
-// named says which tensor err is about.
+// named adds the name of the tensor to err.
 func named(name string, err error) error {
 	return fmt.Errorf("%s%w", prefix(name), err)
 }
 
-// rankOf is the rank in the group of an index in the list; a nil list is the whole group.
+// rankOf returns the rank in the group of an index in the list; a nil list is the whole group.
 func rankOf(ranks []int, i int) int {
 	if i < 0 || i >= len(ranks) {
 		return i

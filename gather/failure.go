@@ -12,12 +12,12 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Failure detection of a rank that waits for data. The data will not come if the connection breaks,
-// if the store reports that a rank is lost, if the sender has already ended the verb with a
-// failure, or if the time is over.
+// Failure detection of a rank that waits for data. The data will not arrive if the connection
+// breaks, if the store reports that a rank has failed, if the sender has already ended the verb
+// with a failure, or if the deadline has passed.
 
-// whileAlive runs f for as long as all ranks of the list are alive, and ends it early enough to
-// send its result to the others.
+// whileAlive runs f. It cancels f if a rank of the list fails, and early enough before the deadline
+// to send the result to the others.
 func (v *verb) whileAlive(ctx context.Context, f func(ctx context.Context) error) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		early, stop := context.WithDeadlineCause(ctx, deadline.Add(-reportTime(time.Until(deadline))), errTooLong)
@@ -28,7 +28,7 @@ func (v *verb) whileAlive(ctx context.Context, f func(ctx context.Context) error
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(over, func() { cancel(context.Cause(over)) })()
-	if v.ga.files != nil { // nothing breaks when a file goes
+	if v.ga.files != nil { // a missing file breaks no connection
 		var watch sync.WaitGroup
 		watch.Go(func() { v.awaitWithdrawal(ctx, cancel) })
 		defer watch.Wait()
@@ -52,19 +52,19 @@ func (v *verb) whileAlive(ctx context.Context, f func(ctx context.Context) error
 	}
 }
 
-// reportTime is the part of the time left that the first rank keeps to send the others the names of
-// the ranks that it has waited for. Ranks that called before it need that before their own time is
-// over.
+// reportTime returns the part of the time left that the first rank keeps for sending the others the
+// names of the ranks that it waited for. Ranks that called earlier need the result before their own
+// deadlines.
 func reportTime(left time.Duration) time.Duration {
 	return min(max(left/10, 50*time.Millisecond), time.Second)
 }
 
-// lossTime is longer than the store takes to declare a rank lost whose process has ended.
+// lossTime is longer than the store takes to report the failure of a rank whose process has ended.
 const lossTime = time.Second
 
-// awaitFailure waits, if err is of a connection that broke, until the store reports the failure of
-// the rank at its other end: mostly that rank is lost, or has ended the verb with a failure, and
-// all ranks are to get that as the reason.
+// awaitFailure waits, if err is that of a broken connection, until the store reports why: usually
+// the rank at its other end has failed, or has ended the verb with a failure, and all ranks should
+// get that as the reason.
 func (v *verb) awaitFailure(ctx context.Context, err error) {
 	if _, broken := errors.AsType[linkError](err); !broken {
 		return
@@ -92,10 +92,11 @@ func (v *verb) withdraw() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lossTime)
 	defer cancel()
-	_ = v.ga.group.Store().Set(ctx, v.withdrawalKey(), nil, &store.SetOptions{TTL: time.Minute}) // without it, the first waits longer
+	// without the key, the first rank waits longer
+	_ = v.ga.group.Store().Set(ctx, v.withdrawalKey(), nil, &store.SetOptions{TTL: time.Minute})
 }
 
-// awaitWithdrawal cancels ctx when a rank has withdrawn. It returns when ctx has ended.
+// awaitWithdrawal cancels ctx when a rank has withdrawn its offer. It returns when ctx has ended.
 func (v *verb) awaitWithdrawal(ctx context.Context, cancel context.CancelCauseFunc) {
 	if _, err := v.ga.group.Store().Wait(ctx, v.withdrawalKey()); err == nil {
 		cancel(errWithdrawn)
@@ -105,11 +106,12 @@ func (v *verb) awaitWithdrawal(ctx context.Context, cancel context.CancelCauseFu
 
 var errWithdrawn = errors.New("a rank has already failed in this verb")
 
-// faultOf is the failure that a rank sends to the others in place of an offer.
+// faultOf returns the failure that a rank sends to the others instead of an offer.
 func (v *verb) faultOf(ctx context.Context, err error) *fault {
 	v.awaitFailure(ctx, err)
 	if over := v.group.Context(); over.Err() != nil {
 		return asFault(context.Cause(over))
 	}
-	return &fault{Code: wire.CodeFailed, Reason: err.Error()} // By is whose offer it is
+	// receivers set By to the rank of the offer
+	return &fault{Code: wire.CodeFailed, Reason: err.Error()}
 }

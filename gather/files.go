@@ -14,9 +14,9 @@ import (
 	"github.com/muster-pg/muster/pgroup"
 )
 
-// jobDir is the workspace of a job in Options.Dir. Its name has the group's name and its run, so
-// that another job does not take this one for an older run. A group without a run has a workspace
-// that no other job finds, named after the Gatherer.
+// jobDir returns the workspace of a job in Options.Dir. Its name contains the group's name and its
+// run, so that another job does not mistake this one for an older run. A group without a run has a
+// workspace named after the Gatherer, which no other job finds.
 func jobDir(dir string, g *pgroup.Group, id uint64) string {
 	run := "run-" + url.PathEscape(g.Config().Run)
 	if g.Config().Run == "" {
@@ -29,11 +29,11 @@ func jobDir(dir string, g *pgroup.Group, id uint64) string {
 	return filepath.Join(dir, name)
 }
 
-// maxFileName is what most file systems allow.
+// maxFileName is the limit of most file systems.
 const maxFileName = 255
 
-// beginFiles runs on rank 0 before the others open the workspace: it begins a generation, which is
-// newer than what a killed run has left.
+// beginFiles runs on rank 0 before the others open the workspace. It begins a generation, which is
+// newer than that of a killed run.
 func beginFiles(dir string, g *pgroup.Group, id uint64) (generation uint64, err error) {
 	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return 0, err

@@ -19,37 +19,41 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// Options has defaults for nil. Dir (whether it is set), Verify and Unequal are the same on all
-// ranks.
+// Options are the options of Open. Zero fields have defaults. Verify, Unequal, and whether Dir is
+// set must be the same on all ranks.
 type Options struct {
-	// Dir is a directory that all ranks' nodes share; it is made if its parent exists. Several jobs
-	// may use the same one at the same time. A job that was killed leaves files there: the next job
-	// of its pgroup.Config.Name and Run removes them. Without a Run no job does.
-	Dir     string
-	Listen  string     // host or host:port that ranks on other nodes connect to; default: the interface that leads to the store
-	Arena   *shm.Arena // tensors allocated here are not copied. The caller owns it, and closes it after the Gatherer
-	Limit   int64      // bytes of shared memory for copies; 0: as many as the node gives
-	Verify  bool       // checksums through memory and TCP too; files have them anyway
-	Unequal bool       // Tensors may differ in shape, and TensorMaps in names and shapes
+	// Dir is a directory that the hosts of all ranks share; it is created if its parent exists.
+	// Several jobs may use the same one at the same time. A job that was killed leaves files there,
+	// which the next job with the same pgroup.Config.Name and Run removes. Without a Run no job
+	// removes them.
+	Dir string
+	// host or host:port that ranks on other hosts connect to; default: the interface that leads to
+	// the store
+	Listen string
+	// tensors allocated here are not copied. The caller owns it, and closes it after the Gatherer
+	Arena   *shm.Arena
+	Limit   int64 // bytes of shared memory for copies; 0: as many as the host allows
+	Verify  bool  // checksums through memory and TCP too; files always have them
+	Unequal bool  // Tensors may differ in shape, and TensorMaps in names and shapes
 
-	// Progress is called on the first rank with how much of a rank's data has arrived, a few times
-	// a second at most and at the end. It must return quickly.
+	// Progress is called on the first rank with the amount of a rank's data that has arrived, a few
+	// times a second at most, and at the end. It must return quickly.
 	Progress func(Progress)
 
 	Trace trace.Sink // gets an event for every verb; nil: the group's, see pgroup.Group.Trace
 }
 
-// Progress is how far a verb is with one rank.
+// Progress is the progress of a verb with one rank.
 type Progress struct {
 	Rank        int   // of the sender, in the group
 	Done, Total int64 // bytes
 }
 
 // Gatherer is one rank's part in gathers. It keeps connections and segments between them. It is
-// safe for concurrent use; on one list of ranks there is one verb at a time.
+// safe for concurrent use; on each list of ranks there is one verb at a time.
 //
 // It owns a goroutine for each connection to a rank that it gathers with, those of its link.Mesh,
-// its own arena, and in Dir what it has published. Close ends all of them.
+// its own arena, and in Dir the files that it has published. Close releases all of them.
 type Gatherer struct {
 	group *pgroup.Group
 	id    uint64 // of this Gatherer, the same on all ranks
@@ -74,16 +78,16 @@ type Gatherer struct {
 	closed     bool
 }
 
-// settings are what all ranks have to agree on, and what rank 0 decides.
+// settings are the options that all ranks must agree on, and the values that rank 0 decides.
 type settings struct {
 	Dir, Verify, Unequal bool
 	ID                   uint64 // identifies this Gatherer; random, chosen by rank 0
 	Generation           uint64 // of the workspace, of rank 0
-	Err                  string // why rank 0 could not make the workspace
+	Err                  string // rank 0's error of creating the workspace
 }
 
-// Open is called by every rank of g, and is a few round trips. A nil o is Options{}. The group
-// stays the caller's, and is closed after the Gatherer.
+// Open creates a Gatherer. Every rank of g calls it; it takes a few round trips. A nil o is
+// Options{}. The caller still owns the group, and closes it after the Gatherer.
 func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Gatherer, error) {
 	ga := &Gatherer{group: g, subgroups: map[string]*subgroup{}, unreleased: map[*resources]struct{}{}}
 	ga.life, ga.die = context.WithCancel(context.Background())
@@ -150,10 +154,10 @@ func (ga *Gatherer) agree(ctx context.Context) (agreed settings, err error) {
 	return all[0], nil
 }
 
-// removeTime bounds how long Close takes to remove what this rank has published.
+// removeTime bounds the time that Close takes to remove the files that this rank has published.
 const removeTime = 5 * time.Second
 
-// bound gives ctx the group's timeout, if it has no deadline.
+// bound adds the group's timeout to ctx if it has no deadline.
 func (ga *Gatherer) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
@@ -170,7 +174,7 @@ func has(on bool) string {
 
 const controlChannel = "\x00gather"
 
-// agreeOnError makes one rank's error the error of all: that of the lowest rank counts.
+// agreeOnError returns the same error on all ranks: that of the lowest rank with an error.
 func (ga *Gatherer) agreeOnError(ctx context.Context, op string, err error) error {
 	mine := ""
 	if err != nil {
@@ -191,8 +195,8 @@ func (ga *Gatherer) agreeOnError(ctx context.Context, op string, err error) erro
 	return nil
 }
 
-// subgroup returns the subgroup of a list, made when the list is first used; nil if this rank is
-// not in it.
+// subgroup returns the subgroup of a list, and makes it when the list is first used. It returns nil
+// if this rank is not in the list.
 func (ga *Gatherer) subgroup(op string, ranks []int) (*subgroup, error) {
 	if err := ga.checkRanks(op, ranks); err != nil {
 		return nil, err
@@ -233,9 +237,9 @@ func (ga *Gatherer) checkRanks(op string, ranks []int) error {
 }
 
 // Close ends this rank's part. Ranks that wait for it in a verb get an error that it left (or that
-// it is missing, on a list that was not used before). It releases all Results that are not released
-// yet: their memory must not be touched any more. It may be called twice; each call returns when
-// all has ended.
+// it is missing, on a list that was not used before). It releases all Results that are not yet
+// released: their memory must not be used any more. It may be called repeatedly; each call returns
+// when everything has ended.
 func (ga *Gatherer) Close() (err error) {
 	ga.once.Do(func() { err = ga.close() })
 	return err
@@ -259,7 +263,8 @@ func (ga *Gatherer) close() error {
 		ga.mesh.Close()
 	}
 	ga.in.close()
-	for _, c := range subgroups { // a verb that is in progress ends now, and uses the arena until then
+	// a verb that is in progress ends now, and uses the arena until then
+	for _, c := range subgroups {
 		c.mu.Lock()
 		c.mu.Unlock() //nolint:staticcheck // it waits, and guards nothing
 	}
@@ -269,7 +274,8 @@ func (ga *Gatherer) close() error {
 	if ga.files != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 		defer cancel()
-		if err := ga.files.Remove(ctx); !errors.Is(err, nfsws.ErrSuperseded) { // a newer job has superseded this one, and removes it
+		// a newer job has superseded this one, and removes the workspace
+		if err := ga.files.Remove(ctx); !errors.Is(err, nfsws.ErrSuperseded) {
 			errs = append(errs, err)
 		}
 		errs = append(errs, ga.files.Close())

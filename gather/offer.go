@@ -12,28 +12,28 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// offer describes what a rank sends, and where it lies. It travels through the group's store, to
-// all ranks of the list, so it is short: a long list of items lies where the items do.
+// offer describes the items that a rank sends, and where they are. It goes through the group's
+// store to all ranks of the list, so it is short: a long list of items is stored with the items.
 type offer struct {
 	Verb    uint8  // index in verbs
 	Call    uint64 // number of the call on this list
-	Fault   *fault // why this rank can send nothing; the rest is empty then
+	Fault   *fault // why this rank cannot send; the other fields are empty then
 	Absent  bool
-	Ready   bool           // the first rank cannot fail any more: it has all in its memory, and the list is here
+	Ready   bool           // the first rank cannot fail: it has all items in its memory, and the list is here
 	Config  bool           // the item with configName is a config
 	Summed  bool           // items have checksums
-	Axis    int            // of a Concat
+	Axis    int            // axis of a Concat
 	List    []byte         // the items and where they are; nil if it is long
 	Long    *listLocation  // where a long list is, unless that is in a directory
 	Memory  uint64         // number of the connection over which memory is shared
 	Stream  uint64         // number of the connection over which items are fetched
-	Export  uint64         // identifies the items there; 0: there are none
-	Version *nfsws.Version // for those that are in a directory
+	Export  uint64         // identifies the items of the stream; 0: there are none
+	Version *nfsws.Version // of the items in a directory
 
-	listed bool         // the list has been read, and what it says is below
-	refs   []shm.Ref    // what the list says: shared memory that items lie in,
-	items  []item       // and they, by name
-	blocks []*shm.Block // what refs name, mapped by the first rank
+	listed bool         // the list has been read into the fields below
+	refs   []shm.Ref    // shared memory that contains items,
+	items  []item       // the items, ordered by name,
+	blocks []*shm.Block // and the refs as the first rank has mapped them
 }
 
 // verbs has all verbs: it is an error if ranks call different ones.
@@ -47,9 +47,9 @@ const (
 	opConcatTo   = "gather.concatto"
 )
 
-// listLocation is where a long list is: in shared memory, or behind the last item of a stream.
+// listLocation is where a long list is: in shared memory, or after the last item of a stream.
 type listLocation struct {
-	Ref *shm.Ref // nil: in a stream
+	Ref *shm.Ref // nil: in the stream
 	Len int
 }
 
@@ -58,22 +58,22 @@ type item struct {
 	Name  string
 	DType tensor.DType
 	Shape []int
-	Ref   int    // index of the ref that it lies in, or streamed
-	Off   int64  // in there
+	Ref   int    // index of the ref that contains it, or streamed
+	Off   int64  // offset there
 	Sum   uint32 // CRC-32C
 }
 
 // streamed is the Ref of an item that is not in shared memory.
 const streamed = -1
 
-// shortList is the most bytes of a list that travel with the offer, to every rank.
+// shortList is the maximum length of a list that is sent with the offer, to every rank.
 const shortList = 2 << 10
 
 func (it *item) String() string {
 	return (&tensor.Tensor{DType: it.DType, Shape: it.Shape}).String()
 }
 
-// size is the length in bytes. The sizes of other ranks' items are checked when they arrive.
+// size returns the length in bytes. The sizes of other ranks' items are checked when they arrive.
 func (it *item) size() int {
 	n, _ := tensor.Size(it.DType, it.Shape...)
 	return n
@@ -83,7 +83,7 @@ func (it *item) equal(other *item) bool {
 	return it.DType == other.DType && slices.Equal(it.Shape, other.Shape)
 }
 
-// wrap is the tensor of an item in data.
+// wrap returns the tensor of an item in data.
 func (it *item) wrap(data []byte) (*tensor.Tensor, error) {
 	return tensor.Wrap(data, it.DType, it.Shape...)
 }
@@ -105,8 +105,8 @@ func (o *offer) read(list []byte) (err error) {
 	return o.checkItems()
 }
 
-// openOffers decodes the offers, and fails if a rank has nothing to send because of an error, or if
-// an offer is invalid. Each rank gets the same result.
+// openOffers decodes the offers. It fails if a rank cannot send because of an error, or if an offer
+// is invalid. Each rank gets the same result.
 func (v *verb) openOffers(encoded [][]byte) ([]offer, error) {
 	offers := make([]offer, len(encoded))
 	for i := range offers {
@@ -138,7 +138,7 @@ func (v *verb) openOffers(encoded [][]byte) ([]offer, error) {
 }
 
 // sameCall fails unless all ranks are at the same call on this list. A rank that timed out before
-// the list's group was made is ahead of those that still waited, which did not know of it. After
+// the list's group was formed is ahead of those that still waited, which did not notice it. After
 // this failure they are at the same call.
 func (v *verb) sameCall(offers []offer) error {
 	least, most := offers[0].Call, offers[0].Call
@@ -177,7 +177,7 @@ func (o *offer) valid(first, files bool) bool {
 	return (o.Version != nil) == (files && !first)
 }
 
-// matchesVerb reports whether the listed items are what the verb sends.
+// matchesVerb reports whether the listed items are those that the verb sends.
 func (o *offer) matchesVerb() bool {
 	switch o.verb() {
 	case opTensors, opConcat:
@@ -204,12 +204,12 @@ func listed(offers []offer) bool {
 	return !slices.ContainsFunc(offers, func(o offer) bool { return !o.Absent && o.List == nil })
 }
 
-// ready reports whether the first rank cannot fail any more.
+// ready reports whether the first rank cannot fail.
 func ready(offers []offer) bool {
 	return !slices.ContainsFunc(offers, func(o offer) bool { return !o.Ready })
 }
 
-// find is the item of a name, or nil.
+// find returns the item of a name, or nil.
 func (o *offer) find(name string) *item {
 	i, ok := o.index(name)
 	if !ok {
@@ -233,7 +233,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func checksum(data []byte) uint32 { return crc32.Checksum(data, castagnoli) }
 
-// checkItems refuses invalid items: they come from the network.
+// checkItems rejects invalid items: they come from the network.
 func (o *offer) checkItems() error {
 	total := 0
 	for i := range o.items {
@@ -254,7 +254,7 @@ func (o *offer) checkItems() error {
 	return nil
 }
 
-// within reports whether n bytes lie in what is offered.
+// within reports whether n bytes from off are in the offered memory.
 func (o *offer) within(ref int, off int64, n int) bool {
 	switch {
 	case ref == streamed:

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// reportEvery is how often Options.Progress is called for a rank, beside the last time.
+// reportEvery is the minimum interval of the calls of Options.Progress for a rank, except the last.
 const reportEvery = 100 * time.Millisecond
 
 // meter calls Options.Progress, for one verb, one call at a time.
@@ -31,7 +31,7 @@ func (ga *Gatherer) meter(ranks []int, offers []offer) *meter {
 	return m
 }
 
-// of counts bytes that have come from a rank of the list.
+// of returns a function that counts the bytes received from a rank of the list.
 func (m *meter) of(i int) func(n int) {
 	if m.report == nil {
 		return func(int) {}

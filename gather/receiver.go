@@ -26,8 +26,8 @@ type received struct {
 // check compares offers before any of their bytes are read; all ranks get its error.
 type check func(v *verb, offers []offer) error
 
-// receive runs a verb on the first rank, from the offers to the result. use converts what was
-// received for the caller; it is valid until the resources are released.
+// receive runs a verb on the first rank, from the offers to the result. use converts the received
+// data for the caller; the data is valid until the resources are released.
 func (v *verb) receive(ctx context.Context, own contribution, agree check, use func(allReceived) error) (*resources, error) {
 	l := &resources{}
 	err := v.receiveOffers(ctx, own, l, agree, func(ctx context.Context, offers []offer) error {
@@ -44,7 +44,7 @@ func (v *verb) receive(ctx context.Context, own contribution, agree check, use f
 	return v.ga.track(l)
 }
 
-// receiveOffers runs a verb on the first rank; collect gets what the others offer.
+// receiveOffers runs a verb on the first rank; collect receives what the others offer.
 func (v *verb) receiveOffers(ctx context.Context, own contribution, l *resources, agree check, collect func(ctx context.Context, offers []offer) error) error {
 	g := &sender{verb: v, contribution: own, held: l}
 	cause := g.list()
@@ -100,7 +100,7 @@ func (v *verb) readList(ctx context.Context, i int, o *offer, l *resources) erro
 	return o.read(list)
 }
 
-// collect receives what the others offer, from all of them at a time.
+// collect receives the items of all other ranks concurrently.
 func (v *verb) collect(ctx context.Context, offers []offer, l *resources) (allReceived, error) {
 	got := make(allReceived, len(offers))
 	errs := make([]error, len(offers))
@@ -127,7 +127,7 @@ func (v *verb) collect(ctx context.Context, offers []offer, l *resources) (allRe
 	return got, errors.Join(errs...)
 }
 
-// waits reports whether receiving takes more than a look into memory.
+// waits reports whether receiving the offer takes more than a read of memory.
 func (o *offer) waits() bool { return o.Summed || o.Version != nil || o.Export != 0 }
 
 // receiver receives one rank's offer, on the first rank.
@@ -142,7 +142,7 @@ type receiver struct {
 func (r *receiver) rank() int          { return r.ranks[r.from] }
 func (r *receiver) senderID() senderID { return senderID{r.group.Generation(), r.rank()} }
 
-// all receives every item whole.
+// all receives all items completely.
 func (r *receiver) all(ctx context.Context) (received, error) {
 	if err := r.reach(ctx); err != nil {
 		return received{}, err
@@ -212,7 +212,7 @@ func (r *receiver) mapRefs(ctx context.Context, refs ...shm.Ref) ([]*shm.Block, 
 	return blocks, nil
 }
 
-// readHeader makes the list of a published version.
+// readHeader makes the list from the header of a published version.
 func (r *receiver) readHeader(ctx context.Context) error {
 	view, err := r.ga.files.View(ctx, r.rank(), *r.offer.Version)
 	if err != nil {
@@ -226,7 +226,8 @@ func (r *receiver) readHeader(ctx context.Context) error {
 	return r.offer.checkItems()
 }
 
-// fetch reads the streamed items, into memory that is reused after Release. The result is by item.
+// fetch reads the streamed items, into memory that is reused after Release. The result is indexed
+// by item.
 func (r *receiver) fetch(ctx context.Context) ([][]byte, error) {
 	data := make([][]byte, len(r.offer.items))
 	total := 0
@@ -263,7 +264,7 @@ func (r *receiver) fetch(ctx context.Context) ([][]byte, error) {
 	return data, nil
 }
 
-// room is memory for what is fetched.
+// buffer returns memory for fetched data.
 func (ga *Gatherer) buffer(n int, l *resources) ([]byte, error) {
 	if ga.arena == nil {
 		return make([]byte, n), nil
@@ -275,7 +276,7 @@ func (ga *Gatherer) buffer(n int, l *resources) ([]byte, error) {
 	return b, err
 }
 
-// fromFiles reads what was published, and compares it with what was offered.
+// fromFiles reads the published files, and compares them with the offer.
 func (r *receiver) fromFiles(ctx context.Context) (received, error) {
 	state, err := r.ga.files.ReadVersion(ctx, r.rank(), *r.offer.Version)
 	if err != nil {
@@ -283,7 +284,7 @@ func (r *receiver) fromFiles(ctx context.Context) (received, error) {
 	}
 	out := received{config: state.Config, tensors: make(map[string]*tensor.Tensor, len(r.offer.items))}
 	if r.offer.Config && out.config == nil {
-		out.config = []byte("null") // which is no config, to a workspace
+		out.config = []byte("null") // a workspace stores the config null as none
 	}
 	for i := range r.offer.items {
 		it := &r.offer.items[i]
@@ -306,7 +307,7 @@ func (r *receiver) fromFiles(ctx context.Context) (received, error) {
 
 func tensorLen(it *item) int { return (&tensor.Tensor{Shape: it.Shape}).Len() }
 
-// track makes Close release what a Result has not.
+// track makes Close release the resources of a Result that has not been released.
 func (ga *Gatherer) track(l *resources) (*resources, error) {
 	l.keep(func() {
 		ga.mu.Lock()

@@ -34,10 +34,10 @@ type sender struct {
 	offer        offer
 	data         []*tensor.Tensor // by item
 
-	conn   *outboundMemory // over which offer.refs are shared
-	shared []shm.Ref       // over conn
-	unseen bool            // the verb has failed before the first rank could touch what is offered
-	copied [][]byte        // in ga.arena: items that were not allocated in shared memory, and a long list
+	conn   *outboundMemory // the connection that shares offer.refs
+	shared []shm.Ref       // shared over conn
+	unseen bool            // the verb has failed before the first rank could use the offer
+	copied [][]byte        // in ga.arena: copies of items that were not in shared memory, and a long list
 	export uint64          // 0: none
 	held   *resources      // set on the first rank, which sends nothing
 }
@@ -57,7 +57,7 @@ func (v *verb) send(ctx context.Context, p contribution, agree check) (*resource
 	return &resources{wait: g.returned}, nil
 }
 
-// pack makes the offer, and makes all of it available to the first rank.
+// pack makes the offer, and makes the items available to the first rank.
 func (g *sender) pack(ctx context.Context) error {
 	if err := g.list(); err != nil || g.offer.Absent {
 		return err
@@ -83,7 +83,7 @@ func (g *sender) pack(ctx context.Context) error {
 	return nil
 }
 
-// addList puts the list into the offer, or, if it is long, where the items are.
+// addList puts the list into the offer, or, if it is long, beside the items.
 func (g *sender) addList(ctx context.Context) error {
 	list := encodeList(g.offer.refs, g.offer.items)
 	switch {
@@ -101,7 +101,7 @@ func (g *sender) addList(ctx context.Context) error {
 	return err
 }
 
-// list makes the items.
+// list makes the items of the offer.
 func (g *sender) list() error {
 	g.offer.Absent, g.offer.Axis = g.contribution.absent, g.contribution.axis
 	if g.contribution.absent || g.contribution.fault != nil {
@@ -138,8 +138,8 @@ func (g *sender) list() error {
 	return nil
 }
 
-// share puts items into shared memory, if the first rank can share any. Those that were allocated
-// there are not copied.
+// share puts items into shared memory, if the first rank can share memory. Items that were
+// allocated in shared memory are not copied.
 func (g *sender) share(ctx context.Context) error {
 	if g.ga.arena == nil || !g.ga.group.SameNode(g.ranks[0]) || len(g.data) == 0 {
 		return nil
@@ -155,7 +155,7 @@ func (g *sender) share(ctx context.Context) error {
 	return g.shareCopies(ctx)
 }
 
-// shareAllocated shares what was allocated in Options.Arena.
+// shareAllocated shares the items that were allocated in Options.Arena.
 func (g *sender) shareAllocated(ctx context.Context) error {
 	arena := g.ga.opts.Arena
 	if arena == nil {
@@ -185,10 +185,10 @@ func (g *sender) shareRefs(ctx context.Context, arena *shm.Arena, refs ...shm.Re
 	return err
 }
 
-// align is where copies begin: on a cache line.
+// align is the alignment of copies: a cache line.
 const align = 64
 
-// shareCopies copies the rest into one block.
+// shareCopies copies the other items into one block.
 func (g *sender) shareCopies(ctx context.Context) error {
 	var total int
 	for i, t := range g.data {
@@ -258,13 +258,13 @@ func (g *sender) end(result error) {
 	}
 }
 
-// takeBack reports whether all is as if nothing had been offered.
+// takeBack withdraws the offer, and reports whether no rank has used any of it.
 func (g *sender) takeBack() bool {
 	return g.conn == nil || g.conn.Unshare(g.shared...) == nil
 }
 
-// mapped notes that the first rank has mapped what was shared with it: from then on, what is in the
-// same segments cannot fail to be mapped.
+// mapped notes that the first rank has mapped the shared segments: from then on, mapping other
+// parts of the same segments cannot fail.
 func (g *sender) mapped() {
 	if g.conn != nil {
 		g.conn.learn(g.offer.refs)
@@ -295,7 +295,7 @@ func (g *sender) returned(ctx context.Context) error {
 		f.Code = wire.CodeTimeout
 	case cause != nil:
 		f.Code, f.By = wire.CodeCancelled, g.group.Rank()
-	default: // its connection has ended
+	default: // the connection has ended
 		g.awaitFailure(ctx, linkError{err})
 		if over.Err() != nil {
 			return g.rankError(context.Cause(over))

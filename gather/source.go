@@ -12,21 +12,21 @@ import (
 
 // source is one rank's tensors, read piece by piece.
 type source interface {
-	// size is the bytes of a tensor.
+	// size returns the size of a tensor in bytes.
 	size(name string) int64
-	// inMemory reports whether at needs no buf, and any n will do.
+	// inMemory reports whether at needs no buf, and accepts any n.
 	inMemory(name string) bool
-	// at is n bytes of a tensor from off on, which are there. They may be in buf.
+	// at returns n bytes of a tensor from off on, which must exist. They may be in buf.
 	at(ctx context.Context, name string, off int64, n int, buf []byte) ([]byte, error)
 }
 
-// blockMemory is what all readers of a tensor have for what is not in memory already, together.
+// blockMemory is the total buffer size of the readers of a tensor that is not in memory.
 const blockMemory = 8 << 20
 
-// blockLen is the share of each of n readers.
+// blockLen returns the share of blockMemory of each of n readers.
 func (v *verb) blockLen(n int) int { return max(blockMemory/n, 64<<10) }
 
-// sources are those of all ranks of the list, by index; nil for those that are absent.
+// sources returns the sources of all ranks of the list, by index; nil for absent ranks.
 func (v *verb) sources(ctx context.Context, offers []offer, own contribution, l *resources) ([]source, error) {
 	from := make([]source, len(offers))
 	meter := v.ga.meter(v.ranks, offers)
@@ -78,7 +78,7 @@ func (l local) at(_ context.Context, name string, off int64, n int, _ []byte) ([
 	return l[name].Data[off:][:n], nil
 }
 
-// remote is another rank's, in shared memory or to be fetched.
+// remote is another rank's tensors, in shared memory or fetched over a stream.
 type remote struct {
 	*receiver
 	stream *fetcher
@@ -99,7 +99,7 @@ func (r *remote) at(ctx context.Context, name string, off int64, n int, buf []by
 	return buf[:n], err
 }
 
-// published is another rank's, in files.
+// published is another rank's tensors, in files.
 type published struct {
 	*receiver
 	view *nfsws.View
@@ -118,24 +118,24 @@ func (p *published) at(ctx context.Context, name string, off int64, n int, buf [
 	return buf[:n], err
 }
 
-// reader reads a tensor of a source from its begin to its end.
+// reader reads a tensor of a source sequentially.
 type reader struct {
 	from      source
 	name      string
 	size, off int64
 	block     int
-	buf       []byte // made when it is needed
-	have      []byte // of what was read, and not taken
+	buf       []byte // allocated on demand
+	have      []byte // bytes that were read and not yet taken
 }
 
 func newReader(from source, name string, block int) *reader {
 	return &reader{from: from, name: name, size: from.size(name), block: block}
 }
 
-// left is how many bytes are still to be taken.
+// left returns the number of bytes that have not been taken.
 func (r *reader) left() int64 { return r.size - r.off + int64(len(r.have)) }
 
-// next takes up to n bytes, one at least. They are good until the next call.
+// next takes up to n bytes, at least one. They are valid until the next call.
 func (r *reader) next(ctx context.Context, n int64) ([]byte, error) {
 	if len(r.have) == 0 {
 		if err := r.fill(ctx); err != nil {
@@ -181,7 +181,7 @@ func (r *reader) copyTo(ctx context.Context, w io.Writer, n int64) error {
 
 var errDiffers = errors.New("other bytes")
 
-// same takes as many bytes as b has, which must be those of b.
+// same takes as many bytes as b has, and compares them with b.
 func (r *reader) same(ctx context.Context, b []byte) error {
 	for len(b) > 0 {
 		c, err := r.next(ctx, int64(len(b)))
@@ -196,13 +196,13 @@ func (r *reader) same(ctx context.Context, b []byte) error {
 	return nil
 }
 
-// writeError is of the first rank's writer, and no other rank's fault.
+// writeError is an error of the first rank's writer; no other rank is at fault.
 type writeError struct{ error }
 
 func (e writeError) Unwrap() error { return e.error }
 
-// blame says whose fault an error of reading a tensor from the rank with index i, or of writing it,
-// is.
+// blame returns the failure for an error of reading a tensor from the rank with index i, or of
+// writing it: it names the rank at fault.
 func blame(i int, name string, err error) error {
 	if w, ok := errors.AsType[writeError](err); ok {
 		return w.error

@@ -14,7 +14,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// A stream carries items that are not in shared memory. The first rank asks for pieces of them, and
+// A stream carries items that are not in shared memory. The first rank requests pieces of them, and
 // reads them into their final place; many requests are in flight at a time. Numbers are
 // little-endian.
 //
@@ -25,15 +25,15 @@ import (
 //	answer:  length u32 | bytes      length is that of the request, or 0: it does not exist any more
 const (
 	requestLen = 8 + 4 + 4 + 8
-	pieceLen   = 1 << 20 // bytes asked for at a time
+	pieceLen   = 1 << 20 // bytes of a request
 	lastItem   = 1<<32 - 1
-	ahead      = 4 // pieces of that size asked for before the first has come
+	ahead      = 4 // requests of that size that are sent before the first answer
 	bufferLen  = 64 << 10
 )
 
 var errGone = errors.New("gather: what was offered is not there any more")
 
-// piece is a part of an item that is asked for.
+// piece is a part of an item that is requested.
 type piece struct {
 	export uint64
 	item   uint32
@@ -74,14 +74,14 @@ type want struct {
 	dst  []byte
 }
 
-// fetch reads what is wanted of an export. A context that ends breaks the stream, since an answer
-// may be half read; after any error the stream is not used again. The error is of the item that is
-// returned.
+// fetch reads the wanted parts of an export. A context that ends breaks the stream, since an answer
+// may be partly read; after any error the stream is not used again. The error concerns the item
+// that is returned.
 func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got func(n int)) (item int, err error) {
 	arrived := int64(0)
 	stop := context.AfterFunc(ctx, func() { _ = f.conn.SetDeadline(time.Unix(1, 0)) })
 	defer func() {
-		if !stop() { // the connection's own error is that of the deadline
+		if !stop() { // the deadline has caused the connection's error
 			err = fmt.Errorf("%d bytes have come: %w", arrived, context.Cause(ctx))
 		}
 		if err != nil {
@@ -90,7 +90,7 @@ func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got fu
 		}
 	}()
 	asked, answers := pieces(wants), pieces(wants)
-	inFlight := 0 // bytes that are asked for and have not come
+	inFlight := 0 // bytes that were requested and have not arrived
 	next, more := asked()
 	for {
 		f.buf = f.buf[:0]
@@ -116,7 +116,7 @@ func (f *fetcher) fetch(ctx context.Context, export uint64, wants []want, got fu
 	}
 }
 
-// pieces splits what is wanted into requests.
+// pieces splits the wanted parts into requests.
 func pieces(wants []want) func() (w want, ok bool) {
 	i, done := 0, 0
 	return func() (want, bool) {
@@ -149,7 +149,7 @@ func (f *fetcher) answer(dst []byte) error {
 	return err
 }
 
-// exports are the tensors that this rank's peers may fetch, for as long as a verb lasts.
+// exports are the tensors that this rank's peers may fetch during a verb.
 type exports struct {
 	mu   sync.Mutex // protects the fields below
 	last uint64
@@ -158,14 +158,13 @@ type exports struct {
 
 // export is what one verb offers to one rank.
 type export struct {
-	to    uint64 // the subgroup over whose stream it is fetched
+	to    uint64 // the subgroup whose stream may fetch it
 	items []*tensor.Tensor
 	busy  sync.WaitGroup // answers that are being written
 }
 
 // add makes items fetchable over the stream of a subgroup until remove. (A stream of another
-// subgroup is not closed when the verb fails: a peer that does not read would delay the end of this
-// one.)
+// subgroup is not closed when the verb fails, so a peer that does not read would delay remove.)
 func (e *exports) add(to uint64, items []*tensor.Tensor) uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -177,8 +176,8 @@ func (e *exports) add(to uint64, items []*tensor.Tensor) uint64 {
 	return e.last
 }
 
-// remove ends an export, and returns when its memory is not read any more. By then all of it has
-// been fetched, or the verb has failed and the connection is closed: no write takes long.
+// remove ends an export, and returns when its memory is no longer read. By then all of it has been
+// fetched, or the verb has failed and the connection is closed, so a write does not block for long.
 func (e *exports) remove(id uint64) {
 	e.mu.Lock()
 	x := e.open[id]
@@ -189,7 +188,7 @@ func (e *exports) remove(id uint64) {
 	}
 }
 
-// take is the memory of a piece, held until done is called.
+// take returns the memory of a piece, which is held until done is called.
 func (e *exports) take(subgroup uint64, p piece) (data []byte, done func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -205,8 +204,8 @@ func (e *exports) take(subgroup uint64, p piece) (data []byte, done func()) {
 	return data[p.off:][:p.n:p.n], x.busy.Done
 }
 
-// serve answers the requests of the first rank of a subgroup, until the connection ends. Small
-// answers are written together while more requests are already there.
+// serve answers the requests of the first rank of a subgroup, until the connection ends. It writes
+// small answers together while more requests have already arrived.
 func (e *exports) serve(conn net.Conn, subgroup uint64) error {
 	in, out := bufio.NewReaderSize(conn, bufferLen), bufio.NewWriterSize(conn, bufferLen)
 	var request [requestLen]byte
@@ -231,7 +230,7 @@ func (e *exports) reply(conn net.Conn, out *bufio.Writer, subgroup uint64, p pie
 	head := binary.LittleEndian.AppendUint32(out.AvailableBuffer(), uint32(len(data)))
 	if _, err := out.Write(head); err != nil || len(data) <= bufferLen/2 {
 		_, _ = out.Write(data)
-		return err // an error of a bufio.Writer comes again
+		return err // a bufio.Writer keeps its first error
 	}
 	if err := out.Flush(); err != nil {
 		return err

@@ -13,27 +13,27 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// subgroup is a list of ranks that gather: a group of their own, whose rank 0 is the first of the
-// list. It is made when the list is first used.
+// subgroup is a list of ranks that gather. It has a group of its own, whose rank 0 is the first of
+// the list. It is made when the list is first used.
 //
 // A verb is one record of that group, or two. Each verb has two sequence numbers of its own: a rank
-// that does not know how a record ended goes on with the next verb, as the others do. The first
+// that does not know how a record ended continues with the next verb, as the others do. The first
 // record, an all-gather, has the offer of every rank; all ranks compare the same offers, and get
 // the same result. If the first rank then has everything in its memory, in segments that it has
-// mapped before, the verb ends: nothing can fail any more. Otherwise it reads what it does not
-// have, and the second record, a broadcast, has its result.
+// mapped before, the verb ends: nothing can fail any more. Otherwise the first rank reads what it
+// does not have, and the second record, a broadcast, has its result.
 type subgroup struct {
 	ga    *Gatherer
 	ranks []int
 	name  string
 
-	mu sync.Mutex // held for the whole of a verb: another call gets ErrBusy
+	mu sync.Mutex // held during a verb: another call gets ErrBusy
 
-	out     outbound      // to the first rank
+	out     outbound      // connections to the first rank
 	records *pgroup.Group // the channel of group for the records of verbs
-	turns   uint64        // verbs that have begun on records
+	turns   uint64        // number of verbs that have begun on records
 
-	calls uint64 // of verbs on this list. Ranks at different ones do not match: one has timed out
+	calls uint64 // number of verbs on this list. If ranks are at different ones, one has timed out
 
 	lock          sync.Mutex    // protects the fields below; close does not wait for a verb
 	group         *pgroup.Group // nil until the first verb, which sets it with mu held too
@@ -51,9 +51,9 @@ type verb struct {
 	*subgroup
 	op string
 
-	// Of the trace.
+	// The fields below are for the trace.
 	start  time.Time
-	waited time.Duration // until all had come
+	waited time.Duration // until all ranks had arrived
 	bytes  int64
 }
 
@@ -83,7 +83,7 @@ func (v *verb) end(ctx context.Context, err error) {
 	v.mu.Unlock()
 }
 
-// countBytes counts what this rank sent, or what the first rank received.
+// countBytes counts the bytes that this rank sent, or that the first rank received.
 func (v *verb) countBytes(own *sender, offers []offer) {
 	if !v.first() {
 		v.bytes = own.offer.total()
@@ -96,12 +96,12 @@ func (v *verb) countBytes(own *sender, offers []offer) {
 	}
 }
 
-// form makes the group of the list.
+// form forms the group of the list.
 func (v *verb) form(ctx context.Context) error {
 	if v.group != nil {
 		return nil
 	}
-	if ctx.Err() != nil { // the others wait until their own time is over
+	if ctx.Err() != nil { // the others wait until their own deadlines
 		return v.rankError(context.Cause(ctx))
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -146,7 +146,7 @@ func (v *verb) run(ctx context.Context, own *sender, agree check, collect func(c
 	}
 	offers, err := v.openOffers(encoded)
 	if !called.IsZero() {
-		defer func() { v.countBytes(own, offers) }() // some lists come later
+		defer func() { v.countBytes(own, offers) }() // deferred, since some lists arrive later
 	}
 	if all := listed(offers); err == nil && all {
 		err = v.compare(agree, offers)
@@ -165,8 +165,8 @@ func (v *verb) run(ctx context.Context, own *sender, agree check, collect func(c
 	return nil
 }
 
-// finishReady ends a verb that cannot fail any more. If it has failed all the same, it aborts the
-// group, so that the others do not go on.
+// finishReady ends a verb whose offers were ready, so that it should not fail. If it has failed all
+// the same, it aborts the group, so that the others do not continue.
 func (v *verb) finishReady(err error) error {
 	if err == nil {
 		return nil
@@ -176,7 +176,7 @@ func (v *verb) finishReady(err error) error {
 	return err
 }
 
-// secondRecord has the first rank's result.
+// secondRecord runs the second record, which has the first rank's result.
 func (v *verb) secondRecord(ctx context.Context, own *sender, agree check, offers []offer, collect func(ctx context.Context, offers []offer) error) error {
 	var out outcome
 	if v.first() {
@@ -197,7 +197,7 @@ func (v *verb) secondRecord(ctx context.Context, own *sender, agree check, offer
 	}
 	result, err := pgroup.Broadcast(ctx, v.records, 0, out)
 	switch {
-	case err != nil: // decided without the first rank: a deadline passed, or a rank is lost
+	case err != nil: // decided without the first rank: a deadline passed, or a rank failed
 		v.withdraw()
 		return v.rankError(err)
 	case result.Fault != nil:
@@ -207,7 +207,7 @@ func (v *verb) secondRecord(ctx context.Context, own *sender, agree check, offer
 	return nil
 }
 
-// asFault is the form of an error in which the first rank sends it to the others.
+// asFault converts an error to the form in which the first rank sends it to the others.
 func asFault(err error) *fault {
 	if f, ok := errors.AsType[*fault](err); ok {
 		return f

@@ -12,26 +12,27 @@ import (
 // singleName is the name of the tensor of Tensors and Concat.
 const singleName = "tensor"
 
-// Tensors brings the t of each rank of the list to the first of them; a rank that has none passes
-// nil. Unless Options.Unequal is set, all have one shape; they always have one dtype.
+// Tensors sends the t of each rank of the list to the first of them; a rank that has none passes
+// nil. All tensors have the same dtype, and, unless Options.Unequal is set, the same shape.
 func (ga *Gatherer) Tensors(ctx context.Context, ranks []int, t *tensor.Tensor) (*Result[*tensor.Tensor], error) {
 	single := func(r received) (*tensor.Tensor, error) { return r.tensors[singleName], nil }
 	return run(ctx, ga, opTensors, ranks, contributionOf(t), sameTensors, t, single)
 }
 
-// contributionOf is one tensor, or none.
+// contributionOf returns a contribution of one tensor, or of none.
 func contributionOf(t *tensor.Tensor) contribution {
 	return contribution{absent: t == nil, tensors: map[string]*tensor.Tensor{singleName: t}}
 }
 
-// TensorMaps is Tensors for many names at once; a rank that has none passes a nil map. Unless
-// Options.Unequal is set, all have the same names, and the same dtype and shape for each.
+// TensorMaps is like Tensors for many named tensors at once; a rank that has none passes a nil map.
+// Unless Options.Unequal is set, all ranks have the same names, and the same dtype and shape for
+// each.
 func (ga *Gatherer) TensorMaps(ctx context.Context, ranks []int, ts map[string]*tensor.Tensor) (*Result[map[string]*tensor.Tensor], error) {
 	all := func(r received) (map[string]*tensor.Tensor, error) { return r.tensors, nil }
 	return run(ctx, ga, opTensorMaps, ranks, contribution{absent: ts == nil, tensors: ts}, sameTensors, ts, all)
 }
 
-// run runs a verb: it sends p, or receives and makes values of what was received.
+// run runs a verb: it sends p, or receives and converts the received items to values.
 func run[T any](ctx context.Context, ga *Gatherer, op string, ranks []int, p contribution, agree check, own T, value func(received) (T, error)) (res *Result[T], err error) {
 	ctx, cancel := ga.bound(ctx)
 	defer cancel()
@@ -92,7 +93,7 @@ func sameTensors(v *verb, offers []offer) error {
 	return nil
 }
 
-// same compares what the ranks with indexes i and j offer. Both lists are in order.
+// same compares the offers of the ranks with indexes i and j. Both lists are sorted.
 func (v *verb) same(i, j int, a, b *offer) error {
 	loose := v.ga.opts.Unequal
 	x, y := a.items, b.items
@@ -115,7 +116,8 @@ func (v *verb) same(i, j int, a, b *offer) error {
 	return nil
 }
 
-// compareFirst says which list has the name that comes first: -1 is x, 1 is y, 0 both.
+// compareFirst compares the first names of two lists: -1 means that only x has the lower one, 1
+// only y, 0 both.
 func compareFirst(x, y []item) int {
 	switch {
 	case len(x) == 0:
@@ -126,7 +128,7 @@ func compareFirst(x, y []item) int {
 	return cmp.Compare(x[0].Name, y[0].Name)
 }
 
-// hint says what allows shapes to differ.
+// hint returns the advice to set Unequal if shapes differ.
 func hint(a, b *item) string {
 	if a.DType != b.DType {
 		return ""
@@ -134,7 +136,7 @@ func hint(a, b *item) string {
 	return "; Options.Unequal allows that"
 }
 
-// prefix names a tensor that has a name of its caller's.
+// prefix returns the text that names a tensor, if the caller has named it.
 func prefix(name string) string {
 	if name == singleName || name == configName {
 		return ""
@@ -142,8 +144,8 @@ func prefix(name string) string {
 	return fmt.Sprintf("tensor %q: ", name)
 }
 
-// begin finds the list's subgroup and makes this its verb; nil if this rank is not in the list. ctx
-// must have a deadline.
+// begin returns the verb of a call on the list's subgroup, or nil if this rank is not in the list.
+// ctx must have a deadline.
 func (ga *Gatherer) begin(ctx context.Context, op string, ranks []int) (*verb, error) {
 	c, err := ga.subgroup(op, ranks)
 	if c == nil || err != nil {

@@ -14,24 +14,24 @@ import (
 )
 
 const (
-	// chromeDelay is how long an event may be in memory only.
+	// chromeDelay is the maximum time that an event is only in memory.
 	chromeDelay = 100 * time.Millisecond
-	// chromeMaxBuffer bounds what waits for a slow writer, in bytes.
+	// chromeMaxBuffer bounds the bytes that wait for a slow writer.
 	chromeMaxBuffer = 8 << 20
-	// chromeVersion is the version of the fields.
+	// chromeVersion is the version of the file's fields.
 	chromeVersion = 1
 )
 
-// process identifies this process: process ids repeat, over time and in other containers.
+// process identifies this process, since process ids repeat over time and in other containers.
 var process = sync.OnceValue(rand.Text)
 
 // ChromeWriter is a Sink that writes a file for Perfetto. It is safe for concurrent use.
 //
 // Record does not wait for the file: a timer writes within 100 ms. A process that is killed loses
-// the events of that time; its file, which lacks its end then, can still be opened. Only a failed
-// operation is written before Record returns, for at most 100 ms, since programs exit because of
-// failures. While w is slow, events that do not fit in 8 MiB are dropped, and the file says how
-// many.
+// the events of that time; its file, which then lacks its end, can still be opened. Only the event
+// of a failed operation is written before Record returns, for at most 100 ms, since programs exit
+// because of failures. While w is slow, events that do not fit in 8 MiB are dropped, and the file
+// has their number.
 type ChromeWriter struct {
 	w     io.Writer
 	start time.Time
@@ -39,7 +39,7 @@ type ChromeWriter struct {
 
 	mu         sync.Mutex // protects the fields below; not held while w writes
 	notWriting sync.Cond  // signals that writing is false
-	buf        []byte     // not written yet
+	buf        []byte     // not yet written
 	spare      []byte
 	timer      *time.Timer
 	armed      bool
@@ -47,7 +47,7 @@ type ChromeWriter struct {
 	closed     bool
 	err        error // the first error of w
 	dropped    int
-	named      bool // the process has a name
+	named      bool // the process name has been written
 	tracks     map[trackKey]*track
 	tids       int
 }
@@ -65,9 +65,9 @@ type row struct {
 }
 
 // Chrome returns a sink that writes events to w in Chrome's trace event format, one per line, for
-// ui.perfetto.dev, chrome://tracing and "muster trace". A file is of one process. Its times are
-// monotonic, from the call of Chrome on; "muster trace" aligns those of several processes (see
-// package timeline). The caller must Close it.
+// ui.perfetto.dev, chrome://tracing and "muster trace". A file has the events of one process. Its
+// times are monotonic and count from the call of Chrome; "muster trace" aligns those of several
+// processes (see package timeline). The caller must Close it.
 func Chrome(w io.Writer) *ChromeWriter {
 	c := &ChromeWriter{w: w, start: time.Now(), pid: os.Getpid(), tracks: map[trackKey]*track{}}
 	c.notWriting.L = &c.mu
@@ -76,7 +76,8 @@ func Chrome(w io.Writer) *ChromeWriter {
 	host, _ := os.Hostname()
 	begin := fmt.Appendf(nil, `[`+"\n"+`{"name":"muster","ph":"M","pid":%d,"tid":0,"args":{"version":%d,"start":"%d","process":"%s","host":`,
 		c.pid, chromeVersion, c.start.UnixNano(), process())
-	_, c.err = w.Write(append(appendJSON(begin, host), "}}"...)) // at once: no file is empty
+	// at once, so that no file is empty
+	_, c.err = w.Write(append(appendJSON(begin, host), "}}"...))
 	return c
 }
 
@@ -100,8 +101,8 @@ func (c *ChromeWriter) Record(_ context.Context, e Event) {
 	c.arm()
 }
 
-// writeNow writes the buffer and waits for that, for at most chromeDelay: the file may hang, and a
-// failed operation must not. c.mu must be held; it is unlocked meanwhile.
+// writeNow writes the buffer, and waits at most chromeDelay for the write: the file may hang, and a
+// failed operation must not hang with it. c.mu must be held; it is unlocked meanwhile.
 func (c *ChromeWriter) writeNow() {
 	written := make(chan struct{})
 	go func() {
@@ -179,7 +180,7 @@ func (c *ChromeWriter) Close() error {
 	return c.Flush()
 }
 
-// noteDropped writes how many events were dropped before at. c.mu must be held.
+// noteDropped writes the number of events that were dropped before at. c.mu must be held.
 func (c *ChromeWriter) noteDropped(at time.Time) {
 	if c.dropped == 0 {
 		return

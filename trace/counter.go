@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// Total has the counts of one operation.
+// Total is the counts of one operation.
 type Total struct {
 	Count  int64
-	Failed int64         // of Count, those with an error
+	Failed int64         // the part of Count that returned an error
 	Time   time.Duration // sum of the durations
-	Waited time.Duration // part of Time, for other ranks
+	Waited time.Duration // the part of Time spent waiting for other ranks
 	Bytes  int64
 }
 
 // Seconds returns the sum of the durations in seconds.
 func (t Total) Seconds() float64 { return t.Time.Seconds() }
 
-// Mean returns the average duration; 0 if there was none.
+// Mean returns the average duration, or 0 if there is no operation.
 func (t Total) Mean() time.Duration {
 	if t.Count == 0 {
 		return 0
@@ -28,11 +28,11 @@ func (t Total) Mean() time.Duration {
 }
 
 // Counter is a Sink that counts operations, and keeps the last events. The zero value is ready to
-// use, and keeps no events. It is safe for concurrent use, and does not allocate for operations
-// that it knows.
+// use, and keeps no events. It is safe for concurrent use, and does not allocate for an operation
+// that it has already counted.
 type Counter struct {
-	// Keep is how many of the last events are kept. Set it before the first event. Events keep
-	// their Err alive.
+	// Keep is the number of last events to keep. Set it before the first event. Events keep their
+	// Err alive.
 	Keep int
 
 	mu     sync.Mutex // protects the fields below

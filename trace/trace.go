@@ -20,13 +20,14 @@ type Event struct {
 	Group      string
 	Channel    string // "": the group itself; channels of packages begin with a NUL byte
 	Generation uint64
-	ID         uint64 // of this generation, equal on all ranks, and different on another store; 0: unknown
-	Seq        uint64 // of the operation on its channel, equal on all ranks; 0: it has none
+	// identifies the generation: equal on all ranks, and different on another store; 0: unknown
+	ID         uint64
+	Seq        uint64 // sequence number on the channel, equal on all ranks; 0: none
 	Rank, Size int
-	Last       int   // the rank that arrived last, which the others waited for; -1: unknown
-	Bytes      int64 // that this rank contributed; those that it received if it contributed none
+	Last       int   // the rank that arrived last, for which the others waited; -1: unknown
+	Bytes      int64 // bytes that this rank contributed, or that it received if it contributed none
 	Start, End time.Time
-	Waited     time.Duration // part of the duration, for other ranks
+	Waited     time.Duration // the part of the duration spent waiting for other ranks
 	Err        error
 }
 

@@ -1,14 +1,16 @@
 // Package otel makes OpenTelemetry spans of the events of package trace.
 //
-//	cfg.Trace = otel.New(provider) // of the SDK, or that of go.opentelemetry.io/otel's GetTracerProvider
+//	cfg.Trace = otel.New(provider) // of the SDK, or otel.GetTracerProvider()
 //
-// A span is made when its operation has ended, with the times that it began and ended, below the span that is in the context of the caller.
-// It is named by its operation, as "pgroup.barrier". It is of kind client for calls of a store, and internal for the rest, and an operation that failed
-// has the status error, with error.type. Attributes that OpenTelemetry has no name for begin with "muster.":
+// A span is created when its operation has ended, with the times of its start and end. Its parent
+// is the span in the context of the caller. Its name is that of the operation, such as
+// "pgroup.barrier". Its kind is client for calls of a store, and internal otherwise. An operation
+// that failed has the status error, with the attribute error.type. Attributes without a semantic
+// convention in OpenTelemetry begin with "muster.":
 //
 //	muster.group, muster.channel, muster.generation, muster.seq, muster.rank, muster.size
-//	muster.last             the rank that came last, if that is known
-//	muster.waited           seconds of the operation that were spent waiting for others
+//	muster.last             the rank that arrived last, if known
+//	muster.waited           seconds of the operation spent waiting for other ranks
 //	muster.bytes
 package otel
 
@@ -27,15 +29,15 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// scope is what spans are said to be made by.
+// scope is the instrumentation scope of the spans.
 const scope = "github.com/muster-pg/muster"
 
-// Sink is a trace.Sink. It may be used by many goroutines at once.
+// Sink is a trace.Sink. It is safe for concurrent use.
 type Sink struct{ tracer oteltrace.Tracer }
 
 var _ trace.Sink = (*Sink)(nil)
 
-// New makes spans by p. Whether one is kept, and where it goes, is p's.
+// New returns a Sink that creates spans with p, which decides about sampling and export.
 func New(p oteltrace.TracerProvider) *Sink { return &Sink{p.Tracer(scope)} }
 
 // Record implements trace.Sink.
@@ -84,7 +86,8 @@ func attributes(e *trace.Event) []attribute.KeyValue {
 	return all
 }
 
-// errorType is a class of errors, of which there are few: the code of a verdict or of a store's answer, or else the type.
+// errorType returns the value of error.type, which has few distinct values: the code of the
+// operation's failure or of the store's answer, or else the Go type of the error.
 func errorType(err error) string {
 	if re, ok := errors.AsType[*pgroup.RankError](err); ok && re.Failure != nil {
 		return re.Code.String()

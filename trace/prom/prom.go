@@ -1,11 +1,12 @@
-// Package prom has the events of package trace counted by Prometheus.
+// Package prom counts the events of package trace as Prometheus metrics.
 //
 //	sink, err := prom.New(prometheus.DefaultRegisterer, nil)
 //	cfg.Trace = sink
 //
-// Each event is counted in muster_operations_total, by op and code, and its duration is in the histogram
-// muster_operation_seconds, by op; what of that was waiting for other ranks is in muster_waited_seconds_total, and what was
-// moved in muster_bytes_total. No label has a group, a rank or a key: they would have no bound.
+// The metrics are muster_operations_total, by op and code, and the histogram of durations
+// muster_operation_seconds, by op. muster_waited_seconds_total is the time spent waiting for other
+// ranks, and muster_bytes_total the number of bytes moved. No label has a group, a rank or a key,
+// since their number is not bounded.
 package prom
 
 import (
@@ -18,13 +19,14 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// Options has defaults for nil.
+// Options are the options of New. Zero fields have defaults.
 type Options struct {
-	Buckets []float64         // of the histogram, in seconds; default 1 µs to 67 s, each 4 times the one before
-	Labels  prometheus.Labels // constant ones, as job or host
+	// of the histogram, in seconds; default 1 µs to 67 s, each 4 times the previous one
+	Buckets []float64
+	Labels  prometheus.Labels // constant labels, such as job or host
 }
 
-// Sink is a trace.Sink. It may be used by many goroutines at once.
+// Sink is a trace.Sink. It is safe for concurrent use.
 type Sink struct {
 	count  *prometheus.CounterVec
 	took   *prometheus.HistogramVec
@@ -34,8 +36,9 @@ type Sink struct {
 
 var _ trace.Sink = (*Sink)(nil)
 
-// New registers the metrics with r, nil of which is none: Sink is a prometheus.Collector too. Metrics of the same
-// names and labels that are registered already are used: several sinks may share them.
+// New registers the metrics with r, unless r is nil: a Sink is also a prometheus.Collector. If
+// metrics of the same names and labels are already registered, the Sink uses them: several sinks
+// may share them.
 func New(r prometheus.Registerer, o *Options) (*Sink, error) {
 	if o == nil {
 		o = &Options{}
@@ -65,7 +68,7 @@ func New(r prometheus.Registerer, o *Options) (*Sink, error) {
 	return s, nil
 }
 
-// register registers *c, or makes it the one that is registered already.
+// register registers *c, or sets *c to the collector that is already registered.
 func register[C prometheus.Collector](r prometheus.Registerer, c *C) error {
 	err := r.Register(*c)
 	if there, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {

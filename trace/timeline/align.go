@@ -6,29 +6,31 @@ import (
 	"time"
 )
 
-// clockPiece is for how long one setting of a clock is good: one that is wrong by 50 µs in a second, which is a bad one, moves by 0.5 ms.
+// clockPiece is the length of a piece of the timeline with one correction of a clock. A bad clock,
+// which drifts by 50 µs per second, drifts by 0.5 ms in that time.
 const clockPiece = 10 * time.Second
 
-// settable are the verbs that end on all ranks at once.
+// settable are the verbs that end on all ranks at about the same time.
 var settable = map[string]bool{
 	"pgroup.create": true, "pgroup.sub": true, "pgroup.shrink": true, "pgroup.barrier": true, "pgroup.allgather": true, "pgroup.gather": true,
 	"pgroup.alltoall": true, "pgroup.allreduce": true, "pgroup.split": true, "pgroup.shutdown": true,
 }
 
-// sample says that a clock was wrong by much at a time of its own.
+// sample is the error of a clock at one of its times.
 type sample struct{ at, by time.Duration }
 
-// clock is what sets a file's times: the knots of a line.
+// clock corrects the times of a file: it is a piecewise linear function, given by its knots.
 type clock struct {
 	zero  time.Time
 	knots []sample
-	unset bool // there was nothing to set it by
+	unset bool // there was no common event to set it by
 }
 
-// oneClock is how far processes of one host may seem to differ: that is how soon each was told, since they have one clock.
+// oneClock is the maximum difference between the corrections of processes of one host, which share
+// a clock: it comes from delays of the store's answers.
 const oneClock = 5 * time.Millisecond
 
-// near tells whether c may be the same clock as other.
+// near reports whether c may be the same clock as other.
 func (c *clock) near(other *clock) bool {
 	for _, k := range c.knots {
 		if (k.by - other.by(k.at+c.zero.Sub(other.zero))).Abs() > oneClock {
@@ -46,7 +48,7 @@ func (c *clock) copy(other *clock) {
 	}
 }
 
-// align sets the clocks of all files, and fills the rows with events on the first row's.
+// align sets the clocks of all files, and fills the rows with events on the first row's clock.
 func (t *Timeline) align() {
 	ends := map[*File]map[recordKey]time.Time{}
 	var left []*File
@@ -69,7 +71,8 @@ func (t *Timeline) align() {
 		}
 		clocks[f], hosts[f.Host] = c, c
 		for k, at := range ends[f] {
-			if at = c.of(at); known[k].IsZero() || at.Before(known[k]) { // the first to hear is closest to when it was decided
+			// the first answer is closest to the time of the decision
+			if at = c.of(at); known[k].IsZero() || at.Before(known[k]) {
 				known[k] = at
 			}
 		}
@@ -79,7 +82,7 @@ func (t *Timeline) align() {
 	}
 }
 
-// common are the ends of what ends on all ranks at once.
+// common returns the end times of the verbs that end on all ranks at about the same time.
 func (f *File) common() map[recordKey]time.Time {
 	ends := map[recordKey]time.Time{}
 	for i := range f.Events {
@@ -91,7 +94,8 @@ func (f *File) common() map[recordKey]time.Time {
 	return ends
 }
 
-// closest is a file that has most in common with those that are set, or enough; the first one if none has anything.
+// closest returns the file with the most events in common with the files that are set, or with
+// enough of them. It returns the first file if none has any.
 func closest(left []*File, ends map[*File]map[recordKey]time.Time, known map[recordKey]time.Time) (best *File, most int) {
 	for _, f := range left {
 		n := 0
@@ -110,7 +114,7 @@ func closest(left []*File, ends map[*File]map[recordKey]time.Time, known map[rec
 	return best, most
 }
 
-// set finds how wrong a clock was, and when.
+// set determines the error of a clock over time.
 func (c *clock) set(ends, known map[recordKey]time.Time) {
 	var all []sample
 	for k, at := range ends {
@@ -140,7 +144,7 @@ func median(all []sample, of func(sample) time.Duration) time.Duration {
 	return (ds[(len(ds)-1)/2] + ds[len(ds)/2]) / 2
 }
 
-// of is a time of this clock on that of all.
+// of converts a time of this clock to the common clock.
 func (c *clock) of(t time.Time) time.Time { return t.Add(c.by(t.Sub(c.zero))) }
 
 func (c *clock) by(at time.Duration) time.Duration {
@@ -158,13 +162,14 @@ func (c *clock) by(at time.Duration) time.Duration {
 	return a.by + time.Duration(float64(b.by-a.by)*float64(at-a.at)/float64(b.at-a.at))
 }
 
-// generation is of a group, on a store of which others may have one of that name and number, too.
+// generation is a generation of a group. Another store may have one of the same name and number.
 type generation struct {
 	group  string
 	number uint64
 }
 
-// ids tell generations from those of other stores. Package pgroup says them, and packages on top do not.
+// ids maps generations to ids that are unique across stores. Events of package pgroup have them;
+// those of packages on top do not.
 func (f *File) ids() map[generation]uint64 {
 	all := map[generation]uint64{}
 	for i := range f.Events {
@@ -175,7 +180,7 @@ func (f *File) ids() map[generation]uint64 {
 	return all
 }
 
-// fill gives the row its events, on the clock of all.
+// fill sets the events of the row, on the common clock.
 func (r *Row) fill(clocks map[*File]*clock) {
 	for n, f := range r.Files {
 		c := clocks[f]

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Chrome writes all of it as one Chrome trace: a process for each rank, on one clock that begins with the first event.
+// Chrome writes the timeline as one Chrome trace: a process for each rank, on one clock that begins
+// with the first event.
 func (t *Timeline) Chrome(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	sep := "[\n"
@@ -17,7 +18,7 @@ func (t *Timeline) Chrome(w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		_, _ = out.WriteString(sep) // a bufio.Writer remembers
+		_, _ = out.WriteString(sep) // a bufio.Writer keeps its first error
 		_, err = out.Write(b)
 		sep = ",\n"
 		return err
@@ -32,7 +33,8 @@ func (t *Timeline) Chrome(w io.Writer) error {
 	return out.Flush()
 }
 
-// rowOfFile is a row of one file. In the trace of all each has a number of its own, and none of a process: some readers know rows by that alone.
+// rowOfFile is a row of one file. In the merged trace each has a number of its own, which is no
+// process's number, since some readers identify rows by that alone.
 type rowOfFile struct {
 	*File
 	tid int
@@ -69,7 +71,8 @@ func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row, rows map[row
 			if s.Ph != "M" {
 				s.TS = inMicros(s.at.Sub(t.Start))
 			}
-			if s.Dur != nil { // of the clock of all, too: what follows at once would overlap
+			// corrected too: otherwise an event that follows at once would overlap
+			if s.Dur != nil {
 				s.Dur = new(inMicros(s.end.Sub(s.at)))
 			}
 			if err := line(s); err != nil {
@@ -82,7 +85,7 @@ func (t *Timeline) chromeRow(line func(any) error, pid int, r *Row, rows map[row
 
 func inMicros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// label is what a row is called.
+// label returns the row's name.
 func (r *Row) label() string {
 	if r.Rank < 0 {
 		return fmt.Sprintf("pid %d", r.PID)

@@ -11,10 +11,10 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// Timeline is what the ranks of a job did, on one clock: that of its first row.
+// Timeline is the events of a job's ranks, on one clock: that of its first row.
 type Timeline struct {
 	Rows       []*Row
-	Records    []*Record // the verbs that ranks called together, by when they were decided
+	Records    []*Record // the verbs that ranks called together, in the order of their decisions
 	Start, End time.Time
 
 	seats map[seat]*Row
@@ -22,44 +22,47 @@ type Timeline struct {
 
 // Row is one rank: a process, or one of several ranks in a process.
 type Row struct {
-	Rank      int // in the largest group that it is in
-	Host      string
-	PID       int
-	Files     []*File
-	Clock     time.Duration // how far its clock was ahead of the first row's, in the middle of the job
-	Unaligned bool          // it has no verb in common with the others: its own clock is believed
+	Rank  int // in the largest of its groups
+	Host  string
+	PID   int
+	Files []*File
+	// how far its clock was ahead of the first row's, in the middle of the job
+	Clock     time.Duration
+	Unaligned bool // it has no verb in common with the others, so its clock is used as it is
 	Truncated bool
-	Events    []Event // by their start
+	Events    []Event // ordered by their start
 }
 
-// Event is a trace.Event on the clock of all.
+// Event is a trace.Event on the common clock.
 type Event struct {
 	trace.Event
-	Wait  time.Duration // of it, for others: the first part, or all of it
-	Inner bool          // it is part of another one of this row, of a package above, or behind the scenes
+	Wait  time.Duration // the part of it spent waiting for others: its beginning, or all of it
+	Inner bool          // it is part of another event of this row, of a package above, or internal
 }
 
 // Record is one verb of a group.
 type Record struct {
 	Op, Group, Channel string
 	Seq                uint64
-	Calls              []Call    // of those whose traces are there, by rank
-	Last               int       // in Calls: who came last; -1 if nobody knows
-	Absent             *Row      // whose trace is there, and who did not come: the others waited for it in vain
-	Alone              time.Time // since when all others had come, and it alone was missing
-	Waited             time.Duration
-	End                time.Time // when the first one had the answer
-	Failed             bool
-	Inner              bool
+	Calls              []Call // of the ranks whose traces are present, ordered by rank
+	Last               int    // index in Calls of the rank that arrived last; -1 if unknown
+	// a row that did not call although its trace is present: the others waited for it in vain
+	Absent *Row
+	Alone  time.Time // the time from which on only this rank was missing
+	Waited time.Duration
+	End    time.Time // when the first rank had the answer
+	Failed bool
+	Inner  bool
 }
 
-// Call is one row's part in a Record.
+// Call is the part of one row in a Record.
 type Call struct {
 	Row   *Row
-	Event int // in Row.Events
+	Event int // index in Row.Events
 }
 
-// Blamed is whom the others waited for; nil if nobody knows, or if its trace is not there.
+// Blamed returns the row that the others waited for. It is nil if that is unknown, or if its trace
+// is missing.
 func (rec *Record) Blamed() *Row {
 	if rec.Last >= 0 {
 		return rec.Calls[rec.Last].Row
@@ -67,17 +70,18 @@ func (rec *Record) Blamed() *Row {
 	return rec.Absent
 }
 
-// Of is the event of a call.
+// Of returns the event of a call.
 func (c Call) Of() *Event { return &c.Row.Events[c.Event] }
 
-// recordKey is what the calls of one record have in common.
+// recordKey identifies the record of a call: it is equal for all calls of one record.
 type recordKey struct {
 	id, generation, seq uint64
 	op, group, channel  string
 	unmet               uint64
 }
 
-// keyOf tells whether e is part of a record of several ranks.
+// keyOf returns the key of the record that e is part of; ok is false if e is not part of a record
+// of several ranks.
 func keyOf(e *trace.Event) (k recordKey, ok bool) {
 	family, verb, _ := strings.Cut(e.Op, ".")
 	k = recordKey{id: e.ID, generation: e.Generation, seq: e.Seq, op: e.Op, group: e.Group, channel: e.Channel}
@@ -94,14 +98,15 @@ func isJoin(op string) bool {
 	return op == "pgroup.create" || op == "pgroup.sub" || op == "pgroup.shrink"
 }
 
-// Jobs parts files into those of different jobs: with no process and no group in common, nor the failure to form one. The latest is first.
+// Jobs splits files by job. Files of different jobs have no process, no group, and no failed
+// attempt to form a group in common. The latest job is first.
 func Jobs(files []*File) [][]*File {
 	type bond struct {
 		id, unmet uint64
 		process   string
 	}
-	job := map[bond]int{} // of what files may have in common
-	var jobs [][]*File    // some of them nil: part of another one by now
+	job := map[bond]int{} // index in jobs of what files may have in common
+	var jobs [][]*File    // an element is nil once it has been merged into another one
 	unmet := unmetOf(files)
 	place := map[*File]int{}
 	for n, f := range files {
@@ -147,8 +152,8 @@ func unmetOf(files []*File) map[*trace.Event]uint64 {
 	return unmet(all)
 }
 
-// unmet numbers groups that did not come together, which have no ID: calls for one name and size are of one, if they overlap in time and
-// are of different ranks.
+// unmet numbers the groups that failed to form, which have no ID. Calls for the same name and size
+// belong to one group if they overlap in time and are of different ranks.
 func unmet(all []*trace.Event) map[*trace.Event]uint64 {
 	all = slices.DeleteFunc(all, func(e *trace.Event) bool { return e.ID != 0 || e.Err == nil || e.Size < 2 || !isJoin(e.Op) })
 	slices.SortStableFunc(all, func(a, b *trace.Event) int {
@@ -175,13 +180,19 @@ func startOf(files []*File) time.Time {
 	return slices.MinFunc(files, func(a, b *File) int { return a.Start.Compare(b.Start) }).Start
 }
 
-// Merge brings the traces of one job together, in the order of their ranks. Those of several are ErrJobs. Not all ranks need be there.
+// Merge merges the traces of one job, in the order of their ranks. Some ranks may be missing. If
+// the files are of several jobs, it returns ErrJobs.
 //
-// Clocks of different hosts disagree, by seconds where nobody keeps them, and they drift. But a verb that waits for all ranks, as a barrier, is decided at
-// one moment, and its answer reaches all of them within about half a round trip. So in the true time its ends are equal on all ranks, and what
-// they differ by is how far the clocks do. Each clock is set by the median of these differences, in pieces of 10 s, with a straight line
-// between their middles: a single answer that was late, or a clock that runs too fast, does no harm. Ranks that have no verb in common
-// with the first one are set by way of others; processes of one host have one clock. This needs nothing of the ranks while they run, and is good to a fraction of a millisecond in one network.
+// The clocks of different hosts differ, by seconds where they are not synchronized, and they drift.
+// Merge corrects them by the verbs that wait for all ranks, such as a barrier. Such a verb is
+// decided at one moment, and its answer reaches all ranks within about half a round trip. So its
+// true end times are about equal on all ranks, and the differences between the recorded ones are
+// those of the clocks. For each clock and each piece of 10 s, Merge takes the median of these
+// differences, and interpolates linearly between the middles of the pieces. So a single late
+// answer, or a clock that runs too fast, does no harm. Ranks that have no verb in common with the
+// first rank are set by way of others, and processes of one host have one clock. This needs no
+// support of the ranks while they run, and is accurate to a fraction of a millisecond in one
+// network.
 func Merge(files ...*File) (*Timeline, error) {
 	if len(files) == 0 {
 		return nil, errors.New("timeline: there is no file")
@@ -208,7 +219,7 @@ func hasGroups(files []*File) bool {
 	})
 }
 
-// seat is a rank's in a group.
+// seat is a rank of a group.
 type seat struct {
 	id   uint64
 	rank int
@@ -224,8 +235,9 @@ func (f *File) seats() map[seat]bool {
 	return all
 }
 
-// rows makes one of each process. A process may have several files, one for each group that it created. Where files of one process are of
-// different ranks of one group, its ranks are goroutines, and each has a row.
+// rows makes a row for each process. A process may have several files, one for each group that it
+// created. If files of one process are of different ranks of one group, its ranks are goroutines,
+// and each has a row.
 func (t *Timeline) rows(files []*File) error {
 	type process struct {
 		host, id string
@@ -262,11 +274,13 @@ func (t *Timeline) rows(files []*File) error {
 			}
 		}
 	}
-	slices.SortStableFunc(t.Rows, func(a, b *Row) int { return cmp.Compare(uint(a.Rank), uint(b.Rank)) }) // −1 is last
+	// as unsigned numbers, −1 is last
+	slices.SortStableFunc(t.Rows, func(a, b *Row) int { return cmp.Compare(uint(a.Rank), uint(b.Rank)) })
 	return t.twice()
 }
 
-// twice refuses two processes that have both been one rank of one group, and a file that is there twice.
+// twice rejects two processes that have both been the same rank of a group, and a file that occurs
+// twice.
 func (t *Timeline) twice() error {
 	t.seats = map[seat]*Row{}
 	for _, r := range t.Rows {
@@ -295,7 +309,8 @@ func (f *File) same(o *File) bool {
 	return f.Start.Equal(o.Start) && len(f.Events) > 0 && len(o.Events) > 0 && f.Events[0].Op == o.Events[0].Op && f.Events[0].Start.Equal(o.Events[0].Start)
 }
 
-// level is how high a package is: what it does may be made of what lower ones do.
+// level returns how high the package of an operation is: its operations may consist of operations
+// of lower packages.
 func level(op string) int {
 	family, _, _ := strings.Cut(op, ".")
 	switch family {
@@ -311,10 +326,10 @@ func level(op string) int {
 	return 4
 }
 
-// sort puts the events in order, and finds those that are part of others.
+// sort orders the events, and finds those that are part of others.
 func (r *Row) sort() {
 	slices.SortStableFunc(r.Events, func(a, b Event) int { return cmp.Or(a.Start.Compare(b.Start), cmp.Compare(level(b.Op), level(a.Op))) })
-	var ends [5]time.Time // by level, of what has begun
+	var ends [5]time.Time // by level, of the events that have begun
 	for i := range r.Events {
 		e := &r.Events[i]
 		n := level(e.Op)
@@ -328,7 +343,8 @@ func (r *Row) sort() {
 	}
 }
 
-// behindTheScenes tells channels of muster's own packages. Whoever shuts down is seen.
+// behindTheScenes reports whether a channel is internal to muster's packages. Shutdowns are shown
+// all the same.
 func behindTheScenes(channel string) bool {
 	return strings.HasPrefix(channel, "\x00") && channel != shutdown
 }

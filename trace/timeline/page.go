@@ -8,10 +8,11 @@ import (
 	"slices"
 )
 
-// pageRecords is how many of the verbs that were waited for longest a page lists.
+// pageRecords is the maximum number of verbs that a page lists.
 const pageRecords = 15
 
-// HTML writes a page with the picture, who the others waited for, and the verbs that were waited for longest. It is one file, without scripts.
+// HTML writes a page with the picture, the time that the others waited for each rank, and the verbs
+// with the longest waits. It is one file, without scripts.
 func (t *Timeline) HTML(w io.Writer, o *PictureOptions) error {
 	var picture bytes.Buffer
 	if err := t.SVG(&picture, o); err != nil {

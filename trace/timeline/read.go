@@ -1,5 +1,6 @@
-// Package timeline brings the traces of a job's ranks together: on one clock, as one Chrome trace, as a picture, and as a few words on who
-// the others waited for. Command muster trace is made of it.
+// Package timeline merges the traces of a job's ranks on one clock. It writes them as one Chrome
+// trace, as a picture, and as a summary of which ranks the others waited for. Command muster trace
+// uses it.
 //
 //	files, err := timeline.ReadDir("traces")  // of MUSTER_TRACE, or of trace.Chrome
 //	t, err := timeline.Merge(files...)
@@ -23,7 +24,7 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// What errors of this package match.
+// The errors that errors of this package match.
 var (
 	ErrFormat = errors.New("not a trace of muster")
 	ErrJobs   = errors.New("traces of different jobs")
@@ -32,16 +33,17 @@ var (
 
 // File is the trace of one process, as trace.Chrome wrote it.
 type File struct {
-	Name      string // of the file, for errors
-	Host      string
-	PID       int
-	Process   string    // tells it from others of that number, on that host
-	Start     time.Time // when it began, by its own clock
-	Truncated bool      // it has no end: its process did not close its group, was killed, or still runs
-	Dropped   []string  // what it says of events that are left out
+	Name    string // of the file, for errors
+	Host    string
+	PID     int
+	Process string    // distinguishes it from others of the same number on that host
+	Start   time.Time // its start by its own clock
+	// the end is missing: the process did not close its group, was killed, or still runs
+	Truncated bool
+	Dropped   []string // notes in the file about dropped events
 	Events    []trace.Event
 
-	spans []span // of Events; with the rest of what is in the file
+	spans []span // the lines of Events, with all their fields
 }
 
 // span is one line of a file.
@@ -56,10 +58,10 @@ type span struct {
 	Dur  *float64        `json:"dur,omitempty"` // of events, also if it is 0
 	Args json.RawMessage `json:"args,omitempty"`
 
-	at, end time.Time // on the clock of all, once there is one
+	at, end time.Time // on the common clock, once it is known
 }
 
-// args are those of an event, and of the line that begins a file.
+// args are the arguments of an event, or of the line that begins a file.
 type args struct {
 	Group, Channel   string
 	Generation, Seq  uint64
@@ -73,10 +75,11 @@ type args struct {
 	Start, Host, Process string
 }
 
-// maxLine bounds a line: an error's text may be long.
+// maxLine bounds the length of a line: an error's text may be long.
 const maxLine = 16 << 20
 
-// Read reads the trace of one process. One that stops amid an event, since its process was killed, is good up to there.
+// Read reads the trace of one process. A trace that stops within an event, since its process was
+// killed, is valid up to there.
 func Read(name string, r io.Reader) (*File, error) {
 	f := &File{Name: name, Truncated: true}
 	in := bufio.NewScanner(r)
@@ -92,7 +95,8 @@ func Read(name string, r io.Reader) (*File, error) {
 			continue
 		}
 		if err := f.add(text); err != nil {
-			if in.Scan() || f.Start.IsZero() && !isCut(text, err) { // not the last one, or never one of ours
+			// it is not the last line, or not a line of ours
+			if in.Scan() || f.Start.IsZero() && !isCut(text, err) {
 				return nil, fmt.Errorf("timeline: %s, line %d: %w: %w", name, n, ErrFormat, err)
 			}
 			break
@@ -115,7 +119,7 @@ func isCut(text []byte, err error) bool {
 	return ok && text[0] == '{' && e.Offset >= int64(len(text))
 }
 
-// add takes in one line.
+// add parses one line.
 func (f *File) add(text []byte) error {
 	var s span
 	if err := json.Unmarshal(text, &s); err != nil {
@@ -141,13 +145,13 @@ func (f *File) add(text []byte) error {
 		}
 		f.Events = append(f.Events, e)
 	case s.Ph == "M" && s.Name == "process_name":
-		return nil // Merge knows better
+		return nil // the merged trace has names of its own
 	}
 	f.spans = append(f.spans, s)
 	return nil
 }
 
-// begin takes in the first line.
+// begin parses the first line.
 func (f *File) begin(s *span, a *args) error {
 	if s.Ph != "M" || s.Name != "muster" || a.Version == 0 {
 		return errors.New("it does not begin as trace.Chrome has it")
@@ -199,7 +203,7 @@ func sane(us float64) bool { return math.Abs(us) < 10*365*24*3600*1e6 }
 
 func micros(us float64) time.Duration { return time.Duration(math.Round(us * 1e3)) }
 
-// ReadFile is Read of the file at path.
+// ReadFile reads the trace in the file at path, as Read does.
 func ReadFile(path string) (*File, error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -209,8 +213,9 @@ func ReadFile(path string) (*File, error) {
 	return Read(path, in)
 }
 
-// ReadDir reads every rank*.json in dir, as MUSTER_TRACE makes them. Those that a full disk has left without a beginning are not among the files: an
-// error that matches ErrEmpty comes along, which names them.
+// ReadDir reads every rank*.json in dir, as MUSTER_TRACE names them. It leaves out files without a
+// beginning, which are the result of a full disk, and then also returns an error that matches
+// ErrEmpty and names them.
 func ReadDir(dir string) (files []*File, err error) {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return nil, fmt.Errorf("timeline: %s is no directory", dir)

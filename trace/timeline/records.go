@@ -10,12 +10,14 @@ import (
 	"github.com/muster-pg/muster/trace"
 )
 
-// oneWay are the verbs whose callers need not wait for all others, or for nobody but a root: the last to call is not whom they waited for.
+// oneWay are the verbs whose callers do not wait for all other ranks: in them the rank that calls
+// last is not the one that the others waited for.
 var oneWay = map[string]bool{
 	"broadcast": true, "reduce": true, "scatter": true, "gather": true, "broadcast_tensor": true, "broadcast_tensors": true,
 }
 
-// records finds the verbs that ranks called together, who came last to each, and how long the others waited.
+// records finds the verbs that ranks called together, which rank arrived last at each, and how long
+// the others waited.
 func (t *Timeline) records() {
 	all := map[recordKey]*Record{}
 	unmet := t.unmet()
@@ -59,7 +61,8 @@ func (t *Timeline) unmet() map[*trace.Event]uint64 {
 	return unmet(all)
 }
 
-// judge finds who came last, by what the store said, or by when each came if all are there.
+// judge determines which rank arrived last: from the store's answer, or from the start times if all
+// ranks are present.
 func (rec *Record) judge(seats map[seat]*Row) {
 	slices.SortFunc(rec.Calls, func(a, b Call) int { return cmp.Compare(a.Of().Rank, b.Of().Rank) })
 	said := -1
@@ -78,7 +81,8 @@ func (rec *Record) judge(seats map[seat]*Row) {
 		rec.Last = rec.latest(-1)
 	}
 	if rec.Last < 0 {
-		for _, c := range rec.Calls { // whom they waited for did not come, or has no trace here
+		// the rank that they waited for did not call, or its trace is missing
+		for _, c := range rec.Calls {
 			rec.Waited += c.Of().Wait
 		}
 		rec.Alone = rec.Calls[rec.latest(-1)].Of().Start
@@ -98,7 +102,7 @@ func (rec *Record) judge(seats map[seat]*Row) {
 	}
 }
 
-// latest is the call that began last, but for one.
+// latest returns the call that began last, not counting the call but.
 func (rec *Record) latest(but int) int {
 	last := -1
 	for i, c := range rec.Calls {
@@ -109,26 +113,27 @@ func (rec *Record) latest(but int) int {
 	return last
 }
 
-// Summary is who the others waited for.
+// Summary is how long the ranks of a job waited for each other.
 type Summary struct {
-	Ranks   []RankSummary // those that the others waited for longest first
+	Ranks   []RankSummary // the rank that the others waited for longest is first
 	Records int           // verbs that ranks called together
-	Failed  int           // of them
-	Lost    time.Duration // all waiting of all ranks
-	Absent  time.Duration // of it, for ranks whose traces are not there
+	Failed  int           // the part of Records that failed
+	Lost    time.Duration // total waiting time of all ranks
+	Absent  time.Duration // the part of Lost for ranks whose traces are missing
 	Took    time.Duration // from the first event to the last
 }
 
-// RankSummary is one rank's part in it.
+// RankSummary is one rank's part in a Summary.
 type RankSummary struct {
 	Row    *Row
-	Last   int           // how often it came last, or not at all
-	Caused time.Duration // how long the others waited for it then, all together
-	Waited time.Duration // and how long it waited for others
-	Worst  *Record       // for which they waited longest; nil: none
+	Last   int           // how often it arrived last, or did not arrive
+	Caused time.Duration // total time that the others waited for it then
+	Waited time.Duration // total time that it waited for others
+	Worst  *Record       // the record with the longest wait for it; nil: none
 }
 
-// Summary counts each wait once: what a verb of package gather, collective or strategy is made of is not counted again.
+// Summary counts each wait once: it does not count the verbs that a verb of package gather,
+// collective or strategy consists of.
 func (t *Timeline) Summary() Summary {
 	s := Summary{Took: t.End.Sub(t.Start)}
 	of := map[*Row]int{}

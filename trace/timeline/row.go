@@ -7,19 +7,20 @@ import (
 	"time"
 )
 
-// shades are how much of each pixel's time is of a kind.
+// shades are, for each kind, the part of each pixel's time that it takes.
 type shades [kinds][]float64
 
-// least is the width from which on something has a bar of its own.
+// least is the width in pixels from which on an event has a bar of its own.
 const least = 2
 
-// rowsWithBars is how many rows are high enough to point at a bar. More have shades alone, or the file could not be opened any more.
+// rowsWithBars is the maximum number of rows that have bars with tooltips. Pictures with more rows
+// have shades only, or the file would be too large to open.
 const rowsWithBars = 256
 
-// steps are the shades that are told apart.
+// steps is the number of different shades.
 const steps = 6
 
-// row draws what one rank did.
+// row draws the events of one rank.
 func (p *picture) row(r *Row) {
 	var s shades
 	for k := range s {
@@ -58,12 +59,13 @@ func (p *picture) row(r *Row) {
 	}
 }
 
-// isQuick tells what is no part of the picture: it waits for nobody, or as long as a group lives.
+// isQuick reports whether an operation is left out of the picture: one that waits for no other
+// rank, or as long as a group is active.
 func isQuick(op string) bool {
 	return op == "pgroup.close" || op == "pgroup.abort" || op == "pgroup.expire" || strings.HasPrefix(op, "store.")
 }
 
-// bars draws one bar, or adds to the shades if there is no room for one.
+// bars draws a bar, or adds to the shades if the bar would be too narrow.
 func (p *picture) bars(s *shades, kind int, y float64, from, to time.Time, text func() string) {
 	a, b := p.x(from)-marginLeft, p.x(to)-marginLeft
 	a, b = max(a, 0), min(b, p.width)
@@ -106,7 +108,7 @@ func (p *picture) shade(class string, y float64, of []float64) {
 	}
 }
 
-// cross is where something failed.
+// cross marks an event that failed.
 func (p *picture) cross(y float64, e *Event) {
 	x, r := p.x(e.End), min(5, p.bar/2)
 	if x < marginLeft || x > marginLeft+p.width {
@@ -116,7 +118,7 @@ func (p *picture) cross(y float64, e *Event) {
 		x-r, y-r, 2*r, 2*r, -2*r, -2*r, 2*r, escaped(e.text()))
 }
 
-// cut is where a trace ends that has no end.
+// cut marks the place where a trace without an end stops.
 func (p *picture) cut(r *Row, y float64) {
 	last := p.t.Start
 	for i := range r.Events {
@@ -130,7 +132,7 @@ func (p *picture) cut(r *Row, y float64) {
 	}
 }
 
-// text is an event in words.
+// text describes an event.
 func (e *Event) text() string {
 	var b strings.Builder
 	b.WriteString(strings.TrimPrefix(e.Op, "pgroup."))

@@ -13,22 +13,22 @@ import (
 	"unicode/utf8"
 )
 
-// PictureOptions has defaults for nil.
+// PictureOptions are the options of a picture. Zero fields have defaults.
 type PictureOptions struct {
-	Width    int           // of the picture, in pixels; default 1200, least 600
+	Width    int           // of the picture, in pixels; default 1200, minimum 600
 	From, To time.Duration // the part to show, counted from the first event; To 0 is the end
-	Title    string        // default: how many ranks, and verbs
+	Title    string        // default: the number of ranks and verbs
 }
 
-// Places in the picture, in pixels.
+// Positions in the picture, in pixels.
 const (
 	marginLeft  = 104
-	marginRight = 190 // with the bars of who the others waited for
+	marginRight = 190 // space for the bars of how long the others waited for each row
 	marginTop   = 76
 	legendRoom  = 64
 )
 
-// picture is one being drawn.
+// picture is a picture that is being drawn.
 type picture struct {
 	*bufio.Writer
 	t          *Timeline
@@ -36,13 +36,13 @@ type picture struct {
 	span       time.Duration
 	width      float64
 	rows       map[*Row]int
-	high, bar  float64 // of a row, and of what is drawn in it
-	whole      float64 // height of all rows
+	high, bar  float64 // height of a row, and of a bar in it
+	whole      float64 // total height of the rows
 	summary    Summary
 	causedMost time.Duration
 }
 
-// kinds of what is drawn in a row.
+// The kinds of shapes in a row.
 const (
 	works = iota
 	waits
@@ -52,9 +52,11 @@ const (
 
 var kindClass = [kinds]string{"k", "w", "a"}
 
-// SVG draws a row for each rank: what it did together with others, how much of that it waited, and in red, for how long all others
-// waited for it alone. A line is the end of a verb for those who called it. Bars on the right are how long each rank kept others waiting. What
-// is smaller than two pixels is drawn as a shade: how much of a pixel's time it takes.
+// SVG draws a row for each rank. It shows the verbs that the rank called together with others, the
+// part of them spent waiting, and in red the time during which all others waited for this rank
+// alone. A line is the end of a verb, across the ranks that called it. Bars on the right show how
+// long the others waited for each rank. Events narrower than two pixels are drawn as a shade: the
+// part of a pixel's time that they take.
 func (t *Timeline) SVG(w io.Writer, o *PictureOptions) error {
 	if o == nil {
 		o = &PictureOptions{}
@@ -99,17 +101,18 @@ func (t *Timeline) picture(w io.Writer, o *PictureOptions) (*picture, error) {
 	return p, nil
 }
 
-func (p *picture) print(format string, args ...any) { _, _ = fmt.Fprintf(p, format, args...) } // a bufio.Writer remembers
+// a bufio.Writer keeps its first error
+func (p *picture) print(format string, args ...any) { _, _ = fmt.Fprintf(p, format, args...) }
 
-// x is where a time is.
+// x returns the horizontal position of a time.
 func (p *picture) x(t time.Time) float64 {
 	return marginLeft + p.width*float64(t.Sub(p.from))/float64(p.span)
 }
 
-// y is the middle of a row.
+// y returns the vertical position of the middle of a row.
 func (p *picture) y(r *Row) float64 { return marginTop + p.high*(float64(p.rows[r])+0.5) }
 
-// style is of both themes; a picture that is shown by itself follows the system's.
+// style has both themes; a picture that is shown by itself uses the system's.
 const style = `<style>
 .mt{--bg:#ffffff;--fg:#1d2433;--dim:#6b7385;--rule:#e6e9ef;--line:#a9b2c3;--k:#3f7fd6;--w:#f3cf7d;--a:#d8343f;--dot:#b9c1cf}
 @media (prefers-color-scheme:dark){.mt{--bg:#14171f;--fg:#e7eaf1;--dim:#98a1b3;--rule:#262b37;--line:#4d5669;--k:#5b9bf0;--w:#7d6a35;--a:#ff5c66;--dot:#3c4456}}
@@ -138,7 +141,7 @@ func (p *picture) begin(title string) {
 	p.print(`<text class="d" x="16" y="46">%s</text>`+"\n", sub)
 }
 
-// axis draws the time.
+// axis draws the time axis.
 func (p *picture) axis() {
 	step := niceStep(p.span, p.width/90)
 	offset := p.from.Sub(p.t.Start)
@@ -151,7 +154,7 @@ func (p *picture) axis() {
 	}
 }
 
-// niceStep is a step of 1, 2 or 5 and zeros, so that a span has about n of them.
+// niceStep returns a step of 1, 2 or 5 times a power of ten, such that a span has about n of them.
 func niceStep(span time.Duration, n float64) time.Duration {
 	least := time.Duration(float64(span) / n)
 	for step := time.Duration(1); ; step *= 10 {
@@ -163,7 +166,7 @@ func niceStep(span time.Duration, n float64) time.Duration {
 	}
 }
 
-// tick is a time as the axis has it: in the unit of the step.
+// tick formats a time of the axis, in the unit of the step.
 func tick(at, step time.Duration) string {
 	switch {
 	case at == 0:
@@ -180,7 +183,7 @@ func tick(at, step time.Duration) string {
 	return fmt.Sprintf("%g µs", float64(at)/1e3)
 }
 
-// labels are the ranks, as many as there is room for.
+// labels draws the ranks, as many as fit.
 func (p *picture) labels() {
 	every := int(math.Ceil(13 / p.high))
 	for i, r := range p.t.Rows {
@@ -193,7 +196,7 @@ func (p *picture) labels() {
 	}
 }
 
-// clockText is how wrong a row's clock was.
+// clockText describes the correction of a row's clock.
 func (r *Row) clockText() string {
 	switch {
 	case r.Unaligned:
@@ -204,10 +207,11 @@ func (r *Row) clockText() string {
 	return short(r.Clock) + " ahead"
 }
 
-// lineGap is how close lines may be.
+// lineGap is the minimum distance of lines.
 const lineGap = 6
 
-// lines are the ends of verbs. Where there is no room for all, those are drawn that failed, or that were waited for longest.
+// lines draws the ends of verbs. If not all fit, it draws those that failed, or that had the
+// longest waits.
 func (p *picture) lines() {
 	best := map[int]*Record{}
 	for _, rec := range p.t.Records {
@@ -239,7 +243,7 @@ func (p *picture) lines() {
 	}
 }
 
-// blame is how long the others waited for each row.
+// blame draws how long the others waited for each row.
 func (p *picture) blame() {
 	left := marginLeft + p.width + 16
 	p.print(`<text class="d" x="%.1f" y="%d">the others waited for it</text>`+"\n", left, marginTop-9)
@@ -282,7 +286,7 @@ func (p *picture) legend() {
 	}
 }
 
-// text is a record in words.
+// text describes a record.
 func (rec *Record) text() string {
 	s := rec.String()
 	switch {
@@ -297,7 +301,7 @@ func (rec *Record) text() string {
 	return s
 }
 
-// String is what it is called: "barrier #3 of world".
+// String returns the record's name, such as "barrier #3 of world".
 func (rec *Record) String() string {
 	s := strings.TrimPrefix(rec.Op, "pgroup.")
 	if rec.Seq > 0 {
@@ -309,7 +313,7 @@ func (rec *Record) String() string {
 	return s + " of " + rec.Group
 }
 
-// escaped is s as text of XML, which has no place for most control characters, however they are written.
+// escaped returns s as XML text, which cannot contain most control characters, even escaped.
 func escaped(s string) string {
 	return html.EscapeString(strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\n' && r != '\t' || r == 0xfffe || r == 0xffff {
@@ -326,7 +330,7 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// short is a duration to three digits that matter.
+// short formats a duration with three significant digits.
 func short(d time.Duration) string {
 	for _, u := range []struct {
 		unit time.Duration
