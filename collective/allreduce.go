@@ -7,21 +7,22 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Where an algorithm is better than the one before, of those that Auto chooses from
+// The sizes from which on Auto uses an algorithm instead of the one before
 // (docs/explanation/benchmarks.md, docs/explanation/scale.md).
 const (
 	leastHalving = 128 << 10 // bytes
 	leastRing    = 2 << 20   // bytes of each rank's chunk
-	leastRingOdd = 128 << 10 // the same, of ranks that are no power of two, of which some wait for others in halving
+	// the same, if the number of ranks is no power of two: then some wait for others in halving
+	leastRingOdd = 128 << 10
 )
 
-// placement is the nodes of the ranks, as one of them sees it.
+// placement is the hosts of the ranks, from the view of one rank.
 type placement struct {
-	hosts   [][]int // the ranks of each node, both in order
-	columns int     // how many ranks each node has at least
-	place   int     // of this rank on its node
-	node    int     // this rank's
-	column  []int   // the rank of each node at this one's place, if all have one
+	hosts   [][]int // the ranks of each host; hosts and ranks in order
+	columns int     // the minimum number of ranks of a host
+	place   int     // index of this rank on its host
+	node    int     // index of this rank's host
+	column  []int   // the rank of each host at the same place, if all have one
 	all     []int
 }
 
@@ -43,10 +44,10 @@ func newSites(hosts [][]int, rank int) (s placement) {
 	return s
 }
 
-// neighbours are the ranks of this one's node, itself among them.
+// neighbours returns the ranks of this rank's host, including itself.
 func (s *placement) neighbours() []int { return s.hosts[s.node] }
 
-// allReduce is AllReduce over connections, and within hosts if they have memory that they share.
+// allReduce runs AllReduce over connections, and within hosts over shared memory if they have it.
 func (c *call) allReduce(x vector) error {
 	alg := c.opts.Algorithm
 	hierarchical := c.shared && (alg == Auto || alg == Hierarchical)
@@ -62,8 +63,8 @@ func (c *call) allReduce(x vector) error {
 		return err
 	}
 	if c.div > 1 && c.dt16 == tensor.BF16 && reduce.Overflows(wide) {
-		// A sum of float32s may be too large though the average is not. All ranks have the same
-		// sum, and so divide first, all of them.
+		// A sum of float32s may overflow although the average does not. All ranks have the same
+		// sum, so all of them decide alike to divide first.
 		wide = c.widen(x)
 		reduce.Scale(wide, c.div)
 		c.div = 1
@@ -84,8 +85,8 @@ func (c *call) reduceWith(alg Algorithm, hierarchical bool, x vector) error {
 	return c.flat(alg, c.placement.all, c.rank(), x)
 }
 
-// reduceOnce has every rank combine a chunk of all ranks' x in one step: 16-bit floats are rounded
-// once, and nothing between is too large for them.
+// reduceOnce makes every rank combine one chunk of all ranks' x in one step. So 16-bit floats are
+// rounded once, and no intermediate sum overflows.
 func (c *call) reduceOnce(x vector) error {
 	p, me := c.size(), c.rank()
 	chunk := func(i int) vector { return c.chunk(x, i, p) }
@@ -95,7 +96,7 @@ func (c *call) reduceOnce(x vector) error {
 	return c.ringGather(c.placement.all, me, chunk)
 }
 
-// widen is x, of 16-bit floats, as float32.
+// widen returns x, of 16-bit floats, as float32.
 func (c *call) widen(x vector) []byte {
 	wide := c.wideBuffer(2 * x.n)
 	for at, half := range x.slices() {
@@ -104,7 +105,7 @@ func (c *call) widen(x vector) []byte {
 	return wide
 }
 
-// flat is over connections among ranks that are all alike.
+// flat reduces over connections, without regard to hosts.
 func (c *call) flat(alg Algorithm, ranks []int, me int, x vector) error {
 	if alg == Auto || alg == Hierarchical {
 		alg = best(len(ranks), x.n)
@@ -118,7 +119,7 @@ func (c *call) flat(alg Algorithm, ranks []int, me int, x vector) error {
 	return c.ring(ranks, me, x)
 }
 
-// best is what Auto takes among p ranks that share no memory, for n bytes.
+// best returns the algorithm that Auto chooses for p ranks without shared memory and n bytes.
 func best(p, n int) Algorithm {
 	ring := leastRing
 	if p&(p-1) != 0 {
@@ -133,10 +134,10 @@ func best(p, n int) Algorithm {
 	return Ring
 }
 
-// hierarchical splits x into chunks, one for each of the first ranks of every node, as many as all
-// nodes have. These ranks combine their chunk within the node, then with the ranks at their place
-// on other nodes, and copy it to all. It divides once, by the number of all ranks, so nodes may
-// have different numbers of them.
+// hierarchical splits x into chunks, one for each of the first ranks of every host. The number of
+// chunks is the smallest number of ranks of a host. These ranks combine their chunk within the
+// host, then with the ranks at the same place on other hosts, and then all ranks of the host get
+// it. It divides once, by the total number of ranks, so hosts may have different numbers of them.
 func (c *call) hierarchical(x vector) error {
 	s := &c.placement
 	var mine vector

@@ -12,15 +12,15 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// A shared buffer is memory of one rank that the others of its node have mapped, read-only. Only
-// its owner writes to it, so a faulty rank does not corrupt others. Numbers are in this host's byte
+// A shared buffer is memory of one rank that the others of its host have mapped read-only. Only its
+// owner writes to it, so a faulty rank does not corrupt others. Numbers are in this host's byte
 // order.
 //
 //	0   posted u64    the number of its last post: a futex, on which others sleep
-//	8   asleep u32    1 + index of the rank that it sleeps on; 0: it does not
-//	12  left u32      1: it posts no more
+//	8   asleep u32    1 + index of the rank that it sleeps on; 0: it does not sleep
+//	12  left u32      1: it makes no more posts
 //	64  head[48]      of its last post with an even number
-//	128 head[48]      of that with an odd one
+//	128 head[48]      of its last post with an odd number
 //	4096              slots, for even and odd numbers
 const (
 	boardHead  = 4096
@@ -32,7 +32,7 @@ const (
 	headStride = 64
 )
 
-// sharedBuffers is the medium of processes of one host.
+// sharedBuffers is the medium for processes of one host.
 type sharedBuffers struct {
 	arena *shm.Arena
 	mine  []byte
@@ -48,7 +48,9 @@ func word64(b []byte, at int) *uint64 { return (*uint64)(unsafe.Pointer(&b[at]))
 func (m *sharedBuffers) direct() bool { return false }
 func (m *sharedBuffers) hold() bool   { return true }
 func (m *sharedBuffers) unhold()      {}
-func (m *sharedBuffers) withdraw()    {} // others read the shared buffer, and not this rank's slices
+
+// others read the shared buffer, and not this rank's slices
+func (m *sharedBuffers) withdraw() {}
 
 func (m *sharedBuffers) slot(n uint64) []byte {
 	at := boardHead + int(n%2)*boardSlot
@@ -75,11 +77,10 @@ const (
 	futexWait = 0
 	futexWake = 1
 
-	// spinTime is how long a rank polls, and yields to other processes meanwhile, before it sleeps:
-	// what it waits for may take less than a wake-up. If others keep the processor for longer, it
-	// is theirs.
+	// spinTime is how long a rank polls before it sleeps: the event may take less time than a
+	// wake-up. Between polls it yields the processor to other processes.
 	spinTime = 50 * time.Microsecond
-	// nap bounds a sleep, after which it looks whether the Comm is over.
+	// nap bounds a sleep. After it the rank checks whether the Comm has ended.
 	nap = 20 * time.Millisecond
 )
 
@@ -95,7 +96,8 @@ func (m *sharedBuffers) wait(over context.Context, index int, n uint64) bool {
 	atomic.StoreUint32(asleep, uint32(index)+1)
 	defer atomic.StoreUint32(asleep, 0)
 	for {
-		left := atomic.LoadUint32(word32(m.all[index], atLeft)) != 0 // before the number: a rank may leave after its last post
+		// read before the number: a rank may leave after its last post
+		left := atomic.LoadUint32(word32(m.all[index], atLeft)) != 0
 		now := atomic.LoadUint64(posted)
 		switch {
 		case now >= n:

@@ -11,7 +11,8 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// newBoard is this rank's, and where others find it; nil if there is no shared memory.
+// newSharedBuffer allocates this rank's buffer, and returns the ref by which others map it. Both
+// are nil if there is no shared memory.
 func newSharedBuffer() (*sharedBuffers, *shm.Ref) {
 	arena, err := shm.NewArena(nil)
 	if err != nil {
@@ -34,8 +35,8 @@ func (m *sharedBuffers) discard() {
 	}
 }
 
-// connect maps the buffers of the others of this node. It tries all, so that no rank waits for this
-// one if one fails.
+// connect maps the buffers of the other ranks of this host. It tries all even if one fails, since
+// these ranks wait for it.
 func (m *sharedBuffers) connect(ctx context.Context, c *core, ranks []int, me int, refs []*shm.Ref) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
@@ -49,12 +50,12 @@ func (m *sharedBuffers) connect(ctx context.Context, c *core, ranks []int, me in
 	return err
 }
 
-// connectTime bounds how long ranks of a host take to map each other's buffers; without them they
-// use connections.
+// connectTime bounds how long the ranks of a host take to map each other's buffers. If that fails,
+// they use connections.
 const connectTime = 10 * time.Second
 
-// exchange maps the buffer of the rank with index i, which maps this one's. The one with the higher
-// index dials, and sends first.
+// exchange maps the buffer of the rank with index i, which maps this rank's. The one with the
+// higher index dials, and sends first.
 func (m *sharedBuffers) exchange(ctx context.Context, c *core, i, rank int, refs []*shm.Ref) error {
 	conn, err := c.memoryTo(ctx, rank, i < m.me)
 	if err != nil {
@@ -72,7 +73,7 @@ func (m *sharedBuffers) exchange(ctx context.Context, c *core, i, rank int, refs
 		return err
 	}
 	m.lent = append(m.lent, blocks...)
-	if refs[i].Offset%headStride != 0 { // numbers in it would not be aligned
+	if refs[i].Offset%headStride != 0 { // its numbers would not be aligned
 		return fmt.Errorf("rank %d shares memory at %d: another version of muster?", rank, refs[i].Offset)
 	}
 	if m.all[i] = blocks[0].Data; len(m.all[i]) < boardSize {
@@ -84,7 +85,7 @@ func (m *sharedBuffers) exchange(ctx context.Context, c *core, i, rank int, refs
 	return nil
 }
 
-// memoryTo is a connection to pass memory over, which this rank dials or the other one.
+// memoryTo returns a connection that can pass memory, which this rank or the other one dials.
 func (c *core) memoryTo(ctx context.Context, rank int, dial bool) (*shm.Conn, error) {
 	conn := (*link.Conn)(nil)
 	if dial {

@@ -8,7 +8,7 @@ import (
 	"github.com/muster-pg/muster/shm"
 )
 
-// sharedBuffers is a medium that this system does not have.
+// sharedBuffers is a medium that is not implemented on this system.
 type sharedBuffers struct{ medium }
 
 func newSharedBuffer() (*sharedBuffers, *shm.Ref) { return nil, nil }

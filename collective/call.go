@@ -14,46 +14,47 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// call is one verb of one rank. It has the turn.
+// call is one verb of one rank, while it has the turn.
 type call struct {
 	*core
-	ctx  context.Context // the Comm's end ends it too
-	verb verb            // as the caller has it; head has what ranks agree on
+	ctx  context.Context // ends with the Comm too
+	verb verb            // as the caller called it; head has what the ranks must agree on
 	peer int             // of Send and Recv
 	head head
-	dt   tensor.DType // that numbers are combined as
-	dt16 tensor.DType // of the caller's, if they are made wider
+	dt   tensor.DType // the type in which numbers are combined
+	dt16 tensor.DType // the caller's type, if its numbers are converted to a wider one
 	elem int          // bytes of an element
 	op   reduce.Op
-	div  int // by which the sum is divided at the end
+	div  int // divisor of the sum at the end
 
-	start time.Time // zero: it did not begin
+	start time.Time // zero if it has not begun
 	limit time.Time
 
-	// Of the watch, under its lock.
+	// The fields below belong to the watch, under its lock.
 	ending bool
-	stuck  *stuck // nil: it has not taken long
+	stuck  *stuck // nil until the verb has taken long
 }
 
-// plan is what a verb is to do.
+// plan is the arguments of a verb.
 type plan struct {
 	verb  verb
 	op    Op
 	dt    tensor.DType
 	root  int // -1: none
 	peer  int // of Send and Recv
-	count int // elements that each rank passes, in all slices
+	count int // number of elements that each rank passes, in all slices
 	x, y  vector
 
-	// Of a verb that takes several slices as one.
+	// The fields below are for a verb that takes several slices as one.
 	slices  int
-	lengths uint64                       // a hash of their lengths
-	list    func(list [][]byte) [][]byte // appends them; x is made of them when the verb begins
+	lengths uint64 // a hash of their lengths
+	// appends the slices to list; x is made of them when the verb begins
+	list func(list [][]byte) [][]byte
 }
 
 var reductions = [...]reduce.Op{Sum: reduce.Sum, Avg: reduce.Sum, Product: reduce.Product, Min: reduce.Min, Max: reduce.Max}
 
-// run is a verb of all ranks, from its turn to its end.
+// run runs a verb of all ranks, from its turn to its end.
 func (c *Comm) run(ctx context.Context, p plan) error {
 	if err := c.check(&p); err != nil {
 		return err
@@ -85,9 +86,9 @@ func (c *Comm) run(ctx context.Context, p plan) error {
 	})
 }
 
-// turn waits until all verbs are done that were called before. The next ones wait until what it
-// returns is closed. If ctx ends first, or the time of a verb, then so does the Comm: the other
-// ranks wait for this one in a verb that it does not come to.
+// turn waits until all verbs that were called before have ended. Later verbs wait until the
+// returned channel is closed. If ctx or the timeout of the verb ends first, so does the Comm: the
+// other ranks would wait for this one in a verb that it does not reach.
 func (c *core) turn(ctx context.Context, p *plan) (chan struct{}, error) {
 	mine, before := c.queue()
 	if before == nil || done(before) {
@@ -124,7 +125,7 @@ func done(c <-chan struct{}) bool {
 	}
 }
 
-// queue puts a verb behind those that were called before.
+// queue adds a verb to the queue of those that were called before.
 func (c *core) queue() (mine, before chan struct{}) {
 	mine = make(chan struct{})
 	c.turns.Lock()
@@ -133,14 +134,14 @@ func (c *core) queue() (mine, before chan struct{}) {
 	return mine, before
 }
 
-// perform makes one call of a verb that f does, with a deadline, one result for all ranks, and a
-// trace.
+// perform runs f, which carries out one call of a verb, with a deadline, the same result on all
+// ranks, and a trace event.
 func (c *core) perform(ctx context.Context, p *plan, seq uint64, f func(cl *call) error) error {
 	if c.over.Err() != nil {
 		return c.ended(p.verb)
 	}
 	cl := c.newCall(ctx, p, seq)
-	if ctx.Err() != nil { // the others wait, and are to get this as the reason
+	if ctx.Err() != nil { // the others wait, and get this as the reason
 		cl.cancelled()
 		return c.ended(p.verb)
 	}
@@ -184,7 +185,7 @@ func (c *call) trace(bytes int, err error) {
 	}
 }
 
-// check refuses invalid arguments before other ranks are involved.
+// check rejects invalid arguments before other ranks are involved.
 func (c *core) check(p *plan) error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("collective: %v of group %q on rank %d: %s: %w", p.verb, c.name, c.rank(), fmt.Sprintf(format, args...), pgroup.ErrInvalid)
@@ -202,7 +203,7 @@ func (c *core) check(p *plan) error {
 	return nil
 }
 
-// cancelled ends the Comm because the caller's context has ended.
+// cancelled ends the Comm because the caller's context was cancelled.
 func (c *call) cancelled() {
 	cause := context.Cause(c.ctx)
 	if errors.Is(cause, context.DeadlineExceeded) {
@@ -212,7 +213,7 @@ func (c *call) cancelled() {
 	c.fail(&wire.Failure{Code: wire.CodeCancelled, By: c.rank(), Reason: cause.Error()})
 }
 
-// overdue ends the Comm because the time is over.
+// overdue ends the Comm because the deadline has passed.
 func (c *call) overdue() {
 	v := &wire.Failure{Code: wire.CodeTimeout, By: c.rank()}
 	if !c.start.IsZero() {
@@ -222,7 +223,7 @@ func (c *call) overdue() {
 	c.fail(v)
 }
 
-// ended is why no verb can be called any more.
+// ended returns the error of a verb that is called after the Comm has ended.
 func (c *core) ended(v verb) error {
 	err := context.Cause(c.over)
 	if re, ok := errors.AsType[*pgroup.RankError](err); ok {
@@ -236,15 +237,15 @@ func (c *core) ended(v verb) error {
 // suspected is the error of a rank that may have failed; the store decides whether it has.
 type suspected struct {
 	failureOf *wire.Failure
-	wait      bool // it may be lost
+	wait      bool // the rank may have failed, so wait for the store
 }
 
 func (s *suspected) Error() string { return s.failureOf.Reason }
 
-// lossTime is longer than the store takes to declare a rank lost whose process has ended.
+// lossTime is longer than the store takes to report the failure of a rank whose process has ended.
 const lossTime = time.Second
 
-// failureOf is the failure that all ranks get because of an error of this one.
+// failureOf converts an error of this rank to the failure that all ranks get.
 func (c *call) failureOf(err error) error {
 	if err == nil {
 		return nil
@@ -270,7 +271,7 @@ func (c *call) failureOf(err error) error {
 	return c.ended(c.verb)
 }
 
-// broken is a connection's end.
+// broken returns the error of a connection that ended.
 func (c *call) broken(rank int, err error) error {
 	if errors.Is(err, net.ErrClosed) || c.over.Err() != nil {
 		return &suspected{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: "its data connection is closed"}, true}
@@ -286,7 +287,7 @@ func (c *call) failed(rank int, err error) error {
 	return &suspected{&wire.Failure{Code: wire.CodeFailed, By: rank, Reason: err.Error()}, false}
 }
 
-// mismatchOf is the failure of two ranks that do different things.
+// mismatchOf returns the failure of two ranks that call different verbs.
 func (c *call) mismatchOf(rank int, theirs head) error {
 	return &suspected{&wire.Failure{Code: wire.CodeMismatch, By: rank, Reason: disagreement(rank, theirs, c.rank(), c.head)}, false}
 }
@@ -304,8 +305,8 @@ func (c *call) isPair() bool { return c.head.verb == send }
 // await notes the rank that this one waits for, for the error of a timeout.
 func (c *core) await(rank int) { c.waiting.Store(int64(rank) + 1) }
 
-// awaited are the ranks that this one waits for, or better: those that are in no verb, and what
-// they do.
+// awaited returns the ranks that this one waits for, or rather those of them that are in no verb,
+// and what they do.
 func (c *call) awaited() (ranks []int, doing []string) {
 	if ranks, doing = c.watch.missing(c); len(ranks) > 0 {
 		return ranks, doing

@@ -21,11 +21,14 @@ import (
 // Op is a reduction.
 type Op = pgroup.Op
 
-// The reductions, as of pgroup: integers wrap around; a NaN anywhere is the Min and the Max.
-// Float16 and BFloat16 are combined as float32. Avg of integers is truncated toward 0. The average
-// of integers of up to 32 bits, and of Float16 and BFloat16, is right whatever their sum is; a sum
-// of 64-bit integers wraps around, and one of float32 or float64 may be infinite, also on the way
-// to an average.
+// The reductions, as in package pgroup:
+//
+//   - Integers wrap around.
+//   - A NaN anywhere is the Min and the Max.
+//   - Float16 and BFloat16 are combined as float32.
+//   - Avg of integers is truncated toward 0. The average of integers of up to 32 bits, and of
+//     Float16 and BFloat16, is correct for any sum. A sum of 64-bit integers wraps around, and one
+//     of float32 or float64 may be infinite, also as an intermediate result of an average.
 const (
 	Sum     = pgroup.Sum
 	Product = pgroup.Product
@@ -34,37 +37,42 @@ const (
 	Avg     = pgroup.Avg
 )
 
-// Algorithm is an algorithm of reductions over connections; which one is best depends on how many
-// bytes and ranks there are.
+// Algorithm is an algorithm for reductions over connections. Which one is fastest depends on the
+// number of bytes and of ranks.
 type Algorithm uint8
 
 const (
-	// Auto is the best of them, as measured (docs/explanation/benchmarks.md), and shared memory
-	// where ranks have any.
+	// Auto chooses the fastest algorithm, as measured (docs/explanation/benchmarks.md), and shared
+	// memory between ranks that have it.
 	Auto Algorithm = iota
 	// Ring moves each byte 2(p−1)/p times over each link, in 2(p−1) steps.
 	Ring
 	// RecursiveDoubling moves each byte log₂ p times, in as many steps.
 	RecursiveDoubling
-	// HalvingDoubling moves as much as Ring in 2 log₂ p steps; ranks that are no power of two fold
-	// into those that are.
+	// HalvingDoubling moves as many bytes as Ring in 2 log₂ p steps. If the number of ranks is no
+	// power of two, the excess ranks first combine their data with others.
 	HalvingDoubling
-	// Hierarchical reduces within each host, among hosts, and spreads within each host.
+	// Hierarchical reduces within each host, then among hosts, and then distributes the result
+	// within each host.
 	Hierarchical
 )
 
-// Options has defaults for nil. All but Listen and Trace are the same on all ranks.
+// Options are the options of Open. Zero fields have defaults. All except Listen and Trace must be
+// the same on all ranks.
 type Options struct {
 	Algorithm Algorithm
-	Listen    string     // host or host:port that ranks on other nodes connect to; default: the interface that leads to the store
-	Trace     trace.Sink // gets an event for every verb that has begun; nil: the group's, see pgroup.Group.Trace
+	// host or host:port that ranks on other hosts connect to; default: the interface that leads to
+	// the store
+	Listen string
+	// gets an event for every verb that has begun; nil: the group's, see pgroup.Group.Trace
+	Trace trace.Sink
 
-	process string // of tests: what takes ranks of one process for others
+	process string // for tests: makes ranks of one process look like different processes
 }
 
-// Comm is a group with connections. Verbs run one at a time, in the order in which they are called;
-// many goroutines may call them, if it is the same order on every rank. After an error it refuses
-// further use.
+// Comm is a group with connections. Verbs run one at a time, in the order in which they are called.
+// Several goroutines may call them, if the order is the same on every rank. After an error all
+// calls fail.
 //
 // It owns a group of its own with one goroutine that follows it, a link.Mesh, a goroutine for each
 // rank that it sends to over a connection and for each call of Start, and the memory that it shares
@@ -74,39 +82,40 @@ type Comm struct {
 	inner bool // has the turn
 }
 
-// core is what a Comm and those that Start makes have in common.
+// core is the common part of a Comm and of those that Start makes.
 type core struct {
-	group     *pgroup.Group // of its own, of all ranks of the caller's
+	group     *pgroup.Group // its own group, with all ranks of the caller's
 	name      string        // of the caller's group, for errors
 	opts      Options
 	mesh      *link.Mesh
 	conns     *conns
 	placement placement
 	timeout   time.Duration // of calls whose context has no deadline
-	local     *local        // shared memory with the ranks of this one's node; nil: none
-	shared    bool          // nodes that have several ranks share memory: the same on all ranks
+	local     *local        // shared memory with the ranks of this host; nil: none
+	shared    bool          // hosts with several ranks have shared memory: the same on all ranks
 
-	over context.Context // ends when no verb can succeed any more; its cause is the error of all
+	// ends when no verb can succeed any more; its cause is the error of all verbs
+	over context.Context
 	end  context.CancelCauseFunc
 	once struct{ fail, close sync.Once }
 
-	started sync.WaitGroup // of Start
+	started sync.WaitGroup // the functions of Start
 
 	turns sync.Mutex
-	tail  chan struct{} // closed when the last verb that was called is done
-	using sync.Mutex    // held while a verb of all ranks uses the memory: Close frees it
+	tail  chan struct{} // closed when the verb that was called last has ended
+	using sync.Mutex    // held while a verb of all ranks uses the memory, since Close frees it
 
-	// Of the verb that has the turn.
+	// The fields below belong to the verb that has the turn.
 	seq     uint64
 	scratch reduce.Scratch
-	piece   []byte   // what has come over a connection, and is to be combined
-	result  []byte   // of this rank's, for another one
+	piece   []byte   // data that has arrived over a connection, to be combined
+	result  []byte   // a result of this rank for another one
 	wide    []byte   // 16-bit floats as float32
-	dsts    []vector // that are combined, with what they are combined of
+	dsts    []vector // destinations of a combination, with their sources
 	srcs    []vector
-	to, of  [][]byte // the same, of their next contiguous bytes
+	to, of  [][]byte // the next contiguous bytes of these
 	parts   []vector // that ranks send this one
-	slices  [][]byte // that the caller passes
+	slices  [][]byte // the caller's slices
 	aliases alias.Finder
 	next    []int
 
@@ -115,8 +124,8 @@ type core struct {
 	waiting atomic.Int64 // 1 + the rank that this one waits for; 0: none
 }
 
-// Open connects the ranks of g; every rank calls it. The caller keeps g, and closes it after the
-// Comm.
+// Open connects the ranks of g. Every rank calls it. The caller still owns g, and closes it after
+// the Comm.
 func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 	c := &core{name: g.Name()}
 	if o != nil {
@@ -133,7 +142,7 @@ func Open(ctx context.Context, g *pgroup.Group, o *Options) (*Comm, error) {
 	}
 	c.group, c.placement, c.timeout = sub, newSites(hosts(sub), sub.Rank()), sub.Config().Timeout
 	c.conns = newConns(c)
-	context.AfterFunc(c.over, c.conns.close) // so that what waits for others ends
+	context.AfterFunc(c.over, c.conns.close) // so that verbs that wait for others end
 	if err := c.open(ctx); err != nil {
 		comm := &Comm{core: c}
 		return nil, errors.Join(err, comm.Close())
@@ -161,7 +170,7 @@ func allRanks(n int) []int {
 	return all
 }
 
-// hosts are the ranks by node.
+// hosts returns the ranks by host.
 func hosts(g *pgroup.Group) (all [][]int) {
 	for _, m := range g.Members() {
 		if m.Node == len(all) {
@@ -172,13 +181,13 @@ func hosts(g *pgroup.Group) (all [][]int) {
 	return all
 }
 
-// Name is that of the group that the Comm was opened on.
+// Name returns the name of the group that the Comm was opened on.
 func (c *Comm) Name() string { return c.name }
 
-// Group is that of the Comm's own, with the ranks of the one that it was opened on.
+// Group returns the Comm's own group, with the ranks of the one that it was opened on.
 func (c *Comm) Group() *pgroup.Group { return c.group }
 
-// Shutdown returns when all ranks have called it, and closes the Comm, also if it fails. After that
+// Shutdown returns when all ranks have called it, and closes the Comm, even if it fails. After that
 // no rank waits for this one.
 func (c *Comm) Shutdown(ctx context.Context) error {
 	if c.over.Err() != nil {
@@ -188,14 +197,14 @@ func (c *Comm) Shutdown(ctx context.Context) error {
 }
 
 // Close ends this rank's part at once. Ranks that wait for it in a verb get an error that it left.
-// It returns when all functions of Start have returned; in such a function, called on the Comm that
-// it was given, it does not wait for that. It may be called twice.
+// It returns when all functions of Start have returned, unless it is called in such a function, on
+// the Comm that the function was passed. It may be called repeatedly.
 func (c *Comm) Close() (err error) {
 	if !c.inner {
 		defer c.started.Wait()
 	}
 	c.once.close.Do(func() {
-		if c.over.Err() == nil { // otherwise the others have the reason already
+		if c.over.Err() == nil { // otherwise the others already have the reason
 			c.conns.announceLeave()
 			if c.local != nil {
 				c.local.leave()
@@ -208,7 +217,7 @@ func (c *Comm) Close() (err error) {
 		}
 		err = c.group.Close()
 		c.watch.stop()
-		c.using.Lock() // the verb that is in progress uses the memory until then
+		c.using.Lock() // a verb in progress uses the memory until then
 		defer c.using.Unlock()
 		if c.local != nil {
 			c.local.close()
@@ -217,27 +226,28 @@ func (c *Comm) Close() (err error) {
 	return err
 }
 
-// failureKey has the failure that ended a Comm: the first that was written.
+// failureKey is the key of the failure that ended a Comm: the first that was written.
 const failureKey = "fault"
 
-// failed begins the reason of an abort by a Comm: the failure is at failureKey then.
+// failed begins the reason of an abort by a Comm; the failure is then at failureKey.
 const failed = "a verb failed: "
 
 // failTime bounds how long ranks take to agree on a failure.
 const failTime = time.Second
 
-// fail ends the Comm on every rank, with the failure v, unless another rank was first.
+// fail ends the Comm on every rank with the failure v, unless another rank's failure was first.
 func (c *core) fail(v *wire.Failure) {
 	c.once.fail.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), failTime)
 		defer cancel()
 		b, _ := json.Marshal(v)
 		now, err := c.group.Store().Swap(ctx, failureKey, nil, b)
-		if err != nil && now == nil { // this rank may be the one that is lost: the group knows
+		// this rank itself may be the one that failed: its group reports it
+		if err != nil && now == nil {
 			select {
 			case <-c.over.Done():
 			case <-ctx.Done():
-				c.end(c.rankError(v)) // the store cannot be reached soon
+				c.end(c.rankError(v)) // the store is not reachable in time
 			}
 		}
 		if told := parseVerdict(now); told != nil {
@@ -245,7 +255,8 @@ func (c *core) fail(v *wire.Failure) {
 		}
 		c.group.Abort(errors.New(failed + v.Reason))
 		select {
-		case <-c.over.Done(): // the group knows what came first: this, or a loss, or another's abort
+		// the group has the first reason: this failure, that of a rank, or an abort
+		case <-c.over.Done():
 		case <-ctx.Done():
 			c.end(c.rankError(v))
 		}
@@ -264,7 +275,7 @@ func (c *core) onGroupEnd(cause error) {
 	c.end(cause)
 }
 
-// storedFailure is the failure at failureKey; nil if there is none.
+// storedFailure returns the failure at failureKey, or nil if there is none.
 func (c *core) storedFailure() *wire.Failure {
 	ctx, cancel := context.WithTimeout(context.Background(), failTime)
 	defer cancel()
@@ -275,7 +286,7 @@ func (c *core) storedFailure() *wire.Failure {
 	return parseVerdict(b)
 }
 
-// parseVerdict is nil of what is none.
+// parseVerdict parses a failure, and returns nil if b is not one.
 func parseVerdict(b []byte) *wire.Failure {
 	v := new(wire.Failure)
 	if json.Unmarshal(b, v) != nil || v.Code == wire.CodeOK {
@@ -284,7 +295,7 @@ func parseVerdict(b []byte) *wire.Failure {
 	return v
 }
 
-// rankError is a failure as this rank returns it.
+// rankError converts a failure to this rank's error.
 func (c *core) rankError(v *wire.Failure) error {
 	return &pgroup.RankError{Op: "collective", Group: c.name, Rank: c.rank(), Size: c.size(), Failure: v, Err: errors.New(v.Reason)}
 }

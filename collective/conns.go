@@ -12,27 +12,28 @@ import (
 	"github.com/muster-pg/muster/internal/link"
 )
 
-// The kinds of connections. Each carries messages one way, from the rank that dialed it, in the
-// order of the verbs: the next message is always the one that the receiver waits for, and is read
-// into its slice.
+// The kinds of connections. Each carries messages in one direction, from the rank that dialed it,
+// in the order of the verbs: the next message is always the one that the receiver waits for, and is
+// read into its slice.
 const (
 	forVerbs  byte = 'c'
 	forPairs  byte = 'p' // Send and Recv
 	forMemory byte = 'm' // a shm.Conn
 )
 
-// conns are the connections of one rank to others, made when they are first needed.
+// conns are the connections of one rank to others, made on demand.
 type conns struct {
 	core *core
 	wg   sync.WaitGroup
 
-	mu      sync.Mutex // protects the fields below
-	closed  bool
-	arrived chan struct{} // closed when a connection arrives that a call waits for; nil: none waits
+	mu     sync.Mutex // protects the fields below
+	closed bool
+	// closed when a connection arrives that a call waits for; nil: no call waits
+	arrived chan struct{}
 	out     map[connKey]*outbound
 	in      map[connKey]*inbound
 
-	memory []chan *link.Conn // by rank: holds the one that is dialed while a Comm opens
+	memory []chan *link.Conn // by rank: holds the connection that is dialed while a Comm opens
 }
 
 type connKey struct {
@@ -40,26 +41,26 @@ type connKey struct {
 	kind byte
 }
 
-// inLane is where a rank's messages arrive. One goroutine uses it at a time.
+// inbound is a connection with a rank's messages. One goroutine uses it at a time.
 type inbound struct {
 	conn net.Conn
 	r    *bufio.Reader
 	head [headLen]byte
 }
 
-// outbound is a connection for messages to a rank. A goroutine of its own writes what is queued, so
-// that the sender can receive meanwhile: if all ranks only wrote, none would read.
+// outbound is a connection for messages to a rank. A goroutine of its own writes the queued
+// messages, so that the sender can receive meanwhile: if all ranks only wrote, none would read.
 type outbound struct {
 	conn net.Conn
 
 	mu      sync.Mutex // protects the fields below
-	change  *sync.Cond // of any of them
+	change  *sync.Cond // of any of these fields
 	queue   []message
-	writing bool // the goroutine has some in its hands
+	writing bool // the goroutine is writing
 	err     error
 	small   []byte
 
-	bufs, left net.Buffers // of the goroutine
+	bufs, left net.Buffers // used by the goroutine
 }
 
 type message struct {
@@ -75,7 +76,7 @@ func newConns(c *core) *conns {
 	return l
 }
 
-// accept takes over what another rank has dialled.
+// accept takes ownership of a connection that another rank has dialed.
 func (l *conns) accept(c *link.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,12 +102,12 @@ func (l *conns) accept(c *link.Conn) {
 
 const (
 	readBuffer = 64 << 10
-	// smallMessage is the most bytes of a message that its sender copies and writes at once, if
-	// nothing is queued: they fit into the buffers of sockets.
+	// smallMessage is the maximum size of a message that its sender copies and writes directly if
+	// the queue is empty: it fits into the buffers of sockets.
 	smallMessage = 16 << 10
 )
 
-// from is the connection that a rank's messages come over.
+// from returns the connection for messages from a rank.
 func (l *conns) from(ctx context.Context, k connKey) (*inbound, error) {
 	for {
 		l.mu.Lock()
@@ -129,7 +130,7 @@ func (l *conns) from(ctx context.Context, k connKey) (*inbound, error) {
 	}
 }
 
-// to is the connection to a rank. Of a kind, one goroutine at a time asks for it.
+// to returns the connection to a rank. For each kind, one goroutine calls it at a time.
 func (l *conns) to(ctx context.Context, k connKey) (*outbound, error) {
 	l.mu.Lock()
 	out := l.out[k]
@@ -157,7 +158,7 @@ func (l *conns) to(ctx context.Context, k connKey) (*outbound, error) {
 	return out, nil
 }
 
-// close ends all connections, and so whatever waits for them.
+// close ends all connections, and so all calls that wait for them.
 func (l *conns) close() {
 	l.mu.Lock()
 	l.closed = true
@@ -166,21 +167,21 @@ func (l *conns) close() {
 	}
 	for _, m := range l.memory {
 		select {
-		case c := <-m: // it is not used yet
+		case c := <-m: // not yet in use
 			_ = c.Close()
 		default:
 		}
 	}
 	for _, out := range l.out {
-		_ = out.conn.Close() // before stop: a goroutine may be writing
+		_ = out.conn.Close() // before stop, since a goroutine may be writing
 		out.stop(net.ErrClosed)
 	}
 	l.mu.Unlock()
 	l.wg.Wait()
 }
 
-// announceLeave sends ranks that may wait for this one that it has left, after what it has sent
-// before.
+// announceLeave notifies ranks that may wait for this one that it has left, after all messages that
+// it sent before.
 func (l *conns) announceLeave() {
 	l.mu.Lock()
 	outs := slices.Collect(maps.Values(l.out))
@@ -198,7 +199,7 @@ func (l *conns) announceLeave() {
 // goodbyeTime bounds how long Close waits for ranks that do not read.
 const goodbyeTime = 100 * time.Millisecond
 
-// send sends a message. data has to stay as it is until flush.
+// send sends a message. data must not change until flush.
 func (o *outbound) send(h *head, data vector) {
 	h.length = uint32(data.n)
 	o.mu.Lock()
@@ -220,7 +221,7 @@ func (o *outbound) send(h *head, data vector) {
 	}
 }
 
-// write is the goroutine of an outbound connection.
+// write runs the goroutine of an outbound connection.
 func (o *outbound) write() {
 	var batch []message
 	o.mu.Lock()
@@ -236,7 +237,7 @@ func (o *outbound) write() {
 		o.writing = true
 		o.mu.Unlock()
 		err := o.writeAll(batch)
-		clear(batch) // no caller's memory is held
+		clear(batch) // so that it holds no caller's memory
 		o.mu.Lock()
 		o.writing = false
 		if o.err == nil {
@@ -271,7 +272,7 @@ func (o *outbound) stop(err error) {
 	o.change.Broadcast()
 }
 
-// flush returns when all that was sent is written.
+// flush returns when all messages have been written.
 func (o *outbound) flush() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

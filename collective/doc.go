@@ -6,9 +6,9 @@
 //	err = collective.AllReduceAll(ctx, c, collective.Avg, [][]float32{weights, biases}) // several slices as one
 //
 // All ranks call the same verbs in the same order, with the same type, length, op and root; if they
-// do not, all ranks get an error that says so. Each verb has a sequence number, and so have its
-// messages: the messages of two verbs are never confused.
+// do not, all ranks get an error that names the difference. Each verb has a sequence number, which
+// is also in its messages, so messages of two verbs are never confused.
 //
-// After an error the Comm has ended, on every rank, with the same failure; the contents of the
-// slices are undefined then. Shrink the group and open another Comm.
+// After an error the Comm has ended, on every rank, with the same failure. The contents of the
+// slices are then undefined. Shrink the group and open another Comm.
 package collective

@@ -2,19 +2,20 @@ package collective
 
 import "math/bits"
 
-// fold is common to the algorithms that need a power of two of ranks: the first ranks join in pairs
-// until there is one. (See Rabenseifner, Optimization of Collective Reduction Operations, 2004.)
+// fold reduces the number of ranks to a power of two, for algorithms that need one: pairs of the
+// first ranks combine their data until the rest is a power of two. (See Rabenseifner, Optimization
+// of Collective Reduction Operations, 2004.)
 type fold struct {
 	*call
 	ranks []int
 	me    int
 	p     int // the power of two
-	rest  int // pairs
-	id    int // among those p; -1: another one takes part for this rank
+	rest  int // number of pairs
+	id    int // number among those p; -1: the other rank of the pair takes part
 }
 
 const (
-	foldIn  = 1 << 10 // steps of the messages before and after
+	foldIn  = 1 << 10 // steps of the messages before and after the algorithm
 	foldOut = 1<<10 + 1
 )
 
@@ -32,7 +33,7 @@ func (c *call) fold(ranks []int, me int) *fold {
 	return f
 }
 
-// rank is the rank with a number among the power of two.
+// rank returns the rank with a number among the power of two.
 func (f *fold) rank(id int) int {
 	if id < f.rest {
 		return f.ranks[2*id+1]
@@ -40,7 +41,7 @@ func (f *fold) rank(id int) int {
 	return f.ranks[id+f.rest]
 }
 
-// begin joins pairs, and end brings the result to those that took no part.
+// begin combines the data of the pairs, and end sends the result to the ranks that took no part.
 func (f *fold) begin(x vector) error {
 	switch {
 	case f.id < 0:
@@ -75,8 +76,8 @@ func (c *call) receiveAll(from, s int, x vector) error {
 	return pieces(x, func(n uint32, piece vector) error { return c.receive(from, step(s, n), piece) })
 }
 
-// combineWith receives what a rank has of x, and combines it with what is here: theirs first, if
-// they are lower. So both ranks of a pair get the same bits.
+// combineWith receives a rank's x, and combines it with this rank's: theirs first if lower is set.
+// So both ranks of a pair get the same bits.
 func (c *call) combineWith(from, s int, x vector, div int, lower bool) error {
 	return pieces(x, func(n uint32, piece vector) error {
 		got := one(c.buffer(piece.n))
@@ -92,7 +93,7 @@ func (c *call) combineWith(from, s int, x vector, div int, lower bool) error {
 	})
 }
 
-// doubling reduces x on all ranks: in each step pairs exchange all of it.
+// doubling reduces x on all ranks: in each step, pairs exchange all of it.
 func (c *call) doubling(ranks []int, me int, x vector) error {
 	f := c.fold(ranks, me)
 	if err := f.begin(x); err != nil {
@@ -107,7 +108,7 @@ func (c *call) doubling(ranks []int, me int, x vector) error {
 		if err := c.sendAll(to, s, x); err != nil {
 			return err
 		}
-		if x.n > smallMessage { // it is being sent from x itself, which is about to change
+		if x.n > smallMessage { // it is sent from x itself, which changes now
 			if err := c.exchangeLarge(to, s, x, div, partner < f.id); err != nil {
 				return err
 			}
@@ -123,7 +124,7 @@ func (c *call) doubling(ranks []int, me int, x vector) error {
 	return f.end(x)
 }
 
-// exchangeLarge receives all of a partner's x before it touches this one's.
+// exchangeLarge receives all of a partner's x before it changes this rank's.
 func (c *call) exchangeLarge(with, s int, x vector, div int, lower bool) error {
 	got := one(c.buffer(x.n))
 	if err := c.receiveAll(with, s, got); err != nil {
@@ -141,7 +142,8 @@ func (c *call) exchangeLarge(with, s int, x vector, div int, lower bool) error {
 }
 
 // halving reduces x on all ranks by recursive halving and doubling (Rabenseifner): pairs exchange
-// halves, then halves of those, until each has a part of the result; then the same steps backwards.
+// halves, then halves of those, until each rank has a part of the result; then the same steps in
+// reverse.
 func (c *call) halving(ranks []int, me int, x vector) error {
 	f := c.fold(ranks, me)
 	if err := f.begin(x); err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// verb is what ranks do together.
+// verb is an operation of a Comm.
 type verb uint8
 
 const (
@@ -19,8 +19,8 @@ const (
 	allToAll
 	barrier
 	send
-	announceLeave // the rank closes, and sends nothing any more
-	receive       // what a Recv is called here; on connections both ends of a message are send
+	announceLeave // the rank closes, and sends no more messages
+	receive       // the name of a Recv on this rank; on connections both ends of a message use send
 )
 
 var verbNames = [...]string{
@@ -35,22 +35,23 @@ func (v verb) String() string {
 	return fmt.Sprintf("verb %d", uint8(v))
 }
 
-// head is in front of everything that a rank sends: what all ranks must agree on, and which part it
-// is. Little-endian:
+// head precedes the data of every message. It has what all ranks must agree on, and the part that
+// the message carries. Little-endian:
 //
-//	generation u64 | seq u64 | count u64 | root i32 | verb u8 | op u8 | dtype u8 | 0 u8 | slices u32 | lengths u32 | part u32 | length u32
+//	generation u64 | seq u64 | count u64 | root i32 | verb u8 | op u8 | dtype u8 | 0 u8 |
+//	slices u32 | lengths u32 | part u32 | length u32
 type head struct {
 	generation uint64
 	seq        uint64
-	count      uint64 // elements that each rank passes, in all slices
+	count      uint64 // number of elements that each rank passes, in all slices
 	root       int32  // -1: none
 	verb       verb
 	op         Op
 	dt         tensor.DType
-	slices     uint32 // how many slices each rank passes as one
+	slices     uint32 // number of slices that each rank passes as one
 	lengths    uint32 // a hash of their lengths; 0: the verb takes one slice
-	part       uint32 // of the verb, in the order of sending
-	length     uint32 // bytes that follow
+	part       uint32 // number of the part, in the order of sending
+	length     uint32 // number of bytes that follow
 }
 
 const headLen = 8 + 8 + 8 + 4 + 4 + 4 + 4 + 4 + 4
@@ -78,13 +79,13 @@ func parseHead(b []byte) head {
 	}
 }
 
-// agrees reports whether o is of the same call as h.
+// agrees reports whether o belongs to the same call as h.
 func (h head) agrees(o head) bool {
 	o.part, o.length = h.part, h.length
 	return h == o
 }
 
-// String is what a rank does, for whom disagrees.
+// String describes a rank's call, for the error of ranks that disagree.
 func (h head) String() string {
 	s := fmt.Sprintf("%v #%d", h.verb, h.seq)
 	switch h.verb {

@@ -1,12 +1,12 @@
 package collective
 
-// The verbs of ranks on one host, over the memory that they share. Where data are split, it is into
-// the chunks of a slice (call.chunk), of which the first ranks have one each.
+// The verbs of ranks on one host, over shared memory. Data is split into the chunks of a slice
+// (call.chunk), one for each of the first ranks.
 
-// smallLocal is the most bytes that every rank combines by itself: one step instead of two.
+// smallLocal is the maximum size that every rank combines by itself, in one step instead of two.
 const smallLocal = 8 << 10
 
-// onHost does a verb whose ranks are all on this host.
+// onHost runs a verb whose ranks are all on this host.
 func (c *call) onHost(p *plan) error {
 	l := c.local
 	n := len(l.ranks)
@@ -42,7 +42,7 @@ func (l *local) blocks(c *call, x vector, f func(block vector) error) error {
 	return nil
 }
 
-// reduce combines x on all ranks, or on the one with index root alone.
+// reduce combines x on all ranks, or only on the one with index root.
 func (l *local) reduce(c *call, x vector, root, div int) error {
 	switch {
 	case x.n <= smallLocal:
@@ -57,7 +57,8 @@ func (l *local) reduce(c *call, x vector, root, div int) error {
 	return l.blocks(c, x, func(block vector) error { return l.reduceBlock(c, block, root, div) })
 }
 
-// reduceDirect has each rank combine its chunk of all ranks' x, and write it there.
+// reduceDirect makes each rank combine its chunk of all ranks' x, and write the result to all of
+// them.
 func (l *local) reduceDirect(c *call, x vector, root, div int) error {
 	if err := l.step(c, x); err != nil {
 		return err
@@ -72,7 +73,7 @@ func (l *local) reduceDirect(c *call, x vector, root, div int) error {
 	return l.end(c)
 }
 
-// reduceBlock posts a block, combines a chunk of all ranks' blocks, and posts that.
+// reduceBlock posts a block, combines one chunk of all ranks' blocks, and posts the result.
 func (l *local) reduceBlock(c *call, x vector, root, div int) error {
 	if err := l.put(c, x); err != nil {
 		return err
@@ -91,8 +92,8 @@ func (l *local) reduceBlock(c *call, x vector, root, div int) error {
 	return nil
 }
 
-// parts posts src, and calls f for bytes of this rank's one of its k chunks, from at on, which view
-// finds in what a rank has posted.
+// parts posts src, and calls f for ranges of this rank's one of its k chunks; view returns such a
+// range of what a rank has posted.
 func (l *local) parts(c *call, src vector, k int, f func(at, n int, view func(index int) vector)) error {
 	if l.direct() {
 		if err := l.step(c, src); err != nil {
@@ -107,7 +108,7 @@ func (l *local) parts(c *call, src vector, k int, f func(at, n int, view func(in
 	each := l.capacity(c) / k / c.elem * c.elem
 	for at := 0; at < c.longest(src.n, k); at += each {
 		l.pieces = l.pieces[:0]
-		before := 0 // of this rank's part, of others'
+		before := 0 // offsets in this rank's part, and in those of others
 		for i := range k {
 			piece := cut(c.chunk(src, i, k), at, each)
 			l.pieces = append(l.pieces, piece)
@@ -126,7 +127,7 @@ func (l *local) parts(c *call, src vector, k int, f func(at, n int, view func(in
 	return nil
 }
 
-// cut is what x has of n bytes from at on.
+// cut returns at most n bytes of x from at on.
 func cut(x vector, at, n int) vector {
 	at = min(at, x.n)
 	return x.part(at, min(n, x.n-at))
@@ -153,7 +154,7 @@ func (l *local) exchange(c *call, dst, src vector) error {
 	})
 }
 
-// gather brings the k chunks of x, which the first ranks have, to all.
+// gather copies the k chunks of x, which the first ranks have, to all ranks.
 func (l *local) gather(c *call, x vector, k int) error {
 	var mine vector
 	if l.me < k {
@@ -184,7 +185,7 @@ func (l *local) gather(c *call, x vector, k int) error {
 	return nil
 }
 
-// spread brings the x of the rank with index root to all.
+// spread copies the x of the rank with index root to all ranks.
 func (l *local) spread(c *call, root int, x vector) error {
 	show := func(x vector) vector {
 		if l.me == root {

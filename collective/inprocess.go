@@ -8,12 +8,12 @@ import (
 	"sync/atomic"
 )
 
-// thisProcess is the same for all ranks of a process, and for no others.
+// thisProcess identifies this process.
 var thisProcess = sync.OnceValue(rand.Text)
 
 // rendezvousByName has the rendezvous of ranks of this process that open a Comm together: pointers
-// cannot be sent through a store. One exists from when the first rank comes until the last has
-// come, or one has timed out.
+// cannot be sent through a store. An entry exists from the arrival of the first rank until the last
+// one has arrived, or one has timed out.
 var rendezvousByName = struct {
 	sync.Mutex
 	open map[string]*rendezvous
@@ -26,19 +26,19 @@ type rendezvous struct {
 	over    atomic.Bool // a rank has withdrawn
 }
 
-// member has what a rank shows the others of its memory.
+// member is what a rank shows the others of its memory.
 type member struct {
-	posted atomic.Uint64 // the number under which it has posted last
+	posted atomic.Uint64 // number of its last post
 	left   atomic.Bool
 	asleep atomic.Bool
-	using  atomic.Bool   // what others have shown
-	bell   chan struct{} // holds one signal: another rank has posted while it was asleep
+	using  atomic.Bool   // it is using what others have posted
+	bell   chan struct{} // holds one signal: another rank has posted while this one slept
 	shown  [2]struct {
 		head head
 		data vector
 		copy []byte
 	}
-	_ [64]byte // another's is in another cache line
+	_ [64]byte // so that members are in different cache lines
 }
 
 // joinRendezvous returns the rendezvous of that name, for n ranks.
@@ -59,7 +59,7 @@ func joinRendezvous(name string, n int) *rendezvous {
 	return r
 }
 
-// inProcess is the medium of ranks that are goroutines: what one shows is its own slice.
+// inProcess is the medium of ranks that are goroutines: they post their own slices.
 type inProcess struct {
 	*rendezvous
 	name string
@@ -96,7 +96,7 @@ func (m *inProcess) wake() {
 	}
 }
 
-// spins is how often a rank looks, and lets others run, before it sleeps.
+// spins is how often a rank polls and yields before it sleeps.
 const spins = 50
 
 func (m *inProcess) wait(over context.Context, index int, n uint64) bool {
@@ -110,7 +110,7 @@ func (m *inProcess) wait(over context.Context, index int, n uint64) bool {
 	me.asleep.Store(true)
 	defer me.asleep.Store(false)
 	for {
-		left := s.left.Load() // before the number: a rank may leave after its last post
+		left := s.left.Load() // read before the number: a rank may leave after its last post
 		switch {
 		case s.posted.Load() >= n:
 			return true
@@ -145,7 +145,8 @@ func (m *inProcess) withdraw() {
 	m.unhold()
 	m.over.Store(true)
 	for i := range m.members {
-		for m.members[i].using.Load() { // no longer than it computes: it lets go before it waits for anybody
+		// short: a rank releases it before it waits for another rank
+		for m.members[i].using.Load() {
 			runtime.Gosched()
 		}
 	}

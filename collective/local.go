@@ -5,27 +5,27 @@ import (
 	"errors"
 )
 
-// medium is memory that the ranks of one node see of each other. Each rank posts, under numbers
-// that grow, what the others may look at.
+// medium is memory through which the ranks of one host see each other's data. Each rank posts data
+// under increasing numbers.
 type medium interface {
-	// slot is the buffer for what is posted under a number: capacity bytes. It is used again for
-	// the number after the next.
+	// slot returns the buffer, of capacity bytes, for the post with a number. The number after the
+	// next uses it again.
 	slot(n uint64) []byte
-	// post shows the others data, which is at the beginning of the slot, or, if the medium is
+	// post shows data to the other ranks. It is at the beginning of the slot, or, if the medium is
 	// direct, anywhere.
 	post(n uint64, h *head, data vector)
-	// wait returns when another rank has posted under a number; false if it has left, or if over
-	// has ended.
+	// wait returns true when another rank has posted under a number, and false if it has left, or
+	// if over has ended.
 	wait(over context.Context, index int, n uint64) bool
-	// look is what a rank has posted under a number, from wait until this rank posts under the
-	// next. Of the data it shows as much as is asked for, whatever the rank says: it may have gone
-	// wrong.
+	// look returns a rank's post under a number. It may be called from wait until this rank posts
+	// under the next number. It returns length bytes of data, whatever the rank's head says, since
+	// a faulty rank may have written it.
 	look(index int, n uint64, length int) (head, vector)
-	// direct reports whether ranks may also write to what others have posted, which is theirs.
+	// direct reports whether ranks may also write to the memory that others have posted.
 	direct() bool
-	// hold begins the use of what others have posted, and unhold ends it; it is false if one of
-	// them has withdrawn. A rank that withdraws waits until what it has posted is not used any
-	// more.
+	// hold begins the use of what others have posted, and unhold ends it; hold returns false if one
+	// of them has withdrawn. A rank that withdraws waits until what it has posted is no longer
+	// used.
 	hold() bool
 	unhold()
 	withdraw()
@@ -33,23 +33,23 @@ type medium interface {
 	close()
 }
 
-// local is the ranks of one node, this one among them, over a medium. All of them take every step
-// together: so what one has posted under a number may be replaced when all have posted under the
+// local is the ranks of one host, including this one, over a medium. All of them take every step
+// together. So a rank may replace what it has posted under a number when all have posted under the
 // next but one.
 type local struct {
 	medium
 	ranks []int
 	me    int // index
 	n     uint64
-	head  head // of what is posted
+	head  head // of the current post
 
-	srcs, pieces []vector // used again
+	srcs, pieces []vector // reused
 }
 
-// capacity is how many bytes a step carries, of whole elements.
+// capacity returns the number of bytes that a step carries, a multiple of the element size.
 func (l *local) capacity(c *call) int { return len(l.slot(0)) / c.elem * c.elem }
 
-// step shows data, and returns when all others have shown theirs.
+// step posts data, and returns when all others have posted theirs.
 func (l *local) step(c *call, data vector) error {
 	l.unhold()
 	l.n++
@@ -80,7 +80,7 @@ func (l *local) step(c *call, data vector) error {
 
 var errRetreat = errors.New("another rank has failed")
 
-// end returns when all others have used what this one has shown, as this one has what they have.
+// end returns when all others no longer use what this rank has posted.
 func (l *local) end(c *call) error {
 	err := l.step(c, vector{})
 	l.unhold()
@@ -94,7 +94,7 @@ func (l *local) put(c *call, data vector) error {
 	return l.step(c, slot)
 }
 
-// putAll is put of several slices, one behind the other.
+// putAll is put of several slices, one after the other.
 func (l *local) putAll(c *call, parts []vector) error {
 	slot := one(l.slot(l.n + 1))
 	n := 0
@@ -105,13 +105,13 @@ func (l *local) putAll(c *call, parts []vector) error {
 	return l.step(c, slot.part(0, n))
 }
 
-// shown are bytes that a rank has shown in the last step.
+// shown returns bytes that a rank has posted in the last step.
 func (l *local) shown(index, at, length int) vector {
 	_, data := l.look(index, l.n, at+length)
 	return data.part(at, length)
 }
 
-// all are views of the same bytes that all ranks have shown.
+// all returns the same range of bytes of all ranks' posts.
 func (l *local) all(at, length int) []vector {
 	l.srcs = l.srcs[:0]
 	for i := range l.ranks {

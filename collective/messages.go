@@ -7,10 +7,10 @@ import (
 	"github.com/muster-pg/muster/internal/reduce"
 )
 
-// The parts of the algorithms over connections: a verb sends and receives parts, and combines what
-// has arrived.
+// The parts of the algorithms over connections: a verb sends and receives parts, and combines
+// received parts.
 
-// send sends a part of this verb. data has to stay as it is until flush.
+// send sends a part of this verb. data must not change until flush.
 func (c *call) send(to int, part uint32, data vector) error {
 	out, err := c.conns.to(c.ctx, connKey{to, forVerbs})
 	if err != nil {
@@ -22,7 +22,7 @@ func (c *call) send(to int, part uint32, data vector) error {
 	return nil
 }
 
-// flush returns when all that was sent to a rank is written.
+// flush returns when all messages to a rank have been written.
 func (c *call) flush(to int) error {
 	out, err := c.conns.to(c.ctx, connKey{to, forVerbs})
 	if err == nil {
@@ -34,7 +34,7 @@ func (c *call) flush(to int) error {
 	return nil
 }
 
-// receive reads the next message of a rank, which is that part of this verb, into dst.
+// receive reads the next message of a rank, which must be that part of this verb, into dst.
 func (c *call) receive(from int, part uint32, dst vector) error {
 	c.await(from)
 	in, err := c.conns.from(c.ctx, connKey{from, forVerbs})
@@ -51,7 +51,7 @@ func (c *call) receive(from int, part uint32, dst vector) error {
 func (in *inbound) receive(c *call, from int, part uint32, dst vector) error {
 	r := io.Reader(in.r)
 	if in.r.Buffered() == 0 && dst.n > smallMessage {
-		r = in.conn // what is large goes straight to where it belongs
+		r = in.conn // large data is read directly into its destination
 	}
 	if _, err := io.ReadFull(r, in.head[:]); err != nil {
 		return c.broken(from, err)
@@ -73,14 +73,14 @@ func (in *inbound) receive(c *call, from int, part uint32, dst vector) error {
 	return nil
 }
 
-// combine makes dst the combination of a and b, which is this rank's own step of an algorithm.
+// combine sets dst to the combination of a and b. div is applied in the last step.
 func (c *call) combine(div int, dst, a, b vector) {
 	c.dsts = append(c.dsts[:0], dst)
 	c.srcs = append(c.srcs[:0], a, b)
 	c.combineAll(div)
 }
 
-// into makes dst the combination of srcs, and intoAll each of dsts. All have the same length.
+// into sets dst to the combination of srcs, and intoAll each of dsts. All have the same length.
 func (c *call) into(div int, dst vector, srcs []vector) {
 	c.dsts = append(c.dsts[:0], dst)
 	c.srcs = append(c.srcs[:0], srcs...)
@@ -93,7 +93,7 @@ func (c *call) intoAll(div int, dsts, srcs []vector) {
 	c.combineAll(div)
 }
 
-// combineAll makes each of c.dsts the combination of c.srcs, as far at a time as all of them are
+// combineAll sets each of c.dsts to the combination of c.srcs, in pieces in which all of them are
 // contiguous.
 func (c *call) combineAll(div int) {
 	for c.dsts[0].n > 0 {
@@ -103,7 +103,7 @@ func (c *call) combineAll(div int) {
 	}
 }
 
-// contiguous is how many bytes lie one after the other at the beginning of each of vs.
+// contiguous returns the number of bytes that are contiguous at the beginning of each of vs.
 func contiguous(vs []vector) int {
 	n := len(vs[0].head)
 	for i := range vs {
@@ -121,7 +121,7 @@ func take(xs [][]byte, vs []vector, n int) [][]byte {
 	return xs
 }
 
-// buffer is memory for n bytes that have come and are to be combined; it is used again.
+// buffer returns reusable memory for n bytes of received data.
 func (c *call) buffer(n int) []byte {
 	if cap(c.piece) < n {
 		c.piece = make([]byte, n)

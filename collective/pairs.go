@@ -9,19 +9,20 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Send sends x to another rank, which receives as many of the same type. It returns when x may be
-// changed. Messages of one rank to another arrive in their order. They do not count among the verbs
-// of all ranks, and run beside them; one at a time each way between two ranks.
+// Send sends x to another rank, which receives equally many elements of the same type. It returns
+// when x may be changed. Messages from one rank to another arrive in order. They do not count among
+// the verbs of all ranks, and run concurrently with them; one at a time in each direction between
+// two ranks.
 func Send[T tensor.Number](ctx context.Context, c *Comm, dst int, x []T) error {
 	return c.pair(ctx, planOf(send, 0, rooted(dst), x, nil), dst)
 }
 
-// Recv receives what another rank has sent, into x: as many as it sends, of the same type.
+// Recv receives a message of another rank into x: equally many elements of the same type.
 func Recv[T tensor.Number](ctx context.Context, c *Comm, src int, x []T) error {
 	return c.pair(ctx, planOf(receive, 0, rooted(src), x, nil), src)
 }
 
-// pair is Send or Recv.
+// pair runs Send or Recv.
 func (c *Comm) pair(ctx context.Context, p plan, peer int) error {
 	out := p.verb == send
 	if err := c.check(&p); err != nil {
@@ -38,7 +39,7 @@ func (c *Comm) pair(ctx context.Context, p plan, peer int) error {
 	}
 	defer c.pairs.free(k)
 	if !out {
-		p.root = c.rank() // whom it is sent to
+		p.root = c.rank() // the receiver
 	}
 	return c.perform(ctx, &p, seq, func(cl *call) error {
 		if out {
@@ -73,7 +74,7 @@ func (c *call) receivePair(from int, x vector) error {
 	return pieces(x, func(n uint32, piece vector) error { return in.receive(c, from, n, piece) })
 }
 
-// pairs are the messages between one rank and another, each way.
+// pairs counts the messages between this rank and each other one, in each direction.
 type pairs struct {
 	mu   sync.Mutex // protects the fields below
 	busy map[pairKey]bool
@@ -85,7 +86,7 @@ type pairKey struct {
 	out  bool
 }
 
-// take begins a message, and returns its number; false if another is in progress.
+// take begins a message, and returns its number; ok is false if another is in progress.
 func (p *pairs) take(k pairKey) (seq uint64, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

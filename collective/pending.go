@@ -2,16 +2,16 @@ package collective
 
 import "context"
 
-// Pending is what Start has started.
+// Pending is a function that Start has started.
 type Pending struct {
 	done chan struct{}
 	err  error
 }
 
-// Start runs f after everything that was called or started before it, and lets this goroutine go
-// on. All ranks call Start in the same order as verbs. What f calls on c is its own; c is for f
-// alone. Data that f uses belong to it until Wait. Close ends the verbs that f is in, and waits for
-// f: f may close its own c alone.
+// Start runs f in a goroutine, after everything that was called or started before it, and returns
+// at once. All ranks call Start in the same order as verbs. The verbs that f calls on its c have a
+// sequence of their own; only f may use that c. Data that f uses must not be used otherwise until
+// Wait. Close ends the verbs of f, and waits for f; f itself may close only its own c.
 func (c *Comm) Start(ctx context.Context, f func(ctx context.Context, c *Comm) error) *Pending {
 	p := &Pending{done: make(chan struct{})}
 	if c.inner {
@@ -31,7 +31,7 @@ func (c *Comm) Start(ctx context.Context, f func(ctx context.Context, c *Comm) e
 	return p
 }
 
-// Wait returns the error of f, when it has ended, or that of ctx if that ends first: then f still
+// Wait returns the error of f, when it has ended, or that of ctx if that ends first; then f still
 // runs.
 func (p *Pending) Wait(ctx context.Context) error {
 	select {

@@ -2,15 +2,17 @@ package collective
 
 import "slices"
 
-// Algorithms over connections. All have x in one order of ranks, those of the list, of which this
-// one has index me; and all ranks do the same steps, so that a receiver knows what arrives.
+// Algorithms over connections. All ranks use x in the same order, that of the list of ranks, in
+// which this rank has index me; and all ranks do the same steps, so that a receiver knows what
+// arrives.
 
-// pieceLen is the most bytes of a message: one is combined and sent on while the next arrives.
+// pieceLen is the maximum size of a message: a piece is combined and sent on while the next one
+// arrives.
 const pieceLen = 256 << 10
 
 // pieces calls f for pieces of x, each a message, which may span several slices: many small slices
-// make few messages. An empty x is one empty message, so that a rank without data still says what
-// it does.
+// make few messages. An empty x is one empty message, so that a rank without data still sends its
+// head.
 func pieces(x vector, f func(part uint32, piece vector) error) error {
 	for part := uint32(0); ; part++ {
 		n := min(x.n, pieceLen)
@@ -23,7 +25,7 @@ func pieces(x vector, f func(part uint32, piece vector) error) error {
 	}
 }
 
-// step is the part number of a piece in a step of an algorithm.
+// step returns the part number of a piece in a step of an algorithm.
 func step(s int, piece uint32) uint32 { return uint32(s)<<20 | piece }
 
 // ring reduces x on all ranks. Each chunk goes round twice: first it is combined with that of every
@@ -51,7 +53,7 @@ func (c *call) ring(ranks []int, me int, x vector) error {
 	return c.flush(next)
 }
 
-// ringPiece receives a piece, to be combined with the one here or to replace it.
+// ringPiece receives a piece, which is combined with this rank's or replaces it, and sends it on.
 func (c *call) ringPiece(from int, part uint32, piece vector, combine bool, div int) error {
 	if !combine {
 		return c.receive(from, part, piece)
@@ -64,7 +66,7 @@ func (c *call) ringPiece(from int, part uint32, piece vector, combine bool, div 
 	return nil
 }
 
-// ringGather has each rank's chunk of x, which is where it belongs already, on all ranks.
+// ringGather copies each rank's chunk of x, which is already in its place, to all ranks.
 func (c *call) ringGather(ranks []int, me int, chunk func(i int) vector) error {
 	p := len(ranks)
 	next, prev := ranks[(me+1)%p], ranks[(me+p-1)%p]
@@ -83,7 +85,7 @@ func (c *call) ringGather(ranks []int, me int, chunk func(i int) vector) error {
 	return c.flush(next)
 }
 
-// direct sends every rank its part of src, and combines what comes for this one into dst, in the
+// direct sends every rank its part of src, and combines the parts for this rank into dst, in the
 // order of the ranks: each element is rounded once. dst may be this rank's own part.
 func (c *call) direct(ranks []int, me int, dst vector, part func(i int) vector) error {
 	p := len(ranks)

@@ -14,13 +14,14 @@ import (
 // peerInfo is what a rank sends the others when it opens a Comm.
 type peerInfo struct {
 	Algorithm  Algorithm
-	Process    string   // the same for ranks of one process
-	Rendezvous string   // the name of rank 0's rendezvous for ranks of one process
-	Board      *shm.Ref // what this rank shares with other processes of its node; nil: it cannot
+	Process    string // the same for ranks of one process
+	Rendezvous string // name of rank 0's rendezvous, for ranks of one process
+	// the buffer that this rank shares with other processes of its host; nil: none
+	Board *shm.Ref
 }
 
-// share makes what the ranks of a node have in common. All ranks come to the same, whether nodes
-// share memory: all that have several ranks do, or none.
+// share sets up the shared memory of the ranks of a host. All ranks come to the same result: either
+// all hosts that have several ranks share memory, or none does.
 func (c *core) share(ctx context.Context) error {
 	mine := peerInfo{Algorithm: c.opts.Algorithm, Process: cmp.Or(c.opts.process, thisProcess()), Rendezvous: rand.Text()}
 	var buffer *sharedBuffers
@@ -40,10 +41,11 @@ func (c *core) share(ctx context.Context) error {
 	if len(ranks) > 1 {
 		l = &local{ranks: ranks, me: c.placement.place}
 		if err = c.enter(ctx, l, buffer, fmt.Sprint(peers[0].Rendezvous, " ", c.placement.node), peers); err != nil {
-			l.close() // so that those that map this rank's buffer fail too
+			l.close() // so that ranks that map this one's buffer fail too
 		}
 	}
-	// One that could not is to keep all others from waiting for it there.
+	// If any rank fails to map the buffers, no rank uses shared memory: the others would wait for
+	// that rank.
 	failed, gone := pgroup.AllGather(ctx, c.group.Channel("open"), errorText(err))
 	c.shared = gone == nil && !slices.ContainsFunc(failed, func(text string) bool { return text != "" })
 	switch {
@@ -74,7 +76,8 @@ func (c *core) checkPeers(peers []peerInfo) error {
 	return nil
 }
 
-// shares reports whether all nodes that have several ranks can share memory, and there are such.
+// shares reports whether all hosts that have several ranks can share memory, and there is such a
+// host.
 func (c *core) shares(peers []peerInfo) (some bool) {
 	for _, ranks := range c.placement.hosts {
 		some = some || len(ranks) > 1
@@ -90,8 +93,8 @@ func together(peers []peerInfo, ranks []int) bool {
 	return !slices.ContainsFunc(ranks, func(r int) bool { return peers[r].Process != peers[ranks[0]].Process })
 }
 
-// enter makes the medium: slices if all ranks of the node are in one process, shared buffers if
-// not.
+// enter makes the medium: slices if all ranks of the host are in one process, shared buffers
+// otherwise.
 func (c *core) enter(ctx context.Context, l *local, buffer *sharedBuffers, rendezvous string, peers []peerInfo) error {
 	if together(peers, l.ranks) {
 		buffer.discard()

@@ -13,19 +13,19 @@ import (
 )
 
 const (
-	// tick is how often calls that are in progress are looked at: a timer and a context for each
-	// would cost more than a small verb does.
+	// tick is the interval of the checks of calls in progress: a timer and a context for each call
+	// would cost more than a small verb.
 	tick = 10 * time.Millisecond
-	// stuckTime is how long a verb takes before a rank asks what the others do. Messages say so
-	// only to those that get some.
+	// stuckTime is how long a verb takes before a rank asks through the store what the others do.
+	// Messages show it only to the ranks that receive some.
 	stuckTime = 100 * time.Millisecond
-	// idleTicks is how many checks without a call it takes until the watch stops, before the next
+	// idleTicks is the number of checks without a call after which the watch stops, until the next
 	// call.
 	idleTicks = 100
 )
 
-// watch checks the calls of a Comm: it ends those whose time is over or whose context has ended,
-// and asks the other ranks what they do when one takes long.
+// watch checks the calls of a Comm: it ends those whose deadline has passed or whose context has
+// ended, and asks the other ranks what they do when one takes long.
 type watch struct {
 	asking sync.WaitGroup
 
@@ -37,7 +37,7 @@ type watch struct {
 	stopped bool
 }
 
-// begin watches a call, and end ends that.
+// begin adds a call to the watch, and end removes it.
 func (w *watch) begin(c *call) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,7 +61,7 @@ func (w *watch) end(c *call) {
 	}
 }
 
-// stop ends the watch, and returns when all its questions have ended.
+// stop ends the watch, and returns when its requests to the store have ended.
 func (w *watch) stop() {
 	w.mu.Lock()
 	w.stopped = true
@@ -72,7 +72,7 @@ func (w *watch) stop() {
 	w.asking.Wait()
 }
 
-// look is what the timer does.
+// look is called by the timer.
 func (w *watch) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -99,8 +99,8 @@ func (w *watch) look() {
 	}
 }
 
-// missing returns the ranks that a verb has waited for until its time was over, and what they do;
-// ranks that are in no verb only if they are found in time.
+// missing returns the ranks that a verb waited for until its deadline, and what they do. Ranks that
+// are in no verb are included only if the store names them in time.
 func (w *watch) missing(c *call) (ranks []int, doing []string) {
 	w.mu.Lock()
 	s := c.stuck
@@ -116,14 +116,14 @@ func (w *watch) missing(c *call) (ranks []int, doing []string) {
 	}
 }
 
-// stuck is a verb that takes long. Through the store it finds ranks that do something else, and
-// that wait for each other. A Send or Recv waits for its peer there.
+// stuck is a verb that takes long. Through the store it finds ranks that make a different call, and
+// ranks that wait for each other. A Send or Recv waits for its peer there.
 type stuck struct {
 	call    *call
 	ctx     context.Context // ends with the verb, or its deadline
 	cancel  context.CancelFunc
 	done    chan struct{}
-	missing []int // with doing: after done
+	missing []int // with doing: valid after done
 	doing   []string
 }
 
@@ -148,7 +148,7 @@ func (s *stuck) run() {
 		if err == nil {
 			s.compare(heads)
 		}
-		if s.noteMissing(err) { // when the time of the first was over, which ends the verb for all
+		if s.noteMissing(err) { // the first deadline has passed, which ends the verb on all ranks
 			return
 		}
 		select {
@@ -159,7 +159,7 @@ func (s *stuck) run() {
 	}
 }
 
-// noteMissing keeps whom a wait in the store has missed, if err is that its time was over.
+// noteMissing keeps the ranks that the store names as missing, if err is a timeout.
 func (s *stuck) noteMissing(err error) bool {
 	re, ok := errors.AsType[*pgroup.RankError](err)
 	if !ok || !errors.Is(err, pgroup.ErrTimeout) {
@@ -169,12 +169,12 @@ func (s *stuck) noteMissing(err error) bool {
 	return true
 }
 
-// compare ends the Comm if ranks do different things in the same call. A rank in another call may
-// be about to follow, or to go on: a rank that waits for a message of a call gets it in time, since
-// all messages of a call are sent before the next begins. All ranks that compare have the same
-// heads.
+// compare ends the Comm if ranks make different calls with the same sequence number. A rank with
+// another number may be about to follow, or may have gone on: a rank that waits for a message of a
+// call receives it in time, since all messages of a call are sent before the next begins. All ranks
+// that compare have the same heads.
 func (s *stuck) compare(heads [][]byte) {
-	first := map[uint64]int{} // of each call, the first rank
+	first := map[uint64]int{} // by call, the first rank in it
 	for rank, b := range heads {
 		if len(b) != headLen {
 			s.call.fail(&wire.Failure{Code: wire.CodeMismatch, By: rank, Reason: fmt.Sprintf("rank %d says what it does in another way: another version of muster?", rank)})

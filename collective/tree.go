@@ -5,19 +5,19 @@ import (
 	"slices"
 )
 
-// largeTree is the fewest bytes for which a chain of ranks, each of which passes on what it gets,
-// is faster than a tree.
+// largeTree is the size from which on a chain of ranks, each of which forwards what it receives, is
+// faster than a tree.
 const largeTree = 128 << 10
 
-// spread brings root's x to all ranks: by a binomial tree, or along a chain if it is large.
+// spread copies root's x to all ranks: by a binomial tree, or along a chain if it is large.
 func (c *call) spread(root int, x vector) error {
 	p := c.size()
-	me := (c.rank() - root + p) % p // place behind root
-	reach := me & -me               // as many places behind this one are its own to bring x to
+	me := (c.rank() - root + p) % p // position after root
+	reach := me & -me               // number of positions, from this one on, that this rank serves
 	if me == 0 {
 		reach = 1 << bits.Len(uint(p-1))
 	}
-	step := reach // to the rank that x comes from
+	step := reach // distance to the rank that x comes from
 	if x.n >= largeTree {
 		step, reach = 1, 2
 	}
@@ -34,10 +34,10 @@ func (c *call) spread(root int, x vector) error {
 	return c.pass(from, c.next, x)
 }
 
-const received = 1 // the step of a message back that x has come
+const received = 1 // the step of the acknowledgements
 
-// pass copies x from one rank, or none, to others, which acknowledge it, and what is behind them:
-// the root gets an error if they do another verb.
+// pass copies x from one rank, or none, to others. They acknowledge it for themselves and for the
+// ranks after them, so the root gets an error if they call another verb.
 func (c *call) pass(from int, to []int, x vector) error {
 	err := pieces(x, func(n uint32, piece vector) (err error) {
 		if from >= 0 {
@@ -50,7 +50,8 @@ func (c *call) pass(from int, to []int, x vector) error {
 	})
 	for i := 0; i < len(to) && err == nil; i++ {
 		if err = c.receive(to[i], step(received, 0), vector{}); err == nil {
-			err = c.flush(to[i]) // what has been received is written, and the sender's goroutine has let go of x
+			// an acknowledged message has been written, and the sender's goroutine no longer uses x
+			err = c.flush(to[i])
 		}
 	}
 	if err != nil || from < 0 {
@@ -66,7 +67,7 @@ func (c *call) collect(root int, x vector) error {
 	own := c.chunk(x, c.rank(), p)
 	dst := own
 	if c.rank() != root {
-		c.result = slices.Grow(c.result[:0], own.n) // x is not to change
+		c.result = slices.Grow(c.result[:0], own.n) // x must not change
 		dst = one(c.result[:own.n])
 	}
 	if err := c.direct(c.placement.all, c.rank(), dst, func(i int) vector { return c.chunk(x, i, p) }); err != nil {
@@ -88,7 +89,7 @@ func (c *call) collect(root int, x vector) error {
 	return nil
 }
 
-// exchange sends every rank its part of src, and gets this rank's part of theirs.
+// exchange sends every rank its part of src, and receives this rank's part of theirs.
 func (c *call) exchange(dst, src vector) error {
 	p, me := c.size(), c.rank()
 	copyVector(c.chunk(dst, me, p), c.chunk(src, me, p))
@@ -107,9 +108,9 @@ func (c *call) exchange(dst, src vector) error {
 	return c.flushAll(c.placement.all, me)
 }
 
-// meet returns when all ranks have called it: a dissemination barrier of log₂ p steps, in each of
-// which a rank learns of twice as many. (See Hensgen, Finkel and Manber, Two algorithms for barrier
-// synchronization, 1988.)
+// meet returns when all ranks have called it: a dissemination barrier of log₂ p steps. In each step
+// the number of ranks that a rank knows to have called doubles. (See Hensgen, Finkel and Manber,
+// Two algorithms for barrier synchronization, 1988.)
 func (c *call) meet() error {
 	p, me := c.size(), c.rank()
 	for mask, s := 1, 0; mask < p; mask, s = mask<<1, s+1 {

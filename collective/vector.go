@@ -12,10 +12,10 @@ type vector struct {
 	n    int      // bytes
 }
 
-// one is a vector of a single slice.
+// one returns a vector of a single slice.
 func one(x []byte) vector { return vector{head: x, n: len(x)} }
 
-// vectorOf is xs, one after the other.
+// vectorOf returns a vector of xs, one after the other.
 func vectorOf(xs [][]byte) vector {
 	v := vector{rest: xs}
 	for _, x := range xs {
@@ -24,7 +24,7 @@ func vectorOf(xs [][]byte) vector {
 	return v.from(0)
 }
 
-// part is n bytes of v, from at on.
+// part returns n bytes of v, from at on.
 func (v vector) part(at, n int) vector {
 	if n == 0 {
 		return vector{}
@@ -37,10 +37,10 @@ func (v vector) part(at, n int) vector {
 	return vector{v.head[at:end:end], v.rest, n}
 }
 
-// from is what v has from at on.
+// from returns the bytes of v from at on.
 func (v vector) from(at int) vector { return v.part(at, v.n-at) }
 
-// slices are the contiguous parts of v, none of them empty, each with its offset in v.
+// slices yields the contiguous parts of v, none of them empty, each with its offset in v.
 func (v vector) slices() iter.Seq2[int, []byte] {
 	return func(yield func(int, []byte) bool) {
 		for at := 0; v.n > 0; v = v.from(len(v.head)) {
@@ -52,7 +52,7 @@ func (v vector) slices() iter.Seq2[int, []byte] {
 	}
 }
 
-// copyVector copies as many bytes as both have.
+// copyVector copies as many bytes as the shorter one has.
 func copyVector(dst, src vector) {
 	for dst.n > 0 && src.n > 0 {
 		n := copy(dst.head, src.head)
@@ -60,17 +60,17 @@ func copyVector(dst, src vector) {
 	}
 }
 
-// The chunks of a vector are parts whose lengths differ by an element at most.
+// The chunks of a vector are parts whose lengths differ by at most one element.
 
-// span is where the ith of k chunks of n bytes begins, and how many bytes it has.
+// span returns the offset and the length of the ith of k chunks of n bytes.
 func (c *call) span(n, i, k int) (at, length int) {
 	count := n / c.elem
 	at = i * count / k * c.elem
 	return at, (i+1)*count/k*c.elem - at
 }
 
-// chunk is the ith of k chunks of x.
+// chunk returns the ith of k chunks of x.
 func (c *call) chunk(x vector, i, k int) vector { return x.part(c.span(x.n, i, k)) }
 
-// longest is how many bytes the longest of k chunks of n bytes has.
+// longest returns the length of the longest of k chunks of n bytes.
 func (c *call) longest(n, k int) int { return (n/c.elem + k - 1) / k * c.elem }

@@ -15,25 +15,26 @@ func AllReduce[T tensor.Number](ctx context.Context, c *Comm, op Op, x []T) erro
 	return c.run(ctx, planOf(allReduce, op, -1, x, nil))
 }
 
-// AllReduceAll combines xs of all ranks, element by element, into xs on all of them: several slices
-// as though they were one, in about the time of one. They are reduced where they lie. All ranks
-// pass slices of the same lengths, which may be 0, in the same order; they share no memory
+// AllReduceAll combines xs of all ranks, element by element, into xs on all of them. It reduces
+// several slices in place as though they were one, in about the time of one. All ranks pass slices
+// of the same lengths, which may be 0, in the same order. The slices must not share memory
 // (ErrInvalid).
 //
-// The result has the same bits on every rank and in every run, as of AllReduce. It is what PyTorch
-// calls all_reduce_coalesced.
+// As with AllReduce, the result has the same bits on every rank and in every run. PyTorch calls it
+// all_reduce_coalesced.
 func AllReduceAll[T tensor.Number](ctx context.Context, c *Comm, op Op, xs [][]T) error {
 	return c.run(ctx, planOfAll(allReduce, op, -1, xs))
 }
 
-// Reduce combines x of all ranks, element by element, into x on root. On the others it stays as it
-// is.
+// Reduce combines x of all ranks, element by element, into x on root. On other ranks x does not
+// change.
 func Reduce[T tensor.Number](ctx context.Context, c *Comm, root int, op Op, x []T) error {
 	return c.run(ctx, planOf(reduceTo, op, rooted(root), x, nil))
 }
 
-// ReduceScatter combines src of all ranks, element by element, of which each rank gets a part: the
-// first the first. src has Size times as many elements as dst, which may be this rank's part of it.
+// ReduceScatter combines src of all ranks, element by element. Each rank gets one part of the
+// result: rank 0 the first. src has Size times as many elements as dst, which may be this rank's
+// part of it.
 func ReduceScatter[T tensor.Number](ctx context.Context, c *Comm, op Op, dst, src []T) error {
 	if err := c.lengths(reduceScatter, len(src), len(dst)); err != nil {
 		return err
@@ -41,8 +42,8 @@ func ReduceScatter[T tensor.Number](ctx context.Context, c *Comm, op Op, dst, sr
 	return c.run(ctx, planOf(reduceScatter, op, -1, src, dst))
 }
 
-// AllGather gets src of all ranks, in their order. dst has Size times as many elements as src,
-// which may be this rank's part of it.
+// AllGather copies src of all ranks to dst, in the order of ranks. dst has Size times as many
+// elements as src, which may be this rank's part of it.
 func AllGather[T tensor.Number](ctx context.Context, c *Comm, dst, src []T) error {
 	if err := c.lengths(allGather, len(dst), len(src)); err != nil {
 		return err
@@ -50,13 +51,13 @@ func AllGather[T tensor.Number](ctx context.Context, c *Comm, dst, src []T) erro
 	return c.run(ctx, planOf(allGather, 0, -1, src, dst))
 }
 
-// Broadcast brings x of root to all ranks.
+// Broadcast copies x of root to all ranks.
 func Broadcast[T tensor.Number](ctx context.Context, c *Comm, root int, x []T) error {
 	return c.run(ctx, planOf(broadcast, 0, rooted(root), x, nil))
 }
 
-// BroadcastAll brings xs of root to all ranks: several slices as though they were one, where they
-// lie. All ranks pass slices of the same lengths, in the same order.
+// BroadcastAll copies xs of root to all ranks: several slices, in place, as though they were one.
+// All ranks pass slices of the same lengths, in the same order.
 func BroadcastAll[T tensor.Number](ctx context.Context, c *Comm, root int, xs [][]T) error {
 	return c.run(ctx, planOfAll(broadcast, 0, rooted(root), xs))
 }
@@ -78,7 +79,7 @@ func (c *Comm) Barrier(ctx context.Context) error {
 	return c.run(ctx, plan{verb: barrier, root: -1, dt: tensor.U8})
 }
 
-// rooted keeps a rank that cannot be from looking like none.
+// rooted maps an invalid negative root to a value that differs from -1, which means none.
 func rooted(root int) int {
 	if root < 0 {
 		return -2
@@ -90,7 +91,7 @@ func planOf[T tensor.Number](v verb, op Op, root int, x, y []T) plan {
 	return plan{verb: v, op: op, dt: tensor.DTypeOf[T](), root: root, count: len(x), x: one(bytesOf(x)), y: one(bytesOf(y))}
 }
 
-// planOfAll is that of a verb that takes several slices as one.
+// planOfAll returns the plan of a verb that takes several slices as one.
 func planOfAll[T tensor.Number](v verb, op Op, root int, xs [][]T) plan {
 	p := planOf[T](v, op, root, nil, nil)
 	p.slices, p.lengths = len(xs), 14695981039346656037 // FNV-1a, of lengths instead of bytes
@@ -107,7 +108,7 @@ func planOfAll[T tensor.Number](v verb, op Op, root int, xs [][]T) plan {
 	return p
 }
 
-// bytesOf is x as it lies in memory.
+// bytesOf returns the memory of x.
 func bytesOf[T tensor.Number](x []T) []byte {
 	var zero T
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(zero)))
@@ -125,7 +126,7 @@ func (c *core) invalid(v verb, format string, args ...any) error {
 	return fmt.Errorf("collective: %v of group %q on rank %d: %s: %w", v, c.name, c.rank(), fmt.Sprintf(format, args...), pgroup.ErrInvalid)
 }
 
-// do does a verb: over shared memory if all ranks have some, over connections if not.
+// do runs a verb: over shared memory if all ranks have it, and over connections otherwise.
 func (c *call) do(p *plan) error {
 	switch {
 	case c.size() == 1:
@@ -140,7 +141,7 @@ func (c *call) do(p *plan) error {
 	return c.amongHosts(p)
 }
 
-// doWide averages narrow integers as int64, whose sum is never too large.
+// doWide averages narrow integers as int64, whose sum does not overflow.
 func (c *call) doWide(p *plan) error {
 	wide := *p
 	times := 8 / c.elem
@@ -167,8 +168,7 @@ func (c *call) doWide(p *plan) error {
 	return nil
 }
 
-// wideBuffer is memory for n bytes of elements of a wider type than the caller's, which is used
-// again.
+// wideBuffer returns reusable memory for n bytes of elements of a wider type than the caller's.
 func (c *call) wideBuffer(n int) []byte {
 	if cap(c.wide) < n {
 		c.wide = make([]byte, n)
@@ -176,7 +176,7 @@ func (c *call) wideBuffer(n int) []byte {
 	return c.wide[:n]
 }
 
-// alone is what a verb of one rank does.
+// alone runs a verb in a group of one rank.
 func (c *call) alone(p *plan) error {
 	copyVector(p.y, p.x)
 	return nil

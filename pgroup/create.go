@@ -218,7 +218,7 @@ func (s *membership) joinError(ctx context.Context, op string, err error) error 
 	return s.asRankError(cmp.Or(op, "create"), "", 0, err)
 }
 
-// checkMembers validates what the other ranks told of themselves, once: it comes from the network.
+// checkMembers validates the infos of the other ranks, once: they come from the network.
 func (s *membership) checkMembers() error {
 	if s.rank < 0 || s.rank >= s.size {
 		return fmt.Errorf("%w: a group of %d without this rank", store.ErrProtocol, s.size)

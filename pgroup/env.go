@@ -196,8 +196,8 @@ func envRunID(names ...string) func() string {
 	}
 }
 
-// openMPIAddress returns the loopback address if all ranks are on one node: mpirun does not tell
-// ranks where rank 0 is.
+// openMPIAddress returns the loopback address if all ranks are on one node: mpirun does not
+// pass the address of rank 0 to ranks.
 func openMPIAddress(e *env) string {
 	if e.number("OMPI_COMM_WORLD_LOCAL_SIZE") == e.number("OMPI_COMM_WORLD_SIZE") || os.Getenv("MASTER_ADDR") != "" {
 		return e.derivedAddress("127.0.0.1", envRunID("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")())

@@ -20,7 +20,7 @@ type Member struct {
 	Addr      string // at which it hosts the group's store; "" if it does not
 }
 
-// memberInfo is what a rank tells the others when it joins: node u64 | pid u32 | hosts u8 | length
+// memberInfo is what a rank sends the others when it joins: node u64 | pid u32 | hosts u8 | length
 // of host u8, host | address. All ranks get that of all others, so it is short, and decoded only
 // when needed.
 type memberInfo struct {
@@ -72,7 +72,7 @@ func parseMemberInfo(b []byte) (memberInfo, error) {
 // node returns the node of a member without decoding the rest.
 func node(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// selfInfo returns what this process tells the others.
+// selfInfo returns what this process sends the others.
 func (c *Config) selfInfo(host string, at *sharedStore) memberInfo {
 	id := c.Host
 	if id == "" {

@@ -110,8 +110,8 @@ func (s *membership) noteRevocation(re *RankError) {
 	}
 }
 
-// leave tells the store that this rank leaves. If the store cannot be reached it detects the end of
-// the session by itself.
+// leave notifies the store that this rank leaves. If the store cannot be reached, it detects the end
+// of the session itself.
 func (s *membership) leave(c wire.Contribution) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWait)
 	defer cancel()

@@ -228,7 +228,7 @@ func (a *Arena) commit(b *block, n, size int64, err error) ([]byte, error) {
 
 // Free frees exactly what Alloc returned. It is reused as soon as no peer holds any of it. Free
 // panics if b is not of this arena, is only a part, or was freed already: such a mistake would
-// corrupt other memory. (It cannot tell if the same bytes have been allocated again since.)
+// corrupt other memory. (It does not detect that the same bytes have been allocated again since.)
 func (a *Arena) Free(b []byte) {
 	if len(b) == 0 {
 		return

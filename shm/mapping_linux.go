@@ -98,7 +98,8 @@ func (m *mapping) prefault(r Ref) error {
 	return nil
 }
 
-// notResident is how many bytes of mem are not in the host's memory; 0 if the system does not tell.
+// notResident returns how many bytes of mem are not in the host's memory, or 0 if the system does
+// not report it.
 func notResident(mem []byte, page int64) (n int64) {
 	if len(mem) == 0 {
 		return 0

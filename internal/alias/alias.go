@@ -7,13 +7,15 @@ import (
 	"unsafe"
 )
 
-// Finder finds slices that share memory. It keeps the order of the last slices that it was given, so that for the same ones it takes one pass and allocates nothing. The
-// zero value is ready for use, by one goroutine at a time.
+// Finder finds slices that share memory. It keeps the order of the slices of the last call, so that
+// a call with the same slices takes one pass and allocates nothing. The zero value is ready to use,
+// by one goroutine at a time.
 type Finder struct {
-	order []int // indices of slices by address
+	order []int // indices of slices, by address
 }
 
-// Find returns the indices of two of xs that share memory, i before j, and ok false if there are none. Empty slices share none. It keeps no slice.
+// Find returns the indices of two of xs that share memory, i before j; ok is false if there are
+// none. Empty slices share no memory. Find keeps no slice.
 func (f *Finder) Find(xs [][]byte) (i, j int, ok bool) {
 	if len(f.order) != len(xs) {
 		f.order = f.order[:0]

@@ -1,10 +1,14 @@
-// Package certs makes what TLS needs among machines of one owner: a certificate authority, a certificate for
-// the server, and one for each kind of client, as PEM files.
+// Package certs creates the certificates for TLS between the machines of one owner, as PEM files: a
+// certificate authority, a certificate for the server, and one for each kind of client.
 //
-//	made, err := certs.Make("tls", certs.Options{Hosts: []string{"node7", "10.0.0.7"}, Names: []string{"trainer"}})
+//	made, err := certs.Make("tls", certs.Options{
+//		Hosts: []string{"node7", "10.0.0.7"},
+//		Names: []string{"trainer"},
+//	})
 //
-// made.Files are ca.pem, ca-key.pem, server.pem, server-key.pem, trainer.pem and trainer-key.pem. Another call with the same
-// directory signs more with the same authority. No file is ever overwritten.
+// made.Files are ca.pem, ca-key.pem, server.pem, server-key.pem, trainer.pem and trainer-key.pem.
+// Another call with the same directory signs more certificates with the same authority. No file is
+// ever overwritten.
 package certs
 
 import (
@@ -29,21 +33,24 @@ import (
 	"time"
 )
 
-// Options has defaults for a new authority. With one that is there already, only what they name is made.
+// Options are the options of Make. For a new authority, zero fields have defaults. For an existing
+// one, only the certificates that the fields name are made.
 type Options struct {
-	Hosts []string // of the server: DNS names and IP addresses; default localhost, 127.0.0.1, ::1 and this host's name
+	// of the server: DNS names and IP addresses; default localhost, 127.0.0.1, ::1 and this host's
+	// name
+	Hosts []string
 	Names []string // of clients, each with a certificate of its own; default client
-	Days  int      // that certificates are valid; default 365
+	Days  int      // validity of the certificates; default 365
 }
 
 const (
 	defaultDays = 365
 	maxDays     = 36500
-	caYears     = 10        // that an authority is valid at least
-	skew        = time.Hour // by which the clock of a peer may be slow
+	caYears     = 10        // minimum validity of an authority
+	skew        = time.Hour // how much the clock of a peer may be slow
 )
 
-// Check says what of o makes no sense.
+// Check returns an error that says which option is invalid, or nil.
 func (o Options) Check() error {
 	if o.Days < 0 || o.Days > maxDays {
 		return fmt.Errorf("%d days: it is a number from 1 to %d", o.Days, maxDays)
@@ -65,9 +72,11 @@ func (o Options) Check() error {
 }
 
 var (
-	dnsName    = regexp.MustCompile(`^(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.|$))+$`)
-	numbers    = regexp.MustCompile(`(^|\.)[0-9]+$`)                       // at the end of no DNS name, but of an IP address with a mistake
-	clientName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}$`) // X.509 has no more room, and it is a file's name
+	dnsName = regexp.MustCompile(`^(\*\.)?([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?(\.|$))+$`)
+	// ends no DNS name, but an IP address with a mistake
+	numbers = regexp.MustCompile(`(^|\.)[0-9]+$`)
+	// the limit of X.509, and a valid file name
+	clientName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}$`)
 )
 
 func checkHost(h string) error {
@@ -90,10 +99,10 @@ func checkName(n string) error {
 	return nil
 }
 
-// Made is what there is now.
+// Made is the result of Make.
 type Made struct {
-	Files []string  // in the directory
-	Until time.Time // that the pairs are valid: not longer than their authority
+	Files []string  // names in the directory
+	Until time.Time // end of the certificates' validity, which is not after that of the authority
 }
 
 // Make makes the files that o asks for in dir. If it cannot make all of them, it makes none.
@@ -158,7 +167,7 @@ type issuer struct {
 	key  crypto.Signer
 }
 
-// batch is files that are made together. The certificates are valid from and until the same times.
+// batch is files that are made together. Their certificates have the same validity.
 type batch struct {
 	dir         string
 	from, until time.Time
@@ -171,7 +180,7 @@ type file struct {
 	data []byte
 }
 
-// authority is the one that is there, or a new one.
+// authority returns the existing authority, or a new one.
 func (b *batch) authority(o Options) (ca issuer, isNew bool, err error) {
 	cert, certErr := os.ReadFile(filepath.Join(b.dir, "ca.pem"))
 	key, keyErr := os.ReadFile(filepath.Join(b.dir, "ca-key.pem"))
@@ -243,7 +252,7 @@ func (b *batch) pair(ca issuer, name string, t *x509.Certificate) error {
 	return err
 }
 
-// add adds a certificate, signed by ca or, without one, by itself, and its key.
+// add adds a key and its certificate, signed by ca, or self-signed if ca is nil.
 func (b *batch) add(ca *issuer, name string, t *x509.Certificate) (issuer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -253,7 +262,8 @@ func (b *batch) add(ca *issuer, name string, t *x509.Certificate) (issuer, error
 		ca = &issuer{t, key}
 	}
 	t.NotBefore, t.NotAfter = b.from, b.until
-	der, err := x509.CreateCertificate(rand.Reader, t, ca.cert, key.Public(), ca.key) // with a random serial number
+	// it chooses a random serial number
+	der, err := x509.CreateCertificate(rand.Reader, t, ca.cert, key.Public(), ca.key)
 	if err != nil {
 		return issuer{}, err
 	}
@@ -283,7 +293,8 @@ func (b *batch) write() (made []string, err error) {
 			made = nil
 		}
 	}()
-	for _, f := range b.files { // so that it says which one before it writes any
+	// so that an error about an existing file comes before any is written
+	for _, f := range b.files {
 		if _, err := root.Lstat(f.name); err == nil {
 			return nil, fmt.Errorf("%s is there already: move it away, or ask for another", filepath.Join(b.dir, f.name))
 		}

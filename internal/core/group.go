@@ -39,7 +39,7 @@ type member struct {
 	session uint64    // that joined as this rank
 	join    uint64    // id of the call that joined
 	label   string    // names the process in errors
-	info    []byte    // opaque to the store: what the process told the others about itself
+	info    []byte    // opaque to the store: what the process sends the others about itself
 	gone    wire.Code // CodeLost: failed; CodeLeft: left; CodeOK: present
 	verb    string    // its last call, which errors show
 	seq     uint64    // and its sequence number; 0 if it has none

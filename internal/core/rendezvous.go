@@ -133,8 +133,8 @@ func (m *Machine) supersedeIn(r *rendezvous, rank int, c claim) {
 	}
 }
 
-// joinReply returns the answer to all ranks that formed g: its generation, what each member told of
-// itself, and the old ranks if it is a group of survivors.
+// joinReply returns the answer to all ranks that formed g: its generation, the info of each
+// member, and the old ranks if it is a group of survivors.
 func (g *group) joinReply() *wire.Reply {
 	rep := &wire.Reply{Rev: g.gen, Values: make([][]byte, len(g.members))}
 	for i := range g.members {

@@ -6,7 +6,7 @@
 //	mu.Lock()
 //	pos := j.Append(func(b []byte) []byte { return append(b, event...) }) // in memory
 //	mu.Unlock()
-//	err = j.Sync(pos) // now it is on the disk: whoever waits for it may be answered
+//	err = j.Sync(pos) // now it is on the disk: requests that wait for it may be answered
 //
 // Arguments and results are not retained: the f of Append must not keep its argument, and apply
 // must not keep its record. The caller makes sure that one process at a time has the log open, and

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// peerInfo is what a rank tells the others when the mesh opens. It is sent through the group, and
-// visible to its ranks alone.
+// peerInfo is what a rank sends the others when the mesh opens. It is sent through the group, and
+// visible only to its ranks.
 type peerInfo struct {
 	Unix  string // name of its unix socket; "" if it has none
 	Addr  string // host:port of its TCP listener

@@ -107,7 +107,7 @@ func Open(ctx context.Context, g *pgroup.Group, o Options) (*Mesh, error) {
 	return m, nil
 }
 
-// selfInfo starts the listeners, and returns what this rank tells the others.
+// selfInfo starts the listeners, and returns what this rank sends the others.
 func (m *Mesh) selfInfo(ctx context.Context) (peerInfo, error) {
 	m.token = newNonce()
 	mine := peerInfo{Token: m.token}

@@ -2,8 +2,9 @@ package reduce
 
 import "github.com/muster-pg/muster/tensor"
 
-// The loops over elements. Each takes as many sources at once as registers and streams of the memory allow: a source that is combined
-// by itself costs another pass over dst. They read an element of all sources before they write it, so dst may be any of them.
+// The loops over elements. Each combines as many sources at once as the registers and memory
+// streams allow: a source that is combined separately costs another pass over dst. They read an
+// element of all sources before they write it, so dst may be one of the sources.
 
 func combine2[T tensor.Number](op Op, dst, a, b []T) {
 	a, b = a[:len(dst)], b[:len(dst)]

@@ -1,8 +1,8 @@
-// Package reduce combines slices of numbers, element by element. It is what collectives compute.
+// Package reduce combines slices of numbers, element by element. The collectives use it.
 //
-// Sources are combined in the order in which they are given, so the result has the same bits however slices are cut in parts. Integers
-// wrap around, and are divided towards 0. A NaN makes the minimum and the maximum NaN. The 16-bit floats are combined as float32, and
-// rounded once.
+// Sources are combined in the order in which they are given, so the result has the same bits
+// however slices are split. Integers wrap around, and division truncates toward 0. A NaN makes the
+// minimum and the maximum NaN. The 16-bit floats are combined as float32, and rounded once.
 package reduce
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Op is how two elements become one.
+// Op is an operation that combines two elements.
 type Op uint8
 
 const (
@@ -21,14 +21,16 @@ const (
 	Max
 )
 
-// block is how many elements are combined at a time: they stay in the nearest cache until they are where they belong.
+// block is the number of elements that are combined at a time: they stay in the first-level cache
+// until they are written to their destinations.
 const block = 1024
 
-// Scratch is memory that one goroutine at a time combines in.
+// Scratch is a reusable buffer, for one goroutine at a time.
 type Scratch [block]uint64
 
-// Into makes every one of dsts, which are elements of dt, the combination of srcs, divided by div. All have one length, and there is one of
-// each at least. A dst may be one of srcs; otherwise they do not overlap. It panics if dt is no dtype that numbers have (Can).
+// Into sets every one of dsts, which are elements of dt, to the combination of srcs, divided by
+// div. All have the same length, and there is at least one of each. A dst may be one of srcs;
+// otherwise they must not overlap. It panics if Can(dt) is false.
 func Into(s *Scratch, dt tensor.DType, op Op, div int, dsts, srcs [][]byte) {
 	switch dt {
 	case tensor.F32:
@@ -96,7 +98,7 @@ func into16[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, dsts
 	}
 }
 
-// Widen makes dst the float32s of src, which are 16-bit floats of dt; Narrow rounds back.
+// Widen converts src, 16-bit floats of dt, to float32s in dst. Narrow is the inverse, and rounds.
 func Widen(dt tensor.DType, dst, src []byte) {
 	if dt == tensor.F16 {
 		widen(as[float32](dst), as[tensor.Float16](src), tensor.Float16.Float32)
@@ -105,7 +107,7 @@ func Widen(dt tensor.DType, dst, src []byte) {
 	widen(as[float32](dst), as[tensor.BFloat16](src), tensor.BFloat16.Float32)
 }
 
-// Narrow makes dst, which are 16-bit floats of dt, src rounded.
+// Narrow rounds src, float32s, to 16-bit floats of dt in dst.
 func Narrow(dt tensor.DType, dst, src []byte) {
 	if dt == tensor.F16 {
 		widen(as[tensor.Float16](dst), as[float32](src), tensor.Float16From)
@@ -120,13 +122,13 @@ func widen[D, S any](dst []D, src []S, as func(S) D) {
 	}
 }
 
-// as is b as elements.
+// as returns b as a slice of elements.
 func as[T any](b []byte) []T {
 	var zero T
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
 }
 
-// part is a block of several slices, of elements from at to end.
+// part is a block of several slices: the elements from at to end.
 type part[T any] struct {
 	of      [][]byte
 	at, end int
@@ -134,7 +136,7 @@ type part[T any] struct {
 
 func (p part[T]) get(i int) []T { return as[T](p.of[i])[p.at:p.end:p.end] }
 
-// halves is the combination of 16-bit floats.
+// halves combines 16-bit floats.
 func halves[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, p part[T], float func(T) float32) []float32 {
 	all := unsafe.Slice((*float32)(unsafe.Pointer(s)), 2*block)
 	acc, one := all[:p.end-p.at], all[block:][:p.end-p.at]
@@ -150,7 +152,7 @@ func halves[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, p pa
 	divide(acc, div)
 	if div > 1 && op == Sum {
 		for i, v := range acc {
-			if !finite(v) { // an average is not too large though its sum is
+			if !finite(v) { // the sum overflows, but the average does not
 				acc[i] = 0
 				for k := range p.of {
 					acc[i] += float(p.get(k)[i]) / float32(div)
@@ -161,7 +163,7 @@ func halves[T tensor.Float16 | tensor.BFloat16](s *Scratch, op Op, div int, p pa
 	return acc
 }
 
-// combine is the combination of types that are combined as what they are.
+// combine combines elements in their own type.
 func combine[T tensor.Number](s *Scratch, op Op, dst []T, p part[T]) {
 	switch len(p.of) {
 	case 1:
@@ -172,7 +174,7 @@ func combine[T tensor.Number](s *Scratch, op Op, dst []T, p part[T]) {
 		combine3(op, dst, p.get(0), p.get(1), p.get(2))
 	case 4:
 		combine4(op, dst, p.get(0), p.get(1), p.get(2), p.get(3))
-	default: // dst may be a source that is not read yet
+	default: // dst may be a source that has not been read yet
 		acc := unsafe.Slice((*T)(unsafe.Pointer(s)), block)[:len(dst)]
 		combine4(op, acc, p.get(0), p.get(1), p.get(2), p.get(3))
 		k := 4
@@ -190,12 +192,13 @@ func combine[T tensor.Number](s *Scratch, op Op, dst []T, p part[T]) {
 func divide[T tensor.Number](x []T, n int) {
 	switch {
 	case n == 1:
-	case T(1)/T(2) != 0 && n&(n-1) == 0: // a float, and its product with 1/n is the same, and much faster
+	// a float and a power of two: multiplying by 1/n is exact, and much faster
+	case T(1)/T(2) != 0 && n&(n-1) == 0:
 		f := 1 / T(n)
 		for i := range x {
 			x[i] *= f
 		}
-	case int(T(n)) != n: // only a narrow integer is
+	case int(T(n)) != n: // only in a narrow integer type
 		for i := range x {
 			x[i] = T(int64(x[i]) / int64(n))
 		}

@@ -8,7 +8,8 @@ import (
 
 const (
 	splitGap = 100 * time.Microsecond // between pieces, so that a reader gets them one by one
-	catchUp  = 10 * time.Millisecond  // how much a throttled direction makes up for late timers
+	// the maximum time that a throttled direction makes up for late timers
+	catchUp = 10 * time.Millisecond
 )
 
 // Direction is one direction of a Proxy. Its faults apply to all connections, open and new, and to
@@ -34,8 +35,8 @@ func newDirection() *Direction {
 // Delay adds d to the time that bytes take. Order and throughput stay.
 func (w *Direction) Delay(d time.Duration) { w.set(func(f *faults) { f.delay = d }) }
 
-// Jitter adds up to most, drawn for each chunk from the seed. Order stays, so what follows a late
-// chunk is late, too.
+// Jitter adds a delay of up to most, drawn for each chunk from the seed. The order stays, so chunks
+// after a late one are late, too.
 func (w *Direction) Jitter(most time.Duration, seed uint64) {
 	w.set(func(f *faults) {
 		f.jitter = most

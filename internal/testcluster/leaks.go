@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// leakTimeout is how long goroutines and processes that were told to end may take.
+// leakTimeout is the time limit for goroutines and processes to end.
 const leakTimeout = 2 * time.Second
 
 // Leaks runs the tests, and then fails if a goroutine or a child process is left

@@ -25,7 +25,7 @@ const (
 // the four goroutines that move bytes; end stops all of them.
 type pair struct {
 	proxy *Proxy
-	fins  atomic.Int32  // directions that have ended well
+	fins  atomic.Int32  // directions that have ended without an error
 	gone  chan struct{} // closed when the last goroutine has ended
 
 	ctx    context.Context // ends with the pair
@@ -97,8 +97,8 @@ func (pr *pair) end(how Ending) {
 	}
 	pr.how = how
 	if how == RST && pr.dialing != nil {
-		// The target may have accepted what dialing has not returned yet and now
-		// closes, which would not be a reset.
+		// The target may have accepted a connection that dialing has not yet returned and that is
+		// closed now; without this, that would not be a reset.
 		_ = pr.dialing.Control(resetOnClose)
 	}
 	pr.cancel()
@@ -133,7 +133,7 @@ type stream struct {
 	holed bool      // owned by give: data was lost, so nothing may follow it
 }
 
-// chunk is what was read at once, or the end of the stream.
+// chunk is the bytes of one read, or the end of the stream.
 type chunk struct {
 	data []byte
 	last bool
@@ -245,8 +245,8 @@ func (s *stream) due(c chunk, f faults) time.Time {
 	return due
 }
 
-// write sends a piece. If the receiver has closed, its sender is told in the other direction, where
-// that may be delayed or lost too.
+// write sends a piece. If the receiver has closed, its sender is notified in the other direction,
+// where that may be delayed or lost too.
 func (s *stream) write(b []byte, f faults) bool {
 	s.free = f.free(s.free, time.Now(), len(b))
 	if _, err := s.dst.Write(b); err != nil {
@@ -268,7 +268,7 @@ func (s *stream) finish(how Ending) {
 	}
 }
 
-// queue holds what is in flight.
+// queue holds the bytes in flight.
 type queue struct {
 	more, room chan struct{} // hold one token each: check again
 
@@ -328,7 +328,7 @@ func (q *queue) tryPop() (chunk, bool) {
 		return chunk{}, false
 	}
 	c := q.chunks[0]
-	q.chunks[0] = chunk{} // the array lives on behind the slice
+	q.chunks[0] = chunk{} // the array is still used by the slice
 	q.chunks = q.chunks[1:]
 	q.size -= len(c.data) + chunkCost
 	return c, true

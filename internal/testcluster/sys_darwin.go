@@ -15,7 +15,7 @@ func alive(pid int) bool {
 	return s != 0 && s != stateZombie
 }
 
-// state is 0 for a process that does not exist.
+// state returns the state of a process, or 0 if it does not exist.
 func state(pid int) int8 {
 	p, err := unix.SysctlKinfoProc("kern.proc.pid", pid)
 	if err != nil {
@@ -24,7 +24,7 @@ func state(pid int) int8 {
 	return p.Proc.P_stat
 }
 
-// adoptOrphans cannot be had here: only children are counted.
+// adoptOrphans does nothing on this system: only children are counted.
 func adoptOrphans() error { return nil }
 
 func children() []int {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopped looks at every thread: the first one stops before the last, and what
-// stands still in between is only half of the process.
+// stopped checks every thread: the first one stops before the last, so a process may be stopped in
+// part.
 func stopped(pid int) bool {
 	tasks, _ := filepath.Glob(procPath(pid, "task/*/stat"))
 	for _, stat := range tasks {
@@ -31,8 +31,8 @@ func alive(pid int) bool {
 	return true
 }
 
-// state is the letter behind "pid (name)" in a stat file, 0 if there is none. The
-// name may hold anything, ')' included.
+// state returns the letter after "pid (name)" in a stat file, or 0 if there is none. The name may
+// contain any characters, including ')'.
 func state(stat string) byte {
 	b, err := os.ReadFile(stat)
 	if err != nil {

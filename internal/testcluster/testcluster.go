@@ -23,8 +23,9 @@ import (
 )
 
 const (
-	kernelTimeout = 10 * time.Second     // for what the kernel does at once unless the machine is stuck
-	tick          = 2 * time.Millisecond // between two checks of what has no event
+	// for operations that the kernel carries out at once unless the machine is overloaded
+	kernelTimeout = 10 * time.Second
+	tick          = 2 * time.Millisecond // between two checks of a condition without an event
 )
 
 // Process is a process that has a waiter: *launch.Process is one.

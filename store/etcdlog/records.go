@@ -246,8 +246,8 @@ func (r *records) retry(f func(ctx context.Context) error) error {
 	return retry(r.ctx, &r.Options, f)
 }
 
-// heartbeatLoop changes root/beat until Close. That tells standbys that this process is alive, and
-// detects soon that another process leads.
+// heartbeatLoop changes root/beat until Close. The change shows standbys that this process is
+// alive, and fails soon after another process has become the leader.
 func (r *records) heartbeatLoop() {
 	ticker := time.NewTicker(r.FailureTimeout / 4)
 	defer ticker.Stop()
