@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// AppendFloat32s appends t's elements, as Float32sAt has them.
+// AppendFloat32s appends t's elements, converted as by Float32sAt.
 func (t *Tensor) AppendFloat32s(dst []float32) ([]float32, error) {
 	if err := t.Check(); err != nil {
 		return dst, err
@@ -20,10 +20,10 @@ func (t *Tensor) AppendFloat32s(dst []float32) ([]float32, error) {
 	return all, nil
 }
 
-// Float32sAt converts the elements from ≤ i < from+len(dst), in the order that they have in memory,
-// and says how many: less than len(dst) where the tensor ends, and without an error. Integers and
-// F64 are rounded to the nearest float32; false is 0 and true is 1. C64 is an error, and so is a
-// Bool that is neither 0 nor 1.
+// Float32sAt converts elements from the index from on, in memory order, to dst, and returns their
+// number. At the end of the tensor, that is less than len(dst), without an error. Integers and F64
+// are rounded to the nearest float32; false is 0 and true is 1. It returns an error for C64, and
+// for a Bool that is neither 0 nor 1.
 func (t *Tensor) Float32sAt(dst []float32, from int) (int, error) {
 	if err := t.Check(); err != nil {
 		return 0, err
@@ -54,7 +54,7 @@ func (t *Tensor) Float32sAt(dst []float32, from int) (int, error) {
 	return len(dst), nil
 }
 
-// decodePacked converts elements of less than a byte; the first is element from.
+// decodePacked converts elements of less than a byte; the first one is element from.
 func decodePacked(dst []float32, data []byte, from, width int, values *[256]float32) {
 	for i := range dst {
 		bit := uint64(from+i) * uint64(width)

@@ -2,10 +2,10 @@ package tensor
 
 import "fmt"
 
-// DType is an element type. Its zero value is none.
+// DType is an element type. Its zero value is invalid.
 type DType uint8
 
-// The dtypes, as safetensors has them.
+// The dtypes of the safetensors format.
 const (
 	Invalid    DType = iota
 	Bool             // one byte, 0 or 1
@@ -46,7 +46,7 @@ var dtypes = [...]struct {
 // Valid reports whether d is one of the dtypes.
 func (d DType) Valid() bool { return d > Invalid && int(d) < len(dtypes) }
 
-// Bits is the size of an element; 0 if d is not valid.
+// Bits returns the size of an element in bits, or 0 if d is not valid.
 func (d DType) Bits() int {
 	if !d.Valid() {
 		return 0
@@ -54,7 +54,7 @@ func (d DType) Bits() int {
 	return dtypes[d].bits
 }
 
-// String is the name of d in safetensors files, as "BF16".
+// String returns the name of d in safetensors files, such as "BF16".
 func (d DType) String() string {
 	if int(d) < len(dtypes) {
 		return dtypes[d].name
@@ -62,7 +62,7 @@ func (d DType) String() string {
 	return fmt.Sprintf("DType(%d)", uint8(d))
 }
 
-// ParseDType is String's inverse.
+// ParseDType is the inverse of String.
 func ParseDType(name string) (DType, error) {
 	for d := Bool; d.Valid(); d++ {
 		if dtypes[d].name == name {

@@ -8,10 +8,14 @@ import (
 	"slices"
 )
 
-// FromFloat32s is a tensor of vals, converted. Without a shape it has one axis. Floats are rounded
-// as by Float16From and those like it; F4, F6E2M3 and F6E3M2 saturate, infinities too. What is no
-// rounding is an error: a fraction, or what is out of range, as an integer; all but 0 and 1 as a
-// Bool; NaN as F4, F6E2M3 or F6E3M2, which have none; anything as C64.
+// FromFloat32s returns a tensor of vals, converted to dt. Without a shape it has one axis. Floats
+// are rounded as by Float16From and the like; F4, F6E2M3 and F6E3M2 saturate, infinities included.
+// It returns an error for a value that rounding cannot convert:
+//
+//   - integer types: a fraction, or a value out of range
+//   - Bool: any value but 0 and 1
+//   - F4, F6E2M3 and F6E3M2: NaN
+//   - C64: any value
 func FromFloat32s(dt DType, vals []float32, shape ...int) (*Tensor, error) {
 	if len(shape) == 0 {
 		shape = []int{len(vals)}
@@ -34,14 +38,14 @@ func FromFloat32s(dt DType, vals []float32, shape ...int) (*Tensor, error) {
 	return t, nil
 }
 
-// Why a float32 is no element.
+// Why a float32 cannot be converted.
 var (
 	errNoBool    = errors.New("a bool is 0 or 1")
 	errNoNaN     = errors.New("the dtype has no NaN")
 	errNoInteger = errors.New("the dtype has only integers, and not this one")
 )
 
-// encode converts vals into data, or says which of them cannot be.
+// encode converts vals into data. With an error it returns the index of the value at fault.
 func encode(data []byte, dt DType, vals []float32) (int, error) {
 	switch dt {
 	case F4:
@@ -90,12 +94,12 @@ func encodeBools(data []byte, vals []float32) (int, error) {
 	return 0, nil
 }
 
-// encodeIntegers has those from ≤ v < to, of size bytes.
+// encodeIntegers converts to integers of size bytes; a value v must have from ≤ v < to.
 func encodeIntegers(data []byte, size int, from, to float64, vals []float32) (int, error) {
 	var word [8]byte
 	for i, v := range vals {
 		f := float64(v)
-		if f != math.Trunc(f) || f < from || f >= to { // NaN is not even itself
+		if f != math.Trunc(f) || f < from || f >= to { // true for NaN, which is not equal to itself
 			return i, errNoInteger
 		}
 		n := uint64(int64(f))

@@ -6,14 +6,15 @@ import (
 	"slices"
 )
 
-// A span is where the elements from ≤ i < to along an axis are: one run of bytes in each row, where
-// a row is all of the axis and of those after it.
+// span describes a range of elements along an axis: one run of bytes in each row. A row consists of
+// the axis and those after it.
 type span struct {
-	rows, row int // how many, and of how many bytes
-	at, n     int // the run in each row, in bytes
+	rows, row int // number of rows, and bytes of each
+	at, n     int // offset and length of the run in each row, in bytes
 }
 
-// span checks t, axis and the range. Of a tensor without elements it has no rows.
+// span returns the span of the elements from ≤ i < to, and checks t, axis and the range. If the
+// tensor has no elements, it has no rows.
 func (t *Tensor) span(axis, from, to int) (span, error) {
 	if err := t.Check(); err != nil {
 		return span{}, err
@@ -25,9 +26,9 @@ func (t *Tensor) span(axis, from, to int) (span, error) {
 		return span{}, fmt.Errorf("tensor: [%d:%d] is out of range along axis %d of %v", from, to, axis, t)
 	}
 	if t.Len() == 0 {
-		return span{}, nil // the other axes may have any length, whose product would overflow
+		return span{}, nil // the other axes may have any length, so their product may overflow
 	}
-	rows, step := 1, uint64(t.DType.Bits()) // step is what one element of the axis takes, in bits
+	rows, step := 1, uint64(t.DType.Bits()) // step is the size of one element of the axis in bits
 	for _, d := range t.Shape[:axis] {
 		rows *= d
 	}
@@ -41,9 +42,9 @@ func (t *Tensor) span(axis, from, to int) (span, error) {
 	return span{rows: rows, row: int(row / 8), at: int(first / 8), n: int((last - first) / 8)}, nil
 }
 
-// Slice is the elements from ≤ i < to along axis. Along axis 0, or where every axis before it has
-// one element, it shares t's memory; elsewhere it is a copy that owns only its part. Packed
-// elements must begin and end on whole bytes.
+// Slice returns the elements from ≤ i < to along axis. Along axis 0, or if every axis before it has
+// one element, the result shares t's memory. Otherwise it is a copy, which does not keep t alive. A
+// range of packed elements must begin and end on whole bytes.
 func (t *Tensor) Slice(axis, from, to int) (*Tensor, error) {
 	s, err := t.span(axis, from, to)
 	if err != nil {
@@ -60,9 +61,9 @@ func (t *Tensor) Slice(axis, from, to int) (*Tensor, error) {
 	return part, nil
 }
 
-// CopyInto copies src to the elements at ≤ i < at+src.Shape[axis] along axis of dst. The two have
-// the same dtype, and the same length along the other axes. Packed elements must begin and end on
-// whole bytes.
+// CopyInto copies src to the elements at ≤ i < at+src.Shape[axis] along axis of dst. The two must
+// have the same dtype, and the same length along the other axes. A range of packed elements must
+// begin and end on whole bytes.
 func CopyInto(dst *Tensor, axis, at int, src *Tensor) error {
 	if err := src.Check(); err != nil {
 		return err
@@ -84,13 +85,13 @@ func CopyInto(dst *Tensor, axis, at int, src *Tensor) error {
 	return nil
 }
 
-// fits reports whether part is as whole is, but for its length along axis.
+// fits reports whether part has the dtype and shape of whole, except for its length along axis.
 func fits(whole *Tensor, axis int, part *Tensor) bool {
 	return whole.DType == part.DType && axis >= 0 && axis < len(whole.Shape) && len(whole.Shape) == len(part.Shape) &&
 		slices.Equal(whole.Shape[:axis], part.Shape[:axis]) && slices.Equal(whole.Shape[axis+1:], part.Shape[axis+1:])
 }
 
-// copyRuns copies count runs of n bytes, which are dstStep and srcStep apart.
+// copyRuns copies count runs of n bytes, at distances of dstStep and srcStep.
 func copyRuns(dst, src []byte, n, dstStep, srcStep, count int) {
 	if n == dstStep && n == srcStep {
 		copy(dst[:n*count], src)
@@ -101,8 +102,8 @@ func copyRuns(dst, src []byte, n, dstStep, srcStep, count int) {
 	}
 }
 
-// Concat joins ts along axis, in a's memory; nil is the heap. They have the same dtype, and the
-// same length along the other axes. It copies, also where ts is only one.
+// Concat joins ts along axis, in a's memory; a nil Allocator means the heap. All must have the same
+// dtype, and the same length along the other axes. It always copies, even a single tensor.
 func Concat(a Allocator, axis int, ts ...*Tensor) (*Tensor, error) {
 	if len(ts) == 0 {
 		return nil, errors.New("tensor: nothing to concatenate")
@@ -124,7 +125,7 @@ func Concat(a Allocator, axis int, ts ...*Tensor) (*Tensor, error) {
 	return whole, nil
 }
 
-// joined is what ts become along axis, without data.
+// joined returns the dtype and shape of ts joined along axis, without data.
 func joined(axis int, ts []*Tensor) (*Tensor, error) {
 	for i, t := range ts {
 		if err := t.Check(); err != nil {

@@ -10,21 +10,21 @@ import (
 	"strings"
 )
 
-// Tensor is a dense, row-major array. Its fields may be read; New, From and Wrap make one, and
-// check them.
+// Tensor is a dense, row-major array. Its fields may be read; New, From and Wrap make a Tensor and
+// check its fields.
 type Tensor struct {
 	DType DType
-	Shape []int  // elements along each axis, the outermost first; empty is a scalar
+	Shape []int  // elements along each axis, the outermost first; empty for a scalar
 	Data  []byte // Size(DType, Shape...) bytes, little-endian
 }
 
-// An Allocator allocates memory for tensors, aligned for every dtype; shm.Arena is one.
+// Allocator allocates memory for tensors, aligned for every dtype. shm.Arena is one.
 type Allocator interface {
 	Alloc(n int) ([]byte, error)
 }
 
-// Size is the number of bytes of a tensor. It is an error if the dtype or an axis makes no sense,
-// if there are more bytes than an int can count, or if packed elements do not fill whole bytes.
+// Size returns the number of bytes of a tensor. It returns an error if the dtype or an axis is
+// invalid, if the size overflows an int, or if packed elements do not fill whole bytes.
 func Size(dt DType, shape ...int) (int, error) {
 	if !dt.Valid() {
 		return 0, fmt.Errorf("tensor: %v is not a dtype", dt)
@@ -67,7 +67,7 @@ func elements(shape []int) (int, error) {
 	return int(n), nil
 }
 
-// New is a tensor of zeros. Like make, it panics if dt or shape make no sense.
+// New returns a tensor of zeros. Like make, it panics if dt or shape is invalid.
 func New(dt DType, shape ...int) *Tensor {
 	n, err := Size(dt, shape...)
 	if err != nil {
@@ -76,7 +76,7 @@ func New(dt DType, shape ...int) *Tensor {
 	return &Tensor{DType: dt, Shape: slices.Clone(shape), Data: heap(n)}
 }
 
-// NewIn is a tensor in a's memory, with whatever that holds; a nil Allocator is the heap.
+// NewIn returns a tensor in a's memory, which is not cleared. A nil Allocator means the heap.
 func NewIn(a Allocator, dt DType, shape ...int) (*Tensor, error) {
 	n, err := Size(dt, shape...)
 	if err != nil {
@@ -92,7 +92,7 @@ func NewIn(a Allocator, dt DType, shape ...int) (*Tensor, error) {
 	return Wrap(data, dt, shape...)
 }
 
-// Wrap is a tensor that aliases data, which must have exactly its size.
+// Wrap returns a tensor that aliases data, which must have exactly its size.
 func Wrap(data []byte, dt DType, shape ...int) (*Tensor, error) {
 	n, err := Size(dt, shape...)
 	if err != nil {
@@ -104,7 +104,7 @@ func Wrap(data []byte, dt DType, shape ...int) (*Tensor, error) {
 	return &Tensor{DType: dt, Shape: slices.Clone(shape), Data: data[:n:n]}, nil
 }
 
-// Check reports what is wrong with a tensor that was put together by hand; nil is wrong too.
+// Check returns an error if t is nil, or if its fields are inconsistent.
 func (t *Tensor) Check() error {
 	if t == nil {
 		return errors.New("tensor: nil")
@@ -116,13 +116,13 @@ func (t *Tensor) Check() error {
 	return err
 }
 
-// Len is the number of elements.
+// Len returns the number of elements.
 func (t *Tensor) Len() int {
 	n, _ := elements(t.Shape)
 	return n
 }
 
-// String is the dtype and the shape, as "BF16[4096,4096]".
+// String returns the dtype and the shape, such as "BF16[4096,4096]".
 func (t *Tensor) String() string {
 	if t == nil {
 		return "none"
@@ -140,14 +140,14 @@ func (t *Tensor) String() string {
 	return b.String()
 }
 
-// Clone is a copy that shares nothing with t.
+// Clone returns a copy that shares no memory with t.
 func (t *Tensor) Clone() *Tensor {
 	data := heap(len(t.Data))
 	copy(data, t.Data)
 	return &Tensor{DType: t.DType, Shape: slices.Clone(t.Shape), Data: data}
 }
 
-// Reshape is t with another shape of as many elements, in the same memory.
+// Reshape returns t with another shape of as many elements, in the same memory.
 func (t *Tensor) Reshape(shape ...int) (*Tensor, error) {
 	if err := t.Check(); err != nil {
 		return nil, err
@@ -162,8 +162,8 @@ func (t *Tensor) Reshape(shape ...int) (*Tensor, error) {
 	return Wrap(t.Data, t.DType, shape...)
 }
 
-// Equal reports whether a and b have the same dtype, shape and bytes. A NaN thus equals itself, and
-// 0 is not -0. Two nils are equal.
+// Equal reports whether a and b have the same dtype, shape and bytes. So a NaN equals itself, and 0
+// differs from -0. Two nils are equal.
 func Equal(a, b *Tensor) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -7,19 +7,19 @@ import (
 	"unsafe"
 )
 
-// Number is every element that arithmetic is defined on. No tilde: the exact type decides the
+// Number is the element types with arithmetic. It has no ~, since the exact type determines the
 // dtype.
 type Number interface {
 	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64 | Float16 | BFloat16
 }
 
-// Element is every Go type that a tensor can be viewed as. F4, F6E2M3 and F6E3M2, which are packed,
+// Element is the Go types that a tensor can be viewed as. F4, F6E2M3 and F6E3M2, which are packed,
 // have none.
 type Element interface {
 	Number | bool | complex64 | Float8E4M3 | Float8E5M2 | Float8E4M3FNUZ | Float8E5M2FNUZ | Float8E8M0
 }
 
-// DTypeOf is T's dtype.
+// DTypeOf returns the dtype of T.
 func DTypeOf[T Element]() DType {
 	var zero T
 	switch any(zero).(type) {
@@ -71,10 +71,10 @@ func wideDTypeOf(zero any) DType {
 	return Invalid
 }
 
-// From is a tensor that aliases data: a write to one is seen in the other. Without a shape it has
-// one axis. Like make, it panics if data does not have as many elements as the shape; and on a
-// big-endian host, where data has not the bytes of a tensor, if an element has more than one:
-// there, FromFloat32s and Wrap make tensors.
+// From returns a tensor that aliases data. Without a shape it has one axis. Like make, it panics if
+// data does not have as many elements as the shape. It also panics on a big-endian host if an
+// element has more than one byte, since data does not have a tensor's byte order there; use
+// FromFloat32s or Wrap instead.
 func From[T Element](data []T, shape ...int) *Tensor {
 	dt := DTypeOf[T]()
 	if len(shape) == 0 {
@@ -94,9 +94,9 @@ func From[T Element](data []T, shape ...int) *Tensor {
 	return &Tensor{DType: dt, Shape: slices.Clone(shape), Data: unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), size)}
 }
 
-// View is t's elements, in t's memory. It is an error if T is not of t's dtype, if the memory is
-// not aligned for T (Clone gives a copy that is), if the host is big-endian and an element has more
-// than one byte, or if T is bool and a byte is neither 0 nor 1.
+// View returns t's elements, in t's memory. It returns an error if T is not t's dtype, if the
+// memory is not aligned for T (a Clone is aligned), if the host is big-endian and an element has
+// more than one byte, or if T is bool and a byte is neither 0 nor 1.
 func View[T Element](t *Tensor) ([]T, error) {
 	if err := t.Check(); err != nil {
 		return nil, err
@@ -120,8 +120,8 @@ func View[T Element](t *Tensor) ([]T, error) {
 	return unsafe.Slice((*T)(p), t.Len()), nil
 }
 
-// sameOrder is an error if the host does not have dt's elements in the order of bytes that tensors
-// have.
+// sameOrder returns an error if the host's byte order differs from that of tensors, for elements of
+// dt.
 func sameOrder(dt DType) error {
 	if dt.Bits() > 8 && binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		return fmt.Errorf("tensor: %v is little-endian and this host is not: convert it instead of viewing it", dt)
@@ -129,7 +129,7 @@ func sameOrder(dt DType) error {
 	return nil
 }
 
-// checkBools is an error if a byte is no bool; the first is element from.
+// checkBools returns an error if a byte is not a bool; the first byte is element from.
 func checkBools(data []byte, from int) error {
 	for i, b := range data {
 		if b > 1 {
@@ -139,8 +139,8 @@ func checkBools(data []byte, from int) error {
 	return nil
 }
 
-// heap is n bytes of zeros that are aligned for every dtype, which make([]byte, n) does not
-// promise.
+// heap returns n bytes of zeros that are aligned for every dtype, which make([]byte, n) does not
+// guarantee.
 func heap(n int) []byte {
 	words := make([]uint64, n/8+(n%8+7)/8)
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), n)

@@ -8,17 +8,17 @@ import (
 )
 
 var (
-	// ErrFormat is every FormatError.
+	// ErrFormat matches every FormatError.
 	ErrFormat = errors.New("safetensors: not a valid file")
-	// ErrNoTensor is that there is no tensor of that name.
+	// ErrNoTensor is the error for a name that no tensor has.
 	ErrNoTensor = errors.New("no such tensor")
 )
 
 // FormatError describes what is wrong with a file, or with the index of a model.
 type FormatError struct {
-	File   string // as it was given; empty if there was no name
+	File   string // as the caller gave it; empty if there was no name
 	Tensor string // the tensor at fault; empty if there is none
-	Offset int64  // in the file, of what is wrong
+	Offset int64  // offset of the error in the file
 	Reason string
 }
 
@@ -35,12 +35,12 @@ func (e *FormatError) Error() string {
 	return b.String()
 }
 
-// Is makes e match ErrFormat.
+// Is reports whether target is ErrFormat.
 func (e *FormatError) Is(target error) bool { return target == ErrFormat }
 
 // WriteError describes what could not be written.
 type WriteError struct {
-	File   string // as it was given; empty if there was no name
+	File   string // as the caller gave it; empty if there was no name
 	Tensor string // the tensor at fault; empty if there is none
 	Err    error
 }
@@ -63,12 +63,12 @@ func (e *WriteError) Error() string {
 // Unwrap returns Err.
 func (e *WriteError) Unwrap() error { return e.Err }
 
-// invalid is a FormatError at an offset.
+// invalid returns a FormatError at an offset.
 func invalid(at int64, format string, args ...any) *FormatError {
 	return &FormatError{Offset: at, Reason: fmt.Sprintf(format, args...)}
 }
 
-// inFile says which file err is about, if it is an error of this package.
+// inFile sets the file of err, if it is an error of this package.
 func inFile(name string, err error) error {
 	if e, ok := errors.AsType[*FormatError](err); ok {
 		e.File = name
@@ -79,7 +79,7 @@ func inFile(name string, err error) error {
 	return err
 }
 
-// inTensor says which tensor err is about, if it is a FormatError.
+// inTensor sets the tensor of err, if it is a FormatError.
 func inTensor(name string, err error) error {
 	if e, ok := errors.AsType[*FormatError](err); ok {
 		e.Tensor = name
@@ -87,7 +87,7 @@ func inTensor(name string, err error) error {
 	return err
 }
 
-// quote quotes a name, of which a hostile file may make a hundred million bytes.
+// quote quotes a name, and shortens it: in a malicious file it may have a hundred million bytes.
 func quote(name string) string {
 	const most = 200
 	if len(name) <= most {

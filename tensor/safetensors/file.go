@@ -14,7 +14,7 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// File is a file's header and its tensors. Many goroutines may use it at once.
+// File is a file's header and its tensors. It is safe for concurrent use.
 type File struct {
 	Header
 
@@ -22,11 +22,11 @@ type File struct {
 	data []byte // of the tensors
 
 	mu     sync.Mutex // protects the fields below
-	mapped []byte     // what Close unmaps; nil if the data are in memory
+	mapped []byte     // what Close unmaps; nil if the data is in memory
 	closed bool
 }
 
-// Parse checks a whole file in memory. The tensors alias b, and may be written if b may.
+// Parse checks a whole file in memory. The tensors alias b, and may be modified if b may.
 func Parse(b []byte) (*File, error) {
 	h, err := ReadHeader(bytes.NewReader(b), int64(len(b)))
 	if err != nil {
@@ -35,8 +35,8 @@ func Parse(b []byte) (*File, error) {
 	return &File{Header: *h, data: b[h.start:]}, nil
 }
 
-// Read reads a whole file into memory, which it takes only as data arrive. What follows after the
-// last tensor must be the end. The tensors may be written.
+// Read reads a whole file into memory, which it allocates only as data arrives. The last tensor
+// must be followed by the end of r. The tensors may be modified.
 func Read(r io.Reader) (*File, error) {
 	h, err := readHeader(r, math.MaxInt64)
 	if err != nil {
@@ -57,7 +57,7 @@ func Read(r io.Reader) (*File, error) {
 	}
 }
 
-// readError is err, after n bytes of data.
+// readError returns the error for err, after n bytes of data.
 func readError(err error, h *Header, n int64) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return h.fits(h.start + n)
@@ -65,8 +65,8 @@ func readError(err error, h *Header, n int64) error {
 	return fmt.Errorf("safetensors: read: %w", err)
 }
 
-// Load reads a file into memory: for file systems where other clients may replace or truncate the
-// file, as on NFS. The tensors may be written.
+// Load reads a file into memory. Use it on file systems where other clients may replace or truncate
+// the file, such as NFS. The tensors may be modified.
 func Load(name string) (*File, error) {
 	f, err := loadFile(name)
 	if err != nil {
@@ -93,9 +93,10 @@ func loadFile(name string) (*File, error) {
 	return f, nil
 }
 
-// openFile opens a regular file of no more bytes than memory can have.
+// openFile opens a regular file whose size fits in memory.
 func openFile(name string) (r *os.File, size int64, err error) {
-	if st, err := os.Stat(name); err == nil && !st.Mode().IsRegular() { // opening a pipe would wait
+	// opening a pipe would block
+	if st, err := os.Stat(name); err == nil && !st.Mode().IsRegular() {
 		return nil, 0, fmt.Errorf("safetensors: %s is no regular file", name)
 	}
 	if r, err = os.Open(name); err != nil {
@@ -117,8 +118,8 @@ func openFile(name string) (r *os.File, size int64, err error) {
 	return r, st.Size(), nil
 }
 
-// Tensor is the tensor called name, ErrNoTensor if there is none, fs.ErrClosed after Close. It
-// shares f's memory.
+// Tensor returns the tensor called name. It returns ErrNoTensor if there is none, and fs.ErrClosed
+// after Close. The tensor shares f's memory.
 func (f *File) Tensor(name string) (*tensor.Tensor, error) {
 	if f.isClosed() {
 		return nil, fmt.Errorf("safetensors: %stensor %s: %w", f.where(), quote(name), fs.ErrClosed)
@@ -137,7 +138,7 @@ func (f *File) where() string {
 	return f.name + ": "
 }
 
-// at is the tensor i, which the header's check has shown to be whole.
+// at returns the tensor i. The check of the header has ensured that its data is complete.
 func (f *File) at(i int) *tensor.Tensor {
 	info := f.infos[i]
 	begin, end := info.Begin-f.start, info.End-f.start
@@ -145,8 +146,8 @@ func (f *File) at(i int) *tensor.Tensor {
 	return &tensor.Tensor{DType: info.DType, Shape: shape, Data: f.data[begin:end:end]}
 }
 
-// All are the tensors, in the order of their data. They share f's memory. It panics after Close,
-// since what it would leave out could pass for not being there.
+// All yields all tensors, in the order of their data. They share f's memory. It panics after Close:
+// yielding nothing could be mistaken for an empty file.
 func (f *File) All() iter.Seq2[string, *tensor.Tensor] {
 	return func(yield func(string, *tensor.Tensor) bool) {
 		for i, name := range f.names {
@@ -166,9 +167,9 @@ func (f *File) isClosed() bool {
 	return f.closed
 }
 
-// Close ends f, and the mapping of Open: a tensor of it that is used later is a fault that no
-// recover catches. Tensors in memory live on. A File that is not closed keeps its mapping as long
-// as the process lives.
+// Close closes f, and unmaps the mapping of Open: using one of its tensors later is a fault that no
+// recover catches. Tensors in memory stay valid. A File that is not closed keeps its mapping until
+// the process ends.
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -184,10 +185,10 @@ func (f *File) Close() error {
 	return nil
 }
 
-// Open maps a file, read-only: nothing but the header is read until tensors are. If the file is cut
-// off later, as a file on NFS can be that another host replaces, using what is gone is a fault that
-// ends the process: Load such files. What replaces the file by a rename, as WriteFile does, leaves
-// the mapping as it was. Where files cannot be mapped, Open is Load.
+// Open maps a file, read-only. It reads only the header; tensors are read when they are used. If
+// the file is truncated later, such as a file on NFS that another host replaces, using the missing
+// part is a fault that ends the process: use Load for such files. A replacement by a rename, as by
+// WriteFile, does not affect the mapping. On systems that cannot map files, Open is Load.
 func Open(name string) (*File, error) {
 	f, err := mapFile(name)
 	if err != nil {

@@ -15,37 +15,37 @@ import (
 )
 
 const (
-	lengthLen = 8           // bytes of the header's length
-	maxHeader = 100_000_000 // bytes of a header
+	lengthLen = 8           // bytes of the header's length field
+	maxHeader = 100_000_000 // maximum length of a header
 	maxInt    = uint64(math.MaxInt)
-	reserved  = "__metadata__" // the one name in a header that is no tensor's
+	reserved  = "__metadata__" // the one name in a header that is not a tensor's
 )
 
-// Info is what a header says of a tensor.
+// Info is the header's entry for a tensor.
 type Info struct {
 	DType tensor.DType
 	Shape []int
-	Begin int64 // where its bytes begin, from the beginning of the file
-	End   int64 // where they end
+	Begin int64 // offset of its first byte in the file
+	End   int64 // offset of its end
 }
 
-// Header is what a file says of its tensors. Read-only, it may be used by many goroutines at once.
+// Header is a file's header. It is safe for concurrent use as long as it is not modified.
 type Header struct {
-	Metadata map[string]string // nil if there is none
+	Metadata map[string]string // nil if the file has none
 
-	names []string // in the order of their data
+	names []string // in the order of the data
 	infos []Info
 	index map[string]int
-	start int64 // of the data, in the file
+	start int64 // offset of the data in the file
 }
 
-// Names are the tensors' names, in the order of their data.
+// Names returns the tensors' names, in the order of their data.
 func (h *Header) Names() []string { return slices.Clone(h.names) }
 
-// Len is the number of tensors.
+// Len returns the number of tensors.
 func (h *Header) Len() int { return len(h.names) }
 
-// Info is what the header says of the tensor called name. Its Shape must not be changed.
+// Info returns the entry of the tensor called name. Its Shape must not be modified.
 func (h *Header) Info(name string) (Info, bool) {
 	i, ok := h.index[name]
 	if !ok {
@@ -54,7 +54,7 @@ func (h *Header) Info(name string) (Info, bool) {
 	return h.infos[i], true
 }
 
-// Infos are those of all tensors, in the order of their data.
+// Infos yields the entries of all tensors, in the order of their data.
 func (h *Header) Infos() iter.Seq2[string, Info] {
 	return func(yield func(string, Info) bool) {
 		for i, name := range h.names {
@@ -65,7 +65,7 @@ func (h *Header) Infos() iter.Seq2[string, Info] {
 	}
 }
 
-// Size is the number of bytes of the whole file.
+// Size returns the size of the whole file in bytes.
 func (h *Header) Size() int64 {
 	if len(h.infos) == 0 {
 		return h.start
@@ -73,8 +73,8 @@ func (h *Header) Size() int64 {
 	return h.infos[len(h.infos)-1].End
 }
 
-// ReadHeader reads and checks the header of a file of size bytes, and nothing else of it: for
-// callers that read the data themselves, all or in parts.
+// ReadHeader reads and checks the header of a file of size bytes, and reads nothing else. It is for
+// callers that read the data themselves, all or in parts:
 //
 //	info, _ := h.Info("w")
 //	data := io.NewSectionReader(r, info.Begin, info.End-info.Begin)
@@ -109,7 +109,7 @@ func readHeader(r io.Reader, size int64) (*Header, error) {
 	return parseHeader(string(text))
 }
 
-// cutOff is what it means that a file has ended after at bytes, in the midst of what.
+// cutOff returns the error of a file that ends at offset at, within what.
 func cutOff(err error, at int64, what string) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return invalid(at, "the file ends in the midst of %s: it is cut off", what)
@@ -117,7 +117,8 @@ func cutOff(err error, at int64, what string) error {
 	return fmt.Errorf("safetensors: read: %w", err)
 }
 
-// readN reads n bytes. It takes memory only in proportion to what has arrived: n may be a lie.
+// readN reads n bytes. It allocates memory in proportion to the bytes that have arrived, since n is
+// not trusted.
 func readN(r io.Reader, n int64) ([]byte, error) {
 	const first = 1 << 20
 	buf := make([]byte, min(n, first))
@@ -135,7 +136,7 @@ func readN(r io.Reader, n int64) ([]byte, error) {
 	}
 }
 
-// fits reports whether a file of size bytes is exactly what the header says.
+// fits returns an error unless a file of size bytes has exactly the size that the header implies.
 func (h *Header) fits(size int64) error {
 	want := h.Size()
 	switch {
@@ -148,7 +149,7 @@ func (h *Header) fits(size int64) error {
 	return nil
 }
 
-// parseHeader reads the text of a header.
+// parseHeader parses the text of a header.
 func parseHeader(text string) (*Header, error) {
 	s, err := newScanner(text, lengthLen)
 	if err != nil {
@@ -168,7 +169,7 @@ func parseHeader(text string) (*Header, error) {
 	return h, nil
 }
 
-// field reads what a name in the header stands for.
+// field parses the value of a name in the header.
 func (h *Header) field(s *scanner, name string, at int) error {
 	if name == reserved {
 		if h.Metadata != nil {
@@ -204,7 +205,7 @@ func (h *Header) metadata(s *scanner) error {
 	})
 }
 
-// entry reads what a tensor's name, at the place at, stands for.
+// entry parses a tensor's entry, which is at offset at.
 func (h *Header) entry(s *scanner, at int) (info Info, err error) {
 	var offsets []uint64
 	err = s.object("the tensor's entry", func(key string, at int) error {
@@ -271,7 +272,8 @@ func readOffsets(s *scanner, offsets *[]uint64) error {
 	return err
 }
 
-// place sets where a tensor's bytes are, if they are as many as it needs. Its entry is at byte at.
+// place sets the range of a tensor's bytes, if its length matches the dtype and shape. The entry is
+// at offset at.
 func (h *Header) place(info *Info, begin, end uint64, at int64) error {
 	size, err := sizeOf(info.DType, info.Shape)
 	switch {
@@ -286,11 +288,11 @@ func (h *Header) place(info *Info, begin, end uint64, at int64) error {
 	return nil
 }
 
-// String is the dtype and the shape, as "BF16[4096,4096]".
+// String returns the dtype and the shape, such as "BF16[4096,4096]".
 func (i Info) String() string { return (&tensor.Tensor{DType: i.DType, Shape: i.Shape}).String() }
 
-// sizeOf is the number of bytes of a tensor. It multiplies from the left, as the reference does: a
-// shape that overflows before its 0 comes is refused.
+// sizeOf returns the number of bytes of a tensor. It multiplies from the left, as the reference
+// does: a shape whose product overflows before a 0 is rejected.
 func sizeOf(dt tensor.DType, shape []int) (uint64, error) {
 	n, ok := uint64(1), true
 	times := func(d int) {
@@ -309,7 +311,7 @@ func sizeOf(dt tensor.DType, shape []int) (uint64, error) {
 	return n / 8, nil
 }
 
-// sort puts the tensors in the order of their data: headers may have them in any.
+// sort sorts the tensors by the offset of their data, since headers may have any order.
 func (h *Header) sort() {
 	order := make([]int, len(h.infos))
 	for i := range order {
@@ -330,7 +332,7 @@ func (h *Header) sort() {
 	h.names, h.infos = names, infos
 }
 
-// cover reports whether each byte of the data is one tensor's.
+// cover returns an error unless each byte of the data belongs to exactly one tensor.
 func (h *Header) cover() error {
 	last := h.start
 	for i, info := range h.infos {

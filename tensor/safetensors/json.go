@@ -7,13 +7,13 @@ import (
 	"unicode/utf8"
 )
 
-// maxDepth is how deep values may be nested, as in the reference reader: what is skipped may not
-// cost a stack.
+// maxDepth is the maximum nesting of values, as in the reference reader. It bounds the stack for
+// skipped values.
 const maxDepth = 127
 
-// A scanner reads JSON as RFC 8259 has it, and nothing beyond. Package json would let pass
-// duplicate names, invalid UTF-8 and half surrogates, and would not say where what is wrong is. Its
-// strings alias text where they can.
+// scanner reads JSON as RFC 8259 defines it, without extensions. Package encoding/json would accept
+// duplicate names, invalid UTF-8 and unpaired surrogates, and would not report the offset of an
+// error. Strings alias text where possible.
 type scanner struct {
 	text  string // valid UTF-8
 	base  int64  // offset of text in the file
@@ -21,7 +21,7 @@ type scanner struct {
 	depth int
 }
 
-// newScanner is one for text, which is at base in its file.
+// newScanner returns a scanner for text, which is at offset base of its file.
 func newScanner(text string, base int64) (*scanner, error) {
 	s := &scanner{text: text, base: base}
 	if !utf8.ValidString(text) {
@@ -38,7 +38,7 @@ func (s *scanner) fail(at int, format string, args ...any) error {
 	return invalid(s.base+int64(at), format, args...)
 }
 
-// peek skips white space and returns the byte that follows; 0, which no JSON has, at the end.
+// peek skips white space and returns the next byte, or 0, which no JSON contains, at the end.
 func (s *scanner) peek() byte {
 	for s.pos < len(s.text) {
 		switch c := s.text[s.pos]; c {
@@ -51,7 +51,7 @@ func (s *scanner) peek() byte {
 	return 0
 }
 
-// take reads c, which must be next.
+// take reads c, which must be the next byte.
 func (s *scanner) take(c byte, what string) error {
 	if s.peek() != c {
 		return s.unexpected(what)
@@ -60,7 +60,7 @@ func (s *scanner) take(c byte, what string) error {
 	return nil
 }
 
-// unexpected says that what should be where the scanner is.
+// unexpected returns the error that the scanner expected what at its position.
 func (s *scanner) unexpected(what string) error {
 	if s.peek() == 0 && s.pos == len(s.text) {
 		return s.fail(s.pos, "ends where %s should be", what)
@@ -69,7 +69,7 @@ func (s *scanner) unexpected(what string) error {
 	return s.fail(s.pos, "%q is where %s should be", r, what)
 }
 
-// end fails unless only white space follows.
+// end returns an error unless only white space follows.
 func (s *scanner) end() error {
 	if s.peek(); s.pos < len(s.text) {
 		return s.unexpected("the end")
@@ -77,11 +77,11 @@ func (s *scanner) end() error {
 	return nil
 }
 
-// object reads an object: field is called with each key and its place, and reads the value.
+// object reads an object. It calls field with each key and its offset, and field reads the value.
 func (s *scanner) object(what string, field func(key string, at int) error) error {
 	return s.list('{', '}', what, func() error {
 		if s.peek() != '"' {
-			return s.unexpected("a name in " + what + ", a string,") // not joined before it is needed
+			return s.unexpected("a name in " + what + ", a string,") // built only if it is needed
 		}
 		at := s.pos
 		key, err := s.string(what)
@@ -95,7 +95,7 @@ func (s *scanner) object(what string, field func(key string, at int) error) erro
 	})
 }
 
-// array reads an array: item reads each value.
+// array reads an array. It calls item to read each value.
 func (s *scanner) array(what string, item func() error) error { return s.list('[', ']', what, item) }
 
 func (s *scanner) list(first, last byte, what string, item func() error) error {
@@ -146,7 +146,7 @@ func (s *scanner) string(what string) (string, error) {
 	return "", s.fail(begin, "a string has no end")
 }
 
-// escaped reads the rest of the string that began at begin; an escape is next.
+// escaped reads the rest of the string that began at begin. The next byte is an escape.
 func (s *scanner) escaped(begin int) (string, error) {
 	var b strings.Builder
 	for from := begin; s.pos < len(s.text); {
@@ -177,7 +177,7 @@ const (
 	unescaped = "\"\\/\b\f\n\r\t"
 )
 
-// escape reads an escape, or the two that make one character.
+// escape reads an escape, or two that form one character.
 func (s *scanner) escape() (rune, error) {
 	at := s.pos
 	if s.pos += 2; s.pos <= len(s.text) {
@@ -221,7 +221,7 @@ func (s *scanner) hex() (r rune, ok bool) {
 	return r, true
 }
 
-// number reads a number and returns how it is written.
+// number reads a number and returns its text.
 func (s *scanner) number(what string) (string, error) {
 	if c := s.peek(); c != '-' && (c < '0' || c > '9') {
 		return "", s.unexpected(what + ", a number,")
@@ -242,7 +242,7 @@ func (s *scanner) number(what string) (string, error) {
 	return s.text[begin:s.pos], nil
 }
 
-// digit reads c if it is next.
+// digit reads c if it is the next byte.
 func (s *scanner) digit(c byte) bool {
 	if s.pos < len(s.text) && s.text[s.pos] == c {
 		s.pos++
@@ -251,7 +251,7 @@ func (s *scanner) digit(c byte) bool {
 	return false
 }
 
-// digits reads digits, at least one.
+// digits reads digits, and reports whether there was at least one.
 func (s *scanner) digits() bool {
 	begin := s.pos
 	for s.pos < len(s.text) && s.text[s.pos] >= '0' && s.text[s.pos] <= '9' {
@@ -303,7 +303,7 @@ func (s *scanner) skip() error {
 	return s.unexpected("a value")
 }
 
-// skipNumber reads a number that a float64 can hold, since readers refuse others.
+// skipNumber reads a number that fits in a float64, since other readers reject larger ones.
 func (s *scanner) skipNumber() error {
 	text, err := s.number("a value")
 	if err != nil {

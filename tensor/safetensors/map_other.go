@@ -6,5 +6,5 @@ func mapFile(name string) (*File, error) { return loadFile(name) }
 
 func unmap([]byte) error { return nil }
 
-// syncDir does nothing where directories cannot be synced.
+// syncDir does nothing on systems that cannot sync directories.
 func syncDir(string) error { return nil }

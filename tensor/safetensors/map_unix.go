@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapFile reads the header as other files are read, so that a file that is cut off meanwhile is an
-// error there.
+// mapFile maps a file. It reads the header from the file and not from the mapping, so that a file
+// that is truncated meanwhile is an error and not a fault.
 func mapFile(name string) (*File, error) {
 	r, size, err := openFile(name)
 	if err != nil {
@@ -21,7 +21,7 @@ func mapFile(name string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Some file systems in user space allow private mappings only.
+	// Some file systems in user space allow only private mappings.
 	b, err := unix.Mmap(int(r.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("safetensors: map %s: %w; it can be loaded", name, err)

@@ -22,36 +22,39 @@ const (
 	indexSuffix = ".safetensors.index.json"
 )
 
-// Model is the tensors of one file, or of several files that an index lists. Many goroutines may
-// use it at once.
+// Model is the tensors of one file, or of several files that an index lists. It is safe for
+// concurrent use.
 type Model struct {
-	TotalSize int64 // metadata.total_size of the index, unchecked, since writers differ in what they count; 0 if it is not there
+	// metadata.total_size of the index; not checked, since writers differ in what they count; 0 if
+	// missing
+	TotalSize int64
 
 	files  []shard
-	index  map[string]int     // the tensor's file
-	listed map[string]string  // in a lenient mode, of all tensors that the index lists, the file
+	index  map[string]int     // index in files, by the tensor's name
+	listed map[string]string  // in lenient mode, the file of each tensor that the index lists
 	report func(*FormatError) // nil: strict
 }
 
 type shard struct {
-	name string // as in the index
+	name string // name in the index
 	*File
 }
 
-// OpenModel opens a file, an index, or a directory that has one of them. In a directory with
-// several it takes that called model, and shards count as part of their index. Each file is opened
-// as by Open.
+// OpenModel opens a file, an index, or a directory that contains one of them. If a directory
+// contains several, it opens the one called model; shards count as part of their index. Each file
+// is opened as by Open.
 func OpenModel(path string) (*Model, error) { return openModel(path, nil) }
 
-// OpenLenient is OpenModel for a model whose index is not as it should be, as long as it leaves no
-// doubt about the bytes of any tensor. It calls report for each of these faults, and goes on:
+// OpenLenient is OpenModel for a model whose index has faults, as long as the bytes of each tensor
+// are unambiguous. It calls report for each of these faults, and continues:
 //
-//   - a file has a tensor that the index does not list for any file: it is part of the model
-//   - metadata is not an object, as null: it is passed over
-//   - metadata.total_size is no number of bytes: TotalSize is the number if it is one as text, and 0 otherwise
+//   - a file has a tensor that the index does not list for any file: it becomes part of the model
+//   - metadata is not an object, but, for example, null: it is ignored
+//   - metadata.total_size is not a number of bytes: TotalSize is its value if it is a number
+//     written as text, and 0 otherwise
 //
-// All else is an error, as of OpenModel: a file that is missing or broken, a tensor that is not
-// where the index says, or is in two files.
+// All other faults are errors, as in OpenModel: a file that is missing or invalid, or a tensor that
+// is not in the file that the index names, or is in two files.
 func OpenLenient(path string, report func(*FormatError)) (*Model, error) {
 	if report == nil {
 		report = func(*FormatError) {}
@@ -83,7 +86,7 @@ func openModel(path string, report func(*FormatError)) (*Model, error) {
 
 var shardName = regexp.MustCompile(`-\d{5,}-of-\d{5,}\.safetensors$`)
 
-// find finds what to open in a directory.
+// find returns the path to open in a directory.
 func find(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -116,10 +119,10 @@ func find(dir string) (string, error) {
 	return "", fmt.Errorf("safetensors: %s has no *%s and no *%s: %w", dir, suffix, indexSuffix, os.ErrNotExist)
 }
 
-// OpenIndex opens all files that an index, as model.safetensors.index.json, lists. Their names must
-// be local to the index's directory; a link there may lead elsewhere, as they do in caches. It is
-// an error if a file is missing, if it does not have a tensor that the index says it has, or has
-// another one.
+// OpenIndex opens all files that an index, such as model.safetensors.index.json, lists. Their names
+// must be local to the index's directory; they may be links to other directories, as in caches. It
+// returns an error if a file is missing, lacks a tensor that the index lists, or has a tensor that
+// the index does not list.
 func OpenIndex(name string) (*Model, error) { return openIndex(name, nil) }
 
 func openIndex(name string, report func(*FormatError)) (*Model, error) {
@@ -137,7 +140,7 @@ func openIndex(name string, report func(*FormatError)) (*Model, error) {
 	return m, nil
 }
 
-// readIndex reads an index: the names of the tensors of each file.
+// readIndex reads an index, and returns the names of the tensors of each file.
 func (m *Model) readIndex(name string) (map[string]map[string]bool, error) {
 	r, _, err := openFile(name)
 	if err != nil {
@@ -172,15 +175,15 @@ func (m *Model) readIndex(name string) (map[string]map[string]bool, error) {
 	return ix.files, nil
 }
 
-// index is what an index says.
+// index is the parsed index.
 type index struct {
 	tensors  map[string]bool
-	files    map[string]map[string]bool // nil until weight_map was there
-	metadata bool                       // was there
+	files    map[string]map[string]bool // nil until weight_map has been read
+	metadata bool                       // metadata has been read
 	total    int64
 
 	lenient bool
-	faults  []*FormatError // that are passed over
+	faults  []*FormatError // faults that lenient mode accepts
 }
 
 func (ix *index) read(s *scanner) error {
@@ -210,7 +213,7 @@ func (ix *index) read(s *scanner) error {
 	return s.end()
 }
 
-// weight reads a tensor's file.
+// weight parses the file name of a tensor.
 func (ix *index) weight(s *scanner, name string, at int) error {
 	if ix.tensors[name] {
 		return inTensor(name, s.fail(at, "is there twice"))
@@ -230,7 +233,7 @@ func (ix *index) weight(s *scanner, name string, at int) error {
 	return nil
 }
 
-// number reads a field of metadata: total_size is a whole number, though some write it as a float.
+// number parses a field of metadata: total_size is an integer, though some writers use a float.
 func (ix *index) number(s *scanner, key string) error {
 	if key != "total_size" {
 		return s.skip()
@@ -264,7 +267,7 @@ func (ix *index) number(s *scanner, key string) error {
 	return nil
 }
 
-// tolerate notes a fault that is passed over.
+// tolerate notes a fault that lenient mode accepts.
 func (ix *index) tolerate(s *scanner, at int, reason string) {
 	ix.faults = append(ix.faults, invalid(s.base+int64(at), "%s", reason))
 }
@@ -285,7 +288,7 @@ func totalSize(text string) (int64, error) {
 
 // open adds a file that must have exactly the tensors in want.
 func (m *Model) open(index, file string, want map[string]bool) error {
-	local, _ := filepath.Localize(file) // it was one when the index was read
+	local, _ := filepath.Localize(file) // checked when the index was read
 	path := filepath.Join(filepath.Dir(index), local)
 	first := slices.Min(slices.Collect(maps.Keys(want)))
 	f, err := Open(path)
@@ -307,8 +310,8 @@ func (m *Model) open(index, file string, want map[string]bool) error {
 	return nil
 }
 
-// unlisted looks for tensors of a file that the index does not list there. In a lenient mode they
-// are part of the model, unless another file has one of that name too.
+// unlisted finds tensors of a file that the index does not list there. In lenient mode they become
+// part of the model, unless another file has a tensor of that name.
 func (m *Model) unlisted(index, path string, f *File, want map[string]bool) error {
 	for name := range f.Infos() {
 		if want[name] {
@@ -332,7 +335,7 @@ func (m *Model) add(name string, f *File) {
 	m.files = append(m.files, shard{name, f})
 }
 
-// Names are the tensors' names: file by file, in the order of their data.
+// Names returns the tensors' names: file by file, in the order of their data.
 func (m *Model) Names() []string {
 	names := make([]string, 0, len(m.index))
 	for _, f := range m.files {
@@ -341,10 +344,10 @@ func (m *Model) Names() []string {
 	return names
 }
 
-// Len is the number of tensors.
+// Len returns the number of tensors.
 func (m *Model) Len() int { return len(m.index) }
 
-// Tensor is the tensor called name, as File.Tensor.
+// Tensor returns the tensor called name, as File.Tensor does.
 func (m *Model) Tensor(name string) (*tensor.Tensor, error) {
 	i, ok := m.index[name]
 	if !ok {
@@ -353,7 +356,7 @@ func (m *Model) Tensor(name string) (*tensor.Tensor, error) {
 	return m.files[i].Tensor(name)
 }
 
-// All are the tensors in the order of Names, as File.All.
+// All yields the tensors in the order of Names, as File.All does.
 func (m *Model) All() iter.Seq2[string, *tensor.Tensor] {
 	return func(yield func(string, *tensor.Tensor) bool) {
 		for _, f := range m.files {
@@ -366,8 +369,7 @@ func (m *Model) All() iter.Seq2[string, *tensor.Tensor] {
 	}
 }
 
-// Files are the model's files under their names, in the order of the names. They close with the
-// model.
+// Files yields the model's files by name, in the order of the names. Closing the model closes them.
 func (m *Model) Files() iter.Seq2[string, *File] {
 	return func(yield func(string, *File) bool) {
 		for _, f := range m.files {

@@ -14,8 +14,8 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// plan is the header for tensors of these dtypes and shapes, in the reference's order, and its
-// bytes in the file.
+// plan returns the header for tensors of these dtypes and shapes, in the reference's order, and its
+// bytes.
 func plan(infos map[string]Info, metadata map[string]string) (*Header, []byte, error) {
 	h := &Header{Metadata: maps.Clone(metadata), names: inOrder(infos), infos: make([]Info, len(infos)), index: map[string]int{}}
 	if err := checkMetadata(metadata); err != nil {
@@ -47,14 +47,14 @@ func plan(infos map[string]Info, metadata map[string]string) (*Header, []byte, e
 	return h, b, nil
 }
 
-// inOrder are the names, the largest alignment first, then by name.
+// inOrder returns the names, ordered by decreasing alignment, then by name.
 func inOrder(infos map[string]Info) []string {
 	return slices.SortedFunc(maps.Keys(infos), func(a, b string) int {
 		return cmp.Or(cmp.Compare(infos[b].DType, infos[a].DType), cmp.Compare(a, b))
 	})
 }
 
-// checkInfo returns the size of a tensor that can be in a file.
+// checkInfo returns the size of a tensor, or an error if it cannot be in a file.
 func checkInfo(name string, info Info) (size uint64, err error) {
 	switch {
 	case name == reserved:
@@ -81,7 +81,7 @@ func checkMetadata(metadata map[string]string) error {
 	return nil
 }
 
-// move sets where the data begin, which was 0.
+// move sets the offset of the data, which was 0.
 func (h *Header) move(start int64) {
 	h.start = start
 	for i := range h.infos {
@@ -90,7 +90,7 @@ func (h *Header) move(start int64) {
 	}
 }
 
-// append appends the header's JSON, as the reference writes it.
+// append appends the header's JSON, in the format of the reference.
 func (h *Header) append(b []byte) []byte {
 	b = append(b, '{')
 	if h.Metadata != nil {
@@ -135,7 +135,7 @@ func appendEntry(b []byte, info Info) []byte {
 	return append(b, `]}`...)
 }
 
-// appendString escapes what JSON must have escaped, as serde_json does, and nothing else.
+// appendString appends a JSON string. It escapes only what JSON requires, as serde_json does.
 func appendString(b []byte, s string) []byte {
 	b = append(b, '"')
 	for i := range len(s) {
@@ -163,7 +163,7 @@ func appendString(b []byte, s string) []byte {
 	return append(b, '"')
 }
 
-// infosOf are the dtypes and shapes of tensors that are whole.
+// infosOf returns the dtypes and shapes of tensors, and checks the tensors.
 func infosOf(ts map[string]*tensor.Tensor) (map[string]Info, error) {
 	infos := make(map[string]Info, len(ts))
 	for name, t := range ts {

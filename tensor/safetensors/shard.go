@@ -15,12 +15,12 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// WriteSharded writes tensors as a model in files base-00001-of-0000N.safetensors in dir, filled in
-// the order of the names, each with at most maxShardBytes of data, or one tensor that is larger;
-// and last base.safetensors.index.json, without which OpenModel does not accept the files as a
-// model. Each file is written as by WriteFile and has the metadata. It returns fs.ErrExist if there
-// is a model already, since until the end old and new files could not be told apart. If it fails it
-// removes what it has written.
+// WriteSharded writes tensors as a model of several files, base-00001-of-0000N.safetensors, in dir.
+// Files are filled in the order of the names, each with at most maxShardBytes of data, or with one
+// tensor that is larger. Last it writes base.safetensors.index.json, without which OpenModel does
+// not accept the files. Each file is written as by WriteFile and has the metadata. It returns
+// fs.ErrExist if the model already exists, since old and new files could not be distinguished until
+// the end. If it fails, it removes the files that it has written.
 func WriteSharded(dir, base string, maxShardBytes int64, ts map[string]*tensor.Tensor, metadata map[string]string) (err error) {
 	index := filepath.Join(dir, base+indexSuffix)
 	switch _, err := os.Lstat(index); {
@@ -39,7 +39,7 @@ func WriteSharded(dir, base string, maxShardBytes int64, ts map[string]*tensor.T
 	defer func() {
 		if err != nil {
 			for _, name := range slices.Backward(written) { // the index first
-				_ = os.Remove(name) // the first error is the one to return
+				_ = os.Remove(name) // the first error is returned
 			}
 		}
 	}()
@@ -58,7 +58,7 @@ func WriteSharded(dir, base string, maxShardBytes int64, ts map[string]*tensor.T
 	return writeIndex(index, total, files)
 }
 
-// checkAll finds what no file can hold, before one is written.
+// checkAll rejects tensors that no file can hold, before any file is written.
 func checkAll(ts map[string]*tensor.Tensor, metadata map[string]string) error {
 	infos, err := infosOf(ts)
 	if err != nil {
@@ -72,7 +72,7 @@ func checkAll(ts map[string]*tensor.Tensor, metadata map[string]string) error {
 	return checkMetadata(metadata)
 }
 
-// split fills shards with tensors, in the order of their names. There is at least one.
+// split distributes tensors to shards, in the order of their names. There is at least one shard.
 func split(ts map[string]*tensor.Tensor, most int64) (shards []map[string]*tensor.Tensor, total int64) {
 	part, size := map[string]*tensor.Tensor{}, int64(0)
 	for _, name := range slices.Sorted(maps.Keys(ts)) {
@@ -88,7 +88,8 @@ func split(ts map[string]*tensor.Tensor, most int64) (shards []map[string]*tenso
 	return append(shards, part), total
 }
 
-// writeIndex writes an index as Hugging Face's libraries do: two spaces to a level, keys sorted.
+// writeIndex writes an index in the format of Hugging Face's libraries: indented by two spaces,
+// keys sorted.
 func writeIndex(name string, total int64, files map[string]string) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

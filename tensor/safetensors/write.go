@@ -11,14 +11,14 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// Write writes tensors as one file, with the bytes of the reference writer. Metadata that are nil
-// are left out. Nothing is written if a tensor or a name cannot be.
+// Write writes tensors as one file, with the bytes of the reference writer. Nil metadata is left
+// out. It writes nothing if a tensor or a name is invalid.
 func Write(w io.Writer, ts map[string]*tensor.Tensor, metadata map[string]string) error {
 	infos, err := infosOf(ts)
 	if err != nil {
 		return err
 	}
-	const small = 64 << 10 // what is larger passes the buffer by
+	const small = 64 << 10 // larger writes bypass the buffer
 	b := bufio.NewWriterSize(w, small)
 	sw, err := NewWriter(b, infos, metadata)
 	if err != nil {
@@ -35,15 +35,14 @@ func Write(w io.Writer, ts map[string]*tensor.Tensor, metadata map[string]string
 	return sw.Close()
 }
 
-// WriteFile writes tensors as the file called name, completely or not at all, and durably: it
-// writes another name in the same directory, .safetensors-*.tmp, syncs it, and renames it. It
-// replaces a file that exists, and leaves nothing behind if it fails. Readers of the old file keep
-// it.
+// WriteFile writes tensors to the file called name, atomically and durably: it writes a file
+// .safetensors-*.tmp in the same directory, syncs it, and renames it. It replaces an existing file.
+// If it fails, it leaves no file behind. Processes that have the old file open keep it.
 func WriteFile(name string, ts map[string]*tensor.Tensor, metadata map[string]string) error {
 	return replace(name, func(w io.Writer) error { return Write(w, ts, metadata) })
 }
 
-// replace makes what write writes the file called name.
+// replace atomically replaces the file called name with what write writes.
 func replace(name string, write func(io.Writer) error) error {
 	dir := filepath.Dir(name)
 	temp := filepath.Join(dir, ".safetensors-"+rand.Text()+".tmp")
@@ -55,7 +54,7 @@ func replace(name string, write func(io.Writer) error) error {
 		err = os.Rename(temp, name)
 	}
 	if err != nil {
-		_ = os.Remove(temp) // the first error is the one to return
+		_ = os.Remove(temp) // the first error is returned
 	} else if err = syncDir(dir); err == nil {
 		return nil
 	}
@@ -65,8 +64,7 @@ func replace(name string, write func(io.Writer) error) error {
 	return &WriteError{File: name, Err: err}
 }
 
-// fill writes f by calling write, and makes it durable. NFS may report only at Close that it could
-// not write.
+// fill calls write to write f, and makes f durable. NFS may report a failed write only at Close.
 func fill(f *os.File, write func(io.Writer) error) error {
 	err := write(f)
 	if err == nil {

@@ -9,20 +9,20 @@ import (
 	"github.com/muster-pg/muster/tensor"
 )
 
-// A Writer writes a file whose data come piece by piece, so that it may be larger than memory.
-// After an error all its methods return that error. It is not safe for concurrent use.
+// Writer writes a file piece by piece, so that it may be larger than memory. After an error all its
+// methods return that error. It is not safe for concurrent use.
 type Writer struct {
 	w    io.Writer
 	h    *Header
-	pos  int64  // in the file, of the next byte
-	next int    // tensors before it are not begun again
-	end  int64  // where a Write must have ended
-	name string // of the tensor that ends there
-	err  error  // what ended it
+	pos  int64  // offset of the next byte in the file
+	next int    // tensors before this index cannot be begun again
+	end  int64  // offset that a Write must not exceed
+	name string // the tensor that ends there
+	err  error  // the first error
 }
 
-// NewWriter writes the header for tensors with the dtypes and shapes of infos; their Begin and End
-// do not matter. The data must follow in the order of Names.
+// NewWriter writes the header for tensors with the dtypes and shapes of infos, whose Begin and End
+// are ignored. The data must follow in the order of Names.
 func NewWriter(w io.Writer, infos map[string]Info, metadata map[string]string) (*Writer, error) {
 	h, head, err := plan(infos, metadata)
 	if err != nil {
@@ -46,15 +46,15 @@ func writeAll(w io.Writer, p []byte) (n int, err error) {
 	return n, err
 }
 
-// Names are the tensors' names in the order in which their data must come.
+// Names returns the tensors' names in the order in which their data must be written.
 func (w *Writer) Names() []string { return w.h.Names() }
 
-// Header is what has been written before the data: it has where each tensor begins and ends.
+// Header returns the header that has been written, with the range of each tensor.
 func (w *Writer) Header() *Header { return w.h }
 
-// Begin says that the bytes of the tensor called name come next, and no others until the next
-// Begin. It is an error if they do not, or if bytes of a tensor before it are missing. Without
-// Begin, the data are one stream.
+// Begin declares that only the bytes of the tensor called name follow until the next Begin. It
+// returns an error if that tensor is not next, or if bytes of a tensor before it are missing. Begin
+// is optional: without it, the data is one stream.
 func (w *Writer) Begin(name string) error {
 	if w.err != nil {
 		return w.err
@@ -72,8 +72,8 @@ func (w *Writer) Begin(name string) error {
 	return nil
 }
 
-// WriteTensor writes all of the tensor called name, which must come next. It is an error if t is
-// not what the header says.
+// WriteTensor writes the tensor called name, which must be next. It returns an error if t does not
+// match the header.
 func (w *Writer) WriteTensor(name string, t *tensor.Tensor) error {
 	if err := w.Begin(name); err != nil {
 		return err
@@ -88,8 +88,8 @@ func (w *Writer) WriteTensor(name string, t *tensor.Tensor) error {
 	return err
 }
 
-// Write writes the next bytes of the data. If p has more than are left, of the tensor that was
-// begun or of all, it is an error at once, and nothing of p is written.
+// Write writes the next bytes of the data. If p has more bytes than are left, of the tensor that
+// was begun or of all, it returns an error and writes nothing.
 func (w *Writer) Write(p []byte) (int, error) {
 	switch over := int64(len(p)) - (w.end - w.pos); {
 	case w.err != nil:
@@ -107,7 +107,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close is an error if bytes are missing. It does not close what w writes to.
+// Close returns an error if bytes are missing. It does not close the underlying writer.
 func (w *Writer) Close() error {
 	if w.err == nil && w.pos < w.h.Size() {
 		return w.missing()
@@ -115,7 +115,7 @@ func (w *Writer) Close() error {
 	return w.err
 }
 
-// current is the tensor that the next byte belongs to.
+// current returns the tensor that the next byte belongs to.
 func (w *Writer) current() string {
 	for i, info := range w.h.infos {
 		if info.End > w.pos {
@@ -125,7 +125,7 @@ func (w *Writer) current() string {
 	return w.name
 }
 
-// missing fails for a byte of a tensor that has not come.
+// missing returns the error for a tensor whose bytes have not all been written.
 func (w *Writer) missing() error {
 	name := w.current()
 	info, _ := w.h.Info(name)

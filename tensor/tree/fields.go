@@ -22,10 +22,10 @@ var (
 	}
 )
 
-// hasOwn reports whether encoding/json has to convert t, because t has methods for it.
+// hasOwn reports whether t has methods by which encoding/json converts it.
 func hasOwn(t reflect.Type) bool {
 	if t.Kind() == reflect.Interface || t.Kind() == reflect.Pointer {
-		return false // what they lead to may have
+		return false // the types that they refer to may have them
 	}
 	if t == numberType {
 		return true
@@ -38,12 +38,12 @@ func hasOwn(t reflect.Type) bool {
 	return false
 }
 
-// isBytes reports whether encoding/json has t as base64.
+// isBytes reports whether encoding/json encodes t as base64.
 func isBytes(t reflect.Type) bool {
 	return t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8 && !hasOwn(t.Elem())
 }
 
-// holdsTensor reports whether a t may hold tensors in its exported fields; an interface may.
+// holdsTensor reports whether t may hold tensors in its exported fields. An interface may.
 func holdsTensor(t reflect.Type, seen map[reflect.Type]bool) bool {
 	if t == tensorType {
 		return true
@@ -65,7 +65,7 @@ func holdsTensor(t reflect.Type, seen map[reflect.Type]bool) bool {
 	return false
 }
 
-// A field is what a struct has under a name in JSON.
+// field is a field of a struct, as encoded in JSON.
 type field struct {
 	name      string
 	index     []int // a path through embedded structs
@@ -74,7 +74,7 @@ type field struct {
 	omitZero  bool
 }
 
-// structs has the fields of the types of one walk.
+// structs caches the fields of struct types during one walk.
 type structs map[reflect.Type][]field
 
 func (s structs) of(t reflect.Type) ([]field, error) {
@@ -90,10 +90,11 @@ func (s structs) of(t reflect.Type) ([]field, error) {
 	return fields, err
 }
 
-// collect has all fields of t, those of embedded structs after their own place.
+// collect returns all fields of t. Fields of embedded structs follow the position of the embedded
+// struct.
 func collect(t reflect.Type, index []int, above map[reflect.Type]bool) (all []field, err error) {
 	if above[t] {
-		return nil, nil // embedded in itself: hidden by its own fields
+		return nil, nil // it embeds itself: its own fields hide these
 	}
 	above[t] = true
 	defer delete(above, t)
@@ -126,7 +127,7 @@ func collect(t reflect.Type, index []int, above map[reflect.Type]bool) (all []fi
 	return all, nil
 }
 
-// parseTag reads a field's tag. The name "-" without tagged is to be left out.
+// parseTag parses a field's tag. A field with the name "-" and without tagged is left out.
 func parseTag(t reflect.Type, sf reflect.StructField) (field, error) {
 	tag := sf.Tag.Get("json")
 	if tag == "-" {
@@ -150,7 +151,8 @@ func parseTag(t reflect.Type, sf reflect.StructField) (field, error) {
 	return f, nil
 }
 
-// validName is encoding/json's rule; a field whose tag breaks it has its own name.
+// validName is encoding/json's rule for names in tags. If a tag breaks it, the field keeps its own
+// name.
 func validName(name string) bool {
 	for _, c := range name {
 		if !strings.ContainsRune("!#$%&()*+-./:;<=>?@[]^_{|}~ ", c) && !unicode.IsLetter(c) && !unicode.IsDigit(c) {
@@ -160,8 +162,9 @@ func validName(name string) bool {
 	return name != ""
 }
 
-// dominant leaves of the fields with the same name the one that Go would choose, or else the one
-// with a tag. Where encoding/json drops fields that neither rule tells apart, this is an error.
+// dominant returns, of the fields with the same name, the one that Go would select, or otherwise
+// the one with a tag. If neither rule selects one, encoding/json drops the fields; this is an error
+// here.
 func dominant(t reflect.Type, all []field) ([]field, error) {
 	best := map[string]field{}
 	double := map[string]bool{}
@@ -215,7 +218,8 @@ func (f *field) omitted(v reflect.Value) bool {
 
 type isZeroer interface{ IsZero() bool }
 
-// isZero asks a method IsZero where encoding/json does: by the field's type, not by what is in it.
+// isZero calls a method IsZero where encoding/json does: it depends on the field's type, not on the
+// dynamic type of its value.
 func isZero(v reflect.Value) bool {
 	t, zeroer := v.Type(), reflect.TypeFor[isZeroer]()
 	switch {

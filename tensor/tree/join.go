@@ -14,16 +14,16 @@ import (
 )
 
 // Join sets *v, of the type that was split or an any, to the value of config with its tensors,
-// which are not copied. If they do not fit, it returns an *Error that says where, and leaves *v as
-// it was: a tensor is missing or belongs to no leaf, a key is there twice or *v has no field for
-// it, a value has another type.
+// which are not copied. If they do not fit, it returns an *Error with the path, and does not modify
+// *v. That is so if a tensor is missing or belongs to no leaf, if a key occurs twice or *v has no
+// field for it, or if a value has another type.
 func Join(config []byte, tensors map[string]*tensor.Tensor, v any) error {
 	target := reflect.ValueOf(v)
 	if target.Kind() != reflect.Pointer || target.IsNil() {
 		return &Error{Err: fmt.Errorf("join into a pointer, not into %T", v)}
 	}
 	j := joiner{path: path{limit: maxDepth}, structs: structs{}, tensors: tensors, used: map[string]bool{}}
-	text := path{limit: maxDepth + 1} // a tensor's own braces are no level of the config
+	text := path{limit: maxDepth + 1} // a tensor's own braces are not a level of the config
 	n, err := text.parse(config)
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ type joiner struct {
 	used    map[string]bool
 }
 
-// unused is an error if a tensor has no leaf.
+// unused returns an error if a tensor belongs to no leaf.
 func (j *joiner) unused() error {
 	var names []string
 	for name := range j.tensors {
@@ -61,7 +61,7 @@ func (j *joiner) unused() error {
 	return &Error{Path: names[0], Err: fmt.Errorf("the config has no place for this tensor (%d such of %d)", len(names), len(j.tensors))}
 }
 
-// value sets v, which is zero, to n.
+// value sets v, which is zero, to the value of n.
 func (j *joiner) value(n *node, v reflect.Value) error {
 	switch t := v.Type(); {
 	case t == pointerType && n.kind == 'n', t == tensorType && n.kind == 'n':
@@ -84,7 +84,7 @@ func (j *joiner) value(n *node, v reflect.Value) error {
 		return j.null(v)
 	case isBytes(t) && n.kind == '"':
 		return j.unmarshal(n, v)
-	case isBytes(t): // encoding/json takes an array, too
+	case isBytes(t): // encoding/json accepts an array, too
 		return j.mismatch(n, v)
 	}
 	switch v.Kind() {
@@ -104,7 +104,7 @@ func (j *joiner) value(n *node, v reflect.Value) error {
 	return j.scalar(n, v)
 }
 
-// null leaves v nil, if that is possible.
+// null leaves v nil, if v can be nil.
 func (j *joiner) null(v reflect.Value) error {
 	switch v.Kind() {
 	case reflect.Interface, reflect.Pointer, reflect.Map, reflect.Slice:
@@ -133,7 +133,7 @@ func (j *joiner) tensor(n *node) (*tensor.Tensor, error) {
 	return x, nil
 }
 
-// own lets v's own methods read n.
+// own decodes n with v's own methods.
 func (j *joiner) own(n *node, v reflect.Value) error {
 	if holdsTensor(v.Type(), map[reflect.Type]bool{}) {
 		return j.errorf("%v has a method of its own for JSON or text, which does not join its tensors", v.Type())
@@ -170,7 +170,7 @@ func (j *joiner) scalar(n *node, v reflect.Value) error {
 	return j.unmarshal(n, v)
 }
 
-// special is a float that JSON has no number for.
+// special returns a float that has no JSON number.
 func (j *joiner) special(name string) (float64, error) {
 	switch name {
 	case "NaN":
@@ -200,7 +200,7 @@ func (j *joiner) array(n *node, v reflect.Value) error {
 	return nil
 }
 
-// members walks an object's members by the keys that they had before Split.
+// members calls member for each member of an object, with the key before its escaping by Split.
 func (j *joiner) members(n *node, member func(key string, kid *node) error) error {
 	for i, kid := range n.kids {
 		key := n.keys[i]
@@ -233,7 +233,7 @@ func (j *joiner) object(n *node, v reflect.Value) error {
 	})
 }
 
-// fieldByIndex makes the embedded structs on the way to the field.
+// fieldByIndex returns a field, and allocates the embedded structs on the path to it.
 func fieldByIndex(v reflect.Value, index []int) reflect.Value {
 	for _, i := range index {
 		if v.Kind() == reflect.Pointer {
@@ -270,7 +270,7 @@ func (j *joiner) mapping(n *node, v reflect.Value) error {
 	})
 }
 
-// keyOf is keyText's inverse.
+// keyOf is the inverse of keyText.
 func keyOf(text string, t reflect.Type) (reflect.Value, error) {
 	if t == reflect.TypeFor[string]() {
 		return reflect.ValueOf(text), nil
@@ -301,7 +301,7 @@ func (j *joiner) untyped(n *node, v reflect.Value) error {
 	return err
 }
 
-// any is n as what it says itself.
+// any returns the value of n, whose type depends only on the JSON.
 func (j *joiner) any(n *node) (any, error) {
 	switch n.kind {
 	case '"':

@@ -7,16 +7,16 @@ import (
 	"unicode/utf8"
 )
 
-// A node is a value of parsed JSON.
+// node is a value of parsed JSON.
 type node struct {
 	kind byte   // { [ " 0 t n
 	raw  string // its JSON
-	text string // what a string says
+	text string // the value of a string
 	keys []string
 	kids []*node
 }
 
-// marker is what an object that stands for something else says, if n is one.
+// marker returns the value of an object that has only this key, such as "$tensor".
 func (n *node) marker(key string) (text string, ok bool) {
 	if n.kind == '{' && len(n.keys) == 1 && n.keys[0] == key && n.kids[0].kind == '"' {
 		return n.kids[0].text, true
@@ -24,7 +24,7 @@ func (n *node) marker(key string) (text string, ok bool) {
 	return "", false
 }
 
-// parse reads one value of JSON: no more than one, no key twice, not too deep.
+// parse parses one JSON value. It rejects trailing data, duplicate keys, and too much nesting.
 func (p *path) parse(text []byte) (*node, error) {
 	if !utf8.Valid(text) {
 		return nil, p.errorf("the JSON is not UTF-8")
@@ -37,7 +37,7 @@ func (p *path) parse(text []byte) (*node, error) {
 	return r.value()
 }
 
-// A parser reads JSON that is valid.
+// parser reads valid JSON.
 type parser struct {
 	*path
 	json string
@@ -66,7 +66,7 @@ func (r *parser) value() (*node, error) {
 	return n, err
 }
 
-// inside reads what an object or an array has, and its end.
+// inside reads the contents of an object or an array, and its end.
 func (r *parser) inside(n *node) error {
 	seen := map[string]bool{}
 	for i := 0; r.dec.More(); i++ {

@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// maxDepth is how deep a config may be nested. What is deeper is a cycle, or an attack.
+// maxDepth is the maximum nesting of a config. A deeper one is a cycle, or malicious.
 const maxDepth = 1000
 
-// A path is where a walk is: keys and indexes, from the root.
+// path is the position of a walk: keys and indexes, from the root.
 type path struct {
 	keys  []string
-	depth int // steps down, those through pointers too
-	limit int // of depth
+	depth int // number of steps, including those through pointers
+	limit int // maximum depth
 }
 
-// in is the walk one step further down, through key; without one where that is a pointer or an
-// interface.
+// in runs walk one step further down, through key. A step through a pointer or an interface has no
+// key.
 func (p *path) in(walk func() error, key ...string) error {
 	if p.depth == p.limit {
 		return p.errorf("nested deeper than %d: is it a cycle?", p.limit)
@@ -30,9 +30,10 @@ func (p *path) in(walk func() error, key ...string) error {
 	return err
 }
 
-// An Error says what is wrong with a config, and at which path.
+// Error says what is wrong with a config, and at which path.
 type Error struct {
-	Path string // of the value at fault, as the name of a tensor is; "" is the config itself
+	// path of the value at fault, in the form of a tensor's name; "" is the config itself
+	Path string
 	Err  error
 }
 
@@ -54,7 +55,7 @@ func (p *path) errorf(format string, args ...any) error {
 	return &Error{Path: name, Err: fmt.Errorf(format, args...)}
 }
 
-// String is the path as no other is written.
+// String returns the path in a form that is different for each path.
 func (p *path) String() string {
 	var b strings.Builder
 	for i, key := range p.keys {
@@ -71,11 +72,12 @@ func (p *path) String() string {
 
 var escapes = strings.NewReplacer("%", "%25", ".", "%2E")
 
-// tensorName is the name of the tensor here. It is none that safetensors reserves.
+// tensorName returns the name of the tensor at this path. It never is a name that safetensors
+// reserves.
 func (p *path) tensorName() string {
 	switch name := p.String(); {
 	case len(p.keys) == 0:
-		return "tensor" // the only one that there is
+		return "tensor" // it is the only tensor
 	case name == "__metadata__":
 		return "%5F_metadata__"
 	default:
@@ -85,13 +87,13 @@ func (p *path) tensorName() string {
 
 func index(i int) string { return strconv.Itoa(i) }
 
-// Keys of objects that stand for something else.
+// The keys of objects that represent tensors and special floats.
 const (
 	tensorKey = "$tensor"
 	floatKey  = "$float"
 )
 
-// escapeKey is how a key of a user's is written.
+// escapeKey returns the encoded form of a user's key.
 func escapeKey(key string) string {
 	if strings.HasPrefix(key, "$") {
 		return "$" + key

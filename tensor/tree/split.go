@@ -12,8 +12,8 @@ import (
 )
 
 // Split splits v into JSON, which is the same for the same v, and the tensors in its leaves by
-// their names, which share memory with v's. An *Error names what cannot be split: a func, a cycle,
-// a string that is not UTF-8, an invalid tensor.
+// name, which share memory with v's. It returns an *Error for a value that it cannot split: a func,
+// a cycle, a string that is not UTF-8, or an invalid tensor.
 func Split(v any) (config []byte, tensors map[string]*tensor.Tensor, err error) {
 	s := splitter{path: path{limit: maxDepth}, structs: structs{}, tensors: map[string]*tensor.Tensor{}}
 	if err := s.value(reflect.ValueOf(v), false); err != nil {
@@ -29,7 +29,7 @@ type splitter struct {
 	tensors map[string]*tensor.Tensor
 }
 
-// value writes v. Under an interface, Join has only the JSON, and no type to read it by.
+// value writes v. If untyped, v is below an interface, where Join has only the JSON and no type.
 func (s *splitter) value(v reflect.Value, untyped bool) error {
 	if !v.IsValid() {
 		return s.write("null")
@@ -67,7 +67,7 @@ func (s *splitter) write(text string) error {
 	return nil
 }
 
-// marshal writes what encoding/json has for v.
+// marshal writes the encoding of v by encoding/json.
 func (s *splitter) marshal(v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -137,13 +137,13 @@ func (s *splitter) tensor(x *tensor.Tensor) error {
 	return s.write("}")
 }
 
-// own writes v by its own methods. As a typed leaf that is read by its own methods too, and as it
-// is; untyped, its keys are escaped as all others.
+// own writes v by its own methods. If v is typed, Join decodes it by its own methods, so the JSON
+// is written unchanged. If untyped, its keys are escaped like all others.
 func (s *splitter) own(v reflect.Value, untyped bool) error {
 	if holdsTensor(v.Type(), map[reflect.Type]bool{}) {
 		return s.errorf("%v has a method of its own for JSON or text, which does not part its tensors", v.Type())
 	}
-	p := reflect.New(v.Type()) // encoding/json uses the methods of a pointer only if it has one
+	p := reflect.New(v.Type()) // encoding/json uses the pointer's methods only if it gets a pointer
 	p.Elem().Set(v)
 	text, err := json.Marshal(p.Interface())
 	if err != nil {
@@ -227,7 +227,7 @@ func (s *splitter) object(v reflect.Value, untyped bool) error {
 	var values []reflect.Value
 	for _, f := range fields {
 		part, err := v.FieldByIndexErr(f.index)
-		if err != nil || f.omitted(part) { // the error: in an embedded pointer that is nil
+		if err != nil || f.omitted(part) { // err: the field is in an embedded pointer that is nil
 			continue
 		}
 		names, values = append(names, f.name), append(values, part)
@@ -262,7 +262,7 @@ func (s *splitter) mapping(v reflect.Value, untyped bool) error {
 	})
 }
 
-// keyText is what encoding/json has for a map's key.
+// keyText returns the encoding of a map's key by encoding/json.
 func keyText(k reflect.Value) (string, error) {
 	if k.Kind() == reflect.String {
 		return k.String(), nil
