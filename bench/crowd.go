@@ -122,7 +122,7 @@ func (c *crowd) each(step func(i int) error) (took time.Duration, err error) {
 	return time.Since(began), err
 }
 
-// crowded is a liveness timeout for processes that are far more than the machine has cores, and so
+// crowded is the liveness timeout for processes that outnumber the machine's cores by far, and so
 // may be stopped for long. Processes on hosts of their own would not be.
 const crowded = 15 * time.Second
 

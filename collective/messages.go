@@ -73,7 +73,7 @@ func (in *inbound) receive(c *call, from int, part uint32, dst vector) error {
 	return nil
 }
 
-// combine sets dst to the combination of a and b. div is applied in the last step.
+// combine sets dst to the combination of a and b, divided by div.
 func (c *call) combine(div int, dst, a, b vector) {
 	c.dsts = append(c.dsts[:0], dst)
 	c.srcs = append(c.srcs[:0], a, b)

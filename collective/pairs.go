@@ -74,7 +74,8 @@ func (c *call) receivePair(from int, x vector) error {
 	return pieces(x, func(n uint32, piece vector) error { return in.receive(c, from, n, piece) })
 }
 
-// pairs counts the messages between this rank and each other one, in each direction.
+// pairs numbers the messages to and from each other rank. In each direction, one message is in
+// progress at a time.
 type pairs struct {
 	mu   sync.Mutex // protects the fields below
 	busy map[pairKey]bool

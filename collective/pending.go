@@ -9,9 +9,10 @@ type Pending struct {
 }
 
 // Start runs f in a goroutine, after everything that was called or started before it, and returns
-// at once. All ranks call Start in the same order as verbs. The verbs that f calls on its c have a
-// sequence of their own; only f may use that c. Data that f uses must not be used otherwise until
-// Wait. Close ends the verbs of f, and waits for f; f itself may close only its own c.
+// at once. All ranks call Start in the same order as verbs. The verbs that f calls on its own c run
+// before everything that is called or started later; only f may use that c. Data that f uses must
+// not be used otherwise until Wait. Close ends the verbs of f, and waits for f; f itself may close
+// only its own c.
 func (c *Comm) Start(ctx context.Context, f func(ctx context.Context, c *Comm) error) *Pending {
 	p := &Pending{done: make(chan struct{})}
 	if c.inner {

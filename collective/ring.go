@@ -53,7 +53,7 @@ func (c *call) ring(ranks []int, me int, x vector) error {
 	return c.flush(next)
 }
 
-// ringPiece receives a piece, which is combined with this rank's or replaces it, and sends it on.
+// ringPiece receives a piece, and combines it with this rank's or replaces this rank's by it.
 func (c *call) ringPiece(from int, part uint32, piece vector, combine bool, div int) error {
 	if !combine {
 		return c.receive(from, part, piece)

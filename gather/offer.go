@@ -19,7 +19,7 @@ type offer struct {
 	Call    uint64 // number of the call on this list
 	Fault   *fault // why this rank cannot send; the other fields are empty then
 	Absent  bool
-	Ready   bool           // the first rank cannot fail: it has all items in its memory, and the list is here
+	Ready   bool           // the first rank cannot fail: it can read all items and the list
 	Config  bool           // the item with configName is a config
 	Summed  bool           // items have checksums
 	Axis    int            // axis of a Concat

@@ -37,7 +37,7 @@ type sender struct {
 	conn   *outboundMemory // the connection that shares offer.refs
 	shared []shm.Ref       // shared over conn
 	unseen bool            // the verb has failed before the first rank could use the offer
-	copied [][]byte        // in ga.arena: copies of items that were not in shared memory, and a long list
+	copied [][]byte        // in ga.arena: copies of other items, and a long list
 	export uint64          // 0: none
 	held   *resources      // set on the first rank, which sends nothing
 }

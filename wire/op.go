@@ -34,11 +34,11 @@ const (
 	OpRevoke                     // ends a lease; its entries are deleted
 	OpSkip                       // uses a sequence number without a change
 	OpProbe                      // liveness probe of a server, which the client sends back
-	OpProof                      // the server's challenge, and the client's proof that it knows the secret
+	OpProof                      // the server's challenge, and the client's proof of the secret
 	OpBackup                     // returns a part of a copy of the store
 	OpRelay                      // carries a frame of one or several connections of a relay
 	OpVotes                      // carries votes of several connections of a relay for one record
-	OpStatus                     // returns a page of the store's status: groups, and which ranks they wait for
+	OpStatus                     // returns a page of the store's status
 	OpPush                       // appends a value to a queue
 	OpPop                        // removes the first value of a queue
 	OpCloseChannel               // closes a channel: the rank makes no more calls on it

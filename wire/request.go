@@ -60,8 +60,10 @@ type Contribution struct {
 	Want       int32     // which payloads the reply has
 	RootOnly   bool      // the vote of Root alone decides; otherwise those of all ranks
 	Reduction  Reduction // WantReduced: how
-	No         Code      // not 0: this is a vote of no, or an abort. OpCancel: CodeTimeout if the deadline has passed, or CodeCancelled
-	Reason     string    // text for No
+	// No, if not 0, is the code of a vote of no, or of an abort. OpCancel: CodeTimeout if the
+	// deadline has passed, and CodeCancelled otherwise.
+	No     Code
+	Reason string // text for No
 }
 
 // The payloads in the reply to a vote. A number ≥ 0 means the payload of that rank.

@@ -55,8 +55,8 @@ type ServerStatus struct {
 	LogBytes int64         // size of a durable store's log since its last checkpoint
 	Syncs    []Bucket      // a histogram of the time until a write of the log is on the disk
 	SyncSum  time.Duration // sum of the times that Syncs counts
-	// SyncPending is how long the current write of the log has been waiting for the disk; 0 means
-	// that there is none. No change is acknowledged meanwhile.
+	// SyncPending is how long the current write of the log has been waiting for the disk, or 0 if
+	// no write is in progress. No change is acknowledged meanwhile.
 	SyncPending time.Duration
 }
 
