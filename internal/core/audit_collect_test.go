@@ -8,37 +8,38 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// channel is one use of a channel's name, with the records that are not freed.
+// channel is one use of a channel's name, with its records that are not freed yet.
 type channel struct {
 	g       *group
 	name    string
-	use     int      // of the name, from 0
+	use     int      // how many uses of the name came before
 	used    []bool   // by rank
 	closed  []bool   // by rank
-	floor   []uint64 // by rank: it has voted beyond
+	floor   []uint64 // by rank: the highest sequence number that it has gone beyond
 	records []*record
 }
 
-// record is what is known of one group verb.
+// record is the state of one group verb: the votes for it and its outcome.
 type record struct {
 	ch       *channel
 	seq      uint64
-	call     wire.Contribution // what the first vote was for
-	yes      []*vote           // by rank: the first
-	no       *vote             // the first, or a cancel
-	clash    *vote             // the first vote for something else, before the decision
-	deadline core.Time         // the earliest; 0 is none
-	asker    []*call           // by rank: its last
+	call     wire.Contribution // the verb, as the first vote gave it
+	yes      []*vote           // by rank: its first yes vote
+	no       *vote             // the first no vote, or a cancel
+	clash    *vote             // the first vote for another verb, before the decision
+	deadline core.Time         // the earliest of all votes; 0 means none
+	asker    []*call           // by rank: its last call
 
-	done, ok bool   // as the machine says
-	why      string // it was decided within a step, before what that step voted
-	ended    bool   // l1 has looked at why
-	endedAt  core.Time
-	freed    bool
-	canon    []byte // how the first was told
+	done, ok bool // as the machine reports it
+	// the rule that decided it, if that was within a step, before the vote of that step
+	why     string
+	ended   bool // l1Decides has checked why
+	endedAt core.Time
+	freed   bool
+	canon   []byte // the first outcome that was delivered, encoded
 }
 
-// vote is one rank's, with what it was when it came.
+// vote is the vote of one rank, with the kind that it had when it arrived.
 type vote struct {
 	rank    int
 	step    int
@@ -54,14 +55,15 @@ const (
 	yes voteKind = iota
 	repeated
 	said      // no
-	absurd    // a yes that is none
-	cancelled // after a yes
+	absurd    // an invalid yes
+	cancelled // a cancel after a yes
 	other     // for another verb
 	late      // after the decision
-	lateOther // and for another verb
+	lateOther // after the decision, and for another verb
 )
 
-// channel is the first use of a name that rank has not closed: the machine's rule for whom a vote is for.
+// channel returns the first use of a name that rank has not closed. By this rule the machine
+// assigns a vote to a channel.
 func (g *group) channel(name string, rank int) *channel {
 	for _, ch := range g.channels {
 		if ch.name == name && !ch.closed[rank] {
@@ -75,7 +77,7 @@ func (g *group) channel(name string, rank int) *channel {
 	return ch
 }
 
-// before counts the channels of ch's name that are there and began before it.
+// before counts the channels with ch's name that exist and began before ch.
 func (ch *channel) before(a *audit) (n int) {
 	for _, x := range ch.g.channels {
 		if x == ch {
@@ -88,7 +90,8 @@ func (ch *channel) before(a *audit) (n int) {
 	return n
 }
 
-// over reports whether ch is to be freed: its users have closed it, and each record is decided and needed by no rank.
+// over reports whether ch must be freed: its users have closed it, and every record is decided and
+// no longer needed by any rank.
 func (ch *channel) over(a *audit) bool {
 	for rank, used := range ch.used {
 		if used && !ch.closed[rank] && ch.g.members[rank].gone == wire.CodeOK {
@@ -98,7 +101,7 @@ func (ch *channel) over(a *audit) bool {
 	return !slices.ContainsFunc(ch.records, func(r *record) bool { return !r.passed() || !r.done && r.mustEnd(a) == "" })
 }
 
-// closes is a rank that closes a channel. What it has not used it does not close.
+// closes handles a rank that closes a channel. A rank closes only channels that it has used.
 func (a *audit) closes(cl *call) {
 	g := a.seated(cl)
 	if g == nil {
@@ -120,8 +123,8 @@ func (a *audit) closes(cl *call) {
 	}
 }
 
-// c9FreedWithItsLastUser: a channel or stream is there as long as a rank that has used it and is there has not closed it, or a rank may
-// still need what is in it; and no longer.
+// c9FreedWithItsLastUser checks C9: a channel or stream exists as long as a present rank that has
+// used it has not closed it, or a rank may still need its contents; and no longer.
 func c9FreedWithItsLastUser(a *audit, g *group) {
 	g.channels = slices.DeleteFunc(g.channels, func(ch *channel) bool {
 		over := ch.over(a)
@@ -136,7 +139,8 @@ func c9FreedWithItsLastUser(a *audit, g *group) {
 	}
 }
 
-// C9: a rank that closes a channel has no call left that waits there.
+// c9NoCallOnWhatIsClosed checks C9: after a rank has closed a channel, no call of that rank waits
+// there.
 func c9NoCallOnWhatIsClosed(cl *call) {
 	rank := cl.req.Group.Rank
 	if r := cl.record; r != nil && r.ch.closed[rank] || cl.stream != nil && cl.stream.closedBy(rank) {
@@ -153,7 +157,7 @@ func (ch *channel) record(seq uint64) *record {
 	return nil
 }
 
-// passed reports whether every rank that is there has passed r.
+// passed reports whether every present rank has passed r.
 func (r *record) passed() bool {
 	for rank, f := range r.ch.floor {
 		if f < r.seq && r.ch.g.members[rank].gone == wire.CodeOK {
@@ -165,7 +169,7 @@ func (r *record) passed() bool {
 
 func (r *record) requires(rank int) bool { return !r.call.RootOnly || rank == r.call.Root }
 
-// votes is a vote that arrives.
+// votes handles a vote that arrives.
 func (a *audit) votes(cl *call) {
 	g := a.seated(cl)
 	if g == nil {
@@ -185,7 +189,7 @@ func (a *audit) votes(cl *call) {
 	r := ch.record(c.Seq)
 	if r == nil {
 		if g.revocation != nil {
-			return // cl.record stays nil: it is told why
+			return // cl.record stays nil: the answer is the reason of the revocation
 		}
 		if len(ch.records) >= a.w.bounds.Window {
 			g.revoke(a, wire.CodeFull, -1)
@@ -200,8 +204,8 @@ func (a *audit) votes(cl *call) {
 	r.count(a, v, cl)
 }
 
-// goOn notes what is decided and freed because a rank goes on, before its vote counts. What is freed makes room for a root, whose
-// record may be freed in turn.
+// goOn records what is decided and freed because a rank goes on to a later record, before its vote
+// counts. A freed record makes space for a root, whose record may be freed in turn.
 func (ch *channel) goOn(a *audit) {
 	for again := true; again; {
 		again = false
@@ -215,7 +219,7 @@ func (ch *channel) goOn(a *audit) {
 	}
 }
 
-// judge says what a vote is to r.
+// judge classifies a vote for r.
 func (r *record) judge(v *vote) voteKind {
 	switch {
 	case r.done && r.ok && !agree(&r.call, v.c):
@@ -234,7 +238,7 @@ func (r *record) judge(v *vote) voteKind {
 	return yes
 }
 
-// count notes a vote.
+// count records a vote.
 func (r *record) count(a *audit, v *vote, cl *call) {
 	cl.record, cl.vote = r, v
 	r.ch.g.votes = append(r.ch.g.votes, v.c)
@@ -274,7 +278,7 @@ func agree(a, b *wire.Contribution) bool {
 		(a.Want == wire.WantPart) == (b.Want == wire.WantPart)
 }
 
-// sensible reports whether a yes can be carried out.
+// sensible reports whether a yes vote is valid.
 func (r *record) sensible(v *vote) bool {
 	c, n := v.c, len(r.yes)
 	if c.Root < -1 || c.Root >= n || c.RootOnly && c.Root < 0 || int(c.Want) >= n || c.Want < wire.WantReduced {
@@ -286,12 +290,12 @@ func (r *record) sensible(v *vote) bool {
 		return err == nil && len(parts) == n
 	}
 	if c.Want == wire.WantReduced || c.Reduction != (wire.Reduction{}) {
-		return len(v.payload) == 16 && !c.RootOnly // two numbers, here
+		return len(v.payload) == 16 && !c.RootOnly // two numbers in these tests
 	}
 	return true
 }
 
-// allYes reports whether everybody that r needs has said yes.
+// allYes reports whether every rank that r needs has voted yes.
 func (r *record) allYes() bool {
 	for rank, v := range r.yes {
 		if r.requires(rank) && v == nil {
@@ -301,7 +305,8 @@ func (r *record) allYes() bool {
 	return true
 }
 
-// held reports whether a root has to wait for room: too many records before r are not freed, or too many bytes.
+// held reports whether a root has to wait for space: too many records before r are not freed, or
+// they hold too many bytes.
 func (r *record) held(a *audit) bool {
 	if !r.call.RootOnly {
 		return false
@@ -325,7 +330,7 @@ func (r *record) held(a *audit) bool {
 
 const allYesDecide = "L1 all yes decide"
 
-// mustEnd is the property by which r is to be decided by now; "" is that it is to wait.
+// mustEnd returns the property that requires r to be decided by now, or "" if r has to wait.
 func (r *record) mustEnd(a *audit) string {
 	g := r.ch.g
 	switch {
@@ -354,12 +359,12 @@ func (r *record) mustEnd(a *audit) string {
 	return ""
 }
 
-// settleChannel looks at every record of ch after a step.
+// settleChannel checks every record of ch after a step.
 func (a *audit) settleChannel(ch *channel) {
 	over, before := ch.over(a), ch.before(a)
 	for _, r := range ch.records {
 		state, there := a.w.m.Record(ch.g.gen, ch.name, before, r.seq)
-		there = there && !over // what is found is its successor's
+		there = there && !over // a record that is found now belongs to the next use of the name
 		if r.freed = !there; r.freed {
 			c8FreedWhenPassed(a, r)
 			r.done = true
@@ -379,7 +384,7 @@ func (a *audit) settleChannel(ch *channel) {
 	}
 }
 
-// decided is the answer to a vote.
+// decided checks the answer to a vote.
 func (a *audit) decided(cl *call, rep *wire.Reply) {
 	r := cl.record
 	if r == nil {

@@ -10,29 +10,32 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// known is a session as the auditor knows it.
+// known is the auditor's state of a session.
 type known struct {
-	id          uint64
-	token       []byte
-	grace       timer  // it is lost then; zero: it has a connection
-	away        bool   // it has not been resumed since a restart
-	why         string // it has none: others may have lost theirs for the same
+	id    uint64
+	token []byte
+	grace timer // when it fails; zero while it has a connection
+	away  bool  // not resumed since a restart
+	// why it has no connection; other sessions may have lost theirs for the same reason
+	why         string
 	last, acked uint64
 	answers     map[uint64][]byte // by number, those beyond acked
 	leases      []*lease
-	repeats     map[uint64]bool // calls that waited when it was last taken up again: true once they are answered
+	// calls that waited when the session was last resumed; true once they are answered
+	repeats map[uint64]bool
 }
 
-// lease is one that has not ended.
+// lease is a lease that has not ended.
 type lease struct {
 	id, session uint64
 	ttl         core.Time
 	ends        timer
-	keys        []string // of its entries, in the order in which they came to it
+	keys        []string // of its entries, in the order in which they were attached
 	over        bool
 }
 
-// clock is when something happens; what happens at one time does so in the order in which it was said.
+// timer is the time of an event. Events at the same time happen in the order in which they were
+// scheduled.
 type timer struct {
 	at   core.Time
 	turn uint64
@@ -45,7 +48,8 @@ func (a *audit) in(d core.Time) timer {
 
 func (c timer) before(d timer) bool { return c.at < d.at || c.at == d.at && c.turn < d.turn }
 
-// advance ends leases, sessions and the wait for a roll whose time has come, in order.
+// advance ends, in order of time, the leases, the sessions and the waits for a rendezvous that are
+// due.
 func (a *audit) advance() {
 	a.leaving, a.overdue = nil, nil
 	for {
@@ -80,7 +84,8 @@ func (a *audit) advance() {
 	}
 }
 
-// loses is the end of a session whose grace has passed, and of those that lost their connections for the same and whose grace has passed too.
+// loses ends a session whose reconnect timeout has passed, and all sessions that lost their
+// connections for the same reason and whose timeout has passed too.
 func (a *audit) loses(first *known) {
 	var ids []uint64
 	for _, s := range slices.SortedFunc(maps.Values(a.sessions), byID) {
@@ -91,7 +96,7 @@ func (a *audit) loses(first *known) {
 	if len(ids) > 1 {
 		a.w.tally.lostTogether++
 	}
-	for _, g := range slices.Clone(a.inOrder) { // one verdict for all of its ranks
+	for _, g := range slices.Clone(a.inOrder) { // one outcome for all of the group's ranks
 		var ranks []int
 		for rank, s := range g.members {
 			if slices.Contains(ids, s.session) && s.gone == wire.CodeOK {
@@ -112,7 +117,7 @@ func (a *audit) loses(first *known) {
 	}
 }
 
-// suspects is the end of a session's connection.
+// suspects handles the end of a session's connection.
 func (a *audit) suspects(cl *call, req *wire.Request) {
 	if req.TTL > 0 {
 		a.sessions[cl.session].grace, a.sessions[cl.session].why = a.in(req.TTL), string(req.Value)
@@ -121,7 +126,8 @@ func (a *audit) suspects(cl *call, req *wire.Request) {
 	a.ends(cl.session, wire.CodeLost)
 }
 
-// restarts is a new server: nobody has a connection. Who has not come back since the last one has what is left of that time.
+// restarts handles the start of a new server: no session has a connection. A session that has not
+// been resumed since the previous restart keeps the rest of its time.
 func (a *audit) restarts(grace core.Time) {
 	for _, s := range slices.SortedFunc(maps.Values(a.sessions), byID) {
 		if !s.away {
@@ -132,7 +138,7 @@ func (a *audit) restarts(grace core.Time) {
 	}
 }
 
-// counts looks at the number of a request, and reports whether it is to be carried out.
+// counts checks the number of a request, and reports whether the request is to be applied.
 func (a *audit) counts(cl *call, req *wire.Request) bool {
 	s := a.sessions[cl.session]
 	for ; s.acked < min(req.Acked, s.last); s.acked++ {
@@ -154,7 +160,8 @@ func (a *audit) counts(cl *call, req *wire.Request) bool {
 	return false
 }
 
-// numbered is the answer to a numbered request. It reports whether that is of its own application.
+// numbered checks the answer to a numbered request. It reports whether the answer is that of this
+// request's own application, not a kept one.
 func (a *audit) numbered(cl *call, rep *wire.Reply) bool {
 	s := a.sessions[cl.session]
 	if s == nil {
@@ -173,10 +180,12 @@ func (a *audit) numbered(cl *call, rep *wire.Reply) bool {
 	return true
 }
 
-// reads reports whether a call that waits changes nothing at all: to begin it anew is no harm.
+// reads reports whether op is a waiting call that changes no state, so that starting it again does
+// no harm.
 func reads(op wire.Op) bool { return op == wire.OpWait || op == wire.OpWatch || op == wire.OpFollow }
 
-// greeted is the answer to a hello: the session that was asked for, if it is there and its token is right; otherwise a new one.
+// greeted checks the answer to a hello: the session that was asked for, if it exists and its token
+// is right; otherwise a new session.
 func (a *audit) greeted(cl *call, rep *wire.Reply) {
 	id := uint64(rep.N)
 	req := &cl.req
@@ -196,7 +205,7 @@ func (a *audit) greeted(cl *call, rep *wire.Reply) {
 	a.sessions[id] = &known{id: id, token: req.Old, answers: map[uint64][]byte{}}
 }
 
-// carryOutLease does what a request for a lease asks for, and notes the answer that is right.
+// carryOutLease applies a request for a lease to the model, and records the expected answer.
 func (a *audit) carryOutLease(cl *call) {
 	req := &cl.req
 	rep := &wire.Reply{}
@@ -236,14 +245,14 @@ func (a *audit) leaseOf(cl *call) (*lease, wire.Code) {
 	return l, wire.CodeOK
 }
 
-// sessionLeases takes leases out of the list of their session.
+// sessionLeases removes leases from the list of their session.
 func (a *audit) sessionLeases(session uint64, which func(*lease) bool) {
 	if s := a.sessions[session]; s != nil {
 		s.leases = slices.DeleteFunc(s.leases, which)
 	}
 }
 
-// endLease ends a lease: from now on nobody sees its entries. They are taken out by the next Tick.
+// endLease ends a lease: from now on its entries are invisible. The next Tick removes them.
 func (a *audit) endLease(l *lease) {
 	if l.over {
 		breaks("S7 a lease ends once", "lease %d", l.id)
@@ -264,7 +273,7 @@ func (a *audit) endLeasesOf(session uint64) {
 	}
 }
 
-// settleSessions is what is checked of sessions and leases after each step.
+// settleSessions checks sessions and leases after each step.
 func (a *audit) settleSessions() {
 	s9NoneTooEarlyNorTooLate(a)
 	s7LeasesEnd(a)
@@ -273,5 +282,5 @@ func (a *audit) settleSessions() {
 	}
 }
 
-// byID sorts sessions.
+// byID orders sessions by their ids.
 func byID(a, b *known) int { return cmp.Compare(a.id, b.id) }

@@ -7,22 +7,23 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// audit sees every request before the machine does, every answer, and a few counts inside. It keeps what the properties need: who
-// voted what, who is there, what was promised. It never asks the machine what is right.
+// audit observes every request before the machine does, every answer, and a few internal counts. It
+// keeps what the properties need: the votes, the present ranks, and the promises. It never asks the
+// machine what is right.
 type audit struct {
 	w    *world
-	now  core.Time // the machine's
+	now  core.Time // the machine's clock
 	step int
 	turn uint64
 
-	overdue []uint64 // sessions that have ended in this step because it was time, in order
-	due     bool     // a session ends because it is time
-	leaving []*call  // of such sessions, in this step: they may have had an answer before
+	overdue []uint64 // sessions whose time ended in this step, in order
+	due     bool     // a session ends because its time is over
+	leaving []*call  // calls of such sessions in this step: they may have been answered before
 
 	sessions map[uint64]*known
 	lost     map[uint64]wire.Code // sessions that have ended
 	leases   map[uint64]*lease
-	waiting  []*call // at the server, in the order in which they came
+	waiting  []*call // at the server, in order of arrival
 	groups   map[uint64]*group
 	inOrder  []*group
 	live     map[groupKey]*group
@@ -42,14 +43,15 @@ func newAudit(w *world) *audit {
 
 // group is one generation.
 type group struct {
-	gen         uint64
-	key         groupKey
-	members     []auditMember
-	present     int
-	revocation  *cause // why it is revoked
-	roll        *rendezvous
-	all         bool           // and not only records that a lost rank has not voted in
-	told        []byte         // how the first who heard of that was told
+	gen        uint64
+	key        groupKey
+	members    []auditMember
+	present    int
+	revocation *cause // why it is revoked
+	roll       *rendezvous
+	// all records are decided, not only those without the vote of a failed rank
+	all         bool
+	told        []byte         // the first report of the revocation that was delivered, encoded
 	channels    []*channel     // in the order in which they began
 	uses        map[string]int // of each name
 	streamCount []*stream
@@ -58,17 +60,17 @@ type group struct {
 
 type auditMember struct {
 	session uint64
-	join    uint64 // the call that took it
+	join    uint64 // the call that took this membership slot
 	gone    wire.Code
 }
 
-// cause is why a generation is revoked.
+// cause is the reason of a revocation.
 type cause struct {
 	code wire.Code
 	rank int
 	step int
 
-	ranks []int // that were lost together, since
+	ranks []int // that failed together, since
 	why   string
 }
 
@@ -80,10 +82,12 @@ func (g *group) revoke(a *audit, code wire.Code, rank int) {
 	g.all = g.all || code != wire.CodeLost
 }
 
-// arrives is called before the machine sees a request. It reports whether that is a call that waits already.
+// arrives is called before the machine receives a request. It reports whether the request repeats a
+// call that waits already.
 func (a *audit) arrives(cl *call, session uint64, req *wire.Request) (waiting bool) {
 	a.starts()
-	if s := a.sessions[session]; s != nil && req.Op.Waits() && s.repeats[req.ID] { // its answer is on its way
+	// the answer is on its way
+	if s := a.sessions[session]; s != nil && req.Op.Waits() && s.repeats[req.ID] {
 		delete(s.repeats, req.ID)
 		a.w.tally.again++
 		return true
@@ -143,7 +147,7 @@ func (a *audit) carryOut(cl *call, req *wire.Request) {
 	}
 }
 
-// starts is the begin of a step: what is due happens.
+// starts begins a step: all events that are due happen.
 func (a *audit) starts() {
 	a.step++
 	a.w.tally.steps++
@@ -162,7 +166,8 @@ func (a *audit) waits(cl *call) {
 	a.waiting = append(a.waiting, cl)
 }
 
-// waiter finds the call that an effect answers; nil if its session has ended in the same step.
+// waiter finds the call that an effect answers. It returns nil if the session of the call has ended
+// in the same step.
 func (a *audit) waiter(e core.Effect) *call {
 	i := a.find(e.Session, e.ID)
 	if i < 0 && slices.ContainsFunc(a.leaving, func(cl *call) bool { return cl.session == e.Session && cl.req.ID == e.ID }) {
@@ -180,7 +185,7 @@ func (a *audit) waiter(e core.Effect) *call {
 	return cl
 }
 
-// ends is the end of a session: none of its calls is answered any more, its ranks are gone.
+// ends ends a session: its calls get no answers from now on, and its ranks are gone.
 func (a *audit) ends(session uint64, how wire.Code) {
 	a.endLeasesOf(session)
 	delete(a.sessions, session)
@@ -210,7 +215,7 @@ func (a *audit) ends(session uint64, how wire.Code) {
 	}
 }
 
-// fence notes that a rank is gone.
+// fence records that a rank is gone.
 func (a *audit) fence(g *group, rank int, how wire.Code) {
 	s := &g.members[rank]
 	if s.gone != wire.CodeOK {
@@ -229,10 +234,10 @@ func (a *audit) fence(g *group, rank int, how wire.Code) {
 	}
 }
 
-// cancels is a caller who gives up.
+// cancels handles a caller that cancels its call.
 func (a *audit) cancels(cl *call) {
 	i := a.find(cl.session, cl.req.ID)
-	if i < 0 { // what a Join has obtained, and nobody was told of, is given back
+	if i < 0 { // what a Join obtained, without an answer that was delivered, is released
 		if g, rank := a.joinedBy(cl); g != nil {
 			a.w.tally.released++
 			a.fence(g, rank, wire.CodeLeft)
@@ -256,13 +261,14 @@ func (a *audit) cancels(cl *call) {
 	}
 }
 
-// seated finds the generation that a call speaks for, if its caller holds the rank that it names. If not it notes how it is
-// to be refused.
+// seated finds the generation that a call names, if its caller holds the rank that it names.
+// Otherwise it records the expected refusal.
 func (a *audit) seated(cl *call) *group {
 	c := &cl.req.Group
 	g := a.groups[c.Generation]
 	switch {
-	case g == nil, !slices.ContainsFunc(g.members, func(s auditMember) bool { return s.session == cl.session }): // it is not to know of g
+	// the caller is not to know that g exists
+	case g == nil, !slices.ContainsFunc(g.members, func(s auditMember) bool { return s.session == cl.session }):
 		cl.refusal = wire.CodeStale
 	case c.Rank < 0 || c.Rank >= len(g.members):
 		cl.refusal = wire.CodeInvalid
@@ -276,7 +282,7 @@ func (a *audit) seated(cl *call) *group {
 	return nil
 }
 
-// leaves is a rank that goes, or ends its group for all.
+// leaves handles a rank that leaves, or that ends its group for all ranks.
 func (a *audit) leaves(cl *call) {
 	g := a.seated(cl)
 	if g == nil {
@@ -290,7 +296,7 @@ func (a *audit) leaves(cl *call) {
 	a.fence(g, c.Rank, wire.CodeLeft)
 }
 
-// answered is called with every answer, at once or later.
+// answered is called with every answer, immediate or delayed.
 func (a *audit) answered(cl *call, rep *wire.Reply) {
 	a2NoEarlyTimeout(a, cl, rep)
 	switch {
@@ -328,7 +334,7 @@ func (a *audit) answered(cl *call, rep *wire.Reply) {
 	}
 }
 
-// followed is the answer to one who waits for the end of a generation.
+// followed checks the answer to a call that waits for the end of a generation.
 func (a *audit) followed(cl *call, rep *wire.Reply) {
 	g := cl.group
 	if rep.Failure == nil && g.members[cl.req.Group.Rank].gone != wire.CodeOK || cl.cancelled != wire.CodeOK {
@@ -337,7 +343,8 @@ func (a *audit) followed(cl *call, rep *wire.Reply) {
 	g4RevokedForCause(a, g, cl, rep)
 }
 
-// settled is called after each step: what must have happened by now has.
+// settled is called after each step and checks that everything that must have happened has
+// happened.
 func (a *audit) settled() {
 	for _, g := range a.inOrder {
 		for _, ch := range g.channels {

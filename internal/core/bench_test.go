@@ -49,7 +49,7 @@ func BenchmarkSet(b *testing.B) {
 	}
 }
 
-// benchVerb has n ranks call v again and again: one operation is one record, n votes and n answers.
+// benchVerb lets n ranks call v repeatedly: one operation is one record, n votes and n answers.
 func benchVerb(b *testing.B, n int, v wire.Contribution, payload []byte) {
 	w := newCrew(b, n)
 	req := wire.Request{Op: wire.OpCollect, Group: v, Value: payload, Timeout: time.Minute}
@@ -98,7 +98,7 @@ func BenchmarkBroadcast(b *testing.B) {
 	}
 }
 
-// BenchmarkStream sends a message and takes it.
+// BenchmarkStream sends a message and receives it.
 func BenchmarkStream(b *testing.B) {
 	w := newCrew(b, 2)
 	send, recv := w.sending(0, 1, "message", time.Hour), w.asking(0, 1, 1)

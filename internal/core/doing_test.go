@@ -9,7 +9,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestDoing shows what the error about a missing rank says that it does instead.
+// TestDoing checks what the error about a missing rank reports as that rank's current call.
 func TestDoing(t *testing.T) {
 	for name, c := range map[string]struct {
 		does func(w *crew) // rank 2
@@ -76,7 +76,8 @@ func (c *crew) shrinking(rank int) wire.Request {
 	return req
 }
 
-// TestWhatTookConnections shows that a deadline tells what took the connections of those who are missing, and may be back.
+// TestWhatTookConnections checks that a timeout error names the reason for which the missing ranks
+// lost their connections, and that they may reconnect.
 func TestWhatTookConnections(t *testing.T) {
 	w := newCrew(t, 4)
 	misses := func(seq uint64) string {
@@ -118,7 +119,7 @@ func TestDoingOfManyIsBounded(t *testing.T) {
 	same(t, "described", len(v.Doing), 16)
 }
 
-// TestShrinkOfAShrinkingGroup shows a second shrink, and that who calls hears of the new generation, once.
+// TestShrink checks a second shrink, and that a caller gets the new generation once.
 func TestShrink(t *testing.T) {
 	w := newCrew(t, 4)
 	w.does(w.sessions[1], wire.Request{Op: wire.OpLost})
@@ -126,7 +127,7 @@ func TestShrink(t *testing.T) {
 	follow := w.does(w.sessions[2], w.seat(wire.OpFollow, 2))
 	isCode(t, follow, wire.CodeLost)
 	two := w.waits(w.sessions[2], w.shrinking(2))
-	w.does(w.sessions[3], wire.Request{Op: wire.OpLost}) // the last that was waited for
+	w.does(w.sessions[3], wire.Request{Op: wire.OpLost}) // the last rank that it waited for
 	for _, ticket := range []core.Ticket{zero, two} {
 		rep := w.answer(ticket)
 		isCode(t, rep, wire.CodeOK)

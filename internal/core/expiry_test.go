@@ -25,7 +25,7 @@ func (x *expiry) sound(tb testing.TB) {
 	}
 }
 
-// TestExpiryModel does the same to an expiry and to a map.
+// TestExpiryModel applies the same operations to an expiry and to a map.
 func TestExpiryModel(t *testing.T) {
 	for _, most := range []int{3, 40, 6000} {
 		for _, times := range []int{2, 1_000_000} {
@@ -91,8 +91,8 @@ func popsInOrder(t *testing.T, x *expiry, model map[*entry]Time) {
 	x.sound(t)
 }
 
-// TestExpirySameOrder shows that entries with one deadline go in an order that only depends on what was done: a
-// replay needs that, though hashes differ.
+// TestExpirySameOrder checks that the order of entries with the same deadline depends only on the
+// operations: a replay needs that, though hashes differ.
 func TestExpirySameOrder(t *testing.T) {
 	run := func() (keys []string) {
 		r := rand.New(rand.NewPCG(7, 8))
@@ -117,13 +117,14 @@ func TestExpirySameOrder(t *testing.T) {
 	}
 }
 
-// BenchmarkExpiryPop measures one of a million: first only the heap, then the entry too.
+// BenchmarkExpiryPop measures the removal of one of a million entries: first from the heap alone,
+// then of the entry too.
 func BenchmarkExpiryPop(b *testing.B) {
 	eachKeys(b, func(b *testing.B, keys []string) {
 		b.Run("heap", func(b *testing.B) {
 			s := filled(keys)
 			r := rand.New(rand.NewPCG(5, 6))
-			for b.Loop() { // it comes back, so that there are a million
+			for b.Loop() { // added again, so that a million remain
 				at, _ := s.next()
 				e := s.pop(at)
 				s.arm(e, at+time.Minute+Time(r.IntN(int(time.Second))))

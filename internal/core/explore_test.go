@@ -17,11 +17,11 @@ var exploreDepth = flag.Int("explore.depth", exploreDefault, "how many events lo
 
 const (
 	exploreRanks   = 3
-	exploreTime    = 20 * time.Second // beyond that it stops, unless a depth is given
+	exploreTime    = 20 * time.Second // the time limit, unless a depth is given
 	exploreDefault = 11
 )
 
-// event kinds of the explorer. Each is of one rank, but crash.
+// move is an event of the explorer. Each is of one rank, except a crash.
 type move struct {
 	what moveKind
 	rank int
@@ -30,16 +30,19 @@ type move struct {
 type moveKind int
 
 const (
-	deliver      moveKind = iota // the next frame of a rank's connection comes, and those who have one are answered
-	stale                        // the next frame of its broken connection comes
-	cut                          // its connection breaks
-	resume                       // it comes back
-	giveUp                       // its context ends
-	lose                         // it is lost, for good
-	crash                        // the server is killed, and starts again with its log
-	crashAfter                   // a frame comes, and the server is killed before anybody is answered; the log has it
-	crashWithout                 // the log does not
-	relayEnds                    // the connections of all but the last rank break at once, which have come through it
+	// the next frame of a rank's connection arrives, and answers are sent
+	deliver moveKind = iota
+	stale            // the next frame of its broken connection arrives
+	cut              // its connection breaks
+	resume           // it reconnects
+	giveUp           // its context ends
+	lose             // its session fails
+	crash            // the server is killed, and starts again with its log
+	// a frame comes, and the server is killed before it answers; the log has the frame
+	crashAfter
+	crashWithout // the same, but the log does not have it
+	// the connections of all ranks but the last, which use the relay, break at once
+	relayEnds
 )
 
 var moveNames = [...]string{"deliver", "stale", "cut", "resume", "give up", "lose", "crash", "crash after", "crash without", "relay ends"}
@@ -49,16 +52,18 @@ func (v move) String() string { return fmt.Sprintf("%s %d", moveNames[v.what], v
 // system is what is explored.
 type system struct {
 	window int
-	again  bool // each rank closes the channel between its votes; what comes before that is not explored
+	// each rank closes the channel between its votes; the steps before that are not explored
+	again bool
 }
 
-// explored is one state: a server, and the ranks that use it. Each rank joins, adds 1 under a number, and votes twice.
+// explored is one state: a server, and the ranks that use it. Each rank joins, adds 1 under a
+// number, and votes twice.
 type explored struct {
 	system
 	m       *core.Machine
 	log     [][]byte
 	ranks   [exploreRanks]explorer
-	told    map[uint64][]byte // verdicts, by sequence
+	told    map[uint64][]byte // outcomes, by sequence number
 	cuts    int
 	givings int
 	losses  int
@@ -68,13 +73,13 @@ type explored struct {
 
 type explorer struct {
 	session   uint64
-	step      int // of its program, from 1 on; one more than that is the end
+	step      int // of its program, from 1 on; one more than the last is the end
 	gen       uint64
 	connected bool
 	lost      bool
-	gaveUp    bool // the call under way
-	leaving   bool // it has joined when it had given up: the cancel undoes that
-	added     bool // it knows
+	gaveUp    bool // the current call
+	leaving   bool // it had cancelled when its join succeeded: the cancel undoes the join
+	added     bool // it knows that its addition was applied
 	out, old  []wire.Request
 }
 
@@ -97,7 +102,7 @@ func explore(s system) *explored {
 	return x
 }
 
-// request is what a rank calls in a step of its program.
+// request returns what a rank calls in a step of its program.
 func (x *explored) request(rank int) wire.Request {
 	r := &x.ranks[rank]
 	c := wire.Contribution{Generation: r.gen, Rank: rank, Root: -1}
@@ -125,7 +130,8 @@ func (x *explored) next(rank int) {
 	}
 }
 
-// ask sends the request of a step. The one of the other use of the channel comes behind the close.
+// ask sends the request of a step. The vote in the other use of the channel is sent after the
+// close.
 func (x *explored) ask(rank int) {
 	r := &x.ranks[rank]
 	if x.again && r.step == exploreSteps {
@@ -134,7 +140,7 @@ func (x *explored) ask(rank int) {
 	r.out = append(r.out, x.request(rank))
 }
 
-// apply has the machine carry out a request, and logs it.
+// apply lets the machine apply a request, and logs it.
 func (x *explored) apply(session uint64, req wire.Request) *wire.Reply {
 	rep := new(wire.Reply)
 	answered := x.m.Apply(0, session, &req, rep)
@@ -147,7 +153,7 @@ func (x *explored) apply(session uint64, req wire.Request) *wire.Reply {
 	return rep
 }
 
-// frame is a request that comes. Its answers are given, unless the server is killed first.
+// frame handles a request that arrives. Its answers are sent, unless the server is killed first.
 func (x *explored) frame(rank int, req wire.Request, answers bool) {
 	session := x.ranks[rank].session
 	rep := x.apply(session, req)
@@ -190,7 +196,7 @@ func (x *explored) answer(t core.Ticket, rep *wire.Reply) {
 	x.next(rank)
 }
 
-// verdict is what a rank is told of a record.
+// verdict checks the outcome of a record that a rank receives.
 func (x *explored) verdict(rank int, rep *wire.Reply) {
 	seq := uint64(x.ranks[rank].step - 2)
 	if rep.Code != wire.CodeOK && rep.Failure == nil {
@@ -215,7 +221,7 @@ func (x *explored) verdict(rank int, rep *wire.Reply) {
 	}
 }
 
-// moves are the events that can be next.
+// moves returns the events that can be next.
 func (x *explored) moves() (vs []move) {
 	for rank := range x.ranks {
 		r := &x.ranks[rank]
@@ -289,7 +295,8 @@ func (x *explored) do(v move) {
 	}
 }
 
-// crash is a new server with the old one's log. The connections are gone, and what was on its way in them.
+// crash replaces the server by a new one with the old one's log. The connections and the frames in
+// them are lost.
 func (x *explored) crash() {
 	x.crashes--
 	x.m = core.New(core.Limits{})
@@ -305,7 +312,8 @@ func (x *explored) crash() {
 	}
 }
 
-// resume takes a session up again, and says again what has no answer. What is left in the old connection is not read any more.
+// resume resumes a session, and sends the requests without an answer again. Frames that are left in
+// the old connection are no longer read.
 func (x *explored) resume(rank int) {
 	r := &x.ranks[rank]
 	rep := x.apply(core.Local, wire.Request{Op: wire.OpHello, Resume: r.session, Value: []byte{byte(rank + 1)}})
@@ -327,7 +335,7 @@ func (x *explored) resume(rank int) {
 	}
 }
 
-// settled checks what holds in each state, and in those in which nothing is on its way.
+// settled checks what holds in each state, and in those without any frame under way.
 func (x *explored) settled() {
 	knows, quiet, lost := 0, true, false
 	for rank := range x.ranks {
@@ -359,7 +367,8 @@ func (x *explored) settled() {
 	}
 }
 
-// closedByAll reports whether each rank that is there has had the answer to its vote in the second use, and so has closed the first.
+// closedByAll reports whether each present rank has received the answer to its vote in the second
+// use, and so has closed the first.
 func (x *explored) closedByAll() bool {
 	return !slices.ContainsFunc(x.ranks[:], func(r explorer) bool { return !r.lost && r.step <= exploreSteps })
 }
@@ -370,7 +379,7 @@ func (x *explored) hash() uint64 {
 	return maphash.String(exploreSeed, fmt.Sprint(x.m.Portrait(), x.ranks, x.told, x.cuts, x.givings, x.losses, x.crashes, x.relays))
 }
 
-// run does what a schedule says.
+// run executes a schedule.
 func run(s system, schedule []move) (x *explored, err error) {
 	defer func() {
 		if b, ok := recover().(*broken); ok {
@@ -385,10 +394,10 @@ func run(s system, schedule []move) (x *explored, err error) {
 	return x, nil
 }
 
-// TestExplore looks at all interleavings of a small system, each state once: 3 ranks, 2 barriers, a window of 1 and of 2, in one use of a channel
-// or in two, and one each of
-// a cut with frames left in the old connection, a context that ends, the loss of a rank, the end of a relay of two ranks, and a kill of the
-// server, before or after the last request is durable.
+// TestExplore visits all interleavings of a small system, each state once: 3 ranks, 2 barriers, a
+// window of 1 and of 2, in one use of a channel or in two, and one each of a cut with frames left
+// in the old connection, a context that ends, the failure of a rank, the end of a relay of two
+// ranks, and a kill of the server, before or after the last request is durable.
 func TestExplore(t *testing.T) {
 	depth, limit := *exploreDepth, exploreTime/3
 	switch {
@@ -408,8 +417,8 @@ func TestExplore(t *testing.T) {
 	}
 }
 
-// exploreFrom goes breadth first, a state that has been seen only once, until depth or limit. It returns how many states there are, up
-// to how many events.
+// exploreFrom searches breadth first, visiting each state once, until depth or limit. It returns
+// the number of states, and the number of events up to which the search is complete.
 func exploreFrom(t *testing.T, s system, depth int, limit time.Duration) (states, events int) {
 	start := time.Now()
 	seen := map[uint64]bool{}

@@ -9,7 +9,8 @@ import (
 	"strconv"
 )
 
-// Bounds is what groups may pile up, made small for simulations. Zero fields stay as they are.
+// Bounds are the limits of what a group may hold, made small for simulations. Zero fields keep
+// their defaults.
 type Bounds struct {
 	Window, AheadRecords, AheadBytes, StreamMessages, StreamBytes, Unacked, ExpireAtOnce, Channels, Streams int
 }
@@ -32,16 +33,18 @@ func (m *Machine) SetBounds(b Bounds) Bounds {
 
 // Holdings counts what a Machine holds.
 type Holdings struct {
-	Sessions, Waiters, Members       int // Sessions without Local
+	Sessions, Waiters, Members       int // Sessions does not count Local
 	Groups, Live, Forming, Shrinks   int
 	Channels, Records, Streams       int
 	Messages, Follows                int
 	Waits, Watchers, Timers, Effects int
-	Answers, Leases, Held, Ending    int // answers that are kept; leases that have entries; those that have ended
-	Calls, Ordered                   int // waiters as they are counted, and groups as they are listed
+	// Answers: those kept; Held: leases with entries; Ending: those of them that have ended
+	Answers, Leases, Held, Ending int
+	// waiters as they are counted, and groups as they are listed
+	Calls, Ordered int
 }
 
-// Holdings is all that m holds but keys.
+// Holdings returns the counts of all that m holds except keys.
 func (m *Machine) Holdings() Holdings {
 	h := Holdings{
 		Sessions: len(m.sessions) - 1, Groups: len(m.groups), Live: len(m.live), Forming: len(m.forming),
@@ -73,7 +76,7 @@ func (m *Machine) Holdings() Holdings {
 	return h
 }
 
-// channel is the one of a name that has use others before it.
+// channel returns the channel whose name has been used use times before.
 func (m *Machine) channel(generation uint64, name string, use int) *channel {
 	g := m.groups[generation]
 	if g == nil {
@@ -102,13 +105,13 @@ func (m *Machine) Opened(generation uint64) (channels, streams int) {
 	return 0, 0
 }
 
-// RecordState is what there is to see of a record from outside.
+// RecordState is the state of a record that tests can inspect.
 type RecordState struct {
 	Done, Failed       bool
 	Yes, Pending, Size int
 }
 
-// Record looks at one record.
+// Record returns the state of one record.
 func (m *Machine) Record(generation uint64, name string, use int, seq uint64) (s RecordState, there bool) {
 	ch := m.channel(generation, name, use)
 	if ch == nil || ch.records[seq] == nil {
@@ -118,7 +121,8 @@ func (m *Machine) Record(generation uint64, name string, use int, seq uint64) (s
 	return RecordState{Done: r.done, Failed: r.failed != nil, Yes: r.yes, Pending: r.pending, Size: r.bytes}, true
 }
 
-// WatchNodes counts the nodes of the tree of watched prefixes, but for its root, and reports whether all of them are needed and in order.
+// WatchNodes counts the nodes of the tree of watched prefixes without its root, and reports whether
+// all of them are needed and in order.
 func (m *Machine) WatchNodes() (n int, sound bool) {
 	var walk func(x *watchNode) bool
 	walk = func(x *watchNode) bool {
@@ -169,13 +173,13 @@ func (m *Machine) Kept(session uint64) int {
 // Leases counts the leases that have not ended.
 func (m *Machine) Leases() int { return len(m.leases) }
 
-// SessionCount counts the sessions but the local one.
+// SessionCount counts the sessions except the local one.
 func (m *Machine) SessionCount() int { return len(m.sessions) - 1 }
 
 var turnOf = regexp.MustCompile(`"Turn":\d+`)
 
-// Portrait is all that a log makes of m, in words: two machines with the same one are the same, but for calls that only read. Of
-// turns only the order counts.
+// Portrait returns, as text, all state of m that a log determines: two machines with equal
+// portraits are equal, except for calls that only read. Of turns only the order counts.
 func (m *Machine) Portrait() string {
 	s := m.state()
 	s.Now, s.Turn = 0, 0
@@ -219,7 +223,8 @@ func (x *expiry) pop(now Time) *entry {
 	return s
 }
 
-// Account is the account of what m holds, in bytes: as m has kept it, and added up from what is there.
+// Account returns the memory of what m holds, in bytes: kept is m's running count, tally the sum
+// over the objects that exist.
 func (m *Machine) Account() (kept, tally int64, sessions bool) {
 	t := m.recount()
 	return m.account.total, t.total, maps.Equal(m.account.bySession, t.bySession)

@@ -20,7 +20,7 @@ func get(key string) wire.Request { return wire.Request{Op: wire.OpGet, Key: key
 
 func waitFor(keys ...string) wire.Request { return wire.Request{Op: wire.OpWait, Keys: keys} }
 
-// TestTimers shows what becomes of a time to live.
+// TestTimers checks the effect of each operation on a time to live.
 func TestTimers(t *testing.T) {
 	const ttl = 10 * time.Millisecond
 	short := set("key", "1")
@@ -48,7 +48,7 @@ func TestTimers(t *testing.T) {
 			}
 			r.pass(ttl/2 - 1)
 			isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
-			r.now++ // Apply itself sees that it is time
+			r.now++ // Apply itself checks the time
 			same(t, "it is gone", r.does(core.Local, get("key")).Code == wire.CodeNotFound, c.gone)
 		})
 	}
@@ -102,7 +102,8 @@ func TestTimeStandsStillAtWorst(t *testing.T) {
 	same(t, "next", at, 12*time.Millisecond)
 }
 
-// TestWaitReads shows who gets an entry that goes with its last read: who waits hears that it is there, and takes it, or waits again.
+// TestWaitReads checks which calls get an entry that is removed by its last read: a waiting call
+// learns that it exists, and reads it, or waits again.
 func TestWaitReads(t *testing.T) {
 	once := func(key string, reads uint32) wire.Request {
 		req := set(key, "value")
@@ -112,7 +113,7 @@ func TestWaitReads(t *testing.T) {
 	for name, c := range map[string]struct {
 		waits [][]string
 		sets  []wire.Request
-		taken int // by those who waited, in their order
+		taken int // by the waiting calls, in order
 		left  int // keys
 	}{
 		"one read, two who wait":           {[][]string{{"a"}, {"a"}}, []wire.Request{once("a", 1)}, 1, 0},
@@ -154,7 +155,8 @@ func TestWaitReads(t *testing.T) {
 
 func take(keys ...string) wire.Request { return wire.Request{Op: wire.OpTake, Keys: keys} }
 
-// TestTake shows that a read that counts is all or nothing, and that those that do not count see that there is one.
+// TestTake checks that a counted read is all or nothing, and that uncounted reads see that there is
+// one.
 func TestTake(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	req := set("a", "value")
@@ -259,7 +261,7 @@ func changes(prefix string, rev uint64) wire.Request {
 	return wire.Request{Op: wire.OpWatch, Key: prefix, Rev: rev}
 }
 
-// TestHistory shows for how long changes are kept, and that a gap is told.
+// TestHistory checks how long changes are kept, and that a gap is reported.
 func TestHistory(t *testing.T) {
 	r := newRig(t, core.Limits{History: 4})
 	for i := range 10 { // revisions 2 to 11

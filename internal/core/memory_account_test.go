@@ -21,8 +21,9 @@ func sessions(m *core.Machine, n int) []uint64 {
 	return ids
 }
 
-// TestHeldBytesAreBounded: beyond the limit of a session, and of all, what would wait is refused; what frees something is not, and what was
-// carried out has its answer.
+// TestHeldBytesAreBounded checks that beyond the limit of a session, or of all, a request that
+// would wait is refused. A request that frees memory is not, and an applied request gets its
+// answer.
 func TestHeldBytesAreBounded(t *testing.T) {
 	m := core.New(core.Limits{Held: 200 << 10, HeldOf: 100 << 10})
 	ids := sessions(m, 3)
@@ -69,7 +70,8 @@ func TestHeldBytesAreBounded(t *testing.T) {
 	require.Less(t, kept, int64(2<<10), "nothing but the machine's own session")
 }
 
-// TestMembersFitOneAnswer: all members of a group go to each rank, so that each may have its part of one answer.
+// TestMembersFitOneAnswer checks the limit of a member's data: all members of a group go to each
+// rank in one answer, so each may have its share of that answer.
 func TestMembersFitOneAnswer(t *testing.T) {
 	const size, most = 300, 64 << 20 / 300
 	m := core.New(core.Limits{})

@@ -11,7 +11,7 @@ import (
 type mutant struct {
 	name     string
 	file     string
-	old, new string // old is there exactly once
+	old, new string // old occurs exactly once
 }
 
 var mutants = []mutant{
@@ -474,8 +474,8 @@ var mutants = []mutant{
 // shortMutants is how many mutants the short form leaves out, plus one.
 const shortMutants = 4
 
-// TestMutants shows that the simulation can see: for each rule that is broken it finds a counterexample. MUSTER_SOAK has it try all mutants
-// and not one of 4.
+// TestMutants checks that the simulation can detect errors: it finds a counterexample for each rule
+// that is broken. MUSTER_SOAK makes it try all mutants and not one of 4.
 func TestMutants(t *testing.T) {
 	if testing.Short() || underRace {
 		t.Skip("each mutant is built: not in a short run, nor twice")

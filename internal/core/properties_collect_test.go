@@ -9,20 +9,25 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// The properties of Collect, one function each, as the auditor checks them at every step of every schedule.
+// The properties of Collect, one function each. The auditor checks them at every step of every
+// schedule.
 //
-// A verdict of a record is an answer to a vote for it that is a success, or has a Verdict. Three other things may be answered to a
-// vote, and are no verdict of its record:
+// An outcome of a record is an answer to a vote for it that is a success, or has a Verdict. Three
+// other answers to a vote are possible, and are not outcomes of its record:
 //
-//   - A refusal has a code and no Verdict: the seat is not the caller's (Stale, Invalid, Denied, Closed), the sequence is passed
-//     (Stale), the rank asked again (Conflict, to the earlier call), or left or closed the channel while it waited (Closed).
-//   - The end of the generation, told to a vote for a record that was never opened. It is the same for all who ask, and nobody
-//     can have had another verdict of that record, since a record that is revoked unopened stays so.
-//   - A late mismatch: a rank whose call differs from a record that was decided with success. Its own call is not what the others did
-//     together: it is told of the mismatch, which revokes the generation; they keep their success. If it had said no, it is told
-//     its own no, and nothing is revoked.
+//   - A refusal has a code and no Verdict: the membership slot is not the caller's (Stale, Invalid,
+//     Denied, Closed), the rank has passed the sequence number (Stale), the rank called again
+//     (Conflict, to the earlier call), or left or closed the channel while it waited (Closed).
+//   - The end of the generation, as the answer to a vote for a record that was never opened. It is
+//     the same for all callers, and no rank can have received another outcome of that record, since
+//     a record that is revoked unopened stays so.
+//   - A late mismatch: a rank whose call differs from a record that was decided with success. Its
+//     call is not what the others did together: its answer is the mismatch, which revokes the
+//     generation; the others keep their success. If it had voted no, its answer is its own no, and
+//     nothing is revoked.
 
-// C1: all delivered verdicts of a record are equal. The payloads differ by rank; that those are right is C7's.
+// c1SameVerdict checks C1: all delivered outcomes of a record are equal. The payloads differ by
+// rank; C7 checks those.
 func c1SameVerdict(a *audit, r *record, cl *call, rep *wire.Reply) {
 	told := canonical(rep)
 	if r.canon == nil {
@@ -40,7 +45,7 @@ func c1SameVerdict(a *audit, r *record, cl *call, rep *wire.Reply) {
 	_ = a
 }
 
-// canonical is what must be equal of two answers: the code and the verdict.
+// canonical encodes the part that must be equal in two answers: the code and the verdict.
 func canonical(rep *wire.Reply) []byte {
 	if rep.Code == wire.CodeOK {
 		return []byte{0}
@@ -50,7 +55,7 @@ func canonical(rep *wire.Reply) []byte {
 
 func (r *record) verbDiffers(v *vote) bool { return v.c.No == wire.CodeOK && !agree(&r.call, v.c) }
 
-// C1, its exceptions: a refusal of a valid vote has one of two reasons.
+// c1Refusals checks the exceptions of C1: the refusal of a valid vote has one of two reasons.
 func c1Refusals(r *record, cl *call, rep *wire.Reply) {
 	switch {
 	case rep.Code == wire.CodeConflict && r.asker[cl.vote.rank] != cl:
@@ -60,7 +65,8 @@ func c1Refusals(r *record, cl *call, rep *wire.Reply) {
 	}
 }
 
-// C1, its exceptions: a late mismatch is told as such, or as what had ended the generation before.
+// c1LateMismatch checks the exceptions of C1: the answer to a late mismatch is the mismatch, or the
+// earlier reason of the end of the generation.
 func c1LateMismatch(a *audit, cl *call, rep *wire.Reply) {
 	c, v := &cl.req.Group, rep.Failure
 	switch {
@@ -74,8 +80,9 @@ func c1LateMismatch(a *audit, cl *call, rep *wire.Reply) {
 	g4RevokedForCause(a, cl.group, cl, rep)
 }
 
-// C2: success ⇒ every elector voted yes once, with the same fingerprint, from its bound session. (That what was
-// delivered is what was voted is looked at with C7.) Votes from other sessions never get into r.yes.
+// c2SuccessMeans checks C2: success ⇒ every elector voted yes once, with the same fingerprint, from
+// its bound session. (C7 checks that the delivered payloads are those of the votes.) Votes from
+// other sessions never get into r.yes.
 func c2SuccessMeans(r *record) {
 	const p = "C2 success ⇒ every elector voted yes, with the same fingerprint"
 	if r.no != nil {
@@ -96,11 +103,12 @@ func c2SuccessMeans(r *record) {
 	}
 }
 
-// C3: a failure that names r as missing, lost or gone ⇒ r had no yes at the decision; who said no is in none of these lists, and has
-// said it; a mismatch ⇒ both votes exist, and differ.
+// c3FailureNames checks C3: a failure that names r as missing, lost or gone ⇒ r had no yes at the
+// decision; a rank that is named for a no is in none of these lists, and has voted no; a mismatch ⇒
+// both votes exist, and differ.
 //
-// Exception: the ranks that are too far behind (CodeFull) are named for the channel that they are behind in; the verdict ends records
-// of other channels too, where they may have said yes.
+// Exception: the ranks that are too far behind (CodeFull) are named for the channel in which they
+// are behind; the failure also ends records of other channels, where they may have voted yes.
 func c3FailureNames(a *audit, r *record, v *wire.Failure) {
 	const p = "C3 a failure names those at fault"
 	g := r.ch.g
@@ -136,7 +144,7 @@ func c3FailureNames(a *audit, r *record, v *wire.Failure) {
 	}
 }
 
-// c3HasCause reports whether something that has happened is a reason for v.
+// c3HasCause reports whether an event that has happened is a reason for v.
 func c3HasCause(a *audit, r *record, v *wire.Failure) bool {
 	g := r.ch.g
 	switch v.Code {
@@ -159,7 +167,7 @@ func c3HasCause(a *audit, r *record, v *wire.Failure) bool {
 	return v.Code == wire.CodeTimeout && r.deadline > 0 && r.deadline <= at
 }
 
-// refusedBy reports whether the rank that v blames has said no to r, in these words.
+// refusedBy reports whether the rank that v blames has voted no to r, with this text.
 func (r *record) refusedBy(v *wire.Failure) bool {
 	no := r.no
 	if no == nil || no.rank != v.By {
@@ -174,7 +182,7 @@ func (r *record) refusedBy(v *wire.Failure) bool {
 	return v.Code == no.c.No && v.Reason == no.c.Reason
 }
 
-// hasVote reports whether the rank that c names has voted as c says.
+// hasVote reports whether the rank that c names has cast the vote c.
 func (g *group) hasVote(c *wire.Contribution) bool {
 	return slices.ContainsFunc(g.votes, func(v *wire.Contribution) bool {
 		return v.Rank == c.Rank && v.Seq == c.Seq && v.Channel == c.Channel && v.Verb == c.Verb && v.Root == c.Root && v.RootOnly == c.RootOnly &&
@@ -182,15 +190,17 @@ func (g *group) hasVote(c *wire.Contribution) bool {
 	})
 }
 
-// C4: decided never changes. (C1 compares what is told over time too.)
+// c4DecidedStays checks C4: a decision never changes. (C1 also compares the delivered outcomes over
+// time.)
 func c4DecidedStays(r *record, s core.RecordState) {
 	if r.done && (!s.Done || s.Failed == r.ok) {
 		breaks("C4 decided never changes, freed never reopens", "#%d was decided (success: %v), and is not any more", r.seq, r.ok)
 	}
 }
 
-// C5: repeated votes change nothing: a record has as many yes as ranks that said it, and the bytes of the first payload of each.
-// C7: nor do votes from other sessions or generations.
+// c5VotesCount checks C5: repeated votes change nothing: a record has as many yes votes as ranks
+// that voted yes, and the bytes of the first payload of each. It also checks C7: votes from other
+// sessions or generations change nothing either.
 func c5VotesCount(r *record, s core.RecordState) {
 	n, size := 0, 0
 	for _, v := range r.yes {
@@ -207,7 +217,8 @@ func c5VotesCount(r *record, s core.RecordState) {
 	}
 }
 
-// C6: barrier success anywhere ⇒ every rank had called it. (What elects only a root is no barrier, whatever its name.)
+// c6BarrierMeans checks C6: the success of a barrier on any rank ⇒ every rank had called it. (A
+// verb whose only elector is the root is not a barrier, whatever its name.)
 func c6BarrierMeans(cl *call, rep *wire.Reply) {
 	if cl.record == nil || rep.Code != wire.CodeOK || cl.req.Group.Verb != "barrier" || cl.req.Group.RootOnly {
 		return
@@ -219,7 +230,8 @@ func c6BarrierMeans(cl *call, rep *wire.Reply) {
 	}
 }
 
-// C7: no payload crosses records or ranks: what is delivered is what was voted for this record, by the rank whose place it has.
+// c7OwnPayloads checks C7: no payload crosses records or ranks: a delivered payload is the one that
+// was voted for this record, by the rank at whose place it is.
 func c7OwnPayloads(r *record, cl *call, rep *wire.Reply) {
 	value, values := r.brings(cl.vote)
 	if !bytes.Equal(rep.Value, value) || !slices.EqualFunc(rep.Values, values, bytes.Equal) {
@@ -227,7 +239,7 @@ func c7OwnPayloads(r *record, cl *call, rep *wire.Reply) {
 	}
 }
 
-// brings is what a vote for r asked for.
+// brings returns the payload that a vote for r asked for.
 func (r *record) brings(v *vote) (value []byte, values [][]byte) {
 	switch want := v.c.Want; {
 	case want >= 0 && int(want) < len(r.yes):
@@ -238,7 +250,7 @@ func (r *record) brings(v *vote) (value []byte, values [][]byte) {
 		for _, u := range r.yes {
 			values = append(values, u.payloadOf())
 		}
-	case want == wire.WantReduced && !r.call.Reduction.Valid(): // the fold of a late no
+	case want == wire.WantReduced && !r.call.Reduction.Valid(): // the reduction of a late no
 	case want == wire.WantPart && r.call.RootOnly:
 		values = [][]byte{r.yes[r.call.Root].parts[v.rank]}
 	case want == wire.WantPart:
@@ -251,7 +263,7 @@ func (r *record) brings(v *vote) (value []byte, values [][]byte) {
 	return value, values
 }
 
-// folded is the sum, or the maximum, of the two numbers of every rank.
+// reducedReply returns the sum, or the maximum, of the two numbers of every rank.
 func (r *record) reducedReply() (value []byte) {
 	for i := 0; i < 16; i += 8 {
 		var n int64
@@ -275,15 +287,16 @@ func (v *vote) payloadOf() []byte {
 	return v.payload
 }
 
-// C7: no vote counts that is fenced, of an old generation, or from another session: it is refused, and told how. So is one for a
-// sequence that its rank has passed (the floor), and every other call in a seat that is not the caller's.
+// c7RefusedCounts checks C7: a vote that is fenced, of an old generation, or from another session
+// does not count: it is refused with the right code. So is a vote for a sequence number that its
+// rank has passed (the floor), and every other call for a membership slot that is not the caller's.
 func c7RefusedCounts(cl *call, rep *wire.Reply) {
 	if rep.Code != cl.refusal || rep.Failure != nil && cl.req.Op == wire.OpCollect {
 		breaks("C7 no fenced, foreign or passed vote counts", "%s is to be refused as %s, not as %s", cl, cl.refusal, say{rep})
 	}
 }
 
-// C8: freed ⇒ each rank has passed it or is gone.
+// c8FreedWhenPassed checks C8: freed ⇒ each rank has passed the record or is gone.
 func c8FreedWhenPassed(a *audit, r *record) {
 	if !r.passed() {
 		breaks("C8 freed ⇒ each rank passed it or is fenced", "#%d is freed, and not all have passed it: floors %v", r.seq, r.ch.floor)
@@ -293,7 +306,8 @@ func c8FreedWhenPassed(a *audit, r *record) {
 	}
 }
 
-// C8: at most W records, and none but those that are known: freed never reopens (C4).
+// c8NothingElse checks C8: a channel has at most W records, and only the known ones: a freed record
+// never reopens (C4).
 func c8NothingElse(a *audit, ch *channel, before int) {
 	n := a.w.m.Records(ch.g.gen, ch.name, before)
 	if n > a.w.bounds.Window {
@@ -304,8 +318,8 @@ func c8NothingElse(a *audit, ch *channel, before int) {
 	}
 }
 
-// L1: all yes ⇒ success; a no, a mismatch, a revocation ⇒ decided. L2: a finite deadline ⇒ decided. L3: a lost elector ⇒ decided.
-// And nothing else decides.
+// l1Decides checks L1: all yes ⇒ success; a no, a mismatch, a revocation ⇒ decided. L2: a finite
+// deadline ⇒ decided. L3: a failed elector ⇒ decided. Nothing else decides.
 func l1Decides(a *audit, r *record) {
 	if why := r.mustEnd(a); !r.done && why != "" {
 		breaks(why, "#%d (%s) is open", r.seq, r.call.Verb)
@@ -325,14 +339,15 @@ func l1Decides(a *audit, r *record) {
 	}
 }
 
-// L2: a call with a deadline is answered at its deadline, at the latest.
+// l2DeadlineEnds checks L2: a call with a deadline is answered at its deadline, at the latest.
 func l2DeadlineEnds(a *audit, cl *call) {
 	if t := cl.timeout; t > 0 && cl.at+t <= a.now {
 		breaks("L2 a finite deadline ends a call", "%s waits since %v, it is %v", cl, cl.at, a.now)
 	}
 }
 
-// L4: every rank that is there learns: nobody waits for a record that is decided, or for a generation that is revoked.
+// l4EverybodyLearns checks L4: every present rank gets the outcome: no call waits for a record that
+// is decided, or for a generation that is revoked.
 func l4EverybodyLearns(a *audit, cl *call) {
 	switch {
 	case cl.cancelled != wire.CodeOK:
@@ -352,7 +367,7 @@ func l4EverybodyLearns(a *audit, cl *call) {
 	}
 }
 
-// L5: decided and passed by all ⇒ freed.
+// l5FreedWhenPassed checks L5: decided and passed by all ⇒ freed.
 func l5FreedWhenPassed(r *record) {
 	if r.done && r.passed() {
 		breaks("L5 passed by all ⇒ freed", "#%d is kept", r.seq)

@@ -9,24 +9,24 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// roll is one attempt to form a group, as the auditor sees it.
+// rendezvous is one attempt to form a group, as the auditor sees it.
 type rendezvous struct {
 	key     groupKey
 	size    int
-	from    *group        // whose survivors these are
+	from    *group        // the group whose survivors form a new one; nil otherwise
 	joiners map[int]*call // by rank
-	members [][]byte      // once it is complete
+	members [][]byte      // set once it is complete
 	olds    []int64
 	gen     uint64
-	frozen  bool // it is complete, and this step will tell
+	frozen  bool // complete; the answers go out in this step
 
-	failed wire.Code // why the attempt has failed; OK: it has not
+	failed wire.Code // why the attempt has failed; OK if it has not
 	by     int       // the rank that cancelled
-	absent []int     // when it failed
-	told   []byte    // how the first rank was told
+	absent []int     // at the time of the failure
+	told   []byte    // the first failure that was delivered, encoded
 }
 
-// fail is the end of an attempt for all who are in it.
+// fail ends an attempt for all ranks that take part in it.
 func (r *rendezvous) fail(a *audit, why wire.Code, by int) {
 	if r.gen != 0 || r.frozen || r.failed != wire.CodeOK {
 		return
@@ -41,7 +41,7 @@ func (r *rendezvous) fail(a *audit, why wire.Code, by int) {
 	}
 }
 
-// joins is a rank that enters a roll.
+// joins handles a rank that joins a rendezvous.
 func (a *audit) joins(cl *call) {
 	c := &cl.req.Group
 	if g, _ := a.joinedBy(cl); g != nil {
@@ -85,7 +85,7 @@ func (a *audit) joins(cl *call) {
 	cl.roll = r
 }
 
-// supersede is what an earlier try of the same process held, which makes way for the next.
+// supersede releases what an earlier attempt of the same process held, in favor of the next.
 func (a *audit) supersede(key groupKey, cl *call) {
 	c := &cl.req.Group
 	if g := a.live[key]; g != nil && c.Rank < len(g.members) && g.members[c.Rank].gone == wire.CodeOK && retries(g.roll.ranked(c.Rank), cl) {
@@ -99,18 +99,18 @@ func (a *audit) supersede(key groupKey, cl *call) {
 	}
 }
 
-// ranked is the request that became rank of the generation that r made.
+// ranked returns the request that became rank of the generation that r made.
 func (r *rendezvous) ranked(rank int) *call {
 	ranks := slices.Sorted(maps.Keys(r.joiners))
 	return r.joiners[ranks[rank]]
 }
 
-// retries reports whether cl is a later try than x of the same process.
+// retries reports whether cl is a later attempt than x of the same process.
 func retries(x, cl *call) bool {
 	return bytes.Equal(x.req.Old, cl.req.Old) && cl.req.Rev > x.req.Rev
 }
 
-// replace takes x out for cl, if that is a later try of the same process.
+// replace removes x in favor of cl, if cl is a later attempt of the same process.
 func (r *rendezvous) replace(a *audit, x, cl *call) bool {
 	if !retries(x, cl) {
 		return false
@@ -121,7 +121,7 @@ func (r *rendezvous) replace(a *audit, x, cl *call) bool {
 	return true
 }
 
-// joinedBy is the group that a call has taken a seat of.
+// joinedBy returns the group in which a call has taken a membership slot.
 func (a *audit) joinedBy(cl *call) (*group, int) {
 	for _, g := range a.inOrder {
 		for rank, s := range g.members {
@@ -133,7 +133,7 @@ func (a *audit) joinedBy(cl *call) (*group, int) {
 	return nil, 0
 }
 
-// roll finds the roll that is open, or opens it.
+// roll returns the rendezvous that is open, or opens one.
 func (a *audit) roll(key groupKey, from *group, size int) *rendezvous {
 	for _, r := range a.rolls {
 		if r.key == key && r.from == from {
@@ -149,7 +149,7 @@ func (a *audit) close(r *rendezvous) {
 	a.rolls = slices.DeleteFunc(a.rolls, func(x *rendezvous) bool { return x == r })
 }
 
-// withdraw takes a rank out.
+// withdraw removes a rank from the rendezvous.
 func (r *rendezvous) withdraw(a *audit, cl *call) {
 	if r.gen != 0 || r.frozen || r.failed != wire.CodeOK || r.joiners[cl.req.Group.Rank] != cl {
 		return
@@ -160,7 +160,8 @@ func (r *rendezvous) withdraw(a *audit, cl *call) {
 	}
 }
 
-// freeze notes which survivors are complete because others are lost: if one of them is lost too in the same step, that is after.
+// freeze marks the rendezvous of survivors that are complete because other ranks failed. If a
+// survivor fails too in the same step, that counts as after the completion.
 func (a *audit) freeze() {
 	for _, r := range slices.Clone(a.rolls) {
 		if r.from != nil && len(r.joiners) > 0 && r.absentRanks() == nil {
@@ -171,14 +172,14 @@ func (a *audit) freeze() {
 	}
 }
 
-// retire ends the generation of those who have a new one.
+// retire ends the generation whose ranks have a new one.
 func (a *audit) retire(g *group) {
 	for rank := range g.members {
 		a.fence(g, rank, wire.CodeLeft)
 	}
 }
 
-// absentRanks are those that r still needs.
+// absentRanks returns the ranks that r still needs.
 func (r *rendezvous) absentRanks() (ranks []int) {
 	for rank := range r.size {
 		if r.joiners[rank] == nil && (r.from == nil || r.from.members[rank].gone == wire.CodeOK) {
@@ -188,7 +189,7 @@ func (r *rendezvous) absentRanks() (ranks []int) {
 	return ranks
 }
 
-// joined is the answer to a rank in a roll.
+// joined checks the answer to a rank in a rendezvous.
 func (a *audit) joined(cl *call, rep *wire.Reply) {
 	r := cl.roll
 	if rep.Code == wire.CodeOK {
@@ -202,7 +203,7 @@ func (a *audit) joined(cl *call, rep *wire.Reply) {
 	g5OneOutcome(a, r, cl, rep)
 }
 
-// complete makes the generation that a roll has become.
+// complete makes the generation that a rendezvous has become.
 func (a *audit) complete(r *rendezvous, rep *wire.Reply) {
 	if absent := r.absentRanks(); absent != nil && !r.frozen {
 		breaks("G2 a roll is complete when all are there at the same time", "generation %d has been issued without ranks %v", rep.Rev, absent)
@@ -238,7 +239,7 @@ func (a *audit) complete(r *rendezvous, rep *wire.Reply) {
 	}
 }
 
-// G1: generation numbers are never used again, and grow.
+// g1GenerationsUnique checks G1: generation numbers are never reused, and grow.
 func g1GenerationsUnique(a *audit, gen uint64) {
 	if gen <= a.lastGen {
 		breaks("G1 no number is issued twice", "generation %d after %d", gen, a.lastGen)
@@ -246,8 +247,8 @@ func g1GenerationsUnique(a *audit, gen uint64) {
 	a.lastGen = gen
 }
 
-// G2: an open roll is complete only when all are there at the same time; then all hear the same. A shrunk group has dense ranks, in
-// the old order.
+// g2TogetherAtOnce checks G2: an open rendezvous is complete only when all ranks are present at the
+// same time; then all get the same answer. A shrunk group has dense ranks, in the old order.
 func g2TogetherAtOnce(r *rendezvous, cl *call, rep *wire.Reply) {
 	const p = "G2 a roll is complete when all are there at the same time"
 	if r.joiners[cl.req.Group.Rank] != cl || rep.Rev != r.gen {
@@ -258,15 +259,17 @@ func g2TogetherAtOnce(r *rendezvous, cl *call, rep *wire.Reply) {
 	}
 }
 
-// G3: a roll in which all are there does not wait; a shrink does not wait for who is gone.
+// g3CompleteWhenAllThere checks G3: a rendezvous in which all ranks are present does not wait; a
+// shrink does not wait for ranks that are gone.
 func g3CompleteWhenAllThere(r *rendezvous) {
 	if r.gen == 0 && len(r.joiners) > 0 && r.absentRanks() == nil {
 		breaks("G3 a roll completes when all are there", "roll %v of %d waits", r.key, r.size)
 	}
 }
 
-// G4: a generation is revoked by a loss, a mismatch, an abort or an overrun, and by nothing else; all who ask hear of the first of them,
-// in the same words. This is C1 for the verbs that come after the end.
+// g4RevokedForCause checks G4: a generation is revoked by a failed rank, a mismatch, an abort or an
+// overrun, and by nothing else; all callers get the first of these reasons, with the same text.
+// This is C1 for the verbs that come after the end.
 func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
 	const p = "G4 a generation is revoked for a cause, the same for all"
 	v := rep.Failure
@@ -292,9 +295,10 @@ func g4RevokedForCause(a *audit, g *group, cl *call, rep *wire.Reply) {
 	_ = a
 }
 
-// G5: an attempt has one outcome. All ranks in it are told of the same failure, in the same words: the first deadline of theirs passed,
-// one of them cancelled, or sizes differ; and it names exactly the ranks that are not there. Other than that a rank is not
-// admitted because a later try of its process has taken its place, or it has left its old group.
+// g5OneOutcome checks G5: an attempt has one outcome. All ranks in it get the same failure, with
+// the same text: the earliest deadline passed, one of the ranks cancelled, or sizes differ; and it
+// names exactly the absent ranks. Apart from that a rank is not admitted only because a later
+// attempt of its process has replaced it, or it has left its old group.
 func g5OneOutcome(a *audit, r *rendezvous, cl *call, rep *wire.Reply) {
 	const p = "G5 an attempt to form a group has one outcome"
 	c := &cl.req.Group
@@ -324,7 +328,7 @@ func g5OneOutcome(a *audit, r *rendezvous, cl *call, rep *wire.Reply) {
 	_ = a
 }
 
-// A1: an answer goes to a session that is there, to a call that waits, once.
+// a1AnsweredOnce checks A1: an answer goes to an existing session, to a waiting call, exactly once.
 func a1AnsweredOnce(a *audit, i int, e core.Effect) {
 	const p = "A1 a call is answered once, while its session is there"
 	switch {
@@ -337,8 +341,9 @@ func a1AnsweredOnce(a *audit, i int, e core.Effect) {
 	}
 }
 
-// A2: no call that waits on its own times out before its deadline, by the store's clock or its caller's, or is cancelled by others. (A record has the earliest of all its voters, C3, and an
-// attempt to form a group that of all ranks in it, G5.)
+// a2NoEarlyTimeout checks A2: no call that waits on its own times out before its deadline, by the
+// store's clock or its caller's, or is cancelled by others. (A record has the earliest deadline of
+// all its voters, C3, and an attempt to form a group that of all ranks in it, G5.)
 func a2NoEarlyTimeout(a *audit, cl *call, rep *wire.Reply) {
 	switch {
 	case cl.req.Op == wire.OpCollect, cl.req.Op == wire.OpJoin, rep.Code == cl.cancelled:
@@ -349,7 +354,8 @@ func a2NoEarlyTimeout(a *audit, cl *call, rep *wire.Reply) {
 	}
 }
 
-// N1: when all sessions have ended nothing is left but keys: no generation, roll, record, stream, waiting call or timer.
+// n1NothingLeaks checks N1: when all sessions have ended only keys are left: no generation,
+// rendezvous, record, stream, waiting call or timer.
 func n1NothingLeaks(a *audit) {
 	h := a.w.m.Holdings()
 	if h != (core.Holdings{}) {
@@ -360,7 +366,8 @@ func n1NothingLeaks(a *audit) {
 	}
 }
 
-// M1: what the machine has charged is what it holds, for each session and in all, after every step.
+// m1AccountIsTrue checks M1: after every step the memory that the machine has accounted for is what
+// it holds, for each session and in total.
 func m1AccountIsTrue(a *audit) {
 	if kept, tally, sessions := a.w.m.Account(); kept != tally || !sessions {
 		breaks("M1 the account is true", "%d bytes are charged, %d are there; the sessions agree: %v", kept, tally, sessions)

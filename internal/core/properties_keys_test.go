@@ -12,14 +12,15 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// keys are the store's entries, in the simplest way that is right: every operation of the machine is compared with it.
+// keys is a model of the store's entries, as simple as possible: every operation of the machine is
+// compared with it.
 type keys struct {
 	rev     uint64
 	entries map[string]*keyEntry
-	log     []keyChange // of revision 2 and up
+	log     []keyChange // the changes of revision 2 and up
 
 	lastLease uint64
-	ending    []*lease // that have ended, and had entries then
+	ending    []*lease // that have ended, and had entries at that time
 
 	queues map[string]*queue
 }
@@ -43,7 +44,8 @@ func (k *keys) changed(key string, value []byte, how wire.Change) {
 	k.log = append(k.log, keyChange{key, value, how})
 }
 
-// get is the entry of a key that is there: not one whose time is over, though it is not taken out yet.
+// get returns the entry of a key if it is visible: not an expired entry, even if it is not removed
+// yet.
 func (k *keys) get(key string, now core.Time) *keyEntry {
 	if e := k.entries[key]; e != nil && !e.over(now) {
 		return e
@@ -94,7 +96,8 @@ func (k *keys) consume(key string) {
 	}
 }
 
-// expire takes out what is over, as much as one Tick may: the entries of leases, then those whose time has passed, in the order of time.
+// expire removes ended entries, as many as one Tick may: first the entries of leases, then the
+// expired ones, in order of time.
 func (k *keys) expire(a *audit) {
 	left := a.w.bounds.ExpireAtOnce
 	for ; len(k.ending) > 0 && left > 0; k.ending = k.ending[:len(k.ending)-1] {
@@ -120,7 +123,8 @@ func (k *keys) expire(a *audit) {
 	}
 }
 
-// carryOut does what a request asks for, and notes the answer that is right; nil for those that may wait.
+// carryOut applies a request to the model, and records the expected answer; nil for requests that
+// may wait.
 func (k *keys) carryOut(a *audit, cl *call) {
 	req := &cl.req
 	rep := &wire.Reply{}
@@ -144,7 +148,7 @@ func (k *keys) carryOut(a *audit, cl *call) {
 	case wire.OpSwap:
 		k.swap(a, req, rep)
 	case wire.OpAppend:
-		value := []byte{} // which is there, also if nothing is appended to it
+		value := []byte{} // not nil, also if nothing is appended to it
 		if e != nil {
 			value = append(value, e.value...)
 		}
@@ -167,7 +171,7 @@ func (k *keys) carryOut(a *audit, cl *call) {
 	case wire.OpList:
 		k.list(a, cl, rep)
 	case wire.OpWatch:
-		if req.Rev <= k.rev { // restarts keep the history, and it is long enough here
+		if req.Rev <= k.rev { // restarts keep the history, which is long enough here
 			return
 		}
 		rep.Code = wire.CodeCompacted
@@ -195,7 +199,7 @@ func (k *keys) set(a *audit, cl *call, rep *wire.Reply) {
 	rep.Rev = e.rev
 }
 
-// take reads keys, all or none, and counts it.
+// take reads keys, all or none, and counts the read.
 func (k *keys) take(a *audit, req *wire.Request, rep *wire.Reply) {
 	for _, key := range req.Keys {
 		e := k.get(key, a.now)
@@ -265,7 +269,7 @@ func (k *keys) list(a *audit, cl *call, rep *wire.Reply) {
 	rep.Rev = k.rev
 }
 
-// answered compares an answer with what is right.
+// answered compares an answer with the expected one.
 func (k *keys) answered(a *audit, cl *call, rep *wire.Reply) {
 	switch {
 	case cl.expect != nil:
@@ -278,7 +282,7 @@ func (k *keys) answered(a *audit, cl *call, rep *wire.Reply) {
 	}
 }
 
-// K1: every answer is that of a plain map with deadlines and counts of reads.
+// k1SameAnswer checks K1: every answer is that of a plain map with deadlines and counts of reads.
 func k1SameAnswer(cl *call, rep *wire.Reply) {
 	want := *cl.expect
 	got := *rep
@@ -288,7 +292,8 @@ func k1SameAnswer(cl *call, rep *wire.Reply) {
 	}
 }
 
-// K1, wait: all keys are there at the same time; those that count their reads are to be taken.
+// k1AllThere checks K1 for wait: all keys exist at the same time; keys that count their reads can
+// be read.
 func k1AllThere(a *audit, cl *call, rep *wire.Reply) {
 	k := &a.keys
 	values := make([][]byte, 0, 2)
@@ -309,7 +314,8 @@ func k1AllThere(a *audit, cl *call, rep *wire.Reply) {
 	}
 }
 
-// K1, watch: what changed after a revision, each change once and in order; one that waited gets the first.
+// k1WhatChanged checks K1 for watch: the changes after a revision, each once and in order; a call
+// that waited gets the first.
 func k1WhatChanged(k *keys, cl *call, rep *wire.Reply) {
 	var want wire.Reply
 	for i, c := range k.log {
@@ -328,7 +334,8 @@ func k1WhatChanged(k *keys, cl *call, rep *wire.Reply) {
 	}
 }
 
-// K2: nobody waits for keys that are all there, or for a change that has happened.
+// k2NobodyWaitsInVain checks K2: no call waits for keys that all exist, or for a change that has
+// happened.
 func k2NobodyWaitsInVain(a *audit, cl *call) {
 	k := &a.keys
 	const p = "K2 nobody waits for keys in vain"

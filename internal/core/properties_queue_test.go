@@ -7,7 +7,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// queue is the values of a queue, in their order. The store shows them as entries too.
+// queue models the values of a queue, in order. The store also shows them as entries.
 type queue struct {
 	first  uint64 // the number of values[0]
 	values [][]byte
@@ -57,7 +57,8 @@ func (k *keys) pop(a *audit, req *wire.Request, rep *wire.Reply) {
 	a.w.tally.popped++
 }
 
-// K3: no two pops are told the same value, whatever connections break and servers start again in between. Values that are pushed differ.
+// k3GivenOnce checks K3: no two pops return the same value, even if connections break and servers
+// restart in between. The values that are pushed are all different.
 func k3GivenOnce(w *world, rep *wire.Reply) {
 	value := string(rep.Value)
 	if w.popped[value] {

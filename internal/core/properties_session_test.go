@@ -8,16 +8,17 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// The properties of sessions, as the auditor and the clients check them. A restart is the old server's log, carried out again by a new
-// machine: the auditor starts anew too, so that all other properties hold of what is after a restart, and of its way there.
+// The properties of sessions, as the auditor and the clients check them. A restart is the old
+// server's log, applied again by a new machine: the auditor starts anew too, so all other
+// properties are also checked after a restart, and during the replay.
 
-// promises are what clients have been told: it holds over restarts.
+// promises are what clients have received: they hold over restarts.
 type promises struct {
 	numbered   []promise
-	rev        uint64 // the last that somebody has seen
+	rev        uint64 // the highest that a client has seen
 	generation uint64
 	verdicts   map[verdictKey][]byte
-	leases     map[uint64]core.Time // until when they do not end by their time
+	leases     map[uint64]core.Time // until when their time to live does not end them
 }
 
 type promise struct {
@@ -32,7 +33,7 @@ type verdictKey struct {
 	seq     uint64
 }
 
-// delivered is called when a caller has its answer.
+// delivered is called when a caller has received its answer.
 func (w *world) delivered(cl *call, rep *wire.Reply) {
 	p := &w.promises
 	switch {
@@ -54,7 +55,8 @@ func (w *world) delivered(cl *call, rep *wire.Reply) {
 	}
 }
 
-// C1, over restarts: whoever is told of a record is told the same, whichever server it was.
+// c1SameVerdictForGood checks C1 over restarts: all outcomes of a record that are delivered are the
+// same, whichever server sent them.
 func c1SameVerdictForGood(w *world, cl *call, rep *wire.Reply) {
 	if cl.record == nil || cl.refusal != wire.CodeOK || cl.vote.kind == lateOther || rep.Code != wire.CodeOK && rep.Failure == nil {
 		return
@@ -68,21 +70,24 @@ func c1SameVerdictForGood(w *world, cl *call, rep *wire.Reply) {
 	w.promises.verdicts[key] = told
 }
 
-// S1: each number is carried out once, in order, without gaps; what else comes is refused.
+// s1AppliedOnce checks S1: each number is applied exactly once, in order, without gaps; any other
+// number is refused.
 func s1AppliedOnce(s *known, cl *call, rep *wire.Reply) {
 	if rep.Code == wire.CodeFull && rep.Failure == nil || cl.number != s.last {
 		breaks("S1 each number is carried out once, in order", "%s: %s; the last was %d", cl, say{rep}, s.last)
 	}
 }
 
-// S2: the answer to a number is that of its application, as often as it comes.
+// s2RepliesAreKept checks S2: the answer to a number is that of its application, however often it
+// is sent.
 func s2RepliesAreKept(s *known, cl *call, rep *wire.Reply, said []byte) {
 	if before := s.answers[cl.number]; !bytes.Equal(before, said) {
 		breaks("S2 each reply for n is that of its application", "%s: %s is %q; it was %q", cl, say{rep}, said, before)
 	}
 }
 
-// S3: what has been acknowledged survives a kill of the server, answer and all.
+// s3AcknowledgedSurvives checks S3: an acknowledged request survives a kill of the server, with its
+// answer.
 func s3AcknowledgedSurvives(w *world) {
 	const p = "S3 acknowledged ⇒ survives"
 	a := w.audit
@@ -108,28 +113,31 @@ func s3AcknowledgedSurvives(w *world) {
 	}
 }
 
-// S3: a replay gives the same answers as the first time, to the letter: what was told holds.
+// s3ReplayIsTheSame checks S3: a replay gives byte for byte the same answers as the first run, so
+// that delivered answers still hold.
 func s3ReplayIsTheSame(i int, e *logged, before []uint64) {
 	if !slices.Equal(before, e.answers) {
 		breaks("S3 a replay is the same", "input %d (%s) had answers %x, and now %x", i, e.cl, before, e.answers)
 	}
 }
 
-// S4: after a resume nothing from an older connection is carried out. (After a loss nothing is: it is refused, as arrives says.)
+// s4NothingFromBefore checks S4: after a resume no request from an older connection is applied.
+// (After a session has failed none is either: it is refused, as arrives checks.)
 func s4NothingFromBefore(w *world, c *conn, cl *call) {
 	if w.conns[c.serves] != c {
 		breaks("S4 nothing from an older connection is carried out", "%s comes over a connection of session %d that is not its last", cl, c.serves)
 	}
 }
 
-// S4: a call that waits, and comes again, waits on.
+// s4WaitsOn checks S4: a waiting call that is sent again continues to wait.
 func s4WaitsOn(cl *call, answered bool, rep *wire.Reply) {
 	if answered {
 		breaks("S4 a call that comes again waits on", "%s: %s", cl, say{rep})
 	}
 }
 
-// S5: no more answers are kept than a client may leave unacknowledged, and no fewer than it may ask for.
+// s5KeptReplies checks S5: a session keeps no more answers than a client may leave unacknowledged,
+// and no fewer than it may ask for.
 func s5KeptReplies(a *audit, session uint64) {
 	n := a.w.m.Kept(session)
 	if n > a.w.bounds.Unacked {
@@ -140,14 +148,16 @@ func s5KeptReplies(a *audit, session uint64) {
 	}
 }
 
-// S6: a session that is there is taken up by whoever has its token: "unknown session" ⇒ it was lost, or never known.
+// s6TakenUp checks S6: an existing session is resumed for any client with its token: "unknown
+// session" ⇒ it failed, or never existed.
 func s6TakenUp(s *known, cl *call, rep *wire.Reply) {
 	if uint64(rep.N) != s.id || !bytes.Equal(rep.Value, s.token) {
 		breaks("S6 unknown session ⇒ it was lost", "session %d is there, %s has opened %d", s.id, cl, rep.N)
 	}
 }
 
-// S6: and by nobody else. A new session has a number that none had before.
+// s6New checks S6: it is resumed for no other client. A new session has a number that none had
+// before.
 func s6New(a *audit, cl *call, rep *wire.Reply) {
 	id := uint64(rep.N)
 	if a.sessions[id] != nil || a.lost[id] != wire.CodeOK || id == core.Local {
@@ -158,8 +168,8 @@ func s6New(a *audit, cl *call, rep *wire.Reply) {
 	}
 }
 
-// S7: a lease ends once, by its time, its session or its owner, and its entries with it: nobody sees them any more, and the next Tick
-// takes them out.
+// s7LeasesEnd checks S7: a lease ends once, by its time, its session or its owner, and its entries
+// with it: they are invisible from then on, and the next Tick removes them.
 func s7LeasesEnd(a *audit) {
 	if n := a.w.m.Leases(); n != len(a.leases) {
 		breaks("S7 a lease ends once", "the machine has %d leases, there are %d", n, len(a.leases))
@@ -169,15 +179,16 @@ func s7LeasesEnd(a *audit) {
 	}
 }
 
-// S8: no reply shows state beyond the durable position.
+// s8NothingBeyond checks S8: no reply shows state beyond the durable position.
 func s8NothingBeyond(w *world, pos int, cl *call) {
 	if w.durable && pos > w.synced && !broke.hold {
 		breaks("S8 no reply shows what is not durable", "%s shows position %d, %d is durable", cl, pos, w.synced)
 	}
 }
 
-// S9: no session is lost, and no lease ends, before its time of a server that runs; nobody who has come back in time is told lost.
-// Nor does it take longer.
+// s9NoneTooEarlyNorTooLate checks S9: no session fails, and no lease ends, before its time, counted
+// while a server runs; no client that has reconnected in time is reported as failed. Nor does it
+// take longer.
 func s9NoneTooEarlyNorTooLate(a *audit) {
 	if n := a.w.m.SessionCount(); n != len(a.sessions) {
 		breaks("S9 a session is lost when its grace has passed, and not before", "the machine has %d sessions, there are %d", n, len(a.sessions))

@@ -7,11 +7,12 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// statusEach is how many steps are between two looks: each takes as long as several steps.
+// statusEach is the number of steps between two checks of the status: one check takes as long as
+// several steps.
 const statusEach = 32
 
-// Q1: a status is what the auditor knows: generations, who is there, the records that are not decided, whose vote they have and whose they
-// still need.
+// q1StatusIsTrue checks Q1: a status is what the auditor knows: the generations, the present ranks,
+// and the undecided records with the votes that they have and those that they need.
 func q1StatusIsTrue(a *audit) {
 	if a.step%statusEach != 0 {
 		return
@@ -54,7 +55,8 @@ func q1GroupIsTrue(g *group, s *wire.GroupStatus) {
 			breaks("Q1 a status is true", "rank %d of generation %d is %s, not %s", rank, g.gen, got, want)
 		}
 	}
-	want := map[string][]*record{} // several uses of a channel's name may have a record of one number
+	// several uses of a channel's name may each have a record with this number
+	want := map[string][]*record{}
 	undecided := 0
 	for _, ch := range g.channels {
 		for _, r := range ch.records {
@@ -87,7 +89,7 @@ func q1GroupIsTrue(g *group, s *wire.GroupStatus) {
 	}
 }
 
-// q1Untrue is what is wrong of s as the status of r; "" is nothing.
+// q1Untrue describes what is wrong in s as the status of r, and returns "" if it is right.
 func q1Untrue(r *record, s *wire.RecordStatus) string {
 	came, missing := s.Arrived.First(len(r.yes)), s.Missing.First(len(r.yes))
 	for rank := range r.yes {
@@ -96,7 +98,8 @@ func q1Untrue(r *record, s *wire.RecordStatus) string {
 			return fmt.Sprintf("rank %d has come to %s #%d: %v", rank, s.Verb, s.Seq, !voted)
 		}
 		elects := !r.call.RootOnly || rank == r.call.Root
-		held := r.call.RootOnly && r.yes[r.call.Root] != nil // waits for room: for its slowest readers
+		// waits for space, which its slowest readers make
+		held := r.call.RootOnly && r.yes[r.call.Root] != nil
 		if !held && slices.Contains(missing, rank) != (elects && !voted) {
 			return fmt.Sprintf("rank %d is missing in %s #%d: %v", rank, s.Verb, s.Seq, voted)
 		}

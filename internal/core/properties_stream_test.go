@@ -15,14 +15,14 @@ type stream struct {
 	tag       string
 	accepted  []message // position i+1
 	acked     uint64
-	senders   []*call // that wait for room
+	senders   []*call // that wait for space
 	reader    *call
-	delivered uint64 // the last position that its reader was given
+	delivered uint64 // the last position that its reader has received
 	source    end
 	reading   end
 }
 
-// end is what one of its two ranks has done with a stream.
+// end is what one of a stream's two ranks has done with it.
 type end struct{ used, closed bool }
 
 type message struct {
@@ -31,7 +31,7 @@ type message struct {
 	expires core.Time
 }
 
-// stream is the first use of a tag from src to dst that rank, one of the two, has not closed.
+// stream returns the first use of a tag from src to dst that rank, one of the two, has not closed.
 func (g *group) stream(rank, src, dst int, tag string) *stream {
 	for _, st := range g.streamCount {
 		if st.src == src && st.dst == dst && st.tag == tag && !st.closedBy(rank) {
@@ -47,7 +47,7 @@ func (st *stream) closedBy(rank int) bool {
 	return rank == st.src && st.source.closed || rank == st.dst && st.reading.closed
 }
 
-// closes is rank's end of st, if it has used it.
+// closes closes rank's end of st, if rank has used it.
 func (st *stream) closes(rank int) {
 	used := rank == st.src && st.source.used || rank == st.dst && st.reading.used
 	if !used || st.closedBy(rank) {
@@ -62,14 +62,14 @@ func (st *stream) closes(rank int) {
 	}
 }
 
-// over reports whether st is to be freed.
+// over reports whether st must be freed.
 func (st *stream) over() bool {
 	inUse := func(e end, rank int) bool { return e.used && !e.closed && st.g.members[rank].gone == wire.CodeOK }
 	unread := st.acked < uint64(len(st.accepted))
 	return st.g.members[st.dst].gone != wire.CodeOK || !unread && !inUse(st.source, st.src) && !inUse(st.reading, st.dst)
 }
 
-// before counts the streams of st's tag and ranks that are there and began before it.
+// before counts the streams with st's tag and ranks that exist and began before st.
 func (st *stream) before() (n int) {
 	for _, x := range st.g.streamCount {
 		if x == st {
@@ -82,7 +82,7 @@ func (st *stream) before() (n int) {
 	return n
 }
 
-// absence is how a call on st that needs a rank is refused.
+// absence returns the code that refuses a call on st that needs a rank.
 func (st *stream) absence(rank int) wire.Code {
 	if code := st.g.absence(rank); code != wire.CodeOK || !st.closedBy(rank) {
 		return code
@@ -90,7 +90,7 @@ func (st *stream) absence(rank int) wire.Code {
 	return wire.CodeSkipped
 }
 
-// acknowledges is a reader that has received all up to a position.
+// acknowledges handles a reader that has received all messages up to a position.
 func (a *audit) acknowledges(cl *call) {
 	g := a.seated(cl)
 	if g == nil {
@@ -111,7 +111,7 @@ func (a *audit) acknowledges(cl *call) {
 	cl.refusal = wire.CodeInvalid
 }
 
-// withdraw takes out a call that waits.
+// endRank removes a call that waits.
 func (st *stream) endRank(cl *call) {
 	st.senders = slices.DeleteFunc(st.senders, func(x *call) bool { return x == cl })
 	if st.reader == cl {
@@ -119,7 +119,7 @@ func (st *stream) endRank(cl *call) {
 	}
 }
 
-// unread are the messages that are not acknowledged, and their bytes.
+// unread returns the number of messages that are not acknowledged, and their bytes.
 func (st *stream) unread(now core.Time) (n, size int) {
 	for _, m := range st.accepted[st.acked:] {
 		if n++; m.expires == 0 || m.expires > now {
@@ -129,7 +129,7 @@ func (st *stream) unread(now core.Time) (n, size int) {
 	return n, size
 }
 
-// sends is a message that arrives.
+// sends handles a message that arrives.
 func (a *audit) sends(cl *call) {
 	g := a.seated(cl)
 	if g == nil {
@@ -153,7 +153,7 @@ func (a *audit) sends(cl *call) {
 	}
 }
 
-// asksForRoom is a sender that waits.
+// asksForRoom handles a sender that waits for space.
 func (a *audit) asksForRoom(cl *call, req *wire.Request) {
 	g := a.seated(cl)
 	if g == nil {
@@ -177,13 +177,14 @@ func (a *audit) asksForRoom(cl *call, req *wire.Request) {
 	cl.stream.senders = append(cl.stream.senders, cl)
 }
 
-// full reports whether a message of n bytes has to wait; alone, any is taken.
+// full reports whether a message of n bytes has to wait. An empty stream accepts a message of any
+// size.
 func (st *stream) full(a *audit, n int) bool {
 	messages, bytes := st.unread(a.now)
 	return messages >= a.w.bounds.StreamMessages || bytes > 0 && bytes+n > a.w.bounds.StreamBytes
 }
 
-// absence is how a call that needs a rank is refused.
+// absence returns the code that refuses a call that needs a rank.
 func (g *group) absence(rank int) wire.Code {
 	switch s := &g.members[rank]; {
 	case s.gone != wire.CodeOK:
@@ -194,7 +195,7 @@ func (g *group) absence(rank int) wire.Code {
 	return wire.CodeOK
 }
 
-// receives is a call for a position. It acknowledges all before it.
+// receives handles a call for a position. The call acknowledges all positions before it.
 func (a *audit) receives(cl *call) {
 	g := a.seated(cl)
 	if g == nil {
@@ -226,7 +227,7 @@ func (a *audit) receives(cl *call) {
 	}
 }
 
-// sent is the answer to a sender.
+// sent checks the answer to a sender.
 func (a *audit) sent(cl *call, rep *wire.Reply) {
 	st := cl.stream
 	if rep.Code != wire.CodeOK {
@@ -242,7 +243,7 @@ func (a *audit) sent(cl *call, rep *wire.Reply) {
 	a.w.tally.messages++
 }
 
-// told is the answer to one who waits for room.
+// told checks the answer to a call that waits for space.
 func (a *audit) told(cl *call, rep *wire.Reply) {
 	st := cl.stream
 	st.endRank(cl)
@@ -255,7 +256,7 @@ func (a *audit) told(cl *call, rep *wire.Reply) {
 	}
 }
 
-// received is the answer to a reader.
+// received checks the answer to a reader.
 func (a *audit) received(cl *call, rep *wire.Reply) {
 	st := cl.stream
 	pos := cl.req.Group.Seq
@@ -279,15 +280,17 @@ func (a *audit) received(cl *call, rep *wire.Reply) {
 	}
 }
 
-// P1: the positions of a stream are dense, in the order in which its sender has sent: none is lost, doubled or overtaken.
+// p1InOrder checks P1: the positions of a stream are dense, in the order in which its sender sent:
+// no message is lost, duplicated or overtaken.
 func p1InOrder(st *stream, cl *call, rep *wire.Reply) {
 	if rep.N != int64(len(st.accepted)) {
 		breaks("P1 messages come in order, once each", "%s has position %d, it should have %d", cl, rep.N, len(st.accepted))
 	}
 }
 
-// P2: a call of a stream fails for a reason: a rank is gone, the generation is revoked, its own rank has left, or it was asked twice.
-// A message that is there is given first.
+// p2WhyNotSent checks P2: a call of a stream fails for one of these reasons: a rank is gone, the
+// generation is revoked, its own rank has left, or it was called twice. A message that exists is
+// delivered first.
 func p2WhyNotSent(st *stream, cl *call, rep *wire.Reply) {
 	c := &cl.req.Group
 	switch {
@@ -300,8 +303,9 @@ func p2WhyNotSent(st *stream, cl *call, rep *wire.Reply) {
 	}
 }
 
-// P3: what is given at a position is what was sent there, as often as it is asked for, until its time has passed: then, and not
-// earlier, the position is Expired.
+// p3WhatWasSent checks P3: the message that is delivered at a position is the one that was sent
+// there, however often it is asked for, until its time has passed: then, and not earlier, the
+// position is Expired.
 func p3WhatWasSent(a *audit, st *stream, cl *call, rep *wire.Reply) {
 	m := &st.accepted[cl.req.Group.Seq-1]
 	expired := m.expires > 0 && m.expires <= a.now
@@ -315,7 +319,8 @@ func p3WhatWasSent(a *audit, st *stream, cl *call, rep *wire.Reply) {
 	}
 }
 
-// P4: a reader whose message is there does not wait, nor does one whose sender is gone, nor does anybody for room that is there.
+// p4NobodyWaitsInVain checks P4: a reader whose message exists does not wait, nor does one whose
+// sender is gone, nor does a sender when there is space.
 func p4NobodyWaitsInVain(a *audit, cl *call) {
 	st := cl.stream
 	const p = "P4 nobody waits in vain"
@@ -333,14 +338,15 @@ func p4NobodyWaitsInVain(a *audit, cl *call) {
 	}
 }
 
-// P4, the other way: who is told that there is room can send.
+// p4RoomThatIsThere checks the converse of P4: a sender that is notified of space can send.
 func p4RoomThatIsThere(a *audit, st *stream, cl *call) {
 	if st.full(a, int(cl.req.Delta)) {
 		breaks("P4 nobody waits in vain", "%s is told of room, and there is none", cl)
 	}
 }
 
-// P5: a stream holds what is not acknowledged, and no more than its bounds: beyond that senders are told that there is no room.
+// p5StreamBounded checks P5: a stream holds the messages that are not acknowledged, within its
+// bounds: beyond those, senders get the answer that there is no space.
 func p5StreamBounded(a *audit, g *group, st *stream) {
 	n, size := st.unread(a.now)
 	if st.over() {

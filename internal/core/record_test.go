@@ -74,8 +74,9 @@ func TestRootThatIsHeldTimesOut(t *testing.T) {
 	same(t, "a late reader hears the same", late.Failure, rep.Failure)
 }
 
-// TestRanksThatDoNotWait shows that a root is held for what lies before it alone: ranks that have gone on to later records without
-// waiting for its answer must not keep it from going on, since those records wait for it.
+// TestRanksThatDoNotWait checks that a root is held only for the records before it: ranks that have
+// gone on to later records without waiting for its answer must not prevent it from going on, since
+// those records wait for it.
 func TestRanksThatDoNotWait(t *testing.T) {
 	w := newCrew(t, 2)
 	w.m.SetBounds(core.Bounds{AheadRecords: 2})
@@ -108,7 +109,8 @@ func TestBytesThatAFailureFreesMakeRoom(t *testing.T) {
 	isCode(t, w.answer(held), wire.CodeOK)
 }
 
-// TestOverrun shows the end of a generation in which one rank has stopped, while the others fail on.
+// TestOverrun checks the end of a generation in which one rank has stopped, while the others
+// continue to fail.
 func TestOverrun(t *testing.T) {
 	w := newCrew(t, 3)
 	_, other := w.cast(2, wire.Contribution{Verb: "barrier", Seq: 1, Root: -1, Want: wire.WantNothing, Channel: "other"}, "")
@@ -126,7 +128,7 @@ func TestOverrun(t *testing.T) {
 	contains(t, rep.Failure.Reason, "1024 records behind")
 	contains(t, rep.Failure.Doing[1], "in barrier on channel other #1")
 	_, first := w.cast(1, barrier(1), "")
-	isCode(t, first, wire.CodeTimeout) // what was decided is still told
+	isCode(t, first, wire.CodeTimeout) // a decided outcome is still delivered
 	_, rep = w.cast(1, barrier(2000), "")
 	isCode(t, rep, wire.CodeFull)
 }
@@ -179,12 +181,13 @@ func TestTypesAreTheirTellers(t *testing.T) {
 	}
 }
 
-// TestLateNo shows that a rank which cannot take part in what was decided without it ends nothing for the others.
+// TestLateNo checks that a rank which cannot take part in a verb that was decided without it ends
+// nothing for the others.
 func TestLateNo(t *testing.T) {
 	w := newCrew(t, 2)
 	_, rep := w.cast(0, broadcast(1, 0), "payload")
 	isCode(t, rep, wire.CodeOK)
-	no := barrier(1) // pgroup says so of a root that is no rank
+	no := barrier(1) // pgroup votes no for a root that is not a rank
 	no.Verb, no.No, no.Reason = "broadcast", wire.CodeInvalid, "root 7 of a group of 2"
 	_, rep = w.cast(1, no, "")
 	isCode(t, rep, wire.CodeInvalid)
@@ -208,7 +211,8 @@ func TestOneRecordManyWants(t *testing.T) {
 	same(t, "one", string(w.answer(tickets[2]).Value), "\x02\x00\x00\x00")
 }
 
-// TestEqualAnswersAreOne shows that a server can encode once for all.
+// TestEqualAnswersAreOne checks that equal answers share memory, so that a server can encode them
+// once for all.
 func TestEqualAnswersAreOne(t *testing.T) {
 	for name, v := range map[string]wire.Contribution{"barrier": barrier(1), "all-gather": allGather(), "broadcast": broadcast(1, 3)} {
 		t.Run(name, func(t *testing.T) {
@@ -242,18 +246,20 @@ func TestCallsInUse(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	s := r.session()
 	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}})
-	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}}) // it comes again, and waits on
+	// it comes again, and continues to wait
+	r.waits(s, wire.Request{Op: wire.OpWait, ID: 7, Keys: []string{"a"}})
 	isCode(t, r.does(s, wire.Request{Op: wire.OpWatch, ID: 7, Rev: 1}), wire.CodeInvalid)
 	isCode(t, r.does(s, wire.Request{Op: wire.OpPing, ID: 7}), wire.CodeOK)
 	r.does(s, wire.Request{Op: wire.OpGoodbye})
 	isCode(t, r.does(s, wire.Request{Op: wire.OpPing}), wire.CodeDenied)
 	isCode(t, r.does(s+1, wire.Request{Op: wire.OpPing}), wire.CodeDenied)
 	isCode(t, r.does(core.Local, wire.Request{Op: 250}), wire.CodeUnsupported)
-	r.does(core.Local, wire.Request{Op: wire.OpLost}) // this process is never lost
+	r.does(core.Local, wire.Request{Op: wire.OpLost}) // this process never fails
 	isCode(t, r.does(core.Local, wire.Request{Op: wire.OpPing}), wire.CodeOK)
 }
 
-// TestLastVoterIsReported: N of a success is 1 + the rank whose vote decided, after a restart too.
+// TestLastVoterIsReported checks that N of a success is 1 + the rank whose vote decided, after a
+// restart too.
 func TestLastVoterIsReported(t *testing.T) {
 	w := newCrew(t, 3)
 	tickets := []core.Ticket{w.waits(w.sessions[2], w.voting(2, barrier(1), "")), w.waits(w.sessions[0], w.voting(0, barrier(1), ""))}
@@ -271,8 +277,8 @@ func TestLastVoterIsReported(t *testing.T) {
 	require.EqualValues(t, 2, rep.N)
 }
 
-// TestCancelAtADeadline: a cancel whose caller says that its deadline has passed is that deadline, for all ranks, even before the
-// store's own clock has come so far.
+// TestCancelAtADeadline checks that a cancel whose caller reports that its deadline has passed
+// counts as that deadline, for all ranks, even before the store's own clock has reached it.
 func TestCancelAtADeadline(t *testing.T) {
 	late := wire.Contribution{No: wire.CodeTimeout}
 	w := newCrew(t, 2)

@@ -10,7 +10,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// fold has one rank for each of vs, and returns what they become.
+// fold lets one rank for each of vs contribute it, and returns the reduction.
 func fold[T any](t *testing.T, op wire.ReduceOp, kind wire.NumberKind, vs ...[]T) []T {
 	t.Helper()
 	w := newCrew(t, len(vs))
@@ -38,7 +38,8 @@ func folds[T any](t *testing.T, kind wire.NumberKind, a, b []T, sum, product, lo
 	}
 }
 
-// TestFolds shows every operation on every kind of number; integers wrap around, and a NaN stays one.
+// TestFolds checks every operation on every kind of number. Integers wrap around, and a NaN stays a
+// NaN.
 func TestFolds(t *testing.T) {
 	nan, inf := math.NaN(), math.Inf(1)
 	folds(t, wire.Int32, []int32{3, -7, math.MaxInt32}, []int32{-5, 2, 1}, []int32{-2, -5, math.MinInt32}, []int32{-15, -14, math.MaxInt32}, []int32{-5, -7, 1}, []int32{3, 2, math.MaxInt32})
@@ -51,7 +52,8 @@ func TestFolds(t *testing.T) {
 	folds(t, wire.Int64, []int64{}, []int64{}, []int64{}, []int64{}, []int64{}, []int64{})
 }
 
-// TestFoldInRankOrder shows that the order of the sum is that of the ranks, not that in which they come.
+// TestFoldInRankOrder checks that the order of the sum is that of the ranks, not that of their
+// arrival.
 func TestFoldInRankOrder(t *testing.T) {
 	vs := [][]float64{{1e100}, {1}, {-1e100}, {1}}
 	same(t, "sum", fold(t, wire.ReduceSum, wire.Float64, vs...)[0], 1)

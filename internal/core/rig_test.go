@@ -12,7 +12,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// rig is a Machine that a test drives by hand, in time of its own.
+// rig is a Machine that a test drives by hand, in its own time.
 type rig struct {
 	tb      testing.TB
 	m       *core.Machine
@@ -79,7 +79,7 @@ func (r *rig) waits(session uint64, req wire.Request) core.Ticket {
 	return t
 }
 
-// answer is the answer to a call that has waited.
+// answer returns the answer to a call that has waited.
 func (r *rig) answer(t core.Ticket) *wire.Reply {
 	r.tb.Helper()
 	if r.answers[t] == nil {
@@ -88,7 +88,7 @@ func (r *rig) answer(t core.Ticket) *wire.Reply {
 	return r.answers[t]
 }
 
-// pass lets time pass, as a driver does: Tick at each time that Next names.
+// pass lets time pass, as a driver does: Tick at each time that Next returns.
 func (r *rig) pass(d time.Duration) {
 	end := r.now + d
 	for {
@@ -140,7 +140,7 @@ func (c *crew) joining(name string, rank int) wire.Request {
 	}}
 }
 
-// cast is rank's vote for v.
+// cast casts rank's vote for v.
 func (c *crew) cast(rank int, v wire.Contribution, payload string) (core.Ticket, *wire.Reply) {
 	c.tb.Helper()
 	return c.call(c.sessions[rank], c.voting(rank, v, payload))

@@ -16,7 +16,8 @@ func numbered(n, acked uint64, req wire.Request) wire.Request {
 
 func adding(delta int64) wire.Request { return wire.Request{Op: wire.OpAdd, Key: "n", Delta: delta} }
 
-// TestNumbers shows what a number does: a request is carried out under it once, in order, and its answer is kept until it has come.
+// TestNumbers checks the rules of sequence numbers: a request is applied once under its number, in
+// order, and its answer is kept until it is acknowledged.
 func TestNumbers(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	r.m.SetBounds(core.Bounds{Unacked: 3})
@@ -41,7 +42,7 @@ func TestNumbers(t *testing.T) {
 	same(t, "without a number it is done each time", r.does(s, adding(1)).N, 6)
 }
 
-// TestResume shows who may take up a session, and what it finds.
+// TestResume checks which clients may resume a session, and what they find.
 func TestResume(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	hello := func(id uint64, token, next string) *wire.Reply {
@@ -71,7 +72,8 @@ func TestResume(t *testing.T) {
 	isCode(t, r.does(core.Local, get("key")), wire.CodeOK)
 }
 
-// TestJoinComesAgain shows that a join whose answer was lost is answered again, and takes no second seat.
+// TestJoinComesAgain checks that a join whose answer was lost is answered again, and takes no
+// second membership slot.
 func TestJoinComesAgain(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	w := &crew{rig: r, sessions: []uint64{r.session(), r.session()}}
@@ -86,7 +88,7 @@ func TestJoinComesAgain(t *testing.T) {
 	same(t, "seats", r.m.Holdings().Members, 2)
 }
 
-// TestLeases shows how a lease ends, and what becomes of its entries.
+// TestLeases checks how a lease ends, and what happens to its entries.
 func TestLeases(t *testing.T) {
 	const ttl = 10 * time.Millisecond
 	for name, end := range map[string]func(r *rig, s, lease uint64){
@@ -130,7 +132,8 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// TestLeaseWithoutEntries shows that a lease whose last entry somebody else replaces after its end, and before a tick, is no trouble.
+// TestLeaseWithoutEntries checks that the last entry of a lease may be replaced after the end of
+// the lease, and before a tick.
 func TestLeaseWithoutEntries(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	lease := uint64(r.does(core.Local, wire.Request{Op: wire.OpGrant, TTL: time.Second}).N)
@@ -144,7 +147,8 @@ func TestLeaseWithoutEntries(t *testing.T) {
 	same(t, "holdings", r.m.Holdings(), core.Holdings{})
 }
 
-// TestReadsChangeNothing shows that reads, which are not logged, leave an entry whose time is over: a replay would not know.
+// TestReadsChangeNothing checks that reads, which are not logged, leave an expired entry in place:
+// a replay would not know of them.
 func TestReadsChangeNothing(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	req := set("key", "value")
@@ -164,8 +168,8 @@ func TestReadsChangeNothing(t *testing.T) {
 	same(t, "missing", len(r.answer(ticket).Keys), 1)
 }
 
-// TestTimersOfOneTime shows that what is due at one time happens in the order in which it was said, whatever else there is: after a
-// restart the calls that only read are not there.
+// TestTimersOfOneTime checks that events that are due at one time happen in the order in which they
+// were scheduled, whatever else exists: after a restart the calls that only read are gone.
 func TestTimersOfOneTime(t *testing.T) {
 	var want string
 	for others := range 6 {

@@ -34,7 +34,7 @@ func (o *outbox) send() {
 	o.sent++
 	w.turn++
 	value := []byte("message " + strconv.FormatUint(w.turn, 10))
-	if w.chance(0.3) { // the next one does not wait for this one's answer
+	if w.chance(0.3) { // the next message does not wait for this answer
 		o.put(value, func() {})
 		o.next()
 		return
@@ -42,7 +42,7 @@ func (o *outbox) send() {
 	o.put(value, o.next)
 }
 
-// put sends a message, and if there is no room waits for it: another may be faster then.
+// put sends a message. If there is no space it waits for it; another sender may then be faster.
 func (o *outbox) put(value []byte, then func()) {
 	mb := o.mb
 	w := mb.p.w
@@ -73,7 +73,7 @@ func (o *outbox) put(value []byte, then func()) {
 	})
 }
 
-// inbox takes the messages of a flow.
+// inbox receives the messages of a flow.
 type inbox struct {
 	mb    *member
 	gen   uint64
@@ -102,7 +102,7 @@ func (in *inbox) recv() {
 		in.use.done()
 		return
 	}
-	if w.chance(w.odds.rogue) || w.chance(w.odds.repeat) { // any position, also one that is not the next
+	if w.chance(w.odds.rogue) || w.chance(w.odds.repeat) { // any position, not only the next
 		in.ask(uint64(w.upTo(int(in.taken)+4)), func(*wire.Reply) {})
 	}
 	in.ask(in.taken+1, func(rep *wire.Reply) {
@@ -118,7 +118,8 @@ func (in *inbox) recv() {
 	})
 }
 
-// acknowledge says that what was taken need not be kept, or what was not.
+// acknowledge tells the store that the messages received so far need not be kept, or some that were
+// not received.
 func (in *inbox) acknowledge() {
 	w := in.mb.p.w
 	c := in.mb.contribution()
@@ -141,7 +142,7 @@ func (in *inbox) ask(pos uint64, done func(*wire.Reply)) {
 	in.mb.p.call(req, cancel, done)
 }
 
-// errands are what a process does with keys, one at a time.
+// errands is what a process does with keys, one operation at a time.
 type errands struct {
 	p      *proc
 	s      *session
@@ -169,7 +170,7 @@ func (e *errands) next() {
 	})
 }
 
-// ask makes a call; what has a number of reads is taken then.
+// ask makes a call; a value with a limited number of reads is then read.
 func (e *errands) ask(req wire.Request, cancel time.Duration) {
 	e.p.call(req, cancel, func(rep *wire.Reply) {
 		switch {
@@ -192,7 +193,7 @@ func (e *errands) ask(req wire.Request, cancel time.Duration) {
 	})
 }
 
-// lease is one of the client's, mostly, and mostly one that has not ended.
+// lease returns a lease: mostly one of the client's own, and mostly one that has not ended.
 func (e *errands) lease() uint64 {
 	w := e.p.w
 	if len(e.leases) == 0 || w.chance(w.odds.rogue) {

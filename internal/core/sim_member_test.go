@@ -15,18 +15,18 @@ type member struct {
 	p    *proc
 	rank int // in the plan
 
-	gen   uint64 // 0: in none
-	cur   int    // its rank there
+	gen   uint64 // 0 means none
+	cur   int    // its rank in that generation
 	size  int
 	tries int
-	open  int // lanes and flows that still go on
+	open  int // lanes and flows that are not done
 
-	claim   []byte // to its rank; kept while the outcome of a Join is not known
+	claim   []byte // proves its claim to the rank; kept while the outcome of a Join is not known
 	try     uint64
 	unknown bool
 }
 
-// join enters the roll, or that of the survivors of a generation.
+// join joins the rendezvous of the group, or that of the survivors of a generation.
 func (mb *member) join(from uint64) {
 	w, pl := mb.p.w, mb.plan
 	if mb.tries++; mb.tries > 6 {
@@ -64,7 +64,8 @@ func (mb *member) join(from uint64) {
 		}
 		switch {
 		case session != mb.p.session || mb.gen != 0 || rep != nil && !known:
-		case rep != nil && rep.Code == wire.CodeOK && cl.withdrawn: // it came too late, and the cancel may have undone it
+		// the answer came too late, and the cancel may have undone it
+		case rep != nil && rep.Code == wire.CodeOK && cl.withdrawn:
 			c.Generation, c.Size = rep.Rev, 0
 			if from != 0 {
 				c.Rank = slices.Index(rep.Nums, int64(c.Rank))
@@ -82,7 +83,7 @@ func (mb *member) join(from uint64) {
 	})
 }
 
-// enter is the begin of a generation: every lane of the plan starts.
+// enter begins a generation: every lane of the plan starts.
 func (mb *member) enter(from uint64, c *wire.Contribution, rep *wire.Reply) {
 	w, pl := mb.p.w, mb.plan
 	mb.gen, mb.size, mb.cur = rep.Rev, len(rep.Values), c.Rank
@@ -116,7 +117,7 @@ type use struct {
 	gen     uint64
 	channel string
 	nth     int // of its name
-	open    int // lanes and flows that still go on
+	open    int // lanes and flows that are not done
 	ended   bool
 }
 
@@ -140,7 +141,7 @@ func (u *use) begin() {
 	u.done()
 }
 
-// done is the end of one thing; after the last the channel is closed, or stays.
+// done ends one lane or flow; after the last the channel is closed, or stays open.
 func (u *use) done() {
 	if u.open--; u.open > 0 || u.ended || !u.mb.in(u.gen) {
 		return
@@ -153,7 +154,8 @@ func (u *use) done() {
 	u.mb.laneDone(u.gen)
 }
 
-// close closes the channel, and may use it again. What still goes on in this use then comes to the next one, as the calls of a careless program.
+// close closes the channel, and may use it again. Calls of this use that are still under way then
+// reach the next use, as those of a careless program do.
 func (u *use) close() {
 	mb := u.mb
 	if u.ended || !mb.in(u.gen) {
@@ -169,7 +171,7 @@ func (u *use) close() {
 		}
 		mb.laneDone(u.gen)
 	}
-	if mb.p.w.chance(0.5) { // it does not wait for the answer
+	if mb.p.w.chance(0.5) { // does not wait for the answer
 		mb.p.call(wire.Request{Op: wire.OpCloseChannel, Group: c}, 0, func(*wire.Reply) {})
 		again()
 		return
@@ -177,10 +179,10 @@ func (u *use) close() {
 	mb.p.call(wire.Request{Op: wire.OpCloseChannel, Group: c}, 0, func(*wire.Reply) { again() })
 }
 
-// in reports whether mb is still in gen, so that what it does there makes sense.
+// in reports whether mb is still in gen, so that its calls there make sense.
 func (mb *member) in(gen uint64) bool { return mb.gen == gen && !mb.p.dead && !mb.p.w.ending }
 
-// lost is what mb does when gen is over.
+// lost does what mb does when gen is closed.
 func (mb *member) lost(gen uint64) {
 	if !mb.in(gen) {
 		return
@@ -211,14 +213,14 @@ func (mb *member) leave(gen uint64, done func(*wire.Reply)) {
 	mb.p.call(wire.Request{Op: wire.OpLeave, Group: c}, 0, done)
 }
 
-// abort ends the group for all, in the words of one.
+// abort ends the group for all ranks, with this rank's message.
 func (mb *member) abort() {
 	c := mb.contribution()
 	c.No, c.Reason = wire.CodeAborted, "rank "+strconv.Itoa(mb.cur)+" has had enough"
 	mb.p.call(wire.Request{Op: wire.OpLeave, Group: c}, 0, func(*wire.Reply) {})
 }
 
-// laneDone is the end of one thing that mb does in gen; after the last it goes, or stays.
+// laneDone ends one lane or flow of mb in gen; after the last mb leaves, or stays.
 func (mb *member) laneDone(gen uint64) {
 	if !mb.in(gen) {
 		return
@@ -239,7 +241,7 @@ func (mb *member) laneDone(gen uint64) {
 	}
 }
 
-// finish is the end of what mb has to do. A process that has nothing more to do may say goodbye.
+// finish ends the work of mb. A process without any work left may close its session.
 func (mb *member) finish() {
 	p := mb.p
 	if p.finished++; p.finished == len(p.members) && p.w.chance(0.4) {

@@ -9,19 +9,19 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// conn is a connection. Frames do not overtake each other in it.
+// conn is a connection. Its frames do not overtake each other.
 type conn struct {
 	s      *session // the client's
 	serves uint64   // the session that the server has for it
-	cut    bool     // nothing comes through to the client any more
-	deaf   bool     // nor to the server
-	gone   bool     // as the client knows
+	cut    bool     // no frame reaches the client any more
+	deaf   bool     // no frame reaches the server any more
+	gone   bool     // the client has noticed that it is broken
 	fenced bool     // the server has another one for this session
-	ended  bool     // as the server knows
+	ended  bool     // the server has noticed that it is broken
 	stall  core.Time
 
-	relay        *relay // nil: it is to the server itself
-	lostRelay    bool   // that has ended
+	relay        *relay // nil: connected to the server itself
+	lostRelay    bool   // the relay has ended
 	arriveRelay  core.Time
 	arriveServer core.Time
 	arriveClient core.Time
@@ -38,7 +38,7 @@ func (c *conn) latency() time.Duration {
 	return w.between(20*time.Microsecond, 500*time.Microsecond)
 }
 
-// post puts a request on its way.
+// post sends a request.
 func (c *conn) post(cl *call, req *wire.Request) {
 	w := c.s.p.w
 	if c.deaf || c.gone {
@@ -54,8 +54,8 @@ func (c *conn) post(cl *call, req *wire.Request) {
 	w.at(c.arriveServer, func() { c.comes(cl, frame) })
 }
 
-// comes is the server's reader. A frame from a connection that it does not read any more is dropped: it may be older than one
-// that came over a later connection.
+// comes is the server's reader. A frame from a connection that it no longer reads is dropped: it
+// may be older than one that came over a later connection.
 func (c *conn) comes(cl *call, frame []byte) {
 	w := c.s.p.w
 	switch {
@@ -65,7 +65,8 @@ func (c *conn) comes(cl *call, frame []byte) {
 	case c.fenced && !broke.fence:
 		w.tally.dropped++
 	case c.ended:
-		if w.audit.sessions[c.serves] == nil && !w.down { // a server would not, but the machine is to refuse it
+		// a real server would not pass it on, but the machine must refuse it
+		if w.audit.sessions[c.serves] == nil && !w.down {
 			w.tally.late++
 			w.applyFrame(&call{s: c.s, req: cl.req}, c.serves, frame)
 		}
@@ -79,7 +80,7 @@ func (c *conn) comes(cl *call, frame []byte) {
 	}
 }
 
-// answer puts a reply on its way.
+// answer sends a reply.
 func (c *conn) answer(cl *call, rep *wire.Reply, frame []byte, pos int) {
 	w := c.s.p.w
 	if c.fenced || c.ended {
@@ -121,8 +122,8 @@ func (c *conn) deliver(cl *call, rep *wire.Reply, frame []byte, pos int) {
 	c.s.heard(cl, own)
 }
 
-// cutOff is a broken connection: what is on its way to the client is lost, what is on its way to the server may be, or comes late.
-// Both sides hear of it, sooner or later.
+// cutOff breaks the connection: frames on their way to the client are lost, frames on their way to
+// the server may be lost, or arrive late. Both sides notice, sooner or later.
 func (c *conn) cutOff() {
 	w := c.s.p.w
 	if c.cut || c.ended || c.s.p.dead || c.s.p.local {
@@ -137,17 +138,18 @@ func (c *conn) cutOff() {
 	w.after(w.between(0, 20*time.Millisecond), c.broken)
 }
 
-// kill is what a killed server leaves of its connections.
+// kill breaks a connection whose server was killed.
 func (c *conn) kill() {
 	w := c.s.p.w
 	c.cut, c.deaf, c.ended = true, true, true
 	w.after(w.between(0, 5*time.Millisecond), c.broken)
 }
 
-// noticed is the server's part of a broken connection. If it has a newer one for the session that is all.
+// noticed is the server's handling of a broken connection. If it has a newer one for the session it
+// does nothing else.
 func (c *conn) noticed() { c.noticedBy("") }
 
-// noticedBy is noticed, for a reason that others have too.
+// noticedBy is noticed, for a reason that other connections may share.
 func (c *conn) noticedBy(why string) {
 	w := c.s.p.w
 	if c.ended {
@@ -160,7 +162,7 @@ func (c *conn) noticedBy(why string) {
 	}
 }
 
-// broken is the client's part: it dials again.
+// broken is the client's handling of a broken connection: it dials again.
 func (c *conn) broken() {
 	s := c.s
 	if c.gone {
@@ -178,18 +180,19 @@ func (c *conn) broken() {
 	}
 }
 
-// session is what a client keeps over its connections, one after the other.
+// session is a client's state that outlives its connections.
 type session struct {
 	p       *proc
-	id      uint64 // 0: it is not open yet, or it is that of the process that holds the machine
+	id      uint64 // 0: not open yet, or that of the process that holds the machine
 	token   []byte
 	conn    *conn
 	dialing *conn
-	calls   map[uint64]*call // that have no answer yet, given up or not
+	calls   map[uint64]*call // without an answer yet, cancelled or not
 
-	number, acked uint64          // the last one given to a request; the answers to all up to acked have come
+	// the last number given to a request; the answers to all up to acked have arrived
+	number, acked uint64
 	answered      map[uint64]bool // beyond acked
-	queue         []*call         // that have no number yet: too many answers are not there
+	queue         []*call         // that have no number yet: too many answers are outstanding
 }
 
 func (p *proc) newSession() *session {

@@ -9,7 +9,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// odds are how likely things go wrong in a schedule.
+// odds are the probabilities of faults in a schedule.
 type odds struct {
 	spike time.Duration // the longest latency
 
@@ -17,14 +17,17 @@ type odds struct {
 	kill, tardy          float64 // of the server; tardy: its timer is late
 	late, hurry, cancel  float64 // of a call: it comes late, has a short deadline, is cancelled
 	no, disagree, absurd float64 // of a vote
-	skip, repeat, stale  float64 // of a sequence: it is skipped, voted for again, voted for when it is passed
-	hasty                float64 // the next call does not wait for the answer
-	rogue, abort, leave  float64 // a call in another's name; a rank aborts its group, or leaves early
-	size                 float64 // of a join: another world size
-	keys                 float64 // of a process: it uses keys too
+	// of a sequence number: it is skipped, voted for again, voted for after it is passed
+	skip, repeat, stale float64
+	hasty               float64 // the next call does not wait for the answer
+	// a call in another rank's name; a rank aborts its group, or leaves early
+	rogue, abort, leave float64
+	size                float64 // of a join: another world size
+	keys                float64 // of a process: it also uses keys
 }
 
-// drawOdds draws the odds: a quarter of all schedules is calm, in the others some things go wrong.
+// drawOdds draws the odds: a quarter of all schedules has no faults, the others have some kinds of
+// them.
 func (w *world) drawOdds() odds {
 	o := odds{spike: w.between(5*time.Millisecond, 60*time.Millisecond), again: 0.9, keys: 0.4}
 	if w.chance(0.25) {
@@ -60,7 +63,7 @@ func (w *world) drawOdds() odds {
 	return o
 }
 
-// begin makes the processes and what they are to do.
+// begin makes the processes and their work.
 func (w *world) begin() {
 	w.odds = w.drawOdds()
 	w.drawBounds()
@@ -77,7 +80,7 @@ func (w *world) begin() {
 	}
 }
 
-// drawServer says what kind of server it is, and when it is killed.
+// drawServer draws the kind of the server, and the times at which it is killed.
 func (w *world) drawServer() {
 	if w.chance(0.8) {
 		w.grace = w.between(5*time.Millisecond, 25*time.Millisecond)
@@ -113,11 +116,11 @@ func (w *world) drawBounds() {
 	w.bounds = w.m.SetBounds(b)
 }
 
-// plan is a group that is to be, and what its ranks do in it.
+// plan is a group that is to form, and the program of its ranks.
 type plan struct {
 	w         *world
 	name, run string
-	parent    *plan   // it is a sub-group of
+	parent    *plan   // the plan of which it is a subgroup
 	procs     []*proc // by rank
 	channels  []string
 	flows     []flow
@@ -133,7 +136,7 @@ type flow struct {
 	ttl      time.Duration
 }
 
-// policy is what ranks do when their group is over.
+// policy is what ranks do when their group is closed.
 type policy int
 
 const (
@@ -158,7 +161,7 @@ func (w *world) makePlans() {
 	}
 }
 
-// some are at least one of procs, in another order.
+// some returns at least one of procs, in random order.
 func (w *world) some(procs []*proc) []*proc {
 	procs = slices.Clone(procs)
 	w.rng.Shuffle(len(procs), func(i, j int) { procs[i], procs[j] = procs[j], procs[i] })
@@ -195,7 +198,7 @@ type op struct {
 
 var verbs = []string{"barrier", "allgather", "broadcast", "broadcast", "gather", "scatter", "alltoall", "allreduce"}
 
-// program is what the ranks of a generation call in one use of a channel.
+// program returns what the ranks of a generation call in one use of a channel.
 func (pl *plan) program(gen uint64, channel string, use, size int) []op {
 	key := fmt.Sprint(gen, channel, use)
 	if pl.ops[key] == nil {
@@ -212,7 +215,7 @@ func (pl *plan) program(gen uint64, channel string, use, size int) []op {
 	return pl.ops[key]
 }
 
-// start lets a process meet the others.
+// start lets a process join its groups.
 func (p *proc) start() {
 	w := p.w
 	p.session = p.newSession()
@@ -234,7 +237,7 @@ func (w *world) lateness() time.Duration {
 	return 0
 }
 
-// patience is for how long a call waits, and after which time it is cancelled.
+// patience returns the timeout of a call, and the time after which it is cancelled.
 func (w *world) patience() (timeout, cancel time.Duration) {
 	timeout = 30 * time.Second
 	switch {
@@ -249,7 +252,7 @@ func (w *world) patience() (timeout, cancel time.Duration) {
 	return timeout, cancel
 }
 
-// contribution is what every call of a rank says of it.
+// contribution returns the fields that every call of a rank has in common.
 func (mb *member) contribution() wire.Contribution {
 	return wire.Contribution{Generation: mb.gen, Rank: mb.cur, Root: -1}
 }

@@ -12,61 +12,63 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// grace is how long a caller waits past its deadline, or its cancel, for the store's answer.
+// reconnectTimer is how long a caller waits for the store's answer past its deadline, or its
+// cancel.
 const reconnectTimer = 250 * time.Millisecond
 
-// proc is a process: one session at a time, and the ranks that it is.
+// proc is a process: one session at a time, and its ranks.
 type proc struct {
 	w        *world
 	id       int
-	local    bool // it is the one that holds the machine
+	local    bool // it holds the machine
 	session  *session
-	links    []*conn // that may still be there
+	links    []*conn // that may still be open
 	relay    *relay  // nil: it connects to the server
 	lastID   uint64
 	dead     bool
 	begun    bool
 	members  []*member
-	tries    int // to dial again
-	finished int // members that have nothing more to do
+	tries    int // attempts to dial again
+	finished int // members without any work left
 }
 
-// call is one request and what becomes of it.
+// call is one request and its state.
 type call struct {
-	s         *session
-	conn      *conn // of a hello
-	req       wire.Request
-	done      func(rep *wire.Reply) // nil: unknown; the session is gone, or no answer came in time
-	until     core.Time             // its deadline, in the world's time
-	over      bool                  // for its caller
-	withdrawn bool                  // its caller has given up, and waits a little for the answer
-	why       wire.Code             // it has given up
+	s    *session
+	conn *conn // of a hello
+	req  wire.Request
+	// called with nil if unknown: the session is gone, or no answer came in time
+	done      func(rep *wire.Reply)
+	until     core.Time // its deadline, in the world's time
+	over      bool      // ended for its caller
+	withdrawn bool      // its caller has cancelled, and waits a little for the answer
+	why       wire.Code // why it was cancelled
 	audited
 }
 
-// audited is what the auditor notes on a call, each time that it comes.
+// audited is the auditor's part of a call, set each time that the call arrives.
 type audited struct {
 	session    uint64
-	op         wire.Op // a skip may come for it
+	op         wire.Op // a skip may come instead of it
 	number     uint64
 	at         core.Time // when it arrived
 	timeout    time.Duration
-	cancelled  wire.Code // its caller has given up: CodeCancelled, or CodeTimeout since its deadline has passed
+	cancelled  wire.Code // CodeCancelled, or CodeTimeout if the caller's deadline has passed
 	waiting    bool
 	waited     bool
-	repeated   bool      // a numbered request that was carried out before
-	refusal    wire.Code // how it must be refused
+	repeated   bool      // a numbered request that was applied before
+	refusal    wire.Code // the expected refusal
 	vote       *vote
 	record     *record
 	group      *group
 	stream     *stream
 	roll       *rendezvous
 	ends       timer       // its deadline, while it waits
-	superseded bool        // a later try of its process has taken its place
+	superseded bool        // replaced by a later attempt of its process
 	expect     *wire.Reply // of an operation on keys
 }
 
-// as is the call under the op that came, which may be a skip.
+// as prints the call under the op that arrived, which may be a skip.
 func (cl *call) as(req *wire.Request) string {
 	if cl.req.Op != req.Op {
 		return fmt.Sprintf("%s for %s", req.Op, cl)
@@ -132,12 +134,13 @@ func (s say) String() string {
 	return out.String()
 }
 
-// call sends a request. If cancel is more than 0 the call is cancelled when that has passed.
+// call sends a request. If cancel is positive the call is cancelled when that time has passed.
 func (p *proc) call(req wire.Request, cancel time.Duration, done func(*wire.Reply)) *call {
 	return p.callWithin(req, req.Timeout, cancel, done)
 }
 
-// callWithin is call for one whose deadline its caller alone keeps, since it does not wait at the store.
+// callWithin is call for a call whose deadline only its caller keeps, since it does not wait at the
+// store.
 func (p *proc) callWithin(req wire.Request, timeout, cancel time.Duration, done func(*wire.Reply)) *call {
 	w := p.w
 	p.lastID++
@@ -153,7 +156,7 @@ func (p *proc) callWithin(req wire.Request, timeout, cancel time.Duration, done 
 	return cl
 }
 
-// withdraw is the end of the caller's context: the store is told, and may still answer in time.
+// withdraw ends the caller's context: the store gets a cancel, and may still answer in time.
 func (cl *call) withdraw() {
 	if cl.over || cl.s.p.dead {
 		return
@@ -166,7 +169,8 @@ func (cl *call) withdraw() {
 	cl.s.p.w.after(cl.patience(), func() { cl.finish(nil) })
 }
 
-// patience is for how long a caller whose context has ended waits for the answer: what it changes it may not want to wait for.
+// patience is how long a caller whose context has ended waits for the answer. A caller may not want
+// to wait for a change.
 func (cl *call) patience() time.Duration {
 	if cl.req.Op.Numbered() || cl.s.conn == nil {
 		return 0
@@ -183,7 +187,7 @@ func (cl *call) giveUp() {
 	cl.finish(nil)
 }
 
-// finish tells the caller. A call ends once.
+// finish passes the answer to the caller. A call ends once.
 func (cl *call) finish(rep *wire.Reply) {
 	if cl.over {
 		return
@@ -194,7 +198,7 @@ func (cl *call) finish(rep *wire.Reply) {
 	}
 }
 
-// begin is what a process does in a session of its own.
+// begin does the work of a process that has a session of its own.
 func (p *proc) begin() {
 	w := p.w
 	for _, mb := range p.members {
@@ -231,7 +235,7 @@ func (p *proc) cutOff() {
 	}
 }
 
-// die is a kill: what was sent may still arrive, nothing comes after it.
+// die kills the process: frames that were sent may still arrive, none is sent after it.
 func (p *proc) die() {
 	w := p.w
 	if p.dead || p.local {
@@ -249,7 +253,7 @@ func (p *proc) die() {
 	}
 }
 
-// goodbye ends the session in order: the server hears it after all else.
+// goodbye closes the session in order: the server gets it after all other requests.
 func (p *proc) goodbye() {
 	c := p.session.conn
 	if c == nil || c.cut || p.dead || p.local || len(p.session.queue) > 0 {
@@ -260,7 +264,7 @@ func (p *proc) goodbye() {
 	p.dead = true
 }
 
-// shutdown ends all sessions, and looks at what is left.
+// shutdown ends all sessions, and checks what is left.
 func (w *world) shutdown() {
 	w.ending = true
 	w.trace.note(w, "the end")
@@ -280,7 +284,7 @@ func (w *world) shutdown() {
 	w.audit.end()
 }
 
-// retireLocal withdraws the calls of the process that holds the machine, and takes its ranks out.
+// retireLocal withdraws the calls of the process that holds the machine, and removes its ranks.
 func (w *world) retireLocal(p *proc) {
 	for _, id := range slices.Sorted(maps.Keys(p.session.calls)) {
 		w.control(core.Local, wire.Request{Op: wire.OpCancel, ID: id})

@@ -7,9 +7,10 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// relay is one as package store has it: what its processes say comes to the server over one connection, in its order; a yes is held back until those
-// of all ranks of its group have come here, for 2 ms at most, and comes before all else that its process says later. When the relay ends, so do
-// all connections through it, and the server hears of that at once.
+// relay is a relay as package store implements it. The requests of its processes reach the server
+// over one connection, in order. A yes is held back until those of all ranks of its group behind
+// this relay have come, for at most 2 ms, and is sent before all later requests of its process.
+// When the relay ends, so do all connections through it, and the server notices at once.
 type relay struct {
 	w      *world
 	id     int
@@ -21,7 +22,7 @@ type relay struct {
 	timed  bool
 }
 
-// heldVotes are those for one record.
+// heldVotes are the held votes for one record.
 type heldVotes struct {
 	generation, seq uint64
 	channel         string
@@ -56,15 +57,15 @@ func (w *world) makeRelays() {
 	}
 }
 
-// opens is a connection through the relay, if it is there.
+// opens opens a connection through the relay, if there is one.
 func (r *relay) opens(c *conn) {
-	if r != nil && !r.w.chance(0.1) { // or without it
+	if r != nil && !r.w.chance(0.1) { // or directly
 		c.relay = r
 		r.conns = append(r.conns, c)
 	}
 }
 
-// takes is a frame that comes to the relay.
+// takes handles a frame that comes to the relay.
 func (r *relay) takes(c *conn, cl *call, frame []byte) {
 	w := r.w
 	if c.deaf || c.lostRelay {
@@ -118,7 +119,7 @@ func (r *relay) ballot(g *wire.Contribution) *heldVotes {
 	return b
 }
 
-// of is the ballot that has votes of c.
+// of returns the held votes that include one of c.
 func (r *relay) of(c *conn) *heldVotes {
 	for _, b := range r.held {
 		for _, v := range b.votes {
@@ -137,7 +138,7 @@ func (r *relay) sendAll() {
 	}
 }
 
-// send passes on what a ballot has, all at the same time.
+// send passes on held votes, all at the same time.
 func (r *relay) send(b *heldVotes) {
 	if b == nil || len(b.votes) == 0 {
 		return
@@ -157,7 +158,8 @@ func (r *relay) pass(frames ...heldVote) {
 	})
 }
 
-// end is the end of the relay's process; the next one begins at once. What it held is lost, what is on its way may be, or comes late.
+// end ends the relay's process; the next one starts at once. What it held is lost; frames on their
+// way may be lost, or arrive late.
 func (r *relay) end() {
 	w := r.w
 	if w.ending {

@@ -9,7 +9,7 @@ import (
 
 // checkpoint is a snapshot that is taken while the server goes on.
 type checkpoint struct {
-	pos     int // of the log: what is before is in it
+	pos     int // the position in the log up to which it has everything
 	snap    *core.Snapshot
 	state   []byte
 	entries []core.Entry
@@ -52,7 +52,7 @@ func (w *world) piece(c *checkpoint) {
 	})
 }
 
-// restore makes a machine of the last snapshot that is durable, and what the log has after it.
+// restore makes a machine from the last durable snapshot and the log after it.
 func (w *world) restore() *core.Machine {
 	c := w.checkpoint
 	if c == nil || c.pos > len(w.log) {
@@ -82,7 +82,7 @@ func (w *world) restore() *core.Machine {
 	return m
 }
 
-// s3SameState compares a machine that was made anew with what it is to be.
+// s3SameState compares a machine that was restored with the expected state.
 func s3SameState(how string, m *core.Machine, want string) {
 	if got := m.Portrait(); got != want {
 		i := 0

@@ -6,8 +6,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// TestServerRules shows that the simulation sees a server that breaks one of the rules by which it has to drive the machine: each has a
-// counterexample.
+// TestServerRules checks that the simulation detects a server that breaks one of the rules by which
+// it has to drive the machine: each rule has a counterexample.
 func TestServerRules(t *testing.T) {
 	const seeds = 5000
 	rules := map[string]func(){

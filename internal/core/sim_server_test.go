@@ -10,28 +10,30 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// server is what drives the machine: it has connections, and if it is durable a log of what the machine was told.
+// server drives the machine: it has connections, and if it is durable a log of the machine's
+// inputs.
 type server struct {
 	m      *core.Machine
 	bounds core.Bounds
-	req    wire.Request     // that is being carried out; a server uses it again and again
-	conns  map[uint64]*conn // by session: frames of any other connection are not read any more
-	grace  time.Duration    // for a session without a connection; 0: it is lost at once
-	lag    core.Time        // the world's time less the machine's, which stands still while there is no server
-	tardy  core.Time        // how late the next Tick is
+	req    wire.Request     // the request that is being applied; a server reuses it
+	conns  map[uint64]*conn // by session: frames of any other connection are no longer read
+	grace  time.Duration    // the reconnect timeout of a session; 0: it fails at once
+	// the world's time less the machine's, which stands still while there is no server
+	lag   core.Time
+	tardy core.Time // how late the next Tick is
 
 	durable   bool
 	down      bool
 	replaying bool
 	log       []logged
-	synced    int // so much of log survives for sure
+	synced    int // the length of log that is certain to survive
 	syncing   bool
 	held      []held
-	last      string // what the machine was when it was killed, if nothing was lost
+	last      string // the machine's state when it was killed, if nothing was lost
 
 	checkpoint *checkpoint
 	snapshots  int
-	step       *logged // that is being carried out
+	step       *logged // the input that is being applied
 	restarts   int
 }
 
@@ -43,8 +45,8 @@ type logged struct {
 	cl      *call  // of a request
 	frame   []byte // as it came
 	grace   core.Time
-	logs    bool   // it belongs into the log
-	event   []byte // as the log has it
+	logs    bool   // it belongs in the log
+	event   []byte // as it is in the log
 	answers []uint64
 }
 
@@ -57,23 +59,23 @@ const (
 	restart
 )
 
-// held is an answer that shows what is not durable yet.
+// held is an answer that shows state which is not durable yet.
 type held struct {
 	pos  int
 	send func()
 }
 
-// clock is the machine's time.
+// clock returns the machine's time.
 func (w *world) clock() core.Time { return w.now - w.lag }
 
-// broke says which rule of the server a test breaks, to see that it is one.
+// broke selects the rule of the server that a test breaks, to check that it is needed.
 var broke struct {
 	fence, hold, dueFirst bool
-	forgets               wire.Op // the log has no such requests
+	forgets               wire.Op // requests of this kind are not logged
 	forgetsTicks          bool
 }
 
-// logs reports whether the request that was carried out last belongs into the log.
+// logs reports whether the request that was applied last belongs in the log.
 func (w *world) logs(op wire.Op) bool { return w.durable && w.m.Logs(op) && op != broke.forgets }
 
 // recalls reports whether the log has what a call of this kind waits for.
@@ -90,7 +92,8 @@ func (w *world) tick() {
 	w.record(logged{kind: tick, at: w.clock(), logs: w.durable && !broke.forgetsTicks})
 }
 
-// apply has the machine carry out a request. What is due comes first: a request that is not logged must not make it happen.
+// apply applies a request to the machine. Events that are due come first: a request that is not
+// logged must not cause them.
 func (w *world) apply(cl *call, session uint64, req *wire.Request) {
 	w.applyFrame(cl, session, wire.AppendRequest(nil, req))
 }
@@ -102,7 +105,7 @@ func (w *world) applyFrame(cl *call, session uint64, frame []byte) {
 	w.record(logged{at: w.clock(), session: session, cl: cl, frame: frame})
 }
 
-// record carries out an input, and logs it if the machine may not be the same without it.
+// record applies an input, and logs it if the machine may differ without it.
 func (w *world) record(e logged) {
 	w.play(&e)
 	if e.logs {
@@ -111,8 +114,8 @@ func (w *world) record(e logged) {
 	}
 }
 
-// play has the machine carry out one input, now or again after a restart. The frame's bytes are overwritten then, as those of a
-// buffer that is read into again.
+// play applies one input to the machine, now or again after a restart. Then it overwrites the bytes
+// of the frame, as a server does that reads into the same buffer again.
 func (w *world) play(e *logged) {
 	w.audit.now, w.step = e.at, e
 	if e.kind == request {
@@ -136,7 +139,7 @@ func (w *world) play(e *logged) {
 	w.audit.settled()
 }
 
-// made is an event that is no request.
+// made returns the encoding of an event that is not a request.
 func (e *logged) made() []byte {
 	switch e.kind {
 	case tick:
@@ -191,7 +194,7 @@ func (w *world) carryOut(e *logged, cl *call, session uint64) {
 	w.audit.settled()
 }
 
-// effects gives what a step has answered: cl, if it is not nil, and calls that waited.
+// effects sends the answers of a step: to cl, if it is not nil, and to calls that waited.
 func (w *world) effects(cl *call, rep *wire.Reply) {
 	es := w.m.Effects()
 	cls := make([]*call, len(es))
@@ -208,7 +211,7 @@ func (w *world) effects(cl *call, rep *wire.Reply) {
 	}
 }
 
-// give sends an answer to who called, once what it shows is durable.
+// give sends an answer to its caller, once the state that it shows is durable.
 func (w *world) give(cl *call, rep *wire.Reply) {
 	frame := wire.AppendReply(nil, cl.req.Op, cl.req.ID, rep)
 	w.trace.mix(3, cl.session)
@@ -229,7 +232,7 @@ func (w *world) give(cl *call, rep *wire.Reply) {
 		w.bind(c, uint64(rep.N))
 	}
 	if c == nil {
-		return // it has none: the client will ask again
+		return // no connection: the client will ask again
 	}
 	own, pos := *rep, len(w.log)
 	if w.step.logs {
@@ -250,7 +253,7 @@ func hashOf(session uint64, frame []byte) uint64 {
 	return h.Sum64()
 }
 
-// bind makes c the connection of a session. The one before is not read any more from now on.
+// bind makes c the connection of a session. The previous one is no longer read.
 func (w *world) bind(c *conn, session uint64) {
 	if old := w.conns[session]; old != nil {
 		old.fenced = true
@@ -259,7 +262,7 @@ func (w *world) bind(c *conn, session uint64) {
 	w.conns[session] = c
 }
 
-// sync makes what is logged durable, a little later.
+// sync makes the logged inputs durable, a little later.
 func (w *world) sync() {
 	if w.syncing || w.replaying {
 		return
@@ -287,7 +290,7 @@ func (w *world) sync() {
 	})
 }
 
-// kill ends the server. What is not durable may be lost, and no connection is left.
+// kill ends the server. Inputs that are not durable may be lost, and all connections are.
 func (w *world) kill() {
 	if w.down || w.ending {
 		return
@@ -314,7 +317,7 @@ func (w *world) kill() {
 	w.after(w.between(0, 8*time.Millisecond), w.restart)
 }
 
-// restart is a new server with the old one's log.
+// restart starts a new server with the old one's log.
 func (w *world) restart() {
 	w.trace.note(w, "the server starts again")
 	w.m = core.New(core.Limits{})
@@ -345,7 +348,8 @@ func (w *world) restart() {
 	w.record(logged{kind: restart, at: w.clock(), grace: max(w.grace, 5*time.Millisecond), logs: true})
 }
 
-// lose tells the machine that a session has no connection any more, and why, if others have none for that too.
+// lose notifies the machine that a session has lost its connection, and why, if others may have
+// lost theirs for the same reason.
 func (w *world) lose(session uint64, grace time.Duration, why string) {
 	req := wire.Request{Op: wire.OpLost, TTL: grace}
 	if why != "" {
@@ -354,7 +358,7 @@ func (w *world) lose(session uint64, grace time.Duration, why string) {
 	w.control(session, req)
 }
 
-// control is what the server itself says of a session.
+// control passes the machine a request of the server itself about a session.
 func (w *world) control(session uint64, req wire.Request) {
 	w.apply(&call{req: req}, session, &req)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// dial opens the session, or takes it up again.
+// dial opens the session, or resumes it.
 func (s *session) dial() {
 	p := s.p
 	w := p.w
@@ -21,7 +21,7 @@ func (s *session) dial() {
 	s.dialing = c
 	p.links = append(slices.DeleteFunc(p.links, func(c *conn) bool { return c.gone }), c)
 	req := wire.Request{Op: wire.OpHello, Key: "proc", Resume: s.id, Value: s.token}
-	if w.chance(w.odds.rogue) && s.id > 0 { // with another's name
+	if w.chance(w.odds.rogue) && s.id > 0 { // with another session's id
 		req.Resume = uint64(1 + w.upTo(int(s.id)+1))
 	}
 	hello := &call{s: s, conn: c, req: req}
@@ -38,7 +38,7 @@ func (s *session) dial() {
 	})
 }
 
-// opened is the answer to the client's hello.
+// opened handles the answer to the client's hello.
 func (s *session) opened(c *conn, rep *wire.Reply) {
 	p := s.p
 	w := p.w
@@ -60,7 +60,7 @@ func (s *session) opened(c *conn, rep *wire.Reply) {
 	s.giveUp()
 }
 
-// resume says again what has no answer.
+// resume sends the requests without an answer again.
 func (s *session) resume() {
 	for _, id := range slices.Sorted(maps.Keys(s.calls)) {
 		cl := s.calls[id]
@@ -86,7 +86,8 @@ func (s *session) resume() {
 	s.flush()
 }
 
-// repeat sends a numbered request again, or if nobody waits for its answer any more, nothing under its number.
+// repeat sends a numbered request again, or an empty one under its number if no caller waits for
+// its answer any more.
 func (s *session) repeat(cl *call) {
 	req := cl.req
 	req.Acked = s.acked
@@ -97,7 +98,7 @@ func (s *session) repeat(cl *call) {
 	s.conn.post(cl, &req)
 }
 
-// again is after the connection has broken: a client that cares dials again.
+// again is called after the connection has broken: the client dials again, if it still has work.
 func (s *session) again() {
 	p := s.p
 	w := p.w
@@ -112,7 +113,7 @@ func (s *session) again() {
 	w.after(w.between(0, 15*time.Millisecond), s.dial)
 }
 
-// giveUp ends all calls: nobody will ever know.
+// giveUp ends all calls without a known outcome.
 func (s *session) giveUp() {
 	for _, id := range slices.Sorted(maps.Keys(s.calls)) {
 		if cl := s.calls[id]; cl != nil {
@@ -122,7 +123,7 @@ func (s *session) giveUp() {
 	clear(s.calls)
 }
 
-// send sends a call, under the next number if it has to have one.
+// send sends a call, under the next number if it needs one.
 func (s *session) send(cl *call) {
 	s.calls[cl.req.ID] = cl
 	if cl.req.Op.Numbered() && !s.p.local {
@@ -135,7 +136,7 @@ func (s *session) send(cl *call) {
 	}
 }
 
-// flush numbers those that wait for it, as long as there is room for their answers.
+// flush numbers the calls that wait for a number, as long as there is space for their answers.
 func (s *session) flush() {
 	for len(s.queue) > 0 && s.conn != nil && s.number-s.acked < uint64(s.p.w.bounds.Unacked) {
 		cl := s.queue[0]
@@ -151,7 +152,7 @@ func (s *session) flush() {
 	}
 }
 
-// rogue is a request under a number that is not the next one.
+// rogue sends a request under a number that is not the next one.
 func (s *session) rogue(cl *call) {
 	w := s.p.w
 	if !w.chance(w.odds.rogue) {
@@ -162,7 +163,7 @@ func (s *session) rogue(cl *call) {
 	s.conn.post(&call{s: s, req: req}, &req)
 }
 
-// heard is an answer.
+// heard handles an answer.
 func (s *session) heard(cl *call, rep *wire.Reply) {
 	delete(s.calls, cl.req.ID)
 	if n := cl.req.Number; n > 0 {
@@ -174,7 +175,7 @@ func (s *session) heard(cl *call, rep *wire.Reply) {
 	cl.finish(rep)
 }
 
-// cancel tells the store that nobody waits any more.
+// cancel tells the store that no caller waits any more.
 func (s *session) cancel(cl *call) {
 	if s.conn != nil {
 		req := wire.Request{Op: wire.OpCancel, ID: cl.req.ID, Group: wire.Contribution{No: cl.why}}

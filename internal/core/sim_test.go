@@ -16,9 +16,10 @@ var (
 	simSeed  = flag.Uint64("sim.seed", 0, "the only seed to run, with the whole trace; 0 is all")
 )
 
-// TestSimulation runs whole systems over the shipped machine: a server, ranks, and a network that delays and cuts; ranks
-// that die, cancel, come late or disagree. After each step the auditor checks the properties in docs/explanation/guarantees.md.
-// A seed is a schedule: one that fails replays.
+// TestSimulation runs whole systems over the real machine: a server, ranks, and a network that
+// delays and cuts; ranks that die, cancel, come late or disagree. After each step the auditor
+// checks the properties in docs/explanation/guarantees.md. A seed is a schedule: a failure can be
+// replayed from its seed.
 func TestSimulation(t *testing.T) {
 	if *simSeed != 0 {
 		o := simulate(*simSeed, true)
@@ -29,7 +30,7 @@ func TestSimulation(t *testing.T) {
 		return
 	}
 	var mu sync.Mutex
-	var first uint64 // that fails
+	var first uint64 // the first that fails
 	var seen tally
 	workers := runtime.GOMAXPROCS(0)
 	var wg sync.WaitGroup
@@ -72,7 +73,8 @@ func report(seed uint64) string {
 		o.broken, seed, o.steps, strings.Join(lines, "\n"), seed)
 }
 
-// TestSimulationReplays shows that a seed is a schedule: two runs of it, one of them traced, have the same trace.
+// TestSimulationReplays checks that a seed is a schedule: two runs of it, one of them traced, have
+// the same trace.
 func TestSimulationReplays(t *testing.T) {
 	for seed := range uint64(50) {
 		a, b := simulate(seed+1, false), simulate(seed+1, true)
@@ -82,7 +84,7 @@ func TestSimulationReplays(t *testing.T) {
 	}
 }
 
-// outcome is what there is to say about one schedule.
+// outcome is the result of one schedule.
 type outcome struct {
 	hash   uint64
 	steps  int

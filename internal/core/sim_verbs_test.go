@@ -15,7 +15,7 @@ type lane struct {
 	channel string
 	use     *use
 	seq     uint64
-	heardOf uint64 // the last sequence whose answer came
+	heardOf uint64 // the last sequence number whose answer came
 	step    int
 }
 
@@ -40,7 +40,7 @@ func (l *lane) cast() {
 		return
 	}
 	o := program[l.step]
-	if w.chance(w.odds.leave) { // it closes the channel before the others expect it
+	if w.chance(w.odds.leave) { // closes the channel before the others expect it
 		l.use.close()
 		return
 	}
@@ -77,7 +77,7 @@ func (l *lane) cast() {
 	}
 }
 
-// send casts a vote, and hears.
+// send casts a vote, and waits for the answer.
 func (l *lane) send(c wire.Contribution, payload []byte) {
 	w := l.mb.p.w
 	req := wire.Request{Op: wire.OpCollect, Group: c, Value: payload}
@@ -86,11 +86,11 @@ func (l *lane) send(c wire.Contribution, payload []byte) {
 	l.mb.p.call(req, cancel, func(rep *wire.Reply) { l.heard(c.Seq, rep) })
 }
 
-// heard is the answer to the vote for seq; nil is that there is none.
+// heard handles the answer to the vote for seq; nil means that there is none.
 func (l *lane) heard(seq uint64, rep *wire.Reply) {
 	mb := l.mb
 	if seq != l.seq || l.heardOf == seq || !mb.in(l.gen) || rep != nil && rep.Code == wire.CodeConflict {
-		return // it is the answer to an earlier vote, or a later vote will have it
+		return // the answer to an earlier vote, or one that a later vote will have
 	}
 	l.heardOf = seq
 	if rep != nil && mb.p.w.chance(0.7) {
@@ -108,7 +108,7 @@ func (l *lane) heard(seq uint64, rep *wire.Reply) {
 	l.next()
 }
 
-// vote is the yes to o that is asked for, as pgroup gives it.
+// vote returns the yes vote for o, as pgroup encodes it.
 func (l *lane) vote(o op) (wire.Contribution, []byte) {
 	mb := l.mb
 	c := mb.contribution()
@@ -148,7 +148,7 @@ func (l *lane) vote(o op) (wire.Contribution, []byte) {
 	return c, nil
 }
 
-// payload is like no other one.
+// payload returns a unique payload.
 func (l *lane) payload() []byte {
 	w := l.mb.p.w
 	w.turn++
@@ -160,7 +160,7 @@ func (l *lane) payload() []byte {
 	return strconv.AppendUint(b, l.seq, 10)
 }
 
-// payloads is one payload for each rank.
+// payloads returns one payload for each rank.
 func (l *lane) payloads() []byte {
 	parts := make([][]byte, l.mb.size)
 	for i := range parts {
@@ -174,7 +174,8 @@ func (l *lane) numbers() []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, w.rng.Uint64()), uint64(l.mb.cur))
 }
 
-// deviate makes a vote what a careful program would not cast: a no, another verb, nonsense.
+// deviate turns a vote into one that a correct program would not cast: a no, another verb,
+// nonsense.
 func (l *lane) deviate(c wire.Contribution, payload []byte) (wire.Contribution, []byte) {
 	w := l.mb.p.w
 	switch {
@@ -213,7 +214,8 @@ func (l *lane) deviate(c wire.Contribution, payload []byte) (wire.Contribution, 
 	return c, payload
 }
 
-// mischief is what comes beside the votes: calls in the name of others, and for what is over.
+// mischief makes invalid calls beside the votes: in the name of other ranks, and for generations
+// and records that are over.
 func (l *lane) mischief(o op) {
 	mb := l.mb
 	w := mb.p.w

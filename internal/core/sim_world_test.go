@@ -8,8 +8,8 @@ import (
 	"github.com/muster-pg/muster/internal/core"
 )
 
-// world is one schedule: a server, the processes that use it, and the network between them, in one thread and in time
-// of its own. All chance comes from rng.
+// world is one schedule: a server, the processes that use it, and the network between them, in one
+// goroutine with simulated time. All randomness comes from rng.
 type world struct {
 	rng    *rand.Rand
 	now    core.Time
@@ -25,7 +25,7 @@ type world struct {
 	plans    []*plan
 	odds     odds
 	ending   bool
-	popped   map[string]bool // values of queues, as clients were told
+	popped   map[string]bool // values of queues that clients received
 }
 
 func newWorld(rng *rand.Rand, verbose bool) *world {
@@ -38,18 +38,18 @@ func newWorld(rng *rand.Rand, verbose bool) *world {
 	return w
 }
 
-// chance is true with probability p.
+// chance returns true with probability p.
 func (w *world) chance(p float64) bool { return p > 0 && w.rng.Float64() < p }
 
-// between is a time in [low, high).
+// between returns a random time in [low, high).
 func (w *world) between(low, high time.Duration) time.Duration {
 	return low + time.Duration(w.rng.Int64N(int64(high-low)))
 }
 
-// upTo is one of 0…n-1.
+// upTo returns a random number in [0, n).
 func (w *world) upTo(n int) int { return w.rng.IntN(n) }
 
-// after lets do happen when d has passed.
+// after calls do when d has passed.
 func (w *world) after(d time.Duration, do func()) { w.at(w.now+d, do) }
 
 func (w *world) at(at core.Time, do func()) {
@@ -57,7 +57,7 @@ func (w *world) at(at core.Time, do func()) {
 	w.events.push(event{at, w.turn, do})
 }
 
-// run lets happen what is to happen, until nothing is left.
+// run makes the events happen until none is left.
 func (w *world) run() {
 	for range 200_000 {
 		at, armed := w.m.Next()
@@ -81,7 +81,7 @@ func (w *world) run() {
 	breaks("N1 a schedule ends", "there is no end")
 }
 
-// trace is what happened: always as a hash, in words if it is verbose.
+// trace is what happened: always as a hash, and as text if it is verbose.
 type trace struct {
 	hash    uint64
 	verbose bool
@@ -107,7 +107,7 @@ func (t *trace) note(w *world, format string, args ...any) {
 	}
 }
 
-// event is something that happens at a time; those of one time in the order in which they were planned.
+// event happens at a time; events of one time happen in the order in which they were planned.
 type event struct {
 	at   core.Time
 	turn uint64

@@ -13,7 +13,7 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// statusOf is all of a status, page by page.
+// statusOf returns a whole status, read page by page.
 func statusOf(m *core.Machine, now core.Time, prefix string) (*wire.Status, error) {
 	all, gen, rank := new(wire.Status), uint64(0), 0
 	for {
@@ -46,7 +46,8 @@ func ranksOf(spans ...int) wire.Ranks {
 	return r
 }
 
-// TestStatusOfAStuckBarrier: who has come, who is missing, for how long, and what the missing one did last.
+// TestStatusOfAStuckBarrier checks that the status names the ranks that have come and those that
+// are missing, since when, and what a missing rank did last.
 func TestStatusOfAStuckBarrier(t *testing.T) {
 	w := newCrew(t, 4)
 	for rank := range 4 {
@@ -72,7 +73,8 @@ func TestStatusOfAStuckBarrier(t *testing.T) {
 	require.Equal(t, []int64{4, 3, 1}, []int64{s.Server.Sessions, s.Server.Calls, s.Server.Groups})
 }
 
-// TestStatusOfARoot: a root's verb waits for the root alone, and one that runs ahead for its slowest readers.
+// TestStatusOfARoot checks the verbs with a root: they wait for the root alone, and a root that
+// runs ahead waits for its slowest readers.
 func TestStatusOfARoot(t *testing.T) {
 	w := newCrew(t, 3)
 	w.waits(w.sessions[1], w.voting(1, broadcast(1, 0), ""))
@@ -109,8 +111,9 @@ func TestStatusOfFormingGroup(t *testing.T) {
 	require.Equal(t, []any{"create", wire.CodeTimeout, []int{0, 2}}, []any{over.Failures[0].Verb, over.Failures[0].Failure.Code, over.Failures[0].Failure.Missing})
 }
 
-// TestStatusOfLargeFormingGroup: who has come is told of all groups, and of not more ranks than a page has room for who they are: others
-// wait meanwhile.
+// TestStatusOfLargeFormingGroup checks that the number of ranks that have joined is reported for
+// all groups, and the details of no more ranks than fit a page, since other calls wait while a page
+// is made.
 func TestStatusOfLargeFormingGroup(t *testing.T) {
 	const groups, came = 30, 100
 	r := newRig(t, core.Limits{})
@@ -160,7 +163,8 @@ func TestStatusOfStreams(t *testing.T) {
 	require.Empty(t, ranks[1].Waits)
 }
 
-// TestStatusOfFailures: the last verdicts of a group, and of one that is over.
+// TestStatusOfFailures checks that the last failures are reported for a group, and for a closed
+// one.
 func TestStatusOfFailures(t *testing.T) {
 	w := newCrew(t, 2)
 	for seq := range uint64(10) {
@@ -168,7 +172,7 @@ func TestStatusOfFailures(t *testing.T) {
 		req.Timeout = time.Second
 		w.waits(w.sessions[0], req)
 		w.pass(2 * time.Second)
-		w.cast(1, barrier(seq+1), "") // is told too
+		w.cast(1, barrier(seq+1), "") // gets the failure too
 	}
 	req := w.asking(1, 0, 1)
 	req.Timeout = time.Second
@@ -191,7 +195,8 @@ func TestStatusOfFailures(t *testing.T) {
 	require.Len(t, over[0].Failures, 8)
 }
 
-// TestStatusForgets: what went well leaves nothing, and of what did not there is so much.
+// TestStatusForgets checks that successes leave no history, and that the history of failures is
+// bounded.
 func TestStatusForgets(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	for i := range 20 {
@@ -239,7 +244,8 @@ func TestStatusOfKeysThatAreWaitedFor(t *testing.T) {
 	require.Len(t, r.status("y").Keys, 1)
 }
 
-// TestStatusBelowAPrefix has what is below it, and nothing of the store as a whole.
+// TestStatusBelowAPrefix checks that a status below a prefix has what is below it, and nothing of
+// the store as a whole.
 func TestStatusBelowAPrefix(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	newCrewOn(r, "a/one", 2)
@@ -259,7 +265,8 @@ func TestStatusBelowAPrefix(t *testing.T) {
 
 func crewOf(r *rig, n int) *crew { return &crew{rig: r, sessions: make([]uint64, n)} }
 
-// TestStatusInPages: many ranks, and many groups, each once, whatever page they are on.
+// TestStatusInPages checks that many ranks, and many groups, each appear once, whatever page they
+// are on.
 func TestStatusInPages(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	w := newCrewOn(r, "large", 3000)
@@ -277,7 +284,7 @@ func TestStatusInPages(t *testing.T) {
 	require.Equal(t, ranksOf(0, 6, 8, 2999), s.Groups[0].Records[0].Missing)
 }
 
-// TestStatusWhenGroupsGo: their holes are not in the way.
+// TestStatusWhenGroupsGo checks that groups which are gone do not disturb the paging.
 func TestStatusWhenGroupsGo(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	var crews []*crew
@@ -292,7 +299,8 @@ func TestStatusWhenGroupsGo(t *testing.T) {
 	}
 }
 
-// TestStatusChangesNothing: it is no event. The state before and after is the same.
+// TestStatusChangesNothing checks that a status is not an event: the state is the same before and
+// after.
 func TestStatusChangesNothing(t *testing.T) {
 	w := newCrew(t, 3)
 	req := w.voting(0, barrier(1), "")
@@ -302,7 +310,7 @@ func TestStatusChangesNothing(t *testing.T) {
 	require.EqualValues(t, 2, w.status("").Server.Calls)
 	before := w.m.Snapshot()
 	before.Stop()
-	w.m.Status(w.now+time.Hour, "", 0, 0) // later than the deadline: nothing happens because of that
+	w.m.Status(w.now+time.Hour, "", 0, 0) // later than the deadline: this causes no timeout
 	after := w.m.Snapshot()
 	after.Stop()
 	require.Equal(t, before.State, after.State)
@@ -313,7 +321,8 @@ func TestStatusChangesNothing(t *testing.T) {
 	require.Zero(t, w.status("").Server.Calls)
 }
 
-// TestStatusAfterARestart: what was read from the disk is told as what was there before.
+// TestStatusAfterARestart checks that the status reports what was read from the disk as the state
+// from before.
 func TestStatusAfterARestart(t *testing.T) {
 	w := newCrew(t, 3)
 	w.waits(w.sessions[0], w.voting(0, barrier(1), ""))
@@ -325,12 +334,12 @@ func TestStatusAfterARestart(t *testing.T) {
 	again := (&rig{tb: t, m: m, now: w.now}).status("")
 	want := w.status("")
 	for _, s := range []*wire.Status{again, want} {
-		s.Groups[0].Failures = nil // are forgotten
+		s.Groups[0].Failures = nil // failures are forgotten
 	}
 	require.Equal(t, want.Groups, again.Groups)
 }
 
-// BenchmarkStatus is how long all of it takes, and for how long others wait for a page of it.
+// BenchmarkStatus measures a whole status, and how long other calls wait for a page of it.
 func BenchmarkStatus(b *testing.B) {
 	large := newCrewOn(newRig(b, core.Limits{}), "large", 10_000)
 	for rank := range 9_999 {

@@ -25,7 +25,8 @@ func TestStreamBounds(t *testing.T) {
 				waiting[i] = w.waits(w.sessions[0], w.room(0, 1, len(c.payload)))
 			}
 			w.does(w.sessions[1], w.asking(0, 1, 1))
-			same(t, "answered", len(w.answers), 2) // the two joins: reading the first acknowledges nothing
+			// the two joins: reading the first acknowledges nothing
+			same(t, "answered", len(w.answers), 2)
 			w.call(w.sessions[1], w.asking(0, 1, 2))
 			for _, ticket := range waiting { // all of them, since any may have gone
 				isCode(t, w.answer(ticket), wire.CodeOK)
@@ -35,8 +36,8 @@ func TestStreamBounds(t *testing.T) {
 	}
 }
 
-// TestStreamOfALostRank shows that what it had sent comes before the news of its loss, in another rank's inbox, and that what waited
-// for room was never sent.
+// TestStreamOfALostRank checks that messages which a failed rank had sent are received before its
+// failure, in another rank's inbox, and that messages which waited for space were never sent.
 func TestStreamOfALostRank(t *testing.T) {
 	w := newCrew(t, 3)
 	w.m.SetBounds(core.Bounds{StreamMessages: 2})
@@ -84,7 +85,8 @@ func TestStreamHasOneReader(t *testing.T) {
 	same(t, "waiters", w.m.Holdings().Waiters, 0)
 }
 
-// TestChannelsAndStreamsAreLimited opens one more than a group may have: that is refused alone, and those that are there work on.
+// TestChannelsAndStreamsAreLimited opens one channel and one stream more than a group may have:
+// only that call is refused, and the existing ones still work.
 func TestChannelsAndStreamsAreLimited(t *testing.T) {
 	w := newCrew(t, 2)
 	w.m.SetBounds(core.Bounds{Channels: 3, Streams: 2})
@@ -109,7 +111,7 @@ func TestChannelsAndStreamsAreLimited(t *testing.T) {
 		contains(t, rep.Detail, "the limit is 3 channels")
 	}
 	meets("b", 2)
-	for rank := range 2 { // room for another one
+	for rank := range 2 { // space for another one
 		done := w.seat(wire.OpCloseChannel, rank)
 		done.Group.Channel = "a"
 		isCode(t, w.does(w.sessions[rank], done), wire.CodeOK)

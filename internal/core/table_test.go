@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// sound checks what must hold between the parts of a table.
+// sound checks the invariants between the parts of a table.
 func (t *table) sound(tb testing.TB) {
 	tb.Helper()
 	chained, live := 0, 0
@@ -71,12 +71,12 @@ func TestSlot(t *testing.T) {
 	}
 }
 
-// TestTableModel does the same to a table and to a map.
+// TestTableModel applies the same operations to a table and to a map.
 func TestTableModel(t *testing.T) {
 	for name, mask := range map[string]uint32{"hashes": 1<<32 - 1, "collisions": 15, "one hash": 0} {
 		for _, keys := range []int{30, 3000} {
 			if mask == 0 && keys > 30 {
-				continue // a chain of thousands takes its time
+				continue // a chain of thousands takes too long
 			}
 			t.Run(fmt.Sprint(name, "/", keys), func(t *testing.T) { testTableModel(t, mask, keys) })
 		}
@@ -171,7 +171,8 @@ func TestTableGetDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestSlabMemory shows that slots are used again, the first ones first, and that chunks which are empty go.
+// TestSlabMemory checks that slots are reused, the lowest ones first, and that empty chunks are
+// freed.
 func TestSlabMemory(t *testing.T) {
 	b := newTable()
 	fill := func(n int) (slots []*entry) {
@@ -215,7 +216,8 @@ func TestSlabMemory(t *testing.T) {
 	}
 }
 
-// TestSlabSpare shows that one entry that comes and goes does not have a chunk come and go.
+// TestSlabSpare checks that an entry that is added and removed repeatedly does not allocate and
+// free a chunk each time.
 func TestSlabSpare(t *testing.T) {
 	b := newTable()
 	for i := range chunkSlots {
@@ -231,7 +233,7 @@ func TestSlabSpare(t *testing.T) {
 	}
 }
 
-// TestSlabCleared shows that neither keys nor values stay in slots that are free.
+// TestSlabCleared checks that free slots keep neither keys nor values.
 func TestSlabCleared(t *testing.T) {
 	b := newTable()
 	s := b.insert("key")
@@ -284,7 +286,7 @@ func TestLeaseList(t *testing.T) {
 	b.sound(t)
 }
 
-// A million entries with a time to live, as benchmarks have them.
+// A million entries with a time to live, for the benchmarks.
 const (
 	million    = 1_000_000
 	entryBytes = 16
@@ -325,7 +327,7 @@ func newBenchStore() benchStore {
 	return benchStore{t, newExpiry(&t.slab)}
 }
 
-// add makes an entry that expires a minute after it was made, more or less.
+// add makes an entry that expires about a minute after it was made.
 func (b benchStore) add(i int, key string, r *rand.Rand) {
 	s := b.insert(key)
 	s.setVal(make([]byte, entryBytes))
@@ -342,14 +344,14 @@ func filled(keys []string) benchStore {
 
 func heapAlloc() uint64 {
 	runtime.GC()
-	runtime.GC() // the first may have left something to be swept
+	runtime.GC() // the first may have left objects to be swept
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
 
-// BenchmarkTableMemory measures what an entry costs beyond its key and its value, and what all of them cost a
-// collection.
+// BenchmarkTableMemory measures the memory of an entry beyond its key and its value, and what all
+// entries cost a garbage collection.
 func BenchmarkTableMemory(b *testing.B) {
 	eachKeys(b, func(b *testing.B, keys []string) {
 		for b.Loop() {
@@ -367,7 +369,7 @@ func BenchmarkTableMemory(b *testing.B) {
 	})
 }
 
-// BenchmarkTableGrow measures the calls that take longest while a million entries come to be.
+// BenchmarkTableGrow measures the slowest calls while a million entries are added.
 func BenchmarkTableGrow(b *testing.B) {
 	eachKeys(b, func(b *testing.B, keys []string) {
 		took := make([]time.Duration, len(keys))
@@ -387,7 +389,7 @@ func BenchmarkTableGrow(b *testing.B) {
 	})
 }
 
-// BenchmarkTable measures what is done to one of a million entries.
+// BenchmarkTable measures the operations on one of a million entries.
 func BenchmarkTable(b *testing.B) {
 	eachKeys(b, func(b *testing.B, keys []string) {
 		s := filled(keys)

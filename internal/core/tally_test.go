@@ -8,7 +8,8 @@ import (
 	"github.com/muster-pg/muster/wire"
 )
 
-// tally counts what schedules have met: a simulation that never gets there would prove nothing.
+// tally counts the situations that schedules have met: a simulation that never reaches one proves
+// nothing about it.
 type tally struct {
 	schedules, steps  int
 	groups, shrunk    int
@@ -18,26 +19,34 @@ type tally struct {
 	verbs             map[string]int // decided with success
 	lateMismatch      int
 	repeated, stale   int
-	held              int // steps in which a root waited for room
+	held              int // steps in which a root waited for space
 	stood             int // successes with a yes of a rank that is gone
 	messages, expired int
-	blocked, rooms    int // senders that heard of no room, and of room
+	// senders that were refused for lack of space, and that were notified of space
+	blocked, rooms int
 
 	resumed, lostAfterGrace, rejoined int
-	relays, heldBack, lostTogether    int // relays that ended, votes that one held back, sessions that were lost with one, at once
-	again, repeats, skips, gaps       int // calls that wait, and numbered ones, that came again; given up ones; numbers that are not the next
-	dropped, late                     int // frames of old connections, and of lost sessions
-	restored                          int // restarts from a snapshot
-	restarts, tails                   int // of servers; that had lost something
-	takes, leases, leased             int
-	leasesByTTL, leasesRevoked        int
-	leasesBySession                   int
-	empty                             int // appends of nothing
-	pushed, popped                    int
+	// relays that ended; votes that a relay held back; sessions that failed together with a relay
+	relays, heldBack, lostTogether int
+	// waiting calls that came again; numbered requests that did; cancelled ones; numbers that are
+	// not the next
+	again, repeats, skips, gaps int
+	dropped, late               int // frames of old connections, and of failed sessions
+	restored                    int // restarts from a snapshot
+	restarts, tails             int // restarts of servers; those that had lost log entries
+	takes, leases, leased       int
+	leasesByTTL, leasesRevoked  int
+	leasesBySession             int
+	empty                       int // appends of an empty value
+	pushed, popped              int
 
-	failedTogether, superseded, released int // attempts of several ranks; requests and ranks replaced by a later try; memberships given back by a cancel
-	awayTwice                            int // sessions that have not come back between two restarts
-	closed, freed, acked                 int // channels that a rank closed; that were freed; acknowledgements of messages
+	// attempts that failed for several ranks; requests and ranks replaced by a later attempt;
+	// memberships released by a cancel
+	failedTogether, superseded, released int
+	// sessions that have not been resumed between two restarts
+	awayTwice int
+	// channels that a rank closed; that were freed; acknowledgements of messages
+	closed, freed, acked int
 }
 
 // run counts a record that was decided with success.
@@ -83,7 +92,7 @@ func (t *tally) add(o *tally) {
 	}
 }
 
-// sessions are the counts of what happens to sessions.
+// sessions returns the counts of session events.
 func (t *tally) sessions() []*int {
 	return []*int{
 		&t.rooms, &t.resumed, &t.lostAfterGrace, &t.rejoined, &t.again, &t.repeats, &t.skips, &t.gaps, &t.dropped, &t.late,
@@ -118,7 +127,7 @@ func (t *tally) String() string {
 		t.lateMismatch, t.repeated, t.stale, t.held, t.stood, t.messages, t.expired, t.blocked) + more.String()
 }
 
-// check fails a simulation that has not met everything.
+// check fails a simulation that has not met every situation.
 func (t *tally) check(tt *testing.T) {
 	tt.Helper()
 	met := map[string]int{

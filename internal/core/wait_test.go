@@ -43,8 +43,9 @@ func downwards(n int) []int {
 	return order
 }
 
-// TestWaitIsLinear sets the keys of a Wait one by one, in several orders. That takes a few times as long as without a Wait; it took
-// hundreds of times as long when each key that came made the Wait look from its first key on.
+// TestWaitIsLinear sets the keys of a Wait one by one, in several orders. That takes a few times as
+// long as without a Wait. It took hundreds of times as long when each new key made the Wait check
+// all of its keys from the first.
 func TestWaitIsLinear(t *testing.T) {
 	const n = 20_000
 	keys := numberedKeys(n)
@@ -62,7 +63,8 @@ func TestWaitIsLinear(t *testing.T) {
 	}
 }
 
-// TestWaitGoesAround has keys removed behind the one that a Wait is listed under: they are missing again.
+// TestWaitGoesAround removes keys that come before the one under which a Wait is registered: they
+// are missing again.
 func TestWaitGoesAround(t *testing.T) {
 	remove := func(key string) wire.Request { return wire.Request{Op: wire.OpDelete, Keys: []string{key}} }
 	short := set("a", "value")
@@ -76,7 +78,7 @@ func TestWaitGoesAround(t *testing.T) {
 			r := newRig(t, core.Limits{})
 			ticket := r.waits(core.Local, waitFor("a", "b", "c"))
 			for _, req := range c.before {
-				if req.Op == 0 { // an entry that is not taken out yet is not there either
+				if req.Op == 0 { // an expired entry that is not removed yet is missing too
 					r.now += time.Millisecond
 					continue
 				}
@@ -93,7 +95,7 @@ func TestWaitGoesAround(t *testing.T) {
 	}
 }
 
-// TestWaitsThatEnd has many calls wait for one key, and ends them.
+// TestWaitsThatEnd lets many calls wait for one key, and ends them.
 func TestWaitsThatEnd(t *testing.T) {
 	r := newRig(t, core.Limits{})
 	s := r.session()
@@ -108,7 +110,8 @@ func TestWaitsThatEnd(t *testing.T) {
 	same(t, "calls that wait", r.m.Holdings().Waits, 0)
 }
 
-// BenchmarkWait has one call wait for many keys, which are set one by one: one operation is all of that.
+// BenchmarkWait lets one call wait for many keys, which are set one by one: one operation is all of
+// that.
 func BenchmarkWait(b *testing.B) {
 	const n = 40_000
 	keys := numberedKeys(n)
@@ -124,7 +127,8 @@ func BenchmarkWait(b *testing.B) {
 	}
 }
 
-// BenchmarkWaitForAll has each of 1,000 ranks set a key and wait for those of all: one operation is all of that.
+// BenchmarkWaitForAll lets each of 1,000 ranks set a key and wait for those of all: one operation
+// is all of that.
 func BenchmarkWaitForAll(b *testing.B) {
 	const n = 1000
 	keys := numberedKeys(n)

@@ -16,8 +16,9 @@ func watch(prefix string, after uint64) wire.Request {
 	return wire.Request{Op: wire.OpWatch, Key: prefix, Rev: after}
 }
 
-// TestWatchersAreFound compares the calls that a change ends, and those that are left, with a look at all of them: prefixes of
-// prefixes, the empty one, the key itself and longer ones, in sessions that end.
+// TestWatchersAreFound compares the calls that a change ends, and those that remain, with a search
+// through all of them: prefixes of prefixes, the empty one, the key itself and longer ones, in
+// sessions that end.
 func TestWatchersAreFound(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	text := func() string {
@@ -82,7 +83,8 @@ func TestWatchersAreFound(t *testing.T) {
 	}
 }
 
-// besideWatchers is a machine with n calls that watch a prefix each, and a Set of a key below none of them.
+// besideWatchers returns a function that sets a key in a machine with n calls that each watch a
+// prefix, none of which is a prefix of the key.
 func besideWatchers(tb testing.TB, n int) func() {
 	r := newRig(tb, core.Limits{})
 	for i := range n {
@@ -92,7 +94,8 @@ func besideWatchers(tb testing.TB, n int) func() {
 	return func() { r.m.Apply(0, core.Local, &req, &rep) }
 }
 
-// TestSetBesideWatchers shows that a Set looks only at the watchers of its key. It took a hundred times as long when it looked at all.
+// TestSetBesideWatchers checks that a Set looks only at the watchers of its key. It took a hundred
+// times as long when it looked at all.
 func TestSetBesideWatchers(t *testing.T) {
 	const n, sets = 60_000, 2_000
 	times := map[int]time.Duration{}
